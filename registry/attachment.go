@@ -22,11 +22,6 @@ type AttachmentKey struct {
 // AttachmentKey is the attachment's key.
 func (a Attachment) AttachmentKey() AttachmentKey { return AttachmentKey{a.Volume, a.Node} }
 
-// Key returns the key of the attachment's record.
-func (k AttachmentKey) Key() Key {
-	return Key{BucketAttachments, PathOf(k.Volume.Plugin, string(k.Volume.External), string(k.Node))}
-}
-
 // Staging records what this node has done with a volume as a whole: where it is staged, how far an expansion has come
 // and what the node's plugin says of the volume. It belongs to one node.
 type Staging struct {

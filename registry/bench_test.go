@@ -17,7 +17,7 @@ func full(t testing.TB) (*writer, registry.Seq) {
 	var c registry.Change
 	for n := range many {
 		k := key("r", registry.PluginID(fmt.Sprint("plugin-", n/4)), registry.AllocID(fmt.Sprint("alloc-", n)))
-		c.Put = append(c.Put, instance(k, registry.Healthy).Indexed(0, registry.Seq(n+1)))
+		c.Put = append(c.Put, registry.Indexed(instance(k, registry.Healthy), 0, registry.Seq(n+1)))
 	}
 	r.Applied(registry.Applied{Index: many, Change: c})
 	return r, many
@@ -60,7 +60,7 @@ func BenchmarkApplied(b *testing.B) {
 	i := instance(key("r", "plugin-17", "alloc-new"), registry.Healthy)
 	for b.Loop() {
 		at++
-		r.Applied(registry.Applied{Index: at, Change: registry.Change{Put: []registry.Record{i.Indexed(0, at)}}})
+		r.Applied(registry.Applied{Index: at, Change: registry.Change{Put: []registry.Record{registry.Indexed(i, 0, at)}}})
 	}
 }
 

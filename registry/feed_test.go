@@ -305,17 +305,17 @@ type peeked struct {
 func (p peeked) View(ctx context.Context, read func(registry.View) error) error {
 	p.begins()
 	defer p.ends()
-	return p.Log.View(ctx, func(v registry.View) error { return read(peekedView{v, p.read}) })
+	return p.Log.View(ctx, func(v registry.View) error { return read(registry.View{Reader: peekedReader{v.Reader, p.read}}) })
 }
 
-type peekedView struct {
-	registry.View
+type peekedReader struct {
+	registry.Reader
 	read func(limit int, floor registry.Seq)
 }
 
-func (v peekedView) Events(after registry.Seq, limit int) ([]registry.Event, registry.Seq) {
-	events, floor := v.View.Events(after, limit)
-	v.read(limit, floor)
+func (r peekedReader) Events(after registry.Seq, limit int) ([]registry.Event, registry.Seq) {
+	events, floor := r.Reader.Events(after, limit)
+	r.read(limit, floor)
 	return events, floor
 }
 

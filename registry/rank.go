@@ -13,11 +13,14 @@ type group struct {
 
 func (k InstanceKey) group() group { return group{k.Role, k.Plugin} }
 
-// CompareRank orders instances newest first. Instances of one transaction share a CreateIndex and sort by key.
-func CompareRank(a, b Instance) int { return compareRank(&a, &b) }
-
+// compareRank orders instances newest first. Instances of one transaction share a CreateIndex and sort by key.
 func compareRank(a, b *Instance) int {
 	return cmp.Or(cmp.Compare(b.CreateIndex, a.CreateIndex), compareKey(a.InstanceKey, b.InstanceKey))
+}
+
+// compareInstances orders instances by role, plugin, then newest first.
+func compareInstances(a, b *Instance) int {
+	return cmp.Or(cmp.Compare(a.Role, b.Role), cmp.Compare(a.Plugin, b.Plugin), compareRank(a, b))
 }
 
 func compareKey(a, b InstanceKey) int {

@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"cmp"
 	"slices"
 	"sync/atomic"
 )
@@ -73,9 +72,7 @@ func (t *table) inOrder() []*Instance {
 			all = append(all, l.members...)
 		}
 	}
-	slices.SortFunc(all, func(a, b *Instance) int {
-		return cmp.Or(cmp.Compare(a.Role, b.Role), cmp.Compare(a.Plugin, b.Plugin), compareRank(a, b))
-	})
+	slices.SortFunc(all, compareInstances)
 	t.ordered.Store(&all)
 	return all
 }
@@ -114,15 +111,11 @@ func (e *tableEdit) setGroup(g group, members []*Instance) {
 	}
 }
 
-// instanceKeyOf parses a path made by PathOf. It returns zero for any other path.
+// instanceKeyOf parses a path of BucketInstances. It returns zero for any other path.
 func instanceKeyOf(path string) InstanceKey {
-	var parts [4]string
-	for i := range parts {
-		if len(path) < 2 || len(path) < 2+int(path[0])<<8+int(path[1]) {
-			return InstanceKey{}
-		}
-		end := 2 + int(path[0])<<8 + int(path[1])
-		parts[i], path = path[2:end], path[end:]
+	p := partsOf(path)
+	if len(p) != 4 {
+		return InstanceKey{}
 	}
-	return InstanceKey{Role(parts[0]), PluginID(parts[1]), AllocID(parts[2]), TaskName(parts[3])}
+	return InstanceKey{Role(p[0]), PluginID(p[1]), AllocID(p[2]), TaskName(p[3])}
 }

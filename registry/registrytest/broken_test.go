@@ -3,6 +3,7 @@ package registrytest
 import (
 	"context"
 	"errors"
+	"iter"
 	"os"
 	"os/exec"
 	"slices"
@@ -12,10 +13,10 @@ import (
 	"holdfast/registry"
 )
 
-// brokenLog is a log with one thing wrong.
+// brokenLog is a log with one fault.
 type brokenLog struct {
 	*Log
-	view   func(registry.View) registry.View
+	read   brokenReader
 	change func(*registry.Change)
 	err    func(error) error
 }
@@ -38,70 +39,74 @@ func (l brokenLog) Commit(
 
 func (l brokenLog) View(ctx context.Context, read func(registry.View) error) error {
 	return l.Log.View(ctx, func(v registry.View) error {
-		if l.view != nil {
-			v = l.view(v)
-		}
-		return read(v)
+		broken := l.read
+		broken.Reader = v.Reader
+		return read(registry.View{Reader: broken})
 	})
 }
 
-type noSealed struct{ registry.View }
-
-func (v noSealed) Task(k registry.TaskKey) (registry.Task, bool) {
-	t, found := v.View.Task(k)
-	t.Sealed = nil
-	return t, found
+// brokenReader is a reader with one fault.
+type brokenReader struct {
+	registry.Reader
+	get    func(registry.Record) registry.Record
+	paths  func(b registry.Bucket, prefix string, paths []string) []string
+	events func([]registry.Event, registry.Seq) ([]registry.Event, registry.Seq)
 }
 
-type byPrefix struct{ registry.View }
-
-func (v byPrefix) Claims(k registry.VolumeKey) []registry.Claim {
-	return where(v.AllClaims(), func(c registry.Claim) bool {
-		return c.Volume.Plugin == k.Plugin && strings.HasPrefix(string(c.Volume.External), string(k.External))
-	})
+func (r brokenReader) Get(k registry.Key) registry.Record {
+	record := r.Reader.Get(k)
+	if r.get != nil {
+		record = r.get(record)
+	}
+	return record
 }
 
-type alsoRegistered struct{ registry.View }
-
-func (v alsoRegistered) VolumesNamed(plugin registry.PluginID, name string) []registry.Volume {
-	return v.VolumesWhere(func(r registry.Volume) bool { return r.Plugin == plugin && r.Name == name })
+func (r brokenReader) Paths(b registry.Bucket, prefix string) iter.Seq[string] {
+	if r.paths == nil {
+		return r.Reader.Paths(b, prefix)
+	}
+	return slices.Values(r.paths(b, prefix, slices.Collect(r.Reader.Paths(b, prefix))))
 }
 
-type endsAlike struct{ registry.View }
-
-func (v endsAlike) VolumesOf(id registry.AllocID) []registry.Volume {
-	return v.VolumesWhere(func(r registry.Volume) bool {
-		return strings.HasSuffix(string(r.ID), string(registry.InlineID(id, "")))
-	})
+func (r brokenReader) Events(after registry.Seq, limit int) ([]registry.Event, registry.Seq) {
+	events, floor := r.Reader.Events(after, limit)
+	if r.events != nil {
+		events, floor = r.events(events, floor)
+	}
+	return events, floor
 }
 
-type oldestFirst struct{ registry.View }
-
-func (v oldestFirst) Instances(r registry.Role, p registry.PluginID) []registry.Instance {
-	list := v.View.Instances(r, p)
-	slices.Reverse(list)
-	return list
-}
-
-type noFloor struct{ registry.View }
-
-func (v noFloor) Events(after registry.Seq, limit int) ([]registry.Event, registry.Seq) {
-	events, _ := v.View.Events(after, limit)
-	return events, 0
-}
-
-// broken is what the suite has to find, and the test that finds it.
+// broken holds faults by the test of the suite that finds them.
 var broken = map[string]brokenLog{
-	"EveryRecordComesBack": {view: func(v registry.View) registry.View { return noSealed{v} }},
-	"PrefixesAreNotIds":    {view: func(v registry.View) registry.View { return byPrefix{v} }},
-	"VolumesByName":        {view: func(v registry.View) registry.View { return alsoRegistered{v} }},
-	"VolumesByAlloc":       {view: func(v registry.View) registry.View { return endsAlike{v} }},
-	"ListOrder":            {view: func(v registry.View) registry.View { return oldestFirst{v} }},
-	"EventsArePruned":      {view: func(v registry.View) registry.View { return noFloor{v} }},
-	"Deletes":              {change: func(c *registry.Change) { c.Delete = nil }},
-	"AllOrNothing":         {change: func(c *registry.Change) { c.Put = c.Put[:min(len(c.Put), 3)] }},
-	"EventsAreNumbered":    {change: func(c *registry.Change) { slices.Reverse(c.Events) }},
-	"ErrorOfDecide":        {err: func(err error) error { return errors.Join(err) }},
+	"EveryRecordComesBack": {read: brokenReader{get: func(r registry.Record) registry.Record {
+		if task, ok := r.(registry.Task); ok {
+			task.Sealed = nil
+			return task
+		}
+		return r
+	}}},
+	"PathsInOrder": {read: brokenReader{paths: func(_ registry.Bucket, _ string, paths []string) []string {
+		slices.Reverse(paths)
+		return paths
+	}}},
+	"IndexEntries": {read: brokenReader{paths: func(b registry.Bucket, _ string, paths []string) []string {
+		if b.Type() == nil && len(paths) > 0 {
+			return paths[1:]
+		}
+		return paths
+	}}},
+	"EventsArePruned": {read: brokenReader{events: func(e []registry.Event, _ registry.Seq) ([]registry.Event, registry.Seq) {
+		return e, 0
+	}}},
+	"UnstorableChange": {change: func(c *registry.Change) {
+		if c.Mixed() {
+			c.Put = c.Put[:1]
+		}
+	}},
+	"Deletes":           {change: func(c *registry.Change) { c.Delete = nil }},
+	"AllOrNothing":      {change: func(c *registry.Change) { c.Put = c.Put[:min(len(c.Put), 3)] }},
+	"EventsAreNumbered": {change: func(c *registry.Change) { slices.Reverse(c.Events) }},
+	"ErrorOfDecide":     {err: func(err error) error { return errors.Join(err) }},
 }
 
 const brokenEnv = "HOLDFAST_BROKEN_LOG"

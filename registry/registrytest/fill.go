@@ -5,6 +5,8 @@ import (
 	"reflect"
 	"testing"
 	"time"
+
+	"holdfast/registry"
 )
 
 // Filled returns a value of type T whose fields are all set, with one element in each list and map. Values of different
@@ -15,6 +17,28 @@ func Filled[T any](t testing.TB, seed int) T {
 	n := seed * 1000
 	fill(t, reflect.ValueOf(&v).Elem(), &n)
 	return v
+}
+
+// Record returns a record of the bucket with every field set that a record of the bucket may have.
+func Record(t testing.TB, b registry.Bucket, seed int) registry.Record {
+	t.Helper()
+	switch b {
+	case registry.BucketVolumes:
+		v := Filled[registry.Volume](t, seed)
+		v.Ephemeral = false
+		return v
+	case registry.BucketInlineVolumes:
+		v := Filled[registry.Volume](t, seed)
+		v.Created = false
+		return v
+	case registry.BucketNodeIntents:
+		i := Filled[registry.Intent](t, seed)
+		i.RPC = registry.NodeStageRPC
+		return i
+	}
+	v, n := reflect.New(b.Type().GoType).Elem(), seed*1000
+	fill(t, v, &n)
+	return v.Interface().(registry.Record)
 }
 
 func fill(t testing.TB, v reflect.Value, n *int) {

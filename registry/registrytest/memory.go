@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
+	"testing"
 	"time"
 
 	"holdfast/registry"
@@ -114,12 +115,15 @@ func (l *Log) Commit(ctx context.Context, decide func(registry.View) (registry.C
 		return 0, l.dead
 	}
 	before := l.committed.Load()
-	change, err := decide(view{before})
+	change, err := decide(registry.View{Reader: before})
+	if err == nil && change.Empty() {
+		return before.index, nil
+	}
+	if err == nil {
+		err = change.Check()
+	}
 	if err != nil {
 		return 0, err
-	}
-	if change.Empty() {
-		return before.index, nil
 	}
 	if l.hold != nil {
 		<-l.hold
@@ -157,5 +161,29 @@ func (l *Log) View(ctx context.Context, read func(registry.View) error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	return read(view{l.committed.Load()})
+	return read(registry.View{Reader: l.committed.Load()})
+}
+
+// Write commits a change that depends on nothing. It commits a mixed change in two: first what nodes share.
+func Write(ctx context.Context, s registry.State, c registry.Change) (at registry.Seq, err error) {
+	parts := []registry.Change{c}
+	if c.Mixed() {
+		shared, node := c.Split()
+		parts = []registry.Change{shared, node}
+	}
+	for _, part := range parts {
+		at, err = s.Commit(ctx, func(registry.View) (registry.Change, error) { return part, nil })
+		if err != nil {
+			return 0, err
+		}
+	}
+	return at, nil
+}
+
+// Put commits records that depend on nothing, as Write does.
+func Put(t testing.TB, s registry.State, records ...registry.Record) {
+	t.Helper()
+	if _, err := Write(context.Background(), s, registry.Change{Put: records}); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -35,10 +36,9 @@ func TestLog(t *testing.T, open Open) {
 		{"ReadersNeverSeeHalf", testReaders},
 		{"NothingIsShared", testNothingShared},
 		{"Deletes", testDeletes},
-		{"PrefixesAreNotIds", testPrefixes},
-		{"VolumesByName", testVolumesNamed},
-		{"VolumesByAlloc", testVolumesOf},
-		{"ListOrder", testOrder},
+		{"PathsInOrder", testPaths},
+		{"IndexEntries", testIndexEntries},
+		{"UnstorableChange", testUnstorable},
 		{"EventsAreNumbered", testEvents},
 		{"EventsTellTheRecord", testEventInstance},
 		{"EventsArePruned", testPruning},
@@ -51,7 +51,7 @@ func TestLog(t *testing.T, open Open) {
 // at commits a change that does not depend on anything, and returns its index.
 func at(t *testing.T, log registry.State, c registry.Change) registry.Seq {
 	t.Helper()
-	seq, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) { return c, nil })
+	seq, err := Write(t.Context(), log, c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,193 +79,121 @@ func within(t *testing.T, what string, f func()) {
 	}
 }
 
-// kind says how to make and read records of one type.
-type kind struct {
-	make func(t testing.TB, seed int) registry.Record
-	get  func(registry.View, registry.Record) (registry.Record, bool)
-	all  func(registry.View) []registry.Record
+// lookEach calls check with the state as committed, and again after it was reopened. It returns the reopened state.
+func lookEach(t *testing.T, log registry.State, reopen func() registry.State, check func(when string, v registry.View),
+) registry.State {
+	t.Helper()
+	look(t, log, func(v registry.View) { check("committed", v) })
+	log = reopen()
+	look(t, log, func(v registry.View) { check("reopened", v) })
+	return log
 }
 
-func kindOf[T registry.Record](get func(registry.View, T) (T, bool), all func(registry.View) []T) kind {
-	return kind{
-		make: func(t testing.TB, seed int) registry.Record { return Filled[T](t, seed) },
-		get:  func(v registry.View, r registry.Record) (registry.Record, bool) { return get(v, r.(T)) },
-		all: func(v registry.View) []registry.Record {
-			if all == nil {
-				return nil
-			}
-			var out []registry.Record
-			for _, r := range all(v) {
-				out = append(out, r)
-			}
-			return out
-		},
+// oneOfEach returns a record for each bucket.
+func oneOfEach(t *testing.T) (records []registry.Record) {
+	for seed, b := range registry.Buckets {
+		records = append(records, Record(t, b, seed+1))
 	}
-}
-
-func only[T any](list []T, holds func(T) bool) (T, bool) {
-	for _, r := range list {
-		if holds(r) {
-			return r, true
-		}
-	}
-	var none T
-	return none, false
-}
-
-// in limits a kind to the records of one bucket, for a type whose records lie in two. set makes a record one of the
-// bucket.
-func in[T registry.Record](b registry.Bucket, k kind, set func(*T)) kind {
-	return kind{
-		make: func(t testing.TB, seed int) registry.Record {
-			r := Filled[T](t, seed)
-			set(&r)
-			return r
-		},
-		get: k.get,
-		all: func(v registry.View) []registry.Record {
-			return slices.DeleteFunc(k.all(v), func(r registry.Record) bool { return r.Key().Bucket != b })
-		},
-	}
-}
-
-var volumes = kindOf(
-	func(v registry.View, r registry.Volume) (registry.Volume, bool) {
-		return v.Volume(r.VolumeName())
-	}, registry.View.Volumes)
-
-var intents = kindOf(func(v registry.View, r registry.Intent) (registry.Intent, bool) {
-	if r.RPC.OnNode() {
-		return v.NodeIntent(r.Volume)
-	}
-	return v.Intent(r.Volume)
-}, registry.View.Intents)
-
-// kinds has every bucket.
-var kinds = map[registry.Bucket]kind{
-	registry.BucketInstances: kindOf(
-		func(v registry.View, r registry.Instance) (registry.Instance, bool) {
-			return v.Instance(r.InstanceKey)
-		}, registry.View.AllInstances),
-	registry.BucketTasks: kindOf(
-		func(v registry.View, r registry.Task) (registry.Task, bool) { return v.Task(r.TaskKey) }, registry.View.Tasks),
-	registry.BucketAllocs: kindOf(
-		func(v registry.View, r registry.Alloc) (registry.Alloc, bool) { return v.Alloc(r.ID) }, registry.View.Allocs),
-	registry.BucketVolumes: in(registry.BucketVolumes, volumes, func(r *registry.Volume) { r.Ephemeral = false }),
-	registry.BucketInlineVolumes: in(registry.BucketInlineVolumes, volumes, func(r *registry.Volume) {
-		r.Created = false
-	}),
-	registry.BucketClaims: kindOf(func(v registry.View, r registry.Claim) (registry.Claim, bool) {
-		return only(v.Claims(r.Volume), func(c registry.Claim) bool { return c.ClaimKey() == r.ClaimKey() })
-	}, registry.View.AllClaims),
-	registry.BucketAttachments: kindOf(
-		func(v registry.View, r registry.Attachment) (registry.Attachment, bool) {
-			return v.Attachment(r.AttachmentKey())
-		},
-		registry.View.AllAttachments),
-	registry.BucketStagings: kindOf(
-		func(v registry.View, r registry.Staging) (registry.Staging, bool) {
-			return v.Staging(r.Volume)
-		}, registry.View.Stagings),
-	registry.BucketRefs: kindOf(func(v registry.View, r registry.Ref) (registry.Ref, bool) {
-		return only(v.Refs(r.Volume), func(c registry.Ref) bool { return c.ClaimKey() == r.ClaimKey() })
-	}, registry.View.AllRefs),
-	registry.BucketIntents: in(registry.BucketIntents, intents, func(r *registry.Intent) {
-		r.RPC = registry.CreateVolumeRPC
-	}),
-	registry.BucketNodeIntents: in(registry.BucketNodeIntents, intents, func(r *registry.Intent) {
-		r.RPC = registry.NodeStageRPC
-	}),
-	registry.BucketRequests: kindOf(
-		func(v registry.View, r registry.Operation) (registry.Operation, bool) { return v.Operation(r.ID) }, nil),
+	return records
 }
 
 // unset are the fields that no record of a bucket has.
 var unset = map[registry.Bucket][]string{registry.BucketVolumes: {".Ephemeral"},
 	registry.BucketInlineVolumes: {".Created"}}
 
-// testRoundTrip sets every field of every record, by reflection, and compares before and after the log was reopened.
+// testRoundTrip sets every field of every record, by reflection.
 func testRoundTrip(t *testing.T, open Open) {
 	log, reopen := open(t)
 	var written []registry.Record
-	for seed, b := range registry.Buckets {
-		k, known := kinds[b]
-		if !known {
-			t.Fatalf("bucket %s is not tested", b)
-		}
-		r := k.make(t, seed+1)
-		written = append(written, r.Indexed(0, at(t, log, puts(r))))
+	for _, r := range oneOfEach(t) {
+		written = append(written, registry.Indexed(r, 0, at(t, log, puts(r))))
 	}
-	check := func(when string) {
-		look(t, log, func(v registry.View) {
-			for _, want := range written {
-				k := kinds[want.Key().Bucket]
-				got, found := k.get(v, want)
-				if !found || !reflect.DeepEqual(got, want) {
-					t.Errorf("%s: %s reads\n%+v, want\n%+v", when, want.Key().Bucket, got, want)
-				} else if zero := Zeros(got); !slices.Equal(zero, unset[want.Key().Bucket]) {
-					t.Errorf("%s: %T has no %v", when, got, zero)
-				}
-				if all := k.all(v); want.Key().Bucket != registry.BucketRequests &&
-					!reflect.DeepEqual(all, []registry.Record{want}) {
-					t.Errorf("%s: all %s are %+v", when, want.Key().Bucket, all)
-				}
+	lookEach(t, log, reopen, func(when string, v registry.View) {
+		for _, want := range written {
+			k := want.Key()
+			if got := v.Get(k); !reflect.DeepEqual(got, want) {
+				t.Errorf("%s: %s reads\n%+v, want\n%+v", when, k.Bucket, got, want)
+			} else if zero := Zeros(got); !slices.Equal(zero, unset[k.Bucket]) {
+				t.Errorf("%s: %T has no %v", when, got, zero)
 			}
-		})
-	}
-	check("committed")
-	log = reopen()
-	check("reopened")
-	look(t, log, func(v registry.View) { checkOtherReads(t, v, written) })
+			if paths := slices.Collect(v.Paths(k.Bucket, "")); !slices.Equal(paths, []string{k.Path}) {
+				t.Errorf("%s: the paths of %s are %q", when, k.Bucket, paths)
+			}
+		}
+	})
 }
 
-// checkOtherReads finds records by other fields than their key.
-func checkOtherReads(t *testing.T, v registry.View, written []registry.Record) {
-	for _, r := range written {
-		var got []registry.Record
-		switch r := r.(type) {
-		case registry.Volume:
-			if found, ok := v.VolumeByKey(r.VolumeKey()); ok {
-				got = append(got, found)
+// testIndexEntries puts, changes and deletes records: the indexes have exactly the entries of the records.
+func testIndexEntries(t *testing.T, open Open) {
+	log, reopen := open(t)
+	check := func(when string, v registry.View) {
+		var got, want []string
+		for _, x := range registry.Indexes {
+			for path := range v.Paths(x.Bucket, "") {
+				got = append(got, fmt.Sprintf("%s %q", x.Bucket, path))
 			}
-			if same := v.VolumesWhere(func(o registry.Volume) bool {
-				return o.VolumeName() == r.VolumeName()
-			}); len(same) != 1 || !among(same, r) {
-				t.Errorf("by the name of volume %s %d are found: %v", r.ID, len(same), same)
-			}
-			if same := v.VolumesNamed(r.Plugin, r.Name); r.Created && (len(same) != 1 || !among(same, r)) {
-				t.Errorf("by the name that volume %s was created under %d are found: %v", r.ID, len(same), same)
-			}
-		case registry.Alloc:
-			if same := v.AllocsWhere(func(o registry.Alloc) bool {
-				return o.ID == r.ID
-			}); len(same) != 1 || !among(same, r) {
-				t.Errorf("by the id of alloc %s %d are found: %v", r.ID, len(same), same)
-			}
-			continue
-		case registry.Attachment:
-			got = append(got, kindOf(nil, func(v registry.View) []registry.Attachment {
-				return v.Attachments(r.Volume)
-			}).all(v)...)
-		case registry.Claim:
-			got = append(got, kindOf(nil, func(v registry.View) []registry.Claim {
-				return v.ClaimsOf(r.Alloc)
-			}).all(v)...)
-		case registry.Instance:
-			got = append(got, kindOf(nil, func(v registry.View) []registry.Instance {
-				return v.Instances(r.Role, r.Plugin)
-			}).all(v)...)
-		default:
-			continue
 		}
-		if !reflect.DeepEqual(got, []registry.Record{r}) {
-			t.Errorf("%T found by another field: %+v", r, got)
+		for _, b := range registry.Buckets {
+			for path := range v.Paths(b, "") {
+				for _, k := range registry.IndexKeys(v.Get(registry.Key{Bucket: b, Path: path})) {
+					want = append(want, fmt.Sprintf("%s %q", k.Bucket, k.Path))
+				}
+			}
+		}
+		slices.Sort(got)
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: the index entries are\n%s\nwant\n%s", when, got, want)
 		}
 	}
+	volume := Record(t, registry.BucketVolumes, 1).(registry.Volume)
+	renamed, gone := volume, volume
+	renamed.Name, renamed.External = "renamed", "renamed"
+	gone.ID = "gone"
+	other := Record(t, registry.BucketVolumes, 2).(registry.Volume)
+	unnamed := other
+	unnamed.External, unnamed.Created = "", false
+	for n, c := range []registry.Change{
+		puts(volume, other),
+		puts(renamed, unnamed),
+		puts(volume, renamed, other), // twice in one change
+		{Put: []registry.Record{gone}, Delete: []registry.Key{gone.Key(), other.Key()}},
+		puts(Record(t, registry.BucketInlineVolumes, 3), Record(t, registry.BucketRequests, 4)),
+		puts(Record(t, registry.BucketRequests, 4)),
+	} {
+		at(t, log, c)
+		look(t, log, func(v registry.View) { check(fmt.Sprint("change ", n), v) })
+	}
+	lookEach(t, log, reopen, check)
 }
 
-func among[T any](list []T, r T) bool {
-	return slices.ContainsFunc(list, func(o T) bool { return reflect.DeepEqual(o, r) })
+// testUnstorable commits what no State can store: nothing of it is written, and later commits succeed.
+func testUnstorable(t *testing.T, open Open) {
+	log, _ := open(t)
+	volume, ref := Record(t, registry.BucketVolumes, 1).(registry.Volume), Record(t, registry.BucketRefs, 2)
+	inline := Record(t, registry.BucketInlineVolumes, 3)
+	long := volume
+	long.External = registry.ExternalID(strings.Repeat("x", 1<<15))
+	for what, c := range map[string]registry.Change{
+		"mixed":               puts(volume, ref),
+		"mixed by a deletion": {Put: []registry.Record{inline}, Delete: []registry.Key{volume.Key()}},
+		"unknown bucket":      {Delete: []registry.Key{{Bucket: "none", Path: "x"}}},
+		"empty path":          {Delete: []registry.Key{{Bucket: registry.BucketAllocs}}},
+		"long path":           puts(registry.Alloc{ID: registry.AllocID(strings.Repeat("x", 1<<15))}),
+		"long index entry":    puts(long),
+	} {
+		_, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) { return c, nil })
+		if !errors.Is(err, registry.ErrInternal) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	look(t, log, func(v registry.View) {
+		if v.Index() != 0 || v.Get(volume.Key()) != nil || v.Get(inline.Key()) != nil {
+			t.Errorf("something was written; index %d", v.Index())
+		}
+	})
+	at(t, log, puts(volume))
+	at(t, log, puts(inline, ref))
 }
 
 func testIndexes(t *testing.T, open Open) {
@@ -292,25 +220,25 @@ func testIndexes(t *testing.T, open Open) {
 }
 
 func testAtomic(t *testing.T, open Open) {
-	log, reopen := open(t)
-	gone := registry.Alloc{ID: "gone"}
-	at(t, log, puts(gone))
-	change := registry.Change{Delete: []registry.Key{gone.Key()},
-		Events: []registry.Event{{Kind: registry.EventAttached}, {Kind: registry.EventStaged}}}
-	for seed, b := range registry.Buckets {
-		change.Put = append(change.Put, kinds[b].make(t, seed+1))
-	}
-	seq := at(t, log, change)
-	for _, when := range []string{"committed", "reopened"} {
-		look(t, log, func(v registry.View) {
-			for _, r := range change.Put {
-				got, _ := kinds[r.Key().Bucket].get(v, r)
-				if want := r.Indexed(0, seq); !reflect.DeepEqual(got, want) {
+	for _, shared := range []bool{true, false} {
+		log, reopen := open(t)
+		change := registry.Change{Events: []registry.Event{{Kind: registry.EventAttached}, {Kind: registry.EventStaged}}}
+		for seed, b := range registry.Buckets {
+			if b.Shared() == shared {
+				gone := Record(t, b, seed+100)
+				at(t, log, puts(gone))
+				change.Put, change.Delete = append(change.Put, Record(t, b, seed+1)), append(change.Delete, gone.Key())
+			}
+		}
+		seq := at(t, log, change)
+		lookEach(t, log, reopen, func(when string, v registry.View) {
+			for i, r := range change.Put {
+				if got, want := v.Get(r.Key()), registry.Indexed(r, 0, seq); !reflect.DeepEqual(got, want) {
 					t.Errorf("%s: %+v, want %+v", when, got, want)
 				}
-			}
-			if _, found := v.Alloc("gone"); found {
-				t.Errorf("%s: the deleted record is there", when)
+				if v.Get(change.Delete[i]) != nil {
+					t.Errorf("%s: the deleted record of %s exists", when, change.Delete[i].Bucket)
+				}
 			}
 			events, _ := v.Events(seq-1, 10)
 			if len(events) != 2 || events[0].Seq != seq || events[0].Kind != registry.EventAttached ||
@@ -318,9 +246,6 @@ func testAtomic(t *testing.T, open Open) {
 				t.Errorf("%s: events are %v", when, events)
 			}
 		})
-		if when == "committed" {
-			log = reopen()
-		}
 	}
 }
 
@@ -494,25 +419,23 @@ func testNothingShared(t *testing.T, open Open) {
 
 func testDeletes(t *testing.T, open Open) {
 	log, reopen := open(t)
-	var keys []registry.Key
-	for seed, b := range registry.Buckets {
-		r := kinds[b].make(t, seed+1)
-		keys = append(keys, r.Key())
+	var last registry.Seq
+	for _, r := range oneOfEach(t) {
 		at(t, log, puts(r))
+		last = at(t, log, registry.Change{Delete: []registry.Key{r.Key()}})
+		if again := at(t, log, registry.Change{Delete: []registry.Key{r.Key()}}); again < last {
+			t.Errorf("a second deletion has index %d, after %d", again, last)
+		}
 	}
-	last := at(t, log, registry.Change{Delete: keys})
-	if again := at(t, log, registry.Change{Delete: keys}); again < last {
-		t.Errorf("deleting what is gone has index %d, after %d", again, last)
-	}
-	log = reopen()
-	look(t, log, func(v registry.View) {
-		for seed, b := range registry.Buckets {
-			if _, found := kinds[b].get(v, kinds[b].make(t, seed+1)); found || len(kinds[b].all(v)) != 0 {
-				t.Errorf("%s still has records", b)
+	log = lookEach(t, log, reopen, func(when string, v registry.View) {
+		for _, r := range oneOfEach(t) {
+			b := r.Key().Bucket
+			if v.Get(r.Key()) != nil || len(slices.Collect(v.Paths(b, ""))) != 0 {
+				t.Errorf("%s: %s still has records", when, b)
 			}
 		}
 		if v.Index() < last {
-			t.Errorf("index fell from %d to %d", last, v.Index())
+			t.Errorf("%s: index fell from %d to %d", when, last, v.Index())
 		}
 	})
 	// A record that comes back is a new one.
@@ -524,73 +447,27 @@ func testDeletes(t *testing.T, open Open) {
 	})
 }
 
-func testPrefixes(t *testing.T, open Open) {
+// testPaths: Paths returns the paths with exactly the prefix, in order, and stops when its caller does.
+func testPaths(t *testing.T, open Open) {
 	log, _ := open(t)
-	key := registry.VolumeKey{Plugin: "p", External: "vol"}
-	var change registry.Change
-	for n, k := range []registry.VolumeKey{key, {Plugin: "p", External: "vol-2"}, {Plugin: "p", External: "vo"},
-		{Plugin: "pv", External: "ol"}, {Plugin: "p-2", External: "vol"}} {
-		alloc := registry.AllocID("alloc" + fmt.Sprint(n))
-		change.Put = append(change.Put,
-			registry.Claim{Volume: k, Alloc: alloc, Request: "r"}, registry.Ref{Volume: k, Alloc: alloc, Request: "r"},
-			registry.Claim{Volume: k, Alloc: alloc + "-x", Request: "r"},
-			registry.Ref{Volume: k, Alloc: alloc + "-x", Request: "r"},
-			registry.Staging{Volume: k, Boot: k.String()}, registry.Intent{Volume: k, Hash: k.String()},
-			registry.Attachment{Volume: k, Node: "n"}, registry.Attachment{Volume: k, Node: "n-2"},
-			registry.Staging{Volume: k, Boot: k.String()},
-			registry.Instance{InstanceKey: registry.InstanceKey{Role: "r", Plugin: k.Plugin, Alloc: alloc, Task: "t"}})
-	}
-	at(t, log, change)
+	at(t, log, puts(registry.Alloc{ID: "b"}, registry.Alloc{ID: "a"}, registry.Alloc{ID: "ab"},
+		registry.Alloc{ID: "aa"}))
+	path := func(id registry.AllocID) string { return registry.AllocRecord(id).Path }
+	two := path("aa")[:3] // of ids with two letters, the first of which is an a
 	look(t, log, func(v registry.View) {
-		if c, r := v.Claims(key), v.Refs(key); len(c) != 2 || c[0].Volume != key || c[1].Volume != key || len(r) != 2 ||
-			r[0].Volume != key || r[1].Volume != key {
-			t.Errorf("claims and refs of %s are %+v and %+v", key, c, r)
+		for prefix, want := range map[string][]string{
+			"": {path("a"), path("b"), path("aa"), path("ab")}, two: {path("aa"), path("ab")},
+			path("b"): {path("b")}, path("c"): nil, path("abc"): nil, "\xff": nil,
+		} {
+			if got := slices.Collect(v.Paths(registry.BucketAllocs, prefix)); !slices.Equal(got, want) {
+				t.Errorf("the paths below %q are %q, want %q", prefix, got, want)
+			}
 		}
-		if c := v.ClaimsOf("alloc0"); len(c) != 1 || c[0].Alloc != "alloc0" {
-			t.Errorf("claims of alloc0 are %+v", c)
-		}
-		if p, _ := v.Staging(key); p.Boot != key.String() {
-			t.Errorf("placement is %+v", p)
-		}
-		if a := v.Attachments(key); len(a) != 2 || a[0].Volume != key || a[1].Volume != key {
-			t.Errorf("attachments of %s are %+v", key, a)
-		}
-		if s, _ := v.Staging(key); s.Boot != key.String() {
-			t.Errorf("staging is %+v", s)
-		}
-		if i, _ := v.Intent(key); i.Hash != key.String() {
-			t.Errorf("intent is %+v", i)
-		}
-		if is := v.Instances("r", "p"); len(is) != 3 {
-			t.Errorf("instances of p are %+v", is)
-		}
-		if len(v.Instances("r", "")) != 0 || len(v.Claims(registry.VolumeKey{})) != 0 ||
-			len(v.Claims(registry.VolumeKey{Plugin: "p"})) != 0 || len(v.ClaimsOf("")) != 0 {
-			t.Error("an empty id finds records")
-		}
-	})
-}
-
-func testOrder(t *testing.T, open Open) {
-	log, _ := open(t)
-	instance := func(role registry.Role, plugin registry.PluginID, alloc registry.AllocID) registry.Instance {
-		return registry.Instance{InstanceKey: registry.InstanceKey{Role: role, Plugin: plugin, Alloc: alloc, Task: "t"}}
-	}
-	at(t, log, puts(instance("r", "p", "old"), instance("r", "q", "x")))
-	at(t, log, puts(instance("r", "p", "both-2"), instance("r", "p", "both-1"), instance("q", "p", "x")))
-	at(t, log, puts(instance("r", "p", "new"), instance("r", "p", "old")))
-	look(t, log, func(v registry.View) {
-		var names []string
-		for _, i := range v.AllInstances() {
-			names = append(names, fmt.Sprint(i.Role, " ", i.Plugin, " ", i.Alloc))
-		}
-		if want := []string{"q p x", "r p new", "r p both-1", "r p both-2", "r p old", "r q x"}; !slices.Equal(names,
-			want) {
-			t.Errorf("all instances are %q, want %q", names, want)
-		}
-		if list := v.Instances("r", "p"); len(list) != 4 || list[0].Alloc != "new" || list[1].Alloc != "both-1" ||
-			list[3].Alloc != "old" {
-			t.Errorf("instances of p are %+v", list)
+		for got := range v.Paths(registry.BucketAllocs, "") {
+			if got != path("a") {
+				t.Errorf("%q is first", got)
+			}
+			break
 		}
 	})
 }

@@ -43,12 +43,7 @@ func ledger(t testing.TB, records ...registry.Record) (*controller.Claims, *regi
 
 func put(t testing.TB, log registry.State, records ...registry.Record) {
 	t.Helper()
-	_, err := log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
-		return registry.Change{Put: records}, nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	registrytest.Put(t, log, records...)
 }
 
 func remove(t testing.TB, log registry.State, keys ...registry.Key) {

@@ -202,7 +202,7 @@ func open(t *testing.T, plugins intent.Plugins, records ...registry.Record) *des
 // build returns a controller over the desk's state.
 func (d *desk) build(plugins intent.Plugins, secrets intent.Secrets) *Controller {
 	return New(intent.Calls{
-		Sender: intent.Sender{State: registry.Unmixed(d.log), Now: time.Now, Drain: intent.DrainTime}, Plugins: plugins,
+		Sender: intent.Sender{State: d.log, Now: time.Now, Drain: intent.DrainTime}, Plugins: plugins,
 		Secrets: secrets,
 		Locks:   &intent.Locks{}, Expected: serves,
 	}, d.plugin, nil, hclog.NewNullLogger())
@@ -221,12 +221,7 @@ func (d *desk) crash() {
 
 func (d *desk) put(records ...registry.Record) {
 	d.t.Helper()
-	_, err := d.log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
-		return registry.Change{Put: records}, nil
-	})
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	registrytest.Put(d.t, d.log, records...)
 }
 
 func (d *desk) drop(key registry.Key) {

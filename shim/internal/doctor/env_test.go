@@ -287,27 +287,17 @@ func (w *env) build(o Options) {
 	if o.Live {
 		o.Undo = func(context.Context) error { w.undo(); return nil }
 	}
-	w.Doctor = New(registry.Unmixed(w.log), w.machine, o)
+	w.Doctor = New(w.log, w.machine, o)
 }
 
 func (w *env) put(records ...registry.Record) {
 	w.t.Helper()
-	_, err := w.log.Commit(context.Background(), func(registry.View) (registry.Change,
-		error) {
-		return registry.Change{Put: records}, nil
-	})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	registrytest.Put(w.t, w.log, records...)
 }
 
 func (w *env) drop(keys ...registry.Key) {
 	w.t.Helper()
-	_, err := w.log.Commit(context.Background(), func(registry.View) (registry.Change,
-		error) {
-		return registry.Change{Delete: keys}, nil
-	})
-	if err != nil {
+	if _, err := registrytest.Write(context.Background(), w.log, registry.Change{Delete: keys}); err != nil {
 		w.t.Fatal(err)
 	}
 }

@@ -242,29 +242,14 @@ func commit(
 	_, err = state.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		rest := registry.Change{Events: node.Events}
 		for _, r := range node.Put {
-			if _, modified := r.Indexes(); modified == modifiedAt(v, r) {
+			_, before := registry.IndexesOf(r)
+			if _, now := registry.IndexesOf(v.Get(r.Key())); now == before {
 				rest.Put = append(rest.Put, r)
 			}
 		}
 		return rest, nil
 	})
 	return err
-}
-
-// modifiedAt returns the ModifyIndex of the record that the state has in place of r; 0: none.
-func modifiedAt(v registry.View, r registry.Record) (at registry.Seq) {
-	switch r := r.(type) {
-	case registry.Staging:
-		now, _ := v.Staging(r.Volume)
-		return now.ModifyIndex
-	case registry.Ref:
-		for _, now := range v.Refs(r.Volume) {
-			if now.ClaimKey() == r.ClaimKey() {
-				return now.ModifyIndex
-			}
-		}
-	}
-	return 0
 }
 
 // eventOf returns the event of a finding.

@@ -187,25 +187,9 @@ func (d *delivery) prepared(view registry.View) bool {
 	if err != nil || len(change.Delete)+len(change.Events) > 0 {
 		return false
 	}
-	return !slices.ContainsFunc(change.Put, func(r registry.Record) bool { return !stored(view, r) })
-}
-
-// stored reports whether the state has an equal record. It knows only the kinds that Before functions put.
-func stored(view registry.View, r registry.Record) bool {
-	switch r := r.(type) {
-	case registry.Attachment:
-		is, found := view.Attachment(r.AttachmentKey())
-		return found && reflect.DeepEqual(is, r)
-	case registry.Staging:
-		is, found := view.Staging(r.Volume)
-		return found && reflect.DeepEqual(is, r)
-	case registry.Ref:
-		return slices.ContainsFunc(view.Refs(r.Volume), func(is registry.Ref) bool { return reflect.DeepEqual(is, r) })
-	case registry.Volume:
-		is, found := view.Volume(r.VolumeName())
-		return found && reflect.DeepEqual(is, r)
-	}
-	return false
+	return !slices.ContainsFunc(change.Put, func(r registry.Record) bool {
+		return !reflect.DeepEqual(view.Get(r.Key()), r)
+	})
 }
 
 // try sends the call once. It returns nil if the call is done.

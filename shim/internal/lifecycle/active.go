@@ -156,7 +156,7 @@ func (r *activeState) build(
 	r.fleet = in.fleet(r.table)
 	clock := func() registry.BootTime { return registry.BootTime{Boot: m.Boot(), At: proc.BootTime()} }
 	host := node.Host{Node: hello.Node, Operations: hello.Operations}
-	state := registry.Unmixed(r.store)
+	state := r.store
 	supervisor := task.New(state, supervised{r.fleet}, task.Clock{Now: time.Now, Boot: clock}, rand.Float64,
 		p.log.Named("tasks"))
 	calls := intent.Calls{
@@ -263,7 +263,7 @@ func (r *activeState) release() (rest func(), err error) {
 // served returns the active state as package rpc serves it.
 func (r *activeState) served() *rpc.Active {
 	return &rpc.Active{
-		Node: r.node, Generation: r.store.Generation(), State: registry.Unmixed(r.store), Table: r.table, Feed: r.feed,
+		Node: r.node, Generation: r.store.Generation(), State: r.store, Table: r.table, Feed: r.feed,
 		Notifier: r.notifier, Tasks: r.tasks, Allocs: r.allocs,
 		Volumes: r.volumes, Meter: r.meter, Doctor: r.doctor, Context: r.ctx, Pause: &r.pause,
 	}

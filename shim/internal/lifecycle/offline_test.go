@@ -21,6 +21,7 @@ import (
 	"holdfast/internal/mount/mounttest"
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/store"
 )
 
@@ -51,8 +52,7 @@ func recorded(t *testing.T, l hooks.Layout, records ...registry.Record) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
-	_, err = s.Commit(ctx, func(registry.View) (registry.Change, error) { return registry.Change{Put: records}, nil })
-	must(t, err)
+	registrytest.Put(t, s, records...)
 	cancel()
 	<-done
 	must(t, s.Close())

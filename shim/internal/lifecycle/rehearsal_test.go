@@ -24,10 +24,7 @@ func copyWith(t *testing.T, l hooks.Layout, records ...registry.Record) string {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
-	_, err = s.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-		return registry.Change{Put: records}, nil
-	})
-	must(t, err)
+	registrytest.Put(t, s, records...)
 	cancel()
 	<-ended
 	must(t, s.Close())
@@ -111,16 +108,16 @@ type eventsRead struct {
 }
 
 func (l *eventsRead) View(ctx context.Context, read func(registry.View) error) error {
-	return l.State.View(ctx, func(v registry.View) error { return read(eventsView{v, l}) })
+	return l.State.View(ctx, func(v registry.View) error { return read(registry.View{Reader: eventsReader{v.Reader, l}}) })
 }
 
-type eventsView struct {
-	registry.View
+type eventsReader struct {
+	registry.Reader
 	log *eventsRead
 }
 
-func (v eventsView) Events(after registry.Seq, limit int) ([]registry.Event, registry.Seq) {
-	events, floor := v.View.Events(after, limit)
-	v.log.events = append(v.log.events, events...)
+func (r eventsReader) Events(after registry.Seq, limit int) ([]registry.Event, registry.Seq) {
+	events, floor := r.Reader.Events(after, limit)
+	r.log.events = append(r.log.events, events...)
 	return events, floor
 }

@@ -105,9 +105,7 @@ func (p *parts) said() []string {
 }
 
 func (p *parts) commit(records []registry.Record, keys ...registry.Key) error {
-	_, err := p.log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
-		return registry.Change{Put: records, Delete: keys}, nil
-	})
+	_, err := registrytest.Write(context.Background(), p.log, registry.Change{Put: records, Delete: keys})
 	return err
 }
 

@@ -101,12 +101,7 @@ func accessOf(volume int) registry.AccessMode {
 }
 
 func (n *historyEnv) put(records ...registry.Record) {
-	_, err := n.log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
-		return registry.Change{Put: records}, nil
-	})
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	registrytest.Put(n.t, n.log, records...)
 }
 
 // fake is one process of the plugin, and the socket at which it listens.
@@ -234,7 +229,7 @@ func (n *historyEnv) startShim() {
 		return n.plugin.Load().listener.DialContext(ctx)
 	})
 	calls := intent.Calls{
-		Sender:  intent.Sender{State: registry.Unmixed(n.log), Now: time.Now, Drain: intent.DrainTime},
+		Sender:  intent.Sender{State: n.log, Now: time.Now, Drain: intent.DrainTime},
 		Plugins: s.table, Secrets: noSecrets{}, Locks: &intent.Locks{},
 	}
 	stager := node.NewStager(calls, s.fleet, kernel{n.boot, n.mounts},

@@ -58,7 +58,7 @@ func (w *world) newController(n controller.Node) *controller.Controller {
 // calls is what the use cases share.
 func (w *world) calls(plugins intent.Plugins, secrets intent.Secrets) intent.Calls {
 	return intent.Calls{
-		Sender: intent.Sender{State: registry.Unmixed(w.log), Now: time.Now, Drain: intent.DrainTime}, Plugins: plugins,
+		Sender: intent.Sender{State: w.log, Now: time.Now, Drain: intent.DrainTime}, Plugins: plugins,
 		Secrets: secrets,
 	}
 }
@@ -76,10 +76,7 @@ func (w *world) crash() {
 }
 
 func (w *world) put(records ...registry.Record) {
-	_, err := w.log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
-		return registry.Change{Put: records}, nil
-	})
-	if err != nil {
+	if _, err := registrytest.Write(context.Background(), w.log, registry.Change{Put: records}); err != nil {
 		w.errorf("put: %v", err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
 )
 
 // A shim may die between any two commits of a removal. A replay at the next shim gets the same answer, and does not
@@ -84,8 +85,5 @@ func TestRemovalIsAnsweredAfterADeath(t *testing.T) {
 
 func (d *desk) put(t *testing.T, records ...registry.Record) {
 	t.Helper()
-	_, err := d.log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-		return registry.Change{Put: records}, nil
-	})
-	must(t, err)
+	registrytest.Put(t, d.log, records...)
 }

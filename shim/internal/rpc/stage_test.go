@@ -85,10 +85,7 @@ func newStage(t *testing.T) *stage {
 
 func (s *stage) put(t *testing.T, records ...registry.Record) {
 	t.Helper()
-	_, err := s.log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-		return registry.Change{Put: records}, nil
-	})
-	must(t, err)
+	registrytest.Put(t, s.log, records...)
 }
 
 func (s *stage) index() (at registry.Seq) {

@@ -3,11 +3,8 @@ package store
 import (
 	"encoding/json"
 	"errors"
-	"reflect"
 	"slices"
 	"time"
-
-	bolt "go.etcd.io/bbolt"
 
 	"holdfast/registry"
 )
@@ -18,7 +15,7 @@ const requestLimit = 10_000
 // batch is one transaction of the writer, which several commits share.
 type batch struct {
 	*transaction
-	view
+	reader
 	generation registry.Generation
 	eventLimit int
 	now        func() time.Time
@@ -33,18 +30,15 @@ type draft struct {
 	grows   bool // it adds something, rather than continue or wind down what exists
 }
 
-// windDownBuckets are the buckets to which winding down adds records as well.
-var windDownBuckets = []registry.Bucket{registry.BucketIntents, registry.BucketNodeIntents, registry.BucketRequests}
-
 type put struct {
 	key     registry.Key
 	text    json.RawMessage
-	entries []entry
+	entries []registry.Key // in indexes
 }
 
 // draft checks and encodes a change. It writes nothing.
 func (b *batch) draft(c registry.Change) (draft, error) {
-	if err := checkKeys(c); err != nil {
+	if err := c.Check(); err != nil {
 		return draft{}, err
 	}
 	at := b.seq + 1
@@ -55,7 +49,7 @@ func (b *batch) draft(c registry.Change) (draft, error) {
 			return d, err
 		}
 		d.puts = append(d.puts, p)
-		d.grows = d.grows || isNew && !slices.Contains(windDownBuckets, p.key.Bucket)
+		d.grows = d.grows || isNew && !p.key.Bucket.Type().Release
 	}
 	for _, event := range d.applied.Change.Events {
 		text, err := json.Marshal(event)
@@ -80,56 +74,22 @@ func (b *batch) withTimes(c registry.Change) registry.Change {
 
 // created returns the create index of the record at k, or 0 if there is none.
 func (b *batch) created(k registry.Key) registry.Seq {
-	old, found := anyOf[k.Bucket](b.view, k)
-	if !found {
-		return 0
-	}
-	created, _ := old.Indexes()
+	created, _ := registry.IndexesOf(b.Get(k))
 	return created
 }
 
 func (b *batch) draftPut(record registry.Record) (p put, isNew bool, err error) {
-	p = put{key: record.Key(), entries: listEntries(record)}
-	for _, e := range p.entries {
-		if len(e.key) > bolt.MaxKeySize {
-			return p, false, registry.Errorf(registry.ErrInternal,
-				"%s %.200q is too long for %s", p.key.Bucket, p.key.Path, e.list)
-		}
-	}
+	p = put{key: record.Key(), entries: registry.IndexKeys(record)}
 	text, err := json.Marshal(record)
 	if err != nil {
 		return p, false, registry.Errorf(registry.ErrInternal, "encode %s %q: %w", p.key.Bucket, p.key.Path, err)
 	}
 	was := get(b.transaction.tx, string(p.key.Bucket), []byte(p.key.Path))
-	p.text, err = b.forms.written(p.key.Bucket, merge(shapeOf(reflect.TypeOf(record)), was, text))
+	p.text, err = b.forms.written(p.key.Bucket, merge(shapeOf(p.key.Bucket.Type().GoType), was, text))
 	if err != nil {
 		return p, false, registry.Errorf(registry.ErrInternal, "encode %s %q: %w", p.key.Bucket, p.key.Path, err)
 	}
 	return p, was == nil, nil
-}
-
-// checkKeys returns an error if no record can have one of the keys.
-func checkKeys(c registry.Change) error {
-	for _, record := range c.Put {
-		if err := checkKey(record.Key()); err != nil {
-			return err
-		}
-	}
-	for _, key := range c.Delete {
-		if err := checkKey(key); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func checkKey(k registry.Key) error {
-	for _, known := range registry.Buckets {
-		if k.Bucket == known && k.Path != "" && len(k.Path) <= bolt.MaxKeySize {
-			return nil
-		}
-	}
-	return registry.Errorf(registry.ErrInternal, "no record can have the key %s %.200q", k.Bucket, k.Path)
 }
 
 // write writes a draft: puts, then deletes, then events. Its errors are bbolt's, and end the whole transaction.
@@ -155,33 +115,30 @@ func (b *batch) write(d draft) error {
 }
 
 func (b *batch) putRecord(p put) error {
-	if err := b.updateLists(p.key, p.entries); err != nil {
+	if err := b.updateIndexes(p.key, p.entries); err != nil {
 		return err
 	}
 	return b.put(string(p.key.Bucket), []byte(p.key.Path), p.text)
 }
 
 func (b *batch) deleteRecord(key registry.Key) error {
-	if err := b.updateLists(key, nil); err != nil {
+	if err := b.updateIndexes(key, nil); err != nil {
 		return err
 	}
 	return b.delete(string(key.Bucket), []byte(key.Path))
 }
 
-// updateLists makes the derived lists have these entries of a record and no others. An entry that stays is not written.
-func (b *batch) updateLists(k registry.Key, entries []entry) error {
-	if k.Bucket != registry.BucketRequests && !slices.Contains(volumeBuckets, k.Bucket) {
+// updateIndexes makes the indexes have these entries of a record and no others. An entry that stays is not written.
+func (b *batch) updateIndexes(k registry.Key, entries []registry.Key) error {
+	if len(k.Bucket.Type().Indexes) == 0 {
 		return nil
 	}
-	var old []entry
-	if record, found := anyOf[k.Bucket](b.view, k); found {
-		old = listEntries(record)
-	}
+	old := registry.IndexKeys(b.Get(k))
 	for _, e := range old {
 		if slices.Contains(entries, e) {
 			continue
 		}
-		if err := b.delete(e.list, []byte(e.key)); err != nil {
+		if err := b.delete(string(e.Bucket), []byte(e.Path)); err != nil {
 			return err
 		}
 	}
@@ -189,12 +146,15 @@ func (b *batch) updateLists(k registry.Key, entries []entry) error {
 		if slices.Contains(old, e) {
 			continue
 		}
-		if err := b.put(e.list, []byte(e.key), listed); err != nil {
+		if err := b.put(string(e.Bucket), []byte(e.Path), indexText); err != nil {
 			return err
 		}
 	}
 	return nil
 }
+
+// indexText is the text of each index entry.
+var indexText = []byte("{}")
 
 // finish prunes, and writes the index and the tallies.
 func (b *batch) finish() error {
@@ -224,12 +184,12 @@ func (b *batch) pruneEvents() error {
 }
 
 func (b *batch) pruneRequests() error {
-	ages := bucketOf(b.transaction.tx, bucketRequestAge)
+	ages := bucketOf(b.transaction.tx, string(registry.RequestsByIndex))
 	for b.tally(string(registry.BucketRequests)).Records > requestLimit {
 		key, _ := ages.Cursor().First()
 		if len(key) < len(numberKey(0)) {
 			return registry.Errorf(registry.ErrDamaged, "%s has fewer entries than there are requests",
-				bucketRequestAge)
+				registry.RequestsByIndex)
 		}
 		path := string(key[len(numberKey(0)):])
 		if err := b.deleteRecord(registry.Key{Bucket: registry.BucketRequests, Path: path}); err != nil {
@@ -237,33 +197,4 @@ func (b *batch) pruneRequests() error {
 		}
 	}
 	return nil
-}
-
-// entry is a key in a derived list.
-type entry struct{ list, key string }
-
-// listed is the text of each entry.
-var listed = []byte("{}")
-
-// listEntries returns the entries of a record in derived lists.
-func listEntries(record registry.Record) (entries []entry) {
-	path := record.Key().Path
-	switch r := record.(type) {
-	case registry.Volume:
-		if r.External != "" { // else its plugin has not named it yet
-			entries = append(entries, entry{bucketVolumeKeys, registry.PathOf(r.Plugin, string(r.External)) + path})
-		}
-		if r.Created {
-			entries = append(entries, entry{bucketVolumeNames, string(nameListKey(r.Plugin, r.Name, path))})
-		}
-	case registry.Operation:
-		entries = append(entries, entry{bucketRequestAge, string(numberKey(r.CreateIndex)) + path})
-	}
-	return entries
-}
-
-// nameListKey returns the key in volumes_by_name of the volume at a path. Of a name longer than CSI allows ("Size
-// Limits") it has the beginning, so a reader compares the whole name.
-func nameListKey(plugin registry.PluginID, name, path string) []byte {
-	return []byte(registry.PathOf(plugin, name[:min(len(name), registry.MaxID)]) + path)
 }

@@ -13,6 +13,11 @@ import (
 	"holdfast/registry"
 )
 
+const (
+	bucketVolumeKeys  = "volumes_by_key"
+	bucketVolumeNames = "volumes_by_name"
+)
+
 // created is a volume that was created under a name.
 func created(id, name string) registry.Volume {
 	spec := registry.VolumeSpec{Namespace: "n", ID: registry.VolumeID(id), Plugin: "p", Name: name}
@@ -64,11 +69,11 @@ func namesAreFound(t *testing.T, s *Store) {
 
 // TestLyingListIsFound: Check tells what the list of names lacks, and what it has too much.
 func TestLyingListIsFound(t *testing.T) {
-	entry := func(id, name string) []byte { return nameListKey("p", name, created(id, "").Key().Path) }
+	entry := func(id, name string) []byte { return []byte(registry.IndexKeys(created(id, name))[0].Path) }
 	for what, lie := range map[string]func(*transaction) error{
 		"does not list": func(w *transaction) error { return w.delete(bucketVolumeNames, entry("a", "one")) },
 		"2 entries instead of": func(w *transaction) error {
-			return w.put(bucketVolumeNames, entry("b", "one"), listed)
+			return w.put(bucketVolumeNames, entry("b", "one"), indexText)
 		},
 	} {
 		path := statePath(t)
@@ -89,7 +94,7 @@ func TestLyingListIsFound(t *testing.T) {
 	s := start(t, Options{Path: path})
 	s.must(t, puts(created("a", "one")))
 	s.stop(t)
-	raw(t, path, func(w *transaction) error { return w.put(bucketVolumeNames, entry("gone", "one"), listed) })
+	raw(t, path, func(w *transaction) error { return w.put(bucketVolumeNames, entry("gone", "one"), indexText) })
 	s = start(t, Options{Path: path})
 	err := s.View(t.Context(), func(v registry.View) error { v.VolumesNamed("p", "one"); return nil })
 	if !errors.Is(err, registry.ErrDamaged) {
@@ -112,7 +117,7 @@ func TestListsStayWhereNothingOfThemChanges(t *testing.T) {
 	roots := func() (at [2]uint64) {
 		if err := s.View(t.Context(), func(v registry.View) error {
 			for i, list := range []string{bucketVolumeKeys, bucketVolumeNames} {
-				at[i] = uint64(bucketOf(v.(view).tx, list).Root())
+				at[i] = uint64(bucketOf(v.Reader.(reader).tx, list).Root())
 			}
 			return nil
 		}); err != nil {

@@ -14,7 +14,7 @@ import (
 //	C2  each record can be decoded and lies at its own key
 //	C3  no index is above the last one, and no record was changed before it was created
 //	C4  event numbers increase and lie above the floor, and there are no more than the limit
-//	C5  the derived lists have exactly the entries of the records
+//	C5  the indexes have exactly the entries of the records
 //	C6  each ref has its claim: it is created after the claim and deleted before it
 //	C7  each claim has its volume
 func (s *Store) Check() iter.Seq[error] {
@@ -35,7 +35,7 @@ func (s *Store) CheckRecords() []error {
 		return []error{err}
 	}
 	defer s.readers.release(p)
-	c := newChecker(s.view(p.tx, p.head), s.options.EventLimit)
+	c := newChecker(s.reader(p.tx, p.head), s.options.EventLimit)
 	if err := reading(func() error { c.records(); return nil }); err != nil {
 		c.report("%w", err)
 	}
@@ -59,7 +59,7 @@ func (s *Store) check() []error {
 		return []error{registry.Errorf(registry.ErrUnavailable, "begin: %w", err)}
 	}
 	defer func() { _ = tx.Rollback() }()
-	c := newChecker(s.view(tx, p.head), s.options.EventLimit)
+	c := newChecker(s.reader(tx, p.head), s.options.EventLimit)
 	if err := reading(c.all); err != nil {
 		c.report("%w", err)
 	}
@@ -70,18 +70,18 @@ func (s *Store) check() []error {
 var errDangling = errors.New("a record refers to nothing")
 
 type checker struct {
-	view
+	reader
 	limit   int
 	errs    []error
 	volumes map[registry.VolumeKey]bool
-	claims  map[string]bool // by path
-	lists   map[string]int  // entries that the derived lists should have
+	claims  map[string]bool         // by path
+	entries map[registry.Bucket]int // that the indexes should have
 }
 
-func newChecker(v view, eventLimit int) *checker {
+func newChecker(r reader, eventLimit int) *checker {
 	return &checker{
-		view: v, limit: eventLimit, volumes: map[registry.VolumeKey]bool{}, claims: map[string]bool{},
-		lists: map[string]int{bucketVolumeKeys: 0, bucketVolumeNames: 0, bucketRequestAge: 0},
+		reader: r, limit: eventLimit, volumes: map[registry.VolumeKey]bool{}, claims: map[string]bool{},
+		entries: map[registry.Bucket]int{},
 	}
 }
 
@@ -97,34 +97,27 @@ func (c *checker) all() error {
 		c.report("%w", err)
 	}
 	c.records()
-	walk(c, registry.BucketRequests, func(o registry.Operation) { c.listed(o) })
-	for bucket, want := range c.lists {
-		if got := bucketOf(c.tx, bucket).Stats().KeyN; got != want {
-			c.report("%s has %d entries instead of %d", bucket, got, want)
+	c.bucket(registry.BucketRequests)
+	for _, x := range registry.Indexes {
+		if got, want := bucketOf(c.tx, string(x.Bucket)).Stats().KeyN, c.entries[x.Bucket]; got != want {
+			c.report("%s has %d entries instead of %d", x.Bucket, got, want)
 		}
 	}
 	return c.events()
 }
 
-// records checks all records that are changed in place.
+// records checks all records but answers.
 func (c *checker) records() {
-	walk(c, registry.BucketInstances, func(registry.Instance) {})
-	walk(c, registry.BucketTasks, func(registry.Task) {})
-	walk(c, registry.BucketAllocs, func(registry.Alloc) {})
-	walk(c, registry.BucketVolumes, c.volume)
-	walk(c, registry.BucketInlineVolumes, c.volume)
-	walk(c, registry.BucketClaims, c.claim)
-	walk(c, registry.BucketAttachments, func(registry.Attachment) {})
-	walk(c, registry.BucketStagings, func(registry.Staging) {})
-	walk(c, registry.BucketRefs, c.ref)
-	walk(c, registry.BucketIntents, func(registry.Intent) {})
-	walk(c, registry.BucketNodeIntents, func(registry.Intent) {})
+	for _, bucket := range registry.Buckets { // volumes before claims, claims before refs
+		if bucket != registry.BucketRequests {
+			c.bucket(bucket)
+		}
+	}
 }
 
-// walk checks C2 and C3 for each record of a bucket, then calls also.
-func walk[T registry.Record](c *checker, bucket registry.Bucket, also func(T)) {
+func (c *checker) bucket(bucket registry.Bucket) {
 	_ = bucketOf(c.tx, string(bucket)).ForEach(func(key, value []byte) error {
-		record, err := recordOf[T](c.view, bucket, key, value)
+		record, err := c.decode(bucket, key, value)
 		if err != nil {
 			c.report("%w", err)
 			return nil
@@ -132,45 +125,36 @@ func walk[T registry.Record](c *checker, bucket registry.Bucket, also func(T)) {
 		if want := (registry.Key{Bucket: bucket, Path: string(key)}); record.Key() != want {
 			c.report("%s %q lies at %q", bucket, record.Key().Path, key)
 		}
-		c.indexes(bucket, key, record)
-		also(record)
+		if create, last := registry.IndexesOf(record); create == 0 || last < create || last > c.seq {
+			c.report("%s %q was created at %d and changed at %d, and the last index is %d", bucket, key, create, last,
+				c.seq)
+		}
+		for _, e := range registry.IndexKeys(record) {
+			c.entries[e.Bucket]++
+			if bucketOf(c.tx, string(e.Bucket)).Get([]byte(e.Path)) == nil {
+				c.report("%s does not list %q", e.Bucket, e.Path)
+			}
+		}
+		c.references(record)
 		return nil
 	})
 }
 
-func (c *checker) indexes(bucket registry.Bucket, key []byte, record registry.Record) {
-	if create, last := record.Indexes(); create == 0 || last < create || last > c.seq {
-		c.report("%s %q was created at %d and changed at %d, and the last index is %d", bucket, key, create, last,
-			c.seq)
-	}
-}
-
-func (c *checker) volume(v registry.Volume) {
-	if v.External != "" {
-		c.volumes[v.VolumeKey()] = true
-	}
-	c.listed(v)
-}
-
-func (c *checker) listed(record registry.Record) {
-	for _, e := range listEntries(record) {
-		c.lists[e.list]++
-		if bucketOf(c.tx, e.list).Get([]byte(e.key)) == nil {
-			c.report("%s does not list %q", e.list, e.key)
+func (c *checker) references(record registry.Record) {
+	switch r := record.(type) {
+	case registry.Volume:
+		if r.External != "" {
+			c.volumes[r.VolumeKey()] = true
 		}
-	}
-}
-
-func (c *checker) claim(claim registry.Claim) {
-	c.claims[claim.Key().Path] = true
-	if !c.volumes[claim.Volume] {
-		c.report("claim %s: there is no such volume: %w", claim.ClaimKey(), errDangling)
-	}
-}
-
-func (c *checker) ref(r registry.Ref) {
-	if !c.claims[r.ClaimKey().ClaimRecord().Path] {
-		c.report("ref %s: there is no such claim: %w", r.ClaimKey(), errDangling)
+	case registry.Claim:
+		c.claims[r.Key().Path] = true
+		if !c.volumes[r.Volume] {
+			c.report("claim %s: there is no such volume: %w", r.ClaimKey(), errDangling)
+		}
+	case registry.Ref:
+		if !c.claims[r.ClaimKey().ClaimRecord().Path] {
+			c.report("ref %s: there is no such claim: %w", r.ClaimKey(), errDangling)
+		}
 	}
 }
 

@@ -38,45 +38,29 @@ func TestStateFormatIsDocumented(t *testing.T) {
 	}
 }
 
-// drawn says of a bucket which package writes its records, and what the parts of their keys are.
-var drawn = map[string]struct {
-	owner string
-	key   []string
-}{
-	"meta":            {"store", []string{"name"}},
-	"events":          {"all", []string{"seq, 8 bytes"}},
-	"instances":       {"task", []string{"role", "plugin", "alloc", "task"}},
-	"tasks":           {"task", []string{"alloc", "task"}},
-	"allocs":          {"node", []string{"alloc"}},
-	"volumes":         {"controller", []string{"namespace", "volume"}},
-	"inline_volumes":  {"node", []string{"namespace", "volume"}},
-	"claims":          {"controller", []string{"plugin", "external id", "alloc", "request"}},
-	"attachments":     {"controller", []string{"plugin", "external id", "node"}},
-	"stagings":        {"node", []string{"plugin", "external id"}},
-	"refs":            {"node", []string{"plugin", "external id", "alloc", "request"}},
-	"intents":         {"intent", []string{"plugin", "external id"}},
-	"node_intents":    {"intent", []string{"plugin", "external id"}},
-	"requests":        {"rpc", []string{"operation"}},
-	bucketRequestAge:  {"store", []string{"create index, 8 bytes", "operation"}},
-	bucketVolumeKeys:  {"store", []string{"plugin", "external id", "namespace", "volume"}},
-	bucketVolumeNames: {"store", []string{"plugin", "name, its first 128 bytes", "namespace", "volume"}},
-}
-
-// TestBucketsHaveOwners: the owner of a bucket is a package of the shim.
-func TestBucketsHaveOwners(t *testing.T) {
-	for name, d := range drawn {
-		if d.owner == "all" {
-			continue
-		}
-		if _, err := os.Stat("../" + d.owner); err != nil {
-			t.Errorf("bucket %s is owned by %s: %v", name, d.owner, err)
+// drawn returns the package that writes the records of a bucket, whether nodes share them, and the parts of their keys.
+func drawn(bucket registry.Bucket) (owner, nodes string, key []string) {
+	owner, nodes = "store", "one node"
+	if bucket.Shared() {
+		nodes = "shared"
+	}
+	switch bucket {
+	case bucketMeta:
+		return owner, nodes, []string{"name"}
+	case bucketEvents:
+		return "all", nodes, []string{"seq, 8 bytes"}
+	}
+	if t := bucket.Type(); t != nil {
+		return t.Owner, nodes, t.Path
+	}
+	for _, t := range registry.RecordTypes {
+		for _, x := range t.Indexes {
+			if x.Bucket == bucket {
+				return owner, nodes, slices.Concat(x.Path, t.Path)
+			}
 		}
 	}
-	for _, name := range buckets() {
-		if drawn[name].owner == "" {
-			t.Errorf("bucket %s has no owner", name)
-		}
-	}
+	return "", nodes, nil
 }
 
 // drawing is read from the file with bbolt alone.
@@ -94,12 +78,8 @@ func drawing(t *testing.T, path string) string {
 	defer db.Close()
 	err = db.View(func(tx *bolt.Tx) error {
 		return tx.ForEach(func(name []byte, b *bolt.Bucket) error {
-			d := drawn[string(name)]
-			nodes := "one node"
-			if registry.Bucket(name).Shared() {
-				nodes = "shared"
-			}
-			fmt.Fprintf(&out, "\n%-20s written by %s; %s; key: %s\n", name, d.owner, nodes, strings.Join(d.key, " / "))
+			owner, nodes, key := drawn(registry.Bucket(name))
+			fmt.Fprintf(&out, "\n%-20s written by %s; %s; key: %s\n", name, owner, nodes, strings.Join(key, " / "))
 			return b.ForEach(func(key, value []byte) error {
 				var v any
 				if err := json.Unmarshal(value[4:], &v); err != nil {

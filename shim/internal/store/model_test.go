@@ -88,10 +88,14 @@ func TestStoreAgreesWithItsModel(t *testing.T) {
 	})
 }
 
-func drawRecord(t *rapid.T) registry.Record {
+func drawRecord(t *rapid.T, shared bool) registry.Record {
 	id := rapid.SampledFrom([]string{"a", "b", "aa", "ab"}).Draw(t, "id")
 	detail := rapid.SampledFrom([]string{"", "x", "<&>\u2028"}).Draw(t, "detail")
-	switch rapid.IntRange(0, 3).Draw(t, "kind") {
+	kind := 3
+	if !shared {
+		kind = rapid.IntRange(0, 2).Draw(t, "kind")
+	}
+	switch kind {
 	case 0:
 		return registry.Alloc{ID: registry.AllocID(id), Job: detail, State: registry.AllocReady}
 	case 1:
@@ -137,11 +141,12 @@ func (m *model) store(t *rapid.T, use func(*Store)) {
 
 func (m *model) change(t *rapid.T) {
 	var c registry.Change
+	shared := rapid.Bool().Draw(t, "shared")
 	for range rapid.IntRange(0, 3).Draw(t, "puts") {
-		c.Put = append(c.Put, drawRecord(t))
+		c.Put = append(c.Put, drawRecord(t, shared))
 	}
 	for range rapid.IntRange(0, 2).Draw(t, "deletes") {
-		c.Delete = append(c.Delete, drawRecord(t).Key())
+		c.Delete = append(c.Delete, drawRecord(t, shared).Key())
 	}
 	for range rapid.IntRange(0, 3).Draw(t, "events") {
 		c.Events = append(c.Events, registry.Event{Kind: registry.EventUpdated})
@@ -164,7 +169,7 @@ func (m *model) apply(t *rapid.T, c registry.Change) {
 		if old, ok := before[r.Key()]; ok {
 			created = registry.Seq(old["create_index"].(float64))
 		}
-		m.records[r.Key()] = objectOf(t, r.Indexed(created, at))
+		m.records[r.Key()] = objectOf(t, registry.Indexed(r, created, at))
 		if m.records[r.Key()]["restart"] == nil {
 			delete(m.foreign[r.Key()], "restart")
 		}
@@ -178,7 +183,7 @@ func (m *model) apply(t *rapid.T, c registry.Change) {
 
 // laterBuild adds a field that this build does not know to a record, or to an object within it.
 func (m *model) laterBuild(t *rapid.T) {
-	key := drawRecord(t).Key()
+	key := drawRecord(t, rapid.Bool().Draw(t, "shared")).Key()
 	record, ok := m.records[key]
 	if !ok {
 		return

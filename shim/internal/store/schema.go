@@ -17,10 +17,6 @@ const application = "holdfast"
 const (
 	bucketMeta   = "meta"
 	bucketEvents = "events"
-	// The lists below are derived from records and written with them.
-	bucketVolumeKeys  = "volumes_by_key"    // plugin, external id, namespace, id: finds a volume by its key
-	bucketVolumeNames = "volumes_by_name"   // plugin, name, namespace, id: finds those that were created under a name
-	bucketRequestAge  = "requests_by_index" // create index, path: finds the oldest
 )
 
 const (
@@ -35,7 +31,10 @@ const (
 
 // buckets returns the names of the buckets that have a tally.
 func buckets() []string {
-	names := []string{bucketEvents, bucketVolumeKeys, bucketVolumeNames, bucketRequestAge}
+	names := []string{bucketEvents}
+	for _, x := range registry.Indexes {
+		names = append(names, string(x.Bucket))
+	}
 	for _, b := range registry.Buckets {
 		names = append(names, string(b))
 	}

@@ -54,20 +54,26 @@ var tested = schema{
 }
 
 // full is a change with a record of each kind, every field of which is set.
-func full(t testing.TB) registry.Change {
-	filled, inline := registrytest.Filled[registry.Volume](t, 4), registrytest.Filled[registry.Volume](t, 13)
-	filled.Ephemeral, inline.Created = false, false
-	onNode := registrytest.Filled[registry.Intent](t, 14)
-	onNode.RPC = registry.NodeStageRPC
-	key := filled.VolumeKey()
-	claim, ref := registrytest.Filled[registry.Claim](t, 5), registrytest.Filled[registry.Ref](t, 7)
-	claim.Volume, ref.Volume, ref.Alloc, ref.Request = key, key, claim.Alloc, claim.Request
-	c := puts(filled, inline, claim, ref, onNode,
-		registrytest.Filled[registry.Attachment](t, 11), registrytest.Filled[registry.Staging](t, 12),
-		registrytest.Filled[registry.Instance](t, 1), registrytest.Filled[registry.Task](t, 2),
-		registrytest.Filled[registry.Alloc](t, 3),
-		registrytest.Filled[registry.Intent](t, 8), registrytest.Filled[registry.Operation](t, 9))
-	event := registrytest.Filled[registry.Event](t, 10)
+func full(t testing.TB) (c registry.Change) {
+	var key registry.VolumeKey
+	var claim registry.Claim
+	for seed, b := range registry.Buckets {
+		record := registrytest.Record(t, b, seed+1)
+		switch r := record.(type) {
+		case registry.Volume:
+			if !r.Ephemeral {
+				key = r.VolumeKey()
+			}
+		case registry.Claim:
+			r.Volume = key
+			claim, record = r, r
+		case registry.Ref:
+			r.Volume, r.Alloc, r.Request = key, claim.Alloc, claim.Request
+			record = r
+		}
+		c.Put = append(c.Put, record)
+	}
+	event := registrytest.Filled[registry.Event](t, len(c.Put)+1)
 	event.Snapshot = nil // never stored
 	c.Events = []registry.Event{event}
 	return c
@@ -174,16 +180,7 @@ func TestGoldens(t *testing.T) {
 // a word.
 func strict(t *testing.T, key registry.Key, record object) {
 	t.Helper()
-	into := map[registry.Bucket]any{
-		registry.BucketInstances: &registry.Instance{}, registry.BucketTasks: &registry.Task{},
-		registry.BucketAllocs:  &registry.Alloc{},
-		registry.BucketVolumes: &registry.Volume{}, registry.BucketInlineVolumes: &registry.Volume{},
-		registry.BucketClaims:      &registry.Claim{},
-		registry.BucketAttachments: &registry.Attachment{}, registry.BucketStagings: &registry.Staging{},
-		registry.BucketRefs: &registry.Ref{}, registry.BucketIntents: &registry.Intent{},
-		registry.BucketNodeIntents: &registry.Intent{},
-		registry.BucketRequests:    &registry.Operation{},
-	}[key.Bucket]
+	into := reflect.New(key.Bucket.Type().GoType).Interface()
 	plain, err := released.forms.read(key.Bucket, encode(record))
 	if err != nil {
 		t.Fatal(err)

@@ -276,15 +276,15 @@ func (s *Store) View(ctx context.Context, read func(registry.View) error) error 
 		return err
 	}
 	defer s.readers.release(p)
-	err = reading(func() error { return read(s.view(p.tx, p.head)) })
+	err = reading(func() error { return read(registry.View{Reader: s.reader(p.tx, p.head)}) })
 	if errors.Is(err, errBroken) {
 		s.fail(err)
 	}
 	return err
 }
 
-func (s *Store) view(tx *bolt.Tx, h *head) view {
-	return view{tx, h, s.options.schema.forms}
+func (s *Store) reader(tx *bolt.Tx, h *head) reader {
+	return reader{tx, h, s.options.schema.forms}
 }
 
 // Snapshot writes a copy of the file as of the last commit, and returns its index. Commits continue meanwhile.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
 )
 
 // statePath is a state file to be, in a directory that the store accepts.
@@ -64,7 +65,7 @@ func (r *running) stop(t testing.TB) {
 
 func (r *running) must(t testing.TB, c registry.Change) registry.Seq {
 	t.Helper()
-	at, err := r.Commit(t.Context(), func(registry.View) (registry.Change, error) { return c, nil })
+	at, err := registrytest.Write(t.Context(), r, c)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -193,7 +193,7 @@ func decode(bucket string, key, value []byte, into any) error {
 }
 
 // numberKey returns a key that sorts like its number.
-func numberKey(n registry.Seq) []byte { return binary.BigEndian.AppendUint64(nil, uint64(n)) }
+func numberKey(n registry.Seq) []byte { return []byte(registry.NumberPath(n)) }
 
 // tally is the number of records in a bucket, and the sum of their checksums.
 type tally struct {

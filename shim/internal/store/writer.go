@@ -210,7 +210,7 @@ func (s *Store) write(g *group, requests []*request) error {
 	}
 	t := newTransaction(tx)
 	b := &batch{
-		transaction: t, view: s.view(tx, readHead(tx)), generation: s.generation, eventLimit: s.options.EventLimit,
+		transaction: t, reader: s.reader(tx, readHead(tx)), generation: s.generation, eventLimit: s.options.EventLimit,
 		now: s.options.Now,
 	}
 	for i, r := range requests {
@@ -231,7 +231,7 @@ func (s *Store) write(g *group, requests []*request) error {
 // decide has one request decide, and writes its change.
 func (s *Store) decide(g *group, b *batch, i int, r *request) error {
 	g.shared[i] = b.dirty
-	change, err := r.decide(b.view)
+	change, err := r.decide(registry.View{Reader: b.reader})
 	if err != nil || change.Empty() {
 		g.answers[i] = answer{b.seq, err}
 		return nil

@@ -1,0 +1,326 @@
+package registry
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"reflect"
+	"strings"
+)
+
+// Record is a value that a State keeps. Its Go type and its bucket are in RecordTypes.
+type Record interface{ Key() Key }
+
+// Bucket is the name of a set of records of one type, or of an index of them.
+type Bucket string
+
+const (
+	BucketInstances     Bucket = "instances"
+	BucketTasks         Bucket = "tasks"
+	BucketAllocs        Bucket = "allocs"
+	BucketVolumes       Bucket = "volumes"
+	BucketInlineVolumes Bucket = "inline_volumes"
+	BucketClaims        Bucket = "claims"
+	BucketAttachments   Bucket = "attachments"
+	BucketStagings      Bucket = "stagings"
+	BucketRefs          Bucket = "refs"
+	BucketIntents       Bucket = "intents"
+	BucketNodeIntents   Bucket = "node_intents"
+	BucketRequests      Bucket = "requests"
+)
+
+// RecordType describes the records of one bucket.
+type RecordType struct {
+	Bucket Bucket
+	Owner  string // package of the shim that writes the records
+	Shared bool   // the nodes of a cluster share the records; else each belongs to one node
+	// Release means that a release of volumes also adds records, so they are stored even if the disk is full.
+	Release bool
+	Path    []string // the parts of a key's path
+	Indexes []Index
+	codec
+}
+
+// RecordTypes describes every bucket of records. Their order is that of Buckets.
+var RecordTypes = []RecordType{
+	{Bucket: BucketInstances, Owner: "task", Path: []string{"role", "plugin", "alloc", "task"},
+		codec: codecOf(func(r *Instance) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+	{Bucket: BucketTasks, Owner: "task", Path: []string{"alloc", "task"},
+		codec: codecOf(func(r *Task) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+	{Bucket: BucketAllocs, Owner: "node", Path: []string{"alloc"},
+		codec: codecOf(func(r *Alloc) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+	{Bucket: BucketVolumes, Owner: "controller", Shared: true, Path: []string{"namespace", "volume"},
+		Indexes: volumeIndexes, codec: volumeCodec},
+	{Bucket: BucketInlineVolumes, Owner: "node", Path: []string{"namespace", "volume"},
+		Indexes: volumeIndexes, codec: volumeCodec},
+	{Bucket: BucketClaims, Owner: "controller", Shared: true,
+		Path:  []string{"plugin", "external id", "alloc", "request"},
+		codec: codecOf(func(r *Claim) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+	{Bucket: BucketAttachments, Owner: "controller", Shared: true, Path: []string{"plugin", "external id", "node"},
+		codec: codecOf(func(r *Attachment) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+	{Bucket: BucketStagings, Owner: "node", Path: []string{"plugin", "external id"},
+		codec: codecOf(func(r *Staging) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+	{Bucket: BucketRefs, Owner: "node", Path: []string{"plugin", "external id", "alloc", "request"},
+		codec: codecOf(func(r *Ref) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+	{Bucket: BucketIntents, Owner: "intent", Shared: true, Release: true, Path: []string{"plugin", "external id"},
+		codec: intentCodec},
+	{Bucket: BucketNodeIntents, Owner: "intent", Release: true, Path: []string{"plugin", "external id"},
+		codec: intentCodec},
+	// An operation has no ModifyIndex. It keeps its CreateIndex when it is answered.
+	{Bucket: BucketRequests, Owner: "rpc", Release: true, Path: []string{"operation"},
+		Indexes: []Index{requestsByIndex},
+		codec:   codecOf(func(r *Operation) (create, modify *Seq) { return &r.CreateIndex, &r.CreateIndex })},
+}
+
+var (
+	volumeCodec = codecOf(func(r *Volume) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })
+	intentCodec = codecOf(func(r *Intent) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })
+)
+
+// Index is a set of keys derived from records, which finds them by another field than their key. An entry's path is a
+// prefix followed by the path of the record.
+type Index struct {
+	Bucket Bucket
+	Path   []string // the parts of an entry's path before that of the record
+	// Prefix returns the prefix of a record's entry; empty: the record has none.
+	Prefix func(Record) string
+}
+
+var (
+	volumesByKey = Index{"volumes_by_key", []string{"plugin", "external id"}, func(r Record) string {
+		v := r.(Volume)
+		if v.External == "" { // its plugin has not named it yet
+			return ""
+		}
+		return v.VolumeKey().path()
+	}}
+	volumesByName = Index{"volumes_by_name", []string{"plugin", "name, its first 128 bytes"}, func(r Record) string {
+		v := r.(Volume)
+		if !v.Created {
+			return ""
+		}
+		return namePrefix(v.Plugin, v.Name)
+	}}
+	requestsByIndex = Index{RequestsByIndex, []string{"create index, 8 bytes"}, func(r Record) string {
+		return NumberPath(r.(Operation).CreateIndex)
+	}}
+	volumeIndexes = []Index{volumesByKey, volumesByName}
+)
+
+// RequestsByIndex is the index of operations by age, the oldest first.
+const RequestsByIndex Bucket = "requests_by_index"
+
+// namePrefix returns the prefix in volumesByName. Of a name longer than CSI allows ("Size Limits") it has the
+// beginning, so a reader compares the whole name.
+func namePrefix(plugin PluginID, name string) string {
+	return PathOf(plugin, name[:min(len(name), MaxID)])
+}
+
+// Buckets lists the buckets of records.
+var Buckets = func() (all []Bucket) {
+	for _, t := range RecordTypes {
+		all = append(all, t.Bucket)
+	}
+	return all
+}()
+
+// Indexes lists the indexes of all record types.
+var Indexes = []Index{volumesByKey, volumesByName, requestsByIndex}
+
+var typeOfBucket = func() map[Bucket]*RecordType {
+	types := map[Bucket]*RecordType{}
+	for i := range RecordTypes {
+		types[RecordTypes[i].Bucket] = &RecordTypes[i]
+	}
+	return types
+}()
+
+// Type returns the type of the bucket's records, or nil if the bucket holds none.
+func (b Bucket) Type() *RecordType { return typeOfBucket[b] }
+
+// Shared reports whether the nodes of a cluster share the records of the bucket. Those of any other bucket belong to
+// one node.
+func (b Bucket) Shared() bool { t := b.Type(); return t != nil && t.Shared }
+
+// codec is what State implementations do with records of one Go type.
+type codec struct {
+	GoType  reflect.Type
+	Decode  func(text []byte) (Record, error) // JSON
+	indexes func(Record) (created, modified Seq)
+	indexed func(r Record, created, at Seq) Record
+}
+
+func codecOf[T Record](fields func(*T) (create, modify *Seq)) codec {
+	return codec{
+		GoType: reflect.TypeFor[T](),
+		Decode: func(text []byte) (Record, error) {
+			var r T
+			err := json.Unmarshal(text, &r)
+			return r, err
+		},
+		indexes: func(r Record) (created, modified Seq) {
+			of := r.(T)
+			create, modify := fields(&of)
+			return *create, *modify
+		},
+		indexed: func(r Record, created, at Seq) Record {
+			of := r.(T)
+			create, modify := fields(&of)
+			if *modify = at; created == 0 {
+				created = at
+			}
+			*create = created
+			return of
+		},
+	}
+}
+
+// IndexesOf returns the CreateIndex and ModifyIndex of a record; 0 if r is nil.
+func IndexesOf(r Record) (created, modified Seq) {
+	if r == nil {
+		return 0, 0
+	}
+	return r.Key().Bucket.Type().indexes(r)
+}
+
+// Indexed returns r with ModifyIndex at, and with CreateIndex created, or at if that is 0.
+func Indexed(r Record, created, at Seq) Record { return r.Key().Bucket.Type().indexed(r, created, at) }
+
+// IndexKeys returns the keys of a record's index entries.
+func IndexKeys(r Record) (keys []Key) {
+	if r == nil {
+		return nil
+	}
+	k := r.Key()
+	for _, x := range k.Bucket.Type().Indexes {
+		if prefix := x.Prefix(r); prefix != "" {
+			keys = append(keys, Key{x.Bucket, prefix + k.Path})
+		}
+	}
+	return keys
+}
+
+// Key names a record or an index entry. Its path is encoded with length prefixes, so that no choice of ids makes two
+// keys alike, and so that all records whose path begins alike lie together.
+type Key struct {
+	Bucket Bucket
+	Path   string
+}
+
+// maxPath is the length of the longest key of the store's database, in bytes.
+const maxPath = 32768
+
+// check returns an error if no record can have the key.
+func (k Key) check() error {
+	if k.Bucket.Type() == nil || k.Path == "" || len(k.Path) > maxPath {
+		return Errorf(ErrInternal, "no record can have the key %s %.200q", k.Bucket, k.Path)
+	}
+	return nil
+}
+
+// Check returns an ErrInternal if no State can store the change: a key is impossible, or the change mixes records that
+// nodes share with records of one node, which a cluster does not store in one place.
+func (c Change) Check() error {
+	for _, k := range c.keys() {
+		if err := k.check(); err != nil {
+			return err
+		}
+	}
+	for _, r := range c.Put {
+		for _, k := range IndexKeys(r) {
+			if len(k.Path) > maxPath {
+				return Errorf(ErrInternal, "%s %.200q is too long for %s", r.Key().Bucket, r.Key().Path, k.Bucket)
+			}
+		}
+	}
+	if c.Mixed() {
+		var buckets []string
+		for _, k := range c.keys() {
+			buckets = append(buckets, string(k.Bucket))
+		}
+		return Errorf(ErrInternal, "commit mixes shared and node records: %s", strings.Join(buckets, ", "))
+	}
+	return nil
+}
+
+// PathOf encodes ids into a key's path, each prefixed by its length as two big-endian bytes.
+func PathOf[T ~string](first T, rest ...string) string {
+	path := appendPart(nil, string(first))
+	for _, part := range rest {
+		path = appendPart(path, part)
+	}
+	return string(path)
+}
+
+func appendPart(path []byte, part string) []byte {
+	return append(append(path, byte(len(part)>>8), byte(len(part))), part...)
+}
+
+// partsOf decodes a path made by PathOf. It returns nil for any other path.
+func partsOf(path string) (parts []string) {
+	for path != "" {
+		if len(path) < 2 || len(path) < 2+int(path[0])<<8+int(path[1]) {
+			return nil
+		}
+		end := 2 + int(path[0])<<8 + int(path[1])
+		parts, path = append(parts, path[2:end]), path[end:]
+	}
+	return parts
+}
+
+// NumberPath returns a path of 8 bytes that sorts like its number.
+func NumberPath(n Seq) string { return string(binary.BigEndian.AppendUint64(nil, uint64(n))) }
+
+// The keys of records. A Volume and an Intent choose one of two buckets.
+
+func (k InstanceKey) Key() Key {
+	return Key{BucketInstances, PathOf(k.Role, string(k.Plugin), string(k.Alloc), string(k.Task))}
+}
+func (k TaskKey) Key() Key    { return Key{BucketTasks, PathOf(k.Alloc, string(k.Task))} }
+func (n VolumeName) Key() Key { return Key{BucketVolumes, PathOf(n.Namespace, string(n.ID))} }
+
+// Key returns the key of the attachment's record.
+func (k AttachmentKey) Key() Key {
+	return Key{BucketAttachments, PathOf(k.Volume.Plugin, string(k.Volume.External), string(k.Node))}
+}
+
+// ClaimRecord and RefRecord return the keys of the two records that a claim key names.
+func (k ClaimKey) ClaimRecord() Key { return Key{BucketClaims, k.path()} }
+func (k ClaimKey) RefRecord() Key   { return Key{BucketRefs, k.path()} }
+func (k ClaimKey) path() string {
+	return PathOf(k.Volume.Plugin, string(k.Volume.External), string(k.Alloc), string(k.Request))
+}
+
+// StagingRecord, IntentRecord and NodeIntentRecord return the keys of records of which a volume has at most one.
+// IntentRecord is the key of a controller call's intent.
+func (k VolumeKey) StagingRecord() Key    { return Key{BucketStagings, k.path()} }
+func (k VolumeKey) IntentRecord() Key     { return Key{BucketIntents, k.path()} }
+func (k VolumeKey) NodeIntentRecord() Key { return Key{BucketNodeIntents, k.path()} }
+func (k VolumeKey) path() string          { return PathOf(k.Plugin, string(k.External)) }
+
+// AllocRecord and OperationRecord return the keys of records that one id names.
+func AllocRecord(id AllocID) Key         { return Key{BucketAllocs, PathOf(id)} }
+func OperationRecord(id OperationID) Key { return Key{BucketRequests, PathOf(id)} }
+
+func (a Alloc) Key() Key      { return AllocRecord(a.ID) }
+func (c Claim) Key() Key      { return c.ClaimKey().ClaimRecord() }
+func (a Attachment) Key() Key { return a.AttachmentKey().Key() }
+func (s Staging) Key() Key    { return s.Volume.StagingRecord() }
+func (r Ref) Key() Key        { return r.ClaimKey().RefRecord() }
+func (o Operation) Key() Key  { return OperationRecord(o.ID) }
+
+// Key returns the key of the volume's record. An inline volume has a bucket of its own, as it belongs to one node.
+func (v Volume) Key() Key {
+	key := v.VolumeName().Key()
+	if v.Ephemeral {
+		key.Bucket = BucketInlineVolumes
+	}
+	return key
+}
+
+// Key returns the key of the intent's record. The intent of a call to a node has a bucket of its own.
+func (i Intent) Key() Key {
+	if i.RPC.OnNode() {
+		return i.Volume.NodeIntentRecord()
+	}
+	return i.Volume.IntentRecord()
+}

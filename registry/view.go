@@ -1,0 +1,171 @@
+package registry
+
+import (
+	"cmp"
+	"iter"
+	"slices"
+	"strings"
+)
+
+// Reader reads one transaction of a State. A record that cannot be decoded ends the transaction with ErrDamaged.
+type Reader interface {
+	// Index returns the index of the last change.
+	Index() Seq
+	// Get returns the record of a key, or nil. The record belongs to the caller.
+	Get(Key) Record
+	// Paths yields, in order, the paths that begin with prefix of the records or index entries in a bucket.
+	Paths(b Bucket, prefix string) iter.Seq[string]
+	// Events returns up to limit events with a number above after, in order, and the floor: events up to it have been
+	// pruned, so a cursor below it has missed some.
+	Events(after Seq, limit int) (events []Event, floor Seq)
+	// Damaged ends the transaction with an ErrDamaged.
+	Damaged(format string, args ...any)
+}
+
+// View is the state as one transaction sees it. Lists are in key order. Records belong to the caller.
+type View struct{ Reader }
+
+func one[T Record](v View, k Key) (T, bool) {
+	record, found := v.Get(k).(T)
+	return record, found
+}
+
+// list returns the records whose path begins with prefix and passes. It decodes no others. A nil pass passes all.
+func list[T Record](v View, b Bucket, prefix string, pass func(path string) bool) (records []T) {
+	for path := range v.Paths(b, prefix) {
+		if pass == nil || pass(path) {
+			records = append(records, v.Get(Key{b, path}).(T))
+		}
+	}
+	return records
+}
+
+func (v View) Instance(k InstanceKey) (Instance, bool) { return one[Instance](v, k.Key()) }
+
+// Instances returns the instances of one role of a plugin, newest first.
+func (v View) Instances(role Role, id PluginID) []Instance {
+	found := list[Instance](v, BucketInstances, PathOf(role, string(id)), nil)
+	slices.SortFunc(found, func(a, b Instance) int { return compareRank(&a, &b) })
+	return found
+}
+
+// AllInstances returns the instances by role, plugin, then newest first.
+func (v View) AllInstances() []Instance {
+	all := list[Instance](v, BucketInstances, "", nil)
+	slices.SortFunc(all, func(a, b Instance) int { return compareInstances(&a, &b) })
+	return all
+}
+
+func (v View) Task(k TaskKey) (Task, bool) { return one[Task](v, k.Key()) }
+func (v View) Tasks() []Task               { return list[Task](v, BucketTasks, "", nil) }
+
+func (v View) Alloc(id AllocID) (Alloc, bool) { return one[Alloc](v, AllocRecord(id)) }
+func (v View) Allocs() []Alloc                { return list[Alloc](v, BucketAllocs, "", nil) }
+
+// AllocsWhere returns the allocs that pass.
+func (v View) AllocsWhere(pass func(Alloc) bool) []Alloc {
+	return slices.DeleteFunc(v.Allocs(), func(a Alloc) bool { return !pass(a) })
+}
+
+// Volume returns a volume, inline or not. If an inline volume has the same name as another, it returns the other.
+func (v View) Volume(n VolumeName) (Volume, bool) { return v.volumeAt(n.Key().Path) }
+
+func (v View) volumeAt(path string) (volume Volume, found bool) {
+	if volume, found = one[Volume](v, Key{BucketVolumes, path}); found {
+		return volume, true
+	}
+	return one[Volume](v, Key{BucketInlineVolumes, path})
+}
+
+// VolumeByKey returns the first by name if several volumes have the key.
+func (v View) VolumeByKey(k VolumeKey) (volume Volume, found bool) {
+	for volume := range v.volumesIn(volumesByKey, k.path()) {
+		return volume, true
+	}
+	return volume, false
+}
+
+// VolumesNamed returns the volumes that were created under a name at a plugin's controller (Volume.CreatedAs). It reads
+// few others.
+func (v View) VolumesNamed(plugin PluginID, name string) (volumes []Volume) {
+	for volume := range v.volumesIn(volumesByName, namePrefix(plugin, name)) {
+		if volume.CreatedAs(plugin, name) { // else the names only begin alike
+			volumes = append(volumes, volume)
+		}
+	}
+	return volumes
+}
+
+func (v View) volumesIn(x Index, prefix string) iter.Seq[Volume] {
+	return func(yield func(Volume) bool) {
+		for path := range v.Paths(x.Bucket, prefix) {
+			volume, found := v.volumeAt(path[len(prefix):])
+			if !found {
+				v.Damaged("%s lists a volume that does not exist: %q", x.Bucket, path)
+			}
+			if !yield(volume) {
+				return
+			}
+		}
+	}
+}
+
+// Volumes returns all volumes, inline or not.
+func (v View) Volumes() []Volume {
+	all := append(list[Volume](v, BucketVolumes, "", nil), list[Volume](v, BucketInlineVolumes, "", nil)...)
+	slices.SortStableFunc(all, func(a, b Volume) int { return cmp.Compare(a.Key().Path, b.Key().Path) })
+	return all
+}
+
+// VolumesOf returns an alloc's inline volumes (Volume.InlineOf). It decodes few others.
+func (v View) VolumesOf(id AllocID) []Volume {
+	found := list[Volume](v, BucketInlineVolumes, "", func(path string) bool {
+		return strings.HasSuffix(path, string(InlineID(id, "")))
+	})
+	return slices.DeleteFunc(found, func(r Volume) bool { return !r.InlineOf(id) })
+}
+
+func (v View) Claims(k VolumeKey) []Claim { return list[Claim](v, BucketClaims, k.path(), nil) }
+func (v View) AllClaims() []Claim         { return list[Claim](v, BucketClaims, "", nil) }
+
+// ClaimsOf returns the claims of an alloc.
+func (v View) ClaimsOf(id AllocID) []Claim {
+	return list[Claim](v, BucketClaims, "", func(path string) bool {
+		parts := partsOf(path)
+		return len(parts) == 4 && parts[2] == string(id)
+	})
+}
+
+func (v View) Attachment(k AttachmentKey) (Attachment, bool) { return one[Attachment](v, k.Key()) }
+func (v View) Attachments(k VolumeKey) []Attachment {
+	return list[Attachment](v, BucketAttachments, k.path(), nil)
+}
+func (v View) AllAttachments() []Attachment { return list[Attachment](v, BucketAttachments, "", nil) }
+
+func (v View) Staging(k VolumeKey) (Staging, bool) { return one[Staging](v, k.StagingRecord()) }
+func (v View) Stagings() []Staging                 { return list[Staging](v, BucketStagings, "", nil) }
+
+func (v View) Ref(k ClaimKey) (Ref, bool) { return one[Ref](v, k.RefRecord()) }
+func (v View) Refs(k VolumeKey) []Ref     { return list[Ref](v, BucketRefs, k.path(), nil) }
+func (v View) AllRefs() []Ref             { return list[Ref](v, BucketRefs, "", nil) }
+
+// Intent returns the open controller call of a volume, NodeIntent its open call at this node.
+func (v View) Intent(k VolumeKey) (Intent, bool)     { return one[Intent](v, k.IntentRecord()) }
+func (v View) NodeIntent(k VolumeKey) (Intent, bool) { return one[Intent](v, k.NodeIntentRecord()) }
+
+// Intents returns all open calls, controller calls first.
+func (v View) Intents() []Intent {
+	return append(list[Intent](v, BucketIntents, "", nil), list[Intent](v, BucketNodeIntents, "", nil)...)
+}
+
+func (v View) Operation(id OperationID) (Operation, bool) {
+	return one[Operation](v, OperationRecord(id))
+}
+
+// OpenIntent returns the open call of a volume: that of its controller, or else that of this node.
+func OpenIntent(v View, k VolumeKey) (Intent, bool) {
+	if open, found := v.Intent(k); found {
+		return open, true
+	}
+	return v.NodeIntent(k)
+}
