@@ -39,18 +39,25 @@ const (
 	EventVolumeUnhealthy EventKind = "volume unhealthy"     // the plugin reports it in Role; Detail is its message
 	// the plugin reports it in Role, after it reported the opposite
 	EventVolumeHealthy EventKind = "volume healthy"
-	EventClaimed       EventKind = "claimed"
-	EventReleased      EventKind = "released"
-	EventAttached      EventKind = "attached"
-	EventDetached      EventKind = "detached"
-	EventStaged        EventKind = "staged"
-	EventUnstaged      EventKind = "unstaged"
-	EventPublished     EventKind = "published"
-	EventUnpublished   EventKind = "unpublished"
-	EventMountLost     EventKind = "mount lost"  // a confirmed mount is gone, dead or hangs; Detail holds which
-	EventMountBack     EventKind = "mount back"  // a lost mount works again
-	EventStepFailed    EventKind = "step failed" // Cause is the RPC, Detail the driver's message
-	EventReconciled    EventKind = "reconciled"  // Detail holds the finding and the repair
+	// Events of snapshots: Volume is the snapshot's source, Detail names the snapshot.
+	EventSnapshotTaken   EventKind = "snapshot taken"
+	EventSnapshotReady   EventKind = "snapshot ready" // volumes can be created from it
+	EventSnapshotFailed  EventKind = "snapshot failed"
+	EventSnapshotDeleted EventKind = "snapshot deleted"
+	EventSnapshotKept    EventKind = "snapshot kept" // the plugin refused the deletion
+
+	EventClaimed     EventKind = "claimed"
+	EventReleased    EventKind = "released"
+	EventAttached    EventKind = "attached"
+	EventDetached    EventKind = "detached"
+	EventStaged      EventKind = "staged"
+	EventUnstaged    EventKind = "unstaged"
+	EventPublished   EventKind = "published"
+	EventUnpublished EventKind = "unpublished"
+	EventMountLost   EventKind = "mount lost"  // a confirmed mount is gone, dead or hangs; Detail holds which
+	EventMountBack   EventKind = "mount back"  // a lost mount works again
+	EventStepFailed  EventKind = "step failed" // Cause is the RPC, Detail the driver's message
+	EventReconciled  EventKind = "reconciled"  // Detail holds the finding and the repair
 
 	// EventResync is never stored. It reports that a watcher's cursor is too old and carries the current Snapshot.
 	EventResync EventKind = "resync"

@@ -103,10 +103,12 @@ type Health struct {
 // "controller.PUBLISH_UNPUBLISH_VOLUME". A value unknown to this build keeps its number, as in "controller.99".
 type Capability string
 
-// Optional calls that Holdfast makes on its own.
+// Calls that change nothing.
 const (
-	ListVolumesRPC RPC = "ListVolumes"
-	NodeStatsRPC   RPC = "NodeGetVolumeStats"
+	ListVolumesRPC   RPC = "ListVolumes"
+	NodeStatsRPC     RPC = "NodeGetVolumeStats"
+	GetSnapshotRPC   RPC = "GetSnapshot"
+	ListSnapshotsRPC RPC = "ListSnapshots"
 )
 
 // The capabilities that Holdfast checks.
@@ -116,6 +118,8 @@ const (
 	CreateDelete     Capability = "controller.CREATE_DELETE_VOLUME"
 	CloneVolume      Capability = "controller.CLONE_VOLUME"
 	CreateSnapshot   Capability = "controller.CREATE_DELETE_SNAPSHOT"
+	GetSnapshot      Capability = "controller.GET_SNAPSHOT"
+	ListSnapshots    Capability = "controller.LIST_SNAPSHOTS"
 	AttachDetach     Capability = "controller.PUBLISH_UNPUBLISH_VOLUME"
 	AttachReadOnly   Capability = "controller.PUBLISH_READONLY"
 	ListVolumes      Capability = "controller.LIST_VOLUMES"

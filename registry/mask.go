@@ -91,6 +91,12 @@ func (v Volume) Masked() Volume {
 	return v
 }
 
+// Masked returns the snapshot with secrets in its parameters masked.
+func (s VolumeSnapshot) Masked() VolumeSnapshot {
+	s.Parameters = masked(s.Parameters)
+	return s
+}
+
 func masked(values map[string]string) map[string]string {
 	if values == nil {
 		return nil

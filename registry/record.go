@@ -26,6 +26,8 @@ const (
 	BucketIntents       Bucket = "intents"
 	BucketNodeIntents   Bucket = "node_intents"
 	BucketRequests      Bucket = "requests"
+	BucketSnapshots     Bucket = "snapshots"
+	BucketEndpointUses  Bucket = "endpoint_uses"
 )
 
 // RecordType describes the records of one bucket.
@@ -65,6 +67,11 @@ var RecordTypes = []RecordType{
 		codec: intentCodec},
 	{Bucket: BucketNodeIntents, Owner: "intent", Release: true, Path: []string{"plugin", "external id"},
 		codec: intentCodec},
+	{Bucket: BucketSnapshots, Owner: "controller", Shared: true, Path: []string{"namespace", "snapshot"},
+		codec: codecOf(func(r *VolumeSnapshot) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+	{Bucket: BucketEndpointUses, Owner: "endpoint", Shared: true,
+		Path:  []string{"plugin", "external id", "node", "call", "place"},
+		codec: codecOf(func(r *EndpointUse) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
 	// An operation has no ModifyIndex. It keeps its CreateIndex when it is answered.
 	{Bucket: BucketRequests, Owner: "rpc", Release: true, Path: []string{"operation"},
 		Indexes: []Index{requestsByIndex},

@@ -85,6 +85,8 @@ const (
 	NodeUnpublishRPC       RPC = "NodeUnpublishVolume"
 	ControllerExpandRPC    RPC = "ControllerExpandVolume"
 	NodeExpandRPC          RPC = "NodeExpandVolume"
+	CreateSnapshotRPC      RPC = "CreateSnapshot"
+	DeleteSnapshotRPC      RPC = "DeleteSnapshot"
 )
 
 // Expands reports whether the call makes a volume larger. Such a call has no undo.

@@ -158,6 +158,14 @@ func (v View) Intents() []Intent {
 	return append(list[Intent](v, BucketIntents, "", nil), list[Intent](v, BucketNodeIntents, "", nil)...)
 }
 
+func (v View) Snapshot(n SnapshotName) (VolumeSnapshot, bool) { return one[VolumeSnapshot](v, n.Key()) }
+func (v View) Snapshots() []VolumeSnapshot                    { return list[VolumeSnapshot](v, BucketSnapshots, "", nil) }
+
+// EndpointUses returns how clients of CSI endpoints use a volume.
+func (v View) EndpointUses(k VolumeKey) []EndpointUse {
+	return list[EndpointUse](v, BucketEndpointUses, k.path(), nil)
+}
+
 func (v View) Operation(id OperationID) (Operation, bool) {
 	return one[Operation](v, OperationRecord(id))
 }
