@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"holdfast/host"
 	"holdfast/internal/csifake"
 	"holdfast/internal/csifake/journal"
@@ -152,11 +154,11 @@ func (tr *traffic) verify() {
 	events := tr.eventsUntil(func(event host.Event) bool {
 		return event.Kind == "task deregistered" && event.Alloc == tr.plugin.task.Alloc
 	})
-	hurried := map[string]bool{} // volumes that were requested twice
+	other := map[string]bool{} // volumes that were requested twice, and those of CSI clients
 	for _, c := range tr.calls("CreateVolume") {
-		hurried[volumeOf(c)] = strings.HasPrefix(c.Name, "hurried-")
+		other[volumeOf(c)] = strings.HasPrefix(c.Name, "hurried-") || strings.HasPrefix(c.Name, "client-")
 	}
-	calls := slices.DeleteFunc(tr.calls(), func(c journal.Call) bool { return hurried[volumeOf(c)] })
+	calls := slices.DeleteFunc(tr.calls(), func(c journal.Call) bool { return other[volumeOf(c)] })
 	events = slices.DeleteFunc(events, func(event host.Event) bool {
 		return strings.HasPrefix(string(event.Volume.ID), "hurried-")
 	})
@@ -300,6 +302,8 @@ func (tr *traffic) startAll() {
 	tr.repeat(func(n int) { tr.pluginLife(fmt.Sprintf("p%d", n)) })
 	tr.repeat(func(n int) { tr.hurried(fmt.Sprintf("hurried-%d", n), time.Duration(1+n*7%40)*time.Millisecond) })
 	tr.repeat(func(n int) { tr.registerAndForget(fmt.Sprintf("known-%d", n)) })
+	conn, _ := tr.serveCSI()
+	tr.repeat(func(n int) { tr.clientLife(conn, fmt.Sprintf("client-%d", n)) })
 	tr.repeat(tr.readAll)
 	tr.repeat(tr.callRefused)
 	tr.repeat(tr.callAlone)
@@ -431,6 +435,14 @@ func wantNone[T any](list []T, _ host.Seq, err error) error {
 		err = fmt.Errorf("it exists: %+v", list)
 	}
 	return err
+}
+
+// clientLife is a volume of a CSI client.
+func (tr *traffic) clientLife(conn *grpc.ClientConn, name string) {
+	tr.lives.RLock()
+	defer tr.lives.RUnlock()
+	v := newCSIVolume(conn, name, filepath.Join(tr.dir, "clients"))
+	tr.call("ServeCSI", nil, v.life)
 }
 
 // registerAndForget registers and deregisters a volume that the plugin has.

@@ -50,7 +50,7 @@ func main() {
 		return nil
 	}
 	if err := bootstrap.Serve(context.Background(), register,
-		bootstrap.ServeOptions{Logger: log, Run: shim.Run}); err != nil {
+		bootstrap.ServeOptions{Logger: log, Run: shim.Run, Server: shim.ServerOptions()}); err != nil {
 		log.Error("the shim ends", "error", err) // go-plugin has put a pipe of its own in place of os.Stderr
 		log.Flush(time.Second)
 		os.Exit(1)

@@ -20,6 +20,7 @@ type configuration struct {
 	Access       string   // "" is mount
 	Size, Larger int64    // of volumes, before and after they are expanded
 	Limited      bool     // the number of volumes on the node
+	Endpoint     bool     // loopfs is a plugin of holdfast, and csi-sanity calls its CSI endpoint during swaps
 
 	skips []skip
 }
@@ -41,6 +42,8 @@ var configurations = []configuration{
 	{Name: "attached, limited", Args: attach("loop", "--max-volumes=2"), Size: 16 * mib, Larger: 32 * mib,
 		Limited: true},
 	{Name: "controller and node apart", Args: attach("loop"), Split: true, Size: 16 * mib, Larger: 32 * mib,
+		skips: unlimited},
+	{Name: "ext4 attached, over the endpoint", Args: attach("loop"), Endpoint: true, Size: 16 * mib, Larger: 24 * mib,
 		skips: unlimited},
 }
 
@@ -110,16 +113,20 @@ func TestMissingPackageIsNamed(t *testing.T) {
 	}
 }
 
-// build makes loopfs in its own module: as it is built for everybody.
+// build builds loopfs, and beside it holdfast and its shim, in their own module. It returns the path of loopfs.
 func build(t *testing.T) string {
 	t.Helper()
-	binary := filepath.Join(t.TempDir(), "loopfs")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", binary, "./examples/loopfs")
-	cmd.Dir = "../../.."
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build loopfs: %v\n%s", err, out)
+	dir := t.TempDir()
+	for name, pkg := range map[string]string{
+		"loopfs": "./examples/loopfs", "holdfast": "./host/cmd/holdfast", "holdfast-shim": "./shim",
+	} {
+		cmd := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(dir, name), pkg)
+		cmd.Dir = "../../.."
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("build %s: %v\n%s", pkg, err, out)
+		}
 	}
-	return binary
+	return filepath.Join(dir, "loopfs")
 }
 
 // spec is what ginkgo reports of one spec.

@@ -67,18 +67,25 @@ func (j task) run() error {
 		modes = []string{"controller", "node"}
 		config.Address, config.ControllerAddress = j.address("node"), j.address("controller")
 	}
-	var running []*exec.Cmd
+	var ends []func() error
+	if j.Configuration.Endpoint {
+		e, err := j.startEndpoint()
+		if err != nil {
+			return err
+		}
+		ends, modes = append(ends, e.end), nil
+	}
 	for _, mode := range modes {
 		cmd, err := j.start(mode)
 		if err != nil {
 			return err
 		}
-		running = append(running, cmd)
+		ends = append(ends, func() error { return stop(cmd) })
 	}
 	var failed failure
 	sanity.Test(&failed, config)
-	for _, cmd := range running {
-		if err := stop(cmd); err != nil {
+	for _, end := range ends {
+		if err := end(); err != nil {
 			return err
 		}
 	}

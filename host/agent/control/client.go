@@ -30,10 +30,15 @@ var ErrNoAgent = errors.New("no agent is running")
 
 // NewClient makes a client; it connects with the first call.
 func NewClient(socket string) *Client {
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{Timeout: 5 * time.Second}).DialContext(ctx, "unix", socket)
-	}
-	return &Client{socket: socket, web: &http.Client{Transport: &http.Transport{DialContext: dial}}}
+	c := &Client{socket: socket}
+	c.web = &http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
+	}}
+	return c
+}
+
+func (c *Client) dial(ctx context.Context) (net.Conn, error) {
+	return (&net.Dialer{Timeout: 5 * time.Second}).DialContext(ctx, "unix", c.socket)
 }
 
 // segment escapes an ID for a URL path. An ID of dots alone would be a relative path.

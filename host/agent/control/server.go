@@ -51,6 +51,11 @@ type Doctors interface {
 	Doctor(ctx context.Context, repair bool, digest string) (host.Diagnosis, error)
 }
 
+// Endpoints serves CSI clients.
+type Endpoints interface {
+	ServeCSI(ctx context.Context, plugin host.PluginID, l net.Listener) error
+}
+
 // Swaps replaces the shim.
 type Swaps interface {
 	SwapAs(ctx context.Context, b host.Binary, operator string) (host.SwapReport, error)
@@ -66,6 +71,7 @@ type Host interface {
 	States
 	Doctors
 	Swaps
+	Endpoints
 }
 
 var _ Host = (*host.Host)(nil)
@@ -76,23 +82,26 @@ type Server struct {
 	host  Host
 	self  Self
 	log   hclog.Logger
+
+	endpoints sync.WaitGroup // connections of CSI clients, which the HTTP server does not wait for
 }
 
 // NewServer returns the API server of an agent.
 func NewServer(a *agent.Agent, h Host, self Self, log hclog.Logger) *Server {
 	self.Version, self.PID, self.Node, self.Drivers = host.Version, os.Getpid(), a.Node(), a.DriverNames()
-	return &Server{a, h, self, log}
+	return &Server{agent: a, host: h, self: self, log: log}
 }
 
 // Serve answers on l until ctx ends. Then it waits up to 2s for calls in flight and closes l.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	life, cancel := context.WithCancel(ctx)
-	defer cancel()
 	web := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second,
 		BaseContext: func(net.Listener) context.Context { return life }}
 	served := make(chan error, 1)
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	defer s.endpoints.Wait()
+	defer cancel()
 	wg.Go(func() { served <- web.Serve(l) })
 	select {
 	case err := <-served:
@@ -144,6 +153,7 @@ func (s *Server) handler() http.Handler {
 	}
 	mux.HandleFunc("GET /v1/events", s.streamEvents)
 	mux.HandleFunc("GET /v1/alloc/{id}/logs/{task}", s.streamLogs)
+	mux.HandleFunc("GET /v1/plugin/{id}/csi", s.serveCSI)
 	return mux
 }
 

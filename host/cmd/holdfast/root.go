@@ -143,7 +143,7 @@ Exit codes:
 	root.AddCommand(
 		newRun(io, p), newAgent(io, p), newValidate(io, p), newJob(io, p), newPlugin(io, p), newVolume(io, p),
 		newAlloc(io, p),
-		newEvents(io, p), newShim(io, p), newDoctor(io, p), newVersion(io, p),
+		newEvents(io, p), newShim(io, p), newDoctor(io, p), newEndpoint(io, p), newVersion(io, p),
 	)
 	root.CompletionOptions.DisableDefaultCmd = true
 	return root

@@ -371,8 +371,14 @@ func (m *Controller) accept(
 	return nil
 }
 
-// checkIDFree returns an ErrExists if the external id of v belongs to another volume.
+// checkIDFree returns an ErrExists if the external id of v belongs to another volume, and an ErrConflict if clients of
+// the CSI endpoint use it.
 func checkIDFree(view registry.View, v registry.Volume) error {
+	if uses := view.EndpointUses(v.VolumeKey()); len(uses) > 0 {
+		return registry.Errorf(registry.ErrConflict,
+			"a client of the CSI endpoint uses volume %q of plugin %s (%s at %s); end that use there first",
+			v.External, v.Plugin, uses[0].Call, uses[0].Place)
+	}
 	other, found := view.VolumeByKey(v.VolumeKey())
 	if !found || other.VolumeName() == v.VolumeName() {
 		return nil

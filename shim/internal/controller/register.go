@@ -104,6 +104,9 @@ func (m *Controller) register(ctx context.Context, spec registry.VolumeSpec) err
 				"volume %q of plugin %s is known as %s already",
 				v.External, v.Plugin, other.VolumeName())
 		}
+		if err := checkIDFree(view, v); err != nil {
+			return registry.Change{}, err
+		}
 		return registry.Change{
 			Put:    []registry.Record{v},
 			Events: []registry.Event{m.event(registry.EventVolumeRegistered, v, "")},

@@ -31,34 +31,44 @@ func (f *Fleet) send(
 		unsent := status.Error(codes.Unavailable, err.Error())
 		return failure(rpc, at, unsent, &callTrace{}, sent.redactor(p.secrets))
 	}
-	trace, err := c.deliver(ctx, in, rpc, req, reply)
+	trace, err := c.deliver(ctx, in, func(ctx context.Context, l *link, trace *callTrace) error {
+		return l.invoke(ctx, trace, services[in.Role], rpc, req, reply)
+	})
 	if err == nil {
 		return nil
 	}
-	switch status.Code(err) {
-	case codes.ResourceExhausted, // the node may be full: its max_volumes_per_node may have changed
-		codes.Unimplemented: // a capability may be gone: the process may be of another version
-		c.changes.Add(1)
-	}
+	c.doubt(err)
 	if !trace.sent.Load() { // the plugin has said nothing
 		p.more = nil
 	}
 	return failure(rpc, at, err, trace, sent.redactorOf(p))
 }
 
+// doubt has the plugin described anew if its answer may contradict the description.
+func (c *Conn) doubt(err error) {
+	switch status.Code(err) {
+	case codes.ResourceExhausted, // the node may be full: its max_volumes_per_node may have changed
+		codes.Unimplemented: // a capability may be gone: the process may be of another version
+		c.changes.Add(1)
+	}
+}
+
 // maxTries bounds how often a call is begun whose link is lost before it was sent.
 const maxTries = 3
 
+// invocation makes one call over a link.
+type invocation func(ctx context.Context, l *link, trace *callTrace) error
+
 // deliver makes the call over a link over which the plugin has said what it is.
 func (c *Conn) deliver(
-	ctx context.Context, in registry.Instance, rpc registry.RPC, req, reply proto.Message,
+	ctx context.Context, in registry.Instance, invoke invocation,
 ) (trace *callTrace, err error) {
 	for range maxTries {
 		var l *link
 		if l, err = c.connect(ctx); err != nil {
 			return &callTrace{}, err
 		}
-		if trace, err = c.deliverOver(ctx, l, in, rpc, req, reply); err == nil || trace.sent.Load() || l.up() {
+		if trace, err = c.deliverOver(ctx, l, in, invoke); err == nil || trace.sent.Load() || l.up() {
 			break
 		}
 	}
@@ -66,13 +76,13 @@ func (c *Conn) deliver(
 }
 
 func (c *Conn) deliverOver(
-	ctx context.Context, l *link, in registry.Instance, rpc registry.RPC, req, reply proto.Message,
+	ctx context.Context, l *link, in registry.Instance, invoke invocation,
 ) (*callTrace, error) {
 	trace := &callTrace{}
 	if err := c.identify(ctx, l, in); err != nil {
 		return trace, err
 	}
-	err := l.invoke(ctx, trace, services[in.Role], rpc, req, reply)
+	err := invoke(ctx, l, trace)
 	if err != nil && ctx.Err() != nil && trace.sent.Load() {
 		l.cut.Store(true)
 	}
@@ -118,12 +128,16 @@ type callTrace struct {
 
 type traceKey struct{}
 
+// withTrace passes the trace to statsHandler. The API of stats.Handler has no other way to find the call of an event.
+func withTrace(ctx context.Context, trace *callTrace) context.Context {
+	return context.WithValue(ctx, traceKey{}, trace)
+}
+
 // invoke makes one call over the link. Its error is an *unreadable if the plugin's answer could not be read.
 func (l *link) invoke(
 	ctx context.Context, trace *callTrace, service string, rpc registry.RPC, req, reply proto.Message,
 ) error {
-	// The API of stats.Handler has no other way to find the call of an event.
-	ctx = context.WithValue(ctx, traceKey{}, trace)
+	ctx = withTrace(ctx, trace)
 	a := &answer{into: reply}
 	err := l.cc.Invoke(ctx, "/csi.v1."+service+"/"+string(rpc), req, a)
 	switch {

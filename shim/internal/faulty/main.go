@@ -34,9 +34,9 @@ func main() {
 		shim.Register(life, g)
 		return nil
 	}
-	options := bootstrap.ServeOptions{Logger: log, Run: shim.Run, Versions: p.versions, Server: []grpc.ServerOption{
+	options := bootstrap.ServeOptions{Logger: log, Run: shim.Run, Versions: p.versions, Server: append(shim.ServerOptions(),
 		grpc.ChainUnaryInterceptor(p.unary), grpc.ChainStreamInterceptor(p.stream), grpc.InTapHandle(p.arrives),
-	}}
+	)}
 	if err := bootstrap.Serve(context.Background(), register, options); err != nil {
 		log.Error("the shim ends", "error", err)
 		log.Flush(time.Second)

@@ -15,6 +15,7 @@ import (
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/doctor"
+	"holdfast/shim/internal/endpoint"
 	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/node"
 	"holdfast/shim/internal/rpc"
@@ -36,6 +37,7 @@ type activeState struct {
 	meter    rpc.Meter
 	health   func(context.Context) error // loop that asks for the health of volumes in use
 	doctor   *doctor.Doctor
+	endpoint *endpoint.Endpoint
 	mounts   *doctor.Watch
 
 	pause     intent.Pause    // while the shim is quiesced
@@ -170,6 +172,7 @@ func (r *activeState) build(
 	r.meter, r.health = stager, stager.WatchHealth
 	r.volumes = controller.New(calls, r.fleet, stager, p.log.Named("volumes"))
 	r.tasks = task.NewTasks(supervisor, m, layout, hello.Operations)
+	r.endpoint = &endpoint.Endpoint{Calls: calls, Instances: r.fleet, Node: hello.Node}
 	r.allocs = node.NewAllocs(calls, r.volumes, stager, host, p.log.Named("allocs"))
 	r.doctor = doctor.New(state, m, doctor.Options{
 		Node:   hello.Node,
@@ -265,7 +268,8 @@ func (r *activeState) served() *rpc.Active {
 	return &rpc.Active{
 		Node: r.node, Generation: r.store.Generation(), State: r.store, Table: r.table, Feed: r.feed,
 		Notifier: r.notifier, Tasks: r.tasks, Allocs: r.allocs,
-		Volumes: r.volumes, Meter: r.meter, Doctor: r.doctor, Context: r.ctx, Pause: &r.pause,
+		Volumes: r.volumes, Meter: r.meter, Doctor: r.doctor, Endpoint: r.endpoint,
+		Context: r.ctx, Pause: &r.pause,
 	}
 }
 

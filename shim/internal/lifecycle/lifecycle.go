@@ -55,6 +55,11 @@ func (p *Process) Register(life context.Context, g grpc.ServiceRegistrar) {
 	p.server.Register(g)
 }
 
+// ServerOptions returns the options of the server that Register is called with.
+func (p *Process) ServerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{grpc.UnknownServiceHandler(p.server.PassCSI)}
+}
+
 // Run returns when the process has to end: ctx has ended, or the store has failed. After a failure it closes nothing,
 // because closing might block, and nothing durable needs it.
 func (p *Process) Run(ctx context.Context) error {

@@ -17,6 +17,7 @@ import (
 	"holdfast/proto/wire"
 	"holdfast/registry"
 	"holdfast/shim/internal/controller"
+	"holdfast/shim/internal/endpoint"
 	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/node"
 	"holdfast/shim/internal/task"
@@ -89,8 +90,9 @@ type Active struct {
 	Tasks      *task.Tasks
 	Allocs     *node.Allocs
 	Volumes    *controller.Controller
-	Meter      Meter           // nil: unsupported
-	Doctor     Doctor          // nil: unsupported
+	Meter      Meter  // nil: unsupported
+	Doctor     Doctor // nil: unsupported
+	Endpoint   *endpoint.Endpoint
 	Pause      *intent.Pause   // nil: calls are never paused
 	Context    context.Context // ends, with its cause, when the shim is not active any more
 }

@@ -1,0 +1,245 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"holdfast/internal/csifake"
+	"holdfast/registry"
+)
+
+// serveCSI serves plugin fake to CSI clients until stop is called or the test ends, and returns a client's connection.
+func (e *env) serveCSI() (client *grpc.ClientConn, stop func()) {
+	e.t.Helper()
+	socket := filepath.Join(e.dir, "csi.sock")
+	l, err := net.Listen("unix", socket)
+	e.must(err)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(e.t.Context()))
+	served := background(func() error { return e.host.ServeCSI(ctx, "fake", l) })
+	client, err = grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	e.must(err)
+	stop = sync.OnceFunc(func() {
+		e.must(client.Close())
+		cancel()
+		e.must(e.result("the end of the endpoint", served))
+	})
+	e.t.Cleanup(stop)
+	return client, stop
+}
+
+// csiVolume is a volume of a CSI client.
+type csiVolume struct {
+	conn       *grpc.ClientConn
+	name, dir  string // dir has the staging and the target path
+	capability *csi.VolumeCapability
+	id         string
+	context    map[string]string // of the volume
+	published  map[string]string // context of ControllerPublishVolume
+}
+
+func newCSIVolume(conn *grpc.ClientConn, name, dir string) *csiVolume {
+	return &csiVolume{conn: conn, name: name, dir: dir, capability: &csi.VolumeCapability{
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+	}}
+}
+
+func (v *csiVolume) staging() string { return filepath.Join(v.dir, v.name, "staging") }
+func (v *csiVolume) target() string  { return filepath.Join(v.dir, v.name, "target") }
+
+func (v *csiVolume) create(ctx context.Context) error {
+	made, err := csi.NewControllerClient(v.conn).CreateVolume(ctx, &csi.CreateVolumeRequest{
+		Name: v.name, VolumeCapabilities: []*csi.VolumeCapability{v.capability}})
+	v.id, v.context = made.GetVolume().GetVolumeId(), made.GetVolume().GetVolumeContext()
+	return err
+}
+
+func (v *csiVolume) attach(ctx context.Context) error {
+	info, err := csi.NewNodeClient(v.conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	if err != nil {
+		return err
+	}
+	attached, err := csi.NewControllerClient(v.conn).ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
+		VolumeId: v.id, NodeId: info.NodeId, VolumeCapability: v.capability, VolumeContext: v.context})
+	v.published = attached.GetPublishContext()
+	return err
+}
+
+func (v *csiVolume) stage(ctx context.Context) error {
+	if err := os.MkdirAll(v.staging(), 0o700); err != nil {
+		return err
+	}
+	_, err := csi.NewNodeClient(v.conn).NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: v.id,
+		StagingTargetPath: v.staging(), VolumeCapability: v.capability, VolumeContext: v.context,
+		PublishContext: v.published})
+	return err
+}
+
+func (v *csiVolume) publish(ctx context.Context) error {
+	_, err := csi.NewNodeClient(v.conn).NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: v.id,
+		StagingTargetPath: v.staging(), TargetPath: v.target(), VolumeCapability: v.capability,
+		VolumeContext: v.context, PublishContext: v.published})
+	return err
+}
+
+func (v *csiVolume) unpublish(ctx context.Context) error {
+	_, err := csi.NewNodeClient(v.conn).NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{
+		VolumeId: v.id, TargetPath: v.target()})
+	return err
+}
+
+func (v *csiVolume) unstage(ctx context.Context) error {
+	_, err := csi.NewNodeClient(v.conn).NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{
+		VolumeId: v.id, StagingTargetPath: v.staging()})
+	return err
+}
+
+func (v *csiVolume) detach(ctx context.Context) error {
+	info, err := csi.NewNodeClient(v.conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	if err != nil {
+		return err
+	}
+	_, err = csi.NewControllerClient(v.conn).ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
+		VolumeId: v.id, NodeId: info.NodeId})
+	return err
+}
+
+func (v *csiVolume) delete(ctx context.Context) error {
+	_, err := csi.NewControllerClient(v.conn).DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: v.id})
+	return err
+}
+
+// write writes a file into the published volume, which must be a mount of its own.
+func (v *csiVolume) write(context.Context) error {
+	if found, err := mountinfo.Mounted(v.target()); err != nil || !found {
+		return fmt.Errorf("%s is not mounted: %v", v.target(), err)
+	}
+	return os.WriteFile(filepath.Join(v.target(), "f"), []byte(v.name), 0o600)
+}
+
+// life makes each call for the volume once.
+func (v *csiVolume) life(ctx context.Context) error {
+	for i, step := range []func(context.Context) error{
+		v.create, v.attach, v.stage, v.publish, v.write, v.unpublish, v.unstage, v.detach, v.delete,
+	} {
+		if err := step(ctx); err != nil {
+			return fmt.Errorf("step %d of volume %s: %w", i, v.name, err)
+		}
+	}
+	return nil
+}
+
+// Clients of an endpoint use volumes while shims are swapped and killed. Each call succeeds, and the plugin gets legal
+// calls only.
+func TestEndpointClientsNoticeNoSwap(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, allCaps...)
+	plugin := e.addPlugin("alloc-p", csifake.Monolith)
+	conn, stop := e.serveCSI()
+	stopped, end := context.WithCancel(t.Context())
+	var clients sync.WaitGroup
+	var mu sync.Mutex
+	done := map[int]int{} // volumes, by client
+	for client := range 4 {
+		clients.Go(func() {
+			for n := 0; stopped.Err() == nil; n++ {
+				v := newCSIVolume(conn, fmt.Sprintf("c%d-%d", client, n), filepath.Join(e.dir, "clients"))
+				if err := v.life(e.ctx()); err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				done[client]++
+				mu.Unlock()
+			}
+		})
+	}
+	// progress waits until each client has used two more volumes, one of them from its beginning.
+	progress := func() {
+		was := map[int]int{}
+		mu.Lock()
+		for client := range 4 {
+			was[client] = done[client]
+		}
+		mu.Unlock()
+		e.waitUntil("each client continues", func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			for client := range 4 {
+				if done[client] < was[client]+2 && !t.Failed() {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	swap := func() { e.swap() }
+	for _, disturb := range []func(){swap, e.replaceShimByKill, swap, e.replaceShimByKill, swap} {
+		progress()
+		disturb()
+	}
+	progress()
+	end()
+	clients.Wait()
+	stop()
+	e.stopPlugin(plugin)
+}
+
+// A volume belongs to Holdfast or to clients of the endpoint.
+func TestEndpointAndHoldfastExcludeEachOther(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, allCaps...)
+	plugin := e.addPlugin("alloc-p", csifake.Monolith)
+	conn, stop := e.serveCSI()
+	refused := func(what string, err error) {
+		t.Helper()
+		if status.Code(err) != codes.FailedPrecondition {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+
+	e.must(e.create("own"))
+	own := newCSIVolume(conn, "own", filepath.Join(e.dir, "clients"))
+	own.id = csifake.VolumeID("own")
+	refused("stage", own.stage(e.ctx()))
+	refused("delete", own.delete(e.ctx()))
+	_, err := csi.NewControllerClient(conn).ValidateVolumeCapabilities(e.ctx(),
+		&csi.ValidateVolumeCapabilitiesRequest{VolumeId: own.id, VolumeCapabilities: []*csi.VolumeCapability{own.capability},
+			VolumeContext: map[string]string{"csifake/name": "own", "pool": "p"}})
+	if err != nil {
+		t.Errorf("a call that only reads: %v", err)
+	}
+	e.must(e.delete("own"))
+
+	theirs := newCSIVolume(conn, "theirs", filepath.Join(e.dir, "clients"))
+	for _, step := range []func(context.Context) error{theirs.create, theirs.attach, theirs.stage, theirs.publish} {
+		e.must(step(e.ctx()))
+	}
+	spec, err := parseVolume(e.ctx(), e.host, volumeText("fake", "theirs", ""))
+	e.must(err)
+	spec.External, spec.Context = registry.ExternalID(theirs.id), theirs.context
+	register := func() error { return errOf(e.host.RegisterVolume(e.ctx(), spec)) }
+	e.wantConflict(register(), "client of the CSI endpoint", "NodeStageVolume at")
+	for _, step := range []func(context.Context) error{theirs.unpublish, theirs.unstage, theirs.detach} {
+		e.wantConflict(register(), "client of the CSI endpoint")
+		e.must(step(e.ctx()))
+	}
+	e.must(register())
+	refused("stage", theirs.stage(e.ctx()))
+	e.must(e.host.DeregisterVolume(e.ctx(), volumeName("theirs")))
+	e.must(theirs.delete(e.ctx()))
+	stop()
+	e.stopPlugin(plugin)
+}

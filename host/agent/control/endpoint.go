@@ -1,0 +1,133 @@
+package control
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+
+	"holdfast/host"
+	"holdfast/registry"
+)
+
+// upgradeCSI is the protocol that a connection to the control socket is upgraded to (RFC 9110 section 7.8): gRPC with
+// the CSI services of one plugin.
+const upgradeCSI = "csi"
+
+// serveCSI makes the connection that of a CSI client.
+func (s *Server) serveCSI(w http.ResponseWriter, r *http.Request) {
+	plugin, err := registry.ParsePluginID(r.PathValue("id"))
+	if err == nil && r.Header.Get("Upgrade") != upgradeCSI {
+		err = registry.Invalid("the request lacks the header \"Upgrade: %s\"; use holdfast csi-endpoint", upgradeCSI)
+	}
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	s.endpoints.Add(1)
+	defer s.endpoints.Done()
+	conn, buffered, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	_, err = fmt.Fprintf(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", upgradeCSI)
+	if err != nil {
+		_ = conn.Close()
+		return
+	}
+	l := newSingleListener(&bufferedConn{conn, buffered.Reader})
+	if err := s.host.ServeCSI(r.Context(), plugin, l); err != nil && !errors.Is(err, net.ErrClosed) {
+		s.log.Warn("a CSI client's connection ended", "plugin", plugin, "error", err)
+	}
+}
+
+// DialCSI returns a connection that serves the CSI services of the plugin with gRPC.
+func (c *Client) DialCSI(ctx context.Context, plugin host.PluginID) (net.Conn, error) {
+	conn, err := c.dial(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("%w at %s: %w", ErrNoAgent, c.socket, err)
+	}
+	upgraded, err := upgrade(ctx, conn, "http://agent/v1/plugin/"+segment(string(plugin))+"/csi")
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return upgraded, nil
+}
+
+func upgrade(ctx context.Context, conn net.Conn, url string) (net.Conn, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Connection", "Upgrade")
+	req.Header.Set("Upgrade", upgradeCSI)
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	if err := req.Write(conn); err != nil {
+		return nil, err
+	}
+	reader := bufio.NewReader(conn)
+	reply, err := http.ReadResponse(reader, req)
+	if err != nil {
+		return nil, err
+	}
+	if reply.StatusCode != http.StatusSwitchingProtocols {
+		defer reply.Body.Close()
+		return nil, problem(reply)
+	}
+	return &bufferedConn{conn, reader}, nil
+}
+
+// bufferedConn is a connection of which some bytes have been read already.
+type bufferedConn struct {
+	net.Conn
+	reader *bufio.Reader
+}
+
+func (c *bufferedConn) Read(b []byte) (int, error) { return c.reader.Read(b) }
+
+// singleListener accepts one connection, and is closed when that is.
+type singleListener struct {
+	conn   net.Conn
+	accept chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func newSingleListener(conn net.Conn) *singleListener {
+	l := &singleListener{accept: make(chan net.Conn, 1), closed: make(chan struct{})}
+	l.conn = &notifyingConn{conn, l.end}
+	l.accept <- l.conn
+	return l
+}
+
+func (l *singleListener) end() { l.once.Do(func() { close(l.closed) }) }
+
+func (l *singleListener) Accept() (net.Conn, error) {
+	select {
+	case conn := <-l.accept:
+		return conn, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close closes the connection too, which need not have been accepted.
+func (l *singleListener) Close() error { return l.conn.Close() }
+
+func (l *singleListener) Addr() net.Addr { return l.conn.LocalAddr() }
+
+// notifyingConn calls closed when it is closed.
+type notifyingConn struct {
+	net.Conn
+	closed func()
+}
+
+func (c *notifyingConn) Close() error {
+	defer c.closed()
+	return c.Conn.Close()
+}

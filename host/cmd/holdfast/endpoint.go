@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+
+	"github.com/spf13/cobra"
+
+	"holdfast/host"
+	"holdfast/host/agent/control"
+	"holdfast/internal/mount"
+	"holdfast/registry"
+)
+
+func newEndpoint(io streams, p *globalFlags) *cobra.Command {
+	return &cobra.Command{
+		Use: "csi-endpoint PLUGIN SOCKET", Short: "Serve a plugin's CSI services on a socket until interrupted",
+		Long: `Serve the CSI services of a plugin on a unix socket, for any CSI client, until interrupted.
+
+The socket stays the same while instances of the plugin come and go and while the shim or the agent
+is replaced. Calls that would change a volume of Holdfast's own fail with FAILED_PRECONDITION.`,
+		Args: counted(cobra.ExactArgs(2)),
+		RunE: func(c *cobra.Command, args []string) error {
+			ctx, stop := untilEndSignal(c.Context())
+			defer stop()
+			plugin, err := registry.ParsePluginID(args[0])
+			if err != nil {
+				return usageError{err}
+			}
+			client := p.client()
+			if _, err := client.Plugin(ctx, args[0]); err != nil {
+				return err
+			}
+			l, err := listenCSI(args[1])
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(io.out, "serving the CSI services of plugin %s on %s\n", plugin, args[1])
+			return forwardCSI(ctx, client, plugin, l, io.err)
+		},
+	}
+}
+
+// listenCSI creates the socket, which only this user may connect to. It replaces the socket of a dead process.
+func listenCSI(path string) (net.Listener, error) {
+	answers, err := mount.RemoveStaleSocket(path)
+	switch {
+	case err != nil:
+		return nil, err
+	case answers:
+		return nil, registry.Errorf(registry.ErrConflict, "another process is listening on %s", path)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("socket of the CSI endpoint: %w", err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// forwardCSI connects each client of l to the agent, until ctx ends.
+func forwardCSI(
+	ctx context.Context, agent *control.Client, plugin host.PluginID, l net.Listener, log io.Writer,
+) error {
+	var clients sync.WaitGroup
+	defer clients.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("socket of the CSI endpoint: %w", err)
+		}
+		clients.Go(func() {
+			if err := forwardConn(ctx, agent, plugin, conn); err != nil && ctx.Err() == nil {
+				fmt.Fprintln(log, "holdfast: a client was not served:", err)
+			}
+		})
+	}
+}
+
+// forwardConn copies bytes between a client and the agent until one of them closes the connection or ctx ends.
+func forwardConn(ctx context.Context, agent *control.Client, plugin host.PluginID, client net.Conn) error {
+	defer client.Close()
+	served, err := agent.DialCSI(ctx, plugin)
+	if err != nil {
+		return err
+	}
+	defer served.Close()
+	end := func() { _, _ = client.Close(), served.Close() }
+	stop := context.AfterFunc(ctx, end)
+	defer stop()
+	var back sync.WaitGroup
+	back.Go(func() {
+		defer end()
+		_, _ = io.Copy(client, served) // ends when either side closes
+	})
+	_, _ = io.Copy(served, client)
+	end()
+	back.Wait()
+	return nil
+}

@@ -1,0 +1,127 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"holdfast/proto/wire"
+	"holdfast/registry"
+)
+
+// maxCSIMessage is the largest message that a CSI client may send, in bytes.
+const maxCSIMessage = 4 << 20
+
+// ServeCSI serves the CSI services of a plugin (CSI spec: Identity, Controller, GroupController, SnapshotMetadata and
+// Node) to CSI clients on l, until ctx ends or l fails, and closes l. A client needs no other address while instances of
+// the plugin come and go and shims are swapped: calls are held and repeated like those of a Host. Messages are passed
+// unread, so that an RPC or a field that is newer than the host passes too.
+//
+// Calls that name one volume are made one at a time. FAILED_PRECONDITION: the call would change a volume that has a
+// record in Holdfast. UNAVAILABLE: no task runs the plugin, or a stream of answers was cut off by the end of a shim.
+func (h *Host) ServeCSI(ctx context.Context, plugin PluginID, l net.Listener) error {
+	if _, err := registry.ParsePluginID(string(plugin)); err != nil {
+		return errors.Join(err, l.Close())
+	}
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxCSIMessage), grpc.UnknownServiceHandler(
+		func(_ any, client grpc.ServerStream) error { return h.passCSI(plugin, client) }))
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	select {
+	case err := <-served:
+		server.Stop()
+		return fmt.Errorf("serve the CSI endpoint of plugin %s: %w", plugin, err)
+	case <-ctx.Done():
+		server.Stop() // ends the calls and waits for their handlers
+		<-served
+		return nil
+	}
+}
+
+// passCSI passes one call of a CSI client to the active shim. An Empty keeps the fields of any message.
+func (h *Host) passCSI(plugin PluginID, client grpc.ServerStream) error {
+	method, _ := grpc.MethodFromServerStream(client)
+	request := &emptypb.Empty{}
+	if err := client.RecvMsg(request); err != nil {
+		return err
+	}
+	var final error // of the answer
+	replied, tries := false, 0
+	err := h.do(client.Context(), writes, func(ctx context.Context, sh *shim) error {
+		ctx = metadata.AppendToOutgoingContext(ctx, wire.EndpointPlugin, string(plugin))
+		if tries++; tries > 1 {
+			ctx = metadata.AppendToOutgoingContext(ctx, wire.EndpointRepeated, "true")
+		}
+		answered, err := passTo(ctx, sh.process.Conn(), method, request, func(reply *emptypb.Empty) error {
+			replied = true
+			return client.SendMsg(reply)
+		})
+		if answered || replied || status.Code(err) == codes.Unimplemented {
+			final = err
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return csiStatus(err)
+	}
+	return final
+}
+
+// passTo makes a call at a shim and passes each message of the answer on. answered reports whether the answer is final.
+func passTo(
+	ctx context.Context, conn grpc.ClientConnInterface, method string, request *emptypb.Empty,
+	reply func(*emptypb.Empty) error,
+) (answered bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	shim, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method)
+	if err != nil {
+		return false, err
+	}
+	// After an io.EOF of SendMsg the status comes from RecvMsg.
+	if err := shim.SendMsg(request); err != nil && !errors.Is(err, io.EOF) {
+		return false, err
+	}
+	if err := shim.CloseSend(); err != nil {
+		return false, err
+	}
+	// A message is kept until the next one or the status: a call that is cut off before is repeated.
+	var last *emptypb.Empty
+	for {
+		m := &emptypb.Empty{}
+		err := shim.RecvMsg(m)
+		answered = err != nil && len(shim.Trailer().Get(wire.EndpointAnswered)) > 0
+		if err != nil && !errors.Is(err, io.EOF) {
+			return answered, err
+		}
+		if last != nil {
+			if refused := reply(last); refused != nil {
+				return true, refused
+			}
+		}
+		if err != nil {
+			return true, nil
+		}
+		last = m
+	}
+}
+
+// csiStatus returns the error of a call that no shim has answered as a CSI client gets it.
+func csiStatus(err error) error {
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return status.Error(codes.DeadlineExceeded, err.Error())
+	case errors.Is(err, context.Canceled):
+		return status.Error(codes.Canceled, err.Error())
+	}
+	return status.Error(codes.Unavailable, err.Error())
+}

@@ -1,0 +1,129 @@
+package csi
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"holdfast/registry"
+)
+
+// Passed is a call that another client makes of a plugin.
+type Passed struct {
+	Method  string         // full gRPC method, such as /csi.v1.Node/NodeStageVolume
+	RPC     registry.RPC   // its last part
+	Message *emptypb.Empty // the request as it came: its fields are unknown to the type and are sent as they are
+	Decoded proto.Message  // the request, for the secrets in it; nil: its type is unknown
+}
+
+// Pass makes the call at the instance and calls reply with each message of the answer, which need not be of a known
+// type. answered reports whether the plugin's status has come, or a message before it. The error is a
+// *registry.CallError, whose text has no secret of the request and none that the plugin was ever sent, or the error of
+// reply.
+func (f *Fleet) Pass(
+	ctx context.Context, at registry.InstanceKey, call Passed, reply func(*emptypb.Empty) error,
+) (answered bool, err error) {
+	sent := f.secretsOf(at.Plugin)
+	var p private
+	if call.Decoded != nil {
+		p.addFields(call.Decoded.ProtoReflect())
+		sent.add(p.secrets)
+	}
+	c, in, err := f.of(at)
+	if err != nil {
+		unsent := status.Error(codes.Unavailable, err.Error())
+		return false, failure(call.RPC, at, unsent, &callTrace{}, sent.redactor(p.secrets))
+	}
+	var refused error // by reply
+	trace, err := c.deliver(ctx, in, func(ctx context.Context, l *link, trace *callTrace) error {
+		return l.pass(ctx, trace, call, func(m *emptypb.Empty) error {
+			answered = true
+			refused = reply(m)
+			return refused
+		})
+	})
+	answered = answered || trace.answered.Load()
+	switch {
+	case refused != nil:
+		return answered, refused
+	case err == nil:
+		return answered, nil
+	}
+	c.doubt(err)
+	return answered, failure(call.RPC, at, err, trace, sent.redactor(p.secrets))
+}
+
+// pass makes a call with one request and any number of messages in its answer. A unary call is one with one message.
+func (l *link) pass(
+	ctx context.Context, trace *callTrace, call Passed, reply func(*emptypb.Empty) error,
+) error {
+	ctx, cancel := context.WithCancel(withTrace(ctx, trace))
+	defer cancel()
+	stream, err := l.cc.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, call.Method)
+	if err != nil {
+		return err
+	}
+	// After an io.EOF of SendMsg the status comes from RecvMsg.
+	if err := stream.SendMsg(call.Message); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	if err := stream.CloseSend(); err != nil {
+		return err
+	}
+	// A message is kept until the next one or the status: a call that is cut off before may be repeated.
+	var last *emptypb.Empty
+	for {
+		m := &emptypb.Empty{}
+		err := stream.RecvMsg(&answer{into: m})
+		if err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		if last != nil {
+			if refused := reply(last); refused != nil {
+				return refused
+			}
+		}
+		if err != nil {
+			return nil
+		}
+		last = m
+	}
+}
+
+// addFields adds the secrets that a request carries: the fields that CSI declares to be secret (option csi_secret), and
+// the values in its other maps that are named like secrets.
+func (p *private) addFields(m protoreflect.Message) {
+	m.Range(func(field protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		secret, _ := proto.GetExtension(field.Options(), csi.E_CsiSecret).(bool)
+		switch {
+		case field.IsMap() && field.MapValue().Kind() == protoreflect.StringKind:
+			v.Map().Range(func(name protoreflect.MapKey, value protoreflect.Value) bool {
+				if secret || registry.SecretName(name.String()) {
+					p.add(name.String(), value.String())
+				}
+				return true
+			})
+		case field.IsList() && field.Kind() == protoreflect.MessageKind:
+			for i := range v.List().Len() {
+				p.addFields(v.List().Get(i).Message())
+			}
+		case field.IsList() && field.Kind() == protoreflect.StringKind && field.Name() == "mount_flags":
+			var flags []string
+			for i := range v.List().Len() {
+				flags = append(flags, v.List().Get(i).String())
+			}
+			registry.FlagsOf(flags).Secrets(p.add)
+		case field.Kind() == protoreflect.MessageKind && !field.IsMap():
+			p.addFields(v.Message())
+		}
+		return true
+	})
+}

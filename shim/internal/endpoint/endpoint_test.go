@@ -1,0 +1,410 @@
+package endpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+	driver "holdfast/shim/internal/csi"
+	"holdfast/shim/internal/intent"
+)
+
+// Each method of the specification has its effect, and each use a volume and a place.
+func TestEffectsCoverTheSpecification(t *testing.T) {
+	known := map[string]bool{}
+	services := csi.File_csi_proto.Services()
+	for i := range services.Len() {
+		methods := services.Get(i).Methods()
+		for j := range methods.Len() {
+			m := methods.Get(j)
+			name := fmt.Sprintf("%s/%s", services.Get(i).Name(), m.Name())
+			known[name] = true
+			e, listed := effects[name]
+			if !listed {
+				t.Errorf("%s has no effect", name)
+			}
+			rpc, input := registry.RPC(m.Name()), m.Input().Fields()
+			if e == ends {
+				rpc = undoes[rpc]
+			}
+			if e == begins || e == ends {
+				if place := places[rpc]; place == "" || input.ByName(place) == nil || input.ByName("volume_id") == nil {
+					t.Errorf("%s has no volume, or no place %q", name, place)
+				}
+			}
+		}
+	}
+	for name := range effects {
+		if !known[name] {
+			t.Errorf("%s is no method of the specification", name)
+		}
+	}
+}
+
+const volume, target = "vol-1", "/target"
+
+var key = registry.VolumeKey{Plugin: "disk", External: volume}
+
+// env is an endpoint of plugin disk, which answers by answer.
+type env struct {
+	*Endpoint
+	t      *testing.T
+	answer func(ctx context.Context, call driver.Passed) (answered bool, err error)
+	absent bool // the plugin has no instance now
+
+	repeated bool // the calls were cut off before
+	tasks    []registry.Role
+
+	mu   sync.Mutex // guards sent
+	sent []string
+}
+
+func newEnv(t *testing.T) *env {
+	e := &env{t: t, tasks: []registry.Role{registry.RoleController, registry.RoleNode}}
+	e.answer = func(context.Context, driver.Passed) (bool, error) { return true, nil }
+	calls := intent.Calls{
+		Sender: intent.Sender{State: registrytest.NewLog(time.Now), Now: time.Now}, Plugins: e, Locks: &intent.Locks{},
+		Expected: func(_ registry.View, role registry.Role, id registry.PluginID) bool {
+			return id == key.Plugin && slices.Contains(e.tasks, role)
+		},
+	}
+	e.Endpoint = &Endpoint{Calls: calls, Instances: e, Node: "n"}
+	return e
+}
+
+func (e *env) Find(role registry.Role, id registry.PluginID) (registry.Instance, bool) {
+	at := registry.InstanceKey{Role: role, Plugin: id, Alloc: "a", Task: "t"}
+	return registry.Instance{InstanceKey: at}, id == key.Plugin && slices.Contains(e.tasks, role) && !e.absent
+}
+
+func (e *env) Await(ctx context.Context, role registry.Role, id registry.PluginID) (registry.Instance, error) {
+	for {
+		if in, found := e.Find(role, id); found {
+			return in, nil
+		}
+		select {
+		case <-ctx.Done():
+			return registry.Instance{}, context.Cause(ctx)
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+func (e *env) Pass(
+	ctx context.Context, at registry.InstanceKey, call driver.Passed, reply func(*emptypb.Empty) error,
+) (bool, error) {
+	e.mu.Lock()
+	e.sent = append(e.sent, string(call.RPC)+" to "+string(at.Role))
+	e.mu.Unlock()
+	answered, err := e.answer(ctx, call)
+	if err == nil {
+		err = reply(call.Message)
+	}
+	return answered, err
+}
+
+// call makes one call of a client.
+func (e *env) call(ctx context.Context, full string, request proto.Message) error {
+	return e.Endpoint.Pass(ctx, key.Plugin, "/csi.v1."+full, raw(e.t, request), e.repeated,
+		func(*emptypb.Empty) error { return nil })
+}
+
+// raw returns the message as a server gets it that does not know its type.
+func raw(t *testing.T, m proto.Message) *emptypb.Empty {
+	t.Helper()
+	text, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out emptypb.Empty
+	if err := proto.Unmarshal(text, &out); err != nil {
+		t.Fatal(err)
+	}
+	return &out
+}
+
+func (e *env) uses() (list []string) {
+	e.t.Helper()
+	err := e.State.View(context.Background(), func(v registry.View) error {
+		for _, u := range v.EndpointUses(key) {
+			list = append(list, string(u.Call)+" at "+u.Place)
+		}
+		return nil
+	})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return list
+}
+
+func failed(outcome registry.Outcome) *registry.CallError {
+	return &registry.CallError{Code: "INVALID_ARGUMENT", Outcome: outcome, Kind: registry.ErrInvalid, Detail: "no"}
+}
+
+func lost() *registry.CallError {
+	return &registry.CallError{Code: "UNAVAILABLE", Outcome: registry.OutcomeUncertain, Lost: true}
+}
+
+// step is a call of a client: what the plugin answers to it, try after try, and the uses that are recorded after it.
+type step struct {
+	method  string
+	request proto.Message
+	answers []error // nil: the last one is OK
+	uses    []string
+}
+
+func publish(answers ...error) step {
+	return step{"Node/NodePublishVolume", &csi.NodePublishVolumeRequest{VolumeId: volume, TargetPath: target}, answers,
+		[]string{"NodePublishVolume at /target"}}
+}
+
+func TestUsesAreRecordedUntilTheyEnd(t *testing.T) {
+	refused, uncertain := failed(registry.OutcomeFailed), failed(registry.OutcomeUncertain)
+	unpublish := step{"Node/NodeUnpublishVolume",
+		&csi.NodeUnpublishVolumeRequest{VolumeId: volume, TargetPath: target}, nil, nil}
+	attach := func(node string, uses ...string) step {
+		return step{"Controller/ControllerPublishVolume",
+			&csi.ControllerPublishVolumeRequest{VolumeId: volume, NodeId: node}, nil, uses}
+	}
+	detach := func(node string, uses ...string) step {
+		return step{"Controller/ControllerUnpublishVolume",
+			&csi.ControllerUnpublishVolumeRequest{VolumeId: volume, NodeId: node}, nil, uses}
+	}
+	with := func(s step, answers []error, uses ...string) step {
+		s.answers, s.uses = answers, uses
+		return s
+	}
+	const used = "NodePublishVolume at /target"
+	for name, steps := range map[string][]step{
+		"published and unpublished": {publish(), unpublish},
+		"refused":                   {with(publish(refused), []error{refused})},
+		"uncertain":                 {publish(uncertain), unpublish},
+		"refused when repeated":     {publish(), publish(refused), unpublish},
+		"lost, then refused":        {publish(lost(), refused), unpublish},
+		"unpublish fails":           {publish(), with(unpublish, []error{refused}, used), unpublish},
+		"another place": {publish(), with(step{"Node/NodeUnpublishVolume",
+			&csi.NodeUnpublishVolumeRequest{VolumeId: volume, TargetPath: "/other"}, nil, nil}, nil, used)},
+		"detached from one node": {
+			attach("n1", "ControllerPublishVolume at n1"),
+			attach("n2", "ControllerPublishVolume at n1", "ControllerPublishVolume at n2"),
+			detach("n1", "ControllerPublishVolume at n2"),
+		},
+		"detached from every node": {
+			attach("n1", "ControllerPublishVolume at n1"), detach(""),
+		},
+		"deleted": {publish(), {"Controller/DeleteVolume", &csi.DeleteVolumeRequest{VolumeId: volume}, nil, nil}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := newEnv(t)
+				for i, s := range steps {
+					answers := slices.Clone(s.answers)
+					e.answer = func(context.Context, driver.Passed) (answered bool, err error) {
+						if len(answers) > 0 {
+							err, answers = answers[0], answers[1:]
+						}
+						failure, _ := errors.AsType[*registry.CallError](err)
+						return failure == nil || !failure.Lost, err
+					}
+					var want error
+					if len(s.answers) > 0 {
+						want = s.answers[len(s.answers)-1]
+					}
+					if err := e.call(t.Context(), s.method, s.request); !errors.Is(err, want) {
+						t.Fatalf("step %d: %v, want %v", i, err, want)
+					}
+					if uses := e.uses(); !slices.Equal(uses, s.uses) {
+						t.Errorf("after step %d: uses %q, want %q", i, uses, s.uses)
+					}
+				}
+			})
+		})
+	}
+}
+
+// Calls that would change a volume of Holdfast's own are refused and not sent. Other calls are sent.
+func TestVolumesOfHoldfastAreNotChanged(t *testing.T) {
+	e := newEnv(t)
+	own := registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "data", Plugin: key.Plugin,
+		External: key.External}, State: registry.VolumeReady}
+	_, err := e.State.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+		return registry.Change{Put: []registry.Record{own}}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range slices.Sorted(maps.Keys(effects)) {
+		m, _ := parseMethod("/csi.v1." + name)
+		request, err := m.decode(&emptypb.Empty{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		field := request.ProtoReflect().Descriptor().Fields().ByName("volume_id")
+		if field == nil {
+			continue
+		}
+		request.ProtoReflect().Set(field, protoreflect.ValueOfString(volume))
+		e.sent = nil
+		err = e.call(t.Context(), name, request)
+		refused := status.Code(Status(err)) == codes.FailedPrecondition && strings.Contains(err.Error(), "volume data of Holdfast")
+		if want := effects[name] != none; refused != want || (len(e.sent) == 0) != want {
+			t.Errorf("%s: %v, sent %q", name, err, e.sent)
+		}
+	}
+}
+
+// Calls that name one object wait for each other. Calls for others do not.
+func TestCallsForOneObjectAreMadeOneAtATime(t *testing.T) {
+	for name, c := range map[string]struct {
+		first, second step
+		waits         bool
+	}{
+		"one volume": {publish(), step{method: "Node/NodeGetVolumeStats",
+			request: &csi.NodeGetVolumeStatsRequest{VolumeId: volume}}, true},
+		"a snapshot of the volume": {publish(), step{method: "Controller/CreateSnapshot",
+			request: &csi.CreateSnapshotRequest{SourceVolumeId: volume, Name: "s"}}, true},
+		"a group with the volume": {publish(), step{method: "GroupController/CreateVolumeGroupSnapshot",
+			request: &csi.CreateVolumeGroupSnapshotRequest{SourceVolumeIds: []string{"a", volume, "z"}}}, true},
+		"one name": {step{method: "Controller/CreateVolume", request: &csi.CreateVolumeRequest{Name: "v"}},
+			step{method: "Controller/CreateVolume", request: &csi.CreateVolumeRequest{Name: "v"}}, true},
+		"two volumes": {publish(), step{method: "Node/NodeGetVolumeStats",
+			request: &csi.NodeGetVolumeStatsRequest{VolumeId: "other"}}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := newEnv(t)
+				open := make(chan struct{})
+				e.answer = func(context.Context, driver.Passed) (bool, error) { <-open; return true, nil }
+				var all sync.WaitGroup
+				for i, s := range []step{c.first, c.second} {
+					all.Go(func() {
+						if err := e.call(t.Context(), s.method, s.request); err != nil {
+							t.Error(err)
+						}
+					})
+					synctest.Wait()
+					want := i + 1
+					if c.waits {
+						want = 1
+					}
+					if len(e.sent) != want {
+						t.Errorf("after call %d: sent %q", i+1, e.sent)
+					}
+				}
+				close(open)
+				all.Wait()
+				if len(e.sent) != 2 {
+					t.Errorf("sent %q", e.sent)
+				}
+			})
+		})
+	}
+}
+
+// A call that an instance has not answered is made again at the next one, for which it waits.
+func TestCallIsRepeatedAtTheNextInstance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnv(t)
+		e.answer = func(context.Context, driver.Passed) (bool, error) {
+			if len(e.sent) > 1 {
+				return true, nil
+			}
+			e.absent = true
+			time.AfterFunc(time.Minute, func() { e.absent = false })
+			return false, lost()
+		}
+		s := publish()
+		if err := e.call(t.Context(), s.method, s.request); err != nil || len(e.sent) != 2 {
+			t.Errorf("%v; sent %q", err, e.sent)
+		}
+	})
+}
+
+// A plugin that still runs an earlier try of a call answers ABORTED. Only then the call is repeated until its end.
+func TestRepeatedCallWaitsForItsEarlierTry(t *testing.T) {
+	for _, repeated := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			e := newEnv(t)
+			e.repeated = repeated
+			e.answer = func(context.Context, driver.Passed) (bool, error) {
+				if len(e.sent) > 3 {
+					return true, nil
+				}
+				return true, &registry.CallError{Code: "ABORTED", Outcome: registry.OutcomeUncertain}
+			}
+			s := publish()
+			err := e.call(t.Context(), s.method, s.request)
+			if code := status.Code(Status(err)); repeated && (err != nil || len(e.sent) != 4) ||
+				!repeated && (code != codes.Aborted || len(e.sent) != 1) {
+				t.Errorf("repeated %v: %v, sent %q", repeated, err, e.sent)
+			}
+		})
+	}
+}
+
+// The instance of a service's role serves it. A role that no task has is reported at once.
+func TestServiceIsServedByItsRole(t *testing.T) {
+	controller, node := registry.RoleController, registry.RoleNode
+	for _, c := range []struct {
+		tasks  []registry.Role
+		method string
+		sent   string
+		code   codes.Code
+	}{
+		{[]registry.Role{controller, node}, "Identity/Probe", "Probe to csi-controller", codes.OK},
+		{[]registry.Role{node}, "Identity/Probe", "Probe to csi-node", codes.OK},
+		{[]registry.Role{controller, node}, "Node/NodeGetInfo", "NodeGetInfo to csi-node", codes.OK},
+		{[]registry.Role{controller}, "Controller/ListVolumes", "ListVolumes to csi-controller", codes.OK},
+		{[]registry.Role{controller}, "SnapshotMetadata/GetMetadataDelta", "GetMetadataDelta to csi-controller", codes.OK},
+		{[]registry.Role{node}, "Controller/ListVolumes", "", codes.Unimplemented},
+		{[]registry.Role{controller}, "Node/NodeGetInfo", "", codes.Unimplemented},
+		{nil, "Node/NodeGetInfo", "", codes.Unavailable},
+	} {
+		e := newEnv(t)
+		e.tasks = c.tasks
+		err := e.call(t.Context(), c.method, &emptypb.Empty{})
+		if code := status.Code(Status(err)); code != c.code || strings.Join(e.sent, ", ") != c.sent {
+			t.Errorf("%s with %q: %v, sent %q", c.method, c.tasks, err, e.sent)
+		}
+	}
+}
+
+// Methods and fields that this build does not know are passed as they are.
+func TestUnknownMethodsAndFieldsPass(t *testing.T) {
+	newer := raw(t, &csi.GetPluginInfoResponse{Name: "as field 1", VendorVersion: "as field 2"})
+	for _, method := range []string{"Node/NodeInventedLater", "Invented/Later", "Identity/Probe"} {
+		e := newEnv(t)
+		var passed, replied proto.Message
+		e.answer = func(_ context.Context, call driver.Passed) (bool, error) {
+			passed = call.Message
+			return true, nil
+		}
+		err := e.Endpoint.Pass(t.Context(), key.Plugin, "/csi.v1."+method, newer, false, func(m *emptypb.Empty) error {
+			replied = m
+			return nil
+		})
+		if err != nil || !proto.Equal(passed, newer) || !proto.Equal(replied, newer) {
+			t.Errorf("%s: %v; passed %v, replied %v", method, err, passed, replied)
+		}
+	}
+	e := newEnv(t)
+	if err := e.call(t.Context(), "no method", newer); status.Code(Status(err)) != codes.Unimplemented {
+		t.Error(err)
+	}
+}
