@@ -28,6 +28,10 @@ type (
 	PluginTask        = registry.PluginTask
 	Role              = registry.Role
 	Seq               = registry.Seq
+	Snapshot          = registry.VolumeSnapshot
+	SnapshotID        = registry.SnapshotID
+	SnapshotName      = registry.SnapshotName
+	SnapshotSpec      = registry.SnapshotSpec
 	TaskKey           = registry.TaskKey
 	TaskName          = registry.TaskName
 	VolumeName        = registry.VolumeName

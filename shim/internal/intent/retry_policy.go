@@ -147,6 +147,15 @@ var Policies = map[registry.RPC]Policy{
 		"NOT_FOUND":           failed(1, "nothing: it is gone, which is what was asked for"),
 		"FAILED_PRECONDITION": failed(1, "something at the plugin uses the volume: end that first (snapshots, clones, other nodes)"),
 	})},
+	registry.CreateSnapshotRPC: {5 * time.Minute, rows(slow, map[string]Row{
+		"NOT_FOUND":          failed(1, "the plugin does not know the volume: see whether it still exists there"),
+		"ALREADY_EXISTS":     failed(1, "the plugin has a snapshot of another volume by that name: choose another name"),
+		"RESOURCE_EXHAUSTED": uncertain(few, "the plugin's storage has no room for the snapshot: make some"),
+	})},
+	registry.DeleteSnapshotRPC: {5 * time.Minute, rows(slow, map[string]Row{
+		"NOT_FOUND":           failed(1, "nothing: it is gone, which is what was asked for"),
+		"FAILED_PRECONDITION": failed(1, "the plugin needs the snapshot: delete first what was made from it"),
+	})},
 	registry.ControllerPublishRPC: {2 * time.Minute, rows(slow, map[string]Row{
 		"NOT_FOUND":           failed(few, "the plugin does not know the volume, or this node: see whether both exist there"),
 		"RESOURCE_EXHAUSTED":  uncertain(few, "the plugin attaches no more volumes to this node: release one, or place the alloc elsewhere"),

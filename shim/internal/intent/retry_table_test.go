@@ -20,7 +20,7 @@ var update = flag.Bool("update", false, "write the golden document anew")
 var rpcs = []registry.RPC{
 	registry.CreateVolumeRPC, registry.ControllerPublishRPC, registry.NodeStageRPC, registry.NodePublishRPC,
 	registry.NodeUnpublishRPC, registry.NodeUnstageRPC, registry.ControllerUnpublishRPC, registry.DeleteVolumeRPC,
-	registry.ControllerExpandRPC, registry.NodeExpandRPC,
+	registry.ControllerExpandRPC, registry.NodeExpandRPC, registry.CreateSnapshotRPC, registry.DeleteSnapshotRPC,
 }
 
 // tries is how often a call is sent at most, by hand from the specification's error scheme: its general codes, and what
@@ -30,7 +30,8 @@ func tries(rpc registry.RPC, code string) int {
 	case "ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED":
 		return Forever
 	case "RESOURCE_EXHAUSTED": // a creation or an attachment may fit elsewhere
-		if rpc == registry.CreateVolumeRPC || rpc == registry.ControllerPublishRPC || rpc.Expands() {
+		if rpc == registry.CreateVolumeRPC || rpc == registry.ControllerPublishRPC || rpc.Expands() ||
+			rpc == registry.CreateSnapshotRPC {
 			return few
 		}
 		return Forever

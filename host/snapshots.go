@@ -1,0 +1,53 @@
+package host
+
+import (
+	"context"
+
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
+)
+
+// CreateSnapshot takes a snapshot of a volume, and waits until volumes can be created from it (ready_to_use of CSI) or
+// until ctx ends; then the shim goes on waiting. The same spec again returns the same snapshot. ErrUnsupported: the
+// plugin lacks CREATE_DELETE_SNAPSHOT. ErrConflict: the volume is not ready.
+func (h *Host) CreateSnapshot(ctx context.Context, s SnapshotSpec) (Snapshot, error) {
+	reply, err := call(ctx, h, writes, pb.NewSnapshotsClient, pb.SnapshotsClient.Create,
+		&pb.CreateSnapshotRequest{Call: mutating(), Spec: wire.SnapshotSpecProto(s)})
+	if err != nil {
+		return Snapshot{}, err
+	}
+	return wire.Snapshot(reply.GetSnapshot()), nil
+}
+
+// DeleteSnapshot has the plugin delete the snapshot, and removes its record. Volumes that were created from it stay.
+func (h *Host) DeleteSnapshot(ctx context.Context, n SnapshotName) error {
+	_, err := call(ctx, h, writes, pb.NewSnapshotsClient, pb.SnapshotsClient.Delete,
+		&pb.DeleteSnapshotRequest{Call: mutating(), Name: wire.SnapshotNameProto(n)})
+	return err
+}
+
+// SnapshotQuery selects snapshots. The zero value selects all.
+type SnapshotQuery struct {
+	Name   SnapshotName
+	Plugin PluginID
+	Volume VolumeID
+}
+
+// Snapshots lists snapshots that CreateSnapshot has taken, and the index for which the list is true.
+func (h *Host) Snapshots(ctx context.Context, q SnapshotQuery) ([]Snapshot, Seq, error) {
+	return pages(func(p *pb.Page) ([]Snapshot, *pb.Answer, string, error) {
+		reply, err := call(ctx, h, reads, pb.NewSnapshotsClient, pb.SnapshotsClient.List, &pb.ListSnapshotsRequest{
+			Call: &pb.Call{}, Page: p, Namespace: string(q.Name.Namespace), Id: string(q.Name.ID),
+			Plugin: string(q.Plugin), Volume: string(q.Volume),
+		})
+		return convert(reply.GetSnapshots(), wire.Snapshot), reply.GetAnswer(), reply.GetNextToken(), err
+	})
+}
+
+// SnapshotsAtPlugin lists the snapshots that a plugin has (ListSnapshots of CSI), also those without a record: these
+// have no SnapshotSpec. ErrUnsupported: the plugin lacks LIST_SNAPSHOTS.
+func (h *Host) SnapshotsAtPlugin(ctx context.Context, plugin PluginID) ([]Snapshot, error) {
+	reply, err := call(ctx, h, reads, pb.NewSnapshotsClient, pb.SnapshotsClient.ListAtPlugin,
+		&pb.ListSnapshotsAtPluginRequest{Call: &pb.Call{}, Plugin: string(plugin)})
+	return convert(reply.GetSnapshots(), wire.Snapshot), err
+}

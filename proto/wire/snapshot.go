@@ -1,0 +1,71 @@
+package wire
+
+import (
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/registry"
+)
+
+func SnapshotNameProto(n registry.SnapshotName) *pb.SnapshotName {
+	return &pb.SnapshotName{Namespace: string(n.Namespace), Id: string(n.ID)}
+}
+
+func SnapshotName(m *pb.SnapshotName) registry.SnapshotName {
+	return registry.SnapshotName{Namespace: registry.Namespace(m.GetNamespace()), ID: registry.SnapshotID(m.GetId())}
+}
+
+func SnapshotSpecProto(s registry.SnapshotSpec) *pb.SnapshotSpec {
+	return &pb.SnapshotSpec{
+		Name: SnapshotNameProto(s.SnapshotName()), CsiName: s.Name, VolumeId: string(s.Volume), Parameters: s.Parameters,
+		Secrets: secretsProto(s.Secrets),
+	}
+}
+
+func SnapshotSpec(m *pb.SnapshotSpec) registry.SnapshotSpec {
+	n := SnapshotName(m.GetName())
+	return registry.SnapshotSpec{
+		Namespace: n.Namespace, ID: n.ID, Name: m.GetCsiName(), Volume: registry.VolumeID(m.GetVolumeId()),
+		Parameters: m.GetParameters(), Secrets: secrets(m.GetSecrets()),
+	}
+}
+
+func SnapshotProto(s registry.VolumeSnapshot) *pb.VolumeSnapshot {
+	return &pb.VolumeSnapshot{
+		Spec: SnapshotSpecProto(s.Masked().SnapshotSpec), PluginId: string(s.Plugin), SourceVolumeId: string(s.Source),
+		State: string(s.State), ExternalId: string(s.External), SizeBytes: s.Size, CreationTime: stamp(s.Taken),
+		GroupSnapshotId: string(s.Group), Failure: failureProto(s.Failure), CreateIndex: uint64(s.CreateIndex),
+		ModifyIndex: uint64(s.ModifyIndex), Since: stamp(s.Since),
+	}
+}
+
+func Snapshot(m *pb.VolumeSnapshot) registry.VolumeSnapshot {
+	return registry.VolumeSnapshot{
+		SnapshotSpec: SnapshotSpec(m.GetSpec()), Plugin: registry.PluginID(m.GetPluginId()),
+		Source: registry.ExternalID(m.GetSourceVolumeId()), State: registry.SnapshotState(m.GetState()),
+		External: registry.ExternalID(m.GetExternalId()), Size: m.GetSizeBytes(), Taken: moment(m.GetCreationTime()),
+		Group: registry.ExternalID(m.GetGroupSnapshotId()), Failure: failure(m.GetFailure()),
+		CreateIndex: registry.Seq(m.GetCreateIndex()), ModifyIndex: registry.Seq(m.GetModifyIndex()),
+		Since: moment(m.GetSince()),
+	}
+}
+
+func secretsProto(list map[string]registry.Secret) map[string]*pb.Secret {
+	if len(list) == 0 {
+		return nil
+	}
+	out := map[string]*pb.Secret{}
+	for name, s := range list {
+		out[name] = &pb.Secret{Env: s.Env, File: s.File, Callback: s.Callback}
+	}
+	return out
+}
+
+func secrets(list map[string]*pb.Secret) map[string]registry.Secret {
+	if len(list) == 0 {
+		return nil
+	}
+	out := map[string]registry.Secret{}
+	for name, s := range list {
+		out[name] = registry.Secret{Env: s.GetEnv(), File: s.GetFile(), Callback: s.GetCallback()}
+	}
+	return out
+}

@@ -1,0 +1,321 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/csi"
+)
+
+// snapshotPlugin is a plugin that answers by a script, call after call. Its last answer is repeated.
+type snapshotPlugin struct {
+	journal []string
+	answers []snapshotAnswer
+	secrets map[string]registry.SecretValue // of the last call
+}
+
+type snapshotAnswer struct {
+	snapshot csi.Snapshot
+	err      error
+}
+
+func (p *snapshotPlugin) next(ctx context.Context, format string, args ...any) snapshotAnswer {
+	p.journal = append(p.journal, fmt.Sprintf(format, args...))
+	if len(p.answers) == 0 {
+		<-ctx.Done() // it hangs
+		return snapshotAnswer{err: ctx.Err()}
+	}
+	a := p.answers[0]
+	if len(p.answers) > 1 {
+		p.answers = p.answers[1:]
+	}
+	return a
+}
+
+func (p *snapshotPlugin) CreateSnapshot(
+	ctx context.Context, _ registry.InstanceKey, r csi.CreateSnapshotRequest,
+) (csi.Snapshot, error) {
+	p.secrets = r.Secrets
+	a := p.next(ctx, "CreateSnapshot %s of %s with %v", r.Name, r.Volume, r.Parameters)
+	return a.snapshot, a.err
+}
+
+func (p *snapshotPlugin) DeleteSnapshot(ctx context.Context, _ registry.InstanceKey, r csi.SnapshotRequest) error {
+	p.secrets = r.Secrets
+	return p.next(ctx, "DeleteSnapshot %s", r.Snapshot).err
+}
+
+func (p *snapshotPlugin) GetSnapshot(
+	ctx context.Context, _ registry.InstanceKey, r csi.SnapshotRequest,
+) (csi.Snapshot, error) {
+	a := p.next(ctx, "GetSnapshot %s", r.Snapshot)
+	return a.snapshot, a.err
+}
+
+func (p *snapshotPlugin) ListSnapshots(
+	context.Context, registry.InstanceKey, registry.ExternalID, string,
+) ([]csi.Snapshot, string, error) {
+	return nil, "", nil
+}
+
+var (
+	snapSpec = registry.SnapshotSpec{Namespace: "default", ID: "s1", Volume: "data",
+		Parameters: map[string]string{"tier": "cold"}}
+	snapName   = snapSpec.SnapshotName()
+	snapReady  = csi.Snapshot{ID: "snap-1", Volume: key.External, Size: 1 << 30, Ready: true}
+	processing = csi.Snapshot{ID: "snap-1", Volume: key.External, Size: 1 << 30}
+)
+
+func answer(s csi.Snapshot) snapshotAnswer { return snapshotAnswer{snapshot: s} }
+
+func refusal(code string, outcome registry.Outcome) snapshotAnswer {
+	return snapshotAnswer{err: &registry.CallError{RPC: registry.CreateSnapshotRPC, Code: code, Outcome: outcome,
+		Kind: registry.ErrInternal, Detail: "injected"}}
+}
+
+func refused(code string) snapshotAnswer  { return refusal(code, registry.OutcomeFailed) }
+func noAnswer(code string) snapshotAnswer { return refusal(code, registry.OutcomeUncertain) }
+
+// snapshotDesk is a desk with Snapshots.
+type snapshotDesk struct {
+	*desk
+	plugin *snapshotPlugin
+	*Snapshots
+}
+
+func openSnapshots(t *testing.T, plugins table, answers ...snapshotAnswer) *snapshotDesk {
+	d := &snapshotDesk{desk: open(t, plugins, ready()), plugin: &snapshotPlugin{answers: answers}}
+	d.Snapshots = NewSnapshots(d.desk.Controller, d.plugin)
+	return d
+}
+
+// restart replaces the process. Only durable state remains.
+func (d *snapshotDesk) restart() {
+	d.desk.crash()
+	d.Snapshots = NewSnapshots(d.desk.Controller, d.plugin)
+}
+
+func (d *snapshotDesk) state() registry.VolumeSnapshot {
+	snap, err := d.Snapshots.snapshot(context.Background(), snapName)
+	if err != nil && !errors.Is(err, registry.ErrNotFound) {
+		d.desk.t.Error(err)
+	}
+	return snap
+}
+
+func (d *snapshotDesk) wantJournal(calls ...string) {
+	d.desk.t.Helper()
+	if !slices.Equal(d.plugin.journal, calls) {
+		d.desk.t.Errorf("calls %q, want %q", d.plugin.journal, calls)
+	}
+	d.plugin.journal = nil
+}
+
+const createCall = "CreateSnapshot s1 of vol-data with map[tier:cold]"
+
+// A snapshot is created once its plugin says that it is ready. An outcome that is not certain is found out by the same
+// call.
+func TestSnapshotIsCreatedOnceItIsReady(t *testing.T) {
+	create := registry.CreateSnapshot
+	stranger := snapReady
+	stranger.Volume = "vol-other"
+	renamed := snapReady
+	renamed.ID = "snap-2"
+	for name, c := range map[string]struct {
+		caps    []registry.Capability
+		answers []snapshotAnswer
+		state   registry.SnapshotState // "": there is no record
+		calls   []string
+		err     string
+	}{
+		"at once": {nil, []snapshotAnswer{answer(snapReady)}, registry.SnapshotReady, []string{createCall}, ""},
+		"later": {nil, []snapshotAnswer{answer(processing), answer(processing), answer(snapReady)},
+			registry.SnapshotReady, []string{createCall, createCall, createCall}, ""},
+		"later, with GET_SNAPSHOT": {[]registry.Capability{registry.GetSnapshot},
+			[]snapshotAnswer{answer(processing), answer(snapReady)}, registry.SnapshotReady,
+			[]string{createCall, "GetSnapshot snap-1"}, ""},
+		"after no answer": {nil, []snapshotAnswer{noAnswer("UNAVAILABLE"), answer(snapReady)}, registry.SnapshotReady,
+			[]string{createCall, createCall}, ""},
+		"refused": {nil, []snapshotAnswer{refused("INVALID_ARGUMENT")}, "", []string{createCall}, "INVALID_ARGUMENT"},
+		"refused after no answer": {nil, []snapshotAnswer{noAnswer("UNAVAILABLE"), refused("INVALID_ARGUMENT")},
+			registry.SnapshotFailed, []string{createCall, createCall}, "snapshot delete"},
+		"of another volume": {nil, []snapshotAnswer{answer(stranger)}, registry.SnapshotFailed, []string{createCall},
+			"vol-other"},
+		"of another id than before": {nil, []snapshotAnswer{answer(processing), answer(renamed)}, registry.SnapshotFailed,
+			[]string{createCall, createCall}, "snap-2"},
+		"without an id": {nil, []snapshotAnswer{answer(csi.Snapshot{})}, registry.SnapshotFailed, []string{createCall},
+			"external id"},
+		"gone while it is processed": {[]registry.Capability{registry.GetSnapshot},
+			[]snapshotAnswer{answer(processing), refused("NOT_FOUND")}, registry.SnapshotFailed,
+			[]string{createCall, "GetSnapshot snap-1"}, "NOT_FOUND"},
+		"an error that passes": {nil, []snapshotAnswer{noAnswer("INTERNAL")}, registry.SnapshotCreating,
+			[]string{createCall, createCall, createCall}, "Holdfast repeats the call"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := openSnapshots(t, of(append(c.caps, create)...), c.answers...)
+				snap, err := d.Create(t.Context(), snapSpec)
+				if c.err == "" && err != nil || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
+					t.Errorf("%v, want %q", err, c.err)
+				}
+				if d.state().State != c.state {
+					t.Errorf("%+v, want %q", d.state(), c.state)
+				}
+				d.wantJournal(c.calls...)
+				if c.state == registry.SnapshotReady {
+					if snap.External != "snap-1" || snap.Size != 1<<30 || snap.Plugin != key.Plugin ||
+						d.plugin.secrets["token"].Reveal() != canary {
+						t.Errorf("%+v, secrets %v", snap, d.plugin.secrets)
+					}
+					if again, err := d.Create(t.Context(), snapSpec); err != nil || again.External != "snap-1" {
+						t.Errorf("the same again: %+v, %v", again, err)
+					}
+					d.wantJournal()
+				}
+			})
+		})
+	}
+}
+
+func TestSnapshotIsRefusedBeforeAnyCall(t *testing.T) {
+	able := of(registry.CreateSnapshot)
+	uncertain := ready()
+	uncertain.State = registry.VolumeUncertain
+	other := registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "theirs", ID: "x", Name: "s1"},
+		Plugin: key.Plugin, State: registry.SnapshotReady}
+	changed := registry.VolumeSnapshot{SnapshotSpec: snapSpec, State: registry.SnapshotReady}
+	changed.Parameters = nil
+	leaving := registry.VolumeSnapshot{SnapshotSpec: snapSpec, State: registry.SnapshotDeleting}
+	leaving.Name, leaving.Secrets = "s1", ready().Secrets
+	for name, c := range map[string]struct {
+		plugins table
+		known   registry.Record
+		kind    error
+	}{
+		"no capability":       {of(registry.CreateDelete), nil, registry.ErrUnsupported},
+		"volume not ready":    {able, uncertain, registry.ErrConflict},
+		"name taken":          {able, other, registry.ErrExists},
+		"another snapshot":    {able, changed, registry.ErrExists},
+		"one being deleted":   {able, leaving, registry.ErrConflict},
+		"a volume is missing": {able, nil, registry.ErrNotFound},
+	} {
+		d := openSnapshots(t, c.plugins, answer(snapReady))
+		if c.known != nil {
+			d.put(c.known)
+		}
+		spec := snapSpec
+		if c.kind == registry.ErrNotFound {
+			spec.Volume = "none"
+		}
+		if _, err := d.Create(t.Context(), spec); !errors.Is(err, c.kind) {
+			t.Errorf("%s: %v", name, err)
+		}
+		d.wantJournal()
+	}
+}
+
+// A process that dies while a call is under way leaves the record, and the next one makes the same call.
+func TestSnapshotIsFinishedAfterADeath(t *testing.T) {
+	for name, c := range map[string]struct {
+		begin   func(*snapshotDesk, context.Context) error
+		answers []snapshotAnswer // to the next process
+		state   registry.SnapshotState
+		call    string
+	}{
+		"creating": {func(d *snapshotDesk, ctx context.Context) error {
+			return errOf(d.Create(ctx, snapSpec))
+		}, []snapshotAnswer{answer(processing), answer(snapReady)}, registry.SnapshotReady, createCall},
+		"creating, then refused": {func(d *snapshotDesk, ctx context.Context) error {
+			return errOf(d.Create(ctx, snapSpec))
+		}, []snapshotAnswer{refused("INVALID_ARGUMENT")}, registry.SnapshotFailed, createCall},
+		"deleting": {func(d *snapshotDesk, ctx context.Context) error {
+			d.plugin.answers = []snapshotAnswer{answer(snapReady)}
+			if _, err := d.Create(ctx, snapSpec); err != nil {
+				return err
+			}
+			d.plugin.answers = nil
+			return d.Delete(ctx, snapName)
+		}, []snapshotAnswer{{}}, "", "DeleteSnapshot snap-1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := openSnapshots(t, of(registry.CreateSnapshot))
+				dying, die := context.WithCancel(t.Context())
+				left := make(chan error)
+				go func() { left <- c.begin(d, dying) }()
+				synctest.Wait()
+				was := d.plugin.journal[len(d.plugin.journal)-1]
+				d.log.Fail(errors.New("the process is dead")) // nothing is stored any more
+				die()
+				if err := <-left; err == nil {
+					t.Error("the call succeeded")
+				}
+				d.log.Heal()
+				d.restart()
+				d.plugin.answers, d.plugin.journal = c.answers, nil
+				ctx, stop := context.WithCancel(t.Context())
+				ran := make(chan error)
+				go func() { ran <- d.Snapshots.Run(ctx) }()
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				stop()
+				<-ran
+				if d.state().State != c.state || d.plugin.journal[0] != c.call || was != c.call {
+					t.Errorf("%+v, %q after %q", d.state(), d.plugin.journal, was)
+				}
+			})
+		})
+	}
+}
+
+func errOf[T any](_ T, err error) error { return err }
+
+func TestSnapshotIsDeletedOnceItsCreationIsCertain(t *testing.T) {
+	const deleteCall = "DeleteSnapshot snap-1"
+	for name, c := range map[string]struct {
+		created []snapshotAnswer
+		answers []snapshotAnswer
+		state   registry.SnapshotState
+		calls   []string
+		err     string
+	}{
+		"ready":   {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{{}}, "", []string{deleteCall}, ""},
+		"is gone": {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{refused("NOT_FOUND")}, "", []string{deleteCall}, ""},
+		"in use": {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{refused("FAILED_PRECONDITION")},
+			registry.SnapshotReady, []string{deleteCall}, "FAILED_PRECONDITION"},
+		"no answer at first": {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{noAnswer("UNAVAILABLE"), {}}, "",
+			[]string{deleteCall, deleteCall}, ""},
+		"errors that pass": {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{noAnswer("INTERNAL")},
+			registry.SnapshotDeleting, []string{deleteCall, deleteCall, deleteCall}, "repeats the deletion"},
+		"creation uncertain": {[]snapshotAnswer{noAnswer("INTERNAL")}, []snapshotAnswer{answer(processing), {}}, "",
+			[]string{createCall, deleteCall}, ""},
+		"never named": {[]snapshotAnswer{answer(csi.Snapshot{})}, nil, "", nil, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := openSnapshots(t, of(registry.CreateSnapshot), c.created...)
+				_, _ = d.Create(t.Context(), snapSpec)
+				d.plugin.answers, d.plugin.journal = c.answers, nil
+				err := d.Delete(t.Context(), snapName)
+				if c.err == "" && err != nil || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
+					t.Errorf("%v, want %q", err, c.err)
+				}
+				if d.state().State != c.state {
+					t.Errorf("%+v, want %q", d.state(), c.state)
+				}
+				d.wantJournal(c.calls...)
+			})
+		})
+	}
+	d := openSnapshots(t, of(registry.CreateSnapshot))
+	if err := d.Delete(t.Context(), snapName); !errors.Is(err, registry.ErrNotFound) {
+		t.Errorf("one that there is not: %v", err)
+	}
+}

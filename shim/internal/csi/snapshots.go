@@ -1,0 +1,89 @@
+package csi
+
+import (
+	"context"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"holdfast/registry"
+)
+
+// CreateSnapshotRequest is CreateSnapshotRequest of CSI.
+type CreateSnapshotRequest struct {
+	Name       string
+	Volume     registry.ExternalID // source_volume_id
+	Parameters map[string]string
+	Secrets    map[string]registry.SecretValue
+}
+
+// SnapshotRequest is DeleteSnapshotRequest or GetSnapshotRequest.
+type SnapshotRequest struct {
+	Snapshot registry.ExternalID // snapshot_id
+	Secrets  map[string]registry.SecretValue
+	Private  Private
+}
+
+// Snapshot is a snapshot as the plugin describes it: nothing in it has been checked. Without a snapshot in the answer
+// it is the zero value.
+type Snapshot struct {
+	ID     string
+	Volume registry.ExternalID // source_volume_id
+	Size   int64               // bytes
+	Taken  time.Time           // creation_time
+	Ready  bool                // ready_to_use
+	Group  registry.ExternalID // group_snapshot_id
+}
+
+// CreateSnapshot is CreateSnapshot.
+func (f *Fleet) CreateSnapshot(
+	ctx context.Context, at registry.InstanceKey, r CreateSnapshotRequest,
+) (Snapshot, error) {
+	req := &csi.CreateSnapshotRequest{
+		Name: r.Name, SourceVolumeId: string(r.Volume), Parameters: r.Parameters, Secrets: reveal(r.Secrets),
+	}
+	var reply csi.CreateSnapshotResponse
+	err := f.send(ctx, registry.CreateSnapshotRPC, at, carried(r.Secrets, "", r.Parameters), req, &reply)
+	return snapshot(reply.GetSnapshot()), err
+}
+
+// DeleteSnapshot is DeleteSnapshot.
+func (f *Fleet) DeleteSnapshot(ctx context.Context, at registry.InstanceKey, r SnapshotRequest) error {
+	req := &csi.DeleteSnapshotRequest{SnapshotId: string(r.Snapshot), Secrets: reveal(r.Secrets)}
+	p := carried(r.Secrets, "", r.Private.Contexts...)
+	return f.send(ctx, registry.DeleteSnapshotRPC, at, p, req, &csi.DeleteSnapshotResponse{})
+}
+
+// GetSnapshot is GetSnapshot.
+func (f *Fleet) GetSnapshot(ctx context.Context, at registry.InstanceKey, r SnapshotRequest) (Snapshot, error) {
+	req := &csi.GetSnapshotRequest{SnapshotId: string(r.Snapshot), Secrets: reveal(r.Secrets)}
+	var reply csi.GetSnapshotResponse
+	p := carried(r.Secrets, "", r.Private.Contexts...)
+	err := f.send(ctx, registry.GetSnapshotRPC, at, p, req, &reply)
+	return snapshot(reply.GetSnapshot()), err
+}
+
+// ListSnapshots is one page of ListSnapshots, of one volume or, if that is empty, of all. next is the token of the next
+// page; empty: it is the last.
+func (f *Fleet) ListSnapshots(
+	ctx context.Context, at registry.InstanceKey, volume registry.ExternalID, token string,
+) (page []Snapshot, next string, err error) {
+	req := &csi.ListSnapshotsRequest{MaxEntries: pageSize, StartingToken: token, SourceVolumeId: string(volume)}
+	var reply csi.ListSnapshotsResponse
+	err = f.send(ctx, registry.ListSnapshotsRPC, at, private{}, req, &reply)
+	for _, e := range reply.GetEntries() {
+		page = append(page, snapshot(e.GetSnapshot()))
+	}
+	return page, reply.GetNextToken(), err
+}
+
+func snapshot(m *csi.Snapshot) Snapshot {
+	out := Snapshot{
+		ID: m.GetSnapshotId(), Volume: registry.ExternalID(m.GetSourceVolumeId()), Size: m.GetSizeBytes(),
+		Ready: m.GetReadyToUse(), Group: registry.ExternalID(m.GetGroupSnapshotId()),
+	}
+	if t := m.GetCreationTime(); t.IsValid() {
+		out.Taken = t.AsTime()
+	}
+	return out
+}
