@@ -8,7 +8,6 @@ import (
 	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -86,42 +85,23 @@ func (s *shim) resume(ctx context.Context) error {
 	return s.callError(ctx, err)
 }
 
-// snapshot has the shim write a consistent copy of the state to a new file.
-func (s *shim) snapshot(ctx context.Context, file string) (err error) {
+// snapshot makes a new file and has the shim write a consistent copy of the state to it.
+func (s *shim) snapshot(ctx context.Context, file string) error {
 	to, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return noRoom(err)
+		return err
 	}
-	defer func() {
-		if err = errors.Join(err, to.Close()); err != nil {
-			_ = os.Remove(file)
-		}
-	}()
+	if err := to.Close(); err != nil {
+		return err
+	}
 	stream, err := s.control().Snapshot(ctx, &pb.SnapshotRequest{Call: &pb.Call{}, File: file})
-	if err != nil {
-		return s.callError(ctx, err)
+	for err == nil {
+		_, err = stream.Recv()
 	}
-	for { // a shim that writes the file itself sends no chunk
-		chunk, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return s.callError(ctx, err)
-		}
-		if _, err := to.Write(chunk.GetData()); err != nil {
-			return noRoom(err)
-		}
+	if errors.Is(err, io.EOF) {
+		return nil
 	}
-}
-
-// noRoom adds what to do if the disk is full.
-func noRoom(err error) error {
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return registry.Errorf(registry.ErrExhausted,
-			"%w: a swap needs room for a copy of the state; free some there", err)
-	}
-	return err
+	return s.callError(ctx, err)
 }
 
 // rehearse has a candidate take over a copy of the state.
@@ -167,7 +147,7 @@ func (s *shim) callError(ctx context.Context, err error) error {
 	select {
 	case <-s.exited():
 		return s.exitError()
-	case <-time.After(launch.DeathNoticed):
+	case <-time.After(launch.ExitWait):
 	case <-ctx.Done():
 	}
 	return wire.Error(err)

@@ -20,8 +20,6 @@ type Digest struct {
 	SourceGone bool   // nothing is at the path any more: its stored copy, verified, is used
 }
 
-func (d Digest) String() string { return d.SHA256 }
-
 // expectedDigest returns the digest that path should have: the given one, else that of the file path.sha256, else "".
 func expectedDigest(path, want string) (string, error) {
 	if want != "" {

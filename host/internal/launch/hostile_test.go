@@ -109,18 +109,6 @@ func TestStderrHasABudget(t *testing.T) {
 	}
 }
 
-func TestPanicTraceIsError(t *testing.T) {
-	log := newCountingLogger(t)
-	s := newLogReader(log)
-	s.run(strings.NewReader("hello\n{\"@level\":\"debug\",\"@message\":\"m\"}\npanic: x\n\ngoroutine 1 [running]:\n"))
-	if log.levels[hclog.Info] != 1 || log.levels[hclog.Debug] != 1 || log.levels[hclog.Error] != 2 {
-		t.Errorf("levels: %v", log.levels)
-	}
-	if last := s.last(); len(last) != 4 || last[2] != "panic: x" {
-		t.Errorf("last lines: %q", last)
-	}
-}
-
 // Without root, modes of directories also bind their owner. Directories that a shim has closed are removed all the
 // same.
 func TestDirectoriesWithoutPermissions(t *testing.T) {

@@ -4,13 +4,11 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -21,17 +19,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"holdfast/host/internal/launch"
+	"holdfast/internal/proc"
 	"holdfast/proto/bootstrap"
 	"holdfast/registry"
 )
 
-// patience bounds waits for what should happen at once.
-const patience = 20 * time.Second
+// patience bounds waits for what should happen at once. No test measures it.
+const patience = time.Minute
 
-// shared is a store with this test binary in it, for all tests.
+// shared is a store with this test binary in it, for all tests. No test adds to it.
 var shared struct {
 	store  *launch.Store
-	dir    string // of the store; nobody adds to it after the tests have begun
+	dir    string
 	digest launch.Digest
 	self   string
 }
@@ -92,29 +91,50 @@ func newLog() *log {
 	return l
 }
 
-func shortDir(t testing.TB) string {
-	dir, err := os.MkdirTemp("", "h-")
+func must(t testing.TB, err error) {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+func shortDir(t testing.TB) string {
+	dir, err := os.MkdirTemp("", "h-")
+	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
 
-func options(t testing.TB, mode string) launch.Options {
+// options returns options for a shim of a mode (shimMain). Its log is dropped.
+func options(t testing.TB, mode ...string) launch.Options {
 	return launch.Options{
-		Store: shared.store, Digest: shared.digest, RunDir: shortDir(t), Generation: 7,
-		Env:          []string{shimMode + "=" + mode},
-		StartTimeout: patience,
+		Store: shared.store, Digest: shared.digest, RunDir: shortDir(t), Generation: 7, Args: mode,
+		StartTimeout: patience, Logger: hclog.NewNullLogger(),
 	}
+}
+
+// logged is options with a log to read.
+func logged(t testing.TB, mode string) (launch.Options, *log) {
+	opts, l := options(t, mode), newLog()
+	opts.Logger = l
+	return opts, l
+}
+
+// stored returns options for a binary from a store of its own, in dir.
+func stored(t testing.TB, path string, mode ...string) (opts launch.Options, dir string) {
+	t.Helper()
+	opts = options(t, mode...)
+	opts.Store, dir = openStore(t)
+	digest, err := opts.Store.Add(t.Context(), path, "", "")
+	must(t, err)
+	opts.Digest = digest
+	return opts, dir
 }
 
 func start(t testing.TB, opts launch.Options) *launch.Process {
 	t.Helper()
 	p, err := launch.Start(t.Context(), opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { kill(t, p) })
 	return p
 }
@@ -128,103 +148,83 @@ func kill(t testing.TB, p *launch.Process) {
 	}
 }
 
-// startScript starts a shell script as a shim. Scripts can do what a shim that calls Serve cannot.
-func startScript(t *testing.T, timeout time.Duration, lines ...string) (launch.Options, error) {
+// sigkill kills the shim as a stranger does, and waits until its death is noticed.
+func sigkill(t testing.TB, p *launch.Process) {
 	t.Helper()
-	dir := shortDir(t)
-	path := filepath.Join(dir, "shim.sh")
-	writeFile(t, path, "#!/bin/sh\n"+strings.Join(lines, "\n")+"\n", 0o755)
-	store, err := launch.OpenStore(filepath.Join(dir, "store"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { store.Close() })
-	digest, err := store.Add(t.Context(), path, "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	opts := launch.Options{Store: store, Digest: digest, RunDir: filepath.Join(dir, "run"), StartTimeout: timeout}
+	must(t, unix.Kill(p.PID(), unix.SIGKILL))
+	awaitDone(t, p)
+}
+
+// refused checks that a start fails with an error of that kind (nil: any) which contains all parts, and leaves nothing.
+func refused(t testing.TB, opts launch.Options, kind error, parts ...string) {
+	t.Helper()
 	p, err := launch.Start(t.Context(), opts)
 	if err == nil {
 		kill(t, p)
-		t.Fatal("the script was taken for a shim")
 	}
+	checkError(t, err, kind, parts...)
 	checkEmpty(t, opts.RunDir)
-	return opts, err
+}
+
+// script returns options for a shell script as a shim. Scripts can do what a shim that calls Serve cannot.
+func script(t testing.TB, timeout time.Duration, lines ...string) launch.Options {
+	t.Helper()
+	path := filepath.Join(shortDir(t), "shim.sh")
+	writeFile(t, path, "#!/bin/sh\n"+strings.Join(lines, "\n")+"\n", 0o755)
+	opts, _ := stored(t, path)
+	opts.StartTimeout = timeout
+	return opts
 }
 
 func writeFile(t testing.TB, path, text string, mode os.FileMode) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), mode); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(path, mode); err != nil { // whatever the umask
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(text), mode))
+	must(t, os.Chmod(path, mode)) // whatever the umask
 }
 
 func checkEmpty(t testing.TB, dir string) {
 	t.Helper()
 	left, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if len(left) != 0 {
 		t.Errorf("left in %s: %v", dir, left)
 	}
 }
 
-func checkText(t testing.TB, err error, parts ...string) {
+func checkError(t testing.TB, err, kind error, parts ...string) {
 	t.Helper()
 	if err == nil {
 		t.Fatal("no error")
 	}
+	if kind != nil && !errors.Is(err, kind) {
+		t.Errorf("the error is not of kind %q: %v", kind, err)
+	}
 	for _, part := range parts {
 		if !strings.Contains(err.Error(), part) {
-			t.Errorf("the error does not say %q:\n%v", part, err)
+			t.Errorf("the error does not contain %q:\n%v", part, err)
 		}
 	}
 }
 
-func checkKind(t testing.TB, err, kind error) {
-	t.Helper()
-	if !errors.Is(err, kind) {
-		t.Errorf("the error is not of kind %q: %v", kind, err)
-	}
+func alive(pid int) bool {
+	st, err := proc.ReadStat(pid)
+	return err == nil && !st.Exited()
 }
 
-// alive asks the kernel. A zombie is dead.
-func alive(pid int) bool {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return false
+// await waits for a condition.
+func await(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
 	}
-	_, rest, _ := bytes.Cut(text, []byte(") "))
-	return len(rest) > 0 && rest[0] != 'Z' && rest[0] != 'X'
 }
 
 // awaitDeath waits for the death of a process that is not our child.
 func awaitDeath(t testing.TB, pid int) {
 	t.Helper()
-	fd, err := unix.PidfdOpen(pid, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(fd)
-	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-	for {
-		n, err := unix.Poll(poll, int(patience.Milliseconds()))
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if n != 1 {
-			t.Fatalf("process %d lives on (%v)", pid, err)
-		}
-		return
-	}
+	await(t, fmt.Sprintf("process %d exits", pid), func() bool { return !alive(pid) })
 }
 
 func awaitDone(t testing.TB, p *launch.Process) {
@@ -236,26 +236,35 @@ func awaitDone(t testing.TB, p *launch.Process) {
 	}
 }
 
+// checkEcho makes a call.
+func checkEcho(t testing.TB, p *launch.Process) {
+	t.Helper()
+	if got, err := ask(t.Context(), p.Conn(), "echo hello"); err != nil || got != "hello" {
+		t.Fatalf("the shim answered %q, %v", got, err)
+	}
+}
+
 func TestStartAnswersAndKillLeavesNothing(t *testing.T) {
 	t.Parallel()
 	opts := options(t, "plain")
 	p := start(t, opts)
-	if got, err := ask(t.Context(), p.Conn(), "echo hello"); err != nil || got != "hello" {
-		t.Fatalf("the shim answered %q, %v", got, err)
-	}
+	checkEcho(t, p)
 	if p.Err() != nil || !alive(p.PID()) {
 		t.Errorf("err %v, alive %v", p.Err(), alive(p.PID()))
 	}
-	if name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", p.PID())); string(name) != "holdfast-shim\n" {
+	if name := proc.Comm(p.PID()); name != "holdfast-shim" {
 		t.Errorf("ps shows the shim as %q", name)
 	}
-	kill(t, p)
-	if alive(p.PID()) {
-		t.Error("the shim lives after Kill")
+	if got, err := ask(t.Context(), p.Conn(), "stdin"); err != nil || got != "0 bytes" {
+		t.Errorf("stdin: %q, %v", got, err)
 	}
+	if sid, err := unix.Getsid(p.PID()); err != nil || sid != p.PID() {
+		t.Errorf("session %d of shim %d, %v", sid, p.PID(), err)
+	}
+	kill(t, p)
 	exit, ok := errors.AsType[*launch.Exit](p.Err())
-	if !ok || exit.Signal != syscall.SIGKILL || !exit.Asked {
-		t.Errorf("the exit is %v", p.Err())
+	if alive(p.PID()) || !ok || exit.Signal != syscall.SIGKILL || !exit.Asked {
+		t.Errorf("alive: %t; the exit is %v", alive(p.PID()), p.Err())
 	}
 	checkEmpty(t, opts.RunDir)
 	if _, err := ask(t.Context(), p.Conn(), "echo"); err == nil {
@@ -263,45 +272,34 @@ func TestStartAnswersAndKillLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestStopIsGraceful(t *testing.T) {
+// A shim whose own work hangs ends within its grace when its life pipe ends.
+func TestStubbornWorkDoesNotKeepAShim(t *testing.T) {
 	t.Parallel()
-	opts := options(t, "plain")
-	p := start(t, opts)
-	if err := p.Stop(t.Context(), patience); err != nil {
-		t.Fatal(err)
+	for mode, c := range map[string]struct {
+		code int
+		says string
+	}{"plain": {0, ""}, "stubborn": {1, "did not end in time"}} {
+		opts := options(t, mode)
+		p := start(t, opts)
+		must(t, p.Stop(t.Context(), patience))
+		exit, _ := errors.AsType[*launch.Exit](p.Err())
+		if exit == nil || exit.Signal != 0 || exit.Code != c.code {
+			t.Errorf("%s: the exit is %v", mode, p.Err())
+		}
+		if lines := strings.Join(p.LastLines(), "\n"); !strings.Contains(lines, c.says) {
+			t.Errorf("%s: the last lines are %s", mode, lines)
+		}
+		checkEmpty(t, opts.RunDir)
 	}
-	exit, ok := errors.AsType[*launch.Exit](p.Err())
-	if !ok || exit.Signal != 0 || exit.Code != 0 {
-		t.Errorf("the shim did not end by itself: %v", p.Err())
-	}
-	checkEmpty(t, opts.RunDir)
 }
 
 func TestStopKillsAfterGrace(t *testing.T) {
 	t.Parallel()
 	p := start(t, options(t, "plain"))
 	freeze(t, p.PID())
-	if err := p.Stop(t.Context(), time.Millisecond); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Stop(t.Context(), time.Millisecond))
 	if exit, _ := errors.AsType[*launch.Exit](p.Err()); exit == nil || exit.Signal != syscall.SIGKILL {
 		t.Errorf("the exit is %v", p.Err())
-	}
-}
-
-// A shim whose own work hangs ends within its grace when its life pipe ends.
-func TestStubbornWorkDoesNotKeepAShim(t *testing.T) {
-	t.Parallel()
-	p := start(t, options(t, "stubborn"))
-	if err := p.Stop(t.Context(), patience); err != nil {
-		t.Fatal(err)
-	}
-	exit, _ := errors.AsType[*launch.Exit](p.Err())
-	if exit == nil || exit.Signal != 0 || exit.Code != 1 {
-		t.Errorf("the exit is %v", p.Err())
-	}
-	if lines := strings.Join(p.LastLines(), "\n"); !strings.Contains(lines, "did not end in time") {
-		t.Errorf("the shim did not say why: %s", lines)
 	}
 }
 
@@ -309,82 +307,38 @@ func TestMessageLimits(t *testing.T) {
 	t.Parallel()
 	p := start(t, options(t, "plain"))
 	big := strings.Repeat("b", 5<<20) // more than grpc's default of 4 MiB
-	if got, err := ask(t.Context(), p.Conn(), "size "+big); err != nil || got != strconv.Itoa(len(big)) {
-		t.Errorf("5 MiB: %q, %v", got, err)
-	}
 	if got, err := ask(t.Context(), p.Conn(), "echo "+big); err != nil || len(got) != len(big) {
-		t.Errorf("5 MiB back: %d bytes, %v", len(got), err)
+		t.Errorf("5 MiB: %d bytes came back, %v", len(got), err)
 	}
 	if _, err := ask(t.Context(), p.Conn(), "size "+strings.Repeat("b", bootstrap.MaxMessage)); err == nil {
 		t.Error("a message over the limit was taken")
 	}
 }
 
-func TestShimHasNoTerminal(t *testing.T) {
-	t.Parallel()
-	p := start(t, options(t, "plain"))
-	if got, err := ask(t.Context(), p.Conn(), "stdin"); err != nil || got != "0 bytes" {
-		t.Errorf("stdin: %q, %v", got, err)
-	}
-	if sid, err := unix.Getsid(p.PID()); err != nil || sid != p.PID() {
-		t.Errorf("session %d of shim %d, %v", sid, p.PID(), err)
-	}
-}
-
 func TestStartErrorsOfOptions(t *testing.T) {
 	t.Parallel()
-	long := options(t, "plain")
+	long, unknown := options(t, "plain"), options(t, "plain")
 	long.RunDir = filepath.Join(long.RunDir, strings.Repeat("d", 80))
-	relative := options(t, "plain")
-	relative.RunDir = "run"
-	unknown := options(t, "plain")
+	refused(t, long, registry.ErrInvalid, "the kernel takes 107: choose a run directory that is")
 	unknown.Digest = launch.Digest{SHA256: strings.Repeat("0", 64)}
-	protocol := options(t, "plain")
-	protocol.Env = []string{"PLUGIN_CLIENT_CERT="}
-	for _, c := range []struct {
-		opts launch.Options
-		kind error
-		text string
-	}{
-		{long, registry.ErrInvalid, "the kernel takes 107: choose a run directory that is"},
-		{relative, registry.ErrInvalid, "not an absolute path"},
-		{unknown, registry.ErrNotFound, "add its binary first"},
-		{protocol, registry.ErrInvalid, "is reserved"},
-	} {
-		_, err := launch.Start(t.Context(), c.opts)
-		checkText(t, err, c.text)
-		checkKind(t, err, c.kind)
-	}
-}
-
-func TestStartEndsWithItsContext(t *testing.T) {
-	t.Parallel()
-	opts := options(t, "plain")
+	refused(t, unknown, registry.ErrNotFound, "add its binary first")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("the operator changed their mind"))
-	_, err := launch.Start(ctx, opts)
-	checkText(t, err, "changed their mind")
+	_, err := launch.Start(ctx, options(t, "plain"))
+	checkError(t, err, nil, "changed their mind")
 }
 
-// hostMain is a host that gets killed: it starts a shim, prints its pid, and waits.
-func hostMain() {
-	var opts launch.Options
-	var dirs [2]string
-	if err := json.Unmarshal([]byte(os.Getenv("LAUNCH_TEST_DIRS")), &dirs); err != nil {
-		panic(err)
-	}
-	store, err := launch.OpenStore(dirs[0])
+// hostMain is a host that gets killed: it starts a shim, prints its pid, and waits. Its arguments are those of
+// hostCommand.
+func hostMain(store, digest, runDir string, args ...string) {
+	s, err := launch.OpenStore(store)
 	if err != nil {
 		panic(err)
 	}
-	opts = launch.Options{
-		Store: store, Digest: launch.Digest{SHA256: os.Getenv("LAUNCH_TEST_DIGEST")}, RunDir: dirs[1],
-		Env: []string{
-			shimMode + "=" + os.Getenv("LAUNCH_TEST_SHIM"),
-			livesFile + "=" + os.Getenv(livesFile),
-		}, StartTimeout: patience,
-	}
-	p, err := launch.Start(context.Background(), opts)
+	p, err := launch.Start(context.Background(), launch.Options{
+		Store: s, Digest: launch.Digest{SHA256: digest}, RunDir: runDir, Args: args, StartTimeout: patience,
+		Logger: hclog.NewNullLogger(),
+	})
 	if err != nil {
 		panic(err)
 	}
@@ -392,56 +346,32 @@ func hostMain() {
 	select {}
 }
 
-// killedHost runs a host with a shim, kills the host, and returns the shim's pid.
-func killedHost(t *testing.T, store, runDir, shim string) int {
-	t.Helper()
-	return runHost(t, hostCommand(store, runDir, shim))
-}
-
-func hostCommand(store, runDir, shim string) *exec.Cmd {
-	dirs, _ := json.Marshal([2]string{store, runDir})
-	cmd := exec.Command(shared.self)
-	cmd.Env = append(os.Environ(), shimMode+"=host", "LAUNCH_TEST_SHIM="+shim, "LAUNCH_TEST_DIRS="+string(dirs),
-		"LAUNCH_TEST_DIGEST="+shared.digest.SHA256)
+// hostCommand returns the command of a host that starts a shim of a mode.
+func hostCommand(store, runDir string, mode ...string) *exec.Cmd {
+	cmd := exec.Command(shared.self, append([]string{"host", store, shared.digest.SHA256, runDir}, mode...)...)
 	cmd.Stderr = os.Stderr
 	return cmd
 }
 
-// runHost runs a host until it has a shim, kills it, and returns the shim's pid.
-func runHost(t *testing.T, cmd *exec.Cmd) int {
+// killedHost runs a host until it has a shim, kills the host, and returns the shim's pid.
+func killedHost(t *testing.T, cmd *exec.Cmd) int {
 	t.Helper()
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, cmd.Start())
 	line, err := bufio.NewReader(out).ReadString('\n')
 	cmd.Process.Kill()
 	cmd.Wait()
-	if err != nil {
-		t.Fatal(err)
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(line))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pid
+	must(t, err)
+	return pidOf(t, line)
 }
 
+// freeze stops a process. The signal is sent, and the state follows.
 func freeze(t testing.TB, pid int) {
 	t.Helper()
-	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	for { // the signal is sent, the state follows
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if bytes.Contains(text, []byte(") T ")) {
-			return
-		}
-	}
+	must(t, unix.Kill(pid, unix.SIGSTOP))
+	await(t, fmt.Sprintf("process %d stops", pid), func() bool {
+		st, _ := proc.ReadStat(pid)
+		return st.State == 'T'
+	})
 }

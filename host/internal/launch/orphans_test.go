@@ -6,27 +6,17 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"holdfast/host/internal/launch"
+	"holdfast/internal/proc"
 	"holdfast/registry"
 )
-
-// ownStore returns a store from which only this test's shims are executed.
-func ownStore(t *testing.T) (*launch.Store, string, launch.Digest) {
-	t.Helper()
-	store, dir := openStore(t)
-	digest, err := store.Add(t.Context(), shared.self, shared.digest.SHA256, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return store, dir, digest
-}
 
 func endOrphans(t *testing.T, store *launch.Store, database string) string {
 	t.Helper()
@@ -51,17 +41,17 @@ func TestOrphansAreEnded(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			store, dir, _ := ownStore(t)
-			pid := killedHost(t, dir, shortDir(t), c.mode)
+			opts, dir := stored(t, shared.self)
+			none := filepath.Join(dir, "none")
+			pid := killedHost(t, hostCommand(dir, opts.RunDir, c.mode, none))
 			if c.frozen {
 				freeze(t, pid)
 			}
-			text := endOrphans(t, store, filepath.Join(dir, "none"))
+			text := endOrphans(t, opts.Store, none)
 			if alive(pid) {
 				t.Errorf("shim %d lives", pid)
 			}
-			if c.says == "" && text != "" ||
-				c.says != "" && !strings.Contains(text, fmt.Sprintf(`"pid":%d,%s`, pid, c.says)) {
+			if c.says != "" && !strings.Contains(text, fmt.Sprintf(`"pid":%d,%s`, pid, c.says)) {
 				t.Errorf("the log says %q", text)
 			}
 		})
@@ -71,65 +61,72 @@ func TestOrphansAreEnded(t *testing.T) {
 // A process that a shim has left is ended by the next host if it executes the shim's binary.
 func TestDaemonOfAnOrphanIsEnded(t *testing.T) {
 	t.Parallel()
-	store, dir, _ := ownStore(t)
-	cmd, note := hostCommand(dir, shortDir(t), "leaves"), filepath.Join(dir, "pid")
-	cmd.Env = append(cmd.Env, livesFile+"="+note)
-	awaitDeath(t, runHost(t, cmd))
-	text, err := os.ReadFile(note)
-	if err != nil {
-		t.Fatal(err)
+	opts, dir := stored(t, shared.self)
+	note := filepath.Join(dir, "pid")
+	awaitDeath(t, killedHost(t, hostCommand(dir, opts.RunDir, "leaves", note)))
+	daemon := daemonIn(t, note)
+	if text := endOrphans(t, opts.Store, filepath.Join(dir, "none")); alive(daemon) ||
+		!strings.Contains(text, fmt.Sprintf(`"pid":%d`, daemon)) {
+		t.Errorf("it lives: %t; the log says %q", alive(daemon), text)
 	}
-	daemon, _ := strconv.Atoi(string(text))
-	if !alive(daemon) {
+}
+
+// daemonIn returns the pid in a file, of a process that has to outlive its shim.
+func daemonIn(t *testing.T, file string) int {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	must(t, err)
+	return daemonOf(t, string(text))
+}
+
+func pidOf(t *testing.T, text string) int {
+	t.Helper()
+	pid, err := strconv.Atoi(strings.TrimSpace(text))
+	must(t, err)
+	return pid
+}
+
+func daemonOf(t *testing.T, text string) int {
+	t.Helper()
+	pid := pidOf(t, text)
+	t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGKILL) })
+	if !alive(pid) {
 		t.Fatal("the daemon was to outlive the shim: this test has proved nothing")
 	}
-	defer unix.Kill(daemon, unix.SIGKILL)
-	if text := endOrphans(t, store, filepath.Join(dir, "none")); !strings.Contains(text,
-		fmt.Sprintf(`"pid":%d`, daemon)) {
-		t.Errorf("the log says %q", text)
-	}
-	if alive(daemon) {
-		t.Error("the daemon lives")
-	}
+	return pid
 }
 
 // If its binary is not in the store any more, a shim is recognised by the open state. Without that it does no harm.
 func TestOrphanOfALostBinary(t *testing.T) {
 	t.Parallel()
-	store, dir, digest := ownStore(t)
+	opts, dir := stored(t, shared.self)
 	database := filepath.Join(dir, "database")
-	opts := options(t, "ignores")
-	opts.Store, opts.Digest, opts.Env = store, digest, append(opts.Env, livesFile+"="+database)
+	opts.Args = []string{"ignores", database}
 	has := start(t, opts)
-	opts.Env[1] = livesFile + "=" + filepath.Join(shortDir(t), "database")
+	opts.Args = []string{"ignores", filepath.Join(shortDir(t), "database")}
 	other := start(t, opts)
 	for _, p := range []*launch.Process{has, other} {
 		freeze(t, p.PID())
 	}
-	if err := os.Remove(filepath.Join(dir, digest.SHA256)); err != nil {
-		t.Fatal(err)
-	}
-	endOrphans(t, store, database)
+	must(t, os.Remove(filepath.Join(dir, opts.Digest.SHA256)))
+	endOrphans(t, opts.Store, database)
 	if alive(has.PID()) || !alive(other.PID()) {
-		t.Errorf("who has the state lives: %t; who has another: %t", alive(has.PID()), alive(other.PID()))
+		t.Errorf("alive: with the state %t, with another %t", alive(has.PID()), alive(other.PID()))
 	}
 }
 
 // Neither a shim of another store with the same binary is ended, nor a stored binary that a person executes.
 func TestOthersAreNoOrphans(t *testing.T) {
 	t.Parallel()
-	store, dir, digest := ownStore(t)
+	opts, dir := stored(t, shared.self)
 	stranger := start(t, options(t, "plain"))
 	freeze(t, stranger.PID())
-	cmd := exec.Command(filepath.Join(dir, digest.SHA256))
-	cmd.Env = []string{shimMode + "=by hand"}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	cmd := exec.Command(filepath.Join(dir, opts.Digest.SHA256), "by hand")
+	must(t, cmd.Start())
 	defer cmd.Wait()
 	defer cmd.Process.Kill()
 	freeze(t, cmd.Process.Pid)
-	if text := endOrphans(t, store, filepath.Join(dir, "none")); text != "" {
+	if text := endOrphans(t, opts.Store, filepath.Join(dir, "none")); text != "" {
 		t.Errorf("the log says %q", text)
 	}
 	if !alive(stranger.PID()) || !alive(cmd.Process.Pid) {
@@ -140,28 +137,18 @@ func TestOthersAreNoOrphans(t *testing.T) {
 // The error names the process and tells what to do.
 func TestOrphanThatMayNotBeEnded(t *testing.T) {
 	t.Parallel()
-	if os.Getuid() != 0 {
-		t.Skip("to be another user needs root")
-	}
+	needsRoot(t)
 	store, dir := openStore(t)
 	database := filepath.Join(filepath.Dir(dir), "database")
 	writeFile(t, database, "", 0o644)
-	os.Chmod(filepath.Dir(dir), 0o755)
+	must(t, os.Chmod(filepath.Dir(dir), 0o755))
 	cmd := exec.Command("flock", "--no-fork", database, "sleep", "1000")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	defer cmd.Wait()
 	defer cmd.Process.Kill()
-	locked := fmt.Sprintf(" WRITE %d ", cmd.Process.Pid)
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		if text, _ := os.ReadFile("/proc/locks"); strings.Contains(string(text), locked) {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("the file is not locked")
-		}
-	}
+	await(t, "the file is locked", func() bool {
+		return slices.Contains(proc.FlockHolders(database), cmd.Process.Pid)
+	})
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
@@ -172,7 +159,13 @@ func TestOrphanThatMayNotBeEnded(t *testing.T) {
 		}
 		done <- store.EndOrphans(t.Context(), database, newLog())
 	}()
-	err := <-done
-	checkText(t, err, fmt.Sprintf("process %d", cmd.Process.Pid), fmt.Sprintf("kill -9 %d", cmd.Process.Pid))
-	checkKind(t, err, registry.ErrDenied)
+	checkError(t, <-done, registry.ErrDenied, fmt.Sprintf("process %d", cmd.Process.Pid),
+		fmt.Sprintf("kill -9 %d", cmd.Process.Pid))
+}
+
+func needsRoot(t *testing.T) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("this test needs root")
+	}
 }

@@ -30,9 +30,6 @@ type Process struct {
 // Start executes the binary of opts.Digest and returns once it answers. ctx bounds the start only. A failed Start
 // leaves no process, file or descriptor behind, and its error has the shim's last lines.
 func Start(ctx context.Context, opts Options) (*Process, error) {
-	if err := opts.complete(); err != nil {
-		return nil, err
-	}
 	ctx, cancel := context.WithTimeoutCause(ctx, opts.StartTimeout,
 		registry.Errorf(registry.ErrUnavailable, "no answer within %v", opts.StartTimeout))
 	defer cancel()

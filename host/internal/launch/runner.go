@@ -29,7 +29,7 @@ type runner struct {
 	ctx    context.Context // bounds the start
 	binary *os.File
 	args   []string
-	env    func(protocol []string) []string
+	env    []string // set by prepare
 	dir    string
 
 	child   *child // nil until it runs
@@ -41,7 +41,7 @@ type runner struct {
 
 func newRunner(ctx context.Context, binary *os.File, dir string, opts Options) *runner {
 	return &runner{
-		ctx: ctx, binary: binary, args: append([]string{argv0}, opts.Args...), env: opts.environment, dir: dir,
+		ctx: ctx, binary: binary, args: append([]string{argv0}, opts.Args...), dir: dir,
 		stdout: newHandshakeReader(), stderr: newLogReader(opts.Logger),
 	}
 }
@@ -58,14 +58,13 @@ func (r *runner) prepare(_ hclog.Logger, cmd *exec.Cmd, dir string) (goplugin.Ru
 			protocol = append(protocol, pair)
 		}
 	}
-	env := r.env
-	r.env = func([]string) []string { return env(protocol) }
+	r.env = environment(protocol)
 	return r, nil
 }
 
 // Start returns once the shim has sent an acceptable handshake. It leaves no process behind if it fails.
 func (r *runner) Start(context.Context) error {
-	child, err := startChild(r.binary, r.args, r.env(nil))
+	child, err := startChild(r.binary, r.args, r.env)
 	if err != nil {
 		return err
 	}
@@ -134,9 +133,9 @@ func (r *runner) diedAtStart() error {
 	return &startError{text: text, exit: exit}
 }
 
-// DeathNoticed is how long to wait for the exit that explains a broken connection. The kernel closes the connections
+// ExitWait is how long to wait for the exit that explains a broken connection. The kernel closes the connections
 // of a process long before its exit if one of its threads waits for a disk.
-const DeathNoticed = 5 * time.Second
+const ExitWait = 5 * time.Second
 
 // explainDeath adds to an error of a shim that had sent its handshake how the shim died, if this host did not end it.
 func (r *runner) explainDeath(err error) error {
@@ -149,7 +148,7 @@ func (r *runner) explainDeath(err error) error {
 			text: fmt.Sprintf("the shim died at its start: it %s: %v", r.child.exit.how(), err),
 			exit: r.child.exit,
 		}
-	case <-time.After(DeathNoticed):
+	case <-time.After(ExitWait):
 	case <-r.ctx.Done():
 	}
 	return err

@@ -24,24 +24,29 @@ import (
 	"holdfast/proto/bootstrap"
 )
 
-// shimMode makes this test binary a shim, or a host to be killed.
-const shimMode = "LAUNCH_TEST_MODE"
+// mode returns the first argument that makes this test binary a shim, or a host to be killed, and a file for it.
+func mode() (mode, file string) {
+	args := append(os.Args[1:], "", "")
+	if strings.HasPrefix(args[0], "-") { // a flag of the tests
+		return "", ""
+	}
+	return args[0], args[1]
+}
 
 func init() {
-	if os.Getenv(shimMode) == "prints" {
+	if mode, _ := mode(); mode == "prints" {
 		fmt.Println("a library prints while it initialises")
 	}
 }
 
 func TestMain(m *testing.M) {
-	mode := os.Getenv(shimMode)
-	switch mode {
+	switch mode, file := mode(); mode {
 	case "":
 		os.Exit(runTests(m))
 	case "host":
-		hostMain()
+		hostMain(os.Args[2], os.Args[3], os.Args[4], os.Args[5:]...)
 	default:
-		os.Exit(shimMain(mode))
+		os.Exit(shimMain(mode, file))
 	}
 }
 
@@ -49,7 +54,7 @@ func TestMain(m *testing.M) {
 var shimLog = sync.OnceValue(func() *bootstrap.Logger { return bootstrap.NewLogger(hclog.Info) })
 
 // shimMain is the program of the test shims.
-func shimMain(mode string) int {
+func shimMain(mode, file string) int {
 	log := shimLog()
 	opts := bootstrap.ServeOptions{Logger: log}
 	switch mode {
@@ -78,22 +83,20 @@ func shimMain(mode string) int {
 		opts.Server = []grpc.ServerOption{grpc.ChainUnaryInterceptor(frozen)}
 	case "babbles":
 		go babble()
-	case "counted":
-		counted()
-	case "ignores": // to the end of its host: the pipe that tells it has no end, as it writes to it itself. And it has a file open
+	case "ignores": // the end of its host: the life pipe has no end, as this process writes to it. The file is open
 		ignored[0], _ = os.OpenFile("/proc/self/fd/3", os.O_WRONLY, 0)
-		ignored[1], _ = os.OpenFile(os.Getenv(livesFile), os.O_RDWR|os.O_CREATE, 0o600)
+		ignored[1], _ = os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o600)
 	case "by hand":
 		select {}
-	case "leaves": // what it starts outlives it, and its host
+	case "leaves": // a daemon that outlives it and its host
 		pid, err := startDaemon("")
 		if err == nil {
-			err = os.WriteFile(os.Getenv(livesFile), []byte(pid), 0o600)
+			err = os.WriteFile(file, []byte(pid), 0o600)
 		}
 		if err != nil {
 			panic(err)
 		}
-	case "unshared": // of its threads one that is not the first: that is this one's
+	case "unshared": // a thread that is not the first has a mount namespace of its own
 		runtime.LockOSThread()
 		unshared := make(chan error)
 		go func() {
@@ -117,25 +120,6 @@ func shimMain(mode string) int {
 
 // ignored holds the files that keep the shim of mode "ignores" from seeing the end of its life pipe.
 var ignored [2]*os.File
-
-// livesFile is the variable that names the file of counted.
-const livesFile = "LAUNCH_TEST_LIVES"
-
-// counted returns how many processes have called it.
-func counted() int64 {
-	f, err := os.OpenFile(os.Getenv(livesFile), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
-	if err == nil {
-		_, err = f.WriteString("1")
-	}
-	if err != nil {
-		panic(err)
-	}
-	info, err := f.Stat()
-	if err != nil {
-		panic(err)
-	}
-	return info.Size()
-}
 
 // hostileLines prints lines that made hosts of go-plugin panic or block.
 func hostileLines() {
@@ -204,8 +188,6 @@ func do(name, arg string) (string, error) {
 		}
 	case "flush":
 		return fmt.Sprint(shimLog().Flush(patience)), nil
-	case "fork":
-		return startHolder()
 	case "daemon":
 		return startDaemon(arg)
 	case "hang":
@@ -220,18 +202,6 @@ func do(name, arg string) (string, error) {
 	return arg, nil
 }
 
-// startHolder starts a process in its own session that keeps the shim's stdout and stderr.
-func startHolder() (string, error) {
-	cmd := exec.Command("sleep", "1000")
-	cmd.Stdout = os.NewFile(1, "stdout")
-	cmd.Stderr = os.NewFile(2, "stderr")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
-		return "", err
-	}
-	return fmt.Sprint(cmd.Process.Pid), nil
-}
-
 // startDaemon leaves a process that is in no process group or session of the shim, and has its stderr, its life pipe
 // and its database, locked. Without a database it executes the shim's own binary, else sleep.
 func startDaemon(database string) (pid string, err error) {
@@ -239,8 +209,7 @@ func startDaemon(database string) (pid string, err error) {
 	locked := os.Stdin
 	if database == "" {
 		own, _ := os.Readlink("/proc/self/exe")
-		cmd = exec.Command("setsid", "sh", "-c", own+" & echo $! >&5")
-		cmd.Env = []string{shimMode + "=by hand"}
+		cmd = exec.Command("setsid", "sh", "-c", own+" 'by hand' & echo $! >&5")
 	} else {
 		if locked, err = os.OpenFile(database, os.O_RDWR|os.O_CREATE, 0o600); err == nil {
 			err = unix.Flock(int(locked.Fd()), unix.LOCK_EX|unix.LOCK_NB)

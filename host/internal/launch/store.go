@@ -20,10 +20,8 @@ import (
 	"holdfast/registry"
 )
 
-// kept is how many binaries stay in a store: all those in use and those of Keep, then the ones used last.
-const kept = 3
-
 const (
+	kept       = 3 // binaries that stay in a store: all those in use and those of Keep, then the ones used last
 	storedMode = 0o500
 	temporary  = ".add-*" // names of unfinished copies
 )
@@ -105,14 +103,29 @@ func (s *Store) Add(ctx context.Context, path, want, known string) (Digest, erro
 		return Digest{}, err
 	}
 	defer src.Close()
-	img, copied, err := s.bring(ctx, src, want)
+	sum, err := hashInto(ctx, io.Discard, src)
 	if err != nil {
-		return Digest{}, err
+		return Digest{}, fmt.Errorf("read the shim %s: %w", path, err)
 	}
-	if copied {
-		err = s.prune(img.sum)
+	if want != "" && sum != want {
+		return Digest{}, registry.Invalid("the shim %s is not the wanted binary: its SHA-256 is %s, wanted is %s; "+
+			"install the right binary, or correct the digest", path, sum, want)
 	}
-	return Digest{SHA256: img.sum, FirstUse: want == ""}, err
+	img, err := s.verified(ctx, sum)
+	switch {
+	case ctx.Err() != nil:
+		return Digest{}, context.Cause(ctx)
+	case err == nil && s.inPlace(img):
+		s.use(img)
+	default: // it is missing or damaged
+		if err := s.copyIn(ctx, src, sum); err != nil {
+			return Digest{}, fmt.Errorf("copy the shim %s: %w", path, s.explainFull(err))
+		}
+		if err := s.prune(sum); err != nil {
+			return Digest{}, err
+		}
+	}
+	return Digest{SHA256: sum, FirstUse: want == ""}, nil
 }
 
 // recall uses the stored copy in place of a binary that is gone.
@@ -135,64 +148,11 @@ func (s *Store) recall(ctx context.Context, sum string, gone error) (Digest, err
 	return Digest{SHA256: sum, SourceGone: true}, nil
 }
 
-// bring returns the stored image of src, and whether it had to be copied.
-func (s *Store) bring(ctx context.Context, src *os.File, want string) (img *image, copied bool, err error) {
-	if img, err = s.present(ctx, src, want); img != nil || err != nil {
-		return img, false, err
-	}
-	if _, err = src.Seek(0, io.SeekStart); err == nil {
-		img, err = s.copyIn(ctx, src, want)
-	}
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		err = registry.Errorf(registry.ErrExhausted, "%w: a new shim needs room for its copy: free some on the file "+
-			"system of %s", err, s.dir)
-	}
-	return img, err == nil, err
-}
-
-// present returns the intact stored image with the content of src, or nil if there is none.
-func (s *Store) present(ctx context.Context, src *os.File, want string) (*image, error) {
-	if likely, err := s.hasSizeOf(src); !likely {
-		return nil, err
-	}
-	sum, err := hashInto(ctx, io.Discard, src)
-	if err != nil {
-		return nil, fmt.Errorf("read the shim %s: %w", src.Name(), err)
-	}
-	if err := checkSum(src, sum, want); err != nil {
-		return nil, err
-	}
-	img, err := s.verified(ctx, sum)
-	if err != nil {
-		return nil, context.Cause(ctx) // nil if the image is missing or damaged
-	}
-	if !s.inPlace(img) {
-		return nil, nil
-	}
-	s.use(img)
-	return img, nil
-}
-
 // use marks the image as used now.
 func (s *Store) use(img *image) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	img.used = time.Now()
-}
-
-// hasSizeOf reports whether a stored binary has the size of src. If not, src is new, and hashed while it is copied.
-func (s *Store) hasSizeOf(src *os.File) (bool, error) {
-	info, err := src.Stat()
-	if err != nil {
-		return false, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	stored, err := s.stored()
-	if err != nil {
-		return false, fmt.Errorf("look into the store of shims: %w", err)
-	}
-	return slices.ContainsFunc(stored, func(e entry) bool { return e.size == info.Size() }), nil
 }
 
 // inPlace reports whether the image's name still leads to the file that is held.
@@ -246,35 +206,48 @@ func checkBinary(f *os.File) error {
 	return nil
 }
 
-// copyIn copies and hashes src, and stores the copy if it has the wanted digest.
-func (s *Store) copyIn(ctx context.Context, src *os.File, want string) (*image, error) {
+// copyIn stores a copy of src under its digest, which it verifies. It opens the descriptor to keep before the file gets
+// that name.
+func (s *Store) copyIn(ctx context.Context, src *os.File, sum string) error {
 	tmp, err := os.CreateTemp(s.dir, temporary)
 	if err != nil {
-		return nil, fmt.Errorf("copy the shim: %w", err)
+		return err
 	}
 	defer os.Remove(tmp.Name()) // gone after the rename
 	defer tmp.Close()
-	sum, err := hashInto(ctx, tmp, src)
+	if _, err := src.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	copied, err := hashInto(ctx, tmp, src)
+	if err == nil && copied != sum {
+		err = registry.Errorf(registry.ErrConflict, "it was changed meanwhile; try again")
+	}
 	if err != nil {
-		return nil, fmt.Errorf("copy the shim %s: %w", src.Name(), err)
+		return err
 	}
-	if err := checkSum(src, sum, want); err != nil {
-		return nil, err
+	if err := errors.Join(tmp.Chmod(storedMode), tmp.Sync()); err != nil {
+		return err
 	}
-	img, err := s.install(tmp, sum)
+	f, err := os.Open(tmp.Name())
 	if err != nil {
-		return nil, fmt.Errorf("copy the shim %s: %w", src.Name(), err)
+		return err
 	}
-	return img, nil
+	state, err := s.publish(f, sum)
+	if err != nil {
+		f.Close()
+		return err
+	}
+	s.hold(f, sum, state)
+	return nil
 }
 
-func checkSum(src *os.File, sum, want string) error {
-	if want == "" || sum == want {
-		return nil
+// explainFull adds to an error of a full disk what to do.
+func (s *Store) explainFull(err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return registry.Errorf(registry.ErrExhausted,
+			"%w: a new shim needs room for its copy: free some on the file system of %s", err, s.dir)
 	}
-	return registry.Invalid(
-		"the shim %s is not the wanted binary: its SHA-256 is %s, wanted is %s; install the right binary, or "+
-			"correct the digest", src.Name(), sum, want)
+	return err
 }
 
 // hashInto copies from src to dst and returns the SHA-256 of what it copied.
@@ -299,35 +272,15 @@ func hashInto(ctx context.Context, dst io.Writer, src io.Reader) (string, error)
 	}
 }
 
-// install makes tmp durable under its digest. It opens the descriptor to keep before the file gets that name.
-func (s *Store) install(tmp *os.File, sum string) (*image, error) {
-	if err := errors.Join(tmp.Chmod(storedMode), tmp.Sync()); err != nil {
-		return nil, err
-	}
-	f, err := os.Open(tmp.Name())
-	if err != nil {
-		return nil, err
-	}
-	img, err := s.publish(f, tmp.Name(), sum)
-	if err != nil {
-		f.Close()
-		return nil, err
-	}
-	return img, nil
-}
-
-func (s *Store) publish(f *os.File, from, sum string) (*image, error) {
-	if err := os.Rename(from, s.path(sum)); err != nil {
-		return nil, err
+// publish makes the file durable under its digest, and returns its state after that.
+func (s *Store) publish(f *os.File, sum string) (fileState, error) {
+	if err := os.Rename(f.Name(), s.path(sum)); err != nil {
+		return fileState{}, err
 	}
 	if err := syncDir(s.dir); err != nil {
-		return nil, err
+		return fileState{}, err
 	}
-	state, err := stateOf(f)
-	if err != nil {
-		return nil, err
-	}
-	return s.hold(f, sum, state), nil
+	return stateOf(f)
 }
 
 // hold keeps f as the verified content of sum, in place of the file held before.
@@ -372,36 +325,36 @@ func (s *Store) prune(added string) error {
 	if err != nil {
 		return fmt.Errorf("prune the store of shims: %w", err)
 	}
-	needed := func(e entry) bool {
-		img := s.images[e.sum]
-		return e.sum == added || slices.Contains(s.keeps, e.sum) || img != nil && img.users > 0
+	needed := func(sum string) bool {
+		img := s.images[sum]
+		return sum == added || slices.Contains(s.keeps, sum) || img != nil && img.users > 0
 	}
-	slices.SortStableFunc(stored, func(a, b entry) int { return rank(needed(a)) - rank(needed(b)) })
-	for i, entry := range stored {
-		if i < kept || needed(entry) {
+	room := kept
+	for _, e := range stored {
+		if needed(e.sum) {
+			room--
+		}
+	}
+	for _, e := range stored {
+		if needed(e.sum) {
 			continue
 		}
-		img := s.images[entry.sum]
-		if img != nil {
-			img.file.Close()
-			delete(s.images, entry.sum)
+		if room > 0 {
+			room--
+			continue
 		}
-		err = errors.Join(err, os.Remove(s.path(entry.sum)))
+		if img := s.images[e.sum]; img != nil {
+			img.file.Close()
+			delete(s.images, e.sum)
+		}
+		err = errors.Join(err, os.Remove(s.path(e.sum)))
 	}
 	return err
 }
 
-// rank sorts needed binaries first.
-func rank(needed bool) int {
-	if needed {
-		return 0
-	}
-	return 1
-}
-
+// entry is one stored binary.
 type entry struct {
 	sum  string
-	size int64
 	used time.Time
 }
 
@@ -425,7 +378,7 @@ func (s *Store) stored() ([]entry, error) {
 		if img := s.images[sum]; img != nil {
 			used = img.used
 		}
-		found = append(found, entry{sum: sum, size: info.Size(), used: used})
+		found = append(found, entry{sum: sum, used: used})
 	}
 	slices.SortFunc(found, func(a, b entry) int { return b.used.Compare(a.used) })
 	return found, nil

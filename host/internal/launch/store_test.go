@@ -6,10 +6,13 @@ import (
 	"debug/elf"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -23,12 +26,15 @@ import (
 
 func openStore(t testing.TB) (*launch.Store, string) {
 	dir := filepath.Join(shortDir(t), "store")
+	return reopen(t, dir), dir
+}
+
+// reopen opens a store as the next process does, which knows only the directory.
+func reopen(t testing.TB, dir string) *launch.Store {
 	store, err := launch.OpenStore(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { store.Close() })
-	return store, dir
+	return store
 }
 
 // binaryFile creates an executable and computes its digest.
@@ -37,6 +43,13 @@ func binaryFile(t testing.TB, text string) (path, sum string) {
 	writeFile(t, path, text, 0o755)
 	raw := sha256.Sum256([]byte(text))
 	return path, hex.EncodeToString(raw[:])
+}
+
+func add(t *testing.T, store *launch.Store, path string) launch.Digest {
+	t.Helper()
+	d, err := store.Add(t.Context(), path, "", "")
+	must(t, err)
+	return d
 }
 
 func TestAddStoresUnderTheDigest(t *testing.T) {
@@ -59,12 +72,14 @@ func TestAddStoresUnderTheDigest(t *testing.T) {
 			t.Fatalf("%+v: %+v, %v", c, got, err)
 		}
 	}
-	text, err := os.ReadFile(filepath.Join(dir, sum))
-	if err != nil || string(text) != "#!/bin/true\n" {
-		t.Errorf("stored %q, %v", text, err)
-	}
-	if info, err := os.Stat(filepath.Join(dir, sum)); err != nil || info.Mode() != 0o500 {
-		t.Errorf("mode %v, %v", info.Mode(), err)
+	checkContent(t, filepath.Join(dir, sum), "#!/bin/true\n")
+}
+
+func checkContent(t *testing.T, path, want string) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if info, _ := os.Stat(path); err != nil || string(text) != want || info.Mode() != 0o500 {
+		t.Errorf("%s holds %d bytes, not the wanted %d, %v (%v)", path, len(text), len(want), info, err)
 	}
 }
 
@@ -76,19 +91,14 @@ func TestAddRefuses(t *testing.T) {
 	beside, _ := binaryFile(t, "#!/bin/true\n")
 	writeFile(t, beside+".sha256", other, 0o644)
 	open, _ := binaryFile(t, "x")
-	os.Chmod(open, 0o777)
+	must(t, os.Chmod(open, 0o777))
 	plain, _ := binaryFile(t, "x")
-	os.Chmod(plain, 0o644)
+	must(t, os.Chmod(plain, 0o644))
 	empty, _ := binaryFile(t, "")
-	fifo := filepath.Join(shortDir(t), "fifo")
-	if err := unix.Mkfifo(fifo, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	socket := filepath.Join(shortDir(t), "socket")
+	fifo, socket := filepath.Join(shortDir(t), "fifo"), filepath.Join(shortDir(t), "socket")
+	must(t, unix.Mkfifo(fifo, 0o755))
 	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer listener.Close()
 	for _, c := range []struct {
 		path, want string
@@ -108,104 +118,177 @@ func TestAddRefuses(t *testing.T) {
 		{good + "x", other, registry.ErrNotFound, []string{good + "x", other, "install the binary"}},
 	} {
 		_, err := store.Add(t.Context(), c.path, c.want, "")
-		checkText(t, err, c.text...)
-		checkKind(t, err, c.kind)
+		checkError(t, err, c.kind, c.text...)
 	}
 	checkEmpty(t, dir)
 }
 
-func TestStoreOfOthersIsRefused(t *testing.T) {
-	t.Parallel()
-	dir := shortDir(t)
-	os.Chmod(dir, 0o777)
-	_, err := launch.OpenStore(dir)
-	checkText(t, err, "others can write", "0700")
-	checkKind(t, err, registry.ErrDenied)
-}
-
+// Unfinished copies are removed, and a directory to which others can write is refused.
 func TestOpenStoreRemovesWhatAnAddHasLeft(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
 	writeFile(t, filepath.Join(dir, ".add-123"), "half", 0o600)
-	store, err := launch.OpenStore(dir)
-	if err != nil {
+	reopen(t, dir)
+	checkEmpty(t, dir)
+	must(t, os.Chmod(dir, 0o777))
+	_, err := launch.OpenStore(dir)
+	checkError(t, err, registry.ErrDenied, "others can write", "0700")
+}
+
+// picture changes with every write to a file of dir.
+func picture(t *testing.T, dir string) string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	var all strings.Builder
+	for _, e := range entries {
+		var st unix.Stat_t
+		must(t, unix.Lstat(filepath.Join(dir, e.Name()), &st))
+		fmt.Fprintln(&all, e.Name(), st.Ino, st.Size, st.Mode, st.Mtim, st.Ctim)
+	}
+	return all.String()
+}
+
+// A host starts again on a full disk: to add what is stored writes nothing. Only a new binary needs room.
+func TestFullDiskHindersOnlyANewBinary(t *testing.T) {
+	t.Parallel()
+	needsRoot(t)
+	work, dir := shortDir(t), shortDir(t)
+	must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m,mode=0700"))
+	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+	source, newer := filepath.Join(work, "shim"), filepath.Join(work, "newer")
+	padding := strings.Repeat("#", 64<<10)
+	writeFile(t, source, marking(work, "good")+padding, 0o755)
+	writeFile(t, newer, marking(work, "newer")+padding, 0o755)
+	first := add(t, reopen(t, dir), source)
+	if err := os.WriteFile(filepath.Join(dir, "full"), make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
 		t.Fatal(err)
 	}
-	defer store.Close()
-	checkEmpty(t, dir)
+	before := picture(t, dir)
+	opts := options(t)
+	opts.Store = reopen(t, dir)
+	opts.Digest = add(t, opts.Store, source)
+	if opts.Digest != first {
+		t.Errorf("%+v; before %+v", opts.Digest, first)
+	}
+	refused(t, opts, nil, "exited with code 9")
+	checkRan(t, work, "good")
+	_, err := opts.Store.Add(t.Context(), newer, "", "")
+	checkError(t, err, registry.ErrExhausted, newer, "no space left", "free some on the file system of "+dir)
+	if after := picture(t, dir); after != before {
+		t.Errorf("the store was\n%sand is\n%s", before, after)
+	}
+}
+
+// Both the process that has stored it and the next one replace a damaged copy.
+func TestAddMendsTheStoredCopy(t *testing.T) {
+	t.Parallel()
+	const text, evil = "#!/bin/true\n", "#!/bin/evil\n"
+	for name, harm := range map[string]func(stored string) error{
+		"removed":        os.Remove,
+		"not executable": func(stored string) error { return os.Chmod(stored, 0o400) },
+		"written to":     func(stored string) error { return os.WriteFile(stored, []byte(evil), 0o500) },
+		"cut off":        func(stored string) error { return os.Truncate(stored, 3) },
+		"replaced by name": func(stored string) error {
+			return errors.Join(os.WriteFile(stored+"x", []byte(evil), 0o500), os.Rename(stored+"x", stored))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store, dir := openStore(t)
+			path, sum := binaryFile(t, text)
+			add(t, store, path)
+			for _, by := range []*launch.Store{store, reopen(t, dir)} {
+				must(t, harm(filepath.Join(dir, sum)))
+				add(t, by, path)
+				checkContent(t, filepath.Join(dir, sum), text)
+			}
+		})
+	}
+}
+
+// The binary is gone, as after an upgrade that was cut short. The stored copy of the last one is used if it is intact.
+func TestStoredCopyStandsInForABinaryThatIsGone(t *testing.T) {
+	t.Parallel()
+	store, dir := openStore(t)
+	path, sum := binaryFile(t, "#!/bin/true\n")
+	writeFile(t, path, "#!/bin/false\n", 0o755)
+	add(t, store, path)
+	writeFile(t, path, "#!/bin/true\n", 0o755)
+	add(t, store, path)
+	must(t, os.Remove(path))
+	for want, known := range map[string]string{"": sum, sum: ""} {
+		got, err := reopen(t, dir).Add(t.Context(), path, want, known)
+		if err != nil || got != (launch.Digest{SHA256: sum, SourceGone: true}) {
+			t.Errorf("%+v, %v", got, err)
+		}
+	}
+	must(t, os.WriteFile(filepath.Join(dir, sum), []byte("#!/bin/evil\n"), 0o500))
+	for want, known := range map[string]string{"": sum, sum: ""} {
+		_, err := reopen(t, dir).Add(t.Context(), path, want, known)
+		checkError(t, err, registry.ErrDamaged, path, "no such file", "install the binary at that path", "was changed")
+	}
+	other := strings.Repeat("ab", 32)
+	writeFile(t, path+".sha256", other, 0o644) // of the next release, whose binary never came
+	_, err := reopen(t, dir).Add(t.Context(), path, "", sum)
+	checkError(t, err, registry.ErrNotFound, path, other, "install the binary at that path")
 }
 
 // Binaries in use count and are never removed. Without Keep, the last ones used stay.
 func TestStoreKeepsTheLastThreeAndThoseInUse(t *testing.T) {
 	t.Parallel()
-	store, dir := openStore(t)
-	running, err := store.Add(t.Context(), shared.self, shared.digest.SHA256, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	opts := options(t, "plain")
-	opts.Store, opts.Digest = store, running
+	opts, dir := stored(t, shared.self, "plain")
 	p := start(t, opts)
-	var sums []string
-	for i := range 5 {
-		path, sum := binaryFile(t, fmt.Sprintf("#!/bin/true %d\n", i))
-		if _, err := store.Add(t.Context(), path, "", ""); err != nil {
-			t.Fatal(err)
-		}
-		sums = append(sums, sum)
-	}
-	checkStored(t, dir, append(sums[3:], running.SHA256)...)
+	sums := addSome(t, opts.Store, 5)
+	checkStored(t, dir, append(sums[3:], opts.Digest.SHA256)...)
 	kill(t, p)
-	again := start(t, opts) // a restart after a crash, with three newer binaries in the store
-	kill(t, again)
-	path, sum := binaryFile(t, "#!/bin/true last\n")
-	if _, err := store.Add(t.Context(), path, "", ""); err != nil {
-		t.Fatal(err)
-	}
-	checkStored(t, dir, sums[4], running.SHA256, sum)
+	kill(t, start(t, opts)) // a restart after a crash, with three newer binaries in the store
+	last := addSome(t, opts.Store, 1)
+	checkStored(t, dir, sums[4], opts.Digest.SHA256, last[0])
 }
 
 func TestStoreKeepsWhatItIsToldTo(t *testing.T) {
 	t.Parallel()
 	store, dir := openStore(t)
-	var sums []string
-	add := func(n int) {
-		for range n {
-			path, sum := binaryFile(t, fmt.Sprintf("#!/bin/true %d\n", len(sums)))
-			if _, err := store.Add(t.Context(), path, "", ""); err != nil {
-				t.Fatal(err)
-			}
-			sums = append(sums, sum)
-		}
-	}
-	prune := func() {
-		if err := store.Prune(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	add(3)
+	sums := addSome(t, store, 3)
 	store.Keep(sums[0], sums[1], sums[2], "")
-	add(4)
-	checkStored(t, dir, sums[0], sums[1], sums[2], sums[6])
-	prune()
-	checkStored(t, dir, sums[:3]...)
+	more := addSome(t, store, 4)
+	checkStored(t, dir, append(sums, more[3])...)
+	must(t, store.Prune())
+	checkStored(t, dir, sums...)
 	store.Keep(sums[1])
-	add(1)
-	checkStored(t, dir, sums[1], sums[2], sums[7])
-	add(1)
-	prune()
-	checkStored(t, dir, sums[1], sums[7], sums[8])
+	more = addSome(t, store, 2)
+	checkStored(t, dir, sums[1], more[0], more[1])
 }
 
-// stalled is a context that blocks each look at it, as a slow disk does.
+// addSome adds new binaries.
+func addSome(t *testing.T, store *launch.Store, n int) (sums []string) {
+	t.Helper()
+	for range n {
+		path, _ := binaryFile(t, "#!/bin/true "+shortDir(t))
+		sums = append(sums, add(t, store, path).SHA256)
+	}
+	return sums
+}
+
+func checkStored(t *testing.T, dir string, want ...string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	got := map[string]bool{}
+	for _, e := range entries {
+		got[e.Name()] = true
+	}
+	want = slices.Sorted(slices.Values(want))
+	if stored := slices.Sorted(maps.Keys(got)); !slices.Equal(stored, want) {
+		t.Errorf("stored are %.12q, not %.12q", stored, want)
+	}
+}
+
+// stalled is a context whose Err blocks until goOn is closed, as a read from a slow disk does.
 type stalled struct {
 	context.Context
 	begun, goOn chan struct{}
 	once        *sync.Once
-}
-
-func stall(ctx context.Context) stalled {
-	return stalled{ctx, make(chan struct{}), make(chan struct{}), new(sync.Once)}
 }
 
 func (s stalled) Err() error {
@@ -217,23 +300,11 @@ func (s stalled) Err() error {
 // Neither a restart after a crash nor the end of a shim waits for a binary that is read for a swap.
 func TestStartDoesNotWaitForAnotherBinary(t *testing.T) {
 	t.Parallel()
-	store, _ := openStore(t)
-	running, err := store.Add(t.Context(), shared.self, shared.digest.SHA256, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	opts := options(t, "plain")
-	opts.Store, opts.Digest = store, running
+	opts, _ := stored(t, shared.self, "plain")
 	path, _ := binaryFile(t, "#!/bin/true\n")
-	ctx := stall(t.Context())
-	var adding sync.WaitGroup
-	adding.Go(func() {
-		if _, err := store.Add(ctx, path, "", ""); err != nil {
-			t.Error(err)
-		}
-	})
-	defer adding.Wait()
-	defer close(ctx.goOn)
+	ctx := stalled{t.Context(), make(chan struct{}), make(chan struct{}), new(sync.Once)}
+	added := make(chan error, 1)
+	go func() { _, err := opts.Store.Add(ctx, path, "", ""); added <- err }()
 	<-ctx.begun
 	lived := make(chan error, 1)
 	go func() {
@@ -245,53 +316,24 @@ func TestStartDoesNotWaitForAnotherBinary(t *testing.T) {
 	}()
 	select {
 	case err := <-lived:
-		if err != nil {
-			t.Error(err)
-		}
+		must(t, err)
 	case <-time.After(patience):
 		t.Error("a start waits for the end of an Add of another binary")
 	}
-}
-
-func checkStored(t *testing.T, dir string, want ...string) {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := make(map[string]bool)
-	for _, e := range entries {
-		got[e.Name()] = true
-	}
-	for _, sum := range want {
-		if !got[sum] {
-			t.Errorf("%.12s is not stored", sum)
-		}
-	}
-	if len(got) != len(want) {
-		t.Errorf("stored: %v", got)
-	}
+	close(ctx.goOn)
+	must(t, <-added)
 }
 
 // The binary is cut at several places.
 func TestBinaryThatWasCutOff(t *testing.T) {
 	t.Parallel()
 	whole, err := os.ReadFile(shared.self)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, size := range []int{4, 40, 300, 4096, len(whole) / 2} {
-		store, _ := openStore(t)
 		path, _ := binaryFile(t, string(whole[:size]))
-		digest, err := store.Add(t.Context(), path, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		runDir := shortDir(t)
-		_, err = launch.Start(t.Context(), launch.Options{Store: store, Digest: digest, RunDir: runDir})
-		checkText(t, err, fmt.Sprintf("is cut off after %d bytes", size), "install the whole binary")
-		checkKind(t, err, registry.ErrUnsupported)
-		checkEmpty(t, runDir)
+		opts, _ := stored(t, path)
+		refused(t, opts, registry.ErrUnsupported, fmt.Sprintf("is cut off after %d bytes", size),
+			"install the whole binary")
 	}
 }
 
@@ -304,20 +346,12 @@ func TestBinaryOfAnotherMachine(t *testing.T) {
 	binary.LittleEndian.PutUint16(head[18:], uint16(elf.EM_S390))
 	binary.LittleEndian.PutUint32(head[20:], 1)
 	binary.LittleEndian.PutUint16(head[52:], 64)
-	for _, c := range []struct{ text, says string }{
-		{string(head[:]), "an ELF executable for S390"},
-		{"just text\n", "no ELF executable"},
+	for text, says := range map[string]string{
+		string(head[:]): "an ELF executable for S390",
+		"just text\n":   "no ELF executable",
 	} {
-		store, _ := openStore(t)
-		path, _ := binaryFile(t, c.text)
-		digest, err := store.Add(t.Context(), path, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		runDir := shortDir(t)
-		_, err = launch.Start(t.Context(), launch.Options{Store: store, Digest: digest, RunDir: runDir})
-		checkText(t, err, "cannot run here", c.says, "this machine runs linux/")
-		checkKind(t, err, registry.ErrUnsupported)
-		checkEmpty(t, runDir)
+		path, _ := binaryFile(t, text)
+		opts, _ := stored(t, path)
+		refused(t, opts, registry.ErrUnsupported, "cannot run here", says, "this machine runs linux/")
 	}
 }

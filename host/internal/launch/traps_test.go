@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -20,13 +19,9 @@ import (
 // T1: a line on stderr that is no hclog line makes go-plugin panic. Here it is logged, escaped and bounded.
 func TestTrapT1HostileStderr(t *testing.T) {
 	t.Parallel()
-	log := newLog()
-	opts := options(t, "hostile")
-	opts.Logger = log
+	opts, log := logged(t, "hostile")
 	p := start(t, opts)
-	if _, err := ask(t.Context(), p.Conn(), "echo"); err != nil {
-		t.Fatal(err)
-	}
+	checkEcho(t, p)
 	kill(t, p) // all that was written is read by then
 	text := log.text()
 	for _, want := range []string{
@@ -46,16 +41,14 @@ func TestTrapT1HostileStderr(t *testing.T) {
 
 func TestPanicOfTheShimIsLoggedAsError(t *testing.T) {
 	t.Parallel()
-	log := newLog()
-	opts := options(t, "plain")
-	opts.Logger = log
+	opts, log := logged(t, "plain")
 	p := start(t, opts)
 	if _, err := ask(t.Context(), p.Conn(), "panic"); err == nil {
 		t.Error("a shim that panicked has answered")
 	}
 	awaitDone(t, p)
 	kill(t, p)
-	if !strings.Contains(log.text(), `"@level":"error","@message":"panic: the shim is broken"`) {
+	if !log.has(`"@level":"error","@message":"panic: the shim is broken"`) {
 		t.Errorf("the log: %s", log.text())
 	}
 	if exit, ok := p.Err().(*launch.Exit); !ok || exit.Code != 2 || exit.Asked {
@@ -79,76 +72,29 @@ func TestTrapT2KillOfAFrozenShim(t *testing.T) {
 // A shim that freezes before its handshake, or before its first answer, is given up at the deadline of the start.
 func TestTrapT2FrozenAtStart(t *testing.T) {
 	t.Parallel()
-	_, err := startScript(t, 300*time.Millisecond, "kill -STOP $$")
-	checkText(t, err, "sent no handshake", "nothing on stdout", "no answer within 300ms")
-	checkKind(t, err, registry.ErrUnavailable)
-
+	refused(t, script(t, 300*time.Millisecond, "kill -STOP $$"), registry.ErrUnavailable,
+		"sent no handshake", "nothing on stdout", "no answer within 300ms")
 	opts := options(t, "freezes")
-	opts.StartTimeout = 5 * time.Second // its handshake has to be there by then
-	_, err = launch.Start(t.Context(), opts)
-	checkText(t, err, "sent a handshake, but did not answer", "no answer within 5s")
-	checkKind(t, err, registry.ErrUnavailable)
-	checkEmpty(t, opts.RunDir)
+	opts.StartTimeout = handshakeTime
+	refused(t, opts, registry.ErrUnavailable, "sent a handshake, but did not answer", "no answer within 10s")
 }
 
-// T3: a grandchild that holds the pipes delays go-plugin's Kill and its notice of a death until it ends.
-func TestTrapT3GrandchildHoldsThePipes(t *testing.T) {
-	t.Parallel()
-	opts := options(t, "plain")
-	p := start(t, opts)
-	text, err := ask(t.Context(), p.Conn(), "fork")
-	if err != nil {
-		t.Fatal(err)
-	}
-	holder, _ := strconv.Atoi(text)
-	defer awaitDeath(t, holder)
-	defer unix.Kill(holder, unix.SIGKILL)
-	if err := unix.Kill(p.PID(), unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	awaitDone(t, p)
-	kill(t, p)
-	if !alive(holder) {
-		t.Fatal("the holder was to outlive the shim: this test has proved nothing")
-	}
-	checkEmpty(t, opts.RunDir)
-}
+// handshakeTime is enough for a handshake on a slow machine. Tests wait as long for a shim that never answers.
+const handshakeTime = 10 * time.Second
 
-// The rest of the shim's process group ends with it.
-func TestTrapT3HelpersEndWithTheShim(t *testing.T) {
-	t.Parallel()
-	dir := shortDir(t)
-	_, err := startScript(t, patience, "sleep 1000 & echo $! >"+dir+"/pid", "exit 3")
-	checkText(t, err, "exited with code 3")
-	text, rerr := os.ReadFile(dir + "/pid")
-	if rerr != nil {
-		t.Fatal(rerr)
-	}
-	helper, _ := strconv.Atoi(strings.TrimSpace(string(text)))
-	awaitDeath(t, helper)
-}
-
-// A daemon has left the shim's process group, and has its pipes and the lock of its state. The death is seen at once, a
-// call under way ends, the host keeps nothing of it, and the next shim starts.
+// T3: a grandchild that holds the pipes delays go-plugin's Kill and its notice of a death until it ends. A daemon that
+// has left the shim's process group also has the lock of its state. The death is seen at once, a call under way ends,
+// the host keeps nothing of it, and the next shim starts.
 func TestTrapT3DaemonKeepsEverything(t *testing.T) {
 	run := func() {
 		opts := options(t, "plain")
 		p := start(t, opts)
 		text, err := ask(t.Context(), p.Conn(), "daemon "+filepath.Join(shortDir(t), "shim.db"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		daemon, _ := strconv.Atoi(text)
-		if !alive(daemon) {
-			t.Fatalf("there is no daemon: %q", text)
-		}
-		defer unix.Kill(daemon, unix.SIGKILL)
+		must(t, err)
+		daemon := daemonOf(t, text)
 		hangs := make(chan error, 1)
 		go func() { _, err := ask(t.Context(), p.Conn(), "hang"); hangs <- err }()
-		if err := unix.Kill(p.PID(), unix.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
-		awaitDone(t, p)
+		sigkill(t, p)
 		if err := <-hangs; err == nil {
 			t.Error("the dead shim has answered")
 		}
@@ -158,6 +104,7 @@ func TestTrapT3DaemonKeepsEverything(t *testing.T) {
 		if !alive(daemon) {
 			t.Error("the daemon was to outlive the shim: this test has proved nothing")
 		}
+		must(t, unix.Kill(daemon, unix.SIGKILL))
 	}
 	idle := runtime.NumGoroutine()
 	run()
@@ -166,7 +113,8 @@ func TestTrapT3DaemonKeepsEverything(t *testing.T) {
 	before.compare(t)
 }
 
-// The same while a shim starts. Its daemon has its stdout, too.
+// The rest of the shim's process group ends with it. A daemon that has left the group does not delay the error of a
+// start that fails, though it has the shim's stdout.
 func TestTrapT3DaemonOfAShimThatDoesNotStart(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
@@ -174,21 +122,12 @@ func TestTrapT3DaemonOfAShimThatDoesNotStart(t *testing.T) {
 		limit time.Duration
 		says  string
 	}{"exit 3": {patience, "exited with code 3"}, "exec sleep 1000": {3 * time.Second, "gave up starting it"}} {
-		began := time.Now()
-		_, err := startScript(t, c.limit, "setsid sh -c 'sleep 1000 & echo $! >"+dir+"/pid'", how)
-		checkText(t, err, c.says)
-		if took := time.Since(began); took > patience {
-			t.Errorf("its end took %v", took)
-		}
-		text, err := os.ReadFile(dir + "/pid")
-		if err != nil {
-			t.Fatal(err)
-		}
-		daemon, _ := strconv.Atoi(strings.TrimSpace(string(text)))
-		if !alive(daemon) {
-			t.Fatal("the daemon was to outlive the shim: this test has proved nothing")
-		}
-		unix.Kill(daemon, unix.SIGKILL)
+		refused(t, script(t, c.limit, "sleep 1000 & echo $! >"+dir+"/helper",
+			"setsid sh -c 'sleep 1000 & echo $! >"+dir+"/daemon'", how), nil, c.says)
+		text, err := os.ReadFile(dir + "/helper")
+		must(t, err)
+		awaitDeath(t, pidOf(t, string(text)))
+		daemonIn(t, dir+"/daemon")
 	}
 }
 
@@ -199,87 +138,68 @@ func TestTrapT4OutputNeverBlocksTheShim(t *testing.T) {
 	if _, err := ask(t.Context(), p.Conn(), "stdout done"); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := ask(t.Context(), p.Conn(), "echo after"); err != nil || got != "after" {
-		t.Errorf("after 8 MiB of output: %q, %v", got, err)
-	}
+	checkEcho(t, p)
 }
 
 // The same for its log. The host's logger blocks here.
 func TestTrapT4LogNeverBlocksTheShim(t *testing.T) {
 	t.Parallel()
-	log := newLog()
+	opts, log := logged(t, "plain")
 	log.gate = make(chan struct{})
-	opts := options(t, "plain")
-	opts.Logger = log
 	p := start(t, opts)
 	if got, err := ask(t.Context(), p.Conn(), "log done"); err != nil || got != "done" {
-		t.Fatalf("while nobody reads the log: %q, %v", got, err)
+		t.Fatalf("while nothing reads the log: %q, %v", got, err)
 	}
 	close(log.gate)
 	if got, err := ask(t.Context(), p.Conn(), "flush"); err != nil || got != "true" {
 		t.Fatalf("the log was not written: %q, %v", got, err)
 	}
 	kill(t, p)
-	if text := log.text(); !strings.Contains(text, "log lines dropped") ||
-		strings.Count(text, `"@message":"many words`) < 1000 {
-		t.Errorf("the log has %d lines and no count of the dropped", strings.Count(text, `"@message":"many words`))
+	if n := strings.Count(log.text(), `"@message":"many words`); n < 1000 || !log.has("log lines dropped") {
+		t.Errorf("the log has %d lines and no count of the dropped", n)
 	}
 }
 
-// T5: output before the handshake breaks it. A shim with package bootstrap cannot break it; another gets a clear
-// error.
+// T5: output before the handshake breaks it. A shim with package bootstrap cannot break it.
 func TestTrapT5PrintsBeforeTheHandshake(t *testing.T) {
 	t.Parallel()
-	p := start(t, options(t, "prints"))
-	if got, err := ask(t.Context(), p.Conn(), "echo hello"); err != nil || got != "hello" {
-		t.Errorf("%q, %v", got, err)
-	}
+	checkEcho(t, start(t, options(t, "prints")))
 }
 
+// Other programs get an error that quotes what they print. T6: a line over 64 KiB makes go-plugin stop reading.
 func TestTrapT5RubbishInPlaceOfTheHandshake(t *testing.T) {
 	t.Parallel()
-	_, err := startScript(t, patience, `printf 'hel\033lo\377 %0300d\n' 1`, "sleep 1000")
-	checkText(t, err, "no handshake", `"hel\x1blo\xff 000`, "and 108 more bytes", "bootstrap.Serve")
-	checkKind(t, err, registry.ErrInternal)
-}
-
-func TestTrapT5RubbishWithoutANewline(t *testing.T) {
-	t.Parallel()
-	_, err := startScript(t, 3*time.Second, "printf 'Password: '", "exec sleep 1000")
-	checkText(t, err, "sent no handshake", `on stdout "Password: "`)
-}
-
-func TestTrapT5StdoutClosed(t *testing.T) {
-	t.Parallel()
-	_, err := startScript(t, 3*time.Second, "exec >&-", "exec sleep 1000")
-	checkText(t, err, "closed its stdout without a handshake")
-}
-
-// T6: a line over 64 KiB on stdout makes go-plugin stop reading.
-func TestTrapT6EndlessFirstLine(t *testing.T) {
-	t.Parallel()
-	_, err := startScript(t, patience, "cat /dev/zero")
-	checkText(t, err, "stdout has no handshake", `\x00\x00`, "more bytes")
+	for _, c := range []struct {
+		prints string
+		limit  time.Duration
+		kind   error
+		parts  []string
+	}{
+		{`printf 'hel\033lo\377 %0300d\n' 1`, patience, registry.ErrInternal,
+			[]string{"no handshake", `"hel\x1blo\xff 000`, "and 108 more bytes", "bootstrap.Serve"}},
+		{"printf 'Password: '", 3 * time.Second, registry.ErrUnavailable,
+			[]string{"sent no handshake", `on stdout "Password: "`}},
+		{"exec >&-", 3 * time.Second, registry.ErrUnavailable, []string{"closed its stdout without a handshake"}},
+		{"exec cat /dev/zero", patience, registry.ErrInternal,
+			[]string{"stdout has no handshake", `\x00\x00`, "more bytes"}},
+	} {
+		t.Run(c.prints, func(t *testing.T) {
+			t.Parallel()
+			refused(t, script(t, c.limit, c.prints, "exec sleep 1000"), c.kind, c.parts...)
+		})
+	}
 }
 
 // A serving shim writes lines of 1 MiB to both outputs without an end. Calls are answered, the log is bounded, Kill
 // works.
 func TestTrapT6EndlessOutputOfAServingShim(t *testing.T) {
 	t.Parallel()
-	log := newLog()
-	opts := options(t, "babbles")
-	opts.Logger = log
+	opts, log := logged(t, "babbles")
 	p := start(t, opts)
-	// a busy machine writes too little for the rate to be exceeded
-	bounded := func() bool { return log.has("more bytes]") }
-	for end := time.Now().Add(patience); !bounded(); time.Sleep(50 * time.Millisecond) {
-		if got, err := ask(t.Context(), p.Conn(), "echo hello"); err != nil || got != "hello" {
-			t.Fatalf("%q, %v", got, err)
-		}
-		if time.Now().After(end) {
-			t.Fatalf("the log of %d bytes has no line that was cut", len(log.text()))
-		}
-	}
+	await(t, "the log has a line that was cut", func() bool {
+		checkEcho(t, p)
+		return log.has("more bytes]")
+	})
 	kill(t, p)
 	checkEmpty(t, opts.RunDir)
 }
@@ -291,7 +211,7 @@ func TestTrapT7ShimDiesWithItsHost(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			runDir := shortDir(t)
-			awaitDeath(t, killedHost(t, shared.dir, runDir, mode))
+			awaitDeath(t, killedHost(t, hostCommand(shared.dir, runDir, mode)))
 			checkOrphansAreRemoved(t, runDir)
 		})
 	}
@@ -300,36 +220,24 @@ func TestTrapT7ShimDiesWithItsHost(t *testing.T) {
 // checkOrphansAreRemoved is the other half of T8: the next start removes what a killed host has left, and nothing
 // else.
 func checkOrphansAreRemoved(t *testing.T, runDir string) {
-	left, err := filepath.Glob(filepath.Join(runDir, "shim-*"))
-	if err != nil || len(left) != 1 {
-		t.Fatalf("the killed host has left %v, %v: this test proves nothing", left, err)
-	}
-	foreign := filepath.Join(runDir, "shim-of-somebody-else", "keep")
-	if err := os.MkdirAll(filepath.Dir(foreign), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	left := privateDir(t, runDir)
+	foreign := filepath.Join(runDir, "shim-of-another", "keep")
+	must(t, os.MkdirAll(filepath.Dir(foreign), 0o700))
 	writeFile(t, foreign, "", 0o600)
 	opts := options(t, "plain")
 	opts.RunDir = runDir
 	first := start(t, opts)
 	sockets, _ := filepath.Glob(filepath.Join(runDir, "shim-7-*", "plugin*"))
-	second := start(t, opts) // whose collection must spare the first
-	for _, path := range sockets {
+	kill(t, start(t, opts)) // it must spare the first
+	for _, path := range append(sockets, foreign) {
 		if _, err := os.Lstat(path); err != nil {
-			t.Errorf("the first shim, which lives, lost %v", err)
+			t.Errorf("the first shim lives, and a file is gone: %v", err)
 		}
 	}
-	if _, err := os.Stat(left[0]); !os.IsNotExist(err) {
-		t.Errorf("%s is still there (%v)", left[0], err)
+	if _, err := os.Stat(left); !os.IsNotExist(err) {
+		t.Errorf("%s is still there (%v)", left, err)
 	}
-	kill(t, second)
-	if got, err := ask(t.Context(), first.Conn(), "echo hello"); err != nil || got != "hello" {
-		t.Errorf("the first shim: %q, %v", got, err)
-	}
-	kill(t, first)
-	if _, err := os.Stat(foreign); err != nil {
-		t.Error(err)
-	}
+	checkEcho(t, first)
 }
 
 // T8: sockets and directories stay behind after a SIGKILL, after a failed start, and go-plugin's own after both.
@@ -337,28 +245,15 @@ func TestTrapT8NothingLeftBehind(t *testing.T) {
 	t.Parallel()
 	opts := options(t, "plain")
 	p := start(t, opts)
-	sockets, _ := filepath.Glob(filepath.Join(opts.RunDir, "*", "plugin*"))
-	if len(sockets) != 1 {
+	if sockets, _ := filepath.Glob(filepath.Join(opts.RunDir, "*", "plugin*")); len(sockets) != 1 {
 		t.Fatalf("the socket is elsewhere, or not alone (%v): this test proves nothing", sockets)
 	}
-	if err := unix.Kill(p.PID(), unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	awaitDone(t, p)
+	sigkill(t, p)
 	kill(t, p)
 	checkEmpty(t, opts.RunDir)
-
-	opts.Env = []string{shimMode + "=dies"}
-	_, err := launch.Start(t.Context(), opts)
-	checkText(t, err, "exited with code 7", "cannot open the state: no such luck", "generation 7")
-	checkKind(t, err, registry.ErrUnavailable)
-	checkEmpty(t, opts.RunDir)
-}
-
-func TestDeathBySignalAtStart(t *testing.T) {
-	t.Parallel()
-	_, err := startScript(t, patience, "echo 'going down' >&2", "kill -SEGV $$")
-	checkText(t, err, "killed by signal 11", "going down")
+	refused(t, options(t, "dies"), registry.ErrUnavailable, "exited with code 7",
+		"cannot open the state: no such luck", "generation 7")
+	refused(t, script(t, patience, "echo 'going down' >&2", "kill -SEGV $$"), nil, "killed by signal 11", "going down")
 }
 
 // T12: memory, descriptors and goroutines of the host grow with each plugin. Not parallel, as it counts those of this
@@ -367,9 +262,7 @@ func TestTrapT12LivesLeaveNothing(t *testing.T) {
 	opts := options(t, "plain")
 	leavesNothing(t, 6, func() {
 		for _, p := range startTwo(t, opts) {
-			if _, err := ask(t.Context(), p.Conn(), "echo"); err != nil {
-				t.Fatal(err)
-			}
+			checkEcho(t, p)
 			kill(t, p)
 		}
 	})
@@ -379,16 +272,11 @@ func TestTrapT12LivesLeaveNothing(t *testing.T) {
 func TestTrapT12FailedStartsLeaveNothing(t *testing.T) {
 	leavesNothing(t, 2, func() {
 		for _, mode := range []string{"dies", "version", "nocert", "cookie"} {
-			if p, err := launch.Start(t.Context(), options(t, mode)); err == nil {
-				kill(t, p)
-				t.Fatalf("%s was taken for a shim", mode)
-			}
+			refused(t, options(t, mode), nil)
 		}
 		opts := options(t, "freezes")
 		opts.StartTimeout = time.Second
-		if _, err := launch.Start(t.Context(), opts); err == nil {
-			t.Fatal("a frozen one was taken for a shim")
-		}
+		refused(t, opts, nil)
 	})
 }
 
@@ -418,15 +306,19 @@ type holdings struct {
 	heap                              uint64 // in bytes, of what is reachable
 }
 
-// taken returns the holdings once there are about so many goroutines.
+// taken returns the holdings once there are about so many goroutines: some of gRPC end late.
 func taken(t *testing.T, goroutines int) holdings {
-	var m runtime.MemStats
-	n := settled(goroutines + 2)
+	for end := time.Now().Add(patience); runtime.NumGoroutine() > goroutines+2 && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
 	for range 2 { // what has a finalizer goes with the second
 		runtime.GC()
 	}
+	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	return holdings{descriptors(t), n, offspring(t), m.HeapAlloc}
+	open, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	return holdings{len(open), runtime.NumGoroutine(), children(t), m.HeapAlloc}
 }
 
 // compare reports what has grown, except the heap, and returns the new holdings.
@@ -439,11 +331,11 @@ func (h holdings) compare(t *testing.T) holdings {
 	return now
 }
 
-// offspring counts the children of this process, zombies too.
-func offspring(t *testing.T) (n int) {
+// children counts the children of this process, zombies too.
+func children(t *testing.T) (n int) {
 	tasks, err := filepath.Glob("/proc/self/task/*/children")
 	if err != nil || len(tasks) == 0 {
-		t.Fatal("this kernel does not say who our children are", err)
+		t.Fatal("this kernel does not list our children", err)
 	}
 	for _, path := range tasks {
 		text, _ := os.ReadFile(path)
@@ -460,25 +352,6 @@ func startTwo(t *testing.T, opts launch.Options) (both [2]*launch.Process) {
 		wg.Go(func() { both[i], errs[i] = launch.Start(t.Context(), opts) })
 	}
 	wg.Wait()
-	if err := errors.Join(errs[:]...); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(errs[:]...))
 	return both
-}
-
-func descriptors(t *testing.T) int {
-	open, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(open)
-}
-
-// settled counts goroutines once they are no more than limit, or patience is over: some of gRPC end late.
-func settled(limit int) int {
-	for end := time.Now().Add(time.Second); ; runtime.Gosched() {
-		if n := runtime.NumGoroutine(); n <= limit || time.Now().After(end) {
-			return n
-		}
-	}
 }
