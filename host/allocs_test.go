@@ -39,13 +39,3 @@ func TestReleaseFollowsThePreparesThatItEnds(t *testing.T) {
 		p.stop(t.Context(), "b") // nothing is under way
 	})
 }
-
-func TestReleaseWaitsForPreparesNoLongerThanItsCaller(t *testing.T) {
-	t.Parallel()
-	var p prepareCalls
-	_, done := p.begin(t.Context(), "a")
-	defer done()
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	p.stop(ctx, "a")
-}

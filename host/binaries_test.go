@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -94,27 +93,6 @@ func TestRefusedBinariesPushNoneOut(t *testing.T) {
 	}
 }
 
-// The same for the binary that a bake falls back on, after its process has died.
-func TestRefusedBinariesDoNotPushOutTheOneBeforeABake(t *testing.T) {
-	t.Parallel()
-	w := newEnv(t)
-	w.config.Bake = time.Hour
-	w.open()
-	before, err := w.host.Status(w.ctx())
-	must(t, err)
-	_, err = w.host.Swap(w.ctx(), host.Binary{Path: another(t, w.dir, "next")})
-	must(t, err)
-	must(t, syscall.Kill(before.PID, syscall.SIGKILL))
-	w.awaitLog("the standby shim has died")
-	w.refuse("a", "b", "c")
-	w.kill()
-	after, err := w.host.Status(w.ctx())
-	must(t, err)
-	if after.SHA256 != before.SHA256 || after.PID == before.PID {
-		t.Errorf("before %+v, after %+v", before, after)
-	}
-}
-
 // bytesRead returns how much this process and its dead children have read by system calls. Mapped pages are not in it.
 func bytesRead(t *testing.T) (n int64) {
 	t.Helper()
@@ -145,25 +123,18 @@ func TestCrashRestartDoesNotHash(t *testing.T) {
 			t.Errorf("%s: %d bytes were read; the binary has %d", what, n, info.Size())
 		}
 	}
-	crash := func() {
-		was := w.pid()
-		w.kill()
-		for w.pid() == was {
-			time.Sleep(time.Millisecond)
-		}
-	}
 	reads("open", true, w.open)
-	reads("a crash", false, crash)
+	reads("a crash", false, w.crash)
 	reads("a swap", true, func() {
 		_, err := w.host.Swap(w.ctx(), host.Binary{Path: next})
 		must(t, err)
 	})
 	w.awaitCommit()
-	reads("a crash after the swap", false, crash)
+	reads("a crash after the swap", false, w.crash)
 	stored := filepath.Join(w.config.StateDir, "shims", w.host.Swaps()[0].To)
 	now := time.Now()
 	must(t, os.Chtimes(stored, now, now)) // its content may have changed
-	reads("a crash after the binary was touched", true, crash)
+	reads("a crash after the binary was touched", true, w.crash)
 }
 
 // A binary that is replaced without a digest is trusted and logged. If nothing is at its path, its verified copy runs.

@@ -162,29 +162,6 @@ func (w *env) kill() {
 	must(w.t, syscall.Kill(st.PID, syscall.SIGKILL))
 }
 
-// damage kills the shim and replaces its state by rubbish, so that none can start. repair restores it.
-func (w *env) damage() (repair func()) {
-	w.t.Helper()
-	db := filepath.Join(w.config.StateDir, "shim.db")
-	bad := filepath.Join(w.dir, "bad")
-	must(w.t, os.WriteFile(bad, bytes.Repeat([]byte("rubbish "), 8192), 0o600))
-	good := filepath.Join(w.dir, "good")
-	must(w.t, os.Rename(db, good))
-	must(w.t, os.Rename(bad, db))
-	must(w.t, syscall.Kill(w.pid(), syscall.SIGKILL))
-	return func() { must(w.t, os.Rename(good, db)) }
-}
-
-// awaitLog waits for a text in the log of host and shim.
-func (w *env) awaitLog(text string) {
-	w.t.Helper()
-	for ctx := w.ctx(); !strings.Contains(w.log.String(), text); time.Sleep(time.Millisecond) {
-		if ctx.Err() != nil {
-			w.t.Fatalf("%q was never logged", text)
-		}
-	}
-}
-
 // awaitCommit waits for the end of the last swap.
 func (w *env) awaitCommit() {
 	w.t.Helper()
@@ -198,10 +175,27 @@ func (w *env) pid() int {
 	return st.PID
 }
 
-// task returns a plugin's task as Parse seals it.
+// crash kills the active shim and waits for the next one.
+func (w *env) crash() {
+	w.t.Helper()
+	was := w.pid()
+	for w.kill(); w.pid() == was; time.Sleep(time.Millisecond) {
+	}
+}
+
+// task returns a plugin's task as Parse seals it, with a quick heartbeat.
 func (w *env) task(alloc string) host.AllocTask {
 	w.t.Helper()
-	text := "task \"plugin\" {\n driver = \"raw_exec\"\n csi_plugin {\n id = \"fake\"\n type = \"monolith\"\n }\n}\n"
+	text := `task "plugin" {
+		driver = "raw_exec"
+		csi_plugin {
+			id   = "fake"
+			type = "monolith"
+			heartbeat {
+				interval = "100ms"
+			}
+		}
+	}`
 	job, _, err := w.host.Parse(w.ctx(), host.Source{Name: "plugin.hcl", Text: []byte(text)}, host.ParseOptions{})
 	must(w.t, err)
 	return host.AllocTask{Alloc: host.AllocID(alloc), Task: "plugin", Attempt: 1, Sealed: job.Groups[0].Tasks[0].Sealed}
@@ -219,14 +213,20 @@ func endpoint(p host.Plan) string {
 // plugin runs a plugin in this process, as a task of the host.
 func (w *env) plugin(alloc string) *csifake.Plugin {
 	w.t.Helper()
-	task := w.task(alloc)
+	return w.attempt(w.task(alloc), 1)
+}
+
+// attempt runs a plugin in this process as an attempt of the task, until it is stopped.
+func (w *env) attempt(task host.AllocTask, n uint64) *csifake.Plugin {
+	w.t.Helper()
+	task.Attempt = n
 	plan, err := w.host.TaskStarting(w.ctx(), task)
 	must(w.t, err)
 	p := csifake.Start(w.t, csifake.Config{
 		Caps: []string{"CREATE_DELETE_VOLUME"}, Socket: csifake.SocketPath(endpoint(plan)), Blind: true,
 		Journal: csifake.NewJournal(w.t, journal.Options{}),
 	})
-	must(w.t, w.host.TaskStarted(w.ctx(), task.Key(), 1))
+	must(w.t, w.host.TaskStarted(w.ctx(), task.Key(), n))
 	return p
 }
 

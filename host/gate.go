@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,8 +49,8 @@ func (g *gate) holdAll(why error) { g.set(func() { g.active, g.why = nil, why })
 // shut fails all calls for good.
 func (g *gate) shut(why error) { g.set(func() { g.active, g.closed = nil, why }) }
 
-// held returns how many calls had to wait since hold.
-func (g *gate) held() (calls int) {
+// countHeld returns how many calls had to wait since hold.
+func (g *gate) countHeld() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.waited
@@ -58,7 +59,7 @@ func (g *gate) held() (calls int) {
 // gateOps returns the gate as a swap uses it.
 func (h *Host) gateOps() gateOps {
 	return gateOps{
-		holdWrites: h.gate.hold, holdAll: h.gate.holdAll, held: h.gate.held,
+		holdWrites: h.gate.hold, holdAll: h.gate.holdAll, held: h.gate.countHeld,
 		open: func(p peer) { h.gate.open(p.(*shim)) },
 	}
 }
@@ -110,13 +111,19 @@ func (g *gate) countWaiting() {
 // connection broke.
 const retrySame = 100 * time.Millisecond
 
-// enter waits for an active shim, until what is left of the caller's hold is used up, or ctx ends. A call that was cut
-// off at a shim avoids that shim for a while: it is most likely dead.
-func (g *gate) enter(ctx context.Context, a access, hold *time.Duration, avoid *shim) (*shim, error) {
+// held is how a call waits for shims.
+type held struct {
+	left time.Duration // how long it may still wait
+	why  error         // why it waited last; nil: it has not
+}
+
+// enter waits for an active shim, until the caller's time to wait is used up, or ctx ends. If both end at once, ctx
+// counts. A call that was cut off at a shim avoids that shim for a while: it is most likely dead.
+func (g *gate) enter(ctx context.Context, a access, h *held, avoid *shim) (*shim, error) {
 	began := time.Now()
-	limit := time.NewTimer(*hold)
+	limit := time.NewTimer(h.left)
 	defer limit.Stop()
-	defer func() { *hold -= time.Since(began) }()
+	defer func() { h.left -= time.Since(began) }()
 	retry := time.NewTimer(retrySame)
 	defer retry.Stop()
 	for first := true; ; first = false {
@@ -124,39 +131,53 @@ func (g *gate) enter(ctx context.Context, a access, hold *time.Duration, avoid *
 		switch {
 		case p.closed != nil:
 			return nil, p.closed
+		case !first && ctx.Err() != nil:
+			return nil, noShim(h.why, context.Cause(ctx))
 		case p.shim != nil:
 			return p.shim, nil
 		case first:
 			g.countWaiting()
 		}
+		h.why = cmp.Or(p.why, errUnanswered)
 		select {
 		case <-p.changed:
 		case <-retry.C:
 			avoid = nil
 		case <-ctx.Done():
-			return nil, noShim(p.why, context.Cause(ctx))
 		case <-limit.C:
-			return nil, noShim(p.why, errHeld)
+			if !timeIsUp(ctx) {
+				return nil, noShim(h.why, errHeld)
+			}
+			<-ctx.Done()
 		}
 	}
 }
 
-// timeoutError returns the error of a call that its shim has not answered in time: if no shim is active any more, why.
-func (g *gate) timeoutError(end error) error {
+// timeoutError returns the error of a call that its shim has not answered in time: with why no shim is active, or why
+// the call was held before.
+func (g *gate) timeoutError(h held, end error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.active != nil || g.why == nil {
+	if g.active == nil && g.why != nil {
+		h.why = g.why
+	}
+	if h.why == nil {
 		return end
 	}
-	return noShim(g.why, end)
+	return noShim(h.why, end)
 }
 
-// noShim is the error of a call that no shim answered: what ended the wait, and why there is no shim.
+// noShim is the error of a call that was held: what ended the wait, and why there is no shim.
 func noShim(why, end error) error {
-	if why == nil {
-		why = errUnanswered
+	text := "no shim is active (%w): %w"
+	switch {
+	case !errors.Is(end, context.DeadlineExceeded):
+	case errors.Is(why, errReplacing):
+		text = "held during a swap until its deadline: " + text
+	default:
+		text = "held until its deadline: " + text
 	}
-	return registry.Errorf(registry.ErrUnavailable, "no shim is active (%w): %w", end, why)
+	return registry.Errorf(registry.ErrUnavailable, text, end, why)
 }
 
 // call makes a call at the active shim with a method of a generated client.
@@ -175,10 +196,10 @@ func call[Client, Request, Reply any](
 // repeated, and writes carry an operation id. All waiting for shims together is at most MaxHold, so that a call which
 // kills every shim ends.
 func (h *Host) do(ctx context.Context, a access, f func(ctx context.Context, sh *shim) error) error {
-	hold := h.config.MaxHold
+	wait := held{left: h.config.MaxHold}
 	var avoid *shim
 	for {
-		sh, err := h.gate.enter(ctx, a, &hold, avoid)
+		sh, err := h.gate.enter(ctx, a, &wait, avoid)
 		if err != nil {
 			return err
 		}
@@ -188,7 +209,7 @@ func (h *Host) do(ctx context.Context, a access, f func(ctx context.Context, sh 
 			return withDeadline(ctx, wire.Error(err))
 		case noTimeLeft(ctx, err):
 			<-ctx.Done()
-			return h.gate.timeoutError(context.Cause(ctx))
+			return h.gate.timeoutError(wait, context.Cause(ctx))
 		}
 		avoid = sh
 	}

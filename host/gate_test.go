@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +14,69 @@ import (
 	"holdfast/proto/wire"
 	"holdfast/registry"
 )
+
+// A call is held until its own deadline, also if a swap or its time to wait ends at that moment. Without an earlier
+// deadline it is held for MaxHold. The error says why no shim is active.
+func TestHeldCallKeepsItsOwnDeadline(t *testing.T) {
+	t.Parallel()
+	const maxHold = time.Second
+	damaged := registry.Errorf(registry.ErrDamaged, "shim.db is damaged")
+	for name, c := range map[string]struct {
+		why      error
+		deadline time.Duration
+		opens    time.Duration // when the next shim is active; 0: never
+		took     time.Duration
+		says     string // "": the call succeeds
+	}{
+		"no shim":                {damaged, maxHold / 2, 0, maxHold / 2, "held until its deadline: no shim is active"},
+		"at the end of MaxHold":  {damaged, maxHold, 0, maxHold, "held until its deadline: no shim is active"},
+		"after MaxHold":          {damaged, 2 * maxHold, 0, maxHold, "no shim is active (" + errHeld.Error()},
+		"at the end of a swap":   {errReplacing, maxHold / 2, maxHold / 2, maxHold / 2, "held during a swap"},
+		"just after a swap":      {errReplacing, maxHold / 2, maxHold / 3, maxHold / 2, "held during a swap"},
+		"time for the next shim": {errReplacing, maxHold, maxHold / 4, maxHold / 2, ""},
+	} {
+		bubble(t, name, func(t *testing.T) {
+			for range 20 { // timers that are due at once are handled in any order
+				h := &Host{gate: newGate(), config: Config{MaxHold: maxHold}}
+				h.gate.holdAll(c.why)
+				if c.opens > 0 {
+					time.AfterFunc(c.opens, func() { h.gate.open(&shim{}) })
+				}
+				calls := map[string]func(ctx context.Context) error{"call": func(ctx context.Context) error {
+					return h.do(ctx, writes, func(ctx context.Context, _ *shim) error {
+						select {
+						case <-time.After(maxHold / 4):
+							return nil
+						case <-ctx.Done():
+							return status.FromContextError(ctx.Err()).Err()
+						}
+					})
+				}}
+				if c.opens == 0 {
+					calls["watch"] = func(ctx context.Context) error {
+						return h.Watch(ctx, WatchOptions{Past: true}, nil)
+					}
+				}
+				for what, call := range calls {
+					ctx, cancel := context.WithTimeout(t.Context(), c.deadline)
+					began := time.Now()
+					err := call(ctx)
+					took := time.Since(began)
+					cancel()
+					switch {
+					case took != c.took:
+						t.Errorf("%s: held for %s", what, took)
+					case c.says == "" && err == nil:
+					case !errors.Is(err, registry.ErrUnavailable) || !errors.Is(err, c.why) ||
+						errors.Is(err, context.DeadlineExceeded) == (c.deadline > maxHold) ||
+						!strings.HasPrefix(err.Error(), c.says):
+						t.Errorf("%s: %v", what, err)
+					}
+				}
+			}
+		})
+	}
+}
 
 // An error of the transport is no answer of the shim. An answer carries a detail.
 func TestErrorOfTheTransportIsNoAnswer(t *testing.T) {
@@ -69,51 +133,38 @@ func TestCutOffCallIsRepeatedWhateverTimeIsLeft(t *testing.T) {
 func TestErrorSaysThatTheCallersTimeIsUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		soon, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
 		busy := registry.Errorf(registry.ErrUnavailable, "the plugin is away")
-		begun := registry.Errorf(registry.ErrUncertain, "commit under way")
-		for kind, why := range map[error]error{registry.ErrUnavailable: busy, registry.ErrUncertain: begun} {
-			err := withDeadline(ctx, why)
-			if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, kind) || ctx.Err() == nil {
+		// A shim may notice the deadline first and cut the call off.
+		cut := status.Error(codes.Canceled, "stream terminated by RST_STREAM")
+		for _, c := range []struct {
+			name string
+			ctx  context.Context
+			err  error
+			want bool
+		}{
+			{"cut off, with no time left", soon, cut, true},
+			{"late, with no time left", soon, status.Error(codes.DeadlineExceeded, ""), true},
+			{"cut off, with time left", t.Context(), cut, false},
+			{"an answer, with no time left", soon, wire.Status(registry.ErrConflict), false},
+			{"no error", soon, nil, false},
+		} {
+			if got := endedByDeadline(c.ctx, c.err); got != c.want {
+				t.Errorf("%s: %t", c.name, got)
+			}
+		}
+		for _, kind := range []error{registry.ErrUnavailable, registry.ErrUncertain} {
+			err := withDeadline(soon, registry.Errorf(kind, "commit under way"))
+			if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, kind) || soon.Err() == nil {
 				t.Errorf("with no time left: %v", err)
 			}
 		}
 		if err := withDeadline(t.Context(), busy); err != busy {
 			t.Errorf("with time left: %v", err)
 		}
-		if err := withDeadline(ctx, nil); err != nil {
-			t.Errorf("no error: %v", err)
-		}
-		if wrong := registry.Invalid("no"); withDeadline(ctx, wrong) != wrong {
-			t.Error("the deadline was added to ErrInvalid")
+		if wrong := registry.Invalid("no"); withDeadline(soon, wrong) != wrong || withDeadline(soon, nil) != nil {
+			t.Error("the deadline was added to ErrInvalid, or to no error")
 		}
 	})
-}
-
-// A shim may notice a deadline first and cut the call off: it was too late then, and has refused nothing.
-func TestCallCutOffAtItsDeadlineWasTooLate(t *testing.T) {
-	t.Parallel()
-	soon, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-	defer cancel()
-	later, cancel := context.WithTimeout(t.Context(), time.Hour)
-	defer cancel()
-	cut := status.Error(codes.Canceled, "stream terminated by RST_STREAM")
-	late := status.Error(codes.DeadlineExceeded, "")
-	for _, c := range []struct {
-		name string
-		ctx  context.Context
-		err  error
-		want bool
-	}{
-		{"cut off, with no time left", soon, cut, true},
-		{"late, with no time left", soon, late, true},
-		{"cut off, with time left", later, cut, false},
-		{"an answer, with no time left", soon, wire.Status(registry.ErrConflict), false},
-		{"no error", soon, nil, false},
-	} {
-		if got := endedByDeadline(c.ctx, c.err); got != c.want {
-			t.Errorf("%s: %t", c.name, got)
-		}
-	}
 }

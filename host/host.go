@@ -27,8 +27,8 @@ type Host struct {
 	config     Config
 	lock       *flock.Flock // of the state directory
 	binaries   *launch.Store
-	running    runningBinary
-	choice     *choice // the running binary, on disk; the supervisor's, once it runs
+	running    atomic.Pointer[digest] // the binary that runs, or is started next
+	choice     *choice                // the same on disk; only the supervisor changes it, once it runs
 	shimState  shimState
 	closing    context.Context    // ends as Close begins
 	swaps      chan *preparedSwap // to the supervisor
@@ -94,7 +94,7 @@ func (h *Host) lockState(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	h.running.set(binary)
+	h.running.Store(&binary)
 	return nil
 }
 

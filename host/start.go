@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -21,24 +20,6 @@ const Version = "0.1.0"
 
 // digest names a binary in the store.
 type digest = launch.Digest
-
-// runningBinary is the binary of the active shim, or of the one to be started next.
-type runningBinary struct {
-	mu     sync.Mutex // guards digest; held only to read or replace it
-	digest digest
-}
-
-func (r *runningBinary) set(d digest) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.digest = d
-}
-
-func (r *runningBinary) get() digest {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.digest
-}
 
 // shim is one process: a candidate, active, or standing by.
 type shim struct {
@@ -61,8 +42,8 @@ const (
 // startFirst starts the first shim of this host: the chosen binary, or the one before it if the swap to it was in its
 // bake when the host ended, and it does not start.
 func (h *Host) startFirst(ctx, run context.Context) (*shim, error) {
-	defer func() { h.history.settle(h.running.get().SHA256) }()
-	binary, fallback := h.decide(ctx, h.running.get())
+	defer func() { h.history.settle(h.running.Load().SHA256) }()
+	binary, fallback := h.decide(ctx, *h.running.Load())
 	h.choose(binary, fallback)
 	sh, err := h.startRepeatedly(ctx, run)
 	switch {
@@ -124,7 +105,7 @@ func gaveUp(ctx context.Context, last error) error {
 // startActive starts a shim and makes it active: Hello, Activate, Sync, callbacks. ctx bounds that; run bounds its
 // life. With an error it returns a shim only if that may be active and does not die.
 func (h *Host) startActive(ctx, run context.Context) (*shim, error) {
-	sh, err := h.startCandidate(ctx, run, h.running.get())
+	sh, err := h.startCandidate(ctx, run, *h.running.Load())
 	if err != nil {
 		return nil, err
 	}

@@ -172,7 +172,7 @@ func (h *Host) chosen(run, previous digest) {
 // choose has this host and the next one run a binary while the previous one stands by. One goroutine at a time calls
 // it.
 func (h *Host) choose(run, previous digest) {
-	h.running.set(run)
+	h.running.Store(&run)
 	h.choice.Running, h.choice.Previous = run.SHA256, previous.SHA256
 	h.binaries.Keep(h.choice.wanted()...)
 	if err := h.choice.write(); err != nil {

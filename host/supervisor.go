@@ -218,7 +218,7 @@ var errDied = errors.New("it has died")
 func (s *supervisor) restart(ctx context.Context) {
 	dead, baked, killed := s.active, s.endBake(), s.killed
 	s.gate.holdAll(errDied)
-	s.shimState.down(errDied, s.pauses.failures, s.running.get(), time.Time{})
+	s.shimState.down(errDied, s.pauses.failures, *s.running.Load(), time.Time{})
 	revived := baked != nil && s.rollBack(ctx, baked)
 	if revived {
 		s.serve(baked.standby)
@@ -269,7 +269,7 @@ func (s *supervisor) killUnresponsive(ctx context.Context) {
 // down holds all calls, and says why.
 func (s *supervisor) down(why error) {
 	s.gate.holdAll(why)
-	s.shimState.down(why, s.pauses.failures, s.running.get(), time.Time{})
+	s.shimState.down(why, s.pauses.failures, *s.running.Load(), time.Time{})
 }
 
 // noteUnkillable notes those of the shims that were killed and have not exited.
@@ -299,7 +299,7 @@ func (s *supervisor) planStart(what string, why error) (pause time.Duration) {
 	if len(s.unkillable) > 0 {
 		due = time.Time{} // unknown
 	}
-	s.shimState.down(why, s.pauses.failures, s.running.get(), due)
+	s.shimState.down(why, s.pauses.failures, *s.running.Load(), due)
 	s.config.Logger.Error(what+"; it is started again", "in", pause, "failures in a row", s.pauses.failures, "error",
 		why)
 	return pause
@@ -358,7 +358,7 @@ func (s *supervisor) setActive(p peer) {
 	s.deactivate()
 	s.active, s.activeSince, s.killed = p, time.Now(), false
 	s.activeCtx, s.deactivate = context.WithCancel(s.closing)
-	s.shimState.serving(p.pid(), s.running.get())
+	s.shimState.serving(p.pid(), *s.running.Load())
 	s.watchActive()
 }
 
@@ -369,7 +369,7 @@ func (s *supervisor) swap(ctx context.Context, p *preparedSwap) error {
 	}
 	old, next := s.active, p.swap.next
 	p.swap.old = old
-	p.swap.report.From = s.running.get().SHA256 // a rollback may have changed it since the swap began
+	p.swap.report.From = s.running.Load().SHA256 // a rollback may have changed it since the swap began
 	active, err := p.swap.handOver(p.ctx)
 	switch {
 	case active == next:
@@ -407,11 +407,11 @@ const reapLimit = 100 * time.Millisecond
 func (s *supervisor) swapped(p *preparedSwap, old peer) {
 	now := time.Now()
 	s.baking = &bake{
-		report: p.swap.report, digest: s.running.get(), began: now, over: time.NewTimer(s.config.Bake),
+		report: p.swap.report, digest: *s.running.Load(), began: now, over: time.NewTimer(s.config.Bake),
 		standby: old, // if it has died, run notices that next
 	}
 	s.shimState.bakeUntil(now.Add(s.config.Bake))
-	s.running.set(p.digest)
+	s.running.Store(&p.digest)
 	s.setActive(p.swap.next)
 	s.history.add(s.baking.report)
 	s.chosen(p.digest, s.baking.digest)
@@ -423,7 +423,7 @@ func (s *supervisor) commit(ctx context.Context) {
 	if b == nil {
 		return
 	}
-	s.chosen(s.running.get(), digest{})
+	s.chosen(*s.running.Load(), digest{})
 	b.stopped = make(chan error, 1)
 	s.committing = b
 	b.began = time.Now()
@@ -463,7 +463,7 @@ func (s *supervisor) endBake() *bake {
 // rollBack returns to the binary before a shim that died during its bake. It reports whether the old shim is active
 // again; if not, its binary has to be started.
 func (s *supervisor) rollBack(ctx context.Context, b *bake) bool {
-	s.running.set(b.digest)
+	s.running.Store(&b.digest)
 	if b.standby == nil {
 		return false
 	}

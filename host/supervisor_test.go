@@ -42,6 +42,7 @@ func newHarness(t *testing.T, c Config) *harness {
 		config: c, gate: newGate(), swaps: make(chan *preparedSwap),
 		history: openHistory(dir), choice: openChoice(dir), binaries: binaries,
 	}}
+	h.host.running.Store(&digest{})
 	h.host.closing, h.leave = context.WithCancelCause(t.Context())
 	h.first = h.peer("first")
 	s := newSupervisor(h.host, h.gateOps(), h.first)
@@ -160,6 +161,22 @@ func TestStandbyThatWasFrozenTakesOverOnceItAnswers(t *testing.T) {
 		time.Sleep(time.Minute)
 		if synctest.Wait(); !isDead(h.first) {
 			t.Error("it is active, frozen, and not killed")
+		}
+	})
+}
+
+// Calls are held, so the binary of a frozen standby is started instead.
+func TestRollbackDoesNotWaitForAFrozenStandby(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, Config{Bake: time.Hour})
+		h.swapToSecond()
+		h.first.frozen.Store(true)
+		_ = h.second.kill(t.Context())
+		time.Sleep(2 * defaultBudget)
+		synctest.Wait()
+		if st := h.host.ShimState(); h.outcome() != SwapRolledBack || !isDead(h.first) || st.Failures == 0 {
+			t.Errorf("the swap is %s; the first shim is dead: %t; %+v", h.outcome(), isDead(h.first), st)
 		}
 	})
 }

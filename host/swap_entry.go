@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -32,14 +31,14 @@ func (h *Host) SwapAs(ctx context.Context, b Binary, operator string) (SwapRepor
 		return SwapReport{}, registry.Errorf(registry.ErrConflict, "a swap is under way already; wait for its end")
 	}
 	s := &swap{progress: h.shimState.swapStep, report: SwapReport{
-		By: operator, Began: time.Now(), Path: b.Path, From: h.running.get().SHA256, Outcome: SwapRefused,
+		By: operator, Began: time.Now(), Path: b.Path, From: h.running.Load().SHA256, Outcome: SwapRefused,
 	}}
 	err := h.swap(ctx, s, b)
 	if s.report.Failed == SwapActivate && errors.Is(err, errTooLate) {
-		if slow := h.slowDisk(); slow != "" {
-			err = fmt.Errorf("%w; %s", err, slow)
-			s.report.Reason += "; " + slow
-		}
+		advice := fmt.Sprintf("if the disk of %s is slow, allow swaps to hold calls for longer than %s "+
+			"(--shim-swap-budget, Config.SwapBudget)", h.config.StateDir, h.config.SwapBudget)
+		err = fmt.Errorf("%w; %s", err, advice)
+		s.report.Reason += "; " + advice
 	}
 	h.shimState.swapStep(s.report, "")
 	if err := h.binaries.Prune(); err != nil {
@@ -156,8 +155,7 @@ func (h *Host) rehearse(
 // copyState has the active shim write a copy of its state. It returns errNoCopy if no shim is active, if it does not
 // answer, and if it dies.
 func (h *Host) copyState(ctx context.Context, file string) (*shim, error) {
-	hold := pingLimit
-	old, err := h.gate.enter(ctx, reads, &hold, nil)
+	old, err := h.gate.enter(ctx, reads, &held{left: pingLimit}, nil)
 	if err == nil {
 		limited, cancel := context.WithTimeout(ctx, pingLimit)
 		defer cancel()
@@ -173,31 +171,4 @@ func (h *Host) copyState(ctx context.Context, file string) (*shim, error) {
 		return nil, fmt.Errorf("%w: %w", errNoCopy, err)
 	}
 	return old, err
-}
-
-// slowDisk measures a durable write to the state directory: an activation makes one within the budget of a swap. If it
-// takes a large part of the budget, slowDisk returns what to do about it, else "".
-func (h *Host) slowDisk() string {
-	file, began := h.history.path+".probe", time.Now()
-	err := h.history.writer.do(func() error { return writeProbe(file) })
-	took := time.Since(began).Round(time.Millisecond)
-	if !errors.Is(err, errDiskHangs) && took < h.config.SwapBudget/10 {
-		return ""
-	}
-	return fmt.Sprintf(
-		"the disk of %s is slow: one small write took %s or more just now, and a swap may hold calls for %s; "+
-			"allow it longer (--shim-swap-budget, Config.SwapBudget), or move the state directory to a faster disk",
-		h.config.StateDir,
-		took,
-		h.config.SwapBudget,
-	)
-}
-
-func writeProbe(file string) error {
-	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString("probe")
-	return errors.Join(err, f.Sync(), f.Close(), os.Remove(file))
 }

@@ -1,189 +1,300 @@
-package host_test
+package host
 
 import (
 	"context"
 	"errors"
-	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"holdfast/host"
+	"holdfast/registry"
 )
 
-// another returns a shim of another digest: bytes after a program have no effect.
-func another(t *testing.T, dir, name string) string {
-	t.Helper()
-	program, err := os.ReadFile(shimBinary)
-	must(t, err)
-	path := filepath.Join(dir, name)
-	must(t, os.WriteFile(path, append(program, name...), 0o700))
-	return path
+// fakePeer is a peer without a process. It records its calls in a script that both peers share.
+type fakePeer struct {
+	name   string
+	script *[]string
+	fails  map[string]error // by call
+	hangs  map[string]bool  // by call, until its context ends
+	takes  time.Duration    // for each of quiesce, release and activate
+	stuck  bool             // it does not die
+	gone   chan struct{}
+	owner  *string      // name of the peer that has the state
+	frozen atomic.Bool  // does not answer ping, and ends slowly
+	errs   atomic.Bool  // answers ping with errors
+	stops  atomic.Int64 // calls of stop
 }
 
-// No call, read or watch fails. Status never mixes two shims.
-func TestSwapUnderLoad(t *testing.T) {
-	t.Parallel()
-	w := newEnv(t)
-	w.config.Bake = 50 * time.Millisecond
-	w.open()
-	ctx, cancel := context.WithCancel(w.ctx())
-	defer cancel()
-	var calls, reads atomic.Int64
-	var load sync.WaitGroup
-	seen := make(chan host.Event, 100_000)
-	var watch sync.WaitGroup
-	watch.Go(func() {
-		err := w.host.Watch(ctx, host.WatchOptions{}, func(e host.Event) error { seen <- e; return nil })
-		if !errors.Is(err, context.Canceled) {
-			t.Errorf("watch: %v", err)
+var errNo = errors.New("no")
+
+func (p *fakePeer) do(ctx context.Context, call string) error {
+	*p.script = append(*p.script, p.name+" "+call)
+	if call == "quiesce" || call == "release" || call == "activate" {
+		select {
+		case <-time.After(p.takes):
+		case <-ctx.Done():
+			return registry.Errorf(registry.ErrUnavailable, "no answer: %w", context.Cause(ctx))
 		}
-	})
-	for worker := range 4 {
-		load.Go(func() {
-			for n := 0; ctx.Err() == nil; n++ {
-				id := host.AllocID(fmt.Sprintf("a-%d-%d", worker, n))
-				limited, end := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
-				err := w.host.ReleaseAlloc(limited, id)
-				end()
-				if err != nil {
-					t.Errorf("release: %v", err)
-					return
+	}
+	if p.hangs[call] {
+		<-ctx.Done()
+		return registry.Errorf(registry.ErrUnavailable, "no answer: %w", context.Cause(ctx))
+	}
+	return p.fails[call]
+}
+
+func (p *fakePeer) exited() <-chan struct{} { return p.gone }
+
+func (p *fakePeer) exitError() error {
+	if isDead(p) {
+		return errNo
+	}
+	return nil
+}
+
+func (p *fakePeer) release(ctx context.Context) (handoff, error) {
+	if err := p.do(ctx, "release"); err != nil {
+		return handoff{}, err
+	}
+	*p.owner = ""
+	return handoff{1, 100}, nil
+}
+
+func (p *fakePeer) quiesce(ctx context.Context, _ time.Duration) error { return p.do(ctx, "quiesce") }
+
+func (p *fakePeer) activate(ctx context.Context, from handoff) (uint64, error) {
+	if err := p.do(ctx, "activate"); err != nil {
+		return 0, err
+	}
+	if *p.owner != "" && *p.owner != p.name {
+		return 0, registry.Errorf(registry.ErrConflict, "%s has the state", *p.owner)
+	}
+	*p.owner = p.name
+	return from.generation + 1, nil
+}
+
+func (p *fakePeer) resume(ctx context.Context) error {
+	err := p.do(ctx, "resume")
+	if err == nil {
+		*p.owner = p.name
+	}
+	return err
+}
+
+func (p *fakePeer) kill(context.Context) error {
+	*p.script = append(*p.script, p.name+" kill")
+	if p.stuck {
+		return errNo
+	}
+	if *p.owner == p.name {
+		*p.owner = ""
+	}
+	if !isDead(p) {
+		close(p.gone)
+	}
+	return nil
+}
+
+func (p *fakePeer) pid() int { return 1 }
+
+func (p *fakePeer) ping(ctx context.Context) error {
+	for p.frozen.Load() {
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if p.errs.Load() {
+		return errNo
+	}
+	return nil
+}
+
+func (p *fakePeer) stop(context.Context) error {
+	p.stops.Add(1)
+	if p.stuck {
+		return errNo
+	}
+	if p.frozen.Load() {
+		time.Sleep(killLimit)
+	}
+	if !isDead(p) {
+		close(p.gone)
+	}
+	return nil
+}
+
+var fenced = registry.Errorf(registry.ErrFenced, "a newer generation owns it")
+
+// faults are what a fakePeer does wrong.
+type faults struct {
+	fails map[string]error
+	hangs map[string]bool
+	takes time.Duration
+	stuck bool
+}
+
+func fails(calls ...string) (f faults) {
+	f.fails = map[string]error{}
+	for _, c := range calls {
+		f.fails[c] = errNo
+	}
+	return f
+}
+
+func hangs(calls ...string) (f faults) {
+	f.hangs = map[string]bool{}
+	for _, c := range calls {
+		f.hangs[c] = true
+	}
+	return f
+}
+
+func (f faults) thatDoNotDie() faults { f.stuck = true; return f }
+
+// swapCases are every failure of the steps that hold calls, and their ends: the active shim, and the calls in order.
+var swapCases = []struct {
+	name     string
+	old      faults
+	next     faults
+	oldDies  bool
+	nextDies bool
+	canceled bool   // the caller has gone
+	active   string // empty: none
+	failed   SwapStep
+	outcome  SwapOutcome
+	calls    string
+}{
+	{name: "success", active: "new", outcome: SwapBaking,
+		calls: "hold writes, old quiesce, old release, hold all, new activate, open new"},
+	{name: "the new one has died since", nextDies: true, active: "old", failed: SwapQuiesce, outcome: SwapRefused,
+		calls: "old resume, open old, new kill"},
+	{name: "the caller has gone", canceled: true, active: "old", failed: SwapQuiesce, outcome: SwapRefused,
+		calls: "hold writes, old quiesce, old resume, open old, new kill"},
+	{name: "all are slow", old: faults{takes: defaultBudget / 4}, next: faults{takes: defaultBudget / 4},
+		active: "new", outcome: SwapBaking,
+		calls: "hold writes, old quiesce, old release, hold all, new activate, open new"},
+	{name: "all together exceed the budget", old: faults{takes: defaultBudget * 28 / 100},
+		next: faults{takes: defaultBudget / 2}, active: "old", failed: SwapActivate, outcome: SwapRolledBack,
+		calls: "hold writes, old quiesce, old release, hold all, new activate, new kill, old resume, open old"},
+	{name: "the old one refuses to quiesce", old: fails("quiesce"), active: "old", failed: SwapQuiesce,
+		outcome: SwapRefused,
+		calls:   "hold writes, old quiesce, old resume, open old, new kill"},
+	{name: "the old one refuses to quiesce and to resume", old: fails("quiesce", "resume"),
+		failed: SwapQuiesce, outcome: SwapRolledBack,
+		calls: "hold writes, old quiesce, old resume, old kill, new kill"},
+	{name: "the old one hangs at quiesce", old: hangs("quiesce", "release"), active: "new", outcome: SwapBaking,
+		calls: "hold writes, old quiesce, old release, hold all, old kill, new activate, open new"},
+	{name: "the old one is dead", oldDies: true, old: fails("quiesce", "release"), active: "new", outcome: SwapBaking,
+		calls: "hold writes, old quiesce, old release, hold all, old kill, new activate, open new"},
+	{name: "the old one hangs at release", old: hangs("release"), active: "new", outcome: SwapBaking,
+		calls: "hold writes, old quiesce, old release, hold all, old kill, new activate, open new"},
+	{name: "the old one hangs at release and does not die", old: hangs("release").thatDoNotDie(),
+		failed: SwapFence, outcome: SwapRolledBack,
+		calls: "hold writes, old quiesce, old release, hold all, old kill, new kill"},
+	{name: "the new one cannot activate", next: fails("activate"), active: "old", failed: SwapActivate,
+		outcome: SwapRolledBack,
+		calls:   "hold writes, old quiesce, old release, hold all, new activate, new kill, old resume, open old"},
+	{name: "the new one hangs at activate", next: hangs("activate"), active: "old", failed: SwapActivate,
+		outcome: SwapRolledBack,
+		calls:   "hold writes, old quiesce, old release, hold all, new activate, new kill, old resume, open old"},
+	{name: "the new one has begun a generation", next: hangs("activate"),
+		old: faults{fails: map[string]error{"resume": fenced}}, active: "old", failed: SwapActivate,
+		outcome: SwapRolledBack,
+		calls:   "hold writes, old quiesce, old release, hold all, new activate, new kill, old resume, old activate, open old"},
+	{name: "neither can", next: fails("activate"), old: fails("resume"), failed: SwapActivate, outcome: SwapRolledBack,
+		calls: "hold writes, old quiesce, old release, hold all, new activate, new kill, old resume, old kill"},
+	{name: "the old one was killed, and the new one cannot activate", old: hangs("release"), next: fails("activate"),
+		failed: SwapActivate, outcome: SwapRolledBack,
+		calls: "hold writes, old quiesce, old release, hold all, old kill, new activate, new kill"},
+	{name: "the new one neither activates nor dies", next: hangs("activate").thatDoNotDie(),
+		failed: SwapActivate, outcome: SwapRolledBack,
+		calls: "hold writes, old quiesce, old release, hold all, new activate, new kill"},
+}
+
+func newFakePeer(name string, f faults, script *[]string, owner *string) *fakePeer {
+	return &fakePeer{
+		name: name, script: script, owner: owner, gone: make(chan struct{}),
+		fails: f.fails, hangs: f.hangs, takes: f.takes, stuck: f.stuck,
+	}
+}
+
+// Each case runs in fake time.
+func TestSwapProtocol(t *testing.T) {
+	t.Parallel()
+	for _, c := range swapCases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				var script []string
+				owner := "old"
+				old, next := newFakePeer("old", c.old, &script, &owner), newFakePeer("new", c.next, &script, &owner)
+				if c.oldDies {
+					close(old.gone)
+					owner = ""
 				}
-				calls.Add(1)
-				if _, _, err := w.host.Volumes(context.WithoutCancel(ctx), host.VolumeQuery{}); err != nil {
-					t.Errorf("read: %v", err)
-					return
+				if c.nextDies {
+					close(next.gone)
 				}
-				reads.Add(1)
-			}
+				ctx, cancel := context.WithCancel(t.Context())
+				if c.canceled {
+					cancel()
+				}
+				defer cancel()
+				var held, opened time.Time
+				s := &swap{
+					old: old, next: next, progress: func(SwapReport, SwapStep) {}, limits: limitsWithin(defaultBudget),
+					report: SwapReport{Outcome: SwapRefused}, gate: gateOps{
+						holdWrites: func() { script, held = append(script, "hold writes"), time.Now() },
+						holdAll:    func(error) { script = append(script, "hold all") },
+						held:       func() int { return 7 },
+						open: func(p peer) {
+							script, opened = append(script, "open "+p.(*fakePeer).name), time.Now()
+						},
+					},
+				}
+				active, err := s.handOver(ctx)
+				got := ""
+				if p, is := active.(*fakePeer); is {
+					got = p.name
+				}
+				if calls := strings.Join(script, ", "); got != c.active || calls != c.calls {
+					t.Errorf("%q is active after\n\t%s\nwant %q after\n\t%s", got, calls, c.active, c.calls)
+				}
+				r := s.report
+				if (err != nil) != (c.failed != "") || r.Failed != c.failed || r.Outcome != c.outcome ||
+					(r.Held == 7) == c.nextDies {
+					t.Errorf("%v; %+v", err, r)
+				}
+				if r.HeldSince != held || !held.IsZero() && !opened.IsZero() && r.HeldSince.Add(r.Hold) != opened {
+					t.Errorf("calls were held from %s until %s; the report has %s for %s", held, opened, r.HeldSince,
+						r.Hold)
+				}
+				if err != nil && !strings.Contains(err.Error(), "swap: "+string(c.failed)+": ") {
+					t.Errorf("the error does not name its step: %v", err)
+				}
+				if c.active != "" && owner != c.active {
+					t.Errorf("%q is active, and %q has the state", c.active, owner)
+				}
+				if slices.Contains(script, "new kill") && c.active == "new" {
+					t.Error("the active shim was killed")
+				}
+			})
 		})
 	}
-	load.Go(func() {
-		binary, index := map[int]string{}, host.Seq(0)
-		for ctx.Err() == nil {
-			st, err := w.host.Status(context.WithoutCancel(ctx))
-			if known, seen := binary[st.PID]; err != nil || seen && known != st.SHA256 || st.Protocol == 0 ||
-				st.Generation == 0 ||
-				st.Index < index {
-				t.Errorf("status: %v, %+v, which was of binary %q, after index %d", err, st, known, index)
-				return
-			}
-			binary[st.PID], index = st.SHA256, st.Index
-		}
-	})
-	binaries := []string{another(t, w.dir, "one"), another(t, w.dir, "two")}
-	var worst time.Duration
-	const swaps = 6
-	for i := range swaps {
-		report, err := w.host.SwapAs(w.ctx(), host.Binary{Path: binaries[i%2]}, "tester")
-		if err != nil {
-			t.Fatalf("swap %d: %v", i, err)
-		}
-		worst = max(worst, report.Hold)
-		t.Logf("%+v", report.Steps)
-		st, err := w.host.Status(w.ctx())
-		must(t, err)
-		if st.SHA256 != report.To || st.Generation != report.Generation {
-			t.Errorf("after swap %d the shim is %+v, the report says %+v", i, st, report)
-		}
-	}
-	cancel()
-	load.Wait()
-	watch.Wait()
-	t.Logf("%d calls, %d reads, worst hold %s", calls.Load(), reads.Load(), worst)
-	if calls.Load() < 100 || reads.Load() < 100 {
-		t.Error("there was no load")
-	}
-	all := w.host.Swaps()
-	if len(all) != swaps || all[0].By != "tester" || all[1].Outcome != host.SwapCommitted {
-		t.Errorf("history: %+v", all)
-	}
-	var steps []host.SwapStep
-	for _, s := range all[1].Steps {
-		steps = append(steps, s.Step)
-	}
-	if !slices.Equal(steps,
-		[]host.SwapStep{"verify", "prepare", "quiesce", "fence", "activate", "resume", "bake", "commit"}) {
-		t.Errorf("the steps of a swap are %v", steps)
-	}
 }
 
-// Nothing changes, and the error names step and reason.
-func TestSwapRefusesABadCandidate(t *testing.T) {
-	t.Parallel()
-	w := openEnv(t)
-	before, err := w.host.Status(w.ctx())
-	must(t, err)
-	rubbish := filepath.Join(w.dir, "rubbish")
-	must(t, os.WriteFile(rubbish, []byte("#!/bin/sh\necho rubbish\nexit 3\n"), 0o700))
-	for _, c := range []struct {
-		what   string
-		binary host.Binary
-		says   string
-	}{
-		{"no such file", host.Binary{Path: filepath.Join(w.dir, "none")}, "verify"},
-		{"another digest", host.Binary{Path: shimBinary, SHA256: strings.Repeat("0", 64)}, "verify"},
-		{"no shim", host.Binary{Path: rubbish}, "prepare"},
-	} {
-		report, err := w.host.Swap(w.ctx(), c.binary)
-		if err == nil || !strings.Contains(err.Error(), c.says) || report.Outcome != host.SwapRefused ||
-			string(report.Failed) != c.says ||
-			report.Hold != 0 {
-			t.Errorf("%s: %v, %+v", c.what, err, report)
-		}
-		t.Log(err)
-		after, err := w.host.Status(w.ctx())
-		must(t, err)
-		if after.PID != before.PID || after.Generation != before.Generation {
-			t.Errorf("%s: the shim was %+v and is %+v", c.what, before, after)
-		}
-	}
-}
-
-// After such a swap, no rollback would be possible.
+// After a swap to such a state, no rollback would be possible.
 func TestSwapRefusesAStateThatTheOldShimCannotRead(t *testing.T) {
 	t.Parallel()
-	w := openEnv(t)
-	st, err := w.host.Status(w.ctx())
-	must(t, err)
-	for _, readable := range []uint32{0, 1, st.Schema} {
-		if err := w.host.RehearseReadable(w.ctx(), readable); err != nil {
+	for readable, refused := range map[uint32]bool{0: false, 2: false, 3: false, 4: true} {
+		err := (&shim{schema: 3}).checkReadable(readable)
+		if errors.Is(err, registry.ErrUnsupported) != refused || refused != (err != nil) {
 			t.Errorf("readable by schema %d and newer: %v", readable, err)
 		}
-	}
-	err = w.host.RehearseReadable(w.ctx(), st.Schema+1)
-	if !errors.Is(err, host.ErrUnsupported) {
-		t.Errorf("readable by a newer one: %v", err)
-	}
-	for _, says := range []string{fmt.Sprintf("only shims of schema %d or newer", st.Schema+1),
-		"swap to a release between the two first"} {
-		if err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%v does not say %q", err, says)
-		}
-	}
-}
-
-func TestSwapRollsBackWhenTheNewShimDies(t *testing.T) {
-	t.Parallel()
-	w := newEnv(t)
-	w.open()
-	before, err := w.host.Status(w.ctx())
-	must(t, err)
-	report, err := w.host.Swap(w.ctx(), host.Binary{Path: another(t, w.dir, "young")})
-	must(t, err)
-	w.kill()
-	after, err := w.host.Status(w.ctx())
-	must(t, err)
-	if after.PID != before.PID || after.SHA256 != before.SHA256 || after.Generation <= report.Generation {
-		t.Errorf("before %+v, after %+v", before, after)
-	}
-	if last := w.host.Swaps()[0]; last.Outcome != host.SwapRolledBack || last.Failed != host.SwapBake {
-		t.Errorf("%+v", last)
 	}
 }

@@ -29,31 +29,22 @@ type WatchOptions struct {
 // With Past, it returns nil after every event of a change that was acknowledged before the call, and maybe some later
 // ones. It then waits for a shim no longer than a call does, MaxHold in all, and returns ErrUnavailable after that.
 func (h *Host) Watch(ctx context.Context, o WatchOptions, fn func(Event) error) error {
-	var stop error
-	open := func(ctx context.Context, conn grpc.ClientConnInterface, received func()) error {
-		req := &pb.WatchRequest{
-			Call: &pb.Call{}, After: uint64(o.After), Snapshot: o.Snapshot,
-			Role: string(o.Role), Plugin: string(o.Plugin),
-		}
-		for _, k := range o.Kinds {
-			req.Kinds = append(req.Kinds, string(k))
-		}
-		stream, err := pb.NewEventsClient(conn).Watch(ctx, req)
-		if err != nil {
-			return err
-		}
-		return receive(stream, received, &stop, func(reply *pb.WatchReply) error {
-			o.After, o.Snapshot = Seq(reply.GetAnswer().GetIndex()), false
-			switch {
-			case reply.GetEvent() != nil:
-				return fn(wire.Event(reply.GetEvent()))
-			case o.Past: // a message without an event follows the last past one
-				return errPastEnded
-			}
-			return nil
-		})
+	req := &pb.WatchRequest{
+		Call: &pb.Call{}, After: uint64(o.After), Snapshot: o.Snapshot, Role: string(o.Role), Plugin: string(o.Plugin),
 	}
-	err := h.follow(ctx, o.Past, open, &stop)
+	for _, k := range o.Kinds {
+		req.Kinds = append(req.Kinds, string(k))
+	}
+	err := follow(ctx, h, o.Past, pb.NewEventsClient, pb.EventsClient.Watch, req, func(reply *pb.WatchReply) error {
+		req.After, req.Snapshot = reply.GetAnswer().GetIndex(), false // from here on at the next shim
+		switch {
+		case reply.GetEvent() != nil:
+			return fn(wire.Event(reply.GetEvent()))
+		case o.Past: // a message without an event follows the last past one
+			return errPastEnded
+		}
+		return nil
+	})
 	if err == errPastEnded {
 		return nil
 	}
@@ -68,48 +59,20 @@ var errPastEnded = errors.New("all past events have been received")
 func (h *Host) Fingerprints(
 	ctx context.Context, q PluginQuery, fn func(changed []PluginFingerprint, complete bool) error,
 ) error {
-	var stop error
-	open := func(ctx context.Context, conn grpc.ClientConnInterface, received func()) error {
-		stream, err := pb.NewPluginsClient(conn).Fingerprints(ctx,
-			&pb.FingerprintsRequest{Call: &pb.Call{}, Role: string(q.Role), Plugin: string(q.Plugin)})
-		if err != nil {
-			return err
-		}
-		return receive(stream, received, &stop, func(reply *pb.FingerprintsReply) error {
+	req := &pb.FingerprintsRequest{Call: &pb.Call{}, Role: string(q.Role), Plugin: string(q.Plugin)}
+	return follow(ctx, h, false, pb.NewPluginsClient, pb.PluginsClient.Fingerprints, req,
+		func(reply *pb.FingerprintsReply) error {
 			return fn(convert(reply.GetPlugins(), wire.PluginFingerprint), reply.GetComplete())
 		})
-	}
-	return h.follow(ctx, false, open, &stop)
 }
 
 // Restarts calls fn with the complete list of requested restarts, at once and whenever it has changed. A request stands
 // until TaskStarting reports a newer attempt; honour it once for each attempt.
 func (h *Host) Restarts(ctx context.Context, fn func([]PendingRestart) error) error {
-	var stop error
-	open := func(ctx context.Context, conn grpc.ClientConnInterface, received func()) error {
-		stream, err := pb.NewTasksClient(conn).Restarts(ctx, &pb.RestartsRequest{Call: &pb.Call{}})
-		if err != nil {
-			return err
-		}
-		return receive(stream, received, &stop, func(reply *pb.RestartsReply) error {
-			return fn(convert(reply.GetRequests(), wire.Restart))
-		})
-	}
-	return h.follow(ctx, false, open, &stop)
-}
-
-// receive calls fn with each message of a stream. It keeps an error of fn in stop.
-func receive[M any](stream grpc.ServerStreamingClient[M], received func(), stop *error, fn func(*M) error) error {
-	for {
-		m, err := stream.Recv()
-		if err != nil {
-			return err
-		}
-		received()
-		if *stop = fn(m); *stop != nil {
-			return *stop
-		}
-	}
+	req := &pb.RestartsRequest{Call: &pb.Call{}}
+	return follow(ctx, h, false, pb.NewTasksClient, pb.TasksClient.Restarts, req, func(reply *pb.RestartsReply) error {
+		return fn(convert(reply.GetRequests(), wire.Restart))
+	})
 }
 
 // A stream that ends is opened again after a pause that doubles until it brings a message.
@@ -118,21 +81,33 @@ const (
 	longestReopen = time.Second
 )
 
-// follow opens a stream again whenever it ends, until ctx ends, stop is set, the host is closed, or the shim refuses
-// the request itself. If the stream has an end (ends), follow waits MaxHold for shims in all, as a call does.
-func (h *Host) follow(
-	ctx context.Context, ends bool,
-	open func(ctx context.Context, conn grpc.ClientConnInterface, received func()) error, stop *error,
+// follow calls fn with each message of a stream, and opens the stream again whenever it ends, until ctx ends, fn
+// returns an error, the host is closed, or the shim refuses the request itself. If the stream has an end (ends), follow
+// waits MaxHold for shims in all, as a call does.
+func follow[Client, Request, Message any](
+	ctx context.Context, h *Host, ends bool, newClient func(grpc.ClientConnInterface) Client,
+	method func(Client, context.Context, Request, ...grpc.CallOption) (grpc.ServerStreamingClient[Message], error),
+	req Request, fn func(*Message) error,
 ) error {
-	pauses, hold := newBackoff(firstReopen, longestReopen), h.config.MaxHold
+	pauses, wait := newBackoff(firstReopen, longestReopen), held{left: h.config.MaxHold}
+	var stop error
 	for {
-		err := h.openOnce(ctx, &hold, func(ctx context.Context, conn grpc.ClientConnInterface) error {
-			return open(ctx, conn, pauses.Reset)
+		err := h.openOnce(ctx, &wait, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+			stream, err := method(newClient(conn), ctx, req)
+			for err == nil {
+				var m *Message
+				if m, err = stream.Recv(); err == nil {
+					pauses.Reset()
+					stop = fn(m)
+					err = stop
+				}
+			}
+			return err
 		})
 		pause := pauses.NextBackOff()
 		switch {
-		case *stop != nil:
-			return *stop
+		case stop != nil:
+			return stop
 		case ctx.Err() != nil:
 			return causeOf(ctx, err)
 		case errors.Is(err, registry.ErrInvalid),
@@ -141,8 +116,8 @@ func (h *Host) follow(
 			errors.Is(err, registry.ErrExhausted): // a message beyond the limit would be one again
 			return err
 		case !ends:
-			hold = h.config.MaxHold
-		case hold <= pause:
+			wait.left = h.config.MaxHold
+		case wait.left <= pause:
 			return err
 		}
 		if closed := h.gate.decide(reads, nil).closed; closed != nil {
@@ -154,7 +129,7 @@ func (h *Host) follow(
 		case <-ctx.Done():
 			return causeOf(ctx, err)
 		}
-		hold -= pause
+		wait.left -= pause
 	}
 }
 
@@ -166,15 +141,15 @@ func causeOf(ctx context.Context, err error) error {
 	return err
 }
 
-// openOnce opens a stream at the active shim, for which it waits no longer than hold, and reads it to its end.
+// openOnce opens a stream at the active shim, for which it waits, and reads it to its end.
 func (h *Host) openOnce(
-	ctx context.Context, hold *time.Duration, open func(context.Context, grpc.ClientConnInterface) error,
+	ctx context.Context, wait *held, read func(context.Context, grpc.ClientConnInterface) error,
 ) error {
-	sh, err := h.gate.enter(ctx, reads, hold, nil)
+	sh, err := h.gate.enter(ctx, reads, wait, nil)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	return wire.Error(open(ctx, sh.process.Conn()))
+	return wire.Error(read(ctx, sh.process.Conn()))
 }

@@ -1,0 +1,285 @@
+package host_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"holdfast/host"
+	"holdfast/internal/fault"
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
+)
+
+// another returns a shim of another digest: bytes after a program have no effect.
+func another(t *testing.T, dir, name string) string {
+	t.Helper()
+	program, err := os.ReadFile(shimBinary)
+	must(t, err)
+	path := filepath.Join(dir, name)
+	must(t, os.WriteFile(path, append(program, name...), 0o700))
+	return path
+}
+
+// No call, read or watch fails. Status never mixes two shims.
+func TestSwapUnderLoad(t *testing.T) {
+	t.Parallel()
+	w := newEnv(t)
+	w.config.Bake = 50 * time.Millisecond
+	w.open()
+	ctx, cancel := context.WithCancel(w.ctx())
+	defer cancel()
+	var calls, reads atomic.Int64
+	var load sync.WaitGroup
+	seen := make(chan host.Event, 100_000)
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		err := w.host.Watch(ctx, host.WatchOptions{}, func(e host.Event) error { seen <- e; return nil })
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("watch: %v", err)
+		}
+	})
+	for worker := range 4 {
+		load.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				id := host.AllocID(fmt.Sprintf("a-%d-%d", worker, n))
+				if err := w.host.ReleaseAlloc(context.WithoutCancel(ctx), id); err != nil {
+					t.Errorf("release: %v", err)
+					return
+				}
+				calls.Add(1)
+				if _, _, err := w.host.Volumes(context.WithoutCancel(ctx), host.VolumeQuery{}); err != nil {
+					t.Errorf("read: %v", err)
+					return
+				}
+				reads.Add(1)
+			}
+		})
+	}
+	load.Go(func() {
+		binary, index := map[int]string{}, host.Seq(0)
+		for ctx.Err() == nil {
+			st, err := w.host.Status(context.WithoutCancel(ctx))
+			if known, seen := binary[st.PID]; err != nil || seen && known != st.SHA256 || st.Protocol == 0 ||
+				st.Generation == 0 || st.Index < index {
+				t.Errorf("status: %v, %+v, which was of binary %q, after index %d", err, st, known, index)
+				return
+			}
+			binary[st.PID], index = st.SHA256, st.Index
+		}
+	})
+	binaries := []string{another(t, w.dir, "one"), another(t, w.dir, "two")}
+	var worst time.Duration
+	const swaps = 6
+	for i := range swaps {
+		report, err := w.host.SwapAs(w.ctx(), host.Binary{Path: binaries[i%2]}, "tester")
+		if err != nil {
+			t.Fatalf("swap %d: %v", i, err)
+		}
+		worst = max(worst, report.Hold)
+		t.Logf("%+v", report.Steps)
+		st, err := w.host.Status(w.ctx())
+		must(t, err)
+		if st.SHA256 != report.To || st.Generation != report.Generation {
+			t.Errorf("after swap %d the shim is %+v, the report says %+v", i, st, report)
+		}
+	}
+	cancel()
+	load.Wait()
+	watch.Wait()
+	t.Logf("%d calls, %d reads, worst hold %s", calls.Load(), reads.Load(), worst)
+	if calls.Load() < 100 || reads.Load() < 100 {
+		t.Error("there was no load")
+	}
+	all := w.host.Swaps()
+	if len(all) != swaps || all[0].By != "tester" || all[1].Outcome != host.SwapCommitted {
+		t.Errorf("history: %+v", all)
+	}
+	var steps []host.SwapStep
+	for _, s := range all[1].Steps {
+		steps = append(steps, s.Step)
+	}
+	if !slices.Equal(steps,
+		[]host.SwapStep{"verify", "prepare", "quiesce", "fence", "activate", "resume", "bake", "commit"}) {
+		t.Errorf("the steps of a swap are %v", steps)
+	}
+}
+
+// Nothing changes, and the error names step and reason.
+func TestSwapRefusesABadCandidate(t *testing.T) {
+	t.Parallel()
+	w := openEnv(t)
+	before, err := w.host.Status(w.ctx())
+	must(t, err)
+	rubbish := filepath.Join(w.dir, "rubbish")
+	must(t, os.WriteFile(rubbish, []byte("#!/bin/sh\necho rubbish\nexit 3\n"), 0o700))
+	for _, c := range []struct {
+		what   string
+		binary host.Binary
+		says   string
+	}{
+		{"no such file", host.Binary{Path: filepath.Join(w.dir, "none")}, "verify"},
+		{"another digest", host.Binary{Path: shimBinary, SHA256: strings.Repeat("0", 64)}, "verify"},
+		{"no shim", host.Binary{Path: rubbish}, "prepare"},
+	} {
+		report, err := w.host.Swap(w.ctx(), c.binary)
+		if err == nil || !strings.Contains(err.Error(), c.says) || report.Outcome != host.SwapRefused ||
+			string(report.Failed) != c.says || report.Hold != 0 {
+			t.Errorf("%s: %v, %+v", c.what, err, report)
+		}
+		after, err := w.host.Status(w.ctx())
+		must(t, err)
+		if after.PID != before.PID || after.Generation != before.Generation {
+			t.Errorf("%s: the shim was %+v and is %+v", c.what, before, after)
+		}
+	}
+}
+
+func TestSwapRollsBackWhenTheNewShimDies(t *testing.T) {
+	t.Parallel()
+	w := newEnv(t)
+	w.open()
+	before, err := w.host.Status(w.ctx())
+	must(t, err)
+	report, err := w.host.Swap(w.ctx(), host.Binary{Path: another(t, w.dir, "young")})
+	must(t, err)
+	w.kill()
+	after, err := w.host.Status(w.ctx())
+	must(t, err)
+	if after.PID != before.PID || after.SHA256 != before.SHA256 || after.Generation <= report.Generation {
+		t.Errorf("before %+v, after %+v", before, after)
+	}
+	if last := w.host.Swaps()[0]; last.Outcome != host.SwapRolledBack || last.Failed != host.SwapBake {
+		t.Errorf("%+v", last)
+	}
+}
+
+// A list that was begun at one shim continues at the next with its token. It is complete and has nothing twice.
+func TestListsGoOnAtTheNextShim(t *testing.T) {
+	t.Parallel()
+	w := openEnv(t)
+	w.plugin("a")
+	var want, got []string
+	for i := range 6 {
+		want = append(want, fmt.Sprint("vol-", i))
+		must(t, w.create(want[i], ""))
+	}
+	next := another(t, w.dir, "next")
+	for token, pages := "", 0; pages == 0 || token != ""; pages++ {
+		reply, err := pb.NewVolumesClient(w.host.Conn()).List(w.ctx(),
+			&pb.ListVolumesRequest{Call: &pb.Call{}, Page: &pb.Page{Token: token, Size: 2}})
+		must(t, err)
+		for _, v := range reply.GetVolumes() {
+			got = append(got, v.GetSpec().GetId())
+		}
+		if token = reply.GetNextToken(); pages > 0 {
+			w.crash()
+			continue
+		}
+		_, err = w.host.Swap(w.ctx(), host.Binary{Path: next})
+		must(t, err)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("over three shims the list is %v", got)
+	}
+}
+
+// A shim that stands by refuses calls, and cannot activate while the new one has the state.
+func TestReleasedShimRefuses(t *testing.T) {
+	t.Parallel()
+	w := openLongBake(t)
+	task, old := w.task("a"), w.host.Conn()
+	_, err := w.host.Swap(w.ctx(), host.Binary{Path: another(t, w.dir, "next")})
+	must(t, err)
+	before, err := w.host.Status(w.ctx())
+	must(t, err)
+	call := &pb.Call{OperationId: "0123456789abcdef0123456789abcdef"}
+	_, write := pb.NewTasksClient(old).Starting(w.ctx(),
+		&pb.TaskStartingRequest{Call: call, Task: wire.AllocTaskProto(task)})
+	_, sync := pb.NewAllocsClient(old).Sync(w.ctx(), &pb.SyncRequest{Call: call})
+	_, read := pb.NewVolumesClient(old).List(w.ctx(), &pb.ListVolumesRequest{Call: &pb.Call{}})
+	for what, err := range map[string]error{"a write": write, "Sync": sync, "a read": read} {
+		if st := status.Convert(err); st.Code() != codes.Unavailable || len(st.Details()) > 0 {
+			t.Errorf("%s at a released shim: %v", what, st)
+		}
+	}
+	for _, req := range []*pb.ActivateRequest{{Call: &pb.Call{}}, {Call: &pb.Call{}, Resume: true}} {
+		ctx, cancel := context.WithTimeout(w.ctx(), time.Second)
+		if _, err := pb.NewControlClient(old).Activate(ctx, req); err == nil {
+			t.Errorf("%v: two shims are active", req)
+		}
+		cancel()
+	}
+	after, err := w.host.Status(w.ctx())
+	must(t, err)
+	if after != before {
+		t.Errorf("the state was %+v and is %+v", before, after)
+	}
+	_, err = w.host.TaskStarting(w.ctx(), task)
+	must(t, err)
+}
+
+func TestCloseEndsASwap(t *testing.T) {
+	t.Parallel()
+	w := openEnv(t)
+	reached := filepath.Join(w.dir, "reached")
+	hangs := fault.Binary(t, faultyShim, w.dir, "hangs", "Rehearse before touch "+reached, "Rehearse before hang")
+	swapped := make(chan error, 1)
+	go func() { _, err := w.host.Swap(w.ctx(), host.Binary{Path: hangs}); swapped <- err }()
+	w.awaitFile(reached)
+	must(t, w.host.Close())
+	if err := <-swapped; !errors.Is(err, host.ErrUnavailable) {
+		t.Errorf("the swap ended with %v", err)
+	}
+	if left := w.shims(); len(left) > 0 {
+		t.Errorf("processes: %v", left)
+	}
+	if left, _ := filepath.Glob(filepath.Join(w.config.StateDir, "rehearsal*")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	if _, err := w.host.Swap(w.ctx(), host.Binary{Path: shimBinary}); !errors.Is(err, host.ErrUnavailable) {
+		t.Errorf("a closed host: %v", err)
+	}
+}
+
+func (w *env) awaitFile(path string) {
+	w.t.Helper()
+	w.until("made "+path, func(host.ShimState) bool { _, err := os.Stat(path); return err == nil })
+}
+
+// The caller goes while the old shim quiesces: the old shim continues.
+func TestCanceledSwapLeavesTheOldShim(t *testing.T) {
+	t.Parallel()
+	w := newEnv(t)
+	reached, goOn := filepath.Join(w.dir, "reached"), filepath.Join(w.dir, "go-on")
+	w.config.Shim.Path = fault.Binary(t, faultyShim, w.dir, "waits", "Quiesce before touch "+reached,
+		"Quiesce before wait-for "+goOn)
+	w.open()
+	before := w.pid()
+	ctx, cancel := context.WithCancel(w.ctx())
+	swapped := make(chan error, 1)
+	go func() { _, err := w.host.Swap(ctx, host.Binary{Path: another(t, w.dir, "next")}); swapped <- err }()
+	w.awaitFile(reached)
+	cancel()
+	if err := <-swapped; !errors.Is(err, context.Canceled) {
+		t.Errorf("it ended with %v", err)
+	}
+	must(t, os.WriteFile(goOn, nil, 0o600))
+	if _, err := w.host.TaskStarting(w.ctx(), w.task("a")); err != nil {
+		t.Errorf("a call after it: %v", err)
+	}
+	if after := w.pid(); after != before {
+		t.Errorf("process %d served, and %d does", before, after)
+	}
+}
