@@ -55,7 +55,7 @@ func Status(err error) error {
 }
 
 func withDetail(code codes.Code, err error) error {
-	detail := &pb.ErrorDetail{Kind: pb.ErrorKind(kindIndex(err) + 1)}
+	detail := &pb.ErrorDetail{Kind: Kind(err)}
 	if call, ok := errors.AsType[*registry.CallError](err); ok {
 		detail.Call = &pb.CallFailure{
 			Rpc: text(string(call.RPC)), Instance: InstanceKeyProto(call.Instance), Code: text(call.Code),
@@ -99,16 +99,13 @@ func Error(err error) error {
 }
 
 func fromDetail(st *status.Status, detail *pb.ErrorDetail) error {
-	kind := registry.ErrInternal
-	if at := int(detail.Kind) - 1; at >= 0 && at < len(registry.Kinds) {
-		kind = registry.Kinds[at]
-	} else {
-		switch st.Code() {
-		case codes.DeadlineExceeded:
-			kind = context.DeadlineExceeded
-		case codes.Canceled:
-			kind = context.Canceled
-		}
+	kind, known := KindError(detail.Kind)
+	switch {
+	case known:
+	case st.Code() == codes.DeadlineExceeded:
+		kind = context.DeadlineExceeded
+	case st.Code() == codes.Canceled:
+		kind = context.Canceled
 	}
 	if detail.Call == nil {
 		return registry.Errorf(kind, "%s", st.Message())
@@ -150,3 +147,11 @@ func text(s string) string {
 
 // Kind returns the number of err's kind on the wire.
 func Kind(err error) pb.ErrorKind { return pb.ErrorKind(kindIndex(err) + 1) }
+
+// KindError returns the kind of error with that number. An unknown number is ErrInternal.
+func KindError(k pb.ErrorKind) (kind error, known bool) {
+	if at := int(k) - 1; at >= 0 && at < len(registry.Kinds) {
+		return registry.Kinds[at], true
+	}
+	return registry.ErrInternal, false
+}

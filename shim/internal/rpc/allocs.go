@@ -23,12 +23,12 @@ type synced struct {
 
 // Sync takes down allocs before plugin tasks are forgotten: what is released may still need them.
 func (s *allocs) Sync(ctx context.Context, req *pb.SyncRequest) (*pb.SyncReply, error) {
-	allocIDs, living, err := livingOf(req)
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	done, err := mutate(ctx, s.s, "Allocs.Sync", req,
+	done, at, err := change(ctx, s.s, "Allocs.Sync", req,
 		func(ctx context.Context, a *Active, _ registry.Call) (synced, error) {
+			allocIDs, living, err := livingOf(req)
+			if err != nil {
+				return synced{}, err
+			}
 			gone, err := a.Allocs.Sync(ctx, allocIDs)
 			if err != nil {
 				return synced{}, err
@@ -36,10 +36,7 @@ func (s *allocs) Sync(ctx context.Context, req *pb.SyncRequest) (*pb.SyncReply, 
 			tasks, err := a.Tasks.Sync(ctx, living)
 			return synced{gone, tasks}, err
 		})
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	reply := &pb.SyncReply{Answer: s.s.answerOrLatest(ctx, nil)}
+	reply := &pb.SyncReply{Answer: at}
 	for _, id := range done.Allocs {
 		reply.ReleasedAllocs = append(reply.ReleasedAllocs, string(id))
 	}
@@ -49,7 +46,7 @@ func (s *allocs) Sync(ctx context.Context, req *pb.SyncRequest) (*pb.SyncReply, 
 	for _, r := range done.Tasks.Refused {
 		reply.Refused = append(reply.Refused, &pb.RefusedTask{Task: wire.TaskKeyProto(r.Task), Reason: r.Why})
 	}
-	return reply, nil
+	return reply, err
 }
 
 func livingOf(req *pb.SyncRequest) (ids []registry.AllocID, living []task.LivingTask, err error) {
@@ -72,52 +69,37 @@ func livingOf(req *pb.SyncRequest) (ids []registry.AllocID, living []task.Living
 }
 
 func (s *allocs) Prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.PrepareReply, error) {
-	g, err := wire.AllocGroup(req.GetAlloc())
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	plans, err := mutate(ctx, s.s, "Allocs.Prepare", req,
+	plans, at, err := change(ctx, s.s, "Allocs.Prepare", req,
 		func(ctx context.Context, a *Active, call registry.Call) (map[string]hooks.Plan, error) {
+			g, err := wire.AllocGroup(req.GetAlloc())
+			if err != nil {
+				return nil, err
+			}
 			return a.Allocs.Prepare(ctx, call, g)
 		})
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	return &pb.PrepareReply{Answer: s.s.answerOrLatest(ctx, nil), Plans: wire.PlansProto(plans)}, nil
+	return &pb.PrepareReply{Answer: at, Plans: wire.PlansProto(plans)}, err
 }
 
 func (s *allocs) Release(ctx context.Context, req *pb.ReleaseAllocRequest) (*pb.ReleaseAllocReply, error) {
-	id, err := registry.ParseAllocID(req.GetAlloc())
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	_, err = mutate(ctx, s.s, "Allocs.Release", req,
-		func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
-			return struct{}{}, a.Allocs.Release(ctx, call, id)
-		})
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	return &pb.ReleaseAllocReply{Answer: s.s.answerOrLatest(ctx, nil)}, nil
+	at, err := do(ctx, s.s, "Allocs.Release", req, func(ctx context.Context, a *Active, call registry.Call) error {
+		id, err := registry.ParseAllocID(req.GetAlloc())
+		if err != nil {
+			return err
+		}
+		return a.Allocs.Release(ctx, call, id)
+	})
+	return &pb.ReleaseAllocReply{Answer: at}, err
 }
 
 func (s *allocs) List(ctx context.Context, req *pb.ListAllocsRequest) (*pb.ListAllocsReply, error) {
-	a, err := s.s.activeFor(req)
-	if err != nil {
-		return nil, err
-	}
-	only, err := optional(req.GetAlloc(), registry.ParseAllocID)
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	list, at, err := a.Allocs.Status(ctx, only)
-	if err != nil {
-		return nil, a.status(ctx, err)
-	}
 	key := func(al registry.AllocStatus) string { return al.Key().Path }
-	part, next, err := paged(list, req.GetPage(), key, wire.AllocProto)
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	return &pb.ListAllocsReply{Answer: a.answer(at), Allocs: part, NextToken: next}, nil
+	part, next, at, err := list(ctx, s.s, req, key, wire.AllocProto,
+		func(ctx context.Context, a *Active) ([]registry.AllocStatus, registry.Seq, error) {
+			only, err := optional(req.GetAlloc(), registry.ParseAllocID)
+			if err != nil {
+				return nil, 0, err
+			}
+			return a.Allocs.Status(ctx, only)
+		})
+	return &pb.ListAllocsReply{Answer: at, Allocs: part, NextToken: next}, err
 }

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
 	"holdfast/registry"
 )
 
@@ -137,7 +138,8 @@ func (c *Callbacks) ask(ctx context.Context, what string, ask *pb.CallbackReques
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", what, err)
 	case reply.GetError() != "":
-		return nil, registry.Errorf(kind(reply.GetKind()), "%s: %s", what, reply.GetError())
+		kind, _ := wire.KindError(reply.GetKind())
+		return nil, registry.Errorf(kind, "%s: %s", what, reply.GetError())
 	}
 	return reply.GetValue(), nil
 }
@@ -171,13 +173,6 @@ func (s *callbackStream) expect(id uint64, answer chan *pb.CallbackReply) {
 		return
 	}
 	s.waiting[id] = answer
-}
-
-func kind(k pb.ErrorKind) error {
-	if at := int(k) - 1; at >= 0 && at < len(registry.Kinds) {
-		return registry.Kinds[at]
-	}
-	return registry.ErrInternal
 }
 
 // File reads a file of the host that a job names with file().

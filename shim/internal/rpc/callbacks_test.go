@@ -15,25 +15,25 @@ import (
 	"holdfast/registry"
 )
 
-// hostStream is the host's end, opened: questions arrive on it.
+// hostStream is the host's end of the stream of callbacks.
 type hostStream struct {
 	pb.Callbacks_ServeClient
 	t *testing.T
 }
 
-func (s *stage) host(t *testing.T) (hostStream, context.CancelFunc) {
+func (e *env) host(t *testing.T) (hostStream, context.CancelFunc) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	stream, err := pb.NewCallbacksClient(s.conn).Serve(ctx)
+	stream, err := pb.NewCallbacksClient(e.conn).Serve(ctx)
 	must(t, err)
 	return hostStream{stream, t}, cancel
 }
 
 func (h hostStream) next() *pb.CallbackRequest {
 	h.t.Helper()
-	ask, err := h.Recv()
+	req, err := h.Recv()
 	must(h.t, err)
-	return ask
+	return req
 }
 
 func (h hostStream) reply(r *pb.CallbackReply) {
@@ -41,80 +41,65 @@ func (h hostStream) reply(r *pb.CallbackReply) {
 	must(h.t, h.Send(r))
 }
 
-type outcome struct {
+type resolved struct {
 	value string
 	err   error
 }
 
-func (s *stage) resolve(ctx context.Context, ref registry.Secret) <-chan outcome {
-	done := make(chan outcome, 1)
+func (e *env) resolve(ctx context.Context, ref registry.Secret) <-chan resolved {
+	done := make(chan resolved, 1)
 	go func() {
-		values, err := s.callbacks.Resolve(ctx, map[string]registry.Secret{"key": ref})
-		done <- outcome{string(values["key"]), err}
+		values, err := e.callbacks.Resolve(ctx, map[string]registry.Secret{"key": ref})
+		done <- resolved{string(values["key"]), err}
 	}()
 	return done
 }
 
-// Questions may be answered in any order; each answer goes to who asked.
-func TestAnswersGoToWhoAsked(t *testing.T) {
-	s := candidate(t)
-	h, _ := s.host(t)
-	first := s.resolve(t.Context(), registry.Secret{Callback: "one"})
-	ask := h.next()
-	second := s.resolve(t.Context(), registry.Secret{Env: "TWO"})
-	other := h.next()
-	if ask.GetSecret().GetName() != "one" || other.GetSecret().GetName() != "env:TWO" {
-		t.Errorf("asked for %v and %v", ask, other)
+// The host may answer requests in any order. An error keeps its kind.
+func TestCallbackReplyReachesItsCaller(t *testing.T) {
+	e := newCandidate(t)
+	h, _ := e.host(t)
+	first := e.resolve(t.Context(), registry.Secret{Callback: "one"})
+	one := h.next()
+	second := e.resolve(t.Context(), registry.Secret{Env: "TWO"})
+	two := h.next()
+	if one.GetSecret().GetName() != "one" || two.GetSecret().GetName() != "env:TWO" {
+		t.Errorf("requests: %v and %v", one, two)
 	}
-	if d := ask.GetDeadline().AsDuration(); d <= 0 || d > callbackLimit {
+	if d := one.GetDeadline().AsDuration(); d <= 0 || d > callbackLimit {
 		t.Errorf("the deadline is %v", d)
 	}
-	h.reply(&pb.CallbackReply{Id: 999, Value: []byte("nobody asked")})
-	h.reply(&pb.CallbackReply{Id: other.GetId(), Value: []byte("2")})
-	h.reply(&pb.CallbackReply{Id: ask.GetId(), Value: []byte("1")})
-	if got := <-first; got.value != "1" || got.err != nil {
-		t.Errorf("one is %v", got)
-	}
+	h.reply(&pb.CallbackReply{Id: 999, Value: []byte("of an unknown request")})
+	h.reply(&pb.CallbackReply{Id: two.GetId(), Value: []byte("2")})
+	h.reply(&pb.CallbackReply{Id: one.GetId(), Error: "no such thing", Kind: pb.ErrorKind_ERROR_KIND_UNSUPPORTED})
 	if got := <-second; got.value != "2" || got.err != nil {
 		t.Errorf("two is %v", got)
 	}
-}
-
-func TestRefusalOfTheHostKeepsItsKind(t *testing.T) {
-	s := candidate(t)
-	h, _ := s.host(t)
-	done := make(chan error, 1)
-	go func() { done <- s.callbacks.Fence(t.Context(), "lost") }()
-	ask := h.next()
-	if ask.GetFence().GetNode() != "lost" {
-		t.Errorf("asked %v", ask)
-	}
-	h.reply(&pb.CallbackReply{Id: ask.GetId(), Error: "no such thing", Kind: pb.ErrorKind_ERROR_KIND_UNSUPPORTED})
-	if err := <-done; !errors.Is(err, registry.ErrUnsupported) ||
-		!strings.Contains(err.Error(), `node "lost": no such thing`) {
-		t.Errorf("got %v", err)
+	if got := <-first; !errors.Is(got.err, registry.ErrUnsupported) ||
+		!strings.Contains(got.err.Error(), `"one": no such thing`) {
+		t.Errorf("one is %v", got)
 	}
 }
 
-// Without a host that answers, a question ends with its own deadline; when the host goes in the middle, it ends then.
-// It can be asked again on the next stream.
-func TestQuestionsEndWithTheHost(t *testing.T) {
-	s := candidate(t)
+// Without a host that answers, a callback ends with its own deadline. If the host goes in the middle, it ends then. It
+// can be made again on the next stream.
+func TestCallbacksEndWithTheHost(t *testing.T) {
+	e := newCandidate(t)
 	soon, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	if got := <-s.resolve(soon, registry.Secret{Callback: "x"}); !errors.Is(got.err, registry.ErrUnavailable) ||
+	if got := <-e.resolve(soon, registry.Secret{Callback: "x"}); !errors.Is(got.err, registry.ErrUnavailable) ||
 		!errors.Is(got.err, context.DeadlineExceeded) {
 		t.Errorf("without a stream: %v", got.err)
 	}
-	h, leave := s.host(t)
-	done := s.resolve(t.Context(), registry.Secret{Callback: "x"})
+	h, leave := e.host(t)
+	done := e.resolve(t.Context(), registry.Secret{Callback: "x"})
 	h.next()
 	leave()
 	if got := <-done; !errors.Is(got.err, registry.ErrUnavailable) || !strings.Contains(got.err.Error(), "went away") {
 		t.Errorf("in the middle: %v", got.err)
 	}
-	h, _ = s.host(t)
-	done = s.resolve(t.Context(), registry.Secret{Callback: "x"})
+	h, _ = e.host(t)
+	done = e.resolve(t.Context(), registry.Secret{Callback: "x"})
 	h.reply(&pb.CallbackReply{Id: h.next().GetId(), Value: []byte("v")})
 	if got := <-done; got.value != "v" || got.err != nil {
 		t.Errorf("on the next stream: %v", got)
@@ -140,8 +125,7 @@ func TestSecretFiles(t *testing.T) {
 	}
 	for name, kind := range map[string]error{
 		path("large"): registry.ErrInvalid, path("fifo"): registry.ErrInvalid, dir: registry.ErrInvalid,
-		"plain":      registry.ErrInvalid,
-		path("none"): registry.ErrUnavailable, "": registry.ErrInvalid,
+		"plain": registry.ErrInvalid, path("none"): registry.ErrUnavailable, "": registry.ErrInvalid,
 	} {
 		if _, err := c.Resolve(t.Context(), map[string]registry.Secret{"k": {File: name}}); !errors.Is(err, kind) {
 			t.Errorf("%q: %v", name, err)

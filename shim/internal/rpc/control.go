@@ -25,8 +25,7 @@ func (c *control) Hello(ctx context.Context, req *pb.HelloRequest) (*pb.HelloRep
 		return nil, wire.Status(err)
 	}
 	h := Hello{
-		HostVersion: req.GetHostVersion(), Node: node, Blocks: req.GetBlocks(), Features: req.GetFeatures(),
-		StateDir: req.GetStateDir(), RunDir: req.GetRunDir(),
+		Node: node, Blocks: req.GetBlocks(), StateDir: req.GetStateDir(), RunDir: req.GetRunDir(),
 	}
 	for _, op := range req.GetOperations() {
 		h.Operations = append(h.Operations, hooks.Operation(op))
@@ -37,7 +36,7 @@ func (c *control) Hello(ctx context.Context, req *pb.HelloRequest) (*pb.HelloRep
 	}
 	c.s.hello.Store(&h)
 	reply := &pb.HelloReply{
-		Answer: statusAnswer(st), ShimVersion: st.Version, Features: st.Features,
+		Answer: statusAnswer(st), ShimVersion: st.Version,
 		SchemaOldest: st.SchemaFrom, SchemaNewest: st.SchemaTo, Tenure: st.Tenure,
 	}
 	for _, op := range hooks.Operations {

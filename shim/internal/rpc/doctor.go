@@ -11,42 +11,26 @@ import (
 	"holdfast/registry"
 )
 
-// Doctor examines, which changes nothing, or repairs, which is a mutating call.
+// Doctor examines, which changes nothing, or repairs, which is a mutating call. A repair stores no answer: the same
+// again does what is still to be done, or says that the plan is another one.
 func (c *control) Doctor(ctx context.Context, req *pb.DoctorRequest) (*pb.DoctorReply, error) {
+	var found registry.Diagnosis
+	var at *pb.Answer
+	var err error
 	if req.GetRepair() {
-		return c.repair(ctx, req)
-	}
-	found, at, err := query(ctx, c.s, req, func(ctx context.Context, a *Active) (registry.Diagnosis, error) {
-		if a.Doctor == nil {
-			return registry.Diagnosis{}, errNoDoctor
-		}
-		return a.Doctor.Examine(ctx)
-	})
-	if err != nil {
-		return nil, err
-	}
-	return diagnosis(found, at), nil
-}
-
-var errNoDoctor = registry.Errorf(registry.ErrUnsupported,
-	"this shim cannot compare its records with this node: use a newer one")
-
-// repair stores no answer: the same again does what is still to be done, or says that the plan is another one.
-func (c *control) repair(ctx context.Context, req *pb.DoctorRequest) (*pb.DoctorReply, error) {
-	found, err := mutate(ctx, c.s, "Control.Doctor", req,
-		func(ctx context.Context, a *Active, _ registry.Call) (registry.Diagnosis, error) {
-			if a.Doctor == nil {
-				return registry.Diagnosis{}, errNoDoctor
-			}
-			return a.Doctor.Repair(ctx, req.GetDigest())
+		found, at, err = change(ctx, c.s, "Control.Doctor", req,
+			func(ctx context.Context, a *Active, _ registry.Call) (registry.Diagnosis, error) {
+				return a.Doctor.Repair(ctx, req.GetDigest())
+			})
+	} else {
+		found, at, err = query(ctx, c.s, req, func(ctx context.Context, a *Active) (registry.Diagnosis, error) {
+			return a.Doctor.Examine(ctx)
 		})
-	if err != nil {
-		return nil, wire.Status(err)
 	}
-	return diagnosis(found, c.s.answerOrLatest(ctx, nil)), nil
+	return diagnosis(found, at), err
 }
 
-// diagnosis is what was found, as far as it fits into one message; the rest is counted.
+// diagnosis returns the findings that fit into one message, and counts the rest.
 func diagnosis(d registry.Diagnosis, at *pb.Answer) *pb.DoctorReply {
 	reply := wire.DiagnosisProto(d)
 	reply.Answer = at

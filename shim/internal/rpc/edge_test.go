@@ -1,8 +1,8 @@
 package rpc
 
 import (
-	"context"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -12,32 +12,36 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
 )
 
-// Every method of every service, asked of a candidate: those that need no state answer, all others say that nobody has,
-// or refuse the empty request as such.
+// invoke calls a method, such as "Tasks/Started", and receives one message. It does not read the reply.
+func (e *env) invoke(t *testing.T, method string, req proto.Message) error {
+	t.Helper()
+	stream, err := e.conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, "/holdfast.v1."+method)
+	must(t, err)
+	must(t, stream.SendMsg(req))
+	must(t, stream.CloseSend())
+	return stream.RecvMsg(&emptypb.Empty{})
+}
+
+// A candidate serves only methods that need no state. It refuses any other as a shim that is not active, or refuses the
+// empty request.
 func TestCandidateAnswersHelloStatusAndParseOnly(t *testing.T) {
-	s := candidate(t)
-	free := []string{"Control/Hello", "Control/Status", "Control/Rehearse", "Control/Activate", "Control/Quiesce",
-		"Control/Release", "Control/Snapshot",
-		"Jobs/Parse", "Volumes/Parse", "Callbacks/Serve"}
+	e := newCandidate(t)
 	refused := 0
-	for service, info := range s.services {
+	for service, info := range e.services {
 		for _, m := range info.Methods {
-			name := service[strings.LastIndex(service, ".")+1:] + "/" + m.Name
-			if slices.Contains(free, name) {
+			name := strings.TrimPrefix(service, "holdfast.v1.") + "/" + m.Name
+			if m.Name == "Parse" || name == "Callbacks/Serve" || strings.HasPrefix(name, "Control/") && m.Name != "Doctor" {
 				continue
 			}
-			stream, err := s.conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, "/"+service+"/"+m.Name)
-			must(t, err)
-			must(t, stream.SendMsg(&emptypb.Empty{}))
-			must(t, stream.CloseSend())
-			err = stream.RecvMsg(&emptypb.Empty{})
-			if !nobody(err) && status.Code(err) != codes.InvalidArgument || errors.Is(err, io.EOF) {
+			err := e.invoke(t, name, &emptypb.Empty{})
+			if !notActive(err) && status.Code(err) != codes.InvalidArgument || errors.Is(err, io.EOF) {
 				t.Errorf("%s of a candidate: %v", name, err)
 			}
 			refused++
@@ -46,183 +50,106 @@ func TestCandidateAnswersHelloStatusAndParseOnly(t *testing.T) {
 	if refused < 15 {
 		t.Errorf("only %d methods were tried", refused)
 	}
-	reply, err := pb.NewJobsClient(s.conn).Parse(t.Context(),
-		&pb.ParseRequest{Source: &pb.Source{Name: "x.hcl", Text: []byte(`task "t" {}`)}})
-	if err != nil || len(reply.GetDiagnostics()) == 0 && reply.GetJob() == nil {
-		t.Errorf("Parse of a candidate: %v, %v", reply, err)
-	}
-	if _, err := pb.NewControlClient(s.conn).Status(t.Context(), &pb.StatusRequest{}); err != nil {
-		t.Errorf("Status of a candidate: %v", err)
-	}
+	must(t, e.invoke(t, "Jobs/Parse", &pb.ParseRequest{Source: &pb.Source{Name: "x.hcl", Text: []byte(`task "t" {}`)}}))
+	must(t, e.invoke(t, "Control/Status", &pb.StatusRequest{}))
 }
 
-// idTakers are calls that take an id, each with one that is bad.
-func idTakers(ctx context.Context, s *stage) map[string]func(bad string) error {
-	call := &pb.Call{OperationId: "op"}
-	spec := func(change func(*pb.VolumeSpec)) *pb.VolumeSpec {
-		m := &pb.VolumeSpec{Id: "v", PluginId: "p",
-			Capabilities: []*pb.VolumeCapability{{AccessMode: "single-node-writer", AttachmentMode: "file-system"}}}
-		change(m)
-		return m
-	}
-	tasks, allocs, volumes := pb.NewTasksClient(s.conn), pb.NewAllocsClient(s.conn), pb.NewVolumesClient(s.conn)
-	return map[string]func(bad string) error{
-		"start alloc": func(bad string) error {
-			_, err := tasks.Starting(ctx, &pb.TaskStartingRequest{Call: call,
-				Task: &pb.AllocTask{Task: &pb.TaskKey{Alloc: bad, Task: "t"}, Attempt: 1}})
-			return err
-		},
-		"started alloc": func(bad string) error {
-			_, err := tasks.Started(ctx, &pb.TaskStartedRequest{Call: call, Task: &pb.TaskKey{Alloc: bad, Task: "t"},
-				Attempt: 1})
-			return err
-		},
-		"started task": func(bad string) error {
-			_, err := tasks.Started(ctx, &pb.TaskStartedRequest{Call: call, Task: &pb.TaskKey{Alloc: "a", Task: bad},
-				Attempt: 1})
-			return err
-		},
-		"exited task": func(bad string) error {
-			_, err := tasks.Exited(ctx, &pb.TaskExitedRequest{Call: call, Task: &pb.TaskKey{Alloc: "a", Task: bad},
-				Attempt: 1})
-			return err
-		},
-		"prepare": func(bad string) error {
-			_, err := allocs.Prepare(ctx, &pb.PrepareRequest{Call: call,
-				Alloc: &pb.AllocGroup{Alloc: bad, Namespace: "default"}})
-			return err
-		},
-		"release": func(bad string) error {
-			_, err := allocs.Release(ctx, &pb.ReleaseAllocRequest{Call: call, Alloc: bad})
-			return err
-		},
-		"sync": func(bad string) error {
-			_, err := allocs.Sync(ctx, &pb.SyncRequest{Call: call,
-				Allocs: []*pb.AllocGroup{{Alloc: bad, Namespace: "default"}}})
-			return err
-		},
-		"create id": func(bad string) error {
-			_, err := volumes.Create(ctx, &pb.CreateVolumeRequest{Call: call,
-				Spec: spec(func(m *pb.VolumeSpec) { m.Id = bad })})
-			return err
-		},
-		"create plugin": func(bad string) error {
-			_, err := volumes.Create(ctx, &pb.CreateVolumeRequest{Call: call,
-				Spec: spec(func(m *pb.VolumeSpec) { m.PluginId = bad })})
-			return err
-		},
-		"create clone": func(bad string) error {
-			_, err := volumes.Create(ctx, &pb.CreateVolumeRequest{Call: call,
-				Spec: spec(func(m *pb.VolumeSpec) { m.CloneId = bad })})
-			return err
-		},
-		"create name": func(bad string) error {
-			_, err := volumes.Create(ctx, &pb.CreateVolumeRequest{Call: call,
-				Spec: spec(func(m *pb.VolumeSpec) { m.Name = bad })})
-			return err
-		},
-		"delete": func(bad string) error {
-			_, err := volumes.Delete(ctx, &pb.DeleteVolumeRequest{Call: call, Name: &pb.VolumeName{Id: bad}})
-			return err
-		},
-		"deregister": func(bad string) error {
-			_, err := volumes.Deregister(ctx, &pb.DeregisterVolumeRequest{Call: call, Name: &pb.VolumeName{Id: bad}})
-			return err
-		},
-		"stats": func(bad string) error {
-			_, err := volumes.Stats(ctx, &pb.VolumeStatsRequest{Name: &pb.VolumeName{Id: bad}})
-			return err
-		},
-		"stats namespace": func(bad string) error {
-			_, err := volumes.Stats(ctx, &pb.VolumeStatsRequest{Name: &pb.VolumeName{Namespace: bad, Id: "v"}})
-			return err
-		},
-		"list volumes": func(bad string) error {
-			_, err := volumes.List(ctx, &pb.ListVolumesRequest{Namespace: bad})
-			return err
-		},
-		"watch role": func(bad string) error {
-			stream, err := pb.NewEventsClient(s.conn).Watch(ctx, &pb.WatchRequest{Role: bad})
-			if err == nil {
-				_, err = stream.Recv()
-			}
-			return err
-		},
-	}
-}
-
-// Nothing that is no id passes, and nothing is written for it.
+// A name that is no ID is refused wherever a call takes one, and nothing is written for it.
 func TestIDsAreCheckedAtTheEdge(t *testing.T) {
-	s := newStage(t)
-	before := s.index()
-	ctx, volumes, call := t.Context(), pb.NewVolumesClient(s.conn), &pb.Call{OperationId: "op"}
-	for name, do := range idTakers(ctx, s) {
-		for _, bad := range []string{"../x", "/etc", "a\nb", strings.Repeat("x", 300)} {
-			if err := do(bad); status.Code(err) != codes.InvalidArgument {
-				t.Errorf("%s of %q: %v", name, bad[:min(len(bad), 9)], err)
-			}
+	e := newEnv(t)
+	call := &pb.Call{OperationId: "op"}
+	create := func(change func(*pb.VolumeSpec)) proto.Message {
+		spec := &pb.VolumeSpec{Id: "v", PluginId: "p",
+			Capabilities: []*pb.VolumeCapability{{AccessMode: "single-node-writer", AttachmentMode: "file-system"}}}
+		change(spec)
+		return &pb.CreateVolumeRequest{Call: call, Spec: spec}
+	}
+	started := func(alloc, task string) proto.Message {
+		return &pb.TaskStartedRequest{Call: call, Task: &pb.TaskKey{Alloc: alloc, Task: task}, Attempt: 1}
+	}
+	check := func(what, method string, req proto.Message) {
+		t.Helper()
+		if err := e.invoke(t, method, req); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s of %s: %v", method, what, err)
 		}
 	}
-	if _, err := volumes.Create(ctx, &pb.CreateVolumeRequest{Call: call,
-		Spec: &pb.VolumeSpec{Id: "v", PluginId: "p"}}); status.Code(err) != codes.InvalidArgument {
-		t.Errorf("a volume without a capability: %v", err)
+	for _, bad := range []string{"../x", "/etc", "a\nb", strings.Repeat("x", 300)} {
+		name, group := &pb.VolumeName{Id: bad}, &pb.AllocGroup{Alloc: bad, Namespace: "default"}
+		what := bad[:min(len(bad), 9)]
+		check(what, "Tasks/Starting", &pb.TaskStartingRequest{Call: call,
+			Task: &pb.AllocTask{Task: &pb.TaskKey{Alloc: bad, Task: "t"}, Attempt: 1}})
+		check(what, "Tasks/Started", started(bad, "t"))
+		check(what, "Tasks/Started", started("a", bad))
+		check(what, "Allocs/Prepare", &pb.PrepareRequest{Call: call, Alloc: group})
+		check(what, "Allocs/Release", &pb.ReleaseAllocRequest{Call: call, Alloc: bad})
+		check(what, "Allocs/Sync", &pb.SyncRequest{Call: call, Allocs: []*pb.AllocGroup{group}})
+		check(what, "Volumes/Create", create(func(s *pb.VolumeSpec) { s.Id = bad }))
+		check(what, "Volumes/Create", create(func(s *pb.VolumeSpec) { s.PluginId = bad }))
+		check(what, "Volumes/Create", create(func(s *pb.VolumeSpec) { s.CloneId = bad }))
+		check(what, "Volumes/Create", create(func(s *pb.VolumeSpec) { s.Name = bad }))
+		check(what, "Volumes/Delete", &pb.DeleteVolumeRequest{Call: call, Name: name})
+		check(what, "Volumes/Deregister", &pb.DeregisterVolumeRequest{Call: call, Name: name})
+		check(what, "Volumes/Expand", &pb.ExpandVolumeRequest{Call: call, Name: name})
+		check(what, "Volumes/Stats", &pb.VolumeStatsRequest{Name: name})
+		check(what, "Volumes/List", &pb.ListVolumesRequest{Namespace: bad})
+		check(what, "Events/Watch", &pb.WatchRequest{Role: bad})
 	}
-	for what, spec := range map[string]*pb.VolumeSpec{
-		"an external id of 4097 bytes": {ExternalId: strings.Repeat("x", 4097)},
-		"a clone of 4097 bytes":        {CloneExternalId: strings.Repeat("x", 4097)},
-		"a snapshot of 4097 bytes":     {SnapshotId: strings.Repeat("x", 4097)},
-		"two sources":                  {CloneId: "v", SnapshotId: "s"},
+	long := strings.Repeat("x", 4097)
+	for what, change := range map[string]func(*pb.VolumeSpec){
+		"no capability":         func(s *pb.VolumeSpec) { s.Capabilities = nil },
+		"a long external id":    func(s *pb.VolumeSpec) { s.ExternalId = long },
+		"a long id of a clone":  func(s *pb.VolumeSpec) { s.CloneExternalId = long },
+		"a long id of snapshot": func(s *pb.VolumeSpec) { s.SnapshotId = long },
+		"two sources":           func(s *pb.VolumeSpec) { s.CloneId, s.SnapshotId = "v", "s" },
 	} {
-		spec.Id, spec.PluginId = "v", "p"
-		spec.Capabilities = []*pb.VolumeCapability{{AccessMode: "single-node-writer", AttachmentMode: "file-system"}}
-		if _, err := volumes.Register(ctx, &pb.RegisterVolumeRequest{Call: call,
-			Spec: spec}); status.Code(err) != codes.InvalidArgument {
-			t.Errorf("%s: %v", what, err)
+		check(what, "Volumes/Create", create(change))
+	}
+	must(t, e.log.View(t.Context(), func(v registry.View) error {
+		if v.Index() > 0 {
+			t.Errorf("something was written: index %d", v.Index())
 		}
-	}
-	if s.index() != before {
-		t.Error("something was written")
-	}
+		return nil
+	}))
 }
 
-// The first fingerprints are all of them, marked complete; then come those that change, and those that are gone.
+// The first fingerprints are all of them, marked complete. Then come those that change, and those that are gone.
 func TestFingerprintsBeginCompleteThenChange(t *testing.T) {
-	s := newStage(t)
-	s.register(t, instance("a"))
-	stream, err := pb.NewPluginsClient(s.conn).Fingerprints(t.Context(), &pb.FingerprintsRequest{})
+	e := newEnv(t)
+	e.register(t, instance("a"))
+	stream, err := pb.NewPluginsClient(e.conn).Fingerprints(t.Context(), &pb.FingerprintsRequest{})
 	must(t, err)
-	next := func() *pb.FingerprintsReply {
+	next := func() (reply *pb.FingerprintsReply, only *pb.PluginFingerprint) {
 		t.Helper()
 		reply, err := stream.Recv()
 		must(t, err)
-		return reply
+		if len(reply.GetPlugins()) != 1 {
+			t.Fatalf("got %v", reply)
+		}
+		return reply, reply.GetPlugins()[0]
 	}
-	if r := next(); !r.GetComplete() || len(r.GetPlugins()) != 1 ||
-		r.GetPlugins()[0].GetActive().GetKey().GetAlloc() != "a" {
+	if r, f := next(); !r.GetComplete() || f.GetActive().GetKey().GetAlloc() != "a" {
 		t.Errorf("first: %v", r)
 	}
-	s.register(t, instance("b"))
-	if r := next(); r.GetComplete() || len(r.GetPlugins()) != 1 ||
-		r.GetPlugins()[0].GetActive().GetKey().GetAlloc() != "b" || r.GetPlugins()[0].GetHealthy() != 2 {
+	e.register(t, instance("b"))
+	if r, f := next(); r.GetComplete() || f.GetActive().GetKey().GetAlloc() != "b" || f.GetHealthy() != 2 {
 		t.Errorf("a newer one: %v", r)
 	}
-	_, err = s.log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
-		return registry.RemoveChange(v, time.Now(), instance("a").InstanceKey, instance("b").InstanceKey), nil
+	commit(t, e.log, func(v registry.View) registry.Change {
+		return registry.RemoveChange(v, time.Now(), instance("a").InstanceKey, instance("b").InstanceKey)
 	})
-	must(t, err)
-	if r := next(); len(r.GetPlugins()) != 1 || !r.GetPlugins()[0].GetGone() {
+	if r, f := next(); !f.GetGone() {
 		t.Errorf("none: %v", r)
 	}
-	s.release(registry.Errorf(registry.ErrUnavailable, "released"))
+	e.release(registry.Errorf(registry.ErrUnavailable, "released"))
 	if _, err := stream.Recv(); status.Code(err) != codes.Unavailable {
 		t.Errorf("after the end: %v", err)
 	}
 }
 
-// What restarts are asked for is told at once, though there are none, and again when it changes.
+// The list is sent at once, also if it is empty, and again when it changes.
 func TestRestartsAreTheWholeList(t *testing.T) {
-	s := newStage(t)
-	stream, err := pb.NewTasksClient(s.conn).Restarts(t.Context(), &pb.RestartsRequest{})
+	e := newEnv(t)
+	stream, err := pb.NewTasksClient(e.conn).Restarts(t.Context(), &pb.RestartsRequest{})
 	must(t, err)
 	for _, want := range []int{0, 1, 0} {
 		r, err := stream.Recv()
@@ -234,6 +161,82 @@ func TestRestartsAreTheWholeList(t *testing.T) {
 		if want == 0 {
 			task.Restart = &registry.RestartRequest{Attempt: 1}
 		}
-		s.put(t, task)
+		put(t, e.log, task)
+	}
+}
+
+// A page ends at pageSize records or pageBytes. A change between two pages neither hides nor repeats a record.
+func TestPagesHoldAllOnceAndInOrder(t *testing.T) {
+	e := newEnv(t)
+	var want, got []string
+	var records []registry.Record
+	for i := range 1200 {
+		v := volume(fmt.Sprintf("v%04d", i))
+		want, records = append(want, string(v.ID)), append(records, v)
+	}
+	put(t, e.log, records...)
+	for token := ""; len(got) == 0 || token != ""; {
+		reply, err := pb.NewVolumesClient(e.conn).List(t.Context(), &pb.ListVolumesRequest{Page: &pb.Page{Token: token}})
+		must(t, err)
+		if len(reply.GetVolumes()) > pageSize || reply.GetAnswer().GetIndex() == 0 {
+			t.Errorf("a page of %d, answer %v", len(reply.GetVolumes()), reply.GetAnswer())
+		}
+		if len(got) == 0 {
+			commit(t, e.log, func(registry.View) registry.Change {
+				return registry.Change{Put: []registry.Record{volume("a000")}, Delete: []registry.Key{records[3].Key()}}
+			})
+		}
+		for _, v := range reply.GetVolumes() {
+			got = append(got, v.GetSpec().GetId())
+		}
+		token = reply.GetNextToken()
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%d of %d volumes, or not in order", len(got), len(want))
+	}
+	for _, token := range []string{"17!", "17 ", "é", "=="} {
+		err := e.invoke(t, "Volumes/List", &pb.ListVolumesRequest{Page: &pb.Page{Token: token}})
+		if status.Code(err) != codes.InvalidArgument {
+			t.Errorf("token %q: %v", token, err)
+		}
+	}
+	var long []*pb.VolumeSpec
+	for _, id := range want[:100] {
+		long = append(long, &pb.VolumeSpec{Id: id, Name: strings.Repeat("x", 100<<10)})
+	}
+	long[99].Name = strings.Repeat("x", 2*pageBytes) // a record that is larger than a page is a page
+	seen := 0
+	for token := ""; seen == 0 || token != ""; {
+		part, next, err := paged(long, &pb.Page{Token: token}, (*pb.VolumeSpec).GetId,
+			func(s *pb.VolumeSpec) *pb.VolumeSpec { return s })
+		must(t, err)
+		if len(part) > 1 && len(part)*100<<10 > pageBytes {
+			t.Errorf("a page of %d long records", len(part))
+		}
+		seen, token = seen+len(part), next
+	}
+	if seen != len(long) {
+		t.Errorf("saw %d", seen)
+	}
+}
+
+func TestInstancesAreListedNewestFirst(t *testing.T) {
+	e := newEnv(t)
+	for _, alloc := range []registry.AllocID{"b", "c", "a"} {
+		e.register(t, instance(alloc))
+	}
+	var got []string
+	for token := ""; len(got) == 0 || token != ""; {
+		reply, err := pb.NewPluginsClient(e.conn).List(t.Context(),
+			&pb.ListPluginsRequest{Page: &pb.Page{Size: 1, Token: token}})
+		must(t, err)
+		one := reply.GetInstances()[0]
+		if got = append(got, one.GetKey().GetAlloc()); one.GetActive() != (len(got) == 1) {
+			t.Errorf("active: %v", one)
+		}
+		token = reply.GetNextToken()
+	}
+	if !slices.Equal(got, []string{"a", "c", "b"}) {
+		t.Errorf("got %v", got)
 	}
 }

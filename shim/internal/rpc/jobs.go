@@ -21,7 +21,7 @@ func (j *jobs) Parse(ctx context.Context, req *pb.ParseRequest) (*pb.ParseReply,
 		opts.Operations = append(opts.Operations, hooks.Operation(op))
 	}
 	job, diags := config.ParseJob(source(req.GetSource()), opts)
-	reply := &pb.ParseReply{Answer: j.s.answerOrLatest(ctx, nil), Diagnostics: wire.DiagnosticsProto(diags)}
+	reply := &pb.ParseReply{Answer: j.s.latest(ctx), Diagnostics: wire.DiagnosticsProto(diags)}
 	if diags.Err() == nil {
 		reply.Job = wire.JobProto(job)
 	}

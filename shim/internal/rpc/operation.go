@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
 	"holdfast/registry"
 )
 
@@ -19,6 +20,29 @@ import (
 type request interface {
 	proto.Message
 	GetCall() *pb.Call
+}
+
+// change is mutate for the wire. It also returns an index for which the answer is true.
+func change[T any](
+	ctx context.Context, s *Server, method string, req request,
+	run func(context.Context, *Active, registry.Call) (T, error),
+) (T, *pb.Answer, error) {
+	answer, err := mutate(ctx, s, method, req, run)
+	if err != nil {
+		return answer, nil, wire.Status(err)
+	}
+	return answer, s.latest(ctx), nil
+}
+
+// do is change for a call whose answer has nothing but the index.
+func do(
+	ctx context.Context, s *Server, method string, req request,
+	run func(context.Context, *Active, registry.Call) error,
+) (*pb.Answer, error) {
+	_, at, err := change(ctx, s, method, req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+		return struct{}{}, run(ctx, a, call)
+	})
+	return at, err
 }
 
 // mutate answers a mutating call. It calls run unless the operation is in flight or has a stored answer.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,298 +16,339 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// desk is what once needs, and an account of how often the work was done.
-type desk struct {
+// operationEnv is a server without a connection, whose one mutating call stores its answer.
+type operationEnv struct {
+	t       *testing.T
 	log     *registrytest.Log
 	server  *Server
 	release context.CancelCauseFunc
-	runs    atomic.Int32
+	gate    chan struct{} // the call waits for it to be closed
+	fails   error         // of the call
+	runs    int           // how often the call was begun
+	calls   sync.WaitGroup
 }
 
-func newDesk(t *testing.T) *desk {
-	d := &desk{log: registrytest.NewLog(time.Now), server: New(idle{}, &Callbacks{}, hclog.NewNullLogger())}
+func newOperationEnv(t *testing.T, log *registrytest.Log) *operationEnv {
+	e := &operationEnv{t: t, log: log, server: New(idle{}, &Callbacks{}, hclog.NewNullLogger()),
+		gate: make(chan struct{})}
 	ctx, cancel := context.WithCancelCause(t.Context())
-	d.release = cancel
-	d.server.Set(&Active{Node: "here", State: d.log, Context: ctx})
-	return d
+	e.release = cancel
+	e.server.Set(&Active{Node: "here", State: e.log, Context: ctx})
+	return e
 }
 
-func asking(id, alloc string) *pb.ReleaseAllocRequest {
-	return &pb.ReleaseAllocRequest{Call: &pb.Call{OperationId: id}, Alloc: alloc}
+// inBubble runs f in fake time.
+func inBubble(t *testing.T, f func(t *testing.T, e *operationEnv)) {
+	synctest.Test(t, func(t *testing.T) { f(t, newOperationEnv(t, registrytest.NewLog(time.Now))) })
 }
 
-// ask makes a call whose work waits for gate, if there is one, and stores its answer.
-func (d *desk) ask(
-	ctx context.Context, req *pb.ReleaseAllocRequest, gate <-chan struct{}, fails error,
-) (string, error) {
-	return mutate(ctx, d.server, "Test.Ask", req, func(ctx context.Context, a *Active, call registry.Call) (string,
+// call makes the call for an alloc.
+func (e *operationEnv) call(ctx context.Context, op *pb.Call, alloc string) (string, error) {
+	req := &pb.ReleaseAllocRequest{Call: op, Alloc: alloc}
+	return mutate(ctx, e.server, "Test.Call", req, func(ctx context.Context, a *Active, call registry.Call) (string,
 		error) {
-		d.runs.Add(1)
+		e.runs++
 		select {
-		case <-gate:
+		case <-e.gate:
 		case <-ctx.Done():
 			return "", context.Cause(ctx)
 		}
-		if fails != nil {
-			return "", fails
+		if e.fails != nil {
+			return "", e.fails
 		}
-		_, err := d.log.Commit(ctx, func(registry.View) (registry.Change, error) {
-			return registry.Change{Put: call.Answered("done for " + req.GetAlloc())}, nil
-		})
-		return "done for " + req.GetAlloc(), err
+		return "done for " + alloc, a.store(ctx, call.Answered("done for "+alloc))
 	})
 }
 
-var open = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
-
-// S1: a replay while the first is under way joins it, a replay after it gets the stored answer, and an id is good for
-// one request.
-func TestReplayJoins(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t)
-		gate := make(chan struct{})
-		var calls sync.WaitGroup
-		for range 3 {
-			calls.Go(func() {
-				if answer, err := d.ask(t.Context(), asking("op-1", "a"), gate, nil); answer != "done for a" ||
-					err != nil {
-					t.Errorf("a call got %q, %v", answer, err)
-				}
-			})
-		}
-		synctest.Wait()
-		if _, err := d.ask(t.Context(), asking("op-1", "b"), open, nil); !errors.Is(err, registry.ErrInvalid) {
-			t.Errorf("the id of a call under way was taken for another request: %v", err)
-		}
-		close(gate)
-		calls.Wait()
-		if answer, err := d.ask(t.Context(), asking("op-1", "a"), open, nil); answer != "done for a" || err != nil {
-			t.Errorf("a late replay got %q, %v", answer, err)
-		}
-		if _, err := d.ask(t.Context(), asking("op-1", "b"), open, nil); !errors.Is(err, registry.ErrInvalid) {
-			t.Errorf("a used id was taken for another request: %v", err)
-		}
-		if n := d.runs.Load(); n != 1 {
-			t.Errorf("the work was done %d times", n)
+// want makes a call beside the test, which has to return err, or the answer if err is nil.
+func (e *operationEnv) want(ctx context.Context, id string, err error) {
+	e.calls.Go(func() {
+		answer, got := e.call(ctx, &pb.Call{OperationId: id}, "a")
+		if !errors.Is(got, err) || err == nil && (got != nil || answer != "done for a") {
+			e.t.Errorf("a call of %s got %q, %v; want %v", id, answer, got, err)
 		}
 	})
+	synctest.Wait()
 }
 
-// The stored answer serves a later shim too.
-func TestReplayAfterReopen(t *testing.T) {
-	d := newDesk(t)
-	_, err := d.ask(t.Context(), asking("op-1", "a"), open, nil)
-	must(t, err)
-	next := newDesk(t)
-	next.log = d.log.Reopen()
-	next.server.Set(&Active{Node: "here", State: next.log, Context: t.Context()})
-	if answer, err := next.ask(t.Context(), asking("op-1", "a"), open, nil); answer != "done for a" || err != nil ||
-		next.runs.Load() != 0 {
-		t.Errorf("got %q, %v after %d runs", answer, err, next.runs.Load())
+func (e *operationEnv) open(wantRuns int) {
+	close(e.gate)
+	e.calls.Wait()
+	if e.runs != wantRuns {
+		e.t.Errorf("the call was begun %d times, not %d", e.runs, wantRuns)
 	}
 }
 
-// Whoever joined a call whose caller went away does it himself.
+// A replay joins the first call, or gets its stored answer, at a later shim too. An ID is good for one request.
+func TestReplayJoins(t *testing.T) {
+	inBubble(t, func(t *testing.T, e *operationEnv) {
+		refused := func(when string) {
+			_, err := e.call(t.Context(), &pb.Call{OperationId: "op-1"}, "b")
+			if !errors.Is(err, registry.ErrInvalid) {
+				t.Errorf("the ID %s was taken for another request: %v", when, err)
+			}
+		}
+		for range 3 {
+			e.want(t.Context(), "op-1", nil)
+		}
+		refused("of a call under way")
+		e.open(1)
+		e.want(t.Context(), "op-1", nil)
+		refused("of a call that was answered")
+		e.calls.Wait()
+		next := newOperationEnv(e.t, e.log.Reopen())
+		next.want(t.Context(), "op-1", nil)
+		next.open(0)
+	})
+}
+
+// A joiner runs the call itself if the first caller gives up. It keeps its own deadline.
 func TestJoinerRunsWhatTheFirstLeft(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t)
+	inBubble(t, func(t *testing.T, e *operationEnv) {
 		first, leave := context.WithCancel(t.Context())
-		gate := make(chan struct{})
-		var calls sync.WaitGroup
-		calls.Go(func() {
-			if _, err := d.ask(first, asking("op-1", "a"), gate, nil); !errors.Is(err, context.Canceled) {
-				t.Errorf("the first got %v", err)
-			}
-		})
-		synctest.Wait()
-		calls.Go(func() {
-			if answer, err := d.ask(t.Context(), asking("op-1", "a"), gate, nil); answer != "done for a" || err != nil {
-				t.Errorf("the second got %q, %v", answer, err)
-			}
-		})
-		synctest.Wait()
+		e.want(first, "op-1", context.Canceled)
+		soon, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		e.want(soon, "op-1", context.DeadlineExceeded)
+		e.want(t.Context(), "op-1", nil)
+		time.Sleep(2 * time.Second)
 		leave()
 		synctest.Wait()
-		close(gate)
-		calls.Wait()
-		if n := d.runs.Load(); n != 2 {
-			t.Errorf("the work was begun %d times", n)
-		}
+		e.open(2)
 	})
 }
 
-// A deadline of the work's own is an answer: who joined gets it, and does not try again.
+// A deadline of the work's own is an answer: a joiner gets it and does not try again.
 func TestJoinerTakesAnAnswerThatIsADeadline(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t)
-		gate := make(chan struct{})
-		late := registry.Errorf(registry.ErrUncertain, "the plugin: %w", context.DeadlineExceeded)
-		var calls sync.WaitGroup
-		for range 2 {
-			calls.Go(func() {
-				if _, err := d.ask(t.Context(), asking("op-1", "a"), gate, late); err != late {
-					t.Errorf("got %v", err)
-				}
-			})
-		}
-		synctest.Wait()
-		close(gate)
-		calls.Wait()
-		if n := d.runs.Load(); n != 1 {
-			t.Errorf("the work was done %d times", n)
-		}
+	inBubble(t, func(t *testing.T, e *operationEnv) {
+		e.fails = registry.Errorf(registry.ErrUncertain, "the plugin: %w", context.DeadlineExceeded)
+		e.want(t.Context(), "op-1", e.fails)
+		e.want(t.Context(), "op-1", e.fails)
+		e.open(1)
 	})
 }
 
-// A joiner's own deadline is its own.
-func TestJoinerLeaves(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t)
-		gate := make(chan struct{})
-		var calls sync.WaitGroup
-		calls.Go(func() { _, _ = d.ask(t.Context(), asking("op-1", "a"), gate, nil) })
-		synctest.Wait()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if _, err := d.ask(ctx, asking("op-1", "a"), gate, nil); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %v", err)
-		}
-		close(gate)
-		calls.Wait()
-	})
-}
-
-func TestEveryChangeHasAnOperationID(t *testing.T) {
-	d := newDesk(t)
-	if _, err := d.ask(t.Context(), asking("", "a"), open, nil); !errors.Is(err, registry.ErrInvalid) ||
-		d.runs.Load() != 0 {
-		t.Errorf("got %v after %d runs", err, d.runs.Load())
-	}
-}
-
-// A call for another node is not done here.
-func TestAnotherNodeIsRefused(t *testing.T) {
-	d := newDesk(t)
-	req := asking("op-1", "a")
-	req.Call.Node = "there"
-	if _, err := d.ask(t.Context(), req, open, nil); err == nil || nobody(err) || d.runs.Load() != 0 {
-		t.Errorf("got %v after %d runs", err, d.runs.Load())
-	}
-	req.Call.Node = "here"
-	if _, err := d.ask(t.Context(), req, open, nil); err != nil {
-		t.Errorf("this node: %v", err)
-	}
-}
-
-// Quiesce waits for what runs, lets its replays join, and refuses what is new as if nobody had answered; Resume takes
-// it again.
-func TestQuiesceRefusesNewAndWaitsForRunning(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t)
-		gate := make(chan struct{})
-		var calls sync.WaitGroup
-		running := func() {
-			if answer, err := d.ask(t.Context(), asking("op-1", "a"), gate, nil); answer != "done for a" || err != nil {
-				t.Errorf("a running call got %q, %v", answer, err)
+// A mutating call without an operation ID, or for another node, is refused.
+func TestMutatingCallNeedsAnIDAndThisNode(t *testing.T) {
+	inBubble(t, func(t *testing.T, e *operationEnv) {
+		close(e.gate)
+		for _, c := range []struct {
+			call *pb.Call
+			ok   bool
+		}{
+			{&pb.Call{}, false}, {&pb.Call{OperationId: "op-1", Node: "there"}, false},
+			{&pb.Call{OperationId: "op-1", Node: "here"}, true},
+		} {
+			if _, err := e.call(t.Context(), c.call, "a"); notActive(err) || (err == nil) != c.ok || (e.runs > 0) != c.ok {
+				t.Errorf("%v: %v after %d runs", c.call, err, e.runs)
 			}
 		}
-		calls.Go(running)
-		synctest.Wait()
+	})
+}
+
+// Quiesce waits for what runs, lets its replays join, and refuses what is new; Resume takes it again.
+func TestQuiesceRefusesNewAndWaitsForRunning(t *testing.T) {
+	inBubble(t, func(t *testing.T, e *operationEnv) {
+		e.want(t.Context(), "op-1", nil)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := d.server.Quiesce(ctx, 0); !errors.Is(err, context.DeadlineExceeded) {
+		if err := e.server.Quiesce(ctx, 0); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("it did not wait: %v", err)
 		}
 		quiet := false
-		calls.Go(func() { must(t, d.server.Quiesce(t.Context(), 0)); quiet = true })
-		calls.Go(running)
-		synctest.Wait()
-		if _, err := d.ask(t.Context(), asking("op-2", "a"), open, nil); !nobody(err) || quiet {
-			t.Errorf("a new call got %v, quiet is %v", err, quiet)
+		e.calls.Go(func() { must(t, e.server.Quiesce(t.Context(), 0)); quiet = true })
+		e.want(t.Context(), "op-1", nil)
+		e.want(t.Context(), "op-2", errNotActive)
+		if quiet {
+			t.Error("Quiesce did not wait for the running call")
 		}
-		close(gate)
-		calls.Wait()
-		d.server.Resume()
-		if _, err := d.ask(t.Context(), asking("op-2", "a"), open, nil); err != nil {
-			t.Errorf("after Resume: %v", err)
-		}
+		e.open(1)
+		e.server.Resume()
+		e.want(t.Context(), "op-2", nil)
+		e.calls.Wait()
 	})
 }
 
 // A Quiesce with a limit does not wait for an operation whose next CSI call is paused. The operation continues if the
 // pause ends, and is the next shim's if this one releases the state.
 func TestQuiesceDoesNotWaitForAPausedCall(t *testing.T) {
-	for what, c := range map[string]struct {
-		then   func(d *desk, p *intent.Pause)
-		nobody bool
-	}{
-		"the shim goes on": {func(_ *desk, p *intent.Pause) { p.End() }, false},
-		"the shim lets go": {func(d *desk, _ *intent.Pause) {
-			d.release(registry.Errorf(registry.ErrUnavailable, "%w", intent.ErrReleased))
-		}, true},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			d, sent := newDesk(t), 0
+	for _, released := range []bool{false, true} {
+		inBubble(t, func(t *testing.T, e *operationEnv) {
 			var pause intent.Pause
-			active := d.server.active.Load()
+			sent := 0
+			active := *e.server.active.Load()
 			active.Pause = &pause
-			d.server.Set(active)
-			var calls sync.WaitGroup
-			calls.Go(func() {
-				_, err := mutate(t.Context(), d.server, "Test.Ask", asking("op-1", "a"),
+			e.server.Set(&active)
+			e.calls.Go(func() {
+				req := &pb.ReleaseAllocRequest{Call: &pb.Call{OperationId: "op-1"}}
+				_, err := mutate(t.Context(), e.server, "Test.Call", req,
 					func(ctx context.Context, _ *Active, _ registry.Call) (string, error) {
 						time.Sleep(2 * time.Millisecond)
-						return "", intent.Sender{State: d.log, Now: time.Now, Pause: &pause}.Send(ctx, intent.Call{
+						return "", intent.Sender{State: e.log, Now: time.Now, Pause: &pause}.Send(ctx, intent.Call{
 							Intent: registry.Intent{Operation: "op-1",
 								Volume: registry.VolumeKey{Plugin: "p", External: "v"}, RPC: registry.NodeStageRPC},
 							Do: func(context.Context) error { sent++; return nil },
 						})
 					})
-				if c.nobody != nobody(err) || c.nobody != (sent == 0) {
-					t.Errorf("%s: it got %v, and has sent %d", what, err, sent)
+				if released != notActive(err) || released != (sent == 0) {
+					t.Errorf("released %t: it got %v, and has sent %d", released, err, sent)
 				}
 			})
 			synctest.Wait()
 			pause.Begin()
 			began := time.Now()
-			must(t, d.server.Quiesce(t.Context(), 10*time.Millisecond))
+			must(t, e.server.Quiesce(t.Context(), 10*time.Millisecond))
 			if took := time.Since(began); took != 2*time.Millisecond {
-				t.Errorf("%s: it was waited for %v", what, took)
+				t.Errorf("released %t: Quiesce waited for %v", released, took)
 			}
-			c.then(d, &pause)
-			calls.Wait()
+			if released {
+				e.release(registry.Errorf(registry.ErrUnavailable, "%w", intent.ErrReleased))
+			} else {
+				pause.End()
+			}
+			e.calls.Wait()
 		})
 	}
 }
 
-// What only tells of this shim's end is nobody's answer, so that the next shim is asked.
-func TestEndOfTheShimIsNobodysAnswer(t *testing.T) {
-	t.Run("released", func(t *testing.T) {
+// An error that only reports the end of this shim is no answer, so that the host asks the next shim.
+func TestEndOfTheShimIsNoAnswer(t *testing.T) {
+	inBubble(t, func(t *testing.T, e *operationEnv) {
+		e.want(t.Context(), "op-1", errNotActive)
+		e.release(registry.Errorf(registry.ErrUnavailable, "released"))
+		e.calls.Wait()
+	})
+	inBubble(t, func(t *testing.T, e *operationEnv) {
+		e.log.Lose(false) // the store fails
+		e.want(t.Context(), "op-1", errNotActive)
+		e.open(1)
+	})
+	inBubble(t, func(t *testing.T, e *operationEnv) { // the control: any other error is passed on
+		e.fails = registry.Errorf(registry.ErrUnavailable, "the plugin is not there")
+		e.want(t.Context(), "op-1", e.fails)
+		e.open(1)
+	})
+}
+
+// A call whose caller sets no deadline ends all the same, and says so. One with a deadline of its own keeps it.
+func TestEveryCallHasADeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		ctx, cancel := withDeadline(t.Context())
+		defer cancel()
+		<-ctx.Done()
+		if !errors.Is(context.Cause(ctx), context.DeadlineExceeded) || time.Since(began) != callLimit {
+			t.Errorf("ended after %v with %v", time.Since(began), context.Cause(ctx))
+		}
+		own, cancelOwn := context.WithTimeout(t.Context(), 2*callLimit)
+		defer cancelOwn()
+		if ctx, cancel = withDeadline(own); ctx != own {
+			t.Error("the caller's own deadline is replaced")
+		}
+		cancel()
+	})
+}
+
+// A waiter is woken by instances and tasks, also if they changed before it waited, and by nothing else.
+func TestNotifierWakesForInstancesAndTasks(t *testing.T) {
+	changed := func(put ...registry.Record) registry.Change { return registry.Change{Put: put} }
+	for name, c := range map[string]struct {
+		change registry.Change
+		wakes  bool
+	}{
+		"an instance": {changed(instance("a")), true}, "a task": {changed(registry.Task{}), true},
+		"a task that is gone": {registry.Change{Delete: []registry.Key{registry.TaskKey{}.Key()}}, true},
+		"a volume":            {changed(volume("v")), false}, "an event": {registry.Change{}, false},
+	} {
 		synctest.Test(t, func(t *testing.T) {
-			d := newDesk(t)
-			var calls sync.WaitGroup
-			calls.Go(func() {
-				if _, err := d.ask(t.Context(), asking("op-1", "a"), nil, nil); !nobody(err) {
-					t.Errorf("got %v", err)
-				}
-			})
+			var n Notifier
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 2)
+			seen := n.Count()
+			go func() { ended <- n.Wait(ctx, seen) }()
 			synctest.Wait()
-			d.release(registry.Errorf(registry.ErrUnavailable, "released"))
-			calls.Wait()
+			n.Applied(registry.Applied{Change: c.change})
+			go func() { ended <- n.Wait(ctx, seen) }()
+			synctest.Wait()
+			if got := len(ended); got == 2 != c.wakes || got == 1 {
+				t.Errorf("%s: %d of 2 were woken", name, got)
+			}
+			cancel()
+			for range 2 {
+				if err := <-ended; (err == nil) != c.wakes {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
 		})
-	})
-	t.Run("its log has failed", func(t *testing.T) {
-		d := newDesk(t)
-		d.log.Lose(false)
-		if _, err := d.ask(t.Context(), asking("op-1", "a"), open, nil); !nobody(err) {
-			t.Errorf("got %v", err)
+	}
+}
+
+// A shim may die between any two commits of a removal. A replay at the next shim gets the same answer, and does not
+// remove a volume that was created under the name since. To another operation the volume is not found.
+func TestRemovalIsAnsweredAfterADeath(t *testing.T) {
+	name := registry.VolumeName{Namespace: "default", ID: "data"}
+	errDied := errors.New("died")
+	for what, c := range map[string]struct {
+		dies      func(e *operationEnv, remove func() error) error // in the first run
+		recreated bool
+		op        string
+		runs      int
+		kind      error
+	}{
+		"before the removal": {dies: func(*operationEnv, func() error) error { return errDied }, op: "op-1", runs: 2},
+		"before the answer": {
+			dies: func(e *operationEnv, remove func() error) error {
+				must(t, remove())
+				e.log.Fail(errDied)
+				return nil
+			}, op: "op-1", runs: 1,
+		},
+		"before the answer, and the volume was created again": {
+			dies:      func(_ *operationEnv, remove func() error) error { must(t, remove()); return errDied },
+			recreated: true, op: "op-1", runs: 1,
+		},
+		"before the answer, and another operation follows": {
+			dies: func(_ *operationEnv, remove func() error) error { must(t, remove()); return errDied },
+			op:   "op-2", runs: 2, kind: registry.ErrNotFound,
+		},
+	} {
+		e, runs := newOperationEnv(t, registrytest.NewLog(time.Now)), 0
+		remove := func() error {
+			_, err := e.log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+				if _, found := v.Volume(name); !found {
+					return registry.Change{}, registry.Errorf(registry.ErrNotFound, "volume %s not found", name)
+				}
+				return registry.Change{Delete: []registry.Key{name.Key()}}, nil
+			})
+			return err
 		}
-	})
-	t.Run("not at all", func(t *testing.T) { // the control: an answer is passed on
-		d := newDesk(t)
-		refused := registry.Errorf(registry.ErrUnavailable, "the plugin is not there")
-		if _, err := d.ask(t.Context(), asking("op-1", "a"), open, refused); err != refused {
-			t.Errorf("got %v", err)
+		call := func(op string, run func() error) error {
+			req := &pb.DeleteVolumeRequest{Call: &pb.Call{OperationId: op}}
+			_, err := mutate(t.Context(), e.server, "Test.Remove", req,
+				func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+					return struct{}{}, removed(ctx, a, call, name, func() error { runs++; return run() })
+				})
+			return err
 		}
-	})
+		put(t, e.log, volume("data"))
+		if err := call("op-1", func() error { return c.dies(e, remove) }); !errors.Is(err, errDied) {
+			t.Errorf("%s: the first call: %v", what, err)
+		}
+		if c.recreated {
+			put(t, e.log, volume("data"))
+		}
+		for range 2 { // the second replay gets the stored answer
+			if err := call(c.op, remove); !errors.Is(err, c.kind) || c.kind == nil && err != nil {
+				t.Errorf("%s: the replay: %v", what, err)
+			}
+			if c.kind != nil {
+				break
+			}
+		}
+		var found bool
+		must(t, e.log.View(t.Context(), func(v registry.View) error { _, found = v.Volume(name); return nil }))
+		if runs != c.runs || found != c.recreated {
+			t.Errorf("%s: it ran %d times, and the volume is found: %v", what, runs, found)
+		}
+	}
 }

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"cmp"
+	"context"
 	"encoding/base64"
 	"slices"
 	"sort"
@@ -11,6 +12,28 @@ import (
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
 )
+
+// listRequest asks for one page of a list.
+type listRequest interface {
+	GetCall() *pb.Call
+	GetPage() *pb.Page
+}
+
+// list reads the records and returns the requested page of them.
+func list[T any, M proto.Message](
+	ctx context.Context, s *Server, req listRequest, key func(T) string, message func(T) M,
+	read func(ctx context.Context, a *Active) ([]T, registry.Seq, error),
+) (part []M, next string, at *pb.Answer, err error) {
+	a, err := s.activeFor(req)
+	if err != nil {
+		return nil, "", nil, err
+	}
+	all, index, err := read(ctx, a)
+	if err == nil {
+		part, next, err = paged(all, req.GetPage(), key, message)
+	}
+	return part, next, a.answer(index), a.status(ctx, err)
+}
 
 // A page ends at either limit. Both keep it well below the gRPC message limit.
 const (

@@ -20,37 +20,33 @@ type plugins struct {
 }
 
 func (p *plugins) List(ctx context.Context, req *pb.ListPluginsRequest) (*pb.ListPluginsReply, error) {
-	a, err := p.s.activeFor(req)
-	if err != nil {
-		return nil, err
-	}
-	if err := filters("", "", req.GetRole(), req.GetPlugin()); err != nil {
-		return nil, wire.Status(err)
-	}
-	snap := a.Table.All()
-	list := slices.DeleteFunc(slices.Clone(snap.Instances), func(i registry.Instance) bool {
-		return !matches(req.GetRole(), req.GetPlugin(), i.Role, i.Plugin)
-	})
-	part, next, err := paged(list, req.GetPage(), newestFirst, func(i registry.Instance) *pb.Instance {
+	var table *registry.Registry
+	var tasks []registry.PluginTask
+	message := func(i registry.Instance) *pb.Instance {
 		m := wire.InstanceProto(i)
-		active, ok := a.Table.Find(i.Role, i.Plugin)
+		active, ok := table.Find(i.Role, i.Plugin)
 		m.Active = ok && active.InstanceKey == i.InstanceKey
 		return m
-	})
-	if err != nil {
-		return nil, wire.Status(err)
 	}
-	reply := &pb.ListPluginsReply{Answer: a.answer(snap.Index), Instances: part, NextToken: next}
-	if req.GetPage().GetToken() == "" {
-		tasks, _, err := a.Tasks.Plugins(ctx, registry.PluginID(req.GetPlugin()))
-		if err != nil {
-			return nil, a.status(ctx, err)
-		}
-		for _, t := range tasks {
-			reply.Tasks = append(reply.Tasks, wire.PluginTaskProto(t))
-		}
+	part, next, at, err := list(ctx, p.s, req, newestFirst, message,
+		func(ctx context.Context, a *Active) (_ []registry.Instance, _ registry.Seq, err error) {
+			if err := filters("", "", req.GetRole(), req.GetPlugin()); err != nil {
+				return nil, 0, err
+			}
+			if req.GetPage().GetToken() == "" {
+				tasks, _, err = a.Tasks.Plugins(ctx, registry.PluginID(req.GetPlugin()))
+			}
+			table = a.Table
+			all := table.All()
+			return slices.DeleteFunc(slices.Clone(all.Instances), func(i registry.Instance) bool {
+				return !matches(req.GetRole(), req.GetPlugin(), i.Role, i.Plugin)
+			}), all.Index, err
+		})
+	reply := &pb.ListPluginsReply{Answer: at, Instances: part, NextToken: next}
+	for _, t := range tasks {
+		reply.Tasks = append(reply.Tasks, wire.PluginTaskProto(t))
 	}
-	return reply, nil
+	return reply, err
 }
 
 // newestFirst returns a sort key: role, plugin, then newest instance first. The key of an instance never changes.
@@ -72,30 +68,19 @@ type fingerprintKey struct {
 func (p *plugins) Fingerprints(
 	req *pb.FingerprintsRequest, stream grpc.ServerStreamingServer[pb.FingerprintsReply],
 ) error {
-	a, err := p.s.activeFor(req)
-	if err != nil {
-		return err
-	}
 	if err := filters("", "", req.GetRole(), req.GetPlugin()); err != nil {
 		return wire.Status(err)
 	}
-	ctx, cancel := a.whileActive(stream.Context())
-	defer cancel()
 	last := map[fingerprintKey]registry.PluginFingerprint{}
-	for first := true; ; first = false {
-		seen := a.Notifier.Count()
+	return p.s.onChange(stream.Context(), req, func(ctx context.Context, a *Active, first bool) error {
 		now, at, err := fingerprints(ctx, a, req.GetRole(), req.GetPlugin())
 		if err != nil {
-			return wire.Status(err)
-		}
-		if err := send(stream, a.answer(at), difference(last, now), first); err != nil {
 			return err
 		}
+		changed := difference(last, now)
 		last = now
-		if err := a.Notifier.Wait(ctx, seen); err != nil {
-			return wire.Status(err)
-		}
-	}
+		return send(stream, a.answer(at), changed, first)
+	})
 }
 
 // send sends the changes in parts. It marks the last part of a snapshot complete and sends it even if empty.

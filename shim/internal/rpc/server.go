@@ -55,11 +55,9 @@ type Rehearsal struct {
 
 // Hello is what the host reports of itself.
 type Hello struct {
-	HostVersion      string
 	Node             registry.NodeName
 	Operations       []hooks.Operation
 	Blocks           []string
-	Features         []string
 	StateDir, RunDir string
 }
 
@@ -72,7 +70,6 @@ type Status struct {
 	Schema      uint32
 	SchemaFrom  uint32 // the oldest schema that this build reads
 	SchemaTo    uint32 // the newest
-	Features    []string
 	OpenIntents int
 	Instances   int
 	Allocs      int
@@ -90,8 +87,8 @@ type Active struct {
 	Tasks      *task.Tasks
 	Allocs     *node.Allocs
 	Volumes    *controller.Controller
-	Meter      Meter  // nil: unsupported
-	Doctor     Doctor // nil: unsupported
+	Meter      Meter
+	Doctor     Doctor
 	Endpoint   *endpoint.Endpoint
 	Pause      *intent.Pause   // nil: calls are never paused
 	Context    context.Context // ends, with its cause, when the shim is not active any more
@@ -200,6 +197,14 @@ func (a *Active) cannotAnswer(ctx context.Context, err error) bool {
 	return err != nil && ctx.Err() == nil
 }
 
+// latest returns the Answer for the current index of the active shim, or of a shim that is not active.
+func (s *Server) latest(ctx context.Context) *pb.Answer {
+	if a := s.active.Load(); a != nil {
+		return a.latest(ctx)
+	}
+	return statusAnswer(s.life.Status())
+}
+
 // status converts the error of a read for the wire.
 func (a *Active) status(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() == nil && a.cannotAnswer(ctx, err) {
@@ -233,4 +238,24 @@ func (a *Active) whileActive(ctx context.Context) (context.Context, context.Canc
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(a.Context, func() { cancel(context.Cause(a.Context)) })
 	return ctx, func() { stop(); cancel(nil) }
+}
+
+// onChange calls send, and again whenever instances or tasks may have changed, until the caller gives up or the shim is
+// not active any more.
+func (s *Server) onChange(
+	ctx context.Context, req interface{ GetCall() *pb.Call }, send func(ctx context.Context, a *Active, first bool) error,
+) error {
+	a, err := s.activeFor(req)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := a.whileActive(ctx)
+	defer cancel()
+	for first := true; err == nil; first = false {
+		seen := a.Notifier.Count()
+		if err = send(ctx, a, first); err == nil {
+			err = a.Notifier.Wait(ctx, seen)
+		}
+	}
+	return wire.Status(err)
 }

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"slices"
 
 	"google.golang.org/grpc"
 
@@ -18,119 +19,75 @@ type tasks struct {
 }
 
 func (t *tasks) Starting(ctx context.Context, req *pb.TaskStartingRequest) (*pb.TaskStartingReply, error) {
-	at, err := wire.AllocTask(req.GetTask())
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	var answer *pb.Answer
-	plan, err := mutate(ctx, t.s, "Tasks.Starting", req,
+	plan, at, err := change(ctx, t.s, "Tasks.Starting", req,
 		func(ctx context.Context, a *Active, call registry.Call) (hooks.Plan, error) {
-			plan, err := a.Tasks.Starting(ctx, call, at)
-			answer = a.latest(ctx)
-			return plan, err
+			starting, err := wire.AllocTask(req.GetTask())
+			if err != nil {
+				return hooks.Plan{}, err
+			}
+			return a.Tasks.Starting(ctx, call, starting)
 		})
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	return &pb.TaskStartingReply{Answer: t.s.answerOrLatest(ctx, answer), Plan: wire.PlanProto(plan)}, nil
+	return &pb.TaskStartingReply{Answer: at, Plan: wire.PlanProto(plan)}, err
 }
 
 func (t *tasks) Started(ctx context.Context, req *pb.TaskStartedRequest) (*pb.TaskStartedReply, error) {
-	k, err := taskKey(req.GetTask())
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	_, err = mutate(ctx, t.s, "Tasks.Started", req,
-		func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
-			return struct{}{}, a.Tasks.Started(ctx, call, k, req.GetAttempt(), wire.BootTime(req.GetAt()))
+	at, err := t.report(ctx, "Tasks.Started", req,
+		func(ctx context.Context, a *Active, call registry.Call, k registry.TaskKey) error {
+			return a.Tasks.Started(ctx, call, k, req.GetAttempt(), wire.BootTime(req.GetAt()))
 		})
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	return &pb.TaskStartedReply{Answer: t.s.answerOrLatest(ctx, nil)}, nil
+	return &pb.TaskStartedReply{Answer: at}, err
 }
 
 func (t *tasks) Stopping(ctx context.Context, req *pb.TaskStoppingRequest) (*pb.TaskStoppingReply, error) {
-	k, err := taskKey(req.GetTask())
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	_, err = mutate(ctx, t.s, "Tasks.Stopping", req,
-		func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
-			return struct{}{}, a.Tasks.Stopping(ctx, call, k, req.GetAttempt())
+	at, err := t.report(ctx, "Tasks.Stopping", req,
+		func(ctx context.Context, a *Active, call registry.Call, k registry.TaskKey) error {
+			return a.Tasks.Stopping(ctx, call, k, req.GetAttempt())
 		})
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	return &pb.TaskStoppingReply{Answer: t.s.answerOrLatest(ctx, nil)}, nil
+	return &pb.TaskStoppingReply{Answer: at}, err
 }
 
 func (t *tasks) Exited(ctx context.Context, req *pb.TaskExitedRequest) (*pb.TaskExitedReply, error) {
-	k, err := taskKey(req.GetTask())
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	_, err = mutate(ctx, t.s, "Tasks.Exited", req,
-		func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+	at, err := t.report(ctx, "Tasks.Exited", req,
+		func(ctx context.Context, a *Active, call registry.Call, k registry.TaskKey) error {
 			how := task.Exit{Code: int(req.GetCode()), Signal: int(req.GetSignal()), Final: req.GetFinal()}
-			return struct{}{}, a.Tasks.Exited(ctx, call, k, req.GetAttempt(), how)
+			return a.Tasks.Exited(ctx, call, k, req.GetAttempt(), how)
 		})
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	return &pb.TaskExitedReply{Answer: t.s.answerOrLatest(ctx, nil)}, nil
+	return &pb.TaskExitedReply{Answer: at}, err
+}
+
+// report records what happened to the task that a request names.
+func (t *tasks) report(
+	ctx context.Context, method string, req interface {
+		request
+		GetTask() *pb.TaskKey
+	}, record func(context.Context, *Active, registry.Call, registry.TaskKey) error,
+) (*pb.Answer, error) {
+	return do(ctx, t.s, method, req, func(ctx context.Context, a *Active, call registry.Call) error {
+		k, err := taskKey(req.GetTask())
+		if err != nil {
+			return err
+		}
+		return record(ctx, a, call, k)
+	})
 }
 
 // Restarts sends the list, and again whenever it has changed.
 func (t *tasks) Restarts(req *pb.RestartsRequest, stream grpc.ServerStreamingServer[pb.RestartsReply]) error {
-	a, err := t.s.activeFor(req)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := a.whileActive(stream.Context())
-	defer cancel()
 	var last []registry.PendingRestart
-	for first := true; ; first = false {
-		seen := a.Notifier.Count()
+	return t.s.onChange(stream.Context(), req, func(ctx context.Context, a *Active, first bool) error {
 		list, at, err := a.Tasks.Restarts(ctx)
-		if err != nil {
-			return wire.Status(err)
+		if err != nil || !first && slices.EqualFunc(last, list, sameRestart) {
+			return err
 		}
-		if first || !sameRestarts(last, list) {
-			last = list
-			reply := &pb.RestartsReply{Answer: a.answer(at)}
-			for _, r := range list {
-				reply.Requests = append(reply.Requests, wire.RestartProto(r))
-			}
-			if err := stream.Send(reply); err != nil {
-				return err
-			}
+		last = list
+		reply := &pb.RestartsReply{Answer: a.answer(at)}
+		for _, r := range list {
+			reply.Requests = append(reply.Requests, wire.RestartProto(r))
 		}
-		if err := a.Notifier.Wait(ctx, seen); err != nil {
-			return wire.Status(err)
-		}
-	}
+		return stream.Send(reply)
+	})
 }
 
-func sameRestarts(x, y []registry.PendingRestart) bool {
-	if len(x) != len(y) {
-		return false
-	}
-	for i := range x {
-		if x[i].TaskKey != y[i].TaskKey || x[i].Attempt != y[i].Attempt {
-			return false
-		}
-	}
-	return true
-}
-
-// answerOrLatest is answer, or one true for now.
-func (s *Server) answerOrLatest(ctx context.Context, answer *pb.Answer) *pb.Answer {
-	if answer != nil {
-		return answer
-	}
-	if a := s.active.Load(); a != nil {
-		return a.latest(ctx)
-	}
-	return statusAnswer(s.life.Status())
+func sameRestart(x, y registry.PendingRestart) bool {
+	return x.TaskKey == y.TaskKey && x.Attempt == y.Attempt
 }

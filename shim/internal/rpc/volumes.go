@@ -19,7 +19,7 @@ type volumes struct {
 func (v *volumes) Parse(ctx context.Context, req *pb.ParseVolumeRequest) (*pb.ParseVolumeReply, error) {
 	opts := v.s.options(ctx, req.GetVariables(), req.GetVariableFiles(), req.GetValidate())
 	spec, diags := config.ParseVolume(source(req.GetSource()), opts)
-	reply := &pb.ParseVolumeReply{Answer: v.s.answerOrLatest(ctx, nil), Diagnostics: wire.DiagnosticsProto(diags)}
+	reply := &pb.ParseVolumeReply{Answer: v.s.latest(ctx), Diagnostics: wire.DiagnosticsProto(diags)}
 	if diags.Err() == nil && spec != nil {
 		reply.Spec = wire.VolumeSpecProto(*spec)
 	}
@@ -27,102 +27,86 @@ func (v *volumes) Parse(ctx context.Context, req *pb.ParseVolumeRequest) (*pb.Pa
 }
 
 func (v *volumes) Create(ctx context.Context, req *pb.CreateVolumeRequest) (*pb.CreateVolumeReply, error) {
-	spec, err := checkSpec(wire.VolumeSpec(req.GetSpec()))
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	vol, err := mutate(ctx, v.s, "Volumes.Create", req,
+	volume, at, err := change(ctx, v.s, "Volumes.Create", req, answered(
 		func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
-			return answered(ctx, a, call, func() (registry.Volume, error) { return a.Volumes.Create(ctx, call, spec) })
-		})
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	return &pb.CreateVolumeReply{Answer: v.s.answerOrLatest(ctx, nil),
-		Volume: wire.VolumeProto(registry.VolumeStatus{Volume: vol})}, nil
+			spec, err := checkSpec(wire.VolumeSpec(req.GetSpec()))
+			if err != nil {
+				return registry.Volume{}, err
+			}
+			return a.Volumes.Create(ctx, call, spec)
+		}))
+	return &pb.CreateVolumeReply{Answer: at, Volume: volumeProto(volume)}, err
 }
 
 func (v *volumes) Register(ctx context.Context, req *pb.RegisterVolumeRequest) (*pb.RegisterVolumeReply, error) {
-	spec, err := checkSpec(wire.VolumeSpec(req.GetSpec()))
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	vol, err := mutate(ctx, v.s, "Volumes.Register", req,
-		func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
-			return answered(ctx, a, call, func() (registry.Volume, error) { return a.Volumes.Register(ctx, spec) })
-		})
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	return &pb.RegisterVolumeReply{Answer: v.s.answerOrLatest(ctx, nil),
-		Volume: wire.VolumeProto(registry.VolumeStatus{Volume: vol})}, nil
-}
-
-func (v *volumes) Delete(ctx context.Context, req *pb.DeleteVolumeRequest) (*pb.DeleteVolumeReply, error) {
-	name, err := volumeName(req.GetName())
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	_, err = mutate(ctx, v.s, "Volumes.Delete", req,
-		func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
-			return removed(ctx, a, call, name, func() error { return a.Volumes.Delete(ctx, call, name) })
-		})
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	return &pb.DeleteVolumeReply{Answer: v.s.answerOrLatest(ctx, nil)}, nil
-}
-
-func (v *volumes) Deregister(ctx context.Context, req *pb.DeregisterVolumeRequest) (*pb.DeregisterVolumeReply, error) {
-	name, err := volumeName(req.GetName())
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	_, err = mutate(ctx, v.s, "Volumes.Deregister", req,
-		func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
-			return removed(ctx, a, call, name, func() error { return a.Volumes.Deregister(ctx, name) })
-		})
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	return &pb.DeregisterVolumeReply{Answer: v.s.answerOrLatest(ctx, nil)}, nil
+	volume, at, err := change(ctx, v.s, "Volumes.Register", req, answered(
+		func(ctx context.Context, a *Active, _ registry.Call) (registry.Volume, error) {
+			spec, err := checkSpec(wire.VolumeSpec(req.GetSpec()))
+			if err != nil {
+				return registry.Volume{}, err
+			}
+			return a.Volumes.Register(ctx, spec)
+		}))
+	return &pb.RegisterVolumeReply{Answer: at, Volume: volumeProto(volume)}, err
 }
 
 func (v *volumes) Expand(ctx context.Context, req *pb.ExpandVolumeRequest) (*pb.ExpandVolumeReply, error) {
-	name, err := volumeName(req.GetName())
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	want := registry.CapacityRange{Required: req.GetRequiredBytes(), Limit: req.GetLimitBytes()}
-	vol, err := mutate(ctx, v.s, "Volumes.Expand", req,
+	volume, at, err := change(ctx, v.s, "Volumes.Expand", req, answered(
 		func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
-			return answered(ctx, a, call, func() (registry.Volume, error) {
-				return a.Volumes.Expand(ctx, call, name, want)
-			})
-		})
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	return &pb.ExpandVolumeReply{Answer: v.s.answerOrLatest(ctx, nil),
-		Volume: wire.VolumeProto(registry.VolumeStatus{Volume: vol})}, nil
+			name, err := volumeName(req.GetName())
+			if err != nil {
+				return registry.Volume{}, err
+			}
+			want := registry.CapacityRange{Required: req.GetRequiredBytes(), Limit: req.GetLimitBytes()}
+			return a.Volumes.Expand(ctx, call, name, want)
+		}))
+	return &pb.ExpandVolumeReply{Answer: at, Volume: volumeProto(volume)}, err
 }
 
-// answered runs a use case that changes records that nodes share, and stores its answer, which is a record of this
+func volumeProto(v registry.Volume) *pb.Volume {
+	return wire.VolumeProto(registry.VolumeStatus{Volume: v})
+}
+
+func (v *volumes) Delete(ctx context.Context, req *pb.DeleteVolumeRequest) (*pb.DeleteVolumeReply, error) {
+	at, err := do(ctx, v.s, "Volumes.Delete", req, func(ctx context.Context, a *Active, call registry.Call) error {
+		name, err := volumeName(req.GetName())
+		if err != nil {
+			return err
+		}
+		return removed(ctx, a, call, name, func() error { return a.Volumes.Delete(ctx, call, name) })
+	})
+	return &pb.DeleteVolumeReply{Answer: at}, err
+}
+
+func (v *volumes) Deregister(ctx context.Context, req *pb.DeregisterVolumeRequest) (*pb.DeregisterVolumeReply, error) {
+	at, err := do(ctx, v.s, "Volumes.Deregister", req, func(ctx context.Context, a *Active, call registry.Call) error {
+		name, err := volumeName(req.GetName())
+		if err != nil {
+			return err
+		}
+		return removed(ctx, a, call, name, func() error { return a.Volumes.Deregister(ctx, name) })
+	})
+	return &pb.DeregisterVolumeReply{Answer: at}, err
+}
+
+// answered adds to a use case that changes records that nodes share that its answer is stored, which is a record of this
 // node. After a death between the two, a replay finds the volume as it was asked for and gets the same answer.
-func answered[T any](ctx context.Context, a *Active, call registry.Call, run func() (T, error)) (T, error) {
-	answer, err := run()
-	if err == nil {
-		err = a.store(ctx, call.Answered(answer))
+func answered[T any](
+	run func(context.Context, *Active, registry.Call) (T, error),
+) func(context.Context, *Active, registry.Call) (T, error) {
+	return func(ctx context.Context, a *Active, call registry.Call) (T, error) {
+		answer, err := run(ctx, a, call)
+		if err == nil {
+			err = a.store(ctx, call.Answered(answer))
+		}
+		return answer, err
 	}
-	return answer, err
 }
 
-// removed is answered for a use case that removes a volume. A record says before that the operation has begun to remove
-// this volume. After a death, a replay that does not find the volume any more is done. Without that record, it would
-// fail, as a call for an unknown volume does.
-func removed(
-	ctx context.Context, a *Active, call registry.Call, name registry.VolumeName, run func() error,
-) (struct{}, error) {
+// removed runs a use case that removes a volume, and stores that it is done. A record says before that the operation has
+// begun to remove this volume. After a death, a replay that does not find the volume any more is done. Without that
+// record, it would fail, as a call for an unknown volume does.
+func removed(ctx context.Context, a *Active, call registry.Call, name registry.VolumeName, run func() error) error {
 	var begun registry.Operation
 	var replay bool
 	var created registry.Seq // 0: there is no such volume
@@ -137,7 +121,7 @@ func removed(
 		err = a.store(ctx, []registry.Record{begun})
 	}
 	if err != nil {
-		return struct{}{}, err
+		return err
 	}
 	if !replay || created == begun.Removes {
 		err = run()
@@ -148,7 +132,7 @@ func removed(
 	if err == nil {
 		err = a.store(ctx, call.Answered(struct{}{}))
 	}
-	return struct{}{}, err
+	return err
 }
 
 // removed reports whether the volume that was created at an index is gone.
@@ -173,56 +157,40 @@ func (a *Active) store(ctx context.Context, records []registry.Record) error {
 }
 
 func (v *volumes) List(ctx context.Context, req *pb.ListVolumesRequest) (*pb.ListVolumesReply, error) {
-	a, err := v.s.activeFor(req)
-	if err != nil {
-		return nil, err
-	}
-	if err := filters(req.GetNamespace(), req.GetId(), "", req.GetPlugin()); err != nil {
-		return nil, wire.Status(err)
-	}
-	var only registry.VolumeName
-	if req.GetNamespace() != "" && req.GetId() != "" {
-		only = registry.VolumeName{Namespace: registry.Namespace(req.GetNamespace()),
-			ID: registry.VolumeID(req.GetId())}
-	}
-	list, at, err := a.Allocs.Volumes(ctx, only)
-	if err != nil {
-		return nil, a.status(ctx, err)
-	}
-	list = slices.DeleteFunc(list, func(s registry.VolumeStatus) bool {
-		return req.GetNamespace() != "" && string(s.Namespace) != req.GetNamespace() ||
-			req.GetId() != "" && string(s.ID) != req.GetId() || req.GetPlugin() != "" &&
-			string(s.Plugin) != req.GetPlugin()
-	})
 	key := func(s registry.VolumeStatus) string { return s.Volume.Key().Path }
-	part, next, err := paged(list, req.GetPage(), key, wire.VolumeProto)
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	return &pb.ListVolumesReply{Answer: a.answer(at), Volumes: part, NextToken: next}, nil
+	part, next, at, err := list(ctx, v.s, req, key, wire.VolumeProto,
+		func(ctx context.Context, a *Active) ([]registry.VolumeStatus, registry.Seq, error) {
+			if err := filters(req.GetNamespace(), req.GetId(), "", req.GetPlugin()); err != nil {
+				return nil, 0, err
+			}
+			var only registry.VolumeName
+			if req.GetNamespace() != "" && req.GetId() != "" {
+				only = wire.VolumeName(&pb.VolumeName{Namespace: req.GetNamespace(), Id: req.GetId()})
+			}
+			all, at, err := a.Allocs.Volumes(ctx, only)
+			return slices.DeleteFunc(all, func(s registry.VolumeStatus) bool {
+				return req.GetNamespace() != "" && string(s.Namespace) != req.GetNamespace() ||
+					req.GetId() != "" && string(s.ID) != req.GetId() ||
+					req.GetPlugin() != "" && string(s.Plugin) != req.GetPlugin()
+			}), at, err
+		})
+	return &pb.ListVolumesReply{Answer: at, Volumes: part, NextToken: next}, err
 }
 
 // Stats asks a plugin. It changes nothing, and its answer is of the moment.
 func (v *volumes) Stats(ctx context.Context, req *pb.VolumeStatsRequest) (*pb.VolumeStatsReply, error) {
-	name, err := volumeName(req.GetName())
-	if err != nil {
-		return nil, wire.Status(err)
-	}
 	usage, at, err := query(ctx, v.s, req, func(ctx context.Context, a *Active) ([]registry.VolumeUsage, error) {
-		if a.Meter == nil {
-			return nil, registry.Errorf(registry.ErrUnsupported,
-				"this shim cannot say how full a volume is: use a newer one")
+		name, err := volumeName(req.GetName())
+		if err != nil {
+			return nil, err
 		}
 		return a.Meter.Stats(ctx, name)
 	})
-	if err != nil {
-		return nil, err
-	}
 	reply := &pb.VolumeStatsReply{Answer: at}
 	for _, u := range usage {
 		reply.Usage = append(reply.Usage, wire.VolumeUsageProto(u))
 	}
-	return reply, nil
+	return reply, err
 }
 
 type claims struct {
@@ -231,23 +199,14 @@ type claims struct {
 }
 
 func (c *claims) List(ctx context.Context, req *pb.ListClaimsRequest) (*pb.ListClaimsReply, error) {
-	a, err := c.s.activeFor(req)
-	if err != nil {
-		return nil, err
-	}
-	list, at, err := a.Allocs.Claims(ctx)
-	if err != nil {
-		return nil, a.status(ctx, err)
-	}
-	list = slices.DeleteFunc(list, func(cl registry.Claim) bool {
-		return req.GetVolume() != nil && cl.Name != wire.VolumeName(req.GetVolume()) || req.GetAlloc() != "" &&
-			string(cl.Alloc) != req.GetAlloc()
-	})
-	part, next, err := paged(list, req.GetPage(), func(cl registry.Claim) string {
-		return cl.Key().Path
-	}, wire.ClaimProto)
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	return &pb.ListClaimsReply{Answer: a.answer(at), Claims: part, NextToken: next}, nil
+	key := func(cl registry.Claim) string { return cl.Key().Path }
+	part, next, at, err := list(ctx, c.s, req, key, wire.ClaimProto,
+		func(ctx context.Context, a *Active) ([]registry.Claim, registry.Seq, error) {
+			all, at, err := a.Allocs.Claims(ctx)
+			return slices.DeleteFunc(all, func(cl registry.Claim) bool {
+				return req.GetVolume() != nil && cl.Name != wire.VolumeName(req.GetVolume()) ||
+					req.GetAlloc() != "" && string(cl.Alloc) != req.GetAlloc()
+			}), at, err
+		})
+	return &pb.ListClaimsReply{Answer: at, Claims: part, NextToken: next}, err
 }
