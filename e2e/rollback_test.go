@@ -70,7 +70,7 @@ var refused = []rollbackCase{
 	{name: "a state too new for it", fresh: "Rehearse before schema 99",
 		kind: host.ErrUnsupported, says: "has schema 99"},
 	{name: "rubbish", fresh: "start rubbish", kind: host.ErrInternal, says: `is no handshake: "hello, world"`},
-	{name: "exits at start", fresh: "start exit", says: "died at its start: it " + dead},
+	{name: "exits at start", fresh: "start exit", says: dead},
 	{name: "panics at start", fresh: "start panic", says: "panic: a fault"},
 	{name: "killed at start", fresh: "start kill-self", says: killed},
 	{name: "exits when greeted", fresh: "Hello before exit", says: dead},

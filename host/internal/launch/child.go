@@ -10,7 +10,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -39,13 +38,9 @@ type child struct {
 	life   *os.File // its end tells the shim that the host is gone
 	stdout *os.File
 	stderr *os.File
-	asked  atomic.Bool // this host has ended it
-
-	mu    sync.Mutex // guards pidfd
-	pidfd int        // -1 once the process is reaped
-
-	done chan struct{} // closed at death
-	exit *Exit         // readable after done
+	asked  atomic.Bool   // this host has ended it
+	done   chan struct{} // closed at death
+	exit   *Exit         // readable after done
 }
 
 // startChild executes the open binary itself, as its path may name another file by now.
@@ -58,27 +53,20 @@ func startChild(binary *os.File, argv, env []string) (*child, error) {
 		return nil, fmt.Errorf("start the shim: %w", err)
 	}
 	defer p.closeShims()
-	c := &child{pidfd: -1, life: p.lifeW, stdout: p.stdoutR, stderr: p.stderrR, done: make(chan struct{})}
+	c := &child{life: p.lifeW, stdout: p.stdoutR, stderr: p.stderrR, done: make(chan struct{})}
 	attr := &os.ProcAttr{
 		Dir: "/", Env: append(env, fmt.Sprintf("%s=%d", bootstrap.LifeFD, lifeFD)),
 		Files: []*os.File{p.stdin, p.stdoutW, p.stderrW, p.lifeR}, // lifeR is descriptor lifeFD
-		Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &c.pidfd},
+		Sys:   &syscall.SysProcAttr{Setsid: true},
 	}
 	if c.os, err = execute(binary, argv, attr); err != nil {
 		p.closeHosts()
 		return nil, explainExec(binary, err)
 	}
 	c.pid = c.os.Pid
-	if c.pidfd < 0 {
-		p.closeHosts()
-		return nil, errors.Join(registry.Errorf(registry.ErrUnsupported, "this kernel has no pidfd (needs Linux 5.4)"),
-			c.os.Kill(), second(c.os.Wait()))
-	}
 	go c.reap()
 	return c, nil
 }
-
-func second(_ *os.ProcessState, err error) error { return err }
 
 // execute names the descriptor by this process's pid: in the child, the same number may be another file.
 func execute(binary *os.File, argv []string, attr *os.ProcAttr) (*os.Process, error) {
@@ -177,7 +165,7 @@ func closeAll(files ...*os.File) {
 // pid is not reaped before that, so it cannot be another group's.
 func (c *child) reap() {
 	for {
-		err := unix.Waitid(unix.P_PIDFD, c.pidfd, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		err := unix.Waitid(unix.P_PID, c.pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
 		if !errors.Is(err, unix.EINTR) {
 			break
 		}
@@ -186,10 +174,6 @@ func (c *child) reap() {
 	state, err := c.os.Wait()
 	c.exit = newExit(c.pid, state, err)
 	c.exit.Asked = c.asked.Load()
-	c.mu.Lock()
-	_ = unix.Close(c.pidfd)
-	c.pidfd = -1
-	c.mu.Unlock()
 	close(c.done)
 	c.endOutput()
 }
@@ -204,12 +188,7 @@ func (c *child) endOutput() {
 // kill sends SIGKILL, which also ends a stopped process. It is no error if the process is dead.
 func (c *child) kill() error {
 	c.asked.Store(true)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.pidfd < 0 {
-		return nil
-	}
-	if err := unix.PidfdSendSignal(c.pidfd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+	if err := c.os.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("kill shim %d: %w", c.pid, err)
 	}
 	return nil

@@ -9,7 +9,7 @@
 //   - a private socket directory and mutual TLS; the host checks that the peer of the socket is the child,
 //   - a pipe whose end tells it that its host is gone (package bootstrap).
 //
-// A Process is one life of a shim. Its death is seen through a pidfd, within milliseconds and whatever holds its
+// A Process is one life of a shim. Its death is seen by waitid(2), within milliseconds and whatever holds its
 // pipes. Kill is SIGKILL through that pidfd and needs no cooperation. The rest of the shim's process group ends with
 // it. What it had on disk is removed; what a killed host left is removed by the next Start in the same run directory.
 //

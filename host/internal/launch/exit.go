@@ -3,7 +3,6 @@ package launch
 import (
 	"fmt"
 	"os"
-	"strings"
 	"syscall"
 )
 
@@ -21,11 +20,9 @@ func newExit(pid int, state *os.ProcessState, err error) *Exit {
 	if err != nil {
 		return e
 	}
-	status, ok := state.Sys().(syscall.WaitStatus)
-	switch {
-	case ok && status.Signaled():
+	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
 		e.Signal = status.Signal()
-	default:
+	} else {
 		e.Code = state.ExitCode()
 	}
 	return e
@@ -42,29 +39,17 @@ func (e *Exit) Outside() bool {
 }
 
 func (e *Exit) Error() string {
-	how := e.how()
+	how := fmt.Sprintf("exited with code %d", e.Code)
+	switch {
+	case e.Cause != nil:
+		how = fmt.Sprintf("ended in an unknown way (%v)", e.Cause)
+	case e.Signal != 0:
+		how = fmt.Sprintf("was killed by signal %d (%v)", int(e.Signal), e.Signal)
+	}
 	if e.Asked {
 		how += ", as this host had asked"
 	}
 	return fmt.Sprintf("shim %d %s", e.PID, how)
 }
 
-func (e *Exit) how() string {
-	switch {
-	case e.Cause != nil:
-		return fmt.Sprintf("ended in an unknown way (%v)", e.Cause)
-	case e.Signal != 0:
-		return fmt.Sprintf("was killed by signal %d (%v)", int(e.Signal), e.Signal)
-	}
-	return fmt.Sprintf("exited with code %d", e.Code)
-}
-
 func (e *Exit) Unwrap() error { return e.Cause }
-
-// withLines appends the shim's last lines.
-func withLines(text string, lines []string) string {
-	if len(lines) == 0 {
-		return text + "; it wrote nothing to stderr"
-	}
-	return text + "; its last lines on stderr:\n  " + strings.Join(lines, "\n  ")
-}

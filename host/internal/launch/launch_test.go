@@ -158,7 +158,25 @@ func sigkill(t testing.TB, p *launch.Process) {
 // refused checks that a start fails with an error of that kind (nil: any) which contains all parts, and leaves nothing.
 func refused(t testing.TB, opts launch.Options, kind error, parts ...string) {
 	t.Helper()
-	p, err := launch.Start(t.Context(), opts)
+	refusedOnce(t, "", opts, kind, parts...)
+}
+
+// refusedOnce is refused for a start that is given up once a file exists.
+func refusedOnce(t testing.TB, file string, opts launch.Options, kind error, parts ...string) {
+	t.Helper()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	if file != "" {
+		go func() {
+			for ctx.Err() == nil {
+				if _, err := os.Stat(file); err == nil {
+					cancel(errors.New("given up"))
+				}
+				time.Sleep(time.Millisecond)
+			}
+		}()
+	}
+	p, err := launch.Start(ctx, opts)
 	if err == nil {
 		kill(t, p)
 	}

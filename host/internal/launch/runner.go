@@ -123,14 +123,14 @@ func (r *runner) closedStdout() error {
 const giveShim = "give the path of a shim's binary"
 
 func (r *runner) diedAtStart() error {
-	exit := r.child.exit
-	text := fmt.Sprintf("the shim died at its start: it %s, with %s", exit.how(), r.stdout.seen())
+	exit, hint := r.child.exit, ""
 	if exit.Code == bootstrap.ExitNotAPlugin || r.refusedCookie() {
-		text += "; it did not accept this host's cookie, so it is a plugin of another program: " + giveShim
+		hint = "; it did not accept this host's cookie, so it is a plugin of another program: " + giveShim
 	} else if r.stdout.text() == "" && !exit.Outside() {
-		text += "; if its last lines do not say why, it may be no shim: " + giveShim
+		hint = "; if its last lines do not say why, it may be no shim: " + giveShim
 	}
-	return &startError{text: text, exit: exit}
+	return registry.Errorf(registry.ErrUnavailable, "the shim did not start: %w, with %s%s", exit, r.stdout.seen(),
+		hint)
 }
 
 // ExitWait is how long to wait for the exit that explains a broken connection. The kernel closes the connections
@@ -144,10 +144,7 @@ func (r *runner) explainDeath(err error) error {
 	}
 	select {
 	case <-r.child.done:
-		return &startError{
-			text: fmt.Sprintf("the shim died at its start: it %s: %v", r.child.exit.how(), err),
-			exit: r.child.exit,
-		}
+		return registry.Errorf(registry.ErrUnavailable, "the shim did not start: %w: %v", r.child.exit, err)
 	case <-time.After(ExitWait):
 	case <-r.ctx.Done():
 	}
@@ -163,32 +160,22 @@ func (r *runner) tooLate(what string) error {
 	return registry.Errorf(registry.ErrUnavailable, "the shim %s: gave up starting it: %w", what, context.Cause(r.ctx))
 }
 
-// startError is a death at start. Its kind is ErrUnavailable, and errors.AsType finds the Exit.
-type startError struct {
-	text string
-	exit *Exit
-}
-
-func (e *startError) Error() string   { return e.text }
-func (e *startError) Unwrap() []error { return []error{registry.ErrUnavailable, e.exit} }
-
 // fail ends the process and adds its last lines.
 func (r *runner) fail(err error) error {
 	killed := r.Kill(context.WithoutCancel(r.ctx))
 	if killed == nil {
 		r.readers.Wait()
 	}
-	return errors.Join(&outputError{err: err, lines: r.stderr.last()}, killed)
+	return errors.Join(withLines(err, r.stderr.last()), killed)
 }
 
-// outputError shows the shim's last lines below an error.
-type outputError struct {
-	err   error
-	lines []string
+// withLines adds the shim's last lines to an error.
+func withLines(err error, lines []string) error {
+	if len(lines) == 0 {
+		return fmt.Errorf("%w; it wrote nothing to stderr", err)
+	}
+	return fmt.Errorf("%w; its last lines on stderr:\n  %s", err, strings.Join(lines, "\n  "))
 }
-
-func (e *outputError) Error() string { return withLines(e.err.Error(), e.lines) }
-func (e *outputError) Unwrap() error { return e.err }
 
 // Stdout returns the handshake line alone.
 func (r *runner) Stdout() io.ReadCloser {

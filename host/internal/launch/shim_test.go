@@ -79,8 +79,14 @@ func shimMain(mode, file string) int {
 			HandshakeConfig: plugin.HandshakeConfig{MagicCookieKey: "OTHER_PROGRAM", MagicCookieValue: "x"},
 		})
 		return 0
-	case "freezes": // when it is asked first, after its handshake
-		opts.Server = []grpc.ServerOption{grpc.ChainUnaryInterceptor(frozen)}
+	case "freezes": // in its first call, after its handshake
+		freezes := func(ctx context.Context, _ any, _ *grpc.UnaryServerInfo, _ grpc.UnaryHandler) (any, error) {
+			_ = os.WriteFile(file, nil, 0o600)
+			_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		opts.Server = []grpc.ServerOption{grpc.ChainUnaryInterceptor(freezes)}
 	case "babbles":
 		go babble()
 	case "ignores": // the end of its host: the life pipe has no end, as this process writes to it. The file is open
@@ -130,13 +136,6 @@ func hostileLines() {
 	fmt.Fprintln(os.Stderr, `{"@message":"`+strings.Repeat("y", 1<<20)+`"}`)
 	fmt.Fprintln(os.Stderr, strings.Repeat("[", 60000))
 	fmt.Fprintln(os.Stderr, `{"@level":"warn","@message":"still here","n":1e999,"deep":{"a":["\u001b[2J"]}}`)
-}
-
-// frozen stops this process in the middle of a call.
-func frozen(ctx context.Context, _ any, _ *grpc.UnaryServerInfo, _ grpc.UnaryHandler) (any, error) {
-	_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
-	<-ctx.Done()
-	return nil, ctx.Err()
 }
 
 // babble writes to both outputs without an end, in lines of 1 MiB.

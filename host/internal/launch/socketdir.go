@@ -6,8 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,9 +20,7 @@ const (
 	longestSocketName = len("/plugin") + 10
 
 	socketDirPrefix = "shim-"
-	ownerFile       = ".holdfast-launch"
-	// orphanAge is the age from which an empty directory without an owner is one whose creator died.
-	orphanAge = time.Minute
+	ownerFile       = ".holdfast-launch" // exists only in a directory that was locked before
 )
 
 // socketDir is the private directory of one shim process. While it is in use it is locked; the lock ends with the host.
@@ -42,14 +38,19 @@ func newSocketDir(runDir string, generation uint64) (*socketDir, error) {
 	if err := checkLength(runDir, prefix); err != nil {
 		return nil, err
 	}
-	for range 10 { // another host may take it for an orphan and remove it before it is locked
-		d, err := makeLocked(runDir, prefix)
-		if d != nil || err != nil {
-			return d, err
-		}
+	path, err := os.MkdirTemp(runDir, prefix)
+	if err != nil {
+		return nil, fmt.Errorf("make a socket directory: %w", err)
 	}
-	return nil, registry.Errorf(registry.ErrUnavailable,
-		"make a socket directory in %s: another process keeps removing it", runDir)
+	lock, err := lockDir(path)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock the socket directory: %w", err), os.Remove(path))
+	}
+	d := &socketDir{path: path, lock: lock}
+	if err := os.WriteFile(filepath.Join(path, ownerFile), ownerText(), 0o600); err != nil {
+		return nil, errors.Join(fmt.Errorf("mark the socket directory: %w", err), d.remove())
+	}
+	return d, nil
 }
 
 func checkLength(runDir, prefix string) error {
@@ -60,29 +61,6 @@ func checkLength(runDir, prefix string) error {
 	}
 	return registry.Invalid("a socket in %s would have a path of up to %d bytes, the kernel takes %d: "+
 		"choose a run directory that is %d bytes shorter", runDir, length, maxSocketPath, length-maxSocketPath)
-}
-
-func makeLocked(runDir, prefix string) (*socketDir, error) {
-	path, err := os.MkdirTemp(runDir, prefix)
-	if err != nil {
-		return nil, fmt.Errorf("make a socket directory: %w", err)
-	}
-	lock, err := lockDir(path)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("lock the socket directory: %w", err)
-	}
-	d := &socketDir{path: path, lock: lock}
-	err = os.WriteFile(filepath.Join(path, ownerFile), ownerText(), 0o600)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, unlock(lock)
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("mark the socket directory: %w", err), d.remove())
-	}
-	return d, nil
 }
 
 func ownerText() []byte { return fmt.Appendf(nil, "host pid %d\n", os.Getpid()) }
@@ -198,46 +176,20 @@ func unlessGone(err error) error {
 	return err
 }
 
-// removeOrphans removes the socket directories in runDir whose host is dead. It touches no directory without owner
-// file.
+// removeOrphans removes the socket directories in runDir whose host is dead. It touches no directory without owner file:
+// another host may have created it, and not locked it yet.
 func removeOrphans(runDir string) error {
-	entries, err := os.ReadDir(runDir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("look for old socket directories: %w", err)
-	}
-	var errs []error
-	for _, e := range entries {
-		if e.IsDir() && strings.HasPrefix(e.Name(), socketDirPrefix) {
-			errs = append(errs, removeOrphan(filepath.Join(runDir, e.Name())))
+	owned, err := fs.Glob(os.DirFS(runDir), socketDirPrefix+"*/"+ownerFile)
+	for _, file := range owned {
+		path := filepath.Join(runDir, filepath.Dir(file))
+		lock, lockErr := lockDir(path)
+		if lockErr != nil {
+			continue // in use, not ours to read, or just gone
+		}
+		d := &socketDir{path: path, lock: lock}
+		if removeErr := d.remove(); removeErr != nil {
+			err = errors.Join(err, fmt.Errorf("remove an old socket directory: %w", removeErr))
 		}
 	}
-	return errors.Join(errs...)
-}
-
-func removeOrphan(path string) error {
-	lock, err := lockDir(path)
-	if err != nil {
-		return nil // in use, not ours to read, or just gone
-	}
-	d := &socketDir{path: path, lock: lock}
-	switch owned, age := d.inspect(); {
-	case owned:
-		if err := d.remove(); err != nil {
-			return fmt.Errorf("remove an old socket directory: %w", err)
-		}
-		return nil
-	case age > orphanAge:
-		_ = os.Remove(path) // only if it is empty
-	}
-	return unlock(lock)
-}
-
-// inspect returns whether the locked directory has an owner file, and its age.
-func (d *socketDir) inspect() (owned bool, age time.Duration) {
-	info, err := d.lock.Stat()
-	if err != nil {
-		return false, 0
-	}
-	mark, err := os.Lstat(filepath.Join(d.path, ownerFile))
-	return err == nil && mark.Mode().IsRegular(), time.Since(info.ModTime())
+	return err
 }
