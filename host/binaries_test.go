@@ -1,7 +1,6 @@
 package host_test
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -159,11 +158,5 @@ func TestConfiguredBinaryIsReplacedOrGone(t *testing.T) {
 	if got := w.host.ShimState().SHA256; got != second ||
 		!strings.Contains(w.log.String(), "the shim's binary is gone") {
 		t.Errorf("%s runs, want %s", got, second)
-	}
-	must(t, w.host.Close())
-	w.host, w.config.Shim.Path = nil, path+"-never-there"
-	if _, err := host.Open(w.ctx(), w.config); !errors.Is(err, host.ErrNotFound) ||
-		!strings.Contains(err.Error(), "no copy of it is known") {
-		t.Errorf("a path that never had a binary: %v", err)
 	}
 }

@@ -84,7 +84,7 @@ func newEnv(t *testing.T) *env {
 	w := &env{t: t, dir: dir, log: &logText{}}
 	w.config = host.Config{
 		StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"), Node: "node-1",
-		MaxHold: patience, SwapBudget: patience, StartTimeout: patience / 4,
+		MaxHold: patience, SwapBudget: patience, StartTimeout: patience / 4, AnswerTimeout: patience,
 		Shim: host.Binary{Path: shimBinary}, Logger: hclog.New(&hclog.LoggerOptions{Output: w.log, Level: hclog.Debug}),
 	}
 	t.Cleanup(w.leave)
@@ -183,19 +183,30 @@ func (w *env) crash() {
 	}
 }
 
-// task returns a plugin's task as Parse seals it, with a quick heartbeat.
+// wrapped returns a binary that runs shell commands, and then the shim.
+func (w *env) wrapped(name, commands string) host.Binary {
+	w.t.Helper()
+	path := filepath.Join(w.dir, name)
+	must(w.t, os.WriteFile(path, []byte("#!/bin/sh\n"+commands+"\nexec "+shimBinary+" \"$@\"\n"), 0o700))
+	return host.Binary{Path: path}
+}
+
+// until waits for a state of the shim.
+func (w *env) until(what string, is func(host.ShimState) bool) host.ShimState {
+	w.t.Helper()
+	for ctx := w.ctx(); ctx.Err() == nil; time.Sleep(time.Millisecond) {
+		if s := w.host.ShimState(); is(s) {
+			return s
+		}
+	}
+	w.t.Fatalf("never %s: %+v", what, w.host.ShimState())
+	return host.ShimState{}
+}
+
+// task returns a plugin's task as Parse seals it.
 func (w *env) task(alloc string) host.AllocTask {
 	w.t.Helper()
-	text := `task "plugin" {
-		driver = "raw_exec"
-		csi_plugin {
-			id   = "fake"
-			type = "monolith"
-			heartbeat {
-				interval = "100ms"
-			}
-		}
-	}`
+	text := "task \"plugin\" {\n driver = \"raw_exec\"\n csi_plugin {\n id = \"fake\"\n type = \"monolith\"\n }\n}\n"
 	job, _, err := w.host.Parse(w.ctx(), host.Source{Name: "plugin.hcl", Text: []byte(text)}, host.ParseOptions{})
 	must(w.t, err)
 	return host.AllocTask{Alloc: host.AllocID(alloc), Task: "plugin", Attempt: 1, Sealed: job.Groups[0].Tasks[0].Sealed}
@@ -213,20 +224,14 @@ func endpoint(p host.Plan) string {
 // plugin runs a plugin in this process, as a task of the host.
 func (w *env) plugin(alloc string) *csifake.Plugin {
 	w.t.Helper()
-	return w.attempt(w.task(alloc), 1)
-}
-
-// attempt runs a plugin in this process as an attempt of the task, until it is stopped.
-func (w *env) attempt(task host.AllocTask, n uint64) *csifake.Plugin {
-	w.t.Helper()
-	task.Attempt = n
+	task := w.task(alloc)
 	plan, err := w.host.TaskStarting(w.ctx(), task)
 	must(w.t, err)
 	p := csifake.Start(w.t, csifake.Config{
 		Caps: []string{"CREATE_DELETE_VOLUME"}, Socket: csifake.SocketPath(endpoint(plan)), Blind: true,
 		Journal: csifake.NewJournal(w.t, journal.Options{}),
 	})
-	must(w.t, w.host.TaskStarted(w.ctx(), task.Key(), n))
+	must(w.t, w.host.TaskStarted(w.ctx(), task.Key(), 1))
 	return p
 }
 

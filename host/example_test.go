@@ -221,17 +221,6 @@ func ExampleHost_Swap() {
 	// Output: baking
 }
 
-func ExampleHost_Status() {
-	h, end := openExample()
-	defer end()
-	status, err := h.Status(context.Background())
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(status.Version, status.OpenIntents)
-	// Output: 0.1.0 0
-}
-
 // The plan that an operator has seen is carried out, or none.
 func ExampleHost_Doctor() {
 	h, end := openExample()

@@ -1,6 +1,7 @@
 package host_test
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -14,54 +15,30 @@ import (
 )
 
 // fragile returns a shim that exits at its start while a file exists.
-func (w *env) fragile(name string) (b host.Binary, broken func(bool)) {
-	w.t.Helper()
-	flag := filepath.Join(w.dir, name+".broken")
-	path := filepath.Join(w.dir, name)
-	script := fmt.Sprintf("#!/bin/sh\nif [ -e %s ]; then echo %s is broken >&2; exit 3; fi\nexec %s \"$@\"\n", flag,
-		name, shimBinary)
-	must(w.t, os.WriteFile(path, []byte(script), 0o700))
-	return host.Binary{Path: path}, func(is bool) {
-		w.t.Helper()
-		if is {
-			must(w.t, os.WriteFile(flag, nil, 0o600))
-			return
-		}
-		must(w.t, os.Remove(flag))
-	}
-}
-
-// until waits for a state of the shim.
-func (w *env) until(what string, is func(host.ShimState) bool) host.ShimState {
-	w.t.Helper()
-	for ctx := w.ctx(); ctx.Err() == nil; time.Sleep(time.Millisecond) {
-		if s := w.host.ShimState(); is(s) {
-			return s
-		}
-	}
-	w.t.Fatalf("never %s: %+v", what, w.host.ShimState())
-	return host.ShimState{}
+func (w *env) fragile(name string) (b host.Binary, flag string) {
+	flag = filepath.Join(w.dir, name+".broken")
+	return w.wrapped(name, fmt.Sprintf("[ ! -e %s ] || { echo %s is broken >&2; exit 3; }", flag, name)), flag
 }
 
 // The state has the reason and the time of the next start. A swap ends the loop at once.
 func TestSwapEndsACrashLoop(t *testing.T) {
 	t.Parallel()
 	w := newEnv(t)
-	binary, broken := w.fragile("loops")
+	binary, flag := w.fragile("loops")
 	w.config.Shim = binary
 	w.open()
 	before := w.host.ShimState()
 	if !before.Serving || before.PID != w.pid() || before.Failures != 0 {
 		t.Errorf("at first: %+v", before)
 	}
-	broken(true)
+	must(t, os.WriteFile(flag, nil, 0o600))
 	w.kill()
 	loop := w.until("in a crash loop", func(s host.ShimState) bool { return s.Failures >= 5 && !s.Next.IsZero() })
 	if loop.Serving || loop.PID != 0 || !strings.Contains(loop.Reason, "loops is broken") || // its last lines
 		loop.SHA256 != before.SHA256 || !loop.Since.After(before.Since) {
 		t.Errorf("in the loop: %+v", loop)
 	}
-	if report, err := w.host.Swap(w.ctx(), host.Binary{Path: filepath.Join(w.dir, "loops.broken")}); err == nil ||
+	if report, err := w.host.Swap(w.ctx(), host.Binary{Path: flag}); err == nil ||
 		report.Outcome != host.SwapRefused {
 		t.Errorf("a bad swap: %v, %+v", err, report)
 	}
@@ -79,13 +56,11 @@ func TestSwapEndsACrashLoop(t *testing.T) {
 func TestSwapEndsAStartThatHangs(t *testing.T) {
 	t.Parallel()
 	w := newEnv(t)
-	hangs := filepath.Join(w.dir, "hangs")
-	script := fmt.Sprintf("#!/bin/sh\nif [ -e %s.now ]; then exec sleep 3600; fi\nexec %s \"$@\"\n", hangs, shimBinary)
-	must(t, os.WriteFile(hangs, []byte(script), 0o700))
-	w.config.Shim, w.config.StartTimeout, w.config.MaxHold = host.Binary{Path: hangs}, patience, patience/2
+	flag := filepath.Join(w.dir, "hangs.now")
+	w.config.Shim, w.config.StartTimeout = w.wrapped("hangs", "[ ! -e "+flag+" ] || exec sleep 3600"), patience
 	w.open()
 	task := w.task("a")
-	must(t, os.WriteFile(hangs+".now", nil, 0o600))
+	must(t, os.WriteFile(flag, nil, 0o600))
 	w.kill()
 	w.until("without a shim", func(s host.ShimState) bool { return !s.Serving })
 	call := make(chan error, 1)
@@ -103,13 +78,13 @@ func TestSwapEndsAStartThatHangs(t *testing.T) {
 func TestFrozenShimIsStartedAgain(t *testing.T) {
 	t.Parallel()
 	w := newEnv(t)
-	w.config.AnswerTimeout = time.Second
+	w.config.AnswerTimeout = 3 * time.Second
 	w.open()
 	must(t, syscall.Kill(w.pid(), syscall.SIGSTOP))
 	if _, err := w.host.TaskStarting(w.ctx(), w.task("a")); err != nil {
 		t.Error(err)
 	}
-	if log := w.log.String(); !strings.Contains(log, "it gave no answer for 1s, and was killed") {
+	if log := w.log.String(); !strings.Contains(log, "it gave no answer for 3s, and was killed") {
 		t.Error("the log does not say why")
 	}
 }
@@ -162,32 +137,28 @@ func TestFrozenShimIsReplaced(t *testing.T) {
 func TestNextHostRunsWhatWasSwappedTo(t *testing.T) {
 	t.Parallel()
 	w := openLongBake(t)
-	again := func() string {
+	next := func(when, want string) {
 		t.Helper()
 		must(t, w.host.Close())
 		w.open()
-		return w.host.ShimState().SHA256
+		if got := w.host.ShimState().SHA256; got != want {
+			t.Errorf("after %s, %s runs", when, got)
+		}
 	}
 	report, err := w.host.Swap(w.ctx(), host.Binary{Path: another(t, w.dir, "next")})
 	must(t, err)
-	if got := again(); got != report.To {
-		t.Errorf("after a swap %s runs", got)
-	}
-	if got := again(); got != report.To {
-		t.Errorf("and then %s", got)
-	}
+	next("a swap", report.To)
+	next("a restart", report.To)
 	if last := w.host.Swaps()[0]; last.Outcome != host.SwapCommitted {
 		t.Errorf("the swap is %s for the next host", last.Outcome)
 	}
 	w.config.Shim = host.Binary{Path: another(t, w.dir, "configured")}
-	configured := again()
-	if configured == report.To || configured == report.From {
-		t.Errorf("after a change of the configuration %s runs", configured)
-	}
+	text, err := os.ReadFile(w.config.Shim.Path)
+	must(t, err)
+	sum := fmt.Sprintf("%x", sha256.Sum256(text))
+	next("a change of the configuration", sum)
 	must(t, os.WriteFile(filepath.Join(w.config.StateDir, "shim.json"), []byte("rubbish"), 0o600))
-	if got := again(); got != configured {
-		t.Errorf("after the choice was damaged %s runs", got)
-	}
+	next("damage of the record", sum)
 }
 
 // The binary was in its bake when its host died, and does not start for the next one.
@@ -195,12 +166,12 @@ func TestNextHostRollsBack(t *testing.T) {
 	t.Parallel()
 	w := openLongBake(t)
 	w.plugin("a")
-	binary, broken := w.fragile("young")
+	binary, flag := w.fragile("young")
 	report, err := w.host.Swap(w.ctx(), binary)
 	must(t, err)
 	must(t, w.create("v", ""))
 	must(t, w.host.Close())
-	broken(true)
+	must(t, os.WriteFile(flag, nil, 0o600))
 	w.open()
 	if s := w.host.ShimState(); s.SHA256 != report.From {
 		t.Errorf("%s runs", s.SHA256)
@@ -212,5 +183,4 @@ func TestNextHostRollsBack(t *testing.T) {
 	if list, _, err := w.host.Volumes(w.ctx(), host.VolumeQuery{}); err != nil || len(list) != 1 {
 		t.Errorf("%v, %v", list, err)
 	}
-	broken(false)
 }

@@ -13,15 +13,12 @@ import (
 	"holdfast/host"
 )
 
-// failing makes the shim a script that runs a shell command first in its first starts, and then the shim. The command
-// has the number of the start in $n. The file gets a line for each start.
+// failing makes the shim run a shell command first in its first starts. The command has the number of the start in $n.
+// The file gets a line for each start.
 func (w *env) failing(starts int, command string) (count string) {
-	w.t.Helper()
-	path, count := filepath.Join(w.dir, "shim"), filepath.Join(w.dir, "starts")
-	script := fmt.Sprintf("#!/bin/sh\necho >> %s\nn=$(wc -l < %s)\nif [ $n -le %d ]; then\n%s\nfi\nexec %s \"$@\"\n",
-		count, count, starts, command, shimBinary)
-	must(w.t, os.WriteFile(path, []byte(script), 0o700))
-	w.config.Shim = host.Binary{Path: path}
+	count = filepath.Join(w.dir, "starts")
+	w.config.Shim = w.wrapped("shim", fmt.Sprintf("echo >> %s\nn=$(wc -l < %s)\nif [ $n -le %d ]; then\n%s\nfi",
+		count, count, starts, command))
 	return count
 }
 

@@ -148,8 +148,7 @@ func TestSwapRefusesABadCandidate(t *testing.T) {
 
 func TestSwapRollsBackWhenTheNewShimDies(t *testing.T) {
 	t.Parallel()
-	w := newEnv(t)
-	w.open()
+	w := openLongBake(t)
 	before, err := w.host.Status(w.ctx())
 	must(t, err)
 	report, err := w.host.Swap(w.ctx(), host.Binary{Path: another(t, w.dir, "young")})
