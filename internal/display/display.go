@@ -104,15 +104,6 @@ func Exact(to io.Writer) io.Writer {
 	return w.to
 }
 
-// File returns the file behind to, if there is one.
-func File(to io.Writer) (*os.File, bool) {
-	if w, is := to.(*Writer); is {
-		to = w.to
-	}
-	f, is := to.(*os.File)
-	return f, is
-}
-
 // Quote quotes an argument for a POSIX shell.
 func Quote(arg string) string {
 	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-"

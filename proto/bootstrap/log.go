@@ -66,16 +66,16 @@ func (q *queue) Write(line []byte) (int, error) {
 }
 
 func (q *queue) run(w io.Writer) {
-	var told uint64
+	var reported uint64
 	for it := range q.items {
 		if it.written != nil {
 			close(it.written)
 			continue
 		}
 		w.Write(it.line) // the reader may be gone, so the error has no recipient
-		if lost := q.dropped.Load(); lost > told {
-			fmt.Fprintf(w, `{"@level":"warn","@message":"log lines dropped","lines":%d}`+"\n", lost-told)
-			told = lost
+		if lost := q.dropped.Load(); lost > reported {
+			fmt.Fprintf(w, `{"@level":"warn","@message":"log lines dropped","lines":%d}`+"\n", lost-reported)
+			reported = lost
 		}
 	}
 }

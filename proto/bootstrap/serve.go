@@ -22,19 +22,16 @@ import (
 // ErrHostGone is the cause of a shim's ended context when its host ended or closed the life pipe.
 var ErrHostGone = errors.New("the host of this shim is gone")
 
-// maxGrace leaves time to exit within a second.
-const maxGrace = 800 * time.Millisecond
+// grace is how long Run may take after its context has ended. It leaves time to exit within a second.
+const grace = 800 * time.Millisecond
 
 // ServeOptions configures a shim process. The zero value is valid.
 type ServeOptions struct {
 	// Logger is the shim's logger; nil creates one at level info.
 	Logger *Logger
-	// Run does the shim's work beside its services. It must return when its context ends. Its return ends the shim,
-	// with or without an error.
+	// Run does the shim's work beside its services. Its return ends the shim, with or without an error. It must return
+	// when its context ends: after 800 ms the process exits.
 	Run func(context.Context) error
-	// Grace bounds how long Run may take after its context ended; then the process exits. The default and maximum is
-	// 800 ms.
-	Grace time.Duration
 	// Server adds gRPC server options such as interceptors. Serve sets the message limits.
 	Server []grpc.ServerOption
 	// Versions restricts the protocol versions; empty: all versions of this build.
@@ -44,9 +41,6 @@ type ServeOptions struct {
 func (o *ServeOptions) defaults() {
 	if o.Logger == nil {
 		o.Logger = NewLogger(hclog.Info)
-	}
-	if o.Grace <= 0 || o.Grace > maxGrace {
-		o.Grace = maxGrace
 	}
 	if len(o.Versions) == 0 {
 		o.Versions = versions
@@ -97,14 +91,14 @@ func surviveBrokenPipes() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPI
 
 // warnOfVersions logs the versions of both sides if none is common. go-plugin's handshake names only one.
 func warnOfVersions(opts ServeOptions) {
-	asked := os.Getenv("PLUGIN_PROTOCOL_VERSIONS")
-	for field := range strings.SplitSeq(asked, ",") {
+	offered := os.Getenv("PLUGIN_PROTOCOL_VERSIONS")
+	for field := range strings.SplitSeq(offered, ",") {
 		if v, err := strconv.Atoi(field); err == nil && slices.Contains(opts.Versions, v) {
 			return
 		}
 	}
 	opts.Logger.Error("no common protocol version", "shim_speaks", fmt.Sprint(opts.Versions), "host_speaks",
-		"["+asked+"]")
+		"["+offered+"]")
 	opts.Logger.Flush(time.Second)
 }
 
@@ -135,14 +129,14 @@ func (s *shim) serve(ctx context.Context) error {
 		s.cancel(runErr)
 	})
 	context.AfterFunc(ctx, func() {
-		time.AfterFunc(s.opts.Grace, func() { s.exit() })
+		time.AfterFunc(grace, func() { s.exit() })
 		wg.Wait()
 		s.stop()
 	})
 	served := s.goPlugin(ctx)
 	s.cancel(nil)
 	wg.Wait()
-	s.opts.Logger.Flush(s.opts.Grace / 4)
+	s.opts.Logger.Flush(grace / 4)
 	return errors.Join(runErr, served)
 }
 
