@@ -102,7 +102,7 @@ func Volume(m *pb.Volume) registry.VolumeStatus {
 	return out
 }
 
-// expansionProto leaves out what is for the shim alone: with which usage a controller was asked, and where a node was.
+// expansionProto leaves out the usage of the controller's call, which only the shim needs.
 func expansionProto(e registry.Expansion) *pb.Expansion {
 	if e == (registry.Expansion{}) {
 		return nil

@@ -90,7 +90,7 @@ func same[T any](t *testing.T, got, want T) {
 	}
 }
 
-// Every field of every word crosses the wire, or is set here to what it is known to lose.
+// Every field of every type crosses the wire, except those that are reset here.
 func TestEveryFieldCrosses(t *testing.T) {
 	t.Run("Plan", func(t *testing.T) {
 		p := full[hooks.Plan]()
@@ -168,7 +168,7 @@ func TestEveryFieldCrosses(t *testing.T) {
 	})
 }
 
-// Of a volume's and an alloc's state, what is of use to a host crosses.
+// The fields of a volume's and an alloc's status that a host uses cross the wire.
 func TestStatusCrosses(t *testing.T) {
 	v := full[registry.VolumeStatus]()
 	v.Unattached, v.Expansion.Usage = false, registry.Usage{} // they are for the shim to remember
@@ -233,7 +233,7 @@ func TestErrorsCross(t *testing.T) {
 	}
 }
 
-// What the transport says, without a detail of ours, gets a kind by its code.
+// An error of the transport has no detail and gets its kind by its code.
 func TestErrorsOfTheTransport(t *testing.T) {
 	if err := Error(status.Error(codes.Unavailable, "gone")); !errors.Is(err, registry.ErrUnavailable) {
 		t.Error(err)

@@ -40,7 +40,7 @@ func words[T ~string](list []string) []T {
 	return out
 }
 
-// Each is f over a list; none is nil.
+// each returns f of each element; nil for an empty list.
 func each[A, B any](list []A, f func(A) B) []B {
 	var out []B
 	for _, a := range list {

@@ -21,7 +21,7 @@ type synced struct {
 	Tasks  task.Synced
 }
 
-// Sync takes down allocs before plugin tasks are forgotten: what is released may still need them.
+// Sync takes down allocs before it forgets plugin tasks: the release of an alloc may need its plugin.
 func (s *allocs) Sync(ctx context.Context, req *pb.SyncRequest) (*pb.SyncReply, error) {
 	done, at, err := change(ctx, s.s, "Allocs.Sync", req,
 		func(ctx context.Context, a *Active, _ registry.Call) (synced, error) {

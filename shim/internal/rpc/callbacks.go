@@ -108,7 +108,7 @@ func (c *Callbacks) current(ctx context.Context) (*callbackStream, uint64, error
 		select {
 		case <-arrived:
 		case <-ctx.Done():
-			return nil, 0, registry.Errorf(registry.ErrUnavailable, "the host answers no questions: %w",
+			return nil, 0, registry.Errorf(registry.ErrUnavailable, "the host serves no callbacks: %w",
 				context.Cause(ctx))
 		}
 	}

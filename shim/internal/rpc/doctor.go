@@ -11,8 +11,8 @@ import (
 	"holdfast/registry"
 )
 
-// Doctor examines, which changes nothing, or repairs, which is a mutating call. A repair stores no answer: the same
-// again does what is still to be done, or says that the plan is another one.
+// Doctor examines, which changes nothing, or repairs, which is a mutating call. A repair stores no answer: a replay
+// finishes the repair, or returns ErrConflict as the plan has changed.
 func (c *control) Doctor(ctx context.Context, req *pb.DoctorRequest) (*pb.DoctorReply, error) {
 	var found registry.Diagnosis
 	var at *pb.Answer

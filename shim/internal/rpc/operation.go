@@ -60,18 +60,18 @@ func mutate[T any](
 		return none, err
 	}
 	for {
-		f, first, err := s.operations.start(call)
+		running, first, err := s.operations.start(call)
 		if err != nil {
 			return none, err
 		}
 		if first {
 			answer, err := execute(ctx, a, call, run)
-			f.answer, f.err, f.abandoned = answer, err, err != nil && ctx.Err() != nil
-			s.operations.finish(f)
+			running.answer, running.err, running.abandoned = answer, err, err != nil && ctx.Err() != nil
+			s.operations.finish(running)
 			s.log.Debug("call", "method", method, "operation", call.ID, "error", err)
 			return answer, err
 		}
-		answer, again, err := join[T](ctx, f)
+		answer, again, err := join[T](ctx, running)
 		if !again {
 			return answer, err
 		}
@@ -144,9 +144,9 @@ func callOf(method string, req request) (registry.Call, error) {
 
 // operations holds the mutating calls in flight.
 type operations struct {
-	mu     sync.Mutex // guards the fields below; held for a lookup only
-	under  map[registry.OperationID]*operation
-	closed bool
+	mu       sync.Mutex // guards the fields below; held for a lookup only
+	inFlight map[registry.OperationID]*operation
+	closed   bool
 	// closed when an operation ends or starts to wait for the end of a pause; nil without a waiter
 	changed chan struct{}
 }
@@ -163,73 +163,73 @@ type operation struct {
 }
 
 // start returns the operation with the ID of the call. first reports whether this call started it.
-func (fs *operations) start(call registry.Call) (f *operation, first bool, err error) {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	if f := fs.under[call.ID]; f != nil {
-		if f.call != call {
+func (o *operations) start(call registry.Call) (running *operation, first bool, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if running := o.inFlight[call.ID]; running != nil {
+		if running.call != call {
 			return nil, false, registry.Invalid("operation id %q is in use for another request (%s); mint a new one",
-				call.ID, f.call.Method)
+				call.ID, running.call.Method)
 		}
-		return f, false, nil
+		return running, false, nil
 	}
-	if fs.closed {
+	if o.closed {
 		return nil, false, errNotActive
 	}
-	if fs.under == nil {
-		fs.under = map[registry.OperationID]*operation{}
+	if o.inFlight == nil {
+		o.inFlight = map[registry.OperationID]*operation{}
 	}
-	f = &operation{call: call, since: time.Now(), done: make(chan struct{})}
-	fs.under[call.ID] = f
-	return f, true, nil
+	running = &operation{call: call, since: time.Now(), done: make(chan struct{})}
+	o.inFlight[call.ID] = running
+	return running, true, nil
 }
 
-func (fs *operations) finish(f *operation) {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	delete(fs.under, f.call.ID)
-	close(f.done)
-	fs.wake()
+func (o *operations) finish(running *operation) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.inFlight, running.call.ID)
+	close(running.done)
+	o.wake()
 }
 
 // paused records whether a CSI call of the operation waits for the end of a pause.
-func (fs *operations) paused(op registry.OperationID, waits bool) {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	if f := fs.under[op]; f != nil {
-		f.waits = waits
-		fs.wake()
+func (o *operations) paused(op registry.OperationID, waits bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if running := o.inFlight[op]; running != nil {
+		running.waits = waits
+		o.wake()
 	}
 }
 
 // wake wakes close.
-func (fs *operations) wake() {
-	if fs.changed != nil {
-		close(fs.changed)
-		fs.changed = nil
+func (o *operations) wake() {
+	if o.changed != nil {
+		close(o.changed)
+		o.changed = nil
 	}
 }
 
 // join waits for an operation that another call started. again means that its caller gave up and this call has to run
 // it.
-func join[T any](ctx context.Context, f *operation) (answer T, again bool, err error) {
+func join[T any](ctx context.Context, running *operation) (answer T, again bool, err error) {
 	select {
-	case <-f.done:
+	case <-running.done:
 	case <-ctx.Done():
 		return answer, false, context.Cause(ctx)
 	}
-	if f.abandoned && ctx.Err() == nil {
+	if running.abandoned && ctx.Err() == nil {
 		return answer, true, nil
 	}
-	answer, _ = f.answer.(T)
-	return answer, false, f.err
+	answer, _ = running.answer.(T)
+	return answer, false, running.err
 }
 
 // close refuses new operations and waits for those in flight. With long > 0 it does not wait for operations that are
 // older than long or wait for the end of a pause.
-func (fs *operations) close(ctx context.Context, long time.Duration) error {
+func (o *operations) close(ctx context.Context, long time.Duration) error {
 	for {
-		changed, wait := fs.closing(long)
+		changed, wait := o.closing(long)
 		if changed == nil {
 			return nil
 		}
@@ -250,29 +250,29 @@ const forEver = 24 * time.Hour
 
 // closing returns how long to wait for operations, and a channel that is closed when one of them changes; nil if there
 // is none to wait for.
-func (fs *operations) closing(long time.Duration) (changed chan struct{}, wait time.Duration) {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	fs.closed = true
+func (o *operations) closing(long time.Duration) (changed chan struct{}, wait time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.closed = true
 	if long <= 0 {
 		long = forEver
 	}
-	for _, f := range fs.under {
-		if long == forEver || !f.waits {
-			wait = max(wait, long-time.Since(f.since))
+	for _, running := range o.inFlight {
+		if long == forEver || !running.waits {
+			wait = max(wait, long-time.Since(running.since))
 		}
 	}
 	if wait <= 0 {
 		return nil, 0
 	}
-	if fs.changed == nil {
-		fs.changed = make(chan struct{})
+	if o.changed == nil {
+		o.changed = make(chan struct{})
 	}
-	return fs.changed, wait
+	return o.changed, wait
 }
 
-func (fs *operations) open() {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	fs.closed = false
+func (o *operations) open() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.closed = false
 }

@@ -33,15 +33,15 @@ type Life interface {
 	// Quiesce refuses new mutating calls and waits for those in flight. With long > 0 it does not wait for calls older
 	// than long, nor for those that wait to start a CSI call. It returns the number of open intents.
 	Quiesce(ctx context.Context, long time.Duration) (openIntents int, err error)
-	// Release returns as what it has left the state.
+	// Release closes the state and returns its last revision.
 	Release(ctx context.Context) (registry.Revision, error)
 	Snapshot(ctx context.Context, write func(chunk []byte) error) (registry.Seq, error)
 }
 
-// Handover says how the state comes to a shim. The zero value: nobody knows.
+// Handover says how a shim gets the state.
 type Handover struct {
-	ReleasedAt registry.Revision // by the previous shim; the zero value: not known
-	Resume     bool              // it was this shim's, and nobody else has written: no new generation begins
+	ReleasedAt registry.Revision // by the previous shim; the zero value: unknown
+	Resume     bool              // this shim had the state, and no other has written: no new generation begins
 }
 
 // Rehearsal is what a candidate found in a copy of the state.
@@ -49,11 +49,11 @@ type Rehearsal struct {
 	At        registry.Revision // of the copy
 	Schema    uint32            // of the copy, before it was migrated
 	Readable  uint32            // the oldest schema whose shims can read it after that
-	Instances int               // plugins that were asked
+	Instances int               // plugins that have answered
 	Warnings  []string
 }
 
-// Hello is what the host reports of itself.
+// Hello describes the host.
 type Hello struct {
 	Node             registry.NodeName
 	Operations       []hooks.Operation
@@ -61,7 +61,7 @@ type Hello struct {
 	StateDir, RunDir string
 }
 
-// Status is what the shim reports of itself.
+// Status describes the shim.
 type Status struct {
 	Version     string
 	Tenure      pb.Tenure
@@ -157,7 +157,7 @@ func (s *Server) Register(g grpc.ServiceRegistrar) {
 // call at the next active shim.
 var errNotActive = status.Error(codes.Unavailable, "this shim is not active")
 
-// activeFor returns what is served, for a request to this node.
+// activeFor returns the active state for a request to this node.
 func (s *Server) activeFor(req interface{ GetCall() *pb.Call }) (*Active, error) {
 	a := s.active.Load()
 	if a == nil {

@@ -89,8 +89,9 @@ func (v *volumes) Deregister(ctx context.Context, req *pb.DeregisterVolumeReques
 	return &pb.DeregisterVolumeReply{Answer: at}, err
 }
 
-// answered adds to a use case that changes records that nodes share that its answer is stored, which is a record of this
-// node. After a death between the two, a replay finds the volume as it was asked for and gets the same answer.
+// answered returns a use case that also stores its answer. The use case commits records that nodes share, and the answer
+// is a record of this node, so a shim may die between the two. A replay then finds the volume as requested and gets the
+// same answer.
 func answered[T any](
 	run func(context.Context, *Active, registry.Call) (T, error),
 ) func(context.Context, *Active, registry.Call) (T, error) {
@@ -126,7 +127,7 @@ func removed(ctx context.Context, a *Active, call registry.Call, name registry.V
 	if !replay || created == begun.Removes {
 		err = run()
 	}
-	if created > 0 && errors.Is(err, registry.ErrNotFound) && a.removed(ctx, name, created) {
+	if created > 0 && errors.Is(err, registry.ErrNotFound) && a.gone(ctx, name, created) {
 		err = nil // it was removed in the background while this call waited
 	}
 	if err == nil {
@@ -135,8 +136,8 @@ func removed(ctx context.Context, a *Active, call registry.Call, name registry.V
 	return err
 }
 
-// removed reports whether the volume that was created at an index is gone.
-func (a *Active) removed(ctx context.Context, name registry.VolumeName, created registry.Seq) (gone bool) {
+// gone reports whether the volume that was created at an index is gone.
+func (a *Active) gone(ctx context.Context, name registry.VolumeName, created registry.Seq) (gone bool) {
 	err := a.State.View(ctx, func(v registry.View) error {
 		volume, _ := v.Volume(name)
 		gone = volume.CreateIndex != created
