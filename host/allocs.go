@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -70,47 +68,37 @@ func (h *Host) withWaits(ctx context.Context, id AllocID, err error) error {
 // or repeated call could otherwise reach a shim after the release, and nothing would undo it. The zero value is ready.
 type prepareCalls struct {
 	mu    sync.Mutex // guards calls; held only to read or change it
-	calls map[registry.AllocID]map[*prepareCall]bool
+	calls map[*prepareCall]bool
 }
 
 type prepareCall struct {
+	alloc  registry.AllocID
 	cancel context.CancelCauseFunc
 	ended  chan struct{}
 }
 
 // begin returns a context that a release of the alloc ends. The caller calls done when the call has ended.
 func (p *prepareCalls) begin(ctx context.Context, id registry.AllocID) (limited context.Context, done func()) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	limited, cancel := context.WithCancelCause(ctx)
-	call := &prepareCall{cancel, make(chan struct{})}
-	if p.calls == nil {
-		p.calls = map[registry.AllocID]map[*prepareCall]bool{}
-	}
-	if p.calls[id] == nil {
-		p.calls[id] = map[*prepareCall]bool{}
-	}
-	p.calls[id][call] = true
-	return limited, func() { cancel(nil); p.end(id, call) }
-}
-
-func (p *prepareCalls) end(id registry.AllocID, call *prepareCall) {
+	call := &prepareCall{id, cancel, make(chan struct{})}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	close(call.ended)
-	delete(p.calls[id], call)
-	if len(p.calls[id]) == 0 {
-		delete(p.calls, id)
+	if p.calls == nil {
+		p.calls = map[*prepareCall]bool{}
+	}
+	p.calls[call] = true
+	return limited, func() {
+		cancel(nil)
+		close(call.ended)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.calls, call)
 	}
 }
 
 // stop ends the calls of the alloc, and returns when they have ended, or ctx has.
 func (p *prepareCalls) stop(ctx context.Context, id registry.AllocID) {
-	calls := p.of(id)
-	for _, call := range calls {
-		call.cancel(registry.Errorf(registry.ErrConflict, "alloc %s is being released", id))
-	}
-	for _, call := range calls {
+	for _, call := range p.cancel(id) {
 		select {
 		case <-call.ended:
 		case <-ctx.Done():
@@ -118,8 +106,15 @@ func (p *prepareCalls) stop(ctx context.Context, id registry.AllocID) {
 	}
 }
 
-func (p *prepareCalls) of(id registry.AllocID) []*prepareCall {
+// cancel cancels the calls of the alloc and returns them.
+func (p *prepareCalls) cancel(id registry.AllocID) (calls []*prepareCall) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return slices.Collect(maps.Keys(p.calls[id]))
+	for call := range p.calls {
+		if call.alloc == id {
+			call.cancel(registry.Errorf(registry.ErrConflict, "alloc %s is being released", id))
+			calls = append(calls, call)
+		}
+	}
+	return calls
 }

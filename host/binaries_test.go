@@ -70,7 +70,7 @@ func (w *env) refuse(names ...string) {
 }
 
 // A binary that never was active pushes none out that was: the one before can be swapped back to, at the next host too.
-func TestRefusedBinariesPushNoneOut(t *testing.T) {
+func TestRefusedBinariesEvictNone(t *testing.T) {
 	t.Parallel()
 	w := newEnv(t)
 	w.config.Bake = time.Millisecond

@@ -11,7 +11,7 @@ import (
 )
 
 // Without Config.Secret, environment variables are looked up. This test is not parallel, as it sets one.
-func TestSecretsAreAskedOfTheHost(t *testing.T) {
+func TestSecretsComeFromTheHost(t *testing.T) {
 	t.Setenv("HOLDFAST_TEST_SECRET", "s3cret")
 	w := openEnv(t)
 	p := w.plugin("a")

@@ -75,7 +75,7 @@ const (
 var (
 	errReplacing  = errors.New("it is being replaced")
 	errHeld       = errors.New("the call was held as long as it may be")
-	errUnanswered = errors.New("the active one does not answer")
+	errUnanswered = errors.New("the active shim does not answer")
 )
 
 // passage is the gate's decision about one call.

@@ -114,20 +114,20 @@ func (h *Host) unlockState() error {
 	return errors.Join(errs...)
 }
 
-// verify copies a binary into the store if it has the expected digest. A binary without a path is in the store already.
+// verify copies a binary into the store if it has the expected digest. A binary without a path has to be stored already.
 func (h *Host) verify(ctx context.Context, b Binary) (digest, error) {
 	switch {
 	case b.Path == "" && b.SHA256 == "":
 		return digest{}, registry.Invalid(
-			"no shim is named: give the path of a binary, or the SHA-256 of one that is kept")
+			"no shim binary is given: give its path, or the SHA-256 of a stored one")
 	case b.Path == "":
 		return h.binaries.Stored(ctx, b.SHA256)
 	}
 	return h.binaries.Add(ctx, b.Path, b.SHA256, "")
 }
 
-// verifyConfigured is verify for the configured binary. If nothing is at its path any more, the stored copy of what was
-// there last is used. A replaced binary without a digest is trusted as at first use, and logged.
+// verifyConfigured is verify for the configured binary. If its file is gone, the stored copy of the last one is used. A
+// replaced binary without a digest is trusted as at first use, and logged.
 func (h *Host) verifyConfigured(ctx context.Context) (digest, error) {
 	b, last, known := h.config.Shim, h.choice, ""
 	if last.Path == b.Path {

@@ -219,7 +219,7 @@ func (h *history) add(s SwapReport) {
 	_ = h.writer.do(h.save)
 }
 
-// note adds a swap in memory, or replaces what is known of it.
+// note adds a swap in memory, or replaces its earlier report.
 func (h *history) note(s SwapReport) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

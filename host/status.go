@@ -40,18 +40,16 @@ func (h *Host) Status(ctx context.Context) (ShimStatus, error) {
 		return ShimStatus{}, err
 	}
 	return ShimStatus{
-		Version: reply.GetVersion(), PID: int(reply.GetPid()),
-		Generation: reply.GetAnswer().
-			GetGeneration(),
-		Index: Seq(reply.GetAnswer().GetIndex()), Schema: reply.GetSchema(),
+		Version: reply.GetVersion(), PID: int(reply.GetPid()), Schema: reply.GetSchema(),
+		Generation: reply.GetAnswer().GetGeneration(), Index: Seq(reply.GetAnswer().GetIndex()),
 		OpenIntents: int(reply.GetOpenIntents()), Instances: int(reply.GetInstances()), Allocs: int(reply.GetAllocs()),
 		SHA256: from.binary.SHA256, Protocol: from.process.Protocol(),
 	}, nil
 }
 
-// Doctor has the shim compare its records with the mount table, directories and plugins. It returns the differences and
-// what repair would do, and changes nothing. With repair it does exactly that, if the plan is still the one that digest
-// names (else ErrConflict). With an empty digest it carries out whatever the plan is by then.
+// Doctor has the shim compare its records with the mount table, directories and plugins. Without repair it changes
+// nothing, and returns the differences and the plan of a repair. With repair it carries out that plan. ErrConflict: the
+// current plan does not have the given digest. An empty digest stands for any plan.
 func (h *Host) Doctor(ctx context.Context, repair bool, digest string) (Diagnosis, error) {
 	req, a := &pb.DoctorRequest{Call: &pb.Call{}, Repair: repair, Digest: digest}, reads
 	if repair {

@@ -9,8 +9,8 @@ import (
 	"github.com/cenkalti/backoff/v5"
 )
 
-// supervisor has one shim active until its context ends. It starts a shim that dies again, kills one that does not
-// answer, carries out swaps, and has the old shim stand by while the new one bakes.
+// supervisor keeps one shim active until its context ends. It starts a shim again that has died, kills a shim that does
+// not answer, carries out swaps, and keeps the old shim on standby while the new one bakes.
 //
 // All of it runs on one goroutine, so there is one change of shim at a time. What takes long runs beside it: starting a
 // shim, and ending an old one.
@@ -213,8 +213,8 @@ func (s *supervisor) end(ctx context.Context) error {
 
 var errDied = errors.New("it has died")
 
-// restart replaces a shim that has died: by the one that stands by, or by a new process. Calls are held until then, so
-// nothing slow comes before: neither its last lines, nor the removal of its files, nor a write to a disk that may hang.
+// restart replaces a shim that has died: by the standby shim, or by a new process. Calls are held until then, so nothing
+// slow comes before: neither its last lines, nor the removal of its files, nor a write to a disk that may hang.
 func (s *supervisor) restart(ctx context.Context) {
 	dead, baked, killed := s.active, s.endBake(), s.killed
 	s.gate.holdAll(errDied)
@@ -476,7 +476,7 @@ func (s *supervisor) rollBack(ctx context.Context, b *bake) bool {
 	return true
 }
 
-// revive makes a shim active that stood by. It does not wait for one that does not answer, as calls are held.
+// revive makes a standby shim active again. Calls are held, so it does not wait for a shim that does not answer.
 func (s *supervisor) revive(ctx context.Context, p peer) error {
 	limited, cancel := context.WithTimeout(ctx, s.config.SwapBudget)
 	defer cancel()

@@ -71,7 +71,7 @@ const (
 
 // limits bound the steps that hold calls. A step that exceeds its limit has failed.
 type limits struct {
-	budget   time.Duration // for all of them together; the new shim has what is left of it
+	budget   time.Duration // for all of them together; the new shim has the rest of it
 	quiesce  time.Duration // for the old shim to report that short calls have ended
 	fence    time.Duration // for the old shim to release the state
 	activate time.Duration // for the new shim to open it
@@ -225,8 +225,8 @@ func (s *swap) fence(ctx context.Context) error {
 	return nil
 }
 
-// activate has the candidate open the state within what is left of the budget. No budget applies if the old shim has
-// not released the state: the candidate then reads all of it.
+// activate has the candidate open the state within the rest of the budget. If the old shim has not released the state,
+// the candidate reads all of it, and no budget applies.
 func (s *swap) activate(ctx context.Context) (err error) {
 	limit := min(s.limits.activate, s.limits.budget-time.Since(s.began))
 	if s.handoff == (handoff{}) {

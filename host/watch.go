@@ -24,7 +24,7 @@ type WatchOptions struct {
 
 // Watch calls fn with every event after the cursor, in order, until fn or ctx ends it, whatever shims come and go. If
 // the cursor is too old or unknown, the first event is a resync, which carries the current state instead. Watch
-// returns fn's error, the context's cause, or what is wrong with the options.
+// returns fn's error, the context's cause, or the error of invalid options.
 //
 // With Past, it returns nil after every event of a change that was acknowledged before the call, and maybe some later
 // ones. It then waits for a shim no longer than a call does, MaxHold in all, and returns ErrUnavailable after that.

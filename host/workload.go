@@ -14,9 +14,9 @@ import (
 	"holdfast/registry"
 )
 
-// Sync gives the shim the complete list of what runs. What is not in it is taken down. Open has done so with
-// Config.Workload, and each new shim gets what the calls since then add up to. Sync is for hosts that keep a better
-// account. A task that the shim cannot adopt is left alone, and logged.
+// Sync sends the shim the complete list of running tasks and allocs. The shim takes down all others. Open sends
+// Config.Workload, and each later shim gets that list as the calls since then have changed it. Sync is for hosts that
+// keep a more accurate list. A task that the shim cannot adopt is left alone, and logged.
 func (h *Host) Sync(ctx context.Context, all Workload) error {
 	if err := all.check(); err != nil {
 		return err

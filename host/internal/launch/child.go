@@ -178,7 +178,7 @@ func (c *child) reap() {
 	c.endOutput()
 }
 
-// endOutput lets the readers take what is in the pipes, and no more.
+// endOutput lets the readers take the rest of the output, unless another process keeps the pipes open.
 func (c *child) endOutput() {
 	end := time.Now().Add(drainTime)
 	_ = c.stdout.SetReadDeadline(end)

@@ -149,9 +149,9 @@ func (s *Store) orphans(database string) (found []orphan, err error) {
 	return found, nil
 }
 
-// isOrphan reports whether a process is a shim of this store, or was started by one. A shim leads a session without a
-// terminal. Its helpers do not, nor does a person who executes a stored binary by hand. What a shim has left has
-// outlived its session leader.
+// isOrphan reports whether a process is a shim of this store, or was left by one. A shim leads a session without a
+// terminal. Its helpers and a stored binary that a person executes do not. A process that a shim has left has outlived
+// its session leader.
 func (s *Store) isOrphan(pid int, database string) bool {
 	st, err := proc.ReadStat(pid)
 	leads := err == nil && st.TTY == 0 && (st.Session == pid || errors.Is(unix.Kill(st.Session, 0), unix.ESRCH))

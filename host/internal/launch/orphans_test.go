@@ -116,7 +116,7 @@ func TestOrphanOfALostBinary(t *testing.T) {
 }
 
 // Neither a shim of another store with the same binary is ended, nor a stored binary that a person executes.
-func TestOthersAreNoOrphans(t *testing.T) {
+func TestOtherProcessesAreNoOrphans(t *testing.T) {
 	t.Parallel()
 	opts, dir := stored(t, shared.self)
 	stranger := start(t, options(t, "plain"))

@@ -66,7 +66,7 @@ func (p *Process) start(ctx context.Context, opts Options) error {
 		SkipHostEnv:      true,
 		RunnerFunc:       p.runner.prepare,
 		UnixSocketConfig: &plugin.UnixSocketConfig{TempDir: p.dir.path},
-		StartTimeout:     2 * opts.StartTimeout, // ours is the one that ends a start
+		StartTimeout:     2 * opts.StartTimeout, // ours ends a start before
 		Logger:           hclog.NewNullLogger(), // our errors have what matters of its messages
 		GRPCDialOptions:  p.runner.dialOptions(opts.StartTimeout),
 	})

@@ -154,7 +154,7 @@ func empty(root *os.Root) error {
 	return err
 }
 
-// removeAll removes a tree. An owner who is not root first has to change the modes of directories.
+// removeAll removes a tree. Without root, the modes of closed directories have to be changed first.
 func removeAll(root *os.Root, name string) error {
 	err := root.RemoveAll(name)
 	if !errors.Is(err, fs.ErrPermission) {

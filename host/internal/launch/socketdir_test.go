@@ -25,7 +25,7 @@ func unmount(t *testing.T, point string) {
 
 // T8: a shim leaves sockets, pipes, a closed directory, a tree deeper than the longest path. All is removed, and no
 // link is followed.
-func TestTrapT8OddThings(t *testing.T) {
+func TestTrapT8OddFilesAreRemoved(t *testing.T) {
 	t.Parallel()
 	opts, precious := options(t, "plain"), preciousFile(t)
 	p := start(t, opts)
@@ -85,7 +85,7 @@ func checkPrecious(t *testing.T, path string) {
 
 // A link in place of the directory is removed, and nothing at its target. A directory that something else has removed
 // is no error.
-func TestTrapT8DirectoryThatIsAnother(t *testing.T) {
+func TestTrapT8ReplacedDirectory(t *testing.T) {
 	t.Parallel()
 	for what, change := range map[string]func(dir, precious string) error{
 		"a link": func(dir, precious string) error {

@@ -86,8 +86,8 @@ func (s *Store) Close() error {
 // nothing.
 //
 // A binary that is stored already is verified, not written: a full disk prevents only a new one, with ErrExhausted. If
-// nothing is at path, Add uses the stored copy of the wanted digest. known is the digest to use then if none is wanted:
-// the one that was at the path last.
+// nothing is at path, Add uses the stored copy of the wanted digest, or of known, the digest of the last binary at the
+// path.
 func (s *Store) Add(ctx context.Context, path, want, known string) (Digest, error) {
 	want, err := expectedDigest(path, want)
 	if err != nil {
@@ -197,7 +197,7 @@ func checkBinary(f *os.File) error {
 		return registry.Errorf(registry.ErrDenied, "everybody can write to the shim %s: chmod o-w it", f.Name())
 	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
 		return registry.Errorf(registry.ErrDenied,
-			"the shim %s belongs to uid %d, who can change it: it must be yours or root's", f.Name(), st.Uid)
+			"the shim %s belongs to uid %d: it must be yours or root's", f.Name(), st.Uid)
 	case st.Mode&0o111 == 0:
 		return registry.Invalid("the shim %s is not executable: chmod +x it", f.Name())
 	case st.Size == 0:

@@ -83,7 +83,7 @@ func checkContent(t *testing.T, path, want string) {
 	}
 }
 
-func TestAddRefuses(t *testing.T) {
+func TestAddRefusesABadBinary(t *testing.T) {
 	t.Parallel()
 	store, dir := openStore(t)
 	good, sum := binaryFile(t, "#!/bin/true\n")
@@ -124,7 +124,7 @@ func TestAddRefuses(t *testing.T) {
 }
 
 // Unfinished copies are removed, and a directory to which others can write is refused.
-func TestOpenStoreRemovesWhatAnAddHasLeft(t *testing.T) {
+func TestOpenStoreRemovesUnfinishedCopies(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
 	writeFile(t, filepath.Join(dir, ".add-123"), "half", 0o600)
@@ -181,7 +181,7 @@ func TestFullDiskHindersOnlyANewBinary(t *testing.T) {
 }
 
 // Both the process that has stored it and the next one replace a damaged copy.
-func TestAddMendsTheStoredCopy(t *testing.T) {
+func TestAddRepairsADamagedCopy(t *testing.T) {
 	t.Parallel()
 	const text, evil = "#!/bin/true\n", "#!/bin/evil\n"
 	for name, harm := range map[string]func(stored string) error{
@@ -246,7 +246,7 @@ func TestStoreKeepsTheLastThreeAndThoseInUse(t *testing.T) {
 	checkStored(t, dir, sums[4], opts.Digest.SHA256, last[0])
 }
 
-func TestStoreKeepsWhatItIsToldTo(t *testing.T) {
+func TestStoreKeepsTheBinariesOfKeep(t *testing.T) {
 	t.Parallel()
 	store, dir := openStore(t)
 	sums := addSome(t, store, 3)
