@@ -56,6 +56,13 @@ func openExample() (h *host.Host, end func()) {
 	}
 }
 
+// check ends the program after an error.
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
 func ExampleOpen() {
 	dir, err := os.MkdirTemp("", "h-")
 	if err != nil {
@@ -87,9 +94,7 @@ func ExampleHost_Parse() {
 	defer end()
 	job, diags, err := h.Parse(context.Background(), host.Source{Name: "driver.hcl", Text: []byte(pluginJob)},
 		host.ParseOptions{})
-	if err != nil {
-		log.Fatal(err) // lists all errors with their positions, as diags does
-	}
+	check(err) // lists all errors with their positions, as diags does
 	task := job.Groups[0].Tasks[0]
 	fmt.Println(task.Name, task.Driver, len(diags))
 
@@ -107,34 +112,22 @@ func ExampleHost_TaskStarting() {
 	defer end()
 	ctx := context.Background()
 	job, _, err := h.Parse(ctx, host.Source{Name: "driver.hcl", Text: []byte(pluginJob)}, host.ParseOptions{})
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	parsed := job.Groups[0].Tasks[0]
 	task := host.AllocTask{Alloc: "alloc-1", Task: parsed.Name, Attempt: 1, Sealed: parsed.Sealed}
 	plan, err := h.TaskStarting(ctx, task)
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	for _, e := range plan.Env {
 		fmt.Println("variable", e.Name)
 	}
 	cmd := exec.Command("sleep", "60") // the plugin's program
 	cmd.Env = plan.Environ(os.Environ())
-	if err := cmd.Start(); err != nil {
-		log.Fatal(err)
-	}
-	if err := h.TaskStarted(ctx, task.Key(), task.Attempt); err != nil {
-		log.Fatal(err)
-	}
-	if err := h.TaskStopping(ctx, task.Key(), task.Attempt); err != nil {
-		log.Fatal(err)
-	}
+	check(cmd.Start())
+	check(h.TaskStarted(ctx, task.Key(), task.Attempt))
+	check(h.TaskStopping(ctx, task.Key(), task.Attempt))
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
-	if err := h.TaskExited(ctx, task.Key(), task.Attempt, 0, 9, true); err != nil {
-		log.Fatal(err)
-	}
+	check(h.TaskExited(ctx, task.Key(), task.Attempt, 0, 9, true))
 	// Output: variable CSI_ENDPOINT
 }
 
@@ -144,17 +137,11 @@ func ExampleHost_CreateVolume() {
 	defer end()
 	ctx := context.Background()
 	spec, _, err := h.ParseVolume(ctx, host.Source{Name: "data.hcl", Text: []byte(volumeFile)}, host.ParseOptions{})
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	volume, err := h.CreateVolume(ctx, spec)
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	fmt.Println(volume.ID, volume.State, volume.Capacity)
-	if err := h.DeleteVolume(ctx, host.VolumeName{Namespace: "default", ID: "data"}); err != nil {
-		log.Fatal(err)
-	}
+	check(h.DeleteVolume(ctx, host.VolumeName{Namespace: "default", ID: "data"}))
 }
 
 // The volumes of an alloc are mounted before its tasks start, and released after all of them have ended.
@@ -163,34 +150,22 @@ func ExampleHost_PrepareAlloc() {
 	defer end()
 	ctx := context.Background()
 	text, err := os.ReadFile("notes.nomad.hcl")
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	job, _, err := h.Parse(ctx, host.Source{Name: "notes.nomad.hcl", Text: text}, host.ParseOptions{})
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	group := job.Groups[0]
 	alloc := host.AllocGroup{
-		Alloc:     "alloc-1",
-		Job:       job.ID,
-		Group:     group.Name,
-		Namespace: job.Namespace,
-		Sealed:    group.Sealed,
+		Alloc: "alloc-1", Job: job.ID, Group: group.Name, Namespace: job.Namespace, Sealed: group.Sealed,
 	}
 	plans, err := h.PrepareAlloc(ctx, alloc)
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	for task, plan := range plans {
 		for _, bind := range plan.Binds {
 			fmt.Println(task, "mounts", bind.Source, "at", bind.Target)
 		}
 	}
 	// ... apply the plans, run the tasks, and wait for their ends ...
-	if err := h.ReleaseAlloc(ctx, alloc.Alloc); err != nil {
-		log.Fatal(err)
-	}
+	check(h.ReleaseAlloc(ctx, alloc.Alloc))
 }
 
 func ExampleHost_Watch() {
@@ -227,9 +202,7 @@ func ExampleHost_Doctor() {
 	defer end()
 	ctx := context.Background()
 	diagnosis, err := h.Doctor(ctx, false, "")
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	fmt.Println(len(diagnosis.Findings), "findings")
 	if len(diagnosis.Findings) > 0 {
 		if _, err := h.Doctor(ctx, true, diagnosis.Digest); err != nil {

@@ -40,12 +40,10 @@ func TestSwapUnderLoad(t *testing.T) {
 	w.open()
 	ctx, cancel := context.WithCancel(w.ctx())
 	defer cancel()
-	var calls, reads atomic.Int64
+	var calls atomic.Int64
 	var load sync.WaitGroup
-	seen := make(chan host.Event, 100_000)
-	var watch sync.WaitGroup
-	watch.Go(func() {
-		err := w.host.Watch(ctx, host.WatchOptions{}, func(e host.Event) error { seen <- e; return nil })
+	load.Go(func() {
+		err := w.host.Watch(ctx, host.WatchOptions{}, func(host.Event) error { return nil })
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("watch: %v", err)
 		}
@@ -58,12 +56,11 @@ func TestSwapUnderLoad(t *testing.T) {
 					t.Errorf("release: %v", err)
 					return
 				}
-				calls.Add(1)
 				if _, _, err := w.host.Volumes(context.WithoutCancel(ctx), host.VolumeQuery{}); err != nil {
 					t.Errorf("read: %v", err)
 					return
 				}
-				reads.Add(1)
+				calls.Add(1)
 			}
 		})
 	}
@@ -80,15 +77,12 @@ func TestSwapUnderLoad(t *testing.T) {
 		}
 	})
 	binaries := []string{another(t, w.dir, "one"), another(t, w.dir, "two")}
-	var worst time.Duration
 	const swaps = 6
 	for i := range swaps {
 		report, err := w.host.SwapAs(w.ctx(), host.Binary{Path: binaries[i%2]}, "tester")
 		if err != nil {
 			t.Fatalf("swap %d: %v", i, err)
 		}
-		worst = max(worst, report.Hold)
-		t.Logf("%+v", report.Steps)
 		st, err := w.host.Status(w.ctx())
 		must(t, err)
 		if st.SHA256 != report.To || st.Generation != report.Generation {
@@ -97,10 +91,8 @@ func TestSwapUnderLoad(t *testing.T) {
 	}
 	cancel()
 	load.Wait()
-	watch.Wait()
-	t.Logf("%d calls, %d reads, worst hold %s", calls.Load(), reads.Load(), worst)
-	if calls.Load() < 100 || reads.Load() < 100 {
-		t.Error("there was no load")
+	if calls.Load() < 10*swaps {
+		t.Errorf("there was no load, but %d calls", calls.Load())
 	}
 	all := w.host.Swaps()
 	if len(all) != swaps || all[0].By != "tester" || all[1].Outcome != host.SwapCommitted {

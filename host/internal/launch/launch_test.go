@@ -311,16 +311,6 @@ func TestStubbornWorkDoesNotKeepAShim(t *testing.T) {
 	}
 }
 
-func TestStopKillsAfterGrace(t *testing.T) {
-	t.Parallel()
-	p := start(t, options(t, "plain"))
-	freeze(t, p.PID())
-	must(t, p.Stop(t.Context(), time.Millisecond))
-	if exit, _ := errors.AsType[*launch.Exit](p.Err()); exit == nil || exit.Signal != syscall.SIGKILL {
-		t.Errorf("the exit is %v", p.Err())
-	}
-}
-
 func TestMessageLimits(t *testing.T) {
 	t.Parallel()
 	p := start(t, options(t, "plain"))

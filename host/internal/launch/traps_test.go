@@ -59,14 +59,19 @@ func TestPanicOfTheShimIsLoggedAsError(t *testing.T) {
 // T2: go-plugin's Kill waits for ever for a frozen plugin. The frozen shim here could not answer anything.
 func TestTrapT2KillOfAFrozenShim(t *testing.T) {
 	t.Parallel()
-	opts := options(t, "plain")
-	p := start(t, opts)
-	freeze(t, p.PID())
-	kill(t, p)
-	if alive(p.PID()) {
-		t.Error("the frozen shim lives")
+	for how, end := range map[string]func(p *launch.Process) error{
+		"kill": func(p *launch.Process) error { return p.Kill(t.Context()) },
+		"stop": func(p *launch.Process) error { return p.Stop(t.Context(), time.Millisecond) },
+	} {
+		opts := options(t, "plain")
+		p := start(t, opts)
+		freeze(t, p.PID())
+		must(t, end(p))
+		if exit, _ := p.Err().(*launch.Exit); exit == nil || exit.Signal != unix.SIGKILL || alive(p.PID()) {
+			t.Errorf("%s: the exit of the frozen shim is %v", how, p.Err())
+		}
+		checkEmpty(t, opts.RunDir)
 	}
-	checkEmpty(t, opts.RunDir)
 }
 
 // A shim that freezes before its handshake, or before its first answer, is given up at the deadline of the start.
