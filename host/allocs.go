@@ -37,8 +37,8 @@ func (h *Host) PrepareAlloc(ctx context.Context, g AllocGroup) (map[string]Plan,
 	return wire.Plans(reply.GetPlans())
 }
 
-// ReleaseAlloc takes back what the alloc holds, once all its tasks have ended. It is legal in any state and any
-// number of times. An error means that it is not done yet; the shim continues by itself.
+// ReleaseAlloc unpublishes, unstages and detaches the alloc's volumes and releases its claims. All tasks of the alloc
+// must have ended. It is legal in any state and any number of times. After an error the shim continues by itself.
 func (h *Host) ReleaseAlloc(ctx context.Context, id AllocID) error {
 	req := &pb.ReleaseAllocRequest{Call: mutating(), Alloc: string(id)}
 	h.prepares.stop(ctx, id)
@@ -50,7 +50,7 @@ func (h *Host) ReleaseAlloc(ctx context.Context, id AllocID) error {
 // explainLimit bounds the call that explains an error after the caller's time is up.
 const explainLimit = 250 * time.Millisecond
 
-// withWaits adds what the alloc waits for to an error that says only that the time is up.
+// withWaits adds to a deadline error what the alloc waits for.
 func (h *Host) withWaits(ctx context.Context, id AllocID, err error) error {
 	if !errors.Is(err, context.DeadlineExceeded) {
 		return err

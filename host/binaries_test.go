@@ -69,7 +69,7 @@ func (w *env) refuse(names ...string) {
 	}
 }
 
-// A binary that never was active pushes none out that was: the one before can be swapped back to, at the next host too.
+// A refused binary evicts none that was active: the one before can be swapped back to, at the next host too.
 func TestRefusedBinariesEvictNone(t *testing.T) {
 	t.Parallel()
 	w := newEnv(t)

@@ -14,7 +14,7 @@ import (
 	"holdfast/registry"
 )
 
-// Config is where a host keeps its state, which shim it runs, and what it can do. StateDir and Shim are required.
+// Config says where a host keeps its state, which shim it runs, and what it supports. StateDir and Shim are required.
 type Config struct {
 	StateDir string // kept over restarts; created with mode 0700 if it does not exist. One host at a time
 	RunDir   string // sockets; default /run/holdfast/<8 hex of StateDir's digest>, without root below XDG_RUNTIME_DIR
@@ -24,7 +24,7 @@ type Config struct {
 	Operations []Operation // plan operations that this orchestrator can apply; default all
 	Blocks     []string    // block types of job files that it supports, beside the usual ones
 
-	// Workload is what still runs after a restart of this host. What is not in it is taken down.
+	// Workload lists the tasks and allocs that still run after a restart of this host. The shim takes down all others.
 	Workload Workload
 
 	// The shim's callbacks. Each function may be called concurrently, and has to return soon after its ctx ends: Close

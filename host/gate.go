@@ -64,7 +64,7 @@ func (h *Host) gateOps() gateOps {
 	}
 }
 
-// access is what a call does to the state.
+// access says whether a call changes the state.
 type access bool
 
 const (
@@ -111,7 +111,7 @@ func (g *gate) countWaiting() {
 // connection broke.
 const retrySame = 100 * time.Millisecond
 
-// held is how a call waits for shims.
+// held tracks how long a call waits for shims.
 type held struct {
 	left time.Duration // how long it may still wait
 	why  error         // why it waited last; nil: it has not
@@ -237,8 +237,8 @@ func timeIsUp(ctx context.Context) bool {
 	return ctx.Err() != nil || limited && time.Until(end) < 50*time.Millisecond
 }
 
-// noTimeLeft reports whether a call was cut off because its caller's time is up. If its shim has ended or is not
-// active, what time is left is for the next one.
+// noTimeLeft reports whether a call was cut off because its caller's time is up. If its shim has exited or is not
+// active, the call still has a moment at the next one.
 func noTimeLeft(ctx context.Context, err error) bool {
 	return ctx.Err() != nil || timeIsUp(ctx) && status.Code(err) != codes.Unavailable
 }

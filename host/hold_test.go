@@ -16,7 +16,7 @@ import (
 	"holdfast/host"
 )
 
-// No call fails meanwhile.
+// No call fails while the shim keeps dying.
 func TestShimThatKeepsDyingIsStartedMoreRarely(t *testing.T) {
 	t.Parallel()
 	w := openEnv(t)

@@ -74,7 +74,7 @@ func TestSwapEndsAStartThatHangs(t *testing.T) {
 	}
 }
 
-// The call that it had is answered by the next shim.
+// The next shim answers the call that the frozen one had.
 func TestFrozenShimIsStartedAgain(t *testing.T) {
 	t.Parallel()
 	w := newEnv(t)
@@ -89,7 +89,7 @@ func TestFrozenShimIsStartedAgain(t *testing.T) {
 	}
 }
 
-// It is killed, as it does not release the state. ShimState shows each slow step, and the operator.
+// The frozen shim is killed, as it does not release the state. ShimState shows each slow step, and the operator.
 func TestFrozenShimIsReplaced(t *testing.T) {
 	t.Parallel()
 	w := newEnv(t)

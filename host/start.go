@@ -21,7 +21,7 @@ const Version = "0.1.0"
 // digest names a binary in the store.
 type digest = launch.Digest
 
-// shim is one process: a candidate, active, or standing by.
+// shim is one process: a candidate, active, or on standby.
 type shim struct {
 	process *launch.Process
 	binary  digest
@@ -39,22 +39,22 @@ const (
 	startTries    = 3 // after so many starts that fail by themselves, the binary is considered broken
 )
 
-// startFirst starts the first shim of this host: the chosen binary, or the one before it if the swap to it was in its
-// bake when the host ended, and it does not start.
+// startFirst starts the first shim of this host. If the last host ended during the bake of a swap, and the new binary
+// does not start, it starts the old one.
 func (h *Host) startFirst(ctx, run context.Context) (*shim, error) {
 	defer func() { h.history.settle(h.running.Load().SHA256) }()
 	binary, fallback := h.decide(ctx, *h.running.Load())
-	h.choose(binary, fallback)
+	h.recordChoice(binary, fallback)
 	sh, err := h.startRepeatedly(ctx, run)
 	switch {
 	case err == nil:
-		h.chosen(binary, digest{})
+		h.recordActive(binary, digest{})
 		return sh, nil
 	case fallback.SHA256 == "" || ctx.Err() != nil || sh != nil:
 		return nil, err
 	}
 	h.config.Logger.Error("the shim of the last swap cannot be started; starting the one before it", "error", err)
-	h.chosen(fallback, digest{})
+	h.recordActive(fallback, digest{})
 	return h.startRepeatedly(ctx, run)
 }
 
@@ -94,7 +94,7 @@ func (h *Host) startRepeatedly(ctx, run context.Context) (*shim, error) {
 	}
 }
 
-// gaveUp adds to the error of the last start why there is no other one.
+// gaveUp adds to the error of the last start why no other start follows.
 func gaveUp(ctx context.Context, last error) error {
 	if end := context.Cause(ctx); !errors.Is(last, end) {
 		return fmt.Errorf("gave up starting the shim: %w; the last start: %w", end, last)
@@ -157,7 +157,7 @@ func (s *shim) hello(ctx context.Context, c Config) error {
 	return s.candidateError(ctx, err)
 }
 
-// logLevel returns the arguments that have the shim log what the logger takes.
+// logLevel returns the shim's arguments for the level of the logger.
 func logLevel(log hclog.Logger) []string {
 	level := log.GetLevel()
 	switch level {
@@ -169,7 +169,7 @@ func logLevel(log hclog.Logger) []string {
 	return []string{"-log-level", level.String()}
 }
 
-// withLastLines adds what the process wrote last: of a panic its first lines, which say what it was.
+// withLastLines adds the last lines of the process's log to an error, or the first lines of its panic.
 func withLastLines(err error, p *launch.Process) error {
 	lines := p.LastLines()
 	if len(lines) == 0 {

@@ -78,12 +78,12 @@ func (c *Config) removeFiles(patterns ...string) error {
 	return all
 }
 
-// removeUnfinished removes what an earlier host that died has not finished. No file of this host is being written yet.
+// removeUnfinished removes the temporary files of an earlier host that died. This host has written none yet.
 func (c *Config) removeUnfinished() error {
 	return c.removeFiles(rehearsalFile+"*", "."+choiceFile+"*", "."+historyFile+"*")
 }
 
-// The files, in the state directory.
+// Names of files in the state directory.
 const (
 	choiceFile    = "shim.json"
 	historyFile   = "swaps.json"
@@ -106,7 +106,7 @@ type choice struct {
 // maxRan bounds choice.Ran.
 const maxRan = 3
 
-// openChoice reads the file. A file that cannot be read decides nothing.
+// openChoice reads the file. An unreadable file is an empty choice.
 func openChoice(dir string) *choice {
 	c := &choice{path: filepath.Join(dir, choiceFile)}
 	text, err := os.ReadFile(c.path)
@@ -119,8 +119,8 @@ func openChoice(dir string) *choice {
 // wanted returns the binaries that may be needed again. A binary that never was active is not among them.
 func (c *choice) wanted() []string { return append([]string{c.Running, c.Previous}, c.Ran...) }
 
-// ran notes that a binary is active. If it is the previous one, the running one has been rolled back.
-func (c *choice) ran(sum string) {
+// noteActive notes that a binary is active. If it is the previous one, the running one was rolled back.
+func (c *choice) noteActive(sum string) {
 	failed := sum
 	if sum == c.Previous {
 		failed = c.Running
@@ -163,15 +163,15 @@ func (h *Host) decide(ctx context.Context, configured digest) (run, fallback dig
 	return run, fallback
 }
 
-// chosen is choose for a binary that is or was active.
-func (h *Host) chosen(run, previous digest) {
-	h.choice.ran(run.SHA256)
-	h.choose(run, previous)
+// recordActive is recordChoice for a binary that is or was active.
+func (h *Host) recordActive(run, previous digest) {
+	h.choice.noteActive(run.SHA256)
+	h.recordChoice(run, previous)
 }
 
-// choose has this host and the next one run a binary while the previous one stands by. One goroutine at a time calls
-// it.
-func (h *Host) choose(run, previous digest) {
+// recordChoice makes run the binary that this host and the next one start, and previous the one to fall back on. One
+// goroutine at a time calls it.
+func (h *Host) recordChoice(run, previous digest) {
 	h.running.Store(&run)
 	h.choice.Running, h.choice.Previous = run.SHA256, previous.SHA256
 	h.binaries.Keep(h.choice.wanted()...)

@@ -10,12 +10,12 @@ import (
 func TestRolledBackBinariesAreNotAmongThoseKept(t *testing.T) {
 	t.Parallel()
 	c := &choice{}
-	c.ran("a")
-	c.ran("b")
+	c.noteActive("a")
+	c.noteActive("b")
 	for _, failed := range []string{"x", "y", "z"} {
-		c.ran(failed)
+		c.noteActive(failed)
 		c.Running, c.Previous = failed, "b"
-		c.ran("b")
+		c.noteActive("b")
 		c.Running, c.Previous = "b", ""
 	}
 	if !slices.Equal(c.Ran, []string{"b", "a"}) {

@@ -98,7 +98,7 @@ func newSupervisor(h *Host, gate gateOps, first peer) *supervisor {
 	return s
 }
 
-// run returns what went wrong at the end of the last shim.
+// run runs until ctx ends. It returns the error of ending the last shim.
 func (s *supervisor) run(ctx context.Context) error {
 	for {
 		if p := s.readySwap(); p != nil {
@@ -171,7 +171,7 @@ func (s *supervisor) signals() (c signals) {
 	return c
 }
 
-// readySwap returns the swap that waits, once nothing is in its way; nil: none.
+// readySwap returns the waiting swap once no start and no commit is under way; nil: none.
 func (s *supervisor) readySwap() *preparedSwap {
 	if s.committing != nil || s.starting != nil {
 		return nil
@@ -245,11 +245,11 @@ func (s *supervisor) restart(ctx context.Context) {
 	s.cleanUp(ctx, dead)
 	if baked != nil {
 		s.history.add(baked.report)
-		s.chosen(baked.digest, digest{})
+		s.recordActive(baked.digest, digest{})
 	}
 }
 
-// cleanUp removes what a dead shim has left.
+// cleanUp removes the files of a dead shim.
 func (s *supervisor) cleanUp(ctx context.Context, dead peer) {
 	if err := dead.stop(ctx); err != nil {
 		s.config.Logger.Warn("a dead shim has left something", "error", err)
@@ -321,7 +321,7 @@ func (s *supervisor) start(ctx context.Context) {
 	}
 }
 
-// limitStart has a start that is under way end soon: it may hang, and a candidate is ready to take its place.
+// limitStart ends a start after startGrace: it may hang, and a candidate is ready to take its place.
 func (s *supervisor) limitStart() {
 	if p := s.starting; p != nil {
 		time.AfterFunc(startGrace, func() { p.cancel(errCalledOff) })
@@ -414,7 +414,7 @@ func (s *supervisor) swapped(p *preparedSwap, old peer) {
 	s.running.Store(&p.digest)
 	s.setActive(p.swap.next)
 	s.history.add(s.baking.report)
-	s.chosen(p.digest, s.baking.digest)
+	s.recordActive(p.digest, s.baking.digest)
 }
 
 // commit ends the bake: the old shim is not needed any more.
@@ -423,7 +423,7 @@ func (s *supervisor) commit(ctx context.Context) {
 	if b == nil {
 		return
 	}
-	s.chosen(*s.running.Load(), digest{})
+	s.recordActive(*s.running.Load(), digest{})
 	b.stopped = make(chan error, 1)
 	s.committing = b
 	b.began = time.Now()

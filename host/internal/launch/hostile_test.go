@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unicode/utf8"
 
@@ -84,29 +85,29 @@ func FuzzHandshake(f *testing.F) {
 }
 
 func TestStderrHasABudget(t *testing.T) {
-	now := time.Unix(0, 0)
-	log := newCountingLogger(t)
-	s := newLogReader(log)
-	s.budget = newBudget(func() time.Time { return now })
-	for range 5 * linesPerSec {
+	synctest.Test(t, func(t *testing.T) {
+		log := newCountingLogger(t)
+		s := newLogReader(log)
+		for range 5 * linesPerSec {
+			s.take([]byte("word"), 0)
+		}
+		if log.lines != linesPerSec {
+			t.Errorf("%d lines logged at once", log.lines)
+		}
+		time.Sleep(time.Second)
 		s.take([]byte("word"), 0)
-	}
-	if log.lines != linesPerSec {
-		t.Errorf("%d lines logged at once", log.lines)
-	}
-	now = now.Add(time.Second)
-	s.take([]byte("word"), 0)
-	if log.levels[hclog.Warn] != 1 || log.lines != linesPerSec+2 {
-		t.Errorf("after a second: %d lines, %v", log.lines, log.levels)
-	}
-	now = now.Add(time.Second)
-	long := strings.Repeat("x", maxLine)
-	for range 2 * bytesPerSec / maxLine {
-		s.take([]byte(long), 0)
-	}
-	if got := log.lines - linesPerSec - 2; got != bytesPerSec/maxLine {
-		t.Errorf("%d lines of 64 KiB logged at once", got)
-	}
+		if log.levels[hclog.Warn] != 1 || log.lines != linesPerSec+2 {
+			t.Errorf("after a second: %d lines, %v", log.lines, log.levels)
+		}
+		time.Sleep(time.Second)
+		long := []byte(strings.Repeat("x", maxLine))
+		for range 2 * bytesPerSec / maxLine {
+			s.take(long, 0)
+		}
+		if got := log.lines - linesPerSec - 2; got != bytesPerSec/maxLine {
+			t.Errorf("%d lines of 64 KiB logged at once", got)
+		}
+	})
 }
 
 // Without root, modes of directories also bind their owner. Directories that a shim has closed are removed all the

@@ -44,13 +44,9 @@ func (i *image) unchanged() bool {
 	return err == nil && now == i.state
 }
 
-// acquire returns a descriptor of the verified content of the digest, and counts its user. The caller closes it. A
-// verified image is returned at once, though another binary is being read: calls wait for a restart.
-func (s *Store) acquire(ctx context.Context, d Digest) (*os.File, error) {
-	sum, err := parseSum(d.SHA256)
-	if err != nil {
-		return nil, err
-	}
+// acquire returns a descriptor of the verified content of the digest, and counts its user. The caller closes it. Calls
+// are held until a crashed shim is started again, so acquire does not wait for another binary that is being read.
+func (s *Store) acquire(ctx context.Context, sum string) (*os.File, error) {
 	if f, err := s.ready(sum); f != nil || err != nil {
 		return f, err
 	}

@@ -33,7 +33,7 @@ func Start(ctx context.Context, opts Options) (*Process, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, opts.StartTimeout,
 		registry.Errorf(registry.ErrUnavailable, "no answer within %v", opts.StartTimeout))
 	defer cancel()
-	binary, err := opts.Store.acquire(ctx, opts.Digest)
+	binary, err := opts.Store.acquire(ctx, opts.Digest.SHA256)
 	if err != nil {
 		return nil, err
 	}

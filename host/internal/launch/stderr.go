@@ -29,16 +29,14 @@ const (
 type logReader struct {
 	log     hclog.Logger
 	budget  budget
-	dying   bool // a panic's trace has begun: what follows is part of it
+	dying   bool // a panic's trace has begun: the next lines are part of it
 	skipped int  // lines over the budget, not reported yet
 
 	mu   sync.Mutex // guards tail
 	tail []string
 }
 
-func newLogReader(log hclog.Logger) *logReader {
-	return &logReader{log: log, budget: newBudget(time.Now)}
-}
+func newLogReader(log hclog.Logger) *logReader { return &logReader{log: log} }
 
 // run reads until the end of stderr. Only a logger that blocks makes it stop reading.
 func (r *logReader) run(stderr io.Reader) {
@@ -185,20 +183,14 @@ func printable(text []byte) string {
 	return strings.ReplaceAll(display.Escape(string(text)), "\n", `\n`)
 }
 
-// budget bounds lines and bytes per second, with a second's worth at once.
+// budget bounds lines and bytes per second, with a second's worth at once. The zero value is full.
 type budget struct {
-	now   func() time.Time
-	at    time.Time
-	lines float64
-	bytes float64
-}
-
-func newBudget(now func() time.Time) budget {
-	return budget{now: now, at: now(), lines: linesPerSec, bytes: bytesPerSec}
+	at           time.Time
+	lines, bytes float64
 }
 
 func (b *budget) take(size int) bool {
-	now := b.now()
+	now := time.Now()
 	passed := now.Sub(b.at).Seconds()
 	b.at = now
 	b.lines = min(b.lines+passed*linesPerSec, linesPerSec)
