@@ -15,12 +15,9 @@ import (
 
 // fakePeer is a peer without a process. It records its calls in a script that both peers share.
 type fakePeer struct {
+	faults
 	name   string
 	script *[]string
-	fails  map[string]error // by call
-	hangs  map[string]bool  // by call, until its context ends
-	takes  time.Duration    // for each of quiesce, release and activate
-	stuck  bool             // it does not die
 	gone   chan struct{}
 	owner  *string      // name of the peer that has the state
 	frozen atomic.Bool  // does not answer ping, and ends slowly
@@ -132,10 +129,10 @@ var fenced = registry.Errorf(registry.ErrFenced, "a newer generation owns it")
 
 // faults are what a fakePeer does wrong.
 type faults struct {
-	fails map[string]error
-	hangs map[string]bool
-	takes time.Duration
-	stuck bool
+	fails map[string]error // by call
+	hangs map[string]bool  // by call, until its context ends
+	takes time.Duration    // for each of quiesce, release and activate
+	stuck bool             // it does not die
 }
 
 func fails(calls ...string) (f faults) {
@@ -217,10 +214,7 @@ var swapCases = []struct {
 }
 
 func newFakePeer(name string, f faults, script *[]string, owner *string) *fakePeer {
-	return &fakePeer{
-		name: name, script: script, owner: owner, gone: make(chan struct{}),
-		fails: f.fails, hangs: f.hangs, takes: f.takes, stuck: f.stuck,
-	}
+	return &fakePeer{faults: f, name: name, script: script, owner: owner, gone: make(chan struct{})}
 }
 
 // Each case runs in fake time.

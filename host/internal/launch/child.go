@@ -155,9 +155,7 @@ func (p *pipes) closeHosts() { closeAll(p.stdoutR, p.stderrR, p.lifeW) }
 
 func closeAll(files ...*os.File) {
 	for _, f := range files {
-		if f != nil {
-			_ = f.Close()
-		}
+		_ = f.Close() // nil is closed already
 	}
 }
 

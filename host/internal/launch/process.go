@@ -70,36 +70,25 @@ func (p *Process) start(ctx context.Context, opts Options) error {
 		Logger:           hclog.NewNullLogger(), // our errors have what matters of its messages
 		GRPCDialOptions:  p.runner.dialOptions(opts.StartTimeout),
 	})
-	if _, err := p.client.Start(); err != nil {
-		return errors.Join(err, p.abandon())
+	_, err := p.client.Start()
+	if p.runner.child == nil { // nothing was executed
+		p.client.Kill()
+		p.release()
+		return errors.Join(err, p.dir.remove())
 	}
 	go p.cleanAfterDeath()
-	err := p.connect(ctx)
-	if err != nil {
-		err = p.runner.explainDeath(err)
-	} else {
-		err = checkNamespace(p.PID())
-	}
-	if err != nil {
-		err = p.runner.fail(err)
-		if p.Err() == nil { // it does not die: the error says so
-			return err
+	if err == nil {
+		if err = p.connect(ctx); err != nil {
+			err = p.runner.explainDeath(err)
+		} else if err = checkNamespace(p.PID()); err == nil {
+			return nil
 		}
+	}
+	err = p.runner.fail(err)
+	if p.Err() != nil { // else it does not die, and the error says so
 		<-p.cleaned
-		return err
 	}
-	return nil
-}
-
-// abandon cleans up after a start that go-plugin has given up. If the process does not die, its files stay.
-func (p *Process) abandon() error {
-	if err := p.runner.Kill(context.WithoutCancel(p.runner.ctx)); err != nil {
-		return err
-	}
-	p.runner.readers.Wait()
-	p.client.Kill()
-	p.release()
-	return p.dir.remove()
+	return err
 }
 
 // connect gets the connection and one answer. go-plugin's own call has no deadline: a frozen shim would block it for

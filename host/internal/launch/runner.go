@@ -62,7 +62,7 @@ func (r *runner) prepare(_ hclog.Logger, cmd *exec.Cmd, dir string) (goplugin.Ru
 	return r, nil
 }
 
-// Start returns once the shim has sent an acceptable handshake. It leaves no process behind if it fails.
+// Start returns once the shim has sent an acceptable handshake. After an error the process may run.
 func (r *runner) Start(context.Context) error {
 	child, err := startChild(r.binary, r.args, r.env)
 	if err != nil {
@@ -71,10 +71,7 @@ func (r *runner) Start(context.Context) error {
 	r.child = child
 	r.readers.Go(func() { r.stdout.run(child.stdout); _ = child.stdout.Close() })
 	r.readers.Go(func() { r.stderr.run(child.stderr); _ = child.stderr.Close() })
-	if err := r.awaitHandshake(); err != nil {
-		return r.fail(err)
-	}
-	return nil
+	return r.awaitHandshake()
 }
 
 // awaitHandshake waits for the first line, the death of the shim, or the end of the start's time.
