@@ -20,41 +20,53 @@ const callbackLimit = 10 * time.Second
 // maxSecret bounds a secret's value, in bytes.
 const maxSecret = 64 << 10
 
-// Callbacks sends requests to the host over the stream that the host opened. The zero value waits for that stream.
+// Callbacks sends requests to the host over the stream that the host opens. The zero value waits for that stream.
 type Callbacks struct {
 	pb.UnimplementedCallbacksServer
 
-	mu      sync.Mutex // guards stream, arrived and last; never held during I/O
-	stream  *callbackStream
-	arrived chan struct{} // closed when a stream arrives
-	last    uint64
-
-	files secretFiles
+	files  secretFiles
+	mu     sync.Mutex     // guards the fields below; held only to read or replace them
+	queue  chan *callback // to the open stream
+	cancel func()         // ends the sending of the newest stream
 }
 
-// callbackStream is one stream from the host and its pending requests.
-type callbackStream struct {
-	out     chan *pb.CallbackRequest
-	gone    chan struct{}
-	mu      sync.Mutex // guards waiting
-	waiting map[uint64]chan *pb.CallbackReply
+// callback is one request to the host.
+type callback struct {
+	req   *pb.CallbackRequest
+	reply chan *pb.CallbackReply // gets one reply, or is closed at the end of the stream
+}
+
+// opened returns the queue of requests. A stream that was opened passes cancel, which replaces the older stream.
+func (c *Callbacks) opened(cancel func()) chan *callback {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.queue == nil {
+		c.queue = make(chan *callback)
+	}
+	if cancel != nil {
+		if c.cancel != nil {
+			c.cancel()
+		}
+		c.cancel = cancel
+	}
+	return c.queue
 }
 
 // Serve serves the host's stream. A newer stream replaces the older one.
 func (c *Callbacks) Serve(stream grpc.BidiStreamingServer[pb.CallbackReply, pb.CallbackRequest]) error {
-	s := &callbackStream{out: make(chan *pb.CallbackRequest), gone: make(chan struct{}),
-		waiting: map[uint64]chan *pb.CallbackReply{}}
-	defer close(s.gone)
-	c.attach(s)
-	var wg sync.WaitGroup
-	defer wg.Wait()
 	ctx, cancel := context.WithCancel(stream.Context())
+	queue, pending := c.opened(cancel), pendingCallbacks{calls: map[uint64]*callback{}}
+	var sending sync.WaitGroup
+	defer pending.end()
+	defer sending.Wait()
 	defer cancel()
-	wg.Go(func() {
-		for {
+	sending.Go(func() {
+		for id := uint64(1); ; id++ {
 			select {
-			case ask := <-s.out:
-				if stream.Send(ask) != nil {
+			case call := <-queue:
+				call.req.Id = id
+				pending.add(call)
+				if stream.Send(call.req) != nil {
 					return
 				}
 			case <-ctx.Done():
@@ -67,123 +79,76 @@ func (c *Callbacks) Serve(stream grpc.BidiStreamingServer[pb.CallbackReply, pb.C
 		if err != nil {
 			return err
 		}
-		s.answer(reply)
+		pending.answer(reply)
 	}
 }
 
-func (c *Callbacks) attach(s *callbackStream) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.stream = s
-	if c.arrived != nil {
-		close(c.arrived)
-		c.arrived = nil
+// pendingCallbacks are the requests of one stream that have no reply yet.
+type pendingCallbacks struct {
+	mu    sync.Mutex // guards calls
+	calls map[uint64]*callback
+}
+
+func (p *pendingCallbacks) add(call *callback) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.calls[call.req.GetId()] = call
+}
+
+func (p *pendingCallbacks) answer(reply *pb.CallbackReply) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if call := p.calls[reply.GetId()]; call != nil {
+		delete(p.calls, reply.GetId())
+		call.reply <- reply
 	}
 }
 
-func (s *callbackStream) answer(reply *pb.CallbackReply) {
-	s.mu.Lock()
-	waits := s.waiting[reply.GetId()]
-	delete(s.waiting, reply.GetId())
-	s.mu.Unlock()
-	if waits != nil {
-		waits <- reply
+func (p *pendingCallbacks) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, call := range p.calls {
+		close(call.reply)
 	}
 }
 
-// current waits for an open stream and returns it with the next request id.
-func (c *Callbacks) current(ctx context.Context) (*callbackStream, uint64, error) {
-	for {
-		c.mu.Lock()
-		if c.stream != nil && !closed(c.stream.gone) {
-			defer c.mu.Unlock()
-			c.last++
-			return c.stream, c.last, nil
-		}
-		if c.arrived == nil {
-			c.arrived = make(chan struct{})
-		}
-		arrived := c.arrived
-		c.mu.Unlock()
-		select {
-		case <-arrived:
-		case <-ctx.Done():
-			return nil, 0, registry.Errorf(registry.ErrUnavailable, "the host serves no callbacks: %w",
-				context.Cause(ctx))
-		}
-	}
-}
-
-func closed(c chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
-
-// ask sends one request to the host and returns the value of the reply.
-func (c *Callbacks) ask(ctx context.Context, what string, ask *pb.CallbackRequest) ([]byte, error) {
+// call sends one request to the host and returns the value of the reply.
+func (c *Callbacks) call(ctx context.Context, what string, req *pb.CallbackRequest) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, callbackLimit)
 	defer cancel()
-	s, id, err := c.current(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", what, err)
-	}
 	end, _ := ctx.Deadline()
-	ask.Id, ask.Deadline = id, durationpb.New(time.Until(end))
-	reply, err := s.put(ctx, ask)
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("%s: %w", what, err)
-	case reply.GetError() != "":
-		kind, _ := wire.KindError(reply.GetKind())
-		return nil, registry.Errorf(kind, "%s: %s", what, reply.GetError())
+	req.Deadline = durationpb.New(time.Until(end))
+	call := &callback{req, make(chan *pb.CallbackReply, 1)}
+	select {
+	case c.opened(nil) <- call:
+	case <-ctx.Done():
+		return nil, registry.Errorf(registry.ErrUnavailable, "%s: the host serves no callbacks: %w", what,
+			context.Cause(ctx))
 	}
-	return reply.GetValue(), nil
-}
-
-// put sends the request and waits for the reply with its id.
-func (s *callbackStream) put(ctx context.Context, ask *pb.CallbackRequest) (*pb.CallbackReply, error) {
-	answer := make(chan *pb.CallbackReply, 1)
-	s.expect(ask.GetId(), answer)
-	defer s.expect(ask.GetId(), nil)
-	out := s.out
-	for {
-		select {
-		case out <- ask:
-			out = nil
-		case reply := <-answer:
-			return reply, nil
-		case <-s.gone:
-			return nil, registry.Errorf(registry.ErrUnavailable, "the host went away")
-		case <-ctx.Done():
-			return nil, registry.Errorf(registry.ErrUnavailable, "the host gave no answer: %w", context.Cause(ctx))
+	select {
+	case reply, answered := <-call.reply:
+		switch {
+		case !answered:
+			return nil, registry.Errorf(registry.ErrUnavailable, "%s: the host went away", what)
+		case reply.GetError() != "":
+			kind, _ := wire.KindError(reply.GetKind())
+			return nil, registry.Errorf(kind, "%s: %s", what, reply.GetError())
 		}
+		return reply.GetValue(), nil
+	case <-ctx.Done():
+		return nil, registry.Errorf(registry.ErrUnavailable, "%s: the host gave no answer: %w", what, context.Cause(ctx))
 	}
-}
-
-// expect delivers the reply with that id to answer. A nil answer discards the reply.
-func (s *callbackStream) expect(id uint64, answer chan *pb.CallbackReply) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if answer == nil {
-		delete(s.waiting, id)
-		return
-	}
-	s.waiting[id] = answer
 }
 
 // File reads a file of the host that a job names with file().
 func (c *Callbacks) File(ctx context.Context, path string) ([]byte, error) {
-	return c.ask(ctx, fmt.Sprintf("file %q", path),
+	return c.call(ctx, fmt.Sprintf("file %q", path),
 		&pb.CallbackRequest{Ask: &pb.CallbackRequest_File{File: &pb.AskFile{Path: path}}})
 }
 
 // Fence asks the host to stop all writes from a lost node.
 func (c *Callbacks) Fence(ctx context.Context, node registry.NodeName) error {
-	_, err := c.ask(ctx, fmt.Sprintf("fence node %q", node),
+	_, err := c.call(ctx, fmt.Sprintf("fence node %q", node),
 		&pb.CallbackRequest{Ask: &pb.CallbackRequest_Fence{Fence: &pb.AskFence{Node: string(node)}}})
 	return err
 }
@@ -211,17 +176,17 @@ func (c *Callbacks) Resolve(
 }
 
 func (c *Callbacks) secret(ctx context.Context, ref registry.Secret) ([]byte, error) {
-	askFor := func(name string) ([]byte, error) {
-		return c.ask(ctx, fmt.Sprintf("secret %q", name),
+	fromHost := func(name string) ([]byte, error) {
+		return c.call(ctx, fmt.Sprintf("secret %q", name),
 			&pb.CallbackRequest{Ask: &pb.CallbackRequest_Secret{Secret: &pb.AskSecret{Name: name}}})
 	}
 	switch {
 	case ref.Env != "":
-		return askFor("env:" + ref.Env)
+		return fromHost("env:" + ref.Env)
 	case ref.File != "":
 		return c.files.read(ctx, ref.File)
 	case ref.Callback != "":
-		return askFor(ref.Callback)
+		return fromHost(ref.Callback)
 	}
 	return nil, registry.Invalid("it names no environment variable, file or callback")
 }
