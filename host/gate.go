@@ -114,7 +114,7 @@ const retrySame = 100 * time.Millisecond
 // held tracks how long a call waits for shims.
 type held struct {
 	left time.Duration // how long it may still wait
-	why  error         // why it waited last; nil: it has not
+	why  error         // why it had to wait until now, or until its time was up; nil: it did not
 }
 
 // enter waits for an active shim, until the caller's time to wait is used up, or ctx ends. If both end at once, ctx
@@ -134,6 +134,9 @@ func (g *gate) enter(ctx context.Context, a access, h *held, avoid *shim) (*shim
 		case !first && ctx.Err() != nil:
 			return nil, noShim(h.why, context.Cause(ctx))
 		case p.shim != nil:
+			if !timeIsUp(ctx) {
+				h.why = nil // a later timeout is not for the wait
+			}
 			return p.shim, nil
 		case first:
 			g.countWaiting()
@@ -154,7 +157,7 @@ func (g *gate) enter(ctx context.Context, a access, h *held, avoid *shim) (*shim
 }
 
 // timeoutError returns the error of a call that its shim has not answered in time: with why no shim is active, or why
-// the call was held before.
+// the call was held until its time was up.
 func (g *gate) timeoutError(h held, end error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
