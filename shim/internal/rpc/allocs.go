@@ -95,8 +95,8 @@ func (s *allocs) List(ctx context.Context, req *pb.ListAllocsRequest) (*pb.ListA
 	key := func(al registry.AllocStatus) string { return al.Key().Path }
 	part, next, at, err := list(ctx, s.s, req, key, wire.AllocProto,
 		func(ctx context.Context, a *Active) ([]registry.AllocStatus, registry.Seq, error) {
-			only, err := optional(req.GetAlloc(), registry.ParseAllocID)
-			if err != nil {
+			only := registry.AllocID(req.GetAlloc())
+			if err := optional(only, registry.ParseAllocID); err != nil {
 				return nil, 0, err
 			}
 			return a.Allocs.Status(ctx, only)

@@ -1,6 +1,8 @@
 package rpc
 
 import (
+	"cmp"
+
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
 	"holdfast/registry"
@@ -10,82 +12,65 @@ import (
 
 func taskKey(m *pb.TaskKey) (registry.TaskKey, error) {
 	k := wire.TaskKey(m)
-	if _, err := registry.ParseAllocID(string(k.Alloc)); err != nil {
-		return k, err
-	}
-	_, err := registry.ParseTaskName(string(k.Task))
-	return k, err
+	return k, cmp.Or(check(k.Alloc, registry.ParseAllocID), check(k.Task, registry.ParseTaskName))
 }
 
 func volumeName(m *pb.VolumeName) (registry.VolumeName, error) {
 	n := wire.VolumeName(m)
-	if n.Namespace == "" {
-		n.Namespace = registry.DefaultNamespace
-	}
-	if _, err := registry.ParseNamespace(string(n.Namespace)); err != nil {
-		return n, err
-	}
-	_, err := registry.ParseVolumeID(string(n.ID))
-	return n, err
+	n.Namespace = cmp.Or(n.Namespace, registry.DefaultNamespace)
+	return n, cmp.Or(check(n.Namespace, registry.ParseNamespace), check(n.ID, registry.ParseVolumeID))
 }
 
-// optional parses s unless it is empty.
-func optional[T ~string](s string, parse func(string) (T, error)) (T, error) {
-	if s == "" {
-		return "", nil
+// check returns the error of parsing a value.
+func check[T ~string](v T, parse func(string) (T, error)) error {
+	_, err := parse(string(v))
+	return err
+}
+
+// optional is check for a value that may be empty.
+func optional[T ~string](v T, parse func(string) (T, error)) error {
+	if v == "" {
+		return nil
 	}
-	return parse(s)
+	return check(v, parse)
 }
 
 // filters validates list filters. An invalid filter could match no record, so it is an error.
 func filters(namespace, volume, role, plugin string) error {
-	if _, err := optional(namespace, registry.ParseNamespace); err != nil {
-		return err
-	}
-	if _, err := optional(volume, registry.ParseVolumeID); err != nil {
-		return err
-	}
-	if _, err := optional(role, registry.ParseRole); err != nil {
-		return err
-	}
-	_, err := optional(plugin, registry.ParsePluginID)
-	return err
+	return cmp.Or(
+		optional(registry.Namespace(namespace), registry.ParseNamespace),
+		optional(registry.VolumeID(volume), registry.ParseVolumeID),
+		optional(registry.Role(role), registry.ParseRole),
+		optional(registry.PluginID(plugin), registry.ParsePluginID),
+	)
 }
 
 // checkSpec validates the spec and returns it with the default namespace and name filled in.
 func checkSpec(s registry.VolumeSpec) (registry.VolumeSpec, error) {
 	name, err := volumeName(wire.VolumeNameProto(s.VolumeName()))
-	if err != nil {
-		return s, err
-	}
-	s.Namespace = name.Namespace
-	if _, err := registry.ParsePluginID(string(s.Plugin)); err != nil {
+	s.Namespace, s.Name = name.Namespace, cmp.Or(s.Name, string(s.ID))
+	if err := cmp.Or(err,
+		check(s.Plugin, registry.ParsePluginID),
+		optional(s.External, registry.ParseExternalID),
+		optional(s.CloneID, registry.ParseVolumeID),
+		optional(s.CloneExternal, registry.ParseExternalID),
+		optional(s.SnapshotID, registry.ParseExternalID),
+		check(s.Name, registry.ParseCreateName),
+	); err != nil {
 		return s, err
 	}
 	sources := 0
-	for _, external := range []registry.ExternalID{s.External, s.CloneExternal, s.SnapshotID} {
-		if _, err := optional(string(external), registry.ParseExternalID); err != nil {
-			return s, err
-		}
-	}
-	if _, err := optional(string(s.CloneID), registry.ParseVolumeID); err != nil {
-		return s, err
-	}
 	for _, source := range []string{string(s.CloneID), string(s.CloneExternal), string(s.SnapshotID)} {
 		if source != "" {
 			sources++
 		}
 	}
-	if sources > 1 {
+	switch {
+	case sources > 1:
 		return s, registry.Invalid("volume %s names %d sources; a volume is filled from one", s.ID, sources)
-	}
-	if len(s.Capabilities) == 0 {
-		return s, registry.Invalid("volume %s names no capability; say at least one access_mode and attachment_mode",
+	case len(s.Capabilities) == 0:
+		return s, registry.Invalid("volume %s names no capability; give at least one access_mode and attachment_mode",
 			s.ID)
 	}
-	if s.Name == "" {
-		s.Name = string(s.ID)
-	}
-	_, err = registry.ParseCreateName(s.Name)
-	return s, err
+	return s, nil
 }
