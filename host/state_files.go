@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/google/renameio/v2"
+
+	"holdfast/host/internal/launch"
 )
 
 // writer writes files of the state directory, one after the other. It bounds how long a caller waits for a disk that
@@ -56,11 +58,7 @@ func replaceFile(path string, text []byte) error {
 	if err := renameio.WriteFile(path, text, 0o600, renameio.WithTempDir(dir)); err != nil {
 		return err
 	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return launch.SyncDir(dir)
 }
 
 // removeFiles removes the files of the state directory that match a pattern.

@@ -277,7 +277,7 @@ func (s *Store) publish(f *os.File, sum string) (fileState, error) {
 	if err := os.Rename(f.Name(), s.path(sum)); err != nil {
 		return fileState{}, err
 	}
-	if err := syncDir(s.dir); err != nil {
+	if err := SyncDir(s.dir); err != nil {
 		return fileState{}, err
 	}
 	return stateOf(f)
@@ -296,7 +296,8 @@ func (s *Store) hold(f *os.File, sum string, state fileState) *image {
 	return img
 }
 
-func syncDir(dir string) error {
+// SyncDir makes the names in a directory durable.
+func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
 		return err
