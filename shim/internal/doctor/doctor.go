@@ -117,7 +117,7 @@ func (d *Doctor) collect(ctx context.Context) (Facts, error) {
 // records reads the records.
 func (d *Doctor) records(ctx context.Context) (r Records, err error) {
 	err = d.state.View(ctx, func(v registry.View) error {
-		r = RecordsOf(v)
+		r = RecordsOf(v, d.Node)
 		return nil
 	})
 	return r, err

@@ -68,7 +68,7 @@ func placement() Placement {
 
 // placedIn is where the volume is attached and staged.
 func placedIn(v registry.View) Placement {
-	for _, p := range placementsOf(v) {
+	for _, p := range placementsOf(v, "") {
 		if p.Volume == key {
 			return p
 		}
@@ -85,7 +85,7 @@ func ref() registry.Ref {
 }
 
 func claim() registry.Claim {
-	return registry.Claim{Volume: key, Name: data.VolumeName(), Alloc: "a1", Request: "vol"}
+	return registry.Claim{Volume: key, Name: data.VolumeName(), Alloc: "a1", Request: "vol", Node: "n1"}
 }
 
 func instances(caps ...registry.Capability) []registry.Instance {

@@ -12,6 +12,7 @@ import (
 
 	"holdfast/internal/mount"
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
 )
 
 // sound is a node on which all is as it is recorded: one volume, published for one alloc.
@@ -28,6 +29,28 @@ func sound() Facts {
 			{Point: publishedAt(), FSType: "ext4", Source: "/dev/loop1"}},
 		Dirs: []mount.DirInfo{{Path: root().Host + "/publish", Entries: 2},
 			{Path: root().Host + "/stage", Entries: 1}, {Path: root().Host, Entries: 2}},
+	}
+}
+
+// A claim, or an attachment, of another node says nothing about what is attached and staged here.
+func TestRecordsOfOtherNodesDoNotCount(t *testing.T) {
+	there, elsewhere := placed()[0].(registry.Attachment), claim()
+	there.Node, there.NodeID, elsewhere.Node = "n2", "i-2", "n2"
+	log := registrytest.NewLog(time.Now)
+	registrytest.Put(t, log, append(placed(), data, there, elsewhere)...)
+	var r Records
+	if err := log.View(t.Context(), func(v registry.View) error { r = RecordsOf(v, "n1"); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Placements) != 1 || r.Placements[0].Attachment.Node != "n1" || len(r.Claims) != 0 {
+		t.Errorf("records of node n1: %+v, %+v", r.Placements, r.Claims)
+	}
+	f := sound()
+	f.Records.Placements, f.Records.Claims, f.Records.Refs = r.Placements, r.Claims, nil
+	if found := Examine(f); !slices.ContainsFunc(found, func(f registry.Finding) bool {
+		return f.Kind == registry.FoundUnowned
+	}) {
+		t.Errorf("found %v", found)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,16 +29,16 @@ type Placement struct {
 	Staging    registry.Staging
 }
 
-// RecordsOf reads the records.
-func RecordsOf(v registry.View) Records {
+// RecordsOf reads the records. It leaves out placements and claims of other nodes than this one, unless this is empty.
+func RecordsOf(v registry.View, this registry.NodeName) Records {
+	claims := slices.DeleteFunc(v.AllClaims(), func(c registry.Claim) bool { return this != "" && c.Node != this })
 	return Records{
-		Volumes: v.Volumes(), Placements: placementsOf(v), Refs: v.AllRefs(), Claims: v.AllClaims(),
-		Intents:   v.Intents(),
-		Instances: v.AllInstances(),
+		Volumes: v.Volumes(), Placements: placementsOf(v, this), Refs: v.AllRefs(), Claims: claims,
+		Intents: v.Intents(), Instances: v.AllInstances(),
 	}
 }
 
-func placementsOf(v registry.View) (list []Placement) {
+func placementsOf(v registry.View, this registry.NodeName) (list []Placement) {
 	at := map[registry.VolumeKey]int{}
 	for _, s := range v.Stagings() {
 		if s.State != registry.MarkNone {
@@ -45,6 +46,9 @@ func placementsOf(v registry.View) (list []Placement) {
 		}
 	}
 	for _, a := range v.AllAttachments() {
+		if this != "" && a.Node != this {
+			continue
+		}
 		if i, staged := at[a.Volume]; staged {
 			list[i].Attachment = a
 		} else {

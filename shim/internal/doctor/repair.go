@@ -65,7 +65,7 @@ type repair struct {
 func (r *repair) mark(ctx context.Context, plan string) error {
 	err := commit(ctx, r.state, func(v registry.View) (registry.Change, error) {
 		now := r.facts
-		now.Records = RecordsOf(v)
+		now.Records = RecordsOf(v, r.Node)
 		if Digest(Examine(now)) != plan {
 			return registry.Change{}, errStale
 		}
@@ -195,7 +195,7 @@ func (r *repair) adoptOne(ctx context.Context, f *registry.Finding) error {
 	}
 	err = commit(ctx, r.state, func(v registry.View) (registry.Change, error) {
 		now := r.facts
-		now.Records = RecordsOf(v)
+		now.Records = RecordsOf(v, r.Node)
 		e := newExaminer(now)
 		if _, still := e.adoptable(f.Path); !still || covers(e.known, f.Path) || covers(e.expected, f.Path) {
 			return registry.Change{}, errStale

@@ -55,7 +55,7 @@ func (d *Doctor) Start(ctx context.Context, s Survey) ([]registry.Finding, error
 // of a volume checks its mount, so a mark that could not be committed costs only a message.
 func (d *Doctor) record(ctx context.Context, f Facts) (findings []registry.Finding, err error) {
 	err = commit(ctx, d.state, func(v registry.View) (registry.Change, error) {
-		f.Records = RecordsOf(v)
+		f.Records = RecordsOf(v, d.Node)
 		findings = Examine(f)
 		change := Marked(f.Records, findings, f.Now)
 		change.Events = bounded(change.Events, f.Now)

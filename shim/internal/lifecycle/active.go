@@ -127,7 +127,7 @@ func (r *activeState) load(ctx context.Context, p *Process, in handoff) (err err
 	}
 	r.feed = registry.NewFeed(r.store, r.table, registry.RecentEvents)
 	if !in.graceful() { // decode the records while the survey runs, which they are compared with
-		if err := r.store.View(ctx, func(v registry.View) error { doctor.RecordsOf(v); return nil }); err != nil {
+		if err := r.store.View(ctx, func(v registry.View) error { doctor.RecordsOf(v, r.node); return nil }); err != nil {
 			return fmt.Errorf("load the records: %w", err)
 		}
 	}
@@ -167,7 +167,7 @@ func (r *activeState) build(
 	}
 	suspended := csi.NewSuspensions(layout.Suspensions())
 	stager := node.NewStager(calls, r.fleet, m, node.Options{
-		Layout: layout, Check: true, Inspect: m.Inspect, Parts: m, Suspended: suspended,
+		Layout: layout, Node: hello.Node, Check: true, Inspect: m.Inspect, Parts: m, Suspended: suspended,
 	})
 	r.meter, r.health = stager, stager.WatchHealth
 	r.volumes = controller.New(calls, r.fleet, stager, p.log.Named("volumes"))

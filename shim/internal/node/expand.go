@@ -64,7 +64,7 @@ func (s *Stager) Grow(
 // expansion returns the records of the volume and its open call.
 func (s *Stager) expansion(ctx context.Context, key registry.VolumeKey) (st state, open registry.Intent, err error) {
 	err = s.State.View(ctx, func(view registry.View) error {
-		st = stateOf(view, key)
+		st = s.stateOf(view, key)
 		open, _ = view.NodeIntent(key)
 		return nil
 	})

@@ -87,7 +87,7 @@ func (s *Stager) forgetHealth(ctx context.Context, v registry.Volume) error {
 // change has no event.
 func (s *Stager) judged(ctx context.Context, key registry.VolumeKey, says registry.VolumeCondition, tell bool) error {
 	_, err := registry.Ensure(ctx, s.State, func(view registry.View) (registry.Change, error) {
-		st := stateOf(view, key)
+		st := s.stateOf(view, key)
 		if st.volume.ID == "" || len(st.refs) == 0 && st.staging.State == registry.MarkNone {
 			return registry.Change{}, nil
 		}

@@ -233,7 +233,7 @@ func (n *historyEnv) startShim() {
 		Plugins: s.table, Secrets: noSecrets{}, Locks: &intent.Locks{},
 	}
 	stager := node.NewStager(calls, s.fleet, kernel{n.boot, n.mounts},
-		node.Options{Layout: layout, Check: n.mounts != nil})
+		node.Options{Layout: layout, Node: nodeName, Check: n.mounts != nil})
 	s.volumes = controller.New(calls, s.fleet, stager, hclog.NewNullLogger())
 	s.allocs = node.NewAllocs(calls, s.volumes, stager,
 		node.Host{Node: nodeName, Operations: hooks.Operations}, hclog.NewNullLogger())

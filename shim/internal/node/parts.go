@@ -114,7 +114,7 @@ func (s *Stager) recordParts(ctx context.Context, r registry.Ref, parts []hooks.
 		return nil
 	}
 	_, err := s.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
-		now, found := stateOf(view, r.Volume).ref(r.ClaimKey())
+		now, found := s.stateOf(view, r.Volume).ref(r.ClaimKey())
 		if !found || now.Publish != registry.MarkDone {
 			return registry.Change{}, conflict("it is not published any more")
 		}

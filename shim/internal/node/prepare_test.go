@@ -465,8 +465,13 @@ func TestUnclaimedIsTakenDown(t *testing.T) {
 				registry.Staging{Volume: key, State: registry.MarkSent})
 		}
 		claim := registry.Claim{Volume: registry.VolumeKey{Plugin: "p", External: "x-b"}, Alloc: "alloc-1",
-			Request: "b"}
-		if err := p.commit(append(records, claim)); err != nil {
+			Request: "b", Node: us.Node}
+		elsewhere := claim // of another node: it keeps nothing here, and what is attached there stays
+		elsewhere.Volume.External, elsewhere.Alloc, elsewhere.Node = "x-a", "alloc-2", "node-2"
+		there := registry.Attachment{Volume: elsewhere.Volume, Node: "node-2", State: registry.MarkDone}
+		alone := registry.Attachment{Volume: registry.VolumeKey{Plugin: "p", External: "x-c"}, Node: "node-2",
+			State: registry.MarkDone}
+		if err := p.commit(append(records, claim, elsewhere, there, alone)); err != nil {
 			t.Fatal(err)
 		}
 		p.fail["unstage"] = 1

@@ -178,7 +178,7 @@ func (s *Stager) appeared(
 func (s *Stager) publishing(
 	view registry.View, v registry.Volume, r registry.Ref, stages bool,
 ) (registry.Change, error) {
-	st := stateOf(view, r.Volume)
+	st := s.stateOf(view, r.Volume)
 	p := st.staging
 	old, found := st.ref(r.ClaimKey())
 	switch {

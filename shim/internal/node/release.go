@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -333,10 +334,9 @@ func (req *request) detach(ctx context.Context) error {
 
 // leftover is a volume that is staged or attached without a claim.
 type leftover struct {
-	volume registry.VolumeKey
-	name   registry.VolumeName
-	staged bool
-	nodes  []registry.NodeName // that it is attached to
+	volume           registry.VolumeKey
+	name             registry.VolumeName
+	staged, attached bool // on this node
 }
 
 // TakeDownUnclaimed has what is staged or attached without a claim unstaged and detached. It only begins that: it goes
@@ -346,7 +346,7 @@ func (a *Allocs) TakeDownUnclaimed(ctx context.Context) error {
 	err := a.State.View(ctx, func(v registry.View) error {
 		seen := map[registry.VolumeKey]bool{}
 		add := func(key registry.VolumeKey) {
-			if l, is := leftoverOf(v, key); is && !seen[key] {
+			if l, is := a.leftoverOf(v, key); is && !seen[key] {
 				seen[key], unclaimed = true, append(unclaimed, l)
 			}
 		}
@@ -367,14 +367,16 @@ func (a *Allocs) TakeDownUnclaimed(ctx context.Context) error {
 	return nil
 }
 
-// leftoverOf returns what is left of the volume, and whether it is neither used nor about to be.
-func leftoverOf(v registry.View, key registry.VolumeKey) (l leftover, is bool) {
+// leftoverOf returns what is left of the volume on this node, and whether no alloc of this node uses or claims it.
+func (a *Allocs) leftoverOf(v registry.View, key registry.VolumeKey) (l leftover, is bool) {
 	p, _ := v.Staging(key)
-	l = leftover{volume: key, name: p.Name, staged: p.State != registry.MarkNone}
-	for _, at := range v.Attachments(key) {
-		l.name, l.nodes = at.Name, append(l.nodes, at.Node)
+	at, attached := v.Attachment(registry.AttachmentKey{Volume: key, Node: a.host.Node})
+	l = leftover{volume: key, name: p.Name, staged: p.State != registry.MarkNone, attached: attached}
+	if attached {
+		l.name = at.Name
 	}
-	return l, (l.staged || len(l.nodes) > 0) && len(v.Claims(key)) == 0 && len(v.Refs(key)) == 0
+	claimed := slices.ContainsFunc(v.Claims(key), func(c registry.Claim) bool { return c.Node == a.host.Node })
+	return l, (l.staged || l.attached) && !claimed && len(v.Refs(key)) == 0
 }
 
 func (a *Allocs) takeDownUnclaimed(l leftover) {
@@ -413,7 +415,7 @@ func (req *request) clear(ctx context.Context) (err error) {
 	defer leave()
 	var l leftover
 	var still bool
-	err = req.State.View(ctx, func(v registry.View) error { l, still = leftoverOf(v, req.key.Volume); return nil })
+	err = req.State.View(ctx, func(v registry.View) error { l, still = req.leftoverOf(v, req.key.Volume); return nil })
 	if err != nil || !still {
 		return err
 	}
@@ -429,10 +431,9 @@ func (req *request) clear(ctx context.Context) (err error) {
 	if err := req.unstage(ctx); err != nil {
 		return err
 	}
-	for _, req.node = range l.nodes {
-		if err := req.detach(ctx); err != nil {
-			return err
-		}
+	if !l.attached {
+		return nil
 	}
-	return nil
+	req.node = req.host.Node
+	return req.detach(ctx)
 }

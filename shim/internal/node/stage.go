@@ -138,7 +138,7 @@ func (s *Stager) stage(
 func (s *Stager) staging(
 	view registry.View, v registry.Volume, u registry.Usage, at registry.Tree,
 ) (registry.Change, error) {
-	st := stateOf(view, v.VolumeKey())
+	st := s.stateOf(view, v.VolumeKey())
 	p := stagingOf(view, v)
 	switch {
 	case len(st.claims) == 0:
@@ -199,7 +199,7 @@ func (s *Stager) unstage(ctx context.Context, by intent.Caller, p registry.Stagi
 	return s.Send(ctx, intent.Call{
 		Intent: open, RetryUntil: by.RetryUntil,
 		Before: func(view registry.View) (registry.Change, error) {
-			st := stateOf(view, p.Volume)
+			st := s.stateOf(view, p.Volume)
 			if len(st.refs) > 0 {
 				return registry.Change{}, conflict("volume %s is still used by %s", p.Name, st.users())
 			}

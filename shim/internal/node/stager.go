@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 // Options of a Stager.
 type Options struct {
 	Layout hooks.Layout
+	Node   registry.NodeName // this node
 	// Check has the mount table asked whether calls did what they answered. Without it the plugin's word is all there
 	// is: for plugins that share no mounts with us.
 	Check bool
@@ -48,22 +50,21 @@ type state struct {
 	attachment registry.Attachment // to this node
 	staging    registry.Staging
 	refs       []registry.Ref
-	claims     []registry.Claim
+	claims     []registry.Claim // of this node
 }
 
-func stateOf(view registry.View, key registry.VolumeKey) state {
-	v, _ := view.VolumeByKey(key)
-	p, _ := view.Staging(key)
-	st := state{volume: v, staging: p, refs: view.Refs(key), claims: view.Claims(key)}
-	if at := view.Attachments(key); len(at) > 0 {
-		st.attachment = at[0]
-	}
+func (s *Stager) stateOf(view registry.View, key registry.VolumeKey) state {
+	st := state{refs: view.Refs(key)}
+	st.claims = slices.DeleteFunc(view.Claims(key), func(c registry.Claim) bool { return c.Node != s.Node })
+	st.volume, _ = view.VolumeByKey(key)
+	st.staging, _ = view.Staging(key)
+	st.attachment, _ = view.Attachment(registry.AttachmentKey{Volume: key, Node: s.Node})
 	return st
 }
 
 func (s *Stager) state(ctx context.Context, key registry.VolumeKey) (st state, err error) {
 	err = s.State.View(ctx, func(view registry.View) error {
-		st = stateOf(view, key)
+		st = s.stateOf(view, key)
 		return nil
 	})
 	return st, err
@@ -119,7 +120,7 @@ func (s *Stager) private(ctx context.Context, key registry.VolumeKey) csi.Privat
 	known := false
 	err := s.State.View(ctx, func(view registry.View) error {
 		v, known = view.VolumeByKey(key)
-		st = stateOf(view, key)
+		st = s.stateOf(view, key)
 		return nil
 	})
 	p := csi.Private{Contexts: []map[string]string{v.Context, st.attachment.PublishContext}}

@@ -102,7 +102,7 @@ func (s *Stager) measurable(ctx context.Context, name registry.VolumeName) (st s
 		if open, found := registry.OpenIntent(view, v.VolumeKey()); found {
 			return conflict("how full volume %s is cannot be asked now: %s", name, intent.Describe(open))
 		}
-		st = stateOf(view, v.VolumeKey())
+		st = s.stateOf(view, v.VolumeKey())
 		st.volume = v
 		return nil
 	})

@@ -66,7 +66,7 @@ func (w *world) calls(plugins intent.Plugins, secrets intent.Secrets) intent.Cal
 // newStager returns a stager over the world's state.
 func (w *world) newStager(plugins intent.Plugins, kernel node.Kernel, secrets intent.Secrets) *node.Stager {
 	return node.NewStager(w.calls(plugins, secrets), w.plugin, kernel,
-		node.Options{Layout: layout, Check: w.check, Parts: w.machine})
+		node.Options{Layout: layout, Node: "n1", Check: w.check, Parts: w.machine})
 }
 
 // crash has the process die: whatever it still does is not durable any more.
