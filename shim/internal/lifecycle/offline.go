@@ -179,9 +179,7 @@ func (v Visit) with(
 	if err != nil {
 		return err
 	}
-	waiting, cancel := context.WithTimeout(ctx, lockLimit)
-	defer cancel()
-	s, err := store.Open(waiting, store.Options{Path: file, Boot: d.Boot(), Now: time.Now,
+	s, err := store.Open(ctx, store.Options{Path: file, LockLimit: lockLimit, Boot: d.Boot(), Now: time.Now,
 		Logger: v.Logger.Named("store")})
 	if errors.Is(err, registry.ErrConflict) {
 		return registry.Errorf(registry.ErrConflict,

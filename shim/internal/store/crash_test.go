@@ -170,14 +170,14 @@ func TestSecondOpener(t *testing.T) {
 		for out.Scan() {
 		}
 	}()
-	_, err := Open(within(t, 50*time.Millisecond), Options{Path: path})
+	_, err := Open(t.Context(), Options{Path: path, LockLimit: 50 * time.Millisecond})
 	if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(),
 		fmt.Sprint("process ", cmd.Process.Pid)) {
 		t.Errorf("second opener: %v", err)
 	}
 	opened := make(chan error, 1)
 	go func() {
-		s, err := Open(within(t, 20*time.Second), Options{Path: path})
+		s, err := Open(within(t, time.Minute), Options{Path: path})
 		if err == nil {
 			err = s.Close()
 		}

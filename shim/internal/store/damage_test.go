@@ -247,20 +247,27 @@ func TestDirectedDamage(t *testing.T) {
 	if err := os.WriteFile(path, file, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var branches []int
+	var branches, beforeFree []int // beforeFree: pages that a free page follows
 	freelist := 0
 	inspect(t, path, func(tx *bolt.Tx) {
 		for id := 2; int64(id)*pageSize < tx.Size(); id++ {
-			switch info, _ := tx.Page(id); info.Type {
+			info, _ := tx.Page(id)
+			switch info.Type {
 			case "branch":
 				branches = append(branches, id*pageSize)
 			case "freelist":
 				freelist = id * pageSize
+			case "free":
+				continue
 			}
+			if next, err := tx.Page(id + info.OverflowCount + 1); err == nil && next != nil && next.Type == "free" {
+				beforeFree = append(beforeFree, id*pageSize)
+			}
+			id += info.OverflowCount
 		}
 	})
-	if len(branches) == 0 || freelist == 0 {
-		t.Fatal("the sample has no branch or no list of free pages")
+	if len(branches) == 0 || freelist == 0 || len(beforeFree) == 0 {
+		t.Fatal("the sample has no branch, no list of free pages, or no page before a free one")
 	}
 	c := newCorpus(t, file)
 	refused := func(what string, change func(file []byte)) {
@@ -275,6 +282,10 @@ func TestDirectedDamage(t *testing.T) {
 	refused("a page in use is called free", func(f []byte) { order.PutUint64(f[free:], uint64(branches[0]/pageSize)) })
 	refused("a page is free twice", func(f []byte) { copy(f[free+8:free+16], f[free:free+8]) })
 	refused("a free page far away", func(f []byte) { order.PutUint64(f[free:], 1<<40) })
+	for _, start := range beforeFree {
+		overflow := order.Uint32(file[start+12:])
+		refused("a page extends over a free page", func(f []byte) { order.PutUint32(f[start+12:], overflow+1) })
+	}
 	for _, start := range branches {
 		first := start + headerSize
 		key := first + int(order.Uint32(file[first:])) + int(order.Uint32(file[first+4:])) - 1
@@ -347,6 +358,19 @@ func TestReleasedFileIsNotVerifiedAgain(t *testing.T) {
 		if _, err := Open(t.Context(), options); !errors.Is(err, registry.ErrDamaged) {
 			t.Errorf("%s: %v", what, err)
 		}
+	}
+}
+
+// The limit for the lock does not bound the verification, which takes long for a large file.
+func TestLockLimitDoesNotEndVerification(t *testing.T) {
+	path := statePath(t)
+	start(t, Options{Path: path}).stop(t)
+	s, err := Open(t.Context(), Options{Path: path, LockLimit: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -26,7 +26,8 @@ type Options struct {
 	// that shim has verified it, and every commit since was its own. The zero value: the previous shim has not
 	// released the file.
 	ReleasedAt registry.Revision
-	Boot       string // boot id, /proc/sys/kernel/random/boot_id
+	LockLimit  time.Duration // for the lock of the file, not for its verification; 0: none but ctx
+	Boot       string        // boot ID, /proc/sys/kernel/random/boot_id
 	Now        func() time.Time
 	// Applied is called with each change that is on disk, in commit order, before its Commit returns. It must not
 	// block, as nothing else is committed meanwhile, and must not call Commit.
@@ -79,7 +80,7 @@ type Store struct {
 
 var _ registry.State = (*Store)(nil)
 
-// Open verifies and opens the file. It waits for the file's lock until ctx ends. A missing file is created. A damaged
+// Open verifies and opens the file. It waits for the file's lock until LockLimit or the end of ctx. A missing file is created. A damaged
 // one stays as it is; the error is ErrDamaged. Migrations and the new generation are one transaction. Open starts no
 // goroutine: commits wait for Run.
 func Open(ctx context.Context, options Options) (*Store, error) {
@@ -111,7 +112,7 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 // it (Options.ReleasedAt).
 func openVerified(ctx context.Context, path string, options Options) (*os.File, *bolt.DB, state, error) {
 	for vouched := options.ReleasedAt != (registry.Revision{}); ; vouched = false {
-		file, created, err := openLocked(ctx, path, *options.schema, options.Generation != 0)
+		file, created, err := openWithin(ctx, path, options)
 		if err != nil {
 			return nil, nil, state{}, err
 		}
@@ -144,6 +145,16 @@ func openVerified(ctx context.Context, path string, options Options) (*os.File, 
 		}
 		return nil, nil, found, err
 	}
+}
+
+// openWithin is openLocked within LockLimit.
+func openWithin(ctx context.Context, path string, options Options) (file *os.File, created bool, err error) {
+	if options.LockLimit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, options.LockLimit)
+		defer cancel()
+	}
+	return openLocked(ctx, path, *options.schema, options.Generation != 0)
 }
 
 // state is the part of the meta bucket that Open decides by.

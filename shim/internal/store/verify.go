@@ -161,9 +161,11 @@ func checkMetas(file *os.File) error {
 	return nil
 }
 
-// checkPages checks what bbolt's own check relies on or leaves out: that no page is longer than the file, and that a
-// branch names each page by the first key of the page. bbolt replaces a page in its branch by that key: with another
-// one, the branch would keep a page that is free.
+// checkPages checks what bbolt's own check relies on or leaves out: that no page is longer than the file, that none
+// extends over a free page, and that a branch names each page by the first key of the page. bbolt compares only the
+// start of a page with the free list, and would free the other page a second time. It replaces a page in its branch by
+// its first key: with another one, the branch would keep a page that is free. That no page extends over another one in
+// use is bbolt's own check.
 func checkPages(tx *bolt.Tx, file io.ReaderAt) error {
 	pageSize := int64(tx.DB().Info().PageSize)
 	for id, end := int64(2), tx.Size()/pageSize; id < end; id++ {
@@ -176,6 +178,11 @@ func checkPages(tx *bolt.Tx, file io.ReaderAt) error {
 		}
 		if int64(info.OverflowCount) >= end-id {
 			return fmt.Errorf("page %d is longer than the file", id)
+		}
+		for over := id + 1; over <= id+int64(info.OverflowCount); over++ {
+			if next, err := tx.Page(int(over)); err != nil || next.Type == "free" {
+				return fmt.Errorf("page %d extends over the free page %d", id, over)
+			}
 		}
 		for i := 0; info.Type == "branch" && i < info.Count; i++ {
 			key, child, err := keyOf(file, id*pageSize, i)
