@@ -40,30 +40,6 @@ func TestReadsAllocateLittle(t *testing.T) {
 	}
 }
 
-func BenchmarkFind(b *testing.B) {
-	r, _ := full(b)
-	for b.Loop() {
-		r.Find("r", "plugin-17")
-	}
-}
-
-func BenchmarkAll(b *testing.B) {
-	r, _ := full(b)
-	for b.Loop() {
-		r.All()
-	}
-}
-
-// BenchmarkApplied is what a put costs the table, without the log.
-func BenchmarkApplied(b *testing.B) {
-	r, at := full(b)
-	i := instance(key("r", "plugin-17", "alloc-new"), registry.Healthy)
-	for b.Loop() {
-		at++
-		r.Applied(registry.Applied{Index: at, Change: registry.Change{Put: []registry.Record{registry.Indexed(i, 0, at)}}})
-	}
-}
-
 // BenchmarkPut is a whole put, with the log in memory.
 func BenchmarkPut(b *testing.B) {
 	log := registrytest.NewLog(now)

@@ -3,7 +3,6 @@ package registry_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"reflect"
 	"sync"
 	"testing"
@@ -69,19 +68,6 @@ func TestWatchFollows(t *testing.T) {
 	})
 }
 
-func TestWatchReturnsTheCallbacksError(t *testing.T) {
-	s := empty(t)
-	s.tell(t, 3, "x")
-	calls := 0
-	reason := errors.New("enough")
-	if err := s.feed.Watch(t.Context(), 0, registry.Filter{}, func(registry.Event) error {
-		calls++
-		return reason
-	}); err != reason || calls != 1 {
-		t.Errorf("Watch returned %v after %d calls", err, calls)
-	}
-}
-
 // A finished context ends a watch in the middle of what it is behind by.
 func TestWatchStopsWhileBehind(t *testing.T) {
 	s := empty(t)
@@ -114,13 +100,6 @@ func TestSnapshotThenFollow(t *testing.T) {
 	if len(s.table.All().Instances) != 3 {
 		t.Error("the filter changed the table")
 	}
-}
-
-// A cursor that nobody gave out, as after a restored backup: a resync, not silence.
-func TestCursorAheadOfEverything(t *testing.T) {
-	s := empty(t)
-	s.tell(t, 1, "x")
-	same(t, "events", kindsOf(s.after(t, 999, registry.Filter{})), "resync")
 }
 
 func TestLaggingWatcherResyncs(t *testing.T) {
@@ -234,67 +213,6 @@ func TestBookmarks(t *testing.T) {
 	})
 }
 
-// Commits without events move the cursor of those who watch, too.
-func TestBookmarkIsAtTheIndex(t *testing.T) {
-	s := empty(t)
-	s.tell(t, 1, "x")
-	s.other(t, 3)
-	var last registry.Event
-	_ = s.feed.Watch(t.Context(), 0, registry.Filter{Bookmarks: true}, func(e registry.Event) error {
-		if last = e; e.Kind == registry.EventBookmark {
-			return errStop
-		}
-		return nil
-	})
-	if last.Seq != 4 || s.feed.Index() != 4 || s.table.Index() != 4 {
-		t.Errorf("bookmark at %d, feed at %d, table at %d, want 4", last.Seq, s.feed.Index(), s.table.Index())
-	}
-}
-
-// Many watchers with cursors of their own see every event once and in order, whatever the commits do meanwhile.
-func TestWatchersUnderLoad(t *testing.T) {
-	s := empty(t)
-	const events = 400
-	var watchers, writers sync.WaitGroup
-	for w := range 6 {
-		watchers.Go(func() {
-			next := registry.Seq(1)
-			err := s.feed.Watch(context.Background(), 0, registry.Filter{}, func(e registry.Event) error {
-				if e.Seq != next {
-					return fmt.Errorf("watcher %d: event %d, want %d", w, e.Seq, next)
-				}
-				if next++; next > events {
-					return errStop
-				}
-				return nil
-			})
-			if err != errStop {
-				t.Error(err)
-			}
-		})
-	}
-	for range 4 {
-		writers.Go(func() { s.tell(t, events/4, "x") })
-	}
-	writers.Wait()
-	watchers.Wait()
-}
-
-// The feed goes on after a reopen where it was: no event twice, none missing.
-func TestFeedAfterReopen(t *testing.T) {
-	s := small(t, 2, 100)
-	s.tell(t, 3, "old")
-	next := newStage(t, s.log.Reopen(), 100)
-	same(t, "kept", kindsOf(next.after(t, 1, registry.Filter{})), "old", "old")
-	same(t, "cut", kindsOf(next.after(t, 0, registry.Filter{})), "resync")
-	next.tell(t, 1, "new")
-	same(t, "after it", kindsOf(next.after(t, 2, registry.Filter{})), "old", "new")
-	events := next.after(t, 3, registry.Filter{})
-	if len(events) != 1 || events[0].Seq != 4 || events[0].Generation != 2 {
-		t.Errorf("got %+v", events)
-	}
-}
-
 // peeked is a log that knows of each View that begins and ends, and of each list of events that was read.
 type peeked struct {
 	*registrytest.Log
@@ -359,29 +277,6 @@ func TestPastIsReadInBatches(t *testing.T) {
 				}
 			}
 		}
-	}
-}
-
-// Who falls behind what is in memory while its callback works has what it missed read from the log, then goes on in
-// memory.
-func TestSlowWatcherReadsThePast(t *testing.T) {
-	s := small(t, registry.MaxEvents, 10)
-	s.tell(t, 1, "x")
-	next := registry.Seq(1)
-	err := s.feed.Watch(t.Context(), 0, registry.Filter{}, func(e registry.Event) error {
-		if e.Seq != next || e.Kind != "x" {
-			t.Errorf("told %s, want %d", e, next)
-		}
-		switch next++; next {
-		case 2, 300, 310:
-			s.tell(t, 400, "x")
-		case 1202:
-			return errStop
-		}
-		return nil
-	})
-	if err != errStop {
-		t.Error(err)
 	}
 }
 

@@ -94,28 +94,6 @@ func checkEvent(t *testing.T, s *stage, e registry.Event, before registry.Seq) {
 	}
 }
 
-func TestPutKeepsItsRank(t *testing.T) {
-	s := empty(t)
-	first := s.put(t, instance(key("r", "p", "a"), registry.Healthy))
-	s.put(t, instance(key("r", "p", "b"), registry.Healthy))
-	again := instance(key("r", "p", "a"), registry.Healthy)
-	again.Attempt = 2
-	stored := s.put(t, again)
-	if stored.CreateIndex != first.CreateIndex || stored.ModifyIndex <= first.ModifyIndex ||
-		!stored.Since.Equal(first.Since) || stored.Attempt != 2 {
-		t.Errorf("first put %+v, then %+v", first, stored)
-	}
-	if table, _ := s.table.Get(again.InstanceKey); !reflect.DeepEqual(table, stored) {
-		t.Errorf("put returned %+v, the table has %+v", stored, table)
-	}
-	if active, _ := s.table.Find("r", "p"); active.Alloc != "b" {
-		t.Errorf("active is %s", active.InstanceKey)
-	}
-	if unchanged := s.put(t, again); !reflect.DeepEqual(unchanged, stored) {
-		t.Errorf("an unchanged put returned %+v", unchanged)
-	}
-}
-
 // Several allocs of one plugin start and stop in between each other: each stop takes down its own instance only.
 func TestInterleavedAllocs(t *testing.T) {
 	s := empty(t)
@@ -150,40 +128,6 @@ func TestInterleavedAllocs(t *testing.T) {
 		"deregistered r b", "registered r a", "activated r a", "deregistered r a", "activated r c", "deregistered r c")
 }
 
-// A monolith registers both roles in one transaction, falls ill in both, and leaves with both.
-func TestMonolith(t *testing.T) {
-	s := empty(t)
-	both := func(alloc registry.AllocID) []registry.Instance {
-		return []registry.Instance{instance(key("c", "p", alloc), registry.Healthy),
-			instance(key("n", "p", alloc), registry.Healthy)}
-	}
-	first, err := s.table.PutAll(t.Context(), both("a")...)
-	must(t, err)
-	second, err := s.table.PutAll(t.Context(), both("b")...)
-	must(t, err)
-	ofB := 0
-	for _, i := range s.table.All().Instances {
-		if i.Alloc != "b" {
-			continue
-		}
-		if ofB++; i.CreateIndex != second || i.ModifyIndex != second {
-			t.Errorf("%s has indexes %d and %d, want %d", i.InstanceKey, i.CreateIndex, i.ModifyIndex, second)
-		}
-	}
-	if ofB != 2 || first >= second {
-		t.Errorf("%d roles of b, put at %d after %d", ofB, second, first)
-	}
-	before := s.table.Index()
-	_, err = s.table.SetHealth(t.Context(), health(registry.Unhealthy), key("c", "p", "b"), key("n", "p", "b"))
-	must(t, err)
-	same(t, "sick", brief(s.after(t, before, registry.Filter{})),
-		"unhealthy c b: missed", "unhealthy n b: missed", "activated c a", "activated n a")
-	before = s.table.Index()
-	must(t, s.table.RemoveTask(t.Context(), registry.TaskKey{Alloc: "a", Task: "plugin"}))
-	same(t, "gone", brief(s.after(t, before, registry.Filter{})),
-		"deregistered c a", "deregistered n a", "activated c b", "activated n b")
-}
-
 func TestPutRefuses(t *testing.T) {
 	s := empty(t)
 	for _, spoil := range []func(*registry.Instance){
@@ -205,43 +149,6 @@ func TestPutRefuses(t *testing.T) {
 	}
 	if n := len(s.table.All().Instances); n != 0 {
 		t.Errorf("%d instances were put", n)
-	}
-}
-
-// A failed commit changes neither the table nor the feed; its error keeps its kind.
-func TestFailedCommitChangesNothing(t *testing.T) {
-	s := empty(t)
-	s.put(t, instance(key("r", "p", "a"), registry.Healthy))
-	before := s.table.All()
-	for _, kind := range registry.Kinds {
-		s.log.Fail(registry.Errorf(kind, "injected"))
-		if _, err := s.table.Put(t.Context(), instance(key("r", "p", "b"), registry.Healthy)); !errors.Is(err, kind) {
-			t.Errorf("%v: put returns %v", kind, err)
-		}
-		if !reflect.DeepEqual(s.table.All(), before) || len(s.after(t, before.Index, registry.Filter{})) != 0 {
-			t.Errorf("%v: the table has %+v", kind, s.table.All())
-		}
-	}
-}
-
-func TestLoad(t *testing.T) {
-	s := empty(t)
-	s.put(t, instance(key("r", "p", "a"), registry.Healthy))
-	s.put(t, instance(key("q", "p", "b"), registry.Unhealthy))
-	want := s.table.All()
-	next := newWriter(s.log.Reopen(), now)
-	if len(next.All().Instances) != 0 {
-		t.Error("not loaded, but not empty")
-	}
-	must(t, next.Load(t.Context()))
-	if got := next.All(); !reflect.DeepEqual(got, want) || len(got.Instances) != 2 {
-		t.Errorf("loaded %+v, want %+v", got, want)
-	}
-	ctx, cancel := context.WithCancelCause(t.Context())
-	reason := errors.New("disk is gone")
-	cancel(reason)
-	if err := next.Load(ctx); !errors.Is(err, reason) || !reflect.DeepEqual(next.All(), want) {
-		t.Errorf("failed load: %v, table %+v", err, next.All())
 	}
 }
 
@@ -308,24 +215,6 @@ func TestSince(t *testing.T) {
 	}
 	if !third.Health.Since.After(second.Health.Since) {
 		t.Errorf("unhealthy since %v, healthy since %v", third.Health.Since, second.Health.Since)
-	}
-}
-
-// Whoever changes what a read returned changes nobody else's records... of what it may change: the lists themselves.
-func TestListsAreTheCallers(t *testing.T) {
-	s := empty(t)
-	s.put(t, instance(key("r", "p", "a"), registry.Healthy))
-	s.put(t, instance(key("r", "p", "b"), registry.Healthy))
-	s.table.All().Instances[0] = registry.Instance{}
-	if all := s.table.All().Instances; all[0].Alloc != "b" || all[1].Alloc != "a" {
-		t.Errorf("the table has %+v", all)
-	}
-	given := instance(key("r", "p", "c"), registry.Healthy)
-	given.Options = map[string]string{"k": "v"}
-	s.put(t, given)
-	given.Options["k"] = "changed"
-	if i, _ := s.table.Find("r", "p"); i.Options["k"] != "v" {
-		t.Error("the table shares a map with the caller of Put")
 	}
 }
 
@@ -477,43 +366,4 @@ func TestSnapshotsAreConsistent(t *testing.T) {
 			}
 		}
 	}
-}
-
-// One record per instance, however often a change puts it: the last one, and an event for each.
-func TestPutTwiceInOneChange(t *testing.T) {
-	s := empty(t)
-	i := instance(key("r", "p", "a"), registry.Healthy)
-	again := i
-	again.Attempt = 2
-	must(t, s.log.View(t.Context(), func(v registry.View) error {
-		c := registry.PutChange(v, start, i, again)
-		if len(c.Put) != 1 || c.Put[0].(registry.Instance).Attempt != 2 {
-			t.Errorf("puts %+v", c.Put)
-		}
-		same(t, "events", brief(c.Events), "registered r a", "updated r a", "activated r a")
-		return nil
-	}))
-}
-
-// A change of the table shares its transaction with other records.
-func TestChangesCompose(t *testing.T) {
-	s := empty(t)
-	i := instance(key("r", "p", "a"), registry.Healthy)
-	_, err := s.log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
-		return registry.Change{Put: []registry.Record{registry.Alloc{ID: "a"}}}.And(registry.PutChange(v, start, i)),
-			nil
-	})
-	must(t, err)
-	if got, found := s.table.Find("r", "p"); !found || got.CreateIndex == 0 {
-		t.Errorf("the table has %+v", got)
-	}
-	_, err = s.log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
-		return registry.Change{Delete: []registry.Key{registry.AllocRecord("a")}}.And(registry.RemoveTaskChange(v,
-			start, i.TaskKey())), nil
-	})
-	must(t, err)
-	if _, found := s.table.Find("r", "p"); found {
-		t.Error("the table still has it")
-	}
-	same(t, "events", brief(s.after(t, 0, registry.Filter{})), "registered r a", "activated r a", "deregistered r a")
 }
