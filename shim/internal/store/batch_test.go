@@ -41,32 +41,6 @@ func raw(t rapid.TB, path string, change func(*transaction) error) {
 	}
 }
 
-// namesAreFound fails the test unless volumes are found by the names that they were created under, and no others.
-func namesAreFound(t *testing.T, s *Store) {
-	t.Helper()
-	err := s.View(t.Context(), func(v registry.View) error {
-		all := v.Volumes()
-		for _, asked := range append(all, created("", "")) {
-			var want []registry.Volume
-			for _, r := range all {
-				if r.CreatedAs(asked.Plugin, asked.Name) {
-					want = append(want, r)
-				}
-			}
-			got := v.VolumesNamed(asked.Plugin, asked.Name)
-			if !slices.EqualFunc(got, want, func(a, b registry.Volume) bool {
-				return a.VolumeName() == b.VolumeName()
-			}) {
-				t.Errorf("named %.20q are %v, not %v", asked.Name, got, want)
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		t.Error(err)
-	}
-}
-
 // TestLyingListIsFound: Check tells what the list of names lacks, and what it has too much.
 func TestLyingListIsFound(t *testing.T) {
 	entry := func(id, name string) []byte { return []byte(registry.IndexKeys(created(id, name))[0].Path) }
@@ -142,20 +116,4 @@ func TestListsStayWhereNothingOfThemChanges(t *testing.T) {
 	if n, _, err := s.Count(bucketVolumeNames); err != nil || n[0] != len(all.Put)-1 {
 		t.Errorf("%v names are listed of %d, %v", n, len(all.Put)-1, err)
 	}
-	namesAreFound(t, s.Store)
-}
-
-// TestKeyOfAListIsTooLong: what no list could name is refused, alone: the store goes on.
-func TestKeyOfAListIsTooLong(t *testing.T) {
-	s := start(t, Options{Path: statePath(t)})
-	defer s.stop(t)
-	v := created("a", strings.Repeat("n", 2*bolt.MaxKeySize))
-	s.must(t, puts(v)) // of its name the list has the beginning
-	namesAreFound(t, s.Store)
-	v.External = registry.ExternalID(strings.Repeat("x", bolt.MaxKeySize))
-	_, err := s.Commit(t.Context(), func(registry.View) (registry.Change, error) { return puts(v), nil })
-	if !errors.Is(err, registry.ErrInternal) || !strings.Contains(err.Error(), bucketVolumeKeys) {
-		t.Errorf("a key that is too long: %v", err)
-	}
-	s.must(t, puts(created("b", "two")))
 }

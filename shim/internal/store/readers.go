@@ -14,7 +14,7 @@ import (
 // its own could show a view a commit whose sync may yet fail.
 //
 // bbolt does not allow several goroutines to use a transaction. Reading changes nothing in a read-only one, as its
-// bucket and node caches are nil. TestConcurrentViews holds that under the race detector.
+// bucket and node caches are nil. Test ReadersNeverSeeHalf of the suite holds that under the race detector.
 type readers struct {
 	mu      sync.Mutex
 	current *pin

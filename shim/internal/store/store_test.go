@@ -78,36 +78,6 @@ func alloc(id string) registry.Alloc {
 
 func puts(records ...registry.Record) registry.Change { return registry.Change{Put: records} }
 
-func TestWhatIsCommittedComesBack(t *testing.T) {
-	path := statePath(t)
-	s := start(t, Options{Path: path})
-	for i := range 500 {
-		s.must(t, registry.Change{
-			Put:    []registry.Record{alloc(fmt.Sprint("a", i))},
-			Events: []registry.Event{{Kind: registry.EventClaimed, Alloc: registry.AllocID(fmt.Sprint("a", i))}},
-		})
-	}
-	s.stop(t)
-	s = start(t, Options{Path: path})
-	defer s.stop(t)
-	err := s.View(t.Context(), func(v registry.View) error {
-		if got := len(v.Allocs()); got != 500 {
-			t.Errorf("%d allocs came back", got)
-		}
-		events, floor := v.Events(0, 1000)
-		if len(events) != 500 || floor != 0 || v.Index() != 500 {
-			t.Errorf("%d events, floor %d, index %d", len(events), floor, v.Index())
-		}
-		return nil
-	})
-	if err != nil {
-		t.Error(err)
-	}
-	if s.Generation() != 2 {
-		t.Errorf("generation %d", s.Generation())
-	}
-}
-
 // What is counted without being read is as much as is there.
 func TestCount(t *testing.T) {
 	s := start(t, Options{Path: statePath(t)})

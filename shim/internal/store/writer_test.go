@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"sync"
 	"testing"
-	"time"
 
 	bolt "go.etcd.io/bbolt"
 
@@ -24,71 +23,32 @@ func transactions(t testing.TB, s *Store) (n int) {
 	return n
 }
 
-// commitFrom lets callers commit each, all at once, and returns how long that took.
-func commitFrom(t testing.TB, s *Store, name string, callers, each int) time.Duration {
-	begin := time.Now()
-	var wg sync.WaitGroup
-	for c := range callers {
-		wg.Go(func() {
-			for n := range each {
-				_, err := s.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-					return puts(alloc(fmt.Sprint(name, c, "-", n))), nil
-				})
-				if err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	return time.Since(begin)
-}
-
-// TestGroupCommit: 64 callers share transactions, of which there are at most a quarter as many as commits; one caller
-// alone shares none.
+// TestGroupCommit: 64 callers share transactions, of which there are at most a quarter as many as commits. A single
+// caller shares none.
 func TestGroupCommit(t *testing.T) {
 	s := start(t, Options{Path: statePath(t)})
 	defer s.stop(t)
-	const commits = 1280
-	before := transactions(t, s.Store)
-	alone := commitFrom(t, s.Store, "alone", 1, commits/4)
-	middle := transactions(t, s.Store)
-	shared := commitFrom(t, s.Store, "shared", 64, commits/64)
-	after := transactions(t, s.Store)
-	t.Logf("%d commits of one caller: %d transactions, %v each; %d of 64 callers: %d transactions, %v each: %.1f times",
-		commits/4, middle-before, alone/(commits/4), commits, after-middle, shared/commits,
-		float64(4*alone)/float64(shared))
-	if middle-before != commits/4 || after-middle > commits/4 {
-		t.Errorf("%d transactions alone, %d of 64 callers", middle-before, after-middle)
-	}
-}
-
-func BenchmarkCommit(b *testing.B) {
-	for _, callers := range []int{1, 64} {
-		b.Run(fmt.Sprint(callers), func(b *testing.B) {
-			s := start(b, Options{Path: statePath(b)})
-			b.SetParallelism(callers)
-			n := 0
-			var mu sync.Mutex
-			work := func(next func() bool) {
-				for next() {
-					mu.Lock()
-					n++
-					id := fmt.Sprint("a", n)
-					mu.Unlock()
-					if _, err := s.Commit(b.Context(), func(registry.View) (registry.Change, error) {
-						return puts(alloc(id)), nil
-					}); err != nil {
-						b.Error(err)
+	const commits = 640
+	used := func(callers int) int {
+		before := transactions(t, s.Store)
+		var wg sync.WaitGroup
+		for c := range callers {
+			wg.Go(func() {
+				for range commits / callers {
+					_, err := s.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+						return puts(alloc(fmt.Sprint(c))), nil
+					})
+					if err != nil {
+						t.Error(err)
 					}
 				}
-			}
-			if callers == 1 {
-				work(b.Loop)
-			} else {
-				b.RunParallel(func(pb *testing.PB) { work(pb.Next) })
-			}
-		})
+			})
+		}
+		wg.Wait()
+		return transactions(t, s.Store) - before
+	}
+	if alone, shared := used(1), used(64); alone != commits || shared > commits/4 {
+		t.Errorf("%d commits took %d transactions of one caller, %d of 64", commits, alone, shared)
 	}
 }
 
@@ -191,40 +151,6 @@ func TestCommitOfACallerThatGaveUp(t *testing.T) {
 	if got := stored(s); got != 2 {
 		t.Errorf("%d allocs, not 2", got)
 	}
-}
-
-// TestConcurrentViews: views share one read transaction, and see whole commits only, while others commit.
-func TestConcurrentViews(t *testing.T) {
-	s := start(t, Options{Path: statePath(t), EventLimit: 20})
-	defer s.stop(t)
-	done := make(chan struct{})
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() {
-			for {
-				select {
-				case <-done:
-					return
-				default:
-				}
-				err := s.View(t.Context(), func(v registry.View) error {
-					events, floor := v.Events(0, 100)
-					if n := registry.Seq(len(v.Allocs())); n != v.Index() || floor+registry.Seq(len(events)) != n {
-						t.Errorf("%d allocs, %d events after %d at index %d", n, len(events), floor, v.Index())
-					}
-					return nil
-				})
-				if err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	for i := range 50 {
-		s.must(t, registry.Change{Put: []registry.Record{alloc(fmt.Sprint(i))}, Events: make([]registry.Event, 1)})
-	}
-	close(done)
-	wg.Wait()
 }
 
 // TestRequestsArePruned: the answers of the oldest operations go, in the order in which they were first given.
