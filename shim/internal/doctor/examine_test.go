@@ -292,6 +292,43 @@ var judgements = []struct {
 			Message: "source path doesn't exist"}
 	}, []string{"unhealthy ebs:ext-1"}, []string{"source path doesn't exist"}},
 
+	{"parts: a sound node", parted, func(*Facts) {}, nil, nil},
+	{"parts: one without its mount", parted, func(f *Facts) { unmounted(f, partAt("a/b")) },
+		[]string{"lost " + partAt("a/b")}, []string{`"a/b" of volume data`}},
+	{"parts: one that came or went meanwhile", parted, func(f *Facts) {
+		unmounted(f, partAt("a/b"))
+		f.Changing = []string{partAt("a/b")}
+	}, nil, nil},
+	{"parts: one that is not certain anyway", parted, func(f *Facts) {
+		unmounted(f, partAt("a/b"))
+		f.Records.Refs[0].Parts[0].Mark = registry.MarkSent
+	}, nil, nil},
+	{"parts: another boot", parted, func(f *Facts) { f.Boot, f.Mounts = "boot-2", nil },
+		[]string{"rebooted mark " + publishedAt(), "rebooted mark " + stagedAt()}, nil},
+	{"parts: a dead volume", parted, func(f *Facts) {
+		f.Inspected = map[string]mount.Info{publishedAt(): {Errno: unix.ENOTCONN}}
+	}, []string{"dead " + publishedAt()}, nil},
+	{"parts: its directory alone, between two steps", parted, func(f *Facts) {
+		unmounted(f, partAt("a/b"))
+		f.Records.Refs[0].Parts[0].Mark = registry.MarkSent
+		f.Dirs = append([]mount.DirInfo{{Path: partAt("a/b"), Entries: 0}}, f.Dirs...)
+	}, nil, nil},
+	{"parts: what its task has mounted in it", parted, func(f *Facts) { mounted(f, partAt("a/b")+"/inner") }, nil, nil},
+	{"parts: an unknown part", parted, func(f *Facts) { mounted(f, strayPart("x")) },
+		[]string{"orphan unmount " + strayPart("x")}, []string{"is not in any record"}},
+	{"parts: a used one", parted, func(f *Facts) {
+		mounted(f, strayPart("x"))
+		f.Users = map[string][]mount.User{strayPart("x"): {{Text: "process 7"}}}
+	}, []string{"used " + strayPart("x")}, []string{"process 7"}},
+	{"parts: an empty directory of nobody", parted, func(f *Facts) {
+		f.Dirs = append([]mount.DirInfo{{Path: strayPart("x"), Entries: 0},
+			{Path: filepath.Dir(strayPart("x")), Entries: 1}}, f.Dirs...)
+	}, []string{"empty remove " + filepath.Dir(strayPart("x")), "empty remove " + strayPart("x")}, nil},
+	{"parts: one with something in it", parted, func(f *Facts) {
+		f.Dirs = append([]mount.DirInfo{{Path: strayPart("x"), Entries: 3},
+			{Path: filepath.Dir(strayPart("x")), Entries: 1}}, f.Dirs...)
+	}, []string{"left " + strayPart("x")}, []string{"3 entries"}},
+
 	{"a contradiction", sound, func(f *Facts) { f.Damage = []string{"a ref has no claim"} },
 		[]string{"damage " + layout.Database()},
 		[]string{"a ref has no claim"}},
@@ -369,21 +406,6 @@ func TestDigestNamesThePlan(t *testing.T) {
 	}
 }
 
-// Ten thousand mounts are judged in a moment.
-func TestManyMounts(t *testing.T) {
-	f := bare()
-	for i := range 10_000 {
-		mounted(&f, stray("publish", strings.Repeat("x", i%7)+string(rune('a'+i%26))+time.Duration(i).String()))
-	}
-	begin := time.Now()
-	if n := len(Examine(f)); n != 10_000 {
-		t.Errorf("%d are found", n)
-	}
-	if took := time.Since(begin); took > 5*time.Second { // a fraction of a second on a quiet machine
-		t.Errorf("it took %v", took)
-	}
-}
-
 // What Layout makes for volumes is known by its shape, whatever the ids are; what lies above, beside or below is not.
 func TestPathShapesAreRecognized(t *testing.T) {
 	shape := shapesOf(layout)
@@ -397,12 +419,15 @@ func TestPathShapesAreRecognized(t *testing.T) {
 		root := registry.Tree{Host: layout.PluginRoot(c.Volume.Plugin)}
 		stage, publish, above := layout.Staging(c.Volume, root).Host, layout.Target(c,
 			root).Host, layout.TargetParent(c, root).Host
+		part := layout.Part(c, id("path"))
 		for path, want := range map[string]pathKind{
 			stage: stagingPath, publish: targetPath, above: targetParent, root.Host: otherPath,
 			layout.MountRoot(): otherPath, filepath.Dir(stage): otherPath,
 			filepath.Dir(above): otherPath, stage + "/v": otherPath, publish + "/v": otherPath,
 			publish + "x":        otherPath,
 			"/elsewhere" + stage: otherPath,
+			part:                 partPath, filepath.Dir(part): targetParent, part + "/v": otherPath,
+			layout.MountRoot() + "/parts/publish/x/v": otherPath, layout.MountRoot() + "/other/x/v": otherPath,
 		} {
 			if got := shape.kind(path); got != want {
 				t.Fatalf("%s is %d, want %d", path, got, want)

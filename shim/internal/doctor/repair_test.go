@@ -79,20 +79,6 @@ func TestRepairMarks(t *testing.T) {
 	}
 }
 
-// After a reboot all marks of the node are withdrawn, and those of the controller stay.
-func TestRepairAfterABoot(t *testing.T) {
-	w := newEnv(t, append(placed(), data, claim(), ref())...)
-	w.boot = "boot-2"
-	w.repair()
-	w.view(func(v registry.View) {
-		p := placedIn(v)
-		if r := v.Refs(key)[0]; p.Staging.State != registry.MarkSent || p.Attachment.State != registry.MarkDone ||
-			r.Publish != registry.MarkSent {
-			t.Errorf("%+v %+v", p, r)
-		}
-	})
-}
-
 // A volume that its plugin reports as detached is marked.
 func TestRepairMarksWhatIsDetached(t *testing.T) {
 	w := newEnv(t, append(placed(), data, claim(), ref())...)

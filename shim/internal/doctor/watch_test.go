@@ -199,37 +199,3 @@ func TestHungInspectionBlocksNothing(t *testing.T) {
 		}
 	})
 }
-
-// A delayed first inspection is made at once when Wake is called.
-func TestFirstInspectionCanBeDelayed(t *testing.T) {
-	for what, c := range map[string]struct {
-		ring bool
-		at   time.Duration // from the beginning
-	}{"in time": {false, time.Hour}, "when it is woken": {true, time.Minute}} {
-		synctest.Test(t, func(t *testing.T) {
-			w := newEnv(t, used()...)
-			w.mount(stagedAt(), publishedAt())
-			w.sights[publishedAt()] = mount.Info{Errno: unix.ENOTCONN}
-			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan error, 1)
-			watch := NewWatch(w.log, w.machine, layout, time.Now, hclog.NewNullLogger())
-			watch.First = time.Hour
-			go func() { done <- watch.Run(ctx) }()
-			time.Sleep(c.at - time.Second)
-			synctest.Wait()
-			if r := w.ref(); r.Trouble != "" {
-				t.Errorf("%s: seen too early: %q", what, r.Trouble)
-			}
-			time.Sleep(time.Second)
-			if c.ring {
-				watch.Wake()
-			}
-			synctest.Wait()
-			if r := w.ref(); r.Trouble == "" {
-				t.Errorf("%s: not seen", what)
-			}
-			cancel()
-			<-done
-		})
-	}
-}

@@ -2,11 +2,9 @@ package lifecycle
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -99,39 +97,4 @@ func TestWatchersGoOnInThePast(t *testing.T) {
 		}
 		return nil
 	}))
-}
-
-// Who is told old events, and takes its time over one, does not hold up the release; when it comes back for more it is
-// told that the state is gone.
-func TestReleaseDoesNotWaitForThePast(t *testing.T) {
-	p := newProcess(t)
-	l := dirs(t)
-	p.activate(l)
-	p.happen("early", 1000)
-	mustRelease(t, p)
-	p.activate(l)
-	feed := p.current().feed
-	ended, busy, resume := make(chan error, 1), make(chan struct{}), make(chan struct{})
-	go func() {
-		ended <- feed.Watch(t.Context(), 0, registry.Filter{}, func(e registry.Event) error {
-			if e.Seq == 1 {
-				close(busy)
-				<-resume
-			}
-			return nil
-		})
-	}()
-	<-busy
-	released := make(chan error, 1)
-	go func() { _, err := p.Release(t.Context()); released <- err }()
-	select {
-	case err := <-released:
-		must(t, err)
-	case <-time.After(10 * time.Second):
-		t.Error("the state is not released while somebody is told of the past")
-	}
-	close(resume)
-	if err := <-ended; !errors.Is(err, registry.ErrUnavailable) {
-		t.Errorf("the watch ended with %v", err)
-	}
 }

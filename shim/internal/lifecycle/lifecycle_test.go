@@ -154,8 +154,8 @@ func goroutines() (list []string) {
 func becomes(t *testing.T, what string, list func() []string, want []string) {
 	t.Helper()
 	got := list()
-	for end := time.Now().Add(2 * time.Second); !slices.Equal(got, want) && time.Now().Before(end); got = list() {
-		runtime.Gosched()
+	for end := time.Now().Add(time.Minute); !slices.Equal(got, want) && time.Now().Before(end); got = list() {
+		time.Sleep(time.Millisecond)
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("%s:\n%s\nwant\n%s", what, strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -218,21 +218,8 @@ func TestActiveAgainInOneProcess(t *testing.T) {
 	}
 }
 
-// A hand-over that is given up before Release leaves the shim active, under its own generation.
-// A Quiesce that was called off and is served late, after the Activate that took its place, leaves the shim as it is.
-func TestLateQuiesceIsCalledOff(t *testing.T) {
-	l := dirs(t)
-	p := newProcess(t)
-	p.activate(l)
-	must(t, p.Activate(t.Context(), rpc.Handover{Resume: true}))
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := p.Quiesce(ctx, 0); !errors.Is(err, context.Canceled) {
-		t.Errorf("it was called off, and ended with %v", err)
-	}
-	must(t, p.starting("a"))
-}
-
+// A handover that is given up before Release leaves the shim active, under its own generation. A cancelled Quiesce that
+// is served late, after the Activate that took its place, has no effect.
 func TestQuiescedShimGoesOn(t *testing.T) {
 	l := dirs(t)
 	p := newProcess(t)
@@ -241,6 +228,11 @@ func TestQuiescedShimGoesOn(t *testing.T) {
 	must(t, err)
 	must(t, p.Activate(t.Context(), rpc.Handover{}))
 	must(t, p.Activate(t.Context(), rpc.Handover{Resume: true})) // is true already
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := p.Quiesce(ctx, 0); !errors.Is(err, context.Canceled) {
+		t.Errorf("a cancelled Quiesce: %v", err)
+	}
 	must(t, p.starting("a"))
 	if st := p.Status(); st.Generation != 1 || st.Tenure != pb.Tenure_TENURE_ACTIVE {
 		t.Errorf("%+v", st)
@@ -415,35 +407,6 @@ func TestEndOfLife(t *testing.T) {
 	}
 }
 
-// A snapshot is a whole state that a store opens.
-func TestSnapshotOpens(t *testing.T) {
-	l := dirs(t)
-	p := newProcess(t)
-	if _, err := p.Snapshot(t.Context(), func([]byte) error { return nil }); !errors.Is(err, registry.ErrUnavailable) {
-		t.Errorf("of a candidate: %v", err)
-	}
-	p.activate(l)
-	must(t, p.starting("a"))
-	stream, err := pb.NewControlClient(p.conn).Snapshot(t.Context(), &pb.SnapshotRequest{})
-	must(t, err)
-	var copied []byte
-	for {
-		chunk, err := stream.Recv()
-		if err != nil {
-			break
-		}
-		copied = append(copied, chunk.GetData()...)
-	}
-	other := dirs(t)
-	must(t, os.WriteFile(other.Database(), copied, 0o600))
-	s, err := store.Open(t.Context(), store.Options{Path: other.Database(), Generation: 1})
-	must(t, err)
-	defer s.Close()
-	if s.Index() != p.Status().Index {
-		t.Errorf("index %d, want %d", s.Index(), p.Status().Index)
-	}
-}
-
 // The shim writes a copy to a file that its host has made, and to nothing else.
 func TestSnapshotIsWrittenToAFile(t *testing.T) {
 	l, other := dirs(t), dirs(t)
@@ -542,7 +505,7 @@ func TestReleaseDoesNotWaitForWatches(t *testing.T) {
 	select {
 	case err := <-released:
 		must(t, err)
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("the state is not released while somebody watches")
 	}
 	if !worked {

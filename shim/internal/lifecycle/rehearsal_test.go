@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"holdfast/hooks"
 	"holdfast/registry"
@@ -55,7 +54,10 @@ func TestRehearsalRefusesWhatItCouldNotStart(t *testing.T) {
 			_, err := p.Hello(t.Context(), hello(l))
 			must(t, err)
 			path := copyWith(t, l, c.record)
-			_, err = p.Rehearse(t.Context(), path)
+			got, err := p.Rehearse(t.Context(), path)
+			if err == nil && (got.Schema != store.Newest || got.Readable != store.Oldest) {
+				t.Errorf("schema %d, readable by %d", got.Schema, got.Readable)
+			}
 			if (err != nil) != (len(c.says) > 0) || err != nil && !errors.Is(err, registry.ErrUnsupported) {
 				t.Errorf("the rehearsal says %v", err)
 			}
@@ -69,55 +71,4 @@ func TestRehearsalRefusesWhatItCouldNotStart(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestRehearsalTellsWhoCouldReadTheState: before the migrations and after them.
-func TestRehearsalTellsWhoCouldReadTheState(t *testing.T) {
-	l := dirs(t)
-	p := newProcess(t)
-	_, err := p.Hello(t.Context(), hello(l))
-	must(t, err)
-	got, err := p.Rehearse(t.Context(), copyWith(t, l))
-	must(t, err)
-	if got.Schema != store.Newest || got.Readable != store.Oldest {
-		t.Errorf("a state of schema %d has schema %d, and is readable by %d", store.Newest, got.Schema, got.Readable)
-	}
-}
-
-// TestRehearsalReadsTheNewestEvents: it tries events as a watcher would be told them, and few of ten thousand.
-func TestRehearsalReadsTheNewestEvents(t *testing.T) {
-	for _, n := range []int{0, 1, triedEvents, registry.MaxEvents} {
-		log := registrytest.NewLog(time.Now)
-		_, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-			return registry.Change{Events: make([]registry.Event, n)}, nil
-		})
-		must(t, err)
-		read := &eventsRead{State: log}
-		must(t, (&rehearsal{rehearsed: &rehearsed{}}).parse(t.Context(), read))
-		if want := min(n, triedEvents); len(read.events) != want || want > 0 &&
-			read.events[want-1].Seq != registry.Seq(n) {
-			t.Errorf("of %d events %d are read: %v", n, len(read.events), read.events)
-		}
-	}
-}
-
-// eventsRead is a log that knows which events were read.
-type eventsRead struct {
-	registry.State
-	events []registry.Event
-}
-
-func (l *eventsRead) View(ctx context.Context, read func(registry.View) error) error {
-	return l.State.View(ctx, func(v registry.View) error { return read(registry.View{Reader: eventsReader{v.Reader, l}}) })
-}
-
-type eventsReader struct {
-	registry.Reader
-	log *eventsRead
-}
-
-func (r eventsReader) Events(after registry.Seq, limit int) ([]registry.Event, registry.Seq) {
-	events, floor := r.Reader.Events(after, limit)
-	r.log.events = append(r.log.events, events...)
-	return events, floor
 }

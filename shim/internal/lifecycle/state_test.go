@@ -4,7 +4,6 @@ import (
 	"errors"
 	"testing"
 
-	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
 )
 
@@ -31,14 +30,6 @@ func TestMoves(t *testing.T) {
 			case !legal && (got != from || !errors.Is(err, registry.ErrConflict)):
 				t.Errorf("%s to %s: %s, %v", from, to, got, err)
 			}
-		}
-	}
-}
-
-func TestEveryStateIsToldOnTheWire(t *testing.T) {
-	for _, s := range states {
-		if s.proto() == pb.Tenure_TENURE_UNSPECIFIED {
-			t.Errorf("%s is not told", s)
 		}
 	}
 }
