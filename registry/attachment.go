@@ -1,11 +1,11 @@
 package registry
 
-// Attachment records that a volume is attached to a node by ControllerPublishVolume, or may be. Nodes share it.
+// Attachment records that a volume is, or may be, attached to a node by ControllerPublishVolume. Nodes share it.
 type Attachment struct {
 	Volume         VolumeKey         `json:"volume"`
 	Name           VolumeName        `json:"name"` // for people
 	Node           NodeName          `json:"node"`
-	NodeID         NodeID            `json:"node_id"`                   // the node as the plugin calls it
+	NodeID         NodeID            `json:"node_id"`                   // the plugin's ID of the node
 	State          Mark              `json:"state,omitempty"`           // of ControllerPublishVolume
 	Usage          Usage             `json:"usage,omitzero"`            // as sent with ControllerPublishVolume
 	PublishContext map[string]string `json:"publish_context,omitempty"` // as ControllerPublishVolume answered it
@@ -19,11 +19,11 @@ type AttachmentKey struct {
 	Node   NodeName  `json:"node"`
 }
 
-// AttachmentKey is the attachment's key.
+// AttachmentKey returns the attachment's key.
 func (a Attachment) AttachmentKey() AttachmentKey { return AttachmentKey{a.Volume, a.Node} }
 
-// Staging records what this node has done with a volume as a whole: where it is staged, how far an expansion has come
-// and what the node's plugin says of the volume. It belongs to one node.
+// Staging records the state of a volume on one node: its staging path, the progress of its expansion and its condition.
+// It belongs to that node.
 type Staging struct {
 	Volume      VolumeKey       `json:"volume"`
 	Name        VolumeName      `json:"name"`               // for people
@@ -39,52 +39,50 @@ type Staging struct {
 	ModifyIndex Seq             `json:"modify_index"`
 }
 
-// NodeExpansion is what one node has done of the expansions of a volume, or refused. The zero value: nothing.
+// NodeExpansion is the progress of a volume's expansions on one node. The zero value means that none was tried.
 type NodeExpansion struct {
 	Done  int64         `json:"done,omitempty"` // capacity in bytes that NodeExpandVolume has made
-	Range CapacityRange `json:"range,omitzero"` // that the plugin was asked for last
-	// Refused is the code with which the plugin refused Range, or that is assumed of a call whose end was not awaited.
-	// The plugin is asked again when the volume is mounted anew. What the controller says later does not change it.
+	Range CapacityRange `json:"range,omitzero"` // of the last request
+	// Refused is the code with which the plugin refused Range, or the assumed code of a call that was abandoned. The
+	// next mount of the volume asks the plugin again. Later answers of the controller do not change it.
 	Refused string `json:"refused,omitempty"`
-	// At is the path at which the plugin was asked last, on the host. It is asked nowhere else while the volume stays
-	// mounted there.
+	// At is the path of the last request, on the host. Requests name no other path while the volume stays mounted there.
 	At string `json:"at,omitempty"`
-	// What the plugin answered last. Empty: nothing was wrong.
+	// RPC, Code and Detail are the plugin's last error; empty: none.
 	RPC    RPC    `json:"rpc,omitempty"`
 	Code   string `json:"code,omitempty"`
 	Detail string `json:"detail,omitempty"` // bounded and redacted
 }
 
-// neverRetried is the answer after which the node's plugin is not asked again before the volume is mounted anew (CSI
-// NodeExpandVolume).
+// neverRetried is the code after which NodeExpandVolume is not repeated before the volume is mounted again (CSI spec).
 const neverRetried = "FAILED_PRECONDITION"
 
-// Refuses reports whether the plugin has refused to expand the volume as asked, so that it is not asked again now.
+// Refuses reports whether the plugin has refused the request, so it is not repeated now.
 func (e NodeExpansion) Refuses(asked CapacityRange) bool {
 	return e.Refused == neverRetried || e.Refused != "" && e.Range == asked
 }
 
-// Retriable reports whether the plugin may be asked again for what it refused, because a person asks for it again.
+// Retriable reports whether a refused request may be repeated on an operator's request.
 func (e NodeExpansion) Retriable() bool { return e.Refused != "" && e.Refused != neverRetried }
 
-// Failed returns e after the plugin answered with an error.
+// Failed returns e with the error of the plugin.
 func (e NodeExpansion) Failed(err *CallError) NodeExpansion {
 	e.Refused, e.RPC, e.Code, e.Detail = err.Code, err.RPC, err.Code, err.Detail
 	return e
 }
 
-// Made returns e after the plugin has made the volume as large as bytes.
+// Made returns e after the plugin expanded the volume to a size in bytes.
 func (e NodeExpansion) Made(bytes int64) NodeExpansion {
 	return NodeExpansion{Done: max(e.Done, bytes), Range: e.Range}
 }
 
-// Answers reports whether the plugin has done, or finally refused, what is pending for the node.
+// Answers reports whether the plugin completed, or finally refused, the expansion that is pending on the node.
 func (e NodeExpansion) Answers(v Volume) bool {
 	return v.Expansion.Pending() && (e.Done >= v.Expansion.Node.Required || e.Impossible(v))
 }
 
-// Impossible reports whether what is pending for the node can never be: its plugin refuses the size, and the plugin's
-// controller has not made it either.
+// Impossible reports whether the pending expansion can never succeed: the node's plugin refuses the size, and the
+// controller has not expanded the volume either.
 func (e NodeExpansion) Impossible(v Volume) bool {
 	return v.Unmade() && e.Range == v.Expansion.Node && (e.Refused == "OUT_OF_RANGE" || e.Refused == "INVALID_ARGUMENT")
 }

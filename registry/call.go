@@ -2,22 +2,22 @@ package registry
 
 import "fmt"
 
-// CodeUnreadable stands in CallError.Code for an answer that came and cannot be read: it is larger than a message may
-// be, or is not the message that it has to be, or holds text that is not UTF-8. The plugin has acted. gRPC itself says
-// RESOURCE_EXHAUSTED or INTERNAL of that, as a plugin does of other things.
+// CodeUnreadable is the CallError.Code of a response that cannot be decoded: it is too large, of another message type, or
+// has text that is not UTF-8. The plugin has acted. gRPC reports RESOURCE_EXHAUSTED or INTERNAL for it, which plugins
+// also return for other reasons.
 const CodeUnreadable = "UNREADABLE"
 
-// CallError is a CSI call that did not end well. The driver makes it; nobody reads its text for logic.
+// CallError is a failed CSI call. Package csi creates it. No code depends on its text.
 type CallError struct {
 	RPC      RPC         `json:"rpc"`
 	Instance InstanceKey `json:"instance"`
 	// gRPC code by name, "UNAVAILABLE", or CodeUnreadable; empty: no gRPC answer at all
 	Code    string  `json:"code"`
 	Outcome Outcome `json:"outcome"` // OutcomeFailed or OutcomeUncertain
-	Attempt uint64  `json:"attempt"` // tries so far, with this one; 0: nobody counts
-	Detail  string  `json:"detail"`  // what the plugin said: bounded and redacted, for people
+	Attempt uint64  `json:"attempt"` // tries so far, with this one; 0: not counted
+	Detail  string  `json:"detail"`  // the plugin's message, bounded and redacted, for people
 	Kind    error   `json:"-"`       // one of Kinds
-	Lost    bool    `json:"-"`       // the plugin had the request, and the connection was lost before it answered
+	Lost    bool    `json:"-"`       // the connection was lost after the request was sent
 }
 
 func (e *CallError) Error() string {
@@ -36,7 +36,7 @@ func (e *CallError) Error() string {
 	return fmt.Sprintf("%s: %s failed: %s: %s", by, e.RPC, e.Code, e.Detail)
 }
 
-// Is holds for the kind, and for ErrUncertain when the outcome is not known.
+// Is reports true for the kind, and for ErrUncertain if the outcome is unknown.
 func (e *CallError) Is(target error) bool {
 	return target == e.Kind || target == ErrUncertain && e.Outcome == OutcomeUncertain
 }

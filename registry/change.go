@@ -5,12 +5,11 @@ import (
 	"time"
 )
 
-// The functions below decide what one transaction does to the table of instances. They are for a Commit's decide, so
-// that a change of the table can share a transaction with other records. Changes of several instances that compete are
-// to be made by one call: each call sees the View only, not what another one is about to change.
+// The functions below return changes of the table of instances, for the decide function of a Commit. A change of several
+// instances must be made by one call: each call sees only the View, not the change of another call.
 
-// PutChange registers instances. One that is known under its key is superseded in its rank; one that is the same is
-// left alone. The caller has checked them with Valid.
+// PutChange registers instances, which must be Valid. An instance replaces one of the same key and keeps its rank. An
+// instance that is already stored is left out.
 func PutChange(v View, now time.Time, instances ...Instance) Change {
 	d := newDraft(v, now)
 	for _, i := range instances {
@@ -19,7 +18,7 @@ func PutChange(v View, now time.Time, instances ...Instance) Change {
 	return d.finish()
 }
 
-// RemoveChange removes those of the keys that there are.
+// RemoveChange removes the instances of the keys that exist.
 func RemoveChange(v View, now time.Time, keys ...InstanceKey) Change {
 	d := newDraft(v, now)
 	for _, k := range keys {
@@ -28,7 +27,7 @@ func RemoveChange(v View, now time.Time, keys ...InstanceKey) Change {
 	return d.finish()
 }
 
-// RemoveTaskChange removes every instance that the task serves.
+// RemoveTaskChange removes every instance of the task.
 func RemoveTaskChange(v View, now time.Time, t TaskKey) Change {
 	var keys []InstanceKey
 	for _, i := range v.AllInstances() {
@@ -39,7 +38,7 @@ func RemoveTaskChange(v View, now time.Time, t TaskKey) Change {
 	return RemoveChange(v, now, keys...)
 }
 
-// Valid is nil if i can be put: it is named, can be dialled and has a health.
+// Valid returns an error if i cannot be put: its key, endpoint or health is incomplete.
 func (i Instance) Valid() error {
 	switch {
 	case i.Role == "" || i.Plugin == "" || i.Alloc == "" || i.Task == "":
@@ -57,7 +56,7 @@ func (h Health) valid() error {
 	return nil
 }
 
-// draft is a change of the table in the making: each step sees what the steps before it left.
+// draft is a change of the table under construction. Each step sees the result of the steps before it.
 type draft struct {
 	view    View
 	now     time.Time
@@ -70,7 +69,7 @@ type draft struct {
 
 type draftGroup struct {
 	members []*Instance // newest first
-	active  InstanceKey // before the change; zero: nobody
+	active  InstanceKey // before the change; zero: none
 }
 
 func newDraft(v View, now time.Time) *draft {
@@ -97,7 +96,7 @@ func (d *draft) put(i Instance) {
 	i = i.Clone()
 	g := d.of(i.group())
 	old := member(g.members, i.InstanceKey)
-	// The Log sets both indexes; what they will be decides the rank among those of this change.
+	// The State sets the same indexes later. They decide the rank among the instances of this change.
 	i.CreateIndex, i.ModifyIndex = d.view.Index()+1, d.view.Index()+1
 	if old == nil {
 		i.Since, i.Health.Since = d.moment(i.Since), d.moment(i.Health.Since)
@@ -113,7 +112,7 @@ func (d *draft) put(i Instance) {
 	d.written = append(d.written, i.InstanceKey)
 }
 
-// tellUpdate tells of what is new in i: of its health in an event of its own.
+// tellUpdate adds an event for the changed fields of i, and another one for its health.
 func (d *draft) tellUpdate(old, i *Instance) {
 	sameHealth := old.Health.State == i.Health.State && old.Health.Cause == i.Health.Cause
 	if sameHealth {
@@ -146,7 +145,7 @@ func (d *draft) remove(k InstanceKey) {
 	d.tell(EventDeregistered, old)
 }
 
-// finish adds what follows from the steps: who is active now, once per group, after everything that led to it.
+// finish adds an event for each group whose active instance has changed, after the events of the steps.
 func (d *draft) finish() Change {
 	for _, g := range d.touched {
 		if active := activeOf(g.members); active != nil && active.InstanceKey != g.active {
@@ -167,7 +166,7 @@ func (d *draft) finish() Change {
 	return c
 }
 
-// tell adds an event of i, as i will be stored.
+// tell adds an event with i as it will be stored.
 func (d *draft) tell(kind EventKind, i *Instance) {
 	record := i.Clone()
 	e := Event{
@@ -179,7 +178,7 @@ func (d *draft) tell(kind EventKind, i *Instance) {
 	d.events = append(d.events, e)
 }
 
-// moment is at, or now where that is not given.
+// moment returns at, or now if at is zero.
 func (d *draft) moment(at time.Time) time.Time {
 	if at.IsZero() {
 		return d.now

@@ -6,43 +6,43 @@ import (
 	"strings"
 )
 
-// FindingKind says in what records, mount table, directories and plugins differ.
+// FindingKind is the kind of a difference between records, mount table, directories and plugins.
 type FindingKind string
 
 const (
 	FoundLost      FindingKind = "lost"      // recorded as done, not mounted
 	FoundRebooted  FindingKind = "rebooted"  // recorded as done before this boot
 	FoundUncertain FindingKind = "uncertain" // a call has no certain answer
-	FoundOrphan    FindingKind = "orphan"    // a mount below our root that no record knows, and nobody uses
-	FoundUsed      FindingKind = "used"      // a mount below our root that no record knows, and somebody uses
+	FoundOrphan    FindingKind = "orphan"    // an unused mount below our root that no record names
+	FoundUsed      FindingKind = "used"      // a mount in use below our root that no record names
 	FoundUnowned   FindingKind = "unowned"   // attached or staged, with no claim
-	FoundDead      FindingKind = "dead"      // mounted, and it does not answer, or with an error
-	FoundLeft      FindingKind = "left"      // a directory that no record knows and that is not empty
-	FoundEmpty     FindingKind = "empty"     // a directory that no record knows
-	FoundDetached  FindingKind = "detached"  // recorded as attached, and the plugin says that it is not
-	FoundAttached  FindingKind = "attached"  // the plugin says that it is attached to this node, and no record knows
+	FoundDead      FindingKind = "dead"      // mounted, and it hangs or returns errors
+	FoundLeft      FindingKind = "left"      // a directory that no record names and that is not empty
+	FoundEmpty     FindingKind = "empty"     // an empty directory that no record names
+	FoundDetached  FindingKind = "detached"  // recorded as attached, but not according to the plugin
+	FoundAttached  FindingKind = "attached"  // attached to this node according to the plugin, but not recorded
 	FoundMissing   FindingKind = "missing"   // the plugin does not list the volume
-	FoundUnhealthy FindingKind = "unhealthy" // the plugin says that the volume is
+	FoundUnhealthy FindingKind = "unhealthy" // the plugin reports the volume as unhealthy
 	FoundDamage    FindingKind = "damage"    // the state file contradicts itself
 	FoundUnseen    FindingKind = "unseen"    // something could not be examined
-	// something is not examined because the configuration says so: nothing is wrong
+	// the configuration excludes something from the examination: nothing is wrong
 	FoundSkipped FindingKind = "skipped"
 )
 
-// FindingAction is what repair does about a finding.
+// FindingAction is the repair of a finding.
 type FindingAction string
 
 const (
 	ActNothing FindingAction = "" // it is for people
-	// the record says from now on that it is not certain: whoever holds the claim redoes or undoes it
+	// mark the record as uncertain: the holder of the claim then redoes or undoes the step
 	ActMark    FindingAction = "mark"
-	ActAdopt   FindingAction = "adopt"   // a record is made of it, so that the plugin is asked to take it down
-	ActUndo    FindingAction = "undo"    // the plugin is asked to take it down
-	ActUnmount FindingAction = "unmount" // by us, never lazily
+	ActAdopt   FindingAction = "adopt"   // create a record, then undo
+	ActUndo    FindingAction = "undo"    // have the plugin take it down
+	ActUnmount FindingAction = "unmount" // never lazily
 	ActRemove  FindingAction = "remove"  // rmdir(2)
 )
 
-// Finding is one thing in which records, mount table, directories and plugins differ.
+// Finding is one difference between records, mount table, directories and plugins.
 type Finding struct {
 	Kind    FindingKind   `json:"kind"`
 	Action  FindingAction `json:"action,omitempty"`
@@ -53,7 +53,7 @@ type Finding struct {
 	Path    string        `json:"path,omitempty"`   // on the host
 	Detail  string        `json:"detail,omitempty"` // for people
 	Advice  string        `json:"advice,omitempty"` // what a person may do
-	// of the repair: RepairDone, or how far it came and why; empty: not tried
+	// of the repair: RepairDone, or its progress and error; empty: not tried
 	Result string `json:"result,omitempty"`
 }
 
@@ -61,18 +61,17 @@ func (f Finding) String() string {
 	return strings.TrimSpace(fmt.Sprintf("%s: %s %s", f.Kind, f.Path, f.Detail))
 }
 
-// RepairDone is the Result of what was repaired for good.
+// RepairDone is the Result of a completed repair.
 const RepairDone = "done"
 
-// Diagnosis is everything that was found. Digest names what repair would do; it is empty if that is nothing.
+// Diagnosis holds all findings. Digest identifies the actions of a repair; empty: there are none.
 type Diagnosis struct {
 	Findings []Finding `json:"findings"`
 	Digest   string    `json:"digest,omitempty"`
 	Repaired bool      `json:"repaired,omitempty"`
 }
 
-// Unexamined returns what could not be examined, without what the configuration leaves out. If it is not empty, more
-// may be wrong than was found.
+// Unexamined returns the findings of kind FoundUnseen. If there are any, more may be wrong than was found.
 func (d Diagnosis) Unexamined() (list []Finding) {
 	for _, f := range d.Findings {
 		if f.Kind == FoundUnseen {
@@ -82,13 +81,12 @@ func (d Diagnosis) Unexamined() (list []Finding) {
 	return list
 }
 
-// Sound reports whether everything that was examined is well, or repaired for good.
+// Sound reports whether everything that was examined is in order or repaired.
 func (d Diagnosis) Sound() bool {
 	return !slices.ContainsFunc(d.Findings, func(f Finding) bool {
 		return f.Kind != FoundUnseen && f.Kind != FoundSkipped && f.Result != RepairDone
 	})
 }
 
-// Well reports whether everything was examined that the configuration does not leave out, and is well or repaired for
-// good.
+// Well reports whether everything but what the configuration excludes was examined, and is in order or repaired.
 func (d Diagnosis) Well() bool { return d.Sound() && len(d.Unexamined()) == 0 }

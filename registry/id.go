@@ -7,35 +7,36 @@ import (
 	"unicode/utf8"
 )
 
-// Every id is a type of its own, so that a volume's id cannot be handed in where an alloc's is meant. An id is data: it
-// is checked once where it enters (Parse functions), hashed where a path is made of it (package hooks), never joined.
+// Each kind of ID has its own type, so the compiler tells a volume's ID from an alloc's. An ID is data: a Parse function
+// checks it once where it enters, and package hooks hashes it into paths. It is never joined to a path.
 type (
-	// PluginID is the id of a csi_plugin stanza: what people and volumes call a plugin by.
+	// PluginID is the id of a csi_plugin stanza. Volumes and people name a plugin by it.
 	PluginID string
-	// AllocID is the orchestrator's name of one placement of a group. The host mints it; it is never used twice.
+	// AllocID is the orchestrator's name of one placement of a group. The host creates it and never reuses it.
 	AllocID string
 	// TaskName is the name of a task within its group.
 	TaskName string
-	// Namespace separates volumes of the same id that belong to different people.
+	// Namespace separates volumes of the same ID.
 	Namespace string
-	// VolumeID is a volume's id within its namespace: what people call it by.
+	// VolumeID is a volume's ID within its namespace. People name a volume by it.
 	VolumeID string
 	// ExternalID is a volume's id at its plugin (volume_id of the CSI spec). It is opaque: see ParseExternalID.
 	ExternalID string
-	// NodeID is a node as its plugin calls it (NodeGetInfo.node_id; 1 to 256 bytes).
+	// NodeID is the plugin's ID of a node (NodeGetInfo.node_id; 1 to 256 bytes).
 	NodeID string
-	// NodeName is a node as the orchestrator calls it.
+	// NodeName is the orchestrator's name of a node.
 	NodeName string
 	// RequestName is the label of a group's volume block: one alloc may ask for one volume under several names.
 	RequestName string
-	// OperationID is minted by the host for each mutating call, so that a replay joins the first and is answered alike.
+	// OperationID identifies a mutating call. The host creates it. A replay joins the first call or gets its answer.
 	OperationID string
-	// Role is what an instance does for its plugin. It is an open string: a later CSI may bring further ones.
+	// Role is the CSI service that an instance provides. It is an open string: a later CSI may have more roles.
 	Role string
-	// Generation numbers shim processes of one state directory; each transaction compares it, which fences older ones.
+	// Generation numbers the shim processes of one state directory. Each transaction compares it, which fences older
+	// processes.
 	Generation uint64
-	// Seq orders everything: it is taken in the transaction of a change, numbers its events, and is the CreateIndex and
-	// ModifyIndex of its records. Numbers increase and may have gaps.
+	// Seq orders all changes. A change takes it in its transaction. It numbers the events of the change and is the
+	// CreateIndex and ModifyIndex of its records. Numbers increase and may have gaps.
 	Seq uint64
 )
 
@@ -73,12 +74,8 @@ func ParseTaskName(s string) (TaskName, error) { return parseLabel[TaskName]("ta
 // ParseLabel accepts what ParseTaskName accepts. Errors call the text by what.
 func ParseLabel(what, s string) (string, error) { return parseLabel[string](what, s) }
 
-func ParseRequestName(s string) (RequestName, error) {
-	return parseLabel[RequestName]("volume name", s)
-}
-
-// ParseVolumeID accepts 1 to 128 bytes of printable text without '/' and "..": many drivers join the ids that people
-// choose into paths of their own, and several did so without a check.
+// ParseVolumeID accepts 1 to 128 bytes of printable text without '/' and "..". Many drivers join the ID into paths of
+// their own, some without a check.
 func ParseVolumeID(s string) (VolumeID, error) { return parseLabel[VolumeID]("volume id", s) }
 
 // ParseOperationID accepts 1 to 128 bytes of printable text.
@@ -86,12 +83,12 @@ func ParseOperationID(s string) (OperationID, error) {
 	return parseLabel[OperationID]("operation id", s)
 }
 
-// MaxExternalID bounds what a plugin may call a volume or a snapshot, in bytes. The CSI spec has 128 for strings in
-// general, which drivers exceed that encode a path, a server or a resource group.
+// MaxExternalID bounds a plugin's ID of a volume or snapshot, in bytes. The CSI spec allows 128 for strings in general.
+// Drivers that encode a path, a server or a resource group exceed that.
 const MaxExternalID = 4096
 
-// ParseExternalID accepts what a plugin may call a volume or a snapshot: 1 byte to 4 KiB of UTF-8. Any character is
-// allowed: the id goes back to the plugin as it is, and is only ever hashed into paths.
+// ParseExternalID accepts a plugin's ID of a volume or snapshot: 1 byte to 4 KiB of UTF-8. Any character is allowed, as
+// the ID goes back to the plugin unchanged and is only hashed into paths.
 func ParseExternalID(s string) (ExternalID, error) {
 	if err := checkOpaque("external id", s, MaxExternalID); err != nil {
 		return "", err
@@ -99,11 +96,11 @@ func ParseExternalID(s string) (ExternalID, error) {
 	return ExternalID(s), nil
 }
 
-// shownID is how many bytes of an external id String shows in whole.
+// shownID is the length in bytes up to which String shows the whole ID.
 const shownID = 256
 
-// String is the id for messages and logs. The middle of a very long one is left out, so two ids may look
-// the same: never compare or store what it returns.
+// String returns the ID for messages and logs. It omits the middle of a very long ID, so two IDs may look the same:
+// never compare or store the text.
 func (id ExternalID) String() string {
 	if len(id) <= shownID {
 		return string(id)
@@ -113,8 +110,8 @@ func (id ExternalID) String() string {
 	return fmt.Sprintf("%s... (%d bytes) ...%s", head, len(id), tail)
 }
 
-// ParseCreateName accepts what a plugin may be asked to call a new volume (CreateVolumeRequest.name): 1 to 128 bytes of
-// printable text that does not look like a path that leaves its directory, as drivers join it into paths of their own.
+// ParseCreateName accepts a CreateVolumeRequest.name: 1 to 128 bytes of printable text that does not look like a path
+// that leaves its directory, as drivers join it into paths of their own.
 func ParseCreateName(s string) (string, error) {
 	if err := checkText("name", s, MaxID); err != nil {
 		return "", err
@@ -125,7 +122,7 @@ func ParseCreateName(s string) (string, error) {
 	return s, nil
 }
 
-// maxNodeID is in bytes. The CSI spec says 256 of this very field, and other orchestrators allow less.
+// maxNodeID is the limit of the CSI spec for this field, in bytes. Other orchestrators allow less.
 const maxNodeID = 256
 
 // ParseNodeID accepts 1 to 256 bytes of UTF-8 (NodeGetInfo.node_id).
@@ -159,7 +156,7 @@ func parseLabel[T ~string](what, s string) (T, error) {
 	return T(s), nil
 }
 
-// checkOpaque refuses the empty, the overlong and the undecodable.
+// checkOpaque returns an error if s is empty, longer than limit bytes, or not UTF-8.
 func checkOpaque(what, s string, limit int) error {
 	switch {
 	case s == "":
@@ -172,7 +169,7 @@ func checkOpaque(what, s string, limit int) error {
 	return nil
 }
 
-// checkText is checkOpaque, and refuses the unprintable.
+// checkText is checkOpaque, and also returns an error for unprintable characters.
 func checkText(what, s string, limit int) error {
 	if err := checkOpaque(what, s, limit); err != nil {
 		return err
@@ -185,7 +182,7 @@ func checkText(what, s string, limit int) error {
 	return nil
 }
 
-// hasDotDot says whether s has an element ".." under either kind of slash, or is "." as a whole.
+// hasDotDot reports whether s has an element ".." under either kind of slash, or is "." as a whole.
 func hasDotDot(s string) bool {
 	for part := range strings.FieldsFuncSeq(s, func(r rune) bool { return r == '/' || r == '\\' }) {
 		if part == ".." {
@@ -195,7 +192,7 @@ func hasDotDot(s string) bool {
 	return s == "."
 }
 
-// VolumeName is a volume for people: its namespace and id.
+// VolumeName is the name of a volume for people.
 type VolumeName struct {
 	Namespace Namespace `json:"namespace"`
 	ID        VolumeID  `json:"id"`
@@ -208,7 +205,8 @@ func (n VolumeName) String() string {
 	return fmt.Sprintf("%s/%s", n.Namespace, n.ID)
 }
 
-// VolumeKey is a volume for CSI: its plugin and its id there. Locks, placements, refs and staging paths key on it.
+// VolumeKey identifies a volume for CSI: its plugin and the plugin's ID of it. Locks, attachments, stagings and refs key
+// on it.
 type VolumeKey struct {
 	Plugin   PluginID   `json:"plugin"`
 	External ExternalID `json:"external_id"`
@@ -216,7 +214,7 @@ type VolumeKey struct {
 
 func (k VolumeKey) String() string { return fmt.Sprintf("%s:%s", k.Plugin, k.External) }
 
-// TaskKey is one task of one alloc. It keeps its directories and sockets over restarts.
+// TaskKey identifies one task of one alloc. The task keeps its directories and sockets over restarts.
 type TaskKey struct {
 	Alloc AllocID  `json:"alloc"`
 	Task  TaskName `json:"task"`

@@ -8,14 +8,14 @@ import (
 	"sync/atomic"
 )
 
-// Registry is the live table of instances. Reads take no lock and wait for nobody; what they return is as of the last
-// change that was applied, and its maps and slices are shared with other readers: Clone before changing them.
+// Registry is the live table of instances as of the last applied change. Reads take no lock and never wait. The maps and
+// slices of returned instances are shared with other readers: Clone an instance before changing it.
 //
-// The Log calls Applied for each commit: register it with Log.OnApplied.
+// The State calls Applied for each commit.
 type Registry struct {
 	log     State
 	current atomic.Pointer[table]
-	writing sync.Mutex // of Load and Applied: held to compute the next table, never while waiting
+	writing sync.Mutex // held by Load and Applied while they compute the next table
 }
 
 // New returns an empty table.
@@ -25,7 +25,7 @@ func New(log State) *Registry {
 	return r
 }
 
-// Load publishes what the Log holds. After an error the table is as it was.
+// Load publishes the instances of the State. After an error the table is unchanged.
 func (r *Registry) Load(ctx context.Context) error {
 	err := r.log.View(ctx, func(v View) error {
 		loaded := newTable(v.Index(), v.AllInstances())
@@ -43,13 +43,13 @@ func (r *Registry) Load(ctx context.Context) error {
 	return nil
 }
 
-// Applied publishes a committed change. The Log calls it in commit order.
+// Applied publishes a committed change. The State calls it in commit order.
 func (r *Registry) Applied(a Applied) {
 	r.writing.Lock()
 	defer r.writing.Unlock()
 	old := r.current.Load()
 	if a.Last() <= old.index {
-		return // Load has seen it
+		return // the loaded table includes it
 	}
 	if !a.Change.Touches(BucketInstances) {
 		next := *old
@@ -63,27 +63,27 @@ func (r *Registry) Applied(a Applied) {
 	close(old.changed)
 }
 
-// Find is the active instance of a plugin in a role: the newest healthy one; if none is healthy, the newest.
+// Find returns the active instance of a plugin in a role: the newest healthy one, or the newest if none is healthy.
 func (r *Registry) Find(role Role, id PluginID) (Instance, bool) {
 	return found(activeOf(r.current.Load().members(role, id)))
 }
 
-// Get is one instance.
+// Get returns the instance of a key.
 func (r *Registry) Get(k InstanceKey) (Instance, bool) {
 	return found(member(r.current.Load().members(k.Role, k.Plugin), k))
 }
 
-// All is every instance as of one index.
+// All returns every instance as of one index.
 func (r *Registry) All() Snapshot {
 	t := r.current.Load()
 	return Snapshot{Index: t.index, Instances: values(t.inOrder())}
 }
 
-// Index is that of the last change that was applied, of instances or of anything else.
+// Index returns the index of the last applied change.
 func (r *Registry) Index() Seq { return r.current.Load().index }
 
-// Await is the active instance once it is healthy. If ctx ends first it is an ErrUnavailable that says what there is
-// instead.
+// Await waits for a healthy active instance and returns it. If ctx ends first, it returns an ErrUnavailable that
+// describes the registered instances.
 func (r *Registry) Await(ctx context.Context, role Role, id PluginID) (Instance, error) {
 	for {
 		t := r.current.Load()
@@ -102,7 +102,7 @@ func (r *Registry) Await(ctx context.Context, role Role, id PluginID) (Instance,
 	}
 }
 
-// situation says to a person what there is instead of a healthy instance.
+// situation describes, for people, the instances of a plugin of which none is healthy.
 func (t *table) situation(role Role, id PluginID) string {
 	members := t.members(role, id)
 	active := activeOf(members)

@@ -58,7 +58,7 @@ func (c Change) And(more Change) Change {
 	return Change{append(c.Put, more.Put...), append(c.Delete, more.Delete...), append(c.Events, more.Events...)}
 }
 
-// Split returns the part of the change that writes records which nodes share, and the rest, which has the events.
+// Split returns the part of the change that writes shared records, and the rest with the events.
 func (c Change) Split() (shared, node Change) {
 	node.Events = c.Events
 	for _, r := range c.Put {
@@ -95,12 +95,12 @@ func (c Change) keys() (keys []Key) {
 	return append(keys, c.Delete...)
 }
 
-// MaxEvents is how many events a Log keeps. Older ones are pruned in the transaction that writes new ones.
+// MaxEvents is the number of events that a State keeps. The transaction that writes new events prunes older ones.
 const MaxEvents = 10_000
 
-// Stamped is the change as a Log writes it at an index: events numbered from there, records with their indexes, and in
-// each event the instance as the change puts it. created is the CreateIndex of the record that a key names now, 0 if
-// there is none.
+// Stamped returns the change as a State writes it at an index: events have their numbers, records their indexes, and an
+// event has its instance as the change puts it. created returns the CreateIndex of the stored record of a key, 0 if there
+// is none.
 func (c Change) Stamped(at Seq, generation Generation, created func(Key) Seq) Change {
 	out := Change{Put: make([]Record, len(c.Put)), Delete: c.Delete, Events: make([]Event, len(c.Events))}
 	instances := map[InstanceKey]Instance{}
@@ -122,11 +122,11 @@ func (c Change) Stamped(at Seq, generation Generation, created func(Key) Seq) Ch
 	return out
 }
 
-// Applied is one committed change as it is told after the commit, in commit order: the records as they were written.
+// Applied is one committed change, with the records as they were written. Listeners get it in commit order.
 type Applied struct {
 	Index  Seq // of the change; its events have the numbers Index, Index+1, ...
 	Change Change
 }
 
-// Last is the highest number that the change used.
+// Last returns the highest number of the change.
 func (a Applied) Last() Seq { return a.Index + Seq(max(len(a.Change.Events), 1)) - 1 }

@@ -2,26 +2,26 @@ package registry
 
 import "time"
 
-// VolumeStatus is a volume and how it is used now.
+// VolumeStatus is a volume and its current use.
 type VolumeStatus struct {
 	Volume
 	Attachments []Attachment
 	Staging     Staging // on this node
 	Holders     []Holder
 	Intent      *Intent // the CSI call that is open or uncertain; nil: none
-	Waiting     []Wait  // allocs that wait for it, or to be rid of it; without an alloc: its creation or deletion
+	Waiting     []Wait  // of allocs that claim or release it; without an alloc: of its creation or deletion
 }
 
-// Holder is a claim, and the publish that goes with it.
+// Holder is a claim and its publish.
 type Holder struct {
 	Claim    Claim
 	Publish  Mark
 	Target   Tree
-	Trouble  string // what is wrong with its mount; empty: nothing is known to be
+	Trouble  string // of its mount; empty: none is known
 	Troubled time.Time
 }
 
-// AllocStatus is an alloc and how far its volumes have come.
+// AllocStatus is an alloc and the progress of its volumes.
 type AllocStatus struct {
 	Alloc
 	Uses []Use
@@ -37,17 +37,17 @@ type Use struct {
 	Stage   Mark
 	Publish Mark
 	Target  Tree
-	Intent  *Intent // of the volume, whoever it is for; nil: none
-	Wait    *Wait   // what it waits for; nil: nothing
-	// Expansion of the volume, if it has not come to its end on this node.
+	Intent  *Intent // of the volume, for any alloc; nil: none
+	Wait    *Wait   // nil: none
+	// Expansion of the volume, if it is not complete on this node.
 	Expansion Expansion
 	Health    VolumeHealth // of the volume
-	// Trouble is what is wrong with its mount, and since when; empty: nothing is known to be.
+	// Trouble describes a fault of its mount, Troubled when it began; empty: none is known.
 	Trouble  string
 	Troubled time.Time
 }
 
-// PluginTask is a task that runs a plugin: what is expected, registered or not.
+// PluginTask is a task that runs a plugin, registered or not.
 type PluginTask struct {
 	TaskKey
 	Plugin  PluginID
@@ -58,26 +58,26 @@ type PluginTask struct {
 	Restart *RestartRequest
 }
 
-// PluginFingerprint is what a scheduler needs of one plugin in one role.
+// PluginFingerprint describes one plugin in one role for a scheduler.
 type PluginFingerprint struct {
 	Role     Role
 	Plugin   PluginID
-	Gone     bool     // there is no instance any more
+	Gone     bool     // no instance is left
 	Active   Instance // the active one; zero if gone
 	Healthy  int      // instances
 	Expected int      // instances: tasks that run the plugin in that role
 }
 
-// PendingRestart is a restart request with the task that it is for.
+// PendingRestart is a restart request and its task.
 type PendingRestart struct {
 	TaskKey
 	RestartRequest
 }
 
-// VolumeReport is what NodeGetVolumeStatsResponse says.
+// VolumeReport is the content of a NodeGetVolumeStatsResponse.
 type VolumeReport struct {
 	Usage     []VolumeUsage
-	Condition *VolumeCondition // of CSI up to 1.12; nil: it is not told
+	Condition *VolumeCondition // of CSI up to 1.12; nil: not reported
 }
 
 // VolumeUsage is one unit of NodeGetVolumeStatsResponse.usage.

@@ -66,7 +66,6 @@ type Store struct {
 	db         *bolt.DB
 	generation registry.Generation
 	readOnly   bool   // the file system was, when the file was opened
-	boot       string // that the file had before
 	window     window // that the file had before
 	queue      *queue
 	readers    readers
@@ -97,9 +96,8 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{
-		options: options, path: path, file: file, db: db, readOnly: !writable(file), boot: found.boot,
-		window: found.window,
-		queue:  newQueue(), stopped: make(chan struct{}),
+		options: options, path: path, file: file, db: db, readOnly: !writable(file), window: found.window,
+		queue: newQueue(), stopped: make(chan struct{}),
 	}
 	if err := s.takeOver(found); err != nil {
 		_ = db.Close()
@@ -242,9 +240,6 @@ func (s *Store) writeTakeOver(found state) error {
 
 // Generation returns the generation that this store writes under.
 func (s *Store) Generation() registry.Generation { return s.generation }
-
-// PreviousBoot returns the boot ID that the file had when it was opened. It is empty for a new file.
-func (s *Store) PreviousBoot() string { return s.boot }
 
 // PreviousSchema returns the schema number that the file had when it was opened.
 func (s *Store) PreviousSchema() int { return s.window.Number }
