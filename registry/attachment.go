@@ -46,7 +46,8 @@ type NodeExpansion struct {
 	// Refused is the code with which the plugin refused Range, or the assumed code of a call that was abandoned. The
 	// next mount of the volume asks the plugin again. Later answers of the controller do not change it.
 	Refused string `json:"refused,omitempty"`
-	// At is the path of the last request, on the host. Requests name no other path while the volume stays mounted there.
+	// At is the path of the last request, on the host. Requests name no other path while the volume stays mounted
+	// there.
 	At string `json:"at,omitempty"`
 	// RPC, Code and Detail are the plugin's last error; empty: none.
 	RPC    RPC    `json:"rpc,omitempty"`

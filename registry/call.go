@@ -2,9 +2,9 @@ package registry
 
 import "fmt"
 
-// CodeUnreadable is the CallError.Code of a response that cannot be decoded: it is too large, of another message type, or
-// has text that is not UTF-8. The plugin has acted. gRPC reports RESOURCE_EXHAUSTED or INTERNAL for it, which plugins
-// also return for other reasons.
+// CodeUnreadable is the CallError.Code of a response that cannot be decoded: it is too large, of another message type,
+// or has text that is not UTF-8. The plugin has acted. gRPC reports RESOURCE_EXHAUSTED or INTERNAL for it, which
+// plugins also return for other reasons.
 const CodeUnreadable = "UNREADABLE"
 
 // CallError is a failed CSI call. Package csi creates it. No code depends on its text.

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// The functions below return changes of the table of instances, for the decide function of a Commit. A change of several
-// instances must be made by one call: each call sees only the View, not the change of another call.
+// The functions below return changes of the table of instances, for the decide function of a Commit. A change of
+// several instances must be made by one call: each call sees only the View, not the change of another call.
 
 // PutChange registers instances, which must be Valid. An instance replaces one of the same key and keeps its rank. An
 // instance that is already stored is left out.

@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// Each kind of ID has its own type, so the compiler tells a volume's ID from an alloc's. An ID is data: a Parse function
-// checks it once where it enters, and package hooks hashes it into paths. It is never joined to a path.
+// Each kind of ID has its own type, so the compiler tells a volume's ID from an alloc's. An ID is data: a Parse
+// function checks it once where it enters, and package hooks hashes it into paths. It is never joined to a path.
 type (
 	// PluginID is the id of a csi_plugin stanza. Volumes and people name a plugin by it.
 	PluginID string
@@ -205,8 +205,8 @@ func (n VolumeName) String() string {
 	return fmt.Sprintf("%s/%s", n.Namespace, n.ID)
 }
 
-// VolumeKey identifies a volume for CSI: its plugin and the plugin's ID of it. Locks, attachments, stagings and refs key
-// on it.
+// VolumeKey identifies a volume for CSI: its plugin and the plugin's ID of it. Locks, attachments, stagings and refs
+// key on it.
 type VolumeKey struct {
 	Plugin   PluginID   `json:"plugin"`
 	External ExternalID `json:"external_id"`

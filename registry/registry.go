@@ -8,8 +8,8 @@ import (
 	"sync/atomic"
 )
 
-// Registry is the live table of instances as of the last applied change. Reads take no lock and never wait. The maps and
-// slices of returned instances are shared with other readers: Clone an instance before changing it.
+// Registry is the live table of instances as of the last applied change. Reads take no lock and never wait. The maps
+// and slices of returned instances are shared with other readers: Clone an instance before changing it.
 //
 // The State calls Applied for each commit.
 type Registry struct {

@@ -99,8 +99,8 @@ func (c Change) keys() (keys []Key) {
 const MaxEvents = 10_000
 
 // Stamped returns the change as a State writes it at an index: events have their numbers, records their indexes, and an
-// event has its instance as the change puts it. created returns the CreateIndex of the stored record of a key, 0 if there
-// is none.
+// event has its instance as the change puts it. created returns the CreateIndex of the stored record of a key, 0 if
+// there is none.
 func (c Change) Stamped(at Seq, generation Generation, created func(Key) Seq) Change {
 	out := Change{Put: make([]Record, len(c.Put)), Delete: c.Delete, Events: make([]Event, len(c.Events))}
 	instances := map[InstanceKey]Instance{}

@@ -95,9 +95,9 @@ var broken = map[string]brokenLog{
 		}
 		return paths
 	}}},
-	"EventsArePruned": {read: brokenReader{events: func(e []registry.Event, _ registry.Seq) ([]registry.Event, registry.Seq) {
-		return e, 0
-	}}},
+	"EventsArePruned": {read: brokenReader{
+		events: func(e []registry.Event, _ registry.Seq) ([]registry.Event, registry.Seq) { return e, 0 },
+	}},
 	"UnstorableChange": {change: func(c *registry.Change) {
 		if c.Mixed() {
 			c.Put = c.Put[:1]

@@ -82,7 +82,10 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 			}
 		})
 	}
-	err = r.openState(ctx, p, layout, m, in)
+	r.store, err = store.Open(ctx, store.Options{
+		Path: layout.Database(), Boot: m.Boot(), Now: time.Now, Applied: r.applied, Logger: p.log.Named("store"),
+		ReleasedAt: in.releasedAt, Generation: in.generation,
+	})
 	if shared.Wait(); err == nil && !in.graceful() { // the state is ours: no other shim acts
 		surveyed.Go(func() { around, unseen = doctor.NewSurvey(m, layout.MountRoot()) })
 	}
@@ -103,20 +106,6 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 	}
 	r.begin(p)
 	return r, nil
-}
-
-// openState opens the store.
-func (r *activeState) openState(
-	ctx context.Context, p *Process, layout hooks.Layout, m *mount.Manager, in handoff,
-) (err error) {
-	r.store, err = store.Open(ctx, store.Options{
-		Path: layout.Database(), Boot: m.Boot(), Now: time.Now, Applied: r.applied, Logger: p.log.Named("store"),
-		ReleasedAt: in.releasedAt, Generation: in.generation,
-	})
-	if err != nil {
-		return err
-	}
-	return nil
 }
 
 // load loads the table and starts the store's writer. The feed reads old events from the store on demand.

@@ -3,15 +3,14 @@ package lifecycle
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 
 	"holdfast/shim/internal/store"
 )
 
-// Check calls report with everything that is wrong with a state file. It works on a copy: the file may be in use, and
-// nothing is written to it.
+// Check calls report for each fault of a state file. It works on a copy, as the file may be in use, and writes nothing
+// to the file.
 func Check(ctx context.Context, file string, report func(error)) error {
 	dir, err := os.MkdirTemp("", "holdfast-check-")
 	if err != nil {
@@ -19,7 +18,7 @@ func Check(ctx context.Context, file string, report func(error)) error {
 	}
 	defer os.RemoveAll(dir)
 	copied := filepath.Join(dir, filepath.Base(file))
-	if err := copyFile(file, copied); err != nil {
+	if _, err := copyLocked(file, copied); err != nil {
 		return fmt.Errorf("check %s: %w", file, err)
 	}
 	s, err := store.Open(ctx, store.Options{Path: copied, Throwaway: true})
@@ -31,20 +30,4 @@ func Check(ctx context.Context, file string, report func(error)) error {
 		report(err)
 	}
 	return nil
-}
-
-func copyFile(from, to string) error {
-	in, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	if _, err := io.Copy(out, in); err != nil {
-		return fmt.Errorf("%w (and %v)", err, out.Close())
-	}
-	return out.Close()
 }

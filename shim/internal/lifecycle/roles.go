@@ -7,8 +7,8 @@ import (
 	"holdfast/registry"
 )
 
-// expected says whether the plugin has an instance in the role, or a task that is to have one: a task that is starting,
-// restarting or sick is known as well, until the host says that it will not be started again.
+// expected reports whether the plugin has an instance in the role, or a task that will have one. A task that is
+// starting, restarting or unhealthy counts until the host removes it.
 func expected(v registry.View, role registry.Role, id registry.PluginID) bool {
 	if len(v.Instances(role, id)) > 0 {
 		return true

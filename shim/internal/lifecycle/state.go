@@ -7,7 +7,7 @@ import (
 	"holdfast/registry"
 )
 
-// State is where in its life a shim is.
+// State is the state of a shim process.
 type State string
 
 const (
@@ -25,12 +25,12 @@ var next = map[State][]State{
 	Candidate:  {Activating},
 	Activating: {Active, Candidate, Released}, // back to where it came from, if activation fails
 	Active:     {Quiesced, Releasing},
-	Quiesced:   {Quiesced, Active, Releasing}, // active again: the hand-over is given up
+	Quiesced:   {Quiesced, Active, Releasing}, // active again: the handover was given up
 	Releasing:  {Released},
 	Released:   {Activating},
 }
 
-// move is to, if the move is legal.
+// move returns to if the move is legal.
 func (s State) move(to State) (State, error) {
 	if to == Gone {
 		return Gone, nil
@@ -43,7 +43,7 @@ func (s State) move(to State) (State, error) {
 	return s, registry.Errorf(registry.ErrConflict, "this shim is %s; it cannot become %s", s, to)
 }
 
-// proto is the state as the API tells it: what is between two states counts as the one before.
+// proto returns the state on the wire. A transition counts as the state before it.
 func (s State) proto() pb.Tenure {
 	switch s {
 	case Candidate, Activating:
@@ -55,5 +55,5 @@ func (s State) proto() pb.Tenure {
 	case Gone:
 		return pb.Tenure_TENURE_GONE
 	}
-	panic(fmt.Sprintf("tenure: no such state: %q", string(s)))
+	panic(fmt.Sprintf("state %q has no value on the wire", string(s)))
 }

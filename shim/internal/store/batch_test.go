@@ -2,8 +2,6 @@ package store
 
 import (
 	"errors"
-	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
@@ -73,47 +71,5 @@ func TestLyingListIsFound(t *testing.T) {
 	err := s.View(t.Context(), func(v registry.View) error { v.VolumesNamed("p", "one"); return nil })
 	if !errors.Is(err, registry.ErrDamaged) {
 		t.Errorf("a volume that is listed and not there: %v", err)
-	}
-}
-
-// TestListsStayWhereNothingOfThemChanges: a commit that changes neither key nor name of a volume writes no page of
-// the lists.
-func TestListsStayWhereNothingOfThemChanges(t *testing.T) {
-	s := start(t, Options{Path: statePath(t)})
-	defer s.stop(t)
-	var all registry.Change
-	for i := range 200 { // too many to lie in the page that names the buckets
-		v := created(fmt.Sprint("v", i), fmt.Sprint("name-", i))
-		v.External = registry.ExternalID(fmt.Sprint("vol-", i))
-		all.Put = append(all.Put, v)
-	}
-	s.must(t, all)
-	roots := func() (at [2]uint64) {
-		if err := s.View(t.Context(), func(v registry.View) error {
-			for i, list := range []string{bucketVolumeKeys, bucketVolumeNames} {
-				at[i] = uint64(bucketOf(v.Reader.(reader).tx, list).Root())
-			}
-			return nil
-		}); err != nil {
-			t.Error(err)
-		}
-		return at
-	}
-	before := roots()
-	v := all.Put[7].(registry.Volume)
-	v.State, v.Capacity = registry.VolumeDeleting, 4711
-	s.must(t, puts(v))
-	if after := roots(); after != before || slices.Contains(before[:], 0) {
-		t.Errorf("the lists lay at %v and lie at %v", before, after)
-	}
-	v.Name = "new"
-	s.must(t, puts(v))
-	if after := roots(); after[0] != before[0] || after[1] == before[1] {
-		t.Errorf("after a new name the lists lie at %v, before at %v", after, before)
-	}
-	v.Created = false
-	s.must(t, puts(v))
-	if n, _, err := s.Count(bucketVolumeNames); err != nil || n[0] != len(all.Put)-1 {
-		t.Errorf("%v names are listed of %d, %v", n, len(all.Put)-1, err)
 	}
 }

@@ -255,13 +255,7 @@ func writeEmpty(temp string, s schema) error {
 		return err
 	}
 	err = db.Update(func(tx *bolt.Tx) error { return s.createBuckets(newTransaction(tx)) })
-	if closed := db.Close(); err == nil {
-		err = closed
-	}
-	if err != nil {
-		return err
-	}
-	return err
+	return errors.Join(err, db.Close())
 }
 
 // openBolt has bbolt open the file and reads what Open decides by. It takes over the file.

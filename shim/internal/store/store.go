@@ -79,9 +79,9 @@ type Store struct {
 
 var _ registry.State = (*Store)(nil)
 
-// Open verifies and opens the file. It waits for the file's lock until LockLimit or the end of ctx. A missing file is created. A damaged
-// one stays as it is; the error is ErrDamaged. Migrations and the new generation are one transaction. Open starts no
-// goroutine: commits wait for Run.
+// Open verifies and opens the file. It waits for the file's lock until LockLimit or the end of ctx. A missing file is
+// created. A damaged one stays as it is; the error is ErrDamaged. Migrations and the new generation are one
+// transaction. Open starts no goroutine: commits wait for Run.
 func Open(ctx context.Context, options Options) (*Store, error) {
 	options = options.withDefaults()
 	path, err := filepath.Abs(options.Path)
