@@ -176,7 +176,7 @@ func (a *agentEnv) killAgent() {
 func (a *agentEnv) swap(path string) (report host.SwapReport) {
 	a.t.Helper()
 	a.must(a.retry("swap to "+path, func() (err error) {
-		report, err = a.client.Swap(a.ctx(), control.Replacement{Path: path, By: "tester"})
+		report, err = a.client.Swap(a.ctx(), control.SwapRequest{Path: path, By: "tester"})
 		return err
 	}))
 	return report
@@ -299,7 +299,7 @@ func TestWriterSurvivesLossOfAgentRecords(t *testing.T) {
 				t.Fatalf("the volume was taken away: %+v", before)
 			}
 			a.waitLines()
-			found, err := a.client.Doctor(a.ctx(), control.Consultation{})
+			found, err := a.client.Doctor(a.ctx(), control.DoctorRequest{})
 			a.must(err)
 			if len(found.Findings) > 0 {
 				t.Errorf("doctor finds %+v", found.Findings)

@@ -102,7 +102,7 @@ func (p killPoint) kill(s *stress, victim string) {
 	}
 	s.noteAttempt(next)
 	for tries := 0; !exists(mark) && tries < 10; tries++ { // on a busy machine a swap may be given up earlier
-		report, err := s.client.Swap(s.ctx(), control.Replacement{Path: next})
+		report, err := s.client.Swap(s.ctx(), control.SwapRequest{Path: next})
 		s.t.Logf("the swap: %s %v %v", report.Outcome, report.Steps, err)
 		if err == nil {
 			s.waitUntil("the kill", func() bool { return exists(mark) })
@@ -175,7 +175,7 @@ func killAtVerify(s *stress, victim string) {
 	s.must(os.Truncate(next, 256<<20))
 	s.noteAttempt(next)
 	before := shimsOf(s.state())
-	done := background(func() error { return errOf(s.client.Swap(s.ctx(), control.Replacement{Path: next})) })
+	done := background(func() error { return errOf(s.client.Swap(s.ctx(), control.SwapRequest{Path: next})) })
 	copying := func() bool {
 		parts, _ := filepath.Glob(filepath.Join(s.state(), "shims", ".add-*"))
 		return len(parts) > 0
@@ -218,7 +218,7 @@ func killAtCommit(s *stress, victim string) {
 	s.must(unix.Kill(old, unix.SIGSTOP))
 	next := s.binary("next-" + victim)
 	s.noteAttempt(next)
-	done := background(func() error { return errOf(s.client.Swap(s.ctx(), control.Replacement{Path: next})) })
+	done := background(func() error { return errOf(s.client.Swap(s.ctx(), control.SwapRequest{Path: next})) })
 	s.waitUntil("the old one has to exit", func() bool { return !slices.Contains(openFiles(agent), lifeLine) })
 	s.must(unix.Kill(map[string]int{victimHost: agent, victimOld: old, victimNew: active.PID}[victim], unix.SIGKILL))
 	_ = unix.Kill(old, unix.SIGCONT)
@@ -276,7 +276,7 @@ func (s *stress) swapAndKill(victim, binary string, after time.Duration) (took t
 	old, agent := s.writers(), s.agent.Process.Pid
 	s.noteAttempt(binary)
 	began := time.Now()
-	done := background(func() error { return errOf(s.client.Swap(s.ctx(), control.Replacement{Path: binary})) })
+	done := background(func() error { return errOf(s.client.Swap(s.ctx(), control.SwapRequest{Path: binary})) })
 	sleep(s.ctx(), after)
 	switch victim {
 	case victimHost:

@@ -85,39 +85,35 @@ func (c *Client) open(ctx context.Context, method, path string, in any) (io.Read
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		return nil, fmt.Errorf("%w at %s: %w", ErrNoAgent, c.socket, reason(err))
+		if e, is := errors.AsType[*url.Error](err); is {
+			err = e.Err
+		}
+		return nil, fmt.Errorf("%w at %s: %w", ErrNoAgent, c.socket, err)
 	}
 	if reply.StatusCode >= http.StatusBadRequest {
 		defer reply.Body.Close()
-		return nil, problem(reply)
+		return nil, errorOf(reply)
 	}
 	return reply.Body, nil
 }
 
-// reason unwraps the error of net/http.
-func reason(err error) error {
-	if e, is := errors.AsType[*url.Error](err); is {
-		return e.Err
-	}
-	return err
-}
-
-func problem(reply *http.Response) error {
-	var p Problem
-	if err := json.NewDecoder(io.LimitReader(reply.Body, maxBody)).Decode(&p); err != nil {
+// errorOf returns the error of a reply with its kind.
+func errorOf(reply *http.Response) error {
+	var e errorBody
+	if err := json.NewDecoder(io.LimitReader(reply.Body, maxBody)).Decode(&e); err != nil {
 		return registry.Errorf(registry.ErrInternal, "unexpected HTTP status from the agent: %s", reply.Status)
 	}
-	return p.err()
+	return e.err()
 }
 
 // err returns the error with its kind.
-func (p Problem) err() error {
+func (e errorBody) err() error {
 	for _, kind := range registry.Kinds {
-		if kind.Error() == p.Kind {
-			return registry.Errorf(kind, "%s", p.Error)
+		if kind.Error() == e.Kind {
+			return registry.Errorf(kind, "%s", e.Error)
 		}
 	}
-	return errors.New(p.Error)
+	return errors.New(e.Error)
 }
 
 // Self describes the agent.
@@ -209,7 +205,7 @@ func (c *Client) VolumeStats(ctx context.Context, n host.VolumeName) ([]Usage, e
 }
 
 // Doctor inspects the records, or carries out the repair plan with the digest of ask.
-func (c *Client) Doctor(ctx context.Context, ask Consultation) (out host.Diagnosis, err error) {
+func (c *Client) Doctor(ctx context.Context, ask DoctorRequest) (out host.Diagnosis, err error) {
 	err = c.do(ctx, http.MethodPost, "/doctor?"+c.wait().Encode(), ask, &out)
 	return out, err
 }
@@ -256,18 +252,29 @@ func (c *Client) Events(ctx context.Context, after uint64, follow bool, fn func(
 	}
 	defer body.Close()
 	for d := json.NewDecoder(body); ; {
-		var told Told
-		err := d.Decode(&told)
+		var line eventLine
+		err := d.Decode(&line)
 		switch {
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
 			return err
-		case told.Problem != nil:
-			return told.Problem.err()
+		case line.Error != nil:
+			return line.Error.err()
 		}
-		if err := fn(told.Event); err != nil {
+		if err := fn(line.Event); err != nil {
 			return err
 		}
 	}
+}
+
+// Swap replaces the shim and returns when the new shim serves.
+func (c *Client) Swap(ctx context.Context, ask SwapRequest) (out host.SwapReport, err error) {
+	err = c.do(ctx, http.MethodPost, "/shim/swap", ask, &out)
+	return out, err
+}
+
+// Swaps lists earlier swaps, newest first.
+func (c *Client) Swaps(ctx context.Context) ([]host.SwapReport, error) {
+	return get[[]host.SwapReport](ctx, c, "/shim/history")
 }

@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"sync"
 	"time"
 
 	"holdfast/host"
 	"holdfast/host/agent"
-	"holdfast/internal/display"
 	"holdfast/registry"
 )
 
@@ -29,7 +29,7 @@ func (s *Server) postJob(r *http.Request) (any, error) {
 		return nil, err
 	}
 	rec, err := s.agent.Submit(r.Context(), job, src, s.host,
-		agent.SubmitOptions{Force: truth(r, "force"), Rerun: truth(r, "rerun")})
+		agent.SubmitOptions{Force: isTrue(r, "force"), Rerun: isTrue(r, "rerun")})
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +50,7 @@ func (s *Server) getJob(r *http.Request) (any, error) {
 	for _, j := range s.agent.Jobs() {
 		if j.Job.ID == r.PathValue("id") {
 			v := s.jobView(j, s.agent.Allocs())
-			s.reasons(r.Context(), v.Allocs)
+			s.setWaits(r.Context(), v.Allocs)
 			return v, nil
 		}
 	}
@@ -60,7 +60,7 @@ func (s *Server) getJob(r *http.Request) (any, error) {
 func (s *Server) deleteJob(r *http.Request) (any, error) {
 	id := r.PathValue("id")
 	err := s.agent.StopJob(r.Context(), id, s.host,
-		agent.StopOptions{Purge: truth(r, "purge"), Force: truth(r, "force")})
+		agent.StopOptions{Purge: isTrue(r, "purge"), Force: isTrue(r, "force")})
 	return struct{}{}, err
 }
 
@@ -69,8 +69,35 @@ func (s *Server) getAllocs(r *http.Request) (any, error) {
 	for _, rec := range s.agent.Allocs() {
 		out = append(out, allocView(rec))
 	}
-	s.reasons(r.Context(), out)
+	s.setWaits(r.Context(), out)
 	return out, nil
+}
+
+// setWaits sets what the allocs wait for. Without an answer from the shim the agent's records stay.
+func (s *Server) setWaits(ctx context.Context, allocs []Alloc) {
+	if !slices.ContainsFunc(allocs, func(a Alloc) bool {
+		return a.State == agent.AllocPending || a.State == agent.AllocReleasing
+	}) {
+		return
+	}
+	list, _, err := s.host.Allocs(ctx, "")
+	if err != nil {
+		return
+	}
+	waiting := map[string][]registry.Wait{}
+	for _, st := range list {
+		waiting[string(st.ID)] = st.Waiting
+	}
+	for i := range allocs {
+		allocs[i].setWaits(s.agent.DescribeWaits(ctx, s.host, waiting[allocs[i].ID]))
+	}
+}
+
+// setWaits sets what the alloc waits for. The shim's answer is newer than the agent's record.
+func (a *Alloc) setWaits(text string) {
+	if a.Waits = text; text != "" && a.Ended.IsZero() {
+		a.Reason = text
+	}
 }
 
 // getAlloc returns an alloc with its volumes. Without an answer from the shim the volumes are left out.
@@ -88,66 +115,16 @@ func (s *Server) getAlloc(r *http.Request) (any, error) {
 		out.Waits = "no answer from the shim: " + err.Error()
 		return out, nil
 	}
+	e := s.explainer()
 	for _, st := range list {
-		e := s.explainer()
-		out.waits(s.agent.DescribeWaits(r.Context(), s.host, st.Waiting))
-		out.Waiting = e.waits(r.Context(), st.Waiting)
+		out.setWaits(s.agent.DescribeWaits(r.Context(), s.host, st.Waiting))
+		out.Waiting, out.Notices = st.Waiting, e.waits(r.Context(), st.Waiting)
 		for _, u := range st.Uses {
-			use := useView(u)
-			use.Growth, use.Unhealthy = growth(u.Name, u.Expansion), unhealthy(u.Name, u.Volume.Plugin, u.Health)
-			use.Trouble = e.trouble(u.Trouble, u.Troubled, u.Name, u.Volume.Plugin, rec.ID)
-			out.Volumes = append(out.Volumes, use)
+			use, notices := e.useView(rec.ID, u)
+			out.Volumes, out.Notices = append(out.Volumes, use), append(out.Notices, notices...)
 		}
 	}
 	return out, nil
-}
-
-// plugins returns the plugins that the shim knows.
-func (s *Server) plugins(ctx context.Context, q host.PluginQuery) ([]Plugin, error) {
-	list, _, err := s.host.Plugins(ctx, q)
-	if err != nil {
-		return nil, err
-	}
-	enough := errors.New("enough")
-	var prints []host.PluginFingerprint
-	err = s.host.Fingerprints(ctx, q, func(all []host.PluginFingerprint, complete bool) error {
-		prints = append(prints, all...)
-		if complete {
-			return enough
-		}
-		return nil
-	})
-	if !errors.Is(err, enough) {
-		return nil, err
-	}
-	return pluginViews(list, prints), nil
-}
-
-// shownPlugins returns plugins with the roles that jobs define and no task serves.
-func (s *Server) shownPlugins(ctx context.Context, q host.PluginQuery) ([]Plugin, error) {
-	list, err := s.plugins(ctx, q)
-	if err != nil {
-		return nil, err
-	}
-	return withWanted(list, q, s.agent.Jobs(), s.agent.Allocs()), nil
-}
-
-func (s *Server) getPlugins(r *http.Request) (any, error) {
-	return s.shownPlugins(r.Context(), host.PluginQuery{})
-}
-
-func (s *Server) getPlugin(r *http.Request) (any, error) {
-	id := host.PluginID(r.PathValue("id"))
-	list, err := s.shownPlugins(r.Context(), host.PluginQuery{Plugin: id})
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range list {
-		if p.ID == string(id) {
-			return p, nil
-		}
-	}
-	return nil, registry.Errorf(registry.ErrNotFound, "plugin %q not found; run holdfast plugin status for a list", id)
 }
 
 func (s *Server) volumes(ctx context.Context, q host.VolumeQuery) ([]Volume, error) {
@@ -157,7 +134,7 @@ func (s *Server) volumes(ctx context.Context, q host.VolumeQuery) ([]Volume, err
 	}
 	out, e := []Volume{}, s.explainer()
 	for _, v := range list {
-		out = append(out, volumeView(v, e))
+		out = append(out, e.volumeView(v))
 	}
 	return out, nil
 }
@@ -175,8 +152,8 @@ func (s *Server) getVolume(r *http.Request) (any, error) {
 	for _, v := range list {
 		if v.VolumeName() == name {
 			e := s.explainer()
-			out := volumeView(v, e)
-			out.Waiting = e.waits(r.Context(), v.Waiting)
+			out := e.volumeView(v)
+			out.Notices = append(e.waits(r.Context(), v.Waiting), out.Notices...)
 			return out, nil
 		}
 	}
@@ -196,14 +173,16 @@ func volumeName(r *http.Request) host.VolumeName {
 func (s *Server) register(ctx context.Context, spec host.VolumeSpec) (host.VolumeStatus, error) {
 	if spec.External == "" {
 		return host.VolumeStatus{}, registry.Invalid(
-			"volume %s has no external_id; add the ID that the plugin uses, or create the volume with holdfast volume create", spec.VolumeName())
+			"volume %s has no external_id; add the ID that the plugin uses, or create the volume with holdfast volume create",
+			spec.VolumeName())
 	}
 	return s.host.RegisterVolume(ctx, spec)
 }
 
 // postVolume creates or registers a volume from its text.
-func (s *Server) postVolume(do func(context.Context, host.VolumeSpec) (host.VolumeStatus,
-	error)) func(*http.Request) (any, error) {
+func (s *Server) postVolume(
+	do func(context.Context, host.VolumeSpec) (host.VolumeStatus, error),
+) func(*http.Request) (any, error) {
 	return func(r *http.Request) (any, error) {
 		var src Submission
 		if err := readBody(r, &src); err != nil {
@@ -222,7 +201,7 @@ func (s *Server) postVolume(do func(context.Context, host.VolumeSpec) (host.Volu
 			return nil, err
 		}
 		s.agent.Retry()
-		return volumeView(st, s.explainer()), nil
+		return s.explainer().volumeView(st), nil
 	}
 }
 
@@ -237,12 +216,12 @@ func (s *Server) expandVolume(r *http.Request) (any, error) {
 		st, err = s.host.ExpandVolume(ctx, volumeName(r), want)
 		return err
 	})
-	return volumeView(st, s.explainer()), err
+	return s.explainer().volumeView(st), err
 }
 
 func (s *Server) deleteVolume(r *http.Request) (any, error) {
 	do := s.host.DeleteVolume
-	if truth(r, "deregister") {
+	if isTrue(r, "deregister") {
 		do = s.host.DeregisterVolume
 	}
 	return struct{}{}, s.inTime(r, volumeName(r), "", func(ctx context.Context) error { return do(ctx, volumeName(r)) })
@@ -251,7 +230,7 @@ func (s *Server) deleteVolume(r *http.Request) (any, error) {
 // getStats returns the usage of a volume.
 func (s *Server) getStats(r *http.Request) (any, error) {
 	out := []Usage{}
-	wait, late, err := limited(r, func(ctx context.Context) error {
+	wait, late, err := limited(r.Context(), r, func(ctx context.Context) error {
 		list, _, err := s.host.VolumeStats(ctx, volumeName(r))
 		for _, u := range list {
 			out = append(out, Usage(u))
@@ -267,7 +246,7 @@ func (s *Server) getStats(r *http.Request) (any, error) {
 
 // postDoctor inspects or repairs. After a repair the agent retries what waits.
 func (s *Server) postDoctor(r *http.Request) (any, error) {
-	var ask Consultation
+	var ask DoctorRequest
 	if err := readBody(r, &ask); err != nil {
 		return nil, err
 	}
@@ -285,20 +264,43 @@ func (s *Server) postDoctor(r *http.Request) (any, error) {
 // skew is how much earlier than ours the shim's deadline timer may fire.
 const skew = 100 * time.Millisecond
 
-// inTime calls do within the time of the request. Work that has started continues, and the same request resumes it.
-func (s *Server) inTime(r *http.Request, name host.VolumeName, plugin host.PluginID,
-	do func(context.Context) error) error {
-	wait, late, err := limited(r, func(ctx context.Context) error { return s.whileItMayCome(ctx, name, plugin, do) })
-	if !late {
-		return s.withFailures(r.Context(), err, name, plugin)
+// inTime calls do within the time of the request. It gives up early when the plugin is gone for good. Work that has
+// started continues, and the same request resumes it.
+func (s *Server) inTime(
+	r *http.Request, name host.VolumeName, plugin host.PluginID, do func(context.Context) error,
+) error {
+	ctx, cancel := context.WithCancelCause(r.Context())
+	var watching sync.WaitGroup
+	watching.Go(func() { cancel(s.awaitGone(ctx, name, plugin)) })
+	wait, late, err := limited(ctx, r, do)
+	cancel(nil)
+	watching.Wait()
+	reason, gone := "", context.Cause(ctx)
+	switch {
+	case late:
+		reason = fmt.Sprintf("waited %v: %s", wait, s.unanswered(r.Context(), name, plugin))
+	case err != nil && errors.Is(gone, registry.ErrUnavailable):
+		reason = gone.Error()
+	case errors.Is(err, registry.ErrUnavailable):
+		if p := s.pluginOf(r.Context(), name, plugin); p != nil && p.failures() != "" {
+			err = registry.Errorf(registry.ErrUnavailable, "%w; %s", err, p.failures())
+		}
+		return err
+	default:
+		return err
 	}
-	then := cmp.Or(s.goesOn(r.Context(), name), "run the command again to resume")
-	return registry.Errorf(registry.ErrUnavailable, "waited %v: %s; %s", wait,
-		s.unanswered(r.Context(), name, plugin), then)
+	then := s.continues(r.Context(), name)
+	if late {
+		then = cmp.Or(then, "run the command again to resume")
+	}
+	if then != "" {
+		reason += "; " + then
+	}
+	return registry.Errorf(registry.ErrUnavailable, "%s", reason)
 }
 
-// goesOn returns a text if the volume's creation or deletion continues in the background.
-func (s *Server) goesOn(ctx context.Context, name host.VolumeName) string {
+// continues returns a text if the volume's creation or deletion continues in the background.
+func (s *Server) continues(ctx context.Context, name host.VolumeName) string {
 	v := s.explainer().volume(ctx, name)
 	switch {
 	case v == nil:
@@ -306,114 +308,70 @@ func (s *Server) goesOn(ctx context.Context, name host.VolumeName) string {
 	case v.State == registry.VolumeDeleting:
 		return fmt.Sprintf("the deletion continues in the background; see %s", volumeCommand("status", name))
 	case v.State == registry.VolumeCreating || v.Intent != nil && v.Intent.RPC == registry.CreateVolumeRPC:
-		return fmt.Sprintf("the creation continues in the background; see %s; to cancel it, run holdfast volume delete or deregister",
-			volumeCommand("status", name))
+		return fmt.Sprintf("the creation continues in the background; see %s; "+
+			"to cancel it, run holdfast volume delete or deregister", volumeCommand("status", name))
 	}
 	return ""
 }
 
-// fateEvery is the interval of checks whether the plugin of a request may still start.
-const fateEvery = 500 * time.Millisecond
+// pluginOf returns the plugin, or else the plugin of the volume; nil if that is unknown.
+func (s *Server) pluginOf(ctx context.Context, name host.VolumeName, plugin host.PluginID) *Plugin {
+	e := s.explainer()
+	if v := e.volume(ctx, name); plugin == "" && v != nil {
+		plugin = v.Plugin
+	}
+	if plugin == "" {
+		return nil
+	}
+	p, err := s.plugin(ctx, plugin)
+	if err != nil {
+		return nil
+	}
+	return p
+}
 
-// errEnded ends a wait for a plugin whose jobs have all ended.
-type errEnded struct{ error }
+// goneInterval is the interval of checks whether the plugin of a request may still start.
+const goneInterval = 500 * time.Millisecond
 
-func (e errEnded) Unwrap() error { return e.error }
-
-// whileItMayCome calls do, and gives up when the plugin is not running and all its jobs have ended.
-func (s *Server) whileItMayCome(
-	asked context.Context, name host.VolumeName, plugin host.PluginID, do func(context.Context) error,
-) error {
-	ctx, cancel := context.WithCancelCause(asked)
-	defer cancel(nil)
-	looked := make(chan struct{})
-	go func() {
-		defer close(looked)
-		tick := time.NewTicker(fateEvery)
-		defer tick.Stop()
-		for {
-			select {
-			case <-tick.C:
-			case <-ctx.Done():
-				return
-			}
-			if err := s.ended(ctx, name, plugin); err != nil {
-				cancel(errEnded{err})
-			}
+// awaitGone returns ErrUnavailable when the plugin is not running and all its jobs have ended, and nil when ctx ends.
+func (s *Server) awaitGone(ctx context.Context, name host.VolumeName, plugin host.PluginID) error {
+	tick := time.NewTicker(goneInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
 		}
-	}()
-	err := do(ctx)
-	var ended errEnded
-	gone := err != nil && errors.As(context.Cause(ctx), &ended)
-	cancel(nil)
-	<-looked
-	if !gone {
-		return err
+		p := s.pluginOf(ctx, name, plugin)
+		if p == nil || !p.gone() {
+			continue
+		}
+		text, start := fmt.Sprintf("plugin %q is not running: %s", p.ID, p.describeJobs()), Notice{}
+		start.startCommands(p)
+		for _, c := range start.Commands {
+			text += fmt.Sprintf("; to %s: %s", c.Purpose, c.Line)
+		}
+		return registry.Errorf(registry.ErrUnavailable, "%s", text)
 	}
-	if then := s.goesOn(asked, name); then != "" {
-		ended.error = registry.Errorf(registry.ErrUnavailable, "%w; %s", ended.error, then)
-	}
-	return ended
-}
-
-// pluginFor returns the plugin, or else the plugin of the volume; empty if unknown.
-func (s *Server) pluginFor(ctx context.Context, name host.VolumeName, plugin host.PluginID) host.PluginID {
-	if plugin != "" {
-		return plugin
-	}
-	if v := s.explainer().volume(ctx, name); v != nil {
-		return v.Plugin
-	}
-	return ""
-}
-
-// withFailures adds the failures of a plugin's jobs to an ErrUnavailable. The shim does not know failed tasks.
-func (s *Server) withFailures(ctx context.Context, err error, name host.VolumeName, plugin host.PluginID) error {
-	if !errors.Is(err, registry.ErrUnavailable) || errors.As(err, new(errEnded)) {
-		return err
-	}
-	if plugin = s.pluginFor(ctx, name, plugin); plugin == "" {
-		return err
-	}
-	list, look := s.shownPlugins(ctx, host.PluginQuery{Plugin: plugin})
-	if says := roleFailures(list); look == nil && says != "" {
-		return registry.Errorf(registry.ErrUnavailable, "%w; %s", err, says)
-	}
-	return err
-}
-
-// ended returns ErrUnavailable if the plugin is not running and all its jobs have ended; nil if not, or if unknown.
-func (s *Server) ended(ctx context.Context, name host.VolumeName, plugin host.PluginID) error {
-	plugin = s.pluginFor(ctx, name, plugin)
-	p := &Plugin{ID: string(plugin), Jobs: s.runners(plugin)}
-	over := func(r Runner) bool { return agent.AllocState(r.Status).Ended() }
-	if plugin == "" || len(p.Jobs) == 0 || slices.ContainsFunc(p.Jobs, func(r Runner) bool { return !over(r) }) {
-		return nil
-	}
-	if list, err := s.plugins(ctx, host.PluginQuery{Plugin: plugin}); err != nil || len(list) > 0 {
-		return nil
-	}
-	text := fmt.Sprintf("plugin %q is not running: %s", plugin, p.fate())
-	for _, do := range p.start() {
-		text += fmt.Sprintf("; to %s: %s", do.Why, do.Command)
-	}
-	return registry.Errorf(registry.ErrUnavailable, "%s", text)
 }
 
 // limited calls do within the time of the request, if it has one. late means that the time ran out.
-func limited(r *http.Request, do func(context.Context) error) (wait time.Duration, late bool, err error) {
+func limited(
+	ctx context.Context, r *http.Request, do func(context.Context) error,
+) (wait time.Duration, late bool, err error) {
 	wait, err = time.ParseDuration(cmp.Or(r.URL.Query().Get("wait"), "0s"))
 	if err != nil || wait < 0 {
 		return 0, false, registry.Invalid("wait: %q is not a duration", r.URL.Query().Get("wait"))
 	}
 	if wait == 0 {
-		return 0, false, do(r.Context())
+		return 0, false, do(ctx)
 	}
 	until := time.Now().Add(wait)
-	ctx, cancel := context.WithDeadline(r.Context(), until)
+	limit, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
-	err = do(ctx)
-	return wait, err != nil && time.Until(until) <= skew && r.Context().Err() == nil, err
+	err = do(limit)
+	return wait, err != nil && time.Until(until) <= skew && ctx.Err() == nil, err
 }
 
 // unanswered describes the call that has no answer yet.
@@ -430,10 +388,98 @@ func (s *Server) unanswered(ctx context.Context, name host.VolumeName, plugin ho
 	if plugin == "" {
 		return "no answer from the plugin (see holdfast plugin status)"
 	}
-	p := e.plugin(ctx, plugin)
-	if len(p.Instances) == 0 && len(p.Tasks) == 0 {
-		return fmt.Sprintf("plugin %q is not running (see holdfast plugin status): %s", plugin, p.fate())
+	if p := e.plugin(ctx, plugin); !p.running() {
+		return fmt.Sprintf("plugin %q is not running (see holdfast plugin status): %s", plugin, p.describeJobs())
 	}
-	return fmt.Sprintf("no answer from plugin %q (see %s)", plugin,
-		display.Command("holdfast plugin status", string(plugin)))
+	return fmt.Sprintf("no answer from plugin %q (see %s)", plugin, pluginCommand(plugin))
+}
+
+func (s *Server) jobView(j *agent.JobRecord, all []*agent.AllocRecord) Job {
+	out := Job{
+		ID: j.Job.ID, Namespace: string(j.Job.Namespace), Type: j.Job.Type, Version: j.Version, Stopped: j.Stopped,
+		Submitted: j.Submitted, Warnings: j.Warnings, Status: jobStatus(j, all),
+	}
+	if out.Status == agent.AllocPending {
+		out.Waits = s.agent.Shortage()
+	}
+	counts := map[string]map[agent.AllocState]int{}
+	_, fills := j.Slots()
+	for _, g := range j.Job.Groups {
+		v := Group{Name: g.Name, Count: g.Count, Volumes: g.Volumes, Allocs: map[agent.AllocState]int{}}
+		for _, t := range g.Tasks {
+			if t.Plugin != "" {
+				v.Plugins = append(v.Plugins, t.Plugin)
+			}
+		}
+		counts[g.Name] = v.Allocs
+		out.Groups = append(out.Groups, v)
+	}
+	for _, r := range all {
+		if r.Job != j.Job.ID {
+			continue
+		}
+		v := allocView(r)
+		v.Replaced = !fills(r)
+		out.Allocs = append(out.Allocs, v)
+		if counts[r.Group.Name] != nil {
+			counts[r.Group.Name][r.State]++
+		}
+	}
+	return out
+}
+
+// allocView describes an alloc without its plans and its tasks' configuration, which may hold secrets.
+func allocView(r *agent.AllocRecord) Alloc {
+	out := Alloc{
+		ID: string(r.ID), Job: r.Job, Group: r.Group.Name, Index: r.Index, Version: r.Version, Namespace: r.Namespace,
+		State: r.State, Reason: r.Reason, Next: r.Next, Created: r.Created, Ended: r.Ended, Notes: r.Notes,
+	}
+	for _, t := range r.Group.Tasks {
+		rec := r.Tasks[t.Name]
+		v := Task{
+			Name: t.Name, Driver: t.Driver, Plugin: t.Plugin, State: rec.State, Failed: rec.Failed,
+			Attempt: rec.Attempt, Restarts: rec.Restarts.Total, Since: rec.Since, Reason: rec.Reason,
+		}
+		if rec.Handle != nil {
+			v.Notes = rec.Handle.Warnings
+			if rec.State == agent.TaskRunning {
+				v.PID = rec.Handle.TaskPID
+			}
+		}
+		if rec.Exit != nil {
+			v.ExitCode, v.Signal = &rec.Exit.Code, rec.Exit.Signal
+		}
+		out.Tasks = append(out.Tasks, v)
+	}
+	return out
+}
+
+// jobStatus returns the most significant state of the allocs: live states first, then failed, then the rest. A job
+// that lacks allocs is pending.
+func jobStatus(j *agent.JobRecord, all []*agent.AllocRecord) agent.AllocState {
+	order := []agent.AllocState{
+		agent.AllocStopped, agent.AllocComplete, agent.AllocFailed, agent.AllocReleasing, agent.AllocStopping,
+		agent.AllocPending, agent.AllocRunning,
+	}
+	wanted, fills := j.Slots()
+	most, have := -1, 0
+	for _, r := range all {
+		if r.Job != j.Job.ID {
+			continue
+		}
+		filled := fills(r)
+		if filled {
+			have++
+		}
+		if filled || r.Version == j.Version || !r.State.Ended() {
+			most = max(most, slices.Index(order, r.State))
+		}
+	}
+	switch {
+	case most >= 0 && (have >= wanted || !order[most].Ended()):
+		return order[most]
+	case j.Stopped:
+		return agent.AllocStopped
+	}
+	return agent.AllocPending
 }

@@ -2,100 +2,325 @@ package control
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 
+	"holdfast/hooks"
 	"holdfast/host"
 	"holdfast/host/agent"
 	"holdfast/internal/display"
 	"holdfast/registry"
 )
 
-// wantedRole is a role of a plugin that a job defines and that is not stopped.
-type wantedRole struct {
-	plugin host.PluginID
-	role   registry.Role
+// Plugin is a plugin with its instances, tasks and jobs.
+type Plugin struct {
+	ID        string       `json:"id"`
+	Provider  string       `json:"provider"`
+	Version   string       `json:"version"`
+	Roles     []Role       `json:"roles"`
+	Instances []Instance   `json:"instances"`
+	Tasks     []PluginTask `json:"tasks"`
+	Jobs      []PluginJob  `json:"jobs,omitempty"` // of this agent that run it
 }
 
-// withWanted adds the roles that jobs define and no task serves. The shim forgets failed tasks.
-func withWanted(list []Plugin, q host.PluginQuery, jobs []*agent.JobRecord, allocs []*agent.AllocRecord) []Plugin {
-	expected, reasons := map[wantedRole]int{}, map[wantedRole]string{}
-	for _, j := range jobs {
+// Role counts the instances that serve a plugin in a role.
+type Role struct {
+	Role     registry.Role `json:"role"`
+	Healthy  int           `json:"healthy"`
+	Expected int           `json:"expected"`         // from running tasks and from jobs that are not stopped
+	Reason   string        `json:"reason,omitempty"` // of the newest failed alloc
+}
+
+// Instance is one running task in one role of a plugin.
+type Instance struct {
+	host.Instance
+	Active bool `json:"active"`
+}
+
+// PluginTask is a task that runs a plugin, registered or not.
+type PluginTask struct {
+	registry.TaskKey
+	Plugin  host.PluginID            `json:"plugin"`
+	Type    string                   `json:"type"`
+	Job     string                   `json:"job"`
+	Phase   registry.TaskPhase       `json:"phase"`
+	Attempt uint64                   `json:"attempt"`
+	Restart *registry.RestartRequest `json:"restart,omitempty"` // requested, not done yet
+}
+
+// PluginJob is a group of a job with a task that runs a plugin.
+type PluginJob struct {
+	Job    string           `json:"job"`
+	Status agent.AllocState `json:"status"` // of the job
+	Count  int              `json:"count"`  // of the group; 0 if the job is stopped
+	Task   host.TaskName    `json:"task"`
+	Type   hooks.PluginType `json:"type"`
+	File   string           `json:"file,omitempty"`   // that the job was submitted from
+	Alloc  host.AllocID     `json:"alloc,omitempty"`  // the newest
+	State  agent.AllocState `json:"state,omitempty"`  // of the newest alloc
+	Reason string           `json:"reason,omitempty"` // of the newest alloc
+}
+
+// pluginJobs lists the jobs by the plugin that they run.
+func (s *Server) pluginJobs() map[host.PluginID][]PluginJob {
+	out, all := map[host.PluginID][]PluginJob{}, s.agent.Allocs()
+	for _, j := range s.agent.Jobs() {
 		for _, g := range j.Job.Groups {
 			for _, t := range g.Tasks {
-				if j.Stopped || t.Plugin == "" || q.Plugin != "" && q.Plugin != t.Plugin {
+				if t.Plugin == "" {
 					continue
 				}
-				for _, role := range t.PluginType.Roles() {
-					key := wantedRole{t.Plugin, role}
-					expected[key] += g.Count
-					reasons[key] = cmp.Or(failure(allocs, j.Job.ID, g.Name), reasons[key])
+				r := PluginJob{Job: j.Job.ID, Status: jobStatus(j, all), Count: g.Count, Task: t.Name,
+					Type: t.PluginType, File: j.Source.Name}
+				if j.Stopped {
+					r.Count = 0
 				}
+				for _, rec := range all { // the newest last
+					if rec.Job == r.Job && rec.Group.Name == g.Name {
+						r.Alloc, r.State, r.Reason = rec.ID, rec.State, rec.Reason
+					}
+				}
+				out[t.Plugin] = append(out[t.Plugin], r)
 			}
 		}
 	}
-	for key, n := range expected {
-		if q.Role != "" && q.Role != key.role {
+	return out
+}
+
+// listPlugins returns the plugins that the shim knows or that jobs run, sorted by ID.
+func (s *Server) listPlugins(ctx context.Context, q host.PluginQuery) ([]Plugin, error) {
+	list, _, err := s.host.Plugins(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	complete := errors.New("complete")
+	var prints []host.PluginFingerprint
+	err = s.host.Fingerprints(ctx, q, func(changed []host.PluginFingerprint, all bool) error {
+		prints = append(prints, changed...)
+		if all {
+			return complete
+		}
+		return nil
+	})
+	if !errors.Is(err, complete) {
+		return nil, err
+	}
+	jobs := s.pluginJobs()
+	if q.Plugin != "" {
+		jobs = map[host.PluginID][]PluginJob{q.Plugin: jobs[q.Plugin]}
+	}
+	return joinPlugins(list, prints, jobs), nil
+}
+
+// joinPlugins joins what is known of plugins. A plugin whose jobs are all stopped is listed only if tasks are left.
+func joinPlugins(
+	list host.PluginList, prints []host.PluginFingerprint, jobs map[host.PluginID][]PluginJob,
+) []Plugin {
+	found := map[host.PluginID]*Plugin{}
+	at := func(id host.PluginID) *Plugin {
+		if found[id] == nil {
+			found[id] = &Plugin{ID: string(id), Roles: []Role{}, Instances: []Instance{}, Tasks: []PluginTask{}}
+		}
+		return found[id]
+	}
+	for _, f := range prints {
+		p := at(f.Plugin)
+		p.Roles = append(p.Roles, Role{Role: f.Role, Healthy: f.Healthy, Expected: f.Expected})
+	}
+	for _, i := range list.Instances {
+		p, active := at(i.Plugin), list.Active[i.InstanceKey]
+		p.Instances = append(p.Instances, Instance{i, active})
+		if p.Provider == "" || active {
+			p.Provider, p.Version = i.Fingerprint.Provider, i.Fingerprint.Version
+		}
+	}
+	for _, t := range list.Tasks {
+		p := at(t.Plugin)
+		p.Tasks = append(p.Tasks, PluginTask(t))
+	}
+	for id, of := range jobs {
+		if slices.ContainsFunc(of, func(r PluginJob) bool { return r.Count > 0 }) {
+			at(id).addMissingRoles(of)
+		}
+		if found[id] != nil {
+			found[id].Jobs = of
+		}
+	}
+	out := []Plugin{}
+	for _, p := range found {
+		slices.SortFunc(p.Roles, func(x, y Role) int { return cmp.Compare(x.Role, y.Role) })
+		out = append(out, *p)
+	}
+	slices.SortFunc(out, func(x, y Plugin) int { return cmp.Compare(x.ID, y.ID) })
+	return out
+}
+
+// addMissingRoles adds the roles that jobs define and no task serves. The shim forgets failed tasks.
+func (p *Plugin) addMissingRoles(jobs []PluginJob) {
+	expected, reasons := map[registry.Role]int{}, map[registry.Role]string{}
+	for _, r := range jobs {
+		if r.Count == 0 {
 			continue
 		}
-		r := roleOf(pluginOf(&list, key.plugin), key.role)
+		for _, role := range r.Type.Roles() {
+			expected[role] += r.Count
+			if r.State == agent.AllocFailed {
+				reasons[role] = r.Reason
+			}
+		}
+	}
+	for role, n := range expected {
+		i := slices.IndexFunc(p.Roles, func(r Role) bool { return r.Role == role })
+		if i < 0 {
+			i, p.Roles = len(p.Roles), append(p.Roles, Role{Role: role})
+		}
+		r := &p.Roles[i]
 		r.Expected = max(r.Expected, n)
 		if r.Healthy < r.Expected {
-			r.Reason = reasons[key]
+			r.Reason = reasons[role]
 		}
 	}
-	for _, p := range list {
-		slices.SortFunc(p.Roles, func(x, y Role) int { return cmp.Compare(x.Role, y.Role) })
-	}
-	slices.SortFunc(list, func(x, y Plugin) int { return cmp.Compare(x.ID, y.ID) })
-	return list
 }
 
-// failure returns why the newest alloc of a group failed; empty if it did not.
-func failure(allocs []*agent.AllocRecord, job, group string) (reason string) {
-	for _, rec := range allocs { // the newest last
-		if rec.Job == job && rec.Group.Name == group {
-			reason = ""
-			if rec.State == agent.AllocFailed {
-				reason = rec.Reason
-			}
-		}
-	}
-	return reason
+func (s *Server) getPlugins(r *http.Request) (any, error) {
+	return s.listPlugins(r.Context(), host.PluginQuery{})
 }
 
-// roleFailures describes the failures of roles that no task serves; empty if there are none.
-func roleFailures(list []Plugin) string {
-	var says []string
-	for _, p := range list {
-		for _, r := range p.Roles {
-			if r.Healthy == 0 && r.Reason != "" {
-				says = append(says, fmt.Sprintf("the job that runs plugin %[2]s as %[1]s failed: %[3]s (see %[4]s)",
-					r.Role, p.ID, r.Reason,
-					display.Command("holdfast plugin status", p.ID)))
-			}
-		}
+func (s *Server) getPlugin(r *http.Request) (any, error) {
+	id := host.PluginID(r.PathValue("id"))
+	p, err := s.plugin(r.Context(), id)
+	if err == nil && len(p.Roles) == 0 && !p.running() {
+		err = registry.Errorf(registry.ErrNotFound, "plugin %q not found; run holdfast plugin status for a list", id)
 	}
-	return strings.Join(says, "; ")
+	return p, err
 }
 
-func pluginOf(list *[]Plugin, id host.PluginID) *Plugin {
-	for i := range *list {
-		if (*list)[i].ID == string(id) {
-			return &(*list)[i]
+// plugin returns a plugin. Of an unknown one only the jobs are set.
+func (s *Server) plugin(ctx context.Context, id host.PluginID) (*Plugin, error) {
+	list, err := s.listPlugins(ctx, host.PluginQuery{Plugin: id})
+	for i := range list {
+		if list[i].ID == string(id) {
+			return &list[i], nil
 		}
 	}
-	*list = append(*list, Plugin{ID: string(id), Roles: []Role{}, Instances: []Instance{}, Tasks: []PluginTask{}})
-	return &(*list)[len(*list)-1]
+	return &Plugin{ID: string(id), Jobs: s.pluginJobs()[id]}, err
 }
 
-func roleOf(p *Plugin, role registry.Role) *Role {
-	for i := range p.Roles {
-		if p.Roles[i].Role == string(role) {
-			return &p.Roles[i]
+// running reports whether a task of the plugin exists.
+func (p *Plugin) running() bool { return len(p.Instances)+len(p.Tasks) > 0 }
+
+// gone reports whether the plugin is not running and all its jobs have ended.
+func (p *Plugin) gone() bool {
+	return !p.running() && len(p.Jobs) > 0 &&
+		!slices.ContainsFunc(p.Jobs, func(r PluginJob) bool { return !r.Status.Ended() })
+}
+
+// unhealthy reports whether an active instance is not healthy.
+func (p *Plugin) unhealthy() bool {
+	return slices.ContainsFunc(p.Instances, func(i Instance) bool {
+		return i.Active && i.Health.State != registry.Healthy
+	})
+}
+
+// problem describes what is wrong with the plugin in the role.
+func (p *Plugin) problem(role registry.Role) string {
+	switch {
+	case !p.running():
+		return "is not running"
+	case len(p.Instances) == 0:
+		return "has not answered yet"
+	case p.unhealthy():
+		return "is not healthy"
+	case !slices.ContainsFunc(p.Instances, func(i Instance) bool { return i.Role == role }):
+		return fmt.Sprintf("serves only %s here", p.Instances[0].Role)
+	}
+	return "was not healthy"
+}
+
+// describeJobs describes the jobs that run the plugin.
+func (p *Plugin) describeJobs() string {
+	if len(p.Jobs) == 0 {
+		return fmt.Sprintf("no job has a csi_plugin block with id = %q", p.ID)
+	}
+	var texts []string
+	for _, r := range p.Jobs {
+		text := fmt.Sprintf("job %s runs it", r.Job)
+		if r.Status != agent.AllocRunning {
+			text += " and has status " + string(r.Status)
+		}
+		if r.Reason != "" {
+			text += ": " + r.Reason
+		}
+		texts = append(texts, text)
+	}
+	return strings.Join(texts, "; ")
+}
+
+// failures describes the failures of roles that no task serves; empty if there are none.
+func (p *Plugin) failures() string {
+	var texts []string
+	for _, r := range p.Roles {
+		if r.Healthy == 0 && r.Reason != "" {
+			texts = append(texts, fmt.Sprintf("the job that runs plugin %s as %s failed: %s (see %s)", p.ID, r.Role, r.Reason,
+				display.Command("holdfast plugin status", p.ID)))
 		}
 	}
-	p.Roles = append(p.Roles, Role{Role: string(role)})
-	return &p.Roles[len(p.Roles)-1]
+	return strings.Join(texts, "; ")
+}
+
+// describe lists the instances and tasks. Unless always is set, it lists none of a plugin whose instances are healthy.
+func (p *Plugin) describe(always bool) (lines []string) {
+	if p == nil || !always && len(p.Instances) > 0 &&
+		!slices.ContainsFunc(p.Instances, func(i Instance) bool { return i.Health.State != registry.Healthy }) {
+		return nil
+	}
+	for _, i := range p.Instances {
+		lines = append(lines, fmt.Sprintf("%s, task %s of alloc %s: %s since %s: %s", i.Role, i.Task, short(i.Alloc),
+			i.Health.State, since(i.Health.Since), withDetail(i.Health.Cause, i.Health.Detail)))
+	}
+	for _, t := range p.Tasks {
+		if t.Restart != nil {
+			lines = append(lines, fmt.Sprintf("task %s of alloc %s: restart requested: %s", t.Task, short(t.Alloc),
+				withDetail(t.Restart.Cause, t.Restart.Detail)))
+		} else if len(p.Instances) == 0 {
+			lines = append(lines, fmt.Sprintf("task %s of alloc %s of job %s: %s, attempt %d", t.Task, short(t.Alloc),
+				t.Job, t.Phase, t.Attempt))
+		}
+	}
+	return lines
+}
+
+// withDetail adds a detail, if there is one.
+func withDetail(cause registry.Cause, detail string) string {
+	if detail == "" {
+		return string(cause)
+	}
+	return fmt.Sprintf("%s: %s", cause, detail)
+}
+
+// server returns the task that serves, or last served, the plugin in a role; empty if there is none.
+func (p *Plugin) server(role registry.Role) (alloc host.AllocID, task host.TaskName) {
+	// An unknown type, from an older record, may have the role.
+	serves := func(t hooks.PluginType) bool { return t == "" || slices.Contains(t.Roles(), role) }
+	for _, r := range p.Jobs {
+		if serves(r.Type) {
+			alloc, task = r.Alloc, r.Task
+		}
+	}
+	for _, t := range p.Tasks {
+		if serves(hooks.PluginType(t.Type)) {
+			alloc, task = t.Alloc, t.Task
+		}
+	}
+	active := false
+	for _, i := range p.Instances {
+		if i.Role == role && !active {
+			alloc, task, active = i.Alloc, i.Task, i.Active
+		}
+	}
+	return alloc, task
 }

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strconv"
 	"sync"
 	"time"
 
@@ -166,26 +168,23 @@ var statuses = map[error]int{
 	registry.ErrUnsupported: http.StatusUnprocessableEntity, registry.ErrExhausted: http.StatusInsufficientStorage,
 }
 
-// problemOf returns the answer for an error, with its HTTP status.
-func problemOf(err error) (p Problem, status int) {
-	p, status = Problem{Error: err.Error()}, http.StatusInternalServerError
+// errorBodyOf returns the answer for an error, with its HTTP status.
+func errorBodyOf(err error) (body errorBody, status int) {
+	body, status = errorBody{Error: err.Error()}, http.StatusInternalServerError
 	for _, kind := range registry.Kinds {
 		if errors.Is(err, kind) {
-			p.Kind = kind.Error()
-			if s, known := statuses[kind]; known {
-				status = s
-			}
-			break
+			body.Kind = kind.Error()
+			return body, cmp.Or(statuses[kind], status)
 		}
 	}
-	return p, status
+	return body, status
 }
 
 func refuse(w http.ResponseWriter, err error) {
-	p, status := problemOf(err)
+	body, status := errorBodyOf(err)
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(p)
+	_ = json.NewEncoder(w).Encode(body)
 }
 
 // maxBody bounds a request. The shim accepts texts of 64 KiB.
@@ -214,68 +213,64 @@ func (s *Server) getShim(r *http.Request) (any, error) {
 	return out, err
 }
 
-// lines flushes each write of a stream.
-type lines struct {
-	w http.ResponseWriter
+// flushWriter flushes each write of a stream.
+type flushWriter struct {
+	http.ResponseWriter
+	started bool
 }
 
-func (l lines) Write(p []byte) (int, error) {
-	n, err := l.w.Write(p)
-	_ = http.NewResponseController(l.w).Flush()
+func (f *flushWriter) Write(p []byte) (int, error) {
+	f.started = true
+	n, err := f.ResponseWriter.Write(p)
+	_ = http.NewResponseController(f.ResponseWriter).Flush()
 	return n, err
 }
 
+// streamLogs copies logs. After an error in the middle it aborts the connection, so that the client sees one too.
 func (s *Server) streamLogs(w http.ResponseWriter, r *http.Request) {
 	rec, err := s.agent.Find(r.PathValue("id"))
 	if err != nil {
 		refuse(w, err)
 		return
 	}
-	stream := taskdriver.Stream(r.URL.Query().Get("stream"))
-	if stream == "" {
-		stream = taskdriver.Stdout
-	}
-	task := host.TaskName(r.PathValue("task"))
-	if _, known := rec.Tasks[task]; !known {
-		refuse(w, registry.Errorf(registry.ErrNotFound, "alloc %s has no task %q", rec.ID, task))
-		return
-	}
+	stream, task := taskdriver.Stream(r.URL.Query().Get("stream")), host.TaskName(r.PathValue("task"))
 	w.Header().Set("Content-Type", "application/octet-stream")
-	if err := s.agent.Logs(r.Context(), rec.ID, task, stream, truth(r, "follow"),
-		lines{w}); err != nil && r.Context().Err() == nil {
-		s.log.Warn("logs end early", "alloc", rec.ID, "task", task, "error", err)
+	out := &flushWriter{ResponseWriter: w}
+	err = s.agent.Logs(r.Context(), rec.ID, task, cmp.Or(stream, taskdriver.Stdout), isTrue(r, "follow"), out)
+	switch {
+	case err == nil || r.Context().Err() != nil:
+	case !out.started:
+		refuse(w, err)
+	default:
+		s.log.Warn("logs ended early", "alloc", rec.ID, "task", task, "error", err)
+		panic(http.ErrAbortHandler)
 	}
 }
 
-func truth(r *http.Request, name string) bool { return r.URL.Query().Get(name) == "true" }
+func isTrue(r *http.Request, name string) bool { return r.URL.Query().Get(name) == "true" }
 
 func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) {
-	var after uint64
-	if text := r.URL.Query().Get("after"); text != "" {
-		if _, err := fmt.Sscan(text, &after); err != nil {
-			refuse(w, registry.Invalid("after: %q is not a number", text))
-			return
-		}
+	after, err := strconv.ParseUint(cmp.Or(r.URL.Query().Get("after"), "0"), 10, 64)
+	if err != nil {
+		refuse(w, registry.Invalid("after: %q is not the number of an event", r.URL.Query().Get("after")))
+		return
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	w.WriteHeader(http.StatusOK)
-	out := json.NewEncoder(lines{w})
 	_ = http.NewResponseController(w).Flush()
-	follow := truth(r, "follow")
-	err := s.host.Watch(r.Context(), host.WatchOptions{After: host.Seq(after), Past: !follow},
-		func(e host.Event) error {
-			return out.Encode(Told{Event: e})
-		})
+	out, follow := json.NewEncoder(&flushWriter{ResponseWriter: w}), isTrue(r, "follow")
+	err = s.host.Watch(r.Context(), host.WatchOptions{After: host.Seq(after), Past: !follow},
+		func(e host.Event) error { return out.Encode(eventLine{Event: e}) })
 	if err == nil || follow && r.Context().Err() != nil {
 		return
 	}
-	s.log.Warn("events end early", "error", err)
-	p, _ := problemOf(fmt.Errorf("event stream ended early: %w", err))
-	_ = out.Encode(Told{Problem: &p})
+	s.log.Warn("event stream ended early", "error", err)
+	body, _ := errorBodyOf(fmt.Errorf("event stream ended early: %w", err))
+	_ = out.Encode(eventLine{Error: &body})
 }
 
-// Replacement asks for another shim.
-type Replacement struct {
+// SwapRequest asks to replace the shim.
+type SwapRequest struct {
 	Path   string `json:"path"`
 	SHA256 string `json:"sha256,omitempty"`
 	By     string `json:"by,omitempty"` // the operator, for the history
@@ -283,7 +278,7 @@ type Replacement struct {
 
 // postSwap replaces the shim. The history has the report of a failed swap, too.
 func (s *Server) postSwap(r *http.Request) (any, error) {
-	var ask Replacement
+	var ask SwapRequest
 	if err := readBody(r, &ask); err != nil {
 		return nil, err
 	}
@@ -296,15 +291,4 @@ func (s *Server) getSwaps(*http.Request) (any, error) {
 		list = []host.SwapReport{}
 	}
 	return list, nil
-}
-
-// Swap replaces the shim and returns when the new shim serves.
-func (c *Client) Swap(ctx context.Context, ask Replacement) (out host.SwapReport, err error) {
-	err = c.do(ctx, http.MethodPost, "/shim/swap", ask, &out)
-	return out, err
-}
-
-// Swaps lists earlier swaps, newest first.
-func (c *Client) Swaps(ctx context.Context) ([]host.SwapReport, error) {
-	return get[[]host.SwapReport](ctx, c, "/shim/history")
 }

@@ -102,14 +102,10 @@ func writeAlloc(to io.Writer, a control.Alloc) error {
 		}
 	}
 	err := facts(to, append(about, "Created", when(a.Created), "Ended", when(a.Ended))...)
-	err = errors.Join(err, writeWaits(to, a.Waiting))
-	for _, u := range a.Volumes {
-		err = errors.Join(err, writeTrouble(to, a.ID, a.Job, u.Request, u.Trouble),
-			writeReported(to, "PENDING", u.Growth), writeReported(to, "UNHEALTHY", u.Unhealthy...))
-	}
+	err = errors.Join(err, writeNotices(to, a.Notices))
 	tasks := newTable("TASK", "DRIVER", "PLUGIN", "STATE", "ATTEMPT", "RESTARTS", "PROCESS", "LAST EXIT", "REASON")
 	for _, t := range a.Tasks {
-		state := t.State
+		state := string(t.State)
 		if t.Failed {
 			state = "failed"
 		}

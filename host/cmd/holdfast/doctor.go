@@ -58,7 +58,7 @@ Parts excluded by the configuration (list_volumes = false) are "skipped".`,
 
 // doctor is whom to ask.
 type doctor struct {
-	ask  func(context.Context, control.Consultation) (host.Diagnosis, error)
+	ask  func(context.Context, control.DoctorRequest) (host.Diagnosis, error)
 	from string // for people
 }
 
@@ -79,7 +79,7 @@ func openDoctor(ctx context.Context, p *globalFlags, shim string) (doctor, error
 			state, err)
 	}
 	v := inspect{shim: binary.Path, state: state, run: p.socketDir(state)}
-	ask := func(ctx context.Context, c control.Consultation) (host.Diagnosis, error) {
+	ask := func(ctx context.Context, c control.DoctorRequest) (host.Diagnosis, error) {
 		found, err := v.ask(ctx, c)
 		if f, wrong := agent.ExamineLedger(state); err == nil && wrong {
 			found.Findings = append([]host.Finding{f}, found.Findings...)
@@ -108,7 +108,7 @@ type inspect struct{ shim, state, run string }
 // inspectGrace is how long a shim may take to end after SIGTERM.
 const inspectGrace = 5 * time.Second
 
-func (v inspect) ask(ctx context.Context, c control.Consultation) (found host.Diagnosis, err error) {
+func (v inspect) ask(ctx context.Context, c control.DoctorRequest) (found host.Diagnosis, err error) {
 	args := []string{"-doctor", "-json", "-state", v.state, "-run", v.run}
 	if c.Repair {
 		args = append(args, "-repair", "-digest", c.Digest)
@@ -137,7 +137,7 @@ func (v inspect) ask(ctx context.Context, c control.Consultation) (found host.Di
 
 // inspect inspects, and repairs if asked to. The error gives the exit code.
 func (d doctor) inspect(ctx context.Context, io streams, asJSON, repair bool) error {
-	found, err := d.await(ctx, io, control.Consultation{})
+	found, err := d.await(ctx, io, control.DoctorRequest{})
 	if err != nil {
 		return inspectError{err}
 	}
@@ -145,7 +145,7 @@ func (d doctor) inspect(ctx context.Context, io streams, asJSON, repair bool) er
 		writeDiagnosis(io.out, d.from, found)
 	}
 	if repair && found.Digest != "" {
-		if found, err = d.await(ctx, io, control.Consultation{Repair: true, Digest: found.Digest}); err != nil {
+		if found, err = d.await(ctx, io, control.DoctorRequest{Repair: true, Digest: found.Digest}); err != nil {
 			return inspectError{fmt.Errorf("repair: %w", err)}
 		}
 		if !asJSON {
@@ -183,7 +183,7 @@ func jsonDiagnosis(d host.Diagnosis) any {
 var reportEvery = 5 * time.Second
 
 // await asks, and prints every few seconds that the inspection is still running.
-func (d doctor) await(ctx context.Context, io streams, c control.Consultation) (found host.Diagnosis, err error) {
+func (d doctor) await(ctx context.Context, io streams, c control.DoctorRequest) (found host.Diagnosis, err error) {
 	began, done := time.Now(), make(chan struct{})
 	go func() {
 		defer close(done)

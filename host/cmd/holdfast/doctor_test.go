@@ -197,7 +197,7 @@ func TestDoctorSaysThatItStillExamines(t *testing.T) {
 		}
 		return len(text), nil
 	})
-	d := doctor{ask: func(context.Context, control.Consultation) (host.Diagnosis, error) {
+	d := doctor{ask: func(context.Context, control.DoctorRequest) (host.Diagnosis, error) {
 		<-said
 		return host.Diagnosis{}, nil
 	}}

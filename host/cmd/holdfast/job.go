@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"holdfast/host/agent"
 	"holdfast/host/agent/control"
 )
 
@@ -226,7 +227,7 @@ func writeJob(to io.Writer, j control.Job) error {
 	err := facts(to, about...)
 	groups := newTable("GROUP", "COUNT", "PLUGINS", "VOLUMES", "ALLOCS")
 	for _, g := range j.Groups {
-		groups.add(g.Name, g.Count, strings.Join(g.Plugins, ","), strings.Join(g.Volumes, ","), counts(g.Allocs))
+		groups.add(g.Name, g.Count, join(g.Plugins), join(g.Volumes), counts(g.Allocs))
 	}
 	fmt.Fprintln(to)
 	err = errors.Join(err, groups.write(to, "no groups"))
@@ -234,8 +235,16 @@ func writeJob(to io.Writer, j control.Job) error {
 	return errors.Join(err, writeAllocs(to, j.Allocs))
 }
 
-// counts formats numbers by name, sorted.
-func counts(m map[string]int) string {
+func join[T ~string](list []T) string {
+	texts := make([]string, len(list))
+	for i, t := range list {
+		texts[i] = string(t)
+	}
+	return strings.Join(texts, ",")
+}
+
+// counts formats numbers by state, sorted.
+func counts(m map[agent.AllocState]int) string {
 	var parts []string
 	for name, n := range m {
 		parts = append(parts, fmt.Sprintf("%d %s", n, name))

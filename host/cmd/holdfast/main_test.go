@@ -3,10 +3,12 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"flag"
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -53,8 +55,13 @@ var (
 		Detail: "deadline exceeded"}
 	alloc = control.Alloc{
 		ID: "0a1b2c3d-0000-4000-8000-000000000001", Job: "db", Group: "pg", Index: 1, Namespace: "default",
-		State: "pending", Created: noon,
-		Reason: "volume data is held by alloc 99", Waits: "volume data: alloc 99 holds it",
+		State: "pending", Created: noon, Reason: "volume data is held by alloc 99",
+		Waits: "volume data: alloc 99 holds it",
+		Notices: []control.Notice{{Kind: control.NoticeWaiting, Summary: "volume data is held\nby job other", Facts: []control.Fact{
+			{Name: "Held by", Text: "alloc 99"}, {Text: "its backend\x1b[31m is down"}, {Name: "Reason", Text: " "}},
+			Meaning: "The other job must end.", Next: "The alloc continues when the volume is released.",
+			Commands: []control.Command{{Purpose: "stop it", Line: "holdfast job stop other"},
+				{Purpose: "stop the job", Line: "holdfast job stop db"}}}},
 		Tasks: []control.Task{
 			{Name: "main", Driver: "exec", State: "waiting", Attempt: 2, Restarts: 1, ExitCode: &code,
 				Reason: "exit code 3"},
@@ -71,29 +78,32 @@ var (
 		ID: "loopfs", Provider: "loopfs.example", Version: "1.0",
 		Roles: []control.Role{{Role: "csi-controller", Healthy: 1, Expected: 1},
 			{Role: "csi-node", Healthy: 1, Expected: 2}, {Role: "csi-later", Expected: 1, Reason: "exit code 3"}},
-		Instances: []control.Instance{
-			{Role: "csi-node", Alloc: alloc.ID, Task: "csi", Attempt: 1, Active: true, Health: "healthy",
-				Cause: "probed", Since: noon, NodeID: "n1", MaxVolumes: 8,
-				Capabilities: []string{"node.STAGE_UNSTAGE_VOLUME", "node.99"},
-				Topology:     map[string]string{"zone": "a"}},
-			{Role: "csi-node", Alloc: "ffffffff-0000", Task: "csi", Attempt: 4, Health: "unhealthy", Cause: "missed",
-				Detail: "no answer in 1s", Since: noon},
-		},
-		Tasks: []control.PluginTask{{Alloc: "ffffffff-0000", Task: "csi", Job: "loopfs", Type: "monolith",
-			Phase: "running", Attempt: 4,
-			Restart: &registry.RestartRequest{Attempt: 4, Cause: registry.CauseMissed}}},
+		Instances: []control.Instance{{Instance: instance, Active: true}, {Instance: missed}},
+		Tasks: []control.PluginTask{{TaskKey: missed.TaskKey(), Job: "loopfs", Type: "monolith", Phase: "running",
+			Attempt: 4, Restart: &registry.RestartRequest{Attempt: 4, Cause: registry.CauseMissed}}},
+	}
+	instance = host.Instance{
+		InstanceKey: registry.InstanceKey{Role: "csi-node", Alloc: host.AllocID(alloc.ID), Task: "csi"}, Attempt: 1,
+		Fingerprint: registry.Fingerprint{NodeID: "n1", MaxVolumes: 8, Topology: map[string]string{"zone": "a"},
+			Capabilities: []registry.Capability{"node.STAGE_UNSTAGE_VOLUME", "node.99"}},
+		Health: registry.Health{State: registry.Healthy, Cause: "probed", Since: noon},
+	}
+	missed = host.Instance{
+		InstanceKey: registry.InstanceKey{Role: "csi-node", Alloc: "ffffffff-0000", Task: "csi"}, Attempt: 4,
+		Health: registry.Health{State: registry.Unhealthy, Cause: "missed", Detail: "no answer in 1s", Since: noon},
 	}
 	job = control.Job{
 		ID: "db", Namespace: "default", Type: "service", Status: "pending", Version: 2, Submitted: noon,
 		Groups: []control.Group{{Name: "pg", Count: 2, Volumes: []string{"data"},
-			Allocs: map[string]int{"pending": 1, "running": 1}}, {Name: "csi", Count: 1, Plugins: []string{"loopfs"}}},
+			Allocs: map[agent.AllocState]int{"pending": 1, "running": 1}},
+			{Name: "csi", Count: 1, Plugins: []host.PluginID{"loopfs"}}},
 		Allocs: []control.Alloc{alloc},
 	}
 )
 
 func volume() control.Volume {
 	v := control.Volume{Attached: "", Staged: "done", StagedAt: "/s/mnt/x", Intent: intent, Holders: []control.Holder{
-		{Alloc: alloc.ID, Job: "db", Request: "data", Access: "single-node-writer", ReadOnly: true, Published: "done",
+		{Alloc: host.AllocID(alloc.ID), Job: "db", Request: "data", Access: "single-node-writer", ReadOnly: true, Published: "done",
 			Since: noon},
 	}}
 	v.ID, v.Namespace, v.Name, v.Plugin, v.External, v.State, v.Capacity, v.Since = "data", "default", "data", "loopfs", "vol-1", "ready", 1<<25, noon
@@ -105,15 +115,11 @@ func volume() control.Volume {
 	return v
 }
 
-// uncertainVolume is a volume whose creation has no definite outcome.
+// uncertainVolume returns a volume whose creation has no definite outcome.
 func uncertainVolume() control.Volume {
 	v := control.Volume{Volume: volume().Volume}
 	v.State, v.External, v.Source.Volume = registry.VolumeUncertain, "/buckets/data", "/buckets/other"
-	v.Unusable = &control.Trouble{Found: "CreateVolume: the plugin's answer cannot be used", Help: control.Help{
-		What: "volume data may or may not have been created, and cannot be used",
-		Then: "Holdfast does not retry the creation.",
-		Do:   []control.Do{{Why: "forget it here", Command: "holdfast volume deregister data"}},
-	}}
+	v.Notices = []control.Notice{{Kind: control.NoticeUncertain, Summary: "volume data cannot be used", Next: "nothing"}}
 	return v
 }
 
@@ -274,5 +280,41 @@ func TestFilesAreGivenTheVariablesThatTheyDeclare(t *testing.T) {
 	}
 	if b := files[1].Variables; len(b) != 1 || b["both"] != "a=b" {
 		t.Errorf("second: %v", b)
+	}
+}
+
+// Each command that a notice advises exists and accepts its arguments. The transcripts of package e2e hold notices.
+func TestWhatIsAdvisedCanBeTyped(t *testing.T) {
+	paths, err := filepath.Glob("../../../e2e/testdata/tells/*.want")
+	if err != nil || len(paths) < 10 {
+		t.Fatalf("%v, %v", paths, err)
+	}
+	advised := map[string]bool{}
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`(?m)^  .*  (holdfast .*)$`).FindAllStringSubmatch(string(text), -1) {
+			advised[m[1]] = true
+		}
+	}
+	if len(advised) < 10 {
+		t.Errorf("only %d commands are advised: %v", len(advised), advised)
+	}
+	for line := range advised {
+		c, args, err := newRoot(streams{io.Discard, io.Discard}, &globalFlags{}).Find(strings.Fields(line)[1:])
+		if err == nil {
+			err = c.ParseFlags(args)
+		}
+		if err == nil && c.HasSubCommands() {
+			err = errors.New("it is a group of commands")
+		}
+		if err == nil {
+			err = c.ValidateArgs(c.Flags().Args())
+		}
+		if err != nil {
+			t.Errorf("%s: %v", line, err)
+		}
 	}
 }

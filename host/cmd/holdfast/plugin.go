@@ -6,10 +6,12 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"holdfast/host/agent/control"
+	"holdfast/registry"
 )
 
 func newPlugin(io streams, p *globalFlags) *cobra.Command {
@@ -36,7 +38,7 @@ func newPlugin(io streams, p *globalFlags) *cobra.Command {
 }
 
 // health formats a role as healthy/expected.
-func health(p control.Plugin, role string) string {
+func health(p control.Plugin, role registry.Role) string {
 	for _, r := range p.Roles {
 		if r.Role == role {
 			return fmt.Sprintf("%d/%d", r.Healthy, r.Expected)
@@ -45,16 +47,11 @@ func health(p control.Plugin, role string) string {
 	return ""
 }
 
-// The roles that have a column of their own.
-const (
-	controllerRole = "csi-controller"
-	nodeRole       = "csi-node"
-)
-
 func writePlugins(to io.Writer, list []control.Plugin) error {
 	t := newTable("ID", "PROVIDER", "VERSION", "CONTROLLERS", "NODES")
 	for _, p := range list {
-		t.add(p.ID, p.Provider, p.Version, health(p, controllerRole), health(p, nodeRole))
+		t.add(p.ID, p.Provider, p.Version, health(p, registry.RoleController),
+			health(p, registry.RoleNode))
 	}
 	return t.write(to, "no plugins")
 }
@@ -68,23 +65,17 @@ func writePlugin(to io.Writer, p control.Plugin) error {
 	instances := newTable("ROLE", "ALLOC", "TASK", "ATTEMPT", "ACTIVE", "HEALTH", "CAUSE", "SINCE", "NODE ID",
 		"MAX VOLUMES")
 	for _, i := range p.Instances {
-		cause := i.Cause
-		if i.Detail != "" {
-			cause += ": " + i.Detail
-		}
-		instances.add(i.Role, short(i.Alloc), i.Task, i.Attempt, yes(i.Active), i.Health, cause, when(i.Since),
-			i.NodeID, number(i.MaxVolumes))
+		f := i.Fingerprint
+		instances.add(i.Role, short(i.Alloc), i.Task, i.Attempt, yes(i.Active), i.Health.State,
+			withDetail(i.Health.Cause, i.Health.Detail), when(i.Health.Since), f.NodeID, number(f.MaxVolumes))
 	}
 	tasks := newTable("ALLOC", "TASK", "JOB", "TYPE", "PHASE", "ATTEMPT", "RESTART REQUESTED")
 	for _, t := range p.Tasks {
-		asked := ""
+		request := ""
 		if t.Restart != nil {
-			asked = fmt.Sprintf("of attempt %d: %s", t.Restart.Attempt, t.Restart.Cause)
-			if t.Restart.Detail != "" {
-				asked += ": " + t.Restart.Detail
-			}
+			request = fmt.Sprintf("of attempt %d: %s", t.Restart.Attempt, withDetail(t.Restart.Cause, t.Restart.Detail))
 		}
-		tasks.add(short(t.Alloc), t.Task, t.Job, t.Type, t.Phase, t.Attempt, asked)
+		tasks.add(short(t.Alloc), t.Task, t.Job, t.Type, t.Phase, t.Attempt, request)
 	}
 	for _, part := range []struct {
 		t    *table
@@ -100,10 +91,10 @@ func writePlugin(to io.Writer, p control.Plugin) error {
 func writeCapabilities(to io.Writer, p control.Plugin) error {
 	able, topology := map[string]bool{}, map[string]bool{}
 	for _, i := range p.Instances {
-		for _, c := range i.Capabilities {
-			able[c] = true
+		for _, c := range i.Fingerprint.Capabilities {
+			able[string(c)] = true
 		}
-		for k, v := range i.Topology {
+		for k, v := range i.Fingerprint.Topology {
 			topology[k+"="+v] = true
 		}
 	}
@@ -122,4 +113,9 @@ func writeCapabilities(to io.Writer, p control.Plugin) error {
 		}
 	}
 	return nil
+}
+
+// withDetail adds a detail, if there is one.
+func withDetail(cause registry.Cause, detail string) string {
+	return strings.TrimSuffix(fmt.Sprintf("%s: %s", cause, detail), ": ")
 }

@@ -64,7 +64,7 @@ func (l *lines) note(n agent.Note) error {
 
 // noteLine is a note without its time.
 func noteLine(n agent.Note) string {
-	who := "alloc " + short(string(n.Alloc))
+	who := "alloc " + short(n.Alloc)
 	if n.Task != "" {
 		who = "task " + string(n.Task)
 	}
@@ -92,14 +92,14 @@ func eventLine(e host.Event) string {
 	case e.Alloc == "":
 		s = "node"
 	default:
-		s = "alloc " + short(string(e.Alloc))
+		s = "alloc " + short(e.Alloc)
 	}
 	s += " " + strings.TrimPrefix(string(e.Kind), "volume ")
 	if e.Role != "" {
 		s += " as " + string(e.Role)
 	}
 	if e.Volume.ID != "" && e.Alloc != "" {
-		s += " for alloc " + short(string(e.Alloc))
+		s += " for alloc " + short(e.Alloc)
 	}
 	if e.Cause != "" {
 		s += ": " + string(e.Cause)
@@ -110,7 +110,7 @@ func eventLine(e host.Event) string {
 	return s
 }
 
-func short(id string) string { return id[:min(8, len(id))] }
+func short[T ~string](id T) string { return string(id[:min(8, len(id))]) }
 
 // eventFollower passes each event after a number to say, once and in order.
 type eventFollower struct {

@@ -78,7 +78,7 @@ func newShimSwap(io streams, p *globalFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			report, err := p.client().Swap(c.Context(), control.Replacement{Path: path, SHA256: sum, By: operator()})
+			report, err := p.client().Swap(c.Context(), control.SwapRequest{Path: path, SHA256: sum, By: operator()})
 			return show(io, p, err, report, writeSwapped)
 		},
 	}
@@ -100,7 +100,7 @@ func newShimRollback(io streams, p *globalFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			report, err := p.client().Swap(c.Context(), control.Replacement{SHA256: before, By: operator()})
+			report, err := p.client().Swap(c.Context(), control.SwapRequest{SHA256: before, By: operator()})
 			return show(io, p, err, report, writeSwapped)
 		},
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/docker/go-units"
 	"github.com/hashicorp/go-hclog"
 
+	"holdfast/host/agent/control"
 	"holdfast/internal/display"
 )
 
@@ -91,4 +92,26 @@ func yes(b bool) string {
 		return "yes"
 	}
 	return "no"
+}
+
+// writeNotices writes each notice as a headline with named facts and advice. Commands end their lines, to be copied.
+func writeNotices(to io.Writer, list []control.Notice) error {
+	for _, n := range list {
+		rows := [][]string{}
+		for _, f := range append(n.Facts, control.Fact{Name: "Meaning", Text: n.Meaning}, control.Fact{Name: "Next", Text: n.Next}) {
+			if text := strings.TrimSpace(clean(f.Text)); text != "" {
+				rows = append(rows, []string{"  " + f.Name, text})
+			}
+		}
+		name := "Commands"
+		for _, c := range n.Commands {
+			rows = append(rows, []string{"  " + name, c.Purpose + ":  " + clean(c.Line)})
+			name = ""
+		}
+		fmt.Fprintf(to, "\n%s: %s\n", strings.ToUpper(string(n.Kind)), clean(n.Summary))
+		if err := columns(to, rows); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -205,8 +205,8 @@ func withUsage(ctx context.Context, client *control.Client, v control.Volume, li
 }
 
 func mounted(v control.Volume) bool {
-	return v.Staged == string(registry.MarkDone) ||
-		slices.ContainsFunc(v.Holders, func(h control.Holder) bool { return h.Published == string(registry.MarkDone) })
+	return v.Staged == registry.MarkDone ||
+		slices.ContainsFunc(v.Holders, func(h control.Holder) bool { return h.Published == registry.MarkDone })
 }
 
 func writeVolumes(to io.Writer, list []control.Volume) error {
@@ -235,12 +235,7 @@ func writeVolume(to io.Writer, v control.Volume) error {
 		filledFrom(v), []any{"Capacity", size(v.Capacity)}, used(v),
 		[]any{"Attach", v.Attached, "Stage", v.Staged, "Staged at", v.StagedAt, "Open call", call, "Since",
 			when(v.Since)})...)
-	err = errors.Join(err, writeWaits(to, v.Waiting), writeReported(to, "PENDING", v.Growth),
-		writeReported(to, "UNHEALTHY", v.Unhealthy...),
-		writeReported(to, "UNCERTAIN", v.Unusable))
-	for _, h := range v.Holders {
-		err = errors.Join(err, writeTrouble(to, h.Alloc, h.Job, h.Request, h.Trouble))
-	}
+	err = errors.Join(err, writeNotices(to, v.Notices))
 	modes := newTable("ACCESS MODE", "ATTACHMENT MODE")
 	for _, c := range v.Capabilities {
 		modes.add(c.Access, c.Attachment)
@@ -338,5 +333,6 @@ func writeExpanded(to writer, v control.Volume) error {
 		bytes = max(bytes, v.Expansion.Node.Required)
 	}
 	_, err := fmt.Fprintf(to, "volume %s: %s\n", v.VolumeName(), size(bytes))
-	return errors.Join(err, writeReported(to, "PENDING", v.Growth))
+	pending := slices.DeleteFunc(v.Notices, func(n control.Notice) bool { return n.Kind != control.NoticePending })
+	return errors.Join(err, writeNotices(to, pending))
 }

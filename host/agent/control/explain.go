@@ -1,0 +1,182 @@
+package control
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"holdfast/host"
+	"holdfast/host/agent"
+	"holdfast/registry"
+)
+
+// explainer makes the notices of one request. It caches what it looks up.
+type explainer struct {
+	s       *Server
+	allocs  map[host.AllocID]*agent.AllocRecord
+	volumes map[host.VolumeName]*host.VolumeStatus
+	plugins map[host.PluginID]*Plugin
+}
+
+func (s *Server) explainer() *explainer {
+	e := &explainer{s, map[host.AllocID]*agent.AllocRecord{}, map[host.VolumeName]*host.VolumeStatus{},
+		map[host.PluginID]*Plugin{}}
+	for _, rec := range s.agent.Allocs() {
+		e.allocs[rec.ID] = rec
+	}
+	return e
+}
+
+// waits explains waits, those with a call first, then by their start. Lookups that fail are left out.
+func (e *explainer) waits(ctx context.Context, list []registry.Wait) (out []Notice) {
+	order := []registry.Step{registry.StepPlugin, registry.StepTurn, registry.StepClaim}
+	for _, w := range slices.SortedStableFunc(slices.Values(list), func(x, y registry.Wait) int {
+		return cmp.Or(cmp.Compare(slices.Index(order, x.Step), slices.Index(order, y.Step)), x.Since.Compare(y.Since))
+	}) {
+		out = append(out, e.waiting(e.lookUp(ctx, w)))
+	}
+	return out
+}
+
+func (e *explainer) lookUp(ctx context.Context, w registry.Wait) wait {
+	out := wait{Wait: w}
+	if rec := e.allocs[w.Alloc]; rec != nil {
+		out.job, out.leaving = rec.Job, rec.State != agent.AllocPending && rec.State != agent.AllocRunning
+		if out.Next.IsZero() && !out.leaving {
+			out.Next = rec.Next
+		}
+	}
+	v := e.volume(ctx, w.Volume)
+	if v == nil {
+		return out
+	}
+	out.plugin, out.mounted = e.plugin(ctx, v.Plugin), leftMounted(w, v)
+	for _, h := range e.holders(v) {
+		if h.Alloc != w.Alloc {
+			out.holders = append(out.holders, h)
+		}
+	}
+	for _, other := range v.Waiting {
+		if other.Alloc != w.Alloc {
+			out.others = append(out.others, other)
+		}
+	}
+	if w.Step == registry.StepTurn {
+		out.open = v.Intent
+	}
+	return out
+}
+
+// leftMounted returns the mount that a call left although its answer was NOT_FOUND or OK; else empty.
+func leftMounted(w registry.Wait, v *host.VolumeStatus) string {
+	if w.Code != "NOT_FOUND" && w.Code != "OK" {
+		return ""
+	}
+	switch w.RPC {
+	case registry.NodeUnstageRPC:
+		return v.Staging.Path.Host
+	case registry.NodeUnpublishRPC:
+		for _, h := range v.Holders {
+			if h.Claim.Alloc == w.Alloc && h.Claim.Request == w.Request {
+				return h.Target.Host
+			}
+		}
+	}
+	return ""
+}
+
+func (e *explainer) volume(ctx context.Context, name host.VolumeName) *host.VolumeStatus {
+	if v, known := e.volumes[name]; known || name.ID == "" {
+		return v
+	}
+	e.volumes[name] = nil
+	list, _, err := e.s.host.Volumes(ctx, host.VolumeQuery{Name: name})
+	for i := range list {
+		if err == nil && list[i].VolumeName() == name {
+			e.volumes[name] = &list[i]
+		}
+	}
+	return e.volumes[name]
+}
+
+// plugin returns a plugin, without tasks if it is not running or the shim does not answer.
+func (e *explainer) plugin(ctx context.Context, id host.PluginID) *Plugin {
+	if p, known := e.plugins[id]; known {
+		return p
+	}
+	p, _ := e.s.plugin(ctx, id)
+	e.plugins[id] = p
+	return p
+}
+
+// holders lists the claims on a volume, the earliest first.
+func (e *explainer) holders(v *host.VolumeStatus) []Holder {
+	out := []Holder{}
+	for _, h := range v.Holders {
+		holder := Holder{
+			Alloc: h.Claim.Alloc, Request: h.Claim.Request, Access: h.Claim.Usage.Access,
+			ReadOnly: h.Claim.Usage.ReadOnly, Published: h.Publish, Target: h.Target.Host, Since: h.Claim.Since,
+		}
+		if rec := e.allocs[holder.Alloc]; rec != nil {
+			holder.Job, holder.State = rec.Job, rec.State
+		}
+		out = append(out, holder)
+	}
+	slices.SortStableFunc(out, func(x, y Holder) int { return x.Since.Compare(y.Since) })
+	return out
+}
+
+// trouble explains a mount that does not work, if one is known.
+func (e *explainer) trouble(h registry.Holder) []Notice {
+	if h.Trouble == "" {
+		return nil
+	}
+	job, file := "", ""
+	if rec := e.allocs[h.Claim.Alloc]; rec != nil {
+		job = rec.Job
+	}
+	for _, j := range e.s.agent.Jobs() {
+		if j.Job.ID == job {
+			file = j.Source.Name
+		}
+	}
+	return []Notice{mountTrouble(h, job, file)}
+}
+
+// allocName names an alloc and its job; empty without an alloc.
+func (e *explainer) allocName(id host.AllocID) string {
+	if rec := e.allocs[id]; rec != nil {
+		return nameAlloc(id, rec.Job)
+	}
+	return short(id)
+}
+
+// volumeView describes a volume without its waits.
+func (e *explainer) volumeView(v host.VolumeStatus) Volume {
+	out := Volume{
+		Volume: v.Volume, Staged: v.Staging.State, StagedAt: v.Staging.Path.Host, Holders: e.holders(&v),
+		Waiting: v.Waiting, Intent: v.Intent,
+	}
+	if len(v.Attachments) > 0 {
+		out.Attached = v.Attachments[0].State
+	}
+	out.Notices = slices.Concat(expansionNotices(v.VolumeName(), v.Expansion),
+		healthNotices(v.VolumeName(), v.Plugin, v.Health), creationNotices(v))
+	for _, h := range v.Holders {
+		out.Notices = append(out.Notices, e.trouble(h)...)
+	}
+	return out
+}
+
+// useView describes an alloc's use of a volume, with notices.
+func (e *explainer) useView(alloc host.AllocID, u registry.Use) (Use, []Notice) {
+	use := Use{
+		Request: u.Request, Volume: u.Name.ID, Namespace: u.Name.Namespace, Plugin: u.Volume.Plugin,
+		External: u.Volume.External, Access: u.Usage.Access, Attached: u.Attach, Staged: u.Stage,
+		Published: u.Publish, Target: u.Target.Host, Intent: u.Intent,
+	}
+	claim := registry.Claim{Name: u.Name, Volume: u.Volume, Alloc: alloc, Request: u.Request}
+	trouble := e.trouble(registry.Holder{Claim: claim, Trouble: u.Trouble, Troubled: u.Troubled})
+	return use, slices.Concat(trouble, expansionNotices(u.Name, u.Expansion),
+		healthNotices(u.Name, u.Volume.Plugin, u.Health))
+}
