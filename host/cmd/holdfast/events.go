@@ -1,12 +1,13 @@
 package main
 
 import (
+	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os/signal"
-
-	"encoding/json"
+	"strconv"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -18,15 +19,20 @@ import (
 type writer = io.Writer
 
 func newEvents(io streams, p *globalFlags) *cobra.Command {
-	follow, after := false, uint64(0)
+	follow, after := false, ""
 	c := &cobra.Command{
 		Use: "events", Short: "List events of plugins and volumes", Args: counted(cobra.NoArgs),
-		Long: "List events of plugins and volumes, one per line. With --json each line is a JSON object. To continue later, pass the number of the last event to --after.",
+		Long: "List events of plugins and volumes, one per line. With --json each line is a JSON object. " +
+			"To continue later, pass the number of the last event to --after.",
 		RunE: func(c *cobra.Command, _ []string) error {
+			number, err := strconv.ParseUint(cmp.Or(after, "0"), 10, 64)
+			if err != nil {
+				return usageError{fmt.Errorf("--after %q: use the number of an event, which begins its line", after)}
+			}
 			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
 			defer stop()
 			lines := json.NewEncoder(io.out)
-			err := p.client().Events(ctx, after, follow, func(e host.Event) error {
+			err = p.client().Events(ctx, number, follow, func(e host.Event) error {
 				if p.json {
 					return lines.Encode(e)
 				}
@@ -40,6 +46,6 @@ func newEvents(io streams, p *globalFlags) *cobra.Command {
 		},
 	}
 	c.Flags().BoolVarP(&follow, "follow", "f", false, "print new events until interrupted")
-	c.Flags().Uint64Var(&after, "after", 0, "print only events after this number")
+	c.Flags().StringVar(&after, "after", "", "print only events after this number")
 	return c
 }

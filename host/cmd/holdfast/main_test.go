@@ -57,8 +57,8 @@ var (
 		ID: "0a1b2c3d-0000-4000-8000-000000000001", Job: "db", Group: "pg", Index: 1, Namespace: "default",
 		State: "pending", Created: noon, Reason: "volume data is held by alloc 99",
 		Waits: "volume data: alloc 99 holds it",
-		Notices: []control.Notice{{Kind: control.NoticeWaiting, Summary: "volume data is held\nby job other", Facts: []control.Fact{
-			{Name: "Held by", Text: "alloc 99"}, {Text: "its backend\x1b[31m is down"}, {Name: "Reason", Text: " "}},
+		Notices: []control.Notice{{Kind: control.NoticeWaiting, Summary: "volume data is held\nby job other",
+			Facts:   []control.Fact{{Name: "Held by", Text: "alloc 99"}, {Text: "its backend\x1b[31m is down"}, {Name: "Reason", Text: " "}},
 			Meaning: "The other job must end.", Next: "The alloc continues when the volume is released.",
 			Commands: []control.Command{{Purpose: "stop it", Line: "holdfast job stop other"},
 				{Purpose: "stop the job", Line: "holdfast job stop db"}}}},
@@ -103,10 +103,11 @@ var (
 
 func volume() control.Volume {
 	v := control.Volume{Attached: "", Staged: "done", StagedAt: "/s/mnt/x", Intent: intent, Holders: []control.Holder{
-		{Alloc: host.AllocID(alloc.ID), Job: "db", Request: "data", Access: "single-node-writer", ReadOnly: true, Published: "done",
-			Since: noon},
+		{Alloc: host.AllocID(alloc.ID), Job: "db", Request: "data", Access: "single-node-writer", ReadOnly: true,
+			Published: "done", Since: noon},
 	}}
-	v.ID, v.Namespace, v.Name, v.Plugin, v.External, v.State, v.Capacity, v.Since = "data", "default", "data", "loopfs", "vol-1", "ready", 1<<25, noon
+	v.VolumeSpec = registry.VolumeSpec{ID: "data", Namespace: "default", Name: "data", Plugin: "loopfs", External: "vol-1"}
+	v.State, v.Capacity, v.Since = "ready", 1<<25, noon
 	v.Capabilities = []registry.VolumeCapability{{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}}
 	v.Usage = []control.Usage{
 		{Unit: "bytes", Total: 1 << 25, Used: 5 << 20, Available: 27 << 20},
@@ -202,6 +203,8 @@ func TestExitCodes(t *testing.T) {
 		"job stop":                          exitUsage,
 		"run":                               exitUsage,
 		"run --no-such-flag x":              exitUsage,
+		"--no-such-flag job status":         exitUsage,
+		"events --after=1x":                 exitUsage,
 		"run --var=x=1 " + bad:              exitUsage,
 		"run --var=x " + bad:                exitUsage,
 		"run --driver=docker " + bad:        exitUsage,

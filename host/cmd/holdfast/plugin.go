@@ -15,26 +15,18 @@ import (
 )
 
 func newPlugin(io streams, p *globalFlags) *cobra.Command {
-	list := func(c *cobra.Command) error {
-		plugins, err := p.client().Plugins(c.Context())
-		return show(io, p, err, plugins, writePlugins)
-	}
-	return group("plugin", "Inspect CSI plugins",
-		&cobra.Command{
-			Use: "list", Short: "List plugins", Args: counted(cobra.NoArgs),
-			RunE: func(c *cobra.Command, _ []string) error { return list(c) },
+	return group("plugin", "Inspect CSI plugins", &cobra.Command{
+		Use: "status [ID]", Short: "List plugins, or show one with its instances and tasks", Aliases: []string{"list"},
+		Args: counted(cobra.MaximumNArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				plugins, err := p.client().Plugins(c.Context())
+				return show(io, p, err, plugins, writePlugins)
+			}
+			plugin, err := p.client().Plugin(c.Context(), args[0])
+			return show(io, p, err, plugin, writePlugin)
 		},
-		&cobra.Command{
-			Use: "status [ID]", Short: "List plugins, or show one with its instances and tasks",
-			Args: counted(cobra.MaximumNArgs(1)),
-			RunE: func(c *cobra.Command, args []string) error {
-				if len(args) == 0 {
-					return list(c)
-				}
-				plugin, err := p.client().Plugin(c.Context(), args[0])
-				return show(io, p, err, plugin, writePlugin)
-			},
-		})
+	})
 }
 
 // health formats a role as healthy/expected.

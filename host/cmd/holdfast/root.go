@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -80,9 +81,9 @@ func run(args []string, out, errs io.Writer) int {
 func (p *globalFlags) adviseNoAgent() string {
 	if p.address == "" || p.state != "" {
 		if pid, held := host.LockHolder(p.stateDir()); held {
-			return fmt.Sprintf("an agent runs: process %s uses %s. If its control socket was removed, it makes a new one within a few "+
-				"seconds: try again. If it was started with another --run-dir, name that one. "+
-				"Otherwise end it with kill %s and start it again: tasks keep running", pid, p.stateDir(), pid)
+			return fmt.Sprintf("an agent runs: process %s uses %s. If its control socket was removed, it makes a new one "+
+				"within a few seconds: try again. If it was started with another --run-dir, name that one. "+
+				"Otherwise end it with kill %[1]s and start it again: tasks keep running", pid, p.stateDir())
 		}
 	}
 	return "start one with holdfast agent, or set --state-dir, --run-dir or --address (HOLDFAST_ADDR)"
@@ -109,13 +110,18 @@ func exitCode(err error) int {
 	return exitFailed
 }
 
-// isCobraUsage recognizes the usage error for which cobra has no type.
-func isCobraUsage(err error) bool { return strings.HasPrefix(err.Error(), "unknown command ") }
+// isCobraUsage recognizes errors in flags before the command, which FlagErrorFunc does not get.
+func isCobraUsage(err error) bool {
+	starts := []string{"unknown flag: ", "unknown shorthand flag: ", "flag needs an argument: ", "invalid argument "}
+	return slices.ContainsFunc(starts, func(s string) bool { return strings.HasPrefix(err.Error(), s) })
+}
 
 func newRoot(io streams, p *globalFlags) *cobra.Command {
-	root := &cobra.Command{
-		Use: "holdfast", Short: "Run jobs with CSI storage on this node", SilenceErrors: true, SilenceUsage: true,
-		Long: `Run jobs with CSI storage on this node.
+	root := group("holdfast", "Run jobs with CSI storage on this node",
+		newRun(io, p), newAgent(io, p), newValidate(io, p), newJob(io, p), newPlugin(io, p), newVolume(io, p),
+		newAlloc(io, p), newEvents(io, p), newShim(io, p), newDoctor(io, p), newEndpoint(io, p), newVersion(io, p))
+	root.SilenceErrors, root.SilenceUsage = true, true
+	root.Long = `Run jobs with CSI storage on this node.
 
 Exit codes:
   0  success
@@ -124,8 +130,8 @@ Exit codes:
   3  no agent is running
   4  doctor: inspection or repair failed
   5  doctor: inspection incomplete, no inconsistencies found
-  129, 130, 143  ended by SIGHUP, SIGINT, SIGTERM`,
-	}
+  129, 130, 143  ended by SIGHUP, SIGINT, SIGTERM`
+	root.TraverseChildren = true // so that an unknown flag before a command is named
 	root.Version = host.Version
 	root.SetVersionTemplate("holdfast {{.Version}}\n")
 	root.PersistentPreRunE = func(*cobra.Command, []string) error { return p.checkLevel() }
@@ -140,11 +146,6 @@ Exit codes:
 	flags.BoolVar(&p.json, "json", false, "print JSON")
 	flags.StringVar(&p.logLevel, "log-level", "",
 		"log level: trace, debug, info, warn or error (default warn; agent: info)")
-	root.AddCommand(
-		newRun(io, p), newAgent(io, p), newValidate(io, p), newJob(io, p), newPlugin(io, p), newVolume(io, p),
-		newAlloc(io, p),
-		newEvents(io, p), newShim(io, p), newDoctor(io, p), newEndpoint(io, p), newVersion(io, p),
-	)
 	root.CompletionOptions.DisableDefaultCmd = true
 	return root
 }
@@ -156,8 +157,7 @@ func group(use, short string, sub ...*cobra.Command) *cobra.Command {
 		if len(args) == 0 {
 			return c.Help()
 		}
-		return usageError{fmt.Errorf("unknown command %q for holdfast %s; see holdfast %s --help", args[0], c.Name(),
-			c.Name())}
+		return usageError{fmt.Errorf("unknown command %q for %s; see %[2]s --help", args[0], c.CommandPath())}
 	}
 	c.AddCommand(sub...)
 	return c
@@ -234,7 +234,7 @@ func (p *globalFlags) client() *control.Client {
 	return control.NewClient(control.Socket(dirs[0]))
 }
 
-// checkLevel refuses a level that there is not.
+// checkLevel refuses an unknown log level.
 func (p *globalFlags) checkLevel() error {
 	if p.logLevel != "" && hclog.LevelFromString(p.logLevel) == hclog.NoLevel {
 		return usageError{fmt.Errorf("--log-level %q: use trace, debug, info, warn or error", p.logLevel)}
@@ -243,11 +243,8 @@ func (p *globalFlags) checkLevel() error {
 }
 
 func (p *globalFlags) logger(io streams, byDefault string) hclog.Logger {
-	level := p.logLevel
-	if level == "" {
-		level = byDefault
-	}
-	return hclog.New(&hclog.LoggerOptions{Name: "holdfast", Level: hclog.LevelFromString(level), Output: io.err})
+	level := hclog.LevelFromString(cmp.Or(p.logLevel, byDefault))
+	return hclog.New(&hclog.LoggerOptions{Name: "holdfast", Level: level, Output: io.err})
 }
 
 func newVersion(io streams, p *globalFlags) *cobra.Command {

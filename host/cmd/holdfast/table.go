@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -97,8 +98,9 @@ func yes(b bool) string {
 // writeNotices writes each notice as a headline with named facts and advice. Commands end their lines, to be copied.
 func writeNotices(to io.Writer, list []control.Notice) error {
 	for _, n := range list {
-		rows := [][]string{}
-		for _, f := range append(n.Facts, control.Fact{Name: "Meaning", Text: n.Meaning}, control.Fact{Name: "Next", Text: n.Next}) {
+		var rows [][]string
+		advice := []control.Fact{{Name: "Meaning", Text: n.Meaning}, {Name: "Next", Text: n.Next}}
+		for _, f := range slices.Concat(n.Facts, advice) {
 			if text := strings.TrimSpace(clean(f.Text)); text != "" {
 				rows = append(rows, []string{"  " + f.Name, text})
 			}

@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -31,24 +29,24 @@ func newVolume(io streams, p *globalFlags) *cobra.Command {
 
 type createVolumeFunc func(*control.Client, context.Context, control.Submission) (control.Volume, error)
 
-func newVolumeCreate(io streams, p *globalFlags, verb, what string, do createVolumeFunc) *cobra.Command {
+func newVolumeCreate(io streams, p *globalFlags, verb, short string, do createVolumeFunc) *cobra.Command {
 	v, wait := &variables{}, time.Duration(0)
 	c := &cobra.Command{
-		Use: verb + " FILE", Short: what, Args: counted(cobra.ExactArgs(1)),
+		Use: verb + " FILE", Short: short, Args: counted(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			src, err := v.single(args[0], true)
 			if err != nil {
 				return err
 			}
-			client := p.client()
-			client.Wait = wait
-			ctx, stop := untilEndSignal(c.Context())
-			defer stop()
-			vol, err := do(client, ctx, src)
-			if by, is := errors.AsType[interrupted](err); is {
-				by.text = makingInterrupted(verb, args[0], src.Text)
-				return by
+			again := "the command again"
+			if args[0] != "-" {
+				again = display.Command("holdfast volume "+verb, args[0])
 			}
+			owner := map[string]string{"create": "plugin", "register": "agent"}[verb]
+			hint := fmt.Sprintf("the %s may still %s the volume; to resume, run with the same flags: %s; "+
+				"to remove it from the records: holdfast volume deregister ID", owner, verb, again)
+			vol, err := callVolume(c, p, wait, hint,
+				func(ctx context.Context, client *control.Client) (control.Volume, error) { return do(client, ctx, src) })
 			return show(io, p, err, vol,
 				writeCreated(map[string]string{"create": "created by", "register": "registered with"}[verb]))
 		},
@@ -58,42 +56,19 @@ func newVolumeCreate(io streams, p *globalFlags, verb, what string, do createVol
 	return c
 }
 
-// nameField matches a line with an id or namespace field, of the file or of a block.
-var nameField = regexp.MustCompile(`(?m)^([ \t]*)"?(id|namespace)"?[ \t]*[=:][ \t]*("[^"$%\\]+")?`)
-
-// writtenName returns the id and namespace in a volume file; known means that both are plain text. Only the agent
-// parses a file in full. Fields of blocks are indented more than fields of the file.
-func writtenName(text []byte) (id, namespace string, known bool) {
-	indents, found := map[string]int{}, map[string]string{"namespace": `""`}
-	for _, m := range nameField.FindAllSubmatch(text, -1) {
-		field, indent := string(m[2]), len(m[1])
-		if least, seen := indents[field]; !seen || indent < least {
-			indents[field], found[field] = indent, string(m[3])
-		}
+// callVolume calls do until a signal ends it. The hint then says what continues and how to resume it.
+func callVolume(c *cobra.Command, p *globalFlags, wait time.Duration, hint string,
+	do func(context.Context, *control.Client) (control.Volume, error)) (control.Volume, error) {
+	client := p.client()
+	client.Wait = wait
+	ctx, stop := untilEndSignal(c.Context())
+	defer stop()
+	v, err := do(ctx, client)
+	if by, is := errors.AsType[interrupted](err); is {
+		by.text = "interrupted: " + hint
+		return v, by
 	}
-	known = found["id"] != "" && found["namespace"] != ""
-	return strings.Trim(found["id"], `"`), strings.Trim(found["namespace"], `"`), known
-}
-
-// makingInterrupted describes an interrupted creation or registration and how to resume or cancel it.
-func makingInterrupted(verb, path string, text []byte) string {
-	again, forget := "the command again", "holdfast volume deregister ID"
-	if path != "-" {
-		again = display.Command("holdfast volume "+verb, path)
-	}
-	if id, namespace, known := writtenName(text); known {
-		words := "holdfast volume deregister"
-		if namespace != "" {
-			words += " --namespace=" + display.Quote(namespace)
-		}
-		forget = display.Command(words, id)
-	}
-	what := "the agent may still register the volume"
-	if verb == "create" {
-		what = "the plugin may still create the volume"
-	}
-	return fmt.Sprintf("interrupted: %s; to resume, run with the same flags: %s; to remove it from the records: %s",
-		what, again, forget)
+	return v, err
 }
 
 func waitFlag(c *cobra.Command, to *time.Duration) {
@@ -111,22 +86,17 @@ func writeCreated(verb string) func(io.Writer, control.Volume) error {
 
 type deleteVolumeFunc func(*control.Client, context.Context, host.VolumeName) error
 
-func newVolumeDelete(io streams, p *globalFlags, verb, what string, do deleteVolumeFunc) *cobra.Command {
+func newVolumeDelete(io streams, p *globalFlags, verb, short string, do deleteVolumeFunc) *cobra.Command {
 	namespace, wait := "", time.Duration(0)
 	c := &cobra.Command{
-		Use: verb + " ID", Short: what, Args: counted(cobra.ExactArgs(1)),
+		Use: verb + " ID", Short: short, Args: counted(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
-			name := host.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(args[0])}
-			client := p.client()
-			client.Wait = wait
-			ctx, stop := untilEndSignal(c.Context())
-			defer stop()
-			err := do(client, ctx, name)
-			if by, is := errors.AsType[interrupted](err); is {
-				by.text = fmt.Sprintf("interrupted: volume %s may or may not be deleted; to check: %s; to resume, run the command again", name,
-					display.Command("holdfast volume status --namespace="+display.Quote(namespace), args[0]))
-				return by
-			}
+			name := volumeName(namespace, args[0])
+			_, err := callVolume(c, p, wait, fmt.Sprintf("volume %s may or may not be deleted; to check: %s; "+
+				"to resume, run the command again", name, volumeCommand("status", name)),
+				func(ctx context.Context, client *control.Client) (v control.Volume, err error) {
+					return v, do(client, ctx, name)
+				})
 			return show(io, p, err, map[string]string{"namespace": namespace, "id": args[0]},
 				func(to writer, _ map[string]string) error {
 					_, err := fmt.Fprintf(to, "volume %s %s\n", name,
@@ -138,6 +108,16 @@ func newVolumeDelete(io streams, p *globalFlags, verb, what string, do deleteVol
 	namespaceFlag(c, &namespace)
 	waitFlag(c, &wait)
 	return c
+}
+
+func volumeName(namespace, id string) host.VolumeName {
+	return host.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(id)}
+}
+
+// volumeCommand is a command of holdfast volume for one volume.
+func volumeCommand(verb string, n host.VolumeName) string {
+	return display.Command(fmt.Sprintf("holdfast volume %s --namespace=%s", verb, display.Quote(string(n.Namespace))),
+		string(n.ID))
 }
 
 func namespaceFlag(c *cobra.Command, to *string) {
@@ -167,8 +147,7 @@ func newVolumeStatus(io streams, p *globalFlags) *cobra.Command {
 				return show(io, p, err, list, writeVolumes)
 			}
 			client := p.client()
-			v, err := client.Volume(c.Context(),
-				host.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(args[0])})
+			v, err := client.Volume(c.Context(), volumeName(namespace, args[0]))
 			if err == nil {
 				v = withUsage(c.Context(), client, v, measureLimit)
 			}
@@ -296,10 +275,15 @@ func newVolumeExpand(io streams, p *globalFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			client := p.client()
-			client.Wait = wait
-			v, err := client.ExpandVolume(c.Context(),
-				host.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(args[0])}, want)
+			name, flags := volumeName(namespace, args[0]), "expand --size "+display.Quote(size)
+			if limit != "" {
+				flags += " --limit " + display.Quote(limit)
+			}
+			v, err := callVolume(c, p, wait, fmt.Sprintf("the expansion of volume %s may continue; to check: %s; to resume: %s",
+				name, volumeCommand("status", name), volumeCommand(flags, name)),
+				func(ctx context.Context, client *control.Client) (control.Volume, error) {
+					return client.ExpandVolume(ctx, name, want)
+				})
 			return show(io, p, err, v, writeExpanded)
 		},
 	}

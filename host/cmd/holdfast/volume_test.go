@@ -5,7 +5,6 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -87,23 +86,6 @@ func TestStatusIsMeasured(t *testing.T) {
 		}
 		if v.Unmeasured != c.unmeasured || (len(v.Usage) > 0) != (what == "told") {
 			t.Errorf("%s: %+v, %q", what, v.Usage, v.Unmeasured)
-		}
-	}
-}
-
-// An interrupted creation names the volume to be forgotten, with its namespace, or none where the file does not say it
-// plainly.
-func TestInterruptedCreationNamesItsVolume(t *testing.T) {
-	for text, want := range map[string]string{
-		"id = \"disk\"\ncapability {}\n":                                       "deregister disk",
-		"id = \"disk\"\nnamespace = \"team a\"\n":                              "deregister --namespace='team a' disk",
-		"parameters {\n  id = \"inner\"\n}\nid = \"disk\" # ours\n":            "deregister disk",
-		"{\n  \"id\": \"disk\",\n  \"parameters\": {\n    \"id\": \"inner\"}}": "deregister disk",
-		"id = \"disk\"\nnamespace = var.team\n":                                "deregister ID",
-		"id = \"disk-${var.n}\"\n":                                             "deregister ID",
-	} {
-		if got := makingInterrupted("create", "v.hcl", []byte(text)); !strings.HasSuffix(got, "holdfast volume "+want) {
-			t.Errorf("%s: %s, want %s", text, got, want)
 		}
 	}
 }
