@@ -179,8 +179,8 @@ func jsonDiagnosis(d host.Diagnosis) any {
 	}{d, unexamined}
 }
 
-// reportEvery is the interval between progress messages of a long doctor run.
-var reportEvery = 5 * time.Second
+// reportInterval is the interval between progress messages.
+const reportInterval = 5 * time.Second
 
 // await asks, and prints every few seconds that the inspection is still running.
 func (d doctor) await(ctx context.Context, io streams, c control.DoctorRequest) (found host.Diagnosis, err error) {
@@ -189,7 +189,7 @@ func (d doctor) await(ctx context.Context, io streams, c control.DoctorRequest) 
 		defer close(done)
 		found, err = d.ask(ctx, c)
 	}()
-	tick := time.NewTicker(reportEvery)
+	tick := time.NewTicker(reportInterval)
 	defer tick.Stop()
 	for {
 		select {

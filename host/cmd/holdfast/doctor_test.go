@@ -2,19 +2,15 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"holdfast/host"
-	"holdfast/host/agent/control"
 	"holdfast/registry"
 )
 
@@ -185,27 +181,3 @@ func TestDoctorDoesNotGuessAPlace(t *testing.T) {
 		t.Errorf("without a shim: %d: %s", got, errs.String())
 	}
 }
-
-func TestDoctorSaysThatItStillExamines(t *testing.T) {
-	defer func(every time.Duration) { reportEvery = every }(reportEvery)
-	reportEvery = time.Millisecond
-	said := make(chan struct{})
-	var once sync.Once
-	errs := writerFunc(func(text []byte) (int, error) {
-		if strings.Contains(string(text), "still inspecting") {
-			once.Do(func() { close(said) })
-		}
-		return len(text), nil
-	})
-	d := doctor{ask: func(context.Context, control.DoctorRequest) (host.Diagnosis, error) {
-		<-said
-		return host.Diagnosis{}, nil
-	}}
-	if err := d.inspect(t.Context(), streams{io.Discard, errs}, false, false); err != nil {
-		t.Error(err)
-	}
-}
-
-type writerFunc func([]byte) (int, error)
-
-func (f writerFunc) Write(text []byte) (int, error) { return f(text) }

@@ -149,7 +149,7 @@ func newVolumeStatus(io streams, p *globalFlags) *cobra.Command {
 			client := p.client()
 			v, err := client.Volume(c.Context(), volumeName(namespace, args[0]))
 			if err == nil {
-				v = withUsage(c.Context(), client, v, measureLimit)
+				v = withUsage(c.Context(), client, v)
 			}
 			return show(io, p, err, v, writeVolume)
 		},
@@ -158,28 +158,29 @@ func newVolumeStatus(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-// measureLimit is how long a volume's status waits for its plugin.
-const measureLimit = 2 * time.Second
+// usageTimeout bounds how long a volume's status waits for the usage.
+const usageTimeout = 2 * time.Second
 
 // withUsage adds the usage of the volume, or why it is unknown. Only a volume mounted here has usage.
-func withUsage(ctx context.Context, client *control.Client, v control.Volume, limit time.Duration) control.Volume {
+func withUsage(ctx context.Context, client *control.Client, v control.Volume) control.Volume {
 	if !mounted(v) {
 		return v
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer from the agent within %v", limit))
+	ctx, cancel := context.WithTimeoutCause(ctx, usageTimeout,
+		fmt.Errorf("no answer from the agent within %v", usageTimeout))
 	defer cancel()
-	client.Wait = limit - limit/10 // so that the agent's error arrives before our own timeout
+	client.Wait = usageTimeout - usageTimeout/10 // so that the agent's error arrives before our own timeout
 	usage, err := client.VolumeStats(ctx, v.VolumeName())
-	switch {
-	case err != nil:
+	if err != nil {
 		v.Unmeasured = err.Error()
-	case len(usage) == 0:
+		return v
+	}
+	if now, err := client.Volume(ctx, v.VolumeName()); err == nil {
+		v = now // with the health that the plugin has just reported
+	}
+	if v.Usage = usage; len(usage) == 0 {
 		v.Unmeasured = "the plugin reports no usage"
 	}
-	if now, again := client.Volume(ctx, v.VolumeName()); err == nil && again == nil {
-		v, now.Unmeasured = now, v.Unmeasured // with the health that the plugin has just reported
-	}
-	v.Usage = usage
 	return v
 }
 
