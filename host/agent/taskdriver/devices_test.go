@@ -11,11 +11,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/features"
-	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"holdfast/hooks"
@@ -227,75 +225,7 @@ func TestDeviceRulesSurviveAdoption(t *testing.T) {
 			f.awaitReady(t)
 			b, _ := os.ReadFile(task.Dir + "/local/said")
 			wantLines(t, string(b), "write mine: yes", "read other"+denied)
-			stopAndCheckPrograms(t, h)
 		})
-	}
-}
-
-// devicePrograms lists the device programs of a version 2 cgroup.
-func devicePrograms(t *testing.T, group string) *link.QueryResult {
-	t.Helper()
-	f, err := os.Open(group)
-	must(t, err)
-	defer f.Close()
-	all, err := link.QueryPrograms(link.QueryOptions{Target: int(f.Fd()), Attach: ebpf.AttachCGroupDevice})
-	must(t, err)
-	return all
-}
-
-// stopAndCheckPrograms stops a task and waits until the kernel has freed its programs, a moment after the cgroup.
-func stopAndCheckPrograms(t *testing.T, h Handle) {
-	t.Helper()
-	var ids []ebpf.ProgramID
-	for _, dir := range h.Cgroups {
-		if exists(dir + "/cgroup.controllers") {
-			for _, p := range devicePrograms(t, dir).Programs {
-				ids = append(ids, p.ID)
-			}
-		}
-	}
-	must(t, NewExec().Stop(t.Context(), h, time.Minute))
-	wantNothingLeft(t, h.ID)
-	deadline := time.Now().Add(10 * time.Second)
-	for _, id := range ids {
-		for {
-			p, err := ebpf.NewProgramFromID(id)
-			if errors.Is(err, os.ErrNotExist) {
-				break
-			}
-			if err != nil || time.Now().After(deadline) {
-				t.Fatalf("program %d is left: %v", id, err)
-			}
-			p.Close()
-			time.Sleep(10 * time.Millisecond)
-		}
-	}
-}
-
-// The rules belong to the cgroup: the list of version 1, or in version 2 one program without a link.
-func TestDeviceRulesBelongToTheCgroup(t *testing.T) {
-	d := newDisk(t, "bind")
-	task := shell(t, `exec sleep 1000`)
-	task.Plan = d.plan(t, true, true)
-	h := start(t, NewExec(), task)
-	with := func(file string) string {
-		for _, dir := range h.Cgroups {
-			if exists(filepath.Join(dir, file)) {
-				return dir
-			}
-		}
-		return ""
-	}
-	if dir := with("devices.list"); dir != "" {
-		list, _ := os.ReadFile(dir + "/devices.list")
-		if s := string(list); !strings.Contains(s, "b "+d.number+" r\n") || !strings.Contains(s, "c 136:* rwm\n") ||
-			strings.Contains(s, "a ") {
-			t.Errorf("the cgroup allows %s", list)
-		}
-	} else if dir := with("cgroup.controllers"); dir == "" {
-		t.Fatalf("no cgroup for devices: %q, %q", h.Cgroups, h.Warnings)
-	} else if all := devicePrograms(t, dir); len(all.Programs) != 1 || all.HaveLinkInfo() {
-		t.Errorf("the cgroup has %+v", all)
 	}
 }
 
@@ -309,18 +239,23 @@ func TestFailedStartLeavesNoDeviceRules(t *testing.T) {
 	wantNothingLeft(t, task.ID)
 }
 
-// A plan for raw_exec has no device, but a variable with its path.
-func TestRawExecGetsThePathOfItsDevice(t *testing.T) {
-	d := newDisk(t, "bind")
+// A raw_exec task gets the path of its device in a variable. The other parts of such a plan have no effect.
+func TestRawExecTakesPlansMadeForIt(t *testing.T) {
+	d, dir := newDisk(t, "bind"), tempDir(t)
 	task := shell(t, `
-		echo "$HOLDFAST_VOLUME_DATA"
+		echo "$HOLDFAST_VOLUME_DATA $CSI_ENDPOINT $OWN"
 		echo of-the-task | dd of="$HOLDFAST_VOLUME_DATA" bs=16 conv=notrunc,sync,fsync status=none`)
+	task.Env = []string{"OWN=mine"}
 	task.Plan = d.plan(t, false, false)
 	if len(task.Plan.Devices)+len(task.Plan.Rules)+len(task.Plan.Binds) > 0 {
 		t.Errorf("the plan is %+v", task.Plan)
 	}
-	task.Plan = task.Plan.And(rules(hooks.DeviceRule{Type: "c", Major: 1, Minor: 3, Access: "rw"})) // has no effect
-	wantLines(t, run(t, NewRawExec(), task), d.target)
+	task.Plan = task.Plan.And(rules(charRule(1, 3, "rw"))).And(hooks.Plan{
+		Binds: []hooks.Bind{{Source: dir, Target: dir, Propagation: hooks.Bidirectional}},
+		Env: []hooks.Env{{Name: "CSI_ENDPOINT", Value: "unix:///run/x.sock", Default: true},
+			{Name: "OWN", Value: "plan's", Default: true}},
+	})
+	wantLines(t, run(t, NewRawExec(), task), d.target+" unix:///run/x.sock mine")
 	d.wantContent(t, "of-the-task")
 }
 
@@ -410,8 +345,7 @@ func TestDevicesWithVersion2(t *testing.T) {
 		t.Skip("no cgroup version 1 here: the other tests run with version 2")
 	}
 	again(t, version2Role, "Device|Survives|Leaked/exec",
-		"TestBlockDeviceIsTheTasks", "TestBlockDeviceIsReadOnly", "TestDeviceRulesBelongToTheCgroup",
-		"TestDeviceRulesSurviveAdoption")
+		"TestBlockDeviceIsTheTasks", "TestBlockDeviceIsReadOnly", "TestDeviceRulesSurviveAdoption")
 }
 
 // again runs tests in another process with a mount namespace of its own, and checks that the named ones pass.

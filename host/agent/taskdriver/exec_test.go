@@ -139,46 +139,52 @@ func TestPlansThatAreRefused(t *testing.T) {
 	private := tempDir(t)
 	must(t, unix.Mount("private", private, "tmpfs", 0, "size=64k"))
 	must(t, unix.Mount("", private, "", unix.MS_PRIVATE, ""))
+	bind := func(source, target string, p hooks.Propagation) hooks.Plan {
+		return binds(hooks.Bind{Source: source, Target: target, Propagation: p})
+	}
+	device := func(source, target, access string) hooks.Plan {
+		return devices(hooks.Device{Source: source, Target: target, Access: access})
+	}
+	exec, raw := NewExec(), NewRawExec()
 	for _, c := range []struct {
 		driver Driver
 		plan   hooks.Plan
 		kind   error
 	}{
-		{NewExec(), binds(hooks.Bind{Source: private, Target: "/csi", Propagation: hooks.Bidirectional}),
-			registry.ErrUnsupported},
-		{NewExec(), binds(hooks.Bind{Source: private, Target: "/csi", Propagation: "sideways"}),
-			registry.ErrUnsupported},
-		{NewExec(), binds(hooks.Bind{Source: private + "/none", Target: "/csi", Propagation: hooks.Private}),
-			registry.ErrInvalid},
-		{NewExec(), hooks.Plan{Dirs: []hooks.Dir{{Path: "relative"}}}, registry.ErrInvalid},
-		{NewExec(), devices(hooks.Device{Source: private + "/none", Target: "/x", Access: "rw"}), registry.ErrInvalid},
-		{NewExec(), devices(hooks.Device{Source: private, Target: "/x", Access: "rw"}), registry.ErrInvalid},
-		{NewExec(), devices(hooks.Device{Source: "/dev/zero", Target: "/x"}), registry.ErrInvalid},
-		{NewExec(), devices(hooks.Device{Source: "/dev/zero", Target: "/x", Access: "rx"}), registry.ErrInvalid},
-		{NewExec(), rules(hooks.DeviceRule{Type: "a", Major: 1, Minor: 5, Access: "rw"}), registry.ErrInvalid},
-		{NewExec(), rules(charRule(1<<12, 5, "rw")), registry.ErrInvalid},
-		{NewExec(), rules(charRule(1, 5, "")), registry.ErrInvalid},
-		{NewRawExec(), binds(hooks.Bind{Source: private, Target: "/csi", Propagation: hooks.Private}),
-			registry.ErrUnsupported},
-		{NewRawExec(), binds(hooks.Bind{Source: private, Target: private, ReadOnly: true, Propagation: hooks.Private}),
-			registry.ErrUnsupported},
-		{NewRawExec(), hooks.Plan{Dirs: []hooks.Dir{{Path: "/made"}}}, registry.ErrUnsupported},
-		{NewRawExec(), devices(hooks.Device{Source: "/dev/null", Target: "/dev/x", Access: "rw"}),
-			registry.ErrUnsupported},
-		{NewRawExec(), devices(hooks.Device{Source: "/dev/null", Target: "/dev/null", Access: "r"}),
-			registry.ErrUnsupported},
+		{exec, bind(private, "/csi", hooks.Bidirectional), registry.ErrUnsupported},
+		{exec, bind(private, "/csi", "sideways"), registry.ErrUnsupported},
+		{exec, bind(private+"/none", "/csi", hooks.Private), registry.ErrInvalid},
+		{exec, hooks.Plan{Dirs: []hooks.Dir{{Path: "relative"}}}, registry.ErrInvalid},
+		{exec, device(private+"/none", "/x", "rw"), registry.ErrInvalid},
+		{exec, device(private, "/x", "rw"), registry.ErrInvalid},
+		{exec, device("/dev/zero", "/x", ""), registry.ErrInvalid},
+		{exec, device("/dev/zero", "/x", "rx"), registry.ErrInvalid},
+		{exec, rules(hooks.DeviceRule{Type: "a", Major: 1, Minor: 5, Access: "rw"}), registry.ErrInvalid},
+		{exec, rules(charRule(1<<12, 5, "rw")), registry.ErrInvalid},
+		{exec, rules(charRule(1, 5, "")), registry.ErrInvalid},
+		{raw, bind(private, "/csi", hooks.Private), registry.ErrUnsupported},
+		{raw, binds(hooks.Bind{Source: private, Target: private, ReadOnly: true}), registry.ErrUnsupported},
+		{raw, hooks.Plan{Dirs: []hooks.Dir{{Path: "/made"}}}, registry.ErrUnsupported},
+		{raw, device("/dev/null", "/dev/x", "rw"), registry.ErrUnsupported},
+		{raw, device("/dev/null", "/dev/null", "r"), registry.ErrUnsupported},
 	} {
-		task := shell(t, `exit 0`)
-		task.Plan = c.plan
-		h, err := c.driver.Start(t.Context(), task)
-		if !errors.Is(err, c.kind) {
-			t.Errorf("%s with %+v: %v, %v; want %v", c.driver.Name(), c.plan, h, err, c.kind)
+		if err := refused(t, c.driver, c.plan); !errors.Is(err, c.kind) {
+			t.Errorf("%s with %+v: %v; want %v", c.driver.Name(), c.plan, err, c.kind)
 		}
-		if _, found, err := Find(t.Context(), task.Dir); found || err != nil {
-			t.Errorf("%+v left a handle: %t, %v", c.plan, found, err)
-		}
-		wantNothingLeft(t, task.ID)
 	}
+}
+
+// refused starts a task with the plan and returns the error. Nothing may be left.
+func refused(t *testing.T, d Driver, plan hooks.Plan) error {
+	t.Helper()
+	task := shell(t, `exit 0`)
+	task.Plan = plan
+	_, err := d.Start(t.Context(), task)
+	if _, found, findErr := Find(t.Context(), task.Dir); found || findErr != nil {
+		t.Errorf("%+v left a handle: %t, %v", plan, found, findErr)
+	}
+	wantNothingLeft(t, task.ID)
+	return err
 }
 
 // A cgroup knows a device by its number, so a plan cannot give it twice with different access.
@@ -193,27 +199,10 @@ func TestContradictingDevicesAreRefused(t *testing.T) {
 		"a rule for all": devices(zero("/a", "r")).And(rules(charRule(-1, -1, "w"))),
 		"with /dev":      devices(zero("/b", "r")).And(hostDevices),
 	} {
-		task := shell(t, `exit 0`)
-		task.Plan = plan
-		_, err := NewExec().Start(t.Context(), task)
+		err := refused(t, NewExec(), plan)
 		if !errors.Is(err, registry.ErrUnsupported) ||
 			!strings.Contains(err.Error(), "mount the volume with one access only") {
 			t.Errorf("%s: %v", what, err)
 		}
-		wantNothingLeft(t, task.ID)
-	}
-}
-
-func TestRawExecTakesPlansMadeForIt(t *testing.T) {
-	dir := tempDir(t)
-	task := shell(t, `echo "$CSI_ENDPOINT $OWN"`)
-	task.Env = []string{"OWN=mine"}
-	task.Plan = hooks.Plan{
-		Binds: []hooks.Bind{{Source: dir, Target: dir, Propagation: hooks.Bidirectional}},
-		Env: []hooks.Env{{Name: "CSI_ENDPOINT", Value: "unix:///run/x.sock", Default: true},
-			{Name: "OWN", Value: "plan's", Default: true}},
-	}
-	if out := run(t, NewRawExec(), task); out != "unix:///run/x.sock mine\n" {
-		t.Errorf("the task says %q", out)
 	}
 }

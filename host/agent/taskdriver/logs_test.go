@@ -14,19 +14,6 @@ import (
 	"holdfast/registry"
 )
 
-func TestLogsAreCaptured(t *testing.T) {
-	eachDriver(t, func(t *testing.T, d Driver) {
-		h := start(t, d, shell(t, `echo out; echo err >&2; printf unfinished`))
-		wait(t, d, h)
-		if out, err := logs(t, d, h, Stdout), logs(t, d, h, Stderr); out != "out\nunfinished" || err != "err\n" {
-			t.Errorf("%q, %q", out, err)
-		}
-		if b, _ := os.ReadFile(filepath.Join(h.Dir, "logs", "stdout.0")); string(b) != "out\nunfinished" {
-			t.Errorf("on disk: %q", b)
-		}
-	})
-}
-
 func TestLogsAreBounded(t *testing.T) {
 	d := NewRawExec()
 	task := shell(t, `i=0; while [ $i -lt 1000 ]; do echo "line $i of a long output"; i=$((i+1)); done`)
@@ -50,7 +37,7 @@ func TestLogsAreBounded(t *testing.T) {
 // A follower reads later output too, across rotations, and returns when the task ends.
 func TestLogsAreFollowed(t *testing.T) {
 	d, f := NewRawExec(), newFifos(t)
-	task := shell(t, `echo first; `+f.ready+f.wait+`i=0; while [ $i -lt 50 ]; do echo "line $i"; i=$((i+1)); done`)
+	task := shell(t, `echo error >&2; echo first; `+f.ready+f.wait+`i=0; while [ $i -lt 50 ]; do echo "line $i"; i=$((i+1)); done`)
 	task.LogSize, task.LogFiles = 100, 100
 	h := start(t, d, task)
 	f.awaitReady(t)
@@ -62,6 +49,9 @@ func TestLogsAreFollowed(t *testing.T) {
 	f.release(t)
 	rest, err := io.ReadAll(r)
 	must(t, err)
+	if text := logs(t, d, h, Stderr); text != "error\n" {
+		t.Errorf("standard error is %q", text)
+	}
 	if text := string(rest); string(first) != "first\n" || !strings.HasSuffix(text, "line 48\nline 49\n") ||
 		strings.Count(text, "\n") != 50 {
 		t.Errorf("%q, then %q", first, text)
