@@ -22,7 +22,7 @@ func TestNewAgentAdoptsRunningTasks(t *testing.T) {
 		e.hasCount("start ", 2)
 		e.hasCount("prepared", 1)
 		e.hasCount("stop", 0)
-		e.takeDown() // the adopted tasks belong to the new agent
+		e.stopAll() // the adopted tasks belong to the new agent
 		e.has("stop user/main", "released user", "stop disk/plugin", "exited disk/plugin 1 code=0 final=true")
 	})
 }
@@ -61,7 +61,7 @@ func TestNewAgentContinuesFromRecords(t *testing.T) {
 			func(e *env, r *AllocRecord) {
 				e.edit(r.ID, func(r *AllocRecord) { r.Tasks["main"].State, r.Tasks["main"].Handle = TaskStarting, nil })
 			},
-			func(e *env) { e.hasCount("start ", 1); e.takeDown() }, []string{"start user/main", "stop user/main"},
+			func(e *env) { e.hasCount("start ", 1); e.stopAll() }, []string{"start user/main", "stop user/main"},
 		},
 		"an attempt that never ran": {
 			func(e *env, r *AllocRecord) {
@@ -96,7 +96,7 @@ func TestNewAgentContinuesFromRecords(t *testing.T) {
 				e.submit(userJob("user", `{"restart":[{"delay":"0s"}]}`))
 				r := e.awaitRunning("user")
 				if c.before == nil {
-					e.takeDown()
+					e.stopAll()
 				}
 				e.restart(func() {
 					if c.before != nil {

@@ -85,7 +85,7 @@ type Agent struct {
 	ledger  *ledger
 	node    Node
 	drivers map[string]taskdriver.Driver
-	kicked  chan struct{} // capacity 1: reconcile has work
+	wake    chan struct{} // capacity 1: reconcile has work
 
 	draining atomic.Bool
 	forced   chan struct{} // closed when tasks get no more grace
@@ -122,7 +122,7 @@ func New(c Config) (*Agent, error) {
 		return nil, err
 	}
 	a := &Agent{
-		config: c, log: c.Logger, ledger: l, drivers: map[string]taskdriver.Driver{}, kicked: make(chan struct{}, 1),
+		config: c, log: c.Logger, ledger: l, drivers: map[string]taskdriver.Driver{}, wake: make(chan struct{}, 1),
 		allocs: map[host.AllocID]*alloc{}, changed: make(chan struct{}), again: make(chan struct{}),
 		forced: make(chan struct{}),
 	}
@@ -163,16 +163,15 @@ func (c *Config) setDefaults() (err error) {
 }
 
 func (a *Agent) load() error {
-	id, err := a.ledger.text("node id", newID)
+	jobs, records, node, err := a.ledger.load()
+	if err == nil && node == "" {
+		node = newID()
+		err = a.ledger.write(entry{metaBucket, nodeKey, node})
+	}
 	if err != nil {
 		return err
 	}
-	a.node = Node{ID: id, Name: a.config.Name}
-	jobs, records, err := a.ledger.load()
-	if err != nil {
-		return err
-	}
-	a.jobs = jobs
+	a.node, a.jobs = Node{ID: node, Name: a.config.Name}, jobs
 	a.publish(slices.SortedFunc(maps.Values(records), byAge), nil)
 	return nil
 }
@@ -191,14 +190,14 @@ func (a *Agent) Run(ctx context.Context, s Storage) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { a.followRestarts(ctx, s) })
 	wg.Go(func() { a.followPlugins(ctx, s) })
-	a.kick()
+	a.wakeRun()
 	for ctx.Err() == nil && a.failure() == nil {
 		select {
-		case <-a.kicked:
+		case <-a.wake:
 			a.reconcile(func(id host.AllocID) {
 				wg.Go(func() {
 					a.runner(id, s).run(ctx)
-					a.kick()
+					a.wakeRun()
 				})
 			})
 		case <-ctx.Done():
@@ -249,10 +248,10 @@ func (a *Agent) followPlugins(ctx context.Context, s Volumes) {
 	}
 }
 
-// kick makes Run call reconcile.
-func (a *Agent) kick() {
+// wakeRun makes Run call reconcile.
+func (a *Agent) wakeRun() {
 	select {
-	case a.kicked <- struct{}{}:
+	case a.wake <- struct{}{}:
 	default: // a call is already pending
 	}
 }

@@ -104,24 +104,52 @@ func (r *runner) fail(why string) error {
 	return err
 }
 
-// makeDirs makes the alloc's directories. It waits while the disk is full, and fails the alloc on any other error.
-func (r *runner) makeDirs(stop context.Context) error {
-	for b := r.a.newBackoff(); stop.Err() == nil; {
-		err := os.MkdirAll(r.a.dirs(r.id).tasks(), 0o700)
-		if err == nil {
-			return nil
-		}
-		why := fmt.Sprintf("make the alloc directory: %v", err)
-		if !taskdriver.OutOfSpace(err) {
-			return r.fail(why)
-		}
-		pause := b.NextBackOff()
-		if err := r.setReason(why+"; free space there", pause); err != nil {
+// retry calls do until it succeeds, ctx ends, or the same call would fail again. Between attempts the alloc's reason
+// is the described error. Errors are those of do and of the ledger.
+func (r *runner) retry(ctx context.Context, do func() error, describe func(error) string) error {
+	for b := r.a.newBackoff(); ; {
+		retried := r.a.retried() // before the call, so that a change during it is not missed
+		err := do()
+		if err == nil || ctx.Err() != nil || permanent(err) {
 			return err
 		}
-		sleep(stop, pause, nil)
+		pause := b.NextBackOff()
+		if err := r.setReason(describe(err), pause); err != nil {
+			return err
+		}
+		sleep(ctx, pause, retried)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 	}
-	return nil
+}
+
+// permanent reports whether the same request would fail again.
+func permanent(err error) bool {
+	return errors.Is(err, registry.ErrInvalid) || errors.Is(err, registry.ErrUnsupported)
+}
+
+// failed fails the alloc because of a permanent error. An error after stop has ended is none: the alloc ends anyway.
+func (r *runner) failed(stop context.Context, err error, describe func(error) string) error {
+	switch {
+	case err == nil || stop.Err() != nil:
+		return nil
+	case permanent(err):
+		return r.fail(describe(err))
+	}
+	return err
+}
+
+// makeDirs makes the alloc's directories. It waits while the disk is full, and fails the alloc on any other error.
+func (r *runner) makeDirs(stop context.Context) error {
+	err := r.retry(stop, func() error {
+		err := os.MkdirAll(r.a.dirs(r.id).tasks(), 0o700)
+		if err != nil && !taskdriver.OutOfSpace(err) {
+			err = registry.Invalid("%w", err)
+		}
+		return err
+	}, func(err error) string { return fmt.Sprintf("make the alloc directory: %v; free space there", err) })
+	return r.failed(stop, err, func(err error) string { return fmt.Sprintf("make the alloc directory: %v", err) })
 }
 
 // saveCopy saves the first copy of the record, and waits until that succeeds. No task starts without it, because an
@@ -133,22 +161,12 @@ func (r *runner) saveCopy(stop context.Context) error {
 			return nil
 		}
 	}
-	for b, waited := r.a.newBackoff(), false; stop.Err() == nil; waited = true {
-		retried := r.a.retried()
-		err := r.a.saveCurrent(r.id)
-		switch {
-		case err == nil && waited:
-			return r.update(func(rec *AllocRecord) { rec.Reason, rec.Next = "", time.Time{} })
-		case err == nil:
-			return nil
-		}
-		pause := b.NextBackOff()
-		if err := r.setReason(fmt.Sprintf("cannot write a copy of the alloc's record: %v", err), pause); err != nil {
-			return err
-		}
-		sleep(stop, pause, retried)
+	describe := func(err error) string { return fmt.Sprintf("cannot write a copy of the alloc's record: %v", err) }
+	err := r.retry(stop, func() error { return r.a.saveCurrent(r.id) }, describe)
+	if rec := r.record(); err == nil && rec.Reason != "" {
+		return r.update(func(rec *AllocRecord) { rec.Reason, rec.Next = "", time.Time{} })
 	}
-	return nil
+	return r.failed(stop, err, describe)
 }
 
 // prepareVolumes returns when the volumes are ready or the alloc must end.
@@ -158,42 +176,28 @@ func (r *runner) prepareVolumes(ctx, stop context.Context) error {
 	if err != nil {
 		return r.fail(err.Error())
 	}
-	if !rec.UsesVolumes() || rec.allDead() || rec.Plans != nil && rec.Boot == boot {
+	if stop.Err() != nil || !rec.UsesVolumes() || rec.allDead() || rec.Plans != nil && rec.Boot == boot {
 		return nil
 	}
-	for b := r.a.newBackoff(); stop.Err() == nil; {
-		retried := r.a.retried() // before the call, so that a change during it is not missed
-		var plans map[string]host.Plan
-		err := r.reportWaits(stop, func() (err error) {
-			plans, err = r.s.PrepareAlloc(stop, rec.allocGroup(r.a.isolated))
-			return err
-		})
-		switch {
-		case err == nil:
-			return r.update(func(rec *AllocRecord) {
-				rec.Plans, rec.Boot, rec.Reason, rec.Next = plans, boot, "", time.Time{}
-				rec.note("", "volumes ready: %s", strings.Join(rec.Group.Volumes, ", "))
-			})
-		case stop.Err() != nil:
-		case permanent(err):
-			return r.fail("volumes cannot be prepared: " + r.describeError(stop, err, true))
-		default:
-			pause := b.NextBackOff()
-			if err := r.setReason(r.describeError(stop, err, false), pause); err != nil {
-				return err
-			}
-			sleep(stop, pause, retried)
-		}
+	var plans map[string]host.Plan
+	prepare := func() (err error) {
+		plans, err = r.s.PrepareAlloc(stop, rec.allocGroup(r.a.isolated))
+		return err
 	}
-	return ctx.Err()
+	err = r.retry(stop, func() error { return r.reportWaits(stop, prepare) },
+		func(err error) string { return r.describeError(stop, err, false) })
+	if err == nil {
+		return r.update(func(rec *AllocRecord) {
+			rec.Plans, rec.Boot, rec.Reason, rec.Next = plans, boot, "", time.Time{}
+			rec.note("", "volumes ready: %s", strings.Join(rec.Group.Volumes, ", "))
+		})
+	}
+	err = r.failed(stop, err,
+		func(err error) string { return "volumes cannot be prepared: " + r.describeError(stop, err, true) })
+	return errors.Join(err, ctx.Err())
 }
 
-// permanent reports whether the same request would fail again.
-func permanent(err error) bool {
-	return errors.Is(err, registry.ErrInvalid) || errors.Is(err, registry.ErrUnsupported)
-}
-
-// releaseVolumes returns when the volumes are released.
+// releaseVolumes returns when the volumes are released. No error is permanent here.
 func (r *runner) releaseVolumes(ctx context.Context) error {
 	if !r.record().UsesVolumes() {
 		return nil
@@ -204,21 +208,13 @@ func (r *runner) releaseVolumes(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for b := r.a.newBackoff(); ; {
-		retried := r.a.retried()
+	return r.retry(ctx, func() error {
 		err := r.reportWaits(ctx, func() error { return r.s.ReleaseAlloc(ctx, r.id) })
-		switch {
-		case err == nil:
-			return nil
-		case ctx.Err() != nil:
-			return ctx.Err()
+		if permanent(err) {
+			err = errors.New(err.Error())
 		}
-		pause := b.NextBackOff()
-		if err := r.setReason("volumes not released yet: "+r.describeError(ctx, err, false), pause); err != nil {
-			return err
-		}
-		sleep(ctx, pause, retried)
-	}
+		return err
+	}, func(err error) string { return "volumes not released yet: " + r.describeError(ctx, err, false) })
 }
 
 // runTasks runs all tasks to their ends, prestart tasks first. It stops the others when a task fails, when the

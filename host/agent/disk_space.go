@@ -72,7 +72,7 @@ func (a *Agent) setShortage(err error) {
 			a.mu.Lock()
 			a.retrying = false
 			a.mu.Unlock()
-			a.kick()
+			a.wakeRun()
 		})
 	}
 	a.mu.Unlock()

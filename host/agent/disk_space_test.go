@@ -149,7 +149,7 @@ func TestFullStateDiskRefusesOnlyWhatIsNew(t *testing.T) {
 			free()
 			e.submit(serviceJob("new", ""))
 			e.awaitRunning("new")
-			e.takeDown()
+			e.stopAll()
 		})
 	})
 }
@@ -190,7 +190,7 @@ func TestChangesWaitForSpace(t *testing.T) {
 		if text := e.agent.Shortage(); text != "" {
 			t.Errorf("the shortage is still reported: %q", text)
 		}
-		e.takeDown()
+		e.stopAll()
 	})
 }
 
@@ -205,7 +205,7 @@ func TestStartsWaitForSpace(t *testing.T) {
 		time.Sleep(time.Hour)
 		e.driver.failStarts(nil)
 		e.awaitRunning("work")
-		e.takeDown()
+		e.stopAll()
 	})
 }
 
@@ -218,7 +218,7 @@ func TestPlacementsWaitForSpace(t *testing.T) {
 		full.Store(true)
 		e.agent.writing.Unlock()
 		e.must(err)
-		e.agent.kick()
+		e.agent.wakeRun()
 		synctest.Wait()
 		if text := e.agent.Shortage(); !strings.Contains(text, "no space left") {
 			t.Errorf("the shortage is %q", text)
@@ -228,6 +228,6 @@ func TestPlacementsWaitForSpace(t *testing.T) {
 		if text := e.agent.Shortage(); text != "" {
 			t.Errorf("the shortage is still reported: %q", text)
 		}
-		e.takeDown()
+		e.stopAll()
 	})
 }

@@ -401,7 +401,7 @@ func (e *env) edit(id host.AllocID, change func(*AllocRecord)) {
 	e.Helper()
 	l, err := openLedger(ledgerPath(e.dir))
 	e.must(err)
-	_, allocs, err := l.load()
+	_, allocs, _, err := l.load()
 	e.must(err)
 	change(allocs[id])
 	e.must(errors.Join(l.write(entry{allocsBucket, string(id), allocs[id]}), l.close()))
@@ -510,11 +510,11 @@ func (e *env) stopJob(id string, o StopOptions) {
 	e.must(e.agent.StopJob(e.Context(), id, e.shim, o))
 }
 
-func (e *env) takeDown() {
+func (e *env) stopAll() {
 	e.Helper()
 	ctx, cancel := context.WithTimeout(e.Context(), time.Hour)
 	defer cancel()
-	if err := e.agent.TakeDown(ctx); err != nil {
+	if err := e.agent.StopAll(ctx); err != nil {
 		e.Error(err)
 	}
 }

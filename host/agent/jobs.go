@@ -96,7 +96,7 @@ func (a *Agent) Submit(
 	}
 	allocs := slices.DeleteFunc(slices.Clone(a.Allocs()), func(r *AllocRecord) bool { return r.Job != j.ID })
 	a.reconcileJob(r, allocs)
-	a.kick()
+	a.wakeRun()
 	return r, nil
 }
 
@@ -145,7 +145,7 @@ func (a *Agent) StopJob(ctx context.Context, id string, s VolumeLister, o StopOp
 	if err := a.commit(publish, write); err != nil {
 		return err
 	}
-	a.kick()
+	a.wakeRun()
 	return nil
 }
 
@@ -251,14 +251,14 @@ func (a *Agent) holders(ctx context.Context, s VolumeLister, w registry.Wait) st
 	return strings.Join(names, " and ")
 }
 
-// TakeDown stops everything: users of volumes first, and plugins when the volumes are released. Jobs are kept, and
+// StopAll stops everything: users of volumes first, and plugins when the volumes are released. Jobs are kept, and
 // the next agent runs them again. Run must be running. If ctx ends first, the error says what is left.
-func (a *Agent) TakeDown(ctx context.Context) error { return a.takeDown(ctx, lastRank) }
+func (a *Agent) StopAll(ctx context.Context) error { return a.stopRanks(ctx, lastRank) }
 
-// TakeDownUsers is TakeDown for allocs without a plugin.
-func (a *Agent) TakeDownUsers(ctx context.Context) error { return a.takeDown(ctx, 0) }
+// StopUsers is StopAll for allocs without a plugin.
+func (a *Agent) StopUsers(ctx context.Context) error { return a.stopRanks(ctx, 0) }
 
-func (a *Agent) takeDown(ctx context.Context, last int) error {
+func (a *Agent) stopRanks(ctx context.Context, last int) error {
 	a.draining.Store(true)
 	for rank := range last + 1 {
 		err := a.stopRank(ctx, rank)
@@ -272,9 +272,9 @@ func (a *Agent) takeDown(ctx context.Context, last int) error {
 	return nil
 }
 
-// TakeDownByForce stops everything at once. Tasks get no grace, and volumes are not waited for. The error names the
+// KillAll stops everything at once. Tasks get no grace, and volumes are not waited for. The error names the
 // allocs that still hold theirs.
-func (a *Agent) TakeDownByForce(ctx context.Context) error {
+func (a *Agent) KillAll(ctx context.Context) error {
 	a.draining.Store(true)
 	a.mu.Lock()
 	select {

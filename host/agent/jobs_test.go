@@ -148,15 +148,15 @@ func TestAPluginInUseIsNotStopped(t *testing.T) {
 	})
 }
 
-func TestTakeDownNamesWhatIsLeft(t *testing.T) {
+func TestShutdownNamesWhatIsLeft(t *testing.T) {
 	withAgent(t, func(e *env) {
 		e.shim.release = func(host.AllocID) error {
 			return registry.Errorf(registry.ErrUnavailable, "the plugin is gone")
 		}
 		e.runPluginAndUser()
-		e.hasError(e.agent.TakeDown(e.timeout()), nil, "the plugin is gone")
+		e.hasError(e.agent.StopAll(e.timeout()), nil, "the plugin is gone")
 		e.hasCount("stop disk/plugin", 0)
-		e.hasError(e.agent.TakeDownByForce(e.timeout()), nil, "job user is releasing")
+		e.hasError(e.agent.KillAll(e.timeout()), nil, "job user is releasing")
 		e.has("stop user/main", "stop disk/plugin")
 	})
 }
@@ -166,8 +166,8 @@ func TestForceGivesTasksNoGrace(t *testing.T) {
 		e.driver.ignoreTerm = true
 		e.submit(serviceJob("slow", `{"kill_timeout":"1h"}`))
 		e.awaitRunning("slow")
-		e.hasError(e.agent.TakeDown(e.timeout()), nil, "job slow is stopping")
-		e.must(e.agent.TakeDownByForce(e.timeout()))
+		e.hasError(e.agent.StopAll(e.timeout()), nil, "job slow is stopping")
+		e.must(e.agent.KillAll(e.timeout()))
 		e.has("stop slow/main")
 	})
 }

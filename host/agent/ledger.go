@@ -26,6 +26,9 @@ var (
 	allocsBucket = []byte("allocs")
 )
 
+// nodeKey is the key of the node ID in metaBucket.
+const nodeKey = "node"
+
 // ledger is agent.db. It has one record for each job and alloc.
 type ledger struct {
 	db       *bolt.DB
@@ -95,23 +98,32 @@ func openLedger(path string) (*ledger, error) {
 // openFile opens the file unless it is truncated. It opens it read-only first, because then bbolt reads the first
 // pages only.
 func openFile(path string) (db *bolt.DB, err error) {
-	options := &bolt.Options{Timeout: 200 * time.Millisecond}
 	if info, err := os.Stat(path); err == nil && info.Size() > 0 {
-		readOnly := *options
-		readOnly.ReadOnly = true
-		db, err := bolt.Open(path, 0o600, &readOnly)
-		if err == nil {
-			err = errors.Join(db.View(func(tx *bolt.Tx) error { return checkLength(path, tx.Size()) }), db.Close())
-		}
-		if err != nil {
+		if err := readOnly(path, func(*ledger) error { return nil }); err != nil {
 			return nil, err
 		}
 	}
 	err = recoverDamage(func() (err error) {
-		db, err = bolt.Open(path, 0o600, options)
+		db, err = bolt.Open(path, 0o600, &bolt.Options{Timeout: lockTimeout})
 		return err
 	})
 	return db, err
+}
+
+// lockTimeout bounds the wait for another process that has the file open.
+const lockTimeout = 200 * time.Millisecond
+
+// readOnly opens the file read-only, and calls fn unless it is truncated.
+func readOnly(path string, fn func(*ledger) error) error {
+	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true, Timeout: lockTimeout})
+	if err != nil {
+		return err
+	}
+	err = db.View(func(tx *bolt.Tx) error { return checkLength(path, tx.Size()) })
+	if err == nil {
+		err = fn(&ledger{db: db})
+	}
+	return errors.Join(err, db.Close())
 }
 
 // createBuckets creates missing buckets.
@@ -163,7 +175,7 @@ func (c *Config) openLedger() (*ledger, error) {
 	path := ledgerPath(c.StateDir)
 	l, err := openLedger(path)
 	if err == nil {
-		if _, _, err = l.load(); err == nil {
+		if _, _, _, err = l.load(); err == nil {
 			return l, nil
 		}
 		err = errors.Join(err, l.close())
@@ -232,57 +244,33 @@ func (l *ledger) write(entries ...entry) error {
 	return nil
 }
 
-// load reads all records. An unreadable record is an error, because its tasks would be forgotten.
-func (l *ledger) load() (map[string]*JobRecord, map[host.AllocID]*AllocRecord, error) {
-	jobs, allocs := map[string]*JobRecord{}, map[host.AllocID]*AllocRecord{}
-	err := recoverDamage(func() error {
+// load reads all records and the node ID, which is empty in a new ledger. An unreadable record is an error, because
+// its tasks would be forgotten.
+func (l *ledger) load() (jobs map[string]*JobRecord, allocs map[host.AllocID]*AllocRecord, node string, err error) {
+	jobs, allocs = map[string]*JobRecord{}, map[host.AllocID]*AllocRecord{}
+	err = recoverDamage(func() error {
 		return l.db.View(func(tx *bolt.Tx) error {
-			err := tx.Bucket(jobsBucket).ForEach(func(k, v []byte) error {
+			var err error
+			if text := tx.Bucket(metaBucket).Get([]byte(nodeKey)); text != nil {
+				err = decode([]byte(nodeKey), text, &node)
+			}
+			return errors.Join(err, tx.Bucket(jobsBucket).ForEach(func(k, v []byte) error {
 				r := &JobRecord{}
 				jobs[string(k)] = r
 				return decode(k, v, r)
-			})
-			if err != nil {
-				return err
-			}
-			return tx.Bucket(allocsBucket).ForEach(func(k, v []byte) error {
+			}), tx.Bucket(allocsBucket).ForEach(func(k, v []byte) error {
 				r := &AllocRecord{}
 				allocs[host.AllocID(k)] = r
 				return decode(k, v, r)
-			})
+			}))
 		})
 	})
-	return jobs, allocs, err
+	return jobs, allocs, node, err
 }
 
 func decode(k, v []byte, into any) error {
 	if err := json.Unmarshal(v, into); err != nil {
 		return registry.Errorf(registry.ErrDamaged, "record %s of agent.db: %w", k, err)
-	}
-	return nil
-}
-
-// text returns the value of a name. If there is none, it stores a new one.
-func (l *ledger) text(name string, newValue func() string) (string, error) {
-	var value string
-	err := l.db.View(func(tx *bolt.Tx) error {
-		value = string(tx.Bucket(metaBucket).Get([]byte(name)))
-		return nil
-	})
-	if err != nil {
-		return "", fmt.Errorf("read %s: %w", name, err)
-	}
-	if value == "" {
-		value = newValue()
-		err = l.putText(name, value)
-	}
-	return value, err
-}
-
-func (l *ledger) putText(name, value string) error {
-	err := l.db.Update(func(tx *bolt.Tx) error { return tx.Bucket(metaBucket).Put([]byte(name), []byte(value)) })
-	if err != nil {
-		return fmt.Errorf("write %s: %w", name, err)
 	}
 	return nil
 }
@@ -323,18 +311,13 @@ func examineLedger(state string) error {
 		}
 		return unknownTasks(state, nil)
 	}
-	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true, Timeout: 200 * time.Millisecond})
-	if err != nil {
-		return err
-	}
-	err = db.View(func(tx *bolt.Tx) error { return checkLength(path, tx.Size()) })
-	if err == nil {
-		var allocs map[host.AllocID]*AllocRecord
-		if _, allocs, err = (&ledger{db: db}).load(); err == nil {
-			err = unknownTasks(state, allocs)
+	return readOnly(path, func(l *ledger) error {
+		_, allocs, _, err := l.load()
+		if err != nil {
+			return err
 		}
-	}
-	return errors.Join(err, db.Close())
+		return unknownTasks(state, allocs)
+	})
 }
 
 // unknownTasks returns an error that names running tasks of this state directory whose allocs have no record.

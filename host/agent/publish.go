@@ -45,7 +45,7 @@ func (a *Agent) fail(err error) error {
 		a.failed = err
 	}
 	a.announce()
-	a.kick()
+	a.wakeRun()
 	return err
 }
 

@@ -67,7 +67,7 @@ func (a *Agent) jobOrder(byJob map[string][]*AllocRecord) []string {
 // reconcileJob does this for one job. The job is nil if it was removed. The caller holds a.writing.
 func (a *Agent) reconcileJob(job *JobRecord, allocs []*AllocRecord) {
 	want := job.wanted()
-	if !a.draining.Load() { // else TakeDown stops them, in its order
+	if !a.draining.Load() { // else StopAll stops them, in its order
 		a.stopUnwanted(allocs, want)
 		if len(want) > 0 {
 			a.keep(job, allocs, want)
@@ -75,7 +75,7 @@ func (a *Agent) reconcileJob(job *JobRecord, allocs []*AllocRecord) {
 		}
 	}
 	a.prune(job, allocs, want)
-	a.removeTakenDown(job, allocs)
+	a.removeDiscarded(job, allocs)
 }
 
 // wanted returns the group digest of each slot that the job wants filled.
@@ -102,8 +102,8 @@ func (a *Agent) stopUnwanted(allocs []*AllocRecord, want map[slot]string) {
 	lowest := lastRank
 	for _, r := range unwanted {
 		lowest = min(lowest, r.rank())
-		if job := a.jobs[r.Job]; job != nil && job.TakeDown {
-			lowest = min(lowest, a.takeDownRank())
+		if job := a.jobs[r.Job]; job != nil && job.Discard {
+			lowest = min(lowest, a.lowestDiscardedRank())
 		}
 	}
 	for _, r := range unwanted {
@@ -113,11 +113,11 @@ func (a *Agent) stopUnwanted(allocs []*AllocRecord, want map[slot]string) {
 	}
 }
 
-// takeDownRank returns the lowest rank of unended allocs over all jobs with TakeDown.
-func (a *Agent) takeDownRank() int {
+// lowestDiscardedRank returns the lowest rank of unended allocs over all jobs with Discard.
+func (a *Agent) lowestDiscardedRank() int {
 	lowest := lastRank + 1
 	for _, al := range a.allocs {
-		if job := a.jobs[al.record.Job]; job != nil && job.TakeDown && !al.record.State.Ended() {
+		if job := a.jobs[al.record.Job]; job != nil && job.Discard && !al.record.State.Ended() {
 			lowest = min(lowest, al.record.rank())
 		}
 	}
@@ -241,12 +241,12 @@ func (a *Agent) prune(job *JobRecord, allocs []*AllocRecord, want map[slot]strin
 	}
 }
 
-// removeTakenDown removes a job with TakeDown when its allocs have ended.
-func (a *Agent) removeTakenDown(job *JobRecord, allocs []*AllocRecord) {
-	if job == nil || !job.TakeDown || len(unended(allocs, lastRank)) > 0 {
+// removeDiscarded removes a job with Discard when its allocs have ended.
+func (a *Agent) removeDiscarded(job *JobRecord, allocs []*AllocRecord) {
+	if job == nil || !job.Discard || len(unended(allocs, lastRank)) > 0 {
 		return
 	}
 	if a.commit(func() { delete(a.jobs, job.Job.ID) }, entry{jobsBucket, job.Job.ID, nil}) == nil {
-		a.kick() // its ended allocs are removed next
+		a.wakeRun() // its ended allocs are removed next
 	}
 }

@@ -50,7 +50,7 @@ func TestBatchAllocRunsOnce(t *testing.T) {
 				check()
 				e.restart(nil)
 				check()
-				e.takeDown()
+				e.stopAll()
 				check()
 			})
 		})

@@ -32,9 +32,9 @@ type JobRecord struct {
 	Version   uint64    `json:"version"` // counts submissions, from 1
 	Submitted time.Time `json:"submitted"`
 	Stopped   bool      `json:"stopped,omitempty"`
-	RunOnce   uint64    `json:"run_once,omitempty"`  // batch allocs completed since this version do not run again
-	Warnings  []string  `json:"warnings,omitempty"`  // unsupported attributes
-	TakeDown  bool      `json:"take_down,omitempty"` // stopped in order with all other such jobs, then removed
+	RunOnce   uint64    `json:"run_once,omitempty"` // batch allocs completed since this version do not run again
+	Warnings  []string  `json:"warnings,omitempty"` // unsupported attributes
+	Discard   bool      `json:"discard,omitempty"`  // stopped in order with all other such jobs, then removed
 }
 
 // AllocState is the state of an alloc.

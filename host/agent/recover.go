@@ -259,28 +259,28 @@ func (a *Agent) recoverLostVolumes(ctx context.Context) error {
 		}
 	}
 	if a.config.Recover == RecoverStop {
-		return a.takeDownJobs(users)
+		return a.discardJobs(users)
 	}
 	return nil
 }
 
-// takeDownJobs marks the jobs of the allocs with TakeDown.
-func (a *Agent) takeDownJobs(allocs []*AllocRecord) error {
+// discardJobs marks the jobs of the allocs with Discard.
+func (a *Agent) discardJobs(allocs []*AllocRecord) error {
 	a.writing.Lock()
 	defer a.writing.Unlock()
 	jobs := map[string]*JobRecord{}
-	a.addTakeDown(jobs, allocs)
+	a.addDiscarded(jobs, allocs)
 	return a.commit(func() { maps.Copy(a.jobs, jobs) }, jobEntries(jobs)...)
 }
 
-// addTakeDown adds the jobs of the allocs with TakeDown, or minimal ones for jobs that were purged.
-func (a *Agent) addTakeDown(jobs map[string]*JobRecord, allocs []*AllocRecord) {
+// addDiscarded adds the jobs of the allocs with Discard, or minimal ones for jobs that were purged.
+func (a *Agent) addDiscarded(jobs map[string]*JobRecord, allocs []*AllocRecord) {
 	for _, r := range allocs {
 		next := JobRecord{Job: hooks.Job{ID: r.Job, Type: r.JobType}, Version: r.Version, Submitted: r.Created}
 		if job := cmp.Or(jobs[r.Job], a.jobs[r.Job]); job != nil {
 			next = *job
 		}
-		next.Stopped, next.TakeDown = true, true
+		next.Stopped, next.Discard = true, true
 		jobs[r.Job] = &next
 	}
 }
@@ -297,23 +297,20 @@ func (a *Agent) restore(all []*lostAlloc) error {
 	a.writing.Lock()
 	defer a.writing.Unlock()
 	newest := slices.MaxFunc(all, bySaved)
-	if err := a.ledger.putText("node id", newest.copy.Node.ID); err != nil {
-		return err
-	}
 	var records []*AllocRecord
 	for _, l := range all {
 		records = append(records, l.rebuilt())
 	}
 	jobs := a.lostJobs(all)
 	if a.config.Recover == RecoverStop {
-		a.addTakeDown(jobs, records)
+		a.addDiscarded(jobs, records)
 	}
-	entries := jobEntries(jobs)
+	entries := append(jobEntries(jobs), entry{metaBucket, nodeKey, newest.copy.Node.ID})
 	for _, r := range records {
 		entries = append(entries, entry{allocsBucket, string(r.ID), r})
 	}
-	a.node.ID = newest.copy.Node.ID
 	return a.commit(func() {
+		a.node.ID = newest.copy.Node.ID
 		maps.Copy(a.jobs, jobs)
 		for _, r := range records {
 			delete(a.allocs, r.ID) // its channels belong to the old record

@@ -120,7 +120,7 @@ func TestAdoptionRestoresJobsAndAllocs(t *testing.T) {
 					e.agent.job("disk") == nil {
 					e.Errorf("job: %+v", j)
 				}
-				e.takeDown()
+				e.stopAll()
 				e.has("stop user/main", "released user", "stop disk/plugin")
 			})
 		})
@@ -156,7 +156,7 @@ func TestAdoptionFindsTheNewestAttempt(t *testing.T) {
 		e.must(errors.Join(os.WriteFile(path, old, 0o600), os.Remove(ledgerPath(e.dir))))
 		e.recover(RecoverAdopt)
 		e.hasCount("start disk/plugin", 2)
-		e.takeDown()
+		e.stopAll()
 		e.hasCount("stop disk/plugin", 1)
 	})
 }
@@ -240,6 +240,6 @@ func TestLostShimRecordsBeneathUsersOfVolumesAreRefused(t *testing.T) {
 		e.kill()
 		e.recover(RecoverStop)
 		e.await("the user is gone", func(all []*AllocRecord) bool { return len(all) == 1 && all[0].Job == "disk" })
-		e.takeDown()
+		e.stopAll()
 	})
 }

@@ -63,7 +63,7 @@ func TestUsersStopBeforePlugins(t *testing.T) {
 	withAgent(t, func(e *env) {
 		e.releaseSlowly("disk/plugin")
 		e.runPluginAndUser()
-		e.takeDown()
+		e.stopAll()
 		e.has("starting disk/plugin 1", "started disk/plugin 1", "stop user/main", "released user", "stop disk/plugin",
 			"exited disk/plugin 1 code=0 final=true")
 	})
@@ -112,7 +112,7 @@ func TestWaitIsNotedOnceWhileTheCallRuns(t *testing.T) {
 		if noted != 1 || !rec.Next.IsZero() {
 			t.Errorf("noted %d times, next %v", noted, rec.Next)
 		}
-		e.takeDown()
+		e.stopAll()
 	})
 }
 

@@ -85,7 +85,7 @@ func serveUntil(ctx, whole context.Context, st *service, stopTasks bool, timeout
 	if stopTasks {
 		limited, done := context.WithTimeout(life, timeout)
 		defer done()
-		err = st.agent.TakeDown(limited)
+		err = st.agent.StopAll(limited)
 	}
 	cancel()
 	return errors.Join(err, <-served)

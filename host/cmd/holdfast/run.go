@@ -516,7 +516,7 @@ func (o *foreground) down(life context.Context) error {
 	o.lines.say("killing tasks without releasing their volumes")
 	hurry, stop := context.WithTimeout(life, 30*time.Second)
 	defer stop()
-	err = errors.Join(err, o.agent.TakeDownByForce(hurry))
+	err = errors.Join(err, o.agent.KillAll(hurry))
 	o.lines.say("state kept; to release the remaining volumes, run again with --state-dir %s and the files of the plugins",
 		display.Quote(o.layout.State))
 	return err
@@ -541,7 +541,7 @@ func (o *foreground) awaitStop(done <-chan error, force context.CancelCauseFunc)
 }
 
 func (o *foreground) stopInOrder(ctx context.Context) error {
-	if err := o.agent.TakeDownUsers(ctx); err != nil {
+	if err := o.agent.StopUsers(ctx); err != nil {
 		return err
 	}
 	var errs []error
@@ -550,7 +550,7 @@ func (o *foreground) stopInOrder(ctx context.Context) error {
 	} else {
 		errs = append(errs, o.forgetCertain(ctx))
 	}
-	if err := o.agent.TakeDown(ctx); err != nil {
+	if err := o.agent.StopAll(ctx); err != nil {
 		return errors.Join(append(errs, err)...)
 	}
 	return errors.Join(append(errs, o.forget(ctx, nil))...)
