@@ -1,12 +1,6 @@
 package agent
 
-import (
-	"errors"
-	"testing"
-
-	"holdfast/host/agent/taskdriver"
-	"holdfast/registry"
-)
+import "testing"
 
 func TestNewAgentAdoptsRunningTasks(t *testing.T) {
 	withAgent(t, func(e *env) {
@@ -107,28 +101,5 @@ func TestNewAgentContinuesFromRecords(t *testing.T) {
 				e.has(c.has...)
 			})
 		})
-	}
-}
-
-func TestOneAgentPerStateDirectory(t *testing.T) {
-	c := Config{StateDir: t.TempDir(), Drivers: []taskdriver.Driver{&fakeDriver{}}}
-	first, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := New(c); !errors.Is(err, registry.ErrConflict) {
-		t.Errorf("a second agent: %v", err)
-	}
-	node := first.Node()
-	if err := first.Close(); err != nil {
-		t.Fatal(err)
-	}
-	second, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer second.Close()
-	if second.Node() != node || node.ID == "" {
-		t.Errorf("the node was %+v and is %+v", node, second.Node())
 	}
 }

@@ -208,26 +208,3 @@ func TestStartsWaitForSpace(t *testing.T) {
 		e.stopAll()
 	})
 }
-
-func TestPlacementsWaitForSpace(t *testing.T) {
-	withAgent(t, func(e *env) {
-		full := e.fillLedger()
-		r := &JobRecord{Job: *serviceJob("work", ""), Version: 1}
-		e.agent.writing.Lock() // so that reconcile comes later
-		err := e.agent.commit(func() { e.agent.jobs["work"] = r }, entry{jobsBucket, "work", r})
-		full.Store(true)
-		e.agent.writing.Unlock()
-		e.must(err)
-		e.agent.wakeRun()
-		synctest.Wait()
-		if text := e.agent.Shortage(); !strings.Contains(text, "no space left") {
-			t.Errorf("the shortage is %q", text)
-		}
-		full.Store(false)
-		e.awaitRunning("work")
-		if text := e.agent.Shortage(); text != "" {
-			t.Errorf("the shortage is still reported: %q", text)
-		}
-		e.stopAll()
-	})
-}

@@ -81,15 +81,6 @@ func TestChangedPluginInUseIsRefused(t *testing.T) {
 	}
 }
 
-func TestSubmitReturnsWithItsAllocsPlaced(t *testing.T) {
-	withAgent(t, func(e *env) {
-		e.submit(batchJob("many", 3, `{}`))
-		if n := len(e.agent.Allocs()); n != 3 {
-			t.Errorf("%d allocs, want 3", n)
-		}
-	})
-}
-
 func TestUpdateKeepsUnchangedGroups(t *testing.T) {
 	withAgent(t, func(e *env) {
 		allocs := func() map[string]host.AllocID {
@@ -121,20 +112,6 @@ func TestUpdateKeepsUnchangedGroups(t *testing.T) {
 		e.hasCount("stop", 1)
 		e.submit(job("work", "service", same)) // without the other group
 		awaitAllocs(3)
-	})
-}
-
-func TestKeptAllocThatFailsIsNotReplaced(t *testing.T) {
-	withAgent(t, func(e *env) {
-		j := serviceJob("work", `{"restart":[{"attempts":0}]}`)
-		e.submit(j)
-		r := e.awaitRunning("work")
-		e.submit(j)
-		e.awaitAlloc("work", "version 2", func(r *AllocRecord) bool { return r.Version == 2 })
-		e.exit(r, "main", 1)
-		e.awaitState("work", AllocFailed)
-		synctest.Wait()
-		e.hasCount("start", 1)
 	})
 }
 

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -77,20 +76,6 @@ func TestUsersStopBeforePlugins(t *testing.T) {
 	})
 }
 
-func TestStopEndsWaitingAlloc(t *testing.T) {
-	withAgent(t, func(e *env) {
-		e.shim.prepare = func(host.AllocGroup) error {
-			return registry.Errorf(registry.ErrConflict, "volume data is held by alloc 1234")
-		}
-		e.submit(userJob("user", ""))
-		e.awaitReason("user", "held by alloc 1234")
-		e.stopJob("user", StopOptions{})
-		e.awaitState("user", AllocStopped)
-		e.has("refused user", "released user")
-		e.hasCount("start", 0)
-	})
-}
-
 var stageWait = registry.Wait{
 	Volume: registry.VolumeName{Namespace: "default", ID: "disk"}, Step: registry.StepStage, For: "plugin p",
 	RPC: registry.NodeStageRPC, Code: "UNAVAILABLE", Detail: "backend is down", Advice: "look at the backend",
@@ -137,20 +122,6 @@ func TestPrepareErrorsAreShown(t *testing.T) {
 		}
 		e.has("refused user", "released user")
 		e.hasCount("start", 0)
-	})
-}
-
-func TestBatchCompletesWhenAllItsTasksSucceed(t *testing.T) {
-	withAgent(t, func(e *env) {
-		e.submit(job("work", "batch", withVolumes(tasks("g", task("main", ""), task("other", "")))))
-		r := e.awaitRunning("work")
-		e.exit(r, "main", 0)
-		synctest.Wait()
-		e.hasCount("released", 0)
-		e.exit(r, "other", 0)
-		e.awaitState("work", AllocComplete)
-		e.has("end work/main", "end work/other", "released work")
-		e.hasCount("start", 2)
 	})
 }
 
@@ -241,23 +212,6 @@ func TestPluginWaitsUntilTheShimLetsItStart(t *testing.T) {
 		e.submit(pluginJob("disk"))
 		if rec := e.awaitRunning("disk").Tasks["plugin"]; rec.Attempt != 1 || rec.Restarts.Total != 0 {
 			e.Errorf("waiting counts as a failure: %+v", rec)
-		}
-	})
-}
-
-func TestNotesAreDeliveredFromTheFirst(t *testing.T) {
-	withAgent(t, func(e *env) {
-		e.submit(serviceJob("user", ""))
-		e.awaitRunning("user")
-		ctx, cancel := context.WithCancel(e.Context())
-		cancel() // existing notes are still delivered
-		var texts []string
-		_ = e.agent.Notes(ctx, func(n Note) error {
-			texts = append(texts, n.Text)
-			return nil
-		})
-		if len(texts) != 2 || !strings.HasPrefix(texts[0], "placed") || !strings.HasPrefix(texts[1], "started") {
-			e.Errorf("notes: %q", texts)
 		}
 	})
 }

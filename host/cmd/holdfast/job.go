@@ -87,16 +87,25 @@ func (v *variables) single(path string, volume bool) (control.Submission, error)
 }
 
 // awaitJob waits until the allocs of the job's version are running or have ended.
-func awaitJob(ctx context.Context, c *control.Client, job control.Job) (control.Job, error) {
+func awaitJob(ctx context.Context, c *control.Client, job control.Job) (now control.Job, err error) {
+	err = poll(ctx, func() (bool, error) {
+		now, err = c.Job(ctx, job.ID)
+		return jobSettled(now), err
+	})
+	return now, err
+}
+
+// poll calls holds until it returns true or an error.
+func poll(ctx context.Context, holds func() (bool, error)) error {
 	for {
-		now, err := c.Job(ctx, job.ID)
-		if err != nil || jobSettled(now) {
-			return now, err
+		done, err := holds()
+		if done || err != nil {
+			return err
 		}
 		select {
 		case <-time.After(100 * time.Millisecond):
 		case <-ctx.Done():
-			return now, context.Cause(ctx)
+			return context.Cause(ctx)
 		}
 	}
 }
@@ -147,17 +156,22 @@ func newJobStop(io streams, p *globalFlags) *cobra.Command {
 			if err := p.client().StopJob(c.Context(), args[0], purge, force); err != nil {
 				return err
 			}
-			said := "is stopping"
+			status := "is stopping"
 			if wait {
-				if err := ended(c.Context(), p.client(), args[0]); err != nil {
+				status = "stopped"
+				err := poll(c.Context(), func() (bool, error) {
+					all, err := p.client().Allocs(c.Context())
+					return !slices.ContainsFunc(all,
+						func(a control.Alloc) bool { return a.Job == args[0] && a.Ended.IsZero() }), err
+				})
+				if err != nil {
 					return err
 				}
-				said = "stopped"
 			}
 			if p.json {
 				return writeJSON(io.out, map[string]string{"id": args[0]})
 			}
-			fmt.Fprintf(io.out, "job %s %s\n", args[0], said)
+			fmt.Fprintf(io.out, "job %s %s\n", args[0], status)
 			return nil
 		},
 	}
@@ -165,22 +179,6 @@ func newJobStop(io streams, p *globalFlags) *cobra.Command {
 	c.Flags().BoolVar(&wait, "wait", false, "wait until its tasks have ended and its volumes are released")
 	c.Flags().BoolVar(&force, "force", false, "stop even if it runs a plugin whose volumes are in use")
 	return c
-}
-
-// ended waits until all allocs of the job have ended and released their volumes.
-func ended(ctx context.Context, c *control.Client, job string) error {
-	for {
-		all, err := c.Allocs(ctx)
-		if err != nil || !slices.ContainsFunc(all,
-			func(a control.Alloc) bool { return a.Job == job && a.Ended.IsZero() }) {
-			return err
-		}
-		select {
-		case <-time.After(100 * time.Millisecond):
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
 }
 
 func newJobStatus(io streams, p *globalFlags) *cobra.Command {

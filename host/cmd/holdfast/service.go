@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
@@ -139,36 +140,28 @@ func readForJob(_ context.Context, path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// findShim finds the shim binary.
+const shimName = "holdfast-shim"
+
+// findShim finds the shim binary: the flag's, the one beside this program, or the one in PATH.
 func findShim(flag string) (host.Binary, error) {
 	if flag != "" {
 		return host.Binary{Path: flag}, nil
 	}
-	const name = "holdfast-shim"
-	var tried []string
-	if self, err := os.Executable(); err == nil {
-		tried = append(tried, filepath.Join(filepath.Dir(self), name))
+	self, err := os.Executable()
+	if err != nil {
+		return host.Binary{}, err
 	}
-	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
-		if filepath.IsAbs(dir) {
-			tried = append(tried, filepath.Join(dir, name))
-		}
+	beside := filepath.Join(filepath.Dir(self), shimName)
+	if _, err = exec.LookPath(beside); err == nil {
+		return host.Binary{Path: beside}, nil
 	}
-	unfit := ""
-	for _, path := range tried {
-		info, err := os.Stat(path)
-		switch {
-		case err != nil || !info.Mode().IsRegular():
-		case unix.Access(path, unix.X_OK) == nil:
-			return host.Binary{Path: path}, nil
-		case unfit == "":
-			unfit = path
-		}
+	if path, err := exec.LookPath(shimName); err == nil {
+		return host.Binary{Path: path}, nil
 	}
-	if unfit != "" {
-		return host.Binary{}, fmt.Errorf("%s is not executable; run chmod +x, or set --shim", unfit)
+	if errors.Is(err, os.ErrPermission) {
+		return host.Binary{}, fmt.Errorf("%s is not executable; run chmod +x, or set --shim", beside)
 	}
-	return host.Binary{}, fmt.Errorf("%s not found beside this program or in PATH; run make build, or set --shim", name)
+	return host.Binary{}, fmt.Errorf("%s not found beside this program or in PATH; run make build, or set --shim", shimName)
 }
 
 // serve runs the agent and its control socket until ctx ends, and returns the first error of the two.
