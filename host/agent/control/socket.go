@@ -61,7 +61,7 @@ func (s *socket) open() error {
 func (s *socket) watch() {
 	tick := time.NewTicker(socketInterval)
 	defer tick.Stop()
-	said := ""
+	reported := ""
 	for {
 		select {
 		case <-s.closed:
@@ -74,10 +74,10 @@ func (s *socket) watch() {
 		}
 		if err = s.open(); err == nil {
 			s.log.Warn("the control socket was removed; created again", "path", s.path)
-			said = ""
-		} else if err.Error() != said {
+			reported = ""
+		} else if err.Error() != reported {
 			s.log.Error("the control socket was removed and cannot be created; retrying", "path", s.path, "error", err)
-			said = err.Error()
+			reported = err.Error()
 		}
 	}
 }

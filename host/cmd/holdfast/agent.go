@@ -61,7 +61,7 @@ A systemd unit needs KillMode=process, or systemd kills the tasks with the agent
 	return c
 }
 
-// serveUntil serves until ctx ends; then, if it is to, it takes everything down first.
+// serveUntil serves until ctx ends. With stopTasks it then stops all tasks first.
 func serveUntil(ctx, whole context.Context, st *service, stopTasks bool, timeout time.Duration, log logger) error {
 	life, cancel := context.WithCancel(whole)
 	var wg sync.WaitGroup

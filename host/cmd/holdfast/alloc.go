@@ -15,23 +15,10 @@ import (
 )
 
 func newAlloc(io streams, p *globalFlags) *cobra.Command {
-	return group("alloc", "Inspect allocs and read their logs", newAllocStatus(io, p), newAllocLogs(io, p))
-}
-
-func newAllocStatus(io streams, p *globalFlags) *cobra.Command {
-	return &cobra.Command{
-		Use: "status [ID]", Short: "List allocs, or show one with its tasks and volumes", Aliases: []string{"list"},
-		Long: "List allocs, or show the alloc whose ID starts with ID.",
-		Args: counted(cobra.MaximumNArgs(1)),
-		RunE: func(c *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				list, err := p.client().Allocs(c.Context())
-				return show(io, p, err, list, writeAllocs)
-			}
-			a, err := p.client().Alloc(c.Context(), args[0])
-			return show(io, p, err, a, writeAlloc)
-		},
-	}
+	status := statusCommand(io, p, "List allocs, or show the one whose ID starts with ID", (*control.Client).Allocs,
+		writeAllocs,
+		(*control.Client).Alloc, writeAlloc)
+	return group("alloc", "Inspect allocs and read their logs", status, newAllocLogs(io, p))
 }
 
 func newAllocLogs(io streams, p *globalFlags) *cobra.Command {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -47,7 +48,7 @@ Parts excluded by the configuration (list_volumes = false) are "skipped".`,
 			if err != nil {
 				return inspectError{err}
 			}
-			return d.inspect(ctx, io, p.json, repair)
+			return d.run(ctx, io, p.json, repair)
 		},
 	}
 	c.Flags().BoolVar(&repair, "repair", false, "carry out the repairs that are printed")
@@ -56,20 +57,20 @@ Parts excluded by the configuration (list_volumes = false) are "skipped".`,
 	return c
 }
 
-// doctor is whom to ask.
+// doctor inspects and repairs through an agent or a shim binary.
 type doctor struct {
-	ask  func(context.Context, control.DoctorRequest) (host.Diagnosis, error)
-	from string // for people
+	call func(context.Context, control.DoctorRequest) (host.Diagnosis, error)
+	name string // of the agent or binary, for the output
 }
 
-// openDoctor finds the agent, or the shim's binary if no agent runs at that place.
+// openDoctor returns the doctor of the agent, or of the shim binary if no agent runs with this state directory.
 func openDoctor(ctx context.Context, p *globalFlags, shim string) (doctor, error) {
 	client, state := p.client(), p.stateDir()
 	self, err := client.Self(ctx)
 	switch {
 	case err == nil && (p.state == "" || self.StateDir == state):
 		return doctor{client.Doctor, "the agent at " + self.StateDir}, nil
-	case err == nil: // of another place
+	case err == nil: // an agent with another state directory
 	case !errors.Is(err, control.ErrNoAgent), errors.Is(err, os.ErrPermission), p.state == "" && p.address != "":
 		return doctor{}, err
 	}
@@ -78,18 +79,17 @@ func openDoctor(ctx context.Context, p *globalFlags, shim string) (doctor, error
 		return doctor{}, fmt.Errorf("no agent is running at %s, and the shim is needed to inspect its state: %w",
 			state, err)
 	}
-	v := inspect{shim: binary.Path, state: state, run: p.socketDir(state)}
-	ask := func(ctx context.Context, c control.DoctorRequest) (host.Diagnosis, error) {
-		found, err := v.ask(ctx, c)
+	call := func(ctx context.Context, r control.DoctorRequest) (host.Diagnosis, error) {
+		found, err := runShimDoctor(ctx, binary.Path, state, p.socketDir(state), r)
 		if f, wrong := agent.ExamineLedger(state); err == nil && wrong {
 			found.Findings = append([]host.Finding{f}, found.Findings...)
 		}
 		return found, err
 	}
-	return doctor{ask, fmt.Sprintf("%s (no agent is running at %s)", binary.Path, state)}, nil
+	return doctor{call, fmt.Sprintf("%s (no agent is running at %s)", binary.Path, state)}, nil
 }
 
-// socketDir is the directory of sockets that there is; nothing is made.
+// socketDir returns the existing directory of sockets. It creates nothing.
 func (p *globalFlags) socketDir(state string) string {
 	if p.run != "" {
 		return resolved(p.run)
@@ -102,47 +102,40 @@ func (p *globalFlags) socketDir(state string) string {
 	return runDirs(state)[0]
 }
 
-// inspect is a look by the shim's binary.
-type inspect struct{ shim, state, run string }
+// shimExitTimeout bounds the exit of a shim after SIGTERM.
+const shimExitTimeout = 5 * time.Second
 
-// inspectGrace is how long a shim may take to end after SIGTERM.
-const inspectGrace = 5 * time.Second
-
-func (v inspect) ask(ctx context.Context, c control.DoctorRequest) (found host.Diagnosis, err error) {
-	args := []string{"-doctor", "-json", "-state", v.state, "-run", v.run}
-	if c.Repair {
-		args = append(args, "-repair", "-digest", c.Digest)
+// runShimDoctor runs the shim binary as a doctor.
+func runShimDoctor(ctx context.Context, shim, state, sockets string, r control.DoctorRequest) (
+	found host.Diagnosis, err error) {
+	args := []string{"-doctor", "-json", "-state", state, "-run", sockets}
+	if r.Repair {
+		args = append(args, "-repair", "-digest", r.Digest)
 	}
 	var out, errs bytes.Buffer
-	cmd := exec.CommandContext(ctx, v.shim, args...)
-	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &errs, inspectGrace
+	cmd := exec.CommandContext(ctx, shim, args...)
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &errs, shimExitTimeout
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
 	err = cmd.Run()
-	// something needs attention
-	if exit, is := errors.AsType[*exec.ExitError](err); is && exit.ExitCode() == exitFailed {
-		err = nil
-	}
-	if err != nil {
-		said := strings.TrimSpace(strings.TrimPrefix(errs.String(), "holdfast-shim: "))
-		if said == "" {
-			said = err.Error()
-		}
-		return found, errors.New(said)
+	exit, is := errors.AsType[*exec.ExitError](err)
+	if err != nil && !(is && exit.ExitCode() == exitFailed) { // exitFailed means that there are findings
+		text := strings.TrimSpace(strings.TrimPrefix(errs.String(), "holdfast-shim: "))
+		return found, errors.New(cmp.Or(text, err.Error()))
 	}
 	if err := json.Unmarshal(out.Bytes(), &found); err != nil {
-		return found, fmt.Errorf("%s is not a shim: %w; set --shim", v.shim, err)
+		return found, fmt.Errorf("%s is not a shim: %w; set --shim", shim, err)
 	}
 	return found, nil
 }
 
-// inspect inspects, and repairs if asked to. The error gives the exit code.
-func (d doctor) inspect(ctx context.Context, io streams, asJSON, repair bool) error {
+// run inspects, repairs if repair is set, and prints. The error determines the exit code.
+func (d doctor) run(ctx context.Context, io streams, asJSON, repair bool) error {
 	found, err := d.await(ctx, io, control.DoctorRequest{})
 	if err != nil {
 		return inspectError{err}
 	}
 	if !asJSON {
-		writeDiagnosis(io.out, d.from, found)
+		writeDiagnosis(io.out, d.name, found)
 	}
 	if repair && found.Digest != "" {
 		if found, err = d.await(ctx, io, control.DoctorRequest{Repair: true, Digest: found.Digest}); err != nil {
@@ -166,7 +159,7 @@ func (d doctor) inspect(ctx context.Context, io streams, asJSON, repair bool) er
 	return nil
 }
 
-// jsonDiagnosis is a diagnosis as --json prints it. Its lists are lists also if they are empty.
+// jsonDiagnosis returns a diagnosis as --json prints it. Empty lists are printed as [].
 func jsonDiagnosis(d host.Diagnosis) any {
 	unexamined := []string{}
 	for _, f := range d.Unexamined() {
@@ -182,12 +175,12 @@ func jsonDiagnosis(d host.Diagnosis) any {
 // reportInterval is the interval between progress messages.
 const reportInterval = 5 * time.Second
 
-// await asks, and prints every few seconds that the inspection is still running.
-func (d doctor) await(ctx context.Context, io streams, c control.DoctorRequest) (found host.Diagnosis, err error) {
-	began, done := time.Now(), make(chan struct{})
+// await makes the call, and prints every few seconds that the inspection is still running.
+func (d doctor) await(ctx context.Context, io streams, r control.DoctorRequest) (found host.Diagnosis, err error) {
+	started, done := time.Now(), make(chan struct{})
 	go func() {
 		defer close(done)
-		found, err = d.ask(ctx, c)
+		found, err = d.call(ctx, r)
 	}()
 	tick := time.NewTicker(reportInterval)
 	defer tick.Stop()
@@ -197,7 +190,7 @@ func (d doctor) await(ctx context.Context, io streams, c control.DoctorRequest) 
 			return found, err
 		case <-tick.C:
 			fmt.Fprintf(io.err, "still inspecting after %v; plugins have 20s to list their volumes\n",
-				time.Since(began).Round(time.Second))
+				time.Since(started).Round(time.Second))
 		}
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"holdfast/registry"
 )
 
-// ill is a finding for each kind of thing that repair does, and one for people.
-func ill() host.Diagnosis {
+// findings returns a finding for each action of repair, and some without an action.
+func findings() host.Diagnosis {
 	name, key := registry.VolumeName{Namespace: "default", ID: "data"}, registry.VolumeKey{Plugin: "loopfs",
 		External: "vol-1"}
 	return host.Diagnosis{Digest: "d1", Findings: []host.Finding{
@@ -44,9 +44,9 @@ func ill() host.Diagnosis {
 	}}
 }
 
-// healed is the same after a repair, of which one step failed.
-func healed(failed string) host.Diagnosis {
-	d := ill()
+// repaired returns the findings after a repair. Failed is the result of one step; empty: it succeeded too.
+func repaired(failed string) host.Diagnosis {
+	d := findings()
 	d.Repaired = true
 	for i := range d.Findings {
 		if d.Findings[i].Action != registry.ActNothing {
@@ -60,24 +60,24 @@ func healed(failed string) host.Diagnosis {
 	return host.Diagnosis{Digest: "d1", Repaired: true, Findings: d.Findings[7:8]}
 }
 
-func TestDoctorReadsAsHelp(t *testing.T) {
-	golden(t, "doctor", func(w io.Writer) error { writeDiagnosis(w, "the agent at /s", ill()); return nil })
+func TestDoctorOutput(t *testing.T) {
+	golden(t, "doctor", func(w io.Writer) error { writeDiagnosis(w, "the agent at /s", findings()); return nil })
 	golden(t, "doctor_well", func(w io.Writer) error {
 		writeDiagnosis(w, "/bin/holdfast-shim",
 			host.Diagnosis{})
 		return nil
 	})
 	golden(t, "doctor_advice", func(w io.Writer) error {
-		writeDiagnosis(w, "the agent at /s", host.Diagnosis{Findings: ill().Findings[:1]})
+		writeDiagnosis(w, "the agent at /s", host.Diagnosis{Findings: findings().Findings[:1]})
 		return nil
 	})
 	golden(t, "doctor_repaired",
-		func(w io.Writer) error { writeRepair(w, healed("not done: it is in use: process 7")); return nil })
-	golden(t, "doctor_healed", func(w io.Writer) error { writeRepair(w, healed("")); return nil })
+		func(w io.Writer) error { writeRepair(w, repaired("not done: it is in use: process 7")); return nil })
+	golden(t, "doctor_healed", func(w io.Writer) error { writeRepair(w, repaired("")); return nil })
 }
 
-// consultant writes a script that stands in for a shim binary and records its arguments.
-func consultant(t *testing.T, dir string, found host.Diagnosis, code int) (path string) {
+// fakeShim writes a script that stands in for a shim binary and records its arguments.
+func fakeShim(t *testing.T, dir string, found host.Diagnosis, code int) (path string) {
 	t.Helper()
 	text, err := json.Marshal(found)
 	if err != nil {
@@ -119,14 +119,14 @@ func TestDoctorWithoutAnAgent(t *testing.T) {
 		says  string
 	}{
 		"well": {host.Diagnosis{}, 0, "", exitOK, []string{call}, "no inconsistencies found"},
-		"ill":  {ill(), 1, "", exitFailed, []string{call}, "its server is gone"},
-		"repaired": {healed(""), 0, "--repair", exitOK, []string{call, call + " -repair -digest d1"},
+		"ill":  {findings(), 1, "", exitFailed, []string{call}, "its server is gone"},
+		"repaired": {repaired(""), 0, "--repair", exitOK, []string{call, call + " -repair -digest d1"},
 			"all inconsistencies repaired"},
-		"not all repaired": {healed("not done"), 1, "--repair", exitFailed,
+		"not all repaired": {repaired("not done"), 1, "--repair", exitFailed,
 			[]string{call, call + " -repair -digest d1"}, "some inconsistencies remain"},
-		"nothing to repair": {host.Diagnosis{Findings: ill().Findings[:1]}, 1, "--repair", exitFailed, []string{call},
+		"nothing to repair": {host.Diagnosis{Findings: findings().Findings[:1]}, 1, "--repair", exitFailed, []string{call},
 			"no automatic repair available"},
-		"JSON":           {ill(), 1, "--json", exitFailed, []string{call}, `"kind": "dead"`},
+		"JSON":           {findings(), 1, "--json", exitFailed, []string{call}, `"kind": "dead"`},
 		"JSON when well": {host.Diagnosis{}, 0, "--json", exitOK, []string{call}, `"findings": []`},
 		"it could look at a part only": {host.Diagnosis{Findings: []host.Finding{partly}}, 1, "", exitIncomplete,
 			[]string{call},
@@ -141,7 +141,7 @@ func TestDoctorWithoutAnAgent(t *testing.T) {
 			"--json", exitIncomplete,
 			[]string{call}, "\"unexamined\": [\n    \"the volumes of plugin p: no\"\n  ]"},
 		"a part only, and it is ill": {host.Diagnosis{Findings: append([]host.Finding{partly},
-			ill().Findings[:1]...)}, 1, "", exitFailed,
+			findings().Findings[:1]...)}, 1, "", exitFailed,
 			[]string{call}, "the volumes of plugin p: no"},
 		"it could not look": {host.Diagnosis{}, 2, "", exitInspect, []string{call},
 			"holdfast: the state is damaged\n"},
@@ -149,7 +149,7 @@ func TestDoctorWithoutAnAgent(t *testing.T) {
 	} {
 		var out, errs bytes.Buffer
 		args := append([]string{"doctor", "--state-dir", state, "--run-dir", sockets, "--shim",
-			consultant(t, dir, c.found, c.ends)},
+			fakeShim(t, dir, c.found, c.ends)},
 			strings.Fields(c.args)...)
 		if got := run(args, &out, &errs); got != c.code {
 			t.Errorf("%s: exit code %d, want %d", what, got, c.code)
@@ -167,11 +167,11 @@ func TestDoctorWithoutAnAgent(t *testing.T) {
 }
 
 // With --address alone, doctor does not inspect the default state directory.
-func TestDoctorDoesNotGuessAPlace(t *testing.T) {
+func TestDoctorInspectsOnlyTheNamedState(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("HOLDFAST_STATE_DIR", "")
 	var errs bytes.Buffer
-	args := []string{"doctor", "--address", filepath.Join(dir, "nobody.sock"), "--shim", consultant(t, dir, ill(), 1)}
+	args := []string{"doctor", "--address", filepath.Join(dir, "nobody.sock"), "--shim", fakeShim(t, dir, findings(), 1)}
 	if got := run(args, io.Discard, &errs); got != exitNoAgent || !strings.Contains(errs.String(),
 		"no agent is running") {
 		t.Errorf("%d: %s", got, errs.String())

@@ -17,7 +17,9 @@ import (
 )
 
 func newJob(io streams, p *globalFlags) *cobra.Command {
-	return group("job", "Run, stop and inspect jobs", newJobRun(io, p), newJobStop(io, p), newJobStatus(io, p))
+	return group("job", "Run, stop and inspect jobs", newJobRun(io, p), newJobStop(io, p),
+		statusCommand(io, p, "List jobs, or show one with its allocs", (*control.Client).Jobs, writeJobs,
+			(*control.Client).Job, writeJob))
 }
 
 func newJobRun(io streams, p *globalFlags) *cobra.Command {
@@ -181,17 +183,21 @@ func newJobStop(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-func newJobStatus(io streams, p *globalFlags) *cobra.Command {
+// statusCommand returns a command that lists objects, or shows the one that its argument names.
+func statusCommand[T any](
+	io streams, p *globalFlags, short string,
+	list func(*control.Client, context.Context) ([]T, error), writeList func(io.Writer, []T) error,
+	get func(*control.Client, context.Context, string) (T, error), write func(io.Writer, T) error,
+) *cobra.Command {
 	return &cobra.Command{
-		Use: "status [ID]", Short: "List jobs, or show one with its allocs", Aliases: []string{"list"},
-		Args: counted(cobra.MaximumNArgs(1)),
+		Use: "status [ID]", Short: short, Aliases: []string{"list"}, Args: counted(cobra.MaximumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				jobs, err := p.client().Jobs(c.Context())
-				return show(io, p, err, jobs, writeJobs)
+				all, err := list(p.client(), c.Context())
+				return show(io, p, err, all, writeList)
 			}
-			job, err := p.client().Job(c.Context(), args[0])
-			return show(io, p, err, job, writeJob)
+			v, err := get(p.client(), c.Context(), args[0])
+			return show(io, p, err, v, write)
 		},
 	}
 }

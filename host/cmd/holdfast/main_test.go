@@ -244,7 +244,7 @@ func TestVersionAsJSON(t *testing.T) {
 	}
 }
 
-func TestJobsAndVolumesAreToldApart(t *testing.T) {
+func TestFileKindIsRecognized(t *testing.T) {
 	for path, want := range map[string]bool{
 		"../../../examples/hcl/demo/notes.volume.hcl": true, "../../../examples/hcl/volumes/notes.hcl": true,
 		"../../../examples/hcl/volumes/nfs-share.hcl": true,
@@ -264,7 +264,7 @@ func TestJobsAndVolumesAreToldApart(t *testing.T) {
 	}
 }
 
-func TestFilesAreGivenTheVariablesThatTheyDeclare(t *testing.T) {
+func TestFilesGetTheVariablesTheyDeclare(t *testing.T) {
 	dir := t.TempDir()
 	first, second := filepath.Join(dir, "a.hcl"), filepath.Join(dir, "b.hcl")
 	for path, text := range map[string]string{first: "variable \"one\" {}\nvariable both {\n}",

@@ -15,18 +15,9 @@ import (
 )
 
 func newPlugin(io streams, p *globalFlags) *cobra.Command {
-	return group("plugin", "Inspect CSI plugins", &cobra.Command{
-		Use: "status [ID]", Short: "List plugins, or show one with its instances and tasks", Aliases: []string{"list"},
-		Args: counted(cobra.MaximumNArgs(1)),
-		RunE: func(c *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				plugins, err := p.client().Plugins(c.Context())
-				return show(io, p, err, plugins, writePlugins)
-			}
-			plugin, err := p.client().Plugin(c.Context(), args[0])
-			return show(io, p, err, plugin, writePlugin)
-		},
-	})
+	return group("plugin", "Inspect CSI plugins",
+		statusCommand(io, p, "List plugins, or show one with its instances and tasks", (*control.Client).Plugins,
+			writePlugins, (*control.Client).Plugin, writePlugin))
 }
 
 // health formats a role as healthy/expected.

@@ -14,7 +14,7 @@ import (
 	"holdfast/registry"
 )
 
-// lines writes progress, a line each, with the seconds since the begin: for people, or a JSON object each.
+// lines writes progress as lines of text or JSON objects, with the seconds since the start.
 type lines struct {
 	mu    sync.Mutex // a line is written as a whole
 	out   io.Writer
@@ -22,7 +22,7 @@ type lines struct {
 	begin time.Time
 }
 
-// line is one for programs.
+// line is a line as a JSON object.
 type line struct {
 	Seconds float64     `json:"seconds"`
 	Text    string      `json:"text"`
@@ -62,13 +62,13 @@ func (l *lines) note(n agent.Note) error {
 	return nil
 }
 
-// noteLine is a note without its time.
+// noteLine formats a note without its time.
 func noteLine(n agent.Note) string {
-	who := "alloc " + short(n.Alloc)
+	subject := "alloc " + short(n.Alloc)
 	if n.Task != "" {
-		who = "task " + string(n.Task)
+		subject = "task " + string(n.Task)
 	}
-	return who + " of " + n.Job + n.Place + " " + n.Text
+	return subject + " of " + n.Job + n.Place + " " + n.Text
 }
 
 // event writes an event of the shim.
@@ -81,7 +81,7 @@ func (l *lines) event(e host.Event) error {
 	return nil
 }
 
-// eventLine is an event without its number.
+// eventLine formats an event without its number.
 func eventLine(e host.Event) string {
 	s := ""
 	switch {
@@ -116,7 +116,7 @@ func short[T ~string](id T) string { return string(id[:min(8, len(id))]) }
 type eventFollower struct {
 	watch func(context.Context, host.WatchOptions, func(host.Event) error) error
 	say   func(host.Event) error
-	at    host.Seq // of the last that was said
+	at    host.Seq // of the last event passed to say
 }
 
 // drainTimeout bounds the wait for past events at the end.
@@ -127,17 +127,17 @@ const drainTimeout = 5 * time.Second
 func (c *eventFollower) follow(ctx context.Context) (finish func() error) {
 	following, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = c.writeVerdicts(following, false) })
+	wg.Go(func() { _ = c.pass(following, false) })
 	return func() error {
 		stop()
 		wg.Wait()
 		limited, done := context.WithTimeout(ctx, drainTimeout)
 		defer done()
-		return c.writeVerdicts(limited, true)
+		return c.pass(limited, true)
 	}
 }
 
-func (c *eventFollower) writeVerdicts(ctx context.Context, past bool) error {
+func (c *eventFollower) pass(ctx context.Context, past bool) error {
 	return c.watch(ctx, host.WatchOptions{After: c.at, Past: past}, func(e host.Event) error {
 		c.at = e.Seq
 		return c.say(e)

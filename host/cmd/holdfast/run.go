@@ -21,7 +21,7 @@ import (
 	"holdfast/registry"
 )
 
-// runFlags are those of run.
+// runFlags are the flags of run.
 type runFlags struct {
 	agentFlags
 	variables
@@ -280,15 +280,10 @@ func (o *foreground) runJobs(ctx context.Context) error {
 	if err := o.startVolumesThenUsers(ctx); err != nil {
 		return err
 	}
-	users, batch := o.users()
 	err := o.agent.Await(ctx, func(all []*agent.AllocRecord) bool {
-		ended := 0
-		for _, r := range o.current(all) {
-			if len(r.Plugins()) == 0 && r.State.Ended() {
-				ended++
-			}
-		}
-		return batch && users > 0 && ended >= users
+		users := slices.DeleteFunc(o.current(all), func(r *agent.AllocRecord) bool { return len(r.Plugins()) > 0 })
+		return len(users) > 0 && !slices.ContainsFunc(users,
+			func(r *agent.AllocRecord) bool { return !r.State.Ended() || !strings.HasSuffix(r.JobType, "batch") })
 	})
 	if err != nil {
 		return err
@@ -350,21 +345,6 @@ func (o *foreground) submit(ctx context.Context, which func(planned) bool) error
 	return nil
 }
 
-// users counts the allocs that run no plugin. batch means that all of them are of batch jobs.
-func (o *foreground) users() (n int, batch bool) {
-	batch = true
-	for _, p := range o.jobs {
-		for _, g := range p.job.Groups {
-			if slices.ContainsFunc(g.Tasks, func(t hooks.Task) bool { return len(t.Sealed) > 0 }) {
-				continue
-			}
-			n += g.Count
-			batch = batch && strings.HasSuffix(p.job.Type, "batch")
-		}
-	}
-	return n, batch
-}
-
 // createVolume creates or registers a volume, and waits for its plugin without a limit.
 func (o *foreground) createVolume(ctx context.Context, spec host.VolumeSpec) error {
 	if spec.External != "" {
@@ -388,7 +368,7 @@ func (o *foreground) createVolume(ctx context.Context, spec host.VolumeSpec) err
 
 // retry calls do until it succeeds, fails definitely, or ctx ends.
 func (o *foreground) retry(ctx context.Context, spec host.VolumeSpec, done string, do func() error) error {
-	said := ""
+	reported := ""
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
 		err := do()
 		switch {
@@ -399,9 +379,9 @@ func (o *foreground) retry(ctx context.Context, spec host.VolumeSpec, done strin
 		case !errors.Is(err, registry.ErrUnavailable) && !errors.Is(err, registry.ErrNotFound) && !errors.Is(err,
 			registry.ErrUncertain):
 			return fmt.Errorf("volume %s was not %s: %w", spec.VolumeName(), done, err)
-		case err.Error() != said:
-			said = err.Error()
-			o.lines.say("volume %s: waiting: %s", spec.VolumeName(), said)
+		case err.Error() != reported:
+			reported = err.Error()
+			o.lines.say("volume %s: waiting: %s", spec.VolumeName(), reported)
 		}
 		select {
 		case <-time.After(wait):

@@ -12,7 +12,7 @@ import (
 )
 
 // The self-binds of the shim are unmounted; what the operator has mounted at the same directories stays.
-func TestFoldLeavesMountsOfOperatorAlone(t *testing.T) {
+func TestMountsOfTheOperatorStay(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("real mounts need root")
 	}
