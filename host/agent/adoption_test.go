@@ -80,7 +80,7 @@ func TestNewAgentContinuesFromRecords(t *testing.T) {
 			func(e *env) { e.awaitAttempt("user", "main", 2) },
 			[]string{"prepared user", "start user/main", "end user/main", "prepared user", "start user/main"},
 		},
-		"after everything was taken down": {
+		"after all jobs were stopped": {
 			nil, func(e *env) { e.awaitRunning("user") },
 			[]string{"stop user/main", "released user", "prepared user", "start user/main"},
 		},

@@ -10,8 +10,8 @@
 //   - No task of an alloc with volumes starts before the volumes are prepared. They are released only when all its
 //     tasks have ended. An alloc whose volumes are not available waits, reports the reason and retries, until it is
 //     stopped.
-//   - Users of volumes are stopped before the plugins that serve them, when a job is stopped and when everything is
-//     taken down.
+//   - Users of volumes are stopped before the plugins that serve them, when a job is stopped and when the agent
+//     stops all jobs.
 //   - A task that ends is restarted under its restart policy. A restart that the shim requests counts as a failure
 //     under the same policy, and happens once for each attempt.
 //   - A job that is submitted again keeps the allocs of unchanged groups. An alloc of a changed group is stopped,
