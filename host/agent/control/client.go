@@ -49,21 +49,30 @@ func segment(id string) string {
 	return url.PathEscape(id)
 }
 
-func get[T any](ctx context.Context, c *Client, path string) (out T, err error) {
-	err = c.do(ctx, http.MethodGet, path, nil, &out)
-	return out, err
+func get[T any](ctx context.Context, c *Client, path string) (T, error) {
+	return do[T](ctx, c, http.MethodGet, path, nil)
 }
 
-func (c *Client) do(ctx context.Context, method, path string, in, out any) error {
+func post[T any](ctx context.Context, c *Client, path string, in any) (T, error) {
+	return do[T](ctx, c, http.MethodPost, path, in)
+}
+
+func do[T any](ctx context.Context, c *Client, method, path string, in any) (out T, err error) {
 	body, err := c.open(ctx, method, path, in)
 	if err != nil {
-		return err
+		return out, err
 	}
 	defer body.Close()
-	if err := json.NewDecoder(body).Decode(out); err != nil {
-		return fmt.Errorf("cannot decode the agent's answer to %s %s: %w", method, path, err)
+	if err := json.NewDecoder(body).Decode(&out); err != nil {
+		return out, fmt.Errorf("cannot decode the agent's answer to %s %s: %w", method, path, err)
 	}
-	return nil
+	return out, nil
+}
+
+// remove sends a DELETE request, whose answer is empty.
+func (c *Client) remove(ctx context.Context, path string) error {
+	_, err := do[struct{}](ctx, c, http.MethodDelete, path, nil)
+	return err
 }
 
 // open sends a request. The caller closes the body.
@@ -131,22 +140,20 @@ func (c *Client) Job(ctx context.Context, id string) (Job, error) {
 }
 
 // RunJob submits a job.
-func (c *Client) RunJob(ctx context.Context, src Submission, force bool) (out Job, err error) {
-	err = c.do(ctx, http.MethodPost, "/jobs?"+url.Values{"force": {fmt.Sprint(force)}}.Encode(), src, &out)
-	return out, err
+func (c *Client) RunJob(ctx context.Context, src Submission, force bool) (Job, error) {
+	return post[Job](ctx, c, "/jobs?"+url.Values{"force": {fmt.Sprint(force)}}.Encode(), src)
 }
 
 // RerunJob is RunJob; it also runs complete batch allocs again.
-func (c *Client) RerunJob(ctx context.Context, src Submission, force bool) (out Job, err error) {
+func (c *Client) RerunJob(ctx context.Context, src Submission, force bool) (Job, error) {
 	q := url.Values{"force": {fmt.Sprint(force)}, "rerun": {"true"}}
-	err = c.do(ctx, http.MethodPost, "/jobs?"+q.Encode(), src, &out)
-	return out, err
+	return post[Job](ctx, c, "/jobs?"+q.Encode(), src)
 }
 
 // StopJob stops a job.
 func (c *Client) StopJob(ctx context.Context, id string, purge, force bool) error {
 	q := url.Values{"purge": {fmt.Sprint(purge)}, "force": {fmt.Sprint(force)}}
-	return c.do(ctx, http.MethodDelete, "/job/"+segment(id)+"?"+q.Encode(), nil, &struct{}{})
+	return c.remove(ctx, "/job/"+segment(id)+"?"+q.Encode())
 }
 
 // Allocs lists all allocs.
@@ -205,41 +212,37 @@ func (c *Client) VolumeStats(ctx context.Context, n host.VolumeName) ([]Usage, e
 }
 
 // Doctor inspects the records, or carries out the repair plan with the digest of ask.
-func (c *Client) Doctor(ctx context.Context, ask DoctorRequest) (out host.Diagnosis, err error) {
-	err = c.do(ctx, http.MethodPost, "/doctor?"+c.wait().Encode(), ask, &out)
-	return out, err
+func (c *Client) Doctor(ctx context.Context, ask DoctorRequest) (host.Diagnosis, error) {
+	return post[host.Diagnosis](ctx, c, "/doctor?"+c.wait().Encode(), ask)
 }
 
 func (c *Client) wait() url.Values { return url.Values{"wait": {c.Wait.String()}} }
 
 // CreateVolume creates a volume.
-func (c *Client) CreateVolume(ctx context.Context, src Submission) (out Volume, err error) {
-	err = c.do(ctx, http.MethodPost, "/volumes/create?"+c.wait().Encode(), src, &out)
-	return out, err
+func (c *Client) CreateVolume(ctx context.Context, src Submission) (Volume, error) {
+	return post[Volume](ctx, c, "/volumes/create?"+c.wait().Encode(), src)
 }
 
 // RegisterVolume registers an existing volume.
-func (c *Client) RegisterVolume(ctx context.Context, src Submission) (out Volume, err error) {
-	err = c.do(ctx, http.MethodPost, "/volumes/register?"+c.wait().Encode(), src, &out)
-	return out, err
+func (c *Client) RegisterVolume(ctx context.Context, src Submission) (Volume, error) {
+	return post[Volume](ctx, c, "/volumes/register?"+c.wait().Encode(), src)
 }
 
 // ExpandVolume expands a volume.
-func (c *Client) ExpandVolume(ctx context.Context, n host.VolumeName, want host.CapacityRange) (out Volume, err error) {
-	err = c.do(ctx, http.MethodPost, volumePath(n, "/expand", c.wait()), want, &out)
-	return out, err
+func (c *Client) ExpandVolume(ctx context.Context, n host.VolumeName, want host.CapacityRange) (Volume, error) {
+	return post[Volume](ctx, c, volumePath(n, "/expand", c.wait()), want)
 }
 
 // DeleteVolume deletes a volume at its plugin.
 func (c *Client) DeleteVolume(ctx context.Context, n host.VolumeName) error {
-	return c.do(ctx, http.MethodDelete, volumePath(n, "", c.wait()), nil, &struct{}{})
+	return c.remove(ctx, volumePath(n, "", c.wait()))
 }
 
 // DeregisterVolume deletes the record of a volume. The plugin keeps the volume.
 func (c *Client) DeregisterVolume(ctx context.Context, n host.VolumeName) error {
 	q := c.wait()
 	q.Set("deregister", "true")
-	return c.do(ctx, http.MethodDelete, volumePath(n, "", q), nil, &struct{}{})
+	return c.remove(ctx, volumePath(n, "", q))
 }
 
 // Events calls fn with each event after a number. It returns after the past events or, if it follows, when ctx or the
@@ -269,9 +272,8 @@ func (c *Client) Events(ctx context.Context, after uint64, follow bool, fn func(
 }
 
 // Swap replaces the shim and returns when the new shim serves.
-func (c *Client) Swap(ctx context.Context, ask SwapRequest) (out host.SwapReport, err error) {
-	err = c.do(ctx, http.MethodPost, "/shim/swap", ask, &out)
-	return out, err
+func (c *Client) Swap(ctx context.Context, ask SwapRequest) (host.SwapReport, error) {
+	return post[host.SwapReport](ctx, c, "/shim/swap", ask)
 }
 
 // Swaps lists earlier swaps, newest first.

@@ -21,59 +21,29 @@ import (
 	"holdfast/registry"
 )
 
-// Texts parses jobs and volumes.
-type Texts interface {
+// Host is the part of a *host.Host that the API serves.
+type Host interface {
+	agent.Storage
+
 	Parse(ctx context.Context, src host.Source, o host.ParseOptions) (*host.Job, host.Diagnostics, error)
 	ParseVolume(ctx context.Context, src host.Source, o host.ParseOptions) (host.VolumeSpec, host.Diagnostics, error)
-}
 
-// Volumes changes volumes.
-type Volumes interface {
 	CreateVolume(ctx context.Context, s host.VolumeSpec) (host.VolumeStatus, error)
 	RegisterVolume(ctx context.Context, s host.VolumeSpec) (host.VolumeStatus, error)
 	ExpandVolume(ctx context.Context, n host.VolumeName, want host.CapacityRange) (host.VolumeStatus, error)
 	DeleteVolume(ctx context.Context, n host.VolumeName) error
 	DeregisterVolume(ctx context.Context, n host.VolumeName) error
-}
-
-// States reads the state of the shim.
-type States interface {
-	Volumes(ctx context.Context, q host.VolumeQuery) ([]host.VolumeStatus, host.Seq, error)
-	Allocs(ctx context.Context, only host.AllocID) ([]host.AllocStatus, host.Seq, error)
-	Plugins(ctx context.Context, q host.PluginQuery) (host.PluginList, host.Seq, error)
-	Fingerprints(ctx context.Context, q host.PluginQuery,
-		fn func(changed []host.PluginFingerprint, complete bool) error) error
-	Watch(ctx context.Context, o host.WatchOptions, fn func(host.Event) error) error
-	Status(ctx context.Context) (host.ShimStatus, error)
 	VolumeStats(ctx context.Context, n host.VolumeName) ([]host.VolumeUsage, host.Seq, error)
-}
 
-// Doctors finds and repairs inconsistencies.
-type Doctors interface {
+	Plugins(ctx context.Context, q host.PluginQuery) (host.PluginList, host.Seq, error)
+	Watch(ctx context.Context, o host.WatchOptions, fn func(host.Event) error) error
 	Doctor(ctx context.Context, repair bool, digest string) (host.Diagnosis, error)
-}
 
-// Endpoints serves CSI clients.
-type Endpoints interface {
-	ServeCSI(ctx context.Context, plugin host.PluginID, l net.Listener) error
-}
-
-// Swaps replaces the shim.
-type Swaps interface {
+	Status(ctx context.Context) (host.ShimStatus, error)
+	ShimState() host.ShimState
 	SwapAs(ctx context.Context, b host.Binary, operator string) (host.SwapReport, error)
 	Swaps() []host.SwapReport
-	ShimState() host.ShimState
-}
-
-// Host is the part of a *host.Host that the API serves.
-type Host interface {
-	agent.Storage
-	Texts
-	Volumes
-	States
-	Doctors
-	Swaps
-	Endpoints
+	ServeCSI(ctx context.Context, plugin host.PluginID, l net.Listener) error
 }
 
 var _ Host = (*host.Host)(nil)
