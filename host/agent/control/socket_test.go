@@ -91,6 +91,7 @@ func TestRemovedControlSocketIsMadeAgain(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			path := Socket(filepath.Join(shortDir(t), "r"))
 			l, err := Listen(path, hclog.NewNullLogger())
 			must(t, err)
