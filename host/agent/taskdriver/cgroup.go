@@ -194,7 +194,7 @@ func cgroupMembers(dir string) []int {
 // removeCgroups removes empty cgroups, with those that the task made below. A process that has just exited may stay
 // a member for a moment.
 func removeCgroups(dirs []string) error {
-	deadline := time.Now().Add(2 * time.Second)
+	deadline := time.Now().Add(30 * time.Second)
 	for {
 		var err error
 		for _, dir := range dirs {

@@ -150,7 +150,7 @@ func execParent(t Task, requests, replies, held *os.File) (process, error) {
 
 // killParent kills a parent that did not reply, and whatever it has started.
 func (r runner) killParent(ctx context.Context, t Task, p process) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	defer cancel()
 	err := p.signal(unix.SIGKILL)
 	if err == nil {
@@ -223,7 +223,7 @@ func (r runner) Wait(ctx context.Context, h Handle) (Exit, error) {
 }
 
 // parentTimeout is how long after the grace the parent may take before it counts as stuck.
-const parentTimeout = 10 * time.Second
+const parentTimeout = 30 * time.Second
 
 func (r runner) Stop(ctx context.Context, h Handle, grace time.Duration) error {
 	now, err := h.thisBoot()

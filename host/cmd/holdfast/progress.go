@@ -112,34 +112,26 @@ func eventLine(e host.Event) string {
 
 func short[T ~string](id T) string { return string(id[:min(8, len(id))]) }
 
-// eventFollower passes each event after a number to say, once and in order.
-type eventFollower struct {
-	watch func(context.Context, host.WatchOptions, func(host.Event) error) error
-	say   func(host.Event) error
-	at    host.Seq // of the last event passed to say
-}
-
 // drainTimeout bounds the wait for past events at the end.
-const drainTimeout = 5 * time.Second
+const drainTimeout = 30 * time.Second
 
-// follow passes on events as they happen. The caller calls finish before ctx ends; it passes on the remaining past
-// events.
-func (c *eventFollower) follow(ctx context.Context) (finish func() error) {
+// followEvents prints the events after a number, once and in order. The caller calls finish before ctx ends, which
+// prints the remaining past events.
+func (o *foreground) followEvents(ctx context.Context, after host.Seq) (finish func() error) {
+	print := func(ctx context.Context, past bool) error {
+		return o.host.Watch(ctx, host.WatchOptions{After: after, Past: past}, func(e host.Event) error {
+			after = e.Seq
+			return o.lines.event(e)
+		})
+	}
 	following, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = c.pass(following, false) })
+	wg.Go(func() { _ = print(following, false) })
 	return func() error {
 		stop()
 		wg.Wait()
 		limited, done := context.WithTimeout(ctx, drainTimeout)
 		defer done()
-		return c.pass(limited, true)
+		return print(limited, true)
 	}
-}
-
-func (c *eventFollower) pass(ctx context.Context, past bool) error {
-	return c.watch(ctx, host.WatchOptions{After: c.at, Past: past}, func(e host.Event) error {
-		c.at = e.Seq
-		return c.say(e)
-	})
 }

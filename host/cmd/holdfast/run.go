@@ -158,8 +158,7 @@ func (o *foreground) run(ctx context.Context) error {
 	served := make(chan error, 1)
 	wg.Go(func() { served <- o.serve(life) })
 	wg.Go(func() { _ = o.agent.Notes(life, o.lines.note) })
-	events := &eventFollower{watch: o.host.Watch, say: o.lines.event, at: began.Index}
-	finish := events.follow(life)
+	finish := o.followEvents(life, began.Index)
 
 	var failed error
 	if o.first.by == nil {
