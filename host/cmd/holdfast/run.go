@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"holdfast/hooks"
 	"holdfast/host"
 	"holdfast/host/agent"
 	"holdfast/internal/display"
@@ -65,16 +64,16 @@ func runForeground(ctx context.Context, io streams, p *globalFlags, f *runFlags,
 	}
 	signals, stop := endSignals()
 	defer stop()
-	state, fresh := p.state, false
+	state, temporary := p.state, false
 	if state == "" {
 		if state, err = os.MkdirTemp("", "holdfast-"); err != nil {
 			return err
 		}
-		fresh = true
+		temporary = true
 	}
 	state = resolved(state)
 	run := p.runDir
-	if fresh && p.run == "" {
+	if temporary && p.run == "" {
 		run = func(state string) string { return state + "/run" }
 	}
 	o := &foreground{flags: f, files: files, lines: newLines(io.out, p.json), signals: signals}
@@ -83,13 +82,11 @@ func runForeground(ctx context.Context, io streams, p *globalFlags, f *runFlags,
 	opened()
 	o.first, _ = errors.AsType[interrupted](context.Cause(opening))
 	if err != nil {
-		return o.end(errors.Join(err, o.removeState(state, fresh)))
+		return o.end(errors.Join(err, o.removeState(state, temporary)))
 	}
 	err = o.run(ctx)
 	err = errors.Join(err, o.service.close(), removeSelfMounts(o.service.layout))
-	if tidied := o.removeState(state, fresh); tidied != nil {
-		err = errors.Join(err, tidied)
-	}
+	err = errors.Join(err, o.removeState(state, temporary)) // after the mounts
 	if err == nil {
 		o.lines.say("done: all tasks stopped and all volumes released")
 	}
@@ -125,14 +122,21 @@ type planned struct {
 	src agent.Source
 }
 
-func (p planned) plugin() bool {
-	return slices.ContainsFunc(p.job.Groups, func(g hooks.Group) bool {
-		return slices.ContainsFunc(g.Tasks, func(t hooks.Task) bool { return len(t.Sealed) > 0 })
-	})
+// plugins lists the plugins that the job runs.
+func (p planned) plugins() (ids []host.PluginID) {
+	for _, g := range p.job.Groups {
+		for _, t := range g.Tasks {
+			if len(t.Sealed) > 0 {
+				ids = append(ids, t.Plugin)
+			}
+		}
+	}
+	return ids
 }
 
-func (o *foreground) removeState(state string, fresh bool) error {
-	if !fresh || o.left {
+// removeState removes a temporary state directory unless something is left in it.
+func (o *foreground) removeState(state string, temporary bool) error {
+	if !temporary || o.left {
 		return nil
 	}
 	if err := mount.RemoveTree(state); err != nil {
@@ -169,11 +173,7 @@ func (o *foreground) run(ctx context.Context) error {
 		o.lines.say("event stream ended early: %v", err)
 	}
 	cancel()
-	err = errors.Join(failed, down)
-	if e := <-served; e != nil {
-		err = errors.Join(err, e)
-	}
-	return err
+	return errors.Join(failed, down, <-served)
 }
 
 // parse parses all files and reports all errors at once.
@@ -268,7 +268,7 @@ func (o *foreground) runJobs(ctx context.Context) error {
 	if err := o.forget(ctx, o.jobs); err != nil {
 		return err
 	}
-	if err := o.submit(ctx, planned.plugin); err != nil {
+	if err := o.submit(ctx, func(p planned) bool { return len(p.plugins()) > 0 }); err != nil {
 		return err
 	}
 	wg.Go(func() {
@@ -293,7 +293,8 @@ func (o *foreground) runJobs(ctx context.Context) error {
 // startVolumesThenUsers continues after the plugins have been submitted.
 func (o *foreground) startVolumesThenUsers(ctx context.Context) error {
 	for _, spec := range o.volumes {
-		if !o.runs(spec.Plugin) {
+		runs := func(p planned) bool { return slices.Contains(p.plugins(), spec.Plugin) }
+		if !slices.ContainsFunc(o.jobs, runs) {
 			o.lines.say("volume %s: no file runs its plugin %q; to add one: holdfast --address %s job run FILE",
 				spec.VolumeName(), spec.Plugin, display.Quote(o.socket))
 		}
@@ -301,28 +302,19 @@ func (o *foreground) startVolumesThenUsers(ctx context.Context) error {
 			return err
 		}
 	}
-	return o.submit(ctx, func(p planned) bool { return !p.plugin() })
-}
-
-// runs reports whether one of the files runs the plugin.
-func (o *foreground) runs(id host.PluginID) bool {
-	return slices.ContainsFunc(o.jobs, func(p planned) bool {
-		return slices.ContainsFunc(p.job.Groups, func(g hooks.Group) bool {
-			return slices.ContainsFunc(g.Tasks, func(t hooks.Task) bool { return len(t.Sealed) > 0 && t.Plugin == id })
-		})
-	})
+	return o.submit(ctx, func(p planned) bool { return len(p.plugins()) == 0 })
 }
 
 // current leaves out allocs of earlier job versions that have ended.
 func (o *foreground) current(all []*agent.AllocRecord) []*agent.AllocRecord {
-	stands := map[string]func(*agent.AllocRecord) bool{}
+	fills := map[string]func(*agent.AllocRecord) bool{}
 	versions := map[string]uint64{}
 	for _, j := range o.agent.Jobs() {
-		_, stands[j.Job.ID] = j.Slots()
+		_, fills[j.Job.ID] = j.Slots()
 		versions[j.Job.ID] = j.Version
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(r *agent.AllocRecord) bool {
-		return r.State.Ended() && r.Version < versions[r.Job] && !stands[r.Job](r)
+		return r.State.Ended() && r.Version < versions[r.Job] && !fills[r.Job](r)
 	})
 }
 
