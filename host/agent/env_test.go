@@ -187,10 +187,9 @@ type fakeShim struct {
 	starting func(host.AllocTask) error
 	hang     bool          // PrepareAlloc hangs
 	hint     chan struct{} // a plugin has changed
+	restarts chan host.PendingRestart
 
 	mu      sync.Mutex
-	pending []host.PendingRestart
-	changed chan struct{} // of pending; closed and replaced
 	volumes []host.VolumeStatus
 	waiting []registry.Wait // of every alloc
 	jobs    map[host.AllocID]string
@@ -234,24 +233,13 @@ func (s *fakeShim) job(id host.AllocID) string {
 	return s.jobs[id]
 }
 
-func (s *fakeShim) requestRestart(p ...host.PendingRestart) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.pending = p
-	close(s.changed)
-	s.changed = make(chan struct{})
-}
-
 func (s *fakeShim) Restarts(ctx context.Context, fn func([]host.PendingRestart) error) error {
 	for {
-		s.mu.Lock()
-		list, changed := s.pending, s.changed
-		s.mu.Unlock()
-		if err := fn(list); err != nil {
-			return err
-		}
 		select {
-		case <-changed:
+		case p := <-s.restarts:
+			if err := fn([]host.PendingRestart{p}); err != nil {
+				return err
+			}
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -332,7 +320,7 @@ func withAgentAt(t *testing.T, dir string, test func(e *env)) {
 		j := &journal{}
 		e := &env{
 			T: t, journal: j, dir: dir, driver: &fakeDriver{journal: j, tasks: map[string]*fakeTask{}},
-			shim: &fakeShim{journal: j, changed: make(chan struct{}), hint: make(chan struct{}),
+			shim: &fakeShim{journal: j, hint: make(chan struct{}), restarts: make(chan host.PendingRestart),
 				jobs: map[host.AllocID]string{}},
 		}
 		e.must(os.WriteFile(e.shimDB(), []byte("records"), 0o600))

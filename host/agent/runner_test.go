@@ -180,8 +180,8 @@ func TestRequestedRestartHappensOncePerAttempt(t *testing.T) {
 		request := func(attempt uint64) {
 			p := host.PendingRestart{TaskKey: host.TaskKey{Alloc: r.ID, Task: "plugin"}}
 			p.Attempt, p.Cause = attempt, registry.CauseMissed
-			for range 5 { // each list repeats the request
-				e.shim.requestRestart(p)
+			for range 5 { // the shim repeats the request in each list
+				e.shim.restarts <- p
 				synctest.Wait()
 			}
 		}

@@ -229,16 +229,6 @@ func TestDeviceRulesSurviveAdoption(t *testing.T) {
 	}
 }
 
-func TestFailedStartLeavesNoDeviceRules(t *testing.T) {
-	d := newDisk(t, "bind")
-	task := shell(t, `exit 0`)
-	task.Command, task.Plan = "no-such-program", d.plan(t, true, false)
-	if _, err := NewExec().Start(t.Context(), task); !errors.Is(err, registry.ErrNotFound) {
-		t.Errorf("got %v", err)
-	}
-	wantNothingLeft(t, task.ID)
-}
-
 // A raw_exec task gets the path of its device in a variable. The other parts of such a plan have no effect.
 func TestRawExecTakesPlansMadeForIt(t *testing.T) {
 	d, dir := newDisk(t, "bind"), tempDir(t)

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"holdfast/hooks"
+	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
@@ -31,56 +32,16 @@ func TestBidirectionalMountsOutliveTheTask(t *testing.T) {
 	}
 }
 
-func TestPropagationOfBinds(t *testing.T) {
-	for _, c := range []struct {
-		propagation hooks.Propagation
-		in, out     bool // the task sees mounts of the host; the host sees mounts of the task
-	}{{hooks.Private, false, false}, {hooks.HostToTask, true, false}, {hooks.Bidirectional, true, true}} {
-		t.Run(string(c.propagation), func(t *testing.T) {
-			needMounts(t)
-			dir, f := sharedDir(t), newFifos(t)
-			source := mkdir(t, dir, "source")
-			mkdir(t, source, "of-host")
-			task := shell(t, `
-				mkdir /data/of-task; mount -t tmpfs task /data/of-task; touch /data/of-task/file
-				echo > /fifos/ready; cat /fifos/go > /dev/null
-				if test -e /data/of-host/file; then echo seen; else echo unseen; fi`)
-			task.Plan = binds(
-				hooks.Bind{Source: source, Target: "/data", Propagation: c.propagation},
-				hooks.Bind{Source: f.dir, Target: "/fifos", Propagation: hooks.Private},
-			)
-			d := NewExec()
-			h := start(t, d, task)
-			f.awaitReady(t)
-			must(t, unix.Mount("host", source+"/of-host", "tmpfs", 0, "size=64k"))
-			must(t, os.WriteFile(source+"/of-host/file", nil, 0o600))
-			if got := exists(source + "/of-task/file"); got != c.out {
-				t.Errorf("the host sees the task's mount: %t", got)
-			}
-			f.release(t)
-			if exit := wait(t, d, h); exit.Code != 0 {
-				t.Errorf("%+v: %s", exit, logs(t, d, h, Stderr))
-			}
-			wantLines(t, logs(t, d, h, Stdout), map[bool]string{true: "seen", false: "unseen"}[c.in])
-		})
-	}
-}
-
-func TestReadOnlyBindCannotBeWritten(t *testing.T) {
-	needMounts(t)
-	dir := tempDir(t)
-	must(t, os.WriteFile(dir+"/file", []byte("kept"), 0o666))
-	task := shell(t, `
-		cat /data/file
-		if echo x > /data/file; then exit 3; fi
-		if touch /data/new; then exit 4; fi
-		if mount -o remount,rw /data 2>/dev/null && touch /data/new; then echo again-writable; fi`)
-	task.Plan = binds(hooks.Bind{Source: dir, Target: "/data", ReadOnly: true, Propagation: hooks.Private})
-	if out := run(t, NewExec(), task); !strings.HasPrefix(out, "kept") {
-		t.Errorf("the task reads %q", out)
-	}
-	if b, _ := os.ReadFile(dir + "/file"); string(b) != "kept" {
-		t.Errorf("the host reads %q", b)
+// Package mount proves what the layers do.
+func TestBindsOfPlanBecomeLayers(t *testing.T) {
+	for propagation, want := range map[hooks.Propagation]mount.Propagation{
+		hooks.Private: mount.Private, hooks.HostToTask: mount.Slave, hooks.Bidirectional: mount.Bidirectional,
+	} {
+		bind := hooks.Bind{Source: "/a", Target: "/b", ReadOnly: true, Propagation: propagation}
+		layers := taskSpace(Task{Plan: binds(bind)}, nil).Layers
+		if got := layers[len(layers)-1]; got != (mount.Bind{Source: "/a", Target: "/b", ReadOnly: true, Propagation: want}) {
+			t.Errorf("%s: %+v", propagation, got)
+		}
 	}
 }
 
