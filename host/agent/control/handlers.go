@@ -261,7 +261,7 @@ func (s *Server) postDoctor(r *http.Request) (any, error) {
 	return found, err
 }
 
-// skew is how much earlier than ours the shim's deadline timer may fire.
+// skew is how much earlier the shim's deadline timer may fire than that of the agent.
 const skew = 100 * time.Millisecond
 
 // inTime calls do within the time of the request. It gives up early when the plugin is gone for good. Work that has

@@ -48,6 +48,7 @@ func (v *variables) read() (values map[string]string, files []host.Source, err e
 type file struct {
 	agent.Source
 	volume bool
+	err    error // why it cannot be read
 }
 
 // maxFile bounds the read; the shim accepts less.
@@ -66,7 +67,7 @@ func readFile(path string) (file, error) {
 	}
 	text, err := io.ReadAll(io.LimitReader(from, maxFile+1))
 	if err != nil {
-		if _, told := errors.AsType[*os.PathError](err); told {
+		if _, named := errors.AsType[*os.PathError](err); named {
 			return file{}, err
 		}
 		return file{}, fmt.Errorf("read %s: %w", path, err)
@@ -74,7 +75,7 @@ func readFile(path string) (file, error) {
 	if len(text) > maxFile {
 		return file{}, fmt.Errorf("%s is larger than %d KiB: not a job or volume file", path, maxFile>>10)
 	}
-	return file{agent.Source{Name: path, Text: text}, isVolume(path, text)}, nil
+	return file{Source: agent.Source{Name: path, Text: text}, volume: isVolume(path, text)}, nil
 }
 
 var (
@@ -90,23 +91,17 @@ func isVolume(path string, text []byte) bool {
 	return !jobHead.Match(text) && pluginField.Match(text)
 }
 
-// readFiles reads files that share variables; each gets those that it declares. It passes an unreadable file to unread
-// and stops if unread returns an error.
-func (v *variables) readFiles(paths []string, unread func(path string, err error) error) ([]file, error) {
+// readFiles reads files that share variables. Each gets the variables that it declares.
+func (v *variables) readFiles(paths []string) ([]file, error) {
 	values, varFiles, err := v.read()
 	if err != nil {
 		return nil, err
 	}
-	used := map[string]bool{}
+	used, unread := map[string]bool{}, false
 	var out []file
 	for _, path := range paths {
 		f, err := readFile(path)
-		if err != nil {
-			if err := unread(path, err); err != nil {
-				return nil, err
-			}
-			continue
-		}
+		f.Name, f.err, unread = path, err, unread || err != nil
 		f.Files, f.Variables = varFiles, map[string]string{}
 		for name, value := range values {
 			if declares(f.Text, name) {
@@ -116,15 +111,12 @@ func (v *variables) readFiles(paths []string, unread func(path string, err error
 		out = append(out, f)
 	}
 	for name := range values {
-		if !used[name] && len(out) == len(paths) {
+		if !used[name] && !unread {
 			return nil, usageError{fmt.Errorf("--var %s: no file declares this variable", name)}
 		}
 	}
 	return out, nil
 }
-
-// failOnUnread stops at the first unreadable file.
-func failOnUnread(_ string, err error) error { return err }
 
 func declares(text []byte, name string) bool {
 	return regexp.MustCompile(`(?m)^\s*"?variable"?\s+"?` + regexp.QuoteMeta(name) +

@@ -274,7 +274,7 @@ func TestFilesGetTheVariablesTheyDeclare(t *testing.T) {
 		}
 	}
 	v := &variables{values: []string{"one=1", "both=a=b"}}
-	files, err := v.readFiles([]string{first, second}, failOnUnread)
+	files, err := v.readFiles([]string{first, second})
 	if err != nil {
 		t.Fatal(err)
 	}

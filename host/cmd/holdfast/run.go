@@ -58,7 +58,10 @@ other commands work with the --address that is printed first.`,
 
 // runForeground prepares the directories, and removes a temporary state directory at the end.
 func runForeground(ctx context.Context, io streams, p *globalFlags, f *runFlags, paths []string) error {
-	files, err := f.readFiles(paths, failOnUnread)
+	files, err := f.readFiles(paths)
+	for _, f := range files {
+		err = errors.Join(err, f.err)
+	}
 	if err != nil {
 		return err
 	}

@@ -30,11 +30,7 @@ func newValidate(io streams, p *globalFlags) *cobra.Command {
 			"The exit code is 1 if a file is invalid.",
 		Args: counted(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
-			var unread []verdict
-			files, err := v.readFiles(args, func(path string, err error) error {
-				unread = append(unread, verdict{File: path, Error: err.Error(), Diagnostics: host.Diagnostics{}})
-				return nil
-			})
+			files, err := v.readFiles(args)
 			if err != nil {
 				return err
 			}
@@ -42,7 +38,7 @@ func newValidate(io streams, p *globalFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return writeVerdicts(io, p.json, append(unread, verdicts...))
+			return writeVerdicts(io, p.json, verdicts)
 		},
 	}
 	v.flags(c)
@@ -74,6 +70,9 @@ func validate(ctx context.Context, shim string, files []file, log logger) (out [
 }
 
 func validateFile(ctx context.Context, h *host.Host, f file) verdict {
+	if f.err != nil {
+		return verdict{File: f.Name, Error: f.err.Error(), Diagnostics: host.Diagnostics{}}
+	}
 	src := host.Source{Name: f.Name, Text: f.Text}
 	v := verdict{File: f.Name, Kind: "job"}
 	var err error
