@@ -230,25 +230,26 @@ func (r *runner) runTasks(ctx, stop context.Context) error {
 	if err != nil {
 		return err
 	}
-	var all, main sync.WaitGroup
+	var all sync.WaitGroup
+	var main []chan struct{} // closed when the task has ended
 	for _, prestart := range []bool{true, false} {
-		var first sync.WaitGroup
 		for _, s := range specs {
 			if s.prestart != prestart {
 				continue
 			}
-			groups := []*sync.WaitGroup{&all}
+			ended := make(chan struct{})
+			all.Go(func() {
+				defer close(ended)
+				r.runTask(ctx, stop, s)
+			})
 			if !s.sidecar {
-				groups = append(groups, &main)
-				if prestart {
-					groups = append(groups, &first)
-				}
+				main = append(main, ended)
 			}
-			r.startTask(ctx, stop, s, groups)
 		}
-		first.Wait()
+		for _, ended := range main {
+			<-ended
+		}
 	}
-	main.Wait()
 	if ctx.Err() == nil {
 		r.halt(errStop)
 	}
@@ -256,26 +257,16 @@ func (r *runner) runTasks(ctx, stop context.Context) error {
 	return errors.Join(ctx.Err(), r.a.failure())
 }
 
-// startTask runs a task on a goroutine that belongs to the groups.
-func (r *runner) startTask(ctx, stop context.Context, s taskSpec, groups []*sync.WaitGroup) {
-	for _, g := range groups {
-		g.Add(1)
+// runTask runs a task to its end. It halts the alloc if the task is the leader or has failed.
+func (r *runner) runTask(ctx, stop context.Context, s taskSpec) {
+	t := &taskRunner{runner: r, spec: s, driver: r.a.drivers[s.Driver]}
+	err := t.run(ctx, stop)
+	if err != nil && ctx.Err() == nil {
+		r.a.log.Error("running the task failed", "alloc", r.id, "task", s.Name, "error", err)
 	}
-	go func() {
-		defer func() {
-			for _, g := range groups {
-				g.Done()
-			}
-		}()
-		t := &taskRunner{runner: r, spec: s, driver: r.a.drivers[s.Driver]}
-		err := t.run(ctx, stop)
-		if err != nil && ctx.Err() == nil {
-			r.a.log.Error("running the task failed", "alloc", r.id, "task", s.Name, "error", err)
-		}
-		if ctx.Err() == nil && (s.leader || r.record().Tasks[s.Name].Failed) {
-			r.halt(errStop)
-		}
-	}()
+	if ctx.Err() == nil && (s.leader || r.record().Tasks[s.Name].Failed) {
+		r.halt(errStop)
+	}
 }
 
 func (r *runner) specs() ([]taskSpec, error) {
