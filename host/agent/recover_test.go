@@ -66,31 +66,21 @@ func (e *env) recover(how Recovery) {
 	synctest.Wait()
 }
 
-func TestLostLedgerBeneathLivingTasksIsRefused(t *testing.T) {
-	for name, damage := range ledgerLosses {
-		t.Run(name, func(t *testing.T) {
-			withAgent(t, func(e *env) {
-				u, d := e.lose(damage)
-				for range 2 { // the refusal changes nothing
-					_, err := e.reopen(RecoverNone)
-					e.hasError(err, nil, "agent.db", "--recover=adopt", "--recover=stop")
-					if !errors.Is(err, registry.ErrDamaged) { // else no record can be read
-						e.hasError(err, nil, short(u.ID), `job user`, `volume "data"`, short(d.ID), `plugin "disk"`)
-					}
-				}
-				e.recover(RecoverAdopt)
-			})
-		})
-	}
-}
-
-func TestAdoptionRestoresJobsAndAllocs(t *testing.T) {
+// An agent without records of running tasks does not start, and changes nothing. With RecoverAdopt it adopts them.
+func TestLostRecordsAreRefusedOrAdopted(t *testing.T) {
 	for name, damage := range ledgerLosses {
 		t.Run(name, func(t *testing.T) {
 			withAgent(t, func(e *env) {
 				node := e.agent.Node()
 				u, d := e.lose(damage)
 				before := e.all()
+				for range 2 {
+					_, err := e.reopen(RecoverNone)
+					e.hasError(err, nil, "agent.db", "--recover=adopt", "--recover=stop")
+					if !errors.Is(err, registry.ErrDamaged) { // else no record can be read
+						e.hasError(err, nil, short(u.ID), `job user`, `volume "data"`, short(d.ID), `plugin "disk"`)
+					}
+				}
 				w, err := e.reopen(RecoverAdopt)
 				e.must(err)
 				if len(w.Allocs) != 1 || w.Allocs[0].Alloc != u.ID || string(w.Allocs[0].Sealed) != "volumes" {
