@@ -29,7 +29,7 @@ records and adopts the tasks. --recover=stop stops them and deletes their jobs.
 Mounts of lost records stay until holdfast doctor --repair removes them.
 
 A systemd unit needs KillMode=process, or systemd kills the tasks with the agent.`,
-		Args: counted(cobra.NoArgs),
+		Args: usageArgs(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			signals, stop := endSignals()
 			defer stop()

@@ -24,7 +24,7 @@ func newAlloc(io streams, p *globalFlags) *cobra.Command {
 func newAllocLogs(io streams, p *globalFlags) *cobra.Command {
 	follow, stdout, stderr := false, false, false
 	c := &cobra.Command{
-		Use: "logs ID TASK", Short: "Print the logs of a task", Args: counted(cobra.ExactArgs(2)),
+		Use: "logs ID TASK", Short: "Print the logs of a task", Args: usageArgs(cobra.ExactArgs(2)),
 		Long: "Print the standard output and standard error of a task. Control characters are escaped on a terminal.",
 		RunE: func(c *cobra.Command, args []string) error {
 			return copyLogs(c.Context(), p.client(), args[0], args[1], follow, io.logs(stdout, stderr))

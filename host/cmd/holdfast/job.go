@@ -30,9 +30,9 @@ func newJobRun(io streams, p *globalFlags) *cobra.Command {
 			"Complete batch allocs of unchanged groups run again only with --rerun, or after job stop. " +
 			"Failed allocs always run again.\n\n" +
 			"With --wait the exit code is 1 if an alloc fails.",
-		Args: counted(cobra.ExactArgs(1)),
+		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
-			src, err := v.single(args[0], false)
+			src, err := v.readOne(args[0], false)
 			if err != nil {
 				return err
 			}
@@ -68,8 +68,8 @@ func newJobRun(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-// single reads the only file of a command, a volume or a job. All variables belong to it.
-func (v *variables) single(path string, volume bool) (control.Submission, error) {
+// readOne reads the only file of a command, a volume or a job. All variables belong to it.
+func (v *variables) readOne(path string, volume bool) (control.Submission, error) {
 	values, files, err := v.read()
 	if err != nil {
 		return control.Submission{}, err
@@ -153,7 +153,7 @@ func newJobStop(io streams, p *globalFlags) *cobra.Command {
 	purge, force, wait := false, false, false
 	c := &cobra.Command{
 		Use: "stop ID", Short: "Stop a job",
-		Args: counted(cobra.ExactArgs(1)),
+		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := p.client().StopJob(c.Context(), args[0], purge, force); err != nil {
 				return err
@@ -190,7 +190,7 @@ func statusCommand[T any](
 	get func(*control.Client, context.Context, string) (T, error), write func(io.Writer, T) error,
 ) *cobra.Command {
 	return &cobra.Command{
-		Use: "status [ID]", Short: short, Aliases: []string{"list"}, Args: counted(cobra.MaximumNArgs(1)),
+		Use: "status [ID]", Short: short, Aliases: []string{"list"}, Args: usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				all, err := list(p.client(), c.Context())
@@ -223,7 +223,7 @@ func writeJobs(to io.Writer, jobs []control.Job) error {
 
 func writeJob(to io.Writer, j control.Job) error {
 	about := []any{"ID", j.ID, "Namespace", j.Namespace, "Type", j.Type, "Status", j.Status, "Version", j.Version,
-		"Stopped", yes(j.Stopped),
+		"Stopped", yesNo(j.Stopped),
 		"Submitted", when(j.Submitted)}
 	if j.Waits != "" {
 		about = append(about, "Waits", j.Waits)

@@ -49,7 +49,7 @@ func writePlugin(to io.Writer, p control.Plugin) error {
 		"MAX VOLUMES")
 	for _, i := range p.Instances {
 		f := i.Fingerprint
-		instances.add(i.Role, short(i.Alloc), i.Task, i.Attempt, yes(i.Active), i.Health.State,
+		instances.add(i.Role, short(i.Alloc), i.Task, i.Attempt, yesNo(i.Active), i.Health.State,
 			withDetail(i.Health.Cause, i.Health.Detail), when(i.Health.Since), f.NodeID, number(f.MaxVolumes))
 	}
 	tasks := newTable("ALLOC", "TASK", "JOB", "TYPE", "PHASE", "ATTEMPT", "RESTART REQUESTED")

@@ -163,8 +163,8 @@ func group(use, short string, sub ...*cobra.Command) *cobra.Command {
 	return c
 }
 
-// counted makes a wrong number of arguments a usage error.
-func counted(check cobra.PositionalArgs) cobra.PositionalArgs {
+// usageArgs makes a wrong number of arguments a usage error.
+func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if err := check(c, args); err != nil {
 			return usageError{fmt.Errorf("%w; usage: %s", err, c.UseLine())}
@@ -248,7 +248,7 @@ func (p *globalFlags) logger(io streams, byDefault string) hclog.Logger {
 }
 
 func newVersion(io streams, p *globalFlags) *cobra.Command {
-	return &cobra.Command{Use: "version", Short: "Print the version", Args: counted(cobra.NoArgs),
+	return &cobra.Command{Use: "version", Short: "Print the version", Args: usageArgs(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
 			if p.json {
 				return writeJSON(io.out, map[string]string{"version": host.Version})

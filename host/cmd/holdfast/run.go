@@ -46,7 +46,7 @@ released; 1 failure, or something was left behind.
 Without --state-dir the state is in a temporary directory, which is removed
 unless something is left. Volumes stay unless --delete-volumes is set. The
 other commands work with the --address that is printed first.`,
-		Args: counted(cobra.MinimumNArgs(1)),
+		Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error { return runForeground(c.Context(), io, p, f, args) },
 	}
 	f.agentFlags.flags(c)
@@ -112,7 +112,7 @@ type foreground struct {
 	lines     *lines
 	jobs      []planned
 	volumes   []host.VolumeSpec
-	made      []host.VolumeSpec // created by this run and not deleted
+	created   []host.VolumeSpec // created by this run and not deleted
 	uncertain []host.VolumeSpec // created by this run with an unknown outcome
 	signals   chan os.Signal
 	first     interrupted // the first signal
@@ -171,12 +171,12 @@ func (o *foreground) run(ctx context.Context) error {
 	if o.first.by == nil {
 		failed = o.work(life, served)
 	}
-	down := o.down(life)
+	stopped := o.shutDown(life)
 	if err := finish(); err != nil {
 		o.lines.say("event stream ended early: %v", err)
 	}
 	cancel()
-	return errors.Join(failed, down, <-served)
+	return errors.Join(failed, stopped, <-served)
 }
 
 // parse parses all files and reports all errors at once.
@@ -268,7 +268,7 @@ func (o *foreground) runJobs(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
-	if err := o.forget(ctx, o.jobs); err != nil {
+	if err := o.removeJobs(ctx, o.jobs); err != nil {
 		return err
 	}
 	if err := o.submit(ctx, func(p planned) bool { return len(p.plugins()) > 0 }); err != nil {
@@ -353,7 +353,7 @@ func (o *foreground) createVolume(ctx context.Context, spec host.VolumeSpec) err
 	})
 	switch {
 	case err == nil:
-		o.made = append(o.made, spec)
+		o.created = append(o.created, spec)
 	case !errors.Is(err, registry.ErrExists): // otherwise it is an earlier volume
 		o.uncertain = append(o.uncertain, spec)
 	}
@@ -405,8 +405,8 @@ func (o *foreground) settleVolume(ctx context.Context, spec host.VolumeSpec) (ou
 	return true, nil // a failed creation may have left a record for DeleteVolume
 }
 
-// forgetCertain keeps only the creations with an unknown outcome.
-func (o *foreground) forgetCertain(ctx context.Context) error {
+// dropKnownOutcomes keeps only the creations with an unknown outcome.
+func (o *foreground) dropKnownOutcomes(ctx context.Context) error {
 	var errs []error
 	o.uncertain = slices.DeleteFunc(o.uncertain, func(spec host.VolumeSpec) bool {
 		known, _, err := o.host.Volumes(ctx, host.VolumeQuery{Name: spec.VolumeName()})
@@ -427,7 +427,7 @@ func (o *foreground) deleteVolumes(ctx context.Context) error {
 		errs = append(errs, err)
 		return err == nil
 	})
-	o.made = slices.DeleteFunc(o.made, func(spec host.VolumeSpec) bool {
+	o.created = slices.DeleteFunc(o.created, func(spec host.VolumeSpec) bool {
 		err := o.deleteVolume(ctx, spec)
 		errs = append(errs, err)
 		return err == nil
@@ -450,7 +450,7 @@ func (o *foreground) reportVolumes() {
 	for _, spec := range o.uncertain {
 		o.lines.say("volume %s may exist at plugin %s: its creation outcome is unknown", spec.VolumeName(), spec.Plugin)
 	}
-	for _, spec := range o.made {
+	for _, spec := range o.created {
 		if o.flags.deleteVolumes {
 			o.lines.say("volume %s was not deleted and may still exist at plugin %s", spec.VolumeName(), spec.Plugin)
 		}
@@ -468,8 +468,8 @@ func (o *foreground) failures() error {
 	return errors.Join(errs...)
 }
 
-// down stops everything in order; after a second signal or the time limit it kills all tasks.
-func (o *foreground) down(life context.Context) error {
+// shutDown stops everything in order; after a second signal or the time limit it kills all tasks.
+func (o *foreground) shutDown(life context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(life, o.flags.stopTimeout,
 		fmt.Errorf("the shutdown took longer than %v", o.flags.stopTimeout))
 	defer cancel()
@@ -522,16 +522,16 @@ func (o *foreground) stopInOrder(ctx context.Context) error {
 	if o.flags.deleteVolumes {
 		errs = append(errs, o.deleteVolumes(ctx))
 	} else {
-		errs = append(errs, o.forgetCertain(ctx))
+		errs = append(errs, o.dropKnownOutcomes(ctx))
 	}
 	if err := o.agent.StopAll(ctx); err != nil {
 		return errors.Join(append(errs, err)...)
 	}
-	return errors.Join(append(errs, o.forget(ctx, nil))...)
+	return errors.Join(append(errs, o.removeJobs(ctx, nil))...)
 }
 
-// forget stops and deletes all jobs except these. An earlier run may have left some.
-func (o *foreground) forget(ctx context.Context, keep []planned) error {
+// removeJobs stops and deletes all jobs except these. An earlier run may have left some.
+func (o *foreground) removeJobs(ctx context.Context, keep []planned) error {
 	var errs []error
 	for _, j := range o.agent.Jobs() {
 		if !slices.ContainsFunc(keep, func(p planned) bool { return p.job.ID == j.Job.ID }) {

@@ -69,7 +69,7 @@ func TestFilesThatCannotBeJobs(t *testing.T) {
 		{volume, false, "holdfast volume create"},
 		{huge, false, "is larger than 512 KiB"}, {dir, false, "is a directory"},
 	} {
-		_, err := (&variables{}).single(c.path, c.volume)
+		_, err := (&variables{}).readOne(c.path, c.volume)
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s as a volume %v: %v", c.path, c.volume, err)
 		}

@@ -24,7 +24,7 @@ func newShim(io streams, p *globalFlags) *cobra.Command {
 
 func newShimStatus(io streams, p *globalFlags) *cobra.Command {
 	return &cobra.Command{
-		Use: "status", Short: "Show the active shim", Args: counted(cobra.NoArgs),
+		Use: "status", Short: "Show the active shim", Args: usageArgs(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			shim, err := p.client().Shim(c.Context())
 			return show(io, p, err, shim, writeShim)
@@ -72,7 +72,7 @@ func newShimSwap(io streams, p *globalFlags) *cobra.Command {
 		Use: "swap PATH", Short: "Replace the shim without interrupting tasks",
 		Long: "Replace the shim with the binary at PATH. Tasks, mounts and plugins are not affected; calls wait for some milliseconds. " +
 			"The previous shim stays on standby and takes over if the new one dies.",
-		Args: counted(cobra.ExactArgs(1)),
+		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			path, err := filepath.Abs(args[0])
 			if err != nil {
@@ -88,7 +88,7 @@ func newShimSwap(io streams, p *globalFlags) *cobra.Command {
 
 func newShimRollback(io streams, p *globalFlags) *cobra.Command {
 	return &cobra.Command{
-		Use: "rollback", Short: "Replace the shim with the previous one", Args: counted(cobra.NoArgs),
+		Use: "rollback", Short: "Replace the shim with the previous one", Args: usageArgs(cobra.NoArgs),
 		Long: "Replace the shim with the binary that ran before the last swap. The agent keeps copies of the last three binaries. " +
 			"A binary that cannot read the state is refused before anything stops.",
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -127,7 +127,7 @@ func operator() string {
 
 func newShimHistory(io streams, p *globalFlags) *cobra.Command {
 	return &cobra.Command{
-		Use: "history", Short: "List swaps, newest first", Args: counted(cobra.NoArgs),
+		Use: "history", Short: "List swaps, newest first", Args: usageArgs(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			list, err := p.client().Swaps(c.Context())
 			return show(io, p, err, list, writeSwaps)

@@ -32,9 +32,9 @@ type createVolumeFunc func(*control.Client, context.Context, control.Submission)
 func newVolumeCreate(io streams, p *globalFlags, verb, short string, do createVolumeFunc) *cobra.Command {
 	v, wait := &variables{}, time.Duration(0)
 	c := &cobra.Command{
-		Use: verb + " FILE", Short: short, Args: counted(cobra.ExactArgs(1)),
+		Use: verb + " FILE", Short: short, Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
-			src, err := v.single(args[0], true)
+			src, err := v.readOne(args[0], true)
 			if err != nil {
 				return err
 			}
@@ -89,7 +89,7 @@ type deleteVolumeFunc func(*control.Client, context.Context, host.VolumeName) er
 func newVolumeDelete(io streams, p *globalFlags, verb, short string, do deleteVolumeFunc) *cobra.Command {
 	namespace, wait := "", time.Duration(0)
 	c := &cobra.Command{
-		Use: verb + " ID", Short: short, Args: counted(cobra.ExactArgs(1)),
+		Use: verb + " ID", Short: short, Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			name := volumeName(namespace, args[0])
 			_, err := callVolume(c, p, wait, fmt.Sprintf("volume %s may or may not be deleted; to check: %s; "+
@@ -127,7 +127,7 @@ func namespaceFlag(c *cobra.Command, to *string) {
 func newVolumeList(io streams, p *globalFlags) *cobra.Command {
 	plugin := ""
 	c := &cobra.Command{
-		Use: "list", Short: "List volumes", Args: counted(cobra.NoArgs),
+		Use: "list", Short: "List volumes", Args: usageArgs(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			list, err := p.client().Volumes(c.Context(), plugin)
 			return show(io, p, err, list, writeVolumes)
@@ -140,7 +140,7 @@ func newVolumeList(io streams, p *globalFlags) *cobra.Command {
 func newVolumeStatus(io streams, p *globalFlags) *cobra.Command {
 	namespace := ""
 	c := &cobra.Command{
-		Use: "status [ID]", Short: "List volumes, or show one with its users", Args: counted(cobra.MaximumNArgs(1)),
+		Use: "status [ID]", Short: "List volumes, or show one with its users", Args: usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				list, err := p.client().Volumes(c.Context(), "")
@@ -222,7 +222,7 @@ func writeVolume(to io.Writer, v control.Volume) error {
 	}
 	users := newTable("ALLOC", "JOB", "REQUEST", "ACCESS", "READ-ONLY", "PUBLISH", "SINCE")
 	for _, h := range v.Holders {
-		users.add(short(h.Alloc), h.Job, h.Request, h.Access, yes(h.ReadOnly), h.Published, when(h.Since))
+		users.add(short(h.Alloc), h.Job, h.Request, h.Access, yesNo(h.ReadOnly), h.Published, when(h.Since))
 	}
 	fmt.Fprintln(to)
 	err = errors.Join(err, modes.write(to, "no capabilities"))
@@ -270,7 +270,7 @@ func newVolumeExpand(io streams, p *globalFlags) *cobra.Command {
 	namespace, size, limit, wait := "", "", "", time.Duration(0)
 	c := &cobra.Command{
 		Use: "expand ID --size SIZE", Short: "Expand a volume",
-		Args: counted(cobra.ExactArgs(1)),
+		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			want, err := rangeOf(size, limit)
 			if err != nil {
