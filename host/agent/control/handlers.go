@@ -95,7 +95,7 @@ func (s *Server) setWaits(ctx context.Context, allocs []Alloc) {
 
 // setWaits sets what the alloc waits for. The shim's answer is newer than the agent's record.
 func (a *Alloc) setWaits(text string) {
-	if a.Waits = text; text != "" && a.Ended.IsZero() {
+	if text != "" && a.Ended.IsZero() {
 		a.Reason = text
 	}
 }
@@ -112,7 +112,7 @@ func (s *Server) getAlloc(r *http.Request) (any, error) {
 	}
 	list, _, err := s.host.Allocs(r.Context(), rec.ID)
 	if err != nil {
-		out.Waits = "no answer from the shim: " + err.Error()
+		out.Reason = "no answer from the shim: " + err.Error()
 		return out, nil
 	}
 	e := s.explainer()

@@ -82,11 +82,8 @@ func writeAllocs(to io.Writer, list []control.Alloc) error {
 
 func writeAlloc(to io.Writer, a control.Alloc) error {
 	about := []any{"ID", a.ID, "Job", a.Job, "Group", fmt.Sprintf("%s[%d]", a.Group, a.Index), "State", a.State}
-	if len(a.Waiting) == 0 { // otherwise notices say it below
+	if len(a.Waiting) == 0 { // otherwise the notices contain it
 		about = append(about, "Reason", a.Reason)
-		if a.Waits != "" {
-			about = append(about, "Waits for", a.Waits)
-		}
 	}
 	err := facts(to, append(about, "Created", when(a.Created), "Ended", when(a.Ended))...)
 	err = errors.Join(err, writeNotices(to, a.Notices))

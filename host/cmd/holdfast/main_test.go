@@ -56,7 +56,6 @@ var (
 	alloc = control.Alloc{
 		ID: "0a1b2c3d-0000-4000-8000-000000000001", Job: "db", Group: "pg", Index: 1, Namespace: "default",
 		State: "pending", Created: noon, Reason: "volume data is held by alloc 99",
-		Waits: "volume data: alloc 99 holds it",
 		Notices: []control.Notice{{Kind: control.NoticeWaiting, Summary: "volume data is held\nby job other",
 			Facts:   []control.Fact{{Name: "Held by", Text: "alloc 99"}, {Text: "its backend\x1b[31m is down"}, {Name: "Reason", Text: " "}},
 			Meaning: "The other job must end.", Next: "The alloc continues when the volume is released.",
