@@ -37,7 +37,8 @@ func TestLogsAreBounded(t *testing.T) {
 // A follower reads later output too, across rotations, and returns when the task ends.
 func TestLogsAreFollowed(t *testing.T) {
 	d, f := NewRawExec(), newFifos(t)
-	task := shell(t, `echo error >&2; echo first; `+f.ready+f.wait+`i=0; while [ $i -lt 50 ]; do echo "line $i"; i=$((i+1)); done`)
+	task := shell(t, `echo error >&2; echo first; `+f.ready+f.wait+`
+		i=0; while [ $i -lt 50 ]; do echo "line $i"; i=$((i+1)); done`)
 	task.LogSize, task.LogFiles = 100, 100
 	h := start(t, d, task)
 	f.awaitReady(t)

@@ -61,22 +61,20 @@ func repaired(failed string) host.Diagnosis {
 }
 
 func TestDoctorOutput(t *testing.T) {
-	golden(t, "doctor", func(w io.Writer) error { writeDiagnosis(w, "the agent at /s", findings()); return nil })
-	golden(t, "doctor_well", func(w io.Writer) error {
-		writeDiagnosis(w, "/bin/holdfast-shim",
-			host.Diagnosis{})
+	diagnosis := func(name, from string, d host.Diagnosis) {
+		golden(t, name, func(w io.Writer) error { writeDiagnosis(w, from, d); return nil })
+	}
+	diagnosis("doctor", "the agent at /s", findings())
+	diagnosis("doctor_well", "/bin/holdfast-shim", host.Diagnosis{})
+	diagnosis("doctor_advice", "the agent at /s", host.Diagnosis{Findings: findings().Findings[:1]})
+	golden(t, "doctor_repaired", func(w io.Writer) error {
+		writeRepair(w, repaired("not done: it is in use: process 7"))
 		return nil
 	})
-	golden(t, "doctor_advice", func(w io.Writer) error {
-		writeDiagnosis(w, "the agent at /s", host.Diagnosis{Findings: findings().Findings[:1]})
-		return nil
-	})
-	golden(t, "doctor_repaired",
-		func(w io.Writer) error { writeRepair(w, repaired("not done: it is in use: process 7")); return nil })
 	golden(t, "doctor_healed", func(w io.Writer) error { writeRepair(w, repaired("")); return nil })
 }
 
-// fakeShim writes a script that stands in for a shim binary and records its arguments.
+// fakeShim writes a script that replaces a shim binary and records its arguments in the file calls.
 func fakeShim(t *testing.T, dir string, found host.Diagnosis, code int) (path string) {
 	t.Helper()
 	text, err := json.Marshal(found)
@@ -84,85 +82,63 @@ func fakeShim(t *testing.T, dir string, found host.Diagnosis, code int) (path st
 		t.Fatal(err)
 	}
 	path = filepath.Join(dir, fmt.Sprint("shim-", code))
-	script := fmt.Sprintf("#!/bin/sh\necho \"$@\" >> %s\ncat <<'E'\n%s\nE\necho 'holdfast-shim: the state is damaged' >&2\nexit %d\n",
-		filepath.Join(dir, "asked"), text, code)
-	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
+	script := "#!/bin/sh\necho \"$@\" >> %s/calls\ncat <<'E'\n%s\nE\n" +
+		"echo 'holdfast-shim: the state is damaged' >&2\nexit %d\n"
+	if err := os.WriteFile(path, fmt.Appendf(nil, script, dir, text, code), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	return path
 }
 
-func asked(t *testing.T, dir string) (lines []string) {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join(dir, "asked"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = os.Remove(filepath.Join(dir, "asked"))
-	return strings.Split(strings.TrimSpace(string(text)), "\n")
-}
-
 func TestDoctorWithoutAnAgent(t *testing.T) {
-	partly := host.Finding{Kind: registry.FoundUnseen, Detail: "the volumes of plugin p: no", Advice: "see its log"}
-	skipped := host.Finding{Kind: registry.FoundSkipped, Detail: "the volumes of plugin p: list_volumes = false",
-		Advice: "none"}
 	dir := t.TempDir()
-	t.Setenv("HOLDFAST_ADDR", filepath.Join(dir, "nobody.sock")) // an agent with another state directory is ignored
-	state, sockets := filepath.Join(dir, "s"), filepath.Join(dir, "r")
-	call := "-doctor -json -state " + state + " -run " + sockets
+	t.Setenv("HOLDFAST_ADDR", filepath.Join(dir, "none.sock")) // an agent with another state directory is ignored
+	calls, state, sockets := filepath.Join(dir, "calls"), filepath.Join(dir, "s"), filepath.Join(dir, "r")
+	inspection := "-doctor -json -state " + state + " -run " + sockets + "\n"
+	repair := inspection + strings.TrimSpace(inspection) + " -repair -digest d1\n"
+	of := func(list ...host.Finding) host.Diagnosis { return host.Diagnosis{Findings: list} }
+	dead := findings().Findings[0]
+	unseen := host.Finding{Kind: registry.FoundUnseen, Detail: "the volumes of plugin p: no", Advice: "see its log"}
+	skipped := host.Finding{Kind: registry.FoundSkipped, Detail: "list_volumes = false", Advice: "none"}
+	const unexamined = "\"unexamined\": [\n    \"the volumes of plugin p: no\"\n  ]"
 	for what, c := range map[string]struct {
-		found host.Diagnosis
-		ends  int // the shim's exit code
-		args  string
-		code  int
-		asked []string
-		says  string
+		found    host.Diagnosis
+		shimCode int
+		args     string
+		code     int
+		calls    string
+		text     string
 	}{
-		"well": {host.Diagnosis{}, 0, "", exitOK, []string{call}, "no inconsistencies found"},
-		"ill":  {findings(), 1, "", exitFailed, []string{call}, "its server is gone"},
-		"repaired": {repaired(""), 0, "--repair", exitOK, []string{call, call + " -repair -digest d1"},
-			"all inconsistencies repaired"},
-		"not all repaired": {repaired("not done"), 1, "--repair", exitFailed,
-			[]string{call, call + " -repair -digest d1"}, "some inconsistencies remain"},
-		"nothing to repair": {host.Diagnosis{Findings: findings().Findings[:1]}, 1, "--repair", exitFailed, []string{call},
-			"no automatic repair available"},
-		"JSON":           {findings(), 1, "--json", exitFailed, []string{call}, `"kind": "dead"`},
-		"JSON when well": {host.Diagnosis{}, 0, "--json", exitOK, []string{call}, `"findings": []`},
-		"it could look at a part only": {host.Diagnosis{Findings: []host.Finding{partly}}, 1, "", exitIncomplete,
-			[]string{call},
-			"inspection incomplete: no inconsistencies in the inspected parts"},
-		"the same as JSON": {host.Diagnosis{Findings: []host.Finding{partly}}, 1, "--json", exitIncomplete,
-			[]string{call},
-			"\"unexamined\": [\n    \"the volumes of plugin p: no\"\n  ]"},
-		"the configuration leaves a part out": {host.Diagnosis{Findings: []host.Finding{skipped}}, 0, "", exitOK,
-			[]string{call},
-			"skipped\n  found   the volumes of plugin p: list_volumes = false\n  repair  none\n  advice  none\n\nno inconsistencies found"},
-		"a part left out, and a part not examined": {host.Diagnosis{Findings: []host.Finding{partly, skipped}}, 1,
-			"--json", exitIncomplete,
-			[]string{call}, "\"unexamined\": [\n    \"the volumes of plugin p: no\"\n  ]"},
-		"a part only, and it is ill": {host.Diagnosis{Findings: append([]host.Finding{partly},
-			findings().Findings[:1]...)}, 1, "", exitFailed,
-			[]string{call}, "the volumes of plugin p: no"},
-		"it could not look": {host.Diagnosis{}, 2, "", exitInspect, []string{call},
-			"holdfast: the state is damaged\n"},
-		"it was no such shim": {host.Diagnosis{}, 127, "", exitInspect, []string{call}, "the state is damaged"},
+		"well":             {of(), 0, "", exitOK, inspection, "no inconsistencies found"},
+		"well, as JSON":    {of(), 0, "--json", exitOK, inspection, `"findings": []`},
+		"findings":         {findings(), 1, "", exitFailed, inspection, "its server is gone"},
+		"findings as JSON": {findings(), 1, "--json", exitFailed, inspection, `"kind": "dead"`},
+		"repaired":         {repaired(""), 0, "--repair", exitOK, repair, "all inconsistencies repaired"},
+		"partly repaired":  {repaired("not done"), 1, "--repair", exitFailed, repair, "some inconsistencies remain"},
+		"only advice":      {of(dead), 1, "--repair", exitFailed, inspection, "no automatic repair available"},
+		"incomplete":       {of(unseen), 1, "", exitIncomplete, inspection, "no inconsistencies in the inspected parts"},
+		"incomplete, JSON": {of(unseen, skipped), 1, "--json", exitIncomplete, inspection, unexamined},
+		"incomplete, dead": {of(unseen, dead), 1, "", exitFailed, inspection, "the volumes of plugin p: no"},
+		"skipped":          {of(skipped), 0, "", exitOK, inspection, "advice  none\n\nno inconsistencies found"},
+		"failed":           {of(), 2, "", exitInspect, inspection, "holdfast: the state is damaged\n"},
+		"not a shim":       {of(), 127, "", exitInspect, inspection, "the state is damaged"},
 	} {
 		var out, errs bytes.Buffer
 		args := append([]string{"doctor", "--state-dir", state, "--run-dir", sockets, "--shim",
-			fakeShim(t, dir, c.found, c.ends)},
-			strings.Fields(c.args)...)
+			fakeShim(t, dir, c.found, c.shimCode)}, strings.Fields(c.args)...)
 		if got := run(args, &out, &errs); got != c.code {
 			t.Errorf("%s: exit code %d, want %d", what, got, c.code)
 		}
-		if got := asked(t, dir); strings.Join(got, "\n") != strings.Join(c.asked, "\n") {
-			t.Errorf("%s: asked %q", what, got)
+		if got, err := os.ReadFile(calls); err != nil || string(got) != c.calls {
+			t.Errorf("%s: calls %q, %v", what, got, err)
 		}
-		if said := out.String() + errs.String(); !strings.Contains(said, c.says) {
-			t.Errorf("%s: says\n%s", what, said)
+		_ = os.Remove(calls)
+		if text := out.String() + errs.String(); !strings.Contains(text, c.text) {
+			t.Errorf("%s: prints\n%s", what, text)
 		}
 	}
 	if names, _ := os.ReadDir(dir); len(names) != 4 {
-		t.Errorf("something was made: %v", names)
+		t.Errorf("doctor has created files: %v", names)
 	}
 }
 
@@ -171,13 +147,12 @@ func TestDoctorInspectsOnlyTheNamedState(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("HOLDFAST_STATE_DIR", "")
 	var errs bytes.Buffer
-	args := []string{"doctor", "--address", filepath.Join(dir, "nobody.sock"), "--shim", fakeShim(t, dir, findings(), 1)}
-	if got := run(args, io.Discard, &errs); got != exitNoAgent || !strings.Contains(errs.String(),
-		"no agent is running") {
+	args := []string{"doctor", "--address", filepath.Join(dir, "none.sock"), "--shim", fakeShim(t, dir, findings(), 1)}
+	if got := run(args, io.Discard, &errs); got != exitNoAgent || !strings.Contains(errs.String(), "no agent is running") {
 		t.Errorf("%d: %s", got, errs.String())
 	}
-	if got := run([]string{"doctor", "--state-dir", dir, "--run-dir", dir, "--shim", "/no/such/shim"}, io.Discard,
-		&errs); got != exitInspect {
+	args = []string{"doctor", "--state-dir", dir, "--run-dir", dir, "--shim", "/no/such/shim"}
+	if got := run(args, io.Discard, &errs); got != exitInspect {
 		t.Errorf("without a shim: %d: %s", got, errs.String())
 	}
 }

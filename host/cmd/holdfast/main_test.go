@@ -105,7 +105,8 @@ func volume() control.Volume {
 		{Alloc: host.AllocID(alloc.ID), Job: "db", Request: "data", Access: "single-node-writer", ReadOnly: true,
 			Published: "done", Since: noon},
 	}}
-	v.VolumeSpec = registry.VolumeSpec{ID: "data", Namespace: "default", Name: "data", Plugin: "loopfs", External: "vol-1"}
+	v.VolumeSpec = registry.VolumeSpec{ID: "data", Namespace: "default", Name: "data", Plugin: "loopfs",
+		External: "vol-1"}
 	v.State, v.Capacity, v.Since = "ready", 1<<25, noon
 	v.Capabilities = []registry.VolumeCapability{{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}}
 	v.Usage = []control.Usage{

@@ -107,7 +107,8 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 		return nil, err
 	}
 	if os.Geteuid() != 0 {
-		log.Warn("not running as root: the exec driver and plugins that mount need root or a user namespace, for example: unshare -Urm holdfast ...")
+		log.Warn("not running as root: the exec driver and plugins that mount need root or a user namespace, " +
+			"for example: unshare -Urm holdfast ...")
 	}
 	living, err := st.agent.Workload(ctx)
 	if err == nil {
@@ -161,7 +162,8 @@ func findShim(flag string) (host.Binary, error) {
 	if errors.Is(err, os.ErrPermission) {
 		return host.Binary{}, fmt.Errorf("%s is not executable; run chmod +x, or set --shim", beside)
 	}
-	return host.Binary{}, fmt.Errorf("%s not found beside this program or in PATH; run make build, or set --shim", shimName)
+	return host.Binary{}, fmt.Errorf("%s not found beside this program or in PATH; run make build, or set --shim",
+		shimName)
 }
 
 // serve runs the agent and its control socket until ctx ends, and returns the first error of the two.

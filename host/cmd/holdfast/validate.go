@@ -26,8 +26,8 @@ func newValidate(io streams, p *globalFlags) *cobra.Command {
 	v, shim := &variables{}, ""
 	c := &cobra.Command{
 		Use: "validate FILE...", Short: "Check job and volume files",
-		Long: "Check job and volume files (- is standard input). Variables without a value are unknown. No agent is needed. " +
-			"The exit code is 1 if a file is invalid.",
+		Long: "Check job and volume files (- is standard input). Variables without a value are unknown. " +
+			"No agent is needed. The exit code is 1 if a file is invalid.",
 		Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			files, err := v.readFiles(args)
