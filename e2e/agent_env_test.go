@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"holdfast/host"
+	"holdfast/host/agent"
 	"holdfast/host/agent/control"
 	"holdfast/internal/csifake"
 	"holdfast/internal/csifake/journal"
@@ -360,7 +361,7 @@ func (a *agentEnv) runJob(name string, replace ...string) error {
 func (a *agentEnv) runSubmission(src control.Submission) error {
 	var id string
 	err := a.retry("run "+src.Name, func() error {
-		job, err := a.client.RunJob(a.ctx(), src, false)
+		job, err := a.client.RunJob(a.ctx(), src, agent.SubmitOptions{})
 		id = job.ID
 		return err
 	})

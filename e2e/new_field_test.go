@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"holdfast/host/agent"
 )
 
 // programOf returns a process and the digest of the program that it runs.
@@ -109,7 +111,7 @@ func TestSwapAddsAField(t *testing.T) {
 	plain, err := s.hclFile("fake.hcl")
 	s.must(err)
 	s.must(s.retry("run without the field", func() error {
-		_, err := s.client.RunJob(s.ctx(), plain, false)
+		_, err := s.client.RunJob(s.ctx(), plain, agent.SubmitOptions{})
 		return err
 	}))
 	s.waitUntil("the job runs", func() bool { return s.pid("fake") != 0 })

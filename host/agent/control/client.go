@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"holdfast/host"
+	"holdfast/host/agent"
 	"holdfast/registry"
 )
 
@@ -140,13 +141,8 @@ func (c *Client) Job(ctx context.Context, id string) (Job, error) {
 }
 
 // RunJob submits a job.
-func (c *Client) RunJob(ctx context.Context, src Submission, force bool) (Job, error) {
-	return post[Job](ctx, c, "/jobs?"+url.Values{"force": {fmt.Sprint(force)}}.Encode(), src)
-}
-
-// RerunJob is RunJob; it also runs complete batch allocs again.
-func (c *Client) RerunJob(ctx context.Context, src Submission, force bool) (Job, error) {
-	q := url.Values{"force": {fmt.Sprint(force)}, "rerun": {"true"}}
+func (c *Client) RunJob(ctx context.Context, src Submission, o agent.SubmitOptions) (Job, error) {
+	q := url.Values{"force": {fmt.Sprint(o.Force)}, "rerun": {fmt.Sprint(o.Rerun)}}
 	return post[Job](ctx, c, "/jobs?"+q.Encode(), src)
 }
 

@@ -223,7 +223,7 @@ func awaitJob(t *testing.T, c *Client, id string, matches func(Job) bool) Job {
 func TestJobRunsAndItsLogsAreRead(t *testing.T) {
 	_, c := serve(t, &fakeHost{})
 	job, err := c.RunJob(t.Context(),
-		Submission{Name: "echo", Text: []byte("x"), Variables: map[string]string{"words": "hello"}}, false)
+		Submission{Name: "echo", Text: []byte("x"), Variables: map[string]string{"words": "hello"}}, agent.SubmitOptions{})
 	if err != nil || job.ID != "echo" || job.Version != 1 {
 		t.Fatalf("%+v, %v", job, err)
 	}
@@ -249,7 +249,7 @@ func TestJobRunsAndItsLogsAreRead(t *testing.T) {
 func TestErrorsKeepTheirKind(t *testing.T) {
 	h := &fakeHost{}
 	_, c := serve(t, h)
-	_, err := c.RunJob(t.Context(), Submission{Name: "none.hcl"}, false)
+	_, err := c.RunJob(t.Context(), Submission{Name: "none.hcl"}, agent.SubmitOptions{})
 	if !errors.Is(err, registry.ErrInvalid) || !strings.Contains(err.Error(), "none.hcl:1:1") {
 		t.Errorf("%v", err)
 	}
@@ -387,7 +387,7 @@ func TestFailureOfAMissingRolesJobIsReported(t *testing.T) {
 		volumes: func() []host.VolumeStatus { return []host.VolumeStatus{{Volume: disk}} },
 		refuse:  registry.Errorf(registry.ErrUnavailable, "plugin loopfs serves only csi-node here"),
 	})
-	_, err := c.RunJob(t.Context(), Submission{Name: "pc", Text: []byte("x")}, false)
+	_, err := c.RunJob(t.Context(), Submission{Name: "pc", Text: []byte("x")}, agent.SubmitOptions{})
 	must(t, err)
 	awaitJob(t, c, "pc", func(j Job) bool { return j.Status == agent.AllocFailed })
 	_, err = c.ExpandVolume(t.Context(), disk.VolumeName(), host.CapacityRange{Required: 1})

@@ -45,7 +45,7 @@ func TestWaitsAreExplained(t *testing.T) {
 		return []host.VolumeStatus{v}
 	}
 	_, c := serve(t, h)
-	_, err := c.RunJob(t.Context(), Submission{Name: "user", Text: []byte("x")}, false)
+	_, err := c.RunJob(t.Context(), Submission{Name: "user", Text: []byte("x")}, agent.SubmitOptions{})
 	must(t, err)
 	const line = "volume disk is held by alloc other-al"
 	job := awaitJob(t, c, "user", func(j Job) bool { return len(j.Allocs) == 1 && j.Allocs[0].Reason == line })

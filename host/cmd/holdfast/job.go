@@ -36,11 +36,7 @@ func newJobRun(io streams, p *globalFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			run := p.client().RunJob
-			if rerun {
-				run = p.client().RerunJob
-			}
-			job, err := run(c.Context(), src, force)
+			job, err := p.client().RunJob(c.Context(), src, agent.SubmitOptions{Force: force, Rerun: rerun})
 			done := err == nil && job.Status == "complete"
 			if err == nil && wait {
 				job, err = awaitJob(c.Context(), p.client(), job)

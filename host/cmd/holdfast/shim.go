@@ -90,7 +90,8 @@ func newShimRollback(io streams, p *globalFlags) *cobra.Command {
 	return &cobra.Command{
 		Use: "rollback", Short: "Replace the shim with the previous one", Args: usageArgs(cobra.NoArgs),
 		Long: "Replace the shim with the binary that ran before the last swap. " +
-			"The agent keeps copies of the last three binaries. A binary that cannot read the state is refused before anything stops.",
+			"The agent keeps copies of the last three binaries. " +
+			"A binary that cannot read the state is refused before anything stops.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			list, err := p.client().Swaps(c.Context())
 			if err != nil {
