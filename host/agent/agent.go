@@ -356,7 +356,7 @@ func (a *Agent) Logs(
 	}
 	if r.Pruned {
 		return registry.Errorf(registry.ErrNotFound,
-			"logs of alloc %s were removed: a job keeps those of its last %d ended allocs", short(id), keptEnded)
+			"logs of alloc %s were removed: a job keeps those of its last %d ended allocs", short(id), maxEnded)
 	}
 	d := a.drivers[r.task(task).Driver]
 	if d == nil || rec.Attempt == 0 {

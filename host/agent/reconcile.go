@@ -10,8 +10,8 @@ import (
 	"holdfast/internal/mount"
 )
 
-// keptEnded is how many ended allocs of a job keep their records and logs.
-const keptEnded = 10
+// maxEnded is how many ended allocs of a job keep their records and logs.
+const maxEnded = 10
 
 // reconcile stops allocs that the jobs do not want, places missing ones, and runs each alloc that has no runner.
 // Only Run calls it.
@@ -70,7 +70,7 @@ func (a *Agent) reconcileJob(job *JobRecord, allocs []*AllocRecord) {
 	if !a.draining.Load() { // else StopAll stops them, in its order
 		a.stopUnwanted(allocs, want)
 		if len(want) > 0 {
-			a.keep(job, allocs, want)
+			a.updateVersions(job, allocs, want)
 			a.placeMissing(job, allocs, want)
 		}
 	}
@@ -124,8 +124,8 @@ func (a *Agent) lowestDiscardedRank() int {
 	return lowest
 }
 
-// keep moves allocs of unchanged groups to the last version of the job.
-func (a *Agent) keep(job *JobRecord, allocs []*AllocRecord, want map[slot]string) {
+// updateVersions moves allocs of unchanged groups to the last version of the job.
+func (a *Agent) updateVersions(job *JobRecord, allocs []*AllocRecord, want map[slot]string) {
 	for _, r := range allocs {
 		if !r.State.Ended() && r.Version != job.Version && want[r.slot()] == r.Digest {
 			_ = a.updateLocked(r.ID, func(r *AllocRecord) { r.Version = job.Version })
@@ -214,7 +214,7 @@ func (a *Agent) prune(job *JobRecord, allocs []*AllocRecord, want map[slot]strin
 	ended := slices.DeleteFunc(slices.Clone(allocs), func(r *AllocRecord) bool { return !r.State.Ended() })
 	slices.SortStableFunc(ended, func(x, y *AllocRecord) int { return x.Ended.Compare(y.Ended) })
 	if job != nil {
-		ended = ended[:max(0, len(ended)-keptEnded)]
+		ended = ended[:max(0, len(ended)-maxEnded)]
 	}
 	var entries []entry
 	var summaries []*AllocRecord

@@ -79,7 +79,7 @@ func TestKeptSlotsAreSmall(t *testing.T) {
 				t.Error("removed logs are read as empty")
 			}
 		}
-		if pruned != 30-keptEnded {
+		if pruned != 30-maxEnded {
 			t.Errorf("%d of 30 allocs are pruned", pruned)
 		}
 	})
@@ -90,7 +90,7 @@ func TestUnwantedSlotsAreRemoved(t *testing.T) {
 		e.submit(batchJob("many", 40, ""))
 		e.exitAll(0)
 		e.submit(batchJob("many", 2, ""))
-		e.await("only the newest are left", func(all []*AllocRecord) bool { return len(all) <= keptEnded+2 })
+		e.await("only the newest are left", func(all []*AllocRecord) bool { return len(all) <= maxEnded+2 })
 		var first host.AllocID
 		for _, r := range e.agent.Allocs() {
 			if r.Index == 0 {

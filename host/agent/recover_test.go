@@ -180,7 +180,7 @@ func TestNoTaskStartsWithoutACopyOfItsAlloc(t *testing.T) {
 // Completed batch allocs keep their slots when they are adopted, also if they were pruned.
 func TestAdoptionKeepsFilledSlots(t *testing.T) {
 	withAgent(t, func(e *env) {
-		const count = keptEnded + 5
+		const count = maxEnded + 5
 		e.submit(batchJob("work", count, ""))
 		e.awaitCount("start ", count)
 		for _, r := range e.agent.Allocs()[1:] {
