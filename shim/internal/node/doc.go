@@ -2,10 +2,10 @@
 // attach, stage, publish. After the tasks have ended it takes them back in the opposite order: unpublish, unstage,
 // detach, release the claim. Stager makes the calls to node plugins.
 //
-// One operation at a time is under way for a volume (intent.Locks; TestOneLockPerVolume). Nothing later is sent while
-// something earlier failed, and a claim is released last (TestDownOrder). Prepare and Release are an idempotent pair:
-// Release is legal in any state, cancels a Prepare that waits, and continues over restarts until everything is taken
-// back (TestReleaseResumes).
+// One operation at a time is under way for a volume (intent.Locks; TestHistories). After a failed step no later step is
+// sent, and a claim is released last (TestNothingLaterAfterAFailure). Prepare and Release are an idempotent pair. Release
+// is legal in any state, cancels a waiting Prepare, and continues over restarts until everything is released
+// (TestReleaseResumes).
 //
 // Every call that changes something has an intent before it. Each step has a durable mark: sent before the call leaves,
 // done or gone after its answer. Whatever was sent gets undone, however it ended, so a new process knows the last user

@@ -1,205 +1,150 @@
-package node_test
+package node
 
 import (
-	"context"
-	"errors"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"holdfast/internal/csifake"
+	"holdfast/internal/csifake/journal"
 	"holdfast/registry"
-	"holdfast/shim/internal/csi"
-	"holdfast/shim/internal/intent"
 )
 
-// healthOf is what is recorded of volume one, and the events that told of it.
-func (w *world) healthOf(t *testing.T) (h registry.VolumeHealth, told []string) {
-	t.Helper()
-	w.view(func(view registry.View) {
-		v, _ := view.Volume(one)
-		h = v.Health
-		p, _ := view.Staging(volumeOf("one").VolumeKey())
-		h.Node = p.Condition
-		events, _ := view.Events(0, 10000)
-		for _, e := range events {
+const statsRPC = string(registry.NodeStatsRPC)
+
+// health returns the recorded condition of volume v0, and the events about the health of volumes.
+func (n *env) health() (c registry.VolumeCondition, events []string) {
+	n.view(func(v registry.View) {
+		p, _ := v.Staging(v0)
+		c = p.Condition
+		all, _ := v.Events(0, 10000)
+		for _, e := range all {
 			if e.Kind == registry.EventVolumeUnhealthy || e.Kind == registry.EventVolumeHealthy {
-				told = append(told, strings.TrimSpace(string(e.Kind)+" "+e.Detail))
+				events = append(events, strings.TrimSpace(string(e.Kind)+" "+e.Detail))
 			}
 		}
 	})
-	return h, told
+	return c, events
 }
 
-// measured is how often the plugin was asked for the volume's statistics.
-func (w *world) measured() (n int) {
-	for _, line := range w.plugin.journal {
-		if strings.HasPrefix(line, "NodeGetVolumeStats ") {
-			n++
+// measured counts the calls of NodeGetVolumeStats for a volume.
+func (n *env) measured(volume string) (calls int) {
+	for _, c := range journal.Calls(n.journal.Lines()) {
+		if c.RPC == statsRPC && c.Volume == volume {
+			calls++
 		}
 	}
-	return n
+	return calls
 }
 
-// watchHealth has the stager watch the health of volumes until the test ends.
-func (w *world) watchHealth(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- w.stager.WatchHealth(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("it ended with %v", err)
-		}
-	})
+// reports makes the plugin report a condition of every volume. An empty message reports a healthy one.
+func (n *env) reports(message string) {
+	n.script()
+	n.script(csifake.Rule{RPC: statsRPC, Condition: &csifake.Condition{Abnormal: message != "", Message: message}})
 }
 
-// A plugin that declares that it tells the health of volumes is asked now and then about those in use. A change is
-// recorded, and told once.
+// A plugin that declares conditions is asked now and then about the volumes in use. A change is recorded, with one
+// event.
 func TestUnhealthyVolumeIsToldUnasked(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := open(t)
-		w.conditions = true
-		w.stager.Locks = &intent.Locks{}
-		w.mustUp("a1", shared())
-		w.watchHealth(t)
-		sick := &registry.VolumeCondition{Abnormal: true, Message: "source path doesn't exist"}
-		still := &registry.VolumeCondition{Abnormal: true, Message: "still not"}
-		for _, says := range []*registry.VolumeCondition{{}, sick, sick, nil, still, {}, {}} {
-			before := w.measured()
-			w.says.Store(says)
+	inEnv(t, stages+reports, func(t *testing.T, n *env) {
+		n.up("a1", wish{})
+		for _, message := range []string{"", "source path is gone", "source path is gone", "still gone", "", ""} {
+			before := n.measured("x-v0")
+			n.reports(message)
 			time.Sleep(2 * time.Minute)
-			synctest.Wait()
-			if w.measured() == before {
-				t.Error("nobody asked")
+			if n.measured("x-v0") == before {
+				t.Error("the plugin is not asked")
+			}
+			if c, _ := n.health(); c.Abnormal != (message != "") || c.Abnormal && c.Since.IsZero() {
+				t.Errorf("after %q: recorded %+v", message, c)
 			}
 		}
-		h, told := w.healthOf(t)
-		if h.Abnormal() || !slices.Equal(told, []string{"volume unhealthy source path doesn't exist",
-			"volume healthy"}) {
-			t.Errorf("recorded %+v, told %q", h, told)
+		want := []string{"volume unhealthy source path is gone", "volume healthy"}
+		if _, events := n.health(); !slices.Equal(events, want) {
+			t.Errorf("events: %q", events)
 		}
-		w.says.Store(sick)
-		time.Sleep(2 * time.Minute)
-		synctest.Wait()
-		h, _ = w.healthOf(t)
-		if c := h.Node; !c.Abnormal || c.Message != sick.Message || c.Since.IsZero() || h.Controller.Abnormal {
-			t.Errorf("recorded %+v", h)
-		}
-		w.mustDown("a1")
-		asked := w.measured()
+		n.down("a1")
+		before := n.measured("x-v0")
 		time.Sleep(time.Hour)
-		synctest.Wait()
-		if h, _ := w.healthOf(t); h.Abnormal() || w.measured() != asked {
-			t.Errorf("nothing of it is mounted here any more: %+v, asked %d times more", h, w.measured()-asked)
+		if n.measured("x-v0") != before {
+			t.Error("the plugin is asked about a volume that is not mounted")
 		}
-		w.empty()
 	})
 }
 
-// A plugin that does not declare that it tells the health of volumes is not asked unasked. One that dies of it is not
-// asked again, and a volume for which another call is under way is left out.
+// The plugin is not asked if it declares no conditions or no statistics, if it is unhealthy, or if it died of such a
+// call. A volume with another call is left out.
 func TestHealthIsNotAskedForAtAPrice(t *testing.T) {
 	for what, c := range map[string]struct {
-		prepare func(w *world)
-		asked   int
+		caps  string
+		rule  csifake.Rule
+		state registry.HealthState
+		busy  bool
+		asked int
 	}{
-		"it does not declare it": {func(w *world) { w.conditions = false }, 0},
-		"it has no statistics":   {func(w *world) { w.blind = true }, 0},
-		"it is unhealthy":        {func(w *world) { w.health = registry.Health{State: registry.Unhealthy} }, 0},
-		"it dies": {func(w *world) {
-			w.measure = func(context.Context) ([]registry.VolumeUsage, error) {
-				return nil, &registry.CallError{
-					RPC: registry.NodeStatsRPC, Code: "UNAVAILABLE", Outcome: registry.OutcomeFailed,
-					Kind: registry.ErrUnavailable, Lost: true,
-				}
-			}
-		}, 1},
-		"the volume is busy": {func(w *world) {
-			_, _ = w.stager.Locks.Lock(context.Background(), volumeOf("one").VolumeKey(), "something else")
-		}, 0},
+		"no conditions":    {caps: measures, state: registry.Healthy},
+		"no statistics":    {state: registry.Healthy},
+		"unhealthy plugin": {caps: reports, state: registry.Unhealthy},
+		"death": {caps: reports, rule: csifake.Rule{RPC: statsRPC, Crash: true}, state: registry.Healthy,
+			asked: 1},
+		"busy volume": {caps: reports, state: registry.Healthy, busy: true},
 	} {
 		t.Run(what, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := open(t)
-				w.conditions, w.stager.Locks, w.stager.Suspended = true, &intent.Locks{}, csi.NewSuspensions("")
-				w.says.Store(&registry.VolumeCondition{Abnormal: true, Message: "m"})
-				w.mustUp("a1", shared())
-				c.prepare(w)
-				w.watchHealth(t)
-				time.Sleep(time.Hour)
-				synctest.Wait()
-				if h, told := w.healthOf(t); w.measured() != c.asked || h.Abnormal() || len(told) > 0 {
-					t.Errorf("asked %d times, not %d: %+v, %q", w.measured(), c.asked, h, told)
+			inEnv(t, c.caps, func(t *testing.T, n *env) {
+				n.up("a1", wish{})
+				in, _ := n.shim.table.Find(registry.RoleNode, pluginID)
+				in.Health.State = c.state
+				n.put(in)
+				if c.rule.RPC != "" {
+					n.script(c.rule)
 				}
+				unlock := func() {}
+				if c.busy {
+					unlock, _ = n.shim.stager.Locks.Lock(t.Context(), v0, "something else")
+				}
+				time.Sleep(time.Minute + 30*time.Second)
+				if c.asked > 0 {
+					n.startPlugin()
+					n.introduce()
+				}
+				time.Sleep(time.Hour)
+				if got := n.measured("x-v0"); got != c.asked {
+					t.Errorf("asked %d times, want %d", got, c.asked)
+				}
+				unlock()
 			})
 		})
 	}
 }
 
-// What a plugin says of a volume's health is read only if the plugin declares that it says so.
-func TestConditionWithoutCapabilityIsNotBelieved(t *testing.T) {
-	w := open(t)
-	w.says.Store(&registry.VolumeCondition{Abnormal: true, Message: "m"})
-	w.mustUp("a1", shared())
-	for _, declared := range []bool{false, true} {
-		w.conditions = declared
-		if _, err := w.stager.Stats(t.Context(), one); err != nil {
-			t.Fatal(err)
-		}
-		if h, _ := w.healthOf(t); h.Abnormal() != declared {
-			t.Errorf("declared %v: recorded %+v", declared, h)
-		}
-	}
-}
-
-// An error about one volume does not keep the others of its plugin from being asked about, however often it comes.
+// An error about one volume does not keep its plugin from being asked about the others.
 func TestFailedHealthOfOneVolumeHidesNoOther(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := open(t)
-		w.put(volumeOf("two"))
-		w.conditions, w.stager.Locks, w.stager.Suspended = true, &intent.Locks{}, csi.NewSuspensions("")
-		w.mustUp("a1", shared())
-		if _, err := w.up(t.Context(), "two", "a2", shared()); err != nil {
-			t.Fatal(err)
-		}
-		w.measure = func(context.Context) ([]registry.VolumeUsage, error) {
-			return nil, &registry.CallError{
-				RPC: registry.NodeStatsRPC, Code: "NOT_FOUND", Outcome: registry.OutcomeFailed,
-				Kind: registry.ErrNotFound,
-			}
-		}
-		w.watchHealth(t)
+	inEnv(t, reports, func(t *testing.T, n *env) {
+		n.up("a1", wish{volumes: []int{0, 1}})
+		n.script(csifake.Rule{RPC: statsRPC, Code: "NOT_FOUND"})
 		time.Sleep(2 * time.Minute)
-		synctest.Wait()
-		for _, id := range []string{"ext-one", "ext-two"} {
-			if !strings.Contains(strings.Join(w.plugin.journal, "\n"), "NodeGetVolumeStats "+id+" ") {
-				t.Errorf("nobody asked about %s: %q", id, w.plugin.journal)
+		for _, volume := range []string{"x-v0", "x-v1"} {
+			if n.measured(volume) == 0 {
+				t.Errorf("the plugin is not asked about %s", volume)
 			}
 		}
 	})
 }
 
-// A node plugin of CSI 1.13 does not report conditions any more: what its predecessor said last is dropped.
+// A node plugin of CSI 1.13 declares no conditions. The last condition that its predecessor reported is dropped.
 func TestConditionEndsWithThePluginThatReportsIt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := open(t)
-		w.conditions, w.stager.Locks = true, &intent.Locks{}
-		w.says.Store(&registry.VolumeCondition{Abnormal: true, Message: "m"})
-		w.mustUp("a1", shared())
-		if _, err := w.stager.Stats(t.Context(), one); err != nil {
-			t.Fatal(err)
-		}
-		if h, _ := w.healthOf(t); !h.Abnormal() {
-			t.Fatalf("recorded %+v", h)
-		}
-		w.conditions = false
-		w.watchHealth(t)
+	inEnv(t, reports, func(t *testing.T, n *env) {
+		n.up("a1", wish{})
+		n.reports("m")
 		time.Sleep(2 * time.Minute)
-		synctest.Wait()
-		if h, _ := w.healthOf(t); h.Abnormal() {
-			t.Errorf("recorded %+v", h)
+		if c, _ := n.health(); !c.Abnormal {
+			t.Fatalf("recorded %+v", c)
+		}
+		n.restartPlugin(measures)
+		time.Sleep(2 * time.Minute)
+		if c, _ := n.health(); c.Abnormal {
+			t.Errorf("recorded %+v", c)
 		}
 	})
 }

@@ -1,9 +1,11 @@
-package node_test
+package node
 
 import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strconv"
@@ -17,17 +19,18 @@ import (
 	"holdfast/registry"
 )
 
-var seed = flag.Uint64("seed", 0, "the one history of TestHistories to run; 0: those of every run, or new ones with HOLDFAST_OPERATIONS")
+var seed = flag.Uint64("seed", 0,
+	"the one history of TestHistories to run; 0: those of every run, or new ones with HOLDFAST_OPERATIONS")
 
-// perHistory is how many operations one history has.
+// perHistory is the number of operations of one history.
 const perHistory = 250
 
-// TestHistories has random operations of allocs meet random faults of their plugin, its death and the shim's, and
-// judges what the plugin was asked: no illegal edge, and never two calls at once for a volume. In the end everything is
-// taken back. HOLDFAST_OPERATIONS asks for more.
+// TestHistories mixes random operations of allocs with random faults of their plugin, lost mounts, and kills of the
+// plugin, the shim and the node. It checks what the plugin was asked: no illegal edge, and never two calls at once for
+// a volume. In the end everything is released. HOLDFAST_OPERATIONS sets the number of operations.
 func TestHistories(t *testing.T) {
 	if *seed != 0 {
-		history(t, *seed)
+		runHistory(t, *seed)
 		return
 	}
 	operations, first := usual, uint64(1)
@@ -40,7 +43,7 @@ func TestHistories(t *testing.T) {
 	}
 	done, calls := 0, 0
 	for s := first; done < operations && !t.Failed(); s++ {
-		ops, sent := history(t, s)
+		ops, sent := runHistory(t, s)
 		done, calls = done+ops, calls+sent
 	}
 	t.Logf("%d operations, %d calls of the plugin", done, calls)
@@ -49,20 +52,26 @@ func TestHistories(t *testing.T) {
 	}
 }
 
-// history is one of them. It says how many operations it had, and how many calls they made.
-func history(t *testing.T, seed uint64) (operations, calls int) {
+// history is one random history of an env.
+type history struct {
+	*env
+	random *rand.Rand
+	size   int64 // bytes that volumes were asked to have, more than at first
+}
+
+// runHistory runs the history of a seed. It returns the number of its operations, and of the calls they made.
+func runHistory(t *testing.T, seed uint64) (operations, calls int) {
 	ok := t.Run(fmt.Sprint(seed), func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			n := newHistoryEnv(t, seed)
-			n.startPlugin()
-			n.startShim()
-			n.introduce()
+			h := newHistory(t, rand.New(rand.NewPCG(seed, 1)))
+			h.start()
 			for range perHistory {
-				n.step()
+				h.step()
 				operations++
 			}
-			n.settle()
-			calls = n.judge()
+			h.machine.partFault = nil
+			h.settle()
+			calls = h.judge()
 		})
 	})
 	if !ok {
@@ -71,68 +80,109 @@ func history(t *testing.T, seed uint64) (operations, calls int) {
 	return operations, calls
 }
 
-// step is one random operation, and some time that passes.
-func (n *historyEnv) step() {
-	switch d := n.random.IntN(100); {
-	case d < 35:
-		n.prepare()
-	case d < 63:
-		n.release()
-	case d < 67:
-		n.expand()
-	case d < 85:
-		n.fault()
-	case d < 90:
-		n.crash()
-		n.startShim()
-		n.introduce()
-	case d < 95:
-		n.plugin.Load().end(n.random.IntN(3) > 0)
-		n.startPlugin()
-		n.introduce()
-	case d < 97:
-		n.sync()
-	case d < 98:
-		n.reboot()
-	case d < 99:
-		n.sicken()
-	default:
-		n.plugin.Load().ClearScript()
+// newHistory returns a history with random capabilities of its plugin.
+func newHistory(t *testing.T, random *rand.Rand) *history {
+	caps := ""
+	for _, c := range []string{attaches, stages} {
+		if random.IntN(4) > 0 {
+			caps += c
+		}
 	}
-	time.Sleep(time.Duration(n.random.Int64N(int64(3 * time.Second))))
+	if random.IntN(4) > 0 {
+		caps += []string{"EXPAND_VOLUME ", "controller/EXPAND_VOLUME ", "node/EXPAND_VOLUME "}[random.IntN(3)] +
+			[]string{"expansion/ONLINE ", "expansion/OFFLINE ", ""}[random.IntN(3)]
+	}
+	if random.IntN(2) == 0 {
+		caps += reports
+	}
+	h := &history{env: newEnv(t, caps), random: random}
+	h.check = random.IntN(2) == 0
+	h.machine.late = time.Duration(random.IntN(4)) * 300 * time.Millisecond
+	h.forgets = random.IntN(3) == 0
+	ids := csifake.IDForms[random.IntN(len(csifake.IDForms))]
+	for i := range 3 {
+		v := h.volume(i, "")
+		v.External = registry.ExternalID(ids.VolumeID(string(v.ID)))
+		h.put(v)
+	}
+	h.machine.partFault = func(string) (err error, effect bool) {
+		if random.IntN(10) == 0 {
+			err = errPartHangs
+		}
+		return err, random.IntN(2) == 0
+	}
+	return h
 }
 
-func (n *historyEnv) anAlloc() registry.AllocID {
-	return registry.AllocID(fmt.Sprintf("alloc-%d", n.random.IntN(5)))
+// step is one random operation, and some time that passes.
+func (h *history) step() {
+	switch d := h.random.IntN(100); {
+	case d < 35:
+		h.prepare()
+	case d < 62:
+		h.release()
+	case d < 66:
+		h.expand()
+	case d < 84:
+		h.fault()
+	case d < 89:
+		h.restart()
+	case d < 94:
+		h.plugin.Load().end(h.random.IntN(3) > 0)
+		h.startPlugin()
+		h.introduce()
+	case d < 96:
+		h.sync()
+	case d < 97:
+		h.reboot()
+	case d < 98:
+		h.sicken()
+	case d < 99:
+		h.loseMount()
+	default:
+		h.script()
+	}
+	time.Sleep(time.Duration(h.random.Int64N(int64(3 * time.Second))))
 }
 
-// prepare asks for the volumes of an alloc, with a deadline or without, and does not wait.
-func (n *historyEnv) prepare() {
-	group := n.group(n.anAlloc(), wish{
-		volumes: n.random.Perm(3)[:1+n.random.IntN(3)], mixed: n.random.IntN(3) == 0, inline: n.random.IntN(4) == 0,
-		other: n.random.IntN(8) == 0,
-	})
-	limit := time.Duration(n.random.Int64N(int64(5 * time.Minute)))
-	shim := n.shim
-	n.allocs.Go(func() {
+func (h *history) anAlloc() registry.AllocID {
+	return registry.AllocID(fmt.Sprintf("alloc-%d", h.random.IntN(5)))
+}
+
+// upTo returns a random duration.
+func (h *history) upTo(most time.Duration) time.Duration {
+	return time.Duration(h.random.Int64N(int64(most)))
+}
+
+// prepare asks for the volumes of an alloc, with a deadline, and does not wait.
+func (h *history) prepare() {
+	w := wish{volumes: h.random.Perm(3)[:1+h.random.IntN(3)], mixed: h.random.IntN(3) == 0,
+		inline: h.random.IntN(4) == 0}
+	if h.random.IntN(8) == 0 {
+		w.options = "mount_options {\n fs_type = \"xfs\"\n}"
+	}
+	if h.random.IntN(4) == 0 {
+		w.subPaths = []string{"a", "b/c"}[:1+h.random.IntN(2)]
+	}
+	group, limit, shim := h.group(h.anAlloc(), w), h.upTo(5*time.Minute), h.shim
+	h.allocs.Go(func() {
 		ctx, cancel := context.WithTimeout(shim.ctx, limit)
 		defer cancel()
 		_, _ = shim.allocs.Prepare(ctx, registry.Call{}, group)
 	})
 }
 
-func (n *historyEnv) release() {
-	id, shim := n.anAlloc(), n.shim
-	n.allocs.Go(func() { _ = shim.allocs.Release(shim.ctx, registry.Call{}, id) })
+func (h *history) release() {
+	id, shim := h.anAlloc(), h.shim
+	h.allocs.Go(func() { _ = shim.allocs.Release(shim.ctx, registry.Call{}, id) })
 }
 
-// expand asks for a volume to be made larger, or for what it has already.
-func (n *historyEnv) expand() {
-	name := registry.VolumeName{Namespace: "default", ID: registry.VolumeID(fmt.Sprintf("v%d", n.random.IntN(3)))}
-	n.size += n.random.Int64N(3) << 30
-	want, shim := registry.CapacityRange{Required: 1<<30 + n.size}, n.shim
-	limit := time.Duration(n.random.Int64N(int64(5 * time.Minute)))
-	n.allocs.Go(func() {
+// expand asks for a volume to be made larger, or for the size that it has already.
+func (h *history) expand() {
+	name := registry.VolumeName{Namespace: "default", ID: registry.VolumeID(fmt.Sprintf("v%d", h.random.IntN(3)))}
+	h.size += h.random.Int64N(3) * gib
+	want, limit, shim := registry.CapacityRange{Required: gib + h.size}, h.upTo(5*time.Minute), h.shim
+	h.allocs.Go(func() {
 		ctx, cancel := context.WithTimeout(shim.ctx, limit)
 		defer cancel()
 		_, _ = shim.volumes.Expand(ctx, registry.Call{}, name, want)
@@ -140,27 +190,22 @@ func (n *historyEnv) expand() {
 }
 
 // sync names some of the allocs as living.
-func (n *historyEnv) sync() {
-	living := []registry.AllocID{n.anAlloc(), n.anAlloc()}
-	shim := n.shim
-	n.allocs.Go(func() { _, _ = shim.allocs.Sync(shim.ctx, living) })
+func (h *history) sync() {
+	living := []registry.AllocID{h.anAlloc(), h.anAlloc()}
+	shim := h.shim
+	h.allocs.Go(func() { _, _ = shim.allocs.Sync(shim.ctx, living) })
 }
 
-var faulty = []string{
-	"ControllerPublishVolume", "ControllerUnpublishVolume", "NodeStageVolume", "NodeUnstageVolume", "NodePublishVolume",
-	"NodeUnpublishVolume",
-	"ControllerExpandVolume", "NodeExpandVolume", "NodeGetVolumeStats",
-}
-
-// fault has the plugin go wrong at some of its next calls.
-func (n *historyEnv) fault() {
-	r := csifake.Rule{RPC: faulty[n.random.IntN(len(faulty))], Times: 1 + n.random.IntN(3), When: csifake.Before}
-	if n.random.IntN(2) == 0 {
+// fault makes the plugin fail some of its next calls.
+func (h *history) fault() {
+	rpcs := append(changing, "NodeGetVolumeStats")
+	r := csifake.Rule{RPC: rpcs[h.random.IntN(len(rpcs))], Times: 1 + h.random.IntN(3), When: csifake.Before}
+	if h.random.IntN(2) == 0 {
 		r.When = csifake.After
 	}
-	switch n.random.IntN(8) {
+	switch h.random.IntN(8) {
 	case 0:
-		r.Delay = csifake.Duration(n.random.Int64N(int64(10 * time.Minute)))
+		r.Delay = csifake.Duration(h.upTo(10 * time.Minute))
 	case 1:
 		r.Hang = csifake.UntilCancelled
 	case 2:
@@ -168,200 +213,23 @@ func (n *historyEnv) fault() {
 	case 3:
 		r.Crash = true
 	default:
-		r.Code = journal.CodeName(uint32(1 + n.random.IntN(16)))
+		r.Code = journal.CodeName(uint32(1 + h.random.IntN(16)))
 	}
 	if r.Code == "NOT_FOUND" && strings.HasPrefix(r.RPC, "NodeUn") {
-		r.When = csifake.After // nothing is there, it says, and there is no mount table to see that it lies
+		r.When = csifake.After // without a mount table no one can tell that the plugin lies
 	}
-	if err := n.plugin.Load().Script(r); err != nil {
-		n.t.Fatal(err)
-	}
+	h.script(r)
 }
 
-// sicken has the plugin say for a while that volumes are unhealthy, if it ever says how they are.
-func (n *historyEnv) sicken() {
-	says := csifake.Condition{Abnormal: true, Message: fmt.Sprintf("message %d", n.random.IntN(3))}
-	r := csifake.Rule{RPC: "NodeGetVolumeStats", Times: 1 + n.random.IntN(8), Condition: &says}
-	if err := n.plugin.Load().Script(r); err != nil {
-		n.t.Fatal(err)
-	}
+// sicken makes the plugin report volumes as unhealthy for a while, if it reports conditions.
+func (h *history) sicken() {
+	says := csifake.Condition{Abnormal: true, Message: fmt.Sprintf("message %d", h.random.IntN(3))}
+	h.script(csifake.Rule{RPC: "NodeGetVolumeStats", Times: 1 + h.random.IntN(8), Condition: &says})
 }
 
-// settle ends all faults and all allocs, and waits until nothing is left.
-func (n *historyEnv) settle() {
-	n.plugin.Load().end(false)
-	n.startPlugin()
-	n.introduce()
-	n.emptied()
-	n.usedAgain()
-	n.emptied()
-	n.shim.cancel(errShimEnds)
-	n.shim.fleet.CloseAll()
-	n.shim.loops.Wait()
-	n.allocs.Wait()
-	n.plugin.Load().end(false)
-}
-
-// emptied has no alloc live any more, and waits until nothing is left.
-func (n *historyEnv) emptied() {
-	if _, err := n.shim.allocs.Sync(n.shim.ctx, nil); err != nil {
-		n.t.Errorf("sync: %v", err)
+// loseMount unmounts something, as another program may do.
+func (h *history) loseMount() {
+	if held := slices.Sorted(maps.Keys(h.machine.held())); len(held) > 0 {
+		h.machine.unmount(held[h.random.IntN(len(held))])
 	}
-	for range 24 {
-		time.Sleep(n.pauseBeforeLook())
-		select {
-		case <-n.plugin.Load().ended: // it died in ListVolumes
-			n.startPlugin()
-			n.introduce()
-		default:
-		}
-		if len(n.left()) == 0 {
-			break
-		}
-		n.unmountTold()
-	}
-}
-
-// pauseBeforeLook is how long a person waits before the next look: after an hour everything has been tried that is
-// tried by itself. Where releases wait for that person, the look comes sooner, as each try of theirs costs the test
-// time.
-func (n *historyEnv) pauseBeforeLook() time.Duration {
-	if len(n.mounts.stuck()) > 0 {
-		return 10 * time.Minute
-	}
-	return time.Hour
-}
-
-// unmountTold is a person who unmounts by hand what the status of an alloc says nobody can take down. Nobody uses
-// any volume any more, and there was time for every release to fail: each mount that its plugin has forgotten is in
-// somebody's records, and what has to be unmounted next is told.
-func (n *historyEnv) unmountTold() {
-	stuck := n.mounts.stuck()
-	if len(stuck) == 0 {
-		return
-	}
-	recorded, told := map[string]bool{}, ""
-	err := n.log.View(context.Background(), func(v registry.View) error {
-		for _, r := range v.AllRefs() {
-			recorded[r.Target.Host] = true
-		}
-		for _, p := range v.Stagings() {
-			recorded[p.Path.Host] = true
-		}
-		for _, a := range v.Allocs() {
-			told += registry.Waits(a.Waiting) + "\n"
-		}
-		return nil
-	})
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	some := false
-	for _, path := range stuck {
-		if !recorded[path] {
-			n.t.Errorf("lost: %s is still mounted, and no record says so", path)
-		}
-		if strings.Contains(told, path) {
-			n.mounts.unmount(path)
-			some = true
-		}
-	}
-	if !some {
-		n.t.Errorf("nobody is told that %s is still mounted: %s", strings.Join(stuck, ", "), told)
-	}
-}
-
-// usedAgain has all volumes used once more, by one who writes: the last chance for what was expanded while nobody did.
-func (n *historyEnv) usedAgain() {
-	group := n.group("alloc-last", wish{volumes: []int{0, 1, 2}})
-	if _, err := n.shim.allocs.Prepare(n.shim.ctx, registry.Call{}, group); err != nil {
-		n.t.Errorf("used again: %v", err)
-	}
-}
-
-// shrunken is the volumes of which the node does not know what their controller has made of them last, by what the
-// plugin was asked. A plugin that has forgotten its volumes has forgotten their sizes.
-func shrunken(lines []journal.Line) (left []string) {
-	for i, l := range slices.Backward(lines) {
-		if l.Kind == journal.Forgot {
-			lines = lines[i:]
-			break
-		}
-	}
-	owed := map[string]int64{}
-	for _, c := range journal.Calls(lines) {
-		switch {
-		case c.End == nil || c.End.Code != "OK" || c.Abandoned || c.End.Answer == nil &&
-			c.RPC == "ControllerExpandVolume":
-		case c.RPC == "ControllerExpandVolume" && c.End.Answer.NodeExpand:
-			owed[c.Volume] = c.End.Answer.Bytes
-		case c.RPC == "NodeExpandVolume" && c.Bytes >= owed[c.Volume]:
-			delete(owed, c.Volume)
-		}
-	}
-	for id, bytes := range owed {
-		left = append(left, fmt.Sprintf("%s has %d bytes, and its node does not know", id, bytes))
-	}
-	return left
-}
-
-// left is what is recorded.
-func (n *historyEnv) left() (left []string) {
-	err := n.log.View(context.Background(), func(v registry.View) error {
-		for _, a := range v.Allocs() {
-			left = append(left, fmt.Sprintf("alloc %s, %s: %s", a.ID, a.State, registry.Waits(a.Waiting)))
-		}
-		for _, vol := range v.Volumes() {
-			if vol.Ephemeral {
-				left = append(left, "inline volume "+vol.VolumeName().String())
-			}
-			if vol.Health.Abnormal() {
-				left = append(left, "the health of volume "+vol.VolumeName().String())
-			}
-		}
-		for _, c := range v.AllClaims() {
-			left = append(left, "claim "+c.ClaimKey().String())
-		}
-		for _, r := range v.AllRefs() {
-			left = append(left, "ref "+r.ClaimKey().String())
-		}
-		for _, p := range v.Stagings() {
-			left = append(left, fmt.Sprintf("staging of %s: %q", p.Volume, p.State))
-		}
-		for _, at := range v.AllAttachments() {
-			left = append(left, fmt.Sprintf("attachment of %s: %q", at.Volume, at.State))
-		}
-		for _, i := range v.Intents() {
-			left = append(left, fmt.Sprintf("%s of %s, %s", i.RPC, i.Volume, i.Outcome))
-		}
-		return nil
-	})
-	if err != nil {
-		left = append(left, err.Error())
-	}
-	return left
-}
-
-// judge says how many calls the plugin was asked for.
-func (n *historyEnv) judge() (calls int) {
-	for _, what := range n.left() {
-		n.t.Errorf("left: %s", what)
-	}
-	for _, path := range n.mounts.stuck() {
-		n.t.Errorf("left: %s is still mounted", path)
-	}
-	lines := n.journal.Lines()
-	for _, v := range journal.Check(lines, journal.Options{Settled: true}) {
-		n.t.Errorf("journal: %s", v)
-	}
-	for _, what := range shrunken(lines) {
-		n.t.Error(what)
-	}
-	if n.t.Failed() {
-		for i, l := range lines {
-			n.t.Logf("%d %s %s %s %s call %d %s %s %s %s", i+1, l.Wall.Format("15:04:05.000"), l.Instance, l.Run,
-				l.Kind, l.Call, l.RPC, l.Volume, l.Target, l.Code)
-		}
-	}
-	return len(journal.Calls(lines))
 }

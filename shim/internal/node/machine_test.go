@@ -1,4 +1,4 @@
-package node_test
+package node
 
 import (
 	"context"
@@ -7,38 +7,156 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
+	"sync"
+	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"holdfast/internal/csifake"
 	"holdfast/registry"
-	"holdfast/shim/internal/csi"
 )
 
-// errorf is how a fake reports what must never happen.
-type errorf func(format string, args ...any)
-
-// machine is a node's directories and mount table, in memory.
+// machine has the mount table and the directories of the node, in memory. Mounted is what the plugin has staged and
+// published, except lost mounts, and stray mounts and parts besides. A change shows late, counted from when the path is
+// first looked at. It implements Kernel and Parts.
 type machine struct {
-	errorf errorf
-	boot   string
-	dirs   map[string]bool
-	mounts map[string]bool
-	parts  parts
+	t       *testing.T
+	storage *csifake.Backend
+	late    time.Duration
+
+	mu      sync.Mutex
+	boots   int
+	shown   map[string]bool
+	changed map[string]time.Time
+	stray   map[string]bool // mounts that the plugin does not know
+	lost    map[string]bool // unmounted by another program
+	dirs    map[string]bool
+	parts   map[string]*mountedPart
+	journal []string // of parts
+	// partFault fails a mount or unmount of a part, before or after its effect.
+	partFault func(what string) (err error, effect bool)
 }
 
-func newMachine(report errorf) *machine {
-	return &machine{errorf: report, boot: "boot-1", dirs: map[string]bool{}, mounts: map[string]bool{},
-		parts: newParts()}
+// mountedPart is a part of what was mounted at target. It is stale once that mount was lost.
+type mountedPart struct {
+	target string
+	stale  bool
 }
 
-func (m *machine) Boot() string                      { return m.boot }
-func (m *machine) Mounted(path string) (bool, error) { return m.mounts[path], nil }
+func newMachine(t *testing.T, storage *csifake.Backend) *machine {
+	m := &machine{t: t, storage: storage, dirs: map[string]bool{}}
+	m.reboot()
+	return m
+}
 
-// covered says whether path is a mount or lies in one.
-func (m *machine) covered(path string) bool {
+func (m *machine) reboot() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.boots++
+	m.shown, m.changed, m.parts = map[string]bool{}, map[string]time.Time{}, map[string]*mountedPart{}
+	m.stray, m.lost = map[string]bool{}, map[string]bool{}
+}
+
+func (m *machine) Boot() string { return fmt.Sprintf("boot-%d", m.boots) }
+
+func (m *machine) Mounted(path string) (bool, error) {
+	is := m.held()[path]
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if is {
+		delete(m.stray, path) // the plugin knows it again
+	}
+	switch {
+	case m.parts[path] != nil:
+		return true, nil
+	case m.stray[path] || m.lost[path]: // nothing is late any more
+		m.shown[path] = m.stray[path]
+		delete(m.changed, path)
+		return m.shown[path], nil
+	}
+	since, changes := m.changed[path]
+	switch {
+	case is == m.shown[path]:
+		delete(m.changed, path)
+	case !changes && m.late > 0:
+		m.changed[path] = time.Now()
+	case !changes || time.Since(since) >= m.late:
+		m.shown[path] = is
+		delete(m.changed, path)
+	}
+	return m.shown[path], nil
+}
+
+// hostPath returns the host's path of a path of the plugin.
+func hostPath(path string) string { return strings.Replace(path, tree.Task, tree.Host, 1) }
+
+// held returns the mounts that the plugin knows, by the host's paths.
+func (m *machine) held() map[string]bool {
+	held := map[string]bool{}
+	all, _ := m.storage.Volumes() // memory does not fail
+	for _, v := range all {
+		for _, at := range append(v.Published[string(nodeName)], v.Staged[string(nodeName)]) {
+			if at != "" {
+				held[hostPath(at)] = true
+			}
+		}
+	}
+	return held
+}
+
+// forgotten keeps the mounts that the plugin held before and does not know any more.
+func (m *machine) forgotten(before map[string]bool) {
+	now := m.held()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for path := range before {
+		if !now[path] && !m.lost[path] {
+			m.stray[path] = true
+		}
+	}
+}
+
+// mountStray mounts something that no record and no plugin knows.
+func (m *machine) mountStray(path string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.stray[path] = true
+}
+
+// unmount unmounts path, as a person does.
+func (m *machine) unmount(path string) {
+	held := m.held()[path]
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.stray, path)
+	delete(m.shown, path)
+	for _, p := range m.parts {
+		p.stale = p.stale || p.target == path
+	}
+	if held {
+		m.lost[path] = true
+	}
+}
+
+// mountedAgain ends the loss of a mount, because the plugin has mounted there.
+func (m *machine) mountedAgain(path string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.lost, hostPath(path))
+}
+
+// unknown lists the mounts that the plugin does not know.
+func (m *machine) unknown() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Sorted(maps.Keys(m.stray))
+}
+
+// inMount reports whether path lies in a mount. m.mu is held.
+func (m *machine) inMount(path string) bool {
 	for ; path != "/"; path = filepath.Dir(path) {
-		if m.mounts[path] {
+		if m.shown[path] || m.stray[path] {
 			return true
 		}
 	}
@@ -46,399 +164,93 @@ func (m *machine) covered(path string) bool {
 }
 
 func (m *machine) MakeDir(path string) error {
-	if m.covered(path) {
-		m.errorf("a directory is made at or in a mount: %s", path)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.inMount(path) {
+		m.t.Errorf("a directory is made at or in a mount: %s", path)
 	}
-	for ; path != "/"; path = filepath.Dir(path) {
-		m.dirs[path] = true
-	}
+	m.dirs[path] = true
 	return nil
 }
 
 func (m *machine) RemoveDir(path string) error {
-	if m.covered(filepath.Dir(path)) {
-		m.errorf("a directory is removed in a mount: %s", path)
+	held := m.held()[path]
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.inMount(filepath.Dir(path)) {
+		m.t.Errorf("a directory is removed in a mount: %s", path)
 	}
-	if m.mounts[path] {
+	if held || m.stray[path] {
 		return unix.EBUSY
-	}
-	for other := range m.dirs {
-		if strings.HasPrefix(other, path+"/") {
-			return unix.ENOTEMPTY
-		}
 	}
 	delete(m.dirs, path)
 	return nil
 }
 
-// reboot loses what a boot loses.
-func (m *machine) reboot() {
-	m.boot += "+"
-	clear(m.mounts)
-	clear(m.parts.at)
-}
-
-// plugin is a CSI plugin in memory, node and controller. It checks the order of its calls itself, against what it did
-// and against what it answered: an edge whose call got no good answer is in doubt, and nothing that stands on it may
-// follow.
-type plugin struct {
-	*machine
-	volumes         registry.Tree // as the active instance has it
-	attaches        bool
-	stages          bool
-	mountsStaging   bool
-	keepsTargetDirs bool
-	blind           bool  // does not know how full a volume is
-	expands         bool  // at the controller
-	grows           bool  // on the node
-	tells           int64 // the answer of Grow
-	offline         bool  // expands volumes that nobody uses, and no others
-	absent          bool  // no instance of it is there
-	health          registry.Health
-	fault           func(registry.RPC) fault
-	state           map[registry.ExternalID]*disk
-	journal         []string
-	last            struct {
-		stage   csi.StageRequest
-		publish csi.PublishRequest
-		private csi.Private
-		stats   csi.StatsRequest
-		grow    csi.GrowRequest
-		expand  csi.ExpandRequest
+// left lists mounts that remain.
+func (m *machine) left() (left []string) {
+	for _, path := range m.unknown() {
+		left = append(left, path+" is still mounted")
 	}
-	says       atomic.Pointer[registry.VolumeCondition] // of every volume
-	conditions bool                                     // it declares that it says so
-
-	measure func(context.Context) ([]registry.VolumeUsage, error) // what it answers to Stats; nil: something
-}
-
-// disk is what a plugin knows of one volume on one node.
-type disk struct {
-	size     int64 // as the controller has it, and as the node shows it
-	shown    int64
-	attached string
-	staged   string          // host path
-	targets  map[string]bool // host paths
-	made     map[string]bool // targets that it ever made: a boot may leave their directories
-	doubt    map[string]bool // edges without a good last answer: "attach", "stage", targets
-	pending  [2]string       // RPC and edge of the call that has had no certain answer
-	busy     int
-}
-
-// undoes says which call takes back which.
-var undoes = map[registry.RPC]registry.RPC{
-	registry.ControllerUnpublishRPC: registry.ControllerPublishRPC,
-	registry.NodeUnstageRPC:         registry.NodeStageRPC,
-	registry.NodeUnpublishRPC:       registry.NodePublishRPC,
-}
-
-// fault is how a call ends instead of well. The zero value: it ends well.
-type fault struct {
-	code    string
-	outcome registry.Outcome
-	effect  bool   // it took effect all the same
-	then    func() // what happens while it runs
-}
-
-func newPlugin(m *machine, root string) *plugin {
-	return &plugin{
-		machine: m, volumes: registry.Tree{Host: root, Task: "/csi"}, mountsStaging: true,
-		state: map[registry.ExternalID]*disk{},
-		fault: func(registry.RPC) fault { return fault{} },
-	}
-}
-
-func (p *plugin) disk(id registry.ExternalID) *disk {
-	if p.state[id] == nil {
-		p.state[id] = &disk{targets: map[string]bool{}, made: map[string]bool{}, doubt: map[string]bool{}}
-	}
-	return p.state[id]
-}
-
-// host is a path of the plugin's as the host knows it.
-func (p *plugin) host(path string) string {
-	rel, found := strings.CutPrefix(path, p.volumes.Task+"/")
-	if !found {
-		p.errorf("%q is not below the plugin's root %s", path, p.volumes.Task)
-	}
-	return filepath.Join(p.volumes.Host, rel)
-}
-
-// call is one call about one edge of a volume.
-func (pl *plugin) call(
-	rpc registry.RPC, id registry.ExternalID, edge, about string, legal func(*disk) string, effect func(*disk),
-) error {
-	d := pl.disk(id)
-	pl.journal = append(pl.journal, strings.TrimSpace(fmt.Sprintf("%s %s %s", rpc, id, about)))
-	if d.busy++; d.busy > 1 {
-		pl.errorf("two calls for %s at once", id)
-	}
-	defer func() { d.busy-- }()
-	if why := legal(d); why != "" {
-		pl.errorf("%s of %s: %s; journal: %q", rpc, id, why, pl.journal)
-	}
-	if p := d.pending; p[0] != "" && (p[1] != edge || p[0] != string(rpc) && p[0] != string(undoes[rpc])) {
-		pl.errorf("%s of %s is sent while %s has no certain answer", rpc, id, p[0])
-	}
-	f := pl.fault(rpc)
-	if f.code == "" || f.effect {
-		effect(d)
-	}
-	if f.then != nil {
-		f.then()
-	}
-	d.doubt[edge] = f.code != "" && !(f.code == "NOT_FOUND" && f.effect) // that one was gone already
-	switch {
-	case f.code == "" || f.outcome == registry.OutcomeFailed && f.code != "UNAVAILABLE":
-		d.pending = [2]string{}
-	case f.outcome == registry.OutcomeUncertain:
-		d.pending = [2]string{string(rpc), edge}
-	}
-	if f.code == "" {
-		return nil
-	}
-	return &registry.CallError{RPC: rpc, Code: f.code, Outcome: f.outcome, Kind: registry.ErrUnavailable,
-		Detail: "injected"}
-}
-
-func fine(*disk) string { return "" }
-
-func (d *disk) anyTarget() bool {
-	for at, doubt := range d.doubt {
-		if doubt && strings.HasPrefix(at, "/") {
-			return true
-		}
-	}
-	return len(d.targets) > 0
-}
-
-func (p *plugin) Attach(_ context.Context, _ registry.InstanceKey, r csi.AttachRequest) (map[string]string, error) {
-	return map[string]string{"device": "/dev/" + string(r.VolumeID)},
-		p.call(registry.ControllerPublishRPC, r.VolumeID, "attach", string(r.Node),
-			fine, func(d *disk) { d.attached = string(r.Node) })
-}
-
-func (p *plugin) Detach(_ context.Context, _ registry.InstanceKey, r csi.DetachRequest) error {
-	return p.call(registry.ControllerUnpublishRPC, r.VolumeID, "attach", string(r.Node), func(d *disk) string {
-		if d.staged != "" || d.doubt["stage"] || d.anyTarget() || r.Node == "" {
-			return "staged, published, or to no node"
-		}
-		return ""
-	}, func(d *disk) { d.attached = "" })
-}
-
-func (p *plugin) Stage(_ context.Context, _ registry.InstanceKey, r csi.StageRequest) error {
-	p.last.stage = r
-	at := p.host(r.StagingPath)
-	return p.call(registry.NodeStageRPC, r.VolumeID, "stage", "", func(d *disk) string {
-		switch {
-		case !p.stages:
-			return "not announced"
-		case p.attaches && (d.attached == "" || d.doubt["attach"] || r.PublishContext["device"] == ""):
-			return "not attached"
-		case d.staged != "" && d.staged != at:
-			return "a second staging path"
-		case !p.dirs[at]:
-			return "no directory"
-		}
-		return ""
-	}, func(d *disk) {
-		d.staged = at
-		if p.mountsStaging {
-			p.mounts[at] = true
-		}
-	})
-}
-
-func (p *plugin) Unstage(ctx context.Context, _ registry.InstanceKey, r csi.UnstageRequest) error {
-	if r.Private != nil {
-		p.last.private = r.Private(ctx)
-	}
-	at := p.host(r.StagingPath)
-	return p.call(registry.NodeUnstageRPC, r.VolumeID, "stage", "", func(d *disk) string {
-		if d.anyTarget() {
-			return "still published"
-		}
-		return ""
-	}, func(d *disk) {
-		d.staged = ""
-		delete(p.mounts, at)
-	})
-}
-
-func (p *plugin) Publish(_ context.Context, _ registry.InstanceKey, r csi.PublishRequest) error {
-	p.last.publish = r
-	at := p.host(r.TargetPath)
-	return p.call(registry.NodePublishRPC, r.VolumeID, at, "", func(d *disk) string {
-		switch {
-		case p.attaches && (d.attached == "" || d.doubt["attach"]):
-			return "not attached"
-		case p.stages && (d.staged == "" || d.doubt["stage"] || p.host(r.StagingPath) != d.staged):
-			return "not staged there"
-		case !p.stages && r.StagingPath != "":
-			return "a staging path without staging"
-		case !p.dirs[filepath.Dir(at)] || p.dirs[at] && !d.made[at]:
-			return "no parent, or a target that it did not make"
-		}
-		return ""
-	}, func(d *disk) {
-		p.parts.published(at, p.mounts[at])
-		d.targets[at], d.made[at], p.mounts[at], p.dirs[at] = true, true, true, true
-	})
-}
-
-func (p *plugin) Unpublish(ctx context.Context, _ registry.InstanceKey, r csi.UnpublishRequest) error {
-	if r.Private != nil {
-		p.last.private = r.Private(ctx)
-	}
-	at := p.host(r.TargetPath)
-	return p.call(registry.NodeUnpublishRPC, r.VolumeID, at, "", func(*disk) string {
-		return p.parts.standing(at)
-	}, func(d *disk) {
-		delete(d.targets, at)
-		delete(p.mounts, at)
-		if !p.keepsTargetDirs {
-			delete(p.dirs, at)
-		}
-	})
-}
-
-func (p *plugin) Expand(_ context.Context, _ registry.InstanceKey, r csi.ExpandRequest) (csi.Expanded, error) {
-	p.last.expand = r
-	err := p.call(registry.ControllerExpandRPC, r.VolumeID, "size", fmt.Sprint(r.Range.Required), func(d *disk) string {
-		switch {
-		case !p.expands:
-			return "not announced"
-		case p.offline && (d.attached != "" || d.staged != "" || d.anyTarget()):
-			return "in use"
-		}
-		return ""
-	}, func(d *disk) { d.size = max(d.size, r.Range.Required) })
-	return csi.Expanded{Capacity: p.disk(r.VolumeID).size, Node: p.grows}, err
-}
-
-func (p *plugin) Grow(_ context.Context, _ registry.InstanceKey, r csi.GrowRequest) (int64, error) {
-	p.last.grow = r
-	at, where := p.host(r.Path), "target"
-	if at == p.disk(r.VolumeID).staged {
-		where = "staging"
-	}
-	err := p.call(registry.NodeExpandRPC, r.VolumeID, "node size", fmt.Sprintf("%d at %s", r.Range.Required, where),
-		func(d *disk) string {
-			switch {
-			case !p.grows:
-				return "not announced"
-			case p.expands && d.size < r.Range.Required:
-				return "not expanded by the controller"
-			case p.stages && (d.staged == "" || r.StagingPath == "" || p.host(r.StagingPath) != d.staged):
-				return "not staged there"
-			case at != d.staged && !d.targets[at]:
-				return "not at " + at
-			}
-			return ""
-		}, func(d *disk) { d.shown = max(d.size, r.Range.Required) })
-	return p.tells, err
-}
-
-func (p *plugin) Stats(ctx context.Context, _ registry.InstanceKey, r csi.StatsRequest) (registry.VolumeReport, error) {
-	says := p.says.Load() // first: a test that stores it has read the journal
-	at, d := p.host(r.Path), p.disk(r.VolumeID)
-	p.journal = append(p.journal, "NodeGetVolumeStats "+string(r.VolumeID)+" "+at)
-	p.last.stats = r
-	switch {
-	case !d.targets[at] && d.staged != at || !p.mounts[at] && p.mountsStaging:
-		p.errorf("%s is not at %s", r.VolumeID, at)
-	case p.stages && (r.StagingPath == "" || p.host(r.StagingPath) != d.staged), !p.stages && r.StagingPath != "":
-		p.errorf("%q is not where it is staged: %q", r.StagingPath, d.staged)
-	}
-	report := registry.VolumeReport{Usage: []registry.VolumeUsage{{Unit: "bytes", Total: 100, Used: 40, Available: 60}},
-		Condition: says}
-	if p.measure == nil {
-		return report, nil
-	}
-	usage, err := p.measure(ctx)
-	return registry.VolumeReport{Usage: usage, Condition: says}, err
-}
-
-// reboot loses what the node's part knew.
-func (p *plugin) reboot() {
-	p.machine.reboot()
-	for _, d := range p.state {
-		d.staged = ""
-		clear(d.targets)
-		if d.pending[0] == string(registry.NodeExpandRPC) {
-			d.pending = [2]string{} // the place that it was for is gone
-		}
-		maps.DeleteFunc(d.doubt, func(edge string, _ bool) bool { return edge != "attach" })
-	}
-}
-
-// leftovers is what the plugin still holds, for people.
-func (p *plugin) leftovers() (left []string) {
-	for id, d := range p.state {
-		if d.attached != "" || d.staged != "" || d.anyTarget() || d.doubt["attach"] || d.doubt["stage"] {
-			left = append(left, fmt.Sprintf("%s: %+v", id, *d))
-		}
+	for path := range m.parts {
+		left = append(left, path+" is still mounted as a part")
 	}
 	return left
 }
 
-// Create, Delete and Validate are not asked for here.
-func (p *plugin) Create(context.Context, registry.InstanceKey, csi.CreateRequest) (csi.Created, error) {
-	panic("not here")
-}
-func (p *plugin) Delete(context.Context, registry.InstanceKey, csi.DeleteRequest) error {
-	panic("not here")
-}
-func (p *plugin) Validate(context.Context, registry.InstanceKey, csi.ValidateRequest) (csi.Validated, error) {
-	panic("not here")
-}
-
-// Find and Await are the table of instances: one task that is both.
-func (p *plugin) Find(role registry.Role, id registry.PluginID) (registry.Instance, bool) {
-	caps := []registry.Capability{registry.PluginController, registry.SingleNodeMulti, registry.ControllerMulti}
-	if p.attaches {
-		caps = append(caps, registry.AttachDetach)
+// checkNoParts fails the test if a part of what is mounted at the plugin's path is mounted.
+func (m *machine) checkNoParts(target string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for at, p := range m.parts {
+		if p.target == hostPath(target) {
+			m.t.Errorf("%s is unpublished while a part of it is mounted at %s", target, at)
+		}
 	}
-	if p.stages {
-		caps = append(caps, registry.StageUnstage)
-	}
-	if p.expands {
-		caps = append(caps, registry.ControllerExpand)
-	}
-	if p.grows {
-		caps = append(caps, registry.NodeExpand)
-	}
-	if p.offline {
-		caps = append(caps, registry.ExpandsOffline)
-	} else {
-		caps = append(caps, registry.ExpandsOnline)
-	}
-	if !p.blind {
-		caps = append(caps, registry.VolumeStats)
-	}
-	if p.conditions {
-		caps = append(caps, registry.NodeCondition)
-	}
-	slices.Sort(caps)
-	return registry.Instance{
-		InstanceKey: registry.InstanceKey{Role: role, Plugin: id, Alloc: "p", Task: "p"}, Volumes: p.volumes,
-		Fingerprint: registry.Fingerprint{NodeID: "i-1", Capabilities: caps}, Health: p.health,
-	}, !p.absent
 }
 
-func (p *plugin) Await(_ context.Context, role registry.Role, id registry.PluginID) (registry.Instance, error) {
-	i, _ := p.Find(role, id)
-	return i, nil
+func (m *machine) HasPart(target, at string) (has, mounted bool, err error) {
+	there, _ := m.Mounted(target)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.parts[at]
+	return p != nil && p.target == target && !p.stale && there, p != nil || m.stray[at], nil
 }
 
-// vault resolves every secret.
-type vault struct{}
+func (m *machine) MountPart(_ context.Context, target, path, at string, create bool) error {
+	return m.changePart(fmt.Sprintf("mount %s %v", path, create), func() {
+		if m.parts[at] != nil || m.stray[at] || !strings.HasPrefix(at, layout.MountRoot()+"/parts/") {
+			m.t.Errorf("a part is mounted at %s", at)
+		}
+		m.parts[at] = &mountedPart{target: target}
+	})
+}
 
-func (vault) Resolve(_ context.Context, refs map[string]registry.Secret) (map[string]registry.SecretValue, error) {
-	values := map[string]registry.SecretValue{}
-	for k := range refs {
-		values[k] = "canary-77d1"
+func (m *machine) UnmountPart(_ context.Context, at string) error {
+	return m.changePart("unmount", func() { delete(m.parts, at) })
+}
+
+func (m *machine) changePart(what string, effect func()) (err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.journal = append(m.journal, what)
+	happens := false
+	if m.partFault != nil {
+		err, happens = m.partFault(what)
 	}
-	return values, nil
+	if err == nil || happens {
+		effect()
+	}
+	return err
 }
+
+// takeParts returns what was done with parts since the last time.
+func (m *machine) takeParts() (done []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	done, m.journal = m.journal, nil
+	return done
+}
+
+// errPartHangs is the failure of a part whose mount or unmount may take effect.
+var errPartHangs = registry.Errorf(registry.ErrUncertain, "it hangs")

@@ -1,6 +1,6 @@
 //go:build !race
 
-package node_test
+package node
 
 // usual is how many operations TestHistories has.
 const usual = 10_000

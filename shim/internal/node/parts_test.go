@@ -1,222 +1,152 @@
-package node_test
+package node
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"holdfast/hooks"
 	"holdfast/registry"
-	"holdfast/shim/internal/intent"
 )
 
-var both = []hooks.Part{{Path: "a"}, {Path: "b/c", ReadOnly: true}}
+var withParts = wish{subPaths: []string{"a", "b/c"}}
 
-// recorded is the parts that are recorded for an alloc, with their marks.
-func (w *world) recorded(a registry.AllocID) (texts []string) {
-	w.view(func(v registry.View) {
-		for _, r := range v.Refs(keyOf("one", a).Volume) {
+// recordedParts returns the parts that are recorded for alloc a1, with their marks.
+func (n *env) recordedParts() (parts []string) {
+	n.view(func(v registry.View) {
+		for _, r := range v.Refs(v0) {
 			for _, p := range r.Parts {
-				if r.Alloc == a && p.At == layout.Part(keyOf("one", a), p.Path) {
-					texts = append(texts, strings.TrimSpace(p.Path+" "+string(p.Mark)))
-				}
+				parts = append(parts, strings.TrimSpace(p.Path+" "+string(p.Mark)))
 			}
 		}
 	})
-	return texts
+	return parts
 }
 
-func (w *world) expectParts(want ...string) {
-	if got := w.takeParts(); !slices.Equal(got, want) {
-		w.errorf("of parts was done %q, want %q", got, want)
+func (n *env) wantParts(when string, want ...string) {
+	n.t.Helper()
+	if got := n.machine.takeParts(); !slices.Equal(got, want) {
+		n.t.Errorf("%s: %q, want %q", when, got, want)
 	}
 }
 
-// A part is recorded before it is mounted, doubted before it is unmounted, and unmounted before what it is a part of is
-// unpublished. Once mounted it is mounted, however often it is asked for.
+// A part is recorded before it is mounted, and is in doubt before it is unmounted. It is unmounted before its volume is
+// unpublished, and mounted once.
 func TestPartsUpAndDown(t *testing.T) {
-	w := open(t)
-	w.wanted = both
-	w.parts.before = func(what, _ string) {
-		if got := w.recorded("a1"); !slices.Equal(got, []string{"a sent", "b/c sent"}) {
-			t.Errorf("recorded before the %s: %q", what, got)
-		}
-	}
-	w.mustUp("a1", shared())
-	w.expectParts("mount a true", "mount b/c false")
-	w.expect(attach, stage, publish)
-	if got := w.recorded("a1"); !slices.Equal(got, []string{"a done", "b/c done"}) {
-		t.Errorf("recorded: %q", got)
-	}
-	for _, restart := range []func(){func() {}, w.crash} {
-		restart()
-		w.mustUp("a1", shared())
-		w.expectParts()
-		w.expect()
-	}
-	at, err := w.stager.MountParts(t.Context(), keyOf("one", "a1"), both[1:])
-	if want := layout.Part(keyOf("one", "a1"), "b/c"); err != nil || len(at) != 1 || at["b/c"] != want ||
-		!w.mounts[want] {
-		t.Errorf("%v, %v", at, err)
-	}
-	w.failNext(unpublish, lost)
-	if err := w.down(t.Context(), "one", "a1"); err == nil || len(w.recorded("a1")) > 0 {
-		t.Errorf("recorded: %q, %v", w.recorded("a1"), err)
-	}
-	w.expectParts("unmount a", "unmount b/c")
-	w.mustDown("a1")
-	w.expectParts()
-	w.empty()
-}
-
-func TestReadOnlyVolumesGetNothingMade(t *testing.T) {
-	w := open(t)
-	w.wanted = both
-	reader := shared()
-	reader.ReadOnly = true
-	w.mustUp("a1", reader)
-	w.expectParts("mount a false", "mount b/c false")
-}
-
-// Nothing is unpublished while a part of it is used or hangs; when it is not any more, everything goes.
-func TestUsedPartKeepsItsVolume(t *testing.T) {
-	for _, kind := range []error{registry.ErrConflict, registry.ErrUncertain} {
-		w := open(t)
-		w.wanted = both
-		w.mustUp("a1", shared())
-		w.take()
-		w.parts.fault = func(string) partFault {
-			return partFault{err: registry.Errorf(kind, "process 7 works in it: %w", unix.EBUSY)}
-		}
-		for range 2 {
-			err := w.down(t.Context(), "one", "a1")
-			if !errors.Is(err, kind) || !strings.Contains(err.Error(), `"a"`) ||
-				!strings.Contains(err.Error(), "process 7") {
-				t.Errorf("%v", err)
+	inEnv(t, stages, func(t *testing.T, n *env) {
+		n.machine.partFault = func(what string) (error, bool) {
+			if got := n.recordedParts(); !slices.Equal(got, []string{"a sent", "b/c sent"}) {
+				t.Errorf("recorded before %s: %q", what, got)
 			}
-			w.crash()
+			return nil, false
 		}
-		w.expect()
-		if got := w.recorded("a1"); len(got) != 2 {
+		n.up("a1", withParts)
+		n.wantParts("up", "mount a true", "mount b/c true")
+		if got := n.recordedParts(); !slices.Equal(got, []string{"a done", "b/c done"}) {
 			t.Errorf("recorded: %q", got)
 		}
-		w.parts.fault = fineParts
-		w.mustDown("a1")
-		w.expect(unpublish, unstage, detach)
-		w.empty()
-	}
+		n.restart()
+		plans, err := n.shim.allocs.Prepare(t.Context(), registry.Call{}, n.group("a1",
+			wish{volumes: []int{0}, subPaths: withParts.subPaths}))
+		want := hooks.Bind{Source: layout.Part(claimOf("a1"), "b/c"), Target: "/v0-b/c", Propagation: hooks.Private}
+		if err != nil || !slices.Contains(plans["t"].Binds, want) {
+			t.Errorf("plan %+v lacks %+v: %v", plans["t"], want, err)
+		}
+		n.wantParts("up again")
+		n.down("a1")
+		n.wantParts("down", "unmount", "unmount")
+		n.machine.partFault = nil
+		n.up("a1", wish{options: "read_only = true", subPaths: []string{"a"}})
+		n.wantParts("read-only", "mount a false")
+	})
 }
 
-// A part whose mount failed, or that a process has mounted and not recorded before it died, is mounted once by who
-// comes after it.
-func TestPartIsResumed(t *testing.T) {
-	hung, all := registry.Errorf(registry.ErrUncertain, "it hangs"), []string{"mount a true", "mount b/c false"}
-	for what, c := range map[string]struct {
-		fault func(*world) partFault
-		again []string
-	}{
-		"refused": {func(*world) partFault { return partFault{err: hung} }, all},
-		"uncertain, and mounted": {func(*world) partFault {
-			return partFault{err: hung, effect: true}
-		}, []string{"mount b/c false"}},
-		"mounted, then the shim died": {func(w *world) partFault { return partFault{then: w.crash} }, nil},
-		"died before":                 {func(w *world) partFault { return partFault{err: hung, then: w.crash} }, all},
-	} {
-		t.Run(what, func(t *testing.T) {
-			w := open(t)
-			w.wanted = both
-			w.parts.fault = func(string) partFault { w.parts.fault = fineParts; return c.fault(w) }
-			if _, err := w.up(context.Background(), "one", "a1", shared()); err == nil {
-				t.Error("it succeeded")
+// A volume is not unpublished while a part of it is in use or hangs. Afterwards everything is released.
+func TestUsedPartKeepsItsVolume(t *testing.T) {
+	for _, kind := range []error{registry.ErrConflict, registry.ErrUncertain} {
+		inEnv(t, stages, func(t *testing.T, n *env) {
+			n.up("a1", withParts)
+			n.rpcs()
+			n.machine.partFault = func(string) (error, bool) {
+				return registry.Errorf(kind, "process 7 works in it"), false
 			}
-			w.takeParts()
-			if _, err := w.reconciled(t.Context()); err != nil {
-				t.Error(err)
+			for range 2 {
+				if err := n.tryDown("a1"); err == nil || !strings.Contains(err.Error(), `"a"`) ||
+					!strings.Contains(err.Error(), "process 7") {
+					t.Errorf("%v", err)
+				}
+				n.restart()
 			}
-			w.mustUp("a1", shared())
-			w.expectParts(c.again...)
-			w.mustDown("a1")
-			w.empty()
+			n.want("in use")
+			n.machine.partFault = nil
+			n.down("a1")
+			n.want("not in use", unpublish, unstage)
 		})
 	}
 }
 
-// A part of a mount that is gone is none: with the new one it is mounted anew, unless somebody still uses the old one.
+// A part whose mount failed is mounted by the next Prepare. One whose mount hung is not mounted twice.
+func TestPartIsResumed(t *testing.T) {
+	for effect, again := range map[bool][]string{false: {"mount a true", "mount b/c true"}, true: {"mount b/c true"}} {
+		inEnv(t, "", func(t *testing.T, n *env) {
+			n.machine.partFault = func(string) (error, bool) { return errPartHangs, effect }
+			if err := n.tryUp("a1", withParts); !errors.Is(err, registry.ErrUncertain) {
+				t.Errorf("%v", err)
+			}
+			n.machine.takeParts()
+			n.machine.partFault = nil
+			n.restart()
+			n.up("a1", withParts)
+			n.wantParts("again", again...)
+		})
+	}
+}
+
+// After a volume was mounted anew, its parts are too, unless one of the old mount is in use.
 func TestPartFollowsItsVolume(t *testing.T) {
-	w := open(t)
-	w.wanted = both
-	at := w.mustUp("a1", shared())
-	w.takeParts()
-	delete(w.mounts, at.Host) // its server has died, and somebody has unmounted it
-	w.mustUp("a1", shared())
-	w.expectParts("unmount a", "mount a true", "unmount b/c", "mount b/c false")
-	delete(w.mounts, at.Host)
-	w.parts.fault = func(what string) partFault {
-		return partFault{err: registry.Errorf(registry.ErrConflict, "process 7")}
-	}
-	if _, err := w.up(t.Context(), "one", "a1", shared()); !errors.Is(err, registry.ErrConflict) {
-		t.Errorf("%v", err)
-	}
-	w.expectParts("unmount a")
-	w.parts.fault = fineParts
-	w.mustUp("a1", shared())
-	w.takeParts()
-	w.reboot()
-	w.crash()
-	w.mustUp("a1", shared())
-	w.expectParts("mount a true", "mount b/c false")
-	w.mustDown("a1")
-	w.empty()
+	inEnv(t, "", func(t *testing.T, n *env) {
+		n.up("a1", withParts)
+		n.machine.takeParts()
+		n.machine.unmount(targetOf("a1"))
+		n.machine.partFault = func(string) (error, bool) {
+			return registry.Errorf(registry.ErrConflict, "process 7"), false
+		}
+		if err := n.tryUp("a1", withParts); !errors.Is(err, registry.ErrConflict) {
+			t.Errorf("%v", err)
+		}
+		n.wantParts("in use", "unmount")
+		n.machine.partFault = nil
+		n.up("a1", withParts)
+		n.wantParts("not in use", "unmount", "mount a true", "unmount", "mount b/c true")
+	})
 }
 
-// What is mounted where no record knows a part is not taken for one.
-func TestStrangePartIsNotTakenOver(t *testing.T) {
-	w := open(t)
-	w.wanted = both
-	strange := layout.Part(keyOf("one", "a1"), "b/c")
-	w.mounts[strange] = true
-	if _, err := w.up(t.Context(), "one", "a1", shared()); !errors.Is(err, registry.ErrConflict) ||
-		!strings.Contains(err.Error(), strange) {
-		t.Errorf("%v", err)
-	}
-	w.expectParts()
-	w.mustDown("a1")
-	if !w.mounts[strange] {
-		t.Error("it was unmounted")
-	}
-}
-
+// Parts are refused of block devices, without Options.Parts, and where something without a record is mounted.
 func TestPartsThatCannotBe(t *testing.T) {
-	w := open(t)
-	key := keyOf("one", "a1")
-	if _, err := w.stager.MountParts(t.Context(), key, both); !errors.Is(err, registry.ErrConflict) {
-		t.Errorf("of what is not published: %v", err)
-	}
-	w.mustUp("a1", shared())
-	w.failNext(unpublish, lost)
-	_ = w.stager.Unpublish(t.Context(), intent.Caller{}, key)
-	if _, err := w.stager.MountParts(t.Context(), key, both); !errors.Is(err, registry.ErrConflict) {
-		t.Errorf("of what may not be published any more: %v", err)
-	}
-	w.mustDown("a1")
-	block := shared()
-	block.Attachment = registry.BlockDevice
-	w.wanted = both
-	if _, err := w.up(t.Context(), "one", "a1", block); !errors.Is(err, registry.ErrInvalid) {
-		t.Errorf("of a block device: %v", err)
-	}
-	w.mustDown("a1")
-	w.stager = w.newStager(w.plugin, w.machine, vault{})
-	w.stager.Parts = nil
-	if _, err := w.stager.MountParts(t.Context(), key, both); !errors.Is(err, registry.ErrUnsupported) {
-		t.Errorf("where nobody can: %v", err)
-	}
-	if at, err := w.stager.MountParts(t.Context(), key, nil); err != nil || at != nil {
-		t.Errorf("of none: %v, %v", at, err)
-	}
-	w.expectParts()
+	inEnv(t, "", func(t *testing.T, n *env) {
+		stray := layout.Part(claimOf("a1"), "b/c")
+		n.machine.mountStray(stray)
+		if err := n.tryUp("a1", withParts); !errors.Is(err, registry.ErrConflict) ||
+			!strings.Contains(err.Error(), stray) {
+			t.Errorf("a stray mount: %v", err)
+		}
+		n.down("a1")
+		if !slices.Contains(n.machine.unknown(), stray) {
+			t.Error("the stray mount is unmounted")
+		}
+		n.machine.unmount(stray)
+		n.up("a1", wish{block: true})
+		parts := []hooks.Part{{Path: "a"}}
+		if _, err := n.shim.stager.MountParts(t.Context(), claimOf("a1"), parts); !errors.Is(err,
+			registry.ErrInvalid) {
+			t.Errorf("a block device: %v", err)
+		}
+		n.shim.stager.Parts = nil
+		if _, err := n.shim.stager.MountParts(t.Context(), claimOf("a1"), parts); !errors.Is(err,
+			registry.ErrUnsupported) {
+			t.Errorf("without Parts: %v", err)
+		}
+		n.wantParts("refused")
+	})
 }

@@ -1,6 +1,6 @@
 //go:build race
 
-package node_test
+package node
 
 // usual is how many operations TestHistories has: fewer where each takes ten times as long. `make test` runs it without
 // -race as well.

@@ -78,7 +78,7 @@ func (req *request) bounded(ctx context.Context) (context.Context, context.Cance
 }
 
 // settle has the call come to a certain end that is open for the volume, unless it is one that what comes now may
-// follow: nothing but the same call or its undo may be sent before (A4. TestOpenCallIsSettledFirst).
+// follow: nothing but the same call or its undo may be sent before (TestHistories).
 func (req *request) settle(ctx context.Context, follows func(registry.Intent) bool) error {
 	open, found := registry.Intent{}, false
 	err := req.State.View(ctx, func(v registry.View) error {
@@ -249,15 +249,15 @@ func waitingFor(list []registry.Wait, w registry.Wait) (next []registry.Wait, ch
 			next = append(next, old)
 			continue
 		}
-		w = goesOn(old, w)
+		w = retrying(old, w)
 		changed = old != w
 	}
 	return append(next, w), changed
 }
 
-// goesOn is w, if it is the same step as old, waited for since then: the tries of calls that have ended count, and what
+// retrying is w, if it is the same step as old, waited for since then: the tries of calls that have ended count, and what
 // was said last stands until something else is.
-func goesOn(old, w registry.Wait) registry.Wait {
+func retrying(old, w registry.Wait) registry.Wait {
 	if old.Step != w.Step || old.RPC != w.RPC {
 		return w
 	}

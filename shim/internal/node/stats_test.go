@@ -1,239 +1,156 @@
-package node_test
+package node
 
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+
+	"holdfast/internal/csifake"
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
 )
 
-var one = registry.VolumeName{Namespace: "default", ID: "one"}
+func (n *env) stats() ([]registry.VolumeUsage, error) {
+	return n.shim.stager.Stats(context.Background(), v0Name)
+}
 
-// The plugin is asked about a place where the volume is published, by the paths that it knows now; the staging path
-// goes with it if, and only if, the plugin stages. The plugin of these tests checks both against what it did itself.
+// The plugin is asked at a path where the volume is published, else where it is staged. It gets the staging path if it
+// stages.
 func TestStatsAskWhereItIsPublished(t *testing.T) {
-	for _, stages := range []bool{true, false} {
-		w := open(t)
-		w.stages = stages
-		w.mustUp("a1", shared())
-		w.volumes.Task = "/other" // another instance of the plugin
-		w.crash()
-		usage, err := w.stager.Stats(t.Context(), one)
-		want := []registry.VolumeUsage{{Unit: "bytes", Total: 100, Used: 40, Available: 60}}
-		if err != nil || !slices.Equal(usage, want) {
-			t.Errorf("stages %v: %+v, %v", stages, usage, err)
-		}
-		r := w.last.stats
-		if r.VolumeID != "ext-one" || !strings.HasPrefix(r.Path, "/other/publish/") ||
-			(r.StagingPath != "") != stages || r.Private == nil {
-			t.Errorf("stages %v: asked %+v", stages, r)
-		}
-		if p := r.Private(t.Context()); p.Secrets["token"].Reveal() == "" {
-			t.Errorf("what the plugin must not tell is not known: %+v", p)
-		}
-		w.volumes.Task = "/csi"
-		w.mustDown("a1")
-		w.empty()
-	}
-}
-
-// What is staged and not published is asked about where it is staged.
-func TestStatsOfWhatIsStaged(t *testing.T) {
-	w := open(t)
-	w.failNext(publish, refused)
-	if _, err := w.up(t.Context(), "one", "a1", shared()); err == nil {
-		t.Fatal("it is published")
-	}
-	if err := w.stager.Unpublish(t.Context(), intent.Caller{}, keyOf("one", "a1")); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.stager.Stats(t.Context(), one); err != nil {
-		t.Error(err)
-	}
-	if r := w.last.stats; r.Path != r.StagingPath || !strings.HasPrefix(r.Path, "/csi/stage/") {
-		t.Errorf("asked %+v", r)
-	}
-}
-
-// A block device is asked about though nothing is mounted for it.
-func TestStatsOfABlockDevice(t *testing.T) {
-	w := open(t)
-	w.stages, w.mountsStaging = false, false
-	w.upAsBlock()
-	if _, err := w.stager.Stats(t.Context(), one); err != nil {
-		t.Error(err)
-	}
-}
-
-func (w *world) upAsBlock() {
-	u := shared()
-	u.Attachment = registry.BlockDevice
-	w.mustUp("a1", u)
-	clear(w.mounts)
-}
-
-// A plugin that does not stage any more gets no staging path, though the volume is staged.
-func TestStatsOfAPluginThatStagesNoMore(t *testing.T) {
-	w := open(t)
-	w.mustUp("a1", shared())
-	w.stages = false
-	if _, err := w.stager.Stats(t.Context(), one); err != nil {
-		t.Error(err)
-	}
-}
-
-// Nothing is sent where there is nothing to measure, nobody to do it, or another call that has to end first; each says
-// what to do.
-func TestStatsAreRefused(t *testing.T) {
 	for what, c := range map[string]struct {
-		before func(*world)
-		kind   error
-		says   string
+		caps string
+		up   func(n *env)
+		path string
 	}{
-		"no such volume": {(*world).forget, registry.ErrNotFound, "not found"},
-		"nobody uses it": {func(*world) {}, registry.ErrConflict, "not mounted here"},
-		"the plugin cannot": {func(w *world) {
-			w.mustUp("a1", shared())
-			w.blind = true
-		}, registry.ErrUnsupported, "with df"},
-		"the mount is lost": {func(w *world) {
-			w.mustUp("a1", shared())
-			clear(w.mounts)
-		}, registry.ErrConflict, "not mounted here"},
-		"the node has booted": {func(w *world) {
-			w.mustUp("a1", shared())
-			w.reboot()
-		}, registry.ErrConflict, "not mounted here"},
-		"a device, and a boot": {func(w *world) {
-			w.upAsBlock()
-			w.reboot()
-		}, registry.ErrConflict, "not mounted here"},
-		"its mount is in trouble": {(*world).inTrouble, registry.ErrUnavailable, "the server is gone"},
-		"another call is open":    {(*world).uncertainPublish, registry.ErrConflict, "NodePublishVolume"},
-		"no plugin": {func(w *world) { w.absent = true }, registry.ErrUnavailable,
-			"holdfast plugin status"},
-		"a sick plugin": {func(w *world) {
-			w.health = registry.Health{State: registry.Unhealthy, Cause: registry.CauseMissed}
-		}, registry.ErrUnavailable, "is not healthy: missed"},
+		"published":    {"", func(n *env) { n.up("a1", wish{}) }, targetOf("a1")},
+		"block device": {"", func(n *env) { n.up("a1", wish{block: true}) }, targetOf("a1")},
+		"staged and published": {stages, func(n *env) {
+			n.up("a1", wish{})
+			n.restart()
+		}, targetOf("a1")},
+		"staged": {stages, func(n *env) {
+			n.fails(publish, "INVALID_ARGUMENT")
+			_ = n.tryUp("a1", wish{})
+			_ = n.shim.stager.Unpublish(context.Background(), intent.Caller{}, claimOf("a1"))
+		}, stagingPath},
+		"one mount in trouble": {stages, func(n *env) {
+			n.trouble()
+			n.up("a2", wish{})
+		}, targetOf("a2")},
 	} {
 		t.Run(what, func(t *testing.T) {
-			w := open(t)
-			c.before(w)
-			w.take()
-			usage, err := w.stager.Stats(t.Context(), one)
-			if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) || usage != nil {
-				t.Errorf("%v, %v", usage, err)
-			}
-			w.expect()
+			inEnv(t, c.caps+measures, func(t *testing.T, n *env) {
+				c.up(n)
+				usage, err := n.stats()
+				r := lastRequest[*spec.NodeGetVolumeStatsRequest](n, registry.NodeStatsRPC)
+				if err != nil || len(usage) == 0 || hostPath(r.GetVolumePath()) != c.path ||
+					(r.GetStagingTargetPath() != "") != (c.caps == stages) {
+					t.Errorf("%+v, %v; asked %+v", usage, err, r)
+				}
+			})
 		})
 	}
 }
 
-func (w *world) forget() {
-	_, err := w.log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
-		return registry.Change{Delete: []registry.Key{volumeOf("one").Key()}}, nil
-	})
-	if err != nil {
-		w.errorf("forget: %v", err)
-	}
-}
-
-func (w *world) inTrouble() {
-	w.mustUp("a1", shared())
+// trouble mounts volume v0 for alloc a1, and records that its mount is in trouble.
+func (n *env) trouble() {
+	n.up("a1", wish{})
 	var refs []registry.Ref
-	w.view(func(v registry.View) { refs = v.AllRefs() })
+	n.view(func(v registry.View) { refs = v.AllRefs() })
 	for _, r := range refs {
 		r.Trouble, r.Troubled = "the server is gone", time.Now()
-		w.put(r)
+		n.put(r)
 	}
 }
 
-func (w *world) uncertainPublish() {
-	w.mustUp("a1", shared())
-	w.failNext(publish, lost)
-	if _, err := w.up(context.Background(), "one", "a2", shared()); !errors.Is(err, registry.ErrUncertain) {
-		w.errorf("%v", err)
-	}
-}
-
-// A mount in trouble is passed over for one that is not.
-func TestStatsPassOverADeadMount(t *testing.T) {
-	w := open(t)
-	w.inTrouble()
-	at := w.mustUp("a2", shared())
-	if _, err := w.stager.Stats(t.Context(), one); err != nil || w.host(w.last.stats.Path) != at.Host {
-		t.Errorf("asked about %s, not %s: %v", w.last.stats.Path, at.Host, err)
-	}
-}
-
-// A plugin that hangs is waited for until the limit.
-func TestStatsOfAHungPluginEnd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := open(t)
-		w.mustUp("a1", shared())
-		w.measureNever()
-		w.stager.Locks = &intent.Locks{}
-		const statsWait = 10 * time.Second
-		begin := time.Now()
-		if _, err := w.stager.Stats(t.Context(), one); !errors.Is(err, context.DeadlineExceeded) ||
-			time.Since(begin) != statsWait {
-			t.Errorf("after %v: %v", time.Since(begin), err)
+// Stats sends nothing if nothing is mounted, if the plugin cannot answer or if another call is open. The error tells
+// what to do.
+func TestStatsAreRefused(t *testing.T) {
+	up := func(f func(n *env)) func(n *env) {
+		return func(n *env) {
+			n.up("a1", wish{})
+			f(n)
 		}
-	})
+	}
+	for what, c := range map[string]struct {
+		before func(*env)
+		kind   error
+		says   string
+	}{
+		"not used":      {func(*env) {}, registry.ErrConflict, "not mounted here"},
+		"lost mount":    {up(func(n *env) { n.machine.unmount(targetOf("a1")) }), registry.ErrConflict, "not mounted here"},
+		"rebooted":      {up((*env).reboot), registry.ErrConflict, "not mounted here"},
+		"in trouble":    {(*env).trouble, registry.ErrUnavailable, "the server is gone"},
+		"no plugin":     {(*env).removePlugin, registry.ErrUnavailable, "holdfast plugin status"},
+		"no capability": {func(n *env) { n.restartPlugin("") }, registry.ErrUnsupported, "with df"},
+		"unhealthy plugin": {func(n *env) {
+			in, _ := n.shim.table.Find(registry.RoleNode, pluginID)
+			in.Health = registry.Health{State: registry.Unhealthy, Cause: registry.CauseMissed}
+			n.put(in)
+		}, registry.ErrUnavailable, "is not healthy: missed"},
+		"open call": {func(n *env) {
+			n.script(csifake.Rule{RPC: string(publish), Hang: csifake.UntilCancelled})
+			_ = n.tryUp("a1", wish{})
+		}, registry.ErrConflict, "NodePublishVolume"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			inEnv(t, measures, func(t *testing.T, n *env) {
+				c.before(n)
+				usage, err := n.stats()
+				if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) || usage != nil {
+					t.Errorf("%v, %v", usage, err)
+				}
+				if n.requests[string(registry.NodeStatsRPC)] != nil {
+					t.Error("the plugin was asked")
+				}
+			})
+		})
+	}
 }
 
-// The volume's next user comes at once: the question is cancelled, and its asker is told to ask again. Two that ask
-// wait for each other.
+// The next call for the volume cancels Stats at once. Stats of a hung plugin ends by itself.
 func TestStatsDelayNoMount(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := open(t)
-		w.mustUp("a1", shared())
-		w.measureNever()
-		w.stager.Locks = &intent.Locks{}
-		begin, ended := time.Now(), make(chan error, 2)
-		for range cap(ended) {
-			go func() {
-				_, err := w.stager.Stats(t.Context(), one)
-				ended <- err
-			}()
+	inEnv(t, measures, func(t *testing.T, n *env) {
+		n.up("a1", wish{})
+		n.script(csifake.Rule{RPC: string(registry.NodeStatsRPC), Hang: csifake.UntilCancelled})
+		if _, err := n.stats(); err == nil || !strings.Contains(err.Error(), "DEADLINE_EXCEEDED") {
+			t.Errorf("%v", err)
 		}
-		synctest.Wait()
-		leave, err := w.stager.Locks.Lock(t.Context(), volumeOf("one").VolumeKey(), "its next user")
-		if err != nil || time.Since(begin) != 0 {
-			t.Fatalf("the next user came in after %v: %v", time.Since(begin), err)
+		done := make(chan error, 1)
+		n.async(func() {
+			_, err := n.stats()
+			done <- err
+		})
+		began := time.Now()
+		n.up("a2", wish{})
+		if took := time.Since(began); took != 0 {
+			t.Errorf("the next user waited %v", took)
 		}
-		if err := <-ended; !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "try again") {
-			t.Error(err)
-		}
-		leave()
-		if err := <-ended; !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, registry.ErrConflict) {
+		if err := <-done; !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "try again") {
 			t.Error(err)
 		}
 	})
 }
 
-func (w *world) measureNever() {
-	w.measure = func(ctx context.Context) ([]registry.VolumeUsage, error) {
-		<-ctx.Done()
-		return nil, context.Cause(ctx)
-	}
-}
-
-// What is told while the volume goes away may be of what lies below: it is no answer.
+// What the plugin measured while the volume was unmounted may be what lies below. It is discarded.
 func TestStatsOfWhatGoesAway(t *testing.T) {
-	w := open(t)
-	w.mustUp("a1", shared())
-	w.measure = func(context.Context) ([]registry.VolumeUsage, error) {
-		w.mustDown("a1")
-		return []registry.VolumeUsage{{Unit: "bytes", Total: 1}}, nil
-	}
-	if usage, err := w.stager.Stats(t.Context(), one); !errors.Is(err, registry.ErrConflict) || usage != nil {
-		t.Errorf("%v, %v", usage, err)
-	}
+	inEnv(t, measures, func(t *testing.T, n *env) {
+		n.up("a1", wish{})
+		n.script(csifake.Rule{RPC: string(registry.NodeStatsRPC), Delay: csifake.Duration(time.Second)})
+		done := make(chan error, 1)
+		n.async(func() {
+			_, err := n.stats()
+			done <- err
+		})
+		synctest.Wait()
+		n.machine.unmount(targetOf("a1"))
+		if err := <-done; !errors.Is(err, registry.ErrConflict) {
+			t.Error(err)
+		}
+	})
 }

@@ -99,7 +99,7 @@ func waitOf(v registry.View, al registry.Alloc, c registry.Claim) *registry.Wait
 		w.Next = known.Next
 	}
 	if known != nil {
-		w = goesOn(*known, w)
+		w = retrying(*known, w)
 	}
 	return &w
 }

@@ -1,0 +1,726 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"holdfast/config"
+	"holdfast/hooks"
+	"holdfast/internal/csifake"
+	"holdfast/internal/csifake/journal"
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/controller"
+	"holdfast/shim/internal/csi"
+	"holdfast/shim/internal/intent"
+)
+
+// env is a node with one plugin and one shim, all in memory. The records outlive the shim, and the storage system
+// outlives the plugin. It lives in a synctest bubble.
+type env struct {
+	t       *testing.T
+	log     *registrytest.Log
+	storage *csifake.Backend
+	journal *journal.Memory
+	seen    int // calls of the journal that calls has returned
+	caps    []string
+	machine *machine
+	check   bool // Options.Check
+	forgets bool // a killed plugin has lost its state when it starts again
+	secrets intent.Secrets
+	plugin  atomic.Pointer[fake]
+	shim    *shim
+	allocs  sync.WaitGroup // requests that run in the background
+	starts  int            // of plugins
+
+	mu       sync.Mutex
+	requests map[string]proto.Message // the last one of each RPC
+}
+
+const (
+	pluginID = registry.PluginID("p")
+	nodeName = registry.NodeName("node-1")
+	gib      = int64(1) << 30
+)
+
+var layout = hooks.Layout{Run: "/run/h", State: "/var/lib/h"}
+
+// Capabilities of plugins.
+const (
+	attaches = "PUBLISH_UNPUBLISH_VOLUME "
+	stages   = "STAGE_UNSTAGE_VOLUME "
+	expands  = "EXPAND_VOLUME expansion/ONLINE "
+	measures = "node/GET_VOLUME_STATS "
+	reports  = measures + "VOLUME_CONDITION "
+)
+
+func newEnv(t *testing.T, caps string) *env {
+	storage := csifake.NewBackend("")
+	n := &env{
+		t: t, log: registrytest.NewLog(time.Now), storage: storage, journal: &journal.Memory{},
+		caps: append(strings.Fields(caps), "LIST_VOLUMES"), machine: newMachine(t, storage), check: true,
+		secrets: noSecrets{}, requests: map[string]proto.Message{},
+	}
+	for i := range 3 {
+		n.put(n.volume(i, fmt.Sprintf("x-v%d", i)))
+	}
+	return n
+}
+
+// inEnv runs f with a started env. Afterwards it releases everything, and checks that nothing is left and that the
+// journal is legal.
+func inEnv(t *testing.T, caps string, f func(t *testing.T, n *env)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		n := newEnv(t, caps)
+		n.start()
+		f(t, n)
+		n.settle()
+		n.judge()
+	})
+}
+
+func (n *env) start() {
+	n.startPlugin()
+	n.startShim()
+	n.introduce()
+}
+
+func (n *env) volume(i int, external string) registry.Volume {
+	return registry.Volume{VolumeSpec: registry.VolumeSpec{
+		Namespace: "default", ID: registry.VolumeID(fmt.Sprintf("v%d", i)), Plugin: pluginID,
+		External: registry.ExternalID(external), Secrets: map[string]registry.Secret{"token": {Env: "TOKEN"}},
+		Capabilities: []registry.VolumeCapability{{Access: accessOf(i), Attachment: registry.FileSystem},
+			{Access: accessOf(i), Attachment: registry.BlockDevice}},
+	}, State: registry.VolumeReady}
+}
+
+// accessOf returns the access mode of a volume. Only one alloc at a time may use the last one.
+func accessOf(volume int) registry.AccessMode {
+	if volume == 2 {
+		return registry.SingleNodeWriter
+	}
+	return registry.MultiNodeMultiWriter
+}
+
+var (
+	tree        = registry.Tree{Host: layout.PluginRoot(pluginID), Task: "/csi"}
+	v0          = registry.VolumeKey{Plugin: pluginID, External: "x-v0"}
+	v0Name      = registry.VolumeName{Namespace: "default", ID: "v0"}
+	stagingPath = layout.Staging(v0, tree).Host
+)
+
+const (
+	attach       = registry.ControllerPublishRPC
+	detach       = registry.ControllerUnpublishRPC
+	stage        = registry.NodeStageRPC
+	unstage      = registry.NodeUnstageRPC
+	publish      = registry.NodePublishRPC
+	unpublish    = registry.NodeUnpublishRPC
+	expand       = registry.ControllerExpandRPC
+	expandOnNode = registry.NodeExpandRPC
+)
+
+// claimOf returns the key of the claim of volume v0 by an alloc.
+func claimOf(alloc registry.AllocID) registry.ClaimKey {
+	return registry.ClaimKey{Volume: v0, Alloc: alloc, Request: "v0"}
+}
+
+// targetOf returns the host path at which volume v0 is published for an alloc.
+func targetOf(alloc registry.AllocID) string { return layout.Target(claimOf(alloc), tree).Host }
+
+func (n *env) put(records ...registry.Record) { n.commit(registry.Change{Put: records}) }
+
+func (n *env) commit(c registry.Change) {
+	_, err := n.log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return c, nil })
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *env) view(read func(registry.View)) {
+	err := n.log.View(context.Background(), func(v registry.View) error { read(v); return nil })
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// fake is one process of the plugin, and the socket at which it listens.
+type fake struct {
+	*csifake.Plugin
+	ended    chan struct{}
+	listener *bufconn.Listener
+	server   *grpc.Server
+}
+
+// startPlugin starts the plugin's next process.
+func (n *env) startPlugin() {
+	n.starts++
+	port, instance := &csifake.Port{}, fmt.Sprintf("p-%d", n.starts)
+	before := n.machine.held()
+	p, err := csifake.New(csifake.Config{
+		Port: port, Memory: n.journal, Backend: n.storage, Blind: true, AnyVolume: true, Caps: n.caps,
+		Instance: instance, Forgetful: n.forgets, PublishContext: map[string]string{"device": "/dev/x"},
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if n.check {
+		n.machine.forgotten(before)
+	}
+	f := &fake{Plugin: p, ended: make(chan struct{}), listener: bufconn.Listen(1 << 16)}
+	f.server = grpc.NewServer(grpc.UnknownServiceHandler(n.handler(port, instance)))
+	go func() {
+		_ = p.Run(context.Background())
+		f.server.Stop() // a process that dies takes its connections with it
+		close(f.ended)
+	}()
+	go func() { _ = f.server.Serve(f.listener) }()
+	n.plugin.Store(f)
+}
+
+// end stops or kills the process.
+func (f *fake) end(killed bool) {
+	if killed {
+		f.Kill()
+	} else {
+		f.Stop()
+	}
+	<-f.ended
+}
+
+// restartPlugin ends the plugin and starts its next process with the capabilities.
+func (n *env) restartPlugin(caps string) {
+	n.plugin.Load().end(false)
+	n.caps = append(strings.Fields(caps), "LIST_VOLUMES")
+	n.startPlugin()
+	n.introduce()
+}
+
+// hasStopped reports whether the journal has the end of a process of the plugin.
+func (n *env) hasStopped(instance string) bool {
+	for _, l := range slices.Backward(n.journal.Lines()) {
+		if l.Instance == instance && l.Kind == journal.Stop {
+			return true
+		}
+	}
+	return false
+}
+
+// handler answers every gRPC call by the plugin at the port. If the plugin was killed during the call, the caller gets
+// no answer.
+func (n *env) handler(port *csifake.Port, instance string) grpc.StreamHandler {
+	return func(_ any, stream grpc.ServerStream) error {
+		method, _ := grpc.MethodFromServerStream(stream)
+		in, out, err := messages(method)
+		if err != nil {
+			return err
+		}
+		if err := stream.RecvMsg(in); err != nil {
+			return err
+		}
+		n.mu.Lock()
+		n.requests[method[strings.LastIndex(method, "/")+1:]] = in
+		n.mu.Unlock()
+		if r, ok := in.(*spec.NodeUnpublishVolumeRequest); ok {
+			n.machine.checkNoParts(r.GetTargetPath())
+		}
+		err = port.Invoke(stream.Context(), method, in, out)
+		if n.hasStopped(instance) {
+			<-stream.Context().Done() // its connections are cut
+			return stream.Context().Err()
+		}
+		if err != nil {
+			return err
+		}
+		switch r := in.(type) {
+		case *spec.NodeStageVolumeRequest:
+			n.machine.mountedAgain(r.GetStagingTargetPath())
+		case *spec.NodePublishVolumeRequest:
+			n.machine.mountedAgain(r.GetTargetPath())
+		}
+		return stream.SendMsg(out)
+	}
+}
+
+// lastRequest returns the last request of an RPC.
+func lastRequest[M proto.Message](n *env, rpc registry.RPC) M {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	r, ok := n.requests[string(rpc)].(M)
+	if !ok {
+		n.t.Errorf("the plugin got no %s", rpc)
+	}
+	return r
+}
+
+// messages returns an empty request and an empty response of a method.
+func messages(method string) (in, out proto.Message, err error) {
+	name := protoreflect.FullName(strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", "."))
+	d, err := protoregistry.GlobalFiles.FindDescriptorByName(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	m := d.(protoreflect.MethodDescriptor)
+	made := func(of protoreflect.MessageDescriptor) (proto.Message, error) {
+		t, err := protoregistry.GlobalTypes.FindMessageByName(of.FullName())
+		if err != nil {
+			return nil, err
+		}
+		return t.New().Interface(), nil
+	}
+	if in, err = made(m.Input()); err != nil {
+		return nil, nil, err
+	}
+	out, err = made(m.Output())
+	return in, out, err
+}
+
+// shim is one process of the shim, without its sockets and its disk.
+type shim struct {
+	table   *registry.Registry
+	fleet   *csi.Fleet
+	volumes *controller.Controller
+	stager  *Stager
+	allocs  *Allocs
+	cancel  context.CancelCauseFunc
+	ctx     context.Context
+	loops   sync.WaitGroup
+}
+
+var errShimEnds = errors.New("the shim ends")
+
+// startShim starts the next shim on the records that the last one left.
+func (n *env) startShim() {
+	s := &shim{table: registry.New(n.log)}
+	s.ctx, s.cancel = context.WithCancelCause(context.Background())
+	n.log.OnApplied(s.table.Applied)
+	if err := s.table.Load(s.ctx); err != nil {
+		n.t.Fatal(err)
+	}
+	s.fleet = csi.NewDialing(s.table, func(ctx context.Context, _ string) (net.Conn, error) {
+		return n.plugin.Load().listener.DialContext(ctx)
+	})
+	calls := intent.Calls{
+		Sender:  intent.Sender{State: registry.Unmixed(n.log), Now: time.Now, Drain: intent.DrainTime},
+		Plugins: s.table, Secrets: n.secrets, Locks: &intent.Locks{},
+	}
+	s.stager = NewStager(calls, s.fleet, n.machine, Options{Layout: layout, Check: n.check, Parts: n.machine,
+		Suspended: csi.NewSuspensions("")})
+	s.volumes = controller.New(calls, s.fleet, s.stager, hclog.NewNullLogger())
+	s.allocs = NewAllocs(calls, s.volumes, s.stager, Host{Node: nodeName, Operations: hooks.Operations},
+		hclog.NewNullLogger())
+	s.loops.Go(func() { _ = s.allocs.Run(s.ctx) })
+	s.loops.Go(func() { _ = s.volumes.Run(s.ctx) })
+	s.loops.Go(func() { _ = s.stager.WatchHealth(s.ctx) })
+	n.shim = s
+}
+
+// crash ends the shim like SIGKILL, as far as its plugin can tell: its calls are cut off, and it writes nothing more.
+func (n *env) crash() {
+	n.shim.cancel(errShimEnds)
+	dead := n.log
+	n.log = dead.Reopen() // from now on no one reads what the dead shim writes
+	n.shim.fleet.CloseAll()
+	n.shim.loops.Wait()
+}
+
+// restart kills the shim and starts the next one.
+func (n *env) restart() {
+	n.crash()
+	n.startShim()
+	n.introduce()
+}
+
+// reboot starts the node anew: all processes have ended, and nothing is mounted.
+func (n *env) reboot() {
+	n.crash()
+	n.plugin.Load().end(true)
+	n.journal.NoteReboot("csifake.example.org", string(nodeName))
+	if err := n.storage.Reboot(string(nodeName)); err != nil {
+		n.t.Fatal(err)
+	}
+	n.machine.reboot()
+	n.start()
+}
+
+// introduce has the plugin describe itself, and registers it as healthy. A plugin that crashes meanwhile is started
+// again.
+func (n *env) introduce() {
+	task := registry.TaskKey{Alloc: "plugin", Task: "p"}
+	at := registry.Endpoint{Host: "/run/p"} // a task keeps its socket
+	conn, err := n.shim.fleet.Connect(pluginID, task, at)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	roles := []registry.Role{registry.RoleController, registry.RoleNode}
+	var found map[registry.Role]registry.Fingerprint
+	for found == nil {
+		select {
+		case <-n.plugin.Load().ended:
+			n.startPlugin()
+		default:
+		}
+		if found, err = conn.Describe(context.Background(), roles); err != nil {
+			time.Sleep(time.Second)
+		}
+	}
+	for _, role := range roles {
+		_, err := n.log.Commit(context.Background(), func(v registry.View) (registry.Change, error) {
+			return registry.PutChange(v, time.Now(), registry.Instance{
+				InstanceKey: registry.InstanceKey{Role: role, Plugin: pluginID, Alloc: task.Alloc, Task: task.Task},
+				Attempt:     uint64(n.starts), Endpoint: at, Volumes: tree, Fingerprint: found[role],
+				Health: registry.Health{State: registry.Healthy, Cause: registry.CauseProbed},
+			}), nil
+		})
+		if err != nil {
+			n.t.Fatal(err)
+		}
+	}
+}
+
+// removePlugin deregisters the plugin's instances, as the end of its task does.
+func (n *env) removePlugin() {
+	_, err := n.log.Commit(context.Background(), func(v registry.View) (registry.Change, error) {
+		return registry.RemoveTaskChange(v, time.Now(), registry.TaskKey{Alloc: "plugin", Task: "p"}), nil
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// script puts rules into force. Without rules it ends all that are in force.
+func (n *env) script(rules ...csifake.Rule) {
+	if len(rules) == 0 {
+		n.plugin.Load().ClearScript()
+	}
+	if err := n.plugin.Load().Script(rules...); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// fails makes every call of an RPC fail with a code, before it takes effect.
+func (n *env) fails(rpc registry.RPC, code string) {
+	n.script(csifake.Rule{RPC: string(rpc), When: csifake.Before, Code: code})
+}
+
+// wish is what an alloc asks for.
+type wish struct {
+	volumes  []int
+	mixed    bool   // some of them read-only, and one of them twice
+	inline   bool   // an inline volume besides
+	block    bool   // as block devices
+	options  string // more HCL of each volume
+	subPaths []string
+}
+
+// group returns an alloc with one task that mounts what it asks for.
+func (n *env) group(id registry.AllocID, w wish) hooks.AllocGroup {
+	n.t.Helper()
+	var volumes, mounts strings.Builder
+	add := func(name, access, options string) {
+		attachment := registry.FileSystem
+		if w.block {
+			attachment = registry.BlockDevice
+		}
+		fmt.Fprintf(&volumes, "volume %q {\n type = \"csi\"\n access_mode = %q\n attachment_mode = %q\n%s\n}\n", name,
+			access, attachment, options)
+		mount := "volume_mount {\n volume = %q\n destination = %q\n%s\n}\n"
+		fmt.Fprintf(&mounts, mount, name, "/"+name, "")
+		for _, path := range w.subPaths {
+			fmt.Fprintf(&mounts, mount, name, "/"+name+"-"+path, fmt.Sprintf("sub_path = %q", path))
+		}
+	}
+	for i, v := range w.volumes {
+		options := fmt.Sprintf("source = \"v%d\"\n%s", v, w.options)
+		if w.mixed {
+			options += fmt.Sprintf("\nread_only = %v", i%2 == 0)
+		}
+		add(fmt.Sprintf("v%d", v), string(accessOf(v)), options)
+	}
+	if w.mixed && accessOf(w.volumes[0]) == registry.MultiNodeMultiWriter {
+		add("again", string(accessOf(w.volumes[0])), fmt.Sprintf("source = \"v%d\"\n%s", w.volumes[0], w.options))
+	}
+	if w.inline {
+		add("scratch", string(registry.SingleNodeWriter), fmt.Sprintf("ephemeral {\n plugin_id = %q\n}", pluginID))
+	}
+	text := "job \"j\" {\n group \"g\" {\n" + volumes.String() + "task \"t\" {\n driver = \"exec\"\n" + mounts.String() +
+		"}\n}\n}\n"
+	job, diags := config.ParseJob(config.Source{Name: "j.hcl", Text: []byte(text)}, config.Options{})
+	if err := diags.Err(); err != nil {
+		n.t.Fatal(err)
+	}
+	return hooks.AllocGroup{Alloc: id, Namespace: "default", Sealed: job.Groups[0].Sealed,
+		Isolated: map[string]bool{"t": true}}
+}
+
+// tryUp mounts what an alloc asks for: volume v0, if it names nothing.
+func (n *env) tryUp(id registry.AllocID, w wish) error {
+	if len(w.volumes) == 0 && !w.inline {
+		w.volumes = []int{0}
+	}
+	ctx, cancel := context.WithTimeout(n.shim.ctx, time.Minute)
+	defer cancel()
+	_, err := n.shim.allocs.Prepare(ctx, registry.Call{}, n.group(id, w))
+	return err
+}
+
+func (n *env) up(id registry.AllocID, w wish) {
+	n.t.Helper()
+	if err := n.tryUp(id, w); err != nil {
+		n.t.Errorf("up %s: %v", id, err)
+	}
+}
+
+// tryDown releases an alloc, and waits a minute for its end.
+func (n *env) tryDown(id registry.AllocID) error {
+	ctx, cancel := context.WithTimeout(n.shim.ctx, time.Minute)
+	defer cancel()
+	return n.shim.allocs.Release(ctx, registry.Call{}, id)
+}
+
+func (n *env) down(id registry.AllocID) {
+	n.t.Helper()
+	if err := n.tryDown(id); err != nil {
+		n.t.Errorf("down %s: %v", id, err)
+	}
+}
+
+// async runs f in the background, and waits until it blocks or has ended.
+func (n *env) async(f func()) {
+	n.allocs.Go(f)
+	synctest.Wait()
+}
+
+// The RPCs that change volumes.
+var changing = []string{
+	"ControllerPublishVolume", "ControllerUnpublishVolume", "NodeStageVolume", "NodeUnstageVolume", "NodePublishVolume",
+	"NodeUnpublishVolume", "ControllerExpandVolume", "NodeExpandVolume",
+}
+
+// journaled returns the calls that change volumes since it last returned them.
+func (n *env) journaled() (calls []journal.Call) {
+	all := journal.Calls(n.journal.Lines())
+	for _, c := range all[n.seen:] {
+		if slices.Contains(changing, c.RPC) {
+			calls = append(calls, c)
+		}
+	}
+	n.seen = len(all)
+	return calls
+}
+
+// rpcs returns the RPCs of journaled, without repetitions of one RPC in a row.
+func (n *env) rpcs() (rpcs []registry.RPC) {
+	for _, c := range n.journaled() {
+		rpcs = append(rpcs, registry.RPC(c.RPC))
+	}
+	return slices.Compact(rpcs)
+}
+
+// want checks which calls the plugin got since the last check. Repetitions of one RPC in a row count as one.
+func (n *env) want(when string, want ...registry.RPC) {
+	n.t.Helper()
+	if got := n.rpcs(); !slices.Equal(got, want) {
+		n.t.Errorf("%s: the plugin got %q, want %q", when, got, want)
+	}
+}
+
+// status returns the status of an alloc.
+func (n *env) status(id registry.AllocID) registry.AllocStatus {
+	n.t.Helper()
+	list, _, err := n.shim.allocs.Status(context.Background(), id)
+	if err != nil || len(list) != 1 {
+		n.t.Fatalf("status of %s: %+v, %v", id, list, err)
+	}
+	return list[0]
+}
+
+// settle ends all faults and all allocs, and waits until nothing is left.
+func (n *env) settle() {
+	n.plugin.Load().end(false)
+	n.startPlugin()
+	n.introduce()
+	n.empty()
+	n.useAgain()
+	n.empty()
+	n.shim.cancel(errShimEnds)
+	n.shim.fleet.CloseAll()
+	n.shim.loops.Wait()
+	n.allocs.Wait()
+	n.plugin.Load().end(false)
+}
+
+// empty releases all allocs, and waits until nothing is left.
+func (n *env) empty() {
+	if _, err := n.shim.allocs.Sync(n.shim.ctx, nil); err != nil {
+		n.t.Errorf("sync: %v", err)
+	}
+	for range 24 {
+		time.Sleep(n.untilNextLook())
+		select {
+		case <-n.plugin.Load().ended: // it died in ListVolumes
+			n.startPlugin()
+			n.introduce()
+		default:
+		}
+		if len(n.left()) == 0 {
+			break
+		}
+		n.unmountReported()
+	}
+}
+
+// untilNextLook returns an hour: by then every automatic retry has been made. If releases wait for a person, it returns
+// less, because each retry costs the test time.
+func (n *env) untilNextLook() time.Duration {
+	if len(n.machine.unknown()) > 0 {
+		return 10 * time.Minute
+	}
+	return time.Hour
+}
+
+// unmountReported unmounts by hand, as a person would, the mounts that an alloc's status names. No alloc is left, and
+// every release has had time to fail. So each mount that its plugin has forgotten has a record, and one is reported.
+func (n *env) unmountReported() {
+	unknown := n.machine.unknown()
+	if len(unknown) == 0 {
+		return
+	}
+	recorded, reported, some := map[string]bool{}, "", false
+	n.view(func(v registry.View) {
+		for _, r := range v.AllRefs() {
+			recorded[r.Target.Host] = true
+		}
+		for _, p := range v.Stagings() {
+			recorded[p.Path.Host] = true
+		}
+		for _, a := range v.Allocs() {
+			reported += registry.Waits(a.Waiting) + "\n"
+		}
+	})
+	for _, path := range unknown {
+		if !recorded[path] {
+			n.t.Errorf("lost: %s is still mounted and has no record", path)
+		}
+		if strings.Contains(reported, path) {
+			n.machine.unmount(path)
+			some = true
+		}
+	}
+	if !some {
+		n.t.Errorf("no status names the mount %s: %s", strings.Join(unknown, ", "), reported)
+	}
+}
+
+// useAgain mounts all volumes once more for writing, which completes pending expansions.
+func (n *env) useAgain() {
+	group := n.group("alloc-last", wish{volumes: []int{0, 1, 2}})
+	if _, err := n.shim.allocs.Prepare(n.shim.ctx, registry.Call{}, group); err != nil {
+		n.t.Errorf("used again: %v", err)
+	}
+}
+
+// left lists everything that is recorded of the use of volumes.
+func (n *env) left() (left []string) {
+	add := func(format string, args ...any) { left = append(left, fmt.Sprintf(format, args...)) }
+	n.view(func(v registry.View) {
+		for _, a := range v.Allocs() {
+			add("alloc %s, %s: %s", a.ID, a.State, registry.Waits(a.Waiting))
+		}
+		for _, vol := range v.Volumes() {
+			if vol.Ephemeral {
+				add("inline volume %s", vol.VolumeName())
+			}
+			if vol.Health.Abnormal() {
+				add("the health of volume %s", vol.VolumeName())
+			}
+		}
+		for _, c := range v.AllClaims() {
+			add("claim %s", c.ClaimKey())
+		}
+		for _, r := range v.AllRefs() {
+			add("ref %s", r.ClaimKey())
+		}
+		for _, p := range v.Stagings() {
+			add("staging of %s: %q", p.Volume, p.State)
+		}
+		for _, at := range v.AllAttachments() {
+			add("attachment of %s: %q", at.Volume, at.State)
+		}
+		for _, i := range v.Intents() {
+			add("%s of %s, %s", i.RPC, i.Volume, i.Outcome)
+		}
+	})
+	return left
+}
+
+// judge checks that nothing is left and that the journal is legal. It returns how many calls the plugin got.
+func (n *env) judge() (calls int) {
+	for _, what := range append(n.left(), n.machine.left()...) {
+		n.t.Errorf("left: %s", what)
+	}
+	lines := n.journal.Lines()
+	for _, v := range journal.Check(lines, journal.Options{Settled: true}) {
+		n.t.Errorf("journal: %s", v)
+	}
+	for _, what := range shrunken(lines) {
+		n.t.Error(what)
+	}
+	if n.t.Failed() {
+		for i, l := range lines {
+			n.t.Logf("%d %s %s %s %s call %d %s %s %s %s", i+1, l.Wall.Format("15:04:05.000"), l.Instance, l.Run,
+				l.Kind, l.Call, l.RPC, l.Volume, l.Target, l.Code)
+		}
+	}
+	return len(journal.Calls(lines))
+}
+
+// shrunken lists the volumes that their node does not know to be as large as the controller made them, by what the
+// plugin was asked. A plugin that has forgotten its volumes has forgotten their sizes.
+func shrunken(lines []journal.Line) (left []string) {
+	for i, l := range slices.Backward(lines) {
+		if l.Kind == journal.Forgot {
+			lines = lines[i:]
+			break
+		}
+	}
+	owed := map[string]int64{}
+	for _, c := range journal.Calls(lines) {
+		switch {
+		case c.End == nil || c.End.Code != "OK" || c.Abandoned || c.End.Answer == nil &&
+			c.RPC == "ControllerExpandVolume":
+		case c.RPC == "ControllerExpandVolume" && c.End.Answer.NodeExpand:
+			owed[c.Volume] = c.End.Answer.Bytes
+		case c.RPC == "NodeExpandVolume" && c.Bytes >= owed[c.Volume]:
+			delete(owed, c.Volume)
+		}
+	}
+	for id, bytes := range owed {
+		left = append(left, fmt.Sprintf("%s has %d bytes, and its node does not know", id, bytes))
+	}
+	return left
+}
+
+type noSecrets struct{}
+
+func (noSecrets) Resolve(context.Context, map[string]registry.Secret) (map[string]registry.SecretValue, error) {
+	return nil, nil
+}

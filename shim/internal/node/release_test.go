@@ -1,0 +1,86 @@
+package node
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"holdfast/internal/csifake"
+	"holdfast/internal/csifake/journal"
+	"holdfast/registry"
+)
+
+// A release finds a NodeStageVolume call that a killed shim has left at its plugin. It unstages after the end of that
+// call, at once if the plugin has been restarted, and beside the call only if that has no end within a round.
+func TestNothingIsUndoneThatStillRuns(t *testing.T) {
+	for what, c := range map[string]struct {
+		takes     time.Duration // by the call
+		restarted bool
+		least     time.Duration // of the release
+		most      time.Duration
+		beside    bool
+	}{
+		"a long call":        {20 * time.Second, false, 15 * time.Second, 28 * time.Second, false},
+		"a restarted plugin": {20 * time.Second, true, 0, 2 * time.Second, false},
+		"a call without end": {time.Minute, false, 30 * time.Second, 2 * time.Minute, true},
+	} {
+		t.Run(what, func(t *testing.T) {
+			inEnv(t, stages, func(t *testing.T, n *env) {
+				n.script(csifake.Rule{RPC: string(stage), Times: 1, Delay: csifake.Duration(c.takes)})
+				first, group := n.shim, n.group("a1", wish{volumes: []int{0}})
+				n.async(func() { _, _ = first.allocs.Prepare(first.ctx, registry.Call{}, group) })
+				time.Sleep(time.Second)
+				n.crash()
+				if c.restarted {
+					n.plugin.Load().end(true)
+					n.startPlugin()
+				}
+				n.startShim()
+				if c.restarted {
+					n.removePlugin()
+				}
+				n.introduce()
+				began := time.Now()
+				if err := n.shim.allocs.Release(n.shim.ctx, registry.Call{}, "a1"); err != nil {
+					t.Error(err)
+				}
+				if took := time.Since(began); took < c.least || took > c.most {
+					t.Errorf("the release took %v", took)
+				}
+				found := journal.Check(n.journal.Lines(), journal.Options{Strict: true})
+				if len(found) > 0 != c.beside {
+					t.Errorf("the journal: %v", found)
+				}
+			})
+		})
+	}
+}
+
+// An expansion without an end delays a release for a round only, whichever half it is and however its plugin fails. The
+// next use completes it.
+func TestReleaseDoesNotWaitForAnExpansion(t *testing.T) {
+	for what, rule := range map[string]csifake.Rule{
+		"the node plugin is unavailable":   {RPC: string(expandOnNode), Code: "UNAVAILABLE"},
+		"the node plugin cuts connections": {RPC: string(expandOnNode), Drop: true},
+		"the node plugin hangs":            {RPC: string(expandOnNode), Hang: csifake.UntilCancelled},
+		"the controller is busy":           {RPC: string(expand), Code: "ABORTED"},
+		"the controller hangs":             {RPC: string(expand), Hang: csifake.UntilCancelled},
+	} {
+		t.Run(what, func(t *testing.T) {
+			inEnv(t, stages+expands, func(t *testing.T, n *env) {
+				n.up("a1", wish{})
+				n.script(rule)
+				if err := n.expand(2 * gib); err == nil {
+					t.Error("the expansion did not fail")
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				if err := n.shim.allocs.Release(ctx, registry.Call{}, "a1"); err != nil {
+					t.Error(err)
+				}
+				synctest.Wait()
+			})
+		})
+	}
+}
