@@ -9,15 +9,22 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Grow makes what is pending of the volume's expansion for the node (NodeExpandVolume), if the volume is here: where it
-// is staged, if it is a file system that its plugin stages, else where it is published. It has to be somewhere where it
-// may be written: a file system that is read-only everywhere cannot grow, and the expansion stays pending. Grow returns
-// how far the node has come, which is stored here first. The caller then records it in the volume, which nodes share.
+// Grow sends NodeExpandVolume if an expansion is pending for this node. It returns the node's progress, which it has
+// stored; the caller records it in the volume, which nodes share. Grow needs the volume's lock.
 //
-// What the plugin refuses for certain is recorded, has an event, and is no error: users of the volume continue with the
-// size that it has. The plugin is asked again when the volume is mounted anew, not before (CSI NodeExpandVolume:
-// "Caller MUST NOT retry"). again: it is asked now for what it has refused, where CSI allows that. Grow needs the
-// volume's lock.
+//	open call | pending | mounted for writing | node plugin            | Grow
+//	yes       |         | yes                 |                        | sends the call again
+//	yes       |         | no                  |                        | closes the call: its mount is gone
+//	no        | no, or done or refused        |                        | does nothing
+//	no        | yes     | no                  |                        | does nothing: the next mount expands
+//	no        | yes     | yes                 | lacks EXPAND_VOLUME    | records a refusal
+//	no        | yes     | yes                 | stages now, or no more | does nothing: the next mount expands
+//	no        | yes     | yes                 | other                  | sends the call
+//
+// A file system that its plugin stages is expanded where it is staged, any other volume where it is published. A
+// refusal is recorded, has an event and is no error, because the volume remains usable. After a refusal the plugin is
+// asked again only at the next mount (CSI NodeExpandVolume: "Caller MUST NOT retry"). If again is set, a person asks,
+// and a refusal that CSI allows to retry does not count.
 func (s *Stager) Grow(
 	ctx context.Context, by intent.Caller, key registry.VolumeKey, again bool,
 ) (n registry.NodeExpansion, err error) {
@@ -30,28 +37,30 @@ func (s *Stager) Grow(
 	if err != nil {
 		return n, err
 	}
+	n = st.staging.Expanded
 	repeats := open.RPC == registry.NodeExpandRPC
-	if n = st.staging.Expanded; !repeats && (!st.volume.Expansion.Pending() || n.Answers(st.volume)) {
+	if !repeats && !needsGrow(st) {
 		return n, nil
 	}
-	at, here, err := s.place(st, repeats)
+	at, mounted, err := s.place(st, repeats)
 	switch {
 	case err != nil:
 		return n, fmt.Errorf("expand volume %s on its node: %w", st.volume.VolumeName(), err)
-	case repeats && !here:
-		return n, s.moot(ctx, open)
-	case !here || !repeats && n.Refuses(st.volume.Expansion.Node):
+	case repeats && !mounted:
+		_, err := s.closeExpansion(ctx, key, func(_ registry.Intent, n registry.NodeExpansion) registry.NodeExpansion {
+			return mountedAnew(n)
+		})
+		return n, err
+	case !mounted:
 		return n, nil
 	}
 	inst, err := s.Await(ctx, by, registry.RoleNode, key.Plugin)
-	if err != nil {
-		return n, err
-	}
 	switch {
-	case repeats:
-	case !inst.Fingerprint.Has(registry.NodeExpand):
-		return n, s.unable(ctx, st, inst)
-	case !fits(inst, st):
+	case err != nil:
+		return n, err
+	case !repeats && !inst.Fingerprint.Has(registry.NodeExpand):
+		return n, s.recordUnable(ctx, st, inst)
+	case !repeats && !fits(inst, st):
 		return n, nil
 	}
 	if err := s.grow(ctx, by, st, at); err != nil {
@@ -59,6 +68,12 @@ func (s *Stager) Grow(
 	}
 	n, _, err = s.Expansion(ctx, key)
 	return n, err
+}
+
+// needsGrow reports whether an expansion is pending for the node that its plugin has neither done nor refused.
+func needsGrow(st state) bool {
+	e, n := st.volume.Expansion, st.staging.Expanded
+	return e.Pending() && !n.Answers(st.volume) && !n.Refuses(e.Node)
 }
 
 // expansion returns the records of the volume and its open call.
@@ -78,21 +93,21 @@ func (s *Stager) Expansion(ctx context.Context, key registry.VolumeKey) (registr
 	return st.staging.Expanded, open.RPC, err
 }
 
-// Grows reports whether Grow would have something to do, or has done something that the volume does not record.
+// Grows reports whether Grow would send or close a call, or whether the node has a result that the volume does not
+// record yet.
 func (s *Stager) Grows(ctx context.Context, v registry.Volume) (bool, error) {
 	st, open, err := s.expansion(ctx, v.VolumeKey())
 	if err != nil || open.RPC == registry.NodeExpandRPC {
 		return err == nil, err
 	}
-	n := st.staging.Expanded
-	if !v.Expansion.Pending() || n.Answers(v) || n.Refuses(v.Expansion.Node) {
-		return n.Answers(v), nil
+	if st.volume = v; !needsGrow(st) {
+		return st.staging.Expanded.Answers(v), nil
 	}
 	if inst, found := s.Plugins.Find(registry.RoleNode, v.Plugin); found && !fits(inst, st) {
 		return false, nil
 	}
-	_, here, err := s.place(st, false)
-	return here || err != nil, nil // a place that cannot be inspected is inspected again
+	_, mounted, err := s.place(st, false)
+	return mounted || err != nil, nil // a place that cannot be inspected is inspected again
 }
 
 // Uses lists for people how this node uses the volume.
@@ -107,39 +122,36 @@ func (s *Stager) Uses(ctx context.Context, key registry.VolumeKey) (users []stri
 	return users, err
 }
 
-// fits reports whether the plugin is of the kind that has mounted the volume: one that stages, or one that does not.
+// fits reports whether the plugin stages volumes now if, and only if, it staged this one.
 func fits(inst registry.Instance, st state) bool {
 	return inst.Fingerprint.Has(registry.StageUnstage) == st.staging.Stages
 }
 
-// site is a place where a volume can grow.
+// site is a path at which a volume can be expanded.
 type site struct {
 	at     registry.Tree
-	staged registry.Tree // none: the plugin did not stage
+	staged registry.Tree // the staging path; zero: the plugin did not stage
 	usage  registry.Usage
 }
 
-// place returns the site of the volume on this node, if it has one where the volume is mounted. Without a mount a
-// plugin would expand what lies below, or nothing, and answer that it is done.
-func (s *Stager) place(st state, repeats bool) (site, bool, error) {
-	where, here := s.site(st, repeats)
-	if !here {
-		return site{}, false, nil
-	}
-	there, err := false, error(nil)
+// place returns where the volume can be expanded on this node, and whether it is mounted there. At a path without a
+// mount, the plugin would expand what lies below. repeats: a call is open, so a mount that may exist counts too.
+func (s *Stager) place(st state, repeats bool) (where site, mounted bool, err error) {
+	where, found := s.site(st, repeats)
 	switch {
+	case !found:
 	case where.at != where.staged:
-		there, err = s.isThere(where.at, where.usage.Attachment != registry.BlockDevice)
-	case repeats && st.staging.State != registry.MarkDone: // something is there, or the plugin is asked about nothing
-		there, err = s.isThere(where.at, true)
+		mounted, err = s.isThere(where.at, where.usage.Attachment != registry.BlockDevice)
+	case repeats && st.staging.State != registry.MarkDone:
+		mounted, err = s.isThere(where.at, true)
 	default:
-		there, err = s.stands(st)
+		mounted, err = s.stands(st)
 	}
-	return where, there, err
+	return where, mounted, err
 }
 
-// site returns the site of the volume on this node, if it has one. repeats: a call for it is open, so what may be there
-// counts.
+// site returns where the records of this boot have the volume mounted for writing. While a call is open, its own path
+// is the only one.
 func (s *Stager) site(st state, repeats bool) (site, bool) {
 	up := func(m registry.Mark, boot string) bool {
 		return (m == registry.MarkDone || repeats && m != registry.MarkNone) && boot == s.kernel.Boot()
@@ -152,20 +164,19 @@ func (s *Stager) site(st state, repeats bool) (site, bool) {
 		return site{p.Path, p.Path, p.Usage}, !p.Usage.Access.ReaderOnly()
 	}
 	for _, r := range st.refs {
-		if at := p.Expanded.At; at != "" && at != r.Target.Host {
-			continue
-		}
-		if up(r.Publish, r.Boot) && !r.Usage.ReadOnly && !r.Usage.Access.ReaderOnly() {
+		writes := !r.Usage.ReadOnly && !r.Usage.Access.ReaderOnly()
+		if at := p.Expanded.At; writes && up(r.Publish, r.Boot) && (at == "" || at == r.Target.Host) {
 			return site{r.Target, p.Path, r.Usage}, true
 		}
 	}
 	return site{}, false
 }
 
+// grow sends NodeExpandVolume until its outcome is certain or its policy gives up.
 func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where site) error {
 	v, want := st.volume, st.volume.Expansion.Node
 	if n := st.staging.Expanded; n.Range != (registry.CapacityRange{}) && !v.Expansion.Pending() {
-		want = n.Range // an open call of a size that is not asked for any more
+		want = n.Range // an open call, for a size that is not pending any more
 	}
 	secrets, err := s.Resolve(ctx, v.VolumeSpec)
 	if err != nil {
@@ -204,17 +215,17 @@ func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where sit
 		},
 		Done: func(view registry.View) registry.Change {
 			made := want.Required
-			if v.Capacity < made { // the plugin expands on the node alone: what it says is the capacity
+			if v.Capacity < made { // the plugin expands on the node alone: its response is the capacity
 				made = max(made, capacity)
 			}
-			told := s.event(registry.EventNodeExpanded, open, fmt.Sprintf("%d bytes", max(made, v.Capacity)))
+			done := s.event(registry.EventNodeExpanded, open, fmt.Sprintf("%d bytes", max(made, v.Capacity)))
 			return expanded(view, v, func(n registry.NodeExpansion) registry.NodeExpansion { return n.Made(made) }).
-				And(registry.Change{Events: []registry.Event{told}})
+				And(registry.Change{Events: []registry.Event{done}})
 		},
 		Failed: func(view registry.View, err *registry.CallError, _ bool) registry.Change {
 			refused = intent.Answers(err.Code)
 			return expanded(view, v, func(n registry.NodeExpansion) registry.NodeExpansion {
-				if !refused { // it has not left
+				if !refused { // the call was not sent
 					n.At, n.Range = before.At, before.Range
 					return n
 				}
@@ -247,56 +258,52 @@ func stagingOf(view registry.View, v registry.Volume) registry.Staging {
 	return p
 }
 
-// moot closes a call for a place that is gone with an earlier boot. The expansion stays pending.
-func (s *Stager) moot(ctx context.Context, open registry.Intent) error {
-	_, err := s.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
-		now, found := view.NodeIntent(open.Volume)
-		if !found || now.RPC != open.RPC || now.Hash != open.Hash {
-			return registry.Change{}, nil
-		}
-		change := registry.Change{Delete: []registry.Key{open.Key()}}
-		if p, found := view.Staging(open.Volume); found {
-			change.Put = []registry.Record{anew(p)}
-		}
-		return change, nil
-	})
-	return err
-}
-
-// unable records that the node's plugin does not expand, though its controller asks for it.
-func (s *Stager) unable(ctx context.Context, st state, inst registry.Instance) error {
+// recordUnable records as a refusal that the node plugin lacks EXPAND_VOLUME, though the controller plugin needs it.
+func (s *Stager) recordUnable(ctx context.Context, st state, inst registry.Instance) error {
 	v := st.volume
+	why := &registry.CallError{RPC: registry.NodeExpandRPC, Code: "UNIMPLEMENTED", Detail: fmt.Sprintf(
+		"not sent: the controller of plugin %s requires it, and its node plugin lacks %s", inst.Plugin,
+		registry.NodeExpand)}
+	failed := s.event(registry.EventStepFailed,
+		registry.Intent{Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: registry.NodeExpandRPC}, why.Detail)
 	_, err := s.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
-		why := &registry.CallError{RPC: registry.NodeExpandRPC, Code: "UNIMPLEMENTED", Detail: fmt.Sprintf(
-			"it was not sent: plugin %s asks for it, and its node plugin lacks %s", inst.Plugin, registry.NodeExpand)}
-		told := s.event(registry.EventStepFailed,
-			registry.Intent{Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: registry.NodeExpandRPC}, why.Detail)
 		return expanded(view, v, func(n registry.NodeExpansion) registry.NodeExpansion {
 			n.Range = v.Expansion.Node
 			return n.Failed(why)
-		}).And(registry.Change{Events: []registry.Event{told}}), nil
+		}).And(registry.Change{Events: []registry.Event{failed}}), nil
 	})
 	return err
 }
 
-// LeaveExpansion closes an open NodeExpandVolume whose end is not awaited any more, and says whether there was one.
+// LeaveExpansion closes an open NodeExpandVolume without waiting for its outcome, and reports whether there was one.
 func (s *Stager) LeaveExpansion(ctx context.Context, key registry.VolumeKey) (left bool, err error) {
+	return s.closeExpansion(ctx, key, func(open registry.Intent, n registry.NodeExpansion) registry.NodeExpansion {
+		return n.Failed(intent.NoEnd(open))
+	})
+}
+
+// closeExpansion closes an open NodeExpandVolume, edits the node's progress in the same commit, and reports whether
+// there was a call.
+func (s *Stager) closeExpansion(
+	ctx context.Context, key registry.VolumeKey,
+	edit func(open registry.Intent, n registry.NodeExpansion) registry.NodeExpansion,
+) (closed bool, err error) {
 	_, err = registry.Ensure(ctx, s.State, func(view registry.View) (registry.Change, error) {
 		open, found := view.NodeIntent(key)
-		if left = found && open.RPC.Expands(); !left {
+		if closed = found && open.RPC.Expands(); !closed {
 			return registry.Change{}, nil
 		}
 		change := registry.Change{Delete: []registry.Key{open.Key()}}
 		if p, found := view.Staging(key); found {
-			p.Expanded = p.Expanded.Failed(intent.NoEnd(open))
+			p.Expanded = edit(open, p.Expanded)
 			change.Put = []registry.Record{p}
 		}
 		return change, nil
 	})
-	return left, err
+	return closed, err
 }
 
-// clearRefusal has the node's plugin asked once more for what it has refused, unless CSI forbids that.
+// clearRefusal forgets a refusal of the node plugin, unless CSI forbids to ask again.
 func (s *Stager) clearRefusal(ctx context.Context, key registry.VolumeKey) error {
 	_, err := registry.Ensure(ctx, s.State, func(view registry.View) (registry.Change, error) {
 		p, found := view.Staging(key)
@@ -309,9 +316,9 @@ func (s *Stager) clearRefusal(ctx context.Context, key registry.VolumeKey) error
 	return err
 }
 
-// anew returns the staging record of a volume that is mounted anew: its plugin may be asked once more for what it has
-// refused.
-func anew(p registry.Staging) registry.Staging {
-	p.Expanded.Refused, p.Expanded.At = "", ""
-	return p
+// mountedAnew returns n for a volume that is mounted anew: its plugin may be asked once more for what it has refused,
+// at any path.
+func mountedAnew(n registry.NodeExpansion) registry.NodeExpansion {
+	n.Refused, n.At = "", ""
+	return n
 }

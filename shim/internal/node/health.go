@@ -12,12 +12,10 @@ import (
 // healthEvery is the pause between two rounds of WatchHealth.
 const healthEvery = time.Minute
 
-// WatchHealth asks for the health of volumes that are published here, until ctx ends. It asks node plugins that declare
-// that they report it (node.VOLUME_CONDITION), about one volume after the other, with a pause after each round. It
-// leaves out volumes for which another call is under way. After a call without an answer, it leaves out the plugin for
-// the rest of the round.
-//
-// A plugin that died during such a call is not asked any more (Suspended).
+// WatchHealth records the condition of published volumes, until ctx ends. It asks the node plugins that declare
+// VOLUME_CONDITION, one volume at a time, and pauses after each round. It skips volumes that are locked. After a call
+// without a response, it skips the plugin for the rest of the round. A plugin that died during such a call is not asked
+// any more (Suspended).
 func (s *Stager) WatchHealth(ctx context.Context) error {
 	for {
 		select {
@@ -25,14 +23,14 @@ func (s *Stager) WatchHealth(ctx context.Context) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		if err := s.askHealth(ctx); err != nil && ctx.Err() == nil {
+		if err := s.checkHealth(ctx); err != nil && ctx.Err() == nil {
 			return err
 		}
 	}
 }
 
-// askHealth is one round. It fails if the records cannot be read.
-func (s *Stager) askHealth(ctx context.Context) error {
+// checkHealth is one round. It fails if the records cannot be read.
+func (s *Stager) checkHealth(ctx context.Context) error {
 	var volumes []registry.Volume
 	err := s.State.View(ctx, func(view registry.View) error {
 		seen := map[registry.VolumeKey]bool{}
@@ -55,7 +53,7 @@ func (s *Stager) askHealth(ctx context.Context) error {
 			continue
 		}
 		if !inst.Fingerprint.Has(registry.NodeCondition) {
-			_ = s.forgetHealth(ctx, v) // if it fails, the next round does it
+			_ = s.clearCondition(ctx, v) // if it fails, the next round does it
 			continue
 		}
 		if why, _ := s.Suspended.Reason(registry.NodeStatsRPC, inst); why != "" {
@@ -64,7 +62,7 @@ func (s *Stager) askHealth(ctx context.Context) error {
 		_, err = s.Stats(ctx, v.VolumeName())
 		if noAnswer(err) && ctx.Err() == nil {
 			skip[v.Plugin] = true
-			_ = s.Suspended.Failed(ctx, s.State, inst, err, s.Now()) // it is remembered until this shim ends at least
+			_ = s.Suspended.Failed(ctx, s.State, inst, err, s.Now()) // at least this shim remembers it
 		}
 	}
 	return err
@@ -77,28 +75,29 @@ func noAnswer(err error) bool {
 	return sent && (call.Code == "UNAVAILABLE" || call.Code == "DEADLINE_EXCEEDED")
 }
 
-// forgetHealth drops what the node plugin said of the volume's health before it was replaced by one that does not
-// report it.
-func (s *Stager) forgetHealth(ctx context.Context, v registry.Volume) error {
-	return s.judged(ctx, v.VolumeKey(), registry.VolumeCondition{}, false)
+// clearCondition clears the recorded condition of the volume: its plugin was replaced by one that reports none.
+func (s *Stager) clearCondition(ctx context.Context, v registry.Volume) error {
+	return s.recordCondition(ctx, v.VolumeKey(), registry.VolumeCondition{}, false)
 }
 
-// judged records what the node plugin says of a volume's health, if the volume is still mounted here. Without tell the
-// change has no event.
-func (s *Stager) judged(ctx context.Context, key registry.VolumeKey, says registry.VolumeCondition, tell bool) error {
+// recordCondition records the condition that the node plugin reports, if the volume is still mounted here. It adds an
+// event if announce is set.
+func (s *Stager) recordCondition(
+	ctx context.Context, key registry.VolumeKey, c registry.VolumeCondition, announce bool,
+) error {
 	_, err := registry.Ensure(ctx, s.State, func(view registry.View) (registry.Change, error) {
 		st := s.stateOf(view, key)
 		if st.volume.ID == "" || len(st.refs) == 0 && st.staging.State == registry.MarkNone {
 			return registry.Change{}, nil
 		}
 		p := stagingOf(view, st.volume)
-		next, events, changed := registry.ConditionChange(p.Condition, says, registry.Event{
+		next, events, changed := registry.ConditionChange(p.Condition, c, registry.Event{
 			Role: registry.RoleNode, Plugin: key.Plugin, Volume: p.Name, External: key.External, At: s.Now(),
 		})
 		if !changed {
 			return registry.Change{}, nil
 		}
-		if p.Condition = next; !tell {
+		if p.Condition = next; !announce {
 			events = nil
 		}
 		return registry.Change{Put: []registry.Record{p}, Events: events}, nil

@@ -63,13 +63,13 @@ type history struct {
 func runHistory(t *testing.T, seed uint64) (operations, calls int) {
 	ok := t.Run(fmt.Sprint(seed), func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			h := newHistory(t, rand.New(rand.NewPCG(seed, 1)))
+			h := newHistory(t, seed)
 			h.start()
 			for range perHistory {
 				h.step()
 				operations++
 			}
-			h.machine.partFault = nil
+			h.machine.failParts(nil)
 			h.settle()
 			calls = h.judge()
 		})
@@ -81,7 +81,8 @@ func runHistory(t *testing.T, seed uint64) (operations, calls int) {
 }
 
 // newHistory returns a history with random capabilities of its plugin.
-func newHistory(t *testing.T, random *rand.Rand) *history {
+func newHistory(t *testing.T, seed uint64) *history {
+	random, faults := rand.New(rand.NewPCG(seed, 1)), rand.New(rand.NewPCG(seed, 2))
 	caps := ""
 	for _, c := range []string{attaches, stages} {
 		if random.IntN(4) > 0 {
@@ -105,12 +106,12 @@ func newHistory(t *testing.T, random *rand.Rand) *history {
 		v.External = registry.ExternalID(ids.VolumeID(string(v.ID)))
 		h.put(v)
 	}
-	h.machine.partFault = func(string) (err error, effect bool) {
-		if random.IntN(10) == 0 {
+	h.machine.failParts(func(string) (err error, effect bool) {
+		if faults.IntN(10) == 0 {
 			err = errPartHangs
 		}
-		return err, random.IntN(2) == 0
-	}
+		return err, faults.IntN(2) == 0
+	})
 	return h
 }
 

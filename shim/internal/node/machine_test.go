@@ -244,6 +244,13 @@ func (m *machine) changePart(what string, effect func()) (err error) {
 	return err
 }
 
+// failParts sets what happens to mounts and unmounts of parts. nil: they succeed.
+func (m *machine) failParts(f func(what string) (err error, effect bool)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.partFault = f
+}
+
 // takeParts returns what was done with parts since the last time.
 func (m *machine) takeParts() (done []string) {
 	m.mu.Lock()

@@ -10,21 +10,22 @@ import (
 	"holdfast/registry"
 )
 
-// Parts mounts parts of volumes, in processes that may hang: whatever a volume does, each of these returns after a
-// limited time. An ErrUncertain is about one that hangs: until it has ended, nothing else is done at its place.
+// Parts mounts parts of volumes. Each method returns within a limited time, even if the volume hangs. ErrUncertain
+// means that the operation may still take effect; until it has ended, no other operation runs at its path.
 type Parts interface {
-	// HasPart says whether what is mounted at a place is a part of what is mounted at target, and whether anything is
-	// mounted there at all.
+	// HasPart reports whether a part of what is mounted at target is mounted at a path, and whether anything is mounted
+	// there.
 	HasPart(target, at string) (has, mounted bool, err error)
-	// MountPart mounts a path of the volume at target once more, at a place where nothing is mounted; create: what is
-	// missing is made. ErrNotFound: it is missing. ErrDenied: it leads out of the volume.
+	// MountPart mounts a path of the volume at target at another path, where nothing is mounted. If create is set, it
+	// makes missing directories; else a missing path is ErrNotFound. ErrDenied means that the path leads out of the
+	// volume.
 	MountPart(ctx context.Context, target, path, at string, create bool) error
-	// UnmountPart takes a part off; there may be none. ErrConflict: it is used, and the error says by whom.
+	// UnmountPart unmounts a part, if there is one. ErrConflict means that it is in use, and names the users.
 	UnmountPart(ctx context.Context, at string) error
 }
 
-// MountParts has parts of what is published for the claim mounted, each at a place of its own, and returns where. What
-// is mounted already stays as it is. A part is recorded before it is mounted, and is taken away with what is published.
+// MountParts mounts parts of the volume that is published for the claim, each at its own path, and returns the paths.
+// It leaves mounted parts as they are. A part is recorded before it is mounted, and unmounted before the unpublish.
 func (s *Stager) MountParts(
 	ctx context.Context, key registry.ClaimKey, parts []hooks.Part,
 ) (at map[string]string, err error) {
@@ -43,11 +44,11 @@ func (s *Stager) MountParts(
 	var missing []hooks.Part
 	for _, p := range parts {
 		at[p.Path] = s.Layout.Part(key, p.Path)
-		stands, err := s.partStands(r, p)
+		mounted, err := s.partMounted(r, p)
 		if err != nil {
 			return nil, fmt.Errorf("mount %q of volume %s: %w", p.Path, st.volume.VolumeName(), err)
 		}
-		if !stands {
+		if !mounted {
 			missing = append(missing, p)
 		}
 	}
@@ -57,7 +58,7 @@ func (s *Stager) MountParts(
 	return at, nil
 }
 
-// divisible is nil if parts of what is published can be mounted.
+// divisible returns nil if parts of the published volume can be mounted.
 func (s *Stager) divisible(st state, r registry.Ref) error {
 	switch {
 	case s.Parts == nil:
@@ -71,8 +72,8 @@ func (s *Stager) divisible(st state, r registry.Ref) error {
 	return nil
 }
 
-// partStands says whether a part is mounted. What is mounted in its place of which no record tells is nobody's part.
-func (s *Stager) partStands(r registry.Ref, p hooks.Part) (bool, error) {
+// partMounted reports whether a part is mounted. A mount without a record at its path is an error.
+func (s *Stager) partMounted(r registry.Ref, p hooks.Part) (bool, error) {
 	place := s.Layout.Part(r.ClaimKey(), p.Path)
 	known := slices.ContainsFunc(r.Parts, func(o registry.Part) bool { return o.At == place })
 	if !known {
@@ -82,6 +83,7 @@ func (s *Stager) partStands(r registry.Ref, p hooks.Part) (bool, error) {
 	return has, err
 }
 
+// mountMissing records and mounts parts.
 func (s *Stager) mountMissing(ctx context.Context, st state, r registry.Ref, missing []hooks.Part) error {
 	if err := s.recordParts(ctx, r, missing, registry.MarkSent); err != nil {
 		return fmt.Errorf("record parts of volume %s: %w", st.volume.VolumeName(), err)
@@ -95,7 +97,7 @@ func (s *Stager) mountMissing(ctx context.Context, st state, r registry.Ref, mis
 	return s.recordParts(ctx, r, missing, registry.MarkDone)
 }
 
-// mountPart mounts a part. One of a mount that has been replaced since is taken off first, if nobody uses it.
+// mountPart mounts a part. A part of an earlier mount of the volume is unmounted first; if it is in use, that fails.
 func (s *Stager) mountPart(ctx context.Context, r registry.Ref, p hooks.Part, create bool) error {
 	place := s.Layout.Part(r.ClaimKey(), p.Path)
 	_, mounted, err := s.Parts.HasPart(r.Target.Host, place)
@@ -108,7 +110,7 @@ func (s *Stager) mountPart(ctx context.Context, r registry.Ref, p hooks.Part, cr
 	return s.Parts.MountPart(ctx, r.Target.Host, p.Path, place, create)
 }
 
-// recordParts marks parts of what is published.
+// recordParts records parts of the published volume with the mark.
 func (s *Stager) recordParts(ctx context.Context, r registry.Ref, parts []hooks.Part, mark registry.Mark) error {
 	if len(parts) == 0 {
 		return nil
@@ -116,7 +118,7 @@ func (s *Stager) recordParts(ctx context.Context, r registry.Ref, parts []hooks.
 	_, err := s.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		now, found := s.stateOf(view, r.Volume).ref(r.ClaimKey())
 		if !found || now.Publish != registry.MarkDone {
-			return registry.Change{}, conflict("it is not published any more")
+			return registry.Change{}, conflict("the volume is not published any more")
 		}
 		now.Parts = slices.Clone(now.Parts)
 		for _, p := range parts {
@@ -134,14 +136,14 @@ func (s *Stager) recordParts(ctx context.Context, r registry.Ref, parts []hooks.
 	return err
 }
 
-// unmountParts takes off all parts of what is published. They stand on it, so it comes first. That they are there is
-// doubted before they are not, else somebody could take them for lost.
+// unmountParts unmounts all parts of the published volume. It marks them as uncertain first, so that no other process
+// takes an unmounted part for a lost one.
 func (s *Stager) unmountParts(ctx context.Context, r registry.Ref) error {
 	switch {
 	case len(r.Parts) == 0:
 		return nil
 	case s.Parts == nil:
-		return registry.Errorf(registry.ErrUnsupported, "%d parts of it are mounted, and cannot be unmounted here",
+		return registry.Errorf(registry.ErrUnsupported, "%d parts of the volume are mounted, and cannot be unmounted here",
 			len(r.Parts))
 	}
 	if r.Publish == registry.MarkDone {
@@ -155,7 +157,7 @@ func (s *Stager) unmountParts(ctx context.Context, r registry.Ref) error {
 	}
 	for _, p := range r.Parts {
 		if err := s.Parts.UnmountPart(ctx, p.At); err != nil {
-			return fmt.Errorf("unmount %q of it: %w", p.Path, err)
+			return fmt.Errorf("unmount part %q: %w", p.Path, err)
 		}
 	}
 	return nil

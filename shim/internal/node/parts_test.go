@@ -35,12 +35,12 @@ func (n *env) wantParts(when string, want ...string) {
 // unpublished, and mounted once.
 func TestPartsUpAndDown(t *testing.T) {
 	inEnv(t, stages, func(t *testing.T, n *env) {
-		n.machine.partFault = func(what string) (error, bool) {
+		n.machine.failParts(func(what string) (error, bool) {
 			if got := n.recordedParts(); !slices.Equal(got, []string{"a sent", "b/c sent"}) {
 				t.Errorf("recorded before %s: %q", what, got)
 			}
 			return nil, false
-		}
+		})
 		n.up("a1", withParts)
 		n.wantParts("up", "mount a true", "mount b/c true")
 		if got := n.recordedParts(); !slices.Equal(got, []string{"a done", "b/c done"}) {
@@ -56,7 +56,7 @@ func TestPartsUpAndDown(t *testing.T) {
 		n.wantParts("up again")
 		n.down("a1")
 		n.wantParts("down", "unmount", "unmount")
-		n.machine.partFault = nil
+		n.machine.failParts(nil)
 		n.up("a1", wish{options: "read_only = true", subPaths: []string{"a"}})
 		n.wantParts("read-only", "mount a false")
 	})
@@ -68,9 +68,9 @@ func TestUsedPartKeepsItsVolume(t *testing.T) {
 		inEnv(t, stages, func(t *testing.T, n *env) {
 			n.up("a1", withParts)
 			n.rpcs()
-			n.machine.partFault = func(string) (error, bool) {
+			n.machine.failParts(func(string) (error, bool) {
 				return registry.Errorf(kind, "process 7 works in it"), false
-			}
+			})
 			for range 2 {
 				if err := n.tryDown("a1"); err == nil || !strings.Contains(err.Error(), `"a"`) ||
 					!strings.Contains(err.Error(), "process 7") {
@@ -79,7 +79,7 @@ func TestUsedPartKeepsItsVolume(t *testing.T) {
 				n.restart()
 			}
 			n.want("in use")
-			n.machine.partFault = nil
+			n.machine.failParts(nil)
 			n.down("a1")
 			n.want("not in use", unpublish, unstage)
 		})
@@ -90,12 +90,12 @@ func TestUsedPartKeepsItsVolume(t *testing.T) {
 func TestPartIsResumed(t *testing.T) {
 	for effect, again := range map[bool][]string{false: {"mount a true", "mount b/c true"}, true: {"mount b/c true"}} {
 		inEnv(t, "", func(t *testing.T, n *env) {
-			n.machine.partFault = func(string) (error, bool) { return errPartHangs, effect }
+			n.machine.failParts(func(string) (error, bool) { return errPartHangs, effect })
 			if err := n.tryUp("a1", withParts); !errors.Is(err, registry.ErrUncertain) {
 				t.Errorf("%v", err)
 			}
 			n.machine.takeParts()
-			n.machine.partFault = nil
+			n.machine.failParts(nil)
 			n.restart()
 			n.up("a1", withParts)
 			n.wantParts("again", again...)
@@ -109,14 +109,14 @@ func TestPartFollowsItsVolume(t *testing.T) {
 		n.up("a1", withParts)
 		n.machine.takeParts()
 		n.machine.unmount(targetOf("a1"))
-		n.machine.partFault = func(string) (error, bool) {
+		n.machine.failParts(func(string) (error, bool) {
 			return registry.Errorf(registry.ErrConflict, "process 7"), false
-		}
+		})
 		if err := n.tryUp("a1", withParts); !errors.Is(err, registry.ErrConflict) {
 			t.Errorf("%v", err)
 		}
 		n.wantParts("in use", "unmount")
-		n.machine.partFault = nil
+		n.machine.failParts(nil)
 		n.up("a1", withParts)
 		n.wantParts("not in use", "unmount", "mount a true", "unmount", "mount b/c true")
 	})

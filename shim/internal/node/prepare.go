@@ -21,8 +21,8 @@ import (
 // Waits and back-offs of this package.
 const (
 	pluginWait   = time.Minute            // for a plugin, where the caller sets no deadline
-	roundLimit   = 30 * time.Second       // of waits and further tries, while a volume is taken back
-	retryFirst   = 200 * time.Millisecond // between two tries to take an alloc down
+	roundLimit   = 30 * time.Second       // of waits and retries in one try to release a volume
+	retryFirst   = 200 * time.Millisecond // between two tries to release an alloc
 	retryCeiling = 30 * time.Second
 )
 
@@ -128,7 +128,7 @@ func (a *Allocs) prepare(
 			parts: spec.Parts(r.Name)}
 		at, err := req.mountRequest(ctx, g, r)
 		if err != nil {
-			if ctx.Err() == nil { // else what it waited for says more
+			if ctx.Err() == nil { // else the recorded wait says more
 				req.failed(ctx, err, time.Time{})
 			}
 			return nil, fmt.Errorf("volume %q of alloc %s: %w", r.Name, g.Alloc, err)
@@ -204,7 +204,7 @@ func (a *Allocs) begin(ctx context.Context, id registry.AllocID) (context.Contex
 		select {
 		case <-other.done:
 		case <-ctx.Done():
-			return nil, nil, fmt.Errorf("wait for what is under way for alloc %s: %w", id, context.Cause(ctx))
+			return nil, nil, fmt.Errorf("wait for an earlier call for alloc %s: %w", id, context.Cause(ctx))
 		}
 		if other.stopped.Load() {
 			return nil, nil, isReleased(id)

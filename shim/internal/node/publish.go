@@ -14,8 +14,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Publish has the plugin publish the volume for one request of an alloc, and returns where. What is published already
-// for an equal usage stays as it is. The volume is claimed for the request and, where its plugin stages, is staged.
+// Publish publishes the volume for one request of an alloc, and returns where. It does nothing if the volume is
+// published for an equal usage. The volume must be claimed for the request and, if its plugin stages, be staged.
 func (s *Stager) Publish(
 	ctx context.Context, by intent.Caller, v registry.Volume, key registry.ClaimKey, u registry.Usage,
 ) (hooks.Published, error) {
@@ -53,8 +53,8 @@ func (s *Stager) Publish(
 	return at, nil
 }
 
-// published asks whether what was published is there: the mount table for a file system, the node itself for a block
-// device, which may be one that the plugin has made.
+// published reports whether a published volume is there. It looks for a file system in the mount table, and for a block
+// device at the path, because the plugin may have made the device.
 func (s *Stager) published(ctx context.Context, r registry.Ref) (at hooks.Published, stands bool, err error) {
 	at = hooks.Published{Target: r.Target, Usage: r.Usage}
 	if r.Usage.Attachment != registry.BlockDevice {
@@ -72,6 +72,7 @@ func (s *Stager) published(ctx context.Context, r registry.Ref) (at hooks.Publis
 	return at, found[r.Target.Host].Block, nil
 }
 
+// publish sends NodePublishVolume until its outcome is certain or its policy gives up.
 func (s *Stager) publish(
 	ctx context.Context, by intent.Caller, v registry.Volume, r registry.Ref, st state, inst registry.Instance,
 ) (at hooks.Published, err error) {
@@ -113,7 +114,8 @@ func (s *Stager) publish(
 			done.Publish = registry.MarkDone
 			put := []registry.Record{done}
 			if p, found := view.Staging(r.Volume); found && !stages && !s.publishedElse(view, r) {
-				put = append(put, anew(p))
+				p.Expanded = mountedAnew(p.Expanded)
+				put = append(put, p)
 			}
 			return registry.Change{Put: put, Events: []registry.Event{s.event(registry.EventPublished, open,
 				"at "+r.Target.Host)}}
@@ -122,23 +124,22 @@ func (s *Stager) publish(
 	return at, err
 }
 
-// publishedElse says whether the volume is, or may be, published for somebody else too since the machine was started.
+// publishedElse reports whether the volume may be published for another request too since the last boot.
 func (s *Stager) publishedElse(view registry.View, r registry.Ref) bool {
 	return slices.ContainsFunc(view.Refs(r.Volume), func(other registry.Ref) bool {
 		return other.ClaimKey() != r.ClaimKey() && other.Publish != registry.MarkNone && other.Boot == s.kernel.Boot()
 	})
 }
 
-// unstagedUsers says whether the volume was published for others without being staged: by a plugin that did not stage
-// then.
+// unstagedUsers reports whether the volume was published for others by a plugin that did not stage then.
 func unstagedUsers(st state) bool {
 	return st.staging.State == registry.MarkNone && len(st.refs) > 0
 }
 
-// inlineKey tells a plugin that a volume is an inline one, as plugins know it from other orchestrators.
+// inlineKey is the volume_context key with which Kubernetes marks inline volumes.
 const inlineKey = "csi.storage.k8s.io/ephemeral"
 
-// contextOf is volume_context. CSI has no field that says that a volume is inline.
+// contextOf returns the volume_context, which also marks inline volumes: CSI has no field for that.
 func contextOf(v registry.Volume) map[string]string {
 	if !v.Ephemeral {
 		return v.Context
@@ -151,7 +152,7 @@ func contextOf(v registry.Volume) map[string]string {
 	return out
 }
 
-// appeared returns what the plugin has published, once it is there.
+// appeared waits for what the plugin has published, and returns where it is.
 func (s *Stager) appeared(
 	ctx context.Context, by registry.InstanceKey, r registry.Ref,
 ) (at hooks.Published, err error) {
@@ -166,15 +167,16 @@ func (s *Stager) appeared(
 			"the plugin answered OK, but there was no block device at %s on the host %v later; its log may say why",
 			r.Target.Host, mountWait)
 	default:
-		err = lied(registry.NodePublishRPC, by, "the plugin answered OK, but nothing was mounted at %s on the host %v later: "+
-			"either its mount failed or takes longer (see its log), "+
-			"or the host cannot see it (the plugin's mount of %s has to be bidirectional)",
+		err = lied(registry.NodePublishRPC, by,
+			"the plugin answered OK, but nothing was mounted at %s on the host %v later: "+
+				"either its mount failed or takes longer (see its log), "+
+				"or the host cannot see it (the plugin's mount of %s has to be bidirectional)",
 			r.Target.Host, mountWait, filepath.Dir(r.Target.Host))
 	}
 	return at, err
 }
 
-// publishing makes the ref a record, unless it contradicts what is.
+// publishing returns the change that records the ref, or why it conflicts with the records.
 func (s *Stager) publishing(
 	view registry.View, v registry.Volume, r registry.Ref, stages bool,
 ) (registry.Change, error) {
@@ -183,7 +185,7 @@ func (s *Stager) publishing(
 	old, found := st.ref(r.ClaimKey())
 	switch {
 	case !st.claimed(r.ClaimKey()):
-		return registry.Change{}, conflict("volume %s is not claimed for it", v.VolumeName())
+		return registry.Change{}, conflict("volume %s is not claimed for the request", v.VolumeName())
 	case s.unattached(view, st, v):
 		return registry.Change{}, conflict("volume %s is not attached; it has to be attached first", v.VolumeName())
 	case stages && (p.State != registry.MarkDone || p.Boot != s.kernel.Boot()):
@@ -192,14 +194,13 @@ func (s *Stager) publishing(
 		return registry.Change{}, conflict("volume %s is staged for another usage: %s, not %s", v.VolumeName(), p.Usage,
 			r.Usage)
 	case found && old.Usage != r.Usage:
-		return registry.Change{}, conflict("volume %s is published for it already, for another usage: %s, not %s",
+		return registry.Change{}, conflict("volume %s is already published for the request with another usage: %s, not %s",
 			v.VolumeName(), old.Usage, r.Usage)
 	}
 	return registry.Change{Put: []registry.Record{r}}, nil
 }
 
-// Unpublish has the plugin unpublish what was published for the claim, and forgets it. Without a ref there is nothing
-// to do.
+// Unpublish unpublishes what was published for the claim, and deletes its ref. It does nothing without a ref.
 func (s *Stager) Unpublish(ctx context.Context, by intent.Caller, key registry.ClaimKey) error {
 	st, err := s.state(ctx, key.Volume)
 	if err != nil {
@@ -219,6 +220,7 @@ func (s *Stager) Unpublish(ctx context.Context, by intent.Caller, key registry.C
 	return nil
 }
 
+// unpublish unmounts the parts, and sends NodeUnpublishVolume until its outcome is certain or its policy gives up.
 func (s *Stager) unpublish(ctx context.Context, by intent.Caller, r registry.Ref, name registry.VolumeName) error {
 	if err := s.unmountParts(ctx, r); err != nil {
 		return err
@@ -255,7 +257,7 @@ func (s *Stager) unpublish(ctx context.Context, by intent.Caller, r registry.Ref
 					left)},
 			}
 			p, found := view.Staging(r.Volume)
-			// nothing of the volume is left here
+			// the volume is not used on this node any more
 			if found && p.State == registry.MarkNone && len(view.Refs(r.Volume)) == 1 {
 				change.Delete = append(change.Delete, p.Key())
 			}
@@ -273,7 +275,7 @@ func (s *Stager) tidyTarget(r registry.Ref) string {
 	return s.tidy(r.Target.Host, parent)
 }
 
-// intent is the intent of a call for one publish.
+// intent returns the intent of a call for one publish.
 func (s *Stager) intent(rpc registry.RPC, by intent.Caller, r registry.Ref, name registry.VolumeName) registry.Intent {
 	return registry.Intent{
 		Volume: r.Volume, Name: name, RPC: rpc, Alloc: r.Alloc, Request: r.Request, Operation: by.ID,

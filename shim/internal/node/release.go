@@ -15,7 +15,7 @@ import (
 // Release releases the volumes of the alloc. It returns when all are released, or when ctx ends; then the release
 // continues in the background, also after a restart. An unknown alloc counts as released.
 func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.AllocID) error {
-	a.stop(id) // before the record is looked for: a Prepare may be about to make it
+	a.stop(id) // before the record is read: a Prepare may be about to write it
 	known, err := a.releasing(ctx, call, id)
 	if err != nil || !known {
 		return err
@@ -29,19 +29,19 @@ func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.Al
 	case <-ctx.Done():
 	}
 	switch {
-	case intent.Released(ctx): // nobody reads what it waits for: the call is made again at the next shim
+	case intent.Released(ctx): // the host calls the next shim, so what the release waits for does not matter
 		return fmt.Errorf("alloc %s is still being released: %w", id, context.Cause(ctx))
 	case ctx.Err() != nil:
 		return fmt.Errorf("alloc %s is still being released in the background: %w", id,
 			errors.Join(context.Cause(ctx), a.why(ctx, id)))
-	case w.cut != nil: // with the shim's part in it, of which ctx hears in a moment
+	case w.cut != nil: // the shim ends, and ctx will end too
 		return fmt.Errorf("alloc %s is still being released: %w", id, w.cut)
 	}
 	return a.gone(ctx, call, id)
 }
 
-// releasing records that the alloc is being taken down: from now on it is, whatever happens. The first call that wants
-// it is answered by the transaction that forgets the alloc.
+// releasing records that the alloc is being released. From then on the release continues until it is done. The
+// transaction that deletes the alloc stores the response of the call that began the release.
 func (a *Allocs) releasing(ctx context.Context, call registry.Call, id registry.AllocID) (known bool, err error) {
 	_, err = registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
 		al, ok := v.Alloc(id)
@@ -89,8 +89,8 @@ func (a *Allocs) teardown(id registry.AllocID) *work {
 	return w
 }
 
-// takeDown takes back every volume of the alloc, beside each other, so that what holds up one holds up no other; and
-// then forgets the alloc with its inline volumes. It tries until that is done or ctx ends.
+// takeDown releases all volumes of the alloc at the same time, so that none delays another. Then it deletes the records
+// of the alloc and of its inline volumes. It retries until that is done or ctx ends.
 func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) {
 	var claims []registry.Claim
 	persist(ctx, func(pause time.Duration) error {
@@ -99,7 +99,7 @@ func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) {
 	})
 	var all sync.WaitGroup
 	for _, c := range claims {
-		all.Go(func() { persist(ctx, func(pause time.Duration) error { return a.takeBack(ctx, c, pause) }) })
+		all.Go(func() { persist(ctx, func(pause time.Duration) error { return a.releaseClaim(ctx, c, pause) }) })
 	}
 	all.Wait()
 	persist(ctx, func(pause time.Duration) error { return a.unreleased(id, pause, a.forget(ctx, id)) })
@@ -123,8 +123,8 @@ func (a *Allocs) forget(ctx context.Context, id registry.AllocID) error {
 	return err
 }
 
-// takeBack takes back one volume of an alloc, in its order. If that fails, it is tried again after pause.
-func (a *Allocs) takeBack(ctx context.Context, c registry.Claim, pause time.Duration) error {
+// releaseClaim tries to release one claimed volume of an alloc. pause is the time until the next try.
+func (a *Allocs) releaseClaim(ctx context.Context, c registry.Claim, pause time.Duration) error {
 	req := &request{Allocs: a, key: c.ClaimKey(), name: c.Name, node: c.Node}
 	err := req.releaseRequest(ctx)
 	if err == nil || ctx.Err() != nil {
@@ -134,7 +134,7 @@ func (a *Allocs) takeBack(ctx context.Context, c registry.Claim, pause time.Dura
 	return a.unreleased(c.Alloc, pause, fmt.Errorf("volume %s: %w", c.Name, err))
 }
 
-// unreleased logs err, if any, as the reason why the alloc cannot be released yet.
+// unreleased logs why the alloc cannot be released yet, unless err is nil. It returns err.
 func (a *Allocs) unreleased(id registry.AllocID, pause time.Duration, err error) error {
 	if err != nil {
 		a.logger.Warn("an alloc cannot be released yet", "alloc", id, "again_in", pause, "error", err)
@@ -142,8 +142,7 @@ func (a *Allocs) unreleased(id registry.AllocID, pause time.Duration, err error)
 	return err
 }
 
-// persist tries until it succeeds or ctx ends. try is told how long the pause is that follows a failure. Once ctx has
-// ended, nothing is tried.
+// persist calls try until it succeeds or ctx ends. try gets the length of the pause that follows a failure.
 func persist(ctx context.Context, try func(pause time.Duration) error) {
 	for pause := retryFirst; ctx.Err() == nil && try(pause) != nil; pause = min(pause*2, retryCeiling) {
 		select {
@@ -153,7 +152,7 @@ func persist(ctx context.Context, try func(pause time.Duration) error) {
 	}
 }
 
-// inlineOf is the alloc's inline volumes. While it is taken down there come no more of them.
+// inlineOf returns the keys of the alloc's inline volumes. During its release no new ones are recorded.
 func inlineOf(v registry.View, id registry.AllocID) (keys []registry.Key) {
 	for _, vol := range v.VolumesOf(id) {
 		keys = append(keys, vol.Key())
@@ -161,7 +160,8 @@ func inlineOf(v registry.View, id registry.AllocID) (keys []registry.Key) {
 	return keys
 }
 
-// forgotten is the change that forgets the alloc, its inline volumes with it, and answers who asked for that.
+// forgotten returns the change that deletes the alloc and its inline volumes, and stores the response of the call that
+// began the release.
 func forgotten(v registry.View, id registry.AllocID, inline []registry.Key) registry.Change {
 	al, known := v.Alloc(id)
 	if !known {
@@ -170,7 +170,7 @@ func forgotten(v registry.View, id registry.AllocID, inline []registry.Key) regi
 	return registry.Change{Put: al.Release.Answered(struct{}{}), Delete: append(inline, registry.AllocRecord(id))}
 }
 
-// gone is nil if the alloc is forgotten. Then the call is answered for good, whichever call began the release.
+// gone returns nil if the alloc has no record any more. It then stores the response of the call, if there is none yet.
 func (a *Allocs) gone(ctx context.Context, call registry.Call, id registry.AllocID) error {
 	_, err := registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
 		if al, known := v.Alloc(id); known {
@@ -185,7 +185,7 @@ func (a *Allocs) gone(ctx context.Context, call registry.Call, id registry.Alloc
 	return err
 }
 
-// why is what the alloc's release waits for, as an error.
+// why returns as an error what the alloc's release waits for.
 func (a *Allocs) why(ctx context.Context, id registry.AllocID) error {
 	var waits string
 	_ = a.State.View(context.WithoutCancel(ctx), func(v registry.View) error {
@@ -200,7 +200,7 @@ func (a *Allocs) why(ctx context.Context, id registry.AllocID) error {
 	return registry.Errorf(registry.ErrUnavailable, "%s", waits)
 }
 
-// use is how a volume is used on this node, as one request sees it.
+// use describes the use of a volume on this node, from the view of one request.
 type use struct {
 	own    bool // published for the request, or maybe
 	others bool // published for another request, or maybe
@@ -303,13 +303,13 @@ func (req *request) releaseSharedClaim(ctx context.Context) (done bool, err erro
 	req.step = registry.StepClaim
 	_, err = req.controller.Unclaim(ctx, req.key, false)
 	if errors.Is(err, registry.ErrConflict) {
-		return false, nil // the other one was quicker: this is the last claim now
+		return false, nil // the other claim was released first: this is the last one now
 	}
 	return err == nil, err
 }
 
-// undoes says whether the way down may follow the open call: it undoes what was made for the request, and as the last
-// user also the stage and the attachment, unless something still stands on them.
+// undoes reports whether the release undoes the open call, so that it may follow it: a call for the request itself, and
+// for the last user also a stage or an attach.
 func (req *request) undoes(open registry.Intent, u use) bool {
 	if open.Alloc != "" {
 		return req.own(open)
@@ -317,11 +317,13 @@ func (req *request) undoes(open registry.Intent, u use) bool {
 	return !u.own && !u.others
 }
 
+// unstage unstages the volume, unless it is still published.
 func (req *request) unstage(ctx context.Context) error {
 	req.step = registry.StepUnstage
 	return req.mounter.Unstage(ctx, req.by, req.key.Volume)
 }
 
+// detach waits until the plugin can detach the volume from the node, and detaches it.
 func (req *request) detach(ctx context.Context) error {
 	if err := req.controller.AwaitDetach(ctx, req.by, req.key.Volume, req.node,
 		req.awaits(ctx, registry.RoleController)); err != nil {
@@ -339,8 +341,8 @@ type leftover struct {
 	staged, attached bool // on this node
 }
 
-// TakeDownUnclaimed has what is staged or attached without a claim unstaged and detached. It only begins that: it goes
-// on until it is done, or the volume is claimed.
+// TakeDownUnclaimed starts the release of volumes that are staged or attached without a claim. The release continues in
+// the background until it is done or the volume is claimed.
 func (a *Allocs) TakeDownUnclaimed(ctx context.Context) error {
 	var unclaimed []leftover
 	err := a.State.View(ctx, func(v registry.View) error {
@@ -379,6 +381,7 @@ func (a *Allocs) leftoverOf(v registry.View, key registry.VolumeKey) (l leftover
 	return l, (l.staged || l.attached) && !claimed && len(v.Refs(key)) == 0
 }
 
+// takeDownUnclaimed starts the release of one volume, unless that runs already.
 func (a *Allocs) takeDownUnclaimed(l leftover) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

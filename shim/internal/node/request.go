@@ -77,8 +77,8 @@ func (req *request) bounded(ctx context.Context) (context.Context, context.Cance
 	return context.WithTimeout(ctx, pluginWait)
 }
 
-// settle has the call come to a certain end that is open for the volume, unless it is one that what comes now may
-// follow: nothing but the same call or its undo may be sent before (TestHistories).
+// settle brings the volume's open call to a certain outcome, unless the next call may follow it: before that outcome,
+// only the same call or its undo may be sent (TestHistories).
 func (req *request) settle(ctx context.Context, follows func(registry.Intent) bool) error {
 	open, found := registry.Intent{}, false
 	err := req.State.View(ctx, func(v registry.View) error {
@@ -109,17 +109,16 @@ func (req *request) settle(ctx context.Context, follows func(registry.Intent) bo
 	return err
 }
 
-// settleDown is settle on the way down. A call that an earlier shim has left, and that is likely to run, is asked for
-// once more, for a round, before it is undone. An expansion holds the way down up for no longer than a round either:
-// nothing stands on it, so that it is then taken for one that was answered vaguely, and found out when somebody asks
-// for one again or the volume is mounted anew.
+// settleDown is settle for a release. If the open call may still run, because an earlier shim has left it, settleDown
+// sends it again for one round before it is undone. An expansion delays the release for one round at most. Then its
+// outcome counts as vague; the next mount or expansion sends it again.
 func (req *request) settleDown(ctx context.Context, follows func(registry.Intent) bool) error {
-	var round *time.Timer // nil: no call that may run is waited for
+	var round *time.Timer // nil: no call may still run
 	limited, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	err := req.settle(limited, func(open registry.Intent) bool {
 		undoes := follows(open)
-		if undoes && req.hasty(open) {
+		if undoes && req.mayRun(open) {
 			round = time.AfterFunc(roundLimit, func() { cancel(errRound) })
 		}
 		return undoes && round == nil
@@ -143,16 +142,16 @@ func (req *request) settleDown(ctx context.Context, follows func(registry.Intent
 	return nil
 }
 
-var errRound = fmt.Errorf("it has had no certain end for %s", roundLimit)
+var errRound = fmt.Errorf("it has had no certain outcome for %s", roundLimit)
 
-// hasty says whether the open call is likely to run, so that its undo has to wait. It does not if its plugin was
-// started anew since.
-func (req *request) hasty(open registry.Intent) bool {
+// mayRun reports whether the open call may still run, so that its undo has to wait. A call of a plugin that was
+// restarted since does not run.
+func (req *request) mayRun(open registry.Intent) bool {
 	inst, is := req.Plugins.Find(intent.RoleOf(open.RPC), open.Volume.Plugin)
 	return intent.Hasty(open) && (!is || inst.CreateIndex < open.ModifyIndex)
 }
 
-// leaveExpansion closes an open expansion without waiting for its end.
+// leaveExpansion closes an open expansion without waiting for its outcome.
 func (req *request) leaveExpansion(ctx context.Context) (left bool, err error) {
 	if left, err = req.mounter.LeaveExpansion(ctx, req.key.Volume); left || err != nil {
 		return left, err
@@ -165,12 +164,12 @@ func (req *request) own(open registry.Intent) bool {
 	return open.Alloc == req.key.Alloc && open.Request == req.key.Request
 }
 
-// failed records why the step under way did not succeed, and when it is tried again; the zero time: when the host asks
-// for it.
+// failed records why the current step failed, and when it is tried again. The zero time means at the next request of
+// the host.
 func (req *request) failed(ctx context.Context, err error, next time.Time) {
 	w := registry.Wait{Next: next, Detail: err.Error()}
 	if call, ok := errors.AsType[*registry.CallError](err); ok {
-		// no alloc asks for a ControllerExpandVolume: it is in the way of what does
+		// a ControllerExpandVolume blocks the current step; it is no step of an alloc
 		req.step = cmp.Or(call.RPC.Step(), req.step)
 		w.For, w.RPC, w.Code, w.Detail = "plugin "+string(req.key.Volume.Plugin), call.RPC, call.Code, call.Detail
 		w.Attempt, w.Advice = max(call.Attempt, 1), intent.PolicyOf(call.RPC).Row(call.Code).Advice
@@ -178,7 +177,7 @@ func (req *request) failed(ctx context.Context, err error, next time.Time) {
 	req.waits(ctx, w)
 }
 
-// waited forgets a wait for a plugin or a turn that is over, also one that an earlier shim has left.
+// waited clears the request's wait for a plugin or a lock, also one that an earlier shim has recorded.
 func (req *request) waited(ctx context.Context) {
 	over := func(w registry.Wait) bool {
 		return w.Request == req.key.Request && (w.Step == registry.StepPlugin || w.Step == registry.StepTurn)
@@ -198,15 +197,16 @@ func (req *request) waiting(w registry.Wait) registry.Wait {
 	return w
 }
 
+// record adds a wait to the alloc's record.
 func (req *request) record(ctx context.Context, w registry.Wait) {
 	req.rewait(ctx, func(list []registry.Wait) ([]registry.Wait, bool) { return waitingFor(list, w) })
 }
 
-// long is a wait that people may notice. After a swap there are many that end sooner.
+// long is the shortest wait that is recorded. After a swap there are many shorter ones.
 const long = 100 * time.Millisecond
 
-// waitsLong is waits, once the wait has become a long one. over has to be called at its end; then nothing is recorded
-// any more.
+// waitsLong records w if the wait becomes long. The caller must call over at the end of the wait; then nothing is
+// recorded any more.
 func (req *request) waitsLong(ctx context.Context, w registry.Wait) (over func()) {
 	w = req.waiting(w)
 	recorded := make(chan struct{})
@@ -221,8 +221,7 @@ func (req *request) waitsLong(ctx context.Context, w registry.Wait) (over func()
 	}
 }
 
-// rewait changes what the alloc is recorded to wait for. It is for people: a failure to write it is not one of the
-// alloc.
+// rewait changes the recorded waits of the alloc. They serve people only, so a failed commit is logged.
 func (req *request) rewait(ctx context.Context, change func([]registry.Wait) (next []registry.Wait, changed bool)) {
 	if intent.Released(ctx) {
 		return
@@ -241,7 +240,7 @@ func (req *request) rewait(ctx context.Context, change func([]registry.Wait) (ne
 	}
 }
 
-// waitingFor is the list with w in place of what its request waited for before.
+// waitingFor returns the list with w in place of the earlier wait of its request.
 func waitingFor(list []registry.Wait, w registry.Wait) (next []registry.Wait, changed bool) {
 	changed = true
 	for _, old := range list {
@@ -255,8 +254,8 @@ func waitingFor(list []registry.Wait, w registry.Wait) (next []registry.Wait, ch
 	return append(next, w), changed
 }
 
-// retrying is w, if it is the same step as old, waited for since then: the tries of calls that have ended count, and what
-// was said last stands until something else is.
+// retrying returns w as the continuation of old, if both are about the same step. Then the time and the attempts of old
+// count too, and the last response stays until there is another one.
 func retrying(old, w registry.Wait) registry.Wait {
 	if old.Step != w.Step || old.RPC != w.RPC {
 		return w

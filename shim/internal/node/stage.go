@@ -10,9 +10,9 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Stage has the plugin stage the volume, if it stages at all (STAGE_UNSTAGE_VOLUME), and the volume is no inline one.
-// What is staged already for an equal usage stays as it is. The volume has a claim and, where its plugin attaches, is
-// attached. ErrConflict says who uses it otherwise.
+// Stage stages the volume with its plugin. It does nothing if the plugin does not stage volumes, if the volume is
+// inline or if it is staged for an equal usage. The volume must have a claim and, if its plugin attaches, be attached.
+// ErrConflict names the users with another usage.
 func (s *Stager) Stage(ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage) error {
 	if v.Ephemeral {
 		return nil
@@ -33,7 +33,7 @@ func (s *Stager) Stage(ctx context.Context, by intent.Caller, v registry.Volume,
 		return err
 	}
 	if st.staging.State == registry.MarkNone && (!inst.Fingerprint.Has(registry.StageUnstage) || len(st.refs) > 0) {
-		return nil // it does not stage, or did not when the volume was put up
+		return nil // the plugin does not stage, or did not when it mounted the volume
 	}
 	if err := intent.Supports(inst, u); err != nil {
 		return err
@@ -52,8 +52,8 @@ func (s *Stager) Stage(ctx context.Context, by intent.Caller, v registry.Volume,
 	return nil
 }
 
-// undoOpenPublish undoes a publish without a certain answer: the stage that it was to stand on is not there, and has to
-// be sent before the same publish could be.
+// undoOpenPublish undoes a publish of unknown outcome before a stage. The same publish cannot be sent again, because it
+// needs that stage.
 func (s *Stager) undoOpenPublish(ctx context.Context, by intent.Caller, v registry.VolumeKey, st state) error {
 	var open registry.Intent
 	err := s.State.View(ctx, func(view registry.View) error {
@@ -70,8 +70,8 @@ func (s *Stager) undoOpenPublish(ctx context.Context, by intent.Caller, v regist
 	return nil
 }
 
-// stands says whether the volume is known to be staged now. Plugins need not mount anything at the staging path, so a
-// missing mount there counts only if no publish stands on it.
+// stands reports whether the volume is staged. Plugins need not mount anything at the staging path, so a missing mount
+// there counts only if no publish of the volume is mounted.
 func (s *Stager) stands(st state) (bool, error) {
 	if st.staging.State != registry.MarkDone || st.staging.Boot != s.kernel.Boot() {
 		return false, nil
@@ -85,6 +85,7 @@ func (s *Stager) stands(st state) (bool, error) {
 	return mounted, err
 }
 
+// stage sends NodeStageVolume until its outcome is certain or its policy gives up.
 func (s *Stager) stage(
 	ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, st state, inst registry.Instance,
 ) error {
@@ -120,21 +121,21 @@ func (s *Stager) stage(
 			if err := s.driver.Stage(ctx, inst.InstanceKey, request); err != nil {
 				return err
 			}
-			mounts, _ = s.mounted(at.Host, false) // what cannot be looked at now is never said to be lost
+			mounts, _ = s.mounted(at.Host, false) // a mount that cannot be inspected now is never reported as lost
 			return nil
 		},
 		Done: func(view registry.View) registry.Change {
 			p, _ := view.Staging(v.VolumeKey())
-			p.State, p.Mounts = registry.MarkDone, mounts
+			p.State, p.Mounts, p.Expanded = registry.MarkDone, mounts, mountedAnew(p.Expanded)
 			return registry.Change{
-				Put: []registry.Record{anew(p)}, Events: []registry.Event{s.event(registry.EventStaged, open,
+				Put: []registry.Record{p}, Events: []registry.Event{s.event(registry.EventStaged, open,
 					"at "+at.Host)},
 			}
 		},
 	})
 }
 
-// staging marks the volume's stage as sent, unless it contradicts what is.
+// staging returns the change that marks the stage as sent, or why it conflicts with the records.
 func (s *Stager) staging(
 	view registry.View, v registry.Volume, u registry.Usage, at registry.Tree,
 ) (registry.Change, error) {
@@ -142,11 +143,12 @@ func (s *Stager) staging(
 	p := stagingOf(view, v)
 	switch {
 	case len(st.claims) == 0:
-		return registry.Change{}, conflict("volume %s has no claim; it is staged for claims only", v.VolumeName())
+		return registry.Change{}, conflict("volume %s has no claim; claim it first", v.VolumeName())
 	case s.unattached(view, st, v):
 		return registry.Change{}, conflict("volume %s is not attached; it has to be attached first", v.VolumeName())
 	case p.State != registry.MarkNone && p.Usage != u && len(st.refs) > 0:
-		return registry.Change{}, conflict("volume %s is staged for another usage (%s) and in use by %s; ask for the same, or wait until they are gone",
+		return registry.Change{}, conflict(
+			"volume %s is staged for another usage (%s) and in use by %s; ask for the same, or wait until they are gone",
 			v.VolumeName(), p.Usage, st.users())
 	case p.State != registry.MarkNone && p.Usage != u:
 		return registry.Change{}, conflict("volume %s is staged for another usage (%s); it has to be unstaged first",
@@ -156,8 +158,8 @@ func (s *Stager) staging(
 	return registry.Change{Put: []registry.Record{p}}, nil
 }
 
-// unattached says whether the volume lacks an attachment that its plugin wants, or may want: a controller that is away
-// cannot be asked. What was put up by a plugin that did not attach then stays as it is.
+// unattached reports whether the volume lacks an attachment that its plugin needs, or may need while no controller is
+// registered. A volume that was mounted without an attachment stays as it is.
 func (s *Stager) unattached(view registry.View, st state, v registry.Volume) bool {
 	if at := st.attachment.State; at != registry.MarkNone || st.staging.State != registry.MarkNone || len(st.refs) > 0 {
 		return at != registry.MarkNone && at != registry.MarkDone
@@ -171,8 +173,7 @@ func (s *Stager) unattached(view registry.View, st state, v registry.Volume) boo
 	return v.Created || s.Expected != nil && s.Expected(view, registry.RoleController, v.Plugin)
 }
 
-// Unstage has the plugin unstage the volume. Nothing happens if it is not staged, or while it is published: its last
-// user unstages it.
+// Unstage unstages the volume with its plugin. It does nothing if the volume is not staged, or while it is published.
 func (s *Stager) Unstage(ctx context.Context, by intent.Caller, key registry.VolumeKey) error {
 	st, err := s.state(ctx, key)
 	if err != nil || st.staging.State == registry.MarkNone || len(st.refs) > 0 {
@@ -187,6 +188,7 @@ func (s *Stager) Unstage(ctx context.Context, by intent.Caller, key registry.Vol
 	return nil
 }
 
+// unstage sends NodeUnstageVolume until its outcome is certain or its policy gives up.
 func (s *Stager) unstage(ctx context.Context, by intent.Caller, p registry.Staging) error {
 	request := csi.UnstageRequest{
 		VolumeID: p.Volume.External, Private: func(ctx context.Context) csi.Private { return s.private(ctx, p.Volume) },
@@ -227,7 +229,7 @@ func (s *Stager) unstage(ctx context.Context, by intent.Caller, p registry.Stagi
 	})
 }
 
-// Down returns nil if nothing that the claim stands for is up on this node, else an ErrConflict.
+// Down returns nil if the volume is not mounted for the claim on this node, else an ErrConflict.
 func (s *Stager) Down(ctx context.Context, key registry.ClaimKey) error {
 	st, err := s.state(ctx, key.Volume)
 	if err != nil {
@@ -245,17 +247,17 @@ func (s *Stager) Down(ctx context.Context, key registry.ClaimKey) error {
 	return nil
 }
 
-// vacant is nil if nothing is mounted at a path of which no record tells. What is mounted there is nobody's volume as
-// far as we know, and a plugin that finds something mounted may take it for its own.
+// vacant fails if something is mounted at a path that has no record. A plugin might take that mount for its own.
 func (s *Stager) vacant(path string) error {
 	mounted, err := s.mounted(path, false)
 	if err == nil && mounted {
-		err = conflict("an unknown mount is in the way at %s; run holdfast doctor to inspect it, and holdfast doctor --repair to unmount it if unused", path)
+		err = conflict("an unknown mount is in the way at %s; run holdfast doctor to inspect it, "+
+			"and holdfast doctor --repair to unmount it if unused", path)
 	}
 	return err
 }
 
-// makeDir makes a directory of ours. One that a plugin has mounted on exists, and is not to be touched.
+// makeDir makes a directory, unless something is mounted there: a mount must not be touched.
 func (s *Stager) makeDir(path string) error {
 	if mounted, err := s.kernel.Mounted(path); err != nil || mounted {
 		return err
@@ -263,8 +265,8 @@ func (s *Stager) makeDir(path string) error {
 	return s.kernel.MakeDir(path)
 }
 
-// tidyUnused removes a directory that was made for a call of which no record tells, because it was refused before it
-// was sent. What cannot be removed now is found by package reconcile.
+// tidyUnused removes a directory without a record: its call was refused before it was sent. Package doctor finds what
+// cannot be removed now.
 func (s *Stager) tidyUnused(ctx context.Context, key registry.VolumeKey, dir string) {
 	st, err := s.state(context.WithoutCancel(ctx), key)
 	known := st.staging.State != registry.MarkNone && st.staging.Path.Host == dir
@@ -276,8 +278,8 @@ func (s *Stager) tidyUnused(ctx context.Context, key registry.VolumeKey, dir str
 	}
 }
 
-// tidy removes directories that are empty, children first, and says what it could not remove. A directory that stays,
-// with what somebody wrote into it, is no reason to keep a volume; package reconcile reports it.
+// tidy removes empty directories, children first, and returns what it could not remove. A directory with files is no
+// reason to keep a volume; package doctor reports it.
 func (s *Stager) tidy(paths ...string) string {
 	left := ""
 	for _, path := range paths {

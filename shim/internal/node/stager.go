@@ -20,12 +20,12 @@ import (
 type Options struct {
 	Layout hooks.Layout
 	Node   registry.NodeName // this node
-	// Check has the mount table asked whether calls did what they answered. Without it the plugin's word is all there
-	// is: for plugins that share no mounts with us.
+	// Check verifies successful calls in the mount table. Without it, mounts are assumed to be as the plugin responded:
+	// for plugins that share no mounts with the host.
 	Check bool
-	// Inspect says what is at each path, within a limited time. nil: paths are not inspected.
+	// Inspect returns what is at each path, within a limited time. nil: paths are not inspected.
 	Inspect func(ctx context.Context, paths ...string) (map[string]mount.Info, error)
-	// Parts mounts parts of what is published. nil: nobody can.
+	// Parts mounts parts of published volumes. nil: not supported.
 	Parts Parts
 	// Suspended are the optional calls during which plugins died. nil: none is recorded.
 	Suspended *csi.Suspensions
@@ -44,9 +44,9 @@ func NewStager(calls intent.Calls, driver Driver, kernel Kernel, o Options) *Sta
 	return &Stager{calls, driver, kernel, o}
 }
 
-// state is all that is recorded of one volume.
+// state holds all records of one volume.
 type state struct {
-	volume     registry.Volume     // zero: it is not known any more
+	volume     registry.Volume     // zero: it has no record any more
 	attachment registry.Attachment // to this node
 	staging    registry.Staging
 	refs       []registry.Ref
@@ -88,7 +88,7 @@ func (st state) claimed(key registry.ClaimKey) bool {
 	return false
 }
 
-// users names the refs, for people.
+// users lists the refs for people.
 func (st state) users() string {
 	var users []string
 	for _, r := range st.refs {
@@ -97,8 +97,8 @@ func (st state) users() string {
 	return strings.Join(users, ", ")
 }
 
-// pathAt is the path by which the instance knows a tree that was recorded below the staging root: another instance than
-// the one of that time may know the root by another name.
+// pathAt returns the path by which the instance knows a recorded tree. An instance may have another path for the
+// staging root than the one that the tree was recorded for.
 func pathAt(inst registry.Instance, t registry.Tree) string {
 	rel, err := filepath.Rel(inst.Volumes.Host, t.Host)
 	if err != nil || rel == ".." || strings.HasPrefix(rel, "../") || inst.Volumes.Task == "" {
@@ -107,11 +107,11 @@ func pathAt(inst registry.Instance, t registry.Tree) string {
 	return filepath.Join(inst.Volumes.Task, rel)
 }
 
-// askLimit is how long the host may take to tell secrets that are needed only to keep them out of a text.
+// askLimit bounds the wait for secrets that are needed only for redaction.
 const askLimit = time.Second
 
-// private is what a plugin knows of the volume and its errors must not tell. To take a volume down nobody has to
-// answer.
+// private returns what has to be redacted from errors of the volume's plugin. A release does not depend on it: without
+// the secrets, Unknown is set.
 func (s *Stager) private(ctx context.Context, key registry.VolumeKey) csi.Private {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askLimit)
 	defer cancel()
@@ -136,7 +136,7 @@ func (s *Stager) private(ctx context.Context, key registry.VolumeKey) csi.Privat
 	return p
 }
 
-// mounted asks the mount table; without Check it says what is expected.
+// mounted reports whether path is a mount point. Without Check it returns what is expected.
 func (s *Stager) mounted(path string, expected bool) (bool, error) {
 	if !s.Check {
 		return expected, nil
@@ -144,7 +144,8 @@ func (s *Stager) mounted(path string, expected bool) (bool, error) {
 	return s.kernel.Mounted(path)
 }
 
-// gone judges the answer of a call that takes a mount away, by whether the mount goes away.
+// gone returns nil once the mount at path is gone, after a call that should remove it. Else it returns the call's
+// error.
 func (s *Stager) gone(ctx context.Context, rpc registry.RPC, at registry.InstanceKey, path string, answer error) error {
 	if answer != nil && !isNotFound(answer) {
 		return answer
@@ -165,24 +166,24 @@ func (s *Stager) gone(ctx context.Context, rpc registry.RPC, at registry.Instanc
 		mountWait)
 }
 
-// stillMounted is the plugin's answer that it does not know the volume, with the mount that stays. The path comes
-// first: what a plugin says may hold an id of 4 KiB.
+// stillMounted returns the NOT_FOUND error of a plugin with the path that is still mounted. The path comes first,
+// because the plugin's message may have an ID of 4 KiB.
 func stillMounted(answer error, path string) error {
 	call, ok := errors.AsType[*registry.CallError](answer)
 	if !ok {
 		return fmt.Errorf("%s is still mounted: %w", path, answer)
 	}
-	told := *call
-	told.Detail = fmt.Sprintf("%s is still mounted, and the plugin says: %s", path, call.Detail)
-	return &told
+	out := *call
+	out.Detail = fmt.Sprintf("%s is still mounted, and the plugin says: %s", path, call.Detail)
+	return &out
 }
 
 // mountWait bounds the wait for a mount to appear or disappear after its plugin has answered OK: some plugins have
 // another process mount, and answer before it has done so.
 const mountWait = time.Second
 
-// soon polls until holds is true, for mountWait at most. It fails if ctx ends first: what became of the call is then
-// not known.
+// soon polls until holds is true, for mountWait at most. It fails if ctx ends first, because then the outcome of the
+// call is unknown.
 func soon(ctx context.Context, holds func() (bool, error)) (bool, error) {
 	const first, most = 10 * time.Millisecond, 100 * time.Millisecond
 	end := time.Now().Add(mountWait)
@@ -203,7 +204,7 @@ func isNotFound(err error) bool {
 	return ok && call.Code == "NOT_FOUND"
 }
 
-// lied is the error of a call that the plugin answered OK, while the mount table disagrees.
+// lied returns the error of a call that the plugin answered with OK, but that the mount table contradicts.
 func lied(rpc registry.RPC, at registry.InstanceKey, format string, args ...any) error {
 	return &registry.CallError{
 		RPC: rpc, Instance: at, Code: "OK", Outcome: registry.OutcomeFailed, Kind: registry.ErrInternal,
@@ -215,21 +216,21 @@ func conflict(format string, args ...any) error {
 	return registry.Errorf(registry.ErrConflict, format, args...)
 }
 
-// told is the event of a call that is done.
+// event returns the event of a completed call.
 func (s *Stager) event(kind registry.EventKind, i registry.Intent, detail string) registry.Event {
 	e := intent.Event(kind, i, s.Now())
 	e.Detail = detail
 	return e
 }
 
-// Settle has an open call of a node come to a certain end: by the same call again, which has the same arguments as it
-// is made of what was recorded; a publish whose secrets cannot be had any more, or whose stage is gone, is undone
-// instead, which needs neither. nil says that it has an end, whichever. Whoever calls it holds the volume's lane.
+// Settle brings an open node call to a certain outcome, success or failure, and then returns nil. It sends the call
+// again, with the recorded arguments. It undoes a publish instead if its secrets are unavailable or its stage is gone.
+// The caller holds the volume's lock.
 func (s *Stager) Settle(ctx context.Context, by intent.Caller, open registry.Intent) error {
 	return intent.Settled(s.again(ctx, by, open))
 }
 
-// again makes the open call once more.
+// again sends the open call again.
 func (s *Stager) again(ctx context.Context, by intent.Caller, open registry.Intent) error {
 	st, err := s.state(ctx, open.Volume)
 	if err != nil {
@@ -251,7 +252,7 @@ func (s *Stager) again(ctx context.Context, by intent.Caller, open registry.Inte
 	case registry.NodePublishRPC, registry.NodeUnpublishRPC:
 		r, found := st.ref(registry.ClaimKey{Volume: open.Volume, Alloc: open.Alloc, Request: open.Request})
 		if !found {
-			return registry.Errorf(registry.ErrDamaged, "%s, and no record says what was published",
+			return registry.Errorf(registry.ErrDamaged, "%s, but the record of the publish is missing",
 				intent.Describe(open))
 		}
 		return s.publishAgain(ctx, by, open, st, r, inst)
@@ -259,6 +260,7 @@ func (s *Stager) again(ctx context.Context, by intent.Caller, open registry.Inte
 	return registry.Errorf(registry.ErrInternal, "%s is not a node call", open.RPC)
 }
 
+// publishAgain publishes or unpublishes again; see Settle.
 func (s *Stager) publishAgain(
 	ctx context.Context, by intent.Caller, open registry.Intent, st state, r registry.Ref, inst registry.Instance,
 ) error {

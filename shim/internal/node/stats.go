@@ -14,16 +14,15 @@ import (
 // statsLimit bounds the wait for the volume's lock and for the plugin's answer.
 const statsLimit = 10 * time.Second
 
-// Stats asks the node plugin how full the volume is (NodeGetVolumeStats), one answer per unit, and records what the
-// plugin says of the volume's health. CSI wants at most one call in flight per volume, so Stats holds the volume's
-// lock. It changes nothing, so it is cancelled as soon as another call needs the lock: a plugin that hangs delays no
-// mount and no unmount.
+// Stats returns the usage of the volume in each unit (NodeGetVolumeStats), and records the condition that the plugin
+// reports. CSI allows one call in flight per volume, so Stats holds the volume's lock. It is cancelled as soon as
+// another call needs the lock: a hung plugin delays no mount and no unmount.
 //
-// ErrConflict means that nothing of the volume is mounted here, or that another call for it is open or came meanwhile.
+// ErrConflict means that the volume is not mounted here, or that another call for it is open or has come meanwhile.
 // ErrUnsupported means that the plugin does not report statistics.
 func (s *Stager) Stats(ctx context.Context, name registry.VolumeName) ([]registry.VolumeUsage, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, statsLimit,
-		registry.Errorf(context.DeadlineExceeded, "the plugin has not answered within %v", statsLimit))
+		registry.Errorf(context.DeadlineExceeded, "the plugin did not respond within %v", statsLimit))
 	defer cancel()
 	asking, leave, err := s.turn(ctx, name)
 	if err != nil {
@@ -53,13 +52,12 @@ func (s *Stager) Stats(ctx context.Context, name registry.VolumeName) ([]registr
 		return nil, err
 	}
 	if c := report.Condition; c != nil && inst.Fingerprint.Has(registry.NodeCondition) {
-		return report.Usage, s.judged(ctx, st.volume.VolumeKey(), *c, true)
+		return report.Usage, s.recordCondition(ctx, st.volume.VolumeKey(), *c, true)
 	}
 	return report.Usage, nil
 }
 
-// turn waits for the volume's lock. The returned context ends when another call waits for it. Without locks there are
-// no other calls.
+// turn locks the volume. The returned context ends when another call waits for the lock.
 func (s *Stager) turn(ctx context.Context, name registry.VolumeName) (asking context.Context, leave func(), err error) {
 	if s.Locks == nil {
 		return ctx, func() {}, nil
@@ -76,11 +74,11 @@ func (s *Stager) turn(ctx context.Context, name registry.VolumeName) (asking con
 	if err != nil {
 		return nil, nil, err
 	}
-	return s.Locks.LockYielding(ctx, key, "the question how full it is")
+	return s.Locks.LockYielding(ctx, key, "its measurement")
 }
 
-// statsRequest has the paths as the instance knows them. It names the staging path if the plugin stages (CSI
-// NodeGetVolumeStatsRequest).
+// statsRequest returns the request, with the paths as the instance knows them. It has the staging path if the plugin
+// stages (CSI NodeGetVolumeStatsRequest).
 func (s *Stager) statsRequest(inst registry.Instance, st state, at registry.Tree) csi.StatsRequest {
 	r := csi.StatsRequest{
 		VolumeID: st.volume.External, Path: pathAt(inst, at),
@@ -92,7 +90,7 @@ func (s *Stager) statsRequest(inst registry.Instance, st state, at registry.Tree
 	return r
 }
 
-// measurable is what is recorded of the volume, unless a call for it is open: until that has an end, no other is sent.
+// measurable returns the records of the volume. It fails while a call for the volume is open.
 func (s *Stager) measurable(ctx context.Context, name registry.VolumeName) (st state, err error) {
 	err = s.State.View(ctx, func(view registry.View) error {
 		v, found := view.Volume(name)
@@ -100,7 +98,7 @@ func (s *Stager) measurable(ctx context.Context, name registry.VolumeName) (st s
 			return registry.Errorf(registry.ErrNotFound, "volume %s not found", name)
 		}
 		if open, found := registry.OpenIntent(view, v.VolumeKey()); found {
-			return conflict("how full volume %s is cannot be asked now: %s", name, intent.Describe(open))
+			return conflict("volume %s cannot be measured now: %s", name, intent.Describe(open))
 		}
 		st = s.stateOf(view, v.VolumeKey())
 		st.volume = v
@@ -109,8 +107,7 @@ func (s *Stager) measurable(ctx context.Context, name registry.VolumeName) (st s
 	return st, err
 }
 
-// measurer is the plugin's node instance, if it can say how full a volume is. One that is away is not waited for: what
-// counts is now.
+// measurer returns the plugin's node instance if it reports statistics. It does not wait for one.
 func (s *Stager) measurer(id registry.PluginID) (registry.Instance, error) {
 	inst, found := s.Plugins.Find(registry.RoleNode, id)
 	switch {
@@ -129,8 +126,8 @@ func (s *Stager) measurer(id registry.PluginID) (registry.Instance, error) {
 	return inst, nil
 }
 
-// spot is where the volume can be asked about: a place where it is published, else the one where it is staged. mount:
-// something has to be mounted there, else the plugin would measure what lies below.
+// spot returns a path at which the volume can be measured: where it is published, else where it is staged. If mount is
+// set, something has to be mounted there, else the plugin would measure what lies below.
 func (s *Stager) spot(st state) (at registry.Tree, mount bool, err error) {
 	sick := ""
 	for _, r := range st.refs {
@@ -160,7 +157,7 @@ func (s *Stager) spot(st state) (at registry.Tree, mount bool, err error) {
 		st.volume.VolumeName())
 }
 
-// isThere says whether at can be asked about; mount: only if something is mounted there.
+// isThere reports whether the volume is at the path: whether something is mounted there, if mount is set.
 func (s *Stager) isThere(at registry.Tree, mount bool) (bool, error) {
 	if !mount {
 		return true, nil
@@ -168,8 +165,7 @@ func (s *Stager) isThere(at registry.Tree, mount bool) (bool, error) {
 	return s.mounted(at.Host, true)
 }
 
-// stillThere is nil if what was measured is there after it, too: a plugin that was asked while the volume went away may
-// have measured what lies below.
+// stillThere fails if the volume was unmounted during the measurement: its plugin may have measured what lies below.
 func (s *Stager) stillThere(name registry.VolumeName, at registry.Tree, mount bool) error {
 	there, err := s.isThere(at, mount)
 	if err == nil && !there {
