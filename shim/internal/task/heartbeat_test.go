@@ -115,34 +115,6 @@ func TestReturningPluginDescribesItselfBeforeItIsHealthy(t *testing.T) {
 	})
 }
 
-// A plugin that comes and goes every 10 ms is never restarted.
-func TestFlappingPluginCausesFewEvents(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w, task, p, stop := startHealthy(t, spec(hooks.TypeNode))
-		const lasts = time.Minute
-		for range lasts / (23 * time.Millisecond) { // not in step with the back-off
-			p.set(func(p *plugin) { p.up = false })
-			after(10 * time.Millisecond)
-			p.set(func(p *plugin) { p.up = true })
-			after(13 * time.Millisecond)
-		}
-		commits := w.commits()
-		if most := 2 * int(lasts/retryMost); len(commits) > most+2 || len(commits) < 2 {
-			t.Errorf("%d commits in %v", len(commits), lasts)
-		}
-		if w.task(task.TaskKey).Restart != nil {
-			t.Error("a restart was asked for")
-		}
-		probes, _ := p.seen()
-		if len(probes) > 10*int(lasts/retryMost) {
-			t.Errorf("%d probes in %v", len(probes), lasts)
-		}
-		after(2 * retryMost)
-		w.wantHealth("in the end", registry.Healthy, registry.CauseProbed)
-		_ = stop()
-	})
-}
-
 // A plugin that lives causes no event. One that has died is unhealthy at once.
 func TestNewShimSupervisesWhereTheOldOneStopped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -192,31 +164,6 @@ func TestNewShimSupervisesWhereTheOldOneStopped(t *testing.T) {
 	})
 }
 
-// Heartbeats stay within a tenth of the interval.
-func TestHeartbeatsSpread(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		values := []float64{0, 0.999999, 0.25, 0.75, 0.5}
-		w := newEnv(t)
-		n := 0
-		w.random = func() float64 { n++; return values[n%len(values)] }
-		task, p := w.start("plugin")
-		s := spec(hooks.TypeNode)
-		stop := w.run(task, s)
-		after(time.Hour)
-		_ = stop()
-		probes, _ := p.seen()
-		shortest, longest := time.Hour, time.Duration(0)
-		for i := range len(probes) - 1 {
-			gap := probes[i+1].Sub(probes[i])
-			shortest, longest = min(shortest, gap), max(longest, gap)
-		}
-		every := s.Heartbeat.Interval
-		if shortest != every-every/10 || longest <= every || longest > every+every/10 {
-			t.Errorf("heartbeats come every %v to %v", shortest, longest)
-		}
-	})
-}
-
 // The plugin describes itself every ten minutes, and when the connection reports that the description is outdated.
 func TestDescriptionIsRefreshed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -246,43 +193,6 @@ func TestDescriptionIsRefreshed(t *testing.T) {
 			t.Errorf("asked %d times without need", now-before)
 		}
 		_ = stop()
-	})
-}
-
-func TestHeartbeatDoesNotRestoreARemovedInstance(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w, _, p, stop := startHealthy(t, spec(hooks.TypeNode))
-		_, err := w.log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
-			return registry.RemoveChange(v, time.Now(), w.instances()[0].InstanceKey), nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		p.set(func(p *plugin) { p.outdated = true })
-		after(time.Minute)
-		p.set(func(p *plugin) { p.up = false })
-		after(time.Minute)
-		w.wantCommits("only the removal", "deregistered")
-		if len(w.instances()) != 0 {
-			t.Errorf("instances are %+v", w.instances())
-		}
-		_ = stop()
-	})
-}
-
-// The plugin stays unhealthy.
-func TestSupervisionEndsWhileThePluginIsGone(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w, _, p, stop := startHealthy(t, spec(hooks.TypeNode))
-		p.set(func(p *plugin) { p.up = false })
-		after(1500 * time.Millisecond)
-		w.commits()
-		began := time.Now()
-		if err := stop(); !errors.Is(err, errStopped) || time.Since(began) != 0 {
-			t.Errorf("Run returned %v after %v", err, time.Since(began))
-		}
-		w.wantCommits("the end")
-		w.wantHealth("the end", registry.Unhealthy, registry.CauseGone)
 	})
 }
 

@@ -2,6 +2,7 @@ package task
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -42,138 +43,96 @@ func TestHealthyStartRegistersAllRolesAtOnce(t *testing.T) {
 	})
 }
 
-func TestListVolumesOptionIsRegistered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newEnv(t)
-		task, _ := w.start("plugin")
-		off := spec(hooks.TypeMonolith)
-		off.NoListVolumes = true
-		stop := w.run(task, off)
-		after(time.Minute)
-		for _, in := range w.instances() {
-			if in.Options[registry.OptionListVolumes] != registry.OptionOff {
-				t.Errorf("instance is %+v", in)
-			}
-		}
-		if len(w.instances()) != 2 {
-			t.Errorf("%d instances", len(w.instances()))
-		}
-		_ = stop()
-	})
-}
-
+// A plugin that becomes ready in time, or while no shim ran, is registered, with defaults for what its spec lacks.
 func TestPluginThatIsNotReadyYetIsAwaited(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newEnv(t)
-		task, p := w.start("plugin")
-		p.set(func(p *plugin) { p.ready = false })
-		stop := w.run(task, spec(hooks.TypeNode))
-		after(20 * time.Second)
-		w.wantCommits("while it starts")
-		p.set(func(p *plugin) { p.ready = true })
-		after(retryMost)
-		w.wantCommits("once it is ready", nodeStarts)
-		_ = stop()
-	})
-}
-
-// The health timeout counts from the start of the task, not of its supervision. One restart is asked for.
-func TestHealthTimeoutFromTaskStart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newEnv(t)
-		task, p := w.start("plugin")
-		p.set(func(p *plugin) { p.ready = false })
-		after(12 * time.Second)
-		stop := w.run(task, spec(hooks.TypeNode))
-		after(18*time.Second - 1)
-		w.wantCommits("a moment before the timeout")
-		after(1)
-		w.wantCommits("at the timeout", asksRestart)
-		r := w.task(task.TaskKey).Restart
-		if r == nil || r.Attempt != 1 || r.Cause != registry.CauseStartTimeout ||
-			!strings.Contains(r.Detail, "not ready") {
-			t.Fatalf("request is %+v", r)
-		}
-		p.set(func(p *plugin) { p.ready = true })
-		after(24 * time.Hour)
-		w.wantCommits("afterwards")
-		if again := w.task(task.TaskKey).Restart; again == nil || *again != *r || len(w.instances()) != 0 {
-			t.Errorf("request is %+v, was %+v", again, r)
-		}
-		_ = stop()
-	})
-}
-
-// A new shim continues the health timeout of the old one, and does not ask twice.
-func TestHealthTimeoutOverRestart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newEnv(t)
-		task, p := w.start("plugin")
-		p.set(func(p *plugin) { p.up = false })
-		for range 3 {
-			stop := w.run(task, spec(hooks.TypeNode))
-			after(9 * time.Second)
-			_ = stop()
-			w.restart()
-			after(time.Second / 2)
-		}
-		w.wantCommits("28.5 s after the start")
-		stop := w.run(task, spec(hooks.TypeNode))
-		after(1500*time.Millisecond - 1)
-		w.wantCommits("a moment before the timeout")
-		after(1)
-		w.wantCommits("at the timeout", asksRestart)
-		_ = stop()
-		w.restart()
-		p.set(func(p *plugin) { p.up = true })
-		probes, _ := p.seen()
-		stop = w.run(task, spec(hooks.TypeNode))
-		after(time.Hour)
-		w.wantCommits("the shim after that")
-		if now, _ := p.seen(); len(now) != len(probes) {
-			t.Errorf("a plugin that is to be restarted was probed %d times", len(now)-len(probes))
-		}
-		_ = stop()
-	})
-}
-
-// No shim may have run while the plugin became healthy.
-func TestLateShimProbesBeforeItAsksForARestart(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		up   bool
-		want string
-	}{{"healthy", true, nodeStarts}, {"gone", false, asksRestart}} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newEnv(t)
-				task, p := w.start("plugin")
-				p.set(func(p *plugin) { p.up = c.up })
+	for _, late := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newEnv(t)
+			task, p := w.start("plugin")
+			p.set(func(p *plugin) { p.ready = late })
+			if late {
 				after(time.Hour)
-				stop := w.run(task, spec(hooks.TypeNode))
-				after(hooks.DefaultHeartbeatTimeout)
-				w.wantCommits(c.name, c.want)
-				_ = stop()
-			})
+			}
+			stop := w.run(task, hooks.PluginSpec{ID: "disk", Type: hooks.TypeNode, NoListVolumes: true})
+			if !late {
+				after(20 * time.Second)
+				w.wantCommits("while it starts")
+				p.set(func(p *plugin) { p.ready = true })
+			}
+			after(retryMost)
+			w.wantCommits("once it is ready", nodeStarts)
+			for _, in := range w.instances() {
+				if in.Options[registry.OptionListVolumes] != registry.OptionOff {
+					t.Errorf("instance is %+v", in)
+				}
+			}
+			probes, _ := p.seen()
+			after(time.Hour)
+			now, _ := p.seen()
+			if got, want := len(now)-len(probes), int(time.Hour/hooks.DefaultHeartbeatInterval); got != want {
+				t.Errorf("%d probes in an hour, want %d", got, want)
+			}
+			_ = stop()
 		})
 	}
 }
 
-// The start was recorded by the clock of another boot.
-func TestHealthTimeoutBeginsAnewAfterABoot(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newEnv(t)
-		task, p := w.start("plugin")
-		p.set(func(p *plugin) { p.up = false })
-		w.boot = "boot-2"
-		after(time.Hour)
-		stop := w.run(task, spec(hooks.TypeNode))
-		after(hooks.DefaultHealthTimeout - 1)
-		w.wantCommits("before the timeout")
-		after(1)
-		w.wantCommits("at the timeout", asksRestart)
-		_ = stop()
-	})
+// The health timeout counts from the start of the task, over restarts of the shim. After a reboot it begins anew. Then
+// one restart is asked for, and the plugin is not probed any more.
+func TestHealthTimeoutOverRestart(t *testing.T) {
+	gone := func(p *plugin) { p.up = false }
+	for name, c := range map[string]struct {
+		sick   func(*plugin)
+		before time.Duration // from the start of the task to that of the last shim
+		shims  int           // that run for 9 s each before
+		boot   string
+		left   time.Duration // of the timeout
+		cause  registry.Cause
+	}{
+		"not ready": {func(p *plugin) { p.ready = false }, 12 * time.Second, 0, "boot-1", 18 * time.Second,
+			registry.CauseStartTimeout},
+		"no identity": {func(p *plugin) { p.unknown = errors.New("node id is empty") }, 0, 0, "boot-1",
+			hooks.DefaultHealthTimeout, registry.CauseIdentity},
+		"several shims": {gone, 0, 3, "boot-1", 3 * time.Second, registry.CauseStartTimeout},
+		"late shim":     {gone, time.Hour, 0, "boot-1", hooks.DefaultHeartbeatTimeout, registry.CauseStartTimeout},
+		"reboot":        {gone, time.Hour, 0, "boot-2", hooks.DefaultHealthTimeout, registry.CauseStartTimeout},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newEnv(t)
+				task, p := w.start("plugin")
+				p.set(c.sick)
+				w.boot = c.boot
+				for range c.shims {
+					stop := w.run(task, spec(hooks.TypeNode))
+					after(9 * time.Second)
+					_ = stop()
+					w.restart()
+				}
+				after(c.before)
+				stop := w.run(task, spec(hooks.TypeNode))
+				after(c.left - 1)
+				w.wantCommits("before the timeout")
+				after(1)
+				w.wantCommits("at the timeout", fmt.Sprintf("task unhealthy (%s), restart asked (%s)", c.cause, c.cause))
+				if r := w.task(task.TaskKey).Restart; r == nil || r.Attempt != 1 || r.Cause != c.cause {
+					t.Errorf("request is %+v", r)
+				}
+				p.set(func(p *plugin) { p.up, p.ready, p.unknown = true, true, nil })
+				probes, _ := p.seen()
+				after(24 * time.Hour)
+				_ = stop()
+				w.restart()
+				stop = w.run(task, spec(hooks.TypeNode))
+				after(time.Hour)
+				w.wantCommits("afterwards")
+				if now, _ := p.seen(); len(now) != len(probes) {
+					t.Errorf("a plugin that is to be restarted was probed %d times", len(now)-len(probes))
+				}
+				_ = stop()
+			})
+		})
+	}
 }
 
 // The host has reported a newer attempt meanwhile.
@@ -197,22 +156,6 @@ func TestOldAttemptNeitherRegistersNorAsks(t *testing.T) {
 		if err := stop(); !errors.Is(err, registry.ErrConflict) {
 			t.Errorf("Run returned %v", err)
 		}
-	})
-}
-
-func TestPluginThatDoesNotDescribeItselfIsRestarted(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newEnv(t)
-		task, p := w.start("plugin")
-		p.set(func(p *plugin) { p.unknown = errors.New("NodeGetInfo: node id is empty") })
-		stop := w.run(task, spec(hooks.TypeNode))
-		after(hooks.DefaultHealthTimeout)
-		w.wantCommits("at the timeout", "task unhealthy (wrong identity), restart asked (wrong identity)")
-		if r := w.task(task.TaskKey).Restart; r == nil || r.Cause != registry.CauseIdentity ||
-			!strings.Contains(r.Detail, "node id is empty") {
-			t.Errorf("request is %+v", r)
-		}
-		_ = stop()
 	})
 }
 
@@ -276,20 +219,6 @@ func TestFullDiskDelaysRegistration(t *testing.T) {
 	}
 }
 
-// The shim ends then, and starts from what is on disk.
-func TestUncertainCommitEndsSupervision(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newEnv(t)
-		task, _ := w.start("plugin")
-		w.log.Lose(true)
-		stop := w.run(task, spec(hooks.TypeNode))
-		after(0)
-		if err := stop(); !errors.Is(err, registry.ErrUncertain) {
-			t.Errorf("Run returned %v", err)
-		}
-	})
-}
-
 // Run returns at once, with everything that it started, and does not change the table.
 func TestSupervisionEndsWithItsContext(t *testing.T) {
 	for name, prepare := range map[string]func(p *plugin) time.Duration{
@@ -323,19 +252,4 @@ func TestSupervisionEndsWithItsContext(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestSpecWithoutTimesGetsDefaults(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newEnv(t)
-		task, p := w.start("plugin")
-		stop := w.run(task, hooks.PluginSpec{ID: "disk", Type: hooks.TypeNode})
-		after(time.Hour)
-		w.wantCommits("an hour", nodeStarts)
-		probes, _ := p.seen()
-		if want := int(time.Hour/hooks.DefaultHeartbeatInterval) + 1; len(probes) != want {
-			t.Errorf("%d probes, want %d", len(probes), want)
-		}
-		_ = stop()
-	})
 }

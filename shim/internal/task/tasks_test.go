@@ -45,6 +45,8 @@ func (h *host) tasksOver(state registry.State) (t *Tasks, end func()) {
 	return t, func() { cancel(errStopped); running.Wait() }
 }
 
+var taskA = registry.TaskKey{Alloc: "a", Task: "t"}
+
 var bootTime = registry.BootTime{Boot: "b", At: time.Hour}
 
 func (h *host) supervise(ctx context.Context, t registry.Task, _ hooks.PluginSpec) error {
@@ -122,7 +124,6 @@ func TestTaskThatExitsIsDeregistered(t *testing.T) {
 	ts, end := h.tasks()
 	defer end()
 	start(t, ts, "a", 1)
-	key := registry.TaskKey{Alloc: "a", Task: "t"}
 	for _, role := range []registry.Role{registry.RoleController, registry.RoleNode} {
 		err := h.commit(registry.Instance{
 			InstanceKey: registry.InstanceKey{Role: role, Plugin: "p", Alloc: "a",
@@ -135,7 +136,7 @@ func TestTaskThatExitsIsDeregistered(t *testing.T) {
 	}
 	var applied registry.Change
 	h.state.OnApplied(func(a registry.Applied) { applied = a.Change })
-	if err := ts.Exited(t.Context(), registry.Call{}, key, 1, Exit{Signal: 9}); err != nil {
+	if err := ts.Exited(t.Context(), registry.Call{}, taskA, 1, Exit{Signal: 9}); err != nil {
 		t.Fatal(err)
 	}
 	var kinds []string
@@ -149,27 +150,28 @@ func TestTaskThatExitsIsDeregistered(t *testing.T) {
 	}
 }
 
+// A task is supervised from Started to Exited, or to the start of a newer attempt. Replayed and late reports change
+// nothing.
 func TestTaskIsSupervisedWhileItRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
 		ts, end := h.tasks()
 		defer end()
-		key := registry.TaskKey{Alloc: "a", Task: "t"}
-		start(t, ts, "a", 1)
-		synctest.Wait()
-		if err := ts.Started(t.Context(), registry.Call{}, key, 1, bootTime); err != nil { // a replay
+		for _, attempt := range []uint64{1, 2} {
+			start(t, ts, "a", attempt)
+			synctest.Wait()
+		}
+		if err := ts.Started(t.Context(), registry.Call{}, taskA, 2, bootTime); err != nil { // a replay
 			t.Error(err)
 		}
-		if err := ts.Exited(t.Context(), registry.Call{}, key, 1, Exit{}); err != nil {
-			t.Error(err)
+		_, err := ts.Starting(t.Context(), registry.Call{}, pluginTask(t, "a", 1))
+		if !errors.Is(err, registry.ErrConflict) {
+			t.Errorf("an old attempt: %v", err)
 		}
-		start(t, ts, "a", 2)
-		synctest.Wait()
-		if err := ts.Exited(t.Context(), registry.Call{}, key, 1, Exit{Final: true}); err != nil { // a late report
-			t.Error(err)
-		}
-		if err := ts.Exited(t.Context(), registry.Call{}, key, 2, Exit{Final: true}); err != nil {
-			t.Error(err)
+		for _, attempt := range []uint64{1, 2} { // the first report is late
+			if err := ts.Exited(t.Context(), registry.Call{}, taskA, attempt, Exit{Final: true}); err != nil {
+				t.Error(err)
+			}
 		}
 		h.want(t, "supervise a/t 1", "stop a/t 1", "supervise a/t 2", "stop a/t 2")
 		if list, _, _ := ts.Plugins(t.Context(), ""); len(list) != 0 {
@@ -178,63 +180,43 @@ func TestTaskIsSupervisedWhileItRuns(t *testing.T) {
 	})
 }
 
-// The instances of a stopping task stay until it has exited.
+// A task that is being stopped is not supervised, also not by the next shim.
 func TestStoppingTaskIsNotSupervised(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
 		ts, end := h.tasks()
-		key := registry.TaskKey{Alloc: "a", Task: "t"}
 		start(t, ts, "a", 1)
 		synctest.Wait()
 		for range 2 { // and a replay
-			if err := ts.Stopping(t.Context(), registry.Call{}, key, 1); err != nil {
+			if err := ts.Stopping(t.Context(), registry.Call{}, taskA, 1); err != nil {
 				t.Error(err)
 			}
 		}
-		h.want(t, "supervise a/t 1", "stop a/t 1")
 		end()
-		ts, end = h.tasks() // the next shim supervised it no more
+		_, end = h.tasks()
 		defer end()
 		synctest.Wait()
-		if err := ts.Exited(t.Context(), registry.Call{}, key, 1, Exit{Final: true}); err != nil {
-			t.Error(err)
-		}
 		h.want(t, "supervise a/t 1", "stop a/t 1")
-		if err := ts.Stopping(t.Context(), registry.Call{}, key, 1); err != nil { // late
-			t.Error(err)
-		}
 	})
 }
 
-// The host need not have reported the end of the old attempt.
-func TestNewAttemptEndsTheSupervisionOfTheOld(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+// A start is refused while an earlier process answers at the socket, and if the host lacks an operation of the plan.
+func TestStartIsRefusedWhileTheOldProcessAnswers(t *testing.T) {
+	for want, refuse := range map[string]func(*host, *Tasks){
+		"still answers at": func(h *host, _ *Tasks) { h.answers = true },
+		"bind":             func(_ *host, ts *Tasks) { ts.operations = nil },
+	} {
 		h := newHost()
 		ts, end := h.tasks()
-		defer end()
-		start(t, ts, "a", 1)
-		synctest.Wait()
-		start(t, ts, "a", 2)
-		synctest.Wait()
-		h.want(t, "supervise a/t 1", "stop a/t 1", "supervise a/t 2")
+		refuse(h, ts)
 		_, err := ts.Starting(t.Context(), registry.Call{}, pluginTask(t, "a", 1))
-		if !errors.Is(err, registry.ErrConflict) {
-			t.Errorf("an old attempt: %v", err)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
 		}
-	})
-}
-
-func TestStartIsRefusedWhileTheOldProcessAnswers(t *testing.T) {
-	h := newHost()
-	ts, end := h.tasks()
-	defer end()
-	h.answers = true
-	_, err := ts.Starting(t.Context(), registry.Call{}, pluginTask(t, "a", 1))
-	if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "still answers at") {
-		t.Errorf("err = %v", err)
-	}
-	if list, _, _ := ts.Plugins(t.Context(), ""); len(list) != 0 {
-		t.Errorf("recorded all the same: %+v", list)
+		if list, _, _ := ts.Plugins(t.Context(), ""); len(list) != 0 {
+			t.Errorf("recorded all the same: %+v", list)
+		}
+		end()
 	}
 }
 
@@ -245,9 +227,8 @@ func TestSupervisionAndRestartRequestsSurviveTheShim(t *testing.T) {
 		ts, end := h.tasks()
 		start(t, ts, "a", 1)
 		synctest.Wait()
-		key := registry.TaskKey{Alloc: "a", Task: "t"}
 		_, err := h.state.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
-			task, _ := v.Task(key)
+			task, _ := v.Task(taskA)
 			task.Restart = &registry.RestartRequest{Attempt: 1, Cause: registry.CauseStartTimeout}
 			return registry.Change{Put: []registry.Record{task}}, nil
 		})
@@ -260,7 +241,7 @@ func TestSupervisionAndRestartRequestsSurviveTheShim(t *testing.T) {
 		defer end()
 		synctest.Wait()
 		h.want(t, "supervise a/t 1", "stop a/t 1", "supervise a/t 1")
-		if list, _, _ := ts.Restarts(t.Context()); len(list) != 1 || list[0].TaskKey != key ||
+		if list, _, _ := ts.Restarts(t.Context()); len(list) != 1 || list[0].TaskKey != taskA ||
 			list[0].Cause != registry.CauseStartTimeout {
 			t.Errorf("restarts: %+v", list)
 		}
@@ -313,19 +294,6 @@ func TestSyncAdoptsAndRemovesTasks(t *testing.T) {
 	})
 }
 
-// It is refused before anything is done.
-func TestStartIsRefusedIfTheHostLacksAnOperation(t *testing.T) {
-	h := newHost()
-	ts, end := h.tasks()
-	defer end()
-	ts.operations = nil
-	_, err := ts.Starting(t.Context(), registry.Call{}, pluginTask(t, "a", 1))
-	if !errors.Is(err, registry.ErrUnsupported) || !strings.Contains(err.Error(), "bind") {
-		t.Errorf("err = %v", err)
-	}
-	h.want(t)
-}
-
 // After a rollback this shim supervises what a newer one has started, even if it does not know all of its spec. It
 // does not start such a task again.
 func TestTaskOfANewerShimIsSupervised(t *testing.T) {
@@ -367,8 +335,7 @@ func TestSocketDirectoryIsRemovedWhenTheCallerGoesDuringExited(t *testing.T) {
 	start(t, ts, "a", 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	cut = cancel
-	key := registry.TaskKey{Alloc: "a", Task: "t"}
-	if err := ts.Exited(ctx, registry.Call{}, key, 1, Exit{Final: true}); err != nil {
+	if err := ts.Exited(ctx, registry.Call{}, taskA, 1, Exit{Final: true}); err != nil {
 		t.Error(err)
 	}
 	if len(h.removed) != 1 {
@@ -391,32 +358,4 @@ func (s impatient) Commit(
 		return 0, registry.Errorf(registry.ErrUncertain, "commit under way: %w", context.Cause(ctx))
 	}
 	return at, err
-}
-
-// A task may end after its record was read and before its supervision begins.
-func TestTaskThatHasEndedMeanwhileIsNotSupervised(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHost()
-		ts, end := h.tasks()
-		defer end()
-		synctest.Wait()
-		start(t, ts, "a", 1)
-		var read registry.Task
-		key := registry.TaskKey{Alloc: "a", Task: "t"}
-		err := h.state.View(t.Context(), func(v registry.View) error { read, _ = v.Task(key); return nil })
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := ts.Exited(t.Context(), registry.Call{}, key, 1, Exit{}); err != nil {
-			t.Fatal(err)
-		}
-		before := len(h.written())
-		if err := ts.start(read); err != nil {
-			t.Fatal(err)
-		}
-		synctest.Wait()
-		if got := h.written()[before:]; len(got) > 0 {
-			t.Errorf("a task that has ended is supervised: %q", got)
-		}
-	})
 }
