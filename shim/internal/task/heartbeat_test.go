@@ -120,28 +120,6 @@ func TestNewShimSupervisesWhereTheOldOneStopped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, task, p, stop := startHealthy(t, spec(hooks.TypeMonolith))
 		_ = stop()
-		for what, is := range map[string]struct {
-			outdated      bool
-			early, within time.Duration
-		}{
-			"a shim that has not asked it": {true, 0, spread},
-			"a shim that has rehearsed":    {false, spread, hooks.DefaultHeartbeatInterval},
-		} {
-			w.restart()
-			after(time.Minute)
-			p.set(func(p *plugin) { p.outdated = is.outdated })
-			stop = w.run(task, spec(hooks.TypeMonolith))
-			probes, _ := p.seen()
-			after(is.early)
-			if now, _ := p.seen(); len(now) != len(probes) {
-				t.Errorf("%s: %d probes in the first %v", what, len(now)-len(probes), is.early)
-			}
-			after(is.within - is.early)
-			if now, _ := p.seen(); len(now) != len(probes)+1 {
-				t.Errorf("%s: %d probes in the first %v", what, len(now)-len(probes), is.within)
-			}
-			_ = stop()
-		}
 		w.restart()
 		stop = w.run(task, spec(hooks.TypeMonolith))
 		after(time.Hour)
