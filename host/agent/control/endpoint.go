@@ -77,7 +77,7 @@ func upgrade(ctx context.Context, conn net.Conn, url string) (net.Conn, error) {
 	}
 	if reply.StatusCode != http.StatusSwitchingProtocols {
 		defer reply.Body.Close()
-		return nil, problem(reply)
+		return nil, errorOf(reply)
 	}
 	return &bufferedConn{conn, reader}, nil
 }

@@ -24,7 +24,7 @@ func newEndpoint(io streams, p *globalFlags) *cobra.Command {
 
 The socket stays the same while instances of the plugin come and go and while the shim or the agent
 is replaced. Calls that would change a volume of Holdfast's own fail with FAILED_PRECONDITION.`,
-		Args: counted(cobra.ExactArgs(2)),
+		Args: usageArgs(cobra.ExactArgs(2)),
 		RunE: func(c *cobra.Command, args []string) error {
 			ctx, stop := untilEndSignal(c.Context())
 			defer stop()

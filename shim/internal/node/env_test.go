@@ -319,7 +319,7 @@ func (n *env) startShim() {
 		return n.plugin.Load().listener.DialContext(ctx)
 	})
 	calls := intent.Calls{
-		Sender:  intent.Sender{State: registry.Unmixed(n.log), Now: time.Now, Drain: intent.DrainTime},
+		Sender:  intent.Sender{State: n.log, Now: time.Now, Drain: intent.DrainTime},
 		Plugins: s.table, Secrets: n.secrets, Locks: &intent.Locks{},
 	}
 	s.stager = NewStager(calls, s.fleet, n.machine, Options{Layout: layout, Check: n.check, Parts: n.machine,
