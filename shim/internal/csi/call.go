@@ -19,17 +19,17 @@ import (
 // services names the CSI service of each role. A role's instance is called in that service only.
 var services = map[registry.Role]string{registry.RoleController: "Controller", registry.RoleNode: "Node"}
 
-// send makes one call to the instance. The text of its error has no secret of p, and none that the plugin was ever
-// sent.
+// send makes one call to the instance. The text of its error has no secret of the request, none of those that more
+// returns, and none that the plugin was ever sent. more may be nil.
 func (f *Fleet) send(
-	ctx context.Context, rpc registry.RPC, at registry.InstanceKey, p private, req, reply proto.Message,
+	ctx context.Context, rpc registry.RPC, at registry.InstanceKey, req, reply proto.Message, more PrivateFunc,
 ) error {
 	sent := f.secretsOf(at.Plugin)
-	sent.add(p.secrets)
+	sent.add(secretsIn(req))
 	c, in, err := f.of(at)
 	if err != nil {
 		unsent := status.Error(codes.Unavailable, err.Error())
-		return failure(rpc, at, unsent, &callTrace{}, sent.redactor(p.secrets))
+		return failure(rpc, at, unsent, &callTrace{}, sent.redactorOf(ctx, req, nil))
 	}
 	trace, err := c.deliver(ctx, in, func(ctx context.Context, l *link, trace *callTrace) error {
 		return l.invoke(ctx, trace, services[in.Role], rpc, req, reply)
@@ -38,10 +38,10 @@ func (f *Fleet) send(
 		return nil
 	}
 	c.doubt(err)
-	if !trace.sent.Load() { // the plugin has said nothing
-		p.more = nil
+	if !trace.sent.Load() { // the plugin has not answered
+		more = nil
 	}
-	return failure(rpc, at, err, trace, sent.redactorOf(p))
+	return failure(rpc, at, err, trace, sent.redactorOf(ctx, req, more))
 }
 
 // doubt has the plugin described anew if its answer may contradict the description.

@@ -147,20 +147,31 @@ var mutating = []call{
 		}},
 }
 
-// validate changes nothing, and its errors are classified like those of mutating calls.
-var validate = call{validateRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryVolume, canaryParameter},
-	func(ctx context.Context, f *Fleet) error {
-		_, err := f.Validate(ctx, controllerKey, ValidateRequest{
-			VolumeID: "vol-1", VolumeContext: volumeContext, FSType: "ext4", MountFlags: usage.MountFlags,
-			Secrets: secrets,
-			Capabilities: []registry.VolumeCapability{{Access: usage.Access,
-				Attachment: registry.FileSystem}}, Parameters: map[string]string{"api-key": canaryParameter},
-		})
+// reading are calls that change nothing. Their errors are classified like those of mutating calls.
+var reading = []call{
+	{registry.NodeStatsRPC, canaries[:6], func(ctx context.Context, f *Fleet) error {
+		_, err := askStats(ctx, f)
 		return err
-	}, &csi.ValidateVolumeCapabilitiesRequest{
-		VolumeId: "vol-1", VolumeContext: volumeContext, VolumeCapabilities: []*csi.VolumeCapability{mounted},
-		Parameters: map[string]string{"api-key": canaryParameter}, Secrets: revealed,
-	}}
+	}, &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: "/t", StagingTargetPath: "/s"}},
+	{validateRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryVolume, canaryParameter},
+		func(ctx context.Context, f *Fleet) error {
+			_, err := f.Validate(ctx, controllerKey, validateRequest)
+			return err
+		}, &csi.ValidateVolumeCapabilitiesRequest{
+			VolumeId: "vol-1", VolumeContext: volumeContext, VolumeCapabilities: []*csi.VolumeCapability{mounted},
+			Parameters: map[string]string{"api-key": canaryParameter}, Secrets: revealed,
+		}},
+}
+
+var validateRequest = ValidateRequest{
+	VolumeID: "vol-1", VolumeContext: volumeContext, FSType: "ext4", MountFlags: usage.MountFlags, Secrets: secrets,
+	Capabilities: []registry.VolumeCapability{{Access: usage.Access, Attachment: registry.FileSystem}},
+	Parameters:   map[string]string{"api-key": canaryParameter},
+}
+
+// known holds every canary.
+var known = Private{Secrets: secrets, MountFlags: usage.MountFlags,
+	Contexts: []map[string]string{publishContext, volumeContext, {"api-key": canaryParameter}}}
 
 // What a plugin calls a volume comes as it is, and so does what it says the volume was filled from, though it says
 // nothing.

@@ -1,49 +1,31 @@
 package csi
 
 import (
+	"slices"
+	"strings"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"holdfast/registry"
 )
 
-// modes maps access modes to CSI's numbers.
-var modes = map[registry.AccessMode]csi.VolumeCapability_AccessMode_Mode{
-	registry.SingleNodeWriter:       csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
-	registry.SingleNodeReaderOnly:   csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
-	registry.MultiNodeReaderOnly:    csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
-	registry.MultiNodeSingleWriter:  csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
-	registry.MultiNodeMultiWriter:   csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
-	registry.SingleNodeSingleWriter: csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
-	registry.SingleNodeMultiWriter:  csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
-}
-
-func volumeCapability(c registry.VolumeCapability, fs string, flags registry.Flags) *csi.VolumeCapability {
-	out := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: modes[c.Access]}}
-	if c.Attachment == registry.BlockDevice {
-		out.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
-		return out
-	}
-	mount := &csi.VolumeCapability_MountVolume{FsType: fs, MountFlags: flags.List()}
-	out.AccessType = &csi.VolumeCapability_Mount{Mount: mount}
-	return out
-}
-
-// usageCapability returns the capability of a usage, with its mount group.
+// usageCapability returns the capability of a usage, or nil for the zero value.
 func usageCapability(u registry.Usage) *csi.VolumeCapability {
-	out := volumeCapability(registry.VolumeCapability{Access: u.Access, Attachment: u.Attachment}, u.FSType,
-		u.MountFlags)
-	if mount := out.GetMount(); mount != nil {
-		mount.VolumeMountGroup = u.MountGroup
-	}
-	return out
-}
-
-// maybeCapability returns the capability of a usage, or nil if there is none.
-func maybeCapability(u registry.Usage) *csi.VolumeCapability {
 	if u == (registry.Usage{}) {
 		return nil
 	}
-	return usageCapability(u)
+	mode := csi.VolumeCapability_AccessMode_Mode_value[strings.ReplaceAll(strings.ToUpper(string(u.Access)), "-", "_")]
+	out := &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_Mode(mode)},
+	}
+	if u.Attachment == registry.BlockDevice {
+		out.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+		return out
+	}
+	out.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{
+		FsType: u.FSType, MountFlags: u.MountFlags.List(), VolumeMountGroup: u.MountGroup,
+	}}
+	return out
 }
 
 func capacityRange(r registry.CapacityRange) *csi.CapacityRange {
@@ -52,7 +34,9 @@ func capacityRange(r registry.CapacityRange) *csi.CapacityRange {
 
 func capabilities(list []registry.VolumeCapability, fs string, flags registry.Flags) (out []*csi.VolumeCapability) {
 	for _, c := range list {
-		out = append(out, volumeCapability(c, fs, flags))
+		out = append(out, usageCapability(registry.Usage{
+			Access: c.Access, Attachment: c.Attachment, FSType: fs, MountFlags: flags,
+		}))
 	}
 	return out
 }
@@ -61,27 +45,16 @@ func capabilities(list []registry.VolumeCapability, fs string, flags registry.Fl
 // device, and those with an access mode that this build does not know.
 func confirmed(list []*csi.VolumeCapability) (out []registry.VolumeCapability) {
 	for _, c := range list {
-		one := registry.VolumeCapability{Attachment: attachment(c)}
-		for mode, number := range modes {
-			if c.GetAccessMode().GetMode() == number {
-				one.Access = mode
-			}
-		}
-		if one.Access != "" && one.Attachment != "" {
-			out = append(out, one)
+		mode := registry.AccessMode(strings.ToLower(strings.ReplaceAll(c.GetAccessMode().GetMode().String(), "_", "-")))
+		switch {
+		case !slices.Contains(registry.AccessModes, mode):
+		case c.GetBlock() != nil:
+			out = append(out, registry.VolumeCapability{Access: mode, Attachment: registry.BlockDevice})
+		case c.GetMount() != nil:
+			out = append(out, registry.VolumeCapability{Access: mode, Attachment: registry.FileSystem})
 		}
 	}
 	return out
-}
-
-func attachment(c *csi.VolumeCapability) registry.AttachmentMode {
-	switch {
-	case c.GetBlock() != nil:
-		return registry.BlockDevice
-	case c.GetMount() != nil:
-		return registry.FileSystem
-	}
-	return ""
 }
 
 func topologies(list []registry.Topology) (out []*csi.Topology) {

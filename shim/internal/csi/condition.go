@@ -14,8 +14,9 @@ const (
 	messageField   protowire.Number = 2 // of VolumeCondition
 )
 
-// condition returns the VolumeCondition in m, or nil if m has none that can be read. Its message is redacted.
-func condition(m proto.Message, sent *sentSecrets, p private) *registry.VolumeCondition {
+// condition returns the VolumeCondition in m, or nil if m has none that can be read. redact makes its message fit to be
+// shown.
+func condition(m proto.Message, redact func(string) string) *registry.VolumeCondition {
 	abnormal, message, found := decodeCondition(m.ProtoReflect().GetUnknown())
 	switch {
 	case !found:
@@ -23,7 +24,7 @@ func condition(m proto.Message, sent *sentSecrets, p private) *registry.VolumeCo
 	case !abnormal:
 		return &registry.VolumeCondition{}
 	}
-	return &registry.VolumeCondition{Abnormal: true, Message: sent.redactorOf(p).redact(message)}
+	return &registry.VolumeCondition{Abnormal: true, Message: redact(message)}
 }
 
 // decodeCondition reads VolumeCondition from the unknown fields of a message. As in any protobuf message, the last

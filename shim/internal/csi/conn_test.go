@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"holdfast/internal/csifake"
-	"holdfast/registry"
 	"net"
 	"path/filepath"
 	"slices"
@@ -20,6 +18,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
+
+	"holdfast/internal/csifake"
+	"holdfast/registry"
 )
 
 // raw is a codec that leaves messages as bytes.
@@ -67,21 +68,20 @@ func (l *listener) cut() {
 	l.conns = nil
 }
 
-func listen(t *testing.T) (*listener, string) {
+func listen(t *testing.T, socket string) *listener {
 	t.Helper()
-	socket := filepath.Join(socketDir(t), "csi.sock")
 	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
-	return &listener{Listener: l}, socket
+	return &listener{Listener: l}
 }
 
-// server answers every call with an empty message, and passes the bytes of each request to seen.
-func server(t *testing.T, seen func([]byte)) (*listener, string) {
+// serve answers every call at the socket with an empty message, after it has passed the bytes of the request to seen.
+func serve(t *testing.T, socket string, seen func([]byte)) (*listener, *grpc.Server) {
 	t.Helper()
-	l, socket := listen(t)
+	l := listen(t, socket)
 	s := grpc.NewServer(grpc.ForceServerCodecV2(raw{}),
 		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
 			var request, answer []byte
@@ -94,6 +94,14 @@ func server(t *testing.T, seen func([]byte)) (*listener, string) {
 	served := make(chan struct{})
 	go func() { defer close(served); _ = s.Serve(l) }()
 	t.Cleanup(func() { s.Stop(); <-served })
+	return l, s
+}
+
+// server serves at a socket of its own.
+func server(t *testing.T, seen func([]byte)) (*listener, string) {
+	t.Helper()
+	socket := filepath.Join(socketDir(t), "csi.sock")
+	l, _ := serve(t, socket, seen)
 	return l, socket
 }
 
@@ -165,16 +173,13 @@ func TestAllRolesAndCallersShareAConnection(t *testing.T) {
 // A plugin that is back is reached by the next call, however long it was away and whatever is left of its old socket.
 func TestConnReconnectsAtOnce(t *testing.T) {
 	fake, f := start(t, csifake.Config{Socket: filepath.Join(socketDir(t), "csi.sock")})
-	unpublish := mutating[7]
+	unpublish := mutatingCall(registry.NodeUnpublishRPC)
 	answers(t, open(t, f))
 	for round := range 3 {
-		fake.Kill()                                                                  // its socket's file stays
-		for deadline := time.Now().Add(time.Duration(round) * time.Second / 10); ; { // longer and longer
+		fake.Kill() // its socket's file stays
+		for range 1 + 10*round {
 			if err := unpublish.do(patient(t), f); err == nil {
 				t.Fatal("a call of a dead plugin succeeded")
-			}
-			if time.Now().After(deadline) {
-				break
 			}
 			time.Sleep(dialPause)
 		}
@@ -204,7 +209,8 @@ func TestMovedEndpointGetsANewConnection(t *testing.T) {
 
 // A listener that does not speak gRPC gets no call, and delays a caller by dialLimit at most.
 func TestSilentListenerGetsNoCall(t *testing.T) {
-	l, socket := listen(t)
+	socket := filepath.Join(socketDir(t), "csi.sock")
+	l := listen(t, socket)
 	go func() {
 		for {
 			if _, err := l.Accept(); err != nil {
@@ -213,12 +219,12 @@ func TestSilentListenerGetsNoCall(t *testing.T) {
 		}
 	}()
 	t.Cleanup(l.cut)
-	f := fleetFor(t, socket)
-	wantCallError(t, "silent listener", mutating[4].do(patient(t), f), mutating[4], registry.OutcomeFailed,
+	stage := mutatingCall(registry.NodeStageRPC)
+	wantCallError(t, "silent listener", stage.do(patient(t), fleetFor(t, socket)), stage, registry.OutcomeFailed,
 		"UNAVAILABLE", registry.ErrUnavailable)
 }
 
-// lost runs Lost on a goroutine.
+// lost runs Lost on a goroutine. The end of the test ends its context, and waits for it.
 func lost(t *testing.T, c *Conn) <-chan error {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -229,12 +235,13 @@ func lost(t *testing.T, c *Conn) <-chan error {
 	return ended
 }
 
-// The death of the process is noticed without a timer, and a living process is not reported as lost.
+// The death of the process is noticed without a call, and a living process is not reported as lost.
 func TestLostAtOnce(t *testing.T) {
 	socket := filepath.Join(socketDir(t), "csi.sock")
-	f := fleetFor(t, socket)
-	c := open(t, f)
-	fastest := patience
+	c := open(t, fleetFor(t, socket))
+	if err := c.Lost(patient(t)); err == nil {
+		t.Error("a plugin that does not run is not lost")
+	}
 	for range 3 {
 		kill := process(t, socket)
 		answers(t, c)
@@ -249,45 +256,10 @@ func TestLostAtOnce(t *testing.T) {
 			t.Fatalf("lost while it lives: %v", err)
 		default:
 		}
-		began := time.Now()
 		kill()
-		select {
-		case err := <-gone:
-			if err == nil {
-				t.Error("lost without a reason")
-			}
-		case <-patient(t).Done():
-			t.Fatal("the death was not noticed")
+		if err := receive(t, gone); err == nil {
+			t.Error("lost without a reason")
 		}
-		fastest = min(fastest, time.Since(began))
-	}
-	if fastest > time.Second/4 {
-		t.Errorf("the death was noticed after %v at best: that was a timer", fastest)
-	}
-}
-
-func TestLostEndsWithItsContext(t *testing.T) {
-	_, f := start(t, csifake.Config{})
-	c := open(t, f)
-	for _, connect := range []bool{false, true} {
-		if connect {
-			answers(t, c)
-		}
-		ctx, cancel := context.WithCancel(context.Background())
-		ended := make(chan error, 1)
-		go func() { ended <- c.Lost(ctx) }()
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Lost returned %v", err)
-		}
-	}
-}
-
-func TestDeadPluginIsLostBeforeTheFirstCall(t *testing.T) {
-	fake, f := start(t, csifake.Config{})
-	fake.Kill()
-	if err := open(t, f).Lost(patient(t)); err == nil {
-		t.Error("a dead plugin is not lost")
 	}
 }
 
@@ -299,14 +271,9 @@ func TestCutConnectionIsNotLost(t *testing.T) {
 	answers(t, c)
 	gone := lost(t, c)
 	for range 3 {
-		before := c.changes.Load()
-		c.described.Store(before)
+		c.described.Store(c.changes.Load())
 		l.cut()
-		for ctx := patient(t); !c.Outdated(); time.Sleep(time.Millisecond) {
-			if ctx.Err() != nil {
-				t.Fatal("no new connection was made")
-			}
-		}
+		eventually(t, "a new connection is made", c.Outdated)
 		answers(t, c)
 	}
 	select {
@@ -316,68 +283,52 @@ func TestCutConnectionIsNotLost(t *testing.T) {
 	}
 }
 
-// A description is outdated before the first Describe, after a new connection, and after RESOURCE_EXHAUSTED.
+// A description is outdated before the first Describe, after a new connection, and after RESOURCE_EXHAUSTED and
+// UNIMPLEMENTED, which contradict it.
 func TestWhatMakesADescriptionOutdated(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
-	unregistered := New(table{})
-	t.Cleanup(unregistered.CloseAll)
-	if conn, err := unregistered.Connect("disk", taskKey, registry.Endpoint{Host: fake.Socket()}); err != nil ||
-		!conn.Outdated() {
-		t.Errorf("what was never asked is not outdated: %v", err)
-	}
-	c := open(t, f)
-	roles := []registry.Role{registry.RoleNode}
-	describe := func(what string) {
+	c := open(t, New(table{nodeKey: {InstanceKey: nodeKey, Endpoint: registry.Endpoint{Host: fake.Socket()}}}))
+	defer c.close()
+	describe := func(what string, outdated bool) {
 		t.Helper()
-		if !c.Outdated() {
-			t.Errorf("%s: not outdated", what)
+		if c.Outdated() != outdated {
+			t.Errorf("%s: outdated is %v", what, !outdated)
 		}
-		if _, err := c.Describe(patient(t), roles); err != nil {
-			t.Fatal(err)
-		}
-		answers(t, c)
-		if c.Outdated() {
-			t.Errorf("%s: outdated after it was asked", what)
+		if _, err := c.Describe(patient(t), []registry.Role{registry.RoleNode}); err != nil || c.Outdated() {
+			t.Errorf("%s: outdated after Describe: %v", what, err)
 		}
 	}
-	answers(t, c)
-	if c.Outdated() {
-		t.Error("outdated when it has just been registered")
+	describe("never asked", true)
+	describe("asked again", false)
+	c = open(t, f)
+	for _, rpc := range []registry.RPC{registry.NodeStageRPC, registry.NodeStatsRPC} {
+		for code, outdated := range map[codes.Code]bool{
+			codes.Internal: false, codes.NotFound: false, codes.ResourceExhausted: true, codes.Unimplemented: true,
+		} {
+			answers(t, c)
+			fake.On(string(rpc)).Times(1).Code(code, "no")
+			if _, err := askStats(patient(t), f); rpc == registry.NodeStatsRPC && err == nil {
+				t.Error("no error")
+			}
+			_ = mutatingCall(registry.NodeStageRPC).do(patient(t), f)
+			describe(code.String(), outdated)
+		}
 	}
-	fake.On("NodeUnpublishVolume").Times(1).Code(codes.Internal, "stuck")
-	_ = mutating[7].do(patient(t), f)
-	if c.Outdated() {
-		t.Error("outdated by INTERNAL")
-	}
-	fake.On("NodePublishVolume").Times(1).Code(codes.ResourceExhausted, "full")
-	_ = mutating[6].do(patient(t), f)
-	describe("full")
 	fake.Kill()
 	fake = csifake.Start(t, fake.Config())
 	answers(t, c)
 	fake.On("NodeGetInfo").Times(1).Code(codes.Internal, "metadata service is away")
-	if _, err := c.Describe(patient(t), roles); err == nil {
+	if _, err := c.Describe(patient(t), []registry.Role{registry.RoleNode}); err == nil {
 		t.Error("it was described without NodeGetInfo")
 	}
-	describe("restarted")
-}
-
-func TestErrorWithoutAStatusIsUncertain(t *testing.T) {
-	trace := &callTrace{}
-	trace.sent.Store(true)
-	late := fmt.Errorf("wrapped: %w", context.DeadlineExceeded)
-	err := failure(registry.NodeStageRPC, registry.InstanceKey{}, late, trace, redactor{})
-	call, ok := errors.AsType[*registry.CallError](err)
-	if !ok || call.Outcome != registry.OutcomeUncertain || call.Detail == "" {
-		t.Errorf("%+v", call)
-	}
+	describe("restarted", true)
 }
 
 // A new process at the socket describes itself before any other call. A plugin that is not what is registered gets
 // none.
 func TestNewProcessDescribesItselfFirst(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
-	unpublish := mutating[7]
+	unpublish := mutatingCall(registry.NodeUnpublishRPC)
 	if err := unpublish.do(patient(t), f); err != nil {
 		t.Fatal(err)
 	}
@@ -438,11 +389,7 @@ func TestEndShutsDownWhereACallWasCut(t *testing.T) {
 				t.Error("there is another connection")
 			}
 			rest()
-			for ctx := patient(t); !hungUp(t, last); time.Sleep(time.Millisecond) {
-				if ctx.Err() != nil {
-					t.Fatal("the connection is not closed")
-				}
-			}
+			eventually(t, "the connection is closed", func() bool { return hungUp(t, last) })
 		})
 	}
 }
@@ -451,25 +398,7 @@ func TestEndShutsDownWhereACallWasCut(t *testing.T) {
 func TestCallsOfARetiringProcessEnd(t *testing.T) {
 	arrived, finish := make(chan struct{}), make(chan struct{})
 	socket := filepath.Join(socketDir(t), "csi.sock")
-	serve := func(handle func()) *grpc.Server {
-		l, err := net.Listen("unix", socket)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s := grpc.NewServer(grpc.ForceServerCodecV2(raw{}), grpc.UnknownServiceHandler(
-			func(_ any, stream grpc.ServerStream) error {
-				var request, answer []byte
-				if err := stream.RecvMsg(&request); err != nil {
-					return err
-				}
-				handle()
-				return stream.SendMsg(&answer)
-			}))
-		go func() { _ = s.Serve(l) }()
-		t.Cleanup(s.Stop)
-		return s
-	}
-	old := serve(func() { close(arrived); <-finish })
+	_, old := serve(t, socket, func([]byte) { close(arrived); <-finish })
 	c := newConn(socket, dial, &sentSecrets{})
 	l, err := c.connect(patient(t))
 	if err != nil {
@@ -480,12 +409,8 @@ func TestCallsOfARetiringProcessEnd(t *testing.T) {
 	go func() { ended <- l.invoke(patient(t), &callTrace{}, "Identity", "Probe", request, reply) }()
 	<-arrived
 	go old.GracefulStop()
-	for ctx := patient(t); l.up(); time.Sleep(time.Millisecond) {
-		if ctx.Err() != nil {
-			t.Fatal("the end of the process was not noticed")
-		}
-	}
-	serve(func() {})
+	eventually(t, "the end of the process is noticed", func() bool { return !l.up() })
+	serve(t, socket, func([]byte) {})
 	if _, err := c.Probe(patient(t)); err != nil {
 		t.Errorf("a call after the old process: %v", err)
 	}

@@ -13,8 +13,7 @@ import (
 // Create is CreateVolume.
 func (f *Fleet) Create(ctx context.Context, at registry.InstanceKey, r CreateRequest) (out Created, err error) {
 	var reply csi.CreateVolumeResponse
-	p := carried(r.Secrets, r.MountFlags, r.Parameters)
-	err = f.send(ctx, registry.CreateVolumeRPC, at, p, createRequest(r), &reply)
+	err = f.send(ctx, registry.CreateVolumeRPC, at, createRequest(r), &reply, nil)
 	vol := reply.GetVolume()
 	out = Created{
 		VolumeID: vol.GetVolumeId(), Capacity: vol.GetCapacityBytes(), Context: vol.GetVolumeContext(),
@@ -31,9 +30,8 @@ func (f *Fleet) Create(ctx context.Context, at registry.InstanceKey, r CreateReq
 
 func createRequest(r CreateRequest) *csi.CreateVolumeRequest {
 	req := &csi.CreateVolumeRequest{
-		Name: r.Name, VolumeCapabilities: capabilities(r.Capabilities, r.FSType,
-			r.MountFlags), Parameters: r.Parameters,
-		Secrets: reveal(r.Secrets), VolumeContentSource: contentSource(r.Source),
+		Name: r.Name, VolumeCapabilities: capabilities(r.Capabilities, r.FSType, r.MountFlags),
+		Parameters: r.Parameters, Secrets: reveal(r.Secrets), VolumeContentSource: contentSource(r.Source),
 	}
 	if r.CapacityMin > 0 || r.CapacityMax > 0 {
 		req.CapacityRange = &csi.CapacityRange{RequiredBytes: r.CapacityMin, LimitBytes: r.CapacityMax}
@@ -64,8 +62,7 @@ func contentSource(s registry.Source) *csi.VolumeContentSource {
 // Delete is DeleteVolume.
 func (f *Fleet) Delete(ctx context.Context, at registry.InstanceKey, r DeleteRequest) error {
 	req := &csi.DeleteVolumeRequest{VolumeId: string(r.VolumeID), Secrets: reveal(r.Secrets)}
-	p := carried(r.Secrets, r.Private.MountFlags, r.Private.Contexts...)
-	return f.send(ctx, registry.DeleteVolumeRPC, at, p, req, &csi.DeleteVolumeResponse{})
+	return f.send(ctx, registry.DeleteVolumeRPC, at, req, &csi.DeleteVolumeResponse{}, r.Private.known)
 }
 
 // Attach is ControllerPublishVolume. It returns the publish context.
@@ -75,8 +72,7 @@ func (f *Fleet) Attach(ctx context.Context, at registry.InstanceKey, r AttachReq
 		Readonly: r.Usage.ReadOnly, Secrets: reveal(r.Secrets), VolumeContext: r.VolumeContext,
 	}
 	var reply csi.ControllerPublishVolumeResponse
-	p := carried(r.Secrets, r.Usage.MountFlags, r.VolumeContext)
-	err := f.send(ctx, registry.ControllerPublishRPC, at, p, req, &reply)
+	err := f.send(ctx, registry.ControllerPublishRPC, at, req, &reply, nil)
 	return reply.GetPublishContext(), err
 }
 
@@ -90,19 +86,18 @@ func (f *Fleet) Detach(ctx context.Context, at registry.InstanceKey, r DetachReq
 	req := &csi.ControllerUnpublishVolumeRequest{
 		VolumeId: string(r.VolumeID), NodeId: string(r.Node), Secrets: reveal(r.Secrets),
 	}
-	p := carried(r.Secrets, r.Private.MountFlags, r.Private.Contexts...)
-	return f.send(ctx, registry.ControllerUnpublishRPC, at, p, req, &csi.ControllerUnpublishVolumeResponse{})
+	return f.send(ctx, registry.ControllerUnpublishRPC, at, req, &csi.ControllerUnpublishVolumeResponse{},
+		r.Private.known)
 }
 
 // Expand is ControllerExpandVolume.
 func (f *Fleet) Expand(ctx context.Context, at registry.InstanceKey, r ExpandRequest) (Expanded, error) {
 	req := &csi.ControllerExpandVolumeRequest{
 		VolumeId: string(r.VolumeID), CapacityRange: capacityRange(r.Range), Secrets: reveal(r.Secrets),
-		VolumeCapability: maybeCapability(r.Usage),
+		VolumeCapability: usageCapability(r.Usage),
 	}
 	var reply csi.ControllerExpandVolumeResponse
-	p := carried(r.Secrets, r.Private.MountFlags, r.Private.Contexts...)
-	err := f.send(ctx, registry.ControllerExpandRPC, at, p, req, &reply)
+	err := f.send(ctx, registry.ControllerExpandRPC, at, req, &reply, r.Private.known)
 	return Expanded{Capacity: reply.GetCapacityBytes(), Node: reply.GetNodeExpansionRequired()}, err
 }
 
@@ -117,11 +112,10 @@ func (f *Fleet) Validate(ctx context.Context, at registry.InstanceKey, r Validat
 		VolumeCapabilities: capabilities(r.Capabilities, r.FSType, r.MountFlags),
 	}
 	var reply csi.ValidateVolumeCapabilitiesResponse
-	p := carried(r.Secrets, r.MountFlags, r.VolumeContext, r.Parameters)
-	err := f.send(ctx, validateRPC, at, p, req, &reply)
+	err := f.send(ctx, validateRPC, at, req, &reply, nil)
 	return Validated{
 		Confirmed: confirmed(reply.GetConfirmed().GetVolumeCapabilities()),
-		Message:   f.secretsOf(at.Plugin).redactorOf(p).redact(reply.GetMessage()),
+		Message:   f.secretsOf(at.Plugin).redactorOf(ctx, req, nil).redact(reply.GetMessage()),
 	}, err
 }
 
@@ -132,16 +126,16 @@ const pageSize = 256
 func (f *Fleet) ListPage(ctx context.Context, at registry.InstanceKey, token string) (page Page, err error) {
 	req := &csi.ListVolumesRequest{MaxEntries: pageSize, StartingToken: token}
 	var reply csi.ListVolumesResponse
-	err = f.send(ctx, registry.ListVolumesRPC, at, private{}, req, &reply)
+	err = f.send(ctx, registry.ListVolumesRPC, at, req, &reply, nil)
 	page.Next = reply.GetNextToken()
 	for _, e := range reply.GetEntries() {
 		entry := Entry{Volume: registry.ExternalID(e.GetVolume().GetVolumeId())}
 		for _, node := range e.GetStatus().GetPublishedNodeIds() {
 			entry.Nodes = append(entry.Nodes, registry.NodeID(node))
 		}
-		if s := e.GetStatus(); s != nil {
-			entry.Condition = condition(s, f.secretsOf(at.Plugin), private{})
-		}
+		entry.Condition = condition(e.GetStatus(), func(s string) string {
+			return f.secretsOf(at.Plugin).redactorOf(ctx, req, nil).redact(s)
+		})
 		page.Entries = append(page.Entries, entry)
 	}
 	return page, err

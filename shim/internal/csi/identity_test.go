@@ -218,10 +218,7 @@ func TestOnlyKnownCapabilitiesAreConfirmed(t *testing.T) {
 			Message: fmt.Sprint("see ", canaries),
 		}, nil
 	})
-	got, err := f.Validate(patient(t), controllerKey, ValidateRequest{
-		VolumeID: "v", VolumeContext: volumeContext, MountFlags: usage.MountFlags,
-		Parameters: map[string]string{"api-key": canaryParameter}, Secrets: secrets,
-	})
+	got, err := f.Validate(patient(t), controllerKey, validateRequest)
 	want := []registry.VolumeCapability{
 		{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}, {Access: registry.MultiNodeReaderOnly,
 			Attachment: registry.BlockDevice},
@@ -229,5 +226,5 @@ func TestOnlyKnownCapabilitiesAreConfirmed(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(got.Confirmed, want) || !strings.HasPrefix(got.Message, "see ") {
 		t.Errorf("validated %+v, %v", got, err)
 	}
-	wantNone(t, "message", got.Message, validate.hide...)
+	wantNone(t, "message", got.Message, canarySecret, canaryQuoted, canaryFlag, canaryVolume, canaryParameter)
 }

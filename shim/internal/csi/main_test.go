@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience is longer than anything here takes.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 func patient(t *testing.T) context.Context {
 	t.Helper()
@@ -65,18 +65,32 @@ func process(t *testing.T, socket string) (kill func()) {
 	return kill
 }
 
+// eventually waits until the condition holds.
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for ctx := patient(t); !holds(); time.Sleep(time.Millisecond) {
+		if ctx.Err() != nil {
+			t.Fatalf("it never came true that %s", what)
+		}
+	}
+}
+
+// receive returns the next value of the channel.
+func receive[T any](t *testing.T, from <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-from:
+	case <-patient(t).Done():
+		t.Fatal("nothing came")
+	}
+	return v
+}
+
 // answers waits until the plugin at the socket answers a probe.
 func answers(t *testing.T, c *Conn) {
 	t.Helper()
 	ctx := patient(t)
-	for {
-		if ready, err := c.Probe(ctx); err == nil && ready {
-			return
-		} else if ctx.Err() != nil {
-			t.Fatalf("no good probe: %v", err)
-		}
-		time.Sleep(time.Millisecond)
-	}
+	eventually(t, "the plugin answers", func() bool { ready, err := c.Probe(ctx); return ready && err == nil })
 }
 
 // table is the instances that a fleet may look up.
@@ -113,10 +127,7 @@ func register(f *Fleet, instances table) {
 		if err != nil {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-		said, err := c.Describe(ctx, []registry.Role{k.Role})
-		cancel()
-		if err == nil {
+		if said, err := c.Describe(context.Background(), []registry.Role{k.Role}); err == nil {
 			in.Fingerprint = said[k.Role]
 			instances[k] = in
 		}
@@ -157,6 +168,11 @@ func start(t *testing.T, cfg csifake.Config) (*csifake.Plugin, *Fleet) {
 	}
 	fake := csifake.Start(t, cfg)
 	return fake, fleetFor(t, fake.Socket())
+}
+
+// mutatingCall returns the call of the RPC.
+func mutatingCall(rpc registry.RPC) call {
+	return mutating[slices.IndexFunc(mutating, func(c call) bool { return c.rpc == rpc })]
 }
 
 // calls returns how many calls of the RPCs the plugin's journal has. Without RPCs it counts all but descriptions.

@@ -16,14 +16,13 @@ func (f *Fleet) Stage(ctx context.Context, at registry.InstanceKey, r StageReque
 		VolumeId: string(r.VolumeID), PublishContext: r.PublishContext, StagingTargetPath: r.StagingPath,
 		VolumeCapability: usageCapability(r.Usage), Secrets: reveal(r.Secrets), VolumeContext: r.VolumeContext,
 	}
-	p := carried(r.Secrets, r.Usage.MountFlags, r.PublishContext, r.VolumeContext)
-	return f.send(ctx, registry.NodeStageRPC, at, p, req, &csi.NodeStageVolumeResponse{})
+	return f.send(ctx, registry.NodeStageRPC, at, req, &csi.NodeStageVolumeResponse{}, nil)
 }
 
 // Unstage is NodeUnstageVolume.
 func (f *Fleet) Unstage(ctx context.Context, at registry.InstanceKey, r UnstageRequest) error {
 	req := &csi.NodeUnstageVolumeRequest{VolumeId: string(r.VolumeID), StagingTargetPath: r.StagingPath}
-	return f.send(ctx, registry.NodeUnstageRPC, at, notCarried(ctx, r.Private), req, &csi.NodeUnstageVolumeResponse{})
+	return f.send(ctx, registry.NodeUnstageRPC, at, req, &csi.NodeUnstageVolumeResponse{}, r.Private)
 }
 
 // Publish is NodePublishVolume.
@@ -33,38 +32,24 @@ func (f *Fleet) Publish(ctx context.Context, at registry.InstanceKey, r PublishR
 		TargetPath: r.TargetPath, VolumeCapability: usageCapability(r.Usage), Readonly: r.Usage.ReadOnly,
 		Secrets: reveal(r.Secrets), VolumeContext: r.VolumeContext,
 	}
-	p := carried(r.Secrets, r.Usage.MountFlags, r.PublishContext, r.VolumeContext)
-	return f.send(ctx, registry.NodePublishRPC, at, p, req, &csi.NodePublishVolumeResponse{})
+	return f.send(ctx, registry.NodePublishRPC, at, req, &csi.NodePublishVolumeResponse{}, nil)
 }
 
 // Unpublish is NodeUnpublishVolume.
 func (f *Fleet) Unpublish(ctx context.Context, at registry.InstanceKey, r UnpublishRequest) error {
 	req := &csi.NodeUnpublishVolumeRequest{VolumeId: string(r.VolumeID), TargetPath: r.TargetPath}
-	p := notCarried(ctx, r.Private)
-	return f.send(ctx, registry.NodeUnpublishRPC, at, p, req, &csi.NodeUnpublishVolumeResponse{})
+	return f.send(ctx, registry.NodeUnpublishRPC, at, req, &csi.NodeUnpublishVolumeResponse{}, r.Private)
 }
 
 // Grow is NodeExpandVolume. It returns the capacity in the plugin's answer, or 0 if the answer has none.
 func (f *Fleet) Grow(ctx context.Context, at registry.InstanceKey, r GrowRequest) (capacity int64, err error) {
 	req := &csi.NodeExpandVolumeRequest{
 		VolumeId: string(r.VolumeID), VolumePath: r.Path, CapacityRange: capacityRange(r.Range),
-		StagingTargetPath: r.StagingPath, VolumeCapability: maybeCapability(r.Usage), Secrets: reveal(r.Secrets),
+		StagingTargetPath: r.StagingPath, VolumeCapability: usageCapability(r.Usage), Secrets: reveal(r.Secrets),
 	}
 	var reply csi.NodeExpandVolumeResponse
-	p := carried(r.Secrets, r.Usage.MountFlags, r.Private.Contexts...)
-	err = f.send(ctx, registry.NodeExpandRPC, at, p, req, &reply)
+	err = f.send(ctx, registry.NodeExpandRPC, at, req, &reply, r.Private.known)
 	return reply.GetCapacityBytes(), err
-}
-
-// notCarried returns the secrets of a call that carries none itself.
-func notCarried(ctx context.Context, get func(context.Context) Private) private {
-	if get == nil {
-		return private{}
-	}
-	return private{more: func() ([]secret, bool) {
-		p := get(ctx)
-		return carried(p.Secrets, p.MountFlags, p.Contexts...).secrets, p.Unknown
-	}}
 }
 
 // maxUnits bounds the units of one answer; CSI 1.13 has two.
@@ -78,8 +63,7 @@ func (f *Fleet) Stats(
 		VolumeId: string(r.VolumeID), VolumePath: r.Path, StagingTargetPath: r.StagingPath,
 	}
 	var reply csi.NodeGetVolumeStatsResponse
-	p := notCarried(ctx, r.Private)
-	if err = f.send(ctx, registry.NodeStatsRPC, at, p, req, &reply); err != nil {
+	if err = f.send(ctx, registry.NodeStatsRPC, at, req, &reply, r.Private); err != nil {
 		return out, err
 	}
 	if out.Usage, err = usages(reply.GetUsage()); err != nil {
@@ -88,7 +72,9 @@ func (f *Fleet) Stats(
 			Kind: registry.ErrInternal, Detail: err.Error(),
 		}
 	}
-	out.Condition = condition(&reply, f.secretsOf(at.Plugin), p)
+	out.Condition = condition(&reply, func(s string) string {
+		return f.secretsOf(at.Plugin).redactorOf(ctx, req, r.Private).redact(s)
+	})
 	return out, err
 }
 

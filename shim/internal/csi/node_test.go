@@ -4,19 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"holdfast/internal/csifake"
-	"holdfast/registry"
 	"math"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+
+	"holdfast/internal/csifake"
+	"holdfast/registry"
 )
 
 func askStats(ctx context.Context, f *Fleet) ([]registry.VolumeUsage, error) {
@@ -27,7 +25,7 @@ func askStats(ctx context.Context, f *Fleet) ([]registry.VolumeUsage, error) {
 func askReport(ctx context.Context, f *Fleet) (registry.VolumeReport, error) {
 	return f.Stats(ctx, nodeKey, StatsRequest{
 		VolumeID: "vol-1", Path: "/t", StagingPath: "/s",
-		Private: func(context.Context) Private { return Private{Secrets: secrets} },
+		Private: known.known,
 	})
 }
 
@@ -109,52 +107,6 @@ func usagesTo(n int) (out []registry.VolumeUsage) {
 		out = append(out, registry.VolumeUsage{Unit: "bytes", Total: int64(i + 1)})
 	}
 	return out
-}
-
-// Statistics change nothing, so their failure is never uncertain. It is classified and redacted like any other.
-func TestFailedStatsAreNeverUncertain(t *testing.T) {
-	fake, f := start(t, csifake.Config{})
-	for _, code := range codesTable {
-		scriptStats(fake, nil, status.Error(code.code, "it says: "+canarySecret))
-		_, err := askStats(patient(t), f)
-		wantCallError(t, code.name, err, call{rpc: registry.NodeStatsRPC}, registry.OutcomeFailed, code.name, code.kind)
-		wantNone(t, code.name, err.Error(), canarySecret)
-	}
-	fake.ClearScript()
-	fake.On(string(registry.NodeStatsRPC)).Hang()
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	_, err := askStats(ctx, f)
-	wantCallError(t, "hangs", err, call{rpc: registry.NodeStatsRPC}, registry.OutcomeFailed, "DEADLINE_EXCEEDED",
-		registry.ErrUnavailable)
-	scriptStats(fake, &csi.NodePublishVolumeResponse{}, nil) // no field at all
-	if got, err := askStats(patient(t), f); got != nil || err != nil {
-		t.Errorf("%v, %v", got, err)
-	}
-}
-
-// UNIMPLEMENTED contradicts the description, so that is outdated.
-func TestUnimplementedMakesADescriptionOutdated(t *testing.T) {
-	fake, f := start(t, csifake.Config{})
-	c := open(t, f)
-	for _, code := range []codes.Code{codes.Unimplemented, codes.NotFound} {
-		if _, err := c.Describe(patient(t), []registry.Role{registry.RoleNode}); err != nil || c.Outdated() {
-			t.Fatalf("%v, outdated: %v", err, c.Outdated())
-		}
-		for what, ask := range map[string]func() error{
-			"stats": func() error { _, err := askStats(patient(t), f); return err },
-			"stage": func() error { return mutating[4].do(patient(t), f) },
-		} {
-			c.described.Store(c.changes.Load())
-			fake.ClearScript()
-			for _, rpc := range []string{string(registry.NodeStatsRPC), "NodeStageVolume"} {
-				fake.On(rpc).Code(code, "unknown")
-			}
-			if err := ask(); err == nil || c.Outdated() != (code == codes.Unimplemented) {
-				t.Errorf(fmt.Sprint(what, " ", code)+": %v, outdated: %v", err, c.Outdated())
-			}
-		}
-	}
 }
 
 // oldCaps are the capabilities of a plugin of CSI 1.12.

@@ -2,6 +2,7 @@ package csi
 
 import (
 	"cmp"
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"maps"
@@ -12,6 +13,10 @@ import (
 	"strings"
 	"sync"
 	"unicode"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"holdfast/registry"
 )
@@ -30,40 +35,65 @@ const (
 // set.
 type secret struct{ name, value string }
 
-// private is what must not appear in the texts of one call.
-type private struct {
-	secrets []secret
-	// more returns secrets that the call itself does not carry. It is called only if the plugin has said something. If
-	// they are unknown, the plugin's whole text is withheld. nil: the call carries everything.
-	more func() (secrets []secret, unknown bool)
+type secretList []secret
+
+func (l *secretList) add(name, value string) {
+	switch {
+	case len(value) >= shortest:
+		*l = append(*l, secret{"", value})
+	case value != "" && name != "":
+		*l = append(*l, secret{name, value})
+	}
 }
 
-// carried returns the secrets that a request carries: those that are declared so, and values in mount flags, parameters
-// and contexts that are named like secrets.
-func carried(declared map[string]registry.SecretValue, flags registry.Flags,
-	contexts ...map[string]string) (p private) {
-	for name, s := range declared {
-		p.add(name, s.Reveal())
+// addMessage adds what must not appear in a text about a request: the fields that CSI declares secret (csi_secret), and
+// the values in its other maps and in mount flags that are named like secrets.
+func (l *secretList) addMessage(m protoreflect.Message) {
+	if mount, is := m.Interface().(*csi.VolumeCapability_MountVolume); is {
+		registry.FlagsOf(mount.GetMountFlags()).Secrets(l.add)
 	}
-	flags.Secrets(p.add)
-	for _, c := range contexts {
+	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		declared, _ := proto.GetExtension(field.Options(), csi.E_CsiSecret).(bool)
+		switch {
+		case field.IsMap():
+			value.Map().Range(func(key protoreflect.MapKey, value protoreflect.Value) bool {
+				if declared || registry.SecretName(key.String()) {
+					l.add(key.String(), value.String())
+				}
+				return true
+			})
+		case declared:
+			l.add(string(field.Name()), value.String())
+		case field.IsList() && field.Message() != nil:
+			for i := range value.List().Len() {
+				l.addMessage(value.List().Get(i).Message())
+			}
+		case field.Message() != nil:
+			l.addMessage(value.Message())
+		}
+		return true
+	})
+}
+
+func secretsIn(req proto.Message) (out secretList) {
+	out.addMessage(req.ProtoReflect())
+	return out
+}
+
+// secrets returns the values in p, and of its contexts those that are named like secrets.
+func (p Private) secrets() (out secretList) {
+	for name, s := range p.Secrets {
+		out.add(name, s.Reveal())
+	}
+	for _, c := range p.Contexts {
 		for name, value := range c {
 			if registry.SecretName(name) {
-				p.add(name, value)
+				out.add(name, value)
 			}
 		}
 	}
-	return p
-}
-
-func (p *private) add(name, value string) {
-	switch {
-	case value == "":
-	case len(value) >= shortest:
-		p.secrets = append(p.secrets, secret{"", value})
-	case name != "":
-		p.secrets = append(p.secrets, secret{name, value})
-	}
+	p.MountFlags.Secrets(out.add)
+	return out
 }
 
 // sentSecrets holds the secrets that were sent to one plugin. The plugin may repeat in any answer what it was sent in
@@ -107,15 +137,15 @@ func (s *sentSecrets) redactor(secrets []secret) redactor {
 	return redactor{masks: s.masks}
 }
 
-// redactorOf is redactor for a text that the plugin may have said.
-func (s *sentSecrets) redactorOf(p private) redactor {
-	secrets := p.secrets
-	if p.more != nil {
-		more, unknown := p.more()
-		if unknown {
+// redactorOf returns the redactor for the texts of one call. If more does not know the secrets, the texts are withheld.
+func (s *sentSecrets) redactorOf(ctx context.Context, req proto.Message, more PrivateFunc) redactor {
+	secrets := secretsIn(req)
+	if more != nil {
+		p := more(ctx)
+		if p.Unknown {
 			return redactor{withhold: true}
 		}
-		secrets = slices.Concat(secrets, more)
+		secrets = append(secrets, p.secrets()...)
 	}
 	return s.redactor(secrets)
 }

@@ -6,10 +6,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"holdfast/internal/csifake"
-	"holdfast/registry"
-	"io"
-	"net"
 	"net/url"
 	"path/filepath"
 	"slices"
@@ -20,20 +16,22 @@ import (
 	"unicode/utf8"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
+
+	"holdfast/internal/csifake"
+	"holdfast/registry"
 )
 
 // redactorFor masks secrets without names.
 func redactorFor(values ...string) redactor {
-	var p private
+	var list secretList
 	for _, value := range values {
-		p.add("", value)
+		list.add("", value)
 	}
-	return (&sentSecrets{}).redactorOf(p)
+	return (&sentSecrets{}).redactor(list)
 }
 
 func TestRedactedTextIsPrintableAndBounded(t *testing.T) {
@@ -59,14 +57,15 @@ func TestRedactedTextIsPrintableAndBounded(t *testing.T) {
 
 // The texts are those of real drivers.
 func TestDriverTextsKeepTheirWords(t *testing.T) {
-	masked := carried(
-		map[string]registry.SecretValue{"apikey": "hunter2-long", "verbose": "true", "pin": "1234", "a": "a"},
-		registry.FlagsOf([]string{"vers=4,hard", "-o username=smbuser,password=FLAGSECRET-1234", "loop", "pwd=abc"}),
-		map[string]string{"fsType": "ext4", "server": "server", "share": "/export", "adminSecret": "CTX-SECRET",
-			"size": "1073741824", "loop": "true"},
-		map[string]string{"device": "/dev/loop1", "token": "PUBLISH-TOKEN"},
-	)
-	r := (&sentSecrets{}).redactorOf(masked)
+	secrets := map[string]string{"apikey": "hunter2-long", "verbose": "true", "pin": "1234", "a": "a"}
+	flags := []string{"vers=4,hard", "-o username=smbuser,password=FLAGSECRET-1234", "loop", "pwd=abc"}
+	volume := map[string]string{"fsType": "ext4", "server": "server", "share": "/export", "adminSecret": "CTX-SECRET",
+		"size": "1073741824", "loop": "true"}
+	publish := map[string]string{"device": "/dev/loop1", "token": "PUBLISH-TOKEN"}
+	r := (&sentSecrets{}).redactor(secretsIn(&csi.NodePublishVolumeRequest{
+		Secrets: secrets, VolumeContext: volume, PublishContext: publish,
+		VolumeCapability: usageCapability(registry.Usage{MountFlags: registry.FlagsOf(flags)}),
+	}))
 	const same = ""
 	for in, want := range map[string]string{
 		"mount -t nfs -o vers=4,hard server:/export failed":                   same,
@@ -243,35 +242,24 @@ func TestSentSecretsAreBounded(t *testing.T) {
 	}
 }
 
-// fleetThatSent returns a fleet that has sent n secrets to the plugin "disk", and n to another one.
-func fleetThatSent(n int) *Fleet {
+// The cost of a failed probe does not depend on how many secrets were sent. Building the masks of 512 secrets takes
+// thousands of allocations.
+func TestFailedProbeBuildsNoMasks(t *testing.T) {
 	f := New(table{})
-	for i := range n {
+	defer f.CloseAll()
+	for i := range maxSecrets {
 		f.secretsOf("disk").add([]secret{{"", fmt.Sprint("secret-number-", i)}})
 		f.secretsOf("other").add([]secret{{"", fmt.Sprint("other-number-", i)}})
 	}
-	return f
-}
-
-func failedProbe(t testing.TB, f *Fleet, dir string) func() {
-	t.Helper()
-	c, err := f.Connect("disk", taskKey, registry.Endpoint{Host: filepath.Join(dir, "none.sock")})
+	c, err := f.Connect("disk", taskKey, registry.Endpoint{Host: filepath.Join(socketDir(t), "none.sock")})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return func() {
+	probe := func() {
 		if _, err := c.Probe(context.Background()); err == nil {
 			t.Error("a probe without a listener succeeded")
 		}
 	}
-}
-
-// The cost of a failed probe does not depend on how many secrets were sent. Building the masks of 512 secrets takes
-// thousands of allocations.
-func TestFailedProbeBuildsNoMasks(t *testing.T) {
-	f := fleetThatSent(maxSecrets)
-	defer f.CloseAll()
-	probe := failedProbe(t, f, socketDir(t))
 	probe() // builds them once
 	built := f.secretsOf("disk").masks
 	if n := testing.AllocsPerRun(20, probe); n > 1000 {
@@ -280,41 +268,7 @@ func TestFailedProbeBuildsNoMasks(t *testing.T) {
 	if f.secretsOf("disk").masks != built || built == nil || f.secretsOf("other").masks != nil {
 		t.Error("masks were built for nothing")
 	}
-}
-
-func TestSecretsOfAnotherPluginMaskNothing(t *testing.T) {
-	f := fleetThatSent(1)
 	if got := f.secretsOf("disk").redactor(nil).redact("secret-number-0 other-number-0"); got != "*** other-number-0" {
-		t.Error(got)
+		t.Errorf("a secret of another plugin is masked: %s", got)
 	}
-}
-
-// odd is a compression that only the plugin knows.
-type odd struct{}
-
-func (odd) Do(w io.Writer, p []byte) error { _, err := w.Write(p); return err }
-func (odd) Type() string                   { return "odd" }
-
-// The plugin may have acted before it sent an answer that cannot be read.
-func TestUnreadableAnswerIsUncertain(t *testing.T) {
-	l, socket := listen(t)
-	//lint:ignore SA1019 a plugin that compresses unasked is built so
-	s := grpc.NewServer(grpc.RPCCompressor(odd{}))
-	csi.RegisterControllerServer(s, attaching{})
-	go func(l net.Listener) { _ = s.Serve(l) }(l)
-	t.Cleanup(s.Stop)
-	f := assumeDescribed(t, fleetFor(t, socket))
-	attach := mutating[2]
-	wantCallError(t, "compressed", attach.do(patient(t), f), attach, registry.OutcomeUncertain, "INTERNAL",
-		registry.ErrInternal)
-}
-
-// attaching is a controller that only attaches.
-type attaching struct {
-	csi.UnimplementedControllerServer
-}
-
-func (attaching) ControllerPublishVolume(context.Context,
-	*csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
-	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext}, nil
 }

@@ -14,6 +14,11 @@ type Private struct {
 	Contexts   []map[string]string
 }
 
+// PrivateFunc returns the values that a call does not carry. It is called only for a text of the plugin.
+type PrivateFunc func(context.Context) Private
+
+func (p Private) known(context.Context) Private { return p }
+
 // CreateRequest is CreateVolumeRequest.
 type CreateRequest struct {
 	Name         string                          `json:"name"`
@@ -107,9 +112,9 @@ type StageRequest struct {
 
 // UnstageRequest is NodeUnstageVolumeRequest.
 type UnstageRequest struct {
-	VolumeID    registry.ExternalID           `json:"volume_id"`
-	StagingPath string                        `json:"-"` // staging_target_path
-	Private     func(context.Context) Private `json:"-"` // called only if the plugin has sent a text; may be nil
+	VolumeID    registry.ExternalID `json:"volume_id"`
+	StagingPath string              `json:"-"` // staging_target_path
+	Private     PrivateFunc         `json:"-"` // may be nil
 }
 
 // PublishRequest is NodePublishVolumeRequest.
@@ -125,9 +130,9 @@ type PublishRequest struct {
 
 // UnpublishRequest is NodeUnpublishVolumeRequest.
 type UnpublishRequest struct {
-	VolumeID   registry.ExternalID           `json:"volume_id"`
-	TargetPath string                        `json:"-"` // target_path
-	Private    func(context.Context) Private `json:"-"` // called only if the plugin has sent a text; may be nil
+	VolumeID   registry.ExternalID `json:"volume_id"`
+	TargetPath string              `json:"-"` // target_path
+	Private    PrivateFunc         `json:"-"` // may be nil
 }
 
 // GrowRequest is NodeExpandVolumeRequest.
@@ -144,9 +149,9 @@ type GrowRequest struct {
 // StatsRequest is NodeGetVolumeStatsRequest.
 type StatsRequest struct {
 	VolumeID    registry.ExternalID
-	Path        string                        // volume_path: where it is published or staged
-	StagingPath string                        // staging_target_path; empty: the plugin does not stage
-	Private     func(context.Context) Private // called only if the plugin has sent a text; may be nil
+	Path        string      // volume_path: where it is published or staged
+	StagingPath string      // staging_target_path; empty: the plugin does not stage
+	Private     PrivateFunc // may be nil
 }
 
 // Page is ListVolumesResponse as the plugin sent it: nothing in it has been checked.

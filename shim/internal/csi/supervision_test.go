@@ -4,12 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"holdfast/config"
-	"holdfast/hooks"
-	"holdfast/internal/csifake"
-	"holdfast/registry"
-	"holdfast/registry/registrytest"
-	"holdfast/shim/internal/task"
 	"net"
 	"os"
 	"path/filepath"
@@ -19,96 +13,20 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
-)
 
-// watched is a supervised plugin task, over real sockets.
-type watched struct {
-	t      *testing.T
-	log    *registrytest.Log
-	events chan registry.Event
-}
+	"holdfast/config"
+	"holdfast/hooks"
+	"holdfast/internal/csifake"
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/task"
+)
 
 // supervised is a fleet as supervisors use it.
 type supervised struct{ *Fleet }
 
 func (s supervised) Connect(id registry.PluginID, t registry.TaskKey, at registry.Endpoint) (task.Plugin, error) {
 	return s.Fleet.Connect(id, t, at)
-}
-
-func supervise(t *testing.T, socket string) *watched {
-	t.Helper()
-	w := &watched{t: t, log: registrytest.NewLog(time.Now), events: make(chan registry.Event, registry.MaxEvents)}
-	boot := registry.BootTime{Boot: "boot", At: time.Hour}
-	record := registry.Task{
-		TaskKey: taskKey, Attempt: 1, Phase: registry.TaskRunning, Started: boot,
-		Endpoint: registry.Endpoint{Host: socket, Task: socket},
-	}
-	if _, err := w.log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-		return registry.Change{Put: []registry.Record{record}}, nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	w.log.OnApplied(func(a registry.Applied) {
-		for _, e := range a.Change.Events {
-			w.events <- e
-		}
-	})
-	began := time.Now()
-	clock := task.Clock{Now: time.Now, Boot: func() registry.BootTime {
-		return registry.BootTime{Boot: boot.Boot, At: boot.At + time.Since(began)}
-	}}
-	fleet := New(nil)
-	s := task.New(w.log, supervised{fleet}, clock, func() float64 { return 0.5 }, hclog.NewNullLogger())
-	spec := hooks.PluginSpec{ID: "disk", Type: hooks.TypeMonolith, HealthTimeout: time.Hour, Heartbeat: hooks.Heartbeat{
-		Interval: time.Hour, Timeout: patience, Failures: 3,
-	}}
-	ctx, cancel := context.WithCancel(context.Background())
-	running := make(chan error, 1)
-	go func() { running <- s.Run(ctx, record, spec) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-running; !errors.Is(err, context.Canceled) {
-			t.Errorf("Run returned %v", err)
-		}
-		fleet.CloseAll()
-	})
-	return w
-}
-
-// await reads events up to the next one of the kind.
-func (w *watched) await(kind registry.EventKind) (seen []registry.EventKind, last registry.Event) {
-	w.t.Helper()
-	ctx := patient(w.t)
-	for {
-		select {
-		case last = <-w.events:
-			seen = append(seen, last.Kind)
-			if last.Kind == kind {
-				return seen, last
-			}
-		case <-ctx.Done():
-			w.t.Fatalf("no event %q; there were %v", kind, seen)
-		}
-	}
-}
-
-// A process that is killed and started again is noticed without a heartbeat.
-func TestDeathAndReturnNeedNoHeartbeat(t *testing.T) {
-	socket := filepath.Join(socketDir(t), "csi.sock")
-	w := supervise(t, socket)
-	kill := process(t, socket)
-	w.await(registry.EventTaskRegistered)
-	for range 2 {
-		kill()
-		seen, last := w.await(registry.EventTaskUnhealthy)
-		if last.Cause != registry.CauseGone || last.Detail == "" || len(seen) != 3 {
-			t.Errorf("its end is %+v after %v", last, seen)
-		}
-		kill = process(t, socket)
-		if seen, _ := w.await(registry.EventTaskHealthy); len(seen) != 3 {
-			t.Errorf("its return is %v", seen)
-		}
-	}
 }
 
 // pluginTasks runs supervised plugin tasks over real sockets, and counts the connections to them.
@@ -204,11 +122,7 @@ func (p *pluginTasks) start(id registry.AllocID) (*csifake.Plugin, registry.Inst
 		registry.BootTime{Boot: "b", At: time.Hour}); err != nil {
 		p.t.Fatal(err)
 	}
-	select {
-	case <-registered:
-	case <-time.After(time.Minute):
-		p.t.Fatal("the plugin was not registered")
-	}
+	receive(p.t, registered)
 	return fake, k
 }
 
@@ -299,9 +213,5 @@ func TestNoConnectionOutlivesItsPluginTask(t *testing.T) {
 	if left > 0 {
 		t.Errorf("the fleet keeps %d connections after %d updates", left, updates)
 	}
-	for deadline := time.Now().Add(time.Minute); p.open.Load() > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d connections are open after %d updates", p.open.Load(), updates)
-		}
-	}
+	eventually(t, "all connections are closed", func() bool { return p.open.Load() == 0 })
 }
