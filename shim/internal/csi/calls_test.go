@@ -134,7 +134,7 @@ var mutating = []call{
 		}},
 	{registry.NodeExpandRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryVolume},
 		func(ctx context.Context, f *Fleet) error {
-			_, err := f.Grow(ctx, nodeKey, GrowRequest{
+			_, err := f.NodeExpand(ctx, nodeKey, NodeExpandRequest{
 				VolumeID: "vol-1", Path: "/t", StagingPath: "/s", Range: registry.CapacityRange{Required: 1},
 				Usage: usage, Secrets: secrets,
 				Private: Private{Contexts: []map[string]string{volumeContext}},

@@ -27,44 +27,34 @@ func condition(m proto.Message, redact func(string) string) *registry.VolumeCond
 	return &registry.VolumeCondition{Abnormal: true, Message: redact(message)}
 }
 
-// decodeCondition reads VolumeCondition from the unknown fields of a message. As in any protobuf message, the last
-// value of a field counts.
+// decodeCondition reads VolumeCondition from the unknown fields of a message.
 func decodeCondition(unknown []byte) (abnormal bool, message string, found bool) {
-	eachField(unknown, func(n protowire.Number, t protowire.Type, value []byte) {
-		if n != conditionField || t != protowire.BytesType {
-			return
-		}
-		inner, size := protowire.ConsumeBytes(value)
-		if size < 0 {
-			return
-		}
-		found = eachField(inner, func(n protowire.Number, t protowire.Type, value []byte) {
-			switch {
-			case n == abnormalField && t == protowire.VarintType:
-				flag, _ := protowire.ConsumeVarint(value)
-				abnormal = protowire.DecodeBool(flag)
-			case n == messageField && t == protowire.BytesType:
-				text, _ := protowire.ConsumeBytes(value)
-				message = string(text)
-			}
-		})
-	})
-	return abnormal, message, found
+	inner, size := protowire.ConsumeBytes(lastField(unknown, conditionField, protowire.BytesType))
+	if size < 0 || lastField(inner, 0, 0) == nil {
+		return false, "", false
+	}
+	flag, _ := protowire.ConsumeVarint(lastField(inner, abnormalField, protowire.VarintType))
+	text, _ := protowire.ConsumeBytes(lastField(inner, messageField, protowire.BytesType))
+	return protowire.DecodeBool(flag), string(text), true
 }
 
-// eachField calls f for each field of an encoded message, and reports whether the encoding is valid to its end.
-func eachField(b []byte, f func(n protowire.Number, t protowire.Type, value []byte)) bool {
+// lastField returns the encoded value of the field in an encoded message. As in any protobuf message, the last value
+// counts. It is empty if there is no such field, and nil if the encoding is invalid.
+func lastField(b []byte, number protowire.Number, kind protowire.Type) []byte {
+	value := []byte{}
 	for len(b) > 0 {
 		n, t, tag := protowire.ConsumeTag(b)
 		if tag < 0 {
-			return false
+			return nil
 		}
 		size := protowire.ConsumeFieldValue(n, t, b[tag:])
 		if size < 0 {
-			return false
+			return nil
 		}
-		f(n, t, b[tag:tag+size])
+		if n == number && t == kind {
+			value = b[tag : tag+size]
+		}
 		b = b[tag+size:]
 	}
-	return true
+	return value
 }

@@ -119,11 +119,11 @@ func (f *Fleet) Validate(ctx context.Context, at registry.InstanceKey, r Validat
 	}, err
 }
 
-// pageSize is how many volumes ListPage asks for, so that a page of large entries fits into a message.
+// pageSize is how many volumes ListVolumes asks for, so that a page of large entries fits into a message.
 const pageSize = 256
 
-// ListPage is one page of ListVolumes.
-func (f *Fleet) ListPage(ctx context.Context, at registry.InstanceKey, token string) (page Page, err error) {
+// ListVolumes is one page of ListVolumes.
+func (f *Fleet) ListVolumes(ctx context.Context, at registry.InstanceKey, token string) (page Page, err error) {
 	req := &csi.ListVolumesRequest{MaxEntries: pageSize, StartingToken: token}
 	var reply csi.ListVolumesResponse
 	err = f.send(ctx, registry.ListVolumesRPC, at, req, &reply, nil)

@@ -14,8 +14,8 @@ import (
 	"holdfast/registry"
 )
 
-// ListPage passes on every entry and token unchecked.
-func TestListPagePassesEntriesOn(t *testing.T) {
+// ListVolumes passes on every entry and token unchecked.
+func TestListVolumesPassesEntriesOn(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	var asked []*csi.ListVolumesRequest
 	replies := []*csi.ListVolumesResponse{
@@ -30,7 +30,7 @@ func TestListPagePassesEntriesOn(t *testing.T) {
 		asked = append(asked, proto.CloneOf(req.(*csi.ListVolumesRequest)))
 		return replies[len(asked)-1], nil
 	})
-	first, err := f.ListPage(patient(t), controllerKey, "")
+	first, err := f.ListVolumes(patient(t), controllerKey, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func TestListPagePassesEntriesOn(t *testing.T) {
 	}) {
 		t.Errorf("got %+v", first)
 	}
-	second, err := f.ListPage(patient(t), controllerKey, first.Next)
+	second, err := f.ListVolumes(patient(t), controllerKey, first.Next)
 	if err != nil || second.Next != "" || len(second.Entries) != 2 {
 		t.Errorf("got %+v, %v", second, err)
 	}
@@ -51,7 +51,7 @@ func TestListPagePassesEntriesOn(t *testing.T) {
 	}
 }
 
-func TestListPageDistinguishesDeathFromAnswer(t *testing.T) {
+func TestListVolumesDistinguishesDeathFromAnswer(t *testing.T) {
 	for what, c := range map[string]struct {
 		rule csifake.Rule
 		lost bool
@@ -69,14 +69,14 @@ func TestListPageDistinguishesDeathFromAnswer(t *testing.T) {
 		if c.rule.Hang == csifake.ForEver {
 			time.AfterFunc(time.Second, cancel)
 		}
-		_, err := f.ListPage(ctx, controllerKey, "")
+		_, err := f.ListVolumes(ctx, controllerKey, "")
 		cancel()
 		call, is := errors.AsType[*registry.CallError](err)
 		if !is || call.Lost != c.lost {
 			t.Errorf("%s: %+v", what, err)
 		}
 	}
-	_, err := fleetFor(t, "/no/such/socket").ListPage(patient(t), controllerKey, "")
+	_, err := fleetFor(t, "/no/such/socket").ListVolumes(patient(t), controllerKey, "")
 	if call, is := errors.AsType[*registry.CallError](err); !is || call.Lost {
 		t.Errorf("no listener: %+v", err)
 	}

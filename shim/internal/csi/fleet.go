@@ -21,8 +21,9 @@ type Fleet struct {
 	mu        sync.Mutex // guards what follows; held for no longer than a look-up
 	instances Instances
 	conns     map[registry.TaskKey]*Conn
-	secrets   map[registry.PluginID]*sentSecrets
 	ended     bool
+
+	secrets sync.Map // of *sentSecrets by registry.PluginID
 }
 
 // Dial connects to a socket by its path.
@@ -34,10 +35,7 @@ func New(instances Instances) *Fleet { return NewDialing(instances, dial) }
 
 // NewDialing returns a fleet that connects by d.
 func NewDialing(instances Instances, d Dial) *Fleet {
-	return &Fleet{
-		dial: d, instances: instances,
-		conns: map[registry.TaskKey]*Conn{}, secrets: map[registry.PluginID]*sentSecrets{},
-	}
+	return &Fleet{dial: d, instances: instances, conns: map[registry.TaskKey]*Conn{}}
 }
 
 // Connect returns the connection to the plugin's task at its socket. Nothing is dialled before the first call.
@@ -52,7 +50,7 @@ func (f *Fleet) connect(id registry.PluginID, t registry.TaskKey, at registry.En
 	if f.ended {
 		return nil, registry.Errorf(registry.ErrUnavailable, "the connections to plugins are closed")
 	}
-	sent := f.sentTo(id)
+	sent := f.secretsOf(id)
 	old := f.conns[t]
 	if old != nil && old.path == at.Host && old.secrets == sent {
 		return old, nil
@@ -147,17 +145,6 @@ func (f *Fleet) CloseAll() { f.End()() }
 
 // secretsOf returns the secrets that were sent to the plugin.
 func (f *Fleet) secretsOf(id registry.PluginID) *sentSecrets {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.sentTo(id)
-}
-
-// sentTo is secretsOf for a caller that holds the lock.
-func (f *Fleet) sentTo(id registry.PluginID) *sentSecrets {
-	s := f.secrets[id]
-	if s == nil {
-		s = &sentSecrets{}
-		f.secrets[id] = s
-	}
-	return s
+	s, _ := f.secrets.LoadOrStore(id, &sentSecrets{})
+	return s.(*sentSecrets)
 }

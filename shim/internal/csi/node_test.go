@@ -131,7 +131,7 @@ func TestConditionOfAnOldPluginIsRead(t *testing.T) {
 			return report.Condition, err
 		},
 		"ListVolumes": func() (*registry.VolumeCondition, error) {
-			page, err := f.ListPage(patient(t), controllerKey, "")
+			page, err := f.ListVolumes(patient(t), controllerKey, "")
 			if err != nil || len(page.Entries) != 1 {
 				t.Fatalf("%+v, %v", page, err)
 			}

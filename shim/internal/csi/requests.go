@@ -135,8 +135,8 @@ type UnpublishRequest struct {
 	Private    PrivateFunc         `json:"-"` // may be nil
 }
 
-// GrowRequest is NodeExpandVolumeRequest.
-type GrowRequest struct {
+// NodeExpandRequest is NodeExpandVolumeRequest.
+type NodeExpandRequest struct {
 	VolumeID    registry.ExternalID             `json:"volume_id"`
 	Path        string                          `json:"-"` // volume_path
 	StagingPath string                          `json:"-"` // staging_target_path; empty: the plugin does not stage

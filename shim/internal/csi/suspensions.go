@@ -25,11 +25,9 @@ import (
 // Each suspension is a file, so that a person can end it by removing the file. It outlives the shim and the plugin's
 // tasks and jobs. A nil *Suspensions suspends nothing.
 type Suspensions struct {
-	dir string // empty: only in memory
+	dir string
 
-	adding sync.Mutex // held while a suspension is recorded: of two calls that one death ended, one records it
-
-	mu        sync.Mutex            // guards unwritten
+	mu        sync.Mutex            // held while a suspension is read or written
 	unwritten map[string]suspension // by path: those that could not be written
 }
 
@@ -47,7 +45,7 @@ func (s suspension) holds(in registry.Instance) bool {
 	return s.Plugin == in.Plugin && s.Provider == in.Fingerprint.Provider && s.Version == in.Fingerprint.Version
 }
 
-// NewSuspensions returns the suspensions in dir, which need not exist. If dir is empty, they are kept in memory.
+// NewSuspensions returns the suspensions in dir, which need not exist.
 func NewSuspensions(dir string) *Suspensions {
 	return &Suspensions{dir: dir, unwritten: map[string]suspension{}}
 }
@@ -61,8 +59,10 @@ func (s *Suspensions) Reason(rpc registry.RPC, in registry.Instance) (why, advic
 	if s == nil {
 		return "", ""
 	}
-	one, written, err := s.load(rpc, in.Plugin)
 	path := s.path(rpc, in.Plugin)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	one, written, err := s.load(path)
 	switch {
 	case err != nil:
 		why = fmt.Sprintf("cannot read whether the plugin died during %s: %v", rpc, err)
@@ -82,21 +82,14 @@ func (s *Suspensions) Reason(rpc registry.RPC, in registry.Instance) (why, advic
 	return why, advice
 }
 
-// load returns the suspension of the call, or the zero value, and whether it is in a file.
-func (s *Suspensions) load(rpc registry.RPC, id registry.PluginID) (one suspension, written bool, err error) {
-	path := s.path(rpc, id)
-	s.mu.Lock()
-	unwritten := s.unwritten[path]
-	s.mu.Unlock()
-	if s.dir == "" {
-		return unwritten, false, nil
-	}
+// load returns the suspension of the call, or the zero value, and whether it is in a file. The caller holds the lock.
+func (s *Suspensions) load(path string) (one suspension, written bool, err error) {
 	text, err := os.ReadFile(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return unwritten, false, nil
+		return s.unwritten[path], false, nil
 	case err != nil:
-		return unwritten, false, err
+		return s.unwritten[path], false, err
 	}
 	err = json.Unmarshal(text, &one)
 	return one, true, err
@@ -121,13 +114,11 @@ func (s *Suspensions) Failed(
 	if err != nil || stopping {
 		return err
 	}
-	s.adding.Lock()
-	defer s.adding.Unlock()
-	if one, _, err := s.load(call.RPC, in.Plugin); err == nil && one.holds(in) {
-		return nil // another call that this death ended has recorded it
-	}
 	one := suspension{in.Plugin, call.RPC, in.Fingerprint.Provider, in.Fingerprint.Version, call.Detail, now}
-	err = s.add(one)
+	added, err := s.add(one, in)
+	if !added {
+		return nil
+	}
 	_, unreported := state.Commit(ctx, func(registry.View) (registry.Change, error) {
 		return registry.Change{Events: []registry.Event{{
 			Kind: registry.EventReconciled, Role: in.Role, Plugin: in.Plugin, Alloc: in.Alloc, Task: in.Task, At: now,
@@ -138,33 +129,25 @@ func (s *Suspensions) Failed(
 	return errors.Join(err, unreported)
 }
 
-func (s *Suspensions) add(one suspension) error {
+// add records the suspension, unless another call that the same death ended has recorded it. If the file cannot be
+// written, it is kept in memory.
+func (s *Suspensions) add(one suspension, in registry.Instance) (added bool, err error) {
 	path := s.path(one.RPC, one.Plugin)
-	text, err := json.Marshal(one)
-	if err == nil && s.dir != "" {
-		err = write(path, text)
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if old, _, err := s.load(path); err == nil && old.holds(in) {
+		return false, nil
+	}
 	delete(s.unwritten, path)
-	if err != nil || s.dir == "" {
+	text, err := json.Marshal(one)
+	if err == nil {
+		err = os.MkdirAll(s.dir, 0o700)
+	}
+	if err == nil {
+		err = renameio.WriteFile(path, text, 0o600, renameio.WithTempDir(s.dir))
+	}
+	if err != nil {
 		s.unwritten[path] = one
 	}
-	return err
-}
-
-// write writes a file that is there after a crash.
-func write(path string, text []byte) error {
-	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	if err := renameio.WriteFile(path, text, 0o600, renameio.WithTempDir(dir)); err != nil {
-		return err
-	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return true, err
 }

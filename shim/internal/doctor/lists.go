@@ -17,9 +17,9 @@ import (
 
 // Lister lists the volumes of a plugin's controller.
 type Lister interface {
-	// ListPage returns one page of ListVolumes. A token that has expired is a *registry.CallError with the code
+	// ListVolumes returns one page of ListVolumes. A token that has expired is a *registry.CallError with the code
 	// ABORTED.
-	ListPage(ctx context.Context, at registry.InstanceKey, token string) (csi.Page, error)
+	ListVolumes(ctx context.Context, at registry.InstanceKey, token string) (csi.Page, error)
 }
 
 // Limits of listing the volumes of one plugin.
@@ -182,7 +182,7 @@ func (l *Listing) readPages(ctx context.Context, from Lister, at registry.Instan
 	l.Volumes, l.unknown = map[registry.ExternalID]Listed{}, 0
 	token, used := "", map[[sha256.Size]byte]bool{} // tokens may be of any size
 	for range maxPages {
-		page, err := from.ListPage(ctx, at, token)
+		page, err := from.ListVolumes(ctx, at, token)
 		if err != nil {
 			return err
 		}

@@ -19,7 +19,7 @@ import (
 // pages is a plugin with these pages; the token of one is its number.
 type pages []csi.Page
 
-func (p pages) ListPage(_ context.Context, _ registry.InstanceKey, token string) (csi.Page, error) {
+func (p pages) ListVolumes(_ context.Context, _ registry.InstanceKey, token string) (csi.Page, error) {
 	n := 0
 	if token != "" {
 		_, _ = fmt.Sscan(token, &n)
@@ -34,7 +34,7 @@ func (p pages) ListPage(_ context.Context, _ registry.InstanceKey, token string)
 // answers is a plugin that answers each call with the next of these.
 type answers []func(token string) (csi.Page, error)
 
-func (a *answers) ListPage(_ context.Context, _ registry.InstanceKey, token string) (csi.Page, error) {
+func (a *answers) ListVolumes(_ context.Context, _ registry.InstanceKey, token string) (csi.Page, error) {
 	next := (*a)[0]
 	*a = (*a)[1:]
 	return next(token)
@@ -142,7 +142,7 @@ func TestEndlessListIsBounded(t *testing.T) {
 // slow is a plugin that does not answer.
 type slow struct{}
 
-func (slow) ListPage(ctx context.Context, _ registry.InstanceKey, _ string) (csi.Page, error) {
+func (slow) ListVolumes(ctx context.Context, _ registry.InstanceKey, _ string) (csi.Page, error) {
 	<-ctx.Done()
 	return csi.Page{}, context.Cause(ctx)
 }
@@ -200,7 +200,7 @@ type failing struct {
 	n   *int
 }
 
-func (f failing) ListPage(context.Context, registry.InstanceKey, string) (csi.Page, error) {
+func (f failing) ListVolumes(context.Context, registry.InstanceKey, string) (csi.Page, error) {
 	*f.n++
 	return csi.Page{}, f.err
 }

@@ -182,7 +182,7 @@ func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where sit
 	if err != nil {
 		return err
 	}
-	request := csi.GrowRequest{
+	request := csi.NodeExpandRequest{
 		VolumeID: v.External, Range: want, Usage: where.usage, Secrets: secrets,
 		Private: csi.Private{Contexts: []map[string]string{v.Context, st.attachment.PublishContext}},
 	}
@@ -210,7 +210,7 @@ func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where sit
 			if where.staged.Host != "" {
 				request.StagingPath = pathAt(inst, where.staged)
 			}
-			capacity, err = s.driver.Grow(ctx, inst.InstanceKey, request)
+			capacity, err = s.driver.NodeExpand(ctx, inst.InstanceKey, request)
 			return err
 		},
 		Done: func(view registry.View) registry.Change {

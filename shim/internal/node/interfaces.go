@@ -16,8 +16,8 @@ type Driver interface {
 	Unstage(context.Context, registry.InstanceKey, csi.UnstageRequest) error
 	Publish(context.Context, registry.InstanceKey, csi.PublishRequest) error
 	Unpublish(context.Context, registry.InstanceKey, csi.UnpublishRequest) error
-	// Grow returns the capacity in the plugin's response; 0: none.
-	Grow(context.Context, registry.InstanceKey, csi.GrowRequest) (int64, error)
+	// NodeExpand returns the capacity in the plugin's response; 0: none.
+	NodeExpand(context.Context, registry.InstanceKey, csi.NodeExpandRequest) (int64, error)
 	// Stats changes nothing, so it has no uncertain outcome.
 	Stats(context.Context, registry.InstanceKey, csi.StatsRequest) (registry.VolumeReport, error)
 }
