@@ -78,31 +78,13 @@ func (m *Controller) attachment(
 
 func (m *Controller) attach(
 	ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, to intent.AttachTo,
-) (err error) {
+) error {
 	request := csi.AttachRequest{VolumeID: v.External, Node: to.ID, Usage: u, VolumeContext: v.Context}
-	if request.Secrets, err = m.Resolve(ctx, v.VolumeSpec); err != nil {
-		return err
-	}
 	open := newIntent(registry.ControllerPublishRPC, by.Call, v, intent.Hash(registry.ControllerPublishRPC, request))
 	var answer map[string]string
-	return m.Send(ctx, intent.Call{
-		Intent: open, RetryUntil: by.RetryUntil,
+	return m.sendTo(ctx, by, v.VolumeSpec, &request.Secrets, intent.Call{
+		Intent: open,
 		Before: func(view registry.View) (registry.Change, error) { return attaching(view, v, u, to) },
-		Renew:  func(ctx context.Context) { request.Secrets = m.Renew(ctx, v.VolumeSpec, request.Secrets) },
-		Do: func(ctx context.Context) error {
-			inst, err := m.Await(ctx, by, registry.RoleController, v.Plugin)
-			if err != nil {
-				return err
-			}
-			if answer, err = m.driver.Attach(ctx, inst.InstanceKey, request); err != nil {
-				return err
-			}
-			if err := checkMap("publish context", answer); err != nil {
-				return badResponse(open.RPC, inst.InstanceKey, registry.ErrInternal,
-					"the plugin's answer cannot be used: %v", err)
-			}
-			return nil
-		},
 		Done: func(view registry.View) registry.Change {
 			at, _ := view.Attachment(registry.AttachmentKey{Volume: v.VolumeKey(), Node: to.Node})
 			at.State, at.PublishContext = registry.MarkDone, answer
@@ -110,6 +92,14 @@ func (m *Controller) attach(
 			attached.Detail = fmt.Sprintf("to node %s", to.ID)
 			return registry.Change{Put: []registry.Record{at}, Events: []registry.Event{attached}}
 		},
+	}, func(ctx context.Context, to registry.InstanceKey) (err error) {
+		if answer, err = m.driver.Attach(ctx, to, request); err != nil {
+			return err
+		}
+		if err := checkMap("publish context", answer); err != nil {
+			return badResponse(open.RPC, to, registry.ErrInternal, "the plugin's answer cannot be used: %v", err)
+		}
+		return nil
 	})
 }
 
@@ -147,7 +137,7 @@ func (m *Controller) Detach(
 		return registry.Errorf(registry.ErrDamaged, "volume %s is attached to a node that was not recorded; "+
 			"without its id the call would detach all nodes", at.Name)
 	}
-	if local, err := m.localUses(ctx, key); err != nil || len(local) > 0 {
+	if local, err := m.node.Uses(ctx, key); err != nil || len(local) > 0 {
 		return err
 	}
 	if err := m.detach(ctx, by, at); err != nil {
@@ -162,12 +152,9 @@ func (m *Controller) detach(ctx context.Context, by intent.Caller, at registry.A
 	if err != nil {
 		return err
 	}
-	secrets, err := m.Resolve(ctx, v.VolumeSpec)
-	if err != nil {
-		return err
-	}
+	v.Plugin = at.Volume.Plugin // the volume may be deregistered
 	request := csi.DetachRequest{
-		VolumeID: at.Volume.External, Node: at.NodeID, Secrets: secrets,
+		VolumeID: at.Volume.External, Node: at.NodeID,
 		Private: csi.Private{MountFlags: at.Usage.MountFlags,
 			Contexts: []map[string]string{v.Context, at.PublishContext}},
 	}
@@ -178,27 +165,19 @@ func (m *Controller) detach(ctx context.Context, by intent.Caller, at registry.A
 		Volume: at.Volume, Name: at.Name, RPC: registry.ControllerUnpublishRPC, Operation: by.ID,
 		Hash: intent.Hash(registry.ControllerUnpublishRPC, request),
 	}
-	return m.Send(ctx, intent.Call{
-		Intent: open, RetryUntil: by.RetryUntil,
+	return m.sendTo(ctx, by, v.VolumeSpec, &request.Secrets, intent.Call{
+		Intent: open,
 		Before: func(view registry.View) (registry.Change, error) {
 			at, _ := view.Attachment(at.AttachmentKey())
 			at.State = registry.MarkSent
 			return registry.Change{Put: []registry.Record{at}}, nil
-		},
-		Renew: func(ctx context.Context) { request.Secrets = m.Renew(ctx, v.VolumeSpec, request.Secrets) },
-		Do: func(ctx context.Context) error {
-			inst, err := m.Await(ctx, by, registry.RoleController, at.Volume.Plugin)
-			if err != nil {
-				return err
-			}
-			return m.driver.Detach(ctx, inst.InstanceKey, request)
 		},
 		Done: func(registry.View) registry.Change {
 			detached := intent.Event(registry.EventDetached, open, m.Now())
 			detached.Detail = fmt.Sprintf("from node %s", at.NodeID)
 			return registry.Change{Delete: []registry.Key{at.Key()}, Events: []registry.Event{detached}}
 		},
-	})
+	}, func(ctx context.Context, at registry.InstanceKey) error { return m.driver.Detach(ctx, at, request) })
 }
 
 // AwaitAttach waits until the plugin can attach the volume, or does not have to. It calls waits before it blocks. It
@@ -277,7 +256,7 @@ func (m *Controller) Settle(ctx context.Context, by intent.Caller, open registry
 	case registry.ControllerUnpublishRPC:
 		err = m.detach(ctx, by, at)
 	case registry.ControllerExpandRPC:
-		err = m.enlarge(ctx, by, v, v.Expansion.Asked, expandMode{controller: true, online: true},
+		err = m.expandController(ctx, by, v, v.Expansion.Asked, expandMode{controller: true, online: true},
 			intent.PolicyOf(open.RPC))
 	default:
 		return registry.Errorf(registry.ErrInternal, "%s is not a controller call for a volume in use", open.RPC)

@@ -24,7 +24,7 @@ type Controller struct {
 	wake   chan struct{} // holds one token after a creation, deletion or expansion has ended without success
 }
 
-// New returns a controller that calls plugins through driver. node does the node's half of expansions; it may be nil.
+// New returns a controller that calls plugins through driver. node does the node's half of expansions.
 func New(calls intent.Calls, driver Driver, node Node, logger hclog.Logger) *Controller {
 	return &Controller{
 		Calls: calls, Claims: NewClaims(calls.State, calls.Now), driver: driver, node: node, logger: logger,
@@ -88,6 +88,27 @@ func (m *Controller) anyInstance(ctx context.Context, id registry.PluginID) (reg
 	return first.Instance, first.error
 }
 
+// sendTo sends a call to the controller of the volume's plugin. It sets what all calls share: before each try it waits
+// for the controller, and before each further try it resolves the secrets again.
+func (m *Controller) sendTo(
+	ctx context.Context, by intent.Caller, v registry.VolumeSpec, secrets *map[string]registry.SecretValue,
+	c intent.Call, do func(context.Context, registry.InstanceKey) error,
+) (err error) {
+	if *secrets, err = m.Resolve(ctx, v); err != nil {
+		return err
+	}
+	c.RetryUntil = by.RetryUntil
+	c.Renew = func(ctx context.Context) { *secrets = m.Renew(ctx, v, *secrets) }
+	c.Do = func(ctx context.Context) error {
+		inst, err := m.Await(ctx, by, registry.RoleController, v.Plugin)
+		if err != nil {
+			return err
+		}
+		return do(ctx, inst.InstanceKey)
+	}
+	return m.Send(ctx, c)
+}
+
 func usagesOf(s registry.VolumeSpec) (usages []registry.Usage) {
 	for _, c := range s.Capabilities {
 		usages = append(usages, registry.Usage{Access: c.Access, Attachment: c.Attachment})
@@ -146,14 +167,7 @@ func (m *Controller) uses(ctx context.Context, v registry.Volume) ([]string, err
 	if v.External == "" {
 		return nil, nil
 	}
-	return m.localUses(ctx, v.VolumeKey())
-}
-
-func (m *Controller) localUses(ctx context.Context, key registry.VolumeKey) ([]string, error) {
-	if m.node == nil {
-		return nil, nil
-	}
-	return m.node.Uses(ctx, key)
+	return m.node.Uses(ctx, v.VolumeKey())
 }
 
 // badResponse returns the error of a call that the plugin answered with OK and an unusable response.

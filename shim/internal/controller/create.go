@@ -172,27 +172,12 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 	}
 	doubtful := made.State == registry.VolumeUncertain // an earlier creation may have made it
 	request := createRequest(inst, made)
-	if request.Secrets, err = m.Resolve(ctx, spec); err != nil {
-		return err
-	}
 	opened := newIntent(registry.CreateVolumeRPC, call, made, asked(made))
 	opened.Volume.External = placeholderID(spec)
 	var clash error // the id was taken by a concurrent creation: this one becomes uncertain
-	err = m.Send(ctx, intent.Call{
+	err = m.sendTo(ctx, intent.Caller{}, spec, &request.Secrets, intent.Call{
 		Intent: opened, Policy: how.policy, NextDrive: how.again,
 		Before: func(view registry.View) (registry.Change, error) { return begin(view, made) },
-		Renew:  func(ctx context.Context) { request.Secrets = m.Renew(ctx, spec, request.Secrets) },
-		Do: func(ctx context.Context) error {
-			inst, err := m.Await(ctx, intent.Caller{}, registry.RoleController, spec.Plugin)
-			if err != nil {
-				return err
-			}
-			answer, err := m.driver.Create(ctx, inst.InstanceKey, request)
-			if err != nil {
-				return err
-			}
-			return m.accept(ctx, inst.InstanceKey, &made, answer)
-		},
 		Done: func(view registry.View) registry.Change {
 			if clash = checkIDFree(view, made); clash != nil {
 				unnamed := made
@@ -213,6 +198,12 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 			}
 			return m.unusable(made, err) // a volume may exist: the record stays
 		},
+	}, func(ctx context.Context, at registry.InstanceKey) error {
+		answer, err := m.driver.Create(ctx, at, request)
+		if err != nil {
+			return err
+		}
+		return m.accept(ctx, at, &made, answer)
 	})
 	return errors.Join(err, clash)
 }

@@ -123,10 +123,7 @@ func (m *Controller) delete(
 		VolumeID: v.External, Private: csi.Private{MountFlags: v.MountFlags,
 			Contexts: []map[string]string{v.Context, v.Parameters}},
 	}
-	if request.Secrets, err = m.Resolve(ctx, v.VolumeSpec); err != nil {
-		return err
-	}
-	return m.Send(ctx, intent.Call{
+	return m.sendTo(ctx, intent.Caller{}, v.VolumeSpec, &request.Secrets, intent.Call{
 		Intent:    newIntent(registry.DeleteVolumeRPC, call, v, intent.Hash(registry.DeleteVolumeRPC, request)),
 		Policy:    policy(registry.DeleteVolumeRPC),
 		NextDrive: again,
@@ -134,17 +131,6 @@ func (m *Controller) delete(
 			v, err := mayDelete(view, v.VolumeName(), local)
 			v.State = registry.VolumeDeleting
 			return registry.Change{Put: []registry.Record{v}}, err
-		},
-		Renew: func(ctx context.Context) { request.Secrets = m.Renew(ctx, v.VolumeSpec, request.Secrets) },
-		Do: func(ctx context.Context) error {
-			inst, err := m.Await(ctx, intent.Caller{}, registry.RoleController, v.Plugin)
-			if err != nil {
-				return err
-			}
-			if err = m.driver.Delete(ctx, inst.InstanceKey, request); answered(err, "NOT_FOUND") {
-				return nil
-			}
-			return err
 		},
 		Done: func(registry.View) registry.Change {
 			return registry.Change{
@@ -158,6 +144,12 @@ func (m *Controller) delete(
 			}
 			return m.deletionRefused(view, v.VolumeName(), err)
 		},
+	}, func(ctx context.Context, at registry.InstanceKey) error {
+		err := m.driver.Delete(ctx, at, request)
+		if answered(err, "NOT_FOUND") {
+			return nil
+		}
+		return err
 	})
 }
 

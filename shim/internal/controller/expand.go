@@ -87,9 +87,6 @@ func (m *Controller) largeEnough(
 	case e.Open() || v.Capacity < want.Required && e.Node.Required < want.Required, v.Unmade() && e.Node != want:
 		return false, nil
 	}
-	if m.node == nil {
-		return true, nil
-	}
 	grows, err := m.node.Grows(ctx, v)
 	if err != nil || grows {
 		return false, err
@@ -166,7 +163,7 @@ func (m *Controller) expandIn(
 	case !v.Expansion.Open() && v.Capacity >= want.Required:
 		err = m.cancelOnNode(ctx, v)
 	case w.controller:
-		err = m.enlarge(ctx, by, v, want, w, intent.PolicyOf(registry.ControllerExpandRPC))
+		err = m.expandController(ctx, by, v, want, w, intent.PolicyOf(registry.ControllerExpandRPC))
 	case v.Expansion.Node.Required < want.Required || v.Unmade() && v.Expansion.Node != want:
 		err = m.leaveToNode(ctx, v, want, w)
 	}
@@ -197,7 +194,7 @@ func (m *Controller) finishEarlier(
 	if e := v.Expansion; !e.Open() || e.Asked == want || !w.controller {
 		return v, asked, nil
 	}
-	if err := m.enlarge(ctx, by, v, v.Expansion.Asked, w, intent.PolicyOf(registry.ControllerExpandRPC)); err != nil {
+	if err := m.expandController(ctx, by, v, v.Expansion.Asked, w, intent.PolicyOf(registry.ControllerExpandRPC)); err != nil {
 		return v, asked, fmt.Errorf("%d bytes were asked for before, and what became of that has to be known first: %w",
 			v.Expansion.Asked.Required, err)
 	}
@@ -212,9 +209,6 @@ func (m *Controller) finishEarlier(
 func (m *Controller) finishOnNode(
 	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange,
 ) (now registry.Volume, asked bool, err error) {
-	if m.node == nil {
-		return v, v.Expansion.Pending(), nil
-	}
 	before, _, err := m.node.Expansion(ctx, v.VolumeKey())
 	if err != nil {
 		return v, false, err
@@ -251,7 +245,7 @@ func (m *Controller) openRPC(ctx context.Context, v registry.Volume) (rpc regist
 		rpc = open.RPC
 		return nil
 	})
-	if err == nil && rpc == "" && m.node != nil {
+	if err == nil && rpc == "" {
 		_, rpc, err = m.node.Expansion(ctx, v.VolumeKey())
 	}
 	return rpc, err
@@ -260,9 +254,6 @@ func (m *Controller) openRPC(ctx context.Context, v registry.Volume) (rpc regist
 // grow does the pending expansion on the node if possible, and records the result. again also retries what the node
 // plugin has refused, unless CSI forbids that.
 func (m *Controller) grow(ctx context.Context, by intent.Caller, key registry.VolumeKey, again bool) error {
-	if m.node == nil {
-		return nil
-	}
 	done, err := m.node.Grow(ctx, by, key, again)
 	if err != nil {
 		return err
@@ -375,18 +366,14 @@ func (m *Controller) checkNotRefused(ctx context.Context, name registry.VolumeNa
 	return err
 }
 
-// enlarge sends ControllerExpandVolume until its outcome is certain or its policy gives up.
-func (m *Controller) enlarge(
+// expandController sends ControllerExpandVolume until its outcome is certain or its policy gives up.
+func (m *Controller) expandController(
 	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange, w expandMode,
 	p intent.Policy,
 ) error {
 	request := csi.ExpandRequest{
 		VolumeID: v.External, Range: want, Private: csi.Private{MountFlags: v.MountFlags,
 			Contexts: []map[string]string{v.Context, v.Parameters}},
-	}
-	var err error
-	if request.Secrets, err = m.Resolve(ctx, v.VolumeSpec); err != nil {
-		return err
 	}
 	local, err := m.uses(ctx, v)
 	if err != nil {
@@ -401,25 +388,10 @@ func (m *Controller) enlarge(
 	vague := before.Open() // an earlier call may have had an effect
 	var answer csi.Expanded
 	open := newIntent(registry.ControllerExpandRPC, by.Call, v, intent.Hash(registry.ControllerExpandRPC, request))
-	return m.Send(ctx, intent.Call{
-		Intent: open, RetryUntil: by.RetryUntil, Policy: p,
+	return m.sendTo(ctx, by, v.VolumeSpec, &request.Secrets, intent.Call{
+		Intent: open, Policy: p,
 		Before: func(view registry.View) (registry.Change, error) { return m.expanding(view, v, local, request, w) },
-		Renew:  func(ctx context.Context) { request.Secrets = m.Renew(ctx, v.VolumeSpec, request.Secrets) },
-		Do: func(ctx context.Context) error {
-			inst, err := m.Await(ctx, by, registry.RoleController, v.Plugin)
-			if err != nil {
-				return err
-			}
-			if answer, err = m.driver.Expand(ctx, inst.InstanceKey, request); err == nil {
-				err = checkExpanded(answer, inst.InstanceKey, want)
-			}
-			if e, is := errors.AsType[*registry.CallError](err); is && intent.Answers(e.Code) &&
-				!intent.Silent(e.Code) {
-				vague = intent.Vague(e.Code)
-			}
-			return err
-		},
-		Done: func(view registry.View) registry.Change { return m.expanded(view, v.VolumeName(), want, answer) },
+		Done:   func(view registry.View) registry.Change { return m.expanded(view, v.VolumeName(), want, answer) },
 		Failed: func(view registry.View, err *registry.CallError, clean bool) registry.Change {
 			v, known := view.Volume(v.VolumeName())
 			if !known {
@@ -436,6 +408,14 @@ func (m *Controller) enlarge(
 			}
 			return registry.Change{Put: []registry.Record{v}}
 		},
+	}, func(ctx context.Context, at registry.InstanceKey) (err error) {
+		if answer, err = m.driver.Expand(ctx, at, request); err == nil {
+			err = checkExpanded(answer, at, want)
+		}
+		if e, is := errors.AsType[*registry.CallError](err); is && intent.Answers(e.Code) && !intent.Silent(e.Code) {
+			vague = intent.Vague(e.Code)
+		}
+		return err
 	})
 }
 

@@ -205,7 +205,7 @@ func (d *desk) build(plugins intent.Plugins, secrets intent.Secrets) *Controller
 		Sender: intent.Sender{State: d.log, Now: time.Now, Drain: intent.DrainTime}, Plugins: plugins,
 		Secrets: secrets,
 		Locks:   &intent.Locks{}, Expected: serves,
-	}, d.plugin, nil, hclog.NewNullLogger())
+	}, d.plugin, local{}, hclog.NewNullLogger())
 }
 
 // use replaces the controller as a restart does.

@@ -123,7 +123,7 @@ func (m *Controller) Deregister(ctx context.Context, name registry.VolumeName) e
 		return err
 	}
 	defer unlock()
-	v, err := m.forgettable(ctx, name)
+	v, err := m.volume(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -134,19 +134,11 @@ func (m *Controller) Deregister(ctx context.Context, name registry.VolumeName) e
 		}
 		defer unlock()
 	}
-	return m.deregister(ctx, name)
-}
-
-// forgettable returns the volume if it is unused.
-func (m *Controller) forgettable(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
-	if v, err = m.volume(ctx, name); err != nil {
-		return v, err
-	}
 	local, err := m.uses(ctx, v)
 	if err != nil {
-		return v, err
+		return err
 	}
-	return v, m.State.View(ctx, func(view registry.View) error { return checkUnused(view, v, local, "deregistered") })
+	return m.deregister(ctx, name, local)
 }
 
 // lockBriefly takes one of the volume's locks, and waits at most busyWait for it.
@@ -192,16 +184,8 @@ func intents(view registry.View, v registry.Volume) (open []registry.Intent) {
 	return open
 }
 
-func (m *Controller) deregister(ctx context.Context, name registry.VolumeName) error {
-	v, err := m.volume(ctx, name)
-	if err != nil {
-		return err
-	}
-	local, err := m.uses(ctx, v)
-	if err != nil {
-		return err
-	}
-	_, err = m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
+func (m *Controller) deregister(ctx context.Context, name registry.VolumeName, local []string) error {
+	_, err := m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		v, found := view.Volume(name)
 		if !found {
 			return registry.Change{}, unknown(name)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -192,7 +193,7 @@ func (m *Controller) unfinishedOne(
 // unfinishedVolume reports whether the volume has an unfinished operation, on this node or at its controller.
 func (m *Controller) unfinishedVolume(ctx context.Context, v registry.Volume) (open bool, err error) {
 	err = m.State.View(ctx, func(view registry.View) error { open = m.unfinishedAtController(view, v); return nil })
-	if err != nil || open || m.node == nil || v.State != registry.VolumeReady || v.Expansion == (registry.Expansion{}) {
+	if err != nil || open || v.State != registry.VolumeReady || v.Expansion == (registry.Expansion{}) {
 		return open, err
 	}
 	return m.node.Grows(ctx, v)
@@ -201,22 +202,15 @@ func (m *Controller) unfinishedVolume(ctx context.Context, v registry.Volume) (o
 // unfinishedAtController reports whether a creation, deletion or expansion is unfinished at the controller. A creation
 // that certainly ended without a usable volume needs a person, and does not count.
 func (m *Controller) unfinishedAtController(view registry.View, v registry.Volume) bool {
-	open := false
-	for _, i := range intents(view, v) {
-		open = open || i.RPC == registry.CreateVolumeRPC || i.RPC == registry.DeleteVolumeRPC
-	}
-	switch v.State {
-	case registry.VolumeCreating, registry.VolumeUncertain:
-		return open
-	case registry.VolumeDeleting:
+	if v.State == registry.VolumeDeleting {
 		return true
 	}
-	for _, i := range intents(view, v) {
-		if i.RPC.Expands() {
-			return true
+	return slices.ContainsFunc(intents(view, v), func(open registry.Intent) bool {
+		if v.State == registry.VolumeReady {
+			return open.RPC.Expands()
 		}
-	}
-	return false
+		return open.RPC == registry.CreateVolumeRPC || open.RPC == registry.DeleteVolumeRPC
+	})
 }
 
 // resumeExpansion continues an expansion without a caller. It does not check again whether the volume may be expanded
@@ -227,7 +221,7 @@ func (m *Controller) resumeExpansion(ctx context.Context, v registry.Volume) err
 		return err
 	}
 	defer unlock()
-	if err := m.settleExpansion(ctx, v.VolumeName(), once(registry.ControllerExpandRPC)); err != nil || m.node == nil {
+	if err := m.settleExpansion(ctx, v.VolumeName(), once(registry.ControllerExpandRPC)); err != nil {
 		return err
 	}
 	return m.grow(ctx, intent.Caller{RetryUntil: time.Now().Add(resumeBackoff.First)}, v.VolumeKey(), false)
@@ -245,5 +239,5 @@ func (m *Controller) settleExpansion(ctx context.Context, name registry.VolumeNa
 		return err
 	}
 	w := expandMode{controller: true, online: true}
-	return intent.Settled(m.enlarge(ctx, intent.Caller{}, v, v.Expansion.Asked, w, p))
+	return intent.Settled(m.expandController(ctx, intent.Caller{}, v, v.Expansion.Asked, w, p))
 }
