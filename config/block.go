@@ -41,7 +41,10 @@ func (d *decoder) inner(b block) []block {
 // blockWork is the budget charged per expanded block.
 const blockWork = 1024
 
-var dynamicShape = shape{attrs: []string{"for_each", "iterator", "labels"}, blocks: []string{"content"}}
+var dynamicStanza = &stanza{name: "dynamic", fields: []field{
+	{name: "for_each", kind: isAny}, {name: "iterator", kind: isAny}, {name: "labels", kind: isAny},
+	{name: "content", kind: isBlock},
+}}
 
 // expand expands a dynamic block into one block per element of for_each.
 func (d *decoder) expand(s *hclsyntax.Block, ctx *hcl.EvalContext) []block {
@@ -60,7 +63,7 @@ func (d *decoder) expand(s *hclsyntax.Block, ctx *hcl.EvalContext) []block {
 		d.errorf(s.DefRange(), "it is for_each = ... and one content { ... }", "this dynamic block is not complete")
 		return nil
 	}
-	d.checkNames(block{kind: "dynamic", body: s.Body, ctx: ctx, head: s.DefRange()}, dynamicShape)
+	d.checkNames(block{kind: "dynamic", body: s.Body, ctx: ctx, head: s.DefRange()}, dynamicStanza)
 	all, ok := d.value(each.Expr, ctx)
 	if all, _ = all.Unmark(); !ok || !all.IsKnown() {
 		return nil
@@ -116,50 +119,30 @@ func stringsOf(v cty.Value) ([]string, bool) {
 	return out, true
 }
 
-// shape lists the attributes and blocks that a block may contain.
-type shape struct{ attrs, blocks []string }
-
 // fields reads the fields of a block and reports invalid values as diagnostics.
 type fields struct {
 	*decoder
 	block
+	stanza   *stanza
 	blocks   []block
 	constant bool // maps too must not contain run-time references
 }
 
-// open checks the names in the block against s and returns its fields.
-func (d *decoder) open(b block, s shape) *fields {
+// open checks the names in the block against s, and that required fields are set, and returns its fields.
+func (d *decoder) open(b block, s *stanza) *fields {
 	d.checkNames(b, s)
-	return d.fields(b)
+	f := d.fields(b, s)
+	for _, field := range s.fields {
+		if field.required {
+			f.need(field.name)
+		}
+	}
+	return f
 }
 
 // fields returns the fields of the block without checking names.
-func (d *decoder) fields(b block) *fields { return &fields{decoder: d, block: b, blocks: d.inner(b)} }
-
-func (d *decoder) checkNames(b block, s shape) {
-	for _, attr := range b.body.Attributes {
-		switch {
-		case slices.Contains(s.attrs, attr.Name):
-		case slices.Contains(s.blocks, attr.Name):
-			d.errorf(attr.NameRange, "write "+attr.Name+" { ... }", "%s is a block, not an attribute", attr.Name)
-		default:
-			d.errorf(attr.NameRange, didYouMean(attr.Name, slices.Concat(s.attrs, s.blocks)), "%s has no attribute %q",
-				b.kind, attr.Name)
-		}
-	}
-	for _, inner := range b.body.Blocks {
-		name, at := inner.Type, inner.TypeRange
-		if name == "dynamic" && len(inner.Labels) == 1 {
-			name, at = inner.Labels[0], inner.LabelRanges[0]
-		}
-		switch {
-		case slices.Contains(s.blocks, name):
-		case slices.Contains(s.attrs, name):
-			d.errorf(at, "write "+name+" = ...", "%s is an attribute, not a block", name)
-		default:
-			d.errorf(at, didYouMean(name, slices.Concat(s.attrs, s.blocks)), "%s has no block %q", b.kind, name)
-		}
-	}
+func (d *decoder) fields(b block, s *stanza) *fields {
+	return &fields{decoder: d, block: b, stanza: s, blocks: d.inner(b)}
 }
 
 // all returns the inner blocks of the type.
@@ -250,8 +233,17 @@ func (f *fields) wrongType(name, wanted string, v cty.Value) {
 	f.errorf(f.at(name), "give "+wanted, "%s cannot be %s", name, kindOf(v))
 }
 
-// text reads a string attribute.
+// text reads a string attribute. It returns the fallback and false if the attribute is unset or invalid.
 func (f *fields) text(name string) (string, bool) {
+	declared := f.declared(name, isText)
+	if s, ok := f.primitive(name); ok {
+		return s, true
+	}
+	return or[string](declared), false
+}
+
+// primitive reads a string, or what HCL converts to one.
+func (f *fields) primitive(name string) (string, bool) {
 	v, ok := f.value(name)
 	if !ok {
 		return "", false
@@ -264,44 +256,48 @@ func (f *fields) text(name string) (string, bool) {
 }
 
 // truth reads a bool attribute.
-func (f *fields) truth(name string) (value, known bool) {
+func (f *fields) truth(name string) bool {
+	declared := f.declared(name, isBool)
 	v, ok := f.value(name)
 	if !ok {
-		return false, false
+		return or[bool](declared)
 	}
 	b, err := convert.Convert(v, cty.Bool)
 	if err != nil {
 		f.wrongType(name, "true or false", v)
-		return false, false
+		return or[bool](declared)
 	}
-	return b.True(), true
+	return b.True()
 }
 
-// integer reads a whole number from low to high. It returns otherwise if the value is unset or invalid.
-func (f *fields) integer(name string, low, high, otherwise int64) int64 {
+// integer reads a whole number within the declared limits.
+func (f *fields) integer(name string) int64 {
+	declared := f.declared(name, isNumber)
 	v, ok := f.value(name)
 	if !ok {
-		return otherwise
+		return or[int64](declared)
 	}
 	n, err := convert.Convert(v, cty.Number)
 	if err != nil {
 		f.wrongType(name, "a whole number", v)
-		return otherwise
+		return or[int64](declared)
 	}
 	i, exact := n.AsBigFloat().Int64()
-	if !n.AsBigFloat().IsInt() || exact != 0 || i < low || i > high {
-		f.errorf(f.at(name), "", "%s must be a whole number from %d to %d", name, low, high)
-		return otherwise
+	if !n.AsBigFloat().IsInt() || exact != 0 || i < declared.low || i > declared.high {
+		f.errorf(f.at(name), "", "%s must be a whole number from %d to %d", name, declared.low, declared.high)
+		return or[int64](declared)
 	}
 	return i
 }
 
-// duration reads a duration from low to high. It returns otherwise if the value is unset or invalid.
-func (f *fields) duration(name string, low, high, otherwise time.Duration) time.Duration {
-	s, ok := f.text(name)
+// duration reads a duration within the declared limits.
+func (f *fields) duration(name string) time.Duration {
+	declared := f.declared(name, isDuration)
+	s, ok := f.primitive(name)
 	if !ok {
-		return otherwise
+		return or[time.Duration](declared)
 	}
+	low, high := time.Duration(declared.low), time.Duration(declared.high)
 	got, err := time.ParseDuration(strings.TrimSpace(s))
 	switch _, number := strconv.ParseFloat(s, 64); {
 	case err != nil && number == nil:
@@ -313,22 +309,25 @@ func (f *fields) duration(name string, low, high, otherwise time.Duration) time.
 	default:
 		return got
 	}
-	return otherwise
+	return or[time.Duration](declared)
 }
 
-// oneOf reads an attribute that must be one of the words. It returns the zero value if unset or invalid.
-func oneOf[T ~string](f *fields, name string, words []T) T {
-	s, ok := f.text(name)
-	if !ok || slices.Contains(words, T(s)) {
+// oneOf reads an attribute that must be one of the declared words.
+func oneOf[T ~string](f *fields, name string) T {
+	declared := f.declared(name, isChoice)
+	s, ok := f.primitive(name)
+	if !ok {
+		if f.has(name) {
+			return ""
+		}
+		return T(or[string](declared))
+	}
+	if slices.Contains(declared.words, s) {
 		return T(s)
 	}
-	var names []string
-	for _, w := range words {
-		names = append(names, string(w))
-	}
-	detail := "give one of: " + strings.Join(names, ", ")
-	if near := nearest(s, names); near != "" {
-		detail = fmt.Sprintf("did you mean %q? The words are: %s", near, strings.Join(names, ", "))
+	detail := "give one of: " + strings.Join(declared.words, ", ")
+	if near := nearest(s, declared.words); near != "" {
+		detail = fmt.Sprintf("did you mean %q? The words are: %s", near, strings.Join(declared.words, ", "))
 	}
 	f.errorf(f.at(name), detail, "%s cannot be %q", name, s)
 	return ""
@@ -338,7 +337,7 @@ func oneOf[T ~string](f *fields, name string, words []T) T {
 func parsed[T ~string](f *fields, name string, parse func(string) (T, error)) T {
 	s, ok := f.text(name)
 	if !ok {
-		return ""
+		return T(s)
 	}
 	return parsedText(f.decoder, s, f.at(name), parse)
 }
@@ -353,6 +352,7 @@ func parsedText[T ~string](d *decoder, s string, at hcl.Range, parse func(string
 
 // flags reads a list of mount flags.
 func (f *fields) flags(name string) registry.Flags {
+	f.declared(name, isStrings)
 	v, ok := f.value(name)
 	if !ok {
 		return ""

@@ -13,9 +13,8 @@ func (f *file) group(b block, job jobFacts) (hooks.Group, bool) {
 	if !ok {
 		return hooks.Group{}, false
 	}
-	f.checkCarried(b, groupLevel)
-	at := f.fields(b)
-	g := hooks.Group{Name: name, Count: int(at.integer("count", 0, maxCount, 1))}
+	at := f.open(b, groupStanza)
+	g := hooks.Group{Name: name, Count: int(at.integer("count"))}
 	if g.Count > 1 && perNode(job.kind) {
 		f.errorf(at.at("count"), "remove it: one runs on every node", "a job of type %s has a count of 1 at most",
 			job.kind)

@@ -5,7 +5,19 @@ import (
 	"holdfast/registry"
 )
 
-var ephemeralShape = shape{attrs: []string{"plugin_id", "context", "secrets"}, blocks: []string{"context", "secrets"}}
+var ephemeralStanza = &stanza{
+	name: "ephemeral",
+	doc: "An inline volume belongs to its alloc: its plugin makes it when the alloc starts. The volume block then " +
+		"has no source " +
+		"and no per_alloc.",
+	fields: []field{
+		{name: "plugin_id", kind: isText, required: true, doc: "The plugin that makes the volume."},
+		{name: "context", kind: isMap,
+			doc: "The volume context, as the plugin documents it. It holds no reference that is known at run time " +
+				"only."},
+		secretsField,
+	},
+}
 
 // inline reads the ephemeral block and the usage of a volume block. The plugin receives the values as written, so a
 // run-time reference is an error.
@@ -14,12 +26,11 @@ func (f *file) inline(volume *fields, b block) (*hooks.Ephemeral, registry.Usage
 		f.errorf(volume.at("source"), "remove source, or the ephemeral block",
 			"an inline volume has no source: its plugin makes it")
 	}
-	if each, _ := volume.truth("per_alloc"); each {
+	if volume.truth("per_alloc") {
 		f.errorf(volume.at("per_alloc"), "remove per_alloc", "every alloc has an inline volume of its own")
 	}
-	at := f.open(b, ephemeralShape)
+	at := f.open(b, ephemeralStanza)
 	at.constant = true
-	at.need("plugin_id")
 	e := &hooks.Ephemeral{
 		Plugin: parsed(at, "plugin_id", registry.ParsePluginID), Context: at.stringMap("context"),
 		Secrets: at.secretReferences(),
@@ -32,10 +43,10 @@ func (f *file) inline(volume *fields, b block) (*hooks.Ephemeral, registry.Usage
 func (f *file) inlineUsage(volume *fields) registry.Usage {
 	u := registry.Usage{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}
 	if volume.has("access_mode") {
-		u.Access = oneOf(volume, "access_mode", registry.AccessModes)
+		u.Access = oneOf[registry.AccessMode](volume, "access_mode")
 	}
 	if volume.has("attachment_mode") {
-		u.Attachment = oneOf(volume, "attachment_mode", attachmentModes)
+		u.Attachment = oneOf[registry.AttachmentMode](volume, "attachment_mode")
 	}
 	if u.Access != "" && !singleNode(u.Access) {
 		f.errorf(volume.at("access_mode"), "use single-node-writer, or leave it out",

@@ -102,17 +102,12 @@ type jobFacts struct {
 }
 
 func (f *file) jobBlock(b block, id string) *hooks.Job {
-	f.checkCarried(b, jobLevel)
-	at := f.fields(b)
-	job := &hooks.Job{ID: id, Namespace: registry.DefaultNamespace, Type: jobTypes[0]}
-	if at.has("namespace") {
-		job.Namespace = parsed(at, "namespace", registry.ParseNamespace)
+	at := f.open(b, jobStanza)
+	job := &hooks.Job{
+		ID: id, Namespace: parsed(at, "namespace", registry.ParseNamespace), Type: oneOf[string](at, "type"),
 	}
 	if at.has("id") {
 		job.ID = parsed(at, "id", func(s string) (string, error) { return registry.ParseLabel(labelNames["job"], s) })
-	}
-	if at.has("type") {
-		job.Type = oneOf(at, "type", jobTypes)
 	}
 	facts := jobFacts{kind: job.Type, canary: f.canary(at)}
 	seen := map[string]bool{}
@@ -152,12 +147,15 @@ func (f *file) wrapped(b block, facts jobFacts) (hooks.Group, bool) {
 	return hooks.Group{Name: string(task.Name), Count: 1, Tasks: []hooks.Task{task}}, ok
 }
 
+// updateStanza declares what Holdfast reads of an update block, which is carried.
+var updateStanza = &stanza{name: "update", fields: []field{{name: "canary", kind: isNumber, high: maxCount}}}
+
 // canary reports whether an update block requests canaries.
 func (f *file) canary(at *fields) bool {
 	for _, b := range at.all("update") {
-		update := &fields{decoder: f.decoder, block: block{kind: "update",
-			body: &hclsyntax.Body{Attributes: b.body.Attributes}, ctx: b.ctx, head: b.head}}
-		if update.integer("canary", 0, maxCount, 0) > 0 {
+		update := f.fields(block{kind: "update", body: &hclsyntax.Body{Attributes: b.body.Attributes}, ctx: b.ctx,
+			head: b.head}, updateStanza)
+		if update.integer("canary") > 0 {
 			return true
 		}
 	}

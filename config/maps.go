@@ -23,6 +23,7 @@ func (f *fields) stringMap(name string) map[string]string {
 
 // stringMaps reads a map given in several parts: the attribute, then each block. It omits empty parts.
 func (f *fields) stringMaps(name string) []map[string]string {
+	f.declared(name, isMap)
 	var parts []map[string]string
 	if v, ok := f.valueAtRunTime(name); ok {
 		out := map[string]string{}

@@ -11,10 +11,25 @@ import (
 	"holdfast/registry"
 )
 
-var mountShape = shape{attrs: []string{"volume", "destination", "read_only", "propagation_mode", "selinux_label",
-	"sub_path"}}
-
-var propagations = []hooks.Propagation{hooks.Private, hooks.HostToTask, hooks.Bidirectional}
+var mountStanza = &stanza{
+	name: "volume_mount",
+	fields: []field{
+		{name: "volume", kind: isText, required: true, doc: "The name of a volume block of the group."},
+		{name: "destination", kind: isText,
+			doc: "Where the task sees the volume: an absolute path, or one below the task's root. " +
+				"It may start with `${NOMAD_TASK_DIR}`, `${NOMAD_ALLOC_DIR}` or `${NOMAD_SECRETS_DIR}`. " +
+				"Required for CSI volumes."},
+		{name: "read_only", kind: isBool, fallback: false, doc: "Mounts the volume without the right to write."},
+		{name: "propagation_mode", kind: isChoice, fallback: string(hooks.Private),
+			words: words(hooks.Private, hooks.HostToTask, hooks.Bidirectional),
+			doc:   "Whether mounts below the destination pass between host and task."},
+		{name: "selinux_label", kind: isChoice, words: []string{"z", "Z", ""},
+			doc: "How the volume is labelled for SELinux: shared (z) or private (Z)."},
+		{name: "sub_path", kind: isText,
+			doc: "A directory in the volume that is mounted instead of its root. It may hold references such as " +
+				"`${NOMAD_ALLOC_INDEX}`."},
+	},
+}
 
 // place is a destination in a task and the volume or device mounted there.
 type place struct {
@@ -28,8 +43,7 @@ func (f *file) mounts(rest map[string]any, task *fields, asked *requests) []hook
 	var mounts []hooks.VolumeMount
 	var places []place
 	for _, b := range task.all("volume_mount") {
-		at := f.open(b, mountShape)
-		at.need("volume")
+		at := f.open(b, mountStanza)
 		name, ok := at.text("volume")
 		if !ok {
 			continue
@@ -69,15 +83,11 @@ func (f *file) checkAsked(at *fields, name string, asked *requests) {
 
 func (f *file) mount(at *fields, volume string) hooks.VolumeMount {
 	at.need("destination")
-	m := hooks.VolumeMount{Volume: registry.RequestName(volume), Propagation: hooks.Private}
+	m := hooks.VolumeMount{
+		Volume: registry.RequestName(volume), ReadOnly: at.truth("read_only"),
+		Propagation: oneOf[hooks.Propagation](at, "propagation_mode"), SELinux: oneOf[string](at, "selinux_label"),
+	}
 	m.Destination, _ = at.destination("destination")
-	m.ReadOnly, _ = at.truth("read_only")
-	if at.has("propagation_mode") {
-		m.Propagation = oneOf(at, "propagation_mode", propagations)
-	}
-	if at.has("selinux_label") {
-		m.SELinux = oneOf(at, "selinux_label", []string{"z", "Z", ""})
-	}
 	if at.has("sub_path") {
 		m.SubPath, _ = at.subPath("sub_path")
 	}
@@ -86,6 +96,7 @@ func (f *file) mount(at *fields, volume string) hooks.VolumeMount {
 
 // subPath reads a path in a volume. References that differ per alloc remain in it.
 func (f *fields) subPath(name string) (string, bool) {
+	f.declared(name, isText)
 	v, ok := f.valueAtRunTime(name)
 	if !ok {
 		return "", false

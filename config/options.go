@@ -22,8 +22,20 @@ func (o options) overlay(u *registry.Usage) {
 	u.FSType, u.MountFlags, u.MountGroup = o.fsType, o.flags, o.group
 }
 
+var optionsStanza = &stanza{
+	name: "mount_options",
+	doc:  "How a file system is mounted. The options of a job take precedence over those of the volume.",
+	fields: []field{
+		{name: "fs_type", kind: isText, doc: "The type of the file system, such as ext4."},
+		{name: "mount_flags", kind: isStrings, doc: "Options of mount(8), such as noatime."},
+		{name: "mount_group", kind: isText,
+			doc: "The group that owns the volume: a number, or a name that the plugin's machine knows. The plugin " +
+				"must support it."},
+	},
+}
+
 func (d *decoder) mountOptions(b block) options {
-	at := d.open(b, shape{attrs: []string{"fs_type", "mount_flags", "mount_group"}})
+	at := d.open(b, optionsStanza)
 	fs, _ := at.text("fs_type")
 	if len(fs) > 128 || strings.ContainsFunc(fs, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
 		d.errorf(at.at("fs_type"), `use the name of a file system, as in "ext4"`, "fs_type %q is not a name", fs)

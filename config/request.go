@@ -52,16 +52,34 @@ func (f *file) requests(group *fields, facts groupFacts) *requests {
 	return asked
 }
 
-var volumeShape = shape{
-	attrs:  []string{"type", "source", "read_only", "access_mode", "attachment_mode", "per_alloc", "sticky"},
-	blocks: []string{"mount_options", "ephemeral"},
+var volumeStanza = &stanza{
+	name: "volume",
+	doc:  "A volume block of a group. One of type host is passed on as it is written.",
+	fields: []field{
+		{name: "type", kind: isChoice, required: true, words: []string{"csi", "host"},
+			doc: "Which volumes the block asks for."},
+		{name: "source", kind: isText, doc: "The ID of a volume. Required without ephemeral."},
+		{name: "read_only", kind: isBool, fallback: false, doc: "Uses the volume without the right to write."},
+		{name: "access_mode", kind: isChoice, words: words(registry.AccessModes...),
+			doc: "Who may use the volume at the same time. " +
+				"Required without ephemeral; an inline volume has single-node-writer."},
+		{name: "attachment_mode", kind: isChoice, words: words(attachmentModes...),
+			doc: "Whether the task sees a directory or a device. " +
+				"Required without ephemeral; an inline volume has file-system."},
+		{name: "per_alloc", kind: isBool, fallback: false,
+			doc: "Every alloc uses a volume of its own, whose ID is the source with the index of the alloc: " +
+				"`data[0]`."},
+		{name: "sticky", kind: isBool, fallback: false, doc: "For host volumes only."},
+		{name: "mount_options", kind: isBlock, block: optionsStanza, doc: "How the file system is mounted."},
+		{name: "ephemeral", kind: isBlock, block: ephemeralStanza, doc: "Makes the volume an inline one."},
+	},
 }
 
 // request reads one volume block. It returns true if the volume is not CSI.
 func (f *file) request(asked *requests, b block, facts groupFacts) bool {
-	at := f.fields(b)
+	at := f.fields(b, volumeStanza)
 	at.need("type")
-	switch kind := oneOf(at, "type", []string{"csi", "host"}); kind {
+	switch kind := oneOf[string](at, "type"); kind {
 	case "host":
 		if inline, ok := at.one("ephemeral"); ok {
 			f.errorf(inline.head, `use type = "csi"`, "a volume of the host cannot be an inline one")
@@ -70,7 +88,7 @@ func (f *file) request(asked *requests, b block, facts groupFacts) bool {
 	case "":
 		return false
 	}
-	f.checkNames(b, volumeShape)
+	f.checkNames(b, volumeStanza)
 	v := hooks.VolumeRequest{Name: registry.RequestName(b.labels[0]), Type: "csi"}
 	switch inline, ok := at.one("ephemeral"); {
 	case ok:
@@ -78,7 +96,7 @@ func (f *file) request(asked *requests, b block, facts groupFacts) bool {
 	case !at.misspelt("ephemeral"): // otherwise one error would cause four reports
 		f.stored(at, &v)
 	}
-	v.Usage.ReadOnly, _ = at.truth("read_only")
+	v.Usage.ReadOnly = at.truth("read_only")
 	if options, ok := at.one("mount_options"); ok {
 		f.mountOptions(options).overlay(&v.Usage)
 		if v.Usage.Attachment == registry.BlockDevice {
@@ -98,9 +116,9 @@ func (f *file) stored(at *fields, v *hooks.VolumeRequest) {
 	}
 	at.need("access_mode", "attachment_mode")
 	v.Source = string(parsed(at, "source", registry.ParseVolumeID))
-	v.PerAlloc, _ = at.truth("per_alloc")
-	v.Usage.Access = oneOf(at, "access_mode", registry.AccessModes)
-	v.Usage.Attachment = oneOf(at, "attachment_mode", attachmentModes)
+	v.PerAlloc = at.truth("per_alloc")
+	v.Usage.Access = oneOf[registry.AccessMode](at, "access_mode")
+	v.Usage.Attachment = oneOf[registry.AttachmentMode](at, "attachment_mode")
 }
 
 var attachmentModes = []registry.AttachmentMode{registry.FileSystem, registry.BlockDevice}

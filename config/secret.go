@@ -16,6 +16,10 @@ import (
 // secretForm is the advice for a literal secret.
 const secretForm = `say where it is to be had: name = { env = "VARIABLE" }, { file = "/path" } or { callback = "name" }`
 
+var secretsField = field{name: "secrets", kind: isMap,
+	doc: "Secrets for the plugin, each as a reference: `{ env = \"VARIABLE\" }`, " +
+		"`{ file = \"/path\" }` or `{ callback = \"name\" }`, which the orchestrator answers."}
+
 // secretReferences reads secrets. Diagnostics quote only their keys.
 func (f *fields) secretReferences() map[string]registry.Secret {
 	out := map[string]registry.Secret{}

@@ -19,9 +19,7 @@ func (f *file) task(b block, asked *requests) (hooks.Task, []hooks.VolumeMount, 
 	if !ok {
 		return hooks.Task{}, nil, false
 	}
-	f.checkCarried(b, taskLevel)
-	at := f.fields(b)
-	at.need("driver")
+	at := f.open(b, taskStanza)
 	driver, _ := at.text("driver")
 	task := hooks.Task{Name: registry.TaskName(name), Driver: driver, Env: at.stringMap("env")}
 	if config, ok := at.one("config"); ok {
@@ -51,8 +49,10 @@ const maxPath = 60
 
 // path reads an absolute, clean path in a task's file system outside the system directories.
 func (f *fields) path(name string) (string, bool) {
-	s, ok := f.pathText(name)
-	return s, ok && f.checkPath(name, s)
+	if s, ok := f.pathText(name); ok && f.checkPath(name, s) {
+		return s, true
+	}
+	return or[string](f.declared(name, isText)), false
 }
 
 // destination reads a mount destination, under the same rules as path.
@@ -76,6 +76,7 @@ func (f *fields) destinationText(name string) (string, bool) {
 
 // pathText returns a path without a trailing slash, with references to a task's directories resolved.
 func (f *fields) pathText(name string) (string, bool) {
+	f.declared(name, isText)
 	v, ok := f.valueAtRunTime(name)
 	if !ok {
 		return "", false

@@ -64,8 +64,29 @@ func (d *decoder) declared(root *hclsyntax.Body) map[string]*variable {
 	return declared
 }
 
-var variableShape = shape{attrs: []string{"type", "default", "description", "sensitive", "nullable"},
-	blocks: []string{"validation"}}
+var (
+	variableStanza = &stanza{
+		name: "variable",
+		doc: "Declares an input of the file, which expressions read as `var.NAME`. `variables` declares several by " +
+			"`name = default` lines.",
+		fields: []field{
+			{name: "type", kind: isAny, doc: "A type, such as string or list(string). Without it, any value is taken."},
+			{name: "default", kind: isAny, doc: "The value if none is given."},
+			{name: "description", kind: isAny, doc: "For readers."},
+			{name: "sensitive", kind: isAny, doc: "Accepted, without effect."},
+			{name: "nullable", kind: isAny, doc: "Accepted, without effect."},
+			{name: "validation", kind: isBlock, block: validationStanza,
+				doc: "A condition that the value has to meet."},
+		},
+	}
+	validationStanza = &stanza{
+		name: "validation",
+		fields: []field{
+			{name: "condition", kind: isBool, fallback: true, doc: "Must be true."},
+			{name: "error_message", kind: isText, doc: "What is reported otherwise."},
+		},
+	}
+)
 
 func (d *decoder) variableBlock(b *hclsyntax.Block) *variable {
 	if len(b.Labels) != 1 {
@@ -73,7 +94,7 @@ func (d *decoder) variableBlock(b *hclsyntax.Block) *variable {
 		return nil
 	}
 	v := &variable{name: b.Labels[0], at: b.DefRange(), typ: cty.DynamicPseudoType}
-	f := d.open(block{kind: "variable", body: b.Body, ctx: d.scope, head: b.DefRange()}, variableShape)
+	f := d.open(block{kind: "variable", body: b.Body, ctx: d.scope, head: b.DefRange()}, variableStanza)
 	if attr := b.Body.Attributes["type"]; attr != nil {
 		typ, defaults, found := typeexpr.TypeConstraintWithDefaults(attr.Expr)
 		d.hcl(found)
@@ -192,11 +213,9 @@ func (d *decoder) variables(declared map[string]*variable) cty.Value {
 
 // validate runs a validation block of a variable.
 func (d *decoder) validate(v *variable, b *hclsyntax.Block, ctx *hcl.EvalContext) {
-	f := d.open(block{kind: "validation", body: b.Body, ctx: ctx, head: b.DefRange()},
-		shape{attrs: []string{"condition", "error_message"}})
+	f := d.open(block{kind: "validation", body: b.Body, ctx: ctx, head: b.DefRange()}, validationStanza)
 	message, _ := f.text("error_message")
-	ok, known := f.truth("condition")
-	if known && !ok {
+	if !f.truth("condition") {
 		d.errorf(v.at, strings.TrimSpace(message), "the value of variable %q is not allowed", v.name)
 	}
 }

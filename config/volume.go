@@ -9,26 +9,77 @@ import (
 	"holdfast/registry"
 )
 
-var specShape = shape{
-	attrs: []string{
-		"id", "namespace", "name", "type", "plugin_id", "external_id", "snapshot_id", "clone_id", "clone_external_id",
-		"capacity_min", "capacity_max",
-		"access_mode", "attachment_mode", "parameters", "context", "secrets",
+// specStanza declares a volume file, which has no block of its own.
+var specStanza = &stanza{
+	name: "a volume file",
+	doc:  "A volume file describes one volume, to be created or registered.",
+	fields: []field{
+		{name: "id", kind: isText, required: true, doc: "The ID by which jobs name the volume."},
+		{name: "namespace", kind: isText, fallback: string(registry.DefaultNamespace), doc: "The namespace of the ID."},
+		{name: "name", kind: isText, doc: "The name that the plugin gets. Without it, the ID."},
+		{name: "type", kind: isText, fallback: "csi", doc: "Always csi."},
+		{name: "plugin_id", kind: isText, required: true, doc: "The plugin that has the volume."},
+		{name: "external_id", kind: isText, doc: "The plugin's ID of a volume that exists, to register it."},
+		{name: "snapshot_id", kind: isText, doc: "The plugin's ID of a snapshot that the new volume is filled from."},
+		{name: "clone_id", kind: isText, doc: "The ID of a volume that the new volume is filled from."},
+		{name: "clone_external_id", kind: isText, doc: "The plugin's ID of such a volume."},
+		{name: "capacity_min", kind: isSize, doc: "The least size of a new volume."},
+		{name: "capacity_max", kind: isSize, doc: "The greatest size of a new volume."},
+		{name: "access_mode", kind: isChoice, words: words(registry.AccessModes...),
+			doc: "With attachment_mode, the same as one capability."},
+		{name: "attachment_mode", kind: isChoice, words: words(attachmentModes...),
+			doc: "With access_mode, the same as one capability."},
+		{name: "parameters", kind: isMap, doc: "Parameters of a new volume, as the plugin documents them."},
+		{name: "context", kind: isMap, doc: "The volume context of a volume that is registered."},
+		secretsField,
+		{name: "capability", kind: isBlock, block: capabilityStanza,
+			doc: "A way in which the volume can be used. There is at least one."},
+		{name: "mount_options", kind: isBlock, block: optionsStanza, doc: "How the file system is mounted."},
+		{name: "topology_request", kind: isBlock, block: topologyStanza,
+			doc: "Where a new volume is to be accessible."},
 	},
-	blocks: []string{"capability", "mount_options", "topology_request", "parameters", "context", "secrets", "variable",
-		"variables", "locals"},
+	carriedBlocks: topLevel,
 }
+
+var capabilityStanza = &stanza{
+	name: "capability",
+	fields: []field{
+		{name: "access_mode", kind: isChoice, required: true, words: words(registry.AccessModes...),
+			doc: "Who may use the volume at the same time."},
+		{name: "attachment_mode", kind: isChoice, required: true, words: words(attachmentModes...),
+			doc: "Whether tasks see a directory or a device."},
+	},
+}
+
+var (
+	topologyStanza = &stanza{
+		name: "topology_request",
+		fields: []field{
+			{name: "required", kind: isBlock, block: topologiesStanza,
+				doc: "The volume must be accessible from one of these."},
+			{name: "preferred", kind: isBlock, block: topologiesStanza,
+				doc: "The plugin tries these first, in this order."},
+		},
+	}
+	topologiesStanza = &stanza{
+		name:   "required, preferred",
+		fields: []field{{name: "topology", kind: isBlock, block: segmentsStanza, doc: "One or several topologies."}},
+	}
+	segmentsStanza = &stanza{
+		name: "topology",
+		fields: []field{{name: "segments", kind: isMap,
+			doc: "The segments of one topology, as the plugin documents them. It may be repeated."}},
+	}
+)
 
 // volume reads a volume file.
 func (f *file) volume() *registry.VolumeSpec {
 	f.kind = "a volume file"
-	at := f.open(f.block, specShape)
-	at.need("id", "plugin_id")
-	if at.has("type") {
-		f.checkType(at)
-	}
+	at := f.open(f.block, specStanza)
+	f.checkType(at)
 	spec := &registry.VolumeSpec{
-		Namespace: registry.DefaultNamespace, ID: parsed(at, "id", registry.ParseVolumeID),
+		Namespace:     parsed(at, "namespace", registry.ParseNamespace),
+		ID:            parsed(at, "id", registry.ParseVolumeID),
 		Plugin:        parsed(at, "plugin_id", registry.ParsePluginID),
 		External:      parsed(at, "external_id", registry.ParseExternalID),
 		CloneID:       parsed(at, "clone_id", parseCloneID),
@@ -36,9 +87,6 @@ func (f *file) volume() *registry.VolumeSpec {
 		SnapshotID:    parsed(at, "snapshot_id", registry.ParseExternalID),
 		CapacityMin:   at.capacity("capacity_min"), CapacityMax: at.capacity("capacity_max"),
 		Parameters: at.stringMap("parameters"), Context: at.stringMap("context"),
-	}
-	if at.has("namespace") {
-		spec.Namespace = parsed(at, "namespace", registry.ParseNamespace)
 	}
 	if spec.Name = string(spec.ID); at.has("name") {
 		spec.Name = parsed(at, "name", registry.ParseCreateName)
@@ -109,9 +157,9 @@ func (f *file) capabilities(at *fields) []registry.VolumeCapability {
 			"modes at the top level and capability blocks exclude each other")
 	case old:
 		body := &hclsyntax.Body{Attributes: hclsyntax.Attributes{}}
-		for _, name := range capabilityShape.attrs {
-			if attr := f.body.Attributes[name]; attr != nil {
-				body.Attributes[name] = attr
+		for _, mode := range capabilityStanza.fields {
+			if attr := f.body.Attributes[mode.name]; attr != nil {
+				body.Attributes[mode.name] = attr
 			}
 		}
 		blocks = []block{{kind: "capability", body: body, ctx: f.ctx, head: f.head}}
@@ -129,14 +177,11 @@ func (f *file) capabilities(at *fields) []registry.VolumeCapability {
 	return list
 }
 
-var capabilityShape = shape{attrs: []string{"access_mode", "attachment_mode"}}
-
 func (f *file) capability(b block) registry.VolumeCapability {
-	at := f.open(b, capabilityShape)
-	at.need("access_mode", "attachment_mode")
+	at := f.open(b, capabilityStanza)
 	return registry.VolumeCapability{
-		Access:     oneOf(at, "access_mode", registry.AccessModes),
-		Attachment: oneOf(at, "attachment_mode", attachmentModes),
+		Access:     oneOf[registry.AccessMode](at, "access_mode"),
+		Attachment: oneOf[registry.AttachmentMode](at, "attachment_mode"),
 	}
 }
 
@@ -146,7 +191,7 @@ func (f *file) topologies(volume *fields) (required, preferred []registry.Topolo
 	if !ok {
 		return nil, nil
 	}
-	at := f.open(b, shape{blocks: []string{"required", "preferred"}})
+	at := f.open(b, topologyStanza)
 	return f.topologyList(at, "required"), f.topologyList(at, "preferred")
 }
 
@@ -157,8 +202,8 @@ func (f *file) topologyList(request *fields, name string) []registry.Topology {
 		return nil
 	}
 	var list []registry.Topology
-	for _, inner := range f.open(b, shape{blocks: []string{"topology"}}).all("topology") {
-		at := f.open(inner, shape{attrs: []string{"segments"}, blocks: []string{"segments"}})
+	for _, inner := range f.open(b, topologiesStanza).all("topology") {
+		at := f.open(inner, segmentsStanza)
 		found := at.stringMaps("segments")
 		if len(found) == 0 {
 			f.errorf(inner.head, `add segments { zone = "a" }`, "a topology has segments")
@@ -172,7 +217,8 @@ func (f *file) topologyList(request *fields, name string) []registry.Topology {
 
 // capacity reads a number of bytes, given as a number or as a string such as "10GiB".
 func (f *fields) capacity(name string) int64 {
-	s, ok := f.text(name)
+	f.declared(name, isSize)
+	s, ok := f.primitive(name)
 	if !ok {
 		return 0
 	}

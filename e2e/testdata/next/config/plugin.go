@@ -3,65 +3,80 @@ package config
 import (
 	"time"
 
+	"github.com/hashicorp/hcl/v2/hclsyntax"
+
 	"holdfast/hooks"
 	"holdfast/registry"
 )
 
-var (
-	pluginShape = shape{
-		attrs: []string{"id", "type", "mount_dir", "stage_publish_base_dir", "health_timeout", "list_volumes",
-			"scratch_dir"},
-		blocks: []string{"heartbeat"},
-	}
-	heartbeatShape = shape{attrs: []string{"interval", "timeout", "failures"}}
-	pluginTypes    = []hooks.PluginType{hooks.TypeNode, hooks.TypeController, hooks.TypeMonolith}
-)
+var pluginStanza = &stanza{
+	name: "csi_plugin",
+	fields: []field{
+		{name: "id", kind: isText, required: true,
+			doc: "The ID of the plugin, which volumes name. Several tasks may serve one plugin."},
+		{name: "type", kind: isChoice, required: true,
+			words: words(hooks.TypeNode, hooks.TypeController, hooks.TypeMonolith),
+			doc:   "Which CSI services the task serves; `monolith`: both."},
+		{name: "mount_dir", kind: isText, fallback: hooks.DefaultMountDir,
+			doc: "Where the task sees the directory in which it makes its socket, csi.sock."},
+		{name: "stage_publish_base_dir", kind: isText, fallback: hooks.DefaultStagePublishBaseDir,
+			doc: "Where the task sees the directory in which it mounts volumes."},
+		{name: "health_timeout", kind: isDuration, low: minTimeout, high: maxHealth,
+			fallback: hooks.DefaultHealthTimeout,
+			doc:      "How long the plugin may take to become healthy. Then a restart of its task is requested."},
+		{name: "list_volumes", kind: isBool, fallback: true, doc: "Whether `holdfast doctor` may call ListVolumes."},
+		{name: "heartbeat", kind: isBlock, block: heartbeatStanza, doc: "How the plugin is supervised."},
+		{name: "scratch_dir", kind: isText, doc: "A directory for what the plugin does not keep."},
+	},
+}
+
+var heartbeatStanza = &stanza{
+	name: "heartbeat",
+	fields: []field{
+		{name: "interval", kind: isDuration, low: minInterval, high: maxInterval,
+			fallback: hooks.DefaultHeartbeatInterval,
+			doc:      "The time between two probes."},
+		{name: "timeout", kind: isDuration, low: minTimeout, high: maxTimeout, fallback: hooks.DefaultHeartbeatTimeout,
+			doc: "How long the plugin may take to answer a probe."},
+		{name: "failures", kind: isNumber, low: 1, high: maxFailures, fallback: int64(hooks.DefaultHeartbeatFailures),
+			doc: "How many failed probes in a row make the plugin unhealthy."},
+	},
+}
 
 // Limits of a csi_plugin block.
 const (
-	minTimeout  = 100 * time.Millisecond
-	minInterval = 100 * time.Millisecond
-	maxHealth   = 24 * time.Hour
-	maxInterval = time.Hour
-	maxTimeout  = 10 * time.Minute
+	minTimeout  = int64(100 * time.Millisecond)
+	minInterval = int64(100 * time.Millisecond)
+	maxHealth   = int64(24 * time.Hour)
+	maxInterval = int64(time.Hour)
+	maxTimeout  = int64(10 * time.Minute)
 	maxFailures = 1000
 )
 
 // plugin reads a csi_plugin block.
 func (f *file) plugin(b block) hooks.PluginSpec {
-	at := f.open(b, pluginShape)
-	at.need("id", "type")
+	at := f.open(b, pluginStanza)
 	p := hooks.PluginSpec{
-		ID: parsed(at, "id", registry.ParsePluginID), Type: oneOf(at, "type", pluginTypes),
-		MountDir: hooks.DefaultMountDir, StagePublishBaseDir: hooks.DefaultStagePublishBaseDir,
-		HealthTimeout: at.duration("health_timeout", minTimeout, maxHealth, hooks.DefaultHealthTimeout),
-		Heartbeat: hooks.Heartbeat{
-			Interval: hooks.DefaultHeartbeatInterval, Timeout: hooks.DefaultHeartbeatTimeout,
-			Failures: hooks.DefaultHeartbeatFailures,
-		},
+		ID: parsed(at, "id", registry.ParsePluginID), Type: oneOf[hooks.PluginType](at, "type"),
+		HealthTimeout: at.duration("health_timeout"), NoListVolumes: !at.truth("list_volumes"),
 	}
-	if dir, ok := at.path("mount_dir"); ok {
-		p.MountDir = dir
-	}
-	if dir, ok := at.path("stage_publish_base_dir"); ok {
-		p.StagePublishBaseDir = dir
-	}
-	if list, ok := at.truth("list_volumes"); ok {
-		p.NoListVolumes = !list
-	}
-	f.scratchDir(at, &p)
+	p.MountDir, _ = at.path("mount_dir")
+	p.StagePublishBaseDir, _ = at.path("stage_publish_base_dir")
 	f.checkDirs(at, p)
-	if beat, ok := at.one("heartbeat"); ok {
-		f.heartbeat(f.open(beat, heartbeatShape), &p.Heartbeat)
+	beat, ok := at.one("heartbeat")
+	if !ok {
+		beat = block{kind: "heartbeat", body: &hclsyntax.Body{}, ctx: b.ctx, head: b.head}
 	}
+	p.Heartbeat = f.heartbeat(beat)
 	f.needs(b.head, hooks.OpBind, hooks.OpEnv)
 	return p
 }
 
-func (f *file) heartbeat(at *fields, beat *hooks.Heartbeat) {
-	beat.Interval = at.duration("interval", minInterval, maxInterval, beat.Interval)
-	beat.Timeout = at.duration("timeout", minTimeout, maxTimeout, beat.Timeout)
-	beat.Failures = int(at.integer("failures", 1, maxFailures, int64(beat.Failures)))
+func (f *file) heartbeat(b block) hooks.Heartbeat {
+	at := f.open(b, heartbeatStanza)
+	return hooks.Heartbeat{
+		Interval: at.duration("interval"), Timeout: at.duration("timeout"), Failures: int(at.integer("failures")),
+	}
 }
 
 // checkDirs checks that the two directories are disjoint and short. Mounts in one would hide the other, and CSI strings
