@@ -62,6 +62,7 @@ func (f *file) plugin(b block) hooks.PluginSpec {
 	}
 	p.MountDir, _ = at.path("mount_dir")
 	p.StagePublishBaseDir, _ = at.path("stage_publish_base_dir")
+	f.scratchDir(at, &p)
 	f.checkDirs(at, p)
 	beat, ok := at.one("heartbeat")
 	if !ok {
