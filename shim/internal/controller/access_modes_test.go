@@ -1,4 +1,4 @@
-package controller_test
+package controller
 
 import (
 	"errors"
@@ -9,10 +9,9 @@ import (
 	"pgregory.net/rapid"
 
 	"holdfast/registry"
-	"holdfast/shim/internal/controller"
 )
 
-func using(m registry.AccessMode, a registry.AttachmentMode, readOnly bool, node registry.NodeName) registry.Claim {
+func claimOf(m registry.AccessMode, a registry.AttachmentMode, readOnly bool, node registry.NodeName) registry.Claim {
 	return registry.Claim{Node: node, Usage: registry.Usage{Access: m, Attachment: a, ReadOnly: readOnly}}
 }
 
@@ -32,12 +31,12 @@ func TestMatrix(t *testing.T) {
 		var got []string
 		for _, node := range []registry.NodeName{"n1", "n2"} {
 			for _, readers := range [][2]bool{{false, false}, {false, true}, {true, true}} {
-				a, b := using(mode, registry.FileSystem, readers[0], "n1"), using(mode, registry.FileSystem, readers[1],
+				a, b := claimOf(mode, registry.FileSystem, readers[0], "n1"), claimOf(mode, registry.FileSystem, readers[1],
 					node)
 				switch {
-				case controller.Check(a.Usage) != nil || controller.Check(b.Usage) != nil:
+				case Check(a.Usage) != nil || Check(b.Usage) != nil:
 					got = append(got, "-")
-				case controller.Compatible(a, b) == "":
+				case Compatible(a, b) == "":
 					got = append(got, "ok")
 				default:
 					got = append(got, "no")
@@ -68,7 +67,7 @@ func anyClaim() *rapid.Generator[registry.Claim] {
 func TestMatrixIsSymmetricAndSafe(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := anyClaim().Draw(t, "a"), anyClaim().Draw(t, "b")
-		ab, ba := controller.Compatible(a, b), controller.Compatible(b, a)
+		ab, ba := Compatible(a, b), Compatible(b, a)
 		if ab != ba {
 			t.Fatalf("%q one way, %q the other", ab, ba)
 		}
@@ -91,28 +90,28 @@ func TestMatrixIsSymmetricAndSafe(t *testing.T) {
 
 func TestReaderModesNeedReadOnly(t *testing.T) {
 	for _, mode := range registry.AccessModes {
-		err := controller.Check(registry.Usage{Access: mode, Attachment: registry.FileSystem})
+		err := Check(registry.Usage{Access: mode, Attachment: registry.FileSystem})
 		if refused := errors.Is(err, registry.ErrInvalid); refused != mode.ReaderOnly() {
 			t.Errorf("%s for writing: %v", mode, err)
 		}
-		if err := controller.Check(registry.Usage{Access: mode, Attachment: registry.BlockDevice,
+		if err := Check(registry.Usage{Access: mode, Attachment: registry.BlockDevice,
 			ReadOnly: true}); err != nil {
 			t.Errorf("%s for reading: %v", mode, err)
 		}
 	}
 	for _, u := range []registry.Usage{{Access: "any", Attachment: registry.FileSystem},
 		{Access: registry.SingleNodeWriter}} {
-		if err := controller.Check(u); !errors.Is(err, registry.ErrInvalid) {
+		if err := Check(u); !errors.Is(err, registry.ErrInvalid) {
 			t.Errorf("%s: %v", u, err)
 		}
 	}
 }
 
 func ExampleCompatible() {
-	writer := using(registry.MultiNodeSingleWriter, registry.FileSystem, false, "n1")
-	reader := using(registry.MultiNodeSingleWriter, registry.FileSystem, true, "n2")
-	fmt.Printf("%q\n", controller.Compatible(writer, reader))
-	fmt.Printf("%q\n", controller.Compatible(writer, writer))
+	writer := claimOf(registry.MultiNodeSingleWriter, registry.FileSystem, false, "n1")
+	reader := claimOf(registry.MultiNodeSingleWriter, registry.FileSystem, true, "n2")
+	fmt.Printf("%q\n", Compatible(writer, reader))
+	fmt.Printf("%q\n", Compatible(writer, writer))
 	// Output:
 	// ""
 	// "multi-node-single-writer allows one user that writes at a time"

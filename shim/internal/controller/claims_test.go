@@ -1,11 +1,9 @@
-package controller_test
+package controller
 
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -13,12 +11,6 @@ import (
 
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
-	"holdfast/shim/internal/controller"
-)
-
-var (
-	key  = registry.VolumeKey{Plugin: "ebs", External: "vol-1"}
-	name = registry.VolumeName{Namespace: "default", ID: "data"}
 )
 
 // volume supports every pair of modes.
@@ -35,50 +27,25 @@ func volume() registry.Volume {
 	return v
 }
 
-func ledger(t testing.TB, records ...registry.Record) (*controller.Claims, *registrytest.Log) {
-	log := registrytest.NewLog(time.Now)
-	put(t, log, records...)
-	return controller.NewClaims(log, time.Now), log
-}
-
-func put(t testing.TB, log registry.State, records ...registry.Record) {
-	t.Helper()
-	registrytest.Put(t, log, records...)
-}
-
-func remove(t testing.TB, log registry.State, keys ...registry.Key) {
-	t.Helper()
-	_, err := log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
-		return registry.Change{Delete: keys}, nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func want(alloc registry.AllocID, m registry.AccessMode) registry.Claim {
+// wanted is a claim of the alloc.
+func wanted(alloc registry.AllocID, m registry.AccessMode) registry.Claim {
 	return registry.Claim{
 		Volume: key, Alloc: alloc, Request: "r", Node: "n1",
 		Usage: registry.Usage{Access: m, Attachment: registry.FileSystem, ReadOnly: m.ReaderOnly()},
 	}
 }
 
-func stored(t testing.TB, log registry.State) (claims []registry.Claim, events []registry.Event) {
-	t.Helper()
-	err := log.View(context.Background(), func(v registry.View) error {
+func (d *desk) claims() (claims []registry.Claim, events []registry.Event) {
+	d.view(func(v registry.View) {
 		claims = v.AllClaims()
 		events, _ = v.Events(0, 1000)
-		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	return claims, events
 }
 
 func TestTakeCompletesAndRepeats(t *testing.T) {
-	l, log := ledger(t, volume())
-	first, err := l.Claim(t.Context(), want("a1", registry.SingleNodeWriter))
+	l := open(t, table{}, volume())
+	first, err := l.Controller.Claim(t.Context(), wanted("a1", registry.SingleNodeWriter))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,11 +54,11 @@ func TestTakeCompletesAndRepeats(t *testing.T) {
 		first.Since.IsZero() || first.CreateIndex == 0 {
 		t.Errorf("taken: %+v", first)
 	}
-	again, err := l.Claim(t.Context(), want("a1", registry.SingleNodeWriter))
+	again, err := l.Controller.Claim(t.Context(), wanted("a1", registry.SingleNodeWriter))
 	if err != nil || again.CreateIndex != first.CreateIndex || again.Usage != first.Usage {
 		t.Errorf("again: %+v, %v", again, err)
 	}
-	claims, events := stored(t, log)
+	claims, events := l.claims()
 	if len(claims) != 1 || claims[0].Usage != first.Usage || len(events) != 1 ||
 		events[0].Kind != registry.EventClaimed {
 		t.Errorf("stored: %v, %v", claims, events)
@@ -99,26 +66,26 @@ func TestTakeCompletesAndRepeats(t *testing.T) {
 }
 
 func TestOwnMountOptionsStay(t *testing.T) {
-	l, _ := ledger(t, volume())
-	c := want("a1", registry.SingleNodeWriter)
+	l := open(t, table{}, volume())
+	c := wanted("a1", registry.SingleNodeWriter)
 	c.Usage.FSType, c.Usage.MountFlags, c.Usage.MountGroup = "ext4", "sync", "0"
-	if got, err := l.Claim(t.Context(), c); err != nil || got.Usage != c.Usage {
+	if got, err := l.Controller.Claim(t.Context(), c); err != nil || got.Usage != c.Usage {
 		t.Errorf("%+v, %v", got.Usage, err)
 	}
-	l, _ = ledger(t, volume())
-	c = want("a1", registry.SingleNodeWriter)
+	l = open(t, table{}, volume())
+	c = wanted("a1", registry.SingleNodeWriter)
 	c.Usage.Attachment = registry.BlockDevice
-	if got, err := l.Claim(t.Context(), c); err != nil || got.Usage != c.Usage {
+	if got, err := l.Controller.Claim(t.Context(), c); err != nil || got.Usage != c.Usage {
 		t.Errorf("a block device has mount options: %+v, %v", got.Usage, err)
 	}
 }
 
 func TestConflictNamesTheHolder(t *testing.T) {
-	l, _ := ledger(t, volume())
-	if _, err := l.Claim(t.Context(), want("a1", registry.SingleNodeWriter)); err != nil {
+	l := open(t, table{}, volume())
+	if _, err := l.Controller.Claim(t.Context(), wanted("a1", registry.SingleNodeWriter)); err != nil {
 		t.Fatal(err)
 	}
-	_, err := l.Claim(t.Context(), want("a2", registry.SingleNodeWriter))
+	_, err := l.Controller.Claim(t.Context(), wanted("a2", registry.SingleNodeWriter))
 	if !errors.Is(err, registry.ErrConflict) {
 		t.Fatalf("%v", err)
 	}
@@ -130,38 +97,12 @@ func TestConflictNamesTheHolder(t *testing.T) {
 	}
 }
 
-// A reader after a writer is treated as a writer after a reader is.
-func TestSingleWriterIsSymmetric(t *testing.T) {
-	reader := want("a2", registry.SingleNodeWriter)
-	reader.Usage.ReadOnly = true
-	for _, order := range [][2]registry.Claim{{want("a1", registry.SingleNodeWriter), reader},
-		{reader, want("a1", registry.SingleNodeWriter)}} {
-		l, _ := ledger(t, volume())
-		if _, err := l.Claim(t.Context(), order[0]); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := l.Claim(t.Context(), order[1]); !errors.Is(err, registry.ErrConflict) {
-			t.Errorf("%s beside %s: %v", order[1].Usage, order[0].Usage, err)
-		}
-	}
-}
-
-func TestModeOfActiveClaimsIsCompared(t *testing.T) {
-	l, _ := ledger(t, volume())
-	if _, err := l.Claim(t.Context(), want("a1", registry.MultiNodeMultiWriter)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := l.Claim(t.Context(), want("a2", registry.SingleNodeWriter)); !errors.Is(err, registry.ErrConflict) {
-		t.Errorf("%v", err)
-	}
-}
-
 func TestTakeRefuses(t *testing.T) {
 	deleting, creating, narrow := volume(), volume(), volume()
 	deleting.State, creating.State = registry.VolumeDeleting, registry.VolumeCreating
 	narrow.Capabilities = []registry.VolumeCapability{{Access: registry.MultiNodeReaderOnly,
 		Attachment: registry.FileSystem}}
-	ok := want("a1", registry.SingleNodeWriter)
+	ok := wanted("a1", registry.SingleNodeWriter)
 	anonymous, homeless := ok, ok
 	anonymous.Alloc, homeless.Node = "", ""
 	for _, c := range []struct {
@@ -180,12 +121,12 @@ func TestTakeRefuses(t *testing.T) {
 		{"no node", []registry.Record{volume()}, homeless, registry.ErrInvalid, "node"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			l, log := ledger(t, c.records...)
-			_, err := l.Claim(t.Context(), c.claim)
+			l := open(t, table{}, c.records...)
+			_, err := l.Controller.Claim(t.Context(), c.claim)
 			if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("%v", err)
 			}
-			if claims, _ := stored(t, log); len(claims) != 0 {
+			if claims, _ := l.claims(); len(claims) != 0 {
 				t.Errorf("stored: %v", claims)
 			}
 		})
@@ -193,46 +134,46 @@ func TestTakeRefuses(t *testing.T) {
 }
 
 func TestSameKeyWithAnotherUsage(t *testing.T) {
-	l, log := ledger(t, volume())
-	if _, err := l.Claim(t.Context(), want("a1", registry.MultiNodeMultiWriter)); err != nil {
+	l := open(t, table{}, volume())
+	if _, err := l.Controller.Claim(t.Context(), wanted("a1", registry.MultiNodeMultiWriter)); err != nil {
 		t.Fatal(err)
 	}
-	other := want("a1", registry.MultiNodeMultiWriter)
+	other := wanted("a1", registry.MultiNodeMultiWriter)
 	other.Usage.ReadOnly = true
-	if _, err := l.Claim(t.Context(), other); !errors.Is(err, registry.ErrConflict) {
+	if _, err := l.Controller.Claim(t.Context(), other); !errors.Is(err, registry.ErrConflict) {
 		t.Errorf("%v", err)
 	}
-	if claims, _ := stored(t, log); claims[0].Usage.ReadOnly {
+	if claims, _ := l.claims(); claims[0].Usage.ReadOnly {
 		t.Error("the claim was replaced")
 	}
 }
 
 // The last claim of a node is not given up before the volume is detached from it, whatever its alloc has become.
 func TestClaimKeptUntilDetached(t *testing.T) {
-	l, log := ledger(t, volume())
-	c, err := l.Claim(t.Context(), want("a1", registry.SingleNodeWriter))
+	l := open(t, table{}, volume())
+	c, err := l.Controller.Claim(t.Context(), wanted("a1", registry.SingleNodeWriter))
 	if err != nil {
 		t.Fatal(err)
 	}
 	at := registry.Attachment{Volume: key, Node: "n1", NodeID: "i-1", State: registry.MarkSent}
-	put(t, log, at)
+	l.put(at)
 	for says, last := range map[string]bool{"attached": true, "last user": false} {
-		existed, err := l.Unclaim(t.Context(), c.ClaimKey(), last)
+		existed, err := l.Controller.Unclaim(t.Context(), c.ClaimKey(), last)
 		if existed || !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), says) {
 			t.Errorf("released %v: %v", existed, err)
 		}
-		if claims, _ := stored(t, log); len(claims) != 1 {
+		if claims, _ := l.claims(); len(claims) != 1 {
 			t.Fatal("the claim is gone")
 		}
 	}
-	remove(t, log, at.Key())
-	if existed, err := l.Unclaim(t.Context(), c.ClaimKey(), true); !existed || err != nil {
+	l.drop(at.Key())
+	if existed, err := l.Controller.Unclaim(t.Context(), c.ClaimKey(), true); !existed || err != nil {
 		t.Errorf("%v, %v", existed, err)
 	}
-	if existed, err := l.Unclaim(t.Context(), c.ClaimKey(), true); existed || err != nil {
+	if existed, err := l.Controller.Unclaim(t.Context(), c.ClaimKey(), true); existed || err != nil {
 		t.Errorf("again: %v, %v", existed, err)
 	}
-	if claims, events := stored(t, log); len(claims) != 0 || events[len(events)-1].Kind != registry.EventReleased {
+	if claims, events := l.claims(); len(claims) != 0 || events[len(events)-1].Kind != registry.EventReleased {
 		t.Errorf("%v, %v", claims, events)
 	}
 }
@@ -240,38 +181,21 @@ func TestClaimKeptUntilDetached(t *testing.T) {
 // Of two users of one node the first may go while the volume stays attached for the other. A user of another node does
 // not count.
 func TestOnlyTheLastUserWaitsForDetach(t *testing.T) {
-	l, log := ledger(t, volume())
-	far := want("a3", registry.MultiNodeMultiWriter)
+	l := open(t, table{}, volume())
+	far := wanted("a3", registry.MultiNodeMultiWriter)
 	far.Node = "n2"
-	for _, c := range []registry.Claim{want("a1", registry.MultiNodeMultiWriter),
-		want("a2", registry.MultiNodeMultiWriter), far} {
-		if _, err := l.Claim(t.Context(), c); err != nil {
+	for _, c := range []registry.Claim{wanted("a1", registry.MultiNodeMultiWriter),
+		wanted("a2", registry.MultiNodeMultiWriter), far} {
+		if _, err := l.Controller.Claim(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
 	}
-	put(t, log, registry.Attachment{Volume: key, Node: "n1", State: registry.MarkDone})
-	if existed, err := l.Unclaim(t.Context(), want("a1", "").ClaimKey(), false); !existed || err != nil {
+	l.put(registry.Attachment{Volume: key, Node: "n1", State: registry.MarkDone})
+	if existed, err := l.Controller.Unclaim(t.Context(), wanted("a1", "").ClaimKey(), false); !existed || err != nil {
 		t.Errorf("%v, %v", existed, err)
 	}
-	if _, err := l.Unclaim(t.Context(), want("a2", "").ClaimKey(), true); !errors.Is(err, registry.ErrConflict) {
+	if _, err := l.Controller.Unclaim(t.Context(), wanted("a2", "").ClaimKey(), true); !errors.Is(err, registry.ErrConflict) {
 		t.Errorf("%v", err)
-	}
-}
-
-func TestManyWantOne(t *testing.T) {
-	l, log := ledger(t, volume())
-	var wg sync.WaitGroup
-	for i := range 50 {
-		wg.Go(func() {
-			_, err := l.Claim(t.Context(), want(registry.AllocID(fmt.Sprintf("a%d", i)), registry.SingleNodeWriter))
-			if err != nil && !errors.Is(err, registry.ErrConflict) {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
-	if claims, events := stored(t, log); len(claims) != 1 || len(events) != 1 {
-		t.Errorf("%d claims, %d events", len(claims), len(events))
 	}
 }
 
@@ -289,19 +213,19 @@ func TestModelOfClaims(t *testing.T) {
 		held := map[registry.ClaimKey]registry.Claim{}
 		modes := rapid.SliceOfN(rapid.SampledFrom(registry.AccessModes), 1, 2).Draw(t, "modes")
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
-			l := controller.NewClaims(log, time.Now)
+			l := desk{Controller: &Controller{Claims: NewClaims(log, time.Now)}}
 			c := anyClaim().Draw(t, "claim")
 			c.Volume, c.Request = key, "r"
 			c.Alloc = rapid.SampledFrom([]registry.AllocID{"a1", "a2", "a3", "a4"}).Draw(t, "alloc")
 			c.Usage.Access = rapid.SampledFrom(modes).Draw(t, "mode")
 			if rapid.IntRange(0, 2).Draw(t, "release") == 0 {
 				_, was := held[c.ClaimKey()]
-				existed, err := l.Unclaim(context.Background(), c.ClaimKey(), true)
+				existed, err := l.Controller.Unclaim(context.Background(), c.ClaimKey(), true)
 				if err != nil || existed != was {
 					t.Fatalf("release: %v, %v; held: %v", existed, err, was)
 				}
 				delete(held, c.ClaimKey())
-			} else if got, err := l.Claim(context.Background(), c); err == nil {
+			} else if got, err := l.Controller.Claim(context.Background(), c); err == nil {
 				held[c.ClaimKey()] = got
 			}
 			log = log.Reopen()

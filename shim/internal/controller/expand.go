@@ -213,7 +213,7 @@ func (m *Controller) finishOnNode(
 	if err != nil {
 		return v, false, err
 	}
-	vague := before.Refused != "" && intent.Vague(before.Refused)
+	vague := before.Refused != "" && intent.Inconclusive(before.Refused)
 	if err := m.grow(ctx, by, v.VolumeKey(), vague); err != nil {
 		return v, false, err
 	}
@@ -228,7 +228,7 @@ func (m *Controller) finishOnNode(
 	if now.Unmade() {
 		other = now.Expansion.Node != want
 	}
-	if other && n.Refused != "" && intent.Vague(n.Refused) { // the record belongs to the current mount
+	if other && n.Refused != "" && intent.Inconclusive(n.Refused) { // the record belongs to the current mount
 		return now, false, registry.Errorf(registry.ErrConflict,
 			"the expansion before is not known to have come to its end "+
 				"on the node (%s: %s); stop the jobs that use the volume, and expand it then", registry.NodeExpandRPC,
@@ -401,7 +401,7 @@ func (m *Controller) expandController(
 			case err.Code == "OK":
 				v.Expansion = before.Closed()
 				v = m.resized(v, answer)
-			case vague || !clean && intent.Silent(err.Code):
+			case vague || !clean && intent.RejectsCall(err.Code):
 				v.Expansion = v.Expansion.Troubled(err)
 			default:
 				v.Expansion = before.Closed()
@@ -412,8 +412,8 @@ func (m *Controller) expandController(
 		if answer, err = m.driver.Expand(ctx, at, request); err == nil {
 			err = checkExpanded(answer, at, want)
 		}
-		if e, is := errors.AsType[*registry.CallError](err); is && intent.Answers(e.Code) && !intent.Silent(e.Code) {
-			vague = intent.Vague(e.Code)
+		if e, is := errors.AsType[*registry.CallError](err); is && intent.Answers(e.Code) && !intent.RejectsCall(e.Code) {
+			vague = intent.Inconclusive(e.Code)
 		}
 		return err
 	})

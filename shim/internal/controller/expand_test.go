@@ -10,7 +10,6 @@ import (
 
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
-	"holdfast/shim/internal/intent"
 )
 
 // expands is a table with a controller that expands volumes in use.
@@ -362,22 +361,5 @@ func TestLeftExpansionAwaitsItsPlugin(t *testing.T) {
 				t.Errorf("%s: %v", rpc, err)
 			}
 		}
-	})
-}
-
-// A deletion repeats an open expansion with the policy of the expansion.
-func TestDeleteTriesAnExpansionAsOne(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		v := madeOf(1 << 20)
-		v.Expansion.Asked = upTo(large, 0)
-		d := open(t, expands(), v, registry.Intent{Volume: key, Name: name, RPC: registry.ControllerExpandRPC,
-			Hash: intent.Hash(
-				registry.ControllerExpandRPC, csi.ExpandRequest{VolumeID: key.External, Range: upTo(large, 0)})})
-		d.faults = []fault{failed("RESOURCE_EXHAUSTED"), failed("RESOURCE_EXHAUSTED"), failed("RESOURCE_EXHAUSTED")}
-		if err := d.Controller.Delete(t.Context(), registry.Call{}, name); err != nil {
-			t.Error(err)
-		}
-		const once = "ControllerExpandVolume vol-data 2097152..0"
-		d.expect(once, once, once, "DeleteVolume vol-data")
 	})
 }

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"holdfast/registry"
-	"holdfast/shim/internal/csi"
 )
 
 // Concurrent callers send one creation or deletion for a volume. The other callers find it done.
@@ -67,24 +66,6 @@ func TestVolumeUnderWayIsNeitherForgottenNorRegistered(t *testing.T) {
 		}
 		if err := <-deleted; err != nil || len(d.made) > 0 {
 			t.Errorf("%v, %v", err, d.made)
-		}
-	})
-}
-
-func TestDeregisterDoesNotUndoACreation(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := open(t, of(registry.CreateDelete))
-		d.spoil = func(*csi.Created) { // while the plugin makes it
-			err := d.Controller.Deregister(t.Context(), name)
-			if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "CreateVolume of data") {
-				t.Errorf("%v", err)
-			}
-		}
-		if _, err := d.Controller.Create(t.Context(), call, spec()); err != nil {
-			t.Error(err)
-		}
-		if v, _ := d.stored(); v.State != registry.VolumeReady {
-			t.Errorf("%+v", v)
 		}
 	})
 }

@@ -1,19 +1,16 @@
 package controller
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"holdfast/registry"
-	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/csi"
 )
 
@@ -58,26 +55,16 @@ func TestSameSpecIsTheSameVolume(t *testing.T) {
 	d.expect()
 }
 
-func TestTwoVolumesNeverShareANameAtTheirPlugin(t *testing.T) {
-	d := open(t, of(registry.CreateDelete), ready())
-	other := spec()
-	other.Namespace, other.Name = "theirs", "data"
-	if _, err := d.Controller.Create(t.Context(), call, other); !errors.Is(err, registry.ErrExists) {
-		t.Errorf("%v", err)
-	}
-	d.expect()
-}
-
-// theirs is another volume that is to have the name of the first.
+// theirs is the spec of another volume with the name of the first.
 func theirs() registry.VolumeSpec {
 	s := spec()
 	s.Namespace, s.Name = "theirs", "data"
 	return s
 }
 
-// What is being created, or deleted, has its name already, or still; what is registered or inline has none at the
-// plugin, whatever it is called.
-func TestWhoHasANameAtItsPlugin(t *testing.T) {
+// The name of a volume that is created, being created or being deleted is taken at its plugin. Registered and inline
+// volumes have no name there.
+func TestNamesAreUniqueAtTheirPlugin(t *testing.T) {
 	as := func(change func(*registry.Volume)) registry.Volume {
 		v := ready()
 		change(&v)
@@ -110,131 +97,6 @@ func TestWhoHasANameAtItsPlugin(t *testing.T) {
 		if asked := len(d.journal) > 0; asked == c.taken {
 			t.Errorf("%s: the plugin was asked %q", what, d.journal)
 		}
-	}
-}
-
-// After a volume is deleted or changes its name, the old name is free.
-func TestNamesThatAreFreeAgain(t *testing.T) {
-	registered := ready()
-	registered.Name, registered.External, registered.Created = "r", "csi-1", false
-	for what, giveUp := range map[string]func(*desk) error{
-		"deleted": func(d *desk) error {
-			return d.Controller.Delete(d.t.Context(), registry.Call{ID: "op-2"}, name)
-		},
-		"deregistered":        func(d *desk) error { return d.Controller.Deregister(d.t.Context(), name) },
-		"replaced by another": func(d *desk) error { d.put(registered); return nil },
-		"forgotten, then read": func(d *desk) error {
-			err := d.Controller.Deregister(d.t.Context(), name)
-			d.crash()
-			return err
-		},
-	} {
-		d := open(t, of(registry.CreateDelete), ready())
-		if _, err := d.Controller.Create(t.Context(), call, theirs()); !errors.Is(err, registry.ErrExists) {
-			t.Errorf("%s, before that: %v", what, err)
-		}
-		if err := giveUp(d); err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
-		if _, err := d.Controller.Create(t.Context(), registry.Call{ID: "op-3"}, theirs()); err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
-		if _, err := d.Controller.Create(t.Context(), registry.Call{ID: "op-4"}, spec()); !errors.Is(err,
-			registry.ErrExists) {
-			t.Errorf("%s, the first again: %v", what, err)
-		}
-	}
-}
-
-// A failed commit reserves no name. An uncertain commit reserves it if it was written.
-func TestFailedCommitLeavesNoNameTaken(t *testing.T) {
-	full := registry.Errorf(registry.ErrExhausted, "the disk is full")
-	for what, c := range map[string]struct {
-		fail  func(*registrytest.Log)
-		taken bool
-	}{
-		"not written":              {func(l *registrytest.Log) { l.Fail(full) }, false},
-		"unknown, and not there":   {func(l *registrytest.Log) { l.Lose(false) }, false},
-		"unknown, and it is there": {func(l *registrytest.Log) { l.Lose(true) }, true},
-	} {
-		d := open(t, of(registry.CreateDelete))
-		c.fail(d.log)
-		if _, err := d.Controller.Create(t.Context(), call, spec()); err == nil {
-			t.Errorf("%s: no error", what)
-		}
-		d.expect()
-		if what != "not written" {
-			d.crash()
-		}
-		if _, err := d.Controller.Create(t.Context(), registry.Call{ID: "op-2"}, theirs()); c.taken != (err != nil) {
-			t.Errorf("%s: another volume of that name: %v", what, err)
-		}
-	}
-}
-
-// Of several concurrent requests for one name one succeeds, and the plugin gets one call.
-func TestOneOfManyGetsTheName(t *testing.T) {
-	d := open(t, of(registry.CreateDelete))
-	errs := make([]error, 8)
-	var wg sync.WaitGroup
-	for i := range errs {
-		s := theirs()
-		s.Namespace = registry.Namespace(fmt.Sprint("of-", i))
-		wg.Go(func() {
-			_, errs[i] = d.Controller.Create(t.Context(), registry.Call{ID: registry.OperationID(fmt.Sprint("op-", i))},
-				s)
-		})
-	}
-	wg.Wait()
-	won := 0
-	for _, err := range errs {
-		if err == nil {
-			won++
-		} else if !errors.Is(err, registry.ErrExists) && !errors.Is(err, registry.ErrConflict) {
-			t.Error(err)
-		}
-	}
-	d.expect("CreateVolume data")
-	d.view(func(v registry.View) {
-		if n := len(v.VolumesNamed("ebs", "data")); won != 1 || n != 1 || len(v.Volumes()) != 1 {
-			t.Errorf("%d have the name, and %d were told so: %v", n, won, v.Volumes())
-		}
-	})
-}
-
-func TestRefusedCreationLeavesNothing(t *testing.T) {
-	d := open(t, of(registry.CreateDelete))
-	d.faults = []fault{failed("INVALID_ARGUMENT")}
-	if _, err := d.Controller.Create(t.Context(), call, spec()); err == nil || errors.Is(err, registry.ErrUncertain) {
-		t.Errorf("%v", err)
-	}
-	if v, found := d.stored(); found {
-		t.Errorf("left behind: %+v", v)
-	}
-	better := spec()
-	better.CapacityMin = 0
-	if _, err := d.Controller.Create(t.Context(), call, better); err != nil {
-		t.Error(err)
-	}
-}
-
-// A volume whose answer was lost is found again by its name.
-func TestUnheardCreationIsFoundAgain(t *testing.T) {
-	d := open(t, of(registry.CreateDelete))
-	d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
-	if _, err := d.Controller.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrUncertain) {
-		t.Fatalf("%v", err)
-	}
-	if v, _ := d.stored(); v.State != registry.VolumeCreating {
-		t.Errorf("%+v", v)
-	}
-	d.crash()
-	if v, err := d.Controller.Create(t.Context(), call, spec()); err != nil || v.State != registry.VolumeReady {
-		t.Errorf("%+v, %v", v, err)
-	}
-	d.expect("CreateVolume data", "CreateVolume data")
-	if len(d.made) != 1 {
-		t.Errorf("made: %v", d.made)
 	}
 }
 
@@ -647,21 +509,6 @@ func TestCreateSendsOnlyWhatWasAnnounced(t *testing.T) {
 	}
 }
 
-func TestCreateWaitsForItsController(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := open(t, table{})
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		if _, err := d.Controller.Create(ctx, call, spec()); !errors.Is(err, registry.ErrUnavailable) ||
-			!errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("%v", err)
-		}
-		if _, found := d.stored(); found {
-			t.Error("a volume that nobody was asked for is recorded")
-		}
-	})
-}
-
 func TestNodeOnlyPluginCannotCreate(t *testing.T) {
 	node := with()
 	node.Role = registry.RoleNode
@@ -786,25 +633,6 @@ func TestDelete(t *testing.T) {
 			registry.ErrNotFound) {
 			t.Errorf("%s, another call: %v", what, err)
 		}
-	}
-}
-
-func TestDeletionThatFailsGoesOnLater(t *testing.T) {
-	d := open(t, of(registry.CreateDelete), ready())
-	d.made["vol-data"], d.faults = true, []fault{uncertain("INVALID_ARGUMENT", true)}
-	if err := d.Controller.Delete(t.Context(), call, name); err == nil {
-		t.Error("no error")
-	}
-	if v, _ := d.stored(); v.State != registry.VolumeDeleting {
-		t.Errorf("state %s", v.State)
-	}
-	d.crash()
-	if _, err := d.Controller.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrConflict) &&
-		!errors.Is(err, registry.ErrExists) {
-		t.Errorf("%v", err)
-	}
-	if err := d.Controller.Delete(t.Context(), call, name); err != nil || len(d.made) != 0 {
-		t.Errorf("%v, %v", err, d.made)
 	}
 }
 

@@ -56,21 +56,3 @@ func TestShortCallsEndAfterARelease(t *testing.T) {
 		})
 	}
 }
-
-// A call keeps its own deadline while it is drained.
-func TestDrainTimeingKeepsTheDeadline(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		call, done := drained(ctx, DrainTime)
-		defer done()
-		want, _ := ctx.Deadline()
-		if end, has := call.Deadline(); !has || !end.Equal(want) {
-			t.Errorf("it ends at %v, not %v", end, want)
-		}
-		<-call.Done()
-		if !errors.Is(call.Err(), context.DeadlineExceeded) {
-			t.Errorf("it ended with %v", call.Err())
-		}
-	})
-}

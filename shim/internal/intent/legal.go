@@ -35,9 +35,9 @@ func MayRun(open registry.Intent) bool {
 	return open.Outcome == registry.OutcomePending || open.Code == "ABORTED"
 }
 
-// Hasty reports whether an undo of the open call now would overlap with that call. The outcome of two concurrent calls
+// UndoOverlaps reports whether an undo of the open call now would overlap with that call. The outcome of two concurrent calls
 // for one volume is undefined (CSI spec, "Concurrency").
-func Hasty(open registry.Intent) bool { return undo[open.RPC] != "" && MayRun(open) }
+func UndoOverlaps(open registry.Intent) bool { return undo[open.RPC] != "" && MayRun(open) }
 
 // same reports whether next repeats the call of open.
 func same(open, next registry.Intent) bool { return open.RPC == next.RPC && open.Hash == next.Hash }
@@ -103,15 +103,15 @@ func Answers(code string) bool {
 	return true
 }
 
-// Vague reports whether a code does not say whether the call had an effect.
-func Vague(code string) bool {
+// Inconclusive reports whether a code does not say whether the call had an effect.
+func Inconclusive(code string) bool {
 	row, known := common[code]
 	return !known || row.Outcome == registry.OutcomeUncertain
 }
 
-// Silent reports whether a plugin that answers with the code did not look at the volume. Such an answer says nothing
+// RejectsCall reports whether a plugin that answers with the code did not look at the volume. Such an answer says nothing
 // about the effect of an earlier try.
-func Silent(code string) bool {
+func RejectsCall(code string) bool {
 	switch code {
 	case "PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED":
 		return true
@@ -123,7 +123,7 @@ func Silent(code string) bool {
 // after a certain answer may be under way.
 func NoEnd(open registry.Intent) *registry.CallError {
 	said := &registry.CallError{RPC: open.RPC, Code: open.Code, Detail: cmp.Or(open.Detail, "it has no answer")}
-	if open.Code == "" || !Vague(open.Code) {
+	if open.Code == "" || !Inconclusive(open.Code) {
 		said.Code = "UNKNOWN"
 	}
 	return said

@@ -43,14 +43,6 @@ func TestOneHolderAtATime(t *testing.T) {
 	}
 }
 
-// Different volumes do not wait for each other, nor do the two names of one.
-func TestLocksAreIndependent(t *testing.T) {
-	var l Locks
-	defer lockFor(t, &l, lockKey, "x")()
-	defer lockFor(t, &l, registry.VolumeKey{Plugin: "p", External: "2"}, "y")()
-	defer lockFor(t, &l, lockName, "z")()
-}
-
 // The error of a caller that gives up waiting names the operation that holds the lock.
 func TestWaitForALockEndsWithItsContext(t *testing.T) {
 	var l Locks

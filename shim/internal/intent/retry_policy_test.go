@@ -30,13 +30,6 @@ func TestBackoffSaturates(t *testing.T) {
 			t.Fatalf("try %d waits less than %s", try+1, d)
 		}
 	})
-	for _, b := range []Backoff{quick, slow} {
-		for try := uint64(1); try <= 1_000_000; try++ {
-			if d := b.Delay(try, 0); d <= 0 || d > b.Max || try > 20 && d != b.Max {
-				t.Fatalf("try %d waits %s", try, d)
-			}
-		}
-	}
 }
 
 func TestHashKnowsNoSecrets(t *testing.T) {

@@ -96,30 +96,6 @@ func TestFailedCallIsClosedAndItsMarkStays(t *testing.T) {
 	}
 }
 
-func TestUncertainCallStays(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		err  error
-		code string
-	}{
-		{"a code that does not say", answer("FAILED_PRECONDITION", registry.OutcomeUncertain), "FAILED_PRECONDITION"},
-		{"an outcome that nobody declared", answer("PERMISSION_DENIED", ""), "PERMISSION_DENIED"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			log := registrytest.NewLog(time.Now)
-			err := send(t.Context(), log, stage(func(context.Context) error { return c.err }))
-			if !errors.Is(err, registry.ErrUncertain) {
-				t.Errorf("%v", err)
-			}
-			open, found, mark, _ := look(t, log)
-			if !found || open.Outcome != registry.OutcomeUncertain || open.Code != c.code || open.Detail == "" ||
-				mark != registry.MarkSent {
-				t.Errorf("intent %+v (%v), mark %q", open, found, mark)
-			}
-		})
-	}
-}
-
 func TestOutcomeIsStoredAfterItsCallerHasGone(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	log, gone := registrytest.NewLog(time.Now), errors.New("gone")
@@ -134,19 +110,6 @@ func TestOutcomeIsStoredAfterItsCallerHasGone(t *testing.T) {
 	if open, found, _, _ := look(t, log); !found || open.Outcome != registry.OutcomeUncertain ||
 		open.Code != "CANCELLED" {
 		t.Errorf("intent %+v (%v)", open, found)
-	}
-}
-
-func TestEndedContextSendsNothing(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	log := registrytest.NewLog(time.Now)
-	err := send(ctx, log, stage(func(context.Context) error { t.Error("sent"); return nil }))
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
-	}
-	if _, found, mark, _ := look(t, log); found || mark != "" {
-		t.Errorf("intent open %v, mark %q", found, mark)
 	}
 }
 
@@ -210,19 +173,6 @@ func TestOnlyTheSameCallOrItsUndo(t *testing.T) {
 				t.Errorf("the error does not say what is uncertain: %v", err)
 			}
 		})
-	}
-}
-
-func TestTheSameCallAgainCountsOn(t *testing.T) {
-	log := registrytest.NewLog(time.Now)
-	lost := stage(func(context.Context) error { return answer("PERMISSION_DENIED", registry.OutcomeUncertain) })
-	_ = send(t.Context(), log, lost)
-	first, _, _, _ := look(t, log)
-	_ = send(t.Context(), log.Reopen(), lost)
-	log = log.Reopen()
-	_ = send(t.Context(), log, lost)
-	if again, _, _, _ := look(t, log); again.Attempt != first.Attempt+1 || !again.Since.Equal(first.Since) {
-		t.Errorf("first %+v, then %+v", first, again)
 	}
 }
 
@@ -533,44 +483,11 @@ func markedAt(path string) func(registry.View) (registry.Change, error) {
 	}
 }
 
-// A call that a plugin has said still runs is gone on with by the next shim without a commit, and asked for again at
-// once, and then within a part of the time that it has run.
-func TestACallThatWasToldToWaitIsAskedForSoon(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		log := registrytest.NewLog(time.Now)
-		ctx, cancel := context.WithCancelCause(t.Context())
-		time.AfterFunc(1200*time.Millisecond, func() { cancel(ErrReleased) })
-		busy := func(context.Context) error { return answer("ABORTED", registry.OutcomeUncertain) }
-		first := stage(busy)
-		first.Before = markedAt("")
-		_ = send(ctx, log, first)
-		if open, _, _, _ := look(t, log); open.Outcome != registry.OutcomeUncertain || open.Attempt < 3 {
-			t.Fatalf("the first has left %+v", open)
-		}
-		log = log.Reopen()
-		before, began, asked := index(t, log), time.Now(), 0
-		again := stage(func(ctx context.Context) error {
-			if asked++; asked < 2 {
-				return busy(ctx)
-			}
-			if index(t, log) != before {
-				t.Error("it was stored once more")
-			}
-			return nil
-		})
-		again.Before = markedAt("")
-		if err := send(t.Context(), log, again); err != nil || asked != 2 ||
-			time.Since(began) > 2*time.Second/retryDivisor {
-			t.Errorf("asked %d times, over after %v: %v", asked, time.Since(began), err)
-		}
-	})
-}
-
-// The undo of a call that is likely to run is hasty.
-func TestHasty(t *testing.T) {
+// The undo of a call that probably still runs would overlap with it.
+func TestUndoOverlapsWithARunningCall(t *testing.T) {
 	for what, c := range map[string]struct {
-		open  registry.Intent
-		hasty bool
+		open registry.Intent
+		want bool
 	}{
 		"not answered": {registry.Intent{RPC: registry.NodeStageRPC,
 			Outcome: registry.OutcomePending}, true},
@@ -583,8 +500,8 @@ func TestHasty(t *testing.T) {
 		"an undo": {registry.Intent{RPC: registry.NodeUnstageRPC,
 			Outcome: registry.OutcomePending}, false},
 	} {
-		if Hasty(c.open) != c.hasty {
-			t.Errorf("%s: hasty is %v", what, !c.hasty)
+		if UndoOverlaps(c.open) != c.want {
+			t.Errorf("%s: overlaps is %v", what, !c.want)
 		}
 	}
 }

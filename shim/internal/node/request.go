@@ -148,7 +148,7 @@ var errRound = fmt.Errorf("it has had no certain outcome for %s", roundLimit)
 // restarted since does not run.
 func (req *request) mayRun(open registry.Intent) bool {
 	inst, is := req.Plugins.Find(intent.RoleOf(open.RPC), open.Volume.Plugin)
-	return intent.Hasty(open) && (!is || inst.CreateIndex < open.ModifyIndex)
+	return intent.UndoOverlaps(open) && (!is || inst.CreateIndex < open.ModifyIndex)
 }
 
 // leaveExpansion closes an open expansion without waiting for its outcome.
