@@ -32,7 +32,7 @@ func (m *Controller) Attach(
 		return nil
 	}
 	if to.ID == "" {
-		return registry.Invalid("volume %s has to be attached, and its plugin %s did not say what this node is called",
+		return registry.Invalid("volume %s must be attached, but plugin %s did not report a node id",
 			v.VolumeName(), v.Plugin)
 	}
 	if err := intent.Supports(inst, u); err != nil {
@@ -109,14 +109,14 @@ func attaching(view registry.View, v registry.Volume, u registry.Usage, to inten
 	switch {
 	case len(view.Claims(v.VolumeKey())) == 0:
 		return registry.Change{}, registry.Errorf(registry.ErrConflict,
-			"volume %s has no claim; it is attached for claims only", v.VolumeName())
+			"volume %s has no claim; only claimed volumes are attached", v.VolumeName())
 	case at.State != registry.MarkNone && at.NodeID != to.ID:
 		return registry.Change{}, registry.Errorf(registry.ErrConflict,
-			"volume %s is attached to node %s, which is now called %s; it has to be detached first",
+			"volume %s is attached to node %s, whose id is now %s; detach the volume first",
 			v.VolumeName(), at.NodeID, to.ID)
 	case at.State != registry.MarkNone && at.Usage != u:
 		return registry.Change{}, registry.Errorf(registry.ErrConflict,
-			"volume %s is attached to node %s for another usage: %s; it has to be detached first",
+			"volume %s is attached to node %s with another usage: %s; detach the volume first",
 			v.VolumeName(), at.NodeID, at.Usage)
 	}
 	at.Volume, at.Name, at.Node, at.NodeID = v.VolumeKey(), v.VolumeName(), to.Node, to.ID
@@ -134,8 +134,8 @@ func (m *Controller) Detach(
 	case err != nil || at.State == registry.MarkNone:
 		return err
 	case at.NodeID == "":
-		return registry.Errorf(registry.ErrDamaged, "volume %s is attached to a node that was not recorded; "+
-			"without its id the call would detach all nodes", at.Name)
+		return registry.Errorf(registry.ErrDamaged, "the record of the attachment of volume %s has no node id; "+
+			"without it the call would detach all nodes", at.Name)
 	}
 	if local, err := m.node.Uses(ctx, key); err != nil || len(local) > 0 {
 		return err

@@ -102,7 +102,7 @@ func TestAttachRefuses(t *testing.T) {
 		says    string
 	}{
 		{"no claim", []registry.Record{ready()}, "i-1", registry.ErrConflict, "no claim"},
-		{"no node id", []registry.Record{ready(), claimed()}, "", registry.ErrInvalid, "did not say"},
+		{"no node id", []registry.Record{ready(), claimed()}, "", registry.ErrInvalid, "did not report"},
 		{"another node", []registry.Record{ready(), claimed(), there}, "i-1", registry.ErrConflict, "i-9"},
 		{"another usage", []registry.Record{ready(), claimed(), other}, "i-1", registry.ErrConflict, "another usage"},
 	} {

@@ -51,8 +51,7 @@ func (l *Claims) take(view registry.View, c registry.Claim) (registry.Claim, reg
 	volume, found := view.VolumeByKey(c.Volume)
 	if !found {
 		return c, registry.Change{}, registry.Errorf(registry.ErrNotFound,
-			"volume %s not found; create or register it first",
-			c.Volume)
+			"volume %s not found; create or register it first", c.Volume)
 	}
 	c.Name, c.Usage = volume.VolumeName(), overlay(volume, c.Usage)
 	claims := view.Claims(c.Volume)
@@ -95,14 +94,14 @@ func again(held, c registry.Claim) error {
 		return nil
 	}
 	return registry.Errorf(registry.ErrConflict,
-		"alloc %s holds volume %s as %q on node %s already, for another usage: %s, not %s on node %s",
+		"alloc %s already holds volume %s as %q on node %s with another usage: %s, not %s on node %s",
 		held.Alloc, held.Name, held.Request, held.Node, held.Usage, c.Usage, c.Node)
 }
 
 // checkUsable returns an error if the volume is not ready or does not support the usage.
 func checkUsable(v registry.Volume, u registry.Usage) error {
 	if v.State != registry.VolumeReady {
-		return registry.Errorf(registry.ErrConflict, "volume %s is %s; it can be used while it is %s",
+		return registry.Errorf(registry.ErrConflict, "volume %s is %s; it must be %s to be used",
 			v.VolumeName(), v.State, registry.VolumeReady)
 	}
 	if v.Supports(registry.VolumeCapability{Access: u.Access, Attachment: u.Attachment}) {
@@ -112,7 +111,7 @@ func checkUsable(v registry.Volume, u registry.Usage) error {
 	for _, c := range v.Capabilities {
 		can = append(can, fmt.Sprintf("%s as %s", c.Access, c.Attachment))
 	}
-	return registry.Errorf(registry.ErrUnsupported, "volume %s was not made for %s as %s; it was made for: %s",
+	return registry.Errorf(registry.ErrUnsupported, "volume %s does not support %s as %s; it supports: %s",
 		v.VolumeName(), u.Access, u.Attachment, strings.Join(can, ", "))
 }
 
@@ -173,7 +172,7 @@ func checkDetached(view registry.View, claims []registry.Claim, c registry.Claim
 	}
 	if at, attached := view.Attachment(registry.AttachmentKey{Volume: c.Volume, Node: c.Node}); attached {
 		return registry.Errorf(registry.ErrConflict,
-			"volume %s is still attached to node %s, and alloc %s is its last user; it has to be detached first",
+			"volume %s is still attached to node %s, and alloc %s is its last user; detach the volume first",
 			c.Name, at.NodeID, c.Alloc)
 	}
 	return nil

@@ -59,14 +59,15 @@ func (m *Controller) aftermath(ctx context.Context, name registry.VolumeName, er
 	case look != nil || state == "":
 		return err
 	case goesOn && state == registry.VolumeDeleting:
-		return fmt.Errorf("%w; the volume is kept as %s, and its deletion is tried again in the background: `volume status` shows that, "+
-			"`volume deregister` only forgets it", err, state)
+		return fmt.Errorf("%w; the volume stays %s, and Holdfast retries the deletion in the background: "+
+			"`volume status` shows the progress, `volume deregister` only removes the record", err, state)
 	case goesOn:
-		return fmt.Errorf("%w; the volume is kept as %s, and its creation is tried again in the background: `volume status` shows that, "+
-			"`volume delete` deletes what was made, `volume deregister` only forgets it", err, state)
+		return fmt.Errorf("%w; the volume stays %s, and Holdfast retries the creation in the background: "+
+			"`volume status` shows the progress, `volume delete` deletes what was created, "+
+			"`volume deregister` only removes the record", err, state)
 	case state == registry.VolumeUncertain:
-		return fmt.Errorf("%w; the volume is kept as %s, and nothing is tried again: `volume create` asks once more, "+
-			"`volume delete` deletes what was made, `volume deregister` only forgets it", err, state)
+		return fmt.Errorf("%w; the volume stays %s, and Holdfast does not retry: `volume create` retries, "+
+			"`volume delete` deletes what was created, `volume deregister` only removes the record", err, state)
 	}
 	return err
 }
@@ -117,14 +118,14 @@ func existing(view registry.View, want registry.Volume, form func(registry.Volum
 		return registry.Volume{}, nil
 	case !matches(v, want, form) && v.State == registry.VolumeReady &&
 		want.CapacityMin > max(v.CapacityMin, v.Capacity) && matchesExceptSize(v, want, form):
-		return v, registry.Errorf(registry.ErrExists, "volume %s exists already, and was made with another size; "+
-			"to make it larger: %s", v.VolumeName(),
+		return v, registry.Errorf(registry.ErrExists, "volume %s exists already with another size; "+
+			"to expand it: %s", v.VolumeName(),
 			display.Command(fmt.Sprintf("holdfast volume expand --namespace=%s --size %d",
 				display.Quote(string(v.Namespace)), want.CapacityMin), string(v.ID)))
 	case !matches(v, want, form):
 		return v, registry.Errorf(registry.ErrExists,
-			"a volume %s exists already, and is another one (%s, plugin %s, state %s); "+
-				"choose another id, or delete or deregister it first", v.VolumeName(), origin(v), v.Plugin, v.State)
+			"another volume %s exists already (%s, plugin %s, state %s); "+
+				"choose another id, or delete or deregister that volume first", v.VolumeName(), origin(v), v.Plugin, v.State)
 	case v.State == registry.VolumeDeleting:
 		return v, registry.Errorf(registry.ErrConflict, "volume %s is being deleted; wait until it is gone",
 			v.VolumeName())
@@ -258,11 +259,11 @@ func sourceOf(view registry.View, s registry.VolumeSpec) (registry.Source, error
 				"if it is the plugin's own id of a volume, write clone_external_id instead", name)
 	case from.Plugin != s.Plugin:
 		return registry.Source{}, registry.Invalid(
-			"clone_id names volume %s, which is one of plugin %s; a plugin clones its own volumes only",
+			"clone_id names volume %s, which belongs to plugin %s; a plugin clones only its own volumes",
 			name, from.Plugin)
 	case from.State != registry.VolumeReady:
 		return registry.Source{}, registry.Errorf(registry.ErrConflict,
-			"clone_id names volume %s, which is %s; only one that is %s can be cloned",
+			"clone_id names volume %s, which is %s; a volume must be %s to be cloned",
 			name, from.State, registry.VolumeReady)
 	}
 	return registry.Source{Volume: from.External}, nil
@@ -282,20 +283,20 @@ func (m *Controller) creator(ctx context.Context, s registry.VolumeSpec) (regist
 		return inst, err
 	case !has || !inst.Fingerprint.Has(registry.CreateDelete):
 		return inst, registry.Errorf(registry.ErrUnsupported,
-			"plugin %s cannot create volumes (it lacks %s); register one that exists",
+			"plugin %s cannot create volumes (it lacks %s); register an existing volume",
 			s.Plugin, registry.CreateDelete)
 	case len(s.Required) > 0 && !inst.Fingerprint.Has(registry.PluginTopology):
 		return inst, registry.Errorf(registry.ErrUnsupported,
-			"plugin %s knows no topology (it lacks %s); remove topology_request.required",
+			"plugin %s does not support topology (it lacks %s); remove topology_request.required",
 			s.Plugin, registry.PluginTopology)
 	case (s.CloneID != "" || s.CloneExternal != "") && !inst.Fingerprint.Has(registry.CloneVolume):
 		return inst, registry.Errorf(registry.ErrUnsupported,
 			"plugin %s cannot clone volumes (it lacks %s), and the new volume would be empty; "+
-				"remove clone_id or clone_external_id, or use a plugin that can", s.Plugin, registry.CloneVolume)
+				"remove clone_id or clone_external_id, or use another plugin", s.Plugin, registry.CloneVolume)
 	case s.SnapshotID != "" && !inst.Fingerprint.Has(registry.CreateSnapshot):
 		return inst, registry.Errorf(registry.ErrUnsupported,
 			"plugin %s cannot restore snapshots (it lacks %s), and the new volume would be empty; "+
-				"remove snapshot_id, or use a plugin that can", s.Plugin, registry.CreateSnapshot)
+				"remove snapshot_id, or use another plugin", s.Plugin, registry.CreateSnapshot)
 	}
 	return inst, intent.Supports(inst, usagesOf(s)...)
 }
@@ -325,7 +326,7 @@ func begin(view registry.View, v registry.Volume) (registry.Change, error) {
 	for _, other := range view.VolumesNamed(v.Plugin, v.Name) {
 		if other.VolumeName() != v.VolumeName() {
 			return registry.Change{}, registry.Errorf(registry.ErrExists,
-				"volume %s has the name %q at plugin %s already; give this one another name",
+				"volume %s already has the name %q at plugin %s; choose another name",
 				other.VolumeName(), v.Name, v.Plugin)
 		}
 	}
@@ -374,7 +375,7 @@ func checkIDFree(view registry.View, v registry.Volume) error {
 	if !found || other.VolumeName() == v.VolumeName() {
 		return nil
 	}
-	return registry.Errorf(registry.ErrExists, "the plugin answered with volume %q, which is volume %s already",
+	return registry.Errorf(registry.ErrExists, "the plugin answered with volume %q, which is already volume %s",
 		v.External, other.VolumeName())
 }
 
@@ -383,7 +384,7 @@ func checkIDFree(view registry.View, v registry.Volume) error {
 func checkCreated(c csi.Created, source registry.Source) error {
 	if source != (registry.Source{}) && c.Source != source {
 		return registry.Invalid(
-			"it was asked to fill volume %q from %s, and says that it filled it from %s: the volume may be empty",
+			"Holdfast asked for volume %q from source %s, the plugin reports source %s: the volume may be empty",
 			c.VolumeID, source, c.Source)
 	}
 	if c.Capacity < 0 {

@@ -58,7 +58,7 @@ func mayDelete(view registry.View, name registry.VolumeName, local []string) (re
 		return v, unknown(name)
 	}
 	if !v.Created {
-		return v, registry.Invalid("volume %s was registered, not created, so it is not Holdfast's to delete; deregister it",
+		return v, registry.Invalid("volume %s was registered, not created by Holdfast; deregister it instead of deleting it",
 			name)
 	}
 	return v, checkUnused(view, v, local, "deleted")
@@ -77,7 +77,8 @@ func (m *Controller) settle(ctx context.Context, call registry.Call, v registry.
 			return registry.Volume{}, nil // certainly refused
 		}
 		if named, look := m.named(ctx, v.VolumeName()); look != nil || !named {
-			return v, fmt.Errorf("it may or may not have been created, and its plugin has not said under which id; `volume deregister` forgets it: %w", err)
+			return v, fmt.Errorf("the volume may exist, but its plugin has not reported an id; "+
+				"`volume deregister` removes the record: %w", err)
 		}
 	}
 	return m.volume(ctx, v.VolumeName())

@@ -59,9 +59,9 @@ func (m *Controller) expandable(ctx context.Context, name registry.VolumeName) (
 	switch {
 	case v.Ephemeral:
 		err = registry.Errorf(registry.ErrUnsupported,
-			"volume %s is an inline volume of alloc %s, and goes with it: it cannot be expanded", name, v.Owner)
+			"volume %s is an inline volume of alloc %s and cannot be expanded", name, v.Owner)
 	case v.State != registry.VolumeReady:
-		err = registry.Errorf(registry.ErrConflict, "volume %s is %s; it can be expanded when it is ready", name,
+		err = registry.Errorf(registry.ErrConflict, "volume %s is %s; it must be ready to be expanded", name,
 			v.State)
 	}
 	return v, err
@@ -78,11 +78,11 @@ func (m *Controller) largeEnough(
 	}
 	switch {
 	case want.Required < floor:
-		return false, registry.Invalid("volume %s has %d bytes, and a volume cannot be made smaller: %d bytes were asked for",
+		return false, registry.Invalid("volume %s has %d bytes and cannot be made smaller: %d bytes were requested",
 			v.VolumeName(), v.Capacity, want.Required)
 	case want.Limit > 0 && want.Limit < v.Capacity:
 		return false, registry.Invalid(
-			"volume %s has %d bytes already, and a volume cannot be made smaller: the limit is %d bytes",
+			"volume %s has %d bytes and cannot be made smaller: the limit is %d bytes",
 			v.VolumeName(), v.Capacity, want.Limit)
 	case e.Open() || v.Capacity < want.Required && e.Node.Required < want.Required, v.Unmade() && e.Node != want:
 		return false, nil
@@ -195,7 +195,7 @@ func (m *Controller) finishEarlier(
 		return v, asked, nil
 	}
 	if err := m.expandController(ctx, by, v, v.Expansion.Asked, w, intent.PolicyOf(registry.ControllerExpandRPC)); err != nil {
-		return v, asked, fmt.Errorf("%d bytes were asked for before, and what became of that has to be known first: %w",
+		return v, asked, fmt.Errorf("the outcome of an earlier expansion to %d bytes must be known first: %w",
 			v.Expansion.Asked.Required, err)
 	}
 	if v, err = m.volume(ctx, v.VolumeName()); err != nil {
@@ -230,8 +230,8 @@ func (m *Controller) finishOnNode(
 	}
 	if other && n.Refused != "" && intent.Inconclusive(n.Refused) { // the record belongs to the current mount
 		return now, false, registry.Errorf(registry.ErrConflict,
-			"the expansion before is not known to have come to its end "+
-				"on the node (%s: %s); stop the jobs that use the volume, and expand it then", registry.NodeExpandRPC,
+			"the outcome of the previous expansion on the node is unknown (%s: %s); "+
+				"stop the jobs that use the volume, then expand it", registry.NodeExpandRPC,
 			n.Refused)
 	}
 	return now, v.Expansion.Pending() && (vague || before.Refused == ""), nil
@@ -308,7 +308,7 @@ func checkOffline(view registry.View, v registry.Volume, local []string, w expan
 		return nil
 	}
 	return registry.Errorf(registry.ErrConflict, "%w; plugin %s expands only unused volumes (it declares %s and not %s): "+
-		"stop the jobs of these allocs, expand the volume, and run them again",
+		"stop the jobs of these allocs, expand the volume, and run the jobs again",
 		checkUnused(view, v, local, "expanded now"), v.Plugin, registry.ExpandsOffline, registry.ExpandsOnline)
 }
 
@@ -333,7 +333,7 @@ func (m *Controller) leaveToNode(
 		return registry.Change{
 			Put: []registry.Record{now},
 			Events: []registry.Event{m.event(registry.EventVolumeExpanded, now,
-				fmt.Sprintf("to %d bytes, by its node alone", want.Required))},
+				fmt.Sprintf("to %d bytes, by the node plugin alone", want.Required))},
 		}, nil
 	})
 	return err
@@ -481,12 +481,12 @@ func (m *Controller) expanded(
 	v.Expansion.Done = max(want.Required, v.Expansion.Done)
 	v.Expansion.Since = time.Time{}
 	v = m.resized(v, answer)
-	told := fmt.Sprintf("%d bytes", v.Capacity)
+	detail := fmt.Sprintf("%d bytes", v.Capacity)
 	if answer.Node {
-		told += "; its node is to see to it"
+		detail += "; expansion pending on the node"
 	}
 	return registry.Change{Put: []registry.Record{v},
-		Events: []registry.Event{m.event(registry.EventVolumeExpanded, v, told)}}
+		Events: []registry.Event{m.event(registry.EventVolumeExpanded, v, detail)}}
 }
 
 // resized returns v with the size and the node work from the controller's answer. A recorded refusal for the current
@@ -505,10 +505,10 @@ func checkExpanded(e csi.Expanded, at registry.InstanceKey, want registry.Capaci
 	switch {
 	case e.Capacity < want.Required:
 		return badResponse(registry.ControllerExpandRPC, at, registry.ErrInternal,
-			"the plugin says that the volume has %d bytes; %d were asked for", e.Capacity, want.Required)
+			"the plugin reports a volume of %d bytes; %d were requested", e.Capacity, want.Required)
 	case want.Limit > 0 && e.Capacity > want.Limit:
 		return badResponse(registry.ControllerExpandRPC, at, registry.ErrInternal,
-			"the plugin says that the volume has %d bytes; at most %d were asked for", e.Capacity, want.Limit)
+			"the plugin reports a volume of %d bytes; at most %d were requested", e.Capacity, want.Limit)
 	}
 	return nil
 }

@@ -175,7 +175,7 @@ func TestRefusedExpansionIsForgotten(t *testing.T) {
 		}
 		d.plugin.enlarged = &csi.Expanded{Capacity: 1 << 20}
 		_, err = d.Controller.Expand(t.Context(), call, name, upTo(large, 0))
-		if err == nil || !strings.Contains(err.Error(), "says that the volume has 1048576 bytes") {
+		if err == nil || !strings.Contains(err.Error(), "reports a volume of 1048576 bytes") {
 			t.Errorf("of a plugin that does less: %v", err)
 		}
 		d.expect("ControllerExpandVolume vol-data 3145728..0", "ControllerExpandVolume vol-data 2097152..0")
@@ -274,11 +274,11 @@ func TestExpandedToAnotherSize(t *testing.T) {
 		says   string
 	}{
 		"too small": {upTo(larger, 0), csi.Expanded{Capacity: large, Node: true},
-			"3145728 were asked for"},
-		"too small, by itself": {upTo(larger, 0), csi.Expanded{Capacity: large}, "3145728 were asked for"},
+			"3145728 were requested"},
+		"too small, by itself": {upTo(larger, 0), csi.Expanded{Capacity: large}, "3145728 were requested"},
 		"too large": {upTo(large, large), csi.Expanded{Capacity: larger, Node: true},
-			"at most 2097152 were asked for"},
-		"smaller than it was before": {upTo(larger, 0), csi.Expanded{Capacity: 1, Node: true}, "has 1 bytes"},
+			"at most 2097152 were requested"},
+		"smaller than it was before": {upTo(larger, 0), csi.Expanded{Capacity: 1, Node: true}, "of 1 bytes"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			d := open(t, expands(), madeOf(1<<20))

@@ -101,7 +101,7 @@ func (m *Controller) register(ctx context.Context, spec registry.VolumeSpec) err
 		}
 		if other, found := view.VolumeByKey(v.VolumeKey()); found {
 			return registry.Change{}, registry.Errorf(registry.ErrExists,
-				"volume %q of plugin %s is known as %s already",
+				"volume %q of plugin %s is already registered as %s",
 				v.External, v.Plugin, other.VolumeName())
 		}
 		if err := checkIDFree(view, v); err != nil {
@@ -157,7 +157,7 @@ func (m *Controller) lockBriefly(
 // busyWait bounds how long a deregistration waits for a running operation on the volume.
 const busyWait = time.Second
 
-var errBusy = errors.New("that has not ended yet")
+var errBusy = errors.New("the operation has not ended yet")
 
 // busy returns why the volume cannot be deregistered, with the open calls.
 func (m *Controller) busy(ctx context.Context, name registry.VolumeName, why error) error {
@@ -170,7 +170,7 @@ func (m *Controller) busy(ctx context.Context, name registry.VolumeName, why err
 		return nil
 	})
 	return errors.Join(registry.Errorf(registry.ErrConflict,
-		"volume %s cannot be deregistered now: %v%s; end that call, or wait for its end",
+		"volume %s cannot be deregistered now: %v%s; cancel that call, or wait until it ends",
 		name, why, open), err)
 }
 
@@ -196,7 +196,7 @@ func (m *Controller) deregister(ctx context.Context, name registry.VolumeName, l
 		change := registry.Change{
 			Delete: []registry.Key{v.Key()},
 			Events: []registry.Event{m.event(registry.EventVolumeDeregistered, v,
-				"its plugin was not asked to delete it")},
+				"the volume still exists at its plugin")},
 		}
 		for _, open := range intents(view, v) {
 			change.Delete = append(change.Delete, open.Key())

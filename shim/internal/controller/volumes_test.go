@@ -143,7 +143,7 @@ func TestUnusableAnswerIsKeptWithItsReason(t *testing.T) {
 			c.VolumeID = strings.Repeat("x", 4097)
 		}, false, "4097 bytes long"},
 		"invalid UTF-8":     {func(c *csi.Created) { c.VolumeID = "a\xff" }, false, "not valid UTF-8"},
-		"volume of another": {func(c *csi.Created) { c.VolumeID = "vol-other" }, false, "volume other already"},
+		"volume of another": {func(c *csi.Created) { c.VolumeID = "vol-other" }, false, "already volume other"},
 		"large context":     {func(c *csi.Created) { c.Context = big }, true, "volume context"},
 		"large topology":    {func(c *csi.Created) { c.Accessible = []registry.Topology{big} }, true, "topology"},
 		"negative size":     {func(c *csi.Created) { c.Capacity = -1 }, true, "capacity is -1"},
@@ -396,7 +396,7 @@ func TestFailedCreationSaysWhetherItGoesOn(t *testing.T) {
 		"no room": {slices.Repeat([]fault{uncertain("RESOURCE_EXHAUSTED", false)}, 3),
 			registry.VolumeCreating, "in the background", true},
 		"refused after that": {[]fault{uncertain("INTERNAL", false), failed("INVALID_ARGUMENT")},
-			registry.VolumeUncertain, "nothing is tried again", false},
+			registry.VolumeUncertain, "does not retry", false},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			d := open(t, of(registry.CreateDelete))

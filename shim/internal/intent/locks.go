@@ -32,7 +32,7 @@ type lock struct {
 }
 
 // ErrYielded is the cause of a context of LockYielding that ended because another caller waits in Lock.
-var ErrYielded = errors.New("the volume is needed for something else")
+var ErrYielded = errors.New("another operation needs the volume")
 
 // Lock waits for the lock of k and takes it. what describes the operation to other callers.
 func (l *Locks) Lock(ctx context.Context, k Key, what string) (unlock func(), err error) {
