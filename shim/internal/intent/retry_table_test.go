@@ -117,22 +117,27 @@ func TestDocument(t *testing.T) {
 
 func drawn() []byte {
 	var b bytes.Buffer
-	b.WriteString(`# What is done about a driver's answer
+	b.WriteString(`# Answers of drivers and what follows
 
-Printed from the retry table (` + "`intent.Policies`" + `). *Failed*: the call does not run any more; what it may have done is undone. *Uncertain*: it may
-still take effect, so only the same call again or its undo is sent for that volume. Expansions have no undo, and nothing stands on them: one that
-was answered vaguely is *failed*, and is sent again as it was before any other is. One that stays without an answer is waited for by who gives
-its volume back for one round of tries, and taken for answered vaguely then. Between two tries the wait doubles, from the first to the
-last given, less up to half of it by chance. What is tried "until it succeeds" ends with the deadline of who asked, or when the alloc is stopped.
-A try that did not leave, as the plugin could not be reached, has failed for certain. Who repeats or undoes a call that a swap has called off
-before it was answered asks again after 10 to 20 ms where the answer is ABORTED, and doubles that: most calls are short. A failed try is recorded
-if another one comes later than half a second, or than 100 ms where what it said is news.
+Printed from the retry table (` + "`intent.Policies`" + `).
+
+- *Failed*: the call does not run any more. Holdfast undoes what it may have done.
+- *Uncertain*: the call may still take effect. Holdfast sends only the same call or its undo for that volume.
+- A call that could not be sent, because the plugin cannot be reached, has certainly failed.
+- Expansions have no undo, and no other call depends on them. After an inconclusive answer an expansion is *failed*, and Holdfast repeats it
+  before any other expansion of the volume. Releasing the volume waits one round of tries for an expansion without an answer, and then
+  treats it like an inconclusive answer.
+- The wait between two tries doubles from the first to the last value given, less a random part of up to half.
+- "Until it succeeds" ends with the deadline of the caller, or when the alloc is stopped.
+- After a swap cancelled a call, its repetition or undo that is answered with ABORTED is retried after 10 to 20 ms, then after twice that, and
+  so on: most calls are short.
+- A failed try is recorded if the next one follows after more than 500 ms, or after more than 100 ms if the answer is new.
 
 `)
 	for _, rpc := range rpcs {
 		p := Policies[rpc]
 		some := p.Rows["ABORTED"]
-		fmt.Fprintf(&b, "## %s\n\nOne try takes %s at most; waits of %s to %s.\n\n| answer | outcome | sent | what it means to a person |\n|---|---|---|---|\n",
+		fmt.Fprintf(&b, "## %s\n\nOne try takes %s at most; waits of %s to %s.\n\n| answer | outcome | sent | meaning and advice |\n|---|---|---|---|\n",
 			rpc, short(p.Deadline), short(some.Backoff.First), short(some.Backoff.Max))
 		for _, code := range slices.Sorted(maps.Keys(p.Rows)) {
 			row := p.Row(code)
