@@ -117,7 +117,7 @@ func TestAttachRefuses(t *testing.T) {
 	}
 }
 
-// Whatever became of an attach, its undo goes to the node that was recorded before it was sent.
+// An attach with any outcome is undone on the node that was recorded before it was sent.
 func TestWhateverWasSentIsDetached(t *testing.T) {
 	for _, f := range []fault{failed("INVALID_ARGUMENT"), uncertain("ALREADY_EXISTS", true),
 		uncertain("ALREADY_EXISTS", false)} {
@@ -127,7 +127,7 @@ func TestWhateverWasSentIsDetached(t *testing.T) {
 			t.Error("no error")
 		}
 		d.crash()
-		// The plugin that comes back has forgotten how to attach: what was recorded counts.
+		// The restarted plugin no longer declares that it attaches. The record decides.
 		d.use(of())
 		if err := d.Controller.Detach(t.Context(), by, key, "n1"); err != nil {
 			t.Error(err)

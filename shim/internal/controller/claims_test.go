@@ -148,7 +148,7 @@ func TestSameKeyWithAnotherUsage(t *testing.T) {
 	}
 }
 
-// The last claim of a node is not given up before the volume is detached from it, whatever its alloc has become.
+// The last claim of a node is kept until the volume is detached from it.
 func TestClaimKeptUntilDetached(t *testing.T) {
 	l := open(t, table{}, volume())
 	c, err := l.Controller.Claim(t.Context(), wanted("a1", registry.SingleNodeWriter))
@@ -178,8 +178,8 @@ func TestClaimKeptUntilDetached(t *testing.T) {
 	}
 }
 
-// Of two users of one node the first may go while the volume stays attached for the other. A user of another node does
-// not count.
+// Of two users on one node, the first may leave while the volume stays attached for the other. A user on another node
+// does not count.
 func TestOnlyTheLastUserWaitsForDetach(t *testing.T) {
 	l := open(t, table{}, volume())
 	far := wanted("a3", registry.MultiNodeMultiWriter)
@@ -199,8 +199,8 @@ func TestOnlyTheLastUserWaitsForDetach(t *testing.T) {
 	}
 }
 
-// Whatever is asked in whatever order, with a reopen after each step: what is stored never holds two claims that
-// exclude each other, and what is answered is what is stored.
+// After any sequence of claims and releases, with a reopen after each step, no two stored claims exclude each other, and
+// the answers match the stored claims.
 func TestModelOfClaims(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		log := registrytest.NewLog(time.Now)

@@ -24,7 +24,7 @@ var (
 	by   = intent.Caller{Call: call}
 )
 
-// plugin is a controller plugin in memory. It keeps what it made, and a journal of what it was asked.
+// plugin is a controller plugin in memory. It keeps its volumes, and a journal of its calls.
 type plugin struct {
 	t        *testing.T
 	made     map[string]bool   // volume ids
@@ -44,7 +44,7 @@ type plugin struct {
 	}
 }
 
-// fault is how one call ends instead of well.
+// fault is the error of one call.
 type fault struct {
 	code    string
 	outcome registry.Outcome
@@ -164,7 +164,7 @@ func of(caps ...registry.Capability) table {
 	return table{registry.RoleController: i}
 }
 
-// serves says what the tests' tasks are: there is one for the controller of plugin "split".
+// serves reports whether a task serves the role. Only the controller of plugin "split" has one.
 func serves(_ registry.View, role registry.Role, id registry.PluginID) bool {
 	return id == "split" && role == registry.RoleController
 }
@@ -182,7 +182,7 @@ func (vault) Resolve(_ context.Context, refs map[string]registry.Secret) (map[st
 	return values, nil
 }
 
-// desk is a mediator with all around it.
+// desk is a controller with a fake plugin and a state in memory.
 type desk struct {
 	*Controller
 	*plugin
@@ -307,7 +307,7 @@ func spec() registry.VolumeSpec {
 	}
 }
 
-// ready is a volume that is there.
+// ready returns a volume in state ready.
 func ready() registry.Volume {
 	v := registry.Volume{VolumeSpec: spec(), State: registry.VolumeReady, Created: true}
 	v.Name, v.External = "data", key.External

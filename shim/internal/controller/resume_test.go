@@ -11,7 +11,7 @@ import (
 	"holdfast/registry"
 )
 
-// run has the mediator's loop run until end is called, as the next process does.
+// run runs Run until end is called, as the next process does.
 func (d *desk) run() (end func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -106,9 +106,9 @@ func TestUnfinishedCanBeForgotten(t *testing.T) {
 	})
 }
 
-// A controller that is away is waited for: its task is known, or it has made the volume. Nothing is put up without
+// Attach waits for an absent controller if its task is known or if it created the volume. No volume is used without
 // being attached.
-func TestControllerThatIsAwayIsWaitedFor(t *testing.T) {
+func TestAttachWaitsForAnAbsentController(t *testing.T) {
 	node := with()
 	node.Role = registry.RoleNode
 	split, made := ready(), ready()

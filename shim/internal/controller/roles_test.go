@@ -11,8 +11,7 @@ import (
 	"holdfast/registry"
 )
 
-// A healthy plugin that lacks the role that a call needs is said to lack it, soon. One that may still come is waited
-// for.
+// The error of a call soon names the role that a healthy plugin lacks. A role that may still be served is awaited.
 func TestMissingRoleIsNamedSoon(t *testing.T) {
 	instance := func(role registry.Role, state registry.HealthState, caps ...registry.Capability) registry.Instance {
 		i := with(caps...)

@@ -129,8 +129,7 @@ func TestCommitLostAfterCreation(t *testing.T) {
 	}
 }
 
-// An answer that cannot be used leaves a record that says why, and what the plugin calls the volume if it can be called
-// so.
+// An unusable answer leaves a record with the reason, and with the plugin's id of the volume if the id is valid.
 func TestUnusableAnswerIsKeptWithItsReason(t *testing.T) {
 	big := map[string]string{"k": strings.Repeat("x", maxMap)}
 	for what, c := range map[string]struct {
@@ -173,7 +172,7 @@ func TestUnusableAnswerIsKeptWithItsReason(t *testing.T) {
 			d.crash()
 			d.journal = nil
 			if !c.named {
-				// It never leads to the deletion of what is somebody else's, and can be forgotten.
+				// Deleting it never deletes another volume. It can be deregistered.
 				if err := d.Controller.Delete(t.Context(), call, name); err == nil ||
 					!strings.Contains(err.Error(), "volume deregister") {
 					t.Errorf("%v", err)
@@ -194,8 +193,7 @@ func TestUnusableAnswerIsKeptWithItsReason(t *testing.T) {
 	}
 }
 
-// externalIDs are ids as real drivers have them: a path, a resource of a cloud, a share, and the longest that there may
-// be.
+// externalIDs are ids of real drivers: a path, a resource of a cloud, a share, and one of the greatest length.
 var externalIDs = []string{
 	"/buckets/data", "..", "a/../../etc", "server#share#data##", "two\nlines", "\x00",
 	"/subscriptions/" + strings.Repeat("0", 36) + "/resourceGroups/" + strings.Repeat("g", 60) +
@@ -238,8 +236,7 @@ func TestExternalIDIsOpaque(t *testing.T) {
 	}
 }
 
-// The intent of a creation has a key of its own, whatever ids the plugin uses: that of another volume is not found
-// under it, and does not hinder it.
+// The key of a creation's intent equals no id of the plugin. The intent of another volume does not block it.
 func TestVolumeIDMadeOfANameDoesNotHinderACreation(t *testing.T) {
 	other := ready()
 	other.ID, other.Name, other.External, other.Created = "other", "other", "name:data", false
@@ -259,7 +256,7 @@ func TestVolumeIDMadeOfANameDoesNotHinderACreation(t *testing.T) {
 	}
 }
 
-// filled is a spec of a volume that is filled from another one, or from a snapshot.
+// filled returns the spec of a volume with a source.
 func filled(change func(*registry.VolumeSpec)) registry.VolumeSpec {
 	s := spec()
 	s.ID, s.Name = "copy", "copy"
@@ -267,8 +264,8 @@ func filled(change func(*registry.VolumeSpec)) registry.VolumeSpec {
 	return s
 }
 
-// A volume is never made empty where it was to be filled: the plugin is not asked without the capability, and its
-// answer has to name the source.
+// A volume with a source is never empty: a plugin without the capability gets no call, and its answer must name the
+// source.
 func TestVolumeFromASourceIsNeverEmpty(t *testing.T) {
 	able := of(registry.CreateDelete, registry.CloneVolume, registry.CreateSnapshot)
 	source := ready()
@@ -420,7 +417,7 @@ func TestFailedCreationSaysWhetherItGoesOn(t *testing.T) {
 			if c.state != registry.VolumeUncertain {
 				return
 			}
-			// A refusal of now says nothing of what an earlier call has made: only a person forgets it.
+			// A refusal says nothing about an earlier call. Only a person removes the record.
 			d.faults = []fault{failed("INVALID_ARGUMENT")}
 			if err := d.Controller.Delete(t.Context(), call, name); err == nil {
 				t.Errorf("%s: deleted without a word of the plugin", what)
@@ -582,7 +579,7 @@ func TestExternalIDIsUniquePerPlugin(t *testing.T) {
 	}
 }
 
-// uses are records each of which says that the volume is in use.
+// uses returns records that each mean that the volume is in use, by a part of the error.
 func uses() map[string][]registry.Record {
 	return map[string][]registry.Record{
 		"alloc a1": {claimed()},

@@ -191,9 +191,8 @@ func unmounting() map[string]Row {
 	}
 }
 
-// expanding is what differs for calls that make a volume larger. They have no undo, and nothing stands on them, so one
-// that the plugin has answered does not hold up the others for its volume; what it may have done is found out by the
-// same call again.
+// expanding returns the rows that differ for expansions. They have no undo, and no other call depends on them. So an
+// answered one does not block other calls for its volume. Repeating the same call finds out what it did.
 func expanding(differing map[string]Row) map[string]Row {
 	differing["UNKNOWN"] = failed(few, "the plugin failed, and does not say how: its log may")
 	differing["INTERNAL"] = failed(few, "something failed inside the plugin: its log should say what")

@@ -23,8 +23,8 @@ var rpcs = []registry.RPC{
 	registry.ControllerExpandRPC, registry.NodeExpandRPC, registry.CreateSnapshotRPC, registry.DeleteSnapshotRPC,
 }
 
-// tries is how often a call is sent at most, by hand from the specification's error scheme: its general codes, and what
-// it says of each call.
+// tries returns how often a call is sent at most, by the specification's error scheme: the general codes, and those of
+// each call.
 func tries(rpc registry.RPC, code string) int {
 	switch code {
 	case "ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED":
@@ -58,13 +58,13 @@ func tries(rpc registry.RPC, code string) int {
 	return 1
 }
 
-// stays is the codes that say nothing certain of a call.
+// stays lists the codes that do not say whether a call took effect.
 var stays = []string{"", "CANCELLED", "UNKNOWN", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "INTERNAL",
 	"UNAVAILABLE", "DATA_LOSS", "CODE_99",
 	registry.CodeUnreadable}
 
-// staysOpen says whether the intent of a call stays open after the answer. Nothing stands on an expansion: of those,
-// only the ones stay that may still run.
+// staysOpen reports whether the intent of a call stays open after the answer. Of expansions only those stay open that
+// may still run.
 func staysOpen(rpc registry.RPC, code string) bool {
 	if rpc == registry.CreateVolumeRPC && code == registry.CodeUnreadable {
 		return false // what is left is in the volume's record

@@ -88,7 +88,7 @@ func TestFailedCallIsClosedAndItsMarkStays(t *testing.T) {
 	}
 	_, found, mark, events := look(t, log)
 	if found || mark != registry.MarkSent {
-		t.Errorf("intent open %v, mark %q; rule U wants what was sent to be undone", found, mark)
+		t.Errorf("intent open %v, mark %q; want none open, and the mark sent", found, mark)
 	}
 	if len(events) != 1 || events[0].Kind != registry.EventStepFailed || events[0].Cause != "NodeStageVolume" ||
 		events[0].Detail != "INVALID_ARGUMENT: because" || events[0].Role != registry.RoleNode {
@@ -170,7 +170,7 @@ func TestOnlyTheSameCallOrItsUndo(t *testing.T) {
 			}
 			if !c.legal && (!errors.Is(err, registry.ErrConflict) ||
 				!strings.Contains(err.Error(), string(c.open.RPC)+" of data")) {
-				t.Errorf("the error does not say what is uncertain: %v", err)
+				t.Errorf("the error does not name the open call: %v", err)
 			}
 		})
 	}
@@ -197,7 +197,7 @@ func TestTriedAgainUntilItIsDone(t *testing.T) {
 			t.Errorf("intent open %v, mark %q", found, mark)
 		}
 		if len(events) != 1 {
-			t.Errorf("what failed four times alike was told %d times: %v", len(events), events)
+			t.Errorf("four equal failures have %d events: %v", len(events), events)
 		}
 	})
 }
@@ -218,7 +218,8 @@ func TestHungCallEndsAtItsDeadline(t *testing.T) {
 	})
 }
 
-// sentInAnHour is how often a call is sent that is always answered so, and where its intent stands after that.
+// sentInAnHour returns how often a call is sent within an hour if every answer has the code, and whether its intent
+// is open after that.
 func sentInAnHour(t *testing.T, rpc registry.RPC, code string, outcome registry.Outcome) (sent int, open bool) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
@@ -357,7 +358,7 @@ func TestRetryUntilCutsNoCallOff(t *testing.T) {
 	})
 }
 
-// What is tried three times is so after whatever came before: each answer has its own budget.
+// Each answer has its own number of tries.
 func TestBudgetsAreByAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sent := 0
@@ -387,7 +388,7 @@ func TestACallThatStillRunsIsAskedForSoon(t *testing.T) {
 		"a short one": {true, "CANCELLED", ErrReleased, 50 * time.Millisecond, 7, 50 * time.Millisecond,
 			150 * time.Millisecond},
 		"a long one": {true, "CANCELLED", ErrReleased, time.Minute, 40, time.Minute, 90 * time.Second},
-		"somebody else's": {false, "", nil, 50 * time.Millisecond, 2, 100 * time.Millisecond,
+		"another call": {false, "", nil, 50 * time.Millisecond, 2, 100 * time.Millisecond,
 			200 * time.Millisecond},
 		"one that was answered": {true, "INTERNAL", errors.New("gone"), 50 * time.Millisecond, 2,
 			200 * time.Millisecond, 400 * time.Millisecond},
@@ -415,7 +416,7 @@ func TestACallThatStillRunsIsAskedForSoon(t *testing.T) {
 	}
 }
 
-// index is that of the last change.
+// index returns the index of the last change.
 func index(t *testing.T, log registry.State) (at registry.Seq) {
 	t.Helper()
 	if err := log.View(context.Background(), func(v registry.View) error { at = v.Index(); return nil }); err != nil {
@@ -424,9 +425,8 @@ func index(t *testing.T, log registry.State) (at registry.Seq) {
 	return at
 }
 
-// A call that a swap has cut off is open just as it would be stored once more, so it is sent without that; its quick
-// answers, which nobody could read, are not stored either. What differs is stored, and what may not be sent any more is
-// not sent.
+// The intent of a call that a swap has cancelled is already stored, so the call is repeated without a commit. Quick
+// answers are not stored either. A different call is stored first, and a refused one is not sent.
 func TestAnOpenCallIsNotStoredAgain(t *testing.T) {
 	refused := errors.New("it has no claim any more")
 	for what, c := range map[string]struct {
