@@ -244,7 +244,7 @@ func (s *Snapshots) finish(
 			s.wakeRun()
 			return err
 		}
-		if !s.pauses(ctx, backoff.Delay(try, rand.Float64())) {
+		if !intent.Sleep(ctx, backoff.Delay(try, rand.Float64())) {
 			s.wakeRun()
 			return errors.Join(context.Cause(ctx), err)
 		}
@@ -483,7 +483,7 @@ func (s *Snapshots) Run(ctx context.Context) error {
 // resume tries until the snapshot is finished or ctx ends.
 func (s *Snapshots) resume(ctx context.Context, name registry.SnapshotName, atOnce bool) {
 	for try := uint64(1); ; try++ {
-		if wait := resumeBackoff.Delay(try, rand.Float64()); !atOnce && !s.pauses(ctx, wait) {
+		if wait := resumeBackoff.Delay(try, rand.Float64()); !atOnce && !intent.Sleep(ctx, wait) {
 			return
 		}
 		atOnce = false

@@ -5,12 +5,10 @@ import (
 	"errors"
 	"io"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"holdfast/registry"
@@ -32,15 +30,15 @@ func (f *Fleet) Pass(
 	ctx context.Context, at registry.InstanceKey, call Passed, reply func(*emptypb.Empty) error,
 ) (answered bool, err error) {
 	sent := f.secretsOf(at.Plugin)
-	var p private
-	if call.Decoded != nil {
-		p.addFields(call.Decoded.ProtoReflect())
-		sent.add(p.secrets)
+	known := call.Decoded
+	if known == nil {
+		known = call.Message
 	}
+	sent.add(secretsIn(known))
 	c, in, err := f.of(at)
 	if err != nil {
 		unsent := status.Error(codes.Unavailable, err.Error())
-		return false, failure(call.RPC, at, unsent, &callTrace{}, sent.redactor(p.secrets))
+		return false, failure(call.RPC, at, unsent, &callTrace{}, sent.redactorOf(ctx, known, nil))
 	}
 	var refused error // by reply
 	trace, err := c.deliver(ctx, in, func(ctx context.Context, l *link, trace *callTrace) error {
@@ -58,7 +56,7 @@ func (f *Fleet) Pass(
 		return answered, nil
 	}
 	c.doubt(err)
-	return answered, failure(call.RPC, at, err, trace, sent.redactor(p.secrets))
+	return answered, failure(call.RPC, at, err, trace, sent.redactorOf(ctx, known, nil))
 }
 
 // pass makes a call with one request and any number of messages in its answer. A unary call is one with one message.
@@ -96,34 +94,4 @@ func (l *link) pass(
 		}
 		last = m
 	}
-}
-
-// addFields adds the secrets that a request carries: the fields that CSI declares to be secret (option csi_secret), and
-// the values in its other maps that are named like secrets.
-func (p *private) addFields(m protoreflect.Message) {
-	m.Range(func(field protoreflect.FieldDescriptor, v protoreflect.Value) bool {
-		secret, _ := proto.GetExtension(field.Options(), csi.E_CsiSecret).(bool)
-		switch {
-		case field.IsMap() && field.MapValue().Kind() == protoreflect.StringKind:
-			v.Map().Range(func(name protoreflect.MapKey, value protoreflect.Value) bool {
-				if secret || registry.SecretName(name.String()) {
-					p.add(name.String(), value.String())
-				}
-				return true
-			})
-		case field.IsList() && field.Kind() == protoreflect.MessageKind:
-			for i := range v.List().Len() {
-				p.addFields(v.List().Get(i).Message())
-			}
-		case field.IsList() && field.Kind() == protoreflect.StringKind && field.Name() == "mount_flags":
-			var flags []string
-			for i := range v.List().Len() {
-				flags = append(flags, v.List().Get(i).String())
-			}
-			registry.FlagsOf(flags).Secrets(p.add)
-		case field.Kind() == protoreflect.MessageKind && !field.IsMap():
-			p.addFields(v.Message())
-		}
-		return true
-	})
 }

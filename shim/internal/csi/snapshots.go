@@ -43,23 +43,21 @@ func (f *Fleet) CreateSnapshot(
 		Name: r.Name, SourceVolumeId: string(r.Volume), Parameters: r.Parameters, Secrets: reveal(r.Secrets),
 	}
 	var reply csi.CreateSnapshotResponse
-	err := f.send(ctx, registry.CreateSnapshotRPC, at, carried(r.Secrets, "", r.Parameters), req, &reply)
+	err := f.send(ctx, registry.CreateSnapshotRPC, at, req, &reply, nil)
 	return snapshot(reply.GetSnapshot()), err
 }
 
 // DeleteSnapshot is DeleteSnapshot.
 func (f *Fleet) DeleteSnapshot(ctx context.Context, at registry.InstanceKey, r SnapshotRequest) error {
 	req := &csi.DeleteSnapshotRequest{SnapshotId: string(r.Snapshot), Secrets: reveal(r.Secrets)}
-	p := carried(r.Secrets, "", r.Private.Contexts...)
-	return f.send(ctx, registry.DeleteSnapshotRPC, at, p, req, &csi.DeleteSnapshotResponse{})
+	return f.send(ctx, registry.DeleteSnapshotRPC, at, req, &csi.DeleteSnapshotResponse{}, r.Private.known)
 }
 
 // GetSnapshot is GetSnapshot.
 func (f *Fleet) GetSnapshot(ctx context.Context, at registry.InstanceKey, r SnapshotRequest) (Snapshot, error) {
 	req := &csi.GetSnapshotRequest{SnapshotId: string(r.Snapshot), Secrets: reveal(r.Secrets)}
 	var reply csi.GetSnapshotResponse
-	p := carried(r.Secrets, "", r.Private.Contexts...)
-	err := f.send(ctx, registry.GetSnapshotRPC, at, p, req, &reply)
+	err := f.send(ctx, registry.GetSnapshotRPC, at, req, &reply, r.Private.known)
 	return snapshot(reply.GetSnapshot()), err
 }
 
@@ -70,7 +68,7 @@ func (f *Fleet) ListSnapshots(
 ) (page []Snapshot, next string, err error) {
 	req := &csi.ListSnapshotsRequest{MaxEntries: pageSize, StartingToken: token, SourceVolumeId: string(volume)}
 	var reply csi.ListSnapshotsResponse
-	err = f.send(ctx, registry.ListSnapshotsRPC, at, private{}, req, &reply)
+	err = f.send(ctx, registry.ListSnapshotsRPC, at, req, &reply, nil)
 	for _, e := range reply.GetEntries() {
 		page = append(page, snapshot(e.GetSnapshot()))
 	}

@@ -112,7 +112,7 @@ func (s Sender) Send(ctx context.Context, c Call) error {
 				return errors.Join(err, failed)
 			}
 		}
-		if !sleep(ctx, delay) || d.Pause.wait(ctx, d.Intent.Operation) != nil {
+		if !Sleep(ctx, delay) || d.Pause.wait(ctx, d.Intent.Operation) != nil {
 			return d.giveUp(ctx, err)
 		}
 		d.Intent.Attempt++
@@ -346,8 +346,8 @@ func (d *delivery) store(ctx context.Context, change func(registry.View) registr
 	return nil
 }
 
-// sleep reports whether it slept to the end.
-func sleep(ctx context.Context, d time.Duration) bool {
+// Sleep reports whether it slept to the end.
+func Sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
