@@ -117,35 +117,48 @@ func TestDocument(t *testing.T) {
 
 func drawn() []byte {
 	var b bytes.Buffer
-	b.WriteString(`# Answers of drivers and what follows
+	b.WriteString(`# Retries
 
-Printed from the retry table (` + "`intent.Policies`" + `).
+What Holdfast does about each answer of a CSI driver to a call that changes something. Printed from the retry table (` + "`intent.Policies`" + `).
 
-- *Failed*: the call does not run any more. Holdfast undoes what it may have done.
-- *Uncertain*: the call may still take effect. Holdfast sends only the same call or its undo for that volume.
-- A call that could not be sent, because the plugin cannot be reached, has certainly failed.
-- Expansions have no undo, and no other call depends on them. After an inconclusive answer an expansion is *failed*, and Holdfast repeats it
-  before any other expansion of the volume. Releasing the volume waits one round of tries for an expansion without an answer, and then
-  treats it like an inconclusive answer.
-- The wait between two tries doubles from the first to the last value given, less a random part of up to half.
-- "Until it succeeds" ends with the deadline of the caller, or when the alloc is stopped.
-- After a swap cancelled a call, its repetition or undo that is answered with ABORTED is retried after 10 to 20 ms, then after twice that, and
-  so on: most calls are short.
-- A failed try is recorded if the next one follows after more than 500 ms, or after more than 100 ms if the answer is new.
+- *Failed*: the call has ended. What it may have done is undone.
+- *Uncertain*: the call may still take effect. Until this is known, only the same call or its undo is sent for the volume.
+- The wait between two tries doubles from the first to the last value given, minus up to half of it at random.
+- "Until it succeeds" ends with the caller's deadline, or when the alloc is stopped.
+- A call that could not be sent to the plugin has certainly failed.
+- Expansions have no undo. After an inconclusive answer the same expansion is sent again before any other. After no answer, a release of the volume waits
+  for one round of tries, and then treats the answer as inconclusive.
+- A swap cancels calls in flight, and the new shim repeats or undoes them. While the plugin answers such a call with ABORTED, the waits begin with 10 to 20 ms.
+- A failed try is recorded if the next one follows more than 500 ms later, or more than 100 ms later and the error is new.
+
+## Every call
 
 `)
+	drawRows(&b, common)
+	b.WriteString("\nThe sections below list only what differs from this table.\n")
 	for _, rpc := range rpcs {
 		p := Policies[rpc]
 		some := p.Rows["ABORTED"]
-		fmt.Fprintf(&b, "## %s\n\nOne try takes %s at most; waits of %s to %s.\n\n| answer | outcome | sent | meaning and advice |\n|---|---|---|---|\n",
+		fmt.Fprintf(&b, "\n## %s\n\nOne try takes %s at most; waits of %s to %s.\n",
 			rpc, short(p.Deadline), short(some.Backoff.First), short(some.Backoff.Max))
-		for _, code := range slices.Sorted(maps.Keys(p.Rows)) {
-			row := p.Row(code)
-			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", named(code), row.Outcome, often(row.Tries), row.Advice)
+		differing := maps.Clone(p.Rows)
+		maps.DeleteFunc(differing, func(code string, row Row) bool {
+			return row.with(Backoff{}) == common[code].with(Backoff{})
+		})
+		if len(differing) > 0 {
+			b.WriteString("\n")
+			drawRows(&b, differing)
 		}
-		b.WriteString("\n")
 	}
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+	return b.Bytes()
+}
+
+func drawRows(b *bytes.Buffer, rows map[string]Row) {
+	b.WriteString("| answer | outcome | sent | what it means, and what to do |\n|---|---|---|---|\n")
+	for _, code := range slices.Sorted(maps.Keys(rows)) {
+		row := rows[code]
+		fmt.Fprintf(b, "| %s | %s | %s | %s |\n", named(code), row.Outcome, often(row.Tries), row.Advice)
+	}
 }
 
 func named(code string) string {
@@ -153,7 +166,7 @@ func named(code string) string {
 	case "":
 		return "no answer"
 	case "OK":
-		return "`OK`, which is not so"
+		return "`OK`, but not done"
 	}
 	return "`" + code + "`"
 }
