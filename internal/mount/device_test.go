@@ -3,7 +3,6 @@ package mount
 import (
 	"errors"
 	"os"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -75,42 +74,14 @@ func TestTerminalsWorkBesideADeviceOfTheSpace(t *testing.T) {
 	}
 }
 
-func TestDevicesThatAreRefused(t *testing.T) {
-	dir := tempDir(t)
-	write(t, "", dir, "file")
-	null := Device{Source: "/dev/null", Target: "/x"}
-	for what, c := range map[string]struct {
-		layers []Layer
-		want   error
-		text   string
-	}{
-		"a directory":            {[]Layer{Device{Source: dir, Target: "/x"}}, ErrNoDevice, dir},
-		"a file":                 {[]Layer{Device{Source: dir + "/file", Target: "/x"}}, ErrNoDevice, dir + "/file"},
-		"nothing":                {[]Layer{Device{Source: dir + "/none", Target: "/x"}}, unix.ENOENT, dir + "/none"},
-		"a target twice":         {[]Layer{null, Device{Source: "/dev/zero", Target: "/x"}}, nil, "target of two"},
-		"a bind's target":        {[]Layer{null, Bind{Source: dir, Target: "/x"}}, nil, "target of two"},
-		"a directory as target":  {[]Layer{Device{Source: "/dev/null", Target: dir}}, nil, "directory"},
-		"a relative target":      {[]Layer{Device{Source: "/dev/null", Target: "x"}}, nil, "absolute"},
-		"a target below a bound": {[]Layer{null, Device{Source: "/dev/null", Target: "/x/y"}}, nil, "not a directory"},
-	} {
-		_, err := try(t, Space{Layers: c.layers}, `true`)
-		if err == nil || !strings.Contains(err.Error(), c.text) || c.want != nil && !errors.Is(err, c.want) {
-			t.Errorf("%s: %v", what, err)
-		}
-	}
-}
-
 func TestNumberOf(t *testing.T) {
 	dir := tempDir(t)
 	write(t, "", dir, "file")
 	must(t, os.Symlink("/dev/full", dir+"/link"))
-	if n, err := NumberOf(dir + "/link"); err != nil || n != (Number{Major: 1, Minor: 7}) {
-		t.Errorf("%+v, %v", n, err)
-	}
-	if n, err := NumberOf(dir + "/file"); !errors.Is(err, ErrNoDevice) {
-		t.Errorf("a file is %+v, %v", n, err)
-	}
-	if n, err := NumberOf(dir + "/none"); !errors.Is(err, unix.ENOENT) {
-		t.Errorf("nothing is %+v, %v", n, err)
+	for name, want := range map[string]error{"link": nil, "file": ErrNoDevice, "none": unix.ENOENT} {
+		n, err := NumberOf(dir + "/" + name)
+		if !errors.Is(err, want) || want == nil && n != (Number{Major: 1, Minor: 7}) {
+			t.Errorf("NumberOf(%s) = %+v, %v", name, n, err)
+		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -46,11 +45,7 @@ func mountFuse(t *testing.T, at string) (dies func()) {
 	}
 	t.Cleanup(func() {
 		dies()
-		// by who hung
-		end := time.Now().Add(10 * time.Second)
-		for errors.Is(unix.Unmount(at, 0), unix.EBUSY) && time.Now().Before(end) {
-			time.Sleep(time.Millisecond)
-		}
+		until(t, "processes that hung release the mount", func() bool { return !errors.Is(unix.Unmount(at, 0), unix.EBUSY) })
 	})
 	return dies
 }

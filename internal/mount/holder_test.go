@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -28,13 +27,13 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// holder is a process that does some steps, and then waits for end.
+// holder is a process that has done some steps and waits for end.
 type holder struct {
 	pid int
 	end func()
 }
 
-// holdOn starts one, in a mount namespace of its own if asked to.
+// holdOn starts a holder; apart: in a mount namespace of its own.
 func holdOn(t *testing.T, apart bool, steps ...string) holder {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", append([]string{"-hold"}, steps...)...)
@@ -61,12 +60,11 @@ func begin(t *testing.T, cmd *exec.Cmd) holder {
 	return h
 }
 
-// hold does the steps, each "what:path" or "what:path:path"; one that begins with "?" may fail.
+// hold does the steps, each "what:path" or "what:path:path", and waits until its input ends.
 func hold(steps []string) {
 	runtime.LockOSThread() // the main thread, whose namespace and directory are the process's
 	for _, step := range steps {
-		step, maybe := strings.CutPrefix(step, "?")
-		if err := do(step); err != nil && !maybe {
+		if err := do(step); err != nil {
 			fmt.Println(step, err)
 			os.Exit(1)
 		}
@@ -84,16 +82,8 @@ func do(step string) error {
 		return unix.Chdir(a)
 	case "root":
 		return unix.Chroot(a)
-	case "thread":
-		return onAnotherThread(func() error {
-			if err := unix.Unshare(unix.CLONE_FS); err != nil {
-				return err
-			}
-			return unix.Chdir(a)
-		})
-	case "open", "path":
-		flags := map[string]int{"open": unix.O_RDWR, "path": unix.O_PATH}[what]
-		_, err := unix.Open(a, flags, 0)
+	case "open":
+		_, err := unix.Open(a, unix.O_RDWR, 0)
 		return err
 	case "remove":
 		return unix.Unlink(a)
@@ -111,20 +101,10 @@ func do(step string) error {
 	case "bind", "rbind":
 		flag := map[string]uintptr{"bind": unix.MS_BIND, "rbind": unix.MS_BIND | unix.MS_REC}[what]
 		return unix.Mount(a, b, "", flag, "")
-	case "tmpfs":
-		return unix.Mount("holder", a, "tmpfs", 0, "size=64k")
 	case "umount":
 		return unix.Unmount(a, 0)
-	case "pivot":
-		if err := unix.Chdir(a); err != nil {
-			return err
-		}
-		if err := unix.PivotRoot(".", "."); err != nil {
-			return err
-		}
-		return unix.Unmount(".", unix.MNT_DETACH)
 	case "inspect":
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), hungAfter)
 		defer cancel()
 		seen, err := newHelper().Inspect(ctx, []string{a})
 		if seen[a].Hung {
@@ -135,15 +115,4 @@ func do(step string) error {
 		return os.MkdirAll(a, 0o755)
 	}
 	return fmt.Errorf("no step is called %q", what)
-}
-
-// onAnotherThread leaves that thread as fn made it, for as long as the process lives.
-func onAnotherThread(fn func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		done <- fn()
-		select {}
-	}()
-	return <-done
 }

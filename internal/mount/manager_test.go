@@ -72,41 +72,6 @@ func TestManagerRefusesForeignPaths(t *testing.T) {
 	}
 }
 
-func TestManagerEntersNoMountAndNoLink(t *testing.T) {
-	m, l := newManager(t)
-	root, outside := l.MountRoot(), t.TempDir()
-	must(t, m.MakeDirs([]hooks.HostDir{{Path: root + "/p/publish/empty", Mode: 0o700},
-		{Path: root + "/p/publish/empty", Mode: 0o700}}))
-	vol := volumeAt(t, root+"/p/stage/v")
-	volumeAt(t, vol+"/inside/deep")
-	must(t, errors.Join(os.Mkdir(outside+"/v", 0o700), os.Symlink(outside, root+"/p/link")))
-	if err := m.RemoveDir(root + "/p"); err == nil {
-		t.Error("a directory that is not empty was removed")
-	}
-	for path, err := range map[string]error{vol: m.RemoveDir(vol), "in it": m.RemoveDir(vol + "/inside"),
-		"made in it": m.MakeDir(vol + "/new")} {
-		if !errors.Is(err, ErrMounted) {
-			t.Errorf("%s: %v", path, err)
-		}
-	}
-	if m.MakeDir(root+"/p/link/new") == nil || m.RemoveDir(root+"/p/link/v") == nil || exists(t, outside+"/new") ||
-		!exists(t, outside+"/v") {
-		t.Error("a link was followed")
-	}
-	for range 2 { // the second time it is gone
-		must(t, m.RemoveDir(root+"/p/publish/empty"))
-	}
-	mounts, err := m.Mounts(root)
-	if err != nil || len(mounts) != 2 || mounts[0].Point != vol || mounts[1].Point != vol+"/inside/deep" {
-		t.Errorf("Mounts: %v, %v", mounts, err)
-	}
-	for path, want := range map[string]bool{vol: true, root + "/p/stage": false, root + "/none": false} {
-		if got, err := m.Mounted(path); err != nil || got != want {
-			t.Errorf("Mounted(%s): %v, %v", path, got, err)
-		}
-	}
-}
-
 func TestFullFileSystemIsExhausted(t *testing.T) {
 	m, l := newManager(t)
 	must(t, m.Share())

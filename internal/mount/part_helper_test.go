@@ -1,7 +1,6 @@
 package mount
 
 import (
-	"context"
 	"encoding/gob"
 	"errors"
 	"math/rand/v2"
@@ -9,14 +8,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// hungPart is a world whose volume takes requests and answers none.
+// hungPart returns a part of a volume that takes requests and answers none.
 func hungPart(t *testing.T) (w partEnv, p Part, dies func()) {
 	w = newPartEnv(t, 0)
 	must(t, unix.Unmount(w.volume(), 0))
@@ -24,95 +22,57 @@ func hungPart(t *testing.T) (w partEnv, p Part, dies func()) {
 	return w, w.part("a/b", true), dies
 }
 
-// A volume that hangs freezes nobody but the helper, which cannot be killed. The caller goes on at its deadline; what
-// is known to hang is not asked again; nobody takes the place of the part for free while the helper could still mount
-// something, not even a process that knows nothing of it; and when the kernel lets go of the helper, nothing is
-// mounted.
+// A volume that hangs blocks only the helper, which cannot be killed. While the helper may still mount the part, no
+// other call and no other process mounts or unmounts there. When the kernel releases the helper, nothing is mounted.
 func TestHungVolumeBlocksOnlyItsHelper(t *testing.T) {
 	w, p, dies := hungPart(t)
-	l := newHelper()
+	h := newHelper()
 	files := openFiles(t)
-	begun := time.Now()
-	if err := l.MountPart(soon(t, time.Second), p); !errors.Is(err, ErrHung) ||
-		time.Since(begun) > 2*time.Second*slower {
-		t.Errorf("%v after %v", err, time.Since(begun))
-	}
-	helpers := children(t)
-	if len(helpers) != 1 || state(helpers[0]) != "D" {
-		t.Fatalf("helpers: %v; the volume does not hang as it should", helpers)
-	}
-	begun = time.Now()
-	for range 2 {
-		if err := l.MountPart(soon(t, time.Minute), p); !errors.Is(err, ErrHung) {
-			t.Errorf("again: %v", err)
+	for range 2 { // the second time the helper is known to hang
+		if err := h.MountPart(deadline(t, hungAfter), p); !errors.Is(err, ErrHung) {
+			t.Errorf("MountPart: %v", err)
 		}
-		if err := l.UnmountPart(soon(t, time.Minute), p.Root, p.At); !errors.Is(err, ErrHung) {
-			t.Errorf("its undo: %v", err)
+		if err := h.UnmountPart(deadline(t, time.Minute), p.Root, p.At); !errors.Is(err, ErrHung) {
+			t.Errorf("UnmountPart: %v", err)
+		}
+		if helpers := children(t); len(helpers) != 1 || !unkillable(helpers[0]) {
+			t.Fatalf("helpers: %v, want one that hangs", helpers)
 		}
 	}
-	if again := children(t); time.Since(begun) > time.Second || len(again) != 1 {
-		t.Errorf("it took %v, helpers: %v", time.Since(begun), again)
+	next := newHelper() // as in the next process
+	if err := next.UnmountPart(deadline(t, time.Minute), p.Root, p.At); !errors.Is(err, ErrHeld) {
+		t.Errorf("UnmountPart by another process: %v", err)
 	}
-	next := newHelper() // of the next process
-	if err := next.UnmountPart(soon(t, 10*time.Second), p.Root, p.At); !errors.Is(err, ErrHeld) {
-		t.Errorf("its undo by another process: %v", err)
-	}
-	if err := next.MountPart(soon(t, 10*time.Second), p); !errors.Is(err, ErrHeld) {
-		t.Errorf("by another process: %v", err)
+	if err := next.MountPart(deadline(t, time.Minute), p); !errors.Is(err, ErrHeld) {
+		t.Errorf("MountPart by another process: %v", err)
 	}
 	dies()
-	reap(t, l)
+	reap(t, h)
 	if lines := w.lines(w.at(p)); len(lines) > 0 {
-		t.Errorf("it was mounted behind our back: %v", lines)
+		t.Errorf("the killed helper mounted the part: %v", lines)
 	}
-	must(t, l.UnmountPart(soon(t, 10*time.Second), p.Root, p.At))
+	must(t, h.UnmountPart(deadline(t, time.Minute), p.Root, p.At))
 	w.gone(p)
 	if n := openFiles(t); n > files {
-		t.Errorf("%d files, were %d", n, files)
+		t.Errorf("%d open files, were %d", n, files)
 	}
 }
 
-// A caller whose context ends returns at once.
-func TestMountPartEndsWithItsContext(t *testing.T) {
-	_, p, dies := hungPart(t)
-	l := newHelper()
-	cause := errors.New("enough")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	time.AfterFunc(100*time.Millisecond, func() { cancel(cause) })
-	begun := time.Now()
-	if err := l.MountPart(ctx, p); !errors.Is(err, cause) || time.Since(begun) > 5*time.Second {
-		t.Errorf("%v after %v", err, time.Since(begun))
-	}
-	if err := newHelper().MountPart(ctx, p); !errors.Is(err, cause) {
-		t.Errorf("a context that is over: %v", err)
-	}
-	dies()
-	reap(t, l)
-	must(t, UnmountPart(p.Root, p.At))
-}
-
-// A part of a dead volume cannot be mounted, and one that was mounted before is unmounted without its server.
+// A part of a dead volume cannot be mounted. One that was mounted before is unmounted without its server.
 func TestPartOfADeadVolume(t *testing.T) {
 	w, p, dies := hungPart(t)
 	dies()
-	l := newHelper()
-	if err := l.MountPart(soon(t, 10*time.Second), p); !strings.Contains(errText(err), "not connected") {
-		t.Errorf("%v", err)
+	h := newHelper()
+	if err := h.MountPart(deadline(t, time.Minute), p); err == nil || !strings.Contains(err.Error(), "not connected") {
+		t.Errorf("MountPart: %v", err)
 	}
 	must(t, unix.Mount(w.volume(), mkdir(t, w.at(p)), "", unix.MS_BIND, ""))
-	must(t, l.UnmountPart(soon(t, 10*time.Second), p.Root, p.At))
+	must(t, h.UnmountPart(deadline(t, time.Minute), p.Root, p.At))
 	w.gone(p)
 }
 
-func errText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
-// begunPart is a helper that has just been asked to mount a part.
-func begunPart(t *testing.T, p Part) *process {
+// startMountPart starts a helper and asks it to mount a part.
+func startMountPart(t *testing.T, p Part) *process {
 	t.Helper()
 	a, err := start(HelperCommand, time.Now().Add(time.Minute))
 	must(t, err)
@@ -121,24 +81,24 @@ func begunPart(t *testing.T, p Part) *process {
 }
 
 // A helper whose caller is gone ends by itself: all of it but the thread that hangs.
-func TestHelperEndsWithItsCaller(t *testing.T) {
+func TestHungHelperEndsWithItsCaller(t *testing.T) {
 	_, p, dies := hungPart(t)
-	a := begunPart(t, p)
+	a := startMountPart(t, p)
 	pid := strconv.Itoa(a.pid)
-	until(t, "it opens the part", func() bool { return slices.Contains(syscallsOf(pid), unix.SYS_OPENAT2) })
+	until(t, "the helper opens the part", func() bool { return slices.Contains(syscallsOf(pid), unix.SYS_OPENAT2) })
 	a.in.Close()
 	a.out.Close()
 	until(t, "its other threads end", func() bool {
 		threads, err := os.ReadDir("/proc/" + pid + "/task")
-		// the one that hangs, and the first, which is a zombie if it is another one
+		// The thread that hangs, and the first one, which is a zombie if it is another.
 		return err == nil && len(threads) <= 2
 	})
 	dies()
-	until(t, "all of it ends", a.reap)
+	until(t, "the helper ends", a.reap)
 	must(t, UnmountPart(p.Root, p.At))
 }
 
-// syscallsOf are the numbers of the system calls that the threads of a process are in.
+// syscallsOf returns the numbers of the system calls that the threads of a process are in.
 func syscallsOf(pid string) (numbers []int) {
 	threads, _ := os.ReadDir("/proc/" + pid + "/task")
 	for _, thread := range threads {
@@ -150,27 +110,17 @@ func syscallsOf(pid string) (numbers []int) {
 	return numbers
 }
 
-// until waits for something.
-func until(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain until %s", what)
-		}
-	}
-}
-
 // A helper that is killed at any moment, or loses its caller, leaves a part complete or not mounted at all. The next
-// one continues from there.
+// helper continues from there.
 func TestKilledHelperLeavesNoHalfMountedPart(t *testing.T) {
 	w := newPartEnv(t, 0)
 	p := w.part("a/b/c", true)
 	done, nothing := 0, 0
-	for i, longest := 0, 8*time.Millisecond*slower; i < 60; i++ {
+	for i, longest := 0, 8*time.Millisecond; i < 60 || (done == 0 || nothing == 0) && i < 1000; i++ {
 		if i%10 == 9 && done == 0 {
-			longest *= 2 // than which it takes longer here
+			longest *= 2 // no part was mounted within it: the machine is slow
 		}
-		a := begunPart(t, p)
+		a := startMountPart(t, p)
 		time.Sleep(rand.N(longest)) // any moment
 		a.in.Close()
 		a.out.Close()
@@ -178,7 +128,7 @@ func TestKilledHelperLeavesNoHalfMountedPart(t *testing.T) {
 			_, _ = unix.Poll([]unix.PollFd{{Fd: int32(a.pidfd), Events: unix.POLLIN}}, 10000)
 		}
 		if !a.kill() {
-			until(t, "it is dead", a.reap)
+			until(t, "the helper is dead", a.reap)
 		}
 		switch lines := w.lines(w.at(p)); {
 		case len(lines) == 0:
@@ -186,7 +136,7 @@ func TestKilledHelperLeavesNoHalfMountedPart(t *testing.T) {
 		case len(lines) == 1 && lines[0][0] == "/a/b/c":
 			done++
 		default:
-			t.Fatalf("half done: %v", lines)
+			t.Fatalf("the part is half mounted: %v", lines)
 		}
 		if rand.IntN(2) == 0 {
 			must(t, UnmountPart(p.Root, p.At))
@@ -200,7 +150,7 @@ func TestKilledHelperLeavesNoHalfMountedPart(t *testing.T) {
 		must(t, UnmountPart(p.Root, p.At))
 	}
 	if done == 0 || nothing == 0 {
-		t.Errorf("%d were done, %d were not: nothing was hit", done, nothing)
+		t.Errorf("%d parts were mounted, %d were not: no kill was in the middle", done, nothing)
 	}
 }
 
@@ -215,40 +165,21 @@ func TestMountPartWaitsForALock(t *testing.T) {
 		go func() { done <- MountPart(p) }()
 		select {
 		case err := <-done:
-			t.Errorf("it was not waited for: %v", err)
+			t.Errorf("MountPart did not wait: %v", err)
 		case <-time.After(slotWait / 10):
 		}
 		if removed {
 			must(t, s.clear())
 		}
 		s.close()
-		must(t, <-done)
+		if err = <-done; errors.Is(err, ErrHeld) { // this test was not scheduled for slotWait
+			err = MountPart(p)
+		}
+		must(t, err)
 		if lines := w.lines(w.at(p)); len(lines) != 1 {
-			t.Errorf("removed %v: the kernel says %v", removed, lines)
+			t.Errorf("removed %v: mounted %v", removed, lines)
 		}
 		must(t, UnmountPart(p.Root, p.At))
 		w.gone(p)
 	}
-}
-
-// Concurrent mounts and unmounts of a part find it either complete or missing.
-func TestConcurrentPartMountsAndUnmounts(t *testing.T) {
-	w := newPartEnv(t, 0)
-	p := w.part("a", true)
-	var all sync.WaitGroup
-	for range 3 {
-		all.Go(func() {
-			for range 60 {
-				if err := MountPart(p); err != nil && !errors.Is(err, ErrMounted) && !errors.Is(err, ErrHeld) {
-					t.Error(err)
-				}
-				if err := UnmountPart(p.Root, p.At); err != nil && !errors.Is(err, ErrHeld) {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	all.Wait()
-	must(t, UnmountPart(p.Root, p.At))
-	w.gone(p)
 }

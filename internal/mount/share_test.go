@@ -3,67 +3,50 @@ package mount
 import (
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 )
 
+// MakeShared mounts a directory on itself once, whatever it lies on. In a peer group of its own: where the parent is
+// shared, as / is on most machines, a mount below it must not appear a second time.
 func TestMakeSharedIsIdempotent(t *testing.T) {
-	dir := tempDir(t)
-	write(t, "kept", dir, "file")
-	for range 3 {
-		must(t, MakeShared(dir))
-		if points := raw(t, dir); len(points) != 1 || points[0] != dir {
-			t.Fatalf("the kernel says %q", points)
+	for name, prepare := range map[string]func(dir string) (arg, point string){
+		"plain directory": func(dir string) (string, string) { return dir, dir },
+		"private mount": func(dir string) (string, string) {
+			mountTmpfs(t, dir)
+			must(t, unix.Mount("", dir, "", unix.MS_PRIVATE, ""))
+			return dir, dir
+		},
+		"below a shared mount": func(dir string) (string, string) {
+			mountTmpfs(t, dir)
+			must(t, unix.Mount("", dir, "", unix.MS_SHARED, ""))
+			root := mkdir(t, dir, "root")
+			return root, root
+		},
+		"symbolic link": func(dir string) (string, string) {
+			must(t, os.Symlink(mkdir(t, dir, "real"), dir+"/link"))
+			return dir + "/link", dir + "/real"
+		},
+	} {
+		arg, point := prepare(tempDir(t))
+		write(t, "kept", point, "file")
+		for range 3 {
+			must(t, MakeShared(arg))
+			must(t, ProbePropagation(arg))
 		}
-	}
-	if m, found, _ := At(dir); !found || !m.Shared() || !exists(t, dir+"/file") {
-		t.Errorf("it is %v", m)
-	}
-	must(t, ProbePropagation(dir))
-	if points := raw(t, dir); len(points) != 1 {
-		t.Errorf("the probe left %q", points)
-	}
-	if names, _ := os.ReadDir(dir); len(names) != 1 {
-		t.Errorf("the probe left %v", names)
-	}
-}
-
-// Where the parent is shared, as / is on most machines, a mount below must be made once, not once more beneath.
-func TestMakeSharedHasAGroupOfItsOwn(t *testing.T) {
-	dir := tempDir(t)
-	mountTmpfs(t, dir)
-	must(t, unix.Mount("", dir, "", unix.MS_SHARED, ""))
-	root := mkdir(t, dir, "root")
-	must(t, MakeShared(root))
-	mountTmpfs(t, mkdir(t, root, "vol"))
-	if points := raw(t, root+"/vol"); len(points) != 1 {
-		t.Errorf("the kernel says %q", points)
-	}
-	must(t, ProbePropagation(root))
-}
-
-func TestMakeSharedTakesAMountAsItIs(t *testing.T) {
-	dir := tempDir(t)
-	mountTmpfs(t, dir)
-	must(t, unix.Mount("", dir, "", unix.MS_PRIVATE, ""))
-	must(t, MakeShared(dir))
-	if points := raw(t, dir); len(points) != 1 {
-		t.Errorf("the kernel says %q", points)
-	}
-	must(t, ProbePropagation(dir))
-}
-
-func TestMakeSharedBehindALink(t *testing.T) {
-	dir := tempDir(t)
-	real := mkdir(t, dir, "real")
-	must(t, os.Symlink(real, dir+"/link"))
-	for range 2 {
-		must(t, MakeShared(dir+"/link"))
-	}
-	if points := raw(t, dir); len(points) != 1 || points[0] != real {
-		t.Errorf("the kernel says %q", points)
+		if m, found, err := At(point); err != nil || !found || !m.Shared() || !exists(t, point+"/file") {
+			t.Errorf("%s: mount %v, %v", name, m, err)
+		}
+		mountTmpfs(t, mkdir(t, point, "vol"))
+		if got, want := raw(t, point), []string{point, point + "/vol"}; !slices.Equal(got, want) {
+			t.Errorf("%s: mounted at %q, want %q", name, got, want)
+		}
+		if names, _ := os.ReadDir(point); len(names) != 2 {
+			t.Errorf("%s: ProbePropagation left %v", name, names)
+		}
 	}
 }
 
@@ -74,9 +57,9 @@ func TestProbePropagationRefusesAPrivateMount(t *testing.T) {
 	must(t, unix.Mount("", dir, "", unix.MS_PRIVATE, ""))
 	err := ProbePropagation(dir)
 	if !errors.Is(err, ErrNotShared) || !strings.Contains(err.Error(), "mount --make-shared "+dir) {
-		t.Errorf("got %v", err)
+		t.Errorf("ProbePropagation: %v", err)
 	}
 	if names, _ := os.ReadDir(dir); len(names) != 0 {
-		t.Errorf("the probe left %v", names)
+		t.Errorf("ProbePropagation left %v", names)
 	}
 }

@@ -220,31 +220,39 @@ func TestLinksOfTheTaskAreNotFollowed(t *testing.T) {
 	}
 }
 
-func TestSpacesThatCannotBeKeptApartAreRefused(t *testing.T) {
+func TestImpossibleSpacesAreRefused(t *testing.T) {
 	dir := sharedDir(t)
 	private := tempDir(t)
 	mountTmpfs(t, private)
 	must(t, unix.Mount("", private, "", unix.MS_PRIVATE, ""))
+	write(t, "", dir, "file")
 	both := Bind{Source: dir, Target: "/csi", Propagation: Bidirectional}
+	null := Device{Source: "/dev/null", Target: "/x"}
 	for what, c := range map[string]struct {
 		layers []Layer
 		want   string
 	}{
-		"below a bidirectional bind": {[]Layer{both, Bind{Source: private, Target: "/csi/sub"}},
-			"would appear on the host"},
-		"on a bidirectional bind": {[]Layer{both, Tmpfs{Path: "/csi"}}, "would appear on the host"},
-		"a source that is not shared": {[]Layer{Bind{Source: private, Target: "/csi", Propagation: Bidirectional}},
+		"below a bidirectional bind":   {[]Layer{both, Bind{Source: private, Target: "/csi/sub"}}, "would appear on the host"},
+		"on a bidirectional bind":      {[]Layer{both, Tmpfs{Path: "/csi"}}, "would appear on the host"},
+		"bind to the root":             {[]Layer{Bind{Source: dir, Target: "/"}}, "below /"},
+		"bind to a relative target":    {[]Layer{Bind{Source: dir, Target: "csi"}}, "below /"},
+		"bind of a missing source":     {[]Layer{Bind{Source: dir + "/none", Target: "/csi"}}, "no such file"},
+		"two binds of one target":      {[]Layer{both, Bind{Source: private, Target: "/csi"}}, "two binds"},
+		"bind of a file to a dir":      {[]Layer{Bind{Source: "/dev/null", Target: private}}, "directory"},
+		"directory below a file":       {[]Layer{Dir{Path: "/dev/null/x", Mode: 0o755}}, "not a directory"},
+		"device that is a directory":   {[]Layer{Device{Source: dir, Target: "/x"}}, ErrNoDevice.Error()},
+		"device that is a file":        {[]Layer{Device{Source: dir + "/file", Target: "/x"}}, ErrNoDevice.Error()},
+		"missing device":               {[]Layer{Device{Source: dir + "/none", Target: "/x"}}, "no such file"},
+		"two devices of one target":    {[]Layer{null, Device{Source: "/dev/zero", Target: "/x"}}, "target of two"},
+		"device at the target of bind": {[]Layer{null, Bind{Source: dir, Target: "/x"}}, "target of two"},
+		"device at a directory":        {[]Layer{Device{Source: "/dev/null", Target: dir}}, "directory"},
+		"device at a relative target":  {[]Layer{Device{Source: "/dev/null", Target: "x"}}, "absolute"},
+		"device below a device":        {[]Layer{null, Device{Source: "/dev/null", Target: "/x/y"}}, "not a directory"},
+		"bidirectional bind of a private mount": {[]Layer{Bind{Source: private, Target: "/csi", Propagation: Bidirectional}},
 			ErrNotShared.Error()},
-		"the root as target":            {[]Layer{Bind{Source: dir, Target: "/"}}, "below /"},
-		"a relative target":             {[]Layer{Bind{Source: dir, Target: "csi"}}, "below /"},
-		"a source that does not exist":  {[]Layer{Bind{Source: dir + "/none", Target: "/csi"}}, "no such file"},
-		"one target twice":              {[]Layer{both, Bind{Source: private, Target: "/csi"}}, "two binds"},
-		"a file where a directory is":   {[]Layer{Bind{Source: "/dev/null", Target: private}}, "directory"},
-		"a target below something else": {[]Layer{Dir{Path: "/dev/null/x", Mode: 0o755}}, "not a directory"},
 	} {
-		_, err := try(t, Space{Layers: c.layers}, `true`)
-		if err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v", what, err)
+		if _, err := try(t, Space{Layers: c.layers}, `true`); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", what, err, c.want)
 		}
 	}
 	if points := raw(t, dir); len(points) != 1 {

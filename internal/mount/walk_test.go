@@ -2,61 +2,61 @@ package mount
 
 import (
 	"errors"
-	"holdfast/hooks"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"holdfast/hooks"
 )
 
-func TestMkdirAllFollowsNoLink(t *testing.T) {
-	root, outside := t.TempDir(), t.TempDir()
-	must(t, os.Symlink(outside, root+"/link"))
-	for _, rel := range []string{"link/made", "link", "../made", "/made", "a/../../made"} {
-		if err := MkdirAll(root, rel); err == nil {
-			t.Errorf("MkdirAll(%q) did it", rel)
+// volumeTree returns a directory that holds a volume at "a/vol" with a directory "inner" and a file "data", and a
+// directory outside to which it holds links.
+func volumeTree(t *testing.T) (root, outside string) {
+	t.Helper()
+	root, outside = tempDir(t), t.TempDir()
+	write(t, "kept", mkdir(t, root, "full"), "file")
+	mkdir(t, root, "real", "empty")
+	mountTmpfs(t, mkdir(t, root, "a", "vol"))
+	mkdir(t, root, "a", "vol", "inner")
+	write(t, "kept", root, "a", "vol", "data")
+	write(t, "kept", mkdir(t, outside, "victim"), "file")
+	for link, to := range map[string]string{"link": outside, "near": "real", "a/vol/link": outside} {
+		must(t, os.Symlink(to, filepath.Join(root, link)))
+	}
+	return root, outside
+}
+
+func TestMkdirAllStaysBelowItsRoot(t *testing.T) {
+	root, outside := volumeTree(t)
+	for rel, want := range map[string]error{
+		"link/made": nil, "link": nil, "../made": nil, "/made": nil, "b/../../made": nil,
+		"a/vol/made": ErrMounted, "a/vol": ErrMounted,
+	} {
+		if err := MkdirAll(root, rel); err == nil || want != nil && !errors.Is(err, want) {
+			t.Errorf("MkdirAll(%q) = %v, want %v", rel, err, want)
 		}
 	}
-	if names, _ := os.ReadDir(outside); len(names) > 0 {
-		t.Errorf("made outside: %v", names)
+	if exists(t, outside+"/made") || exists(t, root+"/a/vol/made") {
+		t.Error("MkdirAll made a directory outside or in the volume")
 	}
 	for range 2 {
-		must(t, MkdirAll(root, "a/b/c"))
+		must(t, MkdirAll(root, "b/c/d"))
 	}
-	info, err := os.Stat(root + "/a/b")
-	if err != nil || info.Mode().Perm() != 0o700 {
+	if info, err := os.Stat(root + "/b/c"); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("made %v, %v", info, err)
 	}
 }
 
-func TestMkdirAllMakesNothingInAVolume(t *testing.T) {
-	root := tempDir(t)
-	volume := mkdir(t, root, "a", "vol")
-	mountTmpfs(t, volume)
-	for _, rel := range []string{"a/vol/x", "a/vol"} {
-		if err := MkdirAll(root, rel); !errors.Is(err, ErrMounted) {
-			t.Errorf("MkdirAll(%q): %v", rel, err)
-		}
-	}
-	if names, _ := os.ReadDir(volume); len(names) > 0 {
-		t.Errorf("made in the volume: %v", names)
-	}
-}
-
 func TestRmdirRemovesOnlyAnEmptyDirectory(t *testing.T) {
-	root := tempDir(t)
-	write(t, "kept", mkdir(t, root, "full"), "file")
-	mountTmpfs(t, mkdir(t, root, "vol"))
-	mkdir(t, root, "vol", "inner")
-	mkdir(t, root, "real", "empty")
-	must(t, os.Symlink("real", root+"/link"))
+	root, outside := volumeTree(t)
 	for rel, want := range map[string]error{
-		"full": unix.ENOTEMPTY, "vol": ErrMounted, "vol/inner": ErrMounted, "full/file": unix.ENOTDIR,
-		"link/empty": unix.ENOTDIR, "link": unix.ENOTDIR,
+		"full": unix.ENOTEMPTY, "a/vol": ErrMounted, "a/vol/inner": ErrMounted, "full/file": unix.ENOTDIR,
+		"near/empty": unix.ENOTDIR, "near": unix.ENOTDIR, "link/victim": unix.ENOTDIR,
 	} {
 		if err := Rmdir(root, rel); !errors.Is(err, want) {
 			t.Errorf("Rmdir(%q) = %v, want %v", rel, err, want)
@@ -68,110 +68,65 @@ func TestRmdirRemovesOnlyAnEmptyDirectory(t *testing.T) {
 	for range 2 {
 		must(t, Rmdir(root, "real/empty"))
 	}
-	if exists(t, root+"/real/empty") || !exists(t, root+"/full/file") || !exists(t, root+"/vol/inner") {
-		t.Error("it removed the wrong thing")
+	if exists(t, root+"/real/empty") || !exists(t, root+"/a/vol/inner") || !exists(t, outside+"/victim") {
+		t.Error("Rmdir removed the wrong directory")
 	}
 }
 
-func TestRemoveTreeRemovesNothingNextToAVolume(t *testing.T) {
-	dir := tempDir(t)
-	root := mkdir(t, dir, "root")
-	write(t, "kept", mkdir(t, root, "a"), "file")
-	volume := mkdir(t, root, "z", "vol")
-	mountTmpfs(t, volume)
-	write(t, "kept", volume, "data")
-	if err := RemoveTree(root); !errors.Is(err, ErrMounted) {
-		t.Errorf("got %v", err)
+// RemoveTree removes nothing if a volume is mounted below, does not enter one that is mounted meanwhile, and follows
+// no link.
+func TestRemoveTreeStaysOutOfVolumes(t *testing.T) {
+	root, outside := volumeTree(t)
+	if err := RemoveTree(root); !errors.Is(err, ErrMounted) || !exists(t, root+"/full/file") {
+		t.Errorf("RemoveTree with a mount below: %v", err)
 	}
-	if !exists(t, root+"/a/file") || !exists(t, volume+"/data") {
-		t.Error("it removed something")
-	}
-}
-
-// What is mounted after the table was read is not entered either.
-func TestRemoveTreeStopsAtAMountThatAppears(t *testing.T) {
-	dir := tempDir(t)
-	volume := mkdir(t, dir, "root", "vol")
-	mountTmpfs(t, volume)
-	write(t, "kept", volume, "data")
-	fd, err := openRoot(dir)
+	fd, err := openRoot(root)
 	must(t, err)
 	defer unix.Close(fd)
-	if err := removeAt(fd, "root"); !errors.Is(err, ErrMounted) {
-		t.Errorf("got %v", err)
+	if err := removeAt(fd, "a"); !errors.Is(err, ErrMounted) || !exists(t, root+"/a/vol/data") {
+		t.Errorf("removeAt with a mount below: %v", err)
 	}
-	if !exists(t, volume+"/data") {
-		t.Error("it removed the volume's data")
-	}
-}
-
-func TestRemoveTreeFollowsNoLink(t *testing.T) {
-	dir, outside := t.TempDir(), t.TempDir()
-	write(t, "kept", outside, "file")
-	root := mkdir(t, dir, "root")
-	mkdir(t, root, "a", "b", "c")
-	write(t, "gone", root, "a", "b", "file")
-	for _, link := range []string{root + "/link", root + "/a/link", dir + "/root-link"} {
-		must(t, os.Symlink(outside, link))
-	}
+	must(t, unix.Unmount(root+"/a/vol", 0))
+	must(t, RemoveTree(root+"/link"))
 	for range 2 {
 		must(t, RemoveTree(root))
 	}
-	if exists(t, root) || !exists(t, outside+"/file") {
-		t.Error("it removed the wrong thing")
-	}
-	if err := RemoveTree(dir + "/root-link"); err != nil || !exists(t, outside+"/file") {
-		t.Errorf("a link itself: %v", err)
+	if exists(t, root) || !exists(t, outside+"/victim/file") {
+		t.Error("RemoveTree left its tree or removed the target of a link")
 	}
 }
 
-func TestStaleSocket(t *testing.T) {
+func TestStaleSocketIsRemovedAlone(t *testing.T) {
 	dir, err := os.MkdirTemp("", "h-")
 	must(t, err)
 	defer os.RemoveAll(dir)
 	path := dir + "/csi.sock"
-	l, err := net.Listen("unix", path)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	must(t, err)
-	if answers, err := RemoveStaleSocket(path); err != nil || !answers || !exists(t, path) {
-		t.Errorf("served: %t, %v", answers, err)
+	if served, err := RemoveStaleSocket(path); err != nil || !served || !exists(t, path) {
+		t.Errorf("served socket: %t, %v", served, err)
 	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	l.SetUnlinkOnClose(false)
 	l.Close()
-	for range 2 { // the second time there is none
-		if answers, err := RemoveStaleSocket(path); err != nil || answers || exists(t, path) {
-			t.Errorf("not served: %t, %v", answers, err)
-		}
-	}
-	if answers, err := RemoveStaleSocket(dir + "/none/csi.sock"); err != nil || answers {
-		t.Errorf("no directory: %t, %v", answers, err)
-	}
-}
-
-func TestStaleSocketRemovesNothingElse(t *testing.T) {
-	dir, err := os.MkdirTemp("", "h-")
-	must(t, err)
-	defer os.RemoveAll(dir)
-	stale := dir + "/stale"
-	l, err := net.Listen("unix", stale)
-	must(t, err)
-	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	l.Close()
-	file, inner := write(t, "kept", dir, "file"), mkdir(t, dir, "inner")
-	for link, to := range map[string]string{"link": stale, "dirlink": dir, "broken": "/nowhere"} {
+	kept := []string{write(t, "kept", dir, "file"), mkdir(t, dir, "inner"), dir + "/link", dir + "/broken"}
+	for link, to := range map[string]string{"link": path, "dirlink": dir, "broken": "/nowhere"} {
 		must(t, os.Symlink(to, dir+"/"+link))
 	}
-	for _, path := range []string{file, inner, dir + "/link", dir + "/broken", dir + "/dirlink/stale"} {
-		if answers, err := RemoveStaleSocket(path); err == nil || answers {
-			t.Errorf("RemoveStaleSocket(%s) = %t, %v", path, answers, err)
+	long := "/" + strings.Repeat("x", hooks.MaxSocketPath)
+	for _, p := range append(kept, dir+"/dirlink/csi.sock", long) {
+		if served, err := RemoveStaleSocket(p); err == nil || served {
+			t.Errorf("RemoveStaleSocket(%s) = %t, %v", p, served, err)
 		}
 	}
-	for _, path := range []string{stale, file, inner, dir + "/link", dir + "/broken"} {
-		if !exists(t, path) {
-			t.Errorf("%s was removed", path)
+	for _, p := range append(kept, path) {
+		if !exists(t, p) {
+			t.Errorf("%s was removed", p)
 		}
 	}
-	if _, err := RemoveStaleSocket("/" + strings.Repeat("x", hooks.MaxSocketPath)); err == nil {
-		t.Error("a path that no socket can have was taken")
+	for _, p := range []string{path, path, dir + "/none/csi.sock"} { // the second time it is missing
+		if served, err := RemoveStaleSocket(p); err != nil || served || exists(t, p) {
+			t.Errorf("stale or missing socket %s: %t, %v", p, served, err)
+		}
 	}
 }
 
@@ -193,120 +148,71 @@ func TestIsPointAgreesWithTheTable(t *testing.T) {
 	points := 0
 	for _, path := range []string{
 		"plain", "plain/dir", "plain/none", "none/at/all", "mounted", "mounted/inside", "mounted/inside/on", "stacked",
-		"hidden",
-		"hidden/below", "file", "file/not", "bound", "link", "link/inside", ".", "../elsewhere",
+		"hidden", "hidden/below", "file", "file/not", "bound", "link", "link/inside", ".", "../elsewhere",
 	} {
 		_, want, err := At(filepath.Join(root, path))
 		must(t, err)
 		got, err := IsPoint(root, filepath.Join(root, path))
 		if got != want || err != nil {
-			t.Errorf("%s: %v, %v; the table says %v", path, got, err, want)
+			t.Errorf("IsPoint(%s) = %v, %v; the table says %v", path, got, err, want)
 		}
 		if got {
 			points++
 		}
 	}
 	if points != 5 {
-		t.Errorf("%d of the paths are mount points", points)
+		t.Errorf("%d of the paths are mount points, want 5", points)
 	}
 }
 
 // Dirs lists children first, and neither mounts nor what is in them.
 func TestDirsEnterNoMount(t *testing.T) {
-	root := tempDir(t)
-	mkdir(t, root, "a", "b", "c")
-	mkdir(t, root, "a", "d")
-	write(t, "", root, "a", "file")
-	must(t, os.Symlink("a", root+"/link"))
-	mountTmpfs(t, mkdir(t, root, "a", "vol"))
-	mkdir(t, root, "a", "vol", "inner")
-	got, err := Dirs(root)
-	slices.SortStableFunc(got, func(a, b DirInfo) int {
-		return strings.Count(b.Path, "/") - strings.Count(a.Path,
-			"/")
-	})
+	root, _ := volumeTree(t)
+	list, err := Dirs(root)
 	must(t, err)
-	want := map[DirInfo]bool{{root + "/a/b/c", 0}: true, {root + "/a/b", 1}: true, {root + "/a/d", 0}: true,
-		{root + "/a", 4}: true}
-	for _, d := range got {
-		if !want[d] {
-			t.Errorf("lists %+v", d)
+	got := map[string]int{}
+	for _, d := range list {
+		got[d.Path] = d.Entries
+		if _, late := got[filepath.Dir(d.Path)]; late {
+			t.Errorf("%s is listed after its parent", d.Path)
 		}
 	}
-	if len(got) != len(want) {
-		t.Errorf("lists %v", got)
+	want := map[string]int{root + "/full": 1, root + "/real": 1, root + "/real/empty": 0, root + "/a": 1}
+	if !maps.Equal(got, want) {
+		t.Errorf("Dirs = %v, want %v", got, want)
 	}
-	if got, err := Dirs(root + "/none"); err != nil || len(got) > 0 {
-		t.Errorf("of a missing root: %v, %v", got, err)
+	if list, err := Dirs(root + "/none"); err != nil || len(list) > 0 {
+		t.Errorf("Dirs of a missing root: %v, %v", list, err)
 	}
-	open, err := os.Open(root + "/a/d")
+	open, err := os.Open(root + "/real/empty")
 	must(t, err)
-	must(t, os.Remove(root+"/a/d"))
-	if got, _, err := appendDirs(nil, open); err != nil || len(got) > 0 {
-		t.Errorf("of a directory that was removed: %v, %v", got, err)
-	}
-}
-
-func TestUnmountTakesOneOffAtATime(t *testing.T) {
-	root := tempDir(t)
-	mkdir(t, root, "a", "vol")
-	for range 50 {
-		mountTmpfs(t, root+"/a/vol")
-	}
-	for left := 50; left > 0; left-- {
-		if err := Unmount(root, "a/vol"); err != nil || len(raw(t, root)) != left-1 {
-			t.Fatalf("%d are left of %d: %v", len(raw(t, root)), left, err)
-		}
-	}
-	for _, rel := range []string{"a/vol", "a", "a/none", "none/at/all"} {
-		if err := Unmount(root, rel); err != nil {
-			t.Errorf("nothing is mounted at %s: %v", rel, err)
-		}
-	}
-}
-
-func TestUnmountLeavesWhatIsUsed(t *testing.T) {
-	root := tempDir(t)
-	mountTmpfs(t, mkdir(t, root, "vol"))
-	h := holdOn(t, false, "cwd:"+root+"/vol")
-	if err := Unmount(root, "vol"); !errors.Is(err, ErrBusy) || !errors.Is(err, unix.EBUSY) {
-		t.Errorf("got %v", err)
-	}
-	if points := raw(t, root); len(points) != 1 { // not lazily either
-		t.Fatalf("the kernel says %q", points)
-	}
-	h.end()
-	must(t, Unmount(root, "vol"))
-	mountTmpfs(t, root+"/vol")
-	mountTmpfs(t, mkdir(t, root, "vol", "inner"))
-	if err := Unmount(root, "vol"); !errors.Is(err, ErrBusy) {
-		t.Errorf("with one inside: %v", err)
+	must(t, os.Remove(root+"/real/empty"))
+	if list, _, err := appendDirs(nil, open); err != nil || len(list) > 0 {
+		t.Errorf("directories below a removed one: %v, %v", list, err)
 	}
 }
 
 func TestUnmountGoesNowhereElse(t *testing.T) {
-	root, outside := tempDir(t), tempDir(t)
-	mountTmpfs(t, mkdir(t, outside, "vol"))
-	mountTmpfs(t, mkdir(t, root, "vol"))
-	mountTmpfs(t, mkdir(t, root, "vol", "inner"))
-	for link, to := range map[string]string{"dirlink": outside, "link": outside + "/vol", "self": root + "/vol",
-		"vol/link": outside} {
-		must(t, os.Symlink(to, root+"/"+link))
-	}
-	for _, rel := range []string{".", "..", "", "/vol", "../vol", "dirlink/vol", "vol/inner", "vol/link/vol",
-		"vol/../../vol"} {
+	root, outside := volumeTree(t)
+	mountTmpfs(t, root+"/a/vol/inner")
+	must(t, os.Symlink(root+"/a/vol", root+"/self"))
+	for _, rel := range []string{".", "..", "", "/a/vol", "../x", "link/victim", "a/vol/inner", "a/vol/link/victim",
+		"a/../../vol"} {
 		if err := Unmount(root, rel); err == nil {
-			t.Errorf("Unmount(%q) did it", rel)
+			t.Errorf("Unmount(%q) succeeded", rel)
 		}
 	}
-	for _, rel := range []string{"link", "self"} { // nothing is mounted at a link
+	for _, rel := range []string{"link", "self", "a", "none", "none/at/all"} { // nothing is mounted there
 		must(t, Unmount(root, rel))
 	}
-	if in, out := raw(t, root), raw(t, outside); len(in) != 2 || len(out) != 1 {
-		t.Errorf("the kernel says %q, %q", in, out)
+	if err := Unmount(root, "a/vol/inner"); !errors.Is(err, ErrMounted) {
+		t.Errorf("Unmount inside a mount: %v", err)
 	}
-	if err := Unmount(root, "vol/inner"); !errors.Is(err, ErrMounted) {
-		t.Errorf("inside a mount: %v", err)
+	if err := Unmount(root, "a/vol"); !errors.Is(err, ErrBusy) || !errors.Is(err, unix.EBUSY) {
+		t.Errorf("Unmount of a mount with another inside: %v", err)
+	}
+	if points := raw(t, root); len(points) != 2 || !exists(t, outside+"/victim/file") {
+		t.Errorf("mounted at %q", points)
 	}
 }
 
@@ -319,7 +225,7 @@ func TestUnmountNeedsNoServer(t *testing.T) {
 			dies()
 		}
 		if err := Unmount(root, "vol"); err != nil || len(raw(t, root)) != 0 {
-			t.Errorf("server gone: %v: %v, %q", gone, err, raw(t, root))
+			t.Errorf("server gone %v: %v; mounted at %q", gone, err, raw(t, root))
 		}
 	}
 }
