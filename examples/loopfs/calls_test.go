@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
 )
 
 func capability(mode csi.VolumeCapability_AccessMode_Mode, flags ...string) *csi.VolumeCapability {
@@ -14,13 +15,13 @@ func capability(mode csi.VolumeCapability_AccessMode_Mode, flags ...string) *csi
 	}
 }
 
-// blockOf is a capability of the same mode for a raw volume.
+// blockOf returns a capability of the same mode for a raw volume.
 func blockOf(c *csi.VolumeCapability) *csi.VolumeCapability {
 	return &csi.VolumeCapability{AccessMode: c.AccessMode,
 		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}}
 }
 
-// mountOf is a capability of the same mode for a file system of that type and group.
+// mountOf returns a capability of the same mode for a file system of that type and group.
 func mountOf(c *csi.VolumeCapability, fs, group string) *csi.VolumeCapability {
 	m := &csi.VolumeCapability_MountVolume{FsType: fs, VolumeMountGroup: group}
 	return &csi.VolumeCapability{AccessMode: c.AccessMode, AccessType: &csi.VolumeCapability_Mount{Mount: m}}
@@ -33,31 +34,29 @@ var (
 	multi  = capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER)
 )
 
-func (p *process) create(name string, c *csi.VolumeCapability) *csi.Volume {
-	p.t.Helper()
-	answer, err := p.CreateVolume(p.t.Context(), &csi.CreateVolumeRequest{
-		Name: name, VolumeCapabilities: []*csi.VolumeCapability{c},
-		CapacityRange: &csi.CapacityRange{RequiredBytes: 16 << 20},
-	})
-	if err != nil {
-		p.t.Fatalf("create %q: %v", name, err)
+// tryCreate makes a volume, from a snapshot or another volume if source is not empty.
+func (p *process) tryCreate(
+	name, source string, least, most int64, caps ...*csi.VolumeCapability,
+) (*csi.Volume, error) {
+	req := &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: caps,
+		CapacityRange: &csi.CapacityRange{RequiredBytes: least, LimitBytes: most}}
+	if strings.HasPrefix(source, "snap-") {
+		req.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: source}}}
+	} else if source != "" {
+		req.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: source}}}
 	}
-	return answer.Volume
+	answer, err := p.CreateVolume(p.t.Context(), req)
+	return answer.GetVolume(), err
 }
 
-// createFrom makes a volume of a snapshot or another volume.
-func (p *process) createFrom(name, source string, c *csi.VolumeCapability, least, most int64) (*csi.Volume, error) {
-	from := &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
-		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: source},
-	}}
-	if strings.HasPrefix(source, "snap-") {
-		from.Type = &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: source}}
-	}
-	answer, err := p.CreateVolume(p.t.Context(), &csi.CreateVolumeRequest{
-		Name: name, VolumeCapabilities: []*csi.VolumeCapability{c}, VolumeContentSource: from,
-		CapacityRange: &csi.CapacityRange{RequiredBytes: least, LimitBytes: most},
-	})
-	return answer.GetVolume(), err
+// create makes a volume of 16 MiB.
+func (p *process) create(name string, caps ...*csi.VolumeCapability) *csi.Volume {
+	p.t.Helper()
+	v, err := p.tryCreate(name, "", 16<<20, 0, caps...)
+	must(p.t, err)
+	return v
 }
 
 func (p *process) snapshot(name, source string) (*csi.Snapshot, error) {
@@ -68,19 +67,6 @@ func (p *process) snapshot(name, source string) (*csi.Snapshot, error) {
 func (p *process) deleteSnapshot(id string) error {
 	_, err := p.DeleteSnapshot(p.t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id})
 	return err
-}
-
-func (p *process) snapshots(req *csi.ListSnapshotsRequest) []string {
-	p.t.Helper()
-	answer, err := p.ListSnapshots(p.t.Context(), req)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	var ids []string
-	for _, e := range answer.Entries {
-		ids = append(ids, e.Snapshot.SnapshotId)
-	}
-	return ids
 }
 
 func (p *process) expand(id string, least, most int64) error {
@@ -95,7 +81,7 @@ func (p *process) expandOnNode(id, at string) error {
 	return err
 }
 
-// stats are the bytes and inodes (nil if there are none) at a path.
+// stats returns the bytes and inodes (nil if there are none) at a path.
 func (p *process) stats(id, at string) (bytes, inodes *csi.VolumeUsage, err error) {
 	answer, err := p.NodeGetVolumeStats(p.t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: at})
 	for _, u := range answer.GetUsage() {
@@ -108,9 +94,9 @@ func (p *process) stats(id, at string) (bytes, inodes *csi.VolumeUsage, err erro
 	return bytes, inodes, err
 }
 
-// publishInline publishes an ephemeral volume; without a size if that is "".
+// publishInline publishes an ephemeral volume; an empty size is left out.
 func (p *process) publishInline(id, to, size string, c *csi.VolumeCapability, readOnly bool) error {
-	context := map[string]string{"csi.storage.k8s.io/ephemeral": "true"}
+	context := map[string]string{ephemeralKey: "true"}
 	if size != "" {
 		context["size"] = size
 	}
@@ -148,15 +134,26 @@ func (p *process) unpublish(id, at string) error {
 	return err
 }
 
-func (p *process) list(max int32, token string) ([]string, string) {
+// bringUp stages and publishes a volume.
+func (p *process) bringUp(id, staging, target string, c *csi.VolumeCapability) {
 	p.t.Helper()
-	answer, err := p.ListVolumes(p.t.Context(), &csi.ListVolumesRequest{MaxEntries: max, StartingToken: token})
-	if err != nil {
-		p.t.Fatal(err)
+	step(p.t, "stage", p.stage(id, staging, c), codes.OK)
+	step(p.t, "publish", p.publish(id, staging, target, c, false), codes.OK)
+}
+
+// takeDown unpublishes and unstages a volume.
+func (p *process) takeDown(id, staging, target string) {
+	p.t.Helper()
+	step(p.t, "unpublish", p.unpublish(id, target), codes.OK)
+	step(p.t, "unstage", p.unstage(id, staging), codes.OK)
+}
+
+// confirms reports whether the volume has these capabilities.
+func (p *process) confirms(req *csi.ValidateVolumeCapabilitiesRequest) bool {
+	p.t.Helper()
+	answer, err := p.ValidateVolumeCapabilities(p.t.Context(), req)
+	if err != nil || (answer.Confirmed == nil) == (answer.Message == "") {
+		p.t.Errorf("ValidateVolumeCapabilities: neither confirmed nor a reason, or both: %+v, %v", answer, err)
 	}
-	var ids []string
-	for _, e := range answer.Entries {
-		ids = append(ids, e.Volume.VolumeId)
-	}
-	return ids, answer.NextToken
+	return answer.GetConfirmed() != nil
 }

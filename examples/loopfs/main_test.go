@@ -1,15 +1,12 @@
 package main
 
 import (
-	"bufio"
-	"context"
 	"errors"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -27,7 +24,7 @@ import (
 	"holdfast/internal/mount/mounttest"
 )
 
-// asLoopfs makes the test binary run loopfs' own main: the tests start and kill real processes of what they test.
+// asLoopfs makes the test binary run the main function of loopfs: the tests start and kill real processes.
 const asLoopfs = "LOOPFS_TEST_AS_LOOPFS"
 
 func TestMain(m *testing.M) {
@@ -38,7 +35,7 @@ func TestMain(m *testing.M) {
 	os.Exit(mounttest.Run(m))
 }
 
-// machine is what a test's processes share: a data directory, and a directory for staging and target paths.
+// machine holds what the processes of a test share: a data directory, and a directory for staging and target paths.
 type machine struct {
 	t                *testing.T
 	base, data, work string
@@ -48,54 +45,40 @@ func newMachine(t *testing.T) *machine {
 	t.Helper()
 	t.Parallel()
 	base, err := os.MkdirTemp("", "h-") // short, for sockets
-	if err != nil {
-		t.Fatal(err)
-	}
-	if base, err = filepath.EvalSymlinks(base); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	base, err = filepath.EvalSymlinks(base)
+	must(t, err)
 	m := &machine{t: t, base: base, data: filepath.Join(base, "data"), work: filepath.Join(base, "work")}
-	if err := os.Mkdir(m.work, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(m.work, 0o755))
 	t.Cleanup(m.cleanUp)
 	return m
 }
 
-// cleanUp is the last check of every test: nothing is mounted, no loop device is left, only then the directory goes.
+// cleanUp is the last check of every test: nothing is mounted, and no loop device is left.
 func (m *machine) cleanUp() {
-	mounted := m.mounted()
-	for i := len(mounted) - 1; i >= 0; i-- {
-		m.t.Errorf("still mounted: %s", mounted[i])
-		_ = unix.Unmount(mounted[i], unix.MNT_DETACH)
+	for _, point := range slices.Backward(m.mounted()) {
+		m.t.Errorf("still mounted: %s", point)
+		_ = unix.Unmount(point, unix.MNT_DETACH)
 	}
 	m.awaitNoLoops()
-	if err := os.RemoveAll(m.base); err != nil {
-		m.t.Error(err)
-	}
+	must(m.t, os.RemoveAll(m.base))
 }
 
 // mounted lists the mounts below the test's directory, from the mount table.
-func (m *machine) mounted() []string {
+func (m *machine) mounted() (points []string) {
 	m.t.Helper()
 	list, err := mountinfo.GetMounts(mountinfo.PrefixFilter(m.base))
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	var at []string
+	must(m.t, err)
 	for _, e := range list {
-		at = append(at, e.Mountpoint)
+		points = append(points, e.Mountpoint)
 	}
-	return at
+	return points
 }
 
 // loops lists the loop devices over files of the test's directory, from sysfs.
-func (m *machine) loops() []string {
+func (m *machine) loops() (found []string) {
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	var found []string
+	must(m.t, err)
 	for _, f := range files {
 		if name, err := os.ReadFile(f); err == nil && strings.HasPrefix(string(name), m.base+"/") {
 			found = append(found, f+" "+strings.TrimSpace(string(name)))
@@ -104,30 +87,18 @@ func (m *machine) loops() []string {
 	return found
 }
 
+// awaitNoLoops waits until the kernel has freed every loop device.
 func (m *machine) awaitNoLoops() {
 	m.t.Helper()
-	if left := m.settledLoops(10 * time.Second); len(left) > 0 {
-		m.t.Errorf("loop devices leaked: %q", left)
-	}
+	until(m.t, "all loop devices are freed", func() bool { return len(m.loops()) == 0 })
 }
 
-// settledLoops waits until the kernel has freed every device, or the time is over.
-func (m *machine) settledLoops(wait time.Duration) []string {
-	end := time.Now().Add(wait)
-	for len(m.loops()) > 0 && time.Now().Before(end) {
-		time.Sleep(2 * time.Millisecond)
-	}
-	return m.loops()
-}
-
-func (m *machine) volumeFiles() []string {
+// volumeFiles lists the records and the bytes of volumes and snapshots.
+func (m *machine) volumeFiles() (found []string) {
 	m.t.Helper()
-	var found []string
 	for _, sub := range []string{"volumes", "images", "dirs"} {
 		entries, err := os.ReadDir(filepath.Join(m.data, sub))
-		if err != nil {
-			m.t.Fatal(err)
-		}
+		must(m.t, err)
 		for _, e := range entries {
 			found = append(found, sub+"/"+e.Name())
 		}
@@ -135,15 +106,18 @@ func (m *machine) volumeFiles() []string {
 	return found
 }
 
-func (m *machine) run(command ...string) error { return exec.Command(command[0], command[1:]...).Run() }
+func (m *machine) expectNoVolumes() {
+	m.t.Helper()
+	if left := m.volumeFiles(); len(left) > 0 {
+		m.t.Errorf("left are %q", left)
+	}
+}
 
-// reflinks says whether cp can make one in the test's directory.
+// reflinks reports whether the file system of the test's directory has reflinks.
 func (m *machine) reflinks() bool {
 	file := filepath.Join(m.base, "probe")
-	if err := os.WriteFile(file, make([]byte, 4096), 0o600); err != nil {
-		m.t.Fatal(err)
-	}
-	return m.run("cp", "--reflink=always", file, file+"2") == nil
+	must(m.t, os.WriteFile(file, make([]byte, 4096), 0o600))
+	return exec.Command("cp", "--reflink=always", file, file+"2").Run() == nil
 }
 
 // dataOnXFS makes the data directory a mounted xfs, which has reflinks.
@@ -151,69 +125,40 @@ func (m *machine) dataOnXFS() {
 	m.t.Helper()
 	installed.FileSystem(m.t, "xfs")
 	image := filepath.Join(m.t.TempDir(), "xfs.img")
-	f, err := os.Create(image)
-	if err == nil {
-		err = errors.Join(f.Truncate(300<<20), f.Close(), os.Mkdir(m.data, 0o700))
-	}
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	must(m.t, os.Mkdir(m.data, 0o700))
+	must(m.t, os.WriteFile(image, nil, 0o600))
+	must(m.t, os.Truncate(image, 300<<20))
 	for _, command := range [][]string{{"mkfs.xfs", "-q", image}, {"mount", "-o", "loop", image, m.data}} {
 		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
 			m.t.Fatalf("%s: %v: %s", command[0], err, out)
 		}
 	}
-	m.t.Cleanup(func() {
-		if err := m.run("umount", m.data); err != nil {
-			m.t.Error(err)
-		}
-	})
+	m.t.Cleanup(func() { must(m.t, exec.Command("umount", m.data).Run()) })
 }
 
 // staging makes a staging directory, as an orchestrator does.
 func (m *machine) staging(name string) string {
 	m.t.Helper()
 	dir := filepath.Join(m.work, name)
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		m.t.Fatal(err)
-	}
+	must(m.t, os.Mkdir(dir, 0o755))
 	return dir
 }
 
 func (m *machine) target(name string) string { return filepath.Join(m.work, name) }
 
-// process is one running loopfs.
+// process is a running loopfs.
 type process struct {
 	csi.IdentityClient
 	csi.ControllerClient
 	csi.NodeClient
-	t      *testing.T
-	cmd    *exec.Cmd
-	conn   *grpc.ClientConn
-	socket string
-	log    *record
-	ended  chan struct{}
+	t           *testing.T
+	cmd         *exec.Cmd
+	conn        *grpc.ClientConn
+	socket, log string // paths
+	ended       chan struct{}
 }
 
-// record is what the process has logged so far.
-type record struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (r *record) WriteString(s string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.text.WriteString(s)
-}
-
-func (r *record) String() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.text.String()
-}
-
-// start runs loopfs with its own socket name and waits until it serves.
+// start runs loopfs with a socket of that name and waits until it serves.
 func (m *machine) start(name string, args ...string) *process {
 	m.t.Helper()
 	return m.startCommand(name, []string{self(m.t)}, nil, args...)
@@ -222,82 +167,77 @@ func (m *machine) start(name string, args ...string) *process {
 func self(t *testing.T) string {
 	t.Helper()
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return exe
 }
 
 func (m *machine) startCommand(name string, command, env []string, args ...string) *process {
 	m.t.Helper()
-	p := &process{t: m.t, socket: filepath.Join(m.base, name+".sock"), log: &record{}, ended: make(chan struct{})}
+	log, err := os.CreateTemp(m.base, name+"-*.log")
+	must(m.t, err)
+	defer log.Close()
+	p := &process{t: m.t, socket: filepath.Join(m.base, name+".sock"), log: log.Name(), ended: make(chan struct{})}
 	args = append(command[1:], append([]string{"--data", m.data, "--log-level", "debug"}, args...)...)
 	p.cmd = exec.Command(command[0], args...)
+	p.cmd.Stderr = log
 	p.cmd.Env = append(append(os.Environ(), asLoopfs+"=1", "CSI_ENDPOINT=unix://"+p.socket, "GORACE=atexit_sleep_ms=0"),
 		env...)
-	stderr, err := p.cmd.StderrPipe()
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	if err := p.cmd.Start(); err != nil {
-		m.t.Fatal(err)
-	}
-	serving := make(chan struct{})
-	go p.follow(stderr, serving)
+	must(m.t, p.cmd.Start())
+	go func() {
+		defer close(p.ended)
+		_ = p.cmd.Wait()
+	}()
 	m.t.Cleanup(p.kill)
-	select {
-	case <-serving:
-	case <-p.ended:
-		m.t.Fatalf("loopfs ended instead of serving:\n%s", p.log)
-	}
-	p.dial()
+	until(m.t, "loopfs serves", func() bool {
+		if strings.Contains(p.logged(), "serving: endpoint=") {
+			return true
+		}
+		if p.dead() {
+			m.t.Fatalf("loopfs ended instead of serving:\n%s", p.logged())
+		}
+		return false
+	})
+	p.conn, err = grpc.NewClient("unix://"+p.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(m.t, err)
+	m.t.Cleanup(func() { p.conn.Close() })
+	p.IdentityClient = csi.NewIdentityClient(p.conn)
+	p.ControllerClient, p.NodeClient = csi.NewControllerClient(p.conn), csi.NewNodeClient(p.conn)
 	return p
 }
 
-// follow keeps the log and notes when the process serves and when it has ended.
-func (p *process) follow(stderr io.Reader, serving chan<- struct{}) {
-	defer close(p.ended)
-	lines := bufio.NewScanner(stderr)
-	for lines.Scan() {
-		p.log.WriteString(lines.Text() + "\n")
-		if serving != nil && strings.Contains(lines.Text(), "serving: endpoint=") {
-			close(serving)
-			serving = nil
-		}
-	}
-	_ = p.cmd.Wait()
+// logged returns what the process has logged so far.
+func (p *process) logged() string {
+	text, err := os.ReadFile(p.log)
+	must(p.t, err)
+	return string(text)
 }
 
-func (p *process) dial() {
-	p.t.Helper()
-	conn, err := grpc.NewClient("unix://"+p.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		p.t.Fatal(err)
+func (p *process) dead() bool {
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
 	}
-	p.t.Cleanup(func() { conn.Close() })
-	p.conn = conn
-	p.IdentityClient, p.ControllerClient, p.NodeClient = csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn)
 }
 
-// kill is kill -9, and waits for the end.
+// kill sends SIGKILL and waits for the end.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill()
 	<-p.ended
 }
 
-// stop is SIGTERM; the process has to end well.
+// stop sends SIGTERM; the process has to end well.
 func (p *process) stop() {
 	p.t.Helper()
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, p.cmd.Process.Signal(syscall.SIGTERM))
 	<-p.ended
 	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
-		p.t.Errorf("after SIGTERM the exit code is %d:\n%s", code, p.log)
+		p.t.Errorf("after SIGTERM the exit code is %d:\n%s", code, p.logged())
 	}
 }
 
-// need skips where this machine cannot run the backend; root in the initial user namespace has no such excuse.
+// need skips where this machine cannot run the backend. As root in the initial user namespace the test fails instead.
 func need(t *testing.T, backend string) {
 	t.Helper()
 	err := disk.MountPossible()
@@ -305,14 +245,41 @@ func need(t *testing.T, backend string) {
 		_, _, err = disk.Choose(disk.LoopBackend)
 	}
 	if err != nil && os.Geteuid() == 0 {
-		t.Fatalf("this machine should be able to: %v", err)
+		t.Fatalf("root cannot use the backend: %v", err)
 	}
 	if err != nil {
 		t.Skip(err)
 	}
 }
 
-// step is one expectation on one call's code.
+// eachBackend runs a test once per backend.
+func eachBackend(t *testing.T, test func(t *testing.T, backend string)) {
+	for _, b := range []string{disk.LoopBackend, disk.DirBackend} {
+		t.Run(b, func(t *testing.T) {
+			need(t, b)
+			test(t, b)
+		})
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// until waits for a condition.
+func until(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !is(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("timed out waiting until %s", what)
+		}
+	}
+}
+
+// step checks the code of a call.
 func step(t *testing.T, what string, err error, want codes.Code) {
 	t.Helper()
 	if status.Code(err) != want {
@@ -330,37 +297,20 @@ func write(t *testing.T, dir, text string) {
 func expectText(t *testing.T, dir, want string) {
 	t.Helper()
 	if text, err := os.ReadFile(filepath.Join(dir, "f")); string(text) != want || err != nil {
-		t.Errorf("in %s is %q, %v; want %q", dir, text, err, want)
+		t.Errorf("the file in %s holds %q, %v; want %q", dir, text, err, want)
 	}
 }
 
 func expectReadOnly(t *testing.T, dir string) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(dir, "g"), nil, 0o644); !errors.Is(err, unix.EROFS) {
-		t.Errorf("%s can be written: %v", dir, err)
+		t.Errorf("write to %s: %v", dir, err)
 	}
 }
 
 func expectGone(t *testing.T, path string) {
 	t.Helper()
 	if _, err := os.Lstat(path); !os.IsNotExist(err) {
-		t.Errorf("%s is still there: %v", path, err)
+		t.Errorf("%s still exists: %v", path, err)
 	}
-}
-
-// eachBackend runs a test once per backend.
-func eachBackend(t *testing.T, test func(t *testing.T, backend string)) {
-	for _, b := range []string{disk.LoopBackend, disk.DirBackend} {
-		t.Run(b, func(t *testing.T) {
-			need(t, b)
-			test(t, b)
-		})
-	}
-}
-
-// within bounds what a test waits for; it ends a hang, it decides nothing.
-func within(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	t.Cleanup(cancel)
-	return ctx
 }

@@ -2,10 +2,10 @@ package main
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,55 +17,33 @@ import (
 	"holdfast/examples/loopfs/internal/disk"
 )
 
+// Mounts, and what is written through them, outlive both processes.
 func TestControllerAndNodeApart(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		c := m.start("c", "--backend", backend, "--mode", "controller")
 		n := m.start("n", "--backend", backend, "--mode", "node", "--node-id", "n1")
-		v := c.create("a", writer)
-		id, s, target := v.VolumeId, m.staging("s"), m.target("t")
-		step(t, "stage", n.stage(id, s, writer), codes.OK)
-		step(t, "publish", n.publish(id, s, target, writer, false), codes.OK)
-		write(t, target, "kept")
+		id, s, target := c.create("a", writer).VolumeId, m.staging("s"), m.target("t")
+		n.bringUp(id, s, target, writer)
+		before := m.mounted()
 		step(t, "delete while staged on the node", c.delete(id), codes.FailedPrecondition)
 		n.kill()
 		step(t, "delete while the node is dead", c.delete(id), codes.FailedPrecondition)
 		c.kill()
+		write(t, target, "kept")
 		n = m.start("n", "--backend", backend, "--mode", "node", "--node-id", "n1")
 		c = m.start("c", "--backend", backend, "--mode", "controller")
+		n.bringUp(id, s, target, writer)
+		step(t, "publish otherwise", n.publish(id, s, target, writer, true), codes.AlreadyExists)
 		expectText(t, target, "kept")
-		step(t, "unpublish", n.unpublish(id, target), codes.OK)
-		step(t, "unstage", n.unstage(id, s), codes.OK)
-		step(t, "delete", c.delete(id), codes.OK)
-		step(t, "stage what was deleted", n.stage(id, s, writer), codes.NotFound)
-		if left := m.volumeFiles(); len(left) > 0 {
-			t.Errorf("left are %q", left)
+		if after := m.mounted(); !slices.Equal(before, after) {
+			t.Errorf("mounted at %q, was at %q", after, before)
 		}
+		n.takeDown(id, s, target)
+		step(t, "delete", c.delete(id), codes.OK)
+		step(t, "stage a deleted volume", n.stage(id, s, writer), codes.NotFound)
+		m.expectNoVolumes()
 	})
-}
-
-// Another process that is at a volume shows by its lock on the volume's file.
-func TestVolumeLockedByAnotherProcess(t *testing.T) {
-	need(t, disk.DirBackend)
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "dir")
-	id := p.create("a", writer).VolumeId
-	f, err := os.OpenFile(filepath.Join(m.data, "locks", id+".lock"), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
-	s := m.staging("s")
-	step(t, "stage", p.stage(id, s, writer), codes.Aborted)
-	step(t, "delete", p.delete(id), codes.Aborted)
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_UN); err != nil {
-		t.Fatal(err)
-	}
-	step(t, "stage", p.stage(id, s, writer), codes.OK)
-	step(t, "unstage", p.unstage(id, s), codes.OK)
 }
 
 func (p *process) attach(id, node string, c *csi.VolumeCapability, readOnly bool) (map[string]string, error) {
@@ -100,42 +78,35 @@ func TestAttach(t *testing.T) {
 	m := newMachine(t)
 	c, _ := m.attaching()
 	id, other := c.create("a", writer).VolumeId, c.create("b", writer).VolumeId
-	_, err := c.attach(id, "nowhere", writer, false)
-	step(t, "attach to an unknown node", err, codes.NotFound)
-	_, err = c.attach(string(disk.IDFor(disk.Volume, "none")), "n1", writer, false)
-	step(t, "attach an unknown volume", err, codes.NotFound)
-	_, err = c.attach(id, "n1", multi, false)
-	step(t, "attach wider than made", err, codes.FailedPrecondition)
-
 	context, err := c.attach(id, "n1", writer, false)
 	step(t, "attach", err, codes.OK)
-	again, err := c.attach(id, "n1", writer, false)
-	step(t, "attach again", err, codes.OK)
-	if context[tokenKey] == "" || again[tokenKey] != context[tokenKey] {
-		t.Error("the same attachment has no token, or two")
+	for what, try := range map[string]struct {
+		id, node string
+		cap      *csi.VolumeCapability
+		readOnly bool
+		want     codes.Code
+	}{
+		"to an unknown node":  {id, "nowhere", writer, false, codes.NotFound},
+		"an unknown volume":   {string(disk.IDFor(disk.Volume, "none")), "n1", writer, false, codes.NotFound},
+		"wider than created":  {id, "n1", multi, false, codes.FailedPrecondition},
+		"read-only there":     {id, "n1", writer, true, codes.AlreadyExists},
+		"to a second node":    {id, "n2", writer, false, codes.FailedPrecondition},
+		"one volume too many": {other, "n1", writer, false, codes.ResourceExhausted},
+	} {
+		_, err := c.attach(try.id, try.node, try.cap, try.readOnly)
+		step(t, "attach "+what, err, try.want)
 	}
-	_, err = c.attach(id, "n1", writer, true)
-	step(t, "attach read-only there", err, codes.AlreadyExists)
-	_, err = c.attach(id, "n2", writer, false)
-	step(t, "attach to a second node", err, codes.FailedPrecondition)
-	if !strings.Contains(fmt.Sprint(err), "n1") {
-		t.Errorf("the error does not name the node: %v", err)
-	}
-	_, err = c.attach(other, "n1", writer, false)
-	step(t, "attach one too many", err, codes.ResourceExhausted)
 	step(t, "delete while attached", c.delete(id), codes.FailedPrecondition)
 
 	c.kill()
 	c = m.start("c", "--backend", "dir", "--mode", "controller", "--attach", "--max-volumes", "1")
-	again, err = c.attach(id, "n1", writer, false)
+	again, err := c.attach(id, "n1", writer, false)
 	step(t, "attach after a kill", err, codes.OK)
-	if again[tokenKey] != context[tokenKey] {
-		t.Error("the attachment was not durable")
+	if context[tokenKey] == "" || again[tokenKey] != context[tokenKey] {
+		t.Error("the attachment has no durable token")
 	}
 	listed, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, e := range listed.Entries {
 		if nodes := fmt.Sprint(e.Status.PublishedNodeIds); (e.Volume.VolumeId == id) != (nodes == "[n1]") {
 			t.Errorf("volume %s is listed on %s", e.Volume.VolumeId, nodes)
@@ -149,18 +120,19 @@ func TestStageNeedsTheAttachment(t *testing.T) {
 	c, n := m.attaching()
 	id, s := c.create("a", writer).VolumeId, m.staging("s")
 	step(t, "stage before attach", n.stageWith(id, s, nil), codes.FailedPrecondition)
-	context, err := c.attach(id, "n1", writer, false)
+	context, err := c.attach(id, "n1", writer, true)
 	step(t, "attach", err, codes.OK)
 	step(t, "stage with a wrong token", n.stageWith(id, s, map[string]string{tokenKey: "guessed"}),
 		codes.FailedPrecondition)
 	step(t, "stage", n.stageWith(id, s, context), codes.OK)
+	expectReadOnly(t, s)
 	step(t, "publish without the token", n.publish(id, s, m.target("t"), writer, false), codes.FailedPrecondition)
 	step(t, "detach while staged", c.detach(id, "n1"), codes.FailedPrecondition)
 	step(t, "detach from another node", c.detach(id, "n2"), codes.OK)
 	step(t, "unstage", n.unstage(id, s), codes.OK)
 	step(t, "detach", c.detach(id, "n1"), codes.OK)
 	step(t, "detach again", c.detach(id, ""), codes.OK)
-	step(t, "detach what never was", c.detach(string(disk.IDFor(disk.Volume, "none")), "n1"), codes.OK)
+	step(t, "detach an unknown volume", c.detach(string(disk.IDFor(disk.Volume, "none")), "n1"), codes.OK)
 	step(t, "stage with the old token", n.stageWith(id, s, context), codes.FailedPrecondition)
 	fresh, err := c.attach(id, "n2", writer, false)
 	step(t, "attach to the other node", err, codes.OK)
@@ -169,22 +141,10 @@ func TestStageNeedsTheAttachment(t *testing.T) {
 	}
 	for _, p := range []*process{c, n} {
 		p.stop()
-		if strings.Contains(p.log.String(), context[tokenKey]) {
+		if strings.Contains(p.logged(), context[tokenKey]) {
 			t.Error("the log shows a token")
 		}
 	}
-}
-
-func TestReadOnlyAttachmentStagesReadOnly(t *testing.T) {
-	need(t, disk.DirBackend)
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "dir", "--attach", "--node-id", "n1")
-	id, s := p.create("a", writer).VolumeId, m.staging("s")
-	context, err := p.attach(id, "n1", writer, true)
-	step(t, "attach", err, codes.OK)
-	step(t, "stage", p.stageWith(id, s, context), codes.OK)
-	expectReadOnly(t, s)
-	step(t, "unstage", p.unstage(id, s), codes.OK)
 }
 
 // In a user namespace, which needs no root, auto takes the dir backend, and a loop volume is refused with the reason.
@@ -198,35 +158,28 @@ func TestLoopfsServesInAUserNamespace(t *testing.T) {
 	}
 	m := newMachine(t)
 	p := m.startCommand("csi", []string{"unshare", "-Urm", self(t)}, nil)
-	if !strings.Contains(p.log.String(), "backend=dir") || !strings.Contains(p.log.String(), "user namespace") {
-		t.Errorf("the log does not say which backend and why:\n%s", p.log)
+	if log := p.logged(); !strings.Contains(log, "backend=dir") || !strings.Contains(log, "user namespace") {
+		t.Errorf("the log does not give the backend and the reason:\n%s", log)
 	}
 	inside := filepath.Join("/proc", fmt.Sprint(p.cmd.Process.Pid), "root")
 	id, s, one, two := p.create("a", multi).VolumeId, m.staging("s"), m.target("one"), m.target("two")
-	step(t, "stage", p.stage(id, s, multi), codes.OK)
-	step(t, "publish", p.publish(id, s, one, multi, false), codes.OK)
+	p.bringUp(id, s, one, multi)
 	step(t, "publish read-only", p.publish(id, s, two, multi, true), codes.OK)
 	write(t, filepath.Join(inside, one), "kept")
 	expectText(t, filepath.Join(inside, two), "kept")
 	expectText(t, filepath.Join(m.data, "dirs", id), "kept")
 	expectReadOnly(t, filepath.Join(inside, two))
-	step(t, "unpublish", p.unpublish(id, one), codes.OK)
 	step(t, "unpublish", p.unpublish(id, two), codes.OK)
-	step(t, "unstage", p.unstage(id, s), codes.OK)
-	step(t, "delete", p.delete(id), codes.OK)
+	p.takeDown(id, s, one)
 
-	record := fmt.Sprintf(`{"id":%q,"name":"l","state":"ready","backend":"loop","bytes":16777216,
-		"usage":{"mode":"writer","file_system":"ext4"}}`, disk.IDFor(disk.Volume, "l"))
-	if err := os.WriteFile(filepath.Join(m.data, "volumes", string(disk.IDFor(disk.Volume, "l"))+".json"),
-		[]byte(record), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	err := p.stage(string(disk.IDFor(disk.Volume, "l")), s, writer)
+	foreign := string(disk.IDFor(disk.Volume, "l"))
+	must(t, os.WriteFile(filepath.Join(m.data, "volumes", foreign+".json"), fmt.Appendf(nil,
+		`{"id":%q,"name":"l","state":"ready","backend":"loop","bytes":16777216,"usage":{"mode":"writer"}}`, foreign), 0o600))
+	err := p.stage(foreign, s, mountOf(writer, "ext4", ""))
 	step(t, "stage a loop volume", err, codes.FailedPrecondition)
 	if !strings.Contains(fmt.Sprint(err), "user namespace") {
-		t.Errorf("the error does not say why: %v", err)
+		t.Errorf("the error does not give the reason: %v", err)
 	}
-
 	out, err := exec.Command("unshare", "-Urm", "env", asLoopfs+"=1", self(t), "--backend", "loop", "--data", m.data,
 		"--endpoint", "unix://"+m.base+"/x.sock").CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "--backend dir") {
@@ -237,143 +190,89 @@ func TestLoopfsServesInAUserNamespace(t *testing.T) {
 func TestSocket(t *testing.T) {
 	m := newMachine(t)
 	first := m.start("csi", "--mode", "controller", "--backend", "dir")
-	run := func(endpoint string) (string, error) {
+	for endpoint, want := range map[string]string{
+		"unix://" + first.socket: "another process serves", "": "no endpoint", "tcp://127.0.0.1:1": "form",
+		"unix://relative": "form", "unix:///" + strings.Repeat("x", 107): "108 bytes",
+	} {
 		cmd := exec.Command(self(t), "--mode", "controller", "--backend", "dir", "--data", m.data)
 		cmd.Env = append(os.Environ(), asLoopfs+"=1", "CSI_ENDPOINT="+endpoint)
-		out, err := cmd.CombinedOutput()
-		return string(out), err
+		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), want) {
+			t.Errorf("endpoint %q: %v, want %q\n%s", endpoint, err, want, out)
+		}
 	}
-	if out, err := run("unix://" + first.socket); err == nil || !strings.Contains(out, "another process serves") {
-		t.Errorf("a second loopfs on a living socket: %v\n%s", err, out)
-	}
-	if _, err := first.Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
-		t.Errorf("the first one suffers: %v", err)
-	}
+	_, err := first.Probe(t.Context(), &csi.ProbeRequest{})
+	step(t, "probe after a second start", err, codes.OK)
 	first.kill()
-	if _, err := os.Lstat(first.socket); err != nil {
-		t.Fatalf("no stale socket to replace: %v", err)
-	}
+	_, err = os.Lstat(first.socket) // stale
+	must(t, err)
 	next := m.start("csi", "--mode", "controller", "--backend", "dir")
 	next.stop()
 	expectGone(t, next.socket)
-
-	file := filepath.Join(m.base, "file")
-	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, endpoint := range []string{"", "tcp://127.0.0.1:1", "unix://relative", "unix:///" + strings.Repeat("x", 107),
-		"unix://" + file} {
-		if out, err := run(endpoint); err == nil {
-			t.Errorf("endpoint %q was served:\n%s", endpoint, out)
-		}
-	}
-	if text, err := os.ReadFile(file); string(text) != "precious" || err != nil {
-		t.Errorf("the file in the way: %q, %v", text, err)
-	}
-	bound, err := net.Listen("unix", filepath.Join(m.base, "silent.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer bound.Close()
-	if out, err := run("unix://" + m.base + "/silent.sock"); err == nil {
-		t.Errorf("a socket on which somebody listens was replaced:\n%s", out)
-	}
 }
 
-func TestByteSizes(t *testing.T) {
-	for in, want := range map[string]int64{"1": 1, "1073741824": 1 << 30, "3KiB": 3 << 10, "64MiB": 64 << 20,
-		"2GiB": 2 << 30, "1TiB": 1 << 40} {
-		var b byteSize
-		if err := b.Set(in); err != nil || int64(b) != want {
-			t.Errorf("%s gave %d, %v", in, b, err)
-		}
-	}
-	for _, in := range []string{"", "0", "-1", "x", "1GB", "GiB", "9999999999TiB", "99999999999999999999"} {
-		var b byteSize
-		if b.Set(in) == nil {
-			t.Errorf("%q gave %d", in, b)
-		}
-	}
-}
-
-// The volume's root directory is given to the group once: what a workload makes of it afterwards stays.
+// The volume's root directory is given to the group once: later changes by a workload stay.
 func TestVolumeMountGroupOwnsTheVolume(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		p := m.start("csi", "--backend", backend)
 		id, s, target := p.create("a", writer).VolumeId, m.staging("s"), m.target("t")
 		mine, other := mountOf(writer, "", "1234"), mountOf(writer, "", "1235")
-		owner := func(gid, mode uint32) {
+		cycle := func(c *csi.VolumeCapability, gid, mode uint32, then func()) {
 			t.Helper()
+			p.bringUp(id, s, target, c)
 			var st unix.Stat_t
 			if err := unix.Stat(target, &st); err != nil || st.Gid != gid || st.Mode&0o7777 != mode {
 				t.Errorf("the root directory is of group %d, mode %o, %v; want %d, %o", st.Gid, st.Mode&0o7777, err,
 					gid, mode)
 			}
-		}
-		cycle := func(c *csi.VolumeCapability, then func()) {
-			t.Helper()
-			step(t, "stage", p.stage(id, s, c), codes.OK)
-			step(t, "publish", p.publish(id, s, target, c, false), codes.OK)
 			then()
-			step(t, "unpublish", p.unpublish(id, target), codes.OK)
-			step(t, "unstage", p.unstage(id, s), codes.OK)
+			p.takeDown(id, s, target)
 		}
-		cycle(mine, func() {
-			owner(1234, 0o2775)
+		nothing := func() {}
+		cycle(mine, 1234, 0o2775, func() {
 			step(t, "stage for another group", p.stage(id, s, other), codes.AlreadyExists)
 			step(t, "publish for another group", p.publish(id, s, m.target("x"), other, false),
 				codes.FailedPrecondition)
-			if err := os.WriteFile(filepath.Join(target, "f"), nil, 0o640); err != nil {
-				t.Error(err)
-			}
+			write(t, target, "new")
 			var st unix.Stat_t
 			if err := unix.Stat(filepath.Join(target, "f"), &st); err != nil || st.Gid != 1234 {
 				t.Errorf("a new file is of group %d, %v", st.Gid, err)
 			}
-			if err := os.Chmod(target, 0o700); err != nil {
-				t.Error(err)
-			}
+			must(t, os.Chmod(target, 0o700))
 		})
-		cycle(mine, func() { owner(1234, 0o0700) })
-		cycle(writer, func() { owner(1234, 0o0700) })
-		cycle(other, func() { owner(1235, 0o2770) })
+		cycle(mine, 1234, 0o0700, nothing)
+		cycle(writer, 1234, 0o0700, nothing)
+		cycle(other, 1235, 0o2770, nothing)
 		p.kill()
 		p = m.start("csi", "--backend", backend)
-		cycle(other, func() { owner(1235, 0o2770) })
+		cycle(other, 1235, 0o2770, nothing)
 	})
 }
 
-// A volume for which no type was asked is of the one that it is staged with first.
+// The first stage settles the file system type of a volume that was created without one.
 func TestFirstStageSettlesTheFileSystem(t *testing.T) {
 	need(t, disk.LoopBackend)
 	m := newMachine(t)
 	p := m.start("csi", "--backend", "loop")
 	none, xfs := mountOf(writer, "", ""), mountOf(writer, "xfs", "")
 	id, s := p.create("a", none).VolumeId, m.staging("s")
-	ask := func(c *csi.VolumeCapability) bool {
-		answer, err := p.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
-			VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{c},
-		})
-		if err != nil {
-			t.Error(err)
-		}
-		return answer.GetConfirmed() != nil
-	}
 	step(t, "stage as xfs, which needs more", p.stage(id, s, xfs), codes.FailedPrecondition)
 	step(t, "stage", p.stage(id, s, none), codes.OK)
 	step(t, "unstage", p.unstage(id, s), codes.OK)
 	err := p.stage(id, s, xfs)
 	step(t, "stage as xfs", err, codes.FailedPrecondition)
 	if !strings.Contains(status.Convert(err).Message(), "file system ext4") {
-		t.Errorf("the error does not say what it is: %v", err)
+		t.Errorf("the error does not name the file system: %v", err)
 	}
-	if !ask(writer) || !ask(none) || ask(xfs) {
-		t.Error("validated is not just ext4")
+	for c, want := range map[*csi.VolumeCapability]bool{writer: true, none: true, xfs: false} {
+		req := &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{c}}
+		if p.confirms(req) != want {
+			t.Errorf("%v: want confirmed %v", c, want)
+		}
 	}
 	step(t, "stage as ext4", p.stage(id, s, writer), codes.OK)
 	step(t, "unstage", p.unstage(id, s), codes.OK)
 	if v := p.create("a", none); v.VolumeId != id {
-		t.Errorf("the same again is %v", v)
+		t.Errorf("created again: %v", v)
 	}
 }

@@ -5,10 +5,8 @@ import (
 	"errors"
 	"os"
 	"os/exec"
-	"slices"
 	"testing"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
@@ -16,24 +14,12 @@ import (
 	mounttable "holdfast/internal/mount"
 )
 
-// deviceAt is the number of the block device at a path.
-func deviceAt(t *testing.T, path string) mounttable.Number {
-	t.Helper()
-	n, err := mounttable.NumberOf(path)
-	if err != nil || !n.Block {
-		t.Errorf("%s is no block device: %+v, %v", path, n, err)
-	}
-	return n
-}
-
 var pattern = bytes.Repeat([]byte("holdfast"), 512)
 
 func writeDevice(t *testing.T, path string, offset int64) error {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
 	_, err = f.WriteAt(pattern, offset)
 	return errors.Join(err, f.Sync())
@@ -42,9 +28,7 @@ func writeDevice(t *testing.T, path string, offset int64) error {
 func expectPattern(t *testing.T, path string, offset int64) {
 	t.Helper()
 	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
 	got := make([]byte, len(pattern))
 	if _, err := f.ReadAt(got, offset); err != nil || !bytes.Equal(got, pattern) {
@@ -52,50 +36,45 @@ func expectPattern(t *testing.T, path string, offset int64) {
 	}
 }
 
+// Publishes of a raw volume share one device, read-only ones another that nobody can write to.
 func TestRawVolume(t *testing.T) {
 	need(t, disk.LoopBackend)
 	m := newMachine(t)
 	p := m.start("csi", "--backend", "loop")
-	raw := blockOf(multi)
-	id, s := p.create("a", raw).VolumeId, m.staging("s")
+	raw, end := blockOf(multi), int64(16<<20-4096)
+	id, s, dir := p.create("a", raw).VolumeId, m.staging("s"), m.staging("dir")
 	one, two, three := m.target("one"), m.target("two"), m.target("three")
 
 	step(t, "publish before stage", p.publish(id, s, one, raw, false), codes.FailedPrecondition)
 	step(t, "stage as a file system", p.stage(id, s, multi), codes.FailedPrecondition)
 	for range 2 {
-		step(t, "stage", p.stage(id, s, raw), codes.OK)
-		step(t, "publish", p.publish(id, s, one, raw, false), codes.OK)
+		p.bringUp(id, s, one, raw)
 	}
 	step(t, "publish elsewhere", p.publish(id, s, two, raw, false), codes.OK)
-	if a, b := deviceAt(t, one), deviceAt(t, two); a != b {
-		t.Errorf("two publishes have two devices: %+v and %+v", a, b)
+	step(t, "publish at a directory", p.publish(id, s, dir, raw, false), codes.InvalidArgument)
+	a, errA := mounttable.NumberOf(one)
+	b, errB := mounttable.NumberOf(two)
+	if !a.Block || a != b || errA != nil || errB != nil {
+		t.Errorf("devices %+v, %v and %+v, %v; want one block device", a, errA, b, errB)
 	}
-	if err := writeDevice(t, one, 16<<20-4096); err != nil { // the very end
-		t.Error(err)
-	}
-	expectPattern(t, two, 16<<20-4096)
-
+	must(t, writeDevice(t, one, end))
+	expectPattern(t, two, end)
 	step(t, "publish read-only", p.publish(id, s, three, raw, true), codes.OK)
 	step(t, "publish read-only there", p.publish(id, s, two, raw, true), codes.AlreadyExists)
-	expectPattern(t, three, 16<<20-4096)
+	expectPattern(t, three, end)
 	if err := writeDevice(t, three, 0); !errors.Is(err, unix.EPERM) {
-		t.Errorf("a write to a read-only publish: %v", err)
+		t.Errorf("write to a read-only publish: %v", err)
 	}
 	for _, at := range []string{one, three, s} {
-		usage, inodes, err := p.stats(id, at)
-		if err != nil || usage.GetTotal() != 16<<20 || inodes != nil {
+		if usage, inodes, err := p.stats(id, at); err != nil || usage.GetTotal() != 16<<20 || inodes != nil {
 			t.Errorf("stats at %s: %v, %v, %v", at, usage, inodes, err)
 		}
 	}
 
-	before := m.mounted()
 	p.kill()
 	p = m.start("csi", "--backend", "loop")
-	if after := m.mounted(); !slices.Equal(before, after) {
-		t.Errorf("mounted were %q, are %q", before, after)
-	}
-	expectPattern(t, one, 16<<20-4096)
-	step(t, "publish again", p.publish(id, s, one, raw, false), codes.OK)
+	expectPattern(t, one, end)
+	p.bringUp(id, s, one, raw)
 	step(t, "unstage while published", p.unstage(id, s), codes.FailedPrecondition)
 	step(t, "delete while published", p.delete(id), codes.FailedPrecondition)
 	for range 2 {
@@ -104,7 +83,7 @@ func TestRawVolume(t *testing.T) {
 			expectGone(t, target)
 		}
 	}
-	if left := m.loops(); len(left) != 2 { // one for writing, one for reading
+	if left := m.loops(); len(left) != 2 {
 		t.Errorf("a staged volume has the devices %q", left)
 	}
 	for range 2 {
@@ -112,120 +91,40 @@ func TestRawVolume(t *testing.T) {
 	}
 	m.awaitNoLoops()
 
-	step(t, "stage again", p.stage(id, s, raw), codes.OK)
-	step(t, "publish again", p.publish(id, s, one, raw, false), codes.OK)
-	expectPattern(t, one, 16<<20-4096)
-	step(t, "unpublish", p.unpublish(id, one), codes.OK)
-	step(t, "unstage", p.unstage(id, s), codes.OK)
+	p.bringUp(id, s, one, blockOf(reader))
+	expectPattern(t, one, end)
+	if err := writeDevice(t, one, 0); !errors.Is(err, unix.EPERM) {
+		t.Errorf("write by a reader: %v", err)
+	}
+	step(t, "second target of a reader", p.publish(id, s, two, blockOf(reader), true), codes.FailedPrecondition)
+	p.takeDown(id, s, one)
 	step(t, "delete", p.delete(id), codes.OK)
-	if left := m.volumeFiles(); len(left) > 0 {
-		t.Errorf("left are %q", left)
-	}
+	m.expectNoVolumes()
 }
 
-func TestRawVolumeForReading(t *testing.T) {
-	need(t, disk.LoopBackend)
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "loop")
-	id, s, target := p.create("a", blockOf(writer)).VolumeId, m.staging("s"), m.target("t")
-	step(t, "stage", p.stage(id, s, blockOf(reader)), codes.OK)
-	step(t, "publish", p.publish(id, s, target, blockOf(reader), false), codes.OK)
-	if err := writeDevice(t, target, 0); !errors.Is(err, unix.EPERM) {
-		t.Errorf("a write by a reader: %v", err)
-	}
-	step(t, "second target", p.publish(id, s, m.target("x"), blockOf(reader), true), codes.FailedPrecondition)
-	step(t, "unpublish", p.unpublish(id, target), codes.OK)
-	step(t, "unstage", p.unstage(id, s), codes.OK)
-}
-
-// A directory, or a file with something in it, is no place for a device, and stays.
-func TestRawTargets(t *testing.T) {
-	need(t, disk.LoopBackend)
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "loop")
-	raw := blockOf(writer)
-	id, s, dir, link := p.create("a", raw).VolumeId, m.staging("s"), m.staging("dir"), m.target("link")
-	if err := os.Symlink(dir, link); err != nil {
-		t.Fatal(err)
-	}
-	step(t, "stage", p.stage(id, s, raw), codes.OK)
-	step(t, "publish at a directory", p.publish(id, s, dir, raw, false), codes.InvalidArgument)
-	step(t, "publish at a link", p.publish(id, s, link, raw, false), codes.InvalidArgument)
-	if _, err := os.Readlink(link); err != nil {
-		t.Error(err)
-	}
-	if st, err := os.Stat(dir); err != nil || !st.IsDir() {
-		t.Errorf("the directory: %v", err)
-	}
-	step(t, "unstage", p.unstage(id, s), codes.OK)
-}
-
-// A volume for both uses is used as the one or the other at a time; a raw user's data never become a file system's.
+// A volume for both accesses is used with one of them at a time. No file system is made over the data of a raw user.
 func TestRawOrMounted(t *testing.T) {
 	need(t, disk.LoopBackend)
 	m := newMachine(t)
 	p := m.start("csi", "--backend", "loop")
-	made, err := p.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-		Name: "a", VolumeCapabilities: []*csi.VolumeCapability{writer, blockOf(writer)},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	id, s, s2, target := made.Volume.VolumeId, m.staging("s"), m.staging("s2"), m.target("t")
-	step(t, "stage raw", p.stage(id, s, blockOf(writer)), codes.OK)
+	raw := blockOf(writer)
+	id, s, s2, target := p.create("a", writer, raw).VolumeId, m.staging("s"), m.staging("s2"), m.target("t")
+	p.bringUp(id, s, target, raw)
 	step(t, "stage mounted beside it", p.stage(id, s2, writer), codes.AlreadyExists)
-	step(t, "publish mounted", p.publish(id, s, target, writer, false), codes.FailedPrecondition)
-	step(t, "publish", p.publish(id, s, target, blockOf(writer), false), codes.OK)
+	step(t, "publish mounted", p.publish(id, s, m.target("x"), writer, false), codes.FailedPrecondition)
 	if out, err := exec.Command("mkfs.ext4", "-q", target).CombinedOutput(); err != nil { // as a raw user may
 		t.Fatalf("%v: %s", err, out)
 	}
-	step(t, "unpublish", p.unpublish(id, target), codes.OK)
-	step(t, "unstage", p.unstage(id, s), codes.OK)
+	p.takeDown(id, s, target)
 	step(t, "stage mounted", p.stage(id, s2, writer), codes.OK)
-	write(t, s2, "kept")
-	step(t, "stage raw beside it", p.stage(id, s, blockOf(writer)), codes.AlreadyExists)
+	step(t, "stage raw beside it", p.stage(id, s, raw), codes.AlreadyExists)
 	step(t, "unstage", p.unstage(id, s2), codes.OK)
 
-	step(t, "stage raw", p.stage(id, s, blockOf(writer)), codes.OK)
-	step(t, "publish", p.publish(id, s, target, blockOf(writer), false), codes.OK)
-	if err := errors.Join(writeDevice(t, target, 0), writeDevice(t, target, 4096)); err != nil {
-		t.Error(err)
-	}
-	step(t, "unpublish", p.unpublish(id, target), codes.OK)
-	step(t, "unstage", p.unstage(id, s), codes.OK)
+	p.bringUp(id, s, target, raw)
+	must(t, errors.Join(writeDevice(t, target, 0), writeDevice(t, target, 4096)))
+	p.takeDown(id, s, target)
 	step(t, "stage mounted over data", p.stage(id, s2, writer), codes.FailedPrecondition)
-	step(t, "stage raw", p.stage(id, s, blockOf(writer)), codes.OK)
-	step(t, "publish", p.publish(id, s, target, blockOf(writer), false), codes.OK)
+	p.bringUp(id, s, target, raw)
 	expectPattern(t, target, 0)
-	step(t, "unpublish", p.unpublish(id, target), codes.OK)
-	step(t, "unstage", p.unstage(id, s), codes.OK)
-}
-
-// Somebody took the device away from under a publish: the target can still be taken down, and the volume be staged
-// again.
-func TestRawDeviceTakenAway(t *testing.T) {
-	need(t, disk.LoopBackend)
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "loop")
-	raw := blockOf(writer)
-	id, s, target := p.create("a", raw).VolumeId, m.staging("s"), m.target("t")
-	step(t, "stage", p.stage(id, s, raw), codes.OK)
-	step(t, "publish", p.publish(id, s, target, raw, false), codes.OK)
-	f, err := os.Open(target)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0); err != nil {
-		t.Fatal(err)
-	}
-	f.Close()
-	m.awaitNoLoops()
-	step(t, "publish again", p.publish(id, s, target, raw, false), codes.FailedPrecondition)
-	_, _, err = p.stats(id, target)
-	step(t, "stats", err, codes.OK)
-	step(t, "unpublish", p.unpublish(id, target), codes.OK)
-	expectGone(t, target)
-	step(t, "unstage", p.unstage(id, s), codes.OK)
-	step(t, "stage", p.stage(id, s, raw), codes.OK)
-	step(t, "unstage", p.unstage(id, s), codes.OK)
+	p.takeDown(id, s, target)
 }

@@ -4,7 +4,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,17 +20,16 @@ func TestSnapshotAndRestore(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		p := m.start("csi", "--backend", backend)
-		id, s := p.create("a", writer).VolumeId, m.staging("s")
+		id, s, s2 := p.create("a", writer).VolumeId, m.staging("s"), m.staging("s2")
 		step(t, "stage", p.stage(id, s, writer), codes.OK)
 		write(t, s, "old")
 		step(t, "unstage", p.unstage(id, s), codes.OK)
-
 		before := time.Now()
 		snap, err := p.snapshot("snap", id)
-		if err != nil || !snap.ReadyToUse || snap.SizeBytes != 16<<20 || snap.SourceVolumeId != id ||
-			snap.CreationTime.AsTime().Before(before.Add(-time.Second)) ||
-			snap.CreationTime.AsTime().After(time.Now()) {
-			t.Fatalf("snapshot %v, %v", snap, err)
+		must(t, err)
+		if made := snap.CreationTime.AsTime(); !snap.ReadyToUse || snap.SizeBytes != 16<<20 || snap.SourceVolumeId != id ||
+			made.Before(before.Add(-time.Second)) || made.After(time.Now()) {
+			t.Errorf("snapshot %v", snap)
 		}
 		step(t, "stage", p.stage(id, s, writer), codes.OK)
 		write(t, s, "new")
@@ -39,26 +37,28 @@ func TestSnapshotAndRestore(t *testing.T) {
 		again, err := p.snapshot("snap", id)
 		if err != nil || again.SnapshotId != snap.SnapshotId ||
 			!again.CreationTime.AsTime().Equal(snap.CreationTime.AsTime()) {
-			t.Errorf("the same again is %v, %v", again, err)
+			t.Errorf("the same snapshot again: %v, %v", again, err)
 		}
-		cloned, err := p.createFrom("clone", id, writer, 0, 0)
-		if err != nil || cloned.CapacityBytes != 16<<20 || cloned.GetContentSource().GetVolume().GetVolumeId() != id {
-			t.Fatalf("clone: %v, %v", cloned, err)
+		cloned, err := p.tryCreate("clone", id, 0, 0, writer)
+		must(t, err)
+		if cloned.CapacityBytes != 16<<20 || cloned.GetContentSource().GetVolume().GetVolumeId() != id {
+			t.Errorf("clone: %v", cloned)
 		}
 		step(t, "delete the source", p.delete(id), codes.OK)
-		restored, err := p.createFrom("restored", snap.SnapshotId, writer, 32<<20, 0)
-		if err != nil || restored.CapacityBytes != 32<<20 ||
+		restored, err := p.tryCreate("restored", snap.SnapshotId, 32<<20, 0, writer)
+		must(t, err)
+		if restored.CapacityBytes != 32<<20 ||
 			restored.GetContentSource().GetSnapshot().GetSnapshotId() != snap.SnapshotId {
-			t.Fatalf("restore: %v, %v", restored, err)
+			t.Errorf("restored: %v", restored)
 		}
-		step(t, "delete the snapshot", p.deleteSnapshot(snap.SnapshotId), codes.OK)
-		step(t, "delete the snapshot again", p.deleteSnapshot(snap.SnapshotId), codes.OK)
-		replay, err := p.createFrom("restored", snap.SnapshotId, writer, 32<<20, 0)
+		for range 2 {
+			step(t, "delete the snapshot", p.deleteSnapshot(snap.SnapshotId), codes.OK)
+		}
+		replay, err := p.tryCreate("restored", snap.SnapshotId, 32<<20, 0, writer)
 		if err != nil || replay.VolumeId != restored.VolumeId {
-			t.Errorf("the same again, without its source: %v, %v", replay, err)
+			t.Errorf("the same volume again, without its source: %v, %v", replay, err)
 		}
 
-		s2 := m.staging("s2") // all of them on one node at a time
 		step(t, "stage the clone", p.stage(cloned.VolumeId, s, writer), codes.OK)
 		step(t, "stage the restored", p.stage(restored.VolumeId, s2, reader), codes.OK)
 		expectText(t, s, "new")
@@ -67,32 +67,25 @@ func TestSnapshotAndRestore(t *testing.T) {
 		if err != nil || usage.Total < 24<<20 {
 			t.Errorf("the larger copy has %v, %v", usage, err)
 		}
-		step(t, "unstage", p.unstage(cloned.VolumeId, s), codes.OK)
-		step(t, "unstage", p.unstage(restored.VolumeId, s2), codes.OK)
-		step(t, "delete", p.delete(cloned.VolumeId), codes.OK)
-		step(t, "delete", p.delete(restored.VolumeId), codes.OK)
-		if left := m.volumeFiles(); len(left) > 0 {
-			t.Errorf("left are %q", left)
+		for id, at := range map[string]string{cloned.VolumeId: s, restored.VolumeId: s2} {
+			step(t, "unstage", p.unstage(id, at), codes.OK)
+			step(t, "delete", p.delete(id), codes.OK)
 		}
+		m.expectNoVolumes()
 	})
 }
 
-func TestSnapshotTable(t *testing.T) {
+func TestSourcesOfSnapshotsAndVolumes(t *testing.T) {
 	m := newMachine(t)
 	p := m.start("csi", "--backend", "dir", "--mode", "controller", "--capacity", "96MiB")
 	id, other := p.create("a", writer).VolumeId, p.create("b", multi).VolumeId
 	none, noSnap := string(disk.IDFor(disk.Volume, "none")), string(disk.IDFor(disk.Snapshot, "none"))
 	snap, err := p.snapshot("s", id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for what, c := range map[string]struct {
 		name, source string
 		want         codes.Code
 	}{
-		"no name":       {"", id, codes.InvalidArgument},
-		"no source":     {"x", "", codes.InvalidArgument},
-		"hostile name":  {"../x", id, codes.InvalidArgument},
 		"unknown":       {"x", none, codes.NotFound},
 		"of a snapshot": {"x", snap.SnapshotId, codes.NotFound},
 		"of another":    {"s", other, codes.AlreadyExists},
@@ -111,78 +104,35 @@ func TestSnapshotTable(t *testing.T) {
 		"another backend's": {"x", snap.SnapshotId, blockOf(writer), 0, 0, codes.InvalidArgument},
 		"another type":      {"x", snap.SnapshotId, mountOf(writer, "xfs", ""), 0, 0, codes.InvalidArgument},
 		"unknown snapshot":  {"x", noSnap, writer, 0, 0, codes.NotFound},
-		"unknown volume":    {"x", none, writer, 0, 0, codes.NotFound},
 		"foreign volume":    {"x", "somebody-elses", writer, 0, 0, codes.NotFound},
-		"no id":             {"x", "", writer, 0, 0, codes.InvalidArgument},
-		"hostile id":        {"x", "../x", writer, 0, 0, codes.InvalidArgument},
 		"of itself":         {"none", none, writer, 0, 0, codes.InvalidArgument},
 		"too much":          {"x", id, writer, 64 << 20, 0, codes.ResourceExhausted},
 		"a taken name":      {"a", other, writer, 0, 0, codes.AlreadyExists},
 	} {
-		_, err := p.createFrom(c.name, c.source, c.cap, c.least, c.most)
+		_, err := p.tryCreate(c.name, c.source, c.least, c.most, c.cap)
 		step(t, "create from "+what, err, c.want)
 	}
 	_, err = p.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 		Name: "x", VolumeCapabilities: []*csi.VolumeCapability{writer}, VolumeContentSource: &csi.VolumeContentSource{},
 	})
 	step(t, "create from nothing", err, codes.InvalidArgument)
-	step(t, "delete no snapshot", p.deleteSnapshot(""), codes.InvalidArgument)
-	step(t, "delete an unknown snapshot", p.deleteSnapshot("somebody-elses"), codes.OK)
 	step(t, "delete a volume as a snapshot", p.deleteSnapshot(id), codes.OK)
 	step(t, "delete a snapshot as a volume", p.delete(snap.SnapshotId), codes.OK)
-	for id, want := range map[string]codes.Code{
-		"": codes.InvalidArgument, noSnap: codes.NotFound, snap.SnapshotId: codes.OK, id: codes.NotFound,
-	} {
-		got, err := p.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: id})
+	for id, want := range map[string]codes.Code{noSnap: codes.NotFound, snap.SnapshotId: codes.OK, id: codes.NotFound} {
+		_, err := p.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: id})
 		step(t, "get snapshot "+id, err, want)
-		if want == codes.OK && got.Snapshot.SourceVolumeId == "" {
-			t.Errorf("it is %v", got)
-		}
 	}
-	if ids, _ := p.list(0, ""); len(ids) != 2 {
-		t.Errorf("snapshots are listed as volumes: %q", ids)
-	}
-}
-
-func TestListSnapshots(t *testing.T) {
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "dir", "--mode", "controller")
-	a, b := p.create("a", writer).VolumeId, p.create("b", writer).VolumeId
-	var made []string
-	of := map[string][]string{}
-	for name, source := range map[string]string{"1": a, "2": b, "3": a, "4": a, "5": b} {
-		snap, err := p.snapshot(name, source)
-		if err != nil {
-			t.Fatal(err)
-		}
-		made, of[source] = append(made, snap.SnapshotId), append(of[source], snap.SnapshotId)
-	}
-	slices.Sort(made)
-	slices.Sort(of[a])
-	for what, c := range map[string]struct {
-		req  *csi.ListSnapshotsRequest
-		want []string
-	}{
-		"all":         {&csi.ListSnapshotsRequest{}, made},
-		"one page":    {&csi.ListSnapshotsRequest{MaxEntries: 2}, made[:2]},
-		"the next":    {&csi.ListSnapshotsRequest{MaxEntries: 2, StartingToken: made[1]}, made[2:4]},
-		"the rest":    {&csi.ListSnapshotsRequest{StartingToken: made[3]}, made[4:]},
-		"by id":       {&csi.ListSnapshotsRequest{SnapshotId: made[2]}, made[2:3]},
-		"by source":   {&csi.ListSnapshotsRequest{SourceVolumeId: a}, of[a]},
-		"no such id":  {&csi.ListSnapshotsRequest{SnapshotId: "none"}, nil},
-		"no source":   {&csi.ListSnapshotsRequest{SourceVolumeId: "none"}, nil},
-		"both differ": {&csi.ListSnapshotsRequest{SnapshotId: of[a][0], SourceVolumeId: b}, nil},
+	for req, want := range map[*csi.ListSnapshotsRequest]int{
+		{}: 1, {SourceVolumeId: id}: 1, {SourceVolumeId: other}: 0, {SnapshotId: snap.SnapshotId}: 1, {SnapshotId: id}: 0,
+		{SnapshotId: snap.SnapshotId, SourceVolumeId: other}: 0,
 	} {
-		if got := p.snapshots(c.req); !slices.Equal(got, c.want) {
-			t.Errorf("%s: %q, want %q", what, got, c.want)
+		if answer, err := p.ListSnapshots(t.Context(), req); err != nil || len(answer.Entries) != want {
+			t.Errorf("list %v: %v, %v, want %d", req, answer, err, want)
 		}
 	}
-	for _, req := range []*csi.ListSnapshotsRequest{{StartingToken: "x"}, {StartingToken: a}} {
-		_, err := p.ListSnapshots(t.Context(), req)
-		step(t, "a token of nothing", err, codes.Aborted)
+	if answer, err := p.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); err != nil || len(answer.Entries) != 2 {
+		t.Errorf("volumes: %v, %v, want 2", answer, err)
 	}
-	_, err := p.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{MaxEntries: -1})
-	step(t, "negative max", err, codes.InvalidArgument)
 }
 
 // A snapshot of a mounted volume has everything that was written before it, needs no repair, and is of one moment: of
@@ -192,8 +142,7 @@ func TestSnapshotInUse(t *testing.T) {
 	m := newMachine(t)
 	p := m.start("csi", "--backend", "loop")
 	id, s, target := p.create("a", writer).VolumeId, m.staging("s"), m.target("t")
-	step(t, "stage", p.stage(id, s, writer), codes.OK)
-	step(t, "publish", p.publish(id, s, target, writer, false), codes.OK)
+	p.bringUp(id, s, target, writer)
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -201,37 +150,37 @@ func TestSnapshotInUse(t *testing.T) {
 	}()
 	names := []string{"s1", "s2", "s3"}
 	for _, name := range names {
-		if err := os.WriteFile(filepath.Join(target, name), []byte(name), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := p.snapshot(name, id); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(target, name), []byte(name), 0o600))
+		_, err := p.snapshot(name, id)
+		must(t, err)
 	}
 	close(stop)
 	<-stopped
 	s2 := m.staging("s2")
+	size := func(name string) int64 {
+		st, err := os.Stat(filepath.Join(s2, name))
+		if os.IsNotExist(err) {
+			return 0
+		}
+		must(t, err)
+		return st.Size()
+	}
 	for _, name := range names {
 		snap := string(disk.IDFor(disk.Snapshot, disk.Name(name)))
 		if out, err := exec.Command("e2fsck", "-f", "-n",
 			filepath.Join(m.data, "images", snap+".img")).CombinedOutput(); err != nil {
 			t.Errorf("snapshot %s needs repair: %v\n%s", name, err, out)
 		}
-		v, err := p.createFrom("r"+name, snap, writer, 0, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		v, err := p.tryCreate("r"+name, snap, 0, 0, writer)
+		must(t, err)
 		step(t, "stage", p.stage(v.VolumeId, s2, writer), codes.OK)
-		if first, second := sizeOf(t, s2, "first"), sizeOf(t, s2, "second"); first < second {
-			t.Errorf("snapshot %s has %d bytes of what is written first, and %d of the second", name, first, second)
-		}
-		if sizeOf(t, s2, name) != 2 {
-			t.Errorf("snapshot %s lacks what was written before it", name)
+		if first, second := size("first"), size("second"); first < second || size(name) != 2 {
+			t.Errorf("snapshot %s has %d bytes of the first file, %d of the second, %d of that written before it", name,
+				first, second, size(name))
 		}
 		step(t, "unstage", p.unstage(v.VolumeId, s2), codes.OK)
 	}
-	step(t, "unpublish", p.unpublish(id, target), codes.OK)
-	step(t, "unstage", p.unstage(id, s), codes.OK)
+	p.takeDown(id, s, target)
 }
 
 // appendBoth appends to two files in turns.
@@ -261,19 +210,7 @@ func appendBoth(t *testing.T, dir string, stop <-chan struct{}) {
 	<-stop
 }
 
-func sizeOf(t *testing.T, dir, name string) int64 {
-	t.Helper()
-	st, err := os.Stat(filepath.Join(dir, name))
-	if os.IsNotExist(err) {
-		return 0
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return st.Size()
-}
-
-// What cannot be frozen is not copied while it is written to, and the error says what to do.
+// What cannot be frozen is not copied while it is published for writing, and the error says what to do.
 func TestSnapshotOfWhatCannotBeFrozen(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
@@ -283,8 +220,7 @@ func TestSnapshotOfWhatCannotBeFrozen(t *testing.T) {
 			c, r = blockOf(writer), blockOf(reader)
 		}
 		id, s, target := p.create("a", c).VolumeId, m.staging("s"), m.target("t")
-		step(t, "stage", p.stage(id, s, c), codes.OK)
-		step(t, "publish", p.publish(id, s, target, c, false), codes.OK)
+		p.bringUp(id, s, target, c)
 		_, err := p.snapshot("s", id)
 		if m.reflinks() && backend == disk.LoopBackend {
 			step(t, "snapshot", err, codes.OK)
@@ -294,83 +230,67 @@ func TestSnapshotOfWhatCannotBeFrozen(t *testing.T) {
 		}
 		step(t, "unpublish", p.unpublish(id, target), codes.OK)
 		_, err = p.snapshot("s", id)
-		step(t, "snapshot of what is staged", err, codes.OK)
+		step(t, "snapshot of a staged volume", err, codes.OK)
 		step(t, "unstage", p.unstage(id, s), codes.OK)
-		step(t, "stage", p.stage(id, s, r), codes.OK)
-		step(t, "publish", p.publish(id, s, target, r, true), codes.OK)
+		p.bringUp(id, s, target, r)
 		_, err = p.snapshot("s2", id)
-		step(t, "snapshot of what is only read", err, codes.OK)
-		step(t, "unpublish", p.unpublish(id, target), codes.OK)
-		step(t, "unstage", p.unstage(id, s), codes.OK)
+		step(t, "snapshot of a volume that is only read", err, codes.OK)
+		p.takeDown(id, s, target)
 	})
 }
 
-// Where the data directory has reflinks, even a raw volume that is written to can be copied: with all that was written
+// Where the data directory has reflinks, a raw volume is copied while it is written to, with all that was written
 // before.
-func TestReflinks(t *testing.T) {
+func TestSnapshotByReflink(t *testing.T) {
 	need(t, disk.LoopBackend)
 	m := newMachine(t)
 	m.dataOnXFS()
 	p := m.start("csi", "--backend", "loop")
 	raw := blockOf(multi)
 	id, s, target := p.create("a", raw).VolumeId, m.staging("s"), m.target("t")
-	step(t, "stage", p.stage(id, s, raw), codes.OK)
-	step(t, "publish", p.publish(id, s, target, raw, false), codes.OK)
+	p.bringUp(id, s, target, raw)
 	f, err := os.OpenFile(target, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := f.WriteAt(pattern, 1<<20); err != nil { // and not synced
-		t.Fatal(err)
-	}
+	must(t, err)
+	_, err = f.WriteAt(pattern, 1<<20) // and not synced
+	must(t, err)
 	snap, err := p.snapshot("s", id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := f.WriteAt(make([]byte, len(pattern)), 1<<20); err != nil {
-		t.Fatal(err)
-	}
-	f.Close()
-	step(t, "unpublish", p.unpublish(id, target), codes.OK)
-	step(t, "unstage", p.unstage(id, s), codes.OK)
-	restored, err := p.createFrom("r", snap.SnapshotId, raw, 0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	step(t, "stage", p.stage(restored.VolumeId, s, raw), codes.OK)
-	step(t, "publish", p.publish(restored.VolumeId, s, target, raw, false), codes.OK)
+	must(t, err)
+	_, err = f.WriteAt(make([]byte, len(pattern)), 1<<20)
+	must(t, err)
+	must(t, f.Close())
+	p.takeDown(id, s, target)
+	restored, err := p.tryCreate("r", snap.SnapshotId, 0, 0, raw)
+	must(t, err)
+	p.bringUp(restored.VolumeId, s, target, raw)
 	expectPattern(t, target, 1<<20)
-	step(t, "unpublish", p.unpublish(restored.VolumeId, target), codes.OK)
-	step(t, "unstage", p.unstage(restored.VolumeId, s), codes.OK)
+	p.takeDown(restored.VolumeId, s, target)
 	p.stop()
 }
 
-// Copies of one xfs are mounted beside each other, and a copy is of its source's type.
+// Copies of one xfs are mounted beside each other, and a copy has the type of its source.
 func TestCopiesOfXFS(t *testing.T) {
 	need(t, disk.LoopBackend)
 	installed.FileSystem(t, "xfs")
 	m := newMachine(t)
 	p := m.start("csi", "--backend", "loop", "--capacity", "2GiB")
-	xfs := mountOf(writer, "xfs", "")
-	made, err := p.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "a",
-		VolumeCapabilities: []*csi.VolumeCapability{xfs}})
-	if err != nil || made.Volume.CapacityBytes != 300<<20 {
-		t.Fatalf("the smallest xfs is %v, %v", made, err)
+	xfs, none := mountOf(writer, "xfs", ""), mountOf(writer, "", "")
+	made, err := p.tryCreate("a", "", 0, 0, xfs)
+	must(t, err)
+	if made.CapacityBytes != 300<<20 {
+		t.Errorf("the smallest xfs has %d bytes", made.CapacityBytes)
 	}
-	id, s, s2 := made.Volume.VolumeId, m.staging("s"), m.staging("s2")
+	id, s, s2 := made.VolumeId, m.staging("s"), m.staging("s2")
 	step(t, "stage", p.stage(id, s, xfs), codes.OK)
 	write(t, s, "kept")
-	_, err = p.createFrom("b", id, writer, 0, 0)
+	_, err = p.tryCreate("b", id, 0, 0, writer)
 	step(t, "clone as ext4", err, codes.InvalidArgument)
-	clone, err := p.createFrom("b", id, mountOf(writer, "", ""), 400<<20, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	clone, err := p.tryCreate("b", id, 400<<20, 0, none)
+	must(t, err)
 	step(t, "stage the clone as ext4", p.stage(clone.VolumeId, s2, writer), codes.FailedPrecondition)
-	step(t, "stage the clone", p.stage(clone.VolumeId, s2, mountOf(writer, "", "")), codes.OK)
+	step(t, "stage the clone", p.stage(clone.VolumeId, s2, none), codes.OK)
 	expectText(t, s2, "kept")
-	if size := bytesAt(t, s2); size < 330<<20 {
-		t.Errorf("the larger clone has %d bytes", size)
+	if usage, _, err := p.stats(clone.VolumeId, s2); err != nil || usage.Total < 330<<20 {
+		t.Errorf("the larger clone has %v, %v", usage, err)
 	}
 	write(t, s2, "other")
 	expectText(t, s, "kept")

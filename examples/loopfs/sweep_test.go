@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -20,25 +20,20 @@ import (
 	"holdfast/internal/installed"
 )
 
-// doomed has the process killed when one of its threads is about to make that system call for the n-th time. The
-// function that it returns lets a process live that lives still.
+// doomed has strace kill the process before the n-th system call of that name. spare ends that.
 func (p *process) doomed(effect string, n int, more ...string) (spare func(alive bool)) {
 	p.t.Helper()
 	cmd := exec.Command("strace", append(more, "-f", "-o", "/dev/null", "-p", fmt.Sprint(p.cmd.Process.Pid),
 		"-e", "trace="+effect, "-e", fmt.Sprintf("inject=%s:signal=KILL:when=%d", effect, n))...)
 	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, err)
+	must(p.t, cmd.Start())
 	lines := bufio.NewScanner(stderr)
 	for lines.Scan() && !strings.Contains(lines.Text(), "attached") {
 		p.t.Log(lines.Text())
 	}
 	return func(alive bool) {
-		if alive { // else strace ends by itself; told to let go of a process that is dead, it waits for ever
+		if alive { // else strace ends by itself: interrupted after the end of its process, it waits for ever
 			_ = cmd.Process.Signal(os.Interrupt)
 		}
 		for lines.Scan() { // to the end, so that strace does not wait for a reader
@@ -47,29 +42,29 @@ func (p *process) doomed(effect string, n int, more ...string) (spare func(alive
 	}
 }
 
-// sweep is a call that is killed before each of its effects, and what takes it back. Effects are the system calls by
-// which records and images get and lose their names, and things are mounted, unmounted, made, removed and enlarged.
+// sweep is a call that is killed before each of its effects, and its undo. Effects are the system calls that name and
+// remove records and images, and that mount, unmount, make and remove targets.
 type sweep struct {
 	name       string
 	call, undo func(p *process) error
 	effects    []string
 }
 
-// back is the same the other way round.
+// back returns the sweep of the undo.
 func (s sweep) back(effects ...string) sweep {
 	return sweep{"undo of " + s.name, s.undo, s.call, effects}
 }
 
-// sweeper is a machine, the process that runs on it, how it is started again, and what is true of it after every start.
+// sweeper is a machine with a process that is started again after every kill.
 type sweeper struct {
 	*machine
 	args   []string
 	p      *process
-	always func()
+	always func() // checks what holds after every start
 	kills  int
 }
 
-// sweep kills the call at every effect. In the end the call is made.
+// sweep kills the call at every effect. In the end the call succeeds.
 func (m *sweeper) sweep(s sweep) {
 	m.t.Helper()
 	for i, effect := range s.effects {
@@ -82,9 +77,8 @@ func (m *sweeper) sweep(s sweep) {
 	}
 }
 
-// killed says whether the call had an n-th effect of that kind, and was killed before it. After every second kill the
-// caller repeats the call, which succeeds, and takes it back; after the others it takes back what it does not know. In
-// either case everything is as before.
+// killed reports whether the call was killed before its n-th effect of that kind. After every second kill the caller
+// repeats the call before it takes it back. In either case everything is as before.
 func (m *sweeper) killed(s sweep, effect string, n int) bool {
 	m.t.Helper()
 	before := m.volumeFiles()
@@ -95,7 +89,7 @@ func (m *sweeper) killed(s sweep, effect string, n int) bool {
 		return false
 	}
 	if code := status.Code(err); code != codes.Unavailable && code != codes.Canceled { // only the kill may fail it
-		m.t.Fatalf("%s: %v\n%s", s.name, err, m.p.log)
+		m.t.Fatalf("%s: %v\n%s", s.name, err, m.p.logged())
 	}
 	<-m.p.ended
 	m.p = m.start("csi", m.args...)
@@ -106,7 +100,7 @@ func (m *sweeper) killed(s sweep, effect string, n int) bool {
 	}
 	step(m.t, what+" and taken back", s.undo(m.p), codes.OK)
 	if after := m.volumeFiles(); !slices.Equal(before, after) {
-		m.t.Fatalf("%s: there were %q, are %q\n%s", what, before, after, m.p.log)
+		m.t.Fatalf("%s: there were %q, are %q\n%s", what, before, after, m.p.logged())
 	}
 	return true
 }
@@ -119,7 +113,7 @@ func needStrace(t *testing.T) {
 	}
 }
 
-// A process that dies while a volume is frozen leaves it frozen; the next start thaws it, also that of a controller
+// A process that dies while a volume is frozen leaves it frozen. The next start thaws it, also that of a controller
 // which does not see the mount.
 func TestKillWhileFrozen(t *testing.T) {
 	needStrace(t)
@@ -128,38 +122,42 @@ func TestKillWhileFrozen(t *testing.T) {
 	n := m.start("n", "--backend", "loop", "--mode", "node", "--node-id", "n1")
 	c := m.start("c", "--backend", "loop", "--mode", "controller")
 	id, s, target := c.create("a", writer).VolumeId, m.staging("s"), m.target("t")
-	step(t, "stage", n.stage(id, s, writer), codes.OK)
-	step(t, "publish", n.publish(id, s, target, writer, false), codes.OK)
-	t.Cleanup(func() { m.thaw(target) }) // after a failure
+	n.bringUp(id, s, target, writer)
+	t.Cleanup(func() { thaw(target) }) // after a failure
 
 	image := filepath.Join(m.data, "images", string(disk.IDFor(disk.Snapshot, "s"))+".img.part")
 	spare := c.doomed("fsync", 1, "-P", image)
 	_, err := c.snapshot("s", id)
 	spare(false)
-	step(t, "the call that was killed", err, codes.Unavailable)
+	step(t, "the killed call", err, codes.Unavailable)
 	<-c.ended
 	wrote := begin(func() error { return os.WriteFile(filepath.Join(target, "f"), []byte("late"), 0o600) })
 	select {
 	case err := <-wrote:
-		t.Errorf("the kill was not in the middle: a write went through, %v", err)
-	case <-time.After(20 * time.Millisecond): // long enough for a write that nothing stops
+		t.Errorf("the kill was not in the middle: a write succeeded, %v", err)
+	case <-time.After(20 * time.Millisecond): // long enough for a write to a volume that is not frozen
 	}
 	c = m.start("c", "--backend", "loop", "--mode", "controller")
-	select {
-	case err := <-wrote:
-		step(t, "the write", err, codes.OK)
-	case <-time.After(10 * time.Second):
-		t.Fatal("the volume is still frozen")
-	}
+	awaitWrite(t, wrote)
 	_, err = c.snapshot("s", id)
 	step(t, "snapshot", err, codes.OK)
 	expectText(t, target, "late")
-	step(t, "unpublish", n.unpublish(id, target), codes.OK)
-	step(t, "unstage", n.unstage(id, s), codes.OK)
+	n.takeDown(id, s, target)
+}
+
+// awaitWrite waits for a write to a volume that has to be thawed.
+func awaitWrite(t *testing.T, wrote <-chan error) {
+	t.Helper()
+	select {
+	case err := <-wrote:
+		must(t, err)
+	case <-time.After(time.Minute):
+		t.Fatal("the volume is still frozen")
+	}
 }
 
 // thaw ends a freeze if there is one.
-func (m *machine) thaw(dir string) {
+func thaw(dir string) {
 	if f, err := os.Open(dir); err == nil {
 		_ = unix.IoctlSetInt(int(f.Fd()), 0xC0045878, 0)
 		f.Close()
@@ -180,26 +178,24 @@ func sweepAll(t *testing.T, backend string) {
 	m := &sweeper{machine: newMachine(t), args: []string{"--backend", backend, "--capacity", "4GiB"}, always: func() {}}
 	m.p = m.start("csi", m.args...)
 	id, s, target := m.p.create("a", writer).VolumeId, m.staging("s"), m.target("t")
-	step(t, "stage", m.p.stage(id, s, writer), codes.OK)
-	if backend == disk.LoopBackend { // a directory is not copied while it can be written to
-		step(t, "publish", m.p.publish(id, s, target, writer, false), codes.OK)
-		write(t, target, "kept")
-		m.always = func() { m.expectThawed(target) }
-		t.Cleanup(func() { m.thaw(target) }) // after a failure
+	m.p.bringUp(id, s, target, writer)
+	write(t, target, "kept")
+	if backend == disk.LoopBackend {
+		m.always = func() {
+			awaitWrite(t, begin(func() error { return os.WriteFile(filepath.Join(target, "thawed"), nil, 0o600) }))
+		}
+		t.Cleanup(func() { thaw(target) }) // after a failure
+		m.sweepStage()
+		m.sweepRaw()
+	} else { // a directory is not copied while it is published for writing
+		step(t, "unpublish", m.p.unpublish(id, target), codes.OK)
 	}
 	m.sweepCopies(id)
 	m.sweepInline(backend)
-	if backend == disk.LoopBackend {
-		m.sweepStage()
-		m.sweepRaw()
-		expectText(t, target, "kept")
-		step(t, "unpublish", m.p.unpublish(id, target), codes.OK)
-	}
-	step(t, "unstage", m.p.unstage(id, s), codes.OK)
+	expectText(t, s, "kept")
+	m.p.takeDown(id, s, target)
 	step(t, "delete", m.p.delete(id), codes.OK)
-	if left := m.volumeFiles(); len(left) > 0 {
-		t.Errorf("left are %q", left)
-	}
+	m.expectNoVolumes()
 	if t.Logf("%d kills", m.kills); m.kills < 20 {
 		t.Errorf("only %d kills", m.kills)
 	}
@@ -212,7 +208,7 @@ func (m *sweeper) sweepCopies(id string) {
 		func(p *process) error { return p.deleteSnapshot(snap) },
 		[]string{"renameat"}}
 	restore := sweep{"restore",
-		func(p *process) error { _, err := p.createFrom("r", snap, writer, 0, 0); return err },
+		func(p *process) error { _, err := p.tryCreate("r", snap, 0, 0, writer); return err },
 		func(p *process) error { return p.delete(restored) },
 		[]string{"renameat"}}
 	size := int64(16 << 20)
@@ -242,29 +238,13 @@ func (m *sweeper) sweepInline(backend string) {
 func (m *sweeper) sweepStage() {
 	group := mountOf(writer, "ext4", "1234")
 	id, s := string(disk.IDFor(disk.Volume, "fresh")), m.staging("fresh-s")
-	create := func(p *process) error {
-		_, err := p.CreateVolume(p.t.Context(), &csi.CreateVolumeRequest{Name: "fresh",
-			VolumeCapabilities: []*csi.VolumeCapability{group}})
-		return err
-	}
+	create := func(p *process) error { _, err := p.tryCreate("fresh", "", 0, 0, group); return err }
 	stage := sweep{"first stage",
 		func(p *process) error { return p.stage(id, s, group) },
-		func(p *process) error {
-			for _, undo := range []func() error{
-				func() error {
-					return p.unstage(id, s)
-				}, func() error { return p.delete(id) }, func() error { return create(p) },
-			} {
-				if err := undo(); err != nil {
-					return err
-				}
-			}
-			return nil
-		},
+		func(p *process) error { return cmp.Or(p.unstage(id, s), p.delete(id), create(p)) },
 		[]string{"renameat", "mount"}}
-	unstage := sweep{"unstage", func(p *process) error {
-		return p.unstage(id, s)
-	}, stage.call, []string{"umount2", "renameat"}}
+	unstage := sweep{"unstage", func(p *process) error { return p.unstage(id, s) }, stage.call,
+		[]string{"umount2", "renameat"}}
 	step(m.t, "create", create(m.p), codes.OK)
 	m.sweep(stage)
 	m.sweep(unstage)
@@ -286,19 +266,4 @@ func (m *sweeper) sweepRaw() {
 		m.sweep(s)
 	}
 	step(m.t, "delete", m.p.delete(id), codes.OK)
-}
-
-// expectThawed fails unless the volume at the target can be written to.
-func (m *machine) expectThawed(target string) {
-	m.t.Helper()
-	wrote := make(chan error, 1)
-	go func() { wrote <- os.WriteFile(filepath.Join(target, "thawed"), nil, 0o600) }()
-	select {
-	case err := <-wrote:
-		if err != nil {
-			m.t.Error(err)
-		}
-	case <-time.After(10 * time.Second):
-		m.t.Fatal("the volume is still frozen")
-	}
 }

@@ -16,7 +16,7 @@ import (
 	"holdfast/hooks"
 )
 
-// hungAfter is the deadline of helpers that hang. A helper that does not hang answers before it, also on a slow machine.
+// hungAfter is the deadline of helpers that hang. Another helper answers before it, also on a slow machine.
 const hungAfter = 2 * time.Second
 
 func deadline(t *testing.T, d time.Duration) context.Context {

@@ -1,8 +1,7 @@
 // Package disk keeps loopfs' volumes and snapshots in one directory: a record for each, and what holds its bytes.
 //
 //	volumes/<id>.json   the record: size, state, where it is attached, staged and published
-//	locks/<id>.lock     held (flock) by whoever changes that volume or snapshot, in whichever process
-//	locks/account       held while the space is counted and while nodes are written
+//	lock                ranges of it are locked by calls that change a volume or snapshot, or count space
 //	nodes/<hash>.json   the nodes that were ever started on this directory
 //	images/<id>.img     bytes of the loop backend: a sparse image, of an ext4 or xfs file system or of raw data
 //	dirs/<id>/          bytes of the dir backend

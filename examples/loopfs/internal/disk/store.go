@@ -9,18 +9,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 )
 
 // Store is the records of one data directory. Any number of processes may have it open.
 type Store struct {
 	path string // absolute, without symbolic links
 	root *os.Root
-
-	mu   sync.Mutex
-	held map[ID]bool // volumes with a call running in this process
-
-	account sync.Mutex // goes before the lock file of the same name, which only tells processes apart
 }
 
 // OpenStore opens the data directory, making it if it is missing.
@@ -39,12 +33,12 @@ func OpenStore(dir string) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the data directory: %w", err)
 	}
-	for _, name := range []string{"volumes", "locks", "nodes", "images", "dirs"} {
+	for _, name := range []string{"volumes", "nodes", "images", "dirs"} {
 		if err := root.Mkdir(name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, errors.Join(fmt.Errorf("data directory: %w", err), root.Close())
 		}
 	}
-	return &Store{path: path, root: root, held: map[ID]bool{}}, nil
+	return &Store{path: path, root: root}, nil
 }
 
 // Close lets go of the directory.
