@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -57,14 +58,7 @@ func (c *controller) ListVolumes(_ context.Context, req *csi.ListVolumesRequest)
 	return answer, nil
 }
 
-func attachedTo(r disk.Record) []string {
-	var nodes []string
-	for node := range r.Attached {
-		nodes = append(nodes, node)
-	}
-	slices.Sort(nodes)
-	return nodes
-}
+func attachedTo(r disk.Record) []string { return slices.Sorted(maps.Keys(r.Attached)) }
 
 func (c *controller) ControllerGetVolume(
 	_ context.Context, req *csi.ControllerGetVolumeRequest,

@@ -10,9 +10,9 @@ import (
 	"os/signal"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 
+	"github.com/docker/go-units"
 	"github.com/hashicorp/go-hclog"
 
 	"holdfast/examples/loopfs/internal/disk"
@@ -98,18 +98,12 @@ type byteSize int64
 
 func (b *byteSize) String() string { return strconv.FormatInt(int64(*b), 10) }
 
-// Set reads 1073741824, 1024MiB or 1GiB.
+// Set parses 1073741824, 1024MiB or 1GiB.
 func (b *byteSize) Set(s string) error {
-	shift := 0
-	for unit, n := range map[string]int{"KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40} {
-		if number, ok := strings.CutSuffix(s, unit); ok {
-			s, shift = number, n
-		}
-	}
-	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil || n <= 0 || n > (1<<62)>>shift {
+	n, err := units.RAMInBytes(s)
+	if err != nil || n <= 0 {
 		return errors.New("want a positive number of bytes, KiB, MiB, GiB or TiB")
 	}
-	*b = byteSize(n << shift)
+	*b = byteSize(n)
 	return nil
 }

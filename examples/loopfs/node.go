@@ -105,30 +105,9 @@ func (h here) shown(path string) (bool, error) {
 	}
 	ours, err := h.backend.Shows(h.table, m, h.record.ID)
 	if err == nil && !ours {
-		ours, err = h.once(m)
-	}
-	if err == nil && !ours {
 		err = disk.Errorf(disk.ErrInUse, "something else is mounted at %s; it stays untouched", path)
 	}
 	return ours, err
-}
-
-// once says whether a mount is the node of the device that was published there, although somebody took the device from
-// the volume.
-func (h here) once(m mounttable.Mount) (bool, error) {
-	p, ok := h.stage.Published[m.Point]
-	if !ok || p.Device == "" {
-		return false, nil
-	}
-	have, err := mounttable.NumberOf(m.Point)
-	if errors.Is(err, mounttable.ErrNoDevice) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("look at what is mounted at %s: %w", m.Point, err)
-	}
-	want, err := mounttable.NumberOf(p.Device)
-	return have == want, err
 }
 
 // staged says whether the volume is staged as the record has it: mounted at its path, or with its device attached.

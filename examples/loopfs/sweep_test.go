@@ -191,7 +191,7 @@ func sweepAll(t *testing.T, backend string) {
 		step(t, "unpublish", m.p.unpublish(id, target), codes.OK)
 	}
 	m.sweepCopies(id)
-	m.sweepInline(backend)
+	m.sweepInline()
 	expectText(t, s, "kept")
 	m.p.takeDown(id, s, target)
 	step(t, "delete", m.p.delete(id), codes.OK)
@@ -221,15 +221,12 @@ func (m *sweeper) sweepCopies(id string) {
 	}
 }
 
-func (m *sweeper) sweepInline(backend string) {
-	target, mount := m.target("inline"), "mount"
-	if backend == disk.DirBackend {
-		mount = "move_mount"
-	}
+func (m *sweeper) sweepInline() {
+	target := m.target("inline")
 	publish := sweep{"inline publish",
 		func(p *process) error { return p.publishInline("csi-1", target, "", writer, false) },
 		func(p *process) error { return p.unpublish("csi-1", target) },
-		[]string{"renameat", "mkdirat", mount}}
+		[]string{"renameat", "mkdirat", "move_mount"}}
 	m.sweep(publish)
 	m.sweep(publish.back("umount2", "unlinkat", "renameat"))
 }
@@ -242,7 +239,7 @@ func (m *sweeper) sweepStage() {
 	stage := sweep{"first stage",
 		func(p *process) error { return p.stage(id, s, group) },
 		func(p *process) error { return cmp.Or(p.unstage(id, s), p.delete(id), create(p)) },
-		[]string{"renameat", "mount"}}
+		[]string{"renameat", "move_mount"}}
 	unstage := sweep{"unstage", func(p *process) error { return p.unstage(id, s) }, stage.call,
 		[]string{"umount2", "renameat"}}
 	step(m.t, "create", create(m.p), codes.OK)

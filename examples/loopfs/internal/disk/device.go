@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -68,7 +69,7 @@ func (l *loop) backs(dev *os.File, id ID) (*unix.LoopInfo64, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look at the image: %w", err)
 	}
-	if !sameFile(st, info) {
+	if sys, ok := st.Sys().(*syscall.Stat_t); !ok || sys.Dev != info.Device || sys.Ino != info.Inode {
 		return nil, nil
 	}
 	return info, nil
@@ -82,24 +83,30 @@ func (l *loop) attach(id ID, kind uint32) (*os.File, error) {
 	if err := LoopPossible(); err != nil {
 		return nil, Errorf(ErrUnavailable, "volume %s needs a loop device: %w", id, err)
 	}
-	var path string
+	var open *os.File
 	err := l.each(id, func(dev *os.File, info *unix.LoopInfo64) error {
 		switch {
+		case info.Flags&deviceKind == kind && open == nil:
+			fd, err := unix.FcntlInt(dev.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+			if err != nil {
+				return fmt.Errorf("open a loop device: %w", err)
+			}
+			open = os.NewFile(uintptr(fd), dev.Name())
 		case info.Flags&deviceKind == kind:
-			path = dev.Name()
 		case (info.Flags|kind)&unix.LO_FLAGS_READ_ONLY == 0:
 			return Errorf(ErrInUse, "%s still holds volume %s from another use; detach it: losetup -d %s", dev.Name(),
 				id, dev.Name())
 		}
 		return nil
 	})
+	if err != nil && open != nil {
+		open.Close()
+	}
 	if err != nil {
 		return nil, err
 	}
-	if path != "" {
-		if dev, err := l.again(path, id); dev != nil || err != nil {
-			return dev, err
-		}
+	if open != nil {
+		return open, nil
 	}
 	mode := os.O_RDWR
 	if kind&unix.LO_FLAGS_READ_ONLY != 0 {
@@ -111,20 +118,6 @@ func (l *loop) attach(id ID, kind uint32) (*os.File, error) {
 	}
 	defer image.Close()
 	return configure(image, id, kind)
-}
-
-// again opens a device that is over the image, or nil if it was freed meanwhile.
-func (l *loop) again(path string, id ID) (*os.File, error) {
-	dev, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("open a loop device: %w", err)
-	}
-	info, err := l.backs(dev, id)
-	if info == nil || err != nil {
-		dev.Close()
-		return nil, err
-	}
-	return dev, nil
 }
 
 func configure(image *os.File, id ID, flags uint32) (*os.File, error) {

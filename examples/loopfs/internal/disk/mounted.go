@@ -38,11 +38,7 @@ func (l *loop) Mount(ctx context.Context, id ID, at mount.Place, how Mounting) e
 		return err
 	}
 	defer dev.Close() // the mount keeps the device; without one this frees it
-	flags := how.Flags
-	if how.FileSystem == "xfs" {
-		flags = flags.With(mount.NoUUID) // copies have the UUID of their source, and may be mounted beside it
-	}
-	err = at.MountDevice(dev.Name(), how.FileSystem, flags)
+	err = at.MountDevice(dev.Name(), how.FileSystem, how.Flags)
 	switch {
 	case errors.Is(err, unix.EINVAL):
 		return Errorf(ErrInvalid, "%s refuses the volume or its mount flags: %w", how.FileSystem, err)

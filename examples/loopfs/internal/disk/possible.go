@@ -3,11 +3,8 @@ package disk
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
-	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,12 +14,6 @@ const loopMajor = 7
 
 // initialUserNamespace is the inode number the kernel gives to the first user namespace.
 const initialUserNamespace = 0xEFFFFFFD
-
-// sameFile says whether a loop device's file is the one that stat saw.
-func sameFile(st fs.FileInfo, info *unix.LoopInfo64) bool {
-	sys, ok := st.Sys().(*syscall.Stat_t)
-	return ok && sys.Dev == info.Device && sys.Ino == info.Inode
-}
 
 // LoopPossible says why this process cannot use loop devices, or nil.
 func LoopPossible() error {
@@ -82,15 +73,7 @@ func MountPossible() error {
 
 // capable says whether this process has that capability.
 func capable(capability uint) bool {
-	text, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		return false
-	}
-	for line := range strings.Lines(string(text)) {
-		var caps uint64
-		if n, _ := fmt.Sscanf(line, "CapEff: %x", &caps); n == 1 {
-			return caps&(1<<capability) != 0
-		}
-	}
-	return false
+	var sets [2]unix.CapUserData
+	err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &sets[0])
+	return err == nil && sets[capability/32].Effective&(1<<(capability%32)) != 0
 }

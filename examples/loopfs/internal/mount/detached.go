@@ -3,20 +3,18 @@ package mount
 import (
 	"fmt"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// NoUUID is the option without which xfs refuses a copy of a file system beside its original.
-const NoUUID = "nouuid"
-
-// Detached mounts the file system on a device where nobody sees it, for as long as do works in its root directory. It
-// is in no mount table and in no namespace, and a kill takes it away. If the file system is mounted already, this is
-// that one; unix.EBUSY if that is read-only.
+// Detached mounts the file system of a device where no path leads to it, and calls do with its root directory. The mount
+// is in no mount table and no namespace, and ends with the process. If the file system is mounted already, this is
+// another mount of it; the error is unix.EBUSY if that one is read-only.
 func Detached(device, fstype string, do func(root *os.File) error) error {
-	tree, err := detach(device, fstype)
+	tree, err := newMount(device, fstype, Flags{})
 	if err != nil {
-		return fmt.Errorf("mount %s of %s aside: %w", fstype, device, err)
+		return fmt.Errorf("mount %s of %s: %w", fstype, device, err)
 	}
 	defer unix.Close(tree)
 	fd, err := unix.Openat(tree, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -28,17 +26,27 @@ func Detached(device, fstype string, do func(root *os.File) error) error {
 	return do(root)
 }
 
-func detach(device, fstype string) (int, error) {
+// newMount returns a detached mount of the file system of a device. Its attributes are still to be set.
+func newMount(device, fstype string, f Flags) (int, error) {
 	config, err := unix.Fsopen(fstype, unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return -1, err
 	}
 	defer unix.Close(config)
-	if err := unix.FsconfigSetString(config, "source", device); err != nil {
-		return -1, err
+	options := append([]string{"source=" + device}, f.fs...)
+	if f.attr&unix.MOUNT_ATTR_RDONLY != 0 {
+		options = append(options, "ro")
 	}
 	if fstype == "xfs" {
-		if err := unix.FsconfigSetFlag(config, NoUUID); err != nil {
+		options = append(options, "nouuid") // else xfs refuses a copy of a file system beside its original
+	}
+	for _, option := range options {
+		if key, value, found := strings.Cut(option, "="); found {
+			err = unix.FsconfigSetString(config, key, value)
+		} else {
+			err = unix.FsconfigSetFlag(config, key)
+		}
+		if err != nil {
 			return -1, err
 		}
 	}

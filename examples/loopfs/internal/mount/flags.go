@@ -9,41 +9,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrFlag: a mount flag is not one that is passed on. The text names its position, never its value: flags may hold
-// secrets.
+// ErrFlag means that a mount flag is not supported. The text has its position, never its value: flags may hold secrets.
 var ErrFlag = errors.New("mount flag refused")
 
-// Flags is how something is mounted: what every file system knows, and options for the file system itself.
+// Flags holds mount attributes, which every file system has, and options of the file system.
 type Flags struct {
-	legacy uintptr  // MS_ bits for mount(2)
-	set    uint64   // MOUNT_ATTR_ bits for mount_setattr(2)
-	fs     []string // options of the file system
+	attr uint64   // MOUNT_ATTR_ bits for mount_setattr(2)
+	fs   []string // options of the file system
 }
 
-type general struct {
-	legacy uintptr
-	set    uint64
-	off    bool // the word takes the bits away again
+// attributes maps a mount flag to the attributes that it sets.
+var attributes = map[string]uint64{
+	"ro": unix.MOUNT_ATTR_RDONLY, "nosuid": unix.MOUNT_ATTR_NOSUID, "nodev": unix.MOUNT_ATTR_NODEV,
+	"noexec": unix.MOUNT_ATTR_NOEXEC, "noatime": unix.MOUNT_ATTR_NOATIME, "nodiratime": unix.MOUNT_ATTR_NODIRATIME,
+	"strictatime": unix.MOUNT_ATTR_STRICTATIME, "relatime": 0, "defaults": 0,
 }
 
-var generalFlags = map[string]general{
-	"defaults":    {},
-	"ro":          {legacy: unix.MS_RDONLY, set: unix.MOUNT_ATTR_RDONLY},
-	"rw":          {legacy: unix.MS_RDONLY, set: unix.MOUNT_ATTR_RDONLY, off: true},
-	"nosuid":      {legacy: unix.MS_NOSUID, set: unix.MOUNT_ATTR_NOSUID},
-	"suid":        {legacy: unix.MS_NOSUID, set: unix.MOUNT_ATTR_NOSUID, off: true},
-	"nodev":       {legacy: unix.MS_NODEV, set: unix.MOUNT_ATTR_NODEV},
-	"dev":         {legacy: unix.MS_NODEV, set: unix.MOUNT_ATTR_NODEV, off: true},
-	"noexec":      {legacy: unix.MS_NOEXEC, set: unix.MOUNT_ATTR_NOEXEC},
-	"exec":        {legacy: unix.MS_NOEXEC, set: unix.MOUNT_ATTR_NOEXEC, off: true},
-	"noatime":     {legacy: unix.MS_NOATIME, set: unix.MOUNT_ATTR_NOATIME},
-	"nodiratime":  {legacy: unix.MS_NODIRATIME, set: unix.MOUNT_ATTR_NODIRATIME},
-	"relatime":    {legacy: unix.MS_RELATIME},
-	"strictatime": {legacy: unix.MS_STRICTATIME, set: unix.MOUNT_ATTR_STRICTATIME},
+// opposites maps a mount flag to the attributes that it clears.
+var opposites = map[string]uint64{
+	"rw": unix.MOUNT_ATTR_RDONLY, "suid": unix.MOUNT_ATTR_NOSUID, "dev": unix.MOUNT_ATTR_NODEV,
+	"exec": unix.MOUNT_ATTR_NOEXEC,
 }
 
-// fsFlags are the words of ext4 and xfs that are passed on, without their value. What names another device or path
-// (journal_path, journal_dev, logdev, rtdev) or stops the machine (errors=panic) is not among them.
+// fsFlags are the options of ext4 and xfs that are supported, without their value. Options that name another device or
+// path (journal_path, journal_dev, logdev, rtdev) or stop the machine (errors=panic) are not.
 var fsFlags = []string{
 	"acl", "noacl", "user_xattr", "nouser_xattr", "barrier", "nobarrier", "discard", "nodiscard", "delalloc",
 	"nodelalloc",
@@ -54,7 +43,7 @@ var fsFlags = []string{
 	"nouuid", "swalloc", "wsync",
 }
 
-// ParseFlags reads mount flags as a volume capability carries them; one string may hold several, joined by commas.
+// ParseFlags parses the mount flags of a volume capability. One string may hold several, joined by commas.
 func ParseFlags(list []string) (Flags, error) {
 	var f Flags
 	for i, word := range strings.Split(strings.Join(list, ","), ",") {
@@ -62,22 +51,19 @@ func ParseFlags(list []string) (Flags, error) {
 			continue
 		}
 		if err := f.add(word); err != nil {
-			return Flags{}, fmt.Errorf("%w: number %d is not a flag that loopfs passes on", err, i+1)
+			return Flags{}, fmt.Errorf("%w: loopfs does not support number %d", err, i+1)
 		}
 	}
 	return f, nil
 }
 
 func (f *Flags) add(word string) error {
-	if g, ok := generalFlags[word]; ok {
-		if g.off {
-			f.legacy, f.set = f.legacy&^g.legacy, f.set&^g.set
-		} else {
-			f.legacy, f.set = f.legacy|g.legacy, f.set|g.set
-		}
+	key, _, _ := strings.Cut(word, "=")
+	set, known := attributes[word]
+	if clear, opposite := opposites[word]; known || opposite {
+		f.attr = f.attr&^clear | set
 		return nil
 	}
-	key, _, _ := strings.Cut(word, "=")
 	if strings.ContainsRune(word, 0) || !slices.Contains(fsFlags, key) && !slices.Contains(fsFlags, word) {
 		return ErrFlag
 	}
@@ -85,29 +71,11 @@ func (f *Flags) add(word string) error {
 	return nil
 }
 
-// ReadOnly is the same, but nothing can be written.
+// ReadOnly returns the flags with the attribute read-only.
 func (f Flags) ReadOnly() Flags {
-	f.legacy |= unix.MS_RDONLY
-	f.set |= unix.MOUNT_ATTR_RDONLY
+	f.attr |= unix.MOUNT_ATTR_RDONLY
 	return f
 }
 
-// With is the same and one more option of the file system.
-func (f Flags) With(option string) Flags {
-	f.fs = append(slices.Clone(f.fs), option)
-	return f
-}
-
-// ForFileSystem says whether some of the flags are options of a file system of its own, which a bind mount cannot take.
+// ForFileSystem reports whether some of the flags are options of a file system, which a bind mount cannot have.
 func (f Flags) ForFileSystem() bool { return len(f.fs) > 0 }
-
-func (f Flags) mountFlags() uintptr { return f.legacy }
-
-// attributes are the bits to set and to clear. The access-time modes are one field, which must be cleared to be
-// changed.
-func (f Flags) attributes() (set, clear uint64) {
-	if f.set&(unix.MOUNT_ATTR_NOATIME|unix.MOUNT_ATTR_STRICTATIME) != 0 {
-		clear = unix.MOUNT_ATTR__ATIME
-	}
-	return f.set, clear
-}

@@ -128,21 +128,20 @@ func TestBindFile(t *testing.T) {
 
 func TestParseFlags(t *testing.T) {
 	for _, c := range []struct {
-		in     string
-		legacy uintptr
-		set    uint64
-		fs     string
+		in   string
+		attr uint64
+		fs   string
 	}{
-		{"", 0, 0, ""},
-		{"defaults", 0, 0, ""},
-		{"ro", unix.MS_RDONLY, unix.MOUNT_ATTR_RDONLY, ""},
-		{"ro,rw", 0, 0, ""},
-		{"noexec,discard,commit=30", unix.MS_NOEXEC, unix.MOUNT_ATTR_NOEXEC, "discard,commit=30"},
-		{"errors=remount-ro", 0, 0, "errors=remount-ro"},
-		{"logbsize=64k,noalign", 0, 0, "logbsize=64k,noalign"},
+		{"", 0, ""},
+		{"defaults", 0, ""},
+		{"ro", unix.MOUNT_ATTR_RDONLY, ""},
+		{"ro,nosuid,rw", unix.MOUNT_ATTR_NOSUID, ""},
+		{"noexec,discard,commit=30", unix.MOUNT_ATTR_NOEXEC, "discard,commit=30"},
+		{"errors=remount-ro", 0, "errors=remount-ro"},
+		{"logbsize=64k,noalign", 0, "logbsize=64k,noalign"},
 	} {
 		f, err := ParseFlags([]string{c.in})
-		if err != nil || f.legacy != c.legacy || f.set != c.set || strings.Join(f.fs, ",") != c.fs {
+		if err != nil || f.attr != c.attr || strings.Join(f.fs, ",") != c.fs {
 			t.Errorf("ParseFlags(%q) = %+v, %v", c.in, f, err)
 		}
 	}

@@ -101,10 +101,15 @@ func (p Place) Remove() error {
 	return nil
 }
 
-// MountDevice mounts the file system of that type on the device here.
+// MountDevice mounts the file system of a device.
 func (p Place) MountDevice(device, fstype string, f Flags) error {
-	return p.with(unix.S_IFDIR, func(fd int) error {
-		return unix.Mount(device, fmt.Sprintf("/proc/self/fd/%d", fd), fstype, f.mountFlags(), strings.Join(f.fs, ","))
+	return p.with(unix.S_IFDIR, func(target int) error {
+		tree, err := newMount(device, fstype, f)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(tree)
+		return attach(tree, target, f)
 	})
 }
 
@@ -139,8 +144,11 @@ func bind(dir int, path string, how uint, target int, f Flags) error {
 }
 
 func attach(tree, target int, f Flags) error {
-	if set, clear := f.attributes(); set|clear != 0 {
-		attr := unix.MountAttr{Attr_set: set, Attr_clr: clear}
+	if f.attr != 0 {
+		attr := unix.MountAttr{Attr_set: f.attr}
+		if f.attr&(unix.MOUNT_ATTR_NOATIME|unix.MOUNT_ATTR_STRICTATIME) != 0 {
+			attr.Attr_clr = unix.MOUNT_ATTR__ATIME // one field, which must be cleared to be changed
+		}
 		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
 			return fmt.Errorf("set the flags of the mount: %w", err)
 		}
