@@ -14,12 +14,12 @@ import (
 	"holdfast/examples/loopfs/internal/disk"
 )
 
-// maxNodeID is the limit of the CSI specification for node ids, in bytes.
+// maxNodeID is the limit of the CSI specification for node IDs, in bytes.
 const maxNodeID = 256
 
-var errNoAttach = status.Error(codes.Unimplemented, "this loopfs does not attach: it was started without --attach")
+var errNoAttach = status.Error(codes.Unimplemented, "loopfs was started without --attach")
 
-// ControllerPublishVolume gives a volume to a node: a durable record, and a token that the node's stage has to present.
+// ControllerPublishVolume attaches a volume to a node. It returns a token that NodeStageVolume needs on that node.
 func (c *controller) ControllerPublishVolume(
 	_ context.Context, req *csi.ControllerPublishVolumeRequest,
 ) (*csi.ControllerPublishVolumeResponse, error) {
@@ -49,15 +49,15 @@ func (c *controller) knownNode(id string) error {
 		return err
 	}
 	if !slices.Contains(nodes, id) {
-		return disk.Errorf(disk.ErrNotFound, "node %q never worked with this loopfs", id)
+		return disk.Errorf(disk.ErrNotFound, "node %q never worked with this data directory", id)
 	}
 	return nil
 }
 
-// attachment is the one that the node has, or a new one if nothing speaks against it.
+// attachment returns the attachment to the node, a new one if the volume is attached nowhere.
 func attachment(r disk.Record, node string, usage disk.Usage, readOnly bool) (disk.Attachment, error) {
 	if !r.Usage.Fits(usage) {
-		return disk.Attachment{}, disk.Errorf(disk.ErrInUse, "volume %s was made for %s, not for %s", r.ID, r.Usage,
+		return disk.Attachment{}, disk.Errorf(disk.ErrInUse, "volume %s was created for %s, not for %s", r.ID, r.Usage,
 			usage)
 	}
 	have, ok := r.Attached[node]
@@ -74,8 +74,8 @@ func attachment(r disk.Record, node string, usage disk.Usage, readOnly bool) (di
 	return disk.Attachment{Token: rand.Text(), Usage: usage, ReadOnly: readOnly}, nil
 }
 
-// ControllerUnpublishVolume takes a volume from a node, or from every node if none is named. It must not be staged
-// there.
+// ControllerUnpublishVolume detaches a volume from a node, or from every node if none is named. A volume that is staged
+// on the node stays attached.
 func (c *controller) ControllerUnpublishVolume(
 	_ context.Context, req *csi.ControllerUnpublishVolumeRequest,
 ) (*csi.ControllerUnpublishVolumeResponse, error) {
@@ -94,14 +94,14 @@ func (c *controller) ControllerUnpublishVolume(
 	if err == nil {
 		err = c.detach(id, req.GetNodeId())
 	}
-	if err != nil && !errors.Is(err, disk.ErrNotFound) { // a volume that is not there is attached to nobody
+	if err != nil && !errors.Is(err, disk.ErrNotFound) { // an unknown volume is attached nowhere
 		return nil, err
 	}
 	return &csi.ControllerUnpublishVolumeResponse{}, nil
 }
 
 func (c *controller) detach(id disk.ID, node string) error {
-	h, r, err := c.pool.Take(id)
+	h, r, err := c.pool.Acquire(id)
 	if err != nil {
 		return err
 	}
@@ -119,9 +119,9 @@ func (c *controller) detach(id disk.ID, node string) error {
 	return h.Save(next)
 }
 
-// mayUse says whether a node may stage or publish a volume with what its caller presents. Where nothing attaches, it
-// may.
-func mayUse(r disk.Record, node string, required bool, context map[string]string) error {
+// checkAttachment checks that the volume is attached to the node, if attaching is required or used, and that the
+// publish context has its token.
+func checkAttachment(r disk.Record, node string, required bool, context map[string]string) error {
 	have, ok := r.Attached[node]
 	if !ok && !required && len(r.Attached) == 0 {
 		return nil
@@ -130,7 +130,8 @@ func mayUse(r disk.Record, node string, required bool, context map[string]string
 		return disk.Errorf(disk.ErrInUse, "volume %s is not attached to node %s", r.ID, node)
 	}
 	if subtle.ConstantTimeCompare([]byte(have.Token), []byte(context[tokenKey])) != 1 {
-		return disk.Errorf(disk.ErrInUse, "the publish context is not the one of the attachment of volume %s to node %s", r.ID, node)
+		return disk.Errorf(disk.ErrInUse, "the publish context is not that of the attachment of volume %s to node %s", r.ID,
+			node)
 	}
 	return nil
 }

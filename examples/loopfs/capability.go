@@ -14,7 +14,7 @@ import (
 	"holdfast/examples/loopfs/internal/mount"
 )
 
-// modes are the access modes that a volume of one machine can have.
+// modes maps the supported access modes, those of one node.
 var modes = map[csi.VolumeCapability_AccessMode_Mode]disk.Mode{
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:   disk.Reader,
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER:        disk.Writer,
@@ -22,16 +22,16 @@ var modes = map[csi.VolumeCapability_AccessMode_Mode]disk.Mode{
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:  disk.MultiWriter,
 }
 
-// maxMap is the limit of the CSI specification for maps and for mount flags as a whole, in bytes.
+// maxMap is the limit of the CSI specification for maps and for all mount flags together, in bytes.
 const maxMap = 4096
 
-// access is a volume capability as loopfs understands it.
+// access is a parsed volume capability.
 type access struct {
 	usage disk.Usage
 	flags mount.Flags
 }
 
-// readAccess takes a capability from a caller; what loopfs cannot do is disk.ErrInvalid, with the reason.
+// readAccess parses a volume capability. The error for one that loopfs does not support is disk.ErrInvalid.
 func readAccess(c *csi.VolumeCapability) (access, error) {
 	if c == nil {
 		return access{}, disk.Errorf(disk.ErrInvalid, "the volume capability is missing")
@@ -39,7 +39,7 @@ func readAccess(c *csi.VolumeCapability) (access, error) {
 	mode, ok := modes[c.GetAccessMode().GetMode()]
 	if !ok {
 		return access{}, disk.Errorf(disk.ErrInvalid,
-			"access mode %s is not supported: loopfs volumes belong to one node",
+			"access mode %s is not supported: loopfs volumes are used on one node",
 			c.GetAccessMode().GetMode())
 	}
 	switch {
@@ -47,7 +47,7 @@ func readAccess(c *csi.VolumeCapability) (access, error) {
 		return access{usage: disk.Usage{Mode: mode, Access: disk.Raw}}, nil
 	case c.GetMount() == nil:
 		return access{}, disk.Errorf(disk.ErrInvalid,
-			"the volume capability has no access type: ask for mount or block")
+			"the volume capability has no access type: mount or block")
 	}
 	return readMount(mode, c.GetMount())
 }
@@ -55,7 +55,7 @@ func readAccess(c *csi.VolumeCapability) (access, error) {
 func readMount(mode disk.Mode, m *csi.VolumeCapability_MountVolume) (access, error) {
 	fs := m.GetFsType()
 	if fs != "" && !slices.Contains(disk.FileSystems(), fs) {
-		return access{}, disk.Errorf(disk.ErrInvalid, "file system %.16q is not supported: loopfs makes %q", fs,
+		return access{}, disk.Errorf(disk.ErrInvalid, "file system %.16q is not supported, only %q", fs,
 			disk.FileSystems())
 	}
 	group := m.GetVolumeMountGroup()
@@ -87,7 +87,7 @@ func flagsDigest(list []string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// readAll takes the capabilities that a volume shall have, and sums them up as the widest of them.
+// readAll parses the capabilities of a new volume and returns a usage that serves all of them.
 func readAll(list []*csi.VolumeCapability) (disk.Usage, error) {
 	if len(list) == 0 {
 		return disk.Usage{}, disk.Errorf(disk.ErrInvalid, "the volume capabilities are missing")
@@ -108,7 +108,7 @@ func readAll(list []*csi.VolumeCapability) (disk.Usage, error) {
 	return sum, nil
 }
 
-// widen is a usage that serves both.
+// widen returns a usage that serves both.
 func widen(sum, u disk.Usage) (disk.Usage, error) {
 	if sum.FileSystem != "" && u.FileSystem != "" && sum.FileSystem != u.FileSystem {
 		return sum, disk.Errorf(disk.ErrInvalid, "one volume cannot be both %s and %s", sum.FileSystem, u.FileSystem)

@@ -15,7 +15,8 @@ import (
 	"holdfast/examples/loopfs/internal/disk"
 )
 
-// controller makes, lists and removes volumes and snapshots; with attach it also gives volumes to nodes (attach.go).
+// controller implements the controller service. Attaching is in attach.go, snapshots are in snapshot.go, lists in
+// list.go.
 type controller struct {
 	csi.UnimplementedControllerServer
 	pool       *disk.Pool
@@ -55,11 +56,11 @@ func (c *controller) ControllerGetCapabilities(
 func (c *controller) CreateVolume(
 	ctx context.Context, req *csi.CreateVolumeRequest,
 ) (*csi.CreateVolumeResponse, error) {
-	want, err := wanted(req)
+	want, err := parseRequest(req)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.reachable(req.GetAccessibilityRequirements()); err != nil {
+	if err := c.checkTopology(req.GetAccessibilityRequirements()); err != nil {
 		return nil, err
 	}
 	r, err := c.pool.Create(ctx, want)
@@ -73,30 +74,31 @@ func (c *controller) CreateVolume(
 	return &csi.CreateVolumeResponse{Volume: volume(r, places)}, nil
 }
 
-func wanted(req *csi.CreateVolumeRequest) (disk.Wanted, error) {
+func parseRequest(req *csi.CreateVolumeRequest) (disk.Request, error) {
 	name, err := disk.ParseName(req.GetName())
 	if err != nil {
-		return disk.Wanted{}, err
+		return disk.Request{}, err
 	}
 	usage, err := readAll(req.GetVolumeCapabilities())
 	if err != nil {
-		return disk.Wanted{}, err
+		return disk.Request{}, err
 	}
 	source, err := readSource(req.GetVolumeContentSource())
 	if err != nil {
-		return disk.Wanted{}, err
+		return disk.Request{}, err
 	}
 	if len(req.GetMutableParameters()) > 0 {
-		return disk.Wanted{}, disk.Errorf(disk.ErrInvalid, "mutable parameters are not supported")
+		return disk.Request{}, disk.Errorf(disk.ErrInvalid, "mutable parameters are not supported")
 	}
 	parameters, err := mapDigest("parameters", req.GetParameters())
-	return disk.Wanted{
+	return disk.Request{
 		Name: name, Usage: usage, Parameters: parameters, Source: source,
 		AtLeast: req.GetCapacityRange().GetRequiredBytes(), AtMost: req.GetCapacityRange().GetLimitBytes(),
 	}, err
 }
 
-// mapDigest is a digest of a caller's map, which is compared and never kept: "" for an empty one.
+// mapDigest returns a digest of a map, or an empty string for an empty map. Maps may hold secrets, so they are not
+// stored.
 func mapDigest(what string, m map[string]string) (string, error) {
 	if len(m) == 0 {
 		return "", nil
@@ -112,8 +114,8 @@ func mapDigest(what string, m map[string]string) (string, error) {
 	return hex.EncodeToString(sum[:16]), nil
 }
 
-// reachable says whether a volume here can be reached from one of the places that the caller insists on.
-func (c *controller) reachable(where *csi.TopologyRequirement) error {
+// checkTopology checks that a required topology contains a node of this data directory.
+func (c *controller) checkTopology(where *csi.TopologyRequirement) error {
 	if len(where.GetRequisite()) == 0 {
 		return nil
 	}
@@ -126,10 +128,10 @@ func (c *controller) reachable(where *csi.TopologyRequirement) error {
 			return nil
 		}
 	}
-	return disk.Errorf(disk.ErrFull, "no place asked for is a node of this loopfs: its nodes are %q", nodes)
+	return disk.Errorf(disk.ErrFull, "the required topology has none of the nodes of this loopfs: %q", nodes)
 }
 
-// places are the nodes that reach the volumes: all that work on this directory.
+// places returns the topology of all volumes: the nodes that ever worked with this data directory.
 func (c *controller) places() ([]*csi.Topology, error) {
 	nodes, err := c.pool.Nodes()
 	if err != nil {
@@ -161,7 +163,7 @@ func (c *controller) DeleteVolume(_ context.Context, req *csi.DeleteVolumeReques
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
-// ControllerExpandVolume enlarges the bytes. What is in them is enlarged on the node, as long as that is something.
+// ControllerExpandVolume enlarges the bytes of a volume. With the loop backend the node enlarges the file system.
 func (c *controller) ControllerExpandVolume(
 	_ context.Context, req *csi.ControllerExpandVolumeRequest,
 ) (*csi.ControllerExpandVolumeResponse, error) {
@@ -174,7 +176,9 @@ func (c *controller) ControllerExpandVolume(
 	if err := refusal(badID, badRange); err != nil {
 		return nil, err
 	}
-	r, err := c.pool.Expand(id, least, most, func(r disk.Record) error { return suits(r, req.GetVolumeCapability()) })
+	r, err := c.pool.Expand(id, least, most, func(r disk.Record) error {
+		return checkCapability(r, req.GetVolumeCapability())
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -182,21 +186,21 @@ func (c *controller) ControllerExpandVolume(
 		NodeExpansionRequired: r.Backend == disk.LoopBackend}, nil
 }
 
-// suits says whether the volume was made for the capability that a caller names, if it names one.
-func suits(r disk.Record, c *csi.VolumeCapability) error {
+// checkCapability checks that the volume has a capability; nil is no capability to check.
+func checkCapability(r disk.Record, c *csi.VolumeCapability) error {
 	if c == nil {
 		return nil
 	}
 	a, err := readAccess(c)
 	if err == nil && !r.Usage.Fits(a.usage) {
-		err = disk.Errorf(disk.ErrInvalid, "volume %s was made for %s, not for %s", r.ID, r.Usage, a.usage)
+		err = disk.Errorf(disk.ErrInvalid, "volume %s was created for %s, not for %s", r.ID, r.Usage, a.usage)
 	}
 	return err
 }
 
 func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	usage, possible, err := c.possible(req)
-	if !possible || err != nil { // nothing can be made of that kind, which is an answer, not a failure
+	if !possible || err != nil { // no capacity is an answer, not an error
 		return &csi.GetCapacityResponse{}, err
 	}
 	free, err := c.pool.Free()
@@ -206,7 +210,7 @@ func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest)
 	return &csi.GetCapacityResponse{
 		AvailableCapacity: free,
 		MaximumVolumeSize: wrapperspb.Int64(free),
-		MinimumVolumeSize: wrapperspb.Int64(c.pool.Least(usage)),
+		MinimumVolumeSize: wrapperspb.Int64(c.pool.MinSize(usage)),
 	}, nil
 }
 
@@ -222,7 +226,7 @@ func (c *controller) possible(req *csi.GetCapacityRequest) (disk.Usage, bool, er
 	}
 	usage, err := readAll(req.GetVolumeCapabilities())
 	if err == nil {
-		err = c.pool.Backends[c.pool.Making].Takes(usage)
+		err = c.pool.Backends[c.pool.NewVolumes].Supports(usage)
 	}
 	return usage, err == nil, nil
 }
@@ -251,21 +255,21 @@ func (c *controller) ValidateVolumeCapabilities(
 	}}, nil
 }
 
-// mismatch says why the volume is not what the caller takes it for, or "".
+// mismatch returns why the volume is not as requested, or an empty string.
 func mismatch(r disk.Record, req *csi.ValidateVolumeCapabilitiesRequest) string {
 	usage, err := readAll(req.GetVolumeCapabilities())
 	if err != nil {
 		return err.Error()
 	}
 	if !r.Usage.Fits(usage) {
-		return fmt.Sprintf("the volume was made for %s, not for %s", r.Usage, usage)
+		return fmt.Sprintf("the volume was created for %s, not for %s", r.Usage, usage)
 	}
 	if b, ok := req.GetVolumeContext()[backendKey]; ok && b != r.Backend {
-		return "the volume context is not this volume's"
+		return "the volume context is of another backend"
 	}
 	if d, err := mapDigest("parameters", req.GetParameters()); len(req.GetParameters()) > 0 &&
 		(err != nil || d != r.Parameters) {
-		return "the volume was made with other parameters"
+		return "the volume was created with other parameters"
 	}
 	return ""
 }

@@ -11,7 +11,7 @@ import (
 	"holdfast/examples/loopfs/internal/disk"
 )
 
-// What loopfs says of itself, and the keys that it puts into maps.
+// Identity of the driver, and its keys in maps.
 const (
 	driverName    = "loopfs.holdfast.dev"
 	driverVersion = "0.1.0"
@@ -20,11 +20,11 @@ const (
 	backendKey  = driverName + "/backend"
 	tokenKey    = driverName + "/token"
 
-	ephemeralKey = "csi.storage.k8s.io/ephemeral" // of the caller: "true" for an inline volume
-	sizeKey      = "size"                         // of the caller, for an inline volume
+	ephemeralKey = "csi.storage.k8s.io/ephemeral" // set by the caller to "true" for an inline volume
+	sizeKey      = "size"                         // set by the caller for an inline volume
 )
 
-// identity answers who this plugin is and whether it works.
+// identity implements the identity service.
 type identity struct {
 	csi.UnimplementedIdentityServer
 	store *disk.Store
@@ -34,7 +34,8 @@ func (i *identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*c
 	return &csi.GetPluginInfoResponse{Name: driverName, VendorVersion: driverVersion}, nil
 }
 
-// GetPluginCapabilities is about the plugin as a whole: every instance says the same, whatever it serves itself.
+// GetPluginCapabilities returns the capabilities of the plugin as a whole, also from an instance that serves only the
+// node.
 func (i *identity) GetPluginCapabilities(
 	context.Context, *csi.GetPluginCapabilitiesRequest,
 ) (*csi.GetPluginCapabilitiesResponse, error) {

@@ -12,15 +12,15 @@ import (
 	"holdfast/examples/loopfs/internal/disk"
 )
 
-// page picks the entries of one page, in order of id. The token is the last id of the page before, so that a token
-// outlives what it names.
+// page returns one page of ready records in the order of IDs. The token is the last ID of the page before, so it stays
+// valid when its volume is deleted.
 func page(all []disk.Record, kind disk.Kind, max int32, token string) (entries []disk.Record, next string, err error) {
 	if max < 0 {
 		return nil, "", disk.Errorf(disk.ErrInvalid, "max_entries is negative")
 	}
 	if _, err := disk.ParseID(kind, token); token != "" && err != nil {
 		return nil, "", status.Error(codes.Aborted,
-			"starting_token is not one that this call gave; start from the beginning")
+			"starting_token is not a next_token of this call; start from the beginning")
 	}
 	for _, r := range all {
 		if r.State != disk.Ready || string(r.ID) <= token {
@@ -80,7 +80,7 @@ func (c *controller) ControllerGetVolume(
 	}, nil
 }
 
-// ListSnapshots narrows by ids; one of nothing that exists is an empty list.
+// ListSnapshots lists snapshots, those of an ID or a source if one is given.
 func (c *controller) ListSnapshots(
 	_ context.Context, req *csi.ListSnapshotsRequest,
 ) (*csi.ListSnapshotsResponse, error) {

@@ -18,7 +18,7 @@ import (
 	"holdfast/examples/loopfs/internal/disk"
 )
 
-// options are what the command line and the environment say.
+// options holds the values of the command line and the environment.
 type options struct {
 	data, backend, fsType, node, mode, endpoint, logLevel string
 	capacity                                              byteSize
@@ -48,20 +48,20 @@ func parseOptions(args []string, out io.Writer) (options, error) {
 	o := options{capacity: 1 << 30}
 	host, err := os.Hostname()
 	if err != nil {
-		return o, fmt.Errorf("ask for the host name: %w", err)
+		return o, fmt.Errorf("get the host name: %w", err)
 	}
 	f := flag.NewFlagSet("loopfs", flag.ContinueOnError)
 	f.SetOutput(out)
 	f.StringVar(&o.data, "data", envOr("LOOPFS_DATA", "./loopfs-data"), "`directory` of images and records")
-	f.StringVar(&o.backend, "backend", "auto", "where new volumes live: loop, dir, or auto")
-	f.StringVar(&o.fsType, "fs-type", "ext4", "file system of volumes for which none is asked: ext4 or xfs")
+	f.StringVar(&o.backend, "backend", "auto", "backend of new volumes: loop, dir, or auto")
+	f.StringVar(&o.fsType, "fs-type", "ext4", "file system of volumes that request none: ext4 or xfs")
 	f.StringVar(&o.node, "node-id", host, "`id` of this node")
 	f.StringVar(&o.mode, "mode", "all", "services to serve: node, controller, or monolith (also called all)")
 	f.StringVar(&o.endpoint, "endpoint", os.Getenv("CSI_ENDPOINT"),
 		"unix socket `address` to serve on (unix:///run/csi.sock)")
 	f.Var(&o.capacity, "capacity", "`bytes` for all volumes together, also as 64MiB or 2GiB")
-	f.Int64Var(&o.maxVolumes, "max-volumes", 0, "`number` of volumes that this node takes, 0: no limit")
-	f.BoolVar(&o.attach, "attach", false, "volumes have to be attached (ControllerPublishVolume) before they are staged")
+	f.Int64Var(&o.maxVolumes, "max-volumes", 0, "limit on the `number` of volumes of this node; 0: none")
+	f.BoolVar(&o.attach, "attach", false, "require ControllerPublishVolume before NodeStageVolume")
 	f.StringVar(&o.logLevel, "log-level", "info", "trace, debug, info, warn or error")
 	if err := f.Parse(args); err != nil {
 		return o, err
@@ -69,11 +69,11 @@ func parseOptions(args []string, out io.Writer) (options, error) {
 	return o, o.check(f.Args())
 }
 
-func envOr(key, otherwise string) string {
+func envOr(key, fallback string) string {
 	if v := os.Getenv(key); v != "" {
 		return v
 	}
-	return otherwise
+	return fallback
 }
 
 func (o options) check(rest []string) error {
@@ -93,7 +93,7 @@ func (o options) check(rest []string) error {
 func (o options) servesNode() bool       { return o.mode != "controller" }
 func (o options) servesController() bool { return o.mode != "node" }
 
-// byteSize is a number of bytes on the command line.
+// byteSize is a flag with a number of bytes.
 type byteSize int64
 
 func (b *byteSize) String() string { return strconv.FormatInt(int64(*b), 10) }

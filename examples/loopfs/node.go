@@ -15,7 +15,7 @@ import (
 	mounttable "holdfast/internal/mount"
 )
 
-// node shows volumes on this machine: stage.go, publish.go, ephemeral.go, and what they hold: stats.go.
+// node implements the node service. Its calls are in stage.go, publish.go, ephemeral.go and stats.go.
 type node struct {
 	csi.UnimplementedNodeServer
 	pool       *disk.Pool
@@ -51,7 +51,7 @@ func (n *node) NodeGetCapabilities(
 	return &csi.NodeGetCapabilitiesResponse{Capabilities: caps}, nil
 }
 
-// place resolves a path that a caller gave. One that would hide or enter loopfs' own files is refused.
+// place resolves a path from a request. A path that overlaps the data directory is refused.
 func (n *node) place(what, path string) (mount.Place, error) {
 	if path == "" {
 		return mount.Place{}, disk.Errorf(disk.ErrInvalid, "the %s is missing", what)
@@ -62,13 +62,14 @@ func (n *node) place(what, path string) (mount.Place, error) {
 	}
 	data := n.pool.Path()
 	if mount.Inside(at.String(), data) || mount.Inside(data, at.String()) {
-		return mount.Place{}, disk.Errorf(disk.ErrInvalid, "the %s %s overlaps loopfs' data directory", what, at)
+		return mount.Place{}, disk.Errorf(disk.ErrInvalid, "the %s %s overlaps the data directory", what, at)
 	}
 	return at, err
 }
 
-// oldPlace is a place for taking down: without the directory above, nothing is mounted there, which is no error.
-func (n *node) oldPlace(what, path string) (mount.Place, error) {
+// placeToUnmount is place for a path where something is unmounted. A missing parent is no error, as nothing is mounted
+// then.
+func (n *node) placeToUnmount(what, path string) (mount.Place, error) {
 	at, err := n.place(what, path)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
@@ -76,8 +77,8 @@ func (n *node) oldPlace(what, path string) (mount.Place, error) {
 	return at, err
 }
 
-// here is what the kernel shows of one volume on this node, at one moment.
-type here struct {
+// view is the state of a volume on this node: its record and the mount table of one moment.
+type view struct {
 	table   mounttable.Mounts
 	backend disk.Backend
 	node    string
@@ -85,66 +86,67 @@ type here struct {
 	stage   disk.Stage // as the record has it; without a path if it has none
 }
 
-func (n *node) look(r disk.Record) (here, error) {
+func (n *node) inspect(r disk.Record) (view, error) {
 	b, err := n.pool.Backend(r)
 	if err != nil {
-		return here{}, err
+		return view{}, err
 	}
 	table, err := mounttable.Table(0)
-	return here{table: table, backend: b, node: n.id, record: r, stage: r.Staged[n.id]}, err
+	return view{table: table, backend: b, node: n.id, record: r, stage: r.Staged[n.id]}, err
 }
 
-// shown says whether the volume is mounted at that path. Something else that is mounted there is an error.
-func (h here) shown(path string) (bool, error) {
-	m, found := h.table.At(path)
+// shown reports whether the volume is mounted at a path. Another mount there is an error.
+func (v view) shown(path string) (bool, error) {
+	m, found := v.table.At(path)
 	switch {
-	case !found && len(h.table.Stack(path)) > 0:
-		return false, disk.Errorf(disk.ErrInUse, "what is mounted at %s is hidden by a mount above; take that down first", path)
+	case !found && len(v.table.Stack(path)) > 0:
+		return false, disk.Errorf(disk.ErrInUse, "the mount at %s is hidden by another one above; unmount that first",
+			path)
 	case !found:
 		return false, nil
 	}
-	ours, err := h.backend.Shows(h.table, m, h.record.ID)
+	ours, err := v.backend.Shows(v.table, m, v.record.ID)
 	if err == nil && !ours {
-		err = disk.Errorf(disk.ErrInUse, "something else is mounted at %s; it stays untouched", path)
+		err = disk.Errorf(disk.ErrInUse, "another mount is at %s; loopfs does not touch it", path)
 	}
 	return ours, err
 }
 
-// staged says whether the volume is staged as the record has it: mounted at its path, or with its device attached.
-func (h here) staged() (bool, error) {
+// staged reports whether the volume is mounted at its staging path, or its device attached.
+func (v view) staged() (bool, error) {
 	switch {
-	case h.stage.Path == "":
+	case v.stage.Path == "":
 		return false, nil
-	case h.stage.Usage.Access == disk.Raw:
-		device, err := h.device(h.readOnly())
+	case v.stage.Usage.Access == disk.Raw:
+		device, err := v.device(v.readOnly())
 		return device != "", err
 	}
-	return h.shown(h.stage.Path)
+	return v.shown(v.stage.Path)
 }
 
-// readOnly says whether the volume is staged so that nobody can write.
-func (h here) readOnly() bool { return h.record.ReadOnly(h.node) }
+// readOnly reports whether the volume is staged read-only.
+func (v view) readOnly() bool { return v.record.ReadOnly(v.node) }
 
-func (h here) devices() (disk.Devices, error) {
-	d, ok := h.backend.(disk.Devices)
+func (v view) devices() (disk.Devices, error) {
+	d, ok := v.backend.(disk.Devices)
 	if !ok {
-		return nil, disk.Errorf(disk.ErrInvalid, "backend %s has no block devices", h.record.Backend)
+		return nil, disk.Errorf(disk.ErrInvalid, "backend %s has no block devices", v.record.Backend)
 	}
 	return d, nil
 }
 
-func (h here) device(readOnly bool) (string, error) {
-	d, err := h.devices()
+func (v view) device(readOnly bool) (string, error) {
+	d, err := v.devices()
 	if err != nil {
 		return "", err
 	}
-	return d.Device(h.record.ID, readOnly)
+	return d.Device(v.record.ID, readOnly)
 }
 
-// takeDown unmounts the volume at a place until nothing of it is mounted there.
+// takeDown unmounts the volume at a place, also if it is mounted more than once.
 func (n *node) takeDown(r disk.Record, at mount.Place) error {
 	for {
-		now, err := n.look(r)
+		now, err := n.inspect(r)
 		if err != nil {
 			return err
 		}
@@ -158,7 +160,7 @@ func (n *node) takeDown(r disk.Record, at mount.Place) error {
 	}
 }
 
-// clean removes the target of a publish that is mounted no more: a directory, or a raw volume's file.
+// clean removes the unmounted target of a publish: a directory, or a file for a raw volume.
 func clean(st disk.Stage, at mount.Place) error {
 	if st.Usage.Access == disk.Raw {
 		return at.RemoveFile()
@@ -166,7 +168,7 @@ func clean(st disk.Stage, at mount.Place) error {
 	return at.Remove()
 }
 
-// recover forgets the stages and publishes of this node that are mounted nowhere: a kill or a reboot ended them.
+// recover ends the stages and publishes of this node that a kill or a reboot unmounted.
 func (n *node) recover() error {
 	all, err := n.pool.All(disk.Volume, disk.Ephemeral)
 	if err != nil {
@@ -188,12 +190,12 @@ func (n *node) recoverVolume(id disk.ID) error {
 	if id.Kind() == disk.Ephemeral {
 		return n.recoverEphemeral(id)
 	}
-	h, r, err := n.pool.Take(id)
+	h, r, err := n.pool.Acquire(id)
 	if err != nil {
 		return err
 	}
 	defer h.Release()
-	now, err := n.look(r)
+	now, err := n.inspect(r)
 	if err != nil {
 		return err
 	}
@@ -204,13 +206,13 @@ func (n *node) recoverVolume(id disk.ID) error {
 		}
 	}
 	if staged, err := now.staged(); !staged && err == nil && len(st.Published) == 0 {
-		n.log.Info("forget a stage that is no more", "volume", id, "path", st.Path)
+		n.log.Info("ending a stage that is not mounted", "volume", id, "path", st.Path)
 		return h.Save(r.WithStage(n.id, nil))
 	}
 	return h.Save(r.WithStage(n.id, &st))
 }
 
-// removeTarget removes what a publish made and did not take away again.
+// removeTarget removes the target of a publish after its unmount.
 func removeTarget(st disk.Stage, target string) error {
 	at, err := mount.Resolve(target)
 	if errors.Is(err, fs.ErrNotExist) {

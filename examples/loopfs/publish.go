@@ -11,7 +11,7 @@ import (
 	"holdfast/examples/loopfs/internal/mount"
 )
 
-// publication is one volume at one target, as a caller asks for it.
+// publication is a requested publish of a volume.
 type publication struct {
 	from, to mount.Place
 	access   access
@@ -19,7 +19,7 @@ type publication struct {
 	device   string // of a raw volume, when it is known
 }
 
-// NodePublishVolume shows a staged volume at a target path. The directory above has to be there; the target is made.
+// NodePublishVolume mounts a staged volume at a target path. The caller makes the parent directory, loopfs the target.
 func (n *node) NodePublishVolume(
 	ctx context.Context, req *csi.NodePublishVolumeRequest,
 ) (*csi.NodePublishVolumeResponse, error) {
@@ -31,12 +31,12 @@ func (n *node) NodePublishVolume(
 	if err := refusal(badID, badRest); err != nil {
 		return nil, err
 	}
-	h, r, err := n.pool.Take(id)
+	h, r, err := n.pool.Acquire(id)
 	if err != nil {
 		return nil, err
 	}
 	defer h.Release()
-	if err := mayUse(r, n.id, n.attach, req.GetPublishContext()); err != nil {
+	if err := checkAttachment(r, n.id, n.attach, req.GetPublishContext()); err != nil {
 		return nil, err
 	}
 	return &csi.NodePublishVolumeResponse{}, n.publish(h, r, p)
@@ -59,7 +59,7 @@ func (n *node) publication(req *csi.NodePublishVolumeRequest) (publication, erro
 	return p, nil
 }
 
-// target is what every publish names: how, and where to.
+// target parses what publishes of ephemeral and other volumes have in common.
 func (n *node) target(req *csi.NodePublishVolumeRequest) (publication, error) {
 	a, err := readAccess(req.GetVolumeCapability())
 	if err != nil {
@@ -73,7 +73,7 @@ func (n *node) target(req *csi.NodePublishVolumeRequest) (publication, error) {
 }
 
 func (n *node) publish(h *disk.Hold, r disk.Record, p publication) error {
-	now, err := n.look(r)
+	now, err := n.inspect(r)
 	if err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func (n *node) publish(h *disk.Hold, r disk.Record, p publication) error {
 	if done, err := now.published(p); done || err != nil {
 		return err
 	}
-	if err := now.alone(p); err != nil {
+	if err := now.checkSingleTarget(p); err != nil {
 		return err
 	}
 	next := now.stage.WithPublish(p.to.String(), &disk.Publish{Mode: p.access.usage.Mode, ReadOnly: p.readOnly,
@@ -94,70 +94,71 @@ func (n *node) publish(h *disk.Hold, r disk.Record, p publication) error {
 	if err := h.Save(r.WithStage(n.id, &next)); err != nil {
 		return err
 	}
-	if err := show(p); err != nil {
-		return errors.Join(err, n.giveUpPublish(h, r, p))
+	if err := bind(p); err != nil {
+		return errors.Join(err, n.undoPublish(h, r, p))
 	}
 	return nil
 }
 
-// stageFor says whether the volume is staged at the path that the caller names, and widely enough.
-func (h here) stageFor(p publication) error {
-	staged, err := h.staged()
+// stageFor checks that the volume is staged at the requested path, with a capability that includes the requested one.
+func (v view) stageFor(p publication) error {
+	staged, err := v.staged()
 	if err != nil {
 		return err
 	}
-	if !staged || h.stage.Path != p.from.String() {
-		return disk.Errorf(disk.ErrInUse, "volume %s is not staged at %s: stage it first", h.record.ID, p.from)
+	if !staged || v.stage.Path != p.from.String() {
+		return disk.Errorf(disk.ErrInUse, "volume %s is not staged at %s: stage it first", v.record.ID, p.from)
 	}
-	have, asked := h.stage.Usage, p.access.usage
+	have, asked := v.stage.Usage, p.access.usage
 	if !have.Fits(asked) || have.Flags != asked.Flags || have.Group != asked.Group {
-		return disk.Errorf(disk.ErrInUse, "volume %s is staged with another capability (%s)", h.record.ID, have)
+		return disk.Errorf(disk.ErrInUse, "volume %s is staged for %s", v.record.ID, have)
 	}
 	return nil
 }
 
-// deviceFor is the device that a publish of a raw volume shows: one for reading where nobody may write.
-func (h here) deviceFor(p publication) (string, error) {
+// deviceFor returns the device of a raw volume, the read-only one for a read-only publish.
+func (v view) deviceFor(p publication) (string, error) {
 	if p.access.usage.Access != disk.Raw {
 		return "", nil
 	}
-	d, err := h.devices()
+	d, err := v.devices()
 	if err != nil {
 		return "", err
 	}
-	return d.Attach(h.record.ID, p.readOnly || h.readOnly())
+	return d.Attach(v.record.ID, p.readOnly || v.readOnly())
 }
 
-// published says whether the volume is at the target exactly so. There otherwise is an error.
-func (h here) published(p publication) (bool, error) {
-	shown, err := h.shown(p.to.String())
+// published reports whether the volume is published at the target as requested. Another publish of it there is an
+// error.
+func (v view) published(p publication) (bool, error) {
+	shown, err := v.shown(p.to.String())
 	if err != nil || !shown {
 		return false, err
 	}
-	have, ok := h.stage.Published[p.to.String()]
+	have, ok := v.stage.Published[p.to.String()]
 	if !ok || have.Mode != p.access.usage.Mode || have.ReadOnly != p.readOnly || have.Device != p.device {
-		return false, disk.Errorf(disk.ErrExists, "volume %s is published at %s for another usage", h.record.ID, p.to)
+		return false, disk.Errorf(disk.ErrExists, "volume %s is published at %s for another usage", v.record.ID, p.to)
 	}
 	return true, nil
 }
 
-// alone refuses a second target, unless both are for many writers (the table under NodePublishVolume in the
+// checkSingleTarget refuses a second target, unless both are for many writers (the table of NodePublishVolume in the
 // specification).
-func (h here) alone(p publication) error {
-	for target, other := range h.stage.Published {
-		if target == p.to.String() || len(h.table.Stack(target)) == 0 {
+func (v view) checkSingleTarget(p publication) error {
+	for target, other := range v.stage.Published {
+		if target == p.to.String() || len(v.table.Stack(target)) == 0 {
 			continue
 		}
 		if other.Mode != disk.MultiWriter || p.access.usage.Mode != disk.MultiWriter {
-			return disk.Errorf(disk.ErrInUse, "the volume is published at %s, and its access mode allows one target",
+			return disk.Errorf(disk.ErrInUse, "the volume is published at %s, and its access mode allows only one target",
 				target)
 		}
 	}
 	return nil
 }
 
-func show(p publication) error {
-	flags := mount.Flags{} // the staging mount's own flags come along
+func bind(p publication) error {
+	flags := mount.Flags{} // the flags of the staging mount are kept
 	if p.readOnly {
 		flags = flags.ReadOnly()
 	}
@@ -173,8 +174,8 @@ func show(p publication) error {
 	return p.to.BindFrom(p.from, flags)
 }
 
-// giveUpPublish takes the record and the target of a publish back that did not come to be.
-func (n *node) giveUpPublish(h *disk.Hold, before disk.Record, p publication) error {
+// undoPublish removes the record and the target of a publish that failed.
+func (n *node) undoPublish(h *disk.Hold, before disk.Record, p publication) error {
 	if err := n.takeDown(before, p.to); err != nil {
 		return err
 	}
@@ -184,23 +185,22 @@ func (n *node) giveUpPublish(h *disk.Hold, before disk.Record, p publication) er
 	return h.Save(before)
 }
 
-// foreign says whether a target is left because it is of another kind or has something in it: it was there before and
-// stays.
+// foreign reports whether a target was not removed because loopfs did not make it: it is of another type, or not empty.
 func foreign(err error) bool { return errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ENOTEMPTY) }
 
-// NodeUnpublishVolume takes a volume from a target path and removes the target.
+// NodeUnpublishVolume unmounts a volume from a target path and removes the target.
 func (n *node) NodeUnpublishVolume(
 	ctx context.Context, req *csi.NodeUnpublishVolumeRequest,
 ) (*csi.NodeUnpublishVolumeResponse, error) {
-	id, badID := known(req.GetVolumeId())
-	at, badPath := n.oldPlace("target path", req.GetTargetPath())
+	id, badID := parseVolumeID(req.GetVolumeId())
+	at, badPath := n.placeToUnmount("target path", req.GetTargetPath())
 	if err := refusal(badID, badPath); err != nil {
 		return nil, err
 	}
 	if id.Kind() == disk.Ephemeral {
 		return &csi.NodeUnpublishVolumeResponse{}, n.unpublishEphemeral(ctx, id, at)
 	}
-	h, r, err := n.pool.Take(id)
+	h, r, err := n.pool.Acquire(id)
 	if err != nil {
 		return nil, err
 	}
@@ -211,13 +211,13 @@ func (n *node) NodeUnpublishVolume(
 func (n *node) unpublish(h *disk.Hold, r disk.Record, at mount.Place) error {
 	st := r.Staged[n.id]
 	if at.String() == st.Path {
-		return disk.Errorf(disk.ErrInvalid, "%s is the staging target path: unstage it", at)
+		return disk.Errorf(disk.ErrInvalid, "%s is the staging target path: use NodeUnstageVolume", at)
 	}
 	if err := n.takeDown(r, at); err != nil {
 		return err
 	}
 	if _, recorded := st.Published[at.String()]; !recorded {
-		return nil // never published there, or taken down already: the directory is somebody else's
+		return nil // never published there, or unpublished before: the directory is not ours
 	}
 	if err := clean(st, at); err != nil {
 		return err

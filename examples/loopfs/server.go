@@ -16,8 +16,8 @@ import (
 	mounttable "holdfast/internal/mount"
 )
 
-// grace is how long calls that run at a SIGTERM may take to end. What they leave undone, the next start finishes.
-const grace = 5 * time.Second
+// stopTimeout is the limit for running calls after SIGTERM. The next start completes or undoes what they leave.
+const stopTimeout = 5 * time.Second
 
 // run serves until the context ends.
 func run(ctx context.Context, o options, log hclog.Logger) error {
@@ -42,7 +42,7 @@ func run(ctx context.Context, o options, log hclog.Logger) error {
 	return serve(ctx, server, listener)
 }
 
-// build recovers what a kill left and registers the services that are asked for.
+// build recovers from a kill and registers the services of the mode.
 func build(o options, store *disk.Store, log hclog.Logger) (*grpc.Server, error) {
 	making, why, err := disk.Choose(o.backend)
 	if err != nil {
@@ -54,7 +54,7 @@ func build(o options, store *disk.Store, log hclog.Logger) (*grpc.Server, error)
 		return nil, err
 	}
 	pool.FileSystem = o.fsType
-	server := grpc.NewServer(grpc.UnaryInterceptor(edge(log)))
+	server := grpc.NewServer(grpc.UnaryInterceptor(logCalls(log)))
 	csi.RegisterIdentityServer(server, &identity{store: store})
 	if err := recoverPool(pool, log); err != nil {
 		return nil, err
@@ -75,12 +75,12 @@ func build(o options, store *disk.Store, log hclog.Logger) (*grpc.Server, error)
 func recoverPool(pool *disk.Pool, log hclog.Logger) error {
 	cleared, err := pool.Recover()
 	if len(cleared) > 0 {
-		log.Info("removed volumes that were half made or half removed", "volumes", cleared)
+		log.Info("removed incomplete volumes", "volumes", cleared)
 	}
 	return err
 }
 
-// start makes the node known to the controllers on this data directory, and forgets what is mounted no more.
+// start registers the node in the data directory and recovers from a reboot.
 func (n *node) start() error {
 	if err := disk.MountPossible(); err != nil {
 		return err
@@ -91,7 +91,7 @@ func (n *node) start() error {
 	return n.recover()
 }
 
-// serve answers calls until the context ends; then it lets the running ones end, for a while.
+// serve answers calls until the context ends, and then waits for running ones.
 func serve(ctx context.Context, server *grpc.Server, listener net.Listener) error {
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(listener) }()
@@ -100,17 +100,16 @@ func serve(ctx context.Context, server *grpc.Server, listener net.Listener) erro
 		return err
 	case <-ctx.Done():
 	}
-	hard := time.AfterFunc(grace, server.Stop)
+	hard := time.AfterFunc(stopTimeout, server.Stop)
 	defer hard.Stop()
 	server.GracefulStop()
-	// which is what a stop before the first moment of serving gives
-	if err := <-ended; !errors.Is(err, grpc.ErrServerStopped) {
+	if err := <-ended; !errors.Is(err, grpc.ErrServerStopped) { // stopped before Serve
 		return err
 	}
 	return nil
 }
 
-// socketPath reads a CSI endpoint. Only unix sockets are served.
+// socketPath parses a CSI endpoint. Only unix sockets are supported.
 func socketPath(endpoint string) (string, error) {
 	path, ok := strings.CutPrefix(endpoint, "unix://")
 	switch {
@@ -119,12 +118,12 @@ func socketPath(endpoint string) (string, error) {
 	case !ok && strings.Contains(endpoint, ":"), !strings.HasPrefix(path, "/"):
 		return "", fmt.Errorf("endpoint %q is not of the form unix:///path/to/csi.sock", endpoint)
 	case len(path) > 107:
-		return "", fmt.Errorf("the socket path has %d bytes, the kernel allows 107", len(path))
+		return "", fmt.Errorf("the socket path has %d bytes; the limit is 107", len(path))
 	}
 	return path, nil
 }
 
-// listen makes the socket. One of an earlier process is replaced, but only if nobody answers on it.
+// listen makes the socket. It replaces a socket that no process serves.
 func listen(ctx context.Context, path string) (net.Listener, error) {
 	answers, err := mounttable.RemoveStaleSocket(path)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"holdfast/examples/loopfs/internal/disk"
 )
 
-// CreateSnapshot copies what a volume holds at one moment; when it answers, the copy is complete.
+// CreateSnapshot copies a volume. The copy is complete when it returns.
 func (c *controller) CreateSnapshot(
 	ctx context.Context, req *csi.CreateSnapshotRequest,
 ) (*csi.CreateSnapshotResponse, error) {
@@ -47,7 +47,7 @@ func (c *controller) DeleteSnapshot(
 	return &csi.DeleteSnapshotResponse{}, nil
 }
 
-// readSource is the id of what a new volume begins with, "" if nothing is named.
+// readSource returns the ID of a content source, or an empty ID for none.
 func readSource(s *csi.VolumeContentSource) (disk.ID, error) {
 	switch {
 	case s == nil:

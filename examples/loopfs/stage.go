@@ -13,8 +13,8 @@ import (
 	"holdfast/examples/loopfs/internal/mount"
 )
 
-// NodeStageVolume mounts a volume at its one staging path on this node. A raw volume gets its device; its staging path
-// stays empty.
+// NodeStageVolume mounts a volume at its staging path. The staging path of a raw volume stays empty: its device is
+// attached.
 func (n *node) NodeStageVolume(
 	ctx context.Context, req *csi.NodeStageVolumeRequest,
 ) (*csi.NodeStageVolumeResponse, error) {
@@ -24,12 +24,12 @@ func (n *node) NodeStageVolume(
 	if err := refusal(badID, badAccess, missingParent(badPath)); err != nil {
 		return nil, err
 	}
-	h, r, err := n.pool.Take(id)
+	h, r, err := n.pool.Acquire(id)
 	if err != nil {
 		return nil, err
 	}
 	defer h.Release()
-	if err := mayUse(r, n.id, n.attach, req.GetPublishContext()); err != nil {
+	if err := checkAttachment(r, n.id, n.attach, req.GetPublishContext()); err != nil {
 		return nil, err
 	}
 	if r.Attached[n.id].ReadOnly {
@@ -38,19 +38,19 @@ func (n *node) NodeStageVolume(
 	return &csi.NodeStageVolumeResponse{}, n.stage(ctx, h, r, at, a)
 }
 
-// missingParent gives an answer to a caller that did not make the directories which are its to make.
+// missingParent explains the error of a path whose parent directory is missing.
 func missingParent(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		return disk.Errorf(disk.ErrInUse, "the caller has to make the directory above first: %w", err)
+		return disk.Errorf(disk.ErrInUse, "make the parent directory first: %w", err)
 	}
 	return err
 }
 
 func (n *node) stage(ctx context.Context, h *disk.Hold, r disk.Record, at mount.Place, a access) error {
 	if !r.Usage.Fits(a.usage) {
-		return disk.Errorf(disk.ErrInUse, "volume %s was made for %s, not for %s", r.ID, r.Usage, a.usage)
+		return disk.Errorf(disk.ErrInUse, "volume %s was created for %s, not for %s", r.ID, r.Usage, a.usage)
 	}
-	now, err := n.look(r)
+	now, err := n.inspect(r)
 	if err != nil {
 		return err
 	}
@@ -61,21 +61,21 @@ func (n *node) stage(ctx context.Context, h *disk.Hold, r disk.Record, at mount.
 	if err != nil || done {
 		return err
 	}
-	st := now.stage // publishes that were never taken down stay on record
+	st := now.stage // publishes that were not unpublished stay in the record
 	st.Path, st.Usage, st.Boot = at.String(), a.usage, n.pool.Boot()
 	now.record, now.stage = r.WithStage(n.id, &st), st
 	if err := h.Save(now.record); err != nil {
 		return err
 	}
-	if err := n.bring(ctx, h, now, at, a); err != nil {
-		return errors.Join(missingParent(err), n.giveUpStage(h, r, now, at))
+	if err := n.mountStage(ctx, h, now, at, a); err != nil {
+		return errors.Join(missingParent(err), n.undoStage(h, r, now, at))
 	}
 	return nil
 }
 
-// fileSystem is the type that the volume is staged with: what is asked for, or what it was made for, or what it holds,
-// or loopfs' own choice.
-func (n *node) fileSystem(now here, u disk.Usage) (string, error) {
+// fileSystem returns the type to stage with: the requested one, that of the volume, that of its data, or the default,
+// in this order.
+func (n *node) fileSystem(now view, u disk.Usage) (string, error) {
 	if u.Access == disk.Raw {
 		return "", nil
 	}
@@ -85,64 +85,64 @@ func (n *node) fileSystem(now here, u disk.Usage) (string, error) {
 	return now.backend.FileSystem(now.record.ID, n.pool.FileSystem)
 }
 
-// stagedAt says whether the volume is staged exactly so. Staged otherwise is an error.
-func (h here) stagedAt(at mount.Place, usage disk.Usage) (bool, error) {
-	staged, err := h.staged()
+// stagedAt reports whether the volume is staged as requested. Another stage of it is an error.
+func (v view) stagedAt(at mount.Place, usage disk.Usage) (bool, error) {
+	staged, err := v.staged()
 	switch {
 	case err != nil:
 		return false, err
-	case staged && h.stage.Path != at.String():
-		return false, disk.Errorf(disk.ErrExists, "volume %s is staged at %s already", h.record.ID, h.stage.Path)
-	case staged && h.stage.Usage != usage:
-		return false, disk.Errorf(disk.ErrExists, "volume %s is staged at %s for another usage (%s)", h.record.ID, at,
-			h.stage.Usage)
+	case staged && v.stage.Path != at.String():
+		return false, disk.Errorf(disk.ErrExists, "volume %s is staged at %s already", v.record.ID, v.stage.Path)
+	case staged && v.stage.Usage != usage:
+		return false, disk.Errorf(disk.ErrExists, "volume %s is staged at %s for %s", v.record.ID, at,
+			v.stage.Usage)
 	case staged:
 		return true, nil
 	}
-	shown, err := h.shown(at.String())
+	shown, err := v.shown(at.String())
 	if shown {
-		err = disk.Errorf(disk.ErrExists, "volume %s is mounted at %s and not staged there; unstage it first",
-			h.record.ID, at)
+		err = disk.Errorf(disk.ErrExists, "volume %s is mounted at %s without a stage; unstage it first",
+			v.record.ID, at)
 	}
 	return false, err
 }
 
-// bring mounts the volume, or gives it its device.
-func (n *node) bring(ctx context.Context, h *disk.Hold, now here, at mount.Place, a access) error {
+// mountStage mounts the volume at its staging path, or attaches its device.
+func (n *node) mountStage(ctx context.Context, h *disk.Hold, now view, at mount.Place, a access) error {
 	r := now.record
 	if a.usage.Access == disk.Raw {
-		return now.bringDevice()
+		return now.attachDevice()
 	}
-	how := disk.Mounting{Bytes: r.Bytes, FileSystem: a.usage.FileSystem, Flags: a.flags}
-	if a.usage.Group != r.Group && !now.readOnly() { // once: what workloads make of it later is theirs
+	how := disk.MountOptions{Bytes: r.Bytes, FileSystem: a.usage.FileSystem, Flags: a.flags}
+	if a.usage.Group != r.Group && !now.readOnly() { // once: later changes by workloads stay
 		how.Group = a.usage.Group
 	}
 	if err := now.backend.Mount(ctx, r.ID, at, how); err != nil {
 		return err
 	}
 	r.Group = cmp.Or(how.Group, r.Group)
-	r.Usage.FileSystem = cmp.Or(r.Usage.FileSystem, how.FileSystem) // the volume is of that type from now on
+	r.Usage.FileSystem = cmp.Or(r.Usage.FileSystem, how.FileSystem) // the type is settled now
 	if r.Group == now.record.Group && r.Usage == now.record.Usage {
 		return nil
 	}
 	return h.Save(r)
 }
 
-func (h here) bringDevice() error {
-	d, err := h.devices()
+func (v view) attachDevice() error {
+	d, err := v.devices()
 	if err != nil {
 		return err
 	}
-	if err := h.backend.Grow(h.record.ID, h.record.Bytes); err != nil { // which a kill may have prevented
+	if err := v.backend.Grow(v.record.ID, v.record.Bytes); err != nil { // a kill may have prevented it
 		return err
 	}
-	_, err = d.Attach(h.record.ID, h.readOnly())
+	_, err = d.Attach(v.record.ID, v.readOnly())
 	return err
 }
 
-// giveUpStage takes the record of a stage back that did not come to be.
-func (n *node) giveUpStage(h *disk.Hold, before disk.Record, now here, at mount.Place) error {
-	if err := n.putAway(now, at); err != nil {
+// undoStage removes the record and the mount of a stage that failed.
+func (n *node) undoStage(h *disk.Hold, before disk.Record, now view, at mount.Place) error {
+	if err := n.unmountStage(now, at); err != nil {
 		return err
 	}
 	if len(now.stage.Published) > 0 {
@@ -151,8 +151,8 @@ func (n *node) giveUpStage(h *disk.Hold, before disk.Record, now here, at mount.
 	return h.Save(before.WithStage(n.id, nil))
 }
 
-// putAway takes down what a stage brought.
-func (n *node) putAway(now here, at mount.Place) error {
+// unmountStage unmounts the staging path, or detaches the device.
+func (n *node) unmountStage(now view, at mount.Place) error {
 	if now.stage.Usage.Access != disk.Raw {
 		return n.takeDown(now.record, at)
 	}
@@ -163,17 +163,16 @@ func (n *node) putAway(now here, at mount.Place) error {
 	return devices.Detach(now.record.ID)
 }
 
-// NodeUnstageVolume takes the staging mount, or the device, away. The volume must not be published on this node any
-// more.
+// NodeUnstageVolume unmounts the staging path, or detaches the device. A published volume is refused.
 func (n *node) NodeUnstageVolume(
 	ctx context.Context, req *csi.NodeUnstageVolumeRequest,
 ) (*csi.NodeUnstageVolumeResponse, error) {
 	id, badID := disk.ParseID(disk.Volume, req.GetVolumeId())
-	at, badPath := n.oldPlace("staging target path", req.GetStagingTargetPath())
+	at, badPath := n.placeToUnmount("staging target path", req.GetStagingTargetPath())
 	if err := refusal(badID, badPath); err != nil {
 		return nil, err
 	}
-	h, r, err := n.pool.Take(id)
+	h, r, err := n.pool.Acquire(id)
 	if err != nil {
 		return nil, err
 	}
@@ -182,20 +181,20 @@ func (n *node) NodeUnstageVolume(
 }
 
 func (n *node) unstage(ctx context.Context, h *disk.Hold, r disk.Record, at mount.Place) error {
-	now, err := n.look(r)
+	now, err := n.inspect(r)
 	if err != nil {
 		return err
 	}
 	staged, err := now.staged()
 	if now.stage.Path != at.String() && (staged || err != nil || now.stage.Path == "") {
-		return n.takeDown(r, at) // not staged here; a mount without a record is taken down all the same
+		return n.takeDown(r, at) // not staged there; a mount without a record is unmounted
 	}
 	for target := range now.stage.Published {
 		if len(now.table.Stack(target)) > 0 {
 			return disk.Errorf(disk.ErrInUse, "volume %s is still published at %s", r.ID, target)
 		}
 	}
-	if err := n.putAway(now, at); err != nil {
+	if err := n.unmountStage(now, at); err != nil {
 		return err
 	}
 	for target := range now.stage.Published {
@@ -207,9 +206,9 @@ func (n *node) unstage(ctx context.Context, h *disk.Hold, r disk.Record, at moun
 	return h.Save(r.WithStage(n.id, nil))
 }
 
-// awaitRelease gives the kernel a moment to free the loop device, so that a delete right after this one succeeds.
-// Something else may keep the device (a copy of the mount in another namespace); the volume is unstaged all the same.
-func awaitRelease(ctx context.Context, now here) {
+// awaitRelease waits a second for the kernel to free the loop device, so that a delete directly after this call
+// succeeds. A copy of the mount in another namespace may keep the device longer. The volume is unstaged all the same.
+func awaitRelease(ctx context.Context, now view) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	for {

@@ -10,11 +10,11 @@ import (
 	"holdfast/examples/loopfs/internal/mount"
 )
 
-// NodeGetVolumeStats counts bytes and inodes of a file system, and the bytes of a device.
+// NodeGetVolumeStats returns the bytes and inodes of a file system, or the bytes of a device.
 func (n *node) NodeGetVolumeStats(
 	_ context.Context, req *csi.NodeGetVolumeStatsRequest,
 ) (*csi.NodeGetVolumeStatsResponse, error) {
-	id, err := known(req.GetVolumeId())
+	id, err := parseVolumeID(req.GetVolumeId())
 	if req.GetVolumePath() == "" {
 		err = disk.Errorf(disk.ErrInvalid, "the volume path is missing")
 	}
@@ -45,25 +45,26 @@ func usage(unit csi.VolumeUsage_Unit, c disk.Count) *csi.VolumeUsage {
 	return &csi.VolumeUsage{Unit: unit, Total: c.Total, Used: c.Used, Available: c.Free}
 }
 
-func (h here) rawStats() (*csi.NodeGetVolumeStatsResponse, error) {
-	d, err := h.devices()
+func (v view) rawStats() (*csi.NodeGetVolumeStatsResponse, error) {
+	d, err := v.devices()
 	if err != nil {
 		return nil, err
 	}
-	size, err := d.Size(h.record.ID)
+	size, err := d.Size(v.record.ID)
 	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: size}}}, err
 }
 
-// at looks at a volume where a caller says that it is staged or published; ErrNotFound if it is not there.
-func (n *node) at(r disk.Record, path string) (here, string, error) {
+// at returns the view of a volume and the resolved path, if it is staged or published there. Else the error is
+// ErrNotFound.
+func (n *node) at(r disk.Record, path string) (view, string, error) {
 	gone := disk.Errorf(disk.ErrNotFound, "volume %s is neither staged nor published at %.128q", r.ID, path)
 	p, err := mount.Resolve(path)
 	if err != nil {
-		return here{}, "", gone
+		return view{}, "", gone
 	}
-	now, err := n.look(r)
+	now, err := n.inspect(r)
 	if err != nil {
-		return here{}, "", err
+		return view{}, "", err
 	}
 	there := false
 	if _, published := now.stage.Published[p.String()]; published {
@@ -72,13 +73,12 @@ func (n *node) at(r disk.Record, path string) (here, string, error) {
 		there, err = now.staged()
 	}
 	if errors.Is(err, disk.ErrInUse) || err == nil && !there { // something else is mounted there
-		return here{}, "", gone
+		return view{}, "", gone
 	}
 	return now, p.String(), err
 }
 
-// NodeExpandVolume makes what the node shows of a volume as large as ControllerExpandVolume made its bytes, while it is
-// used.
+// NodeExpandVolume enlarges the file system or the devices of a volume in use, after ControllerExpandVolume.
 func (n *node) NodeExpandVolume(
 	_ context.Context, req *csi.NodeExpandVolumeRequest,
 ) (*csi.NodeExpandVolumeResponse, error) {
@@ -89,12 +89,12 @@ func (n *node) NodeExpandVolume(
 	if err != nil {
 		return nil, err
 	}
-	h, r, err := n.pool.Take(id)
+	h, r, err := n.pool.Acquire(id)
 	if err != nil {
 		return nil, err
 	}
 	defer h.Release()
-	if err := suits(r, req.GetVolumeCapability()); err != nil {
+	if err := checkCapability(r, req.GetVolumeCapability()); err != nil {
 		return nil, err
 	}
 	now, _, err := n.at(r, req.GetVolumePath())
@@ -107,19 +107,19 @@ func (n *node) NodeExpandVolume(
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: r.Bytes}, nil
 }
 
-func (h here) expand(want *csi.CapacityRange) error {
-	r, raw := h.record, h.stage.Usage.Access == disk.Raw
+func (v view) expand(want *csi.CapacityRange) error {
+	r, raw := v.record, v.stage.Usage.Access == disk.Raw
 	switch {
 	case want.GetRequiredBytes() > r.Bytes:
-		return disk.Errorf(disk.ErrRange, "volume %s has %d bytes: expand it at the controller first", r.ID, r.Bytes)
+		return disk.Errorf(disk.ErrRange, "volume %s has %d bytes: call ControllerExpandVolume first", r.ID, r.Bytes)
 	case want.GetLimitBytes() > 0 && want.GetLimitBytes() < r.Bytes:
-		return disk.Errorf(disk.ErrRange, "volume %s has %d bytes, and never shrinks", r.ID, r.Bytes)
-	case !raw && h.readOnly():
-		return disk.Errorf(disk.ErrInUse, "volume %s is staged read-only, and a file system grows only where it is writable; "+
+		return disk.Errorf(disk.ErrRange, "volume %s has %d bytes, and cannot shrink", r.ID, r.Bytes)
+	case !raw && v.readOnly():
+		return disk.Errorf(disk.ErrInUse, "volume %s is staged read-only, and a read-only file system does not grow; "+
 			"the next stage enlarges it", r.ID)
 	}
-	if err := h.backend.Grow(r.ID, r.Bytes); err != nil {
+	if err := v.backend.Grow(r.ID, r.Bytes); err != nil {
 		return err
 	}
-	return h.backend.Expand(r.ID, raw)
+	return v.backend.Expand(r.ID, raw)
 }

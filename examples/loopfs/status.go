@@ -17,7 +17,7 @@ import (
 	"holdfast/examples/loopfs/internal/mount"
 )
 
-// codeOf is the one table from kinds of error to gRPC codes; the first that matches counts.
+// codeOf maps kinds of errors to gRPC codes. The first match counts.
 var codeOf = []struct {
 	kind error
 	code codes.Code
@@ -42,7 +42,7 @@ var codeOf = []struct {
 	{context.Canceled, codes.Canceled},
 }
 
-// statusOf is an error as gRPC carries it.
+// statusOf converts an error to a gRPC status.
 func statusOf(err error) error {
 	if _, done := status.FromError(err); err == nil || done {
 		return err
@@ -55,7 +55,7 @@ func statusOf(err error) error {
 	return status.Error(codes.Internal, err.Error())
 }
 
-// refusal picks the reason to give of several: what is wrong with the request as such comes before what it is about.
+// refusal returns the first invalid argument among errors, or the first error.
 func refusal(reasons ...error) error {
 	for _, err := range reasons {
 		if status.Code(statusOf(err)) == codes.InvalidArgument {
@@ -65,8 +65,8 @@ func refusal(reasons ...error) error {
 	return cmp.Or(reasons...)
 }
 
-// edge is around every call: it turns errors into statuses and logs how the call ended, never what it carried.
-func edge(log hclog.Logger) grpc.UnaryServerInterceptor {
+// logCalls returns an interceptor that converts errors to statuses and logs each call without its arguments.
+func logCalls(log hclog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		began := time.Now()
 		answer, err := next(ctx, req)

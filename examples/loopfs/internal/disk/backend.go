@@ -7,81 +7,77 @@ import (
 	mounttable "holdfast/internal/mount"
 )
 
-// Backend is what holds the bytes of volumes and shows them. Calls for one volume are never concurrent: the caller has
-// its Hold.
+// Backend stores the bytes of volumes and mounts them. The caller holds the lock of the volume.
 type Backend interface {
 	Bytes
 	Mounts
 }
 
-// Bytes is what holds the bytes of volumes and snapshots.
+// Bytes stores the bytes of volumes and snapshots.
 type Bytes interface {
-	// Make makes that many bytes, empty. What an earlier Make or Copy left, finished or not, is replaced.
+	// Make makes empty bytes. It replaces what an earlier Make or Copy left, complete or not.
 	Make(ctx context.Context, id ID, bytes int64) error
-	// Copy makes that many bytes as Make does, which begin with those of another id. If that is live, somebody may
-	// write to it meanwhile; a copy that would not be of one moment is ErrInUse then.
+	// Copy makes bytes that begin as a copy of another volume's. live: the source may be written to meanwhile. If the
+	// copy would not be of one moment, the error is ErrInUse.
 	Copy(ctx context.Context, from, to ID, bytes int64, live bool) error
-	// Grow makes the bytes as many as that, if they are fewer.
+	// Grow enlarges the bytes, if they are fewer.
 	Grow(id ID, bytes int64) error
-	// Remove takes the bytes away for good; that there are none is no error.
+	// Remove removes the bytes. Missing bytes are no error.
 	Remove(id ID) error
-	// HeldBy names what in the kernel still uses the bytes, or "".
+	// HeldBy returns what in the kernel uses the bytes, or an empty string.
 	HeldBy(id ID) (string, error)
 }
 
-// Mounts is how volumes are shown.
+// Mounts mounts volumes.
 type Mounts interface {
-	// Takes says whether volumes can be used so, now or ever; the error is ErrInvalid.
-	Takes(u Usage) error
-	// FileSystem is the type of what the volume holds, or what it would be given where nothing was ever written; always
-	// "" if the backend has no types. Data that are no file system are ErrInUse.
+	// Supports returns ErrInvalid for a usage that volumes of this backend cannot have.
+	Supports(u Usage) error
+	// FileSystem returns the file system type of the volume's data, or the given one if no data were ever written. It
+	// is always empty if the backend has no types. The error for other data is ErrInUse.
 	FileSystem(id ID, given string) (string, error)
-	// Mount shows the volume at a directory where nothing is mounted. Before that it makes the file system if there is
-	// none, and makes the bytes and the file system as large as the volume.
-	Mount(ctx context.Context, id ID, at mount.Place, how Mounting) error
-	// Shows says whether a mount of the table is this volume: its staging mount or a bind mount of that, or a bind
-	// mount of its device.
+	// Mount mounts the volume at a directory where nothing is mounted. It makes the file system if there is none, and
+	// enlarges bytes and file system to the size of the volume.
+	Mount(ctx context.Context, id ID, at mount.Place, how MountOptions) error
+	// Shows reports whether a mount is one of this volume: its staging mount, or a bind mount of that or of its device.
 	Shows(table mounttable.Mounts, m mounttable.Mount, id ID) (bool, error)
-	// Expand makes what is shown of the volume as large as its bytes, while it is used.
+	// Expand enlarges the mounted file system, or the devices, to the size of the bytes.
 	Expand(id ID, raw bool) error
-	// Stats counts what the mounted volume of that size holds at a path.
+	// Stats returns the usage of a mounted volume.
 	Stats(id ID, bytes int64, at string) (Stats, error)
 }
 
-// Devices is what a backend has that gives volumes away as block devices.
+// Devices is implemented by backends that have block devices.
 type Devices interface {
-	// Attach gives the path of the volume's device, which stays until Detach. There is one for writing and one for
-	// reading.
+	// Attach returns the path of the volume's device, which stays until Detach. A read-only device is another one.
 	Attach(id ID, readOnly bool) (string, error)
-	// Device is the path of the attached device, or "".
+	// Device returns the path of the attached device, or an empty string.
 	Device(id ID, readOnly bool) (string, error)
-	// Size is how many bytes the volume's devices have.
+	// Size returns the size of the volume's devices in bytes.
 	Size(id ID) (int64, error)
-	// Detach takes the volume's devices away; that there are none is no error.
+	// Detach detaches the volume's devices. That none is attached is no error.
 	Detach(id ID) error
 }
 
-// Freezer is what a backend has that can stop all writing to a mounted volume for a while. A freeze outlives the
-// process.
+// Freezer is implemented by backends that can stop all writes to a mounted volume. A freeze outlives the process.
 type Freezer interface {
-	// Freeze brings the file system to a state that needs no repair, and lets no write through until Thaw.
+	// Freeze brings the file system to a state that needs no repair, and blocks writes until Thaw.
 	Freeze(id ID) error
-	// Thaw ends it; that nothing is frozen is no error.
+	// Thaw ends a freeze. That nothing is frozen is no error.
 	Thaw(id ID) error
 }
 
-// Mounting is how a volume is mounted.
-type Mounting struct {
+// MountOptions says how a volume is mounted.
+type MountOptions struct {
 	Bytes      int64 // the size of the volume
 	FileSystem string
 	Flags      mount.Flags
 	Group      string // the root directory is given to that group (a number); "": it stays whose it is
 }
 
-// Stats are what a mounted volume holds.
+// Stats is the usage of a mounted volume.
 type Stats struct{ Bytes, Inodes Count }
 
-// Count is how many there are of something.
+// Count counts bytes or inodes.
 type Count struct{ Total, Used, Free int64 }
 
 // The names of the backends, as records keep them.
@@ -90,7 +86,7 @@ const (
 	DirBackend  = "dir"  // plain directories; sizes are only counted; works in a user namespace
 )
 
-// Backends makes both over one data directory. Making and removing volumes needs no privilege in either.
+// Backends returns both backends of one data directory. Making and removing volumes needs no privilege in either.
 func Backends(s *Store) map[string]Backend {
 	return map[string]Backend{LoopBackend: &loop{s}, DirBackend: &dir{s}}
 }

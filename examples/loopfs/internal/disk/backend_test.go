@@ -93,7 +93,7 @@ func mountSuite(t *testing.T, name string) {
 	if left := files(t, data); len(left) > 0 {
 		t.Errorf("left are %q", left)
 	}
-	if err := b.Mount(t.Context(), id, at, Mounting{FileSystem: "ext4"}); err == nil {
+	if err := b.Mount(t.Context(), id, at, MountOptions{FileSystem: "ext4"}); err == nil {
 		t.Error("a removed volume can be mounted")
 	}
 }
@@ -164,7 +164,7 @@ func TestLimitsOfTheDirBackend(t *testing.T) {
 	s := openStore(t, dataDir(t))
 	b, id, at := Backends(s)[DirBackend], IDFor(Volume, "a"), place(t)
 	for _, u := range []Usage{{Access: Raw}, {Access: Either}, {FileSystem: "xfs"}} {
-		if err := b.Takes(u); !errors.Is(err, ErrInvalid) {
+		if err := b.Supports(u); !errors.Is(err, ErrInvalid) {
 			t.Errorf("usage %+v: %v", u, err)
 		}
 	}
@@ -204,7 +204,7 @@ func mustMount(t *testing.T, b Backend, id ID, at mount.Place, fs string, words 
 	t.Helper()
 	flags, err := mount.ParseFlags(words)
 	must(t, err)
-	must(t, b.Mount(t.Context(), id, at, Mounting{FileSystem: fs, Flags: flags}))
+	must(t, b.Mount(t.Context(), id, at, MountOptions{FileSystem: fs, Flags: flags}))
 	t.Cleanup(func() { _ = unix.Unmount(at.String(), unix.MNT_DETACH) }) // after a failure
 }
 

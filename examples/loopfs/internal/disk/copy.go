@@ -7,21 +7,21 @@ import (
 	"time"
 )
 
-// Snapshot keeps what a volume holds now, or finds that it did so under that name already.
+// Snapshot copies a volume. A snapshot of that name and source may exist.
 func (p *Pool) Snapshot(ctx context.Context, name Name, source ID) (Record, error) {
 	h, err := p.Lock(IDFor(Snapshot, name))
 	if err != nil {
 		return Record{}, err
 	}
 	defer h.Release()
-	r, err := p.settled(h)
+	r, err := p.loadReady(h)
 	switch {
 	case err == nil && r.Source != source:
 		return Record{}, Errorf(ErrExists, "snapshot %q exists, of volume %s", name, r.Source)
 	case err == nil || !errors.Is(err, ErrNotFound):
 		return r, err
 	}
-	from, s, err := p.Take(source)
+	from, s, err := p.Acquire(source)
 	if err != nil {
 		return Record{}, err
 	}
@@ -31,12 +31,12 @@ func (p *Pool) Snapshot(ctx context.Context, name Name, source ID) (Record, erro
 	return p.make(h, r, func() error { return p.copy(ctx, from, s, r) })
 }
 
-// createFrom makes a volume that begins as a copy of another or of a snapshot, in the source's backend.
-func (p *Pool) createFrom(ctx context.Context, h *Hold, w Wanted) (Record, error) {
+// createFrom makes a volume that begins as a copy of a volume or snapshot, in the backend of that.
+func (p *Pool) createFrom(ctx context.Context, h *Hold, w Request) (Record, error) {
 	if w.Source == h.id {
 		return Record{}, Errorf(ErrInvalid, "a volume cannot be made from itself")
 	}
-	from, s, err := p.Take(w.Source)
+	from, s, err := p.Acquire(w.Source)
 	if err != nil {
 		return Record{}, err
 	}
@@ -45,7 +45,7 @@ func (p *Pool) createFrom(ctx context.Context, h *Hold, w Wanted) (Record, error
 	if err != nil {
 		return Record{}, err
 	}
-	bytes, err := w.sizeFrom(s.Bytes, p.Capacity, p.Least(usage))
+	bytes, err := w.sizeFrom(s.Bytes, p.Capacity, p.MinSize(usage))
 	if err != nil {
 		return Record{}, err
 	}
@@ -54,13 +54,13 @@ func (p *Pool) createFrom(ctx context.Context, h *Hold, w Wanted) (Record, error
 	return p.make(h, r, func() error { return p.copy(ctx, from, s, r) })
 }
 
-// usageFrom is what a copy of s can be made for, if that is what is asked for.
+// usageFrom returns the usage of a copy of s, if it can be the requested one.
 func (p *Pool) usageFrom(s Record, u Usage) (Usage, error) {
 	b, err := p.Backend(s)
 	if err != nil {
 		return u, err
 	}
-	if err := b.Takes(u); err != nil || u.Access == Raw {
+	if err := b.Supports(u); err != nil || u.Access == Raw {
 		return u, err
 	}
 	have, err := b.FileSystem(s.ID, "")
@@ -74,7 +74,7 @@ func (p *Pool) usageFrom(s Record, u Usage) (Usage, error) {
 	return u, err
 }
 
-// copy fills r with the bytes of s, as they are at one moment.
+// copy fills r with the bytes that s has at one moment.
 func (p *Pool) copy(ctx context.Context, from *Hold, s, r Record) error {
 	b, err := p.Backend(s)
 	if err != nil {
@@ -84,14 +84,14 @@ func (p *Pool) copy(ctx context.Context, from *Hold, s, r Record) error {
 	if err != nil {
 		return err
 	}
-	if f, ok := b.(Freezer); ok && who != "" && s.mounted(p.boot) {
-		return p.frozen(from, s, f, func() error { return b.Copy(ctx, s.ID, r.ID, r.Bytes, false) })
+	if f, ok := b.(Freezer); ok && who != "" && s.mountedForWriting(p.boot) {
+		return p.whileFrozen(from, s, f, func() error { return b.Copy(ctx, s.ID, r.ID, r.Bytes, false) })
 	}
-	return b.Copy(ctx, s.ID, r.ID, r.Bytes, s.Written(p.boot) != "")
+	return b.Copy(ctx, s.ID, r.ID, r.Bytes, s.WrittenAt(p.boot) != "")
 }
 
-// mounted says whether the volume is staged as a file system that somebody could write to.
-func (r Record) mounted(boot string) bool {
+// mountedForWriting reports whether the volume is staged as a file system and not read-only.
+func (r Record) mountedForWriting(boot string) bool {
 	for node, st := range r.Staged {
 		if st.Boot == boot && st.Usage.Access == Mounted && !r.ReadOnly(node) {
 			return true
@@ -100,9 +100,8 @@ func (r Record) mounted(boot string) bool {
 	return false
 }
 
-// frozen does something while nobody can write to the mounted volume. A freeze outlives the process: the record says so
-// before it is.
-func (p *Pool) frozen(h *Hold, r Record, f Freezer, do func() error) error {
+// whileFrozen freezes the mounted volume during do. A freeze outlives the process, so the record has it first.
+func (p *Pool) whileFrozen(h *Hold, r Record, f Freezer, do func() error) error {
 	r.Frozen = true
 	if err := h.Save(r); err != nil {
 		return err
@@ -116,7 +115,7 @@ func (p *Pool) frozen(h *Hold, r Record, f Freezer, do func() error) error {
 	return errors.Join(err, thawed)
 }
 
-// thaw ends a freeze, this process's or one of before a kill.
+// thaw ends a freeze by this process or by one that was killed.
 func (p *Pool) thaw(h *Hold, r Record) (Record, error) {
 	b, err := p.Backend(r)
 	if err != nil {

@@ -13,15 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// There is never a second device for writing over one image: two file systems over the same bytes would destroy them.
+// An image never has two writable devices: two file systems on the same bytes would destroy them.
 //
-// The kernel frees a mounted volume's device by itself when nothing uses it any more (LO_FLAGS_AUTOCLEAR): a kill
-// between attaching and mounting leaks nothing, and unmounting is all there is to detaching. A raw volume's devices
-// stay until Detach: nobody may have them open between two uses. One more, for reading only, is there for who may only
-// read; it has a cache of its own, so such a reader sees what a writer writes meanwhile only if it reads past that
-// (O_DIRECT).
+// The kernel frees the device of a mounted volume at its last use (LO_FLAGS_AUTOCLEAR). So a kill between attaching and
+// mounting leaks nothing, and an unmount detaches. The devices of a raw volume stay until Detach, also while they are
+// not open. Read-only publishes use another, read-only device. It has its own cache: to see what a writer writes
+// meanwhile, a reader needs O_DIRECT.
 
-// each opens the devices over the volume's image, one after the other. An open device is not freed.
+// each calls do with each device of the volume's image. The kernel does not free an open device.
 func (l *loop) each(id ID, do func(dev *os.File, info *unix.LoopInfo64) error) error {
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
@@ -29,7 +28,7 @@ func (l *loop) each(id ID, do func(dev *os.File, info *unix.LoopInfo64) error) e
 	}
 	for _, file := range files {
 		name, err := os.ReadFile(file)
-		if err != nil || !strings.Contains(string(name), string(id)) { // freed meanwhile, or somebody else's
+		if err != nil || !strings.Contains(string(name), string(id)) { // freed meanwhile, or of another image
 			continue
 		}
 		if err := l.visit("/dev/"+filepath.Base(filepath.Dir(filepath.Dir(file))), id, do); err != nil {
@@ -45,29 +44,29 @@ func (l *loop) visit(path string, id ID, do func(dev *os.File, info *unix.LoopIn
 		return fmt.Errorf("open a loop device: %w", err)
 	}
 	defer dev.Close()
-	info, err := l.backs(dev, id)
+	info, err := l.loopInfo(dev, id)
 	if info == nil || err != nil {
 		return err
 	}
 	return do(dev, info)
 }
 
-// backs is what the kernel says of that device if it is over the volume's image, by device and inode number: names
-// differ between namespaces.
-func (l *loop) backs(dev *os.File, id ID) (*unix.LoopInfo64, error) {
+// loopInfo returns the status of a device of the volume's image, or nil for another device. It compares device and
+// inode numbers, as names differ between namespaces.
+func (l *loop) loopInfo(dev *os.File, id ID) (*unix.LoopInfo64, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
 	if errors.Is(err, unix.ENXIO) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("ask %s for its file: %w", dev.Name(), err)
+		return nil, fmt.Errorf("read the status of %s: %w", dev.Name(), err)
 	}
 	st, err := l.store.root.Stat(imageName(id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look at the image: %w", err)
+		return nil, fmt.Errorf("stat the image: %w", err)
 	}
 	if sys, ok := st.Sys().(*syscall.Stat_t); !ok || sys.Dev != info.Device || sys.Ino != info.Inode {
 		return nil, nil
@@ -75,10 +74,10 @@ func (l *loop) backs(dev *os.File, id ID) (*unix.LoopInfo64, error) {
 	return info, nil
 }
 
-// deviceKind are the flags in which devices over one image differ.
+// deviceKind is the mask of the flags in which devices of one image differ.
 const deviceKind = unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_READ_ONLY
 
-// attach opens the device of that kind over the image, a new one if there is none.
+// attach opens the device of that kind. It makes one if there is none.
 func (l *loop) attach(id ID, kind uint32) (*os.File, error) {
 	if err := LoopPossible(); err != nil {
 		return nil, Errorf(ErrUnavailable, "volume %s needs a loop device: %w", id, err)
@@ -94,7 +93,7 @@ func (l *loop) attach(id ID, kind uint32) (*os.File, error) {
 			open = os.NewFile(uintptr(fd), dev.Name())
 		case info.Flags&deviceKind == kind:
 		case (info.Flags|kind)&unix.LO_FLAGS_READ_ONLY == 0:
-			return Errorf(ErrInUse, "%s still holds volume %s from another use; detach it: losetup -d %s", dev.Name(),
+			return Errorf(ErrInUse, "%s is still attached to volume %s by another use; detach it: losetup -d %s", dev.Name(),
 				id, dev.Name())
 		}
 		return nil
@@ -123,7 +122,7 @@ func (l *loop) attach(id ID, kind uint32) (*os.File, error) {
 func configure(image *os.File, id ID, flags uint32) (*os.File, error) {
 	cfg := unix.LoopConfig{Fd: uint32(image.Fd()), Info: unix.LoopInfo64{Flags: flags}}
 	copy(cfg.Info.File_name[:len(cfg.Info.File_name)-1], id)
-	for range 64 { // somebody else may take the free device between the two calls
+	for range 64 { // another process may take the free device between the two calls
 		dev, err := freeLoop()
 		if err != nil {
 			return nil, err
@@ -137,7 +136,7 @@ func configure(image *os.File, id ID, flags uint32) (*os.File, error) {
 			return nil, fmt.Errorf("set up %s: %w", dev.Name(), err)
 		}
 	}
-	return nil, Errorf(ErrFull, "every free loop device was taken by somebody else at once")
+	return nil, Errorf(ErrFull, "other processes took every free loop device")
 }
 
 func freeLoop() (*os.File, error) {
@@ -189,7 +188,7 @@ func (l *loop) Size(id ID) (int64, error) {
 	return size, err
 }
 
-// Detach leaves a device that somebody has open: the kernel frees it with its last close.
+// Detach detaches all devices. The kernel frees a device that is open at its last close.
 func (l *loop) Detach(id ID) error {
 	return l.each(id, func(dev *os.File, _ *unix.LoopInfo64) error {
 		if err := unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
@@ -199,7 +198,7 @@ func (l *loop) Detach(id ID) error {
 	})
 }
 
-// flush brings what was written to the volume's devices into the image.
+// flush writes the caches of the volume's devices to the image.
 func (l *loop) flush(id ID) error {
 	return l.each(id, func(dev *os.File, info *unix.LoopInfo64) error {
 		if info.Flags&unix.LO_FLAGS_READ_ONLY != 0 {
@@ -212,7 +211,7 @@ func (l *loop) flush(id ID) error {
 	})
 }
 
-// resize makes the volume's devices as large as the image.
+// resize sets the size of the volume's devices to that of the image.
 func (l *loop) resize(id ID) error {
 	return l.each(id, func(dev *os.File, _ *unix.LoopInfo64) error {
 		if err := unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_SET_CAPACITY, 0); err != nil {

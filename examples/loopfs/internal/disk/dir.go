@@ -18,17 +18,17 @@ import (
 	mounttable "holdfast/internal/mount"
 )
 
-// dir keeps a volume as a directory and shows it by bind mounts. Its size is a number that nobody enforces.
+// dir stores a volume as a directory and bind mounts it. It does not enforce sizes.
 type dir struct{ store *Store }
 
 func dirName(id ID) string { return "dirs/" + string(id) }
 
-func (d *dir) Takes(u Usage) error {
+func (d *dir) Supports(u Usage) error {
 	switch {
 	case u.Access != Mounted:
 		return Errorf(ErrInvalid, "the dir backend has no block devices: ask for access type mount")
 	case u.FileSystem != "" && u.FileSystem != "ext4":
-		return Errorf(ErrInvalid, "the dir backend makes no file system: %s is not to be had", u.FileSystem)
+		return Errorf(ErrInvalid, "the dir backend has no file system %s", u.FileSystem)
 	}
 	return nil
 }
@@ -37,11 +37,11 @@ func (d *dir) Make(ctx context.Context, id ID, _ int64) error {
 	return d.replace(ctx, id, func(string) error { return nil })
 }
 
-// Copy takes everything along but what lies on other file systems.
+// Copy copies everything in the directory, but no other file systems.
 func (d *dir) Copy(ctx context.Context, from, to ID, _ int64, live bool) error {
 	if live {
-		return Errorf(ErrInUse, "volume %s is published for writing, and a directory cannot be frozen: a copy would not be of one moment; "+
-			"unpublish it first", from)
+		return Errorf(ErrInUse, "volume %s is published for writing, and a directory cannot be frozen, "+
+			"so a copy would not be of one moment; unpublish it first", from)
 	}
 	source, err := d.store.root.Open(dirName(from))
 	if err != nil {
@@ -70,7 +70,7 @@ func copyTree(ctx context.Context, source *os.File, to string) error {
 	return nil
 }
 
-// replace makes a new directory and gives it its name when it is complete.
+// replace makes a new directory, which gets its name when it is complete.
 func (d *dir) replace(ctx context.Context, id ID, fill func(part string) error) error {
 	part := dirName(id) + ".part"
 	if err := d.Remove(id); err != nil {
@@ -91,7 +91,7 @@ func (d *dir) replace(ctx context.Context, id ID, fill func(part string) error) 
 	return d.store.syncDir("dirs")
 }
 
-// sync makes all that was copied durable.
+// sync makes the copied files durable.
 func (d *dir) sync(name string) error {
 	f, err := d.store.root.Open(name)
 	if err != nil {
@@ -106,7 +106,7 @@ func (d *dir) sync(name string) error {
 
 func (d *dir) Grow(ID, int64) error { return nil }
 
-// Remove goes through the directory's content, so it first makes sure that nothing is mounted in there.
+// Remove removes the directory, unless anything is mounted below it.
 func (d *dir) Remove(id ID) error {
 	for _, name := range []string{dirName(id) + ".part", dirName(id)} {
 		at, err := mounttable.Below(filepath.Join(d.store.path, name))
@@ -141,9 +141,9 @@ func (d *dir) HeldBy(id ID) (string, error) {
 
 func (d *dir) FileSystem(ID, string) (string, error) { return "", nil }
 
-func (d *dir) Mount(_ context.Context, id ID, at mount.Place, how Mounting) error {
+func (d *dir) Mount(_ context.Context, id ID, at mount.Place, how MountOptions) error {
 	if how.Flags.ForFileSystem() {
-		return Errorf(ErrInvalid, "the dir backend has no file system of its own: it takes no mount flags of ext4 or xfs")
+		return Errorf(ErrInvalid, "the dir backend does not support mount flags of ext4 or xfs")
 	}
 	source, err := d.store.root.Open(dirName(id))
 	if err != nil {
@@ -173,7 +173,7 @@ func (d *dir) Shows(table mounttable.Mounts, m mounttable.Mount, id ID) (bool, e
 
 func (d *dir) Expand(ID, bool) error { return nil }
 
-// Stats counts what lies in the volume: what statfs would say is of the file system that all volumes share.
+// Stats counts the files of the volume: statfs would count those of all volumes.
 func (d *dir) Stats(id ID, bytes int64, _ string) (Stats, error) {
 	root, err := d.store.root.OpenRoot(dirName(id))
 	if err != nil {
@@ -208,7 +208,7 @@ func (s *Stats) add(e fs.DirEntry) error {
 	return nil
 }
 
-// bound says what is left: of the volume's size, and not more than the file system has that it lies on.
+// bound sets what is free: the rest of the volume's size, at most what is free in its file system.
 func (s *Stats) bound(root *os.Root, bytes int64) error {
 	f, err := root.Open(".")
 	if err != nil {

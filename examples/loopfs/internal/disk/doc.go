@@ -6,22 +6,20 @@
 //	images/<id>.img     bytes of the loop backend: a sparse image, of an ext4 or xfs file system or of raw data
 //	dirs/<id>/          bytes of the dir backend
 //
-// What it promises. A process may be killed at any moment, and several processes (a controller, nodes) may use one
-// directory at a time. Records are replaced as a whole (temporary file, fsync, rename, fsync of the directory). Before
-// anything is made, removed, enlarged or frozen, the record says so; Recover, or the next call for that volume,
-// finishes or removes what a kill left. Bytes get their name only when they are complete; a mkfs that outlives a killed
-// loopfs writes to a file that nobody will name. Ids are minted here from a hash of the name; nothing else ever becomes
-// a file name, and every path goes through os.Root. What is mounted is never asked of a record: records say what was
-// wanted, the mount table says what is.
+// A process may be killed at any moment, and several processes (a controller, nodes) may use one directory. Records are
+// replaced as a whole: temporary file, fsync, rename, fsync of the directory. Before bytes are made, removed, enlarged
+// or frozen, the record says so. Recover, or the next call for the volume, completes or removes what a kill left. Bytes
+// get their name when they are complete: a mkfs that outlives a killed loopfs writes to a file without a name. IDs are
+// hashes of names, nothing else becomes a file name, and every path is opened through os.Root. Records say what was
+// requested; the mount table says what is mounted.
 //
-// A volume never loses data to a mkfs: a file system is made only where no byte was ever written.
+// A volume never loses data to mkfs: a file system is made only where no byte was ever written.
 //
-// A copy is independent of its source from the moment that it is made, and it is of one moment. A mounted file system
-// is frozen (FIFREEZE, as fsfreeze does) for as long as the copy takes: an instant where the data directory's file
-// system has reflinks (xfs, btrfs), else as long as its data take to be copied. What cannot be frozen, a raw volume or
-// a directory, is refused while it is published for writing, unless the copy is a reflink.
+// A copy is of one moment, and independent of its source. A mounted file system is frozen (FIFREEZE, as fsfreeze does)
+// during the copy: an instant with reflinks (xfs, btrfs), else as long as the copy of its data takes. A raw volume or a
+// directory cannot be frozen. While it is published for writing, a copy is refused, unless it is a reflink.
 //
-// It knows no CSI. The kinds of error below are all it returns; loopfs' services translate them.
+// The package does not know CSI. It returns the kinds of errors below, which loopfs maps to gRPC codes.
 package disk
 
 import (
@@ -31,18 +29,18 @@ import (
 
 // The kinds of error.
 var (
-	ErrInvalid     = errors.New("invalid")                 // the request is wrong
-	ErrNotFound    = errors.New("not found")               // no such volume
+	ErrInvalid     = errors.New("invalid")                 // request
+	ErrNotFound    = errors.New("not found")               // volume or snapshot
 	ErrBusy        = errors.New("another call is running") // for this volume, here or in another process
-	ErrInUse       = errors.New("in use")                  // something has to be taken down first
-	ErrExists      = errors.New("already exists")          // the same name or place, asked for differently
-	ErrFull        = errors.New("no space left")           // for the size asked, now
-	ErrRange       = errors.New("size not possible")       // now and later
-	ErrUnavailable = errors.New("not possible here")       // this process may not do it, e.g. loop devices without root
-	ErrDamaged     = errors.New("record is damaged")       // a record cannot be read; a person has to look
+	ErrInUse       = errors.New("in use")                  // unmount, detach or unpublish first
+	ErrExists      = errors.New("already exists")          // the same name or path with other arguments
+	ErrFull        = errors.New("no space left")           // for this size, now
+	ErrRange       = errors.New("size not possible")       // now or later
+	ErrUnavailable = errors.New("not possible here")       // to this process, e.g. loop devices without root
+	ErrDamaged     = errors.New("record is damaged")       // an operator has to repair it
 )
 
-// Errorf makes an error of that kind whose text is only what the format says.
+// Errorf returns an error of a kind. Its text is the formatted one alone.
 func Errorf(kind error, format string, args ...any) error {
 	return &kindError{kind: kind, err: fmt.Errorf(format, args...)}
 }

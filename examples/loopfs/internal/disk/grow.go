@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the kernel is asked with, by ioctl, of an open directory of a mounted file system.
+// Requests to ioctl(2), for an open directory of a mounted file system.
 const (
 	fiFreeze = 0xC0045877 // FIFREEZE
 	fiThaw   = 0xC0045878 // FITHAW
@@ -22,7 +22,7 @@ type xfsGrowth struct {
 	_      uint32
 }
 
-// growFS makes a mounted file system that large. The kernel does it, in transactions of its own: a kill breaks nothing.
+// growFS enlarges a mounted file system. The kernel does it in transactions, so a kill does no harm.
 func growFS(root *os.File, s super, bytes int64) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(root.Fd()), &st); err != nil {

@@ -9,13 +9,13 @@ import (
 	"unicode/utf8"
 )
 
-// Name is what a caller calls a volume or a snapshot. It never becomes part of a path.
+// Name is the name of a volume or snapshot in a request. It never becomes part of a path.
 type Name string
 
-// ID is the id of a volume or a snapshot: minted here, and safe as a file name.
+// ID is the ID of a volume or snapshot. It is a hash of its name, and safe as a file name.
 type ID string
 
-// Kind says what an id is of.
+// Kind is the first part of an ID.
 type Kind string
 
 // The kinds, as ids begin with them.
@@ -25,21 +25,21 @@ const (
 	Ephemeral Kind = "eph"  // made by the publish of a volume that has an id of the caller's
 )
 
-// maxText is the general limit of the CSI specification for strings, in bytes.
+// maxText is the limit of the CSI specification for strings, in bytes.
 const maxText = 128
 
 var mintedID = regexp.MustCompile(`^(vol|snap|eph)-[0-9a-f]{32}$`)
 
-// IDFor mints the id of that kind for that name. The same name has the same id, so that making is idempotent by itself.
+// IDFor returns the ID for a name. The same name has the same ID, which makes creation idempotent.
 func IDFor(k Kind, name Name) ID { return ID(string(k) + "-" + digest(string(name))) }
 
-// Kind is what the id is of.
+// Kind returns the kind of the ID.
 func (id ID) Kind() Kind {
 	kind, _, _ := strings.Cut(string(id), "-")
 	return Kind(kind)
 }
 
-// ParseName takes the name of a volume or a snapshot from a caller. What is refused is ErrInvalid.
+// ParseName checks a name from a request. The error is ErrInvalid.
 func ParseName(s string) (Name, error) {
 	if err := CheckText("name", s, maxText); err != nil {
 		return "", err
@@ -47,8 +47,8 @@ func ParseName(s string) (Name, error) {
 	return Name(s), nil
 }
 
-// ParseID takes an id of that kind from a caller. What could never be an id is ErrInvalid, what loopfs never minted
-// ErrNotFound.
+// ParseID checks an ID of that kind from a request. The error is ErrInvalid if no ID looks like it, and ErrNotFound if
+// no ID of loopfs does.
 func ParseID(k Kind, s string) (ID, error) {
 	what := map[Kind]string{Volume: "volume", Snapshot: "snapshot"}[k]
 	if err := CheckText(what+" id", s, maxText); err != nil {
@@ -60,8 +60,7 @@ func ParseID(k Kind, s string) (ID, error) {
 	return ID(s), nil
 }
 
-// CheckText refuses a missing or hostile string: too long, control characters, slashes, or a name of a directory
-// itself.
+// CheckText refuses an empty, long or hostile string: control characters, slashes, the names of directories.
 func CheckText(what, s string, limit int) error {
 	switch {
 	case s == "":
@@ -76,7 +75,7 @@ func CheckText(what, s string, limit int) error {
 	return nil
 }
 
-// digest is 32 hex digits of the SHA-256 of s.
+// digest returns 32 hex digits of the SHA-256 of s.
 func digest(s string) string {
 	sum := sha256.Sum256([]byte(s))
 	return hex.EncodeToString(sum[:16])

@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// loop keeps a volume as a sparse image and shows it on loop devices (device.go), mounted (mounted.go) or as they are.
+// loop stores a volume as a sparse image, and attaches (device.go) or mounts (mounted.go) it.
 type loop struct{ store *Store }
 
 func imageName(id ID) string { return "images/" + string(id) + ".img" }
 
-func (l *loop) Takes(Usage) error { return nil }
+func (l *loop) Supports(Usage) error { return nil }
 
 func (l *loop) Make(ctx context.Context, id ID, size int64) error {
 	return l.replace(ctx, id, func(image *os.File) error { return image.Truncate(size) })
@@ -33,8 +33,8 @@ func (l *loop) Copy(ctx context.Context, from, to ID, size int64, live bool) err
 	return l.replace(ctx, to, func(image *os.File) error {
 		err := unix.IoctlFileClone(int(image.Fd()), int(source.Fd()))
 		if err != nil && live {
-			return Errorf(ErrInUse, "volume %s is published for writing, and its file system cannot be frozen: a copy would not be of one moment, "+
-				"as the data directory's file system has no reflinks (%w); unpublish it first", from, err)
+			return Errorf(ErrInUse, "volume %s is published for writing and cannot be frozen, and without reflinks "+
+				"a copy would not be of one moment (%w); unpublish it first", from, err)
 		}
 		if err != nil {
 			err = copySparse(ctx, image, source)
@@ -43,8 +43,8 @@ func (l *loop) Copy(ctx context.Context, from, to ID, size int64, live bool) err
 	})
 }
 
-// replace writes a new image and gives it its name when it is complete. It is a new file every time: what outlives a
-// killed loopfs (a mkfs) still writes to the old one, which has no name.
+// replace writes a new image, which gets its name when it is complete. It is a new file every time: a mkfs that
+// outlives a killed loopfs writes to the old file, which has no name.
 func (l *loop) replace(ctx context.Context, id ID, fill func(image *os.File) error) error {
 	part := imageName(id) + ".part"
 	if err := l.store.erase(part); err != nil {
@@ -85,11 +85,11 @@ func (l *loop) Grow(id ID, bytes int64) error {
 	return growFile(f, bytes)
 }
 
-// growFile makes a file that long, if it is shorter.
+// growFile enlarges a file.
 func growFile(f *os.File, bytes int64) error {
 	st, err := f.Stat()
 	if err != nil {
-		return fmt.Errorf("look at the image: %w", err)
+		return fmt.Errorf("stat the image: %w", err)
 	}
 	if st.Size() >= bytes {
 		return nil
@@ -111,10 +111,10 @@ func (l *loop) HeldBy(id ID) (string, error) {
 	return name, err
 }
 
-// copyChunk is how much is copied between two looks at whether the caller still waits.
+// copyChunk is the number of bytes to copy between two checks of the context.
 const copyChunk = 16 << 20
 
-// copySparse copies a file and leaves its holes out.
+// copySparse copies a file without its holes.
 func copySparse(ctx context.Context, to, from *os.File) error {
 	return extents(from, func(at, end int64) error {
 		for ; at < end; at += copyChunk {
@@ -141,7 +141,7 @@ func copyRange(to, from *os.File, at, bytes int64) error {
 	return nil
 }
 
-// extents goes through the parts of a file that are no holes.
+// extents calls each with the parts of a file that are no holes.
 func extents(f *os.File, each func(at, end int64) error) error {
 	for at := int64(0); ; {
 		data, err := f.Seek(at, unix.SEEK_DATA)
@@ -160,11 +160,11 @@ func extents(f *os.File, each func(at, end int64) error) error {
 	}
 }
 
-// errData ends the search for a byte that was written.
+// errData ends the search of isBlank.
 var errData = errors.New("there is data")
 
-// blank says whether nothing but zeros was ever written to a file.
-func blank(f *os.File) (bool, error) {
+// isBlank reports whether a file holds only zeros.
+func isBlank(f *os.File) (bool, error) {
 	buf := make([]byte, 1<<20)
 	err := extents(f, func(at, end int64) error {
 		for ; at < end; at += int64(len(buf)) {

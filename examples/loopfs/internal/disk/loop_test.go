@@ -72,7 +72,7 @@ func TestFileSystemsAreMadeOnceAndStay(t *testing.T) {
 			if have, err := b.FileSystem(id, ""); have != fs || err != nil || blkid(t, imagePath(b, id)) != fs {
 				t.Errorf("the volume holds %q, %v; blkid finds %q", have, err, blkid(t, imagePath(b, id)))
 			}
-			if err := b.Mount(t.Context(), id, at, Mounting{FileSystem: other}); !errors.Is(err, ErrInUse) {
+			if err := b.Mount(t.Context(), id, at, MountOptions{FileSystem: other}); !errors.Is(err, ErrInUse) {
 				t.Errorf("mount of %s as %s: %v", fs, other, err)
 			}
 			for _, more := range []int64{0, 4096, 8192, 1<<20 + 4096} {
@@ -93,7 +93,7 @@ func TestNoFileSystemOverData(t *testing.T) {
 		must(t, err)
 		_, err = f.WriteAt([]byte{1}, offset)
 		must(t, err)
-		if err := b.Mount(t.Context(), id, at, Mounting{FileSystem: "ext4"}); !errors.Is(err, ErrInUse) {
+		if err := b.Mount(t.Context(), id, at, MountOptions{FileSystem: "ext4"}); !errors.Is(err, ErrInUse) {
 			t.Errorf("mount with a byte at %d: %v", offset, err)
 		}
 		var one [1]byte

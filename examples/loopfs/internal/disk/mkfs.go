@@ -13,13 +13,13 @@ import (
 	"holdfast/examples/loopfs/internal/mount"
 )
 
-// mkfs is how a file system is made in an empty image.
+// mkfs has the command that makes a file system in an empty image.
 var mkfs = map[string][]string{
 	"ext4": {"mkfs.ext4", "-q", "-F", "-m", "0"},
 	"xfs":  {"mkfs.xfs", "-q", "-f"},
 }
 
-// FileSystems are the types that the loop backend makes.
+// FileSystems returns the types that the loop backend supports.
 func FileSystems() []string { return []string{"ext4", "xfs"} }
 
 func (l *loop) FileSystem(id ID, given string) (string, error) {
@@ -32,21 +32,21 @@ func (l *loop) FileSystem(id ID, given string) (string, error) {
 	if s.fs != "" || err != nil {
 		return s.fs, err
 	}
-	empty, err := blank(image)
+	empty, err := isBlank(image)
 	if err == nil && !empty {
-		err = Errorf(ErrInUse, "volume %s holds data that are neither ext4 nor xfs; loopfs makes no file system over them", id)
+		err = Errorf(ErrInUse, "volume %s holds data that are neither ext4 nor xfs; loopfs does not overwrite them", id)
 	}
 	return given, err
 }
 
-// format makes the file system where nothing was ever written. It never makes one over another.
+// format makes the file system where no byte was ever written.
 func (l *loop) format(ctx context.Context, id ID, fs string) error {
 	have, err := l.FileSystem(id, "")
 	if have == fs || err != nil {
 		return err
 	}
 	if have != "" {
-		return Errorf(ErrInUse, "volume %s holds %s, and %s is asked for; loopfs never formats a volume anew", id, have,
+		return Errorf(ErrInUse, "volume %s holds %s, requested is %s; loopfs never formats a volume twice", id, have,
 			fs)
 	}
 	if who, err := l.HeldBy(id); who != "" || err != nil {
@@ -59,7 +59,7 @@ func (l *loop) format(ctx context.Context, id ID, fs string) error {
 	defer image.Close()
 	st, err := image.Stat()
 	if err != nil {
-		return fmt.Errorf("look at the image: %w", err)
+		return fmt.Errorf("stat the image: %w", err)
 	}
 	if fs == "xfs" && st.Size() < MinXFSBytes {
 		return Errorf(ErrInUse, "volume %s has %d bytes, xfs needs %d: expand it first, or ask for xfs when it is created",
@@ -76,7 +76,7 @@ func (l *loop) format(ctx context.Context, id ID, fs string) error {
 	})
 }
 
-// tool runs a program on an open image: it gets the file, not its name. Exit codes up to most are no failure.
+// tool runs a program with an open image as its argument. Exit codes up to most are success.
 func tool(ctx context.Context, image *os.File, most int, command ...string) error {
 	path, err := exec.LookPath(command[0])
 	if err != nil {
@@ -97,8 +97,8 @@ func tool(ctx context.Context, image *os.File, most int, command ...string) erro
 	return nil
 }
 
-// fit makes the file system of an unmounted volume as large as its image.
-func (l *loop) fit(ctx context.Context, id ID, fs string) error {
+// growUnmounted enlarges the file system of an unmounted volume to the size of its image.
+func (l *loop) growUnmounted(ctx context.Context, id ID, fs string) error {
 	image, err := l.image(id, os.O_RDONLY)
 	if err != nil {
 		return err
@@ -111,17 +111,17 @@ func (l *loop) fit(ctx context.Context, id ID, fs string) error {
 	st, err := image.Stat()
 	switch {
 	case err != nil:
-		return fmt.Errorf("look at the image: %w", err)
+		return fmt.Errorf("stat the image: %w", err)
 	case s.bytes >= st.Size():
 		return nil
 	case fs == "ext4" && !capable(unix.CAP_SYS_RESOURCE):
-		return l.fitCopy(ctx, id, image, s, st.Size())
+		return l.growCopy(ctx, id, image, s, st.Size())
 	}
-	return l.aside(id, fs, func(root *os.File) error { return growFS(root, s, st.Size()) })
+	return l.unmountedRoot(id, fs, func(root *os.File) error { return growFS(root, s, st.Size()) })
 }
 
-// aside works in the root directory of an unmounted volume, where nobody sees it.
-func (l *loop) aside(id ID, fs string, do func(root *os.File) error) error {
+// unmountedRoot calls do with the root directory of an unmounted volume.
+func (l *loop) unmountedRoot(id ID, fs string, do func(root *os.File) error) error {
 	dev, err := l.attach(id, unix.LO_FLAGS_AUTOCLEAR)
 	if err != nil {
 		return err
@@ -130,9 +130,9 @@ func (l *loop) aside(id ID, fs string, do func(root *os.File) error) error {
 	return mount.Detached(dev.Name(), fs, do)
 }
 
-// fitCopy enlarges ext4 where the kernel refuses to: in a copy, as resize2fs must not be killed half-way.
-func (l *loop) fitCopy(ctx context.Context, id ID, image *os.File, s super, size int64) error {
-	if small(size, s.bytes) {
+// growCopy enlarges ext4 where the kernel refuses to. It works on a copy, as resize2fs must not be killed.
+func (l *loop) growCopy(ctx context.Context, id ID, image *os.File, s super, size int64) error {
+	if nearlyFull(size, s.bytes) {
 		return nil
 	}
 	return l.replace(ctx, id, func(part *os.File) error {
@@ -151,6 +151,6 @@ func (l *loop) fitCopy(ctx context.Context, id ID, image *os.File, s super, size
 	})
 }
 
-// small says whether an ext4 may be as large as it can be: a last group with too few blocks for its own tables is left
-// out.
-func small(size, fs int64) bool { return size-fs < min(size/32, 8<<20) }
+// nearlyFull reports whether an ext4 may be as large as possible: ext4 omits a last group that has too few blocks for
+// its own tables.
+func nearlyFull(size, fs int64) bool { return size-fs < min(size/32, 8<<20) }

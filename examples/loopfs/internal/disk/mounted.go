@@ -14,7 +14,7 @@ import (
 	mounttable "holdfast/internal/mount"
 )
 
-func (l *loop) Mount(ctx context.Context, id ID, at mount.Place, how Mounting) error {
+func (l *loop) Mount(ctx context.Context, id ID, at mount.Place, how MountOptions) error {
 	if err := LoopPossible(); err != nil {
 		return Errorf(ErrUnavailable, "volume %s needs a loop device: %w", id, err)
 	}
@@ -24,11 +24,11 @@ func (l *loop) Mount(ctx context.Context, id ID, at mount.Place, how Mounting) e
 	if err := l.format(ctx, id, how.FileSystem); err != nil {
 		return err
 	}
-	if err := l.fit(ctx, id, how.FileSystem); err != nil {
+	if err := l.growUnmounted(ctx, id, how.FileSystem); err != nil {
 		return fmt.Errorf("enlarge the file system: %w", err)
 	}
 	if how.Group != "" {
-		err := l.aside(id, how.FileSystem, func(root *os.File) error { return giveTo(root, how.Group) })
+		err := l.unmountedRoot(id, how.FileSystem, func(root *os.File) error { return giveTo(root, how.Group) })
 		if err != nil {
 			return err
 		}
@@ -48,7 +48,7 @@ func (l *loop) Mount(ctx context.Context, id ID, at mount.Place, how Mounting) e
 	return err
 }
 
-// giveTo makes a directory a group's: its members may write, and what they make in there is the group's too.
+// giveTo gives a directory to a group: members may write, and new files belong to the group.
 func giveTo(root *os.File, group string) error {
 	gid, err := strconv.Atoi(group)
 	if err != nil {
@@ -56,7 +56,7 @@ func giveTo(root *os.File, group string) error {
 	}
 	st, err := root.Stat()
 	if err != nil {
-		return fmt.Errorf("look at the volume's root directory: %w", err)
+		return fmt.Errorf("stat the volume's root directory: %w", err)
 	}
 	if err := errors.Join(root.Chown(-1, gid), root.Chmod(st.Mode()|os.ModeSetgid|0o070)); err != nil {
 		return fmt.Errorf("give the volume to group %s: %w", group, err)
@@ -71,7 +71,7 @@ func (l *loop) Shows(_ mounttable.Mounts, m mounttable.Mount, id ID) (bool, erro
 		if number, err = mounttable.NumberOf(m.Point); errors.Is(err, mounttable.ErrNoDevice) {
 			return false, nil
 		} else if err != nil {
-			return false, fmt.Errorf("look at what is mounted at %s: %w", m.Point, err)
+			return false, fmt.Errorf("read the device number of %s: %w", m.Point, err)
 		}
 	}
 	path, err := loopPath(number)
@@ -86,7 +86,7 @@ func (l *loop) Shows(_ mounttable.Mounts, m mounttable.Mount, id ID) (bool, erro
 	return shows, err
 }
 
-// loopPath is the path of the loop device with that number, or "" if it is none.
+// loopPath returns the path of a loop device, or an empty string for another device.
 func loopPath(n mounttable.Number) (string, error) {
 	if !n.Block || n.Major != loopMajor {
 		return "", nil
@@ -102,24 +102,24 @@ func (l *loop) Expand(id ID, raw bool) error {
 	if err := l.resize(id); err != nil || raw {
 		return err
 	}
-	return l.mounted(id, func(root *os.File, s super) error {
+	return l.mountedRoot(id, func(root *os.File, s super) error {
 		size, err := l.Size(id)
 		if err != nil {
 			return err
 		}
 		if s.fs == "ext4" && !capable(unix.CAP_SYS_RESOURCE) {
-			if small(size, s.bytes) {
+			if nearlyFull(size, s.bytes) {
 				return nil
 			}
-			return Errorf(ErrUnavailable, "the kernel enlarges a mounted ext4 only for CAP_SYS_RESOURCE, which loopfs does not have here; "+
-				"unstage volume %s and stage it again: it will be enlarged then", id)
+			return Errorf(ErrUnavailable, "the kernel enlarges a mounted ext4 only with CAP_SYS_RESOURCE, which loopfs lacks; "+
+				"unstage volume %s and stage it again, which enlarges it", id)
 		}
 		return growFS(root, s, size)
 	})
 }
 
-// mounted works with the root directory of a mounted volume, wherever that is mounted.
-func (l *loop) mounted(id ID, do func(root *os.File, s super) error) error {
+// mountedRoot calls do with the root directory of a mounted volume.
+func (l *loop) mountedRoot(id ID, do func(root *os.File, s super) error) error {
 	dev, err := l.Device(id, false)
 	if err != nil {
 		return err
@@ -140,7 +140,7 @@ func (l *loop) mounted(id ID, do func(root *os.File, s super) error) error {
 }
 
 func (l *loop) Freeze(id ID) error {
-	return l.mounted(id, func(root *os.File, _ super) error {
+	return l.mountedRoot(id, func(root *os.File, _ super) error {
 		if err := unix.IoctlSetInt(int(root.Fd()), fiFreeze, 0); err != nil {
 			return fmt.Errorf("freeze volume %s: %w", id, err)
 		}
@@ -150,12 +150,12 @@ func (l *loop) Freeze(id ID) error {
 
 func (l *loop) Thaw(id ID) error {
 	if err := LoopPossible(); err != nil {
-		return Errorf(ErrUnavailable, "volume %s is frozen, and cannot be thawed: %w", id, err)
+		return Errorf(ErrUnavailable, "volume %s is frozen and cannot be thawed: %w", id, err)
 	}
 	if who, err := l.HeldBy(id); who == "" || err != nil {
 		return err
 	}
-	return l.mounted(id, func(root *os.File, _ super) error {
+	return l.mountedRoot(id, func(root *os.File, _ super) error {
 		if err := unix.IoctlSetInt(int(root.Fd()), fiThaw, 0); err != nil && !errors.Is(err, unix.EINVAL) {
 			return fmt.Errorf("thaw volume %s: %w", id, err)
 		}

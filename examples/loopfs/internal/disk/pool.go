@@ -7,40 +7,41 @@ import (
 	"holdfast/internal/proc"
 )
 
-// Pool makes and removes volumes and snapshots within a total size.
+// Pool makes and removes volumes and snapshots within a total capacity.
 type Pool struct {
 	*Store
 	Backends   map[string]Backend
-	Making     string // the backend of new volumes
+	NewVolumes string // the backend of new volumes
 	Capacity   int64
-	FileSystem string // of volumes for which none is asked
+	FileSystem string // of volumes that request none
 	boot       string
 }
 
-// NewPool makes a pool over the store. Making is a key of backends.
-func NewPool(s *Store, backends map[string]Backend, making string, capacity int64) (*Pool, error) {
+// NewPool returns a pool of the store. newVolumes is a key of backends.
+func NewPool(s *Store, backends map[string]Backend, newVolumes string, capacity int64) (*Pool, error) {
 	boot, err := proc.BootID()
 	if err != nil {
 		return nil, err
 	}
-	return &Pool{Store: s, Backends: backends, Making: making, Capacity: capacity, FileSystem: "ext4", boot: boot}, nil
+	p := &Pool{Store: s, Backends: backends, NewVolumes: newVolumes, Capacity: capacity, FileSystem: "ext4", boot: boot}
+	return p, nil
 }
 
-// Boot identifies this boot of the machine.
+// Boot returns the ID of the current boot.
 func (p *Pool) Boot() string { return p.boot }
 
-// Backend is the backend that holds the volume.
+// Backend returns the backend of a volume.
 func (p *Pool) Backend(r Record) (Backend, error) {
 	b, ok := p.Backends[r.Backend]
 	if !ok {
-		return nil, Errorf(ErrUnavailable, "volume %s is of backend %q, which this loopfs does not have", r.ID,
+		return nil, Errorf(ErrUnavailable, "volume %s has the backend %q, which this loopfs does not know", r.ID,
 			r.Backend)
 	}
 	return b, nil
 }
 
-// Take locks what is ready for use and reads its record. What a kill left frozen is thawed.
-func (p *Pool) Take(id ID) (*Hold, Record, error) {
+// Acquire locks a ready volume or snapshot and reads its record. It thaws what a kill left frozen.
+func (p *Pool) Acquire(id ID) (*Hold, Record, error) {
 	h, err := p.Lock(id)
 	if err != nil {
 		return nil, Record{}, err
@@ -56,8 +57,8 @@ func (p *Pool) Take(id ID) (*Hold, Record, error) {
 	return h, r, nil
 }
 
-// Create makes the volume, or finds that it is there already. It counts against the capacity from before it is made.
-func (p *Pool) Create(ctx context.Context, w Wanted) (Record, error) {
+// Create makes a volume. It may exist. Its size counts from before it is made.
+func (p *Pool) Create(ctx context.Context, w Request) (Record, error) {
 	if err := checkRange(w.AtLeast, w.AtMost); err != nil {
 		return Record{}, err
 	}
@@ -66,7 +67,7 @@ func (p *Pool) Create(ctx context.Context, w Wanted) (Record, error) {
 		return Record{}, err
 	}
 	defer h.Release()
-	r, err := p.settled(h)
+	r, err := p.loadReady(h)
 	switch {
 	case err == nil:
 		return r, r.satisfies(w)
@@ -75,31 +76,30 @@ func (p *Pool) Create(ctx context.Context, w Wanted) (Record, error) {
 	case w.Source != "":
 		return p.createFrom(ctx, h, w)
 	}
-	b := p.Backends[p.Making]
-	if err := b.Takes(w.Usage); err != nil {
+	b := p.Backends[p.NewVolumes]
+	if err := b.Supports(w.Usage); err != nil {
 		return Record{}, err
 	}
 	bytes, err := p.SizeOf(w)
 	if err != nil {
 		return Record{}, err
 	}
-	r = Record{ID: h.id, Name: w.Name, Backend: p.Making, Bytes: bytes, Usage: w.Usage, Parameters: w.Parameters}
+	r = Record{ID: h.id, Name: w.Name, Backend: p.NewVolumes, Bytes: bytes, Usage: w.Usage, Parameters: w.Parameters}
 	return p.make(h, r, func() error { return b.Make(ctx, r.ID, r.Bytes) })
 }
 
-// MakeEphemeral makes the bytes of a volume that a node is about to show; its record says where from the beginning.
-// Under h there is no such volume.
-func (p *Pool) MakeEphemeral(ctx context.Context, h *Hold, w Wanted, node string, st Stage) (Record, error) {
+// MakeEphemeral makes the bytes of a volume that is about to be mounted. Its record has the stage from the start.
+func (p *Pool) MakeEphemeral(ctx context.Context, h *Hold, w Request, node string, st Stage) (Record, error) {
 	bytes, err := p.SizeOf(w)
 	if err != nil {
 		return Record{}, err
 	}
-	r := Record{ID: h.id, Name: w.Name, Backend: p.Making, Bytes: bytes, Usage: w.Usage}.WithStage(node, &st)
-	return p.make(h, r, func() error { return p.Backends[p.Making].Make(ctx, r.ID, r.Bytes) })
+	r := Record{ID: h.id, Name: w.Name, Backend: p.NewVolumes, Bytes: bytes, Usage: w.Usage}.WithStage(node, &st)
+	return p.make(h, r, func() error { return p.Backends[p.NewVolumes].Make(ctx, r.ID, r.Bytes) })
 }
 
-// settled reads a record that is ready. What a kill interrupted is removed, and then it does not exist.
-func (p *Pool) settled(h *Hold) (Record, error) {
+// loadReady reads a ready record. An incomplete volume is removed, and the error is ErrNotFound.
+func (p *Pool) loadReady(h *Hold) (Record, error) {
 	r, err := h.Load()
 	if err != nil || r.State == Ready {
 		return r, err
@@ -110,7 +110,7 @@ func (p *Pool) settled(h *Hold) (Record, error) {
 	return Record{}, Errorf(ErrNotFound, "%s does not exist", h.id)
 }
 
-// make keeps the record of something to be made, has it filled, and calls it ready. What fails is removed.
+// make saves a record, fills the bytes, and marks the record as ready. After an error it removes both.
 func (p *Pool) make(h *Hold, r Record, fill func() error) (Record, error) {
 	r.State = Making
 	if err := p.reserve(r.Bytes, func() error { return h.Save(r) }); err != nil {
@@ -123,7 +123,7 @@ func (p *Pool) make(h *Hold, r Record, fill func() error) (Record, error) {
 	return r, h.Save(r)
 }
 
-// reserve has a record written that claims so many bytes more, if there is room for them.
+// reserve calls save if that many bytes are free.
 func (p *Pool) reserve(bytes int64, save func() error) error {
 	return p.accounting(func() error {
 		free, err := p.free()
@@ -131,13 +131,13 @@ func (p *Pool) reserve(bytes int64, save func() error) error {
 			return err
 		}
 		if bytes > free {
-			return Errorf(ErrFull, "%d bytes are asked for, %d of %d are free", bytes, free, p.Capacity)
+			return Errorf(ErrFull, "requested are %d bytes; %d of %d are free", bytes, free, p.Capacity)
 		}
 		return save()
 	})
 }
 
-// Free is how many bytes may still be given to volumes and snapshots.
+// Free returns the bytes that new volumes and snapshots may have.
 func (p *Pool) Free() (int64, error) {
 	var free int64
 	err := p.accounting(func() (err error) {
@@ -159,7 +159,7 @@ func (p *Pool) free() (int64, error) {
 	return max(free, 0), nil
 }
 
-// Delete removes a volume that nobody uses, or a snapshot; that there is none is no error.
+// Delete removes an unused volume or a snapshot. That it does not exist is no error.
 func (p *Pool) Delete(id ID) error {
 	h, err := p.Lock(id)
 	if err != nil {
@@ -199,8 +199,7 @@ func (p *Pool) unused(r Record) error {
 	return nil
 }
 
-// Discard removes what there is of a volume or a snapshot, whoever may use it. A kill in the middle leaves a record
-// that says so.
+// Discard removes a volume or snapshot, even if it is used. The record says so first, so a kill leaves no bytes behind.
 func (p *Pool) Discard(h *Hold, r Record) error {
 	b, err := p.Backend(r)
 	if err != nil {
@@ -216,8 +215,8 @@ func (p *Pool) Discard(h *Hold, r Record) error {
 	return h.Drop()
 }
 
-// Recover removes what a kill left half made or half removed, and thaws what it left frozen, unless another process is
-// at it right now. It returns the ids of what was removed.
+// Recover removes incomplete volumes and thaws frozen ones, except those that another process has locked. It returns
+// the IDs of the removed volumes.
 func (p *Pool) Recover() ([]ID, error) {
 	all, err := p.All()
 	if err != nil {
@@ -258,10 +257,10 @@ func (p *Pool) recover(id ID) (gone bool, err error) {
 	return false, err
 }
 
-// Attach gives the node the right to the volume, if it has fewer than limit others (0: no limit). The caller's decide
-// is asked under the lock and returns the attachment to write, or an error.
+// Attach saves the attachment that decide returns, unless the node has the limit of others (0: no limit). decide runs
+// under the lock of the volume.
 func (p *Pool) Attach(id ID, node string, limit int64, decide func(Record) (Attachment, error)) (Attachment, error) {
-	h, r, err := p.Take(id)
+	h, r, err := p.Acquire(id)
 	if err != nil {
 		return Attachment{}, err
 	}
@@ -276,7 +275,7 @@ func (p *Pool) Attach(id ID, node string, limit int64, decide func(Record) (Atta
 			return err
 		}
 		if limit > 0 && n >= limit {
-			return Errorf(ErrFull, "node %s has %d volumes, its limit", node, n)
+			return Errorf(ErrFull, "node %s has %d volumes, which is its limit", node, n)
 		}
 		return h.Save(r.WithAttachment(node, &a))
 	})

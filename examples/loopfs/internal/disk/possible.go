@@ -12,17 +12,17 @@ import (
 // loopMajor is the device number of loop devices.
 const loopMajor = 7
 
-// initialUserNamespace is the inode number the kernel gives to the first user namespace.
+// initialUserNamespace is the inode number of the initial user namespace.
 const initialUserNamespace = 0xEFFFFFFD
 
-// LoopPossible says why this process cannot use loop devices, or nil.
+// LoopPossible returns why this process cannot use loop devices, or nil.
 func LoopPossible() error {
 	var ns unix.Stat_t
 	if err := unix.Stat("/proc/self/ns/user", &ns); err != nil {
-		return fmt.Errorf("look at the user namespace: %w", err)
+		return fmt.Errorf("stat the user namespace: %w", err)
 	}
 	if ns.Ino != initialUserNamespace {
-		return errors.New("the kernel sets up no loop devices for a user namespace (unshare -U, rootless containers)")
+		return errors.New("a user namespace has no loop devices (unshare -U, rootless containers)")
 	}
 	if os.Geteuid() != 0 {
 		return errors.New("only root may set up loop devices")
@@ -34,21 +34,21 @@ func LoopPossible() error {
 	return control.Close()
 }
 
-// Choose turns the word loop, dir or auto into the backend for new volumes, and says why that one.
+// Choose returns the backend of new volumes for loop, dir or auto, and the reason.
 func Choose(word string) (backend, why string, err error) {
 	switch word {
 	case DirBackend:
-		return DirBackend, "asked for", nil
+		return DirBackend, "requested", nil
 	case LoopBackend:
 		if err := loopReady(); err != nil {
 			return "", "", Errorf(ErrUnavailable, "the loop backend does not work here: %w; use --backend dir", err)
 		}
-		return LoopBackend, "asked for", nil
+		return LoopBackend, "requested", nil
 	case "auto":
 		if err := loopReady(); err != nil {
 			return DirBackend, "loop does not work here: " + err.Error(), nil
 		}
-		return LoopBackend, "loop devices and mkfs.ext4 are there", nil
+		return LoopBackend, "loop devices and mkfs.ext4 are available", nil
 	}
 	return "", "", Errorf(ErrInvalid, "backend %q is not one of loop, dir, auto", word)
 }
@@ -63,7 +63,7 @@ func loopReady() error {
 	return nil
 }
 
-// MountPossible says why this process cannot mount anything, or nil.
+// MountPossible returns why this process cannot mount, or nil.
 func MountPossible() error {
 	if capable(unix.CAP_SYS_ADMIN) {
 		return nil
@@ -71,7 +71,7 @@ func MountPossible() error {
 	return errors.New("mounting needs CAP_SYS_ADMIN: run as root, or without root under `unshare -Urm`")
 }
 
-// capable says whether this process has that capability.
+// capable reports whether this process has a capability.
 func capable(capability uint) bool {
 	var sets [2]unix.CapUserData
 	err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &sets[0])

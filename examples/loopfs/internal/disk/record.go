@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// State is how far a volume's life has come.
+// State is the state of a volume. One that is not Ready does not exist for callers: it is being made or removed, or a
+// kill interrupted that.
 type State string
 
 // A volume in any other state than Ready does not exist for callers: a kill interrupted its making or its removal.
@@ -19,7 +20,7 @@ const (
 	Removing State = "removing"
 )
 
-// Mode says who may use a volume on its one node.
+// Mode is the widest use of a volume on its node.
 type Mode string
 
 // The modes, from narrow to wide.
@@ -29,13 +30,13 @@ const (
 	MultiWriter Mode = "multi-writer" // published any number of times
 )
 
-// Includes says whether a volume that was made or staged for m may be used as n.
+// Includes reports whether a volume that was made or staged for m can be used as n.
 func (m Mode) Includes(n Mode) bool {
 	rank := map[Mode]int{Reader: 1, Writer: 2, MultiWriter: 3}
 	return rank[n] != 0 && rank[n] <= rank[m]
 }
 
-// Access says as what a volume is used.
+// Access is the access type of a volume. A volume is made for one or either of two, and staged with one.
 type Access string
 
 // The kinds of access. A volume is made for one or for both, and staged as one.
@@ -45,10 +46,10 @@ const (
 	Either  Access = "either" // the one or the other
 )
 
-// Includes says whether a volume that was made or staged for a may be used as b.
+// Includes reports whether a volume that was made or staged for a can be used as b.
 func (a Access) Includes(b Access) bool { return a == b || a == Either }
 
-// Usage is how a volume is staged; compared by value.
+// Usage is how a volume is staged. It is compared by value.
 type Usage struct {
 	Mode       Mode   `json:"mode"`
 	Access     Access `json:"access,omitempty"`
@@ -57,7 +58,7 @@ type Usage struct {
 	Group      string `json:"group,omitempty"`       // the number of the group that the mounted volume is for
 }
 
-// Fits says whether what was made or staged for u serves v.
+// Fits reports whether a volume that was made or staged for u can be used as v.
 func (u Usage) Fits(v Usage) bool {
 	same := u.FileSystem == "" || v.FileSystem == "" || u.FileSystem == v.FileSystem
 	return u.Mode.Includes(v.Mode) && u.Access.Includes(v.Access) && same
@@ -71,7 +72,7 @@ func (u Usage) String() string {
 	return strings.Join(words, ", ")
 }
 
-// Record is all that is kept of a volume or a snapshot.
+// Record is the record of a volume or snapshot.
 type Record struct {
 	ID         ID        `json:"id"`
 	Name       Name      `json:"name"`
@@ -89,14 +90,14 @@ type Record struct {
 	Staged   map[string]Stage      `json:"staged,omitempty"`   // by node id
 }
 
-// Attachment is a volume's right to be staged on a node. The node proves with the token that it was given to it.
+// Attachment is the right of a node to stage a volume. The token proves it.
 type Attachment struct {
 	Token    string `json:"token"`
 	Usage    Usage  `json:"usage"`
 	ReadOnly bool   `json:"read_only,omitempty"`
 }
 
-// Stage is the wish that a volume is mounted at a path on a node; written before the mount, removed after the unmount.
+// Stage is a requested staging mount. It is saved before the mount, and removed after the unmount.
 type Stage struct {
 	Path      string             `json:"path"`
 	Usage     Usage              `json:"usage"`
@@ -104,14 +105,14 @@ type Stage struct {
 	Published map[string]Publish `json:"published,omitempty"` // by target path
 }
 
-// Publish is the wish that a staged volume is shown at a target path; written before, removed after, like Stage.
+// Publish is a requested publish. It is saved before the mount, and removed after the unmount.
 type Publish struct {
 	Mode     Mode   `json:"mode"`
 	ReadOnly bool   `json:"read_only,omitempty"`
 	Device   string `json:"device,omitempty"` // of a raw volume: whose node is shown
 }
 
-// UsedBy says who stands in the way of the volume's removal, or "". A stage of an earlier boot is nobody.
+// UsedBy returns what prevents the removal of the volume, or an empty string. A stage of an earlier boot does not.
 func (r Record) UsedBy(boot string) string {
 	for node, st := range r.Staged {
 		if st.Boot == boot {
@@ -124,8 +125,8 @@ func (r Record) UsedBy(boot string) string {
 	return ""
 }
 
-// Written says where somebody may write to the volume, or "". What was published in an earlier boot is gone.
-func (r Record) Written(boot string) string {
+// WrittenAt returns a target path where the volume can be written to, or an empty string.
+func (r Record) WrittenAt(boot string) string {
 	for _, st := range r.Staged {
 		for target, p := range st.Published {
 			if st.Boot == boot && !p.ReadOnly {
@@ -136,24 +137,24 @@ func (r Record) Written(boot string) string {
 	return ""
 }
 
-// ReadOnly says whether the volume is staged on the node so that nobody can write.
+// ReadOnly reports whether the volume is staged read-only on the node.
 func (r Record) ReadOnly(node string) bool {
 	return r.Staged[node].Usage.Mode == Reader || r.Attached[node].ReadOnly
 }
 
-// WithStage is the record with another stage on that node; nil takes it away.
+// WithStage returns the record with another stage on the node, or without one.
 func (r Record) WithStage(node string, st *Stage) Record {
 	r.Staged = with(r.Staged, node, st)
 	return r
 }
 
-// WithAttachment is the record with another attachment to that node; nil takes it away.
+// WithAttachment returns the record with another attachment to the node, or without one.
 func (r Record) WithAttachment(node string, a *Attachment) Record {
 	r.Attached = with(r.Attached, node, a)
 	return r
 }
 
-// WithPublish is the stage with another publish at that target; nil takes it away.
+// WithPublish returns the stage with another publish at the target, or without one.
 func (s Stage) WithPublish(target string, p *Publish) Stage {
 	s.Published = with(s.Published, target, p)
 	return s
@@ -172,14 +173,14 @@ func with[V any](m map[string]V, key string, value *V) map[string]V {
 	return next
 }
 
-// decode reads a record and refuses one that is not of that id.
+// decode parses a record and checks its ID.
 func decode(id ID, text []byte) (Record, error) {
 	var r Record
 	if err := json.Unmarshal(text, &r); err != nil {
 		return Record{}, Errorf(ErrDamaged, "record of volume %s: %w", id, err)
 	}
 	if r.ID != id || r.Bytes < 0 || r.State != Making && r.State != Ready && r.State != Removing {
-		return Record{}, Errorf(ErrDamaged, "record of volume %s contradicts itself", id)
+		return Record{}, Errorf(ErrDamaged, "record of volume %s is inconsistent", id)
 	}
 	return r, nil
 }

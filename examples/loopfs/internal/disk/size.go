@@ -10,8 +10,8 @@ const (
 	blockBytes   = 4096
 )
 
-// Wanted is a volume as a caller asks for it.
-type Wanted struct {
+// Request is a requested volume.
+type Request struct {
 	Name       Name
 	AtLeast    int64 // bytes; 0: no wish
 	AtMost     int64 // bytes; 0: no limit
@@ -20,40 +20,40 @@ type Wanted struct {
 	Source     ID     // a volume or a snapshot; "": it begins empty
 }
 
-// Least is the smallest size of a volume for that usage.
-func (p *Pool) Least(u Usage) int64 {
+// MinSize returns the smallest size of a new volume.
+func (p *Pool) MinSize(u Usage) int64 {
 	fs := u.FileSystem
 	if fs == "" {
 		fs = p.FileSystem
 	}
-	if fs == "xfs" && u.Access != Raw && p.Making == LoopBackend {
+	if fs == "xfs" && u.Access != Raw && p.NewVolumes == LoopBackend {
 		return MinXFSBytes
 	}
 	return MinBytes
 }
 
-// SizeOf is how many bytes a new volume would get.
-func (p *Pool) SizeOf(w Wanted) (int64, error) { return w.size(p.Capacity, p.Least(w.Usage)) }
+// SizeOf returns the size of a new volume.
+func (p *Pool) SizeOf(w Request) (int64, error) { return w.size(p.Capacity, p.MinSize(w.Usage)) }
 
-// size picks how many bytes a new volume gets.
-func (w Wanted) size(capacity, least int64) (int64, error) {
+// size returns the size of a new volume.
+func (w Request) size(capacity, least int64) (int64, error) {
 	most := w.most()
 	if w.AtLeast > capacity {
-		return 0, Errorf(ErrRange, "%d bytes are asked for, loopfs has %d in all", w.AtLeast, capacity)
+		return 0, Errorf(ErrRange, "requested are %d bytes; the capacity is %d", w.AtLeast, capacity)
 	}
 	bytes := min(max(DefaultBytes, least), most/blockBytes*blockBytes)
 	if w.AtLeast > 0 {
 		bytes = blocks(max(w.AtLeast, least))
 	}
 	if bytes < least || bytes > most {
-		return 0, Errorf(ErrRange, "at most %d bytes are asked for, such a volume has at least %d, in blocks of %d",
+		return 0, Errorf(ErrRange, "requested are at most %d bytes; such a volume has at least %d, in blocks of %d",
 			most, least, blockBytes)
 	}
 	return bytes, nil
 }
 
-// sizeFrom picks how many bytes a copy gets: never fewer than its source has.
-func (w Wanted) sizeFrom(source, capacity, least int64) (int64, error) {
+// sizeFrom returns the size of a copy, which is never smaller than its source.
+func (w Request) sizeFrom(source, capacity, least int64) (int64, error) {
 	switch {
 	case w.AtMost > 0 && w.AtMost < source, w.AtMost == 0 && w.AtLeast > 0 && blocks(max(w.AtLeast, least)) < source:
 		return 0, Errorf(ErrRange, "the source has %d bytes; its copy cannot be smaller", source)
@@ -64,14 +64,14 @@ func (w Wanted) sizeFrom(source, capacity, least int64) (int64, error) {
 	return w.size(capacity, least)
 }
 
-func (w Wanted) most() int64 {
+func (w Request) most() int64 {
 	if w.AtMost == 0 {
 		return math.MaxInt64
 	}
 	return w.AtMost
 }
 
-// blocks is the size rounded up.
+// blocks rounds a size up to whole blocks.
 func blocks(bytes int64) int64 { return (bytes + blockBytes - 1) / blockBytes * blockBytes }
 
 func checkRange(atLeast, atMost int64) error {
@@ -81,8 +81,8 @@ func checkRange(atLeast, atMost int64) error {
 	return nil
 }
 
-// satisfies says whether the volume that exists is what is wanted.
-func (r Record) satisfies(w Wanted) error {
+// satisfies returns ErrExists if the existing volume is not the requested one.
+func (r Record) satisfies(w Request) error {
 	switch {
 	case r.Bytes < w.AtLeast || w.AtMost > 0 && r.Bytes > w.AtMost:
 		return Errorf(ErrExists, "volume %q exists with %d bytes", r.Name, r.Bytes)
@@ -96,13 +96,13 @@ func (r Record) satisfies(w Wanted) error {
 	return nil
 }
 
-// Expand makes the volume larger, if it is smaller than asked for. The record comes first: an image that a kill left
-// small is enlarged by the next call, or when the volume is staged.
+// Expand enlarges a volume. It saves the record first: if it is killed after that, the next call or the next stage
+// enlarges the image.
 func (p *Pool) Expand(id ID, atLeast, atMost int64, may func(Record) error) (Record, error) {
 	if err := checkRange(atLeast, atMost); err != nil {
 		return Record{}, err
 	}
-	h, r, err := p.Take(id)
+	h, r, err := p.Acquire(id)
 	if err != nil {
 		return Record{}, err
 	}
@@ -117,9 +117,9 @@ func (p *Pool) Expand(id ID, atLeast, atMost int64, may func(Record) error) (Rec
 	want := max(blocks(atLeast), r.Bytes)
 	switch {
 	case want > p.Capacity && want > r.Bytes:
-		return Record{}, Errorf(ErrRange, "%d bytes are asked for, loopfs has %d in all", atLeast, p.Capacity)
+		return Record{}, Errorf(ErrRange, "requested are %d bytes; the capacity is %d", atLeast, p.Capacity)
 	case atMost > 0 && want > atMost:
-		return Record{}, Errorf(ErrRange, "at most %d bytes are asked for, volume %s would have %d; it never shrinks",
+		return Record{}, Errorf(ErrRange, "requested are at most %d bytes; volume %s would have %d, as it never shrinks",
 			atMost, id, want)
 	}
 	if more := want - r.Bytes; more > 0 {

@@ -11,13 +11,13 @@ import (
 	"strings"
 )
 
-// Store is the records of one data directory. Any number of processes may have it open.
+// Store has the records of a data directory. Any number of processes may have it open.
 type Store struct {
 	path string // absolute, without symbolic links
 	root *os.Root
 }
 
-// OpenStore opens the data directory, making it if it is missing.
+// OpenStore opens or makes a data directory.
 func OpenStore(dir string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the data directory: %w", err)
@@ -41,13 +41,13 @@ func OpenStore(dir string) (*Store, error) {
 	return &Store{path: path, root: root}, nil
 }
 
-// Close lets go of the directory.
+// Close closes the data directory.
 func (s *Store) Close() error { return s.root.Close() }
 
-// Path is the data directory, absolute and without symbolic links.
+// Path returns the data directory, absolute and without symbolic links.
 func (s *Store) Path() string { return s.path }
 
-// Check says whether the data directory is still there.
+// Check returns an error if the data directory is gone.
 func (s *Store) Check() error {
 	if _, err := s.root.Stat("volumes"); err != nil {
 		return fmt.Errorf("data directory: %w", err)
@@ -57,7 +57,7 @@ func (s *Store) Check() error {
 
 func recordFile(id ID) string { return "volumes/" + string(id) + ".json" }
 
-// Load reads a record, in whatever state it is.
+// Load reads a record in any state.
 func (s *Store) Load(id ID) (Record, error) {
 	text, err := s.root.ReadFile(recordFile(id))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -69,16 +69,16 @@ func (s *Store) Load(id ID) (Record, error) {
 	return decode(id, text)
 }
 
-// Find reads the record of what is ready for use.
+// Find reads the record of a volume or snapshot that is ready.
 func (s *Store) Find(id ID) (Record, error) {
 	r, err := s.Load(id)
 	if err == nil && r.State != Ready {
-		err = Errorf(ErrNotFound, "%s does not exist: it is only half made or half removed", id)
+		err = Errorf(ErrNotFound, "%s does not exist: it is incomplete", id)
 	}
 	return r, err
 }
 
-// IDs lists what has a record, in order.
+// IDs lists the IDs of all records in order.
 func (s *Store) IDs() ([]ID, error) {
 	entries, err := fs.ReadDir(s.root.FS(), "volumes")
 	if err != nil {
@@ -94,7 +94,7 @@ func (s *Store) IDs() ([]ID, error) {
 	return ids, nil
 }
 
-// All reads the records of those kinds, of all if none is named, in order of id. What is removed meanwhile is left out.
+// All reads the records of some kinds, or of all, in the order of IDs.
 func (s *Store) All(kinds ...Kind) ([]Record, error) {
 	ids, err := s.IDs()
 	if err != nil {
@@ -117,14 +117,14 @@ func (s *Store) All(kinds ...Kind) ([]Record, error) {
 	return all, nil
 }
 
-// AddNode notes that a node works on this directory.
+// AddNode records that a node works with this directory.
 func (s *Store) AddNode(id string) error {
 	return s.accounting(func() error {
 		return s.replace("nodes/"+digest(id)+".json", map[string]string{"node": id})
 	})
 }
 
-// Nodes lists the nodes that were ever started on this directory.
+// Nodes lists the nodes that ever worked with this directory.
 func (s *Store) Nodes() ([]string, error) {
 	entries, err := fs.ReadDir(s.root.FS(), "nodes")
 	if err != nil {
@@ -148,7 +148,7 @@ func (s *Store) Nodes() ([]string, error) {
 	return nodes, nil
 }
 
-// replace makes a file hold the value, as a whole or not at all. The caller holds the lock that guards the file.
+// replace writes a file as a whole. The caller holds the lock that guards it.
 func (s *Store) replace(name string, value any) error {
 	text, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {
@@ -172,7 +172,7 @@ func (s *Store) writeSynced(name string, text []byte) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// erase removes files and makes that durable; what is gone already is no error.
+// erase removes files durably. Missing files are no error.
 func (s *Store) erase(names ...string) error {
 	for _, name := range names {
 		if err := s.root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {

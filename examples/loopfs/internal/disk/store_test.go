@@ -41,8 +41,8 @@ func dirPool(t *testing.T, dir string, capacity int64) *Pool {
 	return p
 }
 
-func want(name string) Wanted {
-	return Wanted{Name: Name(name), Usage: Usage{Mode: Writer, FileSystem: "ext4"}}
+func want(name string) Request {
+	return Request{Name: Name(name), Usage: Usage{Mode: Writer, FileSystem: "ext4"}}
 }
 
 func TestRecordSurvivesReopen(t *testing.T) {
@@ -191,11 +191,11 @@ func TestExistingVolumeOfAnotherKind(t *testing.T) {
 	if again, err := p.Create(t.Context(), same); err != nil || again.ID != r.ID {
 		t.Errorf("compatible: %+v, %v", again, err)
 	}
-	for what, change := range map[string]func(*Wanted){
-		"larger":     func(w *Wanted) { w.AtLeast = 33 << 20 },
-		"smaller":    func(w *Wanted) { w.AtLeast, w.AtMost = 0, 31<<20 },
-		"wider":      func(w *Wanted) { w.Usage.Mode = MultiWriter },
-		"parameters": func(w *Wanted) { w.Parameters = "other" },
+	for what, change := range map[string]func(*Request){
+		"larger":     func(w *Request) { w.AtLeast = 33 << 20 },
+		"smaller":    func(w *Request) { w.AtLeast, w.AtMost = 0, 31<<20 },
+		"wider":      func(w *Request) { w.Usage.Mode = MultiWriter },
+		"parameters": func(w *Request) { w.Parameters = "other" },
 	} {
 		w := first
 		change(&w)

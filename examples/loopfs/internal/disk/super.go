@@ -8,7 +8,7 @@ import (
 	"io"
 )
 
-// super is what the first blocks of an image say of the file system in it.
+// super is what the superblock of an image says.
 type super struct {
 	fs     string // ext4 (or its forerunners, which ext4 mounts), xfs, or ""
 	bytes  int64

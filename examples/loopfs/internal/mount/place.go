@@ -11,18 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrPath: the path can never be a place. The text says why.
+// ErrPath means that nothing can be mounted at a path. The text has the reason.
 var ErrPath = errors.New("not a usable path")
 
 // maxPath is PATH_MAX without its NUL byte.
 const maxPath = 4095
 
-// Place is the address of a directory, or of a file, where something is or will be mounted. Its parents are free of
-// symbolic links, so that it compares with the mount table; what is there itself was not looked at.
+// Place is the path of a directory or file where a volume is mounted or will be. Its parents are free of symbolic
+// links, so it compares with the mount table. The place itself was not opened.
 type Place struct{ path string }
 
-// Resolve makes a place of an absolute path. A missing parent is fs.ErrNotExist, and the place then is the path as
-// given.
+// Resolve returns the place of an absolute path. If its parent is missing, the error is fs.ErrNotExist and the place
+// has the path as given.
 func Resolve(path string) (Place, error) {
 	if err := checkPath(path); err != nil {
 		return Place{}, err
@@ -55,10 +55,10 @@ func checkPath(path string) error {
 	return nil
 }
 
-// String is the path, as the mount table would show it.
+// String returns the path as the mount table has it.
 func (p Place) String() string { return p.path }
 
-// Make makes the directory if nothing is there. The parent must exist.
+// Make makes a directory. It may exist, its parent must.
 func (p Place) Make() error {
 	err := unix.Mkdir(p.path, 0o750)
 	if err != nil && !errors.Is(err, fs.ErrExist) {
@@ -67,7 +67,7 @@ func (p Place) Make() error {
 	return nil
 }
 
-// MakeFile makes an empty file if nothing is there. The parent must exist.
+// MakeFile makes an empty file. It may exist, its parent must.
 func (p Place) MakeFile() error {
 	err := unix.Mknod(p.path, unix.S_IFREG|0o600, 0)
 	if err != nil && !errors.Is(err, fs.ErrExist) {
@@ -76,7 +76,7 @@ func (p Place) MakeFile() error {
 	return nil
 }
 
-// RemoveFile takes an empty file away; it is no error if it is gone already. Anything else stays, which is an error.
+// RemoveFile removes an empty file. A missing file is no error, anything else is.
 func (p Place) RemoveFile() error {
 	var st unix.Stat_t
 	err := unix.Lstat(p.path, &st)
@@ -92,7 +92,7 @@ func (p Place) RemoveFile() error {
 	return nil
 }
 
-// Remove takes the empty directory away; it is no error if it is gone already.
+// Remove removes an empty directory. A missing directory is no error.
 func (p Place) Remove() error {
 	err := unix.Rmdir(p.path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -113,21 +113,21 @@ func (p Place) MountDevice(device, fstype string, f Flags) error {
 	})
 }
 
-// Bind shows an open directory here, with the flags set from the first moment on.
+// Bind mounts an open directory with its final flags.
 func (p Place) Bind(source *os.File, f Flags) error {
 	return p.with(unix.S_IFDIR, func(target int) error {
 		return bind(int(source.Fd()), "", unix.AT_EMPTY_PATH, target, f)
 	})
 }
 
-// BindFrom shows what is mounted at another place here.
+// BindFrom mounts what is mounted at another place.
 func (p Place) BindFrom(source Place, f Flags) error {
 	return p.with(unix.S_IFDIR, func(target int) error {
 		return bind(unix.AT_FDCWD, source.path, unix.AT_SYMLINK_NOFOLLOW, target, f)
 	})
 }
 
-// BindFile shows the file of that path, a device node, at this file.
+// BindFile mounts a file, such as a device node, at this file.
 func (p Place) BindFile(source string, f Flags) error {
 	return p.with(unix.S_IFREG, func(target int) error {
 		return bind(unix.AT_FDCWD, source, unix.AT_SYMLINK_NOFOLLOW, target, f)
@@ -156,8 +156,7 @@ func attach(tree, target int, f Flags) error {
 	return unix.MoveMount(tree, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 }
 
-// with opens the directory or file itself, never through a symbolic link, and mounts on that descriptor. Something of
-// another kind there is unix.ENOTDIR.
+// with opens the directory or file, but no symbolic link, and calls do. The error for another type is unix.ENOTDIR.
 func (p Place) with(kind uint32, do func(fd int) error) error {
 	fd, err := unix.Open(p.path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -166,7 +165,7 @@ func (p Place) with(kind uint32, do func(fd int) error) error {
 	defer unix.Close(fd)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return fmt.Errorf("look at %s: %w", p, err)
+		return fmt.Errorf("stat %s: %w", p, err)
 	}
 	if st.Mode&unix.S_IFMT != kind {
 		return fmt.Errorf("%s is not the directory or file that this mount needs: %w", p, unix.ENOTDIR)
@@ -177,7 +176,7 @@ func (p Place) with(kind uint32, do func(fd int) error) error {
 	return nil
 }
 
-// Unmount takes the topmost mount here away. A mount in use is unix.EBUSY: it stays.
+// Unmount unmounts the topmost mount. The error is unix.EBUSY if it is in use.
 func (p Place) Unmount() error {
 	if err := unix.Unmount(p.path, unix.UMOUNT_NOFOLLOW); err != nil {
 		return fmt.Errorf("unmount %s: %w", p, err)

@@ -11,8 +11,7 @@ import (
 	mounttable "holdfast/internal/mount"
 )
 
-// Origin says where an open file or directory lies in its file system: the device and the path from that file system's
-// root, as a bind mount of it would show them in the table.
+// Origin returns where an open file or directory lies in its file system, as a bind mount of it would have it.
 func Origin(table mounttable.Mounts, file *os.File) (mounttable.Mount, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(int(file.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {
@@ -35,17 +34,17 @@ func Origin(table mounttable.Mounts, file *os.File) (mounttable.Mount, error) {
 	return mounttable.Mount{}, fmt.Errorf("the mount that holds %s is not in the mount table", path)
 }
 
-// SameOrigin says whether two mounts show the same file or directory.
+// SameOrigin reports whether two mounts are of the same file or directory.
 func SameOrigin(a, b mounttable.Mount) bool {
 	return a.Major == b.Major && a.Minor == b.Minor && a.Root == b.Root
 }
 
-// Inside says whether path is dir or lies below it. Both are absolute and clean; nothing is looked up.
+// Inside reports whether path is dir or lies below it. Both are absolute and clean.
 func Inside(path, dir string) bool {
 	return path == dir || dir == "/" || strings.HasPrefix(path, dir+"/")
 }
 
-// pathOf is the path of an open descriptor as the kernel sees it, without symbolic links.
+// pathOf returns the path of an open file, without symbolic links.
 func pathOf(fd int) (string, error) {
 	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 	if err != nil {
