@@ -5,5 +5,5 @@
 // not on it and is skipped fails, and so does one that is on it and runs. In the end nothing may be left: no mount, no
 // loop device, no file.
 //
-// It is a module of its own, so that nobody else needs what csi-sanity needs.
+// It is a module of its own, so that the main module does not need the dependencies of csi-sanity.
 package sanity
