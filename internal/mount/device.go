@@ -12,9 +12,9 @@ import (
 // ErrNoDevice means that the file at a path is neither a block nor a character device.
 var ErrNoDevice = errors.New("not a device node")
 
-// Device makes a device of the host appear in the space as a node of its own, so that its owner and mode can differ,
-// and nodev of the source's mount has no effect. Where the kernel allows no new node (a user namespace), the host's
-// node is bound, with its owner and mode.
+// Device makes a device of the host appear in the space as a node of its own. Its owner and mode can differ, and nodev
+// of the source's mount has no effect. Where the kernel refuses to make nodes (a user namespace), the host's node is
+// bound, with its owner and mode.
 type Device struct {
 	Source   string // absolute, on the host
 	Target   string // absolute, in the space; made if it does not exist
@@ -28,7 +28,7 @@ func (d Device) put(t *tree) error {
 	return Bind{Source: d.Source, Target: d.Target, ReadOnly: d.ReadOnly}.put(t)
 }
 
-// nodes makes the nodes of the devices in a tmpfs that is unmounted at once: clones of the single nodes stay.
+// nodes makes the nodes of the devices in a tmpfs and unmounts it. Clones of the single nodes remain.
 func (t *tree) nodes(layers []Layer, scratch string) error {
 	var devices []Device
 	for _, l := range layers {
@@ -77,7 +77,7 @@ func (d Device) open(path string) (int, error) {
 	return clone(path, 0)
 }
 
-// mode returns the mode of the source with the owner's access added, and without write access if ReadOnly.
+// mode returns the mode of the source with access for the owner, and without write access if ReadOnly.
 func (d Device) mode(source uint32) uint32 {
 	if d.ReadOnly {
 		return source&0o555 | 0o400
@@ -85,9 +85,9 @@ func (d Device) mode(source uint32) uint32 {
 	return source&0o777 | 0o600
 }
 
-// rehang mounts an entry of the host's directory dir at its place in a copy of dir. /dev/ptmx looks for terminals in
-// its own directory, and a bound node has no directory, so it is made again. Where the kernel allows no new node it is
-// bound like everything else, and does not work in the task.
+// rehang mounts an entry of the host's directory dir in a copy of dir. /dev/ptmx finds terminals in its own directory,
+// which a bound node does not have, so the node is made again. Where the kernel refuses that, the node is bound, and
+// does not work in the task.
 func (t *tree) rehang(fd int, dir, at string) error {
 	if st, err := deviceStat(fd); err == nil && dir == "/dev" && filepath.Base(at) == "ptmx" {
 		if err := makeNode(at, st, int(st.Uid), uint32(st.Mode)&0o777); !errors.Is(err, unix.EPERM) {
@@ -97,7 +97,7 @@ func (t *tree) rehang(fd int, dir, at string) error {
 	return hang(fd, at)
 }
 
-// makeNode makes another node of a device. EPERM means that none was made.
+// makeNode makes another node of a device. EPERM means that no node was made.
 func makeNode(at string, of unix.Statx_t, uid int, mode uint32) error {
 	if err := unix.Mknod(at, uint32(of.Mode)&unix.S_IFMT|mode,
 		int(unix.Mkdev(of.Rdev_major, of.Rdev_minor))); err != nil {
@@ -109,7 +109,7 @@ func makeNode(at string, of unix.Statx_t, uid int, mode uint32) error {
 	return nil
 }
 
-// deviceStat returns the status of an open path, or ErrNoDevice.
+// deviceStat returns the status of an open device node, or ErrNoDevice.
 func deviceStat(fd int) (unix.Statx_t, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS, &st); err != nil {
@@ -127,8 +127,8 @@ type Number struct {
 	Major, Minor uint32
 }
 
-// NumberOf returns the number of the device at path, following links, or ErrNoDevice. It asks no server, so it is safe
-// for a volume.
+// NumberOf returns the number of the device at path, following links, or ErrNoDevice. It asks no server, so path may be
+// in a volume.
 func NumberOf(path string) (Number, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {

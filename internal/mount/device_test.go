@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The node is the space's own: its mode and owner are not the host's, and nodev does not disarm it.
-func TestDeviceNodesAreTheSpacesOwn(t *testing.T) {
+// The node has its own mode and owner, and nodev of the host's mount has no effect on it.
+func TestSpaceHasItsOwnDeviceNodes(t *testing.T) {
 	if os.Getenv(inside) != "" {
 		t.Skip("a user namespace makes no nodes; TestDevicesAreBoundWhereNoNodeCanBeMade runs there")
 	}
@@ -57,7 +57,7 @@ func TestDevicesAreBoundWhereNoNodeCanBeMade(t *testing.T) {
 	}
 }
 
-// A node that is bound finds no terminals: it looks for them beside itself.
+// A bound /dev/ptmx would not find terminals, as it looks for them in its own directory.
 func TestTerminalsWorkBesideADeviceOfTheSpace(t *testing.T) {
 	if os.Getenv(inside) != "" {
 		t.Skip("a user namespace makes no nodes, and without a node there are no terminals")
@@ -68,7 +68,8 @@ func TestTerminalsWorkBesideADeviceOfTheSpace(t *testing.T) {
 	}
 	f.Close()
 	out := sh(t, Space{Layers: []Layer{Device{Source: "/dev/null", Target: "/dev/mine/null"}}}, `
-		: 3<> /dev/ptmx; echo open; stat -c "%t:%T %a %u:%g" /dev/ptmx; if mknod /dev/more c 1 3 2> /dev/null; then echo more; fi`)
+		: 3<> /dev/ptmx; echo open; stat -c "%t:%T %a %u:%g" /dev/ptmx; 
+		if mknod /dev/more c 1 3 2> /dev/null; then echo more; fi`)
 	if want := "open\n" + sh(t, Space{}, `stat -c "%t:%T %a %u:%g" /dev/ptmx`); out != want {
 		t.Errorf("the task says %q, want %q", out, want)
 	}

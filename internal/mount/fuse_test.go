@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountFuse mounts a file system whose server answers only the kernel's first request. A process that asks it hangs and
-// cannot be killed. After the server's death it gets ENOTCONN.
+// mountFuse mounts a file system whose server answers only the kernel's first request. A process that uses it hangs and
+// cannot be killed. After dies it gets ENOTCONN.
 func mountFuse(t *testing.T, at string) (dies func()) {
 	t.Helper()
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)

@@ -18,15 +18,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrHung means that there was no answer in time. What was asked for may still happen.
+// ErrHung means that there was no answer in time. The operation may still take effect.
 var ErrHung = errors.New("no answer in time")
 
-// Helper does in helper processes what may hang in the kernel: it inspects paths, unmounts, and mounts parts of
-// volumes. A helper process that misses its deadline is killed. While the kernel does not let it die, what it hangs on
-// is not tried again, so there is one process for each thing that hangs, and not one for each call. It keeps in use
-// what it hangs on. It has no files or environment of this process, so it holds up nothing else.
-//
-// Calls may be concurrent. A context without a deadline gets one of 10 seconds.
+// Helper runs operations that may hang in the kernel in helper processes: it inspects paths, unmounts, and mounts parts
+// of volumes. A helper process that misses its deadline is killed. While the kernel does not let it exit, the same
+// operation is not started again, so there is one process per hanging operation, and not one per call. A hanging
+// process keeps its mount in use. It has no files or environment of this process. Calls may be concurrent. A context
+// without a deadline gets one of 10 seconds.
 type Helper struct {
 	Command []string // see HelperCommand
 
@@ -40,8 +39,8 @@ const (
 )
 
 // Inspect inspects each path. A path without an answer at the deadline is Hung, which is no error. The error is about
-// paths that are not in the answer. Links are not followed and devices not opened. An inspected path is in use
-// meanwhile.
+// paths that are not in the result. Links are not followed and devices not opened. The inspection uses the mounts of
+// the paths.
 func (h *Helper) Inspect(ctx context.Context, paths []string) (map[string]Info, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -89,26 +88,26 @@ func (h *Helper) inspect(ctx context.Context, paths []string, found map[string]I
 	return err
 }
 
-// Unmount is the function of this name. After ErrHung the unmount is still in progress.
+// Unmount calls the function Unmount. After ErrHung the unmount is still in progress.
 func (h *Helper) Unmount(ctx context.Context, root, rel string) error {
 	at := filepath.Join(root, rel)
 	return h.do(ctx, "unmount "+at, "unmount "+at, question{Unmount: &Part{Root: root, At: rel}})
 }
 
-// MountPart is the function of this name. After ErrHung it may still be mounted; until that is decided, nothing else is
-// done at p.At.
+// MountPart calls the function MountPart. After ErrHung the part may still be mounted. Until that is certain, no other
+// operation is started at p.At.
 func (h *Helper) MountPart(ctx context.Context, p Part) error {
 	at := filepath.Join(p.Root, p.At)
 	return h.do(ctx, "part at "+at, "mount a part at "+at, question{MountPart: &p})
 }
 
-// UnmountPart is the function of this name. After ErrHung it is still in progress.
+// UnmountPart calls the function UnmountPart. After ErrHung the unmount is still in progress.
 func (h *Helper) UnmountPart(ctx context.Context, root, at string) error {
 	path := filepath.Join(root, at)
 	return h.do(ctx, "part at "+path, "unmount the part at "+path, question{UnmountPart: &Part{Root: root, At: at}})
 }
 
-// do has a helper process change what is mounted at a place, unless an earlier one still hangs there.
+// do runs an operation on a mount point in a helper process, unless an earlier process hangs there.
 func (h *Helper) do(ctx context.Context, place, what string, q question) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -123,7 +122,7 @@ func (h *Helper) do(ctx context.Context, place, what string, q question) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// ask starts a helper process for one question and passes its answers to take, but the last.
+// ask starts a helper process for one question. It passes all answers but the last to take.
 func (h *Helper) ask(ctx context.Context, q question, take func(*process, answer)) error {
 	until, limited := ctx.Deadline()
 	if !limited {
@@ -154,7 +153,7 @@ func (h *Helper) ask(ctx context.Context, q question, take func(*process, answer
 	return fmt.Errorf("helper process ended without an answer: %w", err)
 }
 
-// end kills a helper process and keeps it for later if it does not die.
+// end kills a helper process, and remembers one that does not exit.
 func (h *Helper) end(p *process) {
 	p.in.Close()
 	p.out.Close()
@@ -166,7 +165,7 @@ func (h *Helper) end(p *process) {
 	h.killed = append(h.killed, p)
 }
 
-// hangs reports whether an earlier helper process still hangs on what. It reaps those that have ended.
+// hangs reports whether an earlier helper process hangs in an operation. It reaps those that have exited.
 func (h *Helper) hangs(what string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -183,7 +182,7 @@ type process struct {
 	busy  map[int]string // what each of its threads does
 }
 
-// start starts a helper process with no environment and no files of this process: both may hold secrets or locks.
+// start starts a helper process with no environment and no files of this process, as both may hold secrets or locks.
 func start(command []string, until time.Time) (*process, error) {
 	if len(command) == 0 {
 		return nil, errors.New("no helper program is configured")
@@ -211,15 +210,15 @@ func start(command []string, until time.Time) (*process, error) {
 	return p, errors.Join(in.SetDeadline(until), out.SetDeadline(until))
 }
 
-// interrupt ends waiting for the process.
+// interrupt ends reads from and writes to the process.
 func (p *process) interrupt() {
 	past := time.Unix(0, 1)
 	_ = p.in.SetDeadline(past)
 	_ = p.out.SetDeadline(past)
 }
 
-// kill kills the process and reports whether it has ended. It waits for at most killLimit: the process may hang in the
-// kernel.
+// kill kills the process and reports whether it has exited. It waits for at most killLimit, as the process may hang in
+// the kernel.
 func (p *process) kill() bool {
 	_ = unix.Kill(p.pid, unix.SIGKILL) // the pid is not reused before it is reaped
 	for end := time.Now().Add(killLimit); time.Now().Before(end); {
@@ -232,7 +231,7 @@ func (p *process) kill() bool {
 	return p.reap()
 }
 
-// reap reports whether the process has ended, and releases it then.
+// reap reports whether the process has exited, and releases it then.
 func (p *process) reap() bool {
 	pid, err := unix.Wait4(p.pid, nil, unix.WNOHANG, nil)
 	if pid == 0 || errors.Is(err, unix.EINTR) {
@@ -242,7 +241,7 @@ func (p *process) reap() bool {
 	return true
 }
 
-// hangs reports whether a thread of the process still does what.
+// hangs reports whether a thread of the process is in an operation.
 func (p *process) hangs(what string) bool {
 	for tid, busy := range p.busy {
 		if busy != what {

@@ -17,7 +17,7 @@ import (
 	"holdfast/internal/proc"
 )
 
-// question is what a Helper writes to its process: one of these.
+// question is the request of a Helper to its process. One field is set.
 type question struct {
 	Inspect     []string // paths
 	Unmount     *Part    // Root and At
@@ -25,7 +25,7 @@ type question struct {
 	UnmountPart *Part // Root and At
 }
 
-// answer says that a thread begins with something, what it found, or that all is done.
+// answer reports that a thread starts an operation, its result, or that all is done.
 type answer struct {
 	TID   int // the thread
 	Path  int // index of the path in the question
@@ -36,20 +36,20 @@ type answer struct {
 	Kind  int // of the error: index in errorKinds, from 1
 }
 
-// errorKinds are the errors that keep their identity on the way from the helper process.
+// errorKinds are the errors that keep their identity in an answer.
 var errorKinds = []error{ErrBusy, ErrMounted, ErrNoPart, ErrOutside, ErrHeld, unix.ENOSPC, unix.EDQUOT}
 
-// HelperCommand runs this program as a helper process. The main function of the program has to call BecomeHelper first.
+// HelperCommand runs this program as a helper process. The program's main function has to call BecomeHelper first.
 var HelperCommand = []string{"/proc/self/exe", "-mount-helper"}
 
-// BecomeHelper does not return in a program that HelperCommand runs. In any other it does nothing.
+// BecomeHelper does not return in a process that runs HelperCommand. In any other process it does nothing.
 func BecomeHelper() {
 	if len(os.Args) == 2 && os.Args[1] == HelperCommand[1] {
 		runHelper()
 	}
 }
 
-// runHelper answers one question and exits. It exits at once when the process that asked is gone.
+// runHelper answers one question and exits. It exits at once when its parent has closed the pipe.
 func runHelper() {
 	closeInherited()
 	unix.Umask(0) // directories of volumes are made with the mode of their parent
@@ -65,7 +65,7 @@ func runHelper() {
 	os.Exit(0)
 }
 
-// closeInherited closes files that an exec left open. Files that this process opens are closed by an exec.
+// closeInherited closes files without close-on-exec, which the parent may have opened.
 func closeInherited() {
 	for _, open := range proc.FDs(os.Getpid()) {
 		var fd int
@@ -85,7 +85,7 @@ func answerTo(q question, out io.Writer) {
 		mu.Lock()
 		defer mu.Unlock()
 		if encoder.Encode(a) != nil {
-			os.Exit(1) // the process that asked is gone
+			os.Exit(1) // the parent has exited
 		}
 	}
 	if q.Inspect != nil {
@@ -111,7 +111,7 @@ func answerTo(q question, out io.Writer) {
 	say(last)
 }
 
-// inspectAll inspects each path on a thread of its own, so that one that hangs does not delay the others.
+// inspectAll inspects each path on a thread of its own, so that a path that hangs does not delay the others.
 func inspectAll(paths []string, say func(answer)) {
 	debug.SetMaxThreads(len(paths) + 1000)
 	var all sync.WaitGroup
@@ -127,7 +127,7 @@ func inspectAll(paths []string, say func(answer)) {
 	all.Wait()
 }
 
-// remoteError is an error of a helper process.
+// remoteError is an error from a helper process.
 type remoteError struct {
 	text string
 	kind error

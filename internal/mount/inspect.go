@@ -10,7 +10,7 @@ import (
 	"holdfast/hooks"
 )
 
-// Info is what an inspection found at a path.
+// Info is the result of the inspection of a path.
 type Info struct {
 	Block  bool               // a block device
 	Device hooks.DeviceNumber // of a device
@@ -18,18 +18,18 @@ type Info struct {
 	Hung   bool               // it did not answer in time
 }
 
-// dead are the errors by which a file system says that its server is gone: FUSE, network file systems, disks.
+// dead are the errors of file systems that have lost their server: FUSE, network file systems, disks.
 var dead = []unix.Errno{
 	unix.ENOTCONN, unix.ECONNABORTED, unix.ESTALE, unix.ESHUTDOWN, unix.EHOSTDOWN, unix.EIO, unix.ENODEV, unix.ENXIO,
 }
 
-// Dead reports whether what is mounted there has lost its server.
+// Dead reports whether the file system of the path has lost its server.
 func (i Info) Dead() bool { return slices.Contains(dead, i.Errno) }
 
-// Known reports whether the inspection says anything about the path. It does not if this process lacks a right.
+// Known reports whether the inspection has a result. It has none if this process lacks a right.
 func (i Info) Known() bool { return i.Hung || i.Dead() || i.Errno == 0 || i.Errno == unix.ENOENT }
 
-// Trouble says why a mount cannot be used, for people. It is empty if nothing is known to be wrong.
+// Trouble returns why a mount cannot be used, for display. It is empty if no reason is known.
 func (i Info) Trouble() string {
 	switch {
 	case i.Hung:
@@ -40,8 +40,8 @@ func (i Info) Trouble() string {
 	return ""
 }
 
-// inspect asks the server of what is at path for its state, which may take forever. It follows no link and opens no
-// device.
+// inspect asks the server of the path's file system for its state, which may take forever. It follows no link and opens
+// no device.
 func inspect(path string) (i Info) {
 	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
 	fd, err := unix.Openat2(unix.AT_FDCWD, path, how)

@@ -63,7 +63,7 @@ func needMounts(t *testing.T) {
 	}
 }
 
-// tempDir is a directory below which mounts are made; all are taken down.
+// tempDir returns a directory for mounts, which end with the test.
 func tempDir(t *testing.T) string {
 	t.Helper()
 	needMounts(t)
@@ -83,7 +83,7 @@ func tempDir(t *testing.T) string {
 	return dir
 }
 
-// raw lists the mount points at or below dir as a reader of its own sees them: the oracle for the package's.
+// raw lists the mount points at or below dir. It reads mountinfo independently of the package.
 func raw(t *testing.T, dir string) []string {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/mountinfo")
@@ -125,7 +125,7 @@ func mountTmpfs(t *testing.T, at string) {
 	must(t, unix.Mount("test", at, "tmpfs", 0, "size=64k"))
 }
 
-// exists says whether there is a file, and fails on any other doubt.
+// exists reports whether a file exists.
 func exists(t *testing.T, path string) bool {
 	t.Helper()
 	_, err := os.Lstat(path)

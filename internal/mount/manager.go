@@ -18,8 +18,8 @@ import (
 )
 
 // Manager makes, inspects and removes directories, sockets and mounts below the two directories of a Layout. It refuses
-// every other path. Its errors have a kind of package registry. No method follows a path into a mount, so a dead one
-// blocks none of them; what has to touch a mount is done by a helper process with a deadline.
+// every other path. Its errors have a kind of package registry. No method follows a path into a mount, so a dead mount
+// blocks none. A helper process with a deadline does what touches a mount.
 type Manager struct {
 	layout hooks.Layout
 	boot   string
@@ -33,7 +33,7 @@ const (
 	unmountLimit = 30 * time.Second
 )
 
-// maxNamed is how many users an error names.
+// maxNamed is the maximum number of users in an error.
 const maxNamed = 5
 
 // NewManager returns a Manager whose helper processes run HelperCommand.
@@ -45,8 +45,8 @@ func NewManager(l hooks.Layout) (*Manager, error) {
 // Boot returns the ID of the current boot.
 func (m *Manager) Boot() string { return m.boot }
 
-// Share makes the run directory and the mount root, each a shared mount, and proves that what a task mounts below the
-// mount root appears in this namespace.
+// Share makes the run directory and the mount root shared mounts, and checks that a mount of a task below the mount
+// root appears in this namespace.
 func (m *Manager) Share() error {
 	dirs := []string{m.layout.Run, m.layout.MountRoot()}
 	for _, dir := range dirs {
@@ -65,7 +65,7 @@ func (m *Manager) Share() error {
 	return err
 }
 
-// split splits a path into one of the layout's two directories and the rest.
+// split returns the layout's directory that holds the path, and the rest of the path.
 func (m *Manager) split(path string) (root, rel string, err error) {
 	if m.layout.Ours(path) {
 		for _, root := range []string{m.layout.MountRoot(), m.layout.Run} {
@@ -119,7 +119,7 @@ func (m *Manager) MakeDirs(dirs []hooks.HostDir) error {
 	return nil
 }
 
-// RemoveDir removes an empty directory that is no mount point. It may be gone.
+// RemoveDir removes an empty directory that is no mount point. It may be missing.
 func (m *Manager) RemoveDir(path string) error {
 	root, rel, err := m.split(path)
 	if err != nil {
@@ -128,7 +128,7 @@ func (m *Manager) RemoveDir(path string) error {
 	return Rmdir(root, rel)
 }
 
-// ClearSocket removes a socket that no process serves. It reports whether one does.
+// ClearSocket reports whether a process serves the socket, and removes the socket if none does.
 func (m *Manager) ClearSocket(_ context.Context, path string) (served bool, err error) {
 	if err := m.checkSocket(path); err != nil {
 		return false, err
@@ -136,7 +136,7 @@ func (m *Manager) ClearSocket(_ context.Context, path string) (served bool, err 
 	return RemoveStaleSocket(path)
 }
 
-// RemoveSocketDir removes the directory of a task's sockets with what a plugin left in it.
+// RemoveSocketDir removes the directory of a task's sockets and all files in it.
 func (m *Manager) RemoveSocketDir(path string) error {
 	if err := m.checkSocket(path); err != nil {
 		return err
@@ -144,7 +144,7 @@ func (m *Manager) RemoveSocketDir(path string) error {
 	return RemoveTree(path)
 }
 
-// SweepSocketDirs removes the directories of sockets that are not in keep, unless a process serves their socket.
+// SweepSocketDirs removes the socket directories that are not in keep, unless a process serves their socket.
 func (m *Manager) SweepSocketDirs(keep map[string]bool) error {
 	entries, err := os.ReadDir(m.layout.SocketDirs())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -168,16 +168,16 @@ func (m *Manager) SweepSocketDirs(keep map[string]bool) error {
 // Mounted reports whether path is a mount point.
 func (m *Manager) Mounted(path string) (bool, error) { return IsPoint(m.layout.MountRoot(), path) }
 
-// Mounts lists the mounts strictly below root, the oldest first, also those that another mount hides.
+// Mounts lists the mounts strictly below root, the oldest first, also hidden ones.
 func (m *Manager) Mounts(root string) (Mounts, error) {
 	all, err := Table(0)
 	return all.filter(func(m Mount) bool { return m.Point != root && within(root, m.Point) }), err
 }
 
-// Dirs is the function of this name.
+// Dirs calls the function Dirs.
 func (m *Manager) Dirs(root string) ([]DirInfo, error) { return Dirs(root) }
 
-// Users is the function of this name.
+// Users calls the function Users.
 func (m *Manager) Users(points []string) (map[string][]User, error) {
 	if err := m.check(points...); err != nil {
 		return nil, err
@@ -185,7 +185,7 @@ func (m *Manager) Users(points []string) (map[string][]User, error) {
 	return Users(points)
 }
 
-// Inspect inspects paths, for 5 seconds at most: see Helper.Inspect.
+// Inspect inspects paths for at most 5 seconds. See Helper.Inspect.
 func (m *Manager) Inspect(ctx context.Context, paths ...string) (map[string]Info, error) {
 	if err := m.check(paths...); err != nil {
 		return nil, err
@@ -225,7 +225,7 @@ func (m *Manager) HasPart(target, at string) (has, mounted bool, err error) {
 	return has, mounted, nil
 }
 
-// MountPart mounts a path of the volume that is mounted at target at another place: see MountPart.
+// MountPart mounts a path of the volume that is mounted at target at another place. See the function MountPart.
 func (m *Manager) MountPart(ctx context.Context, target, path, at string, create bool) error {
 	root, rel, err := m.split(at)
 	if err != nil {
@@ -243,7 +243,7 @@ func (m *Manager) MountPart(ctx context.Context, target, path, at string, create
 	return m.explain(at, m.helper.MountPart(ctx, Part{Root: root, Volume: volume, Path: path, Make: create, At: rel}))
 }
 
-// UnmountPart unmounts what is mounted at a path, and removes its directory: see UnmountPart.
+// UnmountPart unmounts a part and removes its directory. See the function UnmountPart.
 func (m *Manager) UnmountPart(ctx context.Context, at string) error {
 	root, rel, err := m.split(at)
 	if err != nil {
@@ -254,7 +254,7 @@ func (m *Manager) UnmountPart(ctx context.Context, at string) error {
 	return m.explain(at, m.helper.UnmountPart(ctx, root, rel))
 }
 
-// explain gives an error about path its kind, and says what to do.
+// explain adds the kind and the next step to an error about path.
 func (m *Manager) explain(path string, err error) error {
 	const waiting = "see which process waits in the kernel (ps -eo pid,stat,wchan,comm), then try again"
 	switch {
@@ -272,7 +272,7 @@ func (m *Manager) explain(path string, err error) error {
 	return exhausted(err)
 }
 
-// namedUsers says who uses what is mounted at path, and what to do.
+// namedUsers returns the users of the mount at path, and what to do.
 func (m *Manager) namedUsers(path string) string {
 	found, err := m.Users([]string{path})
 	var texts []string
@@ -291,7 +291,7 @@ func (m *Manager) namedUsers(path string) string {
 	return strings.Join(texts, ", ") + ": stop that first"
 }
 
-// exhausted gives an error of a full file system its kind.
+// exhausted adds the kind ErrExhausted to the error of a full file system.
 func exhausted(err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return registry.Errorf(registry.ErrExhausted, "%w; make room, then try again", err)

@@ -18,7 +18,7 @@ import (
 	"holdfast/registry"
 )
 
-// newManager returns a manager of two directories below a new one, below which everything is unmounted in the end.
+// newManager returns a manager of a run and a state directory below a new one.
 func newManager(t *testing.T) (*Manager, hooks.Layout) {
 	t.Helper()
 	dir := tempDir(t)
@@ -143,7 +143,7 @@ func TestUnmountNamesUsers(t *testing.T) {
 	must(t, err)
 	if err := m.Unmount(t.Context(), vol); !errors.Is(err, registry.ErrConflict) ||
 		!strings.Contains(err.Error(), "losetup") {
-		t.Errorf("in use by nobody that is seen: %v", err)
+		t.Errorf("in use by an unknown user: %v", err)
 	}
 	must(t, f.Close())
 	for range 3 { // two stacked mounts, then none
@@ -154,7 +154,7 @@ func TestUnmountNamesUsers(t *testing.T) {
 	}
 }
 
-// publishedPart returns the target of a published volume, and where a part of it is mounted.
+// publishedPart returns the target of a published volume, and the mount point of a part of it.
 func publishedPart(t *testing.T) (m *Manager, l hooks.Layout, target, at string) {
 	t.Helper()
 	m, l = newManager(t)
@@ -201,7 +201,7 @@ func TestManagerMountsParts(t *testing.T) {
 	must(t, m.UnmountPart(t.Context(), at))
 }
 
-// Two volumes may be directories of one file system: a part of one is no part of the other.
+// Two volumes may be directories of one file system. A part of one is no part of the other.
 func TestPartOfAnotherVolumeIsNone(t *testing.T) {
 	m, _, target, at := publishedPart(t)
 	pool := volumeAt(t, filepath.Dir(m.layout.State)+"/pool")
@@ -219,7 +219,7 @@ func TestPartOfAnotherVolumeIsNone(t *testing.T) {
 	must(t, m.UnmountPart(t.Context(), at))
 }
 
-// No answer is an answer of its own kind: nothing is concluded, and the call may be repeated.
+// Without an answer in time the outcome is uncertain, and the call may be repeated.
 func TestHungHelperIsUncertain(t *testing.T) {
 	m, l, target, at := publishedPart(t)
 	must(t, os.MkdirAll(at, 0o700))

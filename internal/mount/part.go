@@ -16,13 +16,13 @@ var (
 	ErrNoPart = errors.New("there is no such directory or file in the volume")
 	// ErrOutside means that a symbolic link leads out of the volume, or to another mount inside it.
 	ErrOutside = errors.New("it leads out of the volume")
-	// ErrHeld means that another process mounts or unmounts this part now. A process that hangs there holds it until
-	// the kernel lets go of it.
+	// ErrHeld means that another process mounts or unmounts this part now. A process that hangs in the kernel holds it
+	// until it exits.
 	ErrHeld = errors.New("another process mounts or unmounts it now")
 )
 
-// A Part is a directory or file of a mounted volume, and the place where it is mounted again. Nobody but the owner of
-// Root can choose that place: no path inside the volume leads to it.
+// A Part is a directory or file of a mounted volume, and the place where it is mounted again. That place is below Root,
+// and no path inside the volume leads to it.
 type Part struct {
 	Root   string // an absolute directory of ours
 	Volume string // mount point of the volume, below Root
@@ -32,9 +32,9 @@ type Part struct {
 }
 
 // MountPart mounts a part: that directory or file alone, with the flags of the volume's mount, in no peer group.
-// Symbolic links are followed as long as they stay in the volume, whoever changes them meanwhile: what is mounted is
-// the very file that the kernel found below the volume's root. Other mounts inside the volume are neither entered nor
-// included. The volume's server is asked and may not answer; Helper.MountPart has a deadline.
+// Symbolic links are followed if they stay in the volume, also when they change meanwhile: the kernel opens the file
+// below the volume's root, and that very file is mounted. Other mounts inside the volume are neither entered nor
+// included. The volume's server may not answer; Helper.MountPart has a deadline.
 func MountPart(p Part) error {
 	s, err := openSlot(p.Root, p.At, true)
 	if err == nil {
@@ -83,9 +83,9 @@ func (p Part) mount(s *slot) error {
 	return attach(tree, s.dir, s.name)
 }
 
-// UnmountPart unmounts what MountPart mounted, and removes the mount point and its directory unless something else is
-// there. A missing part is no error. It is neither lazy nor forced: what is used stays (ErrBusy). Like Unmount it may
-// take forever.
+// UnmountPart unmounts what MountPart mounted, and removes the mount point and its directory if they are empty. A
+// missing part is no error. It is neither lazy nor forced: a part in use stays (ErrBusy). Like Unmount it may take
+// forever.
 func UnmountPart(root, at string) error {
 	s, err := openSlot(root, at, false)
 	if errors.Is(err, unix.ENOENT) {
@@ -98,7 +98,7 @@ func UnmountPart(root, at string) error {
 	return wrap(err, "unmount the part at %s below %s", at, root)
 }
 
-// openVolume opens the root of what is mounted at a path below an open directory.
+// openVolume opens the root of the mount at a path below an open directory.
 func openVolume(root int, rel string) (int, error) {
 	names, err := elements(rel)
 	if err == nil && len(names) == 0 {
@@ -132,7 +132,7 @@ func openVolume(root int, rel string) (int, error) {
 	return fd, nil
 }
 
-// open opens the part, and makes it if that is asked for.
+// open opens the part, and makes it if p.Make is set.
 func (p Part) open(volume int) (int, error) {
 	names, err := elements(p.Path)
 	if err == nil && len(names) == 0 {
@@ -148,7 +148,7 @@ func (p Part) open(volume int) (int, error) {
 	return fd, err
 }
 
-// maxRenames is how often a path is resolved again because a directory on the way was renamed.
+// maxRenames is how often a path is resolved again because a directory in it was renamed.
 const maxRenames = 1000
 
 // openInside opens a path in a volume. It follows symbolic links, but never leaves the volume or enters another mount
@@ -178,8 +178,8 @@ func openInside(volume int, path string) (fd int, err error) {
 	return fd, err
 }
 
-// makeInside makes what is missing of a path in a volume, and opens it. Each step starts at the volume's root again, so
-// that it resolves the links of that moment and stays inside.
+// makeInside makes the missing directories of a path in a volume, and opens it. Each step starts at the volume's root
+// again, so it resolves the links of that moment and stays inside.
 func makeInside(volume int, names []string) (int, error) {
 	at, err := openInside(volume, ".")
 	for i, name := range names {
@@ -217,15 +217,15 @@ func mkdirLike(dir int, name string) error {
 	return wrap(err, "make %s", name)
 }
 
-// fileType returns the type bits of an open path, without asking a server.
+// fileType returns the type bits of an open path. It asks no server.
 func fileType(fd int) (uint16, error) {
 	var st unix.Statx_t
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
 	return st.Mode & unix.S_IFMT, wrap(err, "statx")
 }
 
-// A slot is the mount point of a part in a directory of its own. While it is open, it holds a lock on that directory,
-// so no other process mounts or unmounts there. The lock belongs to the process, so a process that hangs keeps it.
+// A slot is the mount point of a part in a directory of its own. While it is open, it locks that directory, so no other
+// process mounts or unmounts there. The lock belongs to the process: a process that hangs keeps it.
 type slot struct {
 	root   int    // Part.Root
 	parent string // parent of the directory, below root
@@ -265,8 +265,8 @@ func openSlot(root, at string, create bool) (_ *slot, err error) {
 	return s, nil
 }
 
-// lock opens the slot's directory and locks it. A directory that was removed before it was locked counts as held: the
-// next attempt finds another one, or none.
+// lock opens the slot's directory and locks it. If the directory was removed before it was locked, the error is
+// ErrHeld, and the next attempt finds another directory or none.
 func (s *slot) lock(dir string, create bool) error {
 	fd, err := -1, error(nil)
 	if create {
@@ -331,7 +331,7 @@ func (s *slot) makePoint(kind uint16) error {
 	return unix.Close(fd)
 }
 
-// removePoint removes the mount point, if it is an empty directory or file.
+// removePoint removes the mount point if it is an empty directory or file.
 func (s *slot) removePoint() error {
 	err := rmdirAt(s.dir, s.name)
 	if errors.Is(err, unix.ENOTDIR) {
@@ -350,7 +350,7 @@ func (s *slot) removePoint() error {
 	return err
 }
 
-// clear unmounts everything, and removes the mount point and its directory, unless they hold something else.
+// clear unmounts everything at the mount point, and removes it and its directory if they are empty.
 func (s *slot) clear() error {
 	for {
 		mounted, err := isMountPoint(s.dir, s.name)

@@ -85,23 +85,23 @@ func TestPartIsMountedAlone(t *testing.T) {
 		t.Errorf("%q, %v", b, err)
 	}
 	if exists(t, w.at(p)+"/inner/file") {
-		t.Error("what is mounted in it came with it")
+		t.Error("the part includes a mount inside it")
 	}
 	whole := w.lines(w.volume())
 	if !strings.HasPrefix(at[0][2], "shared:") || at[0][2] == whole[0][2] || strings.Contains(at[0][2], "master") {
-		t.Errorf("it is %q, and the volume is %q: mounts would travel between the two", at[0][2], whole[0][2])
+		t.Errorf("the part is %q, the volume %q: mounts would propagate between them", at[0][2], whole[0][2])
 	}
 	mountTmpfs(t, mkdir(t, w.at(p), "below"))
 	if lines := w.lines(w.volume("a", "b", "below")); len(lines) > 0 {
-		t.Errorf("what is mounted in it appears in the volume: %v", lines)
+		t.Errorf("a mount in the part appears in the volume: %v", lines)
 	}
 	must(t, unix.Unmount(w.at(p)+"/below", 0))
 	must(t, UnmountPart(p.Root, p.At))
 	w.gone(p)
 	if !exists(t, w.volume("a", "b", "file")) || len(w.lines(w.volume())) != 1 {
-		t.Error("the volume is gone, or what is in it")
+		t.Error("the volume or its file is gone")
 	}
-	must(t, UnmountPart(p.Root, p.At)) // once more: there is none
+	must(t, UnmountPart(p.Root, p.At)) // there is none
 }
 
 func TestPartOfAReadOnlyVolumeIsReadOnly(t *testing.T) {
@@ -111,7 +111,7 @@ func TestPartOfAReadOnlyVolumeIsReadOnly(t *testing.T) {
 	p := w.part("a", false)
 	must(t, MountPart(p))
 	if err := os.WriteFile(w.at(p)+"/x", nil, 0o600); !errors.Is(err, unix.EROFS) {
-		t.Errorf("it can be written to: %v", err)
+		t.Errorf("write to the part: %v", err)
 	}
 	must(t, UnmountPart(p.Root, p.At))
 	if err := MountPart(w.part("b", true)); !errors.Is(err, ErrNoPart) || !strings.Contains(err.Error(), "read-only") {
@@ -169,12 +169,12 @@ func TestMissingPartIsMade(t *testing.T) {
 			t.Errorf("the kernel says %v", lines)
 		}
 		must(t, UnmountPart(p.Root, p.At))
-		must(t, MountPart(p)) // it is there by now
+		must(t, MountPart(p)) // it exists now
 		must(t, UnmountPart(p.Root, p.At))
 	}
 }
 
-// Symbolic links are followed inside the volume, and never out of it. A path that leaves it is neither mounted nor made.
+// Symbolic links are followed inside the volume. A path that leaves it is neither mounted nor made.
 func TestPartFollowsLinksInsideItsVolume(t *testing.T) {
 	w := newPartEnv(t, 0)
 	write(t, "1", mkdir(t, w.volume("releases", "1")), "marker")
@@ -331,7 +331,7 @@ func TestPartIsMountedOnce(t *testing.T) {
 		t.Errorf("while it is used: %v", err)
 	}
 	h.end()
-	mountTmpfs(t, w.at(p)) // somebody else's on top
+	mountTmpfs(t, w.at(p)) // a foreign mount on top
 	must(t, UnmountPart(p.Root, p.At))
 	w.gone(p)
 }

@@ -14,11 +14,12 @@ import (
 // ErrNotShared means that mounts below a directory do not propagate to other namespaces. See MakeShared.
 var ErrNotShared = errors.New("not on a shared mount")
 
-// MakeShared makes each directory a shared mount of itself in a peer group of its own, whatever it lies on. A directory
-// that is a shared mount already stays as it is, and so do mounts below it. None of them lies below another.
+// MakeShared makes each directory a shared mount of itself in a peer group of its own. A directory that is a shared
+// mount stays as it is, and so do mounts below it. No directory lies below another one. Symbolic links are resolved, as
+// the directories hold no volume yet.
 //
-// They are ours and hold no volume yet, so their links are resolved. The clone becomes private before it becomes
-// shared: where / is shared, a plain bind would be a peer of /, and every mount below it would be made twice.
+// The clone becomes private before it becomes shared: where / is shared, a plain bind would be a peer of /, and every
+// mount below it would be made twice.
 func MakeShared(dirs ...string) error {
 	all, err := Table(0)
 	if err != nil {
@@ -26,7 +27,7 @@ func MakeShared(dirs ...string) error {
 	}
 	for _, dir := range dirs {
 		if err := makeShared(all, dir); err != nil {
-			return err
+			return fmt.Errorf("make %s a shared mount: %w", dir, err)
 		}
 	}
 	return nil
@@ -35,96 +36,94 @@ func MakeShared(dirs ...string) error {
 func makeShared(all Mounts, dir string) error {
 	dir, err := resolve(dir)
 	if err != nil {
-		return fmt.Errorf("make a shared mount: %w", err)
+		return err
 	}
 	at, found := all.At(dir)
 	if found && at.Shared() {
 		return nil
 	}
 	if found {
-		return wrap(unix.Mount("", dir, "", unix.MS_SHARED, ""), "make %s shared", dir)
+		return unix.Mount("", dir, "", unix.MS_SHARED, "")
 	}
 	fd, err := clone(dir, 0)
 	if err != nil {
-		return fmt.Errorf("make %s shared: %w", dir, err)
+		return err
 	}
 	defer unix.Close(fd)
 	for _, kind := range []uint64{unix.MS_PRIVATE, unix.MS_SHARED} {
 		if err := setAttr(fd, true, unix.MountAttr{Propagation: kind}); err != nil {
-			return fmt.Errorf("make %s shared: %w", dir, err)
+			return err
 		}
 	}
-	return wrap(attach(fd, unix.AT_FDCWD, dir), "mount %s on itself", dir)
+	return attach(fd, unix.AT_FDCWD, dir)
 }
 
-// ProbePropagation proves that a mount below dir in another namespace, as a task makes it, appears in this one. It
-// leaves nothing behind. The error says what prevents it.
+// ProbePropagation checks that a mount below dir in another namespace, as in that of a task, appears in this one. It
+// removes its test mount. The error has the reason.
 func ProbePropagation(dir string) error {
+	return wrap(probePropagation(dir), "test mount propagation below %s", dir)
+}
+
+func probePropagation(dir string) error {
 	dir, err := resolve(dir)
 	if err != nil {
-		return fmt.Errorf("test mount propagation: %w", err)
+		return err
 	}
 	probe, err := os.MkdirTemp(dir, ".probe-")
 	if err != nil {
-		return fmt.Errorf("test mount propagation below %s: %w", dir, err)
+		return err
 	}
 	defer func() { _ = unix.Rmdir(probe) }()
 	err = OnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-			return fmt.Errorf("make a mount namespace (this needs CAP_SYS_ADMIN, as in unshare -Urm): %w", err)
+			return fmt.Errorf("make a mount namespace (needs CAP_SYS_ADMIN, or unshare -Urm): %w", err)
 		}
 		return wrap(unix.Mount("probe", probe, "tmpfs", 0, "size=4k"), "mount at %s", probe)
 	})
 	if err != nil {
-		return fmt.Errorf("test mount propagation below %s: %w", dir, err)
+		return err
 	}
-	arrived, err := crosses(dir, probe)
+	// Mount IDs, as the mount table may be long.
+	outer, err := mountID(unix.AT_FDCWD, dir)
 	if err != nil {
-		return fmt.Errorf("test mount propagation below %s: %w", dir, err)
+		return err
 	}
-	if !arrived {
-		return missed(dir)
+	inner, err := mountID(unix.AT_FDCWD, probe)
+	switch {
+	case err != nil:
+		return err
+	case inner == outer:
+		return notPropagated(dir)
 	}
-	return wrap(unix.Unmount(probe, 0), "take the probe at %s down", probe)
+	return wrap(unix.Unmount(probe, 0), "unmount %s", probe)
 }
 
-// crosses reports whether inner, a directory of ours in outer, lies on another mount. It does not read the mount table,
-// which may be long.
-func crosses(outer, inner string) (bool, error) {
-	var mounts [2]uint64
-	for i, path := range []string{outer, inner} {
-		var st unix.Statx_t
-		if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_MNT_ID, &st); err != nil {
-			return false, wrap(err, "look at %s", path)
-		}
-		if mounts[i] = st.Mnt_id; st.Mask&unix.STATX_MNT_ID == 0 { // a kernel before 5.8
-			_, found, err := At(inner)
-			return found, err
-		}
-	}
-	return mounts[0] != mounts[1], nil
-}
-
-// missed explains why a test mount did not appear.
-func missed(dir string) error {
+// notPropagated explains why a test mount did not appear.
+func notPropagated(dir string) error {
 	ms, err := Table(0)
 	if err != nil {
 		return err
 	}
-	m, found := ms.Holding(dir)
-	switch {
-	case !found:
-		return fmt.Errorf("mounts below %s do not propagate: it lies on no mount: %w", dir,
-			ErrNotShared)
-	case !m.Shared():
-		return fmt.Errorf("mounts below %s do not propagate: it lies on %s, which is %s; run: mount --make-shared %s: %w",
-			dir, m.Point, m.Propagation(), m.Point, ErrNotShared)
+	if m, found := ms.Holding(dir); found && !m.Shared() {
+		return fmt.Errorf("%w: it lies on %s, which is %s; run: mount --make-shared %s", ErrNotShared, m.Point,
+			m.Propagation(), m.Point)
 	}
-	return fmt.Errorf("mounts below %s do not propagate although %s is shared: %w", dir, m.Point,
-		ErrNotShared)
+	return fmt.Errorf("%w: the test mount did not appear", ErrNotShared)
 }
 
-// resolve returns dir as mountinfo writes it.
+// mountID returns the ID of the mount of a path below an open directory, or of the file itself if path is empty. It
+// follows no link and asks no server.
+func mountID(dir int, path string) (int, error) {
+	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_STATX_DONT_SYNC
+	if path == "" {
+		flags |= unix.AT_EMPTY_PATH
+	}
+	var st unix.Statx_t
+	err := unix.Statx(dir, path, flags, unix.STATX_MNT_ID, &st)
+	return int(st.Mnt_id), wrap(err, "statx %s", path)
+}
+
+// resolve returns dir as mountinfo has it.
 func resolve(dir string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -147,13 +146,13 @@ func (ms Mounts) mountOf(path string) (Mount, error) {
 		return Mount{}, err
 	}
 	defer unix.Close(fd)
-	var st unix.Statx_t
-	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_MNT_ID, &st); err != nil {
+	id, err := mountID(fd, "")
+	if err != nil {
 		return Mount{}, err
 	}
-	i := slices.IndexFunc(ms, func(m Mount) bool { return m.ID == int(st.Mnt_id) })
+	i := slices.IndexFunc(ms, func(m Mount) bool { return m.ID == id })
 	if i < 0 {
-		return Mount{}, fmt.Errorf("mount %d of %s is not in the mount table", st.Mnt_id, path)
+		return Mount{}, fmt.Errorf("mount %d of %s is not in the mount table", id, path)
 	}
 	return ms[i], nil
 }
@@ -176,7 +175,7 @@ func setAttr(fd int, recursive bool, attr unix.MountAttr) error {
 	return wrap(unix.MountSetattr(fd, "", flags, &attr), "mount_setattr")
 }
 
-// wrap adds to an error what was being done. It returns nil for nil.
+// wrap adds the operation to an error. It returns nil for nil.
 func wrap(err error, format string, args ...any) error {
 	if err == nil {
 		return nil

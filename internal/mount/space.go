@@ -20,8 +20,8 @@ const (
 	Bidirectional
 )
 
-// Space is what a program sees of the file system: the host's directories as slaves, with Layers on top, in order. A
-// Space without Layers is the host's view with a root directory of its own.
+// Space is the file system that a program sees: the host's directories as slaves, with Layers on top, in order. A Space
+// without Layers is the host's view with a root directory of its own.
 type Space struct {
 	Scratch string // an existing directory of the host where the root is built; nothing of that appears on the host
 	Layers  []Layer
@@ -33,7 +33,7 @@ type Layer interface {
 	put(*tree) error
 }
 
-// Bind makes a file or directory of the host appear in the space, with what is mounted below it.
+// Bind makes a file or directory of the host appear in the space, with the mounts below it.
 type Bind struct {
 	Source      string // absolute, on the host
 	Target      string // absolute, in the space; made if it does not exist, never on the host's own directories
@@ -41,7 +41,7 @@ type Bind struct {
 	Propagation Propagation
 }
 
-// Dir makes a directory in the space. One that exists keeps its mode.
+// Dir makes a directory in the space. An existing one keeps its mode.
 type Dir struct {
 	Path string // absolute, in the space
 	Mode uint32 // permission bits
@@ -50,9 +50,9 @@ type Dir struct {
 // Tmpfs mounts an empty file system in memory, which ends with the space.
 type Tmpfs struct {
 	Path     string // absolute, in the space
-	Size     string // as tmpfs(5) takes it; empty: 1m
+	Size     string // in the syntax of tmpfs(5); empty: 1m
 	Mode     uint32 // permission bits
-	UID, GID int    // who owns it
+	UID, GID int    // owner
 }
 
 func (b Bind) target() string  { return b.Target }
@@ -60,11 +60,10 @@ func (d Dir) target() string   { return d.Path }
 func (t Tmpfs) target() string { return t.Path }
 
 // Run calls fn on a thread inside a new space. Processes that fn starts run there, and the space ends with the last of
-// them, without any cleanup. fn must not hand work to other goroutines: they run outside.
-//
-// The order matters. A bidirectional source is cloned while it is still a peer of the host's mount: a slave never
-// becomes a peer again. Everything else becomes a slave, not private: a private copy would keep a device busy after the
-// host has unmounted it. All sources are open before the new root covers anything.
+// them, without cleanup. fn must not use other goroutines: they run outside. The order matters. A bidirectional source
+// is cloned while it is still a peer of the host's mount: a slave never becomes a peer again. Everything else becomes a
+// slave, not private: a private copy would keep a device busy after the host has unmounted it. All sources are open
+// before the new root covers anything.
 func (s Space) Run(fn func() error) error {
 	if err := s.check(); err != nil {
 		return err
@@ -102,7 +101,7 @@ func (s Space) Run(fn func() error) error {
 	})
 }
 
-// check refuses layers that cannot work, before anything is made.
+// check refuses impossible layers before anything is made.
 func (s Space) check() error {
 	table, err := Table(0)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// area says who owns the files below a directory of a space.
+// area is the owner of the files below a directory of a space.
 type area int
 
 const (
@@ -21,7 +21,7 @@ const (
 	shared             // a bidirectional bind: a mount there would appear on the host
 )
 
-// maxCopied is how many entries a directory of the host may have that is copied because a target is missing in it.
+// maxCopied is the maximum number of entries of a host's directory that is copied because a target is missing in it.
 const maxCopied = 4096
 
 // tree builds the root of a space, on the thread that is inside it.
@@ -35,7 +35,7 @@ func newTree() *tree {
 	return &tree{sources: map[string]int{}, areas: map[string]area{}}
 }
 
-// location is an existing file or directory of a space, open as a path.
+// location is an open file or directory of a space.
 type location struct {
 	path string // without symbolic links
 	fd   int
@@ -50,7 +50,7 @@ func (t *tree) close() {
 	}
 }
 
-// cover records the area of path. It hides what was below.
+// cover records the area of path, which hides areas below it.
 func (t *tree) cover(path string, whose area) {
 	maps.DeleteFunc(t.areas, func(p string, _ area) bool { return within(path, p) })
 	t.areas[path] = whose
@@ -66,7 +66,7 @@ func (t *tree) whose(path string) area {
 	}
 }
 
-// open clones the sources of the binds that are wanted.
+// open clones the sources of the wanted binds.
 func (t *tree) open(layers []Layer, wanted func(Bind) bool) error {
 	for _, l := range layers {
 		b, is := l.(Bind)
@@ -106,8 +106,8 @@ func (t *tree) build(scratch string) error {
 	return wrap(unix.Chdir("/"), "enter the root of a task")
 }
 
-// mimic mounts a tmpfs with the same entries as the host's directory dir, each bound from there, so that more entries
-// can be made that the host does not see.
+// mimic mounts a tmpfs with the entries of the host's directory dir, each bound. Entries can be added to it that the
+// host does not see.
 func (t *tree) mimic(dir, at string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -197,8 +197,8 @@ func hang(fd int, at string) error {
 	return wrap(attach(fd, unix.AT_FDCWD, at), "mount at %s", at)
 }
 
-// reach opens a path, and makes it with its parents if it is missing: a directory or an empty file. If a directory of
-// the host lacks it, that directory is replaced by a copy, so that nothing is made on the host.
+// reach opens a path. If it is missing, reach makes a directory or an empty file with its parents. If a directory of
+// the host lacks it, a copy replaces that directory, so nothing is made on the host.
 func (t *tree) reach(target string, dir bool, mode uint32) (location, error) {
 	path, missing, err := t.walk(target)
 	if err != nil {
@@ -217,7 +217,7 @@ func (t *tree) reach(target string, dir bool, mode uint32) (location, error) {
 }
 
 // walk resolves target inside the space as far as it exists, and returns the rest. It follows links of the host, but
-// not those in the space's own directories: an earlier run of the task may have made them.
+// none in the space's own directories: an earlier run of the task may have made them.
 func (t *tree) walk(target string) (path, missing string, err error) {
 	path, rest := "/", strings.Split(strings.Trim(filepath.Clean(target), "/"), "/")
 	for links := 0; len(rest) > 0; {
@@ -251,7 +251,7 @@ func (t *tree) walk(target string) (path, missing string, err error) {
 	return path, "", nil
 }
 
-// create makes missing below path, which exists, and opens it, without following any link.
+// create makes missing below path, which exists, and opens it. It follows no link.
 func (t *tree) create(path, missing string, dir bool, mode uint32) (int, error) {
 	base, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_NO_SYMLINKS})

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sh runs a shell script in the space and gives what it wrote.
+// sh runs a shell script in the space and returns its output.
 func sh(t *testing.T, s Space, script string) string {
 	t.Helper()
 	out, err := try(t, s, script)
@@ -84,7 +84,7 @@ func TestBidirectionalMountsStayOnTheHost(t *testing.T) {
 	}
 	must(t, os.Symlink(root, dir+"/link"))
 	s.Layers = []Layer{Bind{Source: dir + "/link", Target: "/local/csi", Propagation: Bidirectional}}
-	// A later run of the task sees it and takes it down again, for the host too.
+	// A later run of the task sees the mount and unmounts it, for the host too.
 	sh(t, s, `grep -q data /local/csi/vol/file; umount /local/csi/vol; rmdir /local/csi/vol`)
 	if points := raw(t, root); len(points) != 0 {
 		t.Errorf("the host still has %q", points)
@@ -108,7 +108,7 @@ func TestPrivateAndSlaveMountsStayInside(t *testing.T) {
 	}
 }
 
-// A slave follows the host both ways, a private bind does not; the script waits at a fifo, so there is no timing in it.
+// A slave follows the host's mounts and unmounts, a private bind does not. The script waits at a fifo.
 func TestSlaveFollowsTheHost(t *testing.T) {
 	for p, follows := range map[Propagation]bool{Slave: true, Private: false} {
 		dir := sharedDir(t)
@@ -157,7 +157,7 @@ func TestReadOnlyBind(t *testing.T) {
 	write(t, "the host may write", dir, "sub", "new")
 }
 
-// A target that the host lacks is made without the host: not in its file system, not in its mount table.
+// A target that the host lacks appears neither in the host's file system nor in its mount table.
 func TestTheTasksOwnPathsNeverAppearOnTheHost(t *testing.T) {
 	dir := tempDir(t)
 	write(t, "in the bind", mkdir(t, dir, "src"), "file")
@@ -218,7 +218,7 @@ func TestImpossibleSpacesAreRefused(t *testing.T) {
 		layers []Layer
 		want   string
 	}{
-		"below a bidirectional bind":   {[]Layer{both, Bind{Source: private, Target: "/csi/sub"}}, "would appear on the host"},
+		"below a bidirectional bind":   {[]Layer{both, Bind{Source: private, Target: "/csi/sub"}}, "would appear on"},
 		"on a bidirectional bind":      {[]Layer{both, Tmpfs{Path: "/csi"}}, "would appear on the host"},
 		"bind to the root":             {[]Layer{Bind{Source: dir, Target: "/"}}, "below /"},
 		"bind to a relative target":    {[]Layer{Bind{Source: dir, Target: "csi"}}, "below /"},
@@ -245,11 +245,11 @@ func TestImpossibleSpacesAreRefused(t *testing.T) {
 		t.Errorf("the host has %q", points)
 	}
 	if err := (Space{Scratch: dir + "/none"}).Run(func() error { return nil }); !errors.Is(err, unix.ENOENT) {
-		t.Errorf("without a scratch directory: %v", err)
+		t.Errorf("Run without a scratch directory: %v", err)
 	}
 }
 
-// The calling process is not moved: its other threads keep the namespace, the root and the directory that they had.
+// The other threads of the calling process keep their namespace.
 func TestRunLeavesTheProcessWhereItIs(t *testing.T) {
 	dir := tempDir(t)
 	host, _ := os.Readlink("/proc/self/ns/mnt")

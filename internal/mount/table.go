@@ -12,7 +12,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-// Mount is one line of mountinfo (proc_pid_mountinfo(5)), its escapes resolved.
+// Mount is one line of mountinfo (proc_pid_mountinfo(5)), unescaped.
 type Mount struct {
 	ID     int    // may be reused after an unmount
 	Parent int    // the mount that this one is mounted on
@@ -20,8 +20,8 @@ type Mount struct {
 	Minor  int    // of the device
 	Root   string // the directory of the file system that is mounted; ends in "//deleted" once it was removed
 	Point  string // where, as seen from the reader's root
-	FSType string //
-	Source string // a device, or what the file system says
+	FSType string
+	Source string // a device, or a text of the file system
 	Flags  string // of this mount: "rw,nosuid"
 	Super  string // of the file system: "rw,size=64k"; may hold secrets
 	Group  int    // peer group that it shares mounts with; 0: none
@@ -53,7 +53,7 @@ func (m Mount) String() string {
 
 func hasFlag(list, flag string) bool { return slices.Contains(strings.Split(list, ","), flag) }
 
-// Mounts is a mount table at one moment.
+// Mounts is the mount table at one moment.
 type Mounts []Mount
 
 // Table returns the mount table of a process; pid 0 is the calling thread.
@@ -90,7 +90,7 @@ func mountsOf(infos []*mountinfo.Info) Mounts {
 	return ms
 }
 
-// optional returns the number in one of mountinfo's optional fields; 0: it is missing.
+// optional returns the number in an optional field of mountinfo, or 0 if it is missing.
 func optional(fields, tag string) int {
 	for f := range strings.FieldsSeq(fields) {
 		if n, found := strings.CutPrefix(f, tag); found {
@@ -101,7 +101,7 @@ func optional(fields, tag string) int {
 	return 0
 }
 
-// At returns the mount at exactly this path, in the calling thread's namespace: see Mounts.At.
+// At returns the mount at exactly this path, in the calling thread's namespace. See Mounts.At.
 func At(path string) (Mount, bool, error) {
 	ms, err := Table(0)
 	if err != nil {
@@ -124,7 +124,7 @@ func (ms Mounts) At(path string) (Mount, bool) {
 	return m, found && m.Point == filepath.Clean(path)
 }
 
-// Holding returns the mount on which a file of this path lies.
+// Holding returns the mount that holds a path.
 func (ms Mounts) Holding(path string) (Mount, bool) {
 	root, found := ms.root()
 	if !found || !filepath.IsAbs(path) {
@@ -133,7 +133,7 @@ func (ms Mounts) Holding(path string) (Mount, bool) {
 	return ms.climb(root, filepath.Clean(path)), true
 }
 
-// climb goes from a mount along a path, up each stack of mounts on the way.
+// climb goes from a mount along a path, up each stack of mounts.
 func (ms Mounts) climb(at Mount, path string) Mount {
 	for end := 1; end <= len(path); end++ {
 		if end > 1 && end < len(path) && path[end] != '/' {

@@ -12,13 +12,13 @@ import (
 	"holdfast/internal/proc"
 )
 
-// A User is a process or another mount that uses what is mounted at a mount point.
+// A User is a process or another mount that uses a mount.
 type User struct {
 	Text  string // for people
 	Mount string // the mount point of a mount in this namespace; empty: a process, or a mount in another namespace
 }
 
-// Users returns who uses what is mounted at each point and below:
+// Users returns the users of the mounts at each point and below:
 //   - processes whose working directory, root, program or open file is there;
 //   - mounts inside;
 //   - other mounts of the same file system, in any mount namespace, that remain when the mount at the point is
@@ -64,7 +64,7 @@ type source struct {
 	root         string
 }
 
-// namespace is a mount namespace other than this process's.
+// namespace is another mount namespace than that of this process.
 type namespace struct {
 	pid    int // one of its processes
 	mounts Mounts
@@ -108,7 +108,7 @@ func (t *userTable) add(points []string, u User) {
 	}
 }
 
-// addMounts adds mounts inside, and mounts of the same file systems elsewhere.
+// addMounts adds mounts inside, and other mounts of the same file systems.
 func (t *userTable) addMounts(others []namespace) {
 	masters := masters(append(others, namespace{mounts: t.own}))
 	for i, m := range t.own {
@@ -149,7 +149,7 @@ func (t *userTable) addNamespace(ns namespace, masters map[int]int) {
 	}
 }
 
-// sources returns the mounts of this namespace of which m shows all or a part.
+// sources returns the mounts of this namespace that m shows, in whole or in part.
 func (t *userTable) sources(m Mount) (all []int) {
 	s := sourceOf(m)
 	for s.root = range upwards(s.root) {
@@ -169,8 +169,8 @@ func (t *userTable) hasElder(s, i int) bool {
 	})
 }
 
-// isCopy reports whether m, whose namespace has these mounts, is a copy of one of the first n mounts of this namespace:
-// the kernel made it when that was mounted, and unmounts it with that.
+// isCopy reports whether m, in a namespace with these mounts, is a copy of one of the first n mounts of this namespace.
+// The kernel made the copy with the original, and unmounts it with the original.
 func (t *userTable) isCopy(m Mount, n int, mounts map[int]Mount, masters map[int]int) bool {
 	below, known := mounts[m.Parent]
 	return known && slices.ContainsFunc(t.shows[sourceOf(m)], func(i int) bool {
@@ -180,7 +180,7 @@ func (t *userTable) isCopy(m Mount, n int, mounts map[int]Mount, masters map[int
 	})
 }
 
-// receives reports whether a mount receives propagation from the mount that original is mounted on.
+// receives reports whether a mount receives propagation from the mount below original.
 func (t *userTable) receives(below, original Mount, masters map[int]int) bool {
 	source, known := t.parents[original.Parent]
 	if !known || !source.Shared() || source.ID == below.ID {
@@ -212,7 +212,7 @@ func masters(all []namespace) map[int]int {
 	return masters
 }
 
-// spot is where m is mounted, in the file system of the mount below it.
+// spot returns where m is mounted, in the file system of the mount below it.
 func spot(m, below Mount) source {
 	rel := strings.TrimPrefix(m.Point, strings.TrimSuffix(below.Point, "/"))
 	s := sourceOf(below)
@@ -224,7 +224,7 @@ func sourceOf(m Mount) source {
 	return source{m.Major, m.Minor, strings.TrimSuffix(m.Root, "//deleted")}
 }
 
-// namespaces returns the mount namespaces of these processes, other than this process's, as far as they can be read.
+// namespaces returns the other mount namespaces of these processes, as far as they can be read.
 func namespaces(pids []int, own Mounts) (all []namespace) {
 	ours, _ := os.Readlink("/proc/thread-self/ns/mnt")
 	members := map[string]int{}
@@ -247,7 +247,7 @@ func namespaces(pids []int, own Mounts) (all []namespace) {
 	return all
 }
 
-// addProcess adds a process. Its files are known by path, whichever mount namespace it is in.
+// addProcess adds a process. Its files are compared by path, in any mount namespace.
 func (t *userTable) addProcess(pid int) {
 	for _, l := range []struct{ name, does string }{
 		{"cwd", "has its working directory in"}, {"root", "has its root at"}, {"exe", "runs"},
@@ -271,7 +271,7 @@ func (t *userTable) addPath(pid int, does, path string) {
 	}
 }
 
-// link returns the text of a link in /proc/pid, or "" if the process is gone or may not be examined.
+// link returns the text of a link in /proc/pid, or an empty string if the process is gone or may not be examined.
 func link(pid int, name string) string {
 	text, _ := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), name))
 	return text

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// volumes is a shared mount, as ours are, with tmpfs mounted at the named directories.
+// volumes returns a shared mount with a tmpfs at each of the named directories.
 func volumes(t *testing.T, names ...string) (dir string) {
 	t.Helper()
 	dir = tempDir(t)
@@ -36,7 +36,7 @@ func usersOf(t *testing.T, point string) (texts []string) {
 	return texts
 }
 
-// What makes the kernel refuse to unmount is named, as far as /proc tells, and nothing else is.
+// Users names what makes the kernel refuse to unmount, as far as /proc shows it, and nothing else.
 func TestUsersAreNamed(t *testing.T) {
 	for name, c := range map[string]struct {
 		apart bool
@@ -147,8 +147,8 @@ func shows(t *testing.T, pid int, m Mount) (points []string) {
 	return points
 }
 
-// A staged volume is used by what is published of it, and a publish is used neither by the staged volume nor by its
-// siblings, also where another mount shows all of them a second time.
+// A staged volume is used by its publishes. A publish is used neither by the staged volume nor by another publish, also
+// where another mount shows all of them a second time.
 func TestStagedVolumeIsUsedByItsPublishes(t *testing.T) {
 	dir := volumes(t, "staged")
 	for _, name := range []string{"p1", "p2"} {
@@ -173,7 +173,7 @@ func TestStagedVolumeIsUsedByItsPublishes(t *testing.T) {
 	}
 }
 
-// A path that is not as the mount table writes it would have no users.
+// A path in another form than in the mount table would seem to have no users.
 func TestUsersRefusesOtherPaths(t *testing.T) {
 	for _, path := range []string{"", "vol", "/vol/", "/a/../vol"} {
 		if found, err := Users([]string{"/", path}); err == nil {

@@ -11,24 +11,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrMounted means that something is mounted where a call would have to make, enter or remove a directory. It was not
+// ErrMounted means that a mount is at a path where a directory would have to be made, entered or removed. It was not
 // touched.
 var ErrMounted = errors.New("something is mounted there")
 
-// ErrBusy means that what is mounted there is in use, so it stays. Users names who uses it, unless it is the kernel: a
-// loop device, a swap file or an export.
+// ErrBusy means that a mount is in use, so it stays. Users names the users, except the kernel: a loop device, a swap
+// file or an export.
 var ErrBusy = errors.New("it is in use")
 
-// beneath has openat2(2) resolve strictly below a directory, without following a link or entering a mount.
+// beneath makes openat2(2) resolve strictly below a directory, without following links or entering mounts.
 const beneath = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV
 
-// openRoot opens a root directory of ours. Its parents may hold links and mounts; it may be a mount, but no link.
+// openRoot opens a root directory. Its parents may be links and mounts; it may be a mount, but no link.
 func openRoot(root string) (int, error) {
 	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	return fd, wrap(err, "open %s", root)
 }
 
-// openBelow opens a path below an open directory. It returns ErrMounted for a mount point or anything behind one.
+// openBelow opens a path below an open directory. It returns ErrMounted for a mount point and any path behind one.
 func openBelow(dir int, rel string, flags int) (int, error) {
 	fd, err := unix.Openat2(dir, rel, &unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC | unix.O_NOFOLLOW),
 		Resolve: beneath})
@@ -57,7 +57,7 @@ func openParent(root, rel string) (dir int, name string, err error) {
 	return dir, filepath.Base(rel), err
 }
 
-// isMountPoint reports whether a name in an open directory is a mount point. It does not touch what is mounted.
+// isMountPoint reports whether a name in an open directory is a mount point. It does not touch the mount.
 func isMountPoint(dir int, name string) (bool, error) {
 	fd, err := openBelow(dir, name, unix.O_PATH)
 	switch {
@@ -71,9 +71,9 @@ func isMountPoint(dir int, name string) (bool, error) {
 	return false, err
 }
 
-// IsPoint reports whether something is mounted at a path below root, a directory of ours. It asks the kernel about this
-// path alone, so its time does not depend on the number of mounts, and touches nothing that is mounted. Where that is
-// not enough (a mount on the way, a path outside of root) it reads the mount table.
+// IsPoint reports whether a path below root is a mount point. It asks the kernel about this path alone, so its time
+// does not depend on the number of mounts, and it touches no mount. Where that is not enough (a mount in the path, a
+// path outside of root) it reads the mount table.
 func IsPoint(root, path string) (bool, error) {
 	if rel, err := filepath.Rel(root, path); err == nil {
 		dir, name, err := openParent(root, rel)
@@ -91,7 +91,7 @@ func IsPoint(root, path string) (bool, error) {
 	return is, err
 }
 
-// elements splits a relative path; "." has none.
+// elements splits a relative path. "." has no elements.
 func elements(rel string) ([]string, error) {
 	rel = filepath.Clean(rel)
 	if !filepath.IsLocal(rel) {
@@ -103,8 +103,8 @@ func elements(rel string) ([]string, error) {
 	return strings.Split(rel, "/"), nil
 }
 
-// MkdirAll makes the directory rel below root with its parents, each with mode 0700. What exists stays as it is. It
-// follows no symbolic link and makes nothing inside a mount below root (ErrMounted). root must exist.
+// MkdirAll makes the directory rel below root with its parents, each with mode 0700. Existing directories stay as they
+// are. It follows no symbolic link and makes nothing inside a mount below root (ErrMounted). root must exist.
 func MkdirAll(root, rel string) error {
 	dir, err := openRoot(root)
 	if err != nil {
@@ -162,7 +162,7 @@ func rmdirAt(dir int, name string) error {
 	return mountedIfBusy(unix.Unlinkat(dir, name, unix.AT_REMOVEDIR))
 }
 
-// mountedIfBusy turns the kernel's refusal to remove a mount point into ErrMounted.
+// mountedIfBusy converts the kernel's error for a mount point to ErrMounted.
 func mountedIfBusy(err error) error {
 	if errors.Is(err, unix.EBUSY) {
 		return ErrMounted
@@ -171,8 +171,8 @@ func mountedIfBusy(err error) error {
 }
 
 // Unmount unmounts the uppermost mount at rel below root. That nothing is mounted is no error. It follows no symbolic
-// link, enters no mount (ErrMounted), and is neither lazy nor forced: what is used stays (ErrBusy). The last unmount of
-// a file system writes it back, which may take forever; Helper.Unmount has a deadline.
+// link, enters no mount (ErrMounted), and is neither lazy nor forced: a mount in use stays (ErrBusy). The last unmount
+// of a file system writes it back, which may take forever; Helper.Unmount has a deadline.
 func Unmount(root, rel string) error {
 	dir, name, err := openParent(root, rel)
 	if errors.Is(err, unix.ENOENT) {
@@ -196,9 +196,9 @@ func unmountAt(dir int, name string) error {
 	return err
 }
 
-// RemoveTree removes root with everything in it. A missing root is no error. It follows no symbolic link and crosses no
-// mount: if anything is mounted at root or below, it removes nothing and returns ErrMounted. A mount made meanwhile
-// stops it there. Links in root's parents are resolved.
+// RemoveTree removes root and everything in it. A missing root is no error. It follows no symbolic link and crosses no
+// mount: if a mount is at root or below, it removes nothing and returns ErrMounted. A mount made meanwhile stops it
+// there. Links in root's parents are resolved.
 func RemoveTree(root string) error {
 	parent, err := filepath.EvalSymlinks(filepath.Dir(filepath.Clean(root)))
 	if errors.Is(err, unix.ENOENT) {
@@ -226,7 +226,7 @@ func RemoveTree(root string) error {
 	return wrap(err, "remove %s", root)
 }
 
-// findMount returns ErrMounted if a name in an open directory, or anything below it, is a mount point.
+// findMount returns ErrMounted if a name in an open directory, or a path below it, is a mount point.
 func findMount(dir int, name string) error {
 	mounted, err := isMountPoint(dir, name)
 	if mounted {
@@ -238,8 +238,8 @@ func findMount(dir int, name string) error {
 	return eachBelow(dir, name, findMount)
 }
 
-// eachBelow calls do for each name in a directory that lies in an open one. There are none in a file or a link, or if
-// the directory has been removed meanwhile.
+// eachBelow calls do for each name in a directory that lies in an open one. A file, a link and a removed directory have
+// no names.
 func eachBelow(dir int, name string, do func(dir int, name string) error) error {
 	fd, err := openBelow(dir, name, unix.O_RDONLY|unix.O_DIRECTORY)
 	switch {
@@ -262,7 +262,7 @@ func eachBelow(dir int, name string, do func(dir int, name string) error) error 
 	return nil
 }
 
-// removeAt removes a name in an open directory with everything below it.
+// removeAt removes a name in an open directory and everything below it.
 func removeAt(dir int, name string) error {
 	err := unix.Unlinkat(dir, name, 0)
 	if errors.Is(err, unix.EISDIR) {
@@ -283,7 +283,7 @@ type DirInfo struct {
 }
 
 // Dirs lists the directories strictly below root, children before their parents. It enters no mount: neither a mount
-// point nor what is below it is listed. A missing root has no directories.
+// point nor a path below it is listed. A missing root has no directories.
 func Dirs(root string) (dirs []DirInfo, err error) {
 	fd, err := unix.Open(root, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) {
@@ -296,7 +296,7 @@ func Dirs(root string) (dirs []DirInfo, err error) {
 	return dirs, err
 }
 
-// appendDirs appends the directories below an open one, which it closes, and counts its entries.
+// appendDirs appends the directories below an open directory, counts its entries, and closes it.
 func appendDirs(dirs []DirInfo, at *os.File) (_ []DirInfo, entries int, err error) {
 	defer at.Close()
 	names, err := at.Readdirnames(-1)
@@ -324,5 +324,5 @@ func appendDirs(dirs []DirInfo, at *os.File) (_ []DirInfo, entries int, err erro
 	return dirs, len(names), nil
 }
 
-// procFD returns a path that leads to the very file that fd is open on.
+// procFD returns a path that leads to the very file that fd has open.
 func procFD(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }

@@ -1,6 +1,6 @@
-// Package mnttest gives the tests of a package a mount namespace of their own. What they mount is seen by no other
-// process, so a namespace that some other package's test makes at that moment holds no copy of it, which would keep a
-// loop device busy after its unmount.
+// Package mounttest runs the tests of a package in a mount namespace of their own. No other process sees their mounts.
+// So a namespace that another package's test makes at that moment has no copy of them, which would keep a loop device
+// busy after its unmount.
 package mounttest
 
 import (
@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const inside = "HOLDFAST_MNTTEST"
+const inside = "HOLDFAST_MOUNTTEST"
 
 // Run is m.Run in a new mount namespace: the test binary is executed again. Without the right to make one it is m.Run.
 // Call it from TestMain.
@@ -34,17 +34,17 @@ func Run(m *testing.M) int {
 		return max(exit.ExitCode(), 1)
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "mnttest:", err)
+		fmt.Fprintln(os.Stderr, "mounttest:", err)
 		return 1
 	}
 	return 0
 }
 
-// apart is m.Run in a namespace that learns what is unmounted outside, which would be kept busy here, and tells
-// nothing: where / is shared, as systemd makes it, a new namespace does tell.
+// apart is m.Run in a namespace of slave mounts. Unmounts outside propagate to it, else it would keep devices busy.
+// Nothing propagates from it, as it would where / is shared.
 func apart(m *testing.M) int {
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
-		fmt.Fprintln(os.Stderr, "mnttest:", err)
+		fmt.Fprintln(os.Stderr, "mounttest:", err)
 		return 1
 	}
 	return m.Run()
