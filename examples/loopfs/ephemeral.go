@@ -129,11 +129,11 @@ func (n *node) makeEphemeral(ctx context.Context, h *disk.Hold, in inline) error
 	if err == nil {
 		return nil
 	}
-	undone := n.removeEphemeral(context.WithoutCancel(ctx), h, r, in.to)
-	if foreign(undone) {
-		undone = n.pool.Discard(h, r)
+	undoErr := n.removeEphemeral(context.WithoutCancel(ctx), h, r, in.to)
+	if foreign(undoErr) {
+		undoErr = n.pool.Discard(h, r)
 	}
-	return errors.Join(err, undone)
+	return errors.Join(err, undoErr)
 }
 
 // unpublishEphemeral unmounts and removes a volume. A missing volume is no error.
@@ -184,8 +184,8 @@ func (n *node) recoverEphemeral(id disk.ID) error {
 	if err != nil {
 		return err
 	}
-	who, err := now.backend.HeldBy(id)
-	if len(now.table.Stack(now.stage.Path)) > 0 || who != "" || err != nil {
+	user, err := now.backend.HeldBy(id)
+	if len(now.table.Stack(now.stage.Path)) > 0 || user != "" || err != nil {
 		return err
 	}
 	n.log.Info("removing an ephemeral volume that is not mounted", "volume", r.Name, "path", now.stage.Path)

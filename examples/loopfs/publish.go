@@ -109,8 +109,8 @@ func (v view) stageFor(p publication) error {
 	if !staged || v.stage.Path != p.from.String() {
 		return disk.Errorf(disk.ErrInUse, "volume %s is not staged at %s: stage it first", v.record.ID, p.from)
 	}
-	have, asked := v.stage.Usage, p.access.usage
-	if !have.Fits(asked) || have.Flags != asked.Flags || have.Group != asked.Group {
+	have, requested := v.stage.Usage, p.access.usage
+	if !have.Fits(requested) || have.Flags != requested.Flags || have.Group != requested.Group {
 		return disk.Errorf(disk.ErrInUse, "volume %s is staged for %s", v.record.ID, have)
 	}
 	return nil

@@ -79,8 +79,8 @@ func (n *node) fileSystem(now view, u disk.Usage) (string, error) {
 	if u.Access == disk.Raw {
 		return "", nil
 	}
-	if asked := cmp.Or(u.FileSystem, now.record.Usage.FileSystem); asked != "" {
-		return asked, nil
+	if requested := cmp.Or(u.FileSystem, now.record.Usage.FileSystem); requested != "" {
+		return requested, nil
 	}
 	return now.backend.FileSystem(now.record.ID, n.pool.FileSystem)
 }
@@ -212,7 +212,7 @@ func awaitRelease(ctx context.Context, now view) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	for {
-		if who, err := now.backend.HeldBy(now.record.ID); who == "" || err != nil {
+		if user, err := now.backend.HeldBy(now.record.ID); user == "" || err != nil {
 			return
 		}
 		select {

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// configuration is one way to start loopfs, and how csi-sanity asks for volumes then.
+// configuration is a way to start loopfs, and what csi-sanity requests from it.
 type configuration struct {
 	Name         string
 	Args         []string // of loopfs
@@ -71,13 +71,12 @@ func TestSanity(t *testing.T) {
 	}
 }
 
-// packages are the Debian packages of the programs that loopfs runs.
+// packages lists the Debian packages of the programs that loopfs runs.
 var packages = []struct{ program, pkg string }{
 	{"mkfs.ext4", "e2fsprogs"}, {"resize2fs", "e2fsprogs"}, {"mkfs.xfs", "xfsprogs"}, {"xfs_growfs", "xfsprogs"},
 }
 
-// lacking says which packages have to be installed first; empty: none. All configurations are judged, so that nothing
-// is skipped.
+// lacking returns the packages to install, or an empty string. Without them no configuration runs, so none is skipped.
 func lacking(look func(program string) (string, error)) string {
 	var programs, install []string
 	for _, p := range packages {
@@ -129,7 +128,7 @@ func build(t *testing.T) string {
 	return filepath.Join(dir, "loopfs")
 }
 
-// spec is what ginkgo reports of one spec.
+// spec is a spec in the report of ginkgo.
 type spec struct {
 	ContainerHierarchyTexts []string
 	LeafNodeType            string
@@ -142,8 +141,8 @@ func (s spec) text() string {
 	return strings.Join(append(s.ContainerHierarchyTexts, s.LeafNodeText), " ")
 }
 
-// run runs all of csi-sanity once: in a process of its own, as ginkgo runs once per process, and in a mount namespace
-// of its own, so that nobody else sees what is mounted.
+// run runs csi-sanity once: in a process of its own, as ginkgo runs once per process, and in a mount namespace of its
+// own.
 func run(t *testing.T, c configuration, binary string) []spec {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "h-") // short, for sockets
@@ -174,7 +173,7 @@ func run(t *testing.T, c configuration, binary string) []spec {
 	return slices.DeleteFunc(suites[0].SpecReports, func(s spec) bool { return s.LeafNodeType != "It" })
 }
 
-// findings says which specs were not skipped or passed as they should.
+// findings returns the specs that were neither passed nor skipped as expected.
 func findings(list []skip, specs []spec) []string {
 	var found []string
 	used := make([]bool, len(list))
@@ -196,7 +195,7 @@ func findings(list []skip, specs []spec) []string {
 	return found
 }
 
-// The check itself fails where it should.
+// The negative control of the check.
 func TestFindings(t *testing.T) {
 	made := func(text, state string) spec { return spec{LeafNodeText: text, State: state} }
 	good := []spec{made("x", "passed")}

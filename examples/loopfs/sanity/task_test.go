@@ -18,10 +18,10 @@ import (
 	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
 )
 
-// taskVariable makes this program one run of csi-sanity.
+// taskVariable makes this program a run of csi-sanity.
 const taskVariable = "LOOPFS_SANITY_TASK"
 
-// task is one run: in which directory, with which loopfs.
+// task is a run of csi-sanity: its directory and its loopfs.
 type task struct {
 	Configuration configuration
 	Dir, Binary   string
@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// failure is how ginkgo says that a spec failed.
+// failure records that a spec failed.
 type failure bool
 
 func (f *failure) Fail() { *f = true }
@@ -98,7 +98,7 @@ func (j task) run() error {
 func (j task) socket(mode string) string  { return filepath.Join(j.Dir, mode+".sock") }
 func (j task) address(mode string) string { return "unix://" + j.socket(mode) }
 
-// start returns when loopfs serves.
+// start starts loopfs and waits until it serves.
 func (j task) start(mode string) (*exec.Cmd, error) {
 	log, err := os.OpenFile(filepath.Join(j.Dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -138,7 +138,7 @@ func (j task) log() string {
 	return string(text)
 }
 
-// nothingLeft says what csi-sanity and loopfs left behind.
+// nothingLeft returns an error about what csi-sanity or loopfs left behind.
 func (j task) nothingLeft(work string) error {
 	table, err := os.Open("/proc/self/mountinfo")
 	if err != nil {

@@ -80,11 +80,11 @@ func (p *Pool) copy(ctx context.Context, from *Hold, s, r Record) error {
 	if err != nil {
 		return err
 	}
-	who, err := b.HeldBy(s.ID)
+	user, err := b.HeldBy(s.ID)
 	if err != nil {
 		return err
 	}
-	if f, ok := b.(Freezer); ok && who != "" && s.mountedForWriting(p.boot) {
+	if f, ok := b.(Freezer); ok && user != "" && s.mountedForWriting(p.boot) {
 		return p.whileFrozen(from, s, f, func() error { return b.Copy(ctx, s.ID, r.ID, r.Bytes, false) })
 	}
 	return b.Copy(ctx, s.ID, r.ID, r.Bytes, s.WrittenAt(p.boot) != "")

@@ -65,9 +65,6 @@ func (h *Hold) Release() { unlock(h.file) }
 // Load reads the record in any state.
 func (h *Hold) Load() (Record, error) { return h.store.Load(h.id) }
 
-// Find reads the record of a volume or snapshot that is ready.
-func (h *Hold) Find() (Record, error) { return h.store.Find(h.id) }
-
 // Save replaces the record; on return it is durable.
 func (h *Hold) Save(r Record) error { return h.store.replace(recordFile(h.id), r) }
 

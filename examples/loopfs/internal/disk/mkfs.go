@@ -49,8 +49,8 @@ func (l *loop) format(ctx context.Context, id ID, fs string) error {
 		return Errorf(ErrInUse, "volume %s holds %s, requested is %s; loopfs never formats a volume twice", id, have,
 			fs)
 	}
-	if who, err := l.HeldBy(id); who != "" || err != nil {
-		return errors.Join(err, Errorf(ErrInUse, "volume %s cannot be formatted: %s still uses it", id, who))
+	if user, err := l.HeldBy(id); user != "" || err != nil {
+		return errors.Join(err, Errorf(ErrInUse, "volume %s cannot be formatted: %s still uses it", id, user))
 	}
 	image, err := l.image(id, os.O_RDONLY)
 	if err != nil {

@@ -152,7 +152,7 @@ func (l *loop) Thaw(id ID) error {
 	if err := LoopPossible(); err != nil {
 		return Errorf(ErrUnavailable, "volume %s is frozen and cannot be thawed: %w", id, err)
 	}
-	if who, err := l.HeldBy(id); who == "" || err != nil {
+	if user, err := l.HeldBy(id); user == "" || err != nil {
 		return err
 	}
 	return l.mountedRoot(id, func(root *os.File, _ super) error {

@@ -46,7 +46,7 @@ func (p *Pool) Acquire(id ID) (*Hold, Record, error) {
 	if err != nil {
 		return nil, Record{}, err
 	}
-	r, err := h.Find()
+	r, err := p.Find(id)
 	if err == nil && r.Frozen {
 		r, err = p.thaw(h, r)
 	}
@@ -182,19 +182,19 @@ func (p *Pool) Delete(id ID) error {
 }
 
 func (p *Pool) unused(r Record) error {
-	if who := r.UsedBy(p.boot); who != "" {
-		return Errorf(ErrInUse, "volume %s cannot be removed: %s", r.ID, who)
+	if user := r.UsedBy(p.boot); user != "" {
+		return Errorf(ErrInUse, "volume %s cannot be removed: %s", r.ID, user)
 	}
 	b, err := p.Backend(r)
 	if err != nil {
 		return err
 	}
-	who, err := b.HeldBy(r.ID)
+	user, err := b.HeldBy(r.ID)
 	if err != nil {
 		return err
 	}
-	if who != "" {
-		return Errorf(ErrInUse, "volume %s cannot be removed: %s still uses it", r.ID, who)
+	if user != "" {
+		return Errorf(ErrInUse, "volume %s cannot be removed: %s still uses it", r.ID, user)
 	}
 	return nil
 }

@@ -53,7 +53,7 @@ func (a Access) Includes(b Access) bool { return a == b || a == Either }
 type Usage struct {
 	Mode       Mode   `json:"mode"`
 	Access     Access `json:"access,omitempty"`
-	FileSystem string `json:"file_system,omitempty"` // ext4, xfs; "": none was asked for
+	FileSystem string `json:"file_system,omitempty"` // ext4, xfs; "": none was requested
 	Flags      string `json:"flags,omitempty"`       // a digest: mount flags may hold secrets
 	Group      string `json:"group,omitempty"`       // the number of the group that the mounted volume is for
 }
