@@ -2,7 +2,6 @@ package mount
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"io"
 	"os"
@@ -104,10 +103,8 @@ func do(step string) error {
 	case "umount":
 		return unix.Unmount(a, 0)
 	case "inspect":
-		ctx, cancel := context.WithTimeout(context.Background(), hungAfter)
-		defer cancel()
-		seen, err := newHelper().Inspect(ctx, []string{a})
-		if seen[a].Hung {
+		found, err := inspectHung(newHelper(), a)
+		if found[a].Hung {
 			fmt.Println("hung")
 		}
 		return err
