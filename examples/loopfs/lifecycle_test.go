@@ -260,7 +260,8 @@ func TestIdentityAndTopology(t *testing.T) {
 	}
 	_, err = create("n2")
 	step(t, "create elsewhere", err, codes.ResourceExhausted)
-	if v, err := create("n1"); err != nil || len(v.AccessibleTopology) != 1 || !proto.Equal(v.AccessibleTopology[0], here) {
+	v, err := create("n1")
+	if err != nil || len(v.AccessibleTopology) != 1 || !proto.Equal(v.AccessibleTopology[0], here) {
 		t.Errorf("created %v, %v", v, err)
 	}
 

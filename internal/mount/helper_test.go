@@ -19,8 +19,8 @@ import (
 // hungAfter is the deadline of helpers that hang.
 const hungAfter = time.Second
 
-// inspectHung inspects paths of which some hang. On a slow machine a helper may not have begun at its deadline, which is
-// an error, so the deadline grows.
+// inspectHung inspects paths of which some hang. On a slow machine a helper may not have begun at its deadline, which
+// is an error, so the deadline grows.
 func inspectHung(h *Helper, paths ...string) (found map[string]Info, err error) {
 	for limit := hungAfter; limit < time.Minute; limit *= 2 {
 		ctx, cancel := context.WithTimeout(context.Background(), limit)

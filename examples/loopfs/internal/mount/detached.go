@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Detached mounts the file system of a device where no path leads to it, and calls do with its root directory. The mount
-// is in no mount table and no namespace, and ends with the process. If the file system is mounted already, this is
-// another mount of it; the error is unix.EBUSY if that one is read-only.
+// Detached mounts the file system of a device where no path leads to it, and calls do with its root directory. The
+// mount is in no mount table and no namespace, and ends with the process. If the file system is mounted already, this
+// is another mount of it; the error is unix.EBUSY if that one is read-only.
 func Detached(device, fstype string, do func(root *os.File) error) error {
 	tree, err := newMount(device, fstype, Flags{})
 	if err != nil {
