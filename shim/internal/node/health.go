@@ -48,7 +48,7 @@ func (s *Stager) checkHealth(ctx context.Context) error {
 			break
 		}
 		inst, err := s.measurer(v.Plugin)
-		busy := s.Locks != nil && s.Locks.Busy(v.VolumeKey()) != ""
+		busy := s.Locks.Busy(v.VolumeKey()) != ""
 		if err != nil || skip[v.Plugin] || busy {
 			continue
 		}

@@ -105,21 +105,20 @@ func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) {
 	persist(ctx, func(pause time.Duration) error { return a.unreleased(id, pause, a.forget(ctx, id)) })
 }
 
-// forget deletes the record of a released alloc.
+// forget deletes the records of a released alloc and of its inline volumes, and stores the response of the call that
+// began the release.
 func (a *Allocs) forget(ctx context.Context, id registry.AllocID) error {
-	var inline []registry.Key
-	known := false
-	err := a.State.View(ctx, func(v registry.View) error {
-		if _, known = v.Alloc(id); known {
-			inline = inlineOf(v, id)
+	_, err := registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
+		al, known := v.Alloc(id)
+		if !known {
+			return registry.Change{}, nil
 		}
-		return nil
+		change := registry.Change{Put: al.Release.Answered(struct{}{}), Delete: []registry.Key{registry.AllocRecord(id)}}
+		for _, vol := range v.VolumesOf(id) {
+			change.Delete = append(change.Delete, vol.Key())
+		}
+		return change, nil
 	})
-	if err == nil && known {
-		_, err = a.State.Commit(ctx, func(v registry.View) (registry.Change, error) {
-			return forgotten(v, id, inline), nil
-		})
-	}
 	return err
 }
 
@@ -150,24 +149,6 @@ func persist(ctx context.Context, try func(pause time.Duration) error) {
 		case <-ctx.Done():
 		}
 	}
-}
-
-// inlineOf returns the keys of the alloc's inline volumes. During its release no new ones are recorded.
-func inlineOf(v registry.View, id registry.AllocID) (keys []registry.Key) {
-	for _, vol := range v.VolumesOf(id) {
-		keys = append(keys, vol.Key())
-	}
-	return keys
-}
-
-// forgotten returns the change that deletes the alloc and its inline volumes, and stores the response of the call that
-// began the release.
-func forgotten(v registry.View, id registry.AllocID, inline []registry.Key) registry.Change {
-	al, known := v.Alloc(id)
-	if !known {
-		return registry.Change{}
-	}
-	return registry.Change{Put: al.Release.Answered(struct{}{}), Delete: append(inline, registry.AllocRecord(id))}
 }
 
 // gone returns nil if the alloc has no record any more. It then stores the response of the call, if there is none yet.

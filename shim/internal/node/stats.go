@@ -59,9 +59,6 @@ func (s *Stager) Stats(ctx context.Context, name registry.VolumeName) ([]registr
 
 // turn locks the volume. The returned context ends when another call waits for the lock.
 func (s *Stager) turn(ctx context.Context, name registry.VolumeName) (asking context.Context, leave func(), err error) {
-	if s.Locks == nil {
-		return ctx, func() {}, nil
-	}
 	var key registry.VolumeKey
 	err = s.State.View(ctx, func(view registry.View) error {
 		v, found := view.Volume(name)
