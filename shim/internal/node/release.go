@@ -362,7 +362,8 @@ func (a *Allocs) leftoverOf(v registry.View, key registry.VolumeKey) (l leftover
 	return l, (l.staged || l.attached) && !claimed && len(v.Refs(key)) == 0
 }
 
-// takeDownUnclaimed starts the release of one volume, unless that runs already.
+// takeDownUnclaimed starts the release of one volume, unless that runs already. It is retried until the volume is
+// released or claimed.
 func (a *Allocs) takeDownUnclaimed(l leftover) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -370,23 +371,18 @@ func (a *Allocs) takeDownUnclaimed(l leftover) {
 		return
 	}
 	a.unclaimed[l.volume] = a.workers.start(func(ctx context.Context) {
-		a.retryRelease(ctx, l)
+		persist(ctx, func(pause time.Duration) error {
+			req := &request{Allocs: a, key: registry.ClaimKey{Volume: l.volume}, name: l.name}
+			err := req.clear(ctx)
+			if err != nil && ctx.Err() == nil {
+				a.logger.Warn("cannot release a volume without a claim yet", "volume", l.name, "again_in", pause,
+					"error", err)
+			}
+			return err
+		})
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		delete(a.unclaimed, l.volume)
-	})
-}
-
-// retryRelease retries clear until the volume is released or claimed, or ctx ends.
-func (a *Allocs) retryRelease(ctx context.Context, l leftover) {
-	persist(ctx, func(pause time.Duration) error {
-		req := &request{Allocs: a, key: registry.ClaimKey{Volume: l.volume}, name: l.name}
-		err := req.clear(ctx)
-		if err != nil && ctx.Err() == nil {
-			a.logger.Warn("cannot release a volume without a claim yet", "volume", l.name, "again_in", pause, "error",
-				err)
-		}
-		return err
 	})
 }
 

@@ -70,22 +70,17 @@ func (s *Stager) state(ctx context.Context, key registry.VolumeKey) (st state, e
 	return st, err
 }
 
-func (st state) ref(key registry.ClaimKey) (registry.Ref, bool) {
-	for _, r := range st.refs {
-		if r.ClaimKey() == key {
-			return r, true
-		}
+// ref returns the ref of a claim, and whether there is one.
+func (st state) ref(key registry.ClaimKey) (r registry.Ref, found bool) {
+	i := slices.IndexFunc(st.refs, func(r registry.Ref) bool { return r.ClaimKey() == key })
+	if i >= 0 {
+		r = st.refs[i]
 	}
-	return registry.Ref{}, false
+	return r, i >= 0
 }
 
 func (st state) claimed(key registry.ClaimKey) bool {
-	for _, c := range st.claims {
-		if c.ClaimKey() == key {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(st.claims, func(c registry.Claim) bool { return c.ClaimKey() == key })
 }
 
 // users lists the refs for people.

@@ -33,6 +33,7 @@ func chosen(v registry.View, only registry.AllocID) []registry.Alloc {
 	return nil
 }
 
+// allocStatus returns the status of an alloc with that of its volumes.
 func allocStatus(v registry.View, al registry.Alloc) registry.AllocStatus {
 	out := registry.AllocStatus{Alloc: al}
 	for _, c := range v.ClaimsOf(al.ID) {
@@ -176,6 +177,7 @@ func creationsOf(v registry.View) map[registry.VolumeName]*registry.Intent {
 	return open
 }
 
+// volumeStatus returns the status of a volume with the waits for it.
 func volumeStatus(v registry.View, vol registry.Volume, waits []registry.Wait) registry.VolumeStatus {
 	out := registry.VolumeStatus{Volume: vol, Waiting: waits}
 	out.Attachments = v.Attachments(vol.VolumeKey())
@@ -184,12 +186,8 @@ func volumeStatus(v registry.View, vol registry.Volume, waits []registry.Wait) r
 	if in, ok := registry.OpenIntent(v, vol.VolumeKey()); ok {
 		out.Intent = &in
 	}
-	refs := map[registry.ClaimKey]registry.Ref{}
-	for _, r := range v.Refs(vol.VolumeKey()) {
-		refs[r.ClaimKey()] = r
-	}
 	for _, c := range v.Claims(vol.VolumeKey()) {
-		r := refs[c.ClaimKey()]
+		r := refOf(v, c.ClaimKey())
 		out.Holders = append(out.Holders, registry.Holder{Claim: c, Publish: r.Publish, Target: r.Target,
 			Trouble: r.Trouble, Troubled: r.Troubled})
 	}
