@@ -29,7 +29,7 @@ type NoticeKind string
 const (
 	NoticeWaiting   NoticeKind = "waiting"   // for a claim, a plugin, another operation, or a successful call
 	NoticeTrouble   NoticeKind = "trouble"   // the mount of a volume in use does not work
-	NoticePending   NoticeKind = "pending"   // the volume is not expanded on this node yet
+	NoticePending   NoticeKind = "pending"   // an expansion is not done on this node yet, or its outcome is uncertain
 	NoticeUncertain NoticeKind = "uncertain" // a creation ended without a usable volume
 	NoticeUnhealthy NoticeKind = "unhealthy" // the plugin reports the volume as unhealthy
 )
