@@ -238,7 +238,8 @@ func (w *env) plugin(alloc string) *csifake.Plugin {
 // create creates a volume. more is added to its file.
 func (w *env) create(id, more string) error {
 	text := fmt.Sprintf(
-		"id = %q\nplugin_id = \"fake\"\ncapability {\n access_mode = \"single-node-writer\"\n attachment_mode = \"file-system\"\n}\n%s",
+		"id = %q\nplugin_id = \"fake\"\ncapability {\n access_mode = \"single-node-writer\"\n"+
+			" attachment_mode = \"file-system\"\n}\n%s",
 		id, more,
 	)
 	spec, _, err := w.host.ParseVolume(w.ctx(), host.Source{Name: id, Text: []byte(text)}, host.ParseOptions{})

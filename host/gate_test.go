@@ -69,7 +69,8 @@ func TestHeldCallKeepsItsOwnDeadline(t *testing.T) {
 						t.Errorf("%s: held for %s", what, took)
 					case c.says == "" && err == nil:
 					case errors.Is(err, registry.ErrUnavailable) != strings.Contains(c.says, "held") ||
-						errors.Is(err, c.why) != strings.Contains(c.says, "held") || errors.Is(err, context.DeadlineExceeded) == (c.deadline > maxHold) ||
+						errors.Is(err, c.why) != strings.Contains(c.says, "held") ||
+						errors.Is(err, context.DeadlineExceeded) == (c.deadline > maxHold) ||
 						!strings.HasPrefix(err.Error(), c.says):
 						t.Errorf("%s: %v", what, err)
 					}

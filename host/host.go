@@ -114,7 +114,7 @@ func (h *Host) unlockState() error {
 	return errors.Join(errs...)
 }
 
-// verify copies a binary into the store if it has the expected digest. A binary without a path has to be stored already.
+// verify copies a binary into the store if it has the expected digest. A binary without a path must be stored already.
 func (h *Host) verify(ctx context.Context, b Binary) (digest, error) {
 	switch {
 	case b.Path == "" && b.SHA256 == "":

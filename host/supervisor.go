@@ -213,8 +213,8 @@ func (s *supervisor) end(ctx context.Context) error {
 
 var errDied = errors.New("it has died")
 
-// restart replaces a shim that has died: by the standby shim, or by a new process. Calls are held until then, so nothing
-// slow comes before: neither its last lines, nor the removal of its files, nor a write to a disk that may hang.
+// restart replaces a shim that has died: by the standby shim, or by a new process. Calls are held until then, so
+// nothing slow comes before: neither its last lines, nor the removal of its files, nor a write to a disk that may hang.
 func (s *supervisor) restart(ctx context.Context) {
 	dead, baked, killed := s.active, s.endBake(), s.killed
 	s.gate.holdAll(errDied)

@@ -202,7 +202,8 @@ var swapCases = []struct {
 	{name: "the new one has begun a generation", next: hangs("activate"),
 		old: faults{fails: map[string]error{"resume": fenced}}, active: "old", failed: SwapActivate,
 		outcome: SwapRolledBack,
-		calls:   "hold writes, old quiesce, old release, hold all, new activate, new kill, old resume, old activate, open old"},
+		calls: "hold writes, old quiesce, old release, hold all, new activate, new kill, old resume, " +
+			"old activate, open old"},
 	{name: "neither can", next: fails("activate"), old: fails("resume"), failed: SwapActivate, outcome: SwapRolledBack,
 		calls: "hold writes, old quiesce, old release, hold all, new activate, new kill, old resume, old kill"},
 	{name: "the old one was killed, and the new one cannot activate", old: hangs("release"), next: fails("activate"),

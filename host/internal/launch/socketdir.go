@@ -176,8 +176,8 @@ func unlessGone(err error) error {
 	return err
 }
 
-// removeOrphans removes the socket directories in runDir whose host is dead. It touches no directory without owner file:
-// another host may have created it, and not locked it yet.
+// removeOrphans removes the socket directories in runDir whose host is dead. It touches no directory without owner
+// file: another host may have created it, and not locked it yet.
 func removeOrphans(runDir string) error {
 	owned, err := fs.Glob(os.DirFS(runDir), socketDirPrefix+"*/"+ownerFile)
 	for _, file := range owned {

@@ -106,8 +106,8 @@ func TestTrapT8ReplacedDirectory(t *testing.T) {
 	}
 }
 
-// Mounts anywhere in the directory keep their content, by whatever path the host names it, and are logged. Once they are
-// unmounted, the next start removes the directory.
+// Mounts anywhere in the directory keep their content, by whatever path the host names it, and are logged. Once they
+// are unmounted, the next start removes the directory.
 func TestTrapT8MountsKeepTheirContent(t *testing.T) {
 	t.Parallel()
 	needsRoot(t)

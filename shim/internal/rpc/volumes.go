@@ -89,9 +89,9 @@ func (v *volumes) Deregister(ctx context.Context, req *pb.DeregisterVolumeReques
 	return &pb.DeregisterVolumeReply{Answer: at}, err
 }
 
-// answered returns a use case that also stores its answer. The use case commits records that nodes share, and the answer
-// is a record of this node, so a shim may die between the two. A replay then finds the volume as requested and gets the
-// same answer.
+// answered returns a use case that also stores its answer. The use case commits records that nodes share, and the
+// answer is a record of this node, so a shim may die between the two. A replay then finds the volume as requested and
+// gets the same answer.
 func answered[T any](
 	run func(context.Context, *Active, registry.Call) (T, error),
 ) func(context.Context, *Active, registry.Call) (T, error) {
@@ -104,8 +104,8 @@ func answered[T any](
 	}
 }
 
-// removed runs a use case that removes a volume, and stores that it is done. A record says before that the operation has
-// begun to remove this volume. After a death, a replay that does not find the volume any more is done. Without that
+// removed runs a use case that removes a volume, and stores that it is done. A record says before that the operation
+// has begun to remove this volume. After a death, a replay that does not find the volume any more is done. Without that
 // record, it would fail, as a call for an unknown volume does.
 func removed(ctx context.Context, a *Active, call registry.Call, name registry.VolumeName, run func() error) error {
 	var begun registry.Operation
