@@ -13,8 +13,8 @@ DEATHS := TestKilledAt|ThatCannotDie|TestNoFailedCall$$
 NEXT := $(CURDIR)/.cache/next.overlay.json
 COMPAT := ^(TestVersionSkew|TestVersionSkewIsSeen|TestStateOutsideTheWindow|TestStateBeyondTheWindow|TestRollbackToTheReleaseBefore|TestSwapAddsAField)$$
 
-# Packages to test at a time. Tests also wait for processes and disks, so this is one more than there are processors.
-PACKAGES ?= $(shell echo $$(($$(nproc) + 1)))
+# Packages to test at a time.
+PACKAGES ?= $(shell nproc)
 
 # A program with the race detector sleeps for a second before it exits, unless it is told not to. The tests start thousands.
 export GORACE ?= atexit_sleep_ms=0
@@ -41,7 +41,7 @@ demo-rootless: build ## run the demo in a user namespace, with directories as vo
 	@BIN=$(BIN) unshare -Urm ./examples/demo.sh
 
 test: ## run all tests that take seconds, with -race; see also long, compat and bench-swap
-	$(GO) test -race -short -vet=off -timeout 12m -p $(PACKAGES) ./...
+	$(GO) test -race -short -vet=off -timeout 20m -p $(PACKAGES) ./...
 
 compat: ## swap between this release and the next in turn under load, with the host of either; builds bin/holdfast-shim-next
 	@mkdir -p $(BIN) $(dir $(NEXT))
@@ -49,20 +49,20 @@ compat: ## swap between this release and the next in turn under load, with the h
 	$(GO) build -overlay $(NEXT) -o $(BIN)/holdfast-shim-next ./shim
 	@cd $(BIN) && sha256sum holdfast-shim-next | cut -d' ' -f1 > holdfast-shim-next.sha256
 	$(GO) vet -overlay $(NEXT) ./...
-	$(GO) test -timeout 8m -overlay $(NEXT) ./config ./hooks ./proto/... ./shim/internal/store ./shim/internal/lifecycle
-	$(GO) test -race -count=1 -timeout 8m -run '$(COMPAT)' ./e2e
-	$(GO) test -race -count=1 -timeout 8m -overlay $(NEXT) -run '$(COMPAT)' ./e2e
+	$(GO) test -timeout 20m -overlay $(NEXT) ./config ./hooks ./proto/... ./shim/internal/store ./shim/internal/lifecycle
+	$(GO) test -race -count=1 -timeout 20m -run '$(COMPAT)' ./e2e
+	$(GO) test -race -count=1 -timeout 20m -overlay $(NEXT) -run '$(COMPAT)' ./e2e
 
 long: ## run the tests that take minutes: failing swaps, kills in every call and step, power cuts, full and hanging disks
-	$(GO) test -count=1 -timeout 5m -run 'TestHistories$$' ./shim/internal/node
-	$(GO) test -count=1 -timeout 25m -run '$(LONG)' ./e2e
-	$(GO) test -race -count=1 -timeout 25m -run '$(DEATHS)' ./e2e
+	$(GO) test -count=1 -timeout 20m -run 'TestHistories$$' ./shim/internal/node
+	$(GO) test -count=1 -timeout 40m -run '$(LONG)' ./e2e
+	$(GO) test -race -count=1 -timeout 40m -run '$(DEATHS)' ./e2e
 
 e2e: ## run the end-to-end tests that take seconds
-	$(GO) test -race -short -count=1 -timeout 12m ./e2e/...
+	$(GO) test -race -short -count=1 -timeout 20m ./e2e/...
 
 sanity: ## run csi-sanity against each configuration of loopfs (needs root)
-	cd examples/loopfs/sanity && $(GO) vet . && $(GO) test -count=1 -timeout 5m .
+	cd examples/loopfs/sanity && $(GO) vet . && $(GO) test -count=1 -timeout 20m .
 
 soak: ## run 100 000 random operations in memory, then random faults and kills on real processes for SOAK (default 10m)
 	HOLDFAST_OPERATIONS=100000 $(GO) test -count=1 -timeout 0 -run 'TestHistories$$' ./shim/internal/node
