@@ -1,7 +1,6 @@
 package benchswap
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"os"
@@ -14,67 +13,52 @@ import (
 	"holdfast/host"
 )
 
-// spread is how a set of times is spread.
-type spread struct {
-	n                  int
-	p50, p90, p99, max time.Duration
-}
-
-func spreadOf(all []time.Duration) spread {
-	if len(all) == 0 {
-		return spread{}
-	}
-	all = slices.Sorted(slices.Values(all))
-	at := func(part float64) time.Duration { return all[int(part*float64(len(all)-1))] }
-	return spread{len(all), at(0.5), at(0.9), at(0.99), all[len(all)-1]}
-}
-
-// limit is what is aimed at; 0: nothing.
-type limit struct{ p50, p99, max time.Duration }
+// limits are targets; 0 means none.
+type limits struct{ p50, p99, max time.Duration }
 
 // figure is a row of the report.
 type figure struct {
-	what string
-	spread
-	aim limit
+	name               string
+	n                  int
+	p50, p90, p99, max time.Duration
+	target             limits
 }
 
-// missed says what of the limit is not kept.
-func (f figure) missed() (list []string) {
+func newFigure(name string, all []time.Duration, target limits) figure {
+	if len(all) == 0 {
+		return figure{name: name, target: target}
+	}
+	all = slices.Sorted(slices.Values(all))
+	at := func(part float64) time.Duration { return all[int(part*float64(len(all)-1))] }
+	return figure{name, len(all), at(0.5), at(0.9), at(0.99), all[len(all)-1], target}
+}
+
+// targets returns the targets of the figure and those that it misses.
+func (f figure) targets() (all, missed []string) {
 	for _, l := range []struct {
 		name       string
 		is, atMost time.Duration
-	}{{"p50", f.p50, f.aim.p50}, {"p99", f.p99, f.aim.p99}, {"max", f.max, f.aim.max}} {
+	}{{"p50", f.p50, f.target.p50}, {"p99", f.p99, f.target.p99}, {"max", f.max, f.target.max}} {
+		if l.atMost > 0 {
+			all = append(all, l.name+" "+ms(l.atMost))
+		}
 		if l.atMost > 0 && l.is > l.atMost {
-			list = append(list, fmt.Sprintf("%s %s, at most %s is aimed at", l.name, ms(l.is), ms(l.atMost)))
+			missed = append(missed, fmt.Sprintf("- missed: %s: %s is %s, target %s\n", f.name, l.name, ms(l.is),
+				ms(l.atMost)))
 		}
 	}
-	return list
-}
-
-func (l limit) String() string {
-	var parts []string
-	for _, p := range []struct {
-		name string
-		d    time.Duration
-	}{{"p50", l.p50}, {"p99", l.p99}, {"max", l.max}} {
-		if p.d > 0 {
-			parts = append(parts, fmt.Sprintf("%s %s", p.name, ms(p.d)))
-		}
-	}
-	return strings.Join(parts, ", ")
+	return all, missed
 }
 
 func ms(d time.Duration) string {
-	switch v := float64(d) / float64(time.Millisecond); {
-	case v >= 100:
+	v := float64(d) / float64(time.Millisecond)
+	if v >= 100 {
 		return fmt.Sprintf("%.0f ms", v)
-	default:
-		return fmt.Sprintf("%.1f ms", v)
 	}
+	return fmt.Sprintf("%.1f ms", v)
 }
 
-// report is what a run came to, as it stands in docs/benchmarks.md.
+// report is the result of a run, as docs/benchmarks.md shows it.
 type report struct {
 	facts   []string
 	figures []figure
@@ -84,8 +68,8 @@ func (r *report) fact(format string, args ...any) {
 	r.facts = append(r.facts, fmt.Sprintf(format, args...))
 }
 
-func (r *report) add(what string, all []time.Duration, l limit) {
-	r.figures = append(r.figures, figure{what, spreadOf(all), l})
+func (r *report) add(name string, all []time.Duration, target limits) {
+	r.figures = append(r.figures, newFigure(name, all, target))
 }
 
 func (r *report) String() string {
@@ -94,24 +78,21 @@ func (r *report) String() string {
 	for _, f := range r.facts {
 		fmt.Fprintf(&b, "- %s\n", f)
 	}
-	b.WriteString("\n| | n | p50 | p90 | p99 | max | aimed at |\n|---|---|---|---|---|---|---|\n")
+	b.WriteString("\n| | n | p50 | p90 | p99 | max | target |\n|---|---|---|---|---|---|---|\n")
 	var missed []string
 	for _, f := range r.figures {
-		fmt.Fprintf(&b, "| %s | %d | %s | %s | %s | %s | %s |\n", f.what, f.n, ms(f.p50), ms(f.p90), ms(f.p99),
-			ms(f.max), f.aim)
-		for _, m := range f.missed() {
-			missed = append(missed, fmt.Sprintf("- missed: %s: %s\n", f.what, m))
-		}
+		targets, not := f.targets()
+		fmt.Fprintf(&b, "| %s | %d | %s | %s | %s | %s | %s |\n", f.name, f.n, ms(f.p50), ms(f.p90), ms(f.p99),
+			ms(f.max), strings.Join(targets, ", "))
+		missed = append(missed, not...)
 	}
-	b.WriteString("\n")
 	if len(missed) == 0 {
 		missed = []string{"- no target is missed\n"}
 	}
-	b.WriteString(strings.Join(missed, ""))
-	return b.String()
+	return b.String() + "\n" + strings.Join(missed, "")
 }
 
-// machine is what the figures were measured on.
+// machine describes where the figures were measured.
 func machine() string {
 	kernel, _ := exec.Command("uname", "-sr").Output()
 	model := "unknown processor"
@@ -124,104 +105,76 @@ func machine() string {
 	}
 	load, _ := os.ReadFile("/proc/loadavg")
 	return fmt.Sprintf("%s, %d of %s, %s, load average at the end %s", strings.TrimSpace(string(kernel)),
-		runtime.NumCPU(), model, runtime.Version(),
-		strings.Join(strings.Fields(string(load))[:3], " "))
+		runtime.NumCPU(), model, runtime.Version(), strings.Join(strings.Fields(string(load))[:3], " "))
 }
 
-// window is the time in which a swap held calls.
+// window is a time in which a swap held calls, or in which it was under way.
 type window struct{ from, to time.Time }
 
-func (w window) overlaps(from, to time.Time) bool { return from.Before(w.to) && to.After(w.from) }
-
-// windows are those of swaps, in their order.
+// windows are in their order and do not overlap.
 type windows []window
 
-// at is the window that overlaps a time.
+// at returns the first window that overlaps a time.
 func (ws windows) at(from, to time.Time) (int, bool) {
 	i, _ := slices.BinarySearchFunc(ws, from, func(w window, t time.Time) int { return w.to.Compare(t) })
-	if i < len(ws) && ws[i].overlaps(from, to) {
-		return i, true
-	}
-	return i, false
+	return i, i < len(ws) && from.Before(ws[i].to) && to.After(ws[i].from)
 }
 
-// medians are those of each sort of call, in calls that no swap was near.
-type medians map[sort]time.Duration
-
-// sorted tells calls apart.
-type sorted struct {
-	// how much longer a call took than usual that would have been made while calls were held
-	held    []time.Duration
-	longest []time.Duration          // the longest such of each window
-	anyway  []time.Duration          // how much longer than usual the same calls took while no swap was under way
-	reads   []time.Duration          // of reads in windows
-	quiet   map[bool][]time.Duration // of calls while no swap was under way, by whether they read
-	during  map[bool][]time.Duration // of calls while a swap was under way and held nothing
+// durations are those of calls, by when they were made.
+type durations struct {
+	held    []time.Duration          // by how much calls that a swap held took longer than usual
+	longest []time.Duration          // the longest of held of each swap
+	control []time.Duration          // by how much the same calls took longer than usual without a swap
+	reads   []time.Duration          // of reads while calls were held
+	quiet   map[bool][]time.Duration // of calls without a swap, by whether they read
+	during  map[bool][]time.Duration // of calls during a swap that held nothing
 }
 
-// tell sorts calls by the windows in which calls were held, and by those of whole swaps.
-func tell(calls []call, holds, swaps windows) sorted {
-	out := sorted{quiet: map[bool][]time.Duration{}, during: map[bool][]time.Duration{}}
-	usual := usually(calls, swaps)
+// newDurations sorts calls by the windows in which calls were held, and by those of whole swaps.
+func newDurations(calls []call, holds, swaps windows) durations {
+	d := durations{quiet: map[bool][]time.Duration{}, during: map[bool][]time.Duration{}}
+	usual := medians(calls, swaps)
 	longest := map[int]time.Duration{}
 	for _, c := range calls {
-		if i, in := holds.at(c.began, c.began.Add(usual[c.sort])); in {
-			if reading[c.sort] {
-				out.reads = append(out.reads, c.took)
+		extra := max(0, c.took-usual[c.method])
+		if i, in := holds.at(c.began, c.began.Add(usual[c.method])); in {
+			if reads[c.method] {
+				d.reads = append(d.reads, c.took)
 				continue
 			}
-			extra := max(0, c.took-usual[c.sort])
-			out.held = append(out.held, extra)
+			d.held = append(d.held, extra)
 			longest[i] = max(longest[i], extra)
 			continue
 		}
-		of := out.quiet
+		of := d.quiet
 		if _, in := swaps.at(c.began, c.ended()); in {
-			of = out.during
-		} else if !reading[c.sort] {
-			out.anyway = append(out.anyway, max(0, c.took-usual[c.sort]))
+			of = d.during
+		} else if !reads[c.method] {
+			d.control = append(d.control, extra)
 		}
-		of[reading[c.sort]] = append(of[reading[c.sort]], c.took)
+		of[reads[c.method]] = append(of[reads[c.method]], c.took)
 	}
-	out.longest = slices.Collect(maps.Values(longest))
-	return out
+	d.longest = slices.Collect(maps.Values(longest))
+	return d
 }
 
-func usually(calls []call, swaps windows) medians {
-	by := map[sort][]time.Duration{}
+// medians returns how long calls of each method usually take without a swap.
+func medians(calls []call, swaps windows) map[method]time.Duration {
+	by := map[method][]time.Duration{}
 	for _, c := range calls {
 		if _, in := swaps.at(c.began, c.ended()); !in {
-			by[c.sort] = append(by[c.sort], c.took)
+			by[c.method] = append(by[c.method], c.took)
 		}
 	}
-	out := medians{}
-	for s, all := range by {
-		out[s] = spreadOf(all).p50
+	usual := map[method]time.Duration{}
+	for m, all := range by {
+		usual[m] = newFigure("", all, limits{}).p50
 	}
-	return out
+	return usual
 }
 
-// coincidence compares how often slow writes fall into windows with how often they fall elsewhere.
-func coincidence(strokes []stroke, ws windows) string {
-	slices.SortFunc(strokes, func(a, b stroke) int { return cmp.Compare(a.Took, b.Took) })
-	slow := strokes[len(strokes)-max(1, len(strokes)/1000):]
-	in, writes := 0, 0
-	for _, s := range strokes {
-		if _, is := ws.at(s.At, s.At.Add(s.Took)); is {
-			writes++
-		}
-	}
-	for _, s := range slow {
-		if _, is := ws.at(s.At, s.At.Add(s.Took)); is {
-			in++
-		}
-	}
-	return fmt.Sprintf("of its %d slowest writes (0.1 %%, %s and more) %d fall into the time in which calls are held; as many as of all writes would be %.1f",
-		len(slow), ms(slow[0].Took), in, float64(len(slow))*float64(writes)/float64(len(strokes)))
-}
-
-// steps are the times of each step over all swaps.
-func (r *report) steps(all []host.SwapReport) {
+// addSteps adds how long each step took over all swaps.
+func (r *report) addSteps(all []host.SwapReport) {
 	by := map[host.SwapStep][]time.Duration{}
 	for _, s := range all {
 		for _, step := range s.Steps {
@@ -230,6 +183,6 @@ func (r *report) steps(all []host.SwapReport) {
 	}
 	for _, step := range []host.SwapStep{host.SwapVerify, host.SwapPrepare, host.SwapQuiesce, host.SwapFence,
 		host.SwapActivate, host.SwapResume} {
-		r.add("step "+string(step), by[step], limit{})
+		r.add("step "+string(step), by[step], limits{})
 	}
 }

@@ -3,7 +3,6 @@ package benchswap
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -11,15 +10,12 @@ import (
 	"holdfast/internal/testbin"
 )
 
-// roles are what this program does as another process.
-var roles = map[string]func() error{"plugins": servePlugins, "writer": write}
-
-// roleVariable is the environment variable that names the role.
-const roleVariable = "HOLDFAST_BENCHSWAP_ROLE"
+// servesPlugins is the environment variable that makes this program the process of the plugins.
+const servesPlugins = "HOLDFAST_BENCHSWAP_PLUGINS"
 
 func TestMain(m *testing.M) {
-	if role, is := roles[os.Getenv(roleVariable)]; is {
-		if err := role(); err != nil {
+	if os.Getenv(servesPlugins) != "" {
+		if err := servePlugins(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -28,10 +24,8 @@ func TestMain(m *testing.M) {
 	os.Exit(run(m))
 }
 
-var (
-	binaries [2]string // both builds of the shim
-	faulty   string    // the program that package fault gives faults to
-)
+// binaries are two builds of the shim. The next release has another protocol number and another schema.
+var binaries [2]string
 
 func run(m *testing.M) int {
 	cache, err := filepath.Abs("../../.cache")
@@ -43,23 +37,13 @@ func run(m *testing.M) int {
 		overlay, err = nextrelease.Flag(cache)
 	}
 	dir := ""
-	if err == nil { // the next release has another protocol number and another schema
-		dir, err = testbin.Build(testbin.Shim("shim"), testbin.Shim("shim-next", overlay),
-			testbin.FaultyShim("shim-faulty"))
+	if err == nil {
+		dir, err = testbin.Build(testbin.Shim("shim"), testbin.Shim("shim-next", overlay))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	binaries = [2]string{filepath.Join(dir, "shim"), filepath.Join(dir, "shim-next")}
-	faulty = filepath.Join(dir, "shim-faulty")
 	return m.Run()
-}
-
-// other is this program as another process, in a role.
-func other(role string) *exec.Cmd {
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), roleVariable+"="+role)
-	cmd.Stderr = os.Stderr
-	return cmd
 }

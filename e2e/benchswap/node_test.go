@@ -23,8 +23,8 @@ import (
 	"holdfast/registry"
 )
 
-// patience bounds whatever is waited for; it is never what is measured.
-const patience = 120 * time.Second
+// waitLimit bounds every wait and every call. No figure depends on it.
+const waitLimit = 120 * time.Second
 
 // node is one machine: a host, plugins, and allocs that use volumes.
 type node struct {
@@ -35,14 +35,11 @@ type node struct {
 	host    *host.Host
 	plugins *plugins
 	tasks   []host.WorkloadTask
-	allocs  []host.AllocGroup // that use the volumes which stay
-	// one for each plugin: what callers prepare and release over and over, under ids of their own
-	spare   []host.AllocGroup
-	slow    []host.AllocGroup // one for each slow caller
-	written string            // where the task that writes finds its volume
+	users   []host.AllocGroup // that use the volumes which stay
+	spare   []host.AllocGroup // one per plugin: callers prepare and release them under new ids
 }
 
-// newNode has everything run and mounted. Whatever is left at the test's end fails it.
+// newNode starts the plugins, creates the volumes and mounts those that stay.
 func newNode(t testing.TB, s sizes) *node {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "h-")
@@ -55,7 +52,7 @@ func newNode(t testing.TB, s sizes) *node {
 	logs, err := os.Create(filepath.Join(dir, "log"))
 	must(t, err)
 	n.config = host.Config{
-		StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"), Node: "node-1", MaxHold: patience,
+		StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"), Node: "node-1", MaxHold: waitLimit,
 		Shim: host.Binary{Path: binaries[0]}, Bake: s.bake, SwapBudget: s.budget,
 		Logger: hclog.New(&hclog.LoggerOptions{Output: logs, Level: hclog.Warn}),
 	}
@@ -77,7 +74,7 @@ func (n *node) open() {
 }
 
 func (n *node) ctx() context.Context {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(n.t.Context()), patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(n.t.Context()), waitLimit)
 	n.t.Cleanup(cancel)
 	return ctx
 }
@@ -91,40 +88,36 @@ func must(t testing.TB, err error) {
 
 func pluginName(i int) string { return fmt.Sprintf("plugin-%02d", i) }
 
-// ofPlugin are the numbers below all that fall to a plugin.
-func (n *node) ofPlugin(i, all int) (list []int) {
-	for k := i; k < all; k += n.sizes.plugins {
-		list = append(list, k)
-	}
-	return list
-}
-
-func slowVolume(i int) string  { return fmt.Sprintf("slow-%02d", i) }
 func spareVolume(i int) string { return fmt.Sprintf("spare-%02d", i) }
 
-// fill starts the plugins, and makes and mounts the volumes.
 func (n *node) fill() {
 	n.t.Helper()
 	for i := range n.sizes.plugins {
 		n.startPlugin(i)
 	}
-	n.registered(n.sizes.plugins)
+	n.waitRegistered(n.sizes.plugins)
+	names := make([][]string, n.sizes.plugins)
+	for k := range n.sizes.volumes {
+		i := k % n.sizes.plugins
+		names[i] = append(names[i], fmt.Sprintf("vol-%04d", k))
+	}
 	for i := range n.sizes.plugins {
 		n.spare = append(n.spare, n.group("spare", i, spareVolume(i)))
-		var volumes []string
-		for _, k := range n.ofPlugin(i, n.sizes.volumes) {
-			volumes = append(volumes, fmt.Sprintf("vol-%04d", k))
+		n.users = append(n.users, n.group("user", i, names[i]...))
+	}
+	must(n.t, n.forEachPlugin(func(i int) error {
+		for _, name := range append(names[i], spareVolume(i)) {
+			if _, err := n.host.CreateVolume(n.ctx(), volumeSpec(name, i)); err != nil {
+				return fmt.Errorf("create %s: %w", name, err)
+			}
 		}
-		n.allocs = append(n.allocs, n.group("user", i, volumes...))
-	}
-	for i := range n.sizes.slow {
-		n.slow = append(n.slow, n.group("slow", i%n.sizes.plugins, slowVolume(i)))
-	}
-	must(n.t, n.atEach(n.mounted))
+		_, err := n.host.PrepareAlloc(n.ctx(), n.users[i])
+		return err
+	}))
 }
 
-// atEach does something for every plugin, for some of them at once.
-func (n *node) atEach(do func(plugin int) error) error {
+// forEachPlugin calls do for every plugin, for some of them at once.
+func (n *node) forEachPlugin(do func(plugin int) error) error {
 	const atOnce = 16
 	var all sync.WaitGroup
 	errs := make([]error, n.sizes.plugins)
@@ -137,39 +130,12 @@ func (n *node) atEach(do func(plugin int) error) error {
 	return errors.Join(errs...)
 }
 
-// mounted makes the volumes of a plugin, and mounts those that stay.
-func (n *node) mounted(i int) error {
-	names := []string{spareVolume(i)}
-	for _, k := range n.ofPlugin(i, n.sizes.slow) {
-		names = append(names, slowVolume(k))
-	}
-	for _, k := range n.ofPlugin(i, n.sizes.volumes) {
-		names = append(names, fmt.Sprintf("vol-%04d", k))
-	}
-	for _, name := range names {
-		if _, err := n.host.CreateVolume(n.ctx(), volumeOf(name, i)); err != nil {
-			return fmt.Errorf("create %s: %w", name, err)
-		}
-	}
-	plans, err := n.host.PrepareAlloc(n.ctx(), n.allocs[i])
-	if err != nil {
-		return fmt.Errorf("prepare %s: %w", n.allocs[i].Alloc, err)
-	}
-	if i > 0 {
-		return nil
-	}
-	for _, e := range plans["t"].Env {
-		if e.Name == "HOLDFAST_VOLUME_V0" {
-			n.written = e.Value
-		}
-	}
-	return nil
-}
-
-// pluginTask is the task of a plugin, under any alloc.
+// pluginTask returns the task of a plugin under an alloc.
 func (n *node) pluginTask(alloc string, i int) host.AllocTask {
 	n.t.Helper()
-	text := fmt.Sprintf("task \"plugin\" {\n driver = \"raw_exec\"\n csi_plugin {\n id = %q\n type = \"monolith\"\n }\n}\n", pluginName(i))
+	text := fmt.Sprintf("task \"plugin\" {\n driver = \"raw_exec\"\n"+
+		" csi_plugin {\n id = %q\n type = \"monolith\"\n }\n}\n",
+		pluginName(i))
 	job, _, err := n.host.Parse(n.ctx(), host.Source{Name: "plugin.hcl", Text: []byte(text)}, host.ParseOptions{})
 	must(n.t, err)
 	return host.AllocTask{Alloc: host.AllocID(alloc), Task: "plugin", Attempt: 1, Sealed: job.Groups[0].Tasks[0].Sealed}
@@ -180,28 +146,22 @@ func (n *node) startPlugin(i int) {
 	task := n.pluginTask(fmt.Sprintf("alloc-%s", pluginName(i)), i)
 	plan, err := n.host.TaskStarting(n.ctx(), task)
 	must(n.t, err)
-	spec := pluginSpec{Name: pluginName(i), Dir: filepath.Join(n.dir, "plugins"), SlowFor: n.sizes.slowFor}
+	spec := pluginSpec{Name: pluginName(i), Dir: filepath.Join(n.dir, "plugins")}
 	for _, e := range plan.Env {
 		if e.Name == "CSI_ENDPOINT" {
 			spec.Socket = csifake.SocketPath(e.Value)
 		}
 	}
-	for _, k := range n.ofPlugin(i, n.sizes.slow) {
-		spec.Slow = append(spec.Slow, csifake.VolumeID(slowVolume(k)))
-	}
 	must(n.t, n.plugins.add(spec))
 	must(n.t, n.host.TaskStarted(n.ctx(), task.Key(), 1))
-	n.tasks = append(n.tasks, host.WorkloadTask{AllocTask: task, Running: true, Started: bootTime(n.t)})
+	boot, err := proc.BootID()
+	must(n.t, err)
+	n.tasks = append(n.tasks, host.WorkloadTask{AllocTask: task, Running: true,
+		Started: host.BootTime{Boot: boot, At: proc.BootTime()}})
 }
 
-func bootTime(t testing.TB) host.BootTime {
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	must(t, err)
-	return host.BootTime{Boot: strings.TrimSpace(string(boot)), At: proc.BootTime()}
-}
-
-// registered waits until so many tasks are.
-func (n *node) registered(tasks int) {
+// waitRegistered waits until so many tasks are registered.
+func (n *node) waitRegistered(tasks int) {
 	n.t.Helper()
 	err := n.host.Watch(n.ctx(), host.WatchOptions{}, func(e host.Event) error {
 		if e.Kind == "task registered" {
@@ -217,7 +177,7 @@ func (n *node) registered(tasks int) {
 	}
 }
 
-func volumeOf(name string, plugin int) host.VolumeSpec {
+func volumeSpec(name string, plugin int) host.VolumeSpec {
 	return host.VolumeSpec{
 		Namespace: "default", ID: host.VolumeID(name), Name: name, Plugin: host.PluginID(pluginName(plugin)),
 		CapacityMin:  1 << 20,
@@ -225,12 +185,13 @@ func volumeOf(name string, plugin int) host.VolumeSpec {
 	}
 }
 
-// group is an alloc whose one task uses volumes.
+// group returns an alloc with one task that uses volumes.
 func (n *node) group(kind string, i int, volumes ...string) host.AllocGroup {
 	n.t.Helper()
 	var blocks, mounts strings.Builder
 	for k, name := range volumes {
-		fmt.Fprintf(&blocks, "volume \"v%d\" {\n type = \"csi\"\n source = %q\n access_mode = \"single-node-writer\"\n attachment_mode = \"file-system\"\n}\n", k, name)
+		fmt.Fprintf(&blocks, "volume \"v%d\" {\n type = \"csi\"\n source = %q\n access_mode = \"single-node-writer\"\n"+
+			" attachment_mode = \"file-system\"\n}\n", k, name)
 		fmt.Fprintf(&mounts, "volume_mount {\n volume = \"v%d\"\n destination = \"/v%d\"\n}\n", k, k)
 	}
 	text := fmt.Sprintf("job %q {\n group \"g\" {\n%s task \"t\" {\n driver = \"raw_exec\"\n%s}\n}\n}\n", kind, &blocks,
@@ -243,17 +204,16 @@ func (n *node) group(kind string, i int, volumes ...string) host.AllocGroup {
 	}
 }
 
-// empty takes everything back in the order of an orchestrator, and holds the drivers' journals against what CSI
-// demands.
-func (n *node) empty() {
+// takeDown releases the allocs, ends the plugins' tasks, and checks the plugins' journals and the mount table.
+func (n *node) takeDown() {
 	n.t.Helper()
-	must(n.t, n.atEach(func(i int) error { return n.host.ReleaseAlloc(n.ctx(), n.allocs[i].Alloc) }))
+	must(n.t, n.forEachPlugin(func(i int) error { return n.host.ReleaseAlloc(n.ctx(), n.users[i].Alloc) }))
 	for _, task := range n.tasks {
 		must(n.t, n.host.TaskStopping(n.ctx(), task.Key(), 1))
 		must(n.t, n.host.TaskExited(n.ctx(), task.Key(), 1, 0, 0, true))
 	}
 	for i := range n.sizes.plugins {
-		for _, v := range csifake.Check(journalOf(filepath.Join(n.dir, "plugins"), pluginName(i)),
+		for _, v := range csifake.Check(journalPath(filepath.Join(n.dir, "plugins"), pluginName(i)),
 			journal.Options{Settled: true, Strict: true}) {
 			n.t.Errorf("journal of %s: %s", pluginName(i), v)
 		}
@@ -267,7 +227,7 @@ func (n *node) empty() {
 	}
 }
 
-// sweep removes all of it.
+// sweep unmounts and removes everything.
 func (n *node) sweep(logs *os.File) {
 	n.t.Helper()
 	must(n.t, logs.Close())

@@ -10,26 +10,20 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
-	"time"
-
-	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/protobuf/proto"
 
 	"holdfast/internal/csifake"
 )
 
-// pluginSpec is one plugin that the other process is to serve.
+// pluginSpec is a plugin that the process of the plugins serves.
 type pluginSpec struct {
-	Name    string   // also of its journal
-	Socket  string   //
-	Dir     string   // for journals and the data of volumes
-	Slow    []string // ids of volumes whose first stage and unstage of each use take SlowFor
-	SlowFor time.Duration
+	Name   string // also of its journal
+	Socket string
+	Dir    string // for journals and the data of volumes
 }
 
 var caps = []string{"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE"}
 
-// plugins is the process that serves them. It is one for all, so that they cost one runtime.
+// plugins is the one process that serves all plugins.
 type plugins struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
@@ -37,7 +31,9 @@ type plugins struct {
 }
 
 func startPlugins() (*plugins, error) {
-	cmd := other("plugins")
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), servesPlugins+"=1")
+	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -49,7 +45,7 @@ func startPlugins() (*plugins, error) {
 	return &plugins{cmd: cmd, in: in, out: bufio.NewScanner(out)}, cmd.Start()
 }
 
-// add returns when the plugin answers.
+// add starts a plugin and returns once its socket exists.
 func (p *plugins) add(s pluginSpec) error {
 	if err := json.NewEncoder(p.in).Encode(s); err != nil {
 		return err
@@ -67,7 +63,7 @@ func (p *plugins) stop() error {
 	return p.cmd.Wait()
 }
 
-// servePlugins serves what it is told on its input, until that ends.
+// servePlugins serves the plugins that it reads from its input until that ends.
 func servePlugins() error {
 	ctx, cancel := context.WithCancel(context.Background())
 	var serving sync.WaitGroup
@@ -83,18 +79,12 @@ func servePlugins() error {
 		}
 		p, err := csifake.New(csifake.Config{
 			Name: s.Name + ".example.org", Instance: s.Name, Caps: caps, Socket: s.Socket,
-			Journal: journalOf(s.Dir, s.Name), Mounts: true,
+			Journal: journalPath(s.Dir, s.Name), Mounts: true,
 			DataDir: filepath.Join(s.Dir, "data", s.Name),
 		})
 		if err != nil {
 			return err
 		}
-		slow := &slowness{ids: map[string]bool{}, last: map[string]string{}, takes: s.SlowFor}
-		for _, id := range s.Slow {
-			slow.ids[id] = true
-		}
-		p.On("NodeStageVolume").Answer(slow.answer)
-		p.On("NodeUnstageVolume").Answer(slow.answer)
 		serving.Go(func() {
 			if err := p.Run(ctx); err != nil {
 				fmt.Fprintln(os.Stderr, s.Name, err)
@@ -104,33 +94,4 @@ func servePlugins() error {
 	}
 }
 
-func journalOf(dir, name string) string { return filepath.Join(dir, name+".jsonl") }
-
-// slowness makes the first stage and the first unstage of each use of some volumes slow. What is asked for again
-// meanwhile is ABORTED by the plugin, as by real ones; what is asked for again after it is quick.
-type slowness struct {
-	ids   map[string]bool
-	takes time.Duration
-	mu    sync.Mutex
-	last  map[string]string // volume -> the RPC that was slow last
-}
-
-func (s *slowness) answer(_ context.Context, req, reply proto.Message, err error) (proto.Message, error) {
-	if m, is := req.(interface{ GetVolumeId() string }); is && s.ids[m.GetVolumeId()] && err == nil &&
-		s.due(m.GetVolumeId(), req) {
-		time.Sleep(s.takes)
-	}
-	return reply, err
-}
-
-func (s *slowness) due(id string, req proto.Message) bool {
-	rpc := "unstage"
-	if _, is := req.(*csi.NodeStageVolumeRequest); is {
-		rpc = "stage"
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	due := s.last[id] != rpc
-	s.last[id] = rpc
-	return due
-}
+func journalPath(dir, name string) string { return filepath.Join(dir, name+".jsonl") }
