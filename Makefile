@@ -64,9 +64,9 @@ e2e: ## run the end-to-end tests that take seconds
 sanity: ## run csi-sanity against each configuration of loopfs (needs root)
 	cd examples/loopfs/sanity && $(GO) vet . && $(GO) test -count=1 -timeout 20m .
 
-soak: ## run 100 000 random operations in memory, then random faults and kills on real processes for SOAK (default 10m)
+soak: ## run 100 000 random operations in memory, then random kills of real processes for SOAK (default 10m)
 	HOLDFAST_OPERATIONS=100000 $(GO) test -count=1 -timeout 0 -run 'TestHistories$$' ./shim/internal/node
-	HOLDFAST_CHAOS=$(SOAK) $(GO) test -count=1 -timeout 0 -run 'TestChaos$$|TestKilled' ./e2e
+	HOLDFAST_SOAK=$(SOAK) $(GO) test -count=1 -timeout 0 -run 'TestKilledAtRandomTimes$$' ./e2e
 
 bench-swap: ## measure 1000 swaps under load (200 with SHORT=1); PLUGINS=20 EVERY=500ms makes the node and the load smaller
 	HOLDFAST_SWAPS=$(if $(SHORT),200,1000) HOLDFAST_PLUGINS=$(PLUGINS) HOLDFAST_EVERY=$(EVERY) HOLDFAST_REPORT=$(REPORT) $(GO) test -count=1 -timeout 0 -v -run 'TestSwapFigures$$' ./e2e/benchswap

@@ -292,3 +292,38 @@ func TestEffectErrorsFindBlindRepetitions(t *testing.T) {
 		}
 	}
 }
+
+// blockingContext closes waiting once a call waits for the context's end: from then on the call is under way.
+type blockingContext struct {
+	context.Context
+	once    *sync.Once
+	waiting chan struct{}
+}
+
+func newBlockingContext(ctx context.Context) blockingContext {
+	return blockingContext{ctx, new(sync.Once), make(chan struct{})}
+}
+
+func (b blockingContext) Done() <-chan struct{} {
+	b.once.Do(func() { close(b.waiting) })
+	return b.Context.Done()
+}
+
+// logViolations logs what the journal has of the volumes of violations shortly before them.
+func logViolations(t *testing.T, lines []journal.Line, violations []journal.Violation) {
+	for _, v := range violations {
+		t.Logf("journal: %s", v)
+		if v.Line == 0 {
+			continue
+		}
+		from := max(0, v.Line-100)
+		for i, l := range lines[from:min(len(lines), v.Line+20)] {
+			if l.Volume == lines[v.Line-1].Volume || l.Kind == journal.Start || l.Kind == journal.Stop {
+				t.Logf("line %d %s %s %s call %d of %s by %d: %s %s, request %.8s, beside %v, effect %v, killed %v",
+					from+i+1,
+					l.Wall.Format("05.000"), l.Kind, l.RPC, l.Call, l.Instance, l.Peer, l.Code, l.Target, l.Hash,
+					l.Beside, l.Effect, l.Killed)
+			}
+		}
+	}
+}

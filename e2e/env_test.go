@@ -344,3 +344,14 @@ func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil
 }
+
+// openFiles returns the files that a process has open.
+func openFiles(pid int) (files []string) {
+	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	for _, link := range links {
+		if to, err := os.Readlink(link); err == nil {
+			files = append(files, to)
+		}
+	}
+	return files
+}

@@ -12,7 +12,6 @@ import (
 
 	"holdfast/host"
 	"holdfast/internal/csifake"
-	"holdfast/internal/proc"
 	"holdfast/registry"
 )
 
@@ -138,21 +137,21 @@ func (l *eventListener) wants(event host.Event) bool {
 	return registry.Filter{Role: l.options.Role, Plugin: l.options.Plugin, Kinds: l.options.Kinds}.Pass(event)
 }
 
-func (l *eventListener) listen(ctx context.Context, c *chaosEnv) {
+func (l *eventListener) listen(ctx context.Context, s *sessionsEnv) {
 	got := 0
 	from := func() host.WatchOptions {
 		o := l.options
 		o.After, got = l.last(), 0
 		return o
 	}
-	c.watch(ctx, l.name, from, func(event host.Event) error {
+	s.watch(ctx, l.name, from, func(event host.Event) error {
 		l.add(event)
 		sleep(ctx, l.delay)
 		if got++; got == l.leaveAfter {
 			return errLeave
 		}
 		return nil
-	}, func() bool { return true })
+	})
 }
 
 // Each watcher gets exactly the events after its cursor, in order, while shims are replaced and killed, hosts are
@@ -160,11 +159,9 @@ func (l *eventListener) listen(ctx context.Context, c *chaosEnv) {
 // reported as such.
 func TestEventContinuity(t *testing.T) {
 	t.Parallel()
-	c := newChaosEnv(t, 1)
-	p := c.addPlugin("alloc-p", csifake.Monolith)
-	running := c.running(p.task)
-	running.Started.At = proc.BootTime()
-	c.tasks[p.task.Key()] = running
+	s := newSessionsEnv(t)
+	p := s.addPlugin("alloc-p", csifake.Monolith)
+	s.setTask(p.task, true)
 	listeners := []*eventListener{
 		{name: "of all"},
 		{name: "slow", delay: 3 * time.Millisecond},
@@ -172,43 +169,40 @@ func TestEventContinuity(t *testing.T) {
 		{name: "of nodes, that comes and goes", leaveAfter: 1, options: host.WatchOptions{Role: host.RoleNode}},
 		{name: "of the plugin that stays", options: host.WatchOptions{Plugin: "fake"}},
 		{name: "of volumes", options: host.WatchOptions{Kinds: []host.EventKind{"volume created", "volume deleted"}}},
-		{name: "of health", leaveAfter: 2, options: host.WatchOptions{Kinds: []host.EventKind{"unhealthy", "healthy"}},
-			delay: time.Millisecond},
+		{name: "of health", leaveAfter: 2, options: host.WatchOptions{Kinds: []host.EventKind{"unhealthy", "healthy"}}},
 	}
-	ctx, stop := context.WithCancel(c.ctx())
+	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	var listening, churning sync.WaitGroup
 	for _, l := range listeners {
-		listening.Go(func() { l.listen(ctx, c) })
+		listening.Go(func() { l.listen(ctx, s) })
 	}
 	healthy, stopHealthy := context.WithCancel(ctx)
 	defer stopHealthy()
-	listening.Go(func() { c.wantHealthy(healthy, "fake") })
+	listening.Go(func() { s.wantHealthy(healthy, "fake") })
 	churn, stopChurn := context.WithCancel(ctx)
 	defer stopChurn()
 	var killed []host.AllocID
-	volume := c.newVolumeSlot("fake", 1)
-	churning.Go(func() { killed = c.churnPlugins(churn) })
-	churning.Go(func() { c.churnVolume(churn, volume) })
-	swap := func() { c.swap() }
-	for _, disturb := range []func(){swap, c.replaceShimByKill, swap, c.reopenHost, swap, c.reopenHost,
-		c.replaceShimByKill} {
+	churning.Go(func() { killed = s.churnPlugins(churn) })
+	churning.Go(func() { s.churnVolume(churn) })
+	swap := func() { s.swap() }
+	for _, disturb := range []func(){swap, s.replaceShimByKill, swap, s.reopenHost, swap, s.reopenHost,
+		s.replaceShimByKill} {
 		got := len(listeners[0].all())
-		c.waitUntil("more events", func() bool { return len(listeners[0].all()) > got+10 })
+		s.waitUntil("more events", func() bool { return len(listeners[0].all()) > got+10 })
 		disturb()
 	}
 	stopChurn()
 	churning.Wait()
-	c.plugins.Wait()
 	stopHealthy()
-	c.must(c.host.TaskStopping(c.ctx(), p.task.Key(), 1))
-	c.stopPlugin(p)
-	history := c.eventsUntil(func(event host.Event) bool {
+	s.must(s.host.TaskStopping(s.ctx(), p.task.Key(), 1))
+	s.stopPlugin(p)
+	history := s.eventsUntil(func(event host.Event) bool {
 		return event.Kind == "task deregistered" && event.Alloc == "alloc-p"
 	})
 	for _, l := range listeners {
 		want := slices.DeleteFunc(slices.Clone(history), func(event host.Event) bool { return !l.wants(event) })
-		c.waitUntil("the watcher "+l.name+" has all events", func() bool { return len(l.all()) >= len(want) })
+		s.waitUntil("the watcher "+l.name+" has all events", func() bool { return len(l.all()) >= len(want) })
 		if problem := eventDiff(l.all(), want); problem != "" {
 			t.Errorf("the watcher %s: %s", l.name, problem)
 		}
@@ -218,64 +212,44 @@ func TestEventContinuity(t *testing.T) {
 	for _, problem := range append(replayErrors(history), healthErrors(history, killed)...) {
 		t.Error(problem)
 	}
-	t.Logf("%d events, %d plugins, %d shims", len(history), len(killed), len(c.pids))
+	t.Logf("%d events, %d plugins, %d shims", len(history), len(killed), len(s.pids))
 }
 
-// churnPlugins has plugins start, die, start again and stop, one after the other.
-func (c *chaosEnv) churnPlugins(ctx context.Context) (killed []host.AllocID) {
-	for n := 0; ctx.Err() == nil; n++ {
-		w := c.newWorker(&pluginService{id: "churn", backend: csifake.NewBackend("")}, csifake.Monolith, n)
-		wait := func(health registry.HealthState) {
-			if err := w.waitHealth(health); err != nil {
-				c.t.Error(err)
-			}
-		}
-		w.newAlloc()
-		w.start()
-		wait(host.Healthy)
-		w.plugin().Kill()
-		wait(host.Unhealthy)
-		w.end(true, false)
-		w.start()
-		wait(host.Healthy)
-		w.report("stopping", func(h *host.Host) error { return h.TaskStopping(c.ctx(), w.task.Key(), w.task.Attempt) })
-		w.end(false, true)
-		killed = append(killed, w.task.Alloc)
-	}
-	return killed
-}
-
-func (c *chaosEnv) churnVolume(ctx context.Context, v volumeSlot) {
+// churnVolume creates and deletes a volume until ctx ends.
+func (s *sessionsEnv) churnVolume(ctx context.Context) {
 	for ctx.Err() == nil {
-		if err := c.createVolume(v, waitLimit); err != nil {
-			c.t.Errorf("create volume %s: %v", v.id, err)
-		}
-		// the host was closed before it answered
-		if err := c.deleteVolume(v, waitLimit); err != nil && !errors.Is(err, host.ErrNotFound) {
-			c.t.Errorf("delete volume %s: %v", v.id, err)
-		}
+		s.call("create", func(ctx context.Context, h *host.Host) error {
+			return createText(ctx, h, volumeText("fake", "churned", ""))
+		})
+		s.call("delete", func(ctx context.Context, h *host.Host) error {
+			err := h.DeleteVolume(ctx, volumeName("churned"))
+			if errors.Is(err, host.ErrNotFound) {
+				return nil // the host was closed before it answered
+			}
+			return err
+		})
 	}
 }
 
 // wantHealthy follows the fingerprint of a plugin that stays. No new watch, at whichever shim, may report less than
 // there is.
-func (c *chaosEnv) wantHealthy(ctx context.Context, id host.PluginID) {
+func (s *sessionsEnv) wantHealthy(ctx context.Context, id host.PluginID) {
 	for ctx.Err() == nil {
-		s := c.current()
-		err := s.Fingerprints(ctx, host.PluginQuery{Plugin: id},
+		session := s.current()
+		err := session.Fingerprints(ctx, host.PluginQuery{Plugin: id},
 			func(list []host.PluginFingerprint, complete bool) error {
 				if complete && len(list) != 2 {
-					c.t.Errorf("plugin %s has %d roles", id, len(list))
+					s.t.Errorf("plugin %s has %d roles", id, len(list))
 				}
 				for _, f := range list {
 					if ctx.Err() == nil && f.Healthy != 1 {
-						c.t.Errorf("plugin %s is reported with %d healthy instances as %s", id, f.Healthy, f.Role)
+						s.t.Errorf("plugin %s is reported with %d healthy instances as %s", id, f.Healthy, f.Role)
 					}
 				}
 				return nil
 			})
 		if ctx.Err() == nil && errors.Is(err, host.ErrUnavailable) {
-			<-s.replaced
+			<-session.replaced
 		}
 	}
 }

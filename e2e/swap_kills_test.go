@@ -229,17 +229,25 @@ func killAtCommit(s *stress, victim string) {
 	s.waitUntil("the old one is gone", func() bool { return !alive(old) })
 }
 
-// TestKilledAtRandomTimes kills a random process at a random time of a swap. HOLDFAST_CHAOS=10m continues for that
-// long; HOLDFAST_CHAOS_SEED=7 is the seed.
+// TestKilledAtRandomTimes kills a random process at a random time of a swap. HOLDFAST_SOAK=10m continues with another
+// seed for that long; HOLDFAST_SEED=7 is the seed.
 func TestKilledAtRandomTimes(t *testing.T) {
 	slow(t)
-	seed := seeds(t)[0]
-	t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { killAtRandomTimes(t, seed, 8, 0) })
-	if long := soakTime(t); long > 0 {
-		for range 2 {
-			seed := uint64(time.Now().UnixNano())
-			t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { killAtRandomTimes(t, seed, 30, long) })
+	seed := uint64(1)
+	if text := os.Getenv("HOLDFAST_SEED"); text != "" {
+		_, err := fmt.Sscan(text, &seed)
+		if err != nil {
+			t.Fatalf("HOLDFAST_SEED: %v", err)
 		}
+	}
+	t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { killAtRandomTimes(t, seed, 8, 0) })
+	if text := os.Getenv("HOLDFAST_SOAK"); text != "" {
+		long, err := time.ParseDuration(text)
+		if err != nil {
+			t.Fatalf("HOLDFAST_SOAK: %v", err)
+		}
+		seed := uint64(time.Now().UnixNano())
+		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { killAtRandomTimes(t, seed, 30, long) })
 	}
 }
 
