@@ -21,7 +21,6 @@
 // Actions:
 //
 //	hang              wait until the process is killed
-//	slow 300ms        continue later
 //	exit, panic       end the process with code 3, or by a panic
 //	kill-self         SIGKILL
 //	freeze            SIGSTOP; SIGCONT from outside continues
@@ -31,11 +30,6 @@
 //	kill-other        SIGKILL to the host's other shims; continue when they are dead
 //	touch FILE        create the file, to tell the test that the point was reached
 //	wait-for FILE     continue once the file exists; the test does something meanwhile
-//	rubbish           print lines that are no handshake to where the host reads it from, and continue
-//	noise             print what breaks log readers to stderr, and continue: {"@message":5}, a line of 1 MiB, no UTF-8
-//	fork              leave a child that holds the pipes, and continue
-//	protocol 7        speak only this version of the protocol (at start)
-//	arrivals FILE     append a line for each call from now on: its name, and how long its caller waits (at start)
 //	schema 99         turn the copy of the state that will be rehearsed into one of this schema (at Rehearse before)
 //
 // How often: always; with a final "times 2" at most twice per process; with a final "once FILE" once over all

@@ -17,22 +17,19 @@ import (
 
 // Fault is one line of faults.
 type Fault struct {
-	At     string        // "start", "serving" or a method of a service
-	Later  time.Duration // with "serving"
-	After  bool          // with a method: its work is done
-	Do     string        // the action
-	With   string        // the argument of the action
-	Times  int           // at most so often per process; 0: always
-	Once   string        // only in the process that creates this file
-	During time.Duration // With, of "slow"
+	At    string        // "start", "serving" or a method of a service
+	Later time.Duration // with "serving"
+	After bool          // with a method: after its work
+	Do    string        // the action
+	With  string        // the argument of the action
+	Times int           // at most so often per process; 0: always
+	Once  string        // only in the process that creates this file
 }
 
 // actions maps each action to the kind of its argument.
 var actions = map[string]string{
-	"hang": "", "slow": "time", "exit": "", "panic": "", "kill-self": "", "freeze": "", "error": "kind",
-	"kill-host": "", "kill-other": "",
-	"touch": "path", "wait-for": "path", "arrivals": "path", "rubbish": "", "noise": "", "fork": "",
-	"protocol": "number", "schema": "number",
+	"hang": "", "exit": "", "panic": "", "kill-self": "", "freeze": "", "error": "kind", "kill-host": "",
+	"kill-other": "", "touch": "path", "wait-for": "path", "schema": "number",
 }
 
 // Kinds are the arguments of "error".
@@ -97,8 +94,6 @@ func parse(words []string) (f Fault, err error) {
 
 func (f *Fault) checkWith(what string) (err error) {
 	switch what {
-	case "time":
-		f.During, err = time.ParseDuration(f.With)
 	case "number":
 		_, err = strconv.Atoi(f.With)
 	case "path":

@@ -20,13 +20,12 @@ func TestBinaryCarriesItsFaults(t *testing.T) {
 		t.Errorf("without faults: %v, %v", got, err)
 	}
 	path := Binary(t, program, dir, "bad", "start touch /x once /mark", "serving 200ms exit",
-		"Activate after error fenced times 2", "Quiesce before slow 1s")
+		"Activate after error fenced times 2")
 	got, err := Read(path)
 	want := []Fault{
 		{At: "start", Do: "touch", With: "/x", Once: "/mark"},
 		{At: "serving", Later: 200 * time.Millisecond, Do: "exit"},
 		{At: "Activate", After: true, Do: "error", With: "fenced", Times: 2},
-		{At: "Quiesce", Do: "slow", With: "1s", During: time.Second},
 	}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v, %+v", err, got)
@@ -41,7 +40,7 @@ func TestParseRefusesUnknownFaults(t *testing.T) {
 	for _, line := range []string{
 		"Activate", "Activate hang", "Activate before", "Activate before dance", "serving exit", "start touch",
 		"start touch x", "Activate before error green",
-		"start slow", "start exit now", "start protocol x", "start exit times x",
+		"start exit now", "Rehearse before schema x", "start exit times x",
 	} {
 		if got, err := Parse(line); err == nil {
 			t.Errorf("%q is %+v", line, got)

@@ -1,5 +1,5 @@
-// Command faulty is the shim with faults, for tests only: what the lines behind its executable say that it does beside
-// its work. Package holdfast/internal/fault explains them, and makes such binaries.
+// Command faulty is the shim with faults, for tests. Package holdfast/internal/fault explains them and makes binaries
+// with faults.
 package main
 
 import (
@@ -34,8 +34,8 @@ func main() {
 		shim.Register(life, g)
 		return nil
 	}
-	options := bootstrap.ServeOptions{Logger: log, Run: shim.Run, Versions: p.versions, Server: append(shim.ServerOptions(),
-		grpc.ChainUnaryInterceptor(p.unary), grpc.ChainStreamInterceptor(p.stream), grpc.InTapHandle(p.arrives),
+	options := bootstrap.ServeOptions{Logger: log, Run: shim.Run, Server: append(shim.ServerOptions(),
+		grpc.ChainUnaryInterceptor(p.unary), grpc.ChainStreamInterceptor(p.stream),
 	)}
 	if err := bootstrap.Serve(context.Background(), register, options); err != nil {
 		log.Error("the shim ends", "error", err)

@@ -2,27 +2,23 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"strings"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/tap"
 
 	"holdfast/internal/fault"
 )
 
-// program is what this shim does beside its work.
+// program executes the faults of this shim.
 type program struct {
-	host     int    // who has started it
-	versions []int  // of the protocol; empty: those of a good shim
-	arrivals string // the file that calls are noted in; empty: they are not
-
-	mu     sync.Mutex // guards left
+	host   int // the parent process
 	faults []fault.Fault
-	left   []int // how often each may still be done, if that is limited
+
+	mu   sync.Mutex // guards left
+	left []int      // how often each fault may still be executed, if that is limited
 }
 
 func newProgram(faults []fault.Fault) *program {
@@ -35,7 +31,7 @@ func newProgram(faults []fault.Fault) *program {
 
 func (p *program) start() { _ = p.at(nil, func(f fault.Fault) bool { return f.At == "start" }) }
 
-// at does what is to be done at a point. The error is the answer of the call that is at this point.
+// at executes the faults of a point. The error is the answer to the call that is at the point.
 func (p *program) at(req any, here func(fault.Fault) bool) error {
 	for i, f := range p.faults {
 		if !here(f) || !p.due(i) {
@@ -49,7 +45,7 @@ func (p *program) at(req any, here func(fault.Fault) bool) error {
 	return nil
 }
 
-// due says whether a fault is to be done this time.
+// due reports whether a fault is to be executed this time.
 func (p *program) due(i int) bool {
 	f := p.faults[i]
 	if f.Once != "" {
@@ -62,31 +58,14 @@ func (p *program) due(i int) bool {
 	return f.Times == 0 || p.left[i] >= 0
 }
 
-// method is how a fault names what gRPC calls /holdfast.v1.Control/Activate: Activate, or for another service
-// Allocs.Prepare.
+// method returns the name of a method in faults: Activate for /holdfast.v1.Control/Activate, and with its service for
+// others, as in Allocs.Prepare.
 func method(full string) string {
 	_, name, _ := strings.Cut(full, "/holdfast.v1.")
 	return strings.TrimPrefix(strings.ReplaceAll(name, "/", "."), "Control.")
 }
 
-// arrives notes a call. It is called by who reads the connection, so in the order in which the calls were sent.
-func (p *program) arrives(ctx context.Context, call *tap.Info) (context.Context, error) {
-	if p.arrivals == "" {
-		return ctx, nil
-	}
-	waits := "for-ever"
-	if end, limited := ctx.Deadline(); limited {
-		waits = time.Until(end).String()
-	}
-	file, err := os.OpenFile(p.arrivals, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-	must(err)
-	_, err = fmt.Fprintln(file, method(call.FullMethodName), waits)
-	must(err)
-	must(file.Close())
-	return ctx, nil
-}
-
-// around does the faults of a method around its work.
+// around executes the faults before and after a method.
 func (p *program) around(full string, req any, work func() error) error {
 	name := method(full)
 	if err := p.at(req, func(f fault.Fault) bool { return f.At == name && !f.After }); err != nil {

@@ -9,8 +9,8 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// setSchema says in a copy of the state that only shims of a schema can read it. It writes as package store does: what
-// it writes is sound.
+// setSchema writes into a copy of the state that only shims of a schema can read it. The record has a valid checksum, as
+// package store writes it.
 func setSchema(file string, number int) error {
 	db, err := bbolt.Open(file, 0o600, nil)
 	if err != nil {
