@@ -5,7 +5,7 @@ BIN   := $(CURDIR)/bin
 TOOLS := $(CURDIR)/.cache/bin
 SOAK  ?= 10m
 # Tests that take minutes in total; package e2e skips them with -short.
-LONG := TestRollback$$|TestPowerCut|TestDisk|TestSwapOnAFullDisk|TestBoundedHold|TestSwapsOfNoisyShims
+LONG := TestRollback$$|TestPowerCut|TestDisk|TestSwapOnAFullDisk|TestBoundedHold
 LONG := $(LONG)|TestAgentKilled|TestAllKilled|TestPluginTaskKilled
 # Tests that take minutes and run with -race, because many goroutines of the host change state at once.
 DEATHS := TestKilledAt|ThatCannotDie|TestNoFailedCall$$

@@ -3,8 +3,6 @@ package e2e
 import (
 	"fmt"
 	"os"
-	"os/exec"
-	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -229,13 +227,6 @@ func TestDataPathUntouched(t *testing.T) {
 	a.must(a.stopJob("fake"))
 }
 
-// recordLosses are ways to lose agent.db.
-var recordLosses = map[string]func(path string) error{
-	"removed":   os.Remove,
-	"emptied":   func(path string) error { return os.Truncate(path, 0) },
-	"truncated": func(path string) error { return os.Truncate(path, 3*int64(os.Getpagesize())) },
-}
-
 // startWriter starts the plugin and a writer on a volume of it.
 func (a *agentEnv) startWriter() snapshot {
 	a.t.Helper()
@@ -288,40 +279,35 @@ func (a *agentEnv) waitLines() {
 // An agent that has lost its records refuses to start while a writer runs. With --recover=adopt it touches neither
 // writer, plugin nor volume.
 func TestWriterSurvivesLossOfAgentRecords(t *testing.T) {
-	for name, damage := range recordLosses {
-		t.Run(name, func(t *testing.T) {
-			a := newAgentEnv(t)
-			before := a.startWriter()
-			a.loseRecords(damage)
-			a.must(a.startAgent("--recover=adopt"))
-			if before.mounts == "" || strings.Contains(before.calls, "Unpublish") ||
-				strings.Contains(before.calls, "Unstage") {
-				t.Fatalf("the volume was taken away: %+v", before)
-			}
-			a.waitLines()
-			found, err := a.client.Doctor(a.ctx(), control.DoctorRequest{})
-			a.must(err)
-			if len(found.Findings) > 0 {
-				t.Errorf("doctor finds %+v", found.Findings)
-			}
-			a.killAgent()
-			a.must(a.startAgent()) // without --recover
-			if now := a.snapshot("fake", "writer"); now != before {
-				t.Errorf("what runs was touched:\n%+v\nand now\n%+v", before, now)
-			}
-			a.checkLines()
-			a.must(a.stopJob("writer"))
-			a.must(a.delete("kept"))
-			a.must(a.stopJob("fake"))
-		})
+	a := newAgentEnv(t)
+	before := a.startWriter()
+	a.loseRecords(os.Remove)
+	a.must(a.startAgent("--recover=adopt"))
+	if before.mounts == "" || strings.Contains(before.calls, "Unpublish") || strings.Contains(before.calls, "Unstage") {
+		t.Fatalf("the volume was taken away: %+v", before)
 	}
+	a.waitLines()
+	found, err := a.client.Doctor(a.ctx(), control.DoctorRequest{})
+	a.must(err)
+	if len(found.Findings) > 0 {
+		t.Errorf("doctor finds %+v", found.Findings)
+	}
+	a.killAgent()
+	a.must(a.startAgent()) // without --recover
+	if now := a.snapshot("fake", "writer"); now != before {
+		t.Errorf("what runs was touched:\n%+v\nand now\n%+v", before, now)
+	}
+	a.checkLines()
+	a.must(a.stopJob("writer"))
+	a.must(a.delete("kept"))
+	a.must(a.stopJob("fake"))
 }
 
 // With --recover=stop the writer is stopped and its volume released before its plugin ends, as the journal shows.
 func TestTasksOfLostRecordsAreStoppedInOrder(t *testing.T) {
 	a := newAgentEnv(t)
 	a.startWriter()
-	a.loseRecords(recordLosses["emptied"])
+	a.loseRecords(func(path string) error { return os.Truncate(path, 0) })
 	a.must(a.startAgent("--recover=stop"))
 	a.waitUntil("all is stopped", func() bool {
 		all, err := a.client.Allocs(a.ctx())
@@ -329,42 +315,6 @@ func TestTasksOfLostRecordsAreStoppedInOrder(t *testing.T) {
 		return err == nil && err2 == nil && len(all)+len(jobs) == 0
 	})
 	a.checkLines()
-	a.must(a.runJob("fake.hcl"))
-	a.must(a.delete("kept"))
-	a.must(a.stopJob("fake"))
-}
-
-// The agent's whole directory is removed while a writer runs. No agent starts before the tasks have ended; then it
-// releases the volume.
-func TestTasksOfRemovedRecordsKeepTheirVolumes(t *testing.T) {
-	a := newAgentEnv(t)
-	before := a.startWriter()
-	a.killAgent()
-	a.must(os.RemoveAll(a.path("s/agent")))
-	var pids []string
-	for _, args := range [][]string{nil, {"--recover=adopt"}, {"--recover=stop"}} {
-		err := a.startAgent(args...)
-		if err == nil {
-			t.Fatalf("the agent starts with %v and does not know the writer", args)
-		}
-		found := regexp.MustCompile(`kill -TERM ([0-9 ]+),`).FindStringSubmatch(err.Error())
-		if found == nil {
-			t.Fatalf("the refusal does not say what to do: %v", err)
-		}
-		pids = strings.Fields(found[1])
-	}
-	if output, err := a.holdfast("doctor", "--state-dir", a.path("s"), "--run-dir", a.path("r")); err == nil ||
-		!strings.Contains(output+err.Error(), "running tasks without a record") {
-		t.Errorf("doctor: %v\n%s", err, output)
-	}
-	a.waitLines()
-	calls, err := csifake.Calls(a.path("journal"), everyCall...)
-	a.must(err)
-	if now := strings.Join(answers(calls), "\n"); now != before.calls {
-		t.Fatalf("what runs was touched:\n%s\nand now\n%s", before.calls, now)
-	}
-	a.must(exec.Command("kill", append([]string{"-TERM"}, pids...)...).Run())
-	a.waitUntil("the agent starts", func() bool { return a.startAgent() == nil })
 	a.must(a.runJob("fake.hcl"))
 	a.must(a.delete("kept"))
 	a.must(a.stopJob("fake"))

@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -133,141 +132,6 @@ func TestDefectG5CallsAreCalledOff(t *testing.T) {
 	e.stopPlugin(p)
 }
 
-// giveUp makes a call for an alloc and cancels it once the alloc's status contains a text. It returns the call's error.
-func (e *env) giveUp(alloc, status string, call func(context.Context) error) error {
-	e.t.Helper()
-	ctx, leave := context.WithCancel(e.ctx())
-	defer leave()
-	done := background(func() error { return call(ctx) })
-	e.waitUntil(alloc+" waits for "+status, func() bool { return strings.Contains(e.waitReasons(alloc), status) })
-	leave()
-	return e.result("a cancelled call", done)
-}
-
-// A caller that gives up while another alloc is served gets an error: neither a mount nor an unmount that never ran is
-// a success. A caller without any time gets one at once. Nothing was sent for them.
-func TestDefectV3WaitingInVainIsAnError(t *testing.T) {
-	t.Parallel()
-	e := newEnv(t, allCaps...)
-	p := e.addPlugin("alloc-p", csifake.Monolith)
-	e.must(e.create("vol"))
-	shared := request{source: "vol", mode: manyWriters}
-	first := e.use("alloc-1", shared)
-	gate := p.On("NodePublishVolume").Times(1).Hold()
-	g := e.group("alloc-2", shared)
-	served := background(func() error { return errOf(e.prepare(g)) })
-	e.waitHeld(gate, served)
-	before := len(e.calls())
-
-	third := e.group("alloc-3", shared)
-	prepare := func(ctx context.Context) error { return errOf(e.prepareAll(ctx, third)) }
-	release := func(ctx context.Context) error { return e.host.ReleaseAlloc(ctx, "alloc-1") }
-	if err := e.giveUp("alloc-3", "alloc-2", prepare); !errors.Is(err, context.Canceled) {
-		t.Errorf("a mount that never ran ends with: %v", err)
-	}
-	if err := e.giveUp("alloc-1", "alloc-2", release); !errors.Is(err, context.Canceled) {
-		t.Errorf("an unmount that never ran ends with: %v", err)
-	}
-	if _, mounted := e.mounted(first); !mounted {
-		t.Error("the first alloc's mount is gone")
-	}
-	e.wantCalls(before)
-	gate.Open()
-	e.must(e.result("prepare", served))
-	for _, id := range []string{"alloc-1", "alloc-2", "alloc-3"} {
-		e.must(e.release(id))
-	}
-	e.must(e.delete("vol"))
-	e.stopPlugin(p)
-}
-
-// A caller without any time gets an error and nothing else.
-func TestDefectH9NoTimeIsAnError(t *testing.T) {
-	t.Parallel()
-	e := newEnv(t, allCaps...)
-	p := e.addPlugin("alloc-p", csifake.Monolith)
-	e.must(e.create("vol"))
-	shared := request{source: "vol", mode: manyWriters}
-	e.use("alloc-1", shared)
-	before := len(e.calls())
-	g := e.group("alloc-2", shared)
-	late, end := context.WithDeadline(e.ctx(), time.Now())
-	defer end()
-	cancelled, cancel := context.WithCancel(e.ctx())
-	cancel()
-	for why, ctx := range map[error]context.Context{context.DeadlineExceeded: late, context.Canceled: cancelled} {
-		for what, err := range map[string]error{
-			"prepare": errOf(e.prepareAll(ctx, g)), "release": e.host.ReleaseAlloc(ctx, "alloc-1"),
-			"create": e.createWith(ctx, "other", ""), "delete": e.host.DeleteVolume(ctx, volumeName("vol")),
-		} {
-			if !errors.Is(err, why) {
-				t.Errorf("%s: %v, not %v", what, err, why)
-			}
-		}
-	}
-	e.wantCalls(before)
-	e.must(e.release("alloc-1"))
-	e.must(e.delete("vol"))
-	e.stopPlugin(p)
-}
-
-// A caller that leaves while it is served or waits leaves the volume to the next one. Waiting costs no processor time.
-func TestDefectV4NobodySpinsAndNothingStaysLocked(t *testing.T) {
-	t.Parallel()
-	e := newEnv(t, allCaps...)
-	p := e.addPlugin("alloc-p", csifake.Monolith)
-	e.must(e.create("vol"))
-	ctx, leave := context.WithCancel(e.ctx())
-	defer leave()
-	gate := p.On("NodeStageVolume").Times(1).Hold()
-	prepare := func(ctx context.Context, id string) <-chan error {
-		g := e.group(id, request{source: "vol", mode: manyWriters})
-		return background(func() error { return errOf(e.prepareAll(ctx, g)) })
-	}
-	holder := prepare(ctx, "alloc-1")
-	e.waitHeld(gate, holder)
-	waiter, third, last := prepare(ctx, "alloc-2"), prepare(e.ctx(), "alloc-3"), prepare(e.ctx(), "alloc-4")
-	for _, id := range []string{"alloc-2", "alloc-3", "alloc-4"} {
-		e.waitUntil(id+" waits", func() bool { return e.waitReasons(id) != "" })
-	}
-	leave()
-	for name, done := range map[string]<-chan error{"the holder": holder, "the waiter": waiter} {
-		if err := e.result(name, done); !errors.Is(err, context.Canceled) {
-			t.Errorf("%s left and got: %v", name, err)
-		}
-	}
-	if used := e.cpuUse(time.Second); used > 0.1 {
-		t.Errorf("a shim with a waiting call uses %.1f%% of a processor", 100*used)
-	}
-	if n := len(e.calls("NodeStageVolume")); n > 20 {
-		t.Errorf("the open call was sent %d times within a second", n)
-	}
-	gate.Open()
-	e.must(e.result("the third", third))
-	e.must(e.result("the last", last))
-	for _, id := range []string{"alloc-1", "alloc-2", "alloc-3", "alloc-4"} {
-		e.must(e.release(id))
-	}
-	e.must(e.delete("vol"))
-	e.stopPlugin(p)
-}
-
-// cpuUse returns the share of a processor that the shim uses for a while.
-func (e *env) cpuUse(long time.Duration) float64 {
-	e.t.Helper()
-	ticks := func() int { // of a hundredth of a second: utime and stime of proc_pid_stat(5)
-		text := procText(e.activeShim().PID, "stat")
-		fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
-		var user, system int
-		_, err := fmt.Sscan(fields[11]+" "+fields[12], &user, &system)
-		e.must(err)
-		return user + system
-	}
-	used, began := ticks(), time.Now()
-	<-time.After(long)
-	return float64(ticks()-used) * float64(time.Second/100) / float64(time.Since(began))
-}
-
 // A mount at a volume's path proves nothing: one without a record is neither used nor touched, and a recorded one that
 // is gone is made again.
 func TestDefectV7NoMountIsTrustedForBeingThere(t *testing.T) {
@@ -309,45 +173,5 @@ func TestDefectV7NoMountIsTrustedForBeingThere(t *testing.T) {
 	e.wantFile(target, "f", "x")
 	e.must(e.release("alloc-1"))
 	e.must(e.delete("vol"))
-	e.stopPlugin(p)
-}
-
-// Volumes of one id in two namespaces have nothing in common, and a volume of a plugin has one name.
-func TestDefectV11NamespacesDoNotCollide(t *testing.T) {
-	t.Parallel()
-	e := newEnv(t, allCaps...)
-	p := e.addPlugin("alloc-p", csifake.Monolith)
-	in := func(ns, name string) string {
-		text := strings.Replace(volumeText("fake", "vol", ""), "name = \"vol\"", fmt.Sprintf("name = %q", name), 1)
-		return text + fmt.Sprintf("namespace = %q\n", ns)
-	}
-	paths := map[string]string{}
-	for _, ns := range []string{"red", "blue"} {
-		e.must(createText(e.ctx(), e.host, in(ns, ns+"-vol")))
-		g := e.group("alloc-"+ns, request{source: "vol"})
-		g.Namespace = registry.Namespace(ns)
-		path, err := e.prepare(g)
-		e.must(err)
-		paths[ns] = path
-		e.writeFile(path, "namespace", ns)
-	}
-	e.wantFile(paths["red"], "namespace", "red")
-	spec, err := parseVolume(e.ctx(), e.host, in("green", "alias"))
-	e.must(err)
-	spec.External, spec.Context = registry.ExternalID(csifake.VolumeID("red-vol")), map[string]string{"csifake/name": "red-vol", "pool": "p"}
-	if err := errOf(e.host.RegisterVolume(e.ctx(), spec)); !errors.Is(err, host.ErrExists) ||
-		!strings.Contains(err.Error(), "red/vol") {
-		t.Errorf("one volume got a second name: %v", err)
-	}
-	e.must(e.release("alloc-red"))
-	e.wantFile(paths["blue"], "namespace", "blue")
-	staged := e.calls("NodeStageVolume")
-	if len(staged) != 2 || staged[0].Staging == staged[1].Staging || staged[0].Volume == staged[1].Volume {
-		t.Errorf("staged: %+v", staged)
-	}
-	e.must(e.release("alloc-blue"))
-	for _, ns := range []string{"red", "blue"} {
-		e.must(e.host.DeleteVolume(e.ctx(), host.VolumeName{Namespace: registry.Namespace(ns), ID: "vol"}))
-	}
 	e.stopPlugin(p)
 }

@@ -71,6 +71,9 @@ func TestNoFailedCall(t *testing.T) {
 	}
 }
 
+// maxTries bounds how often killDuring is repeated for calls that it missed.
+const maxTries = 50
+
 // repair is the method Doctor where it changes something.
 const repair = "Doctor with repair"
 

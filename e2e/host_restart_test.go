@@ -23,25 +23,6 @@ import (
 	"holdfast/internal/proc"
 )
 
-// The newest healthy alloc of a plugin serves. An older one serves again once the newer is unhealthy.
-func TestNewerAllocTakesOver(t *testing.T) {
-	t.Parallel()
-	e := newEnv(t, allCaps...)
-	older := e.addPlugin("alloc-old", csifake.Monolith)
-	e.waitActive("alloc-old")
-	e.must(e.create("vol"))
-	path := e.use("alloc-1", request{source: "vol"})
-	newer := e.addPlugin("alloc-new", csifake.Monolith)
-	e.waitActive("alloc-new")
-	e.writeFile(path, "f", "")
-	newer.Kill()
-	e.waitActive("alloc-old")
-	e.must(e.host.TaskExited(e.ctx(), newer.task.Key(), 1, 0, 9, true))
-	e.must(e.release("alloc-1"))
-	e.must(e.delete("vol"))
-	e.stopPlugin(older)
-}
-
 // A host that comes back names what still runs. Other allocs are released without a request.
 func TestHostComesBack(t *testing.T) {
 	t.Parallel()
@@ -94,30 +75,6 @@ func TestAnotherRunDirectory(t *testing.T) {
 	e.must(e.scenario())
 	e.stopPlugin(p)
 	unmount(t, first)
-}
-
-// No event reports a change of health when the shim restarts.
-func TestShimRestartIsNoChangeOfHealth(t *testing.T) {
-	t.Parallel()
-	e := newEnv(t, allCaps...)
-	p := e.addPlugin("alloc-p", csifake.Monolith)
-	probes := func() int {
-		calls, err := p.Calls("Probe")
-		e.must(err)
-		return len(calls)
-	}
-	before := probes()
-	e.killShim()
-	e.waitUntil("the next shim has probed twice", func() bool { return probes() >= before+2 })
-	e.must(e.create("mark"))
-	for _, event := range e.eventsUntil(func(event host.Event) bool { return event.Kind == "volume created" }) {
-		switch event.Kind {
-		case "unhealthy", "task unhealthy", "deregistered", "restart asked":
-			t.Errorf("an event without a change: %s", event)
-		}
-	}
-	e.must(e.delete("mark"))
-	e.stopPlugin(p)
 }
 
 // A closed host's state directory is free at once, though a child that is being forked has its descriptors open.

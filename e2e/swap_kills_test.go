@@ -15,8 +15,6 @@ import (
 
 	"holdfast/host"
 	"holdfast/host/agent/control"
-	"holdfast/internal/csifake"
-	"holdfast/internal/fault"
 	"holdfast/internal/proc"
 )
 
@@ -362,37 +360,4 @@ func startMachine(t *testing.T) (m *machine, must func(error)) {
 	t.Cleanup(func() { must(m.sweep()) })
 	must(m.startAgent())
 	return m, must
-}
-
-// A shim that is frozen when its host is killed does not exit with it. The next host kills it.
-func TestNextHostEndsAFrozenShim(t *testing.T) {
-	m, must := startMachine(t)
-	old := m.writers()[0]
-	must(freeze(t.Context(), old))
-	_ = m.endAgent(unix.SIGKILL)
-	must(m.startAgent())
-	if now := shimsOf(m.state()); len(now) != 1 || now[0] == old {
-		t.Errorf("shims are %v; %d was frozen", now, old)
-	}
-	must(m.endAgent(unix.SIGTERM))
-	if text := m.agentOutput(); !strings.Contains(text, fmt.Sprintf("pid=%d", old)) {
-		t.Errorf("the agent does not log that it killed %d:\n%s", old, text)
-	}
-}
-
-// A shim that dies in a step is named as the reason, with its last output, and not the connection that broke.
-func TestDeathInAStepIsTold(t *testing.T) {
-	t.Parallel()
-	e := newEnv(t, allCaps...)
-	p := e.addPlugin("alloc-p", csifake.Monolith)
-	for i, c := range []struct{ at, step string }{{"Hello before", "prepare"}, {"Rehearse before", "prepare"},
-		{"Activate after", "activate"}} {
-		path := fault.Binary(t, faulty, e.dir, fmt.Sprint("dies-", i), c.at+" panic")
-		err := errOf(e.host.Swap(e.ctx(), host.Binary{Path: path}))
-		e.wantWords(c.at, err, "swap: "+c.step, "exited with code 2", "panic: a fault: panic")
-		if err != nil && strings.Contains(err.Error(), "connection") {
-			t.Errorf("%s: %v", c.at, err)
-		}
-	}
-	e.stopPlugin(p)
 }

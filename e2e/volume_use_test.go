@@ -20,21 +20,6 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// A second writer, and a deletion, get an error that names the alloc that holds the volume.
-func TestConflictErrorNamesTheHoldingAlloc(t *testing.T) {
-	t.Parallel()
-	e := newEnv(t, allCaps...)
-	p := e.addPlugin("alloc-p", csifake.Monolith)
-	e.must(e.create("vol"))
-	e.use("alloc-1", request{source: "vol"})
-	e.wantConflict(errOf(e.prepare(e.group("alloc-2", request{source: "vol"}))), "alloc-1", "node-1", "since")
-	e.wantConflict(e.delete("vol"), "alloc-1")
-	e.must(e.release("alloc-2"))
-	e.must(e.release("alloc-1"))
-	e.must(e.delete("vol"))
-	e.stopPlugin(p)
-}
-
 // users are the allocs that use one volume.
 type users struct {
 	*env
@@ -186,36 +171,6 @@ func TestUseReadOnlyBesideReadWrite(t *testing.T) {
 		e.must(e.release(id))
 	}
 	e.must(e.delete("vol"))
-	e.stopPlugin(p)
-}
-
-// Each alloc of a group has the volume of its index.
-func TestUsePerAlloc(t *testing.T) {
-	t.Parallel()
-	e := newEnv(t, allCaps...)
-	p := e.addPlugin("alloc-p", csifake.Monolith)
-	paths := make([]string, 3)
-	for i := range paths {
-		e.must(e.create(fmt.Sprintf("shard[%d]", i)))
-		g := e.group(fmt.Sprintf("alloc-%d", i), request{source: "shard", lines: "per_alloc = true"})
-		g.Index = uint64(i)
-		path, err := e.prepare(g)
-		e.must(err)
-		paths[i] = path
-		e.writeFile(path, "index", fmt.Sprint(i))
-	}
-	for i, path := range paths {
-		e.wantFile(path, "index", fmt.Sprint(i))
-		alloc, volume := fmt.Sprintf("alloc-%d", i), fmt.Sprintf("shard[%d]", i)
-		if c := e.claims()[alloc]; string(c.Name.ID) != volume {
-			t.Errorf("%s holds %s", alloc, c.Name)
-		}
-		e.must(e.release(alloc))
-		e.must(e.delete(volume))
-	}
-	if n := len(e.calls("NodeStageVolume")); n != 3 {
-		t.Errorf("staged %d times", n)
-	}
 	e.stopPlugin(p)
 }
 
