@@ -29,8 +29,6 @@ type contents struct {
 	Volumes   map[string]*volume   `json:"volumes"`
 	Snapshots map[string]*snapshot `json:"snapshots"`
 	Groups    map[string][]string  `json:"groups"`
-	Starts    map[string]int       `json:"starts,omitempty"`    // of plugins whose capabilities change, by instance
-	First     string               `json:"first,omitempty"`     // the volume that was made first
 	Running   map[string]bool      `json:"running,omitempty"`   // forgetful plugins, by role and node
 	Forgotten bool                 `json:"forgotten,omitempty"` // a plugin has forgotten what it had
 }
@@ -209,33 +207,14 @@ func (b *Backend) Reboot(node string) error {
 	})
 }
 
-// firstMade is the id of the volume that was made first.
-func (b *Backend) firstMade() (id string) {
-	_ = b.change(func(c *contents) error { id = c.First; return nil }) // the call before this one could read it
-	return id
-}
-
-// countStart says how often an instance has started before.
-func (b *Backend) countStart(instance string) (before int, err error) {
-	err = b.change(func(c *contents) error {
-		if c.Starts == nil {
-			c.Starts = map[string]int{}
-		}
-		before = c.Starts[instance]
-		c.Starts[instance]++
-		return nil
-	})
-	return before, err
-}
-
 // start records that a forgetful plugin runs. If the one before it was killed, everything that exists is forgotten,
 // as by a driver whose state file was empty when it died: forgot is true. What is mounted stays mounted.
 func (b *Backend) start(who string) (forgot bool, err error) {
 	err = b.change(func(c *contents) error {
 		if forgot = c.Running[who]; forgot {
-			starts, running := c.Starts, c.Running
+			running := c.Running
 			*c = newContents()
-			c.Starts, c.Running, c.Forgotten = starts, running, true
+			c.Running, c.Forgotten = running, true
 		}
 		if c.Running == nil {
 			c.Running = map[string]bool{}

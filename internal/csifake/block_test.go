@@ -2,8 +2,6 @@ package csifake
 
 import (
 	"os"
-	"slices"
-	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -94,69 +92,4 @@ func sizeOf(t *testing.T, device string) int64 {
 	n, err := f.Seek(0, 2)
 	must(t, err)
 	return n
-}
-
-// TestBlockLeft: a test that ends with a block volume published leaves no device behind.
-func TestBlockLeft(t *testing.T) {
-	needMounts(t)
-	if _, err := os.Stat("/dev/loop-control"); err != nil {
-		t.Skipf("this kernel has no loop devices: %v", err)
-	}
-	var device, file string
-	t.Run("one that forgets", func(t *testing.T) {
-		fake, at := Start(t, Config{Mounts: true, DataDir: t.TempDir()}), makePlaces(t)
-		cleanMounts(t, at)
-		must(t, dial(t, fake.Socket()).learn().publishBlock("v1", at.target))
-		var err error
-		device, err = fake.Backend().device("v1", "node-1")
-		must(t, err)
-		file = fake.data("v1") + ".block"
-		if !loopOf(device, file) {
-			t.Error("there is no device")
-		}
-	})
-	sys := "/sys/block" + strings.TrimPrefix(device, "/dev") + "/loop/backing_file"
-	if b, err := os.ReadFile(sys); err == nil && strings.HasPrefix(string(b), file) {
-		t.Errorf("%s still has %s", device, b)
-	}
-}
-
-// TestBlockNode: without loop devices a block volume is a device node all the same, and without staging it there is
-// nothing to stage.
-func TestBlockNode(t *testing.T) {
-	needMounts(t)
-	fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}, Mounts: true, Block: BlockNode})
-	c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
-	cleanMounts(t, at)
-	_, err := c.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: "v1", StagingTargetPath: at.staging,
-		VolumeCapability: blockWriter()})
-	must(t, err)
-	if len(mountsOn(t, at.staging)) != 0 {
-		t.Error("a block volume is mounted at its staging path")
-	}
-	must(t, c.publishStagedBlock("v1", at))
-	if st, err := os.Stat(at.target); err != nil || st.Mode()&os.ModeDevice == 0 || len(mountsOn(t, at.target)) != 1 {
-		t.Errorf("the target is %v, %v", st, err)
-	}
-	must(t, c.publishStagedBlock("v1", at))
-	must(t, c.unpublish(t.Context(), "v1", at), c.unstage(t.Context(), "v1", at))
-	if _, err := os.Lstat(at.target); !os.IsNotExist(err) {
-		t.Errorf("the target is left: %v", err)
-	}
-	calls, err := fake.Calls("NodePublishVolume")
-	must(t, err)
-	var seen []string
-	for _, c := range calls {
-		seen = append(seen, c.Look.Target)
-	}
-	if want := []string{"absent", "device"}; !slices.Equal(seen, want) {
-		t.Errorf("the plugin saw %v, want %v", seen, want)
-	}
-}
-
-func (c *client) publishStagedBlock(id string, at places) error {
-	_, err := c.NodePublishVolume(c.t.Context(), &csi.NodePublishVolumeRequest{VolumeId: id,
-		StagingTargetPath: at.staging,
-		TargetPath:        at.target, VolumeCapability: blockWriter()})
-	return err
 }

@@ -18,9 +18,9 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// farewell is how long a call waits to hear that the caller of another call for the same volume has gone: a lost
-// connection is noticed by another goroutine. A caller that is still there then has two calls in flight.
-const farewell = 50 * time.Millisecond
+// farewell is how long a call waits to learn that the caller of another call for the same volume has gone: another
+// goroutine notices a lost connection, much later on a busy machine. After that the two calls are in flight at once.
+const farewell = 2 * time.Second
 
 // call is one call that runs.
 type call struct {
@@ -47,13 +47,8 @@ func callOf(ctx context.Context) *call {
 	return &call{}
 }
 
-// hollow tells whether the call answers OK and what it was asked for is not the case.
-func (c *call) hollow() bool {
-	return c.acts.before != nil && c.acts.before.Lie.fits(c.line.RPC) && c.acts.before.Lie.hollow()
-}
-
-// lies tells whether a rule has the call lie so.
-func (c *call) lies(l Lie) bool { return c.acts.before != nil && c.acts.before.Lie == l }
+// ignoresSource reports whether a rule has CreateVolume ignore the source of the volume.
+func (c *call) ignoresSource() bool { return c.acts.before != nil && c.acts.before.IgnoreSource }
 
 func (p *Plugin) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (
 	any, error,

@@ -8,6 +8,7 @@ import (
 	grpcproto "google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
 // mark stands in a message for a string that protobuf would not write. It is as long as what it becomes on the wire.
@@ -18,6 +19,26 @@ var noUTF8 = []byte("\xff" + strings.Repeat("\xfe", len(mark)-1))
 
 // garbled is a reply whose marks become what no protobuf may hold.
 type garbled struct{ proto.Message }
+
+// garble returns the reply with marks in place of its strings.
+func garble(reply proto.Message) proto.Message {
+	reply = proto.Clone(reply)
+	setMarks(reply.ProtoReflect())
+	return garbled{reply}
+}
+
+func setMarks(m protoreflect.Message) {
+	m.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		switch {
+		case fd.IsList() || fd.IsMap():
+		case fd.Kind() == protoreflect.StringKind:
+			m.Set(fd, protoreflect.ValueOfString(mark))
+		case fd.Message() != nil:
+			setMarks(v.Message())
+		}
+		return true
+	})
+}
 
 // garbling is the codec of gRPC, but for garbled replies.
 type garbling struct{}

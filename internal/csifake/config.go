@@ -28,15 +28,13 @@ const Empty = "\x00empty"
 // Config says what a plugin is. Its zero value is a monolith without any optional capability, on a socket in a new
 // temporary directory.
 type Config struct {
-	Name     string   // of the provider; default csifake.example.org
-	Version  string   // default 1.0.0
-	Instance string   // who writes in the journal; default <role>@<node id>
-	Role     Role     // default Monolith
-	NodeID   string   // default node-1
-	Caps     []string // "STAGE_UNSTAGE", "node/EXPAND_VOLUME", "controller/99"; see parseCaps
-	// those of the second start, the third and so on; the last ones stay. The backend counts the starts
-	CapsLater  [][]string
-	MaxVolumes int64 // per node; 0: not told, no limit
+	Name       string   // of the provider; default csifake.example.org
+	Version    string   // default 1.0.0
+	Instance   string   // who writes in the journal; default <role>@<node id>
+	Role       Role     // default Monolith
+	NodeID     string   // default node-1
+	Caps       []string // "STAGE_UNSTAGE", "node/EXPAND_VOLUME", "controller/99"; see parseCaps
+	MaxVolumes int64    // per node; 0: not told, no limit
 	Topology   map[string]string
 	Capacity   int64 // of the backend in bytes; default 1 TiB
 
@@ -146,23 +144,6 @@ func orDefault(s, fallback string) string {
 		return ""
 	}
 	return s
-}
-
-// startedWith is the capabilities of this start.
-func (c Config) startedWith(first capSets) (capSets, error) {
-	if len(c.CapsLater) == 0 {
-		return first, nil
-	}
-	for _, caps := range c.CapsLater {
-		if _, err := parseCaps(caps...); err != nil {
-			return nil, err
-		}
-	}
-	before, err := c.Backend.countStart(c.Instance)
-	if err != nil || before == 0 {
-		return first, err
-	}
-	return parseCaps(c.CapsLater[min(before, len(c.CapsLater))-1]...)
 }
 
 func (c Config) openJournal() (*journal.Writer, error) {

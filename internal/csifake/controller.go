@@ -64,7 +64,7 @@ func (s controller) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest
 	if r.GetName() == "" || len(r.GetVolumeCapabilities()) == 0 {
 		return nil, invalid("name or volume_capabilities is missing")
 	}
-	if callOf(ctx).lies(IgnoreSource) {
+	if callOf(ctx).ignoresSource() {
 		r = proto.CloneOf(r)
 		r.VolumeContentSource = nil
 	}
@@ -95,9 +95,6 @@ func (s controller) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest
 		maps.Copy(v.Context, s.p.cfg.VolumeContext)
 		v.Topology = wanted(r.GetAccessibilityRequirements())
 		c.Volumes[v.ID] = v
-		if c.Volumes[c.First] == nil {
-			c.First = v.ID
-		}
 		return nil
 	})
 	if err != nil {

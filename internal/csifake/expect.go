@@ -27,8 +27,6 @@ func (e Expect) Times(n int) Expect             { e.rule.Times = n; return e }
 func (e Expect) After() Expect                  { e.rule.When = After; return e }
 func (e Expect) Middle() Expect                 { e.rule.When = Middle; return e }
 func (e Expect) Delayed(d time.Duration) Expect { e.rule.Delay = Duration(d); return e }
-func (e Expect) Late(d time.Duration) Expect    { e.rule.Late = Duration(d); return e }
-func (e Expect) Every(d time.Duration) Expect   { e.rule.Every = Duration(d); return e }
 
 // Code answers with an error. After OK an After rule still answers OK: codes.OK changes nothing.
 func (e Expect) Code(c codes.Code, message string) {
@@ -39,24 +37,18 @@ func (e Expect) Code(c codes.Code, message string) {
 // Drop cuts the connection of the caller.
 func (e Expect) Drop() { e.rule.Drop = true; e.install() }
 
-// Lie answers OK and does something else.
-func (e Expect) Lie(l Lie) { e.rule.Lie = l; e.install() }
-
-// Hostile spoils the answer.
-func (e Expect) Hostile(h Hostile) { e.rule.Hostile = h; e.install() }
-
-// Garbage is what connections get; On(Accept).
-func (e Expect) Garbage(g Garbage) { e.rule.Garbage = g; e.install() }
-
-// Pattern is what the calls get one after the other, over and over: ok, not_ready, error, hang, or the name of a code.
-func (e Expect) Pattern(steps ...string) { e.rule.Pattern = steps; e.install() }
-
 // Rule puts any rule in force, for the calls that were chosen.
 func (e Expect) Rule(r Rule) {
 	r.RPC, r.Volume, r.Nth, r.Times, r.When = e.rule.RPC, e.rule.Volume, e.rule.Nth, e.rule.Times, e.rule.When
 	e.rule = r
 	e.install()
 }
+
+// IgnoreSource has CreateVolume ignore the source of the volume.
+func (e Expect) IgnoreSource() { e.rule.IgnoreSource = true; e.install() }
+
+// BadUTF8 makes the strings of the answer invalid UTF-8.
+func (e Expect) BadUTF8() { e.rule.BadUTF8 = true; e.install() }
 
 // Delay only delays.
 func (e Expect) Delay(d time.Duration) { e.Delayed(d).install() }

@@ -97,28 +97,3 @@ func TestFuse(t *testing.T) {
 		t.Error("a dead mount is left")
 	}
 }
-
-// TestFuseStop: a plugin that was told to stop takes its mounts with it too, and one volume that hangs is no other's
-// trouble.
-func TestFuseStop(t *testing.T) {
-	needFuse(t)
-	fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}, Mounts: true, Mount: MountFuse})
-	c, one, two := dial(t, fake.Socket()).learn(), makePlaces(t), makePlaces(t)
-	cleanMounts(t, one)
-	cleanMounts(t, two)
-	must(t, c.stage(t.Context(), "v1", one), c.stage(t.Context(), "v2", two))
-	fake.On(Fuse).Volume("v1").HangForEver()
-	waiting := asked(one.staging)
-	must(t, answers(t, asked(two.staging)))
-	must(t, c.unstage(t.Context(), "v2", two), c.stage(t.Context(), "v2", two))
-	fake.Stop()
-	if err := answers(t, waiting); !errors.Is(err, unix.ENOTCONN) && !errors.Is(err, unix.ECONNABORTED) {
-		t.Errorf("who waits for a plugin that stopped is told %v", err)
-	}
-	for _, at := range []places{one, two} {
-		eventually(t, func() bool { return errors.Is(answers(t, asked(at.staging)), unix.ENOTCONN) })
-		if len(mountsOn(t, at.staging)) != 1 {
-			t.Error("the mount has gone with its plugin")
-		}
-	}
-}

@@ -9,12 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peerListener hands out connections that know who is at the other end. Those that are to get garbage it keeps.
+// peerListener hands out connections that know the process at the other end.
 type peerListener struct {
 	*net.UnixListener
-	path    string
-	garbage func() Garbage // what the next connection gets; empty is gRPC
-	sowing  sync.WaitGroup
+	path string
 
 	mu    sync.Mutex
 	conns map[*net.UnixConn]bool
@@ -23,7 +21,7 @@ type peerListener struct {
 }
 
 // listen makes the socket; a file left over by a killed plugin makes way, as it does for real plugins.
-func listen(path string, garbage func() Garbage) (*peerListener, error) {
+func listen(path string) (*peerListener, error) {
 	if st, err := os.Lstat(path); err == nil && st.Mode()&os.ModeSocket != 0 {
 		if err := os.Remove(path); err != nil {
 			return nil, fmt.Errorf("csifake: stale socket: %w", err)
@@ -34,29 +32,18 @@ func listen(path string, garbage func() Garbage) (*peerListener, error) {
 		return nil, fmt.Errorf("csifake: %w", err)
 	}
 	l.SetUnlinkOnClose(false) // Close does it, unless it comes after a kill
-	return &peerListener{UnixListener: l, path: path, garbage: garbage, conns: map[*net.UnixConn]bool{}}, nil
+	return &peerListener{UnixListener: l, path: path, conns: map[*net.UnixConn]bool{}}, nil
 }
 
 // Accept is that of net.Listener.
 func (l *peerListener) Accept() (net.Conn, error) {
-	for {
-		conn, err := l.AcceptUnix()
-		if err != nil {
-			return nil, err
-		}
-		number := l.keep(conn)
-		kind := l.garbage()
-		if kind == "" {
-			c := &peerConn{UnixConn: conn, from: l}
-			c.peer = peerAddr{conn: number, pid: peerPID(conn), via: c}
-			return c, nil
-		}
-		l.sowing.Go(func() {
-			defer l.forget(conn)
-			defer conn.Close()
-			sow[kind](conn)
-		})
+	conn, err := l.AcceptUnix()
+	if err != nil {
+		return nil, err
 	}
+	c := &peerConn{UnixConn: conn, from: l}
+	c.peer = peerAddr{conn: l.keep(conn), pid: peerPID(conn), via: c}
+	return c, nil
 }
 
 // keep a connection, and number it.

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"sync"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
@@ -38,7 +36,7 @@ type work struct {
 
 // stage puts a volume at its staging path.
 func (w work) stage(c *csi.VolumeCapability) error {
-	if !w.p.cfg.Mounts || c.GetBlock() != nil || w.c.lies(NoMount) {
+	if !w.p.cfg.Mounts || c.GetBlock() != nil {
 		return w.p.middle(w.c)
 	}
 	return w.put(false, w.mountData)
@@ -53,141 +51,39 @@ func (w work) publish(r *csi.NodePublishVolumeRequest) error {
 	if err := w.makeTarget(block); err != nil {
 		return err
 	}
-	if !w.p.cfg.Mounts || w.c.lies(NoMount) {
+	if !w.p.cfg.Mounts {
 		return w.p.middle(w.c)
 	}
 	from := func(at string) error { return bind(r.GetStagingTargetPath(), at) }
 	switch {
 	case block:
 		from = w.mountBlock
-	case r.GetStagingTargetPath() == "" || w.c.lies(WrongData):
+	case r.GetStagingTargetPath() == "":
 		from = w.mountData
 	}
-	return w.afterAnswer(func() error { return w.put(r.GetReadonly() && !w.c.lies(Writable), from) })
-}
-
-// afterAnswer runs change, which mounts or unmounts at the path; under mount_late it does so after the answer. A change
-// of an earlier call that is still pending is cancelled or waited for: the last call for a path decides what is mounted
-// there.
-func (w work) afterAnswer(change func() error) error {
-	w.p.putOff.end(w.path)
-	var after time.Duration
-	if r := w.c.acts.before; r != nil {
-		after = time.Duration(r.MountLate)
-	}
-	if after == 0 {
-		return change()
-	}
-	if err := w.p.middle(w.c); err != nil {
-		return err
-	}
-	w.c.acts.middle = nil // it has acted
-	begin, over := w.p.putOff.begin(w.path)
-	w.p.late.Go(func() {
-		defer over()
-		select {
-		case <-time.After(after):
-		case <-w.p.ended:
-			return
-		}
-		w.p.alive.RLock()
-		defer w.p.alive.RUnlock()
-		if w.p.dead || !begin() {
-			return
-		}
-		if err := change(); err != nil {
-			w.p.cfg.Log.Error("a late mount failed", "path", w.path, "error", err)
-		}
-	})
-	return nil
-}
-
-// putOff holds the changes of mounts that come after their answers, by path.
-type putOff struct {
-	mu    sync.Mutex
-	paths map[string]*lateChange
-}
-
-type lateChange struct {
-	over      chan struct{}
-	begun     bool
-	calledOff bool
-}
-
-// begin records a change. The function begin reports whether it is to happen; over ends it.
-func (p *putOff) begin(path string) (begin func() bool, over func()) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := &lateChange{over: make(chan struct{})}
-	if p.paths == nil {
-		p.paths = map[string]*lateChange{}
-	}
-	p.paths[path] = c
-	return func() bool {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		c.begun = !c.calledOff
-		return c.begun
-	}, func() { close(c.over) }
-}
-
-// end calls the change at a path off, or waits for its end.
-func (p *putOff) end(path string) {
-	p.mu.Lock()
-	c := p.paths[path]
-	delete(p.paths, path)
-	begun := false
-	if c != nil {
-		begun, c.calledOff = c.begun, true
-	}
-	p.mu.Unlock()
-	if begun {
-		<-c.over
-	}
+	return w.put(r.GetReadonly(), from)
 }
 
 // put mounts something at the path, in two steps.
 func (w work) put(readonly bool, mount func(at string) error) error {
-	at := w.path
-	if w.c.lies(Elsewhere) || w.c.lies(Symlink) {
-		at = Beside(w.path)
-		if err := os.Mkdir(at, 0o755); err != nil && !os.IsExist(err) {
-			return err
-		}
-	}
-	before := 0
-	if isMounted(at) {
-		var err error
-		if before, err = mountsAt(at); err != nil {
-			return err
-		}
-	}
-	want := 1
-	if w.c.lies(Stacked) {
-		want = 2
-	}
-	for range want - before {
-		if err := mount(at); err != nil {
+	if !isMounted(w.path) {
+		if err := mount(w.path); err != nil {
 			return err
 		}
 	}
 	if err := w.p.middle(w.c); err != nil || !readonly {
 		return err
 	}
-	return failed("remount read-only", at, unix.Mount("", at, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""))
+	return failed("remount read-only", w.path, unix.Mount("", w.path, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""))
 }
 
 // mountData mounts what a volume holds.
 func (w work) mountData(at string) error {
-	id := w.volume
-	if w.c.lies(WrongData) {
-		id += " of somebody else"
-	}
 	switch w.p.cfg.mountKind() {
 	case MountFuse:
 		return w.p.fuses.mount(w.p, w.volume, at)
 	case MountBind:
-		data := w.p.data(id)
+		data := w.p.data(w.volume)
 		if err := os.MkdirAll(data, 0o700); err != nil {
 			return err
 		}
@@ -212,13 +108,7 @@ func (p *Plugin) data(id string) string {
 }
 
 func (w work) makeTarget(block bool) error {
-	switch {
-	case w.c.lies(Symlink):
-		if err := os.Symlink(Beside(w.path), w.path); err != nil && !os.IsExist(err) {
-			return fmt.Errorf("make target: %w", err)
-		}
-		return nil
-	case !block:
+	if !block {
 		if err := os.Mkdir(w.path, 0o755); err != nil && !os.IsExist(err) {
 			return fmt.Errorf("make target: %w", err)
 		}
@@ -240,7 +130,7 @@ func bind(from, to string) error {
 
 // unstage takes a volume from its staging path.
 func (w work) unstage() error {
-	if !w.p.cfg.Mounts || w.c.lies(KeepMount) {
+	if !w.p.cfg.Mounts {
 		return w.p.middle(w.c)
 	}
 	if err := w.unmount(); err != nil {
@@ -251,19 +141,15 @@ func (w work) unstage() error {
 
 // unpublish takes a volume from its target, and the target too.
 func (w work) unpublish() error {
-	if w.p.cfg.Blind || w.c.lies(KeepMount) {
+	if w.p.cfg.Blind {
 		return w.p.middle(w.c)
 	}
-	return w.afterAnswer(w.removeTarget)
-}
-
-func (w work) removeTarget() error {
 	if w.p.cfg.Mounts {
 		if err := w.unmount(); err != nil {
 			return err
 		}
 	}
-	if err := w.p.middle(w.c); err != nil || w.c.lies(LeaveTarget) {
+	if err := w.p.middle(w.c); err != nil {
 		return err
 	}
 	if err := os.Remove(w.path); err != nil && !os.IsNotExist(err) {
@@ -272,22 +158,14 @@ func (w work) removeTarget() error {
 	return nil
 }
 
-// unmount takes away all mounts at the path, and at the one beside it.
+// unmount removes all mounts at the path.
 func (w work) unmount() error {
-	for _, path := range []string{w.path, Beside(w.path)} {
-		n := 0
-		for ; isMounted(path); n++ {
-			if err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW); err != nil {
-				return failed("unmount", path, err)
-			}
-		}
-		w.p.fuses.close(path)
-		if path != w.path && n > 0 {
-			if err := os.Remove(path); err != nil {
-				return err
-			}
+	for isMounted(w.path) {
+		if err := unix.Unmount(w.path, unix.UMOUNT_NOFOLLOW); err != nil {
+			return failed("unmount", w.path, err)
 		}
 	}
+	w.p.fuses.close(w.path)
 	return nil
 }
 

@@ -4,7 +4,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
@@ -69,42 +68,6 @@ func TestMounts(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestMountComesAfterItsAnswer: a mount that is put off comes later, goes later, and never comes once it was
-// unpublished.
-func TestMountComesAfterItsAnswer(t *testing.T) {
-	needMounts(t)
-	at := makePlaces(t)
-	cleanMounts(t, at)
-	fake := Start(t, Config{Mounts: true})
-	c, ctx := dial(t, fake.Socket()).learn(), t.Context()
-	late := func(rpc string, by time.Duration) { fake.On(rpc).Times(1).Rule(Rule{MountLate: Duration(by)}) }
-	becomes := func(is bool) {
-		t.Helper()
-		for end := time.Now().Add(time.Minute); mounted(t, at.target) != is; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("mounted: %v", !is)
-			}
-		}
-	}
-	late("NodePublishVolume", time.Hour)
-	must(t, c.publish(ctx, "v1", at))
-	if mounted(t, at.target) {
-		t.Error("it is mounted at once")
-	}
-	must(t, c.unpublish(ctx, "v1", at))
-	late("NodePublishVolume", time.Millisecond)
-	must(t, c.publish(ctx, "v1", at))
-	becomes(true)
-	late("NodeUnpublishVolume", time.Hour)
-	must(t, c.unpublish(ctx, "v1", at))
-	if !mounted(t, at.target) {
-		t.Error("it is unmounted at once")
-	}
-	late("NodeUnpublishVolume", time.Millisecond)
-	must(t, c.unpublish(ctx, "v1", at))
-	becomes(false)
 }
 
 // TestMountReadOnlyAndBlock: what was asked for is what is mounted; a plugin may have a file where a device must be.

@@ -206,10 +206,8 @@ func (s nodeService) NodeUnpublishVolume(ctx context.Context, r *csi.NodeUnpubli
 
 // last is what is left to do as nobody on the node uses the volume any more.
 func (w work) last() error {
-	if !w.c.lies(KeepMount) {
-		if err := w.freeBlock(); err != nil {
-			return err
-		}
+	if err := w.freeBlock(); err != nil {
+		return err
 	}
 	return w.p.cfg.Backend.change(func(c *contents) error {
 		if v := c.Volumes[w.volume]; v != nil && v.Ephemeral && !v.inUse() {

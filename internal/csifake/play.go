@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -32,14 +31,6 @@ func (p *Plugin) play(c *call, do effect) (proto.Message, error) {
 	if c.acts, err = p.script.match(c.line.RPC, c.line.Volume); err != nil {
 		release()
 		return nil, status.Error(codes.Internal, err.Error())
-	}
-	if r := c.acts.before; r != nil && r.Late > 0 {
-		err := p.act(c, r)
-		p.late.Go(func() {
-			defer release()
-			p.takeLate(c, time.Duration(r.Late), do)
-		})
-		return nil, err
 	}
 	defer release()
 	reply, err := proto.Message(nil), p.act(c, c.acts.before)
@@ -71,29 +62,14 @@ func (p *Plugin) take(c *call, do effect) (proto.Message, error) {
 	if needs := journal.Needs(c.line.RPC); needs != "" && needs != "service/CONTROLLER_SERVICE" && !p.caps.has(needs) {
 		return nil, status.Errorf(codes.Unimplemented, "%s is not implemented", c.line.RPC)
 	}
-	if c.lies(NoEffect) {
-		return newReply(c.line.RPC)
-	}
 	p.alive.RLock()
 	defer p.alive.RUnlock()
 	if p.dead {
 		return nil, errGone
 	}
 	reply, err := do(context.WithValue(context.WithoutCancel(c.ctx), callKey{}, c))
-	c.effect = err == nil && !c.hollow()
+	c.effect = err == nil
 	return reply, err
-}
-
-// takeLate lets a call take effect that was answered long ago. The volume is not free until then.
-func (p *Plugin) takeLate(c *call, after time.Duration, do effect) {
-	if !p.pause(after) {
-		return
-	}
-	late := &call{ctx: c.ctx, req: c.req, line: c.line, acts: c.acts} // the call itself has ended
-	_, err := p.take(late, do)
-	p.note(journal.Line{Kind: journal.Late, Call: c.line.Call, RPC: c.line.RPC, Role: c.line.Role,
-		Volume: c.line.Volume,
-		Code:   journal.CodeName(uint32(status.Code(err))), Effect: late.effect})
 }
 
 // middle is where a call acts that has done one thing of two. The plugin may die meanwhile, so whoever kills it must
@@ -174,17 +150,7 @@ func (r *Rule) failure() error {
 	if !ok || code == 0 {
 		return nil
 	}
-	message := r.Message
-	if missing := r.TextBytes - len(message); missing > 0 {
-		message += strings.Repeat("x", missing)
-	}
-	s := status.New(codes.Code(code), message)
-	if r.Details {
-		if detailed, err := s.WithDetails(wrapperspb.Bytes([]byte{0, 1, 0xff})); err == nil {
-			s = detailed
-		}
-	}
-	return s.Err()
+	return status.Error(codes.Code(code), r.Message)
 }
 
 func (p *Plugin) crash() {
@@ -221,31 +187,17 @@ func (p *Plugin) rewrite(c *call, reply proto.Message, err error) (proto.Message
 		if r == nil {
 			continue
 		}
-		if err == nil {
-			reply, err = p.spoil(c, r, reply)
+		if err == nil && r.NotReady {
+			reply = notReady(reply)
+		}
+		if err == nil && r.BadUTF8 {
+			reply = garble(reply)
 		}
 		if r.Answer != nil {
 			reply, err = r.Answer(c.ctx, c.req, reply, err)
 		}
 	}
 	return reply, err
-}
-
-func (p *Plugin) spoil(c *call, r *Rule, reply proto.Message) (proto.Message, error) {
-	if r.NotReady {
-		reply = notReady(reply)
-	}
-	if len(r.Reply) > 0 {
-		other, err := r.reply(c.line.RPC)
-		if err != nil {
-			return nil, status.Error(codes.Internal, err.Error())
-		}
-		reply = other
-	}
-	if r.Hostile != "" && r.Hostile.Fits(c.line.RPC) {
-		reply = hostilities[r.Hostile].spoil(spoiling{p, r.turn, c.req}, proto.Clone(reply))
-	}
-	return reply, nil
 }
 
 func notReady(reply proto.Message) proto.Message {

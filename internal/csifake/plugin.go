@@ -29,9 +29,7 @@ type Plugin struct {
 	ended    chan struct{} // closed as the plugin stops or dies: what hangs goes on
 	quit     chan struct{} // closed to end Run
 	once     sync.Once
-	late     sync.WaitGroup // effects that are to come after their answers
-	fuses    fuses          // mounts that live as long as this plugin
-	putOff   putOff         // mounts that are to come or go after their answers
+	fuses    fuses // mounts that live as long as this plugin
 
 	alive sync.RWMutex // held for reading while something is written or made to be; see dead
 	dead  bool         // nothing is written and nothing takes effect any more
@@ -57,9 +55,6 @@ func New(cfg Config) (*Plugin, error) {
 		if err := r.check(); err != nil {
 			return nil, err
 		}
-	}
-	if caps, err = cfg.startedWith(caps); err != nil {
-		return nil, err
 	}
 	p := &Plugin{cfg: cfg, caps: caps, ended: make(chan struct{}), quit: make(chan struct{}),
 		open: map[*call]bool{}}
@@ -96,7 +91,7 @@ func (p *Plugin) remember() error {
 
 func (p *Plugin) listen() (err error) {
 	if p.cfg.Port == nil {
-		p.listener, err = listen(p.cfg.Socket, p.garbage)
+		p.listener, err = listen(p.cfg.Socket)
 	}
 	return err
 }
@@ -111,7 +106,6 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 	close(p.ended)
 	hangUp()
-	p.late.Wait()
 	p.fuses.closeAll()
 	p.fuses.served.Wait()
 	p.finish()
@@ -140,7 +134,6 @@ func (p *Plugin) serve() (hangUp func()) {
 		server.Stop() // waits for the calls, and removes the socket file unless this was a kill
 		serving.Wait()
 		p.listener.cutAll() // what grpc knows nothing of
-		p.listener.sowing.Wait()
 	}
 }
 

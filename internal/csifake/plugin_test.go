@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/protobuf/proto"
 
 	"holdfast/internal/csifake/journal"
 )
@@ -196,29 +194,6 @@ func TestActions(t *testing.T) {
 	}
 }
 
-// TestTimes: a rule acts on the calls that it counts to, and no others.
-func TestTimes(t *testing.T) {
-	fake := Start(t, Config{})
-	c := dial(t, fake.Socket())
-	fake.On("Probe").Nth(2).Times(2).Code(codes.FailedPrecondition, "sick")
-	fake.On("Probe").Nth(5).Times(1).NotReady()
-	var got []string
-	for range 6 {
-		reply, err := c.Probe(t.Context(), &csi.ProbeRequest{})
-		switch {
-		case err != nil:
-			got = append(got, "error")
-		case reply.GetReady().GetValue():
-			got = append(got, "ready")
-		default:
-			got = append(got, "starting")
-		}
-	}
-	if want := []string{"ready", "error", "error", "ready", "starting", "ready"}; !slices.Equal(got, want) {
-		t.Errorf("Probe answers %v, want %v", got, want)
-	}
-}
-
 // TestKillAndRestart: an in-process kill leaves what a killed process leaves, and the plugin can be started again.
 func TestKillAndRestart(t *testing.T) {
 	path := NewJournal(t, journal.Options{Settled: true, Strict: true})
@@ -283,22 +258,6 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-// TestAnswer: a reply may be rewritten, and the journal tells the reply as it was sent.
-func TestAnswer(t *testing.T) {
-	fake := Start(t, Config{})
-	c := dial(t, fake.Socket())
-	fake.On("NodeGetInfo").Answer(func(_ context.Context, _, reply proto.Message, err error) (proto.Message, error) {
-		return &csi.NodeGetInfoResponse{NodeId: strings.Repeat("n", 257)}, err
-	})
-	info, err := c.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-	must(t, err)
-	calls, err := fake.Calls("NodeGetInfo")
-	must(t, err)
-	if len(info.GetNodeId()) != 257 || calls[0].End.Answer.Node != info.GetNodeId() {
-		t.Errorf("answered %v, journal %+v", info, calls[0].End.Answer)
-	}
-}
-
 // TestTwoPlugins: a controller and a node with one backend and one journal are one story.
 func TestTwoPlugins(t *testing.T) {
 	path, backend := filepath.Join(t.TempDir(), "journal.jsonl"), NewBackend(filepath.Join(t.TempDir(), "state.json"))
@@ -337,16 +296,5 @@ func TestTwoPlugins(t *testing.T) {
 	}
 	if want := []string{"R4", "R4"}; !slices.Equal(got, want) { // the early DeleteVolume, attached and staged
 		t.Errorf("Check finds %v, want %v", got, want)
-	}
-}
-
-// TestDoc: the documentation lists the rules that are judged.
-func TestDoc(t *testing.T) {
-	text, err := os.ReadFile("doc.go")
-	must(t, err)
-	for _, r := range journal.Rules {
-		if !strings.Contains(string(text), "//\t"+r.ID+" ") {
-			t.Errorf("doc.go does not list %s", r.ID)
-		}
 	}
 }

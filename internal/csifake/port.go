@@ -85,18 +85,6 @@ func (o *Port) connect(ctx context.Context) (*portLine, error) {
 	if line != nil && line.up.Err() == nil {
 		return line, nil
 	}
-	switch kind := p.garbage(); kind {
-	case "":
-	case Silence:
-		select {
-		case <-ctx.Done():
-			return nil, status.FromContextError(ctx.Err()).Err()
-		case <-p.ended:
-		}
-		fallthrough
-	default:
-		return nil, status.Errorf(codes.Unavailable, "csifake: somebody is at this port, but speaks %s", kind)
-	}
 	return o.connected(p)
 }
 

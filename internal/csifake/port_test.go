@@ -5,17 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
 
 	"holdfast/internal/csifake/journal"
 )
@@ -154,21 +150,6 @@ func TestPortSharesNothing(t *testing.T) {
 	})
 }
 
-// TestPortLimits: the size of answers is limited as it is over a socket, and by the same option.
-func TestPortLimits(t *testing.T) {
-	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
-		_, c := start(Config{Script: []Rule{{RPC: "Probe", Hostile: Huge}}})
-		_, err := c.Probe(t.Context(), &csi.ProbeRequest{})
-		wantCode(t, err, "RESOURCE_EXHAUSTED")
-		_, err = c.Probe(t.Context(), &csi.ProbeRequest{}, grpc.MaxCallRecvMsgSize(8<<20))
-		must(t, err)
-		cancelled, cancel := context.WithCancel(t.Context())
-		cancel()
-		_, err = c.Probe(cancelled, &csi.ProbeRequest{})
-		wantCode(t, err, "CANCELLED")
-	})
-}
-
 // TestPortStream: a call with several answers goes through a port too, and may hang and be cut there.
 func TestPortStream(t *testing.T) {
 	bubble(t, Config{Caps: everyCap()}, func(t *testing.T, fake *Plugin, c *client) {
@@ -203,158 +184,5 @@ func TestPortStream(t *testing.T) {
 		fake.On("GetMetadataAllocated").Drop()
 		_, err = ask(ctx, snap.GetSnapshot().GetSnapshotId())
 		wantCode(t, err, "UNAVAILABLE")
-	})
-}
-
-// TestFlapping: Probe alternates by the call, or by the time; the time is the bubble's.
-func TestFlapping(t *testing.T) {
-	bubble(t, Config{}, func(t *testing.T, fake *Plugin, c *client) {
-		probe := func() string {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			reply, err := c.Probe(ctx, &csi.ProbeRequest{})
-			switch {
-			case err != nil:
-				return codeName(err)
-			case reply.GetReady().GetValue():
-				return "ok"
-			}
-			return "not ready"
-		}
-		fake.On("Probe").Nth(2).Times(6).Pattern("ok", "not_ready", "error", "hang", "CODE_42")
-		var got []string
-		for range 8 {
-			got = append(got, probe())
-		}
-		want := []string{"ok", "ok", "not ready", "FAILED_PRECONDITION", "DEADLINE_EXCEEDED", "CODE_42", "ok", "ok"}
-		if !slices.Equal(got, want) {
-			t.Errorf("by the call: %v, want %v", got, want)
-		}
-		fake.ClearScript()
-		fake.On("Probe").Every(10*time.Second).Pattern("error", "ok", "not_ready")
-		got = nil
-		for range 8 {
-			got = append(got, probe())
-			time.Sleep(5 * time.Second)
-		}
-		const sick = "FAILED_PRECONDITION"
-		want = []string{sick, sick, "ok", "ok", "not ready", "not ready", sick, sick}
-		if !slices.Equal(got, want) {
-			t.Errorf("by the time: %v, want %v", got, want)
-		}
-	})
-}
-
-// TestLateEffectAfterAnswer: an answer that says nothing comes at once and the effect later. Until then the volume is
-// busy.
-func TestLateEffectAfterAnswer(t *testing.T) {
-	for _, rule := range []Rule{{Code: "DEADLINE_EXCEEDED"}, {Code: "ABORTED"}, {Drop: true}} {
-		bubble(t, Config{Caps: []string{"STAGE_UNSTAGE"}}, func(t *testing.T, fake *Plugin, c *client) {
-			c.learn()
-			rule.RPC, rule.Times, rule.Late = "NodeStageVolume", 1, Duration(5*time.Second)
-			must(t, fake.Script(rule))
-			want := rule.Code
-			if rule.Drop {
-				want = "UNAVAILABLE"
-			}
-			began := time.Now()
-			wantCode(t, c.stage(t.Context(), "v1", nowhere), want)
-			if time.Since(began) != 0 {
-				t.Errorf("the answer takes %v", time.Since(began))
-			}
-			var waits int
-			for codeName(c.unstage(t.Context(), "v1", nowhere)) != "OK" {
-				waits++
-				time.Sleep(time.Second)
-			}
-			lines, err := fake.Lines()
-			must(t, err)
-			late := slices.IndexFunc(lines, func(l journal.Line) bool { return l.Kind == journal.Late })
-			if waits != 5 && waits != 6 || late < 0 || !lines[late].Effect || lines[late].Call == 0 {
-				t.Errorf("the undo waits %d times; the journal has %+v", waits, lines)
-			}
-			if used, _ := fake.Backend().Volumes(); used["v1"].Staged["node-1"] != "" {
-				t.Errorf("the backend has %v", used)
-			}
-			for _, v := range fake.Check(journal.Options{Settled: true}) {
-				t.Error(v)
-			}
-		})
-	}
-}
-
-// TestLateEffectOfTheDead: a plugin that dies takes what was to come with it.
-func TestLateEffectOfTheDead(t *testing.T) {
-	bubble(t, Config{Caps: []string{"STAGE_UNSTAGE"}}, func(t *testing.T, fake *Plugin, c *client) {
-		must(t, fake.Script(Rule{RPC: "NodeStageVolume", Late: Duration(time.Minute), Code: "ABORTED"}))
-		wantCode(t, c.stage(t.Context(), "v1", nowhere), "ABORTED")
-		fake.Kill()
-		time.Sleep(time.Hour)
-		if used, _ := fake.Backend().Volumes(); used["v1"].Staged["node-1"] != "" {
-			t.Errorf("the backend has %v", used)
-		}
-	})
-}
-
-// TestCapsLater: what a plugin announces changes from one start to the next, and stays as it was the last time.
-func TestCapsLater(t *testing.T) {
-	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
-		cfg := Config{Role: Node, Backend: NewBackend(""), Caps: []string{"STAGE_UNSTAGE"},
-			CapsLater: [][]string{{}, {"STAGE_UNSTAGE", "node/EXPAND_VOLUME"}}}
-		capName := func(c *csi.NodeServiceCapability) fmt.Stringer { return c.GetRpc().GetType() }
-		var got []string
-		for range 4 {
-			fake, c := start(cfg)
-			reply, err := c.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
-			must(t, err)
-			got = append(got, strings.Join(names(reply.GetCapabilities(), capName), "+"))
-			wantStage := "OK"
-			if len(reply.GetCapabilities()) == 0 {
-				wantStage = "UNIMPLEMENTED"
-			}
-			wantCode(t, c.stage(t.Context(), "v1", places{staging: "/csifake/nowhere"}), wantStage)
-			cfg = fake.Config()
-			fake.Kill()
-		}
-		const both = "STAGE_UNSTAGE_VOLUME+EXPAND_VOLUME"
-		if want := []string{"STAGE_UNSTAGE_VOLUME", "", both, both}; !slices.Equal(got, want) {
-			t.Errorf("the starts announce %q, want %q", got, want)
-		}
-		if _, err := New(Config{Port: &Port{}, CapsLater: [][]string{{"NONSENSE"}}}); err == nil {
-			t.Error("an unknown capability is taken")
-		}
-	})
-}
-
-// TestManyCalls: a bubble takes tens of thousands of calls, with deaths among them, and the judge all of their journal.
-func TestManyCalls(t *testing.T) {
-	bubble(t, Config{Caps: []string{"STAGE_UNSTAGE"}}, func(t *testing.T, fake *Plugin, c *client) {
-		c.learn()
-		rnd, ctx := rand.New(rand.NewPCG(1, 2)), t.Context()
-		again := func(call func(context.Context, string, places) error) {
-			for codeName(call(ctx, "v1", nowhere)) != "OK" {
-				if rnd.IntN(10) == 0 {
-					fake.Kill()
-					fake = Start(t, fake.Config())
-				}
-			}
-		}
-		for range 2500 {
-			fake.ClearScript()
-			must(t, fake.Script(Rule{Times: 2, When: []Moment{Before, After}[rnd.IntN(2)],
-				Code: journal.CodeName(uint32(rnd.IntN(17)))}))
-			for _, call := range []func(context.Context, string, places) error{c.stage, c.publish, c.unpublish,
-				c.unstage} {
-				again(call)
-			}
-		}
-		calls, err := fake.Calls()
-		must(t, err)
-		if len(calls) < 10_000 {
-			t.Errorf("the journal has %d calls", len(calls))
-		}
-		for _, v := range fake.Check(journal.Options{Settled: true, Strict: true}) {
-			t.Fatal(v)
-		}
 	})
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"sync"
-	"time"
 )
 
 // script is the rules of a plugin and how often each has matched.
@@ -22,9 +21,8 @@ type script struct {
 
 type scripted struct {
 	Rule
-	key   string // in seen; empty for a rule that is not from the file
-	seen  int
-	since time.Time // when it first was due
+	key  string // in seen; empty for a rule that is not from the file
+	seen int
 }
 
 // acts are the rules for one call, one for each moment.
@@ -77,7 +75,7 @@ func (s *script) match(rpc, volume string) (found acts, err error) {
 }
 
 func (r *scripted) matches(rpc, volume string) bool {
-	every := r.everyRPC() && rpc != Accept && rpc != Fuse
+	every := r.everyRPC() && rpc != Fuse
 	return (every || r.RPC == rpc) && (r.Volume == "" || r.Volume == volume)
 }
 
@@ -88,18 +86,7 @@ func (r *scripted) due() bool {
 
 // now is the rule as it is for this call.
 func (r *scripted) now() *Rule {
-	if r.since.IsZero() {
-		r.since = time.Now()
-	}
 	act := r.Rule
-	act.turn = r.seen
-	if len(r.Pattern) > 0 {
-		step := r.seen - max(r.Nth, 1)
-		if r.Every > 0 {
-			step = int(time.Since(r.since) / time.Duration(r.Every))
-		}
-		act = act.take(r.Pattern[step%len(r.Pattern)])
-	}
 	return &act
 }
 

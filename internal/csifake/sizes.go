@@ -42,7 +42,7 @@ func tooLong(req proto.Message) (over []string) {
 			}
 		case fd.Name() == "node_id":
 			tell(fd, len(v.String()), longestNode)
-		case isID(fd):
+		case strings.HasSuffix(string(fd.Name()), "_id"):
 			tell(fd, len(v.String()), longestID)
 		default:
 			tell(fd, len(v.String()), longestText)
@@ -81,4 +81,9 @@ func weight(fd protoreflect.FieldDescriptor, v protoreflect.Value) (n int) {
 		n += len(v.List().Get(i).String())
 	}
 	return n
+}
+
+// own reports whether a field holds messages of CSI.
+func own(fd protoreflect.FieldDescriptor) bool {
+	return fd.Message() != nil && !fd.IsMap() && fd.Message().ParentFile().Package() == "csi.v1"
 }

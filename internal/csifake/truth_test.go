@@ -94,20 +94,6 @@ func TestStatsAndExpand(t *testing.T) {
 	})
 }
 
-// TestOfflineExpansion: a plugin that expands offline only refuses what is in use, and the judge blames who asked.
-func TestOfflineExpansion(t *testing.T) {
-	fake := Start(t, Config{Caps: append(slices.Clone(AllCaps), "OFFLINE")})
-	c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
-	id := c.risen("one", at)
-	_, err := c.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: id,
-		CapacityRange: &csi.CapacityRange{RequiredBytes: 2 << 30}})
-	wantCode(t, err, "FAILED_PRECONDITION")
-	c.fallen(id, at)
-	if found := fake.Check(journal.Options{Settled: true}); len(found) != 1 || found[0].Rule != "R30" {
-		t.Errorf("Check finds %v, want R30", found)
-	}
-}
-
 // TestPublishedNodes: lists and single volumes tell where a volume is attached, if the plugin says that they do.
 func TestPublishedNodes(t *testing.T) {
 	for _, tells := range []bool{true, false} {
@@ -175,24 +161,6 @@ func TestSources(t *testing.T) {
 	}
 	for _, v := range fake.Check(journal.Options{}) {
 		t.Error(v)
-	}
-}
-
-// TestNotReadySnapshot: a snapshot may take its time.
-func TestNotReadySnapshot(t *testing.T) {
-	fake := Start(t, Config{Caps: AllCaps})
-	c := dial(t, fake.Socket()).learn()
-	made, err := c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "one",
-		VolumeCapabilities: []*csi.VolumeCapability{writer()}})
-	must(t, err)
-	fake.On("CreateSnapshot").Times(1).NotReady()
-	for _, want := range []bool{false, true} {
-		snap, err := c.CreateSnapshot(t.Context(),
-			&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: made.GetVolume().GetVolumeId()})
-		must(t, err)
-		if snap.GetSnapshot().GetReadyToUse() != want {
-			t.Errorf("the snapshot is %v", snap)
-		}
 	}
 }
 
@@ -285,25 +253,5 @@ func TestRequestsInTheJournal(t *testing.T) {
 	must(t, err)
 	if !calls[0].MountGroup || !calls[0].Topology {
 		t.Errorf("the journal has %+v", calls[0])
-	}
-}
-
-// TestFakeValidatesCapabilitiesTruthfully: who uses what was not confirmed is blamed, whatever else was.
-func TestFakeValidatesCapabilitiesTruthfully(t *testing.T) {
-	for hostile, want := range map[Hostile]int{ConfirmPart: 1, ConfirmNothing: 1, NilParts: 1, ConfirmMore: 0, "": 0} {
-		t.Run(string(hostile), func(t *testing.T) {
-			fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}})
-			c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
-			if hostile != "" {
-				fake.On("ValidateVolumeCapabilities").Hostile(hostile)
-			}
-			_, err := c.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{VolumeId: "v1",
-				VolumeCapabilities: []*csi.VolumeCapability{writer()}})
-			must(t, err, c.stage(t.Context(), "v1", at))
-			found := fake.Check(journal.Options{})
-			if len(found) != want || want > 0 && found[0].Rule != "R16" {
-				t.Errorf("Check finds %v, want %d of R16", found, want)
-			}
-		})
 	}
 }

@@ -2,10 +2,7 @@ package csifake
 
 import (
 	"context"
-	"net"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -92,59 +89,5 @@ func TestNoAnswer(t *testing.T) {
 		if len(calls) != 2 || calls[0].Conn != calls[1].Conn {
 			t.Errorf("the journal has %+v", calls)
 		}
-	})
-}
-
-// TestGarbage: who connects meets what the script has, and then, with the next connection, a plugin.
-func TestGarbage(t *testing.T) {
-	for kind, hears := range map[Garbage]string{HTTP1: "HTTP/1.1 400", TLS: "\x15\x03\x01", Random: "", Close: "",
-		Silence: ""} {
-		t.Run(string(kind), func(t *testing.T) {
-			fake := Start(t, Config{})
-			fake.On(Accept).Times(1).Garbage(kind)
-			conn, err := net.Dial("unix", fake.Socket())
-			must(t, err)
-			defer conn.Close()
-			wait := 20 * time.Second
-			if kind == Silence {
-				wait = 100 * time.Millisecond
-			}
-			must(t, conn.SetReadDeadline(time.Now().Add(wait)))
-			b := make([]byte, 64)
-			n, err := conn.Read(b)
-			timeout, _ := err.(net.Error)
-			switch {
-			case kind == Close && (n != 0 || err == nil || timeout != nil && timeout.Timeout()):
-				t.Errorf("it is not closed: %d bytes, %v", n, err)
-			case kind == Silence && (n != 0 || timeout == nil || !timeout.Timeout()):
-				t.Errorf("it is not silent: %d bytes, %v", n, err)
-			case kind != Close && kind != Silence && (err != nil || !strings.HasPrefix(string(b[:n]), hears)):
-				t.Errorf("it says %q, %v", b[:n], err)
-			}
-			if kind == Close {
-				eventually(t, func() bool { _, err := conn.Write(b); return err != nil })
-			}
-			_, err = dial(t, fake.Socket()).Probe(t.Context(), &csi.ProbeRequest{})
-			must(t, err)
-		})
-	}
-}
-
-// TestGarbageForCallers: calls fail while there is garbage, in both forms, and the plugin ends all the same while
-// somebody listens to it.
-func TestGarbageForCallers(t *testing.T) {
-	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
-		for _, kind := range []Garbage{HTTP1, TLS, Random, Close} {
-			_, c := start(Config{Script: []Rule{{RPC: Accept, Garbage: kind}}})
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-			_, err := c.Probe(ctx, &csi.ProbeRequest{})
-			wantCode(t, err, "UNAVAILABLE")
-			cancel()
-		}
-		_, c := start(Config{Script: []Rule{{RPC: Accept, Garbage: Silence}}})
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		defer cancel()
-		_, err := c.Probe(ctx, &csi.ProbeRequest{})
-		wantCode(t, err, "DEADLINE_EXCEEDED")
 	})
 }

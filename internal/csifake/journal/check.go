@@ -28,7 +28,7 @@ func Check(lines []Line, o Options) []Violation {
 		}
 	}
 	c.at = 0
-	if calls == 0 && !o.Empty {
+	if calls == 0 {
 		c.report("R0", "the journal has no call in it: nothing was judged")
 	}
 	if o.Settled {
@@ -62,8 +62,6 @@ type checker struct {
 	stagings    map[placeKey]string   // staging path -> the volume that it is of
 	targets     map[placeKey]string   // target path -> the volume that was last published there
 	tokens      map[listKey]bool      // that a list may go on with
-	pages       map[listKey]int       // how many the list has had
-	probes      map[string][]int64    // run -> when it was probed, the newest ones
 	attachments map[nodeKey]volumeSet // volumes that are certainly attached to a node
 }
 
@@ -82,8 +80,7 @@ func newChecker(o Options) *checker {
 		learnt: map[string]*learnt{}, plugins: map[string]*plugin{}, volumes: map[volumeKey]*volume{},
 		creates: map[volumeKey]*edge{}, snaps: map[volumeKey]*edge{}, snapshots: map[volumeKey]*edge{},
 		stagings: map[placeKey]string{}, targets: map[placeKey]string{}, tokens: map[listKey]bool{},
-		pages:  map[listKey]int{},
-		probes: map[string][]int64{}, attachments: map[nodeKey]volumeSet{}}
+		attachments: map[nodeKey]volumeSet{}}
 }
 
 func (c *checker) report(rule, format string, args ...any) {
@@ -119,7 +116,6 @@ func (c *checker) begin(l Line) {
 	c.identity(l)
 	c.limits(l)
 	c.lists(l)
-	c.probed(l)
 	c.paths(l)
 	c.contexts(l)
 	c.nodeID(l)

@@ -217,10 +217,6 @@ var illegal = []offence{
 		tell().knows().ok(create, with(attach, func(l *Line) { l.Node = "n7" })), Options{}},
 	{"R15", "readonly that is not advertised",
 		tell().knows().ok(create, with(attach, func(l *Line) { l.ReadOnly = true })), Options{}},
-	{"R19", "a long path",
-		tell().knows().ok(create, attach, with(stage, func(l *Line) {
-			l.Staging = "/" + strings.Repeat("s", 128)
-		})), Options{MaxPath: 128}},
 	{"R30", "node expansion that was not asked for",
 		tell().knows("EXPAND_VOLUME").ok(direct).
 			call(enlarge, "OK", &Answer{}).ok(grow), Options{}},

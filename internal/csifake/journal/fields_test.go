@@ -21,7 +21,6 @@ var (
 	outline = Line{RPC: "NodeUnpublishVolume", Volume: "e1", Target: "/t/e"}
 	stats   = Line{RPC: "NodeGetVolumeStats", Volume: "v1", Staging: "/s/v1", Path: "/t/1"}
 	list    = Line{RPC: "ListVolumes"}
-	probe   = Line{RPC: "Probe"}
 	snap    = Line{RPC: "CreateSnapshot", Volume: "v1", Name: "snap"}
 	unsnap  = Line{RPC: "DeleteSnapshot", Snapshot: "s1"}
 )
@@ -66,14 +65,6 @@ func expanding(how ...string) *story {
 		call(Line{RPC: "ControllerGetCapabilities"}, "OK", &Answer{Caps: everything}).
 		call(Line{RPC: "NodeGetCapabilities"}, "OK", &Answer{Caps: everything}).call(Line{RPC: "NodeGetInfo"}, "OK",
 		&Answer{Node: "n1"})
-}
-
-func probes(n int, apart int64) *story {
-	s := tell()
-	for i := range n {
-		s.ok(with(probe, func(l *Line) { l.Mono = int64(i) * apart }))
-	}
-	return s
 }
 
 func started(endpoint string) *story {
@@ -153,13 +144,9 @@ var misfilled = []offence{
 		l.Topology = true
 	})), Options{}},
 	{"R26", "a node that is elsewhere", zoned("z2").ok(attach), Options{}},
-	{"R27", "a probe every second", probes(7, aSecond), Options{ProbesPerMinute: 6}},
 	{"R28", "one volume too many", room(1), Options{}},
 	{"R29", "a token out of nowhere", tell().knows(everything...).ok(with(list, func(l *Line) { l.Token = "t" })),
 		Options{}},
-	{"R29", "a list without end", tell().knows(everything...).call(list, "OK", &Answer{Next: "t"}).
-		call(with(list, func(l *Line) { l.Token = "t" }), "OK", &Answer{Next: "t"}).
-		call(with(list, func(l *Line) { l.Token = "t" }), "OK", &Answer{Next: "t"}), Options{MaxPages: 2}},
 	{"R30", "offline expansion of an attached volume", expanding("OFFLINE").ok(create, attach, enlarge), Options{}},
 	{"R31", "an endpoint that is no socket", started("tcp://localhost:1"), Options{}},
 	{"R31", "a socket without its suffix", started("unix:///run/csi"), Options{}},
@@ -199,15 +186,13 @@ func TestLegalFields(t *testing.T) {
 		"a name that became good": {tell().knows().called("").called("good").ok(create, remove), Options{}},
 		"the same secrets": {tell().knows().ok(create, with(attach, func(l *Line) { l.SecretKeys = []string{"k"} }),
 			with(detach, func(l *Line) { l.SecretKeys = []string{"k"} }), remove), Options{}},
-		"the right zone":        {zoned("z1").ok(attach, detach, remove), Options{}},
-		"few probes":            {probes(100, 11*aSecond), Options{ProbesPerMinute: 6}},
-		"many probes unlimited": {probes(100, 1), Options{}},
+		"the right zone": {zoned("z1").ok(attach, detach, remove), Options{}},
 		"as many as there is room for": {room(2).ok(with(detach, func(l *Line) { l.Volume = "v2" }),
 			with(attach, func(l *Line) { l.Volume = "v3" }), with(detach,
 				func(l *Line) { l.Volume = "v3" }), detach, remove), Options{}},
 		"pages": {tell().knows(everything...).call(list, "OK", &Answer{Next: "t"}).
 			call(with(list, func(l *Line) { l.Token = "t" }), "OK", &Answer{}).call(list, "OK",
-			&Answer{}), Options{MaxPages: 2}},
+			&Answer{}), Options{}},
 		"offline expansion": {expanding("OFFLINE").ok(create, attach, detach, enlarge, remove), Options{}},
 		"online expansion":  {expanding("OFFLINE", "ONLINE").ok(create, attach, enlarge, detach, remove), Options{}},
 		"expansion on the node": {tell().knows("EXPAND_VOLUME").ok(direct).call(enlarge, "OK",

@@ -13,8 +13,8 @@ type flight struct {
 }
 
 // skew is how much later than another plugin's line the loss of a caller may be noticed. A caller that gave up a call
-// at one process and turned to another is seen by the two in either order.
-const skew = 20_000_000 // nanoseconds
+// at one process and turned to another is seen by the two in either order, and late on a busy machine.
+const skew = 2_000_000_000 // nanoseconds
 
 func (f *flight) key() subjectKey { return subjectKey{f.Plugin, f.subject()} }
 

@@ -5,12 +5,11 @@ import (
 	"strings"
 )
 
-// paths are R9, R10, R11, R12 and R19: what a request says about places.
+// paths are R9, R10, R11 and R12: what a request says about places.
 func (c *checker) paths(l Line) {
 	if l.Role != "node" || l.Volume == "" {
 		return
 	}
-	c.lengths(l)
 	n := c.volume(l.Plugin, l.Volume).node(c.nodeOf(l))
 	switch l.RPC {
 	case "NodeStageVolume":
@@ -42,14 +41,6 @@ func (c *checker) whereItIs(l Line, v *volume, n *node) {
 	}
 	if e := n.publish[l.Path]; l.Path != n.staging && (e == nil || e.state == down) {
 		c.report("R12", "%s of %s at %s, where the volume is not", l.RPC, l.Volume, l.Path)
-	}
-}
-
-func (c *checker) lengths(l Line) {
-	for _, path := range []string{l.Staging, l.Target, l.Path} {
-		if c.opts.MaxPath > 0 && len(path) > c.opts.MaxPath {
-			c.report("R19", "%s has a path of %d bytes: %s", l.RPC, len(path), path)
-		}
 	}
 }
 

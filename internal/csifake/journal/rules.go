@@ -27,15 +27,13 @@ var Rules = []Rule{
 	{"R16", "a capability that the plugin did not confirm is not used"},
 	{"R17", "a volume of a single-node mode is on one node, and at one target unless many may write; one capability for all targets"},
 	{"R18", "no field is longer than CSI allows"},
-	{"R19", "no path is longer than the limit that was asked for"},
 	{"R20", "a plugin whose name breaks the rules gets no volumes"},
 	{"R21", "names have no control characters"},
 	{"R23", "keys of secrets are of A-Z, a-z, 0-9, dot, underscore and dash"},
 	{"R25", "ControllerUnpublish gets the secrets that ControllerPublish got"},
 	{"R26", "topology is asked for only if advertised; a volume goes only to nodes that it can be reached from"},
-	{"R27", "Probe is not called more often than Options.ProbesPerMinute"},
 	{"R28", "no node has more volumes attached than it said"},
-	{"R29", "a list goes on with a token that the plugin gave, for no more than Options.MaxPages pages"},
+	{"R29", "a list goes on with a token that the plugin gave"},
 	{"R30", "NodeExpand only after ControllerExpand asked for it, to no more than that, where the volume is staged or published, " +
 		"and not again after FAILED_PRECONDITION while it is; OFFLINE expansion of no such"},
 	{"R31", "CSI_ENDPOINT is unix:// and an absolute path that ends in .sock"},
@@ -61,10 +59,6 @@ type Options struct {
 	Settled bool     // everything was taken down: R8, and nothing uncertain is left (RU)
 	Strict  bool     // R3: beside an abandoned call that still runs, only the identical request is legal
 	ByNode  bool     // R3: calls of different nodes may overlap, for several hosts that share a volume
-	MaxPath int      // R19: longest legal path in bytes; 0 is any
-	Empty   bool     // R0: a journal without a call is fine
 	Allow   []string // ids of rules that are not judged
 
-	ProbesPerMinute int // R27: most probes of one run in any minute; 0 is any number
-	MaxPages        int // R29: most pages of one list; 0 is any number
 }

@@ -228,7 +228,7 @@ func TestAnswerThatIsNotUTF8IsUnreadable(t *testing.T) {
 	}
 	fake, f := start(t, csifake.Config{Backend: storage})
 	create := mutatingCall(registry.CreateVolumeRPC)
-	fake.On(string(create.rpc)).Hostile(csifake.BadUTF8)
+	fake.On(string(create.rpc)).BadUTF8()
 	err := create.do(patient(t), f)
 	wantCallError(t, "not UTF-8", err, create, registry.OutcomeFailed, registry.CodeUnreadable, registry.ErrInternal)
 }

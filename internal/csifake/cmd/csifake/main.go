@@ -39,7 +39,7 @@ func run() error {
 
 // words are what flags say that are not yet what the plugin needs.
 type words struct {
-	role, caps, later, topology, volumes, state, nodeID, endpoint, mount, block string
+	role, caps, topology, volumes, state, nodeID, endpoint, mount, block string
 }
 
 func parse(flags *flag.FlagSet, args []string) (csifake.Config, error) {
@@ -63,7 +63,6 @@ func (w *words) declare(flags *flag.FlagSet, cfg *csifake.Config) {
 	flags.StringVar(&w.state, "state", "", "file that keeps what exists; shared by the plugins of one storage system")
 	flags.StringVar(&w.role, "roles", "monolith", "node, controller or monolith")
 	flags.StringVar(&w.caps, "caps", "", "capabilities with commas between; a number is sent as it is; ALL is all usual ones")
-	flags.StringVar(&w.later, "caps-later", "", "those of the second start, of the third and so on, with semicolons between; needs --state")
 	flags.StringVar(&w.nodeID, "node-id", "node-1", "answer of NodeGetInfo; may be empty")
 	flags.StringVar(&cfg.Name, "name", "", "name of the provider")
 	flags.StringVar(&cfg.Version, "version", "", "version of the provider")
@@ -97,11 +96,6 @@ func (w words) fill(cfg *csifake.Config) {
 	cfg.Caps, cfg.Volumes = split(w.caps), split(w.volumes)
 	if w.caps == "ALL" {
 		cfg.Caps = csifake.AllCaps
-	}
-	if w.later != "" {
-		for caps := range strings.SplitSeq(w.later, ";") {
-			cfg.CapsLater = append(cfg.CapsLater, split(caps))
-		}
 	}
 	cfg.Topology = map[string]string{}
 	for _, pair := range split(w.topology) {
