@@ -165,11 +165,8 @@ func (m *machine) leftovers() (found []string) {
 
 // finalLeftovers gives processes that are exiting some time.
 func (m *machine) finalLeftovers() (found []string) {
-	for limit := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if found = m.leftovers(); len(found) == 0 || time.Now().After(limit) {
-			return found
-		}
-	}
+	_ = waitFor(context.Background(), "", func() bool { found = m.leftovers(); return len(found) == 0 })
+	return found
 }
 
 // processes are those whose command line or environment names the machine's directory or one of its allocs.
@@ -208,23 +205,20 @@ func (m *machine) sweep() error {
 	if m.agent != nil {
 		_ = m.endAgent(unix.SIGKILL)
 	}
-	for range 20 {
+	err := waitFor(context.Background(), "all processes are dead", func() bool {
 		pids := m.processes()
-		if len(pids) == 0 {
-			break
-		}
 		for _, pid := range pids {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
-		time.Sleep(50 * time.Millisecond)
-	}
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(m.dir))
-	if err != nil {
+		return len(pids) == 0
+	})
+	mounts, failed := mountinfo.GetMounts(mountinfo.PrefixFilter(m.dir))
+	if err := errors.Join(err, failed); err != nil {
 		return err
 	}
 	for _, mount := range slices.Backward(mounts) {
-		if err := unix.Unmount(mount.Mountpoint, unix.UMOUNT_NOFOLLOW); err != nil {
-			return fmt.Errorf("unmount %s: %w", mount.Mountpoint, err)
+		if err := unmountPath(context.Background(), mount.Mountpoint); err != nil {
+			return err
 		}
 	}
 	for _, dev := range loopDevices(m.dir) {

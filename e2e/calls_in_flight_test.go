@@ -93,8 +93,8 @@ func TestPluginKilledInTheMiddle(t *testing.T) {
 // The shim is replaced in the middle of each call. The swap does not wait for the call, the next shim sends it again,
 // and no mount changes.
 func TestLongCallsSurvive(t *testing.T) {
-	// more than the steps take on a slow machine, less than a step waits for a call
-	const noWait = 1500 * time.Millisecond
+	// more than the steps take on a slow machine, less than a step waits for a call by the budget, which is waitLimit
+	const noWait = waitLimit / 8
 	inTheMiddleOfEachCall(t, func(h *heldCall) {
 		gate := h.gate
 		h.next(h.plugin.Plugin)
@@ -122,7 +122,7 @@ func TestLongCallsSurvive(t *testing.T) {
 func TestThawedShimIsDead(t *testing.T) {
 	t.Parallel()
 	e := unopenedEnv(t, allCaps...)
-	e.config.SwapBudget = 200 * time.Millisecond // so that it runs out
+	e.config.SwapBudget = shortBudget // it runs out
 	e.open()
 	old := e.pids[0]
 	p := e.addPlugin("alloc-p", csifake.Monolith)

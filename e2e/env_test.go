@@ -40,8 +40,8 @@ type env struct {
 	pluginBlocks string                // further lines of plugins' csi_plugin blocks
 }
 
-// waitLimit bounds every wait. No test measures it.
-const waitLimit = 60 * time.Second
+// waitLimit bounds every wait and every call. No test measures it.
+const waitLimit = 2 * time.Minute
 
 // newEnv opens a host. When the test ends, everything must be taken down and the journal must be legal.
 func newEnv(t *testing.T, caps ...string) *env {
@@ -61,7 +61,7 @@ func unopenedEnv(t *testing.T, caps ...string) *env {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &env{t: t, dir: dir, backend: csifake.NewBackend(""), caps: caps, heartbeat: `interval = "1s"`}
+	e := &env{t: t, dir: dir, backend: csifake.NewBackend(""), caps: caps, heartbeat: "interval = \"1s\"\n timeout = \"30s\""}
 	e.journal = csifake.NewJournal(t, journal.Options{Settled: true})
 	level := hclog.Warn
 	if testing.Verbose() {
@@ -147,17 +147,23 @@ func (e *env) close() {
 	}
 }
 
-// unmount retries while a process that another test is just forking holds the mount.
 func unmount(t *testing.T, path string) {
 	t.Helper()
-	var err error
-	waited := waitFor(t.Context(), "unmount "+path, func() bool {
-		err = syscall.Unmount(path, 0)
+	if err := unmountPath(t.Context(), path); err != nil {
+		t.Error(err)
+	}
+}
+
+// unmountPath retries while a process that another test is just forking holds the mount.
+func unmountPath(ctx context.Context, path string) (err error) {
+	waited := waitFor(ctx, "unmount "+path, func() bool {
+		err = os.NewSyscallError("unmount", syscall.Unmount(path, 0))
 		return !errors.Is(err, syscall.EBUSY)
 	})
-	if err := errors.Join(waited, err); err != nil {
-		t.Errorf("unmount %s: %v", path, err)
+	if err = errors.Join(waited, err); err != nil {
+		err = fmt.Errorf("%s: %w", path, err)
 	}
+	return err
 }
 
 // mountTable returns the lines of the kernel's mount table that name this env's directory.

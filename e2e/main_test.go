@@ -62,7 +62,7 @@ func mountTempDir() (free func() error, err error) {
 	if os.Getuid() != 0 {
 		return func() error { return nil }, nil
 	}
-	dir, err := os.MkdirTemp("", "h-")
+	dir, err := os.MkdirTemp("/tmp", "h-") // not TMPDIR: paths of sockets are limited to 107 bytes
 	if err != nil {
 		return nil, err
 	}

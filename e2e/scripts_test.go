@@ -64,7 +64,7 @@ func TestScripts(t *testing.T) {
 		}
 	}
 	testscript.Run(t, testscript.Params{
-		Dir: "testdata/script", Setup: setup, RequireUniqueNames: true, Deadline: time.Now().Add(3 * waitLimit),
+		Dir: "testdata/script", Setup: setup, RequireUniqueNames: true,
 		Condition: condition, Cmds: commands,
 	})
 }

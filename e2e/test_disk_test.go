@@ -85,14 +85,14 @@ func (d *testDisk) unmount() {
 func (d *testDisk) cut() (copied string) {
 	d.t.Helper()
 	copied = d.image + ".cut"
-	for range 20 {
+	err := waitFor(d.t.Context(), "the device is at rest", func() bool {
 		d.run("cp", "--sparse=always", d.image, copied)
-		if err := exec.Command("cmp", "-s", d.image, copied).Run(); err == nil {
-			return copied
-		}
+		return exec.Command("cmp", "-s", d.image, copied).Run() == nil
+	})
+	if err != nil {
+		d.t.Fatal(err)
 	}
-	d.t.Fatal("the device is never at rest")
-	return ""
+	return copied
 }
 
 // powerUp mounts the content that the device had when its power was cut.

@@ -58,7 +58,7 @@ job "fake" {
 
         heartbeat {
           interval = "1s"
-          timeout  = "1s"
+          timeout  = "30s"
         }
       }
 
