@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -75,30 +74,6 @@ func TestAnotherRunDirectory(t *testing.T) {
 	e.must(e.scenario())
 	e.stopPlugin(p)
 	unmount(t, first)
-}
-
-// A closed host's state directory is free at once, though a child that is being forked has its descriptors open.
-func TestReopenWhileAChildIsForked(t *testing.T) {
-	e := newEnv(t, allCaps...)
-	e.stopPlugin(e.addPlugin("alloc-p", csifake.Monolith))
-	lock, err := filepath.EvalSymlinks(filepath.Join(e.config.StateDir, "host.lock"))
-	e.must(err)
-	fds, err := os.ReadDir("/proc/self/fd")
-	e.must(err)
-	copied := -1
-	for _, fd := range fds {
-		if to, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && to == lock {
-			n, err := strconv.Atoi(fd.Name())
-			e.must(err)
-			copied, err = unix.Dup(n)
-			e.must(err)
-		}
-	}
-	if copied < 0 {
-		t.Fatal("the host has no lock open")
-	}
-	defer unix.Close(copied)
-	e.reopen(nil)
 }
 
 // hostTaskVariable is the environment variable that makes this test program a host. It names the file of a hostTask.

@@ -2,10 +2,8 @@ package e2e
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
@@ -27,7 +25,6 @@ type stress struct {
 	*agentEnv
 	shims     string   // directory of shims
 	args      []string // of each agent
-	attempted swapAttempt
 	writer    control.Task
 	mounts    string // before the load
 	events    eventList
@@ -385,16 +382,4 @@ func TestStressEventsAreJudged(t *testing.T) {
 			t.Errorf("%s: %q", what, problems)
 		}
 	}
-}
-
-// digestOf returns the SHA-256 of a file.
-func digestOf(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	_, err = io.Copy(h, f)
-	return fmt.Sprintf("%x", h.Sum(nil)), err
 }

@@ -13,11 +13,9 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/protobuf/proto"
 
 	"holdfast/host"
 	"holdfast/internal/csifake"
-	"holdfast/internal/csifake/journal"
 )
 
 // users are the allocs that use one volume.
@@ -207,51 +205,6 @@ func TestUseOfAnInlineVolume(t *testing.T) {
 	e.stopPlugin(p)
 }
 
-// The mount options of a volume's file and of a job's block reach the plugin with each stage and each publish, also
-// when a later shim repeats them.
-func TestUseMountOptionsReachStageAndPublishAlike(t *testing.T) {
-	t.Parallel()
-	e := newEnv(t, append([]string{"VOLUME_MOUNT_GROUP"}, allCaps...)...)
-	p := e.addPlugin("alloc-p", csifake.Monolith)
-	e.must(e.createWith(e.ctx(), "vol", mountOptions("ext4", "", "noatime")))
-	r := request{source: "vol", mode: manyWriters, lines: mountOptions("", "1000", "nodev", "noexec", "x-p=a,b")}
-	gate := p.On("NodePublishVolume").Times(1).Hold()
-	g := e.group("alloc-1", r)
-	prepared := background(func() error { return errOf(e.prepare(g)) })
-	e.waitHeld(gate, prepared)
-	rpcs := []string{"ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume"}
-	log := logRequests(p, rpcs...)
-	e.killShim() // the next one publishes again
-	gate.Open()
-	e.must(e.result("prepare", prepared))
-	e.use("alloc-2", r)
-	e.must(e.release("alloc-1"))
-	e.must(e.release("alloc-2"))
-	e.use("alloc-3", r)
-	e.must(e.release("alloc-3"))
-
-	flags := []string{"nodev", "noexec", "x-p=a,b"}
-	mount := &csi.VolumeCapability_MountVolume{FsType: "ext4", MountFlags: flags, VolumeMountGroup: "1000"}
-	want := &csi.VolumeCapability{
-		AccessType: &csi.VolumeCapability_Mount{Mount: mount},
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER},
-	}
-	for i, rpc := range rpcs {
-		logged := log.of(rpc)
-		for _, c := range logged {
-			got := c.request.(interface{ GetVolumeCapability() *csi.VolumeCapability }).GetVolumeCapability()
-			if !proto.Equal(got, want) {
-				t.Errorf("%s requests %v, not %v", rpc, got, want)
-			}
-		}
-		if least := []int{1, 1, 3}[i]; len(logged) < least {
-			t.Errorf("%s was logged %d times, not %d", rpc, len(logged), least)
-		}
-	}
-	e.must(e.delete("vol"))
-	e.stopPlugin(p)
-}
-
 // An alloc keeps its open file while its plugin is killed, absent, started again and replaced, also when shim and host
 // restart meanwhile.
 func TestUseGoesOnWithoutThePlugin(t *testing.T) {
@@ -301,60 +254,6 @@ func TestUseGoesOnWithoutThePlugin(t *testing.T) {
 	e.must(e.release("alloc-1"))
 	e.must(e.delete("vol"))
 	e.stopPlugin(next)
-}
-
-// While a plugin hangs in any mutating call, a volume of another plugin lives its whole life.
-func TestUseIsNotHeldUpByAnotherPlugin(t *testing.T) {
-	t.Parallel()
-	e := newEnv(t, allCaps...)
-	hanging := e.addPlugin("alloc-hangs", csifake.Monolith)
-	other := e.addOtherPlugin("other", "alloc-other")
-	gates := make([]*csifake.Gate, len(everyCall))
-	for i, rpc := range everyCall {
-		gates[i] = hanging.On(rpc).Times(1).Hold()
-	}
-	g := e.group("alloc-1", request{source: "vol"})
-	slow := background(func() error { return e.lifeCycle(e.ctx(), "vol", g, "") })
-	for i, rpc := range everyCall {
-		e.waitHeld(gates[i], slow)
-		id := fmt.Sprint("other-", i)
-		e.must(createText(e.ctx(), e.host, volumeText("other", id, "")))
-		e.writeFile(e.use("user-"+id, request{source: id}), "f", "x")
-		e.must(e.release("user-" + id))
-		e.must(e.delete(id))
-		held := e.calls(rpc)
-		if at := slices.IndexFunc(held, func(c journal.Call) bool { return c.Instance == "alloc-hangs" }); at < 0 ||
-			held[at].End != nil {
-			t.Errorf("%s does not hang any more: %q", rpc, answers(held))
-		}
-		gates[i].Open()
-	}
-	e.must(e.result("the life of the volume", slow))
-	if n := len(e.calls()); n != len(everyCall)*(len(everyCall)+1) {
-		t.Errorf("the plugins got %d calls: %q", n, answers(e.calls()))
-	}
-	e.stopPlugin(other)
-	e.stopPlugin(hanging)
-}
-
-// addOtherPlugin starts the task of another plugin, with its own storage.
-func (e *env) addOtherPlugin(id, alloc string) *pluginTask {
-	e.t.Helper()
-	source := host.Source{Name: "plugin.hcl", Text: []byte(pluginText(id, csifake.Monolith, ""))}
-	job, _, err := e.host.Parse(e.ctx(), source, host.ParseOptions{})
-	e.must(err)
-	task := host.AllocTask{Alloc: host.AllocID(alloc), Task: "plugin", Attempt: 1,
-		Sealed: job.Groups[0].Tasks[0].Sealed}
-	plan, err := e.host.TaskStarting(e.ctx(), task)
-	e.must(err)
-	p := csifake.Start(e.t, csifake.Config{
-		Name: id + ".example.org", Caps: e.caps, Socket: csifake.SocketPath(planEnv(plan, "CSI_ENDPOINT")),
-		Journal: e.journal,
-		Mounts:  true, DataDir: filepath.Join(e.dir, "data-"+id), Instance: alloc,
-	})
-	e.must(e.host.TaskStarted(e.ctx(), task.Key(), 1))
-	e.waitRegistered(alloc)
-	return &pluginTask{p, task}
 }
 
 // Whatever a plugin answers, no secret reaches an error, an event or the state, also from a shim that has just started.
