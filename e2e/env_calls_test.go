@@ -300,10 +300,6 @@ type blockingContext struct {
 	waiting chan struct{}
 }
 
-func newBlockingContext(ctx context.Context) blockingContext {
-	return blockingContext{ctx, new(sync.Once), make(chan struct{})}
-}
-
 func (b blockingContext) Done() <-chan struct{} {
 	b.once.Do(func() { close(b.waiting) })
 	return b.Context.Done()

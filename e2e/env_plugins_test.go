@@ -88,23 +88,6 @@ func (e *env) waitRegistered(alloc string) {
 	e.waitEvent(func(event host.Event) bool { return event.Kind == "task registered" && string(event.Alloc) == alloc })
 }
 
-// waitActive waits until the active node instance of the plugin is the alloc's.
-func (e *env) waitActive(alloc string) {
-	e.t.Helper()
-	query := host.PluginQuery{Role: "csi-node"}
-	err := e.host.Fingerprints(e.ctx(), query, func(changed []host.PluginFingerprint, _ bool) error {
-		for _, f := range changed {
-			if string(f.Active.Alloc) == alloc && f.Active.Health.State == "healthy" {
-				return io.EOF
-			}
-		}
-		return nil
-	})
-	if !errors.Is(err, io.EOF) {
-		e.t.Fatalf("%s never became active: %v", alloc, err)
-	}
-}
-
 // stopPlugin ends a plugin's task in order.
 func (e *env) stopPlugin(p *pluginTask) {
 	e.t.Helper()

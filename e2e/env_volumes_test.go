@@ -187,20 +187,6 @@ func (e *env) claims() map[string]host.Claim {
 	return held
 }
 
-// waitReasons returns what the alloc waits for.
-func (e *env) waitReasons(alloc string) string {
-	e.t.Helper()
-	list, _, err := e.host.Allocs(e.ctx(), host.AllocID(alloc))
-	e.must(err)
-	var words []string
-	for _, a := range list {
-		for _, wait := range a.Waiting {
-			words = append(words, wait.String())
-		}
-	}
-	return strings.Join(words, "; ")
-}
-
 // waitReleased waits until no record of the alloc is left.
 func (e *env) waitReleased(alloc string) {
 	e.t.Helper()

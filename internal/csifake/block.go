@@ -103,7 +103,7 @@ func attachLoop(file string) (device string, err error) {
 		return "", err
 	}
 	defer backing.Close()
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
 		if device, err = freeLoop(); err != nil {
 			return "", err
 		}

@@ -20,9 +20,9 @@ func (c *client) publishBlock(id, target string) error {
 	return err
 }
 
-// TestBlockLoop: the target of a block volume is a block device as large as the volume, the same for every target and
+// The target of a block volume is a block device as large as the volume, the same for every target and
 // after a restart, and keeps what is written. The last unpublication gives it back.
-func TestBlockLoop(t *testing.T) {
+func TestBlockVolumeIsALoopDevice(t *testing.T) {
 	needMounts(t)
 	if _, err := os.Stat("/dev/loop-control"); err != nil {
 		t.Skipf("this kernel has no loop devices: %v", err)

@@ -134,7 +134,7 @@ func must(t *testing.T, errs ...error) {
 
 func eventually(t *testing.T, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		if is() {
 			return
 		}
@@ -172,7 +172,7 @@ func wantCode(t *testing.T, err error, want string) {
 // linesOf waits until the journal has what enough tells, and returns it.
 func linesOf(t *testing.T, path string, enough func([]journal.Line) bool) []journal.Line {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		if lines, err := journal.Read(path); err == nil && enough(lines) {
 			return lines
 		}

@@ -24,9 +24,9 @@ func everyCap() (all []string) {
 	return all
 }
 
-// TestEveryRPC: all RPCs of the spec are served and journaled under their service; without its capability, an
+// All RPCs of the spec are served and journaled under their service; without its capability, an
 // optional one is not implemented.
-func TestEveryRPC(t *testing.T) {
+func TestEveryRPCIsServedAndJournaled(t *testing.T) {
 	full := Start(t, Config{Caps: everyCap()})
 	bare := Start(t, Config{Caps: []string{"GROUP_CONTROLLER_SERVICE"}})
 	for _, service := range services {
@@ -59,8 +59,8 @@ func invoke(t *testing.T, p *Plugin, service, method string, unimplemented bool)
 	}
 }
 
-// TestSnapshots: what the controller says about snapshots is consistent, and lists are paged.
-func TestSnapshots(t *testing.T) {
+// What the controller says about snapshots is consistent, and lists are paged.
+func TestSnapshotsAndGroupsAreListed(t *testing.T) {
 	fake := Start(t, Config{Caps: everyCap()})
 	c, ctx := dial(t, fake.Socket()), t.Context()
 	var ids []string

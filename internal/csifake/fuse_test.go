@@ -30,7 +30,7 @@ func asked(path string) <-chan error {
 	return answer
 }
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 func answers(t *testing.T, answer <-chan error) error {
 	t.Helper()
@@ -43,9 +43,9 @@ func answers(t *testing.T, answer <-chan error) error {
 	}
 }
 
-// TestFuse: a FUSE mount is alive while its plugin is, at the staging path and at targets, hangs and fails as the
+// A FUSE mount is alive while its plugin is, at the staging path and at targets, hangs and fails as the
 // script says, and is dead as soon as the plugin is. The next plugin takes the dead mounts down.
-func TestFuse(t *testing.T) {
+func TestFuseMountDiesWithItsPlugin(t *testing.T) {
 	needFuse(t)
 	path := NewJournal(t, journal.Options{Settled: true, Strict: true})
 	fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}, Mounts: true, Mount: MountFuse, Journal: path})

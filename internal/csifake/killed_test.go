@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// TestNobodyAnswersForTheDead: a process that was forked and has not yet come to its exec holds the socket of a dead
+// A process that was forked and has not yet come to its exec holds the socket of a dead
 // plugin open. It takes no connection all the same.
-func TestNobodyAnswersForTheDead(t *testing.T) {
+func TestForkedSocketOfADeadPluginRefuses(t *testing.T) {
 	fake := Start(t, Config{})
 	forked, err := fake.listener.File()
 	must(t, err)

@@ -32,9 +32,9 @@ func (c *client) publishReadOnly(id string, p places) error {
 	return err
 }
 
-// TestMiddle: a step of two is done as the plugin is slow, fails, dies or hangs. The same call again, or its undo, by
+// A step of two is done as the plugin is slow, fails, dies or hangs. The same call again, or its undo, by
 // the plugin or by the next one, sets it right.
-func TestMiddle(t *testing.T) {
+func TestInterruptedPublishIsRepeatedOrUndone(t *testing.T) {
 	needMounts(t)
 	for _, undo := range []bool{true, false} {
 		for name, rule := range map[string]Rule{"crash": {Crash: true}, "code": {Code: "INTERNAL"},
@@ -76,9 +76,9 @@ func TestMiddle(t *testing.T) {
 	}
 }
 
-// TestKillInTheMiddle: who kills a plugin does not wait for a call that hangs between its steps, and the next plugin
+// Who kills a plugin does not wait for a call that hangs between its steps, and the next plugin
 // finds the volume free.
-func TestKillInTheMiddle(t *testing.T) {
+func TestKillDoesNotWaitForACallInItsMiddle(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		fake, c := start(Config{Caps: []string{"STAGE_UNSTAGE"}})
 		at, answer := makePlaces(t), make(chan error, 1)

@@ -43,8 +43,8 @@ func cleanMounts(t *testing.T, at places) {
 	})
 }
 
-// TestMounts: stage and publish are in the mount table, data goes through, and both are gone afterwards.
-func TestMounts(t *testing.T) {
+// Stage and publish are in the mount table, data goes through, and both are gone afterwards.
+func TestStageAndPublishAreMounts(t *testing.T) {
 	needMounts(t)
 	for name, data := range map[string]string{"tmpfs": "", "directory": t.TempDir()} {
 		t.Run(name, func(t *testing.T) {
@@ -70,8 +70,8 @@ func TestMounts(t *testing.T) {
 	}
 }
 
-// TestMountReadOnlyAndBlock: what was asked for is what is mounted; a plugin may have a file where a device must be.
-func TestMountReadOnlyAndBlock(t *testing.T) {
+// What was asked for is what is mounted; a plugin may have a file where a device must be.
+func TestReadOnlyAndBlockTargets(t *testing.T) {
 	needMounts(t)
 	fake := Start(t, Config{Mounts: true, DataDir: t.TempDir(), Block: BlockFile})
 	c, ctx := dial(t, fake.Socket()).learn(), t.Context()

@@ -53,7 +53,7 @@ func TestOneChangeAtATimeOverPlugins(t *testing.T) {
 }
 
 // A volume that a dead plugin was busy with is free, though its call has not noticed yet that it is dead.
-func TestTheDeadKeepNoVolume(t *testing.T) {
+func TestDeadPluginHoldsNoVolume(t *testing.T) {
 	fake := Start(t, Config{Caps: AllCaps})
 	arrived, end := make(chan struct{}), make(chan struct{})
 	t.Cleanup(func() { close(end) })
@@ -76,7 +76,7 @@ func TestTheDeadKeepNoVolume(t *testing.T) {
 }
 
 // A call whose caller was killed is in flight for nobody, though the end of its connection was not read yet.
-func TestCallsOfDeadCallersAreInNobodysFlight(t *testing.T) {
+func TestCallOfADeadCallerIsNotInFlight(t *testing.T) {
 	fake := Start(t, Config{Caps: AllCaps})
 	caller := exec.Command("true")
 	must(t, caller.Run())

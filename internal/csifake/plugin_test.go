@@ -68,8 +68,8 @@ func TestFakeServesAVolumeFromCreationToDeletion(t *testing.T) {
 	}
 }
 
-// TestBadClient: over a real socket too, what a bad client does is found.
-func TestBadClient(t *testing.T) {
+// Over a real socket too, what a bad client does is found.
+func TestCheckFindsABadClientOverASocket(t *testing.T) {
 	fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE", "PUBLISH_UNPUBLISH"}})
 	c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
 	must(t, os.Remove(at.staging))
@@ -89,8 +89,8 @@ func TestBadClient(t *testing.T) {
 	}
 }
 
-// TestOverlap: two calls for one volume at a time are seen, and the second is turned away.
-func TestOverlap(t *testing.T) {
+// Two calls for one volume at a time are seen, and the second is turned away.
+func TestSecondCallForAVolumeIsAborted(t *testing.T) {
 	fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}})
 	c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
 	gate := fake.On("NodeStageVolume").Hold()
@@ -105,8 +105,8 @@ func TestOverlap(t *testing.T) {
 	}
 }
 
-// TestLateEffect: a caller gives up, is turned away while the effect is still to come, and undoes it then.
-func TestLateEffect(t *testing.T) {
+// A caller gives up, is turned away while the effect is still to come, and undoes it then.
+func TestEffectComesAfterTheCallerHasGone(t *testing.T) {
 	path := NewJournal(t, journal.Options{Settled: true})
 	fake := Start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})
 	c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
@@ -128,9 +128,9 @@ func TestLateEffect(t *testing.T) {
 	must(t, c.unstage(t.Context(), "v1", at))
 }
 
-// TestLostConnection: a caller that goes away with its connection has no call in flight, however soon the next one
+// A caller that goes away with its connection has no call in flight, however soon the next one
 // comes.
-func TestLostConnection(t *testing.T) {
+func TestLostConnectionAbandonsItsCalls(t *testing.T) {
 	path := NewJournal(t, journal.Options{})
 	fake := Start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})
 	c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
@@ -148,8 +148,8 @@ func TestLostConnection(t *testing.T) {
 	}
 }
 
-// TestActions: what each action does to the answer, and whether the effect took place.
-func TestActions(t *testing.T) {
+// What each action does to the answer, and whether the effect took place.
+func TestEachActionDecidesAnswerAndEffect(t *testing.T) {
 	cases := []struct {
 		name   string
 		rule   Rule
@@ -170,13 +170,14 @@ func TestActions(t *testing.T) {
 	}
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			tc.rule.RPC = "NodeStageVolume"
 			fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}, Script: []Rule{tc.rule}})
 			c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
 			ctx := t.Context()
 			if tc.code == "DEADLINE_EXCEEDED" {
 				var cancel context.CancelFunc
-				ctx, cancel = context.WithTimeout(ctx, time.Second)
+				ctx, cancel = context.WithTimeout(ctx, 3*time.Second)
 				defer cancel()
 			}
 			wantCode(t, c.stage(ctx, "v1", at), tc.code)
@@ -194,8 +195,8 @@ func TestActions(t *testing.T) {
 	}
 }
 
-// TestKillAndRestart: an in-process kill leaves what a killed process leaves, and the plugin can be started again.
-func TestKillAndRestart(t *testing.T) {
+// An in-process kill leaves what a killed process leaves, and the plugin can be started again.
+func TestKilledFakeLeavesSocketAndState(t *testing.T) {
 	path := NewJournal(t, journal.Options{Settled: true, Strict: true})
 	fake := Start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})
 	c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
@@ -212,8 +213,8 @@ func TestKillAndRestart(t *testing.T) {
 	linesOf(t, path, func(l []journal.Line) bool { return count(l, journal.Stop, "") == 2 })
 }
 
-// TestCapabilities: every capability is told under its service, also one that no CSI version knows.
-func TestCapabilities(t *testing.T) {
+// Every capability is told under its service, also one that no CSI version knows.
+func TestCapabilitiesAreAnnouncedByTheirService(t *testing.T) {
 	fake := Start(t, Config{Caps: []string{"99", "node/EXPAND_VOLUME", "CREATE_DELETE", "expansion/ONLINE", "TOPOLOGY"},
 		Topology: map[string]string{"zone": "a"}, MaxVolumes: 7, NodeID: Empty, Name: "drv.example.org",
 		Version: "2.0"})
@@ -242,8 +243,8 @@ func TestCapabilities(t *testing.T) {
 	}
 }
 
-// TestRoles: a node has no controller, and who calls it all the same is in the journal.
-func TestRoles(t *testing.T) {
+// A node has no controller, and who calls it all the same is in the journal.
+func TestNodePluginServesNoController(t *testing.T) {
 	fake := Start(t, Config{Role: Node})
 	c := dial(t, fake.Socket())
 	_, err := c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "one"})
@@ -258,8 +259,8 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-// TestTwoPlugins: a controller and a node with one backend and one journal are one story.
-func TestTwoPlugins(t *testing.T) {
+// A controller and a node with one backend and one journal are one story.
+func TestTwoPluginsShareJournalAndBackend(t *testing.T) {
 	path, backend := filepath.Join(t.TempDir(), "journal.jsonl"), NewBackend(filepath.Join(t.TempDir(), "state.json"))
 	ctl := Start(t, Config{Role: Controller, Journal: path, Backend: backend,
 		Caps: []string{"CREATE_DELETE", "PUBLISH_UNPUBLISH"}})

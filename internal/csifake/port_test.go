@@ -29,9 +29,9 @@ func bubble(t *testing.T, cfg Config, f func(t *testing.T, fake *Plugin, c *clie
 // nowhere are paths that nobody touches.
 var nowhere = places{staging: "/nowhere/staging", target: "/nowhere/alloc/target"}
 
-// TestBubble: in a bubble the time of a script is that of the bubble. A delay of an hour takes no time, a deadline
+// In a bubble the time of a script is that of the bubble. A delay of an hour takes no time, a deadline
 // before it ends the call, and the effect comes all the same, an hour after.
-func TestBubble(t *testing.T) {
+func TestDelaysFollowTheClockOfTheBubble(t *testing.T) {
 	bubble(t, Config{Caps: []string{"STAGE_UNSTAGE"}}, func(t *testing.T, fake *Plugin, c *client) {
 		c.learn()
 		began := time.Now()
@@ -70,9 +70,9 @@ func TestBubble(t *testing.T) {
 	})
 }
 
-// TestPortRestart: a plugin that dies fails the calls that run, a port without a plugin fails all, and the next plugin
+// A plugin that dies fails the calls that run, a port without a plugin fails all, and the next plugin
 // is found.
-func TestPortRestart(t *testing.T) {
+func TestPortFindsTheNextPlugin(t *testing.T) {
 	bubble(t, Config{Caps: []string{"STAGE_UNSTAGE"}}, func(t *testing.T, fake *Plugin, c *client) {
 		c.learn()
 		fake.On("NodeStageVolume").Volume("v2").HangForEver()
@@ -97,9 +97,9 @@ func TestPortRestart(t *testing.T) {
 	})
 }
 
-// TestDroppedCallsAreNotHeard: once a connection is cut, nobody hears an answer of a call that ran on it, whichever
+// Once a connection is cut, nobody hears an answer of a call that ran on it, whichever
 // goroutine is quicker.
-func TestDroppedCallsAreNotHeard(t *testing.T) {
+func TestDroppedCallsGetNoAnswer(t *testing.T) {
 	gone := 0
 	for range 300 {
 		bubble(t, Config{Caps: []string{"STAGE_UNSTAGE"}, AnyVolume: true},
@@ -133,8 +133,8 @@ func TestDroppedCallsAreNotHeard(t *testing.T) {
 	}
 }
 
-// TestPortSharesNothing: what a caller does with its request and its answer afterwards is nothing to the plugin.
-func TestPortSharesNothing(t *testing.T) {
+// What a caller does with its request and its answer afterwards is nothing to the plugin.
+func TestPortCopiesRequestsAndAnswers(t *testing.T) {
 	bubble(t, Config{Caps: AllCaps}, func(t *testing.T, _ *Plugin, c *client) {
 		req := &csi.CreateVolumeRequest{Name: "one", VolumeCapabilities: []*csi.VolumeCapability{writer()}}
 		made, err := c.CreateVolume(t.Context(), req)
@@ -150,8 +150,8 @@ func TestPortSharesNothing(t *testing.T) {
 	})
 }
 
-// TestPortStream: a call with several answers goes through a port too, and may hang and be cut there.
-func TestPortStream(t *testing.T) {
+// A call with several answers goes through a port too, and may hang and be cut there.
+func TestPortServesStreams(t *testing.T) {
 	bubble(t, Config{Caps: everyCap()}, func(t *testing.T, fake *Plugin, c *client) {
 		ctx := t.Context()
 		made, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "one",

@@ -5,7 +5,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 )
@@ -32,15 +31,6 @@ func RPCs() (all []string) {
 func known(rpc string) bool {
 	_, err := messageType(rpc, "Request")
 	return err == nil
-}
-
-// newReply is an empty answer of an RPC.
-func newReply(rpc string) (proto.Message, error) {
-	kind, err := messageType(rpc, "Response")
-	if err != nil {
-		return nil, err
-	}
-	return kind.New().Interface(), nil
 }
 
 func messageType(rpc, kind string) (protoreflect.MessageType, error) {

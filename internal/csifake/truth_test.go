@@ -52,9 +52,9 @@ func (c *client) sizes(id string, at places) [3]int64 {
 	return [3]int64{u.GetTotal(), u.GetUsed(), u.GetAvailable()}
 }
 
-// TestStatsAndExpand: the node tells the size that it knows: it grows on the controller first, then on the node. The
+// The node tells the size that it knows: it grows on the controller first, then on the node. The
 // judge agrees.
-func TestStatsAndExpand(t *testing.T) {
+func TestVolumeGrowsOnControllerThenNode(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		fake, c := start(Config{Caps: AllCaps})
 		c.learn()
@@ -94,8 +94,8 @@ func TestStatsAndExpand(t *testing.T) {
 	})
 }
 
-// TestPublishedNodes: lists and single volumes tell where a volume is attached, if the plugin says that they do.
-func TestPublishedNodes(t *testing.T) {
+// Lists and single volumes tell where a volume is attached, if the plugin says that they do.
+func TestListsNamePublishedNodes(t *testing.T) {
 	for _, tells := range []bool{true, false} {
 		caps := append(everyCap(), "expansion/ONLINE")
 		if !tells {
@@ -123,9 +123,9 @@ func TestPublishedNodes(t *testing.T) {
 	}
 }
 
-// TestSources: a volume that is filled from another or from a snapshot is as large as that, and only where the plugin
+// A volume that is filled from another or from a snapshot is as large as that, and only where the plugin
 // can do it.
-func TestSources(t *testing.T) {
+func TestVolumesAreFilledFromSources(t *testing.T) {
 	fake := Start(t, Config{Caps: AllCaps})
 	c, ctx := dial(t, fake.Socket()).learn(), t.Context()
 	create := func(c *client, name string, limit int64, from *csi.VolumeContentSource) (*csi.Volume, error) {
@@ -164,8 +164,8 @@ func TestSources(t *testing.T) {
 	}
 }
 
-// TestTopologyOfVolumes: a volume is where it was asked to be, and the judge knows which node cannot reach it.
-func TestTopologyOfVolumes(t *testing.T) {
+// A volume is where it was asked to be, and the judge knows which node cannot reach it.
+func TestVolumeOutsideTheTopologyIsAViolation(t *testing.T) {
 	fake := Start(t, Config{Caps: append(slices.Clone(AllCaps), "TOPOLOGY"), Topology: map[string]string{"zone": "b"}})
 	c, ctx := dial(t, fake.Socket()).learn(), t.Context()
 	zone := &csi.Topology{Segments: map[string]string{"Zone": "a"}}
@@ -184,9 +184,9 @@ func TestTopologyOfVolumes(t *testing.T) {
 	}
 }
 
-// TestEphemeral: an inline volume is published without having been made, attached or staged, and is gone with its last
+// An inline volume is published without having been made, attached or staged, and is gone with its last
 // publication.
-func TestEphemeral(t *testing.T) {
+func TestInlineVolumeExistsWhilePublished(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		fake, c := start(Config{Caps: AllCaps})
 		c.learn()
@@ -220,8 +220,8 @@ func TestEphemeral(t *testing.T) {
 	})
 }
 
-// TestRequestsInTheJournal: what the judge has to know of requests is in the journal as they were sent.
-func TestRequestsInTheJournal(t *testing.T) {
+// What the judge has to know of requests is in the journal as they were sent.
+func TestJournalHasTheRequestsAsSent(t *testing.T) {
 	fake := Start(t, Config{Caps: AllCaps, Endpoint: "tcp://wrong"})
 	c, ctx := dial(t, fake.Socket()).learn(), t.Context()
 	long := string(make([]byte, 129))

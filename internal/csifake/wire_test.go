@@ -9,8 +9,8 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// TestEveryCode: all codes of gRPC and one that nobody knows arrive as they are, before the effect and after it.
-func TestEveryCode(t *testing.T) {
+// All codes of gRPC and one that nobody knows arrive as they are, before the effect and after it.
+func TestEveryCodeReachesTheCaller(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		fake, c := start(Config{Caps: []string{"STAGE_UNSTAGE"}})
 		at, ctx := makePlaces(t), t.Context()
@@ -34,9 +34,9 @@ func TestEveryCode(t *testing.T) {
 	})
 }
 
-// TestDrop: a connection that is cut before or after the effect is UNAVAILABLE for its callers, all of them, and is
+// A connection that is cut before or after the effect is UNAVAILABLE for its callers, all of them, and is
 // told as such in the journal. The next call has a connection of its own.
-func TestDrop(t *testing.T) {
+func TestDroppedConnectionIsUnavailable(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		for _, when := range []Moment{Before, After} {
 			fake, c := start(Config{Caps: []string{"STAGE_UNSTAGE"}})
@@ -66,9 +66,9 @@ func TestDrop(t *testing.T) {
 	})
 }
 
-// TestNoAnswer: a call that took effect and is never answered lasts as long as its caller's patience, on a connection
+// A call that took effect and is never answered lasts as long as its caller's patience, on a connection
 // that stays.
-func TestNoAnswer(t *testing.T) {
+func TestUnansweredCallEndsWithItsCaller(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		fake, c := start(Config{Caps: []string{"STAGE_UNSTAGE"}})
 		fake.On("NodeStageVolume").After().HangForEver()

@@ -89,7 +89,7 @@ func climb(seed uint64, careless string) []Violation {
 	return Check(c.lines, Options{Settled: true})
 }
 
-// TestLegalRandomCallsBreakNoRule: whatever the answers, a careful client is never blamed, and each careless one is,
+// Whatever the answers, a careful client is never blamed, and each careless one is,
 // soon.
 func TestLegalRandomCallsBreakNoRule(t *testing.T) {
 	for seed := range uint64(2000) {

@@ -118,9 +118,9 @@ func diedBySIGKILL(t *testing.T, cmd *exec.Cmd) {
 	}
 }
 
-// TestKilled: kill -9 while a call hangs leaves the call open in the journal; the next process knows what exists, and
+// Kill -9 while a call hangs leaves the call open in the journal; the next process knows what exists, and
 // the journal of both is legal.
-func TestKilled(t *testing.T) {
+func TestKilledPluginProcessLeavesItsCallOpen(t *testing.T) {
 	p := newPlace(t)
 	p.write(t, `[{"rpc": "NodeStageVolume", "when": "after", "times": 1, "hang": "forever"}]`)
 	cmd := p.launch(t, "--roles", "node", "--caps", "STAGE_UNSTAGE", "--instance", "one")
@@ -156,8 +156,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestCrashOnce: a rule that crashes once does so once, though the process that counted it is dead.
-func TestCrashOnce(t *testing.T) {
+// A rule that crashes once does so once, though the process that counted it is dead.
+func TestCrashRuleCountsOverProcesses(t *testing.T) {
 	p := newPlace(t)
 	p.write(t, `[{"rpc": "NodeStageVolume", "times": 1, "crash": true}]`)
 	for attempt := range 2 {
@@ -174,8 +174,8 @@ func TestCrashOnce(t *testing.T) {
 	}
 }
 
-// TestScriptReread: what the file says as a call arrives is in force for it; a file that says nonsense is an error.
-func TestScriptReread(t *testing.T) {
+// What the file says as a call arrives is in force for it; a file that says nonsense is an error.
+func TestScriptIsReadForEachCall(t *testing.T) {
 	p := newPlace(t)
 	p.launch(t, "--caps", "STAGE_UNSTAGE")
 	c := p.dial(t)
@@ -196,8 +196,8 @@ func TestScriptReread(t *testing.T) {
 	}
 }
 
-// TestUntil: a call waits for a file that the test makes.
-func TestUntil(t *testing.T) {
+// A call waits for a file that the test makes.
+func TestCallWaitsForAFile(t *testing.T) {
 	p := newPlace(t)
 	proceed := p.script + ".go"
 	p.write(t, `[{"rpc": "NodeStageVolume", "until": "`+proceed+`"}]`)
@@ -218,8 +218,8 @@ func TestUntil(t *testing.T) {
 	}
 }
 
-// TestOneJournal: two processes write one journal, many lines each; none is torn and the order within a run is kept.
-func TestOneJournal(t *testing.T) {
+// Two processes write one journal, many lines each; none is torn and the order within a run is kept.
+func TestTwoProcessesWriteOneJournal(t *testing.T) {
 	a := newPlace(t)
 	b := newPlace(t)
 	b.journal = a.journal
@@ -260,7 +260,7 @@ func TestOneJournal(t *testing.T) {
 
 func waitFor(t *testing.T, done func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		if done() {
 			return
 		}
