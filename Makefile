@@ -19,6 +19,9 @@ PACKAGES ?= $(shell nproc)
 # A program with the race detector sleeps for a second before it exits, unless it is told not to. The tests start thousands.
 export GORACE ?= atexit_sleep_ms=0
 
+# CSI allows 128 bytes for the path of a volume and the kernel 107 for that of a socket: tests need a short directory.
+export TMPDIR := /tmp
+
 .DEFAULT_GOAL := all
 .PHONY: all help build generate check-generate vet lint test compat long e2e sanity soak demo demo-rootless bench bench-swap fuzz clean
 
