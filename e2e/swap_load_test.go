@@ -285,7 +285,7 @@ func (l *loadedEnv) holdInQuiesce() {
 		}
 	}
 	held := background(func() error { return l.host.ReleaseAlloc(context.WithoutCancel(l.ctx()), "nobody") })
-	limited, cancel := context.WithTimeout(l.ctx(), 100*time.Millisecond)
+	limited, cancel := context.WithTimeout(l.ctx(), 2*time.Second)
 	defer cancel()
 	err := l.host.ReleaseAlloc(limited, "nobody-else")
 	if !errors.Is(err, context.DeadlineExceeded) || limited.Err() == nil ||

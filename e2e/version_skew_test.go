@@ -21,19 +21,18 @@ import (
 // skewEnv is an env whose shim is swapped between two releases under load.
 type skewEnv struct {
 	*env
-	lives  atomic.Int64 // of volumes, from creation to deletion
-	load   sync.WaitGroup
-	pause  sync.RWMutex // held for reading while a volume lives
-	end    context.CancelFunc
-	events chan []host.Event // as they were told, once the load has ended
-	// a second instance of the plugin, which sickens soon: the first then does what is to be done
-	standby *pluginTask
+	deleted atomic.Int64 // volumes, each of which was created and used
+	load    sync.WaitGroup
+	pause   sync.RWMutex // held for reading while a volume exists
+	end     context.CancelFunc
+	events  eventList
+	standby *pluginTask // a second instance of the plugin, which becomes unhealthy at its first failed probe
 }
 
 // begin creates, uses and deletes volumes, reads lists and watches events until end is called.
 func (s *skewEnv) begin() {
 	ctx, cancel := context.WithCancel(s.t.Context())
-	s.end, s.events = cancel, make(chan []host.Event, 1)
+	s.end = cancel
 	for worker := range 3 {
 		s.load.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
@@ -41,7 +40,7 @@ func (s *skewEnv) begin() {
 					s.t.Errorf("a call has failed: %v", err)
 					return
 				}
-				s.lives.Add(1)
+				s.deleted.Add(1)
 			}
 		})
 	}
@@ -54,14 +53,12 @@ func (s *skewEnv) begin() {
 			time.Sleep(time.Millisecond)
 		}
 	})
-	go func() {
-		var told []host.Event
-		err := s.host.Watch(ctx, host.WatchOptions{}, func(e host.Event) error { told = append(told, e); return nil })
+	s.load.Go(func() {
+		err := s.host.Watch(ctx, host.WatchOptions{}, func(e host.Event) error { s.events.add(e); return nil })
 		if !errors.Is(err, context.Canceled) {
 			s.t.Errorf("the watch ended: %v", err)
 		}
-		s.events <- told
-	}()
+	})
 }
 
 // stateAtRest reads the state while no volume is created, used or deleted.
@@ -103,8 +100,8 @@ func (s *skewEnv) swap(to release) host.ShimStatus {
 		st.SHA256 != report.To {
 		s.t.Errorf("after a swap to %s: %+v, and the report says %+v", to.name, st, report)
 	}
-	before := s.lives.Load()
-	s.waitUntil("volumes live under "+to.name, func() bool { return s.lives.Load() >= before+6 || s.t.Failed() })
+	before := s.deleted.Load()
+	s.waitUntil("volumes are used under "+to.name, func() bool { return s.deleted.Load() >= before+6 || s.t.Failed() })
 	return st
 }
 
@@ -120,28 +117,27 @@ func (s *skewEnv) makeSick(after host.Seq) {
 	}
 }
 
-// judge compares the events that a watcher got with the history.
-func (s *skewEnv) judge(told []host.Event) {
+// checkEvents compares the events that the watcher got with the history.
+func (s *skewEnv) checkEvents() {
 	s.t.Helper()
-	for _, problem := range flapErrors(told, s.standby.task.Alloc) {
+	got, last := s.events.all(), s.events.last()
+	for _, problem := range flapErrors(got, s.standby.task.Alloc) {
 		s.t.Error(problem)
 	}
-	last := told[len(told)-1]
-	all := s.eventsUntil(func(e host.Event) bool { return e.Seq >= last.Seq })
-	if len(all) != len(told) {
-		s.t.Errorf("%d events were told, and %d have happened", len(told), len(all))
+	if problem := eventDiff(got, s.eventsUntil(func(e host.Event) bool { return e.Seq >= last })); problem != "" {
+		s.t.Error(problem)
 	}
 }
 
 // flapErrors returns the events that a swap must not cause. The instances of one alloc may be unhealthy.
-func flapErrors(told []host.Event, sick host.AllocID) (problems []string) {
+func flapErrors(events []host.Event, unhealthy host.AllocID) (problems []string) {
 	last := host.Seq(0)
-	for _, e := range told {
+	for _, e := range events {
 		if e.Seq <= last {
 			problems = append(problems, fmt.Sprintf("%s follows %d", e, last))
 		}
 		last = e.Seq
-		if e.Kind == host.EventResync || e.Alloc != sick && (strings.Contains(string(e.Kind), "unhealthy") ||
+		if e.Kind == host.EventResync || e.Alloc != unhealthy && (strings.Contains(string(e.Kind), "unhealthy") ||
 			e.Kind == "deregistered") {
 			problems = append(problems, "over a swap: "+e.String())
 		}
@@ -156,9 +152,6 @@ func flapErrors(told []host.Event, sick host.AllocID) (problems []string) {
 func TestVersionSkew(t *testing.T) {
 	slow(t)
 	s := &skewEnv{env: newEnv(t, allCaps...)}
-	s.must(s.host.Close())
-	s.config.SwapBudget = waitLimit // what is held for how long is measured elsewhere
-	s.open()
 	now, next := releases()
 	p := s.addPlugin("alloc-p", csifake.Monolith)
 	s.heartbeat = "interval = \"100ms\"\n failures = 1"
@@ -189,12 +182,12 @@ func TestVersionSkew(t *testing.T) {
 	}
 	s.end()
 	s.load.Wait()
-	s.judge(<-s.events)
+	s.checkEvents()
 	s.must(s.release("alloc-kept"))
 	s.must(s.delete("kept"))
 	s.stopPlugin(p)
 	s.stopPlugin(s.standby)
-	t.Logf("%d volumes have lived", s.lives.Load())
+	t.Logf("%d volumes were used", s.deleted.Load())
 }
 
 // TestVersionSkewIsSeen is a negative control of stateErrors and flapErrors.
@@ -238,10 +231,9 @@ func TestVersionSkewIsSeen(t *testing.T) {
 // A shim that cannot read the state is refused before anything changes, with the reason.
 func TestStateOutsideTheWindow(t *testing.T) {
 	slow(t)
-	w := newEnv(t, allCaps...)
+	w := unopenedEnv(t, allCaps...)
 	now, next := releases()
-	w.must(w.host.Close())
-	w.config.SwapBudget, w.config.Shim = waitLimit, next.binary
+	w.config.Shim = next.binary
 	w.open() // migrates
 	w.must(w.host.Close())
 	w.claimSchema(2, 2)
@@ -285,9 +277,6 @@ func (w *env) refusedAtPrepare(report host.SwapReport, err error, words ...strin
 func TestStateBeyondTheWindow(t *testing.T) {
 	slow(t)
 	w := newEnv(t, allCaps...)
-	w.must(w.host.Close())
-	w.config.SwapBudget = waitLimit
-	w.open()
 	program := filepath.Join(nextBin(), "holdfast-shim-faulty-next")
 	p := w.addPlugin("alloc-p", csifake.Monolith)
 	before, err := w.host.Status(w.ctx())
@@ -313,10 +302,9 @@ func TestStateBeyondTheWindow(t *testing.T) {
 // without the field.
 func TestRollbackToTheReleaseBefore(t *testing.T) {
 	slow(t)
-	w := newEnv(t, allCaps...)
+	w := unopenedEnv(t, allCaps...)
 	now, next := releases()
-	w.must(w.host.Close())
-	w.config.SwapBudget, w.config.Bake = waitLimit, waitLimit
+	w.config.Bake = waitLimit
 	w.open()
 	_, err := w.host.Swap(w.ctx(), next.binary)
 	w.must(err)

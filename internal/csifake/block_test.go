@@ -30,7 +30,7 @@ func TestBlockVolumeIsALoopDevice(t *testing.T) {
 	dir := t.TempDir()
 	fake := Start(t, Config{Caps: []string{"CREATE_DELETE", "node/GET_VOLUME_STATS"}, Mounts: true, DataDir: dir,
 		Backend: NewBackend(dir + "/state")})
-	c, one, two := dial(t, fake.Socket()).learn(), makePlaces(t), makePlaces(t)
+	c, one, two := dial(t, fake.Socket()).learn(), newPaths(t), newPaths(t)
 	cleanMounts(t, one)
 	cleanMounts(t, two)
 	made, err := c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "disk",

@@ -18,9 +18,9 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// farewell is how long a call waits to learn that the caller of another call for the same volume has gone: another
+// lostCallerWait is how long a call waits to learn that the caller of another call for the same volume has gone: another
 // goroutine notices a lost connection, much later on a busy machine. After that the two calls are in flight at once.
-const farewell = 2 * time.Second
+const lostCallerWait = 2 * time.Second
 
 // call is one call that runs.
 type call struct {
@@ -102,12 +102,12 @@ func (p *Plugin) handle(ctx context.Context, method string, req proto.Message, d
 	return p.leave(c, reply, err)
 }
 
-// arrive writes the begin of a call, after the farewells of the calls whose callers have gone. It is false for a call
+// arrive writes the begin of a call, after it has noted which callers have gone. It is false for a call
 // whose own caller has gone before its turn came: a later call of that caller may have overtaken it, and it must not
 // take effect after that one.
 func (p *Plugin) arrive(c *call) bool {
-	beside := p.companions(c)
-	deadline := time.NewTimer(farewell)
+	beside := p.overlapping(c)
+	deadline := time.NewTimer(lostCallerWait)
 	defer deadline.Stop()
 	for _, other := range beside {
 		select {
@@ -120,13 +120,13 @@ func (p *Plugin) arrive(c *call) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for other := range p.open {
-		p.farewell(other)
+		p.noteLostCaller(other)
 	}
 	if c.ctx.Err() != nil {
 		return false
 	}
 	for _, other := range beside {
-		if !other.gone && !other.orphaned() {
+		if !other.gone && !other.callerDied() {
 			c.line.Beside = append(c.line.Beside, other.line.Call)
 		}
 	}
@@ -137,13 +137,13 @@ func (p *Plugin) arrive(c *call) bool {
 	c.unhook = context.AfterFunc(c.ctx, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.farewell(c)
+		p.noteLostCaller(c)
 	})
 	return true
 }
 
-// companions are the running calls for the same volume.
-func (p *Plugin) companions(c *call) []*call {
+// overlapping are the running calls for the same volume.
+func (p *Plugin) overlapping(c *call) []*call {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var all []*call
@@ -157,21 +157,21 @@ func (p *Plugin) companions(c *call) []*call {
 	return all
 }
 
-// farewell writes that the caller of a running call has gone, once. p.mu is held.
-func (p *Plugin) farewell(c *call) {
-	if p.open[c] && (c.ctx.Err() != nil || c.orphaned()) {
-		p.sayGone(c)
+// noteLostCaller writes that the caller of a running call has gone, once. p.mu is held.
+func (p *Plugin) noteLostCaller(c *call) {
+	if p.open[c] && (c.ctx.Err() != nil || c.callerDied()) {
+		p.noteGone(c)
 	}
 }
 
-// orphaned says whether the call's caller is another process, which is dead. The end of its connection may be read
+// callerDied says whether the call's caller is another process, which is dead. The end of its connection may be read
 // later than that.
-func (c *call) orphaned() bool {
+func (c *call) callerDied() bool {
 	return c.line.Peer > 0 && c.line.Peer != os.Getpid() && errors.Is(unix.Kill(c.line.Peer, 0), unix.ESRCH)
 }
 
-// sayGone is farewell for whoever knows better than the call. p.mu is held.
-func (p *Plugin) sayGone(c *call) {
+// noteGone records that the caller of a call has gone. p.mu is held.
+func (p *Plugin) noteGone(c *call) {
 	if c.gone {
 		return
 	}
@@ -192,7 +192,7 @@ func (p *Plugin) note(l journal.Line) {
 func (p *Plugin) leave(c *call, reply proto.Message, err error) (proto.Message, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.farewell(c)
+	p.noteLostCaller(c)
 	c.unhook()
 	delete(p.open, c)
 	close(c.done)

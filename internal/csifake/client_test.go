@@ -89,7 +89,7 @@ func writer() *csi.VolumeCapability {
 // places are the paths of one volume.
 type places struct{ staging, target string }
 
-func makePlaces(t *testing.T) places {
+func newPaths(t *testing.T) places {
 	t.Helper()
 	dir := t.TempDir()
 	p := places{staging: filepath.Join(dir, "staging"), target: filepath.Join(dir, "alloc", "target")}
@@ -142,9 +142,9 @@ func eventually(t *testing.T, is func() bool) {
 	t.Fatal("what was waited for does not happen")
 }
 
-// patiently makes a call again while another one for the volume is running: one whose connection was cut may not have
+// retryAborted makes a call again while another one for the volume is running: one whose connection was cut may not have
 // noticed.
-func patiently(t *testing.T, call func() error) {
+func retryAborted(t *testing.T, call func() error) {
 	t.Helper()
 	var err error
 	eventually(t, func() bool { err = call(); return codeName(err) != "ABORTED" })

@@ -112,7 +112,7 @@ func (m *fuseMount) act() error {
 	if err != nil || found.before == nil {
 		return err
 	}
-	if err := m.plugin.linger(context.Background(), found.before); err != nil {
+	if err := m.plugin.waitBefore(context.Background(), found.before); err != nil {
 		return err
 	}
 	return found.before.failure()

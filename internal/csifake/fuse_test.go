@@ -49,7 +49,7 @@ func TestFuseMountDiesWithItsPlugin(t *testing.T) {
 	needFuse(t)
 	path := NewJournal(t, journal.Options{Settled: true, Strict: true})
 	fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}, Mounts: true, Mount: MountFuse, Journal: path})
-	c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
+	c, at := dial(t, fake.Socket()).learn(), newPaths(t)
 	cleanMounts(t, at)
 	must(t, c.stage(t.Context(), "v1", at), c.publish(t.Context(), "v1", at))
 	for _, p := range []string{at.staging, at.target} {

@@ -44,7 +44,7 @@ func TestInterruptedPublishIsRepeatedOrUndone(t *testing.T) {
 				path := NewJournal(t, journal.Options{Settled: true, Strict: name != "drop"})
 				fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}, Mounts: true, DataDir: t.TempDir(),
 					Journal: path})
-				c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
+				c, at := dial(t, fake.Socket()).learn(), newPaths(t)
 				cleanMounts(t, at)
 				must(t, c.stage(t.Context(), "v1", at))
 				fake.On("NodePublishVolume").Times(1).Middle().Rule(rule)
@@ -61,12 +61,12 @@ func TestInterruptedPublishIsRepeatedOrUndone(t *testing.T) {
 					c = dial(t, Start(t, fake.Config()).Socket()).learn()
 				}
 				if !undo {
-					patiently(t, func() error { return c.publishReadOnly("v1", at) })
+					retryAborted(t, func() error { return c.publishReadOnly("v1", at) })
 					if len(mountsOn(t, at.target)) != 1 || !readOnly(t, at.target) {
 						t.Error("the second time does not set it right")
 					}
 				}
-				patiently(t, func() error { return c.unpublish(t.Context(), "v1", at) })
+				retryAborted(t, func() error { return c.unpublish(t.Context(), "v1", at) })
 				must(t, c.unstage(t.Context(), "v1", at))
 				if len(mountsOn(t, at.target)) != 0 {
 					t.Error("a mount is left")
@@ -81,7 +81,7 @@ func TestInterruptedPublishIsRepeatedOrUndone(t *testing.T) {
 func TestKillDoesNotWaitForACallInItsMiddle(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		fake, c := start(Config{Caps: []string{"STAGE_UNSTAGE"}})
-		at, answer := makePlaces(t), make(chan error, 1)
+		at, answer := newPaths(t), make(chan error, 1)
 		fake.On("NodeStageVolume").Middle().HangForEver()
 		go func() { answer <- c.stage(t.Context(), "v1", at) }()
 		eventually(t, func() bool {

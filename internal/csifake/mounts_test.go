@@ -49,7 +49,7 @@ func TestStageAndPublishAreMounts(t *testing.T) {
 	for name, data := range map[string]string{"tmpfs": "", "directory": t.TempDir()} {
 		t.Run(name, func(t *testing.T) {
 			path := NewJournal(t, journal.Options{Settled: true})
-			at := makePlaces(t)
+			at := newPaths(t)
 			cleanMounts(t, at)
 			fake := Start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}, Mounts: true, DataDir: data})
 			c, ctx := dial(t, fake.Socket()).learn(), t.Context()
@@ -76,7 +76,7 @@ func TestReadOnlyAndBlockTargets(t *testing.T) {
 	fake := Start(t, Config{Mounts: true, DataDir: t.TempDir(), Block: BlockFile})
 	c, ctx := dial(t, fake.Socket()).learn(), t.Context()
 
-	at := makePlaces(t)
+	at := newPaths(t)
 	cleanMounts(t, at)
 	_, err := c.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: "v1", TargetPath: at.target,
 		VolumeCapability: writer(), Readonly: true})
@@ -86,7 +86,7 @@ func TestReadOnlyAndBlockTargets(t *testing.T) {
 	}
 	must(t, c.unpublish(ctx, "v1", at))
 
-	at = makePlaces(t)
+	at = newPaths(t)
 	cleanMounts(t, at)
 	must(t, c.publishBlock("v2", at.target))
 	if st, err := os.Stat(at.target); err != nil || !st.Mode().IsRegular() || st.Size() != 1<<20 {

@@ -92,7 +92,7 @@ func (p *Plugin) act(c *call, r *Rule) error {
 	if r == nil {
 		return nil
 	}
-	if err := p.linger(c.ctx, r); err != nil {
+	if err := p.waitBefore(c.ctx, r); err != nil {
 		return err
 	}
 	if r.Drop {
@@ -105,8 +105,8 @@ func (p *Plugin) act(c *call, r *Rule) error {
 	return r.failure()
 }
 
-// linger is all that takes time.
-func (p *Plugin) linger(ctx context.Context, r *Rule) error {
+// waitBefore is all that takes time.
+func (p *Plugin) waitBefore(ctx context.Context, r *Rule) error {
 	if r.gate != nil {
 		r.gate.wait(p.ended)
 	}
@@ -132,7 +132,7 @@ func (p *Plugin) drop(c *call) error {
 	p.mu.Lock()
 	for other := range p.open {
 		if other.line.Conn == c.line.Conn {
-			p.sayGone(other)
+			p.noteGone(other)
 		}
 	}
 	c.cut()

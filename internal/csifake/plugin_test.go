@@ -20,7 +20,7 @@ func TestFakeServesAVolumeFromCreationToDeletion(t *testing.T) {
 	path := NewJournal(t, journal.Options{Settled: true, Strict: true})
 	fake := Start(t, Config{Journal: path, Caps: AllCaps, NodeID: "n1",
 		PublishContext: map[string]string{"big": strings.Repeat("x", 4000)}})
-	c, at, ctx := dial(t, fake.Socket()).learn(), makePlaces(t), t.Context()
+	c, at, ctx := dial(t, fake.Socket()).learn(), newPaths(t), t.Context()
 
 	made, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "one",
 		VolumeCapabilities: []*csi.VolumeCapability{writer()},
@@ -71,7 +71,7 @@ func TestFakeServesAVolumeFromCreationToDeletion(t *testing.T) {
 // Over a real socket too, what a bad client does is found.
 func TestCheckFindsABadClientOverASocket(t *testing.T) {
 	fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE", "PUBLISH_UNPUBLISH"}})
-	c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
+	c, at := dial(t, fake.Socket()).learn(), newPaths(t)
 	must(t, os.Remove(at.staging))
 	must(t, c.stage(t.Context(), "v1", at)) // not attached, no staging directory
 	must(t, os.Mkdir(at.target, 0o700))
@@ -92,7 +92,7 @@ func TestCheckFindsABadClientOverASocket(t *testing.T) {
 // Two calls for one volume at a time are seen, and the second is turned away.
 func TestSecondCallForAVolumeIsAborted(t *testing.T) {
 	fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}})
-	c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
+	c, at := dial(t, fake.Socket()).learn(), newPaths(t)
 	gate := fake.On("NodeStageVolume").Hold()
 	first := make(chan error, 1)
 	go func() { first <- c.stage(t.Context(), "v1", at) }()
@@ -109,7 +109,7 @@ func TestSecondCallForAVolumeIsAborted(t *testing.T) {
 func TestEffectComesAfterTheCallerHasGone(t *testing.T) {
 	path := NewJournal(t, journal.Options{Settled: true})
 	fake := Start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})
-	c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
+	c, at := dial(t, fake.Socket()).learn(), newPaths(t)
 	gate := fake.On("NodeStageVolume").Hold()
 	ctx, cancel := context.WithCancel(t.Context())
 	first := make(chan error, 1)
@@ -133,7 +133,7 @@ func TestEffectComesAfterTheCallerHasGone(t *testing.T) {
 func TestLostConnectionAbandonsItsCalls(t *testing.T) {
 	path := NewJournal(t, journal.Options{})
 	fake := Start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})
-	c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
+	c, at := dial(t, fake.Socket()).learn(), newPaths(t)
 	gate := fake.On("NodeStageVolume").Times(1).Hold()
 	answer := make(chan error, 1)
 	go func() { answer <- c.stage(t.Context(), "v1", at) }()
@@ -173,7 +173,7 @@ func TestEachActionDecidesAnswerAndEffect(t *testing.T) {
 			t.Parallel()
 			tc.rule.RPC = "NodeStageVolume"
 			fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}, Script: []Rule{tc.rule}})
-			c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
+			c, at := dial(t, fake.Socket()).learn(), newPaths(t)
 			ctx := t.Context()
 			if tc.code == "DEADLINE_EXCEEDED" {
 				var cancel context.CancelFunc
@@ -199,7 +199,7 @@ func TestEachActionDecidesAnswerAndEffect(t *testing.T) {
 func TestKilledFakeLeavesSocketAndState(t *testing.T) {
 	path := NewJournal(t, journal.Options{Settled: true, Strict: true})
 	fake := Start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})
-	c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
+	c, at := dial(t, fake.Socket()).learn(), newPaths(t)
 	fake.On("NodeStageVolume").After().Crash()
 	wantCode(t, c.stage(t.Context(), "v1", at), "UNAVAILABLE")
 	if _, err := os.Lstat(fake.Socket()); err != nil {
@@ -266,7 +266,7 @@ func TestTwoPluginsShareJournalAndBackend(t *testing.T) {
 		Caps: []string{"CREATE_DELETE", "PUBLISH_UNPUBLISH"}})
 	node := Start(t, Config{Role: Node, Journal: path, Backend: NewBackend(backend.path),
 		Caps: []string{"STAGE_UNSTAGE"}})
-	c, n, at, ctx := dial(t, ctl.Socket()), dial(t, node.Socket()), makePlaces(t), t.Context()
+	c, n, at, ctx := dial(t, ctl.Socket()), dial(t, node.Socket()), newPaths(t), t.Context()
 	_, err := c.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
 	must(t, err)
 	_, err = c.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})

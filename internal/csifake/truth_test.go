@@ -9,8 +9,8 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// risen is a volume that is created, attached, staged and published, by a good client.
-func (c *client) risen(name string, at places) (id string) {
+// publishNew is a volume that is created, attached, staged and published, by a good client.
+func (c *client) publishNew(name string, at places) (id string) {
 	c.t.Helper()
 	ctx := c.t.Context()
 	made, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: name,
@@ -31,7 +31,7 @@ func (c *client) risen(name string, at places) (id string) {
 	return id
 }
 
-func (c *client) fallen(id string, at places) {
+func (c *client) deletePublished(id string, at places) {
 	c.t.Helper()
 	ctx := c.t.Context()
 	must(c.t, c.unpublish(ctx, id, at), c.unstage(ctx, id, at))
@@ -58,8 +58,8 @@ func TestVolumeGrowsOnControllerThenNode(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		fake, c := start(Config{Caps: AllCaps})
 		c.learn()
-		at, ctx, gib := makePlaces(t), t.Context(), int64(1<<30)
-		id := c.risen("one", at)
+		at, ctx, gib := newPaths(t), t.Context(), int64(1<<30)
+		id := c.publishNew("one", at)
 		must(t, fake.Backend().SetUsed(id, 100))
 		if got, want := c.sizes(id, at), [3]int64{gib, 100, gib - 100}; got != want {
 			t.Errorf("stats tell %v, want %v", got, want)
@@ -83,7 +83,7 @@ func TestVolumeGrowsOnControllerThenNode(t *testing.T) {
 		_, err = c.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: "/elsewhere",
 			StagingTargetPath: at.staging})
 		wantCode(t, err, "NOT_FOUND")
-		c.fallen(id, at)
+		c.deletePublished(id, at)
 		var got []string
 		for _, v := range fake.Check(journal.Options{Settled: true, Strict: true}) {
 			got = append(got, v.Rule)
@@ -105,7 +105,7 @@ func TestListsNamePublishedNodes(t *testing.T) {
 		}
 		fake := Start(t, Config{Caps: caps})
 		c := dial(t, fake.Socket()).learn()
-		id := c.risen("one", makePlaces(t))
+		id := c.publishNew("one", newPaths(t))
 		list, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 		must(t, err)
 		one, err := c.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
@@ -190,7 +190,7 @@ func TestInlineVolumeExistsWhilePublished(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		fake, c := start(Config{Caps: AllCaps})
 		c.learn()
-		one, two := makePlaces(t), makePlaces(t)
+		one, two := newPaths(t), newPaths(t)
 		publish := func(at places, context map[string]string) error {
 			_, err := c.NodePublishVolume(t.Context(),
 				&csi.NodePublishVolumeRequest{VolumeId: "inline-1", TargetPath: at.target,

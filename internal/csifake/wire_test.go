@@ -13,7 +13,7 @@ import (
 func TestEveryCodeReachesTheCaller(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		fake, c := start(Config{Caps: []string{"STAGE_UNSTAGE"}})
-		at, ctx := makePlaces(t), t.Context()
+		at, ctx := newPaths(t), t.Context()
 		for _, number := range []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 77} {
 			for _, when := range []Moment{Before, After} {
 				name := journal.CodeName(number)
@@ -40,10 +40,10 @@ func TestDroppedConnectionIsUnavailable(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		for _, when := range []Moment{Before, After} {
 			fake, c := start(Config{Caps: []string{"STAGE_UNSTAGE"}})
-			at, ctx := makePlaces(t), t.Context()
+			at, ctx := newPaths(t), t.Context()
 			gate := fake.On("NodeStageVolume").Volume("v2").Hold()
 			bystander := make(chan error, 1)
-			go func() { bystander <- c.stage(ctx, "v2", makePlaces(t)) }()
+			go func() { bystander <- c.stage(ctx, "v2", newPaths(t)) }()
 			<-gate.Arrived()
 			must(t, fake.Script(Rule{RPC: "NodeStageVolume", Volume: "v1", Times: 1, When: when, Drop: true}))
 			wantCode(t, c.stage(ctx, "v1", at), "UNAVAILABLE")
@@ -54,7 +54,7 @@ func TestDroppedConnectionIsUnavailable(t *testing.T) {
 			if staged := used["v1"].Staged["node-1"] != ""; staged != (when == After) {
 				t.Errorf("%s: staged is %v", when, staged)
 			}
-			patiently(t, func() error { return c.stage(ctx, "v1", at) })
+			retryAborted(t, func() error { return c.stage(ctx, "v1", at) })
 			eventually(t, func() bool {
 				calls, err := fake.Calls("NodeStageVolume")
 				must(t, err)
@@ -74,7 +74,7 @@ func TestUnansweredCallEndsWithItsCaller(t *testing.T) {
 		fake.On("NodeStageVolume").After().HangForEver()
 		ctx, cancel := context.WithCancel(t.Context())
 		answer := make(chan error, 1)
-		go func() { answer <- c.stage(ctx, "v1", makePlaces(t)) }()
+		go func() { answer <- c.stage(ctx, "v1", newPaths(t)) }()
 		eventually(t, func() bool {
 			used, err := fake.Backend().Volumes()
 			must(t, err)

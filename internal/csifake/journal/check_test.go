@@ -6,22 +6,22 @@ import (
 	"testing"
 )
 
-// story is a hand-made journal.
-type story struct {
+// history is a hand-made journal.
+type history struct {
 	lines    []Line
 	calls    uint64
 	instance string
 	run      string
 }
 
-func tell() *story { return &story{instance: "a", run: "a1"} }
+func newHistory() *history { return &history{instance: "a", run: "a1"} }
 
-func (s *story) add(l Line) { s.lines = append(s.lines, l) }
+func (s *history) add(l Line) { s.lines = append(s.lines, l) }
 
-// at says which instance and run the next lines are of.
-func (s *story) at(instance, run string) *story { s.instance, s.run = instance, run; return s }
+// at sets instance and run of the next lines.
+func (s *history) at(instance, run string) *history { s.instance, s.run = instance, run; return s }
 
-func (s *story) begin(l Line) uint64 {
+func (s *history) begin(l Line) uint64 {
 	s.calls++
 	l.Kind, l.Call, l.Run, l.Instance, l.Plugin = Begin, s.calls, s.run, s.instance, "p"
 	if l.Role == "" && strings.HasPrefix(l.RPC, "Node") {
@@ -34,18 +34,18 @@ func (s *story) begin(l Line) uint64 {
 	return s.calls
 }
 
-func (s *story) end(call uint64, code string, a *Answer) *story {
+func (s *history) end(call uint64, code string, a *Answer) *history {
 	s.add(Line{Kind: End, Call: call, Run: s.run, Code: code, Answer: a})
 	return s
 }
 
-func (s *story) abandoned(call uint64) *story {
+func (s *history) abandoned(call uint64) *history {
 	s.add(Line{Kind: Abandoned, Call: call, Run: s.run})
 	return s
 }
 
-// call is a whole call; code may be empty for one that was cut.
-func (s *story) call(l Line, code string, a *Answer) *story {
+// call adds a call with its answer; code is empty for one without an answer.
+func (s *history) call(l Line, code string, a *Answer) *history {
 	n := s.begin(l)
 	if code != "" {
 		s.end(n, code, a)
@@ -53,8 +53,8 @@ func (s *story) call(l Line, code string, a *Answer) *story {
 	return s
 }
 
-// knows: all capabilities of a monolith are learnt.
-func (s *story) knows(caps ...string) *story {
+// learn adds the calls that read all capabilities of a monolith.
+func (s *history) learn(caps ...string) *history {
 	if caps == nil {
 		caps = []string{"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME"}
 	}
@@ -81,7 +81,7 @@ var (
 	grow    = Line{RPC: "NodeExpandVolume", Volume: "v1", Path: "/t/1"}
 )
 
-func (s *story) ok(lines ...Line) *story {
+func (s *history) ok(lines ...Line) *history {
 	for _, l := range lines {
 		switch l.RPC {
 		case "CreateVolume":
@@ -97,143 +97,143 @@ func (s *story) ok(lines ...Line) *story {
 
 func with(l Line, change func(*Line)) Line { change(&l); return l }
 
-func risen() *story { return tell().knows().ok(create, attach, stage, publish) }
+func published() *history { return newHistory().learn().ok(create, attach, stage, publish) }
 
-func overlap(s *story, a, b Line) *story {
+func overlap(s *history, a, b Line) *history {
 	first := s.begin(a)
 	second := s.begin(b)
 	return s.end(first, "OK", nil).end(second, "OK", nil)
 }
 
-// offence is a journal that breaks one rule.
-type offence struct {
-	rule string
-	name string
-	told *story
-	opts Options
+// breach is a journal that breaks one rule.
+type breach struct {
+	rule    string
+	name    string
+	journal *history
+	opts    Options
 }
 
-// illegal are offences against the order of calls. Those against what a call holds are in fields_test.go.
-var illegal = []offence{
-	{"R0", "nothing was called", &story{lines: []Line{{Kind: Start, Run: "a1"}}}, Options{}},
+// orderBreaches break rules about the order of calls.
+var orderBreaches = []breach{
+	{"R0", "nothing was called", &history{lines: []Line{{Kind: Start, Run: "a1"}}}, Options{}},
 	{"R1", "a call before capabilities are known",
-		tell().ok(with(publish, func(l *Line) { l.Staging = "" })), Options{}},
-	{"R1", "an RPC that is not advertised", tell().knows("STAGE_UNSTAGE_VOLUME").ok(create), Options{}},
-	{"R1", "another instance has not been asked", risen().at("b", "b1").ok(unpublish), Options{}},
+		newHistory().ok(with(publish, func(l *Line) { l.Staging = "" })), Options{}},
+	{"R1", "an RPC that is not advertised", newHistory().learn("STAGE_UNSTAGE_VOLUME").ok(create), Options{}},
+	{"R1", "another instance has not been asked", published().at("b", "b1").ok(unpublish), Options{}},
 	{"R1", "validate without a controller",
-		tell().knows().at("b", "b1").ok(Line{RPC: "ValidateVolumeCapabilities", Volume: "v1"}), Options{}},
-	{"R1", "capabilities whose answer nobody saw", func() *story {
-		s := tell()
+		newHistory().learn().at("b", "b1").ok(Line{RPC: "ValidateVolumeCapabilities", Volume: "v1"}), Options{}},
+	{"R1", "capabilities whose answer nobody saw", func() *history {
+		s := newHistory()
 		n := s.begin(Line{RPC: "NodeGetCapabilities"})
 		s.abandoned(n).end(n, "OK", &Answer{Caps: []string{"STAGE_UNSTAGE_VOLUME"}})
 		return s.ok(stage)
 	}(), Options{}},
 	{"R2", "stage before attach",
-		tell().knows().ok(create, with(stage, func(l *Line) { l.PublishContext = "" })), Options{}},
-	{"R2", "publish before stage", tell().knows().ok(create, attach, publish), Options{}},
-	{"R2", "attach after delete", risen().ok(unpublish, unstage, detach, remove, attach), Options{}},
+		newHistory().learn().ok(create, with(stage, func(l *Line) { l.PublishContext = "" })), Options{}},
+	{"R2", "publish before stage", newHistory().learn().ok(create, attach, publish), Options{}},
+	{"R2", "attach after delete", published().ok(unpublish, unstage, detach, remove, attach), Options{}},
 	{"R3", "two calls at a time",
-		overlap(risen().ok(unpublish), publish, second), Options{}},
-	{"R3", "two calls at a time by two instances", func() *story {
-		s := risen().at("b", "b1").knows().at("a", "a1")
+		overlap(published().ok(unpublish), publish, second), Options{}},
+	{"R3", "two calls at a time by two instances", func() *history {
+		s := published().at("b", "b1").learn().at("a", "a1")
 		n := s.begin(second)
 		s.at("b", "b1").ok(unpublish)
 		return s.at("a", "a1").end(n, "OK", nil)
 	}(), Options{}},
 	{"R3", "a call arrived beside one that has ended since",
-		risen().ok(with(unpublish, func(l *Line) { l.Beside = []uint64{8} })), Options{}},
-	{"R3", "another call beside an abandoned one", func() *story {
-		s := risen()
+		published().ok(with(unpublish, func(l *Line) { l.Beside = []uint64{8} })), Options{}},
+	{"R3", "another call beside an abandoned one", func() *history {
+		s := published()
 		n := s.begin(unpublish)
 		return s.abandoned(n).ok(publish)
 	}(), Options{Strict: true}},
-	{"R4", "unstage before unpublish", risen().ok(unstage), Options{}},
-	{"R4", "detach before unstage", risen().ok(unpublish, detach), Options{}},
+	{"R4", "unstage before unpublish", published().ok(unstage), Options{}},
+	{"R4", "detach before unstage", published().ok(unpublish, detach), Options{}},
 	{"R4", "detach after a refused unstage",
-		risen().ok(unpublish).call(unstage, "FAILED_PRECONDITION", nil).ok(detach), Options{}},
+		published().ok(unpublish).call(unstage, "FAILED_PRECONDITION", nil).ok(detach), Options{}},
 	{"R4", "delete of a published volume",
-		tell().knows("CREATE_DELETE_VOLUME").ok(create, direct, remove), Options{}},
-	{"R6", "another request after a lost answer", tell().knows().ok(create, attach).call(stage, "", nil).
-		at("a", "a2").knows().ok(with(stage, func(l *Line) { l.Hash = "other" })), Options{}},
-	{"R6", "another request after the undo failed too", tell().knows().ok(create, attach).call(stage, "ABORTED", nil).
+		newHistory().learn("CREATE_DELETE_VOLUME").ok(create, direct, remove), Options{}},
+	{"R6", "another request after a lost answer", newHistory().learn().ok(create, attach).call(stage, "", nil).
+		at("a", "a2").learn().ok(with(stage, func(l *Line) { l.Hash = "other" })), Options{}},
+	{"R6", "another request after the undo failed too", newHistory().learn().ok(create, attach).call(stage, "ABORTED", nil).
 		call(unstage, "UNAVAILABLE", nil).ok(with(stage, func(l *Line) { l.Hash = "other" })), Options{}},
-	{"R8", "published in the end", risen(), Options{Settled: true}},
+	{"R8", "published in the end", published(), Options{Settled: true}},
 	{"R9", "no staging directory",
-		tell().knows().ok(create, attach, with(stage, func(l *Line) { l.Look = &Look{Staging: "absent"} })), Options{}},
+		newHistory().learn().ok(create, attach, with(stage, func(l *Line) { l.Look = &Look{Staging: "absent"} })), Options{}},
 	{"R10", "two staging paths",
-		tell().knows().ok(create, attach, stage, with(stage, func(l *Line) { l.Staging = "/s/rw" })), Options{}},
+		newHistory().learn().ok(create, attach, stage, with(stage, func(l *Line) { l.Staging = "/s/rw" })), Options{}},
 	{"R10", "two volumes at one staging path",
-		risen().ok(with(attach, func(l *Line) { l.Volume = "v2" }),
+		published().ok(with(attach, func(l *Line) { l.Volume = "v2" }),
 			with(stage, func(l *Line) { l.Volume = "v2" })), Options{}},
-	{"R11", "two volumes at one target", risen().ok(with(attach, func(l *Line) { l.Volume = "v2" }),
+	{"R11", "two volumes at one target", published().ok(with(attach, func(l *Line) { l.Volume = "v2" }),
 		with(stage, func(l *Line) { l.Volume, l.Staging = "v2", "/s/v2" }),
 		with(publish, func(l *Line) { l.Volume, l.Staging = "v2", "/s/v2" })), Options{}},
 	{"R11", "no parent",
-		tell().knows().ok(create, attach, stage, with(publish, func(l *Line) {
+		newHistory().learn().ok(create, attach, stage, with(publish, func(l *Line) {
 			l.Look = &Look{Parent: "absent", Target: "absent"}
 		})), Options{}},
 	{"R11", "the target was made",
-		tell().knows().ok(create, attach, stage, with(publish, func(l *Line) {
+		newHistory().learn().ok(create, attach, stage, with(publish, func(l *Line) {
 			l.Look = &Look{Parent: "dir", Target: "dir"}
 		})), Options{}},
 	{"R11", "the staging path as target",
-		tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Target = "/s/v1" })), Options{}},
+		newHistory().learn().ok(create, attach, stage, with(publish, func(l *Line) { l.Target = "/s/v1" })), Options{}},
 	{"R12", "no staging path",
-		tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Staging = "" })), Options{}},
-	{"R12", "a staging path in stats of a plugin that does not stage", tell().knows("GET_VOLUME_STATS").
+		newHistory().learn().ok(create, attach, stage, with(publish, func(l *Line) { l.Staging = "" })), Options{}},
+	{"R12", "a staging path in stats of a plugin that does not stage", newHistory().learn("GET_VOLUME_STATS").
 		ok(Line{RPC: "NodeGetVolumeStats", Volume: "v9", Staging: "/s/v9", Path: "/t/9"}), Options{}},
 	{"R13", "another publish_context",
-		tell().knows().ok(create, attach, with(stage, func(l *Line) { l.PublishContext = "x" })), Options{}},
+		newHistory().learn().ok(create, attach, with(stage, func(l *Line) { l.PublishContext = "x" })), Options{}},
 	{"R13", "another volume_context",
-		tell().knows().ok(create, with(attach, func(l *Line) { l.VolumeContext = "" })), Options{}},
-	{"R13", "a publish_context out of nowhere", tell().knows("STAGE_UNSTAGE_VOLUME").ok(stage), Options{}},
+		newHistory().learn().ok(create, with(attach, func(l *Line) { l.VolumeContext = "" })), Options{}},
+	{"R13", "a publish_context out of nowhere", newHistory().learn("STAGE_UNSTAGE_VOLUME").ok(stage), Options{}},
 	{"R14", "detach from every node",
-		risen().ok(unpublish, unstage, with(detach, func(l *Line) { l.Node = "" })), Options{}},
-	{"R14", "a node that nobody knows",
-		tell().knows().ok(create, with(attach, func(l *Line) { l.Node = "n7" })), Options{}},
+		published().ok(unpublish, unstage, with(detach, func(l *Line) { l.Node = "" })), Options{}},
+	{"R14", "a node that nobody learn",
+		newHistory().learn().ok(create, with(attach, func(l *Line) { l.Node = "n7" })), Options{}},
 	{"R15", "readonly that is not advertised",
-		tell().knows().ok(create, with(attach, func(l *Line) { l.ReadOnly = true })), Options{}},
+		newHistory().learn().ok(create, with(attach, func(l *Line) { l.ReadOnly = true })), Options{}},
 	{"R30", "node expansion that was not asked for",
-		tell().knows("EXPAND_VOLUME").ok(direct).
+		newHistory().learn("EXPAND_VOLUME").ok(direct).
 			call(enlarge, "OK", &Answer{}).ok(grow), Options{}},
-	{"R30", "node expansion where it may be published", tell().knows("EXPAND_VOLUME").ok(direct).
+	{"R30", "node expansion where it may be published", newHistory().learn("EXPAND_VOLUME").ok(direct).
 		call(enlarge, "OK", &Answer{NodeExpand: true}).call(with(direct, func(l *Line) {
 		l.Target = "/t/2"
 	}), "INTERNAL", nil).
 		ok(with(grow, func(l *Line) { l.Path = "/t/2" })), Options{}},
-	{"R30", "node expansion to more than the controller has made", tell().knows("EXPAND_VOLUME").ok(direct).
+	{"R30", "node expansion to more than the controller has made", newHistory().learn("EXPAND_VOLUME").ok(direct).
 		call(enlarge, "OK", &Answer{NodeExpand: true, Bytes: 2}).ok(with(grow,
 		func(l *Line) { l.Bytes = 3 })), Options{}},
-	{"R30", "node expansion again after it was refused", tell().knows("EXPAND_VOLUME").ok(direct).
+	{"R30", "node expansion again after it was refused", newHistory().learn("EXPAND_VOLUME").ok(direct).
 		call(enlarge, "OK", &Answer{NodeExpand: true}).call(grow, "FAILED_PRECONDITION", nil).ok(grow), Options{}},
 	{"RU", "publish after an uncertain stage",
-		tell().knows().ok(create, attach).call(stage, "DEADLINE_EXCEEDED", nil).ok(publish), Options{}},
+		newHistory().learn().ok(create, attach).call(stage, "DEADLINE_EXCEEDED", nil).ok(publish), Options{}},
 	{"RU", "unstage after a lost unpublish",
-		risen().call(unpublish, "", nil).at("a", "a2").knows().ok(unstage), Options{}},
-	{"RU", "stage after an attach whose caller had gone", func() *story {
-		s := tell().knows().ok(create)
+		published().call(unpublish, "", nil).at("a", "a2").learn().ok(unstage), Options{}},
+	{"RU", "stage after an attach whose caller had gone", func() *history {
+		s := newHistory().learn().ok(create)
 		n := s.begin(attach)
 		return s.abandoned(n).end(n, "OK", &Answer{PublishContext: "pc"}).ok(stage)
 	}(), Options{}},
 	{"RU", "an uncertain publish in the end",
-		risen().ok(unpublish).call(publish, "ABORTED", nil), Options{Settled: true}},
+		published().ok(unpublish).call(publish, "ABORTED", nil), Options{Settled: true}},
 	{"RU", "a refused stage that was not undone",
-		tell().knows().ok(create, attach).call(stage, "INVALID_ARGUMENT", nil), Options{Settled: true}},
-	{"RU", "a volume of which nobody knows", tell().knows().call(create, "INTERNAL", nil), Options{Settled: true}},
+		newHistory().learn().ok(create, attach).call(stage, "INVALID_ARGUMENT", nil), Options{Settled: true}},
+	{"RU", "a volume of which nobody learn", newHistory().learn().call(create, "INTERNAL", nil), Options{Settled: true}},
 }
 
-// Every rule has a journal that breaks it, and Check says so.
+// Check finds a breach of each rule.
 func TestCheckFindsABreachOfEachRule(t *testing.T) {
 	covered := map[string]bool{}
-	for _, c := range slices.Concat(illegal, misfilled) {
+	for _, c := range slices.Concat(orderBreaches, fieldBreaches) {
 		covered[c.rule] = true
 		t.Run(c.rule+" "+c.name, func(t *testing.T) {
-			found := Check(c.told.lines, c.opts)
+			found := Check(c.journal.lines, c.opts)
 			if !slices.ContainsFunc(found, func(v Violation) bool { return v.Rule == c.rule }) {
 				t.Errorf("Check finds %v, want a violation of %s", found, c.rule)
 			}
 			c.opts.Allow = []string{c.rule}
-			for _, v := range Check(c.told.lines, c.opts) {
+			for _, v := range Check(c.journal.lines, c.opts) {
 				if v.Rule == c.rule {
 					t.Errorf("allowed, and yet: %v", v)
 				}
@@ -247,55 +247,55 @@ func TestCheckFindsABreachOfEachRule(t *testing.T) {
 	}
 }
 
-func fall() []Line { return []Line{unpublish, unstage, detach, remove} }
+func takeDown() []Line { return []Line{unpublish, unstage, detach, remove} }
 
-// Journals that a good client writes have no violation.
+// Calls of a correct client break no rule.
 func TestCheckAcceptsLegalCalls(t *testing.T) {
-	cases := map[string]*story{
-		"up and down": risen().ok(fall()...),
-		"twice up":    risen().ok(fall()...).ok(create, attach, stage, publish).ok(fall()...),
-		"two targets": risen().ok(second, unpublish, with(unpublish, func(l *Line) {
+	cases := map[string]*history{
+		"up and down": published().ok(takeDown()...),
+		"twice up":    published().ok(takeDown()...).ok(create, attach, stage, publish).ok(takeDown()...),
+		"two targets": published().ok(second, unpublish, with(unpublish, func(l *Line) {
 			l.Target = "/t/2"
-		})).ok(fall()[1:]...),
-		"everything twice": risen().ok(attach, stage, publish, unpublish, unpublish, unstage, unstage, detach, detach,
+		})).ok(takeDown()[1:]...),
+		"everything twice": published().ok(attach, stage, publish, unpublish, unpublish, unstage, unstage, detach, detach,
 			remove, remove),
-		"the same again": tell().knows().call(create, "INTERNAL", nil).ok(create).call(attach, "UNAVAILABLE",
+		"the same again": newHistory().learn().call(create, "INTERNAL", nil).ok(create).call(attach, "UNAVAILABLE",
 			nil).ok(attach).
 			call(stage, "ABORTED", nil).call(stage, "DEADLINE_EXCEEDED", nil).ok(stage).call(publish, "DATA_LOSS",
 			nil).ok(publish).
 			call(unpublish, "UNKNOWN", nil).ok(unpublish).call(unstage, "CANCELLED", nil).ok(unstage).
 			call(detach, "RESOURCE_EXHAUSTED", nil).ok(detach).call(remove, "INTERNAL", nil).ok(remove),
-		"in use, and so there": tell().knows().ok(create).call(remove, "INTERNAL", nil).call(remove,
+		"in use, and so there": newHistory().learn().ok(create).call(remove, "INTERNAL", nil).call(remove,
 			"FAILED_PRECONDITION", nil).
 			ok(attach, detach, remove),
-		"the negation": tell().knows().ok(create).call(attach, "ABORTED", nil).ok(detach, attach).call(stage,
+		"the negation": newHistory().learn().ok(create).call(attach, "ABORTED", nil).ok(detach, attach).call(stage,
 			"INTERNAL", nil).
 			ok(unstage, stage).call(publish, "INTERNAL", nil).ok(unpublish, publish).call(unpublish, "INTERNAL",
-			nil).ok(publish).ok(fall()...),
-		"refused and undone": tell().knows().ok(create, attach).call(stage, "FAILED_PRECONDITION", nil).ok(unstage,
+			nil).ok(publish).ok(takeDown()...),
+		"refused and undone": newHistory().learn().ok(create, attach).call(stage, "FAILED_PRECONDITION", nil).ok(unstage,
 			detach, remove),
-		"refused, then with other fields": tell().knows().ok(create, attach).call(stage, "INVALID_ARGUMENT", nil).
+		"refused, then with other fields": newHistory().learn().ok(create, attach).call(stage, "INVALID_ARGUMENT", nil).
 			ok(with(stage, func(l *Line) { l.Hash = "other" }), unstage, detach, remove),
-		"refused while it was up": risen().call(publish, "ALREADY_EXISTS", nil).ok(fall()...),
-		"not there any more": risen().call(unpublish, "NOT_FOUND", nil).call(unstage, "NOT_FOUND", nil).ok(detach,
+		"refused while it was up": published().call(publish, "ALREADY_EXISTS", nil).ok(takeDown()...),
+		"not there any more": published().call(unpublish, "NOT_FOUND", nil).call(unstage, "NOT_FOUND", nil).ok(detach,
 			remove),
-		"the plugin was killed": tell().knows().ok(create, attach).call(stage, "", nil).at("a", "a2").ok(stage,
-			publish).ok(fall()...),
-		"another instance goes on": tell().knows().ok(create, attach).call(stage, "", nil).at("b",
-			"b1").knows().ok(stage, publish).ok(fall()...),
-		"capabilities that vanished": risen().call(Line{RPC: "NodeGetCapabilities"}, "OK", &Answer{}).
-			call(Line{RPC: "ControllerGetCapabilities"}, "OK", &Answer{}).ok(fall()...),
-		"the retry of an abandoned call": func() *story {
-			s := tell().knows().ok(create, attach)
+		"the plugin was killed": newHistory().learn().ok(create, attach).call(stage, "", nil).at("a", "a2").ok(stage,
+			publish).ok(takeDown()...),
+		"another instance goes on": newHistory().learn().ok(create, attach).call(stage, "", nil).at("b",
+			"b1").learn().ok(stage, publish).ok(takeDown()...),
+		"capabilities that vanished": published().call(Line{RPC: "NodeGetCapabilities"}, "OK", &Answer{}).
+			call(Line{RPC: "ControllerGetCapabilities"}, "OK", &Answer{}).ok(takeDown()...),
+		"the retry of an abandoned call": func() *history {
+			s := newHistory().learn().ok(create, attach)
 			n := s.begin(stage)
-			return s.abandoned(n).call(stage, "ABORTED", nil).end(n, "OK", nil).ok(stage, publish).ok(fall()...)
+			return s.abandoned(n).call(stage, "ABORTED", nil).end(n, "OK", nil).ok(stage, publish).ok(takeDown()...)
 		}(),
-		"no staging, no controller": tell().knows("GET_VOLUME_STATS").ok(direct, unpublish),
-		"reads at any time": tell().knows("CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME",
+		"no staging, no controller": newHistory().learn("GET_VOLUME_STATS").ok(direct, unpublish),
+		"reads at any time": newHistory().learn("CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME",
 			"LIST_VOLUMES").
-			ok(create, attach).call(stage, "ABORTED", nil).ok(Line{RPC: "ListVolumes"}, stage, publish).ok(fall()...),
-		"a reboot": func() *story {
-			s := risen()
+			ok(create, attach).call(stage, "ABORTED", nil).ok(Line{RPC: "ListVolumes"}, stage, publish).ok(takeDown()...),
+		"a reboot": func() *history {
+			s := published()
 			s.add(Line{Kind: Reboot, Plugin: "p", Node: "n1"})
 			return s.ok(detach, remove)
 		}(),
@@ -309,10 +309,10 @@ func TestCheckAcceptsLegalCalls(t *testing.T) {
 	}
 }
 
-// An abandonment that another process noticed a little late is one; one that comes much later is not.
+// An abandonment may be noticed a little late by another process, and not much later.
 func TestLateAbandonmentIsAccepted(t *testing.T) {
 	for late, want := range map[int64]bool{skew / 2: false, 2 * skew: true} {
-		s := risen().at("b", "b1").knows().at("a", "a1")
+		s := published().at("b", "b1").learn().at("a", "a1")
 		n := s.begin(publish)
 		s.at("b", "b1").call(unpublish, "OK", nil).at("a", "a1")
 		s.add(Line{Kind: Abandoned, Run: "a1", Call: n, Mono: late})
@@ -325,10 +325,10 @@ func TestLateAbandonmentIsAccepted(t *testing.T) {
 }
 
 func TestByNodeAllowsCallsOfTwoNodes(t *testing.T) {
-	s := risen()
+	s := published()
 	n := s.begin(publish)
 	other := with(publish, func(l *Line) { l.Role, l.Node = "node", "n2" })
-	s.at("b", "b1").knows().call(Line{RPC: "NodeGetInfo"}, "OK", &Answer{Node: "n2"}).ok(other).at("a", "a1").end(n,
+	s.at("b", "b1").learn().call(Line{RPC: "NodeGetInfo"}, "OK", &Answer{Node: "n2"}).ok(other).at("a", "a1").end(n,
 		"OK", nil)
 	for byNode, want := range map[bool]bool{true: false, false: true} {
 		found := Check(s.lines, Options{ByNode: byNode, Allow: []string{"R2", "R14"}})

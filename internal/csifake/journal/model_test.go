@@ -6,15 +6,15 @@ import (
 	"testing"
 )
 
-// climber is a client that takes volumes up and down through every kind of answer. A careless one does one thing wrong.
-type climber struct {
-	*story
-	rnd      *rand.Rand
-	careless string
+// randomClient creates, uses and deletes volumes and gets every kind of answer. It may make one kind of mistake.
+type randomClient struct {
+	*history
+	rnd     *rand.Rand
+	mistake string
 }
 
 // outcome of the next call: mostly OK, else any other code, or none at all.
-func (c *climber) outcome() string {
+func (c *randomClient) outcome() string {
 	if c.rnd.IntN(3) > 0 {
 		return "OK"
 	}
@@ -22,9 +22,9 @@ func (c *climber) outcome() string {
 	return codes[c.rnd.IntN(len(codes))]
 }
 
-// send makes one call and says what came of it. A call without an answer is a plugin that died and came back, or a
-// caller that gave up while the plugin went on.
-func (c *climber) send(l Line) string {
+// send makes one call and returns its code. Without an answer the plugin died and was started again, or the caller gave
+// up while the plugin continued.
+func (c *randomClient) send(l Line) string {
 	code := c.outcome()
 	switch {
 	case code == "" && c.rnd.IntN(2) == 0:
@@ -44,23 +44,23 @@ func (c *climber) send(l Line) string {
 	return code
 }
 
-// try sends a call until it is OK or the climber loses heart.
-func (c *climber) try(l Line) bool {
+// try sends a call until it succeeds or the client gives up.
+func (c *randomClient) try(l Line) bool {
 	for {
 		code := c.send(l)
-		if code == "OK" || c.careless == "goes on from uncertainty" && OutcomeOf(code) == Uncertain {
+		if code == "OK" || c.mistake == "goes on from uncertainty" && OutcomeOf(code) == Uncertain {
 			return true
 		}
 		if l.RPC != "CreateVolume" && c.rnd.IntN(2) == 0 {
 			return false
 		}
-		if c.careless == "changes the request" {
+		if c.mistake == "changes the request" {
 			l.Hash += "x"
 		}
 	}
 }
 
-func (c *climber) round() {
+func (c *randomClient) round() {
 	undo := map[string]Line{"ControllerPublishVolume": detach, "NodeStageVolume": unstage,
 		"NodePublishVolume": unpublish,
 		"CreateVolume":      remove}
@@ -72,41 +72,40 @@ func (c *climber) round() {
 		}
 	}
 	slices.Reverse(sent)
-	if c.careless == "goes down in any order" {
+	if c.mistake == "goes down in any order" {
 		c.rnd.Shuffle(len(sent), func(i, j int) { sent[i], sent[j] = sent[j], sent[i] })
 	}
 	for _, l := range sent {
-		for c.send(l) != "OK" && c.careless != "undoes once" {
+		for c.send(l) != "OK" && c.mistake != "undoes once" {
 		}
 	}
 }
 
-func climb(seed uint64, careless string) []Violation {
-	c := &climber{story: tell().knows(), rnd: rand.New(rand.NewPCG(seed, 1)), careless: careless}
+func checkRandomClient(seed uint64, mistake string) []Violation {
+	c := &randomClient{history: newHistory().learn(), rnd: rand.New(rand.NewPCG(seed, 1)), mistake: mistake}
 	for range 3 {
 		c.round()
 	}
 	return Check(c.lines, Options{Settled: true})
 }
 
-// Whatever the answers, a careful client is never blamed, and each careless one is,
-// soon.
+// Whatever the answers, a correct client breaks no rule, and one that makes a mistake soon does.
 func TestLegalRandomCallsBreakNoRule(t *testing.T) {
 	for seed := range uint64(2000) {
-		if found := climb(seed, ""); len(found) > 0 {
-			t.Fatalf("seed %d: the careful client is blamed: %v", seed, found)
+		if found := checkRandomClient(seed, ""); len(found) > 0 {
+			t.Fatalf("seed %d: the correct client breaks rules: %v", seed, found)
 		}
 	}
-	for _, careless := range []string{"goes on from uncertainty", "changes the request", "goes down in any order",
+	for _, mistake := range []string{"goes on from uncertainty", "changes the request", "goes down in any order",
 		"undoes once"} {
 		blamed := 0
 		for seed := range uint64(100) {
-			if len(climb(seed, careless)) > 0 {
+			if len(checkRandomClient(seed, mistake)) > 0 {
 				blamed++
 			}
 		}
 		if blamed < 50 {
-			t.Errorf("a client that %s is blamed in %d of 100 journals", careless, blamed)
+			t.Errorf("a client that %s breaks rules in %d of 100 journals", mistake, blamed)
 		}
 	}
 }
