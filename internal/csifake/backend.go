@@ -165,7 +165,7 @@ func (b *Backend) AddVolume(id string, capacity int64, context map[string]string
 	})
 }
 
-// SetUsed says how full a volume is. Unless it is said, it is a quarter full.
+// SetUsed sets how many bytes of a volume are used. By default it is a quarter full.
 func (b *Backend) SetUsed(id string, bytes int64) error {
 	return b.volume(id, func(v *volume) { v.Used = &bytes })
 }

@@ -67,7 +67,7 @@ func (w work) mountBlock(at string) error {
 	return bind(device, at)
 }
 
-// freeBlock gives the device back that nobody publishes any more.
+// freeBlock detaches the loop device of a volume that is no longer published.
 func (w work) freeBlock() error {
 	device, err := w.p.cfg.Backend.device(w.volume, w.p.cfg.NodeID)
 	if err != nil || device == "" {

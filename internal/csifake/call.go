@@ -18,8 +18,9 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// lostCallerWait is how long a call waits to learn that the caller of another call for the same volume has gone: another
-// goroutine notices a lost connection, much later on a busy machine. After that the two calls are in flight at once.
+// lostCallerWait is how long a call waits to learn that the caller of another call for the same volume has gone:
+// another goroutine notices a lost connection, much later on a busy machine. After that the two calls are in flight at
+// once.
 const lostCallerWait = 2 * time.Second
 
 // call is one call that runs.
@@ -79,7 +80,7 @@ func (p *Plugin) unserved(ctx context.Context, method string) error {
 	return err
 }
 
-// handle is the whole of one call: journal, script, capabilities, effect, script, answer, journal.
+// handle serves one call: journal, script, capabilities, effect, script, answer, journal.
 func (p *Plugin) handle(ctx context.Context, method string, req proto.Message, do effect) (proto.Message, error) {
 	c := &call{ctx: ctx, req: req, done: make(chan struct{})}
 	c.line = journal.Line{Kind: journal.Begin, RPC: path.Base(method), Role: roles[path.Base(path.Dir(method))]}
@@ -164,7 +165,7 @@ func (p *Plugin) noteLostCaller(c *call) {
 	}
 }
 
-// callerDied says whether the call's caller is another process, which is dead. The end of its connection may be read
+// callerDied reports whether the caller is another process that is dead. The end of its connection may be read
 // later than that.
 func (c *call) callerDied() bool {
 	return c.line.Peer > 0 && c.line.Peer != os.Getpid() && errors.Is(unix.Kill(c.line.Peer, 0), unix.ESRCH)
@@ -211,7 +212,7 @@ func (p *Plugin) leave(c *call, reply proto.Message, err error) (proto.Message, 
 	return reply, err
 }
 
-// hasDied says whether the plugin has been killed: nothing of it is heard any more.
+// hasDied reports whether the plugin has been killed: none of its answers is sent any more.
 func (p *Plugin) hasDied() bool {
 	p.alive.RLock()
 	defer p.alive.RUnlock()

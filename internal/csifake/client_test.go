@@ -142,8 +142,8 @@ func eventually(t *testing.T, is func() bool) {
 	t.Fatal("what was waited for does not happen")
 }
 
-// retryAborted makes a call again while another one for the volume is running: one whose connection was cut may not have
-// noticed.
+// retryAborted makes a call again while another one for the volume is running: one whose connection was cut may not
+// have noticed.
 func retryAborted(t *testing.T, call func() error) {
 	t.Helper()
 	var err error

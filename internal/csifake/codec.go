@@ -17,7 +17,7 @@ const mark = "\x01\x02csifake: no UTF-8\x02\x01"
 // noUTF8 is what a mark becomes.
 var noUTF8 = []byte("\xff" + strings.Repeat("\xfe", len(mark)-1))
 
-// garbled is a reply whose marks become what no protobuf may hold.
+// garbled is a reply whose marks become invalid UTF-8 on the wire.
 type garbled struct{ proto.Message }
 
 // garble returns the reply with marks in place of its strings.
@@ -58,7 +58,7 @@ func (garbling) Unmarshal(b mem.BufferSlice, v any) error {
 	return encoding.GetCodecV2(grpcproto.Name).Unmarshal(b, v)
 }
 
-// maxAnswer is the longest message that a client of gRPC takes, unless it is told otherwise.
+// maxAnswer is the longest message that a client of gRPC accepts by default.
 const maxAnswer = 4 << 20
 
 // unreadable tells whether a caller can make nothing of a reply.

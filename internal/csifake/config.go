@@ -25,7 +25,7 @@ const (
 // Empty stands for a value that is really empty, where "" means the default.
 const Empty = "\x00empty"
 
-// Config says what a plugin is. Its zero value is a monolith without any optional capability, on a socket in a new
+// Config describes a plugin. Its zero value is a monolith without any optional capability, on a socket in a new
 // temporary directory.
 type Config struct {
 	Name       string   // of the provider; default csifake.example.org
@@ -97,7 +97,7 @@ func (c Config) filled() (Config, capSets, error) {
 	return c.placed(caps)
 }
 
-// wrong says which words of the configuration are none.
+// wrong returns an error for an unknown word in the configuration.
 func (c Config) wrong() error {
 	switch {
 	case !slices.Contains([]Role{Node, Controller, Monolith}, c.Role):

@@ -28,13 +28,13 @@
 // do not depend on each other, say two targets, do not wait for each other.
 //
 // A call whose caller has gone (cancelled, past its deadline, connection lost) is no longer in flight for the caller,
-// though it may still run, and its answer teaches nobody.
+// though it may still run, and its answer reaches no client.
 //
 // # The rules
 //
-// journal.Rules lists them. The numbers are those of the project's table of CSI rules; those that are missing cannot be seen from the plugin. R5,
-// that publications are counted across restarts, is R4 seen from outside; R7, that an ambiguous creation is cleared up,
-// is RU.
+// journal.Rules lists them. The numbers are those of the project's table of CSI rules; those that are missing cannot be
+// seen from the plugin. R5, that publications are counted across restarts, is R4 seen from outside; R7, that an
+// ambiguous creation is cleared up, is RU.
 //
 // # Scripts
 //
@@ -62,7 +62,7 @@
 //
 // A call for a volume that another call is changing, also at another plugin that shares the Backend in this process, is
 // answered ABORTED, before any rule sees it. A plugin for Go cannot write invalid UTF-8, nor read it: bad_utf8 is
-// INTERNAL for a caller in Go, and the journal says that the answer was Lost.
+// INTERNAL for a caller in Go, and the journal marks the answer as Lost.
 //
 // # What survives
 //

@@ -75,7 +75,7 @@ func (e Expect) Hold() *Gate {
 	return e.rule.gate
 }
 
-// install panics at a rule that says nonsense: it is written by a test.
+// install panics at an invalid rule, which is a mistake in the test.
 func (e Expect) install() {
 	if err := e.rule.check(); err != nil {
 		panic(err)
@@ -103,7 +103,7 @@ func (g *Gate) wait(gone <-chan struct{}) {
 	}
 }
 
-// wait is context aware only where the rule says so.
+// hang ends with the context only if the rule says UntilCancelled.
 func (r *Rule) hang(ctx context.Context, gone <-chan struct{}) error {
 	var cancelled <-chan struct{}
 	if r.Hang == UntilCancelled {

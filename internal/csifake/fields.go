@@ -19,8 +19,8 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// fields fills a journal line with what a request says. It goes by the names of fields, so that a request of a later
-// version of CSI is told as well.
+// fields fills a journal line from a request. It finds fields by their names, so that a request of a later
+// version of CSI is journaled as well.
 func fields(l *journal.Line, req proto.Message) {
 	m := req.ProtoReflect()
 	l.Volume = text(m, "volume_id")
@@ -103,7 +103,7 @@ func hashMessage(m proto.Message) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// usageOf sums up a volume capability. Mount flags may be secret: they are counted, not told.
+// usageOf sums up a volume capability. Mount flags may be secret: only their number is shown.
 func usageOf(c *csi.VolumeCapability) string {
 	access := "none"
 	if c.GetBlock() != nil {
@@ -114,7 +114,7 @@ func usageOf(c *csi.VolumeCapability) string {
 	return access + " " + c.GetAccessMode().GetMode().String()
 }
 
-// capabilities fills a line with what a request says of how volumes are to be used.
+// capabilities fills a line with the volume capabilities of a request.
 func capabilities(l *journal.Line, req proto.Message) {
 	if one, ok := req.(interface{ GetVolumeCapability() *csi.VolumeCapability }); ok &&
 		one.GetVolumeCapability() != nil {
@@ -153,7 +153,7 @@ func details(l *journal.Line, req proto.Message) {
 	}
 }
 
-// look is what lstat says of the paths of a request.
+// look returns the file types of the paths of a request.
 func look(l journal.Line) *journal.Look {
 	if l.Staging == "" && l.Target == "" {
 		return nil

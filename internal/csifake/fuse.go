@@ -19,7 +19,7 @@ type fuses struct {
 	served sync.WaitGroup
 }
 
-// fuseMount is an empty file system. Whoever asks it something waits until it answers.
+// fuseMount is an empty file system. A process that uses it waits until the plugin answers.
 type fuseMount struct {
 	plugin *Plugin
 	volume string

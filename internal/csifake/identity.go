@@ -56,7 +56,7 @@ func (p *Plugin) topology() *csi.Topology {
 	return &csi.Topology{Segments: maps.Clone(p.cfg.Topology)}
 }
 
-// find a volume. One that nobody made comes into being where every id exists.
+// find returns a volume. With Config.AnyVolume it creates a missing one.
 func (p *Plugin) find(c *contents, id string) (*volume, error) {
 	if id == "" {
 		return nil, invalid("volume_id is missing")

@@ -64,7 +64,7 @@ func (l *peerListener) forget(conn *net.UnixConn) {
 	delete(l.conns, conn)
 }
 
-// end says whether it is the first to end the listener.
+// end reports whether this call is the first that ends the listener.
 func (l *peerListener) end() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -73,7 +73,7 @@ func (l *peerListener) end() bool {
 	return first
 }
 
-// Close ends the listener and removes the socket file, before somebody else may have made a new one.
+// Close ends the listener and removes the socket file, before another plugin can have made a new one.
 func (l *peerListener) Close() error {
 	if l.end() {
 		_ = os.Remove(l.path)
@@ -82,7 +82,7 @@ func (l *peerListener) Close() error {
 	return l.UnixListener.Close()
 }
 
-// refuse lets nobody connect any more, though a process that is just being forked may hold the socket open.
+// refuse ends new connections, also if a process that is just being forked holds the socket open.
 func (l *peerListener) refuse() {
 	if raw, err := l.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) }) // closed before is as good

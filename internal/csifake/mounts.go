@@ -169,7 +169,7 @@ func (w work) unmount() error {
 	return nil
 }
 
-// isMounted says whether something is mounted at a path. The kernel knows without asking what is: that may hang, or be
+// isMounted reports whether something is mounted at a path, without a request to the mount, which may hang, or be
 // dead.
 func isMounted(path string) bool {
 	var st unix.Statx_t

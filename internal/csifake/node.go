@@ -98,8 +98,8 @@ func (s nodeService) NodeUnstageVolume(ctx context.Context, r *csi.NodeUnstageVo
 	})
 }
 
-// undoable says whether a call down has something to take away at the path. A plugin that has forgotten what it had
-// takes nothing away that it does not know, and has no volume that was not used since.
+// undoable reports whether an unstage or unpublish has something to remove at the path. A plugin that has forgotten
+// what it had takes nothing away that it does not know, and has no volume that was not used since.
 func (s nodeService) undoable(id, path string) (known bool, err error) {
 	err = s.p.cfg.Backend.change(func(c *contents) error {
 		if c.Forgotten && id != "" && c.Volumes[id] == nil {
@@ -146,7 +146,7 @@ func (s nodeService) NodePublishVolume(ctx context.Context, r *csi.NodePublishVo
 	})
 }
 
-// publishable says why a volume cannot be published so.
+// publishable returns why a volume cannot be published as requested.
 func (s nodeService) publishable(r *csi.NodePublishVolumeRequest, as string, v *volume, n *onNode) error {
 	stages := s.p.caps.has("node/STAGE_UNSTAGE_VOLUME") && !v.Ephemeral
 	if stages && (r.GetStagingTargetPath() == "" || n.Staging != r.GetStagingTargetPath()) {
@@ -204,7 +204,7 @@ func (s nodeService) NodeUnpublishVolume(ctx context.Context, r *csi.NodeUnpubli
 	return &csi.NodeUnpublishVolumeResponse{}, err
 }
 
-// last is what is left to do as nobody on the node uses the volume any more.
+// last cleans up after the last user of the volume on the node.
 func (w work) last() error {
 	if err := w.freeBlock(); err != nil {
 		return err
@@ -241,7 +241,7 @@ func (s nodeService) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolum
 	})
 }
 
-// usage is of bytes, and of inodes if the volume is a file system: of a block device nobody knows what is used.
+// usage returns bytes, and inodes if the volume is a file system. The used bytes of a block device are unknown.
 func usage(v *volume, n *onNode) []*csi.VolumeUsage {
 	bytes := &csi.VolumeUsage{Unit: csi.VolumeUsage_BYTES, Total: n.Size}
 	if n.Block {
@@ -255,7 +255,7 @@ func usage(v *volume, n *onNode) []*csi.VolumeUsage {
 	return []*csi.VolumeUsage{bytes, {Unit: csi.VolumeUsage_INODES, Total: 1000, Used: 10, Available: 990}}
 }
 
-// NodeExpandVolume lets the node see what the controller has made of the volume. A plugin whose controller does not
+// NodeExpandVolume sets the node's size of the volume to the controller's. A plugin whose controller does not
 // expand does it here.
 func (s nodeService) NodeExpandVolume(_ context.Context, r *csi.NodeExpandVolumeRequest) (
 	*csi.NodeExpandVolumeResponse, error,

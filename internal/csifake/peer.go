@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peerConn is a connection whose remote address says which process it is from.
+// peerConn is a connection whose remote address names the calling process.
 type peerConn struct {
 	*net.UnixConn
 	from *peerListener

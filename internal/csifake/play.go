@@ -19,7 +19,7 @@ import (
 // poll is how often a rule looks for the file that it waits for.
 const poll = 2 * time.Millisecond
 
-// errCut is what the plugin itself sees of a call whose connection it has cut. Its caller sees UNAVAILABLE too.
+// errCut ends a call whose connection the plugin has cut. Its caller gets UNAVAILABLE too.
 var errCut = status.Error(codes.Unavailable, "csifake: the connection was cut")
 
 // play is what happens between begin and end.
@@ -72,8 +72,8 @@ func (p *Plugin) take(c *call, do effect) (proto.Message, error) {
 	return reply, err
 }
 
-// middle is where a call acts that has done one thing of two. The plugin may die meanwhile, so whoever kills it must
-// not wait for this.
+// middle acts after the first of two steps of a call. The plugin may be killed meanwhile, and Kill must not wait for
+// it.
 func (p *Plugin) middle(c *call) error {
 	if c.acts.middle == nil {
 		return nil
@@ -87,7 +87,7 @@ func (p *Plugin) middle(c *call) error {
 	return err
 }
 
-// act does what a rule says.
+// act executes the actions of a rule.
 func (p *Plugin) act(c *call, r *Rule) error {
 	if r == nil {
 		return nil
@@ -160,7 +160,7 @@ func (p *Plugin) crash() {
 	p.Kill()
 }
 
-// pause waits, and says whether the plugin still goes on.
+// pause waits and reports whether the plugin still runs.
 func (p *Plugin) pause(d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -153,10 +153,10 @@ func (p *Plugin) register(s grpc.ServiceRegistrar) {
 	}
 }
 
-// Stop ends Run as a plugin that was told to: what hangs fails with UNAVAILABLE, the socket goes away.
+// Stop ends Run as SIGTERM ends a plugin: hanging calls fail with UNAVAILABLE, the socket is removed.
 func (p *Plugin) Stop() { p.once.Do(func() { close(p.quit) }) }
 
-// over tells whether the plugin has been told to end, or has ended.
+// over reports whether the plugin is ending or has ended.
 func (p *Plugin) over() bool { return closed(p.quit) || closed(p.ended) }
 
 // Kill ends the plugin as SIGKILL would, as seen from outside: every connection is cut, nothing more is written in the

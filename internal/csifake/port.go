@@ -149,7 +149,7 @@ func (o *Port) begin(ctx context.Context, work func(*portCall) error) (*portCall
 }
 
 // wait for the answer, for the end of the caller's patience or for that of the connection. An answer that is there
-// counts, unless the plugin knew that nobody listened.
+// counts, unless the plugin knew that its caller had gone.
 func (c *portCall) wait(ctx context.Context) error {
 	defer c.end()
 	select {

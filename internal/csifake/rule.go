@@ -94,7 +94,7 @@ func ParseScript(b []byte) ([]Rule, error) {
 	return rules, nil
 }
 
-// check says what is wrong with a rule.
+// check returns what is wrong with a rule.
 func (r Rule) check() error {
 	for _, wrong := range []string{r.wrongWhere(), r.wrongAction()} {
 		if wrong != "" {

@@ -90,7 +90,7 @@ func (r *scripted) now() *Rule {
 	return &act
 }
 
-// reload reads the file again. What it says as a call arrives is in force for that call.
+// reload reads the file again. Its content as a call arrives applies to that call.
 func (s *script) reload() error {
 	if s.file == "" {
 		return nil

@@ -89,7 +89,7 @@ func TestVolumeGrowsOnControllerThenNode(t *testing.T) {
 			got = append(got, v.Rule)
 		}
 		if !slices.Equal(got, []string{"R30", "R12"}) {
-			t.Errorf("Check finds %v, want R30 for the size that the controller has not made, and R12 for the stats of elsewhere", got)
+			t.Errorf("Check finds %v, want R30 for a size larger than the controller's, R12 for stats of another path", got)
 		}
 	})
 }
@@ -141,7 +141,8 @@ func TestVolumesAreFilledFromSources(t *testing.T) {
 	id := first.GetVolume().GetVolumeId()
 	snap, err := c.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: id})
 	must(t, err)
-	volume := &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
+	volume := &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
 	snapshot := &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
 		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: snap.GetSnapshot().GetSnapshotId()}}}
 	for name, from := range map[string]*csi.VolumeContentSource{"clone": volume, "restored": snapshot} {
@@ -176,8 +177,8 @@ func TestVolumeOutsideTheTopologyIsAViolation(t *testing.T) {
 	if got := made.GetVolume().GetAccessibleTopology(); len(got) != 1 || got[0].GetSegments()["Zone"] != "a" {
 		t.Errorf("the volume is at %v", got)
 	}
-	_, err = c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: made.GetVolume().GetVolumeId(), NodeId: "node-1",
-		VolumeCapability: writer(), VolumeContext: made.GetVolume().GetVolumeContext()})
+	_, err = c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
+		VolumeId: made.GetVolume().GetVolumeId(), NodeId: "node-1", VolumeCapability: writer(), VolumeContext: made.GetVolume().GetVolumeContext()})
 	must(t, err)
 	if found := fake.Check(journal.Options{}); len(found) != 1 || found[0].Rule != "R26" {
 		t.Errorf("Check finds %v, want R26", found)

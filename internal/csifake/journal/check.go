@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Check holds a journal against the CSI automaton and says what broke it, in the order of the lines. It takes time in
+// Check compares a journal with the CSI automaton and returns violations in the order of the lines. It takes time in
 // proportion to their number.
 func Check(lines []Line, o Options) []Violation {
 	c := newChecker(o)
@@ -131,7 +131,7 @@ func (c *checker) begin(l Line) {
 	c.takeOff(f)
 }
 
-// end applies an answer that the caller saw. An answer to a caller that had gone teaches nobody anything, nor does one
+// end applies an answer that the caller saw. An answer to a caller that had gone changes nothing, nor does one
 // that cannot be read. A volume or snapshot that was made and has no id leaves its caller as wise as before.
 func (c *checker) end(l Line) {
 	f := c.land(callID{l.Run, l.Call})

@@ -19,7 +19,7 @@ func CodeName(code uint32) string {
 	return fmt.Sprintf("CODE_%d", code)
 }
 
-// CodeNumber is the gRPC code of a name; CODE_99 is one that nobody knows.
+// CodeNumber returns the gRPC code of a name; CODE_99 is an unknown code.
 func CodeNumber(name string) (uint32, bool) {
 	for n, s := range codeNames {
 		if s == name {

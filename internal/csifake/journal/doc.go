@@ -1,4 +1,4 @@
-// Package journal is the record that a CSI plugin keeps of the calls it got, and the judge of that record.
+// Package journal records the calls that a CSI plugin got, and checks that record.
 //
 // A journal is a file of JSON lines. Every line is one append, so that several plugins, in one process or in many, may
 // write the same file, and so that what was written is still there after a kill. A call is two lines, begin and end;
@@ -6,8 +6,8 @@
 // answer leaves the plugin. So when a client sends B after it has seen the answer of A, the end of A stands above the
 // begin of B: the order of the lines is an order that the client can be held to.
 //
-// Check holds the journal against the CSI automaton and says which rule was broken in which line. What the rules are,
-// and the automaton as a drawing, is in the documentation of package csifake, the fake plugin that writes journals.
+// Check compares the journal with the CSI automaton and returns which line breaks which rule (Rules). The documentation
+// of package csifake, the fake plugin that writes journals, has the automaton as a drawing.
 //
 // No secret is ever in a journal: a request is there as a hash without its secret fields, both contexts as hashes.
 // This package imports the standard library and x/sys only.

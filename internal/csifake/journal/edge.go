@@ -40,7 +40,7 @@ func (e *edge) begin(l Line, upwards bool) {
 	}
 }
 
-// end moves the edge to what the answer says. Only a determinate answer ends what is unsure.
+// end moves the edge by an answer. Only a determinate answer makes it certain.
 func (e *edge) end(l Line, f *flight) {
 	switch OutcomeOf(l.Code) {
 	case Uncertain:
@@ -129,7 +129,7 @@ func (n *node) target(path string) *edge {
 	return e
 }
 
-// forget an edge that says nothing any more.
+// forget removes an edge that is down.
 func (n *node) forget(path string, e *edge) {
 	if n.publish[path] == e {
 		delete(n.publish, path)
@@ -142,7 +142,7 @@ func (n *node) anew() {
 	n.expand, n.refused = edge{flights: flights}, false
 }
 
-// inUse tells whether the volume is on this node, or may be.
+// inUse reports whether the volume is, or may be, on this node.
 func (n *node) inUse() bool {
 	return n.attach.state != down || n.stage.state != down || n.mayBePublished()
 }
@@ -198,7 +198,7 @@ func (c *checker) edge(l Line) (*edge, bool) {
 	return v.other[key], upwards
 }
 
-// named is the edge of a key; one that was never seen is as the last argument says.
+// named returns the edge of a key; a new one gets the state unseen.
 func named(edges map[volumeKey]*edge, key volumeKey, unseen state) *edge {
 	if edges[key] == nil {
 		edges[key] = &edge{state: unseen}

@@ -56,7 +56,7 @@ func badNode(id string) string {
 	return ""
 }
 
-// identity is R20, and R14 for the node: who has told nonsense of itself gets no volumes.
+// identity is R20, and R14 for the node: a plugin with an invalid name or node id gets no volumes.
 func (c *checker) identity(l Line) {
 	k := c.of(l)
 	switch l.RPC {
@@ -73,7 +73,7 @@ func (c *checker) identity(l Line) {
 	}
 }
 
-// access is R16, R17 and R28: who may use a volume, and how.
+// access is R16, R17 and R28: access modes and limits of volumes.
 func (c *checker) access(l Line) {
 	if l.Volume == "" || undoes[l.RPC] {
 		return
@@ -100,7 +100,7 @@ func (c *checker) access(l Line) {
 
 func singleNode(usage string) bool { return strings.Contains(usage, " SINGLE_NODE_") }
 
-// manyTargets tells whether a volume may be published twice on a node.
+// manyTargets reports whether a volume may be published twice on a node.
 func manyTargets(usage string) bool {
 	return !singleNode(usage) || strings.HasSuffix(usage, " SINGLE_NODE_MULTI_WRITER")
 }
@@ -174,7 +174,7 @@ func (c *checker) topology(l Line) {
 	}
 }
 
-// reaches tells whether a node is in one of the places where a volume is. Keys are the same in any case.
+// reaches reports whether a node is in one of the topologies of a volume. Keys are compared without case.
 func reaches(volume []map[string]string, node map[string]string) bool {
 	at := map[string]string{}
 	for k, s := range node {

@@ -77,7 +77,7 @@ func (c *checker) inFlight(l Line) {
 }
 
 // dead: the run wrote nothing after this line and never said that it stopped. It was killed, or its journal ends here:
-// nobody can tell that its open calls were still running.
+// its open calls may have ended.
 func (c *checker) dead(run string) bool { return c.last[run] < c.at && !c.stopped[run] }
 
 func (c *checker) abandonedSoon(f *flight, l Line) bool {

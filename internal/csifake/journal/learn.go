@@ -26,14 +26,14 @@ func (s *caps) learn(names []string) {
 	}
 }
 
-// learnt is what one instance has told.
+// learnt is what one instance has answered about itself.
 type learnt struct {
 	service, controller, group, node caps
 	nodeID                           string
 	badNode, badName                 string // why what it told of itself breaks the rules, if it does
 }
 
-// plugin is what all instances of one plugin have told.
+// plugin is what all instances of one plugin have answered.
 type plugin struct {
 	nodes      map[string]place // what NodeGetInfo has told, by node id
 	expansion  map[string]bool
@@ -42,7 +42,7 @@ type plugin struct {
 	expands    bool // the newest answer of a controller has EXPAND_VOLUME
 }
 
-// place is a node, as it told.
+// place is a node by its NodeGetInfo.
 type place struct {
 	most     int64 // volumes
 	segments map[string]string
@@ -66,7 +66,7 @@ func (c *checker) plugin(name string) *plugin {
 	return p
 }
 
-// nodeOf is the node of a call to the node service: what the instance said, or else what it knows itself to be.
+// nodeOf returns the node of a call to the node service: by NodeGetInfo if it was called, else by the line.
 func (c *checker) nodeOf(l Line) string {
 	if id := c.of(l).nodeID; id != "" {
 		return id
@@ -74,7 +74,7 @@ func (c *checker) nodeOf(l Line) string {
 	return l.Node
 }
 
-// learn takes in an answer that the client saw.
+// learn applies an answer that the client saw.
 func (c *checker) learn(l Line, a Answer) {
 	k, p := c.of(l), c.plugin(l.Plugin)
 	switch l.RPC {
@@ -159,7 +159,7 @@ func (c *checker) knowsDetails(l Line, k *learnt) {
 	}
 }
 
-// of picks the set that a capability is in.
+// of returns the capabilities of a service.
 func (k *learnt) of(service string) *caps {
 	switch service {
 	case "controller":
@@ -181,7 +181,7 @@ func (c *checker) advertised(l Line, service string, set *caps, name string) {
 	}
 }
 
-// stages tells whether NodePublish must find the volume staged: the instance says so, or it is staged from before.
+// stages reports whether NodePublish needs a staged volume: the instance announces it, or the volume is staged already.
 func (c *checker) stages(l Line, v *volume) bool {
 	return c.of(l).node.now["STAGE_UNSTAGE_VOLUME"] ||
 		c.of(l).node.ever["STAGE_UNSTAGE_VOLUME"] && v.node(c.nodeOf(l)).stage.state != down

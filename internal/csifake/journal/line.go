@@ -2,7 +2,7 @@ package journal
 
 import "time"
 
-// Kind says what a line tells.
+// Kind is the kind of a line.
 type Kind string
 
 const (
@@ -13,8 +13,6 @@ const (
 	Stop      Kind = "stop"      // the plugin ended; a killed process writes no such line
 	Reboot    Kind = "reboot"    // written by a test: all mounts of Node are gone, nothing is staged or published there
 	Forgot    Kind = "forgot"    // the plugin has lost its records; what it has mounted stays mounted
-	// what a call asked for that was answered long ago has come to be now, or has failed: see Effect
-	Late Kind = "late"
 )
 
 // Line is one line of a journal. Fields that say nothing are left out.

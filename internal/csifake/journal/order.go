@@ -59,8 +59,7 @@ func (c *checker) source(l Line) {
 	}
 }
 
-// ephemeral tells whether the call is for an ephemeral volume: nobody has made it, and all that happens to it is
-// publish and unpublish.
+// ephemeral reports whether the call is for an ephemeral volume, which is only published and unpublished.
 func (c *checker) ephemeral(l Line, v *volume) bool {
 	switch l.RPC {
 	case "NodePublishVolume":
@@ -161,7 +160,7 @@ func (c *checker) offline(l Line, v *volume) {
 	}
 }
 
-// isAt tells whether the volume is for certain staged or published at the path.
+// isAt reports whether the volume is certainly staged or published at the path.
 func (n *node) isAt(path string) bool {
 	if path == n.staging && n.stage.state == up {
 		return true

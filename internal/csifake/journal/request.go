@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// paths are R9, R10, R11 and R12: what a request says about places.
+// paths are R9, R10, R11 and R12: the paths of a request.
 func (c *checker) paths(l Line) {
 	if l.Role != "node" || l.Volume == "" {
 		return

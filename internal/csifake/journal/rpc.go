@@ -1,6 +1,6 @@
 package journal
 
-// needs says which capability a client must have been told of before it may send an optional RPC.
+// needs maps optional RPCs to the capability that the plugin must have announced.
 // Source: CSI spec 1.13.0, the enums of PluginCapability, ControllerServiceCapability, NodeServiceCapability and
 // GroupControllerServiceCapability.
 var needs = map[string]string{
@@ -43,7 +43,7 @@ func Needs(rpc string) string { return needs[rpc] }
 var undoes = map[string]bool{"DeleteVolume": true, "ControllerUnpublishVolume": true, "NodeUnstageVolume": true,
 	"NodeUnpublishVolume": true, "DeleteSnapshot": true}
 
-// Mutates tells whether an RPC changes something of a volume.
+// Mutates reports whether an RPC changes a volume.
 func Mutates(rpc string) bool {
 	switch rpc {
 	case "CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume", "ControllerExpandVolume",
