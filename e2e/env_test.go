@@ -61,7 +61,8 @@ func unopenedEnv(t *testing.T, caps ...string) *env {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &env{t: t, dir: dir, backend: csifake.NewBackend(""), caps: caps, heartbeat: "interval = \"1s\"\n timeout = \"30s\""}
+	e := &env{t: t, dir: dir, backend: csifake.NewBackend(""), caps: caps}
+	e.heartbeat = "interval = \"1s\"\n timeout = \"30s\"" // a slow answer is no failure
 	e.journal = csifake.NewJournal(t, journal.Options{Settled: true})
 	level := hclog.Warn
 	if testing.Verbose() {

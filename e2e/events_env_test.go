@@ -15,8 +15,8 @@ import (
 	"holdfast/registry"
 )
 
-// sessionsEnv is an env whose host is closed and opened again while other goroutines call it. It keeps the workload that
-// the next host gets.
+// sessionsEnv is an env whose host is closed and opened again while other goroutines call it. It keeps the workload
+// that the next host gets.
 type sessionsEnv struct {
 	*env
 	mu      sync.Mutex // guards what follows

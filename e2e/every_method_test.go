@@ -459,7 +459,8 @@ func (tr *traffic) registerAndForget(id string) {
 	}) {
 		return
 	}
-	spec.External, spec.Context = registry.ExternalID(csifake.VolumeID("kept")), map[string]string{"csifake/name": "kept", "pool": "p"}
+	spec.External = registry.ExternalID(csifake.VolumeID("kept"))
+	spec.Context = map[string]string{"csifake/name": "kept", "pool": "p"}
 	tr.call("RegisterVolume", nil, func(ctx context.Context) error { return errOf(tr.host.RegisterVolume(ctx, spec)) })
 	tr.call("DeregisterVolume", nil, func(ctx context.Context) error {
 		return tr.host.DeregisterVolume(ctx, volumeName(id))

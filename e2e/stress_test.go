@@ -58,7 +58,8 @@ func newStress(t *testing.T) *stress {
 	s.must(s.runJob("fake.hcl"))
 	s.must(os.WriteFile(s.path("script"), []byte(`[
 		{"rpc": "CreateVolume", "when": "after", "delay": "20ms"},
-		{"rpc": "NodeStageVolume", "when": "after", "delay": "200ms"}, {"rpc": "NodePublishVolume", "when": "after", "delay": "200ms"}
+		{"rpc": "NodeStageVolume", "when": "after", "delay": "200ms"},
+		{"rpc": "NodePublishVolume", "when": "after", "delay": "200ms"}
 	]`), 0o600))
 	s.must(s.create("kept"))
 	s.must(s.create("turn"))
