@@ -14,8 +14,8 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// feedModel is a feed, what its log was ever told, and a few watchers. Whatever happens may happen between any two
-// steps of one that watches.
+// feedModel is a feed with its log, the history of all events, and a few watchers. Other actions may happen between any
+// two steps of a watcher.
 type feedModel struct {
 	log     *registrytest.Log
 	table   *registry.Registry
@@ -154,9 +154,8 @@ func (m *feedModel) check(t *rapid.T) {
 	}
 }
 
-// TestFeedModel: a feed with little in memory, over a log that keeps little more, tells exactly the events after a
-// cursor, or that they are gone if they are, whatever happens between any two of its steps; nothing that is durable but
-// not published yet, and nothing less after a reopen.
+// A feed with few events in memory, over a log that keeps few more, delivers exactly the events after a cursor, or a
+// resync if they are pruned. It delivers nothing that is durable but not yet applied, and loses nothing over a reopen.
 func TestFeedModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := newFeedModel()
@@ -192,8 +191,8 @@ func (h *history) after(cursor registry.Seq) registry.Seq {
 	return 0
 }
 
-// TestFeedUnderLoad is the same with goroutines instead of steps: watchers with cursors of all ages, one that works
-// until nearly all is committed, and a log that is opened again between rounds.
+// TestFeedUnderLoad is TestFeedModel with goroutines instead of steps: watchers with cursors of all ages, a slow one,
+// and a log that is reopened between rounds.
 func TestFeedUnderLoad(t *testing.T) {
 	const writers, each, others = 4, 60, 5
 	log, h := registrytest.NewLog(now), &history{}

@@ -68,7 +68,7 @@ func TestWatchFollows(t *testing.T) {
 	})
 }
 
-// A finished context ends a watch in the middle of what it is behind by.
+// The end of the context ends a watch that has not caught up.
 func TestWatchStopsWhileBehind(t *testing.T) {
 	s := empty(t)
 	s.tell(t, 10, "x")
@@ -118,7 +118,7 @@ func TestLaggingWatcherResyncs(t *testing.T) {
 	}
 }
 
-// A watcher that falls behind while its callback works is told, and misses nothing after.
+// A watcher that falls behind during its callback gets a resync, and every event after it.
 func TestSlowWatcherIsTold(t *testing.T) {
 	s := small(t, 300, 100)
 	s.tell(t, 1, "first")
@@ -144,7 +144,7 @@ func TestSlowWatcherIsTold(t *testing.T) {
 	}
 }
 
-// A dead watcher, stuck in its callback for ever, delays neither commits nor others.
+// A watcher that hangs in its callback delays neither commits nor other watchers.
 func TestDeadWatcherBlocksNobody(t *testing.T) {
 	s := small(t, registry.MaxEvents, 100)
 	dead, stuck := make(chan struct{}), make(chan struct{})
@@ -180,7 +180,7 @@ func TestFilter(t *testing.T) {
 	same(t, "none", brief(s.after(t, 0, registry.Filter{Plugin: "z"})))
 }
 
-// A watcher whose filter lets nothing pass gets to know how far it is, so that its cursor stays good.
+// A watcher whose filter passes no event gets bookmarks, so its cursor stays above the floor.
 func TestBookmarks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := small(t, registry.MaxEvents, 80)
@@ -213,7 +213,7 @@ func TestBookmarks(t *testing.T) {
 	})
 }
 
-// peeked is a log that knows of each View that begins and ends, and of each list of events that was read.
+// peeked is a log that reports the begin and end of each View, and each read of events.
 type peeked struct {
 	*registrytest.Log
 	begins, ends func()
@@ -237,9 +237,8 @@ func (r peekedReader) Events(after registry.Seq, limit int) ([]registry.Event, r
 	return events, floor
 }
 
-// TestPastIsReadInBatches: whatever lies before the beginning of a feed is told all the same, from wherever a watcher
-// begins, and little of it is read at once; changes without events lie between. Nothing is read for who begins at the
-// index.
+// A watcher gets the events from before the start of the feed from any cursor, and reads few of them at once. A watcher
+// at the index reads nothing from the log.
 func TestPastIsReadInBatches(t *testing.T) {
 	const most = 256
 	for _, past := range []int{0, 1, most - 1, most, most + 1, 2 * most, 2*most + 1} {
@@ -280,7 +279,7 @@ func TestPastIsReadInBatches(t *testing.T) {
 	}
 }
 
-// What the log says when it cannot be read any more ends those watchers that need it, and no others.
+// An error of the log ends the watchers that need to read it, and no others.
 func TestWatchEndsWithTheLog(t *testing.T) {
 	s := empty(t)
 	s.tell(t, 3, "past")

@@ -13,7 +13,7 @@ import (
 	"holdfast/registry"
 )
 
-// model is the table as a list, in the order in which transactions first put its members.
+// model is the table as a list, in the order of the first put of each member.
 type model struct {
 	*stage
 	list   []entry
@@ -218,7 +218,7 @@ func TestTableAgreesWithItsModel(t *testing.T) {
 	})
 }
 
-// The negative control of the model: leaving out any one event of a history shows.
+// TestReplayNeedsEveryEvent is the negative control of the model: it notices if any one event of a history is left out.
 func TestReplayNeedsEveryEvent(t *testing.T) {
 	s := empty(t)
 	s.put(t, instance(key("r", "p", "a"), registry.Healthy))

@@ -15,8 +15,8 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// Every path to an event, told as kind, role, alloc and cause. The subscriber checks each event against the log's own
-// records.
+// TestEventPaths makes every kind of event, written as kind, role, alloc and cause. It compares each with the records
+// of the log.
 func TestEventPaths(t *testing.T) {
 	a, b := key("r", "p", "a"), key("r", "p", "b")
 	ctx := t.Context()
@@ -94,7 +94,7 @@ func checkEvent(t *testing.T, s *stage, e registry.Event, before registry.Seq) {
 	}
 }
 
-// Several allocs of one plugin start and stop in between each other: each stop takes down its own instance only.
+// Several allocs of one plugin start and stop. Each stop removes its own instance only.
 func TestInterleavedAllocs(t *testing.T) {
 	s := empty(t)
 	start := func(alloc registry.AllocID) { s.put(t, instance(key("r", "p", alloc), registry.Healthy)) }
@@ -152,7 +152,7 @@ func TestPutRefuses(t *testing.T) {
 	}
 }
 
-// A change that was loaded already is not applied a second time, and one of before the load does not undo it.
+// A change that Load has read is not applied again, and an older change does not undo it.
 func TestAppliedAfterLoad(t *testing.T) {
 	log := registrytest.NewLog(now)
 	var told []registry.Applied
@@ -168,7 +168,7 @@ func TestAppliedAfterLoad(t *testing.T) {
 	}
 }
 
-// slowView is a log whose views are old by the time that they are read.
+// slowView is a log that changes after a view has begun and before it is read.
 type slowView struct {
 	*registrytest.Log
 	meanwhile func()
@@ -193,7 +193,7 @@ func TestLoadDoesNotUndoWhatWasApplied(t *testing.T) {
 	}
 }
 
-// What people read as "since" moves with the health, and not with anything else.
+// Since changes with the health, and with nothing else.
 func TestSince(t *testing.T) {
 	clock := start
 	s := newWriter(registrytest.NewLog(now), func() time.Time { clock = clock.Add(time.Minute); return clock })
@@ -309,7 +309,7 @@ func TestAwaitSaysWhatThereIs(t *testing.T) {
 	fails("2 registered", "new/plugin", "unhealthy", "missed", "3 in a row")
 }
 
-// Writers, readers and watchers at once. Every snapshot is what the events up to its index lead to.
+// With writers, readers and watchers at once, every snapshot is the result of the events up to its index.
 func TestSnapshotsAreConsistent(t *testing.T) {
 	s := empty(t)
 	var writers, readers sync.WaitGroup

@@ -46,7 +46,7 @@ func testEvents(t *testing.T, open Open) {
 	})
 }
 
-// testEventInstance: the instance of an event is the record as it was written, with its indexes.
+// testEventInstance checks that an event has the instance as it was written, with its indexes.
 func testEventInstance(t *testing.T, open Open) {
 	log, _ := open(t)
 	i := Filled[registry.Instance](t, 1)
@@ -93,7 +93,7 @@ func testPruning(t *testing.T, open Open) {
 	})
 }
 
-// listen collects what the log tells; what it returns is nil for a log that tells nothing.
+// listen collects the changes that the log reports. Its result is nil for a log without OnApplied.
 func listen(log registry.State) func() []registry.Applied {
 	teller, ok := log.(interface{ OnApplied(func(registry.Applied)) })
 	if !ok {
@@ -113,7 +113,8 @@ func listen(log registry.State) func() []registry.Applied {
 	}
 }
 
-// testApplied: each commit is told once, in order, with its records as written, before Commit returns.
+// testApplied checks that a listener gets each commit once, in order, with its records as written, before Commit
+// returns.
 func testApplied(t *testing.T, open Open) {
 	log, _ := open(t)
 	applied := listen(log)

@@ -101,8 +101,8 @@ func instances(caps ...registry.Capability) []registry.Instance {
 	}
 }
 
-// machine is a mount table, directories and users of them, in memory. What it is told to do it does, unless that must
-// never be done.
+// machine is a mount table with directories and users, in memory. It reports an act that must never be done as an error
+// of the test.
 type machine struct {
 	t      testing.TB
 	mu     sync.Mutex

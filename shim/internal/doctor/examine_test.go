@@ -406,7 +406,8 @@ func TestDigestNamesThePlan(t *testing.T) {
 	}
 }
 
-// What Layout makes for volumes is known by its shape, whatever the ids are; what lies above, beside or below is not.
+// The paths that Layout makes for volumes are recognized by their shape, whatever the IDs are. Paths above, beside or
+// below are not.
 func TestPathShapesAreRecognized(t *testing.T) {
 	shape := shapesOf(layout)
 	rapid.Check(t, func(t *rapid.T) {

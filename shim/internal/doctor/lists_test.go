@@ -147,8 +147,7 @@ func (slow) ListVolumes(ctx context.Context, _ registry.InstanceKey, _ string) (
 	return csi.Page{}, context.Cause(ctx)
 }
 
-// What a controller's list says of the health of our volumes is recorded and reported, if the
-// controller declares it.
+// The health of volumes in a controller's list is recorded and reported if the controller declares it.
 func TestListedConditionIsRecorded(t *testing.T) {
 	list := func(message string) pages {
 		c := func() *registry.VolumeCondition {
@@ -345,7 +344,7 @@ func TestDoctorSaysWhichVolumesItCouldNotList(t *testing.T) {
 	}
 }
 
-// What lies in the directory is not taken for "may be asked" if it cannot be read.
+// A suspension file that cannot be read suspends the call and is reported.
 func TestDamagedSuspensionIsReported(t *testing.T) {
 	w, dir, asked := newEnv(t, data, controllerOf("1", 0)), t.TempDir(), 0
 	must(t, os.WriteFile(filepath.Join(dir, "ebs.ListVolumes.json"), nil, 0o600))

@@ -55,7 +55,7 @@ func (w *env) index() (at registry.Seq) {
 	return at
 }
 
-// What is recorded as done and missing is marked, in one commit with its event.
+// A missing mount that is recorded as done is marked, in one commit with its event.
 func TestRepairMarks(t *testing.T) {
 	w := newEnv(t, append(placed(), data, claim(), ref())...)
 	before := w.index()
@@ -101,8 +101,7 @@ func records(instances []registry.Instance) (list []registry.Record) {
 	return list
 }
 
-// Unused mounts of nobody go, publishes before what they were made of, stacks as a whole, and their directories after
-// them.
+// Unused unknown mounts are unmounted: publishes before their staging, stacks as a whole, then their directories.
 func TestRepairUnmountsWhatNobodyUses(t *testing.T) {
 	w := newEnv(t)
 	w.mount(stray("stage", "x"), stray("stage", "x"), stray("publish", "x"))
@@ -123,8 +122,7 @@ func TestRepairUnmountsWhatNobodyUses(t *testing.T) {
 	}
 }
 
-// Of a hundred unknown mounts, the used half stays as it is. The machine reports it if one of those is
-// unmounted.
+// Of a hundred unknown mounts, the used half stays mounted. The machine reports an unmount of any of those.
 func TestRepairTouchesNothingThatIsUsed(t *testing.T) {
 	w := newEnv(t)
 	for i := range 100 {
@@ -252,8 +250,8 @@ func (l late) Inspect(ctx context.Context, paths ...string) (map[string]mount.In
 	return l.machine.Inspect(ctx, paths...)
 }
 
-// A volume that is known and staged without a record gets one, in doubt also in what must have come before, and its
-// plugin is asked.
+// A known volume that is staged without a record gets records of its staging and attachment, both uncertain. Then its
+// plugin takes it down.
 func TestRepairAdopts(t *testing.T) {
 	w := newEnv(t, data)
 	w.put(records(instances(registry.AttachDetach))...)
@@ -281,7 +279,7 @@ func TestRepairAdopts(t *testing.T) {
 		"orphan adopt " + stagedAt() + ": done"})
 }
 
-// What stands on a staged volume and cannot be unmounted keeps it from being taken down.
+// A publish that cannot be unmounted keeps the staged volume below it.
 func TestStagedVolumeIsKeptBelowItsPublishes(t *testing.T) {
 	w := newEnv(t, data)
 	w.mount(stagedAt(), stray("publish", "x"))

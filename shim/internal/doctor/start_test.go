@@ -18,8 +18,8 @@ func (w *env) start(t *testing.T) ([]registry.Finding, error) {
 	return w.Start(t.Context(), around)
 }
 
-// At start only marks are made and empty directories removed; the rest is told, and nothing is unmounted, nor is
-// anybody asked.
+// A start only marks records and removes empty directories. It reports the rest. It unmounts nothing and calls no
+// plugin.
 func TestStart(t *testing.T) {
 	w := newEnv(t, append(placed(), data, claim(), ref())...)
 	w.mount(stagedAt(), stray("publish", "x"))
@@ -46,8 +46,8 @@ func TestStart(t *testing.T) {
 	})
 }
 
-// A shim may die between making a directory and recording the call that it is for. The next one removes it, though the
-// claim stands: who goes on with that makes it again, and if nobody does, nobody else would remove it.
+// A shim may die between making a directory and recording the call for it. The next one removes the directory although
+// the claim stands: a retry makes it again, and otherwise it would stay for ever.
 func TestStartRemovesWhatWasNotRecorded(t *testing.T) {
 	w := newEnv(t, data, claim())
 	made := []string{filepath.Dir(publishedAt()), stagedAt()}
@@ -77,7 +77,7 @@ func TestStartOnAFullDisk(t *testing.T) {
 	}
 }
 
-// However much is found, the log of events keeps what was in it.
+// Many findings do not displace older events.
 func TestEventsOfAStartAreBounded(t *testing.T) {
 	w := newEnv(t)
 	for i := range 300 {

@@ -8,7 +8,7 @@ import (
 	"holdfast/shim/internal/store/storetest"
 )
 
-// A sound file has nothing wrong and is not written to; a file with one bit changed is said to be damaged.
+// Check finds nothing in an intact file and does not write to it. It reports a file with one changed bit.
 func TestCheck(t *testing.T) {
 	s := storetest.Open(t)
 	path := filepath.Join(t.TempDir(), "shim.db")

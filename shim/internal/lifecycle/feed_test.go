@@ -22,7 +22,7 @@ func (p *process) happen(kind registry.EventKind, n int) {
 	must(p.t, err)
 }
 
-// listen is told events after a number until one is of kind "end", or the stream ends. It returns their numbers,
+// listen receives events after a number until one of kind "end", or the end of the stream. It returns their numbers,
 // without those of bookmarks.
 func (p *process) listen(after uint64) (told []uint64, over bool, err error) {
 	ctx, cancel := context.WithCancel(p.t.Context())
@@ -45,9 +45,8 @@ func (p *process) listen(after uint64) (told []uint64, over bool, err error) {
 	}
 }
 
-// TestWatchersGoOnInThePast: watchers of all ages, which go on at their cursor whenever a shim lets go of the state,
-// are told each event once, those of before the shim that they ask like all others. What ends their streams says that
-// another shim is to be asked.
+// Watchers with cursors of all ages, which resume after each release of the state, get each event once, also those from
+// before the shim that serves them. The error that ends a stream says that another shim serves.
 func TestWatchersGoOnInThePast(t *testing.T) {
 	p := newProcess(t)
 	l := dirs(t)

@@ -35,7 +35,7 @@ import (
 	"holdfast/shim/internal/store"
 )
 
-// process is a tenure as main runs it, but within this process, and the host's connection to it.
+// process is a Process as main runs it, within this process, and the connection of the host.
 type process struct {
 	*Process
 	t     *testing.T
@@ -150,7 +150,7 @@ func goroutines() (list []string) {
 	return list
 }
 
-// becomes waits a moment for what is about to end by itself.
+// becomes waits until the list is as wanted.
 func becomes(t *testing.T, what string, list func() []string, want []string) {
 	t.Helper()
 	got := list()
@@ -174,8 +174,8 @@ func openFiles(l hooks.Layout) (list []string) {
 	return list
 }
 
-// One process is active three times over. The generation rises each time, nothing is lost, and between its lives
-// nothing of it runs, is open, or is answered.
+// One process is active three times. The generation rises each time and nothing is lost. Between, no goroutine of it
+// runs, no file is open, and no call is answered.
 func TestActiveAgainInOneProcess(t *testing.T) {
 	l := dirs(t)
 	p := newProcess(t)
@@ -286,8 +286,8 @@ func TestHelloOfAnotherHostIsRefused(t *testing.T) {
 	}
 }
 
-// A damaged file is told as such and stays as it is, and so does the shim. Once it is put right, the same shim takes
-// it.
+// A damaged file is reported and unchanged, and the shim stays a candidate. Once the file is replaced, the same shim
+// becomes active.
 func TestDamagedStateLeavesACandidate(t *testing.T) {
 	l := dirs(t)
 	rubbish := bytes.Repeat([]byte("rubbish "), 8192)
@@ -312,8 +312,8 @@ func TestDamagedStateLeavesACandidate(t *testing.T) {
 	must(t, p.Activate(t.Context(), rpc.Handover{}))
 }
 
-// Two shims at one state directory: the second waits until its deadline and says who has it, and can be asked
-// meanwhile. It takes over when the first lets go.
+// Of two shims at one state directory, the second waits until its deadline and names the file. It answers Status
+// meanwhile. It becomes active when the first releases the state.
 func TestSecondActiveShimIsRefusedTheState(t *testing.T) {
 	l := dirs(t)
 	first, second := newProcess(t), newProcess(t)
@@ -374,7 +374,7 @@ func TestLifeEndsAnActivationThatWaits(t *testing.T) {
 	}
 }
 
-// A store that fails ends the process, and the call that met it is nobody's answer: the next shim is asked.
+// A failure of the store ends the process. The call that met it gets no answer, so the host sends it to the next shim.
 func TestFailureOfTheStoreEndsTheProcess(t *testing.T) {
 	l := dirs(t)
 	p := newProcess(t)
@@ -407,7 +407,7 @@ func TestEndOfLife(t *testing.T) {
 	}
 }
 
-// The shim writes a copy to a file that its host has made, and to nothing else.
+// The shim writes a copy only to a regular file that the host has created.
 func TestSnapshotIsWrittenToAFile(t *testing.T) {
 	l, other := dirs(t), dirs(t)
 	p := newProcess(t)
@@ -448,8 +448,8 @@ func TestSnapshotIsWrittenToAFile(t *testing.T) {
 	}
 }
 
-// A shim that is quiesced for a swap begins no CSI call, until it is to go on; one that is quiesced for good lets all
-// calls come to their end.
+// A shim that is quiesced for a swap starts no CSI call until it resumes. One that is quiesced for good completes all
+// calls.
 func TestNoCallBeginsWhileQuiesced(t *testing.T) {
 	p := newProcess(t)
 	p.activate(dirs(t))
@@ -490,7 +490,7 @@ func TestNoCallBeginsWhileQuiesced(t *testing.T) {
 	<-sent
 }
 
-// Who only watches is told to end and does not hold up the release; who changes something does.
+// Release ends watchers and does not wait for them. It waits for workers.
 func TestReleaseDoesNotWaitForWatches(t *testing.T) {
 	p := newProcess(t)
 	p.activate(dirs(t))
@@ -514,8 +514,8 @@ func TestReleaseDoesNotWaitForWatches(t *testing.T) {
 	<-told
 }
 
-// A shim that lets go of the state answers what changes nothing until it has; after that, and asked to change
-// something, it says that it is not active.
+// A shim that releases the state answers reads until it has. After that, and for mutating calls, it answers that it is
+// not active.
 func TestReadsAreAnsweredUntilTheStateIsLetGo(t *testing.T) {
 	p := newProcess(t)
 	p.activate(dirs(t))

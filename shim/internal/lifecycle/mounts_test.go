@@ -14,7 +14,8 @@ import (
 	"holdfast/registry"
 )
 
-// fuse mounts a file system whose server answers nothing. Who asks it hangs; once it has died, there is ENOTCONN.
+// fuse mounts a file system whose server never answers. A call to it hangs; after the server died, calls return
+// ENOTCONN.
 func fuse(t *testing.T, at string) (dies func()) {
 	t.Helper()
 	dev, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -28,8 +29,7 @@ func fuse(t *testing.T, at string) (dies func()) {
 	return dies
 }
 
-// A mount whose server dies, or hangs, under its user is reported with its alloc, and delays neither calls nor
-// releases.
+// A mount whose server dies or hangs is reported with its alloc, and blocks neither calls nor the release.
 func TestDeadAndHungMountsAreReported(t *testing.T) {
 	for what, c := range map[string]struct {
 		dies bool
@@ -61,7 +61,7 @@ func TestDeadAndHungMountsAreReported(t *testing.T) {
 	}
 }
 
-// waitFor is the next event of a kind.
+// waitFor waits for an event of a kind.
 func (p *process) waitFor(kind registry.EventKind) (found registry.Event) {
 	p.t.Helper()
 	for end := time.Now().Add(time.Minute); time.Now().Before(end) &&

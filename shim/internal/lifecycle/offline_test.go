@@ -44,7 +44,7 @@ func visitOf(l hooks.Layout) Visit {
 	return Visit{State: l.State, Run: l.Run, Logger: hclog.NewNullLogger()}
 }
 
-// recorded is a state with these records, left by a shim.
+// recorded creates a state with these records, as a shim leaves it.
 func recorded(t *testing.T, l hooks.Layout, records ...registry.Record) {
 	t.Helper()
 	s, err := store.Open(t.Context(), store.Options{Path: l.Database(), Boot: "the boot of that time"})
@@ -127,8 +127,8 @@ var uses = map[string]func(t *testing.T, at string){
 	"mount inside": func(t *testing.T, at string) { tmpfs(t, filepath.Join(at, "inner")) },
 }
 
-// A hundred mounts that no record knows, some of them stacks, half of them used in every way: exactly the others are
-// unmounted.
+// Of a hundred mounts that no record names, some of them stacks, half are used in every way. A repair unmounts exactly
+// the others.
 func TestUsedUnknownMountsStay(t *testing.T) {
 	l := shared(t)
 	recorded(t, l)
@@ -237,7 +237,7 @@ func TestDoctorFindsAMountOnASocketDirectory(t *testing.T) {
 	}
 }
 
-// After the machine was started anew, nothing is recorded as mounted any more, whoever looks first.
+// After a reboot no record counts as mounted.
 func TestARebootIsNoticedOffline(t *testing.T) {
 	l := shared(t)
 	records, _ := inUse(l, "the boot of that time")
@@ -268,8 +268,7 @@ func TestARebootIsNoticedOffline(t *testing.T) {
 	}
 }
 
-// Who cannot look says why, and touches nothing: a damaged state, a place where nothing ever was, a state that is gone,
-// a shim that runs.
+// A visit fails with the reason and changes nothing if the state is damaged, is gone, never existed, or a shim runs.
 func TestAVisitThatCannotBe(t *testing.T) {
 	l := shared(t)
 	stray := staged(l, "stray")
@@ -337,7 +336,7 @@ func listing(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// A running shim looks and repairs too. Its start has told what it found, and unmounted nothing.
+// A running shim examines and repairs. Its start reported its findings and unmounted nothing.
 func TestARunningShimIsADoctor(t *testing.T) {
 	l := shared(t)
 	recorded(t, l)

@@ -14,7 +14,7 @@ import (
 	"holdfast/shim/internal/store"
 )
 
-// copyWith is a copy of a state that holds the records.
+// copyWith creates a copy of a state with these records.
 func copyWith(t *testing.T, l hooks.Layout, records ...registry.Record) string {
 	t.Helper()
 	path := filepath.Join(l.State, "copy.db")
@@ -30,8 +30,8 @@ func copyWith(t *testing.T, l hooks.Layout, records ...registry.Record) string {
 	return path
 }
 
-// TestRehearsalRefusesWhatItCouldNotStart: a task or an alloc that only a newer shim could start again is named, with
-// what to do. Those that this one knows are no reason, whatever fields they have besides.
+// A rehearsal names a task or alloc that only a newer shim could start again, and the remedy. Unknown fields of a known
+// version are no reason. It also reports which schemas can read the state.
 func TestRehearsalRefusesWhatItCouldNotStart(t *testing.T) {
 	sealed := func(version string) []byte {
 		return []byte(`{"version":` + version + `,"later":1,"task":{"csi_plugin":{"id":"p","type":"node","later":1}}}`)

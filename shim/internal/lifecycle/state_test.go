@@ -9,7 +9,8 @@ import (
 
 var states = []State{Candidate, Activating, Active, Quiesced, Releasing, Released, Gone}
 
-// Every pair of states: what is drawn here is legal, all else is a conflict and changes nothing.
+// TestMoves tries every pair of states. The table lists the legal moves; any other move is a conflict and changes
+// nothing.
 func TestMoves(t *testing.T) {
 	drawn := map[State]string{ // by state, in the order of states
 		Candidate:  " A    G",

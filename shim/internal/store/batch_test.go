@@ -39,7 +39,7 @@ func raw(t rapid.TB, path string, change func(*transaction) error) {
 	}
 }
 
-// TestLyingListIsFound: Check tells what the list of names lacks, and what it has too much.
+// Check reports a missing and a surplus index entry.
 func TestLyingListIsFound(t *testing.T) {
 	entry := func(id, name string) []byte { return []byte(registry.IndexKeys(created(id, name))[0].Path) }
 	for what, lie := range map[string]func(*transaction) error{

@@ -15,8 +15,8 @@ import (
 	"holdfast/registry"
 )
 
-// TestKilledKeepsWhatItAcknowledged kills a process that commits, again and again over one file: each time, what it
-// had printed as acknowledged is there, and at most the one commit that was under way besides.
+// A process that commits is killed again and again. Each time the file holds every acknowledged commit, and at most the
+// one in progress besides.
 func TestKilledKeepsWhatItAcknowledged(t *testing.T) {
 	path := statePath(t)
 	for round := range 5 {
@@ -89,8 +89,8 @@ func injected(t *testing.T, path, fault string) map[string][]string {
 	return said
 }
 
-// TestFailedSyncStopsTheStore makes the n-th fdatasync of the writer fail, of data and of meta pages alike: that
-// commit is of unknown outcome, none follows it, and what was acknowledged is there.
+// TestFailedSyncStopsTheStore makes the n-th fdatasync of the writer fail, for data and meta pages. The outcome of that
+// commit is uncertain, no commit follows it, and every acknowledged commit is stored.
 func TestFailedSyncStopsTheStore(t *testing.T) {
 	reached := 0
 	for n := 1; n <= 6; n++ {
@@ -119,8 +119,8 @@ func TestFailedSyncStopsTheStore(t *testing.T) {
 	}
 }
 
-// TestFullDiskInTheMiddle makes the n-th write of the writer find no room, at data and at meta pages alike. A commit
-// that is refused is not there, others go on; one of unknown outcome ends the store.
+// TestFullDiskInTheMiddle makes the n-th write of the writer fail for lack of space, for data and meta pages. A refused
+// commit is not stored, and later ones succeed. An uncertain one stops the store.
 func TestFullDiskInTheMiddle(t *testing.T) {
 	refused := 0
 	for n := 1; n <= 8; n++ {
@@ -159,8 +159,8 @@ func TestFullDiskInTheMiddle(t *testing.T) {
 	}
 }
 
-// TestSecondOpener finds the file locked by another process, says so and by whom, and gets it once that process is
-// gone.
+// TestSecondOpener finds the file locked by another process. The error names that process. Once it is gone, the file
+// can be opened.
 func TestSecondOpener(t *testing.T) {
 	path := statePath(t)
 	cmd, out := child(t, path, 0)
@@ -189,8 +189,8 @@ func TestSecondOpener(t *testing.T) {
 	}
 }
 
-// Who has locked the file may be dead, and have left it to a process that it has started: that is named, and what to
-// do.
+// A process that locked the file may be dead and may have left the lock to its child. The error names the child and the
+// remedy.
 func TestInheritedLockNamesWhoHasIt(t *testing.T) {
 	path := statePath(t)
 	s, err := Open(within(t, 20*time.Second), Options{Path: path})

@@ -102,8 +102,8 @@ func everything(t testing.TB, s *Store) string {
 	return all.String()
 }
 
-// damaged opens a file of these bytes and says whether it was refused. If it was, it must be untouched and copied; if
-// not, nothing of it may be wrong, now or after a write.
+// damaged opens a file with these bytes and reports whether it was refused. A refused file must be unchanged and
+// copied. An accepted file must have the whole content, also after a write.
 func (c *corpus) damaged(t *testing.T, what string, file []byte) bool {
 	t.Helper()
 	c.n++
@@ -170,8 +170,8 @@ func (c *corpus) refused(t *testing.T, what, path string, file []byte, err error
 	}
 }
 
-// TestDamage holds that whatever is done to a file, opening it neither crashes nor begins anew nor gives back
-// anything else than was stored.
+// A damaged file never crashes the process that opens it, is never replaced by an empty one, and never returns other
+// data than was stored.
 func TestDamage(t *testing.T) {
 	file := sample(t)
 	c := newCorpus(t, file)
@@ -222,7 +222,7 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// TestDamageIsCopiedOnce: a shim that is started over and over does not fill the disk with copies.
+// A shim that restarts again and again does not fill the disk with copies.
 func TestDamageIsCopiedOnce(t *testing.T) {
 	path := statePath(t)
 	start(t, Options{Path: path}).stop(t)
@@ -239,8 +239,8 @@ func TestDamageIsCopiedOnce(t *testing.T) {
 	}
 }
 
-// TestDirectedDamage does what a random bit hardly hits: what bbolt's own check does not see and bbolt would pay for
-// with its next write, and what crashes or stalls a reader.
+// TestDirectedDamage makes damage that a random bit rarely makes: damage that the check of bbolt does not find and its
+// next write would spread, or that crashes or stalls a reader.
 func TestDirectedDamage(t *testing.T) {
 	file := sample(t)
 	path := statePath(t)
@@ -297,8 +297,8 @@ func TestDirectedDamage(t *testing.T) {
 	}
 }
 
-// TestDamageBetweenTwoShims: the file was damaged after its shim released it. The next shim does not verify it, and
-// still neither crashes nor changes it: the damage is reported and a copy is kept.
+// The file is damaged after its shim released it. The next shim does not verify it, and yet neither crashes nor changes
+// it. It reports the damage and keeps a copy.
 func TestDamageBetweenTwoShims(t *testing.T) {
 	file := sample(t)
 	path := statePath(t)
@@ -374,7 +374,7 @@ func TestLockLimitDoesNotEndVerification(t *testing.T) {
 	}
 }
 
-// TestSound: a whole file is sound, a damaged one is not, and both stay as they are.
+// An intact file is sound, a damaged one is not, and neither is changed.
 func TestSound(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "shim.db")
 	if err := Sound(t.Context(), path); !errors.Is(err, registry.ErrNotFound) {

@@ -56,9 +56,8 @@ func fill(t *testing.T, dir string) (release func()) {
 	}
 }
 
-// TestFullDisk: on a full disk what is new is refused, cleanly and each time; what winds down goes on, hundreds of
-// steps of it, with intents, changed records, events and answers, also after a new start; and once there is room all
-// goes on without a new start.
+// A full disk refuses new records each time, and nothing is written. Releases continue for hundreds of steps, also
+// after a restart. With room again, new records are stored without a restart.
 func TestFullDisk(t *testing.T) {
 	dir := tmpfs(t, 8<<20)
 	s := start(t, Options{Path: filepath.Join(dir, "shim.db")})
@@ -122,7 +121,7 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// TestNoRoomAtAll: where not even the first file fits, that is said, and a later start makes it.
+// Without room for an empty file, Open fails. A later Open creates it.
 func TestNoRoomAtAll(t *testing.T) {
 	dir := tmpfs(t, 1<<20)
 	release := fill(t, dir)
@@ -134,9 +133,8 @@ func TestNoRoomAtAll(t *testing.T) {
 	start(t, Options{Path: filepath.Join(dir, "shim.db")}).stop(t)
 }
 
-// TestReadOnlyFileSystem: a generation that comes back to its own file reads it and refuses what is to be written,
-// cleanly and each time. A new generation cannot be noted, so there is none. Once the file can be written to, the
-// store stops, for a shim that starts over.
+// On a read-only file system, the generation of the file opens it for reading, and commits are refused. A new
+// generation cannot be stored. Once the file system is writable, the store stops, so that the shim starts over.
 func TestReadOnlyFileSystem(t *testing.T) {
 	path := statePath(t)
 	dir := filepath.Dir(path)
@@ -229,7 +227,7 @@ func ended(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestSnapshot: a copy that is taken while others commit is a sound file, of one index.
+// A copy that is made during commits is an intact file of one index.
 func TestSnapshot(t *testing.T) {
 	s := start(t, Options{Path: statePath(t)})
 	defer s.stop(t)

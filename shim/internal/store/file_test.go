@@ -15,7 +15,7 @@ import (
 	"holdfast/registry"
 )
 
-// TestRefusedFiles: what we did not make ourselves is refused, with the reason, and is left as it is.
+// A file that no store created is refused with the reason, and is not changed.
 func TestRefusedFiles(t *testing.T) {
 	for name, c := range map[string]struct {
 		make func(t *testing.T, path string) error
@@ -86,7 +86,7 @@ func chown(t *testing.T, path string) error {
 	return os.Chown(path, 4711, -1)
 }
 
-// foreignFile is a sound bbolt file of somebody else.
+// foreignFile creates an intact bbolt file of another application.
 func foreignFile(_ *testing.T, path string) error {
 	if err := os.Remove(path); err != nil {
 		return err
@@ -98,8 +98,8 @@ func foreignFile(_ *testing.T, path string) error {
 	return db.Close()
 }
 
-// TestFirstCreation: whatever an interrupted creation has left is no state, and openers that start at once get one
-// file after the other.
+// The remains of an interrupted creation are no state. Processes that open a missing file at once get the same file in
+// turn.
 func TestFirstCreation(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a", "b", "shim.db")
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -134,8 +134,8 @@ func TestFirstCreation(t *testing.T) {
 	}
 }
 
-// TestGenerations: a lower generation may not open the file, the same one opens it without a write, and one that lost
-// the file while it had it open cannot write.
+// A lower generation cannot open the file. The same generation opens it without a write. A generation that was
+// overtaken while the file was open cannot write.
 func TestGenerations(t *testing.T) {
 	path := statePath(t)
 	s := start(t, Options{Path: path, Generation: 7, Boot: "boot"})
@@ -168,7 +168,7 @@ func TestGenerations(t *testing.T) {
 	}
 }
 
-// raiseBehindItsBack is a writer that the lock did not keep out: it shares the lock's open file.
+// raiseBehindItsBack raises the generation past the lock, as it shares the open file of the lock.
 func raiseBehindItsBack(t *testing.T, s *Store) {
 	t.Helper()
 	fd, err := unix.Dup(int(s.file.Fd()))
@@ -190,8 +190,8 @@ func raiseBehindItsBack(t *testing.T, s *Store) {
 	}
 }
 
-// TestFileChangedUnderUs: a file that is removed, replaced or cut off while it is open stops the store before or at
-// the next commit, and reading it is an error, not a crash.
+// If the file is removed, replaced or cut off while it is open, the store stops at the next commit at the latest.
+// Reading the file returns an error and does not crash.
 func TestFileChangedUnderUs(t *testing.T) {
 	for name, harm := range map[string]func(path string) error{
 		"removed": os.Remove,

@@ -143,8 +143,8 @@ func text(t *testing.T, path string) string {
 	return string(out) + "\n"
 }
 
-// TestGoldens: there is a file of each schema that this build opens; opened, its records are what was written then,
-// each field of which this build still knows.
+// There is a golden file of each schema that this build opens. Opened, it has the records of that time, and this build
+// knows each of their fields.
 func TestGoldens(t *testing.T) {
 	if *update {
 		if _, err := os.Stat(golden(0)); err != nil {
@@ -176,8 +176,7 @@ func TestGoldens(t *testing.T) {
 	}
 }
 
-// strict fails on a field of a record that this build does not know: one that was renamed would be forgotten without
-// a word.
+// strict fails for a field of a record that this build does not know. A renamed field would be lost silently.
 func strict(t *testing.T, key registry.Key, record object) {
 	t.Helper()
 	into := reflect.New(key.Bucket.Type().GoType).Interface()
@@ -219,8 +218,8 @@ func setWindow(t *testing.T, path string, w window) {
 	s.stop(t)
 }
 
-// TestSchemaWindow: a file that this build cannot read is refused with both numbers and stays as it is, byte by byte;
-// a newer one that says it can be read is opened.
+// A file that this build cannot read is refused with both numbers and is not changed. A newer file that this build can
+// read is opened.
 func TestSchemaWindow(t *testing.T) {
 	for _, w := range []window{{Newest + 2, Newest + 1}, {Oldest - 1, Oldest - 1}} {
 		path := statePath(t)
@@ -241,8 +240,7 @@ func TestSchemaWindow(t *testing.T) {
 	start(t, Options{Path: path}).stop(t)
 }
 
-// TestReadable: an open file tells who can read it once it is migrated: a build before the one that migrates it, or
-// no longer.
+// An open file reports the oldest release that can read it after the migration.
 func TestReadable(t *testing.T) {
 	nothing := migration{"changes nothing", func(*transaction) error { return nil }}
 	for _, readable := range []int{Newest, Newest + 1} {
@@ -266,7 +264,7 @@ func TestReadable(t *testing.T) {
 	}
 }
 
-// TestFailedMigration: the file stays as it was, whatever the migrations before had done.
+// A failed migration leaves the file unchanged, also if earlier migrations succeeded.
 func TestFailedMigration(t *testing.T) {
 	path := goldenCopy(t, 0)
 	before, _ := os.ReadFile(path)
@@ -283,8 +281,8 @@ func TestFailedMigration(t *testing.T) {
 	}
 }
 
-// TestSchemaIsMigratedUpAndReadDown swaps between this build and a later one within the window, both of which commit:
-// what the later one alone knows outlives this one, and nothing drifts.
+// This build and a later one within the window open the file in turn and both commit. The data that only the later one
+// knows is kept.
 func TestSchemaIsMigratedUpAndReadDown(t *testing.T) {
 	later := released
 	later.newest++
@@ -338,8 +336,8 @@ var labelled = form{
 	},
 }
 
-// TestForm: a build that stores a field elsewhere, and one that does not know of that, take a file from each other.
-// Each reads what was written last, by whomever, and Check finds nothing.
+// A build that stores a field at another place, and one that does not know that place, open a file in turn. Each reads
+// the value that was written last, and Check finds nothing.
 func TestForm(t *testing.T) {
 	later := schema{
 		oldest: released.oldest, newest: released.newest + 1, readable: released.readable,

@@ -78,7 +78,7 @@ func alloc(id string) registry.Alloc {
 
 func puts(records ...registry.Record) registry.Change { return registry.Change{Put: records} }
 
-// What is counted without being read is as much as is there.
+// Count returns the number of records without reading them.
 func TestCount(t *testing.T) {
 	s := start(t, Options{Path: statePath(t)})
 	for i := range 5 {
@@ -97,8 +97,7 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// TestCheckRecordsFindsWhatDangles: a file that was opened a moment ago is whole, and what was written into it is
-// looked at all the same.
+// CheckRecords finds a claim without its volume in a file that was just verified.
 func TestCheckRecordsFindsWhatDangles(t *testing.T) {
 	s := start(t, Options{Path: statePath(t)})
 	defer s.Store.Close()
@@ -113,7 +112,7 @@ func TestCheckRecordsFindsWhatDangles(t *testing.T) {
 	}
 }
 
-// Only what is written to a copy that is thrown away is not synced.
+// Writes are not synced if and only if the file is a throwaway copy.
 func TestThrowawaySparesTheDisk(t *testing.T) {
 	for _, throwaway := range []bool{false, true} {
 		s, err := Open(t.Context(), Options{Path: statePath(t), Throwaway: throwaway})

@@ -52,8 +52,8 @@ func TestGroupCommit(t *testing.T) {
 	}
 }
 
-// TestBatchSharesItsFate: when a batch finds no room, everybody in it who decided on what others had changed hears of
-// that, whatever they had decided; who came before the first change has an answer of their own. The store goes on.
+// If a batch finds no room, it fails for every caller whose decision saw a change of the batch. A caller before the
+// first change gets its own answer. The store continues.
 func TestBatchSharesItsFate(t *testing.T) {
 	s, err := Open(t.Context(), Options{Path: statePath(t)})
 	if err != nil {
@@ -112,8 +112,8 @@ func TestBatchSharesItsFate(t *testing.T) {
 	}
 }
 
-// TestCommitOfACallerThatGaveUp: a caller whose context ends before the writer came to it has changed nothing; one
-// whose change is being written is told that the outcome is not known.
+// A caller whose context ends before the writer takes its request has changed nothing. One whose change is being
+// written gets ErrUncertain.
 func TestCommitOfACallerThatGaveUp(t *testing.T) {
 	s, err := Open(t.Context(), Options{Path: statePath(t)})
 	if err != nil {
@@ -153,7 +153,7 @@ func TestCommitOfACallerThatGaveUp(t *testing.T) {
 	}
 }
 
-// TestRequestsArePruned: the answers of the oldest operations go, in the order in which they were first given.
+// The oldest answers are removed first.
 func TestRequestsArePruned(t *testing.T) {
 	s := start(t, Options{Path: statePath(t)})
 	defer s.stop(t)
