@@ -169,9 +169,9 @@ type Task struct {
 	Isolated    bool            `json:"isolated"`          // has a file system of its own
 	Sealed      []byte          `json:"sealed"`            // the task's part of Parse's answer
 	Digest      string          `json:"digest"`            // SHA-256 of the job's text, hex
-	Endpoint    Endpoint        `json:"endpoint,omitzero"` // where this attempt was told to listen
-	Volumes     Tree            `json:"volumes,omitzero"`  // where this attempt was told to mount
-	Plan        []byte          `json:"plan,omitempty"`    // what the host was told to apply to this attempt, as JSON
+	Endpoint    Endpoint        `json:"endpoint,omitzero"` // socket that the host passed to this attempt
+	Volumes     Tree            `json:"volumes,omitzero"`  // staging root that the host passed to this attempt
+	Plan        []byte          `json:"plan,omitempty"`    // plan that the host applies to this attempt, as JSON
 	Started     BootTime        `json:"started"`           // when this attempt was started
 	Restart     *RestartRequest `json:"restart,omitempty"` // pending until a newer attempt is reported
 	CreateIndex Seq             `json:"create_index"`

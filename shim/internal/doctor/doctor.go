@@ -24,7 +24,7 @@ type Machine interface {
 	Mounts(root string) (mount.Mounts, error)
 	// Dirs lists the directories strictly below root, children before their parents, without entering a mount.
 	Dirs(root string) ([]mount.DirInfo, error)
-	// Users returns who uses what is mounted at each of the points and below.
+	// Users returns the users of the mounts at each of the points and below.
 	Users(points []string) (map[string][]mount.User, error)
 	// Inspect inspects paths within a limited time. The error is about paths that are not in the answer.
 	Inspect(ctx context.Context, paths ...string) (map[string]mount.Info, error)
@@ -47,11 +47,11 @@ type Options struct {
 	Locks *intent.Locks
 	// Undo starts taking down volumes without a claim. nil: the next shim does it.
 	Undo func(context.Context) error
-	// Lister lists the volumes of plugins. nil: no plugin is asked; without Live that is a finding.
+	// Lister lists the volumes of plugins. nil: they are not listed; without Live that is a finding.
 	Lister Lister
-	// Suspended are the calls during which plugins died. nil: none is recorded.
+	// Suspended records the calls during which plugins died. nil: none.
 	Suspended *csi.Suspensions
-	// Check says how the state file contradicts itself. nil: it is not checked.
+	// Check returns the contradictions within the state file. nil: it is not checked.
 	Check func() []string
 }
 

@@ -11,7 +11,7 @@ import (
 	"holdfast/registry"
 )
 
-// Examine returns everything in which the facts differ, and what repair does about each, the worst first.
+// Examine returns the differences between the facts, each with its repair, the worst first.
 func Examine(f Facts) []registry.Finding {
 	e := newExaminer(f)
 	for _, p := range f.Records.Placements {
@@ -126,7 +126,7 @@ func covers(set map[string]bool, path string) bool {
 	return false
 }
 
-// order is the order of findings for people: the worst first.
+// order lists the kinds of findings, the worst first.
 var order = []registry.FindingKind{
 	registry.FoundDamage, registry.FoundUnseen, registry.FoundDead, registry.FoundRebooted, registry.FoundLost,
 	registry.FoundDetached,
@@ -142,8 +142,8 @@ func compare(a, b registry.Finding) int {
 		cmp.Compare(a.Alloc, b.Alloc), cmp.Compare(a.Request, b.Request), cmp.Compare(a.Detail, b.Detail))
 }
 
-// Digest identifies what repair does about the findings, whatever their texts say: lists with equal digests are the
-// same plan. It is empty if there is nothing to do.
+// Digest identifies the actions of the findings, but not their texts. Lists with equal digests are the same plan. It is
+// empty if there are no actions.
 func Digest(findings []registry.Finding) string {
 	sum, some := sha256.New(), false
 	enc := json.NewEncoder(sum)

@@ -15,7 +15,7 @@ import (
 type pathKind int
 
 const (
-	otherPath    pathKind = iota // not for volumes: a plugin's own, or written by somebody
+	otherPath    pathKind = iota // not made for a volume
 	stagingPath                  // where a volume is staged
 	targetPath                   // where a volume is published
 	partPath                     // where a part of a volume is mounted
@@ -175,7 +175,7 @@ func (e *examiner) sockets() {
 }
 
 // directories examines the directories of volumes that no record names. Directories above them belong to the plugin,
-// whose task has them mounted; those below them were written by somebody.
+// whose task has them mounted; directories below them are not ours.
 func (e *examiner) directories() {
 	counted := map[string]int{} // by directory: entries that are directories of volumes
 	stays := map[string]bool{}  // directories above one that cannot be removed

@@ -12,7 +12,7 @@ import (
 // openLimit is how long a call may be open in a running shim before it is a finding.
 const openLimit = time.Minute
 
-// lost returns how a record that says done is wrong about a mount; empty: it is not.
+// lost returns why a mount that is recorded as done does not exist; empty: it exists.
 func (e *examiner) lost(boot, path string) registry.FindingKind {
 	switch {
 	case boot != e.Boot:
@@ -99,8 +99,7 @@ func (e *examiner) ref(r registry.Ref) {
 	e.add(f)
 }
 
-// parts examines the parts of a publish that stands. A lost part is not mounted again: its task mounted it when it
-// started, and still has it.
+// parts examines the parts of a mounted publish. A lost part is not mounted again: its task has it since its start.
 func (e *examiner) parts(r registry.Ref, name registry.VolumeName) {
 	for _, p := range r.Parts {
 		if p.Mark != registry.MarkDone || e.lost(e.Boot, p.At) == "" {
@@ -131,7 +130,7 @@ func (e *examiner) intent(open registry.Intent) {
 	})
 }
 
-// health examines what the volume's plugin said last, in each of its roles.
+// health examines the last reported condition of a volume in each role.
 func (e *examiner) health(v registry.Volume) {
 	health := v.Health
 	health.Node = e.placements[v.VolumeKey()].Staging.Condition

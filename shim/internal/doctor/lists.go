@@ -32,8 +32,8 @@ const (
 
 var errEndlessList = registry.Errorf(registry.ErrInternal, "its pages have no end")
 
-// listings lists the volumes of all plugins that can be asked, all at once. unexamined says which plugins' volumes are
-// not known, and why.
+// listings lists the volumes of all plugins that can list them, all at once. unexamined has the other plugins and the
+// reasons.
 func (d *Doctor) listings(ctx context.Context) (all []Listing, unexamined []Unexamined) {
 	records, err := d.records(ctx)
 	if err != nil || d.Live && d.Lister == nil {
@@ -74,13 +74,13 @@ func (d *Doctor) listings(ctx context.Context) (all []Listing, unexamined []Unex
 	return all, unexamined
 }
 
-// unlisted says that the volumes of a plugin are not known.
+// unlisted returns the Unexamined of a plugin whose volumes are not listed.
 func unlisted(id registry.PluginID, why, advice string) Unexamined {
 	return Unexamined{Plugin: id, Detail: fmt.Sprintf("the volumes of plugin %s: %s", id, why), Advice: advice}
 }
 
-// listable returns the controllers whose volumes can be listed, one for each plugin. unexamined says why other plugins
-// that may have volumes cannot be asked.
+// listable returns the controllers that can list their volumes, one for each plugin. unexamined has the other plugins
+// that may have volumes and the reasons.
 func (d *Doctor) listable(r Records) (list []registry.Instance, unexamined []Unexamined) {
 	plugins, owners := map[registry.PluginID]bool{}, map[registry.PluginID]bool{}
 	for _, in := range r.Instances {
@@ -126,7 +126,7 @@ func (d *Doctor) listable(r Records) (list []registry.Instance, unexamined []Une
 	return list, append(unexamined, d.unmeasured(r)...)
 }
 
-// unmeasured says for which plugins the health of volumes in use is not read, and why.
+// unmeasured returns the plugins for which the health of volumes in use is not read, and the reasons.
 func (d *Doctor) unmeasured(r Records) (list []Unexamined) {
 	seen := map[registry.PluginID]bool{}
 	for _, in := range r.Instances {
@@ -148,8 +148,8 @@ func (d *Doctor) unmeasured(r Records) (list []Unexamined) {
 	return list
 }
 
-// list lists the volumes of one plugin. records are those before it is asked. Only what matters is kept of the answer,
-// however long it is.
+// list lists the volumes of one plugin. records are from before the call. The result is bounded, however long the list
+// is.
 func list(ctx context.Context, from Lister, in registry.Instance, records Records) (Listing, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, listLimit, fmt.Errorf("not all of them were listed within %v",
 		listLimit))
@@ -201,7 +201,8 @@ func (l *Listing) readPages(ctx context.Context, from Lister, at registry.Instan
 	return errEndlessList
 }
 
-// add adds what matters of an entry: that a recorded volume exists, and to which of these nodes it is attached.
+// add adds an entry if its volume is recorded, with those of the nodes to which it is attached, or if an unknown volume
+// is attached here.
 func (l *Listing) add(e csi.Entry, nodes map[registry.NodeID]bool) {
 	_, known := l.Before[registry.VolumeKey{Plugin: l.Plugin, External: e.Volume}]
 	v := l.Volumes[e.Volume]
@@ -227,8 +228,8 @@ func (l *Listing) add(e csi.Entry, nodes map[registry.NodeID]bool) {
 	}
 }
 
-// recordHealth records what a plugin's list says about the health of its volumes. What an earlier version of the plugin
-// said is dropped if this one does not declare that it reports health.
+// recordHealth records the health of volumes from a plugin's list. If the plugin no longer declares that it reports
+// health, recordHealth removes the recorded one.
 func (d *Doctor) recordHealth(ctx context.Context, l Listing) error {
 	_, err := registry.Ensure(ctx, d.state, func(view registry.View) (all registry.Change, err error) {
 		for id, listed := range l.Volumes {
@@ -246,7 +247,7 @@ func (d *Doctor) recordHealth(ctx context.Context, l Listing) error {
 	return err
 }
 
-// listing examines what a plugin says, except about volumes that have changed since it was asked or are being changed.
+// listing examines a plugin's list, except for volumes that have changed since the call or are being changed.
 func (e *examiner) listing(l Listing) {
 	unchanged := func(key registry.VolumeKey) bool { return e.versions[key] == l.Before[key] && !e.versions[key].Open }
 	var found []registry.Finding

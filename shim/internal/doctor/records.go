@@ -58,7 +58,7 @@ func placementsOf(v registry.View, this registry.NodeName) (list []Placement) {
 	return list
 }
 
-// Version identifies what was recorded of a volume at some moment. The zero value: nothing.
+// Version identifies the records of a volume at some moment. The zero value means that there were none.
 type Version struct {
 	Volume    registry.Seq // ModifyIndex
 	Placement registry.Seq // ModifyIndex
@@ -105,7 +105,7 @@ func (r Records) attachNodes(id registry.PluginID) map[registry.NodeID]bool {
 	return nodes
 }
 
-// instance returns the instance of a plugin that is asked: the newest healthy one, else the newest.
+// instance returns the active instance of a plugin: the newest healthy one, or the newest if none is healthy.
 func (r Records) instance(role registry.Role, id registry.PluginID) (best registry.Instance, found bool) {
 	for _, in := range r.Instances {
 		if in.Role != role || in.Plugin != id {
@@ -130,7 +130,7 @@ func (r Records) published(boot string) (refs []registry.Ref) {
 	return refs
 }
 
-// Marked returns the change for findings with the action mark: what was recorded as done counts as sent.
+// Marked returns the change for findings with the action mark: it turns MarkDone into MarkSent.
 func Marked(r Records, findings []registry.Finding, now time.Time) registry.Change {
 	return changed(r, findings, now, func(f registry.Finding, p *Placement, ref *registry.Ref) bool {
 		switch {
@@ -147,8 +147,8 @@ func Marked(r Records, findings []registry.Finding, now time.Time) registry.Chan
 	})
 }
 
-// Adopted returns the change for findings with the action adopt: the volume may be staged, and attached before that, so
-// that its plugin is asked to take it down. this is the node.
+// Adopted returns the change for findings with the action adopt: it records the volume as uncertainly staged, and
+// attached if its plugin attaches, so that its plugin takes it down. this is the node.
 func Adopted(
 	r Records, this registry.NodeName, boot string, findings []registry.Finding, now time.Time,
 ) registry.Change {
@@ -225,8 +225,8 @@ func changed(
 	return c
 }
 
-// commit commits what decide returns: first the records that nodes share, then those of this node, of which it leaves
-// out what has changed since.
+// commit commits the change of decide: first the records that nodes share, then those of this node that have not
+// changed since.
 func commit(
 	ctx context.Context, state registry.State, decide func(registry.View) (registry.Change, error),
 ) error {
@@ -276,5 +276,5 @@ func eventOf(f registry.Finding, now time.Time) registry.Event {
 	return e
 }
 
-// maxEvents is how many events one commit may hold. The others are counted.
+// maxEvents is the limit of events of one commit. The others are only counted.
 const maxEvents = 100

@@ -23,10 +23,10 @@ const (
 var errStale = registry.Errorf(registry.ErrConflict,
 	"something has changed since the plan was made; run holdfast doctor again")
 
-// Repair carries out the plan with this digest, in the order in which each step is safe: marks; unmounts of what is not
-// used, so that nothing stands on what is taken down after it; adoptions; what plugins are asked for; directories. An
-// empty digest means the plan of this moment. ErrConflict: something has changed since the plan was made, and nothing
-// was done. Each finding of the answer has its Result.
+// Repair carries out the plan with this digest in the order in which each step is safe: marks, unmounts of unused mounts,
+// adoptions, calls to plugins, directories. After the unmounts nothing stands on a volume that a plugin takes down. An
+// empty digest means the current plan. ErrConflict means that something has changed since the plan was made, and
+// nothing was done. Each finding of the result has its Result.
 func (d *Doctor) Repair(ctx context.Context, digest string) (registry.Diagnosis, error) {
 	if !d.repairing.TryLock() {
 		return registry.Diagnosis{}, registry.Errorf(registry.ErrConflict,
@@ -124,7 +124,7 @@ func (r *repair) now(ctx context.Context) (*examiner, error) {
 	return newExaminer(facts), err
 }
 
-// unmount unmounts what no record names and nothing uses.
+// unmount unmounts the unused mounts that no record names.
 func (r *repair) unmount(ctx context.Context) {
 	stacks := newExaminer(r.facts).stacks
 	for _, f := range r.inOrder(r.findings, registry.ActUnmount) {
@@ -212,7 +212,7 @@ func (r *repair) lock(ctx context.Context, key registry.VolumeKey) (unlock func(
 	return r.Locks.Lock(ctx, key, "holdfast doctor --repair")
 }
 
-// undo has plugins take down volumes without a claim, adopted ones included, and waits for a moment.
+// undo has plugins take down volumes without a claim, adopted ones included, and waits for at most undoLimit.
 func (r *repair) undo(ctx context.Context) {
 	list := r.inOrder(r.findings, registry.ActUndo)
 	for _, f := range r.inOrder(r.findings, registry.ActAdopt) {
@@ -238,7 +238,7 @@ func (r *repair) undo(ctx context.Context) {
 	}
 }
 
-// await waits until no volume is attached or staged any more, and says which still are.
+// await waits until no volume is attached or staged, and sets the results.
 func (r *repair) await(ctx context.Context, list []*registry.Finding) {
 	ctx, cancel := context.WithTimeout(ctx, undoLimit)
 	defer cancel()

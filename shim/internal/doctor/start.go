@@ -30,9 +30,9 @@ func NewSurvey(m Machine, root string) (s Survey, err error) {
 	return s, nil
 }
 
-// Start does what needs no decision, before a shim does anything else: it marks what is no longer certain, and removes
-// empty directories. It reports the rest in the log and in an event each. It unmounts nothing and asks no plugin.
-// Nothing has changed mounts or records since the survey was made.
+// Start marks records that are no longer certain and removes empty directories, before a shim does anything else. It
+// reports the other findings in the log and in an event each. It unmounts nothing and calls no plugin. Mounts and
+// records must not have changed since the survey.
 func (d *Doctor) Start(ctx context.Context, s Survey) ([]registry.Finding, error) {
 	f := Facts{Layout: d.Layout, Boot: d.machine.Boot(), Now: d.Now(), Mounts: s.Mounts, Dirs: s.Dirs}
 	findings, err := d.record(ctx, f)

@@ -68,10 +68,10 @@ func (w *Watch) pause(ctx context.Context, d time.Duration, wake <-chan struct{}
 	}
 }
 
-// troubles is what is wrong with the mounts of refs; empty: nothing. A ref that could not be inspected is missing.
+// troubles holds the faults of the mounts of refs; empty: none. A ref that could not be inspected is missing.
 type troubles map[registry.ClaimKey]string
 
-// inspect inspects all published volumes once, and records what is new.
+// inspect inspects all published volumes once, and records changes.
 func (w *Watch) inspect(ctx context.Context) error {
 	var records Records
 	err := w.state.View(ctx, func(v registry.View) error {
@@ -92,8 +92,7 @@ func (w *Watch) inspect(ctx context.Context) error {
 		return err
 	}
 	_, storeErr := w.state.Commit(ctx, func(v registry.View) (registry.Change, error) {
-		return w.change(v, refs, found),
-			nil
+		return w.change(v, refs, found), nil
 	})
 	if storeErr != nil {
 		return fmt.Errorf("record what is wrong with mounts: %w", storeErr)
@@ -101,7 +100,7 @@ func (w *Watch) inspect(ctx context.Context) error {
 	return err
 }
 
-// troubles reads the mount table, and inspects what is mounted. An error is about refs that are not in the answer.
+// troubles reads the mount table and inspects the mounts. An error is about refs that are not in the result.
 func (w *Watch) troubles(ctx context.Context, refs []registry.Ref) (troubles, error) {
 	if len(refs) == 0 {
 		return nil, nil
@@ -137,7 +136,7 @@ func (w *Watch) troubles(ctx context.Context, refs []registry.Ref) (troubles, er
 	return found, err
 }
 
-// lostMount says which mount of a publish is missing; empty: none is.
+// lostMount names the missing mount of a publish; empty: none is missing.
 func lostMount(r registry.Ref, mounted map[string]bool) string {
 	if r.Usage.Attachment != registry.BlockDevice && !mounted[r.Target.Host] {
 		return "it is not mounted any more"
@@ -150,7 +149,7 @@ func lostMount(r registry.Ref, mounted map[string]bool) string {
 	return ""
 }
 
-// change returns what is new about refs that have not changed since they were inspected.
+// change records new faults of refs that have not changed since they were inspected.
 func (w *Watch) change(v registry.View, refs []registry.Ref, found troubles) (c registry.Change) {
 	current := map[registry.ClaimKey]registry.Ref{}
 	for _, r := range v.AllRefs() {

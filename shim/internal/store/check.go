@@ -53,7 +53,7 @@ func (s *Store) check() []error {
 	if err := checkMetas(s.file); err != nil {
 		return []error{registry.Errorf(registry.ErrDamaged, "%w", err)}
 	}
-	// Of its own: bbolt checks against its list of free pages, which is that of the last commit
+	// This transaction must be new: bbolt checks it against its current list of free pages.
 	tx, err := s.db.Begin(false)
 	if err != nil {
 		return []error{registry.Errorf(registry.ErrUnavailable, "begin: %w", err)}

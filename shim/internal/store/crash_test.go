@@ -193,7 +193,7 @@ func TestSecondOpener(t *testing.T) {
 // remedy.
 func TestInheritedLockNamesWhoHasIt(t *testing.T) {
 	path := statePath(t)
-	s, err := Open(within(t, 20*time.Second), Options{Path: path})
+	s, err := Open(within(t, time.Minute), Options{Path: path})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -206,7 +206,7 @@ func TestInheritedLockNamesWhoHasIt(t *testing.T) {
 	}
 	heir, _ := strconv.Atoi(strings.TrimSpace(string(out)))
 	defer syscall.Kill(heir, syscall.SIGKILL)
-	_, err = Open(within(t, 50*time.Millisecond), Options{Path: path})
+	_, err = Open(t.Context(), Options{Path: path, LockLimit: 50 * time.Millisecond})
 	named := fmt.Sprintf("process %d (\"sleep\"), which inherited the lock", heir)
 	if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), named) {
 		t.Errorf("the lock that process %d has: %v", heir, err)

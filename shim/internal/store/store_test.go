@@ -33,7 +33,7 @@ type running struct {
 
 func start(t testing.TB, options Options) *running {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	s, err := Open(ctx, options)
 	if err != nil {

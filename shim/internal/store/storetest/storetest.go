@@ -1,4 +1,4 @@
-// Package storetest opens a store for a test: on a real file, with its writer going, and checked when the test ends.
+// Package storetest opens a store on a real file for a test, runs its writer, and checks it when the test ends.
 package storetest
 
 import (
@@ -15,13 +15,13 @@ import (
 // init lets a test binary that uses this package verify state files, as the shim does.
 func init() { store.BecomeVerifier() }
 
-// Open is a store of its own in a temporary directory.
+// Open returns a store in a new temporary directory.
 func Open(t testing.TB) *store.Store {
 	t.Helper()
 	return OpenAt(t, store.Options{Path: Path(t)})
 }
 
-// Path is where a store may be made: in a directory that belongs to nobody else.
+// Path returns the path of a missing state file in a directory that a store accepts.
 func Path(t testing.TB) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "state")
@@ -31,8 +31,8 @@ func Path(t testing.TB) string {
 	return filepath.Join(dir, "shim.db")
 }
 
-// OpenAt opens a store as the options say and starts its Run. When the test ends, whatever Check finds fails it, unless
-// the test has closed or broken the store. To open the file again within a test, Close the store first.
+// OpenAt opens a store with the options and starts its Run. At the end of the test, findings of Check fail it, unless
+// the store was closed or has failed. To open the file again within a test, Close the store first.
 func OpenAt(t testing.TB, options store.Options) *store.Store {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
