@@ -111,19 +111,3 @@ func TestCheckRecordsFindsWhatDangles(t *testing.T) {
 		t.Errorf("a claim without its volume: %v", wrong)
 	}
 }
-
-// Writes are not synced if and only if the file is a throwaway copy.
-func TestThrowawaySparesTheDisk(t *testing.T) {
-	for _, throwaway := range []bool{false, true} {
-		s, err := Open(t.Context(), Options{Path: statePath(t), Throwaway: throwaway})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if s.db.NoSync != throwaway || s.db.NoGrowSync != throwaway {
-			t.Errorf("throwaway %v: synced %v, %v", throwaway, !s.db.NoSync, !s.db.NoGrowSync)
-		}
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	}
-}
