@@ -96,14 +96,8 @@ func (f *file) mount(at *fields, volume string) hooks.VolumeMount {
 
 // subPath reads a path in a volume. References that differ per alloc remain in it.
 func (f *fields) subPath(name string) (string, bool) {
-	f.declared(name, isText)
-	v, ok := f.valueAtRunTime(name)
+	s, ok := f.textAtRunTime(name)
 	if !ok {
-		return "", false
-	}
-	s, ok := stringOf(v)
-	if !ok {
-		f.wrongType(name, "a path", v)
 		return "", false
 	}
 	if wrong := hooks.WrongSubPath(s); wrong != "" {

@@ -76,14 +76,8 @@ func (f *fields) destinationText(name string) (string, bool) {
 
 // pathText returns a path without a trailing slash, with references to a task's directories resolved.
 func (f *fields) pathText(name string) (string, bool) {
-	f.declared(name, isText)
-	v, ok := f.valueAtRunTime(name)
+	s, ok := f.textAtRunTime(name)
 	if !ok {
-		return "", false
-	}
-	s, ok := stringOf(v)
-	if !ok {
-		f.wrongType(name, "a path", v)
 		return "", false
 	}
 	for ref, dir := range taskDirs {
@@ -93,6 +87,21 @@ func (f *fields) pathText(name string) (string, bool) {
 	}
 	if len(s) > 1 {
 		s = strings.TrimSuffix(s, "/")
+	}
+	return s, true
+}
+
+// textAtRunTime returns a path as it is written, with run-time references.
+func (f *fields) textAtRunTime(name string) (string, bool) {
+	f.declared(name, isText)
+	v, ok := f.valueAtRunTime(name)
+	if !ok {
+		return "", false
+	}
+	s, ok := stringOf(v)
+	if !ok {
+		f.wrongType(name, "a path", v)
+		return "", false
 	}
 	return s, true
 }
