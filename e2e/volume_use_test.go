@@ -16,6 +16,7 @@ import (
 
 	"holdfast/host"
 	"holdfast/internal/csifake"
+	"holdfast/internal/csifake/journal"
 )
 
 // users are the allocs that use one volume.
@@ -309,4 +310,88 @@ func TestSecretsAppearNowhere(t *testing.T) {
 		t.Errorf("a secret is stored: %v", err)
 	}
 	e.stopPlugin(p)
+}
+
+// Each alloc of a group has the volume of its index.
+func TestUsePerAlloc(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, allCaps...)
+	p := e.addPlugin("alloc-p", csifake.Monolith)
+	paths := make([]string, 3)
+	for i := range paths {
+		e.must(e.create(fmt.Sprintf("shard[%d]", i)))
+		g := e.group(fmt.Sprintf("alloc-%d", i), request{source: "shard", lines: "per_alloc = true"})
+		g.Index = uint64(i)
+		path, err := e.prepare(g)
+		e.must(err)
+		paths[i] = path
+		e.writeFile(path, "index", fmt.Sprint(i))
+	}
+	for i, path := range paths {
+		e.wantFile(path, "index", fmt.Sprint(i))
+		alloc, volume := fmt.Sprintf("alloc-%d", i), fmt.Sprintf("shard[%d]", i)
+		if c := e.claims()[alloc]; string(c.Name.ID) != volume {
+			t.Errorf("%s holds %s", alloc, c.Name)
+		}
+		e.must(e.release(alloc))
+		e.must(e.delete(volume))
+	}
+	if n := len(e.calls("NodeStageVolume")); n != 3 {
+		t.Errorf("staged %d times", n)
+	}
+	e.stopPlugin(p)
+}
+
+// While a plugin hangs in any mutating call, a volume of another plugin lives its whole life.
+func TestUseIsNotHeldUpByAnotherPlugin(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, allCaps...)
+	hanging := e.addPlugin("alloc-hangs", csifake.Monolith)
+	other := e.addOtherPlugin("other", "alloc-other")
+	gates := make([]*csifake.Gate, len(everyCall))
+	for i, rpc := range everyCall {
+		gates[i] = hanging.On(rpc).Times(1).Hold()
+	}
+	g := e.group("alloc-1", request{source: "vol"})
+	slow := background(func() error { return e.lifeCycle(e.ctx(), "vol", g, "") })
+	for i, rpc := range everyCall {
+		e.waitHeld(gates[i], slow)
+		id := fmt.Sprint("other-", i)
+		e.must(createText(e.ctx(), e.host, volumeText("other", id, "")))
+		e.writeFile(e.use("user-"+id, request{source: id}), "f", "x")
+		e.must(e.release("user-" + id))
+		e.must(e.delete(id))
+		held := e.calls(rpc)
+		if at := slices.IndexFunc(held, func(c journal.Call) bool { return c.Instance == "alloc-hangs" }); at < 0 ||
+			held[at].End != nil {
+			t.Errorf("%s does not hang any more: %q", rpc, answers(held))
+		}
+		gates[i].Open()
+	}
+	e.must(e.result("the life of the volume", slow))
+	if n := len(e.calls()); n != len(everyCall)*(len(everyCall)+1) {
+		t.Errorf("the plugins got %d calls: %q", n, answers(e.calls()))
+	}
+	e.stopPlugin(other)
+	e.stopPlugin(hanging)
+}
+
+// addOtherPlugin starts the task of another plugin, with its own storage.
+func (e *env) addOtherPlugin(id, alloc string) *pluginTask {
+	e.t.Helper()
+	source := host.Source{Name: "plugin.hcl", Text: []byte(pluginText(id, csifake.Monolith, ""))}
+	job, _, err := e.host.Parse(e.ctx(), source, host.ParseOptions{})
+	e.must(err)
+	task := host.AllocTask{Alloc: host.AllocID(alloc), Task: "plugin", Attempt: 1,
+		Sealed: job.Groups[0].Tasks[0].Sealed}
+	plan, err := e.host.TaskStarting(e.ctx(), task)
+	e.must(err)
+	p := csifake.Start(e.t, csifake.Config{
+		Name: id + ".example.org", Caps: e.caps, Socket: csifake.SocketPath(planEnv(plan, "CSI_ENDPOINT")),
+		Journal: e.journal,
+		Mounts:  true, DataDir: filepath.Join(e.dir, "data-"+id), Instance: alloc,
+	})
+	e.must(e.host.TaskStarted(e.ctx(), task.Key(), 1))
+	e.waitRegistered(alloc)
+	return &pluginTask{p, task}
 }

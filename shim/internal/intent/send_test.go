@@ -113,6 +113,20 @@ func TestOutcomeIsStoredAfterItsCallerHasGone(t *testing.T) {
 	}
 }
 
+// A call whose caller gave up before is not sent, and that is an error.
+func TestEndedContextSendsNothing(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	log := registrytest.NewLog(time.Now)
+	err := send(ctx, log, stage(func(context.Context) error { t.Error("sent"); return nil }))
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	if _, found, mark, _ := look(t, log); found || mark != "" {
+		t.Errorf("intent open %v, mark %q", found, mark)
+	}
+}
+
 func TestBeforeRefuses(t *testing.T) {
 	log := registrytest.NewLog(time.Now)
 	c := stage(func(context.Context) error { t.Error("sent"); return nil })
