@@ -44,16 +44,6 @@ func TestMountsInAUserNamespaceOfTheTest(t *testing.T) {
 	}
 }
 
-// publicDir returns a directory with a short path that every user may write to.
-func publicDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "h-")
-	must(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	must(t, os.Chmod(dir, 0o777))
-	return dir
-}
-
 // needMounts skips where no mount can be made; the user namespace run shows that a capable machine does not skip.
 func needMounts(t *testing.T) {
 	t.Helper()
