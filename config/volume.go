@@ -20,7 +20,7 @@ var specStanza = &stanza{
 		{name: "type", kind: isText, fallback: "csi", doc: "Always csi."},
 		{name: "plugin_id", kind: isText, required: true, doc: "The plugin that has the volume."},
 		{name: "external_id", kind: isText, doc: "The plugin's ID of a volume that exists, to register it."},
-		{name: "snapshot_id", kind: isText, doc: "The plugin's ID of a snapshot that the new volume is filled from."},
+		{name: "snapshot_id", kind: isText, doc: "The snapshot that the new volume is filled from: its ID in the namespace, or the plugin's ID."},
 		{name: "clone_id", kind: isText, doc: "The ID of a volume that the new volume is filled from."},
 		{name: "clone_external_id", kind: isText, doc: "The plugin's ID of such a volume."},
 		{name: "capacity_min", kind: isSize, doc: "The least size of a new volume."},

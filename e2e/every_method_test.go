@@ -80,6 +80,7 @@ const repair = "Doctor with repair"
 // mutators maps the shim's names of mutating methods to the host's.
 var mutators = map[string]string{
 	"Volumes.Create": "CreateVolume", "Volumes.Expand": "ExpandVolume", "Volumes.Delete": "DeleteVolume",
+	"Snapshots.Create": "CreateSnapshot", "Snapshots.Delete": "DeleteSnapshot",
 	"Volumes.Register": "RegisterVolume", "Volumes.Deregister": "DeregisterVolume",
 	"Tasks.Starting": "TaskStarting", "Tasks.Started": "TaskStarted", "Tasks.Stopping": "TaskStopping",
 	"Tasks.Exited":   "TaskExited",
@@ -88,8 +89,8 @@ var mutators = map[string]string{
 
 // methodGroups are all mutators, in groups that have callers of their own, so that these can wait for each other.
 var methodGroups = [][]string{
-	{"CreateVolume", "RegisterVolume", "TaskStarting"},
-	{"PrepareAlloc", "DeregisterVolume", "TaskStarted"},
+	{"CreateVolume", "RegisterVolume", "TaskStarting", "CreateSnapshot"},
+	{"PrepareAlloc", "DeregisterVolume", "TaskStarted", "DeleteSnapshot"},
 	{"ExpandVolume", "ReleaseAlloc", "TaskStopping"},
 	{"DeleteVolume", "TaskExited"},
 	{"Sync"},
@@ -286,7 +287,7 @@ func (b *barrier) ended() (methods []string) {
 
 // newTraffic starts a plugin, and no callers yet. stop ends them and waits for their calls.
 func newTraffic(t *testing.T) (tr *traffic, stop func()) {
-	e := newEnv(t, append([]string{"node/GET_VOLUME_STATS"}, expandCaps...)...)
+	e := newEnv(t, append([]string{"node/GET_VOLUME_STATS", "CREATE_DELETE_SNAPSHOT", "LIST_SNAPSHOTS"}, expandCaps...)...)
 	tr = &traffic{env: e, made: map[string]int{}, plugin: e.addPlugin("alloc-p", csifake.Monolith)}
 	stopped, cancel := context.WithCancel(t.Context())
 	tr.stopped = stopped
@@ -305,6 +306,7 @@ func (tr *traffic) startAll() {
 	tr.repeat(func(n int) { tr.pluginLife(fmt.Sprintf("p%d", n)) })
 	tr.repeat(func(n int) { tr.hurried(fmt.Sprintf("hurried-%d", n), time.Duration(1+n*7%40)*time.Millisecond) })
 	tr.repeat(func(n int) { tr.registerAndForget(fmt.Sprintf("known-%d", n)) })
+	tr.repeat(func(n int) { tr.snapshotLife(fmt.Sprintf("snap-%d", n)) })
 	conn, _ := tr.serveCSI()
 	tr.repeat(func(n int) { tr.clientLife(conn, fmt.Sprintf("client-%d", n)) })
 	tr.repeat(tr.readAll)
@@ -438,6 +440,40 @@ func wantNone[T any](list []T, _ host.Seq, err error) error {
 		err = fmt.Errorf("it exists: %+v", list)
 	}
 	return err
+}
+
+// snapshotLife takes a snapshot of a volume, lists it and deletes it.
+func (tr *traffic) snapshotLife(id string) {
+	tr.lives.RLock()
+	defer tr.lives.RUnlock()
+	h, volume := tr.host, volumeName("of-"+id)
+	name := host.SnapshotName{Namespace: "default", ID: host.SnapshotID(id)}
+	wantOne := func(list []host.Snapshot, err error) error {
+		if err == nil && !slices.ContainsFunc(list, func(s host.Snapshot) bool { return s.SnapshotName() == name }) {
+			err = fmt.Errorf("snapshot %s is not listed: %+v", name, list)
+		}
+		return err
+	}
+	for _, step := range []struct {
+		method string
+		call   func(context.Context) error
+	}{
+		{"", func(ctx context.Context) error { return createText(ctx, h, volumeText("fake", string(volume.ID), "")) }},
+		{"CreateSnapshot", func(ctx context.Context) error {
+			return errOf(h.CreateSnapshot(ctx, host.SnapshotSpec{Namespace: "default", ID: name.ID, Volume: volume.ID}))
+		}},
+		{"Snapshots", func(ctx context.Context) error {
+			list, _, err := h.Snapshots(ctx, host.SnapshotQuery{Name: name})
+			return wantOne(list, err)
+		}},
+		{"SnapshotsAtPlugin", func(ctx context.Context) error { return wantOne(h.SnapshotsAtPlugin(ctx, "fake")) }},
+		{"DeleteSnapshot", func(ctx context.Context) error { return h.DeleteSnapshot(ctx, name) }},
+		{"", func(ctx context.Context) error { return h.DeleteVolume(ctx, volume) }},
+	} {
+		if !tr.call(step.method, nil, step.call) {
+			return
+		}
+	}
 }
 
 // clientLife is a volume of a CSI client.

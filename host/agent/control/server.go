@@ -35,6 +35,11 @@ type Host interface {
 	DeregisterVolume(ctx context.Context, n host.VolumeName) error
 	VolumeStats(ctx context.Context, n host.VolumeName) ([]host.VolumeUsage, host.Seq, error)
 
+	CreateSnapshot(ctx context.Context, s host.SnapshotSpec) (host.Snapshot, error)
+	DeleteSnapshot(ctx context.Context, n host.SnapshotName) error
+	Snapshots(ctx context.Context, q host.SnapshotQuery) ([]host.Snapshot, host.Seq, error)
+	SnapshotsAtPlugin(ctx context.Context, plugin host.PluginID) ([]host.Snapshot, error)
+
 	Plugins(ctx context.Context, q host.PluginQuery) (host.PluginList, host.Seq, error)
 	Watch(ctx context.Context, o host.WatchOptions, fn func(host.Event) error) error
 	Doctor(ctx context.Context, repair bool, digest string) (host.Diagnosis, error)
@@ -108,6 +113,10 @@ func (s *Server) handler() http.Handler {
 		"GET /v1/volume/{id}":         s.getVolume,
 		"GET /v1/volume/{id}/stats":   s.getStats,
 		"DELETE /v1/volume/{id}":      s.deleteVolume,
+		"GET /v1/snapshots":           s.getSnapshots,
+		"POST /v1/snapshots":          s.postSnapshot,
+		"GET /v1/snapshot/{id}":       s.getSnapshot,
+		"DELETE /v1/snapshot/{id}":    s.deleteSnapshot,
 		"POST /v1/doctor":             s.postDoctor,
 		"GET /v1/shim":                s.getShim,
 		"GET /v1/shim/history":        s.getSwaps,

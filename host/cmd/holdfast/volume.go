@@ -45,7 +45,7 @@ func newVolumeCreate(io streams, p *globalFlags, verb, short string, do createVo
 			owner := map[string]string{"create": "plugin", "register": "agent"}[verb]
 			hint := fmt.Sprintf("the %s may still %s the volume; to resume, run with the same flags: %s; "+
 				"to remove it from the records: holdfast volume deregister ID", owner, verb, again)
-			vol, err := callVolume(c, p, wait, hint,
+			vol, err := callUntilSignal(c, p, wait, hint,
 				func(ctx context.Context, client *control.Client) (control.Volume, error) { return do(client, ctx, src) })
 			return show(io, p, err, vol,
 				writeCreated(map[string]string{"create": "created by", "register": "registered with"}[verb]))
@@ -56,9 +56,9 @@ func newVolumeCreate(io streams, p *globalFlags, verb, short string, do createVo
 	return c
 }
 
-// callVolume calls do until a signal ends it. The hint then says what continues and how to resume it.
-func callVolume(c *cobra.Command, p *globalFlags, wait time.Duration, hint string,
-	do func(context.Context, *control.Client) (control.Volume, error)) (control.Volume, error) {
+// callUntilSignal calls do until a signal ends it. The hint then says what continues and how to resume it.
+func callUntilSignal[T any](c *cobra.Command, p *globalFlags, wait time.Duration, hint string,
+	do func(context.Context, *control.Client) (T, error)) (T, error) {
 	client := p.client()
 	client.Wait = wait
 	ctx, stop := untilEndSignal(c.Context())
@@ -92,7 +92,7 @@ func newVolumeDelete(io streams, p *globalFlags, verb, short string, do deleteVo
 		Use: verb + " ID", Short: short, Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			name := volumeName(namespace, args[0])
-			_, err := callVolume(c, p, wait, fmt.Sprintf("volume %s may or may not be deleted; to check: %s; "+
+			_, err := callUntilSignal(c, p, wait, fmt.Sprintf("volume %s may or may not be deleted; to check: %s; "+
 				"to resume, run the command again", name, volumeCommand("status", name)),
 				func(ctx context.Context, client *control.Client) (v control.Volume, err error) {
 					return v, do(client, ctx, name)
@@ -280,7 +280,7 @@ func newVolumeExpand(io streams, p *globalFlags) *cobra.Command {
 			if limit != "" {
 				flags += " --limit " + display.Quote(limit)
 			}
-			v, err := callVolume(c, p, wait, fmt.Sprintf("the expansion of volume %s may continue; to check: %s; to resume: %s",
+			v, err := callUntilSignal(c, p, wait, fmt.Sprintf("the expansion of volume %s may continue; to check: %s; to resume: %s",
 				name, volumeCommand("status", name), volumeCommand(flags, name)),
 				func(ctx context.Context, client *control.Client) (control.Volume, error) {
 					return client.ExpandVolume(ctx, name, want)

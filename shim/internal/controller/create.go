@@ -245,10 +245,14 @@ func (m *Controller) making(
 	return v, err
 }
 
-// sourceOf returns the source of the spec's volume by the plugin's ids.
+// sourceOf returns the source of the spec's volume by the plugin's ids. snapshot_id is the id of a snapshot that
+// Holdfast has taken in the namespace, or else the plugin's id of one.
 func sourceOf(view registry.View, s registry.VolumeSpec) (registry.Source, error) {
-	if s.CloneID == "" {
-		return registry.Source{Volume: s.CloneExternal, Snapshot: s.SnapshotID}, nil
+	switch {
+	case s.SnapshotID != "":
+		return snapshotSource(view, s)
+	case s.CloneID == "":
+		return registry.Source{Volume: s.CloneExternal}, nil
 	}
 	name := registry.VolumeName{Namespace: s.Namespace, ID: s.CloneID}
 	from, found := view.Volume(name)
@@ -266,7 +270,39 @@ func sourceOf(view registry.View, s registry.VolumeSpec) (registry.Source, error
 			"clone_id names volume %s, which is %s; a volume must be %s to be cloned",
 			name, from.State, registry.VolumeReady)
 	}
-	return registry.Source{Volume: from.External}, nil
+	return registry.Source{Volume: from.External}, checkSize(s, from.Capacity, "volume "+name.String())
+}
+
+func snapshotSource(view registry.View, s registry.VolumeSpec) (registry.Source, error) {
+	name := registry.SnapshotName{Namespace: s.Namespace, ID: registry.SnapshotID(s.SnapshotID)}
+	from, found := view.Snapshot(name)
+	switch {
+	case !found:
+		return registry.Source{Snapshot: s.SnapshotID}, nil
+	case from.Plugin != s.Plugin:
+		return registry.Source{}, registry.Invalid(
+			"snapshot_id names snapshot %s, which belongs to plugin %s; a plugin restores only its own snapshots",
+			name, from.Plugin)
+	case from.State != registry.SnapshotReady:
+		return registry.Source{}, registry.Errorf(registry.ErrConflict,
+			"snapshot_id names snapshot %s, which is %s; a snapshot must be %s to be restored", name, from.State,
+			registry.SnapshotReady)
+	}
+	return registry.Source{Snapshot: from.External}, checkSize(s, from.Size, "snapshot "+name.String())
+}
+
+// checkSize returns an ErrInvalid if the spec asks for less than the size of the source. Either may be unknown (0).
+func checkSize(s registry.VolumeSpec, size int64, source string) error {
+	for _, limit := range []struct {
+		name  string
+		value int64
+	}{{"capacity_min", s.CapacityMin}, {"capacity_max", s.CapacityMax}} {
+		if limit.value > 0 && limit.value < size {
+			return registry.Invalid("%s of volume %s is %d bytes, and %s has %d; raise it, or leave it out", limit.name,
+				s.VolumeName(), limit.value, source, size)
+		}
+	}
+	return nil
 }
 
 // placeholderID returns a placeholder id for the intent of a volume without an external id. It is a hash, because a

@@ -505,3 +505,57 @@ func (s *Snapshots) resume(ctx context.Context, name registry.SnapshotName, atOn
 		}
 	}
 }
+
+// maxListed bounds a list of a plugin's snapshots, so that a list without an end ends.
+const maxListed = 100_000
+
+// ListAtPlugin lists the snapshots that the plugin has, of one volume or of all. Those with a record have its fields.
+func (s *Snapshots) ListAtPlugin(
+	ctx context.Context, id registry.PluginID, volume registry.ExternalID,
+) (list []registry.VolumeSnapshot, err error) {
+	inst, has, err := s.awaitController(ctx, id, false)
+	if err == nil && (!has || !inst.Fingerprint.Has(registry.ListSnapshots)) {
+		err = registry.Errorf(registry.ErrUnsupported, "plugin %s cannot list snapshots (it lacks %s)", id,
+			registry.ListSnapshots)
+	}
+	if err != nil {
+		return nil, err
+	}
+	known, err := s.List(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	seen := map[string]bool{}
+	for token := ""; ; {
+		page, next, err := s.driver.ListSnapshots(ctx, inst.InstanceKey, volume, token)
+		if err != nil {
+			return nil, fmt.Errorf("list the snapshots of plugin %s: %w", id, err)
+		}
+		for _, found := range page {
+			list = append(list, describe(id, found, known))
+		}
+		if next == "" {
+			return list, nil
+		}
+		if seen[next] || len(list) > maxListed {
+			return nil, registry.Errorf(registry.ErrInternal, "plugin %s lists its snapshots without an end", id)
+		}
+		seen[next], token = true, next
+	}
+}
+
+// describe returns a snapshot as its plugin lists it, with the fields of its record if there is one.
+func describe(id registry.PluginID, found csi.Snapshot, known []registry.VolumeSnapshot) registry.VolumeSnapshot {
+	out := registry.VolumeSnapshot{Plugin: id, External: registry.ExternalID(found.ID)}
+	for _, snap := range known {
+		if snap.Plugin == id && snap.External == out.External {
+			out.SnapshotSpec, out.CreateIndex, out.Since = snap.SnapshotSpec, snap.CreateIndex, snap.Since
+		}
+	}
+	out.Source, out.Size, out.Taken, out.Group = found.Volume, found.Size, found.Taken, found.Group
+	out.State = registry.SnapshotProcessing
+	if found.Ready {
+		out.State = registry.SnapshotReady
+	}
+	return out
+}

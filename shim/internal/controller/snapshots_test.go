@@ -19,6 +19,7 @@ type snapshotPlugin struct {
 	journal []string
 	answers []snapshotAnswer
 	secrets map[string]registry.SecretValue // of the last call
+	pages   map[string]pageOfSnapshots      // by token
 }
 
 type snapshotAnswer struct {
@@ -60,9 +61,15 @@ func (p *snapshotPlugin) GetSnapshot(
 }
 
 func (p *snapshotPlugin) ListSnapshots(
-	context.Context, registry.InstanceKey, registry.ExternalID, string,
+	_ context.Context, _ registry.InstanceKey, _ registry.ExternalID, token string,
 ) ([]csi.Snapshot, string, error) {
-	return nil, "", nil
+	page := p.pages[token]
+	return page.list, page.next, nil
+}
+
+type pageOfSnapshots struct {
+	list []csi.Snapshot
+	next string
 }
 
 var (
@@ -317,5 +324,60 @@ func TestSnapshotIsDeletedOnceItsCreationIsCertain(t *testing.T) {
 	d := openSnapshots(t, of(registry.CreateSnapshot))
 	if err := d.Delete(t.Context(), snapName); !errors.Is(err, registry.ErrNotFound) {
 		t.Errorf("one that there is not: %v", err)
+	}
+}
+
+// A volume is restored from a ready snapshot of its plugin, and is at least as large.
+func TestVolumeIsRestoredFromASnapshot(t *testing.T) {
+	taken := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, External: "snap-1", Size: 1 << 20,
+		State: registry.SnapshotReady}
+	with := func(change func(*registry.VolumeSnapshot)) registry.VolumeSnapshot {
+		snap := taken
+		change(&snap)
+		return snap
+	}
+	for name, c := range map[string]struct {
+		snapshot registry.VolumeSnapshot
+		source   registry.ExternalID // that CreateVolume is asked for; "": it is not called
+		kind     error
+	}{
+		"ready":             {taken, "snap-1", nil},
+		"not of ours":       {with(func(s *registry.VolumeSnapshot) { s.ID = "s2" }), "s1", nil},
+		"being processed":   {with(func(s *registry.VolumeSnapshot) { s.State = registry.SnapshotProcessing }), "", registry.ErrConflict},
+		"of another plugin": {with(func(s *registry.VolumeSnapshot) { s.Plugin = "other" }), "", registry.ErrInvalid},
+		"larger":            {with(func(s *registry.VolumeSnapshot) { s.Size = 1<<20 + 1 }), "", registry.ErrInvalid},
+	} {
+		d := open(t, of(registry.CreateDelete, registry.CreateSnapshot), c.snapshot)
+		d.spoil = func(answer *csi.Created) { answer.Source = registry.Source{Snapshot: c.source} }
+		restored := spec()
+		restored.SnapshotID = "s1"
+		_, err := d.Controller.Create(t.Context(), call, restored)
+		if !errors.Is(err, c.kind) || (c.kind == nil) != (err == nil) || d.last.create.Source.Snapshot != c.source {
+			t.Errorf("%s: %v, asked for %v", name, err, d.last.create.Source)
+		}
+	}
+}
+
+// A list of a plugin is read to its end, and one without an end is an error.
+func TestSnapshotsOfAPluginAreListedToTheirEnd(t *testing.T) {
+	known := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, External: "snap-1"}
+	pages := map[string]pageOfSnapshots{
+		"": {[]csi.Snapshot{snapReady}, "2"}, "2": {[]csi.Snapshot{{ID: "snap-9"}}, ""},
+	}
+	d := openSnapshots(t, of(registry.CreateSnapshot, registry.ListSnapshots))
+	d.put(known)
+	d.plugin.pages = pages
+	list, err := d.ListAtPlugin(t.Context(), key.Plugin, "")
+	if err != nil || len(list) != 2 || list[0].SnapshotName() != snapName || list[0].State != registry.SnapshotReady ||
+		list[1].External != "snap-9" || list[1].ID != "" || list[1].State != registry.SnapshotProcessing {
+		t.Errorf("%+v, %v", list, err)
+	}
+	pages["2"] = pageOfSnapshots{nil, "2"}
+	if _, err := d.ListAtPlugin(t.Context(), key.Plugin, ""); !errors.Is(err, registry.ErrInternal) {
+		t.Errorf("a list without an end: %v", err)
+	}
+	if _, err := openSnapshots(t, of(registry.CreateSnapshot)).ListAtPlugin(t.Context(), key.Plugin, ""); !errors.Is(err,
+		registry.ErrUnsupported) {
+		t.Errorf("without LIST_SNAPSHOTS: %v", err)
 	}
 }

@@ -25,20 +25,21 @@ import (
 
 // activeState is everything that an active shim consists of. open builds it, close closes it in reverse order.
 type activeState struct {
-	node     registry.NodeName
-	store    *store.Store
-	table    *registry.Registry
-	feed     *registry.Feed
-	notifier *rpc.Notifier
-	fleet    *csi.Fleet
-	tasks    *task.Tasks
-	allocs   *node.Allocs
-	volumes  *controller.Controller
-	meter    rpc.Meter
-	health   func(context.Context) error // loop that asks for the health of volumes in use
-	doctor   *doctor.Doctor
-	endpoint *endpoint.Endpoint
-	mounts   *doctor.Watch
+	node      registry.NodeName
+	store     *store.Store
+	table     *registry.Registry
+	feed      *registry.Feed
+	notifier  *rpc.Notifier
+	fleet     *csi.Fleet
+	tasks     *task.Tasks
+	allocs    *node.Allocs
+	volumes   *controller.Controller
+	meter     rpc.Meter
+	health    func(context.Context) error // loop that asks for the health of volumes in use
+	doctor    *doctor.Doctor
+	endpoint  *endpoint.Endpoint
+	snapshots *controller.Snapshots
+	mounts    *doctor.Watch
 
 	pause     intent.Pause    // while the shim is quiesced
 	ctx       context.Context // of the use cases; ends with the active state
@@ -161,6 +162,7 @@ func (r *activeState) build(
 	r.meter, r.health = stager, stager.WatchHealth
 	r.volumes = controller.New(calls, r.fleet, stager, p.log.Named("volumes"))
 	r.tasks = task.NewTasks(supervisor, m, layout, hello.Operations)
+	r.snapshots = controller.NewSnapshots(r.volumes, r.fleet)
 	r.endpoint = &endpoint.Endpoint{Calls: calls, Instances: r.fleet, Node: hello.Node}
 	r.allocs = node.NewAllocs(calls, r.volumes, stager, host, p.log.Named("allocs"))
 	r.doctor = doctor.New(state, m, doctor.Options{
@@ -190,6 +192,7 @@ const firstInspection = 2 * time.Second
 func (r *activeState) begin(p *Process) {
 	r.work(p, "allocs", r.allocs.Run)
 	r.work(p, "volumes", r.volumes.Run)
+	r.work(p, "snapshots", r.snapshots.Run)
 	r.work(p, "health of volumes", r.health)
 	r.watch(p, "tasks", r.tasks.Run)
 	r.watch(p, "mounts", r.mounts.Run)
@@ -257,7 +260,7 @@ func (r *activeState) served() *rpc.Active {
 	return &rpc.Active{
 		Node: r.node, Generation: r.store.Generation(), State: r.store, Table: r.table, Feed: r.feed,
 		Notifier: r.notifier, Tasks: r.tasks, Allocs: r.allocs,
-		Volumes: r.volumes, Meter: r.meter, Doctor: r.doctor, Endpoint: r.endpoint,
+		Volumes: r.volumes, Meter: r.meter, Doctor: r.doctor, Endpoint: r.endpoint, Snapshots: r.snapshots,
 		Context: r.ctx, Pause: &r.pause,
 	}
 }

@@ -90,6 +90,7 @@ type Active struct {
 	Meter      Meter
 	Doctor     Doctor
 	Endpoint   *endpoint.Endpoint
+	Snapshots  *controller.Snapshots
 	Pause      *intent.Pause   // nil: calls are never paused
 	Context    context.Context // ends, with its cause, when the shim is not active any more
 }
@@ -148,6 +149,7 @@ func (s *Server) Register(g grpc.ServiceRegistrar) {
 	pb.RegisterAllocsServer(g, &allocs{s: s})
 	pb.RegisterPluginsServer(g, &plugins{s: s})
 	pb.RegisterVolumesServer(g, &volumes{s: s})
+	pb.RegisterSnapshotsServer(g, &snapshots{s: s})
 	pb.RegisterClaimsServer(g, &claims{s: s})
 	pb.RegisterEventsServer(g, &events{s: s})
 	pb.RegisterCallbacksServer(g, s.callbacks)

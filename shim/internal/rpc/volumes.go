@@ -73,7 +73,7 @@ func (v *volumes) Delete(ctx context.Context, req *pb.DeleteVolumeRequest) (*pb.
 		if err != nil {
 			return err
 		}
-		return removed(ctx, a, call, name, func() error { return a.Volumes.Delete(ctx, call, name) })
+		return removed(ctx, a, call, indexOf(name), func() error { return a.Volumes.Delete(ctx, call, name) })
 	})
 	return &pb.DeleteVolumeReply{Answer: at}, err
 }
@@ -84,7 +84,7 @@ func (v *volumes) Deregister(ctx context.Context, req *pb.DeregisterVolumeReques
 		if err != nil {
 			return err
 		}
-		return removed(ctx, a, call, name, func() error { return a.Volumes.Deregister(ctx, name) })
+		return removed(ctx, a, call, indexOf(name), func() error { return a.Volumes.Deregister(ctx, name) })
 	})
 	return &pb.DeregisterVolumeReply{Answer: at}, err
 }
@@ -104,16 +104,25 @@ func answered[T any](
 	}
 }
 
-// removed runs a use case that removes a volume, and stores that it is done. A record says before that the operation
-// has begun to remove this volume. After a death, a replay that does not find the volume any more is done. Without that
-// record, it would fail, as a call for an unknown volume does.
-func removed(ctx context.Context, a *Active, call registry.Call, name registry.VolumeName, run func() error) error {
+// createIndex returns the CreateIndex of a record; 0: there is no such record.
+type createIndex func(registry.View) registry.Seq
+
+func indexOf(name registry.VolumeName) createIndex {
+	return func(v registry.View) registry.Seq {
+		volume, _ := v.Volume(name)
+		return volume.CreateIndex
+	}
+}
+
+// removed runs a use case that removes a record, and stores that it is done. A record says before that the operation
+// has begun to remove this one. After a death, a replay that does not find it any more is done. Without that record, it
+// would fail, as a call for an unknown volume does.
+func removed(ctx context.Context, a *Active, call registry.Call, index createIndex, run func() error) error {
 	var begun registry.Operation
 	var replay bool
-	var created registry.Seq // 0: there is no such volume
+	var created registry.Seq
 	err := a.State.View(ctx, func(v registry.View) error {
-		volume, _ := v.Volume(name)
-		created = volume.CreateIndex
+		created = index(v)
 		begun, replay = v.Operation(call.ID)
 		return nil
 	})
@@ -127,7 +136,7 @@ func removed(ctx context.Context, a *Active, call registry.Call, name registry.V
 	if !replay || created == begun.Removes {
 		err = run()
 	}
-	if created > 0 && errors.Is(err, registry.ErrNotFound) && a.gone(ctx, name, created) {
+	if created > 0 && errors.Is(err, registry.ErrNotFound) && a.gone(ctx, index, created) {
 		err = nil // it was removed in the background while this call waited
 	}
 	if err == nil {
@@ -136,11 +145,10 @@ func removed(ctx context.Context, a *Active, call registry.Call, name registry.V
 	return err
 }
 
-// gone reports whether the volume that was created at an index is gone.
-func (a *Active) gone(ctx context.Context, name registry.VolumeName, created registry.Seq) (gone bool) {
+// gone reports whether the record that was created at an index is gone.
+func (a *Active) gone(ctx context.Context, index createIndex, created registry.Seq) (gone bool) {
 	err := a.State.View(ctx, func(v registry.View) error {
-		volume, _ := v.Volume(name)
-		gone = volume.CreateIndex != created
+		gone = index(v) != created
 		return nil
 	})
 	return err == nil && gone
