@@ -66,13 +66,13 @@ type env struct {
 	*Endpoint
 	t      *testing.T
 	answer func(ctx context.Context, call driver.Passed) (answered bool, err error)
-	absent bool // the plugin has no instance now
 
 	repeated bool // the calls were cut off before
 	tasks    []registry.Role
 
-	mu   sync.Mutex // guards sent
-	sent []string
+	mu     sync.Mutex // guards what follows
+	sent   []string
+	absent bool // the plugin has no instance now
 }
 
 func newEnv(t *testing.T) *env {
@@ -88,7 +88,15 @@ func newEnv(t *testing.T) *env {
 	return e
 }
 
+func (e *env) setAbsent(is bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.absent = is
+}
+
 func (e *env) Find(role registry.Role, id registry.PluginID) (registry.Instance, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	at := registry.InstanceKey{Role: role, Plugin: id, Alloc: "a", Task: "t"}
 	return registry.Instance{InstanceKey: at}, id == key.Plugin && slices.Contains(e.tasks, role) && !e.absent
 }
@@ -325,8 +333,8 @@ func TestCallIsRepeatedAtTheNextInstance(t *testing.T) {
 			if len(e.sent) > 1 {
 				return true, nil
 			}
-			e.absent = true
-			time.AfterFunc(time.Minute, func() { e.absent = false })
+			e.setAbsent(true)
+			time.AfterFunc(time.Minute, func() { e.setAbsent(false) })
 			return false, lost()
 		}
 		s := publish()

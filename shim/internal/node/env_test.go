@@ -42,8 +42,9 @@ type env struct {
 	seen    int // calls of the journal that calls has returned
 	caps    []string
 	machine *machine
-	check   bool // Options.Check
-	forgets bool // a killed plugin has lost its state when it starts again
+	dir     string // of suspensions
+	check   bool   // Options.Check
+	forgets bool   // a killed plugin has lost its state when it starts again
 	secrets intent.Secrets
 	plugin  atomic.Pointer[fake]
 	shim    *shim
@@ -76,7 +77,7 @@ func newEnv(t *testing.T, caps string) *env {
 	n := &env{
 		t: t, log: registrytest.NewLog(time.Now), storage: storage, journal: &journal.Memory{},
 		caps: append(strings.Fields(caps), "LIST_VOLUMES"), machine: newMachine(t, storage), check: true,
-		secrets: noSecrets{}, requests: map[string]proto.Message{},
+		secrets: noSecrets{}, requests: map[string]proto.Message{}, dir: t.TempDir(),
 	}
 	for i := range 3 {
 		n.put(n.volume(i, fmt.Sprintf("x-v%d", i)))
@@ -149,8 +150,7 @@ func targetOf(alloc registry.AllocID) string { return layout.Target(claimOf(allo
 func (n *env) put(records ...registry.Record) { n.commit(registry.Change{Put: records}) }
 
 func (n *env) commit(c registry.Change) {
-	_, err := n.log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return c, nil })
-	if err != nil {
+	if _, err := registrytest.Write(context.Background(), n.log, c); err != nil {
 		n.t.Fatal(err)
 	}
 }
@@ -322,8 +322,8 @@ func (n *env) startShim() {
 		Sender:  intent.Sender{State: n.log, Now: time.Now, Drain: intent.DrainTime},
 		Plugins: s.table, Secrets: n.secrets, Locks: &intent.Locks{},
 	}
-	s.stager = NewStager(calls, s.fleet, n.machine, Options{Layout: layout, Check: n.check, Parts: n.machine,
-		Suspended: csi.NewSuspensions("")})
+	s.stager = NewStager(calls, s.fleet, n.machine, Options{Layout: layout, Node: nodeName, Check: n.check, Parts: n.machine,
+		Suspended: csi.NewSuspensions(n.dir)})
 	s.volumes = controller.New(calls, s.fleet, s.stager, hclog.NewNullLogger())
 	s.allocs = NewAllocs(calls, s.volumes, s.stager, Host{Node: nodeName, Operations: hooks.Operations},
 		hclog.NewNullLogger())
