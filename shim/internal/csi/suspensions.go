@@ -146,8 +146,20 @@ func (s *Suspensions) add(one suspension, in registry.Instance) (added bool, err
 	if err == nil {
 		err = renameio.WriteFile(path, text, 0o600, renameio.WithTempDir(s.dir))
 	}
+	if err == nil {
+		err = syncDir(s.dir)
+	}
 	if err != nil {
 		s.unwritten[path] = one
 	}
 	return true, err
+}
+
+// syncDir makes the entries of a directory durable.
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }
