@@ -287,7 +287,8 @@ func (b *barrier) ended() (methods []string) {
 
 // newTraffic starts a plugin, and no callers yet. stop ends them and waits for their calls.
 func newTraffic(t *testing.T) (tr *traffic, stop func()) {
-	e := newEnv(t, append([]string{"node/GET_VOLUME_STATS", "CREATE_DELETE_SNAPSHOT", "LIST_SNAPSHOTS"}, expandCaps...)...)
+	e := newEnv(t, append([]string{"node/GET_VOLUME_STATS", "CREATE_DELETE_SNAPSHOT", "LIST_SNAPSHOTS",
+		"GET_CAPACITY"}, expandCaps...)...)
 	tr = &traffic{env: e, made: map[string]int{}, plugin: e.addPlugin("alloc-p", csifake.Monolith)}
 	stopped, cancel := context.WithCancel(t.Context())
 	tr.stopped = stopped
@@ -572,10 +573,13 @@ func (tr *traffic) hurried(id string, limit time.Duration) {
 func (tr *traffic) readAll(int) {
 	h := tr.host
 	for method, read := range map[string]func(context.Context) error{
-		"Status":    func(ctx context.Context) error { return errOf(h.Status(ctx)) },
-		"Volumes":   func(ctx context.Context) error { _, _, err := h.Volumes(ctx, host.VolumeQuery{}); return err },
-		"Allocs":    func(ctx context.Context) error { _, _, err := h.Allocs(ctx, ""); return err },
-		"Plugins":   func(ctx context.Context) error { _, _, err := h.Plugins(ctx, host.PluginQuery{}); return err },
+		"Status":  func(ctx context.Context) error { return errOf(h.Status(ctx)) },
+		"Volumes": func(ctx context.Context) error { _, _, err := h.Volumes(ctx, host.VolumeQuery{}); return err },
+		"Allocs":  func(ctx context.Context) error { _, _, err := h.Allocs(ctx, ""); return err },
+		"Plugins": func(ctx context.Context) error { _, _, err := h.Plugins(ctx, host.PluginQuery{}); return err },
+		"PluginCapacity": func(ctx context.Context) error {
+			return errOf(h.PluginCapacity(ctx, host.CapacityQuery{Plugin: "fake"}))
+		},
 		"Swaps":     func(context.Context) error { h.Swaps(); return nil },
 		"ShimState": func(context.Context) error { h.ShimState(); return nil },
 		"Doctor":    func(ctx context.Context) error { return errOf(h.Doctor(ctx, false, "")) },

@@ -75,6 +75,18 @@ func (h *Host) Plugins(ctx context.Context, q PluginQuery) (PluginList, Seq, err
 	return out, at, err
 }
 
+// PluginCapacity asks a plugin's controller for its free space (GetCapacity of CSI). ErrUnsupported: the plugin lacks
+// GET_CAPACITY.
+func (h *Host) PluginCapacity(ctx context.Context, q CapacityQuery) (PluginCapacity, error) {
+	reply, err := call(ctx, h, reads, pb.NewPluginsClient, pb.PluginsClient.Capacity, &pb.PluginCapacityRequest{
+		Call: &pb.Call{}, Plugin: string(q.Plugin), Parameters: q.Parameters, Topology: q.Topology})
+	if err != nil {
+		return PluginCapacity{}, err
+	}
+	return PluginCapacity{Available: reply.GetAvailableBytes(), Maximum: reply.MaximumVolumeBytes,
+		Minimum: reply.MinimumVolumeBytes}, nil
+}
+
 // pages reads a list to its end. The index is that of the first page. A record that exists all the time is in the list
 // once, though others come and go meanwhile.
 func pages[T any](get func(*pb.Page) ([]T, *pb.Answer, string, error)) (all []T, at Seq, err error) {

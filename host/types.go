@@ -10,6 +10,7 @@ type (
 	AllocID           = registry.AllocID
 	AllocStatus       = registry.AllocStatus
 	BootTime          = registry.BootTime
+	CapacityQuery     = registry.CapacityQuery
 	CapacityRange     = registry.CapacityRange
 	Claim             = registry.Claim
 	Diagnosis         = registry.Diagnosis
@@ -23,6 +24,7 @@ type (
 	Instance          = registry.Instance
 	InstanceKey       = registry.InstanceKey
 	PendingRestart    = registry.PendingRestart
+	PluginCapacity    = registry.PluginCapacity
 	PluginFingerprint = registry.PluginFingerprint
 	PluginID          = registry.PluginID
 	PluginTask        = registry.PluginTask

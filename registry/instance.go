@@ -109,6 +109,7 @@ const (
 	NodeStatsRPC     RPC = "NodeGetVolumeStats"
 	GetSnapshotRPC   RPC = "GetSnapshot"
 	ListSnapshotsRPC RPC = "ListSnapshots"
+	GetCapacityRPC   RPC = "GetCapacity"
 )
 
 // The capabilities that Holdfast checks.

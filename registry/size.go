@@ -30,3 +30,17 @@ func ParseSize(s string) (int64, error) {
 	}
 	return whole.Int64(), nil
 }
+
+// PluginCapacity is GetCapacityResponse of CSI, in bytes.
+type PluginCapacity struct {
+	Available int64  `json:"available_bytes"`
+	Maximum   *int64 `json:"maximum_volume_bytes,omitempty"` // of one volume; nil: not known
+	Minimum   *int64 `json:"minimum_volume_bytes,omitempty"` // of one volume; nil: not known
+}
+
+// CapacityQuery selects the volumes that a plugin's capacity is for. The zero value selects all.
+type CapacityQuery struct {
+	Plugin     PluginID
+	Parameters map[string]string // of the volumes (GetCapacityRequest.parameters)
+	Topology   Topology          // that they must be accessible from (accessible_topology)
+}

@@ -324,3 +324,22 @@ func (p *Plugin) server(role registry.Role) (alloc host.AllocID, task host.TaskN
 	}
 	return alloc, task
 }
+
+// postCapacity asks a plugin for its free space.
+func (s *Server) postCapacity(r *http.Request) (any, error) {
+	var q host.CapacityQuery
+	if err := readBody(r, &q); err != nil {
+		return nil, err
+	}
+	var capacity host.PluginCapacity
+	err := s.inTimeFor(r, "plugin "+string(q.Plugin), func(ctx context.Context) (err error) {
+		capacity, err = s.host.PluginCapacity(ctx, q)
+		return err
+	})
+	return capacity, err
+}
+
+// PluginCapacity asks a plugin for its free space.
+func (c *Client) PluginCapacity(ctx context.Context, q host.CapacityQuery) (host.PluginCapacity, error) {
+	return post[host.PluginCapacity](ctx, c, "/plugins/capacity?"+c.wait().Encode(), q)
+}

@@ -41,6 +41,7 @@ type Host interface {
 	SnapshotsAtPlugin(ctx context.Context, plugin host.PluginID) ([]host.Snapshot, error)
 
 	Plugins(ctx context.Context, q host.PluginQuery) (host.PluginList, host.Seq, error)
+	PluginCapacity(ctx context.Context, q host.CapacityQuery) (host.PluginCapacity, error)
 	Watch(ctx context.Context, o host.WatchOptions, fn func(host.Event) error) error
 	Doctor(ctx context.Context, repair bool, digest string) (host.Diagnosis, error)
 
@@ -106,6 +107,7 @@ func (s *Server) handler() http.Handler {
 		"GET /v1/alloc/{id}":          s.getAlloc,
 		"GET /v1/plugins":             s.getPlugins,
 		"GET /v1/plugin/{id}":         s.getPlugin,
+		"POST /v1/plugins/capacity":   s.postCapacity,
 		"GET /v1/volumes":             s.getVolumes,
 		"POST /v1/volumes/create":     s.postVolume(s.host.CreateVolume),
 		"POST /v1/volumes/register":   s.postVolume(s.register),

@@ -1,15 +1,18 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"holdfast/host"
 	"holdfast/host/agent/control"
 	"holdfast/registry"
 )
@@ -17,7 +20,47 @@ import (
 func newPlugin(io streams, p *globalFlags) *cobra.Command {
 	return group("plugin", "Inspect CSI plugins",
 		statusCommand(io, p, "List plugins, or show one with its instances and tasks", (*control.Client).Plugins,
-			writePlugins, (*control.Client).Plugin, writePlugin))
+			writePlugins, (*control.Client).Plugin, writePlugin),
+		newPluginCapacity(io, p))
+}
+
+func newPluginCapacity(io streams, p *globalFlags) *cobra.Command {
+	var parameters, topology []string
+	wait := time.Duration(0)
+	c := &cobra.Command{
+		Use: "capacity ID", Short: "Show how much space a plugin has for new volumes", Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			q := host.CapacityQuery{Plugin: host.PluginID(args[0])}
+			var err error
+			if q.Parameters, err = assignments("--parameter", parameters); err != nil {
+				return err
+			}
+			if q.Topology, err = assignments("--topology", topology); err != nil {
+				return err
+			}
+			client := p.client()
+			client.Wait = wait
+			capacity, err := client.PluginCapacity(c.Context(), q)
+			return show(io, p, err, capacity, writeCapacity)
+		},
+	}
+	waitFlag(c, &wait)
+	c.Flags().StringArrayVar(&parameters, "parameter", nil,
+		"only for volumes with this parameter, as key=value; may be repeated")
+	c.Flags().StringArrayVar(&topology, "topology", nil,
+		"only for volumes that are accessible from this segment, as key=value; may be repeated")
+	return c
+}
+
+func writeCapacity(to io.Writer, c host.PluginCapacity) error {
+	limit := func(bytes *int64) string {
+		if bytes == nil {
+			return "unknown"
+		}
+		return cmp.Or(size(*bytes), "0 B")
+	}
+	return facts(to, "Available", limit(&c.Available), "Largest volume", limit(c.Maximum), "Smallest volume",
+		limit(c.Minimum))
 }
 
 // health formats a role as healthy/expected.

@@ -27,6 +27,142 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type PluginCapacityRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
+	Plugin        string                 `protobuf:"bytes,2,opt,name=plugin,proto3" json:"plugin,omitempty"`
+	Parameters    map[string]string      `protobuf:"bytes,3,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // as of a volume; empty: of any
+	Topology      map[string]string      `protobuf:"bytes,4,rep,name=topology,proto3" json:"topology,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`     // segments that volumes must be accessible from; empty: from anywhere
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PluginCapacityRequest) Reset() {
+	*x = PluginCapacityRequest{}
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PluginCapacityRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PluginCapacityRequest) ProtoMessage() {}
+
+func (x *PluginCapacityRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PluginCapacityRequest.ProtoReflect.Descriptor instead.
+func (*PluginCapacityRequest) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *PluginCapacityRequest) GetCall() *Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+func (x *PluginCapacityRequest) GetPlugin() string {
+	if x != nil {
+		return x.Plugin
+	}
+	return ""
+}
+
+func (x *PluginCapacityRequest) GetParameters() map[string]string {
+	if x != nil {
+		return x.Parameters
+	}
+	return nil
+}
+
+func (x *PluginCapacityRequest) GetTopology() map[string]string {
+	if x != nil {
+		return x.Topology
+	}
+	return nil
+}
+
+type PluginCapacityReply struct {
+	state              protoimpl.MessageState `protogen:"open.v1"`
+	Answer             *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
+	AvailableBytes     int64                  `protobuf:"varint,2,opt,name=available_bytes,json=availableBytes,proto3" json:"available_bytes,omitempty"`
+	MaximumVolumeBytes *int64                 `protobuf:"varint,3,opt,name=maximum_volume_bytes,json=maximumVolumeBytes,proto3,oneof" json:"maximum_volume_bytes,omitempty"` // not set: not known
+	MinimumVolumeBytes *int64                 `protobuf:"varint,4,opt,name=minimum_volume_bytes,json=minimumVolumeBytes,proto3,oneof" json:"minimum_volume_bytes,omitempty"` // not set: not known
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *PluginCapacityReply) Reset() {
+	*x = PluginCapacityReply{}
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PluginCapacityReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PluginCapacityReply) ProtoMessage() {}
+
+func (x *PluginCapacityReply) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PluginCapacityReply.ProtoReflect.Descriptor instead.
+func (*PluginCapacityReply) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *PluginCapacityReply) GetAnswer() *Answer {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+func (x *PluginCapacityReply) GetAvailableBytes() int64 {
+	if x != nil {
+		return x.AvailableBytes
+	}
+	return 0
+}
+
+func (x *PluginCapacityReply) GetMaximumVolumeBytes() int64 {
+	if x != nil && x.MaximumVolumeBytes != nil {
+		return *x.MaximumVolumeBytes
+	}
+	return 0
+}
+
+func (x *PluginCapacityReply) GetMinimumVolumeBytes() int64 {
+	if x != nil && x.MinimumVolumeBytes != nil {
+		return *x.MinimumVolumeBytes
+	}
+	return 0
+}
+
 type Fingerprint struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Provider      string                 `protobuf:"bytes,1,opt,name=provider,proto3" json:"provider,omitempty"`
@@ -41,7 +177,7 @@ type Fingerprint struct {
 
 func (x *Fingerprint) Reset() {
 	*x = Fingerprint{}
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[0]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -53,7 +189,7 @@ func (x *Fingerprint) String() string {
 func (*Fingerprint) ProtoMessage() {}
 
 func (x *Fingerprint) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[0]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -66,7 +202,7 @@ func (x *Fingerprint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fingerprint.ProtoReflect.Descriptor instead.
 func (*Fingerprint) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{0}
+	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Fingerprint) GetProvider() string {
@@ -123,7 +259,7 @@ type Health struct {
 
 func (x *Health) Reset() {
 	*x = Health{}
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[1]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -135,7 +271,7 @@ func (x *Health) String() string {
 func (*Health) ProtoMessage() {}
 
 func (x *Health) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[1]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -148,7 +284,7 @@ func (x *Health) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Health.ProtoReflect.Descriptor instead.
 func (*Health) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{1}
+	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Health) GetState() string {
@@ -198,7 +334,7 @@ type Instance struct {
 
 func (x *Instance) Reset() {
 	*x = Instance{}
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[2]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -210,7 +346,7 @@ func (x *Instance) String() string {
 func (*Instance) ProtoMessage() {}
 
 func (x *Instance) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[2]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -223,7 +359,7 @@ func (x *Instance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Instance.ProtoReflect.Descriptor instead.
 func (*Instance) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{2}
+	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Instance) GetKey() *InstanceKey {
@@ -315,7 +451,7 @@ type ListPluginsRequest struct {
 
 func (x *ListPluginsRequest) Reset() {
 	*x = ListPluginsRequest{}
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[3]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -327,7 +463,7 @@ func (x *ListPluginsRequest) String() string {
 func (*ListPluginsRequest) ProtoMessage() {}
 
 func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[3]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -340,7 +476,7 @@ func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsRequest.ProtoReflect.Descriptor instead.
 func (*ListPluginsRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{3}
+	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ListPluginsRequest) GetCall() *Call {
@@ -383,7 +519,7 @@ type ListPluginsReply struct {
 
 func (x *ListPluginsReply) Reset() {
 	*x = ListPluginsReply{}
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[4]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -395,7 +531,7 @@ func (x *ListPluginsReply) String() string {
 func (*ListPluginsReply) ProtoMessage() {}
 
 func (x *ListPluginsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[4]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -408,7 +544,7 @@ func (x *ListPluginsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsReply.ProtoReflect.Descriptor instead.
 func (*ListPluginsReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{4}
+	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ListPluginsReply) GetAnswer() *Answer {
@@ -455,7 +591,7 @@ type PluginTask struct {
 
 func (x *PluginTask) Reset() {
 	*x = PluginTask{}
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[5]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -467,7 +603,7 @@ func (x *PluginTask) String() string {
 func (*PluginTask) ProtoMessage() {}
 
 func (x *PluginTask) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[5]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -480,7 +616,7 @@ func (x *PluginTask) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginTask.ProtoReflect.Descriptor instead.
 func (*PluginTask) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{5}
+	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PluginTask) GetTask() *TaskKey {
@@ -543,7 +679,7 @@ type FingerprintsRequest struct {
 
 func (x *FingerprintsRequest) Reset() {
 	*x = FingerprintsRequest{}
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[6]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -555,7 +691,7 @@ func (x *FingerprintsRequest) String() string {
 func (*FingerprintsRequest) ProtoMessage() {}
 
 func (x *FingerprintsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[6]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -568,7 +704,7 @@ func (x *FingerprintsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FingerprintsRequest.ProtoReflect.Descriptor instead.
 func (*FingerprintsRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{6}
+	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *FingerprintsRequest) GetCall() *Call {
@@ -603,7 +739,7 @@ type FingerprintsReply struct {
 
 func (x *FingerprintsReply) Reset() {
 	*x = FingerprintsReply{}
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[7]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -615,7 +751,7 @@ func (x *FingerprintsReply) String() string {
 func (*FingerprintsReply) ProtoMessage() {}
 
 func (x *FingerprintsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[7]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -628,7 +764,7 @@ func (x *FingerprintsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FingerprintsReply.ProtoReflect.Descriptor instead.
 func (*FingerprintsReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{7}
+	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *FingerprintsReply) GetAnswer() *Answer {
@@ -667,7 +803,7 @@ type PluginFingerprint struct {
 
 func (x *PluginFingerprint) Reset() {
 	*x = PluginFingerprint{}
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[8]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -679,7 +815,7 @@ func (x *PluginFingerprint) String() string {
 func (*PluginFingerprint) ProtoMessage() {}
 
 func (x *PluginFingerprint) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[8]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -692,7 +828,7 @@ func (x *PluginFingerprint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginFingerprint.ProtoReflect.Descriptor instead.
 func (*PluginFingerprint) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{8}
+	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PluginFingerprint) GetRole() string {
@@ -741,7 +877,27 @@ var File_holdfast_v1_plugins_proto protoreflect.FileDescriptor
 
 const file_holdfast_v1_plugins_proto_rawDesc = "" +
 	"\n" +
-	"\x19holdfast/v1/plugins.proto\x12\vholdfast.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18holdfast/v1/common.proto\"\xd4\x01\n" +
+	"\x19holdfast/v1/plugins.proto\x12\vholdfast.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18holdfast/v1/common.proto\"\xf4\x02\n" +
+	"\x15PluginCapacityRequest\x12%\n" +
+	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12\x16\n" +
+	"\x06plugin\x18\x02 \x01(\tR\x06plugin\x12R\n" +
+	"\n" +
+	"parameters\x18\x03 \x03(\v22.holdfast.v1.PluginCapacityRequest.ParametersEntryR\n" +
+	"parameters\x12L\n" +
+	"\btopology\x18\x04 \x03(\v20.holdfast.v1.PluginCapacityRequest.TopologyEntryR\btopology\x1a=\n" +
+	"\x0fParametersEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a;\n" +
+	"\rTopologyEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8b\x02\n" +
+	"\x13PluginCapacityReply\x12+\n" +
+	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12'\n" +
+	"\x0favailable_bytes\x18\x02 \x01(\x03R\x0eavailableBytes\x125\n" +
+	"\x14maximum_volume_bytes\x18\x03 \x01(\x03H\x00R\x12maximumVolumeBytes\x88\x01\x01\x125\n" +
+	"\x14minimum_volume_bytes\x18\x04 \x01(\x03H\x01R\x12minimumVolumeBytes\x88\x01\x01B\x17\n" +
+	"\x15_maximum_volume_bytesB\x17\n" +
+	"\x15_minimum_volume_bytes\"\xd4\x01\n" +
 	"\vFingerprint\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x17\n" +
@@ -805,10 +961,11 @@ const file_holdfast_v1_plugins_proto_rawDesc = "" +
 	"\x04gone\x18\x03 \x01(\bR\x04gone\x12-\n" +
 	"\x06active\x18\x04 \x01(\v2\x15.holdfast.v1.InstanceR\x06active\x12\x18\n" +
 	"\ahealthy\x18\x05 \x01(\rR\ahealthy\x12\x1a\n" +
-	"\bexpected\x18\x06 \x01(\rR\bexpected2\xa5\x01\n" +
+	"\bexpected\x18\x06 \x01(\rR\bexpected2\xf7\x01\n" +
 	"\aPlugins\x12F\n" +
 	"\x04List\x12\x1f.holdfast.v1.ListPluginsRequest\x1a\x1d.holdfast.v1.ListPluginsReply\x12R\n" +
-	"\fFingerprints\x12 .holdfast.v1.FingerprintsRequest\x1a\x1e.holdfast.v1.FingerprintsReply0\x01B'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
+	"\fFingerprints\x12 .holdfast.v1.FingerprintsRequest\x1a\x1e.holdfast.v1.FingerprintsReply0\x01\x12P\n" +
+	"\bCapacity\x12\".holdfast.v1.PluginCapacityRequest\x1a .holdfast.v1.PluginCapacityReplyB'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
 
 var (
 	file_holdfast_v1_plugins_proto_rawDescOnce sync.Once
@@ -822,58 +979,68 @@ func file_holdfast_v1_plugins_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_plugins_proto_rawDescData
 }
 
-var file_holdfast_v1_plugins_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_holdfast_v1_plugins_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_holdfast_v1_plugins_proto_goTypes = []any{
-	(*Fingerprint)(nil),           // 0: holdfast.v1.Fingerprint
-	(*Health)(nil),                // 1: holdfast.v1.Health
-	(*Instance)(nil),              // 2: holdfast.v1.Instance
-	(*ListPluginsRequest)(nil),    // 3: holdfast.v1.ListPluginsRequest
-	(*ListPluginsReply)(nil),      // 4: holdfast.v1.ListPluginsReply
-	(*PluginTask)(nil),            // 5: holdfast.v1.PluginTask
-	(*FingerprintsRequest)(nil),   // 6: holdfast.v1.FingerprintsRequest
-	(*FingerprintsReply)(nil),     // 7: holdfast.v1.FingerprintsReply
-	(*PluginFingerprint)(nil),     // 8: holdfast.v1.PluginFingerprint
-	nil,                           // 9: holdfast.v1.Instance.OptionsEntry
-	(*Topology)(nil),              // 10: holdfast.v1.Topology
-	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
-	(*InstanceKey)(nil),           // 12: holdfast.v1.InstanceKey
-	(*Tree)(nil),                  // 13: holdfast.v1.Tree
+	(*PluginCapacityRequest)(nil), // 0: holdfast.v1.PluginCapacityRequest
+	(*PluginCapacityReply)(nil),   // 1: holdfast.v1.PluginCapacityReply
+	(*Fingerprint)(nil),           // 2: holdfast.v1.Fingerprint
+	(*Health)(nil),                // 3: holdfast.v1.Health
+	(*Instance)(nil),              // 4: holdfast.v1.Instance
+	(*ListPluginsRequest)(nil),    // 5: holdfast.v1.ListPluginsRequest
+	(*ListPluginsReply)(nil),      // 6: holdfast.v1.ListPluginsReply
+	(*PluginTask)(nil),            // 7: holdfast.v1.PluginTask
+	(*FingerprintsRequest)(nil),   // 8: holdfast.v1.FingerprintsRequest
+	(*FingerprintsReply)(nil),     // 9: holdfast.v1.FingerprintsReply
+	(*PluginFingerprint)(nil),     // 10: holdfast.v1.PluginFingerprint
+	nil,                           // 11: holdfast.v1.PluginCapacityRequest.ParametersEntry
+	nil,                           // 12: holdfast.v1.PluginCapacityRequest.TopologyEntry
+	nil,                           // 13: holdfast.v1.Instance.OptionsEntry
 	(*Call)(nil),                  // 14: holdfast.v1.Call
-	(*Page)(nil),                  // 15: holdfast.v1.Page
-	(*Answer)(nil),                // 16: holdfast.v1.Answer
-	(*TaskKey)(nil),               // 17: holdfast.v1.TaskKey
-	(*RestartRequest)(nil),        // 18: holdfast.v1.RestartRequest
+	(*Answer)(nil),                // 15: holdfast.v1.Answer
+	(*Topology)(nil),              // 16: holdfast.v1.Topology
+	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
+	(*InstanceKey)(nil),           // 18: holdfast.v1.InstanceKey
+	(*Tree)(nil),                  // 19: holdfast.v1.Tree
+	(*Page)(nil),                  // 20: holdfast.v1.Page
+	(*TaskKey)(nil),               // 21: holdfast.v1.TaskKey
+	(*RestartRequest)(nil),        // 22: holdfast.v1.RestartRequest
 }
 var file_holdfast_v1_plugins_proto_depIdxs = []int32{
-	10, // 0: holdfast.v1.Fingerprint.topology:type_name -> holdfast.v1.Topology
-	11, // 1: holdfast.v1.Health.since:type_name -> google.protobuf.Timestamp
-	12, // 2: holdfast.v1.Instance.key:type_name -> holdfast.v1.InstanceKey
-	13, // 3: holdfast.v1.Instance.endpoint:type_name -> holdfast.v1.Tree
-	13, // 4: holdfast.v1.Instance.volumes:type_name -> holdfast.v1.Tree
-	0,  // 5: holdfast.v1.Instance.fingerprint:type_name -> holdfast.v1.Fingerprint
-	1,  // 6: holdfast.v1.Instance.health:type_name -> holdfast.v1.Health
-	9,  // 7: holdfast.v1.Instance.options:type_name -> holdfast.v1.Instance.OptionsEntry
-	11, // 8: holdfast.v1.Instance.since:type_name -> google.protobuf.Timestamp
-	14, // 9: holdfast.v1.ListPluginsRequest.call:type_name -> holdfast.v1.Call
-	15, // 10: holdfast.v1.ListPluginsRequest.page:type_name -> holdfast.v1.Page
-	16, // 11: holdfast.v1.ListPluginsReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 12: holdfast.v1.ListPluginsReply.instances:type_name -> holdfast.v1.Instance
-	5,  // 13: holdfast.v1.ListPluginsReply.tasks:type_name -> holdfast.v1.PluginTask
-	17, // 14: holdfast.v1.PluginTask.task:type_name -> holdfast.v1.TaskKey
-	18, // 15: holdfast.v1.PluginTask.restart:type_name -> holdfast.v1.RestartRequest
-	14, // 16: holdfast.v1.FingerprintsRequest.call:type_name -> holdfast.v1.Call
-	16, // 17: holdfast.v1.FingerprintsReply.answer:type_name -> holdfast.v1.Answer
-	8,  // 18: holdfast.v1.FingerprintsReply.plugins:type_name -> holdfast.v1.PluginFingerprint
-	2,  // 19: holdfast.v1.PluginFingerprint.active:type_name -> holdfast.v1.Instance
-	3,  // 20: holdfast.v1.Plugins.List:input_type -> holdfast.v1.ListPluginsRequest
-	6,  // 21: holdfast.v1.Plugins.Fingerprints:input_type -> holdfast.v1.FingerprintsRequest
-	4,  // 22: holdfast.v1.Plugins.List:output_type -> holdfast.v1.ListPluginsReply
-	7,  // 23: holdfast.v1.Plugins.Fingerprints:output_type -> holdfast.v1.FingerprintsReply
-	22, // [22:24] is the sub-list for method output_type
-	20, // [20:22] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	14, // 0: holdfast.v1.PluginCapacityRequest.call:type_name -> holdfast.v1.Call
+	11, // 1: holdfast.v1.PluginCapacityRequest.parameters:type_name -> holdfast.v1.PluginCapacityRequest.ParametersEntry
+	12, // 2: holdfast.v1.PluginCapacityRequest.topology:type_name -> holdfast.v1.PluginCapacityRequest.TopologyEntry
+	15, // 3: holdfast.v1.PluginCapacityReply.answer:type_name -> holdfast.v1.Answer
+	16, // 4: holdfast.v1.Fingerprint.topology:type_name -> holdfast.v1.Topology
+	17, // 5: holdfast.v1.Health.since:type_name -> google.protobuf.Timestamp
+	18, // 6: holdfast.v1.Instance.key:type_name -> holdfast.v1.InstanceKey
+	19, // 7: holdfast.v1.Instance.endpoint:type_name -> holdfast.v1.Tree
+	19, // 8: holdfast.v1.Instance.volumes:type_name -> holdfast.v1.Tree
+	2,  // 9: holdfast.v1.Instance.fingerprint:type_name -> holdfast.v1.Fingerprint
+	3,  // 10: holdfast.v1.Instance.health:type_name -> holdfast.v1.Health
+	13, // 11: holdfast.v1.Instance.options:type_name -> holdfast.v1.Instance.OptionsEntry
+	17, // 12: holdfast.v1.Instance.since:type_name -> google.protobuf.Timestamp
+	14, // 13: holdfast.v1.ListPluginsRequest.call:type_name -> holdfast.v1.Call
+	20, // 14: holdfast.v1.ListPluginsRequest.page:type_name -> holdfast.v1.Page
+	15, // 15: holdfast.v1.ListPluginsReply.answer:type_name -> holdfast.v1.Answer
+	4,  // 16: holdfast.v1.ListPluginsReply.instances:type_name -> holdfast.v1.Instance
+	7,  // 17: holdfast.v1.ListPluginsReply.tasks:type_name -> holdfast.v1.PluginTask
+	21, // 18: holdfast.v1.PluginTask.task:type_name -> holdfast.v1.TaskKey
+	22, // 19: holdfast.v1.PluginTask.restart:type_name -> holdfast.v1.RestartRequest
+	14, // 20: holdfast.v1.FingerprintsRequest.call:type_name -> holdfast.v1.Call
+	15, // 21: holdfast.v1.FingerprintsReply.answer:type_name -> holdfast.v1.Answer
+	10, // 22: holdfast.v1.FingerprintsReply.plugins:type_name -> holdfast.v1.PluginFingerprint
+	4,  // 23: holdfast.v1.PluginFingerprint.active:type_name -> holdfast.v1.Instance
+	5,  // 24: holdfast.v1.Plugins.List:input_type -> holdfast.v1.ListPluginsRequest
+	8,  // 25: holdfast.v1.Plugins.Fingerprints:input_type -> holdfast.v1.FingerprintsRequest
+	0,  // 26: holdfast.v1.Plugins.Capacity:input_type -> holdfast.v1.PluginCapacityRequest
+	6,  // 27: holdfast.v1.Plugins.List:output_type -> holdfast.v1.ListPluginsReply
+	9,  // 28: holdfast.v1.Plugins.Fingerprints:output_type -> holdfast.v1.FingerprintsReply
+	1,  // 29: holdfast.v1.Plugins.Capacity:output_type -> holdfast.v1.PluginCapacityReply
+	27, // [27:30] is the sub-list for method output_type
+	24, // [24:27] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_plugins_proto_init() }
@@ -882,13 +1049,14 @@ func file_holdfast_v1_plugins_proto_init() {
 		return
 	}
 	file_holdfast_v1_common_proto_init()
+	file_holdfast_v1_plugins_proto_msgTypes[1].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_plugins_proto_rawDesc), len(file_holdfast_v1_plugins_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,6 +26,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Plugins_List_FullMethodName         = "/holdfast.v1.Plugins/List"
 	Plugins_Fingerprints_FullMethodName = "/holdfast.v1.Plugins/Fingerprints"
+	Plugins_Capacity_FullMethodName     = "/holdfast.v1.Plugins/Capacity"
 )
 
 // PluginsClient is the client API for Plugins service.
@@ -37,6 +38,8 @@ type PluginsClient interface {
 	List(ctx context.Context, in *ListPluginsRequest, opts ...grpc.CallOption) (*ListPluginsReply, error)
 	// Fingerprints sends all at once (the last message of it is marked complete), then each plugin and role that changes.
 	Fingerprints(ctx context.Context, in *FingerprintsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FingerprintsReply], error)
+	// Capacity asks a plugin's controller for its free space (GetCapacity of CSI).
+	Capacity(ctx context.Context, in *PluginCapacityRequest, opts ...grpc.CallOption) (*PluginCapacityReply, error)
 }
 
 type pluginsClient struct {
@@ -76,6 +79,16 @@ func (c *pluginsClient) Fingerprints(ctx context.Context, in *FingerprintsReques
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Plugins_FingerprintsClient = grpc.ServerStreamingClient[FingerprintsReply]
 
+func (c *pluginsClient) Capacity(ctx context.Context, in *PluginCapacityRequest, opts ...grpc.CallOption) (*PluginCapacityReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PluginCapacityReply)
+	err := c.cc.Invoke(ctx, Plugins_Capacity_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PluginsServer is the server API for Plugins service.
 // All implementations must embed UnimplementedPluginsServer
 // for forward compatibility.
@@ -85,6 +98,8 @@ type PluginsServer interface {
 	List(context.Context, *ListPluginsRequest) (*ListPluginsReply, error)
 	// Fingerprints sends all at once (the last message of it is marked complete), then each plugin and role that changes.
 	Fingerprints(*FingerprintsRequest, grpc.ServerStreamingServer[FingerprintsReply]) error
+	// Capacity asks a plugin's controller for its free space (GetCapacity of CSI).
+	Capacity(context.Context, *PluginCapacityRequest) (*PluginCapacityReply, error)
 	mustEmbedUnimplementedPluginsServer()
 }
 
@@ -100,6 +115,9 @@ func (UnimplementedPluginsServer) List(context.Context, *ListPluginsRequest) (*L
 }
 func (UnimplementedPluginsServer) Fingerprints(*FingerprintsRequest, grpc.ServerStreamingServer[FingerprintsReply]) error {
 	return status.Error(codes.Unimplemented, "method Fingerprints not implemented")
+}
+func (UnimplementedPluginsServer) Capacity(context.Context, *PluginCapacityRequest) (*PluginCapacityReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Capacity not implemented")
 }
 func (UnimplementedPluginsServer) mustEmbedUnimplementedPluginsServer() {}
 func (UnimplementedPluginsServer) testEmbeddedByValue()                 {}
@@ -151,6 +169,24 @@ func _Plugins_Fingerprints_Handler(srv interface{}, stream grpc.ServerStream) er
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Plugins_FingerprintsServer = grpc.ServerStreamingServer[FingerprintsReply]
 
+func _Plugins_Capacity_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PluginCapacityRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PluginsServer).Capacity(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Plugins_Capacity_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PluginsServer).Capacity(ctx, req.(*PluginCapacityRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Plugins_ServiceDesc is the grpc.ServiceDesc for Plugins service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -161,6 +197,10 @@ var Plugins_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "List",
 			Handler:    _Plugins_List_Handler,
+		},
+		{
+			MethodName: "Capacity",
+			Handler:    _Plugins_Capacity_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

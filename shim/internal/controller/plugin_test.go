@@ -28,6 +28,7 @@ var (
 type plugin struct {
 	t        *testing.T
 	made     map[string]bool   // volume ids
+	free     int64             // the answer of Capacity
 	attached map[string]string // volume id to node id
 	journal  []string
 	secrets  []string
@@ -125,6 +126,13 @@ func (p *plugin) Expand(_ context.Context, _ registry.InstanceKey, r csi.ExpandR
 		return *p.enlarged, err
 	}
 	return csi.Expanded{Capacity: p.sizes[string(r.VolumeID)]}, err
+}
+
+func (p *plugin) Capacity(
+	_ context.Context, _ registry.InstanceKey, q registry.CapacityQuery,
+) (registry.PluginCapacity, error) {
+	err := p.call(registry.GetCapacityRPC, fmt.Sprint(q.Parameters, q.Topology), nil, func() {})
+	return registry.PluginCapacity{Available: p.free}, err
 }
 
 func (p *plugin) expect(calls ...string) {

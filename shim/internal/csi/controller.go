@@ -119,6 +119,26 @@ func (f *Fleet) Validate(ctx context.Context, at registry.InstanceKey, r Validat
 	}, err
 }
 
+// Capacity is GetCapacity. Negative sizes in the answer are left as they are.
+func (f *Fleet) Capacity(
+	ctx context.Context, at registry.InstanceKey, q registry.CapacityQuery,
+) (out registry.PluginCapacity, err error) {
+	req := &csi.GetCapacityRequest{Parameters: q.Parameters}
+	if len(q.Topology) > 0 {
+		req.AccessibleTopology = &csi.Topology{Segments: q.Topology}
+	}
+	var reply csi.GetCapacityResponse
+	err = f.send(ctx, registry.GetCapacityRPC, at, req, &reply, nil)
+	out.Available = reply.GetAvailableCapacity()
+	if m := reply.GetMaximumVolumeSize(); m != nil {
+		out.Maximum = &m.Value
+	}
+	if m := reply.GetMinimumVolumeSize(); m != nil {
+		out.Minimum = &m.Value
+	}
+	return out, err
+}
+
 // pageSize is how many volumes ListVolumes asks for, so that a page of large entries fits into a message.
 const pageSize = 256
 

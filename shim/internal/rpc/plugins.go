@@ -159,3 +159,20 @@ func difference(last, now map[fingerprintKey]registry.PluginFingerprint) []regis
 	})
 	return out
 }
+
+// Capacity asks a plugin. It changes nothing, and its answer is of the moment.
+func (p *plugins) Capacity(ctx context.Context, req *pb.PluginCapacityRequest) (*pb.PluginCapacityReply, error) {
+	plugin, err := registry.ParsePluginID(req.GetPlugin())
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	capacity, at, err := query(ctx, p.s, req, func(ctx context.Context, a *Active) (registry.PluginCapacity, error) {
+		return a.Volumes.Capacity(ctx, registry.CapacityQuery{Plugin: plugin, Parameters: req.GetParameters(),
+			Topology: req.GetTopology()})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &pb.PluginCapacityReply{Answer: at, AvailableBytes: capacity.Available, MaximumVolumeBytes: capacity.Maximum,
+		MinimumVolumeBytes: capacity.Minimum}, nil
+}
