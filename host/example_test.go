@@ -6,9 +6,15 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"holdfast/host"
 )
@@ -210,4 +216,48 @@ func ExampleHost_Doctor() {
 		}
 	}
 	// Output: 0 findings
+}
+
+// A CSI client is served while the context lasts.
+func ExampleHost_ServeCSI() {
+	h, end := openExample()
+	defer end()
+	dir, err := os.MkdirTemp("", "h-")
+	check(err)
+	defer os.RemoveAll(dir)
+	l, err := net.Listen("unix", filepath.Join(dir, "csi.sock"))
+	check(err)
+	ctx, stop := context.WithCancel(context.Background())
+	served := make(chan error)
+	go func() { served <- h.ServeCSI(ctx, "loopfs", l) }()
+
+	client, err := grpc.NewClient("unix://"+l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	check(err)
+	err = client.Invoke(ctx, "/csi.v1.Identity/Probe", &emptypb.Empty{}, &emptypb.Empty{})
+	fmt.Println(status.Convert(err).Message())
+	check(client.Close())
+	stop()
+	fmt.Println(<-served)
+	// Output:
+	// plugin loopfs is not running: no task has it in its csi_plugin stanza
+	// <nil>
+}
+
+// A snapshot of a volume is taken, and a volume is created from it.
+func ExampleHost_CreateSnapshot() {
+	h, end := openExample()
+	defer end()
+	ctx := context.Background()
+	snapshot, err := h.CreateSnapshot(ctx, host.SnapshotSpec{Namespace: "default", ID: "before", Volume: "data"})
+	if errors.Is(err, host.ErrNotFound) {
+		fmt.Println(err)
+		return
+	}
+	check(err)
+	spec, _, err := h.ParseVolume(ctx, host.Source{Name: "volume.hcl", Text: []byte(volumeFile)}, host.ParseOptions{})
+	check(err)
+	spec.ID, spec.Name, spec.SnapshotID = "restored", "restored", snapshot.External
+	_, err = h.CreateVolume(ctx, spec)
+	check(err)
+	// Output: create snapshot default/before: volume data not found
 }
