@@ -81,7 +81,8 @@ const repair = "Doctor with repair"
 var mutators = map[string]string{
 	"Volumes.Create": "CreateVolume", "Volumes.Expand": "ExpandVolume", "Volumes.Delete": "DeleteVolume",
 	"Snapshots.Create": "CreateSnapshot", "Snapshots.Delete": "DeleteSnapshot",
-	"Volumes.Register": "RegisterVolume", "Volumes.Deregister": "DeregisterVolume",
+	"Snapshots.Deregister": "DeregisterSnapshot",
+	"Volumes.Register":     "RegisterVolume", "Volumes.Deregister": "DeregisterVolume",
 	"Tasks.Starting": "TaskStarting", "Tasks.Started": "TaskStarted", "Tasks.Stopping": "TaskStopping",
 	"Tasks.Exited":   "TaskExited",
 	"Allocs.Prepare": "PrepareAlloc", "Allocs.Release": "ReleaseAlloc", "Allocs.Sync": "Sync", "Doctor": repair,
@@ -91,7 +92,7 @@ var mutators = map[string]string{
 var methodGroups = [][]string{
 	{"CreateVolume", "RegisterVolume", "TaskStarting", "CreateSnapshot"},
 	{"PrepareAlloc", "DeregisterVolume", "TaskStarted", "DeleteSnapshot"},
-	{"ExpandVolume", "ReleaseAlloc", "TaskStopping"},
+	{"ExpandVolume", "ReleaseAlloc", "TaskStopping", "DeregisterSnapshot"},
 	{"DeleteVolume", "TaskExited"},
 	{"Sync"},
 	{repair},
@@ -468,7 +469,14 @@ func (tr *traffic) snapshotLife(id string) {
 			return wantOne(list, err)
 		}},
 		{"SnapshotsAtPlugin", func(ctx context.Context) error { return wantOne(h.SnapshotsAtPlugin(ctx, "fake")) }},
+		{"DeregisterSnapshot", func(ctx context.Context) error { return h.DeregisterSnapshot(ctx, name) }},
+		{"CreateSnapshot", func(ctx context.Context) error {
+			return errOf(h.CreateSnapshot(ctx, host.SnapshotSpec{Namespace: "default", ID: name.ID, Volume: volume.ID}))
+		}},
 		{"DeleteSnapshot", func(ctx context.Context) error { return h.DeleteSnapshot(ctx, name) }},
+		{"Snapshots", func(ctx context.Context) error {
+			return wantNone(h.Snapshots(ctx, host.SnapshotQuery{Name: name}))
+		}},
 		{"", func(ctx context.Context) error { return h.DeleteVolume(ctx, volume) }},
 	} {
 		if !tr.call(step.method, nil, step.call) {

@@ -26,6 +26,13 @@ func (h *Host) DeleteSnapshot(ctx context.Context, n SnapshotName) error {
 	return err
 }
 
+// DeregisterSnapshot removes the snapshot's record; the plugin keeps the snapshot.
+func (h *Host) DeregisterSnapshot(ctx context.Context, n SnapshotName) error {
+	_, err := call(ctx, h, writes, pb.NewSnapshotsClient, pb.SnapshotsClient.Deregister,
+		&pb.DeregisterSnapshotRequest{Call: mutating(), Name: wire.SnapshotNameProto(n)})
+	return err
+}
+
 // SnapshotQuery selects snapshots. The zero value selects all.
 type SnapshotQuery struct {
 	Name   SnapshotName

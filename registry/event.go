@@ -45,6 +45,8 @@ const (
 	EventSnapshotFailed  EventKind = "snapshot failed"
 	EventSnapshotDeleted EventKind = "snapshot deleted"
 	EventSnapshotKept    EventKind = "snapshot kept" // the plugin refused the deletion
+	// its record was removed; the plugin keeps the snapshot
+	EventSnapshotDeregistered EventKind = "snapshot deregistered"
 
 	EventClaimed     EventKind = "claimed"
 	EventReleased    EventKind = "released"

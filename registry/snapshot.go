@@ -43,7 +43,7 @@ const (
 	SnapshotProcessing SnapshotState = "processing" // taken, and the plugin has yet to make it ready_to_use
 	SnapshotReady      SnapshotState = "ready"      // volumes can be created from it
 	SnapshotDeleting   SnapshotState = "deleting"   // DeleteSnapshot is sent until its outcome is certain
-	SnapshotFailed     SnapshotState = "failed"     // it cannot be used, and may exist at the plugin: Failure says why
+	SnapshotFailed     SnapshotState = "failed"     // it cannot be used and may exist at the plugin; Failure has the reason
 )
 
 // Unfinished reports whether a call for the snapshot is sent until its outcome is certain.
@@ -62,6 +62,7 @@ type VolumeSnapshot struct {
 	Size        int64         `json:"size_bytes,omitempty"`     // minimum size of a volume made from it; 0: not known
 	Taken       time.Time     `json:"creation_time,omitzero"`   // by the plugin's clock
 	Group       ExternalID    `json:"group_snapshot,omitempty"` // the group snapshot that it belongs to
+	Before      SnapshotState `json:"before,omitempty"`         // the state before its deletion began
 	Failure     Failure       `json:"failure,omitzero"`         // the last answer, unless it was a success
 	CreateIndex Seq           `json:"create_index"`
 	ModifyIndex Seq           `json:"modify_index"`

@@ -37,6 +37,7 @@ type Host interface {
 
 	CreateSnapshot(ctx context.Context, s host.SnapshotSpec) (host.Snapshot, error)
 	DeleteSnapshot(ctx context.Context, n host.SnapshotName) error
+	DeregisterSnapshot(ctx context.Context, n host.SnapshotName) error
 	Snapshots(ctx context.Context, q host.SnapshotQuery) ([]host.Snapshot, host.Seq, error)
 	SnapshotsAtPlugin(ctx context.Context, plugin host.PluginID) ([]host.Snapshot, error)
 

@@ -43,10 +43,11 @@ func (s *Server) postSnapshot(r *http.Request) (any, error) {
 }
 
 func (s *Server) deleteSnapshot(r *http.Request) (any, error) {
-	name := snapshotName(r)
-	return struct{}{}, s.inTimeFor(r, "snapshot "+name.String(), func(ctx context.Context) error {
-		return s.host.DeleteSnapshot(ctx, name)
-	})
+	name, do := snapshotName(r), s.host.DeleteSnapshot
+	if isTrue(r, "deregister") {
+		do = s.host.DeregisterSnapshot
+	}
+	return struct{}{}, s.inTimeFor(r, "snapshot "+name.String(), func(ctx context.Context) error { return do(ctx, name) })
 }
 
 // getSnapshots lists the snapshots with a record or, with ?at=PLUGIN, those that the plugin has.
@@ -93,6 +94,13 @@ func (c *Client) CreateSnapshot(ctx context.Context, spec host.SnapshotSpec) (ho
 // DeleteSnapshot deletes a snapshot at its plugin.
 func (c *Client) DeleteSnapshot(ctx context.Context, n host.SnapshotName) error {
 	return c.remove(ctx, snapshotPath(n, c.wait()))
+}
+
+// DeregisterSnapshot deletes the record of a snapshot. The plugin keeps the snapshot.
+func (c *Client) DeregisterSnapshot(ctx context.Context, n host.SnapshotName) error {
+	q := c.wait()
+	q.Set("deregister", "true")
+	return c.remove(ctx, snapshotPath(n, q))
 }
 
 // Snapshots lists snapshots of a plugin, or all if it is empty.

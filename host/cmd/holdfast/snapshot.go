@@ -18,7 +18,10 @@ import (
 
 func newSnapshot(io streams, p *globalFlags) *cobra.Command {
 	return group("snapshot", "Manage snapshots of volumes", newSnapshotCreate(io, p), newSnapshotList(io, p),
-		newSnapshotStatus(io, p), newSnapshotDelete(io, p))
+		newSnapshotStatus(io, p),
+		newSnapshotDelete(io, p, "delete", "Delete a snapshot; volumes created from it stay", (*control.Client).DeleteSnapshot),
+		newSnapshotDelete(io, p, "deregister", "Remove the record of a snapshot; the plugin keeps the snapshot",
+			(*control.Client).DeregisterSnapshot))
 }
 
 func newSnapshotCreate(io streams, p *globalFlags) *cobra.Command {
@@ -113,6 +116,9 @@ func newSnapshotList(io streams, p *globalFlags) *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error {
 			client := p.client()
 			client.Wait = wait
+			if external != "" && plugin != "" {
+				return usageError{errors.New("use either --plugin or --external")}
+			}
 			if external != "" {
 				list, err := client.SnapshotsAt(c.Context(), external)
 				return show(io, p, err, list, writeSnapshots)
@@ -142,21 +148,23 @@ func newSnapshotStatus(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-func newSnapshotDelete(io streams, p *globalFlags) *cobra.Command {
+func newSnapshotDelete(io streams, p *globalFlags, verb, short string,
+	do func(*control.Client, context.Context, host.SnapshotName) error) *cobra.Command {
 	namespace, wait := "", time.Duration(0)
 	c := &cobra.Command{
-		Use: "delete ID", Short: "Delete a snapshot; volumes created from it stay", Args: usageArgs(cobra.ExactArgs(1)),
+		Use: verb + " ID", Short: short, Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			name := host.SnapshotName{Namespace: registry.Namespace(namespace), ID: registry.SnapshotID(args[0])}
 			hint := fmt.Sprintf("snapshot %s may or may not be deleted; to check: %s; to resume, run the command again", name,
 				snapshotStatus(name))
 			_, err := callUntilSignal(c, p, wait, hint,
 				func(ctx context.Context, client *control.Client) (struct{}, error) {
-					return struct{}{}, client.DeleteSnapshot(ctx, name)
+					return struct{}{}, do(client, ctx, name)
 				})
 			return show(io, p, err, map[string]string{"namespace": namespace, "id": args[0]},
 				func(to writer, _ map[string]string) error {
-					_, err := fmt.Fprintf(to, "snapshot %s deleted\n", name)
+					_, err := fmt.Fprintf(to, "snapshot %s %s\n", name,
+						map[string]string{"delete": "deleted", "deregister": "deregistered"}[verb])
 					return err
 				})
 		},

@@ -482,6 +482,102 @@ func (x *DeleteSnapshotReply) GetAnswer() *Answer {
 	return nil
 }
 
+type DeregisterSnapshotRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
+	Name          *SnapshotName          `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeregisterSnapshotRequest) Reset() {
+	*x = DeregisterSnapshotRequest{}
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeregisterSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeregisterSnapshotRequest) ProtoMessage() {}
+
+func (x *DeregisterSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeregisterSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*DeregisterSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *DeregisterSnapshotRequest) GetCall() *Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+func (x *DeregisterSnapshotRequest) GetName() *SnapshotName {
+	if x != nil {
+		return x.Name
+	}
+	return nil
+}
+
+type DeregisterSnapshotReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answer        *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeregisterSnapshotReply) Reset() {
+	*x = DeregisterSnapshotReply{}
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeregisterSnapshotReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeregisterSnapshotReply) ProtoMessage() {}
+
+func (x *DeregisterSnapshotReply) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeregisterSnapshotReply.ProtoReflect.Descriptor instead.
+func (*DeregisterSnapshotReply) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *DeregisterSnapshotReply) GetAnswer() *Answer {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
 type ListSnapshotsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
@@ -496,7 +592,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[7]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -508,7 +604,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[7]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -521,7 +617,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{7}
+	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListSnapshotsRequest) GetCall() *Call {
@@ -577,7 +673,7 @@ type ListSnapshotsReply struct {
 
 func (x *ListSnapshotsReply) Reset() {
 	*x = ListSnapshotsReply{}
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[8]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -589,7 +685,7 @@ func (x *ListSnapshotsReply) String() string {
 func (*ListSnapshotsReply) ProtoMessage() {}
 
 func (x *ListSnapshotsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[8]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -602,7 +698,7 @@ func (x *ListSnapshotsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsReply.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{8}
+	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListSnapshotsReply) GetAnswer() *Answer {
@@ -637,7 +733,7 @@ type ListSnapshotsAtPluginRequest struct {
 
 func (x *ListSnapshotsAtPluginRequest) Reset() {
 	*x = ListSnapshotsAtPluginRequest{}
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[9]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -649,7 +745,7 @@ func (x *ListSnapshotsAtPluginRequest) String() string {
 func (*ListSnapshotsAtPluginRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsAtPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[9]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -662,7 +758,7 @@ func (x *ListSnapshotsAtPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsAtPluginRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsAtPluginRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{9}
+	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListSnapshotsAtPluginRequest) GetCall() *Call {
@@ -689,14 +785,14 @@ func (x *ListSnapshotsAtPluginRequest) GetSourceVolumeId() string {
 type ListSnapshotsAtPluginReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Answer        *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
-	Snapshots     []*VolumeSnapshot      `protobuf:"bytes,2,rep,name=snapshots,proto3" json:"snapshots,omitempty"` // those without a record have no spec
+	Snapshots     []*VolumeSnapshot      `protobuf:"bytes,2,rep,name=snapshots,proto3" json:"snapshots,omitempty"` // the spec is missing where there is no record
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListSnapshotsAtPluginReply) Reset() {
 	*x = ListSnapshotsAtPluginReply{}
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[10]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -708,7 +804,7 @@ func (x *ListSnapshotsAtPluginReply) String() string {
 func (*ListSnapshotsAtPluginReply) ProtoMessage() {}
 
 func (x *ListSnapshotsAtPluginReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[10]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -721,7 +817,7 @@ func (x *ListSnapshotsAtPluginReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsAtPluginReply.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsAtPluginReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{10}
+	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListSnapshotsAtPluginReply) GetAnswer() *Answer {
@@ -786,6 +882,11 @@ const file_holdfast_v1_snapshots_proto_rawDesc = "" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12-\n" +
 	"\x04name\x18\x02 \x01(\v2\x19.holdfast.v1.SnapshotNameR\x04name\"B\n" +
 	"\x13DeleteSnapshotReply\x12+\n" +
+	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\"q\n" +
+	"\x19DeregisterSnapshotRequest\x12%\n" +
+	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12-\n" +
+	"\x04name\x18\x02 \x01(\v2\x19.holdfast.v1.SnapshotNameR\x04name\"F\n" +
+	"\x17DeregisterSnapshotReply\x12+\n" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\"\xc2\x01\n" +
 	"\x14ListSnapshotsRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12%\n" +
@@ -805,10 +906,12 @@ const file_holdfast_v1_snapshots_proto_rawDesc = "" +
 	"\x10source_volume_id\x18\x03 \x01(\tR\x0esourceVolumeId\"\x84\x01\n" +
 	"\x1aListSnapshotsAtPluginReply\x12+\n" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x129\n" +
-	"\tsnapshots\x18\x02 \x03(\v2\x1b.holdfast.v1.VolumeSnapshotR\tsnapshots2\xdb\x02\n" +
+	"\tsnapshots\x18\x02 \x03(\v2\x1b.holdfast.v1.VolumeSnapshotR\tsnapshots2\xb7\x03\n" +
 	"\tSnapshots\x12N\n" +
 	"\x06Create\x12\".holdfast.v1.CreateSnapshotRequest\x1a .holdfast.v1.CreateSnapshotReply\x12N\n" +
-	"\x06Delete\x12\".holdfast.v1.DeleteSnapshotRequest\x1a .holdfast.v1.DeleteSnapshotReply\x12J\n" +
+	"\x06Delete\x12\".holdfast.v1.DeleteSnapshotRequest\x1a .holdfast.v1.DeleteSnapshotReply\x12Z\n" +
+	"\n" +
+	"Deregister\x12&.holdfast.v1.DeregisterSnapshotRequest\x1a$.holdfast.v1.DeregisterSnapshotReply\x12J\n" +
 	"\x04List\x12!.holdfast.v1.ListSnapshotsRequest\x1a\x1f.holdfast.v1.ListSnapshotsReply\x12b\n" +
 	"\fListAtPlugin\x12).holdfast.v1.ListSnapshotsAtPluginRequest\x1a'.holdfast.v1.ListSnapshotsAtPluginReplyB'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
 
@@ -824,7 +927,7 @@ func file_holdfast_v1_snapshots_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_snapshots_proto_rawDescData
 }
 
-var file_holdfast_v1_snapshots_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_holdfast_v1_snapshots_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_holdfast_v1_snapshots_proto_goTypes = []any{
 	(*SnapshotName)(nil),                 // 0: holdfast.v1.SnapshotName
 	(*SnapshotSpec)(nil),                 // 1: holdfast.v1.SnapshotSpec
@@ -833,55 +936,62 @@ var file_holdfast_v1_snapshots_proto_goTypes = []any{
 	(*CreateSnapshotReply)(nil),          // 4: holdfast.v1.CreateSnapshotReply
 	(*DeleteSnapshotRequest)(nil),        // 5: holdfast.v1.DeleteSnapshotRequest
 	(*DeleteSnapshotReply)(nil),          // 6: holdfast.v1.DeleteSnapshotReply
-	(*ListSnapshotsRequest)(nil),         // 7: holdfast.v1.ListSnapshotsRequest
-	(*ListSnapshotsReply)(nil),           // 8: holdfast.v1.ListSnapshotsReply
-	(*ListSnapshotsAtPluginRequest)(nil), // 9: holdfast.v1.ListSnapshotsAtPluginRequest
-	(*ListSnapshotsAtPluginReply)(nil),   // 10: holdfast.v1.ListSnapshotsAtPluginReply
-	nil,                                  // 11: holdfast.v1.SnapshotSpec.ParametersEntry
-	nil,                                  // 12: holdfast.v1.SnapshotSpec.SecretsEntry
-	(*timestamppb.Timestamp)(nil),        // 13: google.protobuf.Timestamp
-	(*Failure)(nil),                      // 14: holdfast.v1.Failure
-	(*Call)(nil),                         // 15: holdfast.v1.Call
-	(*Answer)(nil),                       // 16: holdfast.v1.Answer
-	(*Page)(nil),                         // 17: holdfast.v1.Page
-	(*Secret)(nil),                       // 18: holdfast.v1.Secret
+	(*DeregisterSnapshotRequest)(nil),    // 7: holdfast.v1.DeregisterSnapshotRequest
+	(*DeregisterSnapshotReply)(nil),      // 8: holdfast.v1.DeregisterSnapshotReply
+	(*ListSnapshotsRequest)(nil),         // 9: holdfast.v1.ListSnapshotsRequest
+	(*ListSnapshotsReply)(nil),           // 10: holdfast.v1.ListSnapshotsReply
+	(*ListSnapshotsAtPluginRequest)(nil), // 11: holdfast.v1.ListSnapshotsAtPluginRequest
+	(*ListSnapshotsAtPluginReply)(nil),   // 12: holdfast.v1.ListSnapshotsAtPluginReply
+	nil,                                  // 13: holdfast.v1.SnapshotSpec.ParametersEntry
+	nil,                                  // 14: holdfast.v1.SnapshotSpec.SecretsEntry
+	(*timestamppb.Timestamp)(nil),        // 15: google.protobuf.Timestamp
+	(*Failure)(nil),                      // 16: holdfast.v1.Failure
+	(*Call)(nil),                         // 17: holdfast.v1.Call
+	(*Answer)(nil),                       // 18: holdfast.v1.Answer
+	(*Page)(nil),                         // 19: holdfast.v1.Page
+	(*Secret)(nil),                       // 20: holdfast.v1.Secret
 }
 var file_holdfast_v1_snapshots_proto_depIdxs = []int32{
 	0,  // 0: holdfast.v1.SnapshotSpec.name:type_name -> holdfast.v1.SnapshotName
-	11, // 1: holdfast.v1.SnapshotSpec.parameters:type_name -> holdfast.v1.SnapshotSpec.ParametersEntry
-	12, // 2: holdfast.v1.SnapshotSpec.secrets:type_name -> holdfast.v1.SnapshotSpec.SecretsEntry
+	13, // 1: holdfast.v1.SnapshotSpec.parameters:type_name -> holdfast.v1.SnapshotSpec.ParametersEntry
+	14, // 2: holdfast.v1.SnapshotSpec.secrets:type_name -> holdfast.v1.SnapshotSpec.SecretsEntry
 	1,  // 3: holdfast.v1.VolumeSnapshot.spec:type_name -> holdfast.v1.SnapshotSpec
-	13, // 4: holdfast.v1.VolumeSnapshot.creation_time:type_name -> google.protobuf.Timestamp
-	14, // 5: holdfast.v1.VolumeSnapshot.failure:type_name -> holdfast.v1.Failure
-	13, // 6: holdfast.v1.VolumeSnapshot.since:type_name -> google.protobuf.Timestamp
-	15, // 7: holdfast.v1.CreateSnapshotRequest.call:type_name -> holdfast.v1.Call
+	15, // 4: holdfast.v1.VolumeSnapshot.creation_time:type_name -> google.protobuf.Timestamp
+	16, // 5: holdfast.v1.VolumeSnapshot.failure:type_name -> holdfast.v1.Failure
+	15, // 6: holdfast.v1.VolumeSnapshot.since:type_name -> google.protobuf.Timestamp
+	17, // 7: holdfast.v1.CreateSnapshotRequest.call:type_name -> holdfast.v1.Call
 	1,  // 8: holdfast.v1.CreateSnapshotRequest.spec:type_name -> holdfast.v1.SnapshotSpec
-	16, // 9: holdfast.v1.CreateSnapshotReply.answer:type_name -> holdfast.v1.Answer
+	18, // 9: holdfast.v1.CreateSnapshotReply.answer:type_name -> holdfast.v1.Answer
 	2,  // 10: holdfast.v1.CreateSnapshotReply.snapshot:type_name -> holdfast.v1.VolumeSnapshot
-	15, // 11: holdfast.v1.DeleteSnapshotRequest.call:type_name -> holdfast.v1.Call
+	17, // 11: holdfast.v1.DeleteSnapshotRequest.call:type_name -> holdfast.v1.Call
 	0,  // 12: holdfast.v1.DeleteSnapshotRequest.name:type_name -> holdfast.v1.SnapshotName
-	16, // 13: holdfast.v1.DeleteSnapshotReply.answer:type_name -> holdfast.v1.Answer
-	15, // 14: holdfast.v1.ListSnapshotsRequest.call:type_name -> holdfast.v1.Call
-	17, // 15: holdfast.v1.ListSnapshotsRequest.page:type_name -> holdfast.v1.Page
-	16, // 16: holdfast.v1.ListSnapshotsReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 17: holdfast.v1.ListSnapshotsReply.snapshots:type_name -> holdfast.v1.VolumeSnapshot
-	15, // 18: holdfast.v1.ListSnapshotsAtPluginRequest.call:type_name -> holdfast.v1.Call
-	16, // 19: holdfast.v1.ListSnapshotsAtPluginReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 20: holdfast.v1.ListSnapshotsAtPluginReply.snapshots:type_name -> holdfast.v1.VolumeSnapshot
-	18, // 21: holdfast.v1.SnapshotSpec.SecretsEntry.value:type_name -> holdfast.v1.Secret
-	3,  // 22: holdfast.v1.Snapshots.Create:input_type -> holdfast.v1.CreateSnapshotRequest
-	5,  // 23: holdfast.v1.Snapshots.Delete:input_type -> holdfast.v1.DeleteSnapshotRequest
-	7,  // 24: holdfast.v1.Snapshots.List:input_type -> holdfast.v1.ListSnapshotsRequest
-	9,  // 25: holdfast.v1.Snapshots.ListAtPlugin:input_type -> holdfast.v1.ListSnapshotsAtPluginRequest
-	4,  // 26: holdfast.v1.Snapshots.Create:output_type -> holdfast.v1.CreateSnapshotReply
-	6,  // 27: holdfast.v1.Snapshots.Delete:output_type -> holdfast.v1.DeleteSnapshotReply
-	8,  // 28: holdfast.v1.Snapshots.List:output_type -> holdfast.v1.ListSnapshotsReply
-	10, // 29: holdfast.v1.Snapshots.ListAtPlugin:output_type -> holdfast.v1.ListSnapshotsAtPluginReply
-	26, // [26:30] is the sub-list for method output_type
-	22, // [22:26] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	18, // 13: holdfast.v1.DeleteSnapshotReply.answer:type_name -> holdfast.v1.Answer
+	17, // 14: holdfast.v1.DeregisterSnapshotRequest.call:type_name -> holdfast.v1.Call
+	0,  // 15: holdfast.v1.DeregisterSnapshotRequest.name:type_name -> holdfast.v1.SnapshotName
+	18, // 16: holdfast.v1.DeregisterSnapshotReply.answer:type_name -> holdfast.v1.Answer
+	17, // 17: holdfast.v1.ListSnapshotsRequest.call:type_name -> holdfast.v1.Call
+	19, // 18: holdfast.v1.ListSnapshotsRequest.page:type_name -> holdfast.v1.Page
+	18, // 19: holdfast.v1.ListSnapshotsReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 20: holdfast.v1.ListSnapshotsReply.snapshots:type_name -> holdfast.v1.VolumeSnapshot
+	17, // 21: holdfast.v1.ListSnapshotsAtPluginRequest.call:type_name -> holdfast.v1.Call
+	18, // 22: holdfast.v1.ListSnapshotsAtPluginReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 23: holdfast.v1.ListSnapshotsAtPluginReply.snapshots:type_name -> holdfast.v1.VolumeSnapshot
+	20, // 24: holdfast.v1.SnapshotSpec.SecretsEntry.value:type_name -> holdfast.v1.Secret
+	3,  // 25: holdfast.v1.Snapshots.Create:input_type -> holdfast.v1.CreateSnapshotRequest
+	5,  // 26: holdfast.v1.Snapshots.Delete:input_type -> holdfast.v1.DeleteSnapshotRequest
+	7,  // 27: holdfast.v1.Snapshots.Deregister:input_type -> holdfast.v1.DeregisterSnapshotRequest
+	9,  // 28: holdfast.v1.Snapshots.List:input_type -> holdfast.v1.ListSnapshotsRequest
+	11, // 29: holdfast.v1.Snapshots.ListAtPlugin:input_type -> holdfast.v1.ListSnapshotsAtPluginRequest
+	4,  // 30: holdfast.v1.Snapshots.Create:output_type -> holdfast.v1.CreateSnapshotReply
+	6,  // 31: holdfast.v1.Snapshots.Delete:output_type -> holdfast.v1.DeleteSnapshotReply
+	8,  // 32: holdfast.v1.Snapshots.Deregister:output_type -> holdfast.v1.DeregisterSnapshotReply
+	10, // 33: holdfast.v1.Snapshots.List:output_type -> holdfast.v1.ListSnapshotsReply
+	12, // 34: holdfast.v1.Snapshots.ListAtPlugin:output_type -> holdfast.v1.ListSnapshotsAtPluginReply
+	30, // [30:35] is the sub-list for method output_type
+	25, // [25:30] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_snapshots_proto_init() }
@@ -897,7 +1007,7 @@ func file_holdfast_v1_snapshots_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_snapshots_proto_rawDesc), len(file_holdfast_v1_snapshots_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,6 +21,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Snapshots_Create_FullMethodName       = "/holdfast.v1.Snapshots/Create"
 	Snapshots_Delete_FullMethodName       = "/holdfast.v1.Snapshots/Delete"
+	Snapshots_Deregister_FullMethodName   = "/holdfast.v1.Snapshots/Deregister"
 	Snapshots_List_FullMethodName         = "/holdfast.v1.Snapshots/List"
 	Snapshots_ListAtPlugin_FullMethodName = "/holdfast.v1.Snapshots/ListAtPlugin"
 )
@@ -35,6 +36,8 @@ type SnapshotsClient interface {
 	Create(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*CreateSnapshotReply, error)
 	// Delete deletes the snapshot at its plugin, and its record.
 	Delete(ctx context.Context, in *DeleteSnapshotRequest, opts ...grpc.CallOption) (*DeleteSnapshotReply, error)
+	// Deregister removes the record; the plugin keeps the snapshot.
+	Deregister(ctx context.Context, in *DeregisterSnapshotRequest, opts ...grpc.CallOption) (*DeregisterSnapshotReply, error)
 	List(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (*ListSnapshotsReply, error)
 	// ListAtPlugin lists the snapshots that a plugin has (ListSnapshots of CSI).
 	ListAtPlugin(ctx context.Context, in *ListSnapshotsAtPluginRequest, opts ...grpc.CallOption) (*ListSnapshotsAtPluginReply, error)
@@ -62,6 +65,16 @@ func (c *snapshotsClient) Delete(ctx context.Context, in *DeleteSnapshotRequest,
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DeleteSnapshotReply)
 	err := c.cc.Invoke(ctx, Snapshots_Delete_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *snapshotsClient) Deregister(ctx context.Context, in *DeregisterSnapshotRequest, opts ...grpc.CallOption) (*DeregisterSnapshotReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeregisterSnapshotReply)
+	err := c.cc.Invoke(ctx, Snapshots_Deregister_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -98,6 +111,8 @@ type SnapshotsServer interface {
 	Create(context.Context, *CreateSnapshotRequest) (*CreateSnapshotReply, error)
 	// Delete deletes the snapshot at its plugin, and its record.
 	Delete(context.Context, *DeleteSnapshotRequest) (*DeleteSnapshotReply, error)
+	// Deregister removes the record; the plugin keeps the snapshot.
+	Deregister(context.Context, *DeregisterSnapshotRequest) (*DeregisterSnapshotReply, error)
 	List(context.Context, *ListSnapshotsRequest) (*ListSnapshotsReply, error)
 	// ListAtPlugin lists the snapshots that a plugin has (ListSnapshots of CSI).
 	ListAtPlugin(context.Context, *ListSnapshotsAtPluginRequest) (*ListSnapshotsAtPluginReply, error)
@@ -116,6 +131,9 @@ func (UnimplementedSnapshotsServer) Create(context.Context, *CreateSnapshotReque
 }
 func (UnimplementedSnapshotsServer) Delete(context.Context, *DeleteSnapshotRequest) (*DeleteSnapshotReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Delete not implemented")
+}
+func (UnimplementedSnapshotsServer) Deregister(context.Context, *DeregisterSnapshotRequest) (*DeregisterSnapshotReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Deregister not implemented")
 }
 func (UnimplementedSnapshotsServer) List(context.Context, *ListSnapshotsRequest) (*ListSnapshotsReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method List not implemented")
@@ -180,6 +198,24 @@ func _Snapshots_Delete_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Snapshots_Deregister_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeregisterSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SnapshotsServer).Deregister(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Snapshots_Deregister_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SnapshotsServer).Deregister(ctx, req.(*DeregisterSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Snapshots_List_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListSnapshotsRequest)
 	if err := dec(in); err != nil {
@@ -230,6 +266,10 @@ var Snapshots_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Delete",
 			Handler:    _Snapshots_Delete_Handler,
+		},
+		{
+			MethodName: "Deregister",
+			Handler:    _Snapshots_Deregister_Handler,
 		},
 		{
 			MethodName: "List",

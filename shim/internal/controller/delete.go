@@ -61,6 +61,12 @@ func mayDelete(view registry.View, name registry.VolumeName, local []string) (re
 		return v, registry.Invalid("volume %s was registered, not created by Holdfast; deregister it instead of deleting it",
 			name)
 	}
+	for _, snap := range view.Snapshots() {
+		if snap.Plugin == v.Plugin && snap.Source == v.External && snap.State == registry.SnapshotCreating {
+			return v, registry.Errorf(registry.ErrConflict, "snapshot %s of volume %s is being taken; wait until that has ended",
+				snap.SnapshotName(), name)
+		}
+	}
 	return v, checkUnused(view, v, local, "deleted")
 }
 

@@ -31,7 +31,7 @@ func (p *snapshotPlugin) next(ctx context.Context, format string, args ...any) s
 	p.journal = append(p.journal, fmt.Sprintf(format, args...))
 	if len(p.answers) == 0 {
 		<-ctx.Done() // it hangs
-		return snapshotAnswer{err: ctx.Err()}
+		return noAnswer("CANCELLED")
 	}
 	a := p.answers[0]
 	if len(p.answers) > 1 {
@@ -80,8 +80,16 @@ var (
 	processing = csi.Snapshot{ID: "snap-1", Volume: key.External, Size: 1 << 30}
 )
 
+// Answers that cannot be used, and one of a member of a group.
+var (
+	stranger = csi.Snapshot{ID: "snap-1", Volume: "vol-other", Ready: true}
+	renamed  = csi.Snapshot{ID: "snap-2", Volume: key.External, Ready: true}
+	grouped  = csi.Snapshot{ID: "snap-1", Volume: key.External, Ready: true, Group: "group-1"}
+)
+
 func answer(s csi.Snapshot) snapshotAnswer { return snapshotAnswer{snapshot: s} }
 
+// refusal is a failure of a call. One with a code of gRPC itself and the outcome failed was not sent.
 func refusal(code string, outcome registry.Outcome) snapshotAnswer {
 	return snapshotAnswer{err: &registry.CallError{RPC: registry.CreateSnapshotRPC, Code: code, Outcome: outcome,
 		Kind: registry.ErrInternal, Detail: "injected"}}
@@ -131,10 +139,6 @@ const createCall = "CreateSnapshot s1 of vol-data with map[tier:cold]"
 // call.
 func TestSnapshotIsCreatedOnceItIsReady(t *testing.T) {
 	create := registry.CreateSnapshot
-	stranger := snapReady
-	stranger.Volume = "vol-other"
-	renamed := snapReady
-	renamed.ID = "snap-2"
 	for name, c := range map[string]struct {
 		caps    []registry.Capability
 		answers []snapshotAnswer
@@ -153,8 +157,17 @@ func TestSnapshotIsCreatedOnceItIsReady(t *testing.T) {
 		"refused": {nil, []snapshotAnswer{refused("INVALID_ARGUMENT")}, "", []string{createCall}, "INVALID_ARGUMENT"},
 		"refused after no answer": {nil, []snapshotAnswer{noAnswer("UNAVAILABLE"), refused("INVALID_ARGUMENT")},
 			registry.SnapshotFailed, []string{createCall, createCall}, "snapshot delete"},
+		"not looked at after no answer": {nil, []snapshotAnswer{noAnswer("UNAVAILABLE"), refused("PERMISSION_DENIED")},
+			registry.SnapshotCreating, []string{createCall, createCall}, "PERMISSION_DENIED"},
+		"not sent at first": {nil, []snapshotAnswer{refused("UNAVAILABLE"), refused("INVALID_ARGUMENT")}, "",
+			[]string{createCall, createCall}, "INVALID_ARGUMENT"},
 		"of another volume": {nil, []snapshotAnswer{answer(stranger)}, registry.SnapshotFailed, []string{createCall},
 			"vol-other"},
+		"an error of a question": {[]registry.Capability{registry.GetSnapshot},
+			[]snapshotAnswer{answer(processing), refused("INTERNAL"), answer(snapReady)}, registry.SnapshotReady,
+			[]string{createCall, "GetSnapshot snap-1", "GetSnapshot snap-1"}, ""},
+		"a refusal of a question": {nil, []snapshotAnswer{answer(processing), refused("UNAUTHENTICATED"), answer(snapReady)},
+			registry.SnapshotReady, []string{createCall, createCall, createCall}, ""},
 		"of another id than before": {nil, []snapshotAnswer{answer(processing), answer(renamed)}, registry.SnapshotFailed,
 			[]string{createCall, createCall}, "snap-2"},
 		"without an id": {nil, []snapshotAnswer{answer(csi.Snapshot{})}, registry.SnapshotFailed, []string{createCall},
@@ -168,7 +181,7 @@ func TestSnapshotIsCreatedOnceItIsReady(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d := openSnapshots(t, of(append(c.caps, create)...), c.answers...)
-				snap, err := d.Create(t.Context(), snapSpec)
+				snap, err := d.Create(t.Context(), call, snapSpec)
 				if c.err == "" && err != nil || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
 					t.Errorf("%v, want %q", err, c.err)
 				}
@@ -181,7 +194,7 @@ func TestSnapshotIsCreatedOnceItIsReady(t *testing.T) {
 						d.plugin.secrets["token"].Reveal() != canary {
 						t.Errorf("%+v, secrets %v", snap, d.plugin.secrets)
 					}
-					if again, err := d.Create(t.Context(), snapSpec); err != nil || again.External != "snap-1" {
+					if again, err := d.Create(t.Context(), call, snapSpec); err != nil || again.External != "snap-1" {
 						t.Errorf("the same again: %+v, %v", again, err)
 					}
 					d.wantJournal()
@@ -200,7 +213,7 @@ func TestSnapshotIsRefusedBeforeAnyCall(t *testing.T) {
 	changed := registry.VolumeSnapshot{SnapshotSpec: snapSpec, State: registry.SnapshotReady}
 	changed.Parameters = nil
 	leaving := registry.VolumeSnapshot{SnapshotSpec: snapSpec, State: registry.SnapshotDeleting}
-	leaving.Name, leaving.Secrets = "s1", ready().Secrets
+	leaving.Name, leaving.Source = "s1", key.External
 	for name, c := range map[string]struct {
 		plugins table
 		known   registry.Record
@@ -221,7 +234,7 @@ func TestSnapshotIsRefusedBeforeAnyCall(t *testing.T) {
 		if c.kind == registry.ErrNotFound {
 			spec.Volume = "none"
 		}
-		if _, err := d.Create(t.Context(), spec); !errors.Is(err, c.kind) {
+		if _, err := d.Create(t.Context(), call, spec); !errors.Is(err, c.kind) {
 			t.Errorf("%s: %v", name, err)
 		}
 		d.wantJournal()
@@ -237,18 +250,18 @@ func TestSnapshotIsFinishedAfterADeath(t *testing.T) {
 		call    string
 	}{
 		"creating": {func(d *snapshotDesk, ctx context.Context) error {
-			return errOf(d.Create(ctx, snapSpec))
+			return errOf(d.Create(ctx, call, snapSpec))
 		}, []snapshotAnswer{answer(processing), answer(snapReady)}, registry.SnapshotReady, createCall},
 		"creating, then refused": {func(d *snapshotDesk, ctx context.Context) error {
-			return errOf(d.Create(ctx, snapSpec))
+			return errOf(d.Create(ctx, call, snapSpec))
 		}, []snapshotAnswer{refused("INVALID_ARGUMENT")}, registry.SnapshotFailed, createCall},
 		"deleting": {func(d *snapshotDesk, ctx context.Context) error {
 			d.plugin.answers = []snapshotAnswer{answer(snapReady)}
-			if _, err := d.Create(ctx, snapSpec); err != nil {
+			if _, err := d.Create(ctx, call, snapSpec); err != nil {
 				return err
 			}
 			d.plugin.answers = nil
-			return d.Delete(ctx, snapName)
+			return d.Delete(ctx, call, snapName)
 		}, []snapshotAnswer{{}}, "", "DeleteSnapshot snap-1"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -303,14 +316,26 @@ func TestSnapshotIsDeletedOnceItsCreationIsCertain(t *testing.T) {
 			registry.SnapshotDeleting, []string{deleteCall, deleteCall, deleteCall}, "repeats the deletion"},
 		"creation uncertain": {[]snapshotAnswer{noAnswer("INTERNAL")}, []snapshotAnswer{answer(processing), {}}, "",
 			[]string{createCall, deleteCall}, ""},
-		"never named": {[]snapshotAnswer{answer(csi.Snapshot{})}, nil, "", nil, ""},
+		"refused after no answer": {[]snapshotAnswer{answer(snapReady)},
+			[]snapshotAnswer{noAnswer("UNAVAILABLE"), refused("PERMISSION_DENIED")}, registry.SnapshotDeleting,
+			[]string{deleteCall, deleteCall}, "PERMISSION_DENIED"},
+		"not sent at first": {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{refused("UNAVAILABLE"), {}}, "",
+			[]string{deleteCall, deleteCall}, ""},
+		"never ready, and in use": {[]snapshotAnswer{answer(processing), answer(renamed)},
+			[]snapshotAnswer{refused("FAILED_PRECONDITION")}, registry.SnapshotFailed, []string{deleteCall},
+			"FAILED_PRECONDITION"},
+		"never named": {[]snapshotAnswer{answer(csi.Snapshot{})}, []snapshotAnswer{answer(csi.Snapshot{})},
+			registry.SnapshotFailed, []string{createCall}, "has not named it"},
+		"of another volume": {[]snapshotAnswer{answer(stranger)}, []snapshotAnswer{answer(stranger)},
+			registry.SnapshotFailed, []string{createCall}, "has not named it"},
+		"of a group": {[]snapshotAnswer{answer(grouped)}, nil, registry.SnapshotReady, nil, "group snapshot"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d := openSnapshots(t, of(registry.CreateSnapshot), c.created...)
-				_, _ = d.Create(t.Context(), snapSpec)
+				_, _ = d.Create(t.Context(), call, snapSpec)
 				d.plugin.answers, d.plugin.journal = c.answers, nil
-				err := d.Delete(t.Context(), snapName)
+				err := d.Delete(t.Context(), call, snapName)
 				if c.err == "" && err != nil || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
 					t.Errorf("%v, want %q", err, c.err)
 				}
@@ -322,8 +347,8 @@ func TestSnapshotIsDeletedOnceItsCreationIsCertain(t *testing.T) {
 		})
 	}
 	d := openSnapshots(t, of(registry.CreateSnapshot))
-	if err := d.Delete(t.Context(), snapName); !errors.Is(err, registry.ErrNotFound) {
-		t.Errorf("one that there is not: %v", err)
+	if err := d.Delete(t.Context(), call, snapName); !errors.Is(err, registry.ErrNotFound) {
+		t.Errorf("an unknown snapshot: %v", err)
 	}
 }
 
@@ -372,7 +397,7 @@ func TestSnapshotsOfAPluginAreListedToTheirEnd(t *testing.T) {
 		list[1].External != "snap-9" || list[1].ID != "" || list[1].State != registry.SnapshotProcessing {
 		t.Errorf("%+v, %v", list, err)
 	}
-	pages["2"] = pageOfSnapshots{nil, "2"}
+	pages["2"] = pageOfSnapshots{nil, "2"} // empty pages for ever
 	if _, err := d.ListAtPlugin(t.Context(), key.Plugin, ""); !errors.Is(err, registry.ErrInternal) {
 		t.Errorf("a list without an end: %v", err)
 	}
@@ -380,4 +405,45 @@ func TestSnapshotsOfAPluginAreListedToTheirEnd(t *testing.T) {
 		registry.ErrUnsupported) {
 		t.Errorf("without LIST_SNAPSHOTS: %v", err)
 	}
+}
+
+// While one caller waits for a snapshot to become ready, another may delete it.
+func TestSnapshotIsDeletedWhileItIsProcessed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := openSnapshots(t, of(registry.CreateSnapshot), answer(processing))
+		created := make(chan error)
+		go func() { created <- errOf(d.Create(t.Context(), call, snapSpec)) }()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		d.plugin.answers = []snapshotAnswer{{}}
+		if err := d.Delete(t.Context(), registry.Call{ID: "op-2"}, snapName); err != nil {
+			t.Error(err)
+		}
+		if err := <-created; !errors.Is(err, registry.ErrNotFound) {
+			t.Errorf("the creation ended with %v", err)
+		}
+	})
+}
+
+// A snapshot that a volume is being created from is not deleted, and a volume whose snapshot is being taken neither.
+func TestSourcesAreKeptWhileTheyAreNeeded(t *testing.T) {
+	restoring := ready()
+	restoring.VolumeSpec.ID, restoring.External, restoring.State = "restored", "", registry.VolumeUncertain
+	restoring.Name, restoring.Source = "restored", registry.Source{Snapshot: "snap-1"}
+	taken := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External, External: "snap-1",
+		State: registry.SnapshotReady}
+	d := openSnapshots(t, of(registry.CreateSnapshot, registry.CreateDelete))
+	d.put(restoring, taken)
+	if err := d.Delete(t.Context(), call, snapName); !errors.Is(err, registry.ErrConflict) {
+		t.Errorf("the snapshot: %v", err)
+	}
+	taken.State = registry.SnapshotCreating
+	d.put(taken)
+	if err := d.desk.Controller.Delete(t.Context(), call, name); !errors.Is(err, registry.ErrConflict) {
+		t.Errorf("the volume: %v", err)
+	}
+	if err := d.Deregister(t.Context(), snapName); err != nil || d.state().State != "" {
+		t.Errorf("deregistered: %v, %+v", err, d.state())
+	}
+	d.wantJournal()
 }

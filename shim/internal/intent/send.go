@@ -119,6 +119,21 @@ func (s Sender) Send(ctx context.Context, c Call) error {
 	}
 }
 
+// Once makes one call without an intent, as Send makes a try: not during a pause, and within the deadline. The caller
+// has stored what the call may do.
+func (s Sender) Once(
+	ctx context.Context, op registry.OperationID, deadline time.Duration, do func(context.Context) error,
+) error {
+	if err := s.Pause.wait(ctx, op); err != nil {
+		return err
+	}
+	ctx, end := drained(ctx, s.Drain)
+	defer end()
+	ctx, cancel := context.WithTimeout(ctx, deadline)
+	defer cancel()
+	return do(ctx)
+}
+
 // delivery is one run of Send.
 type delivery struct {
 	Sender

@@ -7,6 +7,7 @@ import (
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
 	"holdfast/registry"
+	"holdfast/shim/internal/controller"
 )
 
 type snapshots struct {
@@ -16,7 +17,7 @@ type snapshots struct {
 
 func (n *snapshots) Create(ctx context.Context, req *pb.CreateSnapshotRequest) (*pb.CreateSnapshotReply, error) {
 	snapshot, at, err := change(ctx, n.s, "Snapshots.Create", req, answered(
-		func(ctx context.Context, a *Active, _ registry.Call) (registry.VolumeSnapshot, error) {
+		func(ctx context.Context, a *Active, call registry.Call) (registry.VolumeSnapshot, error) {
 			spec := wire.SnapshotSpec(req.GetSpec())
 			name, err := snapshotName(req.GetSpec().GetName())
 			if err == nil {
@@ -29,14 +30,31 @@ func (n *snapshots) Create(ctx context.Context, req *pb.CreateSnapshotRequest) (
 				return registry.VolumeSnapshot{}, err
 			}
 			spec.Namespace = name.Namespace
-			return a.Snapshots.Create(ctx, spec)
+			return a.Snapshots.Create(ctx, call, spec)
 		}))
 	return &pb.CreateSnapshotReply{Answer: at, Snapshot: wire.SnapshotProto(snapshot)}, err
 }
 
 func (n *snapshots) Delete(ctx context.Context, req *pb.DeleteSnapshotRequest) (*pb.DeleteSnapshotReply, error) {
-	at, err := do(ctx, n.s, "Snapshots.Delete", req, func(ctx context.Context, a *Active, call registry.Call) error {
-		name, err := snapshotName(req.GetName())
+	at, err := n.remove(ctx, "Snapshots.Delete", req, req.GetName(), (*controller.Snapshots).Delete)
+	return &pb.DeleteSnapshotReply{Answer: at}, err
+}
+
+func (n *snapshots) Deregister(
+	ctx context.Context, req *pb.DeregisterSnapshotRequest,
+) (*pb.DeregisterSnapshotReply, error) {
+	at, err := n.remove(ctx, "Snapshots.Deregister", req, req.GetName(),
+		func(s *controller.Snapshots, ctx context.Context, _ registry.Call, name registry.SnapshotName) error {
+			return s.Deregister(ctx, name)
+		})
+	return &pb.DeregisterSnapshotReply{Answer: at}, err
+}
+
+// remove runs a use case that removes the record of a snapshot.
+func (n *snapshots) remove(ctx context.Context, method string, req request, m *pb.SnapshotName,
+	run func(*controller.Snapshots, context.Context, registry.Call, registry.SnapshotName) error) (*pb.Answer, error) {
+	return do(ctx, n.s, method, req, func(ctx context.Context, a *Active, call registry.Call) error {
+		name, err := snapshotName(m)
 		if err != nil {
 			return err
 		}
@@ -44,9 +62,8 @@ func (n *snapshots) Delete(ctx context.Context, req *pb.DeleteSnapshotRequest) (
 			snapshot, _ := v.Snapshot(name)
 			return snapshot.CreateIndex
 		}
-		return removed(ctx, a, call, index, func() error { return a.Snapshots.Delete(ctx, name) })
+		return removed(ctx, a, call, index, func() error { return run(a.Snapshots, ctx, call, name) })
 	})
-	return &pb.DeleteSnapshotReply{Answer: at}, err
 }
 
 func (n *snapshots) List(ctx context.Context, req *pb.ListSnapshotsRequest) (*pb.ListSnapshotsReply, error) {

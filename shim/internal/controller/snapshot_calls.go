@@ -1,0 +1,407 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/csi"
+	"holdfast/shim/internal/intent"
+)
+
+// SnapshotDriver makes the CSI calls for snapshots.
+type SnapshotDriver interface {
+	CreateSnapshot(context.Context, registry.InstanceKey, csi.CreateSnapshotRequest) (csi.Snapshot, error)
+	DeleteSnapshot(context.Context, registry.InstanceKey, csi.SnapshotRequest) error
+	GetSnapshot(context.Context, registry.InstanceKey, csi.SnapshotRequest) (csi.Snapshot, error)
+	ListSnapshots(ctx context.Context, at registry.InstanceKey, volume registry.ExternalID, token string) (
+		page []csi.Snapshot, next string, err error)
+}
+
+// work is what a caller wants of one snapshot.
+type work struct {
+	name    registry.SnapshotName
+	op      registry.OperationID // of the host; empty: none
+	created registry.Seq         // CreateIndex of the record: a later one of the same name is another snapshot
+	wanted  func(registry.VolumeSnapshot) bool
+	fresh   bool // the caller has just stored the state, and no call was sent for it
+}
+
+func finished(snap registry.VolumeSnapshot) bool { return !snap.State.Unfinished() }
+
+// find returns the record that the work is about.
+func (w work) find(view registry.View) (snap registry.VolumeSnapshot, found bool) {
+	snap, found = view.Snapshot(w.name)
+	return snap, found && snap.CreateIndex == w.created
+}
+
+// readyBackoff is the wait between two questions whether a snapshot is ready_to_use.
+var readyBackoff = intent.Backoff{First: 200 * time.Millisecond, Max: 30 * time.Second}
+
+// finish makes calls until the snapshot is as wanted or gone, until the retry policy gives up, or until ctx ends.
+func (s *Snapshots) finish(ctx context.Context, w work) error {
+	answers := map[string]int{} // by code
+	for try := uint64(1); ; try++ {
+		done, sent, err := s.step(ctx, w)
+		if done {
+			return err
+		}
+		w.fresh = w.fresh && !sent
+		backoff := readyBackoff
+		failure, is := errors.AsType[*registry.CallError](err)
+		switch {
+		case err == nil:
+			clear(answers)
+		case is:
+			row := intent.PolicyOf(policyRPC(failure.RPC)).Row(failure.Code)
+			backoff = row.Backoff
+			if answers[failure.Code]++; answers[failure.Code] >= row.Tries {
+				return fmt.Errorf("%w; %s", err, row.Advice)
+			}
+		default:
+			return err
+		}
+		if !intent.Sleep(ctx, backoff.Delay(try, rand.Float64())) {
+			if err == nil {
+				return context.Cause(ctx)
+			}
+			return fmt.Errorf("%w (given up: %w)", err, context.Cause(ctx))
+		}
+	}
+}
+
+// policyRPC returns the RPC whose retry policy counts. GetSnapshot asks what CreateSnapshot asks.
+func policyRPC(rpc registry.RPC) registry.RPC {
+	if rpc == registry.GetSnapshotRPC {
+		return registry.CreateSnapshotRPC
+	}
+	return rpc
+}
+
+// step makes the next call for a snapshot and stores what came of it, unless the snapshot is as wanted or gone. done
+// reports whether it is, or whether the error is final. sent reports whether the plugin may have got the call. step
+// waits for the plugin without a lock.
+func (s *Snapshots) step(ctx context.Context, w work) (done, sent bool, err error) {
+	var snap registry.VolumeSnapshot
+	look := func(view registry.View) error {
+		var found bool
+		snap, found = w.find(view)
+		done = !found || w.wanted(snap)
+		return nil
+	}
+	if err := s.volumes.State.View(ctx, look); err != nil || done {
+		return done, false, err
+	}
+	inst, err := s.snapshotter(ctx, snap.Plugin)
+	if err != nil {
+		return false, false, err
+	}
+	secrets, err := s.secrets(ctx, snap)
+	if err != nil {
+		return false, false, err
+	}
+	unlock, err := s.lock(ctx, snap)
+	if err != nil {
+		return false, false, err
+	}
+	defer unlock()
+	if err := s.volumes.State.View(ctx, look); err != nil || done {
+		return done, false, err
+	}
+	var next *registry.VolumeSnapshot
+	next, sent, err = s.call(ctx, w, snap, inst, secrets)
+	final := next == nil || w.wanted(*next)
+	return final, sent, err
+}
+
+func (s *Snapshots) secrets(
+	ctx context.Context, snap registry.VolumeSnapshot,
+) (map[string]registry.SecretValue, error) {
+	if len(snap.Secrets) == 0 {
+		return nil, nil
+	}
+	values, err := s.volumes.Secrets.Resolve(ctx, snap.Secrets)
+	if err != nil {
+		return nil, fmt.Errorf("secrets of snapshot %s: %w", snap.SnapshotName(), err)
+	}
+	return values, nil
+}
+
+// lock takes the locks of the snapshot's name and of its volume.
+func (s *Snapshots) lock(ctx context.Context, snap registry.VolumeSnapshot) (unlock func(), err error) {
+	what := "a call for snapshot " + snap.SnapshotName().String()
+	name, err := s.volumes.Locks.Lock(ctx, snap.SnapshotName(), what)
+	if err != nil {
+		return nil, err
+	}
+	volume, err := s.volumes.Locks.Lock(ctx, registry.VolumeKey{Plugin: snap.Plugin, External: snap.Source}, what)
+	if err != nil {
+		name()
+		return nil, err
+	}
+	return func() { volume(); name() }, nil
+}
+
+// call makes one call. next is the record after it; nil: it is gone. An error that is not a *registry.CallError says
+// that nothing was sent.
+func (s *Snapshots) call(
+	ctx context.Context, w work, snap registry.VolumeSnapshot, inst registry.Instance,
+	secrets map[string]registry.SecretValue,
+) (next *registry.VolumeSnapshot, sent bool, err error) {
+	rpc := registry.CreateSnapshotRPC
+	switch {
+	case snap.State == registry.SnapshotDeleting:
+		rpc = registry.DeleteSnapshotRPC
+	case snap.State == registry.SnapshotProcessing && inst.Fingerprint.Has(registry.GetSnapshot):
+		rpc = registry.GetSnapshotRPC
+	}
+	var answer csi.Snapshot
+	err = s.volumes.Once(ctx, w.op, intent.PolicyOf(policyRPC(rpc)).Deadline, func(ctx context.Context) (err error) {
+		known := csi.SnapshotRequest{Snapshot: snap.External, Secrets: secrets,
+			Private: csi.Private{Contexts: []map[string]string{snap.Parameters}}}
+		switch rpc {
+		case registry.DeleteSnapshotRPC:
+			return s.driver.DeleteSnapshot(ctx, inst.InstanceKey, known)
+		case registry.GetSnapshotRPC:
+			answer, err = s.driver.GetSnapshot(ctx, inst.InstanceKey, known)
+		default:
+			answer, err = s.driver.CreateSnapshot(ctx, inst.InstanceKey, csi.CreateSnapshotRequest{
+				Name: snap.Name, Volume: snap.Source, Parameters: snap.Parameters, Secrets: secrets})
+		}
+		return err
+	})
+	failure, is := errors.AsType[*registry.CallError](err)
+	if err != nil && !is {
+		return &snap, false, err
+	}
+	// A failure with a code of gRPC itself belongs to a call that has not reached the plugin.
+	sent = failure == nil || failure.Outcome != registry.OutcomeFailed || intent.Answers(failure.Code)
+	if !sent {
+		return &snap, false, err
+	}
+	if rpc == registry.DeleteSnapshotRPC {
+		next, err = s.deleted(ctx, w, snap, failure)
+	} else {
+		next, err = s.taken(ctx, w, snap, inst.InstanceKey, rpc, answer, failure)
+	}
+	return next, true, err
+}
+
+// taken stores the answer to CreateSnapshot or GetSnapshot.
+func (s *Snapshots) taken(
+	ctx context.Context, w work, snap registry.VolumeSnapshot, at registry.InstanceKey, rpc registry.RPC,
+	answer csi.Snapshot, failure *registry.CallError,
+) (*registry.VolumeSnapshot, error) {
+	next := snap
+	if failure == nil {
+		failure = s.accept(ctx, &next, at, rpc, answer)
+	}
+	if failure == nil {
+		return s.store(ctx, snap, next, s.progress(snap, next), nil)
+	}
+	next.Failure = registry.Failure{RPC: rpc, Code: failure.Code, Detail: failure.Detail, Since: s.volumes.Now()}
+	detail := failure.Code + ": " + failure.Detail
+	switch {
+	case remains(rpc, snap, failure):
+		return s.store(ctx, snap, next, nil, failure)
+	case w.fresh && failure.Code != "OK": // no other call may have taken it
+		return nil, errors.Join(failure, s.commit(ctx, snap, registry.Change{Delete: []registry.Key{snap.Key()},
+			Events: []registry.Event{s.event(registry.EventSnapshotFailed, snap, detail)}}))
+	}
+	next.State = registry.SnapshotFailed
+	return s.store(ctx, snap, next, []registry.Event{s.event(registry.EventSnapshotFailed, next, detail)}, failure)
+}
+
+// remains reports whether the state of a snapshot that is being taken stays as it is after a failure, so that the call
+// is repeated.
+func remains(rpc registry.RPC, snap registry.VolumeSnapshot, failure *registry.CallError) bool {
+	switch {
+	case failure.Code == "OK": // the answer cannot be used
+		return false
+	case rpc == registry.GetSnapshotRPC:
+		return failure.Code != "NOT_FOUND"
+	case failure.Outcome != registry.OutcomeFailed, snap.State == registry.SnapshotProcessing:
+		return true
+	}
+	return intent.RejectsCall(failure.Code) && snap.ModifyIndex != snap.CreateIndex
+}
+
+// progress returns the events of a success.
+func (s *Snapshots) progress(was, is registry.VolumeSnapshot) (events []registry.Event) {
+	if was.External == "" {
+		events = append(events, s.event(registry.EventSnapshotTaken, is, ""))
+	}
+	if is.State == registry.SnapshotReady {
+		events = append(events, s.event(registry.EventSnapshotReady, is, fmt.Sprintf("%d bytes", is.Size)))
+	}
+	return events
+}
+
+// accept copies the plugin's answer to the snapshot after checking it.
+func (s *Snapshots) accept(
+	ctx context.Context, snap *registry.VolumeSnapshot, at registry.InstanceKey, rpc registry.RPC, answer csi.Snapshot,
+) *registry.CallError {
+	if err := s.check(ctx, *snap, answer); err != nil {
+		failure, _ := errors.AsType[*registry.CallError](badResponse(rpc, at, registry.ErrInternal,
+			"the plugin's answer cannot be used: %v", err))
+		return failure
+	}
+	snap.External = registry.ExternalID(answer.ID)
+	snap.Size, snap.Taken, snap.Group, snap.Failure = answer.Size, answer.Taken, answer.Group, registry.Failure{}
+	snap.State = registry.SnapshotProcessing
+	if answer.Ready {
+		snap.State = registry.SnapshotReady
+	}
+	return nil
+}
+
+func (s *Snapshots) check(ctx context.Context, snap registry.VolumeSnapshot, answer csi.Snapshot) error {
+	id, err := registry.ParseExternalID(answer.ID)
+	if err == nil {
+		_, err = registry.ParseExternalID(string(answer.Volume))
+	}
+	if err == nil && answer.Group != "" {
+		_, err = registry.ParseExternalID(string(answer.Group))
+	}
+	switch {
+	case err != nil:
+		return err
+	case snap.External != "" && snap.External != id:
+		return registry.Invalid("it calls the snapshot %q, and called it %q before", id, snap.External)
+	case answer.Volume != snap.Source:
+		return registry.Invalid("it was asked for a snapshot of volume %q, and says that %q is one of volume %q",
+			snap.Source, id, answer.Volume)
+	case answer.Size < 0:
+		return registry.Invalid("the size of snapshot %q is %d", id, answer.Size)
+	}
+	return s.volumes.State.View(ctx, func(view registry.View) error {
+		for _, other := range view.Snapshots() {
+			if other.Plugin == snap.Plugin && other.External == id && other.SnapshotName() != snap.SnapshotName() {
+				return registry.Invalid("it calls the snapshot %q, which is snapshot %s already", id, other.SnapshotName())
+			}
+		}
+		return nil
+	})
+}
+
+// deleted stores the answer to DeleteSnapshot.
+func (s *Snapshots) deleted(
+	ctx context.Context, w work, snap registry.VolumeSnapshot, failure *registry.CallError,
+) (*registry.VolumeSnapshot, error) {
+	if failure == nil || failure.Code == "NOT_FOUND" {
+		return nil, s.commit(ctx, snap, registry.Change{Delete: []registry.Key{snap.Key()},
+			Events: []registry.Event{s.event(registry.EventSnapshotDeleted, snap, "")}})
+	}
+	next := snap
+	next.Failure = registry.Failure{RPC: registry.DeleteSnapshotRPC, Code: failure.Code, Detail: failure.Detail,
+		Since: s.volumes.Now()}
+	// After a call without a certain outcome only one answer says that the snapshot exists.
+	if failure.Outcome != registry.OutcomeFailed || !w.fresh && failure.Code != "FAILED_PRECONDITION" {
+		return s.store(ctx, snap, next, nil, failure)
+	}
+	next.State, next.Before = snap.Before, ""
+	return s.store(ctx, snap, next,
+		[]registry.Event{s.event(registry.EventSnapshotKept, next, failure.Code+": "+failure.Detail)}, failure)
+}
+
+// store commits the next record, unless it only repeats the last failure. It returns the failure of the call.
+func (s *Snapshots) store(
+	ctx context.Context, was, next registry.VolumeSnapshot, events []registry.Event, failure *registry.CallError,
+) (*registry.VolumeSnapshot, error) {
+	var err error
+	if failure != nil {
+		err = failure
+	}
+	same := next.State == was.State && next.External == was.External && next.Failure.RPC == was.Failure.RPC &&
+		next.Failure.Code == was.Failure.Code
+	if same && len(events) == 0 {
+		return &next, err
+	}
+	return &next, errors.Join(err, s.commit(ctx, was, registry.Change{Put: []registry.Record{next}, Events: events}))
+}
+
+// commit stores an outcome, even if ctx has ended. It stores nothing if the record is gone.
+func (s *Snapshots) commit(ctx context.Context, was registry.VolumeSnapshot, change registry.Change) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), intent.Grace)
+	defer cancel()
+	_, err := s.volumes.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
+		now, found := view.Snapshot(was.SnapshotName())
+		if !found || now.CreateIndex != was.CreateIndex {
+			return registry.Change{}, nil
+		}
+		return change, nil
+	})
+	if err != nil {
+		err = fmt.Errorf("store the outcome: %w", err)
+	}
+	return err
+}
+
+// Limits of a list of a plugin's snapshots, so that one without an end ends, and fits into a message.
+const (
+	maxListed      = 20_000
+	maxListedPages = 2_000
+)
+
+// ListAtPlugin lists the snapshots that the plugin has, of one volume or of all. Those with a record have its fields.
+func (s *Snapshots) ListAtPlugin(
+	ctx context.Context, id registry.PluginID, volume registry.ExternalID,
+) (list []registry.VolumeSnapshot, err error) {
+	inst, has, err := s.volumes.awaitController(ctx, id, false)
+	if err == nil && (!has || !inst.Fingerprint.Has(registry.ListSnapshots)) {
+		err = registry.Errorf(registry.ErrUnsupported, "plugin %s cannot list snapshots (it lacks %s)", id,
+			registry.ListSnapshots)
+	}
+	if err != nil {
+		return nil, err
+	}
+	all, err := s.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	recorded := map[registry.ExternalID]registry.VolumeSnapshot{}
+	for _, snap := range all {
+		if snap.Plugin == id && snap.External != "" {
+			recorded[snap.External] = snap
+		}
+	}
+	last := ""
+	for range maxListedPages {
+		page, next, err := s.driver.ListSnapshots(ctx, inst.InstanceKey, volume, last)
+		if err != nil {
+			return nil, fmt.Errorf("list the snapshots of plugin %s: %w", id, err)
+		}
+		for _, found := range page {
+			list = append(list, describe(id, found, recorded))
+		}
+		switch {
+		case next == "":
+			return list, nil
+		case len(list) > maxListed:
+			return nil, registry.Errorf(registry.ErrExhausted, "plugin %s lists more than %d snapshots", id, maxListed)
+		}
+		last = next
+	}
+	return nil, registry.Errorf(registry.ErrInternal, "plugin %s lists its snapshots without an end", id)
+}
+
+// describe returns a snapshot as its plugin lists it, with the fields of its record if there is one.
+func describe(
+	id registry.PluginID, found csi.Snapshot, recorded map[registry.ExternalID]registry.VolumeSnapshot,
+) registry.VolumeSnapshot {
+	snap, known := recorded[registry.ExternalID(found.ID)]
+	if !known {
+		snap = registry.VolumeSnapshot{Plugin: id, External: registry.ExternalID(found.ID)}
+	}
+	snap.Source, snap.Size, snap.Taken, snap.Group = found.Volume, found.Size, found.Taken, found.Group
+	if snap.State != registry.SnapshotDeleting {
+		snap.State = registry.SnapshotProcessing
+		if found.Ready {
+			snap.State = registry.SnapshotReady
+		}
+	}
+	return snap
+}
