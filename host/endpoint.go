@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -20,6 +21,9 @@ import (
 // maxCSIMessage is the largest message that a CSI client may send, in bytes.
 const maxCSIMessage = 4 << 20
 
+// csiMethods begins the methods of every CSI service.
+const csiMethods = "/csi.v1."
+
 // ServeCSI serves the CSI services of a plugin (CSI spec: Identity, Controller, GroupController, SnapshotMetadata and
 // Node) to CSI clients on l, until ctx ends or l fails, and closes l. A client needs no other address while instances of
 // the plugin come and go and shims are swapped: calls are held and repeated like those of a Host. Messages are passed
@@ -31,7 +35,7 @@ func (h *Host) ServeCSI(ctx context.Context, plugin PluginID, l net.Listener) er
 	if _, err := registry.ParsePluginID(string(plugin)); err != nil {
 		return errors.Join(err, l.Close())
 	}
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxCSIMessage), grpc.UnknownServiceHandler(
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxCSIMessage), grpc.WaitForHandlers(true), grpc.UnknownServiceHandler(
 		func(_ any, client grpc.ServerStream) error { return h.passCSI(plugin, client) }))
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
@@ -46,9 +50,13 @@ func (h *Host) ServeCSI(ctx context.Context, plugin PluginID, l net.Listener) er
 	}
 }
 
-// passCSI passes one call of a CSI client to the active shim. An Empty keeps the fields of any message.
+// passCSI passes one call of a CSI client to the active shim. emptypb.Empty keeps all fields as unknown fields, so a
+// message is forwarded unchanged.
 func (h *Host) passCSI(plugin PluginID, client grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(client)
+	if !strings.HasPrefix(method, csiMethods) { // the shim has other services, which are for this host alone
+		return status.Errorf(codes.Unimplemented, "unknown method %s", method)
+	}
 	request := &emptypb.Empty{}
 	if err := client.RecvMsg(request); err != nil {
 		return err

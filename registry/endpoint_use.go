@@ -6,9 +6,9 @@ import "time"
 // The volume has no record of its own meanwhile. Nodes share it.
 type EndpointUse struct {
 	Volume      VolumeKey `json:"volume"`
-	Call        RPC       `json:"call"`  // ControllerPublishVolume, NodeStageVolume or NodePublishVolume
-	Place       string    `json:"place"` // its node_id, staging_target_path or target_path
-	Node        NodeName  `json:"node"`  // whose host serves the endpoint
+	Call        RPC       `json:"call"`   // ControllerPublishVolume, NodeStageVolume or NodePublishVolume
+	Target      string    `json:"target"` // its node_id, staging_target_path or target_path
+	Node        NodeName  `json:"node"`   // whose host serves the endpoint
 	CreateIndex Seq       `json:"create_index"`
 	ModifyIndex Seq       `json:"modify_index"`
 	Since       time.Time `json:"since,omitzero"`
@@ -16,5 +16,5 @@ type EndpointUse struct {
 
 // Key returns the key of the record.
 func (u EndpointUse) Key() Key {
-	return Key{BucketEndpointUses, PathOf(u.Volume.Plugin, string(u.Volume.External), string(u.Node), string(u.Call), u.Place)}
+	return Key{BucketEndpointUses, PathOf(u.Volume.Plugin, string(u.Volume.External), string(u.Node), string(u.Call), u.Target)}
 }

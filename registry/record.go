@@ -70,7 +70,7 @@ var RecordTypes = []RecordType{
 	{Bucket: BucketSnapshots, Owner: "controller", Shared: true, Path: []string{"namespace", "snapshot"},
 		codec: codecOf(func(r *VolumeSnapshot) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
 	{Bucket: BucketEndpointUses, Owner: "endpoint", Shared: true,
-		Path:  []string{"plugin", "external id", "node", "call", "place"},
+		Path:  []string{"plugin", "external id", "node", "call", "target"},
 		codec: codecOf(func(r *EndpointUse) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
 	// An operation has no ModifyIndex. It keeps its CreateIndex when it is answered.
 	{Bucket: BucketRequests, Owner: "rpc", Release: true, Path: []string{"operation"},

@@ -2,14 +2,13 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"sync"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"holdfast/host"
 	"holdfast/host/agent/control"
@@ -55,12 +54,10 @@ func listenCSI(path string) (net.Listener, error) {
 	case answers:
 		return nil, registry.Errorf(registry.ErrConflict, "another process is listening on %s", path)
 	}
+	defer unix.Umask(unix.Umask(0o177)) // its directory may be open to other users
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("socket of the CSI endpoint: %w", err)
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
 }
@@ -75,6 +72,7 @@ func forwardCSI(
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
+	defer l.Close()
 	for {
 		conn, err := l.Accept()
 		if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"holdfast/hooks"
 	"holdfast/host"
 	"holdfast/host/agent"
 	"holdfast/internal/display"
@@ -282,15 +283,35 @@ func (o *foreground) runJobs(ctx context.Context) error {
 	if err := o.startVolumesThenUsers(ctx); err != nil {
 		return err
 	}
+	users, batch := o.users()
 	err := o.agent.Await(ctx, func(all []*agent.AllocRecord) bool {
-		users := slices.DeleteFunc(o.current(all), func(r *agent.AllocRecord) bool { return len(r.Plugins()) > 0 })
-		return len(users) > 0 && !slices.ContainsFunc(users,
-			func(r *agent.AllocRecord) bool { return !r.State.Ended() || !strings.HasSuffix(r.JobType, "batch") })
+		ended := 0
+		for _, r := range o.current(all) {
+			if len(r.Plugins()) == 0 && r.State.Ended() {
+				ended++
+			}
+		}
+		return batch && users > 0 && ended >= users
 	})
 	if err != nil {
 		return err
 	}
 	return o.failures()
+}
+
+// users counts the allocs of the jobs that run no plugin. batch means that all of them are of batch jobs.
+func (o *foreground) users() (n int, batch bool) {
+	batch = true
+	for _, p := range o.jobs {
+		for _, g := range p.job.Groups {
+			if slices.ContainsFunc(g.Tasks, func(t hooks.Task) bool { return len(t.Sealed) > 0 }) {
+				continue
+			}
+			n += g.Count
+			batch = batch && strings.HasSuffix(p.job.Type, "batch")
+		}
+	}
+	return n, batch
 }
 
 // startVolumesThenUsers continues after the plugins have been submitted.

@@ -405,7 +405,7 @@ func checkIDFree(view registry.View, v registry.Volume) error {
 	if uses := view.EndpointUses(v.VolumeKey()); len(uses) > 0 {
 		return registry.Errorf(registry.ErrConflict,
 			"a client of the CSI endpoint uses volume %q of plugin %s (%s at %s); end that use there first",
-			v.External, v.Plugin, uses[0].Call, uses[0].Place)
+			v.External, v.Plugin, uses[0].Call, uses[0].Target)
 	}
 	other, found := view.VolumeByKey(v.VolumeKey())
 	if !found || other.VolumeName() == v.VolumeName() {

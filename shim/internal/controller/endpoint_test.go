@@ -9,7 +9,7 @@ import (
 
 // A volume that a client of the CSI endpoint uses is neither registered nor created.
 func TestVolumeOfAnEndpointsClientIsRefused(t *testing.T) {
-	use := registry.EndpointUse{Volume: key, Call: registry.NodePublishRPC, Place: "/target", Node: "n1"}
+	use := registry.EndpointUse{Volume: key, Call: registry.NodePublishRPC, Target: "/target", Node: "n1"}
 	known := spec()
 	known.External = key.External
 	d := open(t, of(registry.CreateDelete), use)

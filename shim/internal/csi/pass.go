@@ -30,9 +30,9 @@ func (f *Fleet) Pass(
 	ctx context.Context, at registry.InstanceKey, call Passed, reply func(*emptypb.Empty) error,
 ) (answered bool, err error) {
 	sent := f.secretsOf(at.Plugin)
-	known := call.Decoded
-	if known == nil {
-		known = call.Message
+	known, more := call.Decoded, PrivateFunc(nil)
+	if known == nil { // any of its fields may be secret
+		known, more = call.Message, func(context.Context) Private { return Private{Unknown: true} }
 	}
 	sent.add(secretsIn(known))
 	c, in, err := f.of(at)
@@ -56,7 +56,7 @@ func (f *Fleet) Pass(
 		return answered, nil
 	}
 	c.doubt(err)
-	return answered, failure(call.RPC, at, err, trace, sent.redactorOf(ctx, known, nil))
+	return answered, failure(call.RPC, at, err, trace, sent.redactorOf(ctx, known, more))
 }
 
 // pass makes a call with one request and any number of messages in its answer. A unary call is one with one message.

@@ -38,6 +38,7 @@ type Endpoint struct {
 	intent.Calls
 	Instances Plugins
 	Node      registry.NodeName
+	Since     time.Time // when this shim became active
 }
 
 // call is one call of a client.
@@ -48,35 +49,69 @@ type call struct {
 	request proto.Message // raw, decoded; nil: the method is unknown to this build
 	volumes []registry.VolumeKey
 
+	op       registry.OperationID
 	repeated bool // it may still run at the plugin
+}
+
+// Request is a call of a client.
+type Request struct {
+	Plugin    registry.PluginID
+	Method    string // full gRPC method, such as /csi.v1.Node/NodeStageVolume
+	Message   *emptypb.Empty
+	Operation registry.OperationID
+	// Repeated means that the same call was cut off before. It may still run at the plugin, which then answers ABORTED (CSI
+	// spec "Error Scheme"). Pass waits for its end.
+	Repeated bool
 }
 
 // Pass passes a call to the plugin, and each message of the answer to reply. Its error is the plugin's, with its code,
 // an error of reply, or one of package registry.
-//
-// repeated means that the same call was cut off before and may still run at the plugin, which then answers ABORTED (CSI
-// spec "Error Scheme"). Pass waits for its end.
-func (e *Endpoint) Pass(
-	ctx context.Context, plugin registry.PluginID, full string, request *emptypb.Empty, repeated bool,
-	reply func(*emptypb.Empty) error,
-) error {
-	c, err := newCall(plugin, full, request)
+func (e *Endpoint) Pass(ctx context.Context, r Request, reply func(*emptypb.Empty) error) error {
+	c, err := newCall(r.Plugin, r.Method, r.Message)
 	if err != nil {
 		return err
 	}
-	c.repeated = repeated
+	c.op, c.repeated = r.Operation, r.Repeated
+	if _, err := e.instance(ctx, c); err != nil { // before a use is recorded
+		return err
+	}
+	if c.effect() == reads {
+		return e.read(ctx, c, reply)
+	}
 	unlock, err := e.lock(ctx, c)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	begun, err := e.begin(ctx, c)
+	isNew, err := e.begin(ctx, c)
 	if err != nil {
 		return err
 	}
-	lost, err := e.send(ctx, c, reply)
-	return errors.Join(err, e.end(ctx, c, begun && !lost, err))
+	o := e.send(ctx, c, reply)
+	return errors.Join(o.err, o.replyErr, e.end(ctx, c, isNew, o))
 }
+
+// read makes a call that gives way to other calls for its volume, after which it is made again.
+func (e *Endpoint) read(ctx context.Context, c call, reply func(*emptypb.Empty) error) error {
+	if len(c.volumes) != 1 {
+		o := e.send(ctx, c, reply)
+		return errors.Join(o.err, o.replyErr)
+	}
+	for {
+		held, unlock, err := e.Locks.LockYielding(ctx, c.volumes[0], c.what())
+		if err != nil {
+			return err
+		}
+		o := e.send(held, c, reply)
+		yielded := errors.Is(context.Cause(held), intent.ErrYielded)
+		unlock()
+		if !yielded || o.err == nil || o.replied || ctx.Err() != nil {
+			return errors.Join(o.err, o.replyErr)
+		}
+	}
+}
+
+func (c call) what() string { return string(c.rpc) + " of a client of the CSI endpoint" }
 
 func newCall(plugin registry.PluginID, full string, raw *emptypb.Empty) (c call, err error) {
 	m, is := parseMethod(full)
@@ -88,7 +123,7 @@ func newCall(plugin registry.PluginID, full string, raw *emptypb.Empty) (c call,
 		return c, registry.Invalid("the request of %s cannot be decoded: %w", m.rpc, err)
 	}
 	for _, id := range volumesOf(c.request) {
-		if m.effect() != none {
+		if m.effect() != reads {
 			if _, err := registry.ParseExternalID(string(id)); err != nil {
 				return c, err
 			}
@@ -100,7 +135,7 @@ func newCall(plugin registry.PluginID, full string, raw *emptypb.Empty) (c call,
 	return c, nil
 }
 
-// object identifies what is no volume (yet) in calls: what is made under a name, or a snapshot.
+// object is the key of the lock of a name or a snapshot id in requests.
 type object struct {
 	plugin registry.PluginID
 	field  protoreflect.Name
@@ -108,6 +143,19 @@ type object struct {
 }
 
 func (o object) String() string { return fmt.Sprintf("%s %q of plugin %s", o.field, o.value, o.plugin) }
+
+// keys returns the keys of what the request names. A list names nothing: its ABORTED means an invalid token.
+func (c call) keys() (keys []intent.Key) {
+	for _, field := range []protoreflect.Name{"name", "snapshot_id", "group_snapshot_id"} {
+		if value := text(c.request, field); value != "" && c.effect() != reads {
+			keys = append(keys, object{c.plugin, field, value})
+		}
+	}
+	for _, v := range c.volumes {
+		keys = append(keys, v)
+	}
+	return keys
+}
 
 // lock waits for other calls that name the same objects. All calls lock in the same order.
 func (e *Endpoint) lock(ctx context.Context, c call) (unlock func(), err error) {
@@ -117,17 +165,8 @@ func (e *Endpoint) lock(ctx context.Context, c call) (unlock func(), err error) 
 			one()
 		}
 	}
-	var keys []intent.Key
-	for _, field := range []protoreflect.Name{"name", "snapshot_id", "group_snapshot_id"} {
-		if value := text(c.request, field); value != "" {
-			keys = append(keys, object{c.plugin, field, value})
-		}
-	}
-	for _, v := range c.volumes {
-		keys = append(keys, v)
-	}
-	for _, key := range keys {
-		one, err := e.Locks.Lock(ctx, key, string(c.rpc)+" of a client of the CSI endpoint")
+	for _, key := range c.keys() {
+		one, err := e.Locks.Lock(ctx, key, c.what())
 		if err != nil {
 			unlock()
 			return nil, err
@@ -137,69 +176,87 @@ func (e *Endpoint) lock(ctx context.Context, c call) (unlock func(), err error) 
 	return unlock, nil
 }
 
-// begin refuses the call if it would change a volume of Holdfast's own, and records the use that it begins. begun
-// reports whether the use is new.
-func (e *Endpoint) begin(ctx context.Context, c call) (begun bool, err error) {
-	if c.effect() == none || len(c.volumes) == 0 {
-		return false, nil
-	}
-	decide := func(view registry.View) (change registry.Change, err error) {
-		for _, key := range c.volumes {
-			if v, found := view.VolumeByKey(key); found {
-				return change, registry.Errorf(registry.ErrConflict, "volume %q of plugin %s is volume %s of Holdfast, "+
-					"which alone changes it; use holdfast volume, or deregister it there first",
-					key.External, key.Plugin, v.VolumeName())
-			}
+// begin refuses the call if it would change what is registered in Holdfast, and records the use that it begins. isNew
+// reports whether the use was not recorded before.
+func (e *Endpoint) begin(ctx context.Context, c call) (isNew bool, err error) {
+	_, err = registry.Ensure(ctx, e.State, func(view registry.View) (change registry.Change, err error) {
+		isNew = false
+		if err := c.checkRegistered(view); err != nil {
+			return change, err
 		}
-		use, is := c.use(e.Node, e.Now())
-		known := slices.ContainsFunc(view.EndpointUses(use.Volume), func(u registry.EndpointUse) bool { return u.Key() == use.Key() })
-		if begun = is && !known; begun {
-			change.Put = append(change.Put, use)
+		use, ok := c.use(e.Node, e.Now())
+		if ok && !slices.ContainsFunc(view.EndpointUses(use.Volume), sameUse(use)) {
+			isNew, change.Put = true, []registry.Record{use}
 		}
 		return change, nil
+	})
+	return isNew, err
+}
+
+// checkRegistered returns an ErrConflict if the call would change a volume or delete a snapshot that Holdfast has a
+// record of.
+func (c call) checkRegistered(view registry.View) error {
+	if c.effect() == snapshots {
+		id := text(c.request, "snapshot_id")
+		for _, snap := range view.Snapshots() {
+			if snap.Plugin == c.plugin && id != "" && string(snap.External) == id {
+				return registry.Errorf(registry.ErrConflict, "snapshot %q of plugin %s is snapshot %s in Holdfast, "+
+					"which alone deletes it; use holdfast snapshot, or deregister it there first", id, c.plugin, snap.SnapshotName())
+			}
+		}
+		return nil
 	}
-	_, err = registry.Ensure(ctx, e.State, decide)
-	return begun, err
+	for _, key := range c.volumes {
+		if v, found := view.VolumeByKey(key); found {
+			return registry.Errorf(registry.ErrConflict, "volume %q of plugin %s is registered in Holdfast as %s, "+
+				"which alone changes it; use holdfast volume, or deregister it there first",
+				key.External, key.Plugin, v.VolumeName())
+		}
+	}
+	return nil
 }
 
 // use returns the use that the call begins, if it begins one.
-func (c call) use(node registry.NodeName, now time.Time) (use registry.EndpointUse, is bool) {
-	place := text(c.request, places[c.rpc])
-	use = registry.EndpointUse{Volume: c.volumes[0], Call: c.rpc, Place: place, Node: node, Since: now}
-	return use, c.effect() == begins && place != ""
+func (c call) use(node registry.NodeName, now time.Time) (use registry.EndpointUse, ok bool) {
+	target := text(c.request, targets[c.rpc])
+	if c.effect() != begins || target == "" || len(c.volumes) == 0 {
+		return use, false
+	}
+	return registry.EndpointUse{Volume: c.volumes[0], Call: c.rpc, Target: target, Node: node, Since: now}, true
 }
 
-// end removes records of uses: those that the call has ended, or the new one if the call has certainly failed.
-func (e *Endpoint) end(ctx context.Context, c call, isNew bool, failed error) error {
-	if c.effect() == none || len(c.volumes) == 0 {
-		return nil
-	}
-	failure, is := errors.AsType[*registry.CallError](failed)
-	certain := is && failure.Outcome == registry.OutcomeFailed
-	over := func(use registry.EndpointUse) bool { return false }
+// sameUse returns a function that reports whether a record is that of the use.
+func sameUse(use registry.EndpointUse) func(registry.EndpointUse) bool {
+	return func(other registry.EndpointUse) bool { return other.Key() == use.Key() }
+}
+
+// end removes records of uses: those that the call has ended, or the new one if the call has certainly had no effect.
+func (e *Endpoint) end(ctx context.Context, c call, isNew bool, o outcome) error {
+	var ended func(use registry.EndpointUse) bool
 	switch {
-	case c.effect() == begins && isNew && certain:
-		over = func(use registry.EndpointUse) bool {
-			return use.Call == c.rpc && use.Place == text(c.request, places[c.rpc])
+	case c.effect() == begins && isNew && o.none():
+		begun, _ := c.use(e.Node, time.Time{})
+		ended = sameUse(begun)
+	case c.effect() == ends && o.err == nil:
+		did := undoOf[c.rpc]
+		target := text(c.request, targets[did])
+		ended = func(use registry.EndpointUse) bool {
+			if did == registry.ControllerPublishRPC { // without a node it detaches the volume from every node
+				return use.Call == did && (use.Target == target || target == "")
+			}
+			return use.Call == did && use.Target == target && use.Node == e.Node
 		}
-	case c.effect() == ends && failed == nil:
-		began := undoes[c.rpc]
-		place := text(c.request, places[began])
-		over = func(use registry.EndpointUse) bool {
-			// ControllerUnpublishVolume without a node detaches the volume from every node.
-			return use.Call == began && (use.Place == place || place == "" && began == registry.ControllerPublishRPC)
-		}
-	case c.effect() == deletes && failed == nil:
-		over = func(registry.EndpointUse) bool { return true }
+	case c.effect() == deletes && o.err == nil:
+		ended = func(registry.EndpointUse) bool { return true }
 	default:
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), intent.Grace)
 	defer cancel()
 	_, err := registry.Ensure(ctx, e.State, func(view registry.View) (change registry.Change, err error) {
 		for _, key := range c.volumes {
 			for _, use := range view.EndpointUses(key) {
-				if over(use) {
+				if ended(use) {
 					change.Delete = append(change.Delete, use.Key())
 				}
 			}
@@ -209,37 +266,76 @@ func (e *Endpoint) end(ctx context.Context, c call, isNew bool, failed error) er
 	return err
 }
 
-// commitTimeout bounds the commit of an outcome, after which the caller may be gone.
-const commitTimeout = 10 * time.Second
+// outcome is what came of a call.
+type outcome struct {
+	sent     bool  // an instance may have got it
+	lost     bool  // an instance that may have got it has given no answer
+	replied  bool  // a message was passed on
+	err      error // of the plugin, or why there was no call
+	replyErr error
+}
+
+// none reports whether the call has certainly had no effect.
+func (o outcome) none() bool {
+	failure, is := errors.AsType[*registry.CallError](o.err)
+	return o.err != nil && !o.lost && (!o.sent || is && failure.Outcome == registry.OutcomeFailed)
+}
 
 // repeatBackoff is the wait before a call is repeated.
 var repeatBackoff = intent.Backoff{First: 50 * time.Millisecond, Max: time.Second}
 
+// afterActivation is how long after its activation a shim repeats a call that the plugin answers with ABORTED: calls of
+// the shim before may still run.
+const afterActivation = 30 * time.Second
+
+// callLimit bounds one call to a plugin. The client's deadline may be shorter.
+const callLimit = 15 * time.Minute
+
 // send makes the call at the active instance, and repeats it while instances die before they answer, and while an
-// earlier one of the same call runs. lost reports whether an instance died that may have carried it out.
-func (e *Endpoint) send(ctx context.Context, c call, reply func(*emptypb.Empty) error) (lost bool, err error) {
+// earlier call may still run.
+func (e *Endpoint) send(ctx context.Context, c call, reply func(*emptypb.Empty) error) (o outcome) {
+	passOn := func(m *emptypb.Empty) error {
+		o.replied = true
+		o.replyErr = reply(m)
+		return o.replyErr
+	}
 	for try := uint64(1); ; try++ {
 		at, err := e.instance(ctx, c)
 		if err != nil {
-			return lost, err
+			o.err = err
+			return o
 		}
-		answered, err := e.Instances.Pass(ctx, at,
-			csi.Passed{Method: c.full, RPC: c.rpc, Message: c.raw, Decoded: c.request}, reply)
-		failure, is := errors.AsType[*registry.CallError](err)
-		if !is || !(answered && failure.Code == "ABORTED" && (c.repeated || lost) || !answered && failure.Code == "UNAVAILABLE") {
-			return lost, err
+		answered := false
+		o.err = e.Once(ctx, c.op, callLimit, func(ctx context.Context) (err error) {
+			answered, err = e.Instances.Pass(ctx, at,
+				csi.Passed{Method: c.full, RPC: c.rpc, Message: c.raw, Decoded: c.request}, passOn)
+			return err
+		})
+		if o.replyErr != nil {
+			o.sent, o.err = true, nil
+			return o
 		}
-		lost = lost || failure.Lost
-		select {
-		case <-ctx.Done():
-			return lost, err
-		case <-time.After(repeatBackoff.Delay(try, rand.Float64())):
+		failure, is := errors.AsType[*registry.CallError](o.err)
+		if o.err == nil || !is {
+			o.sent = o.sent || o.err == nil
+			return o
+		}
+		cut := !answered && (failure.Code == "UNAVAILABLE" || failure.Code == "CANCELLED")
+		o.sent = o.sent || failure.Lost || answered || failure.Outcome != registry.OutcomeFailed
+		o.lost = o.lost || failure.Lost || cut && failure.Outcome != registry.OutcomeFailed
+		runs := failure.Code == "ABORTED" && len(c.keys()) > 0 && (c.repeated || o.lost || time.Since(e.Since) < afterActivation)
+		if o.replied || !cut && !runs || !intent.Sleep(ctx, repeatBackoff.Delay(try, rand.Float64())) {
+			return o
 		}
 	}
 }
 
 // instance waits for the active instance that serves the call, unless no task is to become one.
 func (e *Endpoint) instance(ctx context.Context, c call) (at registry.InstanceKey, err error) {
+	return e.instanceAfter(ctx, c, 0)
+}
+
+func (e *Endpoint) instanceAfter(ctx context.Context, c call, waited time.Duration) (at registry.InstanceKey, err error) {
 	roles := c.roles()
 	for _, role := range roles {
 		if inst, found := e.Plugins.Find(role, c.plugin); found {
@@ -266,9 +362,21 @@ func (e *Endpoint) instance(ctx context.Context, c call) (at registry.InstanceKe
 				c.service)
 		}
 	}
-	return at, registry.Errorf(registry.ErrUnavailable, "plugin %s is not running: no task has it in its csi_plugin stanza",
-		c.plugin)
+	if waited >= taskWait {
+		return at, registry.Errorf(registry.ErrUnavailable,
+			"plugin %s is not running: no task has it in its csi_plugin stanza", c.plugin)
+	}
+	if !intent.Sleep(ctx, taskPause) {
+		return at, context.Cause(ctx)
+	}
+	return e.instanceAfter(ctx, c, waited+taskPause)
 }
+
+// A plugin without any task may be about to be started again, in a newer version.
+const (
+	taskWait  = 5 * time.Second
+	taskPause = 100 * time.Millisecond
+)
 
 // kinds maps kinds of error to the codes that a CSI client gets (CSI spec "Error Scheme").
 var kinds = []struct {

@@ -41,11 +41,11 @@ func TestEffectsCoverTheSpecification(t *testing.T) {
 			}
 			rpc, input := registry.RPC(m.Name()), m.Input().Fields()
 			if e == ends {
-				rpc = undoes[rpc]
+				rpc = undoOf[rpc]
 			}
 			if e == begins || e == ends {
-				if place := places[rpc]; place == "" || input.ByName(place) == nil || input.ByName("volume_id") == nil {
-					t.Errorf("%s has no volume, or no place %q", name, place)
+				if target := targets[rpc]; target == "" || input.ByName(target) == nil || input.ByName("volume_id") == nil {
+					t.Errorf("%s has no volume, or no target %q", name, target)
 				}
 			}
 		}
@@ -129,8 +129,8 @@ func (e *env) Pass(
 
 // call makes one call of a client.
 func (e *env) call(ctx context.Context, full string, request proto.Message) error {
-	return e.Endpoint.Pass(ctx, key.Plugin, "/csi.v1."+full, raw(e.t, request), e.repeated,
-		func(*emptypb.Empty) error { return nil })
+	return e.Endpoint.Pass(ctx, Request{Plugin: key.Plugin, Method: "/csi.v1." + full, Message: raw(e.t, request),
+		Repeated: e.repeated}, func(*emptypb.Empty) error { return nil })
 }
 
 // raw returns the message as a server gets it that does not know its type.
@@ -151,7 +151,7 @@ func (e *env) uses() (list []string) {
 	e.t.Helper()
 	err := e.State.View(context.Background(), func(v registry.View) error {
 		for _, u := range v.EndpointUses(key) {
-			list = append(list, string(u.Call)+" at "+u.Place)
+			list = append(list, string(u.Call)+" at "+u.Target)
 		}
 		return nil
 	})
@@ -224,6 +224,9 @@ func TestUsesAreRecordedUntilTheyEnd(t *testing.T) {
 				for i, s := range steps {
 					answers := slices.Clone(s.answers)
 					e.answer = func(context.Context, driver.Passed) (answered bool, err error) {
+						if want := strings.TrimPrefix(s.method, "Node/"); strings.HasPrefix(want, "NodePublish") && len(e.uses()) == 0 {
+							t.Error("the use is not recorded before the call")
+						}
 						if len(answers) > 0 {
 							err, answers = answers[0], answers[1:]
 						}
@@ -246,7 +249,13 @@ func TestUsesAreRecordedUntilTheyEnd(t *testing.T) {
 	}
 }
 
-// Calls that would change a volume of Holdfast's own are refused and not sent. Other calls are sent.
+// changing are the calls with a volume that change it or its use.
+var changing = []string{"Controller/DeleteVolume", "Controller/ControllerPublishVolume",
+	"Controller/ControllerUnpublishVolume", "Controller/ControllerExpandVolume", "Controller/ControllerModifyVolume",
+	"Node/NodeStageVolume", "Node/NodeUnstageVolume", "Node/NodePublishVolume", "Node/NodeUnpublishVolume",
+	"Node/NodeExpandVolume"}
+
+// Calls that would change a volume that is registered in Holdfast are refused and not sent. Other calls are sent.
 func TestVolumesOfHoldfastAreNotChanged(t *testing.T) {
 	e := newEnv(t)
 	own := registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "data", Plugin: key.Plugin,
@@ -270,8 +279,9 @@ func TestVolumesOfHoldfastAreNotChanged(t *testing.T) {
 		request.ProtoReflect().Set(field, protoreflect.ValueOfString(volume))
 		e.sent = nil
 		err = e.call(t.Context(), name, request)
-		refused := status.Code(Status(err)) == codes.FailedPrecondition && strings.Contains(err.Error(), "volume data of Holdfast")
-		if want := effects[name] != none; refused != want || (len(e.sent) == 0) != want {
+		refused := status.Code(Status(err)) == codes.FailedPrecondition &&
+			strings.Contains(err.Error(), "registered in Holdfast as data")
+		if want := slices.Contains(changing, name); refused != want || (len(e.sent) == 0) != want {
 			t.Errorf("%s: %v, sent %q", name, err, e.sent)
 		}
 	}
@@ -366,6 +376,19 @@ func TestRepeatedCallWaitsForItsEarlierTry(t *testing.T) {
 	}
 }
 
+// ABORTED for a list means an invalid token, and is passed on at any time.
+func TestInvalidTokenIsPassedOn(t *testing.T) {
+	e := newEnv(t)
+	e.Since, e.repeated = time.Now(), true
+	e.answer = func(context.Context, driver.Passed) (bool, error) {
+		return true, &registry.CallError{Code: "ABORTED", Outcome: registry.OutcomeFailed}
+	}
+	err := e.call(t.Context(), "Controller/ListVolumes", &csi.ListVolumesRequest{StartingToken: "x"})
+	if status.Code(Status(err)) != codes.Aborted || len(e.sent) != 1 {
+		t.Errorf("%v, sent %q", err, e.sent)
+	}
+}
+
 // The instance of a service's role serves it. A role that no task has is reported at once.
 func TestServiceIsServedByItsRole(t *testing.T) {
 	controller, node := registry.RoleController, registry.RoleNode
@@ -403,10 +426,11 @@ func TestUnknownMethodsAndFieldsPass(t *testing.T) {
 			passed = call.Message
 			return true, nil
 		}
-		err := e.Endpoint.Pass(t.Context(), key.Plugin, "/csi.v1."+method, newer, false, func(m *emptypb.Empty) error {
-			replied = m
-			return nil
-		})
+		err := e.Endpoint.Pass(t.Context(), Request{Plugin: key.Plugin, Method: "/csi.v1." + method, Message: newer},
+			func(m *emptypb.Empty) error {
+				replied = m
+				return nil
+			})
 		if err != nil || !proto.Equal(passed, newer) || !proto.Equal(replied, newer) {
 			t.Errorf("%s: %v; passed %v, replied %v", method, err, passed, replied)
 		}

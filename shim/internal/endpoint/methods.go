@@ -14,66 +14,67 @@ import (
 type effect int
 
 const (
-	none    effect = iota // it only reads
-	changes               // it is refused for a volume of Holdfast's own
-	begins                // changes, and begins a use of the volume
-	ends                  // changes, and ends such a use
-	deletes               // changes, and ends every use of the volume
+	reads     effect = iota // it only reads, and gives way to other calls for the volume
+	snapshots               // the volume stays as it is; a snapshot of it is made or deleted
+	changes                 // it is refused for a volume that is registered in Holdfast
+	begins                  // changes, and begins a use of the volume
+	ends                    // changes, and ends such a use
+	deletes                 // changes, and ends every use of the volume
 )
 
 // effects has each method of the CSI specification. A method that is not in it is passed without any rule.
 var effects = map[string]effect{
-	"Identity/GetPluginInfo":         none,
-	"Identity/GetPluginCapabilities": none,
-	"Identity/Probe":                 none,
+	"Identity/GetPluginInfo":         reads,
+	"Identity/GetPluginCapabilities": reads,
+	"Identity/Probe":                 reads,
 
 	"Controller/CreateVolume":               changes,
 	"Controller/DeleteVolume":               deletes,
 	"Controller/ControllerPublishVolume":    begins,
 	"Controller/ControllerUnpublishVolume":  ends,
-	"Controller/ValidateVolumeCapabilities": none,
-	"Controller/ListVolumes":                none,
-	"Controller/GetCapacity":                none,
-	"Controller/ControllerGetCapabilities":  none,
-	"Controller/CreateSnapshot":             none, // the volume stays as it is
-	"Controller/DeleteSnapshot":             none,
-	"Controller/ListSnapshots":              none,
-	"Controller/GetSnapshot":                none,
+	"Controller/ValidateVolumeCapabilities": reads,
+	"Controller/ListVolumes":                reads,
+	"Controller/GetCapacity":                reads,
+	"Controller/ControllerGetCapabilities":  reads,
+	"Controller/CreateSnapshot":             snapshots,
+	"Controller/DeleteSnapshot":             snapshots,
+	"Controller/ListSnapshots":              reads,
+	"Controller/GetSnapshot":                reads,
 	"Controller/ControllerExpandVolume":     changes,
-	"Controller/ControllerGetVolume":        none,
+	"Controller/ControllerGetVolume":        reads,
 	"Controller/ControllerModifyVolume":     changes,
-	"Controller/ControllerGetVolumeHealth":  none,
-	"Controller/ControllerListVolumeHealth": none,
+	"Controller/ControllerGetVolumeHealth":  reads,
+	"Controller/ControllerListVolumeHealth": reads,
 
-	"GroupController/GroupControllerGetCapabilities": none,
-	"GroupController/CreateVolumeGroupSnapshot":      none,
-	"GroupController/DeleteVolumeGroupSnapshot":      none,
-	"GroupController/GetVolumeGroupSnapshot":         none,
+	"GroupController/GroupControllerGetCapabilities": reads,
+	"GroupController/CreateVolumeGroupSnapshot":      snapshots,
+	"GroupController/DeleteVolumeGroupSnapshot":      snapshots,
+	"GroupController/GetVolumeGroupSnapshot":         reads,
 
-	"SnapshotMetadata/GetMetadataAllocated": none,
-	"SnapshotMetadata/GetMetadataDelta":     none,
+	"SnapshotMetadata/GetMetadataAllocated": reads,
+	"SnapshotMetadata/GetMetadataDelta":     reads,
 
 	"Node/NodeStageVolume":      begins,
 	"Node/NodeUnstageVolume":    ends,
 	"Node/NodePublishVolume":    begins,
 	"Node/NodeUnpublishVolume":  ends,
-	"Node/NodeGetVolumeStats":   none,
+	"Node/NodeGetVolumeStats":   reads,
 	"Node/NodeExpandVolume":     changes,
-	"Node/NodeGetCapabilities":  none,
-	"Node/NodeGetInfo":          none,
-	"Node/NodeGetVolumeHealth":  none,
-	"Node/NodeGetStorageHealth": none,
+	"Node/NodeGetCapabilities":  reads,
+	"Node/NodeGetInfo":          reads,
+	"Node/NodeGetVolumeHealth":  reads,
+	"Node/NodeGetStorageHealth": reads,
 }
 
-// undoes names the call that each undo ends the use of.
-var undoes = map[registry.RPC]registry.RPC{
+// undoOf maps each undo to the call whose use it ends.
+var undoOf = map[registry.RPC]registry.RPC{
 	registry.ControllerUnpublishRPC: registry.ControllerPublishRPC,
 	registry.NodeUnstageRPC:         registry.NodeStageRPC,
 	registry.NodeUnpublishRPC:       registry.NodePublishRPC,
 }
 
-// places names the field that says where each call uses the volume.
-var places = map[registry.RPC]protoreflect.Name{
+// targets names the field of each call that says where it uses the volume.
+var targets = map[registry.RPC]protoreflect.Name{
 	registry.ControllerPublishRPC: "node_id",
 	registry.NodeStageRPC:         "staging_target_path",
 	registry.NodePublishRPC:       "target_path",
@@ -89,8 +90,8 @@ type method struct {
 // parseMethod reports whether the method is one of a CSI service.
 func parseMethod(full string) (method, bool) {
 	rest, is := strings.CutPrefix(full, "/csi.v1.")
-	service, rpc, two := strings.Cut(rest, "/")
-	return method{full, service, registry.RPC(rpc)}, is && two && service != "" && rpc != ""
+	service, rpc, ok := strings.Cut(rest, "/")
+	return method{full, service, registry.RPC(rpc)}, is && ok && service != "" && rpc != ""
 }
 
 func (m method) effect() effect { return effects[m.service+"/"+string(m.rpc)] }

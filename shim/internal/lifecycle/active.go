@@ -163,7 +163,7 @@ func (r *activeState) build(
 	r.volumes = controller.New(calls, r.fleet, stager, p.log.Named("volumes"))
 	r.tasks = task.NewTasks(supervisor, m, layout, hello.Operations)
 	r.snapshots = controller.NewSnapshots(r.volumes, r.fleet)
-	r.endpoint = &endpoint.Endpoint{Calls: calls, Instances: r.fleet, Node: hello.Node}
+	r.endpoint = &endpoint.Endpoint{Calls: calls, Instances: r.fleet, Node: hello.Node, Since: time.Now()}
 	r.allocs = node.NewAllocs(calls, r.volumes, stager, host, p.log.Named("allocs"))
 	r.doctor = doctor.New(state, m, doctor.Options{
 		Node:   hello.Node,

@@ -44,8 +44,8 @@ func (s *Server) PassCSI(_ any, stream grpc.ServerStream) error {
 	}
 	plugin, err := registry.ParsePluginID(plugins[0])
 	if err == nil {
-		repeated := len(header.Get(wire.EndpointRepeated)) > 0
-		err = a.Endpoint.Pass(bound, plugin, method, &request, repeated,
+		err = a.Endpoint.Pass(bound, endpoint.Request{Plugin: plugin, Method: method, Message: &request, Operation: call.ID,
+			Repeated: len(header.Get(wire.EndpointRepeated)) > 0},
 			func(m *emptypb.Empty) error { return stream.SendMsg(m) })
 	}
 	if err != nil && caller.Err() == nil && a.cannotAnswer(caller, err) {
