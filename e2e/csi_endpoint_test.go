@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"holdfast/internal/csifake"
 	"holdfast/registry"
@@ -240,6 +241,27 @@ func TestEndpointAndHoldfastExcludeEachOther(t *testing.T) {
 	refused("stage", theirs.stage(e.ctx()))
 	e.must(e.host.DeregisterVolume(e.ctx(), volumeName("theirs")))
 	e.must(theirs.delete(e.ctx()))
+	stop()
+	e.stopPlugin(plugin)
+}
+
+// A client of an endpoint reaches CSI's services only, and no other of the shim.
+func TestEndpointServesCSIOnly(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t)
+	plugin := e.addPlugin("alloc-p", csifake.Monolith)
+	conn, stop := e.serveCSI()
+	shim := e.activeShim()
+	for _, method := range []string{"/plugin.GRPCController/Shutdown", "/holdfast.v1.Control/Quiesce",
+		"/holdfast.v1.Volumes/Delete", "/grpc.health.v1.Health/Check"} {
+		err := conn.Invoke(e.ctx(), method, &emptypb.Empty{}, &emptypb.Empty{})
+		if status.Code(err) != codes.Unimplemented {
+			t.Errorf("%s: %v", method, err)
+		}
+	}
+	if now := e.activeShim(); now.PID != shim.PID || now.Generation != shim.Generation {
+		t.Errorf("the shim was %+v and is %+v", shim, now)
+	}
 	stop()
 	e.stopPlugin(plugin)
 }
