@@ -29,12 +29,13 @@ type heldCall struct {
 // before or after its effect. disturb calls next, then opens the gate. Each call must succeed and must have been sent
 // at least twice, with the same fields.
 func inTheMiddleOfEachCall(t *testing.T, disturb func(h *heldCall)) {
-	halves := map[string][]string{"up": mutatingCalls[:5], "down": mutatingCalls[5:]}
+	halves := map[string][]string{"up": mutatingCalls[:5], "down": mutatingCalls[5:],
+		"snapshot": {"CreateSnapshot", "DeleteSnapshot"}}
 	for _, when := range []string{"before", "after"} {
 		for name, rpcs := range halves {
 			t.Run(name+"/"+when, func(t *testing.T) {
 				t.Parallel()
-				h := &heldCall{env: newEnv(t, expandCaps...)}
+				h := &heldCall{env: newEnv(t, append([]string{"CREATE_DELETE_SNAPSHOT"}, expandCaps...)...)}
 				h.plugin = h.addPlugin("alloc-p", csifake.Monolith)
 				hold := func(p *csifake.Plugin, rpc string) {
 					rule := p.On(rpc).Times(1)

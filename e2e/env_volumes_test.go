@@ -229,6 +229,15 @@ func (e *env) scenario() error {
 			return err
 		}
 	}
+	if slices.Contains(e.caps, "CREATE_DELETE_SNAPSHOT") {
+		spec := host.SnapshotSpec{Namespace: "default", ID: "snap", Volume: "vol"}
+		if _, err := e.host.CreateSnapshot(e.ctx(), spec); err != nil {
+			return err
+		}
+		if err := e.host.DeleteSnapshot(e.ctx(), spec.SnapshotName()); err != nil {
+			return err
+		}
+	}
 	if err := e.release("alloc-1"); err != nil {
 		return err
 	}
