@@ -47,6 +47,26 @@ func (s *Store) reserve(used int64) error {
 	return nil
 }
 
+// reserveAtStart makes the reserve before the first commit that adds something, so that a disk that fills up before it
+// does not prevent releases. A shim before this one has usually made it. A failure is left to that commit.
+func (s *Store) reserveAtStart() {
+	if s.readOnly {
+		return
+	}
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	var used int64
+	if err := s.db.View(func(tx *bolt.Tx) error { used = tx.Size(); return nil }); err != nil {
+		return
+	}
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(s.file.Fd()), &stat); err == nil && stat.Blocks*512 >= used+reserveSize {
+		s.reserved = used + reserveSize
+		return
+	}
+	_ = s.reserve(used)
+}
+
 // errReadOnly is the error of commits to a file that was opened for reading.
 var errReadOnly = registry.Errorf(registry.ErrExhausted,
 	"the state is on a read-only file system; nothing is written until it is mounted for writing")

@@ -108,6 +108,7 @@ func (s *Store) Commit(ctx context.Context, decide func(registry.View) (registry
 // Run writes commits until ctx ends, the store is closed or the file fails, and returns the reason. After an error
 // other than that of ctx the process must not continue with this state.
 func (s *Store) Run(ctx context.Context) error {
+	s.reserveAtStart()
 	for {
 		select {
 		case <-ctx.Done():
