@@ -191,8 +191,12 @@ func (s *Server) getPlugins(r *http.Request) (any, error) {
 }
 
 func (s *Server) getPlugin(r *http.Request) (any, error) {
-	id := host.PluginID(r.PathValue("id"))
-	p, err := s.plugin(r.Context(), id)
+	return s.knownPlugin(r.Context(), host.PluginID(r.PathValue("id")))
+}
+
+// knownPlugin returns a plugin, or an ErrNotFound if no job runs it.
+func (s *Server) knownPlugin(ctx context.Context, id host.PluginID) (*Plugin, error) {
+	p, err := s.plugin(ctx, id)
 	if err == nil && len(p.Roles) == 0 && !p.running() {
 		err = registry.Errorf(registry.ErrNotFound, "plugin %q not found; run holdfast plugin status for a list", id)
 	}
@@ -333,7 +337,9 @@ func (s *Server) postCapacity(r *http.Request) (any, error) {
 	}
 	var capacity host.PluginCapacity
 	err := s.inTimeFor(r, "plugin "+string(q.Plugin), func(ctx context.Context) (err error) {
-		capacity, err = s.host.PluginCapacity(ctx, q)
+		if _, err = s.knownPlugin(ctx, q.Plugin); err == nil {
+			capacity, err = s.host.PluginCapacity(ctx, q)
+		}
 		return err
 	})
 	return capacity, err

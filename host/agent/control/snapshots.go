@@ -55,6 +55,9 @@ func (s *Server) getSnapshots(r *http.Request) (any, error) {
 	if plugin := r.URL.Query().Get("at"); plugin != "" {
 		list := []host.Snapshot{}
 		err := s.inTimeFor(r, "plugin "+plugin, func(ctx context.Context) error {
+			if _, err := s.knownPlugin(ctx, host.PluginID(plugin)); err != nil {
+				return err
+			}
 			found, err := s.host.SnapshotsAtPlugin(ctx, host.PluginID(plugin))
 			list = append(list, found...)
 			return err
