@@ -105,6 +105,8 @@ func TestStatsAreRefused(t *testing.T) {
 				if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) || usage != nil {
 					t.Errorf("%v, %v", usage, err)
 				}
+				n.mu.Lock()
+				defer n.mu.Unlock()
 				if n.requests[string(registry.NodeStatsRPC)] != nil {
 					t.Error("the plugin was asked")
 				}
