@@ -5,6 +5,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 func capability(mode csi.VolumeCapability_AccessMode_Mode, flags ...string) *csi.VolumeCapability {
@@ -66,6 +67,20 @@ func (p *process) snapshot(name, source string) (*csi.Snapshot, error) {
 
 func (p *process) deleteSnapshot(id string) error {
 	_, err := p.DeleteSnapshot(p.t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id})
+	return err
+}
+
+func (p *process) snapshotGroup(name string, sources ...string) (*csi.VolumeGroupSnapshot, error) {
+	answer, err := p.CreateVolumeGroupSnapshot(p.t.Context(), &csi.CreateVolumeGroupSnapshotRequest{
+		Name: name, SourceVolumeIds: sources,
+	})
+	return answer.GetGroupSnapshot(), err
+}
+
+func (p *process) deleteGroup(id string, snapshots ...string) error {
+	_, err := p.DeleteVolumeGroupSnapshot(p.t.Context(), &csi.DeleteVolumeGroupSnapshotRequest{
+		GroupSnapshotId: id, SnapshotIds: snapshots,
+	})
 	return err
 }
 
@@ -144,7 +159,12 @@ func (p *process) bringUp(id, staging, target string, c *csi.VolumeCapability) {
 // takeDown unpublishes and unstages a volume.
 func (p *process) takeDown(id, staging, target string) {
 	p.t.Helper()
-	step(p.t, "unpublish", p.unpublish(id, target), codes.OK)
+	var err error
+	until(p.t, "unpublished", func() bool { // a child that is being started has the files of this process open
+		err = p.unpublish(id, target)
+		return status.Code(err) != codes.FailedPrecondition
+	})
+	step(p.t, "unpublish", err, codes.OK)
 	step(p.t, "unstage", p.unstage(id, staging), codes.OK)
 }
 

@@ -155,7 +155,7 @@ func volume(r disk.Record, places []*csi.Topology) *csi.Volume {
 func (c *controller) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	id, err := disk.ParseID(disk.Volume, req.GetVolumeId())
 	if err == nil {
-		err = c.pool.Delete(id)
+		err = c.pool.Delete(id, func(disk.Record) error { return nil })
 	}
 	if err != nil && !errors.Is(err, disk.ErrNotFound) {
 		return nil, err

@@ -7,13 +7,12 @@
 // in the wrong order (publish before stage, unstage while published, detach while staged, delete while in use) or with
 // other arguments than before are errors with a reason.
 //
-// The services are in identity.go, controller.go (snapshot.go, list.go, and attach.go with --attach) and node.go
-// (stage.go, publish.go, ephemeral.go, stats.go). status.go maps kinds of errors to gRPC codes. Package internal/disk
-// stores volumes and snapshots, internal/mount mounts them.
+// The services are in identity.go, controller.go (snapshot.go, list.go, and attach.go with --attach), groups.go,
+// metadata.go and node.go (stage.go, publish.go, ephemeral.go, stats.go). status.go maps kinds of errors to gRPC codes.
+// Package internal/disk stores volumes and snapshots, internal/mount mounts them.
 //
 // The kernel alone decides what is mounted or attached. loopfs does not touch other mounts, follows no ID or name to a
 // path, never unmounts lazily, and never makes a file system where a byte was written. A snapshot, a clone and a
-// restored volume are copies of one moment, independent of their source. loopfs has no group snapshots, no
-// ControllerModifyVolume and no volume health. The dir backend counts sizes but does not enforce them, and has no block
-// devices.
+// restored volume are copies of one moment, independent of their source; the snapshots of a group are of the same
+// moment. The dir backend counts sizes but does not enforce them, and has no block devices and no changed blocks.
 package main

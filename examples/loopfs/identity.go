@@ -27,7 +27,7 @@ const (
 // identity implements the identity service.
 type identity struct {
 	csi.UnimplementedIdentityServer
-	store *disk.Store
+	pool *disk.Pool
 }
 
 func (i *identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
@@ -42,9 +42,14 @@ func (i *identity) GetPluginCapabilities(
 	caps := []*csi.PluginCapability{{Type: &csi.PluginCapability_VolumeExpansion_{
 		VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE},
 	}}}
-	for _, t := range []csi.PluginCapability_Service_Type{
+	services := []csi.PluginCapability_Service_Type{
 		csi.PluginCapability_Service_CONTROLLER_SERVICE, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS,
-	} {
+		csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE,
+	}
+	if i.pool.NewVolumes == disk.LoopBackend {
+		services = append(services, csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE)
+	}
+	for _, t := range services {
 		caps = append(caps, &csi.PluginCapability{
 			Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}},
 		})
@@ -53,7 +58,7 @@ func (i *identity) GetPluginCapabilities(
 }
 
 func (i *identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
-	if err := i.store.Check(); err != nil {
+	if err := i.pool.Check(); err != nil {
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil

@@ -151,6 +151,8 @@ type process struct {
 	csi.IdentityClient
 	csi.ControllerClient
 	csi.NodeClient
+	csi.GroupControllerClient
+	csi.SnapshotMetadataClient
 	t           *testing.T
 	cmd         *exec.Cmd
 	conn        *grpc.ClientConn
@@ -202,6 +204,8 @@ func (m *machine) startCommand(name string, command, env []string, args ...strin
 	m.t.Cleanup(func() { p.conn.Close() })
 	p.IdentityClient = csi.NewIdentityClient(p.conn)
 	p.ControllerClient, p.NodeClient = csi.NewControllerClient(p.conn), csi.NewNodeClient(p.conn)
+	p.GroupControllerClient = csi.NewGroupControllerClient(p.conn)
+	p.SnapshotMetadataClient = csi.NewSnapshotMetadataClient(p.conn)
 	return p
 }
 

@@ -54,13 +54,17 @@ func build(o options, store *disk.Store, log hclog.Logger) (*grpc.Server, error)
 		return nil, err
 	}
 	pool.FileSystem = o.fsType
-	server := grpc.NewServer(grpc.UnaryInterceptor(logCalls(log)))
-	csi.RegisterIdentityServer(server, &identity{store: store})
+	server := grpc.NewServer(grpc.UnaryInterceptor(logCalls(log)), grpc.StreamInterceptor(logStreams(log)))
+	csi.RegisterIdentityServer(server, &identity{pool: pool})
 	if err := recoverPool(pool, log); err != nil {
 		return nil, err
 	}
 	if o.servesController() {
 		csi.RegisterControllerServer(server, &controller{pool: pool, attach: o.attach, maxVolumes: o.maxVolumes})
+		csi.RegisterGroupControllerServer(server, &groups{pool: pool})
+		if making == disk.LoopBackend {
+			csi.RegisterSnapshotMetadataServer(server, &metadata{pool: pool})
+		}
 	}
 	if o.servesNode() {
 		n := &node{pool: pool, id: o.node, attach: o.attach, maxVolumes: o.maxVolumes, log: log}

@@ -30,7 +30,7 @@ func (c *controller) CreateSnapshot(
 func snapshot(r disk.Record) *csi.Snapshot {
 	return &csi.Snapshot{
 		SnapshotId: string(r.ID), SourceVolumeId: string(r.Source), SizeBytes: r.Bytes,
-		CreationTime: timestamppb.New(r.Created), ReadyToUse: true,
+		CreationTime: timestamppb.New(r.Created), ReadyToUse: true, GroupSnapshotId: string(r.InGroup),
 	}
 }
 
@@ -39,7 +39,12 @@ func (c *controller) DeleteSnapshot(
 ) (*csi.DeleteSnapshotResponse, error) {
 	id, err := disk.ParseID(disk.Snapshot, req.GetSnapshotId())
 	if err == nil {
-		err = c.pool.Delete(id)
+		err = c.pool.Delete(id, func(r disk.Record) error {
+			if r.InGroup != "" {
+				return disk.Errorf(disk.ErrInvalid, "snapshot %s is part of group snapshot %s: delete that", id, r.InGroup)
+			}
+			return nil
+		})
 	}
 	if err != nil && !errors.Is(err, disk.ErrNotFound) {
 		return nil, err

@@ -146,7 +146,7 @@ func TestSnapshotInUse(t *testing.T) {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
-		appendBoth(t, target, stop)
+		appendBoth(t, stop, filepath.Join(target, "first"), filepath.Join(target, "second"))
 	}()
 	names := []string{"s1", "s2", "s3"}
 	for _, name := range names {
@@ -184,10 +184,10 @@ func TestSnapshotInUse(t *testing.T) {
 }
 
 // appendBoth appends to two files in turns.
-func appendBoth(t *testing.T, dir string, stop <-chan struct{}) {
+func appendBoth(t *testing.T, stop <-chan struct{}, first, second string) {
 	var files []*os.File
-	for _, name := range []string{"first", "second"} {
-		f, err := os.Create(filepath.Join(dir, name))
+	for _, path := range []string{first, second} {
+		f, err := os.Create(path)
 		if err != nil {
 			t.Error(err)
 			return

@@ -70,16 +70,30 @@ func logCalls(log hclog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		began := time.Now()
 		answer, err := next(ctx, req)
-		err = statusOf(err)
-		fields := []any{"method", info.FullMethod, "took", time.Since(began).Round(time.Microsecond)}
+		var volume string
 		if v, ok := req.(interface{ GetVolumeId() string }); ok {
-			fields = append(fields, "volume", fmt.Sprintf("%.64s", v.GetVolumeId()))
+			volume = v.GetVolumeId()
 		}
-		if err == nil {
-			log.Debug("call", fields...)
-		} else {
-			log.Warn("call failed", append(fields, "code", status.Code(err), "error", status.Convert(err).Message())...)
-		}
-		return answer, err
+		return answer, ended(log, info.FullMethod, volume, began, err)
 	}
+}
+
+func logStreams(log hclog.Logger) grpc.StreamServerInterceptor {
+	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+		began := time.Now()
+		return ended(log, info.FullMethod, "", began, next(srv, stream))
+	}
+}
+
+// ended logs the end of a call and returns its status.
+func ended(log hclog.Logger, method, volume string, began time.Time, err error) error {
+	fields := []any{"method", method, "volume", fmt.Sprintf("%.64s", volume),
+		"took", time.Since(began).Round(time.Microsecond)}
+	err = statusOf(err)
+	if err == nil {
+		log.Debug("call", fields...)
+	} else {
+		log.Warn("call failed", append(fields, "code", status.Code(err), "error", status.Convert(err).Message())...)
+	}
+	return err
 }

@@ -203,6 +203,7 @@ func sweepAll(t *testing.T, backend string) {
 
 func (m *sweeper) sweepCopies(id string) {
 	snap, restored := string(disk.IDFor(disk.Snapshot, "s")), string(disk.IDFor(disk.Volume, "r"))
+	other := m.p.create("other", writer).VolumeId
 	snapshot := sweep{"snapshot",
 		func(p *process) error { _, err := p.snapshot("s", id); return err },
 		func(p *process) error { return p.deleteSnapshot(snap) },
@@ -211,14 +212,20 @@ func (m *sweeper) sweepCopies(id string) {
 		func(p *process) error { _, err := p.tryCreate("r", snap, 0, 0, writer); return err },
 		func(p *process) error { return p.delete(restored) },
 		[]string{"renameat"}}
+	group := sweep{"group snapshot",
+		func(p *process) error { _, err := p.snapshotGroup("g", id, other); return err },
+		func(p *process) error { return p.deleteGroup(string(disk.IDFor(disk.Group, "g"))) },
+		[]string{"renameat"}}
 	size := int64(16 << 20)
 	expand := sweep{"expand",
 		func(p *process) error { size += 1 << 20; return p.expand(id, size, 0) },
 		func(p *process) error { return p.expand(id, size, 0) },
 		[]string{"renameat"}}
-	for _, s := range []sweep{snapshot, restore, restore.back("renameat"), snapshot.back("unlinkat"), expand} {
+	for _, s := range []sweep{snapshot, restore, restore.back("renameat"), snapshot.back("unlinkat"), expand, group,
+		group.back("renameat", "unlinkat")} {
 		m.sweep(s)
 	}
+	step(m.t, "delete", m.p.delete(other), codes.OK)
 }
 
 func (m *sweeper) sweepInline() {

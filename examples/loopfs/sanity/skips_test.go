@@ -7,7 +7,6 @@ type skip struct{ spec, why string }
 
 // always lists what no configuration runs.
 var always = []skip{
-	{"GroupController Service ", "loopfs has no group snapshots"},
 	{"ModifyVolume ", "loopfs has no mutable parameters"},
 	{"Controller Service [Controller Server] CreateVolume should create volume with a volume attribute class",
 		"as above"},

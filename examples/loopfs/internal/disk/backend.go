@@ -66,6 +66,14 @@ type Freezer interface {
 	Thaw(id ID) error
 }
 
+// Differ is implemented by backends that know the blocks of a snapshot.
+type Differ interface {
+	// Allocated calls each with the parts of a snapshot that hold data, in order, from an offset on.
+	Allocated(id ID, at int64, each func(at, end int64) error) error
+	// Changed calls each with the parts in which a snapshot differs from an earlier one, in order, from an offset on.
+	Changed(base, id ID, at int64, each func(at, end int64) error) error
+}
+
 // MountOptions says how a volume is mounted.
 type MountOptions struct {
 	Bytes      int64 // the size of the volume

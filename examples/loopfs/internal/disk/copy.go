@@ -26,9 +26,14 @@ func (p *Pool) Snapshot(ctx context.Context, name Name, source ID) (Record, erro
 		return Record{}, err
 	}
 	defer from.Release()
-	r = Record{ID: h.id, Name: name, Backend: s.Backend, Bytes: s.Bytes, Usage: s.Usage, Source: source,
-		Created: time.Now().UTC()}
+	r = s.snapshot(name, time.Now().UTC())
 	return p.make(h, r, func() error { return p.copy(ctx, from, s, r) })
+}
+
+// snapshot returns the record of a new snapshot of volume r.
+func (r Record) snapshot(name Name, created time.Time) Record {
+	return Record{ID: IDFor(Snapshot, name), Name: name, Backend: r.Backend, Bytes: r.Bytes, Usage: r.Usage,
+		Source: r.ID, Created: created}
 }
 
 // createFrom makes a volume that begins as a copy of a volume or snapshot, in the backend of that.
@@ -80,14 +85,38 @@ func (p *Pool) copy(ctx context.Context, from *Hold, s, r Record) error {
 	if err != nil {
 		return err
 	}
-	user, err := b.HeldBy(s.ID)
-	if err != nil {
-		return err
+	return p.atOneMoment([]*Hold{from}, []Record{s}, func(live bool) error {
+		return b.Copy(ctx, s.ID, r.ID, r.Bytes, live)
+	})
+}
+
+// atOneMoment calls do while locked volumes do not change: it first freezes each that is mounted for writing. live
+// reports that the only volume is published for writing and cannot be frozen. Of several volumes none may be.
+func (p *Pool) atOneMoment(holds []*Hold, volumes []Record, do func(live bool) error) (err error) {
+	live := false
+	for i, r := range volumes {
+		b, err := p.Backend(r)
+		if err != nil {
+			return err
+		}
+		user, err := b.HeldBy(r.ID)
+		if err != nil {
+			return err
+		}
+		if f, ok := b.(Freezer); ok && user != "" && r.mountedForWriting(p.boot) {
+			defer func() { err = errors.Join(err, p.thaw(holds[i], r)) }()
+			if err := p.freeze(holds[i], r, f); err != nil {
+				return err
+			}
+		} else if target := r.WrittenAt(p.boot); target != "" {
+			live = true
+			if len(volumes) > 1 {
+				return Errorf(ErrInUse, "volume %s is published for writing at %s and cannot be frozen, so it has no "+
+					"snapshot of the same moment as other volumes; unpublish it first", r.ID, target)
+			}
+		}
 	}
-	if f, ok := b.(Freezer); ok && user != "" && s.mountedForWriting(p.boot) {
-		return p.whileFrozen(from, s, f, func() error { return b.Copy(ctx, s.ID, r.ID, r.Bytes, false) })
-	}
-	return b.Copy(ctx, s.ID, r.ID, r.Bytes, s.WrittenAt(p.boot) != "")
+	return do(live)
 }
 
 // mountedForWriting reports whether the volume is staged as a file system and not read-only.
@@ -100,32 +129,26 @@ func (r Record) mountedForWriting(boot string) bool {
 	return false
 }
 
-// whileFrozen freezes the mounted volume during do. A freeze outlives the process, so the record has it first.
-func (p *Pool) whileFrozen(h *Hold, r Record, f Freezer, do func() error) error {
+// freeze freezes a mounted volume. A freeze outlives the process, so the record has it first.
+func (p *Pool) freeze(h *Hold, r Record, f Freezer) error {
 	r.Frozen = true
 	if err := h.Save(r); err != nil {
 		return err
 	}
-	if err := f.Freeze(r.ID); err != nil {
-		r.Frozen = false
-		return errors.Join(err, h.Save(r))
-	}
-	err := do()
-	_, thawed := p.thaw(h, r)
-	return errors.Join(err, thawed)
+	return f.Freeze(r.ID)
 }
 
 // thaw ends a freeze by this process or by one that was killed.
-func (p *Pool) thaw(h *Hold, r Record) (Record, error) {
+func (p *Pool) thaw(h *Hold, r Record) error {
 	b, err := p.Backend(r)
 	if err != nil {
-		return r, err
+		return err
 	}
 	if f, ok := b.(Freezer); ok {
 		if err := f.Thaw(r.ID); err != nil {
-			return r, err
+			return err
 		}
 	}
 	r.Frozen = false
-	return r, h.Save(r)
+	return h.Save(r)
 }

@@ -20,15 +20,16 @@ type Kind string
 
 // The kinds, as ids begin with them.
 const (
-	Volume    Kind = "vol"  // made by CreateVolume
-	Snapshot  Kind = "snap" // made by CreateSnapshot
-	Ephemeral Kind = "eph"  // made by the publish of a volume that has an id of the caller's
+	Volume    Kind = "vol"   // made by CreateVolume
+	Snapshot  Kind = "snap"  // made by CreateSnapshot
+	Ephemeral Kind = "eph"   // made by the publish of a volume that has an id of the caller's
+	Group     Kind = "group" // made by CreateVolumeGroupSnapshot
 )
 
 // maxText is the limit of the CSI specification for strings, in bytes.
 const maxText = 128
 
-var mintedID = regexp.MustCompile(`^(vol|snap|eph)-[0-9a-f]{32}$`)
+var mintedID = regexp.MustCompile(`^(vol|snap|eph|group)-[0-9a-f]{32}$`)
 
 // IDFor returns the ID for a name. The same name has the same ID, which makes creation idempotent.
 func IDFor(k Kind, name Name) ID { return ID(string(k) + "-" + digest(string(name))) }
@@ -50,7 +51,7 @@ func ParseName(s string) (Name, error) {
 // ParseID checks an ID of that kind from a request. The error is ErrInvalid if no ID looks like it, and ErrNotFound if
 // no ID of loopfs does.
 func ParseID(k Kind, s string) (ID, error) {
-	what := map[Kind]string{Volume: "volume", Snapshot: "snapshot"}[k]
+	what := map[Kind]string{Volume: "volume", Snapshot: "snapshot", Group: "group snapshot"}[k]
 	if err := CheckText(what+" id", s, maxText); err != nil {
 		return "", err
 	}

@@ -116,7 +116,7 @@ const copyChunk = 16 << 20
 
 // copySparse copies a file without its holes.
 func copySparse(ctx context.Context, to, from *os.File) error {
-	return extents(from, func(at, end int64) error {
+	return extents(from, 0, func(at, end int64) error {
 		for ; at < end; at += copyChunk {
 			if err := context.Cause(ctx); err != nil {
 				return err
@@ -141,32 +141,13 @@ func copyRange(to, from *os.File, at, bytes int64) error {
 	return nil
 }
 
-// extents calls each with the parts of a file that are no holes.
-func extents(f *os.File, each func(at, end int64) error) error {
-	for at := int64(0); ; {
-		data, err := f.Seek(at, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("find the data of %s: %w", f.Name(), err)
-		}
-		if at, err = f.Seek(data, unix.SEEK_HOLE); err != nil {
-			return fmt.Errorf("find the holes of %s: %w", f.Name(), err)
-		}
-		if err := each(data, at); err != nil {
-			return err
-		}
-	}
-}
-
 // errData ends the search of isBlank.
 var errData = errors.New("there is data")
 
 // isBlank reports whether a file holds only zeros.
 func isBlank(f *os.File) (bool, error) {
 	buf := make([]byte, 1<<20)
-	err := extents(f, func(at, end int64) error {
+	err := extents(f, 0, func(at, end int64) error {
 		for ; at < end; at += int64(len(buf)) {
 			n, err := f.ReadAt(buf[:min(int64(len(buf)), end-at)], at)
 			if err != nil && !errors.Is(err, io.EOF) {

@@ -48,7 +48,8 @@ func (p *Pool) Acquire(id ID) (*Hold, Record, error) {
 	}
 	r, err := p.Find(id)
 	if err == nil && r.Frozen {
-		r, err = p.thaw(h, r)
+		err = p.thaw(h, r)
+		r.Frozen = false
 	}
 	if err != nil {
 		h.Release()
@@ -159,8 +160,9 @@ func (p *Pool) free() (int64, error) {
 	return max(free, 0), nil
 }
 
-// Delete removes an unused volume or a snapshot. That it does not exist is no error.
-func (p *Pool) Delete(id ID) error {
+// Delete removes an unused volume, a snapshot or a group of snapshots, if may returns no error. That it does not exist
+// is no error.
+func (p *Pool) Delete(id ID, may func(Record) error) error {
 	h, err := p.Lock(id)
 	if err != nil {
 		return err
@@ -168,15 +170,13 @@ func (p *Pool) Delete(id ID) error {
 	defer h.Release()
 	r, err := h.Load()
 	if errors.Is(err, ErrNotFound) {
-		return nil
+		return h.Drop() // a kill may have left its temporary file
+	}
+	if err == nil && r.State == Ready {
+		err = errors.Join(may(r), p.unused(r))
 	}
 	if err != nil {
 		return err
-	}
-	if r.State == Ready {
-		if err := p.unused(r); err != nil {
-			return err
-		}
 	}
 	return p.Discard(h, r)
 }
@@ -184,6 +184,9 @@ func (p *Pool) Delete(id ID) error {
 func (p *Pool) unused(r Record) error {
 	if user := r.UsedBy(p.boot); user != "" {
 		return Errorf(ErrInUse, "volume %s cannot be removed: %s", r.ID, user)
+	}
+	if r.ID.Kind() == Group {
+		return nil
 	}
 	b, err := p.Backend(r)
 	if err != nil {
@@ -201,15 +204,19 @@ func (p *Pool) unused(r Record) error {
 
 // Discard removes a volume or snapshot, even if it is used. The record says so first, so a kill leaves no bytes behind.
 func (p *Pool) Discard(h *Hold, r Record) error {
-	b, err := p.Backend(r)
-	if err != nil {
-		return err
-	}
 	r.State = Removing
 	if err := h.Save(r); err != nil {
 		return err
 	}
-	if err := b.Remove(r.ID); err != nil {
+	remove := func() error { return p.removeMembers(r) }
+	if r.ID.Kind() != Group {
+		b, err := p.Backend(r)
+		if err != nil {
+			return err
+		}
+		remove = func() error { return b.Remove(r.ID) }
+	}
+	if err := remove(); err != nil {
 		return fmt.Errorf("remove %s: %w", r.ID, err)
 	}
 	return h.Drop()
@@ -252,7 +259,7 @@ func (p *Pool) recover(id ID) (gone bool, err error) {
 		err = p.Discard(h, r)
 		return err == nil, err
 	case r.Frozen:
-		_, err = p.thaw(h, r)
+		err = p.thaw(h, r)
 	}
 	return false, err
 }

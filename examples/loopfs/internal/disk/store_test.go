@@ -90,7 +90,7 @@ func TestDamagedRecordIsReported(t *testing.T) {
 		if _, err := p.Find(r.ID); !errors.Is(err, ErrDamaged) {
 			t.Errorf("record %q: %v", text, err)
 		}
-		if err := p.Delete(r.ID); !errors.Is(err, ErrDamaged) {
+		if err := p.Delete(r.ID, func(Record) error { return nil }); !errors.Is(err, ErrDamaged) {
 			t.Errorf("delete with record %q: %v", text, err)
 		}
 	}

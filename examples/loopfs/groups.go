@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"holdfast/examples/loopfs/internal/disk"
+)
+
+// groups implements the group controller service. The snapshots of a group are crash-consistent: all mounted volumes
+// are frozen before the first is copied, and thawed after the last. A volume that is published for writing and cannot
+// be frozen (a block device, a directory) is refused.
+type groups struct {
+	csi.UnimplementedGroupControllerServer
+	pool *disk.Pool
+}
+
+func (g *groups) GroupControllerGetCapabilities(
+	context.Context, *csi.GroupControllerGetCapabilitiesRequest,
+) (*csi.GroupControllerGetCapabilitiesResponse, error) {
+	rpc := &csi.GroupControllerServiceCapability_RPC{
+		Type: csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT,
+	}
+	return &csi.GroupControllerGetCapabilitiesResponse{Capabilities: []*csi.GroupControllerServiceCapability{
+		{Type: &csi.GroupControllerServiceCapability_Rpc{Rpc: rpc}},
+	}}, nil
+}
+
+func (g *groups) CreateVolumeGroupSnapshot(
+	ctx context.Context, req *csi.CreateVolumeGroupSnapshotRequest,
+) (*csi.CreateVolumeGroupSnapshotResponse, error) {
+	name, err := disk.ParseName(req.GetName())
+	if err != nil {
+		return nil, err
+	}
+	parameters, err := mapDigest("parameters", req.GetParameters())
+	if err != nil {
+		return nil, err
+	}
+	var sources []disk.ID
+	for _, volume := range req.GetSourceVolumeIds() {
+		id, err := disk.ParseID(disk.Volume, volume)
+		if err != nil {
+			return nil, err
+		}
+		sources = append(sources, id)
+	}
+	if len(sources) == 0 {
+		return nil, disk.Errorf(disk.ErrInvalid, "the source volume ids are missing")
+	}
+	r, err := g.pool.SnapshotGroup(ctx, name, parameters, sources)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := g.snapshots(r)
+	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: answer}, err
+}
+
+func (g *groups) snapshots(r disk.Record) (*csi.VolumeGroupSnapshot, error) {
+	members, err := g.pool.Members(r)
+	if err != nil {
+		return nil, err
+	}
+	answer := &csi.VolumeGroupSnapshot{
+		GroupSnapshotId: string(r.ID), CreationTime: timestamppb.New(r.Created), ReadyToUse: true,
+	}
+	for _, m := range members {
+		answer.Snapshots = append(answer.Snapshots, snapshot(m))
+	}
+	return answer, nil
+}
+
+// checkMembers returns ErrInvalid if the given snapshot ids, which may be missing, are not those of the group.
+func checkMembers(r disk.Record, given []string) error {
+	for _, id := range given {
+		if !slices.Contains(r.Members, disk.ID(id)) {
+			return disk.Errorf(disk.ErrInvalid, "snapshot %.128q is not part of group snapshot %s", id, r.ID)
+		}
+	}
+	if n := len(given); n > 0 && n != len(r.Members) {
+		return disk.Errorf(disk.ErrInvalid, "group snapshot %s has %d snapshots, %d are given", r.ID, len(r.Members), n)
+	}
+	return nil
+}
+
+func (g *groups) GetVolumeGroupSnapshot(
+	_ context.Context, req *csi.GetVolumeGroupSnapshotRequest,
+) (*csi.GetVolumeGroupSnapshotResponse, error) {
+	id, err := disk.ParseID(disk.Group, req.GetGroupSnapshotId())
+	if err != nil {
+		return nil, err
+	}
+	r, err := g.pool.Find(id)
+	if err == nil {
+		err = checkMembers(r, req.GetSnapshotIds())
+	}
+	if err != nil {
+		return nil, err
+	}
+	answer, err := g.snapshots(r)
+	return &csi.GetVolumeGroupSnapshotResponse{GroupSnapshot: answer}, err
+}
+
+func (g *groups) DeleteVolumeGroupSnapshot(
+	_ context.Context, req *csi.DeleteVolumeGroupSnapshotRequest,
+) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
+	id, err := disk.ParseID(disk.Group, req.GetGroupSnapshotId())
+	if err == nil {
+		err = g.pool.Delete(id, func(r disk.Record) error { return checkMembers(r, req.GetSnapshotIds()) })
+	}
+	if err != nil && !errors.Is(err, disk.ErrNotFound) {
+		return nil, err
+	}
+	return &csi.DeleteVolumeGroupSnapshotResponse{}, nil
+}
