@@ -36,7 +36,7 @@ var specStanza = &stanza{
 			doc: "A way in which the volume can be used. There is at least one."},
 		{name: "mount_options", kind: isBlock, block: optionsStanza, doc: "How the file system is mounted."},
 		{name: "topology_request", kind: isBlock, block: topologyStanza,
-			doc: "Where a new volume is to be accessible."},
+			doc: "Where the volume is to be accessible."},
 	},
 	carriedBlocks: topLevel,
 }
@@ -56,7 +56,7 @@ var (
 		name: "topology_request",
 		fields: []field{
 			{name: "required", kind: isBlock, block: topologiesStanza,
-				doc: "The volume must be accessible from one of these."},
+				doc: "The volume must be accessible from one of these. A volume that is registered is."},
 			{name: "preferred", kind: isBlock, block: topologiesStanza,
 				doc: "The plugin tries these first, in this order."},
 		},

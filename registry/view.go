@@ -128,6 +128,19 @@ func (v View) VolumesOf(id AllocID) []Volume {
 func (v View) Claims(k VolumeKey) []Claim { return list[Claim](v, BucketClaims, k.path(), nil) }
 func (v View) AllClaims() []Claim         { return list[Claim](v, BucketClaims, "", nil) }
 
+// ClaimsAt returns the claims of a plugin's volumes. AttachmentsAt and StagingsAt do the same for other records.
+func (v View) ClaimsAt(id PluginID) []Claim {
+	return list[Claim](v, BucketClaims, PathOf(id), nil)
+}
+
+func (v View) AttachmentsAt(id PluginID) []Attachment {
+	return list[Attachment](v, BucketAttachments, PathOf(id), nil)
+}
+
+func (v View) StagingsAt(id PluginID) []Staging {
+	return list[Staging](v, BucketStagings, PathOf(id), nil)
+}
+
 // ClaimsOf returns the claims of an alloc.
 func (v View) ClaimsOf(id AllocID) []Claim {
 	return list[Claim](v, BucketClaims, "", func(path string) bool {
@@ -160,6 +173,11 @@ func (v View) Intents() []Intent {
 
 func (v View) Snapshot(n SnapshotName) (VolumeSnapshot, bool) { return one[VolumeSnapshot](v, n.Key()) }
 func (v View) Snapshots() []VolumeSnapshot                    { return list[VolumeSnapshot](v, BucketSnapshots, "", nil) }
+
+// EndpointUsesAt returns how clients of CSI endpoints use volumes of a plugin.
+func (v View) EndpointUsesAt(id PluginID) []EndpointUse {
+	return list[EndpointUse](v, BucketEndpointUses, PathOf(id), nil)
+}
 
 // EndpointUses returns how clients of CSI endpoints use a volume.
 func (v View) EndpointUses(k VolumeKey) []EndpointUse {

@@ -94,9 +94,6 @@ type VolumeCapability struct {
 	Attachment AttachmentMode `json:"attachment_mode"`
 }
 
-// Topology is a set of segments (CSI Topology.segments).
-type Topology map[string]string
-
 // VolumeSpec is the content of a volume file.
 type VolumeSpec struct {
 	Namespace    Namespace          `json:"namespace"`

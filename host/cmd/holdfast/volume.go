@@ -212,7 +212,7 @@ func writeVolume(to io.Writer, v control.Volume) error {
 	err := facts(to, slices.Concat(
 		[]any{"ID", v.ID, "Namespace", v.Namespace, "Name", v.Name, "Plugin", v.Plugin, "External ID",
 			string(v.External), "State", v.State},
-		filledFrom(v), []any{"Capacity", size(v.Capacity)}, used(v),
+		filledFrom(v), accessibleFrom(v), []any{"Capacity", size(v.Capacity)}, used(v),
 		[]any{"Attach", v.Attached, "Stage", v.Staged, "Staged at", v.StagedAt, "Open call", call, "Since",
 			when(v.Since)})...)
 	err = errors.Join(err, writeNotices(to, v.Notices))
@@ -236,6 +236,14 @@ func filledFrom(v control.Volume) []any {
 		return nil
 	}
 	return []any{"Filled from", v.Source.String()}
+}
+
+// accessibleFrom returns the fact about the topologies of a volume, if it has some.
+func accessibleFrom(v control.Volume) []any {
+	if len(v.Accessible) == 0 {
+		return nil
+	}
+	return []any{"Accessible from", registry.Topologies(v.Accessible)}
 }
 
 // used returns the facts about the usage of a volume.

@@ -19,11 +19,11 @@ func TestCapacityIsAskedOfAControllerThatReportsIt(t *testing.T) {
 		call  string
 		kind  error
 	}{
-		"reported":         {all[:1], query, 5, "GetCapacity map[tier:cold] map[]", nil},
-		"of a topology":    {all, near, 5, "GetCapacity map[tier:cold] map[zone:a]", nil},
+		"reported":         {all[:1], query, 5, "GetCapacity map[tier:cold] no topology", nil},
+		"of a topology":    {all, near, 5, "GetCapacity map[tier:cold] zone=a", nil},
 		"unsupported":      {nil, query, 5, "", registry.ErrUnsupported},
 		"without topology": {all[:1], near, 5, "", registry.ErrUnsupported},
-		"less than none":   {all, query, -1, "GetCapacity map[tier:cold] map[]", registry.ErrInternal},
+		"less than none":   {all, query, -1, "GetCapacity map[tier:cold] no topology", registry.ErrInternal},
 	} {
 		d := open(t, of(append([]registry.Capability{registry.CreateDelete}, c.caps...)...))
 		d.free = c.free

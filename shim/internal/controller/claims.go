@@ -8,23 +8,27 @@ import (
 	"time"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 // Claims takes and releases claims.
 type Claims struct {
-	log registry.State
-	now func() time.Time
+	log     registry.State
+	plugins intent.Plugins // of this node
+	now     func() time.Time
 }
 
-// NewClaims returns the claims in log. now returns the wall time, for display.
-func NewClaims(log registry.State, now func() time.Time) *Claims { return &Claims{log, now} }
+// NewClaims returns the claims in log. Topology and volume limit of a node are those that its plugins report. now
+// returns the wall time, for display.
+func NewClaims(log registry.State, plugins intent.Plugins, now func() time.Time) *Claims {
+	return &Claims{log, plugins, now}
+}
 
 // Claim grants the claim and returns it as stored. Options that the usage leaves empty come from the volume. Repeating
 // a claim returns the stored one. ErrConflict names the holders of the volume, or the state in which it cannot be used.
+// ErrUnsupported means that the volume cannot be used on the node, and ErrExhausted that the node has its maximum of
+// volumes. Both need the node plugin, if it is known.
 func (l *Claims) Claim(ctx context.Context, c registry.Claim) (registry.Claim, error) {
-	if err := completeClaim(c); err != nil {
-		return registry.Claim{}, err
-	}
 	var taken registry.Claim
 	at, err := registry.Ensure(ctx, l.log, func(view registry.View) (change registry.Change, err error) {
 		taken, change, err = l.take(view, c)
@@ -39,36 +43,77 @@ func (l *Claims) Claim(ctx context.Context, c registry.Claim) (registry.Claim, e
 	return taken, nil
 }
 
-func completeClaim(c registry.Claim) error {
-	if c.Alloc == "" || c.Request == "" || c.Node == "" {
-		return registry.Invalid("a claim of %s names its alloc, request and node; got %q, %q, %q",
-			c.Volume, c.Alloc, c.Request, c.Node)
-	}
-	return Check(c.Usage)
-}
-
 func (l *Claims) take(view registry.View, c registry.Claim) (registry.Claim, registry.Change, error) {
-	volume, found := view.VolumeByKey(c.Volume)
-	if !found {
-		return c, registry.Change{}, registry.Errorf(registry.ErrNotFound,
-			"volume %s not found; create or register it first", c.Volume)
+	c, refused := l.Feasible(view, c, nil)
+	if len(refused) > 0 {
+		return c, registry.Change{}, refused[0].Err()
 	}
-	c.Name, c.Usage = volume.VolumeName(), overlay(volume, c.Usage)
-	claims := view.Claims(c.Volume)
-	for _, held := range claims {
-		if held.ClaimKey() == c.ClaimKey() {
-			return held, registry.Change{}, again(held, c)
-		}
-	}
-	if err := checkUsable(volume, c.Usage); err != nil {
-		return c, registry.Change{}, err
-	}
-	if err := checkCompatible(claims, c); err != nil {
-		return c, registry.Change{}, err
+	if c.CreateIndex > 0 {
+		return c, registry.Change{}, nil
 	}
 	c.Since = l.now()
 	return c, registry.Change{Put: []registry.Record{c}, Events: []registry.Event{l.event(registry.EventClaimed, c)}},
 		nil
+}
+
+// Feasible returns the claim as it would be granted, or every reason why it would not be. A claim that is stored has no
+// reason, and is returned as stored. planned are further claims, which count as granted.
+func (l *Claims) Feasible(
+	view registry.View, c registry.Claim, planned []registry.Claim,
+) (registry.Claim, []registry.Infeasible) {
+	volume, found := view.VolumeByKey(c.Volume)
+	r := refusals{claim: c}
+	switch {
+	case c.Alloc == "" || c.Request == "" || c.Node == "":
+		return c, r.add(registry.InfeasibleRequest, "a claim of %s names its alloc, request and node; got %q, %q, %q",
+			c.Volume, c.Alloc, c.Request, c.Node)
+	case !found:
+		return c, r.add(registry.InfeasibleNoVolume, "volume %s not found; create or register it first", c.Volume)
+	}
+	if err := Check(c.Usage); err != nil {
+		return c, r.add(registry.InfeasibleRequest, "%v", err)
+	}
+	c.Name, c.Usage = volume.VolumeName(), overlay(volume, c.Usage)
+	r.claim = c
+	claims := append(view.Claims(c.Volume), planned...)
+	for _, held := range claims {
+		switch {
+		case held.ClaimKey() != c.ClaimKey():
+		case held.Usage == c.Usage && held.Node == c.Node:
+			return held, nil
+		default:
+			return c, r.add(registry.InfeasibleClaimed,
+				"alloc %s already holds volume %s as %q on node %s with another usage: %s, not %s on node %s",
+				held.Alloc, held.Name, held.Request, held.Node, held.Usage, c.Usage, c.Node)
+		}
+	}
+	r.checkUsable(volume)
+	r.checkCompatible(claims)
+	if node, known := l.plugins.Find(registry.RoleNode, c.Volume.Plugin); known && !volume.Ephemeral {
+		r.checkTopology(volume, node)
+		r.checkLimit(view, node, planned)
+	}
+	return c, r.list
+}
+
+// refusals collects the reasons why a claim is not granted.
+type refusals struct {
+	claim registry.Claim
+	list  []registry.Infeasible
+}
+
+func (r *refusals) add(kind registry.InfeasibleKind, format string, args ...any) []registry.Infeasible {
+	r.list = append(r.list, registry.Infeasible{
+		Request: r.claim.Request, Volume: r.claim.Name, Plugin: r.claim.Volume.Plugin, Kind: kind,
+		Detail: fmt.Sprintf(format, args...),
+	})
+	return r.list
+}
+
+// addHeld is add with the claims in the way.
+func (r *refusals) addHeld(holders []registry.Claim, kind registry.InfeasibleKind, format string, args ...any) {
+	r.add(kind, format, args...)
+	r.list[len(r.list)-1].Holders = holders
 }
 
 // overlay returns the usage with its empty mount options taken from the volume.
@@ -88,48 +133,40 @@ func overlay(v registry.Volume, u registry.Usage) registry.Usage {
 	return u
 }
 
-// again returns an ErrConflict unless c repeats the claim held.
-func again(held, c registry.Claim) error {
-	if held.Usage == c.Usage && held.Node == c.Node {
-		return nil
-	}
-	return registry.Errorf(registry.ErrConflict,
-		"alloc %s already holds volume %s as %q on node %s with another usage: %s, not %s on node %s",
-		held.Alloc, held.Name, held.Request, held.Node, held.Usage, c.Usage, c.Node)
-}
-
-// checkUsable returns an error if the volume is not ready or does not support the usage.
-func checkUsable(v registry.Volume, u registry.Usage) error {
+// checkUsable adds a reason if the volume is not ready or does not support the usage.
+func (r *refusals) checkUsable(v registry.Volume) {
+	u := r.claim.Usage
 	if v.State != registry.VolumeReady {
-		return registry.Errorf(registry.ErrConflict, "volume %s is %s; it must be %s to be used",
-			v.VolumeName(), v.State, registry.VolumeReady)
+		r.add(registry.InfeasibleNotReady, "volume %s is %s; it must be %s to be used", v.VolumeName(), v.State,
+			registry.VolumeReady)
 	}
 	if v.Supports(registry.VolumeCapability{Access: u.Access, Attachment: u.Attachment}) {
-		return nil
+		return
 	}
 	var can []string
 	for _, c := range v.Capabilities {
 		can = append(can, fmt.Sprintf("%s as %s", c.Access, c.Attachment))
 	}
-	return registry.Errorf(registry.ErrUnsupported, "volume %s does not support %s as %s; it supports: %s",
-		v.VolumeName(), u.Access, u.Attachment, strings.Join(can, ", "))
+	r.add(registry.InfeasibleUnsupported, "volume %s does not support %s as %s; it supports: %s", v.VolumeName(), u.Access,
+		u.Attachment, strings.Join(can, ", "))
 }
 
-// checkCompatible returns nil if c is compatible with all claims. Otherwise its ErrConflict names each incompatible
-// claim and the reason.
-func checkCompatible(claims []registry.Claim, c registry.Claim) error {
-	var holders []string
+// checkCompatible adds a reason that names each claim of the volume that excludes this one, and why.
+func (r *refusals) checkCompatible(claims []registry.Claim) {
+	c := r.claim
+	var holders []registry.Claim
+	var texts []string
 	for _, held := range claims {
-		if why := Compatible(held, c); why != "" {
-			holders = append(holders, fmt.Sprintf("alloc %s (as %q on node %s, %s, since %s): %s",
+		if why := Compatible(held, c); held.Volume == c.Volume && why != "" {
+			holders = append(holders, held)
+			texts = append(texts, fmt.Sprintf("alloc %s (as %q on node %s, %s, since %s): %s",
 				held.Alloc, held.Request, held.Node, held.Usage, held.Since.UTC().Format(time.RFC3339), why))
 		}
 	}
-	if len(holders) == 0 {
-		return nil
+	if len(holders) > 0 {
+		r.addHeld(holders, registry.InfeasibleClaimed, "volume %s cannot be used as %s on node %s while it is held by %s",
+			c.Name, c.Usage, c.Node, strings.Join(texts, "; "))
 	}
-	return registry.Errorf(registry.ErrConflict, "volume %s cannot be used as %s on node %s while it is held by %s",
-		c.Name, c.Usage, c.Node, strings.Join(holders, "; "))
 }
 
 // Unclaim releases the claim and reports whether it existed. last means that the node has unpublished the volume for

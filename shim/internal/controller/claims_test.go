@@ -213,7 +213,7 @@ func TestModelOfClaims(t *testing.T) {
 		held := map[registry.ClaimKey]registry.Claim{}
 		modes := rapid.SliceOfN(rapid.SampledFrom(registry.AccessModes), 1, 2).Draw(t, "modes")
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
-			l := desk{Controller: &Controller{Claims: NewClaims(log, time.Now)}}
+			l := desk{Controller: &Controller{Claims: NewClaims(log, table{}, time.Now)}}
 			c := anyClaim().Draw(t, "claim")
 			c.Volume, c.Request = key, "r"
 			c.Alloc = rapid.SampledFrom([]registry.AllocID{"a1", "a2", "a3", "a4"}).Draw(t, "alloc")

@@ -27,7 +27,7 @@ type Controller struct {
 // New returns a controller that calls plugins through driver. node does the node's half of expansions.
 func New(calls intent.Calls, driver Driver, node Node, logger hclog.Logger) *Controller {
 	return &Controller{
-		Calls: calls, Claims: NewClaims(calls.State, calls.Now), driver: driver, node: node, logger: logger,
+		Calls: calls, Claims: NewClaims(calls.State, calls.Plugins, calls.Now), driver: driver, node: node, logger: logger,
 		wake: make(chan struct{}, 1),
 	}
 }

@@ -334,6 +334,9 @@ func (m *Controller) creator(ctx context.Context, s registry.VolumeSpec) (regist
 			"plugin %s cannot restore snapshots (it lacks %s), and the new volume would be empty; "+
 				"remove snapshot_id, or use another plugin", s.Plugin, registry.CreateSnapshot)
 	}
+	if err := m.checkRequired(inst, s); err != nil {
+		return inst, err
+	}
 	return inst, intent.Supports(inst, usagesOf(s)...)
 }
 

@@ -16,7 +16,8 @@ import (
 const validateTimeout = time.Minute
 
 // Register records a volume that exists at its plugin. If the plugin has a controller, the controller confirms the
-// capabilities.
+// capabilities. No call of CSI reports where such a volume is accessible, so topology_request.required says it, as in
+// Nomad.
 func (m *Controller) Register(ctx context.Context, spec registry.VolumeSpec) (registry.Volume, error) {
 	if _, err := registry.ParseExternalID(string(spec.External)); err != nil {
 		return registry.Volume{}, fmt.Errorf("register volume %s: %w", spec.VolumeName(), err)
@@ -93,7 +94,7 @@ func (m *Controller) confirm(ctx context.Context, s registry.VolumeSpec) error {
 }
 
 func (m *Controller) register(ctx context.Context, spec registry.VolumeSpec) error {
-	v := registry.Volume{VolumeSpec: spec, State: registry.VolumeReady, Since: m.Now()}
+	v := registry.Volume{VolumeSpec: spec, State: registry.VolumeReady, Accessible: spec.Required, Since: m.Now()}
 	_, err := m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		old, err := existing(view, v, given)
 		if err != nil || old.State != "" {

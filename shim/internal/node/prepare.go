@@ -295,6 +295,12 @@ func (req *request) mountRequest(
 		return at, err
 	}
 	req.name, req.key.Volume = vol.VolumeName(), vol.VolumeKey()
+	if _, known := req.Plugins.Find(registry.RoleNode, vol.Plugin); !known { // it reports the node's topology and limit
+		if _, err := req.awaitNode(ctx, vol.Plugin); err != nil {
+			return at, err
+		}
+		req.step = registry.StepClaim
+	}
 	claim, err := req.controller.Claim(ctx, registry.Claim{
 		Volume: vol.VolumeKey(), Name: vol.VolumeName(), Alloc: g.Alloc, Request: r.Name, Node: req.host.Node,
 		Usage: r.Usage,

@@ -1,0 +1,115 @@
+package controller
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"holdfast/registry"
+)
+
+// checkTopology adds a reason if the volume is not accessible from the node. Topologies mean something only of a plugin
+// with VOLUME_ACCESSIBILITY_CONSTRAINTS.
+func (r *refusals) checkTopology(v registry.Volume, node registry.Instance) {
+	if f := node.Fingerprint; f.Has(registry.PluginTopology) && !registry.Accessible(v.Accessible, f.Topology) {
+		r.add(registry.InfeasibleTopology, "volume %s is accessible from %s, but plugin %s reports %s for node %s",
+			v.VolumeName(), registry.Topologies(v.Accessible), v.Plugin, registry.Topology(f.Topology), r.claim.Node)
+	}
+}
+
+// checkRequired returns an ErrInvalid if topology_request.required excludes this node, the only one that could use the
+// volume. Without a node plugin this is not known.
+func (m *Controller) checkRequired(at registry.Instance, s registry.VolumeSpec) error {
+	node, known := m.Plugins.Find(registry.RoleNode, s.Plugin)
+	if !known || !at.Fingerprint.Has(registry.PluginTopology) ||
+		registry.Accessible(s.Required, node.Fingerprint.Topology) {
+		return nil
+	}
+	return registry.Invalid("topology_request.required of volume %s allows %s, but plugin %s reports %s for this node, "+
+		"which could not use the volume; correct required", s.VolumeName(), registry.Topologies(s.Required), s.Plugin,
+		registry.Topology(node.Fingerprint.Topology))
+}
+
+// checkLimit adds a reason if the node has its maximum of volumes of the plugin (max_volumes_per_node; 0: no limit) and
+// this volume is none of them.
+func (r *refusals) checkLimit(view registry.View, node registry.Instance, planned []registry.Claim) {
+	limit := node.Fingerprint.MaxVolumes
+	if limit == 0 {
+		return
+	}
+	placed := placedOn(view, r.claim.Volume.Plugin, r.claim.Node, planned)
+	if _, counted := placed[r.claim.Volume]; counted || int64(len(placed)) < limit {
+		return
+	}
+	var holders []registry.Claim
+	var texts []string
+	for _, p := range placed {
+		holders, texts = append(holders, p.claims...), append(texts, p.String())
+	}
+	slices.Sort(texts)
+	slices.SortFunc(holders, func(a, b registry.Claim) int { return cmp.Compare(a.Key().Path, b.Key().Path) })
+	r.addHeld(holders, registry.InfeasibleLimit,
+		"volume %s finds no place: plugin %s allows %d volumes on node %s, and %d are there: %s", r.claim.Name,
+		r.claim.Volume.Plugin, limit, r.claim.Node, len(placed), strings.Join(texts, ", "))
+}
+
+// placed is a volume that counts against the limit of a node.
+type placed struct {
+	name   string
+	claims []registry.Claim
+	users  []string // for people
+}
+
+// placedOn returns the volumes of the plugin that are claimed, attached or staged on the node, or used there by clients
+// of the CSI endpoint. Each counts once. Inline volumes do not count: no controller publishes them.
+func placedOn(
+	view registry.View, plugin registry.PluginID, node registry.NodeName, planned []registry.Claim,
+) map[registry.VolumeKey]*placed {
+	all := map[registry.VolumeKey]*placed{}
+	at := func(key registry.VolumeKey, name string, user string) *placed {
+		if all[key] == nil {
+			all[key] = &placed{name: name}
+		}
+		p := all[key]
+		if user != "" && !slices.Contains(p.users, user) {
+			p.users = append(p.users, user)
+		}
+		return p
+	}
+	for _, c := range append(view.ClaimsAt(plugin), planned...) {
+		if v, _ := view.VolumeByKey(c.Volume); c.Node != node || c.Volume.Plugin != plugin || v.Ephemeral {
+			continue
+		}
+		user := fmt.Sprintf("alloc %s", c.Alloc)
+		if alloc, known := view.Alloc(c.Alloc); known && alloc.Job != "" {
+			user += " of job " + alloc.Job
+		}
+		p := at(c.Volume, c.Name.String(), user)
+		p.claims = append(p.claims, c)
+	}
+	for _, a := range view.AttachmentsAt(plugin) {
+		if a.Node == node {
+			at(a.Volume, a.Name.String(), "")
+		}
+	}
+	for _, s := range view.StagingsAt(plugin) {
+		if s.State != registry.MarkNone {
+			at(s.Volume, s.Name.String(), "")
+		}
+	}
+	for _, u := range view.EndpointUsesAt(plugin) {
+		if u.Node == node {
+			at(u.Volume, fmt.Sprintf("%q", u.Volume.External), "a client of the CSI endpoint")
+		}
+	}
+	return all
+}
+
+// String names the volume and its users.
+func (p *placed) String() string {
+	if len(p.users) == 0 {
+		return p.name + " (being released)"
+	}
+	return fmt.Sprintf("%s (%s)", p.name, strings.Join(p.users, ", "))
+}
