@@ -48,7 +48,7 @@ func (c *controller) knownNode(id string) error {
 	if err != nil {
 		return err
 	}
-	if !slices.Contains(nodes, id) {
+	if !slices.ContainsFunc(nodes, func(n disk.Node) bool { return n.ID == id }) {
 		return disk.Errorf(disk.ErrNotFound, "node %q never worked with this data directory", id)
 	}
 	return nil

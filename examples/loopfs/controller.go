@@ -38,6 +38,11 @@ func (c *controller) ControllerGetCapabilities(
 		csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
 		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
 		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+		csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH,
+	}
+	if c.pool.NewVolumes == disk.LoopBackend {
+		types = append(types, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME)
 	}
 	if c.attach {
 		types = append(types, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
@@ -87,12 +92,13 @@ func parseRequest(req *csi.CreateVolumeRequest) (disk.Request, error) {
 	if err != nil {
 		return disk.Request{}, err
 	}
-	if len(req.GetMutableParameters()) > 0 {
-		return disk.Request{}, disk.Errorf(disk.ErrInvalid, "mutable parameters are not supported")
+	readAhead, err := parseMutable(req.GetMutableParameters())
+	if err != nil {
+		return disk.Request{}, err
 	}
 	parameters, err := mapDigest("parameters", req.GetParameters())
 	return disk.Request{
-		Name: name, Usage: usage, Parameters: parameters, Source: source,
+		Name: name, Usage: usage, Parameters: parameters, Source: source, ReadAhead: readAhead,
 		AtLeast: req.GetCapacityRange().GetRequiredBytes(), AtMost: req.GetCapacityRange().GetLimitBytes(),
 	}, err
 }
@@ -116,19 +122,28 @@ func mapDigest(what string, m map[string]string) (string, error) {
 
 // checkTopology checks that a required topology contains a node of this data directory.
 func (c *controller) checkTopology(where *csi.TopologyRequirement) error {
-	if len(where.GetRequisite()) == 0 {
-		return nil
-	}
-	nodes, err := c.pool.Nodes()
-	if err != nil {
+	places, err := c.places()
+	if err != nil || len(where.GetRequisite()) == 0 {
 		return err
 	}
 	for _, t := range where.GetRequisite() {
-		if slices.Contains(nodes, t.GetSegments()[topologyKey]) {
+		if contains(places, t) {
 			return nil
 		}
 	}
-	return disk.Errorf(disk.ErrFull, "the required topology has none of the nodes of this loopfs: %q", nodes)
+	return disk.Errorf(disk.ErrFull, "the required topology has none of the nodes of this loopfs: %v", places)
+}
+
+// contains reports whether one of the places has all segments of t.
+func contains(places []*csi.Topology, t *csi.Topology) bool {
+	return slices.ContainsFunc(places, func(place *csi.Topology) bool {
+		for key, value := range t.GetSegments() {
+			if place.GetSegments()[key] != value {
+				return false
+			}
+		}
+		return true
+	})
 }
 
 // places returns the topology of all volumes: the nodes that ever worked with this data directory.
@@ -139,7 +154,7 @@ func (c *controller) places() ([]*csi.Topology, error) {
 	}
 	var places []*csi.Topology
 	for _, n := range nodes {
-		places = append(places, &csi.Topology{Segments: map[string]string{topologyKey: n}})
+		places = append(places, &csi.Topology{Segments: n.Topology})
 	}
 	return places, nil
 }
@@ -216,8 +231,8 @@ func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest)
 
 func (c *controller) possible(req *csi.GetCapacityRequest) (disk.Usage, bool, error) {
 	if place := req.GetAccessibleTopology(); place != nil {
-		nodes, err := c.pool.Nodes()
-		if err != nil || !slices.Contains(nodes, place.GetSegments()[topologyKey]) {
+		places, err := c.places()
+		if err != nil || !contains(places, place) {
 			return disk.Usage{}, false, err
 		}
 	}

@@ -228,14 +228,16 @@ func TestVolumeCapabilitiesAreValidated(t *testing.T) {
 func TestIdentityAndTopology(t *testing.T) {
 	need(t, disk.DirBackend)
 	m := newMachine(t)
-	p := m.start("csi", "--backend", "dir", "--node-id", "n1", "--max-volumes", "7")
-	here := &csi.Topology{Segments: map[string]string{topologyKey: "n1"}}
+	p := m.start("csi", "--backend", "dir", "--node-id", "n1", "--max-volumes", "7", "--topology", "zone=a",
+		"--topology", "rack=1")
+	here := &csi.Topology{Segments: map[string]string{topologyKey: "n1", "zone": "a", "rack": "1"}}
 	node, err := p.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 	want := &csi.NodeGetInfoResponse{NodeId: "n1", MaxVolumesPerNode: 7, AccessibleTopology: here}
 	if err != nil || !proto.Equal(node, want) {
 		t.Errorf("NodeGetInfo: %+v, %v", node, err)
 	}
-	only := m.start("node", "--backend", "dir", "--mode", "node", "--node-id", "n1")
+	only := m.start("node", "--backend", "dir", "--mode", "node", "--node-id", "n1", "--topology", "zone=a",
+		"--topology", "rack=1")
 	_, err = only.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{})
 	step(t, "controller call to a node", err, codes.Unimplemented)
 	for _, instance := range []*process{p, only} { // capabilities are those of the plugin as a whole
@@ -250,17 +252,25 @@ func TestIdentityAndTopology(t *testing.T) {
 		&csi.ControllerPublishVolumeRequest{VolumeId: "x", NodeId: "n1", VolumeCapability: writer})
 	step(t, "attach without --attach", err, codes.Unimplemented)
 
-	create := func(node string) (*csi.Volume, error) {
+	create := func(key, value string) (*csi.Volume, error) {
 		answer, err := p.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 			Name: "a", VolumeCapabilities: []*csi.VolumeCapability{writer},
 			AccessibilityRequirements: &csi.TopologyRequirement{
-				Requisite: []*csi.Topology{{Segments: map[string]string{topologyKey: node}}}},
+				Requisite: []*csi.Topology{{Segments: map[string]string{key: value}}}},
 		})
 		return answer.GetVolume(), err
 	}
-	_, err = create("n2")
-	step(t, "create elsewhere", err, codes.ResourceExhausted)
-	v, err := create("n1")
+	for key, value := range map[string]string{topologyKey: "n2", "zone": "b", "unknown": "a"} {
+		_, err = create(key, value)
+		step(t, "create elsewhere", err, codes.ResourceExhausted)
+		answer, err := p.GetCapacity(t.Context(), &csi.GetCapacityRequest{
+			AccessibleTopology: &csi.Topology{Segments: map[string]string{key: value}},
+		})
+		if err != nil || answer.AvailableCapacity != 0 {
+			t.Errorf("capacity of %s=%s: %v, %v", key, value, answer, err)
+		}
+	}
+	v, err := create("zone", "a")
 	if err != nil || len(v.AccessibleTopology) != 1 || !proto.Equal(v.AccessibleTopology[0], here) {
 		t.Errorf("created %v, %v", v, err)
 	}

@@ -6,8 +6,6 @@ import (
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"holdfast/examples/loopfs/internal/disk"
 )
@@ -15,12 +13,8 @@ import (
 // page returns one page of ready records in the order of IDs. The token is the last ID of the page before, so it stays
 // valid when its volume is deleted.
 func page(all []disk.Record, kind disk.Kind, max int32, token string) (entries []disk.Record, next string, err error) {
-	if max < 0 {
-		return nil, "", disk.Errorf(disk.ErrInvalid, "max_entries is negative")
-	}
-	if _, err := disk.ParseID(kind, token); token != "" && err != nil {
-		return nil, "", status.Error(codes.Aborted,
-			"starting_token is not a next_token of this call; start from the beginning")
+	if err := checkPage(kind, max, token); err != nil {
+		return nil, "", err
 	}
 	for _, r := range all {
 		if r.State != disk.Ready || string(r.ID) <= token {

@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/docker/go-units"
@@ -24,6 +25,7 @@ type options struct {
 	capacity                                              byteSize
 	maxVolumes                                            int64
 	attach                                                bool
+	topology                                              segments
 }
 
 func main() {
@@ -45,7 +47,7 @@ func main() {
 }
 
 func parseOptions(args []string, out io.Writer) (options, error) {
-	o := options{capacity: 1 << 30}
+	o := options{capacity: 1 << 30, topology: segments{}}
 	host, err := os.Hostname()
 	if err != nil {
 		return o, fmt.Errorf("get the host name: %w", err)
@@ -62,6 +64,7 @@ func parseOptions(args []string, out io.Writer) (options, error) {
 	f.Var(&o.capacity, "capacity", "`bytes` for all volumes together, also as 64MiB or 2GiB")
 	f.Int64Var(&o.maxVolumes, "max-volumes", 0, "limit on the `number` of volumes of this node; 0: none")
 	f.BoolVar(&o.attach, "attach", false, "require ControllerPublishVolume before NodeStageVolume")
+	f.Var(o.topology, "topology", "`key=value` of this node, besides its id; may be repeated")
 	f.StringVar(&o.logLevel, "log-level", "info", "trace, debug, info, warn or error")
 	if err := f.Parse(args); err != nil {
 		return o, err
@@ -92,6 +95,21 @@ func (o options) check(rest []string) error {
 
 func (o options) servesNode() bool       { return o.mode != "controller" }
 func (o options) servesController() bool { return o.mode != "node" }
+
+// segments is a flag with a part of a topology.
+type segments map[string]string
+
+func (s segments) String() string { return fmt.Sprint(map[string]string(s)) }
+
+// Set parses key=value.
+func (s segments) Set(text string) error {
+	key, value, found := strings.Cut(text, "=")
+	if !found || key == "" || value == "" {
+		return errors.New("want key=value")
+	}
+	s[key] = value
+	return nil
+}
 
 // byteSize is a flag with a number of bytes.
 type byteSize int64

@@ -22,6 +22,7 @@ type node struct {
 	id         string
 	attach     bool // whether every volume has to be attached before it is staged
 	maxVolumes int64
+	topology   map[string]string
 	log        hclog.Logger
 }
 
@@ -29,7 +30,7 @@ func (n *node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeG
 	return &csi.NodeGetInfoResponse{
 		NodeId:             n.id,
 		MaxVolumesPerNode:  n.maxVolumes,
-		AccessibleTopology: &csi.Topology{Segments: map[string]string{topologyKey: n.id}},
+		AccessibleTopology: &csi.Topology{Segments: n.topology},
 	}, nil
 }
 
@@ -43,6 +44,8 @@ func (n *node) NodeGetCapabilities(
 		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 		csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
+		csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH,
 	} {
 		caps = append(caps, &csi.NodeServiceCapability{
 			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}},

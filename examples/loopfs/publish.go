@@ -125,7 +125,11 @@ func (v view) deviceFor(p publication) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return d.Attach(v.record.ID, p.readOnly || v.readOnly())
+	device, err := d.Attach(v.record.ID, p.readOnly || v.readOnly())
+	if err != nil {
+		return "", err
+	}
+	return device, v.tune()
 }
 
 // published reports whether the volume is published at the target as requested. Another publish of it there is an

@@ -67,7 +67,8 @@ func build(o options, store *disk.Store, log hclog.Logger) (*grpc.Server, error)
 		}
 	}
 	if o.servesNode() {
-		n := &node{pool: pool, id: o.node, attach: o.attach, maxVolumes: o.maxVolumes, log: log}
+		n := &node{pool: pool, id: o.node, attach: o.attach, maxVolumes: o.maxVolumes, topology: o.topology, log: log}
+		n.topology[topologyKey] = n.id
 		if err := n.start(); err != nil {
 			return nil, err
 		}
@@ -89,7 +90,7 @@ func (n *node) start() error {
 	if err := disk.MountPossible(); err != nil {
 		return err
 	}
-	if err := n.pool.AddNode(n.id); err != nil {
+	if err := n.pool.AddNode(disk.Node{ID: n.id, Topology: n.topology}); err != nil {
 		return err
 	}
 	return n.recover()

@@ -122,10 +122,20 @@ func (n *node) mountStage(ctx context.Context, h *disk.Hold, now view, at mount.
 	}
 	r.Group = cmp.Or(how.Group, r.Group)
 	r.Usage.FileSystem = cmp.Or(r.Usage.FileSystem, how.FileSystem) // the type is settled now
-	if r.Group == now.record.Group && r.Usage == now.record.Usage {
-		return nil
+	r.Formatted = how.FileSystem != ""
+	if r.Group == now.record.Group && r.Usage == now.record.Usage && r.Formatted == now.record.Formatted {
+		return now.tune()
 	}
-	return h.Save(r)
+	now.record = r
+	return cmp.Or(h.Save(r), now.tune())
+}
+
+// tune sets the mutable parameters of the volume's devices.
+func (v view) tune() error {
+	if t, ok := v.backend.(disk.Tuner); ok {
+		return t.SetReadAhead(v.record.ID, v.record.ReadAhead)
+	}
+	return nil
 }
 
 func (v view) attachDevice() error {
@@ -136,8 +146,10 @@ func (v view) attachDevice() error {
 	if err := v.backend.Grow(v.record.ID, v.record.Bytes); err != nil { // a kill may have prevented it
 		return err
 	}
-	_, err = d.Attach(v.record.ID, v.readOnly())
-	return err
+	if _, err = d.Attach(v.record.ID, v.readOnly()); err != nil {
+		return err
+	}
+	return v.tune()
 }
 
 // undoStage removes the record and the mount of a stage that failed.

@@ -7,18 +7,18 @@ type skip struct{ spec, why string }
 
 // always lists what no configuration runs.
 var always = []skip{
-	{"ModifyVolume ", "loopfs has no mutable parameters"},
-	{"Controller Service [Controller Server] CreateVolume should create volume with a volume attribute class",
-		"as above"},
-	{"Controller Service [Controller Server] CreateVolume should not create volume with an invalid volume attribute class", "as above"},
-	{"ControllerGetVolumeHealth ", "loopfs has no volume health"},
-	{"ControllerListVolumeHealth ", "as above"},
-	{"Node Service NodeGetVolumeHealth ", "as above"},
-	{"Node Service NodeGetStorageHealth ", "as above"},
 	{"CreateSnapshot [Controller Server] should succeed when creating a snapshot with accessibility requirements",
 		"every node of a loopfs reaches all of its snapshots"},
 	{"Controller Service [Controller Server] ListVolumes pagination should detect volumes added between pages",
 		"csi-sanity marks it as pending; TestListPages of loopfs covers it"},
+}
+
+// ofDirectories lists what the dir backend does not announce.
+var ofDirectories = []skip{
+	{"ModifyVolume ", "a directory has no mutable parameters"},
+	{"Controller Service [Controller Server] CreateVolume should create volume with a volume attribute class",
+		"as above"},
+	{"Controller Service [Controller Server] CreateVolume should not create volume with an invalid volume attribute class", "as above"},
 }
 
 // unattached lists what needs --attach.

@@ -57,6 +57,7 @@ func (j task) run() error {
 	config := sanity.NewTestConfig()
 	config.TargetPath, config.StagingPath = filepath.Join(work, "target"), filepath.Join(work, "staging")
 	config.TestVolumeSize, config.TestVolumeExpandSize = j.Configuration.Size, j.Configuration.Larger
+	config.TestVolumeMutableParameters = map[string]string{"readahead": "512"}
 	config.TestNodeVolumeAttachLimit = j.Configuration.Limited
 	if j.Configuration.Access != "" {
 		config.TestVolumeAccessType = j.Configuration.Access

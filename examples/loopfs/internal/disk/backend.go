@@ -24,6 +24,8 @@ type Bytes interface {
 	Grow(id ID, bytes int64) error
 	// Remove removes the bytes. Missing bytes are no error.
 	Remove(id ID) error
+	// Check looks for what is wrong with the bytes.
+	Check(r Record) ([]Problem, error)
 	// HeldBy returns what in the kernel uses the bytes, or an empty string.
 	HeldBy(id ID) (string, error)
 }
@@ -56,6 +58,12 @@ type Devices interface {
 	Size(id ID) (int64, error)
 	// Detach detaches the volume's devices. That none is attached is no error.
 	Detach(id ID) error
+}
+
+// Tuner is implemented by backends whose devices can be set up.
+type Tuner interface {
+	// SetReadAhead sets how much the kernel reads ahead from the volume's devices, in KiB. 0 changes nothing.
+	SetReadAhead(id ID, kib int64) error
 }
 
 // Freezer is implemented by backends that can stop all writes to a mounted volume. A freeze outlives the process.

@@ -55,7 +55,7 @@ func (p *Pool) createFrom(ctx context.Context, h *Hold, w Request) (Record, erro
 		return Record{}, err
 	}
 	r := Record{ID: h.id, Name: w.Name, Backend: s.Backend, Bytes: bytes, Usage: usage, Parameters: w.Parameters,
-		Source: s.ID}
+		Source: s.ID, ReadAhead: w.ReadAhead}
 	return p.make(h, r, func() error { return p.copy(ctx, from, s, r) })
 }
 

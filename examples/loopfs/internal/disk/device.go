@@ -188,6 +188,18 @@ func (l *loop) Size(id ID) (int64, error) {
 	return size, err
 }
 
+func (l *loop) SetReadAhead(id ID, kib int64) error {
+	if kib == 0 {
+		return nil
+	}
+	return l.each(id, func(dev *os.File, _ *unix.LoopInfo64) error {
+		if err := unix.IoctlSetInt(int(dev.Fd()), unix.BLKRASET, int(kib*2)); err != nil { // in sectors
+			return fmt.Errorf("set the read-ahead of %s: %w", dev.Name(), err)
+		}
+		return nil
+	})
+}
+
 // Detach detaches all devices. The kernel frees a device that is open at its last close.
 func (l *loop) Detach(id ID) error {
 	return l.each(id, func(dev *os.File, _ *unix.LoopInfo64) error {

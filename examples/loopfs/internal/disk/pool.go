@@ -81,11 +81,15 @@ func (p *Pool) Create(ctx context.Context, w Request) (Record, error) {
 	if err := b.Supports(w.Usage); err != nil {
 		return Record{}, err
 	}
+	if _, ok := b.(Tuner); !ok && w.ReadAhead != 0 {
+		return Record{}, Errorf(ErrInvalid, "the %s backend has no mutable parameters", p.NewVolumes)
+	}
 	bytes, err := p.SizeOf(w)
 	if err != nil {
 		return Record{}, err
 	}
-	r = Record{ID: h.id, Name: w.Name, Backend: p.NewVolumes, Bytes: bytes, Usage: w.Usage, Parameters: w.Parameters}
+	r = Record{ID: h.id, Name: w.Name, Backend: p.NewVolumes, Bytes: bytes, Usage: w.Usage, Parameters: w.Parameters,
+		ReadAhead: w.ReadAhead}
 	return p.make(h, r, func() error { return b.Make(ctx, r.ID, r.Bytes) })
 }
 

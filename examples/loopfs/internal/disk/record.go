@@ -81,10 +81,12 @@ type Record struct {
 	Bytes      int64     `json:"bytes"`
 	Usage      Usage     `json:"usage"`                // what it was made for
 	Parameters string    `json:"parameters,omitempty"` // a digest
+	ReadAhead  int64     `json:"read_ahead,omitempty"` // KiB, of its devices; 0: that of the kernel
 	Source     ID        `json:"source,omitempty"`     // what it was copied from
 	Created    time.Time `json:"created,omitzero"`     // of a snapshot or group
 	Members    []ID      `json:"members,omitempty"`    // of a group: its snapshots, in the order of their sources
 	InGroup    ID        `json:"in_group,omitempty"`   // of a snapshot: its group
+	Formatted  bool      `json:"formatted,omitempty"`  // it was staged with a file system
 	Group      string    `json:"group,omitempty"`      // whose the root directory was made last
 	// a copy is being made, or a kill ended that: Thaw it
 	Frozen   bool                  `json:"frozen,omitempty"`

@@ -18,6 +18,7 @@ type Request struct {
 	Usage      Usage
 	Parameters string // a digest
 	Source     ID     // a volume or a snapshot; "": it begins empty
+	ReadAhead  int64  // KiB; 0: that of the kernel
 }
 
 // MinSize returns the smallest size of a new volume.
@@ -94,6 +95,28 @@ func (r Record) satisfies(w Request) error {
 		return Errorf(ErrExists, "volume %q exists, made from another source (%q)", r.Name, r.Source)
 	}
 	return nil
+}
+
+// Modify changes the read-ahead of a volume. It saves the record first: the next stage sets what a kill prevented.
+func (p *Pool) Modify(id ID, readAhead int64) error {
+	h, r, err := p.Acquire(id)
+	if err != nil {
+		return err
+	}
+	defer h.Release()
+	b, err := p.Backend(r)
+	if err != nil {
+		return err
+	}
+	tuner, ok := b.(Tuner)
+	if !ok {
+		return Errorf(ErrInvalid, "volume %s has no device: the %s backend has no mutable parameters", id, r.Backend)
+	}
+	r.ReadAhead = readAhead
+	if err := h.Save(r); err != nil {
+		return err
+	}
+	return tuner.SetReadAhead(id, readAhead)
 }
 
 // Expand enlarges a volume. It saves the record first: if it is killed after that, the next call or the next stage

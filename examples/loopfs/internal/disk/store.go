@@ -117,25 +117,29 @@ func (s *Store) All(kinds ...Kind) ([]Record, error) {
 	return all, nil
 }
 
+// Node is a node that works with this directory.
+type Node struct {
+	ID       string            `json:"node"`
+	Topology map[string]string `json:"topology"`
+}
+
 // AddNode records that a node works with this directory.
-func (s *Store) AddNode(id string) error {
-	return s.accounting(func() error {
-		return s.replace("nodes/"+digest(id)+".json", map[string]string{"node": id})
-	})
+func (s *Store) AddNode(n Node) error {
+	return s.accounting(func() error { return s.replace("nodes/"+digest(n.ID)+".json", n) })
 }
 
 // Nodes lists the nodes that ever worked with this directory.
-func (s *Store) Nodes() ([]string, error) {
+func (s *Store) Nodes() ([]Node, error) {
 	entries, err := fs.ReadDir(s.root.FS(), "nodes")
 	if err != nil {
 		return nil, fmt.Errorf("list the nodes: %w", err)
 	}
-	var nodes []string
+	var nodes []Node
 	for _, e := range entries {
 		if filepath.Ext(e.Name()) != ".json" {
 			continue
 		}
-		var n struct{ Node string }
+		var n Node
 		text, err := s.root.ReadFile("nodes/" + e.Name())
 		if err != nil {
 			return nil, fmt.Errorf("read a node's record: %w", err)
@@ -143,7 +147,7 @@ func (s *Store) Nodes() ([]string, error) {
 		if err := json.Unmarshal(text, &n); err != nil {
 			return nil, Errorf(ErrDamaged, "record of a node, %s: %w", e.Name(), err)
 		}
-		nodes = append(nodes, n.Node)
+		nodes = append(nodes, n)
 	}
 	return nodes, nil
 }

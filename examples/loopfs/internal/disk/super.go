@@ -10,9 +10,10 @@ import (
 
 // super is what the superblock of an image says.
 type super struct {
-	fs     string // ext4 (or its forerunners, which ext4 mounts), xfs, or ""
-	bytes  int64
-	imaxpc uint8 // xfs: how many percent of the space inodes may take
+	fs      string // ext4 (or its forerunners, which ext4 mounts), xfs, or ""
+	bytes   int64
+	damaged bool  // ext4: the kernel found errors
+	imaxpc  uint8 // xfs: how many percent of the space inodes may take
 }
 
 // readSuper reads the superblock of ext4 (kernel documentation, filesystems/ext4/super) or xfs
@@ -34,5 +35,6 @@ func readSuper(image io.ReaderAt) (super, error) {
 	if binary.LittleEndian.Uint32(e[96:])&0x80 != 0 { // 64bit
 		count |= uint64(binary.LittleEndian.Uint32(e[336:])) << 32
 	}
-	return super{fs: "ext4", bytes: int64(count << (10 + binary.LittleEndian.Uint32(e[24:])&31))}, nil
+	damaged := binary.LittleEndian.Uint16(e[58:])&2 != 0
+	return super{fs: "ext4", damaged: damaged, bytes: int64(count << (10 + binary.LittleEndian.Uint32(e[24:])&31))}, nil
 }

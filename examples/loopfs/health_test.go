@@ -1,0 +1,110 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"holdfast/examples/loopfs/internal/disk"
+)
+
+// expectHealth checks what the controller, its list and the node say of a volume. "" is a healthy volume.
+func (p *process) expectHealth(what, id, controller, node string) {
+	p.t.Helper()
+	reasons := func(h *csi.VolumeHealth) string {
+		var list []string
+		for _, e := range h.GetHealthStatuses() {
+			list = append(list, e.Status.String()+" "+e.Reason)
+		}
+		return strings.Join(list, ", ")
+	}
+	got, err := p.ControllerGetVolumeHealth(p.t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: id})
+	if err != nil || reasons(got.VolumeHealth) != controller || got.VolumeHealth.VolumeId != id {
+		p.t.Errorf("%s: the controller says %v, %v; want %q", what, got, err, controller)
+	}
+	list, err := p.ControllerListVolumeHealth(p.t.Context(), &csi.ControllerListVolumeHealthRequest{MaxEntries: 1})
+	var listed string
+	for _, h := range list.GetEntries() {
+		listed = reasons(h)
+	}
+	if err != nil || listed != controller {
+		p.t.Errorf("%s: the list is %v, %v; want %q", what, list, err, controller)
+	}
+	here, err := p.NodeGetVolumeHealth(p.t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})
+	if err != nil || reasons(here.VolumeHealth) != node {
+		p.t.Errorf("%s: the node says %v, %v; want %q", what, here, err, node)
+	}
+}
+
+func TestDamagedVolumesAreReported(t *testing.T) {
+	need(t, disk.LoopBackend)
+	m := newMachine(t)
+	p := m.start("csi", "--backend", "loop")
+	id, s, target := p.create("a", writer).VolumeId, m.staging("s"), m.target("t")
+	p.create("healthy", writer)
+	image, record := filepath.Join(m.data, "images", id+".img"), filepath.Join(m.data, "volumes", id+".json")
+	p.expectHealth("new", id, "", "")
+	p.bringUp(id, s, target, writer)
+	p.expectHealth("published", id, "", "")
+	must(t, exec.Command("mount", "-o", "remount,ro", s).Run())
+	p.expectHealth("read-only", id, "", "DEGRADED ReadOnly")
+	must(t, exec.Command("mount", "-o", "remount,rw", s).Run())
+	for _, at := range []string{target, s} {
+		must(t, unix.Unmount(at, 0))
+	}
+	p.expectHealth("unmounted by another program", id, "", "INACCESSIBLE NotMounted")
+	p.takeDown(id, s, target)
+
+	kept, err := os.ReadFile(image)
+	must(t, err)
+	damage := func(change func(text []byte) []byte) {
+		t.Helper()
+		must(t, os.WriteFile(image, change(append([]byte(nil), kept...)), 0o600))
+	}
+	damage(func(text []byte) []byte { return text[:8<<20] })
+	p.expectHealth("truncated", id, "DATA_LOSS ImageTruncated", "DATA_LOSS ImageTruncated")
+	damage(func(text []byte) []byte { clear(text[:4096]); return text })
+	p.expectHealth("overwritten", id, "DATA_LOSS FileSystemDamaged", "DATA_LOSS FileSystemDamaged")
+	damage(func(text []byte) []byte { text[1024+58] |= 2; return text })
+	p.expectHealth("with errors", id, "DEGRADED FileSystemErrors", "DEGRADED FileSystemErrors")
+	must(t, os.Remove(image))
+	p.expectHealth("without its image", id, "DATA_LOSS ImageMissing", "DATA_LOSS ImageMissing")
+	damage(func(text []byte) []byte { return text })
+	p.expectHealth("repaired", id, "", "")
+	text, err := os.ReadFile(record)
+	must(t, err)
+	must(t, os.WriteFile(record, []byte("{"), 0o600))
+	p.expectHealth("without its record", id, "DATA_LOSS RecordDamaged", "DATA_LOSS RecordDamaged")
+	must(t, os.WriteFile(record, text, 0o600))
+	step(t, "delete", p.delete(id), codes.OK)
+	_, err = p.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})
+	step(t, "health of nothing", err, codes.NotFound)
+}
+
+func TestHealthOfDirectories(t *testing.T) {
+	need(t, disk.DirBackend)
+	m := newMachine(t)
+	p := m.start("csi", "--backend", "dir")
+	id := p.create("a", writer).VolumeId
+	must(t, os.RemoveAll(filepath.Join(m.data, "dirs", id)))
+	p.expectHealth("without its directory", id, "DATA_LOSS DirectoryMissing", "DATA_LOSS DirectoryMissing")
+	storage := func() *csi.NodeGetStorageHealthResponse {
+		answer, err := p.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
+		must(t, err)
+		return answer
+	}
+	if h := storage(); len(h.BackendHealth) > 0 {
+		t.Errorf("storage health %v", h)
+	}
+	must(t, os.RemoveAll(m.data))
+	if h := storage(); len(h.BackendHealth) != 1 ||
+		h.BackendHealth[0].Status != csi.StorageHealthErrorType_STORAGE_UNREACHABLE {
+		t.Errorf("storage health without the data directory: %v", h)
+	}
+}
