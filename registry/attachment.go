@@ -32,6 +32,7 @@ type Staging struct {
 	Usage       Usage           `json:"usage,omitzero"`     // as sent with NodeStageVolume
 	Path        Tree            `json:"path,omitzero"`      // the staging path
 	Mounts      bool            `json:"mounts,omitempty"`   // something was mounted at Path after NodeStageVolume
+	Server      TaskKey         `json:"server,omitzero"`    // the task that serves the mount (FUSE); zero: the kernel does
 	Boot        string          `json:"boot,omitempty"`     // boot ID under which the volume was staged
 	Expanded    NodeExpansion   `json:"expanded,omitzero"`  //
 	Condition   VolumeCondition `json:"condition,omitzero"` // while the volume is mounted on this node

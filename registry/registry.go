@@ -68,6 +68,11 @@ func (r *Registry) Find(role Role, id PluginID) (Instance, bool) {
 	return found(activeOf(r.current.Load().members(role, id)))
 }
 
+// Members returns the instances of a plugin in a role, newest first.
+func (r *Registry) Members(role Role, id PluginID) []Instance {
+	return values(r.current.Load().members(role, id))
+}
+
 // Get returns the instance of a key.
 func (r *Registry) Get(k InstanceKey) (Instance, bool) {
 	return found(member(r.current.Load().members(k.Role, k.Plugin), k))

@@ -52,6 +52,7 @@ type Ref struct {
 	Usage       Usage       `json:"usage"`
 	Target      Tree        `json:"target"` // NodePublishVolume.target_path
 	Publish     Mark        `json:"publish,omitempty"`
+	Server      TaskKey     `json:"server,omitzero"` // the task that serves what is mounted there; see Staging
 	Parts       []Part      `json:"parts,omitempty"` // of the volume, by their paths; none outlives the publish
 	Boot        string      `json:"boot,omitempty"`
 	Trouble     string      `json:"trouble,omitempty"` // what is wrong with a confirmed mount; empty: nothing
@@ -113,7 +114,8 @@ type Intent struct {
 	Alloc       AllocID     `json:"alloc,omitempty"`
 	Request     RequestName `json:"request,omitempty"`
 	Operation   OperationID `json:"operation,omitempty"`
-	Hash        string      `json:"hash"` // of the request without its secrets, hex
+	At          TaskKey     `json:"at,omitzero"` // the task of the plugin that the call was sent to; zero: not known
+	Hash        string      `json:"hash"`        // of the request without its secrets, hex
 	Attempt     uint64      `json:"attempt"`
 	Outcome     Outcome     `json:"outcome"`
 	Code        string      `json:"code,omitempty"`   // last gRPC code, by name

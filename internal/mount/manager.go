@@ -168,6 +168,12 @@ func (m *Manager) SweepSocketDirs(keep map[string]bool) error {
 // Mounted reports whether path is a mount point.
 func (m *Manager) Mounted(path string) (bool, error) { return IsPoint(m.layout.MountRoot(), path) }
 
+// FUSE calls the function FUSE.
+func (m *Manager) FUSE(path string) bool { return FUSE(path) }
+
+// ServesFUSE calls the function ServesFUSE.
+func (m *Manager) ServesFUSE(socket string) bool { return ServesFUSE(socket) }
+
 // Mounts lists the mounts strictly below root, the oldest first, also hidden ones.
 func (m *Manager) Mounts(root string) (Mounts, error) {
 	all, err := Table(0)

@@ -100,7 +100,7 @@ func (m *Controller) sendTo(
 	c.RetryUntil = by.RetryUntil
 	c.Renew = func(ctx context.Context) { *secrets = m.Renew(ctx, v, *secrets) }
 	c.Do = func(ctx context.Context) error {
-		inst, err := m.Await(ctx, by, registry.RoleController, v.Plugin)
+		inst, err := m.AwaitFor(ctx, by, registry.RoleController, c.Intent.Volume)
 		if err != nil {
 			return err
 		}

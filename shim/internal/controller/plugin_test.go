@@ -151,6 +151,13 @@ func (t table) Find(role registry.Role, _ registry.PluginID) (registry.Instance,
 	return i, found
 }
 
+func (t table) Members(role registry.Role, id registry.PluginID) []registry.Instance {
+	if i, found := t.Find(role, id); found {
+		return []registry.Instance{i}
+	}
+	return nil
+}
+
 func (t table) Await(ctx context.Context, role registry.Role, id registry.PluginID) (registry.Instance, error) {
 	if i, found := t[role]; found {
 		return i, nil

@@ -101,6 +101,8 @@ func (e *env) Find(role registry.Role, id registry.PluginID) (registry.Instance,
 	return registry.Instance{InstanceKey: at}, id == key.Plugin && slices.Contains(e.tasks, role) && !e.absent
 }
 
+func (e *env) Members(registry.Role, registry.PluginID) []registry.Instance { return nil }
+
 func (e *env) Await(ctx context.Context, role registry.Role, id registry.PluginID) (registry.Instance, error) {
 	for {
 		if in, found := e.Find(role, id); found {

@@ -13,6 +13,8 @@ type Plugins interface {
 	Find(registry.Role, registry.PluginID) (registry.Instance, bool)
 	// Await waits for a healthy instance until ctx ends.
 	Await(context.Context, registry.Role, registry.PluginID) (registry.Instance, error)
+	// Members returns all instances of the plugin in the role, newest first.
+	Members(registry.Role, registry.PluginID) []registry.Instance
 }
 
 // Secrets resolves references to secrets, for one call.
@@ -52,6 +54,64 @@ func (c Calls) Await(
 		return inst, fmt.Errorf("controller of plugin %s: %w", id, err)
 	}
 	return inst, fmt.Errorf("node plugin %s: %w", id, err)
+}
+
+// AwaitFor is Await for a call for one volume. While the plugin has several instances, the call goes to an older one if
+// the same call may still run there, or if its process serves a mount of the volume.
+func (c Calls) AwaitFor(
+	ctx context.Context, by Caller, role registry.Role, key registry.VolumeKey,
+) (registry.Instance, error) {
+	if inst, found := c.bound(ctx, role, key); found {
+		return inst, nil
+	}
+	return c.Await(ctx, by, role, key.Plugin)
+}
+
+// bound returns the healthy instance that gets the calls for the volume instead of the active one, if there is one.
+func (c Calls) bound(
+	ctx context.Context, role registry.Role, key registry.VolumeKey,
+) (inst registry.Instance, found bool) {
+	members := c.Plugins.Members(role, key.Plugin)
+	if len(members) < 2 {
+		return inst, false
+	}
+	var tasks []registry.TaskKey
+	_ = c.State.View(ctx, func(view registry.View) error { // without the state the active instance gets the call
+		if open, is := registry.OpenIntent(view, key); is && RoleOf(open.RPC) == role && MayRun(open) {
+			tasks = append(tasks, open.At)
+		}
+		if role != registry.RoleNode {
+			return nil
+		}
+		if p, staged := view.Staging(key); staged {
+			tasks = append(tasks, p.Server)
+		}
+		for _, r := range view.Refs(key) {
+			tasks = append(tasks, r.Server)
+		}
+		return nil
+	})
+	for _, task := range tasks {
+		for _, m := range members {
+			if m.TaskKey() == task && m.Health.State == registry.Healthy {
+				return m, true
+			}
+		}
+	}
+	return inst, false
+}
+
+// Send sends a call as Sender.Send does, and records which instance gets it.
+func (c Calls) Send(ctx context.Context, call Call) error {
+	role, key := RoleOf(call.Intent.RPC), call.Intent.Volume
+	inst, found := c.bound(ctx, role, key)
+	if !found {
+		inst, found = c.Plugins.Find(role, key.Plugin)
+	}
+	if found {
+		call.Intent.At = inst.TaskKey()
+	}
+	return c.Sender.Send(ctx, call)
 }
 
 // Expects reports whether a record says that the plugin has a task in the role.

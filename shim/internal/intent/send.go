@@ -46,8 +46,8 @@ func (c Caller) Waiting(ctx context.Context) (context.Context, context.CancelFun
 
 // Call is one CSI call to send.
 type Call struct {
-	// Intent identifies the call: Volume, Name, RPC, Hash, and optionally Alloc, Request and Operation. Send sets the
-	// other fields.
+	// Intent identifies the call: Volume, Name, RPC, Hash, and optionally Alloc, Request, Operation and At. Send sets
+	// the other fields.
 	Intent registry.Intent
 	// Before is part of the commit that opens the intent: marks become Sent here. If it fails, Send returns its error
 	// and sends nothing. For an open call it first runs without a commit, so it must have no side effects. It may be
@@ -177,7 +177,7 @@ func (d *delivery) open(ctx context.Context) error {
 func (d *delivery) join(ctx context.Context) (joined bool, err error) {
 	err = d.State.View(ctx, func(view registry.View) error {
 		open, found := registry.OpenIntent(view, d.Intent.Volume)
-		if !found || requested(open) != d.Intent || d.Before != nil && !d.prepared(view) {
+		if !found || requested(open, d.Intent.At) != d.Intent || d.Before != nil && !d.prepared(view) {
 			return nil
 		}
 		joined, d.doubt, d.repeat = true, true, MayRun(open)
@@ -188,9 +188,13 @@ func (d *delivery) join(ctx context.Context) (joined bool, err error) {
 	return joined, err
 }
 
-// requested returns the intent as Send was asked to open it.
-func requested(open registry.Intent) registry.Intent {
+// requested returns the intent as Send was asked to open it. An instance that is not known now is that of the intent.
+func requested(open registry.Intent, at registry.TaskKey) registry.Intent {
+	if at != (registry.TaskKey{}) {
+		at = open.At
+	}
 	return registry.Intent{
+		At:     at,
 		Volume: open.Volume, Name: open.Name, RPC: open.RPC, Alloc: open.Alloc, Request: open.Request,
 		Operation: open.Operation, Hash: open.Hash,
 	}

@@ -54,7 +54,7 @@ func (s *Stager) Grow(
 	case !mounted:
 		return n, nil
 	}
-	inst, err := s.Await(ctx, by, registry.RoleNode, key.Plugin)
+	inst, err := s.AwaitFor(ctx, by, registry.RoleNode, key)
 	switch {
 	case err != nil:
 		return n, err
@@ -202,7 +202,7 @@ func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where sit
 		},
 		Renew: func(ctx context.Context) { request.Secrets = s.Renew(ctx, v.VolumeSpec, request.Secrets) },
 		Do: func(ctx context.Context) error {
-			inst, err := s.Await(ctx, by, registry.RoleNode, v.Plugin)
+			inst, err := s.AwaitFor(ctx, by, registry.RoleNode, v.VolumeKey())
 			if err != nil {
 				return err
 			}

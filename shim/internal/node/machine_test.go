@@ -24,6 +24,7 @@ type machine struct {
 	t       *testing.T
 	storage *csifake.Backend
 	late    time.Duration
+	fuse    bool // all mounts are FUSE
 
 	mu      sync.Mutex
 	boots   int
@@ -57,6 +58,8 @@ func (m *machine) reboot() {
 	m.shown, m.changed, m.parts = map[string]bool{}, map[string]time.Time{}, map[string]*mountedPart{}
 	m.stray, m.lost = map[string]bool{}, map[string]bool{}
 }
+
+func (m *machine) FUSE(string) bool { return m.fuse }
 
 func (m *machine) Boot() string { return fmt.Sprintf("boot-%d", m.boots) }
 

@@ -29,7 +29,7 @@ func (s *Stager) Publish(
 			return at, err
 		}
 	}
-	inst, err := s.Await(ctx, by, registry.RoleNode, v.Plugin)
+	inst, err := s.AwaitFor(ctx, by, registry.RoleNode, key.Volume)
 	if err != nil {
 		return hooks.Published{}, err
 	}
@@ -77,6 +77,7 @@ func (s *Stager) publish(
 	ctx context.Context, by intent.Caller, v registry.Volume, r registry.Ref, st state, inst registry.Instance,
 ) (at hooks.Published, err error) {
 	r.Publish, r.Boot, r.Trouble, r.Troubled = registry.MarkSent, s.kernel.Boot(), "", time.Time{}
+	server := registry.TaskKey{}
 	stages := !v.Ephemeral && (st.staging.Stages || inst.Fingerprint.Has(registry.StageUnstage) && !unstagedUsers(st))
 	secrets, err := s.Resolve(ctx, v.VolumeSpec)
 	if err != nil {
@@ -95,7 +96,7 @@ func (s *Stager) publish(
 		Before: func(view registry.View) (registry.Change, error) { return s.publishing(view, v, r, stages) },
 		Renew:  func(ctx context.Context) { request.Secrets = s.Renew(ctx, v.VolumeSpec, request.Secrets) },
 		Do: func(ctx context.Context) error {
-			inst, err := s.Await(ctx, by, registry.RoleNode, v.Plugin)
+			inst, err := s.AwaitFor(ctx, by, registry.RoleNode, r.Volume)
 			if err != nil {
 				return err
 			}
@@ -107,11 +108,12 @@ func (s *Stager) publish(
 				return err
 			}
 			at, err = s.appeared(ctx, inst.InstanceKey, r)
+			server = s.server(inst, r.Target.Host)
 			return err
 		},
 		Done: func(view registry.View) registry.Change {
 			done := r
-			done.Publish = registry.MarkDone
+			done.Publish, done.Server = registry.MarkDone, server
 			put := []registry.Record{done}
 			if p, found := view.Staging(r.Volume); found && !stages && !s.publishedElse(view, r) {
 				p.Expanded = mountedAnew(p.Expanded)
@@ -239,7 +241,7 @@ func (s *Stager) unpublish(ctx context.Context, by intent.Caller, r registry.Ref
 			return registry.Change{Put: []registry.Record{r}}, nil
 		},
 		Do: func(ctx context.Context) error {
-			inst, err := s.Await(ctx, by, registry.RoleNode, r.Volume.Plugin)
+			inst, err := s.AwaitFor(ctx, by, registry.RoleNode, r.Volume)
 			if err != nil {
 				return err
 			}

@@ -147,8 +147,14 @@ var errRound = fmt.Errorf("it has had no certain outcome for %s", roundLimit)
 // mayRun reports whether the open call may still run, so that its undo has to wait. A call of a plugin that was
 // restarted since does not run.
 func (req *request) mayRun(open registry.Intent) bool {
-	inst, is := req.Plugins.Find(intent.RoleOf(open.RPC), open.Volume.Plugin)
-	return intent.UndoOverlaps(open) && (!is || inst.CreateIndex < open.ModifyIndex)
+	if !intent.UndoOverlaps(open) {
+		return false
+	}
+	members := req.Plugins.Members(intent.RoleOf(open.RPC), open.Volume.Plugin)
+	earlier := func(inst registry.Instance) bool {
+		return inst.CreateIndex < open.ModifyIndex && (open.At == registry.TaskKey{} || open.At == inst.TaskKey())
+	}
+	return len(members) == 0 || slices.ContainsFunc(members, earlier)
 }
 
 // leaveExpansion closes an open expansion without waiting for its outcome.

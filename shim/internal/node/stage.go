@@ -28,7 +28,7 @@ func (s *Stager) Stage(ctx context.Context, by intent.Caller, v registry.Volume,
 	if stands && st.staging.Usage == u.Staging() {
 		return nil
 	}
-	inst, err := s.Await(ctx, by, registry.RoleNode, v.Plugin)
+	inst, err := s.AwaitFor(ctx, by, registry.RoleNode, v.VolumeKey())
 	if err != nil {
 		return err
 	}
@@ -107,13 +107,13 @@ func (s *Stager) stage(
 		Hash: intent.Hash(registry.NodeStageRPC, request, at.Host),
 	}
 	defer s.tidyUnused(ctx, v.VolumeKey(), at.Host)
-	mounts := false
+	mounts, server := false, registry.TaskKey{}
 	return s.Send(ctx, intent.Call{
 		Intent: open, RetryUntil: by.RetryUntil,
 		Before: func(view registry.View) (registry.Change, error) { return s.staging(view, v, u, at) },
 		Renew:  func(ctx context.Context) { request.Secrets = s.Renew(ctx, v.VolumeSpec, request.Secrets) },
 		Do: func(ctx context.Context) error {
-			inst, err := s.Await(ctx, by, registry.RoleNode, v.Plugin)
+			inst, err := s.AwaitFor(ctx, by, registry.RoleNode, v.VolumeKey())
 			if err != nil {
 				return err
 			}
@@ -122,11 +122,12 @@ func (s *Stager) stage(
 				return err
 			}
 			mounts, _ = s.mounted(at.Host, false) // a mount that cannot be inspected now is never reported as lost
+			server = s.server(inst, at.Host)
 			return nil
 		},
 		Done: func(view registry.View) registry.Change {
 			p, _ := view.Staging(v.VolumeKey())
-			p.State, p.Mounts, p.Expanded = registry.MarkDone, mounts, mountedAnew(p.Expanded)
+			p.State, p.Mounts, p.Server, p.Expanded = registry.MarkDone, mounts, server, mountedAnew(p.Expanded)
 			return registry.Change{
 				Put: []registry.Record{p}, Events: []registry.Event{s.event(registry.EventStaged, open,
 					"at "+at.Host)},
@@ -209,7 +210,7 @@ func (s *Stager) unstage(ctx context.Context, by intent.Caller, p registry.Stagi
 			return registry.Change{Put: []registry.Record{st.staging}}, nil
 		},
 		Do: func(ctx context.Context) error {
-			inst, err := s.Await(ctx, by, registry.RoleNode, p.Volume.Plugin)
+			inst, err := s.AwaitFor(ctx, by, registry.RoleNode, p.Volume)
 			if err != nil {
 				return err
 			}

@@ -139,6 +139,14 @@ func (s *Stager) mounted(path string, expected bool) (bool, error) {
 	return s.kernel.Mounted(path)
 }
 
+// server returns the task of the instance if a process serves what the instance has mounted at path (FUSE).
+func (s *Stager) server(inst registry.Instance, path string) registry.TaskKey {
+	if s.Check && s.kernel.FUSE(path) {
+		return inst.TaskKey()
+	}
+	return registry.TaskKey{}
+}
+
 // gone returns nil once the mount at path is gone, after a call that should remove it. Else it returns the call's
 // error.
 func (s *Stager) gone(ctx context.Context, rpc registry.RPC, at registry.InstanceKey, path string, answer error) error {
@@ -235,7 +243,7 @@ func (s *Stager) again(ctx context.Context, by intent.Caller, open registry.Inte
 		_, err := s.Grow(ctx, by, open.Volume, false)
 		return err
 	}
-	inst, err := s.Await(ctx, by, registry.RoleNode, open.Volume.Plugin)
+	inst, err := s.AwaitFor(ctx, by, registry.RoleNode, open.Volume)
 	if err != nil {
 		return err
 	}
