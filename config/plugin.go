@@ -25,6 +25,10 @@ var pluginStanza = &stanza{
 			fallback: hooks.DefaultHealthTimeout,
 			doc:      "How long the plugin may take to become healthy. Then a restart of its task is requested."},
 		{name: "list_volumes", kind: isBool, fallback: true, doc: "Whether `holdfast doctor` may call ListVolumes."},
+		{name: "roll", kind: isChoice, words: words(hooks.RollBeside, hooks.RollStopFirst),
+			fallback: string(hooks.RollBeside),
+			doc: "How a new instance replaces a running one: it starts beside the old one, " +
+				"or after its end for a plugin that cannot run twice on a node."},
 		{name: "heartbeat", kind: isBlock, block: heartbeatStanza, doc: "How the plugin is supervised."},
 	},
 }
@@ -61,6 +65,9 @@ func (f *file) plugin(b block) hooks.PluginSpec {
 	}
 	p.MountDir, _ = at.path("mount_dir")
 	p.StagePublishBaseDir, _ = at.path("stage_publish_base_dir")
+	if roll := oneOf[hooks.RollMode](at, "roll"); roll != hooks.RollBeside {
+		p.Roll = roll
+	}
 	f.checkDirs(at, p)
 	beat, ok := at.one("heartbeat")
 	if !ok {

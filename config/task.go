@@ -27,7 +27,7 @@ func (f *file) task(b block, asked *requests) (hooks.Task, []hooks.VolumeMount, 
 	}
 	if plugin, ok := at.one("csi_plugin"); ok {
 		spec := f.plugin(plugin)
-		task.Plugin, task.PluginType = spec.ID, spec.Type
+		task.Plugin, task.PluginType, task.Roll = spec.ID, spec.Type, spec.Roll
 		task.Sealed = seal(sealed{Task: &hooks.TaskSpec{Plugin: spec, Env: slices.Sorted(maps.Keys(task.Env))}})
 	}
 	rest := f.carry(b, "driver", "env", "config", "csi_plugin", "volume_mount")

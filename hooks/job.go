@@ -38,6 +38,7 @@ type Task struct {
 	Driver     string            `json:"driver"`
 	Plugin     registry.PluginID `json:"plugin,omitempty"`      // the plugin that it runs, if any
 	PluginType PluginType        `json:"plugin_type,omitempty"` // of that plugin
+	Roll       RollMode          `json:"roll,omitempty"`        // of that plugin; empty: RollBeside
 	Sealed     Sealed            `json:"sealed,omitempty"`      // empty: the task runs no plugin
 	// the env block, evaluated; run-time references verbatim
 	Env    map[string]string `json:"env,omitempty"`

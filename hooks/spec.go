@@ -15,6 +15,14 @@ const (
 	TypeMonolith   PluginType = "monolith" // both; registers twice
 )
 
+// RollMode is the roll field of a csi_plugin stanza: how a host replaces a running instance.
+type RollMode string
+
+const (
+	RollBeside    RollMode = "beside"     // the new instance starts beside the old one; the zero value means the same
+	RollStopFirst RollMode = "stop_first" // the old instance ends before the new one starts
+)
+
 // Roles that an instance of the type registers.
 func (t PluginType) Roles() []registry.Role {
 	switch t {
@@ -50,6 +58,8 @@ type PluginSpec struct {
 	Heartbeat     Heartbeat     `json:"heartbeat"`
 	// list_volumes = false: ListVolumes is never called
 	NoListVolumes bool `json:"no_list_volumes,omitempty"`
+	// how a host replaces an instance; empty: RollBeside
+	Roll RollMode `json:"roll,omitempty"`
 }
 
 // Heartbeat is a csi_plugin's heartbeat block.

@@ -401,6 +401,7 @@ type Task struct {
 	Config        []byte                 `protobuf:"bytes,6,opt,name=config,proto3" json:"config,omitempty"`
 	Rest          []byte                 `protobuf:"bytes,7,opt,name=rest,proto3" json:"rest,omitempty"`
 	PluginType    string                 `protobuf:"bytes,8,opt,name=plugin_type,json=pluginType,proto3" json:"plugin_type,omitempty"` // "controller", "node", "monolith"
+	Roll          string                 `protobuf:"bytes,9,opt,name=roll,proto3" json:"roll,omitempty"`                               // of a plugin: "stop_first"; empty: beside
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -491,6 +492,13 @@ func (x *Task) GetPluginType() string {
 	return ""
 }
 
+func (x *Task) GetRoll() string {
+	if x != nil {
+		return x.Roll
+	}
+	return ""
+}
+
 var File_holdfast_v1_jobs_proto protoreflect.FileDescriptor
 
 const file_holdfast_v1_jobs_proto_rawDesc = "" +
@@ -529,7 +537,7 @@ const file_holdfast_v1_jobs_proto_rawDesc = "" +
 	"\x05tasks\x18\x03 \x03(\v2\x11.holdfast.v1.TaskR\x05tasks\x12\x18\n" +
 	"\avolumes\x18\x04 \x03(\tR\avolumes\x12\x16\n" +
 	"\x06sealed\x18\x05 \x01(\fR\x06sealed\x12\x12\n" +
-	"\x04rest\x18\x06 \x01(\fR\x04rest\"\x95\x02\n" +
+	"\x04rest\x18\x06 \x01(\fR\x04rest\"\xa9\x02\n" +
 	"\x04Task\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06driver\x18\x02 \x01(\tR\x06driver\x12\x16\n" +
@@ -539,7 +547,8 @@ const file_holdfast_v1_jobs_proto_rawDesc = "" +
 	"\x06config\x18\x06 \x01(\fR\x06config\x12\x12\n" +
 	"\x04rest\x18\a \x01(\fR\x04rest\x12\x1f\n" +
 	"\vplugin_type\x18\b \x01(\tR\n" +
-	"pluginType\x1a6\n" +
+	"pluginType\x12\x12\n" +
+	"\x04roll\x18\t \x01(\tR\x04roll\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x012C\n" +
