@@ -56,6 +56,33 @@ type PluginTask struct {
 	Phase   TaskPhase
 	Attempt uint64
 	Restart *RestartRequest
+
+	Healthy bool           // all its instances are registered and healthy
+	Active  bool           // it has the active instance of a role
+	Calls   int            // that run there now
+	Open    []OpenCall     // of those, the ones that change something; also those that an earlier shim has left
+	Volumes []ServedVolume // whose mounts end with the task, because a process of it serves them (FUSE)
+}
+
+// MayStop reports whether the task can be stopped without an effect on calls and mounts: the plugin has a newer healthy
+// instance in each role, and nothing runs or is mounted at this one.
+func (t PluginTask) MayStop() bool {
+	return !t.Active && t.Calls == 0 && len(t.Open) == 0 && len(t.Volumes) == 0
+}
+
+// OpenCall is a CSI call that changes something and probably runs.
+type OpenCall struct {
+	RPC    RPC        `json:"rpc"`
+	Volume VolumeName `json:"volume"`
+	Alloc  AllocID    `json:"alloc,omitempty"`
+	Since  time.Time  `json:"since,omitzero"`
+}
+
+// ServedVolume is a volume of which a process of a plugin's task serves a mount.
+type ServedVolume struct {
+	Volume   VolumeName `json:"volume"`
+	External ExternalID `json:"external_id"`
+	Allocs   []AllocID  `json:"allocs,omitempty"` // that use it; empty: it is only staged
 }
 
 // PluginFingerprint describes one plugin in one role for a scheduler.

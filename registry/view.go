@@ -49,6 +49,17 @@ func (v View) Instances(role Role, id PluginID) []Instance {
 	return found
 }
 
+// ActiveInstance returns the active instance of a plugin in a role.
+func (v View) ActiveInstance(role Role, id PluginID) (active Instance, found bool) {
+	all := v.Instances(role, id)
+	for i := range all {
+		if i == 0 || active.Health.State != Healthy && all[i].Health.State == Healthy {
+			active = all[i]
+		}
+	}
+	return active, len(all) > 0
+}
+
 // AllInstances returns the instances by role, plugin, then newest first.
 func (v View) AllInstances() []Instance {
 	all := list[Instance](v, BucketInstances, "", nil)

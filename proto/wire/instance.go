@@ -47,7 +47,15 @@ func Instance(m *pb.Instance) registry.Instance {
 func PluginTaskProto(t registry.PluginTask) *pb.PluginTask {
 	out := &pb.PluginTask{
 		Task: TaskKeyProto(t.TaskKey), Plugin: string(t.Plugin), Type: t.Type, Job: t.Job, Phase: string(t.Phase),
-		Attempt: t.Attempt,
+		Attempt: t.Attempt, Healthy: t.Healthy, Active: t.Active, Calls: uint32(t.Calls),
+	}
+	for _, c := range t.Open {
+		out.Open = append(out.Open, &pb.OpenCall{Rpc: string(c.RPC), Volume: VolumeNameProto(c.Volume),
+			Alloc: string(c.Alloc), Since: stamp(c.Since)})
+	}
+	for _, s := range t.Volumes {
+		out.Volumes = append(out.Volumes, &pb.ServedVolume{Volume: VolumeNameProto(s.Volume),
+			ExternalId: string(s.External), Allocs: strs(s.Allocs)})
 	}
 	if t.Restart != nil {
 		out.Restart = RestartProto(registry.PendingRestart{TaskKey: t.TaskKey, RestartRequest: *t.Restart})
@@ -58,7 +66,16 @@ func PluginTaskProto(t registry.PluginTask) *pb.PluginTask {
 func PluginTask(m *pb.PluginTask) registry.PluginTask {
 	out := registry.PluginTask{
 		TaskKey: TaskKey(m.GetTask()), Plugin: registry.PluginID(m.GetPlugin()), Type: m.GetType(), Job: m.GetJob(),
-		Phase: registry.TaskPhase(m.GetPhase()), Attempt: m.GetAttempt(),
+		Phase: registry.TaskPhase(m.GetPhase()), Attempt: m.GetAttempt(), Healthy: m.GetHealthy(),
+		Active: m.GetActive(), Calls: int(m.GetCalls()),
+	}
+	for _, c := range m.GetOpen() {
+		out.Open = append(out.Open, registry.OpenCall{RPC: registry.RPC(c.GetRpc()), Volume: VolumeName(c.GetVolume()),
+			Alloc: registry.AllocID(c.GetAlloc()), Since: moment(c.GetSince())})
+	}
+	for _, s := range m.GetVolumes() {
+		out.Volumes = append(out.Volumes, registry.ServedVolume{Volume: VolumeName(s.GetVolume()),
+			External: registry.ExternalID(s.GetExternalId()), Allocs: words[registry.AllocID](s.GetAllocs())})
 	}
 	if m.GetRestart() != nil {
 		r := Restart(m.GetRestart()).RestartRequest

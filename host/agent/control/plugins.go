@@ -50,6 +50,12 @@ type PluginTask struct {
 	Phase   registry.TaskPhase       `json:"phase"`
 	Attempt uint64                   `json:"attempt"`
 	Restart *registry.RestartRequest `json:"restart,omitempty"` // requested, not done yet
+
+	Healthy bool                    `json:"healthy"`           // all its instances are registered and healthy
+	Active  bool                    `json:"active"`            // it has the active instance of a role
+	Calls   int                     `json:"calls"`             // that run there now
+	Open    []registry.OpenCall     `json:"open,omitempty"`    // of those, the ones that change something
+	Volumes []registry.ServedVolume `json:"volumes,omitempty"` // whose mounts end with the task (FUSE)
 }
 
 // PluginJob is a group of a job with a task that runs a plugin.

@@ -585,6 +585,11 @@ type PluginTask struct {
 	Phase         string                 `protobuf:"bytes,5,opt,name=phase,proto3" json:"phase,omitempty"`
 	Attempt       uint64                 `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	Restart       *RestartRequest        `protobuf:"bytes,7,opt,name=restart,proto3" json:"restart,omitempty"`
+	Healthy       bool                   `protobuf:"varint,8,opt,name=healthy,proto3" json:"healthy,omitempty"` // all its instances are registered and healthy
+	Active        bool                   `protobuf:"varint,9,opt,name=active,proto3" json:"active,omitempty"`   // it has the active instance of a role
+	Calls         uint32                 `protobuf:"varint,10,opt,name=calls,proto3" json:"calls,omitempty"`    // that run there now
+	Open          []*OpenCall            `protobuf:"bytes,11,rep,name=open,proto3" json:"open,omitempty"`       // of those, the ones that change something
+	Volumes       []*ServedVolume        `protobuf:"bytes,12,rep,name=volumes,proto3" json:"volumes,omitempty"` // whose mounts a process of the task serves (FUSE)
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -668,6 +673,171 @@ func (x *PluginTask) GetRestart() *RestartRequest {
 	return nil
 }
 
+func (x *PluginTask) GetHealthy() bool {
+	if x != nil {
+		return x.Healthy
+	}
+	return false
+}
+
+func (x *PluginTask) GetActive() bool {
+	if x != nil {
+		return x.Active
+	}
+	return false
+}
+
+func (x *PluginTask) GetCalls() uint32 {
+	if x != nil {
+		return x.Calls
+	}
+	return 0
+}
+
+func (x *PluginTask) GetOpen() []*OpenCall {
+	if x != nil {
+		return x.Open
+	}
+	return nil
+}
+
+func (x *PluginTask) GetVolumes() []*ServedVolume {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+// OpenCall is a CSI call that changes something and probably runs.
+type OpenCall struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rpc           string                 `protobuf:"bytes,1,opt,name=rpc,proto3" json:"rpc,omitempty"`
+	Volume        *VolumeName            `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"`
+	Alloc         string                 `protobuf:"bytes,3,opt,name=alloc,proto3" json:"alloc,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenCall) Reset() {
+	*x = OpenCall{}
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenCall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenCall) ProtoMessage() {}
+
+func (x *OpenCall) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenCall.ProtoReflect.Descriptor instead.
+func (*OpenCall) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *OpenCall) GetRpc() string {
+	if x != nil {
+		return x.Rpc
+	}
+	return ""
+}
+
+func (x *OpenCall) GetVolume() *VolumeName {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+func (x *OpenCall) GetAlloc() string {
+	if x != nil {
+		return x.Alloc
+	}
+	return ""
+}
+
+func (x *OpenCall) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+// ServedVolume is a volume of which a process of a plugin's task serves a mount.
+type ServedVolume struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        *VolumeName            `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	ExternalId    string                 `protobuf:"bytes,2,opt,name=external_id,json=externalId,proto3" json:"external_id,omitempty"`
+	Allocs        []string               `protobuf:"bytes,3,rep,name=allocs,proto3" json:"allocs,omitempty"` // that use it; empty: it is only staged
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServedVolume) Reset() {
+	*x = ServedVolume{}
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServedVolume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServedVolume) ProtoMessage() {}
+
+func (x *ServedVolume) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServedVolume.ProtoReflect.Descriptor instead.
+func (*ServedVolume) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ServedVolume) GetVolume() *VolumeName {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+func (x *ServedVolume) GetExternalId() string {
+	if x != nil {
+		return x.ExternalId
+	}
+	return ""
+}
+
+func (x *ServedVolume) GetAllocs() []string {
+	if x != nil {
+		return x.Allocs
+	}
+	return nil
+}
+
 type FingerprintsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
@@ -679,7 +849,7 @@ type FingerprintsRequest struct {
 
 func (x *FingerprintsRequest) Reset() {
 	*x = FingerprintsRequest{}
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[8]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -691,7 +861,7 @@ func (x *FingerprintsRequest) String() string {
 func (*FingerprintsRequest) ProtoMessage() {}
 
 func (x *FingerprintsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[8]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -704,7 +874,7 @@ func (x *FingerprintsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FingerprintsRequest.ProtoReflect.Descriptor instead.
 func (*FingerprintsRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{8}
+	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *FingerprintsRequest) GetCall() *Call {
@@ -739,7 +909,7 @@ type FingerprintsReply struct {
 
 func (x *FingerprintsReply) Reset() {
 	*x = FingerprintsReply{}
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[9]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -751,7 +921,7 @@ func (x *FingerprintsReply) String() string {
 func (*FingerprintsReply) ProtoMessage() {}
 
 func (x *FingerprintsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[9]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -764,7 +934,7 @@ func (x *FingerprintsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FingerprintsReply.ProtoReflect.Descriptor instead.
 func (*FingerprintsReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{9}
+	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *FingerprintsReply) GetAnswer() *Answer {
@@ -803,7 +973,7 @@ type PluginFingerprint struct {
 
 func (x *PluginFingerprint) Reset() {
 	*x = PluginFingerprint{}
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[10]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -815,7 +985,7 @@ func (x *PluginFingerprint) String() string {
 func (*PluginFingerprint) ProtoMessage() {}
 
 func (x *PluginFingerprint) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[10]
+	mi := &file_holdfast_v1_plugins_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -828,7 +998,7 @@ func (x *PluginFingerprint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginFingerprint.ProtoReflect.Descriptor instead.
 func (*PluginFingerprint) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{10}
+	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PluginFingerprint) GetRole() string {
@@ -937,7 +1107,7 @@ const file_holdfast_v1_plugins_proto_rawDesc = "" +
 	"\tinstances\x18\x02 \x03(\v2\x15.holdfast.v1.InstanceR\tinstances\x12\x1d\n" +
 	"\n" +
 	"next_token\x18\x03 \x01(\tR\tnextToken\x12-\n" +
-	"\x05tasks\x18\x04 \x03(\v2\x17.holdfast.v1.PluginTaskR\x05tasks\"\xdb\x01\n" +
+	"\x05tasks\x18\x04 \x03(\v2\x17.holdfast.v1.PluginTaskR\x05tasks\"\x83\x03\n" +
 	"\n" +
 	"PluginTask\x12(\n" +
 	"\x04task\x18\x01 \x01(\v2\x14.holdfast.v1.TaskKeyR\x04task\x12\x16\n" +
@@ -946,7 +1116,23 @@ const file_holdfast_v1_plugins_proto_rawDesc = "" +
 	"\x03job\x18\x04 \x01(\tR\x03job\x12\x14\n" +
 	"\x05phase\x18\x05 \x01(\tR\x05phase\x12\x18\n" +
 	"\aattempt\x18\x06 \x01(\x04R\aattempt\x125\n" +
-	"\arestart\x18\a \x01(\v2\x1b.holdfast.v1.RestartRequestR\arestart\"h\n" +
+	"\arestart\x18\a \x01(\v2\x1b.holdfast.v1.RestartRequestR\arestart\x12\x18\n" +
+	"\ahealthy\x18\b \x01(\bR\ahealthy\x12\x16\n" +
+	"\x06active\x18\t \x01(\bR\x06active\x12\x14\n" +
+	"\x05calls\x18\n" +
+	" \x01(\rR\x05calls\x12)\n" +
+	"\x04open\x18\v \x03(\v2\x15.holdfast.v1.OpenCallR\x04open\x123\n" +
+	"\avolumes\x18\f \x03(\v2\x19.holdfast.v1.ServedVolumeR\avolumes\"\x95\x01\n" +
+	"\bOpenCall\x12\x10\n" +
+	"\x03rpc\x18\x01 \x01(\tR\x03rpc\x12/\n" +
+	"\x06volume\x18\x02 \x01(\v2\x17.holdfast.v1.VolumeNameR\x06volume\x12\x14\n" +
+	"\x05alloc\x18\x03 \x01(\tR\x05alloc\x120\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"x\n" +
+	"\fServedVolume\x12/\n" +
+	"\x06volume\x18\x01 \x01(\v2\x17.holdfast.v1.VolumeNameR\x06volume\x12\x1f\n" +
+	"\vexternal_id\x18\x02 \x01(\tR\n" +
+	"externalId\x12\x16\n" +
+	"\x06allocs\x18\x03 \x03(\tR\x06allocs\"h\n" +
 	"\x13FingerprintsRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12\x12\n" +
 	"\x04role\x18\x02 \x01(\tR\x04role\x12\x16\n" +
@@ -979,7 +1165,7 @@ func file_holdfast_v1_plugins_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_plugins_proto_rawDescData
 }
 
-var file_holdfast_v1_plugins_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_holdfast_v1_plugins_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_holdfast_v1_plugins_proto_goTypes = []any{
 	(*PluginCapacityRequest)(nil), // 0: holdfast.v1.PluginCapacityRequest
 	(*PluginCapacityReply)(nil),   // 1: holdfast.v1.PluginCapacityReply
@@ -989,58 +1175,66 @@ var file_holdfast_v1_plugins_proto_goTypes = []any{
 	(*ListPluginsRequest)(nil),    // 5: holdfast.v1.ListPluginsRequest
 	(*ListPluginsReply)(nil),      // 6: holdfast.v1.ListPluginsReply
 	(*PluginTask)(nil),            // 7: holdfast.v1.PluginTask
-	(*FingerprintsRequest)(nil),   // 8: holdfast.v1.FingerprintsRequest
-	(*FingerprintsReply)(nil),     // 9: holdfast.v1.FingerprintsReply
-	(*PluginFingerprint)(nil),     // 10: holdfast.v1.PluginFingerprint
-	nil,                           // 11: holdfast.v1.PluginCapacityRequest.ParametersEntry
-	nil,                           // 12: holdfast.v1.PluginCapacityRequest.TopologyEntry
-	nil,                           // 13: holdfast.v1.Instance.OptionsEntry
-	(*Call)(nil),                  // 14: holdfast.v1.Call
-	(*Answer)(nil),                // 15: holdfast.v1.Answer
-	(*Topology)(nil),              // 16: holdfast.v1.Topology
-	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
-	(*InstanceKey)(nil),           // 18: holdfast.v1.InstanceKey
-	(*Tree)(nil),                  // 19: holdfast.v1.Tree
-	(*Page)(nil),                  // 20: holdfast.v1.Page
-	(*TaskKey)(nil),               // 21: holdfast.v1.TaskKey
-	(*RestartRequest)(nil),        // 22: holdfast.v1.RestartRequest
+	(*OpenCall)(nil),              // 8: holdfast.v1.OpenCall
+	(*ServedVolume)(nil),          // 9: holdfast.v1.ServedVolume
+	(*FingerprintsRequest)(nil),   // 10: holdfast.v1.FingerprintsRequest
+	(*FingerprintsReply)(nil),     // 11: holdfast.v1.FingerprintsReply
+	(*PluginFingerprint)(nil),     // 12: holdfast.v1.PluginFingerprint
+	nil,                           // 13: holdfast.v1.PluginCapacityRequest.ParametersEntry
+	nil,                           // 14: holdfast.v1.PluginCapacityRequest.TopologyEntry
+	nil,                           // 15: holdfast.v1.Instance.OptionsEntry
+	(*Call)(nil),                  // 16: holdfast.v1.Call
+	(*Answer)(nil),                // 17: holdfast.v1.Answer
+	(*Topology)(nil),              // 18: holdfast.v1.Topology
+	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
+	(*InstanceKey)(nil),           // 20: holdfast.v1.InstanceKey
+	(*Tree)(nil),                  // 21: holdfast.v1.Tree
+	(*Page)(nil),                  // 22: holdfast.v1.Page
+	(*TaskKey)(nil),               // 23: holdfast.v1.TaskKey
+	(*RestartRequest)(nil),        // 24: holdfast.v1.RestartRequest
+	(*VolumeName)(nil),            // 25: holdfast.v1.VolumeName
 }
 var file_holdfast_v1_plugins_proto_depIdxs = []int32{
-	14, // 0: holdfast.v1.PluginCapacityRequest.call:type_name -> holdfast.v1.Call
-	11, // 1: holdfast.v1.PluginCapacityRequest.parameters:type_name -> holdfast.v1.PluginCapacityRequest.ParametersEntry
-	12, // 2: holdfast.v1.PluginCapacityRequest.topology:type_name -> holdfast.v1.PluginCapacityRequest.TopologyEntry
-	15, // 3: holdfast.v1.PluginCapacityReply.answer:type_name -> holdfast.v1.Answer
-	16, // 4: holdfast.v1.Fingerprint.topology:type_name -> holdfast.v1.Topology
-	17, // 5: holdfast.v1.Health.since:type_name -> google.protobuf.Timestamp
-	18, // 6: holdfast.v1.Instance.key:type_name -> holdfast.v1.InstanceKey
-	19, // 7: holdfast.v1.Instance.endpoint:type_name -> holdfast.v1.Tree
-	19, // 8: holdfast.v1.Instance.volumes:type_name -> holdfast.v1.Tree
+	16, // 0: holdfast.v1.PluginCapacityRequest.call:type_name -> holdfast.v1.Call
+	13, // 1: holdfast.v1.PluginCapacityRequest.parameters:type_name -> holdfast.v1.PluginCapacityRequest.ParametersEntry
+	14, // 2: holdfast.v1.PluginCapacityRequest.topology:type_name -> holdfast.v1.PluginCapacityRequest.TopologyEntry
+	17, // 3: holdfast.v1.PluginCapacityReply.answer:type_name -> holdfast.v1.Answer
+	18, // 4: holdfast.v1.Fingerprint.topology:type_name -> holdfast.v1.Topology
+	19, // 5: holdfast.v1.Health.since:type_name -> google.protobuf.Timestamp
+	20, // 6: holdfast.v1.Instance.key:type_name -> holdfast.v1.InstanceKey
+	21, // 7: holdfast.v1.Instance.endpoint:type_name -> holdfast.v1.Tree
+	21, // 8: holdfast.v1.Instance.volumes:type_name -> holdfast.v1.Tree
 	2,  // 9: holdfast.v1.Instance.fingerprint:type_name -> holdfast.v1.Fingerprint
 	3,  // 10: holdfast.v1.Instance.health:type_name -> holdfast.v1.Health
-	13, // 11: holdfast.v1.Instance.options:type_name -> holdfast.v1.Instance.OptionsEntry
-	17, // 12: holdfast.v1.Instance.since:type_name -> google.protobuf.Timestamp
-	14, // 13: holdfast.v1.ListPluginsRequest.call:type_name -> holdfast.v1.Call
-	20, // 14: holdfast.v1.ListPluginsRequest.page:type_name -> holdfast.v1.Page
-	15, // 15: holdfast.v1.ListPluginsReply.answer:type_name -> holdfast.v1.Answer
+	15, // 11: holdfast.v1.Instance.options:type_name -> holdfast.v1.Instance.OptionsEntry
+	19, // 12: holdfast.v1.Instance.since:type_name -> google.protobuf.Timestamp
+	16, // 13: holdfast.v1.ListPluginsRequest.call:type_name -> holdfast.v1.Call
+	22, // 14: holdfast.v1.ListPluginsRequest.page:type_name -> holdfast.v1.Page
+	17, // 15: holdfast.v1.ListPluginsReply.answer:type_name -> holdfast.v1.Answer
 	4,  // 16: holdfast.v1.ListPluginsReply.instances:type_name -> holdfast.v1.Instance
 	7,  // 17: holdfast.v1.ListPluginsReply.tasks:type_name -> holdfast.v1.PluginTask
-	21, // 18: holdfast.v1.PluginTask.task:type_name -> holdfast.v1.TaskKey
-	22, // 19: holdfast.v1.PluginTask.restart:type_name -> holdfast.v1.RestartRequest
-	14, // 20: holdfast.v1.FingerprintsRequest.call:type_name -> holdfast.v1.Call
-	15, // 21: holdfast.v1.FingerprintsReply.answer:type_name -> holdfast.v1.Answer
-	10, // 22: holdfast.v1.FingerprintsReply.plugins:type_name -> holdfast.v1.PluginFingerprint
-	4,  // 23: holdfast.v1.PluginFingerprint.active:type_name -> holdfast.v1.Instance
-	5,  // 24: holdfast.v1.Plugins.List:input_type -> holdfast.v1.ListPluginsRequest
-	8,  // 25: holdfast.v1.Plugins.Fingerprints:input_type -> holdfast.v1.FingerprintsRequest
-	0,  // 26: holdfast.v1.Plugins.Capacity:input_type -> holdfast.v1.PluginCapacityRequest
-	6,  // 27: holdfast.v1.Plugins.List:output_type -> holdfast.v1.ListPluginsReply
-	9,  // 28: holdfast.v1.Plugins.Fingerprints:output_type -> holdfast.v1.FingerprintsReply
-	1,  // 29: holdfast.v1.Plugins.Capacity:output_type -> holdfast.v1.PluginCapacityReply
-	27, // [27:30] is the sub-list for method output_type
-	24, // [24:27] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	23, // 18: holdfast.v1.PluginTask.task:type_name -> holdfast.v1.TaskKey
+	24, // 19: holdfast.v1.PluginTask.restart:type_name -> holdfast.v1.RestartRequest
+	8,  // 20: holdfast.v1.PluginTask.open:type_name -> holdfast.v1.OpenCall
+	9,  // 21: holdfast.v1.PluginTask.volumes:type_name -> holdfast.v1.ServedVolume
+	25, // 22: holdfast.v1.OpenCall.volume:type_name -> holdfast.v1.VolumeName
+	19, // 23: holdfast.v1.OpenCall.since:type_name -> google.protobuf.Timestamp
+	25, // 24: holdfast.v1.ServedVolume.volume:type_name -> holdfast.v1.VolumeName
+	16, // 25: holdfast.v1.FingerprintsRequest.call:type_name -> holdfast.v1.Call
+	17, // 26: holdfast.v1.FingerprintsReply.answer:type_name -> holdfast.v1.Answer
+	12, // 27: holdfast.v1.FingerprintsReply.plugins:type_name -> holdfast.v1.PluginFingerprint
+	4,  // 28: holdfast.v1.PluginFingerprint.active:type_name -> holdfast.v1.Instance
+	5,  // 29: holdfast.v1.Plugins.List:input_type -> holdfast.v1.ListPluginsRequest
+	10, // 30: holdfast.v1.Plugins.Fingerprints:input_type -> holdfast.v1.FingerprintsRequest
+	0,  // 31: holdfast.v1.Plugins.Capacity:input_type -> holdfast.v1.PluginCapacityRequest
+	6,  // 32: holdfast.v1.Plugins.List:output_type -> holdfast.v1.ListPluginsReply
+	11, // 33: holdfast.v1.Plugins.Fingerprints:output_type -> holdfast.v1.FingerprintsReply
+	1,  // 34: holdfast.v1.Plugins.Capacity:output_type -> holdfast.v1.PluginCapacityReply
+	32, // [32:35] is the sub-list for method output_type
+	29, // [29:32] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_plugins_proto_init() }
@@ -1056,7 +1250,7 @@ func file_holdfast_v1_plugins_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_plugins_proto_rawDesc), len(file_holdfast_v1_plugins_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -27,6 +27,7 @@ func (f *Fleet) send(
 	sent := f.secretsOf(at.Plugin)
 	sent.add(secretsIn(req))
 	c, in, err := f.of(at)
+	defer c.done()
 	if err != nil {
 		unsent := status.Error(codes.Unavailable, err.Error())
 		return failure(rpc, at, unsent, &callTrace{}, sent.redactorOf(ctx, req, nil))

@@ -45,6 +45,7 @@ type Conn struct {
 	mu   sync.Mutex // guards link; held for no longer than a look-up
 	link *link
 
+	running   atomic.Int64  // calls of instances
 	changes   atomic.Uint64 // counts what may change the plugin's description: new links and some answers
 	described atomic.Uint64 // changes at the last good Describe
 }

@@ -64,7 +64,8 @@ func (f *Fleet) connect(id registry.PluginID, t registry.TaskKey, at registry.En
 }
 
 // of returns the instance and the connection to its task. An instance leaves the table before its connection is closed,
-// and both are looked up under one lock, so no call opens a connection that stays.
+// and both are looked up under one lock, so no call opens a connection that stays. The caller calls done of the
+// connection at the end of its call, also after an error.
 func (f *Fleet) of(k registry.InstanceKey) (*Conn, registry.Instance, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -73,7 +74,27 @@ func (f *Fleet) of(k registry.InstanceKey) (*Conn, registry.Instance, error) {
 		return nil, in, registry.Errorf(registry.ErrUnavailable, "%s is not registered any more", k)
 	}
 	c, err := f.connect(k.Plugin, k.TaskKey(), in.Endpoint)
+	if err == nil {
+		c.running.Add(1)
+	}
 	return c, in, err
+}
+
+// done ends a call that of has begun. The connection may be nil.
+func (c *Conn) done() {
+	if c != nil {
+		c.running.Add(-1)
+	}
+}
+
+// Running returns how many calls of instances run at the task now, probes not counted.
+func (f *Fleet) Running(t registry.TaskKey) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if c := f.conns[t]; c != nil {
+		return int(c.running.Load())
+	}
+	return 0
 }
 
 // Close ends the task's connection, if there is one. The outcome of calls under way is uncertain.

@@ -36,6 +36,7 @@ func (f *Fleet) Pass(
 	}
 	sent.add(secretsIn(known))
 	c, in, err := f.of(at)
+	defer c.done()
 	if err != nil {
 		unsent := status.Error(codes.Unavailable, err.Error())
 		return false, failure(call.RPC, at, unsent, &callTrace{}, sent.redactorOf(ctx, known, nil))

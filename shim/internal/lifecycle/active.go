@@ -32,6 +32,7 @@ type activeState struct {
 	notifier  *rpc.Notifier
 	fleet     *csi.Fleet
 	tasks     *task.Tasks
+	uses      task.Uses
 	allocs    *node.Allocs
 	volumes   *controller.Controller
 	meter     rpc.Meter
@@ -162,6 +163,7 @@ func (r *activeState) build(
 	r.meter, r.health = stager, stager.WatchHealth
 	r.volumes = controller.New(calls, r.fleet, stager, p.log.Named("volumes"))
 	r.tasks = task.NewTasks(supervisor, m, layout, hello.Operations)
+	r.uses = task.Uses{State: state, Mounts: m, Root: layout.MountRoot(), Running: r.fleet.Running}
 	r.snapshots = controller.NewSnapshots(r.volumes, r.fleet)
 	r.endpoint = &endpoint.Endpoint{Calls: calls, Instances: r.fleet, Node: hello.Node, Since: time.Now()}
 	r.allocs = node.NewAllocs(calls, r.volumes, stager, host, p.log.Named("allocs"))
@@ -259,7 +261,7 @@ func (r *activeState) release() (rest func(), err error) {
 func (r *activeState) served() *rpc.Active {
 	return &rpc.Active{
 		Node: r.node, Generation: r.store.Generation(), State: r.store, Table: r.table, Feed: r.feed,
-		Notifier: r.notifier, Tasks: r.tasks, Allocs: r.allocs,
+		Notifier: r.notifier, Tasks: r.tasks, Uses: r.uses, Allocs: r.allocs,
 		Volumes: r.volumes, Meter: r.meter, Doctor: r.doctor, Endpoint: r.endpoint, Snapshots: r.snapshots,
 		Context: r.ctx, Pause: &r.pause,
 	}

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"holdfast/hooks"
+	"holdfast/internal/mount"
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
@@ -73,12 +74,19 @@ func newEnv(t *testing.T) *env {
 	e.active = &Active{
 		Node: "here", Generation: 7, State: e.log, Table: e.table, Feed: feed, Notifier: notifier, Context: ctx,
 		Tasks:   task.NewTasks(task.New(e.log, nil, task.Clock{Now: time.Now}, nil, log), nil, hooks.Layout{}, nil),
+		Uses:    task.Uses{State: e.log, Mounts: noMounts{}, Running: func(registry.TaskKey) int { return 0 }},
 		Allocs:  node.NewAllocs(calls, nil, nil, node.Host{Node: "here"}, log),
 		Volumes: controller.New(calls, nil, nil, log),
 	}
 	e.server.Set(e.active)
 	return e
 }
+
+// noMounts is a machine without mounts.
+type noMounts struct{}
+
+func (noMounts) Mounts(string) (mount.Mounts, error) { return nil, nil }
+func (noMounts) ServesFUSE(string) bool              { return false }
 
 func commit(t *testing.T, log *registrytest.Log, change func(registry.View) registry.Change) {
 	t.Helper()

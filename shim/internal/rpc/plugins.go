@@ -35,6 +35,12 @@ func (p *plugins) List(ctx context.Context, req *pb.ListPluginsRequest) (*pb.Lis
 			}
 			if req.GetPage().GetToken() == "" {
 				tasks, _, err = a.Tasks.Plugins(ctx, registry.PluginID(req.GetPlugin()))
+				if err == nil {
+					tasks, err = a.Uses.Of(ctx, tasks)
+				}
+				if err != nil {
+					return nil, 0, err
+				}
 			}
 			table = a.Table
 			all := table.All()

@@ -85,6 +85,7 @@ type Active struct {
 	Feed       *registry.Feed
 	Notifier   *Notifier
 	Tasks      *task.Tasks
+	Uses       task.Uses // of plugin tasks
 	Allocs     *node.Allocs
 	Volumes    *controller.Controller
 	Meter      Meter

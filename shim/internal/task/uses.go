@@ -1,0 +1,113 @@
+package task
+
+import (
+	"context"
+	"slices"
+
+	"holdfast/hooks"
+	"holdfast/internal/mount"
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// Mounts finds the mounts that processes of plugin tasks serve.
+type Mounts interface {
+	// Mounts lists the mounts strictly below root.
+	Mounts(root string) (mount.Mounts, error)
+	// ServesFUSE reports whether a process of the task that listens at socket has /dev/fuse open, or may have.
+	ServesFUSE(socket string) bool
+}
+
+// Uses finds what runs and what is mounted at plugin tasks.
+type Uses struct {
+	State   registry.State
+	Mounts  Mounts
+	Root    string                     // the mount root
+	Running func(registry.TaskKey) int // how many calls run at a task now
+}
+
+// Of returns the tasks with what runs and what is mounted there.
+func (u Uses) Of(ctx context.Context, tasks []registry.PluginTask) ([]registry.PluginTask, error) {
+	if len(tasks) == 0 {
+		return nil, nil
+	}
+	table, err := u.Mounts.Mounts(u.Root)
+	if err != nil {
+		return nil, err
+	}
+	fuse := map[string]bool{}
+	for _, m := range table {
+		fuse[m.Point] = m.IsFUSE()
+	}
+	out := slices.Clone(tasks)
+	sockets := make([]string, len(out))
+	err = u.State.View(ctx, func(v registry.View) error {
+		open := v.Intents()
+		for i := range out {
+			task, _ := v.Task(out[i].TaskKey)
+			sockets[i] = task.Endpoint.Host
+			out[i].Healthy, out[i].Active = healthOf(v, out[i])
+			out[i].Calls = u.Running(out[i].TaskKey)
+			out[i].Open = callsAt(open, out[i].TaskKey)
+			out[i].Volumes = servedBy(v, out[i], fuse)
+		}
+		return nil
+	})
+	for i := range out {
+		if len(out[i].Volumes) > 0 && !u.Mounts.ServesFUSE(sockets[i]) {
+			out[i].Volumes = nil
+		}
+	}
+	return out, err
+}
+
+func healthOf(v registry.View, task registry.PluginTask) (healthy, active bool) {
+	healthy = task.Phase == registry.TaskRunning
+	for _, role := range hooks.PluginType(task.Type).Roles() {
+		k := registry.InstanceKey{Role: role, Plugin: task.Plugin, Alloc: task.Alloc, Task: task.Task}
+		in, found := v.Instance(k)
+		healthy = healthy && found && in.Health.State == registry.Healthy
+		first, _ := v.ActiveInstance(role, task.Plugin)
+		active = active || first.InstanceKey == k
+	}
+	return healthy, active
+}
+
+// callsAt returns the open calls that probably run at the task.
+func callsAt(open []registry.Intent, k registry.TaskKey) (calls []registry.OpenCall) {
+	for _, i := range open {
+		if i.At == k && intent.MayRun(i) {
+			calls = append(calls, registry.OpenCall{RPC: i.RPC, Volume: i.Name, Alloc: i.Alloc, Since: i.Since})
+		}
+	}
+	return calls
+}
+
+// servedBy returns the volumes with a FUSE mount that the task has made, or an unknown task of the plugin.
+func servedBy(v registry.View, task registry.PluginTask, fuse map[string]bool) (volumes []registry.ServedVolume) {
+	serves := func(at registry.Tree, server registry.TaskKey) bool {
+		return fuse[at.Host] && (server == registry.TaskKey{} || server == task.TaskKey)
+	}
+	at := map[registry.VolumeKey]int{}
+	add := func(key registry.VolumeKey, name registry.VolumeName) *registry.ServedVolume {
+		i, known := at[key]
+		if !known {
+			i, at[key] = len(volumes), len(volumes)
+			volumes = append(volumes, registry.ServedVolume{Volume: name, External: key.External})
+		}
+		return &volumes[i]
+	}
+	for _, p := range v.Stagings() {
+		if p.Volume.Plugin == task.Plugin && serves(p.Path, p.Server) {
+			add(p.Volume, p.Name)
+		}
+	}
+	for _, r := range v.AllRefs() {
+		if _, staged := at[r.Volume]; r.Volume.Plugin == task.Plugin && (staged || serves(r.Target, r.Server)) {
+			volume, _ := v.VolumeByKey(r.Volume)
+			served := add(r.Volume, volume.VolumeName())
+			served.Allocs = append(served.Allocs, r.Alloc)
+		}
+	}
+	return volumes
+}
