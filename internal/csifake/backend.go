@@ -29,6 +29,7 @@ type contents struct {
 	Volumes   map[string]*volume   `json:"volumes"`
 	Snapshots map[string]*snapshot `json:"snapshots"`
 	Groups    map[string][]string  `json:"groups"`
+	NodeIDs   map[string]bool      `json:"node_ids,omitempty"`  // of plugins that serve Node
 	Running   map[string]bool      `json:"running,omitempty"`   // forgetful plugins, by role and node
 	Forgotten bool                 `json:"forgotten,omitempty"` // a plugin has forgotten what it had
 }

@@ -34,6 +34,7 @@ type Config struct {
 	Role       Role     // default Monolith
 	NodeID     string   // default node-1
 	Caps       []string // "STAGE_UNSTAGE", "node/EXPAND_VOLUME", "controller/99"; see parseCaps
+	Mutable    []string // keys of mutable_parameters that it knows; none: any key
 	MaxVolumes int64    // per node; 0: not told, no limit
 	Topology   map[string]string
 	Capacity   int64 // of the backend in bytes; default 1 TiB

@@ -69,6 +69,9 @@ func (s controller) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest
 		r.VolumeContentSource = nil
 	}
 	size, err := capacity(r.GetCapacityRange())
+	if err == nil {
+		err = s.p.knows(r.GetMutableParameters())
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -237,6 +240,9 @@ func (s controller) ControllerPublishVolume(_ context.Context, r *csi.Controller
 }
 
 func (p *Plugin) mayAttach(c *contents, v *volume, r *csi.ControllerPublishVolumeRequest) error {
+	if len(c.NodeIDs) > 0 && !c.NodeIDs[r.GetNodeId()] {
+		return status.Errorf(codes.NotFound, "node %q does not exist", r.GetNodeId())
+	}
 	if len(v.Attached) > 0 && !manyNodes(r.GetVolumeCapability().GetAccessMode().GetMode()) {
 		return status.Errorf(codes.FailedPrecondition, "volume %q is published at another node", v.ID)
 	}
@@ -268,6 +274,9 @@ func (s controller) ControllerUnpublishVolume(_ context.Context, r *csi.Controll
 ) {
 	return &csi.ControllerUnpublishVolumeResponse{}, s.p.cfg.Backend.change(func(c *contents) error {
 		v, err := s.p.find(c, r.GetVolumeId())
+		if status.Code(err) == codes.NotFound && !c.Forgotten {
+			return nil // a volume that does not exist is attached nowhere
+		}
 		if err != nil {
 			return err
 		}
@@ -392,6 +401,19 @@ func (s controller) ControllerModifyVolume(_ context.Context, r *csi.ControllerM
 ) {
 	return &csi.ControllerModifyVolumeResponse{}, s.p.cfg.Backend.change(func(c *contents) error {
 		_, err := s.p.find(c, r.GetVolumeId())
+		if err == nil {
+			err = s.p.knows(r.GetMutableParameters())
+		}
 		return err
 	})
+}
+
+// knows returns an error for a mutable parameter that the plugin does not have.
+func (p *Plugin) knows(mutable map[string]string) error {
+	for key := range mutable {
+		if len(p.cfg.Mutable) > 0 && !slices.Contains(p.cfg.Mutable, key) {
+			return invalid("unknown mutable parameter %q", key)
+		}
+	}
+	return nil
 }

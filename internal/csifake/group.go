@@ -67,6 +67,9 @@ func groupMessage(c *contents, id string) *csi.VolumeGroupSnapshot {
 func (s group) DeleteVolumeGroupSnapshot(_ context.Context, r *csi.DeleteVolumeGroupSnapshotRequest) (
 	*csi.DeleteVolumeGroupSnapshotResponse, error,
 ) {
+	if r.GetGroupSnapshotId() == "" {
+		return nil, invalid("group_snapshot_id is missing")
+	}
 	return &csi.DeleteVolumeGroupSnapshotResponse{}, s.p.cfg.Backend.change(func(c *contents) error {
 		for _, x := range c.Groups[r.GetGroupSnapshotId()] {
 			delete(c.Snapshots, x)
@@ -79,6 +82,9 @@ func (s group) DeleteVolumeGroupSnapshot(_ context.Context, r *csi.DeleteVolumeG
 func (s group) GetVolumeGroupSnapshot(_ context.Context, r *csi.GetVolumeGroupSnapshotRequest) (
 	*csi.GetVolumeGroupSnapshotResponse, error,
 ) {
+	if r.GetGroupSnapshotId() == "" {
+		return nil, invalid("group_snapshot_id is missing")
+	}
 	reply := &csi.GetVolumeGroupSnapshotResponse{}
 	return reply, s.p.cfg.Backend.change(func(c *contents) error {
 		if !slices.ContainsFunc(r.GetSnapshotIds(), func(id string) bool { return c.Snapshots[id] != nil }) &&

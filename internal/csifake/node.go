@@ -152,8 +152,13 @@ func (s nodeService) publishable(r *csi.NodePublishVolumeRequest, as string, v *
 	if stages && (r.GetStagingTargetPath() == "" || n.Staging != r.GetStagingTargetPath()) {
 		return status.Errorf(codes.FailedPrecondition, "volume %q is not staged at %q", v.ID, r.GetStagingTargetPath())
 	}
-	if was, there := n.Published[r.GetTargetPath()]; there && was != as {
+	was, there := n.Published[r.GetTargetPath()]
+	if there && was != as {
 		return status.Errorf(codes.AlreadyExists, "volume %q is published at %s otherwise", v.ID, r.GetTargetPath())
+	}
+	single := r.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+	if single && !there && len(n.Published) > 0 {
+		return status.Errorf(codes.FailedPrecondition, "volume %q is published at another target", v.ID)
 	}
 	return nil
 }

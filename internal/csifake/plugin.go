@@ -77,16 +77,27 @@ func New(cfg Config) (*Plugin, error) {
 	return p, nil
 }
 
-// remember finds what an earlier process of a forgetful plugin has left.
+// remember finds what an earlier process of a forgetful plugin has left, and makes the plugin's node known.
 func (p *Plugin) remember() error {
-	if !p.cfg.Forgetful {
+	if p.cfg.Forgetful {
+		forgot, err := p.cfg.Backend.start(p.cfg.process())
+		if err != nil {
+			return err
+		}
+		if forgot {
+			p.write(journal.Line{Kind: journal.Forgot, Node: p.cfg.NodeID})
+		}
+	}
+	if !p.cfg.serves(Node) {
 		return nil
 	}
-	forgot, err := p.cfg.Backend.start(p.cfg.process())
-	if forgot {
-		p.write(journal.Line{Kind: journal.Forgot, Node: p.cfg.NodeID})
-	}
-	return err
+	return p.cfg.Backend.change(func(c *contents) error {
+		if c.NodeIDs == nil {
+			c.NodeIDs = map[string]bool{}
+		}
+		c.NodeIDs[p.cfg.NodeID] = true
+		return nil
+	})
 }
 
 func (p *Plugin) listen() (err error) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -39,7 +40,7 @@ func run() error {
 
 // words are what flags say that are not yet what the plugin needs.
 type words struct {
-	role, caps, topology, volumes, state, nodeID, endpoint, mount, block string
+	role, caps, mutable, topology, volumes, state, nodeID, endpoint, mount, block string
 }
 
 func parse(flags *flag.FlagSet, args []string) (csifake.Config, error) {
@@ -63,6 +64,7 @@ func (w *words) declare(flags *flag.FlagSet, cfg *csifake.Config) {
 	flags.StringVar(&w.state, "state", "", "file that keeps what exists; shared by the plugins of one storage system")
 	flags.StringVar(&w.role, "roles", "monolith", "node, controller or monolith")
 	flags.StringVar(&w.caps, "caps", "", "capabilities with commas between; a number is sent as it is; ALL is all usual ones")
+	flags.StringVar(&w.mutable, "mutable", "", "keys of mutable_parameters that it knows, with commas between; default is any key")
 	flags.StringVar(&w.nodeID, "node-id", "node-1", "answer of NodeGetInfo; may be empty")
 	flags.StringVar(&cfg.Name, "name", "", "name of the provider")
 	flags.StringVar(&cfg.Version, "version", "", "version of the provider")
@@ -94,9 +96,10 @@ func (w words) fill(cfg *csifake.Config) {
 		cfg.NodeID = csifake.Empty
 	}
 	cfg.Caps, cfg.Volumes = split(w.caps), split(w.volumes)
-	if w.caps == "ALL" {
-		cfg.Caps = csifake.AllCaps
+	if at := slices.Index(cfg.Caps, "ALL"); at >= 0 {
+		cfg.Caps = slices.Replace(cfg.Caps, at, at+1, csifake.AllCaps...)
 	}
+	cfg.Mutable = split(w.mutable)
 	cfg.Topology = map[string]string{}
 	for _, pair := range split(w.topology) {
 		k, v, _ := strings.Cut(pair, "=")
