@@ -401,6 +401,7 @@ func (tr *traffic) volumeLife(id string) {
 			group, err = parseGroup(ctx, h, "user-"+id, groupText(request{source: id}))
 			return err
 		}},
+		{"Feasible", nil, func(ctx context.Context) error { return wantNone(h.Feasible(ctx, group)) }},
 		{"PrepareAlloc", nil, func(ctx context.Context) (err error) {
 			plans, err = h.PrepareAlloc(ctx, group)
 			return err

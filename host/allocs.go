@@ -37,6 +37,15 @@ func (h *Host) PrepareAlloc(ctx context.Context, g AllocGroup) (map[string]Plan,
 	return wire.Plans(reply.GetPlans())
 }
 
+// Feasible returns every reason why PrepareAlloc of the alloc could not claim and mount its volumes on this node now, and
+// the index of the state for which that is true. No reason: it could. A scheduler asks this before it places the alloc.
+// It changes nothing and calls no plugin. ErrConflict: the alloc is being released here.
+func (h *Host) Feasible(ctx context.Context, g AllocGroup) ([]Infeasible, Seq, error) {
+	reply, err := call(ctx, h, reads, pb.NewAllocsClient, pb.AllocsClient.Feasible,
+		&pb.FeasibleRequest{Call: &pb.Call{}, Alloc: wire.AllocGroupProto(g)})
+	return convert(reply.GetReasons(), wire.Infeasible), Seq(reply.GetIndex()), err
+}
+
 // ReleaseAlloc unpublishes, unstages and detaches the alloc's volumes and releases its claims. All tasks of the alloc
 // must have ended. It is legal in any state and any number of times. After an error the shim continues by itself.
 func (h *Host) ReleaseAlloc(ctx context.Context, id AllocID) error {

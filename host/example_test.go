@@ -38,6 +38,25 @@ capability {
 }
 capacity_min = "1GiB"`
 
+const volumeJob = `
+job "notes" {
+  group "notes" {
+    volume "data" {
+      type            = "csi"
+      source          = "data"
+      access_mode     = "single-node-writer"
+      attachment_mode = "file-system"
+    }
+    task "notes" {
+      driver = "raw_exec"
+      volume_mount {
+        volume      = "data"
+        destination = "/data"
+      }
+    }
+  }
+}`
+
 // openExample opens a host in a temporary directory. end closes it and removes the directory.
 func openExample() (h *host.Host, end func()) {
 	dir, err := os.MkdirTemp("", "h-")
@@ -172,6 +191,24 @@ func ExampleHost_PrepareAlloc() {
 	}
 	// ... apply the plans, run the tasks, and wait for their ends ...
 	check(h.ReleaseAlloc(ctx, alloc.Alloc))
+}
+
+// A scheduler asks a node whether it can take an alloc, before it places the alloc there.
+func ExampleHost_Feasible() {
+	h, end := openExample()
+	defer end()
+	ctx := context.Background()
+	job, _, err := h.Parse(ctx, host.Source{Name: "job.hcl", Text: []byte(volumeJob)}, host.ParseOptions{})
+	check(err)
+	group := job.Groups[0]
+	reasons, _, err := h.Feasible(ctx, host.AllocGroup{
+		Alloc: "alloc-1", Job: job.ID, Group: group.Name, Namespace: job.Namespace, Sealed: group.Sealed,
+	})
+	check(err)
+	for _, r := range reasons {
+		fmt.Printf("%s: %s\n", r.Kind, r.Detail)
+	}
+	// Output: unknown volume: volume data is not known in namespace default; create or register it first
 }
 
 func ExampleHost_Watch() {

@@ -21,6 +21,8 @@ type (
 	Finding           = registry.Finding
 	FindingAction     = registry.FindingAction
 	FindingKind       = registry.FindingKind
+	Infeasible        = registry.Infeasible
+	InfeasibleKind    = registry.InfeasibleKind
 	Instance          = registry.Instance
 	InstanceKey       = registry.InstanceKey
 	PendingRestart    = registry.PendingRestart
@@ -78,6 +80,19 @@ const (
 	Healthy        = registry.Healthy
 	Unhealthy      = registry.Unhealthy
 	EventResync    = registry.EventResync
+)
+
+// The kinds of reasons of Feasible.
+const (
+	InfeasibleRequest     = registry.InfeasibleRequest
+	InfeasibleNoVolume    = registry.InfeasibleNoVolume
+	InfeasibleNotReady    = registry.InfeasibleNotReady
+	InfeasibleUnsupported = registry.InfeasibleUnsupported
+	InfeasibleClaimed     = registry.InfeasibleClaimed
+	InfeasibleTopology    = registry.InfeasibleTopology
+	InfeasibleLimit       = registry.InfeasibleLimit
+	InfeasibleNoPlugin    = registry.InfeasibleNoPlugin
+	InfeasibleUnhealthy   = registry.InfeasibleUnhealthy
 )
 
 // The kinds of error, for errors.Is.

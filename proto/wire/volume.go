@@ -252,3 +252,18 @@ func Alloc(m *pb.Alloc) registry.AllocStatus {
 		}),
 	}
 }
+
+func InfeasibleProto(i registry.Infeasible) *pb.Infeasible {
+	return &pb.Infeasible{
+		Request: string(i.Request), Volume: VolumeNameProto(i.Volume), Plugin: string(i.Plugin), Kind: string(i.Kind),
+		Detail: i.Detail, Holders: each(i.Holders, ClaimProto),
+	}
+}
+
+func Infeasible(m *pb.Infeasible) registry.Infeasible {
+	return registry.Infeasible{
+		Request: registry.RequestName(m.GetRequest()), Volume: VolumeName(m.GetVolume()),
+		Plugin: registry.PluginID(m.GetPlugin()), Kind: registry.InfeasibleKind(m.GetKind()), Detail: m.GetDetail(),
+		Holders: each(m.GetHolders(), Claim),
+	}
+}

@@ -124,6 +124,10 @@ func TestEveryFieldCrosses(t *testing.T) {
 		i := full[registry.Instance]()
 		same(t, trip(t, i, InstanceProto, Instance), i)
 	})
+	t.Run("Infeasible", func(t *testing.T) {
+		i := full[registry.Infeasible]()
+		same(t, trip(t, i, InfeasibleProto, Infeasible), i)
+	})
 	t.Run("Event", func(t *testing.T) {
 		e := full[registry.Event]()
 		e.Kind = registry.EventResync // with any other kind the snapshot does not travel

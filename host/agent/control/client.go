@@ -146,6 +146,11 @@ func (c *Client) RunJob(ctx context.Context, src Submission, o agent.SubmitOptio
 	return post[Job](ctx, c, "/jobs?"+q.Encode(), src)
 }
 
+// PlanJob says for each alloc of a job whether the node could mount its volumes now. It changes nothing.
+func (c *Client) PlanJob(ctx context.Context, src Submission) ([]agent.Placement, error) {
+	return post[[]agent.Placement](ctx, c, "/jobs/plan", src)
+}
+
 // StopJob stops a job.
 func (c *Client) StopJob(ctx context.Context, id string, purge, force bool) error {
 	q := url.Values{"purge": {fmt.Sprint(purge)}, "force": {fmt.Sprint(force)}}

@@ -36,6 +36,18 @@ func (s *Server) postJob(r *http.Request) (any, error) {
 	return s.jobView(rec, s.agent.Allocs()), nil
 }
 
+func (s *Server) postPlan(r *http.Request) (any, error) {
+	var src Submission
+	if err := readBody(r, &src); err != nil {
+		return nil, err
+	}
+	job, _, err := s.host.Parse(r.Context(), host.Source{Name: src.Name, Text: src.Text}, parseOptions(src))
+	if err != nil {
+		return nil, err
+	}
+	return s.agent.Plan(r.Context(), job, s.host)
+}
+
 func (s *Server) getJobs(*http.Request) (any, error) {
 	out, all := []Job{}, s.agent.Allocs()
 	for _, j := range s.agent.Jobs() {

@@ -24,6 +24,7 @@ import (
 // Host is the part of a *host.Host that the API serves.
 type Host interface {
 	agent.Storage
+	agent.Planner
 
 	Parse(ctx context.Context, src host.Source, o host.ParseOptions) (*host.Job, host.Diagnostics, error)
 	ParseVolume(ctx context.Context, src host.Source, o host.ParseOptions) (host.VolumeSpec, host.Diagnostics, error)
@@ -101,6 +102,7 @@ func (s *Server) handler() http.Handler {
 	for pattern, answer := range map[string]func(*http.Request) (any, error){
 		"GET /v1/agent/self":          s.getSelf,
 		"POST /v1/jobs":               s.postJob,
+		"POST /v1/jobs/plan":          s.postPlan,
 		"GET /v1/jobs":                s.getJobs,
 		"GET /v1/job/{id}":            s.getJob,
 		"DELETE /v1/job/{id}":         s.deleteJob,

@@ -17,7 +17,7 @@ import (
 )
 
 func newJob(io streams, p *globalFlags) *cobra.Command {
-	return group("job", "Run, stop and inspect jobs", newJobRun(io, p), newJobStop(io, p),
+	return group("job", "Run, stop and inspect jobs", newJobRun(io, p), newJobPlan(io, p), newJobStop(io, p),
 		statusCommand(io, p, "List jobs, or show one with its allocs", (*control.Client).Jobs, writeJobs,
 			(*control.Client).Job, writeJob))
 }
@@ -62,6 +62,45 @@ func newJobRun(io streams, p *globalFlags) *cobra.Command {
 	c.Flags().BoolVar(&rerun, "rerun", false, "run complete batch allocs again")
 	c.Flags().BoolVar(&force, "force", false, "update even if this stops a plugin whose mounts are in use")
 	return c
+}
+
+func newJobPlan(io streams, p *globalFlags) *cobra.Command {
+	v := &variables{}
+	c := &cobra.Command{
+		Use: "plan FILE", Short: "Show whether the volumes of a job could be mounted now, and why not",
+		Long: "Show for each alloc of a job whether its volumes could be mounted now, and why not. Nothing is changed.\n\n" +
+			"The exit code is 1 if an alloc could not get its volumes.",
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			src, err := v.readOne(args[0], false)
+			if err != nil {
+				return err
+			}
+			places, err := p.client().PlanJob(c.Context(), src)
+			if err := show(io, p, err, places, writePlan); err != nil {
+				return err
+			}
+			if slices.ContainsFunc(places, func(p agent.Placement) bool { return len(p.Reasons) > 0 }) {
+				return errReported
+			}
+			return nil
+		},
+	}
+	v.flags(c)
+	return c
+}
+
+func writePlan(to io.Writer, places []agent.Placement) error {
+	t := newTable("GROUP", "INDEX", "ALLOC", "FEASIBLE", "REQUEST", "KIND", "REASON")
+	for _, p := range places {
+		if len(p.Reasons) == 0 {
+			t.add(p.Group, p.Index, short(p.Alloc), "yes", "", "", "")
+		}
+		for _, r := range p.Reasons {
+			t.add(p.Group, p.Index, short(p.Alloc), "no", r.Request, string(r.Kind), r.Detail)
+		}
+	}
+	return t.write(to, "no allocs")
 }
 
 // readOne reads the only file of a command, a volume or a job. All variables belong to it.

@@ -1448,11 +1448,208 @@ func (x *ListAllocsReply) GetNextToken() string {
 	return ""
 }
 
+type FeasibleRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
+	Alloc         *AllocGroup            `protobuf:"bytes,2,opt,name=alloc,proto3" json:"alloc,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FeasibleRequest) Reset() {
+	*x = FeasibleRequest{}
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FeasibleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FeasibleRequest) ProtoMessage() {}
+
+func (x *FeasibleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FeasibleRequest.ProtoReflect.Descriptor instead.
+func (*FeasibleRequest) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *FeasibleRequest) GetCall() *Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+func (x *FeasibleRequest) GetAlloc() *AllocGroup {
+	if x != nil {
+		return x.Alloc
+	}
+	return nil
+}
+
+type FeasibleReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answer        *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
+	Index         uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`    // of the state that was looked at
+	Reasons       []*Infeasible          `protobuf:"bytes,3,rep,name=reasons,proto3" json:"reasons,omitempty"` // none: the node can take the alloc
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FeasibleReply) Reset() {
+	*x = FeasibleReply{}
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FeasibleReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FeasibleReply) ProtoMessage() {}
+
+func (x *FeasibleReply) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FeasibleReply.ProtoReflect.Descriptor instead.
+func (*FeasibleReply) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *FeasibleReply) GetAnswer() *Answer {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+func (x *FeasibleReply) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *FeasibleReply) GetReasons() []*Infeasible {
+	if x != nil {
+		return x.Reasons
+	}
+	return nil
+}
+
+// Infeasible is one reason why a node cannot mount the volume of a request now.
+type Infeasible struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Request       string                 `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	Volume        *VolumeName            `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"`
+	Plugin        string                 `protobuf:"bytes,3,opt,name=plugin,proto3" json:"plugin,omitempty"`
+	Kind          string                 `protobuf:"bytes,4,opt,name=kind,proto3" json:"kind,omitempty"`
+	Detail        string                 `protobuf:"bytes,5,opt,name=detail,proto3" json:"detail,omitempty"`
+	Holders       []*Claim               `protobuf:"bytes,6,rep,name=holders,proto3" json:"holders,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Infeasible) Reset() {
+	*x = Infeasible{}
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Infeasible) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Infeasible) ProtoMessage() {}
+
+func (x *Infeasible) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Infeasible.ProtoReflect.Descriptor instead.
+func (*Infeasible) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *Infeasible) GetRequest() string {
+	if x != nil {
+		return x.Request
+	}
+	return ""
+}
+
+func (x *Infeasible) GetVolume() *VolumeName {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+func (x *Infeasible) GetPlugin() string {
+	if x != nil {
+		return x.Plugin
+	}
+	return ""
+}
+
+func (x *Infeasible) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Infeasible) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *Infeasible) GetHolders() []*Claim {
+	if x != nil {
+		return x.Holders
+	}
+	return nil
+}
+
 var File_holdfast_v1_allocs_proto protoreflect.FileDescriptor
 
 const file_holdfast_v1_allocs_proto_rawDesc = "" +
 	"\n" +
-	"\x18holdfast/v1/allocs.proto\x12\vholdfast.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18holdfast/v1/common.proto\x1a\x17holdfast/v1/tasks.proto\"\x96\x02\n" +
+	"\x18holdfast/v1/allocs.proto\x12\vholdfast.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18holdfast/v1/claims.proto\x1a\x18holdfast/v1/common.proto\x1a\x17holdfast/v1/force.proto\x1a\x17holdfast/v1/tasks.proto\"\x96\x02\n" +
 	"\n" +
 	"AllocGroup\x12\x14\n" +
 	"\x05alloc\x18\x01 \x01(\tR\x05alloc\x12\x10\n" +
@@ -1585,12 +1782,29 @@ const file_holdfast_v1_allocs_proto_rawDesc = "" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12*\n" +
 	"\x06allocs\x18\x02 \x03(\v2\x12.holdfast.v1.AllocR\x06allocs\x12\x1d\n" +
 	"\n" +
-	"next_token\x18\x03 \x01(\tR\tnextToken2\x98\x02\n" +
+	"next_token\x18\x03 \x01(\tR\tnextToken\"g\n" +
+	"\x0fFeasibleRequest\x12%\n" +
+	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12-\n" +
+	"\x05alloc\x18\x02 \x01(\v2\x17.holdfast.v1.AllocGroupR\x05alloc\"\x85\x01\n" +
+	"\rFeasibleReply\x12+\n" +
+	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\x121\n" +
+	"\areasons\x18\x03 \x03(\v2\x17.holdfast.v1.InfeasibleR\areasons\"\xc9\x01\n" +
+	"\n" +
+	"Infeasible\x12\x18\n" +
+	"\arequest\x18\x01 \x01(\tR\arequest\x12/\n" +
+	"\x06volume\x18\x02 \x01(\v2\x17.holdfast.v1.VolumeNameR\x06volume\x12\x16\n" +
+	"\x06plugin\x18\x03 \x01(\tR\x06plugin\x12\x12\n" +
+	"\x04kind\x18\x04 \x01(\tR\x04kind\x12\x16\n" +
+	"\x06detail\x18\x05 \x01(\tR\x06detail\x12,\n" +
+	"\aholders\x18\x06 \x03(\v2\x12.holdfast.v1.ClaimR\aholders2\xb0\x03\n" +
 	"\x06Allocs\x128\n" +
 	"\x04Sync\x12\x18.holdfast.v1.SyncRequest\x1a\x16.holdfast.v1.SyncReply\x12A\n" +
 	"\aPrepare\x12\x1b.holdfast.v1.PrepareRequest\x1a\x19.holdfast.v1.PrepareReply\x12K\n" +
 	"\aRelease\x12 .holdfast.v1.ReleaseAllocRequest\x1a\x1e.holdfast.v1.ReleaseAllocReply\x12D\n" +
-	"\x04List\x12\x1e.holdfast.v1.ListAllocsRequest\x1a\x1c.holdfast.v1.ListAllocsReplyB'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
+	"\x04List\x12\x1e.holdfast.v1.ListAllocsRequest\x1a\x1c.holdfast.v1.ListAllocsReply\x12D\n" +
+	"\bFeasible\x12\x1c.holdfast.v1.FeasibleRequest\x1a\x1a.holdfast.v1.FeasibleReply\x12P\n" +
+	"\fForceRelease\x12 .holdfast.v1.ForceReleaseRequest\x1a\x1e.holdfast.v1.ForceReleaseReplyB'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
 
 var (
 	file_holdfast_v1_allocs_proto_rawDescOnce sync.Once
@@ -1604,7 +1818,7 @@ func file_holdfast_v1_allocs_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_allocs_proto_rawDescData
 }
 
-var file_holdfast_v1_allocs_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_holdfast_v1_allocs_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_holdfast_v1_allocs_proto_goTypes = []any{
 	(*AllocGroup)(nil),            // 0: holdfast.v1.AllocGroup
 	(*LivingTask)(nil),            // 1: holdfast.v1.LivingTask
@@ -1624,75 +1838,91 @@ var file_holdfast_v1_allocs_proto_goTypes = []any{
 	(*IntentState)(nil),           // 15: holdfast.v1.IntentState
 	(*ListAllocsRequest)(nil),     // 16: holdfast.v1.ListAllocsRequest
 	(*ListAllocsReply)(nil),       // 17: holdfast.v1.ListAllocsReply
-	nil,                           // 18: holdfast.v1.AllocGroup.IsolatedEntry
-	nil,                           // 19: holdfast.v1.PrepareReply.PlansEntry
-	(*AllocTask)(nil),             // 20: holdfast.v1.AllocTask
-	(*BootTime)(nil),              // 21: holdfast.v1.BootTime
-	(*Call)(nil),                  // 22: holdfast.v1.Call
-	(*Answer)(nil),                // 23: holdfast.v1.Answer
-	(*TaskKey)(nil),               // 24: holdfast.v1.TaskKey
-	(*timestamppb.Timestamp)(nil), // 25: google.protobuf.Timestamp
-	(*VolumeName)(nil),            // 26: holdfast.v1.VolumeName
-	(*Usage)(nil),                 // 27: holdfast.v1.Usage
-	(*Tree)(nil),                  // 28: holdfast.v1.Tree
-	(*Page)(nil),                  // 29: holdfast.v1.Page
-	(*Plan)(nil),                  // 30: holdfast.v1.Plan
+	(*FeasibleRequest)(nil),       // 18: holdfast.v1.FeasibleRequest
+	(*FeasibleReply)(nil),         // 19: holdfast.v1.FeasibleReply
+	(*Infeasible)(nil),            // 20: holdfast.v1.Infeasible
+	nil,                           // 21: holdfast.v1.AllocGroup.IsolatedEntry
+	nil,                           // 22: holdfast.v1.PrepareReply.PlansEntry
+	(*AllocTask)(nil),             // 23: holdfast.v1.AllocTask
+	(*BootTime)(nil),              // 24: holdfast.v1.BootTime
+	(*Call)(nil),                  // 25: holdfast.v1.Call
+	(*Answer)(nil),                // 26: holdfast.v1.Answer
+	(*TaskKey)(nil),               // 27: holdfast.v1.TaskKey
+	(*timestamppb.Timestamp)(nil), // 28: google.protobuf.Timestamp
+	(*VolumeName)(nil),            // 29: holdfast.v1.VolumeName
+	(*Usage)(nil),                 // 30: holdfast.v1.Usage
+	(*Tree)(nil),                  // 31: holdfast.v1.Tree
+	(*Page)(nil),                  // 32: holdfast.v1.Page
+	(*Claim)(nil),                 // 33: holdfast.v1.Claim
+	(*Plan)(nil),                  // 34: holdfast.v1.Plan
+	(*ForceReleaseRequest)(nil),   // 35: holdfast.v1.ForceReleaseRequest
+	(*ForceReleaseReply)(nil),     // 36: holdfast.v1.ForceReleaseReply
 }
 var file_holdfast_v1_allocs_proto_depIdxs = []int32{
-	18, // 0: holdfast.v1.AllocGroup.isolated:type_name -> holdfast.v1.AllocGroup.IsolatedEntry
-	20, // 1: holdfast.v1.LivingTask.task:type_name -> holdfast.v1.AllocTask
-	21, // 2: holdfast.v1.LivingTask.started:type_name -> holdfast.v1.BootTime
-	22, // 3: holdfast.v1.SyncRequest.call:type_name -> holdfast.v1.Call
+	21, // 0: holdfast.v1.AllocGroup.isolated:type_name -> holdfast.v1.AllocGroup.IsolatedEntry
+	23, // 1: holdfast.v1.LivingTask.task:type_name -> holdfast.v1.AllocTask
+	24, // 2: holdfast.v1.LivingTask.started:type_name -> holdfast.v1.BootTime
+	25, // 3: holdfast.v1.SyncRequest.call:type_name -> holdfast.v1.Call
 	0,  // 4: holdfast.v1.SyncRequest.allocs:type_name -> holdfast.v1.AllocGroup
 	1,  // 5: holdfast.v1.SyncRequest.tasks:type_name -> holdfast.v1.LivingTask
-	23, // 6: holdfast.v1.SyncReply.answer:type_name -> holdfast.v1.Answer
-	24, // 7: holdfast.v1.SyncReply.removed_tasks:type_name -> holdfast.v1.TaskKey
+	26, // 6: holdfast.v1.SyncReply.answer:type_name -> holdfast.v1.Answer
+	27, // 7: holdfast.v1.SyncReply.removed_tasks:type_name -> holdfast.v1.TaskKey
 	4,  // 8: holdfast.v1.SyncReply.refused:type_name -> holdfast.v1.RefusedTask
-	24, // 9: holdfast.v1.RefusedTask.task:type_name -> holdfast.v1.TaskKey
-	22, // 10: holdfast.v1.PrepareRequest.call:type_name -> holdfast.v1.Call
+	27, // 9: holdfast.v1.RefusedTask.task:type_name -> holdfast.v1.TaskKey
+	25, // 10: holdfast.v1.PrepareRequest.call:type_name -> holdfast.v1.Call
 	0,  // 11: holdfast.v1.PrepareRequest.alloc:type_name -> holdfast.v1.AllocGroup
-	23, // 12: holdfast.v1.PrepareReply.answer:type_name -> holdfast.v1.Answer
-	19, // 13: holdfast.v1.PrepareReply.plans:type_name -> holdfast.v1.PrepareReply.PlansEntry
-	22, // 14: holdfast.v1.ReleaseAllocRequest.call:type_name -> holdfast.v1.Call
-	23, // 15: holdfast.v1.ReleaseAllocReply.answer:type_name -> holdfast.v1.Answer
+	26, // 12: holdfast.v1.PrepareReply.answer:type_name -> holdfast.v1.Answer
+	22, // 13: holdfast.v1.PrepareReply.plans:type_name -> holdfast.v1.PrepareReply.PlansEntry
+	25, // 14: holdfast.v1.ReleaseAllocRequest.call:type_name -> holdfast.v1.Call
+	26, // 15: holdfast.v1.ReleaseAllocReply.answer:type_name -> holdfast.v1.Answer
 	11, // 16: holdfast.v1.Alloc.volumes:type_name -> holdfast.v1.Use
-	25, // 17: holdfast.v1.Alloc.since:type_name -> google.protobuf.Timestamp
+	28, // 17: holdfast.v1.Alloc.since:type_name -> google.protobuf.Timestamp
 	10, // 18: holdfast.v1.Alloc.waiting:type_name -> holdfast.v1.Wait
-	26, // 19: holdfast.v1.Wait.volume:type_name -> holdfast.v1.VolumeName
-	25, // 20: holdfast.v1.Wait.since:type_name -> google.protobuf.Timestamp
-	25, // 21: holdfast.v1.Wait.next:type_name -> google.protobuf.Timestamp
-	26, // 22: holdfast.v1.Use.volume:type_name -> holdfast.v1.VolumeName
-	27, // 23: holdfast.v1.Use.usage:type_name -> holdfast.v1.Usage
-	28, // 24: holdfast.v1.Use.target:type_name -> holdfast.v1.Tree
+	29, // 19: holdfast.v1.Wait.volume:type_name -> holdfast.v1.VolumeName
+	28, // 20: holdfast.v1.Wait.since:type_name -> google.protobuf.Timestamp
+	28, // 21: holdfast.v1.Wait.next:type_name -> google.protobuf.Timestamp
+	29, // 22: holdfast.v1.Use.volume:type_name -> holdfast.v1.VolumeName
+	30, // 23: holdfast.v1.Use.usage:type_name -> holdfast.v1.Usage
+	31, // 24: holdfast.v1.Use.target:type_name -> holdfast.v1.Tree
 	15, // 25: holdfast.v1.Use.intent:type_name -> holdfast.v1.IntentState
 	10, // 26: holdfast.v1.Use.wait:type_name -> holdfast.v1.Wait
-	25, // 27: holdfast.v1.Use.troubled:type_name -> google.protobuf.Timestamp
+	28, // 27: holdfast.v1.Use.troubled:type_name -> google.protobuf.Timestamp
 	14, // 28: holdfast.v1.Use.expansion:type_name -> holdfast.v1.Expansion
 	12, // 29: holdfast.v1.Use.health:type_name -> holdfast.v1.VolumeHealth
 	13, // 30: holdfast.v1.VolumeHealth.controller:type_name -> holdfast.v1.VolumeCondition
 	13, // 31: holdfast.v1.VolumeHealth.node:type_name -> holdfast.v1.VolumeCondition
-	25, // 32: holdfast.v1.VolumeCondition.since:type_name -> google.protobuf.Timestamp
-	25, // 33: holdfast.v1.Expansion.since:type_name -> google.protobuf.Timestamp
-	25, // 34: holdfast.v1.IntentState.since:type_name -> google.protobuf.Timestamp
-	25, // 35: holdfast.v1.IntentState.next:type_name -> google.protobuf.Timestamp
-	22, // 36: holdfast.v1.ListAllocsRequest.call:type_name -> holdfast.v1.Call
-	29, // 37: holdfast.v1.ListAllocsRequest.page:type_name -> holdfast.v1.Page
-	23, // 38: holdfast.v1.ListAllocsReply.answer:type_name -> holdfast.v1.Answer
+	28, // 32: holdfast.v1.VolumeCondition.since:type_name -> google.protobuf.Timestamp
+	28, // 33: holdfast.v1.Expansion.since:type_name -> google.protobuf.Timestamp
+	28, // 34: holdfast.v1.IntentState.since:type_name -> google.protobuf.Timestamp
+	28, // 35: holdfast.v1.IntentState.next:type_name -> google.protobuf.Timestamp
+	25, // 36: holdfast.v1.ListAllocsRequest.call:type_name -> holdfast.v1.Call
+	32, // 37: holdfast.v1.ListAllocsRequest.page:type_name -> holdfast.v1.Page
+	26, // 38: holdfast.v1.ListAllocsReply.answer:type_name -> holdfast.v1.Answer
 	9,  // 39: holdfast.v1.ListAllocsReply.allocs:type_name -> holdfast.v1.Alloc
-	30, // 40: holdfast.v1.PrepareReply.PlansEntry.value:type_name -> holdfast.v1.Plan
-	2,  // 41: holdfast.v1.Allocs.Sync:input_type -> holdfast.v1.SyncRequest
-	5,  // 42: holdfast.v1.Allocs.Prepare:input_type -> holdfast.v1.PrepareRequest
-	7,  // 43: holdfast.v1.Allocs.Release:input_type -> holdfast.v1.ReleaseAllocRequest
-	16, // 44: holdfast.v1.Allocs.List:input_type -> holdfast.v1.ListAllocsRequest
-	3,  // 45: holdfast.v1.Allocs.Sync:output_type -> holdfast.v1.SyncReply
-	6,  // 46: holdfast.v1.Allocs.Prepare:output_type -> holdfast.v1.PrepareReply
-	8,  // 47: holdfast.v1.Allocs.Release:output_type -> holdfast.v1.ReleaseAllocReply
-	17, // 48: holdfast.v1.Allocs.List:output_type -> holdfast.v1.ListAllocsReply
-	45, // [45:49] is the sub-list for method output_type
-	41, // [41:45] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	25, // 40: holdfast.v1.FeasibleRequest.call:type_name -> holdfast.v1.Call
+	0,  // 41: holdfast.v1.FeasibleRequest.alloc:type_name -> holdfast.v1.AllocGroup
+	26, // 42: holdfast.v1.FeasibleReply.answer:type_name -> holdfast.v1.Answer
+	20, // 43: holdfast.v1.FeasibleReply.reasons:type_name -> holdfast.v1.Infeasible
+	29, // 44: holdfast.v1.Infeasible.volume:type_name -> holdfast.v1.VolumeName
+	33, // 45: holdfast.v1.Infeasible.holders:type_name -> holdfast.v1.Claim
+	34, // 46: holdfast.v1.PrepareReply.PlansEntry.value:type_name -> holdfast.v1.Plan
+	2,  // 47: holdfast.v1.Allocs.Sync:input_type -> holdfast.v1.SyncRequest
+	5,  // 48: holdfast.v1.Allocs.Prepare:input_type -> holdfast.v1.PrepareRequest
+	7,  // 49: holdfast.v1.Allocs.Release:input_type -> holdfast.v1.ReleaseAllocRequest
+	16, // 50: holdfast.v1.Allocs.List:input_type -> holdfast.v1.ListAllocsRequest
+	18, // 51: holdfast.v1.Allocs.Feasible:input_type -> holdfast.v1.FeasibleRequest
+	35, // 52: holdfast.v1.Allocs.ForceRelease:input_type -> holdfast.v1.ForceReleaseRequest
+	3,  // 53: holdfast.v1.Allocs.Sync:output_type -> holdfast.v1.SyncReply
+	6,  // 54: holdfast.v1.Allocs.Prepare:output_type -> holdfast.v1.PrepareReply
+	8,  // 55: holdfast.v1.Allocs.Release:output_type -> holdfast.v1.ReleaseAllocReply
+	17, // 56: holdfast.v1.Allocs.List:output_type -> holdfast.v1.ListAllocsReply
+	19, // 57: holdfast.v1.Allocs.Feasible:output_type -> holdfast.v1.FeasibleReply
+	36, // 58: holdfast.v1.Allocs.ForceRelease:output_type -> holdfast.v1.ForceReleaseReply
+	53, // [53:59] is the sub-list for method output_type
+	47, // [47:53] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_allocs_proto_init() }
@@ -1700,7 +1930,9 @@ func file_holdfast_v1_allocs_proto_init() {
 	if File_holdfast_v1_allocs_proto != nil {
 		return
 	}
+	file_holdfast_v1_claims_proto_init()
 	file_holdfast_v1_common_proto_init()
+	file_holdfast_v1_force_proto_init()
 	file_holdfast_v1_tasks_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1708,7 +1940,7 @@ func file_holdfast_v1_allocs_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_allocs_proto_rawDesc), len(file_holdfast_v1_allocs_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

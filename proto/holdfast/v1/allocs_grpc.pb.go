@@ -24,10 +24,12 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Allocs_Sync_FullMethodName    = "/holdfast.v1.Allocs/Sync"
-	Allocs_Prepare_FullMethodName = "/holdfast.v1.Allocs/Prepare"
-	Allocs_Release_FullMethodName = "/holdfast.v1.Allocs/Release"
-	Allocs_List_FullMethodName    = "/holdfast.v1.Allocs/List"
+	Allocs_Sync_FullMethodName         = "/holdfast.v1.Allocs/Sync"
+	Allocs_Prepare_FullMethodName      = "/holdfast.v1.Allocs/Prepare"
+	Allocs_Release_FullMethodName      = "/holdfast.v1.Allocs/Release"
+	Allocs_List_FullMethodName         = "/holdfast.v1.Allocs/List"
+	Allocs_Feasible_FullMethodName     = "/holdfast.v1.Allocs/Feasible"
+	Allocs_ForceRelease_FullMethodName = "/holdfast.v1.Allocs/ForceRelease"
 )
 
 // AllocsClient is the client API for Allocs service.
@@ -43,6 +45,10 @@ type AllocsClient interface {
 	// Release takes everything back, in the opposite order. It is legal in any state and any number of times.
 	Release(ctx context.Context, in *ReleaseAllocRequest, opts ...grpc.CallOption) (*ReleaseAllocReply, error)
 	List(ctx context.Context, in *ListAllocsRequest, opts ...grpc.CallOption) (*ListAllocsReply, error)
+	// Feasible says whether this node can take an alloc now, and why not. It changes nothing.
+	Feasible(ctx context.Context, in *FeasibleRequest, opts ...grpc.CallOption) (*FeasibleReply, error)
+	// ForceRelease ends a release that cannot end because a plugin or its backend is gone for good.
+	ForceRelease(ctx context.Context, in *ForceReleaseRequest, opts ...grpc.CallOption) (*ForceReleaseReply, error)
 }
 
 type allocsClient struct {
@@ -93,6 +99,26 @@ func (c *allocsClient) List(ctx context.Context, in *ListAllocsRequest, opts ...
 	return out, nil
 }
 
+func (c *allocsClient) Feasible(ctx context.Context, in *FeasibleRequest, opts ...grpc.CallOption) (*FeasibleReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FeasibleReply)
+	err := c.cc.Invoke(ctx, Allocs_Feasible_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *allocsClient) ForceRelease(ctx context.Context, in *ForceReleaseRequest, opts ...grpc.CallOption) (*ForceReleaseReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForceReleaseReply)
+	err := c.cc.Invoke(ctx, Allocs_ForceRelease_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AllocsServer is the server API for Allocs service.
 // All implementations must embed UnimplementedAllocsServer
 // for forward compatibility.
@@ -106,6 +132,10 @@ type AllocsServer interface {
 	// Release takes everything back, in the opposite order. It is legal in any state and any number of times.
 	Release(context.Context, *ReleaseAllocRequest) (*ReleaseAllocReply, error)
 	List(context.Context, *ListAllocsRequest) (*ListAllocsReply, error)
+	// Feasible says whether this node can take an alloc now, and why not. It changes nothing.
+	Feasible(context.Context, *FeasibleRequest) (*FeasibleReply, error)
+	// ForceRelease ends a release that cannot end because a plugin or its backend is gone for good.
+	ForceRelease(context.Context, *ForceReleaseRequest) (*ForceReleaseReply, error)
 	mustEmbedUnimplementedAllocsServer()
 }
 
@@ -127,6 +157,12 @@ func (UnimplementedAllocsServer) Release(context.Context, *ReleaseAllocRequest) 
 }
 func (UnimplementedAllocsServer) List(context.Context, *ListAllocsRequest) (*ListAllocsReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method List not implemented")
+}
+func (UnimplementedAllocsServer) Feasible(context.Context, *FeasibleRequest) (*FeasibleReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Feasible not implemented")
+}
+func (UnimplementedAllocsServer) ForceRelease(context.Context, *ForceReleaseRequest) (*ForceReleaseReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method ForceRelease not implemented")
 }
 func (UnimplementedAllocsServer) mustEmbedUnimplementedAllocsServer() {}
 func (UnimplementedAllocsServer) testEmbeddedByValue()                {}
@@ -221,6 +257,42 @@ func _Allocs_List_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Allocs_Feasible_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FeasibleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AllocsServer).Feasible(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Allocs_Feasible_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AllocsServer).Feasible(ctx, req.(*FeasibleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Allocs_ForceRelease_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForceReleaseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AllocsServer).ForceRelease(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Allocs_ForceRelease_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AllocsServer).ForceRelease(ctx, req.(*ForceReleaseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Allocs_ServiceDesc is the grpc.ServiceDesc for Allocs service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -243,6 +315,14 @@ var Allocs_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "List",
 			Handler:    _Allocs_List_Handler,
+		},
+		{
+			MethodName: "Feasible",
+			Handler:    _Allocs_Feasible_Handler,
+		},
+		{
+			MethodName: "ForceRelease",
+			Handler:    _Allocs_ForceRelease_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -1627,7 +1627,7 @@ var File_holdfast_v1_volumes_proto protoreflect.FileDescriptor
 
 const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\n" +
-	"\x19holdfast/v1/volumes.proto\x12\vholdfast.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18holdfast/v1/common.proto\x1a\x18holdfast/v1/allocs.proto\x1a\x16holdfast/v1/jobs.proto\"\\\n" +
+	"\x19holdfast/v1/volumes.proto\x12\vholdfast.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18holdfast/v1/common.proto\x1a\x17holdfast/v1/force.proto\x1a\x18holdfast/v1/allocs.proto\x1a\x16holdfast/v1/jobs.proto\"\\\n" +
 	"\x10VolumeCapability\x12\x1f\n" +
 	"\vaccess_mode\x18\x01 \x01(\tR\n" +
 	"accessMode\x12'\n" +
@@ -1775,7 +1775,7 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x04unit\x18\x01 \x01(\tR\x04unit\x12\x14\n" +
 	"\x05total\x18\x02 \x01(\x03R\x05total\x12\x12\n" +
 	"\x04used\x18\x03 \x01(\x03R\x04used\x12\x1c\n" +
-	"\tavailable\x18\x04 \x01(\x03R\tavailable2\xf1\x04\n" +
+	"\tavailable\x18\x04 \x01(\x03R\tavailable2\xbd\x05\n" +
 	"\aVolumes\x12G\n" +
 	"\x05Parse\x12\x1f.holdfast.v1.ParseVolumeRequest\x1a\x1d.holdfast.v1.ParseVolumeReply\x12J\n" +
 	"\x06Create\x12 .holdfast.v1.CreateVolumeRequest\x1a\x1e.holdfast.v1.CreateVolumeReply\x12P\n" +
@@ -1785,7 +1785,8 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"Deregister\x12$.holdfast.v1.DeregisterVolumeRequest\x1a\".holdfast.v1.DeregisterVolumeReply\x12F\n" +
 	"\x04List\x12\x1f.holdfast.v1.ListVolumesRequest\x1a\x1d.holdfast.v1.ListVolumesReply\x12J\n" +
 	"\x06Expand\x12 .holdfast.v1.ExpandVolumeRequest\x1a\x1e.holdfast.v1.ExpandVolumeReply\x12G\n" +
-	"\x05Stats\x12\x1f.holdfast.v1.VolumeStatsRequest\x1a\x1d.holdfast.v1.VolumeStatsReplyB'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
+	"\x05Stats\x12\x1f.holdfast.v1.VolumeStatsRequest\x1a\x1d.holdfast.v1.VolumeStatsReply\x12J\n" +
+	"\x06Detach\x12 .holdfast.v1.DetachVolumeRequest\x1a\x1e.holdfast.v1.DetachVolumeReplyB'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
 
 var (
 	file_holdfast_v1_volumes_proto_rawDescOnce sync.Once
@@ -1842,6 +1843,8 @@ var file_holdfast_v1_volumes_proto_goTypes = []any{
 	(*VolumeName)(nil),              // 38: holdfast.v1.VolumeName
 	(*Page)(nil),                    // 39: holdfast.v1.Page
 	(*Secret)(nil),                  // 40: holdfast.v1.Secret
+	(*DetachVolumeRequest)(nil),     // 41: holdfast.v1.DetachVolumeRequest
+	(*DetachVolumeReply)(nil),       // 42: holdfast.v1.DetachVolumeReply
 }
 var file_holdfast_v1_volumes_proto_depIdxs = []int32{
 	0,  // 0: holdfast.v1.VolumeSpec.capabilities:type_name -> holdfast.v1.VolumeCapability
@@ -1907,16 +1910,18 @@ var file_holdfast_v1_volumes_proto_depIdxs = []int32{
 	15, // 60: holdfast.v1.Volumes.List:input_type -> holdfast.v1.ListVolumesRequest
 	17, // 61: holdfast.v1.Volumes.Expand:input_type -> holdfast.v1.ExpandVolumeRequest
 	19, // 62: holdfast.v1.Volumes.Stats:input_type -> holdfast.v1.VolumeStatsRequest
-	6,  // 63: holdfast.v1.Volumes.Parse:output_type -> holdfast.v1.ParseVolumeReply
-	8,  // 64: holdfast.v1.Volumes.Create:output_type -> holdfast.v1.CreateVolumeReply
-	10, // 65: holdfast.v1.Volumes.Register:output_type -> holdfast.v1.RegisterVolumeReply
-	12, // 66: holdfast.v1.Volumes.Delete:output_type -> holdfast.v1.DeleteVolumeReply
-	14, // 67: holdfast.v1.Volumes.Deregister:output_type -> holdfast.v1.DeregisterVolumeReply
-	16, // 68: holdfast.v1.Volumes.List:output_type -> holdfast.v1.ListVolumesReply
-	18, // 69: holdfast.v1.Volumes.Expand:output_type -> holdfast.v1.ExpandVolumeReply
-	20, // 70: holdfast.v1.Volumes.Stats:output_type -> holdfast.v1.VolumeStatsReply
-	63, // [63:71] is the sub-list for method output_type
-	55, // [55:63] is the sub-list for method input_type
+	41, // 63: holdfast.v1.Volumes.Detach:input_type -> holdfast.v1.DetachVolumeRequest
+	6,  // 64: holdfast.v1.Volumes.Parse:output_type -> holdfast.v1.ParseVolumeReply
+	8,  // 65: holdfast.v1.Volumes.Create:output_type -> holdfast.v1.CreateVolumeReply
+	10, // 66: holdfast.v1.Volumes.Register:output_type -> holdfast.v1.RegisterVolumeReply
+	12, // 67: holdfast.v1.Volumes.Delete:output_type -> holdfast.v1.DeleteVolumeReply
+	14, // 68: holdfast.v1.Volumes.Deregister:output_type -> holdfast.v1.DeregisterVolumeReply
+	16, // 69: holdfast.v1.Volumes.List:output_type -> holdfast.v1.ListVolumesReply
+	18, // 70: holdfast.v1.Volumes.Expand:output_type -> holdfast.v1.ExpandVolumeReply
+	20, // 71: holdfast.v1.Volumes.Stats:output_type -> holdfast.v1.VolumeStatsReply
+	42, // 72: holdfast.v1.Volumes.Detach:output_type -> holdfast.v1.DetachVolumeReply
+	64, // [64:73] is the sub-list for method output_type
+	55, // [55:64] is the sub-list for method input_type
 	55, // [55:55] is the sub-list for extension type_name
 	55, // [55:55] is the sub-list for extension extendee
 	0,  // [0:55] is the sub-list for field type_name
@@ -1928,6 +1933,7 @@ func file_holdfast_v1_volumes_proto_init() {
 		return
 	}
 	file_holdfast_v1_common_proto_init()
+	file_holdfast_v1_force_proto_init()
 	file_holdfast_v1_allocs_proto_init()
 	file_holdfast_v1_jobs_proto_init()
 	type x struct{}

@@ -32,6 +32,7 @@ const (
 	Volumes_List_FullMethodName       = "/holdfast.v1.Volumes/List"
 	Volumes_Expand_FullMethodName     = "/holdfast.v1.Volumes/Expand"
 	Volumes_Stats_FullMethodName      = "/holdfast.v1.Volumes/Stats"
+	Volumes_Detach_FullMethodName     = "/holdfast.v1.Volumes/Detach"
 )
 
 // VolumesClient is the client API for Volumes service.
@@ -55,6 +56,8 @@ type VolumesClient interface {
 	Expand(ctx context.Context, in *ExpandVolumeRequest, opts ...grpc.CallOption) (*ExpandVolumeReply, error)
 	// Stats asks the node plugin how full a volume is that is mounted here (NodeGetVolumeStats).
 	Stats(ctx context.Context, in *VolumeStatsRequest, opts ...grpc.CallOption) (*VolumeStatsReply, error)
+	// Detach takes down attachments of a volume that is not in use.
+	Detach(ctx context.Context, in *DetachVolumeRequest, opts ...grpc.CallOption) (*DetachVolumeReply, error)
 }
 
 type volumesClient struct {
@@ -145,6 +148,16 @@ func (c *volumesClient) Stats(ctx context.Context, in *VolumeStatsRequest, opts 
 	return out, nil
 }
 
+func (c *volumesClient) Detach(ctx context.Context, in *DetachVolumeRequest, opts ...grpc.CallOption) (*DetachVolumeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DetachVolumeReply)
+	err := c.cc.Invoke(ctx, Volumes_Detach_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // VolumesServer is the server API for Volumes service.
 // All implementations must embed UnimplementedVolumesServer
 // for forward compatibility.
@@ -166,6 +179,8 @@ type VolumesServer interface {
 	Expand(context.Context, *ExpandVolumeRequest) (*ExpandVolumeReply, error)
 	// Stats asks the node plugin how full a volume is that is mounted here (NodeGetVolumeStats).
 	Stats(context.Context, *VolumeStatsRequest) (*VolumeStatsReply, error)
+	// Detach takes down attachments of a volume that is not in use.
+	Detach(context.Context, *DetachVolumeRequest) (*DetachVolumeReply, error)
 	mustEmbedUnimplementedVolumesServer()
 }
 
@@ -199,6 +214,9 @@ func (UnimplementedVolumesServer) Expand(context.Context, *ExpandVolumeRequest) 
 }
 func (UnimplementedVolumesServer) Stats(context.Context, *VolumeStatsRequest) (*VolumeStatsReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Stats not implemented")
+}
+func (UnimplementedVolumesServer) Detach(context.Context, *DetachVolumeRequest) (*DetachVolumeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Detach not implemented")
 }
 func (UnimplementedVolumesServer) mustEmbedUnimplementedVolumesServer() {}
 func (UnimplementedVolumesServer) testEmbeddedByValue()                 {}
@@ -365,6 +383,24 @@ func _Volumes_Stats_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Volumes_Detach_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DetachVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumesServer).Detach(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Volumes_Detach_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumesServer).Detach(ctx, req.(*DetachVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Volumes_ServiceDesc is the grpc.ServiceDesc for Volumes service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -403,6 +439,10 @@ var Volumes_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Stats",
 			Handler:    _Volumes_Stats_Handler,
+		},
+		{
+			MethodName: "Detach",
+			Handler:    _Volumes_Detach_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

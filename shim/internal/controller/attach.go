@@ -185,23 +185,50 @@ func (m *Controller) detach(ctx context.Context, by intent.Caller, at registry.A
 func (m *Controller) AwaitAttach(
 	ctx context.Context, v registry.Volume, to intent.AttachTo, waits func(what string),
 ) error {
-	at, err := m.attachment(ctx, v.VolumeKey(), to.Node)
-	if err != nil || !attachable(v, at, to.Used) || at.State == registry.MarkDone || m.controllerHealthy(v.Plugin) {
-		return err
-	}
-	if v.Unattached && at.State == registry.MarkNone {
+	var awaits, certain bool
+	err := m.State.View(ctx, func(view registry.View) error {
+		awaits, certain = m.awaitsController(view, v, to)
 		return nil
-	}
-	certain := awaitsAttacher(v, at)
-	node, found := m.Plugins.Find(registry.RoleNode, v.Plugin)
-	if found && !certain && !node.Fingerprint.Has(registry.PluginController) {
-		if certain, err = m.Expects(ctx, registry.RoleController, v.Plugin); err != nil || !certain {
-			return err
-		}
+	})
+	if err != nil || !awaits {
+		return err
 	}
 	waits(fmt.Sprintf("the controller of plugin %s", v.Plugin))
 	if _, _, err := m.controller(ctx, v.Plugin, certain); err != nil {
 		return fmt.Errorf("attach volume %s: %w", v.VolumeName(), err)
+	}
+	return nil
+}
+
+// awaitsController reports whether the volume cannot be attached before its plugin has a healthy controller. certain: it
+// is known to have one.
+func (m *Controller) awaitsController(
+	view registry.View, v registry.Volume, to intent.AttachTo,
+) (awaits, certain bool) {
+	at, _ := view.Attachment(registry.AttachmentKey{Volume: v.VolumeKey(), Node: to.Node})
+	if !attachable(v, at, to.Used) || at.State == registry.MarkDone || m.controllerHealthy(v.Plugin) ||
+		v.Unattached && at.State == registry.MarkNone {
+		return false, false
+	}
+	certain = awaitsAttacher(v, at)
+	node, found := m.Plugins.Find(registry.RoleNode, v.Plugin)
+	if found && !certain && !node.Fingerprint.Has(registry.PluginController) {
+		certain = m.Expected != nil && m.Expected(view, registry.RoleController, v.Plugin)
+		return certain, certain
+	}
+	return true, certain
+}
+
+// FeasibleAttach returns why the volume cannot be attached to the node for the usage now.
+func (m *Controller) FeasibleAttach(
+	view registry.View, v registry.Volume, u registry.Usage, to intent.AttachTo,
+) []registry.Infeasible {
+	at, _ := view.Attachment(registry.AttachmentKey{Volume: v.VolumeKey(), Node: to.Node})
+	inst, found := m.Plugins.Find(registry.RoleController, v.Plugin)
+	attaches := found && inst.Fingerprint.Has(registry.AttachDetach) && attachable(v, at, to.Used) &&
+		at.State != registry.MarkDone
+	if awaits, _ := m.awaitsController(view, v, to); awaits || attaches {
+		return intent.FeasibleAt(m.Plugins, registry.RoleController, v.Plugin, u)
 	}
 	return nil
 }

@@ -44,7 +44,12 @@ func (l *Claims) Claim(ctx context.Context, c registry.Claim) (registry.Claim, e
 }
 
 func (l *Claims) take(view registry.View, c registry.Claim) (registry.Claim, registry.Change, error) {
-	c, refused := l.Feasible(view, c, nil)
+	volume, found := view.VolumeByKey(c.Volume)
+	if !found {
+		return c, registry.Change{}, registry.Errorf(registry.ErrNotFound,
+			"volume %s not found; create or register it first", c.Volume)
+	}
+	c, refused := l.Feasible(view, volume, c, nil)
 	if len(refused) > 0 {
 		return c, registry.Change{}, refused[0].Err()
 	}
@@ -57,18 +62,14 @@ func (l *Claims) take(view registry.View, c registry.Claim) (registry.Claim, reg
 }
 
 // Feasible returns the claim as it would be granted, or every reason why it would not be. A claim that is stored has no
-// reason, and is returned as stored. planned are further claims, which count as granted.
+// reason, and is returned as stored. planned are further claims, which count as granted. The volume has the claim's key.
 func (l *Claims) Feasible(
-	view registry.View, c registry.Claim, planned []registry.Claim,
+	view registry.View, volume registry.Volume, c registry.Claim, planned []registry.Claim,
 ) (registry.Claim, []registry.Infeasible) {
-	volume, found := view.VolumeByKey(c.Volume)
 	r := refusals{claim: c}
-	switch {
-	case c.Alloc == "" || c.Request == "" || c.Node == "":
+	if c.Alloc == "" || c.Request == "" || c.Node == "" {
 		return c, r.add(registry.InfeasibleRequest, "a claim of %s names its alloc, request and node; got %q, %q, %q",
 			c.Volume, c.Alloc, c.Request, c.Node)
-	case !found:
-		return c, r.add(registry.InfeasibleNoVolume, "volume %s not found; create or register it first", c.Volume)
 	}
 	if err := Check(c.Usage); err != nil {
 		return c, r.add(registry.InfeasibleRequest, "%v", err)

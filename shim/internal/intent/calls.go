@@ -171,3 +171,24 @@ func Supports(inst registry.Instance, usages ...registry.Usage) error {
 	}
 	return nil
 }
+
+// FeasibleAt returns why the plugin cannot serve the usage in the role now.
+func FeasibleAt(
+	plugins Plugins, role registry.Role, id registry.PluginID, u registry.Usage,
+) (reasons []registry.Infeasible) {
+	add := func(kind registry.InfeasibleKind, format string, args ...any) {
+		reasons = append(reasons, registry.Infeasible{Kind: kind, Plugin: id, Detail: fmt.Sprintf(format, args...)})
+	}
+	inst, found := plugins.Find(role, id)
+	switch {
+	case !found:
+		add(registry.InfeasibleNoPlugin, "no task on this node serves plugin %s as %s", id, role)
+		return reasons
+	case inst.Health.State != registry.Healthy:
+		add(registry.InfeasibleUnhealthy, "plugin %s is %s as %s: %s", id, inst.Health.State, role, inst.Health.Cause)
+	}
+	if err := Supports(inst, u); err != nil {
+		add(registry.InfeasibleUnsupported, "%v", err)
+	}
+	return reasons
+}

@@ -43,6 +43,12 @@ type Controller interface {
 	// Claim is idempotent by the claim's key. The volume provides the mount options that the usage lacks. ErrConflict
 	// names the holders.
 	Claim(ctx context.Context, c registry.Claim) (registry.Claim, error)
+	// Feasible returns the claim as Claim would grant it, or every reason against it. planned count as granted.
+	Feasible(
+		view registry.View, v registry.Volume, c registry.Claim, planned []registry.Claim,
+	) (registry.Claim, []registry.Infeasible)
+	// FeasibleAttach returns why AwaitAttach would wait, or Attach would fail.
+	FeasibleAttach(view registry.View, v registry.Volume, u registry.Usage, to intent.AttachTo) []registry.Infeasible
 	// Unclaim releases a claim. last means that the node has released the volume; else another claim has to remain.
 	Unclaim(ctx context.Context, k registry.ClaimKey, last bool) (existed bool, err error)
 	// AwaitAttach and AwaitDetach return when the plugin can attach or detach the volume, or need not. They call waits

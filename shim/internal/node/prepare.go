@@ -12,7 +12,6 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
-	"holdfast/config"
 	"holdfast/hooks"
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
@@ -100,12 +99,9 @@ func (a *Allocs) releaseUnclaimed(ctx context.Context) {
 // Prepare claims, attaches, stages and publishes the volumes of the alloc, and returns the plan of each task.
 // It is idempotent. After a failure the completed steps remain until the next Prepare or the Release of the alloc.
 func (a *Allocs) Prepare(ctx context.Context, call registry.Call, g hooks.AllocGroup) (map[string]hooks.Plan, error) {
-	spec, err := config.OpenGroup(g.Sealed)
-	if err == nil {
-		spec, err = spec.For(g.Alloc, g.Index)
-	}
+	spec, err := groupSpec(g)
 	if err != nil {
-		return nil, fmt.Errorf("alloc %s: %w", g.Alloc, err)
+		return nil, err
 	}
 	ctx, finish, err := a.begin(ctx, g.Alloc)
 	if err != nil {
@@ -301,10 +297,7 @@ func (req *request) mountRequest(
 		}
 		req.step = registry.StepClaim
 	}
-	claim, err := req.controller.Claim(ctx, registry.Claim{
-		Volume: vol.VolumeKey(), Name: vol.VolumeName(), Alloc: g.Alloc, Request: r.Name, Node: req.host.Node,
-		Usage: r.Usage,
-	})
+	claim, err := req.controller.Claim(ctx, claimFor(g, r, vol, req.host.Node))
 	if err != nil {
 		return at, err
 	}
@@ -374,8 +367,7 @@ func (req *request) mount(
 func (req *request) attachTo(ctx context.Context, id registry.NodeID) (to intent.AttachTo, err error) {
 	to = intent.AttachTo{Node: req.host.Node, ID: id}
 	err = req.State.View(ctx, func(v registry.View) error {
-		p, _ := v.Staging(req.key.Volume)
-		to.Used = p.State != registry.MarkNone || len(v.Refs(req.key.Volume)) > 0
+		to.Used = usedHere(v, req.key.Volume)
 		return nil
 	})
 	return to, err
@@ -399,52 +391,12 @@ func (req *request) grow(ctx context.Context) error {
 func (req *request) volume(
 	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
 ) (vol registry.Volume, err error) {
-	if r.Ephemeral != nil {
-		return req.inline(ctx, g, r)
-	}
-	source := r.Source
-	if r.PerAlloc {
-		source = fmt.Sprintf("%s[%d]", source, g.Index)
-	}
-	id, err := registry.ParseVolumeID(source)
-	if err != nil {
-		return vol, err
-	}
-	req.name = registry.VolumeName{Namespace: g.Namespace, ID: id}
-	err = req.State.View(ctx, func(v registry.View) error {
-		var known bool
-		vol, known = v.Volume(req.name)
-		switch {
-		case !known:
-			return registry.Errorf(registry.ErrNotFound,
-				"volume %s is not known in namespace %s; create or register it first", id, g.Namespace)
-		case vol.Ephemeral:
-			return registry.Errorf(registry.ErrConflict,
-				"volume %s is an inline volume of alloc %s: no other alloc can use it", id, vol.Owner)
-		}
-		return nil
-	})
-	return vol, err
-}
-
-// inline records the request's inline volume. The alloc owns it.
-func (req *request) inline(
-	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
-) (vol registry.Volume, err error) {
-	vol = inlineVolume(g, r)
-	vol.Since = req.Now()
-	req.name = vol.VolumeName()
 	_, err = registry.Ensure(ctx, req.State, func(v registry.View) (registry.Change, error) {
-		old, known := v.Volume(req.name)
-		switch {
-		case known && old.Owner != g.Alloc:
-			return registry.Change{}, registry.Errorf(registry.ErrConflict,
-				"volume %s has the name of an inline volume of alloc %s; rename it",
-				req.name, g.Alloc)
-		case known:
-			vol = old
-			return registry.Change{}, nil
+		vol, err = volumeOf(v, g, r)
+		if req.name = vol.VolumeName(); err != nil || !vol.Ephemeral || vol.CreateIndex > 0 {
+			return registry.Change{}, err
 		}
+		vol.Since = req.Now()
 		return registry.Change{Put: []registry.Record{vol}}, nil
 	})
 	return vol, err

@@ -91,6 +91,27 @@ func (s *allocs) Release(ctx context.Context, req *pb.ReleaseAllocRequest) (*pb.
 	return &pb.ReleaseAllocReply{Answer: at}, err
 }
 
+func (s *allocs) Feasible(ctx context.Context, req *pb.FeasibleRequest) (*pb.FeasibleReply, error) {
+	reply := &pb.FeasibleReply{}
+	reasons, answer, err := query(ctx, s.s, req, func(ctx context.Context, a *Active) ([]registry.Infeasible, error) {
+		g, err := wire.AllocGroup(req.GetAlloc())
+		if err != nil {
+			return nil, err
+		}
+		reasons, at, err := a.Allocs.Feasible(ctx, g)
+		reply.Index = uint64(at)
+		return reasons, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	reply.Answer = answer
+	for _, r := range reasons {
+		reply.Reasons = append(reply.Reasons, wire.InfeasibleProto(r))
+	}
+	return reply, nil
+}
+
 func (s *allocs) List(ctx context.Context, req *pb.ListAllocsRequest) (*pb.ListAllocsReply, error) {
 	key := func(al registry.AllocStatus) string { return al.Key().Path }
 	part, next, at, err := list(ctx, s.s, req, key, wire.AllocProto,

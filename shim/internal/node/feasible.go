@@ -1,0 +1,135 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"holdfast/config"
+	"holdfast/hooks"
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// Feasible returns every reason why Prepare of the alloc could not claim and mount its volumes on this node now, in the
+// order of the volumes, and the index of the state for which that is true. Volumes that Prepare would claim count as
+// claimed for the requests after them. It changes nothing and calls no plugin.
+func (a *Allocs) Feasible(
+	ctx context.Context, g hooks.AllocGroup,
+) (reasons []registry.Infeasible, at registry.Seq, err error) {
+	var spec hooks.GroupSpec
+	if len(g.Sealed) > 0 { // else the group has no volumes
+		if spec, err = groupSpec(g); err != nil {
+			return nil, 0, err
+		}
+	}
+	err = a.State.View(ctx, func(v registry.View) error {
+		at = v.Index()
+		if al, known := v.Alloc(g.Alloc); known && al.State == registry.AllocReleasing {
+			return isReleased(g.Alloc)
+		}
+		var planned []registry.Claim
+		for _, r := range inVolumeOrder(spec.Volumes) {
+			claim, found := a.feasible(v, g, r, planned)
+			if len(found) == 0 {
+				planned = append(planned, claim)
+			}
+			reasons = append(reasons, found...)
+		}
+		return nil
+	})
+	return reasons, at, err
+}
+
+// groupSpec returns the volume requests of an alloc.
+func groupSpec(g hooks.AllocGroup) (hooks.GroupSpec, error) {
+	spec, err := config.OpenGroup(g.Sealed)
+	if err == nil {
+		spec, err = spec.For(g.Alloc, g.Index)
+	}
+	if err != nil {
+		return spec, fmt.Errorf("alloc %s: %w", g.Alloc, err)
+	}
+	return spec, nil
+}
+
+// feasible returns the claim of a request, and every reason against it.
+func (a *Allocs) feasible(
+	v registry.View, g hooks.AllocGroup, r hooks.VolumeRequest, planned []registry.Claim,
+) (registry.Claim, []registry.Infeasible) {
+	vol, err := volumeOf(v, g, r)
+	if err != nil {
+		return registry.Claim{}, []registry.Infeasible{{Request: r.Name, Volume: vol.VolumeName(), Plugin: vol.Plugin,
+			Kind: kindOf(err), Detail: err.Error()}}
+	}
+	claim, reasons := a.controller.Feasible(v, vol, claimFor(g, r, vol, a.host.Node), planned)
+	to := intent.AttachTo{Node: a.host.Node, Used: usedHere(v, vol.VolumeKey())}
+	reasons = slices.Concat(reasons, intent.FeasibleAt(a.Plugins, registry.RoleNode, vol.Plugin, claim.Usage),
+		a.controller.FeasibleAttach(v, vol, claim.Usage, to))
+	for i := range reasons {
+		reasons[i].Request, reasons[i].Volume, reasons[i].Plugin = r.Name, vol.VolumeName(), vol.Plugin
+	}
+	return claim, reasons
+}
+
+// kindOf returns the kind of reason for an error of volumeOf.
+func kindOf(err error) registry.InfeasibleKind {
+	switch {
+	case errors.Is(err, registry.ErrNotFound):
+		return registry.InfeasibleNoVolume
+	case errors.Is(err, registry.ErrInvalid):
+		return registry.InfeasibleRequest
+	}
+	return registry.InfeasibleNotReady
+}
+
+// claimFor returns the claim of a request.
+func claimFor(
+	g hooks.AllocGroup, r hooks.VolumeRequest, vol registry.Volume, node registry.NodeName,
+) registry.Claim {
+	return registry.Claim{Volume: vol.VolumeKey(), Name: vol.VolumeName(), Alloc: g.Alloc, Request: r.Name, Node: node,
+		Usage: r.Usage}
+}
+
+// volumeOf returns the volume of a request. An inline volume may have no record yet. With an error only its name may be
+// set.
+func volumeOf(v registry.View, g hooks.AllocGroup, r hooks.VolumeRequest) (vol registry.Volume, err error) {
+	if r.Ephemeral != nil {
+		vol = inlineVolume(g, r)
+		old, known := v.Volume(vol.VolumeName())
+		switch {
+		case known && old.Owner != g.Alloc:
+			return vol, registry.Errorf(registry.ErrConflict,
+				"volume %s has the name of an inline volume of alloc %s; rename it", vol.VolumeName(), g.Alloc)
+		case known:
+			return old, nil
+		}
+		return vol, nil
+	}
+	source := r.Source
+	if r.PerAlloc {
+		source = fmt.Sprintf("%s[%d]", source, g.Index)
+	}
+	id, err := registry.ParseVolumeID(source)
+	if err != nil {
+		return vol, err
+	}
+	vol.Namespace, vol.ID = g.Namespace, id
+	known, found := v.Volume(vol.VolumeName())
+	switch {
+	case !found:
+		return vol, registry.Errorf(registry.ErrNotFound,
+			"volume %s is not known in namespace %s; create or register it first", id, g.Namespace)
+	case known.Ephemeral:
+		return vol, registry.Errorf(registry.ErrConflict,
+			"volume %s is an inline volume of alloc %s: no other alloc can use it", id, known.Owner)
+	}
+	return known, nil
+}
+
+// usedHere reports whether the volume is, or may be, staged or published on this node.
+func usedHere(v registry.View, key registry.VolumeKey) bool {
+	p, _ := v.Staging(key)
+	return p.State != registry.MarkNone || len(v.Refs(key)) > 0
+}
