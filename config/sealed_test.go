@@ -19,7 +19,9 @@ func fill(v reflect.Value, n *int) {
 	switch v.Kind() {
 	case reflect.Struct:
 		for i := range v.NumField() {
-			fill(v.Field(i), n)
+			if v.Type().Field(i).Tag.Get("json") != "-" {
+				fill(v.Field(i), n)
+			}
 		}
 	case reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
@@ -52,7 +54,9 @@ func leaves(v reflect.Value, path string, set map[string]bool) {
 	switch v.Kind() {
 	case reflect.Struct:
 		for i := range v.NumField() {
-			leaves(v.Field(i), path+"."+v.Type().Field(i).Name, set)
+			if field := v.Type().Field(i); field.Tag.Get("json") != "-" { // else it is never stored
+				leaves(v.Field(i), path+"."+field.Name, set)
+			}
 		}
 	case reflect.Pointer:
 		if !v.IsNil() {

@@ -13,12 +13,18 @@ import (
 	"holdfast/registry"
 )
 
+// maxSecret bounds a secret's value, in bytes.
+const maxSecret = 64 << 10
+
 // secretForm is the advice for a literal secret.
-const secretForm = `say where it is to be had: name = { env = "VARIABLE" }, { file = "/path" } or { callback = "name" }`
+const secretForm = "write a reference: " + secretForms
+
+const secretForms = `name = { env = "VARIABLE" }, { file = "/path" } or { callback = "name" }`
 
 var secretsField = field{name: "secrets", kind: isMap,
 	doc: "Secrets for the plugin, each as a reference: `{ env = \"VARIABLE\" }`, " +
-		"`{ file = \"/path\" }` or `{ callback = \"name\" }`, which the orchestrator answers."}
+		"`{ file = \"/path\" }` or `{ callback = \"name\" }`, which the orchestrator answers. A volume file may also have " +
+		"the value itself: it is moved into a file in the state directory, with a warning."}
 
 // secretReferences reads secrets. Diagnostics quote only their keys.
 func (f *fields) secretReferences() map[string]registry.Secret {
@@ -56,13 +62,13 @@ func (f *fields) secretObject(out map[string]registry.Secret, expr hclsyntax.Exp
 	}
 }
 
-// secretItem reads one reference. A literal secret is an error, although Nomad's volume files allow it.
+// secretItem reads one reference, or a literal.
 func (f *fields) secretItem(
 	out map[string]registry.Secret, name string, expr hclsyntax.Expression, ctx *hcl.EvalContext,
 ) {
 	object, ok := expr.(*hclsyntax.ObjectConsExpr)
 	if !ok {
-		f.errorf(expr.Range(), secretForm, "the secret %q is not a reference: values do not belong into files", name)
+		out[name] = f.literalSecret(name, expr, ctx)
 		return
 	}
 	v, ok := f.decoder.value(object, ctx)
@@ -76,6 +82,37 @@ func (f *fields) secretItem(
 		return
 	}
 	out[name] = s
+}
+
+// literalSecret reads a secret that is written out. Only a volume file may have one, as in Nomad: a job is stored.
+func (f *fields) literalSecret(name string, expr hclsyntax.Expression, ctx *hcl.EvalContext) (s registry.Secret) {
+	if f.stanza != specStanza {
+		f.errorf(expr.Range(), secretForm, "the secret %q is not a reference: a job is stored with all that it contains",
+			name)
+		return s
+	}
+	v, ok := f.decoder.value(expr, ctx)
+	raw, _ := v.UnmarkDeep()
+	if !ok || !raw.IsKnown() {
+		return s
+	}
+	text, ok := stringOf(v)
+	switch {
+	case atRunTime(v):
+		f.errorf(expr.Range(), "write $${ for a ${ in the value, or a reference: "+secretForms,
+			"the secret %q holds a reference that is known at run time only", name)
+	case !ok:
+		f.errorf(expr.Range(), secretForm, "the secret %q must be a string, not %s", name, kindOf(v))
+	case text == "":
+		f.errorf(expr.Range(), secretForm, "the secret %q is empty", name)
+	case len(text) > maxSecret:
+		f.errorf(expr.Range(), "", "the secret %q has %d bytes; at most %d are allowed", name, len(text), maxSecret)
+	default:
+		s.Literal = registry.SecretValue(text)
+		f.warnf(expr.Range(), "a reference keeps it out of files: "+secretForms,
+			"the secret %q is written out; Holdfast keeps it in a file that only its user can read", name)
+	}
+	return s
 }
 
 // secretOf converts the object to a reference, or returns its error text.

@@ -1,7 +1,9 @@
 package config
 
 import (
+	"encoding/json"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 
@@ -96,6 +98,21 @@ func neverTold(t *testing.T, head, text, tail string, parse func(string) registr
 				}
 			}
 		}
+	}
+}
+
+// TestLiteralSecretsOfVolumeFiles: a volume file may hold the values themselves, which no text of the spec repeats.
+func TestLiteralSecretsOfVolumeFiles(t *testing.T) {
+	src := Source{"v.hcl", read(t, "testdata/good/volume-secrets.hcl")}
+	spec, ds := ParseVolume(src, Options{})
+	want := map[string]registry.Secret{"user": {Literal: "admin"}, "number": {Literal: "12345"},
+		"variable": {Literal: "from a variable"}, "composed": {Literal: "X"}, "reference": {Env: "KEY"}}
+	if ds.Err() != nil || !maps.Equal(spec.Secrets, want) {
+		t.Errorf("%v; the secrets are not those of the file", ds)
+	}
+	if text, err := json.Marshal(spec); err != nil || strings.Contains(fmt.Sprintf("%s %v %+v %#v", text, spec, *spec, *spec),
+		"admin") {
+		t.Errorf("%s %+v, %v", text, spec, err)
 	}
 }
 

@@ -108,6 +108,9 @@ func EphemeralID(alloc registry.AllocID, request registry.RequestName) registry.
 // Suspensions is the directory of the calls during which plugins died, one file per plugin and call.
 func (l Layout) Suspensions() string { return filepath.Join(l.State, "suspended") }
 
+// Secrets is the directory of the literal secrets of volumes, one file per secret.
+func (l Layout) Secrets() string { return filepath.Join(l.State, "secrets") }
+
 // Database is the shim's store, HostLock the file that its host locks, Binaries the directory of the shim binaries that
 // ran.
 func (l Layout) Database() string { return filepath.Join(l.State, "shim.db") }

@@ -109,7 +109,7 @@ type VolumeSpec struct {
 	MountGroup   string             `json:"mount_group,omitempty"`  // mount_options: group ID of the files; empty: none
 	Parameters   map[string]string  `json:"parameters,omitempty"`   // CreateVolumeRequest.parameters
 	Context      map[string]string  `json:"context,omitempty"`      // volume_context; create: the plugin's answer
-	Secrets      map[string]Secret  `json:"secrets,omitempty"`      // references only, never values
+	Secrets      map[string]Secret  `json:"secrets,omitempty"`      // see Secret
 	Required     []Topology         `json:"required,omitempty"`     // topology_request.required
 	Preferred    []Topology         `json:"preferred,omitempty"`    // topology_request.preferred
 	// At most one of these is set: what the volume is filled from (volume_content_source).
@@ -201,11 +201,14 @@ func (v Volume) InlineOf(alloc AllocID) bool {
 }
 
 // Secret says where the value of a secret comes from: an environment variable or a file of the shim's machine, or the
-// host, by name. The value is read for each call and never stored. There is no literal.
+// host, by name. The value is read for each call. Exactly one field is set.
 type Secret struct {
 	Env      string `json:"env,omitempty"`
 	File     string `json:"file,omitempty"`
 	Callback string `json:"callback,omitempty"`
+	// Literal is the value itself, as volume files of Nomad have it. The shim moves it into a file before it records
+	// the volume, so no record has it.
+	Literal SecretValue `json:"-"`
 }
 
 // SecretValue is the value of a secret in memory. It prints as ***.

@@ -54,7 +54,7 @@ func secretsProto(list map[string]registry.Secret) map[string]*pb.Secret {
 	}
 	out := map[string]*pb.Secret{}
 	for name, s := range list {
-		out[name] = &pb.Secret{Env: s.Env, File: s.File, Callback: s.Callback}
+		out[name] = &pb.Secret{Env: s.Env, File: s.File, Callback: s.Callback, Literal: s.Literal.Reveal()}
 	}
 	return out
 }
@@ -65,7 +65,8 @@ func secrets(list map[string]*pb.Secret) map[string]registry.Secret {
 	}
 	out := map[string]registry.Secret{}
 	for name, s := range list {
-		out[name] = registry.Secret{Env: s.GetEnv(), File: s.GetFile(), Callback: s.GetCallback()}
+		out[name] = registry.Secret{Env: s.GetEnv(), File: s.GetFile(), Callback: s.GetCallback(),
+			Literal: registry.SecretValue(s.GetLiteral())}
 	}
 	return out
 }

@@ -18,12 +18,7 @@ func VolumeSpecProto(s registry.VolumeSpec) *pb.VolumeSpec {
 	out.Capabilities = each(s.Capabilities, func(c registry.VolumeCapability) *pb.VolumeCapability {
 		return &pb.VolumeCapability{AccessMode: string(c.Access), AttachmentMode: string(c.Attachment)}
 	})
-	for name, s := range s.Secrets {
-		if out.Secrets == nil {
-			out.Secrets = map[string]*pb.Secret{}
-		}
-		out.Secrets[name] = &pb.Secret{Env: s.Env, File: s.File, Callback: s.Callback}
-	}
+	out.Secrets = secretsProto(s.Secrets)
 	return out
 }
 
@@ -42,12 +37,7 @@ func VolumeSpec(m *pb.VolumeSpec) registry.VolumeSpec {
 		return registry.VolumeCapability{Access: registry.AccessMode(c.GetAccessMode()),
 			Attachment: registry.AttachmentMode(c.GetAttachmentMode())}
 	})
-	for name, s := range m.GetSecrets() {
-		if out.Secrets == nil {
-			out.Secrets = map[string]registry.Secret{}
-		}
-		out.Secrets[name] = registry.Secret{Env: s.GetEnv(), File: s.GetFile(), Callback: s.GetCallback()}
-	}
+	out.Secrets = secrets(m.GetSecrets())
 	return out
 }
 

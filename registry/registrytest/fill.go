@@ -73,7 +73,9 @@ func fill(t testing.TB, v reflect.Value, n *int) {
 		v.SetMapIndex(key, value)
 	case reflect.Struct:
 		for i := range v.NumField() {
-			fill(t, v.Field(i), n)
+			if v.Type().Field(i).Tag.Get("json") != "-" { // else it is not stored
+				fill(t, v.Field(i), n)
+			}
 		}
 	default:
 		t.Fatalf("%s: no rule for a field of this kind; add one", v.Type())
@@ -104,7 +106,9 @@ func zeros(path string, v reflect.Value) []string {
 			return nil
 		}
 		for i := range v.NumField() {
-			found = append(found, zeros(path+"."+v.Type().Field(i).Name, v.Field(i))...)
+			if field := v.Type().Field(i); field.Tag.Get("json") != "-" {
+				found = append(found, zeros(path+"."+field.Name, v.Field(i))...)
+			}
 		}
 	}
 	return found

@@ -200,7 +200,7 @@ func (s *Server) postVolume(
 		if err := readBody(r, &src); err != nil {
 			return nil, err
 		}
-		spec, _, err := s.host.ParseVolume(r.Context(), host.Source{Name: src.Name, Text: src.Text}, parseOptions(src))
+		spec, warnings, err := s.host.ParseVolume(r.Context(), host.Source{Name: src.Name, Text: src.Text}, parseOptions(src))
 		if err != nil {
 			return nil, err
 		}
@@ -213,7 +213,9 @@ func (s *Server) postVolume(
 			return nil, err
 		}
 		s.agent.Retry()
-		return s.explainer().volumeView(st), nil
+		out := s.explainer().volumeView(st)
+		out.Warnings = warnings
+		return out, nil
 	}
 }
 

@@ -112,6 +112,8 @@ type Volume struct {
 	// Unmeasured says why Usage is unknown. Both are empty if usage was not requested.
 	Usage      []Usage `json:"usage,omitempty"`
 	Unmeasured string  `json:"unmeasured,omitempty"`
+
+	Warnings host.Diagnostics `json:"warnings,omitempty"` // about its file, in the answer to a creation or registration
 }
 
 // Usage is the usage of a volume in one unit, "bytes" or "inodes". Plugins may leave out Used and Available.

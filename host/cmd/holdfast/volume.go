@@ -78,6 +78,9 @@ func waitFlag(c *cobra.Command, to *time.Duration) {
 // writeCreated returns the writer of what a command has made. The verb is "created by" or "registered with".
 func writeCreated(verb string) func(io.Writer, control.Volume) error {
 	return func(to io.Writer, v control.Volume) error {
+		for _, d := range v.Warnings {
+			fmt.Fprintln(to, d)
+		}
 		_, err := fmt.Fprintf(to, "volume %s %s plugin %s (external ID %s)\n", v.VolumeName(), verb, v.Plugin,
 			v.External)
 		return err

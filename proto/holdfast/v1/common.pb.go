@@ -871,6 +871,7 @@ type Secret struct {
 	Env           string                 `protobuf:"bytes,1,opt,name=env,proto3" json:"env,omitempty"`
 	File          string                 `protobuf:"bytes,2,opt,name=file,proto3" json:"file,omitempty"`
 	Callback      string                 `protobuf:"bytes,3,opt,name=callback,proto3" json:"callback,omitempty"`
+	Literal       string                 `protobuf:"bytes,4,opt,name=literal,proto3" json:"literal,omitempty"` // the value itself, from a volume file; no answer has it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -922,6 +923,13 @@ func (x *Secret) GetFile() string {
 func (x *Secret) GetCallback() string {
 	if x != nil {
 		return x.Callback
+	}
+	return ""
+}
+
+func (x *Secret) GetLiteral() string {
+	if x != nil {
+		return x.Literal
 	}
 	return ""
 }
@@ -1662,11 +1670,12 @@ const file_holdfast_v1_common_proto_rawDesc = "" +
 	"\vmount_flags\x18\x05 \x03(\tR\n" +
 	"mountFlags\x12\x1f\n" +
 	"\vmount_group\x18\x06 \x01(\tR\n" +
-	"mountGroup\"J\n" +
+	"mountGroup\"d\n" +
 	"\x06Secret\x12\x10\n" +
 	"\x03env\x18\x01 \x01(\tR\x03env\x12\x12\n" +
 	"\x04file\x18\x02 \x01(\tR\x04file\x12\x1a\n" +
-	"\bcallback\x18\x03 \x01(\tR\bcallback\"\x88\x01\n" +
+	"\bcallback\x18\x03 \x01(\tR\bcallback\x12\x18\n" +
+	"\aliteral\x18\x04 \x01(\tR\aliteral\"\x88\x01\n" +
 	"\bTopology\x12?\n" +
 	"\bsegments\x18\x01 \x03(\v2#.holdfast.v1.Topology.SegmentsEntryR\bsegments\x1a;\n" +
 	"\rSegmentsEntry\x12\x10\n" +

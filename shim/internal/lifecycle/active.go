@@ -40,6 +40,7 @@ type activeState struct {
 	doctor    *doctor.Doctor
 	endpoint  *endpoint.Endpoint
 	snapshots *controller.Snapshots
+	literals  *rpc.Literals
 	mounts    *doctor.Watch
 
 	pause     intent.Pause    // while the shim is quiesced
@@ -137,6 +138,9 @@ func (r *activeState) applied(a registry.Applied) {
 	r.table.Applied(a)
 	r.feed.Applied(a)
 	r.notifier.Applied(a)
+	if r.literals != nil {
+		r.literals.Applied(a)
+	}
 	if r.mounts != nil && a.Change.Touches(registry.BucketInstances) {
 		r.mounts.Wake()
 	}
@@ -165,6 +169,7 @@ func (r *activeState) build(
 	r.tasks = task.NewTasks(supervisor, m, layout, hello.Operations)
 	r.uses = task.Uses{State: state, Mounts: m, Root: layout.MountRoot(), Running: r.fleet.Running}
 	r.snapshots = controller.NewSnapshots(r.volumes, r.fleet)
+	r.literals = rpc.NewLiterals(layout.Secrets(), state, p.log.Named("secrets"))
 	r.endpoint = &endpoint.Endpoint{Calls: calls, Instances: r.fleet, Node: hello.Node, Since: time.Now()}
 	r.allocs = node.NewAllocs(calls, r.volumes, stager, host, p.log.Named("allocs"))
 	r.doctor = doctor.New(state, m, doctor.Options{
@@ -196,6 +201,7 @@ func (r *activeState) begin(p *Process) {
 	r.work(p, "volumes", r.volumes.Run)
 	r.work(p, "snapshots", r.snapshots.Run)
 	r.work(p, "health of volumes", r.health)
+	r.watch(p, "literal secrets", r.literals.Run)
 	r.watch(p, "tasks", r.tasks.Run)
 	r.watch(p, "mounts", r.mounts.Run)
 }
@@ -263,7 +269,8 @@ func (r *activeState) served() *rpc.Active {
 		Node: r.node, Generation: r.store.Generation(), State: r.store, Table: r.table, Feed: r.feed,
 		Notifier: r.notifier, Tasks: r.tasks, Uses: r.uses, Allocs: r.allocs,
 		Volumes: r.volumes, Meter: r.meter, Doctor: r.doctor, Endpoint: r.endpoint, Snapshots: r.snapshots,
-		Context: r.ctx, Pause: &r.pause,
+		Literals: r.literals,
+		Context:  r.ctx, Pause: &r.pause,
 	}
 }
 

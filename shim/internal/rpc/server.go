@@ -92,6 +92,7 @@ type Active struct {
 	Doctor     Doctor
 	Endpoint   *endpoint.Endpoint
 	Snapshots  *controller.Snapshots
+	Literals   *Literals
 	Pause      *intent.Pause   // nil: calls are never paused
 	Context    context.Context // ends, with its cause, when the shim is not active any more
 }

@@ -33,7 +33,9 @@ func (v *volumes) Create(ctx context.Context, req *pb.CreateVolumeRequest) (*pb.
 			if err != nil {
 				return registry.Volume{}, err
 			}
-			return a.Volumes.Create(ctx, call, spec)
+			return a.Literals.with(spec, func(spec registry.VolumeSpec) (registry.Volume, error) {
+				return a.Volumes.Create(ctx, call, spec)
+			})
 		}))
 	return &pb.CreateVolumeReply{Answer: at, Volume: volumeProto(volume)}, err
 }
@@ -45,7 +47,9 @@ func (v *volumes) Register(ctx context.Context, req *pb.RegisterVolumeRequest) (
 			if err != nil {
 				return registry.Volume{}, err
 			}
-			return a.Volumes.Register(ctx, spec)
+			return a.Literals.with(spec, func(spec registry.VolumeSpec) (registry.Volume, error) {
+				return a.Volumes.Register(ctx, spec)
+			})
 		}))
 	return &pb.RegisterVolumeReply{Answer: at, Volume: volumeProto(volume)}, err
 }

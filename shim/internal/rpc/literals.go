@@ -1,0 +1,199 @@
+package rpc
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/google/renameio/v2"
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/registry"
+)
+
+// Literals keeps the literal secrets of volumes in files, one per secret, and removes those that no record refers to. A
+// file is written before the record that refers to it.
+type Literals struct {
+	dir    string // mode 0700; made with the first secret
+	state  registry.State
+	logger hclog.Logger
+	wake   chan struct{} // holds one token after records may have gone
+
+	mu    sync.Mutex     // guards the directory and inUse
+	inUse map[string]int // files of specs that are being recorded
+}
+
+// NewLiterals returns the secrets in the directory. Run removes unused ones.
+func NewLiterals(dir string, state registry.State, logger hclog.Logger) *Literals {
+	return &Literals{dir: dir, state: state, logger: logger, wake: make(chan struct{}, 1), inUse: map[string]int{}}
+}
+
+// keyFile holds the random key of the file names. Names depend on the values, so that the same spec has the same
+// references, and a name reveals nothing about a value.
+const keyFile = "key"
+
+// with calls run with the spec, its literal secrets replaced by references to files. The files of a spec that run did
+// not record are removed.
+func (l *Literals) with(spec registry.VolumeSpec, run func(registry.VolumeSpec) (registry.Volume, error)) (
+	registry.Volume, error,
+) {
+	secrets := maps.Clone(spec.Secrets)
+	maps.DeleteFunc(secrets, func(_ string, s registry.Secret) bool { return s.Literal == "" })
+	if len(secrets) == 0 {
+		return run(spec)
+	}
+	if l == nil {
+		return registry.Volume{}, registry.Errorf(registry.ErrUnsupported,
+			"literal secrets cannot be kept here; use references")
+	}
+	refs, err := l.store(spec.VolumeName(), secrets)
+	defer l.done(refs)
+	if err != nil {
+		return registry.Volume{}, fmt.Errorf("keep the secrets of volume %s: %w", spec.VolumeName(), err)
+	}
+	spec.Secrets = maps.Clone(spec.Secrets)
+	maps.Copy(spec.Secrets, refs)
+	return run(spec)
+}
+
+// store writes the secrets, and returns references to them. Their files stay until done is called.
+func (l *Literals) store(name registry.VolumeName, secrets map[string]registry.Secret) (
+	refs map[string]registry.Secret, err error,
+) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	key, err := l.key()
+	if err != nil {
+		return nil, err
+	}
+	refs = map[string]registry.Secret{}
+	for k, s := range secrets {
+		if len(s.Literal) > maxSecret {
+			return refs, registry.Invalid("secret %q has %d bytes; at most %d are allowed", k, len(s.Literal), maxSecret)
+		}
+		sum := hmac.New(sha256.New, key)
+		fmt.Fprintf(sum, "%q %q %q %q", name.Namespace, name.ID, k, s.Literal.Reveal())
+		file := filepath.Join(l.dir, hex.EncodeToString(sum.Sum(nil)[:16]))
+		refs[k] = registry.Secret{File: file}
+		l.inUse[file]++
+		// a reader removes one line end
+		if err := l.write(file, []byte(s.Literal.Reveal()+"\n")); err != nil {
+			return refs, err
+		}
+	}
+	return refs, nil
+}
+
+// key returns the key of the file names, and makes it first if there is none.
+func (l *Literals) key() ([]byte, error) {
+	path := filepath.Join(l.dir, keyFile)
+	key, err := os.ReadFile(path)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return key, err
+	}
+	if err := os.MkdirAll(l.dir, 0o700); err != nil {
+		return nil, err
+	}
+	key = make([]byte, sha256.Size)
+	_, _ = rand.Read(key) // never fails
+	return key, l.write(path, key)
+}
+
+// write writes a file durably, unless it exists.
+func (l *Literals) write(path string, text []byte) error {
+	if _, err := os.Lstat(path); err == nil {
+		return nil
+	}
+	if err := renameio.WriteFile(path, text, 0o600, renameio.WithTempDir(l.dir)); err != nil {
+		return err
+	}
+	dir, err := os.Open(l.dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// done ends the use of files that store has returned.
+func (l *Literals) done(refs map[string]registry.Secret) {
+	l.mu.Lock()
+	for _, s := range refs {
+		if l.inUse[s.File]--; l.inUse[s.File] == 0 {
+			delete(l.inUse, s.File)
+		}
+	}
+	l.mu.Unlock()
+	l.wakeRun()
+}
+
+// Applied notes that records of volumes have changed.
+func (l *Literals) Applied(a registry.Applied) {
+	if a.Change.Touches(registry.BucketVolumes) {
+		l.wakeRun()
+	}
+}
+
+func (l *Literals) wakeRun() {
+	select {
+	case l.wake <- struct{}{}:
+	default: // Run has yet to take the pending token
+	}
+}
+
+// Run removes unused files until ctx ends: first those that an earlier process has left.
+func (l *Literals) Run(ctx context.Context) error {
+	for {
+		if err := l.sweep(ctx); err != nil && ctx.Err() == nil {
+			l.logger.Warn("cannot remove unused secrets", "error", err)
+		}
+		select {
+		case <-l.wake:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// sweep removes the files that no record refers to.
+func (l *Literals) sweep(ctx context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	files, err := os.ReadDir(l.dir)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(files) < 2 {
+		return nil
+	}
+	used := map[string]bool{filepath.Join(l.dir, keyFile): true}
+	if err == nil {
+		err = l.state.View(ctx, func(v registry.View) error {
+			for _, vol := range v.Volumes() {
+				for _, s := range vol.Secrets {
+					used[s.File] = true
+				}
+			}
+			for _, snap := range v.Snapshots() {
+				for _, s := range snap.Secrets {
+					used[s.File] = true
+				}
+			}
+			return nil
+		})
+	}
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		if path := filepath.Join(l.dir, f.Name()); !used[path] && l.inUse[path] == 0 {
+			err = errors.Join(err, os.Remove(path))
+		}
+	}
+	return err
+}
