@@ -17,6 +17,8 @@ import (
 	"holdfast/internal/csifake"
 )
 
+var groupCaps = []string{"GROUP_CONTROLLER_SERVICE", "CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT"}
+
 // heldCall is a plugin that stops in the middle of one call after the other.
 type heldCall struct {
 	*env
@@ -30,12 +32,17 @@ type heldCall struct {
 // at least twice, with the same fields.
 func inTheMiddleOfEachCall(t *testing.T, disturb func(h *heldCall)) {
 	halves := map[string][]string{"up": mutatingCalls[:5], "down": mutatingCalls[5:],
-		"snapshot": {"CreateSnapshot", "DeleteSnapshot"}}
+		"snapshot": {"CreateSnapshot", "DeleteSnapshot"},
+		"group":    {"CreateVolumeGroupSnapshot", "DeleteVolumeGroupSnapshot"}}
 	for _, when := range []string{"before", "after"} {
 		for name, rpcs := range halves {
 			t.Run(name+"/"+when, func(t *testing.T) {
 				t.Parallel()
-				h := &heldCall{env: newEnv(t, append([]string{"CREATE_DELETE_SNAPSHOT"}, expandCaps...)...)}
+				caps := append([]string{"CREATE_DELETE_SNAPSHOT"}, expandCaps...)
+				if name == "group" {
+					caps = append(caps, groupCaps...)
+				}
+				h := &heldCall{env: newEnv(t, caps...)}
 				h.plugin = h.addPlugin("alloc-p", csifake.Monolith)
 				hold := func(p *csifake.Plugin, rpc string) {
 					rule := p.On(rpc).Times(1)

@@ -81,8 +81,9 @@ const repair = "Doctor with repair"
 var mutators = map[string]string{
 	"Volumes.Create": "CreateVolume", "Volumes.Expand": "ExpandVolume", "Volumes.Delete": "DeleteVolume",
 	"Snapshots.Create": "CreateSnapshot", "Snapshots.Delete": "DeleteSnapshot",
-	"Snapshots.Deregister": "DeregisterSnapshot",
-	"Volumes.Register":     "RegisterVolume", "Volumes.Deregister": "DeregisterVolume",
+	"Snapshots.Deregister": "DeregisterSnapshot", "Snapshots.CreateGroup": "CreateGroupSnapshot",
+	"Snapshots.DeleteGroup": "DeleteGroupSnapshot", "Snapshots.DeregisterGroup": "DeregisterGroupSnapshot",
+	"Volumes.Register": "RegisterVolume", "Volumes.Deregister": "DeregisterVolume",
 	"Tasks.Starting": "TaskStarting", "Tasks.Started": "TaskStarted", "Tasks.Stopping": "TaskStopping",
 	"Tasks.Exited":   "TaskExited",
 	"Allocs.Prepare": "PrepareAlloc", "Allocs.Release": "ReleaseAlloc", "Allocs.Sync": "Sync", "Doctor": repair,
@@ -94,6 +95,7 @@ var methodGroups = [][]string{
 	{"PrepareAlloc", "DeregisterVolume", "TaskStarted", "DeleteSnapshot"},
 	{"ExpandVolume", "ReleaseAlloc", "TaskStopping", "DeregisterSnapshot"},
 	{"DeleteVolume", "TaskExited"},
+	{"CreateGroupSnapshot"}, {"DeleteGroupSnapshot"}, {"DeregisterGroupSnapshot"},
 	{"Sync"},
 	{repair},
 }
@@ -288,8 +290,8 @@ func (b *barrier) ended() (methods []string) {
 
 // newTraffic starts a plugin, and no callers yet. stop ends them and waits for their calls.
 func newTraffic(t *testing.T) (tr *traffic, stop func()) {
-	e := newEnv(t, append([]string{"node/GET_VOLUME_STATS", "CREATE_DELETE_SNAPSHOT", "LIST_SNAPSHOTS",
-		"GET_CAPACITY"}, expandCaps...)...)
+	e := newEnv(t, slices.Concat([]string{"node/GET_VOLUME_STATS", "CREATE_DELETE_SNAPSHOT", "LIST_SNAPSHOTS",
+		"GET_CAPACITY"}, groupCaps, expandCaps)...)
 	tr = &traffic{env: e, made: map[string]int{}, plugin: e.addPlugin("alloc-p", csifake.Monolith)}
 	stopped, cancel := context.WithCancel(t.Context())
 	tr.stopped = stopped
@@ -309,6 +311,7 @@ func (tr *traffic) startAll() {
 	tr.repeat(func(n int) { tr.hurried(fmt.Sprintf("hurried-%d", n), time.Duration(1+n*7%40)*time.Millisecond) })
 	tr.repeat(func(n int) { tr.registerAndForget(fmt.Sprintf("known-%d", n)) })
 	tr.repeat(func(n int) { tr.snapshotLife(fmt.Sprintf("snap-%d", n)) })
+	tr.repeat(func(n int) { tr.groupLife(fmt.Sprintf("group-%d", n)) })
 	conn, _ := tr.serveCSI()
 	tr.repeat(func(n int) { tr.clientLife(conn, fmt.Sprintf("client-%d", n)) })
 	tr.repeat(tr.readAll)
@@ -479,6 +482,43 @@ func (tr *traffic) snapshotLife(id string) {
 			return wantNone(h.Snapshots(ctx, host.SnapshotQuery{Name: name}))
 		}},
 		{"", func(ctx context.Context) error { return h.DeleteVolume(ctx, volume) }},
+	} {
+		if !tr.call(step.method, nil, step.call) {
+			return
+		}
+	}
+}
+
+// groupLife takes a group snapshot of two volumes, lists it and deletes it.
+func (tr *traffic) groupLife(id string) {
+	tr.lives.RLock()
+	defer tr.lives.RUnlock()
+	h, first, second := tr.host, volumeName("of-"+id), volumeName("also-of-"+id)
+	spec := host.SnapshotSpec{Namespace: "default", ID: host.SnapshotID(id), Volumes: []host.VolumeID{first.ID, second.ID}}
+	name := spec.SnapshotName()
+	list := func(ctx context.Context) error {
+		groups, _, err := h.GroupSnapshots(ctx, host.SnapshotQuery{Name: name})
+		if err == nil && (len(groups) != 1 || len(groups[0].Members) != 2) {
+			err = fmt.Errorf("group snapshot %s is not listed: %+v", name, groups)
+		}
+		return err
+	}
+	for _, step := range []struct {
+		method string
+		call   func(context.Context) error
+	}{
+		{"", func(ctx context.Context) error { return createText(ctx, h, volumeText("fake", string(first.ID), "")) }},
+		{"", func(ctx context.Context) error { return createText(ctx, h, volumeText("fake", string(second.ID), "")) }},
+		{"CreateGroupSnapshot", func(ctx context.Context) error { return errOf(h.CreateGroupSnapshot(ctx, spec)) }},
+		{"GroupSnapshots", list},
+		{"DeregisterGroupSnapshot", func(ctx context.Context) error { return h.DeregisterGroupSnapshot(ctx, name) }},
+		{"CreateGroupSnapshot", func(ctx context.Context) error { return errOf(h.CreateGroupSnapshot(ctx, spec)) }},
+		{"DeleteGroupSnapshot", func(ctx context.Context) error { return h.DeleteGroupSnapshot(ctx, name) }},
+		{"GroupSnapshots", func(ctx context.Context) error {
+			return wantNone(h.GroupSnapshots(ctx, host.SnapshotQuery{Name: name}))
+		}},
+		{"", func(ctx context.Context) error { return h.DeleteVolume(ctx, first) }},
+		{"", func(ctx context.Context) error { return h.DeleteVolume(ctx, second) }},
 	} {
 		if !tr.call(step.method, nil, step.call) {
 			return

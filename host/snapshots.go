@@ -3,6 +3,8 @@ package host
 import (
 	"context"
 
+	"google.golang.org/grpc"
+
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
 )
@@ -17,6 +19,33 @@ func (h *Host) CreateSnapshot(ctx context.Context, s SnapshotSpec) (Snapshot, er
 		return Snapshot{}, err
 	}
 	return wire.Snapshot(reply.GetSnapshot()), nil
+}
+
+// CreateGroupSnapshot takes snapshots of several volumes at one point in time (CreateVolumeGroupSnapshot of CSI), and
+// otherwise does what CreateSnapshot does. The spec names Volumes of one plugin. Each member is a snapshot as well, with
+// the id SnapshotSpec.MemberID: volumes are created from it, and it is deleted with the group only. ErrUnsupported: the
+// plugin lacks CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT.
+func (h *Host) CreateGroupSnapshot(ctx context.Context, s SnapshotSpec) (Snapshot, error) {
+	reply, err := call(ctx, h, writes, pb.NewSnapshotsClient, pb.SnapshotsClient.CreateGroup,
+		&pb.CreateSnapshotRequest{Call: mutating(), Spec: wire.SnapshotSpecProto(s)})
+	if err != nil {
+		return Snapshot{}, err
+	}
+	return wire.Snapshot(reply.GetSnapshot()), nil
+}
+
+// DeleteGroupSnapshot has the plugin delete the group snapshot with all its snapshots, and removes its record.
+func (h *Host) DeleteGroupSnapshot(ctx context.Context, n SnapshotName) error {
+	_, err := call(ctx, h, writes, pb.NewSnapshotsClient, pb.SnapshotsClient.DeleteGroup,
+		&pb.DeleteSnapshotRequest{Call: mutating(), Name: wire.SnapshotNameProto(n)})
+	return err
+}
+
+// DeregisterGroupSnapshot removes the record of the group snapshot; the plugin keeps it and its snapshots.
+func (h *Host) DeregisterGroupSnapshot(ctx context.Context, n SnapshotName) error {
+	_, err := call(ctx, h, writes, pb.NewSnapshotsClient, pb.SnapshotsClient.DeregisterGroup,
+		&pb.DeregisterSnapshotRequest{Call: mutating(), Name: wire.SnapshotNameProto(n)})
+	return err
 }
 
 // DeleteSnapshot has the plugin delete the snapshot, and removes its record. Volumes that were created from it stay.
@@ -40,10 +69,22 @@ type SnapshotQuery struct {
 	Volume VolumeID
 }
 
-// Snapshots lists snapshots that CreateSnapshot has taken, and the index for which the list is true.
+// Snapshots lists snapshots that CreateSnapshot has taken and the members of group snapshots, and the index for which
+// the list is true.
 func (h *Host) Snapshots(ctx context.Context, q SnapshotQuery) ([]Snapshot, Seq, error) {
+	return h.listSnapshots(ctx, q, pb.SnapshotsClient.List)
+}
+
+// GroupSnapshots lists group snapshots, and the index for which the list is true.
+func (h *Host) GroupSnapshots(ctx context.Context, q SnapshotQuery) ([]Snapshot, Seq, error) {
+	return h.listSnapshots(ctx, q, pb.SnapshotsClient.ListGroups)
+}
+
+func (h *Host) listSnapshots(ctx context.Context, q SnapshotQuery, method func(
+	pb.SnapshotsClient, context.Context, *pb.ListSnapshotsRequest, ...grpc.CallOption,
+) (*pb.ListSnapshotsReply, error)) ([]Snapshot, Seq, error) {
 	return pages(func(p *pb.Page) ([]Snapshot, *pb.Answer, string, error) {
-		reply, err := call(ctx, h, reads, pb.NewSnapshotsClient, pb.SnapshotsClient.List, &pb.ListSnapshotsRequest{
+		reply, err := call(ctx, h, reads, pb.NewSnapshotsClient, method, &pb.ListSnapshotsRequest{
 			Call: &pb.Call{}, Page: p, Namespace: string(q.Name.Namespace), Id: string(q.Name.ID),
 			Plugin: string(q.Plugin), Volume: string(q.Volume),
 		})

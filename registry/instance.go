@@ -110,12 +110,19 @@ const (
 	GetSnapshotRPC   RPC = "GetSnapshot"
 	ListSnapshotsRPC RPC = "ListSnapshots"
 	GetCapacityRPC   RPC = "GetCapacity"
+
+	GetGroupSnapshotRPC     RPC = "GetVolumeGroupSnapshot"
+	GetMetadataAllocatedRPC RPC = "GetMetadataAllocated"
+	GetMetadataDeltaRPC     RPC = "GetMetadataDelta"
 )
 
 // The capabilities that Holdfast checks.
 const (
 	PluginController Capability = "plugin.CONTROLLER_SERVICE"
 	PluginTopology   Capability = "plugin.VOLUME_ACCESSIBILITY_CONSTRAINTS"
+	PluginGroups     Capability = "plugin.GROUP_CONTROLLER_SERVICE"
+	SnapshotMetadata Capability = "plugin.SNAPSHOT_METADATA_SERVICE"
+	GroupSnapshots   Capability = "group.CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT"
 	CreateDelete     Capability = "controller.CREATE_DELETE_VOLUME"
 	CloneVolume      Capability = "controller.CLONE_VOLUME"
 	CreateSnapshot   Capability = "controller.CREATE_DELETE_SNAPSHOT"

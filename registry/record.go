@@ -14,20 +14,21 @@ type Record interface{ Key() Key }
 type Bucket string
 
 const (
-	BucketInstances     Bucket = "instances"
-	BucketTasks         Bucket = "tasks"
-	BucketAllocs        Bucket = "allocs"
-	BucketVolumes       Bucket = "volumes"
-	BucketInlineVolumes Bucket = "inline_volumes"
-	BucketClaims        Bucket = "claims"
-	BucketAttachments   Bucket = "attachments"
-	BucketStagings      Bucket = "stagings"
-	BucketRefs          Bucket = "refs"
-	BucketIntents       Bucket = "intents"
-	BucketNodeIntents   Bucket = "node_intents"
-	BucketRequests      Bucket = "requests"
-	BucketSnapshots     Bucket = "snapshots"
-	BucketEndpointUses  Bucket = "endpoint_uses"
+	BucketInstances      Bucket = "instances"
+	BucketTasks          Bucket = "tasks"
+	BucketAllocs         Bucket = "allocs"
+	BucketVolumes        Bucket = "volumes"
+	BucketInlineVolumes  Bucket = "inline_volumes"
+	BucketClaims         Bucket = "claims"
+	BucketAttachments    Bucket = "attachments"
+	BucketStagings       Bucket = "stagings"
+	BucketRefs           Bucket = "refs"
+	BucketIntents        Bucket = "intents"
+	BucketNodeIntents    Bucket = "node_intents"
+	BucketRequests       Bucket = "requests"
+	BucketSnapshots      Bucket = "snapshots"
+	BucketGroupSnapshots Bucket = "group_snapshots"
+	BucketEndpointUses   Bucket = "endpoint_uses"
 )
 
 // RecordType describes the records of one bucket.
@@ -68,7 +69,9 @@ var RecordTypes = []RecordType{
 	{Bucket: BucketNodeIntents, Owner: "intent", Release: true, Path: []string{"plugin", "external id"},
 		codec: intentCodec},
 	{Bucket: BucketSnapshots, Owner: "controller", Shared: true, Path: []string{"namespace", "snapshot"},
-		codec: codecOf(func(r *VolumeSnapshot) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+		codec: snapshotCodec},
+	{Bucket: BucketGroupSnapshots, Owner: "controller", Shared: true, Path: []string{"namespace", "group snapshot"},
+		codec: snapshotCodec},
 	{Bucket: BucketEndpointUses, Owner: "endpoint", Shared: true,
 		Path:  []string{"plugin", "external id", "node", "call", "target"},
 		codec: codecOf(func(r *EndpointUse) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
@@ -79,8 +82,9 @@ var RecordTypes = []RecordType{
 }
 
 var (
-	volumeCodec = codecOf(func(r *Volume) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })
-	intentCodec = codecOf(func(r *Intent) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })
+	volumeCodec   = codecOf(func(r *Volume) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })
+	snapshotCodec = codecOf(func(r *VolumeSnapshot) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })
+	intentCodec   = codecOf(func(r *Intent) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })
 )
 
 // Index is a set of keys derived from records, which finds them by another field than their key. An entry's path is a
@@ -277,7 +281,7 @@ func partsOf(path string) (parts []string) {
 // NumberPath returns a path of 8 bytes that sorts like its number.
 func NumberPath(n Seq) string { return string(binary.BigEndian.AppendUint64(nil, uint64(n))) }
 
-// The keys of records. A Volume and an Intent choose one of two buckets.
+// The keys of records. A Volume, a VolumeSnapshot and an Intent choose one of two buckets.
 
 func (k InstanceKey) Key() Key {
 	return Key{BucketInstances, PathOf(k.Role, string(k.Plugin), string(k.Alloc), string(k.Task))}

@@ -1,6 +1,10 @@
 package registry
 
-import "time"
+import (
+	"cmp"
+	"slices"
+	"time"
+)
 
 // SnapshotID is the id of a snapshot within its namespace.
 type SnapshotID string
@@ -19,14 +23,18 @@ func (n SnapshotName) String() string { return string(n.Namespace) + "/" + strin
 // Key returns the key of the snapshot's record.
 func (n SnapshotName) Key() Key { return Key{BucketSnapshots, PathOf(n.Namespace, string(n.ID))} }
 
+// GroupKey returns the key of the record of the group snapshot of that name.
+func (n SnapshotName) GroupKey() Key { return Key{BucketGroupSnapshots, n.Key().Path} }
+
 // SnapshotSpec is what a snapshot is made of.
 type SnapshotSpec struct {
 	Namespace  Namespace         `json:"namespace"`
 	ID         SnapshotID        `json:"id"`
 	Name       string            `json:"name"`                 // CreateSnapshotRequest.name; defaults to the id
-	Volume     VolumeID          `json:"volume"`               // of the same namespace
+	Volume     VolumeID          `json:"volume,omitempty"`     // of the same namespace
+	Volumes    []VolumeID        `json:"volumes,omitempty"`    // instead of Volume: those of a group snapshot, sorted
 	Parameters map[string]string `json:"parameters,omitempty"` // CreateSnapshotRequest.parameters
-	Secrets    map[string]Secret `json:"secrets,omitempty"`    // references only, never values; none: those of the volume
+	Secrets    map[string]Secret `json:"secrets,omitempty"`    // references only, never values; none: those of the (first) volume
 }
 
 // SnapshotName returns the name of the snapshot.
@@ -51,12 +59,13 @@ func (s SnapshotState) Unfinished() bool {
 	return s == SnapshotCreating || s == SnapshotProcessing || s == SnapshotDeleting
 }
 
-// VolumeSnapshot is a snapshot that Holdfast has made of a volume. Nodes share it. Its state is the record before each
-// CSI call: a call that a process has left is repeated with the same fields.
+// VolumeSnapshot is a snapshot that Holdfast has made of a volume, or a group snapshot of several volumes. Nodes share
+// it. Its state is the record before each CSI call: a call that a process has left is repeated with the same fields.
 type VolumeSnapshot struct {
 	SnapshotSpec
 	Plugin      PluginID      `json:"plugin"`
-	Source      ExternalID    `json:"source_volume_id"` // of the volume
+	Source      ExternalID    `json:"source_volume_id,omitempty"` // of the volume
+	Members     []GroupMember `json:"members,omitempty"`          // of a group snapshot, in the order of Volumes
 	State       SnapshotState `json:"state"`
 	External    ExternalID    `json:"external_id,omitempty"`    // the plugin's id; empty: it has not named it yet
 	Size        int64         `json:"size_bytes,omitempty"`     // minimum size of a volume made from it; 0: not known
@@ -69,5 +78,70 @@ type VolumeSnapshot struct {
 	Since       time.Time     `json:"since,omitzero"`
 }
 
-// Key returns the key of the record.
-func (s VolumeSnapshot) Key() Key { return s.SnapshotName().Key() }
+// GroupMember is the snapshot of one volume in a group snapshot. The group's record alone holds it.
+type GroupMember struct {
+	Volume   VolumeID   `json:"volume"`
+	Source   ExternalID `json:"source_volume_id"`
+	External ExternalID `json:"external_id,omitempty"` // the plugin's id of the snapshot; empty: not known yet
+	Size     int64      `json:"size_bytes,omitempty"`  // as that of a snapshot
+	Taken    time.Time  `json:"creation_time,omitzero"`
+	Ready    bool       `json:"ready_to_use,omitempty"`
+}
+
+// Key returns the key of the record. A group snapshot has a bucket of its own.
+func (s VolumeSnapshot) Key() Key {
+	if s.IsGroup() {
+		return s.SnapshotName().GroupKey()
+	}
+	return s.SnapshotName().Key()
+}
+
+// IsGroup reports whether s is a group snapshot.
+func (s SnapshotSpec) IsGroup() bool { return len(s.Volumes) > 0 }
+
+// MemberID returns the id under which the member of the group snapshot for that volume is a snapshot.
+func (s SnapshotSpec) MemberID(volume VolumeID) SnapshotID { return s.ID + "-" + SnapshotID(volume) }
+
+// Each returns the snapshot of each volume: the members of a group snapshot, or the one of a snapshot.
+func (s VolumeSnapshot) Each() []GroupMember {
+	if s.IsGroup() {
+		return s.Members
+	}
+	return []GroupMember{{s.Volume, s.Source, s.External, s.Size, s.Taken, s.State == SnapshotReady}}
+}
+
+// Externals returns the plugin's ids of the snapshots, one for each volume.
+func (s VolumeSnapshot) Externals() (ids []ExternalID) {
+	for _, m := range s.Each() {
+		ids = append(ids, m.External)
+	}
+	return ids
+}
+
+// VolumeKeys returns the volumes of the snapshot, in the order in which they are locked.
+func (s VolumeSnapshot) VolumeKeys() (keys []VolumeKey) {
+	for _, m := range s.Each() {
+		keys = append(keys, VolumeKey{s.Plugin, m.Source})
+	}
+	slices.SortFunc(keys, func(a, b VolumeKey) int { return cmp.Compare(a.External, b.External) })
+	return keys
+}
+
+// snapshots returns the members of a group snapshot that its plugin has named, as snapshots.
+func (s VolumeSnapshot) snapshots() (list []VolumeSnapshot) {
+	for _, m := range s.Members {
+		if m.External == "" {
+			continue
+		}
+		one := VolumeSnapshot{
+			SnapshotSpec: SnapshotSpec{Namespace: s.Namespace, ID: s.MemberID(m.Volume), Volume: m.Volume, Secrets: s.Secrets},
+			Plugin:       s.Plugin, Source: m.Source, State: s.State, External: m.External, Size: m.Size, Taken: m.Taken,
+			Group: s.External, CreateIndex: s.CreateIndex, ModifyIndex: s.ModifyIndex, Since: s.Since,
+		}
+		if s.State == SnapshotProcessing && m.Ready {
+			one.State = SnapshotReady
+		}
+		list = append(list, one)
+	}
+	return list
+}

@@ -88,6 +88,8 @@ const (
 	NodeExpandRPC          RPC = "NodeExpandVolume"
 	CreateSnapshotRPC      RPC = "CreateSnapshot"
 	DeleteSnapshotRPC      RPC = "DeleteSnapshot"
+	CreateGroupSnapshotRPC RPC = "CreateVolumeGroupSnapshot"
+	DeleteGroupSnapshotRPC RPC = "DeleteVolumeGroupSnapshot"
 )
 
 // Expands reports whether the call makes a volume larger. Such a call has no undo.

@@ -182,8 +182,43 @@ func (v View) Intents() []Intent {
 	return append(list[Intent](v, BucketIntents, "", nil), list[Intent](v, BucketNodeIntents, "", nil)...)
 }
 
-func (v View) Snapshot(n SnapshotName) (VolumeSnapshot, bool) { return one[VolumeSnapshot](v, n.Key()) }
-func (v View) Snapshots() []VolumeSnapshot                    { return list[VolumeSnapshot](v, BucketSnapshots, "", nil) }
+// Snapshot returns a snapshot, also one that belongs to a group snapshot and has no record of its own.
+func (v View) Snapshot(n SnapshotName) (VolumeSnapshot, bool) {
+	if snap, found := one[VolumeSnapshot](v, n.Key()); found {
+		return snap, true
+	}
+	for _, group := range v.GroupSnapshots() {
+		for _, member := range group.snapshots() {
+			if member.SnapshotName() == n {
+				return member, true
+			}
+		}
+	}
+	return VolumeSnapshot{}, false
+}
+
+// Snapshots returns all snapshots, also those that belong to a group snapshot.
+func (v View) Snapshots() []VolumeSnapshot {
+	all := list[VolumeSnapshot](v, BucketSnapshots, "", nil)
+	for _, group := range v.GroupSnapshots() {
+		all = append(all, group.snapshots()...)
+	}
+	slices.SortFunc(all, func(a, b VolumeSnapshot) int { return cmp.Compare(a.Key().Path, b.Key().Path) })
+	return all
+}
+
+func (v View) GroupSnapshot(n SnapshotName) (VolumeSnapshot, bool) {
+	return one[VolumeSnapshot](v, n.GroupKey())
+}
+
+func (v View) GroupSnapshots() []VolumeSnapshot {
+	return list[VolumeSnapshot](v, BucketGroupSnapshots, "", nil)
+}
+
+// SnapshotRecords returns the records of snapshots and of group snapshots.
+func (v View) SnapshotRecords() []VolumeSnapshot {
+	return append(list[VolumeSnapshot](v, BucketSnapshots, "", nil), v.GroupSnapshots()...)
+}
 
 // EndpointUsesAt returns how clients of CSI endpoints use volumes of a plugin.
 func (v View) EndpointUsesAt(id PluginID) []EndpointUse {

@@ -28,6 +28,12 @@ func answered(req, reply proto.Message) *journal.Answer {
 		return &journal.Answer{NodeExpand: r.GetNodeExpansionRequired(), Bytes: r.GetCapacityBytes()}
 	case *csi.CreateSnapshotResponse:
 		return &journal.Answer{Snapshot: r.GetSnapshot().GetSnapshotId()}
+	case *csi.CreateVolumeGroupSnapshotResponse:
+		a := &journal.Answer{Group: r.GetGroupSnapshot().GetGroupSnapshotId()}
+		for _, x := range r.GetGroupSnapshot().GetSnapshots() {
+			a.Snapshots = append(a.Snapshots, x.GetSnapshotId())
+		}
+		return a
 	case *csi.ValidateVolumeCapabilitiesResponse:
 		return &journal.Answer{Denied: denied(req, r.GetConfirmed())}
 	case *csi.ProbeResponse:

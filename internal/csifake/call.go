@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path"
+	"slices"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -149,7 +150,7 @@ func (p *Plugin) overlapping(c *call) []*call {
 	defer p.mu.Unlock()
 	var all []*call
 	for other := range p.open {
-		same := c.line.Volume != "" && other.line.Volume == c.line.Volume ||
+		same := slices.ContainsFunc(c.line.AllVolumes(), func(id string) bool { return slices.Contains(other.line.AllVolumes(), id) }) ||
 			c.line.RPC == "CreateVolume" && other.line.RPC == "CreateVolume" && other.line.Name == c.line.Name
 		if same && other.ctx.Err() == nil {
 			all = append(all, other)

@@ -27,7 +27,10 @@ func fields(l *journal.Line, req proto.Message) {
 	if l.Volume == "" {
 		l.Volume = text(m, "source_volume_id")
 	}
-	l.Name, l.Snapshot, l.Node = text(m, "name"), text(m, "snapshot_id"), text(m, "node_id")
+	l.Name, l.Node, l.Group = text(m, "name"), text(m, "node_id"), text(m, "group_snapshot_id")
+	l.Snapshot = text(m, "snapshot_id") + text(m, "target_snapshot_id")
+	l.Base = text(m, "base_snapshot_id")
+	l.Volumes, l.Snapshots = texts(m, "source_volume_ids"), texts(m, "snapshot_ids")
 	l.Staging, l.Target = text(m, "staging_target_path"), text(m, "target_path")
 	l.Path = text(m, "volume_path") + text(m, "volume_publish_path")
 	l.PublishContext, l.VolumeContext = contextHash(m, "publish_context"), contextHash(m, "volume_context")
@@ -45,6 +48,17 @@ func text(m protoreflect.Message, name protoreflect.Name) string {
 		return m.Get(fd).String()
 	}
 	return ""
+}
+
+func texts(m protoreflect.Message, name protoreflect.Name) (list []string) {
+	fd := m.Descriptor().Fields().ByName(name)
+	if fd == nil || !fd.IsList() || fd.Kind() != protoreflect.StringKind {
+		return nil
+	}
+	for i := range m.Get(fd).List().Len() {
+		list = append(list, m.Get(fd).List().Get(i).String())
+	}
+	return list
 }
 
 func contextHash(m protoreflect.Message, name protoreflect.Name) string {

@@ -38,6 +38,14 @@ func (s group) CreateVolumeGroupSnapshot(_ context.Context, r *csi.CreateVolumeG
 	reply := &csi.CreateVolumeGroupSnapshotResponse{}
 	return reply, s.p.cfg.Backend.change(func(c *contents) error {
 		id := "group-" + snapshotID(r.GetName())
+		if have := c.Groups[id]; have != nil && len(have) != len(r.GetSourceVolumeIds()) {
+			return status.Errorf(codes.AlreadyExists, "group snapshot %q is of other volumes", r.GetName())
+		}
+		for _, source := range r.GetSourceVolumeIds() { // all of them are there, or nothing is made
+			if _, err := s.p.find(c, source); err != nil {
+				return err
+			}
+		}
 		var ids []string
 		for _, source := range r.GetSourceVolumeIds() {
 			x, err := s.p.snap(c, r.GetName()+"/"+source, source, id)
@@ -71,12 +79,24 @@ func (s group) DeleteVolumeGroupSnapshot(_ context.Context, r *csi.DeleteVolumeG
 		return nil, invalid("group_snapshot_id is missing")
 	}
 	return &csi.DeleteVolumeGroupSnapshotResponse{}, s.p.cfg.Backend.change(func(c *contents) error {
+		if err := wholeGroup(c, r.GetGroupSnapshotId(), r.GetSnapshotIds()); err != nil {
+			return err
+		}
 		for _, x := range c.Groups[r.GetGroupSnapshotId()] {
 			delete(c.Snapshots, x)
 		}
 		delete(c.Groups, r.GetGroupSnapshotId())
 		return nil
 	})
+}
+
+// wholeGroup refuses a list that is not that of all snapshots of a group that exists.
+func wholeGroup(c *contents, id string, ids []string) error {
+	have := c.Groups[id]
+	if have != nil && !slices.Equal(slices.Sorted(slices.Values(have)), slices.Sorted(slices.Values(ids))) {
+		return invalid("group snapshot %q has the snapshots %q, not %q", id, have, ids)
+	}
+	return nil
 }
 
 func (s group) GetVolumeGroupSnapshot(_ context.Context, r *csi.GetVolumeGroupSnapshotRequest) (
@@ -87,9 +107,11 @@ func (s group) GetVolumeGroupSnapshot(_ context.Context, r *csi.GetVolumeGroupSn
 	}
 	reply := &csi.GetVolumeGroupSnapshotResponse{}
 	return reply, s.p.cfg.Backend.change(func(c *contents) error {
-		if !slices.ContainsFunc(r.GetSnapshotIds(), func(id string) bool { return c.Snapshots[id] != nil }) &&
-			c.Groups[r.GetGroupSnapshotId()] == nil {
+		if c.Groups[r.GetGroupSnapshotId()] == nil {
 			return status.Errorf(codes.NotFound, "group snapshot %q does not exist", r.GetGroupSnapshotId())
+		}
+		if err := wholeGroup(c, r.GetGroupSnapshotId(), r.GetSnapshotIds()); err != nil {
+			return err
 		}
 		reply.GroupSnapshot = groupMessage(c, r.GetGroupSnapshotId())
 		return nil

@@ -47,12 +47,22 @@ func (p *Plugin) play(c *call, do effect) (proto.Message, error) {
 
 // reserve turns a call away that would change a volume while another call does.
 func (p *Plugin) reserve(c *call) (release func(), err error) {
-	if c.line.Volume == "" || !journal.Mutates(c.line.RPC) {
-		return func() {}, nil
+	var held []func()
+	release = func() {
+		for _, one := range held {
+			one()
+		}
 	}
-	release, free := p.cfg.Backend.reserve(c.line.Volume, p)
-	if !free {
-		return nil, status.Errorf(codes.Aborted, "an operation for volume %q is running", c.line.Volume)
+	if !journal.Mutates(c.line.RPC) {
+		return release, nil
+	}
+	for _, id := range c.line.AllVolumes() {
+		one, free := p.cfg.Backend.reserve(id, p)
+		if !free {
+			release()
+			return nil, status.Errorf(codes.Aborted, "an operation for volume %q is running", id)
+		}
+		held = append(held, one)
 	}
 	return release, nil
 }
@@ -206,6 +216,10 @@ func notReady(reply proto.Message) proto.Message {
 		return &csi.ProbeResponse{Ready: wrapperspb.Bool(false)}
 	case *csi.CreateSnapshotResponse:
 		r.Snapshot.ReadyToUse = false
+	case *csi.CreateVolumeGroupSnapshotResponse:
+		r.GroupSnapshot.ReadyToUse = false
+	case *csi.GetVolumeGroupSnapshotResponse:
+		r.GroupSnapshot.ReadyToUse = false
 	}
 	return reply
 }

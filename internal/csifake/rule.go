@@ -53,7 +53,7 @@ type Rule struct {
 
 	Condition *Condition `json:"condition,omitempty"` // of all volumes in the answer; needs VOLUME_CONDITION
 
-	// Probe answers ready=false, CreateSnapshot ready_to_use=false
+	// Probe answers ready=false; CreateSnapshot and calls for group snapshots ready_to_use=false
 	NotReady bool `json:"not_ready,omitempty"`
 	// CreateVolume ignores volume_content_source, as a plugin that does not know the field
 	IgnoreSource bool   `json:"ignore_source,omitempty"`

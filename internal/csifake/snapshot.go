@@ -62,6 +62,9 @@ func (s controller) DeleteSnapshot(
 		return nil, invalid("snapshot_id is missing")
 	}
 	return &csi.DeleteSnapshotResponse{}, s.p.cfg.Backend.change(func(c *contents) error {
+		if x := c.Snapshots[r.GetSnapshotId()]; x != nil && x.Group != "" {
+			return invalid("snapshot %q belongs to group snapshot %q", x.ID, x.Group)
+		}
 		delete(c.Snapshots, r.GetSnapshotId())
 		return nil
 	})

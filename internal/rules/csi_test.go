@@ -49,10 +49,13 @@ var rpcUses = map[string]rpcUse{
 	"ControllerGetVolumeHealth":  {not: later},
 	"ControllerListVolumeHealth": {not: later},
 
-	"GroupControllerGetCapabilities": {not: later},
-	"CreateVolumeGroupSnapshot":      {not: later},
-	"DeleteVolumeGroupSnapshot":      {not: later},
-	"GetVolumeGroupSnapshot":         {not: later},
+	"GroupControllerGetCapabilities": {"Fingerprints", "plugin status", "TestDescribeReturnsAFingerprintPerRole", ""},
+	"CreateVolumeGroupSnapshot": {"CreateGroupSnapshot", "group-snapshot create",
+		"TestGroupSnapshotIsCreatedOnceItIsReady", ""},
+	"DeleteVolumeGroupSnapshot": {"DeleteGroupSnapshot", "group-snapshot delete",
+		"TestMembersGoWithTheirGroup", ""},
+	"GetVolumeGroupSnapshot": {"CreateGroupSnapshot", "group-snapshot create",
+		"TestGroupSnapshotIsCreatedOnceItIsReady", ""},
 
 	"GetMetadataAllocated": {not: later},
 	"GetMetadataDelta":     {not: later},

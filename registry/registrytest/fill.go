@@ -31,6 +31,10 @@ func Record(t testing.TB, b registry.Bucket, seed int) registry.Record {
 		v := Filled[registry.Volume](t, seed)
 		v.Created = false
 		return v
+	case registry.BucketSnapshots:
+		s := Filled[registry.VolumeSnapshot](t, seed)
+		s.Volumes, s.Members = nil, nil
+		return s
 	case registry.BucketNodeIntents:
 		i := Filled[registry.Intent](t, seed)
 		i.RPC = registry.NodeStageRPC

@@ -40,6 +40,10 @@ type Host interface {
 	DeleteSnapshot(ctx context.Context, n host.SnapshotName) error
 	DeregisterSnapshot(ctx context.Context, n host.SnapshotName) error
 	Snapshots(ctx context.Context, q host.SnapshotQuery) ([]host.Snapshot, host.Seq, error)
+	CreateGroupSnapshot(ctx context.Context, s host.SnapshotSpec) (host.Snapshot, error)
+	DeleteGroupSnapshot(ctx context.Context, n host.SnapshotName) error
+	DeregisterGroupSnapshot(ctx context.Context, n host.SnapshotName) error
+	GroupSnapshots(ctx context.Context, q host.SnapshotQuery) ([]host.Snapshot, host.Seq, error)
 	SnapshotsAtPlugin(ctx context.Context, plugin host.PluginID) ([]host.Snapshot, error)
 
 	Plugins(ctx context.Context, q host.PluginQuery) (host.PluginList, host.Seq, error)
@@ -126,6 +130,11 @@ func (s *Server) handler() http.Handler {
 		"GET /v1/shim":                s.getShim,
 		"GET /v1/shim/history":        s.getSwaps,
 		"POST /v1/shim/swap":          s.postSwap,
+
+		"GET /v1/group-snapshots":        s.getGroupSnapshots,
+		"POST /v1/group-snapshots":       s.postGroupSnapshot,
+		"GET /v1/group-snapshot/{id}":    s.getGroupSnapshot,
+		"DELETE /v1/group-snapshot/{id}": s.deleteGroupSnapshot,
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			v, err := answer(r)

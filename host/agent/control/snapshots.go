@@ -28,26 +28,46 @@ func (s *Server) inTimeFor(r *http.Request, what string, do func(context.Context
 	return err
 }
 
-// postSnapshot takes a snapshot. If the time of the request ends first, the error says how far it has come.
 func (s *Server) postSnapshot(r *http.Request) (any, error) {
+	return s.takeSnapshot(r, "snapshot", s.host.CreateSnapshot)
+}
+
+func (s *Server) postGroupSnapshot(r *http.Request) (any, error) {
+	return s.takeSnapshot(r, "group snapshot", s.host.CreateGroupSnapshot)
+}
+
+// takeSnapshot takes a snapshot. If the time of the request ends first, the error says how far it has come.
+func (s *Server) takeSnapshot(
+	r *http.Request, what string, take func(context.Context, host.SnapshotSpec) (host.Snapshot, error),
+) (any, error) {
 	var spec host.SnapshotSpec
 	if err := readBody(r, &spec); err != nil {
 		return nil, err
 	}
 	var snap host.Snapshot
-	err := s.inTimeFor(r, "snapshot "+spec.SnapshotName().String(), func(ctx context.Context) (err error) {
-		snap, err = s.host.CreateSnapshot(ctx, spec)
+	err := s.inTimeFor(r, what+" "+spec.SnapshotName().String(), func(ctx context.Context) (err error) {
+		snap, err = take(ctx, spec)
 		return err
 	})
 	return snap, err
 }
 
 func (s *Server) deleteSnapshot(r *http.Request) (any, error) {
-	name, do := snapshotName(r), s.host.DeleteSnapshot
+	return s.removeSnapshot(r, "snapshot", s.host.DeleteSnapshot, s.host.DeregisterSnapshot)
+}
+
+func (s *Server) deleteGroupSnapshot(r *http.Request) (any, error) {
+	return s.removeSnapshot(r, "group snapshot", s.host.DeleteGroupSnapshot, s.host.DeregisterGroupSnapshot)
+}
+
+func (s *Server) removeSnapshot(
+	r *http.Request, what string, remove, deregister func(context.Context, host.SnapshotName) error,
+) (any, error) {
+	name := snapshotName(r)
 	if isTrue(r, "deregister") {
-		do = s.host.DeregisterSnapshot
+		remove = deregister
 	}
-	return struct{}{}, s.inTimeFor(r, "snapshot "+name.String(), func(ctx context.Context) error { return do(ctx, name) })
+	return struct{}{}, s.inTimeFor(r, what+" "+name.String(), func(ctx context.Context) error { return remove(ctx, name) })
 }
 
 // getSnapshots lists the snapshots with a record or, with ?at=PLUGIN, those that the plugin has.
@@ -64,51 +84,86 @@ func (s *Server) getSnapshots(r *http.Request) (any, error) {
 		})
 		return list, err
 	}
-	list, _, err := s.host.Snapshots(r.Context(), host.SnapshotQuery{Plugin: host.PluginID(r.URL.Query().Get("plugin"))})
+	return listSnapshots(r, s.host.Snapshots)
+}
+
+func (s *Server) getGroupSnapshots(r *http.Request) (any, error) {
+	return listSnapshots(r, s.host.GroupSnapshots)
+}
+
+// snapshotLister lists snapshots or group snapshots.
+type snapshotLister func(context.Context, host.SnapshotQuery) ([]host.Snapshot, host.Seq, error)
+
+func listSnapshots(r *http.Request, lister snapshotLister) (any, error) {
+	list, _, err := lister(r.Context(), host.SnapshotQuery{Plugin: host.PluginID(r.URL.Query().Get("plugin"))})
 	return append([]host.Snapshot{}, list...), err
 }
 
 func (s *Server) getSnapshot(r *http.Request) (any, error) {
+	return oneSnapshot(r, s.host.Snapshots, "snapshot %s not found; run holdfast snapshot list for a list")
+}
+
+func (s *Server) getGroupSnapshot(r *http.Request) (any, error) {
+	return oneSnapshot(r, s.host.GroupSnapshots, "group snapshot %s not found; run holdfast group-snapshot list for a list")
+}
+
+func oneSnapshot(r *http.Request, lister snapshotLister, missing string) (any, error) {
 	name := snapshotName(r)
-	list, _, err := s.host.Snapshots(r.Context(), host.SnapshotQuery{Name: name})
+	list, _, err := lister(r.Context(), host.SnapshotQuery{Name: name})
 	switch {
 	case err != nil:
 		return nil, err
 	case len(list) == 0:
-		return nil, registry.Errorf(registry.ErrNotFound, "snapshot %s not found; run holdfast snapshot list for a list",
-			name)
+		return nil, registry.Errorf(registry.ErrNotFound, missing, name)
 	}
 	return list[0], nil
 }
 
-func snapshotPath(n host.SnapshotName, more url.Values) string {
+// SnapshotClient manages snapshots, or group snapshots.
+type SnapshotClient struct {
+	*Client
+	kind string // as in paths
+}
+
+// Snapshots manages snapshots.
+func (c *Client) Snapshots() SnapshotClient { return SnapshotClient{c, "/snapshot"} }
+
+// GroupSnapshots manages group snapshots.
+func (c *Client) GroupSnapshots() SnapshotClient { return SnapshotClient{c, "/group-snapshot"} }
+
+func (c SnapshotClient) path(n host.SnapshotName, more url.Values) string {
 	q := url.Values{"namespace": {string(n.Namespace)}}
 	for k, v := range more {
 		q[k] = v
 	}
-	return "/snapshot/" + segment(string(n.ID)) + "?" + q.Encode()
+	return c.kind + "/" + segment(string(n.ID)) + "?" + q.Encode()
 }
 
-// CreateSnapshot takes a snapshot.
-func (c *Client) CreateSnapshot(ctx context.Context, spec host.SnapshotSpec) (host.Snapshot, error) {
-	return post[host.Snapshot](ctx, c, "/snapshots?"+c.wait().Encode(), spec)
+// Create takes a snapshot.
+func (c SnapshotClient) Create(ctx context.Context, spec host.SnapshotSpec) (host.Snapshot, error) {
+	return post[host.Snapshot](ctx, c.Client, c.kind+"s?"+c.wait().Encode(), spec)
 }
 
-// DeleteSnapshot deletes a snapshot at its plugin.
-func (c *Client) DeleteSnapshot(ctx context.Context, n host.SnapshotName) error {
-	return c.remove(ctx, snapshotPath(n, c.wait()))
+// Delete deletes a snapshot at its plugin.
+func (c SnapshotClient) Delete(ctx context.Context, n host.SnapshotName) error {
+	return c.remove(ctx, c.path(n, c.wait()))
 }
 
-// DeregisterSnapshot deletes the record of a snapshot. The plugin keeps the snapshot.
-func (c *Client) DeregisterSnapshot(ctx context.Context, n host.SnapshotName) error {
+// Deregister deletes the record of a snapshot. The plugin keeps the snapshot.
+func (c SnapshotClient) Deregister(ctx context.Context, n host.SnapshotName) error {
 	q := c.wait()
 	q.Set("deregister", "true")
-	return c.remove(ctx, snapshotPath(n, q))
+	return c.remove(ctx, c.path(n, q))
 }
 
-// Snapshots lists snapshots of a plugin, or all if it is empty.
-func (c *Client) Snapshots(ctx context.Context, plugin string) ([]host.Snapshot, error) {
-	return get[[]host.Snapshot](ctx, c, "/snapshots?"+url.Values{"plugin": {plugin}}.Encode())
+// List lists snapshots of a plugin, or all if it is empty.
+func (c SnapshotClient) List(ctx context.Context, plugin string) ([]host.Snapshot, error) {
+	return get[[]host.Snapshot](ctx, c.Client, c.kind+"s?"+url.Values{"plugin": {plugin}}.Encode())
+}
+
+// Get returns a snapshot.
+func (c SnapshotClient) Get(ctx context.Context, n host.SnapshotName) (host.Snapshot, error) {
+	return get[host.Snapshot](ctx, c.Client, c.path(n, nil))
 }
 
 // SnapshotsAt lists the snapshots that a plugin has, also those without a record.
@@ -116,9 +171,4 @@ func (c *Client) SnapshotsAt(ctx context.Context, plugin string) ([]host.Snapsho
 	q := c.wait()
 	q.Set("at", plugin)
 	return get[[]host.Snapshot](ctx, c, "/snapshots?"+q.Encode())
-}
-
-// Snapshot returns a snapshot.
-func (c *Client) Snapshot(ctx context.Context, n host.SnapshotName) (host.Snapshot, error) {
-	return get[host.Snapshot](ctx, c, snapshotPath(n, nil))
 }

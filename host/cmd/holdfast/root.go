@@ -119,7 +119,8 @@ func isCobraUsage(err error) bool {
 func newRoot(io streams, p *globalFlags) *cobra.Command {
 	root := group("holdfast", "Run jobs with CSI storage on this node",
 		newRun(io, p), newAgent(io, p), newValidate(io, p), newJob(io, p), newPlugin(io, p), newVolume(io, p),
-		newSnapshot(io, p), newAlloc(io, p), newEvents(io, p), newShim(io, p), newDoctor(io, p), newEndpoint(io, p), newVersion(io, p))
+		newSnapshot(io, p), newGroupSnapshot(io, p), newAlloc(io, p), newEvents(io, p),
+		newShim(io, p), newDoctor(io, p), newEndpoint(io, p), newVersion(io, p))
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.Long = `Run jobs with CSI storage on this node.
 

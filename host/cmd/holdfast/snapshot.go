@@ -16,23 +16,63 @@ import (
 	"holdfast/registry"
 )
 
-func newSnapshot(io streams, p *globalFlags) *cobra.Command {
-	return group("snapshot", "Manage snapshots of volumes", newSnapshotCreate(io, p), newSnapshotList(io, p),
-		newSnapshotStatus(io, p),
-		newSnapshotDelete(io, p, "delete", "Delete a snapshot; volumes created from it stay", (*control.Client).DeleteSnapshot),
-		newSnapshotDelete(io, p, "deregister", "Remove the record of a snapshot; the plugin keeps the snapshot",
-			(*control.Client).DeregisterSnapshot))
+// snapshotKind says how the commands for snapshots differ from those for group snapshots.
+type snapshotKind struct {
+	command string // snapshot or group-snapshot
+	noun    string
+	client  func(*control.Client) control.SnapshotClient
 }
 
-func newSnapshotCreate(io streams, p *globalFlags) *cobra.Command {
+var (
+	snapshots      = snapshotKind{"snapshot", "snapshot", (*control.Client).Snapshots}
+	groupSnapshots = snapshotKind{"group-snapshot", "group snapshot", (*control.Client).GroupSnapshots}
+)
+
+func newSnapshot(io streams, p *globalFlags) *cobra.Command {
+	create := newSnapshotCreate(io, p, snapshots, func(spec *host.SnapshotSpec, args []string) {
+		spec.Volume, spec.ID = registry.VolumeID(args[0]), registry.SnapshotID(args[1])
+	})
+	create.Use, create.Short = "create VOLUME ID", "Take a snapshot of a volume and wait until it is ready to use"
+	create.Args = usageArgs(cobra.ExactArgs(2))
+	return group("snapshot", "Manage snapshots of volumes", create, newSnapshotList(io, p), newSnapshotStatus(io, p, snapshots),
+		newSnapshotDelete(io, p, snapshots, "delete", "Delete a snapshot; volumes created from it stay",
+			control.SnapshotClient.Delete),
+		newSnapshotDelete(io, p, snapshots, "deregister", "Remove the record of a snapshot; the plugin keeps the snapshot",
+			control.SnapshotClient.Deregister))
+}
+
+func newGroupSnapshot(io streams, p *globalFlags) *cobra.Command {
+	create := newSnapshotCreate(io, p, groupSnapshots, func(spec *host.SnapshotSpec, args []string) {
+		spec.ID = registry.SnapshotID(args[0])
+		for _, id := range args[1:] {
+			spec.Volumes = append(spec.Volumes, registry.VolumeID(id))
+		}
+	})
+	create.Use = "create ID VOLUME..."
+	create.Short = "Take snapshots of volumes at one point in time and wait until they are ready to use"
+	create.Long = create.Short + `.
+
+The volumes belong to one plugin. The snapshot of each volume is a snapshot ID-VOLUME:
+volumes are created from it, and it is deleted with the group only.`
+	create.Args = usageArgs(cobra.MinimumNArgs(2))
+	return group("group-snapshot", "Manage snapshots of several volumes, taken at one point in time", create,
+		newGroupSnapshotList(io, p), newSnapshotStatus(io, p, groupSnapshots),
+		newSnapshotDelete(io, p, groupSnapshots, "delete",
+			"Delete a group snapshot with all its snapshots; volumes created from them stay", control.SnapshotClient.Delete),
+		newSnapshotDelete(io, p, groupSnapshots, "deregister",
+			"Remove the record of a group snapshot; the plugin keeps its snapshots", control.SnapshotClient.Deregister))
+}
+
+// newSnapshotCreate returns a command without its usage. read reads the arguments.
+func newSnapshotCreate(
+	io streams, p *globalFlags, kind snapshotKind, read func(spec *host.SnapshotSpec, args []string),
+) *cobra.Command {
 	namespace, name, wait := "", "", time.Duration(0)
 	var parameters, secrets []string
 	c := &cobra.Command{
-		Use: "create VOLUME ID", Short: "Take a snapshot of a volume and wait until it is ready to use",
-		Args: usageArgs(cobra.ExactArgs(2)),
 		RunE: func(c *cobra.Command, args []string) error {
-			spec := host.SnapshotSpec{Namespace: registry.Namespace(namespace), ID: registry.SnapshotID(args[1]),
-				Name: name, Volume: registry.VolumeID(args[0])}
+			spec := host.SnapshotSpec{Namespace: registry.Namespace(namespace), Name: name}
+			read(&spec, args)
 			var err error
 			if spec.Parameters, err = assignments("--parameter", parameters); err != nil {
 				return err
@@ -40,31 +80,44 @@ func newSnapshotCreate(io streams, p *globalFlags) *cobra.Command {
 			if spec.Secrets, err = secretReferences(secrets); err != nil {
 				return err
 			}
-			hint := fmt.Sprintf("the plugin may still take the snapshot; to check: %s; to resume, run the command again",
-				snapshotStatus(spec.SnapshotName()))
+			hint := fmt.Sprintf("the plugin may still take the %s; to check: %s; to resume, run the command again",
+				kind.noun, kind.status(spec.SnapshotName()))
 			snap, err := callUntilSignal(c, p, wait, hint,
 				func(ctx context.Context, client *control.Client) (host.Snapshot, error) {
-					return client.CreateSnapshot(ctx, spec)
+					return kind.client(client).Create(ctx, spec)
 				})
-			return show(io, p, err, snap, func(to writer, s host.Snapshot) error {
-				_, err := fmt.Fprintf(to, "snapshot %s of volume %s created by plugin %s (external ID %s)\n",
-					s.SnapshotName(), s.Volume, s.Plugin, s.External)
-				return err
-			})
+			return show(io, p, err, snap, writeTaken)
 		},
 	}
 	snapshotNamespace(c, &namespace)
 	waitFlag(c, &wait)
-	c.Flags().StringVar(&name, "name", "", "name of the snapshot at the plugin (default the ID)")
+	c.Flags().StringVar(&name, "name", "", "name of the "+kind.noun+" at the plugin (default the ID)")
 	c.Flags().StringArrayVar(&parameters, "parameter", nil, "parameter for the plugin, as key=value; may be repeated")
 	c.Flags().StringArrayVar(&secrets, "secret", nil,
 		"secret for the plugin, as name=env:VARIABLE, name=file:PATH or name=callback:TEXT; may be repeated (default the volume's secrets)")
 	return c
 }
 
-// snapshotStatus is the command that shows a snapshot.
-func snapshotStatus(n host.SnapshotName) string {
-	return display.Command("holdfast snapshot status --namespace="+display.Quote(string(n.Namespace)), string(n.ID))
+// writeTaken reports a snapshot or group snapshot that was created.
+func writeTaken(to writer, s host.Snapshot) error {
+	if !s.IsGroup() {
+		_, err := fmt.Fprintf(to, "snapshot %s of volume %s created by plugin %s (external ID %s)\n",
+			s.SnapshotName(), s.Volume, s.Plugin, s.External)
+		return err
+	}
+	_, err := fmt.Fprintf(to, "group snapshot %s of %d volumes created by plugin %s (external ID %s)\n", s.SnapshotName(),
+		len(s.Members), s.Plugin, s.External)
+	for _, m := range s.Members {
+		if err == nil {
+			_, err = fmt.Fprintf(to, "  snapshot %s of volume %s\n", s.MemberID(m.Volume), m.Volume)
+		}
+	}
+	return err
+}
+
+// status is the command that shows a snapshot.
+func (k snapshotKind) status(n host.SnapshotName) string {
+	return display.Command("holdfast "+k.command+" status --namespace="+display.Quote(string(n.Namespace)), string(n.ID))
 }
 
 func snapshotNamespace(c *cobra.Command, to *string) {
@@ -123,7 +176,7 @@ func newSnapshotList(io streams, p *globalFlags) *cobra.Command {
 				list, err := client.SnapshotsAt(c.Context(), external)
 				return show(io, p, err, list, writeSnapshots)
 			}
-			list, err := client.Snapshots(c.Context(), plugin)
+			list, err := client.Snapshots().List(c.Context(), plugin)
 			return show(io, p, err, list, writeSnapshots)
 		},
 	}
@@ -134,13 +187,26 @@ func newSnapshotList(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-func newSnapshotStatus(io streams, p *globalFlags) *cobra.Command {
+func newGroupSnapshotList(io streams, p *globalFlags) *cobra.Command {
+	plugin := ""
+	c := &cobra.Command{
+		Use: "list", Short: "List group snapshots", Args: usageArgs(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			list, err := p.client().GroupSnapshots().List(c.Context(), plugin)
+			return show(io, p, err, list, writeGroups)
+		},
+	}
+	c.Flags().StringVar(&plugin, "plugin", "", "list only group snapshots of this plugin")
+	return c
+}
+
+func newSnapshotStatus(io streams, p *globalFlags, kind snapshotKind) *cobra.Command {
 	namespace := ""
 	c := &cobra.Command{
-		Use: "status ID", Short: "Show a snapshot", Args: usageArgs(cobra.ExactArgs(1)),
+		Use: "status ID", Short: "Show a " + kind.noun, Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			name := host.SnapshotName{Namespace: registry.Namespace(namespace), ID: registry.SnapshotID(args[0])}
-			snap, err := p.client().Snapshot(c.Context(), name)
+			snap, err := kind.client(p.client()).Get(c.Context(), name)
 			return show(io, p, err, snap, writeSnapshot)
 		},
 	}
@@ -148,22 +214,22 @@ func newSnapshotStatus(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-func newSnapshotDelete(io streams, p *globalFlags, verb, short string,
-	do func(*control.Client, context.Context, host.SnapshotName) error) *cobra.Command {
+func newSnapshotDelete(io streams, p *globalFlags, kind snapshotKind, verb, short string,
+	do func(control.SnapshotClient, context.Context, host.SnapshotName) error) *cobra.Command {
 	namespace, wait := "", time.Duration(0)
 	c := &cobra.Command{
 		Use: verb + " ID", Short: short, Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			name := host.SnapshotName{Namespace: registry.Namespace(namespace), ID: registry.SnapshotID(args[0])}
-			hint := fmt.Sprintf("snapshot %s may or may not be deleted; to check: %s; to resume, run the command again", name,
-				snapshotStatus(name))
+			hint := fmt.Sprintf("%s %s may or may not be deleted; to check: %s; to resume, run the command again", kind.noun,
+				name, kind.status(name))
 			_, err := callUntilSignal(c, p, wait, hint,
 				func(ctx context.Context, client *control.Client) (struct{}, error) {
-					return struct{}{}, do(client, ctx, name)
+					return struct{}{}, do(kind.client(client), ctx, name)
 				})
 			return show(io, p, err, map[string]string{"namespace": namespace, "id": args[0]},
 				func(to writer, _ map[string]string) error {
-					_, err := fmt.Fprintf(to, "snapshot %s %s\n", name,
+					_, err := fmt.Fprintf(to, "%s %s %s\n", kind.noun, name,
 						map[string]string{"delete": "deleted", "deregister": "deregistered"}[verb])
 					return err
 				})
@@ -182,10 +248,25 @@ func writeSnapshots(to io.Writer, list []host.Snapshot) error {
 	return t.write(to, "no snapshots")
 }
 
+func writeGroups(to io.Writer, list []host.Snapshot) error {
+	t := newTable("NAMESPACE", "ID", "VOLUMES", "PLUGIN", "STATE", "TAKEN", "EXTERNAL ID")
+	for _, s := range list {
+		t.add(s.Namespace, s.ID, len(s.Members), s.Plugin, s.State, when(s.Taken), string(s.External))
+	}
+	return t.write(to, "no group snapshots")
+}
+
 func writeSnapshot(to io.Writer, s host.Snapshot) error {
-	list := []any{"ID", s.ID, "Namespace", s.Namespace, "Name", s.Name, "Volume", s.Volume, "Plugin", s.Plugin,
-		"External ID", string(s.External), "State", s.State, "Size", size(s.Size), "Taken", when(s.Taken),
-		"Since", when(s.Since)}
+	list := []any{"ID", s.ID, "Namespace", s.Namespace, "Name", s.Name}
+	for _, m := range s.Members {
+		list = append(list, "Snapshot", fmt.Sprintf("%s of volume %s (external ID %s, %s)", s.MemberID(m.Volume), m.Volume,
+			string(m.External), size(m.Size)))
+	}
+	if !s.IsGroup() {
+		list = append(list, "Volume", s.Volume, "Size", size(s.Size))
+	}
+	list = append(list, "Plugin", s.Plugin, "External ID", string(s.External), "State", s.State, "Taken", when(s.Taken),
+		"Since", when(s.Since))
 	if s.Group != "" {
 		list = append(list, "Group snapshot", string(s.Group))
 	}

@@ -59,6 +59,9 @@ type checker struct {
 	creates     map[volumeKey]*edge   // CreateVolume by name: the id is not known yet
 	snaps       map[volumeKey]*edge   // CreateSnapshot by name
 	snapshots   map[volumeKey]*edge   // the same edges by the id of the snapshot
+	groups      map[volumeKey]*group  // group snapshots by name
+	groupIDs    map[volumeKey]*group  // the same by id
+	grouped     map[volumeKey]bool    // ids of snapshots that belong to a group
 	stagings    map[placeKey]string   // staging path -> the volume that it is of
 	targets     map[placeKey]string   // target path -> the volume that was last published there
 	tokens      map[listKey]bool      // that a list may go on with
@@ -78,6 +81,7 @@ func newChecker(o Options) *checker {
 	return &checker{opts: o, last: map[string]int{}, stopped: map[string]bool{}, gone: map[callID]int64{},
 		open: map[callID]*flight{}, busy: map[subjectKey]map[callID]*flight{},
 		learnt: map[string]*learnt{}, plugins: map[string]*plugin{}, volumes: map[volumeKey]*volume{},
+		groups: map[volumeKey]*group{}, groupIDs: map[volumeKey]*group{}, grouped: map[volumeKey]bool{},
 		creates: map[volumeKey]*edge{}, snaps: map[volumeKey]*edge{}, snapshots: map[volumeKey]*edge{},
 		stagings: map[placeKey]string{}, targets: map[placeKey]string{}, tokens: map[listKey]bool{},
 		attachments: map[nodeKey]volumeSet{}}
@@ -121,6 +125,8 @@ func (c *checker) begin(l Line) {
 	c.nodeID(l)
 	c.access(l)
 	c.topology(l)
+	c.wholeGroup(l)
+	c.blocks(l)
 	f := &flight{Line: l, at: c.at}
 	if e, up := c.edge(l); e != nil {
 		c.order(l)
@@ -151,7 +157,8 @@ func (l Line) nameless(rpc string) bool {
 	if l.Code != "OK" || l.Answer == nil {
 		return false
 	}
-	return rpc == "CreateVolume" && l.Answer.Volume == "" || rpc == "CreateSnapshot" && l.Answer.Snapshot == ""
+	return rpc == "CreateVolume" && l.Answer.Volume == "" || rpc == "CreateSnapshot" && l.Answer.Snapshot == "" ||
+		rpc == "CreateVolumeGroupSnapshot" && l.Answer.Group == ""
 }
 
 // arrived keeps what is known by key in step with the edge that a call has moved.

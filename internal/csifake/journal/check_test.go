@@ -206,6 +206,22 @@ var orderBreaches = []breach{
 		func(l *Line) { l.Bytes = 3 })), Options{}},
 	{"R30", "node expansion again after it was refused", newHistory().learn("EXPAND_VOLUME").ok(direct).
 		call(enlarge, "OK", &Answer{NodeExpand: true}).call(grow, "FAILED_PRECONDITION", nil).ok(grow), Options{}},
+	{"R32", "a snapshot of a group deleted alone",
+		grouped().ok(Line{RPC: "DeleteSnapshot", Snapshot: "s1"}), Options{}},
+	{"R32", "a group deleted without one of its snapshots",
+		grouped().ok(Line{RPC: "DeleteVolumeGroupSnapshot", Group: "g", Snapshots: []string{"s1"}}), Options{}},
+	{"R32", "a group read with other snapshots",
+		grouped().ok(Line{RPC: "GetVolumeGroupSnapshot", Group: "g", Snapshots: []string{"s1", "s3"}}), Options{}},
+	{"R3", "a volume changed while a group snapshot of it is taken", func() *history {
+		s := newHistory().learn("EXPAND_VOLUME")
+		s.begin(Line{RPC: "CreateVolumeGroupSnapshot", Name: "g", Volumes: []string{"v1", "v2"}})
+		return s.ok(with(enlarge, func(l *Line) { l.Volume = "v2" }))
+	}(), Options{}},
+	{"R33", "blocks of a snapshot that is gone", grouped().
+		ok(Line{RPC: "DeleteVolumeGroupSnapshot", Group: "g", Snapshots: []string{"s2", "s1"}},
+			Line{RPC: "GetMetadataDelta", Snapshot: "s1", Base: "s9"}), Options{}},
+	{"RU", "a group snapshot of which nobody knows", newHistory().learn().
+		call(Line{RPC: "CreateVolumeGroupSnapshot", Name: "g"}, "INTERNAL", nil), Options{Settled: true}},
 	{"RU", "publish after an uncertain stage",
 		newHistory().learn().ok(create, attach).call(stage, "DEADLINE_EXCEEDED", nil).ok(publish), Options{}},
 	{"RU", "unstage after a lost unpublish",
@@ -245,6 +261,12 @@ func TestCheckFindsABreachOfEachRule(t *testing.T) {
 			t.Errorf("no journal breaks %s", r.ID)
 		}
 	}
+}
+
+// grouped is a history with group snapshot g of the snapshots s1 and s2.
+func grouped() *history {
+	return newHistory().learn().call(Line{RPC: "CreateVolumeGroupSnapshot", Name: "g", Volumes: []string{"v1", "v2"}}, "OK",
+		&Answer{Group: "g", Snapshots: []string{"s1", "s2"}})
 }
 
 func takeDown() []Line { return []Line{unpublish, unstage, detach, remove} }

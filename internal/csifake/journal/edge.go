@@ -61,7 +61,7 @@ func (e *edge) end(l Line, f *flight) {
 // there: it may be used again. One that is in use is, whatever came of an earlier try.
 func (f *flight) afterRefusal(code string) state {
 	switch {
-	case (f.RPC == "CreateVolume" || f.RPC == "CreateSnapshot") && f.before != up, code == "UNIMPLEMENTED" &&
+	case strings.HasPrefix(f.RPC, "CreateVolume") && f.before != up, f.RPC == "CreateSnapshot" && f.before != up, code == "UNIMPLEMENTED" &&
 		f.before == down:
 		return down
 	case code == "NOT_FOUND" && (f.RPC == "NodeUnstageVolume" || f.RPC == "NodeUnpublishVolume"):
@@ -73,7 +73,9 @@ func (f *flight) afterRefusal(code string) state {
 	return failed
 }
 
-func (f *flight) deletes() bool { return f.RPC == "DeleteVolume" || f.RPC == "DeleteSnapshot" }
+func (f *flight) deletes() bool {
+	return f.RPC == "DeleteVolume" || f.RPC == "DeleteSnapshot" || f.RPC == "DeleteVolumeGroupSnapshot"
+}
 
 // volume is what a client knows of one volume.
 type volume struct {
@@ -174,6 +176,10 @@ func (c *checker) edge(l Line) (*edge, bool) {
 		return named(c.snaps, volumeKey{l.Plugin, l.Name}, down), true
 	case "DeleteSnapshot":
 		return named(c.snapshots, volumeKey{l.Plugin, l.Snapshot}, up), false
+	case "CreateVolumeGroupSnapshot":
+		return &groupNamed(c.groups, volumeKey{l.Plugin, l.Name}, down).edge, true
+	case "DeleteVolumeGroupSnapshot":
+		return &groupNamed(c.groupIDs, volumeKey{l.Plugin, l.Group}, up).edge, false
 	}
 	if l.Volume == "" || !Mutates(l.RPC) {
 		return nil, false

@@ -1,6 +1,9 @@
 package journal
 
-import "maps"
+import (
+	"maps"
+	"strings"
+)
 
 // flight is a call that has begun and not ended.
 type flight struct {
@@ -16,15 +19,22 @@ type flight struct {
 // at one process and turned to another is seen by the two in either order, and late on a busy machine.
 const skew = 2_000_000_000 // nanoseconds
 
-func (f *flight) key() subjectKey { return subjectKey{f.Plugin, f.subject()} }
+func (f *flight) keys() (keys []subjectKey) {
+	for _, subject := range f.subjects() {
+		keys = append(keys, subjectKey{f.Plugin, subject})
+	}
+	return keys
+}
 
 func (c *checker) takeOff(f *flight) {
 	id := callID{f.Run, f.Call}
 	c.open[id] = f
-	if c.busy[f.key()] == nil {
-		c.busy[f.key()] = map[callID]*flight{}
+	for _, key := range f.keys() {
+		if c.busy[key] == nil {
+			c.busy[key] = map[callID]*flight{}
+		}
+		c.busy[key][id] = f
 	}
-	c.busy[f.key()][id] = f
 	if f.edge != nil {
 		f.edge.flights++
 	}
@@ -37,8 +47,10 @@ func (c *checker) land(id callID) *flight {
 		return nil
 	}
 	delete(c.open, id)
-	if delete(c.busy[f.key()], id); len(c.busy[f.key()]) == 0 {
-		delete(c.busy, f.key())
+	for _, key := range f.keys() {
+		if delete(c.busy[key], id); len(c.busy[key]) == 0 {
+			delete(c.busy, key)
+		}
 	}
 	if f.edge != nil {
 		f.edge.flights--
@@ -48,10 +60,12 @@ func (c *checker) land(id callID) *flight {
 
 // inFlight is R3. A call that its caller gave up is no longer in flight for the caller, though it may still run.
 func (c *checker) inFlight(l Line) {
-	subject := l.subject()
-	if subject == "" {
-		return
+	for _, subject := range l.subjects() {
+		c.alone(l, subject)
 	}
+}
+
+func (c *checker) alone(l Line, subject string) {
 	for id, f := range maps.Clone(c.busy[subjectKey{l.Plugin, subject}]) {
 		if c.dead(id.run) {
 			c.land(id)
@@ -85,13 +99,26 @@ func (c *checker) abandonedSoon(f *flight, l Line) bool {
 	return ok && f.Run != l.Run && gone-l.Mono < skew
 }
 
-// subject is what at most one call may be in flight for.
-func (l Line) subject() string {
-	switch {
-	case l.Volume != "":
-		return "volume " + l.Volume
-	case l.RPC == "CreateVolume":
-		return "name " + l.Name
+// subjects are what at most one call may be in flight for.
+func (l Line) subjects() (all []string) {
+	for _, id := range l.AllVolumes() {
+		all = append(all, "volume "+id)
 	}
-	return ""
+	switch {
+	case l.RPC == "CreateVolume":
+		all = append(all, "name "+l.Name)
+	case l.RPC == "DeleteVolumeGroupSnapshot":
+		all = append(all, "group "+l.Group)
+	}
+	return all
+}
+
+func (l Line) subject() string { return strings.Join(l.subjects(), " and ") }
+
+// AllVolumes are the volumes that a request names.
+func (l Line) AllVolumes() []string {
+	if l.Volume != "" {
+		return []string{l.Volume}
+	}
+	return l.Volumes
 }

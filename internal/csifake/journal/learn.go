@@ -103,6 +103,8 @@ func (c *checker) learn(l Line, a Answer) {
 		v.segments, v.denied = a.Segments, nil
 	case "CreateSnapshot":
 		c.snapshots[volumeKey{l.Plugin, a.Snapshot}] = named(c.snaps, volumeKey{l.Plugin, l.Name}, down)
+	case "CreateVolumeGroupSnapshot":
+		c.tookGroup(l, a)
 	case "ValidateVolumeCapabilities":
 		c.volume(l.Plugin, l.Volume).confirmed(l.Usages, a.Denied)
 	case "ListVolumes", "ListSnapshots", "ControllerListVolumeHealth":

@@ -30,9 +30,13 @@ type Line struct {
 
 	RPC            string   `json:"rpc,omitempty"`
 	Volume         string   `json:"volume,omitempty"`
-	Name           string   `json:"name,omitempty"`     // of the volume or snapshot to create
-	Snapshot       string   `json:"snapshot,omitempty"` //
-	Node           string   `json:"node,omitempty"`     // controller: node_id of the request; node: the plugin's own
+	Name           string   `json:"name,omitempty"`      // of the volume or snapshot to create
+	Snapshot       string   `json:"snapshot,omitempty"`  // snapshot_id or target_snapshot_id
+	Volumes        []string `json:"volumes,omitempty"`   // source_volume_ids of a group snapshot
+	Group          string   `json:"group,omitempty"`     // group_snapshot_id
+	Base           string   `json:"base,omitempty"`      // base_snapshot_id
+	Snapshots      []string `json:"snapshots,omitempty"` // snapshot_ids of a group snapshot
+	Node           string   `json:"node,omitempty"`      // controller: node_id of the request; node: the plugin's own
 	Staging        string   `json:"staging,omitempty"`
 	Target         string   `json:"target,omitempty"`
 	Path           string   `json:"path,omitempty"`  // volume_path of stats, health and expand
@@ -89,6 +93,8 @@ type Answer struct {
 
 	Name       string              `json:"name,omitempty"` // of the provider
 	Snapshot   string              `json:"snapshot,omitempty"`
+	Group      string              `json:"group,omitempty"`
+	Snapshots  []string            `json:"snapshots,omitempty"`   // of a group snapshot
 	Next       string              `json:"next,omitempty"`        // token of the next page
 	MaxVolumes int64               `json:"max_volumes,omitempty"` // of the node
 	Expansion  []string            `json:"expansion,omitempty"`   // ONLINE, OFFLINE

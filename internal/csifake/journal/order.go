@@ -8,8 +8,13 @@ import (
 
 // order is R2 and R4: what must be the case, determinately, before a call may be sent.
 func (c *checker) order(l Line) {
-	if l.RPC == "CreateVolume" {
+	switch l.RPC {
+	case "CreateVolume":
 		c.source(l)
+	case "CreateVolumeGroupSnapshot":
+		for _, id := range l.Volumes {
+			c.mustBeUp(l, "R2", c.volume(l.Plugin, id).create, "volume "+id)
+		}
 	}
 	if l.Volume == "" {
 		return
@@ -194,6 +199,11 @@ func (c *checker) settled() {
 	for _, key := range slices.SortedFunc(maps.Keys(c.creates), volumeKey.compare) {
 		if c.creates[key].state == unsure {
 			c.report("RU", "nobody knows whether the volume named %q exists", key.id)
+		}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(c.groups), volumeKey.compare) {
+		if c.groups[key].edge.state == unsure {
+			c.report("RU", "nobody knows whether the group snapshot named %q exists", key.id)
 		}
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(c.snaps), volumeKey.compare) {

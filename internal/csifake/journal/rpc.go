@@ -41,13 +41,13 @@ func Needs(rpc string) string { return needs[rpc] }
 
 // undoes are the calls that take something down.
 var undoes = map[string]bool{"DeleteVolume": true, "ControllerUnpublishVolume": true, "NodeUnstageVolume": true,
-	"NodeUnpublishVolume": true, "DeleteSnapshot": true}
+	"NodeUnpublishVolume": true, "DeleteSnapshot": true, "DeleteVolumeGroupSnapshot": true}
 
 // Mutates reports whether an RPC changes a volume.
 func Mutates(rpc string) bool {
 	switch rpc {
 	case "CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume", "ControllerExpandVolume",
-		"NodeExpandVolume", "ControllerModifyVolume", "CreateSnapshot":
+		"NodeExpandVolume", "ControllerModifyVolume", "CreateSnapshot", "CreateVolumeGroupSnapshot":
 		return true
 	}
 	return undoes[rpc]

@@ -37,6 +37,8 @@ var Rules = []Rule{
 	{"R30", "NodeExpand only after ControllerExpand asked for it, to no more than that, where the volume is staged or published, " +
 		"and not again after FAILED_PRECONDITION while it is; OFFLINE expansion of no such"},
 	{"R31", "CSI_ENDPOINT is unix:// and an absolute path that ends in .sock"},
+	{"R32", "a group snapshot is read and deleted as a whole, with the ids of all its snapshots; none of them is deleted alone"},
+	{"R33", "blocks are asked for of snapshots that are there"},
 	{"RU", "from an uncertain outcome only the same call or its negation; what was sent is undone in the end"},
 }
 

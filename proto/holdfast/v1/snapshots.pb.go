@@ -78,9 +78,10 @@ type SnapshotSpec struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          *SnapshotName          `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	CsiName       string                 `protobuf:"bytes,2,opt,name=csi_name,json=csiName,proto3" json:"csi_name,omitempty"`    // CreateSnapshotRequest.name of CSI; empty: the id
-	VolumeId      string                 `protobuf:"bytes,3,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"` // of the same namespace
+	VolumeId      string                 `protobuf:"bytes,3,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"` // of the same namespace; empty for a group snapshot
 	Parameters    map[string]string      `protobuf:"bytes,4,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Secrets       map[string]*Secret     `protobuf:"bytes,5,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // none: those of the volume
+	VolumeIds     []string               `protobuf:"bytes,6,rep,name=volume_ids,json=volumeIds,proto3" json:"volume_ids,omitempty"`                                                      // of a group snapshot
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -150,6 +151,13 @@ func (x *SnapshotSpec) GetSecrets() map[string]*Secret {
 	return nil
 }
 
+func (x *SnapshotSpec) GetVolumeIds() []string {
+	if x != nil {
+		return x.VolumeIds
+	}
+	return nil
+}
+
 type VolumeSnapshot struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Spec            *SnapshotSpec          `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
@@ -164,6 +172,7 @@ type VolumeSnapshot struct {
 	CreateIndex     uint64                 `protobuf:"varint,10,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
 	ModifyIndex     uint64                 `protobuf:"varint,11,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
 	Since           *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=since,proto3" json:"since,omitempty"`
+	Members         []*GroupMember         `protobuf:"bytes,13,rep,name=members,proto3" json:"members,omitempty"` // of a group snapshot
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -282,6 +291,98 @@ func (x *VolumeSnapshot) GetSince() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *VolumeSnapshot) GetMembers() []*GroupMember {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+// GroupMember is the snapshot of one volume in a group snapshot.
+type GroupMember struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId       string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	SourceVolumeId string                 `protobuf:"bytes,2,opt,name=source_volume_id,json=sourceVolumeId,proto3" json:"source_volume_id,omitempty"`
+	ExternalId     string                 `protobuf:"bytes,3,opt,name=external_id,json=externalId,proto3" json:"external_id,omitempty"` // empty: not known yet
+	SizeBytes      int64                  `protobuf:"varint,4,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	CreationTime   *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=creation_time,json=creationTime,proto3" json:"creation_time,omitempty"`
+	ReadyToUse     bool                   `protobuf:"varint,6,opt,name=ready_to_use,json=readyToUse,proto3" json:"ready_to_use,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *GroupMember) Reset() {
+	*x = GroupMember{}
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupMember) ProtoMessage() {}
+
+func (x *GroupMember) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupMember.ProtoReflect.Descriptor instead.
+func (*GroupMember) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *GroupMember) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+func (x *GroupMember) GetSourceVolumeId() string {
+	if x != nil {
+		return x.SourceVolumeId
+	}
+	return ""
+}
+
+func (x *GroupMember) GetExternalId() string {
+	if x != nil {
+		return x.ExternalId
+	}
+	return ""
+}
+
+func (x *GroupMember) GetSizeBytes() int64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *GroupMember) GetCreationTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreationTime
+	}
+	return nil
+}
+
+func (x *GroupMember) GetReadyToUse() bool {
+	if x != nil {
+		return x.ReadyToUse
+	}
+	return false
+}
+
 type CreateSnapshotRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
@@ -292,7 +393,7 @@ type CreateSnapshotRequest struct {
 
 func (x *CreateSnapshotRequest) Reset() {
 	*x = CreateSnapshotRequest{}
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[3]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -304,7 +405,7 @@ func (x *CreateSnapshotRequest) String() string {
 func (*CreateSnapshotRequest) ProtoMessage() {}
 
 func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[3]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -317,7 +418,7 @@ func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{3}
+	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *CreateSnapshotRequest) GetCall() *Call {
@@ -344,7 +445,7 @@ type CreateSnapshotReply struct {
 
 func (x *CreateSnapshotReply) Reset() {
 	*x = CreateSnapshotReply{}
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[4]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -356,7 +457,7 @@ func (x *CreateSnapshotReply) String() string {
 func (*CreateSnapshotReply) ProtoMessage() {}
 
 func (x *CreateSnapshotReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[4]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -369,7 +470,7 @@ func (x *CreateSnapshotReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotReply.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{4}
+	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *CreateSnapshotReply) GetAnswer() *Answer {
@@ -396,7 +497,7 @@ type DeleteSnapshotRequest struct {
 
 func (x *DeleteSnapshotRequest) Reset() {
 	*x = DeleteSnapshotRequest{}
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[5]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -408,7 +509,7 @@ func (x *DeleteSnapshotRequest) String() string {
 func (*DeleteSnapshotRequest) ProtoMessage() {}
 
 func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[5]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -421,7 +522,7 @@ func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{5}
+	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *DeleteSnapshotRequest) GetCall() *Call {
@@ -447,7 +548,7 @@ type DeleteSnapshotReply struct {
 
 func (x *DeleteSnapshotReply) Reset() {
 	*x = DeleteSnapshotReply{}
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[6]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -459,7 +560,7 @@ func (x *DeleteSnapshotReply) String() string {
 func (*DeleteSnapshotReply) ProtoMessage() {}
 
 func (x *DeleteSnapshotReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[6]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -472,7 +573,7 @@ func (x *DeleteSnapshotReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotReply.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{6}
+	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *DeleteSnapshotReply) GetAnswer() *Answer {
@@ -492,7 +593,7 @@ type DeregisterSnapshotRequest struct {
 
 func (x *DeregisterSnapshotRequest) Reset() {
 	*x = DeregisterSnapshotRequest{}
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[7]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -504,7 +605,7 @@ func (x *DeregisterSnapshotRequest) String() string {
 func (*DeregisterSnapshotRequest) ProtoMessage() {}
 
 func (x *DeregisterSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[7]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -517,7 +618,7 @@ func (x *DeregisterSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{7}
+	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *DeregisterSnapshotRequest) GetCall() *Call {
@@ -543,7 +644,7 @@ type DeregisterSnapshotReply struct {
 
 func (x *DeregisterSnapshotReply) Reset() {
 	*x = DeregisterSnapshotReply{}
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[8]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -555,7 +656,7 @@ func (x *DeregisterSnapshotReply) String() string {
 func (*DeregisterSnapshotReply) ProtoMessage() {}
 
 func (x *DeregisterSnapshotReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[8]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -568,7 +669,7 @@ func (x *DeregisterSnapshotReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterSnapshotReply.ProtoReflect.Descriptor instead.
 func (*DeregisterSnapshotReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{8}
+	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DeregisterSnapshotReply) GetAnswer() *Answer {
@@ -592,7 +693,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[9]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -604,7 +705,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[9]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -617,7 +718,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{9}
+	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListSnapshotsRequest) GetCall() *Call {
@@ -673,7 +774,7 @@ type ListSnapshotsReply struct {
 
 func (x *ListSnapshotsReply) Reset() {
 	*x = ListSnapshotsReply{}
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[10]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -685,7 +786,7 @@ func (x *ListSnapshotsReply) String() string {
 func (*ListSnapshotsReply) ProtoMessage() {}
 
 func (x *ListSnapshotsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[10]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -698,7 +799,7 @@ func (x *ListSnapshotsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsReply.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{10}
+	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListSnapshotsReply) GetAnswer() *Answer {
@@ -733,7 +834,7 @@ type ListSnapshotsAtPluginRequest struct {
 
 func (x *ListSnapshotsAtPluginRequest) Reset() {
 	*x = ListSnapshotsAtPluginRequest{}
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[11]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -745,7 +846,7 @@ func (x *ListSnapshotsAtPluginRequest) String() string {
 func (*ListSnapshotsAtPluginRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsAtPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[11]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -758,7 +859,7 @@ func (x *ListSnapshotsAtPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsAtPluginRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsAtPluginRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{11}
+	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListSnapshotsAtPluginRequest) GetCall() *Call {
@@ -792,7 +893,7 @@ type ListSnapshotsAtPluginReply struct {
 
 func (x *ListSnapshotsAtPluginReply) Reset() {
 	*x = ListSnapshotsAtPluginReply{}
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[12]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -804,7 +905,7 @@ func (x *ListSnapshotsAtPluginReply) String() string {
 func (*ListSnapshotsAtPluginReply) ProtoMessage() {}
 
 func (x *ListSnapshotsAtPluginReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_snapshots_proto_msgTypes[12]
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -817,7 +918,7 @@ func (x *ListSnapshotsAtPluginReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsAtPluginReply.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsAtPluginReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{12}
+	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListSnapshotsAtPluginReply) GetAnswer() *Answer {
@@ -841,7 +942,7 @@ const file_holdfast_v1_snapshots_proto_rawDesc = "" +
 	"\x1bholdfast/v1/snapshots.proto\x12\vholdfast.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18holdfast/v1/common.proto\x1a\x19holdfast/v1/volumes.proto\"<\n" +
 	"\fSnapshotName\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\tR\x02id\"\x92\x03\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\"\xb1\x03\n" +
 	"\fSnapshotSpec\x12-\n" +
 	"\x04name\x18\x01 \x01(\v2\x19.holdfast.v1.SnapshotNameR\x04name\x12\x19\n" +
 	"\bcsi_name\x18\x02 \x01(\tR\acsiName\x12\x1b\n" +
@@ -849,13 +950,15 @@ const file_holdfast_v1_snapshots_proto_rawDesc = "" +
 	"\n" +
 	"parameters\x18\x04 \x03(\v2).holdfast.v1.SnapshotSpec.ParametersEntryR\n" +
 	"parameters\x12@\n" +
-	"\asecrets\x18\x05 \x03(\v2&.holdfast.v1.SnapshotSpec.SecretsEntryR\asecrets\x1a=\n" +
+	"\asecrets\x18\x05 \x03(\v2&.holdfast.v1.SnapshotSpec.SecretsEntryR\asecrets\x12\x1d\n" +
+	"\n" +
+	"volume_ids\x18\x06 \x03(\tR\tvolumeIds\x1a=\n" +
 	"\x0fParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aO\n" +
 	"\fSecretsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12)\n" +
-	"\x05value\x18\x02 \x01(\v2\x13.holdfast.v1.SecretR\x05value:\x028\x01\"\xf1\x03\n" +
+	"\x05value\x18\x02 \x01(\v2\x13.holdfast.v1.SecretR\x05value:\x028\x01\"\xa5\x04\n" +
 	"\x0eVolumeSnapshot\x12-\n" +
 	"\x04spec\x18\x01 \x01(\v2\x19.holdfast.v1.SnapshotSpecR\x04spec\x12\x1b\n" +
 	"\tplugin_id\x18\x02 \x01(\tR\bpluginId\x12(\n" +
@@ -871,7 +974,18 @@ const file_holdfast_v1_snapshots_proto_rawDesc = "" +
 	"\fcreate_index\x18\n" +
 	" \x01(\x04R\vcreateIndex\x12!\n" +
 	"\fmodify_index\x18\v \x01(\x04R\vmodifyIndex\x120\n" +
-	"\x05since\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"m\n" +
+	"\x05since\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x122\n" +
+	"\amembers\x18\r \x03(\v2\x18.holdfast.v1.GroupMemberR\amembers\"\xf7\x01\n" +
+	"\vGroupMember\x12\x1b\n" +
+	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12(\n" +
+	"\x10source_volume_id\x18\x02 \x01(\tR\x0esourceVolumeId\x12\x1f\n" +
+	"\vexternal_id\x18\x03 \x01(\tR\n" +
+	"externalId\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x04 \x01(\x03R\tsizeBytes\x12?\n" +
+	"\rcreation_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\fcreationTime\x12 \n" +
+	"\fready_to_use\x18\x06 \x01(\bR\n" +
+	"readyToUse\"m\n" +
 	"\x15CreateSnapshotRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12-\n" +
 	"\x04spec\x18\x02 \x01(\v2\x19.holdfast.v1.SnapshotSpecR\x04spec\"{\n" +
@@ -906,13 +1020,18 @@ const file_holdfast_v1_snapshots_proto_rawDesc = "" +
 	"\x10source_volume_id\x18\x03 \x01(\tR\x0esourceVolumeId\"\x84\x01\n" +
 	"\x1aListSnapshotsAtPluginReply\x12+\n" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x129\n" +
-	"\tsnapshots\x18\x02 \x03(\v2\x1b.holdfast.v1.VolumeSnapshotR\tsnapshots2\xb7\x03\n" +
+	"\tsnapshots\x18\x02 \x03(\v2\x1b.holdfast.v1.VolumeSnapshotR\tsnapshots2\x94\x06\n" +
 	"\tSnapshots\x12N\n" +
 	"\x06Create\x12\".holdfast.v1.CreateSnapshotRequest\x1a .holdfast.v1.CreateSnapshotReply\x12N\n" +
 	"\x06Delete\x12\".holdfast.v1.DeleteSnapshotRequest\x1a .holdfast.v1.DeleteSnapshotReply\x12Z\n" +
 	"\n" +
 	"Deregister\x12&.holdfast.v1.DeregisterSnapshotRequest\x1a$.holdfast.v1.DeregisterSnapshotReply\x12J\n" +
-	"\x04List\x12!.holdfast.v1.ListSnapshotsRequest\x1a\x1f.holdfast.v1.ListSnapshotsReply\x12b\n" +
+	"\x04List\x12!.holdfast.v1.ListSnapshotsRequest\x1a\x1f.holdfast.v1.ListSnapshotsReply\x12S\n" +
+	"\vCreateGroup\x12\".holdfast.v1.CreateSnapshotRequest\x1a .holdfast.v1.CreateSnapshotReply\x12S\n" +
+	"\vDeleteGroup\x12\".holdfast.v1.DeleteSnapshotRequest\x1a .holdfast.v1.DeleteSnapshotReply\x12_\n" +
+	"\x0fDeregisterGroup\x12&.holdfast.v1.DeregisterSnapshotRequest\x1a$.holdfast.v1.DeregisterSnapshotReply\x12P\n" +
+	"\n" +
+	"ListGroups\x12!.holdfast.v1.ListSnapshotsRequest\x1a\x1f.holdfast.v1.ListSnapshotsReply\x12b\n" +
 	"\fListAtPlugin\x12).holdfast.v1.ListSnapshotsAtPluginRequest\x1a'.holdfast.v1.ListSnapshotsAtPluginReplyB'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
 
 var (
@@ -927,71 +1046,82 @@ func file_holdfast_v1_snapshots_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_snapshots_proto_rawDescData
 }
 
-var file_holdfast_v1_snapshots_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_holdfast_v1_snapshots_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_holdfast_v1_snapshots_proto_goTypes = []any{
 	(*SnapshotName)(nil),                 // 0: holdfast.v1.SnapshotName
 	(*SnapshotSpec)(nil),                 // 1: holdfast.v1.SnapshotSpec
 	(*VolumeSnapshot)(nil),               // 2: holdfast.v1.VolumeSnapshot
-	(*CreateSnapshotRequest)(nil),        // 3: holdfast.v1.CreateSnapshotRequest
-	(*CreateSnapshotReply)(nil),          // 4: holdfast.v1.CreateSnapshotReply
-	(*DeleteSnapshotRequest)(nil),        // 5: holdfast.v1.DeleteSnapshotRequest
-	(*DeleteSnapshotReply)(nil),          // 6: holdfast.v1.DeleteSnapshotReply
-	(*DeregisterSnapshotRequest)(nil),    // 7: holdfast.v1.DeregisterSnapshotRequest
-	(*DeregisterSnapshotReply)(nil),      // 8: holdfast.v1.DeregisterSnapshotReply
-	(*ListSnapshotsRequest)(nil),         // 9: holdfast.v1.ListSnapshotsRequest
-	(*ListSnapshotsReply)(nil),           // 10: holdfast.v1.ListSnapshotsReply
-	(*ListSnapshotsAtPluginRequest)(nil), // 11: holdfast.v1.ListSnapshotsAtPluginRequest
-	(*ListSnapshotsAtPluginReply)(nil),   // 12: holdfast.v1.ListSnapshotsAtPluginReply
-	nil,                                  // 13: holdfast.v1.SnapshotSpec.ParametersEntry
-	nil,                                  // 14: holdfast.v1.SnapshotSpec.SecretsEntry
-	(*timestamppb.Timestamp)(nil),        // 15: google.protobuf.Timestamp
-	(*Failure)(nil),                      // 16: holdfast.v1.Failure
-	(*Call)(nil),                         // 17: holdfast.v1.Call
-	(*Answer)(nil),                       // 18: holdfast.v1.Answer
-	(*Page)(nil),                         // 19: holdfast.v1.Page
-	(*Secret)(nil),                       // 20: holdfast.v1.Secret
+	(*GroupMember)(nil),                  // 3: holdfast.v1.GroupMember
+	(*CreateSnapshotRequest)(nil),        // 4: holdfast.v1.CreateSnapshotRequest
+	(*CreateSnapshotReply)(nil),          // 5: holdfast.v1.CreateSnapshotReply
+	(*DeleteSnapshotRequest)(nil),        // 6: holdfast.v1.DeleteSnapshotRequest
+	(*DeleteSnapshotReply)(nil),          // 7: holdfast.v1.DeleteSnapshotReply
+	(*DeregisterSnapshotRequest)(nil),    // 8: holdfast.v1.DeregisterSnapshotRequest
+	(*DeregisterSnapshotReply)(nil),      // 9: holdfast.v1.DeregisterSnapshotReply
+	(*ListSnapshotsRequest)(nil),         // 10: holdfast.v1.ListSnapshotsRequest
+	(*ListSnapshotsReply)(nil),           // 11: holdfast.v1.ListSnapshotsReply
+	(*ListSnapshotsAtPluginRequest)(nil), // 12: holdfast.v1.ListSnapshotsAtPluginRequest
+	(*ListSnapshotsAtPluginReply)(nil),   // 13: holdfast.v1.ListSnapshotsAtPluginReply
+	nil,                                  // 14: holdfast.v1.SnapshotSpec.ParametersEntry
+	nil,                                  // 15: holdfast.v1.SnapshotSpec.SecretsEntry
+	(*timestamppb.Timestamp)(nil),        // 16: google.protobuf.Timestamp
+	(*Failure)(nil),                      // 17: holdfast.v1.Failure
+	(*Call)(nil),                         // 18: holdfast.v1.Call
+	(*Answer)(nil),                       // 19: holdfast.v1.Answer
+	(*Page)(nil),                         // 20: holdfast.v1.Page
+	(*Secret)(nil),                       // 21: holdfast.v1.Secret
 }
 var file_holdfast_v1_snapshots_proto_depIdxs = []int32{
 	0,  // 0: holdfast.v1.SnapshotSpec.name:type_name -> holdfast.v1.SnapshotName
-	13, // 1: holdfast.v1.SnapshotSpec.parameters:type_name -> holdfast.v1.SnapshotSpec.ParametersEntry
-	14, // 2: holdfast.v1.SnapshotSpec.secrets:type_name -> holdfast.v1.SnapshotSpec.SecretsEntry
+	14, // 1: holdfast.v1.SnapshotSpec.parameters:type_name -> holdfast.v1.SnapshotSpec.ParametersEntry
+	15, // 2: holdfast.v1.SnapshotSpec.secrets:type_name -> holdfast.v1.SnapshotSpec.SecretsEntry
 	1,  // 3: holdfast.v1.VolumeSnapshot.spec:type_name -> holdfast.v1.SnapshotSpec
-	15, // 4: holdfast.v1.VolumeSnapshot.creation_time:type_name -> google.protobuf.Timestamp
-	16, // 5: holdfast.v1.VolumeSnapshot.failure:type_name -> holdfast.v1.Failure
-	15, // 6: holdfast.v1.VolumeSnapshot.since:type_name -> google.protobuf.Timestamp
-	17, // 7: holdfast.v1.CreateSnapshotRequest.call:type_name -> holdfast.v1.Call
-	1,  // 8: holdfast.v1.CreateSnapshotRequest.spec:type_name -> holdfast.v1.SnapshotSpec
-	18, // 9: holdfast.v1.CreateSnapshotReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 10: holdfast.v1.CreateSnapshotReply.snapshot:type_name -> holdfast.v1.VolumeSnapshot
-	17, // 11: holdfast.v1.DeleteSnapshotRequest.call:type_name -> holdfast.v1.Call
-	0,  // 12: holdfast.v1.DeleteSnapshotRequest.name:type_name -> holdfast.v1.SnapshotName
-	18, // 13: holdfast.v1.DeleteSnapshotReply.answer:type_name -> holdfast.v1.Answer
-	17, // 14: holdfast.v1.DeregisterSnapshotRequest.call:type_name -> holdfast.v1.Call
-	0,  // 15: holdfast.v1.DeregisterSnapshotRequest.name:type_name -> holdfast.v1.SnapshotName
-	18, // 16: holdfast.v1.DeregisterSnapshotReply.answer:type_name -> holdfast.v1.Answer
-	17, // 17: holdfast.v1.ListSnapshotsRequest.call:type_name -> holdfast.v1.Call
-	19, // 18: holdfast.v1.ListSnapshotsRequest.page:type_name -> holdfast.v1.Page
-	18, // 19: holdfast.v1.ListSnapshotsReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 20: holdfast.v1.ListSnapshotsReply.snapshots:type_name -> holdfast.v1.VolumeSnapshot
-	17, // 21: holdfast.v1.ListSnapshotsAtPluginRequest.call:type_name -> holdfast.v1.Call
-	18, // 22: holdfast.v1.ListSnapshotsAtPluginReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 23: holdfast.v1.ListSnapshotsAtPluginReply.snapshots:type_name -> holdfast.v1.VolumeSnapshot
-	20, // 24: holdfast.v1.SnapshotSpec.SecretsEntry.value:type_name -> holdfast.v1.Secret
-	3,  // 25: holdfast.v1.Snapshots.Create:input_type -> holdfast.v1.CreateSnapshotRequest
-	5,  // 26: holdfast.v1.Snapshots.Delete:input_type -> holdfast.v1.DeleteSnapshotRequest
-	7,  // 27: holdfast.v1.Snapshots.Deregister:input_type -> holdfast.v1.DeregisterSnapshotRequest
-	9,  // 28: holdfast.v1.Snapshots.List:input_type -> holdfast.v1.ListSnapshotsRequest
-	11, // 29: holdfast.v1.Snapshots.ListAtPlugin:input_type -> holdfast.v1.ListSnapshotsAtPluginRequest
-	4,  // 30: holdfast.v1.Snapshots.Create:output_type -> holdfast.v1.CreateSnapshotReply
-	6,  // 31: holdfast.v1.Snapshots.Delete:output_type -> holdfast.v1.DeleteSnapshotReply
-	8,  // 32: holdfast.v1.Snapshots.Deregister:output_type -> holdfast.v1.DeregisterSnapshotReply
-	10, // 33: holdfast.v1.Snapshots.List:output_type -> holdfast.v1.ListSnapshotsReply
-	12, // 34: holdfast.v1.Snapshots.ListAtPlugin:output_type -> holdfast.v1.ListSnapshotsAtPluginReply
-	30, // [30:35] is the sub-list for method output_type
-	25, // [25:30] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	16, // 4: holdfast.v1.VolumeSnapshot.creation_time:type_name -> google.protobuf.Timestamp
+	17, // 5: holdfast.v1.VolumeSnapshot.failure:type_name -> holdfast.v1.Failure
+	16, // 6: holdfast.v1.VolumeSnapshot.since:type_name -> google.protobuf.Timestamp
+	3,  // 7: holdfast.v1.VolumeSnapshot.members:type_name -> holdfast.v1.GroupMember
+	16, // 8: holdfast.v1.GroupMember.creation_time:type_name -> google.protobuf.Timestamp
+	18, // 9: holdfast.v1.CreateSnapshotRequest.call:type_name -> holdfast.v1.Call
+	1,  // 10: holdfast.v1.CreateSnapshotRequest.spec:type_name -> holdfast.v1.SnapshotSpec
+	19, // 11: holdfast.v1.CreateSnapshotReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 12: holdfast.v1.CreateSnapshotReply.snapshot:type_name -> holdfast.v1.VolumeSnapshot
+	18, // 13: holdfast.v1.DeleteSnapshotRequest.call:type_name -> holdfast.v1.Call
+	0,  // 14: holdfast.v1.DeleteSnapshotRequest.name:type_name -> holdfast.v1.SnapshotName
+	19, // 15: holdfast.v1.DeleteSnapshotReply.answer:type_name -> holdfast.v1.Answer
+	18, // 16: holdfast.v1.DeregisterSnapshotRequest.call:type_name -> holdfast.v1.Call
+	0,  // 17: holdfast.v1.DeregisterSnapshotRequest.name:type_name -> holdfast.v1.SnapshotName
+	19, // 18: holdfast.v1.DeregisterSnapshotReply.answer:type_name -> holdfast.v1.Answer
+	18, // 19: holdfast.v1.ListSnapshotsRequest.call:type_name -> holdfast.v1.Call
+	20, // 20: holdfast.v1.ListSnapshotsRequest.page:type_name -> holdfast.v1.Page
+	19, // 21: holdfast.v1.ListSnapshotsReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 22: holdfast.v1.ListSnapshotsReply.snapshots:type_name -> holdfast.v1.VolumeSnapshot
+	18, // 23: holdfast.v1.ListSnapshotsAtPluginRequest.call:type_name -> holdfast.v1.Call
+	19, // 24: holdfast.v1.ListSnapshotsAtPluginReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 25: holdfast.v1.ListSnapshotsAtPluginReply.snapshots:type_name -> holdfast.v1.VolumeSnapshot
+	21, // 26: holdfast.v1.SnapshotSpec.SecretsEntry.value:type_name -> holdfast.v1.Secret
+	4,  // 27: holdfast.v1.Snapshots.Create:input_type -> holdfast.v1.CreateSnapshotRequest
+	6,  // 28: holdfast.v1.Snapshots.Delete:input_type -> holdfast.v1.DeleteSnapshotRequest
+	8,  // 29: holdfast.v1.Snapshots.Deregister:input_type -> holdfast.v1.DeregisterSnapshotRequest
+	10, // 30: holdfast.v1.Snapshots.List:input_type -> holdfast.v1.ListSnapshotsRequest
+	4,  // 31: holdfast.v1.Snapshots.CreateGroup:input_type -> holdfast.v1.CreateSnapshotRequest
+	6,  // 32: holdfast.v1.Snapshots.DeleteGroup:input_type -> holdfast.v1.DeleteSnapshotRequest
+	8,  // 33: holdfast.v1.Snapshots.DeregisterGroup:input_type -> holdfast.v1.DeregisterSnapshotRequest
+	10, // 34: holdfast.v1.Snapshots.ListGroups:input_type -> holdfast.v1.ListSnapshotsRequest
+	12, // 35: holdfast.v1.Snapshots.ListAtPlugin:input_type -> holdfast.v1.ListSnapshotsAtPluginRequest
+	5,  // 36: holdfast.v1.Snapshots.Create:output_type -> holdfast.v1.CreateSnapshotReply
+	7,  // 37: holdfast.v1.Snapshots.Delete:output_type -> holdfast.v1.DeleteSnapshotReply
+	9,  // 38: holdfast.v1.Snapshots.Deregister:output_type -> holdfast.v1.DeregisterSnapshotReply
+	11, // 39: holdfast.v1.Snapshots.List:output_type -> holdfast.v1.ListSnapshotsReply
+	5,  // 40: holdfast.v1.Snapshots.CreateGroup:output_type -> holdfast.v1.CreateSnapshotReply
+	7,  // 41: holdfast.v1.Snapshots.DeleteGroup:output_type -> holdfast.v1.DeleteSnapshotReply
+	9,  // 42: holdfast.v1.Snapshots.DeregisterGroup:output_type -> holdfast.v1.DeregisterSnapshotReply
+	11, // 43: holdfast.v1.Snapshots.ListGroups:output_type -> holdfast.v1.ListSnapshotsReply
+	13, // 44: holdfast.v1.Snapshots.ListAtPlugin:output_type -> holdfast.v1.ListSnapshotsAtPluginReply
+	36, // [36:45] is the sub-list for method output_type
+	27, // [27:36] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_snapshots_proto_init() }
@@ -1007,7 +1137,7 @@ func file_holdfast_v1_snapshots_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_snapshots_proto_rawDesc), len(file_holdfast_v1_snapshots_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

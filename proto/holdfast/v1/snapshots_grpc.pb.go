@@ -19,11 +19,15 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Snapshots_Create_FullMethodName       = "/holdfast.v1.Snapshots/Create"
-	Snapshots_Delete_FullMethodName       = "/holdfast.v1.Snapshots/Delete"
-	Snapshots_Deregister_FullMethodName   = "/holdfast.v1.Snapshots/Deregister"
-	Snapshots_List_FullMethodName         = "/holdfast.v1.Snapshots/List"
-	Snapshots_ListAtPlugin_FullMethodName = "/holdfast.v1.Snapshots/ListAtPlugin"
+	Snapshots_Create_FullMethodName          = "/holdfast.v1.Snapshots/Create"
+	Snapshots_Delete_FullMethodName          = "/holdfast.v1.Snapshots/Delete"
+	Snapshots_Deregister_FullMethodName      = "/holdfast.v1.Snapshots/Deregister"
+	Snapshots_List_FullMethodName            = "/holdfast.v1.Snapshots/List"
+	Snapshots_CreateGroup_FullMethodName     = "/holdfast.v1.Snapshots/CreateGroup"
+	Snapshots_DeleteGroup_FullMethodName     = "/holdfast.v1.Snapshots/DeleteGroup"
+	Snapshots_DeregisterGroup_FullMethodName = "/holdfast.v1.Snapshots/DeregisterGroup"
+	Snapshots_ListGroups_FullMethodName      = "/holdfast.v1.Snapshots/ListGroups"
+	Snapshots_ListAtPlugin_FullMethodName    = "/holdfast.v1.Snapshots/ListAtPlugin"
 )
 
 // SnapshotsClient is the client API for Snapshots service.
@@ -39,6 +43,11 @@ type SnapshotsClient interface {
 	// Deregister removes the record; the plugin keeps the snapshot.
 	Deregister(ctx context.Context, in *DeregisterSnapshotRequest, opts ...grpc.CallOption) (*DeregisterSnapshotReply, error)
 	List(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (*ListSnapshotsReply, error)
+	// CreateGroup, DeleteGroup, DeregisterGroup and ListGroups do the same for group snapshots of several volumes.
+	CreateGroup(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*CreateSnapshotReply, error)
+	DeleteGroup(ctx context.Context, in *DeleteSnapshotRequest, opts ...grpc.CallOption) (*DeleteSnapshotReply, error)
+	DeregisterGroup(ctx context.Context, in *DeregisterSnapshotRequest, opts ...grpc.CallOption) (*DeregisterSnapshotReply, error)
+	ListGroups(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (*ListSnapshotsReply, error)
 	// ListAtPlugin lists the snapshots that a plugin has (ListSnapshots of CSI).
 	ListAtPlugin(ctx context.Context, in *ListSnapshotsAtPluginRequest, opts ...grpc.CallOption) (*ListSnapshotsAtPluginReply, error)
 }
@@ -91,6 +100,46 @@ func (c *snapshotsClient) List(ctx context.Context, in *ListSnapshotsRequest, op
 	return out, nil
 }
 
+func (c *snapshotsClient) CreateGroup(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*CreateSnapshotReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CreateSnapshotReply)
+	err := c.cc.Invoke(ctx, Snapshots_CreateGroup_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *snapshotsClient) DeleteGroup(ctx context.Context, in *DeleteSnapshotRequest, opts ...grpc.CallOption) (*DeleteSnapshotReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteSnapshotReply)
+	err := c.cc.Invoke(ctx, Snapshots_DeleteGroup_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *snapshotsClient) DeregisterGroup(ctx context.Context, in *DeregisterSnapshotRequest, opts ...grpc.CallOption) (*DeregisterSnapshotReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeregisterSnapshotReply)
+	err := c.cc.Invoke(ctx, Snapshots_DeregisterGroup_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *snapshotsClient) ListGroups(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (*ListSnapshotsReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListSnapshotsReply)
+	err := c.cc.Invoke(ctx, Snapshots_ListGroups_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *snapshotsClient) ListAtPlugin(ctx context.Context, in *ListSnapshotsAtPluginRequest, opts ...grpc.CallOption) (*ListSnapshotsAtPluginReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListSnapshotsAtPluginReply)
@@ -114,6 +163,11 @@ type SnapshotsServer interface {
 	// Deregister removes the record; the plugin keeps the snapshot.
 	Deregister(context.Context, *DeregisterSnapshotRequest) (*DeregisterSnapshotReply, error)
 	List(context.Context, *ListSnapshotsRequest) (*ListSnapshotsReply, error)
+	// CreateGroup, DeleteGroup, DeregisterGroup and ListGroups do the same for group snapshots of several volumes.
+	CreateGroup(context.Context, *CreateSnapshotRequest) (*CreateSnapshotReply, error)
+	DeleteGroup(context.Context, *DeleteSnapshotRequest) (*DeleteSnapshotReply, error)
+	DeregisterGroup(context.Context, *DeregisterSnapshotRequest) (*DeregisterSnapshotReply, error)
+	ListGroups(context.Context, *ListSnapshotsRequest) (*ListSnapshotsReply, error)
 	// ListAtPlugin lists the snapshots that a plugin has (ListSnapshots of CSI).
 	ListAtPlugin(context.Context, *ListSnapshotsAtPluginRequest) (*ListSnapshotsAtPluginReply, error)
 	mustEmbedUnimplementedSnapshotsServer()
@@ -137,6 +191,18 @@ func (UnimplementedSnapshotsServer) Deregister(context.Context, *DeregisterSnaps
 }
 func (UnimplementedSnapshotsServer) List(context.Context, *ListSnapshotsRequest) (*ListSnapshotsReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method List not implemented")
+}
+func (UnimplementedSnapshotsServer) CreateGroup(context.Context, *CreateSnapshotRequest) (*CreateSnapshotReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateGroup not implemented")
+}
+func (UnimplementedSnapshotsServer) DeleteGroup(context.Context, *DeleteSnapshotRequest) (*DeleteSnapshotReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteGroup not implemented")
+}
+func (UnimplementedSnapshotsServer) DeregisterGroup(context.Context, *DeregisterSnapshotRequest) (*DeregisterSnapshotReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeregisterGroup not implemented")
+}
+func (UnimplementedSnapshotsServer) ListGroups(context.Context, *ListSnapshotsRequest) (*ListSnapshotsReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListGroups not implemented")
 }
 func (UnimplementedSnapshotsServer) ListAtPlugin(context.Context, *ListSnapshotsAtPluginRequest) (*ListSnapshotsAtPluginReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListAtPlugin not implemented")
@@ -234,6 +300,78 @@ func _Snapshots_List_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Snapshots_CreateGroup_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SnapshotsServer).CreateGroup(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Snapshots_CreateGroup_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SnapshotsServer).CreateGroup(ctx, req.(*CreateSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Snapshots_DeleteGroup_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SnapshotsServer).DeleteGroup(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Snapshots_DeleteGroup_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SnapshotsServer).DeleteGroup(ctx, req.(*DeleteSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Snapshots_DeregisterGroup_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeregisterSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SnapshotsServer).DeregisterGroup(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Snapshots_DeregisterGroup_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SnapshotsServer).DeregisterGroup(ctx, req.(*DeregisterSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Snapshots_ListGroups_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListSnapshotsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SnapshotsServer).ListGroups(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Snapshots_ListGroups_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SnapshotsServer).ListGroups(ctx, req.(*ListSnapshotsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Snapshots_ListAtPlugin_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListSnapshotsAtPluginRequest)
 	if err := dec(in); err != nil {
@@ -274,6 +412,22 @@ var Snapshots_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "List",
 			Handler:    _Snapshots_List_Handler,
+		},
+		{
+			MethodName: "CreateGroup",
+			Handler:    _Snapshots_CreateGroup_Handler,
+		},
+		{
+			MethodName: "DeleteGroup",
+			Handler:    _Snapshots_DeleteGroup_Handler,
+		},
+		{
+			MethodName: "DeregisterGroup",
+			Handler:    _Snapshots_DeregisterGroup_Handler,
+		},
+		{
+			MethodName: "ListGroups",
+			Handler:    _Snapshots_ListGroups_Handler,
 		},
 		{
 			MethodName: "ListAtPlugin",

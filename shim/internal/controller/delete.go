@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"holdfast/registry"
@@ -61,10 +62,10 @@ func mayDelete(view registry.View, name registry.VolumeName, local []string) (re
 		return v, registry.Invalid("volume %s was registered, not created by Holdfast; deregister it instead of deleting it",
 			name)
 	}
-	for _, snap := range view.Snapshots() {
-		if snap.Plugin == v.Plugin && snap.Source == v.External && snap.State == registry.SnapshotCreating {
-			return v, registry.Errorf(registry.ErrConflict, "snapshot %s of volume %s is being taken; wait until that has ended",
-				snap.SnapshotName(), name)
+	for _, snap := range view.SnapshotRecords() {
+		if snap.State == registry.SnapshotCreating && slices.Contains(snap.VolumeKeys(), v.VolumeKey()) {
+			return v, registry.Errorf(registry.ErrConflict, "%s of volume %s is being taken; wait until that has ended",
+				nameOf(snap.SnapshotSpec), name)
 		}
 	}
 	return v, checkUnused(view, v, local, "deleted")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"holdfast/registry"
@@ -17,13 +18,16 @@ type SnapshotDriver interface {
 	CreateSnapshot(context.Context, registry.InstanceKey, csi.CreateSnapshotRequest) (csi.Snapshot, error)
 	DeleteSnapshot(context.Context, registry.InstanceKey, csi.SnapshotRequest) error
 	GetSnapshot(context.Context, registry.InstanceKey, csi.SnapshotRequest) (csi.Snapshot, error)
+	CreateGroupSnapshot(context.Context, registry.InstanceKey, csi.CreateSnapshotRequest) (csi.GroupSnapshot, error)
+	DeleteGroupSnapshot(context.Context, registry.InstanceKey, csi.SnapshotRequest) error
+	GetGroupSnapshot(context.Context, registry.InstanceKey, csi.SnapshotRequest) (csi.GroupSnapshot, error)
 	ListSnapshots(ctx context.Context, at registry.InstanceKey, volume registry.ExternalID, token string) (
 		page []csi.Snapshot, next string, err error)
 }
 
 // work is what a caller wants of one snapshot.
 type work struct {
-	name    registry.SnapshotName
+	name    snapshotName
 	op      registry.OperationID // of the host; empty: none
 	created registry.Seq         // CreateIndex of the record: a later one of the same name is another snapshot
 	wanted  func(registry.VolumeSnapshot) bool
@@ -34,7 +38,7 @@ func finished(snap registry.VolumeSnapshot) bool { return !snap.State.Unfinished
 
 // find returns the record that the work is about.
 func (w work) find(view registry.View) (snap registry.VolumeSnapshot, found bool) {
-	snap, found = view.Snapshot(w.name)
+	snap, found = w.name.find(view)
 	return snap, found && snap.CreateIndex == w.created
 }
 
@@ -75,8 +79,11 @@ func (s *Snapshots) finish(ctx context.Context, w work) error {
 
 // policyRPC returns the RPC whose retry policy counts. GetSnapshot asks what CreateSnapshot asks.
 func policyRPC(rpc registry.RPC) registry.RPC {
-	if rpc == registry.GetSnapshotRPC {
+	switch rpc {
+	case registry.GetSnapshotRPC:
 		return registry.CreateSnapshotRPC
+	case registry.GetGroupSnapshotRPC:
+		return registry.CreateGroupSnapshotRPC
 	}
 	return rpc
 }
@@ -95,7 +102,7 @@ func (s *Snapshots) step(ctx context.Context, w work) (done, sent bool, err erro
 	if err := s.volumes.State.View(ctx, look); err != nil || done {
 		return done, false, err
 	}
-	inst, err := s.snapshotter(ctx, snap.Plugin)
+	inst, err := s.snapshotter(ctx, snap)
 	if err != nil {
 		return false, false, err
 	}
@@ -125,24 +132,19 @@ func (s *Snapshots) secrets(
 	}
 	values, err := s.volumes.Secrets.Resolve(ctx, snap.Secrets)
 	if err != nil {
-		return nil, fmt.Errorf("secrets of snapshot %s: %w", snap.SnapshotName(), err)
+		return nil, fmt.Errorf("secrets of %s: %w", nameOf(snap.SnapshotSpec), err)
 	}
 	return values, nil
 }
 
-// lock takes the locks of the snapshot's name and of its volume.
+// lock takes the locks of the snapshot's name and of its volumes, in an order that all callers share.
 func (s *Snapshots) lock(ctx context.Context, snap registry.VolumeSnapshot) (unlock func(), err error) {
-	what := "a call for snapshot " + snap.SnapshotName().String()
-	name, err := s.volumes.Locks.Lock(ctx, snap.SnapshotName(), what)
-	if err != nil {
-		return nil, err
+	name := nameOf(snap.SnapshotSpec)
+	keys := []intent.Key{name}
+	for _, key := range snap.VolumeKeys() {
+		keys = append(keys, key)
 	}
-	volume, err := s.volumes.Locks.Lock(ctx, registry.VolumeKey{Plugin: snap.Plugin, External: snap.Source}, what)
-	if err != nil {
-		name()
-		return nil, err
-	}
-	return func() { volume(); name() }, nil
+	return s.volumes.Locks.LockAll(ctx, keys, "a call for "+name.String())
 }
 
 // call makes one call. next is the record after it; nil: it is gone. An error that is not a *registry.CallError says
@@ -151,26 +153,10 @@ func (s *Snapshots) call(
 	ctx context.Context, w work, snap registry.VolumeSnapshot, inst registry.Instance,
 	secrets map[string]registry.SecretValue,
 ) (next *registry.VolumeSnapshot, sent bool, err error) {
-	rpc := registry.CreateSnapshotRPC
-	switch {
-	case snap.State == registry.SnapshotDeleting:
-		rpc = registry.DeleteSnapshotRPC
-	case snap.State == registry.SnapshotProcessing && inst.Fingerprint.Has(registry.GetSnapshot):
-		rpc = registry.GetSnapshotRPC
-	}
-	var answer csi.Snapshot
+	rpc := nextRPC(snap, inst)
+	var accept acceptFunc
 	err = s.volumes.Once(ctx, w.op, intent.PolicyOf(policyRPC(rpc)).Deadline, func(ctx context.Context) (err error) {
-		known := csi.SnapshotRequest{Snapshot: snap.External, Secrets: secrets,
-			Private: csi.Private{Contexts: []map[string]string{snap.Parameters}}}
-		switch rpc {
-		case registry.DeleteSnapshotRPC:
-			return s.driver.DeleteSnapshot(ctx, inst.InstanceKey, known)
-		case registry.GetSnapshotRPC:
-			answer, err = s.driver.GetSnapshot(ctx, inst.InstanceKey, known)
-		default:
-			answer, err = s.driver.CreateSnapshot(ctx, inst.InstanceKey, csi.CreateSnapshotRequest{
-				Name: snap.Name, Volume: snap.Source, Parameters: snap.Parameters, Secrets: secrets})
-		}
+		accept, err = s.send(ctx, rpc, snap, inst.InstanceKey, secrets)
 		return err
 	})
 	failure, is := errors.AsType[*registry.CallError](err)
@@ -182,22 +168,81 @@ func (s *Snapshots) call(
 	if !sent {
 		return &snap, false, err
 	}
-	if rpc == registry.DeleteSnapshotRPC {
-		next, err = s.deleted(ctx, w, snap, failure)
+	if snap.State == registry.SnapshotDeleting {
+		next, err = s.deleted(ctx, w, snap, rpc, failure)
 	} else {
-		next, err = s.taken(ctx, w, snap, inst.InstanceKey, rpc, answer, failure)
+		next, err = s.taken(ctx, w, snap, inst.InstanceKey, rpc, accept, failure)
 	}
 	return next, true, err
+}
+
+// nextRPC returns the call that the state of the snapshot asks for.
+func nextRPC(snap registry.VolumeSnapshot, inst registry.Instance) registry.RPC {
+	switch {
+	case snap.State == registry.SnapshotDeleting && snap.IsGroup():
+		return registry.DeleteGroupSnapshotRPC
+	case snap.State == registry.SnapshotDeleting:
+		return registry.DeleteSnapshotRPC
+	case snap.State == registry.SnapshotProcessing && snap.IsGroup():
+		return registry.GetGroupSnapshotRPC
+	case snap.IsGroup():
+		return registry.CreateGroupSnapshotRPC
+	case snap.State == registry.SnapshotProcessing && inst.Fingerprint.Has(registry.GetSnapshot):
+		return registry.GetSnapshotRPC
+	}
+	return registry.CreateSnapshotRPC
+}
+
+// acceptFunc copies the plugin's answer to the snapshot after checking it.
+type acceptFunc func(registry.View, *registry.VolumeSnapshot) error
+
+// send makes the call. accept is set after a success, unless it is a deletion.
+func (s *Snapshots) send(
+	ctx context.Context, rpc registry.RPC, snap registry.VolumeSnapshot, at registry.InstanceKey,
+	secrets map[string]registry.SecretValue,
+) (accept acceptFunc, err error) {
+	create := csi.CreateSnapshotRequest{Name: snap.Name, Volume: snap.Source, Parameters: snap.Parameters, Secrets: secrets}
+	known := csi.SnapshotRequest{Snapshot: snap.External, Secrets: secrets,
+		Private: csi.Private{Contexts: []map[string]string{snap.Parameters}}}
+	for _, m := range snap.Members {
+		create.Volumes = append(create.Volumes, m.Source)
+		known.Members = append(known.Members, m.External)
+	}
+	var one csi.Snapshot
+	var group csi.GroupSnapshot
+	switch rpc {
+	case registry.DeleteSnapshotRPC:
+		return nil, s.driver.DeleteSnapshot(ctx, at, known)
+	case registry.DeleteGroupSnapshotRPC:
+		return nil, s.driver.DeleteGroupSnapshot(ctx, at, known)
+	case registry.GetSnapshotRPC:
+		one, err = s.driver.GetSnapshot(ctx, at, known)
+	case registry.CreateSnapshotRPC:
+		one, err = s.driver.CreateSnapshot(ctx, at, create)
+	case registry.GetGroupSnapshotRPC:
+		group, err = s.driver.GetGroupSnapshot(ctx, at, known)
+	case registry.CreateGroupSnapshotRPC:
+		group, err = s.driver.CreateGroupSnapshot(ctx, at, create)
+	}
+	if snap.IsGroup() {
+		return func(view registry.View, snap *registry.VolumeSnapshot) error { return acceptGroup(view, snap, group) }, err
+	}
+	return func(view registry.View, snap *registry.VolumeSnapshot) error { return acceptOne(view, snap, one) }, err
 }
 
 // taken stores the answer to CreateSnapshot or GetSnapshot.
 func (s *Snapshots) taken(
 	ctx context.Context, w work, snap registry.VolumeSnapshot, at registry.InstanceKey, rpc registry.RPC,
-	answer csi.Snapshot, failure *registry.CallError,
+	accept acceptFunc, failure *registry.CallError,
 ) (*registry.VolumeSnapshot, error) {
 	next := snap
 	if failure == nil {
-		failure = s.accept(ctx, &next, at, rpc, answer)
+		err := s.volumes.State.View(ctx, func(view registry.View) error { return accept(view, &next) })
+		if err != nil {
+			next = snap
+			failure, _ = errors.AsType[*registry.CallError](badResponse(rpc, at, registry.ErrInternal,
+				"the plugin's answer cannot be used: %v", err))
+		}
 	}
 	if failure == nil {
 		return s.store(ctx, snap, next, s.progress(snap, next), nil)
@@ -221,7 +266,7 @@ func remains(rpc registry.RPC, snap registry.VolumeSnapshot, failure *registry.C
 	switch {
 	case failure.Code == "OK": // the answer cannot be used
 		return false
-	case rpc == registry.GetSnapshotRPC:
+	case rpc != policyRPC(rpc):
 		return failure.Code != "NOT_FOUND"
 	case failure.Outcome != registry.OutcomeFailed, snap.State == registry.SnapshotProcessing:
 		return true
@@ -235,19 +280,24 @@ func (s *Snapshots) progress(was, is registry.VolumeSnapshot) (events []registry
 		events = append(events, s.event(registry.EventSnapshotTaken, is, ""))
 	}
 	if is.State == registry.SnapshotReady {
-		events = append(events, s.event(registry.EventSnapshotReady, is, fmt.Sprintf("%d bytes", is.Size)))
+		size := int64(0)
+		for _, m := range is.Each() {
+			size += m.Size
+		}
+		events = append(events, s.event(registry.EventSnapshotReady, is, fmt.Sprintf("%d bytes", size)))
 	}
 	return events
 }
 
-// accept copies the plugin's answer to the snapshot after checking it.
-func (s *Snapshots) accept(
-	ctx context.Context, snap *registry.VolumeSnapshot, at registry.InstanceKey, rpc registry.RPC, answer csi.Snapshot,
-) *registry.CallError {
-	if err := s.check(ctx, *snap, answer); err != nil {
-		failure, _ := errors.AsType[*registry.CallError](badResponse(rpc, at, registry.ErrInternal,
-			"the plugin's answer cannot be used: %v", err))
-		return failure
+// acceptOne copies the plugin's answer to the snapshot after checking it.
+func acceptOne(view registry.View, snap *registry.VolumeSnapshot, answer csi.Snapshot) error {
+	if err := checkAnswer(view, *snap, snap.Each()[0], answer); err != nil {
+		return err
+	}
+	if answer.Group != "" {
+		if _, err := registry.ParseExternalID(string(answer.Group)); err != nil {
+			return err
+		}
 	}
 	snap.External = registry.ExternalID(answer.ID)
 	snap.Size, snap.Taken, snap.Group, snap.Failure = answer.Size, answer.Taken, answer.Group, registry.Failure{}
@@ -258,46 +308,89 @@ func (s *Snapshots) accept(
 	return nil
 }
 
-func (s *Snapshots) check(ctx context.Context, snap registry.VolumeSnapshot, answer csi.Snapshot) error {
+// acceptGroup copies the plugin's answer to the group snapshot after checking it: one snapshot of each volume, and none
+// of another. The group is ready once each of its snapshots is, whatever the plugin says of the group.
+func acceptGroup(view registry.View, snap *registry.VolumeSnapshot, answer csi.GroupSnapshot) error {
 	id, err := registry.ParseExternalID(answer.ID)
-	if err == nil {
-		_, err = registry.ParseExternalID(string(answer.Volume))
-	}
-	if err == nil && answer.Group != "" {
-		_, err = registry.ParseExternalID(string(answer.Group))
-	}
 	switch {
 	case err != nil:
 		return err
 	case snap.External != "" && snap.External != id:
-		return registry.Invalid("it calls the snapshot %q, and called it %q before", id, snap.External)
-	case answer.Volume != snap.Source:
+		return registry.Invalid("it calls the group snapshot %q, and called it %q before", id, snap.External)
+	case len(answer.Snapshots) != len(snap.Members):
+		return registry.Invalid("group snapshot %q has %d snapshots, of %d volumes", id, len(answer.Snapshots),
+			len(snap.Members))
+	}
+	for _, other := range view.GroupSnapshots() {
+		if other.Plugin == snap.Plugin && other.External == id && other.Key() != snap.Key() {
+			return registry.Invalid("it calls the group snapshot %q, which is %s already", id, nameOf(other.SnapshotSpec))
+		}
+	}
+	members, ready, seen := slices.Clone(snap.Members), answer.Ready, map[string]bool{}
+	for i, m := range members {
+		at := slices.IndexFunc(answer.Snapshots, func(one csi.Snapshot) bool { return one.Volume == m.Source })
+		if at < 0 {
+			return registry.Invalid("group snapshot %q has no snapshot of volume %q", id, m.Source)
+		}
+		one := answer.Snapshots[at]
+		if err := checkAnswer(view, *snap, m, one); err != nil {
+			return err
+		}
+		if one.Group != id {
+			return registry.Invalid("snapshot %q in group snapshot %q says that it is in group %q", one.ID, id, one.Group)
+		}
+		if seen[one.ID] {
+			return registry.Invalid("group snapshot %q has snapshot %q twice", id, one.ID)
+		}
+		seen[one.ID], ready = true, ready && one.Ready
+		members[i].External, members[i].Size, members[i].Taken = registry.ExternalID(one.ID), one.Size, one.Taken
+		members[i].Ready = one.Ready
+	}
+	snap.External, snap.Taken, snap.Members, snap.Failure = id, answer.Taken, members, registry.Failure{}
+	snap.State = registry.SnapshotProcessing
+	if ready {
+		snap.State = registry.SnapshotReady
+	}
+	return nil
+}
+
+// checkAnswer checks what the plugin says of the snapshot of one volume.
+func checkAnswer(
+	view registry.View, snap registry.VolumeSnapshot, m registry.GroupMember, answer csi.Snapshot,
+) error {
+	id, err := registry.ParseExternalID(answer.ID)
+	if err == nil {
+		_, err = registry.ParseExternalID(string(answer.Volume))
+	}
+	switch {
+	case err != nil:
+		return err
+	case m.External != "" && m.External != id:
+		return registry.Invalid("it calls the snapshot %q, and called it %q before", id, m.External)
+	case answer.Volume != m.Source:
 		return registry.Invalid("it was asked for a snapshot of volume %q, and says that %q is one of volume %q",
-			snap.Source, id, answer.Volume)
+			m.Source, id, answer.Volume)
 	case answer.Size < 0:
 		return registry.Invalid("the size of snapshot %q is %d", id, answer.Size)
 	}
-	return s.volumes.State.View(ctx, func(view registry.View) error {
-		for _, other := range view.Snapshots() {
-			if other.Plugin == snap.Plugin && other.External == id && other.SnapshotName() != snap.SnapshotName() {
-				return registry.Invalid("it calls the snapshot %q, which is snapshot %s already", id, other.SnapshotName())
-			}
+	for _, other := range view.SnapshotRecords() {
+		if other.Plugin == snap.Plugin && other.Key() != snap.Key() && slices.Contains(other.Externals(), id) {
+			return registry.Invalid("it calls the snapshot %q, which belongs to %s already", id, nameOf(other.SnapshotSpec))
 		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // deleted stores the answer to DeleteSnapshot.
 func (s *Snapshots) deleted(
-	ctx context.Context, w work, snap registry.VolumeSnapshot, failure *registry.CallError,
+	ctx context.Context, w work, snap registry.VolumeSnapshot, rpc registry.RPC, failure *registry.CallError,
 ) (*registry.VolumeSnapshot, error) {
 	if failure == nil || failure.Code == "NOT_FOUND" {
 		return nil, s.commit(ctx, snap, registry.Change{Delete: []registry.Key{snap.Key()},
 			Events: []registry.Event{s.event(registry.EventSnapshotDeleted, snap, "")}})
 	}
 	next := snap
-	next.Failure = registry.Failure{RPC: registry.DeleteSnapshotRPC, Code: failure.Code, Detail: failure.Detail,
-		Since: s.volumes.Now()}
+	next.Failure = registry.Failure{RPC: rpc, Code: failure.Code, Detail: failure.Detail, Since: s.volumes.Now()}
 	// After a call without a certain outcome only one answer says that the snapshot exists.
 	if failure.Outcome != registry.OutcomeFailed || !w.fresh && failure.Code != "FAILED_PRECONDITION" {
 		return s.store(ctx, snap, next, nil, failure)
@@ -315,7 +408,7 @@ func (s *Snapshots) store(
 	if failure != nil {
 		err = failure
 	}
-	same := next.State == was.State && next.External == was.External && next.Failure.RPC == was.Failure.RPC &&
+	same := next.State == was.State && slices.Equal(next.Members, was.Members) && next.External == was.External && next.Failure.RPC == was.Failure.RPC &&
 		next.Failure.Code == was.Failure.Code
 	if same && len(events) == 0 {
 		return &next, err
@@ -328,7 +421,7 @@ func (s *Snapshots) commit(ctx context.Context, was registry.VolumeSnapshot, cha
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), intent.Grace)
 	defer cancel()
 	_, err := s.volumes.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
-		now, found := view.Snapshot(was.SnapshotName())
+		now, found := view.Get(was.Key()).(registry.VolumeSnapshot)
 		if !found || now.CreateIndex != was.CreateIndex {
 			return registry.Change{}, nil
 		}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,11 +15,12 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Snapshots creates and deletes snapshots of volumes. The state of a snapshot's record says which call is to be made,
-// and is stored before the call. A call whose outcome is not certain is repeated with the same fields, by its caller or
-// by Run. No DeleteSnapshot is sent before the outcome of CreateSnapshot is certain.
+// Snapshots creates and deletes snapshots of volumes, and group snapshots of several volumes. The state of a snapshot's
+// record says which call is to be made, and is stored before the call. A call whose outcome is not certain is repeated
+// with the same fields, by its caller or by Run. No DeleteSnapshot is sent before the outcome of CreateSnapshot is
+// certain.
 //
-// Commits decide by the record. The lock of the snapshot's name, and with it that of its volume, is held for one call.
+// Commits decide by the record. The lock of the snapshot's name, and with it those of its volumes, is held for one call.
 type Snapshots struct {
 	volumes *Controller
 	driver  SnapshotDriver
@@ -37,14 +40,14 @@ func (s *Snapshots) Create(
 	if spec.Name == "" {
 		spec.Name = string(spec.ID)
 	}
-	w := work{name: spec.SnapshotName(), op: call.ID, wanted: finished}
+	w := work{name: nameOf(spec), op: call.ID, wanted: finished}
 	var err error
 	if w.created, w.fresh, err = s.begin(ctx, spec); err == nil {
 		err = s.advise(ctx, w, s.finish(ctx, w))
 	}
 	if err != nil {
 		s.wakeRun() // a commit that seemed to fail may have stored the record
-		return registry.VolumeSnapshot{}, fmt.Errorf("create snapshot %s: %w", w.name, err)
+		return registry.VolumeSnapshot{}, fmt.Errorf("create %s: %w", w.name, err)
 	}
 	return s.snapshot(ctx, w.name)
 }
@@ -52,19 +55,23 @@ func (s *Snapshots) Create(
 // advise adds to the error of a call for a snapshot what becomes of the snapshot.
 func (s *Snapshots) advise(ctx context.Context, w work, err error) error {
 	snap, look := s.snapshot(context.WithoutCancel(ctx), w.name)
+	command := "`snapshot "
+	if w.name.group {
+		command = "`group-snapshot "
+	}
 	if err == nil || look != nil || snap.CreateIndex != w.created {
 		return err
 	}
 	switch snap.State {
 	case registry.SnapshotCreating:
-		return fmt.Errorf("%w; Holdfast repeats the call; `snapshot delete` deletes what it made", err)
+		return fmt.Errorf("%w; Holdfast repeats the call; %sdelete` deletes what it made", err, command)
 	case registry.SnapshotProcessing:
-		return fmt.Errorf("%w; the snapshot was taken and its plugin is processing it: `snapshot status` shows when it is ready",
-			err)
+		return fmt.Errorf("%w; the snapshot was taken and its plugin is processing it: %sstatus` shows when it is ready",
+			err, command)
 	case registry.SnapshotDeleting:
 		return fmt.Errorf("%w; Holdfast repeats the deletion", err)
 	case registry.SnapshotFailed:
-		return fmt.Errorf("%w; `snapshot delete` deletes it, `snapshot deregister` only removes its record", err)
+		return fmt.Errorf("%w; %sdelete` deletes it, %sderegister` only removes its record", err, command, command)
 	}
 	return err
 }
@@ -72,61 +79,92 @@ func (s *Snapshots) advise(ctx context.Context, w work, err error) error {
 // begin stores the record of a new snapshot, unless the same snapshot exists. It returns the CreateIndex of the record,
 // and whether the record is new.
 func (s *Snapshots) begin(ctx context.Context, spec registry.SnapshotSpec) (created registry.Seq, isNew bool, err error) {
-	var volume registry.Volume
-	err = s.volumes.State.View(ctx, func(view registry.View) error {
-		volume, _ = view.Volume(spec.VolumeName())
-		if old, found := view.Snapshot(spec.SnapshotName()); found {
-			created = old.CreateIndex
+	name := nameOf(spec)
+	var snap registry.VolumeSnapshot
+	look := func(view registry.View) (err error) {
+		old, found := name.find(view)
+		if created, isNew = old.CreateIndex, !found; found {
 			return checkSame(view, old, spec)
 		}
-		return checkSnapshotable(view, spec)
-	})
-	if err != nil || created != 0 {
+		snap, err = newSnapshot(view, spec)
+		return err
+	}
+	if err := s.volumes.State.View(ctx, look); err != nil || !isNew {
 		return created, false, err
 	}
-	if _, err := s.snapshotter(ctx, volume.Plugin); err != nil {
+	if _, err := s.snapshotter(ctx, snap); err != nil {
 		return 0, false, err
 	}
 	_, err = registry.Ensure(ctx, s.volumes.State, func(view registry.View) (registry.Change, error) {
-		if old, found := view.Snapshot(spec.SnapshotName()); found {
-			created, isNew = old.CreateIndex, false
-			return registry.Change{}, checkSame(view, old, spec)
-		}
-		if err := checkSnapshotable(view, spec); err != nil {
+		if err := look(view); err != nil || !isNew {
 			return registry.Change{}, err
 		}
-		v, _ := view.Volume(spec.VolumeName())
-		snap := registry.VolumeSnapshot{
-			SnapshotSpec: spec, Plugin: v.Plugin, Source: v.External, State: registry.SnapshotCreating, Since: s.volumes.Now(),
-		}
-		if snap.Secrets == nil {
-			snap.Secrets = v.Secrets
-		}
-		created, isNew = view.Index()+1, true
+		snap.Since = s.volumes.Now()
 		return registry.Change{Put: []registry.Record{snap}}, nil
 	})
 	if err == nil && isNew {
-		snap, look := s.snapshot(ctx, spec.SnapshotName())
+		snap, look := s.snapshot(ctx, name)
 		created, err = snap.CreateIndex, look
 	}
 	return created, isNew, err
 }
 
-// checkSnapshotable returns nil if the snapshot can be taken: its volume is ready, and its name is free at the plugin.
-func checkSnapshotable(view registry.View, spec registry.SnapshotSpec) error {
-	v, found := view.Volume(spec.VolumeName())
-	switch {
-	case !found:
-		return unknown(spec.VolumeName())
-	case v.State != registry.VolumeReady:
-		return registry.Errorf(registry.ErrConflict, "volume %s is %s; a snapshot is taken of a volume that is %s",
-			v.VolumeName(), v.State, registry.VolumeReady)
+// newSnapshot returns the record of a snapshot that can be taken: its volumes are ready and of one plugin, and its names
+// are free.
+func newSnapshot(view registry.View, spec registry.SnapshotSpec) (registry.VolumeSnapshot, error) {
+	snap := registry.VolumeSnapshot{SnapshotSpec: spec, State: registry.SnapshotCreating}
+	volumes := spec.Volumes
+	if !spec.IsGroup() {
+		volumes = []registry.VolumeID{spec.Volume}
 	}
-	for _, other := range view.Snapshots() {
-		if other.Plugin == v.Plugin && other.Name == spec.Name {
-			return registry.Errorf(registry.ErrExists,
-				"snapshot %s has the name %q at plugin %s already; give this one another name", other.SnapshotName(),
-				spec.Name, v.Plugin)
+	for i, id := range volumes {
+		name := registry.VolumeName{Namespace: spec.Namespace, ID: id}
+		v, found := view.Volume(name)
+		switch {
+		case !found:
+			return snap, unknown(name)
+		case v.State != registry.VolumeReady:
+			return snap, registry.Errorf(registry.ErrConflict, "volume %s is %s; a snapshot is taken of a volume that is %s",
+				name, v.State, registry.VolumeReady)
+		case i > 0 && v.Plugin != snap.Plugin:
+			return snap, registry.Invalid("volume %s belongs to plugin %s, and volume %s to plugin %s; "+
+				"a group snapshot is taken of volumes of one plugin", name, v.Plugin, volumes[0], snap.Plugin)
+		}
+		snap.Plugin = v.Plugin
+		if snap.Secrets == nil {
+			snap.Secrets = v.Secrets
+		}
+		if spec.IsGroup() {
+			snap.Members = append(snap.Members, registry.GroupMember{Volume: id, Source: v.External})
+		} else {
+			snap.Source = v.External
+		}
+	}
+	return snap, checkNames(view, snap)
+}
+
+// checkNames returns nil if the names of a new snapshot are free: that at the plugin, and those of a group's members.
+func checkNames(view registry.View, snap registry.VolumeSnapshot) error {
+	for _, other := range view.SnapshotRecords() {
+		if other.Plugin == snap.Plugin && other.Name == snap.Name && other.IsGroup() == snap.IsGroup() {
+			return registry.Errorf(registry.ErrExists, "%s has the name %q at plugin %s already; give this one another name",
+				nameOf(other.SnapshotSpec), snap.Name, snap.Plugin)
+		}
+		for _, id := range other.Volumes {
+			if !snap.IsGroup() && other.Namespace == snap.Namespace && other.MemberID(id) == snap.ID {
+				return registry.Errorf(registry.ErrExists, "%s has a member of that id; choose another",
+					nameOf(other.SnapshotSpec))
+			}
+		}
+	}
+	for _, id := range snap.Volumes {
+		name := registry.SnapshotName{Namespace: snap.Namespace, ID: snap.MemberID(id)}
+		if _, err := registry.ParseSnapshotID(string(name.ID)); err != nil {
+			return err
+		}
+		if _, found := view.Snapshot(name); found {
+			return registry.Errorf(registry.ErrExists, "its member would be snapshot %s, which exists already; choose another id",
+				name)
 		}
 	}
 	return nil
@@ -135,29 +173,50 @@ func checkSnapshotable(view registry.View, spec registry.SnapshotSpec) error {
 // checkSame returns nil if old is what spec describes and is ready or can become so. A spec without secrets has those of
 // the record.
 func checkSame(view registry.View, old registry.VolumeSnapshot, spec registry.SnapshotSpec) error {
-	v, found := view.Volume(spec.VolumeName())
+	name := nameOf(spec)
 	switch {
-	case old.Volume != spec.Volume || old.Name != spec.Name || !maps.Equal(old.Parameters, spec.Parameters),
+	case old.Volume != spec.Volume || !slices.Equal(old.Volumes, spec.Volumes) || old.Name != spec.Name || !maps.Equal(old.Parameters, spec.Parameters),
 		spec.Secrets != nil && !maps.Equal(old.Secrets, spec.Secrets):
-		return registry.Errorf(registry.ErrExists, "a snapshot %s exists already, and is another one (%q of volume %s); "+
-			"choose another id, or delete it first", old.SnapshotName(), old.Name, old.VolumeName())
-	case found && v.External != old.Source:
-		return registry.Errorf(registry.ErrExists, "a snapshot %s exists already, of an earlier volume %s; "+
-			"choose another id, or delete it first", old.SnapshotName(), old.VolumeName())
+		return registry.Errorf(registry.ErrExists, "a %s exists already, and is another one (%q of %s); "+
+			"choose another id, or delete it first", name, old.Name, volumesOf(old))
 	case old.State == registry.SnapshotDeleting:
-		return registry.Errorf(registry.ErrConflict, "snapshot %s is being deleted; wait until it is gone", old.SnapshotName())
+		return registry.Errorf(registry.ErrConflict, "%s is being deleted; wait until it is gone", name)
 	case old.State == registry.SnapshotFailed:
-		return registry.Errorf(registry.ErrConflict, "snapshot %s has failed: %s: %s", old.SnapshotName(), old.Failure.Code,
-			old.Failure.Detail)
+		return registry.Errorf(registry.ErrConflict, "%s has failed: %s: %s", name, old.Failure.Code, old.Failure.Detail)
+	}
+	for _, m := range old.Each() {
+		of := registry.VolumeName{Namespace: old.Namespace, ID: m.Volume}
+		if v, found := view.Volume(of); found && v.External != m.Source {
+			return registry.Errorf(registry.ErrExists, "a %s exists already, of an earlier volume %s; "+
+				"choose another id, or delete it first", name, of)
+		}
 	}
 	return nil
 }
 
+// volumesOf lists the volumes of a snapshot, for people.
+func volumesOf(snap registry.VolumeSnapshot) string {
+	var ids []string
+	for _, m := range snap.Each() {
+		ids = append(ids, string(m.Volume))
+	}
+	return strings.Join(ids, ", ")
+}
+
 // Delete deletes the snapshot at its plugin, and then removes its record.
 func (s *Snapshots) Delete(ctx context.Context, call registry.Call, name registry.SnapshotName) error {
+	return s.delete(ctx, call, snapshotName{name, false})
+}
+
+// DeleteGroup deletes the group snapshot at its plugin, with all its snapshots, and then removes its record.
+func (s *Snapshots) DeleteGroup(ctx context.Context, call registry.Call, name registry.SnapshotName) error {
+	return s.delete(ctx, call, snapshotName{name, true})
+}
+
+func (s *Snapshots) delete(ctx context.Context, call registry.Call, name snapshotName) error {
 	snap, err := s.snapshot(ctx, name)
 	if err != nil {
-		return fmt.Errorf("delete snapshot %s: %w", name, err)
+		return fmt.Errorf("delete %s: %w", name, err)
 	}
 	w := work{name: name, op: call.ID, created: snap.CreateIndex}
 	if snap.External == "" {
@@ -171,7 +230,7 @@ func (s *Snapshots) Delete(ctx context.Context, call registry.Call, name registr
 	}
 	if err != nil {
 		s.wakeRun()
-		return fmt.Errorf("delete snapshot %s: %w", name, err)
+		return fmt.Errorf("delete %s: %w", name, err)
 	}
 	return nil
 }
@@ -191,7 +250,7 @@ func (s *Snapshots) learn(ctx context.Context, w work) error {
 	}
 	if err != nil {
 		return fmt.Errorf("it may or may not have been taken, and its plugin has not named it; "+
-			"`snapshot deregister` only removes its record: %w", err)
+			"deregistering it only removes its record: %w", err)
 	}
 	return nil
 }
@@ -205,12 +264,11 @@ func (s *Snapshots) beginDeletion(ctx context.Context, w work) (isNew bool, err 
 		switch {
 		case !found || snap.State == registry.SnapshotDeleting:
 			return registry.Change{}, nil
-		case snap.Group != "":
-			return registry.Change{}, registry.Errorf(registry.ErrConflict,
-				"it belongs to group snapshot %q, which its plugin deletes as a whole", snap.Group)
+		case !w.name.group && snap.Group != "":
+			return registry.Change{}, inGroup(view, snap)
 		}
 		for _, v := range view.Volumes() {
-			if v.Plugin == snap.Plugin && v.Source.Snapshot == snap.External && v.State != registry.VolumeReady {
+			if v.Plugin == snap.Plugin && v.State != registry.VolumeReady && slices.Contains(snap.Externals(), v.Source.Snapshot) {
 				return registry.Change{}, registry.Errorf(registry.ErrConflict,
 					"volume %s is %s, and is to be filled from it; wait until it is ready, or delete it", v.VolumeName(), v.State)
 			}
@@ -222,17 +280,42 @@ func (s *Snapshots) beginDeletion(ctx context.Context, w work) (isNew bool, err 
 	return isNew, err
 }
 
+// inGroup returns the error of an operation on a snapshot that can only be done with its whole group (CSI spec
+// DeleteSnapshot).
+func inGroup(view registry.View, snap registry.VolumeSnapshot) error {
+	for _, group := range view.GroupSnapshots() {
+		if group.Plugin == snap.Plugin && group.External == snap.Group {
+			return registry.Errorf(registry.ErrConflict, "it belongs to %s, with which alone it goes: use `group-snapshot`",
+				nameOf(group.SnapshotSpec))
+		}
+	}
+	return registry.Errorf(registry.ErrConflict, "it belongs to group snapshot %q, which its plugin deletes as a whole",
+		snap.Group)
+}
+
 // Deregister removes the record of the snapshot without a call to its plugin, which keeps the snapshot.
-func (s *Snapshots) Deregister(ctx context.Context, name registry.SnapshotName) error {
+func (s *Snapshots) Deregister(ctx context.Context, _ registry.Call, name registry.SnapshotName) error {
+	return s.deregister(ctx, snapshotName{name, false})
+}
+
+// DeregisterGroup is Deregister for a group snapshot.
+func (s *Snapshots) DeregisterGroup(ctx context.Context, _ registry.Call, name registry.SnapshotName) error {
+	return s.deregister(ctx, snapshotName{name, true})
+}
+
+func (s *Snapshots) deregister(ctx context.Context, name snapshotName) error {
 	unlock, err := s.volumes.Locks.Lock(ctx, name, "its deregistration")
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	_, err = s.volumes.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
-		snap, found := view.Snapshot(name)
-		if !found {
-			return registry.Change{}, unknownSnapshot(name)
+		snap, found := name.find(view)
+		switch {
+		case !found:
+			return registry.Change{}, name.unknown()
+		case view.Get(snap.Key()) == nil:
+			return registry.Change{}, inGroup(view, snap)
 		}
 		return registry.Change{Delete: []registry.Key{snap.Key()}, Events: []registry.Event{
 			s.event(registry.EventSnapshotDeregistered, snap, "its plugin was not asked to delete it")}}, nil
@@ -246,43 +329,68 @@ func (s *Snapshots) List(ctx context.Context) (list []registry.VolumeSnapshot, e
 	return list, err
 }
 
-// snapshotter returns the active controller of the plugin if it makes snapshots.
-func (s *Snapshots) snapshotter(ctx context.Context, id registry.PluginID) (registry.Instance, error) {
-	inst, has, err := s.volumes.awaitController(ctx, id, false)
-	if err == nil && (!has || !inst.Fingerprint.Has(registry.CreateSnapshot)) {
-		err = registry.Errorf(registry.ErrUnsupported, "plugin %s cannot make or delete snapshots (it lacks %s)", id,
-			registry.CreateSnapshot)
+// snapshotter returns the active controller of the snapshot's plugin if it makes such snapshots.
+func (s *Snapshots) snapshotter(ctx context.Context, snap registry.VolumeSnapshot) (registry.Instance, error) {
+	needs, what := registry.CreateSnapshot, "snapshots"
+	if snap.IsGroup() {
+		needs, what = registry.GroupSnapshots, "group snapshots"
+	}
+	inst, has, err := s.volumes.awaitController(ctx, snap.Plugin, false)
+	if err == nil && (!has || !inst.Fingerprint.Has(needs)) {
+		err = registry.Errorf(registry.ErrUnsupported, "plugin %s cannot make or delete %s (it lacks %s)", snap.Plugin, what,
+			needs)
 	}
 	return inst, err
 }
 
+// snapshotName names a snapshot or a group snapshot. It is the key of its lock.
+type snapshotName struct {
+	registry.SnapshotName
+	group bool
+}
+
+func nameOf(s registry.SnapshotSpec) snapshotName { return snapshotName{s.SnapshotName(), s.IsGroup()} }
+
+func (n snapshotName) String() string {
+	if n.group {
+		return "group snapshot " + n.SnapshotName.String()
+	}
+	return "snapshot " + n.SnapshotName.String()
+}
+
+func (n snapshotName) find(view registry.View) (registry.VolumeSnapshot, bool) {
+	if n.group {
+		return view.GroupSnapshot(n.SnapshotName)
+	}
+	return view.Snapshot(n.SnapshotName)
+}
+
+func (n snapshotName) unknown() error {
+	return registry.Errorf(registry.ErrNotFound, "%s not found", n)
+}
+
 // snapshot returns the stored snapshot of that name.
-func (s *Snapshots) snapshot(
-	ctx context.Context, name registry.SnapshotName,
-) (snap registry.VolumeSnapshot, err error) {
+func (s *Snapshots) snapshot(ctx context.Context, name snapshotName) (snap registry.VolumeSnapshot, err error) {
 	err = s.volumes.State.View(ctx, func(view registry.View) error {
 		var found bool
-		if snap, found = view.Snapshot(name); !found {
-			return unknownSnapshot(name)
+		if snap, found = name.find(view); !found {
+			return name.unknown()
 		}
 		return nil
 	})
 	return snap, err
 }
 
-func unknownSnapshot(name registry.SnapshotName) error {
-	return registry.Errorf(registry.ErrNotFound, "snapshot %s not found", name)
-}
-
 func (s *Snapshots) event(kind registry.EventKind, snap registry.VolumeSnapshot, detail string) registry.Event {
-	text := "snapshot " + snap.SnapshotName().String()
+	text := nameOf(snap.SnapshotSpec).String()
 	if detail != "" {
 		text += ": " + detail
 	}
-	return registry.Event{
-		Kind: kind, Role: registry.RoleController, Plugin: snap.Plugin, Volume: snap.VolumeName(), External: snap.Source,
-		Detail: text, At: s.volumes.Now(),
+	e := registry.Event{Kind: kind, Role: registry.RoleController, Plugin: snap.Plugin, Detail: text, At: s.volumes.Now()}
+	if !snap.IsGroup() {
+		e.Volume, e.External = snap.VolumeName(), snap.Source
 	}
+	return e
 }
 
 // wakeRun makes Run look for unfinished snapshots.
@@ -298,14 +406,15 @@ func (s *Snapshots) Run(ctx context.Context) error {
 	var all sync.WaitGroup
 	defer all.Wait()
 	var mu sync.Mutex // guards busy
-	busy := map[registry.SnapshotName]bool{}
+	busy := map[snapshotName]bool{}
 	for first := true; ; first = false {
-		list, err := s.List(ctx)
+		var list []registry.VolumeSnapshot
+		err := s.volumes.State.View(ctx, func(view registry.View) error { list = view.SnapshotRecords(); return nil })
 		if err != nil {
 			return fmt.Errorf("load unfinished snapshots: %w", err)
 		}
 		for _, snap := range list {
-			w := work{name: snap.SnapshotName(), created: snap.CreateIndex, wanted: finished}
+			w := work{name: nameOf(snap.SnapshotSpec), created: snap.CreateIndex, wanted: finished}
 			mu.Lock()
 			if snap.State.Unfinished() && !busy[w.name] {
 				busy[w.name] = true
@@ -341,7 +450,7 @@ func (s *Snapshots) resume(ctx context.Context, w work, atOnce bool) {
 			return
 		}
 		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
-			s.volumes.logger.Warn("a snapshot is not finished yet", "snapshot", w.name, "error", err)
+			s.volumes.logger.Warn("a snapshot is not finished yet", "snapshot", w.name.String(), "error", err)
 		}
 	}
 }

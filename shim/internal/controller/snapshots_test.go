@@ -24,6 +24,7 @@ type snapshotPlugin struct {
 
 type snapshotAnswer struct {
 	snapshot csi.Snapshot
+	group    csi.GroupSnapshot
 	err      error
 }
 
@@ -58,6 +59,26 @@ func (p *snapshotPlugin) GetSnapshot(
 ) (csi.Snapshot, error) {
 	a := p.next(ctx, "GetSnapshot %s", r.Snapshot)
 	return a.snapshot, a.err
+}
+
+func (p *snapshotPlugin) CreateGroupSnapshot(
+	ctx context.Context, _ registry.InstanceKey, r csi.CreateSnapshotRequest,
+) (csi.GroupSnapshot, error) {
+	p.secrets = r.Secrets
+	a := p.next(ctx, "CreateVolumeGroupSnapshot %s of %v with %v", r.Name, r.Volumes, r.Parameters)
+	return a.group, a.err
+}
+
+func (p *snapshotPlugin) DeleteGroupSnapshot(ctx context.Context, _ registry.InstanceKey, r csi.SnapshotRequest) error {
+	p.secrets = r.Secrets
+	return p.next(ctx, "DeleteVolumeGroupSnapshot %s %v", r.Snapshot, r.Members).err
+}
+
+func (p *snapshotPlugin) GetGroupSnapshot(
+	ctx context.Context, _ registry.InstanceKey, r csi.SnapshotRequest,
+) (csi.GroupSnapshot, error) {
+	a := p.next(ctx, "GetVolumeGroupSnapshot %s %v", r.Snapshot, r.Members)
+	return a.group, a.err
 }
 
 func (p *snapshotPlugin) ListSnapshots(
@@ -118,7 +139,7 @@ func (d *snapshotDesk) restart() {
 }
 
 func (d *snapshotDesk) state() registry.VolumeSnapshot {
-	snap, err := d.Snapshots.snapshot(context.Background(), snapName)
+	snap, err := d.Snapshots.snapshot(context.Background(), nameOf(snapSpec))
 	if err != nil && !errors.Is(err, registry.ErrNotFound) {
 		d.desk.t.Error(err)
 	}
@@ -442,7 +463,7 @@ func TestSourcesAreKeptWhileTheyAreNeeded(t *testing.T) {
 	if err := d.desk.Controller.Delete(t.Context(), call, name); !errors.Is(err, registry.ErrConflict) {
 		t.Errorf("the volume: %v", err)
 	}
-	if err := d.Deregister(t.Context(), snapName); err != nil || d.state().State != "" {
+	if err := d.Deregister(t.Context(), call, snapName); err != nil || d.state().State != "" {
 		t.Errorf("deregistered: %v, %+v", err, d.state())
 	}
 	d.wantJournal()

@@ -16,8 +16,19 @@ import (
 	"holdfast/registry"
 )
 
-// services names the CSI service of each role. A role's instance is called in that service only.
+// services names the CSI service of each role.
 var services = map[registry.Role]string{registry.RoleController: "Controller", registry.RoleNode: "Node"}
+
+// serviceOf returns the CSI service that serves the call at an instance of the role.
+func serviceOf(role registry.Role, rpc registry.RPC) string {
+	switch rpc {
+	case registry.CreateGroupSnapshotRPC, registry.DeleteGroupSnapshotRPC, registry.GetGroupSnapshotRPC:
+		return "GroupController"
+	case registry.GetMetadataAllocatedRPC, registry.GetMetadataDeltaRPC:
+		return "SnapshotMetadata"
+	}
+	return services[role]
+}
 
 // send makes one call to the instance. The text of its error has no secret of the request, none of those that more
 // returns, and none that the plugin was ever sent. more may be nil.
@@ -33,7 +44,7 @@ func (f *Fleet) send(
 		return failure(rpc, at, unsent, &callTrace{}, sent.redactorOf(ctx, req, nil))
 	}
 	trace, err := c.deliver(ctx, in, func(ctx context.Context, l *link, trace *callTrace) error {
-		return l.invoke(ctx, trace, services[in.Role], rpc, req, reply)
+		return l.invoke(ctx, trace, serviceOf(in.Role, rpc), rpc, req, reply)
 	})
 	if err == nil {
 		return nil

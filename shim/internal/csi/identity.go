@@ -78,7 +78,9 @@ func (c *Conn) role(
 	var err error
 	switch role {
 	case registry.RoleController:
-		err = c.controllerCapabilities(ctx, l, &base)
+		if err = c.controllerCapabilities(ctx, l, &base); err == nil && slices.Contains(base.Capabilities, registry.PluginGroups) {
+			err = c.groupCapabilities(ctx, l, &base)
+		}
 	case registry.RoleNode:
 		if err = c.nodeCapabilities(ctx, l, &base); err == nil {
 			err = c.nodeInfo(ctx, l, &base)
@@ -132,6 +134,25 @@ func (c *Conn) controllerCapabilities(ctx context.Context, l *link, f *registry.
 		}
 	}
 	return err
+}
+
+// groupCapabilities tolerates a plugin that announces the service and does not have it: only group snapshots need it.
+func (c *Conn) groupCapabilities(ctx context.Context, l *link, f *registry.Fingerprint) error {
+	const rpc = "GroupControllerGetCapabilities"
+	var reply csi.GroupControllerGetCapabilitiesResponse
+	err := l.invoke(ctx, &callTrace{}, "GroupController", rpc, &csi.GroupControllerGetCapabilitiesRequest{}, &reply)
+	switch {
+	case status.Code(err) == codes.Unimplemented:
+		return nil
+	case err != nil:
+		return c.refusal(rpc, err)
+	}
+	for _, one := range bounded(reply.GetCapabilities()) {
+		if r := one.GetRpc(); r != nil {
+			add(f, "group", csi.GroupControllerServiceCapability_RPC_Type_name, int32(r.GetType()))
+		}
+	}
+	return nil
 }
 
 func (c *Conn) nodeCapabilities(ctx context.Context, l *link, f *registry.Fingerprint) error {

@@ -25,7 +25,7 @@ func TestDescribeReturnsAFingerprintPerRole(t *testing.T) {
 		Name: "disk.example.org", Version: "1.2.3", NodeID: "i-0123", MaxVolumes: 25,
 		Topology: map[string]string{"zone": "a"},
 		Caps: []string{"TOPOLOGY", "expansion/ONLINE", "PUBLISH_UNPUBLISH", "STAGE_UNSTAGE", "controller/99",
-			"node/98"},
+			"node/98", "GROUP_CONTROLLER_SERVICE", "CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT"},
 	})
 	got, err := open(t, f).Describe(patient(t), bothRoles)
 	if err != nil {
@@ -33,14 +33,14 @@ func TestDescribeReturnsAFingerprintPerRole(t *testing.T) {
 	}
 	want := map[registry.Role]registry.Fingerprint{
 		registry.RoleController: {Provider: "disk.example.org", Version: "1.2.3", Capabilities: []registry.Capability{
-			"controller.99", registry.AttachDetach, "expansion.ONLINE", registry.PluginController,
-			registry.PluginTopology,
+			"controller.99", registry.AttachDetach, "expansion.ONLINE", registry.GroupSnapshots,
+			registry.PluginController, registry.PluginGroups, registry.PluginTopology,
 		}},
 		registry.RoleNode: {
 			Provider: "disk.example.org", Version: "1.2.3", NodeID: "i-0123", MaxVolumes: 25,
 			Topology: map[string]string{"zone": "a"},
 			Capabilities: []registry.Capability{"expansion.ONLINE", "node.98", registry.StageUnstage,
-				registry.PluginController, registry.PluginTopology},
+				registry.PluginController, registry.PluginGroups, registry.PluginTopology},
 		},
 	}
 	if !reflect.DeepEqual(got, want) {

@@ -9,17 +9,19 @@ import (
 	"holdfast/registry"
 )
 
-// CreateSnapshotRequest is CreateSnapshotRequest of CSI.
+// CreateSnapshotRequest is CreateSnapshotRequest or CreateVolumeGroupSnapshotRequest of CSI.
 type CreateSnapshotRequest struct {
 	Name       string
-	Volume     registry.ExternalID // source_volume_id
+	Volume     registry.ExternalID   // source_volume_id
+	Volumes    []registry.ExternalID // of a group: source_volume_ids
 	Parameters map[string]string
 	Secrets    map[string]registry.SecretValue
 }
 
-// SnapshotRequest is DeleteSnapshotRequest or GetSnapshotRequest.
+// SnapshotRequest is DeleteSnapshotRequest or GetSnapshotRequest, or the same for a group snapshot.
 type SnapshotRequest struct {
-	Snapshot registry.ExternalID // snapshot_id
+	Snapshot registry.ExternalID   // snapshot_id or group_snapshot_id
+	Members  []registry.ExternalID // of a group: snapshot_ids
 	Secrets  map[string]registry.SecretValue
 	Private  Private
 }

@@ -78,7 +78,7 @@ func (e *Endpoint) Pass(ctx context.Context, r Request, reply func(*emptypb.Empt
 	if c.effect() == reads {
 		return e.read(ctx, c, reply)
 	}
-	unlock, err := e.lock(ctx, c)
+	unlock, err := e.Locks.LockAll(ctx, c.keys(), c.what()) // all calls lock in the same order
 	if err != nil {
 		return err
 	}
@@ -157,25 +157,6 @@ func (c call) keys() (keys []intent.Key) {
 	return keys
 }
 
-// lock waits for other calls that name the same objects. All calls lock in the same order.
-func (e *Endpoint) lock(ctx context.Context, c call) (unlock func(), err error) {
-	var held []func()
-	unlock = func() {
-		for _, one := range slices.Backward(held) {
-			one()
-		}
-	}
-	for _, key := range c.keys() {
-		one, err := e.Locks.Lock(ctx, key, c.what())
-		if err != nil {
-			unlock()
-			return nil, err
-		}
-		held = append(held, one)
-	}
-	return unlock, nil
-}
-
 // begin refuses the call if it would change what is registered in Holdfast, and records the use that it begins. isNew
 // reports whether the use was not recorded before.
 func (e *Endpoint) begin(ctx context.Context, c call) (isNew bool, err error) {
@@ -197,11 +178,12 @@ func (e *Endpoint) begin(ctx context.Context, c call) (isNew bool, err error) {
 // record of.
 func (c call) checkRegistered(view registry.View) error {
 	if c.effect() == snapshots {
-		id := text(c.request, "snapshot_id")
-		for _, snap := range view.Snapshots() {
-			if snap.Plugin == c.plugin && id != "" && string(snap.External) == id {
+		ids := append(texts(c.request, "snapshot_ids"), text(c.request, "snapshot_id"), text(c.request, "group_snapshot_id"))
+		for _, snap := range append(view.Snapshots(), view.GroupSnapshots()...) {
+			if snap.Plugin == c.plugin && snap.External != "" && slices.Contains(ids, string(snap.External)) {
 				return registry.Errorf(registry.ErrConflict, "snapshot %q of plugin %s is snapshot %s in Holdfast, "+
-					"which alone deletes it; use holdfast snapshot, or deregister it there first", id, c.plugin, snap.SnapshotName())
+					"which alone deletes it; use holdfast snapshot or group-snapshot, or deregister it there first",
+					snap.External, c.plugin, snap.SnapshotName())
 			}
 		}
 		return nil

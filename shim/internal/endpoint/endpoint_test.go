@@ -289,6 +289,40 @@ func TestVolumesOfHoldfastAreNotChanged(t *testing.T) {
 	}
 }
 
+// A snapshot or group snapshot that has a record in Holdfast is read by clients, and deleted by Holdfast alone.
+func TestSnapshotsOfHoldfastAreNotDeleted(t *testing.T) {
+	e := newEnv(t)
+	group := registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: "g",
+		Volumes: []registry.VolumeID{"data"}}, Plugin: key.Plugin, External: "group-1", State: registry.SnapshotReady,
+		Members: []registry.GroupMember{{Volume: "data", Source: key.External, External: "snap-1"}}}
+	_, err := e.State.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+		return registry.Change{Put: []registry.Record{group}}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		method  string
+		request proto.Message
+		refused bool
+	}{
+		{"GroupController/DeleteVolumeGroupSnapshot", &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "group-1"}, true},
+		{"GroupController/DeleteVolumeGroupSnapshot", &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "group-2",
+			SnapshotIds: []string{"snap-1"}}, true},
+		{"Controller/DeleteSnapshot", &csi.DeleteSnapshotRequest{SnapshotId: "snap-1"}, true},
+		{"GroupController/GetVolumeGroupSnapshot", &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: "group-1"}, false},
+		{"SnapshotMetadata/GetMetadataAllocated", &csi.GetMetadataAllocatedRequest{SnapshotId: "snap-1"}, false},
+		{"GroupController/DeleteVolumeGroupSnapshot", &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "group-2",
+			SnapshotIds: []string{"snap-2"}}, false},
+	} {
+		e.sent = nil
+		err := e.call(t.Context(), c.method, c.request)
+		if refused := status.Code(Status(err)) == codes.FailedPrecondition; refused != c.refused || (len(e.sent) == 0) != c.refused {
+			t.Errorf("%s %v: %v, sent %q", c.method, c.request, err, e.sent)
+		}
+	}
+}
+
 // Calls that name one object wait for each other. Calls for others do not.
 func TestCallsForOneObjectAreMadeOneAtATime(t *testing.T) {
 	for name, c := range map[string]struct {

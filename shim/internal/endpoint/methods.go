@@ -144,21 +144,28 @@ var volumeFields = []protoreflect.Name{"volume_id", "source_volume_id", "source_
 
 // volumesOf returns the ids of the volumes that the request names.
 func volumesOf(request proto.Message) (ids []registry.ExternalID) {
+	for _, name := range volumeFields {
+		for _, id := range append(texts(request, name), text(request, name)) {
+			if id != "" {
+				ids = append(ids, registry.ExternalID(id))
+			}
+		}
+	}
+	return ids
+}
+
+// texts returns a field of the request that is a list of texts, or nil if it has none of that name.
+func texts(request proto.Message, name protoreflect.Name) (list []string) {
 	if request == nil {
 		return nil
 	}
 	m := request.ProtoReflect()
-	for _, name := range volumeFields {
-		field := m.Descriptor().Fields().ByName(name)
-		switch {
-		case field == nil:
-		case field.IsList():
-			for i := range m.Get(field).List().Len() {
-				ids = append(ids, registry.ExternalID(m.Get(field).List().Get(i).String()))
-			}
-		case m.Get(field).String() != "":
-			ids = append(ids, registry.ExternalID(m.Get(field).String()))
-		}
+	field := m.Descriptor().Fields().ByName(name)
+	if field == nil || !field.IsList() || field.Kind() != protoreflect.StringKind {
+		return nil
 	}
-	return ids
+	for i := range m.Get(field).List().Len() {
+		list = append(list, m.Get(field).List().Get(i).String())
+	}
+	return list
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 )
 
@@ -54,6 +55,25 @@ func (l *Locks) Lock(ctx context.Context, k Key, what string) (unlock func(), er
 		return nil, err
 	}
 	return func() { over(); release() }, nil
+}
+
+// LockAll takes the locks of all keys. Callers pass keys in one order, so that none waits for another in a circle.
+func (l *Locks) LockAll(ctx context.Context, keys []Key, what string) (unlock func(), err error) {
+	var held []func()
+	unlock = func() {
+		for _, one := range slices.Backward(held) {
+			one()
+		}
+	}
+	for _, key := range keys {
+		one, err := l.Lock(ctx, key, what)
+		if err != nil {
+			unlock()
+			return nil, err
+		}
+		held = append(held, one)
+	}
+	return unlock, nil
 }
 
 // LockYielding takes the lock of k as Lock does, for a call that changes nothing. The context that it returns ends with

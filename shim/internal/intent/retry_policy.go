@@ -156,6 +156,17 @@ var Policies = map[registry.RPC]Policy{
 		"NOT_FOUND":           failed(1, "nothing: it is gone, which is what was asked for"),
 		"FAILED_PRECONDITION": failed(1, "the plugin needs the snapshot: delete first what was made from it"),
 	})},
+	registry.CreateGroupSnapshotRPC: {5 * time.Minute, rows(slow, map[string]Row{
+		"NOT_FOUND":           failed(1, "the plugin does not know one of the volumes: see whether all still exist there"),
+		"ALREADY_EXISTS":      failed(1, "the plugin has a group snapshot of other volumes by that name: choose another name"),
+		"FAILED_PRECONDITION": failed(1, "the plugin cannot snapshot these volumes together: configure them as it asks for"),
+		"RESOURCE_EXHAUSTED":  uncertain(few, "the plugin's storage has no room for the snapshots: make some"),
+	})},
+	registry.DeleteGroupSnapshotRPC: {5 * time.Minute, rows(slow, map[string]Row{
+		"NOT_FOUND":           failed(1, "nothing: it is gone, which is what was asked for"),
+		"INVALID_ARGUMENT":    failed(1, "the plugin has other snapshots in the group than Holdfast knows: look at the group there"),
+		"FAILED_PRECONDITION": failed(1, "the plugin needs a snapshot of the group: delete first what was made from it"),
+	})},
 	registry.ControllerPublishRPC: {2 * time.Minute, rows(slow, map[string]Row{
 		"NOT_FOUND":           failed(few, "the plugin does not know the volume, or this node: see whether both exist there"),
 		"RESOURCE_EXHAUSTED":  uncertain(few, "the plugin attaches no more volumes to this node: release one, or place the alloc elsewhere"),

@@ -21,6 +21,7 @@ var rpcs = []registry.RPC{
 	registry.CreateVolumeRPC, registry.ControllerPublishRPC, registry.NodeStageRPC, registry.NodePublishRPC,
 	registry.NodeUnpublishRPC, registry.NodeUnstageRPC, registry.ControllerUnpublishRPC, registry.DeleteVolumeRPC,
 	registry.ControllerExpandRPC, registry.NodeExpandRPC, registry.CreateSnapshotRPC, registry.DeleteSnapshotRPC,
+	registry.CreateGroupSnapshotRPC, registry.DeleteGroupSnapshotRPC,
 }
 
 // tries returns how often a call is sent at most, by the specification's error scheme: the general codes, and those of
@@ -31,7 +32,7 @@ func tries(rpc registry.RPC, code string) int {
 		return Forever
 	case "RESOURCE_EXHAUSTED": // a creation or an attachment may fit elsewhere
 		if rpc == registry.CreateVolumeRPC || rpc == registry.ControllerPublishRPC || rpc.Expands() ||
-			rpc == registry.CreateSnapshotRPC {
+			rpc == registry.CreateSnapshotRPC || rpc == registry.CreateGroupSnapshotRPC {
 			return few
 		}
 		return Forever

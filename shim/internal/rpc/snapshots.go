@@ -16,57 +16,125 @@ type snapshots struct {
 }
 
 func (n *snapshots) Create(ctx context.Context, req *pb.CreateSnapshotRequest) (*pb.CreateSnapshotReply, error) {
-	snapshot, at, err := change(ctx, n.s, "Snapshots.Create", req, answered(
+	return n.create(ctx, "Snapshots.Create", req, false)
+}
+
+func (n *snapshots) CreateGroup(ctx context.Context, req *pb.CreateSnapshotRequest) (*pb.CreateSnapshotReply, error) {
+	return n.create(ctx, "Snapshots.CreateGroup", req, true)
+}
+
+func (n *snapshots) create(
+	ctx context.Context, method string, req *pb.CreateSnapshotRequest, group bool,
+) (*pb.CreateSnapshotReply, error) {
+	snapshot, at, err := change(ctx, n.s, method, req, answered(
 		func(ctx context.Context, a *Active, call registry.Call) (registry.VolumeSnapshot, error) {
-			spec := wire.SnapshotSpec(req.GetSpec())
-			name, err := snapshotName(req.GetSpec().GetName())
-			if err == nil {
-				err = check(spec.Volume, registry.ParseVolumeID)
-			}
-			if err == nil && spec.Name != "" {
-				_, err = registry.ParseCreateName(spec.Name)
-			}
+			spec, err := snapshotSpec(req.GetSpec(), group)
 			if err != nil {
 				return registry.VolumeSnapshot{}, err
 			}
-			spec.Namespace = name.Namespace
 			return a.Snapshots.Create(ctx, call, spec)
 		}))
 	return &pb.CreateSnapshotReply{Answer: at, Snapshot: wire.SnapshotProto(snapshot)}, err
 }
 
+// snapshotSpec returns the spec of a snapshot, or of a group snapshot with its volumes in order.
+func snapshotSpec(m *pb.SnapshotSpec, group bool) (registry.SnapshotSpec, error) {
+	spec := wire.SnapshotSpec(m)
+	name, err := snapshotName(m.GetName())
+	if err != nil {
+		return spec, err
+	}
+	spec.Namespace = name.Namespace
+	volumes := []registry.VolumeID{spec.Volume}
+	if group {
+		slices.Sort(spec.Volumes)
+		volumes = spec.Volumes
+	}
+	for i, id := range volumes {
+		if err := check(id, registry.ParseVolumeID); err != nil {
+			return spec, err
+		}
+		if i > 0 && id == volumes[i-1] {
+			return spec, registry.Invalid("volume %s is given twice", id)
+		}
+	}
+	switch {
+	case group && (len(volumes) == 0 || len(volumes) > maxGroup):
+		return spec, registry.Invalid("a group snapshot is taken of 1 to %d volumes, not of %d", maxGroup, len(volumes))
+	case group != spec.IsGroup() || group && spec.Volume != "":
+		return spec, registry.Invalid("a snapshot is taken of one volume, a group snapshot of a list of volumes")
+	case spec.Name != "":
+		_, err = registry.ParseCreateName(spec.Name)
+	}
+	return spec, err
+}
+
+// maxGroup bounds the volumes of a group snapshot, whose record names all of them.
+const maxGroup = 100
+
 func (n *snapshots) Delete(ctx context.Context, req *pb.DeleteSnapshotRequest) (*pb.DeleteSnapshotReply, error) {
-	at, err := n.remove(ctx, "Snapshots.Delete", req, req.GetName(), (*controller.Snapshots).Delete)
+	at, err := n.remove(ctx, "Snapshots.Delete", req, req.GetName(), snapshotIndex, (*controller.Snapshots).Delete)
+	return &pb.DeleteSnapshotReply{Answer: at}, err
+}
+
+func (n *snapshots) DeleteGroup(ctx context.Context, req *pb.DeleteSnapshotRequest) (*pb.DeleteSnapshotReply, error) {
+	at, err := n.remove(ctx, "Snapshots.DeleteGroup", req, req.GetName(), groupIndex, (*controller.Snapshots).DeleteGroup)
 	return &pb.DeleteSnapshotReply{Answer: at}, err
 }
 
 func (n *snapshots) Deregister(
 	ctx context.Context, req *pb.DeregisterSnapshotRequest,
 ) (*pb.DeregisterSnapshotReply, error) {
-	at, err := n.remove(ctx, "Snapshots.Deregister", req, req.GetName(),
-		func(s *controller.Snapshots, ctx context.Context, _ registry.Call, name registry.SnapshotName) error {
-			return s.Deregister(ctx, name)
-		})
+	at, err := n.remove(ctx, "Snapshots.Deregister", req, req.GetName(), snapshotIndex,
+		(*controller.Snapshots).Deregister)
 	return &pb.DeregisterSnapshotReply{Answer: at}, err
 }
 
+func (n *snapshots) DeregisterGroup(
+	ctx context.Context, req *pb.DeregisterSnapshotRequest,
+) (*pb.DeregisterSnapshotReply, error) {
+	at, err := n.remove(ctx, "Snapshots.DeregisterGroup", req, req.GetName(), groupIndex,
+		(*controller.Snapshots).DeregisterGroup)
+	return &pb.DeregisterSnapshotReply{Answer: at}, err
+}
+
+func snapshotIndex(v registry.View, name registry.SnapshotName) registry.Seq {
+	snapshot, _ := v.Snapshot(name)
+	return snapshot.CreateIndex
+}
+
+func groupIndex(v registry.View, name registry.SnapshotName) registry.Seq {
+	snapshot, _ := v.GroupSnapshot(name)
+	return snapshot.CreateIndex
+}
+
 // remove runs a use case that removes the record of a snapshot.
-func (n *snapshots) remove(ctx context.Context, method string, req request, m *pb.SnapshotName,
-	run func(*controller.Snapshots, context.Context, registry.Call, registry.SnapshotName) error) (*pb.Answer, error) {
+func (n *snapshots) remove(
+	ctx context.Context, method string, req request, m *pb.SnapshotName,
+	index func(registry.View, registry.SnapshotName) registry.Seq,
+	run func(*controller.Snapshots, context.Context, registry.Call, registry.SnapshotName) error,
+) (*pb.Answer, error) {
 	return do(ctx, n.s, method, req, func(ctx context.Context, a *Active, call registry.Call) error {
 		name, err := snapshotName(m)
 		if err != nil {
 			return err
 		}
-		index := func(v registry.View) registry.Seq {
-			snapshot, _ := v.Snapshot(name)
-			return snapshot.CreateIndex
-		}
-		return removed(ctx, a, call, index, func() error { return run(a.Snapshots, ctx, call, name) })
+		return removed(ctx, a, call, func(v registry.View) registry.Seq { return index(v, name) },
+			func() error { return run(a.Snapshots, ctx, call, name) })
 	})
 }
 
 func (n *snapshots) List(ctx context.Context, req *pb.ListSnapshotsRequest) (*pb.ListSnapshotsReply, error) {
+	return n.list(ctx, req, registry.View.Snapshots)
+}
+
+func (n *snapshots) ListGroups(ctx context.Context, req *pb.ListSnapshotsRequest) (*pb.ListSnapshotsReply, error) {
+	return n.list(ctx, req, registry.View.GroupSnapshots)
+}
+
+func (n *snapshots) list(
+	ctx context.Context, req *pb.ListSnapshotsRequest, of func(registry.View) []registry.VolumeSnapshot,
+) (*pb.ListSnapshotsReply, error) {
 	if err := filters(req.GetNamespace(), req.GetVolume(), "", req.GetPlugin()); err != nil {
 		return nil, wire.Status(err)
 	}
@@ -74,13 +142,14 @@ func (n *snapshots) List(ctx context.Context, req *pb.ListSnapshotsRequest) (*pb
 	part, next, at, err := list(ctx, n.s, req, key, wire.SnapshotProto,
 		func(ctx context.Context, a *Active) (all []registry.VolumeSnapshot, at registry.Seq, err error) {
 			err = a.State.View(ctx, func(v registry.View) error {
-				all, at = v.Snapshots(), v.Index()
+				all, at = of(v), v.Index()
 				return nil
 			})
 			differs := func(wanted, is string) bool { return wanted != "" && wanted != is }
 			return slices.DeleteFunc(all, func(s registry.VolumeSnapshot) bool {
 				return differs(req.GetNamespace(), string(s.Namespace)) || differs(req.GetId(), string(s.ID)) ||
-					differs(req.GetPlugin(), string(s.Plugin)) || differs(req.GetVolume(), string(s.Volume))
+					differs(req.GetPlugin(), string(s.Plugin)) || req.GetVolume() != "" &&
+					!slices.ContainsFunc(s.Each(), func(m registry.GroupMember) bool { return string(m.Volume) == req.GetVolume() })
 			}), at, err
 		})
 	return &pb.ListSnapshotsReply{Answer: at, Snapshots: part, NextToken: next}, err

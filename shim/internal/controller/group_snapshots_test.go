@@ -1,0 +1,209 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/csi"
+)
+
+var (
+	groupSpec = registry.SnapshotSpec{Namespace: "default", ID: "g", Volumes: []registry.VolumeID{"data", "logs"}}
+	groupName = groupSpec.SnapshotName()
+)
+
+const (
+	createGroup = "CreateVolumeGroupSnapshot g of [vol-data vol-logs] with map[]"
+	getGroup    = "GetVolumeGroupSnapshot group-1 [snap-1 snap-2]"
+	deleteGroup = "DeleteVolumeGroupSnapshot group-1 [snap-1 snap-2]"
+)
+
+// groupAnswer is the plugin's description of the group, changed by change.
+func groupAnswer(change func(*csi.GroupSnapshot)) snapshotAnswer {
+	g := csi.GroupSnapshot{ID: "group-1", Ready: true, Snapshots: []csi.Snapshot{ // in any order
+		{ID: "snap-2", Volume: "vol-logs", Size: 2 << 20, Ready: true, Group: "group-1"},
+		{ID: "snap-1", Volume: "vol-data", Size: 1 << 20, Ready: true, Group: "group-1"}}}
+	if change != nil {
+		change(&g)
+	}
+	return snapshotAnswer{group: g}
+}
+
+func openGroup(t *testing.T, plugins table, answers ...snapshotAnswer) *snapshotDesk {
+	d := openSnapshots(t, plugins, answers...)
+	second := ready()
+	second.ID, second.Name, second.External = "logs", "logs", "vol-logs"
+	d.put(second)
+	return d
+}
+
+func (d *snapshotDesk) group() registry.VolumeSnapshot {
+	snap, err := d.Snapshots.snapshot(context.Background(), nameOf(groupSpec))
+	if err != nil && !errors.Is(err, registry.ErrNotFound) {
+		d.desk.t.Error(err)
+	}
+	return snap
+}
+
+// A group snapshot is created once its plugin has one snapshot of each volume and all are ready. The same call finds out
+// an outcome that is not certain. An answer that is not about this group is not used.
+func TestGroupSnapshotIsCreatedOnceItIsReady(t *testing.T) {
+	waits := groupAnswer(func(g *csi.GroupSnapshot) { g.Ready = false })
+	for name, c := range map[string]struct {
+		answers []snapshotAnswer
+		state   registry.SnapshotState // "": there is no record
+		calls   []string
+		err     string
+	}{
+		"at once": {[]snapshotAnswer{groupAnswer(nil)}, registry.SnapshotReady, []string{createGroup}, ""},
+		"later": {[]snapshotAnswer{waits, waits, groupAnswer(nil)}, registry.SnapshotReady,
+			[]string{createGroup, getGroup, getGroup}, ""},
+		"a member is not ready": {[]snapshotAnswer{groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots[0].Ready = false }),
+			groupAnswer(nil)}, registry.SnapshotReady, []string{createGroup, getGroup}, ""},
+		"after no answer": {[]snapshotAnswer{noAnswer("UNAVAILABLE"), groupAnswer(nil)}, registry.SnapshotReady,
+			[]string{createGroup, createGroup}, ""},
+		"refused": {[]snapshotAnswer{refused("FAILED_PRECONDITION")}, "", []string{createGroup}, "FAILED_PRECONDITION"},
+		"refused after no answer": {[]snapshotAnswer{noAnswer("UNAVAILABLE"), refused("FAILED_PRECONDITION")},
+			registry.SnapshotFailed, []string{createGroup, createGroup}, "group-snapshot delete"},
+		"gone": {[]snapshotAnswer{waits, refused("NOT_FOUND")}, registry.SnapshotFailed, []string{createGroup, getGroup},
+			"NOT_FOUND"},
+		"a snapshot is missing": {[]snapshotAnswer{groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots = g.Snapshots[:1] })},
+			registry.SnapshotFailed, []string{createGroup}, "has 1 snapshots, of 2 volumes"},
+		"a volume twice": {[]snapshotAnswer{groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots[0].Volume = "vol-data" })},
+			registry.SnapshotFailed, []string{createGroup}, `no snapshot of volume "vol-logs"`},
+		"a snapshot twice": {[]snapshotAnswer{groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots[0].ID = "snap-1" })},
+			registry.SnapshotFailed, []string{createGroup}, "twice"},
+		"of another group": {[]snapshotAnswer{groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots[1].Group = "" })},
+			registry.SnapshotFailed, []string{createGroup}, "says that it is in group"},
+		"another id": {[]snapshotAnswer{waits, groupAnswer(func(g *csi.GroupSnapshot) { g.ID = "group-2" })},
+			registry.SnapshotFailed, []string{createGroup, getGroup}, "called it"},
+		"another member": {[]snapshotAnswer{waits, groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots[0].ID = "snap-3" })},
+			registry.SnapshotFailed, []string{createGroup, getGroup}, "called it"},
+		"without an id": {[]snapshotAnswer{{}}, registry.SnapshotFailed, []string{createGroup}, "external id"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := openGroup(t, of(registry.GroupSnapshots), c.answers...)
+				got, err := d.Create(t.Context(), call, groupSpec)
+				if c.err == "" && err != nil || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
+					t.Errorf("%v, want %q", err, c.err)
+				}
+				if d.group().State != c.state {
+					t.Errorf("%+v, want %q", d.group(), c.state)
+				}
+				d.wantJournal(c.calls...)
+				if c.state != registry.SnapshotReady {
+					return
+				}
+				if len(got.Members) != 2 || got.Members[1].External != "snap-2" || d.plugin.secrets["token"].Reveal() != canary {
+					t.Errorf("%+v, secrets %v", got, d.plugin.secrets)
+				}
+				if _, err := d.Create(t.Context(), call, groupSpec); err != nil {
+					t.Errorf("the same again: %v", err)
+				}
+				d.wantJournal()
+			})
+		})
+	}
+}
+
+func TestGroupSnapshotIsRefusedBeforeAnyCall(t *testing.T) {
+	other := ready()
+	other.ID, other.Name, other.External, other.Plugin = "logs", "logs", "vol-logs", "nfs"
+	taken := registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: "g-logs", Name: "x",
+		Volume: "data"}, Plugin: key.Plugin, Source: key.External, State: registry.SnapshotReady}
+	for name, c := range map[string]struct {
+		capability registry.Capability
+		known      registry.Record
+		volumes    []registry.VolumeID
+		kind       error
+	}{
+		"no capability":       {registry.CreateSnapshot, nil, groupSpec.Volumes, registry.ErrUnsupported},
+		"two plugins":         {registry.GroupSnapshots, other, groupSpec.Volumes, registry.ErrInvalid},
+		"a volume is missing": {registry.GroupSnapshots, nil, []registry.VolumeID{"data", "none"}, registry.ErrNotFound},
+		"a member's id taken": {registry.GroupSnapshots, taken, groupSpec.Volumes, registry.ErrExists},
+	} {
+		d := openGroup(t, of(c.capability), groupAnswer(nil))
+		if c.known != nil {
+			d.put(c.known)
+		}
+		spec := groupSpec
+		spec.Volumes = c.volumes
+		if _, err := d.Create(t.Context(), call, spec); !errors.Is(err, c.kind) {
+			t.Errorf("%s: %v", name, err)
+		}
+		d.wantJournal()
+	}
+}
+
+// The members of a group snapshot are snapshots from which volumes are created. They go with the group only.
+func TestMembersGoWithTheirGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := openGroup(t, of(registry.GroupSnapshots, registry.CreateSnapshot, registry.CreateDelete), groupAnswer(nil))
+		if _, err := d.Create(t.Context(), call, groupSpec); err != nil {
+			t.Fatal(err)
+		}
+		d.plugin.journal = nil
+		member := registry.SnapshotName{Namespace: "default", ID: "g-logs"}
+		list, _ := d.Snapshots.List(t.Context())
+		if len(list) != 2 || list[1].SnapshotName() != member || list[1].Group != "group-1" || list[1].Size != 2<<20 {
+			t.Errorf("listed: %+v", list)
+		}
+		d.view(func(view registry.View) {
+			spec := ready().VolumeSpec
+			spec.SnapshotID, spec.CapacityMin = "g-logs", 0
+			if from, err := sourceOf(view, spec); err != nil || from.Snapshot != "snap-2" {
+				t.Errorf("%+v, %v", from, err)
+			}
+		})
+		for what, err := range map[string]error{"delete": d.Snapshots.Delete(t.Context(), call, member),
+			"deregister": d.Deregister(t.Context(), call, member)} {
+			if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "group snapshot default/g") {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		same := registry.SnapshotSpec{Namespace: "default", ID: "g-logs", Volume: "logs"}
+		if _, err := d.Create(t.Context(), call, same); !errors.Is(err, registry.ErrExists) {
+			t.Errorf("another snapshot of that id: %v", err)
+		}
+		d.wantJournal()
+		d.plugin.answers = []snapshotAnswer{noAnswer("UNAVAILABLE"), {}}
+		if err := d.DeleteGroup(t.Context(), call, groupName); err != nil {
+			t.Error(err)
+		}
+		d.wantJournal(deleteGroup, deleteGroup)
+		if list, _ := d.Snapshots.List(t.Context()); len(list) > 0 || d.group().State != "" {
+			t.Errorf("left: %+v, %+v", list, d.group())
+		}
+	})
+}
+
+// Two group snapshots of the same volumes, and the deletion of another one, do not wait for each other in a circle.
+func TestGroupSnapshotsOfTheSameVolumesEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := openGroup(t, of(registry.GroupSnapshots))
+		done := make(chan error)
+		limited, stop := context.WithTimeout(t.Context(), time.Hour)
+		defer stop()
+		for _, id := range []registry.SnapshotID{"g", "h"} {
+			spec := groupSpec
+			spec.ID = id
+			go func() { done <- errOf(d.Create(limited, call, spec)) }()
+		}
+		synctest.Wait()
+		if len(d.plugin.journal) != 1 {
+			t.Errorf("in flight at once: %q", d.plugin.journal)
+		}
+		d.plugin.answers = []snapshotAnswer{refused("INVALID_ARGUMENT")}
+		for range 2 {
+			if err := <-done; err == nil || errors.Is(err, context.DeadlineExceeded) {
+				t.Error(err)
+			}
+		}
+	})
+}
