@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// endpoint is holdfast with loopfs as a plugin, whose CSI endpoint stands in for loopfs.
+// endpoint is holdfast with the driver as a plugin, whose CSI endpoint stands in for the driver.
 type endpoint struct {
 	task
 	running []*exec.Cmd // in the order of their start
@@ -25,31 +25,31 @@ type endpoint struct {
 	failed   error // of a swap
 }
 
-// startEndpoint returns when the endpoint serves. Until end is called, the shim is swapped five times a second.
+// startEndpoint returns when the endpoint serves. Until end is called, the shim is swapped again and again.
 func (j task) startEndpoint() (e *endpoint, err error) {
 	e = &endpoint{task: j}
+	command := j.command("all")
 	var args []string
-	for _, arg := range append(j.Configuration.Args, "--mode=all", "--node-id=n1", "--capacity=64GiB",
-		"--data="+filepath.Join(j.Dir, "data")) {
+	for _, arg := range command[1:] {
 		args = append(args, fmt.Sprintf("%q", arg))
 	}
-	job := filepath.Join(j.Dir, "loopfs.hcl")
-	text := fmt.Sprintf(`job "loopfs" {
+	job := filepath.Join(j.Dir, "driver.hcl")
+	text := fmt.Sprintf(`job "driver" {
   type = "system"
   group "plugin" {
-    task "loopfs" {
+    task "driver" {
       driver = "raw_exec"
       config {
         command = %q
         args    = [%s]
       }
       csi_plugin {
-        id   = "loopfs"
+        id   = "driver"
         type = "monolith"
       }
     }
   }
-}`, j.Binary, strings.Join(args, ", "))
+}`, command[0], strings.Join(args, ", "))
 	if err := os.WriteFile(job, []byte(text), 0o600); err != nil {
 		return nil, err
 	}
@@ -62,10 +62,10 @@ func (j task) startEndpoint() (e *endpoint, err error) {
 		"--shim", shims[0], job); err != nil {
 		return nil, err
 	}
-	if err := within(time.Minute, func() error { return e.holdfast("plugin", "status", "loopfs") }); err != nil {
+	if err := within(time.Minute, func() error { return e.holdfast("plugin", "status", "driver") }); err != nil {
 		return nil, fmt.Errorf("%w\n%s", err, j.log())
 	}
-	if err := e.begin("--address", e.control(), "csi-endpoint", "loopfs", j.socket("all")); err != nil {
+	if err := e.begin("--address", e.control(), "csi-endpoint", "driver", j.socket("all")); err != nil {
 		return nil, err
 	}
 	err = within(time.Minute, func() error {
@@ -84,10 +84,6 @@ func (j task) startEndpoint() (e *endpoint, err error) {
 		for ctx.Err() == nil && e.failed == nil {
 			e.swaps++
 			e.failed = e.holdfast("shim", "swap", shims[e.swaps%2])
-			select {
-			case <-ctx.Done():
-			case <-time.After(200 * time.Millisecond):
-			}
 		}
 	})
 	return e, nil

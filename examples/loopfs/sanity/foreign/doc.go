@@ -1,0 +1,2 @@
+// Package foreign pins drivers of others, which make foreign builds.
+package foreign
