@@ -63,7 +63,7 @@ type Tasks interface {
 
 // Volumes provides the volumes of allocs.
 type Volumes interface {
-	VolumeLister
+	Lister
 	PrepareAlloc(ctx context.Context, g host.AllocGroup) (map[string]host.Plan, error)
 	ReleaseAlloc(ctx context.Context, id host.AllocID) error
 	// Fingerprints calls fn after each change of a plugin, until ctx ends. The agent then retries what waits.
@@ -73,9 +73,10 @@ type Volumes interface {
 	Allocs(ctx context.Context, only host.AllocID) ([]host.AllocStatus, host.Seq, error)
 }
 
-// VolumeLister lists volumes with their holders.
-type VolumeLister interface {
+// Lister lists volumes with their holders, and plugins with their tasks.
+type Lister interface {
 	Volumes(ctx context.Context, q host.VolumeQuery) ([]host.VolumeStatus, host.Seq, error)
+	Plugins(ctx context.Context, q host.PluginQuery) (host.PluginList, host.Seq, error)
 }
 
 // Agent runs jobs. Its methods may be called concurrently. Changes of jobs take effect while Run runs.
@@ -92,6 +93,8 @@ type Agent struct {
 
 	// writing serializes changes. It is held while records are read, changed, written to disk and published.
 	writing sync.Mutex
+
+	paused map[pausedSlot]bool // guarded by writing
 
 	// mu guards the published records. It is never held during a write to disk. Changing these fields also needs
 	// writing.
@@ -124,7 +127,7 @@ func New(c Config) (*Agent, error) {
 	a := &Agent{
 		config: c, log: c.Logger, ledger: l, drivers: map[string]taskdriver.Driver{}, wake: make(chan struct{}, 1),
 		allocs: map[host.AllocID]*alloc{}, changed: make(chan struct{}), again: make(chan struct{}),
-		forced: make(chan struct{}),
+		forced: make(chan struct{}), paused: map[pausedSlot]bool{},
 	}
 	for _, d := range c.Drivers {
 		a.drivers[d.Name()] = d
@@ -190,6 +193,7 @@ func (a *Agent) Run(ctx context.Context, s Storage) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { a.followRestarts(ctx, s) })
 	wg.Go(func() { a.followPlugins(ctx, s) })
+	wg.Go(func() { a.followRolls(ctx, s) })
 	a.wakeRun()
 	for ctx.Err() == nil && a.failure() == nil {
 		select {

@@ -191,7 +191,10 @@ type fakeShim struct {
 
 	mu      sync.Mutex
 	volumes []host.VolumeStatus
-	waiting []registry.Wait // of every alloc
+	plugins []fakePlugin
+	sick    bool                   // plugins that start from now on are not healthy
+	use     func(*host.PluginTask) // sets what is needed of a plugin task; may be nil
+	waiting []registry.Wait        // of every alloc
 	jobs    map[host.AllocID]string
 }
 
@@ -206,7 +209,38 @@ func (s *fakeShim) TaskStarting(_ context.Context, t host.AllocTask) (host.Plan,
 	return host.Plan{Env: []hooks.Env{{Name: "CSI_ENDPOINT", Value: "unix:///csi/csi.sock", Default: true}}}, nil
 }
 
+// fakePlugin is a running plugin task as the shim sees it. The newest healthy one is active.
+type fakePlugin struct {
+	key  host.TaskKey
+	sick bool
+}
+
+// Plugins lists the running plugin tasks of all plugins.
+func (s *fakeShim) Plugins(context.Context, host.PluginQuery) (host.PluginList, host.Seq, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out host.PluginList
+	active := -1
+	for i, p := range s.plugins {
+		if !p.sick {
+			active = i
+		}
+		t := host.PluginTask{TaskKey: p.key, Healthy: !p.sick}
+		if s.use != nil {
+			s.use(&t)
+		}
+		out.Tasks = append(out.Tasks, t)
+	}
+	if active >= 0 {
+		out.Tasks[active].Active = true
+	}
+	return out, 1, nil
+}
+
 func (s *fakeShim) TaskStarted(_ context.Context, k host.TaskKey, attempt uint64) error {
+	s.mu.Lock()
+	s.plugins = append(s.plugins, fakePlugin{k, s.sick})
+	s.mu.Unlock()
 	s.journal.add("started %s/%s %d", s.job(k.Alloc), k.Task, attempt)
 	return nil
 }
@@ -218,6 +252,9 @@ func (s *fakeShim) TaskStopping(_ context.Context, k host.TaskKey, attempt uint6
 
 func (s *fakeShim) TaskExited(_ context.Context, k host.TaskKey, attempt uint64, code, signal int, final bool) error {
 	s.journal.add("exited %s/%s %d code=%d final=%v", s.job(k.Alloc), k.Task, attempt, code, final)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.plugins = slices.DeleteFunc(s.plugins, func(p fakePlugin) bool { return p.key == k })
 	return nil
 }
 

@@ -64,7 +64,7 @@ type SubmitOptions struct {
 // Allocs of unchanged groups continue. Completed batch allocs of unchanged groups run again only if the job was
 // stopped or with Rerun. Without Force, Submit refuses a change that stops a plugin whose mounts other allocs use.
 func (a *Agent) Submit(
-	ctx context.Context, j *hooks.Job, src Source, s VolumeLister, o SubmitOptions,
+	ctx context.Context, j *hooks.Job, src Source, s Lister, o SubmitOptions,
 ) (*JobRecord, error) {
 	warnings, err := a.Check(j)
 	if err != nil {
@@ -91,6 +91,10 @@ func (a *Agent) Submit(
 	if r.RunOnce = r.Version; was != nil && !was.Stopped && !o.Rerun {
 		r.RunOnce = was.RunOnce
 	}
+	if was != nil {
+		r.Rolled = was.Rolled
+	}
+	r = a.rollOrReplace(was, r, false)
 	if err := a.commit(func() { a.jobs[j.ID] = r }, entry{jobsBucket, j.ID, r}); err != nil {
 		return nil, err
 	}
@@ -102,8 +106,8 @@ func (a *Agent) Submit(
 
 // lastVersion returns the last version of a job, also of a purged job that still has allocs.
 func (a *Agent) lastVersion(was *JobRecord, id string) (last uint64) {
-	if was != nil {
-		return was.Version
+	for ; was != nil; was = was.Next {
+		last = max(last, was.Version)
 	}
 	for _, r := range a.Allocs() {
 		if r.Job == id {
@@ -121,7 +125,7 @@ type StopOptions struct {
 
 // StopJob stops a job. Without Force it refuses to stop a plugin while allocs of other jobs hold its volumes,
 // because they could not be released.
-func (a *Agent) StopJob(ctx context.Context, id string, s VolumeLister, o StopOptions) error {
+func (a *Agent) StopJob(ctx context.Context, id string, s Lister, o StopOptions) error {
 	job := a.job(id)
 	if job == nil {
 		return registry.Errorf(registry.ErrNotFound, "job %q not found (see holdfast job status)", id)
@@ -137,7 +141,7 @@ func (a *Agent) StopJob(ctx context.Context, id string, s VolumeLister, o StopOp
 		return nil // purged by a concurrent call
 	}
 	next := *job
-	next.Stopped = true
+	next.Stopped, next.Next = true, nil
 	publish, write := func() { a.jobs[id] = &next }, entry{jobsBucket, id, &next}
 	if o.Purge {
 		publish, write.value = func() { delete(a.jobs, id) }, nil
@@ -156,7 +160,7 @@ func (a *Agent) job(id string) *JobRecord {
 }
 
 // checkUnheld returns an error if an alloc of another job holds a volume of the job's plugins.
-func (a *Agent) checkUnheld(ctx context.Context, job *JobRecord, s VolumeLister) error {
+func (a *Agent) checkUnheld(ctx context.Context, job *JobRecord, s Lister) error {
 	var plugins []host.PluginID
 	for _, g := range job.Job.Groups {
 		plugins = append(plugins, pluginsOf(g)...)
@@ -168,11 +172,23 @@ func (a *Agent) checkUnheld(ctx context.Context, job *JobRecord, s VolumeLister)
 		})
 }
 
-// checkUnmounted returns an error if the new version of a job stops a task of a plugin, and an alloc that continues
-// uses a mount of that plugin.
-func (a *Agent) checkUnmounted(ctx context.Context, job *JobRecord, s VolumeLister) error {
+// checkUnmounted returns an error if the new version of a job stops a task of a plugin, no other one replaces it, and
+// an alloc that continues uses a mount of that plugin. A replaced one that ends first must serve no mount.
+func (a *Agent) checkUnmounted(ctx context.Context, job *JobRecord, s Lister) error {
+	rolling := map[slot]string{}
+	if was := a.job(job.Job.ID); was != nil && !was.Stopped {
+		job.Rolled = was.Rolled
+		next := *was
+		next.Next = job
+		if err := a.checkStopFirst(ctx, &next, s); err != nil {
+			return err
+		}
+		rolling = next.rolling()
+	}
 	want := job.wanted()
-	ends := func(r *AllocRecord) bool { return r.Job == job.Job.ID && want[r.slot()] != r.Digest }
+	ends := func(r *AllocRecord) bool {
+		return r.Job == job.Job.ID && want[r.slot()] != r.Digest && rolling[r.slot()] == ""
+	}
 	var plugins []host.PluginID
 	for _, r := range a.Allocs() {
 		if ends(r) && !r.State.Ended() && !r.Stop {
@@ -187,7 +203,7 @@ func (a *Agent) checkUnmounted(ctx context.Context, job *JobRecord, s VolumeList
 }
 
 // checkUnused returns an error if a volume of the plugins has a holder that matters.
-func (a *Agent) checkUnused(ctx context.Context, plugins []host.PluginID, s VolumeLister, consequence string,
+func (a *Agent) checkUnused(ctx context.Context, plugins []host.PluginID, s Lister, consequence string,
 	matters func(host.VolumeStatus, registry.Holder) bool,
 ) error {
 	slices.Sort(plugins)
@@ -220,7 +236,7 @@ func (a *Agent) describeAlloc(id host.AllocID) string {
 
 // DescribeWaits returns one line about what an alloc waits for. It names the jobs that hold a volume, which the
 // shim does not know.
-func (a *Agent) DescribeWaits(ctx context.Context, s VolumeLister, list []registry.Wait) string {
+func (a *Agent) DescribeWaits(ctx context.Context, s Lister, list []registry.Wait) string {
 	texts := make([]string, len(list))
 	for i, w := range list {
 		texts[i] = w.String()
@@ -232,7 +248,7 @@ func (a *Agent) DescribeWaits(ctx context.Context, s VolumeLister, list []regist
 }
 
 // holders describes the allocs that hold the volume whose claim is waited for. It is empty if that is not known.
-func (a *Agent) holders(ctx context.Context, s VolumeLister, w registry.Wait) string {
+func (a *Agent) holders(ctx context.Context, s Lister, w registry.Wait) string {
 	if w.Step != registry.StepClaim {
 		return ""
 	}

@@ -66,13 +66,14 @@ func (a *Agent) jobOrder(byJob map[string][]*AllocRecord) []string {
 
 // reconcileJob does this for one job. The job is nil if it was removed. The caller holds a.writing.
 func (a *Agent) reconcileJob(job *JobRecord, allocs []*AllocRecord) {
-	want := job.wanted()
+	want := job.standing()
 	if !a.draining.Load() { // else StopAll stops them, in its order
-		a.stopUnwanted(allocs, want)
+		a.stopUnwanted(job, allocs, want)
 		if len(want) > 0 {
 			a.updateVersions(job, allocs, want)
 			a.placeMissing(job, allocs, want)
 		}
+		a.placeRolled(job, allocs)
 	}
 	a.prune(job, allocs, want)
 	a.removeDiscarded(job, allocs)
@@ -94,10 +95,10 @@ func (j *JobRecord) wanted() map[slot]string {
 }
 
 // stopUnwanted stops the allocs of the lowest rank that have no slot. Those of higher ranks are stopped when these
-// have ended.
-func (a *Agent) stopUnwanted(allocs []*AllocRecord, want map[slot]string) {
+// have ended. It leaves the plugin allocs of a roll to stepRoll.
+func (a *Agent) stopUnwanted(job *JobRecord, allocs []*AllocRecord, want map[slot]string) {
 	unwanted := slices.DeleteFunc(slices.Clone(allocs), func(r *AllocRecord) bool {
-		return r.State.Ended() || want[r.slot()] == r.Digest && !r.Stop
+		return r.State.Ended() || !r.Stop && (want[r.slot()] == r.Digest || job.begins(r) || job.replaces(r))
 	})
 	lowest := lastRank
 	for _, r := range unwanted {
@@ -159,11 +160,34 @@ func (a *Agent) placeMissing(job *JobRecord, allocs []*AllocRecord, want map[slo
 			taken[r.slot()] = true
 		}
 	}
+	a.place(job, func(s slot) bool { return want[s] != "" && !taken[s] && !a.isPaused(job.Job.ID, s) })
+}
+
+// placeRolled creates the new allocs of a roll, beside the old ones or after their end.
+func (a *Agent) placeRolled(job *JobRecord, allocs []*AllocRecord) {
+	rolling := job.rolling()
+	if len(rolling) == 0 {
+		return
+	}
+	groups := pluginGroups(job.Next)
+	begun, old := map[slot]bool{}, map[slot]bool{}
+	for _, r := range allocs {
+		if job.begins(r) {
+			begun[r.slot()] = true
+		} else if !r.State.Ended() && stopsFirst(groups[r.Group.Name]) {
+			old[r.slot()] = true
+		}
+	}
+	a.place(job.Next, func(s slot) bool { return rolling[s] != "" && !begun[s] && !old[s] })
+}
+
+// place creates allocs for the slots of a job that are empty.
+func (a *Agent) place(job *JobRecord, empty func(slot) bool) {
 	var placed []*AllocRecord
 	var entries []entry
 	for _, g := range job.Job.Groups {
 		for i := range uint64(g.Count) {
-			if taken[slot{g.Name, i}] {
+			if !empty(slot{g.Name, i}) {
 				continue
 			}
 			r := newAllocRecord(job, g, i)

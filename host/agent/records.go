@@ -35,6 +35,10 @@ type JobRecord struct {
 	RunOnce   uint64    `json:"run_once,omitempty"` // batch allocs completed since this version do not run again
 	Warnings  []string  `json:"warnings,omitempty"` // unsupported attributes
 	Discard   bool      `json:"discard,omitempty"`  // stopped in order with all other such jobs, then removed
+
+	Next   *JobRecord        `json:"next,omitempty"`   // the version that takes over once its plugins are healthy
+	Roll   *Roll             `json:"roll,omitempty"`   // the last one
+	Rolled map[string]uint64 `json:"rolled,omitempty"` // by group: how often its plugins were rolled without a change
 }
 
 // AllocState is the state of an alloc.
@@ -289,7 +293,11 @@ func namespaceOf(s string) registry.Namespace {
 // groupDigest covers everything that an alloc of the group depends on. The count is not part of it.
 func groupDigest(j *JobRecord, g hooks.Group) string {
 	g.Count = 0
-	text, err := json.Marshal([]any{j.Job.Type, namespaceOf(string(j.Job.Namespace)), g})
+	parts := []any{j.Job.Type, namespaceOf(string(j.Job.Namespace)), g}
+	if n := j.Rolled[g.Name]; n > 0 {
+		parts = append(parts, n)
+	}
+	text, err := json.Marshal(parts)
 	if err != nil {
 		panic(err) // the group was decoded from JSON
 	}

@@ -360,7 +360,7 @@ func (t *taskRunner) ended(ctx context.Context, exit taskdriver.Exit, permanent 
 		return t.set("complete", func(r *TaskRecord) { r.State, r.Exit, r.Reason = TaskDead, &exit, "" })
 	}
 	restarts, delay, again, refusal := t.spec.policy.next(rec.Restarts, now)
-	again = again && !permanent
+	again = again && !permanent && t.a.restartable(t.record())
 	t.reportExit(ctx, rec.Attempt, &exit, !again)
 	if again {
 		return t.set(fmt.Sprintf("%s; restarting in %v", why, delay.Round(time.Millisecond)), func(r *TaskRecord) {

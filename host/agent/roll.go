@@ -1,0 +1,389 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"holdfast/hooks"
+	"holdfast/host"
+	"holdfast/registry"
+)
+
+// Roll is the replacement of the plugin allocs of a job. It leads from a version of the job to the next one. While the
+// new allocs are not healthy, JobRecord.Next has the new version, and the job is as it was.
+type Roll struct {
+	Version uint64    `json:"version"` // that the roll leads to
+	Began   time.Time `json:"began"`
+	Ended   time.Time `json:"ended,omitzero"`   // when the last old alloc was told to end, or the roll failed
+	Failed  string    `json:"failed,omitempty"` // why the job stays as it was
+	Drain   bool      `json:"drain,omitempty"`  // allocs that use mounts of old plugin processes are restarted
+}
+
+// rolling returns the slots whose plugin allocs the next version of the job replaces, with their new digests.
+func (j *JobRecord) rolling() map[slot]string {
+	out := map[slot]string{}
+	if j == nil || j.Next == nil {
+		return out
+	}
+	was, groups := j.wanted(), pluginGroups(j.Next)
+	for s, digest := range j.Next.wanted() {
+		if _, is := groups[s.group]; is && was[s] != "" && was[s] != digest {
+			out[s] = digest
+		}
+	}
+	return out
+}
+
+// pluginGroups returns the groups of a job that run plugins, by name.
+func pluginGroups(j *JobRecord) map[string]hooks.Group {
+	out := map[string]hooks.Group{}
+	for _, g := range j.Job.Groups {
+		if len(pluginsOf(g)) > 0 {
+			out[g.Name] = g
+		}
+	}
+	return out
+}
+
+// stopsFirst reports whether an alloc of the group ends before the one that replaces it starts. A plugin that uses
+// volumes itself could not claim them twice.
+func stopsFirst(g hooks.Group) bool {
+	return len(g.Sealed) > 0 || slices.ContainsFunc(g.Tasks, func(t hooks.Task) bool {
+		return t.Roll == hooks.RollStopFirst
+	})
+}
+
+// standing returns what the job wants now: the slots of wanted, without those that a roll has to empty first.
+func (j *JobRecord) standing() map[slot]string {
+	want := j.wanted()
+	if j == nil || j.Next == nil {
+		return want
+	}
+	groups := pluginGroups(j.Next)
+	for s := range j.rolling() {
+		if stopsFirst(groups[s.group]) {
+			delete(want, s)
+		}
+	}
+	return want
+}
+
+// begins reports whether the alloc is a new one of the job's roll.
+func (j *JobRecord) begins(r *AllocRecord) bool {
+	return j != nil && j.Next != nil && r.Job == j.Job.ID && r.Version == j.Next.Version &&
+		j.rolling()[r.slot()] == r.Digest
+}
+
+// replaces reports whether another alloc replaces this plugin alloc in its slot. It is kept until nothing needs it.
+func (j *JobRecord) replaces(r *AllocRecord) bool {
+	if j == nil || r.Job != j.Job.ID || len(r.Plugins()) == 0 || r.State.Ended() || j.begins(r) {
+		return false
+	}
+	digest, wanted := j.standing()[r.slot()]
+	_, runsPlugin := pluginGroups(j)[r.Group.Name]
+	return wanted && runsPlugin && digest != r.Digest
+}
+
+// restartable reports whether a task of the alloc may be started again. A plugin alloc that a roll starts or replaces
+// is not: its end decides the roll.
+func (a *Agent) restartable(r *AllocRecord) bool {
+	job := a.job(r.Job)
+	return !job.begins(r) && !job.replaces(r)
+}
+
+// commitJobs replaces job records. The caller holds a.writing.
+func (a *Agent) commitJobs(jobs ...*JobRecord) error {
+	var entries []entry
+	for _, j := range jobs {
+		entries = append(entries, entry{jobsBucket, j.Job.ID, j})
+	}
+	err := a.commit(func() {
+		for _, j := range jobs {
+			a.jobs[j.Job.ID] = j
+		}
+	}, entries...)
+	if err == nil {
+		a.wakeRun()
+	}
+	return err
+}
+
+// rollInterval is the time between two looks at what old plugin allocs are still needed for.
+const rollInterval = 500 * time.Millisecond
+
+// followRolls decides the rolls of all jobs until ctx ends.
+func (a *Agent) followRolls(ctx context.Context, s Lister) {
+	for ctx.Err() == nil {
+		a.mu.Lock()
+		changed, open := a.changed, []string(nil)
+		for id, j := range a.jobs {
+			if j.Roll != nil && j.Roll.Ended.IsZero() && !j.Stopped {
+				open = append(open, id)
+			}
+		}
+		a.mu.Unlock()
+		if len(open) == 0 || a.draining.Load() {
+			select {
+			case <-changed:
+			case <-ctx.Done():
+			}
+			continue
+		}
+		for _, id := range open {
+			if err := a.stepRoll(ctx, s, id); err != nil && ctx.Err() == nil {
+				a.log.Warn("cannot continue the roll of a job's plugins yet", "job", id, "error", err)
+			}
+		}
+		sleep(ctx, rollInterval, nil)
+	}
+}
+
+// stepRoll does what is possible now in the roll of one job: it decides whether the job takes its next version, and
+// stops old allocs that nothing needs any more.
+func (a *Agent) stepRoll(ctx context.Context, s Lister, id string) error {
+	job := a.job(id)
+	if job == nil {
+		return nil
+	}
+	var plugins []host.PluginID
+	for _, r := range a.Allocs() {
+		if r.Job == id && !r.State.Ended() {
+			plugins = append(plugins, r.Plugins()...)
+		}
+	}
+	tasks, err := pluginTasks(ctx, s, plugins)
+	if err != nil {
+		return err
+	}
+	a.writing.Lock()
+	defer a.writing.Unlock()
+	if job = a.jobs[id]; job == nil || job.Roll == nil || !job.Roll.Ended.IsZero() || a.draining.Load() {
+		return nil
+	}
+	if job.Next != nil {
+		if job, err = a.decideRoll(job, tasks); err != nil {
+			return err
+		}
+	}
+	open, err := a.stopReplaced(job, tasks)
+	if err != nil || open || job.Next != nil {
+		return err
+	}
+	next, roll := *job, *job.Roll
+	roll.Ended, next.Roll = time.Now().UTC(), &roll
+	return a.commitJobs(&next)
+}
+
+// decideRoll gives the job its next version once all its new plugin allocs are healthy. If one of them has failed, the
+// job stays as it was. It returns the job's record.
+func (a *Agent) decideRoll(job *JobRecord, tasks map[host.TaskKey]host.PluginTask) (*JobRecord, error) {
+	newest := map[slot]*AllocRecord{}
+	for _, r := range a.Allocs() {
+		if job.begins(r) {
+			newest[r.slot()] = r
+		}
+	}
+	healthy := true
+	for s := range job.rolling() {
+		r := newest[s]
+		if r == nil {
+			healthy = false
+			continue
+		}
+		if r.State.Ended() || r.Failed != "" {
+			next, roll := *job, *job.Roll
+			roll.Failed = fmt.Sprintf("alloc %s: %s", short(r.ID), cmp.Or(r.Reason, r.Failed, string(r.State)))
+			next.Next, next.Roll = nil, &roll
+			return &next, a.commitJobs(&next)
+		}
+		for _, t := range r.Group.Tasks {
+			healthy = healthy && (len(t.Sealed) == 0 || tasks[host.TaskKey{Alloc: r.ID, Task: t.Name}].Healthy)
+		}
+	}
+	if !healthy {
+		return job, nil
+	}
+	next := *job.Next
+	next.Roll = job.Roll
+	return &next, a.commitJobs(&next)
+}
+
+// stopReplaced stops the replaced plugin allocs of the job that nothing needs any more, and records for the others what
+// does. It reports whether any is left to stop.
+func (a *Agent) stopReplaced(job *JobRecord, tasks map[host.TaskKey]host.PluginTask) (open bool, err error) {
+	serves := map[registry.VolumeName]bool{}
+	for _, r := range a.Allocs() {
+		if r.Stop || !job.replaces(r) {
+			continue
+		}
+		for _, v := range served(r, tasks) {
+			serves[v.Volume] = true
+		}
+		why := a.needed(job, r, tasks)
+		if why == "" {
+			if err := a.stopLocked(r.ID); err != nil {
+				return true, err
+			}
+			continue
+		}
+		open = true
+		if r.Reason != why {
+			if err := a.updateLocked(r.ID, func(r *AllocRecord) { r.Reason = why; r.note("", "%s", why) }); err != nil {
+				return true, err
+			}
+		}
+		if job.Roll.Drain && a.isOld(job, r) {
+			if err := a.restartUsers(job, r, tasks); err != nil {
+				return true, err
+			}
+		}
+	}
+	for p := range a.paused {
+		if p.by == job.Job.ID && !serves[p.volume] {
+			delete(a.paused, p)
+			a.wakeRun()
+		}
+	}
+	return open, nil
+}
+
+// isOld reports whether the replaced alloc is older than what the job wants in its slot. Else it belongs to a roll that
+// failed or was replaced by another one.
+func (a *Agent) isOld(job *JobRecord, r *AllocRecord) bool {
+	digest := job.standing()[r.slot()]
+	return slices.ContainsFunc(a.Allocs(), func(other *AllocRecord) bool {
+		return other.Job == r.Job && other.slot() == r.slot() && other.Digest == digest &&
+			!other.Created.Before(r.Created)
+	})
+}
+
+// served returns the volumes whose mounts processes of the alloc serve.
+func served(r *AllocRecord, tasks map[host.TaskKey]host.PluginTask) (volumes []registry.ServedVolume) {
+	for _, t := range r.Group.Tasks {
+		volumes = append(volumes, tasks[host.TaskKey{Alloc: r.ID, Task: t.Name}].Volumes...)
+	}
+	return volumes
+}
+
+// pausedSlot is a slot that gets no alloc until a volume is no longer served by an old plugin process, so that the next
+// alloc mounts the volume with the new one.
+type pausedSlot struct {
+	by     string // job whose plugins are replaced
+	volume registry.VolumeName
+	job    string
+	slot   slot
+}
+
+func (a *Agent) isPaused(job string, s slot) bool {
+	for p := range a.paused {
+		if p.job == job && p.slot == s {
+			return true
+		}
+	}
+	return false
+}
+
+// needed returns what a replaced alloc is still needed for, empty if for nothing. One of a failed roll is not needed
+// for new calls: the allocs that it should have replaced serve them.
+func (a *Agent) needed(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey]host.PluginTask) string {
+	why := ""
+	for _, t := range r.Group.Tasks {
+		use := tasks[host.TaskKey{Alloc: r.ID, Task: t.Name}]
+		switch {
+		case use.Active && a.isOld(job, r):
+			why = fmt.Sprintf("kept: no newer instance of plugin %s is healthy", t.Plugin)
+		case len(use.Open) > 0:
+			why = fmt.Sprintf("kept until %s of volume %s has ended", use.Open[0].RPC, use.Open[0].Volume)
+		case use.Calls > 0:
+			why = fmt.Sprintf("kept until its calls have ended, which are %d now", use.Calls)
+		}
+	}
+	if list := served(r, tasks); why == "" && len(list) > 0 {
+		why = "kept: its process serves " + a.describeServed(list)
+	}
+	return why
+}
+
+// restartUsers stops the allocs that use mounts of the alloc's processes. Others take their slots once the mounts are
+// gone.
+func (a *Agent) restartUsers(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey]host.PluginTask) error {
+	for _, v := range served(r, tasks) {
+		for _, id := range v.Allocs {
+			user := a.record(id)
+			if user == nil || user.Stop || user.State.Ended() {
+				continue
+			}
+			err := a.updateLocked(id, func(u *AllocRecord) {
+				u.note("", "restarted: alloc %s of job %s, which serves volume %s, is replaced", short(r.ID), r.Job, v.Volume)
+			})
+			if err == nil {
+				err = a.stopLocked(id)
+			}
+			if err != nil {
+				return err
+			}
+			a.paused[pausedSlot{job.Job.ID, v.Volume, user.Job, user.slot()}] = true
+		}
+	}
+	return nil
+}
+
+// RollState is the state of a Roll.
+type RollState string
+
+const (
+	RollStarting RollState = "starting" // new allocs are not healthy yet
+	RollDraining RollState = "draining" // new allocs serve; old ones are kept until nothing needs them
+	RollDone     RollState = "done"
+	RollFailed   RollState = "failed" // the job is as it was
+)
+
+// RollState returns the state of the job's roll, which must not be nil.
+func (j *JobRecord) RollState() RollState {
+	switch {
+	case j.Roll.Failed != "":
+		return RollFailed
+	case j.Next != nil:
+		return RollStarting
+	case j.Roll.Ended.IsZero():
+		return RollDraining
+	}
+	return RollDone
+}
+
+// RollAllocs returns the new allocs of the job's roll, and the old ones that have not ended.
+func (a *Agent) RollAllocs(j *JobRecord) (begun, kept []*AllocRecord) {
+	for _, r := range a.Allocs() {
+		switch {
+		case r.Job != j.Job.ID || len(r.Plugins()) == 0:
+		case r.Version == j.Roll.Version:
+			begun = append(begun, r)
+		case !r.State.Ended():
+			kept = append(kept, r)
+		}
+	}
+	return begun, kept
+}
+
+// DescribeRoll returns the state of the job's roll for messages. The roll must not be nil.
+func (a *Agent) DescribeRoll(j *JobRecord) string {
+	text := string(j.RollState())
+	if j.Roll.Failed != "" {
+		return text + ": " + j.Roll.Failed
+	}
+	begun, kept := a.RollAllocs(j)
+	list := kept
+	if j.Next != nil {
+		list = begun
+	}
+	for _, r := range list {
+		text += fmt.Sprintf("; alloc %s is %s", short(r.ID), r.State)
+		if r.Reason != "" {
+			text += ": " + r.Reason
+		}
+	}
+	return text
+}

@@ -1,0 +1,168 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"holdfast/hooks"
+	"holdfast/host"
+	"holdfast/registry"
+)
+
+// rollOrReplace returns the record of a submitted job: r, or the record that it follows with r as the next version if
+// allocs of its plugins run.
+func (a *Agent) rollOrReplace(was, r *JobRecord, drain bool) *JobRecord {
+	if was == nil || was.Stopped {
+		return r
+	}
+	next := *was
+	next.Next = r
+	next.Roll = &Roll{Version: r.Version, Began: r.Submitted, Drain: drain}
+	rolling := next.rolling()
+	for _, rec := range a.Allocs() {
+		if rec.Job == was.Job.ID && !rec.State.Ended() && !rec.Stop && rolling[rec.slot()] != "" {
+			return &next
+		}
+	}
+	r.Roll = was.Roll // its old allocs may still be needed
+	return r
+}
+
+// RollOptions are the options of RollPlugin.
+type RollOptions struct {
+	Drain bool // restart the allocs that use mounts of old plugin processes
+	Force bool // even if a plugin that cannot run twice serves mounts
+}
+
+// RollPlugin replaces the running allocs of the plugin by new ones of the same jobs. It returns the IDs of these jobs
+// once the rolls are recorded. With Drain it also adds that option to rolls that are under way; without, these are an
+// ErrConflict.
+func (a *Agent) RollPlugin(ctx context.Context, id host.PluginID, s Lister, o RollOptions) ([]string, error) {
+	jobs := a.jobsOf(id)
+	if len(jobs) == 0 {
+		return nil, registry.Errorf(registry.ErrNotFound,
+			"no running job has a csi_plugin block with id = %q (see holdfast plugin status)", id)
+	}
+	if !o.Force {
+		for _, j := range jobs {
+			if err := a.checkStopFirst(ctx, a.rolled(j, id), s); err != nil {
+				return nil, err
+			}
+		}
+	}
+	a.writing.Lock()
+	defer a.writing.Unlock()
+	if a.draining.Load() {
+		return nil, registry.Errorf(registry.ErrUnavailable, "this agent is shutting down and stops all jobs")
+	}
+	if err := a.checkSpace(); err != nil {
+		return nil, err
+	}
+	var ids []string
+	var changed []*JobRecord
+	for _, j := range a.jobsOf(id) {
+		next := *j
+		switch open := j.Roll != nil && j.Roll.Ended.IsZero(); {
+		case open && !o.Drain:
+			return nil, registry.Errorf(registry.ErrConflict, "job %s is being rolled already: %s (see %s)", j.Job.ID,
+				a.DescribeRoll(j), "holdfast plugin status "+string(id))
+		case open:
+			roll := *j.Roll
+			roll.Drain, next.Roll = true, &roll
+		default:
+			next = *a.rollOrReplace(j, a.rolled(j, id).Next, o.Drain)
+		}
+		ids, changed = append(ids, j.Job.ID), append(changed, &next)
+	}
+	return ids, a.commitJobs(changed...)
+}
+
+// jobsOf returns the jobs that run the plugin, by ID.
+func (a *Agent) jobsOf(id host.PluginID) (jobs []*JobRecord) {
+	for _, j := range a.Jobs() {
+		if !j.Stopped && slices.ContainsFunc(j.Job.Groups, func(g hooks.Group) bool {
+			return slices.Contains(pluginsOf(g), id)
+		}) {
+			jobs = append(jobs, j)
+		}
+	}
+	return jobs
+}
+
+// rolled returns the job with a next version that differs only in that the plugin's groups get new allocs.
+func (a *Agent) rolled(j *JobRecord, id host.PluginID) *JobRecord {
+	next := *j
+	next.Next, next.Roll, next.Rolled = nil, nil, maps.Clone(j.Rolled)
+	next.Version, next.Submitted = a.lastVersion(j, j.Job.ID)+1, time.Now().UTC()
+	if next.Rolled == nil {
+		next.Rolled = map[string]uint64{}
+	}
+	for _, g := range j.Job.Groups {
+		if slices.Contains(pluginsOf(g), id) {
+			next.Rolled[g.Name]++
+		}
+	}
+	out := *j
+	out.Next = &next
+	return &out
+}
+
+// checkStopFirst returns an error if the roll to the job's next version ends a plugin process that serves mounts before
+// another one runs.
+func (a *Agent) checkStopFirst(ctx context.Context, job *JobRecord, s Lister) error {
+	rolling, groups := job.rolling(), pluginGroups(job.Next)
+	for _, r := range a.Allocs() {
+		if r.Job != job.Job.ID || r.State.Ended() || rolling[r.slot()] == "" || !stopsFirst(groups[r.Group.Name]) {
+			continue
+		}
+		tasks, err := pluginTasks(ctx, s, r.Plugins())
+		if err != nil {
+			return err
+		}
+		for _, t := range r.Group.Tasks {
+			if served := tasks[host.TaskKey{Alloc: r.ID, Task: t.Name}].Volumes; len(served) > 0 {
+				return registry.Errorf(registry.ErrConflict, "a process of plugin %q serves %s, and it is stopped before "+
+					"the new instance starts (roll = %q); stop these users first, or use --force",
+					t.Plugin, a.describeServed(served), hooks.RollStopFirst)
+			}
+		}
+	}
+	return nil
+}
+
+// describeServed names volumes and the allocs that use them.
+func (a *Agent) describeServed(served []registry.ServedVolume) string {
+	var texts []string
+	for _, v := range served {
+		var users []string
+		for _, id := range v.Allocs {
+			users = append(users, a.describeAlloc(id))
+		}
+		text := fmt.Sprintf("the mounts of volume %s", v.Volume)
+		if len(users) > 0 {
+			text += " used by " + strings.Join(users, " and ")
+		}
+		texts = append(texts, text)
+	}
+	return strings.Join(texts, ", ")
+}
+
+// pluginTasks returns the tasks of plugins by their keys.
+func pluginTasks(ctx context.Context, s Lister, ids []host.PluginID) (map[host.TaskKey]host.PluginTask, error) {
+	out := map[host.TaskKey]host.PluginTask{}
+	slices.Sort(ids)
+	for _, id := range slices.Compact(ids) {
+		list, _, err := s.Plugins(ctx, host.PluginQuery{Plugin: id})
+		if err != nil {
+			return nil, fmt.Errorf("list the tasks of plugin %q: %w", id, err)
+		}
+		for _, t := range list.Tasks {
+			out[t.TaskKey] = t
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,196 @@
+package agent
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"holdfast/hooks"
+	"holdfast/host"
+	"holdfast/registry"
+)
+
+// pluginJobOf is pluginJob with a command, so that it can change.
+func pluginJobOf(command string, mode hooks.RollMode) *hooks.Job {
+	p := plugin("disk")
+	p.Config, _ = json.Marshal(map[string]string{"command": command})
+	p.Roll = mode
+	return job("disk", "system", tasks("g", p))
+}
+
+// setShim changes what the shim answers.
+func (e *env) setShim(change func(*fakeShim)) {
+	e.shim.mu.Lock()
+	defer e.shim.mu.Unlock()
+	change(e.shim)
+}
+
+// use sets what is needed of one plugin task.
+func (e *env) use(k host.TaskKey, set func(*host.PluginTask)) {
+	e.setShim(func(s *fakeShim) {
+		s.use = func(t *host.PluginTask) {
+			if t.TaskKey == k {
+				set(t)
+			}
+		}
+	})
+}
+
+// roll returns the state of the job's roll.
+func (e *env) roll(job string) RollState {
+	j := e.agent.job(job)
+	if j == nil || j.Roll == nil {
+		return ""
+	}
+	return j.RollState()
+}
+
+func (e *env) awaitRoll(state RollState) {
+	e.Helper()
+	e.await("roll "+string(state), func([]*AllocRecord) bool { return e.roll("disk") == state })
+}
+
+func (e *env) rollPlugin(o RollOptions) {
+	e.Helper()
+	ids, err := e.agent.RollPlugin(e.Context(), "disk", e.shim, o)
+	e.must(err)
+	if strings.Join(ids, " ") != "disk" {
+		e.Errorf("jobs %q are rolled", ids)
+	}
+}
+
+// The new instance starts beside the old one, which ends once nothing needs it. An agent that dies in between continues.
+func TestRollStartsBesideTheOldInstance(t *testing.T) {
+	for name, begin := range map[string]func(*env){
+		"rolled":  func(e *env) { e.rollPlugin(RollOptions{}) },
+		"changed": func(e *env) { e.submit(pluginJobOf("/bin/false", "")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			withAgent(t, func(e *env) {
+				old, user := e.runPluginAndUser()
+				e.setShim(func(s *fakeShim) { s.sick = true })
+				begin(e)
+				e.awaitCount("start disk/plugin", 2)
+				time.Sleep(time.Minute)
+				if got := e.roll("disk"); got != RollStarting || e.agent.job("disk").Version != 1 {
+					t.Errorf("before the new instance is healthy: roll %q, version %d", got, e.agent.job("disk").Version)
+				}
+				_, err := e.agent.RollPlugin(e.Context(), "disk", e.shim, RollOptions{})
+				e.hasError(err, registry.ErrConflict, "being rolled already")
+				e.restart(nil)
+				e.use(host.TaskKey{Alloc: old.ID, Task: "plugin"}, func(t *host.PluginTask) { t.Calls = 1 })
+				e.setShim(func(s *fakeShim) { s.plugins[1].sick = false })
+				e.awaitRoll(RollDraining)
+				e.awaitAlloc("disk", "waits", func(r *AllocRecord) bool {
+					return r.ID == old.ID && strings.Contains(r.Reason, "until its calls have ended")
+				})
+				e.restart(nil)
+				time.Sleep(time.Minute)
+				e.hasCount("stop ", 0)
+				e.use(host.TaskKey{}, nil)
+				e.awaitRoll(RollDone)
+				e.awaitCount("stop disk/plugin", 1)
+				if r := e.awaitRunning("disk"); r.ID == old.ID || r.Version != 2 || e.agent.job("disk").Version != 2 {
+					t.Errorf("alloc %s of version %d runs", r.ID, r.Version)
+				}
+				if r := e.agent.record(user.ID); r.State != AllocRunning {
+					t.Errorf("the user is %s", r.State)
+				}
+			})
+		})
+	}
+}
+
+// A new instance that does not become healthy ends, and the job is as it was, also if the agent dies in between.
+func TestFailedRollChangesNothing(t *testing.T) {
+	for _, mode := range []hooks.RollMode{"", hooks.RollStopFirst} {
+		for name, fail := range map[string]func(*env, *AllocRecord){
+			"exits": func(e *env, r *AllocRecord) { e.exit(r, "plugin", 3) },
+			"never healthy": func(e *env, r *AllocRecord) {
+				e.shim.restarts <- host.PendingRestart{TaskKey: host.TaskKey{Alloc: r.ID, Task: "plugin"},
+					RestartRequest: registry.RestartRequest{Attempt: 1, Cause: registry.CauseStartTimeout}}
+			},
+			"agent dies": func(e *env, r *AllocRecord) { e.restart(func() { e.exit(r, "plugin", 3) }) },
+		} {
+			t.Run(name+string(mode), func(t *testing.T) {
+				withAgent(t, func(e *env) {
+					e.submit(pluginJobOf("/bin/true", mode))
+					old := e.awaitRunning("disk")
+					e.setShim(func(s *fakeShim) { s.sick = true })
+					e.submit(pluginJobOf("/bin/false", mode))
+					e.awaitCount("start disk/plugin", 2)
+					begun := e.awaitAlloc("disk", "new", func(r *AllocRecord) bool {
+						return r.Version == 2 && r.State == AllocRunning && r.Tasks["plugin"].State == TaskRunning
+					})
+					e.setShim(func(s *fakeShim) { s.sick = false })
+					fail(e, begun)
+					e.await("the roll has failed", func([]*AllocRecord) bool {
+						return e.roll("disk") == RollFailed && !e.agent.job("disk").Roll.Ended.IsZero()
+					})
+					j := e.agent.job("disk")
+					if j.Version != 1 || j.Next != nil || !strings.Contains(j.Roll.Failed, short(begun.ID)) {
+						t.Errorf("version %d, next %v, roll %+v", j.Version, j.Next, j.Roll)
+					}
+					now := e.awaitAlloc("disk", "old runs", func(r *AllocRecord) bool {
+						return r.Version == 1 && r.State == AllocRunning
+					})
+					if (now.ID == old.ID) != (mode == "") {
+						t.Errorf("alloc %s runs, it was %s", now.ID, old.ID)
+					}
+					time.Sleep(time.Hour)
+					if r := e.agent.record(begun.ID); !r.State.Ended() {
+						t.Errorf("the new alloc is %s", r.State)
+					}
+				})
+			})
+		}
+	}
+}
+
+// Users of mounts that the old process serves are named. With Drain they are restarted, and mount with the new one.
+func TestRollKeepsTheServerOfMounts(t *testing.T) {
+	withAgent(t, func(e *env) {
+		old, user := e.runPluginAndUser()
+		serving := func(t *host.PluginTask) {
+			if r := e.agent.record(user.ID); r != nil && !r.State.Ended() {
+				t.Volumes = []registry.ServedVolume{{Volume: registry.VolumeName{ID: "data"},
+					Allocs: []registry.AllocID{user.ID}}}
+			}
+		}
+		e.use(host.TaskKey{Alloc: old.ID, Task: "plugin"}, serving)
+		e.rollPlugin(RollOptions{})
+		e.awaitRoll(RollDraining)
+		e.awaitAlloc("disk", "kept", func(r *AllocRecord) bool {
+			return r.ID == old.ID && strings.Contains(r.Reason, "of job user")
+		})
+		time.Sleep(time.Hour)
+		e.hasCount("stop ", 0)
+		e.rollPlugin(RollOptions{Drain: true})
+		e.awaitRoll(RollDone)
+		e.awaitCount("stop disk/plugin", 1)
+		e.awaitCount("prepared user", 2)
+		e.has("stop user/main", "released user", "stop disk/plugin")
+		if r := e.awaitRunning("user"); r.ID == user.ID {
+			t.Error("the user was not restarted")
+		}
+	})
+}
+
+// A plugin that cannot run twice is stopped before its successor starts, but not while its process serves mounts.
+func TestRollStopsFirst(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.submit(pluginJobOf("/bin/true", hooks.RollStopFirst))
+		old := e.awaitRunning("disk")
+		e.use(host.TaskKey{Alloc: old.ID, Task: "plugin"}, func(t *host.PluginTask) {
+			t.Volumes = []registry.ServedVolume{{Volume: registry.VolumeName{ID: "data"}}}
+		})
+		_, err := e.agent.RollPlugin(e.Context(), "disk", e.shim, RollOptions{})
+		e.hasError(err, registry.ErrConflict, "data", "--force")
+		e.hasError(e.trySubmit(pluginJobOf("/bin/false", hooks.RollStopFirst), SubmitOptions{}), registry.ErrConflict,
+			"data", "--force")
+		e.rollPlugin(RollOptions{Force: true})
+		e.awaitRoll(RollDone)
+		e.has("start disk/plugin", "stop disk/plugin", "exited disk/plugin", "start disk/plugin")
+	})
+}
