@@ -413,6 +413,7 @@ func (s *Server) jobView(j *agent.JobRecord, all []*agent.AllocRecord) Job {
 		ID: j.Job.ID, Namespace: string(j.Job.Namespace), Type: j.Job.Type, Version: j.Version, Stopped: j.Stopped,
 		Submitted: j.Submitted, Warnings: j.Warnings, Status: jobStatus(j, all),
 	}
+	out.Roll = s.rollView(j)
 	if out.Status == agent.AllocPending {
 		out.Waits = s.agent.Shortage()
 	}

@@ -24,7 +24,8 @@ type Plugin struct {
 	Roles     []Role       `json:"roles"`
 	Instances []Instance   `json:"instances"`
 	Tasks     []PluginTask `json:"tasks"`
-	Jobs      []PluginJob  `json:"jobs,omitempty"` // of this agent that run it
+	Jobs      []PluginJob  `json:"jobs,omitempty"`  // of this agent that run it
+	Rolls     []Roll       `json:"rolls,omitempty"` // the last one of each of these jobs
 }
 
 // Role counts the instances that serve a plugin in a role.
@@ -69,6 +70,8 @@ type PluginJob struct {
 	Alloc  host.AllocID     `json:"alloc,omitempty"`  // the newest
 	State  agent.AllocState `json:"state,omitempty"`  // of the newest alloc
 	Reason string           `json:"reason,omitempty"` // of the newest alloc
+
+	roll *Roll // of the job
 }
 
 // pluginJobs lists the jobs by the plugin that they run.
@@ -82,6 +85,7 @@ func (s *Server) pluginJobs() map[host.PluginID][]PluginJob {
 				}
 				r := PluginJob{Job: j.Job.ID, Status: jobStatus(j, all), Count: g.Count, Task: t.Name,
 					Type: t.PluginType, File: j.Source.Name}
+				r.roll = s.rollView(j)
 				if j.Stopped {
 					r.Count = 0
 				}
@@ -153,7 +157,7 @@ func joinPlugins(
 			at(id).addMissingRoles(of)
 		}
 		if found[id] != nil {
-			found[id].Jobs = of
+			found[id].setJobs(of)
 		}
 	}
 	out := []Plugin{}
@@ -163,6 +167,17 @@ func joinPlugins(
 	}
 	slices.SortFunc(out, func(x, y Plugin) int { return cmp.Compare(x.ID, y.ID) })
 	return out
+}
+
+// setJobs sets the jobs that run the plugin, and their rolls.
+func (p *Plugin) setJobs(jobs []PluginJob) {
+	p.Jobs = jobs
+	for _, j := range jobs {
+		known := slices.ContainsFunc(p.Rolls, func(r Roll) bool { return r.Job == j.Job })
+		if j.roll != nil && !known {
+			p.Rolls = append(p.Rolls, *j.roll)
+		}
+	}
 }
 
 // addMissingRoles adds the roles that jobs define and no task serves. The shim forgets failed tasks.

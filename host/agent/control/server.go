@@ -115,6 +115,7 @@ func (s *Server) handler() http.Handler {
 		"GET /v1/plugins":             s.getPlugins,
 		"GET /v1/plugin/{id}":         s.getPlugin,
 		"POST /v1/plugins/capacity":   s.postCapacity,
+		"POST /v1/plugin/{id}/roll":   s.postRoll,
 		"GET /v1/volumes":             s.getVolumes,
 		"POST /v1/volumes/create":     s.postVolume(s.host.CreateVolume),
 		"POST /v1/volumes/register":   s.postVolume(s.register),

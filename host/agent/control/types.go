@@ -34,6 +34,7 @@ type Job struct {
 	Waits     string           `json:"waits,omitempty"` // why no alloc is placed, if the job is pending
 	Groups    []Group          `json:"groups"`
 	Allocs    []Alloc          `json:"allocs,omitempty"`
+	Roll      *Roll            `json:"roll,omitempty"` // the last one of its plugins
 }
 
 // Group is a group of a job with the number of its allocs by state.

@@ -51,6 +51,9 @@ func newJobRun(io streams, p *globalFlags) *cobra.Command {
 				fmt.Fprintln(io.err, "warning:", w)
 			}
 			fmt.Fprintf(io.out, "job %s: version %d, %s\n", job.ID, job.Version, job.Status)
+			if r := job.Roll; r != nil && r.State == agent.RollStarting {
+				fmt.Fprintf(io.out, "version %d follows once its plugins are healthy\n", r.Version)
+			}
 			if done {
 				fmt.Fprintln(io.out, "no changes: all allocs are complete; use --rerun to run them again")
 			}
@@ -129,6 +132,9 @@ func awaitJob(ctx context.Context, c *control.Client, job control.Job) (now cont
 		now, err = c.Job(ctx, job.ID)
 		return jobSettled(now), err
 	})
+	if err == nil && job.Roll != nil && now.Roll != nil && now.Roll.Version == job.Roll.Version && now.Roll.Failed != "" {
+		err = fmt.Errorf("%s", now.Roll)
+	}
 	return now, err
 }
 
@@ -148,13 +154,22 @@ func poll(ctx context.Context, holds func() (bool, error)) error {
 }
 
 func jobSettled(j control.Job) bool {
+	kept := map[string]bool{}
+	if j.Roll != nil {
+		if j.Roll.State == agent.RollStarting {
+			return false
+		}
+		for _, a := range j.Roll.Kept {
+			kept[string(a.ID)] = true
+		}
+	}
 	want, have := 0, 0
 	for _, g := range j.Groups {
 		want += g.Count
 	}
 	for _, a := range j.Allocs {
 		switch {
-		case a.Replaced && a.Ended.IsZero():
+		case a.Replaced && a.Ended.IsZero() && !kept[a.ID]:
 			return false
 		case a.Replaced:
 		case a.State == "running" && allStarted(a), a.State == "complete", a.State == "failed":
@@ -262,6 +277,9 @@ func writeJob(to io.Writer, j control.Job) error {
 		"Submitted", when(j.Submitted)}
 	if j.Waits != "" {
 		about = append(about, "Waits", j.Waits)
+	}
+	if j.Roll != nil {
+		about = append(about, "Plugin roll", j.Roll.String())
 	}
 	err := facts(to, about...)
 	groups := newTable("GROUP", "COUNT", "PLUGINS", "VOLUMES", "ALLOCS")

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,7 +14,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"holdfast/host"
+	"holdfast/host/agent"
 	"holdfast/host/agent/control"
+	"holdfast/internal/display"
 	"holdfast/registry"
 )
 
@@ -21,7 +24,81 @@ func newPlugin(io streams, p *globalFlags) *cobra.Command {
 	return group("plugin", "Inspect CSI plugins",
 		statusCommand(io, p, "List plugins, or show one with its instances and tasks", (*control.Client).Plugins,
 			writePlugins, (*control.Client).Plugin, writePlugin),
-		newPluginCapacity(io, p))
+		newPluginCapacity(io, p), newPluginRoll(io, p))
+}
+
+func newPluginRoll(io streams, p *globalFlags) *cobra.Command {
+	o := agent.RollOptions{}
+	c := &cobra.Command{
+		Use: "roll ID", Short: "Replace the running instances of a plugin",
+		Long: "Replace the running instances of a plugin by new ones of the same jobs. A new instance starts beside the old\n" +
+			"one. Once it is healthy, it gets new calls; calls that run end at the old one, which is then stopped. If it\n" +
+			"does not become healthy, it is stopped and nothing has changed.\n\n" +
+			"If a process of the old instance serves mounts (FUSE), that instance is kept until they are unmounted; the\n" +
+			"command names their users and ends. With --drain they are restarted.\n\n" +
+			"A plugin with roll = \"stop_first\" is stopped before its new instance starts.",
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			hint := "the roll continues; see " + display.Command("holdfast plugin status", args[0])
+			plugin, err := callUntilSignal(c, p, 0, hint,
+				func(ctx context.Context, client *control.Client) (control.Plugin, error) {
+					plugin, err := client.RollPlugin(ctx, args[0], o)
+					if err != nil {
+						return plugin, err
+					}
+					return p.awaitRoll(ctx, client, io, plugin, o.Drain)
+				})
+			if err != nil {
+				return err
+			}
+			if p.json {
+				err = writeJSON(io.out, plugin.Rolls)
+			}
+			for _, r := range plugin.Rolls {
+				if r.State == agent.RollFailed {
+					return errors.Join(err, errReported)
+				}
+			}
+			return err
+		},
+	}
+	c.Flags().BoolVar(&o.Drain, "drain", false, "restart the allocs that use mounts of old instances")
+	c.Flags().BoolVar(&o.Force, "force", false,
+		"stop an instance whose process serves mounts, if it has to be stopped before the new one starts")
+	return c
+}
+
+// awaitRoll waits until the rolls of a plugin are done or have failed, or until they wait for users of mounts that drain
+// does not restart. It prints each change.
+func (p *globalFlags) awaitRoll(
+	ctx context.Context, client *control.Client, io streams, plugin control.Plugin, drain bool,
+) (control.Plugin, error) {
+	said := map[string]string{}
+	for {
+		for _, r := range plugin.Rolls {
+			if text := r.String(); said[r.Job] != text && !p.json {
+				said[r.Job] = text
+				fmt.Fprintln(io.out, text)
+			}
+		}
+		switch {
+		case !plugin.Rolling():
+			return plugin, nil
+		case plugin.Held() && !drain:
+			fmt.Fprintln(io.err, "the old instance ends when these volumes are released; to restart their users: "+
+				display.Command("holdfast plugin roll --drain", plugin.ID))
+			return plugin, nil
+		}
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-ctx.Done():
+			return plugin, context.Cause(ctx)
+		}
+		var err error
+		if plugin, err = client.Plugin(ctx, plugin.ID); err != nil {
+			return plugin, err
+		}
+	}
 }
 
 func newPluginCapacity(io streams, p *globalFlags) *cobra.Command {
@@ -83,7 +160,11 @@ func writePlugins(to io.Writer, list []control.Plugin) error {
 }
 
 func writePlugin(to io.Writer, p control.Plugin) error {
-	err := facts(to, "ID", p.ID, "Provider", p.Provider, "Version", p.Version)
+	about := []any{"ID", p.ID, "Provider", p.Provider, "Version", p.Version}
+	for _, r := range p.Rolls {
+		about = append(about, "Roll", r.String())
+	}
+	err := facts(to, about...)
 	roles := newTable("ROLE", "HEALTHY", "EXPECTED", "LAST ERROR")
 	for _, r := range p.Roles {
 		roles.add(r.Role, r.Healthy, r.Expected, r.Reason)
@@ -95,13 +176,17 @@ func writePlugin(to io.Writer, p control.Plugin) error {
 		instances.add(i.Role, short(i.Alloc), i.Task, i.Attempt, yesNo(i.Active), i.Health.State,
 			withDetail(i.Health.Cause, i.Health.Detail), when(i.Health.Since), f.NodeID, number(f.MaxVolumes))
 	}
-	tasks := newTable("ALLOC", "TASK", "JOB", "TYPE", "PHASE", "ATTEMPT", "RESTART REQUESTED")
+	tasks := newTable("ALLOC", "TASK", "JOB", "TYPE", "PHASE", "ATTEMPT", "CALLS", "SERVES", "RESTART REQUESTED")
 	for _, t := range p.Tasks {
 		request := ""
 		if t.Restart != nil {
 			request = fmt.Sprintf("of attempt %d: %s", t.Restart.Attempt, withDetail(t.Restart.Cause, t.Restart.Detail))
 		}
-		tasks.add(short(t.Alloc), t.Task, t.Job, t.Type, t.Phase, t.Attempt, request)
+		var serves []string
+		for _, v := range t.Volumes {
+			serves = append(serves, v.Volume.String())
+		}
+		tasks.add(short(t.Alloc), t.Task, t.Job, t.Type, t.Phase, t.Attempt, t.Calls, strings.Join(serves, " "), request)
 	}
 	for _, part := range []struct {
 		t    *table

@@ -1,0 +1,111 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+
+	"holdfast/host"
+	"holdfast/host/agent"
+)
+
+// Roll is the replacement of a job's plugin allocs.
+type Roll struct {
+	agent.Roll
+	Job   string          `json:"job"`
+	State agent.RollState `json:"state"`
+	Begun []RollAlloc     `json:"begun,omitempty"` // new allocs
+	Kept  []RollAlloc     `json:"kept,omitempty"`  // old allocs that have not ended
+}
+
+// RollAlloc is an alloc of a roll.
+type RollAlloc struct {
+	ID     host.AllocID     `json:"id"`
+	State  agent.AllocState `json:"state"`
+	Reason string           `json:"reason,omitempty"` // what it waits for, what it is needed for, or why it ended
+}
+
+// rollView returns the last roll of a job, or nil.
+func (s *Server) rollView(j *agent.JobRecord) *Roll {
+	if j.Roll == nil {
+		return nil
+	}
+	out := &Roll{Roll: *j.Roll, Job: j.Job.ID, State: j.RollState()}
+	begun, kept := s.agent.RollAllocs(j)
+	for _, r := range begun {
+		out.Begun = append(out.Begun, RollAlloc{r.ID, r.State, r.Reason})
+	}
+	if out.State == agent.RollDraining || out.State == agent.RollStarting {
+		for _, r := range kept {
+			out.Kept = append(out.Kept, RollAlloc{r.ID, r.State, r.Reason})
+		}
+	}
+	return out
+}
+
+// String returns one line about the roll.
+func (r Roll) String() string {
+	text := fmt.Sprintf("job %s, version %d: %s", r.Job, r.Version, r.State)
+	list := r.Kept
+	switch r.State {
+	case agent.RollFailed:
+		return text + ", nothing has changed: " + r.Failed
+	case agent.RollStarting:
+		list = r.Begun
+	}
+	for _, a := range list {
+		text += fmt.Sprintf("; alloc %s is %s", short(a.ID), a.State)
+		if a.Reason != "" {
+			text += ": " + a.Reason
+		}
+	}
+	return text
+}
+
+// Held reports whether all that the plugin's rolls wait for is that volumes are released, whose mounts are served by
+// processes of old allocs.
+func (p *Plugin) Held() bool {
+	held := false
+	for _, r := range p.Rolls {
+		switch r.State {
+		case agent.RollStarting:
+			return false
+		case agent.RollDraining:
+			for _, a := range r.Kept {
+				if held = slices.ContainsFunc(p.Tasks, func(t PluginTask) bool {
+					return t.Alloc == a.ID && len(t.Volumes) > 0 && t.Calls == 0 && len(t.Open) == 0 && !t.Active
+				}); !held {
+					return false
+				}
+			}
+		}
+	}
+	return held
+}
+
+// Rolling reports whether a roll of the plugin is under way.
+func (p *Plugin) Rolling() bool {
+	return slices.ContainsFunc(p.Rolls, func(r Roll) bool {
+		return r.State == agent.RollStarting || r.State == agent.RollDraining
+	})
+}
+
+// postRoll replaces the allocs of a plugin. It returns once that is recorded.
+func (s *Server) postRoll(r *http.Request) (any, error) {
+	id := host.PluginID(r.PathValue("id"))
+	_, err := s.agent.RollPlugin(r.Context(), id, s.host,
+		agent.RollOptions{Drain: isTrue(r, "drain"), Force: isTrue(r, "force")})
+	if err != nil {
+		return nil, err
+	}
+	return s.plugin(r.Context(), id)
+}
+
+// RollPlugin has the agent replace the allocs of a plugin. It returns once that is recorded; Plugin.Rolls says how far
+// it is.
+func (c *Client) RollPlugin(ctx context.Context, id string, o agent.RollOptions) (Plugin, error) {
+	q := url.Values{"drain": {fmt.Sprint(o.Drain)}, "force": {fmt.Sprint(o.Force)}}
+	return post[Plugin](ctx, c, "/plugin/"+segment(id)+"/roll?"+q.Encode(), nil)
+}
