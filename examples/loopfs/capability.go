@@ -2,13 +2,13 @@ package main
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"holdfast/examples/loopfs/internal/disk"
 	"holdfast/examples/loopfs/internal/mount"
@@ -22,8 +22,11 @@ var modes = map[csi.VolumeCapability_AccessMode_Mode]disk.Mode{
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:  disk.MultiWriter,
 }
 
-// maxMap is the limit of the CSI specification for maps and for all mount flags together, in bytes.
-const maxMap = 4096
+// Limits of the CSI specification in bytes: for a map, for all mount flags together, and for node IDs.
+const (
+	maxMap    = 4096
+	maxNodeID = 256
+)
 
 // access is a parsed volume capability.
 type access struct {
@@ -31,94 +34,89 @@ type access struct {
 	flags mount.Flags
 }
 
-// readAccess parses a volume capability. The error for one that loopfs does not support is disk.ErrInvalid.
+// readAccess parses a volume capability.
 func readAccess(c *csi.VolumeCapability) (access, error) {
-	if c == nil {
-		return access{}, disk.Errorf(disk.ErrInvalid, "the volume capability is missing")
-	}
 	mode, ok := modes[c.GetAccessMode().GetMode()]
-	if !ok {
-		return access{}, disk.Errorf(disk.ErrInvalid,
-			"access mode %s is not supported: loopfs volumes are used on one node",
-			c.GetAccessMode().GetMode())
-	}
+	m := c.GetMount()
 	switch {
+	case c == nil:
+		return access{}, status.Error(codes.InvalidArgument, "the volume capability is missing")
+	case !ok:
+		return access{}, status.Errorf(codes.InvalidArgument, "access mode %s is not supported: loopfs volumes are used on "+
+			"one node", c.GetAccessMode().GetMode())
 	case c.GetBlock() != nil:
 		return access{usage: disk.Usage{Mode: mode, Access: disk.Raw}}, nil
-	case c.GetMount() == nil:
-		return access{}, disk.Errorf(disk.ErrInvalid,
-			"the volume capability has no access type: mount or block")
-	}
-	return readMount(mode, c.GetMount())
-}
-
-func readMount(mode disk.Mode, m *csi.VolumeCapability_MountVolume) (access, error) {
-	fs := m.GetFsType()
-	if fs != "" && !slices.Contains(disk.FileSystems(), fs) {
-		return access{}, disk.Errorf(disk.ErrInvalid, "file system %.16q is not supported, only %q", fs,
+	case m == nil:
+		return access{}, status.Error(codes.InvalidArgument, "the volume capability has no access type: mount or block")
+	case m.GetFsType() != "" && !slices.Contains(disk.FileSystems(), m.GetFsType()):
+		return access{}, status.Errorf(codes.InvalidArgument, "file system %.16q is not supported, only %q", m.GetFsType(),
 			disk.FileSystems())
+	case len(strings.Join(m.GetMountFlags(), ",")) > maxMap:
+		return access{}, status.Errorf(codes.InvalidArgument, "the mount flags have more than %d bytes", maxMap)
 	}
-	group := m.GetVolumeMountGroup()
-	if gid, err := strconv.ParseUint(cmp.Or(group, "0"), 10, 31); err != nil || group != "" &&
-		strconv.FormatUint(gid, 10) != group {
-		return access{}, disk.Errorf(disk.ErrInvalid, "volume_mount_group %.16q is not the number of a group", group)
-	}
-	list := m.GetMountFlags()
-	if n := len(strings.Join(list, ",")); n > maxMap {
-		return access{}, disk.Errorf(disk.ErrInvalid, "the mount flags have %d bytes, at most %d are allowed", n,
-			maxMap)
-	}
-	flags, err := mount.ParseFlags(list)
+	gid, err := strconv.ParseUint(cmp.Or(m.GetVolumeMountGroup(), "0"), 10, 31)
 	if err != nil {
-		return access{}, disk.Errorf(disk.ErrInvalid, "%w", err)
+		return access{}, status.Errorf(codes.InvalidArgument, "volume_mount_group %.16q is not the number of a group",
+			m.GetVolumeMountGroup())
 	}
+	flags, err := mount.ParseFlags(m.GetMountFlags())
 	if mode == disk.Reader {
 		flags = flags.ReadOnly()
 	}
-	return access{usage: disk.Usage{Mode: mode, FileSystem: fs, Flags: flagsDigest(list), Group: group}, flags: flags},
-		nil
-}
-
-func flagsDigest(list []string) string {
-	if len(list) == 0 {
-		return ""
-	}
-	sum := sha256.Sum256([]byte(strings.Join(list, ",")))
-	return hex.EncodeToString(sum[:16])
+	return access{flags: flags, usage: disk.Usage{
+		Mode: mode, FileSystem: m.GetFsType(), Flags: disk.Digest(m.GetMountFlags()), Group: int(gid),
+	}}, err
 }
 
 // readAll parses the capabilities of a new volume and returns a usage that serves all of them.
-func readAll(list []*csi.VolumeCapability) (disk.Usage, error) {
+func readAll(list []*csi.VolumeCapability) (sum disk.Usage, err error) {
 	if len(list) == 0 {
-		return disk.Usage{}, disk.Errorf(disk.ErrInvalid, "the volume capabilities are missing")
+		return sum, status.Error(codes.InvalidArgument, "the volume capabilities are missing")
 	}
-	var sum disk.Usage
 	for i, c := range list {
 		a, err := readAccess(c)
 		if err != nil {
-			return disk.Usage{}, err
+			return sum, err
 		}
+		u := a.usage
 		if i == 0 {
-			sum.Mode, sum.Access = a.usage.Mode, a.usage.Access
+			sum.Mode, sum.Access = u.Mode, u.Access
 		}
-		if sum, err = widen(sum, a.usage); err != nil {
-			return disk.Usage{}, err
+		if sum.FileSystem != "" && u.FileSystem != "" && sum.FileSystem != u.FileSystem {
+			return sum, status.Errorf(codes.InvalidArgument, "one volume cannot be both %s and %s", sum.FileSystem,
+				u.FileSystem)
 		}
+		if u.Mode.Includes(sum.Mode) {
+			sum.Mode = u.Mode
+		}
+		if sum.Access != u.Access {
+			sum.Access = disk.Either
+		}
+		sum.FileSystem = cmp.Or(sum.FileSystem, u.FileSystem)
 	}
 	return sum, nil
 }
 
-// widen returns a usage that serves both.
-func widen(sum, u disk.Usage) (disk.Usage, error) {
-	if sum.FileSystem != "" && u.FileSystem != "" && sum.FileSystem != u.FileSystem {
-		return sum, disk.Errorf(disk.ErrInvalid, "one volume cannot be both %s and %s", sum.FileSystem, u.FileSystem)
+// checkCapability checks that the volume has a capability; nil is no capability to check.
+func checkCapability(r disk.Record, c *csi.VolumeCapability) error {
+	if c == nil {
+		return nil
 	}
-	if u.Mode.Includes(sum.Mode) {
-		sum.Mode = u.Mode
+	a, err := readAccess(c)
+	if err == nil && !r.Usage.Fits(a.usage) {
+		err = status.Errorf(codes.InvalidArgument, "volume %s was created for %s, not for %s", r.ID, r.Usage, a.usage)
 	}
-	if sum.Access != u.Access {
-		sum.Access = disk.Either
+	return err
+}
+
+// mapDigest returns a digest of a map that is not larger than the specification allows.
+func mapDigest(what string, m map[string]string) (string, error) {
+	bytes := 0
+	for key, value := range m {
+		bytes += len(key) + len(value)
 	}
-	sum.FileSystem = cmp.Or(sum.FileSystem, u.FileSystem)
-	return sum, nil
+	if bytes > maxMap {
+		return "", status.Errorf(codes.InvalidArgument, "the %s have %d bytes, at most %d are allowed", what, bytes, maxMap)
+	}
+	return disk.Digest(m), nil
 }

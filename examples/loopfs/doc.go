@@ -7,9 +7,9 @@
 // in the wrong order (publish before stage, unstage while published, detach while staged, delete while in use) or with
 // other arguments than before are errors with a reason.
 //
-// The services are in identity.go, controller.go (snapshot.go, list.go, and attach.go with --attach), groups.go,
-// metadata.go and node.go (stage.go, publish.go, ephemeral.go, stats.go). status.go maps kinds of errors to gRPC codes.
-// Package internal/disk stores volumes and snapshots, internal/mount mounts them.
+// main.go has the flags and the server; identity.go, controller.go, snapshots.go, groups.go, metadata.go, health.go and
+// node.go (with publish.go and ephemeral.go) have the services. Package internal/disk stores volumes and snapshots,
+// internal/mount mounts them. README.md lists what loopfs shows of CSI.
 //
 // The kernel alone decides what is mounted or attached. loopfs does not touch other mounts, follows no ID or name to a
 // path, never unmounts lazily, and never makes a file system where a byte was written. A snapshot, a clone and a

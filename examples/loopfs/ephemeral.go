@@ -6,191 +6,141 @@ import (
 	"errors"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"holdfast/examples/loopfs/internal/disk"
 	"holdfast/examples/loopfs/internal/mount"
 )
 
 // The caller chooses the ID of an ephemeral (inline) volume. Its publish makes it empty at its one target, and its
-// unpublish removes it. No other call knows it, so a start removes one that is not mounted.
+// unpublish removes it. Its record has the target as its staging path.
 
 // parseVolumeID parses a volume ID of a node call. An ID that CreateVolume did not return may be that of an ephemeral
 // volume.
 func parseVolumeID(volumeID string) (disk.ID, error) {
 	id, err := disk.ParseID(disk.Volume, volumeID)
-	if errors.Is(err, disk.ErrNotFound) {
+	if status.Code(err) == codes.NotFound {
 		return disk.IDFor(disk.Ephemeral, disk.Name(volumeID)), nil
 	}
 	return id, err
 }
 
-// inline is a requested ephemeral volume.
-type inline struct {
-	publication
-	id   disk.ID
-	want disk.Request
-}
-
-func (n *node) inline(req *csi.NodePublishVolumeRequest) (inline, error) {
+func (n *node) publishEphemeral(
+	ctx context.Context, req *csi.NodePublishVolumeRequest, p publication, badRequest error,
+) error {
 	id, badID := parseVolumeID(req.GetVolumeId())
+	var badSize, badAccess error
 	if badID == nil && id.Kind() == disk.Volume {
-		badID = disk.Errorf(disk.ErrInvalid, "an ephemeral volume cannot have an ID of CreateVolume")
+		badID = status.Error(codes.InvalidArgument, "an ephemeral volume cannot have an ID of CreateVolume")
 	}
-	p, badRest := n.target(req)
 	var size byteSize
-	var badSize error
 	if text, ok := req.GetVolumeContext()[sizeKey]; ok && size.Set(text) != nil {
-		badSize = disk.Errorf(disk.ErrInvalid, "volume context %s=%.16q: want a number of bytes, or 64MiB", sizeKey,
-			text)
-	}
-	if err := refusal(badID, badSize, badRest); err != nil {
-		return inline{}, err
+		badSize = status.Errorf(codes.InvalidArgument, "volume context %s=%.16q: want bytes, or 64MiB", sizeKey, text)
 	}
 	if p.access.usage.Access == disk.Raw {
-		return inline{}, disk.Errorf(disk.ErrInvalid, "an ephemeral volume needs the access type mount")
+		badAccess = status.Error(codes.InvalidArgument, "an ephemeral volume needs the access type mount")
 	}
-	if err := n.pool.Backends[n.pool.NewVolumes].Supports(p.access.usage); err != nil {
-		return inline{}, err
+	if err := refusal(badID, badSize, badAccess, badRequest); err != nil {
+		return err
 	}
-	if p.readOnly {
+	if p.ReadOnly {
 		p.access.flags = p.access.flags.ReadOnly()
 	}
 	if n.pool.NewVolumes == disk.LoopBackend {
 		p.access.usage.FileSystem = cmp.Or(p.access.usage.FileSystem, n.pool.FileSystem)
 	}
-	return inline{p, id, disk.Request{Name: disk.Name(req.GetVolumeId()), AtLeast: int64(size), Usage: p.access.usage}},
-		nil
-}
-
-func (n *node) publishEphemeral(ctx context.Context, req *csi.NodePublishVolumeRequest) error {
-	in, err := n.inline(req)
-	if err != nil {
-		return err
-	}
-	h, err := n.pool.Lock(in.id)
+	st := disk.Stage{Path: p.to, Usage: p.access.usage, Boot: n.pool.Boot()}.WithPublish(p.to, &p.Publish)
+	want := disk.Request{Name: disk.Name(req.GetVolumeId()), AtLeast: int64(size), Usage: p.access.usage,
+		Staged: map[string]disk.Stage{n.id: st}}
+	h, err := n.pool.Lock(id)
 	if err != nil {
 		return err
 	}
 	defer h.Release()
 	r, err := h.Load()
-	switch {
-	case err == nil:
-		if done, err := n.existingEphemeral(h, r, in); done || err != nil {
+	if err == nil {
+		if done, err := n.existing(h, r, want); done || err != nil {
 			return err
 		}
-	case !errors.Is(err, disk.ErrNotFound):
+	} else if known(err) != nil {
 		return err
 	}
-	return n.makeEphemeral(ctx, h, in)
+	return n.makeEphemeral(ctx, h, want, p)
 }
 
-// existingEphemeral reports whether the volume is published as requested. A volume that is incomplete or not mounted is
-// removed.
-func (n *node) existingEphemeral(h *disk.Hold, r disk.Record, in inline) (bool, error) {
-	now, err := n.inspect(r)
+// existing reports whether the volume is published as requested. A volume that is incomplete or not mounted is removed.
+func (n *node) existing(h *disk.Hold, r disk.Record, want disk.Request) (bool, error) {
+	v, err := n.inspect(r)
 	if err != nil {
 		return false, err
 	}
-	staged, err := now.staged()
+	staged, err := v.staged()
+	if err != nil || !staged {
+		return false, cmp.Or(err, n.pool.Discard(h, r))
+	}
+	at := want.Staged[n.id].Path
+	bytes, err := n.pool.SizeOf(want, 0)
 	switch {
 	case err != nil:
 		return false, err
-	case !staged:
-		return false, n.pool.Discard(h, r)
-	case now.stage.Path != in.to.String():
-		return false, disk.Errorf(disk.ErrInUse, "the ephemeral volume is published at %s, and can have one target",
-			now.stage.Path)
+	case v.stage.Path != at:
+		return false, status.Errorf(codes.FailedPrecondition, "the ephemeral volume is published at %s, and can have one "+
+			"target", v.stage.Path)
+	case v.stage.Usage != want.Usage, v.stage.Published[at] != want.Staged[n.id].Published[at], r.Bytes != bytes:
+		return false, status.Errorf(codes.AlreadyExists, "the ephemeral volume is published at %s for %s", at, v.stage.Usage)
 	}
-	bytes, err := n.pool.SizeOf(in.want)
-	have := now.stage.Published[in.to.String()]
-	if err == nil && (now.stage.Usage != in.access.usage || have.ReadOnly != in.readOnly || r.Bytes != bytes) {
-		err = disk.Errorf(disk.ErrExists, "the ephemeral volume is published at %s for %s", in.to,
-			now.stage.Usage)
-	}
-	return true, err
+	return true, nil
 }
 
-func (n *node) makeEphemeral(ctx context.Context, h *disk.Hold, in inline) error {
-	st := disk.Stage{Path: in.to.String(), Usage: in.access.usage, Boot: n.pool.Boot()}
-	st = st.WithPublish(st.Path, &disk.Publish{Mode: st.Usage.Mode, ReadOnly: in.readOnly})
-	r, err := n.pool.MakeEphemeral(ctx, h, in.want, n.id, st)
-	if err != nil {
+func (n *node) makeEphemeral(ctx context.Context, h *disk.Hold, want disk.Request, p publication) error {
+	r, err := n.pool.CreateEmpty(ctx, h, want)
+	if err == nil {
+		err = mount.Make(p.to, false)
+	} else {
 		return err
 	}
-	b, err := n.pool.Backend(r)
 	if err == nil {
-		err = in.to.Make()
-	}
-	if err == nil {
-		err = b.Mount(ctx, r.ID, in.to, disk.MountOptions{
-			Bytes: r.Bytes, FileSystem: st.Usage.FileSystem, Flags: in.access.flags, Group: st.Usage.Group,
+		err = n.pool.Backend(r.Backend).Mount(ctx, r, p.to, disk.MountOptions{
+			FileSystem: want.Usage.FileSystem, Flags: p.access.flags, Group: want.Usage.Group,
 		})
 	}
 	if err == nil {
 		return nil
 	}
-	undoErr := n.removeEphemeral(context.WithoutCancel(ctx), h, r, in.to)
-	if foreign(undoErr) {
-		undoErr = n.pool.Discard(h, r)
+	undo := n.removeEphemeral(context.WithoutCancel(ctx), h, r, p.to)
+	if foreign(undo) {
+		undo = n.pool.Discard(h, r)
 	}
-	return errors.Join(err, undoErr)
+	return errors.Join(err, undo)
 }
 
 // unpublishEphemeral unmounts and removes a volume. A missing volume is no error.
-func (n *node) unpublishEphemeral(ctx context.Context, id disk.ID, at mount.Place) error {
+func (n *node) unpublishEphemeral(ctx context.Context, id disk.ID, at string) error {
 	h, err := n.pool.Lock(id)
 	if err != nil {
 		return err
 	}
 	defer h.Release()
 	r, err := h.Load()
-	if errors.Is(err, disk.ErrNotFound) {
-		r, err = disk.Record{ID: id, Backend: n.pool.NewVolumes}, nil
-	}
-	if err != nil {
+	switch {
+	case known(err) != nil:
 		return err
-	}
-	if r.Staged[n.id].Path != at.String() {
-		return n.takeDown(r, at) // what is mounted there is something else
+	case err != nil || r.Staged[n.id].Path != at:
+		return n.takeDown(disk.Record{ID: id, Backend: n.pool.NewVolumes}, at) // what is mounted there is something else
 	}
 	return n.removeEphemeral(ctx, h, r, at)
 }
 
-func (n *node) removeEphemeral(ctx context.Context, h *disk.Hold, r disk.Record, at mount.Place) error {
+func (n *node) removeEphemeral(ctx context.Context, h *disk.Hold, r disk.Record, at string) error {
 	if err := n.takeDown(r, at); err != nil {
 		return err
 	}
-	if err := removeTarget(r.Staged[n.id], at.String()); err != nil {
+	if err := mount.Remove(at, false); err != nil {
 		return err
 	}
-	if now, err := n.inspect(r); err == nil {
-		awaitRelease(ctx, now)
-	}
-	return n.pool.Discard(h, r)
-}
-
-// recoverEphemeral removes a volume that a kill or a reboot unmounted.
-func (n *node) recoverEphemeral(id disk.ID) error {
-	h, err := n.pool.Lock(id)
-	if err != nil {
-		return err
-	}
-	defer h.Release()
-	r, err := h.Load()
-	if err != nil {
-		return err
-	}
-	now, err := n.inspect(r)
-	if err != nil {
-		return err
-	}
-	user, err := now.backend.HeldBy(id)
-	if len(now.table.Stack(now.stage.Path)) > 0 || user != "" || err != nil {
-		return err
-	}
-	n.log.Info("removing an ephemeral volume that is not mounted", "volume", r.Name, "path", now.stage.Path)
-	if err := removeTarget(now.stage, now.stage.Path); err != nil {
-		return err
+	if v, err := n.inspect(r); err == nil {
+		v.awaitRelease(ctx)
 	}
 	return n.pool.Discard(h, r)
 }

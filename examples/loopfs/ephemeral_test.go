@@ -101,34 +101,3 @@ func TestRefusedEphemeralVolumes(t *testing.T) {
 	step(t, "unpublish", p.unpublish("csi-1", dir), codes.OK)
 	step(t, "unpublish", p.unpublish("csi-2", x), codes.OK)
 }
-
-// A start forgets what a reboot unmounted: stages and publishes end, ephemeral volumes of the node are removed.
-func TestStartForgetsWhatIsUnmounted(t *testing.T) {
-	eachBackend(t, func(t *testing.T, backend string) {
-		m := newMachine(t)
-		start := func(node string) *process {
-			return m.start(node, "--backend", backend, "--node-id", node)
-		}
-		p := start("n1")
-		id, s, target, inline := p.create("a", writer).VolumeId, m.staging("s"), m.target("t"), m.target("inline")
-		p.bringUp(id, s, target, writer)
-		step(t, "publish inline", p.publishInline("csi-1", inline, "", writer, false), codes.OK)
-		p.kill()
-		for _, dir := range []string{inline, target, s} {
-			must(t, unix.Unmount(dir, 0))
-		}
-		m.awaitNoLoops()
-		other := start("n2")
-		if left := m.volumeFiles(); len(left) != 4 {
-			t.Errorf("the start of another node left %q", left)
-		}
-		other.stop()
-		p = start("n1")
-		expectGone(t, target)
-		expectGone(t, inline)
-		step(t, "unpublish", p.unpublish(id, target), codes.OK)
-		step(t, "unpublish inline", p.unpublish("csi-1", inline), codes.OK)
-		step(t, "delete", p.delete(id), codes.OK)
-		m.expectNoVolumes()
-	})
-}

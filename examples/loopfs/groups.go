@@ -2,10 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"holdfast/examples/loopfs/internal/disk"
@@ -50,7 +51,7 @@ func (g *groups) CreateVolumeGroupSnapshot(
 		sources = append(sources, id)
 	}
 	if len(sources) == 0 {
-		return nil, disk.Errorf(disk.ErrInvalid, "the source volume ids are missing")
+		return nil, status.Error(codes.InvalidArgument, "the source volume ids are missing")
 	}
 	r, err := g.pool.SnapshotGroup(ctx, name, parameters, sources)
 	if err != nil {
@@ -61,28 +62,29 @@ func (g *groups) CreateVolumeGroupSnapshot(
 }
 
 func (g *groups) snapshots(r disk.Record) (*csi.VolumeGroupSnapshot, error) {
-	members, err := g.pool.Members(r)
-	if err != nil {
-		return nil, err
-	}
 	answer := &csi.VolumeGroupSnapshot{
 		GroupSnapshotId: string(r.ID), CreationTime: timestamppb.New(r.Created), ReadyToUse: true,
 	}
-	for _, m := range members {
+	for _, id := range r.Members {
+		m, err := g.pool.Find(id)
+		if err != nil {
+			return nil, err
+		}
 		answer.Snapshots = append(answer.Snapshots, snapshot(m))
 	}
 	return answer, nil
 }
 
-// checkMembers returns ErrInvalid if the given snapshot ids, which may be missing, are not those of the group.
+// checkMembers returns INVALID_ARGUMENT if the given snapshot ids, which may be missing, are not those of the group.
 func checkMembers(r disk.Record, given []string) error {
 	for _, id := range given {
 		if !slices.Contains(r.Members, disk.ID(id)) {
-			return disk.Errorf(disk.ErrInvalid, "snapshot %.128q is not part of group snapshot %s", id, r.ID)
+			return status.Errorf(codes.InvalidArgument, "snapshot %.128q is not part of group snapshot %s", id, r.ID)
 		}
 	}
 	if n := len(given); n > 0 && n != len(r.Members) {
-		return disk.Errorf(disk.ErrInvalid, "group snapshot %s has %d snapshots, %d are given", r.ID, len(r.Members), n)
+		return status.Errorf(codes.InvalidArgument, "group snapshot %s has %d snapshots, %d are given", r.ID,
+			len(r.Members), n)
 	}
 	return nil
 }
@@ -112,8 +114,5 @@ func (g *groups) DeleteVolumeGroupSnapshot(
 	if err == nil {
 		err = g.pool.Delete(id, func(r disk.Record) error { return checkMembers(r, req.GetSnapshotIds()) })
 	}
-	if err != nil && !errors.Is(err, disk.ErrNotFound) {
-		return nil, err
-	}
-	return &csi.DeleteVolumeGroupSnapshotResponse{}, nil
+	return &csi.DeleteVolumeGroupSnapshotResponse{}, known(err)
 }

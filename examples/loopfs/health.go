@@ -2,11 +2,8 @@ package main
 
 import (
 	"context"
-	"errors"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"holdfast/examples/loopfs/internal/disk"
 )
@@ -46,33 +43,26 @@ func (c *controller) ControllerGetVolumeHealth(
 func (c *controller) ControllerListVolumeHealth(
 	_ context.Context, req *csi.ControllerListVolumeHealthRequest,
 ) (*csi.ControllerListVolumeHealthResponse, error) {
-	token := req.GetStartingToken()
-	if err := checkPage(disk.Volume, req.GetMaxEntries(), token); err != nil {
-		return nil, err
-	}
-	ids, err := c.pool.IDs()
+	ids, err := c.pool.IDs(disk.Volume)
 	if err != nil {
 		return nil, err
 	}
-	answer := &csi.ControllerListVolumeHealthResponse{}
+	problems := map[disk.ID][]disk.Problem{}
+	var bad []disk.Record
 	for _, id := range ids {
-		if id.Kind() != disk.Volume || string(id) <= token {
-			continue
-		}
-		problems, err := c.pool.Health(id)
-		if errors.Is(err, disk.ErrNotFound) || err == nil && len(problems) == 0 {
-			continue
-		}
-		if err != nil {
+		if problems[id], err = c.pool.Health(id); known(err) != nil {
 			return nil, err
 		}
-		if n := len(answer.Entries); n > 0 && n == int(req.GetMaxEntries()) {
-			answer.NextToken = answer.Entries[n-1].VolumeId
-			break
+		if len(problems[id]) > 0 {
+			bad = append(bad, disk.Record{ID: id, State: disk.Ready}) // the record itself may be damaged
 		}
-		answer.Entries = append(answer.Entries, health(id, problems))
 	}
-	return answer, nil
+	bad, next, err := page(bad, disk.Volume, req.GetMaxEntries(), req.GetStartingToken())
+	answer := &csi.ControllerListVolumeHealthResponse{NextToken: next}
+	for _, r := range bad {
+		answer.Entries = append(answer.Entries, health(r.ID, problems[r.ID]))
+	}
+	return answer, err
 }
 
 // NodeGetVolumeHealth checks also the mounts of a volume on this node.
@@ -106,7 +96,7 @@ func (v view) problems() (list []disk.Problem) {
 	case !staged:
 		list = append(list, disk.Problem{Severity: disk.Inaccessible, Reason: "NotMounted",
 			Message: "it is staged at " + v.stage.Path + ", but not mounted or attached there"})
-	case v.stage.Usage.Access == disk.Mounted && !v.readOnly():
+	case !v.raw() && !v.readOnly():
 		if m, _ := v.table.At(v.stage.Path); m.ReadOnly() {
 			list = append(list, disk.Problem{Severity: disk.Degraded, Reason: "ReadOnly",
 				Message: "its file system became read-only; errors are in the log of the kernel"})
@@ -130,16 +120,4 @@ func (n *node) NodeGetStorageHealth(
 		})
 	}
 	return answer, nil
-}
-
-// checkPage checks the arguments of a list.
-func checkPage(kind disk.Kind, max int32, token string) error {
-	if max < 0 {
-		return disk.Errorf(disk.ErrInvalid, "max_entries is negative")
-	}
-	if _, err := disk.ParseID(kind, token); token != "" && err != nil {
-		return status.Error(codes.Aborted,
-			"starting_token is not a next_token of this call; start from the beginning")
-	}
-	return nil
 }

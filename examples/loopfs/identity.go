@@ -4,8 +4,6 @@ import (
 	"context"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"holdfast/examples/loopfs/internal/disk"
@@ -58,8 +56,5 @@ func (i *identity) GetPluginCapabilities(
 }
 
 func (i *identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
-	if err := i.pool.Check(); err != nil {
-		return nil, status.Error(codes.FailedPrecondition, err.Error())
-	}
-	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, i.pool.Check()
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"holdfast/examples/loopfs/internal/disk"
 )
@@ -60,7 +62,7 @@ func (m *metadata) GetMetadataDelta(
 }
 
 // acquire locks a snapshot, so that it is not removed meanwhile.
-func (m *metadata) acquire(snapshot string, offset int64) (*disk.Hold, disk.Record, disk.Differ, error) {
+func (m *metadata) acquire(snapshot string, offset int64) (*disk.Hold, disk.Record, disk.Devices, error) {
 	id, err := disk.ParseID(disk.Snapshot, snapshot)
 	if err != nil {
 		return nil, disk.Record{}, nil, err
@@ -69,12 +71,13 @@ func (m *metadata) acquire(snapshot string, offset int64) (*disk.Hold, disk.Reco
 	if err != nil {
 		return nil, disk.Record{}, nil, err
 	}
-	b, ok := m.pool.Backends[r.Backend].(disk.Differ)
+	b := m.pool.Devices(r)
 	switch {
-	case !ok:
-		err = disk.Errorf(disk.ErrInUse, "snapshot %s is of backend %s, which does not know its blocks", id, r.Backend)
+	case b == nil:
+		err = status.Errorf(codes.FailedPrecondition, "snapshot %s is of backend %s, which does not know its blocks", id,
+			r.Backend)
 	case offset < 0 || offset > r.Bytes:
-		err = disk.Errorf(disk.ErrRange, "starting_offset %d is not in a snapshot of %d bytes", offset, r.Bytes)
+		err = status.Errorf(codes.OutOfRange, "starting_offset %d is not in a snapshot of %d bytes", offset, r.Bytes)
 	default:
 		return h, r, b, nil
 	}
@@ -90,7 +93,8 @@ func (m *metadata) base(snapshot string, target disk.Record) (disk.ID, error) {
 	}
 	r, err := m.pool.Find(id)
 	if err == nil && (r.Source != target.Source || r.Created.After(target.Created)) {
-		err = disk.Errorf(disk.ErrInvalid, "snapshot %s is no earlier snapshot of the same volume as %s", id, target.ID)
+		err = status.Errorf(codes.InvalidArgument, "snapshot %s is no earlier snapshot of the same volume as %s", id,
+			target.ID)
 	}
 	return id, err
 }

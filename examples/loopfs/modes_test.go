@@ -191,8 +191,8 @@ func TestSocket(t *testing.T) {
 	m := newMachine(t)
 	first := m.start("csi", "--mode", "controller", "--backend", "dir")
 	for endpoint, want := range map[string]string{
-		"unix://" + first.socket: "another process serves", "": "no endpoint", "tcp://127.0.0.1:1": "form",
-		"unix://relative": "form", "unix:///" + strings.Repeat("x", 107): "108 bytes",
+		"unix://" + first.socket: "another process serves", "": "unix:///path", "tcp://127.0.0.1:1": "unix:///path",
+		"unix://relative": "unix:///path", "unix:///" + strings.Repeat("x", 107): "108 bytes",
 	} {
 		cmd := exec.Command(self(t), "--mode", "controller", "--backend", "dir", "--data", m.data)
 		cmd.Env = append(os.Environ(), asLoopfs+"=1", "CSI_ENDPOINT="+endpoint)

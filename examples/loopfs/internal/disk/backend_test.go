@@ -13,6 +13,9 @@ import (
 
 	"holdfast/examples/loopfs/internal/mount"
 	mounttable "holdfast/internal/mount"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // Every backend passes the same suites.
@@ -47,8 +50,8 @@ func dataDir(t *testing.T) string {
 func mountSuite(t *testing.T, name string) {
 	need(t, name)
 	data := dataDir(t)
-	s := openStore(t, data)
-	b, id, other := Backends(s)[name], IDFor(Volume, "a"), IDFor(Volume, "b")
+	s := testStore(t, data)
+	b, id, other := (&Pool{Store: s}).Backend(name), IDFor(Volume, "a"), IDFor(Volume, "b")
 	at := place(t)
 
 	for range 2 { // making again replaces
@@ -56,17 +59,14 @@ func mountSuite(t *testing.T, name string) {
 	}
 	must(t, b.Make(t.Context(), other, 32<<20))
 	mustMount(t, b, id, at, "ext4", "noatime")
-	file := filepath.Join(at.String(), "f")
+	file := filepath.Join(at, "f")
 	mustWrite(t, file, "kept")
 	expectShown(t, b, id, at, true)
 	expectShown(t, b, other, at, false)
 	if m := tableAt(t, at); !strings.Contains(m.Flags, "noatime") {
 		t.Errorf("mounted with %q", m.Flags)
 	}
-	if who, err := b.HeldBy(id); who == "" || err != nil {
-		t.Errorf("a mounted volume is held by %q, %v", who, err)
-	}
-	st, err := b.Stats(id, 32<<20, at.String())
+	st, err := b.Stats(Record{ID: id, Bytes: 32 << 20}, at)
 	if used := st.Bytes.Total - st.Bytes.Free; err != nil || st.Bytes.Total > 32<<20 || used < 0 ||
 		st.Bytes.Used == 0 || st.Inodes.Used == 0 {
 		t.Errorf("stats: %+v, %v", st, err)
@@ -93,7 +93,7 @@ func mountSuite(t *testing.T, name string) {
 	if left := files(t, data); len(left) > 0 {
 		t.Errorf("left are %q", left)
 	}
-	if err := b.Mount(t.Context(), id, at, MountOptions{FileSystem: "ext4"}); err == nil {
+	if err := b.Mount(t.Context(), sized(b, id), at, MountOptions{FileSystem: "ext4"}); err == nil {
 		t.Error("a removed volume can be mounted")
 	}
 }
@@ -102,10 +102,10 @@ func mountSuite(t *testing.T, name string) {
 func copySuite(t *testing.T, name string) {
 	need(t, name)
 	data := dataDir(t)
-	s := openStore(t, data)
-	b, from, to := Backends(s)[name], IDFor(Volume, "from"), IDFor(Snapshot, "to")
+	s := testStore(t, data)
+	b, from, to := (&Pool{Store: s}).Backend(name), IDFor(Volume, "from"), IDFor(Snapshot, "to")
 	at := place(t)
-	file, link := filepath.Join(at.String(), "f"), filepath.Join(at.String(), "d", "link")
+	file, link := filepath.Join(at, "f"), filepath.Join(at, "d", "link")
 	must(t, b.Make(t.Context(), from, 32<<20))
 	mustMount(t, b, from, at, "ext4")
 	mustWrite(t, file, "old")
@@ -142,14 +142,14 @@ func copySuite(t *testing.T, name string) {
 
 func TestDirRefusesToRemoveThroughAMount(t *testing.T) {
 	need(t, DirBackend)
-	s := openStore(t, t.TempDir())
-	b, id := Backends(s)[DirBackend], IDFor(Volume, "a")
+	s := testStore(t, t.TempDir())
+	b, id := (&Pool{Store: s}).Backend(DirBackend), IDFor(Volume, "a")
 	must(t, b.Make(t.Context(), id, 0))
 	inner := filepath.Join(s.Path(), dirName(id), "inner")
 	precious := t.TempDir()
 	must(t, errors.Join(os.Mkdir(inner, 0o700), os.WriteFile(filepath.Join(precious, "f"), nil, 0o600),
 		unix.Mount(precious, inner, "", unix.MS_BIND, "")))
-	if err := b.Remove(id); !errors.Is(err, ErrInUse) {
+	if err := b.Remove(id); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("removed with a mount inside: %v", err)
 	}
 	must(t, unix.Unmount(inner, 0))
@@ -161,10 +161,10 @@ func TestDirRefusesToRemoveThroughAMount(t *testing.T) {
 // The dir backend refuses what it cannot do. It counts sizes and does not enforce them.
 func TestLimitsOfTheDirBackend(t *testing.T) {
 	need(t, DirBackend)
-	s := openStore(t, dataDir(t))
-	b, id, at := Backends(s)[DirBackend], IDFor(Volume, "a"), place(t)
+	s := testStore(t, dataDir(t))
+	b, id, at := (&Pool{Store: s}).Backend(DirBackend), IDFor(Volume, "a"), place(t)
 	for _, u := range []Usage{{Access: Raw}, {Access: Either}, {FileSystem: "xfs"}} {
-		if err := b.Supports(u); !errors.Is(err, ErrInvalid) {
+		if err := b.Supports(u); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("usage %+v: %v", u, err)
 		}
 	}
@@ -173,47 +173,62 @@ func TestLimitsOfTheDirBackend(t *testing.T) {
 	}
 	must(t, b.Make(t.Context(), id, 1<<20))
 	mustMount(t, b, id, at, "ext4")
-	must(t, os.WriteFile(filepath.Join(at.String(), "f"), make([]byte, 3<<20), 0o600))
-	st, err := b.Stats(id, 1<<20, at.String())
+	must(t, os.WriteFile(filepath.Join(at, "f"), make([]byte, 3<<20), 0o600))
+	st, err := b.Stats(Record{ID: id, Bytes: 1 << 20}, at)
 	if err != nil || st.Bytes.Total != 1<<20 || st.Bytes.Used < 3<<20 || st.Bytes.Free != 0 || st.Inodes.Used != 2 {
 		t.Errorf("a volume over its size: %+v, %v", st, err)
 	}
-	if err := b.Copy(t.Context(), id, IDFor(Snapshot, "s"), 1<<20, true); !errors.Is(err, ErrInUse) {
+	if err := b.Copy(t.Context(), id, IDFor(Snapshot, "s"), 1<<20, true); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("copy of a directory that is written to: %v", err)
 	}
 	mustUnmount(t, b, id, at)
 }
 
-func place(t *testing.T) mount.Place {
+func place(t *testing.T) string {
 	t.Helper()
 	p, err := mount.Resolve(t.TempDir())
 	must(t, err)
 	return p
 }
 
-func tableAt(t *testing.T, at mount.Place) mounttable.Mount {
+func tableAt(t *testing.T, at string) mounttable.Mount {
 	t.Helper()
-	m, found, err := mounttable.At(at.String())
+	m, found, err := mounttable.At(at)
 	if err != nil || !found {
 		t.Fatalf("nothing is mounted at %s, %v", at, err)
 	}
 	return m
 }
 
-func mustMount(t *testing.T, b Backend, id ID, at mount.Place, fs string, words ...string) {
+// sized returns the record of a volume with the size of its image.
+func sized(b Backend, id ID) Record {
+	r := Record{ID: id}
+	if l, ok := b.(loop); ok {
+		if st, err := l.root.Stat(imageName(id)); err == nil {
+			r.Bytes = st.Size()
+		}
+	}
+	return r
+}
+
+func mustMount(t *testing.T, b Backend, id ID, at string, fs string, words ...string) {
 	t.Helper()
 	flags, err := mount.ParseFlags(words)
 	must(t, err)
-	must(t, b.Mount(t.Context(), id, at, MountOptions{FileSystem: fs, Flags: flags}))
-	t.Cleanup(func() { _ = unix.Unmount(at.String(), unix.MNT_DETACH) }) // after a failure
+	must(t, b.Mount(t.Context(), sized(b, id), at, MountOptions{FileSystem: fs, Flags: flags}))
+	t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) }) // after a failure
 }
 
 // mustUnmount waits until the kernel has freed the volume.
-func mustUnmount(t *testing.T, b Backend, id ID, at mount.Place) {
+func mustUnmount(t *testing.T, b Backend, id ID, at string) {
 	t.Helper()
-	must(t, at.Unmount())
+	must(t, mount.Unmount(at))
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		who, err := b.HeldBy(id)
+		d, ok := b.(Devices)
+		if !ok {
+			return
+		}
+		who, err := d.HeldBy(id)
 		must(t, err)
 		if who == "" {
 			return
@@ -224,11 +239,9 @@ func mustUnmount(t *testing.T, b Backend, id ID, at mount.Place) {
 	}
 }
 
-func expectShown(t *testing.T, b Backend, id ID, at mount.Place, want bool) {
+func expectShown(t *testing.T, b Backend, id ID, at string, want bool) {
 	t.Helper()
-	table, err := mounttable.Table(0)
-	must(t, err)
-	if shown, err := b.Shows(table, tableAt(t, at), id); shown != want || err != nil {
+	if shown, err := b.Shows(tableAt(t, at), id); shown != want || err != nil {
 		t.Errorf("volume %s shown at %s: %v, %v", id, at, shown, err)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (l *loop) Allocated(id ID, at int64, each func(at, end int64) error) error {
+func (l loop) Allocated(id ID, at int64, each func(at, end int64) error) error {
 	image, err := l.image(id, os.O_RDONLY)
 	if err != nil {
 		return err
@@ -21,7 +21,7 @@ func (l *loop) Allocated(id ID, at int64, each func(at, end int64) error) error 
 }
 
 // Changed compares contents, as the images of two snapshots need not share blocks. It skips what is a hole in both.
-func (l *loop) Changed(base, id ID, at int64, each func(at, end int64) error) error {
+func (l loop) Changed(base, id ID, at int64, each func(at, end int64) error) error {
 	a, err := l.image(base, os.O_RDONLY)
 	if err != nil {
 		return err

@@ -11,6 +11,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // An image never has two writable devices: two file systems on the same bytes would destroy them.
@@ -21,7 +23,7 @@ import (
 // meanwhile, a reader needs O_DIRECT.
 
 // each calls do with each device of the volume's image. The kernel does not free an open device.
-func (l *loop) each(id ID, do func(dev *os.File, info *unix.LoopInfo64) error) error {
+func (l loop) each(id ID, do func(dev *os.File, info *unix.LoopInfo64) error) error {
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
 		return fmt.Errorf("list the loop devices: %w", err)
@@ -38,74 +40,57 @@ func (l *loop) each(id ID, do func(dev *os.File, info *unix.LoopInfo64) error) e
 	return nil
 }
 
-func (l *loop) visit(path string, id ID, do func(dev *os.File, info *unix.LoopInfo64) error) error {
+func (l loop) visit(path string, id ID, do func(dev *os.File, info *unix.LoopInfo64) error) error {
 	dev, err := os.Open(path)
 	if err != nil {
 		return fmt.Errorf("open a loop device: %w", err)
 	}
 	defer dev.Close()
-	info, err := l.loopInfo(dev, id)
-	if info == nil || err != nil {
-		return err
-	}
-	return do(dev, info)
-}
-
-// loopInfo returns the status of a device of the volume's image, or nil for another device. It compares device and
-// inode numbers, as names differ between namespaces.
-func (l *loop) loopInfo(dev *os.File, id ID) (*unix.LoopInfo64, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
 	if errors.Is(err, unix.ENXIO) {
-		return nil, nil
+		return nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the status of %s: %w", dev.Name(), err)
+		return fmt.Errorf("read the status of %s: %w", path, err)
 	}
-	st, err := l.store.root.Stat(imageName(id))
+	st, err := l.root.Stat(imageName(id))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("stat the image: %w", err)
+		return fmt.Errorf("stat the image: %w", err)
 	}
+	// names differ between namespaces
 	if sys, ok := st.Sys().(*syscall.Stat_t); !ok || sys.Dev != info.Device || sys.Ino != info.Inode {
-		return nil, nil
+		return nil
 	}
-	return info, nil
+	return do(dev, info)
 }
 
 // deviceKind is the mask of the flags in which devices of one image differ.
 const deviceKind = unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_READ_ONLY
 
 // attach opens the device of that kind. It makes one if there is none.
-func (l *loop) attach(id ID, kind uint32) (*os.File, error) {
+func (l loop) attach(id ID, kind uint32) (*os.File, error) {
 	if err := LoopPossible(); err != nil {
-		return nil, Errorf(ErrUnavailable, "volume %s needs a loop device: %w", id, err)
+		return nil, status.Errorf(codes.FailedPrecondition, "volume %s needs a loop device: %v", id, err)
 	}
 	var open *os.File
-	err := l.each(id, func(dev *os.File, info *unix.LoopInfo64) error {
+	err := l.each(id, func(dev *os.File, info *unix.LoopInfo64) (err error) {
 		switch {
 		case info.Flags&deviceKind == kind && open == nil:
-			fd, err := unix.FcntlInt(dev.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-			if err != nil {
-				return fmt.Errorf("open a loop device: %w", err)
-			}
-			open = os.NewFile(uintptr(fd), dev.Name())
-		case info.Flags&deviceKind == kind:
-		case (info.Flags|kind)&unix.LO_FLAGS_READ_ONLY == 0:
-			return Errorf(ErrInUse, "%s is still attached to volume %s by another use; detach it: losetup -d %s", dev.Name(),
-				id, dev.Name())
+			open, err = os.Open(dev.Name()) // it cannot become another device meanwhile: dev is open
+		case info.Flags&deviceKind != kind && (info.Flags|kind)&unix.LO_FLAGS_READ_ONLY == 0:
+			err = status.Errorf(codes.FailedPrecondition, "%s is still attached to volume %s by another use; detach it: "+
+				"losetup -d %s", dev.Name(), id, dev.Name())
 		}
-		return nil
+		return err
 	})
 	if err != nil && open != nil {
 		open.Close()
 	}
-	if err != nil {
-		return nil, err
-	}
-	if open != nil {
-		return open, nil
+	if err != nil || open != nil {
+		return open, err
 	}
 	mode := os.O_RDWR
 	if kind&unix.LO_FLAGS_READ_ONLY != 0 {
@@ -136,7 +121,7 @@ func configure(image *os.File, id ID, flags uint32) (*os.File, error) {
 			return nil, fmt.Errorf("set up %s: %w", dev.Name(), err)
 		}
 	}
-	return nil, Errorf(ErrFull, "other processes took every free loop device")
+	return nil, status.Error(codes.ResourceExhausted, "other processes took every free loop device")
 }
 
 func freeLoop() (*os.File, error) {
@@ -149,26 +134,33 @@ func freeLoop() (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find a free loop device: %w", err)
 	}
-	dev, err := os.OpenFile(fmt.Sprintf("/dev/loop%d", n), os.O_RDWR, 0)
-	if err != nil {
-		return nil, fmt.Errorf("open the free loop device: %w", err)
-	}
-	return dev, nil
+	return os.OpenFile(fmt.Sprintf("/dev/loop%d", n), os.O_RDWR, 0)
 }
 
-func (l *loop) Attach(id ID, readOnly bool) (string, error) {
+func (l loop) Attach(r Record, readOnly bool) (string, error) {
+	if err := l.Grow(r.ID, r.Bytes); err != nil { // a kill may have prevented it
+		return "", err
+	}
 	var flags uint32
 	if readOnly {
 		flags = unix.LO_FLAGS_READ_ONLY
 	}
-	dev, err := l.attach(id, flags)
+	dev, err := l.attach(r.ID, flags)
 	if err != nil {
 		return "", err
 	}
-	return dev.Name(), dev.Close()
+	return dev.Name(), errors.Join(dev.Close(), l.SetReadAhead(r.ID, r.ReadAhead))
 }
 
-func (l *loop) Device(id ID, readOnly bool) (string, error) {
+func (l loop) HeldBy(id ID) (name string, err error) {
+	err = l.each(id, func(dev *os.File, _ *unix.LoopInfo64) error {
+		name = dev.Name()
+		return nil
+	})
+	return name, err
+}
+
+func (l loop) Device(id ID, readOnly bool) (string, error) {
 	var path string
 	err := l.each(id, func(dev *os.File, info *unix.LoopInfo64) error {
 		if readOnly == (info.Flags&unix.LO_FLAGS_READ_ONLY != 0) {
@@ -179,7 +171,7 @@ func (l *loop) Device(id ID, readOnly bool) (string, error) {
 	return path, err
 }
 
-func (l *loop) Size(id ID) (int64, error) {
+func (l loop) Size(id ID) (int64, error) {
 	var size int64
 	err := l.each(id, func(dev *os.File, _ *unix.LoopInfo64) (err error) {
 		size, err = dev.Seek(0, io.SeekEnd)
@@ -188,7 +180,7 @@ func (l *loop) Size(id ID) (int64, error) {
 	return size, err
 }
 
-func (l *loop) SetReadAhead(id ID, kib int64) error {
+func (l loop) SetReadAhead(id ID, kib int64) error {
 	if kib == 0 {
 		return nil
 	}
@@ -201,7 +193,7 @@ func (l *loop) SetReadAhead(id ID, kib int64) error {
 }
 
 // Detach detaches all devices. The kernel frees a device that is open at its last close.
-func (l *loop) Detach(id ID) error {
+func (l loop) Detach(id ID) error {
 	return l.each(id, func(dev *os.File, _ *unix.LoopInfo64) error {
 		if err := unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
 			return fmt.Errorf("detach %s: %w", dev.Name(), err)
@@ -211,7 +203,7 @@ func (l *loop) Detach(id ID) error {
 }
 
 // flush writes the caches of the volume's devices to the image.
-func (l *loop) flush(id ID) error {
+func (l loop) flush(id ID) error {
 	return l.each(id, func(dev *os.File, info *unix.LoopInfo64) error {
 		if info.Flags&unix.LO_FLAGS_READ_ONLY != 0 {
 			return nil
@@ -224,7 +216,7 @@ func (l *loop) flush(id ID) error {
 }
 
 // resize sets the size of the volume's devices to that of the image.
-func (l *loop) resize(id ID) error {
+func (l loop) resize(id ID) error {
 	return l.each(id, func(dev *os.File, _ *unix.LoopInfo64) error {
 		if err := unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_SET_CAPACITY, 0); err != nil {
 			return fmt.Errorf("resize %s: %w", dev.Name(), err)

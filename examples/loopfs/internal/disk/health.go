@@ -7,6 +7,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // Severity is how bad a problem is.
@@ -29,27 +31,20 @@ type Problem struct {
 // Health checks the record and the bytes of a volume. It returns no problems for a healthy volume.
 func (p *Pool) Health(id ID) ([]Problem, error) {
 	r, err := p.Find(id)
-	if errors.Is(err, ErrDamaged) {
+	if status.Code(err) == codes.DataLoss {
 		return []Problem{{Lost, "RecordDamaged", err.Error()}}, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	b, err := p.Backend(r)
-	if err != nil {
-		return []Problem{{Inaccessible, "BackendUnknown", err.Error()}}, nil
-	}
-	return b.Check(r)
+	return p.Backend(r.Backend).Check(r)
 }
 
 // StorageProblem checks the data directory. The reason is empty if it is healthy.
 func (p *Pool) StorageProblem() Problem {
-	if err := p.Store.Check(); err != nil {
-		return Problem{Inaccessible, "DataDirectoryMissing", err.Error()}
-	}
 	var st unix.Statfs_t
-	if err := unix.Statfs(p.path, &st); err != nil {
-		return Problem{Inaccessible, "DataDirectoryMissing", "statfs: " + err.Error()}
+	if err := errors.Join(p.Store.Check(), unix.Statfs(p.path, &st)); err != nil {
+		return Problem{Inaccessible, "DataDirectoryMissing", err.Error()}
 	}
 	if st.Bavail < st.Blocks/50 {
 		return Problem{Degraded, "DataDirectoryFull", fmt.Sprintf("%s has %d bytes free, less than 2%%; writes to volumes "+
@@ -58,10 +53,10 @@ func (p *Pool) StorageProblem() Problem {
 	return Problem{}
 }
 
-func (l *loop) Check(r Record) ([]Problem, error) {
+func (l loop) Check(r Record) ([]Problem, error) {
 	image, err := l.image(r.ID, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
-		return []Problem{{Lost, "ImageMissing", "the image " + l.store.path + "/" + imageName(r.ID) + " is gone"}}, nil
+		return []Problem{{Lost, "ImageMissing", "the image " + l.path + "/" + imageName(r.ID) + " is gone"}}, nil
 	}
 	if err != nil {
 		return nil, err
@@ -90,9 +85,9 @@ func (l *loop) Check(r Record) ([]Problem, error) {
 	return nil, nil
 }
 
-func (d *dir) Check(r Record) ([]Problem, error) {
-	if _, err := d.store.root.Stat(dirName(r.ID)); errors.Is(err, fs.ErrNotExist) {
-		return []Problem{{Lost, "DirectoryMissing", "the directory " + d.store.path + "/" + dirName(r.ID) + " is gone"}}, nil
+func (d dir) Check(r Record) ([]Problem, error) {
+	if _, err := d.root.Stat(dirName(r.ID)); errors.Is(err, fs.ErrNotExist) {
+		return []Problem{{Lost, "DirectoryMissing", "the directory " + d.path + "/" + dirName(r.ID) + " is gone"}}, nil
 	} else if err != nil {
 		return nil, fmt.Errorf("stat the volume's directory: %w", err)
 	}

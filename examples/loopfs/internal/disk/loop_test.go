@@ -12,19 +12,22 @@ import (
 
 	"holdfast/examples/loopfs/internal/mount"
 	"holdfast/internal/installed"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // loopVolume returns a loop backend with one volume of that size.
-func loopVolume(t *testing.T, size int64) (*loop, ID, mount.Place) {
+func loopVolume(t *testing.T, size int64) (loop, ID, string) {
 	t.Helper()
 	need(t, LoopBackend)
-	l, id := &loop{openStore(t, dataDir(t))}, IDFor(Volume, "a")
+	l, id := loop{testStore(t, dataDir(t))}, IDFor(Volume, "a")
 	must(t, l.Make(t.Context(), id, size))
 	t.Cleanup(func() { _ = l.Detach(id) }) // after a failure
 	return l, id, place(t)
 }
 
-func imagePath(l *loop, id ID) string { return filepath.Join(l.store.Path(), imageName(id)) }
+func imagePath(l loop, id ID) string { return filepath.Join(l.Path(), imageName(id)) }
 
 // blkid returns the file system of an image, by a program that is not under test.
 func blkid(t *testing.T, path string) string {
@@ -45,10 +48,10 @@ func TestOneDevicePerImage(t *testing.T) {
 	if a, z := tableAt(t, one), tableAt(t, two); a.Minor != z.Minor {
 		t.Errorf("two devices: %s and %s", a.Source, z.Source)
 	}
-	if _, err := b.Attach(id, false); !errors.Is(err, ErrInUse) {
+	if _, err := b.Attach(Record{ID: id}, false); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("Attach of a mounted volume: %v", err)
 	}
-	must(t, one.Unmount())
+	must(t, mount.Unmount(one))
 	mustUnmount(t, b, id, two)
 }
 
@@ -58,7 +61,7 @@ func TestFileSystemsAreMadeOnceAndStay(t *testing.T) {
 	for fs, other := range map[string]string{"ext4": "xfs", "xfs": "ext4"} {
 		t.Run(fs, func(t *testing.T) {
 			installed.FileSystem(t, fs)
-			const size = MinXFSBytes + 4096
+			const size = minXFSBytes + 4096
 			b, id, at := loopVolume(t, size)
 			if have, err := b.FileSystem(id, ""); have != "" || err != nil || blkid(t, imagePath(b, id)) != "" {
 				t.Errorf("a new volume holds %q, %v", have, err)
@@ -67,18 +70,19 @@ func TestFileSystemsAreMadeOnceAndStay(t *testing.T) {
 			if m := tableAt(t, at); m.FSType != fs {
 				t.Errorf("mounted is %s, not %s", m.FSType, fs)
 			}
-			mustWrite(t, filepath.Join(at.String(), "f"), "kept")
+			mustWrite(t, filepath.Join(at, "f"), "kept")
 			mustUnmount(t, b, id, at)
 			if have, err := b.FileSystem(id, ""); have != fs || err != nil || blkid(t, imagePath(b, id)) != fs {
 				t.Errorf("the volume holds %q, %v; blkid finds %q", have, err, blkid(t, imagePath(b, id)))
 			}
-			if err := b.Mount(t.Context(), id, at, MountOptions{FileSystem: other}); !errors.Is(err, ErrInUse) {
+			err := b.Mount(t.Context(), sized(b, id), at, MountOptions{FileSystem: other})
+			if status.Code(err) != codes.FailedPrecondition {
 				t.Errorf("mount of %s as %s: %v", fs, other, err)
 			}
 			for _, more := range []int64{0, 4096, 8192, 1<<20 + 4096} {
 				must(t, b.Grow(id, size+more))
 				mustMount(t, b, id, at, fs)
-				expectFile(t, filepath.Join(at.String(), "f"), "kept")
+				expectFile(t, filepath.Join(at, "f"), "kept")
 				mustUnmount(t, b, id, at)
 			}
 		})
@@ -93,7 +97,8 @@ func TestNoFileSystemOverData(t *testing.T) {
 		must(t, err)
 		_, err = f.WriteAt([]byte{1}, offset)
 		must(t, err)
-		if err := b.Mount(t.Context(), id, at, MountOptions{FileSystem: "ext4"}); !errors.Is(err, ErrInUse) {
+		err = b.Mount(t.Context(), sized(b, id), at, MountOptions{FileSystem: "ext4"})
+		if status.Code(err) != codes.FailedPrecondition {
 			t.Errorf("mount with a byte at %d: %v", offset, err)
 		}
 		var one [1]byte

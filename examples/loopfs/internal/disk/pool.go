@@ -1,43 +1,60 @@
 package disk
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"holdfast/internal/proc"
 )
 
 // Pool makes and removes volumes and snapshots within a total capacity.
 type Pool struct {
 	*Store
-	Backends   map[string]Backend
 	NewVolumes string // the backend of new volumes
 	Capacity   int64
 	FileSystem string // of volumes that request none
 	boot       string
 }
 
-// NewPool returns a pool of the store. newVolumes is a key of backends.
-func NewPool(s *Store, backends map[string]Backend, newVolumes string, capacity int64) (*Pool, error) {
+// Open opens or makes a data directory. newVolumes is the name of a backend.
+func Open(dir, newVolumes string, capacity int64, fileSystem string) (*Pool, error) {
 	boot, err := proc.BootID()
 	if err != nil {
 		return nil, err
 	}
-	p := &Pool{Store: s, Backends: backends, NewVolumes: newVolumes, Capacity: capacity, FileSystem: "ext4", boot: boot}
-	return p, nil
+	s, err := openStore(dir)
+	return &Pool{Store: s, NewVolumes: newVolumes, Capacity: capacity, FileSystem: fileSystem, boot: boot}, err
 }
 
 // Boot returns the ID of the current boot.
 func (p *Pool) Boot() string { return p.boot }
 
-// Backend returns the backend of a volume.
-func (p *Pool) Backend(r Record) (Backend, error) {
-	b, ok := p.Backends[r.Backend]
-	if !ok {
-		return nil, Errorf(ErrUnavailable, "volume %s has the backend %q, which this loopfs does not know", r.ID,
-			r.Backend)
+// Backend returns a backend.
+func (p *Pool) Backend(name string) Backend {
+	if name == DirBackend {
+		return dir{p.Store}
 	}
-	return b, nil
+	return loop{p.Store}
+}
+
+// Devices returns the devices of a volume, or nil if its backend has none.
+func (p *Pool) Devices(r Record) Devices {
+	d, _ := p.Backend(r.Backend).(Devices)
+	return d
+}
+
+// heldBy returns a device that the kernel has of the volume, or an empty string.
+func (p *Pool) heldBy(r Record) (string, error) {
+	if d := p.Devices(r); d != nil {
+		return d.HeldBy(r.ID)
+	}
+	return "", nil
 }
 
 // Acquire locks a ready volume or snapshot and reads its record. It thaws what a kill left frozen.
@@ -58,9 +75,69 @@ func (p *Pool) Acquire(id ID) (*Hold, Record, error) {
 	return h, r, nil
 }
 
+// Limits of a volume's size. Sizes are whole blocks.
+const (
+	minBytes     = 16 << 20
+	minXFSBytes  = 300 << 20 // mkfs.xfs makes nothing smaller
+	defaultBytes = 64 << 20
+	blockBytes   = 4096
+)
+
+// Request is a requested volume.
+type Request struct {
+	Name       Name
+	AtLeast    int64 // bytes; 0: no wish
+	AtMost     int64 // bytes; 0: no limit
+	Usage      Usage
+	Parameters string // a digest
+	ReadAhead  int64  // KiB; 0: that of the kernel
+	Source     ID     // a volume or a snapshot; "": it begins empty
+	Staged     map[string]Stage
+}
+
+// MinSize returns the smallest size of a new volume.
+func (p *Pool) MinSize(u Usage) int64 {
+	if cmp.Or(u.FileSystem, p.FileSystem) == "xfs" && u.Access != Raw && p.NewVolumes == LoopBackend {
+		return minXFSBytes
+	}
+	return minBytes
+}
+
+// SizeOf returns the size of a new volume. It is at least that of its source.
+func (p *Pool) SizeOf(w Request, source int64) (int64, error) {
+	if err := CheckRange(w.AtLeast, w.AtMost); err != nil {
+		return 0, err
+	}
+	most := cmp.Or(w.AtMost, math.MaxInt64)
+	least := max(p.MinSize(w.Usage), source)
+	bytes := blocks(max(w.AtLeast, least))
+	if w.AtLeast == 0 && source == 0 {
+		bytes = min(max(defaultBytes, least), most/blockBytes*blockBytes)
+	}
+	switch {
+	case w.AtLeast > p.Capacity:
+		return 0, status.Errorf(codes.OutOfRange, "requested are %d bytes; the capacity is %d", w.AtLeast, p.Capacity)
+	case bytes < least || bytes > most:
+		return 0, status.Errorf(codes.OutOfRange, "requested are at most %d bytes; such a volume has at least %d, in "+
+			"blocks of %d", most, least, blockBytes)
+	}
+	return bytes, nil
+}
+
+// blocks rounds a size up to whole blocks.
+func blocks(bytes int64) int64 { return (bytes + blockBytes - 1) / blockBytes * blockBytes }
+
+// CheckRange returns OUT_OF_RANGE if no size is in a range of bytes.
+func CheckRange(atLeast, atMost int64) error {
+	if atLeast < 0 || atMost < 0 || atMost > 0 && atMost < atLeast {
+		return status.Errorf(codes.OutOfRange, "no size is at least %d and at most %d bytes", atLeast, atMost)
+	}
+	return nil
+}
+
 // Create makes a volume. It may exist. Its size counts from before it is made.
 func (p *Pool) Create(ctx context.Context, w Request) (Record, error) {
-	if err := checkRange(w.AtLeast, w.AtMost); err != nil {
+	if err := CheckRange(w.AtLeast, w.AtMost); err != nil {
 		return Record{}, err
 	}
 	h, err := p.Lock(IDFor(Volume, w.Name))
@@ -72,38 +149,55 @@ func (p *Pool) Create(ctx context.Context, w Request) (Record, error) {
 	switch {
 	case err == nil:
 		return r, r.satisfies(w)
-	case !errors.Is(err, ErrNotFound):
+	case status.Code(err) != codes.NotFound:
 		return Record{}, err
+	case w.Source == h.id:
+		return Record{}, status.Error(codes.InvalidArgument, "a volume cannot be made from itself")
 	case w.Source != "":
 		return p.createFrom(ctx, h, w)
 	}
-	b := p.Backends[p.NewVolumes]
+	return p.CreateEmpty(ctx, h, w)
+}
+
+// CreateEmpty makes an empty volume under a lock.
+func (p *Pool) CreateEmpty(ctx context.Context, h *Hold, w Request) (Record, error) {
+	b := p.Backend(p.NewVolumes)
 	if err := b.Supports(w.Usage); err != nil {
 		return Record{}, err
 	}
-	if _, ok := b.(Tuner); !ok && w.ReadAhead != 0 {
-		return Record{}, Errorf(ErrInvalid, "the %s backend has no mutable parameters", p.NewVolumes)
-	}
-	bytes, err := p.SizeOf(w)
+	r, err := p.newRecord(h, w, p.NewVolumes, 0)
 	if err != nil {
 		return Record{}, err
 	}
-	r = Record{ID: h.id, Name: w.Name, Backend: p.NewVolumes, Bytes: bytes, Usage: w.Usage, Parameters: w.Parameters,
-		ReadAhead: w.ReadAhead}
 	return p.make(h, r, func() error { return b.Make(ctx, r.ID, r.Bytes) })
 }
 
-// MakeEphemeral makes the bytes of a volume that is about to be mounted. Its record has the stage from the start.
-func (p *Pool) MakeEphemeral(ctx context.Context, h *Hold, w Request, node string, st Stage) (Record, error) {
-	bytes, err := p.SizeOf(w)
-	if err != nil {
-		return Record{}, err
+func (p *Pool) newRecord(h *Hold, w Request, backend string, source int64) (Record, error) {
+	bytes, err := p.SizeOf(w, source)
+	r := Record{ID: h.id, Name: w.Name, Backend: backend, Bytes: bytes, Usage: w.Usage, Parameters: w.Parameters,
+		ReadAhead: w.ReadAhead, Source: w.Source, Staged: w.Staged}
+	if err == nil && r.ReadAhead != 0 && p.Devices(r) == nil {
+		err = status.Errorf(codes.InvalidArgument, "volumes of the %s backend have no mutable parameters", backend)
 	}
-	r := Record{ID: h.id, Name: w.Name, Backend: p.NewVolumes, Bytes: bytes, Usage: w.Usage}.WithStage(node, &st)
-	return p.make(h, r, func() error { return p.Backends[p.NewVolumes].Make(ctx, r.ID, r.Bytes) })
+	return r, err
 }
 
-// loadReady reads a ready record. An incomplete volume is removed, and the error is ErrNotFound.
+// satisfies returns ALREADY_EXISTS if the existing volume is not the requested one.
+func (r Record) satisfies(w Request) error {
+	switch {
+	case r.Bytes < w.AtLeast || w.AtMost > 0 && r.Bytes > w.AtMost:
+		return status.Errorf(codes.AlreadyExists, "volume %q exists with %d bytes", r.Name, r.Bytes)
+	case !r.Usage.Fits(w.Usage), w.Usage.FileSystem != "" && w.Usage.FileSystem != r.Usage.FileSystem:
+		return status.Errorf(codes.AlreadyExists, "volume %q exists, made for %s", r.Name, r.Usage)
+	case r.Parameters != w.Parameters:
+		return status.Errorf(codes.AlreadyExists, "volume %q exists, made with other parameters", r.Name)
+	case r.Source != w.Source:
+		return status.Errorf(codes.AlreadyExists, "volume %q exists, made from another source (%q)", r.Name, r.Source)
+	}
+	return nil
+}
+
+// loadReady reads a ready record. An incomplete volume is removed, and the error is NOT_FOUND.
 func (p *Pool) loadReady(h *Hold) (Record, error) {
 	r, err := h.Load()
 	if err != nil || r.State == Ready {
@@ -112,7 +206,7 @@ func (p *Pool) loadReady(h *Hold) (Record, error) {
 	if err := p.Discard(h, r); err != nil {
 		return Record{}, err
 	}
-	return Record{}, Errorf(ErrNotFound, "%s does not exist", h.id)
+	return Record{}, status.Errorf(codes.NotFound, "%s does not exist", h.id)
 }
 
 // make saves a record, fills the bytes, and marks the record as ready. After an error it removes both.
@@ -131,12 +225,13 @@ func (p *Pool) make(h *Hold, r Record, fill func() error) (Record, error) {
 // reserve calls save if that many bytes are free.
 func (p *Pool) reserve(bytes int64, save func() error) error {
 	return p.accounting(func() error {
-		free, err := p.free()
+		free, err := p.Free()
 		if err != nil {
 			return err
 		}
 		if bytes > free {
-			return Errorf(ErrFull, "requested are %d bytes; %d of %d are free", bytes, free, p.Capacity)
+			return status.Errorf(codes.ResourceExhausted, "requested are %d bytes; %d of %d are free", bytes, free,
+				p.Capacity)
 		}
 		return save()
 	})
@@ -144,28 +239,36 @@ func (p *Pool) reserve(bytes int64, save func() error) error {
 
 // Free returns the bytes that new volumes and snapshots may have.
 func (p *Pool) Free() (int64, error) {
-	var free int64
-	err := p.accounting(func() (err error) {
-		free, err = p.free()
-		return err
-	})
-	return free, err
-}
-
-func (p *Pool) free() (int64, error) {
-	all, err := p.All()
-	if err != nil {
-		return 0, err
-	}
+	all, err := p.All(Volume, Snapshot, Ephemeral)
 	free := p.Capacity
 	for _, r := range all {
 		free -= r.Bytes
 	}
-	return max(free, 0), nil
+	return max(free, 0), err
 }
 
-// Delete removes an unused volume, a snapshot or a group of snapshots, if may returns no error. That it does not exist
-// is no error.
+// Expand enlarges a volume. It saves the record first: if it is killed after that, the next call or the next stage
+// enlarges the image.
+func (p *Pool) Expand(h *Hold, r Record, atLeast, atMost int64) (Record, error) {
+	want := max(blocks(atLeast), r.Bytes)
+	switch {
+	case want > p.Capacity && want > r.Bytes:
+		return r, status.Errorf(codes.OutOfRange, "requested are %d bytes; the capacity is %d", atLeast, p.Capacity)
+	case atMost > 0 && want > atMost:
+		return r, status.Errorf(codes.OutOfRange, "requested are at most %d bytes; volume %s would have %d, as it never "+
+			"shrinks", atMost, r.ID, want)
+	}
+	if more := want - r.Bytes; more > 0 {
+		r.Bytes = want
+		if err := p.reserve(more, func() error { return h.Save(r) }); err != nil {
+			return r, err
+		}
+	}
+	return r, p.Backend(r.Backend).Grow(r.ID, r.Bytes)
+}
+
+// Delete removes a volume, a snapshot or a group of snapshots that is not used, if may returns no error. That it does
+// not exist is no error.
 func (p *Pool) Delete(id ID, may func(Record) error) error {
 	h, err := p.Lock(id)
 	if err != nil {
@@ -173,11 +276,11 @@ func (p *Pool) Delete(id ID, may func(Record) error) error {
 	}
 	defer h.Release()
 	r, err := h.Load()
-	if errors.Is(err, ErrNotFound) {
-		return h.Drop() // a kill may have left its temporary file
+	if status.Code(err) == codes.NotFound {
+		return nil
 	}
 	if err == nil && r.State == Ready {
-		err = errors.Join(may(r), p.unused(r))
+		err = cmp.Or(may(r), p.unused(r))
 	}
 	if err != nil {
 		return err
@@ -185,68 +288,81 @@ func (p *Pool) Delete(id ID, may func(Record) error) error {
 	return p.Discard(h, r)
 }
 
+// unused returns FAILED_PRECONDITION for a used volume. A stage of an earlier boot is no use.
 func (p *Pool) unused(r Record) error {
-	if user := r.UsedBy(p.boot); user != "" {
-		return Errorf(ErrInUse, "volume %s cannot be removed: %s", r.ID, user)
+	for node, st := range r.Staged {
+		if st.Boot == p.boot {
+			return status.Errorf(codes.FailedPrecondition, "volume %s is staged at %s on node %s", r.ID, st.Path, node)
+		}
 	}
-	if r.ID.Kind() == Group {
-		return nil
+	for node := range r.Attached {
+		return status.Errorf(codes.FailedPrecondition, "volume %s is attached to node %s", r.ID, node)
 	}
-	b, err := p.Backend(r)
-	if err != nil {
-		return err
-	}
-	user, err := b.HeldBy(r.ID)
-	if err != nil {
-		return err
-	}
+	user, err := p.heldBy(r)
 	if user != "" {
-		return Errorf(ErrInUse, "volume %s cannot be removed: %s still uses it", r.ID, user)
+		return status.Errorf(codes.FailedPrecondition, "%s still uses volume %s", user, r.ID)
 	}
-	return nil
+	return err
 }
 
-// Discard removes a volume or snapshot, even if it is used. The record says so first, so a kill leaves no bytes behind.
+// Discard removes a volume, snapshot or group, even if it is used. The record says so first, so a kill leaves no bytes
+// behind.
 func (p *Pool) Discard(h *Hold, r Record) error {
 	r.State = Removing
 	if err := h.Save(r); err != nil {
 		return err
 	}
-	remove := func() error { return p.removeMembers(r) }
-	if r.ID.Kind() != Group {
-		b, err := p.Backend(r)
-		if err != nil {
+	for _, member := range r.Members {
+		if err := p.discardMember(member); err != nil {
 			return err
 		}
-		remove = func() error { return b.Remove(r.ID) }
 	}
-	if err := remove(); err != nil {
-		return fmt.Errorf("remove %s: %w", r.ID, err)
+	if r.ID.Kind() != Group {
+		if err := p.Backend(r.Backend).Remove(r.ID); err != nil {
+			return fmt.Errorf("remove %s: %w", r.ID, err)
+		}
 	}
-	return h.Drop()
+	return h.drop()
+}
+
+func (p *Pool) discardMember(id ID) error {
+	h, err := p.Lock(id)
+	if err != nil {
+		return err
+	}
+	defer h.Release()
+	r, err := h.Load()
+	if status.Code(err) == codes.NotFound {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return p.Discard(h, r)
 }
 
 // Recover removes incomplete volumes and thaws frozen ones, except those that another process has locked. It returns
 // the IDs of the removed volumes.
-func (p *Pool) Recover() ([]ID, error) {
-	all, err := p.All()
+func (p *Pool) Recover() (removed []ID, err error) {
+	p.removeTemporary()
+	all, err := p.All(Group, Volume, Snapshot, Ephemeral)
 	if err != nil {
 		return nil, err
 	}
-	var cleared []ID
 	for _, r := range all {
 		if r.State == Ready && !r.Frozen {
 			continue
 		}
 		gone, err := p.recover(r.ID)
-		if err != nil && !errors.Is(err, ErrBusy) && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrUnavailable) {
-			return cleared, err
+		if code := status.Code(err); err != nil && code != codes.Aborted && code != codes.NotFound &&
+			code != codes.FailedPrecondition {
+			return removed, err
 		}
 		if gone {
-			cleared = append(cleared, r.ID)
+			removed = append(removed, r.ID)
 		}
 	}
-	return cleared, nil
+	return removed, nil
 }
 
 func (p *Pool) recover(id ID) (gone bool, err error) {
@@ -257,47 +373,31 @@ func (p *Pool) recover(id ID) (gone bool, err error) {
 	defer h.Release()
 	r, err := h.Load()
 	switch {
-	case err != nil:
-		return false, err
-	case r.State != Ready:
+	case err == nil && r.State != Ready:
 		err = p.Discard(h, r)
 		return err == nil, err
-	case r.Frozen:
+	case err == nil && r.Frozen:
 		err = p.thaw(h, r)
 	}
 	return false, err
 }
 
-// Attach saves the attachment that decide returns, unless the node has the limit of others (0: no limit). decide runs
-// under the lock of the volume.
-func (p *Pool) Attach(id ID, node string, limit int64, decide func(Record) (Attachment, error)) (Attachment, error) {
-	h, r, err := p.Acquire(id)
-	if err != nil {
-		return Attachment{}, err
-	}
-	defer h.Release()
-	a, err := decide(r)
-	if _, already := r.Attached[node]; already || err != nil {
-		return a, err
-	}
-	return a, p.accounting(func() error {
-		n, err := p.attachedTo(node)
+// Attach saves an attachment, unless the node has the limit of volumes (0: no limit).
+func (p *Pool) Attach(h *Hold, r Record, node string, limit int, a Attachment) error {
+	return p.accounting(func() error {
+		all, err := p.All(Volume)
 		if err != nil {
 			return err
 		}
-		if limit > 0 && n >= limit {
-			return Errorf(ErrFull, "node %s has %d volumes, which is its limit", node, n)
+		attached := 0
+		for _, r := range all {
+			if _, ok := r.Attached[node]; ok {
+				attached++
+			}
+		}
+		if limit > 0 && attached >= limit {
+			return status.Errorf(codes.ResourceExhausted, "node %s has %d volumes, which is its limit", node, attached)
 		}
 		return h.Save(r.WithAttachment(node, &a))
 	})
-}
-
-func (p *Pool) attachedTo(node string) (n int64, err error) {
-	all, err := p.All(Volume)
-	for _, r := range all {
-		if _, ok := r.Attached[node]; ok {
-			n++
-		}
-	}
-	return n, err
 }

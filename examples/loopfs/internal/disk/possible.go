@@ -9,9 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// loopMajor is the device number of loop devices.
-const loopMajor = 7
-
 // initialUserNamespace is the inode number of the initial user namespace.
 const initialUserNamespace = 0xEFFFFFFD
 
@@ -41,7 +38,7 @@ func Choose(word string) (backend, why string, err error) {
 		return DirBackend, "requested", nil
 	case LoopBackend:
 		if err := loopReady(); err != nil {
-			return "", "", Errorf(ErrUnavailable, "the loop backend does not work here: %w; use --backend dir", err)
+			return "", "", fmt.Errorf("the loop backend does not work here: %w; use --backend dir", err)
 		}
 		return LoopBackend, "requested", nil
 	case "auto":
@@ -50,7 +47,7 @@ func Choose(word string) (backend, why string, err error) {
 		}
 		return LoopBackend, "loop devices and mkfs.ext4 are available", nil
 	}
-	return "", "", Errorf(ErrInvalid, "backend %q is not one of loop, dir, auto", word)
+	return "", "", fmt.Errorf("backend %q is not one of loop, dir, auto", word)
 }
 
 func loopReady() error {

@@ -3,17 +3,19 @@ package disk
 import (
 	"cmp"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"strings"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // State is the state of a volume. One that is not Ready does not exist for callers: it is being made or removed, or a
 // kill interrupted that.
 type State string
 
-// A volume in any other state than Ready does not exist for callers: a kill interrupted its making or its removal.
+// The states.
 const (
 	Making   State = "making"
 	Ready    State = "ready"
@@ -31,23 +33,17 @@ const (
 )
 
 // Includes reports whether a volume that was made or staged for m can be used as n.
-func (m Mode) Includes(n Mode) bool {
-	rank := map[Mode]int{Reader: 1, Writer: 2, MultiWriter: 3}
-	return rank[n] != 0 && rank[n] <= rank[m]
-}
+func (m Mode) Includes(n Mode) bool { return n == m || n == Reader || m == MultiWriter }
 
-// Access is the access type of a volume. A volume is made for one or either of two, and staged with one.
+// Access is the access type of a volume. A volume is made for one or for both, and staged with one.
 type Access string
 
-// The kinds of access. A volume is made for one or for both, and staged as one.
+// The access types.
 const (
 	Mounted Access = ""       // a file system
 	Raw     Access = "block"  // a block device
 	Either  Access = "either" // the one or the other
 )
-
-// Includes reports whether a volume that was made or staged for a can be used as b.
-func (a Access) Includes(b Access) bool { return a == b || a == Either }
 
 // Usage is how a volume is staged. It is compared by value.
 type Usage struct {
@@ -55,13 +51,13 @@ type Usage struct {
 	Access     Access `json:"access,omitempty"`
 	FileSystem string `json:"file_system,omitempty"` // ext4, xfs; "": none was requested
 	Flags      string `json:"flags,omitempty"`       // a digest: mount flags may hold secrets
-	Group      string `json:"group,omitempty"`       // the number of the group that the mounted volume is for
+	Group      int    `json:"group,omitempty"`       // the group that the mounted volume is for; 0: none
 }
 
 // Fits reports whether a volume that was made or staged for u can be used as v.
 func (u Usage) Fits(v Usage) bool {
 	same := u.FileSystem == "" || v.FileSystem == "" || u.FileSystem == v.FileSystem
-	return u.Mode.Includes(v.Mode) && u.Access.Includes(v.Access) && same
+	return u.Mode.Includes(v.Mode) && (u.Access == v.Access || u.Access == Either) && same
 }
 
 func (u Usage) String() string {
@@ -74,24 +70,23 @@ func (u Usage) String() string {
 
 // Record is the record of a volume or snapshot.
 type Record struct {
-	ID         ID        `json:"id"`
-	Name       Name      `json:"name"`
-	State      State     `json:"state"`
-	Backend    string    `json:"backend"`
-	Bytes      int64     `json:"bytes"`
-	Usage      Usage     `json:"usage"`                // what it was made for
-	Parameters string    `json:"parameters,omitempty"` // a digest
-	ReadAhead  int64     `json:"read_ahead,omitempty"` // KiB, of its devices; 0: that of the kernel
-	Source     ID        `json:"source,omitempty"`     // what it was copied from
-	Created    time.Time `json:"created,omitzero"`     // of a snapshot or group
-	Members    []ID      `json:"members,omitempty"`    // of a group: its snapshots, in the order of their sources
-	InGroup    ID        `json:"in_group,omitempty"`   // of a snapshot: its group
-	Formatted  bool      `json:"formatted,omitempty"`  // it was staged with a file system
-	Group      string    `json:"group,omitempty"`      // whose the root directory was made last
-	// a copy is being made, or a kill ended that: Thaw it
-	Frozen   bool                  `json:"frozen,omitempty"`
-	Attached map[string]Attachment `json:"attached,omitempty"` // by node id
-	Staged   map[string]Stage      `json:"staged,omitempty"`   // by node id
+	ID         ID                    `json:"id"`
+	Name       Name                  `json:"name"`
+	State      State                 `json:"state"`
+	Backend    string                `json:"backend"`
+	Bytes      int64                 `json:"bytes"`
+	Usage      Usage                 `json:"usage"`                // what it was made for
+	Parameters string                `json:"parameters,omitempty"` // a digest
+	ReadAhead  int64                 `json:"read_ahead,omitempty"` // KiB, of its devices; 0: that of the kernel
+	Source     ID                    `json:"source,omitempty"`     // what it was copied from
+	Created    time.Time             `json:"created,omitzero"`     // of a snapshot or group
+	Members    []ID                  `json:"members,omitempty"`    // of a group: its snapshots
+	InGroup    ID                    `json:"in_group,omitempty"`   // of a snapshot: its group
+	Formatted  bool                  `json:"formatted,omitempty"`  // it was staged with a file system
+	Group      int                   `json:"group,omitempty"`      // whose the root directory was made last
+	Frozen     bool                  `json:"frozen,omitempty"`     // it is being copied, or a kill ended that: Thaw it
+	Attached   map[string]Attachment `json:"attached,omitempty"`   // by node id
+	Staged     map[string]Stage      `json:"staged,omitempty"`     // by node id
 }
 
 // Attachment is the right of a node to stage a volume. The token proves it.
@@ -116,19 +111,6 @@ type Publish struct {
 	Device   string `json:"device,omitempty"` // of a raw volume: whose node is shown
 }
 
-// UsedBy returns what prevents the removal of the volume, or an empty string. A stage of an earlier boot does not.
-func (r Record) UsedBy(boot string) string {
-	for node, st := range r.Staged {
-		if st.Boot == boot {
-			return fmt.Sprintf("it is staged at %s on node %s", st.Path, node)
-		}
-	}
-	for node := range r.Attached {
-		return fmt.Sprintf("it is attached to node %s", node)
-	}
-	return ""
-}
-
 // WrittenAt returns a target path where the volume can be written to, or an empty string.
 func (r Record) WrittenAt(boot string) string {
 	for _, st := range r.Staged {
@@ -150,6 +132,16 @@ func (r Record) ReadOnly(node string) bool {
 func (r Record) WithStage(node string, st *Stage) Record {
 	r.Staged = with(r.Staged, node, st)
 	return r
+}
+
+// writable reports whether the volume is staged as a file system and not read-only.
+func (r Record) writable(boot string) bool {
+	for node, st := range r.Staged {
+		if st.Boot == boot && st.Usage.Access == Mounted && !r.ReadOnly(node) {
+			return true
+		}
+	}
+	return false
 }
 
 // WithAttachment returns the record with another attachment to the node, or without one.
@@ -181,10 +173,10 @@ func with[V any](m map[string]V, key string, value *V) map[string]V {
 func decode(id ID, text []byte) (Record, error) {
 	var r Record
 	if err := json.Unmarshal(text, &r); err != nil {
-		return Record{}, Errorf(ErrDamaged, "record of volume %s: %w", id, err)
+		return Record{}, status.Errorf(codes.DataLoss, "record of volume %s: %v", id, err)
 	}
 	if r.ID != id || r.Bytes < 0 || r.State != Making && r.State != Ready && r.State != Removing {
-		return Record{}, Errorf(ErrDamaged, "record of volume %s is inconsistent", id)
+		return Record{}, status.Errorf(codes.DataLoss, "record of volume %s is inconsistent", id)
 	}
 	return r, nil
 }

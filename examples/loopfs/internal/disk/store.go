@@ -1,6 +1,8 @@
 package disk
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +11,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // Store has the records of a data directory. Any number of processes may have it open.
@@ -17,28 +23,28 @@ type Store struct {
 	root *os.Root
 }
 
-// OpenStore opens or makes a data directory.
-func OpenStore(dir string) (*Store, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make the data directory: %w", err)
+// openStore opens or makes a data directory.
+func openStore(dir string) (*Store, error) {
+	err := os.MkdirAll(dir, 0o700)
+	if err == nil {
+		dir, err = filepath.Abs(dir)
 	}
-	path, err := filepath.Abs(dir)
+	if err == nil {
+		dir, err = filepath.EvalSymlinks(dir)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
-	if path, err = filepath.EvalSymlinks(path); err != nil {
-		return nil, fmt.Errorf("data directory: %w", err)
-	}
-	root, err := os.OpenRoot(path)
+	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return nil, fmt.Errorf("open the data directory: %w", err)
+		return nil, fmt.Errorf("data directory: %w", err)
 	}
 	for _, name := range []string{"volumes", "nodes", "images", "dirs"} {
 		if err := root.Mkdir(name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, errors.Join(fmt.Errorf("data directory: %w", err), root.Close())
 		}
 	}
-	return &Store{path: path, root: root}, nil
+	return &Store{path: dir, root: root}, nil
 }
 
 // Close closes the data directory.
@@ -50,7 +56,7 @@ func (s *Store) Path() string { return s.path }
 // Check returns an error if the data directory is gone.
 func (s *Store) Check() error {
 	if _, err := s.root.Stat("volumes"); err != nil {
-		return fmt.Errorf("data directory: %w", err)
+		return status.Errorf(codes.FailedPrecondition, "data directory: %v", err)
 	}
 	return nil
 }
@@ -61,7 +67,7 @@ func recordFile(id ID) string { return "volumes/" + string(id) + ".json" }
 func (s *Store) Load(id ID) (Record, error) {
 	text, err := s.root.ReadFile(recordFile(id))
 	if errors.Is(err, fs.ErrNotExist) {
-		return Record{}, Errorf(ErrNotFound, "%s does not exist", id)
+		return Record{}, status.Errorf(codes.NotFound, "%s does not exist", id)
 	}
 	if err != nil {
 		return Record{}, fmt.Errorf("read the record of %s: %w", id, err)
@@ -73,40 +79,33 @@ func (s *Store) Load(id ID) (Record, error) {
 func (s *Store) Find(id ID) (Record, error) {
 	r, err := s.Load(id)
 	if err == nil && r.State != Ready {
-		err = Errorf(ErrNotFound, "%s does not exist: it is incomplete", id)
+		err = status.Errorf(codes.NotFound, "%s does not exist: it is incomplete", id)
 	}
 	return r, err
 }
 
-// IDs lists the IDs of all records in order.
-func (s *Store) IDs() ([]ID, error) {
+// IDs lists the IDs of the records of some kinds in order.
+func (s *Store) IDs(kinds ...Kind) (ids []ID, err error) {
 	entries, err := fs.ReadDir(s.root.FS(), "volumes")
-	if err != nil {
-		return nil, fmt.Errorf("list the records: %w", err)
-	}
-	var ids []ID
 	for _, e := range entries {
-		if id, ok := strings.CutSuffix(e.Name(), ".json"); ok && mintedID.MatchString(id) {
-			ids = append(ids, ID(id))
+		name, isRecord := strings.CutSuffix(e.Name(), ".json")
+		if id := ID(name); isRecord && madeHere.MatchString(name) && slices.Contains(kinds, id.Kind()) {
+			ids = append(ids, id)
 		}
 	}
 	slices.Sort(ids)
-	return ids, nil
+	return ids, err
 }
 
-// All reads the records of some kinds, or of all, in the order of IDs.
-func (s *Store) All(kinds ...Kind) ([]Record, error) {
-	ids, err := s.IDs()
+// All reads the records of some kinds, in the order of IDs.
+func (s *Store) All(kinds ...Kind) (all []Record, err error) {
+	ids, err := s.IDs(kinds...)
 	if err != nil {
 		return nil, err
 	}
-	var all []Record
 	for _, id := range ids {
-		if len(kinds) > 0 && !slices.Contains(kinds, id.Kind()) {
-			continue
-		}
 		r, err := s.Load(id)
-		if errors.Is(err, ErrNotFound) {
+		if status.Code(err) == codes.NotFound {
 			continue
 		}
 		if err != nil {
@@ -129,51 +128,48 @@ func (s *Store) AddNode(n Node) error {
 }
 
 // Nodes lists the nodes that ever worked with this directory.
-func (s *Store) Nodes() ([]Node, error) {
-	entries, err := fs.ReadDir(s.root.FS(), "nodes")
+func (s *Store) Nodes() (nodes []Node, err error) {
+	files, err := fs.Glob(s.root.FS(), "nodes/*.json")
 	if err != nil {
-		return nil, fmt.Errorf("list the nodes: %w", err)
+		return nil, err
 	}
-	var nodes []Node
-	for _, e := range entries {
-		if filepath.Ext(e.Name()) != ".json" {
-			continue
-		}
+	for _, file := range files {
 		var n Node
-		text, err := s.root.ReadFile("nodes/" + e.Name())
-		if err != nil {
-			return nil, fmt.Errorf("read a node's record: %w", err)
+		text, err := s.root.ReadFile(file)
+		if err == nil {
+			err = json.Unmarshal(text, &n)
 		}
-		if err := json.Unmarshal(text, &n); err != nil {
-			return nil, Errorf(ErrDamaged, "record of a node, %s: %w", e.Name(), err)
+		if err != nil {
+			return nil, status.Errorf(codes.DataLoss, "record of a node, %s: %v", file, err)
 		}
 		nodes = append(nodes, n)
 	}
 	return nodes, nil
 }
 
-// replace writes a file as a whole. The caller holds the lock that guards it.
+// replace writes a file as a whole and durably. The caller holds the lock that guards it.
 func (s *Store) replace(name string, value any) error {
 	text, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", name, err)
 	}
-	if err := s.writeSynced(name+".tmp", append(text, '\n')); err != nil {
+	f, err := s.root.OpenFile(name+".tmp", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
 		return fmt.Errorf("write %s: %w", name, err)
 	}
-	if err := s.root.Rename(name+".tmp", name); err != nil {
+	_, err = f.Write(append(text, '\n'))
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return fmt.Errorf("write %s: %w", name, err)
 	}
-	return s.syncDir(filepath.Dir(name))
+	return s.rename(name+".tmp", name)
 }
 
-func (s *Store) writeSynced(name string, text []byte) error {
-	f, err := s.root.OpenFile(name, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
+// rename gives a complete file or directory its name, durably.
+func (s *Store) rename(from, to string) error {
+	if err := s.root.Rename(from, to); err != nil {
+		return fmt.Errorf("name %s: %w", to, err)
 	}
-	_, err = f.Write(text)
-	return errors.Join(err, f.Sync(), f.Close())
+	return s.syncDir(filepath.Dir(to))
 }
 
 // erase removes files durably. Missing files are no error.
@@ -182,20 +178,99 @@ func (s *Store) erase(names ...string) error {
 		if err := s.root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("remove %s: %w", name, err)
 		}
-		if err := s.syncDir(filepath.Dir(name)); err != nil {
-			return err
-		}
 	}
-	return nil
+	return s.syncDir(filepath.Dir(names[0]))
 }
 
 func (s *Store) syncDir(name string) error {
 	d, err := s.root.Open(name)
+	if err == nil {
+		err = errors.Join(d.Sync(), d.Close())
+	}
 	if err != nil {
 		return fmt.Errorf("sync %s: %w", name, err)
 	}
-	if err := errors.Join(d.Sync(), d.Close()); err != nil {
-		return fmt.Errorf("sync %s: %w", name, err)
-	}
 	return nil
+}
+
+// Locks are ranges of one byte of the file "lock" (F_OFD_SETLK in fcntl(2)), so no files come and go with volumes. They
+// exclude other processes and other calls of this one alike, as each has the file open for itself.
+
+// accountAt is the range of the account. The ranges of ids are below it.
+const accountAt = 1 << 62
+
+// Hold is the right to change one volume or snapshot. It ends with Release, or with the process.
+type Hold struct {
+	store *Store
+	id    ID
+	file  *os.File
+}
+
+// Lock locks a volume or snapshot. It never waits: ABORTED means that another call holds the lock.
+func (s *Store) Lock(id ID) (*Hold, error) {
+	sum := sha256.Sum256([]byte(id))
+	f, err := s.lockAt(unix.F_OFD_SETLK, int64(binary.BigEndian.Uint64(sum[:])%accountAt))
+	if errors.Is(err, unix.EAGAIN) {
+		return nil, status.Errorf(codes.Aborted, "another call for %s is running; try again when it has ended", id)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", id, err)
+	}
+	return &Hold{store: s, id: id, file: f}, nil
+}
+
+func (s *Store) lockAt(how int, at int64) (*os.File, error) {
+	f, err := s.root.OpenFile("lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err := unix.FcntlFlock(f.Fd(), how, &unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: 1})
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EINTR) {
+			f.Close()
+			return nil, err
+		}
+	}
+}
+
+// unlock does not rely on the close: a child process that is being started may have the file open for a moment longer.
+func unlock(f *os.File) {
+	_ = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK}) // to the end of the file
+	_ = f.Close()
+}
+
+// Release unlocks the volume or snapshot.
+func (h *Hold) Release() { unlock(h.file) }
+
+// Load reads the record in any state.
+func (h *Hold) Load() (Record, error) { return h.store.Load(h.id) }
+
+// Save replaces the record; on return it is durable.
+func (h *Hold) Save(r Record) error { return h.store.replace(recordFile(h.id), r) }
+
+// drop removes the record.
+func (h *Hold) drop() error { return h.store.erase(recordFile(h.id)) }
+
+// removeTemporary removes what kills left of records, except where a lock is held.
+func (s *Store) removeTemporary() {
+	files, _ := fs.Glob(s.root.FS(), "volumes/*.tmp")
+	for _, file := range files {
+		if h, err := s.Lock(ID(strings.TrimSuffix(filepath.Base(file), ".json.tmp"))); err == nil {
+			_ = s.erase(file)
+			h.Release()
+		}
+	}
+}
+
+// accounting runs do while no other call or process counts space, attachments or nodes.
+func (s *Store) accounting(do func() error) error {
+	f, err := s.lockAt(unix.F_OFD_SETLKW, accountAt)
+	if err != nil {
+		return fmt.Errorf("lock the account: %w", err)
+	}
+	defer unlock(f)
+	return do()
 }

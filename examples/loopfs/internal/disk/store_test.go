@@ -9,11 +9,14 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
-func openStore(t *testing.T, dir string) *Store {
+func testStore(t *testing.T, dir string) *Store {
 	t.Helper()
-	s, err := OpenStore(dir)
+	s, err := openStore(dir)
 	must(t, err)
 	t.Cleanup(func() { s.Close() })
 	return s
@@ -35,8 +38,7 @@ func files(t *testing.T, dir string) []string {
 
 func dirPool(t *testing.T, dir string, capacity int64) *Pool {
 	t.Helper()
-	s := openStore(t, dir)
-	p, err := NewPool(s, Backends(s), DirBackend, capacity)
+	p, err := Open(dir, DirBackend, capacity, "ext4")
 	must(t, err)
 	return p
 }
@@ -50,8 +52,8 @@ func TestRecordSurvivesReopen(t *testing.T) {
 	p := dirPool(t, dir, 1<<30)
 	made, err := p.Create(t.Context(), want("a"))
 	must(t, err)
-	again, err := openStore(t, dir).Find(made.ID)
-	if err != nil || again.Name != "a" || again.Bytes != DefaultBytes || again.Usage != made.Usage ||
+	again, err := testStore(t, dir).Find(made.ID)
+	if err != nil || again.Name != "a" || again.Bytes != defaultBytes || again.Usage != made.Usage ||
 		again.State != Ready {
 		t.Errorf("after reopen: %+v, %v", again, err)
 	}
@@ -59,12 +61,12 @@ func TestRecordSurvivesReopen(t *testing.T) {
 
 func TestLockTellsHoldersApart(t *testing.T) {
 	dir := t.TempDir()
-	one, two := openStore(t, dir), openStore(t, dir) // as in two processes
+	one, two := testStore(t, dir), testStore(t, dir) // as in two processes
 	id := IDFor(Volume, "a")
 	h, err := one.Lock(id)
 	must(t, err)
 	for _, s := range []*Store{one, two} {
-		if _, err := s.Lock(id); !errors.Is(err, ErrBusy) {
+		if _, err := s.Lock(id); status.Code(err) != codes.Aborted {
 			t.Errorf("second lock: %v", err)
 		}
 	}
@@ -87,10 +89,10 @@ func TestDamagedRecordIsReported(t *testing.T) {
 	for _, text := range []string{"", "{", `{"id":"` + string(IDFor(Volume, "b")) + `","state":"ready"}`, `{"id":"` +
 		string(r.ID) + `"}`} {
 		must(t, os.WriteFile(filepath.Join(dir, recordFile(r.ID)), []byte(text), 0o600))
-		if _, err := p.Find(r.ID); !errors.Is(err, ErrDamaged) {
+		if _, err := p.Find(r.ID); status.Code(err) != codes.DataLoss {
 			t.Errorf("record %q: %v", text, err)
 		}
-		if err := p.Delete(r.ID, func(Record) error { return nil }); !errors.Is(err, ErrDamaged) {
+		if err := p.Delete(r.ID, func(Record) error { return nil }); status.Code(err) != codes.DataLoss {
 			t.Errorf("delete with record %q: %v", text, err)
 		}
 	}
@@ -110,7 +112,7 @@ func TestRecoverRemovesWhatIsHalfDone(t *testing.T) {
 		}
 		r.State = state
 		must(t, p.replace(recordFile(r.ID), r))
-		if _, err := p.Find(r.ID); !errors.Is(err, ErrNotFound) {
+		if _, err := p.Find(r.ID); status.Code(err) != codes.NotFound {
 			t.Errorf("%s: found: %v", state, err)
 		}
 		h, err := p.Lock(r.ID) // somebody is still at it
@@ -133,26 +135,26 @@ func TestVolumeSizesAreChecked(t *testing.T) {
 	const capacity = 256 << 20
 	for _, c := range []struct {
 		least, most, bytes int64
-		err                error
+		code               codes.Code
 	}{
-		{0, 0, DefaultBytes, nil},
-		{1, 0, MinBytes, nil},
-		{MinBytes + 1, 0, MinBytes + blockBytes, nil},
-		{0, 32 << 20, 32 << 20, nil},
-		{20 << 20, 20 << 20, 20 << 20, nil},
-		{capacity, 0, capacity, nil},
-		{capacity + 1, 0, 0, ErrRange},
-		{0, MinBytes - 1, 0, ErrRange},
-		{MinBytes + 1, MinBytes + 2, 0, ErrRange},
-		{2, 1, 0, ErrRange},
-		{-1, 0, 0, ErrRange},
-		{0, -1, 0, ErrRange},
+		{0, 0, defaultBytes, codes.OK},
+		{1, 0, minBytes, codes.OK},
+		{minBytes + 1, 0, minBytes + blockBytes, codes.OK},
+		{0, 32 << 20, 32 << 20, codes.OK},
+		{20 << 20, 20 << 20, 20 << 20, codes.OK},
+		{capacity, 0, capacity, codes.OK},
+		{capacity + 1, 0, 0, codes.OutOfRange},
+		{0, minBytes - 1, 0, codes.OutOfRange},
+		{minBytes + 1, minBytes + 2, 0, codes.OutOfRange},
+		{2, 1, 0, codes.OutOfRange},
+		{-1, 0, 0, codes.OutOfRange},
+		{0, -1, 0, codes.OutOfRange},
 	} {
 		dir := t.TempDir()
 		w := want("a")
 		w.AtLeast, w.AtMost = c.least, c.most
 		r, err := dirPool(t, dir, capacity).Create(t.Context(), w)
-		if !errors.Is(err, c.err) || r.Bytes != c.bytes {
+		if status.Code(err) != c.code || r.Bytes != c.bytes {
 			t.Errorf("at least %d, at most %d: %d bytes, %v", c.least, c.most, r.Bytes, err)
 		}
 	}
@@ -162,11 +164,11 @@ func TestCapacityIsSharedByProcesses(t *testing.T) {
 	dir := t.TempDir()
 	var wg sync.WaitGroup
 	for i := range 4 {
-		p := dirPool(t, dir, 5*DefaultBytes)
+		p := dirPool(t, dir, 5*defaultBytes)
 		wg.Go(func() {
 			for j := range 4 {
 				_, err := p.Create(t.Context(), want(strings.Repeat("v", 1+4*i+j)))
-				if err != nil && !errors.Is(err, ErrFull) {
+				if err != nil && status.Code(err) != codes.ResourceExhausted {
 					t.Error(err)
 				}
 			}
@@ -199,7 +201,7 @@ func TestExistingVolumeOfAnotherKind(t *testing.T) {
 	} {
 		w := first
 		change(&w)
-		if _, err := p.Create(t.Context(), w); !errors.Is(err, ErrExists) {
+		if _, err := p.Create(t.Context(), w); status.Code(err) != codes.AlreadyExists {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -207,8 +209,7 @@ func TestExistingVolumeOfAnotherKind(t *testing.T) {
 
 func TestFailedMakeLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
-	s := openStore(t, dir)
-	p, err := NewPool(s, Backends(s), LoopBackend, 1<<30)
+	p, err := Open(dir, LoopBackend, 1<<30, "ext4")
 	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"holdfast/examples/loopfs/internal/disk"
@@ -21,10 +23,7 @@ func (c *controller) CreateSnapshot(
 		return nil, err
 	}
 	r, err := c.pool.Snapshot(ctx, name, source)
-	if err != nil {
-		return nil, err
-	}
-	return &csi.CreateSnapshotResponse{Snapshot: snapshot(r)}, nil
+	return &csi.CreateSnapshotResponse{Snapshot: snapshot(r)}, err
 }
 
 func snapshot(r disk.Record) *csi.Snapshot {
@@ -41,15 +40,42 @@ func (c *controller) DeleteSnapshot(
 	if err == nil {
 		err = c.pool.Delete(id, func(r disk.Record) error {
 			if r.InGroup != "" {
-				return disk.Errorf(disk.ErrInvalid, "snapshot %s is part of group snapshot %s: delete that", id, r.InGroup)
+				return status.Errorf(codes.InvalidArgument, "snapshot %s is part of group snapshot %s: delete that", id,
+					r.InGroup)
 			}
 			return nil
 		})
 	}
-	if err != nil && !errors.Is(err, disk.ErrNotFound) {
+	return &csi.DeleteSnapshotResponse{}, known(err)
+}
+
+// ListSnapshots lists snapshots, those of an ID or a source if one is given.
+func (c *controller) ListSnapshots(
+	_ context.Context, req *csi.ListSnapshotsRequest,
+) (*csi.ListSnapshotsResponse, error) {
+	all, err := c.pool.All(disk.Snapshot)
+	if err != nil {
 		return nil, err
 	}
-	return &csi.DeleteSnapshotResponse{}, nil
+	all = slices.DeleteFunc(all, func(r disk.Record) bool {
+		id, source := req.GetSnapshotId(), req.GetSourceVolumeId()
+		return id != "" && id != string(r.ID) || source != "" && source != string(r.Source)
+	})
+	all, next, err := page(all, disk.Snapshot, req.GetMaxEntries(), req.GetStartingToken())
+	answer := &csi.ListSnapshotsResponse{NextToken: next}
+	for _, r := range all {
+		answer.Entries = append(answer.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: snapshot(r)})
+	}
+	return answer, err
+}
+
+func (c *controller) GetSnapshot(_ context.Context, req *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
+	id, err := disk.ParseID(disk.Snapshot, req.GetSnapshotId())
+	if err != nil {
+		return nil, err
+	}
+	r, err := c.pool.Find(id)
+	return &csi.GetSnapshotResponse{Snapshot: snapshot(r)}, err
 }
 
 // readSource returns the ID of a content source, or an empty ID for none.
@@ -62,19 +88,19 @@ func readSource(s *csi.VolumeContentSource) (disk.ID, error) {
 	case s.GetVolume() != nil:
 		return disk.ParseID(disk.Volume, s.GetVolume().GetVolumeId())
 	}
-	return "", disk.Errorf(disk.ErrInvalid, "the volume content source names neither a snapshot nor a volume")
+	return "", status.Error(codes.InvalidArgument, "the volume content source names neither a snapshot nor a volume")
 }
 
 func contentSource(id disk.ID) *csi.VolumeContentSource {
-	switch {
-	case id == "":
-		return nil
-	case id.Kind() == disk.Snapshot:
+	switch id.Kind() {
+	case disk.Snapshot:
 		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
 			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: string(id)},
 		}}
+	case disk.Volume:
+		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: string(id)},
+		}}
 	}
-	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
-		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: string(id)},
-	}}
+	return nil
 }
