@@ -72,6 +72,7 @@ var volumeStanza = &stanza{
 		{name: "sticky", kind: isBool, fallback: false, doc: "For host volumes only."},
 		{name: "mount_options", kind: isBlock, block: optionsStanza, doc: "How the file system is mounted."},
 		{name: "ephemeral", kind: isBlock, block: ephemeralStanza, doc: "Makes the volume an inline one."},
+		{name: "create", kind: isBlock, block: createStanza, doc: "Creates the volume with the first alloc that uses it."},
 	},
 }
 
@@ -95,6 +96,9 @@ func (f *file) request(asked *requests, b block, facts groupFacts) bool {
 		v.Ephemeral, v.Usage = f.inline(at, inline)
 	case !at.misspelt("ephemeral"): // otherwise one error would cause four reports
 		f.stored(at, &v)
+	}
+	if b, ok := at.one("create"); ok {
+		v.Create = f.create(at, b, v)
 	}
 	v.Usage.ReadOnly = at.truth("read_only")
 	if options, ok := at.one("mount_options"); ok {

@@ -78,16 +78,13 @@ func (f *file) volume() *registry.VolumeSpec {
 	at := f.open(f.block, specStanza)
 	f.checkType(at)
 	spec := &registry.VolumeSpec{
-		Namespace:     parsed(at, "namespace", registry.ParseNamespace),
-		ID:            parsed(at, "id", registry.ParseVolumeID),
-		Plugin:        parsed(at, "plugin_id", registry.ParsePluginID),
-		External:      parsed(at, "external_id", registry.ParseExternalID),
-		CloneID:       parsed(at, "clone_id", parseCloneID),
-		CloneExternal: parsed(at, "clone_external_id", registry.ParseExternalID),
-		SnapshotID:    parsed(at, "snapshot_id", registry.ParseExternalID),
-		CapacityMin:   at.capacity("capacity_min"), CapacityMax: at.capacity("capacity_max"),
-		Parameters: at.stringMap("parameters"), Context: at.stringMap("context"),
+		Namespace: parsed(at, "namespace", registry.ParseNamespace),
+		ID:        parsed(at, "id", registry.ParseVolumeID),
+		Plugin:    parsed(at, "plugin_id", registry.ParsePluginID),
+		External:  parsed(at, "external_id", registry.ParseExternalID),
+		Context:   at.stringMap("context"),
 	}
+	at.contentOf(spec)
 	if spec.Name = string(spec.ID); at.has("name") {
 		spec.Name = parsed(at, "name", registry.ParseCreateName)
 	}
@@ -99,6 +96,15 @@ func (f *file) volume() *registry.VolumeSpec {
 	spec.Secrets = at.secretReferences()
 	f.checkVolume(at, spec)
 	return spec
+}
+
+// contentOf reads the size, the source and the parameters of a new volume.
+func (f *fields) contentOf(spec *registry.VolumeSpec) {
+	spec.CloneID = parsed(f, "clone_id", parseCloneID)
+	spec.CloneExternal = parsed(f, "clone_external_id", registry.ParseExternalID)
+	spec.SnapshotID = parsed(f, "snapshot_id", registry.ParseExternalID)
+	spec.CapacityMin, spec.CapacityMax = f.capacity("capacity_min"), f.capacity("capacity_max")
+	spec.Parameters = f.stringMap("parameters")
 }
 
 // parseCloneID reads clone_id, which names a volume of the same namespace.

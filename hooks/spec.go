@@ -79,6 +79,35 @@ type VolumeRequest struct {
 	// Ephemeral is set if the volume is an inline one, which lives as long as the alloc; Source and PerAlloc are empty
 	// then.
 	Ephemeral *Ephemeral `json:"ephemeral,omitempty"`
+	// Create is set if the volume is created with the first alloc that uses it.
+	Create *Create `json:"create,omitempty"`
+}
+
+// Create is a volume block's create block. The volume's ID is the source of the volume block.
+type Create struct {
+	Plugin        registry.PluginID          `json:"plugin_id"`
+	CapacityMin   int64                      `json:"capacity_min,omitempty"` // bytes; 0: none
+	CapacityMax   int64                      `json:"capacity_max,omitempty"` // bytes; 0: none
+	Parameters    map[string]string          `json:"parameters,omitempty"`
+	Secrets       map[string]registry.Secret `json:"secrets,omitempty"` // references only, never values
+	Required      []registry.Topology        `json:"required,omitempty"`
+	Preferred     []registry.Topology        `json:"preferred,omitempty"`
+	CloneID       registry.VolumeID          `json:"clone_id,omitempty"`
+	CloneExternal registry.ExternalID        `json:"clone_external_id,omitempty"`
+	SnapshotID    registry.ExternalID        `json:"snapshot_id,omitempty"`
+	Delete        bool                       `json:"delete,omitempty"` // on_stop = "delete"
+}
+
+// Spec returns the spec of the volume that is created for the request.
+func (c Create) Spec(name registry.VolumeName, u registry.Usage) registry.VolumeSpec {
+	return registry.VolumeSpec{
+		Namespace: name.Namespace, ID: name.ID, Name: string(name.ID), Plugin: c.Plugin,
+		CapacityMin: c.CapacityMin, CapacityMax: c.CapacityMax,
+		Capabilities: []registry.VolumeCapability{{Access: u.Access, Attachment: u.Attachment}},
+		FSType:       u.FSType, MountFlags: u.MountFlags, MountGroup: u.MountGroup,
+		Parameters: c.Parameters, Secrets: c.Secrets, Required: c.Required, Preferred: c.Preferred,
+		CloneID: c.CloneID, CloneExternal: c.CloneExternal, SnapshotID: c.SnapshotID,
+	}
 }
 
 // Ephemeral is a volume block's ephemeral block: a volume that its plugin makes when it is published and deletes when

@@ -162,24 +162,37 @@ type Failure struct {
 	Since  time.Time `json:"since,omitzero"`
 }
 
+// Origin names the create block of a job that has made a volume.
+type Origin struct {
+	Job     string      `json:"job"`
+	Group   string      `json:"group"`
+	Request RequestName `json:"request"` // the volume block
+}
+
 // Volume is a volume that Holdfast knows.
 type Volume struct {
 	VolumeSpec
-	State       VolumeState  `json:"state"`
-	Created     bool         `json:"created,omitempty"`    // by CreateVolume, so that DeleteVolume is ours to send
-	Unattached  bool         `json:"unattached,omitempty"` // the plugin's controller does not attach volumes
-	Ephemeral   bool         `json:"ephemeral,omitempty"`  // inline: exists while its owner has it published
-	Owner       AllocID      `json:"owner,omitempty"`      // of an ephemeral volume
-	Capacity    int64        `json:"capacity,omitempty"`   // bytes; 0: not known
-	Expansion   Expansion    `json:"expansion,omitzero"`
-	Health      VolumeHealth `json:"health,omitzero"`
-	Accessible  []Topology   `json:"accessible_topology,omitempty"`
-	Source      Source       `json:"source,omitzero"`  // what CreateVolume was asked to fill it from
-	Failure     Failure      `json:"failure,omitzero"` // why its creation gave no volume that can be used; zero: it did
-	CreateIndex Seq          `json:"create_index"`
-	ModifyIndex Seq          `json:"modify_index"`
-	Since       time.Time    `json:"since,omitzero"`
+	State      VolumeState  `json:"state"`
+	Created    bool         `json:"created,omitempty"`    // by CreateVolume, so that DeleteVolume is ours to send
+	Unattached bool         `json:"unattached,omitempty"` // the plugin's controller does not attach volumes
+	Ephemeral  bool         `json:"ephemeral,omitempty"`  // inline: exists while its owner has it published
+	Owner      AllocID      `json:"owner,omitempty"`      // of an ephemeral volume
+	Capacity   int64        `json:"capacity,omitempty"`   // bytes; 0: not known
+	Expansion  Expansion    `json:"expansion,omitzero"`
+	Health     VolumeHealth `json:"health,omitzero"`
+	Accessible []Topology   `json:"accessible_topology,omitempty"`
+	Source     Source       `json:"source,omitzero"`  // what CreateVolume was asked to fill it from
+	Failure    Failure      `json:"failure,omitzero"` // why its creation gave no volume that can be used; zero: it did
+	Origin     Origin       `json:"origin,omitzero"`  // zero: no job has made it
+	// DeleteWith is the released alloc with which the volume goes. DeleteVolume is repeated until the volume is gone.
+	DeleteWith  AllocID   `json:"delete_with,omitempty"`
+	CreateIndex Seq       `json:"create_index"`
+	ModifyIndex Seq       `json:"modify_index"`
+	Since       time.Time `json:"since,omitzero"`
 }
+
+// Unwanted reports whether the volume is being deleted, or will be.
+func (v Volume) Unwanted() bool { return v.State == VolumeDeleting || v.DeleteWith != "" }
 
 // VolumeKey returns the key of the volume. It has no external ID before the plugin has created the volume.
 func (v Volume) VolumeKey() VolumeKey { return VolumeKey{v.Plugin, v.External} }

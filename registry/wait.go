@@ -10,6 +10,7 @@ import (
 type Step string
 
 const (
+	StepCreate    Step = "create"    // CreateVolume, for a create block
 	StepClaim     Step = "claim"     // the right to the volume
 	StepPlugin    Step = "plugin"    // a healthy instance of its plugin
 	StepTurn      Step = "turn"      // the end of another operation on the volume

@@ -57,6 +57,8 @@ func VolumeProto(v registry.VolumeStatus) *pb.Volume {
 		Health:    healthProto(v.Health),
 		Failure:   failureProto(v.Failure), SourceVolume: string(v.Source.Volume),
 		SourceSnapshot: string(v.Source.Snapshot),
+		OriginJob:      v.Origin.Job, OriginGroup: v.Origin.Group, OriginRequest: string(v.Origin.Request),
+		DeleteWith: string(v.DeleteWith),
 	}
 }
 
@@ -71,6 +73,9 @@ func Volume(m *pb.Volume) registry.VolumeStatus {
 		Failure: failure(m.GetFailure()),
 		Source: registry.Source{Volume: registry.ExternalID(m.GetSourceVolume()),
 			Snapshot: registry.ExternalID(m.GetSourceSnapshot())},
+		Origin: registry.Origin{Job: m.GetOriginJob(), Group: m.GetOriginGroup(),
+			Request: registry.RequestName(m.GetOriginRequest())},
+		DeleteWith: registry.AllocID(m.GetDeleteWith()),
 	}, Waiting: each(m.GetWaiting(), wait)}
 	if m.GetAttach() != "" {
 		out.Attachments = []registry.Attachment{{State: registry.Mark(m.GetAttach()),

@@ -215,7 +215,7 @@ func writeVolume(to io.Writer, v control.Volume) error {
 	err := facts(to, slices.Concat(
 		[]any{"ID", v.ID, "Namespace", v.Namespace, "Name", v.Name, "Plugin", v.Plugin, "External ID",
 			string(v.External), "State", v.State},
-		filledFrom(v), accessibleFrom(v), []any{"Capacity", size(v.Capacity)}, used(v),
+		filledFrom(v), createdWith(v), accessibleFrom(v), []any{"Capacity", size(v.Capacity)}, used(v),
 		[]any{"Attach", v.Attached, "Stage", v.Staged, "Staged at", v.StagedAt, "Open call", call, "Since",
 			when(v.Since)})...)
 	err = errors.Join(err, writeNotices(to, v.Notices))
@@ -239,6 +239,18 @@ func filledFrom(v control.Volume) []any {
 		return nil
 	}
 	return []any{"Filled from", v.Source.String()}
+}
+
+// createdWith returns the facts about the job that has made a volume, if one has.
+func createdWith(v control.Volume) (facts []any) {
+	if v.Origin != (registry.Origin{}) {
+		facts = append(facts, "Created with", fmt.Sprintf("volume %s of job %s, group %s", v.Origin.Request, v.Origin.Job,
+			v.Origin.Group))
+	}
+	if v.DeleteWith != "" {
+		facts = append(facts, "Deleted with", "alloc "+short(v.DeleteWith))
+	}
+	return facts
 }
 
 // accessibleFrom returns the fact about the topologies of a volume, if it has some.

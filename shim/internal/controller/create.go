@@ -17,6 +17,13 @@ import (
 func (m *Controller) Create(
 	ctx context.Context, call registry.Call, spec registry.VolumeSpec,
 ) (registry.Volume, error) {
+	return m.createFor(ctx, call, spec, registry.Origin{})
+}
+
+// createFor is Create for the create block of a job.
+func (m *Controller) createFor(
+	ctx context.Context, call registry.Call, spec registry.VolumeSpec, from registry.Origin,
+) (registry.Volume, error) {
 	spec, err := creatable(spec)
 	if err != nil {
 		return registry.Volume{}, err
@@ -32,7 +39,7 @@ func (m *Controller) Create(
 	}
 	if err == nil {
 		err = m.create(ctx, call, spec, attempt{
-			policy: intent.PolicyOf(registry.CreateVolumeRPC), again: resumeBackoff.First,
+			policy: intent.PolicyOf(registry.CreateVolumeRPC), again: resumeBackoff.First, from: from,
 		})
 	}
 	if err != nil {
@@ -158,6 +165,7 @@ func origin(v registry.Volume) string {
 type attempt struct {
 	policy intent.Policy
 	again  time.Duration // delay until Run repeats the call if it stays uncertain
+	from   registry.Origin
 }
 
 // create sends CreateVolume until its outcome is certain or its policy gives up. The record is stored before the call.
@@ -167,7 +175,7 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 	if err != nil {
 		return err
 	}
-	made, err := m.making(ctx, inst, spec)
+	made, err := m.making(ctx, inst, spec, how.from)
 	if err != nil {
 		return err
 	}
@@ -228,7 +236,7 @@ func (m *Controller) unusable(v registry.Volume, why *registry.CallError) regist
 // making returns the existing record of the volume, or a new one whose source comes from the spec. The source is
 // resolved once, because each further try must be the same call.
 func (m *Controller) making(
-	ctx context.Context, inst registry.Instance, spec registry.VolumeSpec,
+	ctx context.Context, inst registry.Instance, spec registry.VolumeSpec, from registry.Origin,
 ) (v registry.Volume, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
 		var found bool
@@ -237,7 +245,7 @@ func (m *Controller) making(
 		}
 		v = registry.Volume{
 			VolumeSpec: spec, State: registry.VolumeCreating, Created: true, Since: m.Now(),
-			Unattached: !inst.Fingerprint.Has(registry.AttachDetach),
+			Unattached: !inst.Fingerprint.Has(registry.AttachDetach), Origin: from,
 		}
 		v.Source, err = sourceOf(view, spec)
 		return err

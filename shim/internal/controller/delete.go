@@ -25,7 +25,8 @@ func (m *Controller) Delete(ctx context.Context, call registry.Call, name regist
 		return err
 	}
 	if v.State == registry.VolumeCreating || v.State == registry.VolumeUncertain {
-		v, err = m.settle(ctx, call, v)
+		v, err = m.settle(ctx, call, v, attempt{policy: intent.PolicyOf(registry.CreateVolumeRPC),
+			again: resumeBackoff.First})
 	}
 	if err == nil && v.State != "" {
 		err = m.delete(ctx, call, v, intent.PolicyOf, resumeBackoff.First)
@@ -73,12 +74,13 @@ func mayDelete(view registry.View, name registry.VolumeName, local []string) (re
 
 // settle determines the outcome of a creation that left no usable volume. It repeats CreateVolume unless the external
 // id is known. It returns the zero volume if the plugin has none.
-func (m *Controller) settle(ctx context.Context, call registry.Call, v registry.Volume) (registry.Volume, error) {
+func (m *Controller) settle(
+	ctx context.Context, call registry.Call, v registry.Volume, how attempt,
+) (registry.Volume, error) {
 	if named, err := m.named(ctx, v.VolumeName()); err != nil || named {
 		return v, err
 	}
-	err := m.create(ctx, call, v.VolumeSpec, attempt{policy: intent.PolicyOf(registry.CreateVolumeRPC),
-		again: resumeBackoff.First})
+	err := m.create(ctx, call, v.VolumeSpec, how)
 	if err != nil {
 		if _, gone := m.volume(ctx, v.VolumeName()); errors.Is(gone, registry.ErrNotFound) {
 			return registry.Volume{}, nil // certainly refused
@@ -143,7 +145,7 @@ func (m *Controller) delete(
 		Done: func(registry.View) registry.Change {
 			return registry.Change{
 				Delete: []registry.Key{v.Key()},
-				Events: []registry.Event{m.event(registry.EventVolumeDeleted, v, "")},
+				Events: []registry.Event{m.event(registry.EventVolumeDeleted, v, withAlloc(v))},
 			}
 		},
 		Failed: func(view registry.View, err *registry.CallError, clean bool) registry.Change {
@@ -168,6 +170,9 @@ func (m *Controller) deletionRefused(
 	v, found := view.Volume(name)
 	if !found || v.State != registry.VolumeDeleting {
 		return registry.Change{}
+	}
+	if v.DeleteWith != "" {
+		return m.stillDeleting(v, why)
 	}
 	v.State = registry.VolumeReady
 	if v.Failure != (registry.Failure{}) {

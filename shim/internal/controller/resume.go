@@ -117,6 +117,10 @@ func (m *Controller) tryOnce(ctx context.Context, name registry.VolumeName, wait
 	}
 	switch v.State {
 	case registry.VolumeCreating, registry.VolumeUncertain:
+		if v.DeleteWith != "" {
+			err = m.deleteUnfinished(ctx, call, v, wait)
+			break
+		}
 		err = m.create(ctx, call, v.VolumeSpec, attempt{policy: once(registry.CreateVolumeRPC), again: wait})
 	case registry.VolumeDeleting:
 		err = m.delete(ctx, call, v, once, wait)
@@ -202,7 +206,7 @@ func (m *Controller) unfinishedVolume(ctx context.Context, v registry.Volume) (o
 // unfinishedAtController reports whether a creation, deletion or expansion is unfinished at the controller. A creation
 // that certainly ended without a usable volume needs a person, and does not count.
 func (m *Controller) unfinishedAtController(view registry.View, v registry.Volume) bool {
-	if v.State == registry.VolumeDeleting {
+	if v.Unwanted() {
 		return true
 	}
 	return slices.ContainsFunc(intents(view, v), func(open registry.Intent) bool {

@@ -429,6 +429,7 @@ type wish struct {
 	block    bool   // as block devices
 	options  string // more HCL of each volume
 	subPaths []string
+	create   string // the rest of the create block of one more volume, named made
 }
 
 // group returns an alloc with one task that mounts what it asks for.
@@ -461,6 +462,10 @@ func (n *env) group(id registry.AllocID, w wish) hooks.AllocGroup {
 	if w.inline {
 		add("scratch", string(registry.SingleNodeWriter), fmt.Sprintf("ephemeral {\n plugin_id = %q\n}", pluginID))
 	}
+	if w.create != "" {
+		add("made", string(registry.MultiNodeMultiWriter), fmt.Sprintf("source = \"made\"\n%s\ncreate {\n plugin_id = %q\n%s\n}\n",
+			w.options, pluginID, w.create))
+	}
 	text := "job \"j\" {\n group \"g\" {\n" + volumes.String() + "task \"t\" {\n driver = \"exec\"\n" + mounts.String() +
 		"}\n}\n}\n"
 	job, diags := config.ParseJob(config.Source{Name: "j.hcl", Text: []byte(text)}, config.Options{})
@@ -473,7 +478,7 @@ func (n *env) group(id registry.AllocID, w wish) hooks.AllocGroup {
 
 // tryUp mounts what an alloc asks for: volume v0, if it names nothing.
 func (n *env) tryUp(id registry.AllocID, w wish) error {
-	if len(w.volumes) == 0 && !w.inline {
+	if len(w.volumes) == 0 && !w.inline && w.create == "" {
 		w.volumes = []int{0}
 	}
 	ctx, cancel := context.WithTimeout(n.shim.ctx, time.Minute)

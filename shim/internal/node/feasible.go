@@ -92,7 +92,7 @@ func claimFor(
 		Usage: r.Usage}
 }
 
-// volumeOf returns the volume of a request. An inline volume may have no record yet. With an error only its name may be
+// volumeOf returns the volume of a request. That of an ephemeral or create block may have no record yet. With an error only its name may be
 // set.
 func volumeOf(v registry.View, g hooks.AllocGroup, r hooks.VolumeRequest) (vol registry.Volume, err error) {
 	if r.Ephemeral != nil {
@@ -107,25 +107,33 @@ func volumeOf(v registry.View, g hooks.AllocGroup, r hooks.VolumeRequest) (vol r
 		}
 		return vol, nil
 	}
+	name, err := volumeName(g, r)
+	if err != nil {
+		return vol, err
+	}
+	vol.Namespace, vol.ID = name.Namespace, name.ID
+	known, found := v.Volume(name)
+	switch {
+	case r.Create != nil && (!found || known.Unwanted()):
+		return registry.Volume{VolumeSpec: r.Create.Spec(name, r.Usage), State: registry.VolumeReady}, nil
+	case !found:
+		return vol, registry.Errorf(registry.ErrNotFound,
+			"volume %s is not known in namespace %s; create or register it first", name.ID, g.Namespace)
+	case known.Ephemeral:
+		return vol, registry.Errorf(registry.ErrConflict,
+			"volume %s is an inline volume of alloc %s: no other alloc can use it", name.ID, known.Owner)
+	}
+	return known, nil
+}
+
+// volumeName returns the name of the volume of a request that names a source.
+func volumeName(g hooks.AllocGroup, r hooks.VolumeRequest) (registry.VolumeName, error) {
 	source := r.Source
 	if r.PerAlloc {
 		source = fmt.Sprintf("%s[%d]", source, g.Index)
 	}
 	id, err := registry.ParseVolumeID(source)
-	if err != nil {
-		return vol, err
-	}
-	vol.Namespace, vol.ID = g.Namespace, id
-	known, found := v.Volume(vol.VolumeName())
-	switch {
-	case !found:
-		return vol, registry.Errorf(registry.ErrNotFound,
-			"volume %s is not known in namespace %s; create or register it first", id, g.Namespace)
-	case known.Ephemeral:
-		return vol, registry.Errorf(registry.ErrConflict,
-			"volume %s is an inline volume of alloc %s: no other alloc can use it", id, known.Owner)
-	}
-	return known, nil
+	return registry.VolumeName{Namespace: g.Namespace, ID: id}, err
 }
 
 // usedHere reports whether the volume is, or may be, staged or published on this node.

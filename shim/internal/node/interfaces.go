@@ -40,6 +40,10 @@ type Kernel interface {
 // Controller changes what nodes share: claims, and the attachments of volumes to nodes. Only Claim, AwaitAttach and
 // AwaitDetach may run beside another call for the volume.
 type Controller interface {
+	// Provide returns the volume of a create block. It creates the volume unless it exists.
+	Provide(ctx context.Context, call registry.Call, s registry.VolumeSpec, from registry.Origin) (registry.Volume, error)
+	// Discard has the volume deleted if the create block has made it and nothing claims it.
+	Discard(ctx context.Context, name registry.VolumeName, from registry.Origin, alloc registry.AllocID) error
 	// Claim is idempotent by the claim's key. The volume provides the mount options that the usage lacks. ErrConflict
 	// names the holders.
 	Claim(ctx context.Context, c registry.Claim) (registry.Claim, error)

@@ -285,19 +285,7 @@ func (a *Allocs) Sync(ctx context.Context, living []registry.AllocID) ([]registr
 func (req *request) mountRequest(
 	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
 ) (at hooks.Published, err error) {
-	req.step = registry.StepClaim
-	vol, err := req.volume(ctx, g, r)
-	if err != nil {
-		return at, err
-	}
-	req.name, req.key.Volume = vol.VolumeName(), vol.VolumeKey()
-	if _, known := req.Plugins.Find(registry.RoleNode, vol.Plugin); !known { // it reports the node's topology and limit
-		if _, err := req.awaitNode(ctx, vol.Plugin); err != nil {
-			return at, err
-		}
-		req.step = registry.StepClaim
-	}
-	claim, err := req.controller.Claim(ctx, claimFor(g, r, vol, req.host.Node))
+	vol, claim, err := req.claim(ctx, g, r)
 	if err != nil {
 		return at, err
 	}
@@ -319,6 +307,75 @@ func (req *request) mountRequest(
 		return at, err
 	}
 	return req.mount(ctx, vol, claim.Usage, node)
+}
+
+// claim claims the volume of the request. A volume of a create block may go with another alloc between its look-up and
+// the claim; then it is created again.
+func (req *request) claim(
+	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
+) (vol registry.Volume, claim registry.Claim, err error) {
+	for {
+		req.step = registry.StepClaim // unless its creation comes first
+		if vol, err = req.volume(ctx, g, r); err != nil {
+			return vol, claim, err
+		}
+		req.name, req.key.Volume = vol.VolumeName(), vol.VolumeKey()
+		if _, known := req.Plugins.Find(registry.RoleNode, vol.Plugin); !known { // it reports the node's topology and limit
+			if _, err := req.awaitNode(ctx, vol.Plugin); err != nil {
+				return vol, claim, err
+			}
+		}
+		req.step = registry.StepClaim
+		claim, err = req.controller.Claim(ctx, claimFor(g, r, vol, req.host.Node))
+		if err == nil || r.Create == nil || ctx.Err() != nil {
+			return vol, claim, err
+		}
+		now, known, look := req.known(ctx)
+		if look != nil || known && !now.Unwanted() {
+			return vol, claim, err
+		}
+	}
+}
+
+// known returns the record of the volume of the request.
+func (req *request) known(ctx context.Context) (vol registry.Volume, known bool, err error) {
+	err = req.State.View(ctx, func(v registry.View) error { vol, known = v.Volume(req.name); return nil })
+	return vol, known, err
+}
+
+// created returns the volume of the request's create block, which exists then.
+func (req *request) created(
+	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
+) (registry.Volume, error) {
+	vol, known, err := req.known(ctx)
+	if err != nil || known && vol.State == registry.VolumeReady && vol.Plugin == r.Create.Plugin {
+		return vol, err
+	}
+	req.step = registry.StepCreate
+	if err := req.awaitController(ctx, r.Create.Plugin); err != nil {
+		return vol, err
+	}
+	return req.controller.Provide(ctx, req.by.Call, r.Create.Spec(req.name, r.Usage), originOf(g.Job, g.Group, r.Name))
+}
+
+// awaitController waits for the controller of the plugin, and records the wait.
+func (req *request) awaitController(ctx context.Context, plugin registry.PluginID) error {
+	inst, found := req.Plugins.Find(registry.RoleController, plugin)
+	if found && inst.Health.State == registry.Healthy {
+		return nil
+	}
+	waiting, cancel := req.bounded(ctx)
+	defer cancel()
+	req.awaits(ctx, registry.RoleController)(fmt.Sprintf("a healthy controller of plugin %s", plugin))
+	_, err := req.Await(waiting, req.by, registry.RoleController, plugin)
+	if err == nil {
+		req.waited(ctx)
+	}
+	return err
+}
+
+func originOf(job, group string, request registry.RequestName) registry.Origin {
+	return registry.Origin{Job: job, Group: group, Request: request}
 }
 
 // awaitAttach waits until the volume's plugin can attach it, if the volume needs that.
@@ -391,6 +448,12 @@ func (req *request) grow(ctx context.Context) error {
 func (req *request) volume(
 	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
 ) (vol registry.Volume, err error) {
+	if r.Create != nil {
+		if req.name, err = volumeName(g, r); err != nil {
+			return vol, err
+		}
+		return req.created(ctx, g, r)
+	}
 	_, err = registry.Ensure(ctx, req.State, func(v registry.View) (registry.Change, error) {
 		vol, err = volumeOf(v, g, r)
 		if req.name = vol.VolumeName(); err != nil || !vol.Ephemeral || vol.CreateIndex > 0 {

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"holdfast/config"
+	"holdfast/hooks"
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
 )
@@ -49,7 +51,7 @@ func (a *Allocs) releasing(ctx context.Context, call registry.Call, id registry.
 		switch {
 		case !ok:
 			return registry.Change{Put: call.Answered(struct{}{})}, nil
-		case al.State == registry.AllocReleasing:
+		case al.State == registry.AllocReleasing && (al.Release.ID != "" || call.ID == ""):
 			return registry.Change{}, nil
 		}
 		al.State, al.Waiting, al.Release = registry.AllocReleasing, nil, call
@@ -102,7 +104,36 @@ func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) {
 		all.Go(func() { persist(ctx, func(pause time.Duration) error { return a.releaseClaim(ctx, c, pause) }) })
 	}
 	all.Wait()
+	persist(ctx, func(pause time.Duration) error { return a.unreleased(id, pause, a.discard(ctx, id)) })
 	persist(ctx, func(pause time.Duration) error { return a.unreleased(id, pause, a.forget(ctx, id)) })
+}
+
+// discard has the volumes deleted that the create blocks of a released alloc have made with on_stop = "delete". Only a
+// Release is a certain end: Sync may miss an alloc because its host has lost records, so its volumes are kept.
+func (a *Allocs) discard(ctx context.Context, id registry.AllocID) error {
+	var al registry.Alloc
+	err := a.State.View(ctx, func(v registry.View) error { al, _ = v.Alloc(id); return nil })
+	if err != nil || al.Release.ID == "" {
+		return err
+	}
+	spec, err := config.OpenGroup(al.Sealed)
+	if err != nil {
+		a.logger.Warn("volumes of a released alloc are kept: its job cannot be read", "alloc", id, "error", err)
+		return nil
+	}
+	for _, r := range spec.Volumes {
+		if r.Create == nil || !r.Create.Delete {
+			continue
+		}
+		name, err := volumeName(hooks.AllocGroup{Namespace: al.Namespace, Index: al.Index}, r)
+		if err == nil {
+			err = a.controller.Discard(ctx, name, originOf(al.Job, al.Group, r.Name), id)
+		}
+		if err != nil {
+			return fmt.Errorf("volume %s: %w", name, err)
+		}
+	}
+	return nil
 }
 
 // forget deletes the records of a released alloc and of its inline volumes, and stores the response of the call that

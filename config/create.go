@@ -1,0 +1,60 @@
+package config
+
+import (
+	"slices"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+)
+
+var createStanza = &stanza{
+	name: "create",
+	doc: "The volume named by source is created before the first alloc that uses it starts. A volume that exists under " +
+		"that ID is used as it is. The volume block gives the capability and the mount options. Maps hold no reference " +
+		"that is known at run time only.",
+	fields: slices.Concat(
+		specFields("plugin_id", "snapshot_id", "clone_id", "clone_external_id", "capacity_min", "capacity_max",
+			"parameters"),
+		[]field{secretsField},
+		specFields("topology_request"),
+		[]field{{name: "on_stop", kind: isChoice, words: []string{"keep", "delete"}, fallback: "keep",
+			doc: "Whether the plugin deletes the volume after its last alloc has ended for good. It deletes only what " +
+				"this block has created."}},
+	),
+}
+
+// specFields returns fields of a volume file.
+func specFields(names ...string) (fields []field) {
+	for _, d := range specStanza.fields {
+		if slices.Contains(names, d.name) {
+			fields = append(fields, d)
+		}
+	}
+	return fields
+}
+
+// create reads a create block.
+func (f *file) create(volume *fields, b block, v hooks.VolumeRequest) *hooks.Create {
+	if v.Ephemeral != nil {
+		f.errorf(b.head, "keep one of them", "an inline volume is created by its ephemeral block")
+	}
+	at := f.open(b, createStanza)
+	at.constant = true
+	spec := &registry.VolumeSpec{
+		ID:     registry.VolumeID(v.Source),
+		Plugin: parsed(at, "plugin_id", registry.ParsePluginID),
+	}
+	at.contentOf(spec)
+	if v.PerAlloc {
+		spec.ID = "" // it differs from every clone_id by its index
+	}
+	spec.Required, spec.Preferred = f.topologies(at)
+	spec.Secrets = at.secretReferences()
+	f.checkVolume(at, spec)
+	return &hooks.Create{
+		Plugin: spec.Plugin, CapacityMin: spec.CapacityMin, CapacityMax: spec.CapacityMax, Parameters: spec.Parameters,
+		Secrets: spec.Secrets, Required: spec.Required, Preferred: spec.Preferred, CloneID: spec.CloneID,
+		CloneExternal: spec.CloneExternal, SnapshotID: spec.SnapshotID,
+		Delete: oneOf[string](at, "on_stop") == "delete",
+	}
+}

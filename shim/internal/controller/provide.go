@@ -1,0 +1,99 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"holdfast/registry"
+)
+
+// Provide returns the volume of a create block. It creates the volume unless it exists, and first ends a deletion of an
+// earlier one. A volume that is ready is returned as it is. ErrConflict: it belongs to another plugin, or somebody
+// else's creation of it has not ended.
+func (m *Controller) Provide(
+	ctx context.Context, call registry.Call, spec registry.VolumeSpec, from registry.Origin,
+) (registry.Volume, error) {
+	for {
+		v, err := m.volume(ctx, spec.VolumeName())
+		switch {
+		case errors.Is(err, registry.ErrNotFound):
+			return m.createFor(ctx, call, spec, from)
+		case err != nil:
+			return v, err
+		case v.Plugin != spec.Plugin:
+			return v, registry.Errorf(registry.ErrConflict,
+				"volume %s exists, and is one of plugin %s, not of plugin %s as its create block says; choose another source",
+				v.VolumeName(), v.Plugin, spec.Plugin)
+		case v.Unwanted():
+			if err := m.Delete(ctx, call, v.VolumeName()); err != nil && !errors.Is(err, registry.ErrNotFound) {
+				return v, err
+			}
+		case v.State == registry.VolumeReady || v.Origin != from:
+			return v, nil // a claim refuses it unless it is ready
+		default:
+			return m.createFor(ctx, call, v.VolumeSpec, from)
+		}
+	}
+}
+
+// Discard has Run delete a volume after its alloc has ended, if the create block has made it and nothing else claims
+// it. It returns once that is recorded.
+func (m *Controller) Discard(
+	ctx context.Context, name registry.VolumeName, from registry.Origin, alloc registry.AllocID,
+) error {
+	unlock, err := m.Locks.Lock(ctx, name, "the end of its alloc")
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	_, err = registry.Ensure(ctx, m.State, func(view registry.View) (change registry.Change, err error) {
+		v, found := view.Volume(name)
+		if !found || v.Origin != from || v.DeleteWith != "" || v.External != "" && len(view.Claims(v.VolumeKey())) > 0 {
+			return change, nil
+		}
+		if v.DeleteWith = alloc; v.State == registry.VolumeReady {
+			v.State = registry.VolumeDeleting
+		}
+		change.Put = []registry.Record{v}
+		return change, nil
+	})
+	if err == nil {
+		m.wakeRun()
+	}
+	return err
+}
+
+// deleteUnfinished tries once to delete a volume whose creation has not ended.
+func (m *Controller) deleteUnfinished(
+	ctx context.Context, call registry.Call, v registry.Volume, wait time.Duration,
+) error {
+	v, err := m.settle(ctx, call, v, attempt{policy: once(registry.CreateVolumeRPC), again: wait})
+	if err != nil || v.State == "" {
+		return err
+	}
+	return m.delete(ctx, call, v, once, wait)
+}
+
+// stillDeleting returns the change after a plugin has refused the deletion of a volume that goes with its alloc. Run
+// tries again. An event tells each new reason once.
+func (m *Controller) stillDeleting(v registry.Volume, why *registry.CallError) (change registry.Change) {
+	if v.Failure.RPC == why.RPC && v.Failure.Code == why.Code && v.Failure.Detail == why.Detail {
+		return change
+	}
+	v.Failure = registry.Failure{RPC: why.RPC, Code: why.Code, Detail: why.Detail, Since: m.Now()}
+	return registry.Change{
+		Put: []registry.Record{v},
+		Events: []registry.Event{m.event(registry.EventVolumeKept, v,
+			fmt.Sprintf("%s: %s; its deletion is tried again, %s", why.Code, why.Detail, withAlloc(v)))},
+	}
+}
+
+// withAlloc says with which alloc a volume goes.
+func withAlloc(v registry.Volume) string {
+	if v.DeleteWith == "" {
+		return ""
+	}
+	return fmt.Sprintf("with alloc %s", v.DeleteWith)
+}

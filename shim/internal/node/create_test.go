@@ -1,0 +1,176 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"holdfast/internal/csifake"
+	"holdfast/registry"
+)
+
+// creates is the capability of plugins that create volumes.
+const creates = "CREATE_DELETE_VOLUME "
+
+// makes is an alloc whose volume its create block makes.
+func makes(onStop string) wish { return wish{create: "on_stop = \"" + onStop + "\""} }
+
+// made returns the volume of the create block.
+func (n *env) made() (vol registry.Volume, known bool) {
+	n.view(func(v registry.View) { vol, known = v.Volume(registry.VolumeName{Namespace: "default", ID: "made"}) })
+	return vol, known
+}
+
+// end releases an alloc as a host does, and waits until what follows has been done.
+func (n *env) end(id registry.AllocID) {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(n.shim.ctx, time.Minute)
+	defer cancel()
+	call := registry.Call{ID: registry.OperationID("end-" + id), Method: "Allocs.Release"}
+	if err := n.shim.allocs.Release(ctx, call, id); err != nil {
+		n.t.Errorf("end %s: %v", id, err)
+	}
+	time.Sleep(10 * time.Minute)
+}
+
+// events counts the events of a kind whose detail contains a text.
+func (n *env) events(kind registry.EventKind, detail string) (count int) {
+	n.view(func(v registry.View) {
+		events, _ := v.Events(0, 1000)
+		for _, e := range events {
+			if e.Kind == kind && strings.Contains(e.Detail, detail) {
+				count++
+			}
+		}
+	})
+	return count
+}
+
+// A create block makes its volume with the alloc, before the claim. Later allocs use it. It goes with the last one if
+// the block says so, also if a shim or the plugin dies meanwhile, and then the next alloc gets a new one.
+func TestCreateBlockMakesItsVolume(t *testing.T) {
+	inEnv(t, creates+attaches+stages, func(t *testing.T, n *env) {
+		reasons, _, err := n.shim.allocs.Feasible(t.Context(), n.group("a1", makes("keep")))
+		if err != nil || len(reasons) > 0 {
+			t.Errorf("the node cannot take the alloc: %v, %v", reasons, err)
+		}
+		n.up("a1", makes("keep"))
+		n.end("a1")
+		first, known := n.made()
+		if !known || first.State != registry.VolumeReady {
+			t.Fatalf("%+v", first)
+		}
+		n.up("a2", makes("keep"))
+		n.restart()
+		n.reboot()
+		n.up("a2", makes("delete"))
+		n.up("a3", makes("delete"))
+		n.end("a2")
+		if again, _ := n.made(); again.External != first.External {
+			t.Errorf("the volume was %s, and is %s although an alloc uses it", first.External, again.External)
+		}
+		n.end("a3")
+		if vol, known := n.made(); known {
+			t.Errorf("the volume remains: %+v", vol)
+		}
+		if n.events(registry.EventVolumeDeleted, "with alloc a3") != 1 {
+			t.Error("no event says with which alloc the volume went")
+		}
+		n.up("a4", makes("delete"))
+		if next, _ := n.made(); next.External == "" {
+			t.Error("the next alloc got no volume")
+		}
+		n.end("a4")
+	})
+}
+
+// Whatever happens between the end of an alloc and the deletion of its volume, the volume goes in the end.
+func TestVolumeGoesWithItsAllocInTheEnd(t *testing.T) {
+	for name, c := range map[string]struct {
+		before func(n *env) // an alloc ends
+		after  func(n *env)
+	}{
+		"deletion refused": {
+			func(n *env) { n.fails(registry.DeleteVolumeRPC, "FAILED_PRECONDITION") },
+			func(n *env) {
+				if count := n.events(registry.EventVolumeKept, "with alloc a1"); count != 1 {
+					n.t.Errorf("%d events say why the volume is still there", count)
+				}
+				n.script()
+			},
+		},
+		"plugin away": {
+			func(n *env) { n.fails(registry.DeleteVolumeRPC, "UNAVAILABLE") },
+			func(n *env) { n.restart(); n.script() },
+		},
+		"killed in the call": {
+			func(n *env) {
+				n.script(csifake.Rule{RPC: "DeleteVolume", When: csifake.After, Hang: csifake.ForEver, Times: 1})
+			},
+			func(n *env) { n.crash(); n.plugin.Load().end(true); n.start() },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inEnv(t, creates+stages, func(t *testing.T, n *env) {
+				n.up("a1", makes("delete"))
+				c.before(n)
+				n.end("a1")
+				if _, known := n.made(); !known {
+					t.Error("the volume is gone already")
+				}
+				c.after(n)
+				time.Sleep(10 * time.Minute)
+				if vol, known := n.made(); known {
+					t.Errorf("the volume remains: %+v", vol)
+				}
+			})
+		})
+	}
+}
+
+// A creation that did not succeed ends with the alloc, and leaves nothing at the plugin.
+func TestUnfinishedCreationEndsWithItsAlloc(t *testing.T) {
+	inEnv(t, creates+stages, func(t *testing.T, n *env) {
+		n.script(csifake.Rule{RPC: "CreateVolume", When: csifake.After, Code: "UNAVAILABLE"})
+		if err := n.tryUp("a1", makes("delete")); err == nil {
+			t.Error("the alloc is up")
+		}
+		n.end("a1")
+		n.script()
+		time.Sleep(10 * time.Minute)
+		if vol, known := n.made(); known {
+			t.Errorf("the volume remains: %+v", vol)
+		}
+	})
+}
+
+// A volume that the block did not make is used and stays, as does that of an alloc which the host has not released.
+func TestVolumeOfOthersIsKept(t *testing.T) {
+	inEnv(t, creates+stages, func(t *testing.T, n *env) {
+		n.up("a1", makes("delete"))
+		if _, err := n.shim.allocs.Sync(t.Context(), nil); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(10 * time.Minute)
+		vol, known := n.made()
+		if !known {
+			t.Fatal("the volume went although its alloc was not released")
+		}
+		vol.Origin.Job = "another"
+		n.put(vol)
+		n.up("a2", makes("delete"))
+		n.end("a2")
+		if _, known := n.made(); !known {
+			t.Fatal("the volume went although another job has made it")
+		}
+		vol.Plugin = "other"
+		n.put(vol)
+		if err := n.tryUp("a3", makes("keep")); !errors.Is(err, registry.ErrConflict) {
+			t.Errorf("a volume of another plugin: %v", err)
+		}
+		n.end("a3")
+		n.commit(registry.Change{Delete: []registry.Key{vol.Key()}})
+	})
+}
