@@ -291,7 +291,8 @@ func (b *barrier) ended() (methods []string) {
 // newTraffic starts a plugin, and no callers yet. stop ends them and waits for their calls.
 func newTraffic(t *testing.T) (tr *traffic, stop func()) {
 	e := newEnv(t, slices.Concat([]string{"node/GET_VOLUME_STATS", "CREATE_DELETE_SNAPSHOT", "LIST_SNAPSHOTS",
-		"GET_CAPACITY"}, groupCaps, expandCaps)...)
+		"GET_CAPACITY"}, groupCaps, expandCaps,
+		[]string{"SNAPSHOT_METADATA_SERVICE"})...)
 	tr = &traffic{env: e, made: map[string]int{}, plugin: e.addPlugin("alloc-p", csifake.Monolith)}
 	stopped, cancel := context.WithCancel(t.Context())
 	tr.stopped = stopped
@@ -471,6 +472,9 @@ func (tr *traffic) snapshotLife(id string) {
 		{"Snapshots", func(ctx context.Context) error {
 			list, _, err := h.Snapshots(ctx, host.SnapshotQuery{Name: name})
 			return wantOne(list, err)
+		}},
+		{"SnapshotBlocks", func(ctx context.Context) error {
+			return h.SnapshotBlocks(ctx, host.BlockQuery{Snapshot: name}, func(host.Blocks) error { return nil })
 		}},
 		{"SnapshotsAtPlugin", func(ctx context.Context) error { return wantOne(h.SnapshotsAtPlugin(ctx, "fake")) }},
 		{"DeregisterSnapshot", func(ctx context.Context) error { return h.DeregisterSnapshot(ctx, name) }},

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"slices"
 	"testing"
 
 	"holdfast/host"
@@ -38,6 +39,59 @@ func TestSnapshotBecomesReady(t *testing.T) {
 	e.must(e.createWith(e.ctx(), "restored", `snapshot_id = "snap"`))
 	e.must(e.delete("restored"))
 	e.must(e.host.DeleteSnapshot(e.ctx(), spec.SnapshotName()))
+	e.must(e.delete("vol"))
+	e.stopPlugin(plugin)
+}
+
+// A list of blocks that is cut off in the middle, by a swap, the death of the shim or a lost connection, goes on where it
+// was: each block comes once.
+func TestListOfBlocksIsContinued(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, append([]string{"CREATE_DELETE_SNAPSHOT", "SNAPSHOT_METADATA_SERVICE"}, allCaps...)...)
+	plugin := e.addPlugin("alloc-p", csifake.Monolith)
+	e.must(e.create("vol"))
+	written := []int64{1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233}
+	volumes, _, err := e.host.Volumes(e.ctx(), host.VolumeQuery{})
+	e.must(err)
+	external := string(volumes[0].External)
+	e.must(plugin.Backend().Write(external, 1, 2, 4, 6))
+	take := func(id host.SnapshotID) {
+		e.must(errOf(e.host.CreateSnapshot(e.ctx(), host.SnapshotSpec{Namespace: "default", ID: id, Volume: "vol"})))
+	}
+	take("base")
+	e.must(plugin.Backend().Write(external, written...))
+	take("snap")
+	for name, disturb := range map[string]func(){"swap": func() { e.swap() }, "kill": e.killShim, "broken": func() {}} {
+		rule := plugin.On("GetMetadataDelta").Times(1).Middle()
+		gate := (*csifake.Gate)(nil)
+		if name == "broken" {
+			rule.Drop()
+		} else {
+			gate = rule.Hold()
+		}
+		var got []int64
+		q := host.BlockQuery{Snapshot: host.SnapshotName{Namespace: "default", ID: "snap"}, Base: "base"}
+		listed := background(func() error {
+			return e.host.SnapshotBlocks(e.ctx(), q, func(b host.Blocks) error {
+				for _, r := range b.Ranges {
+					got = append(got, r.Offset/csifake.BlockSize)
+				}
+				return nil
+			})
+		})
+		if gate != nil {
+			e.waitHeld(gate, listed)
+			disturb()
+			gate.Open()
+		}
+		e.must(e.result("the list of blocks", listed))
+		if !slices.Equal(got, written) {
+			t.Errorf("%s: got the blocks %v, want %v", name, got, written)
+		}
+		plugin.ClearScript()
+	}
+	e.must(e.host.DeleteSnapshot(e.ctx(), host.SnapshotName{Namespace: "default", ID: "base"}))
+	e.must(e.host.DeleteSnapshot(e.ctx(), host.SnapshotName{Namespace: "default", ID: "snap"}))
 	e.must(e.delete("vol"))
 	e.stopPlugin(plugin)
 }

@@ -17,6 +17,9 @@ type (
 	Diagnostic        = registry.Diagnostic
 	Diagnostics       = registry.Diagnostics
 	Event             = registry.Event
+	Blocks            = registry.Blocks
+	BlockQuery        = registry.BlockQuery
+	BlockRange        = registry.BlockRange
 	EventKind         = registry.EventKind
 	Finding           = registry.Finding
 	FindingAction     = registry.FindingAction

@@ -44,6 +44,9 @@ type volume struct {
 	Attached map[string]*attachment `json:"attached,omitempty"`
 	Nodes    map[string]*onNode     `json:"nodes,omitempty"`
 
+	Writes int64           `json:"writes,omitempty"` // how often it was written to
+	Blocks map[int64]int64 `json:"blocks,omitempty"` // numbers of written blocks, and in which write
+
 	Topology  []map[string]string `json:"topology,omitempty"`  // where it was asked to be
 	Ephemeral bool                `json:"ephemeral,omitempty"` // made by a publication, gone with the last one
 }
@@ -71,6 +74,8 @@ type snapshot struct {
 	Size   int64  `json:"size"`
 	Made   int64  `json:"made"` // seconds since 1970
 	Group  string `json:"group,omitempty"`
+
+	Blocks map[int64]int64 `json:"blocks,omitempty"` // of the volume then; nil: none was written
 }
 
 // NewBackend returns an empty backend, or the one in the file. The empty path is memory only.

@@ -7,7 +7,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
@@ -116,56 +115,4 @@ func (s group) GetVolumeGroupSnapshot(_ context.Context, r *csi.GetVolumeGroupSn
 		reply.GroupSnapshot = groupMessage(c, r.GetGroupSnapshotId())
 		return nil
 	})
-}
-
-// metadata streams one allocated block per snapshot: enough to see a stream through.
-type metadata struct {
-	csi.UnimplementedSnapshotMetadataServer
-	p *Plugin
-}
-
-func (s metadata) GetMetadataAllocated(r *csi.GetMetadataAllocatedRequest,
-	out csi.SnapshotMetadata_GetMetadataAllocatedServer,
-) error {
-	send := func(context.Context) (proto.Message, error) {
-		x, err := s.snapshot(r.GetSnapshotId())
-		if err != nil {
-			return nil, err
-		}
-		reply := &csi.GetMetadataAllocatedResponse{BlockMetadataType: csi.BlockMetadataType_VARIABLE_LENGTH,
-			VolumeCapacityBytes: x.GetSizeBytes(), BlockMetadata: []*csi.BlockMetadata{{SizeBytes: x.GetSizeBytes()}}}
-		return reply, out.Send(reply)
-	}
-	_, err := s.p.handle(out.Context(), csi.SnapshotMetadata_GetMetadataAllocated_FullMethodName, r, send)
-	return err
-}
-
-func (s metadata) GetMetadataDelta(r *csi.GetMetadataDeltaRequest,
-	out csi.SnapshotMetadata_GetMetadataDeltaServer,
-) error {
-	send := func(context.Context) (proto.Message, error) {
-		if _, err := s.snapshot(r.GetBaseSnapshotId()); err != nil {
-			return nil, err
-		}
-		x, err := s.snapshot(r.GetTargetSnapshotId())
-		if err != nil {
-			return nil, err
-		}
-		reply := &csi.GetMetadataDeltaResponse{BlockMetadataType: csi.BlockMetadataType_VARIABLE_LENGTH,
-			VolumeCapacityBytes: x.GetSizeBytes()}
-		return reply, out.Send(reply)
-	}
-	_, err := s.p.handle(out.Context(), csi.SnapshotMetadata_GetMetadataDelta_FullMethodName, r, send)
-	return err
-}
-
-func (s metadata) snapshot(id string) (m *csi.Snapshot, err error) {
-	err = s.p.cfg.Backend.change(func(c *contents) error {
-		if c.Snapshots[id] == nil {
-			return status.Errorf(codes.NotFound, "snapshot %q does not exist", id)
-		}
-		m = c.Snapshots[id].message()
-		return nil
-	})
-	return m, err
 }

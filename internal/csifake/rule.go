@@ -18,7 +18,8 @@ type Moment string
 
 const (
 	Before Moment = "before" // the call takes effect
-	// of stage, unstage, publish and unpublish: something is mounted or unmounted, and not all is done
+	// of stage, unstage, publish and unpublish: something is mounted or unmounted, and not all is done; of a stream: some
+	// messages were sent
 	Middle Moment = "middle"
 	After  Moment = "after" // the effect, and before the answer
 )
@@ -120,7 +121,8 @@ func (r Rule) wrongWhere() string {
 
 func hasMiddle(rpc string) bool {
 	switch rpc {
-	case "NodeStageVolume", "NodeUnstageVolume", "NodePublishVolume", "NodeUnpublishVolume":
+	case "NodeStageVolume", "NodeUnstageVolume", "NodePublishVolume", "NodeUnpublishVolume",
+		"GetMetadataAllocated", "GetMetadataDelta":
 		return true
 	}
 	return false

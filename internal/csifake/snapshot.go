@@ -34,7 +34,7 @@ func (p *Plugin) snap(c *contents, name, source, group string) (*snapshot, error
 		return x, nil
 	}
 	x := &snapshot{ID: snapshotID(name), Name: name, Source: source, Size: v.Capacity, Made: time.Now().Unix(),
-		Group: group}
+		Group: group, Blocks: maps.Clone(v.Blocks)}
 	c.Snapshots[x.ID] = x
 	return x, nil
 }

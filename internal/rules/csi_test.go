@@ -57,8 +57,8 @@ var rpcUses = map[string]rpcUse{
 	"GetVolumeGroupSnapshot": {"CreateGroupSnapshot", "group-snapshot create",
 		"TestGroupSnapshotIsCreatedOnceItIsReady", ""},
 
-	"GetMetadataAllocated": {not: later},
-	"GetMetadataDelta":     {not: later},
+	"GetMetadataAllocated": {"SnapshotBlocks", "snapshot diff", "TestBlocksComeOnceAndInOrder", ""},
+	"GetMetadataDelta":     {"SnapshotBlocks", "snapshot diff", "TestListOfBlocksIsContinued", ""},
 
 	"NodeStageVolume":      {"PrepareAlloc", "job run", "TestHistories", ""},
 	"NodeUnstageVolume":    {"ReleaseAlloc", "job stop", "TestHistories", ""},

@@ -44,6 +44,7 @@ type Host interface {
 	DeleteGroupSnapshot(ctx context.Context, n host.SnapshotName) error
 	DeregisterGroupSnapshot(ctx context.Context, n host.SnapshotName) error
 	GroupSnapshots(ctx context.Context, q host.SnapshotQuery) ([]host.Snapshot, host.Seq, error)
+	SnapshotBlocks(ctx context.Context, q host.BlockQuery, fn func(host.Blocks) error) error
 	SnapshotsAtPlugin(ctx context.Context, plugin host.PluginID) ([]host.Snapshot, error)
 
 	Plugins(ctx context.Context, q host.PluginQuery) (host.PluginList, host.Seq, error)
@@ -148,6 +149,7 @@ func (s *Server) handler() http.Handler {
 		})
 	}
 	mux.HandleFunc("GET /v1/events", s.streamEvents)
+	mux.HandleFunc("GET /v1/snapshot/{id}/blocks", s.streamBlocks)
 	mux.HandleFunc("GET /v1/alloc/{id}/logs/{task}", s.streamLogs)
 	mux.HandleFunc("GET /v1/plugin/{id}/csi", s.serveCSI)
 	return mux

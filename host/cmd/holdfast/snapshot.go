@@ -35,6 +35,7 @@ func newSnapshot(io streams, p *globalFlags) *cobra.Command {
 	create.Use, create.Short = "create VOLUME ID", "Take a snapshot of a volume and wait until it is ready to use"
 	create.Args = usageArgs(cobra.ExactArgs(2))
 	return group("snapshot", "Manage snapshots of volumes", create, newSnapshotList(io, p), newSnapshotStatus(io, p, snapshots),
+		newSnapshotDiff(io, p),
 		newSnapshotDelete(io, p, snapshots, "delete", "Delete a snapshot; volumes created from it stay",
 			control.SnapshotClient.Delete),
 		newSnapshotDelete(io, p, snapshots, "deregister", "Remove the record of a snapshot; the plugin keeps the snapshot",

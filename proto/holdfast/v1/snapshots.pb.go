@@ -935,6 +935,202 @@ func (x *ListSnapshotsAtPluginReply) GetSnapshots() []*VolumeSnapshot {
 	return nil
 }
 
+type SnapshotBlocksRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Call           *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
+	Snapshot       *SnapshotName          `protobuf:"bytes,2,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	BaseId         string                 `protobuf:"bytes,3,opt,name=base_id,json=baseId,proto3" json:"base_id,omitempty"` // of the same namespace; empty: all allocated blocks
+	StartingOffset int64                  `protobuf:"varint,4,opt,name=starting_offset,json=startingOffset,proto3" json:"starting_offset,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *SnapshotBlocksRequest) Reset() {
+	*x = SnapshotBlocksRequest{}
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotBlocksRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotBlocksRequest) ProtoMessage() {}
+
+func (x *SnapshotBlocksRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotBlocksRequest.ProtoReflect.Descriptor instead.
+func (*SnapshotBlocksRequest) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *SnapshotBlocksRequest) GetCall() *Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+func (x *SnapshotBlocksRequest) GetSnapshot() *SnapshotName {
+	if x != nil {
+		return x.Snapshot
+	}
+	return nil
+}
+
+func (x *SnapshotBlocksRequest) GetBaseId() string {
+	if x != nil {
+		return x.BaseId
+	}
+	return ""
+}
+
+func (x *SnapshotBlocksRequest) GetStartingOffset() int64 {
+	if x != nil {
+		return x.StartingOffset
+	}
+	return 0
+}
+
+type SnapshotBlocksReply struct {
+	state               protoimpl.MessageState `protogen:"open.v1"`
+	Answer              *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
+	BlockType           string                 `protobuf:"bytes,2,opt,name=block_type,json=blockType,proto3" json:"block_type,omitempty"`
+	VolumeCapacityBytes int64                  `protobuf:"varint,3,opt,name=volume_capacity_bytes,json=volumeCapacityBytes,proto3" json:"volume_capacity_bytes,omitempty"`
+	Ranges              []*BlockRange          `protobuf:"bytes,4,rep,name=ranges,proto3" json:"ranges,omitempty"`
+	NextOffset          int64                  `protobuf:"varint,5,opt,name=next_offset,json=nextOffset,proto3" json:"next_offset,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
+}
+
+func (x *SnapshotBlocksReply) Reset() {
+	*x = SnapshotBlocksReply{}
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotBlocksReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotBlocksReply) ProtoMessage() {}
+
+func (x *SnapshotBlocksReply) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotBlocksReply.ProtoReflect.Descriptor instead.
+func (*SnapshotBlocksReply) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *SnapshotBlocksReply) GetAnswer() *Answer {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+func (x *SnapshotBlocksReply) GetBlockType() string {
+	if x != nil {
+		return x.BlockType
+	}
+	return ""
+}
+
+func (x *SnapshotBlocksReply) GetVolumeCapacityBytes() int64 {
+	if x != nil {
+		return x.VolumeCapacityBytes
+	}
+	return 0
+}
+
+func (x *SnapshotBlocksReply) GetRanges() []*BlockRange {
+	if x != nil {
+		return x.Ranges
+	}
+	return nil
+}
+
+func (x *SnapshotBlocksReply) GetNextOffset() int64 {
+	if x != nil {
+		return x.NextOffset
+	}
+	return 0
+}
+
+type BlockRange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Offset        int64                  `protobuf:"varint,1,opt,name=offset,proto3" json:"offset,omitempty"`
+	Size          int64                  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlockRange) Reset() {
+	*x = BlockRange{}
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlockRange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlockRange) ProtoMessage() {}
+
+func (x *BlockRange) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_snapshots_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlockRange.ProtoReflect.Descriptor instead.
+func (*BlockRange) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_snapshots_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *BlockRange) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *BlockRange) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
 var File_holdfast_v1_snapshots_proto protoreflect.FileDescriptor
 
 const file_holdfast_v1_snapshots_proto_rawDesc = "" +
@@ -1020,7 +1216,24 @@ const file_holdfast_v1_snapshots_proto_rawDesc = "" +
 	"\x10source_volume_id\x18\x03 \x01(\tR\x0esourceVolumeId\"\x84\x01\n" +
 	"\x1aListSnapshotsAtPluginReply\x12+\n" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x129\n" +
-	"\tsnapshots\x18\x02 \x03(\v2\x1b.holdfast.v1.VolumeSnapshotR\tsnapshots2\x94\x06\n" +
+	"\tsnapshots\x18\x02 \x03(\v2\x1b.holdfast.v1.VolumeSnapshotR\tsnapshots\"\xb7\x01\n" +
+	"\x15SnapshotBlocksRequest\x12%\n" +
+	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x125\n" +
+	"\bsnapshot\x18\x02 \x01(\v2\x19.holdfast.v1.SnapshotNameR\bsnapshot\x12\x17\n" +
+	"\abase_id\x18\x03 \x01(\tR\x06baseId\x12'\n" +
+	"\x0fstarting_offset\x18\x04 \x01(\x03R\x0estartingOffset\"\xe7\x01\n" +
+	"\x13SnapshotBlocksReply\x12+\n" +
+	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12\x1d\n" +
+	"\n" +
+	"block_type\x18\x02 \x01(\tR\tblockType\x122\n" +
+	"\x15volume_capacity_bytes\x18\x03 \x01(\x03R\x13volumeCapacityBytes\x12/\n" +
+	"\x06ranges\x18\x04 \x03(\v2\x17.holdfast.v1.BlockRangeR\x06ranges\x12\x1f\n" +
+	"\vnext_offset\x18\x05 \x01(\x03R\n" +
+	"nextOffset\"8\n" +
+	"\n" +
+	"BlockRange\x12\x16\n" +
+	"\x06offset\x18\x01 \x01(\x03R\x06offset\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size2\xe6\x06\n" +
 	"\tSnapshots\x12N\n" +
 	"\x06Create\x12\".holdfast.v1.CreateSnapshotRequest\x1a .holdfast.v1.CreateSnapshotReply\x12N\n" +
 	"\x06Delete\x12\".holdfast.v1.DeleteSnapshotRequest\x1a .holdfast.v1.DeleteSnapshotReply\x12Z\n" +
@@ -1031,7 +1244,8 @@ const file_holdfast_v1_snapshots_proto_rawDesc = "" +
 	"\vDeleteGroup\x12\".holdfast.v1.DeleteSnapshotRequest\x1a .holdfast.v1.DeleteSnapshotReply\x12_\n" +
 	"\x0fDeregisterGroup\x12&.holdfast.v1.DeregisterSnapshotRequest\x1a$.holdfast.v1.DeregisterSnapshotReply\x12P\n" +
 	"\n" +
-	"ListGroups\x12!.holdfast.v1.ListSnapshotsRequest\x1a\x1f.holdfast.v1.ListSnapshotsReply\x12b\n" +
+	"ListGroups\x12!.holdfast.v1.ListSnapshotsRequest\x1a\x1f.holdfast.v1.ListSnapshotsReply\x12P\n" +
+	"\x06Blocks\x12\".holdfast.v1.SnapshotBlocksRequest\x1a .holdfast.v1.SnapshotBlocksReply0\x01\x12b\n" +
 	"\fListAtPlugin\x12).holdfast.v1.ListSnapshotsAtPluginRequest\x1a'.holdfast.v1.ListSnapshotsAtPluginReplyB'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
 
 var (
@@ -1046,7 +1260,7 @@ func file_holdfast_v1_snapshots_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_snapshots_proto_rawDescData
 }
 
-var file_holdfast_v1_snapshots_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_holdfast_v1_snapshots_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_holdfast_v1_snapshots_proto_goTypes = []any{
 	(*SnapshotName)(nil),                 // 0: holdfast.v1.SnapshotName
 	(*SnapshotSpec)(nil),                 // 1: holdfast.v1.SnapshotSpec
@@ -1062,66 +1276,75 @@ var file_holdfast_v1_snapshots_proto_goTypes = []any{
 	(*ListSnapshotsReply)(nil),           // 11: holdfast.v1.ListSnapshotsReply
 	(*ListSnapshotsAtPluginRequest)(nil), // 12: holdfast.v1.ListSnapshotsAtPluginRequest
 	(*ListSnapshotsAtPluginReply)(nil),   // 13: holdfast.v1.ListSnapshotsAtPluginReply
-	nil,                                  // 14: holdfast.v1.SnapshotSpec.ParametersEntry
-	nil,                                  // 15: holdfast.v1.SnapshotSpec.SecretsEntry
-	(*timestamppb.Timestamp)(nil),        // 16: google.protobuf.Timestamp
-	(*Failure)(nil),                      // 17: holdfast.v1.Failure
-	(*Call)(nil),                         // 18: holdfast.v1.Call
-	(*Answer)(nil),                       // 19: holdfast.v1.Answer
-	(*Page)(nil),                         // 20: holdfast.v1.Page
-	(*Secret)(nil),                       // 21: holdfast.v1.Secret
+	(*SnapshotBlocksRequest)(nil),        // 14: holdfast.v1.SnapshotBlocksRequest
+	(*SnapshotBlocksReply)(nil),          // 15: holdfast.v1.SnapshotBlocksReply
+	(*BlockRange)(nil),                   // 16: holdfast.v1.BlockRange
+	nil,                                  // 17: holdfast.v1.SnapshotSpec.ParametersEntry
+	nil,                                  // 18: holdfast.v1.SnapshotSpec.SecretsEntry
+	(*timestamppb.Timestamp)(nil),        // 19: google.protobuf.Timestamp
+	(*Failure)(nil),                      // 20: holdfast.v1.Failure
+	(*Call)(nil),                         // 21: holdfast.v1.Call
+	(*Answer)(nil),                       // 22: holdfast.v1.Answer
+	(*Page)(nil),                         // 23: holdfast.v1.Page
+	(*Secret)(nil),                       // 24: holdfast.v1.Secret
 }
 var file_holdfast_v1_snapshots_proto_depIdxs = []int32{
 	0,  // 0: holdfast.v1.SnapshotSpec.name:type_name -> holdfast.v1.SnapshotName
-	14, // 1: holdfast.v1.SnapshotSpec.parameters:type_name -> holdfast.v1.SnapshotSpec.ParametersEntry
-	15, // 2: holdfast.v1.SnapshotSpec.secrets:type_name -> holdfast.v1.SnapshotSpec.SecretsEntry
+	17, // 1: holdfast.v1.SnapshotSpec.parameters:type_name -> holdfast.v1.SnapshotSpec.ParametersEntry
+	18, // 2: holdfast.v1.SnapshotSpec.secrets:type_name -> holdfast.v1.SnapshotSpec.SecretsEntry
 	1,  // 3: holdfast.v1.VolumeSnapshot.spec:type_name -> holdfast.v1.SnapshotSpec
-	16, // 4: holdfast.v1.VolumeSnapshot.creation_time:type_name -> google.protobuf.Timestamp
-	17, // 5: holdfast.v1.VolumeSnapshot.failure:type_name -> holdfast.v1.Failure
-	16, // 6: holdfast.v1.VolumeSnapshot.since:type_name -> google.protobuf.Timestamp
+	19, // 4: holdfast.v1.VolumeSnapshot.creation_time:type_name -> google.protobuf.Timestamp
+	20, // 5: holdfast.v1.VolumeSnapshot.failure:type_name -> holdfast.v1.Failure
+	19, // 6: holdfast.v1.VolumeSnapshot.since:type_name -> google.protobuf.Timestamp
 	3,  // 7: holdfast.v1.VolumeSnapshot.members:type_name -> holdfast.v1.GroupMember
-	16, // 8: holdfast.v1.GroupMember.creation_time:type_name -> google.protobuf.Timestamp
-	18, // 9: holdfast.v1.CreateSnapshotRequest.call:type_name -> holdfast.v1.Call
+	19, // 8: holdfast.v1.GroupMember.creation_time:type_name -> google.protobuf.Timestamp
+	21, // 9: holdfast.v1.CreateSnapshotRequest.call:type_name -> holdfast.v1.Call
 	1,  // 10: holdfast.v1.CreateSnapshotRequest.spec:type_name -> holdfast.v1.SnapshotSpec
-	19, // 11: holdfast.v1.CreateSnapshotReply.answer:type_name -> holdfast.v1.Answer
+	22, // 11: holdfast.v1.CreateSnapshotReply.answer:type_name -> holdfast.v1.Answer
 	2,  // 12: holdfast.v1.CreateSnapshotReply.snapshot:type_name -> holdfast.v1.VolumeSnapshot
-	18, // 13: holdfast.v1.DeleteSnapshotRequest.call:type_name -> holdfast.v1.Call
+	21, // 13: holdfast.v1.DeleteSnapshotRequest.call:type_name -> holdfast.v1.Call
 	0,  // 14: holdfast.v1.DeleteSnapshotRequest.name:type_name -> holdfast.v1.SnapshotName
-	19, // 15: holdfast.v1.DeleteSnapshotReply.answer:type_name -> holdfast.v1.Answer
-	18, // 16: holdfast.v1.DeregisterSnapshotRequest.call:type_name -> holdfast.v1.Call
+	22, // 15: holdfast.v1.DeleteSnapshotReply.answer:type_name -> holdfast.v1.Answer
+	21, // 16: holdfast.v1.DeregisterSnapshotRequest.call:type_name -> holdfast.v1.Call
 	0,  // 17: holdfast.v1.DeregisterSnapshotRequest.name:type_name -> holdfast.v1.SnapshotName
-	19, // 18: holdfast.v1.DeregisterSnapshotReply.answer:type_name -> holdfast.v1.Answer
-	18, // 19: holdfast.v1.ListSnapshotsRequest.call:type_name -> holdfast.v1.Call
-	20, // 20: holdfast.v1.ListSnapshotsRequest.page:type_name -> holdfast.v1.Page
-	19, // 21: holdfast.v1.ListSnapshotsReply.answer:type_name -> holdfast.v1.Answer
+	22, // 18: holdfast.v1.DeregisterSnapshotReply.answer:type_name -> holdfast.v1.Answer
+	21, // 19: holdfast.v1.ListSnapshotsRequest.call:type_name -> holdfast.v1.Call
+	23, // 20: holdfast.v1.ListSnapshotsRequest.page:type_name -> holdfast.v1.Page
+	22, // 21: holdfast.v1.ListSnapshotsReply.answer:type_name -> holdfast.v1.Answer
 	2,  // 22: holdfast.v1.ListSnapshotsReply.snapshots:type_name -> holdfast.v1.VolumeSnapshot
-	18, // 23: holdfast.v1.ListSnapshotsAtPluginRequest.call:type_name -> holdfast.v1.Call
-	19, // 24: holdfast.v1.ListSnapshotsAtPluginReply.answer:type_name -> holdfast.v1.Answer
+	21, // 23: holdfast.v1.ListSnapshotsAtPluginRequest.call:type_name -> holdfast.v1.Call
+	22, // 24: holdfast.v1.ListSnapshotsAtPluginReply.answer:type_name -> holdfast.v1.Answer
 	2,  // 25: holdfast.v1.ListSnapshotsAtPluginReply.snapshots:type_name -> holdfast.v1.VolumeSnapshot
-	21, // 26: holdfast.v1.SnapshotSpec.SecretsEntry.value:type_name -> holdfast.v1.Secret
-	4,  // 27: holdfast.v1.Snapshots.Create:input_type -> holdfast.v1.CreateSnapshotRequest
-	6,  // 28: holdfast.v1.Snapshots.Delete:input_type -> holdfast.v1.DeleteSnapshotRequest
-	8,  // 29: holdfast.v1.Snapshots.Deregister:input_type -> holdfast.v1.DeregisterSnapshotRequest
-	10, // 30: holdfast.v1.Snapshots.List:input_type -> holdfast.v1.ListSnapshotsRequest
-	4,  // 31: holdfast.v1.Snapshots.CreateGroup:input_type -> holdfast.v1.CreateSnapshotRequest
-	6,  // 32: holdfast.v1.Snapshots.DeleteGroup:input_type -> holdfast.v1.DeleteSnapshotRequest
-	8,  // 33: holdfast.v1.Snapshots.DeregisterGroup:input_type -> holdfast.v1.DeregisterSnapshotRequest
-	10, // 34: holdfast.v1.Snapshots.ListGroups:input_type -> holdfast.v1.ListSnapshotsRequest
-	12, // 35: holdfast.v1.Snapshots.ListAtPlugin:input_type -> holdfast.v1.ListSnapshotsAtPluginRequest
-	5,  // 36: holdfast.v1.Snapshots.Create:output_type -> holdfast.v1.CreateSnapshotReply
-	7,  // 37: holdfast.v1.Snapshots.Delete:output_type -> holdfast.v1.DeleteSnapshotReply
-	9,  // 38: holdfast.v1.Snapshots.Deregister:output_type -> holdfast.v1.DeregisterSnapshotReply
-	11, // 39: holdfast.v1.Snapshots.List:output_type -> holdfast.v1.ListSnapshotsReply
-	5,  // 40: holdfast.v1.Snapshots.CreateGroup:output_type -> holdfast.v1.CreateSnapshotReply
-	7,  // 41: holdfast.v1.Snapshots.DeleteGroup:output_type -> holdfast.v1.DeleteSnapshotReply
-	9,  // 42: holdfast.v1.Snapshots.DeregisterGroup:output_type -> holdfast.v1.DeregisterSnapshotReply
-	11, // 43: holdfast.v1.Snapshots.ListGroups:output_type -> holdfast.v1.ListSnapshotsReply
-	13, // 44: holdfast.v1.Snapshots.ListAtPlugin:output_type -> holdfast.v1.ListSnapshotsAtPluginReply
-	36, // [36:45] is the sub-list for method output_type
-	27, // [27:36] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	21, // 26: holdfast.v1.SnapshotBlocksRequest.call:type_name -> holdfast.v1.Call
+	0,  // 27: holdfast.v1.SnapshotBlocksRequest.snapshot:type_name -> holdfast.v1.SnapshotName
+	22, // 28: holdfast.v1.SnapshotBlocksReply.answer:type_name -> holdfast.v1.Answer
+	16, // 29: holdfast.v1.SnapshotBlocksReply.ranges:type_name -> holdfast.v1.BlockRange
+	24, // 30: holdfast.v1.SnapshotSpec.SecretsEntry.value:type_name -> holdfast.v1.Secret
+	4,  // 31: holdfast.v1.Snapshots.Create:input_type -> holdfast.v1.CreateSnapshotRequest
+	6,  // 32: holdfast.v1.Snapshots.Delete:input_type -> holdfast.v1.DeleteSnapshotRequest
+	8,  // 33: holdfast.v1.Snapshots.Deregister:input_type -> holdfast.v1.DeregisterSnapshotRequest
+	10, // 34: holdfast.v1.Snapshots.List:input_type -> holdfast.v1.ListSnapshotsRequest
+	4,  // 35: holdfast.v1.Snapshots.CreateGroup:input_type -> holdfast.v1.CreateSnapshotRequest
+	6,  // 36: holdfast.v1.Snapshots.DeleteGroup:input_type -> holdfast.v1.DeleteSnapshotRequest
+	8,  // 37: holdfast.v1.Snapshots.DeregisterGroup:input_type -> holdfast.v1.DeregisterSnapshotRequest
+	10, // 38: holdfast.v1.Snapshots.ListGroups:input_type -> holdfast.v1.ListSnapshotsRequest
+	14, // 39: holdfast.v1.Snapshots.Blocks:input_type -> holdfast.v1.SnapshotBlocksRequest
+	12, // 40: holdfast.v1.Snapshots.ListAtPlugin:input_type -> holdfast.v1.ListSnapshotsAtPluginRequest
+	5,  // 41: holdfast.v1.Snapshots.Create:output_type -> holdfast.v1.CreateSnapshotReply
+	7,  // 42: holdfast.v1.Snapshots.Delete:output_type -> holdfast.v1.DeleteSnapshotReply
+	9,  // 43: holdfast.v1.Snapshots.Deregister:output_type -> holdfast.v1.DeregisterSnapshotReply
+	11, // 44: holdfast.v1.Snapshots.List:output_type -> holdfast.v1.ListSnapshotsReply
+	5,  // 45: holdfast.v1.Snapshots.CreateGroup:output_type -> holdfast.v1.CreateSnapshotReply
+	7,  // 46: holdfast.v1.Snapshots.DeleteGroup:output_type -> holdfast.v1.DeleteSnapshotReply
+	9,  // 47: holdfast.v1.Snapshots.DeregisterGroup:output_type -> holdfast.v1.DeregisterSnapshotReply
+	11, // 48: holdfast.v1.Snapshots.ListGroups:output_type -> holdfast.v1.ListSnapshotsReply
+	15, // 49: holdfast.v1.Snapshots.Blocks:output_type -> holdfast.v1.SnapshotBlocksReply
+	13, // 50: holdfast.v1.Snapshots.ListAtPlugin:output_type -> holdfast.v1.ListSnapshotsAtPluginReply
+	41, // [41:51] is the sub-list for method output_type
+	31, // [31:41] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_snapshots_proto_init() }
@@ -1137,7 +1360,7 @@ func file_holdfast_v1_snapshots_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_snapshots_proto_rawDesc), len(file_holdfast_v1_snapshots_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -27,6 +27,7 @@ const (
 	Snapshots_DeleteGroup_FullMethodName     = "/holdfast.v1.Snapshots/DeleteGroup"
 	Snapshots_DeregisterGroup_FullMethodName = "/holdfast.v1.Snapshots/DeregisterGroup"
 	Snapshots_ListGroups_FullMethodName      = "/holdfast.v1.Snapshots/ListGroups"
+	Snapshots_Blocks_FullMethodName          = "/holdfast.v1.Snapshots/Blocks"
 	Snapshots_ListAtPlugin_FullMethodName    = "/holdfast.v1.Snapshots/ListAtPlugin"
 )
 
@@ -48,6 +49,9 @@ type SnapshotsClient interface {
 	DeleteGroup(ctx context.Context, in *DeleteSnapshotRequest, opts ...grpc.CallOption) (*DeleteSnapshotReply, error)
 	DeregisterGroup(ctx context.Context, in *DeregisterSnapshotRequest, opts ...grpc.CallOption) (*DeregisterSnapshotReply, error)
 	ListGroups(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (*ListSnapshotsReply, error)
+	// Blocks sends the allocated blocks of a snapshot, or those that differ from a base, in order. After a stream that was
+	// cut off, starting_offset continues at the last next_offset.
+	Blocks(ctx context.Context, in *SnapshotBlocksRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SnapshotBlocksReply], error)
 	// ListAtPlugin lists the snapshots that a plugin has (ListSnapshots of CSI).
 	ListAtPlugin(ctx context.Context, in *ListSnapshotsAtPluginRequest, opts ...grpc.CallOption) (*ListSnapshotsAtPluginReply, error)
 }
@@ -140,6 +144,25 @@ func (c *snapshotsClient) ListGroups(ctx context.Context, in *ListSnapshotsReque
 	return out, nil
 }
 
+func (c *snapshotsClient) Blocks(ctx context.Context, in *SnapshotBlocksRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SnapshotBlocksReply], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Snapshots_ServiceDesc.Streams[0], Snapshots_Blocks_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[SnapshotBlocksRequest, SnapshotBlocksReply]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Snapshots_BlocksClient = grpc.ServerStreamingClient[SnapshotBlocksReply]
+
 func (c *snapshotsClient) ListAtPlugin(ctx context.Context, in *ListSnapshotsAtPluginRequest, opts ...grpc.CallOption) (*ListSnapshotsAtPluginReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListSnapshotsAtPluginReply)
@@ -168,6 +191,9 @@ type SnapshotsServer interface {
 	DeleteGroup(context.Context, *DeleteSnapshotRequest) (*DeleteSnapshotReply, error)
 	DeregisterGroup(context.Context, *DeregisterSnapshotRequest) (*DeregisterSnapshotReply, error)
 	ListGroups(context.Context, *ListSnapshotsRequest) (*ListSnapshotsReply, error)
+	// Blocks sends the allocated blocks of a snapshot, or those that differ from a base, in order. After a stream that was
+	// cut off, starting_offset continues at the last next_offset.
+	Blocks(*SnapshotBlocksRequest, grpc.ServerStreamingServer[SnapshotBlocksReply]) error
 	// ListAtPlugin lists the snapshots that a plugin has (ListSnapshots of CSI).
 	ListAtPlugin(context.Context, *ListSnapshotsAtPluginRequest) (*ListSnapshotsAtPluginReply, error)
 	mustEmbedUnimplementedSnapshotsServer()
@@ -203,6 +229,9 @@ func (UnimplementedSnapshotsServer) DeregisterGroup(context.Context, *Deregister
 }
 func (UnimplementedSnapshotsServer) ListGroups(context.Context, *ListSnapshotsRequest) (*ListSnapshotsReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListGroups not implemented")
+}
+func (UnimplementedSnapshotsServer) Blocks(*SnapshotBlocksRequest, grpc.ServerStreamingServer[SnapshotBlocksReply]) error {
+	return status.Error(codes.Unimplemented, "method Blocks not implemented")
 }
 func (UnimplementedSnapshotsServer) ListAtPlugin(context.Context, *ListSnapshotsAtPluginRequest) (*ListSnapshotsAtPluginReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListAtPlugin not implemented")
@@ -372,6 +401,17 @@ func _Snapshots_ListGroups_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Snapshots_Blocks_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(SnapshotBlocksRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(SnapshotsServer).Blocks(m, &grpc.GenericServerStream[SnapshotBlocksRequest, SnapshotBlocksReply]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Snapshots_BlocksServer = grpc.ServerStreamingServer[SnapshotBlocksReply]
+
 func _Snapshots_ListAtPlugin_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListSnapshotsAtPluginRequest)
 	if err := dec(in); err != nil {
@@ -434,6 +474,12 @@ var Snapshots_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Snapshots_ListAtPlugin_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Blocks",
+			Handler:       _Snapshots_Blocks_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "holdfast/v1/snapshots.proto",
 }

@@ -21,6 +21,7 @@ type SnapshotDriver interface {
 	CreateGroupSnapshot(context.Context, registry.InstanceKey, csi.CreateSnapshotRequest) (csi.GroupSnapshot, error)
 	DeleteGroupSnapshot(context.Context, registry.InstanceKey, csi.SnapshotRequest) error
 	GetGroupSnapshot(context.Context, registry.InstanceKey, csi.SnapshotRequest) (csi.GroupSnapshot, error)
+	SnapshotBlocks(context.Context, registry.InstanceKey, csi.BlocksRequest, func(registry.Blocks) error) error
 	ListSnapshots(ctx context.Context, at registry.InstanceKey, volume registry.ExternalID, token string) (
 		page []csi.Snapshot, next string, err error)
 }

@@ -285,7 +285,7 @@ func (s *Snapshots) beginDeletion(ctx context.Context, w work) (isNew bool, err 
 func inGroup(view registry.View, snap registry.VolumeSnapshot) error {
 	for _, group := range view.GroupSnapshots() {
 		if group.Plugin == snap.Plugin && group.External == snap.Group {
-			return registry.Errorf(registry.ErrConflict, "it belongs to %s, with which alone it goes: use `group-snapshot`",
+			return registry.Errorf(registry.ErrConflict, "it belongs to %s and goes with it only; use `group-snapshot delete` or `group-snapshot deregister`",
 				nameOf(group.SnapshotSpec))
 		}
 	}

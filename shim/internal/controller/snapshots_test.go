@@ -25,6 +25,7 @@ type snapshotPlugin struct {
 type snapshotAnswer struct {
 	snapshot csi.Snapshot
 	group    csi.GroupSnapshot
+	blocks   []registry.Blocks
 	err      error
 }
 
@@ -79,6 +80,18 @@ func (p *snapshotPlugin) GetGroupSnapshot(
 ) (csi.GroupSnapshot, error) {
 	a := p.next(ctx, "GetVolumeGroupSnapshot %s %v", r.Snapshot, r.Members)
 	return a.group, a.err
+}
+
+func (p *snapshotPlugin) SnapshotBlocks(
+	ctx context.Context, _ registry.InstanceKey, r csi.BlocksRequest, page func(registry.Blocks) error,
+) error {
+	a := p.next(ctx, "%s %s %s from %d", r.RPC(), r.Base, r.Snapshot, r.Offset)
+	for _, part := range a.blocks {
+		if err := page(part); err != nil {
+			return err
+		}
+	}
+	return a.err
 }
 
 func (p *snapshotPlugin) ListSnapshots(

@@ -43,7 +43,7 @@ func (f *Fleet) Pass(
 	}
 	var refused error // by reply
 	trace, err := c.deliver(ctx, in, func(ctx context.Context, l *link, trace *callTrace) error {
-		return l.pass(ctx, trace, call, func(m *emptypb.Empty) error {
+		return stream(ctx, l, trace, call.Method, call.Message, func(m *emptypb.Empty) error {
 			answered = true
 			refused = reply(m)
 			return refused
@@ -60,27 +60,28 @@ func (f *Fleet) Pass(
 	return answered, failure(call.RPC, at, err, trace, sent.redactorOf(ctx, known, more))
 }
 
-// pass makes a call with one request and any number of messages in its answer. A unary call is one with one message.
-func (l *link) pass(
-	ctx context.Context, trace *callTrace, call Passed, reply func(*emptypb.Empty) error,
-) error {
+// stream makes a call with one request and any number of messages in its answer. A unary call is one with one message.
+func stream[M any, P interface {
+	*M
+	proto.Message
+}](ctx context.Context, l *link, trace *callTrace, method string, req proto.Message, reply func(P) error) error {
 	ctx, cancel := context.WithCancel(withTrace(ctx, trace))
 	defer cancel()
-	stream, err := l.cc.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, call.Method)
+	stream, err := l.cc.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method)
 	if err != nil {
 		return err
 	}
 	// After an io.EOF of SendMsg the status comes from RecvMsg.
-	if err := stream.SendMsg(call.Message); err != nil && !errors.Is(err, io.EOF) {
+	if err := stream.SendMsg(req); err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
 	if err := stream.CloseSend(); err != nil {
 		return err
 	}
 	// A message is kept until the next one or the status: a call that is cut off before may be repeated.
-	var last *emptypb.Empty
+	var last P
 	for {
-		m := &emptypb.Empty{}
+		m := P(new(M))
 		err := stream.RecvMsg(&answer{into: m})
 		if err != nil && !errors.Is(err, io.EOF) {
 			return err

@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 
+	"google.golang.org/grpc"
+
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
 	"holdfast/registry"
@@ -174,6 +176,35 @@ func (n *snapshots) ListAtPlugin(
 		reply.Snapshots = append(reply.Snapshots, wire.SnapshotProto(s))
 	}
 	return reply, nil
+}
+
+// Blocks sends a list of blocks in parts. A list that this shim cannot finish is continued at the next one.
+func (n *snapshots) Blocks(
+	req *pb.SnapshotBlocksRequest, stream grpc.ServerStreamingServer[pb.SnapshotBlocksReply],
+) error {
+	a, err := n.s.activeFor(req)
+	if err != nil {
+		return err
+	}
+	q := registry.BlockQuery{Base: registry.SnapshotID(req.GetBaseId()), Offset: req.GetStartingOffset()}
+	if q.Snapshot, err = snapshotName(req.GetSnapshot()); err == nil && q.Base != "" {
+		err = check(q.Base, registry.ParseSnapshotID)
+	}
+	if err != nil {
+		return wire.Status(err)
+	}
+	ctx, cancel := a.whileActive(stream.Context())
+	defer cancel()
+	next := q.Offset
+	err = a.Snapshots.Blocks(ctx, q, func(part registry.Blocks) error {
+		reply := &pb.SnapshotBlocksReply{Answer: a.latest(ctx), BlockType: string(part.Type), VolumeCapacityBytes: part.Capacity}
+		for _, r := range part.Ranges {
+			reply.Ranges, next = append(reply.Ranges, &pb.BlockRange{Offset: r.Offset, Size: r.Size}), r.End()
+		}
+		reply.NextOffset = next
+		return stream.Send(reply)
+	})
+	return a.status(stream.Context(), err)
 }
 
 func snapshotName(m *pb.SnapshotName) (registry.SnapshotName, error) {

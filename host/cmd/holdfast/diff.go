@@ -1,0 +1,104 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"holdfast/host"
+	"holdfast/registry"
+)
+
+func newSnapshotDiff(io streams, p *globalFlags) *cobra.Command {
+	namespace, offset := "", int64(0)
+	c := &cobra.Command{
+		Use: "diff [BASE] SNAPSHOT", Short: "List the blocks in which a snapshot differs from an earlier one",
+		Long: `List the blocks in which a snapshot differs from an earlier one of the same volume.
+
+Without BASE, list the blocks that are allocated. The ranges are printed as they come,
+in order. If the list ends early, --offset continues it after the last range.`,
+		Args: usageArgs(cobra.RangeArgs(1, 2)),
+		RunE: func(c *cobra.Command, args []string) error {
+			q := host.BlockQuery{Offset: offset, Snapshot: host.SnapshotName{
+				Namespace: registry.Namespace(namespace), ID: registry.SnapshotID(args[len(args)-1])}}
+			if len(args) == 2 {
+				q.Base = registry.SnapshotID(args[0])
+			}
+			out := blockWriter{to: io.out, json: p.json, delta: q.Base != ""}
+			if err := p.client().Snapshots().Blocks(c.Context(), q, out.write); err != nil {
+				return err
+			}
+			return out.end()
+		},
+	}
+	snapshotNamespace(c, &namespace)
+	c.Flags().Int64Var(&offset, "offset", 0, "list blocks from this byte on")
+	return c
+}
+
+// blockWriter prints a list of blocks part by part: as lines, or as one JSON document.
+type blockWriter struct {
+	to          writer
+	json, delta bool
+
+	begun         bool
+	ranges, bytes int64
+	last          host.Blocks // without its ranges
+}
+
+func (w *blockWriter) write(part host.Blocks) error {
+	for _, r := range part.Ranges {
+		if err := w.writeRange(r); err != nil {
+			return err
+		}
+	}
+	part.Ranges = nil
+	w.last = part
+	return nil
+}
+
+func (w *blockWriter) writeRange(r host.BlockRange) error {
+	before, text := "", fmt.Sprintf("%-20d %d\n", r.Offset, r.Size)
+	if w.json {
+		encoded, err := json.Marshal(r)
+		if err != nil {
+			return err
+		}
+		before, text = ",\n", string(encoded)
+	}
+	if !w.begun {
+		before = w.heading()
+	}
+	w.begun = true
+	w.ranges, w.bytes = w.ranges+1, w.bytes+r.Size
+	_, err := fmt.Fprint(w.to, before, text)
+	return err
+}
+
+func (w *blockWriter) heading() string {
+	if w.json {
+		return "{\"ranges\": [\n"
+	}
+	return fmt.Sprintf("%-20s %s\n", "OFFSET", "SIZE")
+}
+
+func (w *blockWriter) end() error {
+	before := ""
+	if w.json {
+		if !w.begun {
+			before = w.heading()
+		}
+		_, err := fmt.Fprintf(w.to, "%s],\n\"block_type\": %q, \"volume_capacity_bytes\": %d, \"total_bytes\": %d}\n", before,
+			w.last.Type, w.last.Capacity, w.bytes)
+		return err
+	}
+	what := "allocated"
+	if w.delta {
+		what = "changed"
+	}
+	_, err := fmt.Fprintf(w.to, "%d ranges, %s of %s %s\n", w.ranges,
+		cmp.Or(size(w.bytes), "0 B"), cmp.Or(size(w.last.Capacity), "a volume"), what)
+	return err
+}

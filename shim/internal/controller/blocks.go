@@ -1,0 +1,173 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/csi"
+	"holdfast/shim/internal/intent"
+)
+
+// maxRanges bounds the ranges in one part of a list of blocks, so that no list is in memory as a whole.
+const maxRanges = 1000
+
+// blocksLimit bounds one call for blocks. A call that has made progress until then is continued by the next.
+const blocksLimit = 5 * time.Minute
+
+// Blocks calls each with the allocated blocks of a snapshot or, with a base, with those that differ from it, in order.
+// A call that is cut off is continued after the last range. The error is that of each if it returns one.
+func (s *Snapshots) Blocks(ctx context.Context, q registry.BlockQuery, each func(registry.Blocks) error) error {
+	snap, base, err := s.compared(ctx, q)
+	if err != nil {
+		return err
+	}
+	list := blockList{next: q.Offset, each: each}
+	for try := uint64(1); ; try++ {
+		begun := list.next
+		err := s.readBlocks(ctx, snap, base, &list)
+		if list.next > begun {
+			try = 1
+		}
+		failure, is := errors.AsType[*registry.CallError](err)
+		if list.failed != nil || err == nil || !is || !continues(failure.Code, list.next > begun) {
+			return err
+		}
+		if !intent.Sleep(ctx, readyBackoff.Delay(try, rand.Float64())) {
+			return fmt.Errorf("%w (given up: %w)", err, context.Cause(ctx))
+		}
+	}
+}
+
+// continues reports whether a call that ended with the code is continued by another.
+func continues(code string, progress bool) bool {
+	return code == "UNAVAILABLE" || code == "ABORTED" || progress && !intent.Answers(code)
+}
+
+// compared returns the snapshots that the query names, after checking that their blocks can be compared.
+func (s *Snapshots) compared(
+	ctx context.Context, q registry.BlockQuery,
+) (snap, base registry.VolumeSnapshot, err error) {
+	if q.Offset < 0 {
+		return snap, base, registry.Invalid("the offset is %d; it cannot be negative", q.Offset)
+	}
+	if snap, err = s.readySnapshot(ctx, q.Snapshot); err != nil || q.Base == "" {
+		return snap, base, err
+	}
+	if base, err = s.readySnapshot(ctx, registry.SnapshotName{Namespace: q.Snapshot.Namespace, ID: q.Base}); err != nil {
+		return snap, base, err
+	}
+	switch {
+	case base.Plugin != snap.Plugin || base.Source != snap.Source:
+		err = registry.Invalid("snapshot %s is of volume %s, and %s of volume %s; only snapshots of one volume can be "+
+			"compared", base.ID, base.Volume, snap.ID, snap.Volume)
+	case base.Taken.After(snap.Taken):
+		err = registry.Invalid("snapshot %s was taken after %s; give the earlier one first", base.ID, snap.ID)
+	}
+	return snap, base, err
+}
+
+func (s *Snapshots) readySnapshot(ctx context.Context, name registry.SnapshotName) (registry.VolumeSnapshot, error) {
+	snap, err := s.snapshot(ctx, snapshotName{name, false})
+	if err == nil && snap.State != registry.SnapshotReady {
+		err = registry.Errorf(registry.ErrConflict, "snapshot %s is %s; its blocks are known once it is %s", name, snap.State,
+			registry.SnapshotReady)
+	}
+	return snap, err
+}
+
+// readBlocks makes one call.
+func (s *Snapshots) readBlocks(ctx context.Context, snap, base registry.VolumeSnapshot, list *blockList) error {
+	inst, has, err := s.volumes.awaitController(ctx, snap.Plugin, false)
+	if err == nil && (!has || !inst.Fingerprint.Has(registry.SnapshotMetadata)) {
+		err = registry.Errorf(registry.ErrUnsupported, "plugin %s cannot list the blocks of snapshots (it lacks %s)",
+			snap.Plugin, registry.SnapshotMetadata)
+	}
+	if err != nil {
+		return err
+	}
+	secrets, err := s.secrets(ctx, snap)
+	if err != nil {
+		return err
+	}
+	r := csi.BlocksRequest{Snapshot: snap.External, Base: base.External, Offset: list.next, Max: maxRanges, Secrets: secrets}
+	list.end = 0
+	return s.volumes.Once(ctx, "", blocksLimit, func(ctx context.Context) error {
+		return s.driver.SnapshotBlocks(ctx, inst.InstanceKey, r, func(page registry.Blocks) error {
+			list.failed = list.add(page)
+			if list.failed != nil && list.invalid {
+				list.failed = badResponse(r.RPC(), inst.InstanceKey, registry.ErrInternal,
+					"the plugin's answer cannot be used: %v", list.failed)
+			}
+			return list.failed
+		})
+	})
+}
+
+// blockList checks the parts of a list of blocks and passes them on.
+type blockList struct {
+	each    func(registry.Blocks) error
+	next    int64           // the end of what was passed on
+	end     int64           // of the last range of this call
+	size    int64           // of a block of fixed length; 0: none has come
+	first   registry.Blocks // type and capacity of the first part
+	failed  error
+	invalid bool // failed is about the plugin's answer
+}
+
+// add passes on a part. Of a range that begins before next, as the first of a call may, it passes on the rest.
+func (l *blockList) add(page registry.Blocks) error {
+	if err := l.check(page); err != nil {
+		l.invalid = true
+		return err
+	}
+	ranges := page.Ranges[:0]
+	for _, r := range page.Ranges {
+		if r.Offset < l.next {
+			r.Offset, r.Size = l.next, r.End()-l.next
+		}
+		ranges, l.next = append(ranges, r), r.End()
+	}
+	page.Ranges = ranges
+	return l.each(page)
+}
+
+// check returns nil if the part is what CSI allows (GetMetadataAllocatedResponse).
+func (l *blockList) check(page registry.Blocks) error {
+	if l.first.Capacity == 0 {
+		l.first = registry.Blocks{Type: page.Type, Capacity: page.Capacity}
+	}
+	switch {
+	case page.Type == "" || page.Capacity <= 0:
+		return registry.Invalid("it does not say the type of the blocks and the capacity of the volume")
+	case page.Type != l.first.Type || page.Capacity != l.first.Capacity:
+		return registry.Invalid("it said %s blocks of %d bytes first, and then %s blocks of %d bytes", l.first.Type,
+			l.first.Capacity, page.Type, page.Capacity)
+	case len(page.Ranges) > maxRanges:
+		return registry.Invalid("a message has %d ranges; it was asked for at most %d", len(page.Ranges), maxRanges)
+	}
+	for _, r := range page.Ranges {
+		switch {
+		case r.Size <= 0 || r.Offset < 0 || r.Offset > page.Capacity-r.Size:
+			return registry.Invalid("the range of %d bytes at %d is not in the volume of %d bytes", r.Size, r.Offset,
+				page.Capacity)
+		case r.Offset < l.end:
+			return registry.Invalid("the range at %d begins before %d, the end of the one before", r.Offset, l.end)
+		case r.End() <= l.next:
+			return registry.Invalid("the range of %d bytes at %d ends before the offset %d", r.Size, r.Offset, l.next)
+		}
+		if page.Type == registry.FixedLength {
+			if l.size == 0 {
+				l.size = r.Size
+			}
+			if r.Size != l.size {
+				return registry.Invalid("a block has %d bytes, and the first one %d", r.Size, l.size)
+			}
+		}
+		l.end = r.End()
+	}
+	return nil
+}

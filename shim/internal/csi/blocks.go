@@ -1,0 +1,87 @@
+package csi
+
+import (
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"holdfast/registry"
+)
+
+// BlocksRequest is GetMetadataAllocatedRequest or, with a base, GetMetadataDeltaRequest.
+type BlocksRequest struct {
+	Snapshot registry.ExternalID // snapshot_id or target_snapshot_id
+	Base     registry.ExternalID // base_snapshot_id; empty: none
+	Offset   int64               // starting_offset
+	Max      int32               // max_results: ranges in one message
+	Secrets  map[string]registry.SecretValue
+}
+
+// RPC returns the call that the request is for.
+func (r BlocksRequest) RPC() registry.RPC {
+	if r.Base != "" {
+		return registry.GetMetadataDeltaRPC
+	}
+	return registry.GetMetadataAllocatedRPC
+}
+
+// blocksReply is a message of either stream.
+type blocksReply interface {
+	proto.Message
+	GetBlockMetadataType() csi.BlockMetadataType
+	GetVolumeCapacityBytes() int64
+	GetBlockMetadata() []*csi.BlockMetadata
+}
+
+var blockTypes = map[csi.BlockMetadataType]registry.BlockType{
+	csi.BlockMetadataType_FIXED_LENGTH:    registry.FixedLength,
+	csi.BlockMetadataType_VARIABLE_LENGTH: registry.VariableLength,
+}
+
+// SnapshotBlocks is GetMetadataAllocated or GetMetadataDelta. It calls page with each message as it comes; nothing in it
+// has been checked. The error is a *registry.CallError, or that of page.
+func (f *Fleet) SnapshotBlocks(
+	ctx context.Context, at registry.InstanceKey, r BlocksRequest, page func(registry.Blocks) error,
+) error {
+	var req proto.Message = &csi.GetMetadataAllocatedRequest{
+		SnapshotId: string(r.Snapshot), StartingOffset: r.Offset, MaxResults: r.Max, Secrets: reveal(r.Secrets),
+	}
+	if r.Base != "" {
+		req = &csi.GetMetadataDeltaRequest{BaseSnapshotId: string(r.Base), TargetSnapshotId: string(r.Snapshot),
+			StartingOffset: r.Offset, MaxResults: r.Max, Secrets: reveal(r.Secrets)}
+	}
+	sent := f.secretsOf(at.Plugin)
+	sent.add(secretsIn(req))
+	c, in, err := f.of(at)
+	if err != nil {
+		unsent := status.Error(codes.Unavailable, err.Error())
+		return failure(r.RPC(), at, unsent, &callTrace{}, sent.redactorOf(ctx, req, nil))
+	}
+	var refused error // by page
+	accept := func(m blocksReply) error {
+		out := registry.Blocks{Type: blockTypes[m.GetBlockMetadataType()], Capacity: m.GetVolumeCapacityBytes()}
+		for _, b := range m.GetBlockMetadata() {
+			out.Ranges = append(out.Ranges, registry.BlockRange{Offset: b.GetByteOffset(), Size: b.GetSizeBytes()})
+		}
+		refused = page(out)
+		return refused
+	}
+	trace, err := c.deliver(ctx, in, func(ctx context.Context, l *link, trace *callTrace) error {
+		method := "/csi.v1." + serviceOf(in.Role, r.RPC()) + "/" + string(r.RPC())
+		if r.Base != "" {
+			return stream(ctx, l, trace, method, req, func(m *csi.GetMetadataDeltaResponse) error { return accept(m) })
+		}
+		return stream(ctx, l, trace, method, req, func(m *csi.GetMetadataAllocatedResponse) error { return accept(m) })
+	})
+	switch {
+	case refused != nil:
+		return refused
+	case err == nil:
+		return nil
+	}
+	c.doubt(err)
+	return failure(r.RPC(), at, err, trace, sent.redactorOf(ctx, req, nil))
+}
