@@ -1,0 +1,73 @@
+package intent
+
+import (
+	"testing"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+)
+
+// While a plugin has an old and a new instance, a call for a volume goes to the old one only if the same call may run
+// there, or if the old one serves the volume's mount and is healthy.
+func TestCallsGoToTheInstanceThatServesTheVolume(t *testing.T) {
+	key := registry.VolumeKey{Plugin: "p", External: "x"}
+	old, next := registry.TaskKey{Alloc: "old", Task: "t"}, registry.TaskKey{Alloc: "next", Task: "t"}
+	staging := func(server registry.TaskKey) registry.Record {
+		return registry.Staging{Volume: key, State: registry.MarkDone, Server: server}
+	}
+	open := func(rpc registry.RPC, outcome registry.Outcome, code string) registry.Record {
+		return registry.Intent{Volume: key, RPC: rpc, At: old, Outcome: outcome, Code: code, Attempt: 1}
+	}
+	for name, c := range map[string]struct {
+		record registry.Record
+		role   registry.Role
+		health registry.HealthState // of the old instance
+		want   registry.TaskKey
+	}{
+		"nothing known":               {staging(registry.TaskKey{}), registry.RoleNode, registry.Healthy, next},
+		"served by the old one":       {staging(old), registry.RoleNode, registry.Healthy, old},
+		"served by a sick one":        {staging(old), registry.RoleNode, registry.Unhealthy, next},
+		"controllers serve no mounts": {staging(old), registry.RoleController, registry.Healthy, next},
+		"published by the old one": {registry.Ref{Volume: key, Alloc: "a", Request: "r", Server: old}, registry.RoleNode,
+			registry.Healthy, old},
+		"a call that may run": {open(registry.NodeStageRPC, registry.OutcomePending, ""), registry.RoleNode,
+			registry.Healthy, old},
+		"ABORTED": {open(registry.ControllerPublishRPC, registry.OutcomeUncertain, "ABORTED"), registry.RoleController,
+			registry.Healthy, old},
+		"an uncertain call that has ended": {open(registry.NodeStageRPC, registry.OutcomeUncertain, "INTERNAL"),
+			registry.RoleNode, registry.Healthy, next},
+		"a call of the other role": {open(registry.ControllerPublishRPC, registry.OutcomePending, ""), registry.RoleNode,
+			registry.Healthy, next},
+	} {
+		t.Run(name, func(t *testing.T) {
+			log := registrytest.NewLog(time.Now)
+			table := registry.New(log)
+			log.OnApplied(table.Applied)
+			for _, task := range []registry.TaskKey{old, next} {
+				in := registry.Instance{InstanceKey: registry.InstanceKey{Role: c.role, Plugin: "p", Alloc: task.Alloc,
+					Task: task.Task}, Health: registry.Health{State: registry.Healthy}}
+				if task == old {
+					in.Health.State = c.health
+				}
+				put(t, log, in)
+			}
+			put(t, log, c.record)
+			calls := Calls{Sender: Sender{State: log, Now: time.Now}, Plugins: table}
+			got, err := calls.AwaitFor(t.Context(), Caller{}, c.role, key)
+			if err != nil || got.TaskKey() != c.want {
+				t.Errorf("the call goes to %s, %v; want %s", got.TaskKey(), err, c.want)
+			}
+		})
+	}
+}
+
+func put(t *testing.T, log *registrytest.Log, r registry.Record) {
+	t.Helper()
+	_, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+		return registry.Change{Put: []registry.Record{r}}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
