@@ -1,18 +1,28 @@
 package csifake
 
 import (
+	"bytes"
 	"encoding/binary"
 
 	"golang.org/x/sys/unix"
 )
 
-// What the kernel asks of a FUSE file system, as far as an empty one is asked. Numbers and layouts are those of
+// FuseFile is the only file of a FUSE mount, FuseText its content.
+const (
+	FuseFile = "served"
+	FuseText = "alive"
+)
+
+// What the kernel asks of a FUSE file system, as far as one with a single file is asked. Numbers and layouts are those of
 // linux/fuse.h, protocol 7.31.
 const (
 	fuseLookup     = 1
 	fuseForget     = 2
 	fuseGetattr    = 3
+	fuseOpen       = 14
+	fuseRead       = 15
 	fuseStatfs     = 17
+	fuseRelease    = 18
 	fuseInit       = 26
 	fuseOpendir    = 27
 	fuseReaddir    = 28
@@ -21,22 +31,29 @@ const (
 	fuseForgetMany = 42
 
 	fuseHeader = 40 // bytes before a request
+
+	fuseInode = 2 // inode of FuseFile
 )
 
 // fuseRequest is one request.
 type fuseRequest struct {
 	opcode uint32
 	unique uint64
+	inode  uint64
+	body   []byte
 }
 
 func parseFuse(b []byte) (fuseRequest, bool) {
 	if len(b) < fuseHeader {
 		return fuseRequest{}, false
 	}
-	return fuseRequest{opcode: binary.NativeEndian.Uint32(b[4:]), unique: binary.NativeEndian.Uint64(b[8:])}, true
+	return fuseRequest{
+		opcode: binary.NativeEndian.Uint32(b[4:]), unique: binary.NativeEndian.Uint64(b[8:]),
+		inode: binary.NativeEndian.Uint64(b[16:]), body: b[fuseHeader:],
+	}, true
 }
 
-// answer is that of a file system with a root directory and nothing in it; nil where the kernel waits for none.
+// answer is that of a file system with a root directory and FuseFile in it, which a listing does not show; nil where the kernel waits for none.
 func (q fuseRequest) answer() []byte {
 	switch q.opcode {
 	case fuseForget, fuseForgetMany, fuseInterrupt:
@@ -45,14 +62,27 @@ func (q fuseRequest) answer() []byte {
 		// version, read-ahead, flags, background, longest write, time grain
 		return q.reply(0, fuseWords(64, 7, 31, 0, 0, 0, 4096, 1))
 	case fuseGetattr:
-		return q.reply(0, fuseAttributes())
+		return q.reply(0, append(make([]byte, 16), fuseAttributes(q.inode)...))
 	case fuseStatfs:
 		return q.reply(0, fuseStatistics())
 	case fuseLookup:
-		return q.reply(unix.ENOENT, nil)
+		if name, _, _ := bytes.Cut(q.body, []byte{0}); string(name) != FuseFile {
+			return q.reply(unix.ENOENT, nil)
+		}
+		entry := make([]byte, 40)
+		binary.NativeEndian.PutUint64(entry, fuseInode)
+		return q.reply(0, append(entry, fuseAttributes(fuseInode)...))
+	case fuseOpen:
+		return q.reply(0, fuseWords(16, 0, 0, 1)) // FOPEN_DIRECT_IO: each read is asked for
+	case fuseRead:
+		if len(q.body) < 16 {
+			return q.reply(unix.EINVAL, nil)
+		}
+		from := min(binary.NativeEndian.Uint64(q.body[8:]), uint64(len(FuseText)))
+		return q.reply(0, []byte(FuseText[from:]))
 	case fuseOpendir:
 		return q.reply(0, make([]byte, 16)) // a handle that is 0
-	case fuseReaddir, fuseReleasedir:
+	case fuseReaddir, fuseReleasedir, fuseRelease:
 		return q.reply(0, nil)
 	}
 	return q.reply(unix.ENOSYS, nil)
@@ -76,13 +106,17 @@ func fuseWords(size int, words ...uint32) []byte {
 	return b
 }
 
-// fuseAttributes are those of the root directory. They are good for no time at all: every stat asks again, and hangs if
-// we do.
-func fuseAttributes() []byte {
-	b := make([]byte, 16+88)
-	binary.NativeEndian.PutUint64(b[16:], 1) // inode
-	at := 16 + 6*8 + 3*4                     // behind numbers and times
-	binary.NativeEndian.PutUint32(b[at:], unix.S_IFDIR|0o755)
+// fuseAttributes are those of the root directory or the file. They are good for no time at all: every stat asks again,
+// and hangs if we do.
+func fuseAttributes(inode uint64) []byte {
+	b := make([]byte, 88)
+	binary.NativeEndian.PutUint64(b, inode)
+	at, mode := 6*8+3*4, uint32(unix.S_IFDIR|0o755) // behind numbers and times
+	if inode == fuseInode {
+		mode = unix.S_IFREG | 0o444
+		binary.NativeEndian.PutUint64(b[8:], uint64(len(FuseText)))
+	}
+	binary.NativeEndian.PutUint32(b[at:], mode)
 	binary.NativeEndian.PutUint32(b[at+4:], 2) // links
 	return b
 }
