@@ -1,0 +1,228 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/host"
+	"holdfast/host/agent/control"
+	"holdfast/internal/csifake"
+	"holdfast/internal/csifake/journal"
+)
+
+// pluginTaskOf returns a plugin task as the shim describes it.
+func (e *env) pluginTaskOf(k host.TaskKey) host.PluginTask {
+	e.t.Helper()
+	list, _, err := e.host.Plugins(e.ctx(), host.PluginQuery{Plugin: "fake"})
+	e.must(err)
+	for _, t := range list.Tasks {
+		if t.TaskKey == k {
+			return t
+		}
+	}
+	e.t.Fatalf("plugin task %s is not listed", k)
+	return host.PluginTask{}
+}
+
+// roll replaces a plugin's instance as an orchestrator does: it starts another one beside it, and stops the old one once
+// nothing needs it. It calls during before the old one is asked for.
+func (e *env) roll(old *pluginTask, alloc string, during func()) *pluginTask {
+	e.t.Helper()
+	next := e.addPlugin(alloc, csifake.Monolith)
+	during()
+	e.waitUntil("nothing needs the old instance", func() bool { return e.pluginTaskOf(old.task.Key()).MayStop() })
+	e.must(e.host.TaskStopping(e.ctx(), old.task.Key(), 1))
+	e.stopPlugin(old)
+	return next
+}
+
+// A plugin in both roles is rolled while a hundred allocs mount and unmount volumes, also with a swap and with a kill of
+// the shim between the start of the new instance and the end of the old one. No call fails.
+func TestRollDuringMounts(t *testing.T) {
+	slow(t)
+	t.Parallel()
+	e := newEnv(t, allCaps...)
+	plugin := e.addPlugin("plugin-0", csifake.Monolith)
+	const users = 100
+	var running sync.WaitGroup
+	var rounds, failed atomic.Int64
+	stop := make(chan struct{})
+	for i := range users {
+		volume, alloc := fmt.Sprint("vol-", i), fmt.Sprint("user-", i)
+		g := e.group(alloc, request{source: volume})
+		running.Go(func() {
+			err := e.create(volume)
+			for n := 0; err == nil && (n == 0 || !isClosed(stop)); n++ {
+				next := g
+				next.Alloc = host.AllocID(fmt.Sprint(alloc, "-", n))
+				if _, err = e.prepare(next); err == nil {
+					err = e.release(string(next.Alloc))
+				}
+				rounds.Add(1)
+			}
+			if err = errors.Join(err, e.delete(volume)); err != nil {
+				failed.Add(1)
+				t.Errorf("%s: %v", volume, err)
+			}
+		})
+	}
+	for i, during := range []func(){func() {}, func() { e.swap() }, e.replaceShimByKill, func() {}} {
+		before := rounds.Load()
+		plugin = e.roll(plugin, fmt.Sprint("plugin-", i+1), during)
+		e.waitUntil("allocs mount with the new instance", func() bool {
+			return failed.Load() > 0 || rounds.Load() > before+users
+		})
+	}
+	close(stop)
+	running.Wait()
+	e.stopPlugin(plugin)
+	t.Logf("%d mounts during 4 rolls", rounds.Load())
+}
+
+// fuseJob is the plugin with FUSE mounts, in a version.
+func (a *agentEnv) fuseJob(more ...string) control.Submission {
+	a.t.Helper()
+	src, err := a.hclFile("fake.hcl", append([]string{`"--mounts",`, `"--mounts", "--mount=fuse",`}, more...)...)
+	a.must(err)
+	return src
+}
+
+// waitKept waits until the old instance is kept for the volume "disk".
+func (a *agentEnv) waitKept(old control.Alloc) {
+	a.t.Helper()
+	a.waitUntil("the old instance is kept for its mounts", func() bool {
+		alloc, err := a.client.Alloc(a.ctx(), old.ID)
+		return err == nil && strings.Contains(alloc.Reason, "serves the mounts of volume disk used by alloc")
+	})
+}
+
+// A FUSE driver is rolled while a task has a file open on its mount: the old process serves it until the volume is
+// released, also if agent and shim are killed meanwhile, and is stopped then. New volumes go to the new process.
+func TestRollKeepsFUSEMountsAlive(t *testing.T) {
+	slow(t)
+	if _, err := os.Stat("/dev/fuse"); err != nil {
+		t.Skipf("this kernel has no FUSE: %v", err)
+	}
+	a := newAgentEnv(t)
+	a.must(a.runSubmission(a.fuseJob()))
+	a.must(a.create("disk"))
+	a.must(a.runJob("user.hcl", "echo here >>/disk/line; ", ""))
+	old := a.alloc("fake")
+	file, err := os.Open(fuseFile(t, a.dir))
+	a.must(err)
+	defer file.Close()
+	wantServed := func() {
+		t.Helper()
+		if text := make([]byte, 5); errOf(file.ReadAt(text, 0)) != nil || string(text) != "alive" {
+			t.Fatalf("the open file reads %q", text)
+		}
+	}
+	wantServed()
+	a.wantOutput(true, []string{"draining", "serves the mounts of volume disk", "of job user", "plugin roll --drain fake"},
+		"plugin", "roll", "fake")
+	wantServed()
+	a.killAgent()
+	a.must(a.startAgent())
+	shim, err := a.client.Shim(a.ctx())
+	a.must(err)
+	a.must(unix.Kill(shim.PID, unix.SIGKILL))
+	a.waitKept(old)
+	wantServed()
+	a.wantOutput(true, []string{"disk"}, "plugin", "status", "fake")
+	a.must(a.create("other"))
+	a.must(a.runJob("user.hcl", "echo here >>/disk/line; ", "", `job "user"`, `job "other"`,
+		`source          = "disk"`, `source = "other"`))
+	a.must(a.stopJob("other"))
+	a.must(a.delete("other"))
+	a.wantCalledAt(a.alloc("fake").ID, "NodeStageVolume", "other")
+	wantServed()
+	a.must(file.Close())
+	a.must(a.stopJob("user"))
+	a.waitUntil("the old process is gone", func() bool { return !alive(old.Tasks[0].PID) })
+	a.wantCalledAt(old.ID, "NodeUnpublishVolume", "disk")
+	a.wantCalledAt(old.ID, "NodeUnstageVolume", "disk")
+	if now := a.alloc("fake"); now.ID == old.ID || now.State != "running" {
+		t.Errorf("alloc %s of the plugin is %s", now.ID, now.State)
+	}
+	a.must(a.runJob("user.hcl", "echo here >>/disk/line; ", ""))
+	before := a.alloc("user").ID
+	a.wantOutput(true, []string{"done"}, "plugin", "roll", "--drain", "fake")
+	a.waitUntil("the user was restarted", func() bool {
+		u := a.alloc("user")
+		return u.ID != before && u.State == "running"
+	})
+	a.must(a.stopJob("user"))
+	a.must(a.delete("disk"))
+	a.must(a.stopJob("fake"))
+}
+
+// wantCalledAt fails the test unless the last such call for the volume was made at the plugin's alloc.
+func (a *agentEnv) wantCalledAt(alloc, rpc, volume string) {
+	a.t.Helper()
+	lines, err := journal.Read(a.path("journal"))
+	a.must(err)
+	at := ""
+	for _, l := range lines {
+		if l.Kind == journal.Begin && l.RPC == rpc && l.Volume == csifake.VolumeID(volume) {
+			at = l.Instance
+		}
+	}
+	if at != alloc {
+		a.t.Errorf("%s of %s was made at %q, want %s", rpc, volume, at, alloc)
+	}
+}
+
+// fuseFile returns the path of the file of the only published FUSE mount below dir.
+func fuseFile(t *testing.T, dir string) string {
+	t.Helper()
+	for line := range strings.Lines(mountLines(t, "self", dir)) {
+		if f := strings.Fields(line); strings.Contains(line, " - fuse.csifake ") && strings.Contains(f[4], "/publish/") {
+			return filepath.Join(f[4], csifake.FuseFile)
+		}
+	}
+	t.Fatal("no FUSE mount is published")
+	return ""
+}
+
+// A new version of a plugin that does not become healthy leaves everything as it was, and the command says why.
+func TestFailedRollKeepsThePlugin(t *testing.T) {
+	slow(t)
+	a := newAgentEnv(t)
+	a.startBystander()
+	was, before := a.alloc("fake"), a.snapshot("user")
+	for name, script := range map[string]string{"exits": "exit 3", "never answers": "sleep 1000000"} {
+		t.Run(name, func(t *testing.T) {
+			src, err := a.hclFile("fake.hcl", `command = var.csifake`, "command = \"/bin/sh\"\nargs = [\"-c\", \""+script+"\"]",
+				"args = [\n          \"--journal", "meta = [\n          \"--journal", `default = "30s"`, `default = "2s"`)
+			a.must(err)
+			a.must(os.WriteFile(a.path("new.hcl"), src.Text, 0o600))
+			a.wantOutput(false, []string{"failed, nothing has changed"}, "job", "run", "--wait", "--var", "d="+a.dir,
+				"--var", "csifake="+filepath.Join(bin, "csifake"), "--var", "attempts=20", a.path("new.hcl"))
+			a.waitUntil("only the old instance is left", func() bool {
+				p, err := a.client.Plugin(a.ctx(), "fake")
+				return err == nil && len(p.Tasks) == 1 && string(p.Tasks[0].Alloc) == was.ID && p.Tasks[0].Active
+			})
+		})
+	}
+	job, err := a.client.Job(a.ctx(), "fake")
+	a.must(err)
+	if job.Version != 1 {
+		t.Errorf("the job has version %d", job.Version)
+	}
+	pid := was.Tasks[0].PID
+	if !alive(pid) {
+		t.Errorf("the old process %d is gone", pid)
+	}
+	if after := a.snapshot("user"); after != before {
+		t.Errorf("before:\n%+v\nafter:\n%+v", before, after)
+	}
+	a.stopBystander()
+}
