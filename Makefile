@@ -23,7 +23,7 @@ export GORACE ?= atexit_sleep_ms=0
 export TMPDIR := /tmp
 
 .DEFAULT_GOAL := all
-.PHONY: all help build generate check-generate vet lint test compat long e2e sanity foreign soak demo demo-rootless bench bench-swap fuzz clean
+.PHONY: all help build generate check-generate vet lint test compat long e2e sanity foreign cosanity soak demo demo-rootless bench bench-swap fuzz clean
 
 all: build vet test ## build, vet and test
 
@@ -70,6 +70,10 @@ sanity: ## run csi-sanity against loopfs and csifake, straight and over the CSI 
 foreign: ## compare csi-sanity straight and over the CSI endpoint, for a driver of others (needs root); HOSTPATH=PROGRAM adds one
 	cd examples/loopfs/sanity/foreign && $(GO) build -o $(CURDIR)/.cache/foreign/ github.com/kubernetes-csi/csi-test/v4/cmd/mock-driver
 	cd examples/loopfs/sanity && FOREIGN=$(CURDIR)/.cache/foreign HOSTPATH=$(HOSTPATH) $(GO) test -count=1 -timeout 20m -v -run 'TestForeignDriver$$' .
+
+cosanity: build ## run each cosanity scenario against Holdfast (needs root); builds bin/cosanity
+	$(GO) build -o $(BIN)/cosanity ./internal/csifake/cmd/cosanity
+	@BIN=$(BIN) ./examples/cosanity.sh $(SCENARIO)
 
 soak: ## run 100 000 random operations in memory, then random kills of real processes for SOAK (default 10m)
 	HOLDFAST_OPERATIONS=100000 $(GO) test -count=1 -timeout 0 -run 'TestHistories$$' ./shim/internal/node

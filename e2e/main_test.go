@@ -36,7 +36,8 @@ func run(m *testing.M) (code int) {
 	bin, err = testbin.Build(testbin.Shim("holdfast-shim"), testbin.FaultyShim("holdfast-shim-faulty"),
 		testbin.Program{Name: "holdfast", Package: "holdfast/host/cmd/holdfast"},
 		testbin.Program{Name: "loopfs", Package: "holdfast/examples/loopfs"},
-		testbin.Program{Name: "csifake", Package: "holdfast/internal/csifake/cmd/csifake"})
+		testbin.Program{Name: "csifake", Package: "holdfast/internal/csifake/cmd/csifake"},
+		testbin.Program{Name: "cosanity", Package: "holdfast/internal/csifake/cmd/cosanity"})
 	faulty = bin + "/holdfast-shim-faulty"
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

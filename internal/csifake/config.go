@@ -49,6 +49,7 @@ type Config struct {
 
 	Backend   *Backend // what exists; default a new one in memory. Plugins that share it are one storage system
 	IDs       IDForm   // of the volumes that CreateVolume makes; default IDShort
+	Page      int      // most entries of a page of ListVolumes and ListSnapshots, last first; 0: no limit
 	Volumes   []string // ids that exist from the start
 	AnyVolume bool     // every id exists. Default if there are no Volumes and CREATE_DELETE_VOLUME is not among Caps
 	Forgetful bool     // its next start after a kill finds the Backend empty; mounts stay. See Backend.start

@@ -309,7 +309,7 @@ func (s controller) ValidateVolumeCapabilities(_ context.Context, r *csi.Validat
 func (s controller) ListVolumes(ctx context.Context, r *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
 	reply := &csi.ListVolumesResponse{}
 	err := s.p.cfg.Backend.change(func(c *contents) error {
-		ids, next, err := page(slices.Sorted(maps.Keys(c.Volumes)), r.GetMaxEntries(), r.GetStartingToken())
+		ids, next, err := s.p.page(slices.Sorted(maps.Keys(c.Volumes)), r.GetMaxEntries(), r.GetStartingToken())
 		for _, id := range ids {
 			status := &csi.ListVolumesResponse_VolumeStatus{}
 			if s.p.caps.has("controller/LIST_VOLUMES_PUBLISHED_NODES") {
@@ -323,6 +323,19 @@ func (s controller) ListVolumes(ctx context.Context, r *csi.ListVolumesRequest) 
 		return err
 	})
 	return reply, err
+}
+
+// page returns a page of a list, as small and in such an order as the plugin likes.
+func (p *Plugin) page(ids []string, most int32, token string) (piece []string, next string, err error) {
+	if limit := int32(p.cfg.Page); limit > 0 && (most == 0 || most > limit) {
+		most = limit
+	}
+	piece, next, err = page(ids, most, token)
+	if p.cfg.Page > 0 {
+		piece = slices.Clone(piece)
+		slices.Reverse(piece)
+	}
+	return piece, next, err
 }
 
 // page cuts a piece out of a list. The token is the position to go on at; one that is out of the list is ABORTED.

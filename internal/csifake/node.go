@@ -321,7 +321,7 @@ func (s controller) ControllerListVolumeHealth(_ context.Context, r *csi.Control
 			ids = append(ids, id)
 		}
 		slices.Sort(ids)
-		ids, next, err := page(ids, r.GetMaxEntries(), r.GetStartingToken())
+		ids, next, err := s.p.page(ids, r.GetMaxEntries(), r.GetStartingToken())
 		for _, id := range ids {
 			reply.Entries = append(reply.Entries, &csi.VolumeHealth{VolumeId: id})
 		}

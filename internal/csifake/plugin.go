@@ -3,10 +3,12 @@ package csifake
 import (
 	"context"
 	"errors"
+	"os"
 	"sync"
 	"sync/atomic"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -105,6 +107,13 @@ func (p *Plugin) listen() (err error) {
 		p.listener, err = listen(p.cfg.Socket)
 	}
 	return err
+}
+
+// KillProcess kills this process as a crash does: nothing after it happens. It is the Config.Die of a plugin that is a
+// process of its own.
+func KillProcess() {
+	_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+	select {}
 }
 
 // Run serves until the context ends, or Stop, or Kill, and waits for every call. It returns why the journal could not

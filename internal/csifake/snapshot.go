@@ -77,7 +77,7 @@ func (s controller) ListSnapshots(_ context.Context, r *csi.ListSnapshotsRequest
 			return r.GetSnapshotId() != "" && r.GetSnapshotId() != id ||
 				r.GetSourceVolumeId() != "" && r.GetSourceVolumeId() != c.Snapshots[id].Source
 		})
-		ids, next, err := page(ids, r.GetMaxEntries(), r.GetStartingToken())
+		ids, next, err := s.p.page(ids, r.GetMaxEntries(), r.GetStartingToken())
 		for _, id := range ids {
 			reply.Entries = append(reply.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: c.Snapshots[id].message()})
 		}

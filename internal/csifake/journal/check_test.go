@@ -359,3 +359,24 @@ func TestByNodeAllowsCallsOfTwoNodes(t *testing.T) {
 		}
 	}
 }
+
+// Each journal that breaks a rule has a call that exercises it, and the verdict has the evidence.
+func TestJudgeFindsTheCallsThatExerciseARule(t *testing.T) {
+	for _, r := range Rules {
+		if exercises[r.ID].by == nil {
+			t.Errorf("exercises lacks %s", r.ID)
+		}
+	}
+	for _, c := range slices.Concat(orderBreaches, fieldBreaches) {
+		for _, v := range Judge(c.journal.lines, c.opts) {
+			if v.Rule.ID == c.rule && (len(v.Broken) == 0 || v.Calls == 0 && c.rule != "R0" && c.rule != "R31") {
+				t.Errorf("%s %s: %d calls, broken: %v", c.rule, c.name, v.Calls, v.Broken)
+			}
+		}
+	}
+	for _, v := range Judge(newHistory().learn().lines, Options{Settled: true}) {
+		if v.Rule.ID == "R2" && (v.Calls > 0 || len(v.Broken) > 0) {
+			t.Errorf("nothing was used: %+v", v)
+		}
+	}
+}

@@ -1,0 +1,20 @@
+package e2e
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+)
+
+// Holdfast keeps the rules of CSI with plugins that crash, have limits, or have a topology. CI runs all scenarios.
+func TestHoldfastPassesCosanity(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("real mounts need root")
+	}
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), "../examples/cosanity.sh", "crash", "limit", "topology")
+	cmd.Env = append(cmd.Environ(), "BIN="+bin)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}

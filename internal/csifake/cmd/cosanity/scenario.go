@@ -1,0 +1,74 @@
+package main
+
+import (
+	"slices"
+	"time"
+
+	"holdfast/internal/csifake"
+)
+
+// scenario is a way in which the plugin behaves.
+type scenario struct {
+	name, text string
+	config     csifake.Config
+	script     []csifake.Rule
+}
+
+// changing are the RPCs of a volume's life that change something.
+var changing = []string{"CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
+	"NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume", "DeleteVolume"}
+
+// each returns a copy of the rules for each RPC that changes something.
+func each(rules ...csifake.Rule) (all []csifake.Rule) {
+	for _, rpc := range changing {
+		for _, r := range rules {
+			r.RPC = rpc
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+var (
+	small    = []string{"CREATE_DELETE_VOLUME"}
+	attached = append(small, "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME")
+	every    = append(slices.Clone(csifake.AllCaps), "GET_VOLUME", "GET_SNAPSHOT", "SINGLE_NODE_MULTI_WRITER",
+		"expansion/ONLINE")
+)
+
+// scenarios are in the order in which they are best tried.
+var scenarios = []scenario{
+	{"normal", "every capability, and no failure", csifake.Config{Caps: every}, nil},
+	{"bare", "a plugin that neither attaches nor stages", csifake.Config{Caps: small}, nil},
+	{"staged", "a plugin that stages and does not attach",
+		csifake.Config{Caps: append(small, "STAGE_UNSTAGE_VOLUME")}, nil},
+	{"unknown", "the plugin announces capabilities that no version of CSI has",
+		csifake.Config{Caps: append(slices.Clone(attached), "controller/99", "node/99", "service/99")}, nil},
+	{"uncertain", "each change answers DEADLINE_EXCEEDED after its effect, then UNAVAILABLE, then ABORTED",
+		csifake.Config{Caps: attached}, each(
+			csifake.Rule{Times: 1, When: csifake.After, Code: "DEADLINE_EXCEEDED"},
+			csifake.Rule{Nth: 2, Times: 1, Code: "UNAVAILABLE"},
+			csifake.Rule{Nth: 3, Times: 1, Code: "ABORTED"})},
+	{"internal", "each call that changes something fails once with INTERNAL after its effect",
+		csifake.Config{Caps: attached}, each(csifake.Rule{Times: 1, When: csifake.After, Code: "INTERNAL"})},
+	{"cut", "the connection is cut once before the effect of each call, and once after it",
+		csifake.Config{Caps: attached}, each(csifake.Rule{Times: 1, Drop: true},
+			csifake.Rule{Nth: 2, Times: 1, When: csifake.After, Drop: true})},
+	{"slow", "each call that changes something takes 3 s", csifake.Config{Caps: attached},
+		each(csifake.Rule{Delay: csifake.Duration(3 * time.Second)})},
+	{"crash", "the plugin dies once after the effect of NodeStageVolume, and once before NodeUnpublishVolume",
+		csifake.Config{Caps: attached}, []csifake.Rule{
+			{RPC: "NodeStageVolume", Times: 1, When: csifake.After, Crash: true},
+			{RPC: "NodeUnpublishVolume", Times: 1, Crash: true}}},
+	{"late", "the plugin is not ready at the first three probes", csifake.Config{Caps: attached},
+		[]csifake.Rule{{RPC: "Probe", Times: 3, NotReady: true}}},
+	{"lists", "lists have pages of one entry", csifake.Config{Caps: every, Page: 1}, nil},
+	{"ids", "the IDs of volumes are paths", csifake.Config{Caps: attached, IDs: csifake.IDSlashes}, nil},
+	{"limit", "the node takes one volume", csifake.Config{Caps: attached, MaxVolumes: 1}, nil},
+	{"topology", "the node and its volumes are in zone z1",
+		csifake.Config{Caps: append(slices.Clone(attached), "TOPOLOGY"), Topology: map[string]string{"zone": "z1"}}, nil},
+	{"offline", "volumes are expanded while they are not in use",
+		csifake.Config{Caps: append(slices.Clone(attached), "EXPAND_VOLUME", "expansion/OFFLINE")}, nil},
+	{"name", "the plugin has a name that CSI forbids: it must get no volumes",
+		csifake.Config{Caps: attached, Name: "not/a name"}, nil},
+}
