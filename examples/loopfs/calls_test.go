@@ -84,6 +84,13 @@ func (p *process) deleteGroup(id string, snapshots ...string) error {
 	return err
 }
 
+func (p *process) modify(id, key, value string) error {
+	_, err := p.ControllerModifyVolume(p.t.Context(), &csi.ControllerModifyVolumeRequest{
+		VolumeId: id, MutableParameters: map[string]string{key: value},
+	})
+	return err
+}
+
 func (p *process) expand(id string, least, most int64) error {
 	_, err := p.ControllerExpandVolume(p.t.Context(), &csi.ControllerExpandVolumeRequest{
 		VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: least, LimitBytes: most},

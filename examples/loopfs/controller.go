@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"fmt"
@@ -68,7 +69,7 @@ func (c *controller) CreateVolume(
 	parameters, badParameters := mapDigest("parameters", req.GetParameters())
 	readAhead, badMutable := parseMutable(req.GetMutableParameters())
 	places, err := c.places()
-	if err := refusal(badName, badUsage, badSource, badParameters, badMutable, err); err != nil {
+	if err := cmp.Or(badName, badUsage, badParameters, badMutable, badSource, err); err != nil {
 		return nil, err
 	}
 	where := req.GetAccessibilityRequirements().GetRequisite()
@@ -115,11 +116,8 @@ func (c *controller) places() (places []*csi.Topology, err error) {
 }
 
 func (c *controller) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
-	id, err := disk.ParseID(disk.Volume, req.GetVolumeId())
-	if err == nil {
-		err = c.pool.Delete(id, func(disk.Record) error { return nil })
-	}
-	return &csi.DeleteVolumeResponse{}, known(err)
+	err := c.pool.Delete(disk.Volume, req.GetVolumeId(), func(disk.Record) error { return nil })
+	return &csi.DeleteVolumeResponse{}, err
 }
 
 // known returns an error, but none that means that a volume or snapshot does not exist.
@@ -134,16 +132,11 @@ func known(err error) error {
 func (c *controller) ControllerExpandVolume(
 	_ context.Context, req *csi.ControllerExpandVolumeRequest,
 ) (*csi.ControllerExpandVolumeResponse, error) {
-	id, badID := disk.ParseID(disk.Volume, req.GetVolumeId())
 	least, most := req.GetCapacityRange().GetRequiredBytes(), req.GetCapacityRange().GetLimitBytes()
-	badRange := disk.CheckRange(least, most)
 	if least == 0 && most == 0 {
-		badRange = status.Error(codes.InvalidArgument, "the capacity range is missing")
+		return nil, status.Error(codes.InvalidArgument, "the capacity range is missing")
 	}
-	if err := refusal(badID, badRange); err != nil {
-		return nil, err
-	}
-	h, r, err := c.pool.Acquire(id)
+	h, r, err := c.pool.Acquire(disk.Volume, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -179,19 +172,19 @@ func parseMutable(parameters map[string]string) (int64, error) {
 func (c *controller) ControllerModifyVolume(
 	_ context.Context, req *csi.ControllerModifyVolumeRequest,
 ) (*csi.ControllerModifyVolumeResponse, error) {
-	id, badID := disk.ParseID(disk.Volume, req.GetVolumeId())
-	kib, badParameters := parseMutable(req.GetMutableParameters())
-	if err := refusal(badID, badParameters); err != nil {
+	kib, err := parseMutable(req.GetMutableParameters())
+	if err != nil {
 		return nil, err
 	}
-	h, r, err := c.pool.Acquire(id)
+	h, r, err := c.pool.Acquire(disk.Volume, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
 	defer h.Release()
 	devices := c.pool.Devices(r)
 	if devices == nil {
-		return nil, status.Errorf(codes.InvalidArgument, "volume %s is a directory, which has no mutable parameters", id)
+		return nil, status.Errorf(codes.InvalidArgument, "volume %s is a directory, which has no mutable parameters",
+			r.ID)
 	}
 	if kib == 0 {
 		return nil, status.Error(codes.InvalidArgument, "the mutable parameters are missing")
@@ -200,7 +193,7 @@ func (c *controller) ControllerModifyVolume(
 	if err := h.Save(r); err != nil {
 		return nil, err
 	}
-	return &csi.ControllerModifyVolumeResponse{}, devices.SetReadAhead(id, kib)
+	return &csi.ControllerModifyVolumeResponse{}, devices.SetReadAhead(r.ID, kib)
 }
 
 func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
@@ -224,14 +217,10 @@ func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest)
 func (c *controller) ValidateVolumeCapabilities(
 	_ context.Context, req *csi.ValidateVolumeCapabilitiesRequest,
 ) (*csi.ValidateVolumeCapabilitiesResponse, error) {
-	id, err := disk.ParseID(disk.Volume, req.GetVolumeId())
 	if len(req.GetVolumeCapabilities()) == 0 {
-		err = status.Error(codes.InvalidArgument, "the volume capabilities are missing")
+		return nil, status.Error(codes.InvalidArgument, "the volume capabilities are missing")
 	}
-	if err != nil {
-		return nil, err
-	}
-	r, err := c.pool.Find(id)
+	r, err := c.pool.Get(disk.Volume, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -302,11 +291,7 @@ func page(all []disk.Record, kind disk.Kind, max int32, token string) (entries [
 func (c *controller) ControllerGetVolume(
 	_ context.Context, req *csi.ControllerGetVolumeRequest,
 ) (*csi.ControllerGetVolumeResponse, error) {
-	id, err := disk.ParseID(disk.Volume, req.GetVolumeId())
-	if err != nil {
-		return nil, err
-	}
-	r, err := c.pool.Find(id)
+	r, err := c.pool.Get(disk.Volume, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -325,17 +310,16 @@ func (c *controller) ControllerPublishVolume(
 		return nil, errNoAttach
 	}
 	node := req.GetNodeId()
-	id, badID := disk.ParseID(disk.Volume, req.GetVolumeId())
 	a, badAccess := readAccess(req.GetVolumeCapability())
 	badNode := disk.CheckText("node id", node, maxNodeID)
 	nodes, err := c.pool.Nodes()
 	if badNode == nil && !slices.ContainsFunc(nodes, func(n disk.Node) bool { return n.ID == node }) {
 		badNode = status.Errorf(codes.NotFound, "node %q never worked with this data directory", node)
 	}
-	if err := refusal(badID, badAccess, err, badNode); err != nil {
+	if err := cmp.Or(badAccess, err, badNode); err != nil {
 		return nil, err
 	}
-	h, r, err := c.pool.Acquire(id)
+	h, r, err := c.pool.Acquire(disk.Volume, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -343,11 +327,12 @@ func (c *controller) ControllerPublishVolume(
 	have, ok := r.Attached[node]
 	switch {
 	case !r.Usage.Fits(a.usage):
-		return nil, status.Errorf(codes.FailedPrecondition, "volume %s was created for %s, not for %s", id, r.Usage, a.usage)
+		return nil, status.Errorf(codes.FailedPrecondition, "volume %s was created for %s, not for %s", r.ID, r.Usage,
+			a.usage)
 	case ok && (have.Usage != a.usage || have.ReadOnly != req.GetReadonly()):
-		return nil, status.Errorf(codes.AlreadyExists, "volume %s is attached to node %s for another usage", id, node)
+		return nil, status.Errorf(codes.AlreadyExists, "volume %s is attached to node %s for another usage", r.ID, node)
 	case !ok && len(r.Attached) > 0:
-		return nil, status.Errorf(codes.FailedPrecondition, "volume %s is attached to another node", id)
+		return nil, status.Errorf(codes.FailedPrecondition, "volume %s is attached to another node", r.ID)
 	case !ok:
 		have = disk.Attachment{Token: rand.Text(), Usage: a.usage, ReadOnly: req.GetReadonly()}
 		err = c.pool.Attach(h, r, node, c.maxVolumes, have)
@@ -363,15 +348,13 @@ func (c *controller) ControllerUnpublishVolume(
 	if !c.attach {
 		return nil, errNoAttach
 	}
-	id, err := disk.ParseID(disk.Volume, req.GetVolumeId())
 	node := req.GetNodeId()
 	if node != "" {
-		err = refusal(err, disk.CheckText("node id", node, maxNodeID))
+		if err := disk.CheckText("node id", node, maxNodeID); err != nil {
+			return nil, err
+		}
 	}
-	if err != nil {
-		return &csi.ControllerUnpublishVolumeResponse{}, known(err)
-	}
-	h, r, err := c.pool.Acquire(id)
+	h, r, err := c.pool.Acquire(disk.Volume, req.GetVolumeId())
 	if err != nil {
 		return &csi.ControllerUnpublishVolumeResponse{}, known(err)
 	}
@@ -381,7 +364,8 @@ func (c *controller) ControllerUnpublishVolume(
 			continue
 		}
 		if st, staged := r.Staged[n]; staged && st.Boot == c.pool.Boot() {
-			return nil, status.Errorf(codes.FailedPrecondition, "volume %s is still staged at %s on node %s", id, st.Path, n)
+			return nil, status.Errorf(codes.FailedPrecondition, "volume %s is still staged at %s on node %s", r.ID, st.Path,
+				n)
 		}
 		r = r.WithAttachment(n, nil)
 	}

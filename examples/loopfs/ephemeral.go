@@ -34,14 +34,16 @@ func (n *node) publishEphemeral(
 	if badID == nil && id.Kind() == disk.Volume {
 		badID = status.Error(codes.InvalidArgument, "an ephemeral volume cannot have an ID of CreateVolume")
 	}
-	var size byteSize
-	if text, ok := req.GetVolumeContext()[sizeKey]; ok && size.Set(text) != nil {
-		badSize = status.Errorf(codes.InvalidArgument, "volume context %s=%.16q: want bytes, or 64MiB", sizeKey, text)
+	var size int64
+	if text, ok := req.GetVolumeContext()[sizeKey]; ok {
+		if size, badSize = parseSize(text); badSize != nil {
+			badSize = status.Errorf(codes.InvalidArgument, "volume context %s=%.16q: %v", sizeKey, text, badSize)
+		}
 	}
 	if p.access.usage.Access == disk.Raw {
 		badAccess = status.Error(codes.InvalidArgument, "an ephemeral volume needs the access type mount")
 	}
-	if err := refusal(badID, badSize, badAccess, badRequest); err != nil {
+	if err := cmp.Or(badID, badSize, badAccess, badRequest); err != nil {
 		return err
 	}
 	if p.ReadOnly {
@@ -51,7 +53,7 @@ func (n *node) publishEphemeral(
 		p.access.usage.FileSystem = cmp.Or(p.access.usage.FileSystem, n.pool.FileSystem)
 	}
 	st := disk.Stage{Path: p.to, Usage: p.access.usage, Boot: n.pool.Boot()}.WithPublish(p.to, &p.Publish)
-	want := disk.Request{Name: disk.Name(req.GetVolumeId()), AtLeast: int64(size), Usage: p.access.usage,
+	want := disk.Request{Name: disk.Name(req.GetVolumeId()), AtLeast: size, Usage: p.access.usage,
 		Staged: map[string]disk.Stage{n.id: st}}
 	h, err := n.pool.Lock(id)
 	if err != nil {

@@ -42,18 +42,10 @@ func (g *groups) CreateVolumeGroupSnapshot(
 	if err != nil {
 		return nil, err
 	}
-	var sources []disk.ID
-	for _, volume := range req.GetSourceVolumeIds() {
-		id, err := disk.ParseID(disk.Volume, volume)
-		if err != nil {
-			return nil, err
-		}
-		sources = append(sources, id)
-	}
-	if len(sources) == 0 {
+	if len(req.GetSourceVolumeIds()) == 0 {
 		return nil, status.Error(codes.InvalidArgument, "the source volume ids are missing")
 	}
-	r, err := g.pool.SnapshotGroup(ctx, name, parameters, sources)
+	r, err := g.pool.SnapshotGroup(ctx, name, parameters, req.GetSourceVolumeIds())
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +58,7 @@ func (g *groups) snapshots(r disk.Record) (*csi.VolumeGroupSnapshot, error) {
 		GroupSnapshotId: string(r.ID), CreationTime: timestamppb.New(r.Created), ReadyToUse: true,
 	}
 	for _, id := range r.Members {
-		m, err := g.pool.Find(id)
+		m, err := g.pool.Get(disk.Snapshot, string(id))
 		if err != nil {
 			return nil, err
 		}
@@ -92,11 +84,7 @@ func checkMembers(r disk.Record, given []string) error {
 func (g *groups) GetVolumeGroupSnapshot(
 	_ context.Context, req *csi.GetVolumeGroupSnapshotRequest,
 ) (*csi.GetVolumeGroupSnapshotResponse, error) {
-	id, err := disk.ParseID(disk.Group, req.GetGroupSnapshotId())
-	if err != nil {
-		return nil, err
-	}
-	r, err := g.pool.Find(id)
+	r, err := g.pool.Get(disk.Group, req.GetGroupSnapshotId())
 	if err == nil {
 		err = checkMembers(r, req.GetSnapshotIds())
 	}
@@ -110,9 +98,8 @@ func (g *groups) GetVolumeGroupSnapshot(
 func (g *groups) DeleteVolumeGroupSnapshot(
 	_ context.Context, req *csi.DeleteVolumeGroupSnapshotRequest,
 ) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
-	id, err := disk.ParseID(disk.Group, req.GetGroupSnapshotId())
-	if err == nil {
-		err = g.pool.Delete(id, func(r disk.Record) error { return checkMembers(r, req.GetSnapshotIds()) })
-	}
-	return &csi.DeleteVolumeGroupSnapshotResponse{}, known(err)
+	err := g.pool.Delete(disk.Group, req.GetGroupSnapshotId(), func(r disk.Record) error {
+		return checkMembers(r, req.GetSnapshotIds())
+	})
+	return &csi.DeleteVolumeGroupSnapshotResponse{}, err
 }

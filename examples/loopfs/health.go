@@ -2,26 +2,16 @@ package main
 
 import (
 	"context"
+	"errors"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 
 	"holdfast/examples/loopfs/internal/disk"
 )
 
-var volumeHealth = map[disk.Severity]csi.VolumeHealthErrorType{
-	disk.Degraded:     csi.VolumeHealthErrorType_DEGRADED,
-	disk.Inaccessible: csi.VolumeHealthErrorType_INACCESSIBLE,
-	disk.Lost:         csi.VolumeHealthErrorType_DATA_LOSS,
-}
-
-func health(id disk.ID, problems []disk.Problem) *csi.VolumeHealth {
-	h := &csi.VolumeHealth{VolumeId: string(id)}
-	for _, p := range problems {
-		h.HealthStatuses = append(h.HealthStatuses, &csi.VolumeHealth_VolumeHealthEntry{
-			Status: volumeHealth[p.Severity], Reason: p.Reason, Message: p.Message,
-		})
-	}
-	return h
+func health(id disk.ID, problems []*disk.Problem) *csi.VolumeHealth {
+	return &csi.VolumeHealth{VolumeId: string(id), HealthStatuses: problems}
 }
 
 // ControllerGetVolumeHealth checks the record and the bytes of a volume.
@@ -47,7 +37,7 @@ func (c *controller) ControllerListVolumeHealth(
 	if err != nil {
 		return nil, err
 	}
-	problems := map[disk.ID][]disk.Problem{}
+	problems := map[disk.ID][]*disk.Problem{}
 	var bad []disk.Record
 	for _, id := range ids {
 		if problems[id], err = c.pool.Health(id); known(err) != nil {
@@ -77,47 +67,51 @@ func (n *node) NodeGetVolumeHealth(
 	if err != nil {
 		return nil, err
 	}
-	if r, err := n.pool.Find(id); err == nil && r.Staged[n.id].Path != "" {
-		now, err := n.inspect(r)
+	if r, err := n.pool.Get(id.Kind(), string(id)); err == nil && r.Staged[n.id].Path != "" {
+		v, err := n.inspect(r)
 		if err != nil {
 			return nil, err
 		}
-		problems = append(problems, now.problems()...)
+		if p := v.problem(); p != nil {
+			problems = append(problems, p)
+		}
 	}
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: health(id, problems)}, nil
 }
 
-// problems compares what the record says with the mount table.
-func (v view) problems() (list []disk.Problem) {
+// problem compares what the record says with the mount table. It is nil if both agree.
+func (v view) problem() *disk.Problem {
 	staged, err := v.staged()
-	switch {
-	case err != nil:
-		list = append(list, disk.Problem{Severity: disk.Inaccessible, Reason: "StageHidden", Message: err.Error()})
-	case !staged:
-		list = append(list, disk.Problem{Severity: disk.Inaccessible, Reason: "NotMounted",
-			Message: "it is staged at " + v.stage.Path + ", but not mounted or attached there"})
-	case !v.raw() && !v.readOnly():
-		if m, _ := v.table.At(v.stage.Path); m.ReadOnly() {
-			list = append(list, disk.Problem{Severity: disk.Degraded, Reason: "ReadOnly",
-				Message: "its file system became read-only; errors are in the log of the kernel"})
-		}
+	if err != nil {
+		return &disk.Problem{Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: "MountHidden", Message: err.Error()}
 	}
-	return list
+	if !staged {
+		return &disk.Problem{Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: "NotMounted",
+			Message: "it is staged at " + v.stage.Path + ", but not mounted or attached there"}
+	}
+	if m, _ := v.table.At(v.stage.Path); m.ReadOnly() && !v.raw() && !v.readOnly() {
+		return &disk.Problem{Status: csi.VolumeHealthErrorType_DEGRADED, Reason: "ReadOnly",
+			Message: "its file system became read-only; the reason is in the log of the kernel"}
+	}
+	return nil
 }
 
 // NodeGetStorageHealth checks the data directory.
 func (n *node) NodeGetStorageHealth(
 	context.Context, *csi.NodeGetStorageHealthRequest,
 ) (*csi.NodeGetStorageHealthResponse, error) {
-	answer := &csi.NodeGetStorageHealthResponse{}
-	if p := n.pool.StorageProblem(); p.Reason != "" {
-		kind := csi.StorageHealthErrorType_STORAGE_DEGRADED
-		if p.Severity == disk.Inaccessible {
-			kind = csi.StorageHealthErrorType_STORAGE_UNREACHABLE
-		}
-		answer.BackendHealth = append(answer.BackendHealth, &csi.NodeGetStorageHealthResponse_StorageBackendHealth{
-			Status: kind, Reason: p.Reason, Message: p.Message,
-		})
+	problem := &csi.NodeGetStorageHealthResponse_StorageBackendHealth{}
+	var st unix.Statfs_t
+	if err := errors.Join(n.pool.Check(), unix.Statfs(n.pool.Path(), &st)); err != nil {
+		problem.Status, problem.Reason = csi.StorageHealthErrorType_STORAGE_UNREACHABLE, "DataDirectoryMissing"
+		problem.Message = err.Error()
+	} else if st.Bavail < st.Blocks/50 {
+		problem.Status, problem.Reason = csi.StorageHealthErrorType_STORAGE_DEGRADED, "DataDirectoryFull"
+		problem.Message = "less than 2% of the data directory's file system are free; without space writes to volumes fail"
+	} else {
+		return &csi.NodeGetStorageHealthResponse{}, nil
 	}
-	return answer, nil
+	return &csi.NodeGetStorageHealthResponse{
+		BackendHealth: []*csi.NodeGetStorageHealthResponse_StorageBackendHealth{problem},
+	}, nil
 }

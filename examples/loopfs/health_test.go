@@ -81,6 +81,12 @@ func TestDamagedVolumesAreReported(t *testing.T) {
 	must(t, err)
 	must(t, os.WriteFile(record, []byte("{"), 0o600))
 	p.expectHealth("without its record", id, "DATA_LOSS RecordDamaged", "DATA_LOSS RecordDamaged")
+	p.kill()
+	p = m.start("csi", "--backend", "loop")
+	if list, err := p.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); err != nil || len(list.Entries) != 1 {
+		t.Errorf("listed beside a damaged record: %v, %v", list, err)
+	}
+	step(t, "delete without a record", p.delete(id), codes.DataLoss)
 	must(t, os.WriteFile(record, text, 0o600))
 	step(t, "delete", p.delete(id), codes.OK)
 	_, err = p.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/signal"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -29,14 +28,14 @@ import (
 // options holds the values of the command line.
 type options struct {
 	data, backend, fsType, node, mode, endpoint, logLevel string
-	capacity                                              byteSize
+	capacity                                              int64
 	maxVolumes                                            int
 	attach                                                bool
-	topology                                              segments
+	topology                                              map[string]string
 }
 
 func main() {
-	o := options{capacity: 1 << 30, topology: segments{}}
+	o := options{capacity: 1 << 30, topology: map[string]string{}}
 	host, _ := os.Hostname() // without one --node-id is required
 	flag.StringVar(&o.data, "data", "./loopfs-data", "`directory` of images and records")
 	flag.StringVar(&o.backend, "backend", "auto", "backend of new volumes: loop, dir, or auto")
@@ -44,10 +43,14 @@ func main() {
 	flag.StringVar(&o.node, "node-id", host, "`id` of this node")
 	flag.StringVar(&o.mode, "mode", "all", "services to serve: node, controller or all")
 	flag.StringVar(&o.endpoint, "endpoint", os.Getenv("CSI_ENDPOINT"), "unix socket `address` to serve on")
-	flag.Var(&o.capacity, "capacity", "`bytes` for all volumes together, also as 64MiB or 2GiB")
+	flag.Func("capacity", "`bytes` for all volumes together, also as 64MiB or 2GiB (default 1GiB)", func(s string) error {
+		n, err := parseSize(s)
+		o.capacity = n
+		return err
+	})
 	flag.IntVar(&o.maxVolumes, "max-volumes", 0, "limit on the `number` of volumes of this node; 0: none")
 	flag.BoolVar(&o.attach, "attach", false, "require ControllerPublishVolume before NodeStageVolume")
-	flag.Var(o.topology, "topology", "`key=value` of this node, besides its id; may be repeated")
+	flag.Func("topology", "`key=value` of this node, besides its id; may be repeated", o.addSegment)
 	flag.StringVar(&o.logLevel, "log-level", "info", "trace, debug, info, warn or error")
 	flag.Parse()
 	if err := o.check(flag.Args()); err != nil {
@@ -77,33 +80,22 @@ func (o options) check(rest []string) error {
 	return disk.CheckText("node id", o.node, maxNodeID)
 }
 
-// byteSize is a flag with a number of bytes.
-type byteSize int64
-
-func (b *byteSize) String() string { return strconv.FormatInt(int64(*b), 10) }
-
-// Set parses 1073741824, 1024MiB or 1GiB.
-func (b *byteSize) Set(s string) error {
+// parseSize parses 1073741824, 1024MiB or 1GiB.
+func parseSize(s string) (int64, error) {
 	n, err := units.RAMInBytes(s)
 	if err != nil || n <= 0 {
-		return errors.New("want a positive number of bytes, KiB, MiB, GiB or TiB")
+		return 0, errors.New("want a positive number of bytes, KiB, MiB, GiB or TiB")
 	}
-	*b = byteSize(n)
-	return nil
+	return n, nil
 }
 
-// segments is a flag with parts of a topology.
-type segments map[string]string
-
-func (s segments) String() string { return fmt.Sprint(map[string]string(s)) }
-
-// Set parses key=value.
-func (s segments) Set(text string) error {
+// addSegment parses key=value, a part of a topology.
+func (o options) addSegment(text string) error {
 	key, value, found := strings.Cut(text, "=")
 	if !found || key == "" || value == "" {
 		return errors.New("want key=value")
 	}
-	s[key] = value
+	o.topology[key] = value
 	return nil
 }
 
@@ -113,7 +105,7 @@ func run(ctx context.Context, o options, log hclog.Logger) error {
 	if err != nil {
 		return err
 	}
-	pool, err := disk.Open(o.data, backend, int64(o.capacity), o.fsType)
+	pool, err := disk.Open(o.data, backend, o.capacity, o.fsType)
 	if err != nil {
 		return err
 	}
@@ -192,19 +184,6 @@ func statusOf(err error) error {
 		}
 	}
 	return status.Error(codes.Internal, err.Error())
-}
-
-// refusal returns the first invalid argument among errors, or the first error.
-func refusal(reasons ...error) (first error) {
-	for _, err := range reasons {
-		if status.Code(err) == codes.InvalidArgument {
-			return err
-		}
-		if first == nil {
-			first = err
-		}
-	}
-	return first
 }
 
 // unary converts errors to statuses and logs each call without its arguments.

@@ -63,18 +63,14 @@ func (m *metadata) GetMetadataDelta(
 
 // acquire locks a snapshot, so that it is not removed meanwhile.
 func (m *metadata) acquire(snapshot string, offset int64) (*disk.Hold, disk.Record, disk.Devices, error) {
-	id, err := disk.ParseID(disk.Snapshot, snapshot)
-	if err != nil {
-		return nil, disk.Record{}, nil, err
-	}
-	h, r, err := m.pool.Acquire(id)
+	h, r, err := m.pool.Acquire(disk.Snapshot, snapshot)
 	if err != nil {
 		return nil, disk.Record{}, nil, err
 	}
 	b := m.pool.Devices(r)
 	switch {
 	case b == nil:
-		err = status.Errorf(codes.FailedPrecondition, "snapshot %s is of backend %s, which does not know its blocks", id,
+		err = status.Errorf(codes.FailedPrecondition, "snapshot %s is of backend %s, which does not know its blocks", r.ID,
 			r.Backend)
 	case offset < 0 || offset > r.Bytes:
 		err = status.Errorf(codes.OutOfRange, "starting_offset %d is not in a snapshot of %d bytes", offset, r.Bytes)
@@ -87,16 +83,12 @@ func (m *metadata) acquire(snapshot string, offset int64) (*disk.Hold, disk.Reco
 
 // base returns the ID of the snapshot that target is compared with.
 func (m *metadata) base(snapshot string, target disk.Record) (disk.ID, error) {
-	id, err := disk.ParseID(disk.Snapshot, snapshot)
-	if err != nil {
-		return "", err
-	}
-	r, err := m.pool.Find(id)
+	r, err := m.pool.Get(disk.Snapshot, snapshot)
 	if err == nil && (r.Source != target.Source || r.Created.After(target.Created)) {
-		err = status.Errorf(codes.InvalidArgument, "snapshot %s is no earlier snapshot of the same volume as %s", id,
+		err = status.Errorf(codes.InvalidArgument, "snapshot %s is no earlier snapshot of the same volume as %s", r.ID,
 			target.ID)
 	}
-	return id, err
+	return r.ID, err
 }
 
 // ranges joins adjacent ranges and sends them in messages of at most max.

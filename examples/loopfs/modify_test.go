@@ -16,12 +16,6 @@ func TestModifyChangesTheReadAheadOfDevices(t *testing.T) {
 	need(t, disk.LoopBackend)
 	m := newMachine(t)
 	p := m.start("csi", "--backend", "loop")
-	modify := func(id, key, value string) error {
-		_, err := p.ControllerModifyVolume(t.Context(), &csi.ControllerModifyVolumeRequest{
-			VolumeId: id, MutableParameters: map[string]string{key: value},
-		})
-		return err
-	}
 	expect := func(id, want string) {
 		t.Helper()
 		files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
@@ -46,24 +40,24 @@ func TestModifyChangesTheReadAheadOfDevices(t *testing.T) {
 	id, s, target := answer.Volume.VolumeId, m.staging("s"), m.target("t")
 	p.bringUp(id, s, target, writer)
 	expect(id, "64")
-	step(t, "modify in use", modify(id, readAheadKey, "256"), codes.OK)
+	step(t, "modify in use", p.modify(id, readAheadKey, "256"), codes.OK)
 	expect(id, "256")
 	p.takeDown(id, s, target)
-	step(t, "modify", modify(id, readAheadKey, "512"), codes.OK)
+	step(t, "modify", p.modify(id, readAheadKey, "512"), codes.OK)
 	p.bringUp(id, s, target, writer)
 	expect(id, "512")
 	for value, want := range map[string]codes.Code{
 		"3": codes.InvalidArgument, "": codes.InvalidArgument, "1000000": codes.InvalidArgument, "512": codes.OK,
 	} {
-		step(t, "modify to "+value, modify(id, readAheadKey, value), want)
+		step(t, "modify to "+value, p.modify(id, readAheadKey, value), want)
 	}
-	step(t, "unknown parameter", modify(id, "iops", "512"), codes.InvalidArgument)
-	step(t, "unknown volume", modify(string(disk.IDFor(disk.Volume, "none")), readAheadKey, "64"), codes.NotFound)
+	step(t, "unknown parameter", p.modify(id, "iops", "512"), codes.InvalidArgument)
+	step(t, "unknown volume", p.modify(string(disk.IDFor(disk.Volume, "none")), readAheadKey, "64"), codes.NotFound)
 	expect(id, "512")
 	p.takeDown(id, s, target)
 
 	raw := p.create("raw", blockOf(writer)).VolumeId
-	step(t, "modify", modify(raw, readAheadKey, "64"), codes.OK)
+	step(t, "modify", p.modify(raw, readAheadKey, "64"), codes.OK)
 	s, target = m.staging("raw-s"), m.target("raw-t")
 	p.bringUp(raw, s, target, blockOf(writer))
 	expect(raw, "64")

@@ -54,34 +54,23 @@ func (n *node) NodeGetCapabilities(
 	return answer, nil
 }
 
-// place resolves a path from a request. A path that overlaps the data directory is refused.
-func (n *node) place(what, path string) (string, error) {
+// place resolves a path from a request. A path that overlaps the data directory is refused, and also one without a
+// parent if a volume is to be mounted there.
+func (n *node) place(what, path string, toMount bool) (string, error) {
 	if path == "" {
 		return "", status.Errorf(codes.InvalidArgument, "the %s is missing", what)
 	}
 	at, err := mount.Resolve(path)
-	if data := n.pool.Path(); mount.Inside(at, data) || mount.Inside(data, at) {
+	orphan, data := errors.Is(err, fs.ErrNotExist), n.pool.Path()
+	switch {
+	case err != nil && !orphan:
+		return "", err
+	case mount.Inside(at, data), mount.Inside(data, at):
 		return "", status.Errorf(codes.InvalidArgument, "the %s %s overlaps the data directory", what, at)
+	case orphan && toMount:
+		return "", status.Errorf(codes.FailedPrecondition, "make the parent directory first: %v", err)
 	}
-	return at, err
-}
-
-// newPlace is place for a path where a volume is mounted. Its parent has to exist.
-func (n *node) newPlace(what, path string) (string, error) {
-	at, err := n.place(what, path)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = status.Errorf(codes.FailedPrecondition, "make the parent directory first: %v", err)
-	}
-	return at, err
-}
-
-// oldPlace is place for a path where a volume is unmounted. Without a parent nothing is mounted there.
-func (n *node) oldPlace(what, path string) (string, error) {
-	at, err := n.place(what, path)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
-	}
-	return at, err
+	return at, nil
 }
 
 // view is the state of a volume on this node: its record and the mount table of one moment.
@@ -170,13 +159,12 @@ func (n *node) checkAttachment(r disk.Record, context map[string]string) error {
 func (n *node) NodeStageVolume(
 	ctx context.Context, req *csi.NodeStageVolumeRequest,
 ) (*csi.NodeStageVolumeResponse, error) {
-	id, badID := disk.ParseID(disk.Volume, req.GetVolumeId())
 	a, badAccess := readAccess(req.GetVolumeCapability())
-	at, badPath := n.newPlace("staging target path", req.GetStagingTargetPath())
-	if err := refusal(badID, badAccess, badPath); err != nil {
+	at, badPath := n.place("staging target path", req.GetStagingTargetPath(), true)
+	if err := cmp.Or(badAccess, badPath); err != nil {
 		return nil, err
 	}
-	h, r, err := n.pool.Acquire(id)
+	h, r, err := n.pool.Acquire(disk.Volume, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -278,12 +266,11 @@ func (n *node) unmountStage(v view) error {
 func (n *node) NodeUnstageVolume(
 	ctx context.Context, req *csi.NodeUnstageVolumeRequest,
 ) (*csi.NodeUnstageVolumeResponse, error) {
-	id, badID := disk.ParseID(disk.Volume, req.GetVolumeId())
-	at, badPath := n.oldPlace("staging target path", req.GetStagingTargetPath())
-	if err := refusal(badID, badPath); err != nil {
+	at, err := n.place("staging target path", req.GetStagingTargetPath(), false)
+	if err != nil {
 		return nil, err
 	}
-	h, r, err := n.pool.Acquire(id)
+	h, r, err := n.pool.Acquire(disk.Volume, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -297,7 +284,7 @@ func (n *node) NodeUnstageVolume(
 	}
 	for target := range v.stage.Published {
 		if len(v.table.Stack(target)) > 0 {
-			return nil, status.Errorf(codes.FailedPrecondition, "volume %s is still published at %s", id, target)
+			return nil, status.Errorf(codes.FailedPrecondition, "volume %s is still published at %s", r.ID, target)
 		}
 	}
 	if err := n.unmountStage(v); err != nil {
@@ -336,14 +323,14 @@ func (v view) awaitRelease(ctx context.Context) {
 func (n *node) NodeGetVolumeStats(
 	_ context.Context, req *csi.NodeGetVolumeStatsRequest,
 ) (*csi.NodeGetVolumeStatsResponse, error) {
+	if req.GetVolumePath() == "" {
+		return nil, status.Error(codes.InvalidArgument, "the volume path is missing")
+	}
 	id, err := parseVolumeID(req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
-	r, err := n.pool.Find(id)
-	if req.GetVolumePath() == "" {
-		err = status.Error(codes.InvalidArgument, "the volume path is missing")
-	}
+	r, err := n.pool.Get(id.Kind(), string(id))
 	if err != nil {
 		return nil, err
 	}
@@ -355,14 +342,8 @@ func (n *node) NodeGetVolumeStats(
 		size, err := v.devices.Size(r.ID)
 		return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: size}}}, err
 	}
-	s, err := v.backend.Stats(r, path)
-	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
-		usage(csi.VolumeUsage_BYTES, s.Bytes), usage(csi.VolumeUsage_INODES, s.Inodes),
-	}}, err
-}
-
-func usage(unit csi.VolumeUsage_Unit, c disk.Count) *csi.VolumeUsage {
-	return &csi.VolumeUsage{Unit: unit, Total: c.Total, Used: c.Used, Available: c.Free}
+	bytes, inodes, err := v.backend.Stats(r, path)
+	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{bytes, inodes}}, err
 }
 
 // at returns the view of a volume and the resolved path, if it is staged or published there. Else the error is
@@ -393,14 +374,10 @@ func (n *node) at(r disk.Record, path string) (view, string, error) {
 func (n *node) NodeExpandVolume(
 	_ context.Context, req *csi.NodeExpandVolumeRequest,
 ) (*csi.NodeExpandVolumeResponse, error) {
-	id, err := disk.ParseID(disk.Volume, req.GetVolumeId())
 	if req.GetVolumePath() == "" {
-		err = refusal(err, status.Error(codes.InvalidArgument, "the volume path is missing"))
+		return nil, status.Error(codes.InvalidArgument, "the volume path is missing")
 	}
-	if err != nil {
-		return nil, err
-	}
-	h, r, err := n.pool.Acquire(id)
+	h, r, err := n.pool.Acquire(disk.Volume, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -415,15 +392,15 @@ func (n *node) NodeExpandVolume(
 		return nil, err
 	case want.GetRequiredBytes() > r.Bytes || want.GetLimitBytes() > 0 && want.GetLimitBytes() < r.Bytes:
 		return nil, status.Errorf(codes.OutOfRange, "volume %s has %d bytes: call ControllerExpandVolume first; it never "+
-			"shrinks", id, r.Bytes)
+			"shrinks", r.ID, r.Bytes)
 	case !v.raw() && v.readOnly():
 		return nil, status.Errorf(codes.FailedPrecondition, "volume %s is staged read-only, and a read-only file system "+
-			"does not grow; the next stage enlarges it", id)
+			"does not grow; the next stage enlarges it", r.ID)
 	}
-	if err := v.backend.Grow(id, r.Bytes); err != nil {
+	if err := v.backend.Grow(r.ID, r.Bytes); err != nil {
 		return nil, err
 	}
-	return &csi.NodeExpandVolumeResponse{CapacityBytes: r.Bytes}, v.backend.Expand(id, v.raw())
+	return &csi.NodeExpandVolumeResponse{CapacityBytes: r.Bytes}, v.backend.Expand(r.ID, v.raw())
 }
 
 // foreign reports whether a target was not removed because loopfs did not make it: it is of another type, or not empty.

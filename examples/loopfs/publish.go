@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -23,24 +24,23 @@ type publication struct {
 func (n *node) NodePublishVolume(
 	ctx context.Context, req *csi.NodePublishVolumeRequest,
 ) (*csi.NodePublishVolumeResponse, error) {
-	to, badTarget := n.newPlace("target path", req.GetTargetPath())
+	to, badTarget := n.place("target path", req.GetTargetPath(), true)
 	a, badAccess := readAccess(req.GetVolumeCapability())
 	p := publication{to: to, access: a, Publish: disk.Publish{Mode: a.usage.Mode,
 		ReadOnly: req.GetReadonly() || a.usage.Mode == disk.Reader}}
 	if req.GetVolumeContext()[ephemeralKey] == "true" {
-		return &csi.NodePublishVolumeResponse{}, n.publishEphemeral(ctx, req, p, refusal(badAccess, badTarget))
+		return &csi.NodePublishVolumeResponse{}, n.publishEphemeral(ctx, req, p, cmp.Or(badAccess, badTarget))
 	}
-	id, badID := disk.ParseID(disk.Volume, req.GetVolumeId())
-	from, badStaging := n.newPlace("staging target path", req.GetStagingTargetPath())
+	from, badStaging := n.place("staging target path", req.GetStagingTargetPath(), true)
 	if req.GetStagingTargetPath() == "" {
 		badStaging = status.Error(codes.FailedPrecondition, "the staging target path is missing: stage the volume first")
 	} else if mount.Inside(to, from) || mount.Inside(from, to) {
 		badStaging = status.Error(codes.InvalidArgument, "the target path and the staging target path overlap")
 	}
-	if err := refusal(badID, badAccess, badTarget, badStaging); err != nil {
+	if err := cmp.Or(badAccess, badTarget, badStaging); err != nil {
 		return nil, err
 	}
-	h, r, err := n.pool.Acquire(id)
+	h, r, err := n.pool.Acquire(disk.Volume, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -135,14 +135,14 @@ func (n *node) NodeUnpublishVolume(
 	ctx context.Context, req *csi.NodeUnpublishVolumeRequest,
 ) (*csi.NodeUnpublishVolumeResponse, error) {
 	id, badID := parseVolumeID(req.GetVolumeId())
-	at, badPath := n.oldPlace("target path", req.GetTargetPath())
-	if err := refusal(badID, badPath); err != nil {
+	at, badPath := n.place("target path", req.GetTargetPath(), false)
+	if err := cmp.Or(badID, badPath); err != nil {
 		return nil, err
 	}
 	if id.Kind() == disk.Ephemeral {
 		return &csi.NodeUnpublishVolumeResponse{}, n.unpublishEphemeral(ctx, id, at)
 	}
-	h, r, err := n.pool.Acquire(id)
+	h, r, err := n.pool.Acquire(disk.Volume, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}

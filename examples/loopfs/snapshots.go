@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -17,12 +18,12 @@ func (c *controller) CreateSnapshot(
 	ctx context.Context, req *csi.CreateSnapshotRequest,
 ) (*csi.CreateSnapshotResponse, error) {
 	name, badName := disk.ParseName(req.GetName())
-	source, badSource := disk.ParseID(disk.Volume, req.GetSourceVolumeId())
+	_, badSource := disk.ParseID(disk.Volume, req.GetSourceVolumeId())
 	_, badParameters := mapDigest("parameters", req.GetParameters())
-	if err := refusal(badName, badSource, badParameters); err != nil {
+	if err := cmp.Or(badName, badParameters, badSource); err != nil {
 		return nil, err
 	}
-	r, err := c.pool.Snapshot(ctx, name, source)
+	r, err := c.pool.Snapshot(ctx, name, req.GetSourceVolumeId())
 	return &csi.CreateSnapshotResponse{Snapshot: snapshot(r)}, err
 }
 
@@ -36,17 +37,14 @@ func snapshot(r disk.Record) *csi.Snapshot {
 func (c *controller) DeleteSnapshot(
 	_ context.Context, req *csi.DeleteSnapshotRequest,
 ) (*csi.DeleteSnapshotResponse, error) {
-	id, err := disk.ParseID(disk.Snapshot, req.GetSnapshotId())
-	if err == nil {
-		err = c.pool.Delete(id, func(r disk.Record) error {
-			if r.InGroup != "" {
-				return status.Errorf(codes.InvalidArgument, "snapshot %s is part of group snapshot %s: delete that", id,
-					r.InGroup)
-			}
-			return nil
-		})
-	}
-	return &csi.DeleteSnapshotResponse{}, known(err)
+	err := c.pool.Delete(disk.Snapshot, req.GetSnapshotId(), func(r disk.Record) error {
+		if r.InGroup != "" {
+			return status.Errorf(codes.InvalidArgument, "snapshot %s is part of group snapshot %s: delete that", r.ID,
+				r.InGroup)
+		}
+		return nil
+	})
+	return &csi.DeleteSnapshotResponse{}, err
 }
 
 // ListSnapshots lists snapshots, those of an ID or a source if one is given.
@@ -70,11 +68,7 @@ func (c *controller) ListSnapshots(
 }
 
 func (c *controller) GetSnapshot(_ context.Context, req *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
-	id, err := disk.ParseID(disk.Snapshot, req.GetSnapshotId())
-	if err != nil {
-		return nil, err
-	}
-	r, err := c.pool.Find(id)
+	r, err := c.pool.Get(disk.Snapshot, req.GetSnapshotId())
 	return &csi.GetSnapshotResponse{Snapshot: snapshot(r)}, err
 }
 

@@ -266,7 +266,12 @@ func (m *sweeper) sweepRaw() {
 		func(p *process) error { return p.publish(id, s, target, raw, true) },
 		func(p *process) error { return p.unpublish(id, target) },
 		[]string{"renameat", "mknodat", "move_mount"}}
-	for _, s := range []sweep{stage, publish, publish.back("umount2", "unlinkat", "renameat"), stage.back("renameat")} {
+	modify := sweep{"modify",
+		func(p *process) error { return p.modify(id, readAheadKey, "64") },
+		func(p *process) error { return p.modify(id, readAheadKey, "128") },
+		[]string{"renameat"}}
+	for _, s := range []sweep{stage, publish, publish.back("umount2", "unlinkat", "renameat"), stage.back("renameat"),
+		modify} {
 		m.sweep(s)
 	}
 	step(m.t, "delete", m.p.delete(id), codes.OK)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"os"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
 	"holdfast/examples/loopfs/internal/mount"
 	mounttable "holdfast/internal/mount"
 )
@@ -31,10 +33,10 @@ type Backend interface {
 	Shows(m mounttable.Mount, id ID) (bool, error)
 	// Expand enlarges the mounted file system, or the devices, to the size of the bytes.
 	Expand(id ID, raw bool) error
-	// Stats returns the usage of a mounted volume.
-	Stats(r Record, at string) (Stats, error)
+	// Stats returns the used bytes and inodes of a mounted volume.
+	Stats(r Record, at string) (bytes, inodes *csi.VolumeUsage, err error)
 	// Check looks for what is wrong with the bytes.
-	Check(r Record) ([]Problem, error)
+	Check(r Record) ([]*Problem, error)
 }
 
 // Devices is implemented by the backend that has block devices.
@@ -80,12 +82,6 @@ func giveTo(root *os.File, group int) error {
 	}
 	return err
 }
-
-// Stats is the usage of a mounted volume.
-type Stats struct{ Bytes, Inodes Count }
-
-// Count counts bytes or inodes.
-type Count struct{ Total, Used, Free int64 }
 
 // The names of the backends, as records keep them.
 const (

@@ -12,7 +12,7 @@ import (
 )
 
 // Snapshot copies a volume. A snapshot of that name and source may exist.
-func (p *Pool) Snapshot(ctx context.Context, name Name, source ID) (Record, error) {
+func (p *Pool) Snapshot(ctx context.Context, name Name, source string) (Record, error) {
 	h, err := p.Lock(IDFor(Snapshot, name))
 	if err != nil {
 		return Record{}, err
@@ -20,12 +20,12 @@ func (p *Pool) Snapshot(ctx context.Context, name Name, source ID) (Record, erro
 	defer h.Release()
 	r, err := p.loadReady(h)
 	switch {
-	case err == nil && r.Source != source:
+	case err == nil && r.Source != ID(source):
 		return Record{}, status.Errorf(codes.AlreadyExists, "snapshot %q exists, of volume %s", name, r.Source)
 	case err == nil || status.Code(err) != codes.NotFound:
 		return r, err
 	}
-	from, s, err := p.Acquire(source)
+	from, s, err := p.Acquire(Volume, source)
 	if err != nil {
 		return Record{}, err
 	}
@@ -40,11 +40,11 @@ func snapshotOf(s Record, name Name, created time.Time) Record {
 
 // SnapshotGroup copies volumes at one moment and returns the group. It exists in full or not at all: the record of the
 // group is ready after those of its snapshots, and is removed after them.
-func (p *Pool) SnapshotGroup(ctx context.Context, name Name, parameters string, sources []ID) (Record, error) {
+func (p *Pool) SnapshotGroup(ctx context.Context, name Name, parameters string, sources []string) (Record, error) {
 	sources = slices.Compact(slices.Sorted(slices.Values(sources)))
 	g := Record{ID: IDFor(Group, name), Name: name, State: Making, Parameters: parameters, Created: time.Now().UTC()}
 	for _, source := range sources {
-		g.Members = append(g.Members, IDFor(Snapshot, memberName(name, source)))
+		g.Members = append(g.Members, IDFor(Snapshot, memberName(name, ID(source))))
 	}
 	h, err := p.Lock(g.ID)
 	if err != nil {
@@ -62,7 +62,7 @@ func (p *Pool) SnapshotGroup(ctx context.Context, name Name, parameters string, 
 	var holds []*Hold
 	var volumes []Record
 	for _, source := range sources {
-		from, s, err := p.Acquire(source)
+		from, s, err := p.Acquire(Volume, source)
 		if err != nil {
 			return Record{}, err
 		}
@@ -104,7 +104,7 @@ func (p *Pool) makeMember(ctx context.Context, g, s Record, live bool) error {
 
 // createFrom makes a volume that begins as a copy of a volume or snapshot, in the backend of that.
 func (p *Pool) createFrom(ctx context.Context, h *Hold, w Request) (Record, error) {
-	from, s, err := p.Acquire(w.Source)
+	from, s, err := p.Acquire(w.Source.Kind(), string(w.Source))
 	if err != nil {
 		return Record{}, err
 	}

@@ -72,8 +72,8 @@ const deviceKind = unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_READ_ONLY
 
 // attach opens the device of that kind. It makes one if there is none.
 func (l loop) attach(id ID, kind uint32) (*os.File, error) {
-	if err := LoopPossible(); err != nil {
-		return nil, status.Errorf(codes.FailedPrecondition, "volume %s needs a loop device: %v", id, err)
+	if err := possible(id); err != nil {
+		return nil, err
 	}
 	var open *os.File
 	err := l.each(id, func(dev *os.File, info *unix.LoopInfo64) (err error) {

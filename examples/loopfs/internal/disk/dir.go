@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"syscall"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -145,16 +146,17 @@ func (d dir) Shows(m mounttable.Mount, id ID) (bool, error) {
 func (d dir) Expand(ID, bool) error { return nil }
 
 // Stats counts the files of the volume: statfs would count those of all volumes.
-func (d dir) Stats(r Record, at string) (s Stats, err error) {
+func (d dir) Stats(r Record, at string) (bytes, inodes *csi.VolumeUsage, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(at, &st); err != nil {
-		return Stats{}, fmt.Errorf("statfs %s: %w", at, err)
+		return nil, nil, fmt.Errorf("statfs %s: %w", at, err)
 	}
 	root, err := d.root.OpenRoot(dirName(r.ID))
 	if err != nil {
-		return Stats{}, fmt.Errorf("open the volume's directory: %w", err)
+		return nil, nil, fmt.Errorf("open the volume's directory: %w", err)
 	}
 	defer root.Close()
+	var size, files int64
 	err = fs.WalkDir(root.FS(), ".", func(_ string, e fs.DirEntry, err error) error {
 		var info fs.FileInfo
 		if err == nil {
@@ -166,11 +168,12 @@ func (d dir) Stats(r Record, at string) (s Stats, err error) {
 		if err != nil {
 			return err
 		}
-		s.Inodes.Used++
-		s.Bytes.Used += info.Sys().(*syscall.Stat_t).Blocks * 512
+		files++
+		size += info.Sys().(*syscall.Stat_t).Blocks * 512
 		return nil
 	})
-	s.Bytes.Total, s.Bytes.Free = r.Bytes, min(max(r.Bytes-s.Bytes.Used, 0), int64(st.Bavail)*st.Bsize)
-	s.Inodes.Free, s.Inodes.Total = int64(st.Ffree), int64(st.Ffree)+s.Inodes.Used
-	return s, err
+	free := min(max(r.Bytes-size, 0), int64(st.Bavail)*st.Bsize)
+	return &csi.VolumeUsage{Unit: csi.VolumeUsage_BYTES, Total: r.Bytes, Used: size, Available: free},
+		&csi.VolumeUsage{Unit: csi.VolumeUsage_INODES, Total: int64(st.Ffree) + files, Used: files,
+			Available: int64(st.Ffree)}, err
 }

@@ -7,10 +7,10 @@
 //	dirs/<id>/          bytes of the dir backend
 //
 // A process may be killed at any moment, and several processes (a controller, nodes) may use one directory. Before
-// bytes are made, removed, enlarged or frozen, the record says so. Recover, or the next call for the volume, completes or
-// removes what a kill left. Bytes get their name when they are complete: a mkfs that outlives a killed loopfs writes to
-// a file without a name. IDs are hashes of names, and every path is opened through os.Root. Records say what was
-// requested; the mount table says what is mounted.
+// bytes are made, removed, enlarged or frozen, the record says so. Recover or the next call for the volume completes
+// or removes what a kill left. Bytes get their name when they are complete: a mkfs that outlives a killed loopfs
+// writes to a file without a name. IDs are hashes of names, and every path is opened through os.Root. Records say
+// what was requested; the mount table says what is mounted.
 //
 // A volume never loses data to mkfs: a file system is made only where no byte was ever written.
 //

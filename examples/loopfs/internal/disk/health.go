@@ -6,33 +6,24 @@ import (
 	"io/fs"
 	"os"
 
-	"golang.org/x/sys/unix"
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
-// Severity is how bad a problem is.
-type Severity int
+// Problem is an adverse condition of a volume.
+type Problem = csi.VolumeHealth_VolumeHealthEntry
 
-// The severities.
-const (
-	Degraded     Severity = iota // usable
-	Inaccessible                 // not usable now
-	Lost                         // data are lost
-)
-
-// Problem is an adverse condition of a volume or of the data directory.
-type Problem struct {
-	Severity Severity
-	Reason   string // CamelCase
-	Message  string
+// problem returns the only problem of a volume.
+func problem(kind csi.VolumeHealthErrorType, reason, format string, args ...any) []*Problem {
+	return []*Problem{{Status: kind, Reason: reason, Message: fmt.Sprintf(format, args...)}}
 }
 
 // Health checks the record and the bytes of a volume. It returns no problems for a healthy volume.
-func (p *Pool) Health(id ID) ([]Problem, error) {
-	r, err := p.Find(id)
+func (p *Pool) Health(id ID) ([]*Problem, error) {
+	r, err := p.find(id)
 	if status.Code(err) == codes.DataLoss {
-		return []Problem{{Lost, "RecordDamaged", err.Error()}}, nil
+		return problem(csi.VolumeHealthErrorType_DATA_LOSS, "RecordDamaged", "%v", err), nil
 	}
 	if err != nil {
 		return nil, err
@@ -40,23 +31,10 @@ func (p *Pool) Health(id ID) ([]Problem, error) {
 	return p.Backend(r.Backend).Check(r)
 }
 
-// StorageProblem checks the data directory. The reason is empty if it is healthy.
-func (p *Pool) StorageProblem() Problem {
-	var st unix.Statfs_t
-	if err := errors.Join(p.Store.Check(), unix.Statfs(p.path, &st)); err != nil {
-		return Problem{Inaccessible, "DataDirectoryMissing", err.Error()}
-	}
-	if st.Bavail < st.Blocks/50 {
-		return Problem{Degraded, "DataDirectoryFull", fmt.Sprintf("%s has %d bytes free, less than 2%%; writes to volumes "+
-			"fail when none is left", p.path, int64(st.Bavail)*st.Bsize)}
-	}
-	return Problem{}
-}
-
-func (l loop) Check(r Record) ([]Problem, error) {
+func (l loop) Check(r Record) ([]*Problem, error) {
 	image, err := l.image(r.ID, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
-		return []Problem{{Lost, "ImageMissing", "the image " + l.path + "/" + imageName(r.ID) + " is gone"}}, nil
+		return problem(csi.VolumeHealthErrorType_DATA_LOSS, "ImageMissing", "%v", err), nil
 	}
 	if err != nil {
 		return nil, err
@@ -69,27 +47,26 @@ func (l loop) Check(r Record) ([]Problem, error) {
 	s, err := readSuper(image)
 	switch {
 	case err != nil:
-		return []Problem{{Lost, "ImageUnreadable", err.Error()}}, nil
-	case s.fs != "" && s.bytes > st.Size():
-		return []Problem{{Lost, "ImageTruncated", fmt.Sprintf("the image has %d bytes, its %s has %d", st.Size(), s.fs,
-			s.bytes)}}, nil
+		return problem(csi.VolumeHealthErrorType_DATA_LOSS, "ImageUnreadable", "%v", err), nil
+	case s.bytes > st.Size():
+		return problem(csi.VolumeHealthErrorType_DATA_LOSS, "ImageTruncated", "the image has %d bytes, its %s has %d",
+			st.Size(), s.fs, s.bytes), nil
 	case s.fs == "" && r.Formatted:
-		return []Problem{{Lost, "FileSystemDamaged", "the superblock of the file system was overwritten"}}, nil
+		return problem(csi.VolumeHealthErrorType_DATA_LOSS, "FileSystemDamaged", "the superblock was overwritten"), nil
 	case s.damaged:
-		return []Problem{{Degraded, "FileSystemErrors", "the kernel found errors in the file system: unstage the volume " +
-			"and run e2fsck"}}, nil
+		return problem(csi.VolumeHealthErrorType_DEGRADED, "FileSystemErrors", "the kernel found errors in the file "+
+			"system: unstage the volume and run e2fsck"), nil
 	case st.Size() < r.Bytes:
-		return []Problem{{Degraded, "ImageShort", fmt.Sprintf("the image has %d bytes, the volume %d: expand it again",
-			st.Size(), r.Bytes)}}, nil
+		return problem(csi.VolumeHealthErrorType_DEGRADED, "ImageShort", "the image has %d bytes, the volume %d: expand "+
+			"it again", st.Size(), r.Bytes), nil
 	}
 	return nil, nil
 }
 
-func (d dir) Check(r Record) ([]Problem, error) {
-	if _, err := d.root.Stat(dirName(r.ID)); errors.Is(err, fs.ErrNotExist) {
-		return []Problem{{Lost, "DirectoryMissing", "the directory " + d.path + "/" + dirName(r.ID) + " is gone"}}, nil
-	} else if err != nil {
-		return nil, fmt.Errorf("stat the volume's directory: %w", err)
+func (d dir) Check(r Record) ([]*Problem, error) {
+	_, err := d.root.Stat(dirName(r.ID))
+	if errors.Is(err, fs.ErrNotExist) {
+		return problem(csi.VolumeHealthErrorType_DATA_LOSS, "DirectoryMissing", "%v", err), nil
 	}
-	return nil, nil
+	return nil, err
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"unsafe"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -16,8 +17,8 @@ import (
 )
 
 func (l loop) Mount(ctx context.Context, r Record, at string, how MountOptions) error {
-	if err := LoopPossible(); err != nil {
-		return status.Errorf(codes.FailedPrecondition, "volume %s needs a loop device: %v", r.ID, err)
+	if err := possible(r.ID); err != nil {
+		return err
 	}
 	if err := l.Grow(r.ID, r.Bytes); err != nil {
 		return err
@@ -169,8 +170,8 @@ func (l loop) Freeze(id ID) error {
 }
 
 func (l loop) Thaw(id ID) error {
-	if err := LoopPossible(); err != nil {
-		return status.Errorf(codes.FailedPrecondition, "volume %s is frozen and cannot be thawed: %v", id, err)
+	if err := possible(id); err != nil {
+		return err
 	}
 	if user, err := l.HeldBy(id); user == "" || err != nil {
 		return err
@@ -198,14 +199,14 @@ func (l loop) Shows(m mounttable.Mount, id ID) (bool, error) {
 	return shown, err
 }
 
-func (l loop) Stats(_ Record, at string) (Stats, error) {
+func (l loop) Stats(_ Record, at string) (bytes, inodes *csi.VolumeUsage, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(at, &st); err != nil {
-		return Stats{}, fmt.Errorf("statfs %s: %w", at, err)
+		return nil, nil, fmt.Errorf("statfs %s: %w", at, err)
 	}
 	size := func(blocks uint64) int64 { return int64(blocks) * st.Bsize }
-	return Stats{
-		Bytes:  Count{Total: size(st.Blocks), Used: size(st.Blocks - st.Bfree), Free: size(st.Bavail)},
-		Inodes: Count{Total: int64(st.Files), Used: int64(st.Files - st.Ffree), Free: int64(st.Ffree)},
-	}, nil
+	return &csi.VolumeUsage{Unit: csi.VolumeUsage_BYTES, Total: size(st.Blocks), Used: size(st.Blocks - st.Bfree),
+			Available: size(st.Bavail)},
+		&csi.VolumeUsage{Unit: csi.VolumeUsage_INODES, Total: int64(st.Files), Used: int64(st.Files - st.Ffree),
+			Available: int64(st.Ffree)}, nil
 }

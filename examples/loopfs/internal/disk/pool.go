@@ -57,13 +57,26 @@ func (p *Pool) heldBy(r Record) (string, error) {
 	return "", nil
 }
 
-// Acquire locks a ready volume or snapshot and reads its record. It thaws what a kill left frozen.
-func (p *Pool) Acquire(id ID) (*Hold, Record, error) {
-	h, err := p.Lock(id)
+// Get reads the record of a ready volume, snapshot or group by its ID from a request.
+func (p *Pool) Get(k Kind, id string) (Record, error) {
+	parsed, err := ParseID(k, id)
+	if err != nil {
+		return Record{}, err
+	}
+	return p.find(parsed)
+}
+
+// Acquire is Get under a lock. It thaws what a kill left frozen.
+func (p *Pool) Acquire(k Kind, id string) (*Hold, Record, error) {
+	parsed, err := ParseID(k, id)
 	if err != nil {
 		return nil, Record{}, err
 	}
-	r, err := p.Find(id)
+	h, err := p.Lock(parsed)
+	if err != nil {
+		return nil, Record{}, err
+	}
+	r, err := p.find(parsed)
 	if err == nil && r.Frozen {
 		err = p.thaw(h, r)
 		r.Frozen = false
@@ -105,7 +118,7 @@ func (p *Pool) MinSize(u Usage) int64 {
 
 // SizeOf returns the size of a new volume. It is at least that of its source.
 func (p *Pool) SizeOf(w Request, source int64) (int64, error) {
-	if err := CheckRange(w.AtLeast, w.AtMost); err != nil {
+	if err := checkRange(w.AtLeast, w.AtMost); err != nil {
 		return 0, err
 	}
 	most := cmp.Or(w.AtMost, math.MaxInt64)
@@ -127,8 +140,7 @@ func (p *Pool) SizeOf(w Request, source int64) (int64, error) {
 // blocks rounds a size up to whole blocks.
 func blocks(bytes int64) int64 { return (bytes + blockBytes - 1) / blockBytes * blockBytes }
 
-// CheckRange returns OUT_OF_RANGE if no size is in a range of bytes.
-func CheckRange(atLeast, atMost int64) error {
+func checkRange(atLeast, atMost int64) error {
 	if atLeast < 0 || atMost < 0 || atMost > 0 && atMost < atLeast {
 		return status.Errorf(codes.OutOfRange, "no size is at least %d and at most %d bytes", atLeast, atMost)
 	}
@@ -137,7 +149,7 @@ func CheckRange(atLeast, atMost int64) error {
 
 // Create makes a volume. It may exist. Its size counts from before it is made.
 func (p *Pool) Create(ctx context.Context, w Request) (Record, error) {
-	if err := CheckRange(w.AtLeast, w.AtMost); err != nil {
+	if err := checkRange(w.AtLeast, w.AtMost); err != nil {
 		return Record{}, err
 	}
 	h, err := p.Lock(IDFor(Volume, w.Name))
@@ -250,6 +262,9 @@ func (p *Pool) Free() (int64, error) {
 // Expand enlarges a volume. It saves the record first: if it is killed after that, the next call or the next stage
 // enlarges the image.
 func (p *Pool) Expand(h *Hold, r Record, atLeast, atMost int64) (Record, error) {
+	if err := checkRange(atLeast, atMost); err != nil {
+		return r, err
+	}
 	want := max(blocks(atLeast), r.Bytes)
 	switch {
 	case want > p.Capacity && want > r.Bytes:
@@ -269,18 +284,26 @@ func (p *Pool) Expand(h *Hold, r Record, atLeast, atMost int64) (Record, error) 
 
 // Delete removes a volume, a snapshot or a group of snapshots that is not used, if may returns no error. That it does
 // not exist is no error.
-func (p *Pool) Delete(id ID, may func(Record) error) error {
+func (p *Pool) Delete(k Kind, id string, may func(Record) error) error {
+	parsed, err := ParseID(k, id)
+	if err == nil {
+		err = p.remove(parsed, func(r Record) error { return cmp.Or(may(r), p.unused(r)) })
+	}
+	if status.Code(err) == codes.NotFound {
+		return nil
+	}
+	return err
+}
+
+func (p *Pool) remove(id ID, may func(Record) error) error {
 	h, err := p.Lock(id)
 	if err != nil {
 		return err
 	}
 	defer h.Release()
 	r, err := h.Load()
-	if status.Code(err) == codes.NotFound {
-		return nil
-	}
 	if err == nil && r.State == Ready {
-		err = cmp.Or(may(r), p.unused(r))
+		err = may(r)
 	}
 	if err != nil {
 		return err
@@ -313,7 +336,8 @@ func (p *Pool) Discard(h *Hold, r Record) error {
 		return err
 	}
 	for _, member := range r.Members {
-		if err := p.discardMember(member); err != nil {
+		err := p.remove(member, func(Record) error { return nil })
+		if err != nil && status.Code(err) != codes.NotFound {
 			return err
 		}
 	}
@@ -323,22 +347,6 @@ func (p *Pool) Discard(h *Hold, r Record) error {
 		}
 	}
 	return h.drop()
-}
-
-func (p *Pool) discardMember(id ID) error {
-	h, err := p.Lock(id)
-	if err != nil {
-		return err
-	}
-	defer h.Release()
-	r, err := h.Load()
-	if status.Code(err) == codes.NotFound {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return p.Discard(h, r)
 }
 
 // Recover removes incomplete volumes and thaws frozen ones, except those that another process has locked. It returns

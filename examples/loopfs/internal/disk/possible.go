@@ -7,13 +7,23 @@ import (
 	"os/exec"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // initialUserNamespace is the inode number of the initial user namespace.
 const initialUserNamespace = 0xEFFFFFFD
 
-// LoopPossible returns why this process cannot use loop devices, or nil.
-func LoopPossible() error {
+// possible returns FAILED_PRECONDITION if this process cannot use the loop devices of a volume.
+func possible(id ID) error {
+	if err := loopPossible(); err != nil {
+		return status.Errorf(codes.FailedPrecondition, "volume %s needs a loop device: %v", id, err)
+	}
+	return nil
+}
+
+// loopPossible returns why this process cannot use loop devices, or nil.
+func loopPossible() error {
 	var ns unix.Stat_t
 	if err := unix.Stat("/proc/self/ns/user", &ns); err != nil {
 		return fmt.Errorf("stat the user namespace: %w", err)
@@ -33,31 +43,26 @@ func LoopPossible() error {
 
 // Choose returns the backend of new volumes for loop, dir or auto, and the reason.
 func Choose(word string) (backend, why string, err error) {
-	switch word {
-	case DirBackend:
-		return DirBackend, "requested", nil
-	case LoopBackend:
-		if err := loopReady(); err != nil {
-			return "", "", fmt.Errorf("the loop backend does not work here: %w; use --backend dir", err)
-		}
-		return LoopBackend, "requested", nil
-	case "auto":
-		if err := loopReady(); err != nil {
-			return DirBackend, "loop does not work here: " + err.Error(), nil
-		}
-		return LoopBackend, "loop devices and mkfs.ext4 are available", nil
+	possible := loopReady()
+	switch {
+	case word == LoopBackend && possible != nil:
+		return "", "", fmt.Errorf("the loop backend does not work here: %w; use --backend dir", possible)
+	case word == LoopBackend, word == DirBackend:
+		return word, "requested", nil
+	case word != "auto":
+		return "", "", fmt.Errorf("backend %q is not one of loop, dir, auto", word)
+	case possible != nil:
+		return DirBackend, "loop does not work here: " + possible.Error(), nil
 	}
-	return "", "", fmt.Errorf("backend %q is not one of loop, dir, auto", word)
+	return LoopBackend, "loop devices and mkfs.ext4 are available", nil
 }
 
 func loopReady() error {
-	if err := LoopPossible(); err != nil {
+	if err := loopPossible(); err != nil {
 		return err
 	}
-	if _, err := exec.LookPath("mkfs.ext4"); err != nil {
-		return fmt.Errorf("no mkfs.ext4: %w", err)
-	}
-	return nil
+	_, err := exec.LookPath("mkfs.ext4")
+	return err
 }
 
 // MountPossible returns why this process cannot mount, or nil.

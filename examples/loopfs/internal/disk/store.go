@@ -63,8 +63,8 @@ func (s *Store) Check() error {
 
 func recordFile(id ID) string { return "volumes/" + string(id) + ".json" }
 
-// Load reads a record in any state.
-func (s *Store) Load(id ID) (Record, error) {
+// load reads a record in any state.
+func (s *Store) load(id ID) (Record, error) {
 	text, err := s.root.ReadFile(recordFile(id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return Record{}, status.Errorf(codes.NotFound, "%s does not exist", id)
@@ -75,9 +75,9 @@ func (s *Store) Load(id ID) (Record, error) {
 	return decode(id, text)
 }
 
-// Find reads the record of a volume or snapshot that is ready.
-func (s *Store) Find(id ID) (Record, error) {
-	r, err := s.Load(id)
+// find reads the record of a volume or snapshot that is ready.
+func (s *Store) find(id ID) (Record, error) {
+	r, err := s.load(id)
 	if err == nil && r.State != Ready {
 		err = status.Errorf(codes.NotFound, "%s does not exist: it is incomplete", id)
 	}
@@ -97,21 +97,21 @@ func (s *Store) IDs(kinds ...Kind) (ids []ID, err error) {
 	return ids, err
 }
 
-// All reads the records of some kinds, in the order of IDs.
+// All reads the records of some kinds, in the order of IDs. It omits damaged ones, which Health reports.
 func (s *Store) All(kinds ...Kind) (all []Record, err error) {
 	ids, err := s.IDs(kinds...)
 	if err != nil {
 		return nil, err
 	}
 	for _, id := range ids {
-		r, err := s.Load(id)
-		if status.Code(err) == codes.NotFound {
-			continue
-		}
-		if err != nil {
+		r, err := s.load(id)
+		switch status.Code(err) {
+		case codes.OK:
+			all = append(all, r)
+		case codes.NotFound, codes.DataLoss:
+		default:
 			return nil, err
 		}
-		all = append(all, r)
 	}
 	return all, nil
 }
@@ -246,7 +246,7 @@ func unlock(f *os.File) {
 func (h *Hold) Release() { unlock(h.file) }
 
 // Load reads the record in any state.
-func (h *Hold) Load() (Record, error) { return h.store.Load(h.id) }
+func (h *Hold) Load() (Record, error) { return h.store.load(h.id) }
 
 // Save replaces the record; on return it is durable.
 func (h *Hold) Save(r Record) error { return h.store.replace(recordFile(h.id), r) }

@@ -52,7 +52,7 @@ func TestRecordSurvivesReopen(t *testing.T) {
 	p := dirPool(t, dir, 1<<30)
 	made, err := p.Create(t.Context(), want("a"))
 	must(t, err)
-	again, err := testStore(t, dir).Find(made.ID)
+	again, err := testStore(t, dir).find(made.ID)
 	if err != nil || again.Name != "a" || again.Bytes != defaultBytes || again.Usage != made.Usage ||
 		again.State != Ready {
 		t.Errorf("after reopen: %+v, %v", again, err)
@@ -89,10 +89,10 @@ func TestDamagedRecordIsReported(t *testing.T) {
 	for _, text := range []string{"", "{", `{"id":"` + string(IDFor(Volume, "b")) + `","state":"ready"}`, `{"id":"` +
 		string(r.ID) + `"}`} {
 		must(t, os.WriteFile(filepath.Join(dir, recordFile(r.ID)), []byte(text), 0o600))
-		if _, err := p.Find(r.ID); status.Code(err) != codes.DataLoss {
+		if _, err := p.find(r.ID); status.Code(err) != codes.DataLoss {
 			t.Errorf("record %q: %v", text, err)
 		}
-		if err := p.Delete(r.ID, func(Record) error { return nil }); status.Code(err) != codes.DataLoss {
+		if err := p.Delete(Volume, string(r.ID), func(Record) error { return nil }); status.Code(err) != codes.DataLoss {
 			t.Errorf("delete with record %q: %v", text, err)
 		}
 	}
@@ -112,7 +112,7 @@ func TestRecoverRemovesWhatIsHalfDone(t *testing.T) {
 		}
 		r.State = state
 		must(t, p.replace(recordFile(r.ID), r))
-		if _, err := p.Find(r.ID); status.Code(err) != codes.NotFound {
+		if _, err := p.find(r.ID); status.Code(err) != codes.NotFound {
 			t.Errorf("%s: found: %v", state, err)
 		}
 		h, err := p.Lock(r.ID) // somebody is still at it
