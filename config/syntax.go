@@ -43,7 +43,7 @@ type mapNames struct {
 
 var (
 	jobMaps    = mapNames{names: []string{"env", "meta"}, quotedOnly: true, inline: []string{"context", "secrets"}}
-	volumeMaps = mapNames{names: []string{"parameters", "context", "secrets", "segments"}}
+	volumeMaps = mapNames{names: []string{"parameters", "mutable_parameters", "context", "secrets", "segments"}}
 )
 
 // maxSyntax bounds the reported syntax errors. Later ones are mostly consequences of the first.

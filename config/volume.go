@@ -30,6 +30,7 @@ var specStanza = &stanza{
 		{name: "attachment_mode", kind: isChoice, words: words(attachmentModes...),
 			doc: "With access_mode, the same as one capability."},
 		{name: "parameters", kind: isMap, doc: "Parameters of a new volume, as the plugin documents them."},
+		{name: "mutable_parameters", kind: isMap, doc: "Parameters that the plugin can modify later, as it documents them."},
 		{name: "context", kind: isMap, doc: "The volume context of a volume that is registered."},
 		secretsField,
 		{name: "capability", kind: isBlock, block: capabilityStanza,
@@ -83,6 +84,7 @@ func (f *file) volume() *registry.VolumeSpec {
 		Plugin:    parsed(at, "plugin_id", registry.ParsePluginID),
 		External:  parsed(at, "external_id", registry.ParseExternalID),
 		Context:   at.stringMap("context"),
+		Mutable:   at.stringMap("mutable_parameters"),
 	}
 	at.contentOf(spec)
 	if spec.Name = string(spec.ID); at.has("name") {
@@ -150,6 +152,7 @@ func (f *file) checkVolume(at *fields, spec *registry.VolumeSpec) {
 		f.errorf(at.at("clone_id"), "name another volume", "volume %q cannot be its own source", spec.ID)
 	}
 	f.checkSize(at, "parameters", spec.Parameters)
+	f.checkSize(at, "mutable_parameters", spec.Mutable)
 	f.checkSize(at, "context", spec.Context)
 }
 

@@ -33,12 +33,13 @@ type heldCall struct {
 func inTheMiddleOfEachCall(t *testing.T, disturb func(h *heldCall)) {
 	halves := map[string][]string{"up": mutatingCalls[:5], "down": mutatingCalls[5:],
 		"snapshot": {"CreateSnapshot", "DeleteSnapshot"},
-		"group":    {"CreateVolumeGroupSnapshot", "DeleteVolumeGroupSnapshot"}}
+		"group":    {"CreateVolumeGroupSnapshot", "DeleteVolumeGroupSnapshot"},
+		"modify":   {"ControllerModifyVolume"}}
 	for _, when := range []string{"before", "after"} {
 		for name, rpcs := range halves {
 			t.Run(name+"/"+when, func(t *testing.T) {
 				t.Parallel()
-				caps := append([]string{"CREATE_DELETE_SNAPSHOT"}, expandCaps...)
+				caps := append([]string{"CREATE_DELETE_SNAPSHOT", "MODIFY_VOLUME"}, expandCaps...)
 				if name == "group" {
 					caps = append(caps, groupCaps...)
 				}

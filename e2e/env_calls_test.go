@@ -205,7 +205,8 @@ var eventOf = map[string]host.EventKind{
 	"ControllerPublishVolume": registry.EventAttached, "ControllerUnpublishVolume": registry.EventDetached,
 	"NodeStageVolume": registry.EventStaged, "NodeUnstageVolume": registry.EventUnstaged,
 	"ControllerExpandVolume": registry.EventVolumeExpanded, "NodeExpandVolume": registry.EventNodeExpanded,
-	"NodePublishVolume": registry.EventPublished, "NodeUnpublishVolume": registry.EventUnpublished,
+	"ControllerModifyVolume": registry.EventVolumeModified,
+	"NodePublishVolume":      registry.EventPublished, "NodeUnpublishVolume": registry.EventUnpublished,
 }
 
 // effect is a call that a volume needs at most once.

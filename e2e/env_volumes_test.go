@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -229,6 +230,11 @@ func (e *env) scenario() error {
 			return err
 		}
 	}
+	if slices.Contains(e.caps, "MODIFY_VOLUME") {
+		if err := modify(e.ctx(), e.host, volumeName("vol"), map[string]string{"tier": "gold"}); err != nil {
+			return err
+		}
+	}
 	if slices.Contains(e.caps, "CREATE_DELETE_SNAPSHOT") {
 		spec := host.SnapshotSpec{Namespace: "default", ID: "snap", Volume: "vol"}
 		if _, err := e.host.CreateSnapshot(e.ctx(), spec); err != nil {
@@ -269,6 +275,15 @@ func expand(ctx context.Context, h *host.Host, name host.VolumeName, size int64)
 	v, err := h.ExpandVolume(ctx, name, host.CapacityRange{Required: size})
 	if err == nil && (v.Capacity != size || v.Expansion.Pending()) {
 		err = fmt.Errorf("expanded to %d bytes: %+v", v.Capacity, v.Expansion)
+	}
+	return err
+}
+
+// modify changes mutable parameters, and returns an error unless the volume has them.
+func modify(ctx context.Context, h *host.Host, name host.VolumeName, parameters map[string]string) error {
+	v, err := h.ModifyVolume(ctx, name, parameters)
+	if err == nil && (!maps.Equal(v.Mutable, parameters) || v.Modification.Open()) {
+		err = fmt.Errorf("modified to %v: %+v", v.Mutable, v.Modification)
 	}
 	return err
 }

@@ -80,7 +80,8 @@ const repair = "Doctor with repair"
 // mutators maps the shim's names of mutating methods to the host's.
 var mutators = map[string]string{
 	"Volumes.Create": "CreateVolume", "Volumes.Expand": "ExpandVolume", "Volumes.Delete": "DeleteVolume",
-	"Snapshots.Create": "CreateSnapshot", "Snapshots.Delete": "DeleteSnapshot",
+	"VolumeChanges.Modify": "ModifyVolume",
+	"Snapshots.Create":     "CreateSnapshot", "Snapshots.Delete": "DeleteSnapshot",
 	"Snapshots.Deregister": "DeregisterSnapshot", "Snapshots.CreateGroup": "CreateGroupSnapshot",
 	"Snapshots.DeleteGroup": "DeleteGroupSnapshot", "Snapshots.DeregisterGroup": "DeregisterGroupSnapshot",
 	"Volumes.Register": "RegisterVolume", "Volumes.Deregister": "DeregisterVolume",
@@ -94,8 +95,8 @@ var methodGroups = [][]string{
 	{"CreateVolume", "RegisterVolume", "TaskStarting", "CreateSnapshot"},
 	{"PrepareAlloc", "DeregisterVolume", "TaskStarted", "DeleteSnapshot"},
 	{"ExpandVolume", "ReleaseAlloc", "TaskStopping", "DeregisterSnapshot"},
-	{"DeleteVolume", "TaskExited"},
 	{"CreateGroupSnapshot"}, {"DeleteGroupSnapshot"}, {"DeregisterGroupSnapshot"},
+	{"DeleteVolume", "TaskExited", "ModifyVolume"},
 	{"Sync"},
 	{repair},
 }
@@ -292,7 +293,7 @@ func (b *barrier) ended() (methods []string) {
 func newTraffic(t *testing.T) (tr *traffic, stop func()) {
 	e := newEnv(t, slices.Concat([]string{"node/GET_VOLUME_STATS", "CREATE_DELETE_SNAPSHOT", "LIST_SNAPSHOTS",
 		"GET_CAPACITY"}, groupCaps, expandCaps,
-		[]string{"SNAPSHOT_METADATA_SERVICE"})...)
+		[]string{"SNAPSHOT_METADATA_SERVICE", "MODIFY_VOLUME"})...)
 	tr = &traffic{env: e, made: map[string]int{}, plugin: e.addPlugin("alloc-p", csifake.Monolith)}
 	stopped, cancel := context.WithCancel(t.Context())
 	tr.stopped = stopped
@@ -415,6 +416,10 @@ func (tr *traffic) volumeLife(id string) {
 		}},
 		{"VolumeStats", nil, func(ctx context.Context) error { _, _, err := h.VolumeStats(ctx, name); return err }},
 		{"ExpandVolume", nil, func(ctx context.Context) error { return expand(ctx, h, name, 3<<30) }},
+		{"ModifyVolume", nil, func(ctx context.Context) error {
+			return modify(ctx, h, name, map[string]string{"tier": "gold"})
+		}},
+		{"ModifyVolume", host.ErrInvalid, func(ctx context.Context) error { return modify(ctx, h, name, nil) }},
 		{"DeleteVolume", host.ErrConflict, func(ctx context.Context) error { return h.DeleteVolume(ctx, name) }},
 		{"Claims", nil, func(ctx context.Context) error { return tr.wantClaim(ctx, group.Alloc) }},
 		{"ReleaseAlloc", nil, func(ctx context.Context) error { return h.ReleaseAlloc(ctx, group.Alloc) }},

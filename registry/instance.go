@@ -114,6 +114,7 @@ const (
 	GetGroupSnapshotRPC     RPC = "GetVolumeGroupSnapshot"
 	GetMetadataAllocatedRPC RPC = "GetMetadataAllocated"
 	GetMetadataDeltaRPC     RPC = "GetMetadataDelta"
+	GetVolumeRPC            RPC = "ControllerGetVolume"
 )
 
 // The capabilities that Holdfast checks.
@@ -133,6 +134,8 @@ const (
 	ListVolumes      Capability = "controller.LIST_VOLUMES"
 	ListPublished    Capability = "controller.LIST_VOLUMES_PUBLISHED_NODES"
 	ControllerExpand Capability = "controller.EXPAND_VOLUME"
+	ModifyVolume     Capability = "controller.MODIFY_VOLUME"
+	GetVolume        Capability = "controller.GET_VOLUME"
 	NodeExpand       Capability = "node.EXPAND_VOLUME"
 	ExpandsOnline    Capability = "expansion.ONLINE"
 	ExpandsOffline   Capability = "expansion.OFFLINE"

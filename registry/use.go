@@ -86,14 +86,17 @@ const (
 	NodeUnpublishRPC       RPC = "NodeUnpublishVolume"
 	ControllerExpandRPC    RPC = "ControllerExpandVolume"
 	NodeExpandRPC          RPC = "NodeExpandVolume"
+	ControllerModifyRPC    RPC = "ControllerModifyVolume"
 	CreateSnapshotRPC      RPC = "CreateSnapshot"
 	DeleteSnapshotRPC      RPC = "DeleteSnapshot"
 	CreateGroupSnapshotRPC RPC = "CreateVolumeGroupSnapshot"
 	DeleteGroupSnapshotRPC RPC = "DeleteVolumeGroupSnapshot"
 )
 
-// Expands reports whether the call makes a volume larger. Such a call has no undo.
-func (r RPC) Expands() bool { return r == ControllerExpandRPC || r == NodeExpandRPC }
+// Alters reports whether the call changes the size or the parameters of a volume. Such a call has no undo.
+func (r RPC) Alters() bool {
+	return r == ControllerExpandRPC || r == NodeExpandRPC || r == ControllerModifyRPC
+}
 
 // OnNode reports whether the plugin's node service serves the call.
 func (r RPC) OnNode() bool { return strings.HasPrefix(string(r), "Node") }

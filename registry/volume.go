@@ -112,6 +112,8 @@ type VolumeSpec struct {
 	Secrets      map[string]Secret  `json:"secrets,omitempty"`      // see Secret
 	Required     []Topology         `json:"required,omitempty"`     // topology_request.required
 	Preferred    []Topology         `json:"preferred,omitempty"`    // topology_request.preferred
+	// Mutable holds the mutable parameters in effect.
+	Mutable map[string]string `json:"mutable_parameters,omitempty"`
 	// At most one of these is set: what the volume is filled from (volume_content_source).
 	CloneID       VolumeID   `json:"clone_id,omitempty"`          // a volume of this namespace and plugin
 	CloneExternal ExternalID `json:"clone_external_id,omitempty"` // a volume, by the plugin's id
@@ -189,10 +191,24 @@ type Volume struct {
 	CreateIndex Seq       `json:"create_index"`
 	ModifyIndex Seq       `json:"modify_index"`
 	Since       time.Time `json:"since,omitzero"`
+	// Modification is a change of mutable parameters whose outcome is not known; zero: there is none.
+	Modification Modification `json:"modification,omitzero"`
 }
 
 // Unwanted reports whether the volume is being deleted, or will be.
 func (v Volume) Unwanted() bool { return v.State == VolumeDeleting || v.DeleteWith != "" }
+
+// Modification is a change of mutable parameters whose outcome is not known. The zero value means that there is none.
+type Modification struct {
+	Asked map[string]string `json:"asked,omitempty"` // values that may or may not be in effect
+	Since time.Time         `json:"since,omitzero"`
+	// Code and Detail are the plugin's last error; empty: none.
+	Code   string `json:"code,omitempty"`
+	Detail string `json:"detail,omitempty"` // bounded and redacted
+}
+
+// Open reports whether the outcome of a modification is unknown.
+func (m Modification) Open() bool { return len(m.Asked) > 0 }
 
 // VolumeKey returns the key of the volume. It has no external ID before the plugin has created the volume.
 func (v Volume) VolumeKey() VolumeKey { return VolumeKey{v.Plugin, v.External} }

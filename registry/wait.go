@@ -112,6 +112,8 @@ func (w Wait) Participle() string {
 		return "deleted"
 	case ControllerExpandRPC:
 		return "expanded"
+	case ControllerModifyRPC:
+		return "modified"
 	}
 	return "ready"
 }

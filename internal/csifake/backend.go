@@ -40,7 +40,8 @@ type volume struct {
 	Capacity int64                  `json:"capacity"`
 	Used     *int64                 `json:"used,omitempty"` // nil: a quarter of what the node knows
 	Context  map[string]string      `json:"context,omitempty"`
-	Made     string                 `json:"made,omitempty"` // hash of what CreateVolume asked for
+	Mutable  map[string]string      `json:"mutable,omitempty"` // parameters that can be modified
+	Made     string                 `json:"made,omitempty"`    // hash of what CreateVolume asked for
 	Attached map[string]*attachment `json:"attached,omitempty"`
 	Nodes    map[string]*onNode     `json:"nodes,omitempty"`
 
@@ -185,6 +186,12 @@ func (b *Backend) volume(id string, f func(*volume)) error {
 		f(c.Volumes[id])
 		return nil
 	})
+}
+
+// Parameters returns the mutable parameters of a volume; nil: it has none, or does not exist.
+func (b *Backend) Parameters(id string) (all map[string]string) {
+	_ = b.volume(id, func(v *volume) { all = maps.Clone(v.Mutable) })
+	return all
 }
 
 func (b *Backend) size(id string) (n int64) {

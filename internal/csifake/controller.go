@@ -94,6 +94,7 @@ func (s controller) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest
 			return status.Error(codes.ResourceExhausted, "the backend is full")
 		}
 		v = &volume{ID: id, Name: r.GetName(), Capacity: size, Made: made,
+			Mutable: maps.Clone(r.GetMutableParameters()),
 			Context: map[string]string{"csifake/name": r.GetName()}}
 		maps.Copy(v.Context, s.p.cfg.VolumeContext)
 		v.Topology = wanted(r.GetAccessibilityRequirements())
@@ -412,12 +413,22 @@ func (s controller) ControllerGetVolume(ctx context.Context, r *csi.ControllerGe
 func (s controller) ControllerModifyVolume(_ context.Context, r *csi.ControllerModifyVolumeRequest) (
 	*csi.ControllerModifyVolumeResponse, error,
 ) {
+	if len(r.GetMutableParameters()) == 0 {
+		return nil, invalid("mutable_parameters is missing")
+	}
 	return &csi.ControllerModifyVolumeResponse{}, s.p.cfg.Backend.change(func(c *contents) error {
-		_, err := s.p.find(c, r.GetVolumeId())
+		v, err := s.p.find(c, r.GetVolumeId())
 		if err == nil {
 			err = s.p.knows(r.GetMutableParameters())
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		if v.Mutable == nil {
+			v.Mutable = map[string]string{}
+		}
+		maps.Copy(v.Mutable, r.GetMutableParameters())
+		return nil
 	})
 }
 

@@ -147,6 +147,9 @@ func capabilities(l *journal.Line, req proto.Message) {
 
 // details fills a line with what only some requests have.
 func details(l *journal.Line, req proto.Message) {
+	if r, has := req.(interface{ GetMutableParameters() map[string]string }); has {
+		l.Mutable = slices.Sorted(maps.Keys(r.GetMutableParameters()))
+	}
 	switch r := req.(type) {
 	case *csi.CreateVolumeRequest:
 		l.Topology = r.GetAccessibilityRequirements() != nil

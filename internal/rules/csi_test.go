@@ -45,7 +45,7 @@ var rpcUses = map[string]rpcUse{
 	"GetSnapshot":                {"CreateSnapshot", "snapshot create", "TestSnapshotIsCreatedOnceItIsReady", ""},
 	"ControllerExpandVolume":     {"ExpandVolume", "volume expand", "TestHistories", ""},
 	"ControllerGetVolume":        {not: "gives nothing that ListVolumes and NodeGetVolumeStats do not"},
-	"ControllerModifyVolume":     {not: later},
+	"ControllerModifyVolume":     {"ModifyVolume", "volume modify", "TestModificationOfEachOutcome", ""},
 	"ControllerGetVolumeHealth":  {not: later},
 	"ControllerListVolumeHealth": {not: later},
 

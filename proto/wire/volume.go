@@ -13,7 +13,7 @@ func VolumeSpecProto(s registry.VolumeSpec) *pb.VolumeSpec {
 		Parameters: s.Parameters, Context: s.Context, Required: each(s.Required, topologyProto),
 		Preferred: each(s.Preferred, topologyProto),
 		CloneId:   string(s.CloneID), CloneExternalId: string(s.CloneExternal), SnapshotId: string(s.SnapshotID),
-		MountGroup: s.MountGroup,
+		MountGroup: s.MountGroup, MutableParameters: s.Mutable,
 	}
 	out.Capabilities = each(s.Capabilities, func(c registry.VolumeCapability) *pb.VolumeCapability {
 		return &pb.VolumeCapability{AccessMode: string(c.Access), AttachmentMode: string(c.Attachment)}
@@ -32,6 +32,7 @@ func VolumeSpec(m *pb.VolumeSpec) registry.VolumeSpec {
 		Preferred: each(m.GetPreferred(), topology),
 		CloneID:   registry.VolumeID(m.GetCloneId()), CloneExternal: registry.ExternalID(m.GetCloneExternalId()),
 		SnapshotID: registry.ExternalID(m.GetSnapshotId()), MountGroup: m.GetMountGroup(),
+		Mutable: m.GetMutableParameters(),
 	}
 	out.Capabilities = each(m.GetCapabilities(), func(c *pb.VolumeCapability) registry.VolumeCapability {
 		return registry.VolumeCapability{Access: registry.AccessMode(c.GetAccessMode()),
@@ -46,8 +47,9 @@ func VolumeProto(v registry.VolumeStatus) *pb.Volume {
 	if len(v.Attachments) > 0 {
 		attached = v.Attachments[0]
 	}
+	masked := v.Masked()
 	return &pb.Volume{
-		Spec: VolumeSpecProto(v.Masked().VolumeSpec), State: string(v.State), Created: v.Created, Capacity: v.Capacity,
+		Spec: VolumeSpecProto(masked.VolumeSpec), State: string(v.State), Created: v.Created, Capacity: v.Capacity,
 		Accessible: each(v.Accessible, topologyProto), CreateIndex: uint64(v.CreateIndex),
 		ModifyIndex: uint64(v.ModifyIndex), Since: stamp(v.Since),
 		Attach: string(attached.State), AttachedNodeId: string(attached.NodeID), Stage: string(v.Staging.State),
@@ -58,7 +60,7 @@ func VolumeProto(v registry.VolumeStatus) *pb.Volume {
 		Failure:   failureProto(v.Failure), SourceVolume: string(v.Source.Volume),
 		SourceSnapshot: string(v.Source.Snapshot),
 		OriginJob:      v.Origin.Job, OriginGroup: v.Origin.Group, OriginRequest: string(v.Origin.Request),
-		DeleteWith: string(v.DeleteWith),
+		DeleteWith: string(v.DeleteWith), Modification: modificationProto(masked.Modification),
 	}
 }
 
@@ -75,7 +77,7 @@ func Volume(m *pb.Volume) registry.VolumeStatus {
 			Snapshot: registry.ExternalID(m.GetSourceSnapshot())},
 		Origin: registry.Origin{Job: m.GetOriginJob(), Group: m.GetOriginGroup(),
 			Request: registry.RequestName(m.GetOriginRequest())},
-		DeleteWith: registry.AllocID(m.GetDeleteWith()),
+		DeleteWith: registry.AllocID(m.GetDeleteWith()), Modification: modification(m.GetModification()),
 	}, Waiting: each(m.GetWaiting(), wait)}
 	if m.GetAttach() != "" {
 		out.Attachments = []registry.Attachment{{State: registry.Mark(m.GetAttach()),
@@ -116,6 +118,18 @@ func expansion(m *pb.Expansion) registry.Expansion {
 		Since: moment(m.GetSince()),
 		RPC:   registry.RPC(m.GetRpc()), Code: m.GetCode(), Detail: m.GetDetail(),
 	}
+}
+
+func modificationProto(m registry.Modification) *pb.Modification {
+	if !m.Open() {
+		return nil
+	}
+	return &pb.Modification{Asked: m.Asked, Since: stamp(m.Since), Code: m.Code, Detail: text(m.Detail)}
+}
+
+func modification(m *pb.Modification) registry.Modification {
+	return registry.Modification{Asked: m.GetAsked(), Since: moment(m.GetSince()), Code: m.GetCode(),
+		Detail: m.GetDetail()}
 }
 
 func healthProto(h registry.VolumeHealth) *pb.VolumeHealth {

@@ -41,3 +41,6 @@ parameters {
 context = {
   server = "s"
 }
+mutable_parameters {
+  tier = "gold"
+}

@@ -160,7 +160,7 @@ func (e *explainer) volumeView(v host.VolumeStatus) Volume {
 	if len(v.Attachments) > 0 {
 		out.Attached = v.Attachments[0].State
 	}
-	out.Notices = slices.Concat(expansionNotices(v.VolumeName(), v.Expansion),
+	out.Notices = slices.Concat(expansionNotices(v.VolumeName(), v.Expansion), modificationNotices(v),
 		healthNotices(v.VolumeName(), v.Plugin, v.Health), creationNotices(v))
 	for _, h := range v.Holders {
 		out.Notices = append(out.Notices, e.trouble(h)...)

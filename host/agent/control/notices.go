@@ -261,7 +261,7 @@ func (n *Notice) explainCall(w wait) {
 	if w.Step == "" && w.RPC == registry.CreateVolumeRPC {
 		n.command("cancel, and delete it if it was created", volumeCommand("delete", w.Volume))
 	}
-	if w.Step == "" && w.RPC != "" && !w.RPC.Expands() { // the volume exists
+	if w.Step == "" && w.RPC != "" && !w.RPC.Alters() { // the volume exists
 		n.command("remove the record only; the plugin may keep the volume", volumeCommand("deregister", w.Volume))
 	}
 }

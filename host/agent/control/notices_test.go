@@ -173,6 +173,10 @@ func noticeCases() map[string][]Notice {
 	} {
 		out[name] = expansionNotices(namespaced, e)
 	}
+	out["an uncertain modification"] = modificationNotices(host.VolumeStatus{Volume: registry.Volume{
+		VolumeSpec: registry.VolumeSpec{Namespace: namespaced.Namespace, ID: namespaced.ID},
+		Modification: registry.Modification{Asked: map[string]string{"tier": "gold", "apiToken": registry.Masked},
+			Code: "INTERNAL", Detail: "no", Since: noon}}})
 	sick := registry.VolumeHealth{Node: registry.VolumeCondition{Abnormal: true, Message: "disk is failing", Since: noon}}
 	out["an unhealthy volume"] = healthNotices(disk, "p", sick)
 	return out

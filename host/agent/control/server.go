@@ -31,6 +31,7 @@ type Host interface {
 
 	CreateVolume(ctx context.Context, s host.VolumeSpec) (host.VolumeStatus, error)
 	RegisterVolume(ctx context.Context, s host.VolumeSpec) (host.VolumeStatus, error)
+	ModifyVolume(ctx context.Context, n host.VolumeName, parameters map[string]string) (host.VolumeStatus, error)
 	ExpandVolume(ctx context.Context, n host.VolumeName, want host.CapacityRange) (host.VolumeStatus, error)
 	DeleteVolume(ctx context.Context, n host.VolumeName) error
 	DeregisterVolume(ctx context.Context, n host.VolumeName) error
@@ -121,6 +122,7 @@ func (s *Server) handler() http.Handler {
 		"POST /v1/volumes/create":     s.postVolume(s.host.CreateVolume),
 		"POST /v1/volumes/register":   s.postVolume(s.register),
 		"POST /v1/volume/{id}/expand": s.expandVolume,
+		"POST /v1/volume/{id}/modify": s.modifyVolume,
 		"GET /v1/volume/{id}":         s.getVolume,
 		"GET /v1/volume/{id}/stats":   s.getStats,
 		"DELETE /v1/volume/{id}":      s.deleteVolume,

@@ -21,7 +21,7 @@ func newVolume(io streams, p *globalFlags) *cobra.Command {
 	return group("volume", "Manage volumes",
 		newVolumeCreate(io, p, "create", "Create a volume", (*control.Client).CreateVolume),
 		newVolumeCreate(io, p, "register", "Register an existing volume", (*control.Client).RegisterVolume),
-		newVolumeList(io, p), newVolumeStatus(io, p), newVolumeExpand(io, p),
+		newVolumeList(io, p), newVolumeStatus(io, p), newVolumeExpand(io, p), newVolumeModify(io, p),
 		newVolumeDelete(io, p, "delete", "Delete an unused volume", (*control.Client).DeleteVolume),
 		newVolumeDelete(io, p, "deregister", "Remove the record of an unused volume; the plugin keeps the volume",
 			(*control.Client).DeregisterVolume))
@@ -215,7 +215,8 @@ func writeVolume(to io.Writer, v control.Volume) error {
 	err := facts(to, slices.Concat(
 		[]any{"ID", v.ID, "Namespace", v.Namespace, "Name", v.Name, "Plugin", v.Plugin, "External ID",
 			string(v.External), "State", v.State},
-		filledFrom(v), createdWith(v), accessibleFrom(v), []any{"Capacity", size(v.Capacity)}, used(v),
+		filledFrom(v), createdWith(v), accessibleFrom(v), []any{"Capacity", size(v.Capacity)},
+		mutableFacts(v), used(v),
 		[]any{"Attach", v.Attached, "Stage", v.Staged, "Staged at", v.StagedAt, "Open call", call, "Since",
 			when(v.Since)})...)
 	err = errors.Join(err, writeNotices(to, v.Notices))

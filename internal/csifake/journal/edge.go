@@ -16,11 +16,12 @@ const (
 // edge is one step up and its negation.
 type edge struct {
 	state    state
-	upHash   string // of the call upwards that is unsure
-	downHash string // of the call downwards that is unsure
-	flights  int    // calls that move it just now
-	usage    string // that the last call upwards asked for
-	secrets  string // keys of the secrets that the last call upwards had
+	upHash   string   // of the call upwards that is unsure
+	downHash string   // of the call downwards that is unsure
+	mutable  []string // names of mutable_parameters of the call upwards
+	flights  int      // calls that move it just now
+	usage    string   // that the last call upwards asked for
+	secrets  string   // keys of the secrets that the last call upwards had
 }
 
 // hashOf is the hash of the unsure call in a direction, empty if there is none.
@@ -34,7 +35,7 @@ func (e *edge) hashOf(upwards bool) string {
 func (e *edge) begin(l Line, upwards bool) {
 	e.state = unsure
 	if upwards {
-		e.upHash, e.usage, e.secrets = l.Hash, l.Usage, strings.Join(l.SecretKeys, " ")
+		e.upHash, e.usage, e.secrets, e.mutable = l.Hash, l.Usage, strings.Join(l.SecretKeys, " "), l.Mutable
 	} else {
 		e.downHash = l.Hash
 	}

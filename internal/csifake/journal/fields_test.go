@@ -21,13 +21,14 @@ var (
 	stats   = Line{RPC: "NodeGetVolumeStats", Volume: "v1", Staging: "/s/v1", Path: "/t/1"}
 	list    = Line{RPC: "ListVolumes"}
 	snap    = Line{RPC: "CreateSnapshot", Volume: "v1", Name: "snap"}
+	modify  = Line{RPC: "ControllerModifyVolume", Volume: "v1", Hash: "m", Mutable: []string{"tier"}}
 	unsnap  = Line{RPC: "DeleteSnapshot", Snapshot: "s1"}
 )
 
 // everything is all capabilities that a plugin can announce.
 var everything = []string{"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME", "LIST_VOLUMES",
 	"CREATE_DELETE_SNAPSHOT", "EXPAND_VOLUME", "GET_VOLUME_STATS", "SINGLE_NODE_MULTI_WRITER", "VOLUME_MOUNT_GROUP",
-	"CLONE_VOLUME"}
+	"CLONE_VOLUME", "MODIFY_VOLUME"}
 
 func (s *history) called(name string) *history {
 	return s.call(Line{RPC: "GetPluginInfo"}, "OK", &Answer{Name: name})
@@ -96,6 +97,11 @@ var fieldBreaches = []breach{
 		s.add(Line{Kind: End, Call: n, Run: s.run, Code: "OK", Lost: true})
 		return s.ok(with(attach, func(l *Line) { l.Hash = "other" }))
 	}(), Options{}},
+	{"R1", "mutable parameters that are not advertised",
+		newHistory().learn().ok(with(create, func(l *Line) { l.Mutable = []string{"tier"} })), Options{}},
+	{"R6", "a modification that leaves out an uncertain parameter", newHistory().learn(everything...).ok(create).
+		call(modify, "INTERNAL", nil).ok(with(modify, func(l *Line) { l.Hash, l.Mutable = "other", []string{"iops"} })),
+		Options{}},
 	{"R8", "an ephemeral volume in the end", newHistory().learn().ok(inline), Options{Settled: true}},
 	{"R12", "an ephemeral volume with a staging path", newHistory().learn().ok(with(inline, func(l *Line) {
 		l.Staging = "/s/e"

@@ -150,6 +150,9 @@ func (c *checker) knowsDetails(l Line, k *learnt) {
 			lacks(service, "SINGLE_NODE_MULTI_WRITER", "the access mode in "+usage)
 		}
 	}
+	if len(l.Mutable) > 0 {
+		lacks("controller", "MODIFY_VOLUME", "mutable parameters")
+	}
 	if l.MountGroup && service == "node" {
 		lacks("node", "VOLUME_MOUNT_GROUP", "a mount group")
 	}

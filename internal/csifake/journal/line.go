@@ -49,10 +49,11 @@ type Line struct {
 	SecretKeys     []string `json:"secret_keys,omitempty"`     // never a value
 	Usages         []string `json:"usages,omitempty"`          // of a request with several volume capabilities
 	// what a new volume is to be filled from: "snapshot <id>", "volume <id>"
-	Source     string `json:"source,omitempty"`
-	Token      string `json:"token,omitempty"`       // starting_token
-	Ephemeral  bool   `json:"ephemeral,omitempty"`   // volume_context asks for an ephemeral inline volume
-	MountGroup bool   `json:"mount_group,omitempty"` // volume_mount_group is set
+	Source     string   `json:"source,omitempty"`
+	Mutable    []string `json:"mutable,omitempty"`     // names of mutable_parameters, sorted
+	Token      string   `json:"token,omitempty"`       // starting_token
+	Ephemeral  bool     `json:"ephemeral,omitempty"`   // volume_context asks for an ephemeral inline volume
+	MountGroup bool     `json:"mount_group,omitempty"` // volume_mount_group is set
 	// accessibility_requirements or accessible_topology is set
 	Topology bool `json:"topology,omitempty"`
 	// fields that are longer than CSI allows: "name: 129 bytes"

@@ -15,7 +15,7 @@ var Rules = []Rule{
 	{"R2", "order up: ControllerPublish OK, NodeStage OK, NodePublish; an ephemeral volume is only published"},
 	{"R3", "at most one call in flight per volume, across instances"},
 	{"R4", "order down: NodeUnpublish all OK, NodeUnstage OK, ControllerUnpublish OK, DeleteVolume"},
-	{"R6", "a retry after an uncertain outcome has identical fields"},
+	{"R6", "a retry after an uncertain outcome has identical fields; a modification has values for all parameters of the one before"},
 	{"R8", "in the end every published target is unpublished, every staged path unstaged, every attachment undone"},
 	{"R9", "the staging path is absolute and is a directory as NodeStage arrives"},
 	{"R10", "one staging path per volume and node, of that volume alone"},

@@ -80,28 +80,29 @@ func (x *VolumeCapability) GetAttachmentMode() string {
 }
 
 type VolumeSpec struct {
-	state           protoimpl.MessageState `protogen:"open.v1"`
-	Namespace       string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Id              string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
-	Name            string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
-	PluginId        string                 `protobuf:"bytes,4,opt,name=plugin_id,json=pluginId,proto3" json:"plugin_id,omitempty"`
-	ExternalId      string                 `protobuf:"bytes,5,opt,name=external_id,json=externalId,proto3" json:"external_id,omitempty"`
-	CapacityMin     int64                  `protobuf:"varint,6,opt,name=capacity_min,json=capacityMin,proto3" json:"capacity_min,omitempty"`
-	CapacityMax     int64                  `protobuf:"varint,7,opt,name=capacity_max,json=capacityMax,proto3" json:"capacity_max,omitempty"`
-	Capabilities    []*VolumeCapability    `protobuf:"bytes,8,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
-	FsType          string                 `protobuf:"bytes,9,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"`
-	MountFlags      []string               `protobuf:"bytes,10,rep,name=mount_flags,json=mountFlags,proto3" json:"mount_flags,omitempty"`
-	Parameters      map[string]string      `protobuf:"bytes,11,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Context         map[string]string      `protobuf:"bytes,12,rep,name=context,proto3" json:"context,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Secrets         map[string]*Secret     `protobuf:"bytes,13,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Required        []*Topology            `protobuf:"bytes,14,rep,name=required,proto3" json:"required,omitempty"`
-	Preferred       []*Topology            `protobuf:"bytes,15,rep,name=preferred,proto3" json:"preferred,omitempty"`
-	CloneId         string                 `protobuf:"bytes,16,opt,name=clone_id,json=cloneId,proto3" json:"clone_id,omitempty"` // a volume of the namespace
-	SnapshotId      string                 `protobuf:"bytes,17,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
-	MountGroup      string                 `protobuf:"bytes,18,opt,name=mount_group,json=mountGroup,proto3" json:"mount_group,omitempty"`
-	CloneExternalId string                 `protobuf:"bytes,19,opt,name=clone_external_id,json=cloneExternalId,proto3" json:"clone_external_id,omitempty"` // a volume, by its plugin's id
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	Namespace         string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Id                string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	Name              string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	PluginId          string                 `protobuf:"bytes,4,opt,name=plugin_id,json=pluginId,proto3" json:"plugin_id,omitempty"`
+	ExternalId        string                 `protobuf:"bytes,5,opt,name=external_id,json=externalId,proto3" json:"external_id,omitempty"`
+	CapacityMin       int64                  `protobuf:"varint,6,opt,name=capacity_min,json=capacityMin,proto3" json:"capacity_min,omitempty"`
+	CapacityMax       int64                  `protobuf:"varint,7,opt,name=capacity_max,json=capacityMax,proto3" json:"capacity_max,omitempty"`
+	Capabilities      []*VolumeCapability    `protobuf:"bytes,8,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
+	FsType            string                 `protobuf:"bytes,9,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"`
+	MountFlags        []string               `protobuf:"bytes,10,rep,name=mount_flags,json=mountFlags,proto3" json:"mount_flags,omitempty"`
+	Parameters        map[string]string      `protobuf:"bytes,11,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Context           map[string]string      `protobuf:"bytes,12,rep,name=context,proto3" json:"context,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Secrets           map[string]*Secret     `protobuf:"bytes,13,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Required          []*Topology            `protobuf:"bytes,14,rep,name=required,proto3" json:"required,omitempty"`
+	Preferred         []*Topology            `protobuf:"bytes,15,rep,name=preferred,proto3" json:"preferred,omitempty"`
+	CloneId           string                 `protobuf:"bytes,16,opt,name=clone_id,json=cloneId,proto3" json:"clone_id,omitempty"` // a volume of the namespace
+	SnapshotId        string                 `protobuf:"bytes,17,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	MountGroup        string                 `protobuf:"bytes,18,opt,name=mount_group,json=mountGroup,proto3" json:"mount_group,omitempty"`
+	CloneExternalId   string                 `protobuf:"bytes,19,opt,name=clone_external_id,json=cloneExternalId,proto3" json:"clone_external_id,omitempty"` // a volume, by its plugin's id
+	MutableParameters map[string]string      `protobuf:"bytes,30,rep,name=mutable_parameters,json=mutableParameters,proto3" json:"mutable_parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *VolumeSpec) Reset() {
@@ -267,6 +268,13 @@ func (x *VolumeSpec) GetCloneExternalId() string {
 	return ""
 }
 
+func (x *VolumeSpec) GetMutableParameters() map[string]string {
+	if x != nil {
+		return x.MutableParameters
+	}
+	return nil
+}
+
 type Volume struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Spec        *VolumeSpec            `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
@@ -296,6 +304,7 @@ type Volume struct {
 	OriginGroup    string        `protobuf:"bytes,31,opt,name=origin_group,json=originGroup,proto3" json:"origin_group,omitempty"`
 	OriginRequest  string        `protobuf:"bytes,32,opt,name=origin_request,json=originRequest,proto3" json:"origin_request,omitempty"`
 	DeleteWith     string        `protobuf:"bytes,33,opt,name=delete_with,json=deleteWith,proto3" json:"delete_with,omitempty"` // the alloc with which it goes
+	Modification   *Modification `protobuf:"bytes,40,opt,name=modification,proto3" json:"modification,omitempty"`               // none: the mutable parameters of the spec are in effect
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -512,6 +521,82 @@ func (x *Volume) GetDeleteWith() string {
 	return ""
 }
 
+func (x *Volume) GetModification() *Modification {
+	if x != nil {
+		return x.Modification
+	}
+	return nil
+}
+
+// Modification is a change of mutable parameters whose outcome is not known.
+type Modification struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Asked         map[string]string      `protobuf:"bytes,1,rep,name=asked,proto3" json:"asked,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // values that may or may not be in effect
+	Since         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
+	Code          string                 `protobuf:"bytes,3,opt,name=code,proto3" json:"code,omitempty"` // of the plugin's last error
+	Detail        string                 `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Modification) Reset() {
+	*x = Modification{}
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Modification) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Modification) ProtoMessage() {}
+
+func (x *Modification) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Modification.ProtoReflect.Descriptor instead.
+func (*Modification) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Modification) GetAsked() map[string]string {
+	if x != nil {
+		return x.Asked
+	}
+	return nil
+}
+
+func (x *Modification) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Modification) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *Modification) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
 // Failure is how a call for a volume ended.
 type Failure struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -525,7 +610,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[3]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -537,7 +622,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[3]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -550,7 +635,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{3}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Failure) GetRpc() string {
@@ -599,7 +684,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[4]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -611,7 +696,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[4]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -624,7 +709,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{4}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Holder) GetAlloc() string {
@@ -703,7 +788,7 @@ type ParseVolumeRequest struct {
 
 func (x *ParseVolumeRequest) Reset() {
 	*x = ParseVolumeRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[5]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -715,7 +800,7 @@ func (x *ParseVolumeRequest) String() string {
 func (*ParseVolumeRequest) ProtoMessage() {}
 
 func (x *ParseVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[5]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -728,7 +813,7 @@ func (x *ParseVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParseVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ParseVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{5}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ParseVolumeRequest) GetCall() *Call {
@@ -777,7 +862,7 @@ type ParseVolumeReply struct {
 
 func (x *ParseVolumeReply) Reset() {
 	*x = ParseVolumeReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[6]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -789,7 +874,7 @@ func (x *ParseVolumeReply) String() string {
 func (*ParseVolumeReply) ProtoMessage() {}
 
 func (x *ParseVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[6]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -802,7 +887,7 @@ func (x *ParseVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParseVolumeReply.ProtoReflect.Descriptor instead.
 func (*ParseVolumeReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{6}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ParseVolumeReply) GetAnswer() *Answer {
@@ -836,7 +921,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[7]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -848,7 +933,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[7]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -861,7 +946,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{7}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CreateVolumeRequest) GetCall() *Call {
@@ -888,7 +973,7 @@ type CreateVolumeReply struct {
 
 func (x *CreateVolumeReply) Reset() {
 	*x = CreateVolumeReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[8]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -900,7 +985,7 @@ func (x *CreateVolumeReply) String() string {
 func (*CreateVolumeReply) ProtoMessage() {}
 
 func (x *CreateVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[8]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -913,7 +998,7 @@ func (x *CreateVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeReply.ProtoReflect.Descriptor instead.
 func (*CreateVolumeReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{8}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CreateVolumeReply) GetAnswer() *Answer {
@@ -940,7 +1025,7 @@ type RegisterVolumeRequest struct {
 
 func (x *RegisterVolumeRequest) Reset() {
 	*x = RegisterVolumeRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[9]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -952,7 +1037,7 @@ func (x *RegisterVolumeRequest) String() string {
 func (*RegisterVolumeRequest) ProtoMessage() {}
 
 func (x *RegisterVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[9]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -965,7 +1050,7 @@ func (x *RegisterVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{9}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RegisterVolumeRequest) GetCall() *Call {
@@ -992,7 +1077,7 @@ type RegisterVolumeReply struct {
 
 func (x *RegisterVolumeReply) Reset() {
 	*x = RegisterVolumeReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[10]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1004,7 +1089,7 @@ func (x *RegisterVolumeReply) String() string {
 func (*RegisterVolumeReply) ProtoMessage() {}
 
 func (x *RegisterVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[10]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1017,7 +1102,7 @@ func (x *RegisterVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterVolumeReply.ProtoReflect.Descriptor instead.
 func (*RegisterVolumeReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{10}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RegisterVolumeReply) GetAnswer() *Answer {
@@ -1044,7 +1129,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[11]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1056,7 +1141,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[11]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1069,7 +1154,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{11}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DeleteVolumeRequest) GetCall() *Call {
@@ -1095,7 +1180,7 @@ type DeleteVolumeReply struct {
 
 func (x *DeleteVolumeReply) Reset() {
 	*x = DeleteVolumeReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[12]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1107,7 +1192,7 @@ func (x *DeleteVolumeReply) String() string {
 func (*DeleteVolumeReply) ProtoMessage() {}
 
 func (x *DeleteVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[12]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1120,7 +1205,7 @@ func (x *DeleteVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeReply.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{12}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DeleteVolumeReply) GetAnswer() *Answer {
@@ -1140,7 +1225,7 @@ type DeregisterVolumeRequest struct {
 
 func (x *DeregisterVolumeRequest) Reset() {
 	*x = DeregisterVolumeRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[13]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1152,7 +1237,7 @@ func (x *DeregisterVolumeRequest) String() string {
 func (*DeregisterVolumeRequest) ProtoMessage() {}
 
 func (x *DeregisterVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[13]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1165,7 +1250,7 @@ func (x *DeregisterVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{13}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DeregisterVolumeRequest) GetCall() *Call {
@@ -1191,7 +1276,7 @@ type DeregisterVolumeReply struct {
 
 func (x *DeregisterVolumeReply) Reset() {
 	*x = DeregisterVolumeReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[14]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1203,7 +1288,7 @@ func (x *DeregisterVolumeReply) String() string {
 func (*DeregisterVolumeReply) ProtoMessage() {}
 
 func (x *DeregisterVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[14]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1216,7 +1301,7 @@ func (x *DeregisterVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterVolumeReply.ProtoReflect.Descriptor instead.
 func (*DeregisterVolumeReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{14}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DeregisterVolumeReply) GetAnswer() *Answer {
@@ -1239,7 +1324,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[15]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1251,7 +1336,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[15]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1264,7 +1349,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{15}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListVolumesRequest) GetCall() *Call {
@@ -1313,7 +1398,7 @@ type ListVolumesReply struct {
 
 func (x *ListVolumesReply) Reset() {
 	*x = ListVolumesReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[16]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1325,7 +1410,7 @@ func (x *ListVolumesReply) String() string {
 func (*ListVolumesReply) ProtoMessage() {}
 
 func (x *ListVolumesReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[16]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1338,7 +1423,7 @@ func (x *ListVolumesReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesReply.ProtoReflect.Descriptor instead.
 func (*ListVolumesReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{16}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListVolumesReply) GetAnswer() *Answer {
@@ -1374,7 +1459,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[17]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1386,7 +1471,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[17]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1399,7 +1484,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{17}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExpandVolumeRequest) GetCall() *Call {
@@ -1440,7 +1525,7 @@ type ExpandVolumeReply struct {
 
 func (x *ExpandVolumeReply) Reset() {
 	*x = ExpandVolumeReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[18]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1452,7 +1537,7 @@ func (x *ExpandVolumeReply) String() string {
 func (*ExpandVolumeReply) ProtoMessage() {}
 
 func (x *ExpandVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[18]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1465,7 +1550,7 @@ func (x *ExpandVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeReply.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{18}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ExpandVolumeReply) GetAnswer() *Answer {
@@ -1492,7 +1577,7 @@ type VolumeStatsRequest struct {
 
 func (x *VolumeStatsRequest) Reset() {
 	*x = VolumeStatsRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[19]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1504,7 +1589,7 @@ func (x *VolumeStatsRequest) String() string {
 func (*VolumeStatsRequest) ProtoMessage() {}
 
 func (x *VolumeStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[19]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1517,7 +1602,7 @@ func (x *VolumeStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatsRequest.ProtoReflect.Descriptor instead.
 func (*VolumeStatsRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{19}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *VolumeStatsRequest) GetCall() *Call {
@@ -1544,7 +1629,7 @@ type VolumeStatsReply struct {
 
 func (x *VolumeStatsReply) Reset() {
 	*x = VolumeStatsReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[20]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1556,7 +1641,7 @@ func (x *VolumeStatsReply) String() string {
 func (*VolumeStatsReply) ProtoMessage() {}
 
 func (x *VolumeStatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[20]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1569,7 +1654,7 @@ func (x *VolumeStatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatsReply.ProtoReflect.Descriptor instead.
 func (*VolumeStatsReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{20}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *VolumeStatsReply) GetAnswer() *Answer {
@@ -1599,7 +1684,7 @@ type VolumeUsage struct {
 
 func (x *VolumeUsage) Reset() {
 	*x = VolumeUsage{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[21]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1611,7 +1696,7 @@ func (x *VolumeUsage) String() string {
 func (*VolumeUsage) ProtoMessage() {}
 
 func (x *VolumeUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[21]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1624,7 +1709,7 @@ func (x *VolumeUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeUsage.ProtoReflect.Descriptor instead.
 func (*VolumeUsage) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{21}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *VolumeUsage) GetUnit() string {
@@ -1663,7 +1748,7 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x10VolumeCapability\x12\x1f\n" +
 	"\vaccess_mode\x18\x01 \x01(\tR\n" +
 	"accessMode\x12'\n" +
-	"\x0fattachment_mode\x18\x02 \x01(\tR\x0eattachmentMode\"\xd5\a\n" +
+	"\x0fattachment_mode\x18\x02 \x01(\tR\x0eattachmentMode\"\xfa\b\n" +
 	"\n" +
 	"VolumeSpec\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
@@ -1691,7 +1776,8 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"snapshotId\x12\x1f\n" +
 	"\vmount_group\x18\x12 \x01(\tR\n" +
 	"mountGroup\x12*\n" +
-	"\x11clone_external_id\x18\x13 \x01(\tR\x0fcloneExternalId\x1a=\n" +
+	"\x11clone_external_id\x18\x13 \x01(\tR\x0fcloneExternalId\x12]\n" +
+	"\x12mutable_parameters\x18\x1e \x03(\v2..holdfast.v1.VolumeSpec.MutableParametersEntryR\x11mutableParameters\x1a=\n" +
 	"\x0fParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a:\n" +
@@ -1700,7 +1786,10 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aO\n" +
 	"\fSecretsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12)\n" +
-	"\x05value\x18\x02 \x01(\v2\x13.holdfast.v1.SecretR\x05value:\x028\x01\"\xeb\a\n" +
+	"\x05value\x18\x02 \x01(\v2\x13.holdfast.v1.SecretR\x05value:\x028\x01\x1aD\n" +
+	"\x16MutableParametersEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xaa\b\n" +
 	"\x06Volume\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.holdfast.v1.VolumeSpecR\x04spec\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x18\n" +
@@ -1732,7 +1821,17 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\forigin_group\x18\x1f \x01(\tR\voriginGroup\x12%\n" +
 	"\x0eorigin_request\x18  \x01(\tR\roriginRequest\x12\x1f\n" +
 	"\vdelete_with\x18! \x01(\tR\n" +
-	"deleteWith\"y\n" +
+	"deleteWith\x12=\n" +
+	"\fmodification\x18( \x01(\v2\x19.holdfast.v1.ModificationR\fmodification\"\xe2\x01\n" +
+	"\fModification\x12:\n" +
+	"\x05asked\x18\x01 \x03(\v2$.holdfast.v1.Modification.AskedEntryR\x05asked\x120\n" +
+	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x12\n" +
+	"\x04code\x18\x03 \x01(\tR\x04code\x12\x16\n" +
+	"\x06detail\x18\x04 \x01(\tR\x06detail\x1a8\n" +
+	"\n" +
+	"AskedEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"y\n" +
 	"\aFailure\x12\x10\n" +
 	"\x03rpc\x18\x01 \x01(\tR\x03rpc\x12\x12\n" +
 	"\x04code\x18\x02 \x01(\tR\x04code\x12\x16\n" +
@@ -1838,131 +1937,138 @@ func file_holdfast_v1_volumes_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_volumes_proto_rawDescData
 }
 
-var file_holdfast_v1_volumes_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_holdfast_v1_volumes_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_holdfast_v1_volumes_proto_goTypes = []any{
 	(*VolumeCapability)(nil),        // 0: holdfast.v1.VolumeCapability
 	(*VolumeSpec)(nil),              // 1: holdfast.v1.VolumeSpec
 	(*Volume)(nil),                  // 2: holdfast.v1.Volume
-	(*Failure)(nil),                 // 3: holdfast.v1.Failure
-	(*Holder)(nil),                  // 4: holdfast.v1.Holder
-	(*ParseVolumeRequest)(nil),      // 5: holdfast.v1.ParseVolumeRequest
-	(*ParseVolumeReply)(nil),        // 6: holdfast.v1.ParseVolumeReply
-	(*CreateVolumeRequest)(nil),     // 7: holdfast.v1.CreateVolumeRequest
-	(*CreateVolumeReply)(nil),       // 8: holdfast.v1.CreateVolumeReply
-	(*RegisterVolumeRequest)(nil),   // 9: holdfast.v1.RegisterVolumeRequest
-	(*RegisterVolumeReply)(nil),     // 10: holdfast.v1.RegisterVolumeReply
-	(*DeleteVolumeRequest)(nil),     // 11: holdfast.v1.DeleteVolumeRequest
-	(*DeleteVolumeReply)(nil),       // 12: holdfast.v1.DeleteVolumeReply
-	(*DeregisterVolumeRequest)(nil), // 13: holdfast.v1.DeregisterVolumeRequest
-	(*DeregisterVolumeReply)(nil),   // 14: holdfast.v1.DeregisterVolumeReply
-	(*ListVolumesRequest)(nil),      // 15: holdfast.v1.ListVolumesRequest
-	(*ListVolumesReply)(nil),        // 16: holdfast.v1.ListVolumesReply
-	(*ExpandVolumeRequest)(nil),     // 17: holdfast.v1.ExpandVolumeRequest
-	(*ExpandVolumeReply)(nil),       // 18: holdfast.v1.ExpandVolumeReply
-	(*VolumeStatsRequest)(nil),      // 19: holdfast.v1.VolumeStatsRequest
-	(*VolumeStatsReply)(nil),        // 20: holdfast.v1.VolumeStatsReply
-	(*VolumeUsage)(nil),             // 21: holdfast.v1.VolumeUsage
-	nil,                             // 22: holdfast.v1.VolumeSpec.ParametersEntry
-	nil,                             // 23: holdfast.v1.VolumeSpec.ContextEntry
-	nil,                             // 24: holdfast.v1.VolumeSpec.SecretsEntry
-	nil,                             // 25: holdfast.v1.ParseVolumeRequest.VariablesEntry
-	(*Topology)(nil),                // 26: holdfast.v1.Topology
-	(*timestamppb.Timestamp)(nil),   // 27: google.protobuf.Timestamp
-	(*Tree)(nil),                    // 28: holdfast.v1.Tree
-	(*IntentState)(nil),             // 29: holdfast.v1.IntentState
-	(*Wait)(nil),                    // 30: holdfast.v1.Wait
-	(*Expansion)(nil),               // 31: holdfast.v1.Expansion
-	(*VolumeHealth)(nil),            // 32: holdfast.v1.VolumeHealth
-	(*Usage)(nil),                   // 33: holdfast.v1.Usage
-	(*Call)(nil),                    // 34: holdfast.v1.Call
-	(*Source)(nil),                  // 35: holdfast.v1.Source
-	(*Answer)(nil),                  // 36: holdfast.v1.Answer
-	(*Diagnostic)(nil),              // 37: holdfast.v1.Diagnostic
-	(*VolumeName)(nil),              // 38: holdfast.v1.VolumeName
-	(*Page)(nil),                    // 39: holdfast.v1.Page
-	(*Secret)(nil),                  // 40: holdfast.v1.Secret
-	(*DetachVolumeRequest)(nil),     // 41: holdfast.v1.DetachVolumeRequest
-	(*DetachVolumeReply)(nil),       // 42: holdfast.v1.DetachVolumeReply
+	(*Modification)(nil),            // 3: holdfast.v1.Modification
+	(*Failure)(nil),                 // 4: holdfast.v1.Failure
+	(*Holder)(nil),                  // 5: holdfast.v1.Holder
+	(*ParseVolumeRequest)(nil),      // 6: holdfast.v1.ParseVolumeRequest
+	(*ParseVolumeReply)(nil),        // 7: holdfast.v1.ParseVolumeReply
+	(*CreateVolumeRequest)(nil),     // 8: holdfast.v1.CreateVolumeRequest
+	(*CreateVolumeReply)(nil),       // 9: holdfast.v1.CreateVolumeReply
+	(*RegisterVolumeRequest)(nil),   // 10: holdfast.v1.RegisterVolumeRequest
+	(*RegisterVolumeReply)(nil),     // 11: holdfast.v1.RegisterVolumeReply
+	(*DeleteVolumeRequest)(nil),     // 12: holdfast.v1.DeleteVolumeRequest
+	(*DeleteVolumeReply)(nil),       // 13: holdfast.v1.DeleteVolumeReply
+	(*DeregisterVolumeRequest)(nil), // 14: holdfast.v1.DeregisterVolumeRequest
+	(*DeregisterVolumeReply)(nil),   // 15: holdfast.v1.DeregisterVolumeReply
+	(*ListVolumesRequest)(nil),      // 16: holdfast.v1.ListVolumesRequest
+	(*ListVolumesReply)(nil),        // 17: holdfast.v1.ListVolumesReply
+	(*ExpandVolumeRequest)(nil),     // 18: holdfast.v1.ExpandVolumeRequest
+	(*ExpandVolumeReply)(nil),       // 19: holdfast.v1.ExpandVolumeReply
+	(*VolumeStatsRequest)(nil),      // 20: holdfast.v1.VolumeStatsRequest
+	(*VolumeStatsReply)(nil),        // 21: holdfast.v1.VolumeStatsReply
+	(*VolumeUsage)(nil),             // 22: holdfast.v1.VolumeUsage
+	nil,                             // 23: holdfast.v1.VolumeSpec.ParametersEntry
+	nil,                             // 24: holdfast.v1.VolumeSpec.ContextEntry
+	nil,                             // 25: holdfast.v1.VolumeSpec.SecretsEntry
+	nil,                             // 26: holdfast.v1.VolumeSpec.MutableParametersEntry
+	nil,                             // 27: holdfast.v1.Modification.AskedEntry
+	nil,                             // 28: holdfast.v1.ParseVolumeRequest.VariablesEntry
+	(*Topology)(nil),                // 29: holdfast.v1.Topology
+	(*timestamppb.Timestamp)(nil),   // 30: google.protobuf.Timestamp
+	(*Tree)(nil),                    // 31: holdfast.v1.Tree
+	(*IntentState)(nil),             // 32: holdfast.v1.IntentState
+	(*Wait)(nil),                    // 33: holdfast.v1.Wait
+	(*Expansion)(nil),               // 34: holdfast.v1.Expansion
+	(*VolumeHealth)(nil),            // 35: holdfast.v1.VolumeHealth
+	(*Usage)(nil),                   // 36: holdfast.v1.Usage
+	(*Call)(nil),                    // 37: holdfast.v1.Call
+	(*Source)(nil),                  // 38: holdfast.v1.Source
+	(*Answer)(nil),                  // 39: holdfast.v1.Answer
+	(*Diagnostic)(nil),              // 40: holdfast.v1.Diagnostic
+	(*VolumeName)(nil),              // 41: holdfast.v1.VolumeName
+	(*Page)(nil),                    // 42: holdfast.v1.Page
+	(*Secret)(nil),                  // 43: holdfast.v1.Secret
+	(*DetachVolumeRequest)(nil),     // 44: holdfast.v1.DetachVolumeRequest
+	(*DetachVolumeReply)(nil),       // 45: holdfast.v1.DetachVolumeReply
 }
 var file_holdfast_v1_volumes_proto_depIdxs = []int32{
 	0,  // 0: holdfast.v1.VolumeSpec.capabilities:type_name -> holdfast.v1.VolumeCapability
-	22, // 1: holdfast.v1.VolumeSpec.parameters:type_name -> holdfast.v1.VolumeSpec.ParametersEntry
-	23, // 2: holdfast.v1.VolumeSpec.context:type_name -> holdfast.v1.VolumeSpec.ContextEntry
-	24, // 3: holdfast.v1.VolumeSpec.secrets:type_name -> holdfast.v1.VolumeSpec.SecretsEntry
-	26, // 4: holdfast.v1.VolumeSpec.required:type_name -> holdfast.v1.Topology
-	26, // 5: holdfast.v1.VolumeSpec.preferred:type_name -> holdfast.v1.Topology
-	1,  // 6: holdfast.v1.Volume.spec:type_name -> holdfast.v1.VolumeSpec
-	26, // 7: holdfast.v1.Volume.accessible:type_name -> holdfast.v1.Topology
-	27, // 8: holdfast.v1.Volume.since:type_name -> google.protobuf.Timestamp
-	28, // 9: holdfast.v1.Volume.staged_at:type_name -> holdfast.v1.Tree
-	4,  // 10: holdfast.v1.Volume.holders:type_name -> holdfast.v1.Holder
-	29, // 11: holdfast.v1.Volume.intent:type_name -> holdfast.v1.IntentState
-	30, // 12: holdfast.v1.Volume.waiting:type_name -> holdfast.v1.Wait
-	31, // 13: holdfast.v1.Volume.expansion:type_name -> holdfast.v1.Expansion
-	32, // 14: holdfast.v1.Volume.health:type_name -> holdfast.v1.VolumeHealth
-	3,  // 15: holdfast.v1.Volume.failure:type_name -> holdfast.v1.Failure
-	27, // 16: holdfast.v1.Failure.since:type_name -> google.protobuf.Timestamp
-	33, // 17: holdfast.v1.Holder.usage:type_name -> holdfast.v1.Usage
-	28, // 18: holdfast.v1.Holder.target:type_name -> holdfast.v1.Tree
-	27, // 19: holdfast.v1.Holder.since:type_name -> google.protobuf.Timestamp
-	27, // 20: holdfast.v1.Holder.troubled:type_name -> google.protobuf.Timestamp
-	34, // 21: holdfast.v1.ParseVolumeRequest.call:type_name -> holdfast.v1.Call
-	35, // 22: holdfast.v1.ParseVolumeRequest.source:type_name -> holdfast.v1.Source
-	25, // 23: holdfast.v1.ParseVolumeRequest.variables:type_name -> holdfast.v1.ParseVolumeRequest.VariablesEntry
-	35, // 24: holdfast.v1.ParseVolumeRequest.variable_files:type_name -> holdfast.v1.Source
-	36, // 25: holdfast.v1.ParseVolumeReply.answer:type_name -> holdfast.v1.Answer
-	1,  // 26: holdfast.v1.ParseVolumeReply.spec:type_name -> holdfast.v1.VolumeSpec
-	37, // 27: holdfast.v1.ParseVolumeReply.diagnostics:type_name -> holdfast.v1.Diagnostic
-	34, // 28: holdfast.v1.CreateVolumeRequest.call:type_name -> holdfast.v1.Call
-	1,  // 29: holdfast.v1.CreateVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
-	36, // 30: holdfast.v1.CreateVolumeReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 31: holdfast.v1.CreateVolumeReply.volume:type_name -> holdfast.v1.Volume
-	34, // 32: holdfast.v1.RegisterVolumeRequest.call:type_name -> holdfast.v1.Call
-	1,  // 33: holdfast.v1.RegisterVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
-	36, // 34: holdfast.v1.RegisterVolumeReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 35: holdfast.v1.RegisterVolumeReply.volume:type_name -> holdfast.v1.Volume
-	34, // 36: holdfast.v1.DeleteVolumeRequest.call:type_name -> holdfast.v1.Call
-	38, // 37: holdfast.v1.DeleteVolumeRequest.name:type_name -> holdfast.v1.VolumeName
-	36, // 38: holdfast.v1.DeleteVolumeReply.answer:type_name -> holdfast.v1.Answer
-	34, // 39: holdfast.v1.DeregisterVolumeRequest.call:type_name -> holdfast.v1.Call
-	38, // 40: holdfast.v1.DeregisterVolumeRequest.name:type_name -> holdfast.v1.VolumeName
-	36, // 41: holdfast.v1.DeregisterVolumeReply.answer:type_name -> holdfast.v1.Answer
-	34, // 42: holdfast.v1.ListVolumesRequest.call:type_name -> holdfast.v1.Call
-	39, // 43: holdfast.v1.ListVolumesRequest.page:type_name -> holdfast.v1.Page
-	36, // 44: holdfast.v1.ListVolumesReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 45: holdfast.v1.ListVolumesReply.volumes:type_name -> holdfast.v1.Volume
-	34, // 46: holdfast.v1.ExpandVolumeRequest.call:type_name -> holdfast.v1.Call
-	38, // 47: holdfast.v1.ExpandVolumeRequest.name:type_name -> holdfast.v1.VolumeName
-	36, // 48: holdfast.v1.ExpandVolumeReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 49: holdfast.v1.ExpandVolumeReply.volume:type_name -> holdfast.v1.Volume
-	34, // 50: holdfast.v1.VolumeStatsRequest.call:type_name -> holdfast.v1.Call
-	38, // 51: holdfast.v1.VolumeStatsRequest.name:type_name -> holdfast.v1.VolumeName
-	36, // 52: holdfast.v1.VolumeStatsReply.answer:type_name -> holdfast.v1.Answer
-	21, // 53: holdfast.v1.VolumeStatsReply.usage:type_name -> holdfast.v1.VolumeUsage
-	40, // 54: holdfast.v1.VolumeSpec.SecretsEntry.value:type_name -> holdfast.v1.Secret
-	5,  // 55: holdfast.v1.Volumes.Parse:input_type -> holdfast.v1.ParseVolumeRequest
-	7,  // 56: holdfast.v1.Volumes.Create:input_type -> holdfast.v1.CreateVolumeRequest
-	9,  // 57: holdfast.v1.Volumes.Register:input_type -> holdfast.v1.RegisterVolumeRequest
-	11, // 58: holdfast.v1.Volumes.Delete:input_type -> holdfast.v1.DeleteVolumeRequest
-	13, // 59: holdfast.v1.Volumes.Deregister:input_type -> holdfast.v1.DeregisterVolumeRequest
-	15, // 60: holdfast.v1.Volumes.List:input_type -> holdfast.v1.ListVolumesRequest
-	17, // 61: holdfast.v1.Volumes.Expand:input_type -> holdfast.v1.ExpandVolumeRequest
-	19, // 62: holdfast.v1.Volumes.Stats:input_type -> holdfast.v1.VolumeStatsRequest
-	41, // 63: holdfast.v1.Volumes.Detach:input_type -> holdfast.v1.DetachVolumeRequest
-	6,  // 64: holdfast.v1.Volumes.Parse:output_type -> holdfast.v1.ParseVolumeReply
-	8,  // 65: holdfast.v1.Volumes.Create:output_type -> holdfast.v1.CreateVolumeReply
-	10, // 66: holdfast.v1.Volumes.Register:output_type -> holdfast.v1.RegisterVolumeReply
-	12, // 67: holdfast.v1.Volumes.Delete:output_type -> holdfast.v1.DeleteVolumeReply
-	14, // 68: holdfast.v1.Volumes.Deregister:output_type -> holdfast.v1.DeregisterVolumeReply
-	16, // 69: holdfast.v1.Volumes.List:output_type -> holdfast.v1.ListVolumesReply
-	18, // 70: holdfast.v1.Volumes.Expand:output_type -> holdfast.v1.ExpandVolumeReply
-	20, // 71: holdfast.v1.Volumes.Stats:output_type -> holdfast.v1.VolumeStatsReply
-	42, // 72: holdfast.v1.Volumes.Detach:output_type -> holdfast.v1.DetachVolumeReply
-	64, // [64:73] is the sub-list for method output_type
-	55, // [55:64] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	23, // 1: holdfast.v1.VolumeSpec.parameters:type_name -> holdfast.v1.VolumeSpec.ParametersEntry
+	24, // 2: holdfast.v1.VolumeSpec.context:type_name -> holdfast.v1.VolumeSpec.ContextEntry
+	25, // 3: holdfast.v1.VolumeSpec.secrets:type_name -> holdfast.v1.VolumeSpec.SecretsEntry
+	29, // 4: holdfast.v1.VolumeSpec.required:type_name -> holdfast.v1.Topology
+	29, // 5: holdfast.v1.VolumeSpec.preferred:type_name -> holdfast.v1.Topology
+	26, // 6: holdfast.v1.VolumeSpec.mutable_parameters:type_name -> holdfast.v1.VolumeSpec.MutableParametersEntry
+	1,  // 7: holdfast.v1.Volume.spec:type_name -> holdfast.v1.VolumeSpec
+	29, // 8: holdfast.v1.Volume.accessible:type_name -> holdfast.v1.Topology
+	30, // 9: holdfast.v1.Volume.since:type_name -> google.protobuf.Timestamp
+	31, // 10: holdfast.v1.Volume.staged_at:type_name -> holdfast.v1.Tree
+	5,  // 11: holdfast.v1.Volume.holders:type_name -> holdfast.v1.Holder
+	32, // 12: holdfast.v1.Volume.intent:type_name -> holdfast.v1.IntentState
+	33, // 13: holdfast.v1.Volume.waiting:type_name -> holdfast.v1.Wait
+	34, // 14: holdfast.v1.Volume.expansion:type_name -> holdfast.v1.Expansion
+	35, // 15: holdfast.v1.Volume.health:type_name -> holdfast.v1.VolumeHealth
+	4,  // 16: holdfast.v1.Volume.failure:type_name -> holdfast.v1.Failure
+	3,  // 17: holdfast.v1.Volume.modification:type_name -> holdfast.v1.Modification
+	27, // 18: holdfast.v1.Modification.asked:type_name -> holdfast.v1.Modification.AskedEntry
+	30, // 19: holdfast.v1.Modification.since:type_name -> google.protobuf.Timestamp
+	30, // 20: holdfast.v1.Failure.since:type_name -> google.protobuf.Timestamp
+	36, // 21: holdfast.v1.Holder.usage:type_name -> holdfast.v1.Usage
+	31, // 22: holdfast.v1.Holder.target:type_name -> holdfast.v1.Tree
+	30, // 23: holdfast.v1.Holder.since:type_name -> google.protobuf.Timestamp
+	30, // 24: holdfast.v1.Holder.troubled:type_name -> google.protobuf.Timestamp
+	37, // 25: holdfast.v1.ParseVolumeRequest.call:type_name -> holdfast.v1.Call
+	38, // 26: holdfast.v1.ParseVolumeRequest.source:type_name -> holdfast.v1.Source
+	28, // 27: holdfast.v1.ParseVolumeRequest.variables:type_name -> holdfast.v1.ParseVolumeRequest.VariablesEntry
+	38, // 28: holdfast.v1.ParseVolumeRequest.variable_files:type_name -> holdfast.v1.Source
+	39, // 29: holdfast.v1.ParseVolumeReply.answer:type_name -> holdfast.v1.Answer
+	1,  // 30: holdfast.v1.ParseVolumeReply.spec:type_name -> holdfast.v1.VolumeSpec
+	40, // 31: holdfast.v1.ParseVolumeReply.diagnostics:type_name -> holdfast.v1.Diagnostic
+	37, // 32: holdfast.v1.CreateVolumeRequest.call:type_name -> holdfast.v1.Call
+	1,  // 33: holdfast.v1.CreateVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
+	39, // 34: holdfast.v1.CreateVolumeReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 35: holdfast.v1.CreateVolumeReply.volume:type_name -> holdfast.v1.Volume
+	37, // 36: holdfast.v1.RegisterVolumeRequest.call:type_name -> holdfast.v1.Call
+	1,  // 37: holdfast.v1.RegisterVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
+	39, // 38: holdfast.v1.RegisterVolumeReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 39: holdfast.v1.RegisterVolumeReply.volume:type_name -> holdfast.v1.Volume
+	37, // 40: holdfast.v1.DeleteVolumeRequest.call:type_name -> holdfast.v1.Call
+	41, // 41: holdfast.v1.DeleteVolumeRequest.name:type_name -> holdfast.v1.VolumeName
+	39, // 42: holdfast.v1.DeleteVolumeReply.answer:type_name -> holdfast.v1.Answer
+	37, // 43: holdfast.v1.DeregisterVolumeRequest.call:type_name -> holdfast.v1.Call
+	41, // 44: holdfast.v1.DeregisterVolumeRequest.name:type_name -> holdfast.v1.VolumeName
+	39, // 45: holdfast.v1.DeregisterVolumeReply.answer:type_name -> holdfast.v1.Answer
+	37, // 46: holdfast.v1.ListVolumesRequest.call:type_name -> holdfast.v1.Call
+	42, // 47: holdfast.v1.ListVolumesRequest.page:type_name -> holdfast.v1.Page
+	39, // 48: holdfast.v1.ListVolumesReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 49: holdfast.v1.ListVolumesReply.volumes:type_name -> holdfast.v1.Volume
+	37, // 50: holdfast.v1.ExpandVolumeRequest.call:type_name -> holdfast.v1.Call
+	41, // 51: holdfast.v1.ExpandVolumeRequest.name:type_name -> holdfast.v1.VolumeName
+	39, // 52: holdfast.v1.ExpandVolumeReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 53: holdfast.v1.ExpandVolumeReply.volume:type_name -> holdfast.v1.Volume
+	37, // 54: holdfast.v1.VolumeStatsRequest.call:type_name -> holdfast.v1.Call
+	41, // 55: holdfast.v1.VolumeStatsRequest.name:type_name -> holdfast.v1.VolumeName
+	39, // 56: holdfast.v1.VolumeStatsReply.answer:type_name -> holdfast.v1.Answer
+	22, // 57: holdfast.v1.VolumeStatsReply.usage:type_name -> holdfast.v1.VolumeUsage
+	43, // 58: holdfast.v1.VolumeSpec.SecretsEntry.value:type_name -> holdfast.v1.Secret
+	6,  // 59: holdfast.v1.Volumes.Parse:input_type -> holdfast.v1.ParseVolumeRequest
+	8,  // 60: holdfast.v1.Volumes.Create:input_type -> holdfast.v1.CreateVolumeRequest
+	10, // 61: holdfast.v1.Volumes.Register:input_type -> holdfast.v1.RegisterVolumeRequest
+	12, // 62: holdfast.v1.Volumes.Delete:input_type -> holdfast.v1.DeleteVolumeRequest
+	14, // 63: holdfast.v1.Volumes.Deregister:input_type -> holdfast.v1.DeregisterVolumeRequest
+	16, // 64: holdfast.v1.Volumes.List:input_type -> holdfast.v1.ListVolumesRequest
+	18, // 65: holdfast.v1.Volumes.Expand:input_type -> holdfast.v1.ExpandVolumeRequest
+	20, // 66: holdfast.v1.Volumes.Stats:input_type -> holdfast.v1.VolumeStatsRequest
+	44, // 67: holdfast.v1.Volumes.Detach:input_type -> holdfast.v1.DetachVolumeRequest
+	7,  // 68: holdfast.v1.Volumes.Parse:output_type -> holdfast.v1.ParseVolumeReply
+	9,  // 69: holdfast.v1.Volumes.Create:output_type -> holdfast.v1.CreateVolumeReply
+	11, // 70: holdfast.v1.Volumes.Register:output_type -> holdfast.v1.RegisterVolumeReply
+	13, // 71: holdfast.v1.Volumes.Delete:output_type -> holdfast.v1.DeleteVolumeReply
+	15, // 72: holdfast.v1.Volumes.Deregister:output_type -> holdfast.v1.DeregisterVolumeReply
+	17, // 73: holdfast.v1.Volumes.List:output_type -> holdfast.v1.ListVolumesReply
+	19, // 74: holdfast.v1.Volumes.Expand:output_type -> holdfast.v1.ExpandVolumeReply
+	21, // 75: holdfast.v1.Volumes.Stats:output_type -> holdfast.v1.VolumeStatsReply
+	45, // 76: holdfast.v1.Volumes.Detach:output_type -> holdfast.v1.DetachVolumeReply
+	68, // [68:77] is the sub-list for method output_type
+	59, // [59:68] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_volumes_proto_init() }
@@ -1980,7 +2086,7 @@ func file_holdfast_v1_volumes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_volumes_proto_rawDesc), len(file_holdfast_v1_volumes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   26,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -260,8 +260,7 @@ func awaitsAttacher(v registry.Volume, at registry.Attachment) bool {
 	return at.State != registry.MarkNone || v.Created && !v.Unattached
 }
 
-// Settle repeats an open ControllerPublishVolume, ControllerUnpublishVolume or ControllerExpandVolume until its outcome
-// is certain. It returns nil if the call is done or has certainly failed. It needs the volume's lock.
+// Settle repeats an open call for a volume that exists, other than DeleteVolume, until its outcome is certain. It returns nil if the call is done or has certainly failed. It needs the volume's lock.
 func (m *Controller) Settle(ctx context.Context, by intent.Caller, open registry.Intent) error {
 	var at registry.Attachment
 	var v registry.Volume
@@ -282,9 +281,8 @@ func (m *Controller) Settle(ctx context.Context, by intent.Caller, open registry
 		err = m.attach(ctx, by, v, at.Usage, intent.AttachTo{Node: at.Node, ID: at.NodeID})
 	case registry.ControllerUnpublishRPC:
 		err = m.detach(ctx, by, at)
-	case registry.ControllerExpandRPC:
-		err = m.expandController(ctx, by, v, v.Expansion.Asked, expandMode{controller: true, online: true},
-			intent.PolicyOf(open.RPC))
+	case registry.ControllerExpandRPC, registry.ControllerModifyRPC:
+		return m.repeatAlteration(ctx, by, v, intent.PolicyOf(open.RPC), open.RPC)
 	default:
 		return registry.Errorf(registry.ErrInternal, "%s is not a controller call for a volume in use", open.RPC)
 	}

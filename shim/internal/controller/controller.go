@@ -214,6 +214,7 @@ type Driver interface {
 	Detach(context.Context, registry.InstanceKey, csi.DetachRequest) error
 	Validate(context.Context, registry.InstanceKey, csi.ValidateRequest) (csi.Validated, error)
 	Expand(context.Context, registry.InstanceKey, csi.ExpandRequest) (csi.Expanded, error)
+	Modify(context.Context, registry.InstanceKey, csi.ModifyRequest) error
 	Capacity(context.Context, registry.InstanceKey, registry.CapacityQuery) (registry.PluginCapacity, error)
 }
 

@@ -120,6 +120,9 @@ func (m *Controller) known(
 
 func existing(view registry.View, want registry.Volume, form func(registry.Volume) string) (registry.Volume, error) {
 	v, found := view.Volume(want.VolumeName())
+	if v.State == registry.VolumeReady && contains(v.Mutable, want.Mutable) {
+		want.Mutable = v.Mutable // a modification may have added some
+	}
 	switch {
 	case !found:
 		return registry.Volume{}, nil
@@ -329,6 +332,8 @@ func (m *Controller) creator(ctx context.Context, s registry.VolumeSpec) (regist
 		return inst, registry.Errorf(registry.ErrUnsupported,
 			"plugin %s cannot create volumes (it lacks %s); register an existing volume",
 			s.Plugin, registry.CreateDelete)
+	case len(s.Mutable) > 0 && !inst.Fingerprint.Has(registry.ModifyVolume):
+		return inst, fmt.Errorf("%w; remove mutable_parameters, or use parameters", lacksModify(s.Plugin))
 	case len(s.Required) > 0 && !inst.Fingerprint.Has(registry.PluginTopology):
 		return inst, registry.Errorf(registry.ErrUnsupported,
 			"plugin %s does not support topology (it lacks %s); remove topology_request.required",
@@ -352,7 +357,8 @@ func createRequest(inst registry.Instance, s registry.Volume) csi.CreateRequest 
 	r := csi.CreateRequest{
 		Name: s.Name, CapacityMin: s.CapacityMin, CapacityMax: s.CapacityMax, Capabilities: s.Capabilities,
 		FSType:     s.FSType,
-		MountFlags: s.MountFlags, Parameters: s.Parameters, Source: s.Source,
+		MountFlags: s.MountFlags, Parameters: s.Parameters, Mutable: s.Mutable,
+		Source: s.Source,
 	}
 	if inst.Fingerprint.Has(registry.PluginTopology) {
 		r.Required, r.Preferred = s.Required, s.Preferred

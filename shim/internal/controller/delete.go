@@ -122,7 +122,7 @@ func (m *Controller) delete(
 		return registry.Errorf(registry.ErrUnsupported, "plugin %s cannot delete volumes (it lacks %s)",
 			v.Plugin, registry.CreateDelete)
 	}
-	if err := m.settleExpansion(ctx, v.VolumeName(), policy(registry.ControllerExpandRPC)); err != nil {
+	if err := m.settleAlteration(ctx, v.VolumeName(), policy); err != nil {
 		return err
 	}
 	local, err := m.uses(ctx, v)
@@ -130,8 +130,7 @@ func (m *Controller) delete(
 		return err
 	}
 	request := csi.DeleteRequest{
-		VolumeID: v.External, Private: csi.Private{MountFlags: v.MountFlags,
-			Contexts: []map[string]string{v.Context, v.Parameters}},
+		VolumeID: v.External, Private: private(v),
 	}
 	return m.sendTo(ctx, intent.Caller{}, v.VolumeSpec, &request.Secrets, intent.Call{
 		Intent:    newIntent(registry.DeleteVolumeRPC, call, v, intent.Hash(registry.DeleteVolumeRPC, request)),

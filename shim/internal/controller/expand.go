@@ -151,6 +151,9 @@ func (m *Controller) expandIn(
 	if v, err = m.expandable(ctx, name); err != nil { // an alloc may have finished the open expansion
 		return err
 	}
+	if v, err = m.afterModification(ctx, v); err != nil {
+		return err
+	}
 	v, asked, err := m.finishEarlier(ctx, by, v, want, w)
 	if err != nil {
 		return err
@@ -174,6 +177,18 @@ func (m *Controller) expandIn(
 		return err
 	}
 	return m.checkNotRefused(ctx, name, want)
+}
+
+// afterModification returns the volume after an open ControllerModifyVolume has a certain outcome.
+func (m *Controller) afterModification(ctx context.Context, v registry.Volume) (registry.Volume, error) {
+	open, err := m.openRPC(ctx, v)
+	if err != nil || open != registry.ControllerModifyRPC {
+		return v, err
+	}
+	if err := m.settleAlteration(ctx, v.VolumeName(), intent.PolicyOf); err != nil {
+		return v, fmt.Errorf("the outcome of a modification must be known first: %w", err)
+	}
+	return m.expandable(ctx, v.VolumeName())
 }
 
 // finishEarlier finishes a different expansion that is still open, at the controller and on the node. A vague answer of
@@ -285,23 +300,6 @@ func (m *Controller) NodeExpanded(ctx context.Context, key registry.VolumeKey, n
 	return err
 }
 
-// LeaveExpansion closes an open ControllerExpandVolume whose outcome is unknown, and reports whether there was one.
-func (m *Controller) LeaveExpansion(ctx context.Context, key registry.VolumeKey) (left bool, err error) {
-	_, err = registry.Ensure(ctx, m.State, func(view registry.View) (registry.Change, error) {
-		open, found := view.Intent(key)
-		if left = found && open.RPC.Expands(); !left {
-			return registry.Change{}, nil
-		}
-		change := registry.Change{Delete: []registry.Key{open.Key()}}
-		if v, known := view.VolumeByKey(key); known {
-			v.Expansion = v.Expansion.Troubled(intent.NoEnd(open))
-			change.Put = []registry.Record{v}
-		}
-		return change, nil
-	})
-	return left, err
-}
-
 // checkOffline returns nil if the volume may be expanded now. A claim alone does not count as a use.
 func checkOffline(view registry.View, v registry.Volume, local []string, w expandMode) error {
 	if w.online || len(view.Attachments(v.VolumeKey())) == 0 && len(local) == 0 {
@@ -372,8 +370,7 @@ func (m *Controller) expandController(
 	p intent.Policy,
 ) error {
 	request := csi.ExpandRequest{
-		VolumeID: v.External, Range: want, Private: csi.Private{MountFlags: v.MountFlags,
-			Contexts: []map[string]string{v.Context, v.Parameters}},
+		VolumeID: v.External, Range: want, Private: private(v),
 	}
 	local, err := m.uses(ctx, v)
 	if err != nil {

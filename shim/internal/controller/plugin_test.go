@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -35,6 +36,7 @@ type plugin struct {
 	faults   []fault            // of the next calls, in order
 	spoil    func(*csi.Created) // the answer of Create
 	publish  map[string]string  // the answer of Attach
+	mutable  map[string]string  // what Modify has made of the parameters
 	sizes    map[string]int64   // volume id to what Expand has made of it
 	enlarged *csi.Expanded      // the answer of Expand; nil: the size that was asked for, and nothing for the node
 	confirm  func(csi.ValidateRequest) (csi.Validated, error)
@@ -128,6 +130,12 @@ func (p *plugin) Expand(_ context.Context, _ registry.InstanceKey, r csi.ExpandR
 	return csi.Expanded{Capacity: p.sizes[string(r.VolumeID)]}, err
 }
 
+func (p *plugin) Modify(_ context.Context, _ registry.InstanceKey, r csi.ModifyRequest) error {
+	return p.call(registry.ControllerModifyRPC, fmt.Sprintf("%s %v", r.VolumeID, r.Mutable), r.Secrets, func() {
+		maps.Copy(p.mutable, r.Mutable)
+	})
+}
+
 func (p *plugin) Capacity(
 	_ context.Context, _ registry.InstanceKey, q registry.CapacityQuery,
 ) (registry.PluginCapacity, error) {
@@ -206,7 +214,8 @@ type desk struct {
 }
 
 func open(t *testing.T, plugins intent.Plugins, records ...registry.Record) *desk {
-	d := &desk{plugin: &plugin{t: t, made: map[string]bool{}, attached: map[string]string{}, sizes: map[string]int64{}},
+	d := &desk{plugin: &plugin{t: t, made: map[string]bool{}, attached: map[string]string{}, sizes: map[string]int64{},
+		mutable: map[string]string{}},
 		log: registrytest.NewLog(time.Now), t: t}
 	d.use(plugins)
 	d.put(records...)

@@ -61,6 +61,9 @@ func (m *Controller) admit(ctx context.Context, spec registry.VolumeSpec) error 
 // confirm checks with the controller that the volume exists and has the capabilities.
 func (m *Controller) confirm(ctx context.Context, s registry.VolumeSpec) error {
 	inst, has, err := m.awaitController(ctx, s.Plugin, false)
+	if err == nil && len(s.Mutable) > 0 && (!has || !inst.Fingerprint.Has(registry.ModifyVolume)) {
+		err = fmt.Errorf("%w; remove mutable_parameters", lacksModify(s.Plugin))
+	}
 	if err != nil || !has {
 		return err
 	}
@@ -76,7 +79,7 @@ func (m *Controller) confirm(ctx context.Context, s registry.VolumeSpec) error {
 	answer, err := m.driver.Validate(ctx, inst.InstanceKey, csi.ValidateRequest{
 		VolumeID: s.External, VolumeContext: s.Context, Capabilities: s.Capabilities, FSType: s.FSType,
 		MountFlags: s.MountFlags,
-		Parameters: s.Parameters, Secrets: secrets,
+		Parameters: s.Parameters, Mutable: s.Mutable, Secrets: secrets,
 	})
 	if errors.Is(err, registry.ErrUnsupported) || answered(err, "UNIMPLEMENTED") {
 		return nil

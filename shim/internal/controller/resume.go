@@ -15,7 +15,7 @@ import (
 // resumeBackoff is the wait between two tries of an operation without a caller.
 var resumeBackoff = intent.Backoff{First: time.Second, Max: time.Minute}
 
-// Run finishes creations, deletions and expansions without a caller. These come from an earlier process, or had no
+// Run finishes creations, deletions, expansions and modifications without a caller. These come from an earlier process, or had no
 // certain answer. Each is repeated as the same call until it is done or has certainly failed. Run sends one try at a
 // time, so that other operations on the volume get the lock in between. The state and the open intent of the volume
 // record the progress. Run returns when ctx ends.
@@ -25,7 +25,7 @@ func (m *Controller) Run(ctx context.Context) error {
 	for first := true; ; first = false {
 		names, err := m.unfinished(ctx)
 		if err != nil {
-			return fmt.Errorf("load unfinished creations, deletions and expansions: %w", err)
+			return fmt.Errorf("load unfinished operations on volumes: %w", err)
 		}
 		wait := resumeBackoff.Delay(1, rand.Float64())
 		if first {
@@ -87,8 +87,7 @@ func (r *resumer) finish(ctx context.Context, name registry.VolumeName, wait tim
 		if over || ctx.Err() != nil {
 			return
 		}
-		r.logger.Warn("a creation, deletion or expansion is not finished yet", "volume", name, "again_in", wait,
-			"error", err)
+		r.logger.Warn("an operation on a volume is not finished yet", "volume", name, "again_in", wait, "error", err)
 	}
 }
 
@@ -125,7 +124,7 @@ func (m *Controller) tryOnce(ctx context.Context, name registry.VolumeName, wait
 	case registry.VolumeDeleting:
 		err = m.delete(ctx, call, v, once, wait)
 	default:
-		err = m.resumeExpansion(ctx, v)
+		err = m.resumeAlteration(ctx, v)
 	}
 	if _, found, look := m.unfinishedOne(ctx, name); look == nil && !found {
 		return true, nil // a certain failure has its own event
@@ -141,7 +140,7 @@ func (m *Controller) awaitPlugin(ctx context.Context, v registry.Volume) error {
 		return err
 	}
 	role := registry.RoleController
-	if v.State == registry.VolumeReady && open != registry.ControllerExpandRPC {
+	if v.State == registry.VolumeReady && (open == "" || open.OnNode()) {
 		role = registry.RoleNode
 	}
 	ctx, cancel := context.WithTimeout(ctx, resumeBackoff.Max)
@@ -203,45 +202,29 @@ func (m *Controller) unfinishedVolume(ctx context.Context, v registry.Volume) (o
 	return m.node.Grows(ctx, v)
 }
 
-// unfinishedAtController reports whether a creation, deletion or expansion is unfinished at the controller. A creation
-// that certainly ended without a usable volume needs a person, and does not count.
+// unfinishedAtController reports whether an operation is unfinished at the controller. A creation that certainly ended without a usable volume needs a person, and does not count.
 func (m *Controller) unfinishedAtController(view registry.View, v registry.Volume) bool {
 	if v.Unwanted() {
 		return true
 	}
 	return slices.ContainsFunc(intents(view, v), func(open registry.Intent) bool {
 		if v.State == registry.VolumeReady {
-			return open.RPC.Expands()
+			return open.RPC.Alters()
 		}
 		return open.RPC == registry.CreateVolumeRPC || open.RPC == registry.DeleteVolumeRPC
 	})
 }
 
-// resumeExpansion continues an expansion without a caller. It does not check again whether the volume may be expanded
-// in use: that was checked when the call was opened. The caller holds the lock of the volume's name.
-func (m *Controller) resumeExpansion(ctx context.Context, v registry.Volume) error {
-	unlock, err := m.Locks.Lock(ctx, v.VolumeKey(), "its expansion")
+// resumeAlteration continues an expansion or modification without a caller. The caller holds the lock of the volume's
+// name.
+func (m *Controller) resumeAlteration(ctx context.Context, v registry.Volume) error {
+	unlock, err := m.Locks.Lock(ctx, v.VolumeKey(), "an operation without a caller")
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := m.settleExpansion(ctx, v.VolumeName(), once(registry.ControllerExpandRPC)); err != nil {
+	if err := m.settleAlteration(ctx, v.VolumeName(), once); err != nil {
 		return err
 	}
 	return m.grow(ctx, intent.Caller{RetryUntil: time.Now().Add(resumeBackoff.First)}, v.VolumeKey(), false)
-}
-
-// settleExpansion repeats an open ControllerExpandVolume of the volume.
-func (m *Controller) settleExpansion(ctx context.Context, name registry.VolumeName, p intent.Policy) error {
-	v, err := m.volume(ctx, name)
-	if err != nil {
-		return err
-	}
-	open, found := registry.Intent{}, false
-	err = m.State.View(ctx, func(view registry.View) error { open, found = view.Intent(v.VolumeKey()); return nil })
-	if err != nil || !found || open.RPC != registry.ControllerExpandRPC {
-		return err
-	}
-	w := expandMode{controller: true, online: true}
-	return intent.Settled(m.expandController(ctx, intent.Caller{}, v, v.Expansion.Asked, w, p))
 }

@@ -47,13 +47,17 @@ func TestRotatedSecretIsUsedByTheNextControllerCall(t *testing.T) {
 			_, err := m.Expand(ctx, call, name, upTo(large, 0))
 			return err
 		}},
+		registry.ControllerModifyRPC: {[]registry.Record{ready()}, func(m *Controller, ctx context.Context) error {
+			_, err := m.Modify(ctx, call, name, map[string]string{"tier": "gold"})
+			return err
+		}},
 	} {
 		for what, values := range map[string]safe{"rotated": {"canary-old", "canary-new"},
 			"nobody to be asked": {"canary-old"}} {
 			t.Run(string(rpc)+" "+what, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					d := open(t, of(registry.CreateDelete, registry.AttachDetach, registry.ControllerExpand),
-						c.records...)
+					d := open(t, of(registry.CreateDelete, registry.AttachDetach, registry.ControllerExpand,
+						registry.ModifyVolume), c.records...)
 					last := values[len(values)-1].Reveal()
 					d.Controller = d.build(d.Plugins, &values)
 					d.faults = []fault{failed("UNAUTHENTICATED")}

@@ -31,7 +31,8 @@ func (f *Fleet) Create(ctx context.Context, at registry.InstanceKey, r CreateReq
 func createRequest(r CreateRequest) *csi.CreateVolumeRequest {
 	req := &csi.CreateVolumeRequest{
 		Name: r.Name, VolumeCapabilities: capabilities(r.Capabilities, r.FSType, r.MountFlags),
-		Parameters: r.Parameters, Secrets: reveal(r.Secrets), VolumeContentSource: contentSource(r.Source),
+		Parameters: r.Parameters, MutableParameters: r.Mutable, Secrets: reveal(r.Secrets),
+		VolumeContentSource: contentSource(r.Source),
 	}
 	if r.CapacityMin > 0 || r.CapacityMax > 0 {
 		req.CapacityRange = &csi.CapacityRange{RequiredBytes: r.CapacityMin, LimitBytes: r.CapacityMax}
@@ -101,6 +102,14 @@ func (f *Fleet) Expand(ctx context.Context, at registry.InstanceKey, r ExpandReq
 	return Expanded{Capacity: reply.GetCapacityBytes(), Node: reply.GetNodeExpansionRequired()}, err
 }
 
+// Modify is ControllerModifyVolume.
+func (f *Fleet) Modify(ctx context.Context, at registry.InstanceKey, r ModifyRequest) error {
+	req := &csi.ControllerModifyVolumeRequest{
+		VolumeId: string(r.VolumeID), MutableParameters: r.Mutable, Secrets: reveal(r.Secrets),
+	}
+	return f.send(ctx, registry.ControllerModifyRPC, at, req, &csi.ControllerModifyVolumeResponse{}, r.Private.known)
+}
+
 // validateRPC changes nothing.
 const validateRPC registry.RPC = "ValidateVolumeCapabilities"
 
@@ -108,7 +117,7 @@ const validateRPC registry.RPC = "ValidateVolumeCapabilities"
 func (f *Fleet) Validate(ctx context.Context, at registry.InstanceKey, r ValidateRequest) (Validated, error) {
 	req := &csi.ValidateVolumeCapabilitiesRequest{
 		VolumeId: string(r.VolumeID), VolumeContext: r.VolumeContext, Parameters: r.Parameters,
-		Secrets:            reveal(r.Secrets),
+		MutableParameters: r.Mutable, Secrets: reveal(r.Secrets),
 		VolumeCapabilities: capabilities(r.Capabilities, r.FSType, r.MountFlags),
 	}
 	var reply csi.ValidateVolumeCapabilitiesResponse

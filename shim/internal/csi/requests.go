@@ -28,6 +28,7 @@ type CreateRequest struct {
 	FSType       string                          `json:"fs_type,omitempty"`     // of each file-system capability
 	MountFlags   registry.Flags                  `json:"mount_flags,omitempty"` // of each file-system capability
 	Parameters   map[string]string               `json:"parameters,omitempty"`
+	Mutable      map[string]string               `json:"mutable_parameters,omitempty"`
 	Required     []registry.Topology             `json:"required,omitempty"`  // requisite
 	Preferred    []registry.Topology             `json:"preferred,omitempty"` // both empty: no requirements
 	Source       registry.Source                 `json:"source,omitzero"`     // volume_content_source
@@ -76,6 +77,7 @@ type ValidateRequest struct {
 	FSType        string                          `json:"fs_type,omitempty"`
 	MountFlags    registry.Flags                  `json:"mount_flags,omitempty"`
 	Parameters    map[string]string               `json:"parameters,omitempty"`
+	Mutable       map[string]string               `json:"mutable_parameters,omitempty"`
 	Secrets       map[string]registry.SecretValue `json:"-"`
 }
 
@@ -84,6 +86,14 @@ type ExpandRequest struct {
 	VolumeID registry.ExternalID             `json:"volume_id"`
 	Range    registry.CapacityRange          `json:"capacity_range"`
 	Usage    registry.Usage                  `json:"usage,omitzero"` // volume_capability; zero: not sent
+	Secrets  map[string]registry.SecretValue `json:"-"`
+	Private  Private                         `json:"-"`
+}
+
+// ModifyRequest is ControllerModifyVolumeRequest.
+type ModifyRequest struct {
+	VolumeID registry.ExternalID             `json:"volume_id"`
+	Mutable  map[string]string               `json:"mutable_parameters"`
 	Secrets  map[string]registry.SecretValue `json:"-"`
 	Private  Private                         `json:"-"`
 }

@@ -179,12 +179,16 @@ var Policies = map[registry.RPC]Policy{
 	registry.NodeUnstageRPC:   {2 * time.Minute, rows(quick, unmounting())},
 	registry.NodePublishRPC:   {2 * time.Minute, rows(quick, nil)},
 	registry.NodeUnpublishRPC: {2 * time.Minute, rows(quick, unmounting())},
-	registry.ControllerExpandRPC: {2 * time.Minute, rows(slow, expanding(map[string]Row{
+	registry.ControllerExpandRPC: {2 * time.Minute, rows(slow, altering(map[string]Row{
 		"FAILED_PRECONDITION": failed(few, "the plugin does not expand the volume while it is used: end its jobs, and expand it then"),
 		"OUT_OF_RANGE":        failed(1, "the plugin cannot make the volume so large: ask for another size"),
 		"RESOURCE_EXHAUSTED":  failed(few, "the plugin's storage has no room for it: make some, or ask for less"),
 	}))},
-	registry.NodeExpandRPC: {2 * time.Minute, rows(quick, expanding(map[string]Row{
+	registry.ControllerModifyRPC: {2 * time.Minute, rows(slow, altering(map[string]Row{
+		"INVALID_ARGUMENT":   failed(1, "the plugin refuses the parameters: see its documentation for names and values"),
+		"RESOURCE_EXHAUSTED": failed(few, "the plugin's storage has no room for it: make some, or ask for less"),
+	}))},
+	registry.NodeExpandRPC: {2 * time.Minute, rows(quick, altering(map[string]Row{
 		"FAILED_PRECONDITION": failed(1, "the volume cannot grow while it is mounted as it is: end its jobs; it is tried again at the next mount"),
 		"OUT_OF_RANGE":        failed(1, "the node's plugin cannot make the volume so large: its log may say why"),
 		"RESOURCE_EXHAUSTED":  failed(few, "this node, or the plugin's storage, is full: make room"),
@@ -202,9 +206,9 @@ func unmounting() map[string]Row {
 	}
 }
 
-// expanding returns the rows that differ for expansions. They have no undo, and no other call depends on them. So an
-// answered one does not block other calls for its volume. Repeating the same call finds out what it did.
-func expanding(differing map[string]Row) map[string]Row {
+// altering returns the rows that differ for expansions and modifications. They have no undo, and no other call depends
+// on them. So an answered one does not block other calls for its volume. Repeating the same call finds out what it did.
+func altering(differing map[string]Row) map[string]Row {
 	differing["UNKNOWN"] = failed(few, "the plugin failed, and does not say how: its log may")
 	differing["INTERNAL"] = failed(few, "something failed inside the plugin: its log should say what")
 	differing["DATA_LOSS"] = failed(few, "the plugin says that data is lost: look at its storage before anything else")

@@ -54,7 +54,7 @@ func TestHashKnowsNoSecrets(t *testing.T) {
 // A call that only a newer build knows is not sent again, and whatever its answer is, it may have taken effect.
 // NodePublishVolume's policy would call an INVALID_ARGUMENT a certain failure.
 func TestUnknownRPCIsNeverCertainToHaveFailed(t *testing.T) {
-	const unknown registry.RPC = "ControllerModifyVolume"
+	const unknown registry.RPC = "ControllerFutureVolume"
 	for code := range common {
 		row := PolicyOf(unknown).Row(code)
 		if row.Outcome != registry.OutcomeUncertain || row.Tries != 1 || row.Advice == "" {

@@ -22,6 +22,7 @@ var rpcs = []registry.RPC{
 	registry.NodeUnpublishRPC, registry.NodeUnstageRPC, registry.ControllerUnpublishRPC, registry.DeleteVolumeRPC,
 	registry.ControllerExpandRPC, registry.NodeExpandRPC, registry.CreateSnapshotRPC, registry.DeleteSnapshotRPC,
 	registry.CreateGroupSnapshotRPC, registry.DeleteGroupSnapshotRPC,
+	registry.ControllerModifyRPC,
 }
 
 // tries returns how often a call is sent at most, by the specification's error scheme: the general codes, and those of
@@ -31,7 +32,7 @@ func tries(rpc registry.RPC, code string) int {
 	case "ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED":
 		return Forever
 	case "RESOURCE_EXHAUSTED": // a creation or an attachment may fit elsewhere
-		if rpc == registry.CreateVolumeRPC || rpc == registry.ControllerPublishRPC || rpc.Expands() ||
+		if rpc == registry.CreateVolumeRPC || rpc == registry.ControllerPublishRPC || rpc.Alters() ||
 			rpc == registry.CreateSnapshotRPC || rpc == registry.CreateGroupSnapshotRPC {
 			return few
 		}
@@ -44,7 +45,7 @@ func tries(rpc registry.RPC, code string) int {
 		}
 	case "NOT_FOUND": // "verify, and retry with exponential back off"
 		if rpc == registry.ControllerPublishRPC || rpc == registry.NodeStageRPC || rpc == registry.NodePublishRPC ||
-			rpc.Expands() {
+			rpc.Alters() {
 			return few
 		}
 	case "FAILED_PRECONDITION": // attached elsewhere: "wait for it to be detached, and retry with exponential back off"
@@ -64,14 +65,14 @@ var stays = []string{"", "CANCELLED", "UNKNOWN", "DEADLINE_EXCEEDED", "RESOURCE_
 	"UNAVAILABLE", "DATA_LOSS", "CODE_99",
 	registry.CodeUnreadable}
 
-// staysOpen reports whether the intent of a call stays open after the answer. Of expansions only those stay open that
-// may still run.
+// staysOpen reports whether the intent of a call stays open after the answer. Of expansions and modifications only those
+// stay open that may still run.
 func staysOpen(rpc registry.RPC, code string) bool {
 	if rpc == registry.CreateVolumeRPC && code == registry.CodeUnreadable {
 		return false // what is left is in the volume's record
 	}
 	answered := []string{"UNKNOWN", "INTERNAL", "DATA_LOSS", "RESOURCE_EXHAUSTED", "CODE_99", registry.CodeUnreadable}
-	return slices.Contains(stays, code) && !(rpc.Expands() && slices.Contains(answered, code))
+	return slices.Contains(stays, code) && !(rpc.Alters() && slices.Contains(answered, code))
 }
 
 // Every code of every call: how often it is sent in an hour, and whether its intent stays open.
@@ -127,8 +128,9 @@ What Holdfast does about each answer of a CSI driver to a call that changes some
 - The wait between two tries doubles from the first to the last value given, minus up to half of it at random.
 - "Until it succeeds" ends with the caller's deadline, or when the alloc is stopped.
 - A call that could not be sent to the plugin has certainly failed.
-- Expansions have no undo. After an inconclusive answer the same expansion is sent again before any other. After no answer, a release of the volume waits
-  for one round of tries, and then treats the answer as inconclusive.
+- Expansions and modifications have no undo. After an inconclusive answer the same expansion is sent again before any other; a further modification repeats
+  the parameters of the one before, unless it gives them other values. After no answer, a release of the volume waits for one round of tries, and then treats
+  the answer as inconclusive.
 - A swap cancels calls in flight, and the new shim repeats or undoes them. While the plugin answers such a call with ABORTED, the waits begin with 10 to 20 ms.
 - A failed try is recorded if the next one follows more than 500 ms later, or more than 100 ms later and the error is new.
 

@@ -290,7 +290,7 @@ func (s *Stager) closeExpansion(
 ) (closed bool, err error) {
 	_, err = registry.Ensure(ctx, s.State, func(view registry.View) (registry.Change, error) {
 		open, found := view.NodeIntent(key)
-		if closed = found && open.RPC.Expands(); !closed {
+		if closed = found && open.RPC.Alters(); !closed {
 			return registry.Change{}, nil
 		}
 		change := registry.Change{Delete: []registry.Key{open.Key()}}

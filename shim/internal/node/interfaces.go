@@ -65,8 +65,8 @@ type Controller interface {
 	Detach(ctx context.Context, by intent.Caller, v registry.VolumeKey, node registry.NodeName) error
 	// NodeExpanded records the node's progress with the volume's expansion. The node has stored it before.
 	NodeExpanded(ctx context.Context, v registry.VolumeKey, done registry.NodeExpansion) error
-	// LeaveExpansion closes an open expansion at the controller, and reports whether there was one.
-	LeaveExpansion(ctx context.Context, v registry.VolumeKey) (left bool, err error)
+	// LeaveAlteration closes an open expansion or modification at the controller, and reports whether there was one.
+	LeaveAlteration(ctx context.Context, v registry.VolumeKey) (left bool, err error)
 	// Settle brings an open call of the controller to a certain outcome, success or failure. Then it returns nil.
 	Settle(ctx context.Context, by intent.Caller, open registry.Intent) error
 }

@@ -88,14 +88,15 @@ func (req *request) settle(ctx context.Context, follows func(registry.Intent) bo
 	if err != nil {
 		return err
 	}
-	if !found || !open.RPC.Expands() && follows(open) { // an expansion has no undo
+	if !found || !open.RPC.Alters() && follows(open) { // an expansion or modification has no undo
 		req.waited(ctx)
 		return nil
 	}
 	req.step = registry.StepTurn
 	over := req.waitsLong(ctx, registry.Wait{For: intent.Describe(open)})
 	switch open.RPC {
-	case registry.ControllerPublishRPC, registry.ControllerUnpublishRPC, registry.ControllerExpandRPC:
+	case registry.ControllerPublishRPC, registry.ControllerUnpublishRPC, registry.ControllerExpandRPC,
+		registry.ControllerModifyRPC:
 		err = req.controller.Settle(ctx, req.by, open)
 	case registry.NodeStageRPC, registry.NodeUnstageRPC, registry.NodePublishRPC, registry.NodeUnpublishRPC,
 		registry.NodeExpandRPC:
@@ -133,11 +134,11 @@ func (req *request) settleDown(ctx context.Context, follows func(registry.Intent
 		req.waited(ctx)
 		return nil
 	}
-	left, store := req.leaveExpansion(ctx)
+	left, store := req.leaveAlteration(ctx)
 	if store != nil || !left {
 		return errors.Join(err, store)
 	}
-	req.logger.Warn("stopped waiting for an expansion: its volume is being released", "volume", req.name, "error", err)
+	req.logger.Warn("stopped waiting for an expansion or modification: its volume is being released", "volume", req.name, "error", err)
 	req.waited(ctx)
 	return nil
 }
@@ -157,12 +158,12 @@ func (req *request) mayRun(open registry.Intent) bool {
 	return len(members) == 0 || slices.ContainsFunc(members, earlier)
 }
 
-// leaveExpansion closes an open expansion without waiting for its outcome.
-func (req *request) leaveExpansion(ctx context.Context) (left bool, err error) {
+// leaveAlteration closes an open expansion or modification without waiting for its outcome.
+func (req *request) leaveAlteration(ctx context.Context) (left bool, err error) {
 	if left, err = req.mounter.LeaveExpansion(ctx, req.key.Volume); left || err != nil {
 		return left, err
 	}
-	return req.controller.LeaveExpansion(ctx, req.key.Volume)
+	return req.controller.LeaveAlteration(ctx, req.key.Volume)
 }
 
 // own reports whether the call was made for this request.

@@ -152,6 +152,7 @@ func (s *Server) Register(g grpc.ServiceRegistrar) {
 	pb.RegisterPluginsServer(g, &plugins{s: s})
 	pb.RegisterVolumesServer(g, &volumes{s: s})
 	pb.RegisterSnapshotsServer(g, &snapshots{s: s})
+	pb.RegisterVolumeChangesServer(g, &volumeChanges{s: s})
 	pb.RegisterClaimsServer(g, &claims{s: s})
 	pb.RegisterEventsServer(g, &events{s: s})
 	pb.RegisterCallbacksServer(g, s.callbacks)

@@ -1,0 +1,267 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/csi"
+	"holdfast/shim/internal/intent"
+)
+
+// Modify gives mutable parameters of a volume other values (CSI ControllerModifyVolume). Parameters that are not in
+// parameters stay as they are. If all have the values already, Modify sends nothing.
+//
+// If an earlier modification has no certain outcome, its parameters are sent too, unless parameters has other values for
+// them. The values of all are known after a success.
+func (m *Controller) Modify(
+	ctx context.Context, call registry.Call, name registry.VolumeName, parameters map[string]string,
+) (registry.Volume, error) {
+	v, err := m.modifiable(ctx, name)
+	if err == nil {
+		err = m.checkModify(ctx, v, parameters)
+	}
+	if err == nil {
+		if err = m.modifyLocked(ctx, intent.Caller{Call: call}, name, parameters); err != nil {
+			m.wakeRun()
+			err = m.adviseModify(ctx, name, err)
+		}
+	}
+	if err != nil {
+		return v, fmt.Errorf("modify volume %s: %w", name, err)
+	}
+	return m.volume(ctx, name)
+}
+
+// modifiable returns the volume if its parameters can be modified.
+func (m *Controller) modifiable(ctx context.Context, name registry.VolumeName) (registry.Volume, error) {
+	v, err := m.volume(ctx, name)
+	switch {
+	case err != nil:
+	case v.Ephemeral:
+		err = registry.Errorf(registry.ErrUnsupported, "it is an inline volume of alloc %s and cannot be modified", v.Owner)
+	case v.State != registry.VolumeReady:
+		err = registry.Errorf(registry.ErrConflict, "it is %s; it must be ready to be modified", v.State)
+	}
+	return v, err
+}
+
+// checkModify returns an error if the parameters cannot be sent to the volume's plugin.
+func (m *Controller) checkModify(ctx context.Context, v registry.Volume, parameters map[string]string) error {
+	if len(parameters) == 0 {
+		return registry.Invalid("no mutable parameter is given")
+	}
+	for key := range parameters {
+		if key == "" {
+			return registry.Invalid("a mutable parameter has no name")
+		}
+	}
+	if err := checkMap("set of mutable parameters", parameters); err != nil {
+		return err
+	}
+	inst, has, err := m.awaitController(ctx, v.Plugin, v.Created)
+	if err == nil && (!has || !inst.Fingerprint.Has(registry.ModifyVolume)) {
+		err = lacksModify(v.Plugin)
+	}
+	return err
+}
+
+func lacksModify(id registry.PluginID) error {
+	return registry.Errorf(registry.ErrUnsupported, "plugin %s has no mutable parameters (it lacks %s)", id,
+		registry.ModifyVolume)
+}
+
+// adviseModify adds to the error of a modification what follows if its outcome is not known.
+func (m *Controller) adviseModify(ctx context.Context, name registry.VolumeName, err error) error {
+	v, look := m.volume(context.WithoutCancel(ctx), name)
+	if look != nil || !v.Modification.Open() {
+		return err
+	}
+	open, look := m.openRPC(context.WithoutCancel(ctx), v)
+	if look == nil && open == registry.ControllerModifyRPC {
+		return fmt.Errorf("%w; Holdfast repeats the call until its outcome is known: see `volume status`", err)
+	}
+	return fmt.Errorf("%w; whether %s changed is not known: modify them again, to these or other values", err,
+		namesOf(v.Modification.Asked))
+}
+
+// modifyLocked modifies the volume while it holds the locks of its name and its key.
+func (m *Controller) modifyLocked(
+	ctx context.Context, by intent.Caller, name registry.VolumeName, parameters map[string]string,
+) error {
+	const what = "its modification"
+	unlock, err := m.Locks.Lock(ctx, name, what)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	v, err := m.modifiable(ctx, name)
+	if err != nil {
+		return err
+	}
+	unlockKey, err := m.Locks.Lock(ctx, v.VolumeKey(), what)
+	if err != nil {
+		return err
+	}
+	defer unlockKey()
+	if err := m.settleAlteration(ctx, name, intent.PolicyOf); err != nil {
+		return fmt.Errorf("the outcome of an earlier call must be known first: %w", err)
+	}
+	if v, err = m.modifiable(ctx, name); err != nil {
+		return err
+	}
+	all := maps.Clone(parameters)
+	for key, value := range v.Modification.Asked {
+		if _, given := all[key]; !given {
+			all[key] = value
+		}
+	}
+	if !v.Modification.Open() && contains(v.Mutable, all) {
+		return nil
+	}
+	return m.modify(ctx, by, v, all, intent.PolicyOf(registry.ControllerModifyRPC))
+}
+
+// contains reports whether every key of some has the same value in all.
+func contains(all, some map[string]string) bool {
+	for key, value := range some {
+		if got, has := all[key]; !has || got != value {
+			return false
+		}
+	}
+	return true
+}
+
+// namesOf returns the keys, without the values.
+func namesOf(parameters map[string]string) string {
+	return strings.Join(slices.Sorted(maps.Keys(parameters)), ", ")
+}
+
+// private returns what must not appear in the errors of calls for the volume, and is not in their requests.
+func private(v registry.Volume) csi.Private {
+	return csi.Private{MountFlags: v.MountFlags,
+		Contexts: []map[string]string{v.Context, v.Parameters, v.Mutable, v.Modification.Asked}}
+}
+
+// modify sends ControllerModifyVolume until its outcome is certain or its policy gives up. An earlier modification
+// without a certain outcome has the same parameters, or parameters has values for all of its names.
+func (m *Controller) modify(
+	ctx context.Context, by intent.Caller, v registry.Volume, parameters map[string]string, p intent.Policy,
+) error {
+	request := csi.ModifyRequest{VolumeID: v.External, Mutable: parameters, Private: private(v)}
+	before := v.Modification
+	again := maps.Equal(before.Asked, parameters)
+	vague := again // an earlier call of the same parameters may have had an effect
+	open := newIntent(registry.ControllerModifyRPC, by.Call, v, intent.Hash(registry.ControllerModifyRPC, request))
+	return m.sendTo(ctx, by, v.VolumeSpec, &request.Secrets, intent.Call{
+		Intent: open, Policy: p,
+		Before: func(view registry.View) (registry.Change, error) {
+			now, found := view.Volume(v.VolumeName())
+			if !found {
+				return registry.Change{}, unknown(v.VolumeName())
+			}
+			if !maps.Equal(now.Modification.Asked, parameters) {
+				now.Modification = registry.Modification{Asked: parameters, Since: m.Now()}
+			}
+			return registry.Change{Put: []registry.Record{now}}, nil
+		},
+		Done: func(view registry.View) registry.Change { return m.modified(view, v.VolumeName(), parameters) },
+		Failed: func(view registry.View, err *registry.CallError, clean bool) registry.Change {
+			now, known := view.Volume(v.VolumeName())
+			switch {
+			case !known:
+				return registry.Change{}
+			case vague || !clean && intent.RejectsCall(err.Code):
+				now.Modification.Code, now.Modification.Detail = err.Code, err.Detail
+			case again:
+				now.Modification = registry.Modification{}
+			default:
+				now.Modification = before
+			}
+			return registry.Change{Put: []registry.Record{now}}
+		},
+	}, func(ctx context.Context, at registry.InstanceKey) error {
+		err := m.driver.Modify(ctx, at, request)
+		if e, is := errors.AsType[*registry.CallError](err); is && intent.Answers(e.Code) && !intent.RejectsCall(e.Code) {
+			vague = intent.Inconclusive(e.Code)
+		}
+		return err
+	})
+}
+
+// modified returns the change that stores the new values.
+func (m *Controller) modified(
+	view registry.View, name registry.VolumeName, parameters map[string]string,
+) registry.Change {
+	v, known := view.Volume(name)
+	if !known {
+		return registry.Change{}
+	}
+	v.Mutable = maps.Clone(v.Mutable)
+	if v.Mutable == nil {
+		v.Mutable = map[string]string{}
+	}
+	maps.Copy(v.Mutable, parameters)
+	v.Modification = registry.Modification{}
+	return registry.Change{Put: []registry.Record{v},
+		Events: []registry.Event{m.event(registry.EventVolumeModified, v, namesOf(parameters))}}
+}
+
+// settleAlteration repeats an open ControllerExpandVolume or ControllerModifyVolume of the volume until its outcome is
+// certain.
+func (m *Controller) settleAlteration(
+	ctx context.Context, name registry.VolumeName, policy func(registry.RPC) intent.Policy,
+) error {
+	v, err := m.volume(ctx, name)
+	if err != nil {
+		return err
+	}
+	open, found := registry.Intent{}, false
+	err = m.State.View(ctx, func(view registry.View) error { open, found = view.Intent(v.VolumeKey()); return nil })
+	if err != nil || !found || !open.RPC.Alters() {
+		return err
+	}
+	return m.repeatAlteration(ctx, intent.Caller{}, v, policy(open.RPC), open.RPC)
+}
+
+// repeatAlteration repeats the call that is open for the volume. It does not check again whether the volume may be
+// expanded in use: that was checked when the call was opened.
+func (m *Controller) repeatAlteration(
+	ctx context.Context, by intent.Caller, v registry.Volume, p intent.Policy, rpc registry.RPC,
+) (err error) {
+	if rpc == registry.ControllerModifyRPC {
+		err = m.modify(ctx, by, v, v.Modification.Asked, p)
+	} else {
+		err = m.expandController(ctx, by, v, v.Expansion.Asked, expandMode{controller: true, online: true}, p)
+	}
+	return intent.Settled(err)
+}
+
+// LeaveAlteration closes an open ControllerExpandVolume or ControllerModifyVolume whose outcome is unknown, and reports
+// whether there was one.
+func (m *Controller) LeaveAlteration(ctx context.Context, key registry.VolumeKey) (left bool, err error) {
+	_, err = registry.Ensure(ctx, m.State, func(view registry.View) (registry.Change, error) {
+		open, found := view.Intent(key)
+		if left = found && open.RPC.Alters(); !left {
+			return registry.Change{}, nil
+		}
+		change := registry.Change{Delete: []registry.Key{open.Key()}}
+		v, known := view.VolumeByKey(key)
+		if !known {
+			return change, nil
+		}
+		why := intent.NoEnd(open)
+		if open.RPC == registry.ControllerModifyRPC {
+			v.Modification.Code, v.Modification.Detail = why.Code, why.Detail
+		} else {
+			v.Expansion = v.Expansion.Troubled(why)
+		}
+		change.Put = []registry.Record{v}
+		return change, nil
+	})
+	return left, err
+}
