@@ -15,7 +15,7 @@
 //   - A task that ends is restarted under its restart policy. A restart that the shim requests counts as a failure
 //     under the same policy, and happens once for each attempt.
 //   - A job that is submitted again keeps the allocs of unchanged groups. An alloc of a changed group is stopped,
-//     and replaced when it has ended.
+//     and replaced when it has ended. That of a plugin is stopped when its successor is healthy and nothing needs it.
 //   - Tasks keep running when the agent ends, in whatever way. The next agent adopts them, learns how others have
 //     ended, and tells the shim which tasks and allocs exist.
 //
