@@ -56,17 +56,18 @@ func TestChangedBlocks(t *testing.T) {
 	p := m.start("csi", "--backend", "loop")
 	raw := blockOf(writer)
 	id, s, target := p.create("a", raw).VolumeId, m.staging("s"), m.target("t")
-	writeAt := func(pages ...int64) { // of 64 KiB, as file systems with larger blocks have coarser holes
+	const page = 64 << 10 // file systems with larger blocks have coarser holes than 4 KiB
+	writeAt := func(pages ...int64) {
 		t.Helper()
 		p.bringUp(id, s, target, raw)
 		f, err := os.OpenFile(target, os.O_WRONLY, 0)
 		must(t, err)
-		for _, page := range pages {
-			text := make([]byte, 64<<10)
+		for _, n := range pages {
+			text := make([]byte, page)
 			for i := range text {
-				text[i] = byte(i + int(page) + 1)
+				text[i] = byte(i + int(n) + 1)
 			}
-			_, err := f.WriteAt(text, page*(64<<10))
+			_, err := f.WriteAt(text, n*page)
 			must(t, err)
 		}
 		must(t, f.Close())
@@ -78,13 +79,11 @@ func TestChangedBlocks(t *testing.T) {
 		must(t, err)
 		return snap.SnapshotId
 	}
-	const page = 64 << 10
 	writeAt(0, 1, 8, 100)
 	one := snapshot("one")
 	must(t, p.expand(id, 32<<20, 0))
 	writeAt(8, 9, 50, 400) // page 8 with the same content
 	two := snapshot("two")
-	none := [][2]int64(nil)
 	for what, c := range map[string]struct {
 		call func() ([][2]int64, error)
 		want [][2]int64
@@ -96,18 +95,18 @@ func TestChangedBlocks(t *testing.T) {
 			[][2]int64{{0, 2 * page}, {8 * page, page}, {100 * page, page}}, codes.OK},
 		"allocated, from the middle": {func() ([][2]int64, error) { return p.allocated(one, 9*page, 0) },
 			[][2]int64{{100 * page, page}}, codes.OK},
-		"allocated, from the end": {func() ([][2]int64, error) { return p.allocated(one, 16<<20, 0) }, none, codes.OK},
+		"allocated, from the end": {func() ([][2]int64, error) { return p.allocated(one, 16<<20, 0) }, nil, codes.OK},
 		"changed": {func() ([][2]int64, error) { return p.delta(one, two, 0, 2) },
 			[][2]int64{{9 * page, page}, {50 * page, page}, {400 * page, page}}, codes.OK},
 		"changed, from the middle": {func() ([][2]int64, error) { return p.delta(one, two, 10*page, 1) },
 			[][2]int64{{50 * page, page}, {400 * page, page}}, codes.OK},
-		"nothing changed": {func() ([][2]int64, error) { return p.delta(two, two, 0, 0) }, none, codes.OK},
-		"from behind the end": {func() ([][2]int64, error) { return p.allocated(one, 17<<20, 0) }, none,
+		"nothing changed": {func() ([][2]int64, error) { return p.delta(two, two, 0, 0) }, nil, codes.OK},
+		"from behind the end": {func() ([][2]int64, error) { return p.allocated(one, 17<<20, 0) }, nil,
 			codes.OutOfRange},
-		"in the wrong order": {func() ([][2]int64, error) { return p.delta(two, one, 0, 0) }, none,
+		"in the wrong order": {func() ([][2]int64, error) { return p.delta(two, one, 0, 0) }, nil,
 			codes.InvalidArgument},
-		"of nothing":  {func() ([][2]int64, error) { return p.allocated("", 0, 0) }, none, codes.InvalidArgument},
-		"of a volume": {func() ([][2]int64, error) { return p.allocated(id, 0, 0) }, none, codes.NotFound},
+		"of nothing":  {func() ([][2]int64, error) { return p.allocated("", 0, 0) }, nil, codes.InvalidArgument},
+		"of a volume": {func() ([][2]int64, error) { return p.allocated(id, 0, 0) }, nil, codes.NotFound},
 	} {
 		got, err := c.call()
 		step(t, what, err, c.code)

@@ -34,7 +34,7 @@ func (n *node) NodePublishVolume(
 	from, badStaging := n.place("staging target path", req.GetStagingTargetPath(), true)
 	if req.GetStagingTargetPath() == "" {
 		badStaging = status.Error(codes.FailedPrecondition, "the staging target path is missing: stage the volume first")
-	} else if mount.Inside(to, from) || mount.Inside(from, to) {
+	} else if badStaging == nil && badTarget == nil && (mount.Inside(to, from) || mount.Inside(from, to)) {
 		badStaging = status.Error(codes.InvalidArgument, "the target path and the staging target path overlap")
 	}
 	if err := cmp.Or(badAccess, badTarget, badStaging); err != nil {
