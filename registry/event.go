@@ -40,7 +40,7 @@ const (
 	EventVolumeUnhealthy EventKind = "volume unhealthy"     // the plugin reports it in Role; Detail is its message
 	// the plugin reports it in Role, after it reported the opposite
 	EventVolumeHealthy EventKind = "volume healthy"
-	// Events of snapshots: Volume is the snapshot's source, Detail names the snapshot.
+	// Events of snapshots: Volume is the snapshot's source, empty for a group snapshot. Detail names the snapshot.
 	EventSnapshotTaken   EventKind = "snapshot taken"
 	EventSnapshotReady   EventKind = "snapshot ready" // volumes can be created from it
 	EventSnapshotFailed  EventKind = "snapshot failed"

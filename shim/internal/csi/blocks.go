@@ -18,6 +18,7 @@ type BlocksRequest struct {
 	Offset   int64               // starting_offset
 	Max      int32               // max_results: ranges in one message
 	Secrets  map[string]registry.SecretValue
+	Private  Private
 }
 
 // RPC returns the call that the request is for.
@@ -56,6 +57,7 @@ func (f *Fleet) SnapshotBlocks(
 	sent := f.secretsOf(at.Plugin)
 	sent.add(secretsIn(req))
 	c, in, err := f.of(at)
+	defer c.done()
 	if err != nil {
 		unsent := status.Error(codes.Unavailable, err.Error())
 		return failure(r.RPC(), at, unsent, &callTrace{}, sent.redactorOf(ctx, req, nil))
@@ -74,7 +76,8 @@ func (f *Fleet) SnapshotBlocks(
 		if r.Base != "" {
 			return stream(ctx, l, trace, method, req, func(m *csi.GetMetadataDeltaResponse) error { return accept(m) })
 		}
-		return stream(ctx, l, trace, method, req, func(m *csi.GetMetadataAllocatedResponse) error { return accept(m) })
+		return stream(ctx, l, trace, method, req,
+			func(m *csi.GetMetadataAllocatedResponse) error { return accept(m) })
 	})
 	switch {
 	case refused != nil:
@@ -83,5 +86,5 @@ func (f *Fleet) SnapshotBlocks(
 		return nil
 	}
 	c.doubt(err)
-	return failure(r.RPC(), at, err, trace, sent.redactorOf(ctx, req, nil))
+	return failure(r.RPC(), at, err, trace, sent.redactorOf(ctx, req, r.Private.known))
 }

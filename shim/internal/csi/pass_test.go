@@ -117,3 +117,24 @@ func TestUnansweredCallIsReported(t *testing.T) {
 		t.Errorf("answered %v, %v", answered, err)
 	}
 }
+
+// A call for blocks that fails changes nothing, and its text has no secrets. It does not count as running afterwards.
+func TestErrorsOfBlocksHaveNoSecrets(t *testing.T) {
+	f := anyMethod(t, func(string, grpc.ServerStream) error {
+		return status.Error(codes.Internal, "hunter2222 and key=opensesame1")
+	})
+	before := f.Running(nodeKey.TaskKey())
+	for _, base := range []registry.ExternalID{"", "snap-1"} {
+		err := f.SnapshotBlocks(patient(t), nodeKey, BlocksRequest{Snapshot: "snap-2", Base: base,
+			Secrets: map[string]registry.SecretValue{"token": "hunter2222"},
+			Private: Private{Contexts: []map[string]string{{"password": "opensesame1"}}}}, nil)
+		failure, is := errors.AsType[*registry.CallError](err)
+		if !is || failure.Outcome != registry.OutcomeFailed || strings.Contains(failure.Detail, "hunter2222") ||
+			strings.Contains(failure.Detail, "opensesame1") {
+			t.Error(err)
+		}
+	}
+	if n := f.Running(nodeKey.TaskKey()); n != before {
+		t.Errorf("%d calls are running, and were %d before", n, before)
+	}
+}

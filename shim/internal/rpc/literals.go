@@ -179,7 +179,7 @@ func (l *Literals) sweep(ctx context.Context) error {
 					used[s.File] = true
 				}
 			}
-			for _, snap := range v.Snapshots() {
+			for _, snap := range v.SnapshotRecords() {
 				for _, s := range snap.Secrets {
 					used[s.File] = true
 				}
