@@ -25,6 +25,12 @@ variable "ids" {
   description = "form of the ids of volumes"
 }
 
+variable "caps" {
+  type        = string
+  default     = ""
+  description = "more capabilities, each after a comma"
+}
+
 variable "health" {
   type    = string
   default = "30s"
@@ -46,7 +52,7 @@ job "fake" {
         command = var.csifake
         args = [
           "--journal=${var.d}/journal", "--script=${var.d}/script", "--state=${var.d}/backend", "--data=${var.d}/data", "--mounts",
-          "--caps=CREATE_DELETE_VOLUME,PUBLISH_UNPUBLISH_VOLUME,STAGE_UNSTAGE_VOLUME", "--version=${var.version}", "--instance=${NOMAD_ALLOC_ID}",
+          "--caps=CREATE_DELETE_VOLUME,PUBLISH_UNPUBLISH_VOLUME,STAGE_UNSTAGE_VOLUME${var.caps}", "--version=${var.version}", "--instance=${NOMAD_ALLOC_ID}",
           "--ids=${var.ids}",
         ]
       }

@@ -93,7 +93,8 @@ func (s *Snapshots) readBlocks(ctx context.Context, snap, base registry.VolumeSn
 	if err != nil {
 		return err
 	}
-	r := csi.BlocksRequest{Snapshot: snap.External, Base: base.External, Offset: list.next, Max: maxRanges, Secrets: secrets}
+	r := csi.BlocksRequest{Snapshot: snap.External, Base: base.External, Offset: list.next, Max: maxRanges, Secrets: secrets,
+		Private: csi.Private{Contexts: []map[string]string{snap.Parameters, base.Parameters}}}
 	list.end = 0
 	return s.volumes.Once(ctx, "", blocksLimit, func(ctx context.Context) error {
 		return s.driver.SnapshotBlocks(ctx, inst.InstanceKey, r, func(page registry.Blocks) error {

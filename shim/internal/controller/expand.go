@@ -143,7 +143,7 @@ func (m *Controller) expandIn(
 	if err != nil {
 		return err
 	}
-	unlockKey, err := m.Locks.Lock(ctx, v.VolumeKey(), "its expansion")
+	unlockKey, err := m.lockToAlter(ctx, v.VolumeKey(), "its expansion")
 	if err != nil {
 		return err
 	}

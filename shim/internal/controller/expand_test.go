@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
@@ -361,5 +362,58 @@ func TestLeftExpansionAwaitsItsPlugin(t *testing.T) {
 				t.Errorf("%s: %v", rpc, err)
 			}
 		}
+	})
+}
+
+// A call that takes a snapshot and an expansion of its volume, of which either may still run at the plugin, are not made
+// at the same time.
+func TestSnapshotAndExpansionAreMadeInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := openSnapshots(t, of(registry.CreateSnapshot, registry.ControllerExpand))
+		dying, die := context.WithTimeout(t.Context(), time.Second)
+		defer die()
+		if _, err := d.Create(dying, call, snapSpec); err == nil { // it hangs
+			t.Error("the snapshot was taken")
+		}
+		d.restart()
+		expanded := make(chan error, 1)
+		expand := func(size int64) {
+			_, err := d.desk.Controller.Expand(t.Context(), call, name, registry.CapacityRange{Required: size})
+			expanded <- err
+		}
+		go expand(2 << 30)
+		time.Sleep(time.Hour)
+		d.view(func(view registry.View) {
+			if open, found := view.Intent(key); found {
+				t.Errorf("sent beside CreateSnapshot: %+v", open)
+			}
+		})
+		d.plugin.answer(answer(snapReady))
+		if _, err := d.Create(t.Context(), call, snapSpec); err != nil {
+			t.Error(err)
+		}
+		if err := <-expanded; err != nil {
+			t.Error(err)
+		}
+		d.desk.plugin.expect("ControllerExpandVolume vol-data 2147483648..0")
+
+		// The other way round: the expansion has no certain answer.
+		d.plugin.mu.Lock()
+		d.plugin.journal = nil
+		d.plugin.mu.Unlock()
+		open := registry.Intent{Volume: key, Name: name, RPC: registry.ControllerExpandRPC, Outcome: registry.OutcomePending}
+		d.put(open)
+		second := snapSpec
+		second.ID = "s2"
+		d.plugin.answer(answer(csi.Snapshot{ID: "snap-9", Volume: key.External, Ready: true}))
+		taken := make(chan error, 1)
+		go func() { taken <- errOf(d.Create(t.Context(), call, second)) }()
+		time.Sleep(time.Hour)
+		d.wantJournal()
+		d.drop(open.Key())
+		if err := <-taken; err != nil {
+			t.Error(err)
+		}
+		d.wantJournal("CreateSnapshot s2 of vol-data with map[tier:cold]")
 	})
 }

@@ -115,6 +115,8 @@ func TestGroupSnapshotIsCreatedOnceItIsReady(t *testing.T) {
 func TestGroupSnapshotIsRefusedBeforeAnyCall(t *testing.T) {
 	other := ready()
 	other.ID, other.Name, other.External, other.Plugin = "logs", "logs", "vol-logs", "nfs"
+	alias := ready()
+	alias.ID, alias.Name, alias.Created = "logs", "logs", false
 	taken := registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: "g-logs", Name: "x",
 		Volume: "data"}, Plugin: key.Plugin, Source: key.External, State: registry.SnapshotReady}
 	for name, c := range map[string]struct {
@@ -125,6 +127,7 @@ func TestGroupSnapshotIsRefusedBeforeAnyCall(t *testing.T) {
 	}{
 		"no capability":       {registry.CreateSnapshot, nil, groupSpec.Volumes, registry.ErrUnsupported},
 		"two plugins":         {registry.GroupSnapshots, other, groupSpec.Volumes, registry.ErrInvalid},
+		"one volume twice":    {registry.GroupSnapshots, alias, groupSpec.Volumes, registry.ErrInvalid},
 		"a volume is missing": {registry.GroupSnapshots, nil, []registry.VolumeID{"data", "none"}, registry.ErrNotFound},
 		"a member's id taken": {registry.GroupSnapshots, taken, groupSpec.Volumes, registry.ErrExists},
 	} {
@@ -196,10 +199,12 @@ func TestGroupSnapshotsOfTheSameVolumesEnd(t *testing.T) {
 			go func() { done <- errOf(d.Create(limited, call, spec)) }()
 		}
 		synctest.Wait()
+		d.plugin.mu.Lock()
 		if len(d.plugin.journal) != 1 {
 			t.Errorf("in flight at once: %q", d.plugin.journal)
 		}
-		d.plugin.answers = []snapshotAnswer{refused("INVALID_ARGUMENT")}
+		d.plugin.mu.Unlock()
+		d.plugin.answer(refused("INVALID_ARGUMENT"))
 		for range 2 {
 			if err := <-done; err == nil || errors.Is(err, context.DeadlineExceeded) {
 				t.Error(err)

@@ -103,7 +103,7 @@ func (m *Controller) modifyLocked(
 	if err != nil {
 		return err
 	}
-	unlockKey, err := m.Locks.Lock(ctx, v.VolumeKey(), what)
+	unlockKey, err := m.lockToAlter(ctx, v.VolumeKey(), what)
 	if err != nil {
 		return err
 	}

@@ -119,6 +119,14 @@ func (s *Snapshots) step(ctx context.Context, w work) (done, sent bool, err erro
 	if err := s.volumes.State.View(ctx, look); err != nil || done {
 		return done, false, err
 	}
+	wait := false
+	err = s.volumes.State.View(ctx, func(view registry.View) error {
+		wait = slices.ContainsFunc(snap.VolumeKeys(), func(key registry.VolumeKey) bool { return alterationRuns(view, key) })
+		return nil
+	})
+	if err != nil || wait && snap.State == registry.SnapshotCreating {
+		return false, false, err
+	}
 	var next *registry.VolumeSnapshot
 	next, sent, err = s.call(ctx, w, snap, inst, secrets)
 	final := next == nil || w.wanted(*next)
@@ -146,6 +154,51 @@ func (s *Snapshots) lock(ctx context.Context, snap registry.VolumeSnapshot) (unl
 		keys = append(keys, key)
 	}
 	return s.volumes.Locks.LockAll(ctx, keys, "a call for "+name.String())
+}
+
+// alterationRuns reports whether an expansion or modification of the volume may still run at its plugin.
+func alterationRuns(view registry.View, key registry.VolumeKey) bool {
+	open, found := view.Intent(key)
+	return found && open.RPC.Alters() && intent.MayRun(open)
+}
+
+// snapshotted returns the snapshot whose call for the volume may still run at the plugin: its shim may have died before
+// the plugin answered.
+func snapshotted(view registry.View, key registry.VolumeKey) (name snapshotName, found bool) {
+	for _, snap := range view.SnapshotRecords() {
+		runs := !intent.Answers(snap.Failure.Code) || snap.Failure.Code == "ABORTED"
+		if snap.State == registry.SnapshotCreating && runs && slices.Contains(snap.VolumeKeys(), key) {
+			return nameOf(snap.SnapshotSpec), true
+		}
+	}
+	return name, false
+}
+
+// lockToAlter takes the lock of a volume once no call that takes a snapshot of it may run at the plugin any more. Such
+// a call is repeated until it has ended. An alteration that may run itself comes first: snapshots wait for it.
+func (m *Controller) lockToAlter(ctx context.Context, key registry.VolumeKey, what string) (unlock func(), err error) {
+	for try := uint64(1); ; try++ {
+		if unlock, err = m.Locks.Lock(ctx, key, what); err != nil {
+			return nil, err
+		}
+		var name snapshotName
+		wait := false
+		err = m.State.View(ctx, func(view registry.View) error {
+			name, wait = snapshotted(view, key)
+			wait = wait && !alterationRuns(view, key)
+			return nil
+		})
+		if err == nil && !wait {
+			return unlock, nil
+		}
+		unlock()
+		if err != nil {
+			return nil, err
+		}
+		if !intent.Sleep(ctx, readyBackoff.Delay(try, rand.Float64())) {
+			return nil, registry.Errorf(registry.ErrUnavailable, "%s is being taken of it: %w", name, context.Cause(ctx))
+		}
+	}
 }
 
 // call makes one call. next is the record after it; nil: it is gone. An error that is not a *registry.CallError says
@@ -288,98 +341,6 @@ func (s *Snapshots) progress(was, is registry.VolumeSnapshot) (events []registry
 		events = append(events, s.event(registry.EventSnapshotReady, is, fmt.Sprintf("%d bytes", size)))
 	}
 	return events
-}
-
-// acceptOne copies the plugin's answer to the snapshot after checking it.
-func acceptOne(view registry.View, snap *registry.VolumeSnapshot, answer csi.Snapshot) error {
-	if err := checkAnswer(view, *snap, snap.Each()[0], answer); err != nil {
-		return err
-	}
-	if answer.Group != "" {
-		if _, err := registry.ParseExternalID(string(answer.Group)); err != nil {
-			return err
-		}
-	}
-	snap.External = registry.ExternalID(answer.ID)
-	snap.Size, snap.Taken, snap.Group, snap.Failure = answer.Size, answer.Taken, answer.Group, registry.Failure{}
-	snap.State = registry.SnapshotProcessing
-	if answer.Ready {
-		snap.State = registry.SnapshotReady
-	}
-	return nil
-}
-
-// acceptGroup copies the plugin's answer to the group snapshot after checking it: one snapshot of each volume, and none
-// of another. The group is ready once each of its snapshots is, whatever the plugin says of the group.
-func acceptGroup(view registry.View, snap *registry.VolumeSnapshot, answer csi.GroupSnapshot) error {
-	id, err := registry.ParseExternalID(answer.ID)
-	switch {
-	case err != nil:
-		return err
-	case snap.External != "" && snap.External != id:
-		return registry.Invalid("it calls the group snapshot %q, and called it %q before", id, snap.External)
-	case len(answer.Snapshots) != len(snap.Members):
-		return registry.Invalid("group snapshot %q has %d snapshots, of %d volumes", id, len(answer.Snapshots),
-			len(snap.Members))
-	}
-	for _, other := range view.GroupSnapshots() {
-		if other.Plugin == snap.Plugin && other.External == id && other.Key() != snap.Key() {
-			return registry.Invalid("it calls the group snapshot %q, which is %s already", id, nameOf(other.SnapshotSpec))
-		}
-	}
-	members, ready, seen := slices.Clone(snap.Members), answer.Ready, map[string]bool{}
-	for i, m := range members {
-		at := slices.IndexFunc(answer.Snapshots, func(one csi.Snapshot) bool { return one.Volume == m.Source })
-		if at < 0 {
-			return registry.Invalid("group snapshot %q has no snapshot of volume %q", id, m.Source)
-		}
-		one := answer.Snapshots[at]
-		if err := checkAnswer(view, *snap, m, one); err != nil {
-			return err
-		}
-		if one.Group != id {
-			return registry.Invalid("snapshot %q in group snapshot %q says that it is in group %q", one.ID, id, one.Group)
-		}
-		if seen[one.ID] {
-			return registry.Invalid("group snapshot %q has snapshot %q twice", id, one.ID)
-		}
-		seen[one.ID], ready = true, ready && one.Ready
-		members[i].External, members[i].Size, members[i].Taken = registry.ExternalID(one.ID), one.Size, one.Taken
-		members[i].Ready = one.Ready
-	}
-	snap.External, snap.Taken, snap.Members, snap.Failure = id, answer.Taken, members, registry.Failure{}
-	snap.State = registry.SnapshotProcessing
-	if ready {
-		snap.State = registry.SnapshotReady
-	}
-	return nil
-}
-
-// checkAnswer checks what the plugin says of the snapshot of one volume.
-func checkAnswer(
-	view registry.View, snap registry.VolumeSnapshot, m registry.GroupMember, answer csi.Snapshot,
-) error {
-	id, err := registry.ParseExternalID(answer.ID)
-	if err == nil {
-		_, err = registry.ParseExternalID(string(answer.Volume))
-	}
-	switch {
-	case err != nil:
-		return err
-	case m.External != "" && m.External != id:
-		return registry.Invalid("it calls the snapshot %q, and called it %q before", id, m.External)
-	case answer.Volume != m.Source:
-		return registry.Invalid("it was asked for a snapshot of volume %q, and says that %q is one of volume %q",
-			m.Source, id, answer.Volume)
-	case answer.Size < 0:
-		return registry.Invalid("the size of snapshot %q is %d", id, answer.Size)
-	}
-	for _, other := range view.SnapshotRecords() {
-		if other.Plugin == snap.Plugin && other.Key() != snap.Key() && slices.Contains(other.Externals(), id) {
-			return registry.Invalid("it calls the snapshot %q, which belongs to %s already", id, nameOf(other.SnapshotSpec))
-		}
-	}
-	return nil
 }
 
 // deleted stores the answer to DeleteSnapshot.

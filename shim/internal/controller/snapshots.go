@@ -129,6 +129,8 @@ func newSnapshot(view registry.View, spec registry.SnapshotSpec) (registry.Volum
 		case i > 0 && v.Plugin != snap.Plugin:
 			return snap, registry.Invalid("volume %s belongs to plugin %s, and volume %s to plugin %s; "+
 				"a group snapshot is taken of volumes of one plugin", name, v.Plugin, volumes[0], snap.Plugin)
+		case slices.ContainsFunc(snap.Members, func(m registry.GroupMember) bool { return m.Source == v.External }):
+			return snap, registry.Invalid("volume %s is at its plugin one that the group has already: %q", name, v.External)
 		}
 		snap.Plugin = v.Plugin
 		if snap.Secrets == nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,6 +17,7 @@ import (
 
 // snapshotPlugin is a plugin that answers by a script, call after call. Its last answer is repeated.
 type snapshotPlugin struct {
+	mu      sync.Mutex // guards journal and answers
 	journal []string
 	answers []snapshotAnswer
 	secrets map[string]registry.SecretValue // of the last call
@@ -30,16 +32,26 @@ type snapshotAnswer struct {
 }
 
 func (p *snapshotPlugin) next(ctx context.Context, format string, args ...any) snapshotAnswer {
+	p.mu.Lock()
 	p.journal = append(p.journal, fmt.Sprintf(format, args...))
 	if len(p.answers) == 0 {
+		p.mu.Unlock()
 		<-ctx.Done() // it hangs
 		return noAnswer("CANCELLED")
 	}
+	defer p.mu.Unlock()
 	a := p.answers[0]
 	if len(p.answers) > 1 {
 		p.answers = p.answers[1:]
 	}
 	return a
+}
+
+// answer replaces the script.
+func (p *snapshotPlugin) answer(answers ...snapshotAnswer) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.answers = answers
 }
 
 func (p *snapshotPlugin) CreateSnapshot(
@@ -161,6 +173,8 @@ func (d *snapshotDesk) state() registry.VolumeSnapshot {
 
 func (d *snapshotDesk) wantJournal(calls ...string) {
 	d.desk.t.Helper()
+	d.plugin.mu.Lock()
+	defer d.plugin.mu.Unlock()
 	if !slices.Equal(d.plugin.journal, calls) {
 		d.desk.t.Errorf("calls %q, want %q", d.plugin.journal, calls)
 	}
