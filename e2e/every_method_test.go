@@ -656,6 +656,12 @@ func (tr *traffic) callRefused(int) {
 	tr.call("PrepareAlloc", host.ErrInvalid, func(ctx context.Context) error {
 		return errOf(h.PrepareAlloc(ctx, host.AllocGroup{Alloc: "../a", Namespace: "default"}))
 	})
+	tr.call("ForceReleaseAlloc", host.ErrNotFound, func(ctx context.Context) error {
+		return errOf(h.ForceReleaseAlloc(ctx, "none", host.Force{By: "e2e", Confirm: "none"}))
+	})
+	tr.call("DetachVolume", host.ErrNotFound, func(ctx context.Context) error {
+		return errOf(h.DetachVolume(ctx, volumeName("none"), "", host.Force{By: "e2e"}))
+	})
 	tr.call("Parse", host.ErrInvalid, func(ctx context.Context) error {
 		return errOf(parseGroup(ctx, h, "bad", "job {"))
 	})

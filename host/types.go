@@ -24,6 +24,7 @@ type (
 	Finding           = registry.Finding
 	FindingAction     = registry.FindingAction
 	FindingKind       = registry.FindingKind
+	Force             = registry.Force
 	Infeasible        = registry.Infeasible
 	InfeasibleKind    = registry.InfeasibleKind
 	Instance          = registry.Instance
@@ -33,6 +34,8 @@ type (
 	PluginFingerprint = registry.PluginFingerprint
 	PluginID          = registry.PluginID
 	PluginTask        = registry.PluginTask
+	ReleaseAction     = registry.ReleaseAction
+	ReleaseStep       = registry.ReleaseStep
 	Role              = registry.Role
 	Seq               = registry.Seq
 	Snapshot          = registry.VolumeSnapshot

@@ -225,6 +225,7 @@ func AllocProto(a registry.AllocStatus) *pb.Alloc {
 		State: string(a.State),
 		Waits: text(registry.Waits(a.Waiting)), Waiting: each(a.Waiting, waitProto),
 		CreateIndex: uint64(a.CreateIndex), ModifyIndex: uint64(a.ModifyIndex), Since: stamp(a.Since),
+		ForcedBy: a.Forced.By, ForcedSince: stamp(a.Forced.Since),
 		Volumes: each(a.Uses, func(u registry.Use) *pb.Use {
 			return &pb.Use{
 				Request: string(u.Request), Volume: VolumeNameProto(u.Name), Plugin: string(u.Volume.Plugin),
@@ -247,6 +248,7 @@ func Alloc(m *pb.Alloc) registry.AllocStatus {
 			State: registry.AllocState(m.GetState()), Waiting: each(m.GetWaiting(), wait),
 			CreateIndex: registry.Seq(m.GetCreateIndex()),
 			ModifyIndex: registry.Seq(m.GetModifyIndex()), Since: moment(m.GetSince()),
+			Forced: registry.Forced{By: m.GetForcedBy(), Since: moment(m.GetForcedSince())},
 		},
 		Uses: each(m.GetVolumes(), func(u *pb.Use) registry.Use {
 			return registry.Use{
@@ -274,5 +276,28 @@ func Infeasible(m *pb.Infeasible) registry.Infeasible {
 		Request: registry.RequestName(m.GetRequest()), Volume: VolumeName(m.GetVolume()),
 		Plugin: registry.PluginID(m.GetPlugin()), Kind: registry.InfeasibleKind(m.GetKind()), Detail: m.GetDetail(),
 		Holders: each(m.GetHolders(), Claim),
+	}
+}
+
+func ForceProto(f registry.Force) *pb.Force {
+	return &pb.Force{By: f.By, Confirm: f.Confirm, DryRun: f.DryRun}
+}
+
+func Force(m *pb.Force) registry.Force {
+	return registry.Force{By: m.GetBy(), Confirm: m.GetConfirm(), DryRun: m.GetDryRun()}
+}
+
+func ReleaseStepProto(s registry.ReleaseStep) *pb.ReleaseStep {
+	return &pb.ReleaseStep{
+		Volume: VolumeNameProto(s.Volume), Request: string(s.Request), Action: string(s.Action), Rpc: string(s.RPC),
+		Target: s.Target, Detail: s.Detail,
+	}
+}
+
+func ReleaseStep(m *pb.ReleaseStep) registry.ReleaseStep {
+	return registry.ReleaseStep{
+		Volume: VolumeName(m.GetVolume()), Request: registry.RequestName(m.GetRequest()),
+		Action: registry.ReleaseAction(m.GetAction()), RPC: registry.RPC(m.GetRpc()), Target: m.GetTarget(),
+		Detail: m.GetDetail(),
 	}
 }

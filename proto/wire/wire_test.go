@@ -128,6 +128,12 @@ func TestEveryFieldCrosses(t *testing.T) {
 		i := full[registry.Infeasible]()
 		same(t, trip(t, i, InfeasibleProto, Infeasible), i)
 	})
+	t.Run("Force", func(t *testing.T) {
+		f := full[registry.Force]()
+		same(t, trip(t, f, ForceProto, Force), f)
+		step := full[registry.ReleaseStep]()
+		same(t, trip(t, step, ReleaseStepProto, ReleaseStep), step)
+	})
 	t.Run("Event", func(t *testing.T) {
 		e := full[registry.Event]()
 		e.Kind = registry.EventResync // with any other kind the snapshot does not travel

@@ -129,8 +129,12 @@ func (e *explainer) waiting(w wait) Notice {
 	if w.Step != registry.StepClaim && w.Step != registry.StepTurn {
 		n.list("Plugin", w.plugin.describe(w.Step == registry.StepPlugin))
 	}
-	if !w.leaving && w.job != "" {
+	switch {
+	case !w.leaving && w.job != "":
 		n.command("stop the job", display.Command("holdfast job stop", w.job))
+	case w.leaving && w.Alloc != "" && w.Step != registry.StepTurn:
+		n.command("if the plugin is gone for good, see what a release by force would skip",
+			display.Command("holdfast alloc release --dry-run", short(w.Alloc)))
 	}
 	return n
 }

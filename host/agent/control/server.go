@@ -35,6 +35,8 @@ type Host interface {
 	ExpandVolume(ctx context.Context, n host.VolumeName, want host.CapacityRange) (host.VolumeStatus, error)
 	DeleteVolume(ctx context.Context, n host.VolumeName) error
 	DeregisterVolume(ctx context.Context, n host.VolumeName) error
+	DetachVolume(ctx context.Context, n host.VolumeName, node string, f host.Force) ([]host.ReleaseStep, error)
+	ForceReleaseAlloc(ctx context.Context, id host.AllocID, f host.Force) ([]host.ReleaseStep, error)
 	VolumeStats(ctx context.Context, n host.VolumeName) ([]host.VolumeUsage, host.Seq, error)
 
 	CreateSnapshot(ctx context.Context, s host.SnapshotSpec) (host.Snapshot, error)
@@ -82,7 +84,7 @@ func NewServer(a *agent.Agent, h Host, self Self, log hclog.Logger) *Server {
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	life, cancel := context.WithCancel(ctx)
 	web := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second,
-		BaseContext: func(net.Listener) context.Context { return life }}
+		BaseContext: func(net.Listener) context.Context { return life }, ConnContext: withOperator}
 	served := make(chan error, 1)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -114,6 +116,7 @@ func (s *Server) handler() http.Handler {
 		"DELETE /v1/job/{id}":         s.deleteJob,
 		"GET /v1/allocs":              s.getAllocs,
 		"GET /v1/alloc/{id}":          s.getAlloc,
+		"POST /v1/alloc/{id}/release": s.postForceRelease,
 		"GET /v1/plugins":             s.getPlugins,
 		"GET /v1/plugin/{id}":         s.getPlugin,
 		"POST /v1/plugins/capacity":   s.postCapacity,
@@ -123,6 +126,7 @@ func (s *Server) handler() http.Handler {
 		"POST /v1/volumes/register":   s.postVolume(s.register),
 		"POST /v1/volume/{id}/expand": s.expandVolume,
 		"POST /v1/volume/{id}/modify": s.modifyVolume,
+		"POST /v1/volume/{id}/detach": s.postDetach,
 		"GET /v1/volume/{id}":         s.getVolume,
 		"GET /v1/volume/{id}/stats":   s.getStats,
 		"DELETE /v1/volume/{id}":      s.deleteVolume,

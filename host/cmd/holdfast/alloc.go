@@ -18,7 +18,7 @@ func newAlloc(io streams, p *globalFlags) *cobra.Command {
 	status := statusCommand(io, p, "List allocs, or show the one whose ID starts with ID", (*control.Client).Allocs,
 		writeAllocs,
 		(*control.Client).Alloc, writeAlloc)
-	return group("alloc", "Inspect allocs and read their logs", status, newAllocLogs(io, p))
+	return group("alloc", "Inspect allocs, read their logs, release their volumes", status, newAllocLogs(io, p), newAllocRelease(io, p))
 }
 
 func newAllocLogs(io streams, p *globalFlags) *cobra.Command {

@@ -22,6 +22,7 @@ func newVolume(io streams, p *globalFlags) *cobra.Command {
 		newVolumeCreate(io, p, "create", "Create a volume", (*control.Client).CreateVolume),
 		newVolumeCreate(io, p, "register", "Register an existing volume", (*control.Client).RegisterVolume),
 		newVolumeList(io, p), newVolumeStatus(io, p), newVolumeExpand(io, p), newVolumeModify(io, p),
+		newVolumeDetach(io, p),
 		newVolumeDelete(io, p, "delete", "Delete an unused volume", (*control.Client).DeleteVolume),
 		newVolumeDelete(io, p, "deregister", "Remove the record of an unused volume; the plugin keeps the volume",
 			(*control.Client).DeregisterVolume))

@@ -573,6 +573,8 @@ type Alloc struct {
 	ModifyIndex   uint64                 `protobuf:"varint,10,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
 	Since         *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=since,proto3" json:"since,omitempty"`
 	Waiting       []*Wait                `protobuf:"bytes,12,rep,name=waiting,proto3" json:"waiting,omitempty"`
+	ForcedBy      string                 `protobuf:"bytes,13,opt,name=forced_by,json=forcedBy,proto3" json:"forced_by,omitempty"` // the operator that releases it by force
+	ForcedSince   *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=forced_since,json=forcedSince,proto3" json:"forced_since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -687,6 +689,20 @@ func (x *Alloc) GetSince() *timestamppb.Timestamp {
 func (x *Alloc) GetWaiting() []*Wait {
 	if x != nil {
 		return x.Waiting
+	}
+	return nil
+}
+
+func (x *Alloc) GetForcedBy() string {
+	if x != nil {
+		return x.ForcedBy
+	}
+	return ""
+}
+
+func (x *Alloc) GetForcedSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ForcedSince
 	}
 	return nil
 }
@@ -1693,7 +1709,7 @@ const file_holdfast_v1_allocs_proto_rawDesc = "" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12\x14\n" +
 	"\x05alloc\x18\x02 \x01(\tR\x05alloc\"@\n" +
 	"\x11ReleaseAllocReply\x12+\n" +
-	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\"\xf0\x02\n" +
+	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\"\xcc\x03\n" +
 	"\x05Alloc\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\tR\x03job\x12\x14\n" +
@@ -1707,7 +1723,9 @@ const file_holdfast_v1_allocs_proto_rawDesc = "" +
 	"\fmodify_index\x18\n" +
 	" \x01(\x04R\vmodifyIndex\x120\n" +
 	"\x05since\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12+\n" +
-	"\awaiting\x18\f \x03(\v2\x11.holdfast.v1.WaitR\awaiting\"\xf3\x02\n" +
+	"\awaiting\x18\f \x03(\v2\x11.holdfast.v1.WaitR\awaiting\x12\x1b\n" +
+	"\tforced_by\x18\r \x01(\tR\bforcedBy\x12=\n" +
+	"\fforced_since\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\vforcedSince\"\xf3\x02\n" +
 	"\x04Wait\x12\x14\n" +
 	"\x05alloc\x18\x01 \x01(\tR\x05alloc\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\tR\arequest\x12/\n" +
@@ -1878,51 +1896,52 @@ var file_holdfast_v1_allocs_proto_depIdxs = []int32{
 	11, // 16: holdfast.v1.Alloc.volumes:type_name -> holdfast.v1.Use
 	28, // 17: holdfast.v1.Alloc.since:type_name -> google.protobuf.Timestamp
 	10, // 18: holdfast.v1.Alloc.waiting:type_name -> holdfast.v1.Wait
-	29, // 19: holdfast.v1.Wait.volume:type_name -> holdfast.v1.VolumeName
-	28, // 20: holdfast.v1.Wait.since:type_name -> google.protobuf.Timestamp
-	28, // 21: holdfast.v1.Wait.next:type_name -> google.protobuf.Timestamp
-	29, // 22: holdfast.v1.Use.volume:type_name -> holdfast.v1.VolumeName
-	30, // 23: holdfast.v1.Use.usage:type_name -> holdfast.v1.Usage
-	31, // 24: holdfast.v1.Use.target:type_name -> holdfast.v1.Tree
-	15, // 25: holdfast.v1.Use.intent:type_name -> holdfast.v1.IntentState
-	10, // 26: holdfast.v1.Use.wait:type_name -> holdfast.v1.Wait
-	28, // 27: holdfast.v1.Use.troubled:type_name -> google.protobuf.Timestamp
-	14, // 28: holdfast.v1.Use.expansion:type_name -> holdfast.v1.Expansion
-	12, // 29: holdfast.v1.Use.health:type_name -> holdfast.v1.VolumeHealth
-	13, // 30: holdfast.v1.VolumeHealth.controller:type_name -> holdfast.v1.VolumeCondition
-	13, // 31: holdfast.v1.VolumeHealth.node:type_name -> holdfast.v1.VolumeCondition
-	28, // 32: holdfast.v1.VolumeCondition.since:type_name -> google.protobuf.Timestamp
-	28, // 33: holdfast.v1.Expansion.since:type_name -> google.protobuf.Timestamp
-	28, // 34: holdfast.v1.IntentState.since:type_name -> google.protobuf.Timestamp
-	28, // 35: holdfast.v1.IntentState.next:type_name -> google.protobuf.Timestamp
-	25, // 36: holdfast.v1.ListAllocsRequest.call:type_name -> holdfast.v1.Call
-	32, // 37: holdfast.v1.ListAllocsRequest.page:type_name -> holdfast.v1.Page
-	26, // 38: holdfast.v1.ListAllocsReply.answer:type_name -> holdfast.v1.Answer
-	9,  // 39: holdfast.v1.ListAllocsReply.allocs:type_name -> holdfast.v1.Alloc
-	25, // 40: holdfast.v1.FeasibleRequest.call:type_name -> holdfast.v1.Call
-	0,  // 41: holdfast.v1.FeasibleRequest.alloc:type_name -> holdfast.v1.AllocGroup
-	26, // 42: holdfast.v1.FeasibleReply.answer:type_name -> holdfast.v1.Answer
-	20, // 43: holdfast.v1.FeasibleReply.reasons:type_name -> holdfast.v1.Infeasible
-	29, // 44: holdfast.v1.Infeasible.volume:type_name -> holdfast.v1.VolumeName
-	33, // 45: holdfast.v1.Infeasible.holders:type_name -> holdfast.v1.Claim
-	34, // 46: holdfast.v1.PrepareReply.PlansEntry.value:type_name -> holdfast.v1.Plan
-	2,  // 47: holdfast.v1.Allocs.Sync:input_type -> holdfast.v1.SyncRequest
-	5,  // 48: holdfast.v1.Allocs.Prepare:input_type -> holdfast.v1.PrepareRequest
-	7,  // 49: holdfast.v1.Allocs.Release:input_type -> holdfast.v1.ReleaseAllocRequest
-	16, // 50: holdfast.v1.Allocs.List:input_type -> holdfast.v1.ListAllocsRequest
-	18, // 51: holdfast.v1.Allocs.Feasible:input_type -> holdfast.v1.FeasibleRequest
-	35, // 52: holdfast.v1.Allocs.ForceRelease:input_type -> holdfast.v1.ForceReleaseRequest
-	3,  // 53: holdfast.v1.Allocs.Sync:output_type -> holdfast.v1.SyncReply
-	6,  // 54: holdfast.v1.Allocs.Prepare:output_type -> holdfast.v1.PrepareReply
-	8,  // 55: holdfast.v1.Allocs.Release:output_type -> holdfast.v1.ReleaseAllocReply
-	17, // 56: holdfast.v1.Allocs.List:output_type -> holdfast.v1.ListAllocsReply
-	19, // 57: holdfast.v1.Allocs.Feasible:output_type -> holdfast.v1.FeasibleReply
-	36, // 58: holdfast.v1.Allocs.ForceRelease:output_type -> holdfast.v1.ForceReleaseReply
-	53, // [53:59] is the sub-list for method output_type
-	47, // [47:53] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	28, // 19: holdfast.v1.Alloc.forced_since:type_name -> google.protobuf.Timestamp
+	29, // 20: holdfast.v1.Wait.volume:type_name -> holdfast.v1.VolumeName
+	28, // 21: holdfast.v1.Wait.since:type_name -> google.protobuf.Timestamp
+	28, // 22: holdfast.v1.Wait.next:type_name -> google.protobuf.Timestamp
+	29, // 23: holdfast.v1.Use.volume:type_name -> holdfast.v1.VolumeName
+	30, // 24: holdfast.v1.Use.usage:type_name -> holdfast.v1.Usage
+	31, // 25: holdfast.v1.Use.target:type_name -> holdfast.v1.Tree
+	15, // 26: holdfast.v1.Use.intent:type_name -> holdfast.v1.IntentState
+	10, // 27: holdfast.v1.Use.wait:type_name -> holdfast.v1.Wait
+	28, // 28: holdfast.v1.Use.troubled:type_name -> google.protobuf.Timestamp
+	14, // 29: holdfast.v1.Use.expansion:type_name -> holdfast.v1.Expansion
+	12, // 30: holdfast.v1.Use.health:type_name -> holdfast.v1.VolumeHealth
+	13, // 31: holdfast.v1.VolumeHealth.controller:type_name -> holdfast.v1.VolumeCondition
+	13, // 32: holdfast.v1.VolumeHealth.node:type_name -> holdfast.v1.VolumeCondition
+	28, // 33: holdfast.v1.VolumeCondition.since:type_name -> google.protobuf.Timestamp
+	28, // 34: holdfast.v1.Expansion.since:type_name -> google.protobuf.Timestamp
+	28, // 35: holdfast.v1.IntentState.since:type_name -> google.protobuf.Timestamp
+	28, // 36: holdfast.v1.IntentState.next:type_name -> google.protobuf.Timestamp
+	25, // 37: holdfast.v1.ListAllocsRequest.call:type_name -> holdfast.v1.Call
+	32, // 38: holdfast.v1.ListAllocsRequest.page:type_name -> holdfast.v1.Page
+	26, // 39: holdfast.v1.ListAllocsReply.answer:type_name -> holdfast.v1.Answer
+	9,  // 40: holdfast.v1.ListAllocsReply.allocs:type_name -> holdfast.v1.Alloc
+	25, // 41: holdfast.v1.FeasibleRequest.call:type_name -> holdfast.v1.Call
+	0,  // 42: holdfast.v1.FeasibleRequest.alloc:type_name -> holdfast.v1.AllocGroup
+	26, // 43: holdfast.v1.FeasibleReply.answer:type_name -> holdfast.v1.Answer
+	20, // 44: holdfast.v1.FeasibleReply.reasons:type_name -> holdfast.v1.Infeasible
+	29, // 45: holdfast.v1.Infeasible.volume:type_name -> holdfast.v1.VolumeName
+	33, // 46: holdfast.v1.Infeasible.holders:type_name -> holdfast.v1.Claim
+	34, // 47: holdfast.v1.PrepareReply.PlansEntry.value:type_name -> holdfast.v1.Plan
+	2,  // 48: holdfast.v1.Allocs.Sync:input_type -> holdfast.v1.SyncRequest
+	5,  // 49: holdfast.v1.Allocs.Prepare:input_type -> holdfast.v1.PrepareRequest
+	7,  // 50: holdfast.v1.Allocs.Release:input_type -> holdfast.v1.ReleaseAllocRequest
+	16, // 51: holdfast.v1.Allocs.List:input_type -> holdfast.v1.ListAllocsRequest
+	18, // 52: holdfast.v1.Allocs.Feasible:input_type -> holdfast.v1.FeasibleRequest
+	35, // 53: holdfast.v1.Allocs.ForceRelease:input_type -> holdfast.v1.ForceReleaseRequest
+	3,  // 54: holdfast.v1.Allocs.Sync:output_type -> holdfast.v1.SyncReply
+	6,  // 55: holdfast.v1.Allocs.Prepare:output_type -> holdfast.v1.PrepareReply
+	8,  // 56: holdfast.v1.Allocs.Release:output_type -> holdfast.v1.ReleaseAllocReply
+	17, // 57: holdfast.v1.Allocs.List:output_type -> holdfast.v1.ListAllocsReply
+	19, // 58: holdfast.v1.Allocs.Feasible:output_type -> holdfast.v1.FeasibleReply
+	36, // 59: holdfast.v1.Allocs.ForceRelease:output_type -> holdfast.v1.ForceReleaseReply
+	54, // [54:60] is the sub-list for method output_type
+	48, // [48:54] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_allocs_proto_init() }

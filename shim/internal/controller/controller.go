@@ -21,7 +21,9 @@ type Controller struct {
 	driver Driver
 	node   Node
 	logger hclog.Logger
-	wake   chan struct{} // holds one token after a creation, deletion or expansion has ended without success
+	// Fence returns once a node cannot write any more. ErrUnsupported, or nil: the host cannot fence.
+	Fence func(context.Context, registry.NodeName) error
+	wake  chan struct{} // holds one token after a creation, deletion or expansion has ended without success
 }
 
 // New returns a controller that calls plugins through driver. node does the node's half of expansions.
@@ -220,6 +222,8 @@ type Driver interface {
 
 // Node does the work of this node that Controller needs. Grow needs the volume's lock.
 type Node interface {
+	// Name returns the name of the node.
+	Name() registry.NodeName
 	// Uses describes how the node uses the volume: publishes and staging.
 	Uses(ctx context.Context, key registry.VolumeKey) ([]string, error)
 	// Grow does the pending expansion on the node if the volume is mounted so that it can grow. It returns the progress

@@ -177,7 +177,8 @@ func (t table) Await(ctx context.Context, role registry.Role, id registry.Plugin
 
 func with(caps ...registry.Capability) registry.Instance {
 	slices.Sort(caps)
-	return registry.Instance{Fingerprint: registry.Fingerprint{NodeID: "i-1", Capabilities: caps}}
+	return registry.Instance{Fingerprint: registry.Fingerprint{NodeID: "i-1", Capabilities: caps},
+		Health: registry.Health{State: registry.Healthy}}
 }
 
 // of is a table with one controller that has the capabilities.
@@ -290,6 +291,7 @@ type local struct {
 	done registry.NodeExpansion
 }
 
+func (l local) Name() registry.NodeName                                    { return "n1" }
 func (l local) Uses(context.Context, registry.VolumeKey) ([]string, error) { return l.uses, nil }
 func (l local) Grow(context.Context, intent.Caller, registry.VolumeKey, bool) (registry.NodeExpansion, error) {
 	return l.done, nil

@@ -162,10 +162,12 @@ func (r *activeState) build(
 	}
 	suspended := csi.NewSuspensions(layout.Suspensions())
 	stager := node.NewStager(calls, r.fleet, m, node.Options{
-		Layout: layout, Node: hello.Node, Check: true, Inspect: m.Inspect, Parts: m, Suspended: suspended,
+		Layout: layout, Node: hello.Node, Check: true, Inspect: m.Inspect, Parts: m, Unmounter: m,
+		Suspended: suspended,
 	})
 	r.meter, r.health = stager, stager.WatchHealth
 	r.volumes = controller.New(calls, r.fleet, stager, p.log.Named("volumes"))
+	r.volumes.Fence = p.callbacks.Fence
 	r.tasks = task.NewTasks(supervisor, m, layout, hello.Operations)
 	r.uses = task.Uses{State: state, Mounts: m, Root: layout.MountRoot(), Running: r.fleet.Running}
 	r.snapshots = controller.NewSnapshots(r.volumes, r.fleet)

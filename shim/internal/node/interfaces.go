@@ -63,6 +63,10 @@ type Controller interface {
 	) error
 	Attach(ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, to intent.AttachTo) error
 	Detach(ctx context.Context, by intent.Caller, v registry.VolumeKey, node registry.NodeName) error
+	// AbandonSteps returns what DetachOrAbandon would do.
+	AbandonSteps(ctx context.Context, k registry.AttachmentKey) ([]registry.ReleaseStep, error)
+	// DetachOrAbandon detaches, or deletes the record of the attachment if the plugin cannot detach.
+	DetachOrAbandon(ctx context.Context, by intent.Caller, k registry.AttachmentKey, f registry.Forced) error
 	// NodeExpanded records the node's progress with the volume's expansion. The node has stored it before.
 	NodeExpanded(ctx context.Context, v registry.VolumeKey, done registry.NodeExpansion) error
 	// LeaveAlteration closes an open expansion or modification at the controller, and reports whether there was one.
@@ -87,6 +91,9 @@ type Mounter interface {
 	Unpublish(ctx context.Context, by intent.Caller, k registry.ClaimKey) error
 	// Unstage does nothing while the volume is published.
 	Unstage(ctx context.Context, by intent.Caller, v registry.VolumeKey) error
+	// AbandonSteps returns what Abandon would do. Abandon takes down a claim's mounts without its plugin.
+	AbandonSteps(ctx context.Context, k registry.ClaimKey, last bool) ([]registry.ReleaseStep, error)
+	Abandon(ctx context.Context, k registry.ClaimKey, last bool, by registry.Forced, why string) error
 	// Down returns nil if the volume is not mounted for the claim on this node.
 	Down(ctx context.Context, k registry.ClaimKey) error
 	// Settle brings an open call of the node to a certain outcome, success or failure. Then it returns nil.

@@ -14,12 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"holdfast/internal/csifake"
+	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
 // machine has the mount table and the directories of the node, in memory. Mounted is what the plugin has staged and
 // published, except lost mounts, and stray mounts and parts besides. A change shows late, counted from when the path is
-// first looked at. It implements Kernel and Parts.
+// first looked at. It implements Kernel, Parts and
+// Unmounter.
 type machine struct {
 	t       *testing.T
 	storage *csifake.Backend
@@ -34,7 +36,8 @@ type machine struct {
 	lost    map[string]bool // unmounted by another program
 	dirs    map[string]bool
 	parts   map[string]*mountedPart
-	journal []string // of parts
+	users   map[string]string // of mounts, by path
+	journal []string          // of parts
 	// partFault fails a mount or unmount of a part, before or after its effect.
 	partFault func(what string) (err error, effect bool)
 }
@@ -140,6 +143,34 @@ func (m *machine) unmount(path string) {
 	if held {
 		m.lost[path] = true
 	}
+}
+
+// Users and Unmount make machine an Unmounter.
+func (m *machine) Users(points []string) (map[string][]mount.User, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	users := map[string][]mount.User{}
+	for _, p := range points {
+		if text := m.users[p]; text != "" {
+			users[p] = append(users[p], mount.User{Text: text})
+		}
+	}
+	return users, nil
+}
+
+func (m *machine) Unmount(_ context.Context, path string) error {
+	if users, _ := m.Users([]string{path}); len(users) > 0 {
+		m.t.Errorf("%s is unmounted while it is in use", path)
+	}
+	m.unmount(path)
+	return nil
+}
+
+// setUser makes a process use what is mounted at path; "": none.
+func (m *machine) setUser(path, text string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.users = map[string]string{path: text}
 }
 
 // mountedAgain ends the loss of a mount, because the plugin has mounted there.

@@ -46,6 +46,7 @@ type work struct {
 	teardown bool
 	stopped  atomic.Bool // a Release has ended this Prepare
 	cancel   context.CancelCauseFunc
+	abort    context.CancelCauseFunc // of a teardown; the next one begins anew
 	done     chan struct{}
 	cut      error // why the workers ended before it was done. Readable once done is closed
 }

@@ -72,15 +72,20 @@ func (a *Allocs) teardown(id registry.AllocID) *work {
 	if earlier != nil && earlier.teardown {
 		return earlier
 	}
-	w := &work{teardown: true, cancel: func(error) {}, done: make(chan struct{})}
+	aborted, abort := context.WithCancelCause(context.Background())
+	w := &work{teardown: true, cancel: func(error) {}, abort: abort, done: make(chan struct{})}
 	if earlier != nil {
 		earlier.stop()
 	}
 	started := a.workers.start(func(ctx context.Context) {
 		defer a.end(id, w)
+		defer abort(nil)
 		if earlier != nil {
 			<-earlier.done
 		}
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		defer context.AfterFunc(aborted, func() { cancel(context.Cause(aborted)) })()
 		a.takeDown(ctx, id)
 		w.cut = context.Cause(ctx)
 	})
@@ -95,13 +100,20 @@ func (a *Allocs) teardown(id registry.AllocID) *work {
 // of the alloc and of its inline volumes. It retries until that is done or ctx ends.
 func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) {
 	var claims []registry.Claim
+	var al registry.Alloc
 	persist(ctx, func(pause time.Duration) error {
-		err := a.State.View(ctx, func(v registry.View) error { claims = v.ClaimsOf(id); return nil })
+		err := a.State.View(ctx, func(v registry.View) error {
+			claims = v.ClaimsOf(id)
+			al, _ = v.Alloc(id)
+			return nil
+		})
 		return a.unreleased(id, pause, err)
 	})
 	var all sync.WaitGroup
 	for _, c := range claims {
-		all.Go(func() { persist(ctx, func(pause time.Duration) error { return a.releaseClaim(ctx, c, pause) }) })
+		all.Go(func() {
+			persist(ctx, func(pause time.Duration) error { return a.releaseClaim(ctx, c, al.Forced, pause) })
+		})
 	}
 	all.Wait()
 	persist(ctx, func(pause time.Duration) error { return a.unreleased(id, pause, a.discard(ctx, id)) })
@@ -153,10 +165,15 @@ func (a *Allocs) forget(ctx context.Context, id registry.AllocID) error {
 	return err
 }
 
-// releaseClaim tries to release one claimed volume of an alloc. pause is the time until the next try.
-func (a *Allocs) releaseClaim(ctx context.Context, c registry.Claim, pause time.Duration) error {
-	req := &request{Allocs: a, key: c.ClaimKey(), name: c.Name, node: c.Node}
-	err := req.releaseRequest(ctx)
+// releaseClaim tries to release one claimed volume of an alloc, by force if an operator asked for that. pause is the
+// time until the next try.
+func (a *Allocs) releaseClaim(ctx context.Context, c registry.Claim, by registry.Forced, pause time.Duration) error {
+	req := &request{Allocs: a, key: c.ClaimKey(), name: c.Name, node: c.Node, round: roundLimit}
+	release := req.releaseRequest
+	if by.By != "" {
+		release = func(ctx context.Context) error { return req.forceRequest(ctx, by) }
+	}
+	err := release(ctx)
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
@@ -234,7 +251,7 @@ func (req *request) use(ctx context.Context) (u use, err error) {
 }
 
 // releaseRequest unpublishes the request, unstages and detaches the volume after its last user, and releases the
-// claim, in this order. It stops retrying after roundLimit, and unlocks the volume.
+// claim, in this order. It stops retrying after req.round, and unlocks the volume.
 func (req *request) releaseRequest(ctx context.Context) error {
 	if released, err := req.releaseSharedClaim(ctx); err != nil || released {
 		return err
@@ -244,7 +261,7 @@ func (req *request) releaseRequest(ctx context.Context) error {
 		return err
 	}
 	defer leave()
-	req.by.RetryUntil = time.Now().Add(roundLimit)
+	req.by.RetryUntil = time.Now().Add(req.round)
 	u, err := req.use(ctx)
 	if err != nil {
 		return err

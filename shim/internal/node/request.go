@@ -22,6 +22,7 @@ type request struct {
 	parts []hooks.Part      // of the volume, which tasks mount instead of all of it
 	node  registry.NodeName // of the claim
 	step  registry.Step
+	round time.Duration // of waits and retries in one try to release the volume
 }
 
 // turn acquires the volume's lock, and records a long wait for it. The caller must call leave. settle clears the

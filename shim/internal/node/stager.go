@@ -27,6 +27,8 @@ type Options struct {
 	Inspect func(ctx context.Context, paths ...string) (map[string]mount.Info, error)
 	// Parts mounts parts of published volumes. nil: not supported.
 	Parts Parts
+	// Unmounter unmounts what nothing uses, for releases by force. nil: not supported.
+	Unmounter Unmounter
 	// Suspended are the optional calls during which plugins died. nil: none is recorded.
 	Suspended *csi.Suspensions
 }
@@ -43,6 +45,9 @@ type Stager struct {
 func NewStager(calls intent.Calls, driver Driver, kernel Kernel, o Options) *Stager {
 	return &Stager{calls, driver, kernel, o}
 }
+
+// Name returns the name of this node.
+func (s *Stager) Name() registry.NodeName { return s.Node }
 
 // state holds all records of one volume.
 type state struct {

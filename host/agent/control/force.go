@@ -1,0 +1,86 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os/user"
+
+	"holdfast/host"
+)
+
+// operatorKey is the key of the operator in the context of a connection.
+type operatorKey struct{}
+
+// withOperator adds the user at the other end of a connection, for the events of what is done by force.
+func withOperator(ctx context.Context, conn net.Conn) context.Context {
+	cred, err := credentials(conn)
+	if err != nil {
+		return context.WithValue(ctx, operatorKey{}, "an unknown user")
+	}
+	id := fmt.Sprint(cred.Uid)
+	name := "user " + id
+	if u, err := user.LookupId(id); err == nil {
+		name = fmt.Sprintf("user %s (uid %s)", u.Username, id)
+	}
+	return context.WithValue(ctx, operatorKey{}, name)
+}
+
+// forceOf returns the options of a request. A confirmation repeats the ID in the path.
+func forceOf(r *http.Request, full string) host.Force {
+	f := host.Force{Confirm: r.URL.Query().Get("confirm"), DryRun: isTrue(r, "dry_run")}
+	f.By, _ = r.Context().Value(operatorKey{}).(string)
+	if f.Confirm == r.PathValue("id") {
+		f.Confirm = full
+	}
+	return f
+}
+
+// postForceRelease releases an alloc by force. The agent may have lost its record.
+func (s *Server) postForceRelease(r *http.Request) (any, error) {
+	id := host.AllocID(r.PathValue("id"))
+	if rec, err := s.agent.Find(string(id)); err == nil {
+		id = rec.ID
+	}
+	steps := []host.ReleaseStep{}
+	err := s.inTimeFor(r, "alloc "+string(id), func(ctx context.Context) error {
+		done, err := s.host.ForceReleaseAlloc(ctx, id, forceOf(r, string(id)))
+		steps = append(steps, done...)
+		return err
+	})
+	s.agent.Retry()
+	return steps, err
+}
+
+func (s *Server) postDetach(r *http.Request) (any, error) {
+	name := volumeName(r)
+	steps := []host.ReleaseStep{}
+	err := s.inTimeFor(r, "volume "+name.String(), func(ctx context.Context) error {
+		done, err := s.host.DetachVolume(ctx, name, r.URL.Query().Get("node"), forceOf(r, string(name.ID)))
+		steps = append(steps, done...)
+		return err
+	})
+	return steps, err
+}
+
+func forceQuery(q url.Values, f host.Force) url.Values {
+	q.Set("confirm", f.Confirm)
+	q.Set("dry_run", fmt.Sprint(f.DryRun))
+	return q
+}
+
+// ForceRelease releases an alloc by force. The agent sets the operator.
+func (c *Client) ForceRelease(ctx context.Context, id string, f host.Force) ([]host.ReleaseStep, error) {
+	return post[[]host.ReleaseStep](ctx, c, "/alloc/"+segment(id)+"/release?"+forceQuery(c.wait(), f).Encode(), nil)
+}
+
+// DetachVolume takes down attachments of a volume. The agent sets the operator.
+func (c *Client) DetachVolume(
+	ctx context.Context, n host.VolumeName, node string, f host.Force,
+) ([]host.ReleaseStep, error) {
+	q := forceQuery(c.wait(), f)
+	q.Set("node", node)
+	return post[[]host.ReleaseStep](ctx, c, volumePath(n, "/detach", q), nil)
+}

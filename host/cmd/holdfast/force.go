@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"holdfast/host"
+	"holdfast/host/agent/control"
+	"holdfast/internal/display"
+)
+
+// forceFlags are the flags of commands that may lose data.
+type forceFlags struct {
+	force, dryRun bool
+	confirm       string
+	wait          time.Duration
+}
+
+func (f *forceFlags) flags(c *cobra.Command, what string) {
+	c.Flags().BoolVar(&f.force, "force", false, "go on without plugins that are gone for good")
+	c.Flags().StringVar(&f.confirm, "confirm", "",
+		"with --force: the ID of the "+what+" again, which accepts that data may be lost")
+	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "only print what would be done")
+	waitFlag(c, &f.wait)
+}
+
+func (f *forceFlags) options() (host.Force, error) {
+	if f.confirm != "" && !f.force {
+		return host.Force{}, usageError{errors.New("--confirm needs --force")}
+	}
+	return host.Force{Confirm: f.confirm, DryRun: f.dryRun}, nil
+}
+
+func newAllocRelease(io streams, p *globalFlags) *cobra.Command {
+	f := forceFlags{}
+	c := &cobra.Command{
+		Use: "release ID --force", Short: "Release the volumes of an alloc whose plugin is gone for good",
+		Long: "Release the volumes of a stopped alloc whose plugin or backend is gone for good.\n\n" +
+			"Calls that still succeed are sent, the others are skipped. A mount in use is never unmounted. " +
+			"Data that was written last may be lost.",
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			o, err := f.options()
+			if err == nil && !f.force && !f.dryRun {
+				err = usageError{errors.New("a release needs --force; to release volumes in order, run: holdfast job stop")}
+			}
+			if err != nil {
+				return err
+			}
+			steps, err := callUntilSignal(c, p, f.wait, "the release continues; to check: "+
+				display.Command("holdfast alloc status", args[0]),
+				func(ctx context.Context, client *control.Client) ([]host.ReleaseStep, error) {
+					return client.ForceRelease(ctx, args[0], o)
+				})
+			return show(io, p, err, steps, writeSteps(f.dryRun, "alloc "+args[0]+" released"))
+		},
+	}
+	f.flags(c, "alloc")
+	return c
+}
+
+func newVolumeDetach(io streams, p *globalFlags) *cobra.Command {
+	f, namespace, node := forceFlags{}, "", ""
+	c := &cobra.Command{
+		Use: "detach ID", Short: "Detach an unused volume from nodes",
+		Long: "Detach a volume that is not in use from all nodes, or from one. " +
+			"A node name that is not used any more is allowed.\n\n" +
+			"Another node than this one has to be fenced by the host first. Without that, and to go on without a plugin that " +
+			"is gone, --force and --confirm are needed.",
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			o, err := f.options()
+			if err != nil {
+				return err
+			}
+			name := volumeName(namespace, args[0])
+			steps, err := callUntilSignal(c, p, f.wait, fmt.Sprintf("volume %s may or may not be detached; to check: %s; "+
+				"to resume, run the command again", name, volumeCommand("status", name)),
+				func(ctx context.Context, client *control.Client) ([]host.ReleaseStep, error) {
+					return client.DetachVolume(ctx, name, node, o)
+				})
+			return show(io, p, err, steps, writeSteps(f.dryRun, fmt.Sprintf("volume %s detached", name)))
+		},
+	}
+	c.Flags().StringVar(&node, "node", "", "only from this node")
+	namespaceFlag(c, &namespace)
+	f.flags(c, "volume")
+	return c
+}
+
+// writeSteps returns the writer of steps, with a last line unless nothing was done.
+func writeSteps(dryRun bool, done string) func(io.Writer, []host.ReleaseStep) error {
+	return func(to io.Writer, steps []host.ReleaseStep) error {
+		for _, s := range steps {
+			fmt.Fprintln(to, clean(s.String()))
+		}
+		if dryRun {
+			done = "nothing was done"
+		}
+		_, err := fmt.Fprintln(to, done)
+		return err
+	}
+}

@@ -1,0 +1,29 @@
+package host
+
+import (
+	"context"
+
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
+)
+
+// ForceReleaseAlloc ends the release of an alloc that cannot end, because a plugin or its backend is gone for good. It
+// sends each CSI call that can still succeed, skips the others, unmounts what nothing uses, and releases the claims. A
+// mount in use is never unmounted: ErrConflict names its users. f.Confirm is the ID of the alloc: skipped calls may
+// lose data, as the ErrDenied without it says. ErrConflict: ReleaseAlloc was not called before. It returns the steps,
+// or none if an earlier shim has carried them out.
+func (h *Host) ForceReleaseAlloc(ctx context.Context, id AllocID, f Force) ([]ReleaseStep, error) {
+	reply, err := call(ctx, h, writes, pb.NewAllocsClient, pb.AllocsClient.ForceRelease,
+		&pb.ForceReleaseRequest{Call: mutating(), Alloc: string(id), Force: wire.ForceProto(f)})
+	return convert(reply.GetSteps(), wire.ReleaseStep), err
+}
+
+// DetachVolume takes down attachments of a volume that is not in use (ControllerUnpublishVolume of CSI): from one
+// node, or from all if node is empty. A node name that is not used any more is allowed. Another node than this one has to be
+// fenced first (Config.Fence), or f.Confirm is the ID of the volume; ErrDenied says what may be lost. With the
+// confirmation, a call whose plugin is gone is skipped. ErrNotFound: there is no such attachment.
+func (h *Host) DetachVolume(ctx context.Context, n VolumeName, node string, f Force) ([]ReleaseStep, error) {
+	reply, err := call(ctx, h, writes, pb.NewVolumesClient, pb.VolumesClient.Detach, &pb.DetachVolumeRequest{
+		Call: mutating(), Name: wire.VolumeNameProto(n), Node: node, Force: wire.ForceProto(f)})
+	return convert(reply.GetSteps(), wire.ReleaseStep), err
+}

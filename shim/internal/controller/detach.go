@@ -1,0 +1,245 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// detachRound bounds the tries of a detach by force.
+const detachRound = 10 * time.Second
+
+// AbandonSteps returns what DetachOrAbandon would do.
+func (m *Controller) AbandonSteps(ctx context.Context, k registry.AttachmentKey) ([]registry.ReleaseStep, error) {
+	at, err := m.attachment(ctx, k.Volume, k.Node)
+	if err != nil || at.State == registry.MarkNone {
+		return nil, err
+	}
+	return []registry.ReleaseStep{m.detachStep(at)}, nil
+}
+
+// detachStep returns the step that takes down an attachment by force.
+func (m *Controller) detachStep(at registry.Attachment) registry.ReleaseStep {
+	step := registry.ReleaseStep{Volume: at.Name, Action: registry.ReleaseSend, RPC: registry.ControllerUnpublishRPC,
+		Target: "node " + string(at.NodeID), Detail: "skipped if it fails"}
+	if why := m.uncontrolled(at.Volume.Plugin); why != "" {
+		step.Action, step.Detail = registry.ReleaseSkip, why
+	}
+	return step
+}
+
+// uncontrolled returns why the plugin has no healthy controller; empty: it has one.
+func (m *Controller) uncontrolled(id registry.PluginID) string {
+	reasons := intent.FeasibleAt(m.Plugins, registry.RoleController, id, registry.Usage{})
+	if len(reasons) == 0 {
+		return ""
+	}
+	return reasons[0].Detail
+}
+
+// DetachOrAbandon detaches a volume that the node does not use any more. If its plugin has no healthy controller, or
+// the call fails, it deletes the record instead, with the open call: a person has confirmed that. The caller has the
+// volume's lock.
+func (m *Controller) DetachOrAbandon(
+	ctx context.Context, by intent.Caller, k registry.AttachmentKey, f registry.Forced,
+) error {
+	at, err := m.attachment(ctx, k.Volume, k.Node)
+	if err != nil || at.State == registry.MarkNone {
+		return err
+	}
+	why := m.uncontrolled(k.Volume.Plugin)
+	if why == "" {
+		err := m.Detach(ctx, by, k.Volume, k.Node)
+		if now, look := m.attachment(ctx, k.Volume, k.Node); ctx.Err() != nil || err == nil && look == nil &&
+			now.State == registry.MarkNone {
+			return errors.Join(err, look)
+		}
+		why = fmt.Sprint(err)
+	}
+	_, err = registry.Ensure(ctx, m.State, func(view registry.View) (change registry.Change, err error) {
+		at, found := view.Attachment(k)
+		if !found {
+			return change, nil
+		}
+		change.Delete = append(change.Delete, at.Key())
+		open, found := view.Intent(k.Volume)
+		if found && (open.RPC == registry.ControllerPublishRPC || open.RPC == registry.ControllerUnpublishRPC) {
+			change.Delete = append(change.Delete, open.Key())
+		}
+		change.Events = []registry.Event{{
+			Kind: registry.EventAbandoned, Role: registry.RoleController, Plugin: k.Volume.Plugin, Volume: at.Name,
+			External: k.Volume.External, At: m.Now(),
+			Detail: fmt.Sprintf("without %s from node %s, by %s: %s", registry.ControllerUnpublishRPC, at.NodeID, f.By, why),
+		}}
+		return change, nil
+	})
+	return err
+}
+
+// DetachVolume takes down attachments of a volume that is not in use: of one node, or of all nodes if node is empty.
+// Without records of the other node, its host has to fence it first (Fence), or f.Confirm is the ID of the volume. The
+// confirmation also skips a call whose plugin is gone. ErrNotFound: there is no such attachment. ErrConflict names the
+// users. ErrDenied says what may be lost without a fence or a confirmation.
+func (m *Controller) DetachVolume(
+	ctx context.Context, call registry.Call, name registry.VolumeName, node registry.NodeName, f registry.Force,
+) (steps []registry.ReleaseStep, err error) {
+	if f.By == "" && !f.DryRun {
+		return nil, registry.Invalid("a detach names its operator")
+	}
+	list, err := m.AttachmentsOf(ctx, name, node)
+	if err != nil {
+		return nil, err
+	}
+	if f.Confirm != string(name.ID) && !f.DryRun {
+		if err := m.awaitDetacher(ctx, call, list); err != nil {
+			return nil, err
+		}
+	}
+	unlock, err := m.Locks.Lock(ctx, list[0].Volume, "a detach")
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	for _, at := range list {
+		if err := m.checkDetachable(ctx, at); err != nil {
+			return steps, err
+		}
+		planned := m.detachSteps(at, f)
+		if !f.DryRun {
+			err = m.detachOne(ctx, call, at, f)
+		}
+		if err != nil {
+			return steps, err
+		}
+		steps = append(steps, planned...)
+	}
+	return steps, nil
+}
+
+// awaitDetacher waits for the controller without the volume's lock, as others may need that meanwhile.
+func (m *Controller) awaitDetacher(ctx context.Context, call registry.Call, list []registry.Attachment) error {
+	for _, at := range list {
+		if err := m.checkDetachable(ctx, at); err != nil {
+			return err
+		}
+		err := m.AwaitDetach(ctx, intent.Caller{Call: call}, at.Volume, at.Node, func(string) {})
+		if err != nil {
+			return fmt.Errorf("%w; if the plugin is gone for good, add --force --confirm %s: its backend may keep the "+
+				"volume attached", err, at.Name.ID)
+		}
+	}
+	return nil
+}
+
+// AttachmentsOf returns the attachments of a volume in the order in which DetachVolume takes them down. The volume may
+// be deregistered.
+func (m *Controller) AttachmentsOf(
+	ctx context.Context, name registry.VolumeName, node registry.NodeName,
+) (list []registry.Attachment, err error) {
+	err = m.State.View(ctx, func(view registry.View) error {
+		list = slices.DeleteFunc(view.AllAttachments(), func(at registry.Attachment) bool {
+			return at.Name != name || node != "" && at.Node != node
+		})
+		return nil
+	})
+	if err == nil && len(list) == 0 {
+		where := ""
+		if node != "" {
+			where = fmt.Sprintf(" to node %s", node)
+		}
+		err = registry.Errorf(registry.ErrNotFound, "volume %s is not attached%s", name, where)
+	}
+	return list, err
+}
+
+// checkDetachable returns an ErrConflict that names the users of the volume on the node.
+func (m *Controller) checkDetachable(ctx context.Context, at registry.Attachment) error {
+	users, err := m.node.Uses(ctx, at.Volume)
+	if err != nil {
+		return err
+	}
+	err = m.State.View(ctx, func(view registry.View) error {
+		for _, c := range view.Claims(at.Volume) {
+			if c.Node == at.Node {
+				users = append(users, fmt.Sprintf("claimed by alloc %s", c.Alloc))
+			}
+		}
+		open, found := view.Intent(at.Volume)
+		for _, other := range view.Attachments(at.Volume) {
+			if found && other.Node != at.Node && other.State == registry.MarkSent { // the call may be about that one
+				users = append(users, "busy: "+intent.Describe(open))
+			}
+		}
+		return nil
+	})
+	if err == nil && len(users) > 0 {
+		err = registry.Errorf(registry.ErrConflict, "volume %s cannot be detached from node %s: it is %s", at.Name, at.Node,
+			strings.Join(users, ", "))
+	}
+	return err
+}
+
+func (m *Controller) foreign(at registry.Attachment) bool { return at.Node != m.node.Name() }
+
+// detachSteps returns what DetachVolume does for one attachment.
+func (m *Controller) detachSteps(at registry.Attachment, f registry.Force) (steps []registry.ReleaseStep) {
+	if m.foreign(at) {
+		steps = append(steps, registry.ReleaseStep{Volume: at.Name, Action: registry.ReleaseFence, Target: string(at.Node),
+			Detail: "a host that cannot fence needs a confirmation"})
+	}
+	step := m.detachStep(at)
+	if f.Confirm != string(at.Name.ID) {
+		step.Action, step.Detail = registry.ReleaseSend, ""
+	}
+	return append(steps, step)
+}
+
+// detachOne takes down one attachment. The caller has the volume's lock.
+func (m *Controller) detachOne(
+	ctx context.Context, call registry.Call, at registry.Attachment, f registry.Force,
+) error {
+	confirmed := f.Confirm == string(at.Name.ID)
+	if m.foreign(at) {
+		if err := m.fence(ctx, at, confirmed); err != nil {
+			return err
+		}
+	}
+	_, err := m.State.Commit(ctx, func(registry.View) (registry.Change, error) {
+		return registry.Change{Events: []registry.Event{{
+			Kind: registry.EventForced, Plugin: at.Volume.Plugin, Volume: at.Name, External: at.Volume.External,
+			Detail: fmt.Sprintf("detach from node %s, by %s", at.NodeID, f.By), At: m.Now(),
+		}}}, nil
+	})
+	if err != nil {
+		return err
+	}
+	by := intent.Caller{Call: call}
+	if !confirmed {
+		return m.Detach(ctx, by, at.Volume, at.Node)
+	}
+	by.RetryUntil = time.Now().Add(detachRound)
+	return m.DetachOrAbandon(ctx, by, at.AttachmentKey(), registry.Forced{By: f.By})
+}
+
+// fence makes sure that the node of an attachment does not use the volume any more.
+func (m *Controller) fence(ctx context.Context, at registry.Attachment, confirmed bool) error {
+	err := registry.Errorf(registry.ErrUnsupported, "no fence")
+	if m.Fence != nil {
+		err = m.Fence(ctx, at.Node)
+	}
+	switch {
+	case err == nil, confirmed && errors.Is(err, registry.ErrUnsupported):
+		return nil
+	case errors.Is(err, registry.ErrUnsupported):
+		return registry.Errorf(registry.ErrDenied, "volume %s is attached to node %s, and nothing shows that it is "+
+			"unmounted there: a detach may lose data that the node has not written; make sure that the node is down or "+
+			"gone, and add --force --confirm %s", at.Name, at.Node, at.Name.ID)
+	}
+	return fmt.Errorf("fence node %s before volume %s is detached from it: %w", at.Node, at.Name, err)
+}

@@ -1,0 +1,124 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"holdfast/registry"
+)
+
+// attachedTo is an attachment of the volume to a node, whose id at the plugin is the name with "i-".
+func attachedTo(node registry.NodeName) registry.Attachment {
+	return registry.Attachment{Volume: key, Name: name, Node: node, NodeID: registry.NodeID("i-" + node),
+		State: registry.MarkDone, Usage: usage()}
+}
+
+// An attachment is taken down only if the node does not use the volume: by the records for this node, and for another
+// one by a fence or a confirmation.
+func TestDetachNeedsEvidence(t *testing.T) {
+	unfenced := errors.New("the power switch does not answer")
+	old := attachedTo("old")
+	users := claimed()
+	users.Node = "old"
+	sent := []string{"ControllerUnpublishVolume vol-data i-old"}
+	has := of(registry.AttachDetach)
+	ada, sure := registry.Force{By: "ada"}, registry.Force{By: "ada", Confirm: "data"}
+	type records = []registry.Record
+	own, foreign, no := records{attachedTo("n1")}, records{old}, registry.ErrUnsupported
+	for what, c := range map[string]struct {
+		records records
+		plugins table
+		fence   error // nil: succeeds
+		force   registry.Force
+		local   local
+		err     error
+		says    string
+		calls   []string
+		kind    registry.EventKind // of the last event
+	}{
+		"this node": {own, has, no, ada, local{}, nil, "", []string{"ControllerUnpublishVolume vol-data i-n1"},
+			registry.EventDetached},
+		"this node, in use": {own, has, nil, sure, local{uses: []string{"staged at /s"}}, registry.ErrConflict,
+			"staged at /s", nil, ""},
+		"nothing": {nil, has, nil, ada, local{}, registry.ErrNotFound, "not attached", nil, ""},
+		"no operator": {foreign, has, nil, registry.Force{Confirm: "data"}, local{}, registry.ErrInvalid, "operator", nil,
+			""},
+		"fenced": {foreign, has, nil, ada, local{}, nil, "", sent, registry.EventDetached},
+		"claimed there": {records{old, users}, has, nil, sure, local{}, registry.ErrConflict, "claimed by alloc", nil,
+			""},
+		"the fence fails":    {foreign, has, unfenced, sure, local{}, unfenced, "fence node old", nil, ""},
+		"neither":            {foreign, has, no, ada, local{}, registry.ErrDenied, "--force --confirm data", nil, ""},
+		"confirmed":          {foreign, has, no, sure, local{}, nil, "", sent, registry.EventDetached},
+		"the plugin is gone": {foreign, table{}, no, sure, local{}, nil, "", nil, registry.EventAbandoned},
+		"only asked":         {foreign, table{}, unfenced, registry.Force{DryRun: true}, local{}, nil, "", nil, ""},
+	} {
+		d := open(t, c.plugins, append(c.records, ready())...)
+		d.node = c.local
+		d.Fence = func(context.Context, registry.NodeName) error { return c.fence }
+		_, err := d.DetachVolume(t.Context(), call, name, "", c.force)
+		if !errors.Is(err, c.err) || c.err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v", what, err)
+		}
+		d.expect(c.calls...)
+		d.view(func(v registry.View) {
+			events, _ := v.Events(0, 100)
+			last := registry.EventKind("")
+			for _, e := range events {
+				last = e.Kind
+				if e.Kind == registry.EventForced && !strings.Contains(e.Detail, "by ada") {
+					t.Errorf("%s: %s", what, e)
+				}
+			}
+			if left := len(v.Attachments(key)); last != c.kind || (left == 0) != (c.kind != "" || c.records == nil) {
+				t.Errorf("%s: %d attachments, last event %q", what, left, last)
+			}
+		})
+	}
+}
+
+// A detach without a certain answer is repeated as the same call after a crash, and by force it is abandoned.
+func TestDetachIsResumedOrAbandoned(t *testing.T) {
+	force := registry.Force{By: "ada"}
+	for what, confirm := range map[string]string{"resumed": "", "abandoned": "data"} {
+		d := open(t, of(registry.AttachDetach), ready(), attachedTo("n1"))
+		for range 100 {
+			d.faults = append(d.faults, uncertain("INTERNAL", true))
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := d.DetachVolume(ctx, call, name, "n1", force); err == nil {
+			t.Errorf("%s: no error", what)
+		}
+		d.crash()
+		d.journal = nil
+		if force.Confirm = confirm; confirm == "" {
+			d.faults = nil
+		}
+		if _, err := d.DetachVolume(t.Context(), call, name, "n1", force); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if len(d.journal) == 0 || d.journal[0] != "ControllerUnpublishVolume vol-data i-n1" {
+			t.Errorf("%s: %q", what, d.journal)
+		}
+		d.view(func(v registry.View) {
+			if len(v.Attachments(key)) > 0 || len(v.Intents()) > 0 {
+				t.Errorf("%s: left %v, %v", what, v.Attachments(key), v.Intents())
+			}
+		})
+	}
+}
+
+// A call that is open for another node is not taken for one of this attachment.
+func TestDetachWaitsForACallForAnotherNode(t *testing.T) {
+	other := attachedTo("n1")
+	other.State = registry.MarkSent
+	d := open(t, of(registry.AttachDetach), ready(), other, attachedTo("old"), registry.Intent{Volume: key, Name: name,
+		RPC: registry.ControllerPublishRPC, Outcome: registry.OutcomePending, Attempt: 1})
+	_, err := d.DetachVolume(t.Context(), call, name, "old", registry.Force{By: "ada", Confirm: "data"})
+	if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "ControllerPublishVolume") {
+		t.Errorf("%v", err)
+	}
+	d.expect()
+}

@@ -1,0 +1,218 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"holdfast/internal/mount"
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// Unmounter unmounts what a plugin has left, for releases by force.
+type Unmounter interface {
+	// Users returns the users of the mount at each point and below.
+	Users(points []string) (map[string][]mount.User, error)
+	// Unmount unmounts the uppermost mount at a path, neither lazily nor by force. ErrConflict names the users.
+	Unmount(ctx context.Context, path string) error
+}
+
+// maxStacked bounds the mounts on top of each other that Abandon unmounts at one path.
+const maxStacked = 16
+
+// abandoned lists what a claim has on this node: mount points, from the top down, and the calls that would take them
+// down.
+type abandoned struct {
+	path string
+	rpc  registry.RPC // empty: a part, which Holdfast has mounted
+}
+
+// abandons returns what a release by force takes down for a claim. last also takes down what the volume's users share.
+func (st state) abandons(key registry.ClaimKey, last bool) (list []abandoned) {
+	if r, found := st.ref(key); found {
+		for _, p := range r.Parts {
+			list = append(list, abandoned{path: p.At})
+		}
+		list = append(list, abandoned{r.Target.Host, registry.NodeUnpublishRPC})
+	}
+	if last && st.staging.State != registry.MarkNone {
+		list = append(list, abandoned{st.staging.Path.Host, registry.NodeUnstageRPC})
+	}
+	return list
+}
+
+// AbandonSteps returns what a release of the claim by force would do on this node.
+func (s *Stager) AbandonSteps(
+	ctx context.Context, key registry.ClaimKey, last bool,
+) (steps []registry.ReleaseStep, err error) {
+	st, err := s.state(ctx, key.Volume)
+	if err != nil {
+		return nil, err
+	}
+	reasons := intent.FeasibleAt(s.Plugins, registry.RoleNode, key.Volume.Plugin, registry.Usage{})
+	going := map[string]bool{} // unmounted by earlier steps
+	for _, a := range st.abandons(key, last) {
+		step := registry.ReleaseStep{Volume: st.name(), Request: key.Request, RPC: a.rpc, Target: a.path}
+		going[a.path] = true
+		switch {
+		case a.rpc != "" && len(reasons) == 0:
+			step.Action, step.Detail = registry.ReleaseSend, "skipped if it fails"
+			steps = append(steps, step)
+			continue
+		case a.rpc != "":
+			step.Action, step.Detail = registry.ReleaseSkip, reasons[0].Detail
+			steps = append(steps, step)
+		}
+		mounted, err := s.mounted(a.path, false)
+		if err != nil {
+			return nil, err
+		}
+		if !mounted {
+			continue
+		}
+		step.RPC, step.Action, step.Detail = "", registry.ReleaseUnmount, ""
+		users, err := s.usersOf(a.path, going)
+		if err != nil {
+			return nil, err
+		}
+		if len(users) > 0 {
+			step.Action, step.Detail = registry.ReleaseRefuse,
+				fmt.Sprintf("%s is in use by %s: stop that first", a.path, strings.Join(users, ", "))
+		}
+		steps = append(steps, step)
+	}
+	return steps, nil
+}
+
+// name returns the volume's name, also of one that has no record any more.
+func (st state) name() registry.VolumeName {
+	if st.volume.ID == "" {
+		return st.staging.Name
+	}
+	return st.volume.VolumeName()
+}
+
+// usersOf describes the users of the mount at a path, apart from mounts that are going.
+func (s *Stager) usersOf(path string, going map[string]bool) (texts []string, err error) {
+	if s.Unmounter == nil {
+		return nil, registry.Errorf(registry.ErrUnsupported, "%s cannot be unmounted here", path)
+	}
+	users, err := s.Unmounter.Users([]string{path})
+	for _, u := range users[path] {
+		if u.Mount == "" || !going[u.Mount] {
+			texts = append(texts, u.Text)
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("find the users of %s: %w", path, err)
+	}
+	return texts, err
+}
+
+// Abandon takes down what a claim has on this node without its plugin, after a person has confirmed that: it unmounts
+// what nothing uses, and deletes the records, open calls included. last also takes down what the volume's users share.
+// ErrConflict names the users of a mount, which stays. The caller has the volume's lock.
+func (s *Stager) Abandon(ctx context.Context, key registry.ClaimKey, last bool, by registry.Forced, why string) error {
+	st, err := s.state(ctx, key.Volume)
+	if err != nil {
+		return err
+	}
+	list := st.abandons(key, last)
+	if len(list) == 0 {
+		return s.forget(ctx, key, last, nil)
+	}
+	if r, found := st.ref(key); found {
+		if err := s.unmountParts(ctx, r); err != nil {
+			return err
+		}
+	}
+	if err := s.doubt(ctx, key, last); err != nil {
+		return err
+	}
+	list = slices.DeleteFunc(list, func(a abandoned) bool { return a.rpc == "" })
+	var skipped []string
+	for _, a := range list {
+		if err := s.unmountUnused(ctx, a.path); err != nil {
+			return err
+		}
+		skipped = append(skipped, string(a.rpc))
+	}
+	e := registry.Event{
+		Kind: registry.EventAbandoned, Role: registry.RoleNode, Plugin: key.Volume.Plugin, Alloc: key.Alloc,
+		Volume: st.name(), External: key.Volume.External, Request: key.Request, At: s.Now(),
+		Detail: fmt.Sprintf("without %s, by %s: %s", strings.Join(skipped, " and "), by.By, why),
+	}
+	if err := s.forget(ctx, key, last, []registry.Event{e}); err != nil {
+		return err
+	}
+	for _, a := range list { // what remains is found by package doctor
+		s.tidy(a.path)
+		if a.rpc == registry.NodeUnpublishRPC {
+			s.tidy(filepath.Dir(a.path))
+		}
+	}
+	return nil
+}
+
+// doubt records that the mounts may be gone, before they are unmounted.
+func (s *Stager) doubt(ctx context.Context, key registry.ClaimKey, last bool) error {
+	_, err := registry.Ensure(ctx, s.State, func(view registry.View) (change registry.Change, err error) {
+		st := s.stateOf(view, key.Volume)
+		if r, found := st.ref(key); found && r.Publish == registry.MarkDone {
+			r.Publish = registry.MarkSent
+			change.Put = append(change.Put, r)
+		}
+		if last && st.staging.State == registry.MarkDone {
+			st.staging.State = registry.MarkSent
+			change.Put = append(change.Put, st.staging)
+		}
+		return change, nil
+	})
+	return err
+}
+
+// unmountUnused unmounts what is mounted at a path, unless something uses it.
+func (s *Stager) unmountUnused(ctx context.Context, path string) error {
+	for range maxStacked {
+		mounted, err := s.mounted(path, false)
+		if err != nil || !mounted {
+			return err
+		}
+		users, err := s.usersOf(path, nil)
+		if err != nil {
+			return err
+		}
+		if len(users) > 0 {
+			return conflict("%s is in use by %s: stop that first", path, strings.Join(users, ", "))
+		}
+		if err := s.Unmounter.Unmount(ctx, path); err != nil {
+			return err
+		}
+	}
+	return conflict("%s is still mounted after it was unmounted %d times; run holdfast doctor", path, maxStacked)
+}
+
+// forget deletes the node's records of a claim, and with last those that the volume's users share.
+func (s *Stager) forget(ctx context.Context, key registry.ClaimKey, last bool, events []registry.Event) error {
+	_, err := registry.Ensure(ctx, s.State, func(view registry.View) (change registry.Change, err error) {
+		st := s.stateOf(view, key.Volume)
+		if r, found := st.ref(key); found {
+			change.Delete = append(change.Delete, r.Key())
+		}
+		if last && st.staging.Volume == key.Volume {
+			change.Delete = append(change.Delete, st.staging.Key())
+		}
+		if open, found := view.NodeIntent(key.Volume); found &&
+			(last || open.Alloc == key.Alloc && open.Request == key.Request) {
+			change.Delete = append(change.Delete, open.Key())
+		}
+		if len(change.Delete) > 0 {
+			change.Events = events
+		}
+		return change, nil
+	})
+	return err
+}

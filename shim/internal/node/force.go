@@ -1,0 +1,175 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// forceRound bounds the calls of a release by force, for each volume. What fails until then is skipped.
+const forceRound = 10 * time.Second
+
+var errForced = errors.New("the release goes on by force")
+
+// ForceRelease ends the release of an alloc whose volumes cannot be released because a plugin or its backend is gone
+// for good. It sends each call that it can, skips those that fail or have no healthy plugin, and unmounts what nothing
+// uses. A mount in use stays: ErrConflict names its users. f.Confirm is the ID of the alloc. The release must have
+// begun. It survives a restart, as any release.
+func (a *Allocs) ForceRelease(
+	ctx context.Context, call registry.Call, id registry.AllocID, f registry.Force,
+) ([]registry.ReleaseStep, error) {
+	steps, err := a.forceSteps(ctx, id)
+	if err != nil || f.DryRun {
+		return steps, err
+	}
+	if err := checkForce(id, f, steps); err != nil {
+		return nil, err
+	}
+	_, err = registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
+		al, known := v.Alloc(id)
+		if !known || al.Forced.By != "" {
+			return registry.Change{}, nil
+		}
+		al.Forced = registry.Forced{By: f.By, Since: a.Now()}
+		return registry.Change{Put: []registry.Record{al}, Events: []registry.Event{{
+			Kind: registry.EventForced, Alloc: id, Detail: "by " + f.By, At: a.Now(),
+		}}}, nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("record the release of alloc %s by force: %w", id, err)
+	}
+	a.abort(id)
+	return steps, a.Release(ctx, call, id)
+}
+
+// checkForce refuses a release by force that is not confirmed, or that a mount in use prevents.
+func checkForce(id registry.AllocID, f registry.Force, steps []registry.ReleaseStep) error {
+	var skipped, refused []string
+	for _, s := range steps {
+		switch s.Action {
+		case registry.ReleaseSkip, registry.ReleaseSend:
+			skipped = append(skipped, fmt.Sprintf("%s of volume %s", s.RPC, s.Volume))
+		case registry.ReleaseRefuse:
+			refused = append(refused, s.Detail)
+		}
+	}
+	switch {
+	case f.By == "":
+		return registry.Invalid("a release by force names its operator")
+	case len(skipped) > 0 && f.Confirm != string(id):
+		return registry.Errorf(registry.ErrDenied, "alloc %s is not released by force without a confirmation: "+
+			"without %s, data that was written last may be lost, and the backend may keep the volume attached here; "+
+			"to see each step, add --dry-run; to confirm, add --confirm %s", id, strings.Join(skipped, ", "), id)
+	case len(refused) > 0:
+		return conflict("alloc %s cannot be released: %s", id, strings.Join(refused, "; "))
+	}
+	return nil
+}
+
+// forceSteps returns what ForceRelease of the alloc would do now.
+func (a *Allocs) forceSteps(ctx context.Context, id registry.AllocID) (steps []registry.ReleaseStep, err error) {
+	var al registry.Alloc
+	var claims []registry.Claim
+	err = a.State.View(ctx, func(v registry.View) error {
+		al, _ = v.Alloc(id)
+		claims = v.ClaimsOf(id)
+		return nil
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case al.ID == "":
+		return nil, registry.Errorf(registry.ErrNotFound, "alloc %s has no volumes here", id)
+	case al.State != registry.AllocReleasing:
+		return nil, conflict("alloc %s is %s; stop it first: only a release that has begun is ended by force", id, al.State)
+	}
+	for _, c := range claims {
+		req := &request{Allocs: a, key: c.ClaimKey(), name: c.Name, node: c.Node}
+		last, err := req.isLast(ctx)
+		if err != nil {
+			return nil, err
+		}
+		node, err := a.mounter.AbandonSteps(ctx, req.key, last)
+		if err != nil {
+			return nil, err
+		}
+		steps = append(steps, node...)
+		if last {
+			at, err := a.controller.AbandonSteps(ctx, registry.AttachmentKey{Volume: c.Volume, Node: c.Node})
+			if err != nil {
+				return nil, err
+			}
+			steps = append(steps, at...)
+		}
+		steps = append(steps, registry.ReleaseStep{Volume: c.Name, Request: c.Request, Action: registry.ReleaseClaim})
+	}
+	return steps, nil
+}
+
+// abort ends the running teardown of the alloc, which then begins anew.
+func (a *Allocs) abort(id registry.AllocID) {
+	a.mu.Lock()
+	w := a.busy[id]
+	a.mu.Unlock()
+	if w != nil && w.teardown {
+		w.abort(errForced)
+		<-w.done
+	}
+}
+
+// isLast reports whether no other request uses or claims the volume on this node.
+func (req *request) isLast(ctx context.Context) (last bool, err error) {
+	err = req.State.View(ctx, func(v registry.View) error {
+		last = true
+		for _, r := range v.Refs(req.key.Volume) {
+			last = last && r.ClaimKey() == req.key
+		}
+		for _, c := range v.Claims(req.key.Volume) {
+			last = last && (c.ClaimKey() == req.key || c.Node != req.node)
+		}
+		return nil
+	})
+	return last, err
+}
+
+// forceRequest releases a request. What its plugin does not do within forceRound is skipped.
+func (req *request) forceRequest(ctx context.Context, by registry.Forced) error {
+	why := ""
+	reasons := intent.FeasibleAt(req.Plugins, registry.RoleNode, req.key.Volume.Plugin, registry.Usage{})
+	if len(reasons) > 0 {
+		why = reasons[0].Detail
+	} else {
+		req.round = forceRound
+		err := req.releaseRequest(ctx)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		why = err.Error()
+	}
+	leave, err := req.turn(ctx, fmt.Sprintf("the release of alloc %s by force", req.key.Alloc))
+	if err != nil {
+		return err
+	}
+	defer leave()
+	last, err := req.isLast(ctx)
+	if err != nil {
+		return err
+	}
+	req.step = registry.StepUnpublish
+	if err := req.mounter.Abandon(ctx, req.key, last, by, why); err != nil {
+		return err
+	}
+	if last {
+		req.step, req.by.RetryUntil = registry.StepDetach, time.Now().Add(forceRound)
+		at := registry.AttachmentKey{Volume: req.key.Volume, Node: req.node}
+		if err := req.controller.DetachOrAbandon(ctx, req.by, at, by); err != nil {
+			return err
+		}
+	}
+	return req.unclaim(ctx)
+}

@@ -1,0 +1,203 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"holdfast/internal/csifake"
+	"holdfast/registry"
+)
+
+const operator = "user ada (uid 7)"
+
+// force ends the release of an alloc by force, confirmed.
+func (n *env) force(id registry.AllocID) ([]registry.ReleaseStep, error) {
+	ctx, cancel := context.WithTimeout(n.shim.ctx, time.Minute)
+	defer cancel()
+	return n.shim.allocs.ForceRelease(ctx, registry.Call{}, id, registry.Force{By: operator, Confirm: string(id)})
+}
+
+// inGone runs f with allocs that use v0, whose plugin is gone for good, and checks that nothing is left afterwards.
+func inGone(t *testing.T, allocs []registry.AllocID, f func(t *testing.T, n *env)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		n := newEnv(t, attaches+stages)
+		n.start()
+		for _, id := range allocs {
+			n.up(id, wish{subPaths: []string{"a"}})
+		}
+		n.plugin.Load().end(false)
+		n.removePlugin()
+		n.rpcs()
+		f(t, n)
+		n.checkNothingLeft()
+	})
+}
+
+// checkNothingLeft checks that no record, mount and directory is left, and ends the shim.
+func (n *env) checkNothingLeft() {
+	n.t.Helper()
+	for _, what := range append(n.left(), n.machine.left()...) {
+		n.t.Errorf("left: %s", what)
+	}
+	n.shim.cancel(errShimEnds)
+	n.shim.fleet.CloseAll()
+	n.shim.loops.Wait()
+	n.allocs.Wait()
+}
+
+// details returns the details of events of a kind.
+func (n *env) details(kind registry.EventKind) (details []string) {
+	n.view(func(v registry.View) {
+		all, _ := v.Events(0, 10000)
+		for _, e := range all {
+			if e.Kind == kind {
+				details = append(details, e.Detail)
+			}
+		}
+	})
+	return details
+}
+
+// A release by force needs a confirmation, leaves mounts in use alone, and then takes down everything that the plugin
+// has left, with the calls that it skips in the events.
+func TestForceReleaseTakesDownWhatAGonePluginLeft(t *testing.T) {
+	inGone(t, []registry.AllocID{"a1"}, func(t *testing.T, n *env) {
+		ctx := n.shim.ctx
+		_, err := n.force("a1")
+		if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "stop it first") {
+			t.Errorf("of an alloc that is not released: %v", err)
+		}
+		if err := n.tryDown("a1"); err == nil {
+			t.Fatal("released without its plugin")
+		}
+		steps, err := n.shim.allocs.ForceRelease(ctx, registry.Call{}, "a1", registry.Force{DryRun: true})
+		var texts []string
+		for _, s := range steps {
+			texts = append(texts, fmt.Sprintf("%s %s", s.Action, s.RPC))
+		}
+		want := []string{"unmount ", "skip NodeUnpublishVolume", "unmount ", "skip NodeUnstageVolume", "unmount ",
+			"skip ControllerUnpublishVolume", "release "}
+		if err != nil || !slices.Equal(texts, want) {
+			t.Errorf("dry run: %q, %v", texts, err)
+		}
+		_, err = n.shim.allocs.ForceRelease(ctx, registry.Call{}, "a1", registry.Force{By: operator, Confirm: "a2"})
+		if !errors.Is(err, registry.ErrDenied) || !strings.Contains(err.Error(), "add --confirm a1") ||
+			!strings.Contains(err.Error(), "NodeUnpublishVolume of volume v0") {
+			t.Errorf("without a confirmation: %v", err)
+		}
+		if _, err := n.shim.allocs.ForceRelease(ctx, registry.Call{}, "a1", registry.Force{Confirm: "a1"}); !errors.Is(err,
+			registry.ErrInvalid) {
+			t.Errorf("without an operator: %v", err)
+		}
+		for _, path := range []string{targetOf("a1"), stagingPath} {
+			n.machine.setUser(path, "process 7 (cat)")
+			_, err := n.force("a1")
+			if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "process 7 (cat)") {
+				t.Errorf("in use at %s: %v", path, err)
+			}
+			if mounted, _ := n.machine.Mounted(path); !mounted {
+				t.Errorf("%s was unmounted", path)
+			}
+		}
+		if forced := n.details(registry.EventForced); len(forced) > 0 {
+			t.Errorf("refused, but begun: %q", forced)
+		}
+		n.machine.setUser("", "")
+		if _, err := n.force("a1"); err != nil {
+			t.Error(err)
+		}
+		if forced := n.details(registry.EventForced); !slices.Equal(forced, []string{"by " + operator}) {
+			t.Errorf("events: %q", forced)
+		}
+		skipped := strings.Join(n.details(registry.EventAbandoned), "\n")
+		for _, part := range []string{"NodeUnpublishVolume and NodeUnstageVolume", "ControllerUnpublishVolume", operator,
+			"no task on this node serves plugin p"} {
+			if !strings.Contains(skipped, part) {
+				t.Errorf("%q is not in the events: %s", part, skipped)
+			}
+		}
+		if _, err := n.force("a1"); !errors.Is(err, registry.ErrNotFound) {
+			t.Errorf("again: %v", err)
+		}
+		n.want("skipped")
+	})
+}
+
+// What other allocs use stays.
+func TestForceReleaseKeepsOtherUsers(t *testing.T) {
+	inGone(t, []registry.AllocID{"a1", "a2"}, func(t *testing.T, n *env) {
+		for _, id := range []registry.AllocID{"a1", "a2"} {
+			if id == "a2" {
+				for _, path := range []string{targetOf("a2"), stagingPath} {
+					if mounted, _ := n.machine.Mounted(path); !mounted {
+						t.Errorf("%s was unmounted with alloc a1", path)
+					}
+				}
+			}
+			_ = n.tryDown(id)
+			if _, err := n.force(id); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// A shim that is killed after any commit of a release by force is followed by one that ends it, without another call.
+func TestForceReleaseSurvivesKills(t *testing.T) {
+	for kill, done := 1, false; !done; kill++ {
+		inGone(t, []registry.AllocID{"a1"}, func(t *testing.T, n *env) {
+			_ = n.tryDown("a1")
+			commits, end := 0, n.shim.cancel
+			n.log.OnApplied(func(registry.Applied) {
+				if commits++; commits == kill {
+					end(errShimEnds)
+				}
+			})
+			_, err := n.force("a1")
+			forced := len(n.details(registry.EventForced)) > 0
+			done = err == nil && commits < kill
+			n.crash()
+			n.startShim()
+			if !forced {
+				t.Fatalf("kill %d: the release by force was not recorded: %v", kill, err)
+			}
+			time.Sleep(time.Minute)
+		})
+		if t.Failed() || kill > 50 {
+			t.Fatalf("kill %d", kill)
+		}
+	}
+}
+
+// With a plugin that answers, only what fails is skipped.
+func TestForceReleaseSendsWhatStillSucceeds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newEnv(t, attaches+stages)
+		n.start()
+		n.up("a1", wish{})
+		n.script(csifake.Rule{RPC: string(unstage), When: csifake.Before, Code: "INTERNAL"})
+		n.rpcs()
+		_ = n.tryDown("a1")
+		n.rpcs()
+		if _, err := n.force("a1"); err != nil {
+			t.Error(err)
+		}
+		calls := n.rpcs()
+		if len(calls) == 0 || calls[len(calls)-1] != detach || !slices.Contains(calls, unstage) {
+			t.Errorf("calls: %v", calls)
+		}
+		if skipped := n.details(registry.EventAbandoned); len(skipped) != 1 || !strings.Contains(skipped[0],
+			"without NodeUnstageVolume, by") || !strings.Contains(skipped[0], "INTERNAL") {
+			t.Errorf("skipped: %q", skipped)
+		}
+		n.plugin.Load().end(false)
+		n.checkNothingLeft()
+	})
+}

@@ -1,0 +1,83 @@
+package rpc
+
+import (
+	"context"
+
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
+	"holdfast/registry"
+)
+
+// maxOperator bounds the name of an operator, in bytes.
+const maxOperator = 256
+
+func (s *allocs) ForceRelease(ctx context.Context, req *pb.ForceReleaseRequest) (*pb.ForceReleaseReply, error) {
+	id, err := registry.ParseAllocID(req.GetAlloc())
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	index := func(v registry.View) registry.Seq {
+		al, _ := v.Alloc(id)
+		return al.CreateIndex
+	}
+	steps, at, err := force(ctx, s.s, "Allocs.ForceRelease", req, index,
+		func(ctx context.Context, a *Active, call registry.Call, f registry.Force) ([]registry.ReleaseStep, error) {
+			return a.Allocs.ForceRelease(ctx, call, id, f)
+		})
+	return &pb.ForceReleaseReply{Answer: at, Steps: steps}, err
+}
+
+// Detach takes attachments down in their order, so the last one stands as long as the call is not done.
+func (v *volumes) Detach(ctx context.Context, req *pb.DetachVolumeRequest) (*pb.DetachVolumeReply, error) {
+	name, err := volumeName(req.GetName())
+	node := registry.NodeName(req.GetNode())
+	if err == nil {
+		err = optional(node, registry.ParseNodeName)
+	}
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	index := func(view registry.View) (last registry.Seq) {
+		for _, at := range view.AllAttachments() {
+			if at.Name == name && (node == "" || at.Node == node) {
+				last = at.CreateIndex
+			}
+		}
+		return last
+	}
+	steps, at, err := force(ctx, v.s, "Volumes.Detach", req, index,
+		func(ctx context.Context, a *Active, call registry.Call, f registry.Force) ([]registry.ReleaseStep, error) {
+			return a.Volumes.DetachVolume(ctx, call, name, node, f)
+		})
+	return &pb.DetachVolumeReply{Answer: at, Steps: steps}, err
+}
+
+// force runs a use case that removes records by force, and returns its steps. A replay of a call that is done returns
+// none. A dry run stores nothing.
+func force(
+	ctx context.Context, s *Server, method string, req interface {
+		request
+		GetForce() *pb.Force
+	}, index createIndex,
+	run func(context.Context, *Active, registry.Call, registry.Force) ([]registry.ReleaseStep, error),
+) (steps []*pb.ReleaseStep, at *pb.Answer, err error) {
+	f := wire.Force(req.GetForce())
+	if len(f.By) > maxOperator {
+		return nil, nil, wire.Status(registry.Invalid("the operator's name has %d bytes; %d are allowed", len(f.By),
+			maxOperator))
+	}
+	at, err = do(ctx, s, method, req, func(ctx context.Context, a *Active, call registry.Call) error {
+		carryOut := func() error {
+			done, err := run(ctx, a, call, f)
+			for _, step := range done {
+				steps = append(steps, wire.ReleaseStepProto(step))
+			}
+			return err
+		}
+		if f.DryRun {
+			return carryOut()
+		}
+		return removed(ctx, a, call, index, carryOut)
+	})
+	return steps, at, err
+}
