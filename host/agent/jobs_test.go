@@ -48,6 +48,7 @@ func TestChangedPluginInUseIsRefused(t *testing.T) {
 		"an uncertain mount":  {[]hooks.Group{users("old")}, "user", registry.MarkSent, true},
 		"fewer":               {[]hooks.Group{plugins("plugins", 1, "/bin/true"), users("old")}, "user", done, true},
 		"group renamed":       {[]hooks.Group{plugins("others", 2, "/bin/true"), users("old")}, "user", done, true},
+		"another plugin":      {[]hooks.Group{tasks("plugins", plugin("other")), users("old")}, "user", done, true},
 		"group removed":       {[]hooks.Group{users("old")}, "user", done, true},
 		"own user stays":      {[]hooks.Group{changed, users("old")}, "disk", done, false},
 		"own user goes first": {[]hooks.Group{changed, users("new")}, "disk", done, false},

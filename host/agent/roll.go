@@ -28,13 +28,21 @@ func (j *JobRecord) rolling() map[slot]string {
 	if j == nil || j.Next == nil {
 		return out
 	}
-	was, groups := j.wanted(), pluginGroups(j.Next)
+	was, before, groups := j.wanted(), pluginGroups(j), pluginGroups(j.Next)
 	for s, digest := range j.Next.wanted() {
-		if _, is := groups[s.group]; is && was[s] != "" && was[s] != digest {
+		if was[s] != "" && was[s] != digest && runsAll(groups[s.group], pluginsOf(before[s.group])) {
 			out[s] = digest
 		}
 	}
 	return out
+}
+
+// runsAll reports whether a group runs all of the plugins, which are at least one.
+func runsAll(g hooks.Group, plugins []host.PluginID) bool {
+	runs := pluginsOf(g)
+	return len(plugins) > 0 && !slices.ContainsFunc(plugins, func(id host.PluginID) bool {
+		return !slices.Contains(runs, id)
+	})
 }
 
 // pluginGroups returns the groups of a job that run plugins, by name.
@@ -79,12 +87,11 @@ func (j *JobRecord) begins(r *AllocRecord) bool {
 
 // replaces reports whether another alloc replaces this plugin alloc in its slot. It is kept until nothing needs it.
 func (j *JobRecord) replaces(r *AllocRecord) bool {
-	if j == nil || r.Job != j.Job.ID || len(r.Plugins()) == 0 || r.State.Ended() || j.begins(r) {
+	if j == nil || r.Job != j.Job.ID || r.State.Ended() || j.begins(r) {
 		return false
 	}
 	digest, wanted := j.standing()[r.slot()]
-	_, runsPlugin := pluginGroups(j)[r.Group.Name]
-	return wanted && runsPlugin && digest != r.Digest
+	return wanted && digest != r.Digest && runsAll(pluginGroups(j)[r.Group.Name], r.Plugins())
 }
 
 // restartable reports whether a task of the alloc may be started again. A plugin alloc that a roll starts or replaces
