@@ -25,19 +25,19 @@ func (a Attachment) AttachmentKey() AttachmentKey { return AttachmentKey{a.Volum
 // Staging records the state of a volume on one node: its staging path, the progress of its expansion and its condition.
 // It belongs to that node.
 type Staging struct {
-	Volume      VolumeKey       `json:"volume"`
-	Name        VolumeName      `json:"name"`               // for people
-	State       Mark            `json:"state,omitempty"`    // of NodeStageVolume
-	Stages      bool            `json:"stages,omitempty"`   // the plugin has STAGE_UNSTAGE_VOLUME
-	Usage       Usage           `json:"usage,omitzero"`     // as sent with NodeStageVolume
-	Path        Tree            `json:"path,omitzero"`      // the staging path
-	Mounts      bool            `json:"mounts,omitempty"`   // something was mounted at Path after NodeStageVolume
-	Server      TaskKey         `json:"server,omitzero"`    // the task that serves the mount (FUSE); zero: the kernel does
-	Boot        string          `json:"boot,omitempty"`     // boot ID under which the volume was staged
-	Expanded    NodeExpansion   `json:"expanded,omitzero"`  //
-	Condition   VolumeCondition `json:"condition,omitzero"` // while the volume is mounted on this node
-	CreateIndex Seq             `json:"create_index"`
-	ModifyIndex Seq             `json:"modify_index"`
+	Volume      VolumeKey     `json:"volume"`
+	Name        VolumeName    `json:"name"`               // for people
+	State       Mark          `json:"state,omitempty"`    // of NodeStageVolume
+	Stages      bool          `json:"stages,omitempty"`   // the plugin has STAGE_UNSTAGE_VOLUME
+	Usage       Usage         `json:"usage,omitzero"`     // as sent with NodeStageVolume
+	Path        Tree          `json:"path,omitzero"`      // the staging path
+	Mounts      bool          `json:"mounts,omitempty"`   // something was mounted at Path after NodeStageVolume
+	Server      TaskKey       `json:"server,omitzero"`    // the task that serves the mount (FUSE); zero: the kernel does
+	Boot        string        `json:"boot,omitempty"`     // boot ID under which the volume was staged
+	Expanded    NodeExpansion `json:"expanded,omitzero"`  //
+	Condition   Condition     `json:"condition,omitzero"` // while the volume is mounted on this node
+	CreateIndex Seq           `json:"create_index"`
+	ModifyIndex Seq           `json:"modify_index"`
 }
 
 // NodeExpansion is the progress of a volume's expansions on one node. The zero value means that none was tried.

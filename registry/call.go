@@ -1,6 +1,9 @@
 package registry
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // CodeUnreadable is the CallError.Code of a response that cannot be decoded: it is too large, of another message type,
 // or has text that is not UTF-8. The plugin has acted. gRPC reports RESOURCE_EXHAUSTED or INTERNAL for it, which
@@ -39,4 +42,11 @@ func (e *CallError) Error() string {
 // Is reports true for the kind, and for ErrUncertain if the outcome is unknown.
 func (e *CallError) Is(target error) bool {
 	return target == e.Kind || target == ErrUncertain && e.Outcome == OutcomeUncertain
+}
+
+// NoAnswer reports whether err says that the plugin cannot be reached or did not answer in time. Any other error of a
+// call concerns one volume.
+func NoAnswer(err error) bool {
+	call, sent := errors.AsType[*CallError](err)
+	return sent && (call.Code == "UNAVAILABLE" || call.Code == "DEADLINE_EXCEEDED")
 }

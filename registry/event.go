@@ -40,6 +40,9 @@ const (
 	EventVolumeUnhealthy EventKind = "volume unhealthy"     // the plugin reports it in Role; Detail is its message
 	// the plugin reports it in Role, after it reported the opposite
 	EventVolumeHealthy EventKind = "volume healthy"
+	// Events of the storage that a plugin reaches from this node.
+	EventStorageUnhealthy EventKind = "storage unhealthy" // Detail is the plugin's message
+	EventStorageHealthy   EventKind = "storage healthy"
 	// Events of snapshots: Volume is the snapshot's source, empty for a group snapshot. Detail names the snapshot.
 	EventSnapshotTaken   EventKind = "snapshot taken"
 	EventSnapshotReady   EventKind = "snapshot ready" // volumes can be created from it

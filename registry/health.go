@@ -2,23 +2,50 @@ package registry
 
 import "time"
 
-// VolumeCondition is a volume's health as its plugin reports it in one role. CSI calls it VolumeCondition up to version
-// 1.12. Later versions return it from ControllerGetVolumeHealth and NodeGetVolumeHealth.
-type VolumeCondition struct {
-	Abnormal bool      `json:"abnormal,omitempty"`
-	Message  string    `json:"message,omitempty"` // the plugin's, redacted, for people; empty unless Abnormal
-	Since    time.Time `json:"since,omitzero"`    // when it became abnormal
+// The calls by which plugins report health, and their capabilities. NodeStatsRPC and ListVolumesRPC report it too, with
+// the capabilities of CSI up to 1.12.
+const (
+	ListHealthRPC       RPC = "ControllerListVolumeHealth"
+	ControllerHealthRPC RPC = "ControllerGetVolumeHealth"
+	NodeHealthRPC       RPC = "NodeGetVolumeHealth"
+	StorageHealthRPC    RPC = "NodeGetStorageHealth"
+
+	ListHealth       Capability = "controller.LIST_VOLUME_HEALTH"
+	ControllerHealth Capability = "controller.GET_VOLUME_HEALTH"
+	NodeHealth       Capability = "node.GET_VOLUME_HEALTH"
+	StorageHealth    Capability = "node.GET_STORAGE_HEALTH"
+	ListCondition    Capability = "controller.VOLUME_CONDITION" // CSI up to 1.12: ListVolumes, ControllerGetVolume
+	NodeCondition    Capability = "node.VOLUME_CONDITION"       // CSI up to 1.12: NodeGetVolumeStats
+)
+
+// Condition is the health of a volume, or of the storage that a node reaches, as a plugin reports it in one role. CSI
+// calls it VolumeCondition up to version 1.12, later VolumeHealth and StorageBackendHealth.
+type Condition struct {
+	Abnormal bool `json:"abnormal,omitempty"`
+	// Reason lists the statuses and reasons of CSI 1.13, sorted, as in "DATA_LOSS/DiskFailed, DEGRADED/PathLost". It is
+	// empty for a plugin of an earlier version, and unless Abnormal.
+	Reason  string    `json:"reason,omitempty"`
+	Message string    `json:"message,omitempty"` // the plugin's, redacted, for people; empty unless Abnormal
+	Since   time.Time `json:"since,omitzero"`    // when it became abnormal
+}
+
+// Text returns reason and message, for people.
+func (c Condition) Text() string {
+	if c.Reason == "" || c.Message == "" {
+		return c.Reason + c.Message
+	}
+	return c.Reason + ": " + c.Message
 }
 
 // VolumeHealth holds the last reported condition of a volume by role. It keeps only abnormal conditions, so the zero
 // value means that no plugin reports the volume as unhealthy.
 type VolumeHealth struct {
-	Controller VolumeCondition `json:"controller,omitzero"`
-	Node       VolumeCondition `json:"node,omitzero"` // in a status only: the record is Staging.Condition
+	Controller Condition `json:"controller,omitzero"`
+	Node       Condition `json:"node,omitzero"` // in a status only: the record is Staging.Condition
 }
 
 // Of returns the condition that the plugin reported in the role.
-func (h VolumeHealth) Of(role Role) VolumeCondition {
+func (h VolumeHealth) Of(role Role) Condition {
 	if role == RoleController {
 		return h.Controller
 	}
@@ -29,33 +56,35 @@ func (h VolumeHealth) Of(role Role) VolumeCondition {
 func (h VolumeHealth) Abnormal() bool { return h.Controller.Abnormal || h.Node.Abnormal }
 
 // ConditionChange returns the condition to record after a plugin reported says, and the event of the change, which it
-// makes of told by adding kind and details. changed is false if says is recorded already.
-func ConditionChange(before, says VolumeCondition, told Event) (next VolumeCondition, events []Event, changed bool) {
+// makes of told by adding the kind and details. The kind is sick or well. There is an event if the condition became
+// abnormal or normal, or is abnormal for another reason, but none for another message. changed is false if says is
+// recorded already.
+func ConditionChange(
+	before, says Condition, told Event, sick, well EventKind,
+) (next Condition, events []Event, changed bool) {
 	if !says.Abnormal {
-		says = VolumeCondition{}
+		says = Condition{}
 	}
-	if before.Abnormal == says.Abnormal && before.Message == says.Message {
+	if says.Since = before.Since; before == says {
 		return before, nil, false
 	}
-	told.Detail = says.Message
+	told.Kind, told.Detail = sick, says.Text()
 	switch {
-	case !before.Abnormal:
-		says.Since, told.Kind = told.At, EventVolumeUnhealthy
-		events = []Event{told}
 	case !says.Abnormal:
-		told.Kind = EventVolumeHealthy
-		events = []Event{told}
-	default:
-		says.Since = before.Since
+		says.Since, told.Kind = time.Time{}, well
+	case !before.Abnormal:
+		says.Since = told.At
+	case before.Reason == says.Reason:
+		return says, nil, true
 	}
-	return says, events, true
+	return says, []Event{told}, true
 }
 
 // HealthChange returns the change that records the condition that the controller plugin reports. It is empty if that is
-// recorded already. It has an event if the volume became unhealthy, or healthy again.
-func (v Volume) HealthChange(says VolumeCondition, now time.Time) Change {
+// recorded already.
+func (v Volume) HealthChange(says Condition, now time.Time) Change {
 	told := Event{Role: RoleController, Plugin: v.Plugin, Volume: v.VolumeName(), External: v.External, At: now}
-	next, events, changed := ConditionChange(v.Health.Controller, says, told)
+	next, events, changed := ConditionChange(v.Health.Controller, says, told, EventVolumeUnhealthy, EventVolumeHealthy)
 	if !changed {
 		return Change{}
 	}
@@ -63,9 +92,20 @@ func (v Volume) HealthChange(says VolumeCondition, now time.Time) Change {
 	return Change{Put: []Record{v}, Events: events}
 }
 
-// WithoutCondition returns v without the condition of its controller plugin. The condition is unknown once the plugin
-// no longer has the capability to report it.
-func (v Volume) WithoutCondition() Volume {
-	v.Health.Controller = VolumeCondition{}
-	return v
+// StorageChange returns the change that records the condition of a node's storage in instances, the node instances of
+// one plugin on one node. It is empty if that is recorded already.
+func StorageChange(instances []Instance, says Condition, now time.Time) (c Change) {
+	for _, in := range instances {
+		told := Event{Role: in.Role, Plugin: in.Plugin, Alloc: in.Alloc, Task: in.Task, At: now}
+		next, events, changed := ConditionChange(in.Storage, says, told, EventStorageUnhealthy, EventStorageHealthy)
+		if !changed {
+			continue
+		}
+		in.Storage = next
+		c.Put = append(c.Put, in)
+		if len(c.Events) == 0 {
+			c.Events = events
+		}
+	}
+	return c
 }

@@ -42,6 +42,7 @@ type Instance struct {
 	Volumes     Tree              `json:"volumes"`  // staging root of all volumes of the plugin
 	Fingerprint Fingerprint       `json:"fingerprint"`
 	Health      Health            `json:"health"`
+	Storage     Condition         `json:"storage,omitzero"`  // of a node's storage (NodeGetStorageHealth); role node only
 	Options     map[string]string `json:"options,omitempty"` // free for the host and later versions
 	CreateIndex Seq               `json:"create_index"`      // when it was first put; ranks the instance
 	ModifyIndex Seq               `json:"modify_index"`      // when it last changed
@@ -55,7 +56,7 @@ func (i Instance) Clone() Instance {
 	return i
 }
 
-// Same reports whether i and o differ at most in indexes, times and health detail.
+// Same reports whether i and o differ at most in indexes, times, health detail and storage condition.
 func (i Instance) Same(o Instance) bool {
 	return i.InstanceKey == o.InstanceKey && i.Attempt == o.Attempt && i.Endpoint == o.Endpoint &&
 		i.Volumes == o.Volumes &&
@@ -142,8 +143,6 @@ const (
 	GetCapacity      Capability = "controller.GET_CAPACITY"
 	StageUnstage     Capability = "node.STAGE_UNSTAGE_VOLUME"
 	VolumeStats      Capability = "node.GET_VOLUME_STATS"
-	NodeCondition    Capability = "node.VOLUME_CONDITION"       // CSI up to 1.12: NodeGetVolumeStats reports it
-	ListCondition    Capability = "controller.VOLUME_CONDITION" // CSI up to 1.12: ListVolumes reports it
 	SingleNodeMulti  Capability = "node.SINGLE_NODE_MULTI_WRITER"
 	ControllerMulti  Capability = "controller.SINGLE_NODE_MULTI_WRITER"
 	VolumeMountGroup Capability = "node.VOLUME_MOUNT_GROUP"

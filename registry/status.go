@@ -104,7 +104,7 @@ type PendingRestart struct {
 // VolumeReport is the content of a NodeGetVolumeStatsResponse.
 type VolumeReport struct {
 	Usage     []VolumeUsage
-	Condition *VolumeCondition // of CSI up to 1.12; nil: not reported
+	Condition *Condition // of CSI up to 1.12; nil: not reported
 }
 
 // VolumeUsage is one unit of NodeGetVolumeStatsResponse.usage.

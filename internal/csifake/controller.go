@@ -316,7 +316,7 @@ func (s controller) ListVolumes(ctx context.Context, r *csi.ListVolumesRequest) 
 			if s.p.caps.has("controller/LIST_VOLUMES_PUBLISHED_NODES") {
 				status.PublishedNodeIds = slices.Sorted(maps.Keys(c.Volumes[id].Attached))
 			}
-			s.p.tellCondition(ctx, "controller", status)
+			s.p.tellCondition(ctx, "controller", id, status)
 			reply.Entries = append(reply.Entries,
 				&csi.ListVolumesResponse_Entry{Volume: c.Volumes[id].message(s.p), Status: status})
 		}
@@ -405,7 +405,7 @@ func (s controller) ControllerGetVolume(ctx context.Context, r *csi.ControllerGe
 		if s.p.caps.has("controller/LIST_VOLUMES_PUBLISHED_NODES") {
 			reply.Status.PublishedNodeIds = slices.Sorted(maps.Keys(v.Attached))
 		}
-		s.p.tellCondition(ctx, "controller", reply.Status)
+		s.p.tellCondition(ctx, "controller", v.ID, reply.Status)
 		return nil
 	})
 }

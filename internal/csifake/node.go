@@ -2,7 +2,6 @@ package csifake
 
 import (
 	"context"
-	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -241,7 +240,7 @@ func (s nodeService) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolum
 			return status.Errorf(codes.NotFound, "volume %q is not at %s", v.ID, r.GetVolumePath())
 		}
 		reply.Usage = usage(v, n)
-		s.p.tellCondition(ctx, "node", reply)
+		s.p.tellCondition(ctx, "node", v.ID, reply)
 		return nil
 	})
 }
@@ -285,47 +284,5 @@ func (s nodeService) NodeExpandVolume(_ context.Context, r *csi.NodeExpandVolume
 		v.Capacity, n.Size = size, size
 		reply.CapacityBytes = size
 		return nil
-	})
-}
-
-func (s nodeService) NodeGetVolumeHealth(_ context.Context, r *csi.NodeGetVolumeHealthRequest) (
-	*csi.NodeGetVolumeHealthResponse, error,
-) {
-	err := s.onNode(r.GetVolumeId(), func(*volume, *onNode) error { return nil })
-	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: r.GetVolumeId()}}, err
-}
-
-func (s nodeService) NodeGetStorageHealth(context.Context, *csi.NodeGetStorageHealthRequest) (
-	*csi.NodeGetStorageHealthResponse, error,
-) {
-	return &csi.NodeGetStorageHealthResponse{}, nil
-}
-
-func (s controller) ControllerGetVolumeHealth(_ context.Context, r *csi.ControllerGetVolumeHealthRequest) (
-	*csi.ControllerGetVolumeHealthResponse, error,
-) {
-	err := s.p.cfg.Backend.change(func(c *contents) error {
-		_, err := s.p.find(c, r.GetVolumeId())
-		return err
-	})
-	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: r.GetVolumeId()}}, err
-}
-
-func (s controller) ControllerListVolumeHealth(_ context.Context, r *csi.ControllerListVolumeHealthRequest) (
-	*csi.ControllerListVolumeHealthResponse, error,
-) {
-	reply := &csi.ControllerListVolumeHealthResponse{}
-	return reply, s.p.cfg.Backend.change(func(c *contents) error {
-		ids := make([]string, 0, len(c.Volumes))
-		for id := range c.Volumes {
-			ids = append(ids, id)
-		}
-		slices.Sort(ids)
-		ids, next, err := s.p.page(ids, r.GetMaxEntries(), r.GetStartingToken())
-		for _, id := range ids {
-			reply.Entries = append(reply.Entries, &csi.VolumeHealth{VolumeId: id})
-		}
-		reply.NextToken = next
-		return err
 	})
 }

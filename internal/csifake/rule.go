@@ -52,7 +52,8 @@ type Rule struct {
 	Code    string   `json:"code,omitempty"` // name of a gRPC code: INTERNAL; CODE_99 is one that nobody knows
 	Message string   `json:"message,omitempty"`
 
-	Condition *Condition `json:"condition,omitempty"` // of all volumes in the answer; needs VOLUME_CONDITION
+	// of volumes or storage in the answer; needs VOLUME_CONDITION, or the capability for the call
+	Condition *Condition `json:"condition,omitempty"`
 
 	// Probe answers ready=false; CreateSnapshot and calls for group snapshots ready_to_use=false
 	NotReady bool `json:"not_ready,omitempty"`

@@ -44,10 +44,10 @@ var rpcUses = map[string]rpcUse{
 		"TestSnapshotsOfAPluginAreListedToTheirEnd", ""},
 	"GetSnapshot":                {"CreateSnapshot", "snapshot create", "TestSnapshotIsCreatedOnceItIsReady", ""},
 	"ControllerExpandVolume":     {"ExpandVolume", "volume expand", "TestHistories", ""},
-	"ControllerGetVolume":        {not: "gives nothing that ListVolumes and NodeGetVolumeStats do not"},
+	"ControllerGetVolume":        {"Volumes", "volume status", "TestUnhealthyVolumeIsToldUnasked", ""},
 	"ControllerModifyVolume":     {"ModifyVolume", "volume modify", "TestModificationOfEachOutcome", ""},
-	"ControllerGetVolumeHealth":  {not: later},
-	"ControllerListVolumeHealth": {not: later},
+	"ControllerGetVolumeHealth":  {"Volumes", "volume status", "TestUnhealthyVolumeIsToldUnasked", ""},
+	"ControllerListVolumeHealth": {"Volumes", "volume status", "TestUnhealthyVolumeIsToldUnasked", ""},
 
 	"GroupControllerGetCapabilities": {"Fingerprints", "plugin status", "TestDescribeReturnsAFingerprintPerRole", ""},
 	"CreateVolumeGroupSnapshot": {"CreateGroupSnapshot", "group-snapshot create",
@@ -68,8 +68,8 @@ var rpcUses = map[string]rpcUse{
 	"NodeExpandVolume":     {"ExpandVolume", "volume expand", "TestExpandedWhileUnused", ""},
 	"NodeGetCapabilities":  {"Fingerprints", "plugin status", "TestDescribeReturnsAFingerprintPerRole", ""},
 	"NodeGetInfo":          {"Fingerprints", "plugin status", "TestDescribeReturnsAFingerprintPerRole", ""},
-	"NodeGetVolumeHealth":  {not: later},
-	"NodeGetStorageHealth": {not: later},
+	"NodeGetVolumeHealth":  {"Volumes", "volume status", "TestUnhealthyVolumeIsToldUnasked", ""},
+	"NodeGetStorageHealth": {"Plugins", "plugin status", "TestUnhealthyVolumeIsToldUnasked", ""},
 }
 
 // docs/csi.md has each RPC of the specification, with methods and tests that exist.

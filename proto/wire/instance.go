@@ -18,7 +18,7 @@ func InstanceProto(i registry.Instance) *pb.Instance {
 			State: string(i.Health.State), Cause: string(i.Health.Cause), Detail: text(i.Health.Detail),
 			Since: stamp(i.Health.Since),
 		},
-		Options: i.Options, CreateIndex: uint64(i.CreateIndex), ModifyIndex: uint64(i.ModifyIndex),
+		Storage: conditionProto(i.Storage), Options: i.Options, CreateIndex: uint64(i.CreateIndex), ModifyIndex: uint64(i.ModifyIndex),
 		Since: stamp(i.Since),
 	}
 }
@@ -38,7 +38,7 @@ func Instance(m *pb.Instance) registry.Instance {
 			State: registry.HealthState(h.GetState()), Cause: registry.Cause(h.GetCause()), Detail: h.GetDetail(),
 			Since: moment(h.GetSince()),
 		},
-		Options: m.GetOptions(), CreateIndex: registry.Seq(m.GetCreateIndex()),
+		Storage: condition(m.GetStorage()), Options: m.GetOptions(), CreateIndex: registry.Seq(m.GetCreateIndex()),
 		ModifyIndex: registry.Seq(m.GetModifyIndex()),
 		Since:       moment(m.GetSince()),
 	}

@@ -139,19 +139,23 @@ func healthProto(h registry.VolumeHealth) *pb.VolumeHealth {
 	return &pb.VolumeHealth{Controller: conditionProto(h.Controller), Node: conditionProto(h.Node)}
 }
 
-func conditionProto(c registry.VolumeCondition) *pb.VolumeCondition {
-	if c == (registry.VolumeCondition{}) {
+func conditionProto(c registry.Condition) *pb.VolumeCondition {
+	if c == (registry.Condition{}) {
 		return nil
 	}
-	return &pb.VolumeCondition{Abnormal: c.Abnormal, Message: text(c.Message), Since: stamp(c.Since)}
+	return &pb.VolumeCondition{
+		Abnormal: c.Abnormal, Reason: text(c.Reason), Message: text(c.Message), Since: stamp(c.Since),
+	}
 }
 
 func health(m *pb.VolumeHealth) registry.VolumeHealth {
 	return registry.VolumeHealth{Controller: condition(m.GetController()), Node: condition(m.GetNode())}
 }
 
-func condition(m *pb.VolumeCondition) registry.VolumeCondition {
-	return registry.VolumeCondition{Abnormal: m.GetAbnormal(), Message: m.GetMessage(), Since: moment(m.GetSince())}
+func condition(m *pb.VolumeCondition) registry.Condition {
+	return registry.Condition{
+		Abnormal: m.GetAbnormal(), Reason: m.GetReason(), Message: m.GetMessage(), Since: moment(m.GetSince()),
+	}
 }
 
 func failureProto(f registry.Failure) *pb.Failure {

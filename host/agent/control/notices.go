@@ -420,7 +420,7 @@ func healthNotices(name registry.VolumeName, plugin registry.PluginID, h registr
 		if !c.Abnormal {
 			continue
 		}
-		n := reported(NoticeUnhealthy, c.Message, c.Since)
+		n := reported(NoticeUnhealthy, c.Text(), c.Since)
 		n.Summary = fmt.Sprintf("plugin %s (%s) reports volume %s as unhealthy", plugin, role, name)
 		n.Meaning = "Users of the volume may get errors or may have lost data. Holdfast changes nothing."
 		n.Next = "An event reports when the volume is healthy again."

@@ -177,7 +177,8 @@ func noticeCases() map[string][]Notice {
 		VolumeSpec: registry.VolumeSpec{Namespace: namespaced.Namespace, ID: namespaced.ID},
 		Modification: registry.Modification{Asked: map[string]string{"tier": "gold", "apiToken": registry.Masked},
 			Code: "INTERNAL", Detail: "no", Since: noon}}})
-	sick := registry.VolumeHealth{Node: registry.VolumeCondition{Abnormal: true, Message: "disk is failing", Since: noon}}
+	sick := registry.VolumeHealth{Node: registry.Condition{Abnormal: true, Reason: "DATA_LOSS/DiskFailed",
+		Message: "disk is failing", Since: noon}}
 	out["an unhealthy volume"] = healthNotices(disk, "p", sick)
 	return out
 }

@@ -164,6 +164,11 @@ func writePlugin(to io.Writer, p control.Plugin) error {
 	for _, r := range p.Rolls {
 		about = append(about, "Roll", r.String())
 	}
+	for _, i := range p.Instances {
+		if c := i.Storage; i.Active && c.Abnormal {
+			about = append(about, "Storage", fmt.Sprintf("unhealthy since %s: %s", when(c.Since), c.Text()))
+		}
+	}
 	err := facts(to, about...)
 	roles := newTable("ROLE", "HEALTHY", "EXPECTED", "LAST ERROR")
 	for _, r := range p.Roles {

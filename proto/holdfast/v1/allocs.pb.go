@@ -1063,6 +1063,7 @@ type VolumeCondition struct {
 	Abnormal      bool                   `protobuf:"varint,1,opt,name=abnormal,proto3" json:"abnormal,omitempty"`
 	Message       string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	Since         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"` // statuses and reasons of CSI 1.13; empty: an earlier version
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1116,6 +1117,13 @@ func (x *VolumeCondition) GetSince() *timestamppb.Timestamp {
 		return x.Since
 	}
 	return nil
+}
+
+func (x *VolumeCondition) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
 }
 
 // Expansion is how far the making larger of a volume has come, and what stands in the way.
@@ -1763,11 +1771,12 @@ const file_holdfast_v1_allocs_proto_rawDesc = "" +
 	"\n" +
 	"controller\x18\x01 \x01(\v2\x1c.holdfast.v1.VolumeConditionR\n" +
 	"controller\x120\n" +
-	"\x04node\x18\x02 \x01(\v2\x1c.holdfast.v1.VolumeConditionR\x04node\"y\n" +
+	"\x04node\x18\x02 \x01(\v2\x1c.holdfast.v1.VolumeConditionR\x04node\"\x91\x01\n" +
 	"\x0fVolumeCondition\x12\x1a\n" +
 	"\babnormal\x18\x01 \x01(\bR\babnormal\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x120\n" +
-	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xb5\x02\n" +
+	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xb5\x02\n" +
 	"\tExpansion\x12\x12\n" +
 	"\x04done\x18\x01 \x01(\x03R\x04done\x12%\n" +
 	"\x0easked_required\x18\x02 \x01(\x03R\raskedRequired\x12\x1f\n" +

@@ -328,6 +328,7 @@ type Instance struct {
 	ModifyIndex   uint64                 `protobuf:"varint,9,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
 	Since         *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=since,proto3" json:"since,omitempty"`
 	Active        bool                   `protobuf:"varint,11,opt,name=active,proto3" json:"active,omitempty"`
+	Storage       *VolumeCondition       `protobuf:"bytes,12,opt,name=storage,proto3" json:"storage,omitempty"` // of the storage that a node instance reaches
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -437,6 +438,13 @@ func (x *Instance) GetActive() bool {
 		return x.Active
 	}
 	return false
+}
+
+func (x *Instance) GetStorage() *VolumeCondition {
+	if x != nil {
+		return x.Storage
+	}
+	return nil
 }
 
 type ListPluginsRequest struct {
@@ -1047,7 +1055,7 @@ var File_holdfast_v1_plugins_proto protoreflect.FileDescriptor
 
 const file_holdfast_v1_plugins_proto_rawDesc = "" +
 	"\n" +
-	"\x19holdfast/v1/plugins.proto\x12\vholdfast.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18holdfast/v1/common.proto\"\xf4\x02\n" +
+	"\x19holdfast/v1/plugins.proto\x12\vholdfast.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18holdfast/v1/allocs.proto\x1a\x18holdfast/v1/common.proto\"\xf4\x02\n" +
 	"\x15PluginCapacityRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12\x16\n" +
 	"\x06plugin\x18\x02 \x01(\tR\x06plugin\x12R\n" +
@@ -1080,7 +1088,7 @@ const file_holdfast_v1_plugins_proto_rawDesc = "" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12\x14\n" +
 	"\x05cause\x18\x02 \x01(\tR\x05cause\x12\x16\n" +
 	"\x06detail\x18\x03 \x01(\tR\x06detail\x120\n" +
-	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x9f\x04\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xd7\x04\n" +
 	"\bInstance\x12*\n" +
 	"\x03key\x18\x01 \x01(\v2\x18.holdfast.v1.InstanceKeyR\x03key\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\x04R\aattempt\x12-\n" +
@@ -1093,7 +1101,8 @@ const file_holdfast_v1_plugins_proto_rawDesc = "" +
 	"\fmodify_index\x18\t \x01(\x04R\vmodifyIndex\x120\n" +
 	"\x05since\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
-	"\x06active\x18\v \x01(\bR\x06active\x1a:\n" +
+	"\x06active\x18\v \x01(\bR\x06active\x126\n" +
+	"\astorage\x18\f \x01(\v2\x1c.holdfast.v1.VolumeConditionR\astorage\x1a:\n" +
 	"\fOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8e\x01\n" +
@@ -1189,10 +1198,11 @@ var file_holdfast_v1_plugins_proto_goTypes = []any{
 	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
 	(*InstanceKey)(nil),           // 20: holdfast.v1.InstanceKey
 	(*Tree)(nil),                  // 21: holdfast.v1.Tree
-	(*Page)(nil),                  // 22: holdfast.v1.Page
-	(*TaskKey)(nil),               // 23: holdfast.v1.TaskKey
-	(*RestartRequest)(nil),        // 24: holdfast.v1.RestartRequest
-	(*VolumeName)(nil),            // 25: holdfast.v1.VolumeName
+	(*VolumeCondition)(nil),       // 22: holdfast.v1.VolumeCondition
+	(*Page)(nil),                  // 23: holdfast.v1.Page
+	(*TaskKey)(nil),               // 24: holdfast.v1.TaskKey
+	(*RestartRequest)(nil),        // 25: holdfast.v1.RestartRequest
+	(*VolumeName)(nil),            // 26: holdfast.v1.VolumeName
 }
 var file_holdfast_v1_plugins_proto_depIdxs = []int32{
 	16, // 0: holdfast.v1.PluginCapacityRequest.call:type_name -> holdfast.v1.Call
@@ -1208,33 +1218,34 @@ var file_holdfast_v1_plugins_proto_depIdxs = []int32{
 	3,  // 10: holdfast.v1.Instance.health:type_name -> holdfast.v1.Health
 	15, // 11: holdfast.v1.Instance.options:type_name -> holdfast.v1.Instance.OptionsEntry
 	19, // 12: holdfast.v1.Instance.since:type_name -> google.protobuf.Timestamp
-	16, // 13: holdfast.v1.ListPluginsRequest.call:type_name -> holdfast.v1.Call
-	22, // 14: holdfast.v1.ListPluginsRequest.page:type_name -> holdfast.v1.Page
-	17, // 15: holdfast.v1.ListPluginsReply.answer:type_name -> holdfast.v1.Answer
-	4,  // 16: holdfast.v1.ListPluginsReply.instances:type_name -> holdfast.v1.Instance
-	7,  // 17: holdfast.v1.ListPluginsReply.tasks:type_name -> holdfast.v1.PluginTask
-	23, // 18: holdfast.v1.PluginTask.task:type_name -> holdfast.v1.TaskKey
-	24, // 19: holdfast.v1.PluginTask.restart:type_name -> holdfast.v1.RestartRequest
-	8,  // 20: holdfast.v1.PluginTask.open:type_name -> holdfast.v1.OpenCall
-	9,  // 21: holdfast.v1.PluginTask.volumes:type_name -> holdfast.v1.ServedVolume
-	25, // 22: holdfast.v1.OpenCall.volume:type_name -> holdfast.v1.VolumeName
-	19, // 23: holdfast.v1.OpenCall.since:type_name -> google.protobuf.Timestamp
-	25, // 24: holdfast.v1.ServedVolume.volume:type_name -> holdfast.v1.VolumeName
-	16, // 25: holdfast.v1.FingerprintsRequest.call:type_name -> holdfast.v1.Call
-	17, // 26: holdfast.v1.FingerprintsReply.answer:type_name -> holdfast.v1.Answer
-	12, // 27: holdfast.v1.FingerprintsReply.plugins:type_name -> holdfast.v1.PluginFingerprint
-	4,  // 28: holdfast.v1.PluginFingerprint.active:type_name -> holdfast.v1.Instance
-	5,  // 29: holdfast.v1.Plugins.List:input_type -> holdfast.v1.ListPluginsRequest
-	10, // 30: holdfast.v1.Plugins.Fingerprints:input_type -> holdfast.v1.FingerprintsRequest
-	0,  // 31: holdfast.v1.Plugins.Capacity:input_type -> holdfast.v1.PluginCapacityRequest
-	6,  // 32: holdfast.v1.Plugins.List:output_type -> holdfast.v1.ListPluginsReply
-	11, // 33: holdfast.v1.Plugins.Fingerprints:output_type -> holdfast.v1.FingerprintsReply
-	1,  // 34: holdfast.v1.Plugins.Capacity:output_type -> holdfast.v1.PluginCapacityReply
-	32, // [32:35] is the sub-list for method output_type
-	29, // [29:32] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	22, // 13: holdfast.v1.Instance.storage:type_name -> holdfast.v1.VolumeCondition
+	16, // 14: holdfast.v1.ListPluginsRequest.call:type_name -> holdfast.v1.Call
+	23, // 15: holdfast.v1.ListPluginsRequest.page:type_name -> holdfast.v1.Page
+	17, // 16: holdfast.v1.ListPluginsReply.answer:type_name -> holdfast.v1.Answer
+	4,  // 17: holdfast.v1.ListPluginsReply.instances:type_name -> holdfast.v1.Instance
+	7,  // 18: holdfast.v1.ListPluginsReply.tasks:type_name -> holdfast.v1.PluginTask
+	24, // 19: holdfast.v1.PluginTask.task:type_name -> holdfast.v1.TaskKey
+	25, // 20: holdfast.v1.PluginTask.restart:type_name -> holdfast.v1.RestartRequest
+	8,  // 21: holdfast.v1.PluginTask.open:type_name -> holdfast.v1.OpenCall
+	9,  // 22: holdfast.v1.PluginTask.volumes:type_name -> holdfast.v1.ServedVolume
+	26, // 23: holdfast.v1.OpenCall.volume:type_name -> holdfast.v1.VolumeName
+	19, // 24: holdfast.v1.OpenCall.since:type_name -> google.protobuf.Timestamp
+	26, // 25: holdfast.v1.ServedVolume.volume:type_name -> holdfast.v1.VolumeName
+	16, // 26: holdfast.v1.FingerprintsRequest.call:type_name -> holdfast.v1.Call
+	17, // 27: holdfast.v1.FingerprintsReply.answer:type_name -> holdfast.v1.Answer
+	12, // 28: holdfast.v1.FingerprintsReply.plugins:type_name -> holdfast.v1.PluginFingerprint
+	4,  // 29: holdfast.v1.PluginFingerprint.active:type_name -> holdfast.v1.Instance
+	5,  // 30: holdfast.v1.Plugins.List:input_type -> holdfast.v1.ListPluginsRequest
+	10, // 31: holdfast.v1.Plugins.Fingerprints:input_type -> holdfast.v1.FingerprintsRequest
+	0,  // 32: holdfast.v1.Plugins.Capacity:input_type -> holdfast.v1.PluginCapacityRequest
+	6,  // 33: holdfast.v1.Plugins.List:output_type -> holdfast.v1.ListPluginsReply
+	11, // 34: holdfast.v1.Plugins.Fingerprints:output_type -> holdfast.v1.FingerprintsReply
+	1,  // 35: holdfast.v1.Plugins.Capacity:output_type -> holdfast.v1.PluginCapacityReply
+	33, // [33:36] is the sub-list for method output_type
+	30, // [30:33] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_plugins_proto_init() }
@@ -1242,6 +1253,7 @@ func file_holdfast_v1_plugins_proto_init() {
 	if File_holdfast_v1_plugins_proto != nil {
 		return
 	}
+	file_holdfast_v1_allocs_proto_init()
 	file_holdfast_v1_common_proto_init()
 	file_holdfast_v1_plugins_proto_msgTypes[1].OneofWrappers = []any{}
 	type x struct{}

@@ -16,15 +16,15 @@ const (
 
 // condition returns the VolumeCondition in m, or nil if m has none that can be read. redact makes its message fit to be
 // shown.
-func condition(m proto.Message, redact func(string) string) *registry.VolumeCondition {
+func condition(m proto.Message, redact func(string) string) *registry.Condition {
 	abnormal, message, found := decodeCondition(m.ProtoReflect().GetUnknown())
 	switch {
 	case !found:
 		return nil
 	case !abnormal:
-		return &registry.VolumeCondition{}
+		return &registry.Condition{}
 	}
-	return &registry.VolumeCondition{Abnormal: true, Message: redact(message)}
+	return &registry.Condition{Abnormal: true, Message: redact(message)}
 }
 
 // decodeCondition reads VolumeCondition from the unknown fields of a message.

@@ -125,12 +125,12 @@ func TestConditionOfAnOldPluginIsRead(t *testing.T) {
 		!said[registry.RoleController].Has(registry.ListCondition) {
 		t.Errorf("described as %+v, %v", said, err)
 	}
-	conditions := map[string]func() (*registry.VolumeCondition, error){
-		"NodeGetVolumeStats": func() (*registry.VolumeCondition, error) {
+	conditions := map[string]func() (*registry.Condition, error){
+		"NodeGetVolumeStats": func() (*registry.Condition, error) {
 			report, err := askReport(patient(t), f)
 			return report.Condition, err
 		},
-		"ListVolumes": func() (*registry.VolumeCondition, error) {
+		"ListVolumes": func() (*registry.Condition, error) {
 			page, err := f.ListVolumes(patient(t), controllerKey, "")
 			if err != nil || len(page.Entries) != 1 {
 				t.Fatalf("%+v, %v", page, err)
@@ -161,6 +161,43 @@ func TestConditionOfAnOldPluginIsRead(t *testing.T) {
 	if got, err := conditions["NodeGetVolumeStats"](); err != nil || got != nil {
 		t.Errorf("of an answer without one: %+v, %v", got, err)
 	}
+}
+
+// Answers about health are bounded, sorted, on one line and without secrets. A status that this build does not know, or
+// none, is ignored. An answer about another volume is refused.
+func TestHealthAnswersAreChecked(t *testing.T) {
+	_, f := start(t, csifake.Config{Caps: []string{"GET_VOLUME_HEALTH"}})
+	entry := func(status csi.VolumeHealthErrorType, reason, message string) *csi.VolumeHealth_VolumeHealthEntry {
+		return &csi.VolumeHealth_VolumeHealthEntry{Status: status, Reason: reason, Message: message}
+	}
+	f.secretsOf("disk").add([]secret{{"", canarySecret}})
+	degraded := entry(csi.VolumeHealthErrorType_DEGRADED, "PathLost", "a\x1b[2J\nb "+canarySecret)
+	for name, c := range map[string]struct {
+		reply  *csi.VolumeHealth
+		reason string
+		fails  bool
+	}{
+		"none":          {nil, "", true},
+		"of another":    {&csi.VolumeHealth{VolumeId: "vol-2"}, "", true},
+		"good":          {&csi.VolumeHealth{VolumeId: "vol-1"}, "", false},
+		"empty entry":   {health(nil), "", false},
+		"unknown alone": {health(entry(99, "Later", "")), "", false},
+		"sorted": {health(degraded, entry(99, "Later", ""), entry(csi.VolumeHealthErrorType_DATA_LOSS, "", "")),
+			"DATA_LOSS, DEGRADED/PathLost", false},
+		"long": {health(entry(csi.VolumeHealthErrorType_DEGRADED, strings.Repeat("x", 1<<20), "")), "DEGRADED/xxx", false},
+	} {
+		reply, err := healthOf(registry.NodeHealthRPC, nodeKey, HealthRequest{VolumeID: "vol-1"}, c.reply,
+			func() redactor { return f.secretsOf("disk").redactor(nil) })
+		if (err != nil) != c.fails || reply.Abnormal != (c.reason != "") || !strings.HasPrefix(reply.Reason, c.reason) ||
+			len(reply.Text()) > 3*maxText || strings.ContainsAny(reply.Message, "\x1b\n") {
+			t.Errorf("%s: %+v, %v", name, reply, err)
+		}
+		wantNone(t, name, reply.Text(), canarySecret)
+	}
+}
+
+func health(entries ...*csi.VolumeHealth_VolumeHealthEntry) *csi.VolumeHealth {
+	return &csi.VolumeHealth{VolumeId: "vol-1", HealthStatuses: entries}
 }
 
 // statsOf answers with the condition as an old plugin encodes it.

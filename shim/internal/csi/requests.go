@@ -174,5 +174,5 @@ type Page struct {
 type Entry struct {
 	Volume    registry.ExternalID
 	Nodes     []registry.NodeID
-	Condition *registry.VolumeCondition // nil: not in the answer
+	Condition *registry.Condition // nil: not in the answer
 }

@@ -288,7 +288,7 @@ var judgements = []struct {
 	}, nil, nil},
 
 	{"an unhealthy volume", sound, func(f *Facts) {
-		f.Records.Placements[0].Staging.Condition = registry.VolumeCondition{Abnormal: true,
+		f.Records.Placements[0].Staging.Condition = registry.Condition{Abnormal: true,
 			Message: "source path doesn't exist"}
 	}, []string{"unhealthy ebs:ext-1"}, []string{"source path doesn't exist"}},
 

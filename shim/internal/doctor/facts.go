@@ -39,11 +39,10 @@ type Unexamined struct {
 
 // Listing is what a plugin's controller says about its volumes. A failed or truncated list makes no Listing.
 type Listing struct {
-	Plugin     registry.PluginID
-	Node       registry.NodeID // this node as the plugin calls it; empty: not known
-	Published  bool            // the plugin says where its volumes are attached
-	Conditions bool            // the plugin says whether its volumes are healthy
-	Volumes    map[registry.ExternalID]Listed
+	Plugin    registry.PluginID
+	Node      registry.NodeID // this node as the plugin calls it; empty: not known
+	Published bool            // the plugin says where its volumes are attached
+	Volumes   map[registry.ExternalID]Listed
 	// Before is what was recorded when the plugin was asked. What has changed since is not judged by its answer.
 	Before  map[registry.VolumeKey]Version
 	unknown int // volumes attached to this node that no record names
@@ -51,7 +50,6 @@ type Listing struct {
 
 // Listed is one volume of a Listing.
 type Listed struct {
-	Here      bool                      // attached to this node
-	Nodes     map[registry.NodeID]bool  // where it is attached, of the nodes that records name
-	Condition *registry.VolumeCondition // of a volume that records name; nil: not reported
+	Here  bool                     // attached to this node
+	Nodes map[registry.NodeID]bool // where it is attached, of the nodes that records name
 }

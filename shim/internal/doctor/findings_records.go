@@ -139,7 +139,7 @@ func (e *examiner) health(v registry.Volume) {
 			e.add(registry.Finding{
 				Kind: registry.FoundUnhealthy, Volume: v.VolumeKey(), Name: v.VolumeName(),
 				Detail: fmt.Sprintf("plugin %s (%s) reports volume %s as unhealthy: %s", v.Plugin, role, v.VolumeName(),
-					c.Message),
+					c.Text()),
 				Advice: "check the plugin's storage; users of the volume may get errors",
 			})
 		}

@@ -48,10 +48,6 @@ func (d *Doctor) listings(ctx context.Context) (all []Listing, unexamined []Unex
 			if err := d.Suspended.Failed(ctx, d.state, in, err, d.Now()); err != nil {
 				d.Logger.Warn("cannot record that a plugin died during a call", "plugin", in.Plugin, "error", err)
 			}
-			var unrecorded error
-			if err == nil {
-				unrecorded = d.recordHealth(ctx, l)
-			}
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -59,13 +55,6 @@ func (d *Doctor) listings(ctx context.Context) (all []Listing, unexamined []Unex
 					"see the log of the plugin; if it cannot list its volumes, set "+
 						"list_volumes = false in its csi_plugin stanza"))
 				return
-			}
-			if unrecorded != nil {
-				unexamined = append(unexamined, Unexamined{
-					Plugin: in.Plugin, Advice: "make sure that the state is writable, then run holdfast doctor again",
-					Detail: fmt.Sprintf("the health of volumes of plugin %s: cannot record its answer: %v", in.Plugin,
-						unrecorded),
-				})
 			}
 			all = append(all, l)
 		})
@@ -126,23 +115,43 @@ func (d *Doctor) listable(r Records) (list []registry.Instance, unexamined []Une
 	return list, append(unexamined, d.unmeasured(r)...)
 }
 
-// unmeasured returns the plugins for which the health of volumes in use is not read, and the reasons.
+// healthCalls are the calls by which plugins report the health of volumes and storage, by role, beside ListVolumes.
+var healthCalls = map[registry.Role]map[registry.RPC]registry.Capability{
+	registry.RoleNode: {
+		registry.NodeStatsRPC: registry.NodeCondition, registry.NodeHealthRPC: registry.NodeHealth,
+		registry.StorageHealthRPC: registry.StorageHealth,
+	},
+	registry.RoleController: {
+		registry.GetVolumeRPC: registry.ListCondition, registry.ListHealthRPC: registry.ListHealth,
+		registry.ControllerHealthRPC: registry.ControllerHealth,
+	},
+}
+
+// unmeasured returns the plugins that are not asked after their health, and the reasons.
 func (d *Doctor) unmeasured(r Records) (list []Unexamined) {
-	seen := map[registry.PluginID]bool{}
+	type role struct {
+		registry.Role
+		registry.PluginID
+	}
+	seen := map[role]bool{}
 	for _, in := range r.Instances {
-		if in.Role != registry.RoleNode || seen[in.Plugin] {
+		if k := (role{in.Role, in.Plugin}); seen[k] {
 			continue
+		} else {
+			seen[k] = true
 		}
-		seen[in.Plugin] = true
 		in, _ = r.instance(in.Role, in.Plugin)
-		if !in.Fingerprint.Has(registry.NodeCondition) {
-			continue
-		}
-		if why, advice := d.Suspended.Reason(registry.NodeStatsRPC, in); why != "" {
-			list = append(list, Unexamined{
-				Plugin: in.Plugin, Detail: fmt.Sprintf("the health of volumes of plugin %s: %s", in.Plugin, why),
-				Advice: advice,
-			})
+		calls := healthCalls[in.Role]
+		for _, rpc := range slices.Sorted(maps.Keys(calls)) {
+			if !in.Fingerprint.Has(calls[rpc]) {
+				continue
+			}
+			if why, advice := d.Suspended.Reason(rpc, in); why != "" {
+				list = append(list, Unexamined{
+					Plugin: in.Plugin, Detail: fmt.Sprintf("the health of volumes of plugin %s: %s", in.Plugin, why),
+					Advice: advice,
+				})
+			}
 		}
 	}
 	return list
@@ -157,7 +166,7 @@ func list(ctx context.Context, from Lister, in registry.Instance, records Record
 	node, _ := records.instance(registry.RoleNode, in.Plugin)
 	l := Listing{
 		Plugin: in.Plugin, Node: node.Fingerprint.NodeID, Published: in.Fingerprint.Has(registry.ListPublished),
-		Conditions: in.Fingerprint.Has(registry.ListCondition), Before: records.versions(),
+		Before: records.versions(),
 	}
 	nodes := records.attachNodes(in.Plugin)
 	var err error
@@ -215,9 +224,6 @@ func (l *Listing) add(e csi.Entry, nodes map[registry.NodeID]bool) {
 		}
 		v.Here = v.Here || n != "" && n == l.Node
 	}
-	if known && l.Conditions && e.Condition != nil {
-		v.Condition = e.Condition
-	}
 	if !known && v.Here {
 		_, err := registry.ParseExternalID(string(e.Volume))
 		v.Here = err == nil && l.unknown < maxFindings
@@ -226,25 +232,6 @@ func (l *Listing) add(e csi.Entry, nodes map[registry.NodeID]bool) {
 	if known || v.Here {
 		l.Volumes[e.Volume] = v
 	}
-}
-
-// recordHealth records the health of volumes from a plugin's list. If the plugin no longer declares that it reports
-// health, recordHealth removes the recorded one.
-func (d *Doctor) recordHealth(ctx context.Context, l Listing) error {
-	_, err := registry.Ensure(ctx, d.state, func(view registry.View) (all registry.Change, err error) {
-		for id, listed := range l.Volumes {
-			v, known := view.VolumeByKey(registry.VolumeKey{Plugin: l.Plugin, External: id})
-			switch {
-			case known && !l.Conditions && v.Health.Controller.Abnormal:
-				all.Put = append(all.Put, v.WithoutCondition())
-			case known && l.Conditions && listed.Condition != nil:
-				all = all.And(v.HealthChange(*listed.Condition, d.Now()))
-			}
-		}
-		all.Events = bounded(all.Events, d.Now())
-		return all, nil
-	})
-	return err
 }
 
 // listing examines a plugin's list, except for volumes that have changed since the call or are being changed.

@@ -147,52 +147,6 @@ func (slow) ListVolumes(ctx context.Context, _ registry.InstanceKey, _ string) (
 	return csi.Page{}, context.Cause(ctx)
 }
 
-// The health of volumes in a controller's list is recorded and reported if the controller declares it.
-func TestListedConditionIsRecorded(t *testing.T) {
-	list := func(message string) pages {
-		c := func() *registry.VolumeCondition {
-			return &registry.VolumeCondition{Abnormal: message != "", Message: message}
-		}
-		return pages{{Entries: []csi.Entry{{Volume: "ext-1", Condition: c()}, {Volume: "theirs", Condition: c()},
-			{Volume: "ext-1"}}}}
-	}
-	w := newEnv(t, append(placed(), data, claim(), ref())...)
-	for i, c := range []struct {
-		message  string
-		declared bool
-		told     int
-	}{
-		{"degraded", false, 0}, {"degraded", true, 1}, {"degraded", true, 1}, {"worse", true, 1}, {"", true, 2},
-		{"degraded", true, 3},
-		{"", false, 3}, // an update that does not tell it any more
-	} {
-		caps := []registry.Capability{registry.ListVolumes}
-		if c.declared {
-			caps = append(caps, registry.ListCondition)
-		}
-		w.put(records(instances(caps...))...)
-		w.build(Options{Live: true, Lister: list(c.message)})
-		if _, err := w.Doctor.Examine(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		told := append(w.events(registry.EventVolumeUnhealthy), w.events(registry.EventVolumeHealthy)...)
-		if len(told) != c.told {
-			t.Errorf("%d: told %q", i, told)
-		}
-		w.view(func(v registry.View) {
-			vol, _ := v.VolumeByKey(key)
-			want := registry.VolumeCondition{}
-			if c.declared {
-				want.Abnormal, want.Message = c.message != "", c.message
-			}
-			if got := vol.Health.Controller; got.Abnormal != want.Abnormal || got.Message != want.Message ||
-				vol.Health.Node.Abnormal {
-				t.Errorf("%d: recorded %+v", i, vol.Health)
-			}
-		})
-	}
-}
-
 // failing is a plugin that answers each ListVolumes with err, and counts.
 type failing struct {
 	err error

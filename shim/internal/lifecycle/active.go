@@ -36,7 +36,8 @@ type activeState struct {
 	allocs    *node.Allocs
 	volumes   *controller.Controller
 	meter     rpc.Meter
-	health    func(context.Context) error // loop that asks for the health of volumes in use
+	health    *controller.Health
+	onNode    func(context.Context) error // loop that asks for the health of volumes in use
 	doctor    *doctor.Doctor
 	endpoint  *endpoint.Endpoint
 	snapshots *controller.Snapshots
@@ -165,7 +166,8 @@ func (r *activeState) build(
 		Layout: layout, Node: hello.Node, Check: true, Inspect: m.Inspect, Parts: m, Unmounter: m,
 		Suspended: suspended,
 	})
-	r.meter, r.health = stager, stager.WatchHealth
+	r.meter, r.onNode = stager, stager.WatchHealth
+	r.health = controller.NewHealth(calls, r.fleet, suspended)
 	r.volumes = controller.New(calls, r.fleet, stager, p.log.Named("volumes"))
 	r.volumes.Fence = p.callbacks.Fence
 	r.tasks = task.NewTasks(supervisor, m, layout, hello.Operations)
@@ -202,7 +204,8 @@ func (r *activeState) begin(p *Process) {
 	r.work(p, "allocs", r.allocs.Run)
 	r.work(p, "volumes", r.volumes.Run)
 	r.work(p, "snapshots", r.snapshots.Run)
-	r.work(p, "health of volumes", r.health)
+	r.work(p, "health of volumes", r.health.Run)
+	r.work(p, "health on this node", r.onNode)
 	r.watch(p, "literal secrets", r.literals.Run)
 	r.watch(p, "tasks", r.tasks.Run)
 	r.watch(p, "mounts", r.mounts.Run)

@@ -69,7 +69,11 @@ const (
 	stages   = "STAGE_UNSTAGE_VOLUME "
 	expands  = "EXPAND_VOLUME expansion/ONLINE "
 	measures = "node/GET_VOLUME_STATS "
-	reports  = measures + "VOLUME_CONDITION "
+	reports  = measures + "VOLUME_CONDITION " // CSI up to 1.12
+	// CSI 1.13
+	reportsOnNode   = "node/GET_VOLUME_HEALTH "
+	reportsLists    = "controller/GET_VOLUME_HEALTH LIST_VOLUME_HEALTH "
+	reportsStorages = "GET_STORAGE_HEALTH "
 )
 
 func newEnv(t *testing.T, caps string) *env {
@@ -330,6 +334,8 @@ func (n *env) startShim() {
 	s.loops.Go(func() { _ = s.allocs.Run(s.ctx) })
 	s.loops.Go(func() { _ = s.volumes.Run(s.ctx) })
 	s.loops.Go(func() { _ = s.stager.WatchHealth(s.ctx) })
+	health := controller.NewHealth(calls, s.fleet, s.stager.Suspended)
+	s.loops.Go(func() { _ = health.Run(s.ctx) })
 	n.shim = s
 }
 

@@ -4,23 +4,28 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
+	"holdfast/shim/internal/intent"
 )
 
-// healthEvery is the pause between two rounds of WatchHealth.
-const healthEvery = time.Minute
+// healthEvery is the pause between two rounds of WatchHealth. The first round comes after firstHealth, because a new
+// shim has other work first.
+const (
+	healthEvery = time.Minute
+	firstHealth = 2 * time.Second
+)
 
-// WatchHealth records the condition of published volumes, until ctx ends. It asks the node plugins that declare
-// VOLUME_CONDITION, one volume at a time, and pauses after each round. It skips volumes that are locked. After a call
-// without a response, it skips the plugin for the rest of the round. A plugin that died during such a call is not asked
-// any more (Suspended).
+// WatchHealth records the health of published volumes and of the storage that node plugins reach, until ctx ends. It
+// asks the plugins that report it, one call at a time, and pauses after each round. It skips volumes that are locked.
+// After a call without a response, it skips the plugin for the rest of the round. A plugin that died during such a call
+// is not asked any more (Suspended).
 func (s *Stager) WatchHealth(ctx context.Context) error {
-	for {
-		select {
-		case <-time.After(healthEvery + time.Duration(rand.Int64N(int64(healthEvery/4)))):
-		case <-ctx.Done():
+	for wait := firstHealth; ; wait = healthEvery {
+		if !intent.Sleep(ctx, wait+time.Duration(rand.Int64N(int64(wait/4)))) {
 			return context.Cause(ctx)
 		}
 		if err := s.checkHealth(ctx); err != nil && ctx.Err() == nil {
@@ -29,61 +34,152 @@ func (s *Stager) WatchHealth(ctx context.Context) error {
 	}
 }
 
+// healthCheck asks one plugin about one volume, or about its storage.
+type healthCheck struct {
+	plugin registry.PluginID
+	rpc    func(registry.Fingerprint) registry.RPC // empty: the plugin does not report it
+	ask    func(context.Context, registry.Instance, registry.RPC) error
+	clear  func(context.Context) error // removes what an earlier version of the plugin reported
+}
+
 // checkHealth is one round. It fails if the records cannot be read.
 func (s *Stager) checkHealth(ctx context.Context) error {
-	var volumes []registry.Volume
-	err := s.State.View(ctx, func(view registry.View) error {
-		seen := map[registry.VolumeKey]bool{}
-		for _, r := range view.AllRefs() {
-			if v, known := view.VolumeByKey(r.Volume); known && r.Publish == registry.MarkDone && !seen[r.Volume] {
-				seen[r.Volume] = true
-				volumes = append(volumes, v)
-			}
-		}
-		return nil
-	})
+	checks, err := s.healthChecks(ctx)
 	skip := map[registry.PluginID]bool{}
-	for _, v := range volumes {
-		if ctx.Err() != nil {
-			break
-		}
-		inst, err := s.measurer(v.Plugin)
-		busy := s.Locks.Busy(v.VolumeKey()) != ""
-		if err != nil || skip[v.Plugin] || busy {
+	for _, c := range checks {
+		inst, unusable := s.nodeInstance(c.plugin)
+		if unusable != nil || skip[c.plugin] || ctx.Err() != nil {
 			continue
 		}
-		if !inst.Fingerprint.Has(registry.NodeCondition) {
-			_ = s.clearCondition(ctx, v) // if it fails, the next round does it
+		rpc := c.rpc(inst.Fingerprint)
+		if rpc == "" {
+			_ = c.clear(ctx) // if it fails, the next round does it
 			continue
 		}
-		if why, _ := s.Suspended.Reason(registry.NodeStatsRPC, inst); why != "" {
+		if why, _ := s.Suspended.Reason(rpc, inst); why != "" {
 			continue
 		}
-		_, err = s.Stats(ctx, v.VolumeName())
-		if noAnswer(err) && ctx.Err() == nil {
-			skip[v.Plugin] = true
+		if err := c.ask(ctx, inst, rpc); registry.NoAnswer(err) && ctx.Err() == nil {
+			skip[c.plugin] = true
 			_ = s.Suspended.Failed(ctx, s.State, inst, err, s.Now()) // at least this shim remembers it
 		}
 	}
 	return err
 }
 
-// noAnswer reports whether err says that the plugin cannot be reached or did not answer in time. Any other error
-// concerns one volume.
-func noAnswer(err error) bool {
-	call, sent := errors.AsType[*registry.CallError](err)
-	return sent && (call.Code == "UNAVAILABLE" || call.Code == "DEADLINE_EXCEEDED")
+// healthChecks returns the checks of a round: the storage of each node plugin, and each published volume.
+func (s *Stager) healthChecks(ctx context.Context) (checks []healthCheck, err error) {
+	err = s.State.View(ctx, func(view registry.View) error {
+		plugins, volumes := map[registry.PluginID]bool{}, map[registry.VolumeKey]bool{}
+		for _, in := range view.AllInstances() {
+			if in.Role == registry.RoleNode && !plugins[in.Plugin] {
+				plugins[in.Plugin] = true
+				checks = append(checks, s.storageCheck(in.Plugin))
+			}
+		}
+		for _, r := range view.AllRefs() {
+			v, known := view.VolumeByKey(r.Volume)
+			if known && r.Publish == registry.MarkDone && !volumes[r.Volume] {
+				volumes[r.Volume] = true
+				checks = append(checks, s.volumeCheck(v))
+			}
+		}
+		return nil
+	})
+	return checks, err
 }
 
-// clearCondition clears the recorded condition of the volume: its plugin was replaced by one that reports none.
-func (s *Stager) clearCondition(ctx context.Context, v registry.Volume) error {
-	return s.recordCondition(ctx, v.VolumeKey(), registry.VolumeCondition{}, false)
+func (s *Stager) storageCheck(id registry.PluginID) healthCheck {
+	return healthCheck{
+		plugin: id,
+		rpc: func(f registry.Fingerprint) registry.RPC {
+			if f.Has(registry.StorageHealth) {
+				return registry.StorageHealthRPC
+			}
+			return ""
+		},
+		ask: func(ctx context.Context, inst registry.Instance, _ registry.RPC) error {
+			ctx, cancel := context.WithTimeout(ctx, statsLimit)
+			defer cancel()
+			c, err := s.driver.StorageHealth(ctx, inst.InstanceKey)
+			if err != nil {
+				return err
+			}
+			return s.recordStorage(ctx, id, c, true)
+		},
+		clear: func(ctx context.Context) error { return s.recordStorage(ctx, id, registry.Condition{}, false) },
+	}
+}
+
+func (s *Stager) volumeCheck(v registry.Volume) healthCheck {
+	return healthCheck{
+		plugin: v.Plugin,
+		rpc: func(f registry.Fingerprint) registry.RPC {
+			switch {
+			case f.Has(registry.NodeHealth):
+				return registry.NodeHealthRPC
+			case f.Has(registry.NodeCondition) && f.Has(registry.VolumeStats):
+				return registry.NodeStatsRPC
+			}
+			return ""
+		},
+		ask: func(ctx context.Context, inst registry.Instance, rpc registry.RPC) (err error) {
+			switch {
+			case s.Locks.Busy(v.VolumeKey()) != "":
+			case rpc == registry.NodeHealthRPC:
+				err = s.askHealth(ctx, inst, v.VolumeName())
+			default:
+				_, err = s.Stats(ctx, v.VolumeName())
+			}
+			return err
+		},
+		clear: func(ctx context.Context) error {
+			return s.recordCondition(ctx, v.VolumeKey(), registry.Condition{}, false)
+		},
+	}
+}
+
+// askHealth sends NodeGetVolumeHealth and records the answer. Like Stats, it gives way to any other call for the volume.
+func (s *Stager) askHealth(ctx context.Context, inst registry.Instance, name registry.VolumeName) error {
+	ctx, cancel := context.WithTimeout(ctx, statsLimit)
+	defer cancel()
+	asking, leave, err := s.turn(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	st, err := s.measurable(ctx, name)
+	if err != nil {
+		return err
+	}
+	r := csi.HealthRequest{
+		VolumeID: st.volume.External,
+		Private:  func(ctx context.Context) csi.Private { return s.private(ctx, st.volume.VolumeKey()) },
+	}
+	i := slices.IndexFunc(st.refs, func(r registry.Ref) bool {
+		return r.Publish == registry.MarkDone && r.Boot == s.kernel.Boot()
+	})
+	if i < 0 {
+		return nil
+	}
+	r.Path = pathAt(inst, st.refs[i].Target)
+	if inst.Fingerprint.Has(registry.StageUnstage) && st.staging.State != registry.MarkNone {
+		r.StagingPath = pathAt(inst, st.staging.Path)
+	}
+	c, err := s.driver.NodeHealth(asking, inst.InstanceKey, r)
+	switch {
+	case err != nil && errors.Is(context.Cause(asking), intent.ErrYielded):
+		return nil // the next round asks again
+	case err != nil:
+		return err
+	}
+	return s.recordCondition(ctx, st.volume.VolumeKey(), c, true)
 }
 
 // recordCondition records the condition that the node plugin reports, if the volume is still mounted here. It adds an
 // event if announce is set.
 func (s *Stager) recordCondition(
-	ctx context.Context, key registry.VolumeKey, c registry.VolumeCondition, announce bool,
+	ctx context.Context, key registry.VolumeKey, c registry.Condition, announce bool,
 ) error {
 	_, err := registry.Ensure(ctx, s.State, func(view registry.View) (registry.Change, error) {
 		st := s.stateOf(view, key)
@@ -93,7 +189,7 @@ func (s *Stager) recordCondition(
 		p := stagingOf(view, st.volume)
 		next, events, changed := registry.ConditionChange(p.Condition, c, registry.Event{
 			Role: registry.RoleNode, Plugin: key.Plugin, Volume: p.Name, External: key.External, At: s.Now(),
-		})
+		}, registry.EventVolumeUnhealthy, registry.EventVolumeHealthy)
 		if !changed {
 			return registry.Change{}, nil
 		}
@@ -101,6 +197,20 @@ func (s *Stager) recordCondition(
 			events = nil
 		}
 		return registry.Change{Put: []registry.Record{p}, Events: events}, nil
+	})
+	return err
+}
+
+// recordStorage records the condition of the node's storage that the plugin reports. It adds an event if announce is set.
+func (s *Stager) recordStorage(
+	ctx context.Context, id registry.PluginID, c registry.Condition, announce bool,
+) error {
+	_, err := registry.Ensure(ctx, s.State, func(view registry.View) (registry.Change, error) {
+		change := registry.StorageChange(view.Instances(registry.RoleNode, id), c, s.Now())
+		if !announce {
+			change.Events = nil
+		}
+		return change, nil
 	})
 	return err
 }

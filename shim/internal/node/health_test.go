@@ -13,64 +13,122 @@ import (
 
 const statsRPC = string(registry.NodeStatsRPC)
 
-// health returns the recorded condition of volume v0, and the events about the health of volumes.
-func (n *env) health() (c registry.VolumeCondition, events []string) {
+// healthCalls are the calls by which a plugin reports the health of volumes or storage.
+var healthCalls = []string{
+	statsRPC, "NodeGetVolumeHealth", "NodeGetStorageHealth", "ListVolumes", "ControllerGetVolume",
+	"ControllerListVolumeHealth", "ControllerGetVolumeHealth",
+}
+
+// health returns the recorded condition of volume v0 or of the storage, and the events about health.
+func (n *env) health() (c registry.Condition, events []string) {
 	n.view(func(v registry.View) {
 		p, _ := v.Staging(v0)
-		c = p.Condition
+		vol, _ := v.VolumeByKey(v0)
+		in, _ := n.shim.table.Find(registry.RoleNode, pluginID)
+		for _, one := range []registry.Condition{p.Condition, vol.Health.Controller, in.Storage} {
+			if one.Abnormal {
+				c = one
+			}
+		}
 		all, _ := v.Events(0, 10000)
 		for _, e := range all {
-			if e.Kind == registry.EventVolumeUnhealthy || e.Kind == registry.EventVolumeHealthy {
-				events = append(events, strings.TrimSpace(string(e.Kind)+" "+e.Detail))
+			if e.External != "" && e.External != v0.External {
+				continue
+			}
+			if text := string(e.Kind); strings.HasPrefix(text, "volume ") && strings.HasSuffix(text, "healthy") ||
+				strings.HasPrefix(text, "storage ") {
+				events = append(events, strings.TrimSpace(text+" "+e.Detail))
 			}
 		}
 	})
 	return c, events
 }
 
-// measured counts the calls of NodeGetVolumeStats for a volume.
-func (n *env) measured(volume string) (calls int) {
+// asked counts the calls of an RPC, of those for one volume if it is given.
+func (n *env) asked(rpc, volume string) (calls int) {
 	for _, c := range journal.Calls(n.journal.Lines()) {
-		if c.RPC == statsRPC && c.Volume == volume {
+		if c.RPC == rpc && (c.Volume == volume || volume == "") {
 			calls++
 		}
 	}
 	return calls
 }
 
-// reports makes the plugin report a condition of every volume. An empty message reports a healthy one.
-func (n *env) reports(message string) {
+// measured counts the calls of NodeGetVolumeStats for a volume.
+func (n *env) measured(volume string) (calls int) { return n.asked(statsRPC, volume) }
+
+// reports makes the plugin report a condition. The zero value reports a good one.
+func (n *env) reports(rpc string, c csifake.Condition) {
 	n.script()
-	n.script(csifake.Rule{RPC: statsRPC, Condition: &csifake.Condition{Abnormal: message != "", Message: message}})
+	n.script(csifake.Rule{RPC: rpc, Condition: &c})
+	if rpc == "ControllerListVolumeHealth" { // a volume that is missing in the list is asked for by itself
+		n.script(csifake.Rule{RPC: "ControllerGetVolumeHealth", Condition: &c})
+	}
 }
 
-// A plugin that declares conditions is asked now and then about the volumes in use. A change is recorded, with one
-// event.
+// A plugin that reports health is asked now and then, by the best call that it has, about the volumes in use and its
+// storage on the node, or about all volumes at its controller. A change is recorded, with one event, over restarts of
+// the shim. A status that this build does not know is ignored.
 func TestUnhealthyVolumeIsToldUnasked(t *testing.T) {
-	inEnv(t, stages+reports, func(t *testing.T, n *env) {
-		n.up("a1", wish{})
-		for _, message := range []string{"", "source path is gone", "source path is gone", "still gone", "", ""} {
-			before := n.measured("x-v0")
-			n.reports(message)
-			time.Sleep(2 * time.Minute)
-			if n.measured("x-v0") == before {
-				t.Error("the plugin is not asked")
-			}
-			if c, _ := n.health(); c.Abnormal != (message != "") || c.Abnormal && c.Since.IsZero() {
-				t.Errorf("after %q: recorded %+v", message, c)
-			}
-		}
-		want := []string{"volume unhealthy source path is gone", "volume healthy"}
-		if _, events := n.health(); !slices.Equal(events, want) {
-			t.Errorf("events: %q", events)
-		}
-		n.down("a1")
-		before := n.measured("x-v0")
-		time.Sleep(time.Hour)
-		if n.measured("x-v0") != before {
-			t.Error("the plugin is asked about a volume that is not mounted")
-		}
-	})
+	sick := func(message string) csifake.Condition { return csifake.Condition{Abnormal: true, Message: message} }
+	lost := csifake.Condition{Abnormal: true, Status: "DATA_LOSS", Reason: "DiskFailed", Message: "disk 3"}
+	later := csifake.Condition{Abnormal: true, Status: "99", Reason: "Later"}
+	old := []csifake.Condition{{}, sick("path is gone"), sick("path is gone"), sick("still gone"), {}, {}}
+	oldTold := []string{"volume unhealthy path is gone", "volume healthy"}
+	now := append(slices.Clone(old[:4]), lost, lost, later, csifake.Condition{})
+	nowTold := []string{"volume unhealthy DEGRADED/Scripted: path is gone", "volume unhealthy DATA_LOSS/DiskFailed: disk 3",
+		"volume healthy"}
+	const waits = 7 * time.Minute
+	for rpc, c := range map[string]struct {
+		caps  string
+		says  []csifake.Condition
+		told  []string
+		after bool // it is asked about unused volumes
+	}{
+		statsRPC:              {reports, old, oldTold, false},
+		"NodeGetVolumeHealth": {reportsOnNode, now, nowTold, false},
+		"NodeGetStorageHealth": {reportsStorages, old, []string{
+			"storage unhealthy STORAGE_DEGRADED/Scripted: path is gone", "storage healthy"}, true},
+		"ListVolumes":                {"controller/VOLUME_CONDITION ", old, oldTold, true},
+		"ControllerGetVolume":        {"controller/VOLUME_CONDITION GET_VOLUME ", old, oldTold, true},
+		"ControllerListVolumeHealth": {reportsLists, now, nowTold, true},
+		"ControllerGetVolumeHealth":  {"controller/GET_VOLUME_HEALTH ", now, nowTold, true},
+	} {
+		t.Run(rpc, func(t *testing.T) {
+			inEnv(t, stages+c.caps, func(t *testing.T, n *env) {
+				if rpc == "ControllerGetVolume" {
+					in, _ := n.shim.table.Find(registry.RoleController, pluginID)
+					in.Options = map[string]string{registry.OptionListVolumes: registry.OptionOff}
+					n.put(in)
+				}
+				n.up("a1", wish{})
+				for i, says := range c.says {
+					before := n.asked(rpc, "")
+					n.reports(rpc, says)
+					time.Sleep(waits)
+					if n.asked(rpc, "") == before {
+						t.Error("the plugin is not asked")
+					}
+					abnormal := says.Abnormal && says.Status != "99"
+					if c, _ := n.health(); c.Abnormal != abnormal || c.Abnormal && c.Since.IsZero() {
+						t.Errorf("after %+v: recorded %+v", says, c)
+					}
+					if i == 2 && rpc != "ControllerGetVolume" { // introduce sets no options
+						n.restart()
+					}
+				}
+				if _, events := n.health(); !slices.Equal(events, c.told) {
+					t.Errorf("events: %q", events)
+				}
+				n.down("a1")
+				before := n.asked(rpc, "")
+				time.Sleep(time.Hour)
+				if asked := n.asked(rpc, "") > before; asked != c.after {
+					t.Errorf("the plugin is asked while the volume is not used: %v", asked)
+				}
+			})
+		})
+	}
 }
 
 // The plugin is not asked if it declares no conditions or no statistics, if it is unhealthy, or if it died of such a
@@ -132,19 +190,46 @@ func TestFailedHealthOfOneVolumeHidesNoOther(t *testing.T) {
 	})
 }
 
-// A node plugin of CSI 1.13 declares no conditions. The last condition that its predecessor reported is dropped.
+// A plugin that no longer declares that it reports health is not asked, and what it reported before is dropped.
 func TestConditionEndsWithThePluginThatReportsIt(t *testing.T) {
-	inEnv(t, reports, func(t *testing.T, n *env) {
-		n.up("a1", wish{})
-		n.reports("m")
-		time.Sleep(2 * time.Minute)
-		if c, _ := n.health(); !c.Abnormal {
-			t.Fatalf("recorded %+v", c)
-		}
-		n.restartPlugin(measures)
-		time.Sleep(2 * time.Minute)
-		if c, _ := n.health(); c.Abnormal {
-			t.Errorf("recorded %+v", c)
-		}
-	})
+	for rpc, caps := range map[string]string{
+		statsRPC: reports, "NodeGetStorageHealth": reportsStorages, "ControllerListVolumeHealth": reportsLists,
+	} {
+		inEnv(t, caps, func(t *testing.T, n *env) {
+			n.up("a1", wish{})
+			n.reports(rpc, csifake.Condition{Abnormal: true, Message: "m"})
+			time.Sleep(7 * time.Minute)
+			if c, _ := n.health(); !c.Abnormal {
+				t.Fatalf("%s: recorded %+v", rpc, c)
+			}
+			n.restartPlugin(measures)
+			asked := n.asked(rpc, "")
+			time.Sleep(7 * time.Minute)
+			if c, events := n.health(); c.Abnormal || len(events) != 1 || n.asked(rpc, "") != asked {
+				t.Errorf("%s: recorded %+v, events %q", rpc, c, events)
+			}
+		})
+	}
+}
+
+// A question after the health of a volume gives way to a mount, whichever service is asked, and a plugin that hangs is
+// not asked about its other volumes.
+func TestHealthDelaysNoMount(t *testing.T) {
+	for rpc, caps := range map[string]string{
+		"NodeGetVolumeHealth": reportsOnNode, "ControllerGetVolumeHealth": "controller/GET_VOLUME_HEALTH ",
+	} {
+		inEnv(t, caps, func(t *testing.T, n *env) {
+			n.up("a1", wish{volumes: []int{0, 1}})
+			n.script(csifake.Rule{RPC: rpc, Hang: csifake.UntilCancelled})
+			before := n.asked(rpc, "")
+			for n.asked(rpc, "") == before {
+				time.Sleep(time.Second)
+			}
+			began := time.Now()
+			n.up("a2", wish{volumes: []int{0, 1}})
+			if took := time.Since(began); took != 0 {
+				t.Errorf("%s: the next user waited %v", rpc, took)
+			}
+		})
+	}
 }

@@ -94,7 +94,7 @@ func newHistory(t *testing.T, seed uint64) *history {
 			[]string{"expansion/ONLINE ", "expansion/OFFLINE ", ""}[random.IntN(3)]
 	}
 	if random.IntN(2) == 0 {
-		caps += reports
+		caps += []string{reports, reportsOnNode + reportsLists + reportsStorages}[random.IntN(2)]
 	}
 	h := &history{env: newEnv(t, caps), random: random}
 	h.check = random.IntN(2) == 0
@@ -199,7 +199,7 @@ func (h *history) sync() {
 
 // fault makes the plugin fail some of its next calls.
 func (h *history) fault() {
-	rpcs := append(changing, "NodeGetVolumeStats")
+	rpcs := append(changing, healthCalls...)
 	r := csifake.Rule{RPC: rpcs[h.random.IntN(len(rpcs))], Times: 1 + h.random.IntN(3), When: csifake.Before}
 	if h.random.IntN(2) == 0 {
 		r.When = csifake.After
@@ -225,7 +225,8 @@ func (h *history) fault() {
 // sicken makes the plugin report volumes as unhealthy for a while, if it reports conditions.
 func (h *history) sicken() {
 	says := csifake.Condition{Abnormal: true, Message: fmt.Sprintf("message %d", h.random.IntN(3))}
-	h.script(csifake.Rule{RPC: "NodeGetVolumeStats", Times: 1 + h.random.IntN(8), Condition: &says})
+	rpc := healthCalls[h.random.IntN(len(healthCalls))]
+	h.script(csifake.Rule{RPC: rpc, Times: 1 + h.random.IntN(8), Condition: &says})
 }
 
 // loseMount unmounts something, as another program may do.

@@ -20,6 +20,9 @@ type Driver interface {
 	NodeExpand(context.Context, registry.InstanceKey, csi.NodeExpandRequest) (int64, error)
 	// Stats changes nothing, so it has no uncertain outcome.
 	Stats(context.Context, registry.InstanceKey, csi.StatsRequest) (registry.VolumeReport, error)
+	// NodeHealth and StorageHealth change nothing either.
+	NodeHealth(context.Context, registry.InstanceKey, csi.HealthRequest) (registry.Condition, error)
+	StorageHealth(context.Context, registry.InstanceKey) (registry.Condition, error)
 }
 
 // Kernel reads the mount table, and makes and removes directories. No method follows a path into a mount: a dead mount

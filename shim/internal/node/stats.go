@@ -33,7 +33,12 @@ func (s *Stager) Stats(ctx context.Context, name registry.VolumeName) ([]registr
 	if err != nil {
 		return nil, err
 	}
-	inst, err := s.measurer(st.volume.Plugin)
+	inst, err := s.nodeInstance(st.volume.Plugin)
+	if err == nil && !inst.Fingerprint.Has(registry.VolumeStats) {
+		err = registry.Errorf(registry.ErrUnsupported,
+			"plugin %s cannot say how full its volumes are (it lacks %s); ask where the volume is mounted, with df",
+			inst.Plugin, registry.VolumeStats)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -104,8 +109,8 @@ func (s *Stager) measurable(ctx context.Context, name registry.VolumeName) (st s
 	return st, err
 }
 
-// measurer returns the plugin's node instance if it reports statistics. It does not wait for one.
-func (s *Stager) measurer(id registry.PluginID) (registry.Instance, error) {
+// nodeInstance returns the plugin's node instance if it is healthy. It does not wait for one.
+func (s *Stager) nodeInstance(id registry.PluginID) (registry.Instance, error) {
 	inst, found := s.Plugins.Find(registry.RoleNode, id)
 	switch {
 	case !found:
@@ -115,10 +120,6 @@ func (s *Stager) measurer(id registry.PluginID) (registry.Instance, error) {
 		return inst, registry.Errorf(registry.ErrUnavailable,
 			"node plugin %s is not healthy: %s (see holdfast plugin status %s)",
 			id, inst.Health.Cause, id)
-	case !inst.Fingerprint.Has(registry.VolumeStats):
-		return inst, registry.Errorf(registry.ErrUnsupported,
-			"plugin %s cannot say how full its volumes are (it lacks %s); ask where the volume is mounted, with df", id,
-			registry.VolumeStats)
 	}
 	return inst, nil
 }

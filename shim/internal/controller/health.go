@@ -1,0 +1,245 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/csi"
+	"holdfast/shim/internal/intent"
+)
+
+// Health records the health of volumes that controller plugins report.
+type Health struct {
+	intent.Calls
+	driver    HealthDriver
+	suspended *csi.Suspensions
+}
+
+// HealthDriver makes the CSI calls of Health. They change nothing.
+type HealthDriver interface {
+	ListHealth(ctx context.Context, at registry.InstanceKey, token string) (csi.HealthPage, error)
+	ControllerHealth(context.Context, registry.InstanceKey, csi.HealthRequest) (registry.Condition, error)
+	// ListConditions and VolumeCondition ask a plugin of CSI up to 1.12.
+	ListConditions(ctx context.Context, at registry.InstanceKey, token string) (csi.HealthPage, error)
+	VolumeCondition(context.Context, registry.InstanceKey, csi.HealthRequest) (*registry.Condition, error)
+}
+
+// NewHealth returns a Health. suspended are the calls during which plugins died; nil: none is recorded.
+func NewHealth(calls intent.Calls, driver HealthDriver, suspended *csi.Suspensions) *Health {
+	return &Health{calls, driver, suspended}
+}
+
+// Times of Run.
+const (
+	firstHealth = 2 * time.Second // before the first round, because a new shim has other work first
+	healthEvery = 5 * time.Minute // pause between two rounds
+	healthLimit = 10 * time.Second
+	listLimit   = time.Minute // for all pages
+	maxPages    = 1000
+)
+
+// Run asks the plugins that report the health of volumes, all at once and each with one call at a time, until ctx ends.
+// It pauses after each round. After a call without a response it asks the plugin again in the next round. A plugin that
+// died during such a call is not asked any more (Suspensions).
+func (h *Health) Run(ctx context.Context) error {
+	for wait := firstHealth; ; wait = healthEvery {
+		if !intent.Sleep(ctx, wait+time.Duration(rand.Int64N(int64(wait/4)))) {
+			return context.Cause(ctx)
+		}
+		if err := h.check(ctx); err != nil && ctx.Err() == nil {
+			return fmt.Errorf("load the volumes of which the health is watched: %w", err)
+		}
+	}
+}
+
+// check is one round. It fails if the records cannot be read.
+func (h *Health) check(ctx context.Context) error {
+	plugins := map[registry.PluginID][]registry.Volume{}
+	err := h.State.View(ctx, func(view registry.View) error {
+		for _, v := range view.Volumes() {
+			if v.State == registry.VolumeReady {
+				plugins[v.Plugin] = append(plugins[v.Plugin], v)
+			}
+		}
+		return nil
+	})
+	var all sync.WaitGroup
+	for id, volumes := range plugins {
+		inst, found := h.Plugins.Find(registry.RoleController, id)
+		if !found || inst.Health.State != registry.Healthy {
+			continue
+		}
+		all.Go(func() {
+			if err := h.ask(ctx, inst, volumes); err != nil {
+				_ = h.suspended.Failed(ctx, h.State, inst, err, h.Now()) // at least this shim remembers it
+			}
+		})
+	}
+	all.Wait()
+	return err
+}
+
+// healthRPC returns the call by which the plugin reports the health of volumes, or an empty string if it has none. A
+// list is preferred, because it is one call for all volumes.
+func healthRPC(in registry.Instance) registry.RPC {
+	f := in.Fingerprint
+	old := f.Has(registry.ListCondition)
+	switch {
+	case f.Has(registry.ListHealth):
+		return registry.ListHealthRPC
+	case f.Has(registry.ControllerHealth):
+		return registry.ControllerHealthRPC
+	case old && f.Has(registry.ListVolumes) && in.Options[registry.OptionListVolumes] != registry.OptionOff:
+		return registry.ListVolumesRPC
+	case old && f.Has(registry.GetVolume):
+		return registry.GetVolumeRPC
+	}
+	return ""
+}
+
+// ask asks one plugin about its volumes. It fails at the first call without a response.
+func (h *Health) ask(ctx context.Context, inst registry.Instance, volumes []registry.Volume) error {
+	rpc := healthRPC(inst)
+	if why, _ := h.suspended.Reason(rpc, inst); why != "" {
+		return nil
+	}
+	listed := map[registry.ExternalID]*registry.Condition{}
+	for _, v := range volumes {
+		listed[v.External] = nil
+	}
+	var err error
+	one := rpc
+	switch rpc {
+	case registry.ListHealthRPC:
+		err, one = h.list(ctx, inst, h.driver.ListHealth, listed), registry.ControllerHealthRPC
+	case registry.ListVolumesRPC:
+		err, one = h.list(ctx, inst, h.driver.ListConditions, listed), ""
+	}
+	if err != nil {
+		return err
+	}
+	if why, _ := h.suspended.Reason(one, inst); why != "" {
+		one = ""
+	}
+	for _, v := range volumes {
+		var err error
+		switch c := listed[v.External]; {
+		case c != nil:
+			err = h.record(ctx, v.VolumeKey(), *c, true)
+		case rpc == "", rpc == registry.ListHealthRPC && !inst.Fingerprint.Has(registry.ControllerHealth):
+			err = h.record(ctx, v.VolumeKey(), registry.Condition{}, rpc != "")
+		case one != "" && (rpc == one || v.Health.Controller.Abnormal):
+			// A list leaves out healthy volumes, and may miss others (CSI ControllerListVolumeHealth).
+			err = h.askOne(ctx, inst, one, v.VolumeKey())
+		}
+		if registry.NoAnswer(err) || ctx.Err() != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// list reads all pages of a list, and sets the conditions of the volumes that conditions names. A token that is not
+// valid any more begins the list anew, once (CSI: ABORTED).
+func (h *Health) list(
+	ctx context.Context, inst registry.Instance,
+	page func(context.Context, registry.InstanceKey, string) (csi.HealthPage, error),
+	conditions map[registry.ExternalID]*registry.Condition,
+) error {
+	ctx, cancel := context.WithTimeout(ctx, listLimit)
+	defer cancel()
+	token, again := "", false
+	for range maxPages {
+		p, err := page(ctx, inst.InstanceKey, token)
+		if answered(err, "ABORTED") && !again {
+			token, again = "", true
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		for id, c := range p.Volumes {
+			if _, known := conditions[id]; known {
+				conditions[id] = &c
+			}
+		}
+		if token = p.Next; token == "" {
+			return nil
+		}
+	}
+	return fmt.Errorf("plugin %s: the list of the health of its volumes has no end", inst.Plugin)
+}
+
+// askOne asks about one volume and records the answer. It gives way to any other call for the volume.
+func (h *Health) askOne(
+	ctx context.Context, inst registry.Instance, rpc registry.RPC, key registry.VolumeKey,
+) error {
+	if h.Locks.Busy(key) != "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, healthLimit)
+	defer cancel()
+	asking, unlock, err := h.Locks.LockYielding(ctx, key, "a question after its health")
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	v, idle := registry.Volume{}, false
+	err = h.State.View(ctx, func(view registry.View) error {
+		_, open := registry.OpenIntent(view, key)
+		v, idle = view.VolumeByKey(key)
+		idle = idle && !open
+		return nil
+	})
+	if err != nil || !idle {
+		return err
+	}
+	secrets, err := h.Resolve(ctx, v.VolumeSpec)
+	if err != nil {
+		return err
+	}
+	c, err := h.send(asking, inst, rpc, v, secrets)
+	switch {
+	case err != nil && errors.Is(context.Cause(asking), intent.ErrYielded):
+		return nil // the next round asks again
+	case err != nil || c == nil:
+		return err
+	}
+	return h.record(ctx, key, *c, true)
+}
+
+func (h *Health) send(
+	ctx context.Context, inst registry.Instance, rpc registry.RPC, v registry.Volume,
+	secrets map[string]registry.SecretValue,
+) (*registry.Condition, error) {
+	private := csi.Private{Secrets: secrets, MountFlags: v.MountFlags, Contexts: []map[string]string{v.Context}}
+	r := csi.HealthRequest{
+		VolumeID: v.External, Secrets: secrets, Private: func(context.Context) csi.Private { return private },
+	}
+	if rpc == registry.GetVolumeRPC {
+		return h.driver.VolumeCondition(ctx, inst.InstanceKey, r)
+	}
+	c, err := h.driver.ControllerHealth(ctx, inst.InstanceKey, r)
+	return &c, err
+}
+
+// record records the condition. It adds an event of a change if announce is set.
+func (h *Health) record(ctx context.Context, key registry.VolumeKey, c registry.Condition, announce bool) error {
+	_, err := registry.Ensure(ctx, h.State, func(view registry.View) (registry.Change, error) {
+		v, known := view.VolumeByKey(key)
+		if !known {
+			return registry.Change{}, nil
+		}
+		change := v.HealthChange(c, h.Now())
+		if !announce {
+			change.Events = nil
+		}
+		return change, nil
+	})
+	return err
+}

@@ -1,0 +1,168 @@
+package csi
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"holdfast/registry"
+)
+
+// HealthRequest is ControllerGetVolumeHealthRequest, ControllerGetVolumeRequest or NodeGetVolumeHealthRequest.
+type HealthRequest struct {
+	VolumeID    registry.ExternalID
+	Path        string                          // volume_publish_path, of the node's request only
+	StagingPath string                          // staging_target_path, of the node's request only; empty: not staged
+	Secrets     map[string]registry.SecretValue // of ControllerGetVolumeHealthRequest only
+	Private     PrivateFunc                     // may be nil
+}
+
+// HealthPage is a page of volumes with their health. A volume without a condition is not in it.
+type HealthPage struct {
+	Volumes map[registry.ExternalID]registry.Condition
+	Next    string // token; empty: it is the last
+}
+
+// NodeHealth is NodeGetVolumeHealth.
+func (f *Fleet) NodeHealth(
+	ctx context.Context, at registry.InstanceKey, r HealthRequest,
+) (registry.Condition, error) {
+	req := &csi.NodeGetVolumeHealthRequest{
+		VolumeId: string(r.VolumeID), VolumePublishPath: r.Path, StagingTargetPath: r.StagingPath,
+	}
+	var reply csi.NodeGetVolumeHealthResponse
+	if err := f.send(ctx, registry.NodeHealthRPC, at, req, &reply, r.Private); err != nil {
+		return registry.Condition{}, err
+	}
+	shown := func() redactor { return f.secretsOf(at.Plugin).redactorOf(ctx, req, r.Private) }
+	return healthOf(registry.NodeHealthRPC, at, r, reply.GetVolumeHealth(), shown)
+}
+
+// ControllerHealth is ControllerGetVolumeHealth.
+func (f *Fleet) ControllerHealth(
+	ctx context.Context, at registry.InstanceKey, r HealthRequest,
+) (registry.Condition, error) {
+	req := &csi.ControllerGetVolumeHealthRequest{VolumeId: string(r.VolumeID), Secrets: reveal(r.Secrets)}
+	var reply csi.ControllerGetVolumeHealthResponse
+	if err := f.send(ctx, registry.ControllerHealthRPC, at, req, &reply, r.Private); err != nil {
+		return registry.Condition{}, err
+	}
+	shown := func() redactor { return f.secretsOf(at.Plugin).redactorOf(ctx, req, r.Private) }
+	return healthOf(registry.ControllerHealthRPC, at, r, reply.GetVolumeHealth(), shown)
+}
+
+// healthOf returns the condition in the answer about one volume. An answer without one, or about another volume, is an
+// error.
+func healthOf(
+	rpc registry.RPC, at registry.InstanceKey, r HealthRequest, h *csi.VolumeHealth, shown func() redactor,
+) (registry.Condition, error) {
+	if h == nil || h.GetVolumeId() != string(r.VolumeID) {
+		return registry.Condition{}, &registry.CallError{
+			RPC: rpc, Instance: at, Code: "OK", Outcome: registry.OutcomeFailed, Kind: registry.ErrInternal,
+			Detail: fmt.Sprintf("the plugin's answer is not about volume %q", r.VolumeID),
+		}
+	}
+	return volumeHealth(h, shown), nil
+}
+
+// ListHealth is one page of ControllerListVolumeHealth.
+func (f *Fleet) ListHealth(ctx context.Context, at registry.InstanceKey, token string) (page HealthPage, err error) {
+	req := &csi.ControllerListVolumeHealthRequest{MaxEntries: pageSize, StartingToken: token}
+	var reply csi.ControllerListVolumeHealthResponse
+	err = f.send(ctx, registry.ListHealthRPC, at, req, &reply, nil)
+	page = HealthPage{Next: reply.GetNextToken(), Volumes: map[registry.ExternalID]registry.Condition{}}
+	shown := sync.OnceValue(func() redactor { return f.secretsOf(at.Plugin).redactorOf(ctx, req, nil) })
+	for _, h := range reply.GetEntries() {
+		page.Volumes[registry.ExternalID(h.GetVolumeId())] = volumeHealth(h, shown)
+	}
+	return page, err
+}
+
+// ListConditions is one page of ListVolumes of a plugin of CSI up to 1.12.
+func (f *Fleet) ListConditions(
+	ctx context.Context, at registry.InstanceKey, token string,
+) (HealthPage, error) {
+	volumes, err := f.ListVolumes(ctx, at, token)
+	page := HealthPage{Next: volumes.Next, Volumes: map[registry.ExternalID]registry.Condition{}}
+	for _, e := range volumes.Entries {
+		if e.Condition != nil {
+			page.Volumes[e.Volume] = *e.Condition
+		}
+	}
+	return page, err
+}
+
+// VolumeCondition is ControllerGetVolume of a plugin of CSI up to 1.12. It returns nil if the answer has no condition.
+func (f *Fleet) VolumeCondition(
+	ctx context.Context, at registry.InstanceKey, r HealthRequest,
+) (*registry.Condition, error) {
+	req := &csi.ControllerGetVolumeRequest{VolumeId: string(r.VolumeID)}
+	var reply csi.ControllerGetVolumeResponse
+	err := f.send(ctx, registry.GetVolumeRPC, at, req, &reply, r.Private)
+	if err != nil || reply.GetStatus() == nil {
+		return nil, err
+	}
+	return condition(reply.GetStatus(), func(s string) string {
+		return f.secretsOf(at.Plugin).redactorOf(ctx, req, r.Private).redact(s)
+	}), nil
+}
+
+// StorageHealth is NodeGetStorageHealth.
+func (f *Fleet) StorageHealth(ctx context.Context, at registry.InstanceKey) (registry.Condition, error) {
+	req := &csi.NodeGetStorageHealthRequest{}
+	var reply csi.NodeGetStorageHealthResponse
+	if err := f.send(ctx, registry.StorageHealthRPC, at, req, &reply, nil); err != nil {
+		return registry.Condition{}, err
+	}
+	var list []trouble
+	for _, b := range bounded(reply.GetBackendHealth()) {
+		status, known := csi.StorageHealthErrorType_name[int32(b.GetStatus())]
+		list = append(list, trouble{known && b.GetStatus() != 0, status, b.GetReason(), b.GetMessage()})
+	}
+	return conditionOf(list, func() redactor { return f.secretsOf(at.Plugin).redactorOf(ctx, req, nil) }), nil
+}
+
+func volumeHealth(h *csi.VolumeHealth, shown func() redactor) registry.Condition {
+	var list []trouble
+	for _, e := range bounded(h.GetHealthStatuses()) {
+		status, known := csi.VolumeHealthErrorType_name[int32(e.GetStatus())]
+		list = append(list, trouble{known && e.GetStatus() != 0, status, e.GetReason(), e.GetMessage()})
+	}
+	return conditionOf(list, shown)
+}
+
+// trouble is a VolumeHealthEntry or a StorageBackendHealth.
+type trouble struct {
+	known                   bool // this build knows the status
+	status, reason, message string
+}
+
+// conditionOf joins what a plugin reports. It ignores a status that this build does not know: CSI demands that, and that
+// the plugin reports the statuses of earlier versions beside it (VolumeHealth.health_statuses). shown is called only for
+// texts, because it may resolve secrets.
+func conditionOf(list []trouble, shown func() redactor) registry.Condition {
+	list = slices.DeleteFunc(list, func(t trouble) bool { return !t.known })
+	if len(list) == 0 {
+		return registry.Condition{}
+	}
+	slices.SortFunc(list, func(a, b trouble) int {
+		return cmp.Or(cmp.Compare(a.status, b.status), cmp.Compare(a.reason, b.reason))
+	})
+	var reasons, messages []string
+	for _, t := range list {
+		reasons = append(reasons, strings.TrimSuffix(t.status+"/"+t.reason, "/"))
+		if t.message != "" {
+			messages = append(messages, t.message)
+		}
+	}
+	r := shown()
+	return registry.Condition{
+		Abnormal: true, Reason: r.redact(strings.Join(slices.Compact(reasons), ", ")),
+		Message: r.redact(strings.Join(slices.Compact(messages), "; ")),
+	}
+}
