@@ -18,11 +18,13 @@ const (
 	EventUnhealthy    EventKind = "unhealthy"
 
 	// Events of plugin tasks.
-	EventTaskHealthy    EventKind = "task healthy"
-	EventTaskUnhealthy  EventKind = "task unhealthy"
-	EventRestartAsked   EventKind = "restart asked"
-	EventTaskRegistered EventKind = "task registered"   // all roles of the task are registered
-	EventTaskRemoved    EventKind = "task deregistered" // all roles of the task are removed
+	EventTaskHealthy   EventKind = "task healthy"
+	EventTaskUnhealthy EventKind = "task unhealthy"
+	EventRestartAsked  EventKind = "restart asked"
+	// the plugin has been unhealthy for restart_after, and its task serves mounts; Detail names them
+	EventRestartWithheld EventKind = "restart withheld"
+	EventTaskRegistered  EventKind = "task registered"   // all roles of the task are registered
+	EventTaskRemoved     EventKind = "task deregistered" // all roles of the task are removed
 
 	// Events of volumes.
 	EventVolumeCreated    EventKind = "volume created"

@@ -174,14 +174,15 @@ type Task struct {
 	Job         string          `json:"job,omitempty"`
 	Attempt     uint64          `json:"attempt"`
 	Phase       TaskPhase       `json:"phase"`
-	Isolated    bool            `json:"isolated"`          // has a file system of its own
-	Sealed      []byte          `json:"sealed"`            // the task's part of Parse's answer
-	Digest      string          `json:"digest"`            // SHA-256 of the job's text, hex
-	Endpoint    Endpoint        `json:"endpoint,omitzero"` // socket that the host passed to this attempt
-	Volumes     Tree            `json:"volumes,omitzero"`  // staging root that the host passed to this attempt
-	Plan        []byte          `json:"plan,omitempty"`    // plan that the host applies to this attempt, as JSON
-	Started     BootTime        `json:"started"`           // when this attempt was started
-	Restart     *RestartRequest `json:"restart,omitempty"` // pending until a newer attempt is reported
+	Isolated    bool            `json:"isolated"`           // has a file system of its own
+	Sealed      []byte          `json:"sealed"`             // the task's part of Parse's answer
+	Digest      string          `json:"digest"`             // SHA-256 of the job's text, hex
+	Endpoint    Endpoint        `json:"endpoint,omitzero"`  // socket that the host passed to this attempt
+	Volumes     Tree            `json:"volumes,omitzero"`   // staging root that the host passed to this attempt
+	Plan        []byte          `json:"plan,omitempty"`     // plan that the host applies to this attempt, as JSON
+	Started     BootTime        `json:"started"`            // when this attempt was started
+	Restart     *RestartRequest `json:"restart,omitempty"`  // pending until a newer attempt is reported
+	Withheld    bool            `json:"withheld,omitempty"` // a restart for its health waits for the FUSE mounts that it serves
 	CreateIndex Seq             `json:"create_index"`
 	ModifyIndex Seq             `json:"modify_index"`
 }

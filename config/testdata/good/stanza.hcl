@@ -26,6 +26,8 @@ job "defaults" {
           interval = "500ms"
           timeout  = "250ms"
           failures = 5
+
+          restart_after = "2m"
         }
       }
     }

@@ -13,7 +13,7 @@
 // A lost connection that no process accepts anew makes the plugin unhealthy at once. A probe that fails or is not
 // answered in time is a miss, and only Failures misses in a row make it unhealthy. Every change of health is one event
 // of the task with its cause, for all its roles in one commit (V1. TestOneEventPerChange). A plugin that was healthy
-// once is never restarted for its health, because its mounts may be in use.
+// once is restarted for its health only if its stanza has restart_after, and not while it serves mounts in use.
 //
 // A plugin describes itself again every ten minutes and whenever its connection reports that the description may be
 // outdated. After a loss it is healthy again only once it has described itself: it may be another process (V2.

@@ -27,6 +27,7 @@ type env struct {
 	base    time.Time // when the machine booted
 	boot    string
 	random  func() float64
+	served  func(context.Context, []registry.PluginTask) ([]registry.PluginTask, error)
 	mu      sync.Mutex
 	applied []registry.Applied
 }
@@ -99,7 +100,7 @@ func (w *env) run(task registry.Task, s hooks.PluginSpec) (stop func() error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	clock := Clock{Now: time.Now, Boot: w.bootTime}
 	sup := New(w.log, w.fleet, clock, func() float64 { return w.random() }, hclog.NewNullLogger())
-	sup.missing = w.sockets.missing
+	sup.missing, sup.Served = w.sockets.missing, w.served
 	ended := make(chan error, 1)
 	go func() { ended <- sup.Run(ctx, task, s) }()
 	return func() error {

@@ -23,6 +23,8 @@ type heartbeat struct {
 
 	missingSince time.Duration // since boot: when the socket's file was first found missing; 0: it exists
 	asked        bool          // because it is missing
+
+	sick time.Duration // since boot: when the plugin became unhealthy; 0: it is healthy
 }
 
 // heartbeats runs until ctx ends. The first heartbeat comes after first.
@@ -51,6 +53,9 @@ func (u *supervision) heartbeats(ctx context.Context, first time.Duration) error
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
+		}
+		if err == nil {
+			err = h.restartSick(ctx)
 		}
 		if err != nil {
 			return fmt.Errorf("record the health of %s: %w", u.task.TaskKey, err)

@@ -62,6 +62,9 @@ type Supervisor struct {
 	random func() float64 // in [0,1)
 	logger hclog.Logger
 
+	// Served returns tasks with the volumes whose mounts they serve (Uses.Of). It may be nil until Run.
+	Served func(context.Context, []registry.PluginTask) ([]registry.PluginTask, error)
+
 	// missing reports whether a socket's file does not exist, and whether its directory does not.
 	missing func(socket string) (file, dir bool)
 }
@@ -129,6 +132,8 @@ func withDefaults(s hooks.PluginSpec) hooks.PluginSpec {
 		Interval: cmp.Or(s.Heartbeat.Interval, hooks.DefaultHeartbeatInterval),
 		Timeout:  cmp.Or(s.Heartbeat.Timeout, hooks.DefaultHeartbeatTimeout),
 		Failures: cmp.Or(s.Heartbeat.Failures, hooks.DefaultHeartbeatFailures),
+
+		RestartAfter: s.Heartbeat.RestartAfter,
 	}
 	return s
 }

@@ -24,7 +24,8 @@ var pluginStanza = &stanza{
 		{name: "health_timeout", kind: isDuration, low: minTimeout, high: maxHealth,
 			fallback: hooks.DefaultHealthTimeout,
 			doc:      "How long the plugin may take to become healthy. Then a restart of its task is requested."},
-		{name: "list_volumes", kind: isBool, fallback: true, doc: "Whether `holdfast doctor` may call ListVolumes."},
+		{name: "list_volumes", kind: isBool, fallback: true,
+			doc: "Whether Holdfast may call ListVolumes for `holdfast doctor` and for the health of volumes."},
 		{name: "roll", kind: isChoice, words: words(hooks.RollBeside, hooks.RollStopFirst),
 			fallback: string(hooks.RollBeside),
 			doc: "How a new instance replaces a running one: it starts beside the old one, " +
@@ -44,6 +45,9 @@ var heartbeatStanza = &stanza{
 			doc: "How long the plugin may take to answer a probe."},
 		{name: "failures", kind: isNumber, low: 1, high: maxFailures, fallback: int64(hooks.DefaultHeartbeatFailures),
 			doc: "How many failed probes in a row make the plugin unhealthy."},
+		{name: "restart_after", kind: isDuration, low: minTimeout, high: maxHealth,
+			doc: "How long the plugin may be unhealthy before a restart of its task is requested; without it, none is. " +
+				"A task that serves FUSE mounts is not restarted while they exist."},
 	},
 }
 
@@ -84,6 +88,7 @@ func (f *file) heartbeat(b block) hooks.Heartbeat {
 	at := f.open(b, heartbeatStanza)
 	return hooks.Heartbeat{
 		Interval: at.duration("interval"), Timeout: at.duration("timeout"), Failures: int(at.integer("failures")),
+		RestartAfter: at.duration("restart_after"),
 	}
 }
 

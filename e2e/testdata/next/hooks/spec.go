@@ -69,6 +69,8 @@ type Heartbeat struct {
 	Interval time.Duration `json:"interval"` // between two probes of a healthy plugin, jittered
 	Timeout  time.Duration `json:"timeout"`  // of one probe
 	Failures int           `json:"failures"` // misses in a row that make it unhealthy
+	// how long it may be unhealthy before its task is restarted; 0: for ever
+	RestartAfter time.Duration `json:"restart_after,omitempty"`
 }
 
 // VolumeRequest is a group's volume block.
