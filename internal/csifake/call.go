@@ -60,11 +60,11 @@ func (p *Plugin) intercept(ctx context.Context, req any, info *grpc.UnaryServerI
 		return nil, status.Error(codes.Internal, "csifake: not a proto message")
 	}
 	return p.handle(ctx, info.FullMethod, message, func(ctx context.Context) (proto.Message, error) {
-		reply, err := next(ctx, req)
+		reply, err := next(ctx, p.version.heard(message))
 		if err != nil {
 			return nil, err
 		}
-		return reply.(proto.Message), nil
+		return p.version.told(reply.(proto.Message)), nil
 	})
 }
 

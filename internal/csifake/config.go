@@ -35,6 +35,7 @@ type Config struct {
 	NodeID     string   // default node-1
 	Caps       []string // "STAGE_UNSTAGE", "node/EXPAND_VOLUME", "controller/99"; see parseCaps
 	Mutable    []string // keys of mutable_parameters that it knows; none: any key
+	Spec       string   // version of CSI on which the plugin is built, "1.0" to "1.14"; it lacks the Caps of others
 	MaxVolumes int64    // per node; 0: not told, no limit
 	Topology   map[string]string
 	Capacity   int64 // of the backend in bytes; default 1 TiB
@@ -73,6 +74,11 @@ func (c Config) filled() (Config, capSets, error) {
 	if err != nil {
 		return c, caps, err
 	}
+	built, err := parseVersion(c.Spec)
+	if err != nil {
+		return c, caps, err
+	}
+	built.limit(caps)
 	c.Name, c.Version = orDefault(c.Name, "csifake.example.org"), orDefault(c.Version, "1.0.0")
 	c.NodeID = orDefault(c.NodeID, "node-1")
 	if c.Role == "" {

@@ -53,9 +53,12 @@
 //	            crash      the plugin dies
 //	            code       any gRPC code, CODE_99 for an unknown one; message of the status
 //	answers     not_ready  of Probe and CreateSnapshot
-//	            condition  abnormal and message of the volumes in the answer, as CSI had it up to 1.12
+//	            condition  health of the volumes or storage in the answer: VolumeCondition up to CSI 1.12, then statuses
 //	            bad_utf8   strings are invalid UTF-8
 //	            ignore_source of CreateVolume: the volume is empty, and the answer names no source
+//
+// Config.Spec (--spec) makes it a plugin built on one version of CSI, 1.0 to 1.13 or one that is still to come: without
+// newer RPCs, capabilities and fields, or with some that nobody knows.
 //
 // A test in the process may also rewrite answers with a function (Rule.Answer). What is mounted is Config.Mount and
 // Config.Block (--mount, --block). How long ids are, and of which characters, is Config.IDs (--ids).

@@ -23,6 +23,7 @@ var errGone = status.Error(codes.Unavailable, "csifake: the plugin has ended")
 type Plugin struct {
 	cfg     Config
 	caps    capSets
+	version version
 	journal *journal.Writer
 	script  script
 
@@ -60,6 +61,7 @@ func New(cfg Config) (*Plugin, error) {
 	}
 	p := &Plugin{cfg: cfg, caps: caps, ended: make(chan struct{}), quit: make(chan struct{}),
 		open: map[*call]bool{}}
+	p.version, _ = parseVersion(cfg.Spec) // filled has checked it
 	p.script.file = cfg.ScriptFile
 	p.script.add(cfg.Script...)
 	p.register(&p.served)

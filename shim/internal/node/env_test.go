@@ -41,6 +41,7 @@ type env struct {
 	journal *journal.Memory
 	seen    int // calls of the journal that calls has returned
 	caps    []string
+	spec    string // version of CSI on which the plugin is built; empty: any
 	machine *machine
 	dir     string // of suspensions
 	check   bool   // Options.Check
@@ -181,7 +182,7 @@ func (n *env) startPlugin() {
 	before := n.machine.held()
 	p, err := csifake.New(csifake.Config{
 		Port: port, Memory: n.journal, Backend: n.storage, Blind: true, AnyVolume: true, Caps: n.caps,
-		Instance: instance, Forgetful: n.forgets, PublishContext: map[string]string{"device": "/dev/x"},
+		Spec: n.spec, Instance: instance, Forgetful: n.forgets, PublishContext: map[string]string{"device": "/dev/x"},
 	})
 	if err != nil {
 		n.t.Fatal(err)

@@ -65,6 +65,7 @@ func (w *words) declare(flags *flag.FlagSet, cfg *csifake.Config) {
 	flags.StringVar(&w.role, "roles", "monolith", "node, controller or monolith")
 	flags.StringVar(&w.caps, "caps", "", "capabilities with commas between; a number is sent as it is; ALL is all usual ones")
 	flags.StringVar(&w.mutable, "mutable", "", "keys of mutable_parameters that it knows, with commas between; default is any key")
+	flags.StringVar(&cfg.Spec, "spec", "", "version of CSI on which the plugin is built, 1.0 to 1.14; it lacks the --caps of others")
 	flags.StringVar(&w.nodeID, "node-id", "node-1", "answer of NodeGetInfo; may be empty")
 	flags.StringVar(&cfg.Name, "name", "", "name of the provider")
 	flags.StringVar(&cfg.Version, "version", "", "version of the provider")
