@@ -46,8 +46,8 @@ var rpcUses = map[string]rpcUse{
 	"ControllerExpandVolume":     {"ExpandVolume", "volume expand", "TestHistories", ""},
 	"ControllerGetVolume":        {"Volumes", "volume status", "TestUnhealthyVolumeIsToldUnasked", ""},
 	"ControllerModifyVolume":     {"ModifyVolume", "volume modify", "TestModificationOfEachOutcome", ""},
-	"ControllerGetVolumeHealth":  {"Volumes", "volume status", "TestUnhealthyVolumeIsToldUnasked", ""},
-	"ControllerListVolumeHealth": {"Volumes", "volume status", "TestUnhealthyVolumeIsToldUnasked", ""},
+	"ControllerGetVolumeHealth":  {"Volumes", "volume status", "TestListOfUnhealthyVolumesIsReadToItsEnd", ""},
+	"ControllerListVolumeHealth": {"Volumes", "volume status", "TestListOfUnhealthyVolumesIsReadToItsEnd", ""},
 
 	"GroupControllerGetCapabilities": {"Fingerprints", "plugin status", "TestDescribeReturnsAFingerprintPerRole", ""},
 	"CreateVolumeGroupSnapshot": {"CreateGroupSnapshot", "group-snapshot create",

@@ -62,7 +62,7 @@ func (h *Health) check(ctx context.Context) error {
 	plugins := map[registry.PluginID][]registry.Volume{}
 	err := h.State.View(ctx, func(view registry.View) error {
 		for _, v := range view.Volumes() {
-			if v.State == registry.VolumeReady {
+			if v.State == registry.VolumeReady && !v.Ephemeral {
 				plugins[v.Plugin] = append(plugins[v.Plugin], v)
 			}
 		}
@@ -71,7 +71,7 @@ func (h *Health) check(ctx context.Context) error {
 	var all sync.WaitGroup
 	for id, volumes := range plugins {
 		inst, found := h.Plugins.Find(registry.RoleController, id)
-		if !found || inst.Health.State != registry.Healthy {
+		if !found || inst.Health.State == registry.Unhealthy {
 			continue
 		}
 		all.Go(func() {
@@ -105,15 +105,15 @@ func healthRPC(in registry.Instance) registry.RPC {
 // ask asks one plugin about its volumes. It fails at the first call without a response.
 func (h *Health) ask(ctx context.Context, inst registry.Instance, volumes []registry.Volume) error {
 	rpc := healthRPC(inst)
-	if why, _ := h.suspended.Reason(rpc, inst); why != "" {
-		return nil
-	}
+	one := rpc // the call for a volume that a list does not name
 	listed := map[registry.ExternalID]*registry.Condition{}
 	for _, v := range volumes {
 		listed[v.External] = nil
 	}
+	if h.suspends(rpc, inst) {
+		return nil
+	}
 	var err error
-	one := rpc
 	switch rpc {
 	case registry.ListHealthRPC:
 		err, one = h.list(ctx, inst, h.driver.ListHealth, listed), registry.ControllerHealthRPC
@@ -123,17 +123,19 @@ func (h *Health) ask(ctx context.Context, inst registry.Instance, volumes []regi
 	if err != nil {
 		return err
 	}
-	if why, _ := h.suspended.Reason(one, inst); why != "" {
+	silent := rpc == "" || rpc == registry.ListHealthRPC && !inst.Fingerprint.Has(registry.ControllerHealth)
+	if h.suspends(one, inst) {
 		one = ""
 	}
 	for _, v := range volumes {
+		c, sick := listed[v.External], v.Health.Controller.Abnormal
 		var err error
-		switch c := listed[v.External]; {
+		switch {
 		case c != nil:
 			err = h.record(ctx, v.VolumeKey(), *c, true)
-		case rpc == "", rpc == registry.ListHealthRPC && !inst.Fingerprint.Has(registry.ControllerHealth):
+		case silent && sick:
 			err = h.record(ctx, v.VolumeKey(), registry.Condition{}, rpc != "")
-		case one != "" && (rpc == one || v.Health.Controller.Abnormal):
+		case !silent && one != "" && (one == rpc || sick):
 			// A list leaves out healthy volumes, and may miss others (CSI ControllerListVolumeHealth).
 			err = h.askOne(ctx, inst, one, v.VolumeKey())
 		}
@@ -142,6 +144,15 @@ func (h *Health) ask(ctx context.Context, inst registry.Instance, volumes []regi
 		}
 	}
 	return nil
+}
+
+// suspends reports whether the plugin died during the call, so that it is not made again.
+func (h *Health) suspends(rpc registry.RPC, inst registry.Instance) bool {
+	if rpc == "" {
+		return false
+	}
+	why, _ := h.suspended.Reason(rpc, inst)
+	return why != ""
 }
 
 // list reads all pages of a list, and sets the conditions of the volumes that conditions names. A token that is not
@@ -168,9 +179,13 @@ func (h *Health) list(
 				conditions[id] = &c
 			}
 		}
-		if token = p.Next; token == "" {
+		if p.Next == "" {
 			return nil
 		}
+		if p.Next == token {
+			break
+		}
+		token = p.Next
 	}
 	return fmt.Errorf("plugin %s: the list of the health of its volumes has no end", inst.Plugin)
 }

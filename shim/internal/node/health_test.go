@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"testing"
@@ -76,8 +77,10 @@ func TestUnhealthyVolumeIsToldUnasked(t *testing.T) {
 	old := []csifake.Condition{{}, sick("path is gone"), sick("path is gone"), sick("still gone"), {}, {}}
 	oldTold := []string{"volume unhealthy path is gone", "volume healthy"}
 	now := append(slices.Clone(old[:4]), lost, lost, later, csifake.Condition{})
-	nowTold := []string{"volume unhealthy DEGRADED/Scripted: path is gone", "volume unhealthy DATA_LOSS/DiskFailed: disk 3",
-		"volume healthy"}
+	nowTold := []string{
+		"volume unhealthy DEGRADED/Scripted: path is gone", "volume unhealthy DATA_LOSS/DiskFailed: disk 3",
+		"volume healthy",
+	}
 	const waits = 7 * time.Minute
 	for rpc, c := range map[string]struct {
 		caps  string
@@ -136,26 +139,32 @@ func TestUnhealthyVolumeIsToldUnasked(t *testing.T) {
 func TestHealthIsNotAskedForAtAPrice(t *testing.T) {
 	for what, c := range map[string]struct {
 		caps  string
-		rule  csifake.Rule
+		rpc   string
 		state registry.HealthState
+		dies  bool
 		busy  bool
 		asked int
 	}{
-		"no conditions":    {caps: measures, state: registry.Healthy},
-		"no statistics":    {state: registry.Healthy},
-		"unhealthy plugin": {caps: reports, state: registry.Unhealthy},
-		"death": {caps: reports, rule: csifake.Rule{RPC: statsRPC, Crash: true}, state: registry.Healthy,
-			asked: 1},
-		"busy volume": {caps: reports, state: registry.Healthy, busy: true},
+		"no conditions":      {caps: measures, rpc: statsRPC},
+		"no statistics":      {rpc: statsRPC},
+		"unhealthy plugin":   {caps: reports, rpc: statsRPC, state: registry.Unhealthy},
+		"unhealthy storage":  {caps: reportsStorages, rpc: "NodeGetStorageHealth", state: registry.Unhealthy},
+		"busy volume":        {caps: reports, rpc: statsRPC, busy: true},
+		"busy volume, 1.13":  {caps: reportsOnNode, rpc: "NodeGetVolumeHealth", busy: true},
+		"death":              {caps: reports, rpc: statsRPC, dies: true, asked: 1},
+		"death by a volume":  {caps: reportsOnNode, rpc: "NodeGetVolumeHealth", dies: true, asked: 1},
+		"death by a storage": {caps: reportsStorages, rpc: "NodeGetStorageHealth", dies: true, asked: 1},
+		"death by a list":    {caps: reportsLists, rpc: "ControllerListVolumeHealth", dies: true, asked: 1},
+		"death by a get":     {caps: "controller/GET_VOLUME_HEALTH ", rpc: "ControllerGetVolumeHealth", dies: true, asked: 1},
 	} {
 		t.Run(what, func(t *testing.T) {
 			inEnv(t, c.caps, func(t *testing.T, n *env) {
 				n.up("a1", wish{})
 				in, _ := n.shim.table.Find(registry.RoleNode, pluginID)
-				in.Health.State = c.state
+				in.Health.State = cmp.Or(c.state, registry.Healthy)
 				n.put(in)
-				if c.rule.RPC != "" {
-					n.script(c.rule)
+				if c.dies {
+					n.script(csifake.Rule{RPC: c.rpc, Crash: true})
 				}
 				unlock := func() {}
 				if c.busy {
@@ -167,7 +176,7 @@ func TestHealthIsNotAskedForAtAPrice(t *testing.T) {
 					n.introduce()
 				}
 				time.Sleep(time.Hour)
-				if got := n.measured("x-v0"); got != c.asked {
+				if got := n.asked(c.rpc, ""); got != c.asked {
 					t.Errorf("asked %d times, want %d", got, c.asked)
 				}
 				unlock()

@@ -80,7 +80,9 @@ func TestSickPluginIsRestartedAfterItsTime(t *testing.T) {
 func TestSickPluginKeepsTheMountsThatItServes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newEnv(t)
-		served := []registry.ServedVolume{{Volume: registry.VolumeName{Namespace: "default", ID: "v"}, Allocs: []registry.AllocID{"a1"}}}
+		served := []registry.ServedVolume{{
+			Volume: registry.VolumeName{Namespace: "default", ID: "v"}, Allocs: []registry.AllocID{"a1"},
+		}}
 		var unknown error
 		user := registry.Alloc{ID: "a1", State: registry.AllocReady}
 		w.put(user)

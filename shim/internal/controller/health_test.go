@@ -1,0 +1,99 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/csi"
+	"holdfast/shim/internal/intent"
+)
+
+// healthPlugin reports what a test says. Its calls are in the journal.
+type healthPlugin struct {
+	HealthDriver // nil: any other call is an error of the test
+	pages        []csi.HealthPage
+	aborts       int // how many of the next lists are answered ABORTED
+	one          registry.Condition
+	journal      []string
+}
+
+func (p *healthPlugin) ListHealth(_ context.Context, _ registry.InstanceKey, token string) (csi.HealthPage, error) {
+	p.journal = append(p.journal, "list "+token)
+	if token != "" && p.aborts > 0 {
+		p.aborts--
+		return csi.HealthPage{}, &registry.CallError{RPC: registry.ListHealthRPC, Code: "ABORTED"}
+	}
+	if token == "" {
+		return p.pages[0], nil
+	}
+	n := 0
+	_, _ = fmt.Sscan(token, &n)
+	return p.pages[min(n, len(p.pages)-1)], nil
+}
+
+func (p *healthPlugin) ControllerHealth(
+	_ context.Context, _ registry.InstanceKey, r csi.HealthRequest,
+) (registry.Condition, error) {
+	p.journal = append(p.journal, "get "+string(r.VolumeID))
+	return p.one, nil
+}
+
+// The list of a plugin is read to its end, and begun anew if its token has expired. A volume that was unhealthy and is
+// missing in it is asked for by itself. A list without an end changes nothing.
+func TestListOfUnhealthyVolumesIsReadToItsEnd(t *testing.T) {
+	sick := registry.Condition{Abnormal: true, Reason: "DEGRADED/PathLost"}
+	page := func(next string, ids ...registry.ExternalID) csi.HealthPage {
+		p := csi.HealthPage{Next: next, Volumes: map[registry.ExternalID]registry.Condition{}}
+		for _, id := range ids {
+			p.Volumes[id] = sick
+		}
+		return p
+	}
+	pages := func(list ...csi.HealthPage) []csi.HealthPage { return list }
+	const twice = "list , list 1, list , list 1"
+	both := []registry.Capability{registry.ListHealth, registry.ControllerHealth}
+	for what, c := range map[string]struct {
+		caps    []registry.Capability
+		was     bool // recorded as unhealthy
+		pages   []csi.HealthPage
+		aborts  int
+		one     registry.Condition
+		journal string
+		sick    bool
+	}{
+		"two pages":     {both, false, pages(page("1", "other"), page("", key.External)), 0, sick, "list , list 1", true},
+		"expired token": {both, false, pages(page("1"), page("", key.External)), 1, sick, twice, true},
+		"expires again": {both, false, pages(page("1"), page("", key.External)), 9, sick, twice, false},
+		"healthy":       {both, false, pages(page("")), 0, sick, "list ", false},
+		"missed":        {both, true, pages(page("", "other")), 0, sick, "list , get vol-data", true},
+		"healthy again": {both, true, pages(page("")), 0, registry.Condition{}, "list , get vol-data", false},
+		"cannot get":    {both[:1], true, pages(page("")), 0, sick, "list ", false},
+		"endless":       {both, true, pages(page("1"), page("1")), 0, registry.Condition{}, "list , list 1", true},
+		"not reported":  {nil, true, pages(page("")), 0, sick, "", false},
+	} {
+		t.Run(what, func(t *testing.T) {
+			d := open(t, of(append([]registry.Capability{registry.CreateDelete}, c.caps...)...))
+			v := registry.Volume{State: registry.VolumeReady, VolumeSpec: registry.VolumeSpec{
+				Namespace: name.Namespace, ID: name.ID, Plugin: key.Plugin, External: key.External,
+			}}
+			if c.was {
+				v.Health.Controller = sick
+			}
+			d.put(v)
+			p := &healthPlugin{pages: c.pages, aborts: c.aborts, one: c.one}
+			calls := d.Controller.Calls
+			calls.Locks = &intent.Locks{}
+			if err := NewHealth(calls, p, nil).check(t.Context()); err != nil {
+				t.Error(err)
+			}
+			got, err := d.Controller.volume(t.Context(), name)
+			journal := strings.Join(p.journal, ", ")
+			if err != nil || got.Health.Abnormal() != c.sick || journal != c.journal {
+				t.Errorf("calls %q, health %+v, %v", journal, got.Health, err)
+			}
+		})
+	}
+}
