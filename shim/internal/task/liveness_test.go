@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -83,12 +84,16 @@ func TestSickPluginKeepsTheMountsThatItServes(t *testing.T) {
 		served := []registry.ServedVolume{{
 			Volume: registry.VolumeName{Namespace: "default", ID: "v"}, Allocs: []registry.AllocID{"a1"},
 		}}
+		var mu sync.Mutex // guards unknown
 		var unknown error
+		set := func(err error) { mu.Lock(); defer mu.Unlock(); unknown = err }
 		user := registry.Alloc{ID: "a1", State: registry.AllocReady}
 		w.put(user)
 		w.served = func(_ context.Context, tasks []registry.PluginTask) ([]registry.PluginTask, error) {
 			tasks = slices.Clone(tasks)
 			tasks[0].Volumes = served
+			mu.Lock()
+			defer mu.Unlock()
 			return tasks, unknown
 		}
 		task, p := w.start("plugin")
@@ -119,11 +124,12 @@ func TestSickPluginKeepsTheMountsThatItServes(t *testing.T) {
 		stop = w.run(task, s)
 		after(10 * time.Minute)
 		w.wantCommits("in the next shim")
-		user.State, unknown = registry.AllocReleasing, errors.New("no mount table")
+		set(errors.New("no mount table"))
+		user.State = registry.AllocReleasing
 		w.put(user)
 		after(time.Minute)
 		w.wantCommits("while the mounts are not known")
-		unknown = nil
+		set(nil)
 		after(time.Minute)
 		w.wantCommits("once its user is being released", "restart asked (missed)")
 		_ = stop()
