@@ -25,7 +25,7 @@ import (
 
 // env is a host with its shim and with plugins that make real mounts and write one journal.
 type env struct {
-	t            *testing.T
+	t            testing.TB
 	dir          string
 	config       host.Config
 	host         *host.Host
@@ -44,7 +44,7 @@ type env struct {
 const waitLimit = 2 * time.Minute
 
 // newEnv opens a host. When the test ends, everything must be taken down and the journal must be legal.
-func newEnv(t *testing.T, caps ...string) *env {
+func newEnv(t testing.TB, caps ...string) *env {
 	t.Helper()
 	e := unopenedEnv(t, caps...)
 	e.open()
@@ -52,7 +52,7 @@ func newEnv(t *testing.T, caps ...string) *env {
 }
 
 // unopenedEnv returns an env whose host is still to be opened.
-func unopenedEnv(t *testing.T, caps ...string) *env {
+func unopenedEnv(t testing.TB, caps ...string) *env {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("real mounts need root")
@@ -148,7 +148,7 @@ func (e *env) close() {
 	}
 }
 
-func unmount(t *testing.T, path string) {
+func unmount(t testing.TB, path string) {
 	t.Helper()
 	if err := unmountPath(t.Context(), path); err != nil {
 		t.Error(err)
@@ -174,7 +174,7 @@ func (e *env) mountTable() string {
 }
 
 // mountLines returns the lines of a process's mount table that contain a text.
-func mountLines(t *testing.T, process, text string) string {
+func mountLines(t testing.TB, process, text string) string {
 	t.Helper()
 	table, err := os.ReadFile(filepath.Join("/proc", process, "mountinfo"))
 	if err != nil {

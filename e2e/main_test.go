@@ -24,6 +24,9 @@ func run(m *testing.M) (code int) {
 	if file := os.Getenv(hostTaskVariable); file != "" {
 		return hostMain(file)
 	}
+	if sockets := os.Getenv(proxyVariable); sockets != "" {
+		return proxyMain(sockets)
+	}
 	if os.Getenv("GORACE") == "" { // a program with the race detector sleeps for a second before it exits
 		_ = os.Setenv("GORACE", "atexit_sleep_ms=0")
 	}

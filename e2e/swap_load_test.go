@@ -115,7 +115,7 @@ func (l *load) repeat(ctx context.Context, count *atomic.Int64, do func(context.
 }
 
 // reportFailures reports failed calls, once.
-func (l *load) reportFailures(t *testing.T) {
+func (l *load) reportFailures(t testing.TB) {
 	t.Helper()
 	l.mu.Lock()
 	defer l.mu.Unlock()
