@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -62,6 +64,9 @@ func listenCSI(path string) (net.Listener, error) {
 	return l, nil
 }
 
+// acceptPause is the wait after a client could not be accepted.
+const acceptPause = time.Second
+
 // forwardCSI connects each client of l to the agent, until ctx ends.
 func forwardCSI(
 	ctx context.Context, agent *control.Client, plugin host.PluginID, l net.Listener, log io.Writer,
@@ -75,11 +80,19 @@ func forwardCSI(
 	defer l.Close()
 	for {
 		conn, err := l.Accept()
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("socket of the CSI endpoint: %w", err)
+		case err != nil: // such as EMFILE; the client is still in the queue of the socket
+			fmt.Fprintln(log, "holdfast: cannot accept a client, trying again:", err)
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(acceptPause):
+			}
+			continue
 		}
 		clients.Go(func() {
 			if err := forwardConn(ctx, agent, plugin, conn); err != nil && ctx.Err() == nil {
