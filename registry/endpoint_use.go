@@ -2,19 +2,28 @@ package registry
 
 import "time"
 
-// EndpointUse records that a client of a CSI endpoint uses a volume, or may: the call that begins the use, and where.
-// The volume has no record of its own meanwhile. Nodes share it.
+// EndpointUse records that a client of a CSI endpoint uses a volume, or may: the call that begins the use, and where. A
+// call that changes the volume is a use without a place, until its outcome is certain. The volume has no record of its
+// own meanwhile. Nodes share it.
 type EndpointUse struct {
 	Volume      VolumeKey `json:"volume"`
-	Call        RPC       `json:"call"`   // ControllerPublishVolume, NodeStageVolume or NodePublishVolume
-	Target      string    `json:"target"` // its node_id, staging_target_path or target_path
+	Call        RPC       `json:"call"`
+	Target      string    `json:"target"` // its node_id, staging_target_path or target_path; "": the call has none
 	Node        NodeName  `json:"node"`   // whose host serves the endpoint
 	CreateIndex Seq       `json:"create_index"`
 	ModifyIndex Seq       `json:"modify_index"`
 	Since       time.Time `json:"since,omitzero"`
+	Begun       bool      `json:"begun,omitempty"` // a call was answered, and has begun it or may have
 }
 
 // Key returns the key of the record.
 func (u EndpointUse) Key() Key {
 	return Key{BucketEndpointUses, PathOf(u.Volume.Plugin, string(u.Volume.External), string(u.Node), string(u.Call), u.Target)}
+}
+
+func (u EndpointUse) String() string {
+	if u.Target == "" {
+		return string(u.Call)
+	}
+	return string(u.Call) + " at " + u.Target
 }

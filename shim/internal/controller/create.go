@@ -421,8 +421,7 @@ func (m *Controller) accept(
 func checkIDFree(view registry.View, v registry.Volume) error {
 	if uses := view.EndpointUses(v.VolumeKey()); len(uses) > 0 {
 		return registry.Errorf(registry.ErrConflict,
-			"a client of the CSI endpoint uses volume %q of plugin %s (%s at %s); end that use there first",
-			v.External, v.Plugin, uses[0].Call, uses[0].Target)
+			"a client of the CSI endpoint uses volume %q of plugin %s (%s); end that use there first", v.External, v.Plugin, uses[0])
 	}
 	other, found := view.VolumeByKey(v.VolumeKey())
 	if !found || other.VolumeName() == v.VolumeName() {

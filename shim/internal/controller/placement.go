@@ -99,7 +99,7 @@ func placedOn(
 		}
 	}
 	for _, u := range view.EndpointUsesAt(plugin) {
-		if u.Node == node {
+		if u.Node == node && u.Target != "" {
 			at(u.Volume, fmt.Sprintf("%q", u.Volume.External), "a client of the CSI endpoint")
 		}
 	}

@@ -158,16 +158,20 @@ func (c call) keys() (keys []intent.Key) {
 }
 
 // begin refuses the call if it would change what is registered in Holdfast, and records the use that it begins. isNew
-// reports whether the use was not recorded before.
+// reports whether no call with a known outcome has begun that use, or may have, before.
 func (e *Endpoint) begin(ctx context.Context, c call) (isNew bool, err error) {
 	_, err = registry.Ensure(ctx, e.State, func(view registry.View) (change registry.Change, err error) {
-		isNew = false
 		if err := c.checkRegistered(view); err != nil {
 			return change, err
 		}
 		use, ok := c.use(e.Node, e.Now())
-		if ok && !slices.ContainsFunc(view.EndpointUses(use.Volume), sameUse(use)) {
-			isNew, change.Put = true, []registry.Record{use}
+		if !ok {
+			return change, nil
+		}
+		uses := view.EndpointUses(use.Volume)
+		at := slices.IndexFunc(uses, sameUse(use))
+		if isNew = at < 0 || !uses[at].Begun; at < 0 {
+			change.Put = []registry.Record{use}
 		}
 		return change, nil
 	})
@@ -198,10 +202,17 @@ func (c call) checkRegistered(view registry.View) error {
 	return nil
 }
 
-// use returns the use that the call begins, if it begins one.
+// use returns the use that the call begins, if it begins one. A call that changes a volume or deletes it is a use until
+// its outcome is certain.
 func (c call) use(node registry.NodeName, now time.Time) (use registry.EndpointUse, ok bool) {
 	target := text(c.request, targets[c.rpc])
-	if c.effect() != begins || target == "" || len(c.volumes) == 0 {
+	switch c.effect() {
+	case begins:
+		ok = target != ""
+	case changes, deletes:
+		ok = true
+	}
+	if !ok || len(c.volumes) == 0 {
 		return use, false
 	}
 	return registry.EndpointUse{Volume: c.volumes[0], Call: c.rpc, Target: target, Node: node, Since: now}, true
@@ -212,13 +223,16 @@ func sameUse(use registry.EndpointUse) func(registry.EndpointUse) bool {
 	return func(other registry.EndpointUse) bool { return other.Key() == use.Key() }
 }
 
-// end removes records of uses: those that the call has ended, or the new one if the call has certainly had no effect.
+// end records that the call has begun a use, or removes records of uses: those that the call has ended, or the new one
+// if the call has certainly had no effect.
 func (e *Endpoint) end(ctx context.Context, c call, isNew bool, o outcome) error {
-	var ended func(use registry.EndpointUse) bool
+	own, _ := c.use(e.Node, time.Time{})
+	ended := func(registry.EndpointUse) bool { return false }
+	begun := c.effect() == begins && isNew && !o.none()
 	switch {
-	case c.effect() == begins && isNew && o.none():
-		begun, _ := c.use(e.Node, time.Time{})
-		ended = sameUse(begun)
+	case begun:
+	case isNew && o.none(), c.effect() == changes && o.err == nil:
+		ended = sameUse(own)
 	case c.effect() == ends && o.err == nil:
 		did := undoOf[c.rpc]
 		target := text(c.request, targets[did])
@@ -238,8 +252,12 @@ func (e *Endpoint) end(ctx context.Context, c call, isNew bool, o outcome) error
 	_, err := registry.Ensure(ctx, e.State, func(view registry.View) (change registry.Change, err error) {
 		for _, key := range c.volumes {
 			for _, use := range view.EndpointUses(key) {
-				if ended(use) {
+				switch {
+				case ended(use):
 					change.Delete = append(change.Delete, use.Key())
+				case begun && use.Key() == own.Key():
+					use.Begun = true
+					change.Put = append(change.Put, use)
 				}
 			}
 		}

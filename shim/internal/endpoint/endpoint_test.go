@@ -153,7 +153,7 @@ func (e *env) uses() (list []string) {
 	e.t.Helper()
 	err := e.State.View(context.Background(), func(v registry.View) error {
 		for _, u := range v.EndpointUses(key) {
-			list = append(list, string(u.Call)+" at "+u.Target)
+			list = append(list, u.String())
 		}
 		return nil
 	})
@@ -201,6 +201,7 @@ func TestUsesAreRecordedUntilTheyEnd(t *testing.T) {
 		return s
 	}
 	const used = "NodePublishVolume at /target"
+	remove := step{"Controller/DeleteVolume", &csi.DeleteVolumeRequest{VolumeId: volume}, nil, nil}
 	for name, steps := range map[string][]step{
 		"published and unpublished": {publish(), unpublish},
 		"refused":                   {with(publish(refused), []error{refused})},
@@ -218,7 +219,12 @@ func TestUsesAreRecordedUntilTheyEnd(t *testing.T) {
 		"detached from every node": {
 			attach("n1", "ControllerPublishVolume at n1"), detach(""),
 		},
-		"deleted": {publish(), {"Controller/DeleteVolume", &csi.DeleteVolumeRequest{VolumeId: volume}, nil, nil}},
+		"deletion uncertain": {with(remove, []error{uncertain}, "DeleteVolume"), remove},
+		"deletion refused":   {with(remove, []error{refused})},
+		"deletion refused after an uncertain one": {with(remove, []error{uncertain}, "DeleteVolume"),
+			with(remove, []error{refused})},
+		"uncertain, then refused": {publish(uncertain), publish(refused)},
+		"deleted":                 {publish(), remove},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -248,6 +254,24 @@ func TestUsesAreRecordedUntilTheyEnd(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A use that was recorded for a call that a killed shim has not answered ends with the refusal of the repeated call.
+func TestUseThatNeverBeganIsRemoved(t *testing.T) {
+	e := newEnv(t)
+	use := registry.EndpointUse{Volume: key, Call: registry.NodePublishRPC, Target: target, Node: e.Node}
+	_, err := e.State.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+		return registry.Change{Put: []registry.Record{use}}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := failed(registry.OutcomeFailed)
+	e.answer = func(context.Context, driver.Passed) (bool, error) { return true, refused }
+	s := publish()
+	if err := e.call(t.Context(), s.method, s.request); !errors.Is(err, refused) || len(e.uses()) > 0 {
+		t.Errorf("%v, uses %q", err, e.uses())
 	}
 }
 
