@@ -16,10 +16,11 @@ type options struct {
 	fsType string
 	flags  registry.Flags
 	group  string
+	owned  registry.Ownership
 }
 
 func (o options) overlay(u *registry.Usage) {
-	u.FSType, u.MountFlags, u.MountGroup = o.fsType, o.flags, o.group
+	u.FSType, u.MountFlags, u.MountGroup, u.Ownership = o.fsType, o.flags, o.group, o.owned
 }
 
 var optionsStanza = &stanza{
@@ -31,6 +32,14 @@ var optionsStanza = &stanza{
 		{name: "mount_group", kind: isText,
 			doc: "The group that owns the volume: a number, or a name that the plugin's machine knows. The plugin " +
 				"must support it."},
+		{name: "owner", kind: isText, doc: "The number of the user that owns the files. Owner, group and mode are set " +
+			"once, before the first use of an empty volume."},
+		{name: "group", kind: isText, doc: "The number of their group. Without owner and mode it is the same as " +
+			"mount_group if the plugin supports that."},
+		{name: "mode", kind: isText, doc: "The permissions of the root directory, in octal, such as `\"0770\"`."},
+		{name: "ownership", kind: isChoice, words: []string{"root", "recursive"}, fallback: "root",
+			doc: "Whether owner and group are those of the root directory of an empty volume, or of all files, also of a " +
+				"volume that has some."},
 	},
 }
 
@@ -49,7 +58,36 @@ func (d *decoder) mountOptions(b block) options {
 		d.errorf(at.at("mount_group"), `use a number, as in "1000", or a name that the plugin's machine knows`,
 			"mount_group %s", wrong)
 	}
+	o.owned = d.ownership(at, o.group)
 	return o
+}
+
+// ownership reads owner, group and mode.
+func (d *decoder) ownership(at *fields, mountGroup string) (o registry.Ownership) {
+	o.Owner, o.Group = at.number("owner"), at.number("group")
+	if o.Mode, _ = at.text("mode"); o.Mode != "" && !octalMode.MatchString(o.Mode) {
+		d.errorf(at.at("mode"), `write it in octal, as in "0770"`, "mode %q is not a file mode", o.Mode)
+	}
+	if o.Group != "" && mountGroup != "" {
+		d.errorf(at.at("group"), "keep one of them", "group and mount_group exclude each other")
+	}
+	o.Recursive = oneOf[string](at, "ownership") == "recursive"
+	if o.Recursive && o.Owner == "" && o.Group == "" {
+		d.errorf(at.at("ownership"), "add owner or group", "ownership has no owner and no group to set")
+	}
+	return o
+}
+
+var octalMode = regexp.MustCompile(`^0?[0-7]{3,4}$`)
+
+// number reads the number of a user or group.
+func (f *fields) number(name string) string {
+	s, _ := f.text(name)
+	if wrong := wrongGroup(s); wrong != "" || groupName.MatchString(s) {
+		f.errorf(f.at(name), `write the number, as in "1000": the names of a task are not known here`,
+			"%s %q is not a number", name, s)
+	}
+	return s
 }
 
 // groupName matches names that useradd(8) accepts and that a mount command parses as one option.

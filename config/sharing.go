@@ -99,7 +99,9 @@ func exclude(a, b registry.Usage) (why, advice string) {
 			"keep one: a task may mount it twice, once with read_only = true; or use single-node-multi-writer"
 	case mode == registry.MultiNodeSingleWriter && !a.ReadOnly && !b.ReadOnly:
 		return fmt.Sprintf("%s allows one writer at a time", mode), "add read_only = true to one of them"
-	case differ(a.FSType, b.FSType) || differ(a.MountFlags, b.MountFlags) || differ(a.MountGroup, b.MountGroup):
+	case differ(a.FSType, b.FSType) || differ(a.MountFlags, b.MountFlags) || differ(a.MountGroup, b.MountGroup),
+		differ(a.Ownership.Owner, b.Ownership.Owner) || differ(a.Ownership.Group, b.Ownership.Group) ||
+			differ(a.Ownership.Mode, b.Ownership.Mode):
 		return "it is staged once, with one set of mount options", "give both the same mount_options"
 	}
 	return "", ""

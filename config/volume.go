@@ -122,7 +122,7 @@ func parseCloneID(s string) (registry.VolumeID, error) {
 // volume files set them for block devices too, so that is a warning and not an error.
 func (f *file) volumeOptions(b block, spec *registry.VolumeSpec) {
 	o := f.mountOptions(b)
-	spec.FSType, spec.MountFlags, spec.MountGroup = o.fsType, o.flags, o.group
+	spec.FSType, spec.MountFlags, spec.MountGroup, spec.Ownership = o.fsType, o.flags, o.group, o.owned
 	mounted := func(c registry.VolumeCapability) bool { return c.Attachment != registry.BlockDevice }
 	if len(spec.Capabilities) > 0 && !slices.ContainsFunc(spec.Capabilities, mounted) {
 		f.warnf(b.head, "remove it, or add a capability with file-system",

@@ -106,7 +106,7 @@ func (c Create) Spec(name registry.VolumeName, u registry.Usage) registry.Volume
 		Namespace: name.Namespace, ID: name.ID, Name: string(name.ID), Plugin: c.Plugin,
 		CapacityMin: c.CapacityMin, CapacityMax: c.CapacityMax,
 		Capabilities: []registry.VolumeCapability{{Access: u.Access, Attachment: u.Attachment}},
-		FSType:       u.FSType, MountFlags: u.MountFlags, MountGroup: u.MountGroup,
+		FSType:       u.FSType, MountFlags: u.MountFlags, MountGroup: u.MountGroup, Ownership: u.Ownership,
 		Parameters: c.Parameters, Secrets: c.Secrets, Required: c.Required, Preferred: c.Preferred,
 		CloneID: c.CloneID, CloneExternal: c.CloneExternal, SnapshotID: c.SnapshotID,
 	}

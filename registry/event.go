@@ -42,6 +42,7 @@ const (
 	EventVolumeUnhealthy EventKind = "volume unhealthy"     // the plugin reports it in Role; Detail is its message
 	// the plugin reports it in Role, after it reported the opposite
 	EventVolumeHealthy EventKind = "volume healthy"
+	EventOwnership     EventKind = "volume ownership" // of its files; Detail says what was set
 	// Events of the storage that a plugin reaches from this node.
 	EventStorageUnhealthy EventKind = "storage unhealthy" // Detail is the plugin's message
 	EventStorageHealthy   EventKind = "storage healthy"

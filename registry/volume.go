@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -63,11 +64,49 @@ type Usage struct {
 	FSType     string         `json:"fs_type,omitempty"`     // empty: the plugin chooses
 	MountFlags Flags          `json:"mount_flags,omitempty"` // may be sensitive
 	MountGroup string         `json:"mount_group,omitempty"` // MountVolume.volume_mount_group: a group id; empty: none
+	Ownership  Ownership      `json:"ownership,omitzero"`
 }
+
+// Ownership is the owner, group and mode of a volume's files, which Holdfast sets before their first use. It is
+// comparable. The zero value changes nothing.
+type Ownership struct {
+	Owner     string `json:"owner,omitempty"` // user ID; empty: unchanged
+	Group     string `json:"group,omitempty"` // group ID; empty: unchanged
+	Mode      string `json:"mode,omitempty"`  // of the root directory, octal; empty: unchanged
+	Recursive bool   `json:"recursive,omitempty"`
+}
+
+func (o Ownership) String() string {
+	var words []string
+	for _, w := range [][2]string{{"owner", o.Owner}, {"group", o.Group}, {"mode", o.Mode}} {
+		if w[1] != "" {
+			words = append(words, w[0]+" "+w[1])
+		}
+	}
+	if o.Recursive {
+		words = append(words, "recursive")
+	}
+	return strings.Join(words, ", ")
+}
+
+// Over returns o with its empty fields taken from other.
+func (o Ownership) Over(other Ownership) Ownership {
+	return Ownership{cmp.Or(o.Owner, other.Owner), cmp.Or(o.Group, other.Group), cmp.Or(o.Mode, other.Mode),
+		o.Recursive || other.Recursive}
+}
+
+// OwnershipResult is what came of an Ownership.
+type OwnershipResult string
+
+const (
+	OwnershipSet      OwnershipResult = "set"
+	OwnershipNotEmpty OwnershipResult = "left as it is: the volume has files, and ownership is not recursive"
+	OwnershipReadOnly OwnershipResult = "left as it is: the volume is mounted read-only"
+)
 
 // Staging returns the part of u that the staging mount depends on. Publishes of one staging may differ in ReadOnly.
 func (u Usage) Staging() Usage {
-	u.ReadOnly = false
+	u.ReadOnly, u.Ownership = false, Ownership{}
 	return u
 }
 
@@ -84,6 +123,9 @@ func (u Usage) String() string {
 	}
 	if u.MountGroup != "" {
 		s += " for group " + u.MountGroup
+	}
+	if u.Ownership != (Ownership{}) {
+		s += " with " + u.Ownership.String()
 	}
 	return s
 }
@@ -107,6 +149,7 @@ type VolumeSpec struct {
 	FSType       string             `json:"fs_type,omitempty"`      // mount_options
 	MountFlags   Flags              `json:"mount_flags,omitempty"`  // mount_options; may be sensitive
 	MountGroup   string             `json:"mount_group,omitempty"`  // mount_options: group ID of the files; empty: none
+	Ownership    Ownership          `json:"ownership,omitzero"`     // mount_options
 	Parameters   map[string]string  `json:"parameters,omitempty"`   // CreateVolumeRequest.parameters
 	Context      map[string]string  `json:"context,omitempty"`      // volume_context; create: the plugin's answer
 	Secrets      map[string]Secret  `json:"secrets,omitempty"`      // see Secret
@@ -186,6 +229,7 @@ type Volume struct {
 	Source     Source       `json:"source,omitzero"`  // what CreateVolume was asked to fill it from
 	Failure    Failure      `json:"failure,omitzero"` // why its creation gave no volume that can be used; zero: it did
 	Origin     Origin       `json:"origin,omitzero"`  // zero: no job has made it
+	Owned      Ownership    `json:"owned,omitzero"`   // the last one that was set, or left because of files; zero: none
 	// DeleteWith is the released alloc with which the volume goes. DeleteVolume is repeated until the volume is gone.
 	DeleteWith  AllocID   `json:"delete_with,omitempty"`
 	CreateIndex Seq       `json:"create_index"`

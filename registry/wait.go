@@ -18,6 +18,7 @@ const (
 	StepStage     Step = "stage"     // NodeStageVolume
 	StepExpand    Step = "expand"    // NodeExpandVolume
 	StepPublish   Step = "publish"   // NodePublishVolume
+	StepOwn       Step = "own"       // owner and mode of the files
 	StepUnpublish Step = "unpublish" // NodeUnpublishVolume
 	StepUnstage   Step = "unstage"   // NodeUnstageVolume
 	StepDetach    Step = "detach"    // ControllerUnpublishVolume

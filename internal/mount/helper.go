@@ -107,6 +107,12 @@ func (h *Helper) UnmountPart(ctx context.Context, root, at string) error {
 	return h.do(ctx, "part at "+path, "unmount the part at "+path, question{UnmountPart: &Part{Root: root, At: at}})
 }
 
+// SetOwnership calls the function SetOwnership. After ErrHung it may still go on.
+func (h *Helper) SetOwnership(ctx context.Context, o Ownership) error {
+	at := filepath.Join(o.Root, o.Volume)
+	return h.do(ctx, "ownership of "+at, "set the owner of "+at, question{Ownership: &o})
+}
+
 // do runs an operation on a mount point in a helper process, unless an earlier process hangs there.
 func (h *Helper) do(ctx context.Context, place, what string, q question) error {
 	if ctx.Err() != nil {

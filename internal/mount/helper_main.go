@@ -23,6 +23,7 @@ type question struct {
 	Unmount     *Part    // Root and At
 	MountPart   *Part
 	UnmountPart *Part // Root and At
+	Ownership   *Ownership
 }
 
 // answer reports that a thread starts an operation, its result, or that all is done.
@@ -37,7 +38,8 @@ type answer struct {
 }
 
 // errorKinds are the errors that keep their identity in an answer.
-var errorKinds = []error{ErrBusy, ErrMounted, ErrNoPart, ErrOutside, ErrHeld, unix.ENOSPC, unix.EDQUOT}
+var errorKinds = []error{ErrBusy, ErrMounted, ErrNoPart, ErrOutside, ErrHeld, unix.ENOSPC, unix.EDQUOT, unix.EROFS,
+	ErrNotEmpty}
 
 // HelperCommand runs this program as a helper process. The program's main function has to call BecomeHelper first.
 var HelperCommand = []string{"/proc/self/exe", "-mount-helper"}
@@ -102,6 +104,8 @@ func answerTo(q question, out io.Writer) {
 		err = MountPart(*q.MountPart)
 	case q.UnmountPart != nil:
 		err = UnmountPart(q.UnmountPart.Root, q.UnmountPart.At)
+	case q.Ownership != nil:
+		err = SetOwnership(*q.Ownership)
 	}
 	last := answer{Done: true}
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -258,6 +259,50 @@ func (m *Manager) UnmountPart(ctx context.Context, at string) error {
 	ctx, cancel := context.WithTimeout(ctx, partLimit)
 	defer cancel()
 	return m.explain(at, m.helper.UnmountPart(ctx, root, rel))
+}
+
+// Limits of SetOwnership. A walk that is cut off goes on with the next try: it leaves what has the right owner.
+const (
+	ownLimit  = 10 * time.Second
+	walkLimit = 5 * time.Minute
+)
+
+// SetOwnership sets owner, group and mode of the volume that is mounted at target, and reports whether it did: not if
+// it is mounted read-only, or has files and the ownership is not recursive. See the function SetOwnership.
+func (m *Manager) SetOwnership(
+	ctx context.Context, target string, o registry.Ownership,
+) (registry.OwnershipResult, error) {
+	root, rel, err := m.split(target)
+	if err != nil {
+		return "", err
+	}
+	to := Ownership{Root: root, Volume: rel, UID: number(o.Owner, 10), GID: number(o.Group, 10), Mode: number(o.Mode, 8),
+		Recursive: o.Recursive}
+	limit := ownLimit
+	if o.Recursive {
+		limit = walkLimit
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	switch err := m.helper.SetOwnership(ctx, to); {
+	case err == nil:
+		return registry.OwnershipSet, nil
+	case errors.Is(err, ErrNotEmpty):
+		return registry.OwnershipNotEmpty, nil
+	case errors.Is(err, unix.EROFS):
+		return registry.OwnershipReadOnly, nil
+	default:
+		return "", m.explain(target, err)
+	}
+}
+
+// number parses a number of mount_options, which config has checked. Without one it returns -1.
+func number(s string, base int) int {
+	n, err := strconv.ParseUint(s, base, 32)
+	if err != nil {
+		return -1
+	}
+	return int(n)
 }
 
 // explain adds the kind and the next step to an error about path.

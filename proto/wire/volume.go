@@ -13,7 +13,7 @@ func VolumeSpecProto(s registry.VolumeSpec) *pb.VolumeSpec {
 		Parameters: s.Parameters, Context: s.Context, Required: each(s.Required, topologyProto),
 		Preferred: each(s.Preferred, topologyProto),
 		CloneId:   string(s.CloneID), CloneExternalId: string(s.CloneExternal), SnapshotId: string(s.SnapshotID),
-		MountGroup: s.MountGroup, MutableParameters: s.Mutable,
+		MountGroup: s.MountGroup, MutableParameters: s.Mutable, Ownership: ownershipProto(s.Ownership),
 	}
 	out.Capabilities = each(s.Capabilities, func(c registry.VolumeCapability) *pb.VolumeCapability {
 		return &pb.VolumeCapability{AccessMode: string(c.Access), AttachmentMode: string(c.Attachment)}
@@ -32,7 +32,7 @@ func VolumeSpec(m *pb.VolumeSpec) registry.VolumeSpec {
 		Preferred: each(m.GetPreferred(), topology),
 		CloneID:   registry.VolumeID(m.GetCloneId()), CloneExternal: registry.ExternalID(m.GetCloneExternalId()),
 		SnapshotID: registry.ExternalID(m.GetSnapshotId()), MountGroup: m.GetMountGroup(),
-		Mutable: m.GetMutableParameters(),
+		Mutable: m.GetMutableParameters(), Ownership: ownership(m.GetOwnership()),
 	}
 	out.Capabilities = each(m.GetCapabilities(), func(c *pb.VolumeCapability) registry.VolumeCapability {
 		return registry.VolumeCapability{Access: registry.AccessMode(c.GetAccessMode()),
@@ -61,6 +61,7 @@ func VolumeProto(v registry.VolumeStatus) *pb.Volume {
 		SourceSnapshot: string(v.Source.Snapshot),
 		OriginJob:      v.Origin.Job, OriginGroup: v.Origin.Group, OriginRequest: string(v.Origin.Request),
 		DeleteWith: string(v.DeleteWith), Modification: modificationProto(masked.Modification),
+		Owned: ownershipProto(v.Owned),
 	}
 }
 
@@ -78,6 +79,7 @@ func Volume(m *pb.Volume) registry.VolumeStatus {
 		Origin: registry.Origin{Job: m.GetOriginJob(), Group: m.GetOriginGroup(),
 			Request: registry.RequestName(m.GetOriginRequest())},
 		DeleteWith: registry.AllocID(m.GetDeleteWith()), Modification: modification(m.GetModification()),
+		Owned: ownership(m.GetOwned()),
 	}, Waiting: each(m.GetWaiting(), wait)}
 	if m.GetAttach() != "" {
 		out.Attachments = []registry.Attachment{{State: registry.Mark(m.GetAttach()),

@@ -89,7 +89,7 @@ func usageProto(u registry.Usage) *pb.Usage {
 	return &pb.Usage{
 		AccessMode: string(u.Access), AttachmentMode: string(u.Attachment), ReadOnly: u.ReadOnly, FsType: u.FSType,
 		MountFlags: u.MountFlags.Masked().List(),
-		MountGroup: u.MountGroup,
+		MountGroup: u.MountGroup, Ownership: ownershipProto(u.Ownership),
 	}
 }
 
@@ -97,7 +97,7 @@ func usage(m *pb.Usage) registry.Usage {
 	return registry.Usage{
 		Access: registry.AccessMode(m.GetAccessMode()), Attachment: registry.AttachmentMode(m.GetAttachmentMode()),
 		ReadOnly: m.GetReadOnly(), FSType: m.GetFsType(), MountFlags: registry.FlagsOf(m.GetMountFlags()),
-		MountGroup: m.GetMountGroup(),
+		MountGroup: m.GetMountGroup(), Ownership: ownership(m.GetOwnership()),
 	}
 }
 
@@ -137,4 +137,15 @@ func positionProto(p registry.Position) *pb.Position {
 
 func position(m *pb.Position) registry.Position {
 	return registry.Position{Line: int(m.GetLine()), Column: int(m.GetColumn()), Byte: int(m.GetByte())}
+}
+
+func ownershipProto(o registry.Ownership) *pb.Ownership {
+	if o == (registry.Ownership{}) {
+		return nil
+	}
+	return &pb.Ownership{Owner: o.Owner, Group: o.Group, Mode: o.Mode, Recursive: o.Recursive}
+}
+
+func ownership(m *pb.Ownership) registry.Ownership {
+	return registry.Ownership{Owner: m.GetOwner(), Group: m.GetGroup(), Mode: m.GetMode(), Recursive: m.GetRecursive()}
 }

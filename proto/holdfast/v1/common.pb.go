@@ -790,6 +790,7 @@ type Usage struct {
 	FsType         string                 `protobuf:"bytes,4,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"`
 	MountFlags     []string               `protobuf:"bytes,5,rep,name=mount_flags,json=mountFlags,proto3" json:"mount_flags,omitempty"`
 	MountGroup     string                 `protobuf:"bytes,6,opt,name=mount_group,json=mountGroup,proto3" json:"mount_group,omitempty"`
+	Ownership      *Ownership             `protobuf:"bytes,7,opt,name=ownership,proto3" json:"ownership,omitempty"` // none: unchanged
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -866,6 +867,82 @@ func (x *Usage) GetMountGroup() string {
 	return ""
 }
 
+func (x *Usage) GetOwnership() *Ownership {
+	if x != nil {
+		return x.Ownership
+	}
+	return nil
+}
+
+// Ownership is the owner, group and mode of a volume's files.
+type Ownership struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Owner         string                 `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	Mode          string                 `protobuf:"bytes,3,opt,name=mode,proto3" json:"mode,omitempty"` // octal
+	Recursive     bool                   `protobuf:"varint,4,opt,name=recursive,proto3" json:"recursive,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Ownership) Reset() {
+	*x = Ownership{}
+	mi := &file_holdfast_v1_common_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Ownership) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Ownership) ProtoMessage() {}
+
+func (x *Ownership) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_common_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Ownership.ProtoReflect.Descriptor instead.
+func (*Ownership) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Ownership) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *Ownership) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *Ownership) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *Ownership) GetRecursive() bool {
+	if x != nil {
+		return x.Recursive
+	}
+	return false
+}
+
 type Secret struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Env           string                 `protobuf:"bytes,1,opt,name=env,proto3" json:"env,omitempty"`
@@ -878,7 +955,7 @@ type Secret struct {
 
 func (x *Secret) Reset() {
 	*x = Secret{}
-	mi := &file_holdfast_v1_common_proto_msgTypes[12]
+	mi := &file_holdfast_v1_common_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -890,7 +967,7 @@ func (x *Secret) String() string {
 func (*Secret) ProtoMessage() {}
 
 func (x *Secret) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_common_proto_msgTypes[12]
+	mi := &file_holdfast_v1_common_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -903,7 +980,7 @@ func (x *Secret) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Secret.ProtoReflect.Descriptor instead.
 func (*Secret) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{12}
+	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Secret) GetEnv() string {
@@ -943,7 +1020,7 @@ type Topology struct {
 
 func (x *Topology) Reset() {
 	*x = Topology{}
-	mi := &file_holdfast_v1_common_proto_msgTypes[13]
+	mi := &file_holdfast_v1_common_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -955,7 +1032,7 @@ func (x *Topology) String() string {
 func (*Topology) ProtoMessage() {}
 
 func (x *Topology) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_common_proto_msgTypes[13]
+	mi := &file_holdfast_v1_common_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -968,7 +1045,7 @@ func (x *Topology) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topology.ProtoReflect.Descriptor instead.
 func (*Topology) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{13}
+	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Topology) GetSegments() map[string]string {
@@ -989,7 +1066,7 @@ type Plan struct {
 
 func (x *Plan) Reset() {
 	*x = Plan{}
-	mi := &file_holdfast_v1_common_proto_msgTypes[14]
+	mi := &file_holdfast_v1_common_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1001,7 +1078,7 @@ func (x *Plan) String() string {
 func (*Plan) ProtoMessage() {}
 
 func (x *Plan) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_common_proto_msgTypes[14]
+	mi := &file_holdfast_v1_common_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1014,7 +1091,7 @@ func (x *Plan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan.ProtoReflect.Descriptor instead.
 func (*Plan) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{14}
+	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Plan) GetOperations() []*PlanOperation {
@@ -1041,7 +1118,7 @@ type PlanOperation struct {
 
 func (x *PlanOperation) Reset() {
 	*x = PlanOperation{}
-	mi := &file_holdfast_v1_common_proto_msgTypes[15]
+	mi := &file_holdfast_v1_common_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1053,7 +1130,7 @@ func (x *PlanOperation) String() string {
 func (*PlanOperation) ProtoMessage() {}
 
 func (x *PlanOperation) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_common_proto_msgTypes[15]
+	mi := &file_holdfast_v1_common_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1066,7 +1143,7 @@ func (x *PlanOperation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanOperation.ProtoReflect.Descriptor instead.
 func (*PlanOperation) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{15}
+	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PlanOperation) GetOperation() isPlanOperation_Operation {
@@ -1172,7 +1249,7 @@ type Dir struct {
 
 func (x *Dir) Reset() {
 	*x = Dir{}
-	mi := &file_holdfast_v1_common_proto_msgTypes[16]
+	mi := &file_holdfast_v1_common_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1184,7 +1261,7 @@ func (x *Dir) String() string {
 func (*Dir) ProtoMessage() {}
 
 func (x *Dir) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_common_proto_msgTypes[16]
+	mi := &file_holdfast_v1_common_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1197,7 +1274,7 @@ func (x *Dir) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dir.ProtoReflect.Descriptor instead.
 func (*Dir) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{16}
+	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Dir) GetPath() string {
@@ -1227,7 +1304,7 @@ type Bind struct {
 
 func (x *Bind) Reset() {
 	*x = Bind{}
-	mi := &file_holdfast_v1_common_proto_msgTypes[17]
+	mi := &file_holdfast_v1_common_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1239,7 +1316,7 @@ func (x *Bind) String() string {
 func (*Bind) ProtoMessage() {}
 
 func (x *Bind) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_common_proto_msgTypes[17]
+	mi := &file_holdfast_v1_common_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1252,7 +1329,7 @@ func (x *Bind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bind.ProtoReflect.Descriptor instead.
 func (*Bind) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{17}
+	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Bind) GetSource() string {
@@ -1301,7 +1378,7 @@ type Env struct {
 
 func (x *Env) Reset() {
 	*x = Env{}
-	mi := &file_holdfast_v1_common_proto_msgTypes[18]
+	mi := &file_holdfast_v1_common_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1313,7 +1390,7 @@ func (x *Env) String() string {
 func (*Env) ProtoMessage() {}
 
 func (x *Env) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_common_proto_msgTypes[18]
+	mi := &file_holdfast_v1_common_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1326,7 +1403,7 @@ func (x *Env) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Env.ProtoReflect.Descriptor instead.
 func (*Env) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{18}
+	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Env) GetName() string {
@@ -1361,7 +1438,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_holdfast_v1_common_proto_msgTypes[19]
+	mi := &file_holdfast_v1_common_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1373,7 +1450,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_common_proto_msgTypes[19]
+	mi := &file_holdfast_v1_common_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1386,7 +1463,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{19}
+	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Device) GetSource() string {
@@ -1422,7 +1499,7 @@ type DeviceRule struct {
 
 func (x *DeviceRule) Reset() {
 	*x = DeviceRule{}
-	mi := &file_holdfast_v1_common_proto_msgTypes[20]
+	mi := &file_holdfast_v1_common_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1434,7 +1511,7 @@ func (x *DeviceRule) String() string {
 func (*DeviceRule) ProtoMessage() {}
 
 func (x *DeviceRule) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_common_proto_msgTypes[20]
+	mi := &file_holdfast_v1_common_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1447,7 +1524,7 @@ func (x *DeviceRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceRule.ProtoReflect.Descriptor instead.
 func (*DeviceRule) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{20}
+	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DeviceRule) GetType() string {
@@ -1489,7 +1566,7 @@ type BootTime struct {
 
 func (x *BootTime) Reset() {
 	*x = BootTime{}
-	mi := &file_holdfast_v1_common_proto_msgTypes[21]
+	mi := &file_holdfast_v1_common_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1501,7 +1578,7 @@ func (x *BootTime) String() string {
 func (*BootTime) ProtoMessage() {}
 
 func (x *BootTime) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_common_proto_msgTypes[21]
+	mi := &file_holdfast_v1_common_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1514,7 +1591,7 @@ func (x *BootTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootTime.ProtoReflect.Descriptor instead.
 func (*BootTime) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{21}
+	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *BootTime) GetBootId() string {
@@ -1544,7 +1621,7 @@ type RestartRequest struct {
 
 func (x *RestartRequest) Reset() {
 	*x = RestartRequest{}
-	mi := &file_holdfast_v1_common_proto_msgTypes[22]
+	mi := &file_holdfast_v1_common_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1556,7 +1633,7 @@ func (x *RestartRequest) String() string {
 func (*RestartRequest) ProtoMessage() {}
 
 func (x *RestartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_common_proto_msgTypes[22]
+	mi := &file_holdfast_v1_common_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1569,7 +1646,7 @@ func (x *RestartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartRequest.ProtoReflect.Descriptor instead.
 func (*RestartRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{22}
+	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RestartRequest) GetTask() *TaskKey {
@@ -1660,7 +1737,7 @@ const file_holdfast_v1_common_proto_rawDesc = "" +
 	"\x02id\x18\x02 \x01(\tR\x02id\".\n" +
 	"\x04Tree\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
-	"\x04task\x18\x02 \x01(\tR\x04task\"\xc9\x01\n" +
+	"\x04task\x18\x02 \x01(\tR\x04task\"\xff\x01\n" +
 	"\x05Usage\x12\x1f\n" +
 	"\vaccess_mode\x18\x01 \x01(\tR\n" +
 	"accessMode\x12'\n" +
@@ -1670,7 +1747,13 @@ const file_holdfast_v1_common_proto_rawDesc = "" +
 	"\vmount_flags\x18\x05 \x03(\tR\n" +
 	"mountFlags\x12\x1f\n" +
 	"\vmount_group\x18\x06 \x01(\tR\n" +
-	"mountGroup\"d\n" +
+	"mountGroup\x124\n" +
+	"\townership\x18\a \x01(\v2\x16.holdfast.v1.OwnershipR\townership\"i\n" +
+	"\tOwnership\x12\x14\n" +
+	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\x12\x12\n" +
+	"\x04mode\x18\x03 \x01(\tR\x04mode\x12\x1c\n" +
+	"\trecursive\x18\x04 \x01(\bR\trecursive\"d\n" +
 	"\x06Secret\x12\x10\n" +
 	"\x03env\x18\x01 \x01(\tR\x03env\x12\x12\n" +
 	"\x04file\x18\x02 \x01(\tR\x04file\x12\x1a\n" +
@@ -1756,7 +1839,7 @@ func file_holdfast_v1_common_proto_rawDescGZIP() []byte {
 }
 
 var file_holdfast_v1_common_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_holdfast_v1_common_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_holdfast_v1_common_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_holdfast_v1_common_proto_goTypes = []any{
 	(ErrorKind)(0),                // 0: holdfast.v1.ErrorKind
 	(*Call)(nil),                  // 1: holdfast.v1.Call
@@ -1771,20 +1854,21 @@ var file_holdfast_v1_common_proto_goTypes = []any{
 	(*VolumeName)(nil),            // 10: holdfast.v1.VolumeName
 	(*Tree)(nil),                  // 11: holdfast.v1.Tree
 	(*Usage)(nil),                 // 12: holdfast.v1.Usage
-	(*Secret)(nil),                // 13: holdfast.v1.Secret
-	(*Topology)(nil),              // 14: holdfast.v1.Topology
-	(*Plan)(nil),                  // 15: holdfast.v1.Plan
-	(*PlanOperation)(nil),         // 16: holdfast.v1.PlanOperation
-	(*Dir)(nil),                   // 17: holdfast.v1.Dir
-	(*Bind)(nil),                  // 18: holdfast.v1.Bind
-	(*Env)(nil),                   // 19: holdfast.v1.Env
-	(*Device)(nil),                // 20: holdfast.v1.Device
-	(*DeviceRule)(nil),            // 21: holdfast.v1.DeviceRule
-	(*BootTime)(nil),              // 22: holdfast.v1.BootTime
-	(*RestartRequest)(nil),        // 23: holdfast.v1.RestartRequest
-	nil,                           // 24: holdfast.v1.Topology.SegmentsEntry
-	(*durationpb.Duration)(nil),   // 25: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
+	(*Ownership)(nil),             // 13: holdfast.v1.Ownership
+	(*Secret)(nil),                // 14: holdfast.v1.Secret
+	(*Topology)(nil),              // 15: holdfast.v1.Topology
+	(*Plan)(nil),                  // 16: holdfast.v1.Plan
+	(*PlanOperation)(nil),         // 17: holdfast.v1.PlanOperation
+	(*Dir)(nil),                   // 18: holdfast.v1.Dir
+	(*Bind)(nil),                  // 19: holdfast.v1.Bind
+	(*Env)(nil),                   // 20: holdfast.v1.Env
+	(*Device)(nil),                // 21: holdfast.v1.Device
+	(*DeviceRule)(nil),            // 22: holdfast.v1.DeviceRule
+	(*BootTime)(nil),              // 23: holdfast.v1.BootTime
+	(*RestartRequest)(nil),        // 24: holdfast.v1.RestartRequest
+	nil,                           // 25: holdfast.v1.Topology.SegmentsEntry
+	(*durationpb.Duration)(nil),   // 26: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 27: google.protobuf.Timestamp
 }
 var file_holdfast_v1_common_proto_depIdxs = []int32{
 	0,  // 0: holdfast.v1.ErrorDetail.kind:type_name -> holdfast.v1.ErrorKind
@@ -1793,21 +1877,22 @@ var file_holdfast_v1_common_proto_depIdxs = []int32{
 	9,  // 3: holdfast.v1.CallFailure.instance:type_name -> holdfast.v1.InstanceKey
 	6,  // 4: holdfast.v1.Diagnostic.start:type_name -> holdfast.v1.Position
 	6,  // 5: holdfast.v1.Diagnostic.end:type_name -> holdfast.v1.Position
-	24, // 6: holdfast.v1.Topology.segments:type_name -> holdfast.v1.Topology.SegmentsEntry
-	16, // 7: holdfast.v1.Plan.operations:type_name -> holdfast.v1.PlanOperation
-	17, // 8: holdfast.v1.PlanOperation.dir:type_name -> holdfast.v1.Dir
-	18, // 9: holdfast.v1.PlanOperation.bind:type_name -> holdfast.v1.Bind
-	19, // 10: holdfast.v1.PlanOperation.env:type_name -> holdfast.v1.Env
-	20, // 11: holdfast.v1.PlanOperation.device:type_name -> holdfast.v1.Device
-	21, // 12: holdfast.v1.PlanOperation.device_rule:type_name -> holdfast.v1.DeviceRule
-	25, // 13: holdfast.v1.BootTime.since_boot:type_name -> google.protobuf.Duration
-	8,  // 14: holdfast.v1.RestartRequest.task:type_name -> holdfast.v1.TaskKey
-	26, // 15: holdfast.v1.RestartRequest.since:type_name -> google.protobuf.Timestamp
-	16, // [16:16] is the sub-list for method output_type
-	16, // [16:16] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	13, // 6: holdfast.v1.Usage.ownership:type_name -> holdfast.v1.Ownership
+	25, // 7: holdfast.v1.Topology.segments:type_name -> holdfast.v1.Topology.SegmentsEntry
+	17, // 8: holdfast.v1.Plan.operations:type_name -> holdfast.v1.PlanOperation
+	18, // 9: holdfast.v1.PlanOperation.dir:type_name -> holdfast.v1.Dir
+	19, // 10: holdfast.v1.PlanOperation.bind:type_name -> holdfast.v1.Bind
+	20, // 11: holdfast.v1.PlanOperation.env:type_name -> holdfast.v1.Env
+	21, // 12: holdfast.v1.PlanOperation.device:type_name -> holdfast.v1.Device
+	22, // 13: holdfast.v1.PlanOperation.device_rule:type_name -> holdfast.v1.DeviceRule
+	26, // 14: holdfast.v1.BootTime.since_boot:type_name -> google.protobuf.Duration
+	8,  // 15: holdfast.v1.RestartRequest.task:type_name -> holdfast.v1.TaskKey
+	27, // 16: holdfast.v1.RestartRequest.since:type_name -> google.protobuf.Timestamp
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_common_proto_init() }
@@ -1815,7 +1900,7 @@ func file_holdfast_v1_common_proto_init() {
 	if File_holdfast_v1_common_proto != nil {
 		return
 	}
-	file_holdfast_v1_common_proto_msgTypes[15].OneofWrappers = []any{
+	file_holdfast_v1_common_proto_msgTypes[16].OneofWrappers = []any{
 		(*PlanOperation_Dir)(nil),
 		(*PlanOperation_Bind)(nil),
 		(*PlanOperation_Env)(nil),
@@ -1828,7 +1913,7 @@ func file_holdfast_v1_common_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_common_proto_rawDesc), len(file_holdfast_v1_common_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   24,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -101,6 +101,7 @@ type VolumeSpec struct {
 	MountGroup        string                 `protobuf:"bytes,18,opt,name=mount_group,json=mountGroup,proto3" json:"mount_group,omitempty"`
 	CloneExternalId   string                 `protobuf:"bytes,19,opt,name=clone_external_id,json=cloneExternalId,proto3" json:"clone_external_id,omitempty"` // a volume, by its plugin's id
 	MutableParameters map[string]string      `protobuf:"bytes,30,rep,name=mutable_parameters,json=mutableParameters,proto3" json:"mutable_parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Ownership         *Ownership             `protobuf:"bytes,31,opt,name=ownership,proto3" json:"ownership,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -275,6 +276,13 @@ func (x *VolumeSpec) GetMutableParameters() map[string]string {
 	return nil
 }
 
+func (x *VolumeSpec) GetOwnership() *Ownership {
+	if x != nil {
+		return x.Ownership
+	}
+	return nil
+}
+
 type Volume struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Spec        *VolumeSpec            `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
@@ -304,6 +312,7 @@ type Volume struct {
 	OriginGroup    string        `protobuf:"bytes,31,opt,name=origin_group,json=originGroup,proto3" json:"origin_group,omitempty"`
 	OriginRequest  string        `protobuf:"bytes,32,opt,name=origin_request,json=originRequest,proto3" json:"origin_request,omitempty"`
 	DeleteWith     string        `protobuf:"bytes,33,opt,name=delete_with,json=deleteWith,proto3" json:"delete_with,omitempty"` // the alloc with which it goes
+	Owned          *Ownership    `protobuf:"bytes,34,opt,name=owned,proto3" json:"owned,omitempty"`                             // what was set last; none: nothing
 	Modification   *Modification `protobuf:"bytes,40,opt,name=modification,proto3" json:"modification,omitempty"`               // none: the mutable parameters of the spec are in effect
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -519,6 +528,13 @@ func (x *Volume) GetDeleteWith() string {
 		return x.DeleteWith
 	}
 	return ""
+}
+
+func (x *Volume) GetOwned() *Ownership {
+	if x != nil {
+		return x.Owned
+	}
+	return nil
 }
 
 func (x *Volume) GetModification() *Modification {
@@ -1748,7 +1764,7 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x10VolumeCapability\x12\x1f\n" +
 	"\vaccess_mode\x18\x01 \x01(\tR\n" +
 	"accessMode\x12'\n" +
-	"\x0fattachment_mode\x18\x02 \x01(\tR\x0eattachmentMode\"\xfa\b\n" +
+	"\x0fattachment_mode\x18\x02 \x01(\tR\x0eattachmentMode\"\xb0\t\n" +
 	"\n" +
 	"VolumeSpec\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
@@ -1777,7 +1793,8 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\vmount_group\x18\x12 \x01(\tR\n" +
 	"mountGroup\x12*\n" +
 	"\x11clone_external_id\x18\x13 \x01(\tR\x0fcloneExternalId\x12]\n" +
-	"\x12mutable_parameters\x18\x1e \x03(\v2..holdfast.v1.VolumeSpec.MutableParametersEntryR\x11mutableParameters\x1a=\n" +
+	"\x12mutable_parameters\x18\x1e \x03(\v2..holdfast.v1.VolumeSpec.MutableParametersEntryR\x11mutableParameters\x124\n" +
+	"\townership\x18\x1f \x01(\v2\x16.holdfast.v1.OwnershipR\townership\x1a=\n" +
 	"\x0fParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a:\n" +
@@ -1789,7 +1806,7 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\v2\x13.holdfast.v1.SecretR\x05value:\x028\x01\x1aD\n" +
 	"\x16MutableParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xaa\b\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd8\b\n" +
 	"\x06Volume\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.holdfast.v1.VolumeSpecR\x04spec\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x18\n" +
@@ -1821,7 +1838,8 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\forigin_group\x18\x1f \x01(\tR\voriginGroup\x12%\n" +
 	"\x0eorigin_request\x18  \x01(\tR\roriginRequest\x12\x1f\n" +
 	"\vdelete_with\x18! \x01(\tR\n" +
-	"deleteWith\x12=\n" +
+	"deleteWith\x12,\n" +
+	"\x05owned\x18\" \x01(\v2\x16.holdfast.v1.OwnershipR\x05owned\x12=\n" +
 	"\fmodification\x18( \x01(\v2\x19.holdfast.v1.ModificationR\fmodification\"\xe2\x01\n" +
 	"\fModification\x12:\n" +
 	"\x05asked\x18\x01 \x03(\v2$.holdfast.v1.Modification.AskedEntryR\x05asked\x120\n" +
@@ -1969,22 +1987,23 @@ var file_holdfast_v1_volumes_proto_goTypes = []any{
 	nil,                             // 27: holdfast.v1.Modification.AskedEntry
 	nil,                             // 28: holdfast.v1.ParseVolumeRequest.VariablesEntry
 	(*Topology)(nil),                // 29: holdfast.v1.Topology
-	(*timestamppb.Timestamp)(nil),   // 30: google.protobuf.Timestamp
-	(*Tree)(nil),                    // 31: holdfast.v1.Tree
-	(*IntentState)(nil),             // 32: holdfast.v1.IntentState
-	(*Wait)(nil),                    // 33: holdfast.v1.Wait
-	(*Expansion)(nil),               // 34: holdfast.v1.Expansion
-	(*VolumeHealth)(nil),            // 35: holdfast.v1.VolumeHealth
-	(*Usage)(nil),                   // 36: holdfast.v1.Usage
-	(*Call)(nil),                    // 37: holdfast.v1.Call
-	(*Source)(nil),                  // 38: holdfast.v1.Source
-	(*Answer)(nil),                  // 39: holdfast.v1.Answer
-	(*Diagnostic)(nil),              // 40: holdfast.v1.Diagnostic
-	(*VolumeName)(nil),              // 41: holdfast.v1.VolumeName
-	(*Page)(nil),                    // 42: holdfast.v1.Page
-	(*Secret)(nil),                  // 43: holdfast.v1.Secret
-	(*DetachVolumeRequest)(nil),     // 44: holdfast.v1.DetachVolumeRequest
-	(*DetachVolumeReply)(nil),       // 45: holdfast.v1.DetachVolumeReply
+	(*Ownership)(nil),               // 30: holdfast.v1.Ownership
+	(*timestamppb.Timestamp)(nil),   // 31: google.protobuf.Timestamp
+	(*Tree)(nil),                    // 32: holdfast.v1.Tree
+	(*IntentState)(nil),             // 33: holdfast.v1.IntentState
+	(*Wait)(nil),                    // 34: holdfast.v1.Wait
+	(*Expansion)(nil),               // 35: holdfast.v1.Expansion
+	(*VolumeHealth)(nil),            // 36: holdfast.v1.VolumeHealth
+	(*Usage)(nil),                   // 37: holdfast.v1.Usage
+	(*Call)(nil),                    // 38: holdfast.v1.Call
+	(*Source)(nil),                  // 39: holdfast.v1.Source
+	(*Answer)(nil),                  // 40: holdfast.v1.Answer
+	(*Diagnostic)(nil),              // 41: holdfast.v1.Diagnostic
+	(*VolumeName)(nil),              // 42: holdfast.v1.VolumeName
+	(*Page)(nil),                    // 43: holdfast.v1.Page
+	(*Secret)(nil),                  // 44: holdfast.v1.Secret
+	(*DetachVolumeRequest)(nil),     // 45: holdfast.v1.DetachVolumeRequest
+	(*DetachVolumeReply)(nil),       // 46: holdfast.v1.DetachVolumeReply
 }
 var file_holdfast_v1_volumes_proto_depIdxs = []int32{
 	0,  // 0: holdfast.v1.VolumeSpec.capabilities:type_name -> holdfast.v1.VolumeCapability
@@ -1994,81 +2013,83 @@ var file_holdfast_v1_volumes_proto_depIdxs = []int32{
 	29, // 4: holdfast.v1.VolumeSpec.required:type_name -> holdfast.v1.Topology
 	29, // 5: holdfast.v1.VolumeSpec.preferred:type_name -> holdfast.v1.Topology
 	26, // 6: holdfast.v1.VolumeSpec.mutable_parameters:type_name -> holdfast.v1.VolumeSpec.MutableParametersEntry
-	1,  // 7: holdfast.v1.Volume.spec:type_name -> holdfast.v1.VolumeSpec
-	29, // 8: holdfast.v1.Volume.accessible:type_name -> holdfast.v1.Topology
-	30, // 9: holdfast.v1.Volume.since:type_name -> google.protobuf.Timestamp
-	31, // 10: holdfast.v1.Volume.staged_at:type_name -> holdfast.v1.Tree
-	5,  // 11: holdfast.v1.Volume.holders:type_name -> holdfast.v1.Holder
-	32, // 12: holdfast.v1.Volume.intent:type_name -> holdfast.v1.IntentState
-	33, // 13: holdfast.v1.Volume.waiting:type_name -> holdfast.v1.Wait
-	34, // 14: holdfast.v1.Volume.expansion:type_name -> holdfast.v1.Expansion
-	35, // 15: holdfast.v1.Volume.health:type_name -> holdfast.v1.VolumeHealth
-	4,  // 16: holdfast.v1.Volume.failure:type_name -> holdfast.v1.Failure
-	3,  // 17: holdfast.v1.Volume.modification:type_name -> holdfast.v1.Modification
-	27, // 18: holdfast.v1.Modification.asked:type_name -> holdfast.v1.Modification.AskedEntry
-	30, // 19: holdfast.v1.Modification.since:type_name -> google.protobuf.Timestamp
-	30, // 20: holdfast.v1.Failure.since:type_name -> google.protobuf.Timestamp
-	36, // 21: holdfast.v1.Holder.usage:type_name -> holdfast.v1.Usage
-	31, // 22: holdfast.v1.Holder.target:type_name -> holdfast.v1.Tree
-	30, // 23: holdfast.v1.Holder.since:type_name -> google.protobuf.Timestamp
-	30, // 24: holdfast.v1.Holder.troubled:type_name -> google.protobuf.Timestamp
-	37, // 25: holdfast.v1.ParseVolumeRequest.call:type_name -> holdfast.v1.Call
-	38, // 26: holdfast.v1.ParseVolumeRequest.source:type_name -> holdfast.v1.Source
-	28, // 27: holdfast.v1.ParseVolumeRequest.variables:type_name -> holdfast.v1.ParseVolumeRequest.VariablesEntry
-	38, // 28: holdfast.v1.ParseVolumeRequest.variable_files:type_name -> holdfast.v1.Source
-	39, // 29: holdfast.v1.ParseVolumeReply.answer:type_name -> holdfast.v1.Answer
-	1,  // 30: holdfast.v1.ParseVolumeReply.spec:type_name -> holdfast.v1.VolumeSpec
-	40, // 31: holdfast.v1.ParseVolumeReply.diagnostics:type_name -> holdfast.v1.Diagnostic
-	37, // 32: holdfast.v1.CreateVolumeRequest.call:type_name -> holdfast.v1.Call
-	1,  // 33: holdfast.v1.CreateVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
-	39, // 34: holdfast.v1.CreateVolumeReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 35: holdfast.v1.CreateVolumeReply.volume:type_name -> holdfast.v1.Volume
-	37, // 36: holdfast.v1.RegisterVolumeRequest.call:type_name -> holdfast.v1.Call
-	1,  // 37: holdfast.v1.RegisterVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
-	39, // 38: holdfast.v1.RegisterVolumeReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 39: holdfast.v1.RegisterVolumeReply.volume:type_name -> holdfast.v1.Volume
-	37, // 40: holdfast.v1.DeleteVolumeRequest.call:type_name -> holdfast.v1.Call
-	41, // 41: holdfast.v1.DeleteVolumeRequest.name:type_name -> holdfast.v1.VolumeName
-	39, // 42: holdfast.v1.DeleteVolumeReply.answer:type_name -> holdfast.v1.Answer
-	37, // 43: holdfast.v1.DeregisterVolumeRequest.call:type_name -> holdfast.v1.Call
-	41, // 44: holdfast.v1.DeregisterVolumeRequest.name:type_name -> holdfast.v1.VolumeName
-	39, // 45: holdfast.v1.DeregisterVolumeReply.answer:type_name -> holdfast.v1.Answer
-	37, // 46: holdfast.v1.ListVolumesRequest.call:type_name -> holdfast.v1.Call
-	42, // 47: holdfast.v1.ListVolumesRequest.page:type_name -> holdfast.v1.Page
-	39, // 48: holdfast.v1.ListVolumesReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 49: holdfast.v1.ListVolumesReply.volumes:type_name -> holdfast.v1.Volume
-	37, // 50: holdfast.v1.ExpandVolumeRequest.call:type_name -> holdfast.v1.Call
-	41, // 51: holdfast.v1.ExpandVolumeRequest.name:type_name -> holdfast.v1.VolumeName
-	39, // 52: holdfast.v1.ExpandVolumeReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 53: holdfast.v1.ExpandVolumeReply.volume:type_name -> holdfast.v1.Volume
-	37, // 54: holdfast.v1.VolumeStatsRequest.call:type_name -> holdfast.v1.Call
-	41, // 55: holdfast.v1.VolumeStatsRequest.name:type_name -> holdfast.v1.VolumeName
-	39, // 56: holdfast.v1.VolumeStatsReply.answer:type_name -> holdfast.v1.Answer
-	22, // 57: holdfast.v1.VolumeStatsReply.usage:type_name -> holdfast.v1.VolumeUsage
-	43, // 58: holdfast.v1.VolumeSpec.SecretsEntry.value:type_name -> holdfast.v1.Secret
-	6,  // 59: holdfast.v1.Volumes.Parse:input_type -> holdfast.v1.ParseVolumeRequest
-	8,  // 60: holdfast.v1.Volumes.Create:input_type -> holdfast.v1.CreateVolumeRequest
-	10, // 61: holdfast.v1.Volumes.Register:input_type -> holdfast.v1.RegisterVolumeRequest
-	12, // 62: holdfast.v1.Volumes.Delete:input_type -> holdfast.v1.DeleteVolumeRequest
-	14, // 63: holdfast.v1.Volumes.Deregister:input_type -> holdfast.v1.DeregisterVolumeRequest
-	16, // 64: holdfast.v1.Volumes.List:input_type -> holdfast.v1.ListVolumesRequest
-	18, // 65: holdfast.v1.Volumes.Expand:input_type -> holdfast.v1.ExpandVolumeRequest
-	20, // 66: holdfast.v1.Volumes.Stats:input_type -> holdfast.v1.VolumeStatsRequest
-	44, // 67: holdfast.v1.Volumes.Detach:input_type -> holdfast.v1.DetachVolumeRequest
-	7,  // 68: holdfast.v1.Volumes.Parse:output_type -> holdfast.v1.ParseVolumeReply
-	9,  // 69: holdfast.v1.Volumes.Create:output_type -> holdfast.v1.CreateVolumeReply
-	11, // 70: holdfast.v1.Volumes.Register:output_type -> holdfast.v1.RegisterVolumeReply
-	13, // 71: holdfast.v1.Volumes.Delete:output_type -> holdfast.v1.DeleteVolumeReply
-	15, // 72: holdfast.v1.Volumes.Deregister:output_type -> holdfast.v1.DeregisterVolumeReply
-	17, // 73: holdfast.v1.Volumes.List:output_type -> holdfast.v1.ListVolumesReply
-	19, // 74: holdfast.v1.Volumes.Expand:output_type -> holdfast.v1.ExpandVolumeReply
-	21, // 75: holdfast.v1.Volumes.Stats:output_type -> holdfast.v1.VolumeStatsReply
-	45, // 76: holdfast.v1.Volumes.Detach:output_type -> holdfast.v1.DetachVolumeReply
-	68, // [68:77] is the sub-list for method output_type
-	59, // [59:68] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	30, // 7: holdfast.v1.VolumeSpec.ownership:type_name -> holdfast.v1.Ownership
+	1,  // 8: holdfast.v1.Volume.spec:type_name -> holdfast.v1.VolumeSpec
+	29, // 9: holdfast.v1.Volume.accessible:type_name -> holdfast.v1.Topology
+	31, // 10: holdfast.v1.Volume.since:type_name -> google.protobuf.Timestamp
+	32, // 11: holdfast.v1.Volume.staged_at:type_name -> holdfast.v1.Tree
+	5,  // 12: holdfast.v1.Volume.holders:type_name -> holdfast.v1.Holder
+	33, // 13: holdfast.v1.Volume.intent:type_name -> holdfast.v1.IntentState
+	34, // 14: holdfast.v1.Volume.waiting:type_name -> holdfast.v1.Wait
+	35, // 15: holdfast.v1.Volume.expansion:type_name -> holdfast.v1.Expansion
+	36, // 16: holdfast.v1.Volume.health:type_name -> holdfast.v1.VolumeHealth
+	4,  // 17: holdfast.v1.Volume.failure:type_name -> holdfast.v1.Failure
+	30, // 18: holdfast.v1.Volume.owned:type_name -> holdfast.v1.Ownership
+	3,  // 19: holdfast.v1.Volume.modification:type_name -> holdfast.v1.Modification
+	27, // 20: holdfast.v1.Modification.asked:type_name -> holdfast.v1.Modification.AskedEntry
+	31, // 21: holdfast.v1.Modification.since:type_name -> google.protobuf.Timestamp
+	31, // 22: holdfast.v1.Failure.since:type_name -> google.protobuf.Timestamp
+	37, // 23: holdfast.v1.Holder.usage:type_name -> holdfast.v1.Usage
+	32, // 24: holdfast.v1.Holder.target:type_name -> holdfast.v1.Tree
+	31, // 25: holdfast.v1.Holder.since:type_name -> google.protobuf.Timestamp
+	31, // 26: holdfast.v1.Holder.troubled:type_name -> google.protobuf.Timestamp
+	38, // 27: holdfast.v1.ParseVolumeRequest.call:type_name -> holdfast.v1.Call
+	39, // 28: holdfast.v1.ParseVolumeRequest.source:type_name -> holdfast.v1.Source
+	28, // 29: holdfast.v1.ParseVolumeRequest.variables:type_name -> holdfast.v1.ParseVolumeRequest.VariablesEntry
+	39, // 30: holdfast.v1.ParseVolumeRequest.variable_files:type_name -> holdfast.v1.Source
+	40, // 31: holdfast.v1.ParseVolumeReply.answer:type_name -> holdfast.v1.Answer
+	1,  // 32: holdfast.v1.ParseVolumeReply.spec:type_name -> holdfast.v1.VolumeSpec
+	41, // 33: holdfast.v1.ParseVolumeReply.diagnostics:type_name -> holdfast.v1.Diagnostic
+	38, // 34: holdfast.v1.CreateVolumeRequest.call:type_name -> holdfast.v1.Call
+	1,  // 35: holdfast.v1.CreateVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
+	40, // 36: holdfast.v1.CreateVolumeReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 37: holdfast.v1.CreateVolumeReply.volume:type_name -> holdfast.v1.Volume
+	38, // 38: holdfast.v1.RegisterVolumeRequest.call:type_name -> holdfast.v1.Call
+	1,  // 39: holdfast.v1.RegisterVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
+	40, // 40: holdfast.v1.RegisterVolumeReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 41: holdfast.v1.RegisterVolumeReply.volume:type_name -> holdfast.v1.Volume
+	38, // 42: holdfast.v1.DeleteVolumeRequest.call:type_name -> holdfast.v1.Call
+	42, // 43: holdfast.v1.DeleteVolumeRequest.name:type_name -> holdfast.v1.VolumeName
+	40, // 44: holdfast.v1.DeleteVolumeReply.answer:type_name -> holdfast.v1.Answer
+	38, // 45: holdfast.v1.DeregisterVolumeRequest.call:type_name -> holdfast.v1.Call
+	42, // 46: holdfast.v1.DeregisterVolumeRequest.name:type_name -> holdfast.v1.VolumeName
+	40, // 47: holdfast.v1.DeregisterVolumeReply.answer:type_name -> holdfast.v1.Answer
+	38, // 48: holdfast.v1.ListVolumesRequest.call:type_name -> holdfast.v1.Call
+	43, // 49: holdfast.v1.ListVolumesRequest.page:type_name -> holdfast.v1.Page
+	40, // 50: holdfast.v1.ListVolumesReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 51: holdfast.v1.ListVolumesReply.volumes:type_name -> holdfast.v1.Volume
+	38, // 52: holdfast.v1.ExpandVolumeRequest.call:type_name -> holdfast.v1.Call
+	42, // 53: holdfast.v1.ExpandVolumeRequest.name:type_name -> holdfast.v1.VolumeName
+	40, // 54: holdfast.v1.ExpandVolumeReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 55: holdfast.v1.ExpandVolumeReply.volume:type_name -> holdfast.v1.Volume
+	38, // 56: holdfast.v1.VolumeStatsRequest.call:type_name -> holdfast.v1.Call
+	42, // 57: holdfast.v1.VolumeStatsRequest.name:type_name -> holdfast.v1.VolumeName
+	40, // 58: holdfast.v1.VolumeStatsReply.answer:type_name -> holdfast.v1.Answer
+	22, // 59: holdfast.v1.VolumeStatsReply.usage:type_name -> holdfast.v1.VolumeUsage
+	44, // 60: holdfast.v1.VolumeSpec.SecretsEntry.value:type_name -> holdfast.v1.Secret
+	6,  // 61: holdfast.v1.Volumes.Parse:input_type -> holdfast.v1.ParseVolumeRequest
+	8,  // 62: holdfast.v1.Volumes.Create:input_type -> holdfast.v1.CreateVolumeRequest
+	10, // 63: holdfast.v1.Volumes.Register:input_type -> holdfast.v1.RegisterVolumeRequest
+	12, // 64: holdfast.v1.Volumes.Delete:input_type -> holdfast.v1.DeleteVolumeRequest
+	14, // 65: holdfast.v1.Volumes.Deregister:input_type -> holdfast.v1.DeregisterVolumeRequest
+	16, // 66: holdfast.v1.Volumes.List:input_type -> holdfast.v1.ListVolumesRequest
+	18, // 67: holdfast.v1.Volumes.Expand:input_type -> holdfast.v1.ExpandVolumeRequest
+	20, // 68: holdfast.v1.Volumes.Stats:input_type -> holdfast.v1.VolumeStatsRequest
+	45, // 69: holdfast.v1.Volumes.Detach:input_type -> holdfast.v1.DetachVolumeRequest
+	7,  // 70: holdfast.v1.Volumes.Parse:output_type -> holdfast.v1.ParseVolumeReply
+	9,  // 71: holdfast.v1.Volumes.Create:output_type -> holdfast.v1.CreateVolumeReply
+	11, // 72: holdfast.v1.Volumes.Register:output_type -> holdfast.v1.RegisterVolumeReply
+	13, // 73: holdfast.v1.Volumes.Delete:output_type -> holdfast.v1.DeleteVolumeReply
+	15, // 74: holdfast.v1.Volumes.Deregister:output_type -> holdfast.v1.DeregisterVolumeReply
+	17, // 75: holdfast.v1.Volumes.List:output_type -> holdfast.v1.ListVolumesReply
+	19, // 76: holdfast.v1.Volumes.Expand:output_type -> holdfast.v1.ExpandVolumeReply
+	21, // 77: holdfast.v1.Volumes.Stats:output_type -> holdfast.v1.VolumeStatsReply
+	46, // 78: holdfast.v1.Volumes.Detach:output_type -> holdfast.v1.DetachVolumeReply
+	70, // [70:79] is the sub-list for method output_type
+	61, // [61:70] is the sub-list for method input_type
+	61, // [61:61] is the sub-list for extension type_name
+	61, // [61:61] is the sub-list for extension extendee
+	0,  // [0:61] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_volumes_proto_init() }

@@ -128,8 +128,12 @@ func overlay(v registry.Volume, u registry.Usage) registry.Usage {
 	if u.MountFlags == "" {
 		u.MountFlags = v.MountFlags
 	}
-	if u.MountGroup == "" {
+	if u.MountGroup == "" && u.Ownership.Group == "" {
 		u.MountGroup = v.MountGroup
+	}
+	u.Ownership = u.Ownership.Over(v.Ownership)
+	if u.MountGroup != "" {
+		u.Ownership.Group = ""
 	}
 	return u
 }

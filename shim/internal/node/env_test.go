@@ -328,7 +328,8 @@ func (n *env) startShim() {
 		Plugins: s.table, Secrets: n.secrets, Locks: &intent.Locks{},
 	}
 	s.stager = NewStager(calls, s.fleet, n.machine, Options{Layout: layout, Node: nodeName, Check: n.check, Parts: n.machine,
-		Unmounter: n.machine, Suspended: csi.NewSuspensions(n.dir)})
+		SetOwnership: n.machine.setOwnership,
+		Unmounter:    n.machine, Suspended: csi.NewSuspensions(n.dir)})
 	s.volumes = controller.New(calls, s.fleet, s.stager, hclog.NewNullLogger())
 	s.allocs = NewAllocs(calls, s.volumes, s.stager, Host{Node: nodeName, Operations: hooks.Operations},
 		hclog.NewNullLogger())

@@ -72,6 +72,8 @@ type Controller interface {
 	DetachOrAbandon(ctx context.Context, by intent.Caller, k registry.AttachmentKey, f registry.Forced) error
 	// NodeExpanded records the node's progress with the volume's expansion. The node has stored it before.
 	NodeExpanded(ctx context.Context, v registry.VolumeKey, done registry.NodeExpansion) error
+	// Owned records what came of the ownership of the volume's files.
+	Owned(ctx context.Context, v registry.VolumeKey, o registry.Ownership, r registry.OwnershipResult) error
 	// LeaveAlteration closes an open expansion or modification at the controller, and reports whether there was one.
 	LeaveAlteration(ctx context.Context, v registry.VolumeKey) (left bool, err error)
 	// Settle brings an open call of the controller to a certain outcome, success or failure. Then it returns nil.
@@ -90,6 +92,8 @@ type Mounter interface {
 		u registry.Usage) (hooks.Published, error)
 	// MountParts mounts parts of the published volume, and returns their paths.
 	MountParts(ctx context.Context, k registry.ClaimKey, parts []hooks.Part) (map[string]string, error)
+	// Own sets the ownership of the files of the published volume.
+	Own(ctx context.Context, k registry.ClaimKey, o registry.Ownership) (registry.OwnershipResult, error)
 	// Unpublish unmounts parts first.
 	Unpublish(ctx context.Context, by intent.Caller, k registry.ClaimKey) error
 	// Unstage does nothing while the volume is published.

@@ -37,6 +37,8 @@ type machine struct {
 	dirs    map[string]bool
 	parts   map[string]*mountedPart
 	users   map[string]string // of mounts, by path
+	full    bool              // volumes have files
+	owned   []string          // what SetOwnership has set
 	journal []string          // of parts
 	// partFault fails a mount or unmount of a part, before or after its effect.
 	partFault func(what string) (err error, effect bool)
@@ -63,6 +65,22 @@ func (m *machine) reboot() {
 }
 
 func (m *machine) FUSE(string) bool { return m.fuse }
+
+// setOwnership is Options.SetOwnership.
+func (m *machine) setOwnership(_ context.Context, _ string, o registry.Ownership) (registry.OwnershipResult, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.partFault != nil {
+		if err, _ := m.partFault("own"); err != nil {
+			return "", err
+		}
+	}
+	if m.full && !o.Recursive {
+		return registry.OwnershipNotEmpty, nil
+	}
+	m.owned = append(m.owned, o.String())
+	return registry.OwnershipSet, nil
+}
 
 func (m *machine) Boot() string { return fmt.Sprintf("boot-%d", m.boots) }
 

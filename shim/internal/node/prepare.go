@@ -394,6 +394,10 @@ func (req *request) awaitAttach(ctx context.Context, vol registry.Volume) error 
 func (req *request) mount(
 	ctx context.Context, vol registry.Volume, u registry.Usage, node registry.Instance,
 ) (hooks.Published, error) {
+	u, err := req.delegated(ctx, u, node)
+	if err != nil {
+		return hooks.Published{}, err
+	}
 	req.step = registry.StepAttach
 	to, err := req.attachTo(ctx, node.Fingerprint.NodeID)
 	if err != nil {
@@ -415,6 +419,9 @@ func (req *request) mount(
 		return hooks.Published{}, err
 	}
 	if err := req.grow(ctx); err != nil {
+		return hooks.Published{}, err
+	}
+	if err := req.setOwnership(ctx, u); err != nil {
 		return hooks.Published{}, err
 	}
 	at.Parts, err = req.mounter.MountParts(ctx, req.key, req.parts)

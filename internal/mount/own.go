@@ -1,0 +1,133 @@
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrNotEmpty means that a volume has files.
+var ErrNotEmpty = errors.New("the volume has files")
+
+// Ownership is what SetOwnership changes in a mounted volume.
+type Ownership struct {
+	Root      string // an absolute directory of ours
+	Volume    string // mount point of the volume, below Root
+	UID, GID  int    // -1: unchanged
+	Mode      int    // permission bits of the root directory; -1: unchanged
+	Recursive bool   // owner and group of all files too; else a volume with files is ErrNotEmpty
+}
+
+// SetOwnership changes the root directory of a volume that has nothing but lost+found, or with Recursive all of a
+// volume. Symbolic links are changed, not followed, and other mounts inside the volume are not entered. A volume that
+// is mounted read-only is EROFS. The volume's server may not answer; Helper.SetOwnership has a deadline.
+func SetOwnership(o Ownership) error {
+	err := o.set()
+	return wrap(err, "set the owner of %s, below %s", o.Volume, o.Root)
+}
+
+func (o Ownership) set() error {
+	root, err := openRoot(o.Root)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(root)
+	volume, err := openVolume(root, o.Volume)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(volume)
+	dir, err := openBelow(volume, ".", unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	top := os.NewFile(uintptr(dir), o.Volume)
+	defer top.Close()
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(dir, &fs); err != nil {
+		return err
+	}
+	if fs.Flags&unix.ST_RDONLY != 0 {
+		return unix.EROFS
+	}
+	if o.Recursive {
+		err = o.setBelow(top)
+	} else {
+		err = checkEmpty(top)
+	}
+	if err != nil {
+		return err
+	}
+	err = unix.Fchown(dir, o.UID, o.GID)
+	if errors.Is(err, unix.EINVAL) {
+		return errors.New("there is no such user or group in the user namespace of this process")
+	}
+	if err != nil {
+		return fmt.Errorf("chown: %w", err)
+	}
+	if o.Mode >= 0 {
+		err = wrap(unix.Fchmod(dir, uint32(o.Mode)), "chmod")
+	}
+	return err
+}
+
+// checkEmpty returns ErrNotEmpty if the directory has other entries than mkfs makes.
+func checkEmpty(dir *os.File) error {
+	names, err := dir.Readdirnames(2)
+	if errors.Is(err, io.EOF) || err == nil && len(names) == 1 && names[0] == "lost+found" {
+		return nil
+	}
+	if err == nil {
+		err = ErrNotEmpty
+	}
+	return err
+}
+
+// setBelow changes owner and group of everything in a directory that has others.
+func (o Ownership) setBelow(dir *os.File) error {
+	fd := int(dir.Fd())
+	for {
+		names, err := dir.Readdirnames(1024)
+		for _, name := range names {
+			if err := o.setAt(fd, name); err != nil && !errors.Is(err, unix.ENOENT) {
+				return fmt.Errorf("%q: %w", name, err)
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// setAt changes owner and group of an entry of a directory, and of what is in it.
+func (o Ownership) setAt(dir int, name string) error {
+	var st unix.Stat_t
+	if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		fd, err := openBelow(dir, name, unix.O_RDONLY|unix.O_DIRECTORY)
+		if errors.Is(err, ErrMounted) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		inner := os.NewFile(uintptr(fd), name)
+		err = o.setBelow(inner)
+		inner.Close()
+		if err != nil {
+			return err
+		}
+	}
+	if (o.UID < 0 || int(st.Uid) == o.UID) && (o.GID < 0 || int(st.Gid) == o.GID) {
+		return nil // an earlier try has changed it, which keeps its set-user-ID bit
+	}
+	return unix.Fchownat(dir, name, o.UID, o.GID, unix.AT_SYMLINK_NOFOLLOW)
+}

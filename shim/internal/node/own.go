@@ -1,0 +1,78 @@
+package node
+
+import (
+	"context"
+	"fmt"
+
+	"holdfast/registry"
+)
+
+// delegated returns the usage with the group as mount_group if nothing but a group is to be set and the plugin sets it.
+// A volume that is mounted keeps its form, whatever the plugin supports by now.
+func (req *request) delegated(ctx context.Context, u registry.Usage, node registry.Instance) (registry.Usage, error) {
+	group := u.Ownership.Group
+	if group == "" || u.Ownership != (registry.Ownership{Group: group}) {
+		return u, nil
+	}
+	delegate := node.Fingerprint.Has(registry.VolumeMountGroup)
+	err := req.State.View(ctx, func(v registry.View) error {
+		if p, _ := v.Staging(req.key.Volume); p.State != registry.MarkNone {
+			delegate = p.Usage.MountGroup == group
+		}
+		if r := refOf(v, req.key); r.Publish != registry.MarkNone {
+			delegate = r.Usage.MountGroup == group
+		}
+		return nil
+	})
+	if delegate {
+		u.MountGroup, u.Ownership = group, registry.Ownership{}
+	}
+	return u, err
+}
+
+// setOwnership sets the ownership of the volume's files before their first use, or with Recursive whenever another one
+// is asked for than was set last. A read-only use changes nothing and decides nothing.
+func (req *request) setOwnership(ctx context.Context, u registry.Usage) error {
+	want := u.Ownership
+	if want == (registry.Ownership{}) || u.ReadOnly || u.Access.ReaderOnly() {
+		return nil
+	}
+	var owned registry.Ownership
+	err := req.State.View(ctx, func(v registry.View) error {
+		vol, _ := v.VolumeByKey(req.key.Volume)
+		owned = vol.Owned
+		return nil
+	})
+	if err != nil || owned == want || owned != (registry.Ownership{}) && !want.Recursive {
+		return err
+	}
+	req.step = registry.StepOwn
+	result, err := req.mounter.Own(ctx, req.key, want)
+	if err != nil {
+		return fmt.Errorf("give the files of volume %s %s: %w", req.name, want, err)
+	}
+	if result == registry.OwnershipReadOnly {
+		return nil
+	}
+	return req.controller.Owned(ctx, req.key.Volume, want, result)
+}
+
+// Own sets the ownership of the files of the volume that is published for the claim.
+func (s *Stager) Own(
+	ctx context.Context, key registry.ClaimKey, o registry.Ownership,
+) (registry.OwnershipResult, error) {
+	st, err := s.state(ctx, key.Volume)
+	if err != nil {
+		return "", err
+	}
+	r, _ := st.ref(key)
+	switch {
+	case r.Usage.Attachment == registry.BlockDevice:
+		return "", registry.Invalid("volume %s is a block device, whose files have no owner; remove owner, group and mode",
+			st.volume.VolumeName())
+	case s.SetOwnership == nil:
+		return "", registry.Errorf(registry.ErrUnsupported,
+			"the owner of files cannot be set here; remove owner, group and mode")
+	}
+	return s.SetOwnership(ctx, r.Target.Host, o)
+}
