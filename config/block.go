@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -205,16 +206,34 @@ func (f *fields) need(names ...string) {
 func (f *fields) value(name string) (cty.Value, bool) {
 	v, ok := f.valueAtRunTime(name)
 	if ok && atRunTime(v) {
-		detail := "use a variable, or write it out: only what is not about CSI may hold such references"
-		if name == "source" {
-			detail = "use per_alloc = true for a volume per alloc, or a variable"
-		}
-		f.errorf(f.at(name), detail, "%s is needed before a task runs; it cannot depend on the run time", name)
+		f.errorf(f.at(name), insteadOf(name, v), "%s is needed before a task runs; it cannot depend on the run time", name)
 		return v, false
 	}
 	v, _ = v.UnmarkDeep()
 	return v, ok
 }
+
+// insteadOf returns what to write instead of a value with run-time references.
+func insteadOf(name string, v cty.Value) string {
+	text, _ := stringOf(v)
+	if name == "source" && strings.Contains(text, "NOMAD_ALLOC_INDEX") {
+		return "write per_alloc = true, which appends the index of the alloc, and source without it"
+	}
+	if found := templateName.FindStringSubmatch(text); found != nil {
+		return fmt.Sprintf("write the value itself, or add variable %q { type = string } to the file and write %s = %q",
+			found[1], name, templateName.ReplaceAllString(text, "${var.$1}"))
+	}
+	if root, _, _ := strings.Cut(strings.TrimPrefix(text, "${"), "."); !slices.Contains(runtimeRoots, root) &&
+		strings.HasPrefix(text, "${") && !allCaps.MatchString(strings.TrimSuffix(root, "}")) {
+		return renderFirst + ", or write the value itself"
+	}
+	return "use a variable, or write it out: only what is not about CSI may hold such references"
+}
+
+// templateName matches a name that no scope of a job has: often one for a template of Terraform.
+var templateName = regexp.MustCompile(`\$\{([a-z][a-z0-9_]*)\}`)
+
+const renderFirst = "this looks like a template of another tool: render it first"
 
 func (f *fields) valueAtRunTime(name string) (cty.Value, bool) {
 	attr := f.body.Attributes[name]

@@ -1,0 +1,10 @@
+job "published" {
+  group "g" {
+    task "t" {
+      driver = "exec"
+      config {
+        tags = ${tags}
+      }
+    }
+  }
+}
