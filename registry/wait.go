@@ -120,7 +120,7 @@ func (w Wait) Participle() string {
 }
 
 var participles = map[Step]string{
-	StepAttach: "attached", StepStage: "staged", StepExpand: "expanded", StepPublish: "published",
+	StepCreate: "created", StepAttach: "attached", StepOwn: "owned", StepStage: "staged", StepExpand: "expanded", StepPublish: "published",
 	StepUnpublish: "unpublished", StepUnstage: "unstaged", StepDetach: "detached",
 }
 

@@ -92,6 +92,11 @@ func complete(s registry.VolumeSpec) (registry.VolumeSpec, error) {
 	if s.Name == "" {
 		s.Name = string(s.ID)
 	}
+	for name, secret := range s.Secrets {
+		if secret.Literal != "" { // no record holds one
+			return s, registry.Errorf(registry.ErrInternal, "secret %q of volume %s was not moved into a file", name, s.ID)
+		}
+	}
 	if s.ID == "" || s.Namespace == "" || s.Plugin == "" || len(s.Capabilities) == 0 {
 		return s, registry.Invalid("a volume has an id, a namespace, a plugin_id and at least one capability block")
 	}

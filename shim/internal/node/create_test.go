@@ -130,12 +130,31 @@ func TestVolumeGoesWithItsAllocInTheEnd(t *testing.T) {
 	}
 }
 
+// A shim that dies during the creation is followed by one that completes it.
+func TestCreationWithAnAllocIsResumed(t *testing.T) {
+	inEnv(t, creates+attaches+stages, func(t *testing.T, n *env) {
+		n.script(csifake.Rule{RPC: "CreateVolume", When: csifake.After, Hang: csifake.ForEver, Times: 1})
+		n.async(func() { _ = n.tryUp("a1", makes("delete")) })
+		n.crash()
+		n.plugin.Load().end(true)
+		n.start()
+		n.up("a1", makes("delete"))
+		if all, err := n.storage.Volumes(); err != nil || len(all) != 1 {
+			t.Errorf("the plugin has %d volumes, %v", len(all), err)
+		}
+		n.end("a1")
+	})
+}
+
 // A creation that did not succeed ends with the alloc, and leaves nothing at the plugin.
 func TestUnfinishedCreationEndsWithItsAlloc(t *testing.T) {
 	inEnv(t, creates+stages, func(t *testing.T, n *env) {
 		n.script(csifake.Rule{RPC: "CreateVolume", When: csifake.After, Code: "UNAVAILABLE"})
 		if err := n.tryUp("a1", makes("delete")); err == nil {
 			t.Error("the alloc is up")
+		}
+		if w := n.status("a1").Waiting; len(w) != 1 || w[0].Step != registry.StepCreate {
+			t.Errorf("the alloc waits for %+v", w)
 		}
 		n.end("a1")
 		n.script()

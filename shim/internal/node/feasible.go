@@ -92,8 +92,8 @@ func claimFor(
 		Usage: r.Usage}
 }
 
-// volumeOf returns the volume of a request. That of an ephemeral or create block may have no record yet. With an error only its name may be
-// set.
+// volumeOf returns the volume of a request. That of an ephemeral or create block may have no record yet. With an error
+// only its name may be set.
 func volumeOf(v registry.View, g hooks.AllocGroup, r hooks.VolumeRequest) (vol registry.Volume, err error) {
 	if r.Ephemeral != nil {
 		vol = inlineVolume(g, r)

@@ -352,11 +352,16 @@ func (req *request) created(
 	if err != nil || known && vol.State == registry.VolumeReady && vol.Plugin == r.Create.Plugin {
 		return vol, err
 	}
-	req.step = registry.StepCreate
 	if err := req.awaitController(ctx, r.Create.Plugin); err != nil {
 		return vol, err
 	}
-	return req.controller.Provide(ctx, req.by.Call, r.Create.Spec(req.name, r.Usage), originOf(g.Job, g.Group, r.Name))
+	req.step = registry.StepCreate
+	over := req.waitsLong(ctx, registry.Wait{For: "plugin " + string(r.Create.Plugin), RPC: registry.CreateVolumeRPC})
+	vol, err = req.controller.Provide(ctx, req.by.Call, r.Create.Spec(req.name, r.Usage), originOf(g.Job, g.Group, r.Name))
+	if over(); err == nil {
+		req.waited(ctx)
+	}
+	return vol, err
 }
 
 // awaitController waits for the controller of the plugin, and records the wait.

@@ -185,10 +185,11 @@ func (req *request) failed(ctx context.Context, err error, next time.Time) {
 	req.waits(ctx, w)
 }
 
-// waited clears the request's wait for a plugin or a lock, also one that an earlier shim has recorded.
+// waited clears the request's wait for a plugin, a lock or a creation, also one that an earlier shim has recorded.
 func (req *request) waited(ctx context.Context) {
 	over := func(w registry.Wait) bool {
-		return w.Request == req.key.Request && (w.Step == registry.StepPlugin || w.Step == registry.StepTurn)
+		return w.Request == req.key.Request &&
+			(w.Step == registry.StepPlugin || w.Step == registry.StepTurn || w.Step == registry.StepCreate)
 	}
 	req.rewait(ctx, func(list []registry.Wait) ([]registry.Wait, bool) {
 		next := slices.DeleteFunc(slices.Clone(list), over)
