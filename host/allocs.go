@@ -47,12 +47,14 @@ func (h *Host) Feasible(ctx context.Context, g AllocGroup) ([]Infeasible, Seq, e
 }
 
 // ReleaseAlloc unpublishes, unstages and detaches the alloc's volumes and releases its claims. All tasks of the alloc
-// must have ended. It is legal in any state and any number of times. After an error the shim continues by itself.
+// must have ended. It is legal in any state and any number of times. After an error the shim continues by itself. It is
+// the end of the alloc: a volume whose create block has on_stop = "delete" goes after its last alloc. Sync ends no alloc
+// in that sense, as a host may have lost records.
 func (h *Host) ReleaseAlloc(ctx context.Context, id AllocID) error {
 	req := &pb.ReleaseAllocRequest{Call: mutating(), Alloc: string(id)}
 	h.prepares.stop(ctx, id)
-	h.workload.removeAlloc(id)
 	_, err := call(ctx, h, writes, pb.NewAllocsClient, pb.AllocsClient.Release, req)
+	h.workload.removeAlloc(id) // not before: a shim that takes over during the call would get it as lost
 	return h.withWaits(ctx, id, err)
 }
 
