@@ -80,8 +80,9 @@ const repair = "Doctor with repair"
 // mutators maps the shim's names of mutating methods to the host's.
 var mutators = map[string]string{
 	"Volumes.Create": "CreateVolume", "Volumes.Expand": "ExpandVolume", "Volumes.Delete": "DeleteVolume",
-	"VolumeChanges.Modify": "ModifyVolume",
-	"Snapshots.Create":     "CreateSnapshot", "Snapshots.Delete": "DeleteSnapshot",
+	"VolumeChanges.Modify": "ModifyVolume", "VolumeChanges.Update": "UpdateVolume",
+	"VolumeChanges.Adopt": "AdoptVolume",
+	"Snapshots.Create":    "CreateSnapshot", "Snapshots.Delete": "DeleteSnapshot",
 	"Snapshots.Deregister": "DeregisterSnapshot", "Snapshots.CreateGroup": "CreateGroupSnapshot",
 	"Snapshots.DeleteGroup": "DeleteGroupSnapshot", "Snapshots.DeregisterGroup": "DeregisterGroupSnapshot",
 	"Volumes.Register": "RegisterVolume", "Volumes.Deregister": "DeregisterVolume",
@@ -97,6 +98,7 @@ var methodGroups = [][]string{
 	{"ExpandVolume", "ReleaseAlloc", "TaskStopping", "DeregisterSnapshot"},
 	{"CreateGroupSnapshot"}, {"DeleteGroupSnapshot"}, {"DeregisterGroupSnapshot"},
 	{"DeleteVolume", "TaskExited", "ModifyVolume"},
+	{"AdoptVolume"}, {"UpdateVolume"},
 	{"Sync"},
 	{repair},
 }
@@ -293,7 +295,7 @@ func (b *barrier) ended() (methods []string) {
 func newTraffic(t *testing.T) (tr *traffic, stop func()) {
 	e := newEnv(t, slices.Concat([]string{"node/GET_VOLUME_STATS", "CREATE_DELETE_SNAPSHOT", "LIST_SNAPSHOTS",
 		"GET_CAPACITY"}, groupCaps, expandCaps,
-		[]string{"SNAPSHOT_METADATA_SERVICE", "MODIFY_VOLUME"})...)
+		[]string{"SNAPSHOT_METADATA_SERVICE", "MODIFY_VOLUME", "GET_VOLUME"})...)
 	tr = &traffic{env: e, made: map[string]int{}, plugin: e.addPlugin("alloc-p", csifake.Monolith)}
 	stopped, cancel := context.WithCancel(t.Context())
 	tr.stopped = stopped
@@ -557,9 +559,12 @@ func (tr *traffic) registerAndForget(id string) {
 	spec.External = registry.ExternalID(csifake.VolumeID("kept"))
 	spec.Context = map[string]string{"csifake/name": "kept", "pool": "p"}
 	tr.call("RegisterVolume", nil, func(ctx context.Context) error { return errOf(tr.host.RegisterVolume(ctx, spec)) })
-	tr.call("DeregisterVolume", nil, func(ctx context.Context) error {
-		return tr.host.DeregisterVolume(ctx, volumeName(id))
-	})
+	deregister := func(ctx context.Context) error { return tr.host.DeregisterVolume(ctx, volumeName(id)) }
+	tr.call("DeregisterVolume", nil, deregister)
+	tr.call("AdoptVolume", nil, func(ctx context.Context) error { return errOf(tr.host.AdoptVolume(ctx, spec)) })
+	spec.Secrets = map[string]registry.Secret{"token": {Env: "HOME"}}
+	tr.call("UpdateVolume", nil, func(ctx context.Context) error { return errOf(tr.host.UpdateVolume(ctx, spec, false)) })
+	tr.call("DeregisterVolume", nil, deregister)
 }
 
 // pluginLife is a plugin's task that starts, becomes healthy and is stopped.
@@ -667,6 +672,9 @@ func (tr *traffic) callRefused(int) {
 	})
 	tr.call("DeleteVolume", host.ErrNotFound, func(ctx context.Context) error {
 		return h.DeleteVolume(ctx, volumeName("none"))
+	})
+	tr.call("VolumesAtPlugin", host.ErrUnsupported, func(ctx context.Context) error {
+		return errOf(h.VolumesAtPlugin(ctx, "fake"))
 	})
 	tr.call("VolumeStats", host.ErrNotFound, func(ctx context.Context) error {
 		_, _, err := h.VolumeStats(ctx, volumeName("none"))

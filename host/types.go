@@ -39,6 +39,9 @@ type (
 	Role              = registry.Role
 	Seq               = registry.Seq
 	Snapshot          = registry.VolumeSnapshot
+	VolumeUpdate      = registry.VolumeUpdate
+	FieldChange       = registry.FieldChange
+	PluginVolume      = registry.PluginVolume
 	SnapshotID        = registry.SnapshotID
 	SnapshotName      = registry.SnapshotName
 	SnapshotSpec      = registry.SnapshotSpec

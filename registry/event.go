@@ -37,6 +37,7 @@ const (
 	EventVolumeKept EventKind = "volume kept"
 	// by its controller, or pending on its node alone; Detail holds the size
 	EventVolumeExpanded  EventKind = "volume expanded"
+	EventVolumeUpdated   EventKind = "volume updated"       // Detail names the fields of the volume file
 	EventVolumeModified  EventKind = "volume modified"      // Detail names the mutable parameters
 	EventNodeExpanded    EventKind = "expanded on its node" // users of the volume see the new size
 	EventVolumeUnhealthy EventKind = "volume unhealthy"     // the plugin reports it in Role; Detail is its message

@@ -29,6 +29,7 @@ const (
 	BucketSnapshots      Bucket = "snapshots"
 	BucketGroupSnapshots Bucket = "group_snapshots"
 	BucketEndpointUses   Bucket = "endpoint_uses"
+	BucketDeregistered   Bucket = "deregistered_volumes"
 )
 
 // RecordType describes the records of one bucket.
@@ -75,6 +76,8 @@ var RecordTypes = []RecordType{
 	{Bucket: BucketEndpointUses, Owner: "endpoint", Shared: true,
 		Path:  []string{"plugin", "external id", "node", "call", "target"},
 		codec: codecOf(func(r *EndpointUse) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+	{Bucket: BucketDeregistered, Owner: "controller", Shared: true, Path: []string{"plugin", "external id"},
+		codec: codecOf(func(r *Deregistered) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
 	// An operation has no ModifyIndex. It keeps its CreateIndex when it is answered.
 	{Bucket: BucketRequests, Owner: "rpc", Release: true, Path: []string{"operation"},
 		Indexes: []Index{requestsByIndex},

@@ -230,6 +230,16 @@ func (v View) EndpointUses(k VolumeKey) []EndpointUse {
 	return list[EndpointUse](v, BucketEndpointUses, k.path(), nil)
 }
 
+// Deregistered returns the record that Holdfast created a volume which it no longer knows.
+func (v View) Deregistered(k VolumeKey) (Deregistered, bool) {
+	return one[Deregistered](v, k.DeregisteredRecord())
+}
+
+// AllDeregistered returns the records of volumes that Holdfast created and no longer knows.
+func (v View) AllDeregistered() []Deregistered {
+	return list[Deregistered](v, BucketDeregistered, "", nil)
+}
+
 func (v View) Operation(id OperationID) (Operation, bool) {
 	return one[Operation](v, OperationRecord(id))
 }

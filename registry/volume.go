@@ -235,6 +235,8 @@ type Volume struct {
 	CreateIndex Seq       `json:"create_index"`
 	ModifyIndex Seq       `json:"modify_index"`
 	Since       time.Time `json:"since,omitzero"`
+	// Made means that the volume was registered, and that Holdfast had created it before: it may be deleted.
+	Made bool `json:"made,omitempty"`
 	// Modification is a change of mutable parameters whose outcome is not known; zero: there is none.
 	Modification Modification `json:"modification,omitzero"`
 }

@@ -60,7 +60,7 @@ func VolumeProto(v registry.VolumeStatus) *pb.Volume {
 		Failure:   failureProto(v.Failure), SourceVolume: string(v.Source.Volume),
 		SourceSnapshot: string(v.Source.Snapshot),
 		OriginJob:      v.Origin.Job, OriginGroup: v.Origin.Group, OriginRequest: string(v.Origin.Request),
-		DeleteWith: string(v.DeleteWith), Modification: modificationProto(masked.Modification),
+		DeleteWith: string(v.DeleteWith), Made: v.Made, Modification: modificationProto(masked.Modification),
 		Owned: ownershipProto(v.Owned),
 	}
 }
@@ -78,7 +78,7 @@ func Volume(m *pb.Volume) registry.VolumeStatus {
 			Snapshot: registry.ExternalID(m.GetSourceSnapshot())},
 		Origin: registry.Origin{Job: m.GetOriginJob(), Group: m.GetOriginGroup(),
 			Request: registry.RequestName(m.GetOriginRequest())},
-		DeleteWith: registry.AllocID(m.GetDeleteWith()), Modification: modification(m.GetModification()),
+		DeleteWith: registry.AllocID(m.GetDeleteWith()), Made: m.GetMade(), Modification: modification(m.GetModification()),
 		Owned: ownership(m.GetOwned()),
 	}, Waiting: each(m.GetWaiting(), wait)}
 	if m.GetAttach() != "" {

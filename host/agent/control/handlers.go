@@ -151,7 +151,11 @@ func (s *Server) volumes(ctx context.Context, q host.VolumeQuery) ([]Volume, err
 	return out, nil
 }
 
+// getVolumes lists the volumes with a record or, with ?at=PLUGIN, those that the plugin has.
 func (s *Server) getVolumes(r *http.Request) (any, error) {
+	if plugin := r.URL.Query().Get("at"); plugin != "" {
+		return s.volumesAt(r, host.PluginID(plugin))
+	}
 	return s.volumes(r.Context(), host.VolumeQuery{Plugin: host.PluginID(r.URL.Query().Get("plugin"))})
 }
 

@@ -31,6 +31,9 @@ type Host interface {
 
 	CreateVolume(ctx context.Context, s host.VolumeSpec) (host.VolumeStatus, error)
 	RegisterVolume(ctx context.Context, s host.VolumeSpec) (host.VolumeStatus, error)
+	UpdateVolume(ctx context.Context, spec host.VolumeSpec, dryRun bool) (host.VolumeUpdate, error)
+	AdoptVolume(ctx context.Context, spec host.VolumeSpec) (host.VolumeStatus, error)
+	VolumesAtPlugin(ctx context.Context, plugin host.PluginID) ([]host.PluginVolume, error)
 	ModifyVolume(ctx context.Context, n host.VolumeName, parameters map[string]string) (host.VolumeStatus, error)
 	ExpandVolume(ctx context.Context, n host.VolumeName, want host.CapacityRange) (host.VolumeStatus, error)
 	DeleteVolume(ctx context.Context, n host.VolumeName) error
@@ -125,6 +128,8 @@ func (s *Server) handler() http.Handler {
 		"POST /v1/volumes/create":     s.postVolume(s.host.CreateVolume),
 		"POST /v1/volumes/register":   s.postVolume(s.register),
 		"POST /v1/volume/{id}/expand": s.expandVolume,
+		"POST /v1/volumes/update":     s.updateVolume,
+		"POST /v1/volumes/adopt":      s.adoptVolume,
 		"POST /v1/volume/{id}/modify": s.modifyVolume,
 		"POST /v1/volume/{id}/detach": s.postDetach,
 		"GET /v1/volume/{id}":         s.getVolume,

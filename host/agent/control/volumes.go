@@ -26,6 +26,79 @@ func (s *Server) modifyVolume(r *http.Request) (any, error) {
 	return s.explainer().volumeView(st), err
 }
 
+// updateVolume makes a volume as its changed file says or, with ?dry_run=true, answers what that would change.
+func (s *Server) updateVolume(r *http.Request) (any, error) {
+	var src Submission
+	if err := readBody(r, &src); err != nil {
+		return nil, err
+	}
+	spec, _, err := s.host.ParseVolume(r.Context(), host.Source{Name: src.Name, Text: src.Text}, parseOptions(src))
+	if err != nil {
+		return nil, err
+	}
+	var done host.VolumeUpdate
+	err = s.inTime(r, spec.VolumeName(), spec.Plugin, func(ctx context.Context) (err error) {
+		done, err = s.host.UpdateVolume(ctx, spec, isTrue(r, "dry_run"))
+		return err
+	})
+	done.Changes = append([]host.FieldChange{}, done.Changes...)
+	return done, err
+}
+
+// adoptVolume makes a record of a volume that its plugin has.
+func (s *Server) adoptVolume(r *http.Request) (any, error) {
+	var spec host.VolumeSpec
+	if err := readBody(r, &spec); err != nil {
+		return nil, err
+	}
+	var st host.VolumeStatus
+	err := s.inTime(r, spec.VolumeName(), spec.Plugin, func(ctx context.Context) error {
+		_, err := s.knownPlugin(ctx, spec.Plugin)
+		if err == nil {
+			st, err = s.host.AdoptVolume(ctx, spec)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.agent.Retry()
+	return s.explainer().volumeView(st), nil
+}
+
+// volumesAt lists the volumes that a plugin has.
+func (s *Server) volumesAt(r *http.Request, plugin host.PluginID) (any, error) {
+	list := []host.PluginVolume{}
+	err := s.inTimeFor(r, "plugin "+string(plugin), func(ctx context.Context) error {
+		if _, err := s.knownPlugin(ctx, plugin); err != nil {
+			return err
+		}
+		found, err := s.host.VolumesAtPlugin(ctx, plugin)
+		list = append(list, found...)
+		return err
+	})
+	return list, err
+}
+
+// VolumesAt lists the volumes that a plugin has, also those without a record.
+func (c *Client) VolumesAt(ctx context.Context, plugin string) ([]host.PluginVolume, error) {
+	q := c.wait()
+	q.Set("at", plugin)
+	return get[[]host.PluginVolume](ctx, c, "/volumes?"+q.Encode())
+}
+
+// UpdateVolume makes a volume as its changed file says. With dryRun it only returns the changes.
+func (c *Client) UpdateVolume(ctx context.Context, src Submission, dryRun bool) (host.VolumeUpdate, error) {
+	q := c.wait()
+	q.Set("dry_run", fmt.Sprint(dryRun))
+	return post[host.VolumeUpdate](ctx, c, "/volumes/update?"+q.Encode(), src)
+}
+
+// AdoptVolume makes a record of a volume that its plugin has.
+func (c *Client) AdoptVolume(ctx context.Context, spec host.VolumeSpec) (Volume, error) {
+	return post[Volume](ctx, c, "/volumes/adopt?"+c.wait().Encode(), spec)
+}
+
 // ModifyVolume changes mutable parameters of a volume.
 func (c *Client) ModifyVolume(
 	ctx context.Context, n host.VolumeName, parameters map[string]string,

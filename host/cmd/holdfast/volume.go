@@ -23,6 +23,7 @@ func newVolume(io streams, p *globalFlags) *cobra.Command {
 		newVolumeCreate(io, p, "register", "Register an existing volume", (*control.Client).RegisterVolume),
 		newVolumeList(io, p), newVolumeStatus(io, p), newVolumeExpand(io, p), newVolumeModify(io, p),
 		newVolumeDetach(io, p),
+		newVolumeUpdate(io, p), newVolumeAdopt(io, p),
 		newVolumeDelete(io, p, "delete", "Delete an unused volume", (*control.Client).DeleteVolume),
 		newVolumeDelete(io, p, "deregister", "Remove the record of an unused volume; the plugin keeps the volume",
 			(*control.Client).DeregisterVolume))
@@ -129,15 +130,27 @@ func namespaceFlag(c *cobra.Command, to *string) {
 }
 
 func newVolumeList(io streams, p *globalFlags) *cobra.Command {
-	plugin := ""
+	plugin, external, wait := "", "", time.Duration(0)
 	c := &cobra.Command{
 		Use: "list", Short: "List volumes", Args: usageArgs(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
-			list, err := p.client().Volumes(c.Context(), plugin)
+			client := p.client()
+			client.Wait = wait
+			if external != "" && plugin != "" {
+				return usageError{errors.New("use either --plugin or --external")}
+			}
+			if external != "" {
+				list, err := client.VolumesAt(c.Context(), external)
+				return show(io, p, err, list, writePluginVolumes)
+			}
+			list, err := client.Volumes(c.Context(), plugin)
 			return show(io, p, err, list, writeVolumes)
 		},
 	}
 	c.Flags().StringVar(&plugin, "plugin", "", "list only volumes of this plugin")
+	c.Flags().StringVar(&external, "external", "",
+		"ask this plugin which volumes it has, also those that Holdfast has no record of")
+	waitFlag(c, &wait)
 	return c
 }
 

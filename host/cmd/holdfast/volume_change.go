@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -11,8 +13,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"holdfast/host"
 	"holdfast/host/agent/control"
 	"holdfast/internal/display"
+	"holdfast/registry"
 )
 
 func newVolumeModify(io streams, p *globalFlags) *cobra.Command {
@@ -70,4 +74,121 @@ func mutableFacts(v control.Volume) []any {
 		return nil
 	}
 	return []any{"Mutable parameters", parameterList(v.Mutable)}
+}
+
+func newVolumeUpdate(io streams, p *globalFlags) *cobra.Command {
+	v, wait, dryRun := &variables{}, time.Duration(0), false
+	c := &cobra.Command{
+		Use: "update FILE", Short: "Make a volume as its changed file says", Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			src, err := v.readOne(args[0], true)
+			if err != nil {
+				return err
+			}
+			done, err := callUntilSignal(c, p, wait, "the update may continue; to resume, run the command again",
+				func(ctx context.Context, client *control.Client) (host.VolumeUpdate, error) {
+					return client.UpdateVolume(ctx, src, dryRun)
+				})
+			return show(io, p, err, done, writeUpdate(dryRun))
+		},
+	}
+	v.flags(c)
+	waitFlag(c, &wait)
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "only show what would change, and what cannot")
+	return c
+}
+
+// writeUpdate returns the writer of an update's changes.
+func writeUpdate(dryRun bool) func(io.Writer, host.VolumeUpdate) error {
+	return func(to io.Writer, u host.VolumeUpdate) error {
+		name := u.Volume.VolumeName()
+		if len(u.Changes) == 0 {
+			_, err := fmt.Fprintf(to, "volume %s is as the file says\n", name)
+			return err
+		}
+		t := newTable("FIELD", "FROM", "TO", "PROBLEM")
+		for _, c := range u.Changes {
+			t.add(c.Field, cmp.Or(c.From, "-"), cmp.Or(c.To, "-"), cmp.Or(c.Problem, "-"))
+		}
+		err := t.write(to, "")
+		if !dryRun {
+			_, wrote := fmt.Fprintf(to, "volume %s updated\n", name)
+			err = errors.Join(err, wrote)
+		}
+		return err
+	}
+}
+
+func newVolumeAdopt(io streams, p *globalFlags) *cobra.Command {
+	spec, namespace, id, wait := host.VolumeSpec{}, "", "", time.Duration(0)
+	var capabilities, secrets []string
+	c := &cobra.Command{
+		Use: "adopt PLUGIN EXTERNAL_ID --id ID", Short: "Register a volume that a plugin has; the plugin describes it",
+		Args: usageArgs(cobra.ExactArgs(2)),
+		RunE: func(c *cobra.Command, args []string) error {
+			if id == "" {
+				return usageError{errors.New("--id is required, for example --id notes")}
+			}
+			spec.Plugin, spec.External = host.PluginID(args[0]), registry.ExternalID(args[1])
+			spec.Namespace, spec.ID = registry.Namespace(namespace), registry.VolumeID(id)
+			var err error
+			if spec.Capabilities, err = capabilityFlags(capabilities); err != nil {
+				return err
+			}
+			if spec.Secrets, err = secretReferences(secrets); err != nil {
+				return err
+			}
+			vol, err := callUntilSignal(c, p, wait, "the volume may still be registered; to resume, run the command again",
+				func(ctx context.Context, client *control.Client) (control.Volume, error) {
+					return client.AdoptVolume(ctx, spec)
+				})
+			return show(io, p, err, vol, writeCreated("registered with"))
+		},
+	}
+	namespaceFlag(c, &namespace)
+	waitFlag(c, &wait)
+	c.Flags().StringVar(&id, "id", "", "ID of the volume for jobs")
+	c.Flags().StringArrayVar(&capabilities, "capability", []string{"single-node-writer:file-system"},
+		"access mode and attachment mode, as ACCESS:ATTACHMENT; may be repeated")
+	c.Flags().StringArrayVar(&secrets, "secret", nil,
+		"secret for the plugin, as name=env:VARIABLE, name=file:PATH or name=callback:TEXT; may be repeated")
+	return c
+}
+
+// capabilityFlags parses the values of --capability.
+func capabilityFlags(list []string) (out []registry.VolumeCapability, err error) {
+	for _, text := range list {
+		access, attachment, _ := strings.Cut(text, ":")
+		c := registry.VolumeCapability{Access: registry.AccessMode(access),
+			Attachment: registry.AttachmentMode(attachment)}
+		if !slices.Contains(registry.AccessModes, c.Access) ||
+			c.Attachment != registry.FileSystem && c.Attachment != registry.BlockDevice {
+			return nil, usageError{fmt.Errorf("--capability %q: write ACCESS:ATTACHMENT, "+
+				"for example single-node-writer:file-system or multi-node-reader-only:block-device", text)}
+		}
+		out = append(out, c)
+	}
+	return out, nil
+}
+
+func writePluginVolumes(to io.Writer, list []host.PluginVolume) error {
+	t := newTable("EXTERNAL ID", "CAPACITY", "KNOWN AS", "PUBLISHED TO", "CONDITION")
+	for _, v := range list {
+		known, condition := "-", "-"
+		if v.Name.ID != "" {
+			known = v.Name.String()
+		}
+		if v.Condition != nil {
+			condition = "normal"
+			if v.Condition.Abnormal {
+				condition = "abnormal: " + v.Condition.Text()
+			}
+		}
+		nodes := make([]string, len(v.Nodes))
+		for i, n := range v.Nodes {
+			nodes[i] = string(n)
+		}
+		t.add(string(v.External), size(v.Capacity), known, cmp.Or(strings.Join(nodes, ", "), "-"), condition)
+	}
+	return t.write(to, "no volumes")
 }

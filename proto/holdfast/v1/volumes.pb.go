@@ -313,6 +313,7 @@ type Volume struct {
 	OriginRequest  string        `protobuf:"bytes,32,opt,name=origin_request,json=originRequest,proto3" json:"origin_request,omitempty"`
 	DeleteWith     string        `protobuf:"bytes,33,opt,name=delete_with,json=deleteWith,proto3" json:"delete_with,omitempty"` // the alloc with which it goes
 	Owned          *Ownership    `protobuf:"bytes,34,opt,name=owned,proto3" json:"owned,omitempty"`                             // what was set last; none: nothing
+	Made           bool          `protobuf:"varint,50,opt,name=made,proto3" json:"made,omitempty"`                              // registered, and Holdfast had created it before: it may be deleted
 	Modification   *Modification `protobuf:"bytes,40,opt,name=modification,proto3" json:"modification,omitempty"`               // none: the mutable parameters of the spec are in effect
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -535,6 +536,13 @@ func (x *Volume) GetOwned() *Ownership {
 		return x.Owned
 	}
 	return nil
+}
+
+func (x *Volume) GetMade() bool {
+	if x != nil {
+		return x.Made
+	}
+	return false
 }
 
 func (x *Volume) GetModification() *Modification {
@@ -1806,7 +1814,7 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\v2\x13.holdfast.v1.SecretR\x05value:\x028\x01\x1aD\n" +
 	"\x16MutableParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd8\b\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xec\b\n" +
 	"\x06Volume\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.holdfast.v1.VolumeSpecR\x04spec\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x18\n" +
@@ -1839,7 +1847,8 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x0eorigin_request\x18  \x01(\tR\roriginRequest\x12\x1f\n" +
 	"\vdelete_with\x18! \x01(\tR\n" +
 	"deleteWith\x12,\n" +
-	"\x05owned\x18\" \x01(\v2\x16.holdfast.v1.OwnershipR\x05owned\x12=\n" +
+	"\x05owned\x18\" \x01(\v2\x16.holdfast.v1.OwnershipR\x05owned\x12\x12\n" +
+	"\x04made\x182 \x01(\bR\x04made\x12=\n" +
 	"\fmodification\x18( \x01(\v2\x19.holdfast.v1.ModificationR\fmodification\"\xe2\x01\n" +
 	"\fModification\x12:\n" +
 	"\x05asked\x18\x01 \x03(\v2$.holdfast.v1.Modification.AskedEntryR\x05asked\x120\n" +

@@ -23,7 +23,9 @@ type Controller struct {
 	logger hclog.Logger
 	// Fence returns once a node cannot write any more. ErrUnsupported, or nil: the host cannot fence.
 	Fence func(context.Context, registry.NodeName) error
-	wake  chan struct{} // holds one token after a creation, deletion or expansion has ended without success
+	// Suspended are the optional calls during which plugins died. nil: none is recorded.
+	Suspended *csi.Suspensions
+	wake      chan struct{} // holds one token after a creation, deletion or expansion has ended without success
 }
 
 // New returns a controller that calls plugins through driver. node does the node's half of expansions.
@@ -217,6 +219,8 @@ type Driver interface {
 	Validate(context.Context, registry.InstanceKey, csi.ValidateRequest) (csi.Validated, error)
 	Expand(context.Context, registry.InstanceKey, csi.ExpandRequest) (csi.Expanded, error)
 	Modify(context.Context, registry.InstanceKey, csi.ModifyRequest) error
+	ListVolumes(ctx context.Context, at registry.InstanceKey, token string) (csi.Page, error)
+	GetVolume(context.Context, registry.InstanceKey, registry.ExternalID) (csi.Entry, error)
 	Capacity(context.Context, registry.InstanceKey, registry.CapacityQuery) (registry.PluginCapacity, error)
 }
 

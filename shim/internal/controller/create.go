@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"holdfast/internal/display"
@@ -137,6 +139,10 @@ func existing(view registry.View, want registry.Volume, form func(registry.Volum
 			"to expand it: %s", v.VolumeName(),
 			display.Command(fmt.Sprintf("holdfast volume expand --namespace=%s --size %d",
 				display.Quote(string(v.Namespace)), want.CapacityMin), string(v.ID)))
+	case !matches(v, want, form) && differing(v, want) != "":
+		return v, registry.Errorf(registry.ErrExists, "volume %s exists already (%s), and differs from the file in: %s; "+
+			"to change it: holdfast volume update FILE; for another volume choose another id", v.VolumeName(), origin(v),
+			differing(v, want))
 	case !matches(v, want, form):
 		return v, registry.Errorf(registry.ErrExists,
 			"another volume %s exists already (%s, plugin %s, state %s); "+
@@ -146,6 +152,19 @@ func existing(view registry.View, want registry.Volume, form func(registry.Volum
 			v.VolumeName())
 	}
 	return v, nil
+}
+
+// differing returns the fields in which the file of a volume differs from the volume. It returns an empty string if the
+// file describes a volume of another plugin or origin, or if the volume is not ready.
+func differing(v, want registry.Volume) string {
+	if v.State != registry.VolumeReady || v.Created != want.Created || v.Plugin != want.Plugin {
+		return ""
+	}
+	var fields []string
+	for _, c := range compare(v, want.VolumeSpec) {
+		fields = append(fields, c.Field)
+	}
+	return strings.Join(slices.Compact(fields), ", ")
 }
 
 // matches reports whether want describes v. The size may be the original size, the size after an expansion, or any size
@@ -203,8 +222,12 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 					Detail: clash.Error()})
 			}
 			made.State, made.Failure = registry.VolumeReady, registry.Failure{}
+			var forget []registry.Key // the plugin has given an id again
+			if old, found := view.Deregistered(made.VolumeKey()); found {
+				forget = []registry.Key{old.Key()}
+			}
 			return registry.Change{
-				Put: []registry.Record{made},
+				Put: []registry.Record{made}, Delete: forget,
 				Events: []registry.Event{m.event(registry.EventVolumeCreated, made,
 					fmt.Sprintf("%d bytes", made.Capacity))},
 			}
@@ -414,7 +437,7 @@ func (m *Controller) accept(
 		return badResponse(registry.CreateVolumeRPC, at, registry.ErrExists, "%v", clash)
 	}
 	v.External = id
-	if err := checkCreated(answer, v.Source); err != nil {
+	if err := checkCreated(answer, *v); err != nil {
 		return refuse(registry.ErrInternal, err)
 	}
 	v.Context, v.Capacity, v.Accessible = answer.Context, answer.Capacity, answer.Accessible
@@ -438,7 +461,8 @@ func checkIDFree(view registry.View, v registry.Volume) error {
 
 // checkCreated returns an error if the response is unusable apart from its id. A plugin without support for sources
 // ignores them. The response must therefore repeat the source of the request (CSI CreateVolume, content_source).
-func checkCreated(c csi.Created, source registry.Source) error {
+func checkCreated(c csi.Created, v registry.Volume) error {
+	source := v.Source
 	if source != (registry.Source{}) && c.Source != source {
 		return registry.Invalid(
 			"Holdfast asked for volume %q from source %s, the plugin reports source %s: the volume may be empty",
@@ -447,10 +471,24 @@ func checkCreated(c csi.Created, source registry.Source) error {
 	if c.Capacity < 0 {
 		return registry.Invalid("its capacity is %d", c.Capacity)
 	}
+	if c.Capacity > 0 && (c.Capacity < v.CapacityMin || v.CapacityMax > 0 && c.Capacity > v.CapacityMax) { // 0: not known
+		return registry.Invalid("Holdfast asked for %s, the plugin reports %d bytes", sizeText(v.VolumeSpec), c.Capacity)
+	}
 	for _, t := range c.Accessible {
 		if err := checkMap("topology", t); err != nil {
 			return err
 		}
 	}
 	return checkMap("volume context", c.Context)
+}
+
+// sizeText formats the requested size.
+func sizeText(s registry.VolumeSpec) string {
+	switch {
+	case s.CapacityMax == 0:
+		return fmt.Sprintf("at least %d bytes", s.CapacityMin)
+	case s.CapacityMin == 0:
+		return fmt.Sprintf("at most %d bytes", s.CapacityMax)
+	}
+	return fmt.Sprintf("%d to %d bytes", s.CapacityMin, s.CapacityMax)
 }

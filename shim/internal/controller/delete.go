@@ -59,7 +59,7 @@ func mayDelete(view registry.View, name registry.VolumeName, local []string) (re
 	if !found {
 		return v, unknown(name)
 	}
-	if !v.Created {
+	if !v.Created && !v.Made {
 		return v, registry.Invalid("volume %s was registered, not created by Holdfast; deregister it instead of deleting it",
 			name)
 	}

@@ -93,25 +93,23 @@ func (m *Controller) adviseModify(ctx context.Context, name registry.VolumeName,
 func (m *Controller) modifyLocked(
 	ctx context.Context, by intent.Caller, name registry.VolumeName, parameters map[string]string,
 ) error {
-	const what = "its modification"
-	unlock, err := m.Locks.Lock(ctx, name, what)
+	unlock, err := m.lockVolume(ctx, name, "its modification")
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	v, err := m.modifiable(ctx, name)
-	if err != nil {
-		return err
-	}
-	unlockKey, err := m.lockToAlter(ctx, v.VolumeKey(), what)
-	if err != nil {
-		return err
-	}
-	defer unlockKey()
+	return m.modifyHeld(ctx, by, name, parameters)
+}
+
+// modifyHeld modifies the volume. It needs the volume's locks.
+func (m *Controller) modifyHeld(
+	ctx context.Context, by intent.Caller, name registry.VolumeName, parameters map[string]string,
+) error {
 	if err := m.settleAlteration(ctx, name, intent.PolicyOf); err != nil {
 		return fmt.Errorf("the outcome of an earlier call must be known first: %w", err)
 	}
-	if v, err = m.modifiable(ctx, name); err != nil {
+	v, err := m.modifiable(ctx, name)
+	if err != nil {
 		return err
 	}
 	all := maps.Clone(parameters)

@@ -27,20 +27,22 @@ var (
 
 // plugin is a controller plugin in memory. It keeps its volumes, and a journal of its calls.
 type plugin struct {
-	t        *testing.T
-	made     map[string]bool   // volume ids
-	free     int64             // the answer of Capacity
-	attached map[string]string // volume id to node id
-	journal  []string
-	secrets  []string
-	faults   []fault            // of the next calls, in order
-	spoil    func(*csi.Created) // the answer of Create
-	publish  map[string]string  // the answer of Attach
-	mutable  map[string]string  // what Modify has made of the parameters
-	sizes    map[string]int64   // volume id to what Expand has made of it
-	enlarged *csi.Expanded      // the answer of Expand; nil: the size that was asked for, and nothing for the node
-	confirm  func(csi.ValidateRequest) (csi.Validated, error)
-	last     struct {
+	t         *testing.T
+	made      map[string]bool   // volume ids
+	free      int64             // the answer of Capacity
+	attached  map[string]string // volume id to node id
+	journal   []string
+	secrets   []string
+	faults    []fault             // of the next calls, in order
+	spoil     func(*csi.Created)  // the answer of Create
+	publish   map[string]string   // the answer of Attach
+	pages     map[string]csi.Page // the answers of ListVolumes, by token
+	described csi.Entry           // the answer of GetVolume
+	mutable   map[string]string   // what Modify has made of the parameters
+	sizes     map[string]int64    // volume id to what Expand has made of it
+	enlarged  *csi.Expanded       // the answer of Expand; nil: the size that was asked for, and nothing for the node
+	confirm   func(csi.ValidateRequest) (csi.Validated, error)
+	last      struct {
 		create csi.CreateRequest
 		attach csi.AttachRequest
 		expand csi.ExpandRequest
@@ -134,6 +136,16 @@ func (p *plugin) Modify(_ context.Context, _ registry.InstanceKey, r csi.ModifyR
 	return p.call(registry.ControllerModifyRPC, fmt.Sprintf("%s %v", r.VolumeID, r.Mutable), r.Secrets, func() {
 		maps.Copy(p.mutable, r.Mutable)
 	})
+}
+
+func (p *plugin) ListVolumes(_ context.Context, _ registry.InstanceKey, token string) (csi.Page, error) {
+	err := p.call(registry.ListVolumesRPC, token, nil, func() {})
+	return p.pages[token], err
+}
+
+func (p *plugin) GetVolume(_ context.Context, _ registry.InstanceKey, id registry.ExternalID) (csi.Entry, error) {
+	err := p.call(registry.GetVolumeRPC, string(id), nil, func() {})
+	return p.described, err
 }
 
 func (p *plugin) Capacity(

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,7 +37,7 @@ func (m *Controller) Register(ctx context.Context, spec registry.VolumeSpec) (re
 		return known, nil
 	}
 	if err == nil {
-		err = m.admit(ctx, spec)
+		err = m.admit(ctx, registry.Volume{VolumeSpec: spec, Accessible: spec.Required})
 	}
 	if err != nil {
 		return registry.Volume{}, fmt.Errorf("register volume %s: %w", spec.VolumeName(), err)
@@ -45,17 +46,17 @@ func (m *Controller) Register(ctx context.Context, spec registry.VolumeSpec) (re
 }
 
 // admit registers a volume that has no record yet.
-func (m *Controller) admit(ctx context.Context, spec registry.VolumeSpec) error {
-	unlock, err := m.Locks.Lock(ctx, registry.VolumeKey{Plugin: spec.Plugin, External: spec.External},
-		"its registration")
+func (m *Controller) admit(ctx context.Context, v registry.Volume) error {
+	unlock, err := m.Locks.Lock(ctx, v.VolumeKey(), "its registration")
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := m.confirm(ctx, spec); err != nil {
+	if err := m.confirm(ctx, v.VolumeSpec); err != nil {
 		return err
 	}
-	return m.register(ctx, spec)
+	v.State, v.Since = registry.VolumeReady, m.Now()
+	return m.register(ctx, v)
 }
 
 // confirm checks with the controller that the volume exists and has the capabilities.
@@ -96,8 +97,7 @@ func (m *Controller) confirm(ctx context.Context, s registry.VolumeSpec) error {
 	return nil
 }
 
-func (m *Controller) register(ctx context.Context, spec registry.VolumeSpec) error {
-	v := registry.Volume{VolumeSpec: spec, State: registry.VolumeReady, Accessible: spec.Required, Since: m.Now()}
+func (m *Controller) register(ctx context.Context, v registry.Volume) error {
 	_, err := m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		old, err := existing(view, v, given)
 		if err != nil || old.State != "" {
@@ -111,10 +111,14 @@ func (m *Controller) register(ctx context.Context, spec registry.VolumeSpec) err
 		if err := checkIDFree(view, v); err != nil {
 			return registry.Change{}, err
 		}
-		return registry.Change{
-			Put:    []registry.Record{v},
-			Events: []registry.Event{m.event(registry.EventVolumeRegistered, v, "")},
-		}, nil
+		change := registry.Change{}
+		if made, found := view.Deregistered(v.VolumeKey()); found {
+			v.Made = true
+			change.Delete = []registry.Key{made.Key()}
+		}
+		change.Put = []registry.Record{v}
+		change.Events = []registry.Event{m.event(registry.EventVolumeRegistered, v, "")}
+		return change, nil
 	})
 	return err
 }
@@ -205,7 +209,25 @@ func (m *Controller) deregister(ctx context.Context, name registry.VolumeName, l
 		for _, open := range intents(view, v) {
 			change.Delete = append(change.Delete, open.Key())
 		}
-		return change, nil
+		return change.And(m.remember(view, v)), nil
 	})
 	return err
+}
+
+// maxDeregistered bounds how many deregistered volumes Holdfast remembers as its own.
+const maxDeregistered = 1000
+
+// remember returns the change that stores that Holdfast created the volume, so that it may delete the volume after it is
+// registered again. Of too many such records the oldest is removed. A volume that is being deleted is not remembered:
+// its plugin may give its id to another.
+func (m *Controller) remember(view registry.View, v registry.Volume) (change registry.Change) {
+	if !v.Created && !v.Made || v.External == "" || v.State == registry.VolumeDeleting {
+		return change
+	}
+	if all := view.AllDeregistered(); len(all) >= maxDeregistered {
+		oldest := slices.MinFunc(all, func(a, b registry.Deregistered) int { return cmp.Compare(a.ModifyIndex, b.ModifyIndex) })
+		change.Delete = []registry.Key{oldest.Key()}
+	}
+	change.Put = []registry.Record{registry.Deregistered{Volume: v.VolumeKey(), Since: m.Now()}}
+	return change
 }

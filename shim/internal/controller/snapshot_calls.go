@@ -395,11 +395,8 @@ func (s *Snapshots) commit(ctx context.Context, was registry.VolumeSnapshot, cha
 	return err
 }
 
-// Limits of a list of a plugin's snapshots, so that one without an end ends, and fits into a message.
-const (
-	maxListed      = 20_000
-	maxListedPages = 2_000
-)
+// maxListed bounds a list of a plugin's snapshots or volumes, so that it fits into a message.
+const maxListed = 20_000
 
 // ListAtPlugin lists the snapshots that the plugin has, of one volume or of all. Those with a record have its fields.
 func (s *Snapshots) ListAtPlugin(
@@ -423,24 +420,23 @@ func (s *Snapshots) ListAtPlugin(
 			recorded[snap.External] = snap
 		}
 	}
-	last := ""
-	for range maxListedPages {
-		page, next, err := s.driver.ListSnapshots(ctx, inst.InstanceKey, volume, last)
-		if err != nil {
-			return nil, fmt.Errorf("list the snapshots of plugin %s: %w", id, err)
+	err = csi.ReadPages(func(token string) (string, error) {
+		if token == "" {
+			list = nil
 		}
+		page, next, err := s.driver.ListSnapshots(ctx, inst.InstanceKey, volume, token)
 		for _, found := range page {
 			list = append(list, describe(id, found, recorded))
 		}
-		switch {
-		case next == "":
-			return list, nil
-		case len(list) > maxListed:
-			return nil, registry.Errorf(registry.ErrExhausted, "plugin %s lists more than %d snapshots", id, maxListed)
+		if err == nil && len(list) > maxListed {
+			err = registry.Errorf(registry.ErrExhausted, "it lists more than %d snapshots", maxListed)
 		}
-		last = next
+		return next, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the snapshots of plugin %s: %w", id, err)
 	}
-	return nil, registry.Errorf(registry.ErrInternal, "plugin %s lists its snapshots without an end", id)
+	return list, nil
 }
 
 // describe returns a snapshot as its plugin lists it, with the fields of its record if there is one.

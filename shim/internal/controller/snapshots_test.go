@@ -22,6 +22,7 @@ type snapshotPlugin struct {
 	answers []snapshotAnswer
 	secrets map[string]registry.SecretValue // of the last call
 	pages   map[string]pageOfSnapshots      // by token
+	expires int                             // how often a token has expired
 }
 
 type snapshotAnswer struct {
@@ -109,6 +110,10 @@ func (p *snapshotPlugin) SnapshotBlocks(
 func (p *snapshotPlugin) ListSnapshots(
 	_ context.Context, _ registry.InstanceKey, _ registry.ExternalID, token string,
 ) ([]csi.Snapshot, string, error) {
+	if token != "" && p.expires > 0 {
+		p.expires--
+		return nil, "", refused("ABORTED").err
+	}
 	page := p.pages[token]
 	return page.list, page.next, nil
 }
@@ -439,11 +444,15 @@ func TestSnapshotsOfAPluginAreListedToTheirEnd(t *testing.T) {
 	}
 	d := openSnapshots(t, of(registry.CreateSnapshot, registry.ListSnapshots))
 	d.put(known)
-	d.plugin.pages = pages
+	d.plugin.pages, d.plugin.expires = pages, 3
 	list, err := d.ListAtPlugin(t.Context(), key.Plugin, "")
 	if err != nil || len(list) != 2 || list[0].SnapshotName() != snapName || list[0].State != registry.SnapshotReady ||
 		list[1].External != "snap-9" || list[1].ID != "" || list[1].State != registry.SnapshotProcessing {
 		t.Errorf("%+v, %v", list, err)
+	}
+	d.plugin.expires = 4
+	if _, err := d.ListAtPlugin(t.Context(), key.Plugin, ""); err == nil || !strings.Contains(err.Error(), "ABORTED") {
+		t.Errorf("tokens that always expire: %v", err)
 	}
 	pages["2"] = pageOfSnapshots{nil, "2"} // empty pages for ever
 	if _, err := d.ListAtPlugin(t.Context(), key.Plugin, ""); !errors.Is(err, registry.ErrInternal) {

@@ -146,6 +146,7 @@ func TestUnusableAnswerIsKeptWithItsReason(t *testing.T) {
 		"large context":     {func(c *csi.Created) { c.Context = big }, true, "volume context"},
 		"large topology":    {func(c *csi.Created) { c.Accessible = []registry.Topology{big} }, true, "topology"},
 		"negative size":     {func(c *csi.Created) { c.Capacity = -1 }, true, "capacity is -1"},
+		"less than asked":   {func(c *csi.Created) { c.Capacity = 1<<20 - 1 }, true, "the plugin reports 1048575 bytes"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			other := ready()

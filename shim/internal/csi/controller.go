@@ -6,6 +6,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"holdfast/registry"
 )
@@ -158,14 +159,40 @@ func (f *Fleet) ListVolumes(ctx context.Context, at registry.InstanceKey, token 
 	err = f.send(ctx, registry.ListVolumesRPC, at, req, &reply, nil)
 	page.Next = reply.GetNextToken()
 	for _, e := range reply.GetEntries() {
-		entry := Entry{Volume: registry.ExternalID(e.GetVolume().GetVolumeId())}
-		for _, node := range e.GetStatus().GetPublishedNodeIds() {
-			entry.Nodes = append(entry.Nodes, registry.NodeID(node))
-		}
-		entry.Condition = condition(e.GetStatus(), func(s string) string {
-			return f.secretsOf(at.Plugin).redactorOf(ctx, req, nil).redact(s)
-		})
-		page.Entries = append(page.Entries, entry)
+		page.Entries = append(page.Entries, f.entry(ctx, at, req, e.GetVolume(), e.GetStatus()))
 	}
 	return page, err
+}
+
+// GetVolume is ControllerGetVolume.
+func (f *Fleet) GetVolume(ctx context.Context, at registry.InstanceKey, id registry.ExternalID) (Entry, error) {
+	req := &csi.ControllerGetVolumeRequest{VolumeId: string(id)}
+	var reply csi.ControllerGetVolumeResponse
+	if err := f.send(ctx, registry.GetVolumeRPC, at, req, &reply, nil); err != nil {
+		return Entry{}, err
+	}
+	return f.entry(ctx, at, req, reply.GetVolume(), reply.GetStatus()), nil
+}
+
+// volumeStatus is the status of a volume in a response.
+type volumeStatus interface {
+	proto.Message
+	GetPublishedNodeIds() []string
+}
+
+// entry returns a volume of the response to req.
+func (f *Fleet) entry(
+	ctx context.Context, at registry.InstanceKey, req proto.Message, v *csi.Volume, status volumeStatus,
+) Entry {
+	e := Entry{Volume: registry.ExternalID(v.GetVolumeId()), Capacity: v.GetCapacityBytes(), Context: v.GetVolumeContext()}
+	for _, t := range v.GetAccessibleTopology() {
+		e.Accessible = append(e.Accessible, t.GetSegments())
+	}
+	for _, node := range status.GetPublishedNodeIds() {
+		e.Nodes = append(e.Nodes, registry.NodeID(node))
+	}
+	e.Condition = condition(status, func(s string) string {
+		return f.secretsOf(at.Plugin).redactorOf(ctx, req, nil).redact(s)
+	})
+	return e
 }

@@ -170,9 +170,12 @@ type Page struct {
 	Next    string // token; empty: it is the last
 }
 
-// Entry is a volume, and where it is attached.
+// Entry is a volume as its plugin describes it: nothing in it has been checked.
 type Entry struct {
-	Volume    registry.ExternalID
-	Nodes     []registry.NodeID
-	Condition *registry.Condition // nil: not in the answer
+	Volume     registry.ExternalID
+	Capacity   int64 // bytes; 0: not known
+	Context    map[string]string
+	Accessible []registry.Topology
+	Nodes      []registry.NodeID   // where it is attached
+	Condition  *registry.Condition // nil: not in the answer
 }

@@ -2,8 +2,6 @@ package doctor
 
 import (
 	"context"
-	"crypto/sha256"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -24,13 +22,9 @@ type Lister interface {
 
 // Limits of listing the volumes of one plugin.
 const (
-	maxPages    = 1000
-	maxRestarts = 3   // of a list, when a token has expired
 	maxFindings = 100 // of one kind about one plugin
 	listLimit   = 20 * time.Second
 )
-
-var errEndlessList = registry.Errorf(registry.ErrInternal, "its pages have no end")
 
 // listings lists the volumes of all plugins that can list them, all at once. unexamined has the other plugins and the
 // reasons.
@@ -169,13 +163,16 @@ func list(ctx context.Context, from Lister, in registry.Instance, records Record
 		Before: records.versions(),
 	}
 	nodes := records.attachNodes(in.Plugin)
-	var err error
-	for range maxRestarts + 1 {
-		err = l.readPages(ctx, from, in.InstanceKey, nodes)
-		if call, is := errors.AsType[*registry.CallError](err); !is || call.Code != "ABORTED" {
-			break
+	err := csi.ReadPages(func(token string) (string, error) {
+		if token == "" {
+			l.Volumes, l.unknown = map[registry.ExternalID]Listed{}, 0
 		}
-	}
+		page, err := from.ListVolumes(ctx, in.InstanceKey, token)
+		for _, e := range page.Entries {
+			l.add(e, nodes)
+		}
+		return page.Next, err
+	})
 	if late := context.Cause(ctx); err != nil && late != nil {
 		err = fmt.Errorf("%w (%w)", late, err)
 	}
@@ -183,31 +180,6 @@ func list(ctx context.Context, from Lister, in registry.Instance, records Record
 		return Listing{}, err
 	}
 	return l, nil
-}
-
-// readPages reads all pages once, from the first.
-func (l *Listing) readPages(ctx context.Context, from Lister, at registry.InstanceKey,
-	nodes map[registry.NodeID]bool) error {
-	l.Volumes, l.unknown = map[registry.ExternalID]Listed{}, 0
-	token, used := "", map[[sha256.Size]byte]bool{} // tokens may be of any size
-	for range maxPages {
-		page, err := from.ListVolumes(ctx, at, token)
-		if err != nil {
-			return err
-		}
-		for _, e := range page.Entries {
-			l.add(e, nodes)
-		}
-		if page.Next == "" {
-			return nil
-		}
-		sum := sha256.Sum256([]byte(page.Next))
-		if used[sum] {
-			return errEndlessList
-		}
-		token, used[sum] = page.Next, true
-	}
-	return errEndlessList
 }
 
 // add adds an entry if its volume is recorded, with those of the nodes to which it is attached, or if an unknown volume

@@ -75,7 +75,7 @@ func TestListingKeepsWhatMatters(t *testing.T) {
 // A list that fails, is truncated or has no end is discarded.
 func TestTruncatedListIsDiscarded(t *testing.T) {
 	loop := pages{{Next: "1"}, {Next: "0"}, {}}
-	long := make(pages, maxPages+5)
+	long := make(pages, csi.MaxPages+5)
 	for what, l := range map[string]Lister{
 		"a loop of tokens": loop, "too many pages": long, "the token of the page itself": pages{{}, {Next: "1"}, {}},
 		"a failure": &answers{func(string) (csi.Page, error) { return csi.Page{}, errors.New("no") }},

@@ -170,6 +170,7 @@ func (r *activeState) build(
 	r.health = controller.NewHealth(calls, r.fleet, suspended)
 	r.volumes = controller.New(calls, r.fleet, stager, p.log.Named("volumes"))
 	r.volumes.Fence = p.callbacks.Fence
+	r.volumes.Suspended = suspended
 	r.tasks = task.NewTasks(supervisor, m, layout, hello.Operations)
 	r.uses = task.Uses{State: state, Mounts: m, Root: layout.MountRoot(), Running: r.fleet.Running}
 	supervisor.Served = r.uses.Of

@@ -4,12 +4,68 @@ import (
 	"context"
 
 	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
 	"holdfast/registry"
 )
 
 type volumeChanges struct {
 	pb.UnimplementedVolumeChangesServer
 	s *Server
+}
+
+func (v *volumeChanges) Update(ctx context.Context, req *pb.UpdateVolumeRequest) (*pb.UpdateVolumeReply, error) {
+	run := func(ctx context.Context, a *Active, call registry.Call) (done registry.VolumeUpdate, err error) {
+		spec, err := checkSpec(wire.VolumeSpec(req.GetSpec()))
+		if err != nil {
+			return done, err
+		}
+		_, err = a.Literals.with(spec, func(spec registry.VolumeSpec) (registry.Volume, error) {
+			done, err = a.Volumes.Update(ctx, call, spec, req.GetDryRun())
+			return done.Volume, err
+		})
+		return done, err
+	}
+	done, at, err := change(ctx, v.s, "VolumeChanges.Update", req, answered(run))
+	reply := &pb.UpdateVolumeReply{Answer: at, Volume: volumeProto(done.Volume)}
+	for _, c := range done.Changes {
+		reply.Changes = append(reply.Changes, wire.FieldChangeProto(c))
+	}
+	return reply, err
+}
+
+func (v *volumeChanges) Adopt(ctx context.Context, req *pb.AdoptVolumeRequest) (*pb.AdoptVolumeReply, error) {
+	volume, at, err := change(ctx, v.s, "VolumeChanges.Adopt", req, answered(
+		func(ctx context.Context, a *Active, _ registry.Call) (registry.Volume, error) {
+			spec, err := checkSpec(wire.VolumeSpec(req.GetSpec()))
+			if err != nil {
+				return registry.Volume{}, err
+			}
+			return a.Literals.with(spec, func(spec registry.VolumeSpec) (registry.Volume, error) {
+				return a.Volumes.Adopt(ctx, spec)
+			})
+		}))
+	return &pb.AdoptVolumeReply{Answer: at, Volume: volumeProto(volume)}, err
+}
+
+// ListAtPlugin asks a plugin. It changes nothing, and its answer is of the moment.
+func (v *volumeChanges) ListAtPlugin(
+	ctx context.Context, req *pb.ListVolumesAtPluginRequest,
+) (*pb.ListVolumesAtPluginReply, error) {
+	plugin, err := registry.ParsePluginID(req.GetPlugin())
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	list, at, err := query(ctx, v.s, req, func(ctx context.Context, a *Active) ([]registry.PluginVolume, error) {
+		return a.Volumes.External(ctx, plugin)
+	})
+	if err != nil {
+		return nil, err
+	}
+	reply := &pb.ListVolumesAtPluginReply{Answer: at}
+	for _, one := range list {
+		reply.Volumes = append(reply.Volumes, wire.PluginVolumeProto(one))
+	}
+	return reply, nil
 }
 
 func (v *volumeChanges) Modify(ctx context.Context, req *pb.ModifyVolumeRequest) (*pb.ModifyVolumeReply, error) {

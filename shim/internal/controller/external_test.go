@@ -1,0 +1,86 @@
+package controller
+
+import (
+	"strings"
+	"testing"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/csi"
+)
+
+// The plugin's list is read to its end, also if a token expires, and says which volumes Holdfast knows.
+func TestVolumesOfAPluginAreListedToTheirEnd(t *testing.T) {
+	d := open(t, of(registry.ListVolumes), ready())
+	d.pages = map[string]csi.Page{
+		"":  {Entries: []csi.Entry{{Volume: "a", Capacity: 1}}, Next: "2"},
+		"2": {Entries: []csi.Entry{{Volume: key.External, Nodes: []registry.NodeID{"i-1"}}}},
+	}
+	d.faults = []fault{{}, failed("ABORTED")}
+	list, err := d.External(t.Context(), key.Plugin)
+	if err != nil || len(list) != 2 || list[0].Name.ID != "" || list[1].Name != name || len(list[1].Nodes) != 1 {
+		t.Errorf("%+v, %v", list, err)
+	}
+	d.expect("ListVolumes", "ListVolumes 2", "ListVolumes", "ListVolumes 2")
+	d.pages["2"] = csi.Page{Next: "2"}
+	if _, err := d.External(t.Context(), key.Plugin); err == nil || !strings.Contains(err.Error(), "no end") {
+		t.Errorf("an endless list: %v", err)
+	}
+	d.pages[""] = csi.Page{Entries: make([]csi.Entry, maxListed+1)}
+	if _, err := d.External(t.Context(), key.Plugin); err == nil || !strings.Contains(err.Error(), "more than") {
+		t.Errorf("a huge list: %v", err)
+	}
+	if _, err := open(t, of()).External(t.Context(), key.Plugin); err == nil || !strings.Contains(err.Error(), "LIST_VOLUMES") {
+		t.Errorf("without the capability: %v", err)
+	}
+}
+
+// An adopted volume is as its plugin describes it, by the best call that the plugin has.
+func TestAdoptedVolumeIsAsItsPluginDescribesIt(t *testing.T) {
+	entry := csi.Entry{Volume: "vol-x", Capacity: 7, Context: map[string]string{"pool": "p"},
+		Accessible: []registry.Topology{{"zone": "a"}}}
+	lies, negative := entry, entry
+	lies.Volume, negative.Capacity = "vol-y", -1
+	file := registry.VolumeSpec{Namespace: "default", ID: "x", Plugin: key.Plugin, External: "vol-x",
+		Capabilities: spec().Capabilities}
+	const validate = "ValidateVolumeCapabilities vol-x"
+	for what, c := range map[string]struct {
+		caps  []registry.Capability
+		entry csi.Entry
+		fault string
+		calls []string
+		err   string
+	}{
+		"GET_VOLUME": {[]registry.Capability{registry.GetVolume, registry.ListVolumes}, entry, "",
+			[]string{"ControllerGetVolume vol-x", validate}, ""},
+		"LIST_VOLUMES":    {[]registry.Capability{registry.ListVolumes}, entry, "", []string{"ListVolumes", validate}, ""},
+		"neither":         {nil, csi.Entry{}, "", []string{validate}, ""},
+		"not found":       {[]registry.Capability{registry.GetVolume}, entry, "NOT_FOUND", []string{"ControllerGetVolume vol-x"}, "has no volume"},
+		"not listed":      {[]registry.Capability{registry.ListVolumes}, lies, "", []string{"ListVolumes"}, "has no volume"},
+		"another":         {[]registry.Capability{registry.GetVolume}, lies, "", []string{"ControllerGetVolume vol-x"}, "vol-y"},
+		"a negative size": {[]registry.Capability{registry.GetVolume}, negative, "", []string{"ControllerGetVolume vol-x"}, "-1"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			d := open(t, of(c.caps...))
+			d.described, d.pages = c.entry, map[string]csi.Page{"": {Entries: []csi.Entry{{Volume: "other"}, c.entry}}}
+			if c.fault != "" {
+				d.faults = []fault{failed(c.fault)}
+			}
+			v, err := d.Adopt(t.Context(), file)
+			if c.err == "" && err != nil || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
+				t.Errorf("%v, want %q", err, c.err)
+			}
+			d.expect(c.calls...)
+			if c.err != "" {
+				return
+			}
+			if v.Capacity != c.entry.Capacity || v.Context["pool"] != c.entry.Context["pool"] ||
+				len(v.Accessible) != len(c.entry.Accessible) || v.Created || v.State != registry.VolumeReady {
+				t.Errorf("%+v", v)
+			}
+			if _, err := d.Adopt(t.Context(), file); err != nil {
+				t.Errorf("the same again: %v", err)
+			}
+			d.expect()
+		})
+	}
+}

@@ -1,0 +1,276 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"holdfast/internal/display"
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// Update makes the volume as its changed volume file says. Secrets, mutable parameters and further capabilities change
+// at once. Mount options, the context and removed capabilities change only while the volume is unused. If one change
+// cannot be made, none is made, and the error has all problems. dryRun only returns the changes, and calls no plugin.
+//
+// A mutable parameter that the file does not have stays as it is, because CSI removes none.
+func (m *Controller) Update(
+	ctx context.Context, call registry.Call, spec registry.VolumeSpec, dryRun bool,
+) (done registry.VolumeUpdate, err error) {
+	if spec, err = complete(spec); err != nil {
+		return done, err
+	}
+	name := spec.VolumeName()
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("update volume %s: %w", name, err)
+		}
+	}()
+	if done, err = m.difference(ctx, spec); err != nil || dryRun {
+		return done, err
+	}
+	if err := refuseUpdate(done.Changes); err != nil {
+		return done, err
+	}
+	modifies := slices.ContainsFunc(done.Changes, func(c registry.FieldChange) bool { return isMutable(c.Field) })
+	if modifies {
+		if err := m.checkModify(ctx, done.Volume, spec.Mutable); err != nil {
+			return done, err
+		}
+	}
+	unlock, err := m.lockVolume(ctx, name, "its update")
+	if err != nil {
+		return done, err
+	}
+	defer unlock()
+	if err = m.updateRecord(ctx, spec); err == nil && modifies {
+		if err = m.modifyHeld(ctx, intent.Caller{Call: call}, name, spec.Mutable); err != nil {
+			m.wakeRun()
+			err = m.adviseModify(ctx, name, err)
+		}
+	}
+	if err == nil {
+		done.Volume, err = m.volume(ctx, name)
+	}
+	return done, err
+}
+
+// difference returns the volume and the changes that make it as the spec says.
+func (m *Controller) difference(ctx context.Context, spec registry.VolumeSpec) (registry.VolumeUpdate, error) {
+	v, err := m.volume(ctx, spec.VolumeName())
+	if err != nil {
+		return registry.VolumeUpdate{}, err
+	}
+	local, err := m.uses(ctx, v)
+	if err != nil {
+		return registry.VolumeUpdate{}, err
+	}
+	var busy error
+	err = m.State.View(ctx, func(view registry.View) error {
+		busy = checkUnused(view, v, local, "changed like this")
+		return nil
+	})
+	changes := compare(v, spec)
+	for i, c := range changes {
+		switch {
+		case c.Problem != "":
+		case v.State != registry.VolumeReady && !(v.State == registry.VolumeDeleting && isSecret(c.Field)):
+			changes[i].Problem = fmt.Sprintf("the volume is %s; it must be %s", v.State, registry.VolumeReady)
+		case busy != nil && !changesAtOnce(c):
+			changes[i].Problem = busy.Error()
+		}
+	}
+	return registry.VolumeUpdate{Volume: v, Changes: changes}, err
+}
+
+// changesAtOnce reports whether a change does not matter to those who use the volume.
+func changesAtOnce(c registry.FieldChange) bool {
+	return isSecret(c.Field) || isMutable(c.Field) || c.Field == "capability" && c.From == ""
+}
+
+func isMutable(field string) bool { return strings.HasPrefix(field, "mutable_parameters.") }
+func isSecret(field string) bool  { return strings.HasPrefix(field, "secrets.") }
+
+// refuseUpdate returns an error that has each problem, or nil if there is none.
+func refuseUpdate(changes []registry.FieldChange) error {
+	var problems []string
+	for _, c := range changes {
+		if c.Problem != "" {
+			problems = append(problems, c.Field+": "+c.Problem)
+		}
+	}
+	if len(problems) == 0 {
+		return nil
+	}
+	return registry.Errorf(registry.ErrConflict, "nothing was changed; %s", strings.Join(problems, "; "))
+}
+
+// updateRecord stores the changes, except for mutable parameters. The plugin confirms how the volume is to be used. It
+// needs the volume's locks.
+func (m *Controller) updateRecord(ctx context.Context, spec registry.VolumeSpec) error {
+	diff, err := m.difference(ctx, spec)
+	if err == nil {
+		err = refuseUpdate(diff.Changes)
+	}
+	if err != nil {
+		return err
+	}
+	var fields []string
+	asks := false // about something that the plugin has to confirm
+	for _, c := range diff.Changes {
+		if !isMutable(c.Field) {
+			fields = append(fields, c.Field)
+			asks = asks || !isSecret(c.Field)
+		}
+	}
+	if fields == nil {
+		return nil
+	}
+	if asks {
+		if err := m.confirm(ctx, updated(diff.Volume, spec).VolumeSpec); err != nil {
+			return err
+		}
+	}
+	_, err = m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
+		now, found := view.Volume(spec.VolumeName())
+		if !found {
+			return registry.Change{}, unknown(spec.VolumeName())
+		}
+		if slices.ContainsFunc(diff.Changes, func(c registry.FieldChange) bool { return !changesAtOnce(c) }) {
+			if err := checkUnused(view, now, nil, "changed like this"); err != nil { // claimed since
+				return registry.Change{}, err
+			}
+		}
+		now = updated(now, spec)
+		return registry.Change{Put: []registry.Record{now}, Events: []registry.Event{
+			m.event(registry.EventVolumeUpdated, now, strings.Join(slices.Compact(fields), ", "))}}, nil
+	})
+	return err
+}
+
+// updated returns v with the fields of the spec that an update stores.
+func updated(v registry.Volume, spec registry.VolumeSpec) registry.Volume {
+	v.Secrets, v.Capabilities = spec.Secrets, spec.Capabilities
+	v.FSType, v.MountFlags, v.MountGroup = spec.FSType, spec.MountFlags, spec.MountGroup
+	if !v.Created && spec.Context != nil {
+		v.Context = spec.Context
+	}
+	return v
+}
+
+// compare returns the differences between the volume and the spec, in the order of the fields' names. What cannot change
+// at all has a problem.
+func compare(v registry.Volume, spec registry.VolumeSpec) (changes []registry.FieldChange) {
+	fixed := "it is fixed when the volume is registered; deregister the volume, and register it as the file says"
+	if v.Created {
+		fixed = "it is fixed when the volume is created; create another volume"
+	}
+	masked, want := v.Masked(), registry.Volume{VolumeSpec: spec}.Masked()
+	add := func(differs bool, field, from, to, problem string) {
+		if differs {
+			changes = append(changes, registry.FieldChange{Field: field, From: from, To: to, Problem: problem})
+		}
+	}
+	text := func(field, from, to, problem string) { add(from != to, field, from, to, problem) }
+	text("plugin_id", string(v.Plugin), string(spec.Plugin), fixed)
+	text("name", v.Name, spec.Name, fixed)
+	add(spec.External != "" && spec.External != v.External, "external_id", string(v.External), string(spec.External),
+		"it names another volume; register that volume under another id")
+	add(spec.CapacityMin > max(v.CapacityMin, v.Capacity), "capacity_min", size(max(v.CapacityMin, v.Capacity)),
+		size(spec.CapacityMin), "run "+display.Command(fmt.Sprintf("holdfast volume expand --namespace=%s --size %d",
+			display.Quote(string(v.Namespace)), spec.CapacityMin), string(v.ID)))
+	add(spec.CapacityMax > 0 && spec.CapacityMax < v.Capacity, "capacity_max", size(v.Capacity), size(spec.CapacityMax),
+		"a volume cannot be made smaller")
+	text("clone_id", string(v.CloneID), string(spec.CloneID), fixed)
+	text("clone_external_id", string(v.CloneExternal), string(spec.CloneExternal), fixed)
+	text("snapshot_id", string(v.SnapshotID), string(spec.SnapshotID), fixed)
+	add(!maps.Equal(v.Parameters, spec.Parameters), "parameters", pairs(masked.Parameters), pairs(want.Parameters),
+		fixed)
+	add(!slices.EqualFunc(v.Required, spec.Required, maps.Equal) || !slices.EqualFunc(v.Preferred, spec.Preferred, maps.Equal),
+		"topology_request", fmt.Sprint(v.Required, v.Preferred), fmt.Sprint(spec.Required, spec.Preferred), fixed)
+	text("mount_options.fs_type", v.FSType, spec.FSType, "")
+	text("mount_options.mount_group", v.MountGroup, spec.MountGroup, "")
+	add(v.MountFlags != spec.MountFlags, "mount_options.mount_flags", flags(masked.MountFlags), flags(want.MountFlags), "")
+	add(!v.Created && spec.Context != nil && !maps.Equal(v.Context, spec.Context), "context", pairs(masked.Context),
+		pairs(want.Context), "")
+	for _, c := range v.Capabilities {
+		add(!slices.Contains(spec.Capabilities, c), "capability", usageText(c), "", "")
+	}
+	for _, c := range spec.Capabilities {
+		add(!slices.Contains(v.Capabilities, c), "capability", "", usageText(c), "")
+	}
+	for name := range names(v.Secrets, spec.Secrets) {
+		text("secrets."+name, reference(v.Secrets[name]), reference(spec.Secrets[name]), "")
+	}
+	for name, value := range spec.Mutable {
+		old, has := v.Mutable[name]
+		_, open := v.Modification.Asked[name]
+		add(!has || old != value || open, "mutable_parameters."+name, masked.Mutable[name],
+			want.Mutable[name], "")
+	}
+	slices.SortStableFunc(changes, func(a, b registry.FieldChange) int { return strings.Compare(a.Field, b.Field) })
+	return changes
+}
+
+func size(bytes int64) string { return strconv.FormatInt(bytes, 10) }
+
+func usageText(c registry.VolumeCapability) string {
+	return fmt.Sprintf("%s %s", c.Access, c.Attachment)
+}
+
+func flags(f registry.Flags) string { return strings.Join(f.List(), " ") }
+
+// pairs formats a map in the order of its keys.
+func pairs(m map[string]string) string {
+	var all []string
+	for _, key := range slices.Sorted(maps.Keys(m)) {
+		all = append(all, key+"="+m[key])
+	}
+	return strings.Join(all, " ")
+}
+
+// names returns the keys of both maps.
+func names[T any](a, b map[string]T) map[string]T {
+	all := map[string]T{}
+	maps.Copy(all, a)
+	maps.Copy(all, b)
+	return all
+}
+
+// reference formats where a secret comes from, as in --secret.
+func reference(s registry.Secret) string {
+	switch {
+	case s.Env != "":
+		return "env:" + s.Env
+	case s.File != "":
+		return "file:" + s.File
+	case s.Callback != "":
+		return "callback:" + s.Callback
+	}
+	return ""
+}
+
+// lockVolume takes the locks of the volume's name and key.
+func (m *Controller) lockVolume(ctx context.Context, name registry.VolumeName, what string) (unlock func(), err error) {
+	unlockName, err := m.Locks.Lock(ctx, name, what)
+	if err != nil {
+		return nil, err
+	}
+	v, err := m.volume(ctx, name)
+	if err == nil && v.External == "" {
+		return unlockName, nil
+	}
+	var unlockKey func()
+	if err == nil {
+		unlockKey, err = m.lockToAlter(ctx, v.VolumeKey(), what)
+	}
+	if err != nil {
+		unlockName()
+		return nil, err
+	}
+	return func() { unlockKey(); unlockName() }, nil
+}

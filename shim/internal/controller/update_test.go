@@ -1,0 +1,161 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/csi"
+)
+
+// each changed field of the file of a volume: what an update does with it while the volume is used, and while it is not.
+func TestUpdateOfEachField(t *testing.T) {
+	const never = "it is fixed when the volume is created"
+	for what, c := range map[string]struct {
+		change func(*registry.VolumeSpec)
+		used   string // the error while the volume is used; "": none
+		unused string
+		calls  []string // of a change that is made
+	}{
+		"nothing": {func(*registry.VolumeSpec) {}, "", "", nil},
+		"secrets": {func(s *registry.VolumeSpec) { s.Secrets = map[string]registry.Secret{"token": {Env: "OTHER"}} }, "",
+			"", nil},
+		"mutable parameters": {func(s *registry.VolumeSpec) { s.Mutable = tier("gold") }, "", "", []string{modifyGold}},
+		"a further capability": {func(s *registry.VolumeSpec) {
+			s.Capabilities = append(slices.Clone(s.Capabilities), registry.VolumeCapability{
+				Access: registry.SingleNodeReaderOnly, Attachment: registry.FileSystem})
+		}, "", "", []string{"ValidateVolumeCapabilities vol-data"}},
+		"another capability": {func(s *registry.VolumeSpec) {
+			s.Capabilities = []registry.VolumeCapability{{Access: registry.SingleNodeReaderOnly,
+				Attachment: registry.FileSystem}}
+		}, "claimed by alloc", "", []string{"ValidateVolumeCapabilities vol-data"}},
+		"mount options": {func(s *registry.VolumeSpec) { s.FSType, s.MountFlags = "xfs", "noatime" }, "claimed by alloc",
+			"", []string{"ValidateVolumeCapabilities vol-data"}},
+		"plugin":     {func(s *registry.VolumeSpec) { s.Plugin = "nfs" }, never, never, nil},
+		"name":       {func(s *registry.VolumeSpec) { s.Name = "other" }, never, never, nil},
+		"parameters": {func(s *registry.VolumeSpec) { s.Parameters = tier("gold") }, never, never, nil},
+		"source":     {func(s *registry.VolumeSpec) { s.SnapshotID = "s" }, never, never, nil},
+		"topology": {func(s *registry.VolumeSpec) { s.Required = []registry.Topology{{"zone": "z"}} }, never, never,
+			nil},
+		"external id": {func(s *registry.VolumeSpec) { s.External = "vol-other" }, "another volume", "another volume",
+			nil},
+		"size": {func(s *registry.VolumeSpec) { s.CapacityMin = large << 12 }, "holdfast volume expand", "holdfast volume expand",
+			nil},
+		"a fixed field beside another": {func(s *registry.VolumeSpec) {
+			s.Name, s.Secrets = "other", nil
+		}, "nothing was changed; name: " + never, never, nil},
+	} {
+		for _, used := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, used: %v", what, used), func(t *testing.T) {
+				records, want := []registry.Record{ready()}, c.unused
+				if used {
+					records, want = append(records, claimed()), c.used
+				}
+				d := open(t, modifies(), records...)
+				file := ready().VolumeSpec
+				file.External, file.Context = "", nil
+				c.change(&file)
+				would, err := d.Update(t.Context(), call, file, true)
+				if err != nil || len(would.Changes) == 0 != (what == "nothing") {
+					t.Errorf("dry run: %+v, %v", would.Changes, err)
+				}
+				if now, _ := d.stored(); now.ModifyIndex != would.Volume.ModifyIndex {
+					t.Error("a dry run changes the volume")
+				}
+				d.expect()
+				_, err = d.Update(t.Context(), call, file, false)
+				if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+					t.Errorf("%v, want %q", err, want)
+				}
+				now, _ := d.stored()
+				if want != "" {
+					d.expect()
+					if len(compare(now, ready().VolumeSpec)) > 0 {
+						t.Errorf("it has changed: %+v", now)
+					}
+					return
+				}
+				d.expect(c.calls...)
+				if diff := compare(now, file); len(diff) > 0 || !now.Created {
+					t.Errorf("left: %+v", diff)
+				}
+				if v, err := d.Controller.Create(t.Context(), call, file); err != nil || v.State != registry.VolumeReady {
+					t.Errorf("the same file to create it: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// A changed file of an existing volume is told apart, and the error names the command that applies it.
+func TestCreateWithAChangedFileNamesUpdate(t *testing.T) {
+	d := open(t, modifies(), ready())
+	file := spec()
+	file.FSType = "xfs"
+	_, err := d.Controller.Create(t.Context(), call, file)
+	if !errors.Is(err, registry.ErrExists) || !strings.Contains(err.Error(), "mount_options.fs_type") ||
+		!strings.Contains(err.Error(), "holdfast volume update FILE") {
+		t.Error(err)
+	}
+}
+
+// A volume that was created here may be deleted after it was deregistered and registered or adopted again. Another
+// registered volume may not. Nothing is remembered of a deleted volume, and not of too many.
+func TestCreatedVolumeCanBeDeletedAfterItsReturn(t *testing.T) {
+	back := ready().VolumeSpec
+	for what, again := range map[string]func(*desk, context.Context) error{
+		"registered": func(d *desk, ctx context.Context) error { _, err := d.Register(ctx, back); return err },
+		"adopted": func(d *desk, ctx context.Context) error {
+			d.described = csi.Entry{Volume: key.External, Context: back.Context}
+			_, err := d.Adopt(ctx, back)
+			return err
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			d := open(t, of(registry.CreateDelete, registry.GetVolume), ready())
+			for range 2 {
+				if err := d.Deregister(t.Context(), name); err != nil {
+					t.Fatal(err)
+				}
+				d.crash()
+				if err := again(d, t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := d.Controller.Delete(t.Context(), call, name); err != nil {
+				t.Error(err)
+			}
+			d.view(func(view registry.View) {
+				if all := view.AllDeregistered(); len(all) > 0 {
+					t.Errorf("left: %v", all)
+				}
+			})
+			if err := again(d, t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := d.Controller.Delete(t.Context(), call, name); !errors.Is(err, registry.ErrInvalid) {
+				t.Errorf("a registered volume: %v", err)
+			}
+		})
+	}
+	d := open(t, of(registry.CreateDelete))
+	for i := range maxDeregistered + 5 {
+		v := ready()
+		v.ID, v.External = registry.VolumeID(fmt.Sprint("v", i)), registry.ExternalID(fmt.Sprint("x", i))
+		d.put(v)
+		if err := d.Deregister(t.Context(), v.VolumeName()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.view(func(view registry.View) {
+		_, oldest := view.Deregistered(registry.VolumeKey{Plugin: key.Plugin, External: "x0"})
+		_, newest := view.Deregistered(registry.VolumeKey{Plugin: key.Plugin, External: "x1004"})
+		if n := len(view.AllDeregistered()); n != maxDeregistered || oldest || !newest {
+			t.Errorf("%d are remembered, the oldest: %v, the newest: %v", n, oldest, newest)
+		}
+	})
+}

@@ -1,0 +1,45 @@
+package csi
+
+import (
+	"crypto/sha256"
+	"errors"
+
+	"holdfast/registry"
+)
+
+// Limits of a list that a plugin gives in pages, so that one without an end ends.
+const (
+	MaxPages    = 2000
+	maxRestarts = 3 // when a token has expired
+)
+
+var errEndless = registry.Errorf(registry.ErrInternal, "its pages have no end")
+
+// ReadPages reads a list of a plugin to its end. page reads the page of a token and returns the next token; empty: it
+// was the last. If a token has expired (ABORTED), page is called with an empty token again, and what it has read
+// before is void. The error of page ends the list.
+func ReadPages(page func(token string) (next string, err error)) error {
+	for restarts := 0; ; restarts++ {
+		err := readPages(page)
+		if call, is := errors.AsType[*registry.CallError](err); !is || call.Code != "ABORTED" || restarts == maxRestarts {
+			return err
+		}
+	}
+}
+
+// readPages reads all pages once, from the first.
+func readPages(page func(token string) (next string, err error)) error {
+	used := map[[sha256.Size]byte]bool{} // tokens may be of any size
+	for token := ""; len(used) < MaxPages; {
+		next, err := page(token)
+		if err != nil || next == "" {
+			return err
+		}
+		sum := sha256.Sum256([]byte(next))
+		if used[sum] {
+			break
+		}
+		token, used[sum] = next, true
+	}
+	return errEndless
+}
