@@ -71,7 +71,7 @@ func TestShimThatIsLateAtItsStartIsTriedAgain(t *testing.T) {
 	}
 }
 
-// The error has the cause of the context and the exit of the shim.
+// The error has the cause of the context, and the log the exit of the shim.
 func TestOpenEndsWhileItsShimIsKilled(t *testing.T) {
 	t.Parallel()
 	w := newEnv(t)
@@ -88,7 +88,7 @@ func TestOpenEndsWhileItsShimIsKilled(t *testing.T) {
 	if err == nil {
 		must(t, h.Close())
 	}
-	if !errors.Is(err, enough) || !strings.Contains(err.Error(), "was killed by signal 9") {
+	if !errors.Is(err, enough) || !strings.Contains(w.log.String(), "was killed by signal 9") {
 		t.Error(err)
 	}
 }

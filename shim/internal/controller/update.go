@@ -155,7 +155,7 @@ func (m *Controller) updateRecord(ctx context.Context, spec registry.VolumeSpec)
 // updated returns v with the fields of the spec that an update stores.
 func updated(v registry.Volume, spec registry.VolumeSpec) registry.Volume {
 	v.Secrets, v.Capabilities = spec.Secrets, spec.Capabilities
-	v.FSType, v.MountFlags, v.MountGroup = spec.FSType, spec.MountFlags, spec.MountGroup
+	v.FSType, v.MountFlags, v.MountGroup, v.Ownership = spec.FSType, spec.MountFlags, spec.MountGroup, spec.Ownership
 	if !v.Created && spec.Context != nil {
 		v.Context = spec.Context
 	}
@@ -194,6 +194,7 @@ func compare(v registry.Volume, spec registry.VolumeSpec) (changes []registry.Fi
 		"topology_request", fmt.Sprint(v.Required, v.Preferred), fmt.Sprint(spec.Required, spec.Preferred), fixed)
 	text("mount_options.fs_type", v.FSType, spec.FSType, "")
 	text("mount_options.mount_group", v.MountGroup, spec.MountGroup, "")
+	text("mount_options.ownership", v.Ownership.String(), spec.Ownership.String(), "")
 	add(v.MountFlags != spec.MountFlags, "mount_options.mount_flags", flags(masked.MountFlags), flags(want.MountFlags), "")
 	add(!v.Created && spec.Context != nil && !maps.Equal(v.Context, spec.Context), "context", pairs(masked.Context),
 		pairs(want.Context), "")

@@ -12,7 +12,7 @@ import (
 	"holdfast/shim/internal/csi"
 )
 
-// each changed field of the file of a volume: what an update does with it while the volume is used, and while it is not.
+// An update of each field of a volume file, while the volume is used and while it is not.
 func TestUpdateOfEachField(t *testing.T) {
 	const never = "it is fixed when the volume is created"
 	for what, c := range map[string]struct {
@@ -35,6 +35,8 @@ func TestUpdateOfEachField(t *testing.T) {
 		}, "claimed by alloc", "", []string{"ValidateVolumeCapabilities vol-data"}},
 		"mount options": {func(s *registry.VolumeSpec) { s.FSType, s.MountFlags = "xfs", "noatime" }, "claimed by alloc",
 			"", []string{"ValidateVolumeCapabilities vol-data"}},
+		"ownership": {func(s *registry.VolumeSpec) { s.Ownership.Owner = "1000" }, "claimed by alloc", "",
+			[]string{"ValidateVolumeCapabilities vol-data"}},
 		"plugin":     {func(s *registry.VolumeSpec) { s.Plugin = "nfs" }, never, never, nil},
 		"name":       {func(s *registry.VolumeSpec) { s.Name = "other" }, never, never, nil},
 		"parameters": {func(s *registry.VolumeSpec) { s.Parameters = tier("gold") }, never, never, nil},
