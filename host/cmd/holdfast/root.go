@@ -147,7 +147,7 @@ Exit codes:
 	flags.BoolVar(&p.json, "json", false, "print JSON")
 	flags.StringVar(&p.logLevel, "log-level", "",
 		"log level: trace, debug, info, warn or error (default warn; agent: info)")
-	root.CompletionOptions.DisableDefaultCmd = true
+	completeArguments(root, p)
 	return root
 }
 

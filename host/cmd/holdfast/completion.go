@@ -1,0 +1,143 @@
+package main
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"holdfast/host"
+	"holdfast/host/agent/control"
+	"holdfast/registry"
+)
+
+// completionTimeout bounds the wait for an agent while a shell completes a word.
+const completionTimeout = 2 * time.Second
+
+// lister returns the values of an argument, given those before it and a namespace, which may be empty.
+type lister func(ctx context.Context, c *control.Client, before []string, namespace string) ([]string, error)
+
+// ids are the listers of the argument ID, by the command's parent.
+var ids = map[string]lister{
+	"job":            jobIDs,
+	"alloc":          allocIDs,
+	"plugin":         pluginIDs,
+	"volume":         volumeIDs,
+	"snapshot":       snapshotIDs((*control.Client).Snapshots),
+	"group-snapshot": snapshotIDs((*control.Client).GroupSnapshots),
+}
+
+// completeArguments has the shell complete the arguments and flags of each command below c that name something an agent
+// knows, by the words of its usage line.
+func completeArguments(c *cobra.Command, p *globalFlags) {
+	for _, sub := range c.Commands() {
+		completeArguments(sub, p)
+	}
+	var listers []lister
+	usage, _, _ := strings.Cut(c.Use, " --")
+	for _, word := range strings.Fields(usage)[1:] {
+		switch strings.Trim(word, "[]") {
+		case "ID":
+			listers = append(listers, ids[c.Parent().Name()])
+		case "PLUGIN":
+			listers = append(listers, pluginIDs)
+		case "SNAPSHOT", "BASE":
+			listers = append(listers, ids["snapshot"])
+		case "TASK":
+			listers = append(listers, taskNames)
+		case "EXTERNAL_ID":
+			listers = append(listers, externalIDs)
+		}
+	}
+	if listers != nil && !strings.Contains(c.Use, "FILE") {
+		c.ValidArgsFunction = func(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) >= len(listers) || listers[len(args)] == nil {
+				return nil, cobra.ShellCompDirectiveDefault
+			}
+			return complete(c, p, listers[len(args)], args)
+		}
+	}
+	for _, flag := range []string{"plugin", "external"} {
+		if c.Flags().Lookup(flag) != nil {
+			_ = c.RegisterFlagCompletionFunc(flag, // it fails only for unknown flags
+				func(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+					return complete(c, p, pluginIDs, args)
+				})
+		}
+	}
+}
+
+// complete returns the values of a lister. Without an agent there are none.
+func complete(c *cobra.Command, p *globalFlags, list lister, args []string) ([]string, cobra.ShellCompDirective) {
+	ctx, cancel := context.WithTimeout(c.Context(), completionTimeout)
+	defer cancel()
+	namespace := ""
+	if f := c.Flags().Lookup("namespace"); f != nil {
+		namespace = f.Value.String()
+	}
+	values, err := list(ctx, p.client(), args, namespace)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	return slices.DeleteFunc(values, func(v string) bool { return slices.Contains(args, v) }),
+		cobra.ShellCompDirectiveNoFileComp
+}
+
+// values returns one value of each item that has one.
+func values[T any](items []T, err error, of func(T) string) (out []string, _ error) {
+	for _, item := range items {
+		if v := of(item); v != "" {
+			out = append(out, v)
+		}
+	}
+	return out, err
+}
+
+func jobIDs(ctx context.Context, c *control.Client, _ []string, _ string) ([]string, error) {
+	all, err := c.Jobs(ctx)
+	return values(all, err, func(j control.Job) string { return j.ID })
+}
+
+func allocIDs(ctx context.Context, c *control.Client, _ []string, _ string) ([]string, error) {
+	all, err := c.Allocs(ctx)
+	return values(all, err, func(a control.Alloc) string { return a.ID })
+}
+
+func taskNames(ctx context.Context, c *control.Client, before []string, _ string) ([]string, error) {
+	a, err := c.Alloc(ctx, before[len(before)-1])
+	return values(a.Tasks, err, func(t control.Task) string { return string(t.Name) })
+}
+
+func pluginIDs(ctx context.Context, c *control.Client, _ []string, _ string) ([]string, error) {
+	all, err := c.Plugins(ctx)
+	return values(all, err, func(p control.Plugin) string { return p.ID })
+}
+
+func externalIDs(ctx context.Context, c *control.Client, before []string, _ string) ([]string, error) {
+	all, err := c.VolumesAt(ctx, before[len(before)-1])
+	return values(all, err, func(v host.PluginVolume) string { return string(v.External) })
+}
+
+func volumeIDs(ctx context.Context, c *control.Client, _ []string, namespace string) ([]string, error) {
+	all, err := c.Volumes(ctx, "")
+	return values(all, err, func(v control.Volume) string {
+		if v.Namespace != registry.Namespace(namespace) {
+			return ""
+		}
+		return string(v.ID)
+	})
+}
+
+func snapshotIDs(client func(*control.Client) control.SnapshotClient) lister {
+	return func(ctx context.Context, c *control.Client, _ []string, namespace string) ([]string, error) {
+		all, err := client(c).List(ctx, "")
+		return values(all, err, func(s host.Snapshot) string {
+			if s.Namespace != registry.Namespace(namespace) {
+				return ""
+			}
+			return string(s.ID)
+		})
+	}
+}
