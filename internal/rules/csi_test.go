@@ -21,8 +21,6 @@ type rpcUse struct {
 	not     string // why Holdfast does not make the call
 }
 
-const later = "not built yet"
-
 var rpcUses = map[string]rpcUse{
 	"GetPluginInfo":         {"Fingerprints", "plugin status", "TestDescribeReturnsAFingerprintPerRole", ""},
 	"GetPluginCapabilities": {"Fingerprints", "plugin status", "TestDescribeReturnsAFingerprintPerRole", ""},

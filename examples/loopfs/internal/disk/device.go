@@ -214,13 +214,3 @@ func (l loop) flush(id ID) error {
 		return nil
 	})
 }
-
-// resize sets the size of the volume's devices to that of the image.
-func (l loop) resize(id ID) error {
-	return l.each(id, func(dev *os.File, _ *unix.LoopInfo64) error {
-		if err := unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_SET_CAPACITY, 0); err != nil {
-			return fmt.Errorf("resize %s: %w", dev.Name(), err)
-		}
-		return nil
-	})
-}
