@@ -71,13 +71,13 @@ var rpcUses = map[string]rpcUse{
 	"NodeGetStorageHealth": {"Plugins", "plugin status", "TestUnhealthyVolumeIsToldUnasked", ""},
 }
 
-// docs/csi.md has each RPC of the specification, with methods and tests that exist.
-func TestTableOfRPCsIsComplete(t *testing.T) {
+// docs/csi.md has each RPC, capability and field of the specification, with methods and tests that exist.
+func TestTablesOfCSIAreComplete(t *testing.T) {
 	names, tests := declared(t)
 	var b bytes.Buffer
 	b.WriteString(`# CSI
 
-How Holdfast uses each RPC of CSI 1.13, printed by a test of ` + "`internal/rules`" + `. Every RPC passes through the
+How Holdfast uses each RPC, capability and field of CSI 1.13, printed by a test of ` + "`internal/rules`" + `. Every RPC passes through the
 [CSI endpoint](csi-endpoint.md), also those that Holdfast does not call itself.
 `)
 	used, seen := 0, 0
@@ -108,6 +108,8 @@ How Holdfast uses each RPC of CSI 1.13, printed by a test of ` + "`internal/rule
 		t.Errorf("the table has %d RPCs, and %d are of the specification", len(rpcUses), seen)
 	}
 	fmt.Fprintf(&b, "\n%d of %d RPCs are used.\n", used, seen)
+	b.WriteString(capabilityTable(t, tests))
+	b.WriteString(fieldTable(t))
 	path := filepath.Join(root, "docs", "csi.md")
 	if *update {
 		if err := os.WriteFile(path, b.Bytes(), 0o600); err != nil {
