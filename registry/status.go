@@ -82,7 +82,15 @@ type OpenCall struct {
 type ServedVolume struct {
 	Volume   VolumeName `json:"volume"`
 	External ExternalID `json:"external_id"`
-	Allocs   []AllocID  `json:"allocs,omitempty"` // that use it; empty: it is only staged
+	Allocs   []AllocID  `json:"allocs,omitempty"` // that use it; empty: it is staged, or clients of an endpoint use it
+}
+
+// String returns the name of the volume. One that clients of a CSI endpoint use has none, but an ID of the plugin.
+func (s ServedVolume) String() string {
+	if s.Volume.ID == "" {
+		return string(s.External) + " of a CSI endpoint"
+	}
+	return s.Volume.String()
 }
 
 // PluginFingerprint describes one plugin in one role for a scheduler.

@@ -24,8 +24,8 @@ func FUSE(path string) bool {
 }
 
 // ServesFUSE reports whether a process of the task that listens at a unix socket has /dev/fuse open. It reports true if
-// that cannot be known. A process belongs to the task if it is in the mount namespace or in the cgroup of the listener,
-// or descends from it. So where tasks share both with their host, any process with /dev/fuse counts.
+// that cannot be known. A process belongs to the task if it is in the mount namespace of the listener, in its cgroup or
+// one below, or descends from it. So where tasks share both with their host, any process with /dev/fuse counts.
 func ServesFUSE(socket string) bool {
 	listener, err := listenerOf(socket)
 	if err != nil {
@@ -82,7 +82,7 @@ func newTaskOf(pid int) taskOf { return taskOf{pid, spaceOf(pid), cgroupOf(pid)}
 // has reports whether a process belongs to the task. It reports true if that cannot be known.
 func (t taskOf) has(pid int) bool {
 	space, cgroup := spaceOf(pid), cgroupOf(pid)
-	if space == "" || t.space == "" || space == t.space || cgroup == t.cgroup {
+	if space == "" || t.space == "" || space == t.space || t.holds(cgroup) {
 		return true
 	}
 	for range maxAncestors {
@@ -96,6 +96,13 @@ func (t taskOf) has(pid int) bool {
 		pid = s.Parent
 	}
 	return true
+}
+
+// holds reports whether a /proc/PID/cgroup names the task's cgroup, or one below it (cgroup v2). What is below the root
+// does not count.
+func (t taskOf) holds(cgroup string) bool {
+	own := strings.TrimSpace(t.cgroup)
+	return cgroup == t.cgroup || own != "0::/" && strings.HasPrefix(cgroup, own+"/")
 }
 
 // maxAncestors bounds the search for an ancestor, because processes come and go meanwhile.
@@ -118,7 +125,7 @@ func opensFUSE(pid int) bool {
 		return true
 	}
 	for _, fd := range proc.FDs(pid) {
-		if filepath.Base(fd.Path) != "fuse" {
+		if filepath.Base(strings.TrimSuffix(fd.Path, " (deleted)")) != "fuse" { // else it may hang to examine it
 			continue
 		}
 		var st unix.Stat_t

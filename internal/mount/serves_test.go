@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A task is found by its socket, and with it the processes that have /dev/fuse open. Without a listener nothing is known.
+// A task is found by its socket, and with it the processes that have /dev/fuse open. Without a listener it may have one.
 func TestServesFUSE(t *testing.T) {
 	dir, err := os.MkdirTemp("", "m-")
 	if err != nil {
@@ -39,5 +39,25 @@ func TestServesFUSE(t *testing.T) {
 	}
 	if task := newTaskOf(os.Getpid()); !task.has(os.Getpid()) {
 		t.Error("a process is not of its own task")
+	}
+}
+
+// A process in a cgroup that a task has made below its own belongs to the task.
+func TestTaskHoldsTheCgroupsBelowItsOwn(t *testing.T) {
+	for _, c := range []struct {
+		own, other string
+		want       bool
+	}{
+		{"0::/a/b\n", "0::/a/b\n", true},
+		{"0::/a/b\n", "0::/a/b/c\n", true},
+		{"0::/a/b\n", "0::/a/bc\n", false},
+		{"0::/a/b\n", "0::/a\n", false},
+		{"0::/\n", "0::/\n", true},
+		{"0::/\n", "0::/a\n", false},
+		{"1:cpu:/a\n0::/b\n", "1:cpu:/a\n0::/b/c\n", true},
+	} {
+		if got := (taskOf{cgroup: c.own}).holds(c.other); got != c.want {
+			t.Errorf("%q holds %q: %v, want %v", c.own, c.other, got, c.want)
+		}
 	}
 }

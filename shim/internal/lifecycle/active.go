@@ -172,7 +172,7 @@ func (r *activeState) build(
 	r.volumes.Fence = p.callbacks.Fence
 	r.volumes.Suspended = suspended
 	r.tasks = task.NewTasks(supervisor, m, layout, hello.Operations)
-	r.uses = task.Uses{State: state, Mounts: m, Root: layout.MountRoot(), Running: r.fleet.Running}
+	r.uses = task.Uses{State: state, Mounts: m, Running: r.fleet.Running}
 	supervisor.Served = r.uses.Of
 	r.snapshots = controller.NewSnapshots(r.volumes, r.fleet)
 	r.literals = rpc.NewLiterals(layout.Secrets(), state, p.log.Named("secrets"))

@@ -12,7 +12,7 @@ import (
 
 // Mounts finds the mounts that processes of plugin tasks serve.
 type Mounts interface {
-	// Mounts lists the mounts strictly below root.
+	// Mounts lists the mounts strictly below root, also hidden ones.
 	Mounts(root string) (mount.Mounts, error)
 	// ServesFUSE reports whether a process of the task that listens at socket has /dev/fuse open, or may have.
 	ServesFUSE(socket string) bool
@@ -22,7 +22,6 @@ type Mounts interface {
 type Uses struct {
 	State   registry.State
 	Mounts  Mounts
-	Root    string                     // the mount root
 	Running func(registry.TaskKey) int // how many calls run at a task now
 }
 
@@ -31,24 +30,23 @@ func (u Uses) Of(ctx context.Context, tasks []registry.PluginTask) ([]registry.P
 	if len(tasks) == 0 {
 		return nil, nil
 	}
-	table, err := u.Mounts.Mounts(u.Root)
-	if err != nil {
-		return nil, err
-	}
-	fuse := map[string]bool{}
-	for _, m := range table {
-		fuse[m.Point] = m.IsFUSE()
-	}
 	out := slices.Clone(tasks)
 	sockets := make([]string, len(out))
-	err = u.State.View(ctx, func(v registry.View) error {
+	err := u.State.View(ctx, func(v registry.View) error {
 		open := v.Intents()
 		for i := range out {
 			task, _ := v.Task(out[i].TaskKey)
 			sockets[i] = task.Endpoint.Host
 			out[i].Healthy, out[i].Active = healthOf(v, out[i])
-			out[i].Calls = u.Running(out[i].TaskKey)
 			out[i].Open = callsAt(open, out[i].TaskKey)
+			out[i].Calls = u.Running(out[i].TaskKey)
+		}
+		// The table is read after the calls: what a call has mounted that has ended by now is in the table.
+		fuse, err := u.fuseMounts()
+		if err != nil {
+			return err
+		}
+		for i := range out {
 			out[i].Volumes = servedBy(v, out[i], fuse)
 		}
 		return nil
@@ -59,6 +57,17 @@ func (u Uses) Of(ctx context.Context, tasks []registry.PluginTask) ([]registry.P
 		}
 	}
 	return out, err
+}
+
+// fuseMounts returns the paths on the host at which a FUSE file system is mounted, also below another mount. Clients of
+// CSI endpoints choose paths outside of the mount root.
+func (u Uses) fuseMounts() (map[string]bool, error) {
+	table, err := u.Mounts.Mounts("/")
+	fuse := map[string]bool{}
+	for _, m := range table {
+		fuse[m.Point] = fuse[m.Point] || m.IsFUSE()
+	}
+	return fuse, err
 }
 
 func healthOf(v registry.View, task registry.PluginTask) (healthy, active bool) {
@@ -83,7 +92,8 @@ func callsAt(open []registry.Intent, k registry.TaskKey) (calls []registry.OpenC
 	return calls
 }
 
-// servedBy returns the volumes with a FUSE mount that the task has made, or an unknown task of the plugin.
+// servedBy returns the volumes with a FUSE mount that the task has made, or an unknown task of the plugin. It is not
+// known which task has made the mounts of a CSI endpoint's clients.
 func servedBy(v registry.View, task registry.PluginTask, fuse map[string]bool) (volumes []registry.ServedVolume) {
 	serves := func(at registry.Tree, server registry.TaskKey) bool {
 		return fuse[at.Host] && (server == registry.TaskKey{} || server == task.TaskKey)
@@ -107,6 +117,11 @@ func servedBy(v registry.View, task registry.PluginTask, fuse map[string]bool) (
 			volume, _ := v.VolumeByKey(r.Volume)
 			served := add(r.Volume, volume.VolumeName())
 			served.Allocs = append(served.Allocs, r.Alloc)
+		}
+	}
+	for _, use := range v.EndpointUsesAt(task.Plugin) {
+		if fuse[use.Target] {
+			add(use.Volume, registry.VolumeName{})
 		}
 	}
 	return volumes

@@ -1,6 +1,7 @@
 package task
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -13,10 +14,17 @@ import (
 type mounts struct {
 	table mount.Mounts
 	dev   bool
+	read  func() // runs after the table was read; may be nil
 }
 
-func (m mounts) Mounts(string) (mount.Mounts, error) { return m.table, nil }
-func (m mounts) ServesFUSE(string) bool              { return m.dev }
+func (m mounts) ServesFUSE(string) bool { return m.dev }
+
+func (m mounts) Mounts(string) (mount.Mounts, error) {
+	if m.read != nil {
+		m.read()
+	}
+	return m.table, nil
+}
 
 // A plugin task may be stopped once it is not active, no call runs there, and no process of it serves a mount.
 func TestWhatAPluginTaskIsNeededFor(t *testing.T) {
@@ -27,10 +35,19 @@ func TestWhatAPluginTaskIsNeededFor(t *testing.T) {
 		return registry.Ref{Volume: key, Alloc: "user", Request: "r", Target: target, Publish: registry.MarkDone,
 			Server: server}
 	}
-	at := func(kind string) mount.Mounts { return mount.Mounts{{Point: target.Host, FSType: kind}} }
+	at := func(kinds ...string) (m mounts) {
+		for _, kind := range kinds {
+			m.table = append(m.table, mount.Mount{Point: target.Host, FSType: kind})
+		}
+		m.dev = true
+		return m
+	}
+	outside := at("fuse.s3")
+	outside.dev = false
 	intent := registry.Intent{Volume: key, RPC: registry.NodeStageRPC, At: old, Outcome: registry.OutcomePending}
 	ended := intent
 	ended.Outcome, ended.Code = registry.OutcomeUncertain, "INTERNAL"
+	use := registry.EndpointUse{Volume: key, Call: registry.NodePublishRPC, Target: target.Host}
 	for name, c := range map[string]struct {
 		next    registry.HealthState // of the new instance
 		record  registry.Record
@@ -38,18 +55,20 @@ func TestWhatAPluginTaskIsNeededFor(t *testing.T) {
 		running int
 		may     bool
 	}{
-		"replaced":                   {registry.Healthy, ref(old), mounts{at("ext4"), true}, 0, true},
-		"the new one is sick":        {registry.Unhealthy, ref(old), mounts{at("ext4"), true}, 0, false},
-		"a call runs":                {registry.Healthy, ref(old), mounts{at("ext4"), true}, 1, false},
+		"replaced":                   {registry.Healthy, ref(old), at("ext4"), 0, true},
+		"the new one is sick":        {registry.Unhealthy, ref(old), at("ext4"), 0, false},
+		"a call runs":                {registry.Healthy, ref(old), at("ext4"), 1, false},
 		"an earlier shim's call":     {registry.Healthy, intent, mounts{}, 0, false},
 		"a call of unknown outcome":  {registry.Healthy, ended, mounts{}, 0, true},
-		"fuse":                       {registry.Healthy, ref(old), mounts{at("fuse"), true}, 0, false},
-		"fuseblk":                    {registry.Healthy, ref(old), mounts{at("fuseblk"), true}, 0, false},
-		"fuse.s3":                    {registry.Healthy, ref(old), mounts{at("fuse.s3"), true}, 0, false},
-		"fuse of an unknown process": {registry.Healthy, ref(registry.TaskKey{}), mounts{at("fuse.s3"), true}, 0, false},
-		"fuse of the new one":        {registry.Healthy, ref(next), mounts{at("fuse.s3"), true}, 0, true},
-		"served outside of the task": {registry.Healthy, ref(old), mounts{at("fuse.s3"), false}, 0, true},
-		"unmounted":                  {registry.Healthy, ref(old), mounts{nil, true}, 0, true},
+		"fuse":                       {registry.Healthy, ref(old), at("fuse"), 0, false},
+		"fuseblk":                    {registry.Healthy, ref(old), at("fuseblk"), 0, false},
+		"fuse.s3":                    {registry.Healthy, ref(old), at("fuse.s3"), 0, false},
+		"fuse below another mount":   {registry.Healthy, ref(old), at("fuse.s3", "tmpfs"), 0, false},
+		"fuse of a CSI endpoint":     {registry.Healthy, use, at("fuse.s3"), 0, false},
+		"fuse of an unknown process": {registry.Healthy, ref(registry.TaskKey{}), at("fuse.s3"), 0, false},
+		"fuse of the new one":        {registry.Healthy, ref(next), at("fuse.s3"), 0, true},
+		"served outside of the task": {registry.Healthy, ref(old), outside, 0, true},
+		"unmounted":                  {registry.Healthy, ref(old), at(), 0, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			log := registrytest.NewLog(time.Now)
@@ -60,16 +79,46 @@ func TestWhatAPluginTaskIsNeededFor(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			uses := Uses{State: log, Mounts: c.mounts, Root: "/m", Running: func(registry.TaskKey) int { return c.running }}
+			uses := Uses{State: log, Mounts: c.mounts, Running: func(registry.TaskKey) int { return c.running }}
 			found, err := uses.Of(t.Context(), []registry.PluginTask{{TaskKey: old, Plugin: "p", Type: "node",
 				Phase: registry.TaskRunning}})
 			if err != nil || len(found) != 1 || found[0].MayStop() != c.may || !found[0].Healthy {
 				t.Errorf("%+v, %v; it may be stopped: want %v", found, err, c.may)
 			}
-			if len(found) == 1 && len(found[0].Volumes) > 0 && found[0].Volumes[0].Allocs[0] != "user" {
-				t.Errorf("its volumes are %+v", found[0].Volumes)
+			if _, used := c.record.(registry.Ref); !used || len(found) != 1 {
+				return
+			}
+			for _, v := range found[0].Volumes {
+				if !slices.Equal(v.Allocs, []registry.AllocID{"user"}) {
+					t.Errorf("the volume is used by %v", v.Allocs)
+				}
 			}
 		})
+	}
+}
+
+// A call that mounts and ends while the uses of its task are looked up is seen: as a call, or by its mount.
+func TestCallThatEndsMeanwhileIsSeen(t *testing.T) {
+	log := registrytest.NewLog(time.Now)
+	commit := func(c registry.Change) {
+		t.Helper()
+		if _, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) { return c, nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	k := registry.TaskKey{Alloc: "old", Task: "t"}
+	open := registry.Intent{Volume: registry.VolumeKey{Plugin: "p", External: "x"}, RPC: registry.NodePublishRPC, At: k,
+		Outcome: registry.OutcomePending}
+	commit(registry.Change{Put: []registry.Record{open}})
+	ends := func() {
+		commit(registry.Change{Delete: []registry.Key{open.Key()}, Put: []registry.Record{registry.Ref{
+			Volume: open.Volume, Alloc: "user", Request: "r", Target: registry.Tree{Host: "/m/target"},
+			Publish: registry.MarkDone, Server: k}}})
+	}
+	uses := Uses{State: log, Mounts: mounts{dev: true, read: ends}, Running: func(registry.TaskKey) int { return 0 }}
+	found, err := uses.Of(t.Context(), []registry.PluginTask{{TaskKey: k, Plugin: "p", Type: "node"}})
+	if err != nil || len(found) != 1 || found[0].MayStop() {
+		t.Errorf("%+v, %v; want the call", found, err)
 	}
 }
 
