@@ -101,14 +101,19 @@ func (c Calls) bound(
 	return inst, false
 }
 
+// FindFor returns the instance that gets a call for the volume now. It may be unhealthy.
+func (c Calls) FindFor(
+	ctx context.Context, role registry.Role, key registry.VolumeKey,
+) (inst registry.Instance, found bool) {
+	if inst, found = c.bound(ctx, role, key); found {
+		return inst, true
+	}
+	return c.Plugins.Find(role, key.Plugin)
+}
+
 // Send sends a call as Sender.Send does, and records which instance gets it.
 func (c Calls) Send(ctx context.Context, call Call) error {
-	role, key := RoleOf(call.Intent.RPC), call.Intent.Volume
-	inst, found := c.bound(ctx, role, key)
-	if !found {
-		inst, found = c.Plugins.Find(role, key.Plugin)
-	}
-	if found {
+	if inst, found := c.FindFor(ctx, RoleOf(call.Intent.RPC), call.Intent.Volume); found {
 		call.Intent.At = inst.TaskKey()
 	}
 	return c.Sender.Send(ctx, call)

@@ -58,6 +58,9 @@ func TestCallsGoToTheInstanceThatServesTheVolume(t *testing.T) {
 			if err != nil || got.TaskKey() != c.want {
 				t.Errorf("the call goes to %s, %v; want %s", got.TaskKey(), err, c.want)
 			}
+			if got, _ := calls.FindFor(t.Context(), c.role, key); got.TaskKey() != c.want {
+				t.Errorf("FindFor returns %s, want %s", got.TaskKey(), c.want)
+			}
 		})
 	}
 }

@@ -103,7 +103,7 @@ func (s *Stager) Grows(ctx context.Context, v registry.Volume) (bool, error) {
 	if st.volume = v; !needsGrow(st) {
 		return st.staging.Expanded.Answers(v), nil
 	}
-	if inst, found := s.Plugins.Find(registry.RoleNode, v.Plugin); found && !fits(inst, st) {
+	if inst, found := s.FindFor(ctx, registry.RoleNode, v.VolumeKey()); found && !fits(inst, st) {
 		return false, nil
 	}
 	_, mounted, err := s.place(st, false)

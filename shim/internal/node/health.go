@@ -36,10 +36,10 @@ func (s *Stager) WatchHealth(ctx context.Context) error {
 
 // healthCheck asks one plugin about one volume, or about its storage.
 type healthCheck struct {
-	plugin registry.PluginID
-	rpc    func(registry.Fingerprint) registry.RPC // empty: the plugin does not report it
-	ask    func(context.Context, registry.Instance, registry.RPC) error
-	clear  func(context.Context) error // removes what an earlier version of the plugin reported
+	of    registry.VolumeKey                      // without External: the storage of the plugin
+	rpc   func(registry.Fingerprint) registry.RPC // empty: the plugin does not report it
+	ask   func(context.Context, registry.Instance, registry.RPC) error
+	clear func(context.Context) error // removes what an earlier version of the plugin reported
 }
 
 // checkHealth is one round. It fails if the records cannot be read.
@@ -47,8 +47,8 @@ func (s *Stager) checkHealth(ctx context.Context) error {
 	checks, err := s.healthChecks(ctx)
 	skip := map[registry.PluginID]bool{}
 	for _, c := range checks {
-		inst, unusable := s.nodeInstance(c.plugin)
-		if unusable != nil || skip[c.plugin] || ctx.Err() != nil {
+		inst, unusable := s.nodeInstance(ctx, c.of)
+		if unusable != nil || skip[c.of.Plugin] || ctx.Err() != nil {
 			continue
 		}
 		rpc := c.rpc(inst.Fingerprint)
@@ -60,7 +60,7 @@ func (s *Stager) checkHealth(ctx context.Context) error {
 			continue
 		}
 		if err := c.ask(ctx, inst, rpc); registry.NoAnswer(err) && ctx.Err() == nil {
-			skip[c.plugin] = true
+			skip[c.of.Plugin] = true
 			_ = s.Suspended.Failed(ctx, s.State, inst, err, s.Now()) // at least this shim remembers it
 		}
 	}
@@ -91,7 +91,7 @@ func (s *Stager) healthChecks(ctx context.Context) (checks []healthCheck, err er
 
 func (s *Stager) storageCheck(id registry.PluginID) healthCheck {
 	return healthCheck{
-		plugin: id,
+		of: registry.VolumeKey{Plugin: id},
 		rpc: func(f registry.Fingerprint) registry.RPC {
 			if f.Has(registry.StorageHealth) {
 				return registry.StorageHealthRPC
@@ -113,7 +113,7 @@ func (s *Stager) storageCheck(id registry.PluginID) healthCheck {
 
 func (s *Stager) volumeCheck(v registry.Volume) healthCheck {
 	return healthCheck{
-		plugin: v.Plugin,
+		of: v.VolumeKey(),
 		rpc: func(f registry.Fingerprint) registry.RPC {
 			switch {
 			case f.Has(registry.NodeHealth):

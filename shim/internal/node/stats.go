@@ -33,7 +33,7 @@ func (s *Stager) Stats(ctx context.Context, name registry.VolumeName) ([]registr
 	if err != nil {
 		return nil, err
 	}
-	inst, err := s.nodeInstance(st.volume.Plugin)
+	inst, err := s.nodeInstance(ctx, st.volume.VolumeKey())
 	if err == nil && !inst.Fingerprint.Has(registry.VolumeStats) {
 		err = registry.Errorf(registry.ErrUnsupported,
 			"plugin %s cannot say how full its volumes are (it lacks %s); ask where the volume is mounted, with df",
@@ -109,9 +109,10 @@ func (s *Stager) measurable(ctx context.Context, name registry.VolumeName) (st s
 	return st, err
 }
 
-// nodeInstance returns the plugin's node instance if it is healthy. It does not wait for one.
-func (s *Stager) nodeInstance(id registry.PluginID) (registry.Instance, error) {
-	inst, found := s.Plugins.Find(registry.RoleNode, id)
+// nodeInstance returns the node instance that gets calls for the volume if it is healthy. It does not wait for one.
+func (s *Stager) nodeInstance(ctx context.Context, key registry.VolumeKey) (registry.Instance, error) {
+	id := key.Plugin
+	inst, found := s.FindFor(ctx, registry.RoleNode, key)
 	switch {
 	case !found:
 		return inst, registry.Errorf(registry.ErrUnavailable,
