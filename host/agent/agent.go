@@ -94,8 +94,6 @@ type Agent struct {
 	// writing serializes changes. It is held while records are read, changed, written to disk and published.
 	writing sync.Mutex
 
-	paused map[pausedSlot]bool // guarded by writing
-
 	// mu guards the published records. It is never held during a write to disk. Changing these fields also needs
 	// writing.
 	mu      sync.Mutex
@@ -107,6 +105,7 @@ type Agent struct {
 	changed chan struct{}  // closed at the next change
 	again   chan struct{}  // closed when waiting work may be retried
 	failed  error          // first error of the ledger
+	paused  map[pausedSlot]bool
 
 	shortage string // see Shortage
 	retrying bool   // a retry because of a shortage is scheduled

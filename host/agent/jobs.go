@@ -94,7 +94,7 @@ func (a *Agent) Submit(
 	if was != nil {
 		r.Rolled = was.Rolled
 	}
-	r = a.rollOrReplace(was, r, false)
+	r = a.rollOrReplace(was, r)
 	if err := a.commit(func() { a.jobs[j.ID] = r }, entry{jobsBucket, j.ID, r}); err != nil {
 		return nil, err
 	}
@@ -184,10 +184,11 @@ func (a *Agent) checkUnmounted(ctx context.Context, job *JobRecord, s Lister) er
 			return err
 		}
 		rolling = next.rolling()
+		job.Roll = was.Roll // it keeps old allocs as long as they are needed
 	}
 	want := job.wanted()
 	ends := func(r *AllocRecord) bool {
-		return r.Job == job.Job.ID && want[r.slot()] != r.Digest && rolling[r.slot()] == ""
+		return r.Job == job.Job.ID && want[r.slot()] != r.Digest && rolling[r.slot()] == "" && !job.replaces(r)
 	}
 	var plugins []host.PluginID
 	for _, r := range a.Allocs() {

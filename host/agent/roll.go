@@ -22,6 +22,9 @@ type Roll struct {
 	Drain   bool      `json:"drain,omitempty"`  // allocs that use mounts of old plugin processes are restarted
 }
 
+// rolls reports whether a roll of the job is under way, or old allocs of one that failed are still to be stopped.
+func (j *JobRecord) rolls() bool { return !j.Stopped && j.Roll != nil && j.Roll.Ended.IsZero() }
+
 // rolling returns the slots whose plugin allocs the next version of the job replaces, with their new digests.
 func (j *JobRecord) rolling() map[slot]string {
 	out := map[slot]string{}
@@ -85,9 +88,10 @@ func (j *JobRecord) begins(r *AllocRecord) bool {
 		j.rolling()[r.slot()] == r.Digest
 }
 
-// replaces reports whether another alloc replaces this plugin alloc in its slot. It is kept until nothing needs it.
+// replaces reports whether another alloc replaces this plugin alloc in its slot. It is kept until nothing needs it, and
+// the roll stops it then. Without a roll such an alloc is stopped at once, as any other that is not wanted.
 func (j *JobRecord) replaces(r *AllocRecord) bool {
-	if j == nil || r.Job != j.Job.ID || r.State.Ended() || j.begins(r) {
+	if j == nil || !j.rolls() || r.Job != j.Job.ID || r.State.Ended() || j.begins(r) {
 		return false
 	}
 	digest, wanted := j.standing()[r.slot()]
@@ -123,11 +127,12 @@ const rollInterval = 500 * time.Millisecond
 
 // followRolls decides the rolls of all jobs until ctx ends.
 func (a *Agent) followRolls(ctx context.Context, s Lister) {
+	logged := map[string]string{} // last error by job
 	for ctx.Err() == nil {
 		a.mu.Lock()
 		changed, open := a.changed, []string(nil)
 		for id, j := range a.jobs {
-			if j.Roll != nil && j.Roll.Ended.IsZero() && !j.Stopped {
+			if j.rolls() {
 				open = append(open, id)
 			}
 		}
@@ -140,9 +145,14 @@ func (a *Agent) followRolls(ctx context.Context, s Lister) {
 			continue
 		}
 		for _, id := range open {
+			why := ""
 			if err := a.stepRoll(ctx, s, id); err != nil && ctx.Err() == nil {
-				a.log.Warn("cannot continue the roll of a job's plugins yet", "job", id, "error", err)
+				why = err.Error()
 			}
+			if why != "" && why != logged[id] {
+				a.log.Warn("cannot continue the roll of a job's plugins yet", "job", id, "error", why)
+			}
+			logged[id] = why
 		}
 		sleep(ctx, rollInterval, nil)
 	}
@@ -167,11 +177,13 @@ func (a *Agent) stepRoll(ctx context.Context, s Lister, id string) error {
 	}
 	a.writing.Lock()
 	defer a.writing.Unlock()
-	if job = a.jobs[id]; job == nil || job.Roll == nil || !job.Roll.Ended.IsZero() || a.draining.Load() {
+	if job = a.jobs[id]; job == nil || !job.rolls() || a.draining.Load() {
 		return nil
 	}
 	if job.Next != nil {
-		if job, err = a.decideRoll(job, tasks); err != nil {
+		// The old allocs are examined in the next step: a call may just begin there that was sent before the new
+		// instances were active.
+		if next, err := a.decideRoll(job, tasks); err != nil || next != job {
 			return err
 		}
 	}
@@ -250,7 +262,7 @@ func (a *Agent) stopReplaced(job *JobRecord, tasks map[host.TaskKey]host.PluginT
 	}
 	for p := range a.paused {
 		if p.by == job.Job.ID && !serves[p.volume] {
-			delete(a.paused, p)
+			a.setPaused(p, false)
 			a.wakeRun()
 		}
 	}
@@ -284,9 +296,32 @@ type pausedSlot struct {
 	slot   slot
 }
 
+func (a *Agent) setPaused(p pausedSlot, paused bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if delete(a.paused, p); paused {
+		a.paused[p] = true
+	}
+}
+
+// DescribePaused returns why paused slots of the job get no alloc; empty if none is paused.
+func (a *Agent) DescribePaused(job string) string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for p := range a.paused {
+		if p.job == job {
+			return fmt.Sprintf("an old plugin process of job %s still serves volume %s", p.by, p.volume)
+		}
+	}
+	return ""
+}
+
+// isPaused reports whether a slot is paused. No slot is once the job whose plugins were replaced is stopped.
 func (a *Agent) isPaused(job string, s slot) bool {
 	for p := range a.paused {
-		if p.job == job && p.slot == s {
+		if by := a.jobs[p.by]; by == nil || !by.rolls() {
+			a.setPaused(p, false)
+		} else if p.job == job && p.slot == s {
 			return true
 		}
 	}
@@ -305,7 +340,7 @@ func (a *Agent) needed(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey]ho
 		case len(use.Open) > 0:
 			why = fmt.Sprintf("kept until %s of volume %s has ended", use.Open[0].RPC, use.Open[0].Volume)
 		case use.Calls > 0:
-			why = fmt.Sprintf("kept until its calls have ended, which are %d now", use.Calls)
+			why = "kept until its calls have ended"
 		}
 	}
 	if list := served(r, tasks); why == "" && len(list) > 0 {
@@ -315,12 +350,12 @@ func (a *Agent) needed(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey]ho
 }
 
 // restartUsers stops the allocs that use mounts of the alloc's processes. Others take their slots once the mounts are
-// gone.
+// gone. A plugin alloc among them continues: its own processes may serve mounts.
 func (a *Agent) restartUsers(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey]host.PluginTask) error {
 	for _, v := range served(r, tasks) {
 		for _, id := range v.Allocs {
 			user := a.record(id)
-			if user == nil || user.Stop || user.State.Ended() {
+			if user == nil || user.Stop || user.State.Ended() || len(user.Plugins()) > 0 {
 				continue
 			}
 			err := a.updateLocked(id, func(u *AllocRecord) {
@@ -332,7 +367,7 @@ func (a *Agent) restartUsers(job *JobRecord, r *AllocRecord, tasks map[host.Task
 			if err != nil {
 				return err
 			}
-			a.paused[pausedSlot{job.Job.ID, v.Volume, user.Job, user.slot()}] = true
+			a.setPaused(pausedSlot{job.Job.ID, v.Volume, user.Job, user.slot()}, true)
 		}
 	}
 	return nil
@@ -361,14 +396,18 @@ func (j *JobRecord) RollState() RollState {
 	return RollDone
 }
 
-// RollAllocs returns the new allocs of the job's roll, and the old ones that have not ended.
+// RollAllocs returns the new allocs of the job's roll, and those that it replaces and that have not ended. The new ones
+// of a roll that has failed are both.
 func (a *Agent) RollAllocs(j *JobRecord) (begun, kept []*AllocRecord) {
+	rolling := j.rolling()
 	for _, r := range a.Allocs() {
-		switch {
-		case r.Job != j.Job.ID || len(r.Plugins()) == 0:
-		case r.Version == j.Roll.Version:
+		if r.Job != j.Job.ID || len(r.Plugins()) == 0 {
+			continue
+		}
+		if r.Version == j.Roll.Version {
 			begun = append(begun, r)
-		case !r.State.Ended():
+		}
+		if j.replaces(r) || rolling[r.slot()] != "" && !r.State.Ended() && !j.begins(r) {
 			kept = append(kept, r)
 		}
 	}

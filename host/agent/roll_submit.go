@@ -15,21 +15,51 @@ import (
 
 // rollOrReplace returns the record of a submitted job: r, or the record that it follows with r as the next version if
 // allocs of its plugins run.
-func (a *Agent) rollOrReplace(was, r *JobRecord, drain bool) *JobRecord {
+func (a *Agent) rollOrReplace(was, r *JobRecord) *JobRecord {
 	if was == nil || was.Stopped {
 		return r
 	}
-	next := *was
-	next.Next = r
-	next.Roll = &Roll{Version: r.Version, Began: r.Submitted, Drain: drain}
+	next := a.rollTo(was, r, false)
 	rolling := next.rolling()
 	for _, rec := range a.Allocs() {
 		if rec.Job == was.Job.ID && !rec.State.Ended() && !rec.Stop && rolling[rec.slot()] != "" {
-			return &next
+			return next
 		}
 	}
-	r.Roll = was.Roll // its old allocs may still be needed
+	if was.rolls() { // its old allocs may still be needed
+		roll := *was.Roll
+		if was.Next != nil {
+			roll.Failed = fmt.Sprintf("version %d was submitted before the new allocs were healthy", r.Version)
+		}
+		r.Roll = &roll
+	}
 	return r
+}
+
+// rollTo returns the record that was, with r as its next version. An alloc of an earlier roll that has not ended may be
+// just what r wants. It keeps its place among the old ones: r gets a digest of its own.
+func (a *Agent) rollTo(was, r *JobRecord, drain bool) *JobRecord {
+	next := *was
+	next.Next, next.Roll = r, &Roll{Version: r.Version, Began: r.Submitted, Drain: drain}
+	for {
+		rolling := next.rolling()
+		all := a.Allocs()
+		i := slices.IndexFunc(all, func(rec *AllocRecord) bool {
+			return rec.Job == was.Job.ID && !rec.State.Ended() && rolling[rec.slot()] == rec.Digest
+		})
+		if i < 0 {
+			return &next
+		}
+		r.rollGroup(all[i].Group.Name)
+	}
+}
+
+// rollGroup gives the allocs of a group a new digest.
+func (j *JobRecord) rollGroup(group string) {
+	rolled := map[string]uint64{}
+	maps.Copy(rolled, j.Rolled)
+	rolled[group]++
+	j.Rolled = rolled
 }
 
 // RollOptions are the options of RollPlugin.
@@ -66,7 +96,7 @@ func (a *Agent) RollPlugin(ctx context.Context, id host.PluginID, s Lister, o Ro
 	var changed []*JobRecord
 	for _, j := range a.jobsOf(id) {
 		next := *j
-		switch open := j.Roll != nil && j.Roll.Ended.IsZero(); {
+		switch open := j.rolls(); {
 		case open && !o.Drain:
 			return nil, registry.Errorf(registry.ErrConflict, "job %s is being rolled already: %s (see %s)", j.Job.ID,
 				a.DescribeRoll(j), "holdfast plugin status "+string(id))
@@ -74,7 +104,7 @@ func (a *Agent) RollPlugin(ctx context.Context, id host.PluginID, s Lister, o Ro
 			roll := *j.Roll
 			roll.Drain, next.Roll = true, &roll
 		default:
-			next = *a.rollOrReplace(j, a.rolled(j, id).Next, o.Drain)
+			next = *a.rollTo(j, a.rolled(j, id).Next, o.Drain)
 		}
 		ids, changed = append(ids, j.Job.ID), append(changed, &next)
 	}
@@ -96,14 +126,11 @@ func (a *Agent) jobsOf(id host.PluginID) (jobs []*JobRecord) {
 // rolled returns the job with a next version that differs only in that the plugin's groups get new allocs.
 func (a *Agent) rolled(j *JobRecord, id host.PluginID) *JobRecord {
 	next := *j
-	next.Next, next.Roll, next.Rolled = nil, nil, maps.Clone(j.Rolled)
+	next.Next, next.Roll = nil, nil
 	next.Version, next.Submitted = a.lastVersion(j, j.Job.ID)+1, time.Now().UTC()
-	if next.Rolled == nil {
-		next.Rolled = map[string]uint64{}
-	}
 	for _, g := range j.Job.Groups {
 		if slices.Contains(pluginsOf(g), id) {
-			next.Rolled[g.Name]++
+			next.rollGroup(g.Name)
 		}
 	}
 	out := *j
@@ -142,7 +169,7 @@ func (a *Agent) describeServed(served []registry.ServedVolume) string {
 		for _, id := range v.Allocs {
 			users = append(users, a.describeAlloc(id))
 		}
-		text := fmt.Sprintf("the mounts of volume %s", v.Volume)
+		text := fmt.Sprintf("the mounts of volume %s", v)
 		if len(users) > 0 {
 			text += " used by " + strings.Join(users, " and ")
 		}

@@ -60,7 +60,7 @@ func (e *env) rollPlugin(o RollOptions) {
 	}
 }
 
-// The new instance starts beside the old one, which ends once nothing needs it. An agent that dies in between continues.
+// The new instance starts beside the old one, which ends once nothing needs it. An agent that dies meanwhile continues.
 func TestRollStartsBesideTheOldInstance(t *testing.T) {
 	for name, begin := range map[string]func(*env){
 		"rolled":  func(e *env) { e.rollPlugin(RollOptions{}) },
@@ -192,5 +192,104 @@ func TestRollStopsFirst(t *testing.T) {
 		e.rollPlugin(RollOptions{Force: true})
 		e.awaitRoll(RollDone)
 		e.has("start disk/plugin", "stop disk/plugin", "exited disk/plugin", "start disk/plugin")
+	})
+}
+
+// alive counts the allocs of a job that have not ended.
+func (e *env) alive(job string) (n int) {
+	for _, r := range unended(e.agent.Allocs(), lastRank) {
+		if r.Job == job {
+			n++
+		}
+	}
+	return n
+}
+
+// While an old instance is kept for its mounts, the job can be submitted again, unchanged and as it was before.
+func TestJobIsSubmittedWhileAnOldInstanceIsKept(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.submit(pluginJobOf("/bin/true", ""))
+		old := e.awaitRunning("disk")
+		e.submit(userJob("user", ""))
+		user := e.awaitRunning("user")
+		e.setHolder(user.ID, registry.MarkDone)
+		e.use(host.TaskKey{Alloc: old.ID, Task: "plugin"}, func(t *host.PluginTask) {
+			t.Volumes = []registry.ServedVolume{{Volume: registry.VolumeName{ID: "data"}}}
+		})
+		e.submit(pluginJobOf("/bin/false", ""))
+		e.awaitRoll(RollDraining)
+		e.submit(pluginJobOf("/bin/false", ""))
+		time.Sleep(time.Minute)
+		if _, kept := e.agent.RollAllocs(e.agent.job("disk")); len(kept) != 1 || kept[0].ID != old.ID {
+			t.Errorf("kept: %d allocs, want the old one", len(kept))
+		}
+		e.submit(pluginJobOf("/bin/true", ""))
+		e.awaitRoll(RollDraining)
+		time.Sleep(time.Minute)
+		if n := e.alive("disk"); n != 2 {
+			t.Errorf("%d allocs of the plugin, want the old one and the new one", n)
+		}
+		e.use(host.TaskKey{}, nil)
+		e.awaitRoll(RollDone)
+		time.Sleep(time.Minute)
+		if r := e.awaitRunning("disk"); r.ID == old.ID || e.alive("disk") != 1 {
+			t.Errorf("alloc %s runs, of %d", r.ID, e.alive("disk"))
+		}
+	})
+}
+
+// A job that is submitted while its roll is starting takes the place of the next version. So does one without a change.
+func TestSubmissionEndsAStartingRoll(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.submit(pluginJobOf("/bin/true", ""))
+		old := e.awaitRunning("disk")
+		e.setShim(func(s *fakeShim) { s.sick = true })
+		e.submit(pluginJobOf("/bin/false", ""))
+		e.awaitCount("start disk/plugin", 2)
+		e.submit(pluginJobOf("/bin/true", ""))
+		e.await("the new instance is stopped", func([]*AllocRecord) bool { return e.alive("disk") == 1 })
+		j := e.agent.job("disk")
+		if r := e.awaitRunning("disk"); r.ID != old.ID || e.roll("disk") != RollFailed || j.Version != 3 {
+			t.Errorf("alloc %s runs, roll %+v, version %d", r.ID, j.Roll, j.Version)
+		}
+	})
+}
+
+// Allocs that --drain has stopped are started again when the job of the plugin is stopped instead.
+func TestStoppedRollResumesDrainedAllocs(t *testing.T) {
+	withAgent(t, func(e *env) {
+		old, user := e.runPluginAndUser()
+		e.use(host.TaskKey{Alloc: old.ID, Task: "plugin"}, func(t *host.PluginTask) {
+			t.Volumes = []registry.ServedVolume{{Volume: registry.VolumeName{ID: "data"},
+				Allocs: []registry.AllocID{user.ID}}}
+		})
+		e.rollPlugin(RollOptions{Drain: true})
+		e.awaitState("user", AllocStopped)
+		time.Sleep(time.Minute)
+		e.hasCount("prepared user", 1)
+		if why := e.agent.DescribePaused("user"); !strings.Contains(why, "of job disk still serves volume data") {
+			t.Errorf("the user waits: %q", why)
+		}
+		e.stopJob("disk", StopOptions{Force: true})
+		e.awaitCount("prepared user", 2)
+	})
+}
+
+// A job that was stopped, and is submitted with a change before its plugin has ended, runs the new version.
+func TestChangedJobAfterAStopReplacesThePlugin(t *testing.T) {
+	withAgent(t, func(e *env) {
+		jobOf := func(command string) *hooks.Job {
+			j := pluginJobOf(command, "")
+			j.Type, j.Groups = "service", append(j.Groups, withVolumes(tasks("users", task("main", ""))))
+			return j
+		}
+		e.submit(jobOf("/bin/true"))
+		e.awaitCount("start disk/", 2)
+		e.releaseSlowly("disk/plugin")
+		e.stopJob("disk", StopOptions{})
+		e.awaitState("disk", AllocReleasing)
+		e.submit(jobOf("/bin/false"))
+		e.awaitCount("start disk/plugin", 2)
+		e.has("released disk", "stop disk/plugin", "start disk/plugin")
 	})
 }

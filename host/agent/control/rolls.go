@@ -17,7 +17,7 @@ type Roll struct {
 	Job   string          `json:"job"`
 	State agent.RollState `json:"state"`
 	Begun []RollAlloc     `json:"begun,omitempty"` // new allocs
-	Kept  []RollAlloc     `json:"kept,omitempty"`  // old allocs that have not ended
+	Kept  []RollAlloc     `json:"kept,omitempty"`  // allocs that it replaces and that have not ended
 }
 
 // RollAlloc is an alloc of a roll.
@@ -37,7 +37,7 @@ func (s *Server) rollView(j *agent.JobRecord) *Roll {
 	for _, r := range begun {
 		out.Begun = append(out.Begun, RollAlloc{r.ID, r.State, r.Reason})
 	}
-	if out.State == agent.RollDraining || out.State == agent.RollStarting {
+	if out.State != agent.RollFailed {
 		for _, r := range kept {
 			out.Kept = append(out.Kept, RollAlloc{r.ID, r.State, r.Reason})
 		}

@@ -132,7 +132,8 @@ func awaitJob(ctx context.Context, c *control.Client, job control.Job) (now cont
 		now, err = c.Job(ctx, job.ID)
 		return jobSettled(now), err
 	})
-	if err == nil && job.Roll != nil && now.Roll != nil && now.Roll.Version == job.Roll.Version && now.Roll.Failed != "" {
+	began := job.Roll != nil && job.Roll.State == agent.RollStarting
+	if err == nil && began && now.Roll != nil && now.Roll.Version == job.Roll.Version && now.Roll.Failed != "" {
 		err = fmt.Errorf("%s", now.Roll)
 	}
 	return now, err

@@ -31,9 +31,9 @@ func newPluginRoll(io streams, p *globalFlags) *cobra.Command {
 	o := agent.RollOptions{}
 	c := &cobra.Command{
 		Use: "roll ID", Short: "Replace the running instances of a plugin",
-		Long: "Replace the running instances of a plugin by new ones of the same jobs. A new instance starts beside the old\n" +
-			"one. Once it is healthy, it gets new calls; calls that run end at the old one, which is then stopped. If it\n" +
-			"does not become healthy, it is stopped and nothing has changed.\n\n" +
+		Long: "Replace the running instances of a plugin by new ones of the same jobs. A new instance starts beside the\n" +
+			"old one. Once it is healthy, it gets new calls; calls that run end at the old one, which is then stopped.\n" +
+			"If it does not become healthy, it is stopped and nothing has changed.\n\n" +
 			"If a process of the old instance serves mounts (FUSE), that instance is kept until they are unmounted; the\n" +
 			"command names their users and ends. With --drain they are restarted.\n\n" +
 			"A plugin with roll = \"stop_first\" is stopped before its new instance starts.",
@@ -68,8 +68,8 @@ func newPluginRoll(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-// awaitRoll waits until the rolls of a plugin are done or have failed, or until they wait for users of mounts that drain
-// does not restart. It prints each change.
+// awaitRoll waits until the rolls of a plugin are done or have failed, or until they wait for users of mounts that
+// drain does not restart. It prints each change.
 func (p *globalFlags) awaitRoll(
 	ctx context.Context, client *control.Client, io streams, plugin control.Plugin, drain bool,
 ) (control.Plugin, error) {
@@ -189,7 +189,7 @@ func writePlugin(to io.Writer, p control.Plugin) error {
 		}
 		var serves []string
 		for _, v := range t.Volumes {
-			serves = append(serves, v.Volume.String())
+			serves = append(serves, v.String())
 		}
 		tasks.add(short(t.Alloc), t.Task, t.Job, t.Type, t.Phase, t.Attempt, t.Calls, strings.Join(serves, " "), request)
 	}
