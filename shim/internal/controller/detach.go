@@ -44,13 +44,20 @@ func (m *Controller) uncontrolled(id registry.PluginID) string {
 }
 
 // DetachOrAbandon detaches a volume that the node does not use any more. If its plugin has no healthy controller, or
-// the call fails, it deletes the record instead, with the open call: a person has confirmed that. The caller has the
-// volume's lock.
+// the call fails, it deletes the record instead, with the open call: a person has confirmed that. ErrConflict names the
+// uses of a volume that is mounted here. The caller has the volume's lock.
 func (m *Controller) DetachOrAbandon(
 	ctx context.Context, by intent.Caller, k registry.AttachmentKey, f registry.Forced,
 ) error {
 	at, err := m.attachment(ctx, k.Volume, k.Node)
 	if err != nil || at.State == registry.MarkNone {
+		return err
+	}
+	local, err := m.node.Uses(ctx, k.Volume)
+	if err == nil {
+		err = usedBy(at, local)
+	}
+	if err != nil {
 		return err
 	}
 	why := m.uncontrolled(k.Volume.Plugin)
@@ -62,14 +69,20 @@ func (m *Controller) DetachOrAbandon(
 		}
 		why = fmt.Sprint(err)
 	}
-	_, err = registry.Ensure(ctx, m.State, func(view registry.View) (change registry.Change, err error) {
+	return m.abandon(ctx, k, f, why)
+}
+
+// abandon deletes the record of an attachment, with the open call for it.
+func (m *Controller) abandon(ctx context.Context, k registry.AttachmentKey, f registry.Forced, why string) error {
+	_, err := registry.Ensure(ctx, m.State, func(view registry.View) (change registry.Change, err error) {
 		at, found := view.Attachment(k)
 		if !found {
 			return change, nil
 		}
 		change.Delete = append(change.Delete, at.Key())
 		open, found := view.Intent(k.Volume)
-		if found && (open.RPC == registry.ControllerPublishRPC || open.RPC == registry.ControllerUnpublishRPC) {
+		attaches := open.RPC == registry.ControllerPublishRPC || open.RPC == registry.ControllerUnpublishRPC
+		if found && attaches && !sentForAnother(view, at) {
 			change.Delete = append(change.Delete, open.Key())
 		}
 		change.Events = []registry.Event{{
@@ -80,6 +93,13 @@ func (m *Controller) DetachOrAbandon(
 		return change, nil
 	})
 	return err
+}
+
+// sentForAnother reports whether an open call to attach or detach the volume may be about another node.
+func sentForAnother(view registry.View, at registry.Attachment) bool {
+	return slices.ContainsFunc(view.Attachments(at.Volume), func(other registry.Attachment) bool {
+		return other.Node != at.Node && other.State == registry.MarkSent
+	})
 }
 
 // DetachVolume takes down attachments of a volume that is not in use: of one node, or of all nodes if node is empty.
@@ -101,23 +121,12 @@ func (m *Controller) DetachVolume(
 			return nil, err
 		}
 	}
-	unlock, err := m.Locks.Lock(ctx, list[0].Volume, "a detach")
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
 	for _, at := range list {
-		if err := m.checkDetachable(ctx, at); err != nil {
-			return steps, err
-		}
-		planned := m.detachSteps(at, f)
-		if !f.DryRun {
-			err = m.detachOne(ctx, call, at, f)
-		}
+		done, err := m.detachOne(ctx, call, at.AttachmentKey(), f)
 		if err != nil {
 			return steps, err
 		}
-		steps = append(steps, planned...)
+		steps = append(steps, done...)
 	}
 	return steps, nil
 }
@@ -138,7 +147,7 @@ func (m *Controller) awaitDetacher(ctx context.Context, call registry.Call, list
 }
 
 // AttachmentsOf returns the attachments of a volume in the order in which DetachVolume takes them down. The volume may
-// be deregistered.
+// be deregistered, and registered again under another external ID.
 func (m *Controller) AttachmentsOf(
 	ctx context.Context, name registry.VolumeName, node registry.NodeName,
 ) (list []registry.Attachment, err error) {
@@ -170,19 +179,24 @@ func (m *Controller) checkDetachable(ctx context.Context, at registry.Attachment
 				users = append(users, fmt.Sprintf("claimed by alloc %s", c.Alloc))
 			}
 		}
-		open, found := view.Intent(at.Volume)
-		for _, other := range view.Attachments(at.Volume) {
-			if found && other.Node != at.Node && other.State == registry.MarkSent { // the call may be about that one
-				users = append(users, "busy: "+intent.Describe(open))
-			}
+		if open, found := view.Intent(at.Volume); found && sentForAnother(view, at) {
+			users = append(users, "busy: "+intent.Describe(open))
 		}
 		return nil
 	})
-	if err == nil && len(users) > 0 {
-		err = registry.Errorf(registry.ErrConflict, "volume %s cannot be detached from node %s: it is %s", at.Name, at.Node,
-			strings.Join(users, ", "))
+	if err == nil {
+		err = usedBy(at, users)
 	}
 	return err
+}
+
+// usedBy returns an ErrConflict if there are users.
+func usedBy(at registry.Attachment, users []string) error {
+	if len(users) == 0 {
+		return nil
+	}
+	return registry.Errorf(registry.ErrConflict, "volume %s cannot be detached from node %s: it is %s", at.Name, at.Node,
+		strings.Join(users, ", "))
 }
 
 func (m *Controller) foreign(at registry.Attachment) bool { return at.Node != m.node.Name() }
@@ -200,8 +214,34 @@ func (m *Controller) detachSteps(at registry.Attachment, f registry.Force) (step
 	return append(steps, step)
 }
 
-// detachOne takes down one attachment. The caller has the volume's lock.
+// detachOne takes down one attachment, unless it is gone, and returns the steps. A dry run waits for no other
+// operation.
 func (m *Controller) detachOne(
+	ctx context.Context, call registry.Call, k registry.AttachmentKey, f registry.Force,
+) ([]registry.ReleaseStep, error) {
+	if !f.DryRun {
+		unlock, err := m.Locks.Lock(ctx, k.Volume, "a detach")
+		if err != nil {
+			return nil, err
+		}
+		defer unlock()
+	}
+	at, err := m.attachment(ctx, k.Volume, k.Node)
+	if err != nil || at.State == registry.MarkNone {
+		return nil, err
+	}
+	if err := m.checkDetachable(ctx, at); err != nil {
+		return nil, err
+	}
+	steps := m.detachSteps(at, f)
+	if !f.DryRun {
+		err = m.takeDown(ctx, call, at, f)
+	}
+	return steps, err
+}
+
+// takeDown takes down an attachment that nothing uses. The caller has the volume's lock.
+func (m *Controller) takeDown(
 	ctx context.Context, call registry.Call, at registry.Attachment, f registry.Force,
 ) error {
 	confirmed := f.Confirm == string(at.Name.ID)

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 // attachedTo is an attachment of the volume to a node, whose id at the plugin is the name with "i-".
@@ -121,4 +124,42 @@ func TestDetachWaitsForACallForAnotherNode(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	d.expect()
+}
+
+// The record of an attachment stays as long as this node uses the volume, also by force.
+func TestAttachmentInUseIsNotAbandoned(t *testing.T) {
+	d := open(t, table{}, ready(), attachedTo("n1"))
+	d.node = local{uses: []string{"staged at /s"}}
+	err := d.DetachOrAbandon(t.Context(), intent.Caller{}, attachedTo("n1").AttachmentKey(), registry.Forced{By: "ada"})
+	if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "staged at /s") {
+		t.Errorf("%v", err)
+	}
+	d.view(func(v registry.View) {
+		if len(v.Attachments(key)) != 1 {
+			t.Error("the record is gone")
+		}
+	})
+}
+
+// A name may have attachments of two volumes, if it was registered again. Each is detached under its own lock.
+func TestDetachLocksEachVolume(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		earlier := attachedTo("n1")
+		earlier.Volume.External = "vol-earlier"
+		d := open(t, of(registry.AttachDetach), ready(), attachedTo("n1"), earlier)
+		unlock, err := d.Locks.Lock(t.Context(), earlier.Volume, "a test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if _, err := d.DetachVolume(ctx, call, name, "", registry.Force{By: "ada"}); err == nil {
+			t.Error("a volume was detached during another operation")
+		}
+		unlock()
+		if _, err := d.DetachVolume(t.Context(), call, name, "", registry.Force{By: "ada"}); err != nil {
+			t.Error(err)
+		}
+		d.expect("ControllerUnpublishVolume vol-data i-n1", "ControllerUnpublishVolume vol-earlier i-n1")
+	})
 }
