@@ -11,7 +11,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// forceRound bounds the calls of a release by force, for each volume. What fails until then is skipped.
+// forceRound bounds the waits and retries of a release by force, for each volume. What fails until then is skipped. A
+// call that is under way is not cut off before its own deadline, because the plugin may still be writing.
 const forceRound = 10 * time.Second
 
 var errForced = errors.New("the release goes on by force")
@@ -137,7 +138,7 @@ func (req *request) isLast(ctx context.Context) (last bool, err error) {
 	return last, err
 }
 
-// forceRequest releases a request. What its plugin does not do within forceRound is skipped.
+// forceRequest releases a request. What its plugin does not do in time (forceRound) is skipped.
 func (req *request) forceRequest(ctx context.Context, by registry.Forced) error {
 	why := ""
 	reasons := intent.FeasibleAt(req.Plugins, registry.RoleNode, req.key.Volume.Plugin, registry.Usage{})

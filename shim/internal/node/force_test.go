@@ -176,6 +176,24 @@ func TestForceReleaseSurvivesKills(t *testing.T) {
 	}
 }
 
+// A release that waits ends with the release by force, without an error.
+func TestForceReleaseEndsOtherCalls(t *testing.T) {
+	inGone(t, []registry.AllocID{"a1"}, func(t *testing.T, n *env) {
+		waiting := errors.New("not ended")
+		n.async(func() {
+			ctx, cancel := context.WithTimeout(n.shim.ctx, time.Hour)
+			defer cancel()
+			waiting = n.shim.allocs.Release(ctx, registry.Call{}, "a1")
+		})
+		if _, err := n.force("a1"); err != nil {
+			t.Error(err)
+		}
+		if synctest.Wait(); waiting != nil {
+			t.Errorf("the release: %v", waiting)
+		}
+	})
+}
+
 // With a plugin that answers, only what fails is skipped.
 func TestForceReleaseSendsWhatStillSucceeds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

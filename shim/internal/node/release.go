@@ -22,13 +22,15 @@ func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.Al
 	if err != nil || !known {
 		return err
 	}
-	w := a.teardown(id)
-	if w == nil {
-		return registry.Errorf(registry.ErrUnavailable, "alloc %s will be released by the next shim: this one ends", id)
-	}
-	select {
-	case <-w.done:
-	case <-ctx.Done():
+	var w *work
+	for again := true; again; again = ctx.Err() == nil && errors.Is(w.cut, errForced) { // then it has begun anew
+		if w = a.teardown(id); w == nil {
+			return registry.Errorf(registry.ErrUnavailable, "alloc %s will be released by the next shim: this one ends", id)
+		}
+		select {
+		case <-w.done:
+		case <-ctx.Done():
+		}
 	}
 	switch {
 	case intent.Released(ctx): // the host calls the next shim, so what the release waits for does not matter
