@@ -278,7 +278,9 @@ func (m *Controller) making(
 			VolumeSpec: spec, State: registry.VolumeCreating, Created: true, Since: m.Now(),
 			Unattached: !inst.Fingerprint.Has(registry.AttachDetach), Origin: from,
 		}
-		v.Source, err = sourceOf(view, spec)
+		if err = m.checkRequired(inst, spec); err == nil {
+			v.Source, err = sourceOf(view, spec)
+		}
 		return err
 	})
 	return v, err
@@ -353,32 +355,38 @@ func placeholderID(s registry.VolumeSpec) registry.ExternalID {
 // creator returns the active controller if it supports what the spec needs.
 func (m *Controller) creator(ctx context.Context, s registry.VolumeSpec) (registry.Instance, error) {
 	inst, has, err := m.awaitController(ctx, s.Plugin, false)
+	if err == nil && !has {
+		inst = registry.Instance{} // without capabilities
+	}
+	if err == nil {
+		err = checkCreator(inst, s)
+	}
+	return inst, err
+}
+
+// checkCreator returns an ErrUnsupported if the controller does not support what the spec needs.
+func checkCreator(inst registry.Instance, s registry.VolumeSpec) error {
 	switch {
-	case err != nil:
-		return inst, err
-	case !has || !inst.Fingerprint.Has(registry.CreateDelete):
-		return inst, registry.Errorf(registry.ErrUnsupported,
+	case !inst.Fingerprint.Has(registry.CreateDelete):
+		return registry.Errorf(registry.ErrUnsupported,
 			"plugin %s cannot create volumes (it lacks %s); register an existing volume",
 			s.Plugin, registry.CreateDelete)
 	case len(s.Mutable) > 0 && !inst.Fingerprint.Has(registry.ModifyVolume):
-		return inst, fmt.Errorf("%w; remove mutable_parameters, or use parameters", lacksModify(s.Plugin))
+		return fmt.Errorf("%w; remove mutable_parameters, or use parameters", lacksModify(s.Plugin))
 	case len(s.Required) > 0 && !inst.Fingerprint.Has(registry.PluginTopology):
-		return inst, registry.Errorf(registry.ErrUnsupported,
+		return registry.Errorf(registry.ErrUnsupported,
 			"plugin %s does not support topology (it lacks %s); remove topology_request.required",
 			s.Plugin, registry.PluginTopology)
 	case (s.CloneID != "" || s.CloneExternal != "") && !inst.Fingerprint.Has(registry.CloneVolume):
-		return inst, registry.Errorf(registry.ErrUnsupported,
+		return registry.Errorf(registry.ErrUnsupported,
 			"plugin %s cannot clone volumes (it lacks %s), and the new volume would be empty; "+
 				"remove clone_id or clone_external_id, or use another plugin", s.Plugin, registry.CloneVolume)
 	case s.SnapshotID != "" && !inst.Fingerprint.Has(registry.CreateSnapshot):
-		return inst, registry.Errorf(registry.ErrUnsupported,
+		return registry.Errorf(registry.ErrUnsupported,
 			"plugin %s cannot restore snapshots (it lacks %s), and the new volume would be empty; "+
 				"remove snapshot_id, or use another plugin", s.Plugin, registry.CreateSnapshot)
 	}
-	if err := m.checkRequired(inst, s); err != nil {
-		return inst, err
-	}
-	return inst, intent.Supports(inst, usagesOf(s)...)
+	return intent.Supports(inst, usagesOf(s)...)
 }
 
 func createRequest(inst registry.Instance, s registry.Volume) csi.CreateRequest {
@@ -449,7 +457,8 @@ func (m *Controller) accept(
 func checkIDFree(view registry.View, v registry.Volume) error {
 	if uses := view.EndpointUses(v.VolumeKey()); len(uses) > 0 {
 		return registry.Errorf(registry.ErrConflict,
-			"a client of the CSI endpoint uses volume %q of plugin %s (%s); end that use there first", v.External, v.Plugin, uses[0])
+			"a client of the CSI endpoint uses volume %q of plugin %s (%s); end that use there first", v.External, v.Plugin,
+			uses[0])
 	}
 	other, found := view.VolumeByKey(v.VolumeKey())
 	if !found || other.VolumeName() == v.VolumeName() {

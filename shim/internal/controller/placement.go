@@ -19,10 +19,10 @@ func (r *refusals) checkTopology(v registry.Volume, node registry.Instance) {
 }
 
 // checkRequired returns an ErrInvalid if topology_request.required excludes this node, the only one that could use the
-// volume. Without a node plugin this is not known.
+// volume. Without a node plugin that reports its topology this is not known.
 func (m *Controller) checkRequired(at registry.Instance, s registry.VolumeSpec) error {
 	node, known := m.Plugins.Find(registry.RoleNode, s.Plugin)
-	if !known || !at.Fingerprint.Has(registry.PluginTopology) ||
+	if !known || !at.Fingerprint.Has(registry.PluginTopology) || !node.Fingerprint.Has(registry.PluginTopology) ||
 		registry.Accessible(s.Required, node.Fingerprint.Topology) {
 		return nil
 	}

@@ -108,7 +108,7 @@ func TestRequiredTopologyOfNoNodeIsRefused(t *testing.T) {
 	s := spec()
 	s.Required = []registry.Topology{{"zone": "b"}, {"zone": "c"}}
 	plugins := of(registry.CreateDelete, registry.PluginTopology)
-	plugins[registry.RoleNode] = onNode(registry.Topology{"zone": "a"}, 0)[registry.RoleNode]
+	plugins[registry.RoleNode] = onNode(registry.Topology{"zone": "a"}, 0, registry.PluginTopology)[registry.RoleNode]
 	d := open(t, plugins)
 	_, err := d.Controller.Create(t.Context(), call, s)
 	if !errors.Is(err, registry.ErrInvalid) ||
@@ -119,5 +119,12 @@ func TestRequiredTopologyOfNoNodeIsRefused(t *testing.T) {
 	s.Required = append(s.Required, registry.Topology{"ZONE": "a"})
 	if _, err := d.Controller.Create(t.Context(), call, s); err != nil {
 		t.Error(err)
+	}
+
+	plugins[registry.RoleNode] = onNode(nil, 0)[registry.RoleNode] // it lacks the capability: its topology is not known
+	d, s = open(t, plugins), spec()
+	s.Required = []registry.Topology{{"zone": "b"}}
+	if _, err := d.Controller.Create(t.Context(), call, s); err != nil {
+		t.Errorf("with a node plugin that reports no topology: %v", err)
 	}
 }
