@@ -244,6 +244,13 @@ type Volume struct {
 // Unwanted reports whether the volume is being deleted, or will be.
 func (v Volume) Unwanted() bool { return v.State == VolumeDeleting || v.DeleteWith != "" }
 
+// OfAnotherPlugin returns the ErrConflict of a create block of a plugin whose volume exists at another plugin.
+func OfAnotherPlugin(v Volume, wanted PluginID) error {
+	return Errorf(ErrConflict,
+		"volume %s exists, and is one of plugin %s, not of plugin %s as its create block says; choose another source",
+		v.VolumeName(), v.Plugin, wanted)
+}
+
 // Modification is a change of mutable parameters whose outcome is not known. The zero value means that there is none.
 type Modification struct {
 	Asked map[string]string `json:"asked,omitempty"` // values that may or may not be in effect

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 // Provide returns the volume of a create block. It creates the volume unless it exists, and first ends a deletion of an
@@ -23,9 +24,7 @@ func (m *Controller) Provide(
 		case err != nil:
 			return v, err
 		case v.Plugin != spec.Plugin:
-			return v, registry.Errorf(registry.ErrConflict,
-				"volume %s exists, and is one of plugin %s, not of plugin %s as its create block says; choose another source",
-				v.VolumeName(), v.Plugin, spec.Plugin)
+			return v, registry.OfAnotherPlugin(v, spec.Plugin)
 		case v.Unwanted():
 			if err := m.Delete(ctx, call, v.VolumeName()); err != nil && !errors.Is(err, registry.ErrNotFound) {
 				return v, err
@@ -36,6 +35,22 @@ func (m *Controller) Provide(
 			return m.createFor(ctx, call, v.VolumeSpec, from)
 		}
 	}
+}
+
+// FeasibleCreate returns why the volume cannot be created now.
+func (m *Controller) FeasibleCreate(view registry.View, s registry.VolumeSpec) []registry.Infeasible {
+	reasons := intent.FeasibleAt(m.Plugins, registry.RoleController, s.Plugin, registry.Usage{})
+	add := func(kind registry.InfeasibleKind, err error) {
+		if err != nil {
+			reasons = append(reasons, registry.Infeasible{Kind: kind, Detail: err.Error()})
+		}
+	}
+	if inst, found := m.Plugins.Find(registry.RoleController, s.Plugin); found {
+		add(registry.InfeasibleUnsupported, checkCreator(inst, s))
+	}
+	_, err := sourceOf(view, s)
+	add(registry.InfeasibleNotReady, err)
+	return reasons
 }
 
 // Discard has Run delete a volume after its alloc has ended, if the create block has made it and nothing else claims

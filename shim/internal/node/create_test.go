@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"holdfast/hooks"
 	"holdfast/internal/csifake"
 	"holdfast/registry"
 )
@@ -184,6 +185,15 @@ func TestVolumeOfOthersIsKept(t *testing.T) {
 		if _, known := n.made(); !known {
 			t.Fatal("the volume went although another job has made it")
 		}
+		inline := vol
+		inline.Ephemeral, inline.Owner = true, "a9"
+		n.commit(registry.Change{Delete: []registry.Key{vol.Key()}, Put: []registry.Record{inline}})
+		if err := n.tryUp("a2", makes("keep")); !errors.Is(err, registry.ErrConflict) ||
+			!strings.Contains(err.Error(), "inline volume of alloc a9") {
+			t.Errorf("an inline volume of another alloc: %v", err)
+		}
+		n.end("a2")
+		n.commit(registry.Change{Delete: []registry.Key{inline.Key()}, Put: []registry.Record{vol}})
 		vol.Plugin = "other"
 		n.put(vol)
 		if err := n.tryUp("a3", makes("keep")); !errors.Is(err, registry.ErrConflict) {
@@ -191,5 +201,25 @@ func TestVolumeOfOthersIsKept(t *testing.T) {
 		}
 		n.end("a3")
 		n.commit(registry.Change{Delete: []registry.Key{vol.Key()}})
+	})
+}
+
+// Volumes that do not exist yet are different volumes for Feasible: they neither exclude each other nor share a place.
+func TestPlannedVolumesDiffer(t *testing.T) {
+	inEnv(t, creates+stages, func(t *testing.T, n *env) {
+		keys := map[registry.VolumeKey]bool{}
+		n.view(func(v registry.View) {
+			for _, source := range []string{"one", "two"} {
+				r := hooks.VolumeRequest{Source: source, Create: &hooks.Create{Plugin: pluginID}}
+				vol, err := volumeOf(v, hooks.AllocGroup{Alloc: "a1", Namespace: "default"}, r)
+				if err != nil {
+					t.Error(err)
+				}
+				keys[vol.VolumeKey()] = true
+			}
+		})
+		if len(keys) != 2 {
+			t.Errorf("the volumes have the keys %v", keys)
+		}
 	})
 }

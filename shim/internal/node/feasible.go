@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"holdfast/config"
 	"holdfast/hooks"
@@ -32,7 +31,7 @@ func (a *Allocs) Feasible(
 		var planned []registry.Claim
 		for _, r := range inVolumeOrder(spec.Volumes) {
 			claim, found := a.feasible(v, g, r, planned)
-			if len(found) == 0 {
+			if len(found) == 0 && r.Ephemeral == nil { // nothing shares an inline volume, and it takes no place
 				planned = append(planned, claim)
 			}
 			reasons = append(reasons, found...)
@@ -64,9 +63,13 @@ func (a *Allocs) feasible(
 			Kind: kindOf(err), Detail: err.Error()}}
 	}
 	claim, reasons := a.controller.Feasible(v, vol, claimFor(g, r, vol, a.host.Node), planned)
-	to := intent.AttachTo{Node: a.host.Node, Used: usedHere(v, vol.VolumeKey())}
-	reasons = slices.Concat(reasons, intent.FeasibleAt(a.Plugins, registry.RoleNode, vol.Plugin, claim.Usage),
-		a.controller.FeasibleAttach(v, vol, claim.Usage, to))
+	reasons = append(reasons, intent.FeasibleAt(a.Plugins, registry.RoleNode, vol.Plugin, claim.Usage)...)
+	if r.Create != nil && vol.CreateIndex == 0 {
+		reasons = append(reasons, a.controller.FeasibleCreate(v, vol.VolumeSpec)...)
+	} else {
+		to := intent.AttachTo{Node: a.host.Node, Used: usedHere(v, vol.VolumeKey())}
+		reasons = append(reasons, a.controller.FeasibleAttach(v, vol, claim.Usage, to)...)
+	}
 	for i := range reasons {
 		reasons[i].Request, reasons[i].Volume, reasons[i].Plugin = r.Name, vol.VolumeName(), vol.Plugin
 	}
@@ -115,13 +118,17 @@ func volumeOf(v registry.View, g hooks.AllocGroup, r hooks.VolumeRequest) (vol r
 	known, found := v.Volume(name)
 	switch {
 	case r.Create != nil && (!found || known.Unwanted()):
-		return registry.Volume{VolumeSpec: r.Create.Spec(name, r.Usage), State: registry.VolumeReady}, nil
+		spec := r.Create.Spec(name, r.Usage)
+		spec.External = registry.ExternalID("to be created: " + name.String()) // else all would count as one volume
+		return registry.Volume{VolumeSpec: spec, State: registry.VolumeReady, Accessible: spec.Required}, nil
 	case !found:
 		return vol, registry.Errorf(registry.ErrNotFound,
 			"volume %s is not known in namespace %s; create or register it first", name.ID, g.Namespace)
 	case known.Ephemeral:
 		return vol, registry.Errorf(registry.ErrConflict,
 			"volume %s is an inline volume of alloc %s: no other alloc can use it", name.ID, known.Owner)
+	case r.Create != nil && known.Plugin != r.Create.Plugin:
+		return vol, registry.OfAnotherPlugin(known, r.Create.Plugin)
 	}
 	return known, nil
 }

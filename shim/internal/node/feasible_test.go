@@ -63,6 +63,11 @@ func TestFeasibleSaysWhatPrepareWouldMeet(t *testing.T) {
 				slices.Sort(i.Fingerprint.Capabilities)
 			})
 		}, wish{volumes: []int{0}}, kinds{registry.InfeasibleTopology, registry.InfeasibleLimit}, "zone=b"},
+		"room for one, and an inline volume": {func(n *env) {
+			edit(n, func(i *registry.Instance) { i.Fingerprint.MaxVolumes = 1 })
+		}, wish{volumes: []int{0}, inline: true}, nil, ""},
+		"a volume that the plugin cannot create": {func(*env) {}, makes("keep"), kinds{registry.InfeasibleUnsupported},
+			"plugin p cannot create volumes"},
 		"room for one of two": {func(n *env) {
 			edit(n, func(i *registry.Instance) { i.Fingerprint.MaxVolumes = 1 })
 		}, wish{volumes: []int{0, 1}}, kinds{registry.InfeasibleLimit}, "v0 (alloc a1)"},

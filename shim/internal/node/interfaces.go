@@ -56,6 +56,8 @@ type Controller interface {
 	) (registry.Claim, []registry.Infeasible)
 	// FeasibleAttach returns why AwaitAttach would wait, or Attach would fail.
 	FeasibleAttach(view registry.View, v registry.Volume, u registry.Usage, to intent.AttachTo) []registry.Infeasible
+	// FeasibleCreate returns why Provide would wait or fail.
+	FeasibleCreate(view registry.View, s registry.VolumeSpec) []registry.Infeasible
 	// Unclaim releases a claim. last means that the node has released the volume; else another claim has to remain.
 	Unclaim(ctx context.Context, k registry.ClaimKey, last bool) (existed bool, err error)
 	// AwaitAttach and AwaitDetach return when the plugin can attach or detach the volume, or need not. They call waits

@@ -344,14 +344,10 @@ func (req *request) known(ctx context.Context) (vol registry.Volume, known bool,
 	return vol, known, err
 }
 
-// created returns the volume of the request's create block, which exists then.
-func (req *request) created(
+// provide returns the volume of the request's create block, which exists then.
+func (req *request) provide(
 	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
-) (registry.Volume, error) {
-	vol, known, err := req.known(ctx)
-	if err != nil || known && vol.State == registry.VolumeReady && vol.Plugin == r.Create.Plugin {
-		return vol, err
-	}
+) (vol registry.Volume, err error) {
 	if err := req.awaitController(ctx, r.Create.Plugin); err != nil {
 		return vol, err
 	}
@@ -457,16 +453,11 @@ func (req *request) grow(ctx context.Context) error {
 	return err
 }
 
-// volume returns the volume of the request. It records a new one for an inline volume.
+// volume returns the volume of the request. It records a new one for an inline volume, and makes that of a create
+// block.
 func (req *request) volume(
 	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
 ) (vol registry.Volume, err error) {
-	if r.Create != nil {
-		if req.name, err = volumeName(g, r); err != nil {
-			return vol, err
-		}
-		return req.created(ctx, g, r)
-	}
 	_, err = registry.Ensure(ctx, req.State, func(v registry.View) (registry.Change, error) {
 		vol, err = volumeOf(v, g, r)
 		if req.name = vol.VolumeName(); err != nil || !vol.Ephemeral || vol.CreateIndex > 0 {
@@ -475,6 +466,9 @@ func (req *request) volume(
 		vol.Since = req.Now()
 		return registry.Change{Put: []registry.Record{vol}}, nil
 	})
+	if err == nil && r.Create != nil && (vol.CreateIndex == 0 || vol.State != registry.VolumeReady) {
+		return req.provide(ctx, g, r)
+	}
 	return vol, err
 }
 
