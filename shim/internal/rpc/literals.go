@@ -135,9 +135,9 @@ func (l *Literals) done(refs map[string]registry.Secret) {
 	l.wakeRun()
 }
 
-// Applied notes that records of volumes have changed.
+// Applied notes that records with secrets have changed.
 func (l *Literals) Applied(a registry.Applied) {
-	if a.Change.Touches(registry.BucketVolumes) {
+	if a.Change.Touches(registry.BucketVolumes, registry.BucketSnapshots, registry.BucketGroupSnapshots) {
 		l.wakeRun()
 	}
 }
@@ -191,6 +191,9 @@ func (l *Literals) sweep(ctx context.Context) error {
 		return err
 	}
 	for _, f := range files {
+		if ctx.Err() != nil { // the next shim may use a file again
+			return ctx.Err()
+		}
 		if path := filepath.Join(l.dir, f.Name()); !used[path] && l.inUse[path] == 0 {
 			err = errors.Join(err, os.Remove(path))
 		}

@@ -1,0 +1,66 @@
+package rpc
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+)
+
+// A file of a literal secret stays as long as a volume or a snapshot refers to it, or a call is about to record it.
+func TestLiteralSecretsGoWithTheirLastRecord(t *testing.T) {
+	log := registrytest.NewLog(time.Now)
+	l := NewLiterals(t.TempDir(), log, hclog.NewNullLogger())
+	log.OnApplied(l.Applied)
+	commit := func(change registry.Change) {
+		t.Helper()
+		for len(l.wake) > 0 {
+			<-l.wake
+		}
+		_, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) { return change, nil })
+		must(t, err)
+		if len(l.wake) == 0 {
+			t.Error("the change does not wake Run")
+		}
+		must(t, l.sweep(t.Context()))
+	}
+	var file string
+	files := func() int {
+		_, err := os.Stat(file)
+		if err == nil {
+			return 1
+		}
+		return 0
+	}
+	vol := registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "data", Plugin: "p", External: "x",
+		Secrets: map[string]registry.Secret{"password": {Literal: "hunter2"}}}, State: registry.VolumeReady}
+	_, err := l.with(vol.VolumeSpec, func(spec registry.VolumeSpec) (registry.Volume, error) {
+		file = spec.Secrets["password"].File
+		must(t, l.sweep(t.Context()))
+		if files() != 1 {
+			t.Error("the file was removed before its record was stored")
+		}
+		vol.VolumeSpec = spec
+		return vol, nil
+	})
+	must(t, err)
+	snap := registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: "s",
+		Secrets: vol.Secrets}, Plugin: "p", External: "y", State: registry.SnapshotReady}
+	for _, step := range []struct {
+		change registry.Change
+		files  int
+	}{
+		{registry.Change{Put: []registry.Record{vol}}, 1},
+		{registry.Change{Put: []registry.Record{snap}}, 1},
+		{registry.Change{Delete: []registry.Key{vol.Key()}}, 1},
+		{registry.Change{Delete: []registry.Key{snap.Key()}}, 0},
+	} {
+		if commit(step.change); files() != step.files {
+			t.Errorf("%d files, want %d", files(), step.files)
+		}
+	}
+}
