@@ -105,23 +105,29 @@ func (o Ownership) setBelow(dir *os.File) error {
 	}
 }
 
-// setAt changes owner and group of an entry of a directory, and of what is in it.
+// setAt changes owner and group of an entry of a directory, and of what is in it. It opens the entry once, so that a
+// rename meanwhile leads nowhere else.
 func (o Ownership) setAt(dir int, name string) error {
+	fd, err := openBelow(dir, name, unix.O_PATH)
+	if errors.Is(err, ErrMounted) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
 	var st unix.Stat_t
-	if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	if err := unix.Fstat(fd, &st); err != nil {
 		return err
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-		fd, err := openBelow(dir, name, unix.O_RDONLY|unix.O_DIRECTORY)
-		if errors.Is(err, ErrMounted) {
-			return nil
-		}
+		inner, err := openBelow(fd, ".", unix.O_RDONLY|unix.O_DIRECTORY)
 		if err != nil {
 			return err
 		}
-		inner := os.NewFile(uintptr(fd), name)
-		err = o.setBelow(inner)
-		inner.Close()
+		entries := os.NewFile(uintptr(inner), name)
+		err = o.setBelow(entries)
+		entries.Close()
 		if err != nil {
 			return err
 		}
@@ -129,5 +135,5 @@ func (o Ownership) setAt(dir int, name string) error {
 	if (o.UID < 0 || int(st.Uid) == o.UID) && (o.GID < 0 || int(st.Gid) == o.GID) {
 		return nil // an earlier try has changed it, which keeps its set-user-ID bit
 	}
-	return unix.Fchownat(dir, name, o.UID, o.GID, unix.AT_SYMLINK_NOFOLLOW)
+	return unix.Fchownat(fd, "", o.UID, o.GID, unix.AT_EMPTY_PATH)
 }

@@ -55,6 +55,9 @@ func TestOwnershipOfAVolume(t *testing.T) {
 	must(t, os.Mkdir(inner, 0o755))
 	mountTmpfs(t, inner)
 	must(t, os.WriteFile(filepath.Join(inner, "f"), nil, 0o644))
+	bound := filepath.Join(volume, "a/bound") // a file of another file system
+	must(t, os.WriteFile(bound, nil, 0o644))
+	must(t, unix.Mount(outside, bound, "", unix.MS_BIND, ""))
 	if err := set(Ownership{UID: 2, GID: 2, Mode: -1}); !errors.Is(err, ErrNotEmpty) {
 		t.Errorf("a volume with files: %v", err)
 	}
