@@ -18,8 +18,8 @@ var createStanza = &stanza{
 		[]field{secretsField},
 		specFields("topology_request"),
 		[]field{{name: "on_stop", kind: isChoice, words: []string{"keep", "delete"}, fallback: "keep",
-			doc: "Whether the plugin deletes the volume after its last alloc has ended for good. It deletes only what " +
-				"this block has created."}},
+			doc: "Whether the plugin deletes the volume after its last alloc has ended, also if another alloc follows. It " +
+				"deletes only what this block has created."}},
 	),
 }
 
