@@ -37,9 +37,9 @@ func (h *Host) PrepareAlloc(ctx context.Context, g AllocGroup) (map[string]Plan,
 	return wire.Plans(reply.GetPlans())
 }
 
-// Feasible returns every reason why PrepareAlloc of the alloc could not claim and mount its volumes on this node now, and
-// the index of the state for which that is true. No reason: it could. A scheduler asks this before it places the alloc.
-// It changes nothing and calls no plugin. ErrConflict: the alloc is being released here.
+// Feasible returns every reason why PrepareAlloc of the alloc could not claim and mount its volumes on this node now,
+// and the index of the state for which that is true. No reason: it could. A scheduler asks this before it places the
+// alloc. It changes nothing and calls no plugin. ErrConflict: the alloc is being released here.
 func (h *Host) Feasible(ctx context.Context, g AllocGroup) ([]Infeasible, Seq, error) {
 	reply, err := call(ctx, h, reads, pb.NewAllocsClient, pb.AllocsClient.Feasible,
 		&pb.FeasibleRequest{Call: &pb.Call{}, Alloc: wire.AllocGroupProto(g)})
@@ -48,8 +48,8 @@ func (h *Host) Feasible(ctx context.Context, g AllocGroup) ([]Infeasible, Seq, e
 
 // ReleaseAlloc unpublishes, unstages and detaches the alloc's volumes and releases its claims. All tasks of the alloc
 // must have ended. It is legal in any state and any number of times. After an error the shim continues by itself. It is
-// the end of the alloc: a volume whose create block has on_stop = "delete" goes after its last alloc. Sync ends no alloc
-// in that sense, as a host may have lost records.
+// the end of the alloc: a volume whose create block has on_stop = "delete" goes after its last alloc. Sync ends no
+// alloc in that sense, as a host may have lost records.
 func (h *Host) ReleaseAlloc(ctx context.Context, id AllocID) error {
 	req := &pb.ReleaseAllocRequest{Call: mutating(), Alloc: string(id)}
 	h.prepares.stop(ctx, id)

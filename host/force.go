@@ -18,8 +18,8 @@ func (h *Host) ForceReleaseAlloc(ctx context.Context, id AllocID, f Force) ([]Re
 	return convert(reply.GetSteps(), wire.ReleaseStep), err
 }
 
-// DetachVolume takes down attachments of a volume that is not in use (ControllerUnpublishVolume of CSI): from one
-// node, or from all if node is empty. A node name that is not used any more is allowed. Another node than this one has to be
+// DetachVolume takes down attachments of a volume that is not in use (ControllerUnpublishVolume of CSI): from one node,
+// or from all if node is empty. A node name that is not used any more is allowed. Another node than this one has to be
 // fenced first (Config.Fence), or f.Confirm is the ID of the volume; ErrDenied says what may be lost. With the
 // confirmation, a call whose plugin is gone is skipped. ErrNotFound: there is no such attachment.
 func (h *Host) DetachVolume(ctx context.Context, n VolumeName, node string, f Force) ([]ReleaseStep, error) {

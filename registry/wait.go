@@ -120,7 +120,8 @@ func (w Wait) Participle() string {
 }
 
 var participles = map[Step]string{
-	StepCreate: "created", StepAttach: "attached", StepOwn: "owned", StepStage: "staged", StepExpand: "expanded", StepPublish: "published",
+	StepCreate: "created", StepAttach: "attached", StepOwn: "owned", StepStage: "staged", StepExpand: "expanded",
+	StepPublish:   "published",
 	StepUnpublish: "unpublished", StepUnstage: "unstaged", StepDetach: "detached",
 }
 

@@ -200,8 +200,8 @@ func (m *Controller) AwaitAttach(
 	return nil
 }
 
-// awaitsController reports whether the volume cannot be attached before its plugin has a healthy controller. certain: it
-// is known to have one.
+// awaitsController reports whether the volume cannot be attached before its plugin has a healthy controller. certain:
+// it is known to have one.
 func (m *Controller) awaitsController(
 	view registry.View, v registry.Volume, to intent.AttachTo,
 ) (awaits, certain bool) {
@@ -260,7 +260,8 @@ func awaitsAttacher(v registry.Volume, at registry.Attachment) bool {
 	return at.State != registry.MarkNone || v.Created && !v.Unattached
 }
 
-// Settle repeats an open call for a volume that exists, other than DeleteVolume, until its outcome is certain. It returns nil if the call is done or has certainly failed. It needs the volume's lock.
+// Settle repeats an open call for a volume that exists, other than DeleteVolume, until its outcome is certain. It
+// returns nil if the call is done or has certainly failed. It needs the volume's lock.
 func (m *Controller) Settle(ctx context.Context, by intent.Caller, open registry.Intent) error {
 	var at registry.Attachment
 	var v registry.Volume

@@ -62,7 +62,8 @@ func (l *Claims) take(view registry.View, c registry.Claim) (registry.Claim, reg
 }
 
 // Feasible returns the claim as it would be granted, or every reason why it would not be. A claim that is stored has no
-// reason, and is returned as stored. planned are further claims, which count as granted. The volume has the claim's key.
+// reason, and is returned as stored. planned are further claims, which count as granted. The volume has the claim's
+// key.
 func (l *Claims) Feasible(
 	view registry.View, volume registry.Volume, c registry.Claim, planned []registry.Claim,
 ) (registry.Claim, []registry.Infeasible) {
