@@ -22,7 +22,7 @@ var errForced = errors.New("the release goes on by force")
 // uses. A mount in use stays: ErrConflict names its users. f.Confirm is the ID of the alloc. The release must have
 // begun. It survives a restart, as any release.
 func (a *Allocs) ForceRelease(
-	ctx context.Context, call registry.Call, id registry.AllocID, f registry.Force,
+	ctx context.Context, id registry.AllocID, f registry.Force,
 ) ([]registry.ReleaseStep, error) {
 	steps, err := a.forceSteps(ctx, id)
 	if err != nil || f.DryRun {
@@ -45,7 +45,7 @@ func (a *Allocs) ForceRelease(
 		return nil, fmt.Errorf("record the release of alloc %s by force: %w", id, err)
 	}
 	a.abort(id)
-	return steps, a.Release(ctx, call, id)
+	return steps, a.Release(ctx, registry.Call{}, id) // the host has not ended the alloc with this call: see discard
 }
 
 // checkForce refuses a release by force that is not confirmed, or that a mount in use prevents.

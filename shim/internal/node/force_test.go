@@ -20,7 +20,7 @@ const operator = "user ada (uid 7)"
 func (n *env) force(id registry.AllocID) ([]registry.ReleaseStep, error) {
 	ctx, cancel := context.WithTimeout(n.shim.ctx, time.Minute)
 	defer cancel()
-	return n.shim.allocs.ForceRelease(ctx, registry.Call{}, id, registry.Force{By: operator, Confirm: string(id)})
+	return n.shim.allocs.ForceRelease(ctx, id, registry.Force{By: operator, Confirm: string(id)})
 }
 
 // inGone runs f with allocs that use v0, whose plugin is gone for good, and checks that nothing is left afterwards.
@@ -77,7 +77,7 @@ func TestForceReleaseTakesDownWhatAGonePluginLeft(t *testing.T) {
 		if err := n.tryDown("a1"); err == nil {
 			t.Fatal("released without its plugin")
 		}
-		steps, err := n.shim.allocs.ForceRelease(ctx, registry.Call{}, "a1", registry.Force{DryRun: true})
+		steps, err := n.shim.allocs.ForceRelease(ctx, "a1", registry.Force{DryRun: true})
 		var texts []string
 		for _, s := range steps {
 			texts = append(texts, fmt.Sprintf("%s %s", s.Action, s.RPC))
@@ -87,12 +87,12 @@ func TestForceReleaseTakesDownWhatAGonePluginLeft(t *testing.T) {
 		if err != nil || !slices.Equal(texts, want) {
 			t.Errorf("dry run: %q, %v", texts, err)
 		}
-		_, err = n.shim.allocs.ForceRelease(ctx, registry.Call{}, "a1", registry.Force{By: operator, Confirm: "a2"})
+		_, err = n.shim.allocs.ForceRelease(ctx, "a1", registry.Force{By: operator, Confirm: "a2"})
 		if !errors.Is(err, registry.ErrDenied) || !strings.Contains(err.Error(), "add --confirm a1") ||
 			!strings.Contains(err.Error(), "NodeUnpublishVolume of volume v0") {
 			t.Errorf("without a confirmation: %v", err)
 		}
-		if _, err := n.shim.allocs.ForceRelease(ctx, registry.Call{}, "a1", registry.Force{Confirm: "a1"}); !errors.Is(err,
+		if _, err := n.shim.allocs.ForceRelease(ctx, "a1", registry.Force{Confirm: "a1"}); !errors.Is(err,
 			registry.ErrInvalid) {
 			t.Errorf("without an operator: %v", err)
 		}
@@ -191,6 +191,32 @@ func TestForceReleaseEndsOtherCalls(t *testing.T) {
 		if synctest.Wait(); waiting != nil {
 			t.Errorf("the release: %v", waiting)
 		}
+	})
+}
+
+// An alloc that its host has lost has not ended: its volume stays, also after a release by force.
+func TestForceReleaseKeepsTheVolumeOfALostAlloc(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newEnv(t, creates+stages)
+		n.start()
+		n.up("a1", makes("delete"))
+		n.plugin.Load().end(false)
+		n.removePlugin()
+		if _, err := n.shim.allocs.Sync(t.Context(), nil); err != nil {
+			t.Error(err)
+		}
+		if _, err := n.force("a1"); err != nil {
+			t.Error(err)
+		}
+		n.introduce()
+		time.Sleep(10 * time.Minute)
+		if vol, known := n.made(); vol.State != registry.VolumeReady {
+			t.Errorf("known: %v, %+v", known, vol)
+		} else {
+			n.commit(registry.Change{Delete: []registry.Key{vol.Key()}})
+		}
+		n.plugin.Load().end(false)
+		n.checkNothingLeft()
 	})
 }
 

@@ -21,8 +21,8 @@ func (s *allocs) ForceRelease(ctx context.Context, req *pb.ForceReleaseRequest) 
 		return al.CreateIndex
 	}
 	steps, at, err := force(ctx, s.s, "Allocs.ForceRelease", req, index,
-		func(ctx context.Context, a *Active, call registry.Call, f registry.Force) ([]registry.ReleaseStep, error) {
-			return a.Allocs.ForceRelease(ctx, call, id, f)
+		func(ctx context.Context, a *Active, _ registry.Call, f registry.Force) ([]registry.ReleaseStep, error) {
+			return a.Allocs.ForceRelease(ctx, id, f)
 		})
 	return &pb.ForceReleaseReply{Answer: at, Steps: steps}, err
 }
