@@ -17,7 +17,7 @@ import (
 
 // snapshotPlugin is a plugin that answers by a script, call after call. Its last answer is repeated.
 type snapshotPlugin struct {
-	mu      sync.Mutex // guards journal and answers
+	mu      sync.Mutex // guards journal, answers and secrets
 	journal []string
 	answers []snapshotAnswer
 	secrets map[string]registry.SecretValue // of the last call
@@ -48,6 +48,12 @@ func (p *snapshotPlugin) next(ctx context.Context, format string, args ...any) s
 	return a
 }
 
+func (p *snapshotPlugin) keep(secrets map[string]registry.SecretValue) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.secrets = secrets
+}
+
 // answer replaces the script.
 func (p *snapshotPlugin) answer(answers ...snapshotAnswer) {
 	p.mu.Lock()
@@ -58,13 +64,13 @@ func (p *snapshotPlugin) answer(answers ...snapshotAnswer) {
 func (p *snapshotPlugin) CreateSnapshot(
 	ctx context.Context, _ registry.InstanceKey, r csi.CreateSnapshotRequest,
 ) (csi.Snapshot, error) {
-	p.secrets = r.Secrets
+	p.keep(r.Secrets)
 	a := p.next(ctx, "CreateSnapshot %s of %s with %v", r.Name, r.Volume, r.Parameters)
 	return a.snapshot, a.err
 }
 
 func (p *snapshotPlugin) DeleteSnapshot(ctx context.Context, _ registry.InstanceKey, r csi.SnapshotRequest) error {
-	p.secrets = r.Secrets
+	p.keep(r.Secrets)
 	return p.next(ctx, "DeleteSnapshot %s", r.Snapshot).err
 }
 
@@ -78,13 +84,13 @@ func (p *snapshotPlugin) GetSnapshot(
 func (p *snapshotPlugin) CreateGroupSnapshot(
 	ctx context.Context, _ registry.InstanceKey, r csi.CreateSnapshotRequest,
 ) (csi.GroupSnapshot, error) {
-	p.secrets = r.Secrets
+	p.keep(r.Secrets)
 	a := p.next(ctx, "CreateVolumeGroupSnapshot %s of %v with %v", r.Name, r.Volumes, r.Parameters)
 	return a.group, a.err
 }
 
 func (p *snapshotPlugin) DeleteGroupSnapshot(ctx context.Context, _ registry.InstanceKey, r csi.SnapshotRequest) error {
-	p.secrets = r.Secrets
+	p.keep(r.Secrets)
 	return p.next(ctx, "DeleteVolumeGroupSnapshot %s %v", r.Snapshot, r.Members).err
 }
 
