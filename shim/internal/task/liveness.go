@@ -38,9 +38,13 @@ func (h *heartbeat) restartSick(ctx context.Context) error {
 		return nil
 	}
 	why := problem{health.Cause, fmt.Sprintf("it has been unhealthy for %v: %s", after, health.Detail)}
-	if mounts := h.servedMounts(ctx); mounts != "" {
-		why.text += "; its task is not restarted, because it serves mounts: " + mounts +
-			"; stop these allocs"
+	switch mounts, err := h.servedMounts(ctx); {
+	case err != nil:
+		why.text += fmt.Sprintf("; its task is not restarted, because its mounts cannot be listed: %v", err)
+		return h.withhold(ctx, true, why)
+	case len(mounts) > 0:
+		why.text += "; its task is not restarted while it serves the mounts of " + strings.Join(mounts, ", ") +
+			"; stop these users"
 		return h.withhold(ctx, true, why)
 	}
 	return h.askRestart(ctx, why, registry.EventRestartAsked)
@@ -65,34 +69,40 @@ func (h *heartbeat) startedAt() time.Duration {
 	return h.task.Started.At
 }
 
-// servedMounts describes the mounts that a process of the task serves, or may serve, for allocs in use. It is empty if
-// there are none. The mounts of an alloc that is being released have no users: its release waits for the plugin.
-func (h *heartbeat) servedMounts(ctx context.Context) string {
+// servedMounts describes the mounts that a process of the task serves, or may serve, for allocs and for clients of CSI
+// endpoints. The mounts of an alloc that is being released have no users: its release waits for the plugin.
+func (h *heartbeat) servedMounts(ctx context.Context) (mounts []string, err error) {
 	if h.Served == nil {
-		return ""
+		return nil, nil
 	}
 	tasks, err := h.Served(ctx, []registry.PluginTask{{
 		TaskKey: h.task.TaskKey, Plugin: h.spec.ID, Type: string(h.spec.Type), Phase: registry.TaskRunning,
 	}})
-	var mounts []string
-	if err == nil {
-		err = h.state.View(ctx, func(v registry.View) error {
-			for _, t := range tasks {
-				for _, served := range t.Volumes {
-					for _, alloc := range served.Allocs {
-						if a, found := v.Alloc(alloc); found && a.State != registry.AllocReleasing {
-							mounts = append(mounts, fmt.Sprintf("of volume %s for alloc %s", served.Volume, alloc))
-						}
-					}
-				}
-			}
-			return nil
-		})
-	}
 	if err != nil {
-		return fmt.Sprintf("they cannot be found: %v", err)
+		return nil, err
 	}
-	return strings.Join(mounts, ", ")
+	err = h.state.View(ctx, func(v registry.View) error {
+		for _, t := range tasks {
+			for _, served := range t.Volumes {
+				mounts = append(mounts, usersOf(v, served)...)
+			}
+		}
+		return nil
+	})
+	return mounts, err
+}
+
+// usersOf describes a volume with each of its users, except allocs that are being released.
+func usersOf(v registry.View, served registry.ServedVolume) (users []string) {
+	if served.Volume.ID == "" && len(served.Allocs) == 0 {
+		return []string{fmt.Sprintf("volume %s", served)}
+	}
+	for _, id := range served.Allocs {
+		if a, found := v.Alloc(id); found && a.State != registry.AllocReleasing {
+			users = append(users, fmt.Sprintf("volume %s for alloc %s", served, id))
+		}
+	}
+	return users
 }
 
 // withhold records whether a restart is withheld, with an event if it is.

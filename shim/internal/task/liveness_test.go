@@ -84,16 +84,20 @@ func TestSickPluginKeepsTheMountsThatItServes(t *testing.T) {
 		served := []registry.ServedVolume{{
 			Volume: registry.VolumeName{Namespace: "default", ID: "v"}, Allocs: []registry.AllocID{"a1"},
 		}}
-		var mu sync.Mutex // guards unknown
+		var mu sync.Mutex // guards unknown and client
 		var unknown error
-		set := func(err error) { mu.Lock(); defer mu.Unlock(); unknown = err }
+		client := false // a client of a CSI endpoint has a mount too
+		set := func(err error, c bool) { mu.Lock(); defer mu.Unlock(); unknown, client = err, c }
 		user := registry.Alloc{ID: "a1", State: registry.AllocReady}
 		w.put(user)
 		w.served = func(_ context.Context, tasks []registry.PluginTask) ([]registry.PluginTask, error) {
 			tasks = slices.Clone(tasks)
-			tasks[0].Volumes = served
+			tasks[0].Volumes = slices.Clone(served)
 			mu.Lock()
 			defer mu.Unlock()
+			if client {
+				tasks[0].Volumes = append(tasks[0].Volumes, registry.ServedVolume{External: "foreign"})
+			}
 			return tasks, unknown
 		}
 		task, p := w.start("plugin")
@@ -124,12 +128,15 @@ func TestSickPluginKeepsTheMountsThatItServes(t *testing.T) {
 		stop = w.run(task, s)
 		after(10 * time.Minute)
 		w.wantCommits("in the next shim")
-		set(errors.New("no mount table"))
+		set(errors.New("no mount table"), false)
 		user.State = registry.AllocReleasing
 		w.put(user)
 		after(time.Minute)
 		w.wantCommits("while the mounts are not known")
-		set(nil)
+		set(nil, true)
+		after(time.Minute)
+		w.wantCommits("while a client of an endpoint uses a mount")
+		set(nil, false)
 		after(time.Minute)
 		w.wantCommits("once its user is being released", "restart asked (missed)")
 		_ = stop()
