@@ -34,7 +34,8 @@ func (s *Server) serveCSI(w http.ResponseWriter, r *http.Request) {
 		refuse(w, err)
 		return
 	}
-	_, err = fmt.Fprintf(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", upgradeCSI)
+	_, err = fmt.Fprintf(conn,
+		"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", upgradeCSI)
 	if err != nil {
 		_ = conn.Close()
 		return

@@ -142,9 +142,9 @@ type trouble struct {
 	status, reason, message string
 }
 
-// conditionOf joins what a plugin reports. It ignores a status that this build does not know: CSI demands that, and that
-// the plugin reports the statuses of earlier versions beside it (VolumeHealth.health_statuses). shown is called only for
-// texts, because it may resolve secrets.
+// conditionOf joins what a plugin reports. It ignores a status that this build does not know: CSI demands that, and
+// that the plugin reports the statuses of earlier versions beside it (VolumeHealth.health_statuses). shown is called
+// only for texts, because it may resolve secrets.
 func conditionOf(list []trouble, shown func() redactor) registry.Condition {
 	list = slices.DeleteFunc(list, func(t trouble) bool { return !t.known })
 	if len(list) == 0 {

@@ -59,8 +59,8 @@ type Request struct {
 	Method    string // full gRPC method, such as /csi.v1.Node/NodeStageVolume
 	Message   *emptypb.Empty
 	Operation registry.OperationID
-	// Repeated means that the same call was cut off before. It may still run at the plugin, which then answers ABORTED (CSI
-	// spec "Error Scheme"). Pass waits for its end.
+	// Repeated means that the same call was cut off before. It may still run at the plugin, which then answers ABORTED
+	// (CSI spec "Error Scheme"). Pass waits for its end.
 	Repeated bool
 }
 
@@ -323,7 +323,8 @@ func (e *Endpoint) send(ctx context.Context, c call, reply func(*emptypb.Empty) 
 		cut := !answered && (failure.Code == "UNAVAILABLE" || failure.Code == "CANCELLED")
 		o.sent = o.sent || failure.Lost || answered || failure.Outcome != registry.OutcomeFailed
 		o.lost = o.lost || failure.Lost || cut && failure.Outcome != registry.OutcomeFailed
-		runs := failure.Code == "ABORTED" && len(c.keys()) > 0 && (c.repeated || o.lost || time.Since(e.Since) < afterActivation)
+		earlier := c.repeated || o.lost || time.Since(e.Since) < afterActivation
+		runs := failure.Code == "ABORTED" && len(c.keys()) > 0 && earlier
 		if o.replied || !cut && !runs || !intent.Sleep(ctx, repeatBackoff.Delay(try, rand.Float64())) {
 			return o
 		}
@@ -332,18 +333,13 @@ func (e *Endpoint) send(ctx context.Context, c call, reply func(*emptypb.Empty) 
 
 // instance waits for the active instance that serves the call, unless no task is to become one.
 func (e *Endpoint) instance(ctx context.Context, c call) (at registry.InstanceKey, err error) {
-	return e.instanceAfter(ctx, c, 0)
-}
-
-func (e *Endpoint) instanceAfter(ctx context.Context, c call, waited time.Duration) (at registry.InstanceKey, err error) {
-	roles := c.roles()
-	for _, role := range roles {
-		if inst, found := e.Plugins.Find(role, c.plugin); found {
-			return inst.InstanceKey, nil
+	for waited := time.Duration(0); ; waited += taskPause {
+		for _, role := range c.roles() {
+			if inst, found := e.Plugins.Find(role, c.plugin); found {
+				return inst.InstanceKey, nil
+			}
 		}
-	}
-	for _, role := range roles {
-		expected, err := e.Expects(ctx, role, c.plugin)
+		role, expected, err := e.expected(ctx, c.plugin, c.roles()...)
 		if err != nil {
 			return at, err
 		}
@@ -351,25 +347,32 @@ func (e *Endpoint) instanceAfter(ctx context.Context, c call, waited time.Durati
 			inst, err := e.Await(ctx, intent.Caller{}, role, c.plugin)
 			return inst.InstanceKey, err
 		}
-	}
-	for _, other := range []registry.Role{registry.RoleController, registry.RoleNode} {
-		expected, err := e.Expects(ctx, other, c.plugin)
-		if err != nil {
+		_, other, err := e.expected(ctx, c.plugin, registry.RoleController, registry.RoleNode)
+		switch {
+		case err != nil:
 			return at, err
-		}
-		if expected {
+		case other:
 			return at, registry.Errorf(registry.ErrUnsupported, "plugin %s does not serve CSI's service %s", c.plugin,
 				c.service)
+		case waited >= taskWait:
+			return at, registry.Errorf(registry.ErrUnavailable,
+				"plugin %s is not running: no task has it in its csi_plugin stanza", c.plugin)
+		case !intent.Sleep(ctx, taskPause):
+			return at, context.Cause(ctx)
 		}
 	}
-	if waited >= taskWait {
-		return at, registry.Errorf(registry.ErrUnavailable,
-			"plugin %s is not running: no task has it in its csi_plugin stanza", c.plugin)
+}
+
+// expected returns the first of the roles in which the plugin has a task.
+func (e *Endpoint) expected(
+	ctx context.Context, id registry.PluginID, roles ...registry.Role,
+) (role registry.Role, expected bool, err error) {
+	for _, role = range roles {
+		if expected, err = e.Expects(ctx, role, id); expected || err != nil {
+			break
+		}
 	}
-	if !intent.Sleep(ctx, taskPause) {
-		return at, context.Cause(ctx)
-	}
-	return e.instanceAfter(ctx, c, waited+taskPause)
+	return role, expected, err
 }
 
 // A plugin without any task may be about to be started again, in a newer version.
