@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
+
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
@@ -18,6 +20,7 @@ type Health struct {
 	intent.Calls
 	driver    HealthDriver
 	suspended *csi.Suspensions
+	logger    hclog.Logger
 }
 
 // HealthDriver makes the CSI calls of Health. They change nothing.
@@ -30,8 +33,8 @@ type HealthDriver interface {
 }
 
 // NewHealth returns a Health. suspended are the calls during which plugins died; nil: none is recorded.
-func NewHealth(calls intent.Calls, driver HealthDriver, suspended *csi.Suspensions) *Health {
-	return &Health{calls, driver, suspended}
+func NewHealth(calls intent.Calls, driver HealthDriver, suspended *csi.Suspensions, logger hclog.Logger) *Health {
+	return &Health{calls, driver, suspended, logger}
 }
 
 // Times of Run.
@@ -75,7 +78,8 @@ func (h *Health) check(ctx context.Context) error {
 			continue
 		}
 		all.Go(func() {
-			if err := h.ask(ctx, inst, volumes); err != nil {
+			if err := h.ask(ctx, inst, volumes); err != nil && ctx.Err() == nil {
+				h.logger.Warn("a plugin does not say how its volumes are", "plugin", id, "again_in", healthEvery, "error", err)
 				_ = h.suspended.Failed(ctx, h.State, inst, err, h.Now()) // at least this shim remembers it
 			}
 		})
@@ -169,6 +173,9 @@ func (h *Health) list(
 		p, err := page(ctx, inst.InstanceKey, token)
 		if answered(err, "ABORTED") && !again {
 			token, again = "", true
+			for id := range conditions {
+				conditions[id] = nil
+			}
 			continue
 		}
 		if err != nil {

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hashicorp/go-hclog"
+
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
@@ -86,7 +88,7 @@ func TestListOfUnhealthyVolumesIsReadToItsEnd(t *testing.T) {
 			p := &healthPlugin{pages: c.pages, aborts: c.aborts, one: c.one}
 			calls := d.Controller.Calls
 			calls.Locks = &intent.Locks{}
-			if err := NewHealth(calls, p, nil).check(t.Context()); err != nil {
+			if err := NewHealth(calls, p, nil, hclog.NewNullLogger()).check(t.Context()); err != nil {
 				t.Error(err)
 			}
 			got, err := d.Controller.volume(t.Context(), name)

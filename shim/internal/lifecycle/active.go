@@ -167,7 +167,7 @@ func (r *activeState) build(
 		SetOwnership: m.SetOwnership, Suspended: suspended,
 	})
 	r.meter, r.onNode = stager, stager.WatchHealth
-	r.health = controller.NewHealth(calls, r.fleet, suspended)
+	r.health = controller.NewHealth(calls, r.fleet, suspended, p.log.Named("health"))
 	r.volumes = controller.New(calls, r.fleet, stager, p.log.Named("volumes"))
 	r.volumes.Fence = p.callbacks.Fence
 	r.volumes.Suspended = suspended

@@ -336,7 +336,7 @@ func (n *env) startShim() {
 	s.loops.Go(func() { _ = s.allocs.Run(s.ctx) })
 	s.loops.Go(func() { _ = s.volumes.Run(s.ctx) })
 	s.loops.Go(func() { _ = s.stager.WatchHealth(s.ctx) })
-	health := controller.NewHealth(calls, s.fleet, s.stager.Suspended)
+	health := controller.NewHealth(calls, s.fleet, s.stager.Suspended, hclog.NewNullLogger())
 	s.loops.Go(func() { _ = health.Run(s.ctx) })
 	n.shim = s
 }
