@@ -102,6 +102,17 @@ func (s SnapshotSpec) IsGroup() bool { return len(s.Volumes) > 0 }
 // MemberID returns the id under which the member of the group snapshot for that volume is a snapshot.
 func (s SnapshotSpec) MemberID(volume VolumeID) SnapshotID { return s.ID + "-" + SnapshotID(volume) }
 
+// IDs returns the id of the snapshot, or those of the members of a group snapshot.
+func (s SnapshotSpec) IDs() (ids []SnapshotID) {
+	if !s.IsGroup() {
+		return []SnapshotID{s.ID}
+	}
+	for _, volume := range s.Volumes {
+		ids = append(ids, s.MemberID(volume))
+	}
+	return ids
+}
+
 // Each returns the snapshot of each volume: the members of a group snapshot, or the one of a snapshot.
 func (s VolumeSnapshot) Each() []GroupMember {
 	if s.IsGroup() {

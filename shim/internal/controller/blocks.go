@@ -64,7 +64,7 @@ func (s *Snapshots) compared(
 	case base.Plugin != snap.Plugin || base.Source != snap.Source:
 		err = registry.Invalid("snapshot %s is of volume %s, and %s of volume %s; only snapshots of one volume can be "+
 			"compared", base.ID, base.Volume, snap.ID, snap.Volume)
-	case base.Taken.After(snap.Taken):
+	case base.Taken.After(snap.Taken) && !snap.Taken.IsZero():
 		err = registry.Invalid("snapshot %s was taken after %s; give the earlier one first", base.ID, snap.ID)
 	}
 	return snap, base, err

@@ -144,6 +144,24 @@ func TestGroupSnapshotIsRefusedBeforeAnyCall(t *testing.T) {
 	}
 }
 
+// The snapshots of two groups that are being taken do not get the same id.
+func TestMembersOfTwoGroupsHaveTheirOwnIDs(t *testing.T) {
+	d := openGroup(t, of(registry.GroupSnapshots))
+	group := func(id registry.SnapshotID, volume registry.VolumeID) registry.VolumeSnapshot {
+		return registry.VolumeSnapshot{State: registry.SnapshotCreating, Plugin: key.Plugin, SnapshotSpec: registry.SnapshotSpec{
+			Namespace: "default", ID: id, Name: string(id), Volumes: []registry.VolumeID{volume}}}
+	}
+	d.put(group("a-b", "c"))
+	d.view(func(view registry.View) {
+		if err := checkNames(view, group("a", "b-c")); !errors.Is(err, registry.ErrExists) {
+			t.Errorf("the same id: %v", err)
+		}
+		if err := checkNames(view, group("a", "c")); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // The members of a group snapshot are snapshots from which volumes are created. They go with the group only.
 func TestMembersGoWithTheirGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

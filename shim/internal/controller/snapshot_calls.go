@@ -32,7 +32,12 @@ type work struct {
 	op      registry.OperationID // of the host; empty: none
 	created registry.Seq         // CreateIndex of the record: a later one of the same name is another snapshot
 	wanted  func(registry.VolumeSnapshot) bool
-	fresh   bool // the caller has just stored the state, and no call was sent for it
+	fresh   registry.Seq // ModifyIndex of the record as the caller has stored it; 0: the caller has sent a call for it
+}
+
+// isFresh reports whether no call has been sent for the state of the snapshot, by this caller or by Run.
+func (w work) isFresh(snap registry.VolumeSnapshot) bool {
+	return w.fresh != 0 && w.fresh == snap.ModifyIndex
 }
 
 func finished(snap registry.VolumeSnapshot) bool { return !snap.State.Unfinished() }
@@ -54,7 +59,9 @@ func (s *Snapshots) finish(ctx context.Context, w work) error {
 		if done {
 			return err
 		}
-		w.fresh = w.fresh && !sent
+		if sent {
+			w.fresh = 0
+		}
 		backoff := readyBackoff
 		failure, is := errors.AsType[*registry.CallError](err)
 		switch {
@@ -66,6 +73,8 @@ func (s *Snapshots) finish(ctx context.Context, w work) error {
 			if answers[failure.Code]++; answers[failure.Code] >= row.Tries {
 				return fmt.Errorf("%w; %s", err, row.Advice)
 			}
+		case ctx.Err() == nil: // secrets that cannot be read, for example
+			return errors.Join(err, s.forget(ctx, w))
 		default:
 			return err
 		}
@@ -76,6 +85,18 @@ func (s *Snapshots) finish(ctx context.Context, w work) error {
 			return fmt.Errorf("%w (given up: %w)", err, context.Cause(ctx))
 		}
 	}
+}
+
+// forget removes the record of a new snapshot for which no call was sent. Else it would hold up other operations on its
+// volumes.
+func (s *Snapshots) forget(ctx context.Context, w work) error {
+	_, err := registry.Ensure(ctx, s.volumes.State, func(view registry.View) (change registry.Change, err error) {
+		if snap, found := w.find(view); found && snap.State == registry.SnapshotCreating && w.isFresh(snap) {
+			change.Delete = []registry.Key{snap.Key()}
+		}
+		return change, nil
+	})
+	return err
 }
 
 // policyRPC returns the RPC whose retry policy counts. GetSnapshot asks what CreateSnapshot asks.
@@ -306,7 +327,7 @@ func (s *Snapshots) taken(
 	switch {
 	case remains(rpc, snap, failure):
 		return s.store(ctx, snap, next, nil, failure)
-	case w.fresh && failure.Code != "OK": // no other call may have taken it
+	case w.isFresh(snap) && failure.Code != "OK": // no other call may have taken it
 		return nil, errors.Join(failure, s.commit(ctx, snap, registry.Change{Delete: []registry.Key{snap.Key()},
 			Events: []registry.Event{s.event(registry.EventSnapshotFailed, snap, detail)}}))
 	}
@@ -354,7 +375,7 @@ func (s *Snapshots) deleted(
 	next := snap
 	next.Failure = registry.Failure{RPC: rpc, Code: failure.Code, Detail: failure.Detail, Since: s.volumes.Now()}
 	// After a call without a certain outcome only one answer says that the snapshot exists.
-	if failure.Outcome != registry.OutcomeFailed || !w.fresh && failure.Code != "FAILED_PRECONDITION" {
+	if failure.Outcome != registry.OutcomeFailed || !w.isFresh(snap) && failure.Code != "FAILED_PRECONDITION" {
 		return s.store(ctx, snap, next, nil, failure)
 	}
 	next.State, next.Before = snap.Before, ""
@@ -370,8 +391,8 @@ func (s *Snapshots) store(
 	if failure != nil {
 		err = failure
 	}
-	same := next.State == was.State && slices.Equal(next.Members, was.Members) && next.External == was.External && next.Failure.RPC == was.Failure.RPC &&
-		next.Failure.Code == was.Failure.Code
+	same := next.State == was.State && next.External == was.External && slices.Equal(next.Members, was.Members) &&
+		next.Failure.RPC == was.Failure.RPC && next.Failure.Code == was.Failure.Code
 	if same && len(events) == 0 {
 		return &next, err
 	}

@@ -41,8 +41,11 @@ func (s *Snapshots) Create(
 		spec.Name = string(spec.ID)
 	}
 	w := work{name: nameOf(spec), op: call.ID, wanted: finished}
-	var err error
-	if w.created, w.fresh, err = s.begin(ctx, spec); err == nil {
+	created, isNew, err := s.begin(ctx, spec)
+	if w.created = created; isNew {
+		w.fresh = created
+	}
+	if err == nil {
 		err = s.advise(ctx, w, s.finish(ctx, w))
 	}
 	if err != nil {
@@ -78,7 +81,9 @@ func (s *Snapshots) advise(ctx context.Context, w work, err error) error {
 
 // begin stores the record of a new snapshot, unless the same snapshot exists. It returns the CreateIndex of the record,
 // and whether the record is new.
-func (s *Snapshots) begin(ctx context.Context, spec registry.SnapshotSpec) (created registry.Seq, isNew bool, err error) {
+func (s *Snapshots) begin(
+	ctx context.Context, spec registry.SnapshotSpec,
+) (created registry.Seq, isNew bool, err error) {
 	name := nameOf(spec)
 	var snap registry.VolumeSnapshot
 	look := func(view registry.View) (err error) {
@@ -145,28 +150,26 @@ func newSnapshot(view registry.View, spec registry.SnapshotSpec) (registry.Volum
 	return snap, checkNames(view, snap)
 }
 
-// checkNames returns nil if the names of a new snapshot are free: that at the plugin, and those of a group's members.
+// checkNames returns nil if the names of a new snapshot are free: that at the plugin, and those of its snapshots.
 func checkNames(view registry.View, snap registry.VolumeSnapshot) error {
+	for _, id := range snap.IDs() {
+		if _, err := registry.ParseSnapshotID(string(id)); err != nil {
+			return err
+		}
+	}
 	for _, other := range view.SnapshotRecords() {
 		if other.Plugin == snap.Plugin && other.Name == snap.Name && other.IsGroup() == snap.IsGroup() {
 			return registry.Errorf(registry.ErrExists, "%s has the name %q at plugin %s already; give this one another name",
 				nameOf(other.SnapshotSpec), snap.Name, snap.Plugin)
 		}
-		for _, id := range other.Volumes {
-			if !snap.IsGroup() && other.Namespace == snap.Namespace && other.MemberID(id) == snap.ID {
-				return registry.Errorf(registry.ErrExists, "%s has a member of that id; choose another",
+		if other.Namespace != snap.Namespace {
+			continue
+		}
+		for _, id := range other.IDs() {
+			if slices.Contains(snap.IDs(), id) {
+				return registry.Errorf(registry.ErrExists, "its snapshot would be %s, which %s has already; choose another id", id,
 					nameOf(other.SnapshotSpec))
 			}
-		}
-	}
-	for _, id := range snap.Volumes {
-		name := registry.SnapshotName{Namespace: snap.Namespace, ID: snap.MemberID(id)}
-		if _, err := registry.ParseSnapshotID(string(name.ID)); err != nil {
-			return err
-		}
-		if _, found := view.Snapshot(name); found {
-			return registry.Errorf(registry.ErrExists, "its member would be snapshot %s, which exists already; choose another id",
-				name)
 		}
 	}
 	return nil
@@ -177,7 +180,8 @@ func checkNames(view registry.View, snap registry.VolumeSnapshot) error {
 func checkSame(view registry.View, old registry.VolumeSnapshot, spec registry.SnapshotSpec) error {
 	name := nameOf(spec)
 	switch {
-	case old.Volume != spec.Volume || !slices.Equal(old.Volumes, spec.Volumes) || old.Name != spec.Name || !maps.Equal(old.Parameters, spec.Parameters),
+	case old.Volume != spec.Volume || !slices.Equal(old.Volumes, spec.Volumes) || old.Name != spec.Name,
+		!maps.Equal(old.Parameters, spec.Parameters),
 		spec.Secrets != nil && !maps.Equal(old.Secrets, spec.Secrets):
 		return registry.Errorf(registry.ErrExists, "a %s exists already, and is another one (%q of %s); "+
 			"choose another id, or delete it first", name, old.Name, volumesOf(old))
@@ -251,16 +255,22 @@ func (s *Snapshots) learn(ctx context.Context, w work) error {
 		err = s.finish(ctx, w)
 	}
 	if err != nil {
-		return fmt.Errorf("it may or may not have been taken, and its plugin has not named it; "+
-			"deregistering it only removes its record: %w", err)
+		return unnamed(err)
 	}
 	return nil
 }
 
-// beginDeletion stores that the snapshot is to be deleted. isNew reports whether it was not before. A snapshot that is
-// gone is no error.
-func (s *Snapshots) beginDeletion(ctx context.Context, w work) (isNew bool, err error) {
-	_, err = registry.Ensure(ctx, s.volumes.State, func(view registry.View) (registry.Change, error) {
+// unnamed returns the error of a deletion without the plugin's id of the snapshot.
+func unnamed(err error) error {
+	return fmt.Errorf("it may or may not have been taken, and its plugin has not named it; "+
+		"deregistering it only removes its record: %w", err)
+}
+
+// beginDeletion stores that the snapshot is to be deleted. fresh is the index of that commit, 0 if the deletion had
+// begun before. A snapshot that is gone is no error.
+func (s *Snapshots) beginDeletion(ctx context.Context, w work) (fresh registry.Seq, err error) {
+	isNew := false
+	at, err := registry.Ensure(ctx, s.volumes.State, func(view registry.View) (registry.Change, error) {
 		isNew = false
 		snap, found := w.find(view)
 		switch {
@@ -268,9 +278,13 @@ func (s *Snapshots) beginDeletion(ctx context.Context, w work) (isNew bool, err 
 			return registry.Change{}, nil
 		case !w.name.group && snap.Group != "":
 			return registry.Change{}, inGroup(view, snap)
+		case snap.External == "":
+			return registry.Change{}, unnamed(registry.Errorf(registry.ErrConflict, "%s: %s", snap.Failure.Code,
+				snap.Failure.Detail))
 		}
 		for _, v := range view.Volumes() {
-			if v.Plugin == snap.Plugin && v.State != registry.VolumeReady && slices.Contains(snap.Externals(), v.Source.Snapshot) {
+			fills := v.Source.Snapshot != "" && slices.Contains(snap.Externals(), v.Source.Snapshot)
+			if fills && v.Plugin == snap.Plugin && v.State != registry.VolumeReady {
 				return registry.Change{}, registry.Errorf(registry.ErrConflict,
 					"volume %s is %s, and is to be filled from it; wait until it is ready, or delete it", v.VolumeName(), v.State)
 			}
@@ -279,7 +293,10 @@ func (s *Snapshots) beginDeletion(ctx context.Context, w work) (isNew bool, err 
 		snap.Before, snap.State = snap.State, registry.SnapshotDeleting
 		return registry.Change{Put: []registry.Record{snap}}, nil
 	})
-	return isNew, err
+	if err != nil || !isNew {
+		return 0, err
+	}
+	return at, nil
 }
 
 // inGroup returns the error of an operation on a snapshot that can only be done with its whole group (CSI spec
@@ -287,8 +304,8 @@ func (s *Snapshots) beginDeletion(ctx context.Context, w work) (isNew bool, err 
 func inGroup(view registry.View, snap registry.VolumeSnapshot) error {
 	for _, group := range view.GroupSnapshots() {
 		if group.Plugin == snap.Plugin && group.External == snap.Group {
-			return registry.Errorf(registry.ErrConflict, "it belongs to %s and goes with it only; use `group-snapshot delete` or `group-snapshot deregister`",
-				nameOf(group.SnapshotSpec))
+			return registry.Errorf(registry.ErrConflict, "it belongs to %s and goes with it only; "+
+				"use `group-snapshot delete` or `group-snapshot deregister`", nameOf(group.SnapshotSpec))
 		}
 	}
 	return registry.Errorf(registry.ErrConflict, "it belongs to group snapshot %q, which its plugin deletes as a whole",

@@ -369,6 +369,8 @@ func TestSnapshotIsDeletedOnceItsCreationIsCertain(t *testing.T) {
 		"is gone": {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{refused("NOT_FOUND")}, "", []string{deleteCall}, ""},
 		"in use": {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{refused("FAILED_PRECONDITION")},
 			registry.SnapshotReady, []string{deleteCall}, "FAILED_PRECONDITION"},
+		"refused": {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{refused("PERMISSION_DENIED")},
+			registry.SnapshotReady, []string{deleteCall}, "PERMISSION_DENIED"},
 		"no answer at first": {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{noAnswer("UNAVAILABLE"), {}}, "",
 			[]string{deleteCall, deleteCall}, ""},
 		"errors that pass": {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{noAnswer("INTERNAL")},
@@ -467,6 +469,49 @@ func TestSnapshotsOfAPluginAreListedToTheirEnd(t *testing.T) {
 	if _, err := openSnapshots(t, of(registry.CreateSnapshot)).ListAtPlugin(t.Context(), key.Plugin, ""); !errors.Is(err,
 		registry.ErrUnsupported) {
 		t.Errorf("without LIST_SNAPSHOTS: %v", err)
+	}
+}
+
+// A snapshot whose secrets cannot be read is not taken, and holds up nothing.
+func TestSnapshotWithoutItsSecretsLeavesNoRecord(t *testing.T) {
+	d := openSnapshots(t, of(registry.CreateSnapshot), answer(snapReady))
+	d.Snapshots = NewSnapshots(d.build(d.Plugins, &safe{}), d.plugin)
+	if _, err := d.Create(t.Context(), call, snapSpec); !errors.Is(err, registry.ErrUnavailable) || d.state().State != "" {
+		t.Errorf("%v, %+v", err, d.state())
+	}
+	d.wantJournal()
+}
+
+// A refusal does not end a creation that Run has sent before without an answer: that may have taken the snapshot.
+func TestSnapshotStaysAfterACallBesideItsCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := openSnapshots(t, of(registry.CreateSnapshot), refused("INVALID_ARGUMENT"))
+		unlock, err := d.Locks.Lock(t.Context(), key, "a test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		created := make(chan error, 1)
+		go func() { created <- errOf(d.Create(t.Context(), call, snapSpec)) }()
+		synctest.Wait()
+		sent := d.state()
+		sent.Failure = registry.Failure{RPC: registry.CreateSnapshotRPC, Code: "UNAVAILABLE"}
+		d.put(sent)
+		unlock()
+		if err := <-created; err == nil || d.state().State != registry.SnapshotFailed {
+			t.Errorf("%v, %+v", err, d.state())
+		}
+		d.wantJournal(createCall)
+	})
+}
+
+// Another caller may find out meanwhile that the plugin does not name the snapshot.
+func TestSnapshotWithoutAnIDIsNotDeleted(t *testing.T) {
+	d := openSnapshots(t, of(registry.CreateSnapshot))
+	d.put(registry.VolumeSnapshot{SnapshotSpec: snapSpec, State: registry.SnapshotFailed, Plugin: key.Plugin})
+	w := work{name: nameOf(snapSpec), created: d.state().CreateIndex}
+	if _, err := d.beginDeletion(t.Context(), w); !errors.Is(err, registry.ErrConflict) ||
+		d.state().State != registry.SnapshotFailed {
+		t.Errorf("%v, %+v", err, d.state())
 	}
 }
 

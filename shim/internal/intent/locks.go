@@ -13,7 +13,8 @@ import (
 //
 // A volume has two locks: one by its VolumeName, and one by its VolumeKey once the plugin has assigned its id. An
 // operation that creates, deregisters or deletes a volume locks the name first and then the key. An operation that only
-// uses the volume locks the key. No operation holds two locks of the same kind, so there is no deadlock.
+// uses the volume locks the key. An operation on several volumes locks their keys in order, and no names of volumes. So
+// there is no deadlock.
 type Locks struct {
 	mu    sync.Mutex // guards locks and all fields of a lock except token; held only briefly
 	locks map[Key]*lock
