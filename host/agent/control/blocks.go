@@ -1,14 +1,17 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/url"
 	"strconv"
+	"time"
 
 	"holdfast/host"
 	"holdfast/registry"
@@ -20,7 +23,10 @@ type blocksLine struct {
 	Error *errorBody `json:"error,omitempty"`
 }
 
-// streamBlocks sends the blocks of a snapshot, one part a line.
+// errNoBlocks means that a list of blocks has not begun within the time of its request.
+var errNoBlocks = errors.New("the plugin has sent no blocks yet (see holdfast plugin status)")
+
+// streamBlocks sends the blocks of a snapshot, one part a line. The time of the request is for the first part.
 func (s *Server) streamBlocks(w http.ResponseWriter, r *http.Request) {
 	q := host.BlockQuery{Snapshot: snapshotName(r), Base: host.SnapshotID(r.URL.Query().Get("base"))}
 	if text := r.URL.Query().Get("offset"); text != "" {
@@ -30,10 +36,25 @@ func (s *Server) streamBlocks(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+	wait, err := waitOf(r)
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	limit := time.AfterFunc(cmp.Or(wait, math.MaxInt64), func() { cancel(errNoBlocks) })
+	defer limit.Stop()
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	out := &flushWriter{ResponseWriter: w}
 	lines := json.NewEncoder(out)
-	err := s.host.SnapshotBlocks(r.Context(), q, func(part host.Blocks) error { return lines.Encode(blocksLine{Blocks: &part}) })
+	err = s.host.SnapshotBlocks(ctx, q, func(part host.Blocks) error {
+		limit.Stop()
+		return lines.Encode(blocksLine{Blocks: &part})
+	})
+	if err != nil && errors.Is(context.Cause(ctx), errNoBlocks) {
+		err = registry.Errorf(registry.ErrUnavailable, "waited %v: %w", wait, errNoBlocks)
+	}
 	switch {
 	case err == nil || r.Context().Err() != nil:
 	case !out.started:
@@ -44,10 +65,11 @@ func (s *Server) streamBlocks(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Blocks calls fn with the blocks of a snapshot, part by part. An error means that blocks are missing.
+// Blocks calls fn with the blocks of a snapshot, part by part. It waits up to c.Wait for the first part. An error means
+// that blocks are missing.
 func (c SnapshotClient) Blocks(ctx context.Context, q host.BlockQuery, fn func(host.Blocks) error) error {
 	values := url.Values{"namespace": {string(q.Snapshot.Namespace)}, "base": {string(q.Base)},
-		"offset": {fmt.Sprint(q.Offset)}}
+		"offset": {fmt.Sprint(q.Offset)}, "wait": {c.Wait.String()}}
 	body, err := c.open(ctx, http.MethodGet,
 		c.kind+"/"+segment(string(q.Snapshot.ID))+"/blocks?"+values.Encode(), nil)
 	if err != nil {

@@ -378,9 +378,8 @@ func (s *Server) awaitGone(ctx context.Context, name host.VolumeName, plugin hos
 func limited(
 	ctx context.Context, r *http.Request, do func(context.Context) error,
 ) (wait time.Duration, late bool, err error) {
-	wait, err = time.ParseDuration(cmp.Or(r.URL.Query().Get("wait"), "0s"))
-	if err != nil || wait < 0 {
-		return 0, false, registry.Invalid("wait: %q is not a duration", r.URL.Query().Get("wait"))
+	if wait, err = waitOf(r); err != nil {
+		return 0, false, err
 	}
 	if wait == 0 {
 		return 0, false, do(ctx)
@@ -390,6 +389,15 @@ func limited(
 	defer cancel()
 	err = do(limit)
 	return wait, err != nil && time.Until(until) <= skew && ctx.Err() == nil, err
+}
+
+// waitOf returns the time of the request; 0: it has no limit.
+func waitOf(r *http.Request) (time.Duration, error) {
+	wait, err := time.ParseDuration(cmp.Or(r.URL.Query().Get("wait"), "0s"))
+	if err != nil || wait < 0 {
+		return 0, registry.Invalid("wait: %q is not a duration", r.URL.Query().Get("wait"))
+	}
+	return wait, nil
 }
 
 // unanswered describes the call that has no answer yet.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -12,7 +13,7 @@ import (
 )
 
 func newSnapshotDiff(io streams, p *globalFlags) *cobra.Command {
-	namespace, offset := "", int64(0)
+	namespace, offset, wait := "", int64(0), time.Duration(0)
 	c := &cobra.Command{
 		Use: "diff [BASE] SNAPSHOT", Short: "List the blocks in which a snapshot differs from an earlier one",
 		Long: `List the blocks in which a snapshot differs from an earlier one of the same volume.
@@ -27,7 +28,9 @@ in order. If the list ends early, --offset continues it after the last range.`,
 				q.Base = registry.SnapshotID(args[0])
 			}
 			out := blockWriter{to: io.out, json: p.json, delta: q.Base != ""}
-			if err := p.client().Snapshots().Blocks(c.Context(), q, out.write); err != nil {
+			client := p.client()
+			client.Wait = wait
+			if err := client.Snapshots().Blocks(c.Context(), q, out.write); err != nil {
 				return err
 			}
 			return out.end()
@@ -35,6 +38,7 @@ in order. If the list ends early, --offset continues it after the last range.`,
 	}
 	snapshotNamespace(c, &namespace)
 	c.Flags().Int64Var(&offset, "offset", 0, "list blocks from this byte on")
+	c.Flags().DurationVar(&wait, "wait", 30*time.Second, "how long to wait for the first block; 0 means no limit")
 	return c
 }
 
