@@ -81,7 +81,8 @@ func (s metadata) GetMetadataDelta(r *csi.GetMetadataDeltaRequest,
 
 // send streams the blocks of a snapshot that end after an offset. Rules act in the middle after the first message.
 func (s metadata) send(
-	ctx context.Context, x snapshot, blocks []int64, offset int64, most int32, send func(*csi.GetMetadataAllocatedResponse) error,
+	ctx context.Context, x snapshot, blocks []int64, offset int64, most int32,
+	send func(*csi.GetMetadataAllocatedResponse) error,
 ) error {
 	if offset < 0 || offset > x.Size {
 		return status.Errorf(codes.OutOfRange, "the offset %d is not in the %d bytes", offset, x.Size)
@@ -105,7 +106,8 @@ func (s metadata) send(
 				return err
 			}
 		}
-		err := send(&csi.GetMetadataAllocatedResponse{BlockMetadataType: kind, VolumeCapacityBytes: x.Size, BlockMetadata: part})
+		err := send(&csi.GetMetadataAllocatedResponse{BlockMetadataType: kind, VolumeCapacityBytes: x.Size,
+			BlockMetadata: part})
 		if err != nil {
 			return err
 		}

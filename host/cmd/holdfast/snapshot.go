@@ -34,8 +34,8 @@ func newSnapshot(io streams, p *globalFlags) *cobra.Command {
 	})
 	create.Use, create.Short = "create VOLUME ID", "Take a snapshot of a volume and wait until it is ready to use"
 	create.Args = usageArgs(cobra.ExactArgs(2))
-	return group("snapshot", "Manage snapshots of volumes", create, newSnapshotList(io, p), newSnapshotStatus(io, p, snapshots),
-		newSnapshotDiff(io, p),
+	return group("snapshot", "Manage snapshots of volumes", create,
+		newSnapshotList(io, p), newSnapshotStatus(io, p, snapshots), newSnapshotDiff(io, p),
 		newSnapshotDelete(io, p, snapshots, "delete", "Delete a snapshot; volumes created from it stay",
 			control.SnapshotClient.Delete),
 		newSnapshotDelete(io, p, snapshots, "deregister", "Remove the record of a snapshot; the plugin keeps the snapshot",
@@ -95,7 +95,8 @@ func newSnapshotCreate(
 	c.Flags().StringVar(&name, "name", "", "name of the "+kind.noun+" at the plugin (default the ID)")
 	c.Flags().StringArrayVar(&parameters, "parameter", nil, "parameter for the plugin, as key=value; may be repeated")
 	c.Flags().StringArrayVar(&secrets, "secret", nil,
-		"secret for the plugin, as name=env:VARIABLE, name=file:PATH or name=callback:TEXT; may be repeated (default the volume's secrets)")
+		"secret for the plugin, as name=env:VARIABLE, name=file:PATH or name=callback:TEXT; may be repeated "+
+			"(default the volume's secrets)")
 	return c
 }
 

@@ -62,8 +62,8 @@ func (e *edge) end(l Line, f *flight) {
 // there: it may be used again. One that is in use is, whatever came of an earlier try.
 func (f *flight) afterRefusal(code string) state {
 	switch {
-	case strings.HasPrefix(f.RPC, "CreateVolume") && f.before != up, f.RPC == "CreateSnapshot" && f.before != up, code == "UNIMPLEMENTED" &&
-		f.before == down:
+	case strings.HasPrefix(f.RPC, "CreateVolume") && f.before != up, f.RPC == "CreateSnapshot" && f.before != up,
+		code == "UNIMPLEMENTED" && f.before == down:
 		return down
 	case code == "NOT_FOUND" && (f.RPC == "NodeUnstageVolume" || f.RPC == "NodeUnpublishVolume"):
 		return down
