@@ -28,9 +28,11 @@ func (m *Controller) External(ctx context.Context, id registry.PluginID) (list [
 	if err != nil {
 		return nil, err
 	}
-	err = m.eachExternal(ctx, inst, func() { list = nil }, func(e csi.Entry) error {
-		list = append(list, pluginVolume(id, e, names[e.Volume]))
-		return nil
+	var size listSize
+	err = m.eachExternal(ctx, inst, func() { list, size = nil, listSize{} }, func(e csi.Entry) error {
+		one := pluginVolume(id, e, names[e.Volume])
+		list = append(list, one)
+		return size.add(one)
 	})
 	if err != nil {
 		return nil, err
@@ -43,19 +45,14 @@ func (m *Controller) External(ctx context.Context, id registry.PluginID) (list [
 func (m *Controller) eachExternal(
 	ctx context.Context, inst registry.Instance, again func(), each func(csi.Entry) error,
 ) error {
-	count := 0
 	err := csi.ReadPages(func(token string) (string, error) {
 		if token == "" {
-			count = 0
 			again()
 		}
 		page, err := m.driver.ListVolumes(ctx, inst.InstanceKey, token)
 		if err != nil {
 			_ = m.Suspended.Failed(ctx, m.State, inst, err, m.Now()) // at least this shim remembers it
 			return "", err
-		}
-		if count += len(page.Entries); count > maxListed {
-			return "", registry.Errorf(registry.ErrExhausted, "it lists more than %d volumes", maxListed)
 		}
 		for _, e := range page.Entries {
 			if err := each(e); err != nil {

@@ -29,6 +29,10 @@ func TestVolumesOfAPluginAreListedToTheirEnd(t *testing.T) {
 	if _, err := d.External(t.Context(), key.Plugin); err == nil || !strings.Contains(err.Error(), "more than") {
 		t.Errorf("a huge list: %v", err)
 	}
+	d.pages[""] = csi.Page{Entries: []csi.Entry{{Volume: registry.ExternalID(strings.Repeat("x", maxListedBytes))}}}
+	if _, err := d.External(t.Context(), key.Plugin); err == nil || !strings.Contains(err.Error(), "larger than") {
+		t.Errorf("a huge id: %v", err)
+	}
 	if _, err := open(t, of()).External(t.Context(), key.Plugin); err == nil || !strings.Contains(err.Error(), "LIST_VOLUMES") {
 		t.Errorf("without the capability: %v", err)
 	}

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -416,8 +417,30 @@ func (s *Snapshots) commit(ctx context.Context, was registry.VolumeSnapshot, cha
 	return err
 }
 
-// maxListed bounds a list of a plugin's snapshots or volumes, so that it fits into a message.
-const maxListed = 20_000
+// Limits of a list of a plugin's snapshots or volumes, so that it fits into a message (bootstrap.MaxMessage).
+const (
+	maxListed      = 20_000
+	maxListedBytes = 12 << 20
+)
+
+// listSize is the size of a list that is being read.
+type listSize struct{ entries, bytes int }
+
+// add counts an entry. It returns an error if the list is too large.
+func (l *listSize) add(entry any) error {
+	text, err := json.Marshal(entry)
+	if err != nil {
+		return err
+	}
+	l.entries, l.bytes = l.entries+1, l.bytes+len(text)
+	switch {
+	case l.entries > maxListed:
+		return registry.Errorf(registry.ErrExhausted, "the list has more than %d entries", maxListed)
+	case l.bytes > maxListedBytes:
+		return registry.Errorf(registry.ErrExhausted, "the list is larger than %d MiB", maxListedBytes>>20)
+	}
+	return nil
+}
 
 // ListAtPlugin lists the snapshots that the plugin has, of one volume or of all. Those with a record have its fields.
 func (s *Snapshots) ListAtPlugin(
@@ -441,16 +464,18 @@ func (s *Snapshots) ListAtPlugin(
 			recorded[snap.External] = snap
 		}
 	}
+	var size listSize
 	err = csi.ReadPages(func(token string) (string, error) {
 		if token == "" {
-			list = nil
+			list, size = nil, listSize{}
 		}
 		page, next, err := s.driver.ListSnapshots(ctx, inst.InstanceKey, volume, token)
 		for _, found := range page {
-			list = append(list, describe(id, found, recorded))
-		}
-		if err == nil && len(list) > maxListed {
-			err = registry.Errorf(registry.ErrExhausted, "it lists more than %d snapshots", maxListed)
+			one := describe(id, found, recorded)
+			if err := size.add(one); err != nil {
+				return "", err
+			}
+			list = append(list, one)
 		}
 		return next, err
 	})
