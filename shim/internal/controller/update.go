@@ -15,7 +15,8 @@ import (
 
 // Update makes the volume as its changed volume file says. Secrets, mutable parameters and further capabilities change
 // at once. Mount options, the context and removed capabilities change only while the volume is unused. If one change
-// cannot be made, none is made, and the error has all problems. dryRun only returns the changes, and calls no plugin.
+// cannot be made, none is made, and the error has all problems. Mutable parameters change last: if the plugin refuses
+// them, the error names what has changed. dryRun only returns the changes, and calls no plugin.
 //
 // A mutable parameter that the file does not have stays as it is, because CSI removes none.
 func (m *Controller) Update(
@@ -47,10 +48,14 @@ func (m *Controller) Update(
 		return done, err
 	}
 	defer unlock()
-	if err = m.updateRecord(ctx, spec); err == nil && modifies {
+	fields, err := m.updateRecord(ctx, spec)
+	if err == nil && modifies {
 		if err = m.modifyHeld(ctx, intent.Caller{Call: call}, name, spec.Mutable); err != nil {
 			m.wakeRun()
 			err = m.adviseModify(ctx, name, err)
+			if len(fields) > 0 {
+				err = fmt.Errorf("%w; the rest was changed: %s", err, strings.Join(fields, ", "))
+			}
 		}
 	}
 	if err == nil {
@@ -62,6 +67,9 @@ func (m *Controller) Update(
 // difference returns the volume and the changes that make it as the spec says.
 func (m *Controller) difference(ctx context.Context, spec registry.VolumeSpec) (registry.VolumeUpdate, error) {
 	v, err := m.volume(ctx, spec.VolumeName())
+	if err == nil && v.Ephemeral {
+		err = registry.Errorf(registry.ErrUnsupported, "it is an inline volume of alloc %s; change its job", v.Owner)
+	}
 	if err != nil {
 		return registry.VolumeUpdate{}, err
 	}
@@ -109,17 +117,16 @@ func refuseUpdate(changes []registry.FieldChange) error {
 	return registry.Errorf(registry.ErrConflict, "nothing was changed; %s", strings.Join(problems, "; "))
 }
 
-// updateRecord stores the changes, except for mutable parameters. The plugin confirms how the volume is to be used. It
-// needs the volume's locks.
-func (m *Controller) updateRecord(ctx context.Context, spec registry.VolumeSpec) error {
+// updateRecord stores the changes, except for mutable parameters, and returns their fields. The plugin confirms how the
+// volume is to be used. It needs the volume's locks.
+func (m *Controller) updateRecord(ctx context.Context, spec registry.VolumeSpec) (fields []string, err error) {
 	diff, err := m.difference(ctx, spec)
 	if err == nil {
 		err = refuseUpdate(diff.Changes)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var fields []string
 	asks := false // about something that the plugin has to confirm
 	for _, c := range diff.Changes {
 		if !isMutable(c.Field) {
@@ -127,12 +134,12 @@ func (m *Controller) updateRecord(ctx context.Context, spec registry.VolumeSpec)
 			asks = asks || !isSecret(c.Field)
 		}
 	}
-	if fields == nil {
-		return nil
+	if fields = slices.Compact(fields); fields == nil {
+		return nil, nil
 	}
 	if asks {
 		if err := m.confirm(ctx, updated(diff.Volume, spec).VolumeSpec); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	_, err = m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
@@ -145,11 +152,29 @@ func (m *Controller) updateRecord(ctx context.Context, spec registry.VolumeSpec)
 				return registry.Change{}, err
 			}
 		}
+		was := now.Secrets
 		now = updated(now, spec)
-		return registry.Change{Put: []registry.Record{now}, Events: []registry.Event{
-			m.event(registry.EventVolumeUpdated, now, strings.Join(slices.Compact(fields), ", "))}}, nil
+		return registry.Change{
+			Put:    append(snapshotsWithSecrets(view, now, was), now),
+			Events: []registry.Event{m.event(registry.EventVolumeUpdated, now, strings.Join(fields, ", "))},
+		}, nil
 	})
-	return err
+	return fields, err
+}
+
+// snapshotsWithSecrets returns the snapshots of the volume that have its earlier secrets, with those that it has now.
+// Their locks include that of the volume.
+func snapshotsWithSecrets(view registry.View, v registry.Volume, was map[string]registry.Secret) (out []registry.Record) {
+	if maps.Equal(was, v.Secrets) {
+		return nil
+	}
+	for _, snap := range view.SnapshotRecords() {
+		if slices.Contains(snap.VolumeKeys(), v.VolumeKey()) && maps.Equal(snap.Secrets, was) {
+			snap.Secrets = v.Secrets
+			out = append(out, snap)
+		}
+	}
+	return out
 }
 
 // updated returns v with the fields of the spec that an update stores.

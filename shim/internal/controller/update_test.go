@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -93,6 +94,39 @@ func TestUpdateOfEachField(t *testing.T) {
 	}
 }
 
+// Snapshots that have the secrets of their volume get its new ones. Others keep theirs.
+func TestSnapshotsGetTheNewSecretsOfTheirVolume(t *testing.T) {
+	d := openSnapshots(t, modifies())
+	own := map[string]registry.Secret{"token": {Env: "OWN"}}
+	for id, secrets := range map[registry.SnapshotID]map[string]registry.Secret{"s1": ready().Secrets, "s2": own} {
+		d.put(registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: id, Volume: "data",
+			Secrets: secrets}, Plugin: key.Plugin, Source: key.External, State: registry.SnapshotReady})
+	}
+	file := ready().VolumeSpec
+	file.Secrets = map[string]registry.Secret{"token": {Env: "NEW"}}
+	if _, err := d.desk.Controller.Update(t.Context(), call, file, false); err != nil {
+		t.Fatal(err)
+	}
+	list, err := d.Snapshots.List(t.Context())
+	if err != nil || list[0].Secrets["token"].Env != "NEW" || list[1].Secrets["token"].Env != "OWN" {
+		t.Errorf("%+v, %v", list, err)
+	}
+}
+
+// If the plugin refuses mutable parameters, the error says what has changed all the same.
+func TestUpdateNamesWhatChangedBeforeARefusal(t *testing.T) {
+	d := open(t, modifies(), ready())
+	d.faults = []fault{failed("INVALID_ARGUMENT")}
+	file := ready().VolumeSpec
+	file.Secrets, file.Mutable = map[string]registry.Secret{"token": {Env: "NEW"}}, tier("lead")
+	_, err := d.Update(t.Context(), call, file, false)
+	now, _ := d.stored()
+	if err == nil || !strings.Contains(err.Error(), "the rest was changed: secrets.token") ||
+		now.Secrets["token"].Env != "NEW" || len(now.Mutable) > 0 {
+		t.Errorf("%v, %+v", err, now)
+	}
+}
+
 // A changed file of an existing volume is told apart, and the error names the command that applies it.
 func TestCreateWithAChangedFileNamesUpdate(t *testing.T) {
 	d := open(t, modifies(), ready())
@@ -160,4 +194,41 @@ func TestCreatedVolumeCanBeDeletedAfterItsReturn(t *testing.T) {
 			t.Errorf("%d are remembered, the oldest: %v, the newest: %v", n, oldest, newest)
 		}
 	})
+}
+
+// A field that is added to volume files is compared too.
+func TestUpdateComparesEachFieldOfAVolumeFile(t *testing.T) {
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[registry.VolumeSpec]()) {
+		v, file := registry.Volume{Capacity: 2}, registry.VolumeSpec{}
+		switch field.Name {
+		case "Namespace", "ID": // another volume
+			continue
+		case "CapacityMin":
+			v.Capacity = 0
+		}
+		fill(reflect.ValueOf(&file).Elem().FieldByIndex(field.Index))
+		if changes := compare(v, file); len(changes) != 1 {
+			t.Errorf("%s: %+v", field.Name, changes)
+		}
+	}
+}
+
+// fill gives v a value that is not zero. Of a struct it fills the first field.
+func fill(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString("x")
+	case reflect.Int64:
+		v.SetInt(1)
+	case reflect.Struct:
+		fill(v.Field(0))
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+		fill(v.Index(0))
+	case reflect.Map:
+		one := reflect.New(v.Type().Elem()).Elem()
+		fill(one)
+		v.Set(reflect.MakeMap(v.Type()))
+		v.SetMapIndex(reflect.ValueOf("x"), one)
+	}
 }
