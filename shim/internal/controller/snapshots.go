@@ -128,6 +128,9 @@ func newSnapshot(view registry.View, spec registry.SnapshotSpec) (registry.Volum
 		switch {
 		case !found:
 			return snap, unknown(name)
+		case v.Ephemeral:
+			return snap, registry.Errorf(registry.ErrUnsupported,
+				"volume %s is an inline volume of alloc %s; no snapshot can be taken of it", name, v.Owner)
 		case v.State != registry.VolumeReady:
 			return snap, registry.Errorf(registry.ErrConflict, "volume %s is %s; a snapshot is taken of a volume that is %s",
 				name, v.State, registry.VolumeReady)

@@ -265,8 +265,9 @@ func TestSnapshotIsCreatedOnceItIsReady(t *testing.T) {
 
 func TestSnapshotIsRefusedBeforeAnyCall(t *testing.T) {
 	able := of(registry.CreateSnapshot)
-	uncertain := ready()
+	uncertain, inline := ready(), ready()
 	uncertain.State = registry.VolumeUncertain
+	inline.ID, inline.External, inline.Ephemeral = "inline", "vol-inline", true
 	other := registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "theirs", ID: "x", Name: "s1"},
 		Plugin: key.Plugin, State: registry.SnapshotReady}
 	changed := registry.VolumeSnapshot{SnapshotSpec: snapSpec, State: registry.SnapshotReady}
@@ -280,6 +281,7 @@ func TestSnapshotIsRefusedBeforeAnyCall(t *testing.T) {
 	}{
 		"no capability":       {of(registry.CreateDelete), nil, registry.ErrUnsupported},
 		"volume not ready":    {able, uncertain, registry.ErrConflict},
+		"an inline volume":    {able, inline, registry.ErrUnsupported},
 		"name taken":          {able, other, registry.ErrExists},
 		"another snapshot":    {able, changed, registry.ErrExists},
 		"one being deleted":   {able, leaving, registry.ErrConflict},
@@ -290,6 +292,9 @@ func TestSnapshotIsRefusedBeforeAnyCall(t *testing.T) {
 			d.put(c.known)
 		}
 		spec := snapSpec
+		if v, is := c.known.(registry.Volume); is {
+			spec.Volume = v.ID
+		}
 		if c.kind == registry.ErrNotFound {
 			spec.Volume = "none"
 		}
