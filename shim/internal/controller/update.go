@@ -43,6 +43,11 @@ func (m *Controller) Update(
 			return done, err
 		}
 	}
+	if slices.ContainsFunc(done.Changes, asksPlugin) { // wait for the plugin without the locks
+		if _, _, err := m.awaitController(ctx, done.Volume.Plugin, false); err != nil {
+			return done, err
+		}
+	}
 	unlock, err := m.lockVolume(ctx, name, "its update")
 	if err != nil {
 		return done, err
@@ -100,6 +105,9 @@ func changesAtOnce(c registry.FieldChange) bool {
 	return isSecret(c.Field) || isMutable(c.Field) || c.Field == "capability" && c.From == ""
 }
 
+// asksPlugin reports whether the plugin has to confirm a change of the record.
+func asksPlugin(c registry.FieldChange) bool { return !isSecret(c.Field) && !isMutable(c.Field) }
+
 func isMutable(field string) bool { return strings.HasPrefix(field, "mutable_parameters.") }
 func isSecret(field string) bool  { return strings.HasPrefix(field, "secrets.") }
 
@@ -131,7 +139,7 @@ func (m *Controller) updateRecord(ctx context.Context, spec registry.VolumeSpec)
 	for _, c := range diff.Changes {
 		if !isMutable(c.Field) {
 			fields = append(fields, c.Field)
-			asks = asks || !isSecret(c.Field)
+			asks = asks || asksPlugin(c)
 		}
 	}
 	if fields = slices.Compact(fields); fields == nil {
