@@ -65,7 +65,7 @@ func (r Roll) String() string {
 }
 
 // Held reports whether all that the plugin's rolls wait for is that volumes are released, whose mounts are served by
-// processes of old allocs.
+// processes of old allocs. The agent has recorded that for each of them.
 func (p *Plugin) Held() bool {
 	held := false
 	for _, r := range p.Rolls {
@@ -74,7 +74,7 @@ func (p *Plugin) Held() bool {
 			return false
 		case agent.RollDraining:
 			for _, a := range r.Kept {
-				if held = slices.ContainsFunc(p.Tasks, func(t PluginTask) bool {
+				if held = a.Reason != "" && slices.ContainsFunc(p.Tasks, func(t PluginTask) bool {
 					return t.Alloc == a.ID && len(t.Volumes) > 0 && t.Calls == 0 && len(t.Open) == 0 && !t.Active
 				}); !held {
 					return false
