@@ -21,8 +21,8 @@ const (
 
 // WatchHealth records the health of published volumes and of the storage that node plugins reach, until ctx ends. It
 // asks the plugins that report it, one call at a time, and pauses after each round. It skips volumes that are locked.
-// After a call without a response, it skips the plugin for the rest of the round. A plugin that died during such a call
-// is not asked any more (Suspended).
+// After a call without a response, it skips the instance for the rest of the round. A plugin that died during such a
+// call is not asked any more (Suspended).
 func (s *Stager) WatchHealth(ctx context.Context) error {
 	for wait := firstHealth; ; wait = healthEvery {
 		if !intent.Sleep(ctx, wait+time.Duration(rand.Int64N(int64(wait/4)))) {
@@ -45,10 +45,10 @@ type healthCheck struct {
 // checkHealth is one round. It fails if the records cannot be read.
 func (s *Stager) checkHealth(ctx context.Context) error {
 	checks, err := s.healthChecks(ctx)
-	skip := map[registry.PluginID]bool{}
+	skip := map[registry.InstanceKey]bool{}
 	for _, c := range checks {
 		inst, unusable := s.nodeInstance(ctx, c.of)
-		if unusable != nil || skip[c.of.Plugin] || ctx.Err() != nil {
+		if unusable != nil || skip[inst.InstanceKey] || ctx.Err() != nil {
 			continue
 		}
 		rpc := c.rpc(inst.Fingerprint)
@@ -60,7 +60,7 @@ func (s *Stager) checkHealth(ctx context.Context) error {
 			continue
 		}
 		if err := c.ask(ctx, inst, rpc); registry.NoAnswer(err) && ctx.Err() == nil {
-			skip[c.of.Plugin] = true
+			skip[inst.InstanceKey] = true
 			_ = s.Suspended.Failed(ctx, s.State, inst, err, s.Now()) // at least this shim remembers it
 		}
 	}

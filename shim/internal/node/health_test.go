@@ -242,3 +242,36 @@ func TestHealthDelaysNoMount(t *testing.T) {
 		})
 	}
 }
+
+// While a plugin has two instances, the older one is asked about the volumes whose mounts it serves.
+func TestHealthIsAskedOfTheInstanceThatServesTheVolume(t *testing.T) {
+	for rpc, caps := range map[string]string{statsRPC: reports, "NodeGetVolumeHealth": reportsOnNode} {
+		inEnv(t, caps, func(t *testing.T, n *env) {
+			n.up("a1", wish{})
+			old, _ := n.shim.table.Find(registry.RoleNode, pluginID)
+			var ref registry.Ref
+			n.view(func(v registry.View) { ref = v.AllRefs()[0] })
+			ref.Server = old.TaskKey()
+			n.put(ref)
+			next := old // a new instance, which does not report health
+			next.Alloc, next.Fingerprint.Capabilities = "next", nil
+			n.put(next)
+			if active, _ := n.shim.table.Find(registry.RoleNode, pluginID); active.Alloc != "next" {
+				t.Fatalf("%s is active", active.InstanceKey)
+			}
+			before := n.asked(rpc, "")
+			time.Sleep(2 * time.Minute)
+			if n.asked(rpc, "") == before {
+				t.Errorf("%s: the plugin is not asked", rpc)
+			}
+			_, err := n.log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+				return registry.RemoveTaskChange(v, time.Now(), next.TaskKey()), nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ref.Server = registry.TaskKey{}
+			n.put(ref)
+		})
+	}
+}
