@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"slices"
 	"strings"
@@ -47,7 +48,9 @@ type env struct {
 	check   bool   // Options.Check
 	forgets bool   // a killed plugin has lost its state when it starts again
 	secrets intent.Secrets
-	plugin  atomic.Pointer[fake]
+	plugin  atomic.Pointer[fake] // the newest process
+	sockets sync.Map             // path of a socket -> *fake, the process that listens there
+	task    registry.TaskKey     // of the newest process
 	shim    *shim
 	allocs  sync.WaitGroup // requests that run in the background
 	starts  int            // of plugins
@@ -66,11 +69,12 @@ var layout = hooks.Layout{Run: "/run/h", State: "/var/lib/h"}
 
 // Capabilities of plugins.
 const (
-	attaches = "PUBLISH_UNPUBLISH_VOLUME "
-	stages   = "STAGE_UNSTAGE_VOLUME "
-	expands  = "EXPAND_VOLUME expansion/ONLINE "
-	measures = "node/GET_VOLUME_STATS "
-	reports  = measures + "VOLUME_CONDITION " // CSI up to 1.12
+	attaches  = "PUBLISH_UNPUBLISH_VOLUME "
+	stages    = "STAGE_UNSTAGE_VOLUME "
+	expands   = "EXPAND_VOLUME expansion/ONLINE "
+	measures  = "node/GET_VOLUME_STATS "
+	snapshots = "CREATE_DELETE_SNAPSHOT "
+	reports   = measures + "VOLUME_CONDITION " // CSI up to 1.12
 	// CSI 1.13
 	reportsOnNode   = "node/GET_VOLUME_HEALTH "
 	reportsLists    = "controller/GET_VOLUME_HEALTH LIST_VOLUME_HEALTH "
@@ -82,7 +86,7 @@ func newEnv(t *testing.T, caps string) *env {
 	n := &env{
 		t: t, log: registrytest.NewLog(time.Now), storage: storage, journal: &journal.Memory{},
 		caps: append(strings.Fields(caps), "LIST_VOLUMES"), machine: newMachine(t, storage), check: true,
-		secrets: noSecrets{}, requests: map[string]proto.Message{}, dir: t.TempDir(),
+		task: registry.TaskKey{Alloc: "plugin", Task: "p"}, secrets: noSecrets{}, requests: map[string]proto.Message{}, dir: t.TempDir(),
 	}
 	for i := range 3 {
 		n.put(n.volume(i, fmt.Sprintf("x-v%d", i)))
@@ -199,7 +203,11 @@ func (n *env) startPlugin() {
 	}()
 	go func() { _ = f.server.Serve(f.listener) }()
 	n.plugin.Store(f)
+	n.sockets.Store(n.socket(), f)
 }
+
+// socket returns the path of the socket of the newest process. A task keeps its socket.
+func (n *env) socket() string { return "/run/" + string(n.task.Alloc) }
 
 // end stops or kills the process.
 func (f *fake) end(killed bool) {
@@ -300,14 +308,15 @@ func messages(method string) (in, out proto.Message, err error) {
 
 // shim is one process of the shim, without its sockets and its disk.
 type shim struct {
-	table   *registry.Registry
-	fleet   *csi.Fleet
-	volumes *controller.Controller
-	stager  *Stager
-	allocs  *Allocs
-	cancel  context.CancelCauseFunc
-	ctx     context.Context
-	loops   sync.WaitGroup
+	table     *registry.Registry
+	fleet     *csi.Fleet
+	volumes   *controller.Controller
+	snapshots *controller.Snapshots
+	stager    *Stager
+	allocs    *Allocs
+	cancel    context.CancelCauseFunc
+	ctx       context.Context
+	loops     sync.WaitGroup
 }
 
 var errShimEnds = errors.New("the shim ends")
@@ -320,8 +329,12 @@ func (n *env) startShim() {
 	if err := s.table.Load(s.ctx); err != nil {
 		n.t.Fatal(err)
 	}
-	s.fleet = csi.NewDialing(s.table, func(ctx context.Context, _ string) (net.Conn, error) {
-		return n.plugin.Load().listener.DialContext(ctx)
+	s.fleet = csi.NewDialing(s.table, func(ctx context.Context, socket string) (net.Conn, error) {
+		f, found := n.sockets.Load(socket)
+		if !found {
+			return nil, fs.ErrNotExist
+		}
+		return f.(*fake).listener.DialContext(ctx)
 	})
 	calls := intent.Calls{
 		Sender:  intent.Sender{State: n.log, Now: time.Now, Drain: intent.DrainTime},
@@ -334,7 +347,9 @@ func (n *env) startShim() {
 	s.allocs = NewAllocs(calls, s.volumes, s.stager, Host{Node: nodeName, Operations: hooks.Operations},
 		hclog.NewNullLogger())
 	s.loops.Go(func() { _ = s.allocs.Run(s.ctx) })
+	s.snapshots = controller.NewSnapshots(s.volumes, s.fleet)
 	s.loops.Go(func() { _ = s.volumes.Run(s.ctx) })
+	s.loops.Go(func() { _ = s.snapshots.Run(s.ctx) })
 	s.loops.Go(func() { _ = s.stager.WatchHealth(s.ctx) })
 	health := controller.NewHealth(calls, s.fleet, s.stager.Suspended, hclog.NewNullLogger())
 	s.loops.Go(func() { _ = health.Run(s.ctx) })
@@ -372,8 +387,7 @@ func (n *env) reboot() {
 // introduce has the plugin describe itself, and registers it as healthy. A plugin that crashes meanwhile is started
 // again.
 func (n *env) introduce() {
-	task := registry.TaskKey{Alloc: "plugin", Task: "p"}
-	at := registry.Endpoint{Host: "/run/p"} // a task keeps its socket
+	task, at := n.task, registry.Endpoint{Host: n.socket()}
 	conn, err := n.shim.fleet.Connect(pluginID, task, at)
 	if err != nil {
 		n.t.Fatal(err)
@@ -405,9 +419,11 @@ func (n *env) introduce() {
 }
 
 // removePlugin deregisters the plugin's instances, as the end of its task does.
-func (n *env) removePlugin() {
+func (n *env) removePlugin() { n.removeTask(n.task) }
+
+func (n *env) removeTask(task registry.TaskKey) {
 	_, err := n.log.Commit(context.Background(), func(v registry.View) (registry.Change, error) {
-		return registry.RemoveTaskChange(v, time.Now(), registry.TaskKey{Alloc: "plugin", Task: "p"}), nil
+		return registry.RemoveTaskChange(v, time.Now(), task), nil
 	})
 	if err != nil {
 		n.t.Fatal(err)
@@ -587,6 +603,7 @@ func (n *env) empty() {
 		n.t.Errorf("sync: %v", err)
 	}
 	for range 24 {
+		n.deleteSnapshots()
 		time.Sleep(n.untilNextLook())
 		select {
 		case <-n.plugin.Load().ended: // it died in ListVolumes
@@ -598,6 +615,19 @@ func (n *env) empty() {
 			break
 		}
 		n.unmountReported()
+	}
+}
+
+// deleteSnapshots deletes all snapshots, as far as that is possible now.
+func (n *env) deleteSnapshots() {
+	list, err := n.shim.snapshots.List(n.shim.ctx)
+	if err != nil {
+		n.t.Errorf("list snapshots: %v", err)
+	}
+	for _, snap := range list {
+		ctx, cancel := context.WithTimeout(n.shim.ctx, time.Minute)
+		_ = n.shim.snapshots.Delete(ctx, registry.Call{}, snap.SnapshotName())
+		cancel()
 	}
 }
 
@@ -680,6 +710,9 @@ func (n *env) left() (left []string) {
 		}
 		for _, i := range v.Intents() {
 			add("%s of %s, %s", i.RPC, i.Volume, i.Outcome)
+		}
+		for _, snap := range v.Snapshots() {
+			add("snapshot %s, %s: %s", snap.ID, snap.State, snap.Failure.Detail)
 		}
 	})
 	return left

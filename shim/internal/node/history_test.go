@@ -25,8 +25,8 @@ var seed = flag.Uint64("seed", 0,
 // perHistory is the number of operations of one history.
 const perHistory = 250
 
-// TestHistories mixes random operations of allocs with random faults of their plugin, lost mounts, and kills of the
-// plugin, the shim and the node. It checks what the plugin was asked: no illegal edge, and never two calls at once for
+// TestHistories mixes random operations of allocs and snapshots with random faults of their plugin, lost mounts, rolls of
+// the plugin, and kills of the plugin, the shim and the node. It checks what the plugin was asked: no illegal edge, and never two calls at once for
 // a volume. In the end everything is released. HOLDFAST_OPERATIONS sets the number of operations.
 func TestHistories(t *testing.T) {
 	if *seed != 0 {
@@ -56,6 +56,7 @@ func TestHistories(t *testing.T) {
 type history struct {
 	*env
 	random *rand.Rand
+	rolls  int   // of the plugin
 	size   int64 // bytes that volumes were asked to have, more than at first
 }
 
@@ -96,6 +97,12 @@ func newHistory(t *testing.T, seed uint64) *history {
 	if random.IntN(2) == 0 {
 		caps += []string{reports, reportsOnNode + reportsLists + reportsStorages}[random.IntN(2)]
 	}
+	if random.IntN(3) > 0 {
+		caps += snapshots
+	}
+	if random.IntN(3) > 0 {
+		caps += "MODIFY_VOLUME "
+	}
 	h := &history{env: newEnv(t, caps), random: random}
 	h.check = random.IntN(2) == 0
 	h.machine.late = time.Duration(random.IntN(4)) * 300 * time.Millisecond
@@ -124,10 +131,16 @@ func (h *history) step() {
 		h.release()
 	case d < 66:
 		h.expand()
-	case d < 84:
+	case d < 70:
+		h.snapshot()
+	case d < 72:
+		h.modify()
+	case d < 85:
 		h.fault()
-	case d < 89:
+	case d < 88:
 		h.restart()
+	case d < 92:
+		h.roll()
 	case d < 94:
 		h.plugin.Load().end(h.random.IntN(3) > 0)
 		h.startPlugin()
@@ -148,6 +161,10 @@ func (h *history) step() {
 
 func (h *history) anAlloc() registry.AllocID {
 	return registry.AllocID(fmt.Sprintf("alloc-%d", h.random.IntN(5)))
+}
+
+func (h *history) aVolume() registry.VolumeName {
+	return registry.VolumeName{Namespace: "default", ID: registry.VolumeID(fmt.Sprintf("v%d", h.random.IntN(3)))}
 }
 
 // upTo returns a random duration.
@@ -180,7 +197,7 @@ func (h *history) release() {
 
 // expand asks for a volume to be made larger, or for the size that it has already.
 func (h *history) expand() {
-	name := registry.VolumeName{Namespace: "default", ID: registry.VolumeID(fmt.Sprintf("v%d", h.random.IntN(3)))}
+	name := h.aVolume()
 	h.size += h.random.Int64N(3) * gib
 	want, limit, shim := registry.CapacityRange{Required: gib + h.size}, h.upTo(5*time.Minute), h.shim
 	h.allocs.Go(func() {
@@ -188,6 +205,49 @@ func (h *history) expand() {
 		defer cancel()
 		_, _ = shim.volumes.Expand(ctx, registry.Call{}, name, want)
 	})
+}
+
+// snapshot takes a snapshot of a volume, or deletes one.
+func (h *history) snapshot() {
+	spec := registry.SnapshotSpec{Namespace: "default", ID: registry.SnapshotID(fmt.Sprintf("s%d", h.random.IntN(3))),
+		Volume: h.aVolume().ID}
+	shim, limit, deletes := h.shim, h.upTo(5*time.Minute), h.random.IntN(2) == 0
+	h.allocs.Go(func() {
+		ctx, cancel := context.WithTimeout(shim.ctx, limit)
+		defer cancel()
+		if deletes {
+			_ = shim.snapshots.Delete(ctx, registry.Call{}, spec.SnapshotName())
+		} else {
+			_, _ = shim.snapshots.Create(ctx, registry.Call{}, spec)
+		}
+	})
+}
+
+// modify gives a mutable parameter of a volume a random value.
+func (h *history) modify() {
+	name, limit, shim := h.aVolume(), h.upTo(5*time.Minute), h.shim
+	parameters := map[string]string{"iops": strconv.Itoa(h.random.IntN(100))}
+	h.allocs.Go(func() {
+		ctx, cancel := context.WithTimeout(shim.ctx, limit)
+		defer cancel()
+		_, _ = shim.volumes.Modify(ctx, registry.Call{}, name, parameters)
+	})
+}
+
+// roll starts another instance of the plugin beside the one that runs, and ends the older one later. A plugin whose start
+// makes the backend forget cannot run twice.
+func (h *history) roll() {
+	if h.forgets {
+		return
+	}
+	old, oldTask := h.plugin.Load(), h.task
+	h.rolls++
+	h.task.Alloc = registry.AllocID(fmt.Sprintf("plugin-%d", h.rolls))
+	h.startPlugin()
+	h.introduce()
+	time.Sleep(h.upTo(time.Minute))
+	old.end(h.random.IntN(3) > 0)
+	h.removeTask(oldTask)
 }
 
 // sync names some of the allocs as living.
@@ -199,7 +259,7 @@ func (h *history) sync() {
 
 // fault makes the plugin fail some of its next calls.
 func (h *history) fault() {
-	rpcs := append(changing, healthCalls...)
+	rpcs := slices.Concat(changing, healthCalls, []string{"CreateSnapshot", "DeleteSnapshot", "ControllerModifyVolume"})
 	r := csifake.Rule{RPC: rpcs[h.random.IntN(len(rpcs))], Times: 1 + h.random.IntN(3), When: csifake.Before}
 	if h.random.IntN(2) == 0 {
 		r.When = csifake.After
