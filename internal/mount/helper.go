@@ -35,7 +35,7 @@ type Helper struct {
 
 const (
 	helperLimit = 10 * time.Second
-	killLimit   = 100 * time.Millisecond // for a killed process to end, before it counts as hanging
+	killLimit   = 100 * time.Millisecond // for a process killed in an operation to exit, before it counts as hanging
 )
 
 // Inspect inspects each path. A path without an answer at the deadline is Hung, which is no error. The error is about
@@ -144,6 +144,7 @@ func (h *Helper) ask(ctx context.Context, q question, take func(*process, answer
 	for answers := gob.NewDecoder(p.out); err == nil; {
 		var a answer
 		if err = answers.Decode(&a); err == nil && a.Done {
+			p.done = true
 			return a.err()
 		}
 		if err == nil {
@@ -163,7 +164,11 @@ func (h *Helper) ask(ctx context.Context, q question, take func(*process, answer
 func (h *Helper) end(p *process) {
 	p.in.Close()
 	p.out.Close()
-	if p.kill() {
+	limit := killLimit
+	if p.done {
+		limit = helperLimit // no operation delays its exit
+	}
+	if p.kill(limit) {
 		return
 	}
 	h.mu.Lock()
@@ -186,6 +191,7 @@ type process struct {
 	in    *os.File
 	out   *os.File
 	busy  map[int]string // what each of its threads does
+	done  bool           // it has answered its question
 }
 
 // start starts a helper process with no environment and no files of this process, as both may hold secrets or locks.
@@ -223,11 +229,11 @@ func (p *process) interrupt() {
 	_ = p.out.SetDeadline(past)
 }
 
-// kill kills the process and reports whether it has exited. It waits for at most killLimit, as the process may hang in
+// kill kills the process and reports whether it has exited. It waits no longer than limit, as the process may hang in
 // the kernel.
-func (p *process) kill() bool {
+func (p *process) kill(limit time.Duration) bool {
 	_ = unix.Kill(p.pid, unix.SIGKILL) // the pid is not reused before it is reaped
-	for end := time.Now().Add(killLimit); time.Now().Before(end); {
+	for end := time.Now().Add(limit); time.Now().Before(end); {
 		poll := []unix.PollFd{{Fd: int32(p.pidfd), Events: unix.POLLIN}}
 		n, err := unix.Poll(poll, int(time.Until(end).Milliseconds())+1)
 		if n == 1 || err != nil && !errors.Is(err, unix.EINTR) {

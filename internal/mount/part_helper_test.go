@@ -127,7 +127,7 @@ func TestKilledHelperLeavesNoHalfMountedPart(t *testing.T) {
 		if i%2 == 0 {
 			_, _ = unix.Poll([]unix.PollFd{{Fd: int32(a.pidfd), Events: unix.POLLIN}}, 10000)
 		}
-		if !a.kill() {
+		if !a.kill(killLimit) {
 			until(t, "the helper is dead", a.reap)
 		}
 		switch lines := w.lines(w.at(p)); {
