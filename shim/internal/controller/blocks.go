@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"holdfast/registry"
@@ -42,9 +43,10 @@ func (s *Snapshots) Blocks(ctx context.Context, q registry.BlockQuery, each func
 	}
 }
 
-// continues reports whether a call that ended with the code is continued by another.
+// continues reports whether a call that ended with the code is continued by another. A lost connection ends a call with
+// UNAVAILABLE or, if this side closes it first, with CANCELLED.
 func continues(code string, progress bool) bool {
-	return code == "UNAVAILABLE" || code == "ABORTED" || progress && !intent.Answers(code)
+	return slices.Contains([]string{"UNAVAILABLE", "ABORTED", "CANCELLED"}, code) || progress && !intent.Answers(code)
 }
 
 // compared returns the snapshots that the query names, after checking that their blocks can be compared.
