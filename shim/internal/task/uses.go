@@ -46,8 +46,12 @@ func (u Uses) Of(ctx context.Context, tasks []registry.PluginTask) ([]registry.P
 		if err != nil {
 			return err
 		}
+		if len(fuse) == 0 {
+			return nil
+		}
+		stagings, refs := v.Stagings(), v.AllRefs()
 		for i := range out {
-			out[i].Volumes = servedBy(v, out[i], fuse)
+			out[i].Volumes = servedBy(v, out[i], stagings, refs, fuse)
 		}
 		return nil
 	})
@@ -65,7 +69,9 @@ func (u Uses) fuseMounts() (map[string]bool, error) {
 	table, err := u.Mounts.Mounts("/")
 	fuse := map[string]bool{}
 	for _, m := range table {
-		fuse[m.Point] = fuse[m.Point] || m.IsFUSE()
+		if m.IsFUSE() {
+			fuse[m.Point] = true
+		}
 	}
 	return fuse, err
 }
@@ -94,7 +100,9 @@ func callsAt(open []registry.Intent, k registry.TaskKey) (calls []registry.OpenC
 
 // servedBy returns the volumes with a FUSE mount that the task has made, or an unknown task of the plugin. It is not
 // known which task has made the mounts of a CSI endpoint's clients.
-func servedBy(v registry.View, task registry.PluginTask, fuse map[string]bool) (volumes []registry.ServedVolume) {
+func servedBy(
+	v registry.View, task registry.PluginTask, stagings []registry.Staging, refs []registry.Ref, fuse map[string]bool,
+) (volumes []registry.ServedVolume) {
 	serves := func(at registry.Tree, server registry.TaskKey) bool {
 		return fuse[at.Host] && (server == registry.TaskKey{} || server == task.TaskKey)
 	}
@@ -107,12 +115,12 @@ func servedBy(v registry.View, task registry.PluginTask, fuse map[string]bool) (
 		}
 		return &volumes[i]
 	}
-	for _, p := range v.Stagings() {
+	for _, p := range stagings {
 		if p.Volume.Plugin == task.Plugin && serves(p.Path, p.Server) {
 			add(p.Volume, p.Name)
 		}
 	}
-	for _, r := range v.AllRefs() {
+	for _, r := range refs {
 		if _, staged := at[r.Volume]; r.Volume.Plugin == task.Plugin && (staged || serves(r.Target, r.Server)) {
 			volume, _ := v.VolumeByKey(r.Volume)
 			served := add(r.Volume, volume.VolumeName())
