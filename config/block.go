@@ -227,7 +227,7 @@ func insteadOf(name string, v cty.Value) string {
 		strings.HasPrefix(text, "${") && !allCaps.MatchString(strings.TrimSuffix(root, "}")) {
 		return renderFirst + ", or write the value itself"
 	}
-	return "use a variable, or write it out: only what is not about CSI may hold such references"
+	return "use a variable, or write the value itself: only blocks that Holdfast passes on may have such references"
 }
 
 // templateName matches a name that no scope of a job has: often one for a template of Terraform.

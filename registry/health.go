@@ -55,36 +55,35 @@ func (h VolumeHealth) Of(role Role) Condition {
 // Abnormal reports whether the plugin reports the volume as unhealthy in any role.
 func (h VolumeHealth) Abnormal() bool { return h.Controller.Abnormal || h.Node.Abnormal }
 
-// ConditionChange returns the condition to record after a plugin reported says, and the event of the change, which it
-// makes of told by adding the kind and details. The kind is sick or well. There is an event if the condition became
-// abnormal or normal, or is abnormal for another reason, but none for another message. changed is false if says is
-// recorded already.
+// ConditionChange returns the condition to record after a plugin reported one, and the event of the change. The event is
+// e with its kind, abnormal or normal, and its details. There is an event if the condition became abnormal or normal, or
+// is abnormal for another reason, but none for another message. changed is false if the report is recorded already.
 func ConditionChange(
-	before, says Condition, told Event, sick, well EventKind,
+	recorded, reported Condition, e Event, abnormal, normal EventKind,
 ) (next Condition, events []Event, changed bool) {
-	if !says.Abnormal {
-		says = Condition{}
+	if next = reported; !next.Abnormal {
+		next = Condition{}
 	}
-	if says.Since = before.Since; before == says {
-		return before, nil, false
+	if next.Since = recorded.Since; recorded == next {
+		return recorded, nil, false
 	}
-	told.Kind, told.Detail = sick, says.Text()
+	e.Kind, e.Detail = abnormal, next.Text()
 	switch {
-	case !says.Abnormal:
-		says.Since, told.Kind = time.Time{}, well
-	case !before.Abnormal:
-		says.Since = told.At
-	case before.Reason == says.Reason:
-		return says, nil, true
+	case !next.Abnormal:
+		next.Since, e.Kind = time.Time{}, normal
+	case !recorded.Abnormal:
+		next.Since = e.At
+	case recorded.Reason == next.Reason:
+		return next, nil, true
 	}
-	return says, []Event{told}, true
+	return next, []Event{e}, true
 }
 
 // HealthChange returns the change that records the condition that the controller plugin reports. It is empty if that is
 // recorded already.
-func (v Volume) HealthChange(says Condition, now time.Time) Change {
-	told := Event{Role: RoleController, Plugin: v.Plugin, Volume: v.VolumeName(), External: v.External, At: now}
-	next, events, changed := ConditionChange(v.Health.Controller, says, told, EventVolumeUnhealthy, EventVolumeHealthy)
+func (v Volume) HealthChange(reported Condition, now time.Time) Change {
+	e := Event{Role: RoleController, Plugin: v.Plugin, Volume: v.VolumeName(), External: v.External, At: now}
+	next, events, changed := ConditionChange(v.Health.Controller, reported, e, EventVolumeUnhealthy, EventVolumeHealthy)
 	if !changed {
 		return Change{}
 	}
@@ -94,10 +93,10 @@ func (v Volume) HealthChange(says Condition, now time.Time) Change {
 
 // StorageChange returns the change that records the condition of a node's storage in instances, the node instances of
 // one plugin on one node. It is empty if that is recorded already.
-func StorageChange(instances []Instance, says Condition, now time.Time) (c Change) {
+func StorageChange(instances []Instance, reported Condition, now time.Time) (c Change) {
 	for _, in := range instances {
-		told := Event{Role: in.Role, Plugin: in.Plugin, Alloc: in.Alloc, Task: in.Task, At: now}
-		next, events, changed := ConditionChange(in.Storage, says, told, EventStorageUnhealthy, EventStorageHealthy)
+		e := Event{Role: in.Role, Plugin: in.Plugin, Alloc: in.Alloc, Task: in.Task, At: now}
+		next, events, changed := ConditionChange(in.Storage, reported, e, EventStorageUnhealthy, EventStorageHealthy)
 		if !changed {
 			continue
 		}

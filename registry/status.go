@@ -78,7 +78,7 @@ type OpenCall struct {
 	Since  time.Time  `json:"since,omitzero"`
 }
 
-// ServedVolume is a volume of which a process of a plugin's task serves a mount.
+// ServedVolume is a volume with a FUSE mount that a process of a plugin's task serves.
 type ServedVolume struct {
 	Volume   VolumeName `json:"volume"`
 	External ExternalID `json:"external_id"`

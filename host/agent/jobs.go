@@ -78,10 +78,7 @@ func (a *Agent) Submit(
 	}
 	a.writing.Lock()
 	defer a.writing.Unlock()
-	if a.draining.Load() {
-		return nil, registry.Errorf(registry.ErrUnavailable, "this agent is shutting down and stops all jobs")
-	}
-	if err := a.checkSpace(); err != nil {
+	if err := a.acceptsWork(); err != nil {
 		return nil, err
 	}
 	was := a.jobs[j.ID]
@@ -172,8 +169,17 @@ func (a *Agent) checkUnheld(ctx context.Context, job *JobRecord, s Lister) error
 		})
 }
 
-// checkUnmounted returns an error if the new version of a job stops a task of a plugin, no other one replaces it, and
-// an alloc that continues uses a mount of that plugin. A replaced one that ends first must serve no mount.
+// acceptsWork returns an error if the agent is shutting down, or its disk has no space for new records.
+func (a *Agent) acceptsWork() error {
+	if a.draining.Load() {
+		return registry.Errorf(registry.ErrUnavailable, "this agent is shutting down and stops all jobs")
+	}
+	return a.checkSpace()
+}
+
+// checkUnmounted returns an error if the new version of a job ends mounts in use. It does if it stops a plugin's task
+// without a replacement while another alloc uses the plugin's volumes. It also does if the task has roll = "stop_first"
+// and serves FUSE mounts.
 func (a *Agent) checkUnmounted(ctx context.Context, job *JobRecord, s Lister) error {
 	rolling := map[slot]string{}
 	if was := a.job(job.Job.ID); was != nil && !was.Stopped {

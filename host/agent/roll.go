@@ -17,12 +17,12 @@ import (
 type Roll struct {
 	Version uint64    `json:"version"` // that the roll leads to
 	Began   time.Time `json:"began"`
-	Ended   time.Time `json:"ended,omitzero"`   // when the last old alloc was told to end, or the roll failed
+	Ended   time.Time `json:"ended,omitzero"`   // when the agent began to stop the last old alloc, or the roll failed
 	Failed  string    `json:"failed,omitempty"` // why the job stays as it was
 	Drain   bool      `json:"drain,omitempty"`  // allocs that use mounts of old plugin processes are restarted
 }
 
-// rolls reports whether a roll of the job is under way, or old allocs of one that failed are still to be stopped.
+// rolls reports whether a roll of the job is in progress, or has failed and still has allocs to stop.
 func (j *JobRecord) rolls() bool { return !j.Stopped && j.Roll != nil && j.Roll.Ended.IsZero() }
 
 // rolling returns the slots whose plugin allocs the next version of the job replaces, with their new digests.

@@ -86,10 +86,7 @@ func (a *Agent) RollPlugin(ctx context.Context, id host.PluginID, s Lister, o Ro
 	}
 	a.writing.Lock()
 	defer a.writing.Unlock()
-	if a.draining.Load() {
-		return nil, registry.Errorf(registry.ErrUnavailable, "this agent is shutting down and stops all jobs")
-	}
-	if err := a.checkSpace(); err != nil {
+	if err := a.acceptsWork(); err != nil {
 		return nil, err
 	}
 	var ids []string

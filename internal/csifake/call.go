@@ -64,7 +64,7 @@ func (p *Plugin) intercept(ctx context.Context, req any, info *grpc.UnaryServerI
 		if err != nil {
 			return nil, err
 		}
-		return p.version.told(reply.(proto.Message)), nil
+		return p.version.reply(reply.(proto.Message)), nil
 	})
 }
 

@@ -57,8 +57,8 @@
 //	            bad_utf8   strings are invalid UTF-8
 //	            ignore_source of CreateVolume: the volume is empty, and the answer names no source
 //
-// Config.Spec (--spec) makes it a plugin built on one version of CSI, 1.0 to 1.13 or one that is still to come: without
-// newer RPCs, capabilities and fields, or with some that nobody knows.
+// Config.Spec (--spec) makes it a plugin built on one version of CSI, 1.0 to 1.13 or a future one: without
+// newer RPCs, capabilities and fields, or with unknown ones.
 //
 // A test in the process may also rewrite answers with a function (Rule.Answer). What is mounted is Config.Mount and
 // Config.Block (--mount, --block). How long ids are, and of which characters, is Config.IDs (--ids).

@@ -12,7 +12,7 @@ import (
 )
 
 // newest is the minor version of CSI that this package is built on. A plugin of a later one has capabilities and fields
-// that nobody knows yet.
+// that this package does not know.
 const newest = 13
 
 // added lists the capabilities and the fields that CSI got after version 1.0, by minor version (csi.proto of each
@@ -42,7 +42,7 @@ var added = map[int][]string{
 // removed lists the capabilities that CSI lost, by the version that had them last.
 var removed = map[int][]string{12: {"controller/VOLUME_CONDITION", "node/VOLUME_CONDITION"}}
 
-// Versions are the versions of CSI that a plugin can speak: all of this build, and one that is still to come.
+// Versions lists the versions of CSI that a plugin can speak: those that this build knows, and a future one.
 func Versions() (all []string) {
 	for minor := range newest + 2 {
 		all = append(all, fmt.Sprintf("1.%d", minor))
@@ -86,7 +86,7 @@ func (v version) future() bool { return v.minor > newest }
 // unknownNumber is that of a capability and of a field that no version of CSI has.
 const unknownNumber = 9999
 
-// limit leaves out the capabilities that the version does not have, and adds one to each service that nobody knows.
+// limit leaves out the capabilities that the version does not have, and adds an unknown one to each service.
 func (v version) limit(caps capSets) {
 	if !v.limited {
 		return
@@ -126,18 +126,18 @@ func (v version) heard(req proto.Message) proto.Message {
 	return req
 }
 
-// told is an answer as a plugin of the version writes it.
-func (v version) told(reply proto.Message) proto.Message {
+// reply returns an answer without the fields that the version lacks.
+func (v version) reply(answer proto.Message) proto.Message {
 	if !v.limited {
-		return reply
+		return answer
 	}
-	m := reply.ProtoReflect()
+	m := answer.ProtoReflect()
 	v.strip(m)
 	if v.future() {
 		field := protowire.AppendString(protowire.AppendTag(nil, unknownNumber, protowire.BytesType), "of a later version")
 		m.SetUnknown(append(m.GetUnknown(), field...))
 	}
-	return reply
+	return answer
 }
 
 func (v version) strip(m protoreflect.Message) {

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"net/http"
 	"net/url"
@@ -75,22 +74,13 @@ func (c SnapshotClient) Blocks(ctx context.Context, q host.BlockQuery, fn func(h
 	if err != nil {
 		return err
 	}
-	defer body.Close()
-	for d := json.NewDecoder(body); ; {
-		var line blocksLine
-		err := d.Decode(&line)
+	return eachLine(body, func(line blocksLine) error {
 		switch {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
-			return err
 		case line.Error != nil:
 			return line.Error.err()
 		case line.Blocks == nil:
-			continue
+			return nil
 		}
-		if err := fn(*line.Blocks); err != nil {
-			return err
-		}
-	}
+		return fn(*line.Blocks)
+	})
 }

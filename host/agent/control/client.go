@@ -254,19 +254,27 @@ func (c *Client) Events(ctx context.Context, after uint64, follow bool, fn func(
 	if err != nil {
 		return err
 	}
-	defer body.Close()
-	for d := json.NewDecoder(body); ; {
-		var line eventLine
-		err := d.Decode(&line)
-		switch {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
-			return err
-		case line.Error != nil:
+	return eachLine(body, func(line eventLine) error {
+		if line.Error != nil {
 			return line.Error.err()
 		}
-		if err := fn(line.Event); err != nil {
+		return fn(line.Event)
+	})
+}
+
+// eachLine calls fn with each JSON value of a body, and closes the body.
+func eachLine[T any](body io.ReadCloser, fn func(T) error) error {
+	defer body.Close()
+	for d := json.NewDecoder(body); ; {
+		var line T
+		err := d.Decode(&line)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err == nil {
+			err = fn(line)
+		}
+		if err != nil {
 			return err
 		}
 	}

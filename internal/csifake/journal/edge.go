@@ -21,7 +21,7 @@ type edge struct {
 	mutable  []string // names of mutable_parameters of the call upwards
 	flights  int      // calls that move it just now
 	usage    string   // that the last call upwards asked for
-	secrets  string   // keys of the secrets that the last call upwards had
+	secrets  string   // keys of the secrets in the last call upwards
 }
 
 // hashOf is the hash of the unsure call in a direction, empty if there is none.

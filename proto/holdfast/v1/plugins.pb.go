@@ -785,7 +785,7 @@ func (x *OpenCall) GetSince() *timestamppb.Timestamp {
 	return nil
 }
 
-// ServedVolume is a volume of which a process of a plugin's task serves a mount.
+// ServedVolume is a volume with a FUSE mount that a process of a plugin's task serves.
 type ServedVolume struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Volume        *VolumeName            `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
