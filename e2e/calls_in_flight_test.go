@@ -60,10 +60,13 @@ func inTheMiddleOfEachCall(t *testing.T, disturb func(h *heldCall)) {
 					h.next = func(p *csifake.Plugin) {
 						if i+1 < len(rpcs) {
 							hold(p, rpcs[i+1])
+						} else if name != "down" { // until disturb returns, the scenario unmounts nothing
+							h.gate = p.On("NodeUnpublishVolume").Times(1).Hold()
 						}
 					}
 					disturb(h)
 				}
+				h.gate.Open()
 				h.must(h.result("the scenario", done))
 				for _, rpc := range rpcs {
 					h.wantOneRequest(rpc, 2)
