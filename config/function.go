@@ -9,13 +9,17 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
+	"io"
 	"maps"
-	"net/url"
 	"path"
 	"slices"
 	"strings"
 	"unicode/utf8"
 
+	"github.com/hashicorp/go-cty-funcs/cidr"
+	"github.com/hashicorp/go-cty-funcs/encoding"
+	"github.com/hashicorp/go-cty-funcs/uuid"
 	"github.com/hashicorp/hcl/v2/ext/tryfunc"
 	"github.com/hashicorp/hcl/v2/ext/typeexpr"
 	"github.com/zclconf/go-cty/cty"
@@ -25,65 +29,42 @@ import (
 )
 
 // carriers accept run-time references. They process the text around a reference and leave the reference unchanged.
+// JSON is YAML, so yamlencode writes JSON.
 var carriers = map[string]function.Function{
 	"chunklist": stdlib.ChunklistFunc, "coalesce": stdlib.CoalesceFunc, "coalescelist": stdlib.CoalesceListFunc,
 	"compact": stdlib.CompactFunc, "concat": stdlib.ConcatFunc, "element": stdlib.ElementFunc,
-	"flatten": stdlib.FlattenFunc,
-	"format":  stdlib.FormatFunc, "formatlist": stdlib.FormatListFunc, "indent": stdlib.IndentFunc,
-	"join":       stdlib.JoinFunc,
-	"jsonencode": stdlib.JSONEncodeFunc, "keys": stdlib.KeysFunc, "lookup": stdlib.LookupFunc,
-	"merge":   stdlib.MergeFunc,
-	"reverse": reverseFunction, "slice": stdlib.SliceFunc, "values": stdlib.ValuesFunc, "zipmap": stdlib.ZipmapFunc,
-	"chomp": stdlib.ChompFunc, "trimspace": stdlib.TrimSpaceFunc, "index": stdlib.IndexFunc,
-	// JSON is YAML.
-	"yamlencode": stdlib.JSONEncodeFunc, "convert": typeexpr.ConvertFunc,
-	"tostring": conversion(cty.String), "tolist": conversion(cty.List(cty.DynamicPseudoType)),
-	"toset": conversion(cty.Set(cty.DynamicPseudoType)), "tomap": conversion(cty.Map(cty.DynamicPseudoType)),
+	"flatten": stdlib.FlattenFunc, "format": stdlib.FormatFunc, "formatlist": stdlib.FormatListFunc,
+	"indent": stdlib.IndentFunc, "join": stdlib.JoinFunc, "jsonencode": stdlib.JSONEncodeFunc,
+	"keys": stdlib.KeysFunc, "lookup": stdlib.LookupFunc, "merge": stdlib.MergeFunc, "reverse": reverseFunction,
+	"slice": stdlib.SliceFunc, "values": stdlib.ValuesFunc, "zipmap": stdlib.ZipmapFunc, "chomp": stdlib.ChompFunc,
+	"trimspace": stdlib.TrimSpaceFunc, "index": stdlib.IndexFunc, "yamlencode": stdlib.JSONEncodeFunc,
+	"convert": typeexpr.ConvertFunc, "tostring": conversion(cty.String),
+	"tolist": conversion(cty.List(cty.DynamicPseudoType)), "toset": conversion(cty.Set(cty.DynamicPseudoType)),
+	"tomap": conversion(cty.Map(cty.DynamicPseudoType)),
 }
 
 // computers need the value itself and reject run-time references.
 var computers = map[string]function.Function{
 	"abs": stdlib.AbsoluteFunc, "ceil": stdlib.CeilFunc, "contains": stdlib.ContainsFunc,
-	"csvdecode": stdlib.CSVDecodeFunc,
-	"distinct":  stdlib.DistinctFunc, "floor": stdlib.FloorFunc, "formatdate": stdlib.FormatDateFunc,
-	"jsondecode": stdlib.JSONDecodeFunc, "log": stdlib.LogFunc, "lower": stdlib.LowerFunc, "max": stdlib.MaxFunc,
-	"min": stdlib.MinFunc, "parseint": stdlib.ParseIntFunc, "pow": stdlib.PowFunc, "range": stdlib.RangeFunc,
-	"regex": stdlib.RegexFunc, "regexall": stdlib.RegexAllFunc, "regex_replace": stdlib.RegexReplaceFunc,
-	"replace": stdlib.ReplaceFunc, "setintersection": stdlib.SetIntersectionFunc, "setproduct": stdlib.SetProductFunc,
+	"csvdecode": stdlib.CSVDecodeFunc, "distinct": stdlib.DistinctFunc, "floor": stdlib.FloorFunc,
+	"formatdate": stdlib.FormatDateFunc, "jsondecode": stdlib.JSONDecodeFunc, "log": stdlib.LogFunc,
+	"lower": stdlib.LowerFunc, "max": stdlib.MaxFunc, "min": stdlib.MinFunc, "parseint": stdlib.ParseIntFunc,
+	"pow": stdlib.PowFunc, "range": stdlib.RangeFunc, "regex": stdlib.RegexFunc, "regexall": stdlib.RegexAllFunc,
+	"regex_replace": stdlib.RegexReplaceFunc, "replace": stdlib.ReplaceFunc,
+	"setintersection": stdlib.SetIntersectionFunc, "setproduct": stdlib.SetProductFunc,
 	"setsubtract": stdlib.SetSubtractFunc, "setunion": stdlib.SetUnionFunc, "signum": stdlib.SignumFunc,
-	"sort":  stdlib.SortFunc,
-	"split": stdlib.SplitFunc, "strlen": stdlib.StrlenFunc, "strrev": stdlib.ReverseFunc, "substr": stdlib.SubstrFunc,
-	"timeadd": stdlib.TimeAddFunc, "title": stdlib.TitleFunc, "trim": stdlib.TrimFunc,
-	"trimprefix": stdlib.TrimPrefixFunc,
-	"trimsuffix": stdlib.TrimSuffixFunc, "upper": stdlib.UpperFunc, "length": lengthFunction,
-	"tonumber": conversion(cty.Number), "tobool": conversion(cty.Bool),
+	"sort": stdlib.SortFunc, "split": stdlib.SplitFunc, "strlen": stdlib.StrlenFunc, "strrev": stdlib.ReverseFunc,
+	"substr": stdlib.SubstrFunc, "timeadd": stdlib.TimeAddFunc, "title": stdlib.TitleFunc, "trim": stdlib.TrimFunc,
+	"trimprefix": stdlib.TrimPrefixFunc, "trimsuffix": stdlib.TrimSuffixFunc, "upper": stdlib.UpperFunc,
+	"length": lengthFunction, "tonumber": conversion(cty.Number), "tobool": conversion(cty.Bool),
 	"startswith": test(strings.HasPrefix), "endswith": test(strings.HasSuffix),
-	"base64encode": text(func(s string) (string, error) { return base64.StdEncoding.EncodeToString([]byte(s)), nil }),
-	"base64decode": text(decodeBase64),
-	"urlencode":    text(func(s string) (string, error) { return url.QueryEscape(s), nil }),
-	"basename":     text(func(s string) (string, error) { return path.Base(s), nil }),
-	"dirname":      text(func(s string) (string, error) { return path.Dir(s), nil }),
-	"md5": text(func(s string) (string, error) {
-		h := md5.Sum([]byte(s))
-		return hex.EncodeToString(h[:]), nil
-	}),
-	"sha1": text(func(s string) (string, error) {
-		h := sha1.Sum([]byte(s))
-		return hex.EncodeToString(h[:]), nil
-	}),
-	"uuidv5": uuidFunction,
-	"sha512": text(func(s string) (string, error) {
-		h := sha512.Sum512([]byte(s))
-		return hex.EncodeToString(h[:]), nil
-	}),
-	"cidrhost":    cidrFunction(1, hostAddress),
-	"cidrnetmask": cidrFunction(0, netmask),
-	"cidrsubnet":  cidrFunction(2, subnet),
-	"pathexpand":  text(expandPath),
-	"sha256": text(func(s string) (string, error) {
-		h := sha256.Sum256([]byte(s))
-		return hex.EncodeToString(h[:]), nil
-	}),
+	"base64encode": encoding.Base64EncodeFunc, "base64decode": encoding.Base64DecodeFunc,
+	"urlencode": encoding.URLEncodeFunc,
+	"basename":  text(func(s string) (string, error) { return path.Base(s), nil }),
+	"dirname":   text(func(s string) (string, error) { return path.Dir(s), nil }), "pathexpand": text(expandPath),
+	"md5": digest(md5.New), "sha1": digest(sha1.New), "sha256": digest(sha256.New), "sha512": digest(sha512.New),
+	"uuidv5": uuid.V5Func, "cidrhost": cidr.HostFunc, "cidrnetmask": cidr.NetmaskFunc, "cidrsubnet": cidr.SubnetFunc,
+	"cidrsubnets": cidr.SubnetsFunc,
 }
 
 // absent maps functions of other tools that are unsupported here to the reason.
@@ -91,7 +72,6 @@ var absent = map[string]string{
 	"timestamp": pure, "uuidv4": pure, "bcrypt": pure, "yamldecode": noYAML,
 	"rsadecrypt": "it is not offered; use a secret",
 	"abspath":    noFiles, "fileset": noFiles, "fileexists": noFiles,
-	"cidrsubnets":  "it is not offered; use cidrsubnet() for each",
 	"templatefile": "it is not offered; use file() and a template block",
 }
 
@@ -252,6 +232,15 @@ func text(f func(string) (string, error)) function.Function {
 	})
 }
 
+// digest returns an HCL function that returns the digest of a string in hex.
+func digest(of func() hash.Hash) function.Function {
+	return text(func(s string) (string, error) {
+		h := of()
+		_, _ = io.WriteString(h, s) // never fails
+		return hex.EncodeToString(h.Sum(nil)), nil
+	})
+}
+
 func test(f func(s, part string) bool) function.Function {
 	return function.New(&function.Spec{
 		Params: []function.Parameter{{Name: "text", Type: cty.String}, {Name: "part", Type: cty.String}},
@@ -320,39 +309,6 @@ func refused(why string) function.Function {
 			return cty.String, errors.New(why)
 		},
 	})
-}
-
-// uuidSpaces are the namespaces of RFC 9562 that have names.
-var uuidSpaces = map[string]string{
-	"dns": "6ba7b810-9dad-11d1-80b4-00c04fd430c8", "url": "6ba7b811-9dad-11d1-80b4-00c04fd430c8",
-	"oid": "6ba7b812-9dad-11d1-80b4-00c04fd430c8", "x500": "6ba7b814-9dad-11d1-80b4-00c04fd430c8",
-}
-
-// uuidFunction derives a version 5 UUID from a namespace and a name (RFC 9562 section 5.5).
-var uuidFunction = function.New(&function.Spec{
-	Params: []function.Parameter{{Name: "namespace", Type: cty.String}, {Name: "name", Type: cty.String}},
-	Type:   function.StaticReturnType(cty.String),
-	Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
-		space := args[0].AsString()
-		if id, ok := uuidSpaces[space]; ok {
-			space = id
-		}
-		prefix, err := hex.DecodeString(strings.ReplaceAll(space, "-", ""))
-		if err != nil || len(prefix) != 16 {
-			return cty.DynamicVal, function.NewArgErrorf(0, "give dns, url, oid, x500 or a UUID")
-		}
-		h := sha1.Sum(append(prefix, args[1].AsString()...))
-		h[6], h[8] = h[6]&0x0f|0x50, h[8]&0x3f|0x80
-		return cty.StringVal(fmt.Sprintf("%x-%x-%x-%x-%x", h[:4], h[4:6], h[6:8], h[8:10], h[10:16])), nil
-	},
-})
-
-func decodeBase64(s string) (string, error) {
-	b, err := base64.StdEncoding.DecodeString(s)
-	if err != nil || !utf8.Valid(b) {
-		return "", errors.New("this is not the base64 form of a UTF-8 text")
-	}
-	return string(b), nil
 }
 
 // readFile implements file().
