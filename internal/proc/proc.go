@@ -43,6 +43,9 @@ type Stat struct {
 	Session int
 	TTY     int
 	Start   uint64 // start time in clock ticks since boot; with PID it names a process for as long as the boot lasts
+	// NoEnviron reports that the process has no memory, as a kernel thread, or an environment of 0 bytes. It is false
+	// during execve, when /proc/PID/environ reads as empty.
+	NoEnviron bool
 }
 
 // Exited reports whether only the entry of the process is left.
@@ -63,7 +66,7 @@ func parseStat(pid int, b []byte) (Stat, error) {
 		return Stat{}, fmt.Errorf("/proc/%d/stat has no name", pid)
 	}
 	f := strings.Fields(string(b[end+1:]))
-	if len(f) < 20 {
+	if len(f) < 49 {
 		return Stat{}, fmt.Errorf("/proc/%d/stat has %d fields after the name", pid, len(f))
 	}
 	s := Stat{PID: pid, Comm: string(b[open+1 : end]), State: f[0][0]}
@@ -76,6 +79,8 @@ func parseStat(pid int, b []byte) (Stat, error) {
 	if s.Start, err = strconv.ParseUint(f[19], 10, 64); err != nil {
 		return Stat{}, fmt.Errorf("/proc/%d/stat: %w", pid, err)
 	}
+	const size, envStart, envEnd = 20, 47, 48
+	s.NoEnviron = f[size] == "0" || f[envEnd] != "0" && f[envStart] == f[envEnd]
 	return s, nil
 }
 

@@ -29,10 +29,10 @@ func TestReadStatOfOwnProcess(t *testing.T) {
 
 func TestParseStatAcceptsAnyProcessName(t *testing.T) {
 	t.Parallel()
-	rest := " S 1 2 3 4" + strings.Repeat(" 0", 14) + " 99 0"
+	rest := " S 1 2 3 4" + strings.Repeat(" 0", 14) + " 99" + strings.Repeat(" 0", 30)
 	for _, name := range []string{"sh", "a) R 9 (b", "", "x y\nz"} {
 		s, err := parseStat(7, []byte("7 ("+name+")"+rest))
-		want := Stat{PID: 7, Comm: name, State: 'S', Parent: 1, Session: 3, TTY: 4, Start: 99}
+		want := Stat{PID: 7, Comm: name, State: 'S', Parent: 1, Session: 3, TTY: 4, Start: 99, NoEnviron: true}
 		if err != nil || s != want {
 			t.Errorf("%q: %+v, %v", name, s, err)
 		}

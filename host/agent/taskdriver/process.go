@@ -159,10 +159,22 @@ func (h Handle) ownsSession(all []proc.Stat) bool {
 	return h.TaskPID > 0
 }
 
-// hasTaskID reports whether the process was started with the task's ID in its environment.
+// execTimeout bounds the wait for a process in execve, which blocks while the disk of its program hangs.
+const execTimeout = 10 * time.Second
+
+// hasTaskID reports whether the process was started with the task's ID in its environment. The environment of a
+// process in execve reads as empty, so it is read again until execve has set it.
 func hasTaskID(pid int, id string) bool {
-	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-	return err == nil && bytes.Contains(append([]byte{0}, env...), []byte("\x00"+taskEnv+"="+id+"\x00"))
+	for limit := time.Now().Add(execTimeout); time.Now().Before(limit); time.Sleep(time.Millisecond) {
+		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if err != nil || len(env) > 0 {
+			return err == nil && bytes.Contains(append([]byte{0}, env...), []byte("\x00"+taskEnv+"="+id+"\x00"))
+		}
+		if s, err := proc.ReadStat(pid); err != nil || s.NoEnviron {
+			return false
+		}
+	}
+	return false
 }
 
 // Parent is the parent process of a running task, as found in the process table.

@@ -246,6 +246,20 @@ func TestKilledParentTakesItsTaskAlong(t *testing.T) {
 	})
 }
 
+// The environment of a process reads as empty while the process is in execve.
+func TestProcessInExecveBelongsToItsTask(t *testing.T) {
+	const again = `exec /bin/sh -c "$again"`
+	cmd := exec.Command("/bin/sh", "-c", again)
+	cmd.Env = []string{"again=" + again, taskEnv + "=x"}
+	must(t, cmd.Start())
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	for n := range 2000 {
+		if !hasTaskID(cmd.Process.Pid, "x") {
+			t.Fatalf("missed at attempt %d", n)
+		}
+	}
+}
+
 func TestRecycledPidsAreNotTouched(t *testing.T) {
 	eachDriver(t, func(t *testing.T, d Driver) {
 		h := start(t, d, shell(t, `exit 4`))
