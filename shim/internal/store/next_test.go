@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"reflect"
 	"testing"
 
@@ -13,7 +14,7 @@ import (
 // does not know outlives a rewrite of the record. The file is then one of this release, so that the next one migrates
 // it again.
 func TestNextReleaseIsRead(t *testing.T) {
-	path := goldenCopy(t, Newest+1)
+	path := nextFile(t)
 	was := onDisk(t, path)
 	s := start(t, Options{Path: path})
 	var in registry.Instance
@@ -44,4 +45,27 @@ func TestNextReleaseIsRead(t *testing.T) {
 	if !reflect.DeepEqual(was, is) {
 		t.Error("other records have changed")
 	}
+}
+
+// nextFile is a file as the next release writes it: an instance has a list of endpoints besides its endpoint.
+func nextFile(t *testing.T) string {
+	t.Helper()
+	path := goldenCopy(t, Newest)
+	db, err := bolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	err = db.Update(func(tx *bolt.Tx) error {
+		w := newTransaction(tx)
+		err := w.rewrite(string(registry.BucketInstances), func(record fields) error {
+			record["endpoints"] = []byte(`[{"host":"h","task":"t","service":"csi"}]`)
+			return nil
+		})
+		return errors.Join(err, w.writeTallies(), w.setMeta(metaSchema, window{Newest + 1, Newest}))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
