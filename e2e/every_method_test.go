@@ -424,6 +424,7 @@ func (tr *traffic) volumeLife(id string) {
 		{"ModifyVolume", host.ErrInvalid, func(ctx context.Context) error { return modify(ctx, h, name, nil) }},
 		{"DeleteVolume", host.ErrConflict, func(ctx context.Context) error { return h.DeleteVolume(ctx, name) }},
 		{"Claims", nil, func(ctx context.Context) error { return tr.wantClaim(ctx, group.Alloc) }},
+		{"ReplaceAlloc", nil, func(ctx context.Context) error { return h.ReplaceAlloc(ctx, group.Alloc) }},
 		{"ReleaseAlloc", nil, func(ctx context.Context) error { return h.ReleaseAlloc(ctx, group.Alloc) }},
 		{"Allocs", nil, func(ctx context.Context) error { return wantNone(h.Allocs(ctx, group.Alloc)) }},
 		{"ExpandVolume", host.ErrInvalid, func(ctx context.Context) error { return expand(ctx, h, name, 1) }},

@@ -51,7 +51,17 @@ func (h *Host) Feasible(ctx context.Context, g AllocGroup) ([]Infeasible, Seq, e
 // the end of the alloc: a volume whose create block has on_stop = "delete" goes after its last alloc. Sync ends no
 // alloc in that sense, as a host may have lost records.
 func (h *Host) ReleaseAlloc(ctx context.Context, id AllocID) error {
-	req := &pb.ReleaseAllocRequest{Call: mutating(), Alloc: string(id)}
+	return h.releaseAlloc(ctx, id, false)
+}
+
+// ReplaceAlloc is ReleaseAlloc for an alloc that another one with the same volumes follows, as at a restart. It keeps
+// volumes with on_stop = "delete" for that one. The first call of either method decides.
+func (h *Host) ReplaceAlloc(ctx context.Context, id AllocID) error {
+	return h.releaseAlloc(ctx, id, true)
+}
+
+func (h *Host) releaseAlloc(ctx context.Context, id AllocID, keep bool) error {
+	req := &pb.ReleaseAllocRequest{Call: mutating(), Alloc: string(id), KeepVolumes: keep}
 	h.prepares.stop(ctx, id)
 	_, err := call(ctx, h, writes, pb.NewAllocsClient, pb.AllocsClient.Release, req)
 	h.workload.removeAlloc(id) // not before: a shim that takes over during the call would get it as lost

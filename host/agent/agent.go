@@ -66,6 +66,7 @@ type Volumes interface {
 	Lister
 	PrepareAlloc(ctx context.Context, g host.AllocGroup) (map[string]host.Plan, error)
 	ReleaseAlloc(ctx context.Context, id host.AllocID) error
+	ReplaceAlloc(ctx context.Context, id host.AllocID) error
 	// Fingerprints calls fn after each change of a plugin, until ctx ends. The agent then retries what waits.
 	Fingerprints(ctx context.Context, q host.PluginQuery,
 		fn func(changed []host.PluginFingerprint, complete bool) error) error

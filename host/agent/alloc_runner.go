@@ -208,8 +208,12 @@ func (r *runner) releaseVolumes(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	release := r.s.ReleaseAlloc
+	if rec := r.record(); r.a.job(rec.Job).restarts(rec) {
+		release = r.s.ReplaceAlloc
+	}
 	return r.retry(ctx, func() error {
-		err := r.reportWaits(ctx, func() error { return r.s.ReleaseAlloc(ctx, r.id) })
+		err := r.reportWaits(ctx, func() error { return release(ctx, r.id) })
 		if permanent(err) {
 			err = errors.New(err.Error())
 		}

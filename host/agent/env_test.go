@@ -300,6 +300,11 @@ func (s *fakeShim) PrepareAlloc(ctx context.Context, g host.AllocGroup) (map[str
 	return map[string]host.Plan{"main": plan}, nil
 }
 
+func (s *fakeShim) ReplaceAlloc(ctx context.Context, id host.AllocID) error {
+	s.journal.add("kept volumes of %s", s.job(id))
+	return s.ReleaseAlloc(ctx, id)
+}
+
 func (s *fakeShim) ReleaseAlloc(_ context.Context, id host.AllocID) error {
 	if s.release != nil {
 		if err := s.release(id); err != nil {

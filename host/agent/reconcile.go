@@ -218,6 +218,22 @@ func (j *JobRecord) keepsSlot(r *AllocRecord) bool {
 		r.State != AllocStopped && r.Version == j.Version
 }
 
+// restarts reports whether an alloc that ends is followed by one of the same group, so that it keeps its volumes: it was
+// stopped, and its job goes on with its slot as it is, in its version or in the next one.
+func (j *JobRecord) restarts(r *AllocRecord) bool {
+	ended := *r
+	ended.State, _ = r.outcome()
+	for ; j != nil && !j.Stopped && r.Stop; j = j.Next {
+		for _, g := range j.Job.Groups {
+			if g.Name == r.Group.Name && r.Index < uint64(g.Count) && !j.keepsSlot(&ended) &&
+				digestOf(j.Job.Type, string(j.Job.Namespace), g, 0) == digestOf(r.JobType, r.Namespace, r.Group, 0) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // Slots returns how many allocs the job wants, and whether an alloc fills one of the slots.
 func (j *JobRecord) Slots() (wanted int, filledBy func(*AllocRecord) bool) {
 	want := j.wanted()

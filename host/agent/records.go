@@ -292,10 +292,14 @@ func namespaceOf(s string) registry.Namespace {
 
 // groupDigest covers everything that an alloc of the group depends on. The count is not part of it.
 func groupDigest(j *JobRecord, g hooks.Group) string {
+	return digestOf(j.Job.Type, string(j.Job.Namespace), g, j.Rolled[g.Name])
+}
+
+func digestOf(jobType, namespace string, g hooks.Group, rolled uint64) string {
 	g.Count = 0
-	parts := []any{j.Job.Type, namespaceOf(string(j.Job.Namespace)), g}
-	if n := j.Rolled[g.Name]; n > 0 {
-		parts = append(parts, n)
+	parts := []any{jobType, namespaceOf(namespace), g}
+	if rolled > 0 {
+		parts = append(parts, rolled)
 	}
 	text, err := json.Marshal(parts)
 	if err != nil {

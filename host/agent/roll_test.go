@@ -170,7 +170,7 @@ func TestRollKeepsTheServerOfMounts(t *testing.T) {
 		e.awaitRoll(RollDone)
 		e.awaitCount("stop disk/plugin", 1)
 		e.awaitCount("prepared user", 2)
-		e.has("stop user/main", "released user", "stop disk/plugin")
+		e.has("stop user/main", "kept volumes of user", "released user", "stop disk/plugin")
 		if r := e.awaitRunning("user"); r.ID == user.ID {
 			t.Error("the user was not restarted")
 		}

@@ -191,7 +191,7 @@ func TestStatusCrosses(t *testing.T) {
 	}
 	same(t, trip(t, v, VolumeProto, Volume), v)
 	a := full[registry.AllocStatus]()
-	a.Sealed, a.Node, a.Release = nil, "", registry.Call{}
+	a.Sealed, a.Node, a.Release, a.Keep = nil, "", registry.Call{}, false
 	for i := range a.Uses {
 		a.Uses[i].Intent, a.Uses[i].Expansion.Usage = shown(a.Uses[i].Intent), registry.Usage{}
 	}

@@ -102,6 +102,7 @@ func (h *fakeHost) PrepareAlloc(_ context.Context, g host.AllocGroup) (map[strin
 }
 
 func (h *fakeHost) ReleaseAlloc(context.Context, host.AllocID) error { return nil }
+func (h *fakeHost) ReplaceAlloc(context.Context, host.AllocID) error { return nil }
 
 func (h *fakeHost) Volumes(context.Context, host.VolumeQuery) (list []host.VolumeStatus, _ host.Seq, err error) {
 	if h.volumes == nil {

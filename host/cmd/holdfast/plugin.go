@@ -35,8 +35,8 @@ func newPluginRoll(io streams, p *globalFlags) *cobra.Command {
 			"old one. Once it is healthy, it gets new calls; calls that run end at the old one, which is then stopped.\n" +
 			"If it does not become healthy, it is stopped and nothing has changed.\n\n" +
 			"If a process of the old instance serves mounts (FUSE), that instance is kept until they are unmounted; the\n" +
-			"command names their users and ends. With --drain the allocs that use them are stopped and placed again;\n" +
-			"volumes with on_stop = \"delete\" go with the stopped ones.\n\n" +
+			"command names their users and ends. With --drain the allocs that use them are stopped and placed again,\n" +
+			"with the same volumes.\n\n" +
 			"A plugin with roll = \"stop_first\" is stopped before its new instance starts.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {

@@ -467,6 +467,7 @@ type ReleaseAllocRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
 	Alloc         string                 `protobuf:"bytes,2,opt,name=alloc,proto3" json:"alloc,omitempty"`
+	KeepVolumes   bool                   `protobuf:"varint,3,opt,name=keep_volumes,json=keepVolumes,proto3" json:"keep_volumes,omitempty"` // also those with on_stop = "delete": another alloc uses them next
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -513,6 +514,13 @@ func (x *ReleaseAllocRequest) GetAlloc() string {
 		return x.Alloc
 	}
 	return ""
+}
+
+func (x *ReleaseAllocRequest) GetKeepVolumes() bool {
+	if x != nil {
+		return x.KeepVolumes
+	}
+	return false
 }
 
 type ReleaseAllocReply struct {
@@ -1712,10 +1720,11 @@ const file_holdfast_v1_allocs_proto_rawDesc = "" +
 	"\n" +
 	"PlansEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12'\n" +
-	"\x05value\x18\x02 \x01(\v2\x11.holdfast.v1.PlanR\x05value:\x028\x01\"R\n" +
+	"\x05value\x18\x02 \x01(\v2\x11.holdfast.v1.PlanR\x05value:\x028\x01\"u\n" +
 	"\x13ReleaseAllocRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12\x14\n" +
-	"\x05alloc\x18\x02 \x01(\tR\x05alloc\"@\n" +
+	"\x05alloc\x18\x02 \x01(\tR\x05alloc\x12!\n" +
+	"\fkeep_volumes\x18\x03 \x01(\bR\vkeepVolumes\"@\n" +
 	"\x11ReleaseAllocReply\x12+\n" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\"\xcc\x03\n" +
 	"\x05Alloc\x12\x0e\n" +

@@ -27,10 +27,16 @@ func (n *env) made() (vol registry.Volume, known bool) {
 // end releases an alloc as a host does, and waits until what follows has been done.
 func (n *env) end(id registry.AllocID) {
 	n.t.Helper()
+	n.endFor(id, false)
+}
+
+// endFor is end; with keep another alloc follows.
+func (n *env) endFor(id registry.AllocID, keep bool) {
+	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.shim.ctx, time.Minute)
 	defer cancel()
 	call := registry.Call{ID: registry.OperationID("end-" + id), Method: "Allocs.Release"}
-	if err := n.shim.allocs.Release(ctx, call, id); err != nil {
+	if err := n.shim.allocs.Release(ctx, call, id, keep); err != nil {
 		n.t.Errorf("end %s: %v", id, err)
 	}
 	time.Sleep(10 * time.Minute)
@@ -84,6 +90,30 @@ func TestCreateBlockMakesItsVolume(t *testing.T) {
 			t.Error("the next alloc got no volume")
 		}
 		n.end("a4")
+	})
+}
+
+// An alloc that another one follows leaves its volume to that one, also if the shim dies in its release.
+func TestVolumeIsKeptForTheAllocThatFollows(t *testing.T) {
+	inEnv(t, creates+stages, func(t *testing.T, n *env) {
+		n.up("a1", makes("delete"))
+		first, _ := n.made()
+		n.script(csifake.Rule{RPC: "NodeUnpublishVolume", When: csifake.After, Hang: csifake.ForEver, Times: 1})
+		n.async(func() {
+			_ = n.shim.allocs.Release(n.shim.ctx, registry.Call{ID: "end-a1", Method: "Allocs.Release"}, "a1", true)
+		})
+		n.crash()
+		n.plugin.Load().end(true)
+		n.start()
+		n.endFor("a1", true)
+		n.up("a2", makes("delete"))
+		if next, _ := n.made(); next.External != first.External {
+			t.Errorf("the volume was %s, and is %s", first.External, next.External)
+		}
+		n.end("a2")
+		if vol, known := n.made(); known {
+			t.Errorf("the volume remains: %+v", vol)
+		}
 	})
 }
 

@@ -522,7 +522,7 @@ func (n *env) up(id registry.AllocID, w wish) {
 func (n *env) tryDown(id registry.AllocID) error {
 	ctx, cancel := context.WithTimeout(n.shim.ctx, time.Minute)
 	defer cancel()
-	return n.shim.allocs.Release(ctx, registry.Call{}, id)
+	return n.shim.allocs.Release(ctx, registry.Call{}, id, false)
 }
 
 func (n *env) down(id registry.AllocID) {

@@ -45,7 +45,7 @@ func (a *Allocs) ForceRelease(
 		return nil, fmt.Errorf("record the release of alloc %s by force: %w", id, err)
 	}
 	a.abort(id)
-	return steps, a.Release(ctx, registry.Call{}, id) // the host has not ended the alloc with this call: see discard
+	return steps, a.Release(ctx, registry.Call{}, id, false) // the host has not ended the alloc with this call: see discard
 }
 
 // checkForce refuses a release by force that is not confirmed, or that a mount in use prevents.

@@ -183,7 +183,7 @@ func TestForceReleaseEndsOtherCalls(t *testing.T) {
 		n.async(func() {
 			ctx, cancel := context.WithTimeout(n.shim.ctx, time.Hour)
 			defer cancel()
-			waiting = n.shim.allocs.Release(ctx, registry.Call{}, "a1")
+			waiting = n.shim.allocs.Release(ctx, registry.Call{}, "a1", false)
 		})
 		if _, err := n.force("a1"); err != nil {
 			t.Error(err)

@@ -206,7 +206,7 @@ func (h *history) prepare() {
 
 func (h *history) release() {
 	id, shim := h.anAlloc(), h.shim
-	h.allocs.Go(func() { _ = shim.allocs.Release(shim.ctx, registry.Call{}, id) })
+	h.allocs.Go(func() { _ = shim.allocs.Release(shim.ctx, registry.Call{}, id, false) })
 }
 
 // expand asks for a volume to be made larger, or for the size that it has already.

@@ -274,7 +274,7 @@ func (a *Allocs) Sync(ctx context.Context, living []registry.AllocID) ([]registr
 		return nil, err
 	}
 	for _, id := range gone {
-		if _, err := a.releasing(ctx, registry.Call{}, id); err != nil {
+		if _, err := a.releasing(ctx, registry.Call{}, id, false); err != nil {
 			return nil, err
 		}
 		a.teardown(id)

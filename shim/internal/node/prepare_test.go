@@ -191,7 +191,7 @@ func TestReleaseIsAnsweredForGood(t *testing.T) {
 			}
 		})
 		for _, id := range []registry.OperationID{"first", "second"} {
-			if err := n.shim.allocs.Release(t.Context(), registry.Call{ID: id, Method: "m"}, "a1"); err != nil {
+			if err := n.shim.allocs.Release(t.Context(), registry.Call{ID: id, Method: "m"}, "a1", false); err != nil {
 				t.Fatal(err)
 			}
 			n.view(func(v registry.View) {
@@ -235,7 +235,7 @@ func TestReleaseIsCutOffByASwap(t *testing.T) {
 			errors.New("the caller has gone")} {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			done := make(chan error, 1)
-			n.async(func() { done <- n.shim.allocs.Release(ctx, registry.Call{}, "a1") })
+			n.async(func() { done <- n.shim.allocs.Release(ctx, registry.Call{}, "a1", false) })
 			cancel(why)
 			err := <-done
 			if told := strings.Contains(err.Error(), "plugin p"); !errors.Is(err, why) ||
@@ -252,7 +252,7 @@ func TestReleaseOfAnEndingShimWritesNothing(t *testing.T) {
 		n.up("a1", wish{})
 		n.removePlugin()
 		done := make(chan error, 1)
-		n.async(func() { done <- n.shim.allocs.Release(t.Context(), registry.Call{}, "a1") })
+		n.async(func() { done <- n.shim.allocs.Release(t.Context(), registry.Call{}, "a1", false) })
 		resume := n.log.Hold()
 		n.shim.cancel(errShimEnds)
 		synctest.Wait()

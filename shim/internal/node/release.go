@@ -15,10 +15,11 @@ import (
 )
 
 // Release releases the volumes of the alloc. It returns when all are released, or when ctx ends; then the release
-// continues in the background, also after a restart. An unknown alloc counts as released.
-func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.AllocID) error {
+// continues in the background, also after a restart. An unknown alloc counts as released. With keep no volume is deleted;
+// the first call decides.
+func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.AllocID, keep bool) error {
 	a.stop(id) // before the record is read: a Prepare may be about to write it
-	known, err := a.releasing(ctx, call, id)
+	known, err := a.releasing(ctx, call, id, keep)
 	if err != nil || !known {
 		return err
 	}
@@ -46,7 +47,9 @@ func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.Al
 
 // releasing records that the alloc is being released. From then on the release continues until it is done. The
 // transaction that deletes the alloc stores the response of the call that began the release.
-func (a *Allocs) releasing(ctx context.Context, call registry.Call, id registry.AllocID) (known bool, err error) {
+func (a *Allocs) releasing(
+	ctx context.Context, call registry.Call, id registry.AllocID, keep bool,
+) (known bool, err error) {
 	_, err = registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
 		al, ok := v.Alloc(id)
 		known = ok
@@ -56,7 +59,7 @@ func (a *Allocs) releasing(ctx context.Context, call registry.Call, id registry.
 		case al.State == registry.AllocReleasing && (al.Release.ID != "" || call.ID == ""):
 			return registry.Change{}, nil
 		}
-		al.State, al.Waiting, al.Release = registry.AllocReleasing, nil, call
+		al.State, al.Waiting, al.Release, al.Keep = registry.AllocReleasing, nil, call, keep
 		return registry.Change{Put: []registry.Record{al}}, nil
 	})
 	if err != nil {
@@ -123,11 +126,12 @@ func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) {
 }
 
 // discard has the volumes deleted that the create blocks of a released alloc have made with on_stop = "delete". Only a
-// Release is a certain end: Sync may miss an alloc because its host has lost records, so its volumes are kept.
+// Release without keep is a certain end: Sync may miss an alloc because its host has lost records, so its volumes are
+// kept.
 func (a *Allocs) discard(ctx context.Context, id registry.AllocID) error {
 	var al registry.Alloc
 	err := a.State.View(ctx, func(v registry.View) error { al, _ = v.Alloc(id); return nil })
-	if err != nil || al.Release.ID == "" {
+	if err != nil || al.Release.ID == "" || al.Keep {
 		return err
 	}
 	spec, err := config.OpenGroup(al.Sealed)

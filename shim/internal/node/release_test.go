@@ -42,7 +42,7 @@ func TestNothingIsUndoneThatStillRuns(t *testing.T) {
 				}
 				n.introduce()
 				began := time.Now()
-				if err := n.shim.allocs.Release(n.shim.ctx, registry.Call{}, "a1"); err != nil {
+				if err := n.shim.allocs.Release(n.shim.ctx, registry.Call{}, "a1", false); err != nil {
 					t.Error(err)
 				}
 				if took := time.Since(began); took < c.least || took > c.most {
@@ -76,7 +76,7 @@ func TestReleaseDoesNotWaitForAnExpansion(t *testing.T) {
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				defer cancel()
-				if err := n.shim.allocs.Release(ctx, registry.Call{}, "a1"); err != nil {
+				if err := n.shim.allocs.Release(ctx, registry.Call{}, "a1", false); err != nil {
 					t.Error(err)
 				}
 				synctest.Wait()

@@ -86,7 +86,7 @@ func (s *allocs) Release(ctx context.Context, req *pb.ReleaseAllocRequest) (*pb.
 		if err != nil {
 			return err
 		}
-		return a.Allocs.Release(ctx, call, id)
+		return a.Allocs.Release(ctx, call, id, req.GetKeepVolumes())
 	})
 	return &pb.ReleaseAllocReply{Answer: at}, err
 }
