@@ -88,6 +88,7 @@ func (u Usage) Masked() Usage {
 // Masked returns the volume with secrets in its mount flags, parameters and context masked.
 func (v Volume) Masked() Volume {
 	v.Mutable, v.Modification.Asked = masked(v.Mutable), masked(v.Modification.Asked)
+	v.Modification.Earlier = nil // not for status
 	v.MountFlags, v.Parameters, v.Context = v.MountFlags.Masked(), masked(v.Parameters), masked(v.Context)
 	return v
 }

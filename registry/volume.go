@@ -3,6 +3,7 @@ package registry
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -258,10 +259,37 @@ type Modification struct {
 	// Code and Detail are the plugin's last error; empty: none.
 	Code   string `json:"code,omitempty"`
 	Detail string `json:"detail,omitempty"` // bounded and redacted
+	// Earlier are the values of earlier modifications whose outcome is not known either, oldest first.
+	Earlier []map[string]string `json:"earlier,omitempty"`
 }
 
 // Open reports whether the outcome of a modification is unknown.
 func (m Modification) Open() bool { return len(m.Asked) > 0 }
+
+// maxEarlier bounds Modification.Earlier. Further values replace the oldest.
+const maxEarlier = 8
+
+// Then returns a modification to other values, with those of m as earlier ones if its outcome is not known.
+func (m Modification) Then(asked map[string]string, at time.Time) Modification {
+	next := Modification{Asked: asked, Since: at}
+	for _, earlier := range append(slices.Clone(m.Earlier), m.Asked) {
+		if len(earlier) > 0 && !maps.Equal(earlier, asked) {
+			next.Earlier = append(next.Earlier, earlier)
+		}
+	}
+	next.Earlier = next.Earlier[max(0, len(next.Earlier)-maxEarlier):]
+	return next
+}
+
+// Refused returns what is not known after the plugin has certainly refused m: the last of the earlier modifications.
+func (m Modification) Refused() Modification {
+	n := len(m.Earlier)
+	if n == 0 {
+		return Modification{}
+	}
+	return Modification{Asked: m.Earlier[n-1], Since: m.Since, Code: "UNKNOWN", Detail: "it had no certain answer",
+		Earlier: slices.Clone(m.Earlier[:n-1])}
+}
 
 // VolumeKey returns the key of the volume. It has no external ID before the plugin has created the volume.
 func (v Volume) VolumeKey() VolumeKey { return VolumeKey{v.Plugin, v.External} }

@@ -181,7 +181,7 @@ func TestEveryFieldCrosses(t *testing.T) {
 // The fields of a volume's and an alloc's status that a host uses cross the wire.
 func TestStatusCrosses(t *testing.T) {
 	v := full[registry.VolumeStatus]()
-	v.Unattached, v.Expansion.Usage = false, registry.Usage{} // they are for the shim to remember
+	v.Unattached, v.Expansion.Usage, v.Modification.Earlier = false, registry.Usage{}, nil // for the shim to remember
 	v.Attachments = []registry.Attachment{{State: registry.MarkDone, NodeID: "n"}}
 	v.Staging = registry.Staging{State: registry.MarkSent, Path: registry.Tree{Host: "/h", Task: "/t"}}
 	v.Intent = shown(v.Intent)

@@ -142,7 +142,8 @@ func namesOf(parameters map[string]string) string {
 // private returns what must not appear in the errors of calls for the volume, and is not in their requests.
 func private(v registry.Volume) csi.Private {
 	return csi.Private{MountFlags: v.MountFlags,
-		Contexts: []map[string]string{v.Context, v.Parameters, v.Mutable, v.Modification.Asked}}
+		Contexts: append([]map[string]string{v.Context, v.Parameters, v.Mutable, v.Modification.Asked},
+			v.Modification.Earlier...)}
 }
 
 // modify sends ControllerModifyVolume until its outcome is certain or its policy gives up. An earlier modification
@@ -163,7 +164,7 @@ func (m *Controller) modify(
 				return registry.Change{}, unknown(v.VolumeName())
 			}
 			if !maps.Equal(now.Modification.Asked, parameters) {
-				now.Modification = registry.Modification{Asked: parameters, Since: m.Now()}
+				now.Modification = now.Modification.Then(parameters, m.Now())
 			}
 			return registry.Change{Put: []registry.Record{now}}, nil
 		},
@@ -176,7 +177,7 @@ func (m *Controller) modify(
 			case vague || !clean && intent.RejectsCall(err.Code):
 				now.Modification.Code, now.Modification.Detail = err.Code, err.Detail
 			case again:
-				now.Modification = registry.Modification{}
+				now.Modification = before.Refused()
 			default:
 				now.Modification = before
 			}

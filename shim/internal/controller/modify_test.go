@@ -129,6 +129,44 @@ func TestModificationGoesOnWithoutItsCaller(t *testing.T) {
 	}
 }
 
+// A modification without a certain outcome stays in doubt while another is refused, also if the shim dies meanwhile.
+func TestRefusedModificationKeepsEarlierDoubt(t *testing.T) {
+	for _, crash := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			d := open(t, modifies(), ready())
+			modify := func(ctx context.Context, value string) {
+				if _, err := d.Controller.Modify(ctx, call, name, tier(value)); err == nil {
+					t.Errorf("the modification to %s is done", value)
+				}
+			}
+			for _, value := range []string{"gold", "bronze"} {
+				d.faults = slices.Repeat([]fault{failed("INTERNAL")}, 3)
+				modify(t.Context(), value)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			d.faults = []fault{uncertain("DEADLINE_EXCEEDED", false), failed("INVALID_ARGUMENT")}
+			modify(ctx, "silver")
+			if crash {
+				d.crash()
+			}
+			end := d.run()
+			time.Sleep(time.Hour)
+			end()
+			for _, value := range []string{"bronze", "gold"} {
+				if v, _ := d.stored(); !v.Modification.Open() || v.Modification.Asked["tier"] != value {
+					t.Errorf("the doubt about %s is %+v", value, v.Modification)
+				}
+				d.faults = []fault{failed("INVALID_ARGUMENT")}
+				modify(t.Context(), value)
+			}
+			if v, _ := d.stored(); v.Modification.Open() {
+				t.Errorf("all are refused, and %+v is in doubt", v.Modification)
+			}
+		})
+	}
+}
+
 // What cannot be sent is refused before a call.
 func TestModificationIsRefusedBeforeTheCall(t *testing.T) {
 	deleting, creating := ready(), spec()
