@@ -14,7 +14,7 @@ var createStanza = &stanza{
 		"that is known at run time only.",
 	fields: slices.Concat(
 		specFields("plugin_id", "snapshot_id", "clone_id", "clone_external_id", "capacity_min", "capacity_max",
-			"parameters"),
+			"parameters", "mutable_parameters", "name"),
 		[]field{secretsField},
 		specFields("topology_request"),
 		[]field{{name: "on_stop", kind: isChoice, words: []string{"keep", "delete"}, fallback: "keep",
@@ -42,9 +42,13 @@ func (f *file) create(volume *fields, b block, v hooks.VolumeRequest) *hooks.Cre
 	at.constant = true
 	spec := &registry.VolumeSpec{
 		ID:     registry.VolumeID(v.Source),
+		Name:   parsed(at, "name", registry.ParseCreateName),
 		Plugin: parsed(at, "plugin_id", registry.ParsePluginID),
 	}
 	at.contentOf(spec)
+	if v.PerAlloc && at.has("name") {
+		f.errorf(at.at("name"), "remove it, or per_alloc", "the volumes of several allocs cannot have one name")
+	}
 	if v.PerAlloc {
 		spec.ID = "" // it differs from every clone_id by its index
 	}
@@ -52,8 +56,8 @@ func (f *file) create(volume *fields, b block, v hooks.VolumeRequest) *hooks.Cre
 	spec.Secrets = at.secretReferences()
 	f.checkVolume(at, spec)
 	return &hooks.Create{
-		Plugin: spec.Plugin, CapacityMin: spec.CapacityMin, CapacityMax: spec.CapacityMax, Parameters: spec.Parameters,
-		Secrets: spec.Secrets, Required: spec.Required, Preferred: spec.Preferred, CloneID: spec.CloneID,
+		Plugin: spec.Plugin, Name: spec.Name, CapacityMin: spec.CapacityMin, CapacityMax: spec.CapacityMax,
+		Parameters: spec.Parameters, Mutable: spec.Mutable, Secrets: spec.Secrets, Required: spec.Required, Preferred: spec.Preferred, CloneID: spec.CloneID,
 		CloneExternal: spec.CloneExternal, SnapshotID: spec.SnapshotID,
 		Delete: oneOf[string](at, "on_stop") == "delete",
 	}

@@ -39,7 +39,7 @@ var optionsStanza = &stanza{
 		{name: "mode", kind: isText, doc: "The permissions of the root directory, in octal, such as `\"0770\"`."},
 		{name: "ownership", kind: isChoice, words: []string{"root", "recursive"}, fallback: "root",
 			doc: "Whether owner and group are those of the root directory of an empty volume, or of all files, also of a " +
-				"volume that has some."},
+				"volume that has some. Allocs that write to one volume at the same time then set the same."},
 	},
 }
 

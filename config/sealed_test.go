@@ -147,7 +147,8 @@ func TestTextSaysAllThereIs(t *testing.T) {
 	}
 }
 
-// A reader without sub_path would expose the whole volume, so it must reject a group with one and accept all others.
+// A reader without sub_path would expose the whole volume, so it must reject a group with one and accept all others. The
+// same holds for fields of a create block, without which another volume would be created.
 func TestSubPathIsOfANewerVersion(t *testing.T) {
 	version := func(s sealed) int {
 		var v struct{ Version int }
@@ -160,11 +161,17 @@ func TestSubPathIsOfANewerVersion(t *testing.T) {
 		return &hooks.GroupSpec{Mounts: map[string][]hooks.VolumeMount{"a": {{Volume: "v"}},
 			"b": {{Volume: "v"}, {Volume: "v", SubPath: sub}}}}
 	}
+	creates := func(c hooks.Create) *hooks.GroupSpec {
+		return &hooks.GroupSpec{Volumes: []hooks.VolumeRequest{{}, {Create: &c}}, Mounts: mounts("a").Mounts}
+	}
 	for what, c := range map[string]struct {
 		sealed sealed
 		want   int
 	}{
-		"a plugin's task": {sealed{Task: &hooks.TaskSpec{}}, 1}, "no mounts": {sealed{Group: &hooks.GroupSpec{}}, 1},
+		"a create block":              {sealed{Group: creates(hooks.Create{Plugin: "p"})}, 2},
+		"one with a name":             {sealed{Group: creates(hooks.Create{Name: "n"})}, 3},
+		"one with mutable parameters": {sealed{Group: creates(hooks.Create{Mutable: map[string]string{"a": "b"}})}, 3},
+		"a plugin's task":             {sealed{Task: &hooks.TaskSpec{}}, 1}, "no mounts": {sealed{Group: &hooks.GroupSpec{}}, 1},
 		"all of a volume": {sealed{Group: mounts("")}, 1}, "a part of one": {sealed{Group: mounts("a/b")}, 2},
 	} {
 		if got := version(c.sealed); got != c.want {

@@ -84,7 +84,6 @@ func (f *file) volume() *registry.VolumeSpec {
 		Plugin:    parsed(at, "plugin_id", registry.ParsePluginID),
 		External:  parsed(at, "external_id", registry.ParseExternalID),
 		Context:   at.stringMap("context"),
-		Mutable:   at.stringMap("mutable_parameters"),
 	}
 	at.contentOf(spec)
 	if spec.Name = string(spec.ID); at.has("name") {
@@ -106,7 +105,7 @@ func (f *fields) contentOf(spec *registry.VolumeSpec) {
 	spec.CloneExternal = parsed(f, "clone_external_id", registry.ParseExternalID)
 	spec.SnapshotID = parsed(f, "snapshot_id", registry.ParseExternalID)
 	spec.CapacityMin, spec.CapacityMax = f.capacity("capacity_min"), f.capacity("capacity_max")
-	spec.Parameters = f.stringMap("parameters")
+	spec.Parameters, spec.Mutable = f.stringMap("parameters"), f.stringMap("mutable_parameters")
 }
 
 // parseCloneID reads clone_id, which names a volume of the same namespace.

@@ -1,6 +1,7 @@
 package hooks
 
 import (
+	"cmp"
 	"time"
 
 	"holdfast/registry"
@@ -88,9 +89,11 @@ type VolumeRequest struct {
 // Create is a volume block's create block. The volume's ID is the source of the volume block.
 type Create struct {
 	Plugin        registry.PluginID          `json:"plugin_id"`
+	Name          string                     `json:"name,omitempty"`         // empty: the ID of the volume
 	CapacityMin   int64                      `json:"capacity_min,omitempty"` // bytes; 0: none
 	CapacityMax   int64                      `json:"capacity_max,omitempty"` // bytes; 0: none
 	Parameters    map[string]string          `json:"parameters,omitempty"`
+	Mutable       map[string]string          `json:"mutable_parameters,omitempty"`
 	Secrets       map[string]registry.Secret `json:"secrets,omitempty"` // references only, never values
 	Required      []registry.Topology        `json:"required,omitempty"`
 	Preferred     []registry.Topology        `json:"preferred,omitempty"`
@@ -103,11 +106,11 @@ type Create struct {
 // Spec returns the spec of the volume that is created for the request.
 func (c Create) Spec(name registry.VolumeName, u registry.Usage) registry.VolumeSpec {
 	return registry.VolumeSpec{
-		Namespace: name.Namespace, ID: name.ID, Name: string(name.ID), Plugin: c.Plugin,
+		Namespace: name.Namespace, ID: name.ID, Name: cmp.Or(c.Name, string(name.ID)), Plugin: c.Plugin,
 		CapacityMin: c.CapacityMin, CapacityMax: c.CapacityMax,
 		Capabilities: []registry.VolumeCapability{{Access: u.Access, Attachment: u.Attachment}},
 		FSType:       u.FSType, MountFlags: u.MountFlags, MountGroup: u.MountGroup, Ownership: u.Ownership,
-		Parameters: c.Parameters, Secrets: c.Secrets, Required: c.Required, Preferred: c.Preferred,
+		Parameters: c.Parameters, Mutable: c.Mutable, Secrets: c.Secrets, Required: c.Required, Preferred: c.Preferred,
 		CloneID: c.CloneID, CloneExternal: c.CloneExternal, SnapshotID: c.SnapshotID,
 	}
 }

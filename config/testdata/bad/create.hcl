@@ -21,6 +21,17 @@ job "db" {
         parameters { alloc = "${NOMAD_ALLOC_ID}" }
       }
     }
+    volume "alike" {
+      type            = "csi"
+      source          = "alike"
+      per_alloc       = true
+      access_mode     = "single-node-writer"
+      attachment_mode = "file-system"
+      create {
+        plugin_id = "ssd"
+        name      = "alike"
+      }
+    }
     task "t" { driver = "exec" }
   }
 }

@@ -42,6 +42,8 @@ job "db" {
       create {
         plugin_id   = "ssd"
         snapshot_id = "nightly"
+        name        = "restored-from-nightly"
+        mutable_parameters { iops = 3000 }
       }
     }
     volume "copied" {

@@ -58,15 +58,16 @@ func (n *env) events(kind registry.EventKind, detail string) (count int) {
 // A create block makes its volume with the alloc, before the claim. Later allocs use it. It goes with the last one if
 // the block says so, also if a shim or the plugin dies meanwhile, and then the next alloc gets a new one.
 func TestCreateBlockMakesItsVolume(t *testing.T) {
-	inEnv(t, creates+attaches+stages, func(t *testing.T, n *env) {
-		reasons, _, err := n.shim.allocs.Feasible(t.Context(), n.group("a1", makes("keep")))
+	inEnv(t, creates+attaches+stages+"MODIFY_VOLUME ", func(t *testing.T, n *env) {
+		named := wish{create: "name = \"data-1\"\n mutable_parameters = { tier = \"gold\" }"}
+		reasons, _, err := n.shim.allocs.Feasible(t.Context(), n.group("a1", named))
 		if err != nil || len(reasons) > 0 {
 			t.Errorf("the node cannot take the alloc: %v, %v", reasons, err)
 		}
-		n.up("a1", makes("keep"))
+		n.up("a1", named)
 		n.end("a1")
 		first, known := n.made()
-		if !known || first.State != registry.VolumeReady {
+		if !known || first.State != registry.VolumeReady || first.Name != "data-1" || first.Mutable["tier"] != "gold" {
 			t.Fatalf("%+v", first)
 		}
 		n.up("a2", makes("keep"))

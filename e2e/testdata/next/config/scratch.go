@@ -3,7 +3,7 @@ package config
 import "holdfast/hooks"
 
 // scratchVersion is the version of sealed specs with a scratch_dir: a plugin must not be started without it.
-const scratchVersion = 3
+const scratchVersion = 4
 
 // scratchDir reads the attribute that the release before does not know.
 func (f *file) scratchDir(at *fields, p *hooks.PluginSpec) {

@@ -15,6 +15,7 @@ import (
 const (
 	firstVersion    = 1
 	subPathsVersion = 2 // ignoring a sub_path would expose the whole volume to the task
+	createVersion   = 3 // ignoring name or mutable_parameters of a create block would create another volume
 	sealedVersion   = scratchVersion
 )
 
@@ -42,12 +43,18 @@ func (s sealed) least() int {
 	if s.Group == nil {
 		return firstVersion
 	}
+	version := firstVersion
 	for _, mounts := range s.Group.Mounts {
 		if slices.ContainsFunc(mounts, func(m hooks.VolumeMount) bool { return m.SubPath != "" }) {
-			return subPathsVersion
+			version = subPathsVersion
 		}
 	}
-	return firstVersion
+	for _, v := range s.Group.Volumes {
+		if v.Create != nil && (v.Create.Name != "" || len(v.Create.Mutable) > 0) {
+			version = createVersion
+		}
+	}
+	return version
 }
 
 // OpenTask returns the sealed part of a task that runs a plugin. It ignores unknown fields and does not change the
