@@ -64,6 +64,16 @@ func Compatible(a, b registry.Claim) string {
 		return fmt.Sprintf("%s allows one user that writes at a time", a.Usage.Access)
 	case sameNode && a.Usage.Staging() != b.Usage.Staging():
 		return "on one node, the file system type, mount flags and mount group of all users are the same"
+	case ownershipsDiffer(a.Usage, b.Usage):
+		return "mount_options of all users that write set one owner, group and mode if one sets them recursively"
 	}
 	return ""
+}
+
+// ownershipsDiffer reports whether one use would change the owner of the files that the other one has set.
+func ownershipsDiffer(a, b registry.Usage) bool {
+	x, y := a.Ownership, b.Ownership
+	recursive := x.Recursive || y.Recursive
+	x.Recursive, y.Recursive = false, false
+	return recursive && x != y && x != (registry.Ownership{}) && y != (registry.Ownership{}) && !a.ReadOnly && !b.ReadOnly
 }

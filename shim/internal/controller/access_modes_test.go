@@ -107,6 +107,30 @@ func TestReaderModesNeedReadOnly(t *testing.T) {
 	}
 }
 
+// Two users of one volume do not change the owner of its files in turn.
+func TestRecursiveOwnershipsExcludeEachOther(t *testing.T) {
+	own := func(owner string, recursive, readOnly bool) registry.Claim {
+		c := claimOf(registry.MultiNodeMultiWriter, registry.FileSystem, readOnly, "n1")
+		c.Usage.Ownership = registry.Ownership{Owner: owner, Recursive: recursive}
+		return c
+	}
+	for what, c := range map[string]struct {
+		a, b     registry.Claim
+		excluded bool
+	}{
+		"both recursive":          {own("1", true, false), own("2", true, false), true},
+		"one recursive":           {own("1", false, false), own("2", true, false), true},
+		"none recursive":          {own("1", false, false), own("2", false, false), false},
+		"the same":                {own("1", true, false), own("1", false, false), false},
+		"one without ownership":   {own("1", true, false), own("", false, false), false},
+		"one that does not write": {own("1", true, false), own("2", true, true), false},
+	} {
+		if ab, ba := Compatible(c.a, c.b), Compatible(c.b, c.a); ab != ba || (ab != "") != c.excluded {
+			t.Errorf("%s: %q, %q", what, ab, ba)
+		}
+	}
+}
+
 func ExampleCompatible() {
 	writer := claimOf(registry.MultiNodeSingleWriter, registry.FileSystem, false, "n1")
 	reader := claimOf(registry.MultiNodeSingleWriter, registry.FileSystem, true, "n2")
