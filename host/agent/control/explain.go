@@ -161,7 +161,8 @@ func (e *explainer) volumeView(v host.VolumeStatus) Volume {
 		out.Attached = v.Attachments[0].State
 	}
 	out.Notices = slices.Concat(expansionNotices(v.VolumeName(), v.Expansion), modificationNotices(v),
-		healthNotices(v.VolumeName(), v.Plugin, v.Health), creationNotices(v))
+		healthNotices(v.VolumeName(), v.Plugin, v.Health), creationNotices(v),
+		deletionNotices(v))
 	for _, h := range v.Holders {
 		out.Notices = append(out.Notices, e.trouble(h)...)
 	}

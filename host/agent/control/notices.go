@@ -413,6 +413,24 @@ func creationNotices(v host.VolumeStatus) []Notice {
 	return []Notice{n}
 }
 
+// deletionNotices explains a deletion of which no call is under way.
+func deletionNotices(v host.VolumeStatus) []Notice {
+	if v.State != registry.VolumeDeleting || v.Intent != nil {
+		return nil
+	}
+	name := v.VolumeName()
+	n := Notice{Kind: NoticeWaiting, Summary: fmt.Sprintf("volume %s is not deleted yet", name),
+		Next: "Holdfast tries again until the plugin has deleted it."}
+	if f := v.Failure; f.RPC == registry.DeleteVolumeRPC {
+		n.fact("Plugin error", f.Code+": "+f.Detail)
+		n.fact("Since", since(f.Since))
+	}
+	n.command("try now, and see what is in the way", volumeCommand("delete", name))
+	n.command("if its secrets cannot be read, give it others", "holdfast volume update FILE")
+	n.command("remove the record only; the plugin may keep the volume", volumeCommand("deregister", name))
+	return []Notice{n}
+}
+
 // healthNotices explains the health reports of a volume's plugin, one per role.
 func healthNotices(name registry.VolumeName, plugin registry.PluginID, h registry.VolumeHealth) (list []Notice) {
 	for _, role := range []registry.Role{registry.RoleController, registry.RoleNode} {

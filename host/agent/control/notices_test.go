@@ -206,6 +206,19 @@ func TestNoticesReadAsHelp(t *testing.T) {
 	}
 }
 
+// A deletion that no call advances says how to find the reason, and the ways out.
+func TestDeletionWithoutACallSaysWhatToDo(t *testing.T) {
+	spec := registry.VolumeSpec{Namespace: "ns", ID: "v", Plugin: "p"}
+	v := host.VolumeStatus{Volume: registry.Volume{VolumeSpec: spec, State: registry.VolumeDeleting}}
+	v.Failure = registry.Failure{RPC: registry.DeleteVolumeRPC, Code: "FAILED_PRECONDITION", Detail: "it has snapshots"}
+	hasText(t, deletionNotices(v), NoticeWaiting, "FAILED_PRECONDITION: it has snapshots", "volume update FILE",
+		"holdfast volume deregister --namespace=ns v", "holdfast volume delete --namespace=ns v")
+	v.Intent = &registry.Intent{RPC: registry.DeleteVolumeRPC}
+	if got := deletionNotices(v); got != nil {
+		t.Errorf("of a deletion whose call is shown: %+v", got)
+	}
+}
+
 // A creation without a usable volume says what the plugin answered, that Holdfast does not retry, and how to end it.
 func TestUncertainVolumeSaysWhyAndWhatToDo(t *testing.T) {
 	spec := registry.VolumeSpec{Namespace: "ns", ID: "v", Plugin: "p"}

@@ -82,7 +82,7 @@ func newSnapshotCreate(
 				return err
 			}
 			hint := fmt.Sprintf("the plugin may still take the %s; to check: %s; to resume, run the command again",
-				kind.noun, kind.status(spec.SnapshotName()))
+				kind.noun, kind.line("status", spec.SnapshotName()))
 			snap, err := callUntilSignal(c, p, wait, hint,
 				func(ctx context.Context, client *control.Client) (host.Snapshot, error) {
 					return kind.client(client).Create(ctx, spec)
@@ -117,9 +117,9 @@ func writeTaken(to writer, s host.Snapshot) error {
 	return err
 }
 
-// status is the command that shows a snapshot.
-func (k snapshotKind) status(n host.SnapshotName) string {
-	return display.Command("holdfast "+k.command+" status --namespace="+display.Quote(string(n.Namespace)), string(n.ID))
+// line is a command for one snapshot.
+func (k snapshotKind) line(verb string, n host.SnapshotName) string {
+	return display.Command("holdfast "+k.command+" "+verb+" --namespace="+display.Quote(string(n.Namespace)), string(n.ID))
 }
 
 func snapshotNamespace(c *cobra.Command, to *string) {
@@ -224,7 +224,7 @@ func newSnapshotDelete(io streams, p *globalFlags, kind snapshotKind, verb, shor
 		RunE: func(c *cobra.Command, args []string) error {
 			name := host.SnapshotName{Namespace: registry.Namespace(namespace), ID: registry.SnapshotID(args[0])}
 			hint := fmt.Sprintf("%s %s may or may not be deleted; to check: %s; to resume, run the command again", kind.noun,
-				name, kind.status(name))
+				name, kind.line("status", name))
 			_, err := callUntilSignal(c, p, wait, hint,
 				func(ctx context.Context, client *control.Client) (struct{}, error) {
 					return struct{}{}, do(kind.client(client), ctx, name)
@@ -274,6 +274,15 @@ func writeSnapshot(to io.Writer, s host.Snapshot) error {
 	}
 	if s.Failure.Code != "" {
 		list = append(list, "Last error", fmt.Sprintf("%s: %s: %s", s.Failure.RPC, s.Failure.Code, s.Failure.Detail))
+	}
+	if s.State == registry.SnapshotDeleting {
+		kind := snapshots
+		if s.IsGroup() {
+			kind = groupSnapshots
+		}
+		list = append(list, "Next", fmt.Sprintf("Holdfast repeats the deletion; to see what is in the way: %s; "+
+			"to remove only the record: %s", kind.line("delete", s.SnapshotName()),
+			kind.line("deregister", s.SnapshotName())))
 	}
 	return facts(to, list...)
 }

@@ -99,6 +99,9 @@ func (m *Controller) sendTo(
 	c intent.Call, do func(context.Context, registry.InstanceKey) error,
 ) (err error) {
 	if *secrets, err = m.Resolve(ctx, v); err != nil {
+		if c.Intent.RPC != registry.CreateVolumeRPC {
+			err = fmt.Errorf("%w; restore it, or give the volume another one with `volume update`", err)
+		}
 		return err
 	}
 	c.RetryUntil = by.RetryUntil

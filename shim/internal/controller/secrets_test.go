@@ -3,7 +3,9 @@ package controller
 import (
 	"context"
 	"errors"
+	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -71,6 +73,55 @@ func TestRotatedSecretIsUsedByTheNextControllerCall(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// A deletion whose secrets cannot be read does not begin. The error says how it can be done, or given up.
+func TestDeletionWithoutSecretsHasAWayOut(t *testing.T) {
+	deleting := ready()
+	deleting.State = registry.VolumeDeleting
+	snap := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External, External: "snap-1",
+		State: registry.SnapshotReady}
+	snap.Secrets = ready().Secrets
+	leaving := snap
+	leaving.State = registry.SnapshotDeleting
+	volume := func(d *snapshotDesk, ctx context.Context) error { return d.Controller.Delete(ctx, call, name) }
+	snapshot := func(d *snapshotDesk, ctx context.Context) error { return d.Snapshots.Delete(ctx, call, snapName) }
+	for what, c := range map[string]struct {
+		record registry.Record
+		delete func(*snapshotDesk, context.Context) error
+		says   []string
+	}{
+		"a volume":                    {ready(), volume, []string{"`volume update`"}},
+		"a volume that is deleting":   {deleting, volume, []string{"`volume update`", "`volume deregister` only"}},
+		"a snapshot":                  {snap, snapshot, []string{"`volume update`", "`snapshot deregister` only"}},
+		"a snapshot that is deleting": {leaving, snapshot, []string{"`volume update`", "`snapshot deregister` only"}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			d := openSnapshots(t, of(registry.CreateDelete, registry.CreateSnapshot))
+			d.put(c.record)
+			d.Controller = d.desk.build(d.desk.Controller.Plugins, &safe{})
+			d.Snapshots = NewSnapshots(d.Controller, d.plugin)
+			var was registry.Record
+			d.view(func(v registry.View) { was = v.Get(c.record.Key()) })
+			err := c.delete(d, t.Context())
+			for _, text := range c.says {
+				if err == nil || !strings.Contains(err.Error(), text) {
+					t.Errorf("%v does not say %q", err, text)
+				}
+			}
+			d.view(func(v registry.View) {
+				if now := v.Get(c.record.Key()); !reflect.DeepEqual(now, was) {
+					t.Errorf("it was %+v and is %+v", was, now)
+				}
+			})
+			if what == "a snapshot that is deleting" {
+				if err := d.Snapshots.Deregister(t.Context(), call, snapName); err != nil {
+					t.Error(err)
+				}
+			}
+			d.expect()
+		})
 	}
 }
 

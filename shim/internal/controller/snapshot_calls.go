@@ -163,7 +163,8 @@ func (s *Snapshots) secrets(
 	}
 	values, err := s.volumes.Secrets.Resolve(ctx, snap.Secrets)
 	if err != nil {
-		return nil, fmt.Errorf("secrets of %s: %w", nameOf(snap.SnapshotSpec), err)
+		return nil, fmt.Errorf("secrets of %s: %w; restore it, or, if it is one of the volume, "+
+			"give the volume another one with `volume update`", nameOf(snap.SnapshotSpec), err)
 	}
 	return values, nil
 }

@@ -58,21 +58,19 @@ func (s *Snapshots) Create(
 // advise adds to the error of a call for a snapshot what becomes of the snapshot.
 func (s *Snapshots) advise(ctx context.Context, w work, err error) error {
 	snap, look := s.snapshot(context.WithoutCancel(ctx), w.name)
-	command := "`snapshot "
-	if w.name.group {
-		command = "`group-snapshot "
-	}
+	command := w.name.command()
 	if err == nil || look != nil || snap.CreateIndex != w.created {
 		return err
 	}
 	switch snap.State {
 	case registry.SnapshotCreating:
-		return fmt.Errorf("%w; Holdfast repeats the call; %sdelete` deletes what it made", err, command)
+		return fmt.Errorf("%w; Holdfast repeats the call; %sdelete` deletes what it made, %sderegister` only removes its record",
+			err, command, command)
 	case registry.SnapshotProcessing:
 		return fmt.Errorf("%w; the snapshot was taken and its plugin is processing it: %sstatus` shows when it is ready",
 			err, command)
 	case registry.SnapshotDeleting:
-		return fmt.Errorf("%w; Holdfast repeats the deletion", err)
+		return fmt.Errorf("%w; Holdfast repeats the deletion; %sderegister` only removes its record", err, command)
 	case registry.SnapshotFailed:
 		return fmt.Errorf("%w; %sdelete` deletes it, %sderegister` only removes its record", err, command, command)
 	}
@@ -228,7 +226,12 @@ func (s *Snapshots) delete(ctx context.Context, call registry.Call, name snapsho
 		return fmt.Errorf("delete %s: %w", name, err)
 	}
 	w := work{name: name, op: call.ID, created: snap.CreateIndex}
-	if snap.External == "" {
+	if snap.State != registry.SnapshotDeleting {
+		if _, err = s.secrets(ctx, snap); err != nil { // nothing begins that could not be done
+			err = fmt.Errorf("%w; %sderegister` only removes its record", err, name.command())
+		}
+	}
+	if err == nil && snap.External == "" {
 		err = s.learn(ctx, w)
 	}
 	if err == nil {
@@ -378,6 +381,14 @@ func (n snapshotName) String() string {
 		return "group snapshot " + n.SnapshotName.String()
 	}
 	return "snapshot " + n.SnapshotName.String()
+}
+
+// command returns the start of a command for the snapshot, in an error.
+func (n snapshotName) command() string {
+	if n.group {
+		return "`group-snapshot "
+	}
+	return "`snapshot "
 }
 
 func (n snapshotName) find(view registry.View) (registry.VolumeSnapshot, bool) {
