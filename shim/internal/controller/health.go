@@ -43,7 +43,6 @@ const (
 	healthEvery = 5 * time.Minute // pause between two rounds
 	healthLimit = 10 * time.Second
 	listLimit   = time.Minute // for all pages
-	maxPages    = 1000
 )
 
 // Run asks the plugins that report the health of volumes, all at once and each with one call at a time, until ctx ends.
@@ -159,8 +158,7 @@ func (h *Health) suspends(rpc registry.RPC, inst registry.Instance) bool {
 	return why != ""
 }
 
-// list reads all pages of a list, and sets the conditions of the volumes that conditions names. A token that is not
-// valid any more begins the list anew, once (CSI: ABORTED).
+// list reads all pages of a list, and sets the conditions of the volumes that conditions names.
 func (h *Health) list(
 	ctx context.Context, inst registry.Instance,
 	page func(context.Context, registry.InstanceKey, string) (csi.HealthPage, error),
@@ -168,33 +166,20 @@ func (h *Health) list(
 ) error {
 	ctx, cancel := context.WithTimeout(ctx, listLimit)
 	defer cancel()
-	token, again := "", false
-	for range maxPages {
-		p, err := page(ctx, inst.InstanceKey, token)
-		if answered(err, "ABORTED") && !again {
-			token, again = "", true
+	return csi.ReadPages(func(token string) (string, error) {
+		if token == "" {
 			for id := range conditions {
 				conditions[id] = nil
 			}
-			continue
 		}
-		if err != nil {
-			return err
-		}
+		p, err := page(ctx, inst.InstanceKey, token)
 		for id, c := range p.Volumes {
 			if _, known := conditions[id]; known {
 				conditions[id] = &c
 			}
 		}
-		if p.Next == "" {
-			return nil
-		}
-		if p.Next == token {
-			break
-		}
-		token = p.Next
-	}
-	return fmt.Errorf("plugin %s: the list of the health of its volumes has no end", inst.Plugin)
+		return p.Next, err
+	})
 }
 
 // askOne asks about one volume and records the answer. It gives way to any other call for the volume.

@@ -68,7 +68,7 @@ func TestListOfUnhealthyVolumesIsReadToItsEnd(t *testing.T) {
 	}{
 		"two pages":     {both, false, pages(page("1", "other"), page("", key.External)), 0, sick, "list , list 1", true},
 		"expired token": {both, false, pages(page("1"), page("", key.External)), 1, sick, twice, true},
-		"expires again": {both, false, pages(page("1"), page("", key.External)), 9, sick, twice, false},
+		"expires again": {both, false, pages(page("1"), page("", key.External)), 9, sick, twice + ", " + twice, false},
 		"healthy":       {both, false, pages(page("")), 0, sick, "list ", false},
 		"missed":        {both, true, pages(page("", "other")), 0, sick, "list , get vol-data", true},
 		"healthy again": {both, true, pages(page("")), 0, registry.Condition{}, "list , get vol-data", false},

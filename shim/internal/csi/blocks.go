@@ -4,8 +4,6 @@ import (
 	"context"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"holdfast/registry"
@@ -54,37 +52,21 @@ func (f *Fleet) SnapshotBlocks(
 		req = &csi.GetMetadataDeltaRequest{BaseSnapshotId: string(r.Base), TargetSnapshotId: string(r.Snapshot),
 			StartingOffset: r.Offset, MaxResults: r.Max, Secrets: reveal(r.Secrets)}
 	}
-	sent := f.secretsOf(at.Plugin)
-	sent.add(secretsIn(req))
-	c, in, err := f.of(at)
-	defer c.done()
-	if err != nil {
-		unsent := status.Error(codes.Unavailable, err.Error())
-		return failure(r.RPC(), at, unsent, &callTrace{}, sent.redactorOf(ctx, req, nil))
-	}
-	var refused error // by page
 	accept := func(m blocksReply) error {
 		out := registry.Blocks{Type: blockTypes[m.GetBlockMetadataType()], Capacity: m.GetVolumeCapacityBytes()}
 		for _, b := range m.GetBlockMetadata() {
 			out.Ranges = append(out.Ranges, registry.BlockRange{Offset: b.GetByteOffset(), Size: b.GetSizeBytes()})
 		}
-		refused = page(out)
-		return refused
+		return page(out)
 	}
-	trace, err := c.deliver(ctx, in, func(ctx context.Context, l *link, trace *callTrace) error {
-		method := "/csi.v1." + serviceOf(in.Role, r.RPC()) + "/" + string(r.RPC())
-		if r.Base != "" {
-			return stream(ctx, l, trace, method, req, func(m *csi.GetMetadataDeltaResponse) error { return accept(m) })
-		}
-		return stream(ctx, l, trace, method, req,
-			func(m *csi.GetMetadataAllocatedResponse) error { return accept(m) })
-	})
-	switch {
-	case refused != nil:
-		return refused
-	case err == nil:
-		return nil
-	}
-	c.doubt(err)
-	return failure(r.RPC(), at, err, trace, sent.redactorOf(ctx, req, r.Private.known))
+	_, err := f.call(ctx, r.RPC(), at, req, r.Private.known,
+		func(ctx context.Context, in registry.Instance, l *link, trace *callTrace) error {
+			method := "/csi.v1." + serviceOf(in.Role, r.RPC()) + "/" + string(r.RPC())
+			if r.Base != "" {
+				return stream(ctx, l, trace, method, req, func(m *csi.GetMetadataDeltaResponse) error { return accept(m) })
+			}
+			return stream(ctx, l, trace, method, req,
+				func(m *csi.GetMetadataAllocatedResponse) error { return accept(m) })
+		})
+	return err
 }

@@ -30,31 +30,46 @@ func serviceOf(role registry.Role, rpc registry.RPC) string {
 	return services[role]
 }
 
-// send makes one call to the instance. The text of its error has no secret of the request, none of those that more
-// returns, and none that the plugin was ever sent. more may be nil.
+// send makes one unary call to the instance. more may be nil.
 func (f *Fleet) send(
 	ctx context.Context, rpc registry.RPC, at registry.InstanceKey, req, reply proto.Message, more PrivateFunc,
 ) error {
+	_, err := f.call(ctx, rpc, at, req, more,
+		func(ctx context.Context, in registry.Instance, l *link, trace *callTrace) error {
+			return l.invoke(ctx, trace, serviceOf(in.Role, rpc), rpc, req, reply)
+		})
+	return err
+}
+
+// call makes one call to the instance. The text of its error has no secret of the request, none of those that more
+// returns, and none that the plugin was ever sent. The error is a *registry.CallError, or that of a refusal.
+func (f *Fleet) call(
+	ctx context.Context, rpc registry.RPC, at registry.InstanceKey, req proto.Message, more PrivateFunc, invoke invocation,
+) (*callTrace, error) {
 	sent := f.secretsOf(at.Plugin)
 	sent.add(secretsIn(req))
+	trace := &callTrace{}
 	c, in, err := f.of(at)
 	defer c.done()
 	if err != nil {
 		unsent := status.Error(codes.Unavailable, err.Error())
-		return failure(rpc, at, unsent, &callTrace{}, sent.redactorOf(ctx, req, nil))
+		return trace, failure(rpc, at, unsent, trace, sent.redactorOf(ctx, req, nil))
 	}
-	trace, err := c.deliver(ctx, in, func(ctx context.Context, l *link, trace *callTrace) error {
-		return l.invoke(ctx, trace, serviceOf(in.Role, rpc), rpc, req, reply)
-	})
-	if err == nil {
-		return nil
+	if trace, err = c.deliver(ctx, in, invoke); err == nil {
+		return trace, nil
+	}
+	if r, is := errors.AsType[refusal](err); is {
+		return trace, r.error
 	}
 	c.doubt(err)
 	if !trace.sent.Load() { // the plugin has not answered
 		more = nil
 	}
-	return failure(rpc, at, err, trace, sent.redactorOf(ctx, req, more))
+	return trace, failure(rpc, at, err, trace, sent.redactorOf(ctx, req, more))
 }
+
+// refusal is the error of a caller that wants no more messages of an answer.
+type refusal struct{ error }
 
 // doubt has the plugin described anew if its answer may contradict the description.
 func (c *Conn) doubt(err error) {
@@ -68,8 +83,8 @@ func (c *Conn) doubt(err error) {
 // maxTries bounds how often a call is begun whose link is lost before it was sent.
 const maxTries = 3
 
-// invocation makes one call over a link.
-type invocation func(ctx context.Context, l *link, trace *callTrace) error
+// invocation makes one call to an instance over a link.
+type invocation func(ctx context.Context, in registry.Instance, l *link, trace *callTrace) error
 
 // deliver makes the call over a link over which the plugin has said what it is.
 func (c *Conn) deliver(
@@ -94,7 +109,7 @@ func (c *Conn) deliverOver(
 	if err := c.identify(ctx, l, in); err != nil {
 		return trace, err
 	}
-	err := invoke(ctx, l, trace)
+	err := invoke(ctx, in, l, trace)
 	if err != nil && ctx.Err() != nil && trace.sent.Load() {
 		l.cut.Store(true)
 	}

@@ -14,9 +14,9 @@ const (
 	messageField   protowire.Number = 2 // of VolumeCondition
 )
 
-// condition returns the VolumeCondition in m, or nil if m has none that can be read. redact makes its message fit to be
+// condition returns the VolumeCondition in m, or nil if m has none that can be read. shown makes its message fit to be
 // shown.
-func condition(m proto.Message, redact func(string) string) *registry.Condition {
+func condition(m proto.Message, shown func() redactor) *registry.Condition {
 	abnormal, message, found := decodeCondition(m.ProtoReflect().GetUnknown())
 	switch {
 	case !found:
@@ -24,7 +24,7 @@ func condition(m proto.Message, redact func(string) string) *registry.Condition 
 	case !abnormal:
 		return &registry.Condition{}
 	}
-	return &registry.Condition{Abnormal: true, Message: redact(message)}
+	return &registry.Condition{Abnormal: true, Message: shown().redact(message)}
 }
 
 // decodeCondition reads VolumeCondition from the unknown fields of a message.

@@ -125,7 +125,7 @@ func (f *Fleet) Validate(ctx context.Context, at registry.InstanceKey, r Validat
 	err := f.send(ctx, validateRPC, at, req, &reply, nil)
 	return Validated{
 		Confirmed: confirmed(reply.GetConfirmed().GetVolumeCapabilities()),
-		Message:   f.secretsOf(at.Plugin).redactorOf(ctx, req, nil).redact(reply.GetMessage()),
+		Message:   f.shown(ctx, at, req, nil)().redact(reply.GetMessage()),
 	}, err
 }
 
@@ -191,8 +191,6 @@ func (f *Fleet) entry(
 	for _, node := range status.GetPublishedNodeIds() {
 		e.Nodes = append(e.Nodes, registry.NodeID(node))
 	}
-	e.Condition = condition(status, func(s string) string {
-		return f.secretsOf(at.Plugin).redactorOf(ctx, req, nil).redact(s)
-	})
+	e.Condition = condition(status, f.shown(ctx, at, req, nil))
 	return e
 }

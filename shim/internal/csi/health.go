@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -39,8 +38,7 @@ func (f *Fleet) NodeHealth(
 	if err := f.send(ctx, registry.NodeHealthRPC, at, req, &reply, r.Private); err != nil {
 		return registry.Condition{}, err
 	}
-	shown := func() redactor { return f.secretsOf(at.Plugin).redactorOf(ctx, req, r.Private) }
-	return healthOf(registry.NodeHealthRPC, at, r, reply.GetVolumeHealth(), shown)
+	return healthOf(registry.NodeHealthRPC, at, r, reply.GetVolumeHealth(), f.shown(ctx, at, req, r.Private))
 }
 
 // ControllerHealth is ControllerGetVolumeHealth.
@@ -52,8 +50,7 @@ func (f *Fleet) ControllerHealth(
 	if err := f.send(ctx, registry.ControllerHealthRPC, at, req, &reply, r.Private); err != nil {
 		return registry.Condition{}, err
 	}
-	shown := func() redactor { return f.secretsOf(at.Plugin).redactorOf(ctx, req, r.Private) }
-	return healthOf(registry.ControllerHealthRPC, at, r, reply.GetVolumeHealth(), shown)
+	return healthOf(registry.ControllerHealthRPC, at, r, reply.GetVolumeHealth(), f.shown(ctx, at, req, r.Private))
 }
 
 // healthOf returns the condition in the answer about one volume. An answer without one, or about another volume, is an
@@ -76,7 +73,7 @@ func (f *Fleet) ListHealth(ctx context.Context, at registry.InstanceKey, token s
 	var reply csi.ControllerListVolumeHealthResponse
 	err = f.send(ctx, registry.ListHealthRPC, at, req, &reply, nil)
 	page = HealthPage{Next: reply.GetNextToken(), Volumes: map[registry.ExternalID]registry.Condition{}}
-	shown := sync.OnceValue(func() redactor { return f.secretsOf(at.Plugin).redactorOf(ctx, req, nil) })
+	shown := f.shown(ctx, at, req, nil)
 	for _, h := range reply.GetEntries() {
 		page.Volumes[registry.ExternalID(h.GetVolumeId())] = volumeHealth(h, shown)
 	}
@@ -107,9 +104,7 @@ func (f *Fleet) VolumeCondition(
 	if err != nil || reply.GetStatus() == nil {
 		return nil, err
 	}
-	return condition(reply.GetStatus(), func(s string) string {
-		return f.secretsOf(at.Plugin).redactorOf(ctx, req, r.Private).redact(s)
-	}), nil
+	return condition(reply.GetStatus(), f.shown(ctx, at, req, r.Private)), nil
 }
 
 // StorageHealth is NodeGetStorageHealth.
@@ -124,7 +119,7 @@ func (f *Fleet) StorageHealth(ctx context.Context, at registry.InstanceKey) (reg
 		status, known := csi.StorageHealthErrorType_name[int32(b.GetStatus())]
 		list = append(list, trouble{known && b.GetStatus() != 0, status, b.GetReason(), b.GetMessage()})
 	}
-	return conditionOf(list, func() redactor { return f.secretsOf(at.Plugin).redactorOf(ctx, req, nil) }), nil
+	return conditionOf(list, f.shown(ctx, at, req, nil)), nil
 }
 
 func volumeHealth(h *csi.VolumeHealth, shown func() redactor) registry.Condition {

@@ -72,9 +72,7 @@ func (f *Fleet) Stats(
 			Kind: registry.ErrInternal, Detail: err.Error(),
 		}
 	}
-	out.Condition = condition(&reply, func(s string) string {
-		return f.secretsOf(at.Plugin).redactorOf(ctx, req, r.Private).redact(s)
-	})
+	out.Condition = condition(&reply, f.shown(ctx, at, req, r.Private))
 	return out, err
 }
 

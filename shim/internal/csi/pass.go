@@ -6,8 +6,6 @@ import (
 	"io"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
@@ -29,38 +27,22 @@ type Passed struct {
 func (f *Fleet) Pass(
 	ctx context.Context, at registry.InstanceKey, call Passed, reply func(*emptypb.Empty) error,
 ) (answered bool, err error) {
-	sent := f.secretsOf(at.Plugin)
 	known, more := call.Decoded, PrivateFunc(nil)
 	if known == nil { // any of its fields may be secret
 		known, more = call.Message, func(context.Context) Private { return Private{Unknown: true} }
 	}
-	sent.add(secretsIn(known))
-	c, in, err := f.of(at)
-	defer c.done()
-	if err != nil {
-		unsent := status.Error(codes.Unavailable, err.Error())
-		return false, failure(call.RPC, at, unsent, &callTrace{}, sent.redactorOf(ctx, known, nil))
-	}
-	var refused error // by reply
-	trace, err := c.deliver(ctx, in, func(ctx context.Context, l *link, trace *callTrace) error {
-		return stream(ctx, l, trace, call.Method, call.Message, func(m *emptypb.Empty) error {
-			answered = true
-			refused = reply(m)
-			return refused
+	trace, err := f.call(ctx, call.RPC, at, known, more,
+		func(ctx context.Context, _ registry.Instance, l *link, trace *callTrace) error {
+			return stream(ctx, l, trace, call.Method, call.Message, func(m *emptypb.Empty) error {
+				answered = true
+				return reply(m)
+			})
 		})
-	})
-	answered = answered || trace.answered.Load()
-	switch {
-	case refused != nil:
-		return answered, refused
-	case err == nil:
-		return answered, nil
-	}
-	c.doubt(err)
-	return answered, failure(call.RPC, at, err, trace, sent.redactorOf(ctx, known, more))
+	return answered || trace.answered.Load(), err
 }
 
 // stream makes a call with one request and any number of messages in its answer. A unary call is one with one message.
+// An error of reply is returned as a refusal.
 func stream[M any, P interface {
 	*M
 	proto.Message
@@ -87,8 +69,8 @@ func stream[M any, P interface {
 			return err
 		}
 		if last != nil {
-			if refused := reply(last); refused != nil {
-				return refused
+			if err := reply(last); err != nil {
+				return refusal{err}
 			}
 		}
 		if err != nil {

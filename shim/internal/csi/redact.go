@@ -150,6 +150,14 @@ func (s *sentSecrets) redactorOf(ctx context.Context, req proto.Message, more Pr
 	return s.redactor(secrets)
 }
 
+// shown returns the redactor for the texts in the answer to one call. It is made when it is first needed, as more may
+// resolve secrets.
+func (f *Fleet) shown(
+	ctx context.Context, at registry.InstanceKey, req proto.Message, more PrivateFunc,
+) func() redactor {
+	return sync.OnceValue(func() redactor { return f.secretsOf(at.Plugin).redactorOf(ctx, req, more) })
+}
+
 // redactor makes a plugin's texts fit to be shown. The zero value knows no secrets.
 type redactor struct {
 	masks    *strings.Replacer
