@@ -50,18 +50,18 @@ type Use struct {
 // PluginTask is a task that runs a plugin, registered or not.
 type PluginTask struct {
 	TaskKey
-	Plugin  PluginID
-	Type    string // of the csi_plugin stanza
-	Job     string
-	Phase   TaskPhase
-	Attempt uint64
-	Restart *RestartRequest
+	Plugin  PluginID        `json:"plugin"`
+	Type    string          `json:"type"` // of the csi_plugin stanza
+	Job     string          `json:"job"`
+	Phase   TaskPhase       `json:"phase"`
+	Attempt uint64          `json:"attempt"`
+	Restart *RestartRequest `json:"restart,omitempty"` // requested, not done yet
 
-	Healthy bool           // all its instances are registered and healthy
-	Active  bool           // it has the active instance of a role
-	Calls   int            // that run there now
-	Open    []OpenCall     // of those, the ones that change something; also those that an earlier shim has left
-	Volumes []ServedVolume // whose mounts end with the task, because a process of it serves them (FUSE)
+	Healthy bool           `json:"healthy"`           // all its instances are registered and healthy
+	Active  bool           `json:"active"`            // it has the active instance of a role
+	Calls   int            `json:"calls"`             // that run there now
+	Open    []OpenCall     `json:"open,omitempty"`    // of those, the ones that change something; also those that an earlier shim has left
+	Volumes []ServedVolume `json:"volumes,omitempty"` // whose mounts end with the task, because a process of it serves them (FUSE)
 }
 
 // MayStop reports whether the task can be stopped without an effect on calls and mounts: the plugin has a newer healthy
@@ -115,10 +115,10 @@ type VolumeReport struct {
 	Condition *Condition // of CSI up to 1.12; nil: not reported
 }
 
-// VolumeUsage is one unit of NodeGetVolumeStatsResponse.usage.
+// VolumeUsage is one unit of NodeGetVolumeStatsResponse.usage. Plugins may leave out Used and Available.
 type VolumeUsage struct {
-	Unit      string // "bytes", "inodes"
-	Total     int64
-	Used      int64
-	Available int64
+	Unit      string `json:"unit"` // "bytes", "inodes"
+	Total     int64  `json:"total"`
+	Used      int64  `json:"used"`
+	Available int64  `json:"available"`
 }

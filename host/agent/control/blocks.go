@@ -67,10 +67,9 @@ func (s *Server) streamBlocks(w http.ResponseWriter, r *http.Request) {
 // Blocks calls fn with the blocks of a snapshot, part by part. It waits up to c.Wait for the first part. An error means
 // that blocks are missing.
 func (c SnapshotClient) Blocks(ctx context.Context, q host.BlockQuery, fn func(host.Blocks) error) error {
-	values := url.Values{"namespace": {string(q.Snapshot.Namespace)}, "base": {string(q.Base)},
-		"offset": {fmt.Sprint(q.Offset)}, "wait": {c.Wait.String()}}
+	values := url.Values{"base": {string(q.Base)}, "offset": {fmt.Sprint(q.Offset)}, "wait": {c.Wait.String()}}
 	body, err := c.open(ctx, http.MethodGet,
-		c.kind+"/"+segment(string(q.Snapshot.ID))+"/blocks?"+values.Encode(), nil)
+		namedPath(c.kind, q.Snapshot.Namespace, string(q.Snapshot.ID), "/blocks", values), nil)
 	if err != nil {
 		return err
 	}

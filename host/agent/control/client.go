@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -195,11 +196,14 @@ func (c *Client) Volumes(ctx context.Context, plugin string) ([]Volume, error) {
 }
 
 func volumePath(n host.VolumeName, below string, more url.Values) string {
-	q := url.Values{"namespace": {string(n.Namespace)}}
-	for k, v := range more {
-		q[k] = v
-	}
-	return "/volume/" + segment(string(n.ID)) + below + "?" + q.Encode()
+	return namedPath("/volume", n.Namespace, string(n.ID), below, more)
+}
+
+// namedPath is the path of an object in a namespace, or of what is below it.
+func namedPath(kind string, namespace registry.Namespace, id, below string, more url.Values) string {
+	q := url.Values{"namespace": {string(namespace)}}
+	maps.Copy(q, more)
+	return kind + "/" + segment(id) + below + "?" + q.Encode()
 }
 
 // Volume returns a volume.
@@ -208,8 +212,8 @@ func (c *Client) Volume(ctx context.Context, n host.VolumeName) (Volume, error) 
 }
 
 // VolumeStats returns the usage of a volume in each unit.
-func (c *Client) VolumeStats(ctx context.Context, n host.VolumeName) ([]Usage, error) {
-	return get[[]Usage](ctx, c, volumePath(n, "/stats", c.wait()))
+func (c *Client) VolumeStats(ctx context.Context, n host.VolumeName) ([]host.VolumeUsage, error) {
+	return get[[]host.VolumeUsage](ctx, c, volumePath(n, "/stats", c.wait()))
 }
 
 // Doctor inspects the records, or carries out the repair plan with the digest of ask.

@@ -274,7 +274,7 @@ func TestRequestsReachTheHost(t *testing.T) {
 	_, c := serve(t, h)
 	name := host.VolumeName{Namespace: "ns", ID: ".."} // an ID may consist of dots
 	usage, err := c.VolumeStats(t.Context(), name)
-	if err != nil || !slices.Equal(usage, []Usage{{"ns/..", 9, 0, 0}}) {
+	if err != nil || !slices.Equal(usage, []host.VolumeUsage{{Unit: "ns/..", Total: 9}}) {
 		t.Errorf("stats: %+v, %v", usage, err)
 	}
 	c.Wait = 50 * time.Millisecond

@@ -44,25 +44,19 @@ func (s *Server) postForceRelease(r *http.Request) (any, error) {
 	if rec, err := s.agent.Find(string(id)); err == nil {
 		id = rec.ID
 	}
-	steps := []host.ReleaseStep{}
-	err := s.inTimeFor(r, "alloc "+string(id), func(ctx context.Context) error {
-		done, err := s.host.ForceReleaseAlloc(ctx, id, forceOf(r, string(id)))
-		steps = append(steps, done...)
-		return err
+	steps, err := callWithin(r, "alloc "+string(id), func(ctx context.Context) ([]host.ReleaseStep, error) {
+		return s.host.ForceReleaseAlloc(ctx, id, forceOf(r, string(id)))
 	})
 	s.agent.Retry()
-	return steps, err
+	return append([]host.ReleaseStep{}, steps...), err
 }
 
 func (s *Server) postDetach(r *http.Request) (any, error) {
 	name := volumeName(r)
-	steps := []host.ReleaseStep{}
-	err := s.inTimeFor(r, "volume "+name.String(), func(ctx context.Context) error {
-		done, err := s.host.DetachVolume(ctx, name, r.URL.Query().Get("node"), forceOf(r, string(name.ID)))
-		steps = append(steps, done...)
-		return err
+	steps, err := callWithin(r, "volume "+name.String(), func(ctx context.Context) ([]host.ReleaseStep, error) {
+		return s.host.DetachVolume(ctx, name, r.URL.Query().Get("node"), forceOf(r, string(name.ID)))
 	})
-	return steps, err
+	return append([]host.ReleaseStep{}, steps...), err
 }
 
 func forceQuery(q url.Values, f host.Force) url.Values {

@@ -19,12 +19,10 @@ func parseOptions(src Submission) host.ParseOptions {
 	return host.ParseOptions{Variables: src.Variables, VariableFiles: src.Files}
 }
 
-func (s *Server) postJob(r *http.Request) (any, error) {
-	var src Submission
-	if err := readBody(r, &src); err != nil {
-		return nil, err
-	}
-	job, _, err := s.host.Parse(r.Context(), host.Source{Name: src.Name, Text: src.Text}, parseOptions(src))
+func source(src Submission) host.Source { return host.Source{Name: src.Name, Text: src.Text} }
+
+func (s *Server) postJob(r *http.Request, src Submission) (any, error) {
+	job, _, err := s.host.Parse(r.Context(), source(src), parseOptions(src))
 	if err != nil {
 		return nil, err
 	}
@@ -36,12 +34,8 @@ func (s *Server) postJob(r *http.Request) (any, error) {
 	return s.jobView(rec, s.agent.Allocs()), nil
 }
 
-func (s *Server) postPlan(r *http.Request) (any, error) {
-	var src Submission
-	if err := readBody(r, &src); err != nil {
-		return nil, err
-	}
-	job, _, err := s.host.Parse(r.Context(), host.Source{Name: src.Name, Text: src.Text}, parseOptions(src))
+func (s *Server) postPlan(r *http.Request, src Submission) (any, error) {
+	job, _, err := s.host.Parse(r.Context(), source(src), parseOptions(src))
 	if err != nil {
 		return nil, err
 	}
@@ -153,8 +147,11 @@ func (s *Server) volumes(ctx context.Context, q host.VolumeQuery) ([]Volume, err
 
 // getVolumes lists the volumes with a record or, with ?at=PLUGIN, those that the plugin has.
 func (s *Server) getVolumes(r *http.Request) (any, error) {
-	if plugin := r.URL.Query().Get("at"); plugin != "" {
-		return s.volumesAt(r, host.PluginID(plugin))
+	if id := host.PluginID(r.URL.Query().Get("at")); id != "" {
+		list, err := askPlugin(s, r, id, func(ctx context.Context) ([]host.PluginVolume, error) {
+			return s.host.VolumesAtPlugin(ctx, id)
+		})
+		return append([]host.PluginVolume{}, list...), err
 	}
 	return s.volumes(r.Context(), host.VolumeQuery{Plugin: host.PluginID(r.URL.Query().Get("plugin"))})
 }
@@ -196,45 +193,52 @@ func (s *Server) register(ctx context.Context, spec host.VolumeSpec) (host.Volum
 }
 
 // postVolume creates or registers a volume from its text.
-func (s *Server) postVolume(
-	do func(context.Context, host.VolumeSpec) (host.VolumeStatus, error),
-) func(*http.Request) (any, error) {
-	return func(r *http.Request) (any, error) {
-		var src Submission
-		if err := readBody(r, &src); err != nil {
-			return nil, err
-		}
-		spec, warnings, err := s.host.ParseVolume(r.Context(), host.Source{Name: src.Name, Text: src.Text}, parseOptions(src))
+func (s *Server) postVolume(do func(context.Context, host.VolumeSpec) (host.VolumeStatus, error)) handler {
+	return withBody(func(r *http.Request, src Submission) (any, error) {
+		spec, warnings, err := s.host.ParseVolume(r.Context(), source(src), parseOptions(src))
 		if err != nil {
 			return nil, err
 		}
-		var st host.VolumeStatus
-		err = s.inTime(r, spec.VolumeName(), spec.Plugin, func(ctx context.Context) (err error) {
-			st, err = do(ctx, spec)
-			return err
-		})
-		if err != nil {
-			return nil, err
-		}
-		s.agent.Retry()
-		out := s.explainer().volumeView(st)
+		out, err := s.addVolume(r, spec, do)
 		out.Warnings = warnings
-		return out, nil
+		return out, err
+	})
+}
+
+// addVolume adds the record of a volume. Allocs may wait for it.
+func (s *Server) addVolume(
+	r *http.Request, spec host.VolumeSpec, do func(context.Context, host.VolumeSpec) (host.VolumeStatus, error),
+) (Volume, error) {
+	st, err := callPlugin(s, r, spec.VolumeName(), spec.Plugin,
+		func(ctx context.Context) (host.VolumeStatus, error) { return do(ctx, spec) })
+	if err != nil {
+		return Volume{}, err
 	}
+	s.agent.Retry()
+	return s.explainer().volumeView(st), nil
+}
+
+// changeVolume changes the volume that the path names.
+func (s *Server) changeVolume(
+	r *http.Request, do func(context.Context, host.VolumeName) (host.VolumeStatus, error),
+) (any, error) {
+	name := volumeName(r)
+	st, err := callPlugin(s, r, name, "", func(ctx context.Context) (host.VolumeStatus, error) { return do(ctx, name) })
+	return s.explainer().volumeView(st), err
 }
 
 // expandVolume answers after the controller call. The node call may still be pending.
-func (s *Server) expandVolume(r *http.Request) (any, error) {
-	var want host.CapacityRange
-	if err := readBody(r, &want); err != nil {
-		return nil, err
-	}
-	var st host.VolumeStatus
-	err := s.inTime(r, volumeName(r), "", func(ctx context.Context) (err error) {
-		st, err = s.host.ExpandVolume(ctx, volumeName(r), want)
-		return err
+func (s *Server) expandVolume(r *http.Request, want host.CapacityRange) (any, error) {
+	return s.changeVolume(r, func(ctx context.Context, n host.VolumeName) (host.VolumeStatus, error) {
+		return s.host.ExpandVolume(ctx, n, want)
 	})
-	return s.explainer().volumeView(st), err
+}
+
+// modifyVolume changes mutable parameters of a volume.
+func (s *Server) modifyVolume(r *http.Request, parameters map[string]string) (any, error) {
+	return s.changeVolume(r, func(ctx context.Context, n host.VolumeName) (host.VolumeStatus, error) {
+		return s.host.ModifyVolume(ctx, n, parameters)
+	})
 }
 
 func (s *Server) deleteVolume(r *http.Request) (any, error) {
@@ -242,36 +246,27 @@ func (s *Server) deleteVolume(r *http.Request) (any, error) {
 	if isTrue(r, "deregister") {
 		do = s.host.DeregisterVolume
 	}
-	return struct{}{}, s.inTime(r, volumeName(r), "", func(ctx context.Context) error { return do(ctx, volumeName(r)) })
+	name := volumeName(r)
+	return callPlugin(s, r, name, "", func(ctx context.Context) (struct{}, error) { return struct{}{}, do(ctx, name) })
 }
 
 // getStats returns the usage of a volume.
 func (s *Server) getStats(r *http.Request) (any, error) {
-	out := []Usage{}
-	wait, late, err := limited(r.Context(), r, func(ctx context.Context) error {
+	list, wait, late, err := limited(r.Context(), r, func(ctx context.Context) ([]host.VolumeUsage, error) {
 		list, _, err := s.host.VolumeStats(ctx, volumeName(r))
-		for _, u := range list {
-			out = append(out, Usage(u))
-		}
-		return err
+		return list, err
 	})
 	if late {
 		err = registry.Errorf(registry.ErrUnavailable, "waited %v: %s", wait,
 			s.unanswered(r.Context(), volumeName(r), ""))
 	}
-	return out, err
+	return append([]host.VolumeUsage{}, list...), err
 }
 
 // postDoctor inspects or repairs. After a repair the agent retries what waits.
-func (s *Server) postDoctor(r *http.Request) (any, error) {
-	var ask DoctorRequest
-	if err := readBody(r, &ask); err != nil {
-		return nil, err
-	}
-	var found host.Diagnosis
-	err := s.inTime(r, host.VolumeName{}, "", func(ctx context.Context) (err error) {
-		found, err = s.host.Doctor(ctx, ask.Repair, ask.Digest)
-		return err
+func (s *Server) postDoctor(r *http.Request, ask DoctorRequest) (any, error) {
+	found, err := callPlugin(s, r, host.VolumeName{}, "", func(ctx context.Context) (host.Diagnosis, error) {
+		return s.host.Doctor(ctx, ask.Repair, ask.Digest)
 	})
 	if err == nil && ask.Repair {
 		s.agent.Retry()
@@ -282,15 +277,15 @@ func (s *Server) postDoctor(r *http.Request) (any, error) {
 // skew is how much earlier the shim's deadline timer may fire than that of the agent.
 const skew = 100 * time.Millisecond
 
-// inTime calls do within the time of the request. It gives up early when the plugin is gone for good. Work that has
+// callPlugin calls do within the time of the request. It gives up early when the plugin is gone for good. Work that has
 // started continues, and the same request resumes it.
-func (s *Server) inTime(
-	r *http.Request, name host.VolumeName, plugin host.PluginID, do func(context.Context) error,
-) error {
+func callPlugin[T any](
+	s *Server, r *http.Request, name host.VolumeName, plugin host.PluginID, do func(context.Context) (T, error),
+) (T, error) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	var watching sync.WaitGroup
 	watching.Go(func() { cancel(s.awaitGone(ctx, name, plugin)) })
-	wait, late, err := limited(ctx, r, do)
+	out, wait, late, err := limited(ctx, r, do)
 	cancel(nil)
 	watching.Wait()
 	reason, gone := "", context.Cause(ctx)
@@ -303,9 +298,9 @@ func (s *Server) inTime(
 		if p := s.pluginOf(r.Context(), name, plugin); p != nil && p.failures() != "" {
 			err = registry.Errorf(registry.ErrUnavailable, "%w; %s", err, p.failures())
 		}
-		return err
+		return out, err
 	default:
-		return err
+		return out, err
 	}
 	then := s.continues(r.Context(), name)
 	if late {
@@ -314,7 +309,27 @@ func (s *Server) inTime(
 	if then != "" {
 		reason += "; " + then
 	}
-	return registry.Errorf(registry.ErrUnavailable, "%s", reason)
+	return out, registry.Errorf(registry.ErrUnavailable, "%s", reason)
+}
+
+// callWithin calls do within the time of the request. Work that has started continues.
+func callWithin[T any](r *http.Request, what string, do func(context.Context) (T, error)) (T, error) {
+	out, wait, late, err := limited(r.Context(), r, do)
+	if late {
+		err = registry.Errorf(registry.ErrUnavailable, "waited %v for %s: %w; run the command again to resume", wait, what,
+			err)
+	}
+	return out, err
+}
+
+// askPlugin is callWithin for a plugin that a job runs.
+func askPlugin[T any](s *Server, r *http.Request, id host.PluginID, ask func(context.Context) (T, error)) (T, error) {
+	return callWithin(r, "plugin "+string(id), func(ctx context.Context) (out T, err error) {
+		if _, err = s.knownPlugin(ctx, id); err == nil {
+			out, err = ask(ctx)
+		}
+		return out, err
+	})
 }
 
 // continues returns a text if the volume's creation or deletion continues in the background.
@@ -375,20 +390,21 @@ func (s *Server) awaitGone(ctx context.Context, name host.VolumeName, plugin hos
 }
 
 // limited calls do within the time of the request, if it has one. late means that the time ran out.
-func limited(
-	ctx context.Context, r *http.Request, do func(context.Context) error,
-) (wait time.Duration, late bool, err error) {
+func limited[T any](
+	ctx context.Context, r *http.Request, do func(context.Context) (T, error),
+) (out T, wait time.Duration, late bool, err error) {
 	if wait, err = waitOf(r); err != nil {
-		return 0, false, err
+		return out, 0, false, err
 	}
 	if wait == 0 {
-		return 0, false, do(ctx)
+		out, err = do(ctx)
+		return out, 0, false, err
 	}
 	until := time.Now().Add(wait)
 	limit, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
-	err = do(limit)
-	return wait, err != nil && time.Until(until) <= skew && ctx.Err() == nil, err
+	out, err = do(limit)
+	return out, wait, err != nil && time.Until(until) <= skew && ctx.Err() == nil, err
 }
 
 // waitOf returns the time of the request; 0: it has no limit.

@@ -205,7 +205,7 @@ func (n *Notice) explainPlugin(w wait) {
 	}
 	n.Summary = fmt.Sprintf("%s waits for plugin %s, which %s", w.name(), p.ID, p.problem(w.role()))
 	n.Meaning = sentence(p.describeJobs())
-	if p.unhealthy() && !slices.ContainsFunc(p.Tasks, func(t PluginTask) bool { return t.Restart != nil }) {
+	if p.unhealthy() && !slices.ContainsFunc(p.Tasks, func(t host.PluginTask) bool { return t.Restart != nil }) {
 		n.Meaning += " Holdfast does not restart a plugin that was healthy before, because its mounts may be in use."
 	}
 	n.startCommands(p)

@@ -111,9 +111,9 @@ func noticeCases() map[string][]Notice {
 	healthy := func(role registry.Role) *Plugin {
 		return &Plugin{ID: "p", Instances: []Instance{instance(role, "some-alloc", registry.Healthy)}}
 	}
-	starting := &Plugin{ID: "p", Tasks: []PluginTask{{TaskKey: registry.TaskKey{Alloc: "a", Task: "t"}, Job: "pj",
+	starting := &Plugin{ID: "p", Tasks: []host.PluginTask{{TaskKey: registry.TaskKey{Alloc: "a", Task: "t"}, Job: "pj",
 		Phase: "starting", Attempt: 3}}}
-	restarting := &Plugin{ID: "p", Instances: half.Instances, Tasks: []PluginTask{{
+	restarting := &Plugin{ID: "p", Instances: half.Instances, Tasks: []host.PluginTask{{
 		TaskKey: registry.TaskKey{Alloc: "node-alloc", Task: "t"},
 		Restart: &registry.RestartRequest{Cause: registry.CauseMissed}}}}
 	stopped := &Plugin{ID: "p", Jobs: []PluginJob{{Job: "pj", Status: "stopped", File: "p.hcl"}}}

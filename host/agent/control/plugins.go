@@ -18,14 +18,14 @@ import (
 
 // Plugin is a plugin with its instances, tasks and jobs.
 type Plugin struct {
-	ID        string       `json:"id"`
-	Provider  string       `json:"provider"`
-	Version   string       `json:"version"`
-	Roles     []Role       `json:"roles"`
-	Instances []Instance   `json:"instances"`
-	Tasks     []PluginTask `json:"tasks"`
-	Jobs      []PluginJob  `json:"jobs,omitempty"`  // of this agent that run it
-	Rolls     []Roll       `json:"rolls,omitempty"` // the last one of each of these jobs
+	ID        string            `json:"id"`
+	Provider  string            `json:"provider"`
+	Version   string            `json:"version"`
+	Roles     []Role            `json:"roles"`
+	Instances []Instance        `json:"instances"`
+	Tasks     []host.PluginTask `json:"tasks"`
+	Jobs      []PluginJob       `json:"jobs,omitempty"`  // of this agent that run it
+	Rolls     []Roll            `json:"rolls,omitempty"` // the last one of each of these jobs
 }
 
 // Role counts the instances that serve a plugin in a role.
@@ -40,23 +40,6 @@ type Role struct {
 type Instance struct {
 	host.Instance
 	Active bool `json:"active"`
-}
-
-// PluginTask is a task that runs a plugin, registered or not.
-type PluginTask struct {
-	registry.TaskKey
-	Plugin  host.PluginID            `json:"plugin"`
-	Type    string                   `json:"type"`
-	Job     string                   `json:"job"`
-	Phase   registry.TaskPhase       `json:"phase"`
-	Attempt uint64                   `json:"attempt"`
-	Restart *registry.RestartRequest `json:"restart,omitempty"` // requested, not done yet
-
-	Healthy bool                    `json:"healthy"`           // all its instances are registered and healthy
-	Active  bool                    `json:"active"`            // it has the active instance of a role
-	Calls   int                     `json:"calls"`             // that run there now
-	Open    []registry.OpenCall     `json:"open,omitempty"`    // of those, the ones that change something
-	Volumes []registry.ServedVolume `json:"volumes,omitempty"` // whose mounts end with the task (FUSE)
 }
 
 // PluginJob is a group of a job with a task that runs a plugin.
@@ -133,7 +116,7 @@ func joinPlugins(
 	found := map[host.PluginID]*Plugin{}
 	at := func(id host.PluginID) *Plugin {
 		if found[id] == nil {
-			found[id] = &Plugin{ID: string(id), Roles: []Role{}, Instances: []Instance{}, Tasks: []PluginTask{}}
+			found[id] = &Plugin{ID: string(id), Roles: []Role{}, Instances: []Instance{}, Tasks: []host.PluginTask{}}
 		}
 		return found[id]
 	}
@@ -150,7 +133,7 @@ func joinPlugins(
 	}
 	for _, t := range list.Tasks {
 		p := at(t.Plugin)
-		p.Tasks = append(p.Tasks, PluginTask(t))
+		p.Tasks = append(p.Tasks, t)
 	}
 	for id, of := range jobs {
 		if slices.ContainsFunc(of, func(r PluginJob) bool { return r.Count > 0 }) {
@@ -351,19 +334,10 @@ func (p *Plugin) server(role registry.Role) (alloc host.AllocID, task host.TaskN
 }
 
 // postCapacity asks a plugin for its free space.
-func (s *Server) postCapacity(r *http.Request) (any, error) {
-	var q host.CapacityQuery
-	if err := readBody(r, &q); err != nil {
-		return nil, err
-	}
-	var capacity host.PluginCapacity
-	err := s.inTimeFor(r, "plugin "+string(q.Plugin), func(ctx context.Context) (err error) {
-		if _, err = s.knownPlugin(ctx, q.Plugin); err == nil {
-			capacity, err = s.host.PluginCapacity(ctx, q)
-		}
-		return err
+func (s *Server) postCapacity(r *http.Request, q host.CapacityQuery) (any, error) {
+	return askPlugin(s, r, q.Plugin, func(ctx context.Context) (host.PluginCapacity, error) {
+		return s.host.PluginCapacity(ctx, q)
 	})
-	return capacity, err
 }
 
 // PluginCapacity asks a plugin for its free space.

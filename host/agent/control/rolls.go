@@ -74,7 +74,7 @@ func (p *Plugin) Held() bool {
 			return false
 		case agent.RollDraining:
 			for _, a := range r.Kept {
-				if held = a.Reason != "" && slices.ContainsFunc(p.Tasks, func(t PluginTask) bool {
+				if held = a.Reason != "" && slices.ContainsFunc(p.Tasks, func(t host.PluginTask) bool {
 					return t.Alloc == a.ID && len(t.Volumes) > 0 && t.Calls == 0 && len(t.Open) == 0 && !t.Active
 				}); !held {
 					return false

@@ -108,12 +108,28 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	return err
 }
 
+// handler answers a request with a value for JSON.
+type handler func(*http.Request) (any, error)
+
+// withBody returns a handler that first decodes the request's body.
+func withBody[In any](answer func(*http.Request, In) (any, error)) handler {
+	return func(r *http.Request) (any, error) {
+		var in In
+		d := json.NewDecoder(http.MaxBytesReader(nil, r.Body, maxBody))
+		if err := d.Decode(&in); err != nil {
+			return nil, registry.Invalid("the request's body: %w", err)
+		}
+		return answer(r, in)
+	}
+}
+
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
-	for pattern, answer := range map[string]func(*http.Request) (any, error){
+	snapshots, groups := s.snapshotKinds()
+	for pattern, answer := range map[string]handler{
 		"GET /v1/agent/self":          s.getSelf,
-		"POST /v1/jobs":               s.postJob,
-		"POST /v1/jobs/plan":          s.postPlan,
+		"POST /v1/jobs":               withBody(s.postJob),
+		"POST /v1/jobs/plan":          withBody(s.postPlan),
 		"GET /v1/jobs":                s.getJobs,
 		"GET /v1/job/{id}":            s.getJob,
 		"DELETE /v1/job/{id}":         s.deleteJob,
@@ -122,32 +138,32 @@ func (s *Server) handler() http.Handler {
 		"POST /v1/alloc/{id}/release": s.postForceRelease,
 		"GET /v1/plugins":             s.getPlugins,
 		"GET /v1/plugin/{id}":         s.getPlugin,
-		"POST /v1/plugins/capacity":   s.postCapacity,
+		"POST /v1/plugins/capacity":   withBody(s.postCapacity),
 		"POST /v1/plugin/{id}/roll":   s.postRoll,
 		"GET /v1/volumes":             s.getVolumes,
 		"POST /v1/volumes/create":     s.postVolume(s.host.CreateVolume),
 		"POST /v1/volumes/register":   s.postVolume(s.register),
-		"POST /v1/volume/{id}/expand": s.expandVolume,
-		"POST /v1/volumes/update":     s.updateVolume,
-		"POST /v1/volumes/adopt":      s.adoptVolume,
-		"POST /v1/volume/{id}/modify": s.modifyVolume,
+		"POST /v1/volume/{id}/expand": withBody(s.expandVolume),
+		"POST /v1/volumes/update":     withBody(s.updateVolume),
+		"POST /v1/volumes/adopt":      withBody(s.adoptVolume),
+		"POST /v1/volume/{id}/modify": withBody(s.modifyVolume),
 		"POST /v1/volume/{id}/detach": s.postDetach,
 		"GET /v1/volume/{id}":         s.getVolume,
 		"GET /v1/volume/{id}/stats":   s.getStats,
 		"DELETE /v1/volume/{id}":      s.deleteVolume,
 		"GET /v1/snapshots":           s.getSnapshots,
-		"POST /v1/snapshots":          s.postSnapshot,
-		"GET /v1/snapshot/{id}":       s.getSnapshot,
-		"DELETE /v1/snapshot/{id}":    s.deleteSnapshot,
-		"POST /v1/doctor":             s.postDoctor,
+		"POST /v1/snapshots":          withBody(snapshots.post),
+		"GET /v1/snapshot/{id}":       snapshots.get,
+		"DELETE /v1/snapshot/{id}":    snapshots.delete,
+		"POST /v1/doctor":             withBody(s.postDoctor),
 		"GET /v1/shim":                s.getShim,
 		"GET /v1/shim/history":        s.getSwaps,
-		"POST /v1/shim/swap":          s.postSwap,
+		"POST /v1/shim/swap":          withBody(s.postSwap),
 
-		"GET /v1/group-snapshots":        s.getGroupSnapshots,
-		"POST /v1/group-snapshots":       s.postGroupSnapshot,
-		"GET /v1/group-snapshot/{id}":    s.getGroupSnapshot,
-		"DELETE /v1/group-snapshot/{id}": s.deleteGroupSnapshot,
+		"GET /v1/group-snapshots":        groups.getAll,
+		"POST /v1/group-snapshots":       withBody(groups.post),
+		"GET /v1/group-snapshot/{id}":    groups.get,
+		"DELETE /v1/group-snapshot/{id}": groups.delete,
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			v, err := answer(r)
@@ -196,14 +212,6 @@ func refuse(w http.ResponseWriter, err error) {
 
 // maxBody bounds a request. The shim accepts texts of 64 KiB.
 const maxBody = 1 << 20
-
-func readBody(r *http.Request, into any) error {
-	d := json.NewDecoder(http.MaxBytesReader(nil, r.Body, maxBody))
-	if err := d.Decode(into); err != nil {
-		return registry.Invalid("the request's body: %w", err)
-	}
-	return nil
-}
 
 func (s *Server) getSelf(*http.Request) (any, error) { return s.self, nil }
 
@@ -284,11 +292,7 @@ type SwapRequest struct {
 }
 
 // postSwap replaces the shim. The history has the report of a failed swap, too.
-func (s *Server) postSwap(r *http.Request) (any, error) {
-	var ask SwapRequest
-	if err := readBody(r, &ask); err != nil {
-		return nil, err
-	}
+func (s *Server) postSwap(r *http.Request, ask SwapRequest) (any, error) {
 	return s.host.SwapAs(r.Context(), host.Binary{Path: ask.Path, SHA256: ask.SHA256}, ask.By)
 }
 

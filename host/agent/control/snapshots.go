@@ -18,105 +18,65 @@ func snapshotName(r *http.Request) host.SnapshotName {
 	return n
 }
 
-// inTimeFor calls do within the time of the request. Work that has started continues.
-func (s *Server) inTimeFor(r *http.Request, what string, do func(context.Context) error) error {
-	wait, late, err := limited(r.Context(), r, do)
-	if late {
-		return registry.Errorf(registry.ErrUnavailable, "waited %v for %s: %w; run the command again to resume", wait, what,
-			err)
-	}
-	return err
+// snapshotKind is the part of the host that the routes of snapshots, or of group snapshots, call.
+type snapshotKind struct {
+	noun, command      string
+	create             func(context.Context, host.SnapshotSpec) (host.Snapshot, error)
+	remove, deregister func(context.Context, host.SnapshotName) error
+	list               func(context.Context, host.SnapshotQuery) ([]host.Snapshot, host.Seq, error)
 }
 
-func (s *Server) postSnapshot(r *http.Request) (any, error) {
-	return s.takeSnapshot(r, "snapshot", s.host.CreateSnapshot)
+func (s *Server) snapshotKinds() (snapshots, groups snapshotKind) {
+	h := s.host
+	return snapshotKind{"snapshot", "snapshot", h.CreateSnapshot, h.DeleteSnapshot, h.DeregisterSnapshot, h.Snapshots},
+		snapshotKind{"group snapshot", "group-snapshot", h.CreateGroupSnapshot, h.DeleteGroupSnapshot,
+			h.DeregisterGroupSnapshot, h.GroupSnapshots}
 }
 
-func (s *Server) postGroupSnapshot(r *http.Request) (any, error) {
-	return s.takeSnapshot(r, "group snapshot", s.host.CreateGroupSnapshot)
+// post takes a snapshot. If the time of the request ends first, the error says how far it has come.
+func (k snapshotKind) post(r *http.Request, spec host.SnapshotSpec) (any, error) {
+	return callWithin(r, k.noun+" "+spec.SnapshotName().String(),
+		func(ctx context.Context) (host.Snapshot, error) { return k.create(ctx, spec) })
 }
 
-// takeSnapshot takes a snapshot. If the time of the request ends first, the error says how far it has come.
-func (s *Server) takeSnapshot(
-	r *http.Request, what string, take func(context.Context, host.SnapshotSpec) (host.Snapshot, error),
-) (any, error) {
-	var spec host.SnapshotSpec
-	if err := readBody(r, &spec); err != nil {
-		return nil, err
-	}
-	var snap host.Snapshot
-	err := s.inTimeFor(r, what+" "+spec.SnapshotName().String(), func(ctx context.Context) (err error) {
-		snap, err = take(ctx, spec)
-		return err
-	})
-	return snap, err
-}
-
-func (s *Server) deleteSnapshot(r *http.Request) (any, error) {
-	return s.removeSnapshot(r, "snapshot", s.host.DeleteSnapshot, s.host.DeregisterSnapshot)
-}
-
-func (s *Server) deleteGroupSnapshot(r *http.Request) (any, error) {
-	return s.removeSnapshot(r, "group snapshot", s.host.DeleteGroupSnapshot, s.host.DeregisterGroupSnapshot)
-}
-
-func (s *Server) removeSnapshot(
-	r *http.Request, what string, remove, deregister func(context.Context, host.SnapshotName) error,
-) (any, error) {
-	name := snapshotName(r)
+func (k snapshotKind) delete(r *http.Request) (any, error) {
+	name, remove := snapshotName(r), k.remove
 	if isTrue(r, "deregister") {
-		remove = deregister
+		remove = k.deregister
 	}
-	return struct{}{}, s.inTimeFor(r, what+" "+name.String(), func(ctx context.Context) error { return remove(ctx, name) })
+	return callWithin(r, k.noun+" "+name.String(),
+		func(ctx context.Context) (struct{}, error) { return struct{}{}, remove(ctx, name) })
 }
 
-// getSnapshots lists the snapshots with a record or, with ?at=PLUGIN, those that the plugin has.
-func (s *Server) getSnapshots(r *http.Request) (any, error) {
-	if plugin := r.URL.Query().Get("at"); plugin != "" {
-		list := []host.Snapshot{}
-		err := s.inTimeFor(r, "plugin "+plugin, func(ctx context.Context) error {
-			if _, err := s.knownPlugin(ctx, host.PluginID(plugin)); err != nil {
-				return err
-			}
-			found, err := s.host.SnapshotsAtPlugin(ctx, host.PluginID(plugin))
-			list = append(list, found...)
-			return err
-		})
-		return list, err
-	}
-	return listSnapshots(r, s.host.Snapshots)
-}
-
-func (s *Server) getGroupSnapshots(r *http.Request) (any, error) {
-	return listSnapshots(r, s.host.GroupSnapshots)
-}
-
-// snapshotLister lists snapshots or group snapshots.
-type snapshotLister func(context.Context, host.SnapshotQuery) ([]host.Snapshot, host.Seq, error)
-
-func listSnapshots(r *http.Request, lister snapshotLister) (any, error) {
-	list, _, err := lister(r.Context(), host.SnapshotQuery{Plugin: host.PluginID(r.URL.Query().Get("plugin"))})
+func (k snapshotKind) getAll(r *http.Request) (any, error) {
+	list, _, err := k.list(r.Context(), host.SnapshotQuery{Plugin: host.PluginID(r.URL.Query().Get("plugin"))})
 	return append([]host.Snapshot{}, list...), err
 }
 
-func (s *Server) getSnapshot(r *http.Request) (any, error) {
-	return oneSnapshot(r, s.host.Snapshots, "snapshot %s not found; run holdfast snapshot list for a list")
-}
-
-func (s *Server) getGroupSnapshot(r *http.Request) (any, error) {
-	return oneSnapshot(r, s.host.GroupSnapshots, "group snapshot %s not found; run holdfast group-snapshot list for a list")
-}
-
-func oneSnapshot(r *http.Request, lister snapshotLister, missing string) (any, error) {
+func (k snapshotKind) get(r *http.Request) (any, error) {
 	name := snapshotName(r)
-	list, _, err := lister(r.Context(), host.SnapshotQuery{Name: name})
+	list, _, err := k.list(r.Context(), host.SnapshotQuery{Name: name})
 	switch {
 	case err != nil:
 		return nil, err
 	case len(list) == 0:
-		return nil, registry.Errorf(registry.ErrNotFound, missing, name)
+		return nil, registry.Errorf(registry.ErrNotFound, "%s %s not found; run holdfast %s list for a list", k.noun, name,
+			k.command)
 	}
 	return list[0], nil
+}
+
+// getSnapshots lists the snapshots with a record or, with ?at=PLUGIN, those that the plugin has.
+func (s *Server) getSnapshots(r *http.Request) (any, error) {
+	id := host.PluginID(r.URL.Query().Get("at"))
+	if id == "" {
+		snapshots, _ := s.snapshotKinds()
+		return snapshots.getAll(r)
+	}
+	list, err := askPlugin(s, r, id, func(ctx context.Context) ([]host.Snapshot, error) {
+		return s.host.SnapshotsAtPlugin(ctx, id)
+	})
+	return append([]host.Snapshot{}, list...), err
 }
 
 // SnapshotClient manages snapshots, or group snapshots.
@@ -132,11 +92,7 @@ func (c *Client) Snapshots() SnapshotClient { return SnapshotClient{c, "/snapsho
 func (c *Client) GroupSnapshots() SnapshotClient { return SnapshotClient{c, "/group-snapshot"} }
 
 func (c SnapshotClient) path(n host.SnapshotName, more url.Values) string {
-	q := url.Values{"namespace": {string(n.Namespace)}}
-	for k, v := range more {
-		q[k] = v
-	}
-	return c.kind + "/" + segment(string(n.ID)) + "?" + q.Encode()
+	return namedPath(c.kind, n.Namespace, string(n.ID), "", more)
 }
 
 // Create takes a snapshot.

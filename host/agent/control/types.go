@@ -111,18 +111,10 @@ type Volume struct {
 	Notices  []Notice         `json:"notices,omitempty"` // those about waits only in the answer for one volume
 
 	// Unmeasured says why Usage is unknown. Both are empty if usage was not requested.
-	Usage      []Usage `json:"usage,omitempty"`
-	Unmeasured string  `json:"unmeasured,omitempty"`
+	Usage      []host.VolumeUsage `json:"usage,omitempty"`
+	Unmeasured string             `json:"unmeasured,omitempty"`
 
 	Warnings host.Diagnostics `json:"warnings,omitempty"` // about its file, in the answer to a creation or registration
-}
-
-// Usage is the usage of a volume in one unit, "bytes" or "inodes". Plugins may leave out Used and Available.
-type Usage struct {
-	Unit      string `json:"unit"`
-	Total     int64  `json:"total"`
-	Used      int64  `json:"used"`
-	Available int64  `json:"available"`
 }
 
 // Holder is a claim on a volume, and its publish.

@@ -12,72 +12,27 @@ import (
 	"holdfast/registry"
 )
 
-// modifyVolume changes mutable parameters of a volume: the body has their new values.
-func (s *Server) modifyVolume(r *http.Request) (any, error) {
-	var parameters map[string]string
-	if err := readBody(r, &parameters); err != nil {
-		return nil, err
-	}
-	var st host.VolumeStatus
-	err := s.inTime(r, volumeName(r), "", func(ctx context.Context) (err error) {
-		st, err = s.host.ModifyVolume(ctx, volumeName(r), parameters)
-		return err
-	})
-	return s.explainer().volumeView(st), err
-}
-
 // updateVolume makes a volume as its changed file says or, with ?dry_run=true, answers what that would change.
-func (s *Server) updateVolume(r *http.Request) (any, error) {
-	var src Submission
-	if err := readBody(r, &src); err != nil {
-		return nil, err
-	}
-	spec, _, err := s.host.ParseVolume(r.Context(), host.Source{Name: src.Name, Text: src.Text}, parseOptions(src))
+func (s *Server) updateVolume(r *http.Request, src Submission) (any, error) {
+	spec, _, err := s.host.ParseVolume(r.Context(), source(src), parseOptions(src))
 	if err != nil {
 		return nil, err
 	}
-	var done host.VolumeUpdate
-	err = s.inTime(r, spec.VolumeName(), spec.Plugin, func(ctx context.Context) (err error) {
-		done, err = s.host.UpdateVolume(ctx, spec, isTrue(r, "dry_run"))
-		return err
+	done, err := callPlugin(s, r, spec.VolumeName(), spec.Plugin, func(ctx context.Context) (host.VolumeUpdate, error) {
+		return s.host.UpdateVolume(ctx, spec, isTrue(r, "dry_run"))
 	})
 	done.Changes = append([]host.FieldChange{}, done.Changes...)
 	return done, err
 }
 
 // adoptVolume makes a record of a volume that its plugin has.
-func (s *Server) adoptVolume(r *http.Request) (any, error) {
-	var spec host.VolumeSpec
-	if err := readBody(r, &spec); err != nil {
-		return nil, err
-	}
-	var st host.VolumeStatus
-	err := s.inTime(r, spec.VolumeName(), spec.Plugin, func(ctx context.Context) error {
-		_, err := s.knownPlugin(ctx, spec.Plugin)
-		if err == nil {
-			st, err = s.host.AdoptVolume(ctx, spec)
+func (s *Server) adoptVolume(r *http.Request, spec host.VolumeSpec) (any, error) {
+	return s.addVolume(r, spec, func(ctx context.Context, spec host.VolumeSpec) (host.VolumeStatus, error) {
+		if _, err := s.knownPlugin(ctx, spec.Plugin); err != nil {
+			return host.VolumeStatus{}, err
 		}
-		return err
+		return s.host.AdoptVolume(ctx, spec)
 	})
-	if err != nil {
-		return nil, err
-	}
-	s.agent.Retry()
-	return s.explainer().volumeView(st), nil
-}
-
-// volumesAt lists the volumes that a plugin has.
-func (s *Server) volumesAt(r *http.Request, plugin host.PluginID) (any, error) {
-	list := []host.PluginVolume{}
-	err := s.inTimeFor(r, "plugin "+string(plugin), func(ctx context.Context) error {
-		if _, err := s.knownPlugin(ctx, plugin); err != nil {
-			return err
-		}
-		found, err := s.host.VolumesAtPlugin(ctx, plugin)
-		list = append(list, found...)
-		return err
-	})
-	return list, err
 }
 
 // VolumesAt lists the volumes that a plugin has, also those without a record.

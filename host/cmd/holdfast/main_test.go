@@ -79,7 +79,7 @@ var (
 		Roles: []control.Role{{Role: "csi-controller", Healthy: 1, Expected: 1},
 			{Role: "csi-node", Healthy: 1, Expected: 2}, {Role: "csi-later", Expected: 1, Reason: "exit code 3"}},
 		Instances: []control.Instance{{Instance: instance, Active: true}, {Instance: missed}},
-		Tasks: []control.PluginTask{{TaskKey: missed.TaskKey(), Job: "loopfs", Type: "monolith", Phase: "running",
+		Tasks: []host.PluginTask{{TaskKey: missed.TaskKey(), Job: "loopfs", Type: "monolith", Phase: "running",
 			Attempt: 4, Restart: &registry.RestartRequest{Attempt: 4, Cause: registry.CauseMissed}}},
 	}
 	instance = host.Instance{
@@ -110,7 +110,7 @@ func volume() control.Volume {
 		External: "vol-1"}
 	v.State, v.Capacity, v.Since = "ready", 1<<25, noon
 	v.Capabilities = []registry.VolumeCapability{{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}}
-	v.Usage = []control.Usage{
+	v.Usage = []host.VolumeUsage{
 		{Unit: "bytes", Total: 1 << 25, Used: 5 << 20, Available: 27 << 20},
 		{Unit: "inodes", Total: 1000, Used: 11, Available: 989},
 	}

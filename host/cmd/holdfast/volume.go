@@ -289,7 +289,7 @@ func used(v control.Volume) (facts []any) {
 }
 
 // share formats the usage of a unit.
-func share(u control.Usage) string {
+func share(u host.VolumeUsage) string {
 	amount := func(n int64) string { return fmt.Sprint(n) }
 	if u.Unit == "bytes" {
 		amount = func(n int64) string { return cmp.Or(size(n), "0 B") }

@@ -3,11 +3,11 @@ package main
 import (
 	"testing"
 
-	"holdfast/host/agent/control"
+	"holdfast/host"
 )
 
 func TestShare(t *testing.T) {
-	for want, u := range map[string]control.Usage{
+	for want, u := range map[string]host.VolumeUsage{
 		"5 MiB of 32 MiB (16%), 27 MiB free": {Unit: "bytes", Total: 32 << 20, Used: 5 << 20, Available: 27 << 20},
 		"0 B of 1 KiB (0%), 1 KiB free":      {Unit: "bytes", Total: 1024, Available: 1024},
 		"1 KiB of 1 KiB (100%), 0 B free":    {Unit: "bytes", Total: 1024, Used: 1024},
