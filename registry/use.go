@@ -118,6 +118,7 @@ type Intent struct {
 	RPC         RPC         `json:"rpc"`
 	Alloc       AllocID     `json:"alloc,omitempty"`
 	Request     RequestName `json:"request,omitempty"`
+	Node        NodeID      `json:"node,omitempty"` // node_id of ControllerPublishVolume and its undo
 	Operation   OperationID `json:"operation,omitempty"`
 	At          TaskKey     `json:"at,omitzero"` // the task of the plugin that the call was sent to; zero: not known
 	Hash        string      `json:"hash"`        // of the request without its secrets, hex

@@ -81,6 +81,7 @@ func (m *Controller) attach(
 ) error {
 	request := csi.AttachRequest{VolumeID: v.External, Node: to.ID, Usage: u, VolumeContext: v.Context}
 	open := newIntent(registry.ControllerPublishRPC, by.Call, v, intent.Hash(registry.ControllerPublishRPC, request))
+	open.Node = to.ID
 	var answer map[string]string
 	return m.sendTo(ctx, by, v.VolumeSpec, &request.Secrets, intent.Call{
 		Intent: open,
@@ -162,8 +163,8 @@ func (m *Controller) detach(ctx context.Context, by intent.Caller, at registry.A
 		return err
 	}
 	open := registry.Intent{
-		Volume: at.Volume, Name: at.Name, RPC: registry.ControllerUnpublishRPC, Operation: by.ID,
-		Hash: intent.Hash(registry.ControllerUnpublishRPC, request),
+		Volume: at.Volume, Name: at.Name, RPC: registry.ControllerUnpublishRPC, Node: at.NodeID,
+		Operation: by.ID, Hash: intent.Hash(registry.ControllerUnpublishRPC, request),
 	}
 	return m.sendTo(ctx, by, v.VolumeSpec, &request.Secrets, intent.Call{
 		Intent: open,
@@ -267,7 +268,7 @@ func (m *Controller) Settle(ctx context.Context, by intent.Caller, open registry
 	var v registry.Volume
 	err := m.State.View(ctx, func(view registry.View) error {
 		for _, a := range view.Attachments(open.Volume) {
-			if a.State == registry.MarkSent { // at most one: no other call is sent while one is open
+			if a.State == registry.MarkSent && a.NodeID == open.Node {
 				at = a
 			}
 		}

@@ -81,8 +81,7 @@ func (m *Controller) abandon(ctx context.Context, k registry.AttachmentKey, f re
 		}
 		change.Delete = append(change.Delete, at.Key())
 		open, found := view.Intent(k.Volume)
-		attaches := open.RPC == registry.ControllerPublishRPC || open.RPC == registry.ControllerUnpublishRPC
-		if found && attaches && !sentForAnother(view, at) {
+		if found && open.Node != "" && open.Node == at.NodeID {
 			change.Delete = append(change.Delete, open.Key())
 		}
 		change.Events = []registry.Event{{
@@ -93,13 +92,6 @@ func (m *Controller) abandon(ctx context.Context, k registry.AttachmentKey, f re
 		return change, nil
 	})
 	return err
-}
-
-// sentForAnother reports whether an open call to attach or detach the volume may be about another node.
-func sentForAnother(view registry.View, at registry.Attachment) bool {
-	return slices.ContainsFunc(view.Attachments(at.Volume), func(other registry.Attachment) bool {
-		return other.Node != at.Node && other.State == registry.MarkSent
-	})
 }
 
 // DetachVolume takes down attachments of a volume that is not in use: of one node, or of all nodes if node is empty.
@@ -179,7 +171,7 @@ func (m *Controller) checkDetachable(ctx context.Context, at registry.Attachment
 				users = append(users, fmt.Sprintf("claimed by alloc %s", c.Alloc))
 			}
 		}
-		if open, found := view.Intent(at.Volume); found && sentForAnother(view, at) {
+		if open, found := view.Intent(at.Volume); found && open.Node != "" && open.Node != at.NodeID {
 			users = append(users, "busy: "+intent.Describe(open))
 		}
 		return nil

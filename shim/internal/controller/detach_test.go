@@ -118,7 +118,7 @@ func TestDetachWaitsForACallForAnotherNode(t *testing.T) {
 	other := attachedTo("n1")
 	other.State = registry.MarkSent
 	d := open(t, of(registry.AttachDetach), ready(), other, attachedTo("old"), registry.Intent{Volume: key, Name: name,
-		RPC: registry.ControllerPublishRPC, Outcome: registry.OutcomePending, Attempt: 1})
+		RPC: registry.ControllerPublishRPC, Node: "i-n1", Outcome: registry.OutcomePending, Attempt: 1})
 	_, err := d.DetachVolume(t.Context(), call, name, "old", registry.Force{By: "ada", Confirm: "data"})
 	if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "ControllerPublishVolume") {
 		t.Errorf("%v", err)

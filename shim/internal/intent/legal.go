@@ -24,7 +24,8 @@ var undo = map[registry.RPC]registry.RPC{
 // Legal returns nil if next may be sent while open is the open intent of the volume. Otherwise it returns an
 // ErrConflict that names open.
 func Legal(open, next registry.Intent) error {
-	if same(open, next) || undo[open.RPC] == next.RPC && open.Alloc == next.Alloc && open.Request == next.Request {
+	undoes := undo[open.RPC] == next.RPC && open.Alloc == next.Alloc && open.Request == next.Request
+	if same(open, next) || undoes && open.Node == next.Node {
 		return nil
 	}
 	return registry.Errorf(registry.ErrConflict, "%s of %s cannot be sent now: %s", next.RPC, next.Name, Describe(open))
@@ -47,6 +48,9 @@ func Describe(open registry.Intent) string {
 	s := fmt.Sprintf("%s of %s", open.RPC, open.Name)
 	if open.Alloc != "" {
 		s += fmt.Sprintf(" for alloc %s as %q", open.Alloc, open.Request)
+	}
+	if open.Node != "" {
+		s += fmt.Sprintf(" for node %s", open.Node)
 	}
 	s += fmt.Sprintf(" has no certain answer since %s (attempt %d", open.Since.UTC().Format(time.RFC3339), open.Attempt)
 	if open.Detail != "" {

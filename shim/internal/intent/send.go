@@ -196,7 +196,7 @@ func requested(open registry.Intent, at registry.TaskKey) registry.Intent {
 	return registry.Intent{
 		At:     at,
 		Volume: open.Volume, Name: open.Name, RPC: open.RPC, Alloc: open.Alloc, Request: open.Request,
-		Operation: open.Operation, Hash: open.Hash,
+		Node: open.Node, Operation: open.Operation, Hash: open.Hash,
 	}
 }
 

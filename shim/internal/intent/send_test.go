@@ -149,7 +149,9 @@ func TestOnlyTheSameCallOrItsUndo(t *testing.T) {
 		i.RPC, i.Hash = rpc, hash
 		return i
 	}
-	attach := registry.Intent{Volume: vol, Name: name, RPC: registry.ControllerPublishRPC, Hash: "a"}
+	attach := registry.Intent{Volume: vol, Name: name, RPC: registry.ControllerPublishRPC, Hash: "a", Node: "i-1"}
+	elsewhere := attach
+	elsewhere.Node = "i-2"
 	for _, c := range []struct {
 		name       string
 		open, next registry.Intent
@@ -161,6 +163,7 @@ func TestOnlyTheSameCallOrItsUndo(t *testing.T) {
 		{"the undo of another", publish("a1", "h"), with(publish("a2", ""), registry.NodeUnpublishRPC, "u"), false},
 		{"unstage under a publish", publish("a1", "h"), with(attach, registry.NodeUnstageRPC, "x"), false},
 		{"detach of an attach", attach, with(attach, registry.ControllerUnpublishRPC, "d"), true},
+		{"detach from another node", attach, with(elsewhere, registry.ControllerUnpublishRPC, "d"), false},
 		{"unstage of a stage", with(attach, registry.NodeStageRPC, "s"), with(attach, registry.NodeUnstageRPC, "u"),
 			true},
 		{"detach under an unstage", with(attach, registry.NodeUnstageRPC, "s"),
