@@ -9,8 +9,15 @@ type Attachment struct {
 	State          Mark              `json:"state,omitempty"`           // of ControllerPublishVolume
 	Usage          Usage             `json:"usage,omitzero"`            // as sent with ControllerPublishVolume
 	PublishContext map[string]string `json:"publish_context,omitempty"` // as ControllerPublishVolume answered it
+	Detaching      Detaching         `json:"detaching,omitzero"`        // desired state: detached
 	CreateIndex    Seq               `json:"create_index"`
 	ModifyIndex    Seq               `json:"modify_index"`
+}
+
+// Detaching records that an operator has an attachment taken down. The zero value means that none has.
+type Detaching struct {
+	Forced
+	Confirmed bool `json:"confirmed,omitempty"` // a call that fails is skipped
 }
 
 // AttachmentKey names an attachment.

@@ -121,7 +121,7 @@ func attaching(view registry.View, v registry.Volume, u registry.Usage, to inten
 			v.VolumeName(), at.NodeID, at.Usage)
 	}
 	at.Volume, at.Name, at.Node, at.NodeID = v.VolumeKey(), v.VolumeName(), to.Node, to.ID
-	at.State, at.Usage = registry.MarkSent, u
+	at.State, at.Usage, at.Detaching = registry.MarkSent, u, registry.Detaching{}
 	return registry.Change{Put: []registry.Record{at}}, nil
 }
 

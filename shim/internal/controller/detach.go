@@ -12,7 +12,7 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// detachRound bounds the tries of a detach by force.
+// detachRound bounds the tries of each call of a detach by force.
 const detachRound = 10 * time.Second
 
 // AbandonSteps returns what DetachOrAbandon would do.
@@ -62,7 +62,12 @@ func (m *Controller) DetachOrAbandon(
 	}
 	why := m.uncontrolled(k.Volume.Plugin)
 	if why == "" {
-		err := m.Detach(ctx, by, k.Volume, k.Node)
+		by.RetryUntil = time.Now().Add(detachRound)
+		err := m.settleBefore(ctx, by, k.Volume, true)
+		if err == nil {
+			by.RetryUntil = time.Now().Add(detachRound)
+			err = m.Detach(ctx, by, k.Volume, k.Node)
+		}
 		if now, look := m.attachment(ctx, k.Volume, k.Node); ctx.Err() != nil || err == nil && look == nil &&
 			now.State == registry.MarkNone {
 			return errors.Join(err, look)
@@ -70,6 +75,20 @@ func (m *Controller) DetachOrAbandon(
 		why = fmt.Sprint(err)
 	}
 	return m.abandon(ctx, k, f, why)
+}
+
+// settleBefore brings an open expansion or modification to a certain outcome, because no detach may follow it before.
+// leave: if that fails, its outcome counts as vague, as in a release.
+func (m *Controller) settleBefore(ctx context.Context, by intent.Caller, key registry.VolumeKey, leave bool) error {
+	open, found := registry.Intent{}, false
+	err := m.State.View(ctx, func(view registry.View) error { open, found = view.Intent(key); return nil })
+	if err != nil || !found || !open.RPC.Alters() {
+		return err
+	}
+	if err = m.Settle(ctx, by, open); err != nil && leave && ctx.Err() == nil {
+		_, err = m.LeaveAlteration(ctx, key)
+	}
+	return err
 }
 
 // abandon deletes the record of an attachment, with the open call for it.
@@ -98,6 +117,9 @@ func (m *Controller) abandon(ctx context.Context, k registry.AttachmentKey, f re
 // Without records of the other node, its host has to fence it first (Fence), or f.Confirm is the ID of the volume. The
 // confirmation also skips a call whose plugin is gone. ErrNotFound: there is no such attachment. ErrConflict names the
 // users. ErrDenied says what may be lost without a fence or a confirmation.
+//
+// All attachments are refused, or all are recorded as Detaching. Then Run goes on after an uncertain outcome, and
+// without the caller.
 func (m *Controller) DetachVolume(
 	ctx context.Context, call registry.Call, name registry.VolumeName, node registry.NodeName, f registry.Force,
 ) (steps []registry.ReleaseStep, err error) {
@@ -108,19 +130,57 @@ func (m *Controller) DetachVolume(
 	if err != nil {
 		return nil, err
 	}
-	if f.Confirm != string(name.ID) && !f.DryRun {
+	confirmed := f.Confirm == string(name.ID)
+	if !confirmed && !f.DryRun {
 		if err := m.awaitDetacher(ctx, call, list); err != nil {
 			return nil, err
 		}
 	}
 	for _, at := range list {
-		done, err := m.detachOne(ctx, call, at.AttachmentKey(), f)
-		if err != nil {
-			return steps, err
+		if err := m.checkDetachable(ctx, at); err != nil {
+			return nil, err
 		}
-		steps = append(steps, done...)
+		steps = append(steps, m.detachSteps(at, f)...)
+		if !f.DryRun && m.foreign(at) && at.Detaching.By == "" {
+			if err := m.fence(ctx, at, confirmed); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if f.DryRun {
+		return steps, nil
+	}
+	want := registry.Detaching{Forced: registry.Forced{By: f.By, Since: m.Now()}, Confirmed: confirmed}
+	if err := m.wantDetached(ctx, list, want); err != nil {
+		return nil, err
+	}
+	for _, at := range list {
+		if err := m.takeDown(ctx, intent.Caller{Call: call}, at.AttachmentKey()); err != nil {
+			m.wakeRun()
+			return nil, err
+		}
 	}
 	return steps, nil
+}
+
+// wantDetached records the desired state of attachments. A repeated call changes nothing.
+func (m *Controller) wantDetached(ctx context.Context, list []registry.Attachment, want registry.Detaching) error {
+	_, err := registry.Ensure(ctx, m.State, func(view registry.View) (change registry.Change, err error) {
+		for _, at := range list {
+			at, found := view.Attachment(at.AttachmentKey())
+			if !found || at.Detaching.By == want.By && at.Detaching.Confirmed == want.Confirmed {
+				continue
+			}
+			at.Detaching = want
+			change.Put = append(change.Put, at)
+			change.Events = append(change.Events, registry.Event{
+				Kind: registry.EventForced, Plugin: at.Volume.Plugin, Volume: at.Name, External: at.Volume.External,
+				Detail: fmt.Sprintf("detach from node %s, by %s", at.NodeID, want.By), At: m.Now(),
+			})
+		}
+		return change, nil
+	})
+	return err
 }
 
 // awaitDetacher waits for the controller without the volume's lock, as others may need that meanwhile.
@@ -159,11 +219,19 @@ func (m *Controller) AttachmentsOf(
 	return list, err
 }
 
-// checkDetachable returns an ErrConflict that names the users of the volume on the node.
+// checkDetachable returns an ErrConflict that names the users of the volume on the node, or an open call for another.
 func (m *Controller) checkDetachable(ctx context.Context, at registry.Attachment) error {
-	users, err := m.node.Uses(ctx, at.Volume)
-	if err != nil {
-		return err
+	users, busy, err := m.usersAt(ctx, at)
+	if err == nil {
+		err = usedBy(at, append(users, busy...))
+	}
+	return err
+}
+
+// usersAt describes what uses a volume on the node of an attachment, and what else is under way for the volume.
+func (m *Controller) usersAt(ctx context.Context, at registry.Attachment) (users, busy []string, err error) {
+	if users, err = m.node.Uses(ctx, at.Volume); err != nil {
+		return nil, nil, err
 	}
 	err = m.State.View(ctx, func(view registry.View) error {
 		for _, c := range view.Claims(at.Volume) {
@@ -172,14 +240,11 @@ func (m *Controller) checkDetachable(ctx context.Context, at registry.Attachment
 			}
 		}
 		if open, found := view.Intent(at.Volume); found && open.Node != "" && open.Node != at.NodeID {
-			users = append(users, "busy: "+intent.Describe(open))
+			busy = append(busy, "busy: "+intent.Describe(open))
 		}
 		return nil
 	})
-	if err == nil {
-		err = usedBy(at, users)
-	}
-	return err
+	return users, busy, err
 }
 
 // usedBy returns an ErrConflict if there are users.
@@ -206,57 +271,91 @@ func (m *Controller) detachSteps(at registry.Attachment, f registry.Force) (step
 	return append(steps, step)
 }
 
-// detachOne takes down one attachment, unless it is gone, and returns the steps. A dry run waits for no other
-// operation.
-func (m *Controller) detachOne(
-	ctx context.Context, call registry.Call, k registry.AttachmentKey, f registry.Force,
-) ([]registry.ReleaseStep, error) {
-	if !f.DryRun {
-		unlock, err := m.Locks.Lock(ctx, k.Volume, "a detach")
-		if err != nil {
-			return nil, err
-		}
-		defer unlock()
-	}
-	at, err := m.attachment(ctx, k.Volume, k.Node)
-	if err != nil || at.State == registry.MarkNone {
-		return nil, err
-	}
-	if err := m.checkDetachable(ctx, at); err != nil {
-		return nil, err
-	}
-	steps := m.detachSteps(at, f)
-	if !f.DryRun {
-		err = m.takeDown(ctx, call, at, f)
-	}
-	return steps, err
-}
-
-// takeDown takes down an attachment that nothing uses. The caller has the volume's lock.
-func (m *Controller) takeDown(
-	ctx context.Context, call registry.Call, at registry.Attachment, f registry.Force,
-) error {
-	confirmed := f.Confirm == string(at.Name.ID)
-	if m.foreign(at) {
-		if err := m.fence(ctx, at, confirmed); err != nil {
-			return err
-		}
-	}
-	_, err := m.State.Commit(ctx, func(registry.View) (registry.Change, error) {
-		return registry.Change{Events: []registry.Event{{
-			Kind: registry.EventForced, Plugin: at.Volume.Plugin, Volume: at.Name, External: at.Volume.External,
-			Detail: fmt.Sprintf("detach from node %s, by %s", at.NodeID, f.By), At: m.Now(),
-		}}}, nil
-	})
+// takeDown takes down an attachment as its record says. If that has certainly failed, or if the volume is in use again,
+// the record does not say so any more.
+func (m *Controller) takeDown(ctx context.Context, by intent.Caller, k registry.AttachmentKey) error {
+	unlock, err := m.Locks.Lock(ctx, k.Volume, "a detach")
 	if err != nil {
 		return err
 	}
-	by := intent.Caller{Call: call}
-	if !confirmed {
-		return m.Detach(ctx, by, at.Volume, at.Node)
+	defer unlock()
+	at, err := m.attachment(ctx, k.Volume, k.Node)
+	switch {
+	case err != nil || at.State == registry.MarkNone:
+		return err
+	case at.Detaching.By == "":
+		return registry.Errorf(registry.ErrConflict, "volume %s stays attached to node %s: meanwhile it was used again, or "+
+			"another detach failed (see holdfast events)", at.Name, at.Node)
 	}
-	by.RetryUntil = time.Now().Add(detachRound)
-	return m.DetachOrAbandon(ctx, by, at.AttachmentKey(), registry.Forced{By: f.By})
+	users, busy, err := m.usersAt(ctx, at)
+	switch {
+	case err != nil:
+		return err
+	case len(users) > 0:
+		return errors.Join(usedBy(at, users), m.keepAttached(ctx, k))
+	case len(busy) > 0:
+		return usedBy(at, busy)
+	case at.Detaching.Confirmed:
+		return m.DetachOrAbandon(ctx, by, k, at.Detaching.Forced)
+	}
+	if err = m.settleBefore(ctx, by, k.Volume, false); err == nil {
+		err = m.Detach(ctx, by, k.Volume, k.Node)
+	}
+	if err != nil && (intent.Settled(err) == nil || errors.Is(err, registry.ErrDamaged)) {
+		return errors.Join(err, m.keepAttached(ctx, k))
+	}
+	if err != nil {
+		err = fmt.Errorf("%w; Holdfast goes on with the detach", err)
+	}
+	return err
+}
+
+// keepAttached records that an attachment is no longer to be taken down.
+func (m *Controller) keepAttached(ctx context.Context, k registry.AttachmentKey) error {
+	_, err := registry.Ensure(context.WithoutCancel(ctx), m.State,
+		func(view registry.View) (change registry.Change, err error) {
+			if at, found := view.Attachment(k); found && at.Detaching.By != "" {
+				at.Detaching = registry.Detaching{}
+				change.Put = []registry.Record{at}
+			}
+			return change, nil
+		})
+	return err
+}
+
+// resumeDetach takes down the attachments of a volume that are to be taken down, in the order of DetachVolume. over:
+// none is left.
+func (m *Controller) resumeDetach(ctx context.Context, name registry.VolumeName) (over bool, err error) {
+	list, err := m.detaching(ctx, name)
+	for _, at := range list {
+		if !at.Detaching.Confirmed {
+			limited, cancel := context.WithTimeout(ctx, resumeBackoff.Max)
+			err = m.AwaitDetach(limited, intent.Caller{}, at.Volume, at.Node, func(string) {})
+			cancel()
+		}
+		if err == nil {
+			by := intent.Caller{RetryUntil: time.Now().Add(resumeBackoff.First)}
+			err = m.takeDown(ctx, by, at.AttachmentKey())
+		}
+		if err != nil {
+			break
+		}
+	}
+	left, look := m.detaching(ctx, name)
+	return look == nil && len(left) == 0, err
+}
+
+// detaching returns the attachments of a volume, or of all if name is zero, that are to be taken down.
+func (m *Controller) detaching(
+	ctx context.Context, name registry.VolumeName,
+) (list []registry.Attachment, err error) {
+	err = m.State.View(ctx, func(view registry.View) error {
+		list = slices.DeleteFunc(view.AllAttachments(), func(at registry.Attachment) bool {
+			return at.Detaching.By == "" || name.ID != "" && at.Name != name
+		})
+		return nil
+	})
+	return list, err
 }
 
 // fence makes sure that the node of an attachment does not use the volume any more.

@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -109,6 +110,103 @@ func TestDetachIsResumedOrAbandoned(t *testing.T) {
 			if len(v.Attachments(key)) > 0 || len(v.Intents()) > 0 {
 				t.Errorf("%s: left %v, %v", what, v.Attachments(key), v.Intents())
 			}
+		})
+	}
+}
+
+// A detach goes on after its caller's end and after a crash, for every node that was asked for, until it has certainly
+// ended. It ends too once the volume is used again.
+func TestDetachGoesOnWithoutItsCaller(t *testing.T) {
+	const own, old = "ControllerUnpublishVolume vol-data i-n1", "ControllerUnpublishVolume vol-data i-old"
+	for what, c := range map[string]struct {
+		confirm string
+		faults  []fault
+		claim   bool // before the next process
+		calls   []string
+		left    int
+	}{
+		"done":      {"", nil, false, []string{own, own, old}, 0},
+		"repeated":  {"", []fault{uncertain("UNAVAILABLE", false)}, false, []string{own, own, own, old}, 0},
+		"refused":   {"", []fault{failed("NOT_FOUND"), failed("INVALID_ARGUMENT")}, false, []string{own, own, old}, 2},
+		"used":      {"", nil, true, []string{own}, 2}, // the call for the other node follows this one
+		"confirmed": {"data", slices.Repeat([]fault{uncertain("INTERNAL", false)}, 3), false, nil, 0},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := open(t, of(registry.AttachDetach), ready(), attachedTo("n1"), attachedTo("old"))
+				d.Fence = func(context.Context, registry.NodeName) error { return nil }
+				d.faults = []fault{uncertain("DEADLINE_EXCEEDED", true)}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+				defer cancel()
+				_, err := d.DetachVolume(ctx, call, name, "", registry.Force{By: "ada", Confirm: c.confirm})
+				if err == nil {
+					t.Error("no error")
+				}
+				d.crash()
+				d.Fence = nil // its evidence stands
+				if d.faults = c.faults; c.claim {
+					d.put(claimed())
+				}
+				end := d.run()
+				time.Sleep(time.Hour)
+				end()
+				if c.calls != nil {
+					d.expect(c.calls...)
+				}
+				d.view(func(v registry.View) {
+					list := v.AllAttachments()
+					if len(list) != c.left || c.left > 0 && list[0].Detaching != (registry.Detaching{}) {
+						t.Errorf("left: %+v, %+v", list, v.Intents())
+					}
+				})
+			})
+		})
+	}
+}
+
+// A detach follows an open expansion of its volume. By force it does not wait for the outcome.
+func TestDetachFollowsAnExpansion(t *testing.T) {
+	const detach = "ControllerUnpublishVolume vol-data i-n1"
+	for what, c := range map[string]struct {
+		confirm string
+		faults  []fault
+		left    bool
+	}{
+		"settled": {"", nil, false}, "settled by force": {"data", nil, false},
+		"unknown":          {"", slices.Repeat([]fault{uncertain("INTERNAL", false)}, 100), true},
+		"unknown by force": {"data", []fault{uncertain("FAILED_PRECONDITION", false)}, false},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := open(t, of(registry.AttachDetach, registry.ControllerExpand), ready(), attachedTo("n1"))
+				d.faults = slices.Repeat([]fault{uncertain("INTERNAL", false)}, 100)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+				defer cancel()
+				_, err := d.Controller.Expand(ctx, call, name, registry.CapacityRange{Required: 2 << 30})
+				if err == nil {
+					t.Fatal("no error")
+				}
+				d.crash()
+				d.journal, d.faults = nil, c.faults
+				_, err = d.DetachVolume(t.Context(), call, name, "n1", registry.Force{By: "ada", Confirm: c.confirm})
+				if len(d.journal) == 0 {
+					t.Fatal(err)
+				}
+				last := d.journal[len(d.journal)-1]
+				if (err != nil) != c.left || (last != detach) != c.left || !strings.HasPrefix(d.journal[0], "ControllerExpand") {
+					t.Errorf("%v, %q", err, d.journal)
+				}
+				d.view(func(v registry.View) {
+					if left := len(v.Attachments(key)) > 0; left != c.left {
+						t.Errorf("left: %v", v.Attachments(key))
+					}
+				})
+				for _, kind := range d.kinds() {
+					if kind == registry.EventAbandoned {
+						t.Error("abandoned")
+					}
+				}
+			})
 		})
 	}
 }

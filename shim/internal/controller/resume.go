@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -15,7 +16,7 @@ import (
 // resumeBackoff is the wait between two tries of an operation without a caller.
 var resumeBackoff = intent.Backoff{First: time.Second, Max: time.Minute}
 
-// Run finishes creations, deletions, expansions and modifications without a caller. These come from an earlier process,
+// Run finishes creations, deletions, expansions, modifications and detaches without a caller. These come from an earlier process,
 // or had no certain answer. Each is repeated as the same call until it is done or has certainly failed. Run sends one
 // try at a time, so that other operations on the volume get the lock in between. The state and the open intent of the
 // volume record the progress. Run returns when ctx ends.
@@ -91,9 +92,15 @@ func (r *resumer) finish(ctx context.Context, name registry.VolumeName, wait tim
 	}
 }
 
-// tryOnce tries once and reports whether the operation is over. wait is the delay before the next try. It waits for the
-// plugin without the lock.
+// tryOnce tries once and reports whether the operations on the volume are over. wait is the delay before the next try.
 func (m *Controller) tryOnce(ctx context.Context, name registry.VolumeName, wait time.Duration) (over bool, err error) {
+	over, err = m.tryVolume(ctx, name, wait)
+	detached, failed := m.resumeDetach(ctx, name) // an open expansion has to end first
+	return over && detached, errors.Join(err, failed)
+}
+
+// tryVolume tries once to finish the operation of the volume's record. It waits for the plugin without the lock.
+func (m *Controller) tryVolume(ctx context.Context, name registry.VolumeName, wait time.Duration) (over bool, err error) {
 	v, found, err := m.unfinishedOne(ctx, name)
 	if err != nil || !found {
 		return err == nil, err
@@ -177,6 +184,13 @@ func (m *Controller) unfinished(ctx context.Context) (names []registry.VolumeNam
 		if open {
 			names = append(names, v.VolumeName())
 		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	list, err := m.detaching(ctx, registry.VolumeName{})
+	for _, at := range list {
+		names = append(names, at.Name)
 	}
 	return names, err
 }

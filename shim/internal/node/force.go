@@ -166,7 +166,7 @@ func (req *request) forceRequest(ctx context.Context, by registry.Forced) error 
 		return err
 	}
 	if last {
-		req.step, req.by.RetryUntil = registry.StepDetach, time.Now().Add(forceRound)
+		req.step = registry.StepDetach
 		at := registry.AttachmentKey{Volume: req.key.Volume, Node: req.node}
 		if err := req.controller.DetachOrAbandon(ctx, req.by, at, by); err != nil {
 			return err
