@@ -343,6 +343,15 @@ func (a *agentEnv) retry(what string, do func() error) error {
 	return errors.Join(err, last)
 }
 
+// submit submits a job.
+func (a *agentEnv) submit(name string, replace ...string) error {
+	src, err := a.hclFile(name, replace...)
+	if err != nil {
+		return err
+	}
+	return errOf(a.client.RunJob(a.ctx(), src, agent.SubmitOptions{}))
+}
+
 // runJob submits a job and waits until its task runs.
 func (a *agentEnv) runJob(name string, replace ...string) error {
 	src, err := a.hclFile(name, replace...)

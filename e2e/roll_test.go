@@ -200,16 +200,10 @@ func TestFailedRollKeepsThePlugin(t *testing.T) {
 	was, before := a.alloc("fake"), a.snapshot("user")
 	for name, script := range map[string]string{"exits": "exit 3", "never answers": "sleep 1000000"} {
 		t.Run(name, func(t *testing.T) {
-			src, err := a.hclFile("fake.hcl", `command = var.csifake`, "command = \"/bin/sh\"\nargs = [\"-c\", \""+script+"\"]",
-				"args = [\n          \"--journal", "meta = [\n          \"--journal", `default = "30s"`, `default = "2s"`)
-			a.must(err)
-			a.must(os.WriteFile(a.path("new.hcl"), src.Text, 0o600))
-			a.wantOutput(false, []string{"failed, nothing has changed"}, "job", "run", "--wait", "--var", "d="+a.dir,
-				"--var", "csifake="+filepath.Join(bin, "csifake"), "--var", "attempts=20", a.path("new.hcl"))
-			a.waitUntil("only the old instance is left", func() bool {
-				p, err := a.client.Plugin(a.ctx(), "fake")
-				return err == nil && len(p.Tasks) == 1 && string(p.Tasks[0].Alloc) == was.ID && p.Tasks[0].Active
-			})
+			a.wantFailedRoll(wrapped(script)...)
+			if p := a.waitOneInstance(); string(p.Alloc) != was.ID {
+				t.Errorf("alloc %s runs, want %s", p.Alloc, was.ID)
+			}
 		})
 	}
 	job, err := a.client.Job(a.ctx(), "fake")
@@ -225,4 +219,101 @@ func TestFailedRollKeepsThePlugin(t *testing.T) {
 		t.Errorf("before:\n%+v\nafter:\n%+v", before, after)
 	}
 	a.stopBystander()
+}
+
+// wrapped are the replacements by which a shell script runs instead of the plugin, whose command line it gets.
+func wrapped(script string) []string {
+	return []string{`command = var.csifake`, `command = "/bin/sh"`, "args = [\n", `args = ["-c", "` + script + `", var.csifake, ` + "\n",
+		`default = "30s"`, `default = "2s"`}
+}
+
+// wantFailedRoll runs a new version of the plugin and fails the test unless the command says that it failed.
+func (a *agentEnv) wantFailedRoll(replace ...string) {
+	a.t.Helper()
+	src, err := a.hclFile("fake.hcl", replace...)
+	a.must(err)
+	a.must(os.WriteFile(a.path("new.hcl"), src.Text, 0o600))
+	args := []string{"job", "run", "--wait", a.path("new.hcl")}
+	for name, value := range src.Variables {
+		args = append(args, "--var", name+"="+value)
+	}
+	a.wantOutput(false, []string{"failed, nothing has changed"}, args...)
+}
+
+// waitOneInstance waits until one task of the plugin is left, which is active, and returns it.
+func (a *agentEnv) waitOneInstance() (task host.PluginTask) {
+	a.t.Helper()
+	a.waitUntil("one instance is left", func() bool {
+		p, err := a.client.Plugin(a.ctx(), "fake")
+		if err != nil || p.Rolling() || len(p.Tasks) != 1 {
+			return false
+		}
+		task = p.Tasks[0]
+		return task.Active
+	})
+	return task
+}
+
+// A plugin that cannot run twice is stopped before its new version starts. Calls wait meanwhile, and mounts stay. A new
+// version that fails is followed by the old one. Two instances never run at once.
+func TestStopFirstRollRunsOneInstance(t *testing.T) {
+	slow(t)
+	a := newAgentEnv(t)
+	stopFirst := []string{`type           = "monolith"`, "type = \"monolith\"\nroll = \"stop_first\""}
+	a.must(a.runJob("fake.hcl", stopFirst...))
+	a.must(a.create("disk"))
+	a.must(a.create("other"))
+	a.must(a.runJob("user.hcl"))
+	was, before := a.alloc("fake"), a.snapshot("user")
+	gated := wrapped("while ! [ -e ${var.d}/go ]; do sleep 0.1; done; exec $0 $@")
+	a.must(a.submit("fake.hcl", append(gated[:4], stopFirst...)...))
+	a.waitUntil("the old instance has ended", func() bool { return !alive(was.Tasks[0].PID) })
+	late := background(func() error { return a.create("late") })
+	a.must(a.submit("user.hcl", `job "user"`, `job "other"`, `source          = "disk"`, `source = "other"`))
+	a.waitUntil("an alloc waits for the plugin", func() bool {
+		return strings.Contains(a.alloc("other").Reason, "plugin fake")
+	})
+	a.must(os.WriteFile(a.path("go"), nil, 0o600))
+	a.must(a.result("create late", late))
+	a.waitUntil("the alloc runs", func() bool { return a.pid("other") != 0 })
+	now := a.waitOneInstance()
+	if string(now.Alloc) == was.ID {
+		t.Error("the old instance runs")
+	}
+	a.wantCalledAt(string(now.Alloc), "NodeStageVolume", "other")
+	a.wantFailedRoll(append(wrapped("exit 3"), stopFirst...)...)
+	if again := a.waitOneInstance(); again.Alloc == now.Alloc {
+		t.Error("the second version was not stopped first")
+	}
+	a.must(a.stopJob("other"))
+	a.must(errors.Join(a.delete("other"), a.delete("late")))
+	if after := a.snapshot("user"); after.mounts != before.mounts || after.tasks != before.tasks {
+		t.Errorf("before:\n%+v\nafter:\n%+v", before, after)
+	}
+	a.must(a.stopJob("user"))
+	a.must(a.delete("disk"))
+	a.must(a.stopJob("fake"))
+	a.wantOneRunAtATime(3)
+}
+
+// wantOneRunAtATime fails the test unless the plugin's journal has so many runs, each after the end of the one before.
+func (a *agentEnv) wantOneRunAtATime(want int) {
+	a.t.Helper()
+	lines, err := journal.Read(a.path("journal"))
+	a.must(err)
+	runs, running := 0, ""
+	for _, l := range lines {
+		switch {
+		case l.Kind == journal.Start:
+			if running != "" {
+				a.t.Errorf("run %s started while %s ran", l.Run, running)
+			}
+			runs, running = runs+1, l.Run
+		case l.Kind == journal.Stop && l.Run == running:
+			running = ""
+		}
+	}
+	if runs != want || running != "" {
+		a.t.Errorf("the plugin ran %d times, want %d; %q has no end", runs, want, running)
+	}
 }
