@@ -9,6 +9,7 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/host"
+	"holdfast/internal/display"
 	"holdfast/registry"
 )
 
@@ -20,6 +21,8 @@ type Roll struct {
 	Ended   time.Time `json:"ended,omitzero"`   // when the agent began to stop the last old alloc, or the roll failed
 	Failed  string    `json:"failed,omitempty"` // why the job stays as it was
 	Drain   bool      `json:"drain,omitempty"`  // allocs that use mounts of old plugin processes are restarted
+	Force   bool      `json:"force,omitempty"`  // old allocs are stopped although calls run and mounts are there
+	Jobs    []string  `json:"jobs,omitempty"`   // that are rolled together: all take their next version, or none
 }
 
 // rolls reports whether a roll of the job is in progress, or has failed and still has allocs to stop.
@@ -167,7 +170,7 @@ func (a *Agent) stepRoll(ctx context.Context, s Lister, id string) error {
 	}
 	var plugins []host.PluginID
 	for _, r := range a.Allocs() {
-		if r.Job == id && !r.State.Ended() {
+		if (r.Job == id || slices.Contains(job.Roll.Jobs, r.Job)) && !r.State.Ended() {
 			plugins = append(plugins, r.Plugins()...)
 		}
 	}
@@ -196,38 +199,61 @@ func (a *Agent) stepRoll(ctx context.Context, s Lister, id string) error {
 	return a.commitJobs(&next)
 }
 
-// decideRoll gives the job its next version once all its new plugin allocs are healthy. If one of them has failed, the
-// job stays as it was. It returns the job's record.
+// decideRoll gives the job its next version once all its new plugin allocs are healthy, and those of all jobs that are
+// rolled with it. If one of them has failed, all these jobs stay as they were. It returns the job's record.
 func (a *Agent) decideRoll(job *JobRecord, tasks map[host.TaskKey]host.PluginTask) (*JobRecord, error) {
+	together, healthy, failed := []*JobRecord{job}, true, ""
+	for _, id := range job.Roll.Jobs {
+		other := a.jobs[id]
+		if id != job.Job.ID && other != nil && other.rolls() && other.Next != nil &&
+			slices.Equal(other.Roll.Jobs, job.Roll.Jobs) {
+			together = append(together, other)
+		}
+	}
+	for _, j := range together {
+		ready, why := a.begun(j, tasks)
+		healthy, failed = healthy && ready, cmp.Or(failed, why)
+	}
+	if failed == "" && !healthy {
+		return job, nil
+	}
+	var next []*JobRecord
+	for _, j := range together {
+		now := *j.Next
+		now.Roll = j.Roll
+		if failed != "" {
+			roll := *j.Roll
+			roll.Failed, now = failed, *j
+			now.Next, now.Roll = nil, &roll
+		}
+		next = append(next, &now)
+	}
+	return next[0], a.commitJobs(next...)
+}
+
+// begun reports whether all new plugin allocs of the job's roll are healthy, or why one of them has failed.
+func (a *Agent) begun(job *JobRecord, tasks map[host.TaskKey]host.PluginTask) (healthy bool, failed string) {
 	newest := map[slot]*AllocRecord{}
 	for _, r := range a.Allocs() {
 		if job.begins(r) {
 			newest[r.slot()] = r
 		}
 	}
-	healthy := true
+	healthy = true
 	for s := range job.rolling() {
 		r := newest[s]
-		if r == nil {
+		switch {
+		case r == nil:
 			healthy = false
 			continue
-		}
-		if r.State.Ended() || r.Failed != "" {
-			next, roll := *job, *job.Roll
-			roll.Failed = fmt.Sprintf("alloc %s: %s", short(r.ID), cmp.Or(r.Reason, r.Failed, string(r.State)))
-			next.Next, next.Roll = nil, &roll
-			return &next, a.commitJobs(&next)
+		case r.State.Ended() || r.Failed != "":
+			return false, fmt.Sprintf("%s: %s", a.describeAlloc(r.ID), cmp.Or(r.Reason, r.Failed, string(r.State)))
 		}
 		for _, t := range r.Group.Tasks {
 			healthy = healthy && (len(t.Sealed) == 0 || tasks[host.TaskKey{Alloc: r.ID, Task: t.Name}].Healthy)
 		}
 	}
-	if !healthy {
-		return job, nil
-	}
-	next := *job.Next
-	next.Roll = job.Roll
-	return &next, a.commitJobs(&next)
+	return healthy, ""
 }
 
 // stopReplaced stops the replaced plugin allocs of the job that nothing needs any more, and records for the others what
@@ -328,22 +354,34 @@ func (a *Agent) isPaused(job string, s slot) bool {
 	return false
 }
 
+// slowRoll is how long a roll lasts before the reason to keep an old alloc for its calls says how to stop it.
+const slowRoll = 5 * time.Minute
+
 // needed returns what a replaced alloc is still needed for, empty if for nothing. One of a failed roll is not needed
-// for new calls: the allocs that it should have replaced serve them.
-func (a *Agent) needed(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey]host.PluginTask) string {
-	why := ""
+// for calls: the allocs that it should have replaced serve them. While it is active it gets new ones without end, so
+// its stop ends them, and they are sent again. Force does the same for an old alloc, and ends its mounts too.
+func (a *Agent) needed(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey]host.PluginTask) (why string) {
+	old := a.isOld(job, r)
 	for _, t := range r.Group.Tasks {
 		use := tasks[host.TaskKey{Alloc: r.ID, Task: t.Name}]
+		calls := ""
 		switch {
-		case use.Active && a.isOld(job, r):
-			why = fmt.Sprintf("kept: no newer instance of plugin %s is healthy", t.Plugin)
+		case use.Active && old:
+			return fmt.Sprintf("kept: no newer instance of plugin %s is healthy", t.Plugin)
+		case use.Active || job.Roll.Force:
 		case len(use.Open) > 0:
-			why = fmt.Sprintf("kept until %s of volume %s has ended", use.Open[0].RPC, use.Open[0].Volume)
+			c := use.Open[0]
+			calls = fmt.Sprintf("kept until %s of volume %s has ended, which was sent at %s", c.RPC, c.Volume,
+				c.Since.UTC().Format(time.RFC3339))
 		case use.Calls > 0:
-			why = "kept until its calls have ended"
+			calls = "kept until its calls have ended"
 		}
+		if calls != "" && time.Since(job.Roll.Began) > slowRoll {
+			calls += "; to stop it now: " + display.Command("holdfast plugin roll --force", string(t.Plugin))
+		}
+		why = cmp.Or(calls, why)
 	}
-	if list := served(r, tasks); why == "" && len(list) > 0 {
+	if list := served(r, tasks); why == "" && len(list) > 0 && !job.Roll.Force {
 		why = "kept: its process serves " + a.describeServed(list)
 	}
 	return why

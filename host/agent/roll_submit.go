@@ -19,6 +19,15 @@ func (a *Agent) rollOrReplace(was, r *JobRecord) *JobRecord {
 	if was == nil || was.Stopped {
 		return r
 	}
+	if next := was.Next; next != nil && !maps.Equal(r.wanted(), was.wanted()) {
+		same := *r
+		if same.Rolled = next.Rolled; maps.Equal(same.wanted(), next.wanted()) { // its roll goes on
+			same.Version, same.Submitted = next.Version, next.Submitted
+			out := *was
+			out.Next = &same
+			return &out
+		}
+	}
 	next := a.rollTo(was, r, false)
 	rolling := next.rolling()
 	for _, rec := range a.Allocs() {
@@ -65,12 +74,12 @@ func (j *JobRecord) rollGroup(group string) {
 // RollOptions are the options of RollPlugin.
 type RollOptions struct {
 	Drain bool // restart the allocs that use mounts of old plugin processes
-	Force bool // even if a plugin that cannot run twice serves mounts
+	Force bool // even if a plugin that cannot run twice serves mounts, or an old instance is still needed
 }
 
 // RollPlugin replaces the running allocs of the plugin by new ones of the same jobs. It returns the IDs of these jobs
-// once the rolls are recorded. With Drain it also adds that option to rolls that are under way; without, these are an
-// ErrConflict.
+// once the rolls are recorded. These jobs take their next version together, or all stay as they were. Drain is also
+// added to rolls that are under way, and Force to those whose new instances serve; else these are an ErrConflict.
 func (a *Agent) RollPlugin(ctx context.Context, id host.PluginID, s Lister, o RollOptions) ([]string, error) {
 	jobs := a.jobsOf(id)
 	if len(jobs) == 0 {
@@ -90,20 +99,31 @@ func (a *Agent) RollPlugin(ctx context.Context, id host.PluginID, s Lister, o Ro
 		return nil, err
 	}
 	var ids []string
-	var changed []*JobRecord
+	var changed, begun []*JobRecord
 	for _, j := range a.jobsOf(id) {
 		next := *j
 		switch open := j.rolls(); {
-		case open && !o.Drain:
+		case open && !o.Drain && (!o.Force || j.Next != nil):
 			return nil, registry.Errorf(registry.ErrConflict, "job %s is being rolled already: %s (see %s)", j.Job.ID,
 				a.DescribeRoll(j), "holdfast plugin status "+string(id))
 		case open:
 			roll := *j.Roll
-			roll.Drain, next.Roll = true, &roll
+			roll.Drain, roll.Force = roll.Drain || o.Drain, roll.Force || o.Force && j.Next == nil
+			next.Roll = &roll
 		default:
 			next = *a.rollTo(j, a.rolled(j, id).Next, o.Drain)
+			begun = append(begun, &next)
 		}
 		ids, changed = append(ids, j.Job.ID), append(changed, &next)
+	}
+	if len(begun) > 1 {
+		var together []string
+		for _, j := range begun {
+			together = append(together, j.Job.ID)
+		}
+		for _, j := range begun {
+			j.Roll.Jobs = together
+		}
 	}
 	return ids, a.commitJobs(changed...)
 }

@@ -148,6 +148,82 @@ func TestFailedRollChangesNothing(t *testing.T) {
 	}
 }
 
+// A call that never ends keeps the old instance. After a while the reason says how to stop it, and that command does.
+func TestRollThatNeverEndsIsForced(t *testing.T) {
+	withAgent(t, func(e *env) {
+		old, _ := e.runPluginAndUser()
+		e.use(host.TaskKey{Alloc: old.ID, Task: "plugin"}, func(t *host.PluginTask) {
+			t.Open = []registry.OpenCall{{RPC: registry.NodeStageRPC, Volume: registry.VolumeName{ID: "data"}}}
+		})
+		e.rollPlugin(RollOptions{})
+		e.awaitRoll(RollDraining)
+		time.Sleep(time.Minute)
+		if why := e.agent.record(old.ID).Reason; !strings.Contains(why, "of volume data") || strings.Contains(why, "--") {
+			t.Errorf("after a minute: %q", why)
+		}
+		time.Sleep(time.Hour)
+		if why := e.agent.record(old.ID).Reason; !strings.HasSuffix(why, "holdfast plugin roll --force disk") {
+			t.Errorf("after an hour: %q", why)
+		}
+		e.rollPlugin(RollOptions{Force: true})
+		e.awaitRoll(RollDone)
+		e.awaitCount("stop disk/plugin", 1)
+		if n := e.alive("disk"); n != 1 {
+			t.Errorf("%d allocs of the plugin run", n)
+		}
+	})
+}
+
+// Jobs that run one plugin are rolled together: while one of their new instances is not healthy, none takes its next
+// version, and if it fails, none does.
+func TestJobsOfOnePluginAreRolledTogether(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		t.Run(map[bool]string{false: "healthy", true: "fails"}[fails], func(t *testing.T) {
+			withAgent(t, func(e *env) {
+				for _, id := range []string{"controller", "node"} {
+					e.submit(job(id, "system", tasks("g", plugin("disk"))))
+					e.awaitRunning(id)
+				}
+				time.Sleep(time.Second) // the new allocs are newer
+				e.setShim(func(s *fakeShim) { s.sick = true })
+				_, err := e.agent.RollPlugin(e.Context(), "disk", e.shim, RollOptions{})
+				e.must(err)
+				begun := func(id string) *AllocRecord {
+					return e.awaitAlloc(id, "new", func(r *AllocRecord) bool {
+						return r.Version == 2 && r.State == AllocRunning && r.Tasks["plugin"].State == TaskRunning
+					})
+				}
+				first, second := begun("controller"), begun("node")
+				heal := func(r *AllocRecord) {
+					e.setShim(func(s *fakeShim) {
+						for i := range s.plugins {
+							s.plugins[i].sick = s.plugins[i].sick && s.plugins[i].key.Alloc != r.ID
+						}
+					})
+				}
+				heal(first)
+				e.restart(nil)
+				time.Sleep(time.Minute)
+				if got := e.roll("controller"); got != RollStarting {
+					t.Errorf("the roll of the first job is %s", got)
+				}
+				want, version := RollDone, uint64(2)
+				if fails {
+					want, version = RollFailed, 1
+					e.exit(second, "plugin", 3)
+				} else {
+					heal(second)
+				}
+				for _, id := range []string{"controller", "node"} {
+					e.await(id+" is decided", func([]*AllocRecord) bool {
+						return e.roll(id) == want && e.alive(id) == 1 && e.agent.job(id).Version == version
+					})
+				}
+			})
+		})
+	}
+}
+
 // Users of mounts that the old process serves are named. With Drain they are restarted, and mount with the new one.
 func TestRollKeepsTheServerOfMounts(t *testing.T) {
 	withAgent(t, func(e *env) {
@@ -238,7 +314,8 @@ func TestJobIsSubmittedWhileAnOldInstanceIsKept(t *testing.T) {
 	})
 }
 
-// A job that is submitted while its roll is starting takes the place of the next version. So does one without a change.
+// A job that is submitted while its roll is starting takes the place of the next version, also one without a change. The
+// next version once more changes nothing.
 func TestSubmissionEndsAStartingRoll(t *testing.T) {
 	withAgent(t, func(e *env) {
 		e.submit(pluginJobOf("/bin/true", ""))
@@ -246,6 +323,11 @@ func TestSubmissionEndsAStartingRoll(t *testing.T) {
 		e.setShim(func(s *fakeShim) { s.sick = true })
 		e.submit(pluginJobOf("/bin/false", ""))
 		e.awaitCount("start disk/plugin", 2)
+		e.submit(pluginJobOf("/bin/false", ""))
+		time.Sleep(time.Minute)
+		if e.hasCount("start disk/plugin", 2); e.roll("disk") != RollStarting {
+			t.Errorf("the same version again: the roll is %s", e.roll("disk"))
+		}
 		e.submit(pluginJobOf("/bin/true", ""))
 		e.await("the new instance is stopped", func([]*AllocRecord) bool { return e.alive("disk") == 1 })
 		j := e.agent.job("disk")

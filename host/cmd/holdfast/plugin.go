@@ -37,7 +37,9 @@ func newPluginRoll(io streams, p *globalFlags) *cobra.Command {
 			"If a process of the old instance serves mounts (FUSE), that instance is kept until they are unmounted; the\n" +
 			"command names their users and ends. With --drain the allocs that use them are stopped and placed again,\n" +
 			"with the same volumes.\n\n" +
-			"A plugin with roll = \"stop_first\" is stopped before its new instance starts.",
+			"A plugin with roll = \"stop_first\" is stopped before its new instance starts. If several jobs run the plugin,\n" +
+			"all take their new instances, or none. To stop old instances that a roll under way keeps, use --force: calls\n" +
+			"that run there are cut off and sent to the new instance, and mounts that they serve are dead.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			hint := "the roll continues; see " + display.Command("holdfast plugin status", args[0])
@@ -64,8 +66,8 @@ func newPluginRoll(io streams, p *globalFlags) *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&o.Drain, "drain", false, "restart the allocs that use mounts of old instances")
-	c.Flags().BoolVar(&o.Force, "force", false,
-		"stop an instance whose process serves mounts, if it has to be stopped before the new one starts")
+	c.Flags().BoolVar(&o.Force, "force", false, "stop an instance although calls run there or it serves mounts, "+
+		"if a roll under way keeps it or it has to be stopped before the new one starts")
 	return c
 }
 
