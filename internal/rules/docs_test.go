@@ -18,27 +18,40 @@ var named = regexp.MustCompile("`([a-z]+)\\.(?:\\((\\*?[A-Za-z]+)\\)\\.)?([A-Za-
 // declared is every function, method and type of the tree, as the walk writes them, and every test.
 func declared(t *testing.T) (names, tests map[string]bool) {
 	t.Helper()
+	if declaredNames == nil {
+		declaredNames, declaredTests = readDeclared(t)
+	}
+	return declaredNames, declaredTests
+}
+
+var declaredNames, declaredTests map[string]bool
+
+func readDeclared(t *testing.T) (names, tests map[string]bool) {
+	t.Helper()
 	names, tests = map[string]bool{}, map[string]bool{}
 	for _, p := range all(t) {
-		files, err := filepath.Glob(filepath.Join(p.Dir, "*.go"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, file := range files {
-			parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+		for _, file := range p.GoFiles {
+			parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, file), nil, parser.SkipObjectResolution)
 			if err != nil {
 				t.Fatal(err)
 			}
 			for _, d := range parsed.Decls {
-				if strings.HasSuffix(file, "_test.go") {
-					if f, ok := d.(*ast.FuncDecl); ok {
-						tests[f.Name.Name] = true
-					}
-					continue
-				}
 				for _, name := range namesOf(d) {
 					names[filepath.Base(p.Dir)+"."+name] = true
 				}
+			}
+		}
+		files, err := filepath.Glob(filepath.Join(p.Dir, "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range testFunc.FindAllSubmatch(text, -1) {
+				tests[string(m[1])] = true
 			}
 		}
 	}
@@ -59,7 +72,7 @@ func declared(t *testing.T) (names, tests map[string]bool) {
 	return names, tests
 }
 
-var testFunc = regexp.MustCompile(`(?m)^func (Test[A-Za-z0-9_]*)\(`)
+var testFunc = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)[A-Za-z0-9_]*)\(`)
 
 func namesOf(d ast.Decl) (names []string) {
 	switch d := d.(type) {

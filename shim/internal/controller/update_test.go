@@ -179,10 +179,16 @@ func TestCreatedVolumeCanBeDeletedAfterItsReturn(t *testing.T) {
 		})
 	}
 	d := open(t, of(registry.CreateDelete))
+	var remembered []registry.Record
 	for i := range maxDeregistered + 5 {
 		v := ready()
 		v.ID, v.External = registry.VolumeID(fmt.Sprint("v", i)), registry.ExternalID(fmt.Sprint("x", i))
-		d.put(v)
+		if i < maxDeregistered-5 {
+			remembered = append(remembered, registry.Deregistered{Volume: v.VolumeKey()})
+			continue
+		}
+		d.put(append(remembered, v)...)
+		remembered = nil
 		if err := d.Deregister(t.Context(), v.VolumeName()); err != nil {
 			t.Fatal(err)
 		}

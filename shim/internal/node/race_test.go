@@ -2,6 +2,6 @@
 
 package node
 
-// usual is how many operations TestHistories has: fewer where each takes ten times as long. `make test` runs it without
-// -race as well.
-const usual = 2_500
+// usual is how many operations TestHistories has: fewer where each takes ten times as long. `make long` runs it
+// without -race.
+const usual = 1_250
