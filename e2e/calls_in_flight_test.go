@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -31,12 +32,11 @@ type heldCall struct {
 // before or after its effect. disturb calls next, then opens the gate. Each call must succeed and must have been sent
 // at least twice, with the same fields.
 func inTheMiddleOfEachCall(t *testing.T, disturb func(h *heldCall)) {
-	halves := map[string][]string{"up": mutatingCalls[:5], "down": mutatingCalls[5:],
-		"snapshot": {"CreateSnapshot", "DeleteSnapshot"},
-		"group":    {"CreateVolumeGroupSnapshot", "DeleteVolumeGroupSnapshot"},
-		"modify":   {"ControllerModifyVolume"}}
+	scenarios := map[string][]string{
+		"volume": slices.Insert(slices.Clone(mutatingCalls), 6, "ControllerModifyVolume", "CreateSnapshot", "DeleteSnapshot"),
+		"group":  {"CreateVolumeGroupSnapshot", "DeleteVolumeGroupSnapshot"}}
 	for _, when := range []string{"before", "after"} {
-		for name, rpcs := range halves {
+		for name, rpcs := range scenarios {
 			t.Run(name+"/"+when, func(t *testing.T) {
 				t.Parallel()
 				caps := append([]string{"CREATE_DELETE_SNAPSHOT", "MODIFY_VOLUME"}, expandCaps...)
@@ -60,7 +60,7 @@ func inTheMiddleOfEachCall(t *testing.T, disturb func(h *heldCall)) {
 					h.next = func(p *csifake.Plugin) {
 						if i+1 < len(rpcs) {
 							hold(p, rpcs[i+1])
-						} else if name != "down" { // until disturb returns, the scenario unmounts nothing
+						} else if name == "group" { // until disturb returns, the scenario unmounts nothing
 							h.gate = p.On("NodeUnpublishVolume").Times(1).Hold()
 						}
 					}
