@@ -93,10 +93,9 @@ var mutators = map[string]string{
 
 // methodGroups are all mutators, in groups that have callers of their own, so that these can wait for each other.
 var methodGroups = [][]string{
-	{"CreateVolume", "RegisterVolume", "TaskStarting", "CreateSnapshot"},
-	{"PrepareAlloc", "DeregisterVolume", "TaskStarted", "DeleteSnapshot"},
-	{"ExpandVolume", "ReleaseAlloc", "TaskStopping", "DeregisterSnapshot"},
-	{"CreateGroupSnapshot"}, {"DeleteGroupSnapshot"}, {"DeregisterGroupSnapshot"},
+	{"CreateVolume", "RegisterVolume", "TaskStarting", "CreateSnapshot", "CreateGroupSnapshot"},
+	{"PrepareAlloc", "DeregisterVolume", "TaskStarted", "DeleteSnapshot", "DeleteGroupSnapshot"},
+	{"ExpandVolume", "ReleaseAlloc", "TaskStopping", "DeregisterSnapshot", "DeregisterGroupSnapshot"},
 	{"DeleteVolume", "TaskExited", "ModifyVolume"},
 	{"AdoptVolume"}, {"UpdateVolume"},
 	{"Sync"},
@@ -335,7 +334,7 @@ func (tr *traffic) repeat(do func(n int)) {
 	tr.callers.Go(func() {
 		for n := 0; tr.stopped.Err() == nil; n++ {
 			do(n)
-			sleep(tr.stopped, time.Millisecond)
+			sleep(tr.stopped, 50*time.Millisecond)
 		}
 	})
 }
