@@ -306,6 +306,10 @@ func sourceOf(view registry.View, s registry.VolumeSpec) (registry.Source, error
 		return registry.Source{}, registry.Invalid(
 			"clone_id names volume %s, which belongs to plugin %s; a plugin clones only its own volumes",
 			name, from.Plugin)
+	case from.Ephemeral:
+		return registry.Source{}, registry.Errorf(registry.ErrUnsupported,
+			"clone_id names volume %s, which is an inline volume of alloc %s; choose a volume that was created or registered",
+			name, from.Owner)
 	case from.State != registry.VolumeReady:
 		return registry.Source{}, registry.Errorf(registry.ErrConflict,
 			"clone_id names volume %s, which is %s; a volume must be %s to be cloned",

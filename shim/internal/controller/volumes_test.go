@@ -274,6 +274,8 @@ func TestVolumeFromASourceIsNeverEmpty(t *testing.T) {
 	making.ID, making.External, making.State = "making", "", registry.VolumeCreating
 	making.Name = "making"
 	foreign.ID, foreign.Plugin, foreign.External = "foreign", "other", "vol-foreign"
+	inline := ready()
+	inline.ID, inline.External, inline.Ephemeral, inline.Owner = "inline", "csi-inline", true, "a1"
 	byName := func(s *registry.VolumeSpec) { s.CloneID = "data" }
 	honest := func(s registry.Source) func(*csi.Created) { return func(c *csi.Created) { c.Source = s } }
 	for what, c := range map[string]struct {
@@ -301,6 +303,9 @@ func TestVolumeFromASourceIsNeverEmpty(t *testing.T) {
 		"a volume that is not made": {able, func(s *registry.VolumeSpec) {
 			s.CloneID = "making"
 		}, nil, registry.Source{}, registry.ErrConflict, ""},
+		"an inline volume": {able, func(s *registry.VolumeSpec) {
+			s.CloneID = "inline"
+		}, nil, registry.Source{}, registry.ErrUnsupported, ""},
 		"our name": {able, byName, honest(registry.Source{Volume: "vol-data"}),
 			registry.Source{Volume: "vol-data"}, nil, registry.VolumeReady},
 		"their id": {able, func(s *registry.VolumeSpec) {
@@ -321,7 +326,7 @@ func TestVolumeFromASourceIsNeverEmpty(t *testing.T) {
 			registry.ErrInternal, registry.VolumeUncertain},
 	} {
 		t.Run(what, func(t *testing.T) {
-			d := open(t, c.plugins, source, making, foreign)
+			d := open(t, c.plugins, source, making, foreign, inline)
 			d.spoil = c.answer
 			v, err := d.Controller.Create(t.Context(), call, filled(c.change))
 			if (err == nil) != (c.kind == nil) || c.kind != nil && !errors.Is(err, c.kind) {
