@@ -21,6 +21,7 @@ type Health struct {
 	driver    HealthDriver
 	suspended *csi.Suspensions
 	logger    hclog.Logger
+	failures  csi.Failures
 }
 
 // HealthDriver makes the CSI calls of Health. They change nothing.
@@ -34,7 +35,7 @@ type HealthDriver interface {
 
 // NewHealth returns a Health. suspended are the calls during which plugins died; nil: none is recorded.
 func NewHealth(calls intent.Calls, driver HealthDriver, suspended *csi.Suspensions, logger hclog.Logger) *Health {
-	return &Health{calls, driver, suspended, logger}
+	return &Health{Calls: calls, driver: driver, suspended: suspended, logger: logger}
 }
 
 // Times of Run.
@@ -144,6 +145,9 @@ func (h *Health) ask(ctx context.Context, inst registry.Instance, volumes []regi
 		}
 		if registry.NoAnswer(err) || ctx.Err() != nil {
 			return err
+		}
+		if h.failures.Changed(v.VolumeKey(), err) {
+			h.logger.Warn("the health of a volume is not known", "volume", v.VolumeName(), "again_in", healthEvery, "error", err)
 		}
 	}
 	return nil

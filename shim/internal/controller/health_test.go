@@ -19,6 +19,7 @@ type healthPlugin struct {
 	pages        []csi.HealthPage
 	aborts       int // how many of the next lists are answered ABORTED
 	one          registry.Condition
+	err          error // instead of one
 	journal      []string
 }
 
@@ -40,7 +41,31 @@ func (p *healthPlugin) ControllerHealth(
 	_ context.Context, _ registry.InstanceKey, r csi.HealthRequest,
 ) (registry.Condition, error) {
 	p.journal = append(p.journal, "get "+string(r.VolumeID))
-	return p.one, nil
+	return p.one, p.err
+}
+
+// An error about a single volume is logged when it begins and when it changes.
+func TestFailedHealthIsLoggedOncePerChange(t *testing.T) {
+	d := open(t, of(registry.CreateDelete, registry.ControllerHealth), ready())
+	var log strings.Builder
+	p := &healthPlugin{}
+	h := NewHealth(d.Controller.Calls, p, nil, hclog.New(&hclog.LoggerOptions{Output: &log}))
+	for i, code := range []string{"INTERNAL", "INTERNAL", "NOT_FOUND", "", "NOT_FOUND"} {
+		if p.err = nil; code != "" {
+			p.err = failedHealth(code)
+		}
+		if err := h.check(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if got, want := strings.Count(log.String(), "\n"), []int{1, 1, 2, 2, 3}[i]; got != want {
+			t.Errorf("round %d: %d lines, want %d: %s", i, got, want, log.String())
+		}
+	}
+}
+
+func failedHealth(code string) error {
+	return &registry.CallError{RPC: registry.ControllerHealthRPC, Code: code, Outcome: registry.OutcomeFailed,
+		Kind: registry.ErrInternal, Detail: "injected"}
 }
 
 // The list of a plugin is read to its end, and begun anew if its token has expired. A volume that was unhealthy and is

@@ -164,7 +164,7 @@ func (r *activeState) build(
 	suspended := csi.NewSuspensions(layout.Suspensions())
 	stager := node.NewStager(calls, r.fleet, m, node.Options{
 		Layout: layout, Node: hello.Node, Check: true, Inspect: m.Inspect, Parts: m, Unmounter: m,
-		SetOwnership: m.SetOwnership, Suspended: suspended,
+		SetOwnership: m.SetOwnership, Suspended: suspended, Logger: p.log.Named("node"),
 	})
 	r.meter, r.onNode = stager, stager.WatchHealth
 	r.health = controller.NewHealth(calls, r.fleet, suspended, p.log.Named("health"))

@@ -59,9 +59,17 @@ func (s *Stager) checkHealth(ctx context.Context) error {
 		if why, _ := s.Suspended.Reason(rpc, inst); why != "" {
 			continue
 		}
-		if err := c.ask(ctx, inst, rpc); registry.NoAnswer(err) && ctx.Err() == nil {
+		err := c.ask(ctx, inst, rpc)
+		if ctx.Err() != nil {
+			break
+		}
+		if registry.NoAnswer(err) {
 			skip[inst.InstanceKey] = true
 			_ = s.Suspended.Failed(ctx, s.State, inst, err, s.Now()) // at least this shim remembers it
+		}
+		if _, answered := errors.AsType[*registry.CallError](err); (answered || err == nil) && s.failures.Changed(c.of, err) {
+			s.Logger.Warn("health is not known", "plugin", c.of.Plugin, "volume", c.of.External, "again_in", healthEvery,
+				"error", err)
 		}
 	}
 	return err

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
+
 	"holdfast/hooks"
 	"holdfast/internal/mount"
 	"holdfast/registry"
@@ -33,6 +35,7 @@ type Options struct {
 	Unmounter Unmounter
 	// Suspended are the optional calls during which plugins died. nil: none is recorded.
 	Suspended *csi.Suspensions
+	Logger    hclog.Logger // nil: nothing is logged
 }
 
 // Stager stages and publishes volumes.
@@ -41,11 +44,15 @@ type Stager struct {
 	driver Driver
 	kernel Kernel
 	Options
+	failures csi.Failures // of questions after health
 }
 
 // NewStager returns a stager that calls node plugins through driver.
 func NewStager(calls intent.Calls, driver Driver, kernel Kernel, o Options) *Stager {
-	return &Stager{calls, driver, kernel, o}
+	if o.Logger == nil {
+		o.Logger = hclog.NewNullLogger()
+	}
+	return &Stager{Calls: calls, driver: driver, kernel: kernel, Options: o}
 }
 
 // Name returns the name of this node.
