@@ -12,11 +12,14 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"github.com/google/renameio/v2"
 	"github.com/hashicorp/go-hclog"
+	"google.golang.org/protobuf/proto"
 
+	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
 )
 
@@ -63,6 +66,34 @@ func (l *Literals) with(spec registry.VolumeSpec, run func(registry.VolumeSpec) 
 	spec.Secrets = maps.Clone(spec.Secrets)
 	maps.Copy(spec.Secrets, refs)
 	return run(spec)
+}
+
+// hashed returns the request with its literal secrets replaced by hashes, with the key of the file names. A digest of it
+// is stored, and reveals nothing about their values.
+func (l *Literals) hashed(req request) (request, error) {
+	create, is := req.(interface{ GetSpec() *pb.VolumeSpec })
+	if !is || l == nil {
+		return req, nil
+	}
+	literal := func(s *pb.Secret) bool { return s.GetLiteral() != "" }
+	if !slices.ContainsFunc(slices.Collect(maps.Values(create.GetSpec().GetSecrets())), literal) {
+		return req, nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	key, err := l.key()
+	if err != nil {
+		return nil, err
+	}
+	copied := proto.CloneOf(req)
+	for _, s := range copied.(interface{ GetSpec() *pb.VolumeSpec }).GetSpec().GetSecrets() {
+		if literal(s) {
+			sum := hmac.New(sha256.New, key)
+			_, _ = sum.Write([]byte(s.GetLiteral())) // never fails
+			s.Literal = hex.EncodeToString(sum.Sum(nil))
+		}
+	}
+	return copied, nil
 }
 
 // store writes the secrets, and returns references to them. Their files stay until done is called.

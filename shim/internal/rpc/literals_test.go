@@ -7,9 +7,37 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 )
+
+// The digest of a request reveals no literal secret without the key, is the same for a replay at a later shim, and
+// differs if the secret does.
+func TestDigestRevealsNoLiteral(t *testing.T) {
+	digest := func(dir, secret string) string {
+		a := &Active{Literals: NewLiterals(dir, nil, hclog.NewNullLogger())}
+		req := &pb.CreateVolumeRequest{Call: &pb.Call{OperationId: "op-1"}, Spec: &pb.VolumeSpec{Id: "v",
+			Secrets: map[string]*pb.Secret{"pin": {Literal: secret}, "token": {Env: "TOKEN"}}}}
+		call, err := a.callOf("Volumes.Create", req)
+		must(t, err)
+		if req.GetSpec().GetSecrets()["pin"].GetLiteral() != secret {
+			t.Error("the request has changed")
+		}
+		return call.Digest
+	}
+	dir := t.TempDir()
+	first := digest(dir, "1234")
+	if again := digest(dir, "1234"); again != first {
+		t.Error("a replay has another digest")
+	}
+	if digest(dir, "1235") == first {
+		t.Error("another secret has the same digest")
+	}
+	if digest(t.TempDir(), "1234") == first {
+		t.Error("the digest needs no key")
+	}
+}
 
 // A file of a literal secret stays as long as a volume or a snapshot refers to it, or a call is about to record it.
 func TestLiteralSecretsGoWithTheirLastRecord(t *testing.T) {

@@ -55,7 +55,7 @@ func mutate[T any](
 	if err != nil {
 		return none, err
 	}
-	call, err := callOf(method, req)
+	call, err := a.callOf(method, req)
 	if err != nil {
 		return none, err
 	}
@@ -129,10 +129,14 @@ func replay[T any](ctx context.Context, a *Active, call registry.Call) (answer T
 	return answer, found, err
 }
 
-func callOf(method string, req request) (registry.Call, error) {
+// callOf returns the call with a digest of its request, which tells a replay from another request with the same ID.
+func (a *Active) callOf(method string, req request) (registry.Call, error) {
 	id, err := registry.ParseOperationID(req.GetCall().GetOperationId())
 	if err != nil {
 		return registry.Call{}, fmt.Errorf("%s changes state: %w", method, err)
+	}
+	if req, err = a.Literals.hashed(req); err != nil {
+		return registry.Call{}, fmt.Errorf("%s: %w", method, err)
 	}
 	encoded, err := proto.MarshalOptions{Deterministic: true}.Marshal(req)
 	if err != nil {

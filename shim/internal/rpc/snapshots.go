@@ -60,6 +60,12 @@ func snapshotSpec(m *pb.SnapshotSpec, group bool) (registry.SnapshotSpec, error)
 			return spec, registry.Invalid("volume %s is given twice", id)
 		}
 	}
+	for name, s := range spec.Secrets {
+		if s.Literal != "" {
+			return spec, registry.Invalid("secret %q of a snapshot is a reference: an environment variable, a file or a callback",
+				name)
+		}
+	}
 	switch {
 	case group && (len(volumes) == 0 || len(volumes) > maxGroup):
 		return spec, registry.Invalid("a group snapshot is taken of 1 to %d volumes, not of %d", maxGroup, len(volumes))
