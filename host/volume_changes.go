@@ -22,7 +22,8 @@ func (h *Host) UpdateVolume(ctx context.Context, s VolumeSpec, dryRun bool) (Vol
 }
 
 // AdoptVolume makes a record of a volume that its plugin has. The plugin describes the volume's context, size and
-// topology; the spec has its plugin, external ID, capabilities and secrets. ErrNotFound: the plugin has no such volume.
+// topology; the spec has the rest, and what the plugin leaves out. ErrNotFound: the plugin has no such volume. ErrInvalid:
+// the spec disagrees with the plugin.
 func (h *Host) AdoptVolume(ctx context.Context, s VolumeSpec) (VolumeStatus, error) {
 	reply, err := call(ctx, h, writes, pb.NewVolumeChangesClient, pb.VolumeChangesClient.Adopt,
 		&pb.AdoptVolumeRequest{Call: mutating(), Spec: wire.VolumeSpecProto(s)})

@@ -192,30 +192,30 @@ func (s *Server) register(ctx context.Context, spec host.VolumeSpec) (host.Volum
 	return s.host.RegisterVolume(ctx, spec)
 }
 
-// postVolume creates or registers a volume from its text.
+// postVolume creates, registers or adopts a volume.
 func (s *Server) postVolume(do func(context.Context, host.VolumeSpec) (host.VolumeStatus, error)) handler {
-	return withBody(func(r *http.Request, src Submission) (any, error) {
-		spec, warnings, err := s.host.ParseVolume(r.Context(), source(src), parseOptions(src))
+	return withBody(func(r *http.Request, src VolumeSubmission) (any, error) {
+		spec, warnings, err := s.volumeSpec(r.Context(), src)
 		if err != nil {
 			return nil, err
 		}
-		out, err := s.addVolume(r, spec, do)
+		st, err := callPlugin(s, r, spec.VolumeName(), spec.Plugin,
+			func(ctx context.Context) (host.VolumeStatus, error) { return do(ctx, spec) })
+		if err != nil {
+			return nil, err
+		}
+		s.agent.Retry() // allocs may wait for it
+		out := s.explainer().volumeView(st)
 		out.Warnings = warnings
-		return out, err
+		return out, nil
 	})
 }
 
-// addVolume adds the record of a volume. Allocs may wait for it.
-func (s *Server) addVolume(
-	r *http.Request, spec host.VolumeSpec, do func(context.Context, host.VolumeSpec) (host.VolumeStatus, error),
-) (Volume, error) {
-	st, err := callPlugin(s, r, spec.VolumeName(), spec.Plugin,
-		func(ctx context.Context) (host.VolumeStatus, error) { return do(ctx, spec) })
-	if err != nil {
-		return Volume{}, err
+func (s *Server) volumeSpec(ctx context.Context, src VolumeSubmission) (host.VolumeSpec, []host.Diagnostic, error) {
+	if src.Spec != nil {
+		return *src.Spec, nil, nil
 	}
-	s.agent.Retry()
-	return s.explainer().volumeView(st), nil
+	return s.host.ParseVolume(ctx, source(src.Submission), parseOptions(src.Submission))
 }
 
 // changeVolume changes the volume that the path names.

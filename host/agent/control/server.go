@@ -145,7 +145,7 @@ func (s *Server) handler() http.Handler {
 		"POST /v1/volumes/register":   s.postVolume(s.register),
 		"POST /v1/volume/{id}/expand": withBody(s.expandVolume),
 		"POST /v1/volumes/update":     withBody(s.updateVolume),
-		"POST /v1/volumes/adopt":      withBody(s.adoptVolume),
+		"POST /v1/volumes/adopt":      s.postVolume(s.adopt),
 		"POST /v1/volume/{id}/modify": withBody(s.modifyVolume),
 		"POST /v1/volume/{id}/detach": s.postDetach,
 		"GET /v1/volume/{id}":         s.getVolume,

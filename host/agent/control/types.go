@@ -21,6 +21,12 @@ type Self struct {
 // Submission is a job or volume file with the values of its variables.
 type Submission = agent.Source
 
+// VolumeSubmission is a volume file, or a spec instead of it.
+type VolumeSubmission struct {
+	Submission
+	Spec *host.VolumeSpec `json:"spec,omitempty"`
+}
+
 // Job is a job and its allocs.
 type Job struct {
 	ID        string           `json:"id"`

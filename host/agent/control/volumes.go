@@ -25,14 +25,16 @@ func (s *Server) updateVolume(r *http.Request, src Submission) (any, error) {
 	return done, err
 }
 
-// adoptVolume makes a record of a volume that its plugin has.
-func (s *Server) adoptVolume(r *http.Request, spec host.VolumeSpec) (any, error) {
-	return s.addVolume(r, spec, func(ctx context.Context, spec host.VolumeSpec) (host.VolumeStatus, error) {
-		if _, err := s.knownPlugin(ctx, spec.Plugin); err != nil {
-			return host.VolumeStatus{}, err
-		}
-		return s.host.AdoptVolume(ctx, spec)
-	})
+// adopt makes a record of a volume that its plugin has.
+func (s *Server) adopt(ctx context.Context, spec host.VolumeSpec) (host.VolumeStatus, error) {
+	if spec.External == "" {
+		return host.VolumeStatus{}, registry.Invalid("volume %s has no external_id; "+
+			"add the ID that the plugin uses: see holdfast volume list --external %s", spec.VolumeName(), spec.Plugin)
+	}
+	if _, err := s.knownPlugin(ctx, spec.Plugin); err != nil {
+		return host.VolumeStatus{}, err
+	}
+	return s.host.AdoptVolume(ctx, spec)
 }
 
 // VolumesAt lists the volumes that a plugin has, also those without a record.
@@ -50,8 +52,8 @@ func (c *Client) UpdateVolume(ctx context.Context, src Submission, dryRun bool) 
 }
 
 // AdoptVolume makes a record of a volume that its plugin has.
-func (c *Client) AdoptVolume(ctx context.Context, spec host.VolumeSpec) (Volume, error) {
-	return post[Volume](ctx, c, "/volumes/adopt?"+c.wait().Encode(), spec)
+func (c *Client) AdoptVolume(ctx context.Context, src VolumeSubmission) (Volume, error) {
+	return post[Volume](ctx, c, "/volumes/adopt?"+c.wait().Encode(), src)
 }
 
 // ModifyVolume changes mutable parameters of a volume.

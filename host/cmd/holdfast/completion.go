@@ -51,7 +51,7 @@ func completeArguments(c *cobra.Command, p *globalFlags) {
 			listers = append(listers, externalIDs)
 		}
 	}
-	if listers != nil && !strings.Contains(c.Use, "FILE") {
+	if listers != nil && !strings.Contains(usage, "FILE") {
 		c.ValidArgsFunction = func(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) >= len(listers) || listers[len(args)] == nil {
 				return nil, cobra.ShellCompDirectiveDefault

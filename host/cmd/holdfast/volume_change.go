@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"slices"
 	"strings"
@@ -120,39 +121,69 @@ func writeUpdate(dryRun bool) func(io.Writer, host.VolumeUpdate) error {
 }
 
 func newVolumeAdopt(io streams, p *globalFlags) *cobra.Command {
-	spec, namespace, id, wait := host.VolumeSpec{}, "", "", time.Duration(0)
-	var capabilities, secrets []string
+	v, f, wait := &variables{}, &adoptFlags{}, time.Duration(0)
 	c := &cobra.Command{
-		Use: "adopt PLUGIN EXTERNAL_ID --id ID", Short: "Register a volume that a plugin has; the plugin describes it",
-		Args: usageArgs(cobra.ExactArgs(2)),
+		Use:   "adopt PLUGIN EXTERNAL_ID --id ID | adopt FILE",
+		Short: "Register a volume that a plugin has; the plugin describes it", Args: usageArgs(cobra.RangeArgs(1, 2)),
 		RunE: func(c *cobra.Command, args []string) error {
-			if id == "" {
-				return usageError{errors.New("--id is required, for example --id notes")}
+			read := f.spec
+			if len(args) == 1 {
+				read = f.file
 			}
-			spec.Plugin, spec.External = host.PluginID(args[0]), registry.ExternalID(args[1])
-			spec.Namespace, spec.ID = registry.Namespace(namespace), registry.VolumeID(id)
-			var err error
-			if spec.Capabilities, err = capabilityFlags(capabilities); err != nil {
-				return err
-			}
-			if spec.Secrets, err = secretReferences(secrets); err != nil {
+			src, err := read(c, v, args)
+			if err != nil {
 				return err
 			}
 			vol, err := callUntilSignal(c, p, wait, "the volume may still be registered; to resume, run the command again",
 				func(ctx context.Context, client *control.Client) (control.Volume, error) {
-					return client.AdoptVolume(ctx, spec)
+					return client.AdoptVolume(ctx, src)
 				})
 			return show(io, p, err, vol, writeCreated("registered with"))
 		},
 	}
-	namespaceFlag(c, &namespace)
+	namespaceFlag(c, &f.namespace)
 	waitFlag(c, &wait)
-	c.Flags().StringVar(&id, "id", "", "ID of the volume for jobs")
-	c.Flags().StringArrayVar(&capabilities, "capability", []string{"single-node-writer:file-system"},
+	v.flags(c)
+	c.Flags().StringVar(&f.id, "id", "", "ID of the volume for jobs")
+	c.Flags().StringArrayVar(&f.capabilities, "capability", []string{"single-node-writer:file-system"},
 		"access mode and attachment mode, as ACCESS:ATTACHMENT; may be repeated")
-	c.Flags().StringArrayVar(&secrets, "secret", nil,
+	c.Flags().StringArrayVar(&f.secrets, "secret", nil,
 		"secret for the plugin, as name=env:VARIABLE, name=file:PATH or name=callback:TEXT; may be repeated")
 	return c
+}
+
+// adoptFlags are the flags of volume adopt that say what a volume file says.
+type adoptFlags struct {
+	namespace, id         string
+	capabilities, secrets []string
+}
+
+// file reads a volume file instead of the flags.
+func (f *adoptFlags) file(c *cobra.Command, v *variables, args []string) (src control.VolumeSubmission, err error) {
+	for _, name := range []string{"namespace", "id", "capability", "secret"} {
+		if c.Flags().Changed(name) {
+			return src, usageError{fmt.Errorf("--%s goes with PLUGIN EXTERNAL_ID; write it into the volume file", name)}
+		}
+	}
+	src.Submission, err = v.readOne(args[0], true)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w; give a volume file, or PLUGIN EXTERNAL_ID --id ID", err)
+	}
+	return src, err
+}
+
+// spec returns the spec of the volume that the arguments and flags name.
+func (f *adoptFlags) spec(_ *cobra.Command, _ *variables, args []string) (src control.VolumeSubmission, err error) {
+	if f.id == "" {
+		return src, usageError{errors.New("--id is required, for example --id notes")}
+	}
+	spec := host.VolumeSpec{Plugin: host.PluginID(args[0]), External: registry.ExternalID(args[1]),
+		Namespace: registry.Namespace(f.namespace), ID: registry.VolumeID(f.id)}
+	if spec.Capabilities, err = capabilityFlags(f.capabilities); err == nil {
+		spec.Secrets, err = secretReferences(f.secrets)
+	}
+	src.Spec = &spec
+	return src, err
 }
 
 // capabilityFlags parses the values of --capability.

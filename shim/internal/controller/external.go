@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"slices"
 
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
@@ -94,56 +93,64 @@ func pluginVolume(id registry.PluginID, e csi.Entry, name registry.VolumeName) r
 }
 
 // Adopt makes a record of a volume that its plugin has. The plugin describes the volume: its context, its size and where
-// it is accessible. The spec has the names, the capabilities and the secrets. Repeating the same spec returns the
-// existing volume.
-func (m *Controller) Adopt(ctx context.Context, spec registry.VolumeSpec) (registry.Volume, error) {
+// it is accessible. The spec has the rest, and what the plugin leaves out; it must not disagree with the plugin. As for
+// Register, the controller confirms the capabilities. Repeating the same spec returns the existing volume.
+func (m *Controller) Adopt(ctx context.Context, spec registry.VolumeSpec) (v registry.Volume, err error) {
+	name := spec.VolumeName()
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("adopt volume %s: %w", name, err)
+		}
+	}()
 	if _, err := registry.ParseExternalID(string(spec.External)); err != nil {
-		return registry.Volume{}, fmt.Errorf("adopt volume %s: %w", spec.VolumeName(), err)
+		return v, err
 	}
-	spec, err := complete(spec)
-	if err != nil {
-		return registry.Volume{}, err
+	if spec, err = complete(spec); err != nil {
+		return v, err
 	}
-	unlock, err := m.Locks.Lock(ctx, spec.VolumeName(), "its adoption")
+	unlock, err := m.Locks.Lock(ctx, name, "its adoption")
 	if err != nil {
-		return registry.Volume{}, err
+		return v, err
 	}
 	defer unlock()
-	done, err := m.adopted(ctx, spec)
-	if err == nil && !done {
-		err = m.adopt(ctx, spec)
+	form := given
+	if spec.Context == nil {
+		form = func(v registry.Volume) string { v.Context = nil; return given(v) }
 	}
-	if err != nil {
-		return registry.Volume{}, fmt.Errorf("adopt volume %s: %w", spec.VolumeName(), err)
+	known, err := m.known(ctx, spec, form)
+	if err != nil || known.State != "" {
+		return known, err
 	}
-	return m.volume(ctx, spec.VolumeName())
-}
-
-// adopted reports whether the volume is registered as the spec says. It is an error if the name belongs to another
-// volume.
-func (m *Controller) adopted(ctx context.Context, spec registry.VolumeSpec) (done bool, err error) {
-	err = m.State.View(ctx, func(view registry.View) error {
-		v, found := view.Volume(spec.VolumeName())
-		done = found && !v.Created && v.VolumeKey() == registry.VolumeKey{Plugin: spec.Plugin, External: spec.External} &&
-			slices.Equal(v.Capabilities, spec.Capabilities) && maps.Equal(v.Secrets, spec.Secrets)
-		if found && !done {
-			return registry.Errorf(registry.ErrExists, "volume %s exists already (%s, plugin %s, external id %q); "+
-				"choose another id, or change that volume with `volume update`", v.VolumeName(), origin(v), v.Plugin, v.External)
-		}
-		return nil
-	})
-	return done, err
-}
-
-// adopt registers a volume that has no record yet.
-func (m *Controller) adopt(ctx context.Context, spec registry.VolumeSpec) error {
 	described, err := m.describe(ctx, spec.Plugin, spec.External)
 	if err != nil {
-		return err
+		return v, err
 	}
-	spec.Context = described.Context
-	return m.admit(ctx, registry.Volume{VolumeSpec: spec, Capacity: described.Capacity,
-		Accessible: described.Accessible})
+	if v, err = adopted(spec, described); err != nil {
+		return v, err
+	}
+	if err := m.admit(ctx, v); err != nil {
+		return v, err
+	}
+	return m.volume(ctx, name)
+}
+
+// adopted returns the volume of the spec, as its plugin describes it.
+func adopted(s registry.VolumeSpec, e csi.Entry) (registry.Volume, error) {
+	v := registry.Volume{VolumeSpec: s, Capacity: e.Capacity, Accessible: e.Accessible}
+	if e.Capacity > 0 && (e.Capacity < s.CapacityMin || s.CapacityMax > 0 && e.Capacity > s.CapacityMax) {
+		return v, registry.Invalid("the plugin reports %d bytes, and the file asks for %s; "+
+			"remove capacity_min and capacity_max", e.Capacity, sizeText(s))
+	}
+	if len(e.Context) > 0 {
+		if len(s.Context) > 0 && !maps.Equal(e.Context, s.Context) {
+			return v, registry.Invalid("the plugin reports another context than the file has; remove context")
+		}
+		v.Context = e.Context
+	}
+	if len(v.Accessible) == 0 {
+		v.Accessible = s.Required
+	}
+	return v, nil
 }
 
 // describe returns a volume as its plugin describes it, by ControllerGetVolume or else ListVolumes. It returns the zero

@@ -47,27 +47,42 @@ func TestAdoptedVolumeIsAsItsPluginDescribesIt(t *testing.T) {
 	file := registry.VolumeSpec{Namespace: "default", ID: "x", Plugin: key.Plugin, External: "vol-x",
 		Capabilities: spec().Capabilities}
 	const validate = "ValidateVolumeCapabilities vol-x"
+	get, get1 := []registry.Capability{registry.GetVolume}, []string{"ControllerGetVolume vol-x"}
 	for what, c := range map[string]struct {
 		caps  []registry.Capability
 		entry csi.Entry
 		fault string
 		calls []string
 		err   string
+		file  func(*registry.VolumeSpec)
 	}{
 		"GET_VOLUME": {[]registry.Capability{registry.GetVolume, registry.ListVolumes}, entry, "",
-			[]string{"ControllerGetVolume vol-x", validate}, ""},
-		"LIST_VOLUMES":    {[]registry.Capability{registry.ListVolumes}, entry, "", []string{"ListVolumes", validate}, ""},
-		"neither":         {nil, csi.Entry{}, "", []string{validate}, ""},
-		"not found":       {[]registry.Capability{registry.GetVolume}, entry, "NOT_FOUND", []string{"ControllerGetVolume vol-x"}, "has no volume"},
-		"not listed":      {[]registry.Capability{registry.ListVolumes}, lies, "", []string{"ListVolumes"}, "has no volume"},
-		"another":         {[]registry.Capability{registry.GetVolume}, lies, "", []string{"ControllerGetVolume vol-x"}, "vol-y"},
-		"a negative size": {[]registry.Capability{registry.GetVolume}, negative, "", []string{"ControllerGetVolume vol-x"}, "-1"},
+			[]string{"ControllerGetVolume vol-x", validate}, "", nil},
+		"LIST_VOLUMES":    {[]registry.Capability{registry.ListVolumes}, entry, "", []string{"ListVolumes", validate}, "", nil},
+		"neither":         {nil, csi.Entry{}, "", []string{validate}, "", nil},
+		"not found":       {get, entry, "NOT_FOUND", get1, "has no volume", nil},
+		"not listed":      {[]registry.Capability{registry.ListVolumes}, lies, "", []string{"ListVolumes"}, "has no volume", nil},
+		"another":         {get, lies, "", get1, "vol-y", nil},
+		"a negative size": {get, negative, "", get1, "-1", nil},
+		"a file of more": {get, entry, "", []string{"ControllerGetVolume vol-x", validate}, "", func(s *registry.VolumeSpec) {
+			s.FSType, s.Context = "ext4", entry.Context
+		}},
+		"a file instead": {nil, csi.Entry{Context: entry.Context, Accessible: entry.Accessible}, "", []string{validate}, "",
+			func(s *registry.VolumeSpec) { s.Context, s.Required = entry.Context, entry.Accessible }},
+		"another context": {get, entry, "", get1, "remove context", func(s *registry.VolumeSpec) {
+			s.Context = map[string]string{"pool": "q"}
+		}},
+		"another size": {get, entry, "", get1, "remove capacity_min", func(s *registry.VolumeSpec) { s.CapacityMin = 8 }},
 	} {
 		t.Run(what, func(t *testing.T) {
 			d := open(t, of(c.caps...))
 			d.described, d.pages = c.entry, map[string]csi.Page{"": {Entries: []csi.Entry{{Volume: "other"}, c.entry}}}
 			if c.fault != "" {
 				d.faults = []fault{failed(c.fault)}
+			}
+			file := file
+			if c.file != nil {
+				c.file(&file)
 			}
 			v, err := d.Adopt(t.Context(), file)
 			if c.err == "" && err != nil || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
