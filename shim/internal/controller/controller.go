@@ -104,16 +104,8 @@ func (m *Controller) sendTo(
 		}
 		return err
 	}
-	c.RetryUntil = by.RetryUntil
 	c.Renew = func(ctx context.Context) { *secrets = m.Renew(ctx, v, *secrets) }
-	c.Do = func(ctx context.Context) error {
-		inst, err := m.AwaitFor(ctx, by, registry.RoleController, c.Intent.Volume)
-		if err != nil {
-			return err
-		}
-		return do(ctx, inst.InstanceKey)
-	}
-	return m.Send(ctx, c)
+	return m.Send(ctx, by, c, func(ctx context.Context, inst registry.Instance) error { return do(ctx, inst.InstanceKey) })
 }
 
 func usagesOf(s registry.VolumeSpec) (usages []registry.Usage) {

@@ -111,11 +111,19 @@ func (c Calls) FindFor(
 	return c.Plugins.Find(role, key.Plugin)
 }
 
-// Send sends a call as Sender.Send does, and records which instance gets it.
-func (c Calls) Send(ctx context.Context, call Call) error {
-	if inst, found := c.FindFor(ctx, RoleOf(call.Intent.RPC), call.Intent.Volume); found {
-		call.Intent.At = inst.TaskKey()
+// Send sends a call as Sender.Send does. Before each try it waits for the instance that gets it, as AwaitFor does, and
+// records it. do sends the try there.
+func (c Calls) Send(
+	ctx context.Context, by Caller, call Call, do func(context.Context, registry.Instance) error,
+) error {
+	role, key := RoleOf(call.Intent.RPC), call.Intent.Volume
+	inst, _ := c.FindFor(ctx, role, key)
+	call.Intent.At, call.RetryUntil = inst.TaskKey(), by.RetryUntil
+	call.Select = func(ctx context.Context) (at registry.TaskKey, err error) {
+		inst, err = c.AwaitFor(ctx, by, role, key)
+		return inst.TaskKey(), err
 	}
+	call.Do = func(ctx context.Context) error { return do(ctx, inst) }
 	return c.Sender.Send(ctx, call)
 }
 

@@ -1,7 +1,10 @@
 package intent
 
 import (
+	"context"
+	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"holdfast/registry"
@@ -63,6 +66,43 @@ func TestCallsGoToTheInstanceThatServesTheVolume(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An instance that goes away during a call leaves the next try to another one. The intent names the instance that gets
+// the try, before it is sent there.
+func TestTryAtAnotherInstanceIsRecorded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := registrytest.NewLog(time.Now)
+		table := registry.New(log)
+		log.OnApplied(table.Applied)
+		key := registry.VolumeKey{Plugin: "p", External: "x"}
+		instance := func(alloc registry.AllocID, health registry.HealthState) registry.Record {
+			return registry.Instance{InstanceKey: registry.InstanceKey{Role: registry.RoleNode, Plugin: "p", Alloc: alloc,
+				Task: "t"}, Health: registry.Health{State: health}}
+		}
+		put(t, log, instance("old", registry.Healthy))
+		calls := Calls{Sender: Sender{State: log, Now: time.Now}, Plugins: table}
+		var sent []registry.AllocID
+		err := calls.Send(t.Context(), Caller{}, Call{
+			Intent: registry.Intent{Volume: key, RPC: registry.NodeStageRPC, Hash: "h"},
+		}, func(_ context.Context, inst registry.Instance) error {
+			_ = log.View(t.Context(), func(v registry.View) error {
+				if open, _ := registry.OpenIntent(v, key); open.At != inst.TaskKey() {
+					t.Errorf("the intent names %s, the call goes to %s", open.At, inst.TaskKey())
+				}
+				return nil
+			})
+			if sent = append(sent, inst.Alloc); len(sent) > 1 {
+				return nil
+			}
+			put(t, log, instance("next", registry.Healthy))
+			put(t, log, instance("old", registry.Unhealthy))
+			return &registry.CallError{RPC: registry.NodeStageRPC, Code: "UNAVAILABLE"}
+		})
+		if err != nil || !slices.Equal(sent, []registry.AllocID{"old", "next"}) {
+			t.Errorf("sent to %v, %v", sent, err)
+		}
+	})
 }
 
 func put(t *testing.T, log *registrytest.Log, r registry.Record) {

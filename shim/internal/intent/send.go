@@ -53,7 +53,10 @@ type Call struct {
 	// and sends nothing. For an open call it first runs without a commit, so it must have no side effects. It may be
 	// nil.
 	Before func(registry.View) (registry.Change, error)
-	// Do sends the call. Its context ends with the policy's deadline.
+	// Select returns the task that gets the next try. It runs before each try; another task than Intent.At is recorded
+	// before the call is sent there. It may be nil: all tries go to Intent.At.
+	Select func(context.Context) (registry.TaskKey, error)
+	// Do sends the call. Its context, as that of Select, ends with the policy's deadline.
 	Do func(context.Context) error
 	// Renew replaces what may have changed since the last try, such as a secret. It runs before each further try, and
 	// its context ends after Grace. It may be nil.
@@ -217,13 +220,34 @@ func (d *delivery) try(ctx context.Context) *registry.CallError {
 	defer end()
 	ctx, cancel := context.WithTimeout(ctx, d.Policy.Deadline)
 	defer cancel()
-	err := callError(d.Intent.RPC, d.Do(ctx))
+	err := callError(d.Intent.RPC, d.send(ctx))
 	if err != nil && d.doubt && !Answers(err.Code) {
 		// this try may never have reached the plugin, so it says nothing about earlier ones
 		err.Outcome = registry.OutcomeUncertain
 	}
 	d.doubt = d.doubt || err != nil && err.Outcome != registry.OutcomeFailed
 	return err
+}
+
+// send sends the call to the selected task.
+func (d *delivery) send(ctx context.Context) error {
+	if d.Select != nil {
+		at, err := d.Select(ctx)
+		if err != nil {
+			return err
+		}
+		if at != d.Intent.At {
+			d.Intent.At = at
+			moved := d.Intent
+			err = d.store(ctx, func(registry.View) registry.Change {
+				return registry.Change{Put: []registry.Record{moved}}
+			})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return d.Do(ctx)
 }
 
 // retryDivisor divides the time that a call has run at a plugin. The quotient is the wait until the call is repeated,

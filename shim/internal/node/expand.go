@@ -192,8 +192,8 @@ func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where sit
 	}
 	before := st.staging.Expanded
 	refused, capacity := false, int64(0)
-	err = s.Send(ctx, intent.Call{
-		Intent: open, RetryUntil: by.RetryUntil,
+	err = s.Send(ctx, by, intent.Call{
+		Intent: open,
 		Before: func(view registry.View) (registry.Change, error) {
 			return expanded(view, v, func(n registry.NodeExpansion) registry.NodeExpansion {
 				n.At, n.Range = where.at.Host, want
@@ -201,18 +201,6 @@ func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where sit
 			}), nil
 		},
 		Renew: func(ctx context.Context) { request.Secrets = s.Renew(ctx, v.VolumeSpec, request.Secrets) },
-		Do: func(ctx context.Context) error {
-			inst, err := s.AwaitFor(ctx, by, registry.RoleNode, v.VolumeKey())
-			if err != nil {
-				return err
-			}
-			request.Path = pathAt(inst, where.at)
-			if where.staged.Host != "" {
-				request.StagingPath = pathAt(inst, where.staged)
-			}
-			capacity, err = s.driver.NodeExpand(ctx, inst.InstanceKey, request)
-			return err
-		},
 		Done: func(view registry.View) registry.Change {
 			made := want.Required
 			if v.Capacity < made { // the plugin expands on the node alone: its response is the capacity
@@ -232,6 +220,13 @@ func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where sit
 				return n.Failed(err)
 			})
 		},
+	}, func(ctx context.Context, inst registry.Instance) error {
+		request.Path = pathAt(inst, where.at)
+		if where.staged.Host != "" {
+			request.StagingPath = pathAt(inst, where.staged)
+		}
+		capacity, err = s.driver.NodeExpand(ctx, inst.InstanceKey, request)
+		return err
 	})
 	if refused && ctx.Err() == nil {
 		return intent.Settled(err)

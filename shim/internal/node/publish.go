@@ -91,26 +91,10 @@ func (s *Stager) publish(
 	open := s.intent(registry.NodePublishRPC, by, r, v.VolumeName())
 	open.Hash = intent.Hash(open.RPC, request, r.Target.Host, st.staging.Path.Host)
 	defer s.tidyUnused(ctx, r.Volume, filepath.Dir(r.Target.Host))
-	err = s.Send(ctx, intent.Call{
-		Intent: open, RetryUntil: by.RetryUntil,
+	err = s.Send(ctx, by, intent.Call{
+		Intent: open,
 		Before: func(view registry.View) (registry.Change, error) { return s.publishing(view, v, r, stages) },
 		Renew:  func(ctx context.Context) { request.Secrets = s.Renew(ctx, v.VolumeSpec, request.Secrets) },
-		Do: func(ctx context.Context) error {
-			inst, err := s.AwaitFor(ctx, by, registry.RoleNode, r.Volume)
-			if err != nil {
-				return err
-			}
-			request.TargetPath = pathAt(inst, r.Target)
-			if stages {
-				request.StagingPath = pathAt(inst, st.staging.Path)
-			}
-			if err := s.driver.Publish(ctx, inst.InstanceKey, request); err != nil {
-				return err
-			}
-			at, err = s.appeared(ctx, inst.InstanceKey, r)
-			server = s.server(inst, r.Target.Host)
-			return err
-		},
 		Done: func(view registry.View) registry.Change {
 			done := r
 			done.Publish, done.Server = registry.MarkDone, server
@@ -122,6 +106,17 @@ func (s *Stager) publish(
 			return registry.Change{Put: put, Events: []registry.Event{s.event(registry.EventPublished, open,
 				"at "+r.Target.Host)}}
 		},
+	}, func(ctx context.Context, inst registry.Instance) error {
+		request.TargetPath = pathAt(inst, r.Target)
+		if stages {
+			request.StagingPath = pathAt(inst, st.staging.Path)
+		}
+		if err := s.driver.Publish(ctx, inst.InstanceKey, request); err != nil {
+			return err
+		}
+		at, err = s.appeared(ctx, inst.InstanceKey, r)
+		server = s.server(inst, r.Target.Host)
+		return err
 	})
 	return at, err
 }
@@ -234,24 +229,11 @@ func (s *Stager) unpublish(ctx context.Context, by intent.Caller, r registry.Ref
 	open := s.intent(registry.NodeUnpublishRPC, by, r, name)
 	open.Hash = intent.Hash(open.RPC, request, r.Target.Host)
 	left := ""
-	return s.Send(ctx, intent.Call{
-		Intent: open, RetryUntil: by.RetryUntil,
+	return s.Send(ctx, by, intent.Call{
+		Intent: open,
 		Before: func(view registry.View) (registry.Change, error) {
 			r.Publish = registry.MarkSent
 			return registry.Change{Put: []registry.Record{r}}, nil
-		},
-		Do: func(ctx context.Context) error {
-			inst, err := s.AwaitFor(ctx, by, registry.RoleNode, r.Volume)
-			if err != nil {
-				return err
-			}
-			request.TargetPath = pathAt(inst, r.Target)
-			answer := s.driver.Unpublish(ctx, inst.InstanceKey, request)
-			if err := s.gone(ctx, open.RPC, inst.InstanceKey, r.Target.Host, answer); err != nil {
-				return err
-			}
-			left = s.tidyTarget(r)
-			return nil
 		},
 		Done: func(view registry.View) registry.Change {
 			change := registry.Change{
@@ -265,6 +247,14 @@ func (s *Stager) unpublish(ctx context.Context, by intent.Caller, r registry.Ref
 			}
 			return change
 		},
+	}, func(ctx context.Context, inst registry.Instance) error {
+		request.TargetPath = pathAt(inst, r.Target)
+		answer := s.driver.Unpublish(ctx, inst.InstanceKey, request)
+		if err := s.gone(ctx, open.RPC, inst.InstanceKey, r.Target.Host, answer); err != nil {
+			return err
+		}
+		left = s.tidyTarget(r)
+		return nil
 	})
 }
 

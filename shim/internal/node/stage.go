@@ -108,23 +108,10 @@ func (s *Stager) stage(
 	}
 	defer s.tidyUnused(ctx, v.VolumeKey(), at.Host)
 	mounts, server := false, registry.TaskKey{}
-	return s.Send(ctx, intent.Call{
-		Intent: open, RetryUntil: by.RetryUntil,
+	return s.Send(ctx, by, intent.Call{
+		Intent: open,
 		Before: func(view registry.View) (registry.Change, error) { return s.staging(view, v, u, at) },
 		Renew:  func(ctx context.Context) { request.Secrets = s.Renew(ctx, v.VolumeSpec, request.Secrets) },
-		Do: func(ctx context.Context) error {
-			inst, err := s.AwaitFor(ctx, by, registry.RoleNode, v.VolumeKey())
-			if err != nil {
-				return err
-			}
-			request.StagingPath = pathAt(inst, at)
-			if err := s.driver.Stage(ctx, inst.InstanceKey, request); err != nil {
-				return err
-			}
-			mounts, _ = s.mounted(at.Host, false) // a mount that cannot be inspected now is never reported as lost
-			server = s.server(inst, at.Host)
-			return nil
-		},
 		Done: func(view registry.View) registry.Change {
 			p, _ := view.Staging(v.VolumeKey())
 			p.State, p.Mounts, p.Server, p.Expanded = registry.MarkDone, mounts, server, mountedAnew(p.Expanded)
@@ -133,6 +120,14 @@ func (s *Stager) stage(
 					"at "+at.Host)},
 			}
 		},
+	}, func(ctx context.Context, inst registry.Instance) error {
+		request.StagingPath = pathAt(inst, at)
+		if err := s.driver.Stage(ctx, inst.InstanceKey, request); err != nil {
+			return err
+		}
+		mounts, _ = s.mounted(at.Host, false) // a mount that cannot be inspected now is never reported as lost
+		server = s.server(inst, at.Host)
+		return nil
 	})
 }
 
@@ -199,8 +194,8 @@ func (s *Stager) unstage(ctx context.Context, by intent.Caller, p registry.Stagi
 		Hash: intent.Hash(registry.NodeUnstageRPC, request, p.Path.Host),
 	}
 	left := ""
-	return s.Send(ctx, intent.Call{
-		Intent: open, RetryUntil: by.RetryUntil,
+	return s.Send(ctx, by, intent.Call{
+		Intent: open,
 		Before: func(view registry.View) (registry.Change, error) {
 			st := s.stateOf(view, p.Volume)
 			if len(st.refs) > 0 {
@@ -209,24 +204,19 @@ func (s *Stager) unstage(ctx context.Context, by intent.Caller, p registry.Stagi
 			st.staging.State = registry.MarkSent
 			return registry.Change{Put: []registry.Record{st.staging}}, nil
 		},
-		Do: func(ctx context.Context) error {
-			inst, err := s.AwaitFor(ctx, by, registry.RoleNode, p.Volume)
-			if err != nil {
-				return err
-			}
-			request.StagingPath = pathAt(inst, p.Path)
-			answer := s.driver.Unstage(ctx, inst.InstanceKey, request)
-			if err := s.gone(ctx, open.RPC, inst.InstanceKey, p.Path.Host, answer); err != nil {
-				return err
-			}
-			left = s.tidy(p.Path.Host)
-			return nil
-		},
 		Done: func(registry.View) registry.Change {
 			return registry.Change{
 				Delete: []registry.Key{p.Key()}, Events: []registry.Event{s.event(registry.EventUnstaged, open, left)},
 			}
 		},
+	}, func(ctx context.Context, inst registry.Instance) error {
+		request.StagingPath = pathAt(inst, p.Path)
+		answer := s.driver.Unstage(ctx, inst.InstanceKey, request)
+		if err := s.gone(ctx, open.RPC, inst.InstanceKey, p.Path.Host, answer); err != nil {
+			return err
+		}
+		left = s.tidy(p.Path.Host)
+		return nil
 	})
 }
 
