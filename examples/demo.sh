@@ -128,7 +128,7 @@ grep -F " $work/" /proc/self/mountinfo && bad "mounts"
 [ -z "$(find "$state/mnt" -mindepth 3 2>/dev/null)" ] || { find "$state/mnt" -mindepth 3; bad "directories of volumes"; }
 [ -z "$(find "$work" -type s)" ] || { find "$work" -type s; bad "sockets"; }
 [ -z "$(find "$run/t" -mindepth 1 2>/dev/null)" ] || { find "$run/t"; bad "socket directories"; }
-[ -z "$(find "$data/images" "$data/dirs" -mindepth 1 2>/dev/null)" ] || { find "$data"; bad "data of the deleted volume"; }
+[ -z "$(find "$data/volumes" -mindepth 1 2>/dev/null)" ] || { find "$data"; bad "data of the deleted volume"; }
 losetup -a 2>/dev/null | grep -F "$data" && bad "loop devices"
 for p in $holdfast $shim $tasks; do
 	[ -e "/proc/$p" ] && { tr '\0' ' ' <"/proc/$p/cmdline"; bad "process $p"; }

@@ -118,7 +118,7 @@ func (p *process) stats(id, at string) (bytes, inodes *csi.VolumeUsage, err erro
 
 // publishInline publishes an ephemeral volume; an empty size is left out.
 func (p *process) publishInline(id, to, size string, c *csi.VolumeCapability, readOnly bool) error {
-	context := map[string]string{ephemeralKey: "true"}
+	context := map[string]string{inlineKey: "true"}
 	if size != "" {
 		context["size"] = size
 	}

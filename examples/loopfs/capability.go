@@ -10,27 +10,26 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"holdfast/examples/loopfs/internal/disk"
 	"holdfast/examples/loopfs/internal/mount"
 )
 
 // modes maps the supported access modes, those of one node.
-var modes = map[csi.VolumeCapability_AccessMode_Mode]disk.Mode{
-	csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:   disk.Reader,
-	csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER:        disk.Writer,
-	csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER: disk.Writer,
-	csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:  disk.MultiWriter,
+var modes = map[csi.VolumeCapability_AccessMode_Mode]mode{
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:   readerMode,
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER:        writerMode,
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER: writerMode,
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:  multiWriterMode,
 }
 
-// Limits of the CSI specification in bytes: for a map, for all mount flags together, and for node IDs.
+// Limits of the CSI specification in bytes: for all mount flags together, and for node IDs.
 const (
-	maxMap    = 4096
+	maxFlags  = 4096
 	maxNodeID = 256
 )
 
 // access is a parsed volume capability.
 type access struct {
-	usage disk.Usage
+	usage usage
 	flags mount.Flags
 }
 
@@ -45,14 +44,13 @@ func readAccess(c *csi.VolumeCapability) (access, error) {
 		return access{}, status.Errorf(codes.InvalidArgument, "access mode %s is not supported: loopfs volumes are used on "+
 			"one node", c.GetAccessMode().GetMode())
 	case c.GetBlock() != nil:
-		return access{usage: disk.Usage{Mode: mode, Access: disk.Raw}}, nil
+		return access{usage: usage{Mode: mode, Block: true}}, nil
 	case m == nil:
 		return access{}, status.Error(codes.InvalidArgument, "the volume capability has no access type: mount or block")
-	case m.GetFsType() != "" && !slices.Contains(disk.FileSystems(), m.GetFsType()):
-		return access{}, status.Errorf(codes.InvalidArgument, "file system %.16q is not supported, only %q", m.GetFsType(),
-			disk.FileSystems())
-	case len(strings.Join(m.GetMountFlags(), ",")) > maxMap:
-		return access{}, status.Errorf(codes.InvalidArgument, "the mount flags have more than %d bytes", maxMap)
+	case !slices.Contains([]string{"", "ext4"}, m.GetFsType()):
+		return access{}, status.Errorf(codes.InvalidArgument, "file system %.16q is not supported, only ext4", m.GetFsType())
+	case len(strings.Join(m.GetMountFlags(), ",")) > maxFlags:
+		return access{}, status.Errorf(codes.InvalidArgument, "the mount flags have more than %d bytes", maxFlags)
 	}
 	gid, err := strconv.ParseUint(cmp.Or(m.GetVolumeMountGroup(), "0"), 10, 31)
 	if err != nil {
@@ -60,63 +58,44 @@ func readAccess(c *csi.VolumeCapability) (access, error) {
 			m.GetVolumeMountGroup())
 	}
 	flags, err := mount.ParseFlags(m.GetMountFlags())
-	if mode == disk.Reader {
-		flags = flags.ReadOnly()
-	}
-	return access{flags: flags, usage: disk.Usage{
-		Mode: mode, FileSystem: m.GetFsType(), Flags: disk.Digest(m.GetMountFlags()), Group: int(gid),
-	}}, err
+	return access{flags: flags, usage: usage{Mode: mode, Flags: digestOf(m.GetMountFlags()), Group: int(gid)}}, err
 }
 
 // readAll parses the capabilities of a new volume and returns a usage that serves all of them.
-func readAll(list []*csi.VolumeCapability) (sum disk.Usage, err error) {
+func readAll(list []*csi.VolumeCapability) (sum usage, err error) {
 	if len(list) == 0 {
 		return sum, status.Error(codes.InvalidArgument, "the volume capabilities are missing")
 	}
 	for i, c := range list {
 		a, err := readAccess(c)
-		if err != nil {
+		switch {
+		case err != nil:
 			return sum, err
+		case i > 0 && a.usage.Block != sum.Block:
+			return sum, status.Error(codes.InvalidArgument, "one volume cannot have both access types, mount and block")
+		case i == 0 || a.usage.Mode.includes(sum.Mode):
+			sum = usage{Mode: a.usage.Mode, Block: a.usage.Block}
 		}
-		u := a.usage
-		if i == 0 {
-			sum.Mode, sum.Access = u.Mode, u.Access
-		}
-		if sum.FileSystem != "" && u.FileSystem != "" && sum.FileSystem != u.FileSystem {
-			return sum, status.Errorf(codes.InvalidArgument, "one volume cannot be both %s and %s", sum.FileSystem,
-				u.FileSystem)
-		}
-		if u.Mode.Includes(sum.Mode) {
-			sum.Mode = u.Mode
-		}
-		if sum.Access != u.Access {
-			sum.Access = disk.Either
-		}
-		sum.FileSystem = cmp.Or(sum.FileSystem, u.FileSystem)
 	}
 	return sum, nil
 }
 
 // checkCapability checks that the volume has a capability; nil is no capability to check.
-func checkCapability(r disk.Record, c *csi.VolumeCapability) error {
+func checkCapability(r record, c *csi.VolumeCapability) error {
 	if c == nil {
 		return nil
 	}
 	a, err := readAccess(c)
-	if err == nil && !r.Usage.Fits(a.usage) {
+	if err == nil && !r.Usage.fits(a.usage) {
 		err = status.Errorf(codes.InvalidArgument, "volume %s was created for %s, not for %s", r.ID, r.Usage, a.usage)
 	}
 	return err
 }
 
-// mapDigest returns a digest of a map that is not larger than the specification allows.
-func mapDigest(what string, m map[string]string) (string, error) {
-	bytes := 0
-	for key, value := range m {
-		bytes += len(key) + len(value)
+// noParameters refuses parameters: loopfs has none.
+func noParameters(parameters map[string]string) error {
+	if len(parameters) > 0 {
+		return status.Error(codes.InvalidArgument, "loopfs has no parameters; remove them")
 	}
-	if bytes > maxMap {
-		return "", status.Errorf(codes.InvalidArgument, "the %s have %d bytes, at most %d are allowed", what, bytes, maxMap)
-	}
-	return disk.Digest(m), nil
+	return nil
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -8,19 +9,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
-
-	"holdfast/examples/loopfs/internal/disk"
 )
 
-// groups implements the group controller service. The snapshots of a group are crash-consistent: all mounted volumes
-// are frozen before the first is copied, and thawed after the last. A volume that is published for writing and cannot
-// be frozen (a block device, a directory) is refused.
-type groups struct {
-	csi.UnimplementedGroupControllerServer
-	pool *disk.Pool
-}
+// The snapshots of a group are crash-consistent: all mounted volumes are frozen before the first is copied, and thawed
+// after the last. A volume that is published for writing and cannot be frozen (a block device, a directory) is refused.
 
-func (g *groups) GroupControllerGetCapabilities(
+func (d *driver) GroupControllerGetCapabilities(
 	context.Context, *csi.GroupControllerGetCapabilitiesRequest,
 ) (*csi.GroupControllerGetCapabilitiesResponse, error) {
 	rpc := &csi.GroupControllerServiceCapability_RPC{
@@ -31,34 +25,29 @@ func (g *groups) GroupControllerGetCapabilities(
 	}}, nil
 }
 
-func (g *groups) CreateVolumeGroupSnapshot(
+func (d *driver) CreateVolumeGroupSnapshot(
 	ctx context.Context, req *csi.CreateVolumeGroupSnapshotRequest,
 ) (*csi.CreateVolumeGroupSnapshotResponse, error) {
-	name, err := disk.ParseName(req.GetName())
-	if err != nil {
-		return nil, err
-	}
-	parameters, err := mapDigest("parameters", req.GetParameters())
-	if err != nil {
+	if err := cmp.Or(checkName(req.GetName()), noParameters(req.GetParameters())); err != nil {
 		return nil, err
 	}
 	if len(req.GetSourceVolumeIds()) == 0 {
 		return nil, status.Error(codes.InvalidArgument, "the source volume ids are missing")
 	}
-	r, err := g.pool.SnapshotGroup(ctx, name, parameters, req.GetSourceVolumeIds())
+	r, err := d.snapshotGroup(ctx, req.GetName(), req.GetSourceVolumeIds())
 	if err != nil {
 		return nil, err
 	}
-	answer, err := g.snapshots(r)
+	answer, err := d.groupSnapshot(r)
 	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: answer}, err
 }
 
-func (g *groups) snapshots(r disk.Record) (*csi.VolumeGroupSnapshot, error) {
+func (d *driver) groupSnapshot(r record) (*csi.VolumeGroupSnapshot, error) {
 	answer := &csi.VolumeGroupSnapshot{
 		GroupSnapshotId: string(r.ID), CreationTime: timestamppb.New(r.Created), ReadyToUse: true,
 	}
 	for _, id := range r.Members {
-		m, err := g.pool.Get(disk.Snapshot, string(id))
+		m, err := d.load(id)
 		if err != nil {
 			return nil, err
 		}
@@ -68,9 +57,9 @@ func (g *groups) snapshots(r disk.Record) (*csi.VolumeGroupSnapshot, error) {
 }
 
 // checkMembers returns INVALID_ARGUMENT if the given snapshot ids, which may be missing, are not those of the group.
-func checkMembers(r disk.Record, given []string) error {
+func checkMembers(r record, given []string) error {
 	for _, id := range given {
-		if !slices.Contains(r.Members, disk.ID(id)) {
+		if !slices.Contains(r.Members, volumeID(id)) {
 			return status.Errorf(codes.InvalidArgument, "snapshot %.128q is not part of group snapshot %s", id, r.ID)
 		}
 	}
@@ -81,24 +70,24 @@ func checkMembers(r disk.Record, given []string) error {
 	return nil
 }
 
-func (g *groups) GetVolumeGroupSnapshot(
+func (d *driver) GetVolumeGroupSnapshot(
 	_ context.Context, req *csi.GetVolumeGroupSnapshotRequest,
 ) (*csi.GetVolumeGroupSnapshotResponse, error) {
-	r, err := g.pool.Get(disk.Group, req.GetGroupSnapshotId())
+	r, err := d.get(groupKind, req.GetGroupSnapshotId())
 	if err == nil {
 		err = checkMembers(r, req.GetSnapshotIds())
 	}
 	if err != nil {
 		return nil, err
 	}
-	answer, err := g.snapshots(r)
+	answer, err := d.groupSnapshot(r)
 	return &csi.GetVolumeGroupSnapshotResponse{GroupSnapshot: answer}, err
 }
 
-func (g *groups) DeleteVolumeGroupSnapshot(
-	_ context.Context, req *csi.DeleteVolumeGroupSnapshotRequest,
+func (d *driver) DeleteVolumeGroupSnapshot(
+	ctx context.Context, req *csi.DeleteVolumeGroupSnapshotRequest,
 ) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
-	err := g.pool.Delete(disk.Group, req.GetGroupSnapshotId(), func(r disk.Record) error {
+	err := d.delete(ctx, groupKind, req.GetGroupSnapshotId(), func(r record) error {
 		return checkMembers(r, req.GetSnapshotIds())
 	})
 	return &csi.DeleteVolumeGroupSnapshotResponse{}, err

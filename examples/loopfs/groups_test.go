@@ -7,13 +7,11 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
-
-	"holdfast/examples/loopfs/internal/disk"
 )
 
 func TestGroupSnapshotIsWholeOrNot(t *testing.T) {
 	m := newMachine(t)
-	p := m.start("csi", "--backend", "dir", "--mode", "controller", "--capacity", "80MiB")
+	p := m.start("csi", "--backend", "dir", "--capacity", "80MiB")
 	a, b := p.create("a", writer).VolumeId, p.create("b", writer).VolumeId
 	g, err := p.snapshotGroup("g", a, b)
 	must(t, err)
@@ -31,7 +29,7 @@ func TestGroupSnapshotIsWholeOrNot(t *testing.T) {
 	}{
 		"of other volumes":  {"g", []string{a}, codes.AlreadyExists},
 		"of no volumes":     {"h", nil, codes.InvalidArgument},
-		"of a missing one":  {"h", []string{a, string(disk.IDFor(disk.Volume, "none"))}, codes.NotFound},
+		"of a missing one":  {"h", []string{a, string(idFor(volumeKind, "none"))}, codes.NotFound},
 		"without space":     {"h", []string{a, b}, codes.ResourceExhausted}, // for the second snapshot
 		"with a wrong name": {"../h", []string{a}, codes.InvalidArgument},
 	} {
@@ -64,7 +62,7 @@ func TestGroupSnapshotIsWholeOrNot(t *testing.T) {
 // Of two files in two volumes that are always written one after the other, a group snapshot never has more of the
 // later one.
 func TestGroupSnapshotIsOfOneMoment(t *testing.T) {
-	need(t, disk.LoopBackend)
+	need(t, loopBackend)
 	m := newMachine(t)
 	p := m.start("csi", "--backend", "loop")
 	var ids, stages, targets []string

@@ -3,115 +3,158 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
+	"os"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
-	"holdfast/examples/loopfs/internal/disk"
+	mounttable "holdfast/internal/mount"
 )
 
-func health(id disk.ID, problems []*disk.Problem) *csi.VolumeHealth {
-	return &csi.VolumeHealth{VolumeId: string(id), HealthStatuses: problems}
+// problem is an adverse condition of a volume.
+type problem = csi.VolumeHealth_VolumeHealthEntry
+
+// problems returns the only problem of a volume.
+func problems(kind csi.VolumeHealthErrorType, reason, format string, args ...any) []*problem {
+	return []*problem{{Status: kind, Reason: reason, Message: fmt.Sprintf(format, args...)}}
+}
+
+// health checks the record and the bytes of a volume. It has no entries for a healthy volume.
+func (d *driver) health(id volumeID) (h *csi.VolumeHealth, r record, err error) {
+	h = &csi.VolumeHealth{VolumeId: string(id)}
+	r, err = d.load(id)
+	if status.Code(err) == codes.DataLoss {
+		h.HealthStatuses = problems(csi.VolumeHealthErrorType_DATA_LOSS, "RecordDamaged", "%v", err)
+		return h, r, nil
+	}
+	if err == nil {
+		h.HealthStatuses, err = d.bytesOf(r).check()
+	}
+	return h, r, err
+}
+
+func (l loop) check() ([]*problem, error) {
+	st, err := os.Stat(l.image())
+	if errors.Is(err, fs.ErrNotExist) {
+		return problems(csi.VolumeHealthErrorType_DATA_LOSS, "ImageMissing", "%v", err), nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	s, err := l.readSuper()
+	switch {
+	case err != nil:
+		return problems(csi.VolumeHealthErrorType_DATA_LOSS, "ImageUnreadable", "%v", err), nil
+	case st.Size() < l.Bytes && (l.Usage.Block || st.Size() < s.bytes):
+		return problems(csi.VolumeHealthErrorType_DATA_LOSS, "ImageTruncated", "the image has %d bytes, the volume %d",
+			st.Size(), l.Bytes), nil
+	case !l.Usage.Block && s.bytes == 0:
+		return problems(csi.VolumeHealthErrorType_DATA_LOSS, "FileSystemDamaged", "the superblock was overwritten"), nil
+	case !l.Usage.Block && s.damaged:
+		return problems(csi.VolumeHealthErrorType_DEGRADED, "FileSystemErrors", "the kernel found errors in the file "+
+			"system: unstage the volume and run e2fsck"), nil
+	}
+	return nil, nil
+}
+
+func (t tree) check() ([]*problem, error) {
+	_, err := os.Stat(t.files())
+	if errors.Is(err, fs.ErrNotExist) {
+		return problems(csi.VolumeHealthErrorType_DATA_LOSS, "DirectoryMissing", "%v", err), nil
+	}
+	return nil, err
 }
 
 // ControllerGetVolumeHealth checks the record and the bytes of a volume.
-func (c *controller) ControllerGetVolumeHealth(
+func (d *driver) ControllerGetVolumeHealth(
 	_ context.Context, req *csi.ControllerGetVolumeHealthRequest,
 ) (*csi.ControllerGetVolumeHealthResponse, error) {
-	id, err := disk.ParseID(disk.Volume, req.GetVolumeId())
+	id, err := parseID(volumeKind, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
-	problems, err := c.pool.Health(id)
-	if err != nil {
-		return nil, err
-	}
-	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: health(id, problems)}, nil
+	h, _, err := d.health(id)
+	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: h}, err
 }
 
 // ControllerListVolumeHealth lists the volumes with a problem.
-func (c *controller) ControllerListVolumeHealth(
+func (d *driver) ControllerListVolumeHealth(
 	_ context.Context, req *csi.ControllerListVolumeHealthRequest,
 ) (*csi.ControllerListVolumeHealthResponse, error) {
-	ids, err := c.pool.IDs(disk.Volume)
+	ids, err := d.ids(volumeKind)
 	if err != nil {
 		return nil, err
 	}
-	problems := map[disk.ID][]*disk.Problem{}
-	var bad []disk.Record
+	var bad []*csi.VolumeHealth
 	for _, id := range ids {
-		if problems[id], err = c.pool.Health(id); known(err) != nil {
+		h, _, err := d.health(id)
+		if known(err) != nil {
 			return nil, err
 		}
-		if len(problems[id]) > 0 {
-			bad = append(bad, disk.Record{ID: id, State: disk.Ready}) // the record itself may be damaged
+		if err == nil && len(h.HealthStatuses) > 0 {
+			bad = append(bad, h)
 		}
 	}
-	bad, next, err := page(bad, disk.Volume, req.GetMaxEntries(), req.GetStartingToken())
-	answer := &csi.ControllerListVolumeHealthResponse{NextToken: next}
-	for _, r := range bad {
-		answer.Entries = append(answer.Entries, health(r.ID, problems[r.ID]))
-	}
-	return answer, err
+	bad, next, err := page(bad, (*csi.VolumeHealth).GetVolumeId, volumeKind, req.GetMaxEntries(), req.GetStartingToken())
+	return &csi.ControllerListVolumeHealthResponse{Entries: bad, NextToken: next}, err
 }
 
-// NodeGetVolumeHealth checks also the mounts of a volume on this node.
-func (n *node) NodeGetVolumeHealth(
+// NodeGetVolumeHealth checks also the mounts of a volume.
+func (d *driver) NodeGetVolumeHealth(
 	_ context.Context, req *csi.NodeGetVolumeHealthRequest,
 ) (*csi.NodeGetVolumeHealthResponse, error) {
-	id, err := parseVolumeID(req.GetVolumeId())
+	id, err := parseNodeID(req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
-	problems, err := n.pool.Health(id)
+	h, r, err := d.health(id)
 	if err != nil {
 		return nil, err
 	}
-	if r, err := n.pool.Get(id.Kind(), string(id)); err == nil && r.Staged[n.id].Path != "" {
-		v, err := n.inspect(r)
-		if err != nil {
-			return nil, err
-		}
-		if p := v.problem(); p != nil {
-			problems = append(problems, p)
-		}
-	}
-	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: health(id, problems)}, nil
+	h.HealthStatuses = append(h.HealthStatuses, d.checkMount(r)...)
+	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: h}, nil
 }
 
-// problem compares what the record says with the mount table. It is nil if both agree.
-func (v view) problem() *disk.Problem {
-	staged, err := v.staged()
+// checkMount compares what the record says with the mount table.
+func (d *driver) checkMount(r record) []*problem {
+	if r.Stage == nil {
+		return nil
+	}
+	staged, err := d.staged(r)
 	if err != nil {
-		return &disk.Problem{Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: "MountHidden", Message: err.Error()}
+		return problems(csi.VolumeHealthErrorType_INACCESSIBLE, "MountHidden", "%v", err)
 	}
 	if !staged {
-		return &disk.Problem{Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: "NotMounted",
-			Message: "it is staged at " + v.stage.Path + ", but not mounted or attached there"}
+		return problems(csi.VolumeHealthErrorType_INACCESSIBLE, "NotMounted",
+			"it is staged at %s, but not mounted or attached there", r.Stage.Path)
 	}
-	if m, _ := v.table.At(v.stage.Path); m.ReadOnly() && !v.raw() && !v.readOnly() {
-		return &disk.Problem{Status: csi.VolumeHealthErrorType_DEGRADED, Reason: "ReadOnly",
-			Message: "its file system became read-only; the reason is in the log of the kernel"}
+	if m, _, err := mounttable.At(r.Stage.Path); err == nil && m.ReadOnly() && !r.Usage.Block && !r.stagedReadOnly() {
+		return problems(csi.VolumeHealthErrorType_DEGRADED, "ReadOnly",
+			"its file system became read-only; the reason is in the log of the kernel")
 	}
 	return nil
 }
 
 // NodeGetStorageHealth checks the data directory.
-func (n *node) NodeGetStorageHealth(
+func (d *driver) NodeGetStorageHealth(
 	context.Context, *csi.NodeGetStorageHealthRequest,
 ) (*csi.NodeGetStorageHealthResponse, error) {
-	problem := &csi.NodeGetStorageHealthResponse_StorageBackendHealth{}
+	found := &csi.NodeGetStorageHealthResponse_StorageBackendHealth{}
 	var st unix.Statfs_t
-	if err := errors.Join(n.pool.Check(), unix.Statfs(n.pool.Path(), &st)); err != nil {
-		problem.Status, problem.Reason = csi.StorageHealthErrorType_STORAGE_UNREACHABLE, "DataDirectoryMissing"
-		problem.Message = err.Error()
+	if err := errors.Join(d.store.check(), unix.Statfs(d.path, &st)); err != nil {
+		found.Status, found.Reason = csi.StorageHealthErrorType_STORAGE_UNREACHABLE, "DataDirectoryMissing"
+		found.Message = err.Error()
 	} else if st.Bavail < st.Blocks/50 {
-		problem.Status, problem.Reason = csi.StorageHealthErrorType_STORAGE_DEGRADED, "DataDirectoryFull"
-		problem.Message = "less than 2% of the data directory's file system are free; without space writes to volumes fail"
+		found.Status, found.Reason = csi.StorageHealthErrorType_STORAGE_DEGRADED, "DataDirectoryFull"
+		found.Message = "less than 2% of the data directory's file system are free; without space writes to volumes fail"
 	} else {
 		return &csi.NodeGetStorageHealthResponse{}, nil
 	}
 	return &csi.NodeGetStorageHealthResponse{
-		BackendHealth: []*csi.NodeGetStorageHealthResponse_StorageBackendHealth{problem},
+		BackendHealth: []*csi.NodeGetStorageHealthResponse_StorageBackendHealth{found},
 	}, nil
 }

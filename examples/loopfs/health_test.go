@@ -10,8 +10,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
-
-	"holdfast/examples/loopfs/internal/disk"
 )
 
 // expectHealth checks what the controller, its list and the node say of a volume. "" is a healthy volume.
@@ -43,12 +41,12 @@ func (p *process) expectHealth(what, id, controller, node string) {
 }
 
 func TestDamagedVolumesAreReported(t *testing.T) {
-	need(t, disk.LoopBackend)
+	need(t, loopBackend)
 	m := newMachine(t)
 	p := m.start("csi", "--backend", "loop")
 	id, s, target := p.create("a", writer).VolumeId, m.staging("s"), m.target("t")
 	p.create("healthy", writer)
-	image, record := filepath.Join(m.data, "images", id+".img"), filepath.Join(m.data, "volumes", id+".json")
+	image, record := filepath.Join(m.data, "volumes", id, "image"), filepath.Join(m.data, "volumes", id, "meta.json")
 	p.expectHealth("new", id, "", "")
 	p.bringUp(id, s, target, writer)
 	p.expectHealth("published", id, "", "")
@@ -94,11 +92,11 @@ func TestDamagedVolumesAreReported(t *testing.T) {
 }
 
 func TestHealthOfDirectories(t *testing.T) {
-	need(t, disk.DirBackend)
+	need(t, dirBackend)
 	m := newMachine(t)
 	p := m.start("csi", "--backend", "dir")
 	id := p.create("a", writer).VolumeId
-	must(t, os.RemoveAll(filepath.Join(m.data, "dirs", id)))
+	must(t, os.RemoveAll(filepath.Join(m.data, "volumes", id, "files")))
 	p.expectHealth("without its directory", id, "DATA_LOSS DirectoryMissing", "DATA_LOSS DirectoryMissing")
 	storage := func() *csi.NodeGetStorageHealthResponse {
 		answer, err := p.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})

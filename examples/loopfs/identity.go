@@ -5,8 +5,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/types/known/wrapperspb"
-
-	"holdfast/examples/loopfs/internal/disk"
 )
 
 // Identity of the driver, and its keys in maps.
@@ -16,25 +14,16 @@ const (
 
 	topologyKey = driverName + "/node"
 	backendKey  = driverName + "/backend"
-	tokenKey    = driverName + "/token"
 
-	ephemeralKey = "csi.storage.k8s.io/ephemeral" // set by the caller to "true" for an inline volume
-	sizeKey      = "size"                         // set by the caller for an inline volume
+	inlineKey = "csi.storage.k8s.io/ephemeral" // set by the caller to "true" for an inline volume
+	sizeKey   = "size"                         // set by the caller for an inline volume
 )
 
-// identity implements the identity service.
-type identity struct {
-	csi.UnimplementedIdentityServer
-	pool *disk.Pool
-}
-
-func (i *identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+func (d *driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
 	return &csi.GetPluginInfoResponse{Name: driverName, VendorVersion: driverVersion}, nil
 }
 
-// GetPluginCapabilities returns the capabilities of the plugin as a whole, also from an instance that serves only the
-// node.
-func (i *identity) GetPluginCapabilities(
+func (d *driver) GetPluginCapabilities(
 	context.Context, *csi.GetPluginCapabilitiesRequest,
 ) (*csi.GetPluginCapabilitiesResponse, error) {
 	caps := []*csi.PluginCapability{{Type: &csi.PluginCapability_VolumeExpansion_{
@@ -44,7 +33,7 @@ func (i *identity) GetPluginCapabilities(
 		csi.PluginCapability_Service_CONTROLLER_SERVICE, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS,
 		csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE,
 	}
-	if i.pool.NewVolumes == disk.LoopBackend {
+	if d.newVolumes == loopBackend {
 		services = append(services, csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE)
 	}
 	for _, t := range services {
@@ -55,6 +44,6 @@ func (i *identity) GetPluginCapabilities(
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: caps}, nil
 }
 
-func (i *identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
-	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, i.pool.Check()
+func (d *driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, d.store.check()
 }

@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -21,36 +20,27 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"holdfast/examples/loopfs/internal/disk"
 	mounttable "holdfast/internal/mount"
 )
 
 // options holds the values of the command line.
 type options struct {
-	data, backend, fsType, node, mode, endpoint, logLevel string
-	capacity                                              int64
-	maxVolumes                                            int
-	attach                                                bool
-	topology                                              map[string]string
+	data, backend, node, endpoint, logLevel string
+	capacity                                int64
 }
 
 func main() {
-	o := options{capacity: 1 << 30, topology: map[string]string{}}
+	o := options{capacity: 1 << 30}
 	host, _ := os.Hostname() // without one --node-id is required
-	flag.StringVar(&o.data, "data", "./loopfs-data", "`directory` of images and records")
+	flag.StringVar(&o.data, "data", "./loopfs-data", "`directory` of volumes and snapshots")
 	flag.StringVar(&o.backend, "backend", "auto", "backend of new volumes: loop, dir, or auto")
-	flag.StringVar(&o.fsType, "fs-type", "ext4", "file system of volumes that request none: ext4 or xfs")
 	flag.StringVar(&o.node, "node-id", host, "`id` of this node")
-	flag.StringVar(&o.mode, "mode", "all", "services to serve: node, controller or all")
 	flag.StringVar(&o.endpoint, "endpoint", os.Getenv("CSI_ENDPOINT"), "unix socket `address` to serve on")
 	flag.Func("capacity", "`bytes` for all volumes together, also as 64MiB or 2GiB (default 1GiB)", func(s string) error {
 		n, err := parseSize(s)
 		o.capacity = n
 		return err
 	})
-	flag.IntVar(&o.maxVolumes, "max-volumes", 0, "limit on the `number` of volumes of this node; 0: none")
-	flag.BoolVar(&o.attach, "attach", false, "require ControllerPublishVolume before NodeStageVolume")
-	flag.Func("topology", "`key=value` of this node, besides its id; may be repeated", o.addSegment)
 	flag.StringVar(&o.logLevel, "log-level", "info", "trace, debug, info, warn or error")
 	flag.Parse()
 	if err := o.check(flag.Args()); err != nil {
@@ -70,14 +60,10 @@ func (o options) check(rest []string) error {
 	switch {
 	case len(rest) > 0:
 		return fmt.Errorf("%q is not a flag", rest[0])
-	case !slices.Contains([]string{"node", "controller", "all"}, o.mode):
-		return fmt.Errorf("mode %q is not one of node, controller, all", o.mode)
-	case !slices.Contains(disk.FileSystems(), o.fsType):
-		return fmt.Errorf("fs-type %q is not one of %q", o.fsType, disk.FileSystems())
 	case !strings.HasPrefix(o.endpoint, "unix:///"):
 		return fmt.Errorf("endpoint %q: set CSI_ENDPOINT or --endpoint to unix:///path/to/csi.sock", o.endpoint)
 	}
-	return disk.CheckText("node id", o.node, maxNodeID)
+	return checkText("node id", o.node, maxNodeID)
 }
 
 // parseSize parses 1073741824, 1024MiB or 1GiB.
@@ -89,54 +75,50 @@ func parseSize(s string) (int64, error) {
 	return n, nil
 }
 
-// addSegment parses key=value, a part of a topology.
-func (o options) addSegment(text string) error {
-	key, value, found := strings.Cut(text, "=")
-	if !found || key == "" || value == "" {
-		return errors.New("want key=value")
-	}
-	o.topology[key] = value
-	return nil
+// driver implements all services. It keeps no state in memory.
+type driver struct {
+	csi.UnimplementedIdentityServer
+	csi.UnimplementedControllerServer
+	csi.UnimplementedGroupControllerServer
+	csi.UnimplementedSnapshotMetadataServer
+	csi.UnimplementedNodeServer
+	store
+	node       string
+	newVolumes string // their backend
+	capacity   int64  // of all volumes and snapshots, in bytes
 }
 
 // run completes or removes what a kill left, and serves until the context ends.
 func run(ctx context.Context, o options, log hclog.Logger) error {
-	backend, why, err := disk.Choose(o.backend)
+	backend, why, err := chooseBackend(o.backend)
+	if err == nil {
+		err = mountPossible()
+	}
 	if err != nil {
 		return err
 	}
-	pool, err := disk.Open(o.data, backend, o.capacity, o.fsType)
+	store, err := openStore(o.data)
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
-	removed, err := pool.Recover()
-	if err != nil {
+	d := &driver{store: store, node: o.node, newVolumes: backend, capacity: o.capacity}
+	if err := d.recover(); err != nil {
 		return err
 	}
-	log.Info("backend for new volumes", "backend", backend, "because", why, "removed incomplete", removed)
+	log.Info("backend for new volumes", "backend", backend, "because", why)
 	server := grpc.NewServer(grpc.UnaryInterceptor(unary(log)), grpc.StreamInterceptor(stream(log)))
-	csi.RegisterIdentityServer(server, &identity{pool: pool})
-	if o.mode != "node" {
-		csi.RegisterControllerServer(server, &controller{pool: pool, attach: o.attach, maxVolumes: o.maxVolumes})
-		csi.RegisterGroupControllerServer(server, &groups{pool: pool})
-		if backend == disk.LoopBackend {
-			csi.RegisterSnapshotMetadataServer(server, &metadata{pool: pool})
-		}
-	}
-	if o.mode != "controller" {
-		n := &node{pool: pool, id: o.node, attach: o.attach, maxVolumes: o.maxVolumes, topology: o.topology}
-		n.topology[topologyKey] = n.id
-		if err := errors.Join(disk.MountPossible(), pool.AddNode(disk.Node{ID: n.id, Topology: n.topology})); err != nil {
-			return err
-		}
-		csi.RegisterNodeServer(server, n)
+	csi.RegisterIdentityServer(server, d)
+	csi.RegisterControllerServer(server, d)
+	csi.RegisterGroupControllerServer(server, d)
+	csi.RegisterNodeServer(server, d)
+	if backend == loopBackend {
+		csi.RegisterSnapshotMetadataServer(server, d)
 	}
 	listener, err := listen(ctx, strings.TrimPrefix(o.endpoint, "unix://"))
 	if err != nil {
 		return err
 	}
-	log.Info("serving", "endpoint", listener.Addr(), "mode", o.mode, "data", pool.Path(), "node", o.node)
+	log.Info("serving", "endpoint", listener.Addr(), "data", d.path, "node", o.node)
 	return serve(ctx, server, listener)
 }
 

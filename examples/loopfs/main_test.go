@@ -19,8 +19,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"holdfast/examples/loopfs/internal/disk"
-	"holdfast/internal/installed"
 	"holdfast/internal/mount/mounttest"
 )
 
@@ -93,15 +91,13 @@ func (m *machine) awaitNoLoops() {
 	until(m.t, "all loop devices are freed", func() bool { return len(m.loops()) == 0 })
 }
 
-// volumeFiles lists the records and the bytes of volumes and snapshots.
+// volumeFiles lists the directories of volumes, snapshots and groups.
 func (m *machine) volumeFiles() (found []string) {
 	m.t.Helper()
-	for _, sub := range []string{"volumes", "images", "dirs"} {
-		entries, err := os.ReadDir(filepath.Join(m.data, sub))
-		must(m.t, err)
-		for _, e := range entries {
-			found = append(found, sub+"/"+e.Name())
-		}
+	entries, err := os.ReadDir(filepath.Join(m.data, "volumes"))
+	must(m.t, err)
+	for _, e := range entries {
+		found = append(found, e.Name())
 	}
 	return found
 }
@@ -111,29 +107,6 @@ func (m *machine) expectNoVolumes() {
 	if left := m.volumeFiles(); len(left) > 0 {
 		m.t.Errorf("left are %q", left)
 	}
-}
-
-// reflinks reports whether the file system of the test's directory has reflinks.
-func (m *machine) reflinks() bool {
-	file := filepath.Join(m.base, "probe")
-	must(m.t, os.WriteFile(file, make([]byte, 4096), 0o600))
-	return exec.Command("cp", "--reflink=always", file, file+"2").Run() == nil
-}
-
-// dataOnXFS makes the data directory a mounted xfs, which has reflinks.
-func (m *machine) dataOnXFS() {
-	m.t.Helper()
-	installed.FileSystem(m.t, "xfs")
-	image := filepath.Join(m.t.TempDir(), "xfs.img")
-	must(m.t, os.Mkdir(m.data, 0o700))
-	must(m.t, os.WriteFile(image, nil, 0o600))
-	must(m.t, os.Truncate(image, 300<<20))
-	for _, command := range [][]string{{"mkfs.xfs", "-q", image}, {"mount", "-o", "loop", image, m.data}} {
-		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
-			m.t.Fatalf("%s: %v: %s", command[0], err, out)
-		}
-	}
-	m.t.Cleanup(func() { must(m.t, exec.Command("umount", m.data).Run()) })
 }
 
 // staging makes a staging directory, as an orchestrator does.
@@ -244,9 +217,9 @@ func (p *process) stop() {
 // need skips where this machine cannot run the backend. As root in the initial user namespace the test fails instead.
 func need(t *testing.T, backend string) {
 	t.Helper()
-	err := disk.MountPossible()
-	if err == nil && backend == disk.LoopBackend {
-		_, _, err = disk.Choose(disk.LoopBackend)
+	err := mountPossible()
+	if err == nil && backend == loopBackend {
+		_, _, err = chooseBackend(loopBackend)
 	}
 	if err != nil && os.Geteuid() == 0 {
 		t.Fatalf("root cannot use the backend: %v", err)
@@ -258,7 +231,7 @@ func need(t *testing.T, backend string) {
 
 // eachBackend runs a test once per backend.
 func eachBackend(t *testing.T, test func(t *testing.T, backend string)) {
-	for _, b := range []string{disk.LoopBackend, disk.DirBackend} {
+	for _, b := range []string{loopBackend, dirBackend} {
 		t.Run(b, func(t *testing.T) {
 			need(t, b)
 			test(t, b)

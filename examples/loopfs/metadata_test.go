@@ -9,8 +9,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
-
-	"holdfast/examples/loopfs/internal/disk"
 )
 
 // collect reads a stream of ranges. No message has more than most.
@@ -51,7 +49,7 @@ func (p *process) delta(base, id string, at int64, most int32) ([][2]int64, erro
 }
 
 func TestChangedBlocks(t *testing.T) {
-	need(t, disk.LoopBackend)
+	need(t, loopBackend)
 	m := newMachine(t)
 	p := m.start("csi", "--backend", "loop")
 	raw := blockOf(writer)

@@ -8,12 +8,10 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
-
-	"holdfast/examples/loopfs/internal/disk"
 )
 
 func TestModifyChangesTheReadAheadOfDevices(t *testing.T) {
-	need(t, disk.LoopBackend)
+	need(t, loopBackend)
 	m := newMachine(t)
 	p := m.start("csi", "--backend", "loop")
 	expect := func(id, want string) {
@@ -21,7 +19,7 @@ func TestModifyChangesTheReadAheadOfDevices(t *testing.T) {
 		files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 		must(t, err)
 		for _, f := range files {
-			if name, err := os.ReadFile(f); err != nil || !strings.Contains(string(name), m.base+"/data/images/"+id) {
+			if name, err := os.ReadFile(f); err != nil || !strings.Contains(string(name), m.base+"/data/volumes/"+id) {
 				continue
 			}
 			got, err := os.ReadFile(filepath.Join(filepath.Dir(f), "../queue/read_ahead_kb"))
@@ -52,7 +50,7 @@ func TestModifyChangesTheReadAheadOfDevices(t *testing.T) {
 		step(t, "modify to "+value, p.modify(id, readAheadKey, value), want)
 	}
 	step(t, "unknown parameter", p.modify(id, "iops", "512"), codes.InvalidArgument)
-	step(t, "unknown volume", p.modify(string(disk.IDFor(disk.Volume, "none")), readAheadKey, "64"), codes.NotFound)
+	step(t, "unknown volume", p.modify(string(idFor(volumeKind, "none")), readAheadKey, "64"), codes.NotFound)
 	expect(id, "512")
 	p.takeDown(id, s, target)
 

@@ -4,37 +4,26 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
-	"time"
+	"os"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"holdfast/examples/loopfs/internal/disk"
 	"holdfast/examples/loopfs/internal/mount"
 	mounttable "holdfast/internal/mount"
 )
 
-// node implements the node service. Publishing is in publish.go, ephemeral volumes are in ephemeral.go, health is in
-// health.go.
-type node struct {
-	csi.UnimplementedNodeServer
-	pool       *disk.Pool
-	id         string
-	attach     bool // whether every volume has to be attached before it is staged
-	maxVolumes int
-	topology   map[string]string
+// The node service. Publishing is in publish.go, inline volumes are in inline.go, health is in health.go.
+
+func (d *driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return &csi.NodeGetInfoResponse{NodeId: d.node, AccessibleTopology: d.topology()}, nil
 }
 
-func (n *node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	return &csi.NodeGetInfoResponse{
-		NodeId: n.id, MaxVolumesPerNode: int64(n.maxVolumes), AccessibleTopology: &csi.Topology{Segments: n.topology},
-	}, nil
-}
-
-func (n *node) NodeGetCapabilities(
+func (d *driver) NodeGetCapabilities(
 	context.Context, *csi.NodeGetCapabilitiesRequest,
 ) (*csi.NodeGetCapabilitiesResponse, error) {
 	answer := &csi.NodeGetCapabilitiesResponse{}
@@ -54,18 +43,18 @@ func (n *node) NodeGetCapabilities(
 	return answer, nil
 }
 
-// place resolves a path from a request. A path that overlaps the data directory is refused, and also one without a
+// resolve resolves a path from a request. A path that overlaps the data directory is refused, and also one without a
 // parent if a volume is to be mounted there.
-func (n *node) place(what, path string, toMount bool) (string, error) {
+func (d *driver) resolve(what, path string, toMount bool) (string, error) {
 	if path == "" {
 		return "", status.Errorf(codes.InvalidArgument, "the %s is missing", what)
 	}
 	at, err := mount.Resolve(path)
-	orphan, data := errors.Is(err, fs.ErrNotExist), n.pool.Path()
+	orphan := errors.Is(err, fs.ErrNotExist)
 	switch {
 	case err != nil && !orphan:
 		return "", err
-	case mount.Inside(at, data), mount.Inside(data, at):
+	case mount.Inside(at, d.path), mount.Inside(d.path, at):
 		return "", status.Errorf(codes.InvalidArgument, "the %s %s overlaps the data directory", what, at)
 	case orphan && toMount:
 		return "", status.Errorf(codes.FailedPrecondition, "make the parent directory first: %v", err)
@@ -73,65 +62,56 @@ func (n *node) place(what, path string, toMount bool) (string, error) {
 	return at, nil
 }
 
-// view is the state of a volume on this node: its record and the mount table of one moment.
-type view struct {
-	table   mounttable.Mounts
-	backend disk.Backend
-	devices disk.Devices // nil if the backend has none
-	node    string
-	record  disk.Record
-	stage   disk.Stage // as the record has it; without a path if it has none
-}
-
-func (n *node) inspect(r disk.Record) (view, error) {
-	table, err := mounttable.Table(0)
-	return view{table: table, backend: n.pool.Backend(r.Backend), devices: n.pool.Devices(r), node: n.id, record: r,
-		stage: r.Staged[n.id]}, err
-}
-
 // shown reports whether the volume is mounted at a path. Another mount there is an error.
-func (v view) shown(path string) (bool, error) {
-	m, found := v.table.At(path)
+func (d *driver) shown(r record, path string) (bool, error) {
+	table, err := mounttable.Table(0)
+	if err != nil {
+		return false, err
+	}
+	m, found := table.At(path)
 	switch {
-	case !found && len(v.table.Stack(path)) > 0:
+	case !found && len(table.Stack(path)) > 0:
 		return false, status.Errorf(codes.FailedPrecondition, "the mount at %s is hidden by another one above; unmount that "+
 			"first", path)
 	case !found:
 		return false, nil
 	}
-	ours, err := v.backend.Shows(m, v.record.ID)
+	ours, err := d.bytesOf(r).shows(m)
 	if err == nil && !ours {
 		err = status.Errorf(codes.FailedPrecondition, "another mount is at %s; loopfs does not touch it", path)
 	}
 	return ours, err
 }
 
-// raw reports whether the volume is staged as a device.
-func (v view) raw() bool { return v.stage.Usage.Access == disk.Raw }
-
-// readOnly reports whether the volume is staged read-only.
-func (v view) readOnly() bool { return v.record.ReadOnly(v.node) }
+// published lists the recorded targets where anything is mounted.
+func (d *driver) published(r record) (targets []string, err error) {
+	if r.Stage == nil {
+		return nil, nil
+	}
+	table, err := mounttable.Table(0)
+	for path := range r.Stage.Published {
+		if len(table.Stack(path)) > 0 {
+			targets = append(targets, path)
+		}
+	}
+	return targets, err
+}
 
 // staged reports whether the volume is mounted at its staging path, or its device attached.
-func (v view) staged() (bool, error) {
-	switch {
-	case v.stage.Path == "":
+func (d *driver) staged(r record) (bool, error) {
+	if r.Stage == nil {
 		return false, nil
-	case v.raw():
-		device, err := v.devices.Device(v.record.ID, v.readOnly())
-		return device != "", err
 	}
-	return v.shown(v.stage.Path)
+	if l, ok := d.bytesOf(r).(loop); ok && r.Usage.Block {
+		return l.attached(r.stagedReadOnly())
+	}
+	return d.shown(r, r.Stage.Path)
 }
 
 // takeDown unmounts the volume at a path, also if it is mounted more than once.
-func (n *node) takeDown(r disk.Record, at string) error {
+func (d *driver) takeDown(r record, at string) error {
 	for {
-		v, err := n.inspect(r)
-		if err != nil {
-			return err
-		}
-		if shown, err := v.shown(at); err != nil || !shown {
+		if shown, err := d.shown(r, at); err != nil || !shown {
 			return err
 		}
 		if err := mount.Unmount(at); err != nil {
@@ -140,268 +120,209 @@ func (n *node) takeDown(r disk.Record, at string) error {
 	}
 }
 
-// checkAttachment checks that the volume is attached to this node, if attaching is required or used, and that the
-// publish context has its token.
-func (n *node) checkAttachment(r disk.Record, context map[string]string) error {
-	have, ok := r.Attached[n.id]
-	switch {
-	case !ok && (n.attach || len(r.Attached) > 0):
-		return status.Errorf(codes.FailedPrecondition, "volume %s is not attached to node %s", r.ID, n.id)
-	case ok && have.Token != context[tokenKey]:
-		return status.Errorf(codes.FailedPrecondition, "the publish context is not that of the attachment of volume %s to "+
-			"node %s", r.ID, n.id)
-	}
-	return nil
-}
-
-// NodeStageVolume mounts a volume at its staging path. The staging path of a raw volume stays empty: its device is
+// NodeStageVolume mounts a volume at its staging path. The staging path of a block volume stays empty: its device is
 // attached.
-func (n *node) NodeStageVolume(
+func (d *driver) NodeStageVolume(
 	ctx context.Context, req *csi.NodeStageVolumeRequest,
 ) (*csi.NodeStageVolumeResponse, error) {
 	a, badAccess := readAccess(req.GetVolumeCapability())
-	at, badPath := n.place("staging target path", req.GetStagingTargetPath(), true)
+	at, badPath := d.resolve("staging target path", req.GetStagingTargetPath(), true)
 	if err := cmp.Or(badAccess, badPath); err != nil {
 		return nil, err
 	}
-	h, r, err := n.pool.Acquire(disk.Volume, req.GetVolumeId())
-	if err != nil {
-		return nil, err
-	}
-	defer h.Release()
-	if err := n.checkAttachment(r, req.GetPublishContext()); err != nil {
-		return nil, err
-	}
-	if r.Attached[n.id].ReadOnly {
-		a.flags = a.flags.ReadOnly()
-	}
-	return &csi.NodeStageVolumeResponse{}, n.stage(ctx, h, r, at, a)
+	err := d.locked(volumeKind, req.GetVolumeId(), func(r record) error { return d.stage(ctx, r, at, a) })
+	return &csi.NodeStageVolumeResponse{}, err
 }
 
-func (n *node) stage(ctx context.Context, h *disk.Hold, r disk.Record, at string, a access) error {
-	if !r.Usage.Fits(a.usage) {
+func (d *driver) stage(ctx context.Context, r record, at string, a access) error {
+	staged, err := d.staged(r)
+	switch {
+	case err != nil:
+		return err
+	case !r.Usage.fits(a.usage):
 		return status.Errorf(codes.FailedPrecondition, "volume %s was created for %s, not for %s", r.ID, r.Usage, a.usage)
+	case staged && (r.Stage.Path != at || r.Stage.Usage != a.usage):
+		return status.Errorf(codes.AlreadyExists, "volume %s is staged at %s for %s", r.ID, r.Stage.Path, r.Stage.Usage)
+	case staged:
+		return d.giveToGroup(r) // a kill may have prevented it
 	}
-	v, err := n.inspect(r)
+	if _, err := d.shown(r, at); err != nil {
+		return err
+	}
+	before := r.Stage
+	r.Stage = &stage{Path: at, Usage: a.usage}
+	if before != nil { // targets that were not unpublished stay in the record
+		r.Stage.Published = before.Published
+	}
+	if err := d.save(r); err != nil {
+		return err
+	}
+	b, flags := d.bytesOf(r), a.flags
+	if r.stagedReadOnly() {
+		flags = flags.ReadOnly()
+	}
+	if err = b.grow(); err == nil { // a kill may have prevented it
+		err = b.mount(ctx, d.store, at, flags)
+	}
+	if err != nil {
+		r.Stage = before
+		return errors.Join(err, d.save(r))
+	}
+	return d.giveToGroup(r)
+}
+
+// giveToGroup gives a staged volume to the group that it was staged for: members may write, and new files belong to the
+// group. It does so once: later changes by workloads stay.
+func (d *driver) giveToGroup(r record) error {
+	group := r.Stage.Usage.Group
+	if group == 0 || group == r.Group || r.stagedReadOnly() {
+		return nil
+	}
+	err := onFile(r.Stage.Path, func(root *os.File) error {
+		st, err := root.Stat()
+		if err == nil {
+			err = root.Chown(-1, group)
+		}
+		if err == nil {
+			err = root.Chmod(st.Mode() | os.ModeSetgid | 0o070)
+		}
+		return err
+	})
+	if errors.Is(err, unix.EROFS) { // by a mount flag
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("give the volume to group %d: %w", group, err)
+	}
+	r.Group = group
+	return d.save(r)
+}
+
+// NodeUnstageVolume unmounts the staging path, or detaches the device. A published volume is refused.
+func (d *driver) NodeUnstageVolume(
+	ctx context.Context, req *csi.NodeUnstageVolumeRequest,
+) (*csi.NodeUnstageVolumeResponse, error) {
+	at, err := d.resolve("staging target path", req.GetStagingTargetPath(), false)
+	if err != nil {
+		return nil, err
+	}
+	err = d.locked(volumeKind, req.GetVolumeId(), func(r record) error {
+		if r.Stage == nil || r.Stage.Path != at { // not staged there; a mount without a record is unmounted
+			return d.takeDown(r, at)
+		}
+		return d.unstage(ctx, r)
+	})
+	return &csi.NodeUnstageVolumeResponse{}, err
+}
+
+func (d *driver) unstage(ctx context.Context, r record) error {
+	if err := d.checkUnpublished(r); err != nil {
+		return err
+	}
+	var err error
+	if l, ok := d.bytesOf(r).(loop); ok && r.Usage.Block {
+		err = l.detach()
+	} else {
+		err = d.takeDown(r, r.Stage.Path)
+	}
 	if err != nil {
 		return err
 	}
-	if a.usage.Access == disk.Mounted { // the requested type, that of the volume, that of its data, or the default
-		a.usage.FileSystem = cmp.Or(a.usage.FileSystem, r.Usage.FileSystem)
-		if a.usage.FileSystem == "" {
-			if a.usage.FileSystem, err = v.backend.FileSystem(r.ID, n.pool.FileSystem); err != nil {
-				return err
-			}
+	for target := range r.Stage.Published { // whose mounts ended with an earlier boot
+		if err := removeTarget(r, target); err != nil {
+			return err
 		}
 	}
-	if done, err := v.stagedAt(at, a.usage); err != nil || done {
+	r.Stage = nil
+	if err := d.save(r); err != nil {
 		return err
 	}
-	st := v.stage // publishes that were not unpublished stay in the record
-	st.Path, st.Usage, st.Boot = at, a.usage, n.pool.Boot()
-	v.record, v.stage = r.WithStage(n.id, &st), st
-	if err := h.Save(v.record); err != nil {
-		return err
+	_, err = d.awaitRelease(ctx, r)
+	return err
+}
+
+func (d *driver) checkUnpublished(r record) error {
+	targets, err := d.published(r)
+	if err == nil && len(targets) > 0 {
+		err = status.Errorf(codes.FailedPrecondition, "volume %s is still published at %s", r.ID, targets[0])
 	}
-	if err := v.mount(ctx, h, at, a); err != nil {
-		if undo := n.unmountStage(v); undo != nil {
-			return errors.Join(err, undo)
-		}
-		if len(st.Published) == 0 {
-			r = r.WithStage(n.id, nil)
-		}
-		return errors.Join(err, h.Save(r))
+	return err
+}
+
+// NodeGetVolumeStats returns the bytes and inodes of a file system, or the bytes of a device.
+func (d *driver) NodeGetVolumeStats(
+	_ context.Context, req *csi.NodeGetVolumeStatsRequest,
+) (*csi.NodeGetVolumeStatsResponse, error) {
+	id, badID := parseNodeID(req.GetVolumeId())
+	if err := cmp.Or(badID, checkPath(req.GetVolumePath())); err != nil {
+		return nil, err
+	}
+	r, err := d.load(id)
+	if err != nil {
+		return nil, err
+	}
+	path, err := d.pathOf(r, req.GetVolumePath())
+	if err != nil {
+		return nil, err
+	}
+	usage, err := d.bytesOf(r).stats(path)
+	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, err
+}
+
+func checkPath(path string) error {
+	if path == "" {
+		return status.Error(codes.InvalidArgument, "the volume path is missing")
 	}
 	return nil
 }
 
-// stagedAt reports whether the volume is staged as requested. Another stage of it is an error.
-func (v view) stagedAt(at string, usage disk.Usage) (bool, error) {
-	staged, err := v.staged()
-	switch {
-	case err != nil:
-		return false, err
-	case staged && (v.stage.Path != at || v.stage.Usage != usage):
-		return false, status.Errorf(codes.AlreadyExists, "volume %s is staged at %s for %s", v.record.ID, v.stage.Path,
-			v.stage.Usage)
-	case staged:
-		return true, nil
+// pathOf resolves a path where the volume is staged or published. The error is NOT_FOUND if it is neither.
+func (d *driver) pathOf(r record, path string) (string, error) {
+	at, err := mount.Resolve(path)
+	there, published := false, false
+	if err == nil && r.Stage != nil {
+		_, published = r.Stage.Published[at]
 	}
-	shown, err := v.shown(at)
-	if shown {
-		err = status.Errorf(codes.AlreadyExists, "volume %s is mounted at %s without a stage; unstage it first", v.record.ID,
-			at)
+	if published {
+		there, err = d.shown(r, at)
+	} else if err == nil && r.Stage != nil && r.Stage.Path == at {
+		there, err = d.staged(r)
 	}
-	return false, err
-}
-
-// mount mounts the volume at its staging path, or attaches its device.
-func (v view) mount(ctx context.Context, h *disk.Hold, at string, a access) error {
-	if v.raw() {
-		_, err := v.devices.Attach(v.record, v.readOnly())
-		return err
+	if !there {
+		return "", status.Errorf(codes.NotFound, "volume %s is neither staged nor published at %.128q", r.ID, path)
 	}
-	r := v.record
-	how := disk.MountOptions{FileSystem: a.usage.FileSystem, Flags: a.flags}
-	if a.usage.Group != r.Group && !v.readOnly() { // once: later changes by workloads stay
-		how.Group = a.usage.Group
-	}
-	if err := v.backend.Mount(ctx, r, at, how); err != nil {
-		return err
-	}
-	r.Group, r.Formatted = cmp.Or(how.Group, r.Group), how.FileSystem != ""
-	r.Usage.FileSystem = cmp.Or(r.Usage.FileSystem, how.FileSystem) // the type is settled now
-	return h.Save(r)
-}
-
-// unmountStage unmounts the staging path, or detaches the device.
-func (n *node) unmountStage(v view) error {
-	if v.raw() {
-		return v.devices.Detach(v.record.ID)
-	}
-	return n.takeDown(v.record, v.stage.Path)
-}
-
-// NodeUnstageVolume unmounts the staging path, or detaches the device. A published volume is refused.
-func (n *node) NodeUnstageVolume(
-	ctx context.Context, req *csi.NodeUnstageVolumeRequest,
-) (*csi.NodeUnstageVolumeResponse, error) {
-	at, err := n.place("staging target path", req.GetStagingTargetPath(), false)
-	if err != nil {
-		return nil, err
-	}
-	h, r, err := n.pool.Acquire(disk.Volume, req.GetVolumeId())
-	if err != nil {
-		return nil, err
-	}
-	defer h.Release()
-	v, err := n.inspect(r)
-	if err != nil {
-		return nil, err
-	}
-	if v.stage.Path != at { // not staged there; a mount without a record is unmounted
-		return &csi.NodeUnstageVolumeResponse{}, n.takeDown(r, at)
-	}
-	for target := range v.stage.Published {
-		if len(v.table.Stack(target)) > 0 {
-			return nil, status.Errorf(codes.FailedPrecondition, "volume %s is still published at %s", r.ID, target)
-		}
-	}
-	if err := n.unmountStage(v); err != nil {
-		return nil, err
-	}
-	for target := range v.stage.Published {
-		if err := mount.Remove(target, v.raw()); err != nil {
-			return nil, err
-		}
-	}
-	v.awaitRelease(ctx)
-	return &csi.NodeUnstageVolumeResponse{}, h.Save(r.WithStage(n.id, nil))
-}
-
-// awaitRelease waits a second for the kernel to free the loop device, so that a delete directly after this call
-// succeeds. A copy of the mount in another namespace may keep the device longer. The volume is unstaged all the same.
-func (v view) awaitRelease(ctx context.Context) {
-	if v.devices == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	for {
-		if user, err := v.devices.HeldBy(v.record.ID); user == "" || err != nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
-}
-
-// NodeGetVolumeStats returns the bytes and inodes of a file system, or the bytes of a device.
-func (n *node) NodeGetVolumeStats(
-	_ context.Context, req *csi.NodeGetVolumeStatsRequest,
-) (*csi.NodeGetVolumeStatsResponse, error) {
-	if req.GetVolumePath() == "" {
-		return nil, status.Error(codes.InvalidArgument, "the volume path is missing")
-	}
-	id, err := parseVolumeID(req.GetVolumeId())
-	if err != nil {
-		return nil, err
-	}
-	r, err := n.pool.Get(id.Kind(), string(id))
-	if err != nil {
-		return nil, err
-	}
-	v, path, err := n.at(r, req.GetVolumePath())
-	if err != nil {
-		return nil, err
-	}
-	if v.raw() {
-		size, err := v.devices.Size(r.ID)
-		return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: size}}}, err
-	}
-	bytes, inodes, err := v.backend.Stats(r, path)
-	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{bytes, inodes}}, err
-}
-
-// at returns the view of a volume and the resolved path, if it is staged or published there. Else the error is
-// NOT_FOUND.
-func (n *node) at(r disk.Record, path string) (view, string, error) {
-	gone := status.Errorf(codes.NotFound, "volume %s is neither staged nor published at %.128q", r.ID, path)
-	path, err := mount.Resolve(path)
-	if err != nil {
-		return view{}, "", gone
-	}
-	v, err := n.inspect(r)
-	if err != nil {
-		return view{}, "", err
-	}
-	there := false
-	if _, published := v.stage.Published[path]; published {
-		there, err = v.shown(path)
-	} else if v.stage.Path == path {
-		there, err = v.staged()
-	}
-	if status.Code(err) == codes.FailedPrecondition || err == nil && !there { // something else is mounted there
-		return view{}, "", gone
-	}
-	return v, path, err
+	return at, err
 }
 
 // NodeExpandVolume enlarges the file system or the devices of a volume in use, after ControllerExpandVolume.
-func (n *node) NodeExpandVolume(
+func (d *driver) NodeExpandVolume(
 	_ context.Context, req *csi.NodeExpandVolumeRequest,
 ) (*csi.NodeExpandVolumeResponse, error) {
-	if req.GetVolumePath() == "" {
-		return nil, status.Error(codes.InvalidArgument, "the volume path is missing")
-	}
-	h, r, err := n.pool.Acquire(disk.Volume, req.GetVolumeId())
-	if err != nil {
+	if err := checkPath(req.GetVolumePath()); err != nil {
 		return nil, err
 	}
-	defer h.Release()
-	if err := checkCapability(r, req.GetVolumeCapability()); err != nil {
-		return nil, err
-	}
-	v, _, err := n.at(r, req.GetVolumePath())
-	want := req.GetCapacityRange()
-	switch {
-	case err != nil:
-		return nil, err
-	case want.GetRequiredBytes() > r.Bytes || want.GetLimitBytes() > 0 && want.GetLimitBytes() < r.Bytes:
-		return nil, status.Errorf(codes.OutOfRange, "volume %s has %d bytes: call ControllerExpandVolume first; it never "+
-			"shrinks", r.ID, r.Bytes)
-	case !v.raw() && v.readOnly():
-		return nil, status.Errorf(codes.FailedPrecondition, "volume %s is staged read-only, and a read-only file system "+
-			"does not grow; the next stage enlarges it", r.ID)
-	}
-	if err := v.backend.Grow(r.ID, r.Bytes); err != nil {
-		return nil, err
-	}
-	return &csi.NodeExpandVolumeResponse{CapacityBytes: r.Bytes}, v.backend.Expand(r.ID, v.raw())
+	answer := &csi.NodeExpandVolumeResponse{}
+	return answer, d.locked(volumeKind, req.GetVolumeId(), func(r record) error {
+		answer.CapacityBytes = r.Bytes
+		if err := checkCapability(r, req.GetVolumeCapability()); err != nil {
+			return err
+		}
+		path, err := d.pathOf(r, req.GetVolumePath())
+		want := req.GetCapacityRange()
+		switch {
+		case err != nil:
+			return err
+		case want.GetRequiredBytes() > r.Bytes || want.GetLimitBytes() > 0 && want.GetLimitBytes() < r.Bytes:
+			return status.Errorf(codes.OutOfRange, "volume %s has %d bytes: call ControllerExpandVolume first; it never "+
+				"shrinks", r.ID, r.Bytes)
+		case !r.Usage.Block && r.stagedReadOnly():
+			return status.Errorf(codes.FailedPrecondition, "volume %s is staged read-only, and a read-only file system does "+
+				"not grow; the next stage enlarges it", r.ID)
+		}
+		b := d.bytesOf(r)
+		if err := b.grow(); err != nil {
+			return err
+		}
+		return b.expand(path)
+	})
 }
-
-// foreign reports whether a target was not removed because loopfs did not make it: it is of another type, or not empty.
-func foreign(err error) bool { return errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ENOTEMPTY) }

@@ -4,13 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"os"
-	"os/exec"
 	"testing"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"holdfast/examples/loopfs/internal/disk"
 	mounttable "holdfast/internal/mount"
 )
 
@@ -38,7 +36,7 @@ func expectPattern(t *testing.T, path string, offset int64) {
 
 // Publishes of a raw volume share one device, read-only ones another that nobody can write to.
 func TestRawVolume(t *testing.T) {
-	need(t, disk.LoopBackend)
+	need(t, loopBackend)
 	m := newMachine(t)
 	p := m.start("csi", "--backend", "loop")
 	raw, end := blockOf(multi), int64(16<<20-4096)
@@ -100,31 +98,4 @@ func TestRawVolume(t *testing.T) {
 	p.takeDown(id, s, one)
 	step(t, "delete", p.delete(id), codes.OK)
 	m.expectNoVolumes()
-}
-
-// A volume for both accesses is used with one of them at a time. No file system is made over the data of a raw user.
-func TestRawOrMounted(t *testing.T) {
-	need(t, disk.LoopBackend)
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "loop")
-	raw := blockOf(writer)
-	id, s, s2, target := p.create("a", writer, raw).VolumeId, m.staging("s"), m.staging("s2"), m.target("t")
-	p.bringUp(id, s, target, raw)
-	step(t, "stage mounted beside it", p.stage(id, s2, writer), codes.AlreadyExists)
-	step(t, "publish mounted", p.publish(id, s, m.target("x"), writer, false), codes.FailedPrecondition)
-	if out, err := exec.Command("mkfs.ext4", "-q", target).CombinedOutput(); err != nil { // as a raw user may
-		t.Fatalf("%v: %s", err, out)
-	}
-	p.takeDown(id, s, target)
-	step(t, "stage mounted", p.stage(id, s2, writer), codes.OK)
-	step(t, "stage raw beside it", p.stage(id, s, raw), codes.AlreadyExists)
-	step(t, "unstage", p.unstage(id, s2), codes.OK)
-
-	p.bringUp(id, s, target, raw)
-	must(t, errors.Join(writeDevice(t, target, 0), writeDevice(t, target, 4096)))
-	p.takeDown(id, s, target)
-	step(t, "stage mounted over data", p.stage(id, s2, writer), codes.FailedPrecondition)
-	p.bringUp(id, s, target, raw)
-	expectPattern(t, target, 0)
-	p.takeDown(id, s, target)
 }

@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"holdfast/examples/loopfs/internal/disk"
 	"holdfast/internal/installed"
 )
 
@@ -113,36 +112,33 @@ func needStrace(t *testing.T) {
 	}
 }
 
-// A process that dies while a volume is frozen leaves it frozen. The next start thaws it, also that of a controller
-// which does not see the mount.
+// A process that dies while a volume is frozen leaves it frozen. The next start thaws it.
 func TestKillWhileFrozen(t *testing.T) {
 	needStrace(t)
-	need(t, disk.LoopBackend)
+	need(t, loopBackend)
 	m := newMachine(t)
-	n := m.start("n", "--backend", "loop", "--mode", "node", "--node-id", "n1")
-	c := m.start("c", "--backend", "loop", "--mode", "controller")
-	id, s, target := c.create("a", writer).VolumeId, m.staging("s"), m.target("t")
-	n.bringUp(id, s, target, writer)
+	p := m.start("csi", "--backend", "loop")
+	id, s, target := p.create("a", writer).VolumeId, m.staging("s"), m.target("t")
+	p.bringUp(id, s, target, writer)
 	t.Cleanup(func() { thaw(target) }) // after a failure
 
-	image := filepath.Join(m.data, "images", string(disk.IDFor(disk.Snapshot, "s"))+".img.part")
-	spare := c.doomed("fsync", 1, "-P", image)
-	_, err := c.snapshot("s", id)
+	spare := p.doomed("fsync", 2) // that of the copy, after that of the record
+	_, err := p.snapshot("s", id)
 	spare(false)
 	step(t, "the killed call", err, codes.Unavailable)
-	<-c.ended
+	<-p.ended
 	wrote := begin(func() error { return os.WriteFile(filepath.Join(target, "f"), []byte("late"), 0o600) })
 	select {
 	case err := <-wrote:
 		t.Errorf("the kill was not in the middle: a write succeeded, %v", err)
 	case <-time.After(20 * time.Millisecond): // long enough for a write to a volume that is not frozen
 	}
-	c = m.start("c", "--backend", "loop", "--mode", "controller")
+	p = m.start("csi", "--backend", "loop")
 	awaitWrite(t, wrote)
-	_, err = c.snapshot("s", id)
+	_, err = p.snapshot("s", id)
 	step(t, "snapshot", err, codes.OK)
 	expectText(t, target, "late")
-	n.takeDown(id, s, target)
+	p.takeDown(id, s, target)
 }
 
 // awaitWrite waits for a write to a volume that has to be thawed.
@@ -166,7 +162,7 @@ func thaw(dir string) {
 
 func TestKillAtEveryEffect(t *testing.T) {
 	needStrace(t)
-	for _, backend := range []string{disk.LoopBackend, disk.DirBackend} {
+	for _, backend := range []string{loopBackend, dirBackend} {
 		t.Run(backend, func(t *testing.T) {
 			need(t, backend)
 			sweepAll(t, backend)
@@ -180,7 +176,7 @@ func sweepAll(t *testing.T, backend string) {
 	id, s, target := m.p.create("a", writer).VolumeId, m.staging("s"), m.target("t")
 	m.p.bringUp(id, s, target, writer)
 	write(t, target, "kept")
-	if backend == disk.LoopBackend {
+	if backend == loopBackend {
 		m.always = func() {
 			awaitWrite(t, begin(func() error { return os.WriteFile(filepath.Join(target, "thawed"), nil, 0o600) }))
 		}
@@ -202,7 +198,7 @@ func sweepAll(t *testing.T, backend string) {
 }
 
 func (m *sweeper) sweepCopies(id string) {
-	snap, restored := string(disk.IDFor(disk.Snapshot, "s")), string(disk.IDFor(disk.Volume, "r"))
+	snap, restored := string(idFor(snapshotKind, "s")), string(idFor(volumeKind, "r"))
 	other := m.p.create("other", writer).VolumeId
 	snapshot := sweep{"snapshot",
 		func(p *process) error { _, err := p.snapshot("s", id); return err },
@@ -214,7 +210,7 @@ func (m *sweeper) sweepCopies(id string) {
 		[]string{"renameat"}}
 	group := sweep{"group snapshot",
 		func(p *process) error { _, err := p.snapshotGroup("g", id, other); return err },
-		func(p *process) error { return p.deleteGroup(string(disk.IDFor(disk.Group, "g"))) },
+		func(p *process) error { return p.deleteGroup(string(idFor(groupKind, "g"))) },
 		[]string{"renameat"}}
 	size := int64(16 << 20)
 	expand := sweep{"expand",
@@ -241,7 +237,7 @@ func (m *sweeper) sweepInline() {
 // sweepStage is the first stage of a volume, which makes its file system.
 func (m *sweeper) sweepStage() {
 	group := mountOf(writer, "ext4", "1234")
-	id, s := string(disk.IDFor(disk.Volume, "fresh")), m.staging("fresh-s")
+	id, s := string(idFor(volumeKind, "fresh")), m.staging("fresh-s")
 	create := func(p *process) error { _, err := p.tryCreate("fresh", "", 0, 0, group); return err }
 	stage := sweep{"first stage",
 		func(p *process) error { return p.stage(id, s, group) },

@@ -1,4 +1,4 @@
-# Uses a volume that was made with xfs, and says which mount it has got.
+# Uses a volume that was made with mount options, and says which mount it has got.
 
 job "archive" {
   type = "batch"
@@ -16,7 +16,7 @@ job "archive" {
 
       config {
         command = "/bin/sh"
-        args    = ["-c", "date >>/archive/log && grep ' /archive xfs .*noatime' /proc/self/mounts"]
+        args    = ["-c", "date >>/archive/log && grep ' /archive ext4 .*noatime' /proc/self/mounts"]
       }
 
       restart {

@@ -1,11 +1,10 @@
-# A volume with the file system xfs, made by loopfs. Its mount options hold for every job that gives none of its own. No xfs is smaller
-# than 300 MiB.
+# A volume with a file system and mount flags. They hold for every job that gives no mount options of its own.
 
 id           = "archive"
 type         = "csi"
 plugin_id    = "loopfs"
-capacity_min = "300MiB"
-capacity_max = "320MiB"
+capacity_min = "32MiB"
+capacity_max = "64MiB"
 
 capability {
   access_mode     = "single-node-writer"
@@ -13,6 +12,6 @@ capability {
 }
 
 mount_options {
-  fs_type     = "xfs"
+  fs_type     = "ext4"
   mount_flags = ["noatime"]
 }

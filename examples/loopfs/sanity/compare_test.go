@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,7 +17,7 @@ const allFake = "ALL,GROUP_CONTROLLER_SERVICE,CREATE_DELETE_GET_VOLUME_GROUP_SNA
 
 // drivers are run straight and over the endpoint.
 var drivers = []configuration{
-	{Name: "loopfs", Args: attach("loop"), Size: 16 * mib, Larger: 24 * mib},
+	{Name: "loopfs", Args: []string{"--backend=loop"}, Size: 16 * mib, Larger: 24 * mib},
 	{Name: "csifake", Driver: "csifake", Args: []string{"--caps=" + allFake, "--mutable=speed", "--max-volumes=3",
 		"--topology=zone=z1", "--mounts", "--journal=DIR/journal"}, Size: mib, Larger: 2 * mib, Mutable: true,
 		Limited: true},
@@ -67,8 +66,8 @@ func needsRoot(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Fatal("the drivers need root for mounts: run make sanity as root")
 	}
-	if missing := lacking(exec.LookPath); missing != "" {
-		t.Fatal(missing)
+	if err := lacking(); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -28,7 +28,7 @@ type endpoint struct {
 // startEndpoint returns when the endpoint serves. Until end is called, the shim is swapped again and again.
 func (j task) startEndpoint() (e *endpoint, err error) {
 	e = &endpoint{task: j}
-	command := j.command("all")
+	command := j.command()
 	var args []string
 	for _, arg := range command[1:] {
 		args = append(args, fmt.Sprintf("%q", arg))
@@ -65,11 +65,11 @@ func (j task) startEndpoint() (e *endpoint, err error) {
 	if err := within(time.Minute, func() error { return e.holdfast("plugin", "status", "driver") }); err != nil {
 		return nil, fmt.Errorf("%w\n%s", err, j.log())
 	}
-	if err := e.begin("--address", e.control(), "csi-endpoint", "driver", j.socket("all")); err != nil {
+	if err := e.begin("--address", e.control(), "csi-endpoint", "driver", j.socket()); err != nil {
 		return nil, err
 	}
 	err = within(time.Minute, func() error {
-		conn, err := net.Dial("unix", j.socket("all"))
+		conn, err := net.Dial("unix", j.socket())
 		if err == nil {
 			err = conn.Close()
 		}

@@ -11,6 +11,9 @@ var always = []skip{
 		"every node of a loopfs reaches all of its snapshots"},
 	{"Controller Service [Controller Server] ListVolumes pagination should detect volumes added between pages",
 		"csi-sanity marks it as pending; TestListPages of loopfs covers it"},
+	{"Controller Service [Controller Server] ControllerPublishVolume ", "the volumes of one node need no attaching"},
+	{"Controller Service [Controller Server] ControllerUnpublishVolume ", "as above"},
+	{"Controller Service [Controller Server] volume lifecycle ", "as above"},
 }
 
 // ofDirectories lists what the dir backend does not announce.
@@ -19,19 +22,6 @@ var ofDirectories = []skip{
 	{"Controller Service [Controller Server] CreateVolume should create volume with a volume attribute class",
 		"as above"},
 	{"Controller Service [Controller Server] CreateVolume should not create volume with an invalid volume attribute class", "as above"},
-}
-
-// unattached lists what needs --attach.
-var unattached = []skip{
-	{"Controller Service [Controller Server] ControllerPublishVolume ", "started without --attach"},
-	{"Controller Service [Controller Server] ControllerUnpublishVolume ", "as above"},
-	{"Controller Service [Controller Server] volume lifecycle ", "as above"},
-}
-
-// unlimited lists what needs --max-volumes.
-var unlimited = []skip{
-	{"Controller Service [Controller Server] ControllerPublishVolume should fail when publishing more volumes than the node max attach limit",
-		"started without --max-volumes"},
 }
 
 // allowed returns the skip of a spec.

@@ -66,33 +66,15 @@ func (j task) run() error {
 	if j.Configuration.Access != "" {
 		config.TestVolumeAccessType = j.Configuration.Access
 	}
-	modes := []string{"all"}
-	config.Address = j.address("all")
-	if j.Configuration.Split {
-		modes = []string{"controller", "node"}
-		config.Address, config.ControllerAddress = j.address("node"), j.address("controller")
-	}
-	var ends []func() error
-	if j.Configuration.Endpoint {
-		e, err := j.startEndpoint()
-		if err != nil {
-			return err
-		}
-		ends, modes = append(ends, e.end), nil
-	}
-	for _, mode := range modes {
-		cmd, err := j.start(mode)
-		if err != nil {
-			return err
-		}
-		ends = append(ends, func() error { return stop(cmd) })
+	config.Address = j.address()
+	end, err := j.startDriver()
+	if err != nil {
+		return err
 	}
 	var failed failure
 	sanity.Test(&failed, config)
-	for _, end := range ends {
-		if err := end(); err != nil {
-			return err
-		}
+	if err := end(); err != nil {
+		return err
 	}
 	if bool(failed) && !j.Configuration.MayFail {
 		return fmt.Errorf("a spec failed; the driver said:\n%s", j.log())
@@ -103,14 +85,27 @@ func (j task) run() error {
 	return j.nothingLeft(work)
 }
 
-func (j task) socket(mode string) string  { return filepath.Join(j.Dir, mode+".sock") }
-func (j task) address(mode string) string { return "unix://" + j.socket(mode) }
+// startDriver starts the driver, or holdfast with the driver as a plugin. It returns how to end it.
+func (j task) startDriver() (end func() error, err error) {
+	if j.Configuration.Endpoint {
+		e, err := j.startEndpoint()
+		if err != nil {
+			return nil, err
+		}
+		return e.end, nil
+	}
+	cmd, err := j.start()
+	return func() error { return stop(cmd) }, err
+}
+
+func (j task) socket() string  { return filepath.Join(j.Dir, "csi.sock") }
+func (j task) address() string { return "unix://" + j.socket() }
 
 // command returns how to start the driver, which reads its socket from CSI_ENDPOINT.
-func (j task) command(mode string) []string {
+func (j task) command() []string {
 	if j.Configuration.Driver == "" {
-		return slices.Concat([]string{j.Binary}, j.Configuration.Args, []string{"--mode=" + mode, "--node-id=n1",
-			"--capacity=64GiB", "--data=" + filepath.Join(j.Dir, "data")})
+		return slices.Concat([]string{j.Binary}, j.Configuration.Args, []string{"--node-id=n1", "--capacity=64GiB",
+			"--data=" + filepath.Join(j.Dir, "data")})
 	}
 	command := []string{j.program(j.Configuration.Driver)}
 	for _, arg := range j.Configuration.Args {
@@ -120,22 +115,22 @@ func (j task) command(mode string) []string {
 }
 
 // start starts the driver and waits until it serves.
-func (j task) start(mode string) (*exec.Cmd, error) {
+func (j task) start() (*exec.Cmd, error) {
 	log, err := os.OpenFile(filepath.Join(j.Dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	command := j.command(mode)
+	command := j.command()
 	cmd := exec.Command(command[0], command[1:]...)
-	cmd.Env = append(os.Environ(), "CSI_ENDPOINT="+j.address(mode))
+	cmd.Env = append(os.Environ(), "CSI_ENDPOINT="+j.address())
 	cmd.Stderr = log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
 	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
-		conn, err := net.Dial("unix", j.socket(mode))
+		conn, err := net.Dial("unix", j.socket())
 		if err == nil {
 			return cmd, conn.Close()
 		}
@@ -179,7 +174,7 @@ func (j task) nothingLeft(work string) error {
 			return fmt.Errorf("still attached: %s is %s", d, name)
 		}
 	}
-	for _, dir := range []string{work, "data/volumes", "data/images", "data/dirs"} {
+	for _, dir := range []string{work, "data/volumes"} {
 		if !filepath.IsAbs(dir) {
 			dir = filepath.Join(j.Dir, dir)
 		}

@@ -1,15 +1,14 @@
-// Package mount mounts devices, directories and device nodes with the mount API of Linux 5.12. Its errors are system
-// errors, or gRPC statuses for what a caller requested.
+// Package mount mounts devices, directories and device nodes. Its errors are system errors, or gRPC statuses for what a
+// caller requested.
 //
-// A mount is prepared where no path leads to it, and then appears in one step with its final flags: a read-only publish
-// is never writable. No unmount is lazy, and only empty directories and files are removed.
+// A mount appears in one step with its final flags: a read-only publish is never writable. No unmount is lazy, and only
+// empty directories and files are removed.
 package mount
 
 import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -82,98 +81,66 @@ func Unmount(path string) error {
 	return nil
 }
 
-// Tree is a detached mount: it is in no mount table, and ends with Close or with the process unless it was attached.
-type Tree struct{ fd int }
-
-// Close ends a detached mount. An attached one stays.
-func (t Tree) Close() { unix.Close(t.fd) }
-
-// Device mounts the file system of a device. If it is mounted already, this is another mount of it.
-func Device(device, fstype string, f Flags) (Tree, error) {
-	fd, err := newMount(device, fstype, f)
+// Device mounts the ext4 of a device at a directory. If it is mounted already, this is another mount of it.
+func Device(device, path string, f Flags) error {
+	dir, err := open(path, unix.S_IFDIR)
 	if err != nil {
-		return Tree{}, fmt.Errorf("mount %s of %s: %w", fstype, device, err)
+		return err
 	}
-	return Tree{fd}, nil
+	defer unix.Close(dir)
+	at := fmt.Sprintf("/proc/self/fd/%d", dir)
+	if err := unix.Mount(device, at, "ext4", f.bits, strings.Join(f.fs, ",")); err != nil {
+		return fmt.Errorf("mount %s at %s: %w", device, path, err)
+	}
+	return nil
 }
 
-func newMount(device, fstype string, f Flags) (int, error) {
-	config, err := unix.Fsopen(fstype, unix.FSOPEN_CLOEXEC)
+// Bind makes what is at a path, a directory or a device node, appear at another path. The last parts of both paths are
+// not followed. Where a directory is mounted there has to be one, and for a device node an empty file.
+func Bind(from, path string, f Flags) error {
+	tree, err := unix.OpenTree(unix.AT_FDCWD, from, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
 	if err != nil {
-		return -1, err
+		return fmt.Errorf("clone the mount of %s: %w", from, err)
 	}
-	defer unix.Close(config)
-	options := append([]string{"source=" + device}, f.fs...)
-	if f.attr&unix.MOUNT_ATTR_RDONLY != 0 {
-		options = append(options, "ro")
-	}
-	if fstype == "xfs" {
-		options = append(options, "nouuid") // else xfs refuses a copy of a file system beside its original
-	}
-	for _, option := range options {
-		if key, value, found := strings.Cut(option, "="); found {
-			err = unix.FsconfigSetString(config, key, value)
-		} else {
-			err = unix.FsconfigSetFlag(config, key)
-		}
-		if err != nil {
-			return -1, err
-		}
-	}
-	if err := unix.FsconfigCreate(config); err != nil {
-		return -1, err
-	}
-	return unix.Fsmount(config, unix.FSMOUNT_CLOEXEC, 0)
-}
-
-// Bind clones what is at a path, a mount or a file. The last part of the path is not followed.
-func Bind(path string) (Tree, error) {
-	fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
-	if err != nil {
-		return Tree{}, fmt.Errorf("clone the mount of %s: %w", path, err)
-	}
-	return Tree{fd}, nil
-}
-
-// Root opens the root directory.
-func (t Tree) Root() (*os.File, error) {
-	fd, err := unix.Openat(t.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("open the root of a mount: %w", err)
-	}
-	return os.NewFile(uintptr(fd), "root"), nil
-}
-
-// Attach makes the mount appear at a directory, or at a file if it is one of a file. A symbolic link is refused.
-func (t Tree) Attach(path string, f Flags) error {
-	target, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("open %s: %w", path, err)
-	}
-	defer unix.Close(target)
-	var here, there unix.Stat_t
-	if err := errors.Join(unix.Fstat(t.fd, &here), unix.Fstat(target, &there)); err != nil {
-		return fmt.Errorf("stat %s: %w", path, err)
+	defer unix.Close(tree)
+	var st unix.Stat_t
+	if err := unix.Fstat(tree, &st); err != nil {
+		return fmt.Errorf("stat %s: %w", from, err)
 	}
 	kind := uint32(unix.S_IFREG)
-	if here.Mode&unix.S_IFMT == unix.S_IFDIR {
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
 		kind = unix.S_IFDIR
 	}
-	if there.Mode&unix.S_IFMT != kind {
-		return fmt.Errorf("%s is not the directory or file that this mount needs: %w", path, unix.ENOTDIR)
+	target, err := open(path, kind)
+	if err != nil {
+		return err
 	}
-	if f.attr != 0 {
-		attr := unix.MountAttr{Attr_set: f.attr}
-		if f.attr&(unix.MOUNT_ATTR_NOATIME|unix.MOUNT_ATTR_STRICTATIME) != 0 {
-			attr.Attr_clr = unix.MOUNT_ATTR__ATIME // one field, which must be cleared to be changed
-		}
-		if err := unix.MountSetattr(t.fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+	defer unix.Close(target)
+	if attr := f.attributes(); attr.Attr_set != 0 {
+		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
 			return fmt.Errorf("set the flags of the mount: %w", err)
 		}
 	}
 	how := unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
-	if err := unix.MoveMount(t.fd, "", target, "", how); err != nil {
+	if err := unix.MoveMount(tree, "", target, "", how); err != nil {
 		return fmt.Errorf("mount at %s: %w", path, err)
 	}
 	return nil
+}
+
+// open opens a directory or file to mount something there. A symbolic link is refused.
+func open(path string, kind uint32) (int, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open %s: %w", path, err)
+	}
+	var st unix.Stat_t
+	if err = unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT != kind {
+		err = unix.ENOTDIR
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("%s is not the directory or file that this mount needs: %w", path, err)
+	}
+	return fd, nil
 }

@@ -1,4 +1,4 @@
-package disk
+package main
 
 import (
 	"bytes"
@@ -11,25 +11,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (l loop) Allocated(id ID, at int64, each func(at, end int64) error) error {
-	image, err := l.image(id, os.O_RDONLY)
+// allocated calls each with the parts of a snapshot that hold data, in order, from an offset on.
+func (l loop) allocated(at int64, each func(at, end int64) error) error {
+	image, err := os.Open(l.image())
 	if err != nil {
-		return err
+		return fmt.Errorf("open the image: %w", err)
 	}
 	defer image.Close()
 	return extents(image, at, each)
 }
 
-// Changed compares contents, as the images of two snapshots need not share blocks. It skips what is a hole in both.
-func (l loop) Changed(base, id ID, at int64, each func(at, end int64) error) error {
-	a, err := l.image(base, os.O_RDONLY)
+// changed calls each with the parts in which a snapshot differs from an earlier one, in order, from an offset on. It
+// compares contents, as the images of two snapshots need not share blocks, and skips what is a hole in both.
+func (l loop) changed(base loop, at int64, each func(at, end int64) error) error {
+	a, err := os.Open(base.image())
 	if err != nil {
-		return err
+		return fmt.Errorf("open the image: %w", err)
 	}
 	defer a.Close()
-	b, err := l.image(id, os.O_RDONLY)
+	b, err := os.Open(l.image())
 	if err != nil {
-		return err
+		return fmt.Errorf("open the image: %w", err)
 	}
 	defer b.Close()
 	size, err := b.Seek(0, io.SeekEnd)
