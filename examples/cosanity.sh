@@ -52,6 +52,10 @@ files() {
 			  access_mode     = "single-node-writer"
 			  attachment_mode = "file-system"
 			}
+			$([ "$1" = secrets ] && echo 'secrets {
+			  user      = "ada"
+			  api-key_1 = "tops3cret"
+			}')
 		EOF
 		cat >"$dir/$volume-job.hcl" <<-EOF
 			job "$volume" {
@@ -78,6 +82,10 @@ files() {
 			}
 		EOF
 	done
+	sed 's/"one"/"three"/; s/-writer/-reader-only/' "$dir/one.hcl" >"$dir/three.hcl"
+	sed 's/"one"/"three"/; s/-writer/-reader-only/; s/echo .*cat/ls/; s/\/v\/f/\/v/
+		/access_mode/a read_only = true' "$dir/one-job.hcl" >"$dir/three-job.hcl"
+	sed 's/"one"/"existing"/; /capacity_min/s/.*/external_id = "existing"/' "$dir/one.hcl" >"$dir/existing.hcl"
 }
 
 # use makes each call that the scenario is about.
@@ -91,6 +99,20 @@ use() {
 		hf snapshot create one s1 && hf snapshot create one s2 && hf snapshot list --external cosanity &&
 			hf snapshot delete s1 && hf snapshot delete s2 && hf doctor || return
 		;;&
+	readers)
+		hf volume create "$dir/three.hcl" && hf job run --wait "$dir/three-job.hcl" &&
+			hf job stop --purge --wait three && hf volume delete three || return
+		;;
+	denied)
+		hf volume register "$dir/existing.hcl" && return 1
+		;;
+	groups)
+		hf group-snapshot create g one two && hf group-snapshot delete g || return
+		;;
+	blocks)
+		hf snapshot create one s1 && hf job run --wait --rerun "$dir/one-job.hcl" && hf snapshot create one s2 &&
+			hf snapshot diff s1 && hf snapshot diff s1 s2 && hf snapshot delete s1 && hf snapshot delete s2 || return
+		;;
 	normal | offline)
 		hf volume expand one --size 2MiB && hf job run --wait "$dir/one-job.hcl" || return
 		;;
@@ -122,12 +144,15 @@ scenario() {
 	fi
 }
 
-[ $# -gt 0 ] || set -- $("$bin/cosanity" scenarios | cut -d' ' -f1)
+all=
+[ $# -gt 0 ] || { all=1; set -- $("$bin/cosanity" scenarios | cut -d' ' -f1); }
 failed=0
 for name; do
 	scenario "$name" &
 	pids+=($!)
 done
 for p in "${pids[@]}"; do wait "$p" || failed=1; done
-"$bin/cosanity" judge "${@/#/$work/}" || failed=1
+"$bin/cosanity" judge "${@/#/$work/}" >"$work/verdicts" || failed=1
+cat "$work/verdicts"
+[ -z "$all" ] || grep -q ', 0 not exercised$' "$work/verdicts" || failed=1
 exit $failed

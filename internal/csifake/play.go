@@ -200,6 +200,9 @@ func (p *Plugin) rewrite(c *call, reply proto.Message, err error) (proto.Message
 		if err == nil && r.NotReady {
 			reply = notReady(reply)
 		}
+		if err == nil && r.Unconfirmed {
+			reply = &csi.ValidateVolumeCapabilitiesResponse{Message: "the volume cannot be used like this"}
+		}
 		if err == nil && r.BadUTF8 {
 			reply = garble(reply)
 		}

@@ -56,7 +56,8 @@ type Rule struct {
 	Condition *Condition `json:"condition,omitempty"`
 
 	// Probe answers ready=false; CreateSnapshot and calls for group snapshots ready_to_use=false
-	NotReady bool `json:"not_ready,omitempty"`
+	NotReady    bool `json:"not_ready,omitempty"`
+	Unconfirmed bool `json:"unconfirmed,omitempty"` // ValidateVolumeCapabilities confirms nothing
 	// CreateVolume ignores volume_content_source, as a plugin that does not know the field
 	IgnoreSource bool   `json:"ignore_source,omitempty"`
 	BadUTF8      bool   `json:"bad_utf8,omitempty"` // the strings of the answer are no UTF-8

@@ -75,7 +75,7 @@ func seenBy(lines []Line, calls []Call) seen {
 		}
 		switch a := c.End.Answer; c.RPC {
 		case "ValidateVolumeCapabilities":
-			if len(a.Denied) > 0 {
+			if c.denied() {
 				note(s.denied, c.Volume, i)
 			}
 		case "CreateVolumeGroupSnapshot":
@@ -101,6 +101,11 @@ func note(first map[string]int, key string, i int) {
 // unsure reports whether the call had no answer that makes its outcome certain.
 func (c Call) unsure() bool {
 	return c.Abandoned || c.End == nil || c.End.Lost || c.End.nameless(c.RPC) || OutcomeOf(c.End.Code) == Uncertain
+}
+
+// denied reports whether the plugin did not confirm a capability of a volume.
+func (c Call) denied() bool {
+	return c.End != nil && c.End.Answer != nil && len(c.End.Answer.Denied) > 0
 }
 
 // object names what a call and its repetitions have in common.
@@ -153,10 +158,13 @@ var exercises = map[string]struct {
 		return c.uses() || c.RPC == "ControllerUnpublishVolume"
 	}},
 	"R15": {"ControllerPublishVolume", func(_ seen, c Call, _ int) bool {
-		return c.RPC == "ControllerPublishVolume" && c.ReadOnly
+		return c.RPC == "ControllerPublishVolume" && (c.ReadOnly || strings.HasSuffix(c.Usage, "_READER_ONLY"))
 	}},
 	"R16": {"ValidateVolumeCapabilities",
-		func(s seen, c Call, i int) bool { return c.uses() && before(s.denied, c.Volume, i) }},
+		func(s seen, c Call, i int) bool {
+			return c.RPC == "ValidateVolumeCapabilities" && c.denied() ||
+				c.uses() && before(s.denied, c.Volume, i)
+		}},
 	"R17": {"VolumeCapability.AccessMode; NodePublishVolume", func(_ seen, c Call, _ int) bool { return c.uses() }},
 	"R18": {"Size Limits", func(seen, Call, int) bool { return true }},
 	"R20": {"GetPluginInfo", func(s seen, c Call, _ int) bool { return s.badNames[c.Instance] }},

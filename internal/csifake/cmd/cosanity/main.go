@@ -49,6 +49,9 @@ func run(args []string, out io.Writer) (broken bool, err error) {
 	case "scenarios":
 		for _, s := range scenarios {
 			fmt.Fprintf(out, "%-10s %s\n", s.name, s.text)
+			if s.steps != "" {
+				fmt.Fprintf(out, "%10s %s\n", "", s.steps)
+			}
 		}
 		return false, nil
 	case "rules":

@@ -12,7 +12,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/protobuf/proto"
 
 	"holdfast/internal/csifake"
 	"holdfast/internal/csifake/journal"
@@ -148,11 +147,8 @@ func TestBadOrchestratorIsFoundOut(t *testing.T) {
 	first.Caps = append(first.Caps, "EXPAND_VOLUME", "LIST_VOLUMES", "CREATE_DELETE_SNAPSHOT",
 		"service/GROUP_CONTROLLER_SERVICE",
 		"CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT", "service/SNAPSHOT_METADATA_SERVICE")
+	first.Script = []csifake.Rule{{RPC: "ValidateVolumeCapabilities", Unconfirmed: true}}
 	plugin := csifake.Start(t, first)
-	unconfirmed := func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
-		return &csi.ValidateVolumeCapabilitiesResponse{}, nil
-	}
-	plugin.On("ValidateVolumeCapabilities").Answer(unconfirmed)
 	dial(t, plugin, work).breakRules()
 
 	named := csifake.Start(t, cfg("name", "named"))
