@@ -1,11 +1,14 @@
 package control
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"net/http"
 	"net/url"
 
 	"holdfast/host"
+	"holdfast/internal/display"
 	"holdfast/registry"
 )
 
@@ -35,7 +38,7 @@ func (s *Server) snapshotKinds() (snapshots, groups snapshotKind) {
 
 // post takes a snapshot. If the time of the request ends first, the error says how far it has come.
 func (k snapshotKind) post(r *http.Request, spec host.SnapshotSpec) (any, error) {
-	return callWithin(r, k.noun+" "+spec.SnapshotName().String(),
+	return callSnapshot(k, r, spec.SnapshotName(),
 		func(ctx context.Context) (host.Snapshot, error) { return k.create(ctx, spec) })
 }
 
@@ -44,8 +47,41 @@ func (k snapshotKind) delete(r *http.Request) (any, error) {
 	if isTrue(r, "deregister") {
 		remove = k.deregister
 	}
-	return callWithin(r, k.noun+" "+name.String(),
+	return callSnapshot(k, r, name,
 		func(ctx context.Context) (struct{}, error) { return struct{}{}, remove(ctx, name) })
+}
+
+// callSnapshot calls do within the time of the request. Work that has started continues.
+func callSnapshot[T any](
+	k snapshotKind, r *http.Request, name host.SnapshotName, do func(context.Context) (T, error),
+) (T, error) {
+	out, wait, late, err := limited(r.Context(), r, do)
+	if late {
+		err = registry.Errorf(registry.ErrUnavailable, "waited %v: %s; run the command again to resume", wait,
+			k.progress(r.Context(), name))
+	}
+	return out, err
+}
+
+// progress says how far the work on a snapshot has come.
+func (k snapshotKind) progress(ctx context.Context, name host.SnapshotName) string {
+	what := k.noun + " " + name.String()
+	list, _, err := k.list(ctx, host.SnapshotQuery{Name: name})
+	if err != nil || len(list) == 0 {
+		return "no answer about " + what
+	}
+	states := map[registry.SnapshotState]string{
+		registry.SnapshotCreating:   "is not taken yet",
+		registry.SnapshotProcessing: "was taken, and its plugin does not report ready_to_use yet",
+		registry.SnapshotDeleting:   "is not deleted yet",
+	}
+	snap := list[0]
+	text := what + " " + cmp.Or(states[snap.State], "is "+string(snap.State))
+	if f := snap.Failure; f.Code != "" {
+		text += fmt.Sprintf(": %s failed: %s: %s", f.RPC, f.Code, f.Detail)
+	}
+	return text + "; Holdfast goes on, see " + display.Command("holdfast "+k.command+" status --namespace="+
+		display.Quote(string(name.Namespace)), string(name.ID))
 }
 
 func (k snapshotKind) getAll(r *http.Request) (any, error) {

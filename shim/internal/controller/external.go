@@ -194,7 +194,8 @@ func (m *Controller) describe(
 }
 
 func hasNo(id registry.PluginID, external registry.ExternalID) error {
-	return registry.Errorf(registry.ErrNotFound, "plugin %s has no volume %q", id, external)
+	return registry.Errorf(registry.ErrNotFound, "plugin %s has no volume %q; `volume list --external` lists what it has",
+		id, external)
 }
 
 // checkEntry returns an error if the plugin's description of the volume cannot be used.

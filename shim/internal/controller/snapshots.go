@@ -125,7 +125,7 @@ func newSnapshot(view registry.View, spec registry.SnapshotSpec) (registry.Volum
 		v, found := view.Volume(name)
 		switch {
 		case !found:
-			return snap, unknown(name)
+			return snap, unknownSource(view, name)
 		case v.Ephemeral:
 			return snap, registry.Errorf(registry.ErrUnsupported,
 				"volume %s is an inline volume of alloc %s; no snapshot can be taken of it", name, v.Owner)
@@ -149,6 +149,16 @@ func newSnapshot(view registry.View, spec registry.SnapshotSpec) (registry.Volum
 		}
 	}
 	return snap, checkNames(view, snap)
+}
+
+// unknownSource returns the error of a snapshot of a volume that does not exist.
+func unknownSource(view registry.View, name registry.VolumeName) error {
+	other := registry.SnapshotName{Namespace: name.Namespace, ID: registry.SnapshotID(name.ID)}
+	if _, found := view.Snapshot(other); found {
+		return registry.Invalid("%s is a snapshot, and a snapshot is taken of a volume; "+
+			"create a volume from it first, with snapshot_id = %q", name.ID, other.ID)
+	}
+	return unknown(name)
 }
 
 // checkNames returns nil if the names of a new snapshot are free: that at the plugin, and those of its snapshots.
