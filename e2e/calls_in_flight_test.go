@@ -32,17 +32,24 @@ type heldCall struct {
 // before or after its effect. disturb calls next, then opens the gate. Each call must succeed and must have been sent
 // at least twice, with the same fields.
 func inTheMiddleOfEachCall(t *testing.T, disturb func(h *heldCall)) {
-	scenarios := map[string][]string{
-		"volume": slices.Insert(slices.Clone(mutatingCalls), 6, "ControllerModifyVolume", "CreateSnapshot", "DeleteSnapshot"),
-		"group":  {"CreateVolumeGroupSnapshot", "DeleteVolumeGroupSnapshot"}}
+	scenarios := map[string]struct {
+		rpcs []string
+		caps []string // besides the usual ones
+		run  func(*env) error
+	}{
+		"volume": {slices.Insert(slices.Clone(mutatingCalls), 6, "ControllerModifyVolume", "CreateSnapshot", "DeleteSnapshot"),
+			nil, (*env).scenario},
+		"group": {[]string{"CreateVolumeGroupSnapshot", "DeleteVolumeGroupSnapshot"}, groupCaps, (*env).scenario},
+		"job":   {[]string{"CreateVolume", "ControllerModifyVolume", "DeleteVolume"}, nil, (*env).jobScenario},
+		"adopt": {[]string{"ControllerGetVolume", "ValidateVolumeCapabilities"}, []string{"GET_VOLUME"},
+			(*env).adoptScenario},
+	}
 	for _, when := range []string{"before", "after"} {
-		for name, rpcs := range scenarios {
+		for name, c := range scenarios {
 			t.Run(name+"/"+when, func(t *testing.T) {
 				t.Parallel()
-				caps := append([]string{"CREATE_DELETE_SNAPSHOT", "MODIFY_VOLUME"}, expandCaps...)
-				if name == "group" {
-					caps = append(caps, groupCaps...)
-				}
+				rpcs := c.rpcs
+				caps := slices.Concat([]string{"CREATE_DELETE_SNAPSHOT", "MODIFY_VOLUME"}, expandCaps, c.caps)
 				h := &heldCall{env: newEnv(t, caps...)}
 				h.plugin = h.addPlugin("alloc-p", csifake.Monolith)
 				hold := func(p *csifake.Plugin, rpc string) {
@@ -53,7 +60,7 @@ func inTheMiddleOfEachCall(t *testing.T, disturb func(h *heldCall)) {
 					h.gate = rule.Hold()
 				}
 				hold(h.plugin.Plugin, rpcs[0])
-				done := background(h.scenario)
+				done := background(func() error { return c.run(h.env) })
 				for i, rpc := range rpcs {
 					t.Log("in the middle of", rpc)
 					h.waitHeld(h.gate, done)

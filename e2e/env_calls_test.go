@@ -36,12 +36,12 @@ const (
 	detachOK    = "ControllerUnpublishVolume OK"
 )
 
-// calls returns the mutating calls in the order in which plugins got them; only some RPCs, if any are named.
+// calls returns the mutating calls in the order in which plugins got them, or those of the RPCs that are named.
 func (e *env) calls(only ...string) []journal.Call {
 	e.t.Helper()
 	all, err := csifake.Calls(e.journal, only...)
 	e.must(err)
-	return slices.DeleteFunc(all, func(c journal.Call) bool { return !journal.Mutates(c.RPC) })
+	return slices.DeleteFunc(all, func(c journal.Call) bool { return len(only) == 0 && !journal.Mutates(c.RPC) })
 }
 
 // answers returns what was called and how it was answered.

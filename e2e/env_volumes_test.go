@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -10,6 +11,8 @@ import (
 	"strings"
 
 	"holdfast/host"
+	"holdfast/internal/csifake"
+	"holdfast/registry"
 )
 
 // Access modes.
@@ -253,6 +256,55 @@ func (e *env) scenario() error {
 		return err
 	}
 	return e.delete("vol")
+}
+
+// jobScenario is the life of a volume that a job's create block makes, that volume update changes, and that goes with
+// its alloc.
+func (e *env) jobScenario() error {
+	create := "create {\n plugin_id = \"fake\"\n on_stop = \"delete\"\n secrets = { token = { env = \"HOME\" } }\n}\n"
+	if _, err := e.prepare(e.group("alloc-1", request{source: "vol", lines: create})); err != nil {
+		return err
+	}
+	list, _, err := e.host.Volumes(e.ctx(), host.VolumeQuery{Name: volumeName("vol")})
+	if err != nil || len(list) != 1 {
+		return fmt.Errorf("the create block made %+v: %w", list, err)
+	}
+	spec := list[0].VolumeSpec
+	spec.Secrets = map[string]registry.Secret{"token": {Env: "PATH"}}
+	spec.Mutable = map[string]string{"tier": "gold"}
+	done, err := e.host.UpdateVolume(e.ctx(), spec, false)
+	if err == nil && (done.Volume.Mutable["tier"] != "gold" || done.Volume.Secrets["token"].Env != "PATH") {
+		err = fmt.Errorf("the volume was updated to %+v", done.Volume)
+	}
+	if err = errors.Join(err, e.release("alloc-1")); err != nil {
+		return err
+	}
+	e.waitUntil("the volume is deleted", func() bool {
+		list, _, err := e.host.Volumes(e.ctx(), host.VolumeQuery{Name: volumeName("vol")})
+		return err == nil && len(list) == 0
+	})
+	return nil
+}
+
+// adoptScenario adopts a volume that was deregistered. The calls change nothing at the plugin: if it dies, the caller
+// adopts the volume again.
+func (e *env) adoptScenario() error {
+	if err := errors.Join(e.create("vol"), e.host.DeregisterVolume(e.ctx(), volumeName("vol"))); err != nil {
+		return err
+	}
+	spec, err := parseVolume(e.ctx(), e.host, volumeText("fake", "vol", ""))
+	if err != nil {
+		return err
+	}
+	spec.External = registry.ExternalID(csifake.VolumeID("vol"))
+	v, err := e.host.AdoptVolume(e.ctx(), spec)
+	for errors.Is(err, registry.ErrUnavailable) {
+		v, err = e.host.AdoptVolume(e.ctx(), spec)
+	}
+	if err == nil && (v.State != registry.VolumeReady || v.Capacity == 0) {
+		err = fmt.Errorf("the volume was adopted as %+v", v.Volume)
+	}
+	return errors.Join(err, e.delete("vol"))
 }
 
 // groupScenario is the life of a group snapshot of the volume "vol" and another one.
