@@ -147,8 +147,8 @@ func TestTextSaysAllThereIs(t *testing.T) {
 	}
 }
 
-// A reader without sub_path would expose the whole volume, so it must reject a group with one and accept all others. The
-// same holds for fields of a create block, without which another volume would be created.
+// A reader without sub_path would expose the whole volume, so it must reject a group with one and accept all others.
+// The same holds for fields of a create block, without which another volume would be created.
 func TestSubPathIsOfANewerVersion(t *testing.T) {
 	version := func(s sealed) int {
 		var v struct{ Version int }

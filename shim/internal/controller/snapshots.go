@@ -64,8 +64,8 @@ func (s *Snapshots) advise(ctx context.Context, w work, err error) error {
 	}
 	switch snap.State {
 	case registry.SnapshotCreating:
-		return fmt.Errorf("%w; Holdfast repeats the call; %sdelete` deletes what it made, %sderegister` only removes its record",
-			err, command, command)
+		return fmt.Errorf("%w; Holdfast repeats the call; %sdelete` deletes what it made, "+
+			"%sderegister` only removes its record", err, command, command)
 	case registry.SnapshotProcessing:
 		return fmt.Errorf("%w; the snapshot was taken and its plugin is processing it: %sstatus` shows when it is ready",
 			err, command)
@@ -376,40 +376,6 @@ func (s *Snapshots) snapshotter(ctx context.Context, snap registry.VolumeSnapsho
 			needs)
 	}
 	return inst, err
-}
-
-// snapshotName names a snapshot or a group snapshot. It is the key of its lock.
-type snapshotName struct {
-	registry.SnapshotName
-	group bool
-}
-
-func nameOf(s registry.SnapshotSpec) snapshotName { return snapshotName{s.SnapshotName(), s.IsGroup()} }
-
-func (n snapshotName) String() string {
-	if n.group {
-		return "group snapshot " + n.SnapshotName.String()
-	}
-	return "snapshot " + n.SnapshotName.String()
-}
-
-// command returns the start of a command for the snapshot, in an error.
-func (n snapshotName) command() string {
-	if n.group {
-		return "`group-snapshot "
-	}
-	return "`snapshot "
-}
-
-func (n snapshotName) find(view registry.View) (registry.VolumeSnapshot, bool) {
-	if n.group {
-		return view.GroupSnapshot(n.SnapshotName)
-	}
-	return view.Snapshot(n.SnapshotName)
-}
-
-func (n snapshotName) unknown() error {
-	return registry.Errorf(registry.ErrNotFound, "%s not found", n)
 }
 
 // snapshot returns the stored snapshot of that name.

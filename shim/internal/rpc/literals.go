@@ -68,8 +68,8 @@ func (l *Literals) with(spec registry.VolumeSpec, run func(registry.VolumeSpec) 
 	return run(spec)
 }
 
-// hashed returns the request with its literal secrets replaced by hashes, with the key of the file names. A digest of it
-// is stored, and reveals nothing about their values.
+// hashed returns the request with its literal secrets replaced by hashes, with the key of the file names. A digest of
+// it is stored, and reveals nothing about their values.
 func (l *Literals) hashed(req request) (request, error) {
 	create, is := req.(interface{ GetSpec() *pb.VolumeSpec })
 	if !is || l == nil {

@@ -62,8 +62,8 @@ func snapshotSpec(m *pb.SnapshotSpec, group bool) (registry.SnapshotSpec, error)
 	}
 	for name, s := range spec.Secrets {
 		if s.Literal != "" {
-			return spec, registry.Invalid("secret %q of a snapshot is a reference: an environment variable, a file or a callback",
-				name)
+			return spec, registry.Invalid(
+				"secret %q of a snapshot is a reference: an environment variable, a file or a callback", name)
 		}
 	}
 	switch {

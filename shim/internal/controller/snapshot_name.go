@@ -1,0 +1,37 @@
+package controller
+
+import "holdfast/registry"
+
+// snapshotName names a snapshot or a group snapshot. It is the key of its lock.
+type snapshotName struct {
+	registry.SnapshotName
+	group bool
+}
+
+func nameOf(s registry.SnapshotSpec) snapshotName { return snapshotName{s.SnapshotName(), s.IsGroup()} }
+
+func (n snapshotName) String() string {
+	if n.group {
+		return "group snapshot " + n.SnapshotName.String()
+	}
+	return "snapshot " + n.SnapshotName.String()
+}
+
+// command returns the start of a command for the snapshot, in an error.
+func (n snapshotName) command() string {
+	if n.group {
+		return "`group-snapshot "
+	}
+	return "`snapshot "
+}
+
+func (n snapshotName) find(view registry.View) (registry.VolumeSnapshot, bool) {
+	if n.group {
+		return view.GroupSnapshot(n.SnapshotName)
+	}
+	return view.Snapshot(n.SnapshotName)
+}
+
+func (n snapshotName) unknown() error {
+	return registry.Errorf(registry.ErrNotFound, "%s not found", n)
+}

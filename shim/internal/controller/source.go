@@ -1,0 +1,67 @@
+package controller
+
+import "holdfast/registry"
+
+// sourceOf returns the source of the spec's volume by the plugin's ids. snapshot_id is the id of a snapshot that
+// Holdfast has taken in the namespace, or else the plugin's id of one.
+func sourceOf(view registry.View, s registry.VolumeSpec) (registry.Source, error) {
+	switch {
+	case s.SnapshotID != "":
+		return snapshotSource(view, s)
+	case s.CloneID == "":
+		return registry.Source{Volume: s.CloneExternal}, nil
+	}
+	name := registry.VolumeName{Namespace: s.Namespace, ID: s.CloneID}
+	from, found := view.Volume(name)
+	switch {
+	case !found:
+		return registry.Source{}, registry.Errorf(registry.ErrNotFound,
+			"clone_id names volume %s, which does not exist; "+
+				"if it is the plugin's own id of a volume, write clone_external_id instead", name)
+	case from.Plugin != s.Plugin:
+		return registry.Source{}, registry.Invalid(
+			"clone_id names volume %s, which belongs to plugin %s; a plugin clones only its own volumes",
+			name, from.Plugin)
+	case from.Ephemeral:
+		return registry.Source{}, registry.Errorf(registry.ErrUnsupported,
+			"clone_id names volume %s, which is an inline volume of alloc %s; choose a volume that was created or registered",
+			name, from.Owner)
+	case from.State != registry.VolumeReady:
+		return registry.Source{}, registry.Errorf(registry.ErrConflict,
+			"clone_id names volume %s, which is %s; a volume must be %s to be cloned",
+			name, from.State, registry.VolumeReady)
+	}
+	return registry.Source{Volume: from.External}, checkSize(s, from.Capacity, "volume "+name.String())
+}
+
+func snapshotSource(view registry.View, s registry.VolumeSpec) (registry.Source, error) {
+	name := registry.SnapshotName{Namespace: s.Namespace, ID: registry.SnapshotID(s.SnapshotID)}
+	from, found := view.Snapshot(name)
+	switch {
+	case !found:
+		return registry.Source{Snapshot: s.SnapshotID}, nil
+	case from.Plugin != s.Plugin:
+		return registry.Source{}, registry.Invalid(
+			"snapshot_id names snapshot %s, which belongs to plugin %s; a plugin restores only its own snapshots",
+			name, from.Plugin)
+	case from.State != registry.SnapshotReady:
+		return registry.Source{}, registry.Errorf(registry.ErrConflict,
+			"snapshot_id names snapshot %s, which is %s; a snapshot must be %s to be restored", name, from.State,
+			registry.SnapshotReady)
+	}
+	return registry.Source{Snapshot: from.External}, checkSize(s, from.Size, "snapshot "+name.String())
+}
+
+// checkSize returns an ErrInvalid if the spec asks for less than the size of the source. Either may be unknown (0).
+func checkSize(s registry.VolumeSpec, size int64, source string) error {
+	for _, limit := range []struct {
+		name  string
+		value int64
+	}{{"capacity_min", s.CapacityMin}, {"capacity_max", s.CapacityMax}} {
+		if limit.value > 0 && limit.value < size {
+			return registry.Invalid("%s of volume %s is %d bytes, and %s has %d; raise it, or leave it out", limit.name,
+				s.VolumeName(), limit.value, source, size)
+		}
+	}
+	return nil
+}
