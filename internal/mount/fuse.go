@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,21 +13,15 @@ import (
 	"holdfast/internal/proc"
 )
 
-// IsFUSE reports whether a process serves the file system, so that it is dead once that process ends.
-func (m Mount) IsFUSE() bool {
+func (m Mount) isFUSE() bool {
 	return m.FSType == "fuse" || m.FSType == "fuseblk" || strings.HasPrefix(m.FSType, "fuse.")
 }
 
-// FUSE reports whether a FUSE file system is mounted at path.
-func FUSE(path string) bool {
-	m, found, err := At(path)
-	return err == nil && found && m.IsFUSE()
-}
-
-// ServesFUSE reports whether a process of the task that listens at a unix socket has /dev/fuse open. It reports true if
-// that cannot be known. A process belongs to the task if it is in the mount namespace of the listener, in its cgroup or
-// one below, or descends from it. So where tasks share both with their host, any process with /dev/fuse counts.
-func ServesFUSE(socket string) bool {
+// Serves reports whether a process of the task that listens at a unix socket serves mounts: it has /dev/fuse, an nbd or a
+// ublk device open, or has connected an nbd device. It reports true if that cannot be known. A process belongs to the
+// task if it is in the mount namespace of the listener, in its cgroup or one below, or descends from it. So where tasks
+// share both with their host, any such process counts.
+func Serves(socket string) bool {
 	listener, err := listenerOf(socket)
 	if err != nil {
 		return true
@@ -36,12 +31,8 @@ func ServesFUSE(socket string) bool {
 		return true
 	}
 	task := newTaskOf(listener)
-	for _, pid := range pids {
-		if task.has(pid) && opensFUSE(pid) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(nbdServers(sysfs), task.has) ||
+		slices.ContainsFunc(pids, func(pid int) bool { return task.has(pid) && opensServed(pid) })
 }
 
 // listenerTimeout bounds the wait for a listener whose queue of connections is full.
@@ -118,14 +109,17 @@ func cgroupOf(pid int) string {
 	return string(text)
 }
 
-// opensFUSE reports whether a process has /dev/fuse open (character device 10:229). It reports true for a living
-// process whose files this one may not list.
-func opensFUSE(pid int) bool {
+// opensServed reports whether a process has /dev/fuse open (character device 10:229), or a device of nbd or ublk. It
+// reports true for a living process whose files this one may not list.
+func opensServed(pid int) bool {
 	if _, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid)); os.IsPermission(err) {
 		return true
 	}
 	for _, fd := range proc.FDs(pid) {
-		if filepath.Base(strings.TrimSuffix(fd.Path, " (deleted)")) != "fuse" { // else it may hang to examine it
+		switch name := filepath.Base(strings.TrimSuffix(fd.Path, " (deleted)")); {
+		case servedName.MatchString(name):
+			return true
+		case name != "fuse": // else it may hang to examine it
 			continue
 		}
 		var st unix.Stat_t

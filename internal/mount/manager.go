@@ -169,11 +169,11 @@ func (m *Manager) SweepSocketDirs(keep map[string]bool) error {
 // Mounted reports whether path is a mount point.
 func (m *Manager) Mounted(path string) (bool, error) { return IsPoint(m.layout.MountRoot(), path) }
 
-// FUSE calls the function FUSE.
-func (m *Manager) FUSE(path string) bool { return FUSE(path) }
+// Served calls the function Served.
+func (m *Manager) Served(path string) bool { return Served(path) }
 
-// ServesFUSE calls the function ServesFUSE.
-func (m *Manager) ServesFUSE(socket string) bool { return ServesFUSE(socket) }
+// Serves calls the function Serves.
+func (m *Manager) Serves(socket string) bool { return Serves(socket) }
 
 // Mounts lists the mounts strictly below root, the oldest first, also hidden ones.
 func (m *Manager) Mounts(root string) (Mounts, error) {

@@ -15,7 +15,7 @@ func TestServesFUSE(t *testing.T) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	socket := filepath.Join(dir, "s")
-	if !ServesFUSE(socket) {
+	if !Serves(socket) {
 		t.Error("a task without a listener serves no FUSE mount for certain")
 	}
 	l, err := net.Listen("unix", socket)
@@ -26,7 +26,7 @@ func TestServesFUSE(t *testing.T) {
 	if pid, err := listenerOf(socket); err != nil || pid != os.Getpid() {
 		t.Fatalf("the listener is %d, %v", pid, err)
 	}
-	if opensFUSE(os.Getpid()) {
+	if opensServed(os.Getpid()) {
 		t.Skip("another test of this process has /dev/fuse open")
 	}
 	dev, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
@@ -34,7 +34,7 @@ func TestServesFUSE(t *testing.T) {
 		t.Skip(err)
 	}
 	defer dev.Close()
-	if !opensFUSE(os.Getpid()) || !ServesFUSE(socket) {
+	if !opensServed(os.Getpid()) || !Serves(socket) {
 		t.Error("the open /dev/fuse of the listener is not found")
 	}
 	if task := newTaskOf(os.Getpid()); !task.has(os.Getpid()) {

@@ -30,8 +30,8 @@ type Driver interface {
 type Kernel interface {
 	// Mounted reports whether the host's path is a mount point.
 	Mounted(path string) (bool, error)
-	// FUSE reports whether a FUSE file system is mounted at the host's path.
-	FUSE(path string) bool
+	// Served reports whether a process serves what is mounted at the host's path.
+	Served(path string) bool
 	// MakeDir makes the directory and its parents, with mode 0700. It may exist.
 	MakeDir(path string) error
 	// RemoveDir removes an empty directory that is no mount point (rmdir(2)). It may be gone.

@@ -64,7 +64,7 @@ func (m *machine) reboot() {
 	m.stray, m.lost = map[string]bool{}, map[string]bool{}
 }
 
-func (m *machine) FUSE(string) bool { return m.fuse }
+func (m *machine) Served(string) bool { return m.fuse }
 
 // setOwnership is Options.SetOwnership.
 func (m *machine) setOwnership(_ context.Context, _ string, o registry.Ownership) (registry.OwnershipResult, error) {

@@ -153,9 +153,9 @@ func (s *Stager) mounted(path string, expected bool) (bool, error) {
 	return s.kernel.Mounted(path)
 }
 
-// server returns the task of the instance if a process serves what the instance has mounted at path (FUSE).
+// server returns the task of the instance if a process serves what the instance has mounted at path (FUSE, nbd, ublk).
 func (s *Stager) server(inst registry.Instance, path string) registry.TaskKey {
-	if s.Check && s.kernel.FUSE(path) {
+	if s.Check && s.kernel.Served(path) {
 		return inst.TaskKey()
 	}
 	return registry.TaskKey{}

@@ -86,7 +86,7 @@ func newEnv(t *testing.T) *env {
 type noMounts struct{}
 
 func (noMounts) Mounts(string) (mount.Mounts, error) { return nil, nil }
-func (noMounts) ServesFUSE(string) bool              { return false }
+func (noMounts) Serves(string) bool                  { return false }
 
 func commit(t *testing.T, log *registrytest.Log, change func(registry.View) registry.Change) {
 	t.Helper()

@@ -14,8 +14,8 @@ import (
 type Mounts interface {
 	// Mounts lists the mounts strictly below root, also hidden ones.
 	Mounts(root string) (mount.Mounts, error)
-	// ServesFUSE reports whether a process of the task that listens at socket has /dev/fuse open, or may have.
-	ServesFUSE(socket string) bool
+	// Serves reports whether a process of the task that listens at socket serves mounts, or may.
+	Serves(socket string) bool
 }
 
 // Uses finds what runs and what is mounted at plugin tasks.
@@ -42,38 +42,38 @@ func (u Uses) Of(ctx context.Context, tasks []registry.PluginTask) ([]registry.P
 			out[i].Calls = u.Running(out[i].TaskKey)
 		}
 		// The table is read after the calls: what a call has mounted that has ended by now is in the table.
-		fuse, err := u.fuseMounts()
+		mounts, err := u.servedMounts()
 		if err != nil {
 			return err
 		}
-		if len(fuse) == 0 {
+		if len(mounts) == 0 {
 			return nil
 		}
 		stagings, refs := v.Stagings(), v.AllRefs()
 		for i := range out {
-			out[i].Volumes = servedBy(v, out[i], stagings, refs, fuse)
+			out[i].Volumes = servedBy(v, out[i], stagings, refs, mounts)
 		}
 		return nil
 	})
 	for i := range out {
-		if len(out[i].Volumes) > 0 && !u.Mounts.ServesFUSE(sockets[i]) {
+		if len(out[i].Volumes) > 0 && !u.Mounts.Serves(sockets[i]) {
 			out[i].Volumes = nil
 		}
 	}
 	return out, err
 }
 
-// fuseMounts returns the paths on the host at which a FUSE file system is mounted, also below another mount. Clients of
-// CSI endpoints choose paths outside of the mount root.
-func (u Uses) fuseMounts() (map[string]bool, error) {
+// servedMounts returns the paths on the host of mounts that processes serve, also below another mount. Clients of CSI
+// endpoints choose paths outside of the mount root.
+func (u Uses) servedMounts() (map[string]bool, error) {
 	table, err := u.Mounts.Mounts("/")
-	fuse := map[string]bool{}
+	served := map[string]bool{}
 	for _, m := range table {
-		if m.IsFUSE() {
-			fuse[m.Point] = true
+		if m.IsServed() {
+			served[m.Point] = true
 		}
 	}
-	return fuse, err
+	return served, err
 }
 
 func healthOf(v registry.View, task registry.PluginTask) (healthy, active bool) {
@@ -98,13 +98,13 @@ func callsAt(open []registry.Intent, k registry.TaskKey) (calls []registry.OpenC
 	return calls
 }
 
-// servedBy returns the volumes with a FUSE mount that the task has made, or an unknown task of the plugin. It is not
+// servedBy returns the volumes with a served mount that the task has made, or an unknown task of the plugin. It is not
 // known which task has made the mounts of a CSI endpoint's clients.
 func servedBy(
-	v registry.View, task registry.PluginTask, stagings []registry.Staging, refs []registry.Ref, fuse map[string]bool,
+	v registry.View, task registry.PluginTask, stagings []registry.Staging, refs []registry.Ref, mounts map[string]bool,
 ) (volumes []registry.ServedVolume) {
 	serves := func(at registry.Tree, server registry.TaskKey) bool {
-		return fuse[at.Host] && (server == registry.TaskKey{} || server == task.TaskKey)
+		return mounts[at.Host] && (server == registry.TaskKey{} || server == task.TaskKey)
 	}
 	at := map[registry.VolumeKey]int{}
 	add := func(key registry.VolumeKey, name registry.VolumeName) *registry.ServedVolume {
@@ -128,7 +128,7 @@ func servedBy(
 		}
 	}
 	for _, use := range v.EndpointUsesAt(task.Plugin) {
-		if fuse[use.Target] {
+		if mounts[use.Target] {
 			add(use.Volume, registry.VolumeName{})
 		}
 	}

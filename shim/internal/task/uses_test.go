@@ -17,7 +17,7 @@ type mounts struct {
 	read  func() // runs after the table was read; may be nil
 }
 
-func (m mounts) ServesFUSE(string) bool { return m.dev }
+func (m mounts) Serves(string) bool { return m.dev }
 
 func (m mounts) Mounts(string) (mount.Mounts, error) {
 	if m.read != nil {
