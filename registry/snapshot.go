@@ -66,6 +66,7 @@ type VolumeSnapshot struct {
 	Plugin      PluginID      `json:"plugin"`
 	Source      ExternalID    `json:"source_volume_id,omitempty"` // of the volume
 	Members     []GroupMember `json:"members,omitempty"`          // of a group snapshot, in the order of Volumes
+	Unusable    []ExternalID  `json:"unusable,omitempty"`         // snapshots in an unusable answer for a group; to delete it
 	State       SnapshotState `json:"state"`
 	External    ExternalID    `json:"external_id,omitempty"`    // the plugin's id; empty: it has not named it yet
 	Size        int64         `json:"size_bytes,omitempty"`     // minimum size of a volume made from it; 0: not known
@@ -121,12 +122,14 @@ func (s VolumeSnapshot) Each() []GroupMember {
 	return []GroupMember{{s.Volume, s.Source, s.External, s.Size, s.Taken, s.State == SnapshotReady}}
 }
 
-// Externals returns the plugin's ids of the snapshots, one for each volume.
+// Externals returns the plugin's ids of the snapshots, as far as the plugin has named them.
 func (s VolumeSnapshot) Externals() (ids []ExternalID) {
 	for _, m := range s.Each() {
-		ids = append(ids, m.External)
+		if m.External != "" {
+			ids = append(ids, m.External)
+		}
 	}
-	return ids
+	return append(ids, s.Unusable...)
 }
 
 // VolumeKeys returns the volumes of the snapshot, in the order in which they are locked.

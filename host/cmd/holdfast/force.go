@@ -79,8 +79,8 @@ func newVolumeDetach(io streams, p *globalFlags) *cobra.Command {
 				return err
 			}
 			name := volumeName(namespace, args[0])
-			steps, err := callUntilSignal(c, p, f.wait, fmt.Sprintf("volume %s may or may not be detached; to check: %s; "+
-				"to resume, run the command again", name, volumeCommand("status", name)),
+			steps, err := callUntilSignal(c, p, f.wait, fmt.Sprintf("a detach of volume %s that has begun goes on; to check: %s; "+
+				"to begin again, run the command again", name, volumeCommand("status", name)),
 				func(ctx context.Context, client *control.Client) ([]host.ReleaseStep, error) {
 					return client.DetachVolume(ctx, name, node, o)
 				})

@@ -19,6 +19,11 @@ const maxRanges = 1000
 // blocksLimit bounds one call for blocks. A call that has made progress until then is continued by the next.
 const blocksLimit = 5 * time.Minute
 
+// blocksIdle bounds the time without a block: a plugin that only hangs or fails ends the list.
+const blocksIdle = 10 * time.Minute
+
+var errBlocksIdle = registry.Errorf(registry.ErrUnavailable, "the plugin has sent no block for %v", blocksIdle)
+
 // Blocks calls each with the allocated blocks of a snapshot or, with a base, with those that differ from it, in order.
 // A call that is cut off is continued after the last range. The error is that of each if it returns one.
 func (s *Snapshots) Blocks(ctx context.Context, q registry.BlockQuery, each func(registry.Blocks) error) error {
@@ -26,7 +31,15 @@ func (s *Snapshots) Blocks(ctx context.Context, q registry.BlockQuery, each func
 	if err != nil {
 		return err
 	}
-	list := blockList{next: q.Offset, each: each}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	idle := time.AfterFunc(blocksIdle, func() { cancel(errBlocksIdle) })
+	defer idle.Stop()
+	list := blockList{next: q.Offset, each: func(page registry.Blocks) error {
+		idle.Stop()
+		defer idle.Reset(blocksIdle)
+		return each(page)
+	}}
 	for try := uint64(1); ; try++ {
 		begun := list.next
 		err := s.readBlocks(ctx, snap, base, &list)

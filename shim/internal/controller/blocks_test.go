@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -134,6 +135,20 @@ func TestBlocksComeOnceAndInOrder(t *testing.T) {
 	if err != stop {
 		t.Errorf("the reader's error: %v", err)
 	}
+}
+
+// A list ends if its plugin sends no more blocks for ten minutes, which do not include the time of its reader.
+func TestBlocksEndWithoutProgress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answers := []snapshotAnswer{parts("UNAVAILABLE", part(0))}
+		d := openBlocks(t, append(answers, slices.Repeat([]snapshotAnswer{parts("UNAVAILABLE")}, 1000)...)...)
+		begun := time.Now()
+		q := registry.BlockQuery{Snapshot: registry.SnapshotName{Namespace: "default", ID: "s2"}}
+		err := d.Blocks(t.Context(), q, func(registry.Blocks) error { time.Sleep(time.Hour); return nil })
+		if err == nil || !strings.Contains(err.Error(), "no block for 10m0s") || time.Since(begun) != time.Hour+blocksIdle {
+			t.Errorf("after %v: %v", time.Since(begun), err)
+		}
+	})
 }
 
 // An answer that CSI does not allow ends the list with an error that says what is wrong.

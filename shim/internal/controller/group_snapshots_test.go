@@ -204,6 +204,50 @@ func TestMembersGoWithTheirGroup(t *testing.T) {
 	})
 }
 
+// A group snapshot whose answer cannot be used is deleted with the ids of that answer, unless another record has one.
+func TestUnusableGroupSnapshotIsDeleted(t *testing.T) {
+	theirs := registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: "s", Name: "s",
+		Volume: "data"}, Plugin: key.Plugin, Source: key.External, External: "snap-1", State: registry.SnapshotReady}
+	for what, c := range map[string]struct {
+		change func(*csi.GroupSnapshot)
+		known  registry.Record
+		call   string // that deletes it
+	}{
+		"a snapshot is missing": {func(g *csi.GroupSnapshot) { g.Snapshots = g.Snapshots[:1] }, nil,
+			"DeleteVolumeGroupSnapshot group-1 [snap-2]"},
+		"of another volume": {func(g *csi.GroupSnapshot) { g.Snapshots[0].Volume = "vol-x" }, nil,
+			"DeleteVolumeGroupSnapshot group-1 [snap-2 snap-1]"},
+		"without an id":         {func(g *csi.GroupSnapshot) { g.ID = "" }, nil, ""},
+		"with a known snapshot": {nil, theirs, ""},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			d := openGroup(t, of(registry.GroupSnapshots), groupAnswer(c.change), groupAnswer(c.change))
+			if c.known != nil {
+				d.put(c.known)
+			}
+			if _, err := d.Create(t.Context(), call, groupSpec); err == nil {
+				t.Errorf("%s: created", what)
+			}
+			d.wantJournal(createGroup)
+			if c.call == "" {
+				if err := d.DeleteGroup(t.Context(), call, groupName); err == nil || !strings.Contains(err.Error(), "deregister") {
+					t.Errorf("%s: %v", what, err)
+				}
+				d.wantJournal(createGroup)
+				return
+			}
+			d.plugin.answers = []snapshotAnswer{noAnswer("UNAVAILABLE"), {}}
+			if err := d.DeleteGroup(t.Context(), call, groupName); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+			d.wantJournal(c.call, c.call)
+			if list, _ := d.Snapshots.List(t.Context()); d.group().State != "" || len(list) > 0 {
+				t.Errorf("%s: left %+v", what, d.group())
+			}
+		})
+	}
+}
+
 // Two group snapshots of the same volumes, and the deletion of another one, do not wait for each other in a circle.
 func TestGroupSnapshotsOfTheSameVolumesEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

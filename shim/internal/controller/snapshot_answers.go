@@ -26,50 +26,92 @@ func acceptOne(view registry.View, snap *registry.VolumeSnapshot, answer csi.Sna
 	return nil
 }
 
-// acceptGroup copies the plugin's answer to the group snapshot after checking it: one snapshot of each volume, and none
-// of another. The group is ready once each of its snapshots is, whatever the plugin says of the group.
+// acceptGroup copies the plugin's answer to the group snapshot after checking it. The group is ready once each of its
+// snapshots is, whatever the plugin says of the group. Of an answer that cannot be used it keeps only the ids.
 func acceptGroup(view registry.View, snap *registry.VolumeSnapshot, answer csi.GroupSnapshot) error {
-	id, err := registry.ParseExternalID(answer.ID)
-	switch {
-	case err != nil:
+	members, err := checkGroup(view, *snap, answer)
+	if err != nil {
+		keepIDs(view, snap, answer)
 		return err
-	case snap.External != "" && snap.External != id:
-		return registry.Invalid("it calls the group snapshot %q, and called it %q before", id, snap.External)
-	case len(answer.Snapshots) != len(snap.Members):
-		return registry.Invalid("group snapshot %q has %d snapshots, of %d volumes", id, len(answer.Snapshots),
-			len(snap.Members))
 	}
-	for _, other := range view.GroupSnapshots() {
-		if other.Plugin == snap.Plugin && other.External == id && other.Key() != snap.Key() {
-			return registry.Invalid("it calls the group snapshot %q, which is %s already", id, nameOf(other.SnapshotSpec))
-		}
+	ready := answer.Ready
+	for _, m := range members {
+		ready = ready && m.Ready
 	}
-	members, ready, seen := slices.Clone(snap.Members), answer.Ready, map[string]bool{}
-	for i, m := range members {
-		at := slices.IndexFunc(answer.Snapshots, func(one csi.Snapshot) bool { return one.Volume == m.Source })
-		if at < 0 {
-			return registry.Invalid("group snapshot %q has no snapshot of volume %q", id, m.Source)
-		}
-		one := answer.Snapshots[at]
-		if err := checkAnswer(view, *snap, m, one); err != nil {
-			return err
-		}
-		if one.Group != id {
-			return registry.Invalid("snapshot %q in group snapshot %q says that it is in group %q", one.ID, id, one.Group)
-		}
-		if seen[one.ID] {
-			return registry.Invalid("group snapshot %q has snapshot %q twice", id, one.ID)
-		}
-		seen[one.ID], ready = true, ready && one.Ready
-		members[i].External, members[i].Size, members[i].Taken = registry.ExternalID(one.ID), one.Size, one.Taken
-		members[i].Ready = one.Ready
-	}
-	snap.External, snap.Taken, snap.Members, snap.Failure = id, answer.Taken, members, registry.Failure{}
-	snap.State = registry.SnapshotProcessing
+	snap.External, snap.Taken, snap.Members = registry.ExternalID(answer.ID), answer.Taken, members
+	snap.Failure, snap.Unusable, snap.State = registry.Failure{}, nil, registry.SnapshotProcessing
 	if ready {
 		snap.State = registry.SnapshotReady
 	}
 	return nil
+}
+
+// keepIDs keeps the ids of an answer that cannot be used, so that the group snapshot can be deleted. The ids of an
+// earlier answer stay. None is kept if another record has one of them.
+func keepIDs(view registry.View, snap *registry.VolumeSnapshot, answer csi.GroupSnapshot) {
+	id, err := registry.ParseExternalID(answer.ID)
+	if err != nil || snap.External != "" {
+		return
+	}
+	var ids []registry.ExternalID
+	for _, one := range answer.Snapshots {
+		if m, err := registry.ParseExternalID(one.ID); err == nil && !slices.Contains(ids, m) {
+			ids = append(ids, m)
+		}
+	}
+	for _, other := range view.SnapshotRecords() {
+		if other.Plugin != snap.Plugin || other.Key() == snap.Key() {
+			continue
+		}
+		has := func(m registry.ExternalID) bool { return slices.Contains(other.Externals(), m) }
+		if other.IsGroup() && other.External == id || slices.ContainsFunc(ids, has) {
+			return
+		}
+	}
+	snap.External, snap.Unusable = id, ids
+}
+
+// checkGroup returns the members of a group snapshot as the plugin describes them: one snapshot of each volume, and none
+// of another.
+func checkGroup(
+	view registry.View, snap registry.VolumeSnapshot, answer csi.GroupSnapshot,
+) ([]registry.GroupMember, error) {
+	id, err := registry.ParseExternalID(answer.ID)
+	switch {
+	case err != nil:
+		return nil, err
+	case snap.External != "" && snap.External != id:
+		return nil, registry.Invalid("it calls the group snapshot %q, and called it %q before", id, snap.External)
+	case len(answer.Snapshots) != len(snap.Members):
+		return nil, registry.Invalid("group snapshot %q has %d snapshots, of %d volumes", id, len(answer.Snapshots),
+			len(snap.Members))
+	}
+	for _, other := range view.GroupSnapshots() {
+		if other.Plugin == snap.Plugin && other.External == id && other.Key() != snap.Key() {
+			return nil, registry.Invalid("it calls the group snapshot %q, which is %s already", id, nameOf(other.SnapshotSpec))
+		}
+	}
+	members, seen := slices.Clone(snap.Members), map[string]bool{}
+	for i, m := range members {
+		at := slices.IndexFunc(answer.Snapshots, func(one csi.Snapshot) bool { return one.Volume == m.Source })
+		if at < 0 {
+			return nil, registry.Invalid("group snapshot %q has no snapshot of volume %q", id, m.Source)
+		}
+		one := answer.Snapshots[at]
+		if err := checkAnswer(view, snap, m, one); err != nil {
+			return nil, err
+		}
+		if one.Group != id {
+			return nil, registry.Invalid("snapshot %q in group snapshot %q says that it is in group %q", one.ID, id, one.Group)
+		}
+		if seen[one.ID] {
+			return nil, registry.Invalid("group snapshot %q has snapshot %q twice", id, one.ID)
+		}
+		seen[one.ID] = true
+		members[i].External, members[i].Size, members[i].Taken = registry.ExternalID(one.ID), one.Size, one.Taken
+		members[i].Ready = one.Ready
+	}
+	return members, nil
 }
 
 // checkAnswer checks what the plugin says of the snapshot of one volume.

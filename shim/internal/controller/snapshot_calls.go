@@ -283,7 +283,9 @@ func (s *Snapshots) send(
 		Private: csi.Private{Contexts: []map[string]string{snap.Parameters}}}
 	for _, m := range snap.Members {
 		create.Volumes = append(create.Volumes, m.Source)
-		known.Members = append(known.Members, m.External)
+	}
+	if snap.IsGroup() {
+		known.Members = snap.Externals()
 	}
 	var one csi.Snapshot
 	var group csi.GroupSnapshot
@@ -316,7 +318,6 @@ func (s *Snapshots) taken(
 	if failure == nil {
 		err := s.volumes.State.View(ctx, func(view registry.View) error { return accept(view, &next) })
 		if err != nil {
-			next = snap
 			failure, _ = errors.AsType[*registry.CallError](badResponse(rpc, at, registry.ErrInternal,
 				"the plugin's answer cannot be used: %v", err))
 		}
