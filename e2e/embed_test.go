@@ -27,7 +27,7 @@ func TestEmbed(t *testing.T) {
 	run := hooks.DefaultRun(state, os.Getuid(), "")
 	cmd := exec.Command(filepath.Join(dir, "embed"), state, filepath.Join(bin, "holdfast-shim"),
 		"../examples/embed/plugin.hcl",
-		filepath.Join(dir, "loopfs"), "--backend", "dir", "--data", filepath.Join(dir, "data"))
+		filepath.Join(bin, "loopfs"), "--backend", "dir", "--data", filepath.Join(dir, "data"))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	t.Cleanup(func() {
 		if t.Failed() && cmd.Process != nil {
@@ -42,8 +42,11 @@ func TestEmbed(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	build(t, "../examples/embed", ".", filepath.Join(dir, "embed"))
-	build(t, "..", "./examples/loopfs", filepath.Join(dir, "loopfs"))
+	build := exec.Command("go", "build", "-o", cmd.Path, ".")
+	build.Dir = "../examples/embed"
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build the example: %v\n%s", err, out)
+	}
 	out, err := cmd.Output()
 	if exit, ok := err.(*exec.ExitError); ok {
 		t.Fatalf("embed: %v\n%s", err, exit.Stderr)
@@ -52,14 +55,5 @@ func TestEmbed(t *testing.T) {
 	}
 	if !strings.Contains(string(out), "loopfs: loopfs.holdfast.dev 0.1.0, healthy") {
 		t.Errorf("it says %q", out)
-	}
-}
-
-func build(t *testing.T, dir, pkg, to string) {
-	t.Helper()
-	cmd := exec.Command("go", "build", "-o", to, pkg)
-	cmd.Dir = dir
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build %s: %v\n%s", pkg, err, out)
 	}
 }

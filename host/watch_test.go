@@ -59,45 +59,6 @@ func TestWatchOfPastEventsEnds(t *testing.T) {
 	}
 }
 
-// Every event after the cursor is received once and in order.
-func TestWatchContinuesOverFiveShims(t *testing.T) {
-	t.Parallel()
-	w := openEnv(t)
-	w.plugin("a")
-	var got []host.Seq
-	watched := make(chan error, 1)
-	go func() {
-		watched <- w.host.Watch(w.ctx(), host.WatchOptions{}, func(e host.Event) error {
-			got = append(got, e.Seq)
-			if e.Kind == host.EventResync {
-				t.Errorf("a resync: %v", e)
-			}
-			if e.Volume.ID == "last" {
-				return io.EOF
-			}
-			return nil
-		})
-	}()
-	for _, id := range []string{"v1", "v2", "v3", "v4", "v5"} {
-		must(t, w.create(id, ""))
-		w.kill()
-		must(t, w.create(id+"b", ""))
-	}
-	must(t, w.create("last", ""))
-	if err := <-watched; err != io.EOF {
-		t.Fatal(err)
-	}
-	var want []host.Seq
-	for _, e := range w.past(0) {
-		if len(want) < len(got) {
-			want = append(want, e.Seq)
-		}
-	}
-	if !slices.Equal(got, want) || !slices.IsSorted(want) || len(want) < 11 {
-		t.Errorf("watched %v\nthere are %v", got, want)
-	}
-}
-
 func TestFingerprintsAreCompleteAtEachShim(t *testing.T) {
 	t.Parallel()
 	w := openEnv(t)

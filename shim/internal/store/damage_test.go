@@ -203,7 +203,7 @@ func TestDamage(t *testing.T) {
 		copy(torn[n*pageSize+512*random.IntN(8):], page(random.IntN(count))[:512])
 		c.damaged(t, fmt.Sprintf("page %d torn", n), torn)
 	}
-	const flips = 120
+	const flips = 60
 	found := 0
 	for i := range flips {
 		flipped := bytes.Clone(file)
