@@ -46,8 +46,7 @@ func (d *decoder) warnf(at hcl.Range, detail, summary string, args ...any) {
 func (d *decoder) report(severity registry.Severity, at hcl.Range, summary, detail string) {
 	diag := registry.Diagnostic{
 		Severity: severity, Summary: shortened(summary, maxSentence), Detail: shortened(detail, maxSentence),
-		File:  at.Filename,
-		Start: position(at.Start), End: position(at.End), Snippet: d.snippet(at),
+		File: at.Filename, Start: position(at.Start), End: position(at.End), Snippet: d.snippet(at),
 	}
 	if len(d.diags) >= maxKept {
 		d.dropped++

@@ -59,9 +59,8 @@ var computers = map[string]function.Function{
 	"length": lengthFunction, "tonumber": conversion(cty.Number), "tobool": conversion(cty.Bool),
 	"startswith": test(strings.HasPrefix), "endswith": test(strings.HasSuffix),
 	"base64encode": encoding.Base64EncodeFunc, "base64decode": encoding.Base64DecodeFunc,
-	"urlencode": encoding.URLEncodeFunc,
-	"basename":  text(func(s string) (string, error) { return path.Base(s), nil }),
-	"dirname":   text(func(s string) (string, error) { return path.Dir(s), nil }), "pathexpand": text(expandPath),
+	"urlencode": encoding.URLEncodeFunc, "basename": text(func(s string) (string, error) { return path.Base(s), nil }),
+	"dirname": text(func(s string) (string, error) { return path.Dir(s), nil }), "pathexpand": text(expandPath),
 	"md5": digest(md5.New), "sha1": digest(sha1.New), "sha256": digest(sha256.New), "sha512": digest(sha512.New),
 	"uuidv5": uuid.V5Func, "cidrhost": cidr.HostFunc, "cidrnetmask": cidr.NetmaskFunc, "cidrsubnet": cidr.SubnetFunc,
 	"cidrsubnets": cidr.SubnetsFunc,
@@ -70,8 +69,7 @@ var computers = map[string]function.Function{
 // absent maps functions of other tools that are unsupported here to the reason.
 var absent = map[string]string{
 	"timestamp": pure, "uuidv4": pure, "bcrypt": pure, "yamldecode": noYAML,
-	"rsadecrypt": "it is not offered; use a secret",
-	"abspath":    noFiles, "fileset": noFiles, "fileexists": noFiles,
+	"rsadecrypt": "it is not offered; use a secret", "abspath": noFiles, "fileset": noFiles, "fileexists": noFiles,
 	"templatefile": "it is not offered; use file() and a template block",
 }
 

@@ -121,8 +121,7 @@ func (w Wait) Participle() string {
 
 var participles = map[Step]string{
 	StepCreate: "created", StepAttach: "attached", StepOwn: "owned", StepStage: "staged", StepExpand: "expanded",
-	StepPublish:   "published",
-	StepUnpublish: "unpublished", StepUnstage: "unstaged", StepDetach: "detached",
+	StepPublish: "published", StepUnpublish: "unpublished", StepUnstage: "unstaged", StepDetach: "detached",
 }
 
 // Waits formats a list of waits in one line.

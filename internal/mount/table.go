@@ -82,8 +82,7 @@ func mountsOf(infos []*mountinfo.Info) Mounts {
 	for _, i := range infos {
 		ms = append(ms, Mount{
 			ID: i.ID, Parent: i.Parent, Major: i.Major, Minor: i.Minor, Root: i.Root, Point: i.Mountpoint,
-			FSType: i.FSType,
-			Source: i.Source, Flags: i.Options, Super: i.VFSOptions,
+			FSType: i.FSType, Source: i.Source, Flags: i.Options, Super: i.VFSOptions,
 			Group: optional(i.Optional, "shared:"), Master: optional(i.Optional, "master:"),
 		})
 	}

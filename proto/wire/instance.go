@@ -93,8 +93,7 @@ func RestartProto(r registry.PendingRestart) *pb.RestartRequest {
 
 func Restart(m *pb.RestartRequest) registry.PendingRestart {
 	return registry.PendingRestart{TaskKey: TaskKey(m.GetTask()), RestartRequest: registry.RestartRequest{
-		Attempt: m.GetAttempt(), Cause: registry.Cause(m.GetCause()), Detail: m.GetDetail(),
-		Since: moment(m.GetSince()),
+		Attempt: m.GetAttempt(), Cause: registry.Cause(m.GetCause()), Detail: m.GetDetail(), Since: moment(m.GetSince()),
 	}}
 }
 
@@ -124,10 +123,9 @@ func PluginFingerprint(m *pb.PluginFingerprint) registry.PluginFingerprint {
 func EventProto(e registry.Event) *pb.Event {
 	out := &pb.Event{
 		Seq: uint64(e.Seq), Generation: uint64(e.Generation), Kind: string(e.Kind), Role: string(e.Role),
-		Plugin: string(e.Plugin),
-		Alloc:  string(e.Alloc), Task: string(e.Task), Volume: VolumeNameProto(e.Volume),
-		ExternalId: string(e.External),
-		Request:    string(e.Request), Cause: string(e.Cause), Detail: text(e.Detail), At: stamp(e.At),
+		Plugin: string(e.Plugin), Alloc: string(e.Alloc), Task: string(e.Task), Volume: VolumeNameProto(e.Volume),
+		ExternalId: string(e.External), Request: string(e.Request), Cause: string(e.Cause), Detail: text(e.Detail),
+		At: stamp(e.At),
 	}
 	if e.Instance != nil {
 		out.Instance = InstanceProto(*e.Instance)

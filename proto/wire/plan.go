@@ -109,9 +109,8 @@ func groupProto(g hooks.Group) *pb.Group {
 
 func taskProto(t hooks.Task) *pb.Task {
 	return &pb.Task{
-		Name: string(t.Name), Driver: t.Driver, Plugin: string(t.Plugin), Sealed: t.Sealed, Env: t.Env,
-		Config: t.Config, Rest: t.Rest,
-		PluginType: string(t.PluginType), Roll: string(t.Roll),
+		Name: string(t.Name), Driver: t.Driver, Plugin: string(t.Plugin), Sealed: t.Sealed, Env: t.Env, Config: t.Config,
+		Rest: t.Rest, PluginType: string(t.PluginType), Roll: string(t.Roll),
 	}
 }
 
@@ -135,9 +134,8 @@ func group(m *pb.Group) hooks.Group {
 func task(m *pb.Task) hooks.Task {
 	return hooks.Task{
 		Name: registry.TaskName(m.GetName()), Driver: m.GetDriver(), Plugin: registry.PluginID(m.GetPlugin()),
-		Sealed: m.GetSealed(),
-		Env:    m.GetEnv(), Config: m.GetConfig(), Rest: m.GetRest(), PluginType: hooks.PluginType(m.GetPluginType()),
-		Roll: hooks.RollMode(m.GetRoll()),
+		Sealed: m.GetSealed(), Env: m.GetEnv(), Config: m.GetConfig(), Rest: m.GetRest(),
+		PluginType: hooks.PluginType(m.GetPluginType()), Roll: hooks.RollMode(m.GetRoll()),
 	}
 }
 
@@ -146,8 +144,7 @@ func task(m *pb.Task) hooks.Task {
 func AllocTaskProto(t hooks.AllocTask) *pb.AllocTask {
 	return &pb.AllocTask{
 		Task: &pb.TaskKey{Alloc: string(t.Alloc), Task: string(t.Task)}, Job: t.Job, Digest: t.Digest,
-		Attempt:  t.Attempt,
-		Isolated: t.Isolated, Sealed: t.Sealed,
+		Attempt: t.Attempt, Isolated: t.Isolated, Sealed: t.Sealed,
 	}
 }
 
@@ -161,8 +158,7 @@ func AllocTask(m *pb.AllocTask) (hooks.AllocTask, error) {
 	}
 	return hooks.AllocTask{
 		Alloc: key.Alloc, Task: key.Task, Job: m.GetJob(), Digest: m.GetDigest(), Attempt: m.GetAttempt(),
-		Isolated: m.GetIsolated(),
-		Sealed:   m.GetSealed(),
+		Isolated: m.GetIsolated(), Sealed: m.GetSealed(),
 	}, nil
 }
 

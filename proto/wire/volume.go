@@ -8,11 +8,10 @@ import (
 func VolumeSpecProto(s registry.VolumeSpec) *pb.VolumeSpec {
 	out := &pb.VolumeSpec{
 		Namespace: string(s.Namespace), Id: string(s.ID), Name: s.Name, PluginId: string(s.Plugin),
-		ExternalId:  string(s.External),
-		CapacityMin: s.CapacityMin, CapacityMax: s.CapacityMax, FsType: s.FSType, MountFlags: s.MountFlags.List(),
-		Parameters: s.Parameters, Context: s.Context, Required: each(s.Required, topologyProto),
-		Preferred: each(s.Preferred, topologyProto),
-		CloneId:   string(s.CloneID), CloneExternalId: string(s.CloneExternal), SnapshotId: string(s.SnapshotID),
+		ExternalId: string(s.External), CapacityMin: s.CapacityMin, CapacityMax: s.CapacityMax, FsType: s.FSType,
+		MountFlags: s.MountFlags.List(), Parameters: s.Parameters, Context: s.Context,
+		Required: each(s.Required, topologyProto), Preferred: each(s.Preferred, topologyProto),
+		CloneId: string(s.CloneID), CloneExternalId: string(s.CloneExternal), SnapshotId: string(s.SnapshotID),
 		MountGroup: s.MountGroup, MutableParameters: s.Mutable, Ownership: ownershipProto(s.Ownership),
 	}
 	out.Capabilities = each(s.Capabilities, func(c registry.VolumeCapability) *pb.VolumeCapability {
@@ -27,10 +26,9 @@ func VolumeSpec(m *pb.VolumeSpec) registry.VolumeSpec {
 		Namespace: registry.Namespace(m.GetNamespace()), ID: registry.VolumeID(m.GetId()), Name: m.GetName(),
 		Plugin: registry.PluginID(m.GetPluginId()), External: registry.ExternalID(m.GetExternalId()),
 		CapacityMin: m.GetCapacityMin(), CapacityMax: m.GetCapacityMax(), FSType: m.GetFsType(),
-		MountFlags: registry.FlagsOf(m.GetMountFlags()),
-		Parameters: m.GetParameters(), Context: m.GetContext(), Required: each(m.GetRequired(), topology),
-		Preferred: each(m.GetPreferred(), topology),
-		CloneID:   registry.VolumeID(m.GetCloneId()), CloneExternal: registry.ExternalID(m.GetCloneExternalId()),
+		MountFlags: registry.FlagsOf(m.GetMountFlags()), Parameters: m.GetParameters(), Context: m.GetContext(),
+		Required: each(m.GetRequired(), topology), Preferred: each(m.GetPreferred(), topology),
+		CloneID: registry.VolumeID(m.GetCloneId()), CloneExternal: registry.ExternalID(m.GetCloneExternalId()),
 		SnapshotID: registry.ExternalID(m.GetSnapshotId()), MountGroup: m.GetMountGroup(),
 		Mutable: m.GetMutableParameters(), Ownership: ownership(m.GetOwnership()),
 	}
@@ -51,17 +49,14 @@ func VolumeProto(v registry.VolumeStatus) *pb.Volume {
 	return &pb.Volume{
 		Spec: VolumeSpecProto(masked.VolumeSpec), State: string(v.State), Created: v.Created, Capacity: v.Capacity,
 		Accessible: each(v.Accessible, topologyProto), CreateIndex: uint64(v.CreateIndex),
-		ModifyIndex: uint64(v.ModifyIndex), Since: stamp(v.Since),
-		Attach: string(attached.State), AttachedNodeId: string(attached.NodeID), Stage: string(v.Staging.State),
-		StagedAt: treeProto(v.Staging.Path), Holders: each(v.Holders, holderProto), Intent: intentProto(v.Intent),
-		Ephemeral: v.Ephemeral, Owner: string(v.Owner), Waiting: each(v.Waiting, waitProto),
-		Expansion: expansionProto(v.Expansion),
-		Health:    healthProto(v.Health),
-		Failure:   failureProto(v.Failure), SourceVolume: string(v.Source.Volume),
-		SourceSnapshot: string(v.Source.Snapshot),
-		OriginJob:      v.Origin.Job, OriginGroup: v.Origin.Group, OriginRequest: string(v.Origin.Request),
-		DeleteWith: string(v.DeleteWith), Made: v.Made, Modification: modificationProto(masked.Modification),
-		Owned: ownershipProto(v.Owned),
+		ModifyIndex: uint64(v.ModifyIndex), Since: stamp(v.Since), Attach: string(attached.State),
+		AttachedNodeId: string(attached.NodeID), Stage: string(v.Staging.State), StagedAt: treeProto(v.Staging.Path),
+		Holders: each(v.Holders, holderProto), Intent: intentProto(v.Intent), Ephemeral: v.Ephemeral,
+		Owner: string(v.Owner), Waiting: each(v.Waiting, waitProto), Expansion: expansionProto(v.Expansion),
+		Health: healthProto(v.Health), Failure: failureProto(v.Failure), SourceVolume: string(v.Source.Volume),
+		SourceSnapshot: string(v.Source.Snapshot), OriginJob: v.Origin.Job, OriginGroup: v.Origin.Group,
+		OriginRequest: string(v.Origin.Request), DeleteWith: string(v.DeleteWith), Made: v.Made,
+		Modification: modificationProto(masked.Modification), Owned: ownershipProto(v.Owned),
 	}
 }
 
@@ -117,8 +112,7 @@ func expansion(m *pb.Expansion) registry.Expansion {
 	return registry.Expansion{
 		Done: m.GetDone(), Asked: registry.CapacityRange{Required: m.GetAskedRequired(), Limit: m.GetAskedLimit()},
 		Node: registry.CapacityRange{Required: m.GetNodeRequired(), Limit: m.GetNodeLimit()}, Refused: m.GetRefused(),
-		Since: moment(m.GetSince()),
-		RPC:   registry.RPC(m.GetRpc()), Code: m.GetCode(), Detail: m.GetDetail(),
+		Since: moment(m.GetSince()), RPC: registry.RPC(m.GetRpc()), Code: m.GetCode(), Detail: m.GetDetail(),
 	}
 }
 
@@ -175,9 +169,8 @@ func failure(m *pb.Failure) registry.Failure {
 func holderProto(h registry.Holder) *pb.Holder {
 	return &pb.Holder{
 		Alloc: string(h.Claim.Alloc), Request: string(h.Claim.Request), Node: string(h.Claim.Node),
-		Usage:   usageProto(h.Claim.Usage),
-		Publish: string(h.Publish), Target: treeProto(h.Target), Since: stamp(h.Claim.Since), Trouble: text(h.Trouble),
-		Troubled: stamp(h.Troubled),
+		Usage: usageProto(h.Claim.Usage), Publish: string(h.Publish), Target: treeProto(h.Target),
+		Since: stamp(h.Claim.Since), Trouble: text(h.Trouble), Troubled: stamp(h.Troubled),
 	}
 }
 
@@ -187,8 +180,7 @@ func intentProto(i *registry.Intent) *pb.IntentState {
 	}
 	return &pb.IntentState{
 		Rpc: string(i.RPC), Attempt: i.Attempt, Outcome: string(i.Outcome), Code: i.Code, Detail: text(i.Detail),
-		Since: stamp(i.Since),
-		Next:  stamp(i.Next), Alloc: string(i.Alloc), Request: string(i.Request),
+		Since: stamp(i.Since), Next: stamp(i.Next), Alloc: string(i.Alloc), Request: string(i.Request),
 	}
 }
 
@@ -206,10 +198,8 @@ func intent(m *pb.IntentState) *registry.Intent {
 func ClaimProto(c registry.Claim) *pb.Claim {
 	return &pb.Claim{
 		Volume: VolumeNameProto(c.Name), Plugin: string(c.Volume.Plugin), ExternalId: string(c.Volume.External),
-		Alloc:   string(c.Alloc),
-		Request: string(c.Request), Node: string(c.Node), Usage: usageProto(c.Usage),
-		CreateIndex: uint64(c.CreateIndex),
-		ModifyIndex: uint64(c.ModifyIndex), Since: stamp(c.Since),
+		Alloc: string(c.Alloc), Request: string(c.Request), Node: string(c.Node), Usage: usageProto(c.Usage),
+		CreateIndex: uint64(c.CreateIndex), ModifyIndex: uint64(c.ModifyIndex), Since: stamp(c.Since),
 	}
 }
 
@@ -228,19 +218,15 @@ func Claim(m *pb.Claim) registry.Claim {
 func AllocProto(a registry.AllocStatus) *pb.Alloc {
 	return &pb.Alloc{
 		Id: string(a.ID), Job: a.Job, Group: a.Group, Namespace: string(a.Namespace), Index: a.Index,
-		State: string(a.State),
-		Waits: text(registry.Waits(a.Waiting)), Waiting: each(a.Waiting, waitProto),
+		State: string(a.State), Waits: text(registry.Waits(a.Waiting)), Waiting: each(a.Waiting, waitProto),
 		CreateIndex: uint64(a.CreateIndex), ModifyIndex: uint64(a.ModifyIndex), Since: stamp(a.Since),
-		ForcedBy: a.Forced.By, ForcedSince: stamp(a.Forced.Since),
-		Volumes: each(a.Uses, func(u registry.Use) *pb.Use {
+		ForcedBy: a.Forced.By, ForcedSince: stamp(a.Forced.Since), Volumes: each(a.Uses, func(u registry.Use) *pb.Use {
 			return &pb.Use{
 				Request: string(u.Request), Volume: VolumeNameProto(u.Name), Plugin: string(u.Volume.Plugin),
-				ExternalId: string(u.Volume.External),
-				Usage:      usageProto(u.Usage), Attach: string(u.Attach), Stage: string(u.Stage),
-				Publish: string(u.Publish), Target: treeProto(u.Target),
+				ExternalId: string(u.Volume.External), Usage: usageProto(u.Usage), Attach: string(u.Attach),
+				Stage: string(u.Stage), Publish: string(u.Publish), Target: treeProto(u.Target),
 				Intent: intentProto(u.Intent), Wait: maybeWaitProto(u.Wait), Trouble: text(u.Trouble),
-				Troubled:  stamp(u.Troubled),
-				Expansion: expansionProto(u.Expansion), Health: healthProto(u.Health),
+				Troubled: stamp(u.Troubled), Expansion: expansionProto(u.Expansion), Health: healthProto(u.Health),
 			}
 		}),
 	}
@@ -252,9 +238,8 @@ func Alloc(m *pb.Alloc) registry.AllocStatus {
 			ID: registry.AllocID(m.GetId()), Job: m.GetJob(), Group: m.GetGroup(),
 			Namespace: registry.Namespace(m.GetNamespace()), Index: m.GetIndex(),
 			State: registry.AllocState(m.GetState()), Waiting: each(m.GetWaiting(), wait),
-			CreateIndex: registry.Seq(m.GetCreateIndex()),
-			ModifyIndex: registry.Seq(m.GetModifyIndex()), Since: moment(m.GetSince()),
-			Forced: registry.Forced{By: m.GetForcedBy(), Since: moment(m.GetForcedSince())},
+			CreateIndex: registry.Seq(m.GetCreateIndex()), ModifyIndex: registry.Seq(m.GetModifyIndex()),
+			Since: moment(m.GetSince()), Forced: registry.Forced{By: m.GetForcedBy(), Since: moment(m.GetForcedSince())},
 		},
 		Uses: each(m.GetVolumes(), func(u *pb.Use) registry.Use {
 			return registry.Use{

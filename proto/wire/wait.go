@@ -8,21 +8,17 @@ import (
 func waitProto(w registry.Wait) *pb.Wait {
 	return &pb.Wait{
 		Alloc: string(w.Alloc), Request: string(w.Request), Volume: VolumeNameProto(w.Volume), Step: string(w.Step),
-		For: text(w.For),
-		Rpc: string(w.RPC), Code: w.Code, Detail: text(w.Detail), Attempt: w.Attempt, Since: stamp(w.Since),
-		Next: stamp(w.Next), Advice: text(w.Advice),
-		Role: string(w.Role),
+		For: text(w.For), Rpc: string(w.RPC), Code: w.Code, Detail: text(w.Detail), Attempt: w.Attempt,
+		Since: stamp(w.Since), Next: stamp(w.Next), Advice: text(w.Advice), Role: string(w.Role),
 	}
 }
 
 func wait(m *pb.Wait) registry.Wait {
 	return registry.Wait{
 		Alloc: registry.AllocID(m.GetAlloc()), Request: registry.RequestName(m.GetRequest()),
-		Volume: VolumeName(m.GetVolume()),
-		Step:   registry.Step(m.GetStep()), For: m.GetFor(), RPC: registry.RPC(m.GetRpc()), Code: m.GetCode(),
-		Detail:  m.GetDetail(),
-		Attempt: m.GetAttempt(), Since: moment(m.GetSince()), Next: moment(m.GetNext()), Advice: m.GetAdvice(),
-		Role: registry.Role(m.GetRole()),
+		Volume: VolumeName(m.GetVolume()), Step: registry.Step(m.GetStep()), For: m.GetFor(),
+		RPC: registry.RPC(m.GetRpc()), Code: m.GetCode(), Detail: m.GetDetail(), Attempt: m.GetAttempt(),
+		Since: moment(m.GetSince()), Next: moment(m.GetNext()), Advice: m.GetAdvice(), Role: registry.Role(m.GetRole()),
 	}
 }
 
@@ -62,11 +58,9 @@ func Diagnosis(m *pb.DoctorReply) registry.Diagnosis {
 
 func findingProto(f registry.Finding) *pb.Finding {
 	return &pb.Finding{
-		Kind: string(f.Kind), Action: string(f.Action), Volume: VolumeNameProto(f.Name),
-		Plugin:     string(f.Volume.Plugin),
+		Kind: string(f.Kind), Action: string(f.Action), Volume: VolumeNameProto(f.Name), Plugin: string(f.Volume.Plugin),
 		ExternalId: string(f.Volume.External), Alloc: string(f.Alloc), Request: string(f.Request), Path: text(f.Path),
-		Detail: text(f.Detail),
-		Advice: text(f.Advice), Result: text(f.Result),
+		Detail: text(f.Detail), Advice: text(f.Advice), Result: text(f.Result),
 	}
 }
 

@@ -88,8 +88,7 @@ func tree(m *pb.Tree) registry.Tree { return registry.Tree{Host: m.GetHost(), Ta
 func usageProto(u registry.Usage) *pb.Usage {
 	return &pb.Usage{
 		AccessMode: string(u.Access), AttachmentMode: string(u.Attachment), ReadOnly: u.ReadOnly, FsType: u.FSType,
-		MountFlags: u.MountFlags.Masked().List(),
-		MountGroup: u.MountGroup, Ownership: ownershipProto(u.Ownership),
+		MountFlags: u.MountFlags.Masked().List(), MountGroup: u.MountGroup, Ownership: ownershipProto(u.Ownership),
 	}
 }
 
@@ -125,8 +124,7 @@ func Diagnostics(ms []*pb.Diagnostic) registry.Diagnostics {
 	return each(ms, func(m *pb.Diagnostic) registry.Diagnostic {
 		return registry.Diagnostic{
 			Severity: registry.Severity(m.GetSeverity()), Summary: m.GetSummary(), Detail: m.GetDetail(),
-			File:  m.GetFile(),
-			Start: position(m.GetStart()), End: position(m.GetEnd()), Snippet: m.GetSnippet(),
+			File: m.GetFile(), Start: position(m.GetStart()), End: position(m.GetEnd()), Snippet: m.GetSnippet(),
 		}
 	})
 }

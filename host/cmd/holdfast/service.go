@@ -97,8 +97,7 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 	st := &service{layout: hooks.Layout{State: state, Run: run}}
 	st.agent, err = agent.New(agent.Config{
 		StateDir: state, Name: e.node, Drivers: []taskdriver.Driver{taskdriver.NewExec(), taskdriver.NewRawExec()},
-		Override: override, Logger: log.Named("agent"),
-		Recover: e.recover,
+		Override: override, Logger: log.Named("agent"), Recover: e.recover,
 	})
 	if err != nil {
 		if pid, held := host.LockHolder(state); held && errors.Is(err, registry.ErrConflict) {
@@ -114,8 +113,7 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 	if err == nil {
 		st.host, err = host.Open(ctx, host.Config{
 			StateDir: state, RunDir: run, Shim: shim, Node: st.agent.Node().Name, Workload: living, Logger: log,
-			File: readForJob,
-			Bake: e.bake, SwapBudget: e.budget, MaxHold: e.hold,
+			File: readForJob, Bake: e.bake, SwapBudget: e.budget, MaxHold: e.hold,
 		})
 	}
 	if err == nil {

@@ -31,9 +31,8 @@ func (f *Fleet) Create(ctx context.Context, at registry.InstanceKey, r CreateReq
 
 func createRequest(r CreateRequest) *csi.CreateVolumeRequest {
 	req := &csi.CreateVolumeRequest{
-		Name: r.Name, VolumeCapabilities: capabilities(r.Capabilities, r.FSType, r.MountFlags),
-		Parameters: r.Parameters, MutableParameters: r.Mutable, Secrets: reveal(r.Secrets),
-		VolumeContentSource: contentSource(r.Source),
+		Name: r.Name, VolumeCapabilities: capabilities(r.Capabilities, r.FSType, r.MountFlags), Parameters: r.Parameters,
+		MutableParameters: r.Mutable, Secrets: reveal(r.Secrets), VolumeContentSource: contentSource(r.Source),
 	}
 	if r.CapacityMin > 0 || r.CapacityMax > 0 {
 		req.CapacityRange = &csi.CapacityRange{RequiredBytes: r.CapacityMin, LimitBytes: r.CapacityMax}

@@ -129,10 +129,9 @@ func covers(set map[string]bool, path string) bool {
 // order lists the kinds of findings, the worst first.
 var order = []registry.FindingKind{
 	registry.FoundDamage, registry.FoundUnseen, registry.FoundDead, registry.FoundRebooted, registry.FoundLost,
-	registry.FoundDetached,
-	registry.FoundMissing, registry.FoundUnhealthy, registry.FoundUncertain, registry.FoundUnowned, registry.FoundUsed,
-	registry.FoundOrphan, registry.FoundAttached, registry.FoundLeft, registry.FoundEmpty,
-	registry.FoundSkipped,
+	registry.FoundDetached, registry.FoundMissing, registry.FoundUnhealthy, registry.FoundUncertain,
+	registry.FoundUnowned, registry.FoundUsed, registry.FoundOrphan, registry.FoundAttached, registry.FoundLeft,
+	registry.FoundEmpty, registry.FoundSkipped,
 }
 
 func compare(a, b registry.Finding) int {

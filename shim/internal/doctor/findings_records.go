@@ -34,8 +34,7 @@ func (e *examiner) placement(p Placement) {
 		}
 		e.add(registry.Finding{
 			Kind: registry.FoundUnowned, Action: registry.ActUndo, Volume: p.Volume, Name: p.Name,
-			Path:   p.Staging.Path.Host,
-			Detail: fmt.Sprintf("volume %s is or may be %s, and has no claim", p.Name, what),
+			Path: p.Staging.Path.Host, Detail: fmt.Sprintf("volume %s is or may be %s, and has no claim", p.Name, what),
 			Advice: fmt.Sprintf("make sure that plugin %s runs: it is asked to take the volume down until it succeeds",
 				p.Volume.Plugin),
 		})

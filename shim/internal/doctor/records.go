@@ -267,8 +267,7 @@ func eventOf(f registry.Finding, now time.Time) registry.Event {
 	}
 	e := registry.Event{
 		Kind: registry.EventReconciled, Plugin: f.Volume.Plugin, Alloc: f.Alloc, Volume: f.Name,
-		External: f.Volume.External, Request: f.Request,
-		Detail: text, At: now,
+		External: f.Volume.External, Request: f.Request, Detail: text, At: now,
 	}
 	if f.Volume != (registry.VolumeKey{}) {
 		e.Role = registry.RoleNode

@@ -175,8 +175,7 @@ func (w *Watch) change(v registry.View, refs []registry.Ref, found troubles) (c 
 		c.Put = append(c.Put, r)
 		c.Events = append(c.Events, registry.Event{
 			Kind: kind, Role: registry.RoleNode, Plugin: r.Volume.Plugin, Alloc: r.Alloc, Volume: vol.VolumeName(),
-			External: r.Volume.External,
-			Request:  r.Request, Detail: detail, At: w.now(),
+			External: r.Volume.External, Request: r.Request, Detail: detail, At: w.now(),
 		})
 	}
 	return c

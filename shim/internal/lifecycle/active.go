@@ -179,11 +179,9 @@ func (r *activeState) build(
 	r.endpoint = &endpoint.Endpoint{Calls: calls, Instances: r.fleet, Node: hello.Node, Since: time.Now()}
 	r.allocs = node.NewAllocs(calls, r.volumes, stager, host, p.log.Named("allocs"))
 	r.doctor = doctor.New(state, m, doctor.Options{
-		Node:   hello.Node,
-		Layout: layout, Now: time.Now, Logger: p.log.Named("doctor"), Live: true, Locks: calls.Locks,
-		Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet,
-		Suspended: suspended,
-		Check:     func() []string { return contradictions(r.store) },
+		Node: hello.Node, Layout: layout, Now: time.Now, Logger: p.log.Named("doctor"), Live: true, Locks: calls.Locks,
+		Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet, Suspended: suspended,
+		Check: func() []string { return contradictions(r.store) },
 	})
 	r.mounts = doctor.NewWatch(state, m, layout, time.Now, p.log.Named("mounts"))
 	r.mounts.First = firstInspection
@@ -274,10 +272,9 @@ func (r *activeState) release() (rest func(), err error) {
 func (r *activeState) served() *rpc.Active {
 	return &rpc.Active{
 		Node: r.node, Generation: r.store.Generation(), State: r.store, Table: r.table, Feed: r.feed,
-		Notifier: r.notifier, Tasks: r.tasks, Uses: r.uses, Allocs: r.allocs,
-		Volumes: r.volumes, Meter: r.meter, Doctor: r.doctor, Endpoint: r.endpoint, Snapshots: r.snapshots,
-		Literals: r.literals,
-		Context:  r.ctx, Pause: &r.pause,
+		Notifier: r.notifier, Tasks: r.tasks, Uses: r.uses, Allocs: r.allocs, Volumes: r.volumes, Meter: r.meter,
+		Doctor: r.doctor, Endpoint: r.endpoint, Snapshots: r.snapshots, Literals: r.literals, Context: r.ctx,
+		Pause: &r.pause,
 	}
 }
 
