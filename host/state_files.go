@@ -10,9 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/renameio/v2"
-
-	"holdfast/host/internal/launch"
+	"holdfast/internal/durable"
 )
 
 // writer writes files of the state directory, one after the other. It bounds how long a caller waits for a disk that
@@ -51,15 +49,6 @@ func (w *writer) do(write func() error) error {
 
 // wait returns once all writes have ended. Until then no other host may have the directory.
 func (w *writer) wait() { w.writing.Wait() }
-
-// replaceFile replaces a file durably: after a crash it has the old content or the new one.
-func replaceFile(path string, text []byte) error {
-	dir := filepath.Dir(path)
-	if err := renameio.WriteFile(path, text, 0o600, renameio.WithTempDir(dir)); err != nil {
-		return err
-	}
-	return launch.SyncDir(dir)
-}
 
 // removeFiles removes the files of the state directory that match a pattern.
 func (c *Config) removeFiles(patterns ...string) error {
@@ -134,7 +123,7 @@ func (c *choice) write() error {
 	if err != nil {
 		return err
 	}
-	return c.writer.do(func() error { return replaceFile(c.path, text) })
+	return c.writer.do(func() error { return durable.WriteFile(c.path, text) })
 }
 
 // decide returns the binary to start if the given one is configured, and the one to fall back on; empty: none.
@@ -237,7 +226,7 @@ func (h *history) save() error {
 	if err != nil {
 		return err
 	}
-	return replaceFile(h.path, text)
+	return durable.WriteFile(h.path, text)
 }
 
 // list returns the swaps, newest first.

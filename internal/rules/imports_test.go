@@ -97,7 +97,7 @@ func rules() []rule {
 		{of: "holdfast/shim/internal/rpc", no: shim(append(adapters, "lifecycle")...),
 			why: "rpc turns calls into use cases; adapters are wired by lifecycle"},
 		{of: "holdfast/shim/internal/csi", only: []string{"holdfast/registry", "holdfast/shim/internal/intent",
-			"holdfast/internal/display"}, why: "csi speaks to plugins: use cases import its requests"},
+			"holdfast/internal/display", "holdfast/internal/durable"}, why: "csi speaks to plugins: use cases import its requests"},
 		{of: "holdfast/shim/internal/intent", only: []string{"holdfast/registry"}, why: "an intent knows records only"},
 		{of: "holdfast/internal/proc", only: []string{}, why: "proc only reads /proc"},
 		{of: "holdfast/internal/mount", only: []string{"holdfast/internal/proc", "holdfast/registry", "holdfast/hooks"},

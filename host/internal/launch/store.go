@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"holdfast/internal/durable"
 	"holdfast/registry"
 )
 
@@ -277,7 +278,7 @@ func (s *Store) publish(f *os.File, sum string) (fileState, error) {
 	if err := os.Rename(f.Name(), s.path(sum)); err != nil {
 		return fileState{}, err
 	}
-	if err := SyncDir(s.dir); err != nil {
+	if err := durable.SyncDir(s.dir); err != nil {
 		return fileState{}, err
 	}
 	return stateOf(f)
@@ -294,16 +295,6 @@ func (s *Store) hold(f *os.File, sum string, state fileState) *image {
 	}
 	s.images[sum] = img
 	return img
-}
-
-// SyncDir makes the names in a directory durable.
-func SyncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }
 
 func (s *Store) path(sum string) string { return filepath.Join(s.dir, sum) }

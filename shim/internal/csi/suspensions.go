@@ -12,9 +12,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/renameio/v2"
-
 	"holdfast/internal/display"
+	"holdfast/internal/durable"
 	"holdfast/registry"
 )
 
@@ -144,22 +143,10 @@ func (s *Suspensions) add(one suspension, in registry.Instance) (added bool, err
 		err = os.MkdirAll(s.dir, 0o700)
 	}
 	if err == nil {
-		err = renameio.WriteFile(path, text, 0o600, renameio.WithTempDir(s.dir))
-	}
-	if err == nil {
-		err = syncDir(s.dir)
+		err = durable.WriteFile(path, text)
 	}
 	if err != nil {
 		s.unwritten[path] = one
 	}
 	return true, err
-}
-
-// syncDir makes the entries of a directory durable.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

@@ -15,10 +15,10 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/google/renameio/v2"
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/protobuf/proto"
 
+	"holdfast/internal/durable"
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
 )
@@ -144,14 +144,7 @@ func (l *Literals) write(path string, text []byte) error {
 	if _, err := os.Lstat(path); err == nil {
 		return nil
 	}
-	if err := renameio.WriteFile(path, text, 0o600, renameio.WithTempDir(l.dir)); err != nil {
-		return err
-	}
-	dir, err := os.Open(l.dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return durable.WriteFile(path, text)
 }
 
 // done ends the use of files that store has returned.
