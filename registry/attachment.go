@@ -74,14 +74,14 @@ func (e NodeExpansion) Refuses(asked CapacityRange) bool {
 // Retriable reports whether a refused request may be repeated on an operator's request.
 func (e NodeExpansion) Retriable() bool { return e.Refused != "" && e.Refused != neverRetried }
 
-// Failed returns e with the error of the plugin.
-func (e NodeExpansion) Failed(err *CallError) NodeExpansion {
+// WithError returns e with the error of the plugin.
+func (e NodeExpansion) WithError(err *CallError) NodeExpansion {
 	e.Refused, e.RPC, e.Code, e.Detail = err.Code, err.RPC, err.Code, err.Detail
 	return e
 }
 
-// Made returns e after the plugin expanded the volume to a size in bytes.
-func (e NodeExpansion) Made(bytes int64) NodeExpansion {
+// Expanded returns e after the plugin expanded the volume to a size in bytes.
+func (e NodeExpansion) Expanded(bytes int64) NodeExpansion {
 	return NodeExpansion{Done: max(e.Done, bytes), Range: e.Range}
 }
 
@@ -93,5 +93,5 @@ func (e NodeExpansion) Answers(v Volume) bool {
 // Impossible reports whether the pending expansion can never succeed: the node's plugin refuses the size, and the
 // controller has not expanded the volume either.
 func (e NodeExpansion) Impossible(v Volume) bool {
-	return v.Unmade() && e.Range == v.Expansion.Node && (e.Refused == "OUT_OF_RANGE" || e.Refused == "INVALID_ARGUMENT")
+	return v.ExpandsOnNodeOnly() && e.Range == v.Expansion.Node && (e.Refused == "OUT_OF_RANGE" || e.Refused == "INVALID_ARGUMENT")
 }

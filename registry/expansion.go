@@ -17,7 +17,7 @@ type Expansion struct {
 	Usage Usage         `json:"usage,omitzero"` // usage of Asked; zero: none
 	// Node is the size whose resize is pending on the node. Zero: none.
 	Node CapacityRange `json:"node,omitzero"`
-	// Refused is the code with which the node's plugin refused. Only a status has it (see On), not the record.
+	// Refused is the code with which the node's plugin refused. Only a status has it (see WithNode), not the record.
 	Refused string    `json:"refused,omitempty"`
 	Since   time.Time `json:"since,omitzero"` // when Asked or Node was recorded
 	// RPC, Code and Detail are the plugin's last error; empty: none. A controller's error lasts as long as Asked.
@@ -29,8 +29,8 @@ type Expansion struct {
 // Pending reports whether an expansion is pending on the node.
 func (e Expansion) Pending() bool { return e.Node != CapacityRange{} }
 
-// Unmade reports whether the pending expansion exceeds the volume's capacity: the plugin expands on the node alone.
-func (v Volume) Unmade() bool { return v.Capacity < v.Expansion.Node.Required }
+// ExpandsOnNodeOnly reports whether the pending expansion exceeds the volume's capacity: the plugin expands on the node alone.
+func (v Volume) ExpandsOnNodeOnly() bool { return v.Capacity < v.Expansion.Node.Required }
 
 // Open reports whether the outcome of an expansion at the controller is unknown.
 func (e Expansion) Open() bool { return e.Asked != CapacityRange{} }
@@ -44,22 +44,22 @@ func (e Expansion) Closed() Expansion {
 	return e
 }
 
-// Troubled returns e with the error of the controller's plugin.
-func (e Expansion) Troubled(err *CallError) Expansion {
+// WithError returns e with the error of the controller's plugin.
+func (e Expansion) WithError(err *CallError) Expansion {
 	e.RPC, e.Code, e.Detail = err.RPC, err.Code, err.Detail
 	return e
 }
 
-// Settled returns e without the expansion pending on the node.
-func (e Expansion) Settled() Expansion {
+// WithoutPending returns e without the expansion pending on the node.
+func (e Expansion) WithoutPending() Expansion {
 	if e.Node = (CapacityRange{}); e.RPC == NodeExpandRPC {
 		e.RPC, e.Code, e.Detail = "", "", ""
 	}
 	return e
 }
 
-// On returns e for display on a node with the progress n.
-func (e Expansion) On(n NodeExpansion) Expansion {
+// WithNode returns e for display on a node with the progress n.
+func (e Expansion) WithNode(n NodeExpansion) Expansion {
 	if !e.Pending() || n.RPC == "" {
 		return e
 	}

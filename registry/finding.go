@@ -81,12 +81,12 @@ func (d Diagnosis) Unexamined() (list []Finding) {
 	return list
 }
 
-// Sound reports whether everything that was examined is in order or repaired.
-func (d Diagnosis) Sound() bool {
+// Clean reports whether everything that was examined is in order or repaired.
+func (d Diagnosis) Clean() bool {
 	return !slices.ContainsFunc(d.Findings, func(f Finding) bool {
 		return f.Kind != FoundUnseen && f.Kind != FoundSkipped && f.Result != RepairDone
 	})
 }
 
-// Well reports whether everything but what the configuration excludes was examined, and is in order or repaired.
-func (d Diagnosis) Well() bool { return d.Sound() && len(d.Unexamined()) == 0 }
+// CleanAndComplete reports whether everything but what the configuration excludes was examined, and is in order or repaired.
+func (d Diagnosis) CleanAndComplete() bool { return d.Clean() && len(d.Unexamined()) == 0 }

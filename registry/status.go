@@ -24,11 +24,11 @@ type Holder struct {
 // AllocStatus is an alloc and the progress of its volumes.
 type AllocStatus struct {
 	Alloc
-	Uses []Use
+	Volumes []AllocVolume
 }
 
-// Use is one request of an alloc for a volume.
-type Use struct {
+// AllocVolume is one request of an alloc for a volume, and its progress.
+type AllocVolume struct {
 	Request RequestName
 	Name    VolumeName
 	Volume  VolumeKey

@@ -44,10 +44,10 @@ func (d *doctor) run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	log := hclog.New(&hclog.LoggerOptions{Name: "doctor", Level: hclog.Warn, Output: os.Stderr})
-	visit := lifecycle.Visit{State: d.state, Run: d.runDir, Logger: log}
-	look := visit.Examine
+	offline := lifecycle.Offline{State: d.state, Run: d.runDir, Logger: log}
+	look := offline.Examine
 	if d.repair {
-		look = func(ctx context.Context) (lifecycle.Diagnosis, error) { return visit.Repair(ctx, d.digest) }
+		look = func(ctx context.Context) (lifecycle.Diagnosis, error) { return offline.Repair(ctx, d.digest) }
 	}
 	found, err := look(ctx)
 	if err != nil {
@@ -58,7 +58,7 @@ func (d *doctor) run() int {
 		fmt.Fprintln(os.Stderr, "holdfast-shim:", err)
 		return isHidden
 	}
-	if found.Well() {
+	if found.CleanAndComplete() {
 		return isWell
 	}
 	return isIll

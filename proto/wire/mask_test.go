@@ -23,7 +23,7 @@ func TestStatusShowsNoSecretInFlags(t *testing.T) {
 		Holders: []registry.Holder{{Claim: registry.Claim{Usage: usage}}}}
 	for what, shown := range map[string]string{
 		"volume status": prototext.Format(VolumeProto(status)),
-		"alloc status":  prototext.Format(AllocProto(registry.AllocStatus{Uses: []registry.Use{{Usage: usage}}})),
+		"alloc status":  prototext.Format(AllocProto(registry.AllocStatus{Volumes: []registry.AllocVolume{{Usage: usage}}})),
 	} {
 		if strings.Contains(shown, canary) || !strings.Contains(shown, "username=u,password=***") ||
 			!strings.Contains(shown, "vers=4,hard") {

@@ -220,7 +220,7 @@ func AllocProto(a registry.AllocStatus) *pb.Alloc {
 		Id: string(a.ID), Job: a.Job, Group: a.Group, Namespace: string(a.Namespace), Index: a.Index,
 		State: string(a.State), Waits: text(registry.Waits(a.Waiting)), Waiting: each(a.Waiting, waitProto),
 		CreateIndex: uint64(a.CreateIndex), ModifyIndex: uint64(a.ModifyIndex), Since: stamp(a.Since),
-		ForcedBy: a.Forced.By, ForcedSince: stamp(a.Forced.Since), Volumes: each(a.Uses, func(u registry.Use) *pb.Use {
+		ForcedBy: a.Forced.By, ForcedSince: stamp(a.Forced.Since), Volumes: each(a.Volumes, func(u registry.AllocVolume) *pb.Use {
 			return &pb.Use{
 				Request: string(u.Request), Volume: VolumeNameProto(u.Name), Plugin: string(u.Volume.Plugin),
 				ExternalId: string(u.Volume.External), Usage: usageProto(u.Usage), Attach: string(u.Attach),
@@ -241,8 +241,8 @@ func Alloc(m *pb.Alloc) registry.AllocStatus {
 			CreateIndex: registry.Seq(m.GetCreateIndex()), ModifyIndex: registry.Seq(m.GetModifyIndex()),
 			Since: moment(m.GetSince()), Forced: registry.Forced{By: m.GetForcedBy(), Since: moment(m.GetForcedSince())},
 		},
-		Uses: each(m.GetVolumes(), func(u *pb.Use) registry.Use {
-			return registry.Use{
+		Volumes: each(m.GetVolumes(), func(u *pb.Use) registry.AllocVolume {
+			return registry.AllocVolume{
 				Request: registry.RequestName(u.GetRequest()), Name: VolumeName(u.GetVolume()),
 				Volume: registry.VolumeKey{Plugin: registry.PluginID(u.GetPlugin()),
 					External: registry.ExternalID(u.GetExternalId())},

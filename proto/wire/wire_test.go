@@ -192,8 +192,8 @@ func TestStatusCrosses(t *testing.T) {
 	same(t, trip(t, v, VolumeProto, Volume), v)
 	a := full[registry.AllocStatus]()
 	a.Sealed, a.Node, a.Release, a.Keep = nil, "", registry.Call{}, false
-	for i := range a.Uses {
-		a.Uses[i].Intent, a.Uses[i].Expansion.Usage = shown(a.Uses[i].Intent), registry.Usage{}
+	for i := range a.Volumes {
+		a.Volumes[i].Intent, a.Volumes[i].Expansion.Usage = shown(a.Volumes[i].Intent), registry.Usage{}
 	}
 	same(t, trip(t, a, AllocProto, Alloc), a)
 }

@@ -170,8 +170,8 @@ func (e *explainer) volumeView(v host.VolumeStatus) Volume {
 }
 
 // useView describes an alloc's use of a volume, with notices.
-func (e *explainer) useView(alloc host.AllocID, u registry.Use) (Use, []Notice) {
-	use := Use{
+func (e *explainer) useView(alloc host.AllocID, u registry.AllocVolume) (AllocVolume, []Notice) {
+	use := AllocVolume{
 		Request: u.Request, Volume: u.Name.ID, Namespace: u.Name.Namespace, Plugin: u.Volume.Plugin,
 		External: u.Volume.External, Access: u.Usage.Access, Attached: u.Attach, Staged: u.Stage,
 		Published: u.Publish, Target: u.Target.Host, Intent: u.Intent,

@@ -125,7 +125,7 @@ func (s *Server) getAlloc(r *http.Request) (any, error) {
 	for _, st := range list {
 		out.setWaits(s.agent.DescribeWaits(r.Context(), s.host, st.Waiting))
 		out.Waiting, out.Notices = st.Waiting, e.waits(r.Context(), st.Waiting)
-		for _, u := range st.Uses {
+		for _, u := range st.Volumes {
 			use, notices := e.useView(rec.ID, u)
 			out.Volumes, out.Notices = append(out.Volumes, use), append(out.Notices, notices...)
 		}

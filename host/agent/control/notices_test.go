@@ -35,8 +35,8 @@ func TestWaitsAreExplained(t *testing.T) {
 	}
 	h.allocs = func() []host.AllocStatus {
 		mine := waits()[:1]
-		use := registry.Use{Request: "data", Name: disk, Trouble: "its server is gone", Troubled: noon}
-		return []host.AllocStatus{{Alloc: registry.Alloc{ID: mine[0].Alloc, Waiting: mine}, Uses: []registry.Use{use}}}
+		use := registry.AllocVolume{Request: "data", Name: disk, Trouble: "its server is gone", Troubled: noon}
+		return []host.AllocStatus{{Alloc: registry.Alloc{ID: mine[0].Alloc, Waiting: mine}, Volumes: []registry.AllocVolume{use}}}
 	}
 	h.volumes = func() []host.VolumeStatus {
 		claim := registry.Claim{Name: disk, Alloc: "other-alloc", Since: noon}

@@ -69,7 +69,7 @@ type Alloc struct {
 	Created   time.Time        `json:"created"`
 	Ended     time.Time        `json:"ended,omitzero"`
 	Tasks     []Task           `json:"tasks"`
-	Volumes   []Use            `json:"volumes,omitempty"`
+	Volumes   []AllocVolume    `json:"volumes,omitempty"`
 	Notes     []agent.Note     `json:"notes,omitempty"`
 }
 
@@ -90,8 +90,8 @@ type Task struct {
 	Notes    []string        `json:"driver_notes,omitempty"`
 }
 
-// Use is an alloc's use of a volume.
-type Use struct {
+// AllocVolume is an alloc's use of a volume.
+type AllocVolume struct {
 	Request   registry.RequestName `json:"request"`
 	Volume    registry.VolumeID    `json:"volume"`
 	Namespace registry.Namespace   `json:"namespace"`

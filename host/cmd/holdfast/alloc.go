@@ -112,7 +112,7 @@ func writeAlloc(to io.Writer, a control.Alloc) error {
 	return err
 }
 
-func writeUses(to io.Writer, uses []control.Use) error {
+func writeUses(to io.Writer, uses []control.AllocVolume) error {
 	t := newTable("REQUEST", "VOLUME", "PLUGIN", "ACCESS", "ATTACH", "STAGE", "PUBLISH", "OPEN CALL")
 	for _, u := range uses {
 		call := ""

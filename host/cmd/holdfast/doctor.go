@@ -151,7 +151,7 @@ func (d doctor) run(ctx context.Context, io streams, asJSON, repair bool) error 
 		}
 	}
 	switch {
-	case !found.Sound():
+	case !found.Clean():
 		return errReported
 	case len(found.Unexamined()) > 0:
 		return errIncomplete
@@ -230,10 +230,10 @@ func writeDiagnosis(to io.Writer, from string, d host.Diagnosis) {
 	}
 	fmt.Fprintln(to)
 	switch {
-	case d.Well():
+	case d.CleanAndComplete():
 		fmt.Fprintln(to, "no inconsistencies found")
 		return
-	case d.Sound():
+	case d.Clean():
 		fmt.Fprintln(to, "inspection incomplete: no inconsistencies in the inspected parts")
 	}
 	if d.Digest == "" {
@@ -287,9 +287,9 @@ func writeRepair(to io.Writer, d host.Diagnosis) {
 	}
 	_ = t.write(to, "nothing")
 	switch {
-	case d.Well():
+	case d.CleanAndComplete():
 		fmt.Fprintln(to, "all inconsistencies repaired")
-	case d.Sound():
+	case d.Clean():
 		fmt.Fprintln(to, "inspection incomplete: all inconsistencies in the inspected parts repaired")
 	default:
 		fmt.Fprintln(to, "some inconsistencies remain; run holdfast doctor again")

@@ -68,7 +68,7 @@ var (
 			{Name: "csi", Driver: "exec", Plugin: "loopfs", State: "running", Attempt: 1, PID: 77},
 			{Name: "gone", Driver: "raw_exec", State: "dead", Failed: true, Attempt: 1, ExitCode: &code, Signal: 9},
 		},
-		Volumes: []control.Use{
+		Volumes: []control.AllocVolume{
 			{Request: "data", Volume: "pg[1]", Plugin: "loopfs", Access: "single-node-writer", Attached: "done",
 				Staged: "sent", Intent: intent},
 		},

@@ -84,7 +84,7 @@ func (m *Controller) largeEnough(
 		return false, registry.Invalid(
 			"volume %s has %d bytes and cannot be made smaller: the limit is %d bytes",
 			v.VolumeName(), v.Capacity, want.Limit)
-	case e.Open() || v.Capacity < want.Required && e.Node.Required < want.Required, v.Unmade() && e.Node != want:
+	case e.Open() || v.Capacity < want.Required && e.Node.Required < want.Required, v.ExpandsOnNodeOnly() && e.Node != want:
 		return false, nil
 	}
 	grows, err := m.node.Grows(ctx, v)
@@ -167,7 +167,7 @@ func (m *Controller) expandIn(
 		err = m.cancelOnNode(ctx, v)
 	case w.controller:
 		err = m.expandController(ctx, by, v, want, w, intent.PolicyOf(registry.ControllerExpandRPC))
-	case v.Expansion.Node.Required < want.Required || v.Unmade() && v.Expansion.Node != want:
+	case v.Expansion.Node.Required < want.Required || v.ExpandsOnNodeOnly() && v.Expansion.Node != want:
 		err = m.leaveToNode(ctx, v, want, w)
 	}
 	if err != nil {
@@ -240,7 +240,7 @@ func (m *Controller) finishOnNode(
 		return v, false, err
 	}
 	other := now.Capacity < want.Required
-	if now.Unmade() {
+	if now.ExpandsOnNodeOnly() {
 		other = now.Expansion.Node != want
 	}
 	if other && n.Refused != "" && intent.Inconclusive(n.Refused) { // the record belongs to the current mount
@@ -287,13 +287,13 @@ func (m *Controller) NodeExpanded(ctx context.Context, key registry.VolumeKey, n
 		e := v.Expansion
 		switch {
 		case n.Done < e.Node.Required: // the size is impossible: do not retry
-			v.Expansion = e.Settled()
+			v.Expansion = e.WithoutPending()
 			v.Expansion.RPC, v.Expansion.Code, v.Expansion.Detail = n.RPC, n.Code, n.Detail
-		case v.Unmade():
+		case v.ExpandsOnNodeOnly():
 			v.Capacity, e.Done = n.Done, max(e.Done, e.Node.Required)
-			v.Expansion = e.Settled()
+			v.Expansion = e.WithoutPending()
 		default:
-			v.Expansion = e.Settled()
+			v.Expansion = e.WithoutPending()
 		}
 		return registry.Change{Put: []registry.Record{v}}, nil
 	})
@@ -326,7 +326,7 @@ func (m *Controller) leaveToNode(
 		if err := checkOffline(view, now, local, w); err != nil {
 			return registry.Change{}, err
 		}
-		now.Expansion = now.Expansion.Settled()
+		now.Expansion = now.Expansion.WithoutPending()
 		now.Expansion.Node, now.Expansion.Since = want, m.Now()
 		return registry.Change{
 			Put: []registry.Record{now},
@@ -339,15 +339,15 @@ func (m *Controller) leaveToNode(
 
 // cancelOnNode cancels a pending larger size on the node when a later request is satisfied by the current size.
 func (m *Controller) cancelOnNode(ctx context.Context, v registry.Volume) error {
-	if !v.Unmade() {
+	if !v.ExpandsOnNodeOnly() {
 		return nil
 	}
 	_, err := m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		now, found := view.Volume(v.VolumeName())
-		if !found || !now.Unmade() {
+		if !found || !now.ExpandsOnNodeOnly() {
 			return registry.Change{}, nil
 		}
-		now.Expansion = now.Expansion.Settled()
+		now.Expansion = now.Expansion.WithoutPending()
 		return registry.Change{Put: []registry.Record{now}}, nil
 	})
 	return err
@@ -399,7 +399,7 @@ func (m *Controller) expandController(
 				v.Expansion = before.Closed()
 				v = m.resized(v, answer)
 			case vague || !clean && intent.RejectsCall(err.Code):
-				v.Expansion = v.Expansion.Troubled(err)
+				v.Expansion = v.Expansion.WithError(err)
 			default:
 				v.Expansion = before.Closed()
 			}
@@ -474,7 +474,7 @@ func (m *Controller) expanded(
 	if !known {
 		return registry.Change{}
 	}
-	v.Expansion = v.Expansion.Closed().Settled()
+	v.Expansion = v.Expansion.Closed().WithoutPending()
 	v.Expansion.Done = max(want.Required, v.Expansion.Done)
 	v.Expansion.Since = time.Time{}
 	v = m.resized(v, answer)
@@ -491,7 +491,7 @@ func (m *Controller) expanded(
 func (m *Controller) resized(v registry.Volume, answer csi.Expanded) registry.Volume {
 	v.Capacity = max(v.Capacity, answer.Capacity)
 	if answer.Node {
-		v.Expansion = v.Expansion.Settled()
+		v.Expansion = v.Expansion.WithoutPending()
 		v.Expansion.Node, v.Expansion.Since = registry.CapacityRange{Required: v.Capacity}, m.Now()
 	}
 	return v

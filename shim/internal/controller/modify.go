@@ -257,7 +257,7 @@ func (m *Controller) LeaveAlteration(ctx context.Context, key registry.VolumeKey
 		if open.RPC == registry.ControllerModifyRPC {
 			v.Modification.Code, v.Modification.Detail = why.Code, why.Detail
 		} else {
-			v.Expansion = v.Expansion.Troubled(why)
+			v.Expansion = v.Expansion.WithError(why)
 		}
 		change.Put = []registry.Record{v}
 		return change, nil

@@ -285,8 +285,8 @@ func TestDoctorSaysWhichVolumesItCouldNotList(t *testing.T) {
 					kind = "skipped"
 				}
 				same(t, "found", brief(d.Findings), []string{kind + " ebs:"})
-				if d.Well() != c.skipped || !d.Sound() {
-					t.Errorf("well %v, sound %v", d.Well(), d.Sound())
+				if d.CleanAndComplete() != c.skipped || !d.Clean() {
+					t.Errorf("well %v, sound %v", d.CleanAndComplete(), d.Clean())
 				}
 				for _, text := range append(c.says, "the volumes of plugin ebs") {
 					if f := d.Findings[0]; !strings.Contains(f.Detail+"\n"+f.Advice, text) {

@@ -11,21 +11,21 @@ import (
 	"holdfast/registry"
 )
 
-// Survey is the mounts and directories below the mount root. It can be made before the records are read.
-type Survey struct {
+// Inventory is the mounts and directories below the mount root. It can be made before the records are read.
+type Inventory struct {
 	Mounts mount.Mounts
 	Dirs   []mount.DirInfo
 }
 
-// NewSurvey makes a Survey of this moment.
-func NewSurvey(m Machine, root string) (s Survey, err error) {
+// NewInventory makes an Inventory of this moment.
+func NewInventory(m Machine, root string) (s Inventory, err error) {
 	var mounts, dirs error
 	var both sync.WaitGroup
 	both.Go(func() { s.Mounts, mounts = m.Mounts(root) })
 	both.Go(func() { s.Dirs, dirs = m.Dirs(root) })
 	both.Wait()
 	if err := errors.Join(mounts, dirs); err != nil {
-		return Survey{}, fmt.Errorf("examine %s: %w", root, err)
+		return Inventory{}, fmt.Errorf("examine %s: %w", root, err)
 	}
 	return s, nil
 }
@@ -33,7 +33,7 @@ func NewSurvey(m Machine, root string) (s Survey, err error) {
 // Start marks records that are no longer certain and removes empty directories, before a shim does anything else. It
 // reports the other findings in the log and in an event each. It unmounts nothing and calls no plugin. Mounts and
 // records must not have changed since the survey.
-func (d *Doctor) Start(ctx context.Context, s Survey) ([]registry.Finding, error) {
+func (d *Doctor) Start(ctx context.Context, s Inventory) ([]registry.Finding, error) {
 	f := Facts{Layout: d.Layout, Boot: d.machine.Boot(), Now: d.Now(), Mounts: s.Mounts, Dirs: s.Dirs}
 	findings, err := d.record(ctx, f)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 // start is the start of a shim.
 func (w *env) start(t *testing.T) ([]registry.Finding, error) {
 	t.Helper()
-	around, err := NewSurvey(w.machine, layout.MountRoot())
+	around, err := NewInventory(w.machine, layout.MountRoot())
 	must(t, err)
 	return w.Start(t.Context(), around)
 }

@@ -73,7 +73,7 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 	r := &activeState{node: hello.Node, notifier: &rpc.Notifier{}}
 	r.ctx, r.cancel = context.WithCancelCause(p.life)
 	r.watchCtx, r.stopWatching = context.WithCancelCause(p.life)
-	var around doctor.Survey
+	var around doctor.Inventory
 	var shared, surveyed sync.WaitGroup // run beside the opening of the store: they are slow where much is mounted
 	var unseen error
 	if !in.graceful() {
@@ -91,7 +91,7 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 		ReleasedAt: in.releasedAt, Generation: in.generation,
 	})
 	if shared.Wait(); err == nil && !in.graceful() { // the state is ours: no other shim acts
-		surveyed.Go(func() { around, unseen = doctor.NewSurvey(m, layout.MountRoot()) })
+		surveyed.Go(func() { around, unseen = doctor.NewInventory(m, layout.MountRoot()) })
 	}
 	if err == nil {
 		err = r.load(ctx, p, in)
@@ -212,7 +212,7 @@ func (r *activeState) begin(p *Process) {
 }
 
 // compare compares the records with the mount table and the directories of this node.
-func (r *activeState) compare(ctx context.Context, p *Process, around doctor.Survey) error {
+func (r *activeState) compare(ctx context.Context, p *Process, around doctor.Inventory) error {
 	if _, err := r.doctor.Start(ctx, around); err != nil {
 		return fmt.Errorf("compare the records with this machine: %w", err)
 	}

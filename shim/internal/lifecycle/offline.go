@@ -22,24 +22,24 @@ import (
 	"holdfast/shim/internal/store"
 )
 
-// Visit inspects a node from a separate program while no shim runs there. It calls no plugin.
-type Visit struct {
+// Offline examines a node from a separate program while no shim runs there. It calls no plugin.
+type Offline struct {
 	State  string // state directory
 	Run    string // directory of sockets; empty: the usual one
 	Logger hclog.Logger
 }
 
-// Diagnosis holds the findings of a Visit.
+// Diagnosis holds the findings of an offline examination.
 type Diagnosis = registry.Diagnosis
 
-// Limits of a visit.
+// Limits of an offline examination.
 const (
 	lockLimit = 2 * time.Second
 	copyTries = 3
 )
 
 // Examine inspects a copy of the state and changes nothing.
-func (v Visit) Examine(ctx context.Context) (Diagnosis, error) {
+func (v Offline) Examine(ctx context.Context) (Diagnosis, error) {
 	layout, err := v.layout()
 	if err != nil {
 		return Diagnosis{}, err
@@ -77,7 +77,7 @@ func (v Visit) Examine(ctx context.Context) (Diagnosis, error) {
 }
 
 // Repair changes the state itself. It fails with ErrConflict while a shim holds the lock on the state.
-func (v Visit) Repair(ctx context.Context, digest string) (Diagnosis, error) {
+func (v Offline) Repair(ctx context.Context, digest string) (Diagnosis, error) {
 	layout, err := v.layout()
 	if err == nil {
 		err = checkStateFile(ctx, layout)
@@ -94,7 +94,7 @@ func (v Visit) Repair(ctx context.Context, digest string) (Diagnosis, error) {
 }
 
 // layout returns the layout of both directories, with symbolic links in the state path resolved as in the mount table.
-func (v Visit) layout() (l hooks.Layout, err error) {
+func (v Offline) layout() (l hooks.Layout, err error) {
 	if l.State, err = filepath.Abs(v.State); err == nil {
 		l.State, err = filepath.EvalSymlinks(l.State)
 	}
@@ -172,7 +172,7 @@ func Helper() {
 }
 
 // with opens the state, calls use and closes the state.
-func (v Visit) with(
+func (v Offline) with(
 	ctx context.Context, l hooks.Layout, file string, live bool, use func(*doctor.Doctor) error,
 ) (err error) {
 	d, err := mount.NewManager(l)

@@ -40,8 +40,8 @@ func needsRoot(t *testing.T) {
 	}
 }
 
-func visitOf(l hooks.Layout) Visit {
-	return Visit{State: l.State, Run: l.Run, Logger: hclog.NewNullLogger()}
+func visitOf(l hooks.Layout) Offline {
+	return Offline{State: l.State, Run: l.Run, Logger: hclog.NewNullLogger()}
 }
 
 // recorded creates a state with these records, as a shim leaves it.
@@ -256,7 +256,7 @@ func TestARebootIsNoticedOffline(t *testing.T) {
 	}
 	repaired, err := visitOf(l).Repair(t.Context(), found.Digest)
 	must(t, err)
-	if !repaired.Sound() {
+	if !repaired.Clean() {
 		t.Errorf("%+v", repaired.Findings)
 	}
 	if again, err := visitOf(l).Examine(t.Context()); err != nil || len(again.Findings) > len(unseen) ||
@@ -302,7 +302,7 @@ func TestAVisitThatCannotBe(t *testing.T) {
 	}
 	empty := dirs(t)
 	for _, state := range []string{empty.State, filepath.Join(empty.State, "none")} {
-		if _, err := (Visit{State: state, Logger: hclog.NewNullLogger()}).Examine(t.Context()); !errors.Is(err,
+		if _, err := (Offline{State: state, Logger: hclog.NewNullLogger()}).Examine(t.Context()); !errors.Is(err,
 			registry.ErrNotFound) ||
 			!strings.Contains(err.Error(), state) {
 			t.Errorf("%s: %v", state, err)

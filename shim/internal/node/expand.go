@@ -207,7 +207,7 @@ func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where sit
 				made = max(made, capacity)
 			}
 			done := s.event(registry.EventNodeExpanded, open, fmt.Sprintf("%d bytes", max(made, v.Capacity)))
-			return expanded(view, v, func(n registry.NodeExpansion) registry.NodeExpansion { return n.Made(made) }).
+			return expanded(view, v, func(n registry.NodeExpansion) registry.NodeExpansion { return n.Expanded(made) }).
 				And(registry.Change{Events: []registry.Event{done}})
 		},
 		Failed: func(view registry.View, err *registry.CallError, _ bool) registry.Change {
@@ -217,7 +217,7 @@ func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where sit
 					n.At, n.Range = before.At, before.Range
 					return n
 				}
-				return n.Failed(err)
+				return n.WithError(err)
 			})
 		},
 	}, func(ctx context.Context, inst registry.Instance) error {
@@ -264,7 +264,7 @@ func (s *Stager) recordUnable(ctx context.Context, st state, inst registry.Insta
 	_, err := s.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		return expanded(view, v, func(n registry.NodeExpansion) registry.NodeExpansion {
 			n.Range = v.Expansion.Node
-			return n.Failed(why)
+			return n.WithError(why)
 		}).And(registry.Change{Events: []registry.Event{failed}}), nil
 	})
 	return err
@@ -273,7 +273,7 @@ func (s *Stager) recordUnable(ctx context.Context, st state, inst registry.Insta
 // LeaveExpansion closes an open NodeExpandVolume without waiting for its outcome, and reports whether there was one.
 func (s *Stager) LeaveExpansion(ctx context.Context, key registry.VolumeKey) (left bool, err error) {
 	return s.closeExpansion(ctx, key, func(open registry.Intent, n registry.NodeExpansion) registry.NodeExpansion {
-		return n.Failed(intent.NoEnd(open))
+		return n.WithError(intent.NoEnd(open))
 	})
 }
 

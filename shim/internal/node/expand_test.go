@@ -56,7 +56,7 @@ func (n *env) expansion() (v registry.Volume) {
 	n.view(func(view registry.View) {
 		v, _ = view.VolumeByKey(v0)
 		p, _ := view.Staging(v0)
-		v.Expansion = v.Expansion.On(p.Expanded)
+		v.Expansion = v.Expansion.WithNode(p.Expanded)
 	})
 	return v
 }

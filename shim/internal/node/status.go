@@ -38,7 +38,7 @@ func allocStatus(v registry.View, al registry.Alloc) registry.AllocStatus {
 	out := registry.AllocStatus{Alloc: al}
 	for _, c := range v.ClaimsOf(al.ID) {
 		r := refOf(v, c.ClaimKey())
-		use := registry.Use{
+		use := registry.AllocVolume{
 			Request: c.Request, Name: c.Name, Volume: c.Volume, Usage: c.Usage, Publish: r.Publish, Target: r.Target,
 			Trouble: r.Trouble, Troubled: r.Troubled, Wait: waitOf(v, al, c),
 		}
@@ -51,7 +51,7 @@ func allocStatus(v registry.View, al registry.Alloc) registry.AllocStatus {
 		at, _ := v.Attachment(registry.AttachmentKey{Volume: c.Volume, Node: c.Node})
 		use.Attach = at.State
 		if p, ok := v.Staging(c.Volume); ok {
-			use.Stage, use.Health.Node, use.Expansion = p.State, p.Condition, use.Expansion.On(p.Expanded)
+			use.Stage, use.Health.Node, use.Expansion = p.State, p.Condition, use.Expansion.WithNode(p.Expanded)
 		}
 		if in, ok := registry.OpenIntent(v, c.Volume); ok {
 			use.Intent = &in
@@ -62,7 +62,7 @@ func allocStatus(v registry.View, al registry.Alloc) registry.AllocStatus {
 			})
 			out.Waiting = append(out.Waiting, *use.Wait)
 		}
-		out.Uses = append(out.Uses, use)
+		out.Volumes = append(out.Volumes, use)
 	}
 	return out
 }
@@ -182,7 +182,7 @@ func volumeStatus(v registry.View, vol registry.Volume, waits []registry.Wait) r
 	out := registry.VolumeStatus{Volume: vol, Waiting: waits}
 	out.Attachments = v.Attachments(vol.VolumeKey())
 	out.Staging, _ = v.Staging(vol.VolumeKey())
-	out.Health.Node, out.Expansion = out.Staging.Condition, vol.Expansion.On(out.Staging.Expanded)
+	out.Health.Node, out.Expansion = out.Staging.Condition, vol.Expansion.WithNode(out.Staging.Expanded)
 	if in, ok := registry.OpenIntent(v, vol.VolumeKey()); ok {
 		out.Intent = &in
 	}
