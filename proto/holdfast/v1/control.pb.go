@@ -27,58 +27,58 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-type Tenure int32
+type LifecycleState int32
 
 const (
-	Tenure_TENURE_UNSPECIFIED Tenure = 0
-	Tenure_TENURE_CANDIDATE   Tenure = 1
-	Tenure_TENURE_ACTIVE      Tenure = 2
-	Tenure_TENURE_RELEASED    Tenure = 3
-	Tenure_TENURE_GONE        Tenure = 4
+	LifecycleState_LIFECYCLE_STATE_UNSPECIFIED LifecycleState = 0
+	LifecycleState_LIFECYCLE_STATE_CANDIDATE   LifecycleState = 1
+	LifecycleState_LIFECYCLE_STATE_ACTIVE      LifecycleState = 2
+	LifecycleState_LIFECYCLE_STATE_RELEASED    LifecycleState = 3
+	LifecycleState_LIFECYCLE_STATE_GONE        LifecycleState = 4
 )
 
-// Enum value maps for Tenure.
+// Enum value maps for LifecycleState.
 var (
-	Tenure_name = map[int32]string{
-		0: "TENURE_UNSPECIFIED",
-		1: "TENURE_CANDIDATE",
-		2: "TENURE_ACTIVE",
-		3: "TENURE_RELEASED",
-		4: "TENURE_GONE",
+	LifecycleState_name = map[int32]string{
+		0: "LIFECYCLE_STATE_UNSPECIFIED",
+		1: "LIFECYCLE_STATE_CANDIDATE",
+		2: "LIFECYCLE_STATE_ACTIVE",
+		3: "LIFECYCLE_STATE_RELEASED",
+		4: "LIFECYCLE_STATE_GONE",
 	}
-	Tenure_value = map[string]int32{
-		"TENURE_UNSPECIFIED": 0,
-		"TENURE_CANDIDATE":   1,
-		"TENURE_ACTIVE":      2,
-		"TENURE_RELEASED":    3,
-		"TENURE_GONE":        4,
+	LifecycleState_value = map[string]int32{
+		"LIFECYCLE_STATE_UNSPECIFIED": 0,
+		"LIFECYCLE_STATE_CANDIDATE":   1,
+		"LIFECYCLE_STATE_ACTIVE":      2,
+		"LIFECYCLE_STATE_RELEASED":    3,
+		"LIFECYCLE_STATE_GONE":        4,
 	}
 )
 
-func (x Tenure) Enum() *Tenure {
-	p := new(Tenure)
+func (x LifecycleState) Enum() *LifecycleState {
+	p := new(LifecycleState)
 	*p = x
 	return p
 }
 
-func (x Tenure) String() string {
+func (x LifecycleState) String() string {
 	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
 }
 
-func (Tenure) Descriptor() protoreflect.EnumDescriptor {
+func (LifecycleState) Descriptor() protoreflect.EnumDescriptor {
 	return file_holdfast_v1_control_proto_enumTypes[0].Descriptor()
 }
 
-func (Tenure) Type() protoreflect.EnumType {
+func (LifecycleState) Type() protoreflect.EnumType {
 	return &file_holdfast_v1_control_proto_enumTypes[0]
 }
 
-func (x Tenure) Number() protoreflect.EnumNumber {
+func (x LifecycleState) Number() protoreflect.EnumNumber {
 	return protoreflect.EnumNumber(x)
 }
 
-// Deprecated: Use Tenure.Descriptor instead.
-func (Tenure) EnumDescriptor() ([]byte, []int) {
+// Deprecated: Use LifecycleState.Descriptor instead.
+func (LifecycleState) EnumDescriptor() ([]byte, []int) {
 	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{0}
 }
 
@@ -183,16 +183,16 @@ func (x *HelloRequest) GetRunDir() string {
 }
 
 type HelloReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Answer        *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
-	ShimVersion   string                 `protobuf:"bytes,2,opt,name=shim_version,json=shimVersion,proto3" json:"shim_version,omitempty"`
-	Operations    []string               `protobuf:"bytes,3,rep,name=operations,proto3" json:"operations,omitempty"` // plan operations that this shim may ask for
-	Features      []string               `protobuf:"bytes,4,rep,name=features,proto3" json:"features,omitempty"`
-	SchemaOldest  uint32                 `protobuf:"varint,5,opt,name=schema_oldest,json=schemaOldest,proto3" json:"schema_oldest,omitempty"` // the schema window of the store
-	SchemaNewest  uint32                 `protobuf:"varint,6,opt,name=schema_newest,json=schemaNewest,proto3" json:"schema_newest,omitempty"`
-	Tenure        Tenure                 `protobuf:"varint,7,opt,name=tenure,proto3,enum=holdfast.v1.Tenure" json:"tenure,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Answer         *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
+	ShimVersion    string                 `protobuf:"bytes,2,opt,name=shim_version,json=shimVersion,proto3" json:"shim_version,omitempty"`
+	Operations     []string               `protobuf:"bytes,3,rep,name=operations,proto3" json:"operations,omitempty"` // plan operations that this shim may ask for
+	Features       []string               `protobuf:"bytes,4,rep,name=features,proto3" json:"features,omitempty"`
+	SchemaOldest   uint32                 `protobuf:"varint,5,opt,name=schema_oldest,json=schemaOldest,proto3" json:"schema_oldest,omitempty"` // the schema window of the store
+	SchemaNewest   uint32                 `protobuf:"varint,6,opt,name=schema_newest,json=schemaNewest,proto3" json:"schema_newest,omitempty"`
+	LifecycleState LifecycleState         `protobuf:"varint,7,opt,name=lifecycle_state,json=lifecycleState,proto3,enum=holdfast.v1.LifecycleState" json:"lifecycle_state,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *HelloReply) Reset() {
@@ -267,11 +267,11 @@ func (x *HelloReply) GetSchemaNewest() uint32 {
 	return 0
 }
 
-func (x *HelloReply) GetTenure() Tenure {
+func (x *HelloReply) GetLifecycleState() LifecycleState {
 	if x != nil {
-		return x.Tenure
+		return x.LifecycleState
 	}
-	return Tenure_TENURE_UNSPECIFIED
+	return LifecycleState_LIFECYCLE_STATE_UNSPECIFIED
 }
 
 type StatusRequest struct {
@@ -319,17 +319,17 @@ func (x *StatusRequest) GetCall() *Call {
 }
 
 type StatusReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Answer        *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
-	Tenure        Tenure                 `protobuf:"varint,2,opt,name=tenure,proto3,enum=holdfast.v1.Tenure" json:"tenure,omitempty"`
-	Version       string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
-	Pid           int64                  `protobuf:"varint,4,opt,name=pid,proto3" json:"pid,omitempty"`
-	Schema        uint32                 `protobuf:"varint,5,opt,name=schema,proto3" json:"schema,omitempty"`
-	OpenIntents   uint32                 `protobuf:"varint,6,opt,name=open_intents,json=openIntents,proto3" json:"open_intents,omitempty"`
-	Instances     uint32                 `protobuf:"varint,7,opt,name=instances,proto3" json:"instances,omitempty"`
-	Allocs        uint32                 `protobuf:"varint,8,opt,name=allocs,proto3" json:"allocs,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Answer         *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
+	LifecycleState LifecycleState         `protobuf:"varint,2,opt,name=lifecycle_state,json=lifecycleState,proto3,enum=holdfast.v1.LifecycleState" json:"lifecycle_state,omitempty"`
+	Version        string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
+	Pid            int64                  `protobuf:"varint,4,opt,name=pid,proto3" json:"pid,omitempty"`
+	Schema         uint32                 `protobuf:"varint,5,opt,name=schema,proto3" json:"schema,omitempty"`
+	OpenIntents    uint32                 `protobuf:"varint,6,opt,name=open_intents,json=openIntents,proto3" json:"open_intents,omitempty"`
+	Instances      uint32                 `protobuf:"varint,7,opt,name=instances,proto3" json:"instances,omitempty"`
+	Allocs         uint32                 `protobuf:"varint,8,opt,name=allocs,proto3" json:"allocs,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *StatusReply) Reset() {
@@ -369,11 +369,11 @@ func (x *StatusReply) GetAnswer() *Answer {
 	return nil
 }
 
-func (x *StatusReply) GetTenure() Tenure {
+func (x *StatusReply) GetLifecycleState() LifecycleState {
 	if x != nil {
-		return x.Tenure
+		return x.LifecycleState
 	}
-	return Tenure_TENURE_UNSPECIFIED
+	return LifecycleState_LIFECYCLE_STATE_UNSPECIFIED
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -1222,7 +1222,7 @@ const file_holdfast_v1_control_proto_rawDesc = "" +
 	"\x06blocks\x18\x05 \x03(\tR\x06blocks\x12\x1a\n" +
 	"\bfeatures\x18\x06 \x03(\tR\bfeatures\x12\x1b\n" +
 	"\tstate_dir\x18\a \x01(\tR\bstateDir\x12\x17\n" +
-	"\arun_dir\x18\b \x01(\tR\x06runDir\"\x8f\x02\n" +
+	"\arun_dir\x18\b \x01(\tR\x06runDir\"\xa8\x02\n" +
 	"\n" +
 	"HelloReply\x12+\n" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12!\n" +
@@ -1232,13 +1232,13 @@ const file_holdfast_v1_control_proto_rawDesc = "" +
 	"operations\x12\x1a\n" +
 	"\bfeatures\x18\x04 \x03(\tR\bfeatures\x12#\n" +
 	"\rschema_oldest\x18\x05 \x01(\rR\fschemaOldest\x12#\n" +
-	"\rschema_newest\x18\x06 \x01(\rR\fschemaNewest\x12+\n" +
-	"\x06tenure\x18\a \x01(\x0e2\x13.holdfast.v1.TenureR\x06tenure\"6\n" +
+	"\rschema_newest\x18\x06 \x01(\rR\fschemaNewest\x12D\n" +
+	"\x0flifecycle_state\x18\a \x01(\x0e2\x1b.holdfast.v1.LifecycleStateR\x0elifecycleState\"6\n" +
 	"\rStatusRequest\x12%\n" +
-	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\"\x84\x02\n" +
+	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\"\x9d\x02\n" +
 	"\vStatusReply\x12+\n" +
-	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12+\n" +
-	"\x06tenure\x18\x02 \x01(\x0e2\x13.holdfast.v1.TenureR\x06tenure\x12\x18\n" +
+	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12D\n" +
+	"\x0flifecycle_state\x18\x02 \x01(\x0e2\x1b.holdfast.v1.LifecycleStateR\x0elifecycleState\x12\x18\n" +
 	"\aversion\x18\x03 \x01(\tR\aversion\x12\x10\n" +
 	"\x03pid\x18\x04 \x01(\x03R\x03pid\x12\x16\n" +
 	"\x06schema\x18\x05 \x01(\rR\x06schema\x12!\n" +
@@ -1301,13 +1301,13 @@ const file_holdfast_v1_control_proto_rawDesc = "" +
 	"\x06detail\x18\t \x01(\tR\x06detail\x12\x16\n" +
 	"\x06advice\x18\n" +
 	" \x01(\tR\x06advice\x12\x16\n" +
-	"\x06result\x18\v \x01(\tR\x06result*o\n" +
-	"\x06Tenure\x12\x16\n" +
-	"\x12TENURE_UNSPECIFIED\x10\x00\x12\x14\n" +
-	"\x10TENURE_CANDIDATE\x10\x01\x12\x11\n" +
-	"\rTENURE_ACTIVE\x10\x02\x12\x13\n" +
-	"\x0fTENURE_RELEASED\x10\x03\x12\x0f\n" +
-	"\vTENURE_GONE\x10\x042\xa0\x04\n" +
+	"\x06result\x18\v \x01(\tR\x06result*\xa4\x01\n" +
+	"\x0eLifecycleState\x12\x1f\n" +
+	"\x1bLIFECYCLE_STATE_UNSPECIFIED\x10\x00\x12\x1d\n" +
+	"\x19LIFECYCLE_STATE_CANDIDATE\x10\x01\x12\x1a\n" +
+	"\x16LIFECYCLE_STATE_ACTIVE\x10\x02\x12\x1c\n" +
+	"\x18LIFECYCLE_STATE_RELEASED\x10\x03\x12\x18\n" +
+	"\x14LIFECYCLE_STATE_GONE\x10\x042\xa0\x04\n" +
 	"\aControl\x12;\n" +
 	"\x05Hello\x12\x19.holdfast.v1.HelloRequest\x1a\x17.holdfast.v1.HelloReply\x12>\n" +
 	"\x06Status\x12\x1a.holdfast.v1.StatusRequest\x1a\x18.holdfast.v1.StatusReply\x12D\n" +
@@ -1333,7 +1333,7 @@ func file_holdfast_v1_control_proto_rawDescGZIP() []byte {
 var file_holdfast_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
 var file_holdfast_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_holdfast_v1_control_proto_goTypes = []any{
-	(Tenure)(0),                 // 0: holdfast.v1.Tenure
+	(LifecycleState)(0),         // 0: holdfast.v1.LifecycleState
 	(*HelloRequest)(nil),        // 1: holdfast.v1.HelloRequest
 	(*HelloReply)(nil),          // 2: holdfast.v1.HelloReply
 	(*StatusRequest)(nil),       // 3: holdfast.v1.StatusRequest
@@ -1359,10 +1359,10 @@ var file_holdfast_v1_control_proto_goTypes = []any{
 var file_holdfast_v1_control_proto_depIdxs = []int32{
 	18, // 0: holdfast.v1.HelloRequest.call:type_name -> holdfast.v1.Call
 	19, // 1: holdfast.v1.HelloReply.answer:type_name -> holdfast.v1.Answer
-	0,  // 2: holdfast.v1.HelloReply.tenure:type_name -> holdfast.v1.Tenure
+	0,  // 2: holdfast.v1.HelloReply.lifecycle_state:type_name -> holdfast.v1.LifecycleState
 	18, // 3: holdfast.v1.StatusRequest.call:type_name -> holdfast.v1.Call
 	19, // 4: holdfast.v1.StatusReply.answer:type_name -> holdfast.v1.Answer
-	0,  // 5: holdfast.v1.StatusReply.tenure:type_name -> holdfast.v1.Tenure
+	0,  // 5: holdfast.v1.StatusReply.lifecycle_state:type_name -> holdfast.v1.LifecycleState
 	18, // 6: holdfast.v1.RehearseRequest.call:type_name -> holdfast.v1.Call
 	19, // 7: holdfast.v1.RehearseReply.answer:type_name -> holdfast.v1.Answer
 	18, // 8: holdfast.v1.ActivateRequest.call:type_name -> holdfast.v1.Call

@@ -150,7 +150,7 @@ func (p *Process) Status() rpc.Status {
 	state, r := p.state, p.active
 	p.mu.Unlock()
 	st := rpc.Status{
-		Version: p.version, Tenure: state.proto(), SchemaFrom: store.Oldest, SchemaTo: store.Newest, PID: os.Getpid(),
+		Version: p.version, Lifecycle: state.proto(), SchemaFrom: store.Oldest, SchemaTo: store.Newest, PID: os.Getpid(),
 	}
 	if r != nil {
 		r.describe(&st)

@@ -179,7 +179,7 @@ func openFiles(l hooks.Layout) (list []string) {
 func TestActiveAgainInOneProcess(t *testing.T) {
 	l := dirs(t)
 	p := newProcess(t)
-	if st := p.Status(); st.Tenure != pb.Tenure_TENURE_CANDIDATE || st.Generation != 0 {
+	if st := p.Status(); st.Lifecycle != pb.LifecycleState_LIFECYCLE_STATE_CANDIDATE || st.Generation != 0 {
 		t.Errorf("at first: %+v", st)
 	}
 	_, err := pb.NewPluginsClient(p.conn).List(t.Context(), &pb.ListPluginsRequest{}) // and the connection is there
@@ -190,7 +190,7 @@ func TestActiveAgainInOneProcess(t *testing.T) {
 	var want []string
 	for life := 1; life <= 3; life++ {
 		p.activate(l)
-		if st := p.Status(); st.Tenure != pb.Tenure_TENURE_ACTIVE || int(st.Generation) != life {
+		if st := p.Status(); st.Lifecycle != pb.LifecycleState_LIFECYCLE_STATE_ACTIVE || int(st.Generation) != life {
 			t.Errorf("life %d: %+v", life, st)
 		}
 		if len(openFiles(l)) == 0 || len(goroutines()) <= len(before) {
@@ -210,7 +210,7 @@ func TestActiveAgainInOneProcess(t *testing.T) {
 			t.Errorf("a quiesced shim reads %v", got)
 		}
 		mustRelease(t, p)
-		if st := p.Status(); st.Tenure != pb.Tenure_TENURE_RELEASED {
+		if st := p.Status(); st.Lifecycle != pb.LifecycleState_LIFECYCLE_STATE_RELEASED {
 			t.Errorf("released: %+v", st)
 		}
 		becomes(t, fmt.Sprintf("runs after life %d", life), goroutines, before)
@@ -234,7 +234,7 @@ func TestQuiescedShimGoesOn(t *testing.T) {
 		t.Errorf("a cancelled Quiesce: %v", err)
 	}
 	must(t, p.starting("a"))
-	if st := p.Status(); st.Generation != 1 || st.Tenure != pb.Tenure_TENURE_ACTIVE {
+	if st := p.Status(); st.Generation != 1 || st.Lifecycle != pb.LifecycleState_LIFECYCLE_STATE_ACTIVE {
 		t.Errorf("%+v", st)
 	}
 }
@@ -300,7 +300,7 @@ func TestDamagedStateLeavesACandidate(t *testing.T) {
 	if !errors.Is(err, registry.ErrDamaged) || !strings.Contains(err.Error(), l.Database()) {
 		t.Errorf("got %v", err)
 	}
-	if st := p.Status(); st.Tenure != pb.Tenure_TENURE_CANDIDATE {
+	if st := p.Status(); st.Lifecycle != pb.LifecycleState_LIFECYCLE_STATE_CANDIDATE {
 		t.Errorf("%+v", st)
 	}
 	if now, err := os.ReadFile(l.Database()); err != nil || !bytes.Equal(now, rubbish) {
@@ -326,7 +326,7 @@ func TestSecondActiveShimIsRefusedTheState(t *testing.T) {
 	for second.at() != Activating {
 		runtime.Gosched()
 	}
-	if st := second.Status(); st.Tenure != pb.Tenure_TENURE_CANDIDATE || st.Generation != 0 {
+	if st := second.Status(); st.Lifecycle != pb.LifecycleState_LIFECYCLE_STATE_CANDIDATE || st.Generation != 0 {
 		t.Errorf("while it waits: %+v", st)
 	}
 	must(t, first.starting("a"))
@@ -369,7 +369,7 @@ func TestLifeEndsAnActivationThatWaits(t *testing.T) {
 	if err := <-done; err == nil {
 		t.Error("it was activated after its end")
 	}
-	if st := second.Status(); st.Tenure != pb.Tenure_TENURE_GONE {
+	if st := second.Status(); st.Lifecycle != pb.LifecycleState_LIFECYCLE_STATE_GONE {
 		t.Errorf("%+v", st)
 	}
 }
@@ -389,7 +389,7 @@ func TestFailureOfTheStoreEndsTheProcess(t *testing.T) {
 		!strings.Contains(err.Error(), "next one starts from the disk") {
 		t.Errorf("Run: %v", err)
 	}
-	if st := p.Status(); st.Tenure != pb.Tenure_TENURE_GONE {
+	if st := p.Status(); st.Lifecycle != pb.LifecycleState_LIFECYCLE_STATE_GONE {
 		t.Errorf("%+v", st)
 	}
 }
@@ -553,7 +553,7 @@ func TestReadsAreAnsweredUntilTheStateIsLetGo(t *testing.T) {
 	if err := list(); !nobody(err) {
 		t.Errorf("volumes are listed by a shim that has let the state go: %v", err)
 	}
-	if is := p.Status(); is.Generation != 0 || is.Index != 0 || is.Tenure != pb.Tenure_TENURE_RELEASED {
+	if is := p.Status(); is.Generation != 0 || is.Index != 0 || is.Lifecycle != pb.LifecycleState_LIFECYCLE_STATE_RELEASED {
 		t.Errorf("a shim that has let the state go says %+v", is)
 	}
 }

@@ -44,16 +44,16 @@ func (s State) move(to State) (State, error) {
 }
 
 // proto returns the state on the wire. A transition counts as the state before it.
-func (s State) proto() pb.Tenure {
+func (s State) proto() pb.LifecycleState {
 	switch s {
 	case Candidate, Activating:
-		return pb.Tenure_TENURE_CANDIDATE
+		return pb.LifecycleState_LIFECYCLE_STATE_CANDIDATE
 	case Active, Quiesced, Releasing:
-		return pb.Tenure_TENURE_ACTIVE
+		return pb.LifecycleState_LIFECYCLE_STATE_ACTIVE
 	case Released:
-		return pb.Tenure_TENURE_RELEASED
+		return pb.LifecycleState_LIFECYCLE_STATE_RELEASED
 	case Gone:
-		return pb.Tenure_TENURE_GONE
+		return pb.LifecycleState_LIFECYCLE_STATE_GONE
 	}
 	panic(fmt.Sprintf("state %q has no value on the wire", string(s)))
 }

@@ -37,7 +37,7 @@ func (c *control) Hello(ctx context.Context, req *pb.HelloRequest) (*pb.HelloRep
 	c.s.hello.Store(&h)
 	reply := &pb.HelloReply{
 		Answer: statusAnswer(st), ShimVersion: st.Version,
-		SchemaOldest: st.SchemaFrom, SchemaNewest: st.SchemaTo, Tenure: st.Tenure,
+		SchemaOldest: st.SchemaFrom, SchemaNewest: st.SchemaTo, LifecycleState: st.Lifecycle,
 	}
 	for _, op := range hooks.Operations {
 		reply.Operations = append(reply.Operations, string(op))
@@ -48,7 +48,7 @@ func (c *control) Hello(ctx context.Context, req *pb.HelloRequest) (*pb.HelloRep
 func (c *control) Status(context.Context, *pb.StatusRequest) (*pb.StatusReply, error) {
 	st := c.s.life.Status()
 	return &pb.StatusReply{
-		Answer: statusAnswer(st), Tenure: st.Tenure, Version: st.Version, Pid: int64(st.PID), Schema: st.Schema,
+		Answer: statusAnswer(st), LifecycleState: st.Lifecycle, Version: st.Version, Pid: int64(st.PID), Schema: st.Schema,
 		OpenIntents: uint32(st.OpenIntents), Instances: uint32(st.Instances), Allocs: uint32(st.Allocs),
 	}, nil
 }

@@ -64,7 +64,7 @@ type Hello struct {
 // Status describes the shim.
 type Status struct {
 	Version     string
-	Tenure      pb.Tenure
+	Lifecycle   pb.LifecycleState
 	Generation  registry.Generation
 	Index       registry.Seq
 	Schema      uint32
