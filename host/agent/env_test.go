@@ -74,6 +74,9 @@ func (p *fakeTask) ended() bool {
 
 func (d *fakeDriver) Name() string   { return "exec" }
 func (d *fakeDriver) Isolated() bool { return true }
+func (d *fakeDriver) Configure(t *taskdriver.Task, config json.RawMessage) ([]string, error) {
+	return taskdriver.NewExec().Configure(t, config)
+}
 
 func (d *fakeDriver) Start(_ context.Context, t taskdriver.Task) (taskdriver.Handle, error) {
 	d.mu.Lock()

@@ -10,6 +10,7 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/host"
+	"holdfast/host/agent/taskdriver"
 	"holdfast/registry"
 )
 
@@ -23,13 +24,21 @@ func (a *Agent) Check(j *hooks.Job) (warnings []string, err error) {
 	}
 	for _, g := range a.withOverride(j).Groups {
 		for _, t := range g.Tasks {
-			if a.drivers[t.Driver] == nil {
+			d := a.drivers[t.Driver]
+			if d == nil {
 				return nil, registry.Errorf(registry.ErrUnsupported,
 					"task %q: this agent has no driver %q, only %s; change the task, or start holdfast with --driver",
 					t.Name, t.Driver, a.DriverNames())
 			}
 			if _, err := newTaskSpec(j.Type, g, t); err != nil {
 				return nil, err
+			}
+			ignored, err := d.Configure(&taskdriver.Task{}, t.Config)
+			if err != nil {
+				return nil, fmt.Errorf("task %q: %w", t.Name, err)
+			}
+			for _, w := range ignored {
+				warnings = append(warnings, fmt.Sprintf("task %q: %s", t.Name, w))
 			}
 		}
 	}

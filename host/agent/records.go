@@ -264,7 +264,7 @@ func unended(all []*AllocRecord, rank int) (out []*AllocRecord) {
 // newAllocRecord makes the record of a new alloc for a slot.
 func newAllocRecord(j *JobRecord, g hooks.Group, index uint64) *AllocRecord {
 	var rest jobRest
-	_ = decodeRest("job", j.Job.Rest, &rest) // checked when the job was submitted
+	_ = taskdriver.Decode("job", j.Job.Rest, &rest) // checked when the job was submitted
 	r := &AllocRecord{
 		ID: host.AllocID(newID()), Job: j.Job.ID, JobName: cmp.Or(rest.Name, j.Job.ID), JobType: j.Job.Type,
 		JobMeta: mergeMeta(rest.Meta), Namespace: string(namespaceOf(string(j.Job.Namespace))),

@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -62,9 +64,9 @@ func nomadEnv(r *AllocRecord, t taskSpec, d dirs, isolated bool) map[string]stri
 
 // attempt returns one attempt of a task in the form that a driver takes.
 func (n Node) attempt(r *AllocRecord, t taskSpec, number uint64, plan hooks.Plan, root string,
-	isolated bool) taskdriver.Task {
+	driver taskdriver.Driver) (taskdriver.Task, error) {
 	d := dirs{root}
-	env := nomadEnv(r, t, d, isolated)
+	env := nomadEnv(r, t, d, driver.Isolated())
 	known := n.attributes()
 	maps.Copy(known, env)
 	for _, e := range plan.Env {
@@ -78,17 +80,47 @@ func (n Node) attempt(r *AllocRecord, t taskSpec, number uint64, plan hooks.Plan
 	maps.Copy(known, env)
 	out := taskdriver.Task{
 		ID: attemptID(r.ID, t.Name, number), Dir: d.task(t.Name), Alloc: d.shared(),
-		Command: hooks.Expand(t.config.Command, known), WorkDir: hooks.Expand(t.config.WorkDir, known),
 		User: hooks.Expand(t.user, known), Plan: plan, KillGrace: t.grace,
 		LogFiles: t.logFiles, LogSize: t.logSize,
-	}
-	for _, arg := range t.config.Args {
-		out.Args = append(out.Args, hooks.Expand(string(arg), known))
 	}
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		out.Env = append(out.Env, name+"="+env[name])
 	}
-	return out
+	config, err := expandConfig(t.Config, known)
+	if err == nil {
+		_, err = driver.Configure(&out, config)
+	}
+	return out, err
+}
+
+// expandConfig replaces the references in each string of a config block.
+func expandConfig(config json.RawMessage, known map[string]string) (json.RawMessage, error) {
+	if len(config) == 0 {
+		return nil, nil
+	}
+	decoder := json.NewDecoder(bytes.NewReader(config))
+	decoder.UseNumber()
+	var v any
+	if err := decoder.Decode(&v); err != nil {
+		return nil, err
+	}
+	return json.Marshal(expandValue(v, known))
+}
+
+func expandValue(v any, known map[string]string) any {
+	switch v := v.(type) {
+	case string:
+		return hooks.Expand(v, known)
+	case []any:
+		for i := range v {
+			v[i] = expandValue(v[i], known)
+		}
+	case map[string]any:
+		for name := range v {
+			v[name] = expandValue(v[name], known)
+		}
+	}
+	return v
 }
 
 func attemptID(id host.AllocID, task host.TaskName, attempt uint64) string {

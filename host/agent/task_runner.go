@@ -123,8 +123,12 @@ func (t *taskRunner) start(ctx, stop context.Context) (h taskdriver.Handle, runn
 	}
 	plan, err := t.plan(stop, attempt)
 	if err == nil {
-		task := t.a.node.attempt(t.record(), t.spec, attempt, plan, t.a.dirs(t.id).root, t.driver.Isolated())
-		if h, err = t.driver.Start(ctx, task); err == nil {
+		var task taskdriver.Task
+		task, err = t.a.node.attempt(t.record(), t.spec, attempt, plan, t.a.dirs(t.id).root, t.driver)
+		if err == nil {
+			h, err = t.driver.Start(ctx, task)
+		}
+		if err == nil {
 			return h, true, t.started(ctx, attempt, h)
 		}
 	}

@@ -2,12 +2,9 @@ package agent
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
-	"strings"
 	"time"
 
 	"holdfast/hooks"
@@ -17,21 +14,21 @@ import (
 
 // jobRest, groupRest and taskRest are the supported attributes among those of a job that travel as JSON.
 type jobRest struct {
-	Name string             `json:"name"`
-	Meta []map[string]value `json:"meta"`
+	Name string                         `json:"name"`
+	Meta []map[string]taskdriver.Scalar `json:"meta"`
 }
 
 type groupRest struct {
-	Restart []restartBlock     `json:"restart"`
-	Meta    []map[string]value `json:"meta"`
+	Restart []restartBlock                 `json:"restart"`
+	Meta    []map[string]taskdriver.Scalar `json:"meta"`
 }
 
 type taskRest struct {
-	Restart     []restartBlock     `json:"restart"`
-	Meta        []map[string]value `json:"meta"`
-	User        string             `json:"user"`
-	KillTimeout duration           `json:"kill_timeout"`
-	Leader      bool               `json:"leader"`
+	Restart     []restartBlock                 `json:"restart"`
+	Meta        []map[string]taskdriver.Scalar `json:"meta"`
+	User        string                         `json:"user"`
+	KillTimeout duration                       `json:"kill_timeout"`
+	Leader      bool                           `json:"leader"`
 	Lifecycle   []struct {
 		Hook    string `json:"hook"`
 		Sidecar bool   `json:"sidecar"`
@@ -42,35 +39,12 @@ type taskRest struct {
 	} `json:"logs"` // for each of the two streams
 }
 
-// taskConfig is the config block of exec and raw_exec.
-type taskConfig struct {
-	Command string  `json:"command"`
-	Args    []value `json:"args"`
-	WorkDir string  `json:"work_dir"`
-}
-
 // restartBlock is a restart block of a group or task.
 type restartBlock struct {
 	Attempts *number      `json:"attempts"`
 	Interval *duration    `json:"interval"`
 	Delay    *duration    `json:"delay"`
 	Mode     *restartMode `json:"mode"`
-}
-
-// value is a scalar as text.
-type value string
-
-func (v *value) UnmarshalJSON(b []byte) error {
-	var s string
-	if err := json.Unmarshal(b, &s); err == nil {
-		*v = value(s)
-		return nil
-	}
-	if text := string(b); !strings.ContainsAny(text[:1], "{[") && text != "null" {
-		*v = value(text)
-		return nil
-	}
-	return registry.Invalid("%s is not a string", b)
 }
 
 // number is a JSON number, or a string that holds one, because HCL converts freely.
@@ -110,7 +84,6 @@ func (d *duration) UnmarshalJSON(b []byte) error {
 // taskSpec is a task with its decoded attributes.
 type taskSpec struct {
 	hooks.Task
-	config    taskConfig
 	user      string
 	grace     time.Duration
 	policy    restartPolicy
@@ -123,17 +96,14 @@ type taskSpec struct {
 	logSize   int64 // 0: the driver's default
 }
 
-// newTaskSpec decodes a task's attributes and config.
+// newTaskSpec decodes a task's attributes.
 func newTaskSpec(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) {
 	s := taskSpec{Task: t}
 	var group groupRest
 	var rest taskRest
-	err := decodeRest("group "+g.Name, g.Rest, &group)
+	err := taskdriver.Decode("group "+g.Name, g.Rest, &group)
 	if err == nil {
-		err = decodeRest("task "+string(t.Name), t.Rest, &rest)
-	}
-	if err == nil {
-		err = decodeRest(fmt.Sprintf("task %q: config", t.Name), t.Config, &s.config)
+		err = taskdriver.Decode("task "+string(t.Name), t.Rest, &rest)
 	}
 	if err == nil {
 		s.policy, err = defaultPolicy(jobType).with(slices.Concat(group.Restart, rest.Restart))
@@ -165,32 +135,10 @@ func newTaskSpec(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) 
 			s.logSize = int64(*l.Size) << 20
 		}
 	}
-	if s.config.Command == "" {
-		return s, registry.Invalid("task %q: no command; the drivers of this agent need config { command = ... }",
-			t.Name)
-	}
 	return s, nil
 }
 
-func decodeRest(what string, text json.RawMessage, into any) error {
-	if len(text) == 0 {
-		return nil
-	}
-	err := json.Unmarshal(text, into)
-	if e, is := errors.AsType[*json.UnmarshalTypeError](err); is {
-		want := "a string"
-		if e.Type.Kind() == reflect.Slice {
-			want = "a list, [ ... ]"
-		}
-		return registry.Invalid("%s: %s cannot be a JSON %s; write %s", what, e.Field, e.Value, want)
-	}
-	if err != nil {
-		return registry.Invalid("%s: %w", what, err)
-	}
-	return nil
-}
-
-func mergeMeta(blocks []map[string]value) map[string]string {
+func mergeMeta(blocks []map[string]taskdriver.Scalar) map[string]string {
 	out := map[string]string{}
 	for _, b := range blocks {
 		for name, v := range b {
@@ -218,7 +166,7 @@ func unsupportedBlocks(j *hooks.Job) (warnings []string, err error) {
 	found := map[string]bool{}
 	check := func(where string, rest json.RawMessage) error {
 		var blocks map[string]json.RawMessage
-		if err := decodeRest(where, rest, &blocks); err != nil {
+		if err := taskdriver.Decode(where, rest, &blocks); err != nil {
 			return err
 		}
 		for _, name := range unsupported {

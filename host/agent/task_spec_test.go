@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"holdfast/hooks"
+	"holdfast/host/agent/taskdriver"
 	"holdfast/registry"
 )
 
@@ -26,8 +27,8 @@ func TestTaskEnvironmentAndArguments(t *testing.T) {
 		t.Fatal(err)
 	}
 	plan := hooks.Plan{Env: []hooks.Env{{Name: "CSI_ENDPOINT", Value: "unix:///csi/csi.sock", Default: true}}}
-	d := Node{ID: "n-1", Name: "node1"}.attempt(r, s, 2, plan, "/state/a", true)
-	if d.ID != "11111111-aaaa-main-2" || d.Command != "/local/run" || d.User != "nobody" ||
+	d, err := Node{ID: "n-1", Name: "node1"}.attempt(r, s, 2, plan, "/state/a", taskdriver.NewExec())
+	if err != nil || d.ID != "11111111-aaaa-main-2" || d.Command != "/local/run" || d.User != "nobody" ||
 		d.KillGrace.Seconds() != 30 {
 		t.Errorf("%+v", d)
 	}
@@ -45,7 +46,10 @@ func TestTaskEnvironmentAndArguments(t *testing.T) {
 	if !slices.Equal(d.Env, want) {
 		t.Errorf("environment:\n%s\nwant:\n%s", strings.Join(d.Env, "\n"), strings.Join(want, "\n"))
 	}
-	raw := Node{}.attempt(r, s, 1, hooks.Plan{}, "/state/a", false)
+	raw, err := Node{}.attempt(r, s, 1, hooks.Plan{}, "/state/a", taskdriver.NewRawExec())
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, want := range []string{
 		"NOMAD_TASK_DIR=/state/a/tasks/main/local", "NOMAD_ALLOC_DIR=/state/a/shared",
 		"NOMAD_SECRETS_DIR=/state/a/tasks/main/secrets",
@@ -98,9 +102,10 @@ func TestLogsBlockBoundsLogs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := (Node{}).attempt(&AllocRecord{ID: "a"}, s, 1, hooks.Plan{}, "/a", true); d.LogFiles != 3 ||
-		d.LogSize != 2<<20 {
-		t.Errorf("the driver gets %d files of %d bytes", d.LogFiles, d.LogSize)
+	s.Config = json.RawMessage(`{"command":"sh"}`)
+	d, err := Node{}.attempt(&AllocRecord{ID: "a"}, s, 1, hooks.Plan{}, "/a", taskdriver.NewExec())
+	if err != nil || d.LogFiles != 3 || d.LogSize != 2<<20 {
+		t.Errorf("the driver gets %d files of %d bytes, %v", d.LogFiles, d.LogSize, err)
 	}
 }
 

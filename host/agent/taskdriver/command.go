@@ -55,6 +55,7 @@ func newCommand(r request, files cgroupFiles) (*command, error) {
 	} else {
 		c.attr.Env = t.environ(t.localDir(), t.allocDir(), t.secretsDir())
 	}
+	c.attr.Env = withDefault(c.attr.Env, "PATH", defaultPath)
 	switch {
 	case t.WorkDir != "":
 	case r.Isolated:

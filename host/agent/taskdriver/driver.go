@@ -2,6 +2,7 @@ package taskdriver
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"io/fs"
@@ -20,6 +21,8 @@ type Driver interface {
 	Name() string
 	// Isolated reports whether a task has a file system of its own. Plans depend on it.
 	Isolated() bool
+	// Configure checks the config block of a task and reads it into t. A warning names an attribute without an effect.
+	Configure(t *Task, config json.RawMessage) (warnings []string, err error)
 	// Start returns when the command runs. After an error nothing runs. Find finds a task whose Start was
 	// interrupted by the death of the orchestrator.
 	Start(ctx context.Context, t Task) (Handle, error)
@@ -49,6 +52,16 @@ type Task struct {
 	KillGrace time.Duration `json:"kill_grace,omitempty"` // used when the parent itself gets SIGTERM
 	LogSize   int64         `json:"log_size,omitempty"`   // bytes of one log file; default DefaultLogSize
 	LogFiles  int           `json:"log_files,omitempty"`  // kept for each stream; default DefaultLogFiles
+	Resources Resources     `json:"resources,omitzero"`
+
+	container *containerConfig
+}
+
+// Resources are the limits of a task. 0 means none.
+type Resources struct {
+	CPU       int   `json:"cpu,omitempty"`        // MHz: the task's share when the machine has no idle time
+	Memory    int64 `json:"memory,omitempty"`     // MiB
+	MemoryMax int64 `json:"memory_max,omitempty"` // MiB; if set, it is the limit, and Memory is reserved
 }
 
 const (
@@ -78,9 +91,11 @@ type Handle struct {
 	StartTime uint64   `json:"start_time"` // of the parent: field 22 of /proc/PID/stat
 	TaskPID   int      `json:"task_pid"`   // leads its own session and process group
 	TaskStart uint64   `json:"task_start"`
-	Boot      string   `json:"boot"`               // boot ID; the processes do not outlive the boot
-	Cgroups   []string `json:"cgroups,omitempty"`  // directories made for the task
-	Warnings  []string `json:"warnings,omitempty"` // what this machine does not provide
+	Boot      string   `json:"boot"`                // boot ID; the processes do not outlive the boot
+	Container string   `json:"container,omitempty"` // its name
+	Created   string   `json:"created,omitempty"`   // when the engine started it, in its words
+	Cgroups   []string `json:"cgroups,omitempty"`   // directories made for the task
+	Warnings  []string `json:"warnings,omitempty"`  // what this machine does not provide
 }
 
 // Exit is how a task ended.
@@ -109,18 +124,21 @@ func (t Task) allocDir() string {
 	return filepath.Join(t.Dir, "alloc")
 }
 
-// environ returns the task's whole environment.
+// environ returns the task's whole environment, except for a default PATH.
 func (t Task) environ(local, alloc, secrets string) []string {
 	env := t.Plan.Environ(t.Env)
-	for _, d := range []string{"PATH=" + defaultPath, localEnv + "=" + local, allocEnv + "=" + alloc,
-		secretsEnv + "=" + secrets} {
-		name, _, _ := strings.Cut(d, "=")
-		if _, set := variable(env, name); !set {
-			env = append(env, d)
-		}
+	for name, dir := range map[string]string{localEnv: local, allocEnv: alloc, secretsEnv: secrets} {
+		env = withDefault(env, name, dir)
 	}
 	env = slices.DeleteFunc(env, func(e string) bool { return strings.HasPrefix(e, taskEnv+"=") })
 	return append(env, taskEnv+"="+t.ID)
+}
+
+func withDefault(env []string, name, value string) []string {
+	if _, set := variable(env, name); set {
+		return env
+	}
+	return append(env, name+"="+value)
 }
 
 func variable(env []string, name string) (string, bool) {
@@ -139,8 +157,6 @@ func (t Task) validate() error {
 		return registry.Invalid("task ID %q: use 1 to 200 bytes without '/', NUL and line breaks", t.ID)
 	case !filepath.IsAbs(t.Dir):
 		return registry.Invalid("task %s: directory %q is not absolute", t.ID, t.Dir)
-	case t.Command == "":
-		return registry.Invalid("task %s: no command", t.ID)
 	case t.Alloc != "" && !filepath.IsAbs(t.Alloc):
 		return registry.Invalid("task %s: alloc directory %q is not absolute", t.ID, t.Alloc)
 	}

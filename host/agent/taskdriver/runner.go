@@ -35,17 +35,14 @@ func (r runner) start(ctx context.Context, t Task) (_ Handle, err error) {
 	if err := t.validate(); err != nil {
 		return Handle{}, err
 	}
-	if err := errors.Join(makeDir(t.Dir), makeDir(filepath.Join(t.Dir, "logs"))); err != nil {
-		return Handle{}, fmt.Errorf("make the directory of task %s: %w", t.ID, err)
+	if t.Command == "" {
+		return Handle{}, registry.Invalid("task %s: no command", t.ID)
 	}
-	held, err := lock(t.Dir)
+	held, err := t.open(ctx, r.Adopt)
 	if err != nil {
 		return Handle{}, err
 	}
 	defer held.Close()
-	if err := r.removeOldRecords(ctx, t); err != nil {
-		return Handle{}, err
-	}
 	h, err := r.startParent(ctx, t, held)
 	if err != nil {
 		return Handle{}, fmt.Errorf("start task %s: %w", t.ID, err)
@@ -60,15 +57,31 @@ func makeDir(dir string) error {
 	return nil
 }
 
+// open makes and locks the task's directory, and removes the records of an earlier attempt.
+func (t Task) open(ctx context.Context, adopt adoptFunc) (*os.File, error) {
+	if err := errors.Join(makeDir(t.Dir), makeDir(filepath.Join(t.Dir, "logs"))); err != nil {
+		return nil, fmt.Errorf("make the directory of task %s: %w", t.ID, err)
+	}
+	held, err := lock(t.Dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := t.removeOldRecords(ctx, adopt); err != nil {
+		held.Close()
+		return nil, err
+	}
+	return held, nil
+}
+
 // removeOldRecords removes the records of an earlier attempt. It fails if that attempt still runs.
-func (r runner) removeOldRecords(ctx context.Context, t Task) error {
+func (t Task) removeOldRecords(ctx context.Context, adopt adoptFunc) error {
 	var old Handle
 	found, err := readRecord(t.Dir, handleFile, &old)
 	if err != nil {
 		return err
 	}
 	if found {
-		alive, err := r.Adopt(ctx, old)
+		alive, err := adopt(ctx, old)
 		if err != nil {
 			return err
 		}
@@ -323,3 +336,6 @@ func (r runner) Logs(ctx context.Context, h Handle, s Stream, follow bool, to io
 	}
 	return copyLogs(ctx, h, s, follow, to)
 }
+
+// adoptFunc is Driver.Adopt.
+type adoptFunc func(context.Context, Handle) (alive bool, err error)

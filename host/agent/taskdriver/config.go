@@ -1,0 +1,96 @@
+package taskdriver
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"holdfast/registry"
+)
+
+// Scalar is a string, number or bool of a job as text, because HCL converts freely.
+type Scalar string
+
+func (v *Scalar) UnmarshalJSON(b []byte) error {
+	var s string
+	if err := json.Unmarshal(b, &s); err == nil {
+		*v = Scalar(s)
+		return nil
+	}
+	if text := string(b); !strings.ContainsAny(text[:1], "{[") && text != "null" {
+		*v = Scalar(text)
+		return nil
+	}
+	return registry.Invalid("%s is not a string", b)
+}
+
+// Decode decodes a part of a job that travels as JSON. What names the part in errors.
+func Decode(what string, text json.RawMessage, into any) error {
+	if len(text) == 0 {
+		return nil
+	}
+	err := json.Unmarshal(text, into)
+	if e, is := errors.AsType[*json.UnmarshalTypeError](err); is {
+		want := "a string"
+		switch e.Type.Kind() {
+		case reflect.Slice:
+			want = "a list, [ ... ]"
+		case reflect.Bool:
+			want = "true or false"
+		case reflect.Int, reflect.Int64:
+			want = "a number"
+		}
+		return registry.Invalid("%s: %s cannot be a JSON %s; write %s", what, e.Field, e.Value, want)
+	}
+	if err != nil {
+		return registry.Invalid("%s: %w", what, err)
+	}
+	return nil
+}
+
+// unknownKeys returns a warning for each key of a config block that is not a JSON name of the struct type T.
+func unknownKeys[T any](driver string, config json.RawMessage) (warnings []string) {
+	var keys map[string]json.RawMessage
+	if json.Unmarshal(config, &keys) != nil {
+		return nil
+	}
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[T]()) {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		delete(keys, name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(keys)) {
+		warnings = append(warnings, fmt.Sprintf("config attribute %s has no effect with driver %s", name, driver))
+	}
+	return warnings
+}
+
+// execConfig is the config block of exec and raw_exec.
+type execConfig struct {
+	Command string   `json:"command"`
+	Args    []Scalar `json:"args"`
+	WorkDir string   `json:"work_dir"`
+}
+
+// Configure reads command, args and work_dir.
+func (r runner) Configure(t *Task, config json.RawMessage) (warnings []string, err error) {
+	var c execConfig
+	if err := Decode("config", config, &c); err != nil {
+		return nil, err
+	}
+	if c.Command == "" {
+		return nil, registry.Invalid("no command; driver %s needs config { command = ... }", r.name)
+	}
+	t.Command, t.WorkDir, t.Args = c.Command, c.WorkDir, texts(c.Args)
+	return unknownKeys[execConfig](r.name, config), nil
+}
+
+func texts(list []Scalar) (out []string) {
+	for _, v := range list {
+		out = append(out, string(v))
+	}
+	return out
+}

@@ -1,0 +1,262 @@
+package taskdriver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+
+	"holdfast/internal/proc"
+	"holdfast/registry"
+)
+
+// Container runs each task in a container of an engine with the API of Docker, which Podman serves too. The engine is
+// the container's parent: tasks continue without the agent, and a later agent finds them by the name of the container.
+type Container struct {
+	name   string
+	engine *client.Client
+	host   string
+}
+
+// NewContainer returns a driver of the given name, docker or podman, for an engine, as in "unix:///run/docker.sock".
+// It does not connect.
+func NewContainer(name, host string) (Container, error) {
+	c, err := client.New(client.WithHost(host))
+	if err != nil {
+		return Container{}, registry.Invalid("engine %q of driver %s: %w", host, name, err)
+	}
+	return Container{name, c, host}, nil
+}
+
+// Name returns the driver's name.
+func (d Container) Name() string { return d.name }
+
+// Isolated reports true.
+func (d Container) Isolated() bool { return true }
+
+// Start pulls or loads the image if it is missing, and starts a container. The handle is recorded before the container
+// exists, so that Find names it if the agent is killed meanwhile.
+func (d Container) Start(ctx context.Context, t Task) (_ Handle, err error) {
+	defer func() { err = Exhausted(err) }()
+	if err := t.validate(); err != nil {
+		return Handle{}, err
+	}
+	held, err := t.open(ctx, d.Adopt)
+	if err != nil {
+		return Handle{}, err
+	}
+	defer held.Close()
+	boot, err := proc.BootID()
+	if err == nil {
+		err = t.makeContainerDirs()
+	}
+	if err == nil {
+		err = d.ensureImage(ctx, t)
+	}
+	if err != nil {
+		return Handle{}, d.explain(t.ID, err)
+	}
+	h := Handle{ID: t.ID, Driver: d.name, Dir: t.Dir, Boot: boot, Container: "holdfast-" + t.ID}
+	if err := errors.Join(reserveRecord(t.Dir, exitFile), writeRecord(t.Dir, handleFile, h)); err != nil {
+		return Handle{}, err
+	}
+	if err := d.run(ctx, t, &h); err != nil {
+		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+		defer cancel()
+		if left := d.remove(cleanup, h); left == nil {
+			_ = os.Remove(filepath.Join(t.Dir, handleFile)) // else Find names what is left
+		} else {
+			err = errors.Join(err, left)
+		}
+		return Handle{}, d.explain(t.ID, err)
+	}
+	return h, writeRecord(t.Dir, handleFile, h)
+}
+
+// makeContainerDirs makes the directories that the container mounts. Its user, whom only the image knows, may write to
+// all but the secrets. Other users of this machine cannot reach them.
+func (t Task) makeContainerDirs() error {
+	err := errors.Join(makeDir(t.localDir()), makeDir(t.allocDir()), makeDir(t.secretsDir()),
+		os.Chmod(t.localDir(), 0o777), os.Chmod(t.allocDir(), 0o777))
+	for i, dir := range t.Plan.Dirs {
+		path := t.planDir(i)
+		err = errors.Join(err, os.MkdirAll(path, 0o700), os.Chmod(path, os.FileMode(dir.Mode)))
+	}
+	return err
+}
+
+// run creates and starts the container.
+func (d Container) run(ctx context.Context, t Task, h *Handle) error {
+	config, hostConfig, err := d.containerOf(t)
+	if err != nil {
+		return err
+	}
+	create := client.ContainerCreateOptions{Config: config, HostConfig: hostConfig, Name: h.Container}
+	made, err := d.engine.ContainerCreate(ctx, create)
+	if errdefs.IsConflict(err) { // of a start that was interrupted
+		if err = d.remove(ctx, *h); err == nil {
+			made, err = d.engine.ContainerCreate(ctx, create)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	h.Warnings = made.Warnings
+	if _, err := d.engine.ContainerStart(ctx, made.ID, client.ContainerStartOptions{}); err != nil {
+		return err
+	}
+	state, _, err := d.state(ctx, *h)
+	if err == nil {
+		h.TaskPID, h.Created = state.Pid, state.StartedAt
+	}
+	return err
+}
+
+// state returns the state of the container. If it is gone, found is false.
+func (d Container) state(ctx context.Context, h Handle) (s container.State, found bool, err error) {
+	c, err := d.engine.ContainerInspect(ctx, h.Container, client.ContainerInspectOptions{})
+	if errdefs.IsNotFound(err) {
+		return s, false, nil
+	}
+	if err != nil || c.Container.State == nil {
+		return s, false, err
+	}
+	return *c.Container.State, true, nil
+}
+
+// Adopt reports whether the container runs. It reports true if the engine does not answer: what it will say later is
+// not known, and until then the task's volumes must stay.
+func (d Container) Adopt(ctx context.Context, h Handle) (bool, error) {
+	now, err := h.thisBoot()
+	if err != nil || !now {
+		return false, err
+	}
+	s, _, err := d.state(ctx, h)
+	if err != nil {
+		return true, context.Cause(ctx)
+	}
+	return s.Running || s.Paused || s.Restarting, nil
+}
+
+// Wait waits for the container to exit, across restarts of the engine. It then moves the output to the task's log files
+// and removes the container.
+func (d Container) Wait(ctx context.Context, h Handle) (Exit, error) {
+	b := backoff.NewExponentialBackOff()
+	b.InitialInterval, b.MaxInterval = 100*time.Millisecond, 10*time.Second
+	for {
+		exit, err := d.wait(ctx, h)
+		if err == nil {
+			return exit, nil
+		}
+		select {
+		case <-ctx.Done():
+			return Exit{}, fmt.Errorf("wait for task %s: %w", h.ID, context.Cause(ctx))
+		case <-time.After(b.NextBackOff()):
+		}
+	}
+}
+
+func (d Container) wait(ctx context.Context, h Handle) (Exit, error) {
+	exit, found, err := readExit(h)
+	if err != nil {
+		return Exit{}, err
+	}
+	if found {
+		return exit, d.remove(ctx, h)
+	}
+	exited := d.engine.ContainerWait(ctx, h.Container, client.ContainerWaitOptions{
+		Condition: container.WaitConditionNotRunning,
+	})
+	select {
+	case <-exited.Result:
+	case err := <-exited.Error:
+		if !errdefs.IsNotFound(err) {
+			return Exit{}, err
+		}
+	}
+	s, found, err := d.state(ctx, h)
+	switch {
+	case err != nil:
+		return Exit{}, err
+	case !found:
+		exit = Exit{Code: -1, At: time.Now().UTC(), Err: "exit status unknown: the container was removed"}
+	case s.Running || h.Created != "" && s.StartedAt != h.Created:
+		// Somebody has restarted it. It would be the same task, but the agent has to know of each start.
+		if err := d.remove(ctx, h); err != nil {
+			return Exit{}, err
+		}
+		exit = Exit{Code: -1, At: time.Now().UTC(), Err: "exit status unknown: the container was restarted by another program"}
+	default:
+		if err := d.keepLogs(ctx, h); err != nil {
+			return Exit{}, err
+		}
+		exit = exitOf(s)
+	}
+	if err := recordLostExit(h, exit); err != nil {
+		return Exit{}, err
+	}
+	return exit, d.remove(ctx, h)
+}
+
+// exitOf converts the state of a container that has ended.
+func exitOf(s container.State) Exit {
+	e := Exit{Code: s.ExitCode, At: time.Now().UTC()}
+	if at, err := time.Parse(time.RFC3339Nano, s.FinishedAt); err == nil && at.Year() > 1 {
+		e.At = at.UTC()
+	}
+	if s.ExitCode > 128 && s.ExitCode < 128+65 {
+		e.Signal = s.ExitCode - 128
+	}
+	switch {
+	case s.Status == container.StateCreated:
+		e.Code, e.Err = -1, "the agent was killed before it started the container"
+	case s.OOMKilled:
+		e.Err = "killed because its memory limit was reached; raise memory in resources"
+	case s.Error != "":
+		e.Err = s.Error
+	}
+	return e
+}
+
+// remove removes the container and its anonymous volumes.
+func (d Container) remove(ctx context.Context, h Handle) error {
+	_, err := d.engine.ContainerRemove(ctx, h.Container, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+	if err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("remove container %s: %w", h.Container, err)
+	}
+	return nil
+}
+
+// Stop sends the image's stop signal, by default SIGTERM, and SIGKILL after grace, in whole seconds.
+func (d Container) Stop(ctx context.Context, h Handle, grace time.Duration) error {
+	now, err := h.thisBoot()
+	if err != nil || !now {
+		return err
+	}
+	seconds := int(math.Ceil(max(grace, 0).Seconds()))
+	_, err = d.engine.ContainerStop(ctx, h.Container, client.ContainerStopOptions{Timeout: &seconds})
+	if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsNotModified(err) {
+		return d.explain(h.ID, err)
+	}
+	return nil
+}
+
+// explain says what to do about an error of the engine.
+func (d Container) explain(task string, err error) error {
+	switch {
+	case client.IsErrConnectionFailed(err):
+		return registry.Errorf(registry.ErrUnavailable, "task %s: no container engine answers at %s; start it, "+
+			"or set --%s-engine: %w", task, d.host, d.name, err)
+	case errdefs.IsInvalidArgument(err):
+		return registry.Invalid("task %s: %w", task, err)
+	}
+	return fmt.Errorf("task %s: %w", task, err)
+}

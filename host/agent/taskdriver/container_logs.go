@@ -1,0 +1,60 @@
+package taskdriver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/api/pkg/stdcopy"
+	"github.com/moby/moby/client"
+)
+
+// keepLogs appends the output of a container to the task's log files. If the agent is killed in the middle, the files
+// get it twice.
+func (d Container) keepLogs(ctx context.Context, h Handle) error {
+	t := Task{Dir: h.Dir}
+	stdout, stderr := openLogs(t, Stdout), openLogs(t, Stderr)
+	defer stdout.close()
+	defer stderr.close()
+	return d.copyOutput(ctx, h, client.ContainerLogsOptions{ShowStdout: true, ShowStderr: true}, stdout, stderr)
+}
+
+// Logs copies the output of earlier attempts, which is in the task's log files, and then that of the container.
+func (d Container) Logs(ctx context.Context, h Handle, s Stream, follow bool, to io.Writer) error {
+	if err := copyLogs(ctx, h, s, false, to); err != nil {
+		return err
+	}
+	if _, ended, err := readExit(h); err != nil || ended {
+		return err
+	}
+	options := client.ContainerLogsOptions{ShowStdout: s == Stdout, ShowStderr: s == Stderr, Follow: follow}
+	return d.copyOutput(ctx, h, options, to, to)
+}
+
+// copyOutput copies what the engine has of the container's output. A container that is gone has none.
+func (d Container) copyOutput(ctx context.Context, h Handle, o client.ContainerLogsOptions, stdout, stderr io.Writer,
+) error {
+	c, err := d.engine.ContainerInspect(ctx, h.Container, client.ContainerInspectOptions{})
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	logs, err := d.engine.ContainerLogs(ctx, h.Container, o)
+	if err != nil {
+		return fmt.Errorf("read the output of container %s: %w", h.Container, err)
+	}
+	defer logs.Close()
+	if c.Container.Config != nil && c.Container.Config.Tty {
+		_, err = io.Copy(stdout, logs)
+	} else {
+		_, err = stdcopy.StdCopy(stdout, stderr, logs)
+	}
+	if errors.Is(err, io.ErrUnexpectedEOF) && ctx.Err() == nil {
+		return nil // the container was removed
+	}
+	return err
+}
