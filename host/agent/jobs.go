@@ -30,10 +30,11 @@ func (a *Agent) Check(j *hooks.Job) (warnings []string, err error) {
 					"task %q: this agent has no driver %q, only %s; change the task, or start holdfast with --driver",
 					t.Name, t.Driver, a.DriverNames())
 			}
-			if _, err := newTaskSpec(j.Type, g, t); err != nil {
+			s, err := newTaskSpec(j.Type, g, t)
+			if err != nil {
 				return nil, err
 			}
-			ignored, err := d.Configure(&taskdriver.Task{}, t.Config)
+			ignored, err := d.Configure(&taskdriver.Task{Resources: s.resources}, t.Config)
 			if err != nil {
 				return nil, fmt.Errorf("task %q: %w", t.Name, err)
 			}

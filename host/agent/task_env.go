@@ -81,7 +81,7 @@ func (n Node) attempt(r *AllocRecord, t taskSpec, number uint64, plan hooks.Plan
 	out := taskdriver.Task{
 		ID: attemptID(r.ID, t.Name, number), Dir: d.task(t.Name), Alloc: d.shared(),
 		User: hooks.Expand(t.user, known), Plan: plan, KillGrace: t.grace,
-		LogFiles: t.logFiles, LogSize: t.logSize,
+		LogFiles: t.logFiles, LogSize: t.logSize, Resources: t.resources,
 	}
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		out.Env = append(out.Env, name+"="+env[name])

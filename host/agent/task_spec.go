@@ -37,6 +37,11 @@ type taskRest struct {
 		Files *number `json:"max_files"`
 		Size  *number `json:"max_file_size"` // in MiB
 	} `json:"logs"` // for each of the two streams
+	Resources []struct {
+		CPU       *number `json:"cpu"`    // MHz
+		Memory    *number `json:"memory"` // MiB
+		MemoryMax *number `json:"memory_max"`
+	} `json:"resources"`
 }
 
 // restartBlock is a restart block of a group or task.
@@ -94,6 +99,7 @@ type taskSpec struct {
 	meta      map[string]string
 	logFiles  int   // 0: the driver's default
 	logSize   int64 // 0: the driver's default
+	resources taskdriver.Resources
 }
 
 // newTaskSpec decodes a task's attributes.
@@ -135,7 +141,34 @@ func newTaskSpec(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) 
 			s.logSize = int64(*l.Size) << 20
 		}
 	}
-	return s, nil
+	s.resources, err = rest.limits()
+	if err != nil {
+		err = fmt.Errorf("task %q: %w", t.Name, err)
+	}
+	return s, err
+}
+
+// limits returns what the resources block limits.
+func (r taskRest) limits() (l taskdriver.Resources, err error) {
+	for _, b := range r.Resources {
+		for _, v := range []struct {
+			name  string
+			value *number
+			to    *int64
+		}{{"cpu", b.CPU, &l.CPU}, {"memory", b.Memory, &l.Memory}, {"memory_max", b.MemoryMax, &l.MemoryMax}} {
+			if v.value == nil {
+				continue
+			}
+			if *v.value < 1 || *v.value > 1<<30 {
+				return l, registry.Invalid("resources: %s = %d: use 1 to %d", v.name, *v.value, 1<<30)
+			}
+			*v.to = int64(*v.value)
+		}
+	}
+	if l.MemoryMax > 0 && l.MemoryMax < l.Memory {
+		return l, registry.Invalid("resources: memory_max = %d is less than memory = %d", l.MemoryMax, l.Memory)
+	}
+	return l, nil
 }
 
 func mergeMeta(blocks []map[string]taskdriver.Scalar) map[string]string {
@@ -155,7 +188,7 @@ var (
 		"schedule",
 	}
 	ignored = []string{
-		"constraint", "affinity", "spread", "network", "service", "resources", "update", "migrate", "reschedule",
+		"constraint", "affinity", "spread", "network", "service", "update", "migrate", "reschedule",
 		"scaling", "consul",
 		"identity", "ephemeral_disk", "disconnect", "kill_signal", "shutdown_delay", "volume",
 	}

@@ -85,7 +85,11 @@ func (r runner) Configure(t *Task, config json.RawMessage) (warnings []string, e
 		return nil, registry.Invalid("no command; driver %s needs config { command = ... }", r.name)
 	}
 	t.Command, t.WorkDir, t.Args = c.Command, c.WorkDir, texts(c.Args)
-	return unknownKeys[execConfig](r.name, config), nil
+	warnings = unknownKeys[execConfig](r.name, config)
+	if t.Resources != (Resources{}) {
+		warnings = append(warnings, "resources are not limited by driver "+r.name)
+	}
+	return warnings, nil
 }
 
 func texts(list []Scalar) (out []string) {

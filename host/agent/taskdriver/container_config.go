@@ -356,7 +356,7 @@ var enginePropagations = map[hooks.Propagation]mount.Propagation{
 
 // limit sets the limits of the resources block.
 func (t Task) limit(h *container.HostConfig) {
-	h.CPUShares = int64(t.Resources.CPU)
+	h.CPUShares = t.Resources.CPU
 	h.Memory = t.Resources.Memory << 20
 	if t.Resources.MemoryMax > 0 {
 		h.MemoryReservation, h.Memory = h.Memory, t.Resources.MemoryMax<<20

@@ -59,7 +59,7 @@ type Task struct {
 
 // Resources are the limits of a task. 0 means none.
 type Resources struct {
-	CPU       int   `json:"cpu,omitempty"`        // MHz: the task's share when the machine has no idle time
+	CPU       int64 `json:"cpu,omitempty"`        // MHz: the task's share when the machine has no idle time
 	Memory    int64 `json:"memory,omitempty"`     // MiB
 	MemoryMax int64 `json:"memory_max,omitempty"` // MiB; if set, it is the limit, and Memory is reserved
 }

@@ -31,6 +31,7 @@ type agentFlags struct {
 	shim   string
 	node   string
 	driver string
+	engine map[string]*string // of each container driver
 
 	// As in host.Config; 0 is its default.
 	bake, budget, hold time.Duration
@@ -43,11 +44,28 @@ func (e *agentFlags) flags(c *cobra.Command) {
 	c.Flags().StringVar(&e.node, "node", "", "name of this node (default: the host name)")
 	c.Flags().StringVar(&e.driver, "driver", "default",
 		"task driver for all tasks: exec, raw_exec, or default (set by the job)")
+	e.engine = map[string]*string{
+		"docker": c.Flags().String("docker-engine", "unix:///var/run/docker.sock", "API of the docker driver's engine"),
+		"podman": c.Flags().String("podman-engine", "unix:///run/podman/podman.sock", "API of the podman driver's engine"),
+	}
 	c.Flags().DurationVar(&e.bake, "shim-bake", 10*time.Second,
 		"how long the previous shim stays on standby after a swap")
 	c.Flags().DurationVar(&e.budget, "shim-swap-budget", 500*time.Millisecond,
 		"how long a swap may hold calls before it is rolled back")
 	c.Flags().DurationVar(&e.hold, "shim-max-hold", 30*time.Second, "how long calls wait for a shim to start")
+}
+
+// drivers returns all task drivers. Those of containers connect when a job needs them.
+func (e *agentFlags) drivers() ([]taskdriver.Driver, error) {
+	list := []taskdriver.Driver{taskdriver.NewExec(), taskdriver.NewRawExec()}
+	for name, at := range e.engine {
+		d, err := taskdriver.NewContainer(name, *at)
+		if err != nil {
+			return nil, usageError{fmt.Errorf("--%s-engine: %w", name, err)}
+		}
+		list = append(list, d)
+	}
+	return list, nil
 }
 
 func (e *agentFlags) override() (string, error) {
@@ -91,12 +109,16 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 	if err != nil {
 		return nil, err
 	}
+	drivers, err := e.drivers()
+	if err != nil {
+		return nil, err
+	}
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
 	st := &service{layout: hooks.Layout{State: state, Run: run}}
 	st.agent, err = agent.New(agent.Config{
-		StateDir: state, Name: e.node, Drivers: []taskdriver.Driver{taskdriver.NewExec(), taskdriver.NewRawExec()},
+		StateDir: state, Name: e.node, Drivers: drivers,
 		Override: override, Logger: log.Named("agent"), Recover: e.recover,
 	})
 	if err != nil {
