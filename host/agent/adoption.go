@@ -24,6 +24,9 @@ func (a *Agent) Workload(ctx context.Context) (host.Workload, error) {
 	if err := a.recoverLostVolumes(ctx); err != nil {
 		return out, err
 	}
+	for _, m := range a.EngineMounts() {
+		out.Allocs = append(out.Allocs, m.allocGroup())
+	}
 	for _, r := range a.Allocs() {
 		if r.State.Ended() {
 			continue

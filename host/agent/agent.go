@@ -20,6 +20,7 @@ import (
 
 	"holdfast/host"
 	"holdfast/host/agent/taskdriver"
+	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
@@ -108,6 +109,8 @@ type Agent struct {
 	failed  error          // first error of the ledger
 	paused  map[pausedSlot]bool
 
+	engine engineMounts
+
 	shortage string // see Shortage
 	retrying bool   // a retry because of a shortage is scheduled
 }
@@ -128,6 +131,9 @@ func New(c Config) (*Agent, error) {
 		config: c, log: c.Logger, ledger: l, drivers: map[string]taskdriver.Driver{}, wake: make(chan struct{}, 1),
 		allocs: map[host.AllocID]*alloc{}, changed: make(chan struct{}), again: make(chan struct{}),
 		forced: make(chan struct{}), paused: map[pausedSlot]bool{},
+		engine: engineMounts{
+			busy: map[host.VolumeID]chan struct{}{}, users: mount.Users, unused: map[host.VolumeID]time.Duration{},
+		},
 	}
 	for _, d := range c.Drivers {
 		a.drivers[d.Name()] = d
@@ -167,6 +173,9 @@ func (c *Config) setDefaults() (err error) {
 
 func (a *Agent) load() error {
 	jobs, records, node, err := a.ledger.load()
+	if err == nil {
+		a.engine.known, err = a.ledger.loadEngineMounts()
+	}
 	if err == nil && node == "" {
 		node = newID()
 		err = a.ledger.write(entry{metaBucket, nodeKey, node})
@@ -194,6 +203,7 @@ func (a *Agent) Run(ctx context.Context, s Storage) error {
 	wg.Go(func() { a.followRestarts(ctx, s) })
 	wg.Go(func() { a.followPlugins(ctx, s) })
 	wg.Go(func() { a.followRolls(ctx, s) })
+	wg.Go(func() { a.followEngineMounts(ctx, s) })
 	a.wakeRun()
 	for ctx.Err() == nil && a.failure() == nil {
 		select {

@@ -24,6 +24,7 @@ var (
 	metaBucket   = []byte("meta")
 	jobsBucket   = []byte("jobs")
 	allocsBucket = []byte("allocs")
+	engineBucket = []byte("engine_mounts")
 )
 
 // nodeKey is the key of the node ID in metaBucket.
@@ -128,7 +129,7 @@ func readOnly(path string, fn func(*ledger) error) error {
 
 // createBuckets creates missing buckets.
 func createBuckets(db *bolt.DB) error {
-	buckets, missing := [][]byte{metaBucket, jobsBucket, allocsBucket}, false
+	buckets, missing := [][]byte{metaBucket, jobsBucket, allocsBucket, engineBucket}, false
 	err := recoverDamage(func() error {
 		return db.View(func(tx *bolt.Tx) error {
 			for _, name := range buckets {

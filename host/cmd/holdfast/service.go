@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/docker/go-units"
 	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -22,6 +23,7 @@ import (
 	"holdfast/host/agent"
 	"holdfast/host/agent/control"
 	"holdfast/host/agent/taskdriver"
+	"holdfast/host/agent/volumeplugin"
 	"holdfast/internal/mount"
 	"holdfast/registry"
 )
@@ -32,6 +34,9 @@ type agentFlags struct {
 	node   string
 	driver string
 	engine map[string]*string // of each container driver
+
+	volumePlugin  string // socket for container engines; empty: none
+	volumeDefault struct{ plugin, size string }
 
 	// As in host.Config; 0 is its default.
 	bake, budget, hold time.Duration
@@ -48,6 +53,11 @@ func (e *agentFlags) flags(c *cobra.Command) {
 		"docker": c.Flags().String("docker-engine", "unix:///var/run/docker.sock", "API of the docker driver's engine"),
 		"podman": c.Flags().String("podman-engine", "unix:///run/podman/podman.sock", "API of the podman driver's engine"),
 	}
+	c.Flags().StringVar(&e.volumePlugin, "volume-plugin", "",
+		"serve volumes to Docker or Podman on this socket, as in /run/docker/plugins/holdfast.sock")
+	c.Flags().StringVar(&e.volumeDefault.plugin, "volume-default-plugin", "",
+		"plugin that creates the volumes of docker run -v NAME:/DIR")
+	c.Flags().StringVar(&e.volumeDefault.size, "volume-default-size", "", "size of these volumes, as in 1G")
 	c.Flags().DurationVar(&e.bake, "shim-bake", 10*time.Second,
 		"how long the previous shim stays on standby after a swap")
 	c.Flags().DurationVar(&e.budget, "shim-swap-budget", 500*time.Millisecond,
@@ -97,6 +107,7 @@ type service struct {
 	socket string
 	listen net.Listener
 	layout hooks.Layout
+	others []func(context.Context) error // further servers
 }
 
 // openService opens the agent, the host and the socket. ctx bounds only the opening.
@@ -145,8 +156,40 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 	if err != nil {
 		return nil, errors.Join(err, st.close())
 	}
+	if err := st.openVolumePlugin(e, log.Named("volumes")); err != nil {
+		return nil, errors.Join(err, st.close())
+	}
 	st.server = control.NewServer(st.agent, st.host, control.Self{StateDir: state, RunDir: run}, log.Named("control"))
 	return st, nil
+}
+
+// openVolumePlugin listens for container engines, if that is wanted.
+func (st *service) openVolumePlugin(e *agentFlags, log hclog.Logger) error {
+	if e.volumePlugin == "" {
+		return nil
+	}
+	d := volumeplugin.Defaults{Plugin: host.PluginID(e.volumeDefault.plugin)}
+	if e.volumeDefault.size != "" {
+		size, err := units.RAMInBytes(e.volumeDefault.size)
+		if err != nil || size <= 0 {
+			return usageError{fmt.Errorf("--volume-default-size=%s is no size; use one like 1G", e.volumeDefault.size)}
+		}
+		d.Size = size
+	}
+	l, err := control.Listen(e.volumePlugin, log)
+	if err != nil {
+		return err
+	}
+	server := volumeplugin.NewServer(st.agent, st.host, d, log)
+	st.others = append(st.others, func(ctx context.Context) error { return errors.Join(server.Serve(ctx, l), ignoreClosed(l.Close())) })
+	return nil
+}
+
+func ignoreClosed(err error) error {
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
 }
 
 // readForJob serves file() of a job. Users of the control socket may read all files that the agent can read.
@@ -186,19 +229,20 @@ func findShim(flag string) (host.Binary, error) {
 		shimName)
 }
 
-// serve runs the agent and its control socket until ctx ends, and returns the first error of the two.
+// serve runs the agent and its servers until ctx ends, and returns their errors.
 func (st *service) serve(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var wg sync.WaitGroup
-	errs := make([]error, 2)
-	for i, work := range []func() error{
-		func() error { return st.agent.Run(ctx, st.host) },
-		func() error { return st.server.Serve(ctx, st.listen) },
-	} {
+	work := append([]func(context.Context) error{
+		func(ctx context.Context) error { return st.agent.Run(ctx, st.host) },
+		func(ctx context.Context) error { return st.server.Serve(ctx, st.listen) },
+	}, st.others...)
+	errs := make([]error, len(work))
+	for i, do := range work {
 		wg.Go(func() {
 			defer cancel()
-			errs[i] = work()
+			errs[i] = do(ctx)
 		})
 	}
 	wg.Wait()
