@@ -272,7 +272,7 @@ func tarOf(busybox string, files map[string]string) ([]byte, error) {
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
 	err := addFile(w, "bin/busybox", busybox)
-	for _, name := range []string{"sh", "cat", "echo", "sleep", "ls", "sync", "id", "env", "mount", "umount", "mkdir", "rm"} {
+	for _, name := range strings.Fields("sh cat echo sleep ls sync id env mount umount mkdir rm") {
 		err = errors.Join(err, w.WriteHeader(&tar.Header{
 			Typeflag: tar.TypeSymlink, Name: "bin/" + name, Linkname: "busybox", Mode: 0o777,
 		}))

@@ -213,7 +213,8 @@ func TestTestKitsStayInTests(t *testing.T) {
 	kits := []string{
 		"holdfast/registry/registrytest", "holdfast/shim/internal/store/storetest", "holdfast/internal/csifake",
 		"holdfast/internal/mount/mounttest",
-		"holdfast/internal/installed", "holdfast/internal/testbin", "holdfast/internal/fault",
+		"holdfast/internal/installed", "holdfast/internal/enginetest", "holdfast/internal/testbin",
+		"holdfast/internal/fault",
 		"holdfast/shim/internal/faulty",
 	}
 	for path, p := range all(t) {

@@ -193,7 +193,7 @@ func (d Container) wait(ctx context.Context, h Handle) (Exit, error) {
 		if err := d.remove(ctx, h); err != nil {
 			return Exit{}, err
 		}
-		exit = Exit{Code: -1, At: time.Now().UTC(), Err: "exit status unknown: the container was restarted by another program"}
+		exit = Exit{Code: -1, At: time.Now().UTC(), Err: "exit status unknown: another program restarted the container"}
 	default:
 		if err := d.keepLogs(ctx, h); err != nil {
 			return Exit{}, err

@@ -224,7 +224,8 @@ func (d Container) containerOf(t Task) (*container.Config, *container.HostConfig
 	c := t.container
 	config := &container.Config{
 		Image: c.Image, User: t.User, WorkingDir: c.WorkDir, Tty: c.Tty, Hostname: c.Hostname,
-		Env: t.environ("/local", "/alloc", "/secrets"), Entrypoint: c.Entrypoint, Cmd: append([]string(c.Command), texts(c.Args)...),
+		Env: t.environ("/local", "/alloc", "/secrets"), Entrypoint: c.Entrypoint,
+		Cmd:    append([]string(c.Command), texts(c.Args)...),
 		Labels: map[string]string{"holdfast.task": t.ID, "holdfast.dir": t.Dir},
 	}
 	for name, v := range c.Labels {

@@ -34,7 +34,7 @@ func (s *Server) create(r *http.Request, q request) (reply, error) {
 	return reply{}, err
 }
 
-// spec returns the volume that the options describe. Options without a meaning of their own are parameters of the plugin.
+// spec returns the volume that the options describe. Options that have no other meaning are parameters of the plugin.
 func (s *Server) spec(ctx context.Context, q request) (host.VolumeSpec, error) {
 	spec := host.VolumeSpec{
 		Namespace: registry.DefaultNamespace, ID: host.VolumeID(q.Name), Name: q.Name, Plugin: s.defaults.Plugin,
@@ -79,7 +79,8 @@ func (s *Server) spec(ctx context.Context, q request) (host.VolumeSpec, error) {
 	}
 	if spec.Plugin == "" {
 		return spec, registry.Invalid("which plugin is to create volume %q is not known; type: "+
-			"docker volume create -d holdfast -o plugin=PLUGIN -o size=1G %s, or start holdfast agent with --volume-default-plugin",
+			"docker volume create -d holdfast -o plugin=PLUGIN -o size=1G %s, or start holdfast agent with "+
+			"--volume-default-plugin",
 			q.Name, q.Name)
 	}
 	if len(opts) > 0 && spec.Parameters == nil {

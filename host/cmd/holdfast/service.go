@@ -181,7 +181,9 @@ func (st *service) openVolumePlugin(e *agentFlags, log hclog.Logger) error {
 		return err
 	}
 	server := volumeplugin.NewServer(st.agent, st.host, d, log)
-	st.others = append(st.others, func(ctx context.Context) error { return errors.Join(server.Serve(ctx, l), ignoreClosed(l.Close())) })
+	st.others = append(st.others, func(ctx context.Context) error {
+		return errors.Join(server.Serve(ctx, l), ignoreClosed(l.Close()))
+	})
 	return nil
 }
 
