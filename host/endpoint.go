@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"holdfast/proto/bootstrap"
 	"holdfast/proto/wire"
 	"holdfast/registry"
 )
@@ -35,8 +36,9 @@ func (h *Host) ServeCSI(ctx context.Context, plugin PluginID, l net.Listener) er
 	if _, err := registry.ParsePluginID(string(plugin)); err != nil {
 		return errors.Join(err, l.Close())
 	}
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxCSIMessage), grpc.WaitForHandlers(true), grpc.UnknownServiceHandler(
-		func(_ any, client grpc.ServerStream) error { return h.passCSI(plugin, client) }))
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxCSIMessage), grpc.WaitForHandlers(true),
+		grpc.InitialWindowSize(bootstrap.Window), grpc.InitialConnWindowSize(bootstrap.Window),
+		grpc.UnknownServiceHandler(func(_ any, client grpc.ServerStream) error { return h.passCSI(plugin, client) }))
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
 	select {

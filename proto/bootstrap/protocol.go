@@ -20,6 +20,10 @@ const (
 	// MaxMessage bounds one gRPC message in either direction, in bytes, at both ends.
 	MaxMessage = 16 << 20
 
+	// Window is how much of a stream is sent before the receiver reads it, in bytes. A fixed window spares each call the
+	// pings by which gRPC otherwise measures the connection.
+	Window = 1 << 20
+
 	// PluginName is the one plugin that host and shim exchange.
 	PluginName = "holdfast"
 

@@ -24,6 +24,7 @@ func (r *runner) dialOptions(timeout time.Duration) []grpc.DialOption {
 		}),
 		grpc.WithDefaultCallOptions(
 			grpc.MaxCallRecvMsgSize(bootstrap.MaxMessage), grpc.MaxCallSendMsgSize(bootstrap.MaxMessage)),
+		grpc.WithInitialWindowSize(bootstrap.Window), grpc.WithInitialConnWindowSize(bootstrap.Window),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{
 				BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second,

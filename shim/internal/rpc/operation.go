@@ -81,13 +81,15 @@ func mutate[T any](
 // callLimit bounds a call whose caller has set no deadline.
 const callLimit = 15 * time.Minute
 
+var errNoDeadline = registry.Errorf(context.DeadlineExceeded,
+	"no success within %v; set a deadline of your own to wait for longer, or call again", callLimit)
+
 // withDeadline returns ctx with callLimit as its deadline if it has none.
 func withDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, has := ctx.Deadline(); has {
 		return ctx, func() {}
 	}
-	return context.WithTimeoutCause(ctx, callLimit, registry.Errorf(context.DeadlineExceeded,
-		"no success within %v; set a deadline of your own to wait for longer, or call again", callLimit))
+	return context.WithTimeoutCause(ctx, callLimit, errNoDeadline)
 }
 
 // execute returns the stored answer of the operation, or runs it. If the shim cannot answer any more, the error is
