@@ -14,6 +14,9 @@ type EndpointUse struct {
 	ModifyIndex Seq       `json:"modify_index"`
 	Since       time.Time `json:"since,omitzero"`
 	Begun       bool      `json:"begun,omitempty"` // a call was answered, and has begun it or may have
+	// Server is the task that serves the mount (FUSE, nbd, ublk); zero: the kernel does. Before Begun it is the task that got the
+	// call.
+	Server TaskKey `json:"server,omitzero"`
 }
 
 // Key returns the key of the record.

@@ -38,7 +38,8 @@ type Endpoint struct {
 	intent.Calls
 	Instances Plugins
 	Node      registry.NodeName
-	Since     time.Time // when this shim became active
+	Since     time.Time              // when this shim became active
+	Served    func(path string) bool // reports whether a process serves what is mounted at the host's path
 }
 
 // call is one call of a client.
@@ -72,18 +73,19 @@ func (e *Endpoint) Pass(ctx context.Context, r Request, reply func(*emptypb.Empt
 		return err
 	}
 	c.op, c.repeated = r.Operation, r.Repeated
-	if _, err := e.instance(ctx, c); err != nil { // before a use is recorded
-		return err
-	}
 	if c.effect() == reads {
 		return e.read(ctx, c, reply)
+	}
+	at, err := e.instance(ctx, c) // before a use is recorded
+	if err != nil {
+		return err
 	}
 	unlock, err := e.Locks.LockAll(ctx, c.keys(), c.what()) // all calls lock in the same order
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	isNew, err := e.begin(ctx, c)
+	isNew, err := e.begin(ctx, c, at)
 	if err != nil {
 		return err
 	}
@@ -158,8 +160,9 @@ func (c call) keys() (keys []intent.Key) {
 }
 
 // begin refuses the call if it would change what is registered in Holdfast, and records the use that it begins. isNew
-// reports whether no call with a known outcome has begun that use, or may have, before.
-func (e *Endpoint) begin(ctx context.Context, c call) (isNew bool, err error) {
+// reports whether no call with a known outcome has begun that use, or may have, before. The call goes to the instance
+// at.
+func (e *Endpoint) begin(ctx context.Context, c call, at registry.InstanceKey) (isNew bool, err error) {
 	_, err = registry.Ensure(ctx, e.State, func(view registry.View) (change registry.Change, err error) {
 		if err := c.checkRegistered(view); err != nil {
 			return change, err
@@ -169,8 +172,9 @@ func (e *Endpoint) begin(ctx context.Context, c call) (isNew bool, err error) {
 			return change, nil
 		}
 		uses := view.EndpointUses(use.Volume)
-		at := slices.IndexFunc(uses, sameUse(use))
-		if isNew = at < 0 || !uses[at].Begun; at < 0 {
+		known := slices.IndexFunc(uses, sameUse(use))
+		if isNew = known < 0 || !uses[known].Begun; known < 0 {
+			use.Server = at.TaskKey()
 			change.Put = []registry.Record{use}
 		}
 		return change, nil
@@ -223,14 +227,16 @@ func sameUse(use registry.EndpointUse) func(registry.EndpointUse) bool {
 	return func(other registry.EndpointUse) bool { return other.Key() == use.Key() }
 }
 
-// end records that the call has begun a use, or removes records of uses: those that the call has ended, or the new one
-// if the call has certainly had no effect.
+// end records that the call has begun a use, or may have, or removes records of uses: those that the call has ended, or
+// the new one if the call has certainly had no effect. A use of a call of unknown outcome stays until the same call
+// succeeds or its undo does.
 func (e *Endpoint) end(ctx context.Context, c call, isNew bool, o outcome) error {
 	own, _ := c.use(e.Node, time.Time{})
 	ended := func(registry.EndpointUse) bool { return false }
-	begun := c.effect() == begins && isNew && !o.none()
+	begun := c.effect() == begins && o.err == nil || isNew && o.err != nil && !o.none()
 	switch {
 	case begun:
+		own = e.begun(own, o)
 	case isNew && o.none(), c.effect() == changes && o.err == nil:
 		ended = sameUse(own)
 	case c.effect() == ends && o.err == nil:
@@ -255,8 +261,8 @@ func (e *Endpoint) end(ctx context.Context, c call, isNew bool, o outcome) error
 				switch {
 				case ended(use):
 					change.Delete = append(change.Delete, use.Key())
-				case begun && use.Key() == own.Key():
-					use.Begun = true
+				case begun && use.Key() == own.Key() && (!use.Begun || use.Server != own.Server):
+					use.Begun, use.Server = true, own.Server
 					change.Put = append(change.Put, use)
 				}
 			}
@@ -266,12 +272,21 @@ func (e *Endpoint) end(ctx context.Context, c call, isNew bool, o outcome) error
 	return err
 }
 
+// begun returns the use after the call that begins it was answered.
+func (e *Endpoint) begun(use registry.EndpointUse, o outcome) registry.EndpointUse {
+	if role := intent.RoleOf(use.Call); use.Target != "" && role == registry.RoleNode && e.Served(use.Target) {
+		use.Server = o.at.TaskKey()
+	}
+	return use
+}
+
 // outcome is what came of a call.
 type outcome struct {
-	sent     bool  // an instance may have got it
-	lost     bool  // an instance that may have got it has given no answer
-	replied  bool  // a message was passed on
-	err      error // of the plugin, or why there was no call
+	at       registry.InstanceKey // that got the last try
+	sent     bool                 // an instance may have got it
+	lost     bool                 // an instance that may have got it has given no answer
+	replied  bool                 // a message was passed on
+	err      error                // of the plugin, or why there was no call
 	replyErr error
 }
 
@@ -288,8 +303,19 @@ var repeatBackoff = intent.Backoff{First: 50 * time.Millisecond, Max: time.Secon
 // the shim before may still run.
 const afterActivation = 30 * time.Second
 
-// callLimit bounds one call to a plugin. The client's deadline may be shorter.
-const callLimit = 15 * time.Minute
+// Limits of one call to a plugin. The client's deadline may be shorter.
+const (
+	callLimit   = 15 * time.Minute
+	streamLimit = 24 * time.Hour // of a stream of answers, such as the changed blocks of a large volume
+)
+
+// Limit returns how long a call of the method lasts at most, if its client sets no deadline.
+func Limit(full string) time.Duration {
+	if m, is := parseMethod(full); is && m.service == "SnapshotMetadata" {
+		return streamLimit
+	}
+	return callLimit
+}
 
 // send makes the call at the active instance, and repeats it while instances die before they answer, and while an
 // earlier call may still run.
@@ -305,8 +331,9 @@ func (e *Endpoint) send(ctx context.Context, c call, reply func(*emptypb.Empty) 
 			o.err = err
 			return o
 		}
+		o.at = at
 		answered := false
-		o.err = e.Once(ctx, c.op, callLimit, func(ctx context.Context) (err error) {
+		o.err = e.Once(ctx, c.op, Limit(c.full), func(ctx context.Context) (err error) {
 			answered, err = e.Instances.Pass(ctx, at,
 				csi.Passed{Method: c.full, RPC: c.rpc, Message: c.raw, Decoded: c.request}, passOn)
 			return err
@@ -331,11 +358,16 @@ func (e *Endpoint) send(ctx context.Context, c call, reply func(*emptypb.Empty) 
 	}
 }
 
-// instance waits for the active instance that serves the call, unless no task is to become one.
+// instance waits for the instance that serves the call, unless no task is to become one: the active one, or an older one
+// that serves a mount of the volume.
 func (e *Endpoint) instance(ctx context.Context, c call) (at registry.InstanceKey, err error) {
 	for waited := time.Duration(0); ; waited += taskPause {
 		for _, role := range c.roles() {
-			if inst, found := e.Plugins.Find(role, c.plugin); found {
+			inst, found := e.Plugins.Find(role, c.plugin)
+			if len(c.volumes) > 0 {
+				inst, found = e.FindFor(ctx, role, c.volumes[0])
+			}
+			if found {
 				return inst.InstanceKey, nil
 			}
 		}

@@ -70,9 +70,13 @@ type env struct {
 	repeated bool // the calls were cut off before
 	tasks    []registry.Role
 
-	mu     sync.Mutex // guards what follows
-	sent   []string
-	absent bool // the plugin has no instance now
+	fuse bool // the plugin's mounts are FUSE mounts
+
+	mu      sync.Mutex // guards what follows
+	sent    []string
+	sentTo  []registry.AllocID
+	members []registry.AllocID // instances, newest first; the first one is active
+	absent  bool               // the plugin has no instance now
 }
 
 func newEnv(t *testing.T) *env {
@@ -84,7 +88,8 @@ func newEnv(t *testing.T) *env {
 			return id == key.Plugin && slices.Contains(e.tasks, role)
 		},
 	}
-	e.Endpoint = &Endpoint{Calls: calls, Instances: e, Node: "n"}
+	e.members = []registry.AllocID{"a"}
+	e.Endpoint = &Endpoint{Calls: calls, Instances: e, Node: "n", Served: func(string) bool { return e.fuse }}
 	return e
 }
 
@@ -97,11 +102,20 @@ func (e *env) setAbsent(is bool) {
 func (e *env) Find(role registry.Role, id registry.PluginID) (registry.Instance, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	at := registry.InstanceKey{Role: role, Plugin: id, Alloc: "a", Task: "t"}
-	return registry.Instance{InstanceKey: at}, id == key.Plugin && slices.Contains(e.tasks, role) && !e.absent
+	return e.instanceOf(role, id, e.members[0]), id == key.Plugin && slices.Contains(e.tasks, role) && !e.absent
 }
 
-func (e *env) Members(registry.Role, registry.PluginID) []registry.Instance { return nil }
+func (e *env) instanceOf(role registry.Role, id registry.PluginID, alloc registry.AllocID) registry.Instance {
+	return registry.Instance{InstanceKey: registry.InstanceKey{Role: role, Plugin: id, Alloc: alloc, Task: "t"},
+		Health: registry.Health{State: registry.Healthy}}
+}
+
+func (e *env) Members(role registry.Role, id registry.PluginID) (all []registry.Instance) {
+	for _, alloc := range e.members {
+		all = append(all, e.instanceOf(role, id, alloc))
+	}
+	return all
+}
 
 func (e *env) Await(ctx context.Context, role registry.Role, id registry.PluginID) (registry.Instance, error) {
 	for {
@@ -121,6 +135,7 @@ func (e *env) Pass(
 ) (bool, error) {
 	e.mu.Lock()
 	e.sent = append(e.sent, string(call.RPC)+" to "+string(at.Role))
+	e.sentTo = append(e.sentTo, at.Alloc)
 	e.mu.Unlock()
 	answered, err := e.answer(ctx, call)
 	if err == nil {
@@ -202,6 +217,7 @@ func TestUsesAreRecordedUntilTheyEnd(t *testing.T) {
 	}
 	const used = "NodePublishVolume at /target"
 	remove := step{"Controller/DeleteVolume", &csi.DeleteVolumeRequest{VolumeId: volume}, nil, nil}
+	expand := step{"Controller/ControllerExpandVolume", &csi.ControllerExpandVolumeRequest{VolumeId: volume}, nil, nil}
 	for name, steps := range map[string][]step{
 		"published and unpublished": {publish(), unpublish},
 		"refused":                   {with(publish(refused), []error{refused})},
@@ -222,7 +238,9 @@ func TestUsesAreRecordedUntilTheyEnd(t *testing.T) {
 		"deletion uncertain": {with(remove, []error{uncertain}, "DeleteVolume"), remove},
 		"deletion refused":   {with(remove, []error{refused})},
 		"deletion refused after an uncertain one": {with(remove, []error{uncertain}, "DeleteVolume"),
-			with(remove, []error{refused})},
+			with(remove, []error{refused}, "DeleteVolume"), remove},
+		"expansion refused after an uncertain one": {with(expand, []error{uncertain}, "ControllerExpandVolume"),
+			with(expand, []error{refused}, "ControllerExpandVolume"), expand},
 		"uncertain, then refused": {publish(uncertain), publish(refused)},
 		"deleted":                 {publish(), remove},
 	} {
@@ -412,6 +430,60 @@ func TestCallIsRepeatedAtTheNextInstance(t *testing.T) {
 			t.Errorf("%v; sent %q", err, e.sent)
 		}
 	})
+}
+
+// After a roll, calls for a FUSE mount go to the instance that has made it. Other calls go to the new instance.
+func TestCallsReachTheInstanceThatServesTheMount(t *testing.T) {
+	for _, c := range []struct {
+		fuse bool
+		want []registry.AllocID
+	}{
+		{true, []registry.AllocID{"old", "new", "old", "new"}},
+		{false, []registry.AllocID{"old", "new", "new", "new"}},
+	} {
+		e := newEnv(t)
+		e.fuse, e.members = c.fuse, []registry.AllocID{"old"}
+		unpublish := &csi.NodeUnpublishVolumeRequest{VolumeId: volume, TargetPath: target}
+		s := publish()
+		for i, err := range []error{
+			e.call(t.Context(), s.method, s.request),
+			func() error {
+				e.members = []registry.AllocID{"new", "old"}
+				return e.call(t.Context(), "Node/NodeGetVolumeStats", &csi.NodeGetVolumeStatsRequest{VolumeId: "other"})
+			}(),
+			e.call(t.Context(), "Node/NodeUnpublishVolume", unpublish),
+			e.call(t.Context(), "Node/NodeUnpublishVolume", unpublish),
+		} {
+			if err != nil {
+				t.Errorf("call %d: %v", i, err)
+			}
+		}
+		if !slices.Equal(e.sentTo, c.want) {
+			t.Errorf("fuse %v: calls went to %q, want %q", c.fuse, e.sentTo, c.want)
+		}
+	}
+}
+
+// A stream of answers may take longer than a call with one answer, which ends after its limit.
+func TestStreamsOutliveTheLimitOfOneCall(t *testing.T) {
+	for method, want := range map[string]codes.Code{
+		"SnapshotMetadata/GetMetadataAllocated": codes.OK, "Identity/Probe": codes.DeadlineExceeded,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			e := newEnv(t)
+			e.answer = func(ctx context.Context, _ driver.Passed) (bool, error) {
+				select {
+				case <-time.After(2 * callLimit):
+					return true, nil
+				case <-ctx.Done():
+					return false, ctx.Err()
+				}
+			}
+			if code := status.Code(Status(e.call(t.Context(), method, &emptypb.Empty{}))); code != want {
+				t.Errorf("%s: %s, want %s", method, code, want)
+			}
+		})
+	}
 }
 
 // A plugin that still runs an earlier try of a call answers ABORTED. Only then the call is repeated until its end.

@@ -80,6 +80,11 @@ func (c Calls) bound(
 		if open, is := registry.OpenIntent(view, key); is && RoleOf(open.RPC) == role && MayRun(open) {
 			tasks = append(tasks, open.At)
 		}
+		for _, use := range view.EndpointUses(key) {
+			if RoleOf(use.Call) == role {
+				tasks = append(tasks, use.Server)
+			}
+		}
 		if role != registry.RoleNode {
 			return nil
 		}

@@ -176,7 +176,8 @@ func (r *activeState) build(
 	supervisor.Served = r.uses.Of
 	r.snapshots = controller.NewSnapshots(r.volumes, r.fleet)
 	r.literals = rpc.NewLiterals(layout.Secrets(), state, p.log.Named("secrets"))
-	r.endpoint = &endpoint.Endpoint{Calls: calls, Instances: r.fleet, Node: hello.Node, Since: time.Now()}
+	r.endpoint = &endpoint.Endpoint{Calls: calls, Instances: r.fleet, Node: hello.Node, Since: time.Now(),
+		Served: mount.Served}
 	r.allocs = node.NewAllocs(calls, r.volumes, stager, host, p.log.Named("allocs"))
 	r.doctor = doctor.New(state, m, doctor.Options{
 		Node: hello.Node, Layout: layout, Now: time.Now, Logger: p.log.Named("doctor"), Live: true, Locks: calls.Locks,

@@ -34,7 +34,7 @@ func (s *Server) PassCSI(_ any, stream grpc.ServerStream) error {
 		return err
 	}
 	defer s.operations.finish(f)
-	caller, end := withDeadline(ctx)
+	caller, end := withDeadline(ctx, endpoint.Limit(method))
 	defer end()
 	bound, cancel := a.whileActive(caller)
 	defer cancel()

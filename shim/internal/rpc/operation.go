@@ -81,23 +81,30 @@ func mutate[T any](
 // callLimit bounds a call whose caller has set no deadline.
 const callLimit = 15 * time.Minute
 
-var errNoDeadline = registry.Errorf(context.DeadlineExceeded,
-	"no success within %v; set a deadline of your own to wait for longer, or call again", callLimit)
-
-// withDeadline returns ctx with callLimit as its deadline if it has none.
-func withDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
+// withDeadline returns ctx with a deadline after limit if it has none.
+func withDeadline(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	if _, has := ctx.Deadline(); has {
 		return ctx, func() {}
 	}
-	return context.WithTimeoutCause(ctx, callLimit, errNoDeadline)
+	return context.WithTimeoutCause(ctx, limit, noSuccess(limit))
 }
+
+// noSuccess is the cause of the end of a call without a deadline of its caller.
+type noSuccess time.Duration
+
+func (n noSuccess) Error() string {
+	return fmt.Sprintf("no success within %v; set a deadline of your own to wait for longer, or call again",
+		time.Duration(n))
+}
+
+func (n noSuccess) Unwrap() error { return context.DeadlineExceeded }
 
 // execute returns the stored answer of the operation, or runs it. If the shim cannot answer any more, the error is
 // errNotActive, and the host repeats the call at the next shim.
 func execute[T any](
 	caller context.Context, a *Active, call registry.Call, run func(context.Context, *Active, registry.Call) (T, error),
 ) (T, error) {
-	caller, end := withDeadline(caller)
+	caller, end := withDeadline(caller, callLimit)
 	defer end()
 	ctx, cancel := a.whileActive(caller)
 	defer cancel()

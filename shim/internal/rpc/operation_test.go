@@ -234,7 +234,7 @@ func TestEndOfTheShimIsNoAnswer(t *testing.T) {
 func TestEveryCallHasADeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
-		ctx, cancel := withDeadline(t.Context())
+		ctx, cancel := withDeadline(t.Context(), callLimit)
 		defer cancel()
 		<-ctx.Done()
 		if !errors.Is(context.Cause(ctx), context.DeadlineExceeded) || time.Since(began) != callLimit {
@@ -242,7 +242,7 @@ func TestEveryCallHasADeadline(t *testing.T) {
 		}
 		own, cancelOwn := context.WithTimeout(t.Context(), 2*callLimit)
 		defer cancelOwn()
-		if ctx, cancel = withDeadline(own); ctx != own {
+		if ctx, cancel = withDeadline(own, callLimit); ctx != own {
 			t.Error("the caller's own deadline is replaced")
 		}
 		cancel()

@@ -227,7 +227,7 @@ func query[T any](
 	if err != nil {
 		return none, nil, err
 	}
-	caller, end := withDeadline(ctx)
+	caller, end := withDeadline(ctx, callLimit)
 	defer end()
 	bound, cancel := a.whileActive(caller)
 	defer cancel()

@@ -98,8 +98,7 @@ func callsAt(open []registry.Intent, k registry.TaskKey) (calls []registry.OpenC
 	return calls
 }
 
-// servedBy returns the volumes with a served mount that the task has made, or an unknown task of the plugin. It is not
-// known which task has made the mounts of a CSI endpoint's clients.
+// servedBy returns the volumes with a served mount that the task has made, or an unknown task of the plugin.
 func servedBy(
 	v registry.View, task registry.PluginTask, stagings []registry.Staging, refs []registry.Ref, mounts map[string]bool,
 ) (volumes []registry.ServedVolume) {
@@ -128,7 +127,7 @@ func servedBy(
 		}
 	}
 	for _, use := range v.EndpointUsesAt(task.Plugin) {
-		if mounts[use.Target] {
+		if serves(registry.Tree{Host: use.Target}, use.Server) {
 			add(use.Volume, registry.VolumeName{})
 		}
 	}

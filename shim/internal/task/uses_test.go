@@ -48,6 +48,8 @@ func TestWhatAPluginTaskIsNeededFor(t *testing.T) {
 	ended := intent
 	ended.Outcome, ended.Code = registry.OutcomeUncertain, "INTERNAL"
 	use := registry.EndpointUse{Volume: key, Call: registry.NodePublishRPC, Target: target.Host}
+	nextUse := use
+	nextUse.Server = next
 	for name, c := range map[string]struct {
 		next    registry.HealthState // of the new instance
 		record  registry.Record
@@ -55,20 +57,21 @@ func TestWhatAPluginTaskIsNeededFor(t *testing.T) {
 		running int
 		may     bool
 	}{
-		"replaced":                   {registry.Healthy, ref(old), at("ext4"), 0, true},
-		"the new one is sick":        {registry.Unhealthy, ref(old), at("ext4"), 0, false},
-		"a call runs":                {registry.Healthy, ref(old), at("ext4"), 1, false},
-		"an earlier shim's call":     {registry.Healthy, intent, mounts{}, 0, false},
-		"a call of unknown outcome":  {registry.Healthy, ended, mounts{}, 0, true},
-		"fuse":                       {registry.Healthy, ref(old), at("fuse"), 0, false},
-		"fuseblk":                    {registry.Healthy, ref(old), at("fuseblk"), 0, false},
-		"fuse.s3":                    {registry.Healthy, ref(old), at("fuse.s3"), 0, false},
-		"fuse below another mount":   {registry.Healthy, ref(old), at("fuse.s3", "tmpfs"), 0, false},
-		"fuse of a CSI endpoint":     {registry.Healthy, use, at("fuse.s3"), 0, false},
-		"fuse of an unknown process": {registry.Healthy, ref(registry.TaskKey{}), at("fuse.s3"), 0, false},
-		"fuse of the new one":        {registry.Healthy, ref(next), at("fuse.s3"), 0, true},
-		"served outside of the task": {registry.Healthy, ref(old), outside, 0, true},
-		"unmounted":                  {registry.Healthy, ref(old), at(), 0, true},
+		"replaced":                             {registry.Healthy, ref(old), at("ext4"), 0, true},
+		"the new one is sick":                  {registry.Unhealthy, ref(old), at("ext4"), 0, false},
+		"a call runs":                          {registry.Healthy, ref(old), at("ext4"), 1, false},
+		"an earlier shim's call":               {registry.Healthy, intent, mounts{}, 0, false},
+		"a call of unknown outcome":            {registry.Healthy, ended, mounts{}, 0, true},
+		"fuse":                                 {registry.Healthy, ref(old), at("fuse"), 0, false},
+		"fuseblk":                              {registry.Healthy, ref(old), at("fuseblk"), 0, false},
+		"fuse.s3":                              {registry.Healthy, ref(old), at("fuse.s3"), 0, false},
+		"fuse below another mount":             {registry.Healthy, ref(old), at("fuse.s3", "tmpfs"), 0, false},
+		"fuse of a CSI endpoint":               {registry.Healthy, use, at("fuse.s3"), 0, false},
+		"a CSI endpoint's fuse of the new one": {registry.Healthy, nextUse, at("fuse.s3"), 0, true},
+		"fuse of an unknown process":           {registry.Healthy, ref(registry.TaskKey{}), at("fuse.s3"), 0, false},
+		"fuse of the new one":                  {registry.Healthy, ref(next), at("fuse.s3"), 0, true},
+		"served outside of the task":           {registry.Healthy, ref(old), outside, 0, true},
+		"unmounted":                            {registry.Healthy, ref(old), at(), 0, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			log := registrytest.NewLog(time.Now)
