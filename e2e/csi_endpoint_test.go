@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"holdfast/host"
 	"holdfast/internal/csifake"
 	"holdfast/registry"
 )
@@ -237,6 +239,25 @@ func TestEndpointAndHoldfastExcludeEachOther(t *testing.T) {
 		e.wantConflict(register(), "client of the CSI endpoint")
 		e.must(step(e.ctx()))
 	}
+	e.must(theirs.attach(e.ctx())) // by a client that vanishes
+	uses, _, err := e.host.EndpointUses(e.ctx(), "fake")
+	if err != nil || len(uses) != 1 || uses[0].Call != registry.ControllerPublishRPC {
+		t.Errorf("uses %+v, %v", uses, err)
+	}
+	forget := func(confirm string) error {
+		return e.host.ForgetEndpointUses(e.ctx(), "fake", registry.ExternalID(theirs.id),
+			host.Force{By: "an operator", Confirm: confirm})
+	}
+	if err := forget(""); !errors.Is(err, host.ErrDenied) {
+		t.Errorf("without a confirmation: %v", err)
+	}
+	e.must(theirs.detach(e.ctx()))
+	e.must(theirs.attach(e.ctx()))
+	e.must(forget(theirs.id))
+	if err := forget(theirs.id); !errors.Is(err, host.ErrNotFound) {
+		t.Errorf("once more: %v", err)
+	}
+	e.must(theirs.detach(e.ctx())) // the fake plugin keeps the attachment
 	e.must(register())
 	refused("stage", theirs.stage(e.ctx()))
 	e.must(e.host.DeregisterVolume(e.ctx(), volumeName("theirs")))

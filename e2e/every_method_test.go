@@ -664,6 +664,13 @@ func (tr *traffic) callRefused(int) {
 	tr.call("ForceReleaseAlloc", host.ErrNotFound, func(ctx context.Context) error {
 		return errOf(h.ForceReleaseAlloc(ctx, "none", host.Force{By: "e2e", Confirm: "none"}))
 	})
+	tr.call("EndpointUses", nil, func(ctx context.Context) error {
+		_, _, err := h.EndpointUses(ctx, "fake")
+		return err
+	})
+	tr.call("ForgetEndpointUses", host.ErrNotFound, func(ctx context.Context) error {
+		return h.ForgetEndpointUses(ctx, "fake", "none", host.Force{By: "e2e", Confirm: "none"})
+	})
 	tr.call("DetachVolume", host.ErrNotFound, func(ctx context.Context) error {
 		return errOf(h.DetachVolume(ctx, volumeName("none"), "", host.Force{By: "e2e"}))
 	})

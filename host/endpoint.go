@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"holdfast/proto/bootstrap"
+	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
 	"holdfast/registry"
 )
@@ -134,4 +135,23 @@ func csiStatus(err error) error {
 		return status.Error(codes.Canceled, err.Error())
 	}
 	return status.Error(codes.Unavailable, err.Error())
+}
+
+// EndpointUses lists how clients of CSI endpoints use volumes of a plugin, and the index for which the list is true.
+func (h *Host) EndpointUses(ctx context.Context, plugin PluginID) ([]EndpointUse, Seq, error) {
+	return pages(func(p *pb.Page) ([]EndpointUse, *pb.Answer, string, error) {
+		reply, err := call(ctx, h, reads, pb.NewPluginsClient, pb.PluginsClient.EndpointUses,
+			&pb.ListEndpointUsesRequest{Call: &pb.Call{}, Page: p, Plugin: string(plugin)})
+		return convert(reply.GetUses(), wire.EndpointUse), reply.GetAnswer(), reply.GetNextToken(), err
+	})
+}
+
+// ForgetEndpointUses removes the records of how clients of CSI endpoints use a volume, once these clients are gone for
+// good. It sends no CSI call. f.Confirm is the ID of the volume at the plugin; ErrDenied says what may be lost without
+// it. ErrNotFound: no client uses the volume. f.DryRun has no meaning.
+func (h *Host) ForgetEndpointUses(ctx context.Context, plugin PluginID, volume ExternalID, f Force) error {
+	_, err := call(ctx, h, writes, pb.NewPluginsClient, pb.PluginsClient.ForgetEndpointUses,
+		&pb.ForgetEndpointUsesRequest{Call: mutating(), Plugin: string(plugin), ExternalId: string(volume),
+			Force: wire.ForceProto(f)})
+	return err
 }

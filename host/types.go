@@ -12,6 +12,8 @@ type (
 	BootTime          = registry.BootTime
 	CapacityQuery     = registry.CapacityQuery
 	CapacityRange     = registry.CapacityRange
+	EndpointUse       = registry.EndpointUse
+	ExternalID        = registry.ExternalID
 	Claim             = registry.Claim
 	Diagnosis         = registry.Diagnosis
 	Diagnostic        = registry.Diagnostic

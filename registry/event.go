@@ -69,7 +69,7 @@ const (
 	EventStepFailed  EventKind = "step failed" // Cause is the RPC, Detail the driver's message
 	EventReconciled  EventKind = "reconciled"  // Detail holds the finding and the repair
 
-	EventForced    EventKind = "release forced" // of the alloc; Detail holds by whom
+	EventForced    EventKind = "release forced" // of the alloc or volume; Detail holds by whom
 	EventAbandoned EventKind = "abandoned"      // calls were skipped by force; Detail holds which, by whom and why
 
 	// EventResync is never stored. It reports that a watcher's cursor is too old and carries the current Snapshot.

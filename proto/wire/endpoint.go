@@ -1,5 +1,10 @@
 package wire
 
+import (
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/registry"
+)
+
 // Metadata of a CSI call that a host passes to its shim, under the call's own gRPC method.
 const (
 	// EndpointPlugin is the header that names the plugin.
@@ -10,3 +15,17 @@ const (
 	// it the call may be repeated at the next shim.
 	EndpointAnswered = "holdfast-answered"
 )
+
+func EndpointUseProto(u registry.EndpointUse) *pb.EndpointUse {
+	return &pb.EndpointUse{Plugin: string(u.Volume.Plugin), ExternalId: string(u.Volume.External), Call: string(u.Call),
+		Target: u.Target, Node: string(u.Node), Since: stamp(u.Since)}
+}
+
+func EndpointUse(m *pb.EndpointUse) registry.EndpointUse {
+	return registry.EndpointUse{
+		Volume: registry.VolumeKey{Plugin: registry.PluginID(m.GetPlugin()),
+			External: registry.ExternalID(m.GetExternalId())},
+		Call: registry.RPC(m.GetCall()), Target: m.GetTarget(), Node: registry.NodeName(m.GetNode()),
+		Since: moment(m.GetSince()),
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/url"
 	"sync"
 
 	"holdfast/host"
@@ -131,4 +132,29 @@ type notifyingConn struct {
 func (c *notifyingConn) Close() error {
 	defer c.closed()
 	return c.Conn.Close()
+}
+
+func (s *Server) getEndpointUses(r *http.Request) (any, error) {
+	uses, _, err := s.host.EndpointUses(r.Context(), host.PluginID(r.PathValue("id")))
+	return uses, err
+}
+
+// deleteEndpointUses removes the records of the uses of one volume. The query has its ID at the plugin.
+func (s *Server) deleteEndpointUses(r *http.Request) (any, error) {
+	f := forceOf(r, "")
+	f.Confirm = r.URL.Query().Get("confirm")
+	return nil, s.host.ForgetEndpointUses(r.Context(), host.PluginID(r.PathValue("id")),
+		host.ExternalID(r.URL.Query().Get("volume")), f)
+}
+
+// EndpointUses lists how clients of CSI endpoints use volumes of a plugin.
+func (c *Client) EndpointUses(ctx context.Context, plugin string) ([]host.EndpointUse, error) {
+	return get[[]host.EndpointUse](ctx, c, "/plugin/"+segment(plugin)+"/uses")
+}
+
+// ForgetEndpointUses removes the records of the uses of one volume. The agent sets the operator.
+func (c *Client) ForgetEndpointUses(ctx context.Context, plugin, volume, confirm string) error {
+	q := url.Values{"volume": {volume}, "confirm": {confirm}}
+	_, err := do[any](ctx, c, http.MethodDelete, "/plugin/"+segment(plugin)+"/uses?"+q.Encode(), nil)
+	return err
 }

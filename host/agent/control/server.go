@@ -63,6 +63,8 @@ type Host interface {
 	SwapAs(ctx context.Context, b host.Binary, operator string) (host.SwapReport, error)
 	Swaps() []host.SwapReport
 	ServeCSI(ctx context.Context, plugin host.PluginID, l net.Listener) error
+	EndpointUses(ctx context.Context, plugin host.PluginID) ([]host.EndpointUse, host.Seq, error)
+	ForgetEndpointUses(ctx context.Context, plugin host.PluginID, volume host.ExternalID, f host.Force) error
 }
 
 var _ Host = (*host.Host)(nil)
@@ -139,6 +141,8 @@ func (s *Server) handler() http.Handler {
 		"GET /v1/plugins":             s.getPlugins,
 		"GET /v1/plugin/{id}":         s.getPlugin,
 		"POST /v1/plugins/capacity":   withBody(s.postCapacity),
+		"GET /v1/plugin/{id}/uses":    s.getEndpointUses,
+		"DELETE /v1/plugin/{id}/uses": s.deleteEndpointUses,
 		"POST /v1/plugin/{id}/roll":   s.postRoll,
 		"GET /v1/volumes":             s.getVolumes,
 		"POST /v1/volumes/create":     s.postVolume(s.host.CreateVolume),

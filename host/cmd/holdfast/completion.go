@@ -47,6 +47,8 @@ func completeArguments(c *cobra.Command, p *globalFlags) {
 			listers = append(listers, ids["snapshot"])
 		case "TASK":
 			listers = append(listers, taskNames)
+		case "VOLUME":
+			listers = append(listers, endpointVolumes)
 		case "EXTERNAL_ID":
 			listers = append(listers, externalIDs)
 		}
@@ -118,6 +120,11 @@ func pluginIDs(ctx context.Context, c *control.Client, _ []string, _ string) ([]
 func externalIDs(ctx context.Context, c *control.Client, before []string, _ string) ([]string, error) {
 	all, err := c.VolumesAt(ctx, before[len(before)-1])
 	return values(all, err, func(v host.PluginVolume) string { return string(v.External) })
+}
+
+func endpointVolumes(ctx context.Context, c *control.Client, before []string, _ string) ([]string, error) {
+	all, err := c.EndpointUses(ctx, before[len(before)-1])
+	return values(all, err, func(u host.EndpointUse) string { return string(u.Volume.External) })
 }
 
 func volumeIDs(ctx context.Context, c *control.Client, _ []string, namespace string) ([]string, error) {

@@ -123,3 +123,43 @@ func forwardConn(ctx context.Context, agent *control.Client, plugin host.PluginI
 	back.Wait()
 	return nil
 }
+
+func newPluginUses(io streams, p *globalFlags) *cobra.Command {
+	return &cobra.Command{
+		Use: "uses PLUGIN", Short: "List the volumes that clients of the CSI endpoint use",
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			uses, err := p.client().EndpointUses(c.Context(), args[0])
+			return show(io, p, err, uses, writeEndpointUses)
+		},
+	}
+}
+
+func writeEndpointUses(to io.Writer, uses []host.EndpointUse) error {
+	t := newTable("Volume", "Call", "At", "Node", "Since")
+	for _, u := range uses {
+		t.add(u.Volume.External, u.Call, u.Target, u.Node, u.Since.Format(time.RFC3339))
+	}
+	return t.write(to, "no client uses a volume")
+}
+
+func newPluginForget(io streams, p *globalFlags) *cobra.Command {
+	confirm := ""
+	c := &cobra.Command{
+		Use: "forget PLUGIN VOLUME --confirm VOLUME", Short: "Forget that a client of the CSI endpoint uses a volume",
+		Long: `Remove the records of how clients of the CSI endpoint use a volume, once they are gone for good.
+
+No CSI call is sent: what is attached or mounted stays. Holdfast can use the volume afterwards. If
+a client still uses it then, data may be lost. VOLUME is the ID of the volume at the plugin.`,
+		Args: usageArgs(cobra.ExactArgs(2)),
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := p.client().ForgetEndpointUses(c.Context(), args[0], args[1], confirm); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(io.out, "uses of volume %s forgotten\n", clean(args[1]))
+			return err
+		},
+	}
+	c.Flags().StringVar(&confirm, "confirm", "", "the ID of the volume again, which accepts that data may be lost")
+	return c
+}

@@ -24,7 +24,7 @@ func newPlugin(io streams, p *globalFlags) *cobra.Command {
 	return group("plugin", "Inspect CSI plugins",
 		statusCommand(io, p, "List plugins, or show one with its instances and tasks", (*control.Client).Plugins,
 			writePlugins, (*control.Client).Plugin, writePlugin),
-		newPluginCapacity(io, p), newPluginRoll(io, p))
+		newPluginCapacity(io, p), newPluginRoll(io, p), newPluginUses(io, p), newPluginForget(io, p))
 }
 
 func newPluginRoll(io streams, p *globalFlags) *cobra.Command {

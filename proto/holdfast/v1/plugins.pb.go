@@ -1055,7 +1055,7 @@ var File_holdfast_v1_plugins_proto protoreflect.FileDescriptor
 
 const file_holdfast_v1_plugins_proto_rawDesc = "" +
 	"\n" +
-	"\x19holdfast/v1/plugins.proto\x12\vholdfast.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18holdfast/v1/allocs.proto\x1a\x18holdfast/v1/common.proto\"\xf4\x02\n" +
+	"\x19holdfast/v1/plugins.proto\x12\vholdfast.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18holdfast/v1/allocs.proto\x1a\x18holdfast/v1/common.proto\x1a\x1aholdfast/v1/endpoint.proto\"\xf4\x02\n" +
 	"\x15PluginCapacityRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12\x16\n" +
 	"\x06plugin\x18\x02 \x01(\tR\x06plugin\x12R\n" +
@@ -1156,11 +1156,13 @@ const file_holdfast_v1_plugins_proto_rawDesc = "" +
 	"\x04gone\x18\x03 \x01(\bR\x04gone\x12-\n" +
 	"\x06active\x18\x04 \x01(\v2\x15.holdfast.v1.InstanceR\x06active\x12\x18\n" +
 	"\ahealthy\x18\x05 \x01(\rR\ahealthy\x12\x1a\n" +
-	"\bexpected\x18\x06 \x01(\rR\bexpected2\xf7\x01\n" +
+	"\bexpected\x18\x06 \x01(\rR\bexpected2\xb5\x03\n" +
 	"\aPlugins\x12F\n" +
 	"\x04List\x12\x1f.holdfast.v1.ListPluginsRequest\x1a\x1d.holdfast.v1.ListPluginsReply\x12R\n" +
 	"\fFingerprints\x12 .holdfast.v1.FingerprintsRequest\x1a\x1e.holdfast.v1.FingerprintsReply0\x01\x12P\n" +
-	"\bCapacity\x12\".holdfast.v1.PluginCapacityRequest\x1a .holdfast.v1.PluginCapacityReplyB'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
+	"\bCapacity\x12\".holdfast.v1.PluginCapacityRequest\x1a .holdfast.v1.PluginCapacityReply\x12X\n" +
+	"\fEndpointUses\x12$.holdfast.v1.ListEndpointUsesRequest\x1a\".holdfast.v1.ListEndpointUsesReply\x12b\n" +
+	"\x12ForgetEndpointUses\x12&.holdfast.v1.ForgetEndpointUsesRequest\x1a$.holdfast.v1.ForgetEndpointUsesReplyB'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
 
 var (
 	file_holdfast_v1_plugins_proto_rawDescOnce sync.Once
@@ -1176,33 +1178,37 @@ func file_holdfast_v1_plugins_proto_rawDescGZIP() []byte {
 
 var file_holdfast_v1_plugins_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_holdfast_v1_plugins_proto_goTypes = []any{
-	(*PluginCapacityRequest)(nil), // 0: holdfast.v1.PluginCapacityRequest
-	(*PluginCapacityReply)(nil),   // 1: holdfast.v1.PluginCapacityReply
-	(*Fingerprint)(nil),           // 2: holdfast.v1.Fingerprint
-	(*Health)(nil),                // 3: holdfast.v1.Health
-	(*Instance)(nil),              // 4: holdfast.v1.Instance
-	(*ListPluginsRequest)(nil),    // 5: holdfast.v1.ListPluginsRequest
-	(*ListPluginsReply)(nil),      // 6: holdfast.v1.ListPluginsReply
-	(*PluginTask)(nil),            // 7: holdfast.v1.PluginTask
-	(*OpenCall)(nil),              // 8: holdfast.v1.OpenCall
-	(*ServedVolume)(nil),          // 9: holdfast.v1.ServedVolume
-	(*FingerprintsRequest)(nil),   // 10: holdfast.v1.FingerprintsRequest
-	(*FingerprintsReply)(nil),     // 11: holdfast.v1.FingerprintsReply
-	(*PluginFingerprint)(nil),     // 12: holdfast.v1.PluginFingerprint
-	nil,                           // 13: holdfast.v1.PluginCapacityRequest.ParametersEntry
-	nil,                           // 14: holdfast.v1.PluginCapacityRequest.TopologyEntry
-	nil,                           // 15: holdfast.v1.Instance.OptionsEntry
-	(*Call)(nil),                  // 16: holdfast.v1.Call
-	(*Answer)(nil),                // 17: holdfast.v1.Answer
-	(*Topology)(nil),              // 18: holdfast.v1.Topology
-	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
-	(*InstanceKey)(nil),           // 20: holdfast.v1.InstanceKey
-	(*Tree)(nil),                  // 21: holdfast.v1.Tree
-	(*VolumeCondition)(nil),       // 22: holdfast.v1.VolumeCondition
-	(*Page)(nil),                  // 23: holdfast.v1.Page
-	(*TaskKey)(nil),               // 24: holdfast.v1.TaskKey
-	(*RestartRequest)(nil),        // 25: holdfast.v1.RestartRequest
-	(*VolumeName)(nil),            // 26: holdfast.v1.VolumeName
+	(*PluginCapacityRequest)(nil),     // 0: holdfast.v1.PluginCapacityRequest
+	(*PluginCapacityReply)(nil),       // 1: holdfast.v1.PluginCapacityReply
+	(*Fingerprint)(nil),               // 2: holdfast.v1.Fingerprint
+	(*Health)(nil),                    // 3: holdfast.v1.Health
+	(*Instance)(nil),                  // 4: holdfast.v1.Instance
+	(*ListPluginsRequest)(nil),        // 5: holdfast.v1.ListPluginsRequest
+	(*ListPluginsReply)(nil),          // 6: holdfast.v1.ListPluginsReply
+	(*PluginTask)(nil),                // 7: holdfast.v1.PluginTask
+	(*OpenCall)(nil),                  // 8: holdfast.v1.OpenCall
+	(*ServedVolume)(nil),              // 9: holdfast.v1.ServedVolume
+	(*FingerprintsRequest)(nil),       // 10: holdfast.v1.FingerprintsRequest
+	(*FingerprintsReply)(nil),         // 11: holdfast.v1.FingerprintsReply
+	(*PluginFingerprint)(nil),         // 12: holdfast.v1.PluginFingerprint
+	nil,                               // 13: holdfast.v1.PluginCapacityRequest.ParametersEntry
+	nil,                               // 14: holdfast.v1.PluginCapacityRequest.TopologyEntry
+	nil,                               // 15: holdfast.v1.Instance.OptionsEntry
+	(*Call)(nil),                      // 16: holdfast.v1.Call
+	(*Answer)(nil),                    // 17: holdfast.v1.Answer
+	(*Topology)(nil),                  // 18: holdfast.v1.Topology
+	(*timestamppb.Timestamp)(nil),     // 19: google.protobuf.Timestamp
+	(*InstanceKey)(nil),               // 20: holdfast.v1.InstanceKey
+	(*Tree)(nil),                      // 21: holdfast.v1.Tree
+	(*VolumeCondition)(nil),           // 22: holdfast.v1.VolumeCondition
+	(*Page)(nil),                      // 23: holdfast.v1.Page
+	(*TaskKey)(nil),                   // 24: holdfast.v1.TaskKey
+	(*RestartRequest)(nil),            // 25: holdfast.v1.RestartRequest
+	(*VolumeName)(nil),                // 26: holdfast.v1.VolumeName
+	(*ListEndpointUsesRequest)(nil),   // 27: holdfast.v1.ListEndpointUsesRequest
+	(*ForgetEndpointUsesRequest)(nil), // 28: holdfast.v1.ForgetEndpointUsesRequest
+	(*ListEndpointUsesReply)(nil),     // 29: holdfast.v1.ListEndpointUsesReply
+	(*ForgetEndpointUsesReply)(nil),   // 30: holdfast.v1.ForgetEndpointUsesReply
 }
 var file_holdfast_v1_plugins_proto_depIdxs = []int32{
 	16, // 0: holdfast.v1.PluginCapacityRequest.call:type_name -> holdfast.v1.Call
@@ -1238,11 +1244,15 @@ var file_holdfast_v1_plugins_proto_depIdxs = []int32{
 	5,  // 30: holdfast.v1.Plugins.List:input_type -> holdfast.v1.ListPluginsRequest
 	10, // 31: holdfast.v1.Plugins.Fingerprints:input_type -> holdfast.v1.FingerprintsRequest
 	0,  // 32: holdfast.v1.Plugins.Capacity:input_type -> holdfast.v1.PluginCapacityRequest
-	6,  // 33: holdfast.v1.Plugins.List:output_type -> holdfast.v1.ListPluginsReply
-	11, // 34: holdfast.v1.Plugins.Fingerprints:output_type -> holdfast.v1.FingerprintsReply
-	1,  // 35: holdfast.v1.Plugins.Capacity:output_type -> holdfast.v1.PluginCapacityReply
-	33, // [33:36] is the sub-list for method output_type
-	30, // [30:33] is the sub-list for method input_type
+	27, // 33: holdfast.v1.Plugins.EndpointUses:input_type -> holdfast.v1.ListEndpointUsesRequest
+	28, // 34: holdfast.v1.Plugins.ForgetEndpointUses:input_type -> holdfast.v1.ForgetEndpointUsesRequest
+	6,  // 35: holdfast.v1.Plugins.List:output_type -> holdfast.v1.ListPluginsReply
+	11, // 36: holdfast.v1.Plugins.Fingerprints:output_type -> holdfast.v1.FingerprintsReply
+	1,  // 37: holdfast.v1.Plugins.Capacity:output_type -> holdfast.v1.PluginCapacityReply
+	29, // 38: holdfast.v1.Plugins.EndpointUses:output_type -> holdfast.v1.ListEndpointUsesReply
+	30, // 39: holdfast.v1.Plugins.ForgetEndpointUses:output_type -> holdfast.v1.ForgetEndpointUsesReply
+	35, // [35:40] is the sub-list for method output_type
+	30, // [30:35] is the sub-list for method input_type
 	30, // [30:30] is the sub-list for extension type_name
 	30, // [30:30] is the sub-list for extension extendee
 	0,  // [0:30] is the sub-list for field type_name
@@ -1255,6 +1265,7 @@ func file_holdfast_v1_plugins_proto_init() {
 	}
 	file_holdfast_v1_allocs_proto_init()
 	file_holdfast_v1_common_proto_init()
+	file_holdfast_v1_endpoint_proto_init()
 	file_holdfast_v1_plugins_proto_msgTypes[1].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

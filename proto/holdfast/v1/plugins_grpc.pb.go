@@ -24,9 +24,11 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Plugins_List_FullMethodName         = "/holdfast.v1.Plugins/List"
-	Plugins_Fingerprints_FullMethodName = "/holdfast.v1.Plugins/Fingerprints"
-	Plugins_Capacity_FullMethodName     = "/holdfast.v1.Plugins/Capacity"
+	Plugins_List_FullMethodName               = "/holdfast.v1.Plugins/List"
+	Plugins_Fingerprints_FullMethodName       = "/holdfast.v1.Plugins/Fingerprints"
+	Plugins_Capacity_FullMethodName           = "/holdfast.v1.Plugins/Capacity"
+	Plugins_EndpointUses_FullMethodName       = "/holdfast.v1.Plugins/EndpointUses"
+	Plugins_ForgetEndpointUses_FullMethodName = "/holdfast.v1.Plugins/ForgetEndpointUses"
 )
 
 // PluginsClient is the client API for Plugins service.
@@ -40,6 +42,8 @@ type PluginsClient interface {
 	Fingerprints(ctx context.Context, in *FingerprintsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FingerprintsReply], error)
 	// Capacity asks a plugin's controller for its free space (GetCapacity of CSI).
 	Capacity(ctx context.Context, in *PluginCapacityRequest, opts ...grpc.CallOption) (*PluginCapacityReply, error)
+	EndpointUses(ctx context.Context, in *ListEndpointUsesRequest, opts ...grpc.CallOption) (*ListEndpointUsesReply, error)
+	ForgetEndpointUses(ctx context.Context, in *ForgetEndpointUsesRequest, opts ...grpc.CallOption) (*ForgetEndpointUsesReply, error)
 }
 
 type pluginsClient struct {
@@ -89,6 +93,26 @@ func (c *pluginsClient) Capacity(ctx context.Context, in *PluginCapacityRequest,
 	return out, nil
 }
 
+func (c *pluginsClient) EndpointUses(ctx context.Context, in *ListEndpointUsesRequest, opts ...grpc.CallOption) (*ListEndpointUsesReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListEndpointUsesReply)
+	err := c.cc.Invoke(ctx, Plugins_EndpointUses_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *pluginsClient) ForgetEndpointUses(ctx context.Context, in *ForgetEndpointUsesRequest, opts ...grpc.CallOption) (*ForgetEndpointUsesReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForgetEndpointUsesReply)
+	err := c.cc.Invoke(ctx, Plugins_ForgetEndpointUses_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PluginsServer is the server API for Plugins service.
 // All implementations must embed UnimplementedPluginsServer
 // for forward compatibility.
@@ -100,6 +124,8 @@ type PluginsServer interface {
 	Fingerprints(*FingerprintsRequest, grpc.ServerStreamingServer[FingerprintsReply]) error
 	// Capacity asks a plugin's controller for its free space (GetCapacity of CSI).
 	Capacity(context.Context, *PluginCapacityRequest) (*PluginCapacityReply, error)
+	EndpointUses(context.Context, *ListEndpointUsesRequest) (*ListEndpointUsesReply, error)
+	ForgetEndpointUses(context.Context, *ForgetEndpointUsesRequest) (*ForgetEndpointUsesReply, error)
 	mustEmbedUnimplementedPluginsServer()
 }
 
@@ -118,6 +144,12 @@ func (UnimplementedPluginsServer) Fingerprints(*FingerprintsRequest, grpc.Server
 }
 func (UnimplementedPluginsServer) Capacity(context.Context, *PluginCapacityRequest) (*PluginCapacityReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Capacity not implemented")
+}
+func (UnimplementedPluginsServer) EndpointUses(context.Context, *ListEndpointUsesRequest) (*ListEndpointUsesReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method EndpointUses not implemented")
+}
+func (UnimplementedPluginsServer) ForgetEndpointUses(context.Context, *ForgetEndpointUsesRequest) (*ForgetEndpointUsesReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method ForgetEndpointUses not implemented")
 }
 func (UnimplementedPluginsServer) mustEmbedUnimplementedPluginsServer() {}
 func (UnimplementedPluginsServer) testEmbeddedByValue()                 {}
@@ -187,6 +219,42 @@ func _Plugins_Capacity_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Plugins_EndpointUses_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListEndpointUsesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PluginsServer).EndpointUses(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Plugins_EndpointUses_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PluginsServer).EndpointUses(ctx, req.(*ListEndpointUsesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Plugins_ForgetEndpointUses_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForgetEndpointUsesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PluginsServer).ForgetEndpointUses(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Plugins_ForgetEndpointUses_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PluginsServer).ForgetEndpointUses(ctx, req.(*ForgetEndpointUsesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Plugins_ServiceDesc is the grpc.ServiceDesc for Plugins service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -201,6 +269,14 @@ var Plugins_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Capacity",
 			Handler:    _Plugins_Capacity_Handler,
+		},
+		{
+			MethodName: "EndpointUses",
+			Handler:    _Plugins_EndpointUses_Handler,
+		},
+		{
+			MethodName: "ForgetEndpointUses",
+			Handler:    _Plugins_ForgetEndpointUses_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

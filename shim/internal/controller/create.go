@@ -397,8 +397,8 @@ func (m *Controller) accept(
 func checkIDFree(view registry.View, v registry.Volume) error {
 	if uses := view.EndpointUses(v.VolumeKey()); len(uses) > 0 {
 		return registry.Errorf(registry.ErrConflict,
-			"a client of the CSI endpoint uses volume %q of plugin %s (%s); end that use there first", v.External, v.Plugin,
-			uses[0])
+			"a client of the CSI endpoint uses volume %q of plugin %s (%s); end that use there first; if the client is gone, "+
+				"see holdfast plugin forget", v.External, v.Plugin, uses[0])
 	}
 	other, found := view.VolumeByKey(v.VolumeKey())
 	if !found || other.VolumeName() == v.VolumeName() {

@@ -1,7 +1,9 @@
 package rpc
 
 import (
+	"context"
 	"crypto/rand"
+	"errors"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -9,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
 	"holdfast/registry"
 	"holdfast/shim/internal/endpoint"
@@ -53,4 +56,49 @@ func (s *Server) PassCSI(_ any, stream grpc.ServerStream) error {
 	}
 	stream.SetTrailer(metadata.Pairs(wire.EndpointAnswered, "true"))
 	return endpoint.Status(err)
+}
+
+func (p *plugins) EndpointUses(
+	ctx context.Context, req *pb.ListEndpointUsesRequest,
+) (*pb.ListEndpointUsesReply, error) {
+	key := func(u registry.EndpointUse) string { return u.Key().Path }
+	part, next, at, err := list(ctx, p.s, req, key, wire.EndpointUseProto,
+		func(ctx context.Context, a *Active) (all []registry.EndpointUse, at registry.Seq, err error) {
+			plugin, err := registry.ParsePluginID(req.GetPlugin())
+			if err != nil {
+				return nil, 0, err
+			}
+			err = a.State.View(ctx, func(v registry.View) error {
+				all, at = v.EndpointUsesAt(plugin), v.Index()
+				return nil
+			})
+			return all, at, err
+		})
+	return &pb.ListEndpointUsesReply{Answer: at, Uses: part, NextToken: next}, err
+}
+
+func (p *plugins) ForgetEndpointUses(
+	ctx context.Context, req *pb.ForgetEndpointUsesRequest,
+) (*pb.ForgetEndpointUsesReply, error) {
+	plugin, err := registry.ParsePluginID(req.GetPlugin())
+	external, badID := registry.ParseExternalID(req.GetExternalId())
+	f := wire.Force(req.GetForce())
+	if err = errors.Join(err, badID); err == nil && (f.By == "" || len(f.By) > maxOperator) {
+		err = registry.Invalid("the operator's name has %d bytes; 1 to %d are allowed", len(f.By), maxOperator)
+	}
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	key := registry.VolumeKey{Plugin: plugin, External: external}
+	index := func(v registry.View) (last registry.Seq) {
+		for _, use := range v.EndpointUses(key) {
+			last = max(last, use.CreateIndex)
+		}
+		return last
+	}
+	at, err := do(ctx, p.s, "Plugins.ForgetEndpointUses", req,
+		func(ctx context.Context, a *Active, call registry.Call) error {
+			return removed(ctx, a, call, index, func() error { return a.Endpoint.Forget(ctx, key, f) })
+		})
+	return &pb.ForgetEndpointUsesReply{Answer: at}, err
 }
