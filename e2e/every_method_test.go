@@ -636,10 +636,11 @@ func (tr *traffic) hurried(id string, limit time.Duration) {
 func (tr *traffic) readAll(int) {
 	h := tr.host
 	for method, read := range map[string]func(context.Context) error{
-		"Status":  func(ctx context.Context) error { return errOf(h.Status(ctx)) },
-		"Volumes": func(ctx context.Context) error { _, _, err := h.Volumes(ctx, host.VolumeQuery{}); return err },
-		"Allocs":  func(ctx context.Context) error { _, _, err := h.Allocs(ctx, ""); return err },
-		"Plugins": func(ctx context.Context) error { _, _, err := h.Plugins(ctx, host.PluginQuery{}); return err },
+		"Status":      func(ctx context.Context) error { return errOf(h.Status(ctx)) },
+		"CallMetrics": func(ctx context.Context) error { return errOf(h.CallMetrics(ctx)) },
+		"Volumes":     func(ctx context.Context) error { _, _, err := h.Volumes(ctx, host.VolumeQuery{}); return err },
+		"Allocs":      func(ctx context.Context) error { _, _, err := h.Allocs(ctx, ""); return err },
+		"Plugins":     func(ctx context.Context) error { _, _, err := h.Plugins(ctx, host.PluginQuery{}); return err },
 		"PluginCapacity": func(ctx context.Context) error {
 			return errOf(h.PluginCapacity(ctx, host.CapacityQuery{Plugin: "fake"}))
 		},

@@ -34,6 +34,7 @@ type Host struct {
 	swaps      chan *preparedSwap // to the supervisor
 	swapping   chan struct{}      // holds one token while a swap is under way
 	history    *history
+	metrics    callMetrics
 	gate       *gate
 	workload   *workload
 	prepares   prepareCalls

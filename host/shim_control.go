@@ -39,8 +39,13 @@ func (s *shim) kill(ctx context.Context) error {
 	return s.process.Kill(ctx)
 }
 
-// stop ends the process even if ctx has ended.
+// stop ends the process even if ctx has ended. If the host goes on, it keeps the counts of the shim's calls.
 func (s *shim) stop(ctx context.Context) error {
+	if ctx.Err() == nil && !isDead(s) {
+		limited, cancel := context.WithTimeout(ctx, lastMetricsLimit)
+		_ = s.metrics.read(limited, s)
+		cancel()
+	}
 	s.cancel()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
 	defer cancel()

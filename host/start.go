@@ -29,6 +29,8 @@ type shim struct {
 	cancel  context.CancelFunc
 	sync    func(ctx context.Context) error // sends the workload
 	schema  uint32                          // newest that it can read; zero: unknown
+	metrics *callMetrics                    // gets the counts of the shim at its end
+	counted map[callKey]CallMetric          // that metrics has; guarded by its mu
 }
 
 const (
@@ -134,7 +136,7 @@ func (h *Host) startCandidate(ctx, run context.Context, binary digest) (*shim, e
 	if err != nil {
 		return nil, err
 	}
-	sh := &shim{process: process, binary: binary}
+	sh := &shim{process: process, binary: binary, metrics: &h.metrics}
 	sh.sync = func(ctx context.Context) error { return h.sync(ctx, process.Conn()) }
 	sh.ctx, sh.cancel = context.WithCancel(run)
 	limited, cancel := withLimit(ctx, h.config.StartTimeout)

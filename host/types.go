@@ -10,6 +10,7 @@ type (
 	AllocID           = registry.AllocID
 	AllocStatus       = registry.AllocStatus
 	BootTime          = registry.BootTime
+	CallMetric        = registry.CallMetric
 	CapacityQuery     = registry.CapacityQuery
 	CapacityRange     = registry.CapacityRange
 	EndpointUse       = registry.EndpointUse

@@ -1211,7 +1211,7 @@ var File_holdfast_v1_control_proto protoreflect.FileDescriptor
 
 const file_holdfast_v1_control_proto_rawDesc = "" +
 	"\n" +
-	"\x19holdfast/v1/control.proto\x12\vholdfast.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18holdfast/v1/common.proto\"\xf6\x01\n" +
+	"\x19holdfast/v1/control.proto\x12\vholdfast.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18holdfast/v1/common.proto\x1a\x19holdfast/v1/metrics.proto\"\xf6\x01\n" +
 	"\fHelloRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12!\n" +
 	"\fhost_version\x18\x02 \x01(\tR\vhostVersion\x12\x12\n" +
@@ -1307,7 +1307,7 @@ const file_holdfast_v1_control_proto_rawDesc = "" +
 	"\x19LIFECYCLE_STATE_CANDIDATE\x10\x01\x12\x1a\n" +
 	"\x16LIFECYCLE_STATE_ACTIVE\x10\x02\x12\x1c\n" +
 	"\x18LIFECYCLE_STATE_RELEASED\x10\x03\x12\x18\n" +
-	"\x14LIFECYCLE_STATE_GONE\x10\x042\xa0\x04\n" +
+	"\x14LIFECYCLE_STATE_GONE\x10\x042\xe3\x04\n" +
 	"\aControl\x12;\n" +
 	"\x05Hello\x12\x19.holdfast.v1.HelloRequest\x1a\x17.holdfast.v1.HelloReply\x12>\n" +
 	"\x06Status\x12\x1a.holdfast.v1.StatusRequest\x1a\x18.holdfast.v1.StatusReply\x12D\n" +
@@ -1316,7 +1316,8 @@ const file_holdfast_v1_control_proto_rawDesc = "" +
 	"\aQuiesce\x12\x1b.holdfast.v1.QuiesceRequest\x1a\x19.holdfast.v1.QuiesceReply\x12A\n" +
 	"\aRelease\x12\x1b.holdfast.v1.ReleaseRequest\x1a\x19.holdfast.v1.ReleaseReply\x12F\n" +
 	"\bSnapshot\x12\x1c.holdfast.v1.SnapshotRequest\x1a\x1a.holdfast.v1.SnapshotChunk0\x01\x12>\n" +
-	"\x06Doctor\x12\x1a.holdfast.v1.DoctorRequest\x1a\x18.holdfast.v1.DoctorReplyB'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
+	"\x06Doctor\x12\x1a.holdfast.v1.DoctorRequest\x1a\x18.holdfast.v1.DoctorReply\x12A\n" +
+	"\aMetrics\x12\x1b.holdfast.v1.MetricsRequest\x1a\x19.holdfast.v1.MetricsReplyB'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
 
 var (
 	file_holdfast_v1_control_proto_rawDescOnce sync.Once
@@ -1355,6 +1356,8 @@ var file_holdfast_v1_control_proto_goTypes = []any{
 	(*Answer)(nil),              // 19: holdfast.v1.Answer
 	(*durationpb.Duration)(nil), // 20: google.protobuf.Duration
 	(*VolumeName)(nil),          // 21: holdfast.v1.VolumeName
+	(*MetricsRequest)(nil),      // 22: holdfast.v1.MetricsRequest
+	(*MetricsReply)(nil),        // 23: holdfast.v1.MetricsReply
 }
 var file_holdfast_v1_control_proto_depIdxs = []int32{
 	18, // 0: holdfast.v1.HelloRequest.call:type_name -> holdfast.v1.Call
@@ -1386,16 +1389,18 @@ var file_holdfast_v1_control_proto_depIdxs = []int32{
 	11, // 26: holdfast.v1.Control.Release:input_type -> holdfast.v1.ReleaseRequest
 	13, // 27: holdfast.v1.Control.Snapshot:input_type -> holdfast.v1.SnapshotRequest
 	15, // 28: holdfast.v1.Control.Doctor:input_type -> holdfast.v1.DoctorRequest
-	2,  // 29: holdfast.v1.Control.Hello:output_type -> holdfast.v1.HelloReply
-	4,  // 30: holdfast.v1.Control.Status:output_type -> holdfast.v1.StatusReply
-	6,  // 31: holdfast.v1.Control.Rehearse:output_type -> holdfast.v1.RehearseReply
-	8,  // 32: holdfast.v1.Control.Activate:output_type -> holdfast.v1.ActivateReply
-	10, // 33: holdfast.v1.Control.Quiesce:output_type -> holdfast.v1.QuiesceReply
-	12, // 34: holdfast.v1.Control.Release:output_type -> holdfast.v1.ReleaseReply
-	14, // 35: holdfast.v1.Control.Snapshot:output_type -> holdfast.v1.SnapshotChunk
-	16, // 36: holdfast.v1.Control.Doctor:output_type -> holdfast.v1.DoctorReply
-	29, // [29:37] is the sub-list for method output_type
-	21, // [21:29] is the sub-list for method input_type
+	22, // 29: holdfast.v1.Control.Metrics:input_type -> holdfast.v1.MetricsRequest
+	2,  // 30: holdfast.v1.Control.Hello:output_type -> holdfast.v1.HelloReply
+	4,  // 31: holdfast.v1.Control.Status:output_type -> holdfast.v1.StatusReply
+	6,  // 32: holdfast.v1.Control.Rehearse:output_type -> holdfast.v1.RehearseReply
+	8,  // 33: holdfast.v1.Control.Activate:output_type -> holdfast.v1.ActivateReply
+	10, // 34: holdfast.v1.Control.Quiesce:output_type -> holdfast.v1.QuiesceReply
+	12, // 35: holdfast.v1.Control.Release:output_type -> holdfast.v1.ReleaseReply
+	14, // 36: holdfast.v1.Control.Snapshot:output_type -> holdfast.v1.SnapshotChunk
+	16, // 37: holdfast.v1.Control.Doctor:output_type -> holdfast.v1.DoctorReply
+	23, // 38: holdfast.v1.Control.Metrics:output_type -> holdfast.v1.MetricsReply
+	30, // [30:39] is the sub-list for method output_type
+	21, // [21:30] is the sub-list for method input_type
 	21, // [21:21] is the sub-list for extension type_name
 	21, // [21:21] is the sub-list for extension extendee
 	0,  // [0:21] is the sub-list for field type_name
@@ -1407,6 +1412,7 @@ func file_holdfast_v1_control_proto_init() {
 		return
 	}
 	file_holdfast_v1_common_proto_init()
+	file_holdfast_v1_metrics_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -32,6 +32,7 @@ const (
 	Control_Release_FullMethodName  = "/holdfast.v1.Control/Release"
 	Control_Snapshot_FullMethodName = "/holdfast.v1.Control/Snapshot"
 	Control_Doctor_FullMethodName   = "/holdfast.v1.Control/Doctor"
+	Control_Metrics_FullMethodName  = "/holdfast.v1.Control/Metrics"
 )
 
 // ControlClient is the client API for Control service.
@@ -59,6 +60,8 @@ type ControlClient interface {
 	// Doctor compares records, mount table, directories and plugins, and says in what they differ and what it would do. With repair it
 	// does exactly that, if the plan is still the one whose digest was given.
 	Doctor(ctx context.Context, in *DoctorRequest, opts ...grpc.CallOption) (*DoctorReply, error)
+	// Metrics returns counts since the process began. A shim in any state answers.
+	Metrics(ctx context.Context, in *MetricsRequest, opts ...grpc.CallOption) (*MetricsReply, error)
 }
 
 type controlClient struct {
@@ -158,6 +161,16 @@ func (c *controlClient) Doctor(ctx context.Context, in *DoctorRequest, opts ...g
 	return out, nil
 }
 
+func (c *controlClient) Metrics(ctx context.Context, in *MetricsRequest, opts ...grpc.CallOption) (*MetricsReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(MetricsReply)
+	err := c.cc.Invoke(ctx, Control_Metrics_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ControlServer is the server API for Control service.
 // All implementations must embed UnimplementedControlServer
 // for forward compatibility.
@@ -183,6 +196,8 @@ type ControlServer interface {
 	// Doctor compares records, mount table, directories and plugins, and says in what they differ and what it would do. With repair it
 	// does exactly that, if the plan is still the one whose digest was given.
 	Doctor(context.Context, *DoctorRequest) (*DoctorReply, error)
+	// Metrics returns counts since the process began. A shim in any state answers.
+	Metrics(context.Context, *MetricsRequest) (*MetricsReply, error)
 	mustEmbedUnimplementedControlServer()
 }
 
@@ -216,6 +231,9 @@ func (UnimplementedControlServer) Snapshot(*SnapshotRequest, grpc.ServerStreamin
 }
 func (UnimplementedControlServer) Doctor(context.Context, *DoctorRequest) (*DoctorReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Doctor not implemented")
+}
+func (UnimplementedControlServer) Metrics(context.Context, *MetricsRequest) (*MetricsReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Metrics not implemented")
 }
 func (UnimplementedControlServer) mustEmbedUnimplementedControlServer() {}
 func (UnimplementedControlServer) testEmbeddedByValue()                 {}
@@ -375,6 +393,24 @@ func _Control_Doctor_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Control_Metrics_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(MetricsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Metrics(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Metrics_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Metrics(ctx, req.(*MetricsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Control_ServiceDesc is the grpc.ServiceDesc for Control service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -409,6 +445,10 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Doctor",
 			Handler:    _Control_Doctor_Handler,
+		},
+		{
+			MethodName: "Metrics",
+			Handler:    _Control_Metrics_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 
 	"google.golang.org/grpc/codes"
@@ -151,6 +152,7 @@ func (c *Conn) refusal(rpc registry.RPC, err error) error {
 type callTrace struct {
 	sent     atomic.Bool // the request was handed to the transport, after which the plugin may read it
 	answered atomic.Bool // the plugin's own status has come, which ends the answer
+	method   string      // in full; set by statsHandler
 }
 
 type traceKey struct{}
@@ -181,20 +183,31 @@ func (l *link) invoke(
 	return err
 }
 
-// statsHandler fills in the trace of each call.
-type statsHandler struct{}
+// statsHandler fills in the trace of each call over the link, and counts the call at its end.
+type statsHandler struct {
+	conn *Conn
+	link *link
+}
 
 var _ stats.Handler = statsHandler{}
 
-func (statsHandler) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
-
-func (statsHandler) HandleRPC(ctx context.Context, s stats.RPCStats) {
+func (statsHandler) TagRPC(ctx context.Context, i *stats.RPCTagInfo) context.Context {
 	trace, _ := ctx.Value(traceKey{}).(*callTrace)
-	switch s.(type) {
+	trace.method = i.FullMethodName
+	return ctx
+}
+
+func (h statsHandler) HandleRPC(ctx context.Context, s stats.RPCStats) {
+	trace, _ := ctx.Value(traceKey{}).(*callTrace)
+	switch s := s.(type) {
 	case *stats.OutPayload:
 		trace.sent.Store(true)
 	case *stats.InTrailer:
 		trace.answered.Store(true)
+	case *stats.End:
+		h.conn.metrics.observe(callKind{
+			h.conn.plugin, h.link.driverName(), strings.ToValidUTF8(trace.method, "?"), codeLabel(s.Error),
+		}, s.EndTime.Sub(s.BeginTime))
 	}
 }
 

@@ -33,9 +33,11 @@ const (
 
 // Conn connects to one task's socket. It makes a new link when a caller needs one and the last link is lost.
 type Conn struct {
+	plugin  registry.PluginID
 	path    string
 	dial    Dial
 	secrets *sentSecrets // to the plugin
+	metrics *CallMetrics
 
 	ctx    context.Context // ends when the Conn is closed
 	cancel context.CancelFunc
@@ -52,8 +54,8 @@ type Conn struct {
 
 var errClosed = errors.New("the connection is closed")
 
-func newConn(path string, d Dial, s *sentSecrets) *Conn {
-	c := &Conn{path: path, dial: d, secrets: s}
+func newConn(id registry.PluginID, path string, d Dial, s *sentSecrets, m *CallMetrics) *Conn {
+	c := &Conn{plugin: id, path: path, dial: d, secrets: s, metrics: m}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.changes.Store(1) // the plugin has not been described yet
 	return c
@@ -148,7 +150,7 @@ func (c *Conn) newLink() (*link, error) {
 	for ctx.Err() == nil {
 		socket, err := c.dial(ctx, c.path)
 		if err == nil {
-			if l, err := newLink(ctx, c.path, socket); err == nil {
+			if l, err := newLink(ctx, c, socket); err == nil {
 				return l, c.use(l)
 			}
 		} else if ctx.Err() == nil && !errors.Is(err, syscall.EAGAIN) {
@@ -204,17 +206,18 @@ func (c *Conn) Outdated() bool { return c.changes.Load() != c.described.Load() }
 type link struct {
 	cc     *grpc.ClientConn
 	socket net.Conn
-	cut    atomic.Bool // a call that the plugin may have read was cut off
+	cut    atomic.Bool            // a call that the plugin may have read was cut off
+	driver atomic.Pointer[string] // the plugin's own name; nil: it has not said it yet
 
 	mu   sync.Mutex // guards said
 	said map[registry.Role]registry.Fingerprint
 }
 
 // newLink speaks gRPC over the socket, which it owns from now on, and returns once the plugin has answered.
-func newLink(ctx context.Context, path string, socket net.Conn) (*link, error) {
+func newLink(ctx context.Context, c *Conn, socket net.Conn) (*link, error) {
 	l := &link{socket: socket, said: map[registry.Role]registry.Fingerprint{}}
 	var dialled atomic.Bool
-	cc, err := grpc.NewClient("passthrough:///"+path,
+	cc, err := grpc.NewClient("passthrough:///"+c.path,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
 			if dialled.Swap(true) {
@@ -228,7 +231,7 @@ func newLink(ctx context.Context, path string, socket net.Conn) (*link, error) {
 		grpc.WithIdleTimeout(0),
 		grpc.WithInitialWindowSize(window),
 		grpc.WithMaxHeaderListSize(maxHeaders),
-		grpc.WithStatsHandler(statsHandler{}),
+		grpc.WithStatsHandler(statsHandler{c, l}),
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: dialLimit}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer), grpc.ForceCodecV2(codec{})),
 	)

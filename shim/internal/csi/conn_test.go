@@ -287,7 +287,8 @@ func TestCutConnectionIsNotLost(t *testing.T) {
 // UNIMPLEMENTED, which contradict it.
 func TestWhatMakesADescriptionOutdated(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
-	c := open(t, New(table{nodeKey: {InstanceKey: nodeKey, Endpoint: registry.Endpoint{Host: fake.Socket()}}}))
+	c := open(t, New(table{nodeKey: {InstanceKey: nodeKey, Endpoint: registry.Endpoint{Host: fake.Socket()}}},
+		&CallMetrics{}))
 	defer c.close()
 	describe := func(what string, outdated bool) {
 		t.Helper()
@@ -399,7 +400,7 @@ func TestCallsOfARetiringProcessEnd(t *testing.T) {
 	arrived, finish := make(chan struct{}), make(chan struct{})
 	socket := filepath.Join(socketDir(t), "csi.sock")
 	_, old := serve(t, socket, func([]byte) { close(arrived); <-finish })
-	c := newConn(socket, dial, &sentSecrets{})
+	c := newConn("disk", socket, dial, &sentSecrets{}, &CallMetrics{})
 	l, err := c.connect(patient(t))
 	if err != nil {
 		t.Fatal(err)

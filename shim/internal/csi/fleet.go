@@ -16,7 +16,8 @@ type Instances interface {
 
 // Fleet holds the connections to plugins: one per task, for all its roles.
 type Fleet struct {
-	dial Dial
+	dial    Dial
+	metrics *CallMetrics
 
 	mu        sync.Mutex // guards what follows; held for no longer than a look-up
 	instances Instances
@@ -30,12 +31,18 @@ type Fleet struct {
 type Dial func(ctx context.Context, path string) (net.Conn, error)
 
 // New returns a fleet without connections. If instances is nil, only Connect and Preconnect may be used until
-// SetInstances.
-func New(instances Instances) *Fleet { return NewDialing(instances, dial) }
+// SetInstances. m counts the calls.
+func New(instances Instances, m *CallMetrics) *Fleet {
+	f := NewDialing(instances, dial)
+	f.metrics = m
+	return f
+}
 
 // NewDialing returns a fleet that connects by d.
 func NewDialing(instances Instances, d Dial) *Fleet {
-	return &Fleet{dial: d, instances: instances, conns: map[registry.TaskKey]*Conn{}}
+	return &Fleet{
+		dial: d, metrics: &CallMetrics{}, instances: instances, conns: map[registry.TaskKey]*Conn{},
+	}
 }
 
 // Connect returns the connection to the plugin's task at its socket. Nothing is dialled before the first call.
@@ -58,7 +65,7 @@ func (f *Fleet) connect(id registry.PluginID, t registry.TaskKey, at registry.En
 	if old != nil {
 		old.close()
 	}
-	c := newConn(at.Host, f.dial, sent)
+	c := newConn(id, at.Host, f.dial, sent, f.metrics)
 	f.conns[t] = c
 	return c, nil
 }

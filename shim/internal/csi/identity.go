@@ -112,6 +112,7 @@ func (c *Conn) identity(ctx context.Context, l *link) (registry.Fingerprint, err
 	case len(f.Version) > maxVersion:
 		return f, broken(rpc, "the plugin's version is longer than %d bytes", maxVersion)
 	}
+	l.driver.Store(&f.Provider)
 	var reply csi.GetPluginCapabilitiesResponse
 	err = c.ask(ctx, l, "Identity", "GetPluginCapabilities", &csi.GetPluginCapabilitiesRequest{}, &reply)
 	for _, one := range bounded(reply.GetCapabilities()) {

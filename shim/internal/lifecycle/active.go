@@ -151,7 +151,7 @@ func (r *activeState) applied(a registry.Applied) {
 func (r *activeState) build(
 	p *Process, hello *rpc.Hello, layout hooks.Layout, m *mount.Manager, in handoff,
 ) (err error) {
-	r.fleet = in.fleet(r.table)
+	r.fleet = in.fleet(r.table, &p.metrics)
 	clock := func() registry.BootTime { return registry.BootTime{Boot: m.Boot(), At: proc.BootTime()} }
 	host := node.Host{Node: hello.Node, Operations: hello.Operations}
 	state := r.store

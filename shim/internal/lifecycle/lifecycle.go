@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/rpc"
 	"holdfast/shim/internal/store"
 )
@@ -23,6 +24,7 @@ type Process struct {
 	callbacks *rpc.Callbacks
 	server    *rpc.Server
 	fatal     chan error // buffers the first reason why the process has to end
+	metrics   csi.CallMetrics
 
 	life context.Context // of the process; set by Register
 
@@ -157,6 +159,9 @@ func (p *Process) Status() rpc.Status {
 	}
 	return st
 }
+
+// CallMetrics returns the counts of all CSI calls of the process, whatever its state.
+func (p *Process) CallMetrics() []registry.CallMetric { return p.metrics.List() }
 
 // Activate makes a candidate the active shim. If it fails, the process is in the state before. A quiesced shim, which
 // still owns its state, serves again; so does an active one if h.Resume is set.

@@ -53,6 +53,14 @@ func (c *control) Status(context.Context, *pb.StatusRequest) (*pb.StatusReply, e
 	}, nil
 }
 
+func (c *control) Metrics(context.Context, *pb.MetricsRequest) (*pb.MetricsReply, error) {
+	reply := &pb.MetricsReply{Answer: statusAnswer(c.s.life.Status())}
+	for _, m := range c.s.life.CallMetrics() {
+		reply.Calls = append(reply.Calls, wire.CallMetricProto(m))
+	}
+	return reply, nil
+}
+
 func (c *control) Rehearse(ctx context.Context, req *pb.RehearseRequest) (*pb.RehearseReply, error) {
 	r, err := c.s.life.Rehearse(ctx, req.GetCopy())
 	if err != nil {

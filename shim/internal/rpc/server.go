@@ -27,6 +27,7 @@ import (
 type Life interface {
 	Hello(ctx context.Context, h Hello) (Status, error)
 	Status() Status
+	CallMetrics() []registry.CallMetric
 	// Rehearse tries a copy of the state in the file, as Activate would take over the state itself.
 	Rehearse(ctx context.Context, copied string) (Rehearsal, error)
 	Activate(ctx context.Context, h Handover) error

@@ -1,0 +1,63 @@
+package csi
+
+import (
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"holdfast/internal/csifake"
+	"holdfast/registry"
+)
+
+// Calls are counted with the plugin's own name as soon as the plugin has said it, and by the code of their end.
+func TestEachCallIsCountedOnce(t *testing.T) {
+	fake, f := start(t, csifake.Config{Name: "disk.example.org"})
+	c := open(t, f)
+	fake.On("ListVolumes").Rule(csifake.Rule{Code: "INTERNAL"})
+	for range 3 {
+		if _, err := c.Probe(patient(t)); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = f.ListVolumes(patient(t), controllerKey, "")
+	}
+	got := map[callKind]uint64{}
+	for _, m := range f.metrics.List() {
+		for _, n := range m.Buckets {
+			got[callKind{m.Plugin, m.Driver, m.Method, m.Code}] += n
+		}
+	}
+	for k, want := range map[callKind]uint64{
+		{"disk", "disk.example.org", "/csi.v1.Identity/Probe", "OK"}:               3,
+		{"disk", "disk.example.org", "/csi.v1.Controller/ListVolumes", "Internal"}: 3,
+		{"disk", "unknown-driver", "/csi.v1.Identity/GetPluginInfo", "OK"}:         1,
+	} {
+		if got[k] != want {
+			t.Errorf("%d calls of %+v, want %d; all: %v", got[k], k, want, got)
+		}
+	}
+}
+
+func TestCallIsCountedInTheBucketOfItsDuration(t *testing.T) {
+	var m CallMetrics
+	k := callKind{"disk", "disk.example.org", "/csi.v1.Identity/Probe", "OK"}
+	for _, d := range []time.Duration{time.Millisecond, 5 * time.Millisecond, 6 * time.Millisecond, time.Hour} {
+		m.observe(k, d)
+	}
+	got := m.List()[0]
+	last := len(registry.CallBuckets)
+	if got.Buckets[0] != 2 || got.Buckets[1] != 1 || got.Buckets[last] != 1 || got.Seconds != 3600.012 {
+		t.Errorf("counted %+v", got)
+	}
+}
+
+func TestCodesOfPluginsMakeNoLabels(t *testing.T) {
+	for err, want := range map[error]string{
+		nil: "OK", status.Error(codes.DeadlineExceeded, "x"): "DeadlineExceeded", status.Error(4711, "x"): "Unknown",
+	} {
+		if got := codeLabel(err); got != want {
+			t.Errorf("%v has the label %q, want %q", err, got, want)
+		}
+	}
+}
