@@ -78,15 +78,18 @@ type RollOptions struct {
 }
 
 // RollPlugin replaces the running allocs of the plugin by new ones of the same jobs. It returns the IDs of these jobs
-// once the rolls are recorded. These jobs take their next version together, or all stay as they were. Drain is also
-// added to rolls that are under way, and Force to those whose new instances serve; else these are an ErrConflict.
+// once the rolls are recorded. These jobs take their next version together, or all stay as they were.
+//
+// If a job of the plugin is being rolled, no roll begins. The options are added to the rolls that are under way: Drain
+// to all, Force to those whose new instances serve. If there is nothing to add, they are an ErrConflict.
 func (a *Agent) RollPlugin(ctx context.Context, id host.PluginID, s Lister, o RollOptions) ([]string, error) {
 	jobs := a.jobsOf(id)
 	if len(jobs) == 0 {
 		return nil, registry.Errorf(registry.ErrNotFound,
 			"no running job has a csi_plugin block with id = %q (see holdfast plugin status)", id)
 	}
-	if !o.Force {
+	joins := slices.ContainsFunc(jobs, (*JobRecord).rolls)
+	if !o.Force && !joins {
 		for _, j := range jobs {
 			if err := a.checkStopFirst(ctx, a.rolled(j, id), s); err != nil {
 				return nil, err
@@ -98,34 +101,54 @@ func (a *Agent) RollPlugin(ctx context.Context, id host.PluginID, s Lister, o Ro
 	if err := a.acceptsWork(); err != nil {
 		return nil, err
 	}
+	changed, err := a.joinRolls(id, o)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(changed) == 0 && joins:
+		return nil, registry.Errorf(registry.ErrConflict, "the roll of plugin %q has just ended; to begin another, run the "+
+			"command again", id)
+	case len(changed) == 0:
+		changed = a.beginRolls(id, o)
+	}
 	var ids []string
-	var changed, begun []*JobRecord
+	for _, j := range changed {
+		ids = append(ids, j.Job.ID)
+	}
+	return ids, a.commitJobs(changed...)
+}
+
+// joinRolls returns the jobs of the plugin whose rolls are under way, with the options added to these.
+func (a *Agent) joinRolls(id host.PluginID, o RollOptions) (changed []*JobRecord, err error) {
 	for _, j := range a.jobsOf(id) {
-		next := *j
-		switch open := j.rolls(); {
-		case open && !o.Drain && (!o.Force || j.Next != nil):
+		if !j.rolls() {
+			continue
+		}
+		if !o.Drain && (!o.Force || j.Next != nil) {
 			return nil, registry.Errorf(registry.ErrConflict, "job %s is being rolled already: %s (see %s)", j.Job.ID,
 				a.DescribeRoll(j), "holdfast plugin status "+string(id))
-		case open:
-			roll := *j.Roll
-			roll.Drain, roll.Force = roll.Drain || o.Drain, roll.Force || o.Force && j.Next == nil
-			next.Roll = &roll
-		default:
-			next = *a.rollTo(j, a.rolled(j, id).Next, o.Drain)
-			begun = append(begun, &next)
 		}
-		ids, changed = append(ids, j.Job.ID), append(changed, &next)
+		next, roll := *j, *j.Roll
+		roll.Drain, roll.Force = roll.Drain || o.Drain, roll.Force || o.Force && j.Next == nil
+		next.Roll = &roll
+		changed = append(changed, &next)
+	}
+	return changed, nil
+}
+
+// beginRolls returns the jobs of the plugin with new rolls, which they decide together.
+func (a *Agent) beginRolls(id host.PluginID, o RollOptions) (begun []*JobRecord) {
+	var together []string
+	for _, j := range a.jobsOf(id) {
+		begun = append(begun, a.rollTo(j, a.rolled(j, id).Next, o.Drain))
+		together = append(together, j.Job.ID)
 	}
 	if len(begun) > 1 {
-		var together []string
-		for _, j := range begun {
-			together = append(together, j.Job.ID)
-		}
 		for _, j := range begun {
 			j.Roll.Jobs = together
 		}
 	}
-	return ids, a.commitJobs(changed...)
+	return begun
 }
 
 // jobsOf returns the jobs that run the plugin, by ID.

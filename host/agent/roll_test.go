@@ -174,6 +174,33 @@ func TestRollThatNeverEndsIsForced(t *testing.T) {
 	})
 }
 
+// While one job of a plugin is being rolled, options of a roll begin none of the others.
+func TestRollOptionsBeginNoRollOfOtherJobs(t *testing.T) {
+	withAgent(t, func(e *env) {
+		for _, id := range []string{"controller", "node"} {
+			e.submit(job(id, "system", tasks("g", plugin("disk"))))
+			e.awaitRunning(id)
+		}
+		old := e.awaitRunning("controller")
+		e.use(host.TaskKey{Alloc: old.ID, Task: "plugin"}, func(t *host.PluginTask) { t.Calls = 1 })
+		_, err := e.agent.RollPlugin(e.Context(), "disk", e.shim, RollOptions{})
+		e.must(err)
+		e.await("one old instance is kept", func([]*AllocRecord) bool {
+			return e.roll("controller") == RollDraining && e.roll("node") == RollDone
+		})
+		for _, o := range []RollOptions{{Drain: true}, {Force: true}} {
+			ids, err := e.agent.RollPlugin(e.Context(), "disk", e.shim, o)
+			if err != nil || strings.Join(ids, " ") != "controller" {
+				t.Errorf("%+v: %q, %v", o, ids, err)
+			}
+		}
+		e.await("the old instance is stopped", func([]*AllocRecord) bool { return e.roll("controller") == RollDone })
+		if v := e.agent.job("node").Version; v != 2 {
+			t.Errorf("the other job has version %d", v)
+		}
+	})
+}
+
 // Jobs that run one plugin are rolled together: while one of their new instances is not healthy, none takes its next
 // version, and if it fails, none does.
 func TestJobsOfOnePluginAreRolledTogether(t *testing.T) {
