@@ -105,6 +105,37 @@ func TestTryAtAnotherInstanceIsRecorded(t *testing.T) {
 	})
 }
 
+// A try is not sent to an instance that could not be recorded, neither at once nor when it is repeated.
+func TestTryWaitsUntilItsInstanceIsRecorded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := registrytest.NewLog(time.Now)
+		first, next := registry.TaskKey{Alloc: "first", Task: "t"}, registry.TaskKey{Alloc: "next", Task: "t"}
+		selected, sent := 0, 0
+		c := stage(func(context.Context) error {
+			if sent++; sent == 1 {
+				return answer("UNAVAILABLE", registry.OutcomeUncertain)
+			}
+			if open, _, _, _ := look(t, log); open.At != next {
+				t.Errorf("the intent names %s", open.At)
+			}
+			return nil
+		})
+		c.Intent.At = first
+		c.Select = func(context.Context) (registry.TaskKey, error) {
+			switch selected++; selected {
+			case 1:
+				return first, nil
+			case 2:
+				log.Fail(registry.Errorf(registry.ErrUnavailable, "disk full"))
+			}
+			return next, nil
+		}
+		if err := send(t.Context(), log, c); err != nil || sent != 2 || selected != 3 {
+			t.Errorf("%v; selected %d times, sent %d times", err, selected, sent)
+		}
+	})
+}
+
 func put(t *testing.T, log *registrytest.Log, r registry.Record) {
 	t.Helper()
 	_, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) {

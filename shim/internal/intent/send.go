@@ -237,14 +237,14 @@ func (d *delivery) send(ctx context.Context) error {
 			return err
 		}
 		if at != d.Intent.At {
-			d.Intent.At = at
 			moved := d.Intent
-			err = d.store(ctx, func(registry.View) registry.Change {
+			moved.At = at
+			if err := d.store(ctx, func(registry.View) registry.Change {
 				return registry.Change{Put: []registry.Record{moved}}
-			})
-		}
-		if err != nil {
-			return err
+			}); err != nil {
+				return err
+			}
+			d.Intent = moved
 		}
 	}
 	return d.Do(ctx)
