@@ -136,7 +136,7 @@ func (c *notifyingConn) Close() error {
 
 func (s *Server) getEndpointUses(r *http.Request) (any, error) {
 	uses, _, err := s.host.EndpointUses(r.Context(), host.PluginID(r.PathValue("id")))
-	return uses, err
+	return append([]host.EndpointUse{}, uses...), err
 }
 
 // deleteEndpointUses removes the records of the uses of one volume. The query has its ID at the plugin.

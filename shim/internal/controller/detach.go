@@ -141,14 +141,16 @@ func (m *Controller) DetachVolume(
 			return nil, err
 		}
 		steps = append(steps, m.detachSteps(at, f)...)
-		if !f.DryRun && m.foreign(at) && at.Detaching.By == "" {
+	}
+	if f.DryRun {
+		return steps, nil
+	}
+	for _, at := range list { // no node is fenced for a detach that is refused
+		if m.foreign(at) && at.Detaching.By == "" {
 			if err := m.fence(ctx, at, confirmed); err != nil {
 				return nil, err
 			}
 		}
-	}
-	if f.DryRun {
-		return steps, nil
 	}
 	want := registry.Detaching{Forced: registry.Forced{By: f.By, Since: m.Now()}, Confirmed: confirmed}
 	if err := m.wantDetached(ctx, list, want); err != nil {

@@ -52,6 +52,8 @@ func TestDetachNeedsEvidence(t *testing.T) {
 		"fenced": {foreign, has, nil, ada, local{}, nil, "", sent, registry.EventDetached},
 		"claimed there": {records{old, users}, has, nil, sure, local{}, registry.ErrConflict, "claimed by alloc", nil,
 			""},
+		"in use on one of two nodes": {records{attachedTo("a"), attachedTo("n1"), claimed()}, has, unfenced, sure, local{},
+			registry.ErrConflict, "claimed by alloc", nil, ""},
 		"the fence fails":    {foreign, has, unfenced, sure, local{}, unfenced, "fence node old", nil, ""},
 		"neither":            {foreign, has, no, ada, local{}, registry.ErrDenied, "--force --confirm data", nil, ""},
 		"confirmed":          {foreign, has, no, sure, local{}, nil, "", sent, registry.EventDetached},
