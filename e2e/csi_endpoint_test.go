@@ -286,3 +286,38 @@ func TestEndpointServesCSIOnly(t *testing.T) {
 	stop()
 	e.stopPlugin(plugin)
 }
+
+// A service that only a later CSI has passes a host that does not know it. The shim of this release does not know it
+// either, and passes it without rules. With the shim of the next release its rules hold, without another host.
+func TestNewerRPCPassesTheHost(t *testing.T) {
+	slow(t)
+	e := newEnv(t, allCaps...)
+	versions := csifake.Versions()
+	e.spec = versions[len(versions)-1]
+	plugin := e.addPlugin("alloc-p", csifake.Monolith)
+	conn, stop := e.serveCSI()
+	e.must(e.create("own"))
+	compact := func(volume string) error {
+		request, reply := &csi.DeleteVolumeRequest{VolumeId: volume}, &csi.DeleteVolumeRequest{} // volume_id is field 1
+		err := conn.Invoke(e.ctx(), "/csi.v1.Compaction/CompactVolume", request, reply)
+		if err == nil && reply.VolumeId != volume {
+			t.Errorf("the answer names volume %q, not %q", reply.VolumeId, volume)
+		}
+		return err
+	}
+	own := csifake.VolumeID("own")
+	e.must(compact(own))
+	e.must(compact("other"))
+	_, next := releases()
+	e.must(errOf(e.host.Swap(e.ctx(), next.binary)))
+	if err := compact(own); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("with the next shim, of a volume of Holdfast's: %v", err)
+	}
+	e.must(compact("other"))
+	if calls := e.calls("CompactVolume"); len(calls) != 3 {
+		t.Errorf("the plugin got %q", answers(calls))
+	}
+	e.must(e.delete("own"))
+	stop()
+	e.stopPlugin(plugin)
+}

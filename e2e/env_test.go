@@ -35,6 +35,7 @@ type env struct {
 	journal      string
 	backend      *csifake.Backend
 	caps         []string              // of plugins to be started
+	spec         string                // version of CSI that they are built on; "": the newest
 	onStart      func(*csifake.Plugin) // called before a plugin's task counts as started
 	heartbeat    string                // content of plugins' heartbeat blocks
 	pluginBlocks string                // further lines of plugins' csi_plugin blocks

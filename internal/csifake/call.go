@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"holdfast/internal/csifake/journal"
 )
@@ -68,9 +69,23 @@ func (p *Plugin) intercept(ctx context.Context, req any, info *grpc.UnaryServerI
 	})
 }
 
+// unknown answers calls of methods that CSI does not have. A plugin of a future version answers with the request.
 func (p *Plugin) unknown(_ any, s grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(s)
-	return p.unserved(s.Context(), method)
+	if !p.version.future() {
+		return p.unserved(s.Context(), method)
+	}
+	var request emptypb.Empty // keeps fields of any type
+	if err := s.RecvMsg(&request); err != nil {
+		return err
+	}
+	reply, err := p.handle(s.Context(), method, &request, func(context.Context) (proto.Message, error) {
+		return &request, nil
+	})
+	if err != nil {
+		return err
+	}
+	return s.SendMsg(reply)
 }
 
 // unserved answers calls to services that this plugin does not serve: they are in the journal too.

@@ -58,7 +58,7 @@
 //	            ignore_source of CreateVolume: the volume is empty, and the answer names no source
 //
 // Config.Spec (--spec) makes it a plugin built on one version of CSI, 1.0 to 1.13 or a future one: without
-// newer RPCs, capabilities and fields, or with unknown ones.
+// newer RPCs, capabilities and fields, or with unknown ones. To an unknown RPC the future one answers with the request.
 //
 // A test in the process may also rewrite answers with a function (Rule.Answer). What is mounted is Config.Mount and
 // Config.Block (--mount, --block). How long ids are, and of which characters, is Config.IDs (--ids).

@@ -132,6 +132,12 @@ func TestTables(t *testing.T) {
 	golden(t, "alloc", func(w io.Writer) error { return writeAlloc(w, alloc) })
 	golden(t, "plugins", func(w io.Writer) error { return writePlugins(w, []control.Plugin{plugin}) })
 	golden(t, "plugin", func(w io.Writer) error { return writePlugin(w, plugin) })
+	golden(t, "uses", func(w io.Writer) error {
+		return writeEndpointUses(w, []host.EndpointUse{
+			{Volume: volume().VolumeKey(), Call: registry.NodeStageRPC, Target: "/mnt/stage", Node: "node-1", Since: noon},
+			{Volume: volume().VolumeKey(), Call: registry.DeleteVolumeRPC, Node: "node-1", Since: noon},
+		})
+	})
 	golden(t, "volumes", func(w io.Writer) error { return writeVolumes(w, []control.Volume{volume()}) })
 	golden(t, "volume", func(w io.Writer) error { return writeVolume(w, volume()) })
 	golden(t, "volume_uncertain", func(w io.Writer) error { return writeVolume(w, uncertainVolume()) })
