@@ -11,7 +11,7 @@ LONG := $(LONG)|TestAgentKilled|TestAllKilled|TestPluginTaskKilled
 DEATHS := TestKilledAt|ThatCannotDie|TestNoFailedCall$$|TestRollDuringMounts|TestRollKeeps|TestFailedRollKeeps|TestStopFirstRoll
 # Tests of two releases, run with the host of this release and with that of the next (see package nextrelease).
 NEXT := $(CURDIR)/.cache/next.overlay.json
-COMPAT := ^(TestVersionSkew|TestVersionSkewIsSeen|TestStateOutsideTheWindow|TestStateBeyondTheWindow|TestRollbackToTheReleaseBefore|TestSwapAddsAField)$$
+COMPAT := ^(TestVersionSkew|TestVersionSkewIsSeen|TestStateOutsideTheWindow|TestStateBeyondTheWindow|TestRollbackToTheReleaseBefore|TestSwapAddsAField|TestNewerRPCPassesTheHost)$$
 
 # Packages to test at a time.
 PACKAGES ?= $(shell nproc)

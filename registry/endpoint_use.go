@@ -13,9 +13,8 @@ type EndpointUse struct {
 	CreateIndex Seq       `json:"create_index"`
 	ModifyIndex Seq       `json:"modify_index"`
 	Since       time.Time `json:"since,omitzero"`
-	Begun       bool      `json:"begun,omitempty"` // a call was answered, and has begun it or may have
-	// Server is the task that serves the mount (FUSE, nbd, ublk); zero: the kernel does. Before Begun it is the task that got the
-	// call.
+	// Server is the task that got the call. Once that has succeeded it is the task that serves the mount (FUSE, nbd, ublk);
+	// zero: the kernel does.
 	Server TaskKey `json:"server,omitzero"`
 }
 

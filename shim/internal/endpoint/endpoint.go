@@ -160,8 +160,7 @@ func (c call) keys() (keys []intent.Key) {
 }
 
 // begin refuses the call if it would change what is registered in Holdfast, and records the use that it begins. isNew
-// reports whether no call with a known outcome has begun that use, or may have, before. The call goes to the instance
-// at.
+// reports whether there was no such use: no earlier call has begun it, or may have. The call goes to the instance at.
 func (e *Endpoint) begin(ctx context.Context, c call, at registry.InstanceKey) (isNew bool, err error) {
 	_, err = registry.Ensure(ctx, e.State, func(view registry.View) (change registry.Change, err error) {
 		if err := c.checkRegistered(view); err != nil {
@@ -171,9 +170,7 @@ func (e *Endpoint) begin(ctx context.Context, c call, at registry.InstanceKey) (
 		if !ok {
 			return change, nil
 		}
-		uses := view.EndpointUses(use.Volume)
-		known := slices.IndexFunc(uses, sameUse(use))
-		if isNew = known < 0 || !uses[known].Begun; known < 0 {
+		if isNew = !slices.ContainsFunc(view.EndpointUses(use.Volume), sameUse(use)); isNew {
 			use.Server = at.TaskKey()
 			change.Put = []registry.Record{use}
 		}
@@ -227,16 +224,18 @@ func sameUse(use registry.EndpointUse) func(registry.EndpointUse) bool {
 	return func(other registry.EndpointUse) bool { return other.Key() == use.Key() }
 }
 
-// end records that the call has begun a use, or may have, or removes records of uses: those that the call has ended, or
-// the new one if the call has certainly had no effect. A use of a call of unknown outcome stays until the same call
-// succeeds or its undo does.
+// end records which task serves the use that the call has begun, or removes records of uses: those that the call has
+// ended, or the new one if the call has certainly had no effect. A use of a call of unknown outcome stays until the same
+// call succeeds or its undo does.
 func (e *Endpoint) end(ctx context.Context, c call, isNew bool, o outcome) error {
 	own, _ := c.use(e.Node, time.Time{})
 	ended := func(registry.EndpointUse) bool { return false }
-	begun := c.effect() == begins && o.err == nil || isNew && o.err != nil && !o.none()
+	begun := c.effect() == begins && o.err == nil
 	switch {
 	case begun:
-		own = e.begun(own, o)
+		if intent.RoleOf(own.Call) == registry.RoleNode && e.Served(own.Target) {
+			own.Server = o.at.TaskKey()
+		}
 	case isNew && o.none(), c.effect() == changes && o.err == nil:
 		ended = sameUse(own)
 	case c.effect() == ends && o.err == nil:
@@ -261,8 +260,8 @@ func (e *Endpoint) end(ctx context.Context, c call, isNew bool, o outcome) error
 				switch {
 				case ended(use):
 					change.Delete = append(change.Delete, use.Key())
-				case begun && use.Key() == own.Key() && (!use.Begun || use.Server != own.Server):
-					use.Begun, use.Server = true, own.Server
+				case begun && use.Key() == own.Key() && use.Server != own.Server:
+					use.Server = own.Server
 					change.Put = append(change.Put, use)
 				}
 			}
@@ -270,14 +269,6 @@ func (e *Endpoint) end(ctx context.Context, c call, isNew bool, o outcome) error
 		return change, nil
 	})
 	return err
-}
-
-// begun returns the use after the call that begins it was answered.
-func (e *Endpoint) begun(use registry.EndpointUse, o outcome) registry.EndpointUse {
-	if role := intent.RoleOf(use.Call); use.Target != "" && role == registry.RoleNode && e.Served(use.Target) {
-		use.Server = o.at.TaskKey()
-	}
-	return use
 }
 
 // outcome is what came of a call.

@@ -275,21 +275,62 @@ func TestUsesAreRecordedUntilTheyEnd(t *testing.T) {
 	}
 }
 
-// A use that was recorded for a call that a killed shim has not answered ends with the refusal of the repeated call.
-func TestUseThatNeverBeganIsRemoved(t *testing.T) {
-	e := newEnv(t)
-	use := registry.EndpointUse{Volume: key, Call: registry.NodePublishRPC, Target: target, Node: e.Node}
-	_, err := e.State.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-		return registry.Change{Put: []registry.Record{use}}, nil
+// A call that a killed shim has not answered may have had its effect. Its use stays if the repeated call is refused, or
+// cannot be made in time, and ends with the undo.
+func TestUseOfAKilledShimsCallIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnv(t)
+		use := registry.EndpointUse{Volume: key, Call: registry.NodePublishRPC, Target: target, Node: e.Node}
+		_, err := e.State.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+			return registry.Change{Put: []registry.Record{use}}, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		refused := failed(registry.OutcomeFailed)
+		e.answer = func(context.Context, driver.Passed) (bool, error) { return true, refused }
+		s := publish()
+		if err := e.call(t.Context(), s.method, s.request); !errors.Is(err, refused) || len(e.uses()) != 1 {
+			t.Errorf("%v, uses %q", err, e.uses())
+		}
+		e.answer = func(context.Context, driver.Passed) (bool, error) {
+			e.setAbsent(true)
+			return false, lost()
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := e.call(ctx, s.method, s.request); !errors.Is(err, context.DeadlineExceeded) || len(e.uses()) != 1 {
+			t.Errorf("%v, uses %q", err, e.uses())
+		}
+		e.setAbsent(false)
+		e.answer = func(context.Context, driver.Passed) (bool, error) { return true, nil }
+		err = e.call(t.Context(), "Node/NodeUnpublishVolume",
+			&csi.NodeUnpublishVolumeRequest{VolumeId: volume, TargetPath: target})
+		if err != nil || len(e.uses()) != 0 {
+			t.Errorf("%v, uses %q", err, e.uses())
+		}
 	})
-	if err != nil {
+}
+
+// During a roll a call of unknown outcome is repeated at the instance that may still run it.
+func TestUncertainCallIsRepeatedWhereItMayRun(t *testing.T) {
+	e := newEnv(t)
+	e.members = []registry.AllocID{"old"}
+	uncertain := failed(registry.OutcomeUncertain)
+	e.answer = func(context.Context, driver.Passed) (bool, error) { return true, uncertain }
+	s := publish()
+	if err := e.call(t.Context(), s.method, s.request); !errors.Is(err, uncertain) {
 		t.Fatal(err)
 	}
-	refused := failed(registry.OutcomeFailed)
-	e.answer = func(context.Context, driver.Passed) (bool, error) { return true, refused }
-	s := publish()
-	if err := e.call(t.Context(), s.method, s.request); !errors.Is(err, refused) || len(e.uses()) > 0 {
-		t.Errorf("%v, uses %q", err, e.uses())
+	e.members = []registry.AllocID{"new", "old"}
+	e.answer = func(context.Context, driver.Passed) (bool, error) { return true, nil }
+	for range 2 { // the second one is certain, and at the active instance
+		if err := e.call(t.Context(), s.method, s.request); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := []registry.AllocID{"old", "old", "new"}; !slices.Equal(e.sentTo, want) {
+		t.Errorf("calls went to %q, want %q", e.sentTo, want)
 	}
 }
 
