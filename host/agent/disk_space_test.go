@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -194,17 +195,54 @@ func TestChangesWaitForSpace(t *testing.T) {
 	})
 }
 
-// A start that fails because of a full disk is no failure of the task, and is retried under any restart policy.
-func TestStartsWaitForSpace(t *testing.T) {
-	withAgent(t, func(e *env) {
-		e.driver.failStarts(registry.Errorf(registry.ErrExhausted, "write task.json: %w", unix.ENOSPC))
-		e.submit(serviceJob("work", `{"restart":[{"attempts":0,"mode":"fail"}]}`))
-		e.awaitAlloc("work", "shows the reason", func(r *AllocRecord) bool {
-			return strings.Contains(r.Tasks["main"].Reason, "no space left")
+// A start that fails because of a full disk, or because no container engine answers, is no failure of the task, and is
+// retried under any restart policy.
+func TestStartsWaitForSpaceAndEngine(t *testing.T) {
+	for _, why := range []error{
+		registry.Errorf(registry.ErrExhausted, "write task.json: %w", unix.ENOSPC),
+		registry.Errorf(registry.ErrUnavailable, "no container engine answers"),
+	} {
+		withAgent(t, func(e *env) {
+			e.driver.failStarts(why)
+			e.submit(serviceJob("work", `{"restart":[{"attempts":0,"mode":"fail"}]}`))
+			e.awaitAlloc("work", "shows the reason", func(r *AllocRecord) bool {
+				return strings.Contains(r.Tasks["main"].Reason, why.Error())
+			})
+			time.Sleep(time.Hour)
+			e.driver.failStarts(nil)
+			r := e.awaitRunning("work")
+			if n := len(r.Notes); n > 10 || r.Tasks["main"].Restarts.Total != 0 {
+				e.Errorf("%d notes, restarts %+v", n, r.Tasks["main"].Restarts)
+			}
+			e.stopAll()
 		})
-		time.Sleep(time.Hour)
-		e.driver.failStarts(nil)
-		e.awaitRunning("work")
-		e.stopAll()
+	}
+}
+
+// What a driver does before a start is shown as the task's reason, and in one note. A stop of the job ends it.
+func TestPreparationOfATaskIsShownAndEndsWithItsJob(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.driver.prepare = func(ctx context.Context, progress func(string)) error {
+			progress("pulling image box")
+			progress("pulling image box: 1MiB of 2MiB")
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		e.submit(serviceJob("work", ""))
+		e.awaitAlloc("work", "shows its progress", func(r *AllocRecord) bool {
+			return r.Tasks["main"].Reason == "pulling image box: 1MiB of 2MiB"
+		})
+		e.stopJob("work", StopOptions{})
+		r := e.awaitState("work", AllocStopped)
+		notes := 0
+		for _, n := range r.Notes {
+			if strings.Contains(n.Text, "pulling image box") {
+				notes++
+			}
+		}
+		if notes != 1 {
+			e.Errorf("%d notes: %+v", notes, r.Notes)
+		}
+		e.hasCount("start", 0)
 	})
 }

@@ -53,6 +53,7 @@ type fakeDriver struct {
 	mu         sync.Mutex
 	tasks      map[string]*fakeTask
 	startErr   error
+	prepare    func(ctx context.Context, progress func(string)) error
 	ignoreTerm bool // tasks use their whole grace
 }
 
@@ -76,6 +77,13 @@ func (d *fakeDriver) Name() string   { return "exec" }
 func (d *fakeDriver) Isolated() bool { return true }
 func (d *fakeDriver) Configure(t *taskdriver.Task, config json.RawMessage) ([]string, error) {
 	return taskdriver.NewExec().Configure(t, config)
+}
+
+func (d *fakeDriver) Prepare(ctx context.Context, _ taskdriver.Task, progress func(string)) error {
+	if d.prepare == nil {
+		return nil
+	}
+	return d.prepare(ctx, progress)
 }
 
 func (d *fakeDriver) Start(_ context.Context, t taskdriver.Task) (taskdriver.Handle, error) {

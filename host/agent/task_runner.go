@@ -126,6 +126,9 @@ func (t *taskRunner) start(ctx, stop context.Context) (h taskdriver.Handle, runn
 		var task taskdriver.Task
 		task, err = t.a.node.attempt(t.record(), t.spec, attempt, plan, t.a.dirs(t.id).root, t.driver)
 		if err == nil {
+			err = t.prepare(stop, task)
+		}
+		if err == nil {
 			h, err = t.driver.Start(ctx, task)
 		}
 		if err == nil {
@@ -137,16 +140,43 @@ func (t *taskRunner) start(ctx, stop context.Context) (h taskdriver.Handle, runn
 	}
 	why := "start failed: " + err.Error()
 	exit := taskdriver.Exit{Code: -1, At: time.Now().UTC(), Err: err.Error()}
-	if errors.Is(err, registry.ErrExhausted) {
-		return h, false, t.retryStart(ctx, attempt, exit, why)
+	switch {
+	case errors.Is(err, registry.ErrExhausted):
+		return h, false, t.retryStart(ctx, attempt, exit, why, why+"; free space there")
+	case errors.Is(err, registry.ErrUnavailable):
+		return h, false, t.retryStart(ctx, attempt, exit, why, why)
 	}
 	return h, false, t.ended(ctx, exit, permanent(err) || errors.Is(err, registry.ErrNotFound), why)
 }
 
-// retryStart schedules another attempt after the disk was full, which is no failure of the task.
-func (t *taskRunner) retryStart(ctx context.Context, attempt uint64, exit taskdriver.Exit, why string) error {
+// prepare does what the driver needs before a start. Progress is the task's reason, and its first line a note.
+func (t *taskRunner) prepare(stop context.Context, task taskdriver.Task) error {
+	driver, needed := t.driver.(taskdriver.Preparer)
+	if !needed {
+		return nil
+	}
+	var failed error
+	noted := false
+	err := driver.Prepare(stop, task, func(text string) {
+		note := text
+		if noted {
+			note = ""
+		}
+		noted = true
+		failed = errors.Join(failed, t.set(note, func(r *TaskRecord) { r.Reason = text }))
+	})
+	if stop.Err() != nil && err != nil {
+		err = context.Cause(stop)
+	}
+	return errors.Join(err, failed)
+}
+
+// retryStart schedules another attempt after a full disk or an engine that does not answer. These are no failures of
+// the task.
+func (t *taskRunner) retryStart(
+	ctx context.Context, attempt uint64, exit taskdriver.Exit, why, note string,
+) error {
 	t.reportExit(ctx, attempt, &exit, false)
-	note := why + "; free space there"
 	if t.state().Reason == why {
 		note = "" // it has this note already
 	}

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -52,20 +51,38 @@ func Decode(what string, text json.RawMessage, into any) error {
 	return nil
 }
 
-// unknownKeys returns a warning for each key of a config block that is not a JSON name of the struct type T.
+// unknownKeys returns a warning for each key of a config block, or of blocks in it, that is not a JSON name of the
+// struct type T.
 func unknownKeys[T any](driver string, config json.RawMessage) (warnings []string) {
-	var keys map[string]json.RawMessage
-	if json.Unmarshal(config, &keys) != nil {
-		return nil
-	}
-	for _, f := range reflect.VisibleFields(reflect.TypeFor[T]()) {
-		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		delete(keys, name)
-	}
-	for _, name := range slices.Sorted(maps.Keys(keys)) {
+	for _, name := range slices.Compact(slices.Sorted(slices.Values(unknownIn(reflect.TypeFor[T](), "", config)))) {
 		warnings = append(warnings, fmt.Sprintf("config attribute %s has no effect with driver %s", name, driver))
 	}
 	return warnings
+}
+
+// unknownIn returns the keys of an object, or of the objects of a list, without a field in a struct type.
+func unknownIn(t reflect.Type, prefix string, text json.RawMessage) (unknown []string) {
+	var list []json.RawMessage
+	if json.Unmarshal(text, &list) != nil {
+		list = []json.RawMessage{text}
+	}
+	for _, item := range list {
+		var keys map[string]json.RawMessage
+		if json.Unmarshal(item, &keys) != nil {
+			continue
+		}
+		for _, f := range reflect.VisibleFields(t) {
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			if f.Type.Kind() == reflect.Slice && f.Type.Elem().Kind() == reflect.Struct {
+				unknown = append(unknown, unknownIn(f.Type.Elem(), prefix+name+".", keys[name])...)
+			}
+			delete(keys, name)
+		}
+		for name := range keys {
+			unknown = append(unknown, prefix+name)
+		}
+	}
+	return unknown
 }
 
 // execConfig is the config block of exec and raw_exec.

@@ -2,16 +2,21 @@ package taskdriver
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/cenkalti/backoff/v5"
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
 	"github.com/moby/moby/client"
 
 	"holdfast/internal/proc"
@@ -31,7 +36,8 @@ type Container struct {
 func NewContainer(name, host string) (Container, error) {
 	c, err := client.New(client.WithHost(host))
 	if err != nil {
-		return Container{}, registry.Invalid("engine %q of driver %s: %w", host, name, err)
+		return Container{}, registry.Invalid("engine %q of driver %s: write it as in unix:///run/docker.sock: %w", host,
+			name, err)
 	}
 	return Container{name, c, host}, nil
 }
@@ -42,8 +48,8 @@ func (d Container) Name() string { return d.name }
 // Isolated reports true.
 func (d Container) Isolated() bool { return true }
 
-// Start pulls or loads the image if it is missing, and starts a container. The handle is recorded before the container
-// exists, so that Find names it if the agent is killed meanwhile.
+// Start starts a container. The handle is recorded before the container exists, so that Find names it if the agent is
+// killed meanwhile.
 func (d Container) Start(ctx context.Context, t Task) (_ Handle, err error) {
 	defer func() { err = Exhausted(err) }()
 	if err := t.validate(); err != nil {
@@ -58,18 +64,15 @@ func (d Container) Start(ctx context.Context, t Task) (_ Handle, err error) {
 	if err == nil {
 		err = t.makeContainerDirs()
 	}
-	if err == nil {
-		err = d.ensureImage(ctx, t)
-	}
 	if err != nil {
-		return Handle{}, d.explain(t.ID, err)
+		return Handle{}, fmt.Errorf("task %s: %w", t.ID, err)
 	}
-	h := Handle{ID: t.ID, Driver: d.name, Dir: t.Dir, Boot: boot, Container: "holdfast-" + t.ID}
+	h := Handle{ID: t.ID, Driver: d.name, Dir: t.Dir, Boot: boot, Container: containerName(t.ID)}
 	if err := errors.Join(reserveRecord(t.Dir, exitFile), writeRecord(t.Dir, handleFile, h)); err != nil {
 		return Handle{}, err
 	}
 	if err := d.run(ctx, t, &h); err != nil {
-		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
 		defer cancel()
 		if left := d.remove(cleanup, h); left == nil {
 			_ = os.Remove(filepath.Join(t.Dir, handleFile)) // else Find names what is left
@@ -79,6 +82,20 @@ func (d Container) Start(ctx context.Context, t Task) (_ Handle, err error) {
 		return Handle{}, d.explain(t.ID, err)
 	}
 	return h, writeRecord(t.Dir, handleFile, h)
+}
+
+// containerName returns a name that engines accept. The name of a task may have any printable character.
+func containerName(id string) string {
+	name := strings.Map(func(r rune) rune {
+		if r < 0x80 && (unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("_.-", r)) {
+			return r
+		}
+		return '_'
+	}, id)
+	if name != id {
+		name += fmt.Sprintf("-%x", sha256.Sum256([]byte(id)))[:9] // else two tasks may have one name
+	}
+	return "holdfast-" + name
 }
 
 // makeContainerDirs makes the directories that the container mounts. Its user, whom only the image knows, may write to
@@ -96,9 +113,14 @@ func (t Task) makeContainerDirs() error {
 // run creates and starts the container.
 func (d Container) run(ctx context.Context, t Task, h *Handle) error {
 	config, hostConfig, err := d.containerOf(t)
+	if err == nil {
+		err = checkSources(hostConfig)
+	}
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, changeTimeout, errSilent)
+	defer cancel()
 	create := client.ContainerCreateOptions{Config: config, HostConfig: hostConfig, Name: h.Container}
 	made, err := d.engine.ContainerCreate(ctx, create)
 	if errdefs.IsConflict(err) { // of a start that was interrupted
@@ -120,8 +142,31 @@ func (d Container) run(ctx context.Context, t Task, h *Handle) error {
 	return err
 }
 
+// checkSources refuses missing sources of mounts. Docker does the same, but Podman makes directories there.
+func checkSources(h *container.HostConfig) error {
+	for _, m := range h.Mounts {
+		if m.Type != mount.TypeBind {
+			continue
+		}
+		if _, err := os.Stat(m.Source); errors.Is(err, fs.ErrNotExist) {
+			return registry.Errorf(registry.ErrNotFound, "source of the mount at %s: %w", m.Target, err)
+		}
+	}
+	return nil
+}
+
+const (
+	queryTimeout  = 20 * time.Second // for what the engine answers from memory
+	changeTimeout = 2 * time.Minute
+)
+
+// errSilent means that an engine accepts connections and does not answer.
+var errSilent = errors.New("it accepts connections, but does not answer")
+
 // state returns the state of the container. If it is gone, found is false.
 func (d Container) state(ctx context.Context, h Handle) (s container.State, found bool, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, queryTimeout, errSilent)
+	defer cancel()
 	c, err := d.engine.ContainerInspect(ctx, h.Container, client.ContainerInspectOptions{})
 	if errdefs.IsNotFound(err) {
 		return s, false, nil
@@ -137,6 +182,9 @@ func (d Container) state(ctx context.Context, h Handle) (s container.State, foun
 func (d Container) Adopt(ctx context.Context, h Handle) (bool, error) {
 	now, err := h.thisBoot()
 	if err != nil || !now {
+		return false, err
+	}
+	if _, ended, err := readExit(h); err != nil || ended {
 		return false, err
 	}
 	s, _, err := d.state(ctx, h)
@@ -252,9 +300,9 @@ func (d Container) Stop(ctx context.Context, h Handle, grace time.Duration) erro
 // explain says what to do about an error of the engine.
 func (d Container) explain(task string, err error) error {
 	switch {
-	case client.IsErrConnectionFailed(err):
-		return registry.Errorf(registry.ErrUnavailable, "task %s: no container engine answers at %s; start it, "+
-			"or set --%s-engine: %w", task, d.host, d.name, err)
+	case client.IsErrConnectionFailed(err), errors.Is(err, context.DeadlineExceeded), errors.Is(err, errSilent):
+		return registry.Errorf(registry.ErrUnavailable, "task %s: no container engine answers at %s: %w; start it, "+
+			"or set --%s-engine", task, d.host, err, d.name)
 	case errdefs.IsInvalidArgument(err):
 		return registry.Invalid("task %s: %w", task, err)
 	}

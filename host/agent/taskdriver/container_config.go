@@ -1,13 +1,17 @@
 package taskdriver
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"net/netip"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/distribution/reference"
 	"github.com/docker/go-units"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
@@ -19,34 +23,41 @@ import (
 // containerConfig is the config block of the docker and podman drivers. It has the attributes of Nomad's drivers of
 // these names. Where the two use different names, both are accepted.
 type containerConfig struct {
-	Image            string      `json:"image"`
-	Load             string      `json:"load"` // an archive of images, relative to the task's directory
-	ForcePull        bool        `json:"force_pull"`
-	ImagePullTimeout string      `json:"image_pull_timeout"`
-	Auth             []auth      `json:"auth"`
-	Command          commandLine `json:"command"`
-	Args             []Scalar    `json:"args"`
-	Entrypoint       commandLine `json:"entrypoint"`
-	WorkDir          string      `json:"work_dir"`
-	WorkingDir       string      `json:"working_dir"`
+	Image            string       `json:"image"`
+	Load             string       `json:"load"` // an archive of images, relative to the task's directory
+	ForcePull        bool         `json:"force_pull"`
+	ImagePullTimeout string       `json:"image_pull_timeout"`
+	Auth             blocks[auth] `json:"auth"`
+	Command          commandLine  `json:"command"`
+	Args             []Scalar     `json:"args"`
+	Entrypoint       commandLine  `json:"entrypoint"`
+	WorkDir          string       `json:"work_dir"`
+	WorkingDir       string       `json:"working_dir"`
 
-	Privileged     bool       `json:"privileged"`
-	CapAdd         []string   `json:"cap_add"`
-	CapDrop        []string   `json:"cap_drop"`
-	SecurityOpt    []string   `json:"security_opt"`
-	Devices        deviceList `json:"devices"`
-	Volumes        []string   `json:"volumes"`
-	Mount          []mounts   `json:"mount"`
-	Mounts         []mounts   `json:"mounts"`
-	Tmpfs          []string   `json:"tmpfs"`
-	ReadonlyRootfs bool       `json:"readonly_rootfs"`
-	ShmSize        Scalar     `json:"shm_size"` // bytes, or with a unit
-	Ulimit         options    `json:"ulimit"`
-	Sysctl         options    `json:"sysctl"`
-	PidsLimit      int64      `json:"pids_limit"`
-	Runtime        string     `json:"runtime"`
-	Init           bool       `json:"init"`
-	Tty            bool       `json:"tty"`
+	Privileged       bool                 `json:"privileged"`
+	CapAdd           []string             `json:"cap_add"`
+	CapDrop          []string             `json:"cap_drop"`
+	SecurityOpt      []string             `json:"security_opt"`
+	Devices          blocks[device]       `json:"devices"`
+	Volumes          []string             `json:"volumes"`
+	Mount            blocks[mounts]       `json:"mount"`
+	Mounts           blocks[mounts]       `json:"mounts"`
+	Tmpfs            []string             `json:"tmpfs"`
+	ReadonlyRootfs   bool                 `json:"readonly_rootfs"`
+	ShmSize          Scalar               `json:"shm_size"` // bytes, or with a unit
+	Ulimit           options              `json:"ulimit"`
+	Sysctl           options              `json:"sysctl"`
+	PidsLimit        int64                `json:"pids_limit"`
+	Runtime          string               `json:"runtime"`
+	Init             bool                 `json:"init"`
+	Tty              bool                 `json:"tty"`
+	Interactive      bool                 `json:"interactive"`
+	OOMScoreAdj      int                  `json:"oom_score_adj"`
+	StorageOpt       options              `json:"storage_opt"`
+	MemoryHardLimit  int64                `json:"memory_hard_limit"` // MiB, as memory_max of resources
+	MemorySwap       Scalar               `json:"memory_swap"`       // bytes, or with a unit
+	MemorySwappiness *int64               `json:"memory_swappiness"`
+	Healthchecks     blocks[healthchecks] `json:"healthchecks"`
 
 	Hostname    string   `json:"hostname"`
 	NetworkMode string   `json:"network_mode"`
@@ -55,6 +66,11 @@ type containerConfig struct {
 	PidMode     string   `json:"pid_mode"`
 	UTSMode     string   `json:"uts_mode"`
 	UsernsMode  string   `json:"userns_mode"`
+	Userns      string   `json:"userns"`
+	DNS         []string `json:"dns"`
+	DNSServers  []string `json:"dns_servers"`
+	DNSSearch   []string `json:"dns_search_domains"`
+	DNSOptions  []string `json:"dns_options"`
 	CgroupNS    string   `json:"cgroupns"`
 	GroupAdd    []string `json:"group_add"`
 	Labels      options  `json:"labels"`
@@ -72,9 +88,36 @@ type mounts struct {
 	Source      string `json:"source"`
 	Target      string `json:"target"`
 	ReadOnly    bool   `json:"readonly"`
-	BindOptions []struct {
+	BindOptions blocks[struct {
 		Propagation string `json:"propagation"`
-	} `json:"bind_options"`
+	}] `json:"bind_options"`
+	VolumeOptions blocks[struct {
+		NoCopy       bool    `json:"no_copy"`
+		Labels       options `json:"labels"`
+		DriverConfig blocks[struct {
+			Name    string  `json:"name"`
+			Options options `json:"options"`
+		}] `json:"driver_config"`
+	}] `json:"volume_options"`
+	TmpfsOptions blocks[struct {
+		Size int64  `json:"size"` // bytes
+		Mode Scalar `json:"mode"` // octal
+	}] `json:"tmpfs_options"`
+}
+
+type healthchecks struct {
+	Disable bool `json:"disable"`
+}
+
+// blocks is a list of blocks, or one that is written as an attribute.
+type blocks[T any] []T
+
+func (l *blocks[T]) UnmarshalJSON(b []byte) error {
+	if len(b) > 0 && b[0] == '{' {
+		*l = make([]T, 1)
+		return json.Unmarshal(b, &(*l)[0])
+	}
+	return json.Unmarshal(b, (*[]T)(l))
 }
 
 // commandLine is a string, which is one word, or a list of words.
@@ -113,59 +156,37 @@ func (o *options) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// deviceList has blocks with host_path, container_path and cgroup_permissions, or strings HOST[:CONTAINER[:ACCESS]].
-type deviceList []container.DeviceMapping
+// device is a block of devices, or a string HOST[:CONTAINER[:ACCESS]].
+type device struct {
+	Host   string `json:"host_path"`
+	Target string `json:"container_path"`     // default: as on the host
+	Access string `json:"cgroup_permissions"` // default: rwm
+}
 
-func (d *deviceList) UnmarshalJSON(b []byte) error {
-	var list []json.RawMessage
-	if err := json.Unmarshal(b, &list); err != nil {
-		return err
+func (d *device) UnmarshalJSON(b []byte) error {
+	var text string
+	if json.Unmarshal(b, &text) == nil {
+		part := append(strings.SplitN(text, ":", 3), "", "")
+		d.Host, d.Target, d.Access = part[0], part[1], part[2]
+		return nil
 	}
-	for _, item := range list {
-		var text string
-		var block struct {
-			Host   string `json:"host_path"`
-			Target string `json:"container_path"`
-			Access string `json:"cgroup_permissions"`
-		}
-		if json.Unmarshal(item, &text) == nil {
-			part := append(strings.SplitN(text, ":", 3), "", "")
-			block.Host, block.Target, block.Access = part[0], part[1], part[2]
-		} else if err := json.Unmarshal(item, &block); err != nil {
-			return err
-		}
-		m := container.DeviceMapping{PathOnHost: block.Host, PathInContainer: block.Target, CgroupPermissions: block.Access}
-		if m.PathInContainer == "" {
-			m.PathInContainer = m.PathOnHost
-		}
-		if m.CgroupPermissions == "" {
-			m.CgroupPermissions = "rwm"
-		}
-		*d = append(*d, m)
-	}
-	return nil
+	type plain device
+	return json.Unmarshal(b, (*plain)(d))
 }
 
 // Configure reads the config block of a container.
 func (d Container) Configure(t *Task, config json.RawMessage) (warnings []string, err error) {
 	c := &containerConfig{}
+	warnings = unknownKeys[containerConfig](d.name, config)
 	if err := Decode("config", config, c); err != nil {
-		return nil, err
+		return warnings, err
 	}
-	if c.WorkDir == "" {
-		c.WorkDir = c.WorkingDir
-	}
+	c.WorkDir, c.UsernsMode = cmp.Or(c.WorkDir, c.WorkingDir), cmp.Or(c.UsernsMode, c.Userns)
 	if c.Image = strings.TrimPrefix(c.Image, "docker://"); c.Image == "" {
-		return nil, registry.Invalid("no image; driver %s needs config { image = ... }", d.name)
-	}
-	if _, err := pullTimeout(c); err != nil {
-		return nil, err
-	}
-	if err := c.check(); err != nil {
-		return nil, err
+		return warnings, registry.Invalid("no image; driver %s needs config { image = ... }", d.name)
 	}
 	t.container = c
-	return unknownKeys[containerConfig](d.name, config), nil
+	return warnings, c.check()
 }
 
 func pullTimeout(c *containerConfig) (time.Duration, error) {
@@ -179,9 +200,14 @@ func pullTimeout(c *containerConfig) (time.Duration, error) {
 	return limit, nil
 }
 
-// check refuses values that the engine would refuse with an error that is hard to read, and mounts that would hide
-// what the plan mounts.
+// check refuses values that the engine would refuse with an error that is hard to read.
 func (c *containerConfig) check() error {
+	if _, err := reference.ParseNormalizedNamed(c.Image); err != nil {
+		return registry.Invalid("image %q: %w", c.Image, err)
+	}
+	if _, err := pullTimeout(c); err != nil {
+		return err
+	}
 	for _, m := range append(c.Mount, c.Mounts...) {
 		switch {
 		case m.Type != "" && m.Type != "bind" && m.Type != "volume" && m.Type != "tmpfs":
@@ -189,23 +215,50 @@ func (c *containerConfig) check() error {
 		case !filepath.IsAbs(m.Target):
 			return registry.Invalid("mount target %q is not an absolute path", m.Target)
 		}
+		for _, o := range m.TmpfsOptions {
+			if _, err := o.Mode.octal(); err != nil {
+				return registry.Invalid("tmpfs mode %q is no octal number", o.Mode)
+			}
+		}
 	}
-	if _, err := size(c.ShmSize); err != nil {
-		return err
+	_, err := size("shm_size", c.ShmSize)
+	if err == nil {
+		_, err = size("memory_swap", c.MemorySwap)
 	}
-	_, err := c.ulimits()
+	if err == nil {
+		_, err = c.ulimits()
+	}
+	if err == nil {
+		_, err = c.dnsServers()
+	}
 	return err
 }
 
-func size(v Scalar) (int64, error) {
+func size(what string, v Scalar) (int64, error) {
 	if v == "" {
 		return 0, nil
 	}
 	n, err := units.RAMInBytes(string(v))
 	if err != nil {
-		return 0, registry.Invalid("shm_size %q is no size; write it as in 64m", v)
+		return 0, registry.Invalid("%s %q is no size; write it as in 64m", what, v)
 	}
 	return n, nil
+}
+
+func (v Scalar) octal() (os.FileMode, error) {
+	n, err := strconv.ParseUint(string("0"+v), 8, 12)
+	return os.FileMode(n), err
+}
+
+func (c *containerConfig) dnsServers() (out []netip.Addr, err error) {
+	for _, text := range append(c.DNSServers, c.DNS...) {
+		addr, err := netip.ParseAddr(text)
+		if err != nil {
+			return nil, registry.Invalid("DNS server %q is no IP address", text)
+		}
+		out = append(out, addr)
+	}
+	return out, nil
 }
 
 func (c *containerConfig) ulimits() (out []*container.Ulimit, err error) {
@@ -224,14 +277,23 @@ func (d Container) containerOf(t Task) (*container.Config, *container.HostConfig
 	c := t.container
 	config := &container.Config{
 		Image: c.Image, User: t.User, WorkingDir: c.WorkDir, Tty: c.Tty, Hostname: c.Hostname,
-		Env: t.environ("/local", "/alloc", "/secrets"), Entrypoint: c.Entrypoint,
+		Env: t.environ("/local", "/alloc", "/secrets"), Entrypoint: c.Entrypoint, OpenStdin: c.Interactive,
 		Cmd:    append([]string(c.Command), texts(c.Args)...),
 		Labels: map[string]string{"holdfast.task": t.ID, "holdfast.dir": t.Dir},
 	}
 	for name, v := range c.Labels {
 		config.Labels[name] = v
 	}
-	shm, err := size(c.ShmSize)
+	for _, checks := range c.Healthchecks {
+		if checks.Disable {
+			config.Healthcheck = &container.HealthConfig{Test: []string{"NONE"}}
+		}
+	}
+	shm, err := size("shm_size", c.ShmSize)
+	if err != nil {
+		return nil, nil, err
+	}
+	dns, err := c.dnsServers()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -244,11 +306,17 @@ func (d Container) containerOf(t Task) (*container.Config, *container.HostConfig
 		SecurityOpt: c.SecurityOpt, ReadonlyRootfs: c.ReadonlyRootfs, ShmSize: shm, Sysctls: c.Sysctl, Runtime: c.Runtime,
 		ExtraHosts: c.ExtraHosts, IpcMode: container.IpcMode(c.IPCMode), PidMode: container.PidMode(c.PidMode),
 		UTSMode: container.UTSMode(c.UTSMode), UsernsMode: container.UsernsMode(c.UsernsMode), GroupAdd: c.GroupAdd,
+		DNS: dns, DNSSearch: c.DNSSearch, DNSOptions: c.DNSOptions, StorageOpt: c.StorageOpt, OomScoreAdj: c.OOMScoreAdj,
 		CgroupnsMode:  container.CgroupnsMode(c.CgroupNS),
 		LogConfig:     container.LogConfig{Type: "json-file", Config: t.logOptions()},
 		RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled}, // the agent restarts it
 	}
-	h.Ulimits, h.Devices = limits, c.Devices
+	h.Ulimits = limits
+	for _, v := range c.Devices {
+		h.Devices = append(h.Devices, container.DeviceMapping{
+			PathOnHost: v.Host, PathInContainer: cmp.Or(v.Target, v.Host), CgroupPermissions: cmp.Or(v.Access, "rwm"),
+		})
+	}
 	if c.PidsLimit != 0 {
 		h.PidsLimit = &c.PidsLimit
 	}
@@ -263,8 +331,7 @@ func (d Container) containerOf(t Task) (*container.Config, *container.HostConfig
 		h.Tmpfs[path] = mode
 	}
 	t.mountInto(h)
-	t.limit(h)
-	return config, h, nil
+	return config, h, t.limit(h)
 }
 
 // logOptions limits what the engine keeps of the output of a running container.
@@ -339,6 +406,16 @@ func (t Task) configMount(m mounts) mount.Mount {
 	for _, o := range m.BindOptions {
 		out.BindOptions = &mount.BindOptions{Propagation: mount.Propagation(o.Propagation)}
 	}
+	for _, o := range m.VolumeOptions {
+		out.VolumeOptions = &mount.VolumeOptions{NoCopy: o.NoCopy, Labels: o.Labels}
+		for _, driver := range o.DriverConfig {
+			out.VolumeOptions.DriverConfig = &mount.Driver{Name: driver.Name, Options: driver.Options}
+		}
+	}
+	for _, o := range m.TmpfsOptions {
+		mode, _ := o.Mode.octal() // checked
+		out.TmpfsOptions = &mount.TmpfsOptions{SizeBytes: o.Size, Mode: mode}
+	}
 	return out
 }
 
@@ -355,11 +432,14 @@ var enginePropagations = map[hooks.Propagation]mount.Propagation{
 	hooks.Bidirectional: mount.PropagationRShared,
 }
 
-// limit sets the limits of the resources block.
-func (t Task) limit(h *container.HostConfig) {
+// limit sets the limits of the resources block and of the config.
+func (t Task) limit(h *container.HostConfig) (err error) {
 	h.CPUShares = t.Resources.CPU
 	h.Memory = t.Resources.Memory << 20
-	if t.Resources.MemoryMax > 0 {
-		h.MemoryReservation, h.Memory = h.Memory, t.Resources.MemoryMax<<20
+	if most := cmp.Or(t.container.MemoryHardLimit, t.Resources.MemoryMax); most > 0 {
+		h.MemoryReservation, h.Memory = h.Memory, most<<20
 	}
+	h.MemorySwappiness = t.container.MemorySwappiness
+	h.MemorySwap, err = size("memory_swap", t.container.MemorySwap)
+	return err
 }

@@ -7,8 +7,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
+	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/docker/go-units"
 	"github.com/moby/moby/api/pkg/authconfig"
 	"github.com/moby/moby/api/types/registry"
 	"github.com/moby/moby/client"
@@ -16,32 +19,58 @@ import (
 	holdfast "holdfast/registry"
 )
 
-// ensureImage loads the task's archive of images, or pulls its image if the engine does not have it.
-func (d Container) ensureImage(ctx context.Context, t Task) error {
+var _ Preparer = Container{}
+
+// Prepare loads the task's archive of images, or pulls its image if the engine does not have it.
+func (d Container) Prepare(ctx context.Context, t Task, progress func(string)) error {
+	if err := d.ping(ctx); err != nil {
+		return d.explain(t.ID, err)
+	}
 	c := t.container
 	if c.Load != "" {
-		return d.load(ctx, t)
-	}
-	if !c.ForcePull {
-		_, err := d.engine.ImageInspect(ctx, c.Image)
-		if err == nil || !errdefs.IsNotFound(err) {
-			return err
+		progress("loading " + c.Load)
+		if err := d.load(ctx, t); err != nil {
+			return d.explain(t.ID, err)
 		}
 	}
-	limit, err := pullTimeout(c)
+	image, err := d.engine.ImageInspect(ctx, c.Image)
+	if c.Load == "" && (c.ForcePull || errdefs.IsNotFound(err)) {
+		if err := d.pull(ctx, c, progress); err != nil {
+			return d.explain(t.ID, err)
+		}
+		image, err = d.engine.ImageInspect(ctx, c.Image)
+	}
 	if err != nil {
-		return err
+		return d.explain(t.ID, fmt.Errorf("image %s: %w", c.Image, err))
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not complete after %v (image_pull_timeout)", limit))
+	return checkArch(c.Image, image.Architecture)
+}
+
+// ping checks that a container engine answers.
+func (d Container) ping(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, queryTimeout, errSilent)
 	defer cancel()
-	if err := d.pull(ctx, c); err != nil {
-		if cause := context.Cause(ctx); cause != nil {
-			err = cause
-		}
-		return holdfast.Errorf(holdfast.ErrNotFound, "pull image %s: %w; check the name, or load it into the engine",
-			c.Image, err)
+	answer, err := d.engine.Ping(ctx, client.PingOptions{})
+	if err != nil && context.Cause(ctx) != nil {
+		return context.Cause(ctx)
 	}
-	return nil
+	if answer.APIVersion == "" && !client.IsErrConnectionFailed(err) {
+		return errors.Join(errSilent, err)
+	}
+	return err
+}
+
+// checkArch refuses the image of another processor, whose program would end with a message in its log at best.
+func checkArch(image, arch string) error {
+	own := runtime.GOARCH
+	if arch == "" || arch == own || own == "amd64" && arch == "386" || own == "arm64" && arch == "arm" {
+		return nil
+	}
+	if emulators, _ := filepath.Glob("/proc/sys/fs/binfmt_misc/qemu-*"); len(emulators) > 0 {
+		return nil
+	}
+	return holdfast.Errorf(holdfast.ErrUnsupported, "image %s is for %s, and this machine is %s; use an image for %s",
+		image, arch, own, own)
 }
 
 func (d Container) load(ctx context.Context, t Task) error {
@@ -62,16 +91,20 @@ func (d Container) load(ctx context.Context, t Task) error {
 	if err != nil {
 		return fmt.Errorf("load %s: %w", path, err)
 	}
-	if _, err := d.engine.ImageInspect(ctx, t.container.Image); err != nil {
-		return holdfast.Errorf(holdfast.ErrNotFound, "%s does not hold image %s: %w", path, t.container.Image, err)
+	if _, err := d.engine.ImageInspect(ctx, t.container.Image); errdefs.IsNotFound(err) {
+		return holdfast.Errorf(holdfast.ErrNotFound, "%s does not hold image %s", path, t.container.Image)
 	}
 	return nil
 }
 
-func (d Container) pull(ctx context.Context, c *containerConfig) error {
+// pull pulls the image within its image_pull_timeout.
+func (d Container) pull(ctx context.Context, c *containerConfig, progress func(string)) error {
+	limit, err := pullTimeout(c)
+	if err != nil {
+		return err
+	}
 	options := client.ImagePullOptions{}
 	for _, a := range c.Auth {
-		var err error
 		options.RegistryAuth, err = authconfig.Encode(registry.AuthConfig{
 			Username: a.Username, Password: a.Password, ServerAddress: a.ServerAddress,
 		})
@@ -79,9 +112,55 @@ func (d Container) pull(ctx context.Context, c *containerConfig) error {
 			return err
 		}
 	}
+	progress("pulling image " + c.Image)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not complete after %v (image_pull_timeout)", limit))
+	defer cancel()
 	response, err := d.engine.ImagePull(ctx, c.Image, options)
-	if err != nil {
-		return err
+	if err == nil {
+		err = followPull(ctx, response, func(text string) { progress("pulling image " + c.Image + ": " + text) })
 	}
-	return response.Wait(ctx)
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = cause
+	}
+	if err == nil {
+		return nil
+	}
+	if errdefs.IsNotFound(err) || errdefs.IsUnauthorized(err) || errdefs.IsPermissionDenied(err) {
+		err = holdfast.Errorf(holdfast.ErrNotFound, "%w", err) // it is not tried again
+	}
+	return fmt.Errorf("pull image %s: %w; check the name and the registry, or load the image into the engine",
+		c.Image, err)
+}
+
+// progressInterval is how often the progress of a pull is reported.
+const progressInterval = 5 * time.Second
+
+// followPull reads the engine's messages until the pull ends. It reports how much of the layers that are known so far
+// has arrived.
+func followPull(ctx context.Context, response client.ImagePullResponse, report func(string)) error {
+	type layer struct{ current, total int64 }
+	layers := map[string]layer{}
+	reported := time.Now()
+	for m, err := range response.JSONMessages(ctx) {
+		if err != nil {
+			return err
+		}
+		if m.Error != nil {
+			return m.Error
+		}
+		if m.Progress == nil || m.Status != "Downloading" {
+			continue
+		}
+		layers[m.ID] = layer{m.Progress.Current, m.Progress.Total}
+		if time.Since(reported) < progressInterval {
+			continue
+		}
+		var all layer
+		for _, l := range layers {
+			all.current, all.total = all.current+l.current, all.total+l.total
+		}
+		reported = time.Now()
+		report(units.BytesSize(float64(all.current)) + " of " + units.BytesSize(float64(all.total)))
+	}
+	return ctx.Err()
 }

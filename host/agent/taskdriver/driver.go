@@ -38,6 +38,12 @@ type Driver interface {
 	Logs(ctx context.Context, h Handle, s Stream, follow bool, to io.Writer) error
 }
 
+// Preparer is a Driver with work before Start that may take minutes, such as to pull an image.
+type Preparer interface {
+	// Prepare returns early when ctx ends. Progress gets one line of text, at once and every few seconds.
+	Prepare(ctx context.Context, t Task, progress func(string)) error
+}
+
 // Task is one attempt of a task.
 type Task struct {
 	ID        string        `json:"id"`  // unique for each attempt
