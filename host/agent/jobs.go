@@ -19,27 +19,39 @@ func (a *Agent) DriverNames() string { return strings.Join(slices.Sorted(maps.Ke
 
 // Check reports whether this agent can run the job. It returns a warning for each attribute that it ignores.
 func (a *Agent) Check(j *hooks.Job) (warnings []string, err error) {
+	return Check(a.withOverride(j), slices.Collect(maps.Values(a.drivers)))
+}
+
+// Check reports whether an agent with these drivers can run the job. It returns a warning for each attribute that has
+// no effect, also with an error.
+func Check(j *hooks.Job, drivers []taskdriver.Driver) (warnings []string, err error) {
 	if warnings, err = unsupportedBlocks(j); err != nil {
-		return nil, err
+		return warnings, err
 	}
-	for _, g := range a.withOverride(j).Groups {
+	var names []string
+	byName := map[string]taskdriver.Driver{}
+	for _, d := range drivers {
+		names, byName[d.Name()] = append(names, d.Name()), d
+	}
+	slices.Sort(names)
+	for _, g := range j.Groups {
 		for _, t := range g.Tasks {
-			d := a.drivers[t.Driver]
+			d := byName[t.Driver]
 			if d == nil {
-				return nil, registry.Errorf(registry.ErrUnsupported,
+				return warnings, registry.Errorf(registry.ErrUnsupported,
 					"task %q: this agent has no driver %q, only %s; change the task, or start holdfast with --driver",
-					t.Name, t.Driver, a.DriverNames())
+					t.Name, t.Driver, strings.Join(names, ", "))
 			}
 			s, err := newTaskSpec(j.Type, g, t)
 			if err != nil {
-				return nil, err
+				return warnings, err
 			}
 			ignored, err := d.Configure(&taskdriver.Task{Resources: s.resources}, t.Config)
-			if err != nil {
-				return nil, fmt.Errorf("task %q: %w", t.Name, err)
-			}
 			for _, w := range ignored {
 				warnings = append(warnings, fmt.Sprintf("task %q: %s", t.Name, w))
+			}
+			if err != nil {
+				return warnings, fmt.Errorf("task %q: %w", t.Name, err)
 			}
 		}
 	}

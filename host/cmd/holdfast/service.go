@@ -49,9 +49,9 @@ func (e *agentFlags) flags(c *cobra.Command) {
 	c.Flags().StringVar(&e.node, "node", "", "name of this node (default: the host name)")
 	c.Flags().StringVar(&e.driver, "driver", "default",
 		"task driver for all tasks: exec, raw_exec, or default (set by the job)")
-	e.engine = map[string]*string{
-		"docker": c.Flags().String("docker-engine", "unix:///var/run/docker.sock", "API of the docker driver's engine"),
-		"podman": c.Flags().String("podman-engine", "unix:///run/podman/podman.sock", "API of the podman driver's engine"),
+	e.engine = map[string]*string{}
+	for name, at := range defaultEngines {
+		e.engine[name] = c.Flags().String(name+"-engine", at, "API of the "+name+" driver's engine")
 	}
 	c.Flags().StringVar(&e.volumePlugin, "volume-plugin", "",
 		"serve volumes to Docker or Podman on this socket, as in /run/docker/plugins/holdfast.sock")
@@ -65,11 +65,19 @@ func (e *agentFlags) flags(c *cobra.Command) {
 	c.Flags().DurationVar(&e.hold, "shim-max-hold", 30*time.Second, "how long calls wait for a shim to start")
 }
 
+// defaultEngines maps the name of a container driver to the API of its engine.
+var defaultEngines = map[string]string{
+	"docker": "unix:///var/run/docker.sock", "podman": "unix:///run/podman/podman.sock",
+}
+
 // drivers returns all task drivers. Those of containers connect when a job needs them.
 func (e *agentFlags) drivers() ([]taskdriver.Driver, error) {
 	list := []taskdriver.Driver{taskdriver.NewExec(), taskdriver.NewRawExec()}
-	for name, at := range e.engine {
-		d, err := taskdriver.NewContainer(name, *at)
+	for name, at := range defaultEngines {
+		if flag := e.engine[name]; flag != nil {
+			at = *flag
+		}
+		d, err := taskdriver.NewContainer(name, at)
 		if err != nil {
 			return nil, usageError{fmt.Errorf("--%s-engine: %w", name, err)}
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,8 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/host"
+	"holdfast/host/agent"
+	"holdfast/host/agent/taskdriver"
 	"holdfast/internal/mount"
 )
 
@@ -20,10 +23,11 @@ type verdict struct {
 	Valid       bool             `json:"valid"`
 	Error       string           `json:"error,omitempty"` // an error without a position in the text
 	Diagnostics host.Diagnostics `json:"diagnostics"`
+	Warnings    []string         `json:"warnings,omitempty"` // of the agent: what has no effect in a job
 }
 
 func newValidate(io streams, p *globalFlags) *cobra.Command {
-	v, shim := &variables{}, ""
+	v, a := &variables{}, &agentFlags{}
 	c := &cobra.Command{
 		Use: "validate FILE...", Short: "Check job and volume files",
 		Long: "Check job and volume files (- is standard input). Variables without a value are unknown. " +
@@ -34,7 +38,7 @@ func newValidate(io streams, p *globalFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			verdicts, err := validate(c.Context(), shim, files, p.logger(io, "error"))
+			verdicts, err := validate(c.Context(), a, files, p.logger(io, "error"))
 			if err != nil {
 				return err
 			}
@@ -42,13 +46,17 @@ func newValidate(io streams, p *globalFlags) *cobra.Command {
 		},
 	}
 	v.flags(c)
-	c.Flags().StringVar(&shim, "shim", "", "shim binary (default holdfast-shim beside this program or in PATH)")
+	c.Flags().StringVar(&a.shim, "shim", "", "shim binary (default holdfast-shim beside this program or in PATH)")
 	return c
 }
 
 // validate starts a shim with an empty state and parses the files.
-func validate(ctx context.Context, shim string, files []file, log logger) (out []verdict, err error) {
-	binary, err := findShim(shim)
+func validate(ctx context.Context, a *agentFlags, files []file, log logger) (out []verdict, err error) {
+	binary, err := findShim(a.shim)
+	if err != nil {
+		return nil, err
+	}
+	drivers, err := a.drivers()
 	if err != nil {
 		return nil, err
 	}
@@ -63,13 +71,13 @@ func validate(ctx context.Context, shim string, files []file, log logger) (out [
 		return nil, errors.Join(err, mount.RemoveTree(dir))
 	}
 	for _, f := range files {
-		out = append(out, validateFile(ctx, h, f))
+		out = append(out, validateFile(ctx, h, drivers, f))
 	}
 	err = errors.Join(h.Close(), removeSelfMounts(hooks.Layout{State: dir, Run: dir + "/run"}))
 	return out, errors.Join(err, mount.RemoveTree(dir))
 }
 
-func validateFile(ctx context.Context, h *host.Host, f file) verdict {
+func validateFile(ctx context.Context, h *host.Host, drivers []taskdriver.Driver, f file) verdict {
 	if f.err != nil {
 		return verdict{File: f.Name, Error: f.err.Error(), Diagnostics: host.Diagnostics{}}
 	}
@@ -80,16 +88,38 @@ func validateFile(ctx context.Context, h *host.Host, f file) verdict {
 		v.Kind = "volume"
 		_, v.Diagnostics, err = h.ParseVolume(ctx, src, parseOptions(f, true))
 	} else {
-		_, v.Diagnostics, err = h.Parse(ctx, src, parseOptions(f, true))
+		var job *hooks.Job
+		job, v.Diagnostics, err = h.Parse(ctx, src, parseOptions(f, true))
+		if err == nil {
+			v.Warnings, err = agent.Check(job, drivers)
+		}
+		if hasUnset(job) {
+			err = v.Diagnostics.Err() // the agent's error may be about a value that is not known yet
+		}
 	}
 	v.Valid = err == nil
-	if err != nil && len(v.Diagnostics) == 0 {
+	if err != nil && v.Diagnostics.Err() == nil {
 		v.Error = err.Error()
 	}
 	if v.Diagnostics == nil {
 		v.Diagnostics = host.Diagnostics{}
 	}
 	return v
+}
+
+// hasUnset reports whether a task may depend on a variable without a value, which becomes null.
+func hasUnset(job *hooks.Job) bool {
+	if job == nil {
+		return false
+	}
+	for _, g := range job.Groups {
+		for _, t := range g.Tasks {
+			if bytes.Contains(t.Config, []byte("null")) || bytes.Contains(t.Rest, []byte("null")) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func writeVerdicts(io streams, json bool, verdicts []verdict) error {
@@ -103,6 +133,9 @@ func writeVerdicts(io streams, json bool, verdicts []verdict) error {
 		}
 		for _, d := range v.Diagnostics {
 			fmt.Fprintln(io.out, d)
+		}
+		for _, w := range v.Warnings {
+			fmt.Fprintf(io.out, "%s: warning: %s\n", v.File, w)
 		}
 		switch {
 		case v.Error != "" && v.Kind == "":
