@@ -197,7 +197,11 @@ func (e *Engine) close() {
 	for _, below := range e.mounts() {
 		_ = unix.Unmount(below, unix.MNT_DETACH)
 	}
-	if err = errors.Join(err, os.RemoveAll(e.dir)); err != nil {
+	left := os.RemoveAll(e.dir)
+	for ; errors.Is(left, unix.ENOTEMPTY) && ctx.Err() == nil; left = os.RemoveAll(e.dir) {
+		time.Sleep(20 * time.Millisecond) // podman removes the container's files after its end
+	}
+	if err = errors.Join(err, left); err != nil {
 		e.t.Errorf("end of %s: %v\n%s", e.Name, err, e.log())
 	}
 }
