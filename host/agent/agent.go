@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -338,49 +337,22 @@ func (a *Agent) Jobs() []*JobRecord {
 
 // Find returns the only alloc whose ID starts with prefix.
 func (a *Agent) Find(prefix string) (*AllocRecord, error) {
-	var found *AllocRecord
+	var found []*AllocRecord
 	for _, r := range a.Allocs() {
-		switch {
-		case string(r.ID) == prefix:
+		if string(r.ID) == prefix {
 			return r, nil
-		case prefix == "" || !strings.HasPrefix(string(r.ID), prefix):
-		case found != nil:
-			return nil, registry.Invalid("several allocs have IDs that start with %q; use a longer prefix", prefix)
-		default:
-			found = r
+		}
+		if prefix != "" && strings.HasPrefix(string(r.ID), prefix) {
+			found = append(found, r)
 		}
 	}
-	if found == nil {
+	switch len(found) {
+	case 0:
 		return nil, registry.Errorf(registry.ErrNotFound, "alloc %q not found (see holdfast alloc status)", prefix)
+	case 1:
+		return found[0], nil
 	}
-	return found, nil
-}
-
-// Logs copies the kept output of all attempts of a task. With follow it copies until the running attempt has ended.
-func (a *Agent) Logs(
-	ctx context.Context, id host.AllocID, task host.TaskName, s taskdriver.Stream, follow bool, to io.Writer,
-) error {
-	r := a.record(id)
-	if r == nil {
-		return registry.Errorf(registry.ErrNotFound, "alloc %q not found", id)
-	}
-	rec, known := r.Tasks[task]
-	if !known {
-		return registry.Errorf(registry.ErrNotFound, "alloc %s has no task %q", short(id), task)
-	}
-	if r.Pruned {
-		return registry.Errorf(registry.ErrNotFound,
-			"logs of alloc %s were removed: a job keeps those of its last %d ended allocs", short(id), maxEnded)
-	}
-	d := a.drivers[r.task(task).Driver]
-	if d == nil || rec.Attempt == 0 {
-		return nil
-	}
-	h := taskdriver.Handle{ID: attemptID(id, task, rec.Attempt), Dir: a.dirs(id).task(task)}
-	if rec.Handle != nil {
-		h = *rec.Handle
-	}
-	return d.Logs(ctx, h, s, follow && rec.State == TaskRunning, to)
+	return nil, ambiguous(prefix, found)
 }
 
 // isolated reports whether the driver gives tasks a file system of their own.

@@ -147,7 +147,7 @@ type StopOptions struct {
 func (a *Agent) StopJob(ctx context.Context, id string, s Lister, o StopOptions) error {
 	job := a.job(id)
 	if job == nil {
-		return registry.Errorf(registry.ErrNotFound, "job %q not found (see holdfast job status)", id)
+		return unknownJob(id)
 	}
 	if !o.Force {
 		if err := a.checkUnheld(ctx, job, s); err != nil {

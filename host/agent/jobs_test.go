@@ -156,7 +156,7 @@ func TestAllocsAreFoundByPrefix(t *testing.T) {
 		a.publish([]*AllocRecord{{ID: id}}, nil)
 	}
 	for prefix, want := range map[string]string{
-		"aa1": "", "b": "", "aa": "longer prefix", "c": "not found", "": "not found",
+		"aa1": "", "b": "", "aa": "\n  aa2  ", "c": "not found", "": "not found",
 	} {
 		_, err := a.Find(prefix)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {

@@ -18,8 +18,9 @@ import (
 // taskRunner runs the attempts of one task of an alloc.
 type taskRunner struct {
 	*runner
-	spec   taskSpec
-	driver taskdriver.Driver
+	spec     taskSpec
+	driver   taskdriver.Driver
+	restarts bool // the next attempt follows whatever the restart policy says: an operator has requested it
 }
 
 func (t *taskRunner) state() TaskRecord { return *t.record().Tasks[t.spec.Name] }
@@ -293,6 +294,10 @@ func (t *taskRunner) watch(ctx, stop context.Context, h taskdriver.Handle) error
 			if p.Attempt != t.state().Attempt {
 				continue
 			}
+			if p.Cause == causeOperator {
+				t.restarts = true
+				return t.end(ctx, stop, h, ended, "restarted by an operator")
+			}
 			why := "the shim requested a restart: " + string(p.Cause)
 			if p.Detail != "" {
 				why += " (" + p.Detail + ")"
@@ -388,6 +393,13 @@ func (t *taskRunner) exited(ctx, stop context.Context, exit taskdriver.Exit, req
 // ended applies the restart policy after an attempt. A permanent failure is never retried.
 func (t *taskRunner) ended(ctx context.Context, exit taskdriver.Exit, permanent bool, why string) error {
 	rec, now := t.state(), time.Now()
+	if t.restarts {
+		t.restarts = false
+		t.reportExit(ctx, rec.Attempt, &exit, false)
+		return t.set(why, func(r *TaskRecord) {
+			r.State, r.Exit, r.Next, r.Reason, r.Restarts.Total = TaskWaiting, &exit, now, why, r.Restarts.Total+1
+		})
+	}
 	expected := isBatch(t.record().JobType) || t.spec.prestart && !t.spec.sidecar
 	if expected && exit.Code == 0 && exit.Err == "" {
 		t.reportExit(ctx, rec.Attempt, &exit, true)

@@ -96,12 +96,50 @@ func Exact(to io.Writer) io.Writer {
 	if !is {
 		return to
 	}
-	if f, is := w.to.(*os.File); is {
-		if _, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS); err == nil {
-			return to
-		}
+	if Columns(to) > 0 {
+		return to
 	}
 	return w.to
+}
+
+// defaultColumns is the width of a terminal that does not know its own.
+const defaultColumns = 80
+
+// Columns returns the width of the terminal behind to, or 0 if that is none.
+func Columns(to io.Writer) int {
+	w, _ := to.(*Writer)
+	if w == nil {
+		return 0
+	}
+	f, is := w.to.(*os.File)
+	if !is {
+		return 0
+	}
+	if _, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS); err != nil {
+		return 0
+	}
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil || size.Col == 0 {
+		return defaultColumns
+	}
+	return int(size.Col)
+}
+
+// Replace replaces the last line of a terminal, which a call with an empty text clears. The text is escaped and cut to
+// the width of the terminal.
+func Replace(to io.Writer, text string) {
+	w, _ := to.(*Writer)
+	width := Columns(to)
+	if w == nil || width == 0 {
+		return
+	}
+	line := []rune(Escape(text))
+	if len(line) >= width {
+		line = append(line[:width-2], '…')
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	fmt.Fprintf(w.to, "\r\x1b[K%s", string(line))
 }
 
 // Quote quotes an argument for a POSIX shell.

@@ -169,8 +169,8 @@ func (c *Client) Alloc(ctx context.Context, prefix string) (Alloc, error) {
 }
 
 // Logs copies the logs of a task.
-func (c *Client) Logs(ctx context.Context, alloc, task, stream string, follow bool, to io.Writer) error {
-	q := url.Values{"stream": {stream}, "follow": {fmt.Sprint(follow)}}
+func (c *Client) Logs(ctx context.Context, alloc, task string, o agent.LogOptions, to io.Writer) error {
+	q := url.Values{"stream": {string(o.Stream)}, "follow": {fmt.Sprint(o.Follow)}, "tail": {fmt.Sprint(o.Tail)}}
 	body, err := c.open(ctx, http.MethodGet, "/alloc/"+segment(alloc)+"/logs/"+segment(task)+"?"+q.Encode(), nil)
 	if err != nil {
 		return err

@@ -231,14 +231,14 @@ func TestJobRunsAndItsLogsAreRead(t *testing.T) {
 	job = awaitJob(t, c, "echo", func(j Job) bool { return j.Status == "complete" })
 	var out strings.Builder
 	id := job.Allocs[0].ID[:8]
-	if err := c.Logs(t.Context(), id, "main", "stdout", true, &out); err != nil || out.String() != "hello\n" {
+	if err := c.Logs(t.Context(), id, "main", agent.LogOptions{Follow: true}, &out); err != nil || out.String() != "hello\n" {
 		t.Errorf("logs %q, %v", out.String(), err)
 	}
 	if a, err := c.Alloc(t.Context(), id); err != nil || a.Tasks[0].ExitCode == nil || len(a.Notes) == 0 {
 		t.Errorf("%+v, %v", a, err)
 	}
 	// Errors of logs reach the client, which also get those of a pruned alloc.
-	if err := c.Logs(t.Context(), id, "other", "stdout", false, &out); !errors.Is(err, registry.ErrNotFound) {
+	if err := c.Logs(t.Context(), id, "other", agent.LogOptions{}, &out); !errors.Is(err, registry.ErrNotFound) {
 		t.Errorf("logs of an unknown task: %v", err)
 	}
 	must(t, c.StopJob(t.Context(), "echo", true, false))

@@ -60,7 +60,8 @@ func (s *Server) getJob(r *http.Request) (any, error) {
 			return v, nil
 		}
 	}
-	return nil, registry.Errorf(registry.ErrNotFound, "job %q not found (see holdfast job status)", r.PathValue("id"))
+	_, _, err := s.agent.JobSource(r.PathValue("id"))
+	return nil, err
 }
 
 func (s *Server) deleteJob(r *http.Request) (any, error) {

@@ -470,7 +470,7 @@ func since(t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
-	return fmt.Sprintf("%s, %v ago", t.UTC().Format(time.DateTime), max(0, now().Sub(t).Round(time.Second)))
+	return fmt.Sprintf("%s UTC, %v ago", t.UTC().Format(time.DateTime), max(0, now().Sub(t).Round(time.Second)))
 }
 
 // sentence adds a capital and a full stop.

@@ -134,10 +134,13 @@ func (s *Server) handler() http.Handler {
 		"POST /v1/jobs/plan":          withBody(s.postPlan),
 		"GET /v1/jobs":                s.getJobs,
 		"GET /v1/job/{id}":            s.getJob,
+		"GET /v1/job/{id}/source":     s.getJobSource,
 		"DELETE /v1/job/{id}":         s.deleteJob,
 		"GET /v1/allocs":              s.getAllocs,
 		"GET /v1/alloc/{id}":          s.getAlloc,
 		"POST /v1/alloc/{id}/release": s.postForceRelease,
+		"POST /v1/alloc/{id}/restart": s.postRestart,
+		"POST /v1/alloc/{id}/stop":    s.postStopAlloc,
 		"GET /v1/plugins":             s.getPlugins,
 		"GET /v1/plugin/{id}":         s.getPlugin,
 		"POST /v1/plugins/capacity":   withBody(s.postCapacity),
@@ -252,10 +255,16 @@ func (s *Server) streamLogs(w http.ResponseWriter, r *http.Request) {
 		refuse(w, err)
 		return
 	}
+	tail, err := strconv.Atoi(cmp.Or(r.URL.Query().Get("tail"), "0"))
+	if err != nil || tail < 0 {
+		refuse(w, registry.Invalid("tail: %q is not a number of lines", r.URL.Query().Get("tail")))
+		return
+	}
 	stream, task := taskdriver.Stream(r.URL.Query().Get("stream")), host.TaskName(r.PathValue("task"))
+	o := agent.LogOptions{Stream: cmp.Or(stream, taskdriver.Stdout), Follow: isTrue(r, "follow"), Tail: tail}
 	w.Header().Set("Content-Type", "application/octet-stream")
 	out := &flushWriter{ResponseWriter: w}
-	err = s.agent.Logs(r.Context(), rec.ID, task, cmp.Or(stream, taskdriver.Stdout), isTrue(r, "follow"), out)
+	err = s.agent.Logs(r.Context(), rec.ID, task, o, out)
 	switch {
 	case err == nil || r.Context().Err() != nil:
 	case !out.started:

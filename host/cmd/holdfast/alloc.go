@@ -1,81 +1,63 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"holdfast/host/agent/control"
-	"holdfast/internal/display"
 )
 
 func newAlloc(io streams, p *globalFlags) *cobra.Command {
 	status := statusCommand(io, p, "List allocs, or show the one whose ID starts with ID", (*control.Client).Allocs,
 		writeAllocs,
 		(*control.Client).Alloc, writeAlloc)
-	return group("alloc", "Inspect allocs, read their logs, release their volumes", status, newAllocLogs(io, p), newAllocRelease(io, p))
+	return group("alloc", "Inspect, restart and stop allocs, read their logs, release their volumes", status,
+		newAllocLogs(io, p), newAllocRestart(io, p), newAllocStop(io, p), newAllocRelease(io, p))
 }
 
-func newAllocLogs(io streams, p *globalFlags) *cobra.Command {
-	follow, stdout, stderr := false, false, false
+func newAllocRestart(io streams, p *globalFlags) *cobra.Command {
+	force := false
 	c := &cobra.Command{
-		Use: "logs ID TASK", Short: "Print the logs of a task", Args: usageArgs(cobra.ExactArgs(2)),
-		Long: "Print the standard output and standard error of a task. Control characters are escaped on a terminal.",
+		Use: "restart ID [TASK]", Short: "Restart the tasks of an alloc, or one of them", Args: usageArgs(cobra.RangeArgs(1, 2)),
+		Long: "Restart the running tasks of an alloc, or one of them. Its volumes stay mounted, and the restart policy of the " +
+			"job does not count it.",
 		RunE: func(c *cobra.Command, args []string) error {
-			return copyLogs(c.Context(), p.client(), args[0], args[1], follow, io.logs(stdout, stderr))
+			tasks, err := p.client().RestartAlloc(c.Context(), args[0], strings.Join(args[1:], ""), force)
+			return show(io, p, err, map[string]any{"id": args[0], "tasks": tasks}, func(to writer, _ map[string]any) error {
+				_, err := fmt.Fprintf(to, "alloc %s: restarting %s\n", args[0], strings.ReplaceAll(join(tasks), ",", ", "))
+				return err
+			})
 		},
 	}
-	c.Flags().BoolVarP(&follow, "follow", "f", false, "follow the logs until the task ends")
-	c.Flags().BoolVar(&stdout, "stdout", false, "print only standard output")
-	c.Flags().BoolVar(&stderr, "stderr", false, "print only standard error, to standard output")
-	c.MarkFlagsMutuallyExclusive("stdout", "stderr")
+	c.Flags().BoolVar(&force, "force", false, "restart a plugin although its process serves mounts, which are dead afterwards")
 	return c
 }
 
-// logs returns the destination of each stream of a task.
-func (io streams) logs(stdout, stderr bool) map[string]writer {
-	out, errs := display.Exact(io.out), display.Exact(io.err)
-	switch {
-	case stdout:
-		return map[string]writer{"stdout": out}
-	case stderr:
-		return map[string]writer{"stderr": out}
+func newAllocStop(io streams, p *globalFlags) *cobra.Command {
+	force := false
+	c := &cobra.Command{
+		Use: "stop ID...", Short: "Stop allocs; their jobs place others instead", Args: usageArgs(cobra.MinimumNArgs(1)),
+		Long: "Stop allocs and release their volumes. Each job that is not stopped places another alloc instead.",
+		RunE: func(c *cobra.Command, args []string) error {
+			err := p.client().StopAlloc(c.Context(), args[0], force)
+			return show(io, p, err, map[string]string{"id": args[0]}, func(to writer, _ map[string]string) error {
+				_, err := fmt.Fprintf(to, "alloc %s is stopping\n", args[0])
+				return err
+			})
+		},
 	}
-	return map[string]writer{"stdout": out, "stderr": errs}
-}
-
-// copyLogs copies streams of a task, one after the other, or concurrently if it follows.
-func copyLogs(ctx context.Context, client *control.Client, alloc, task string, follow bool,
-	streams map[string]writer) error {
-	errs := make([]error, 0, len(streams))
-	if !follow {
-		for _, name := range slices.Sorted(maps.Keys(streams)) { // stderr first: it is usually short
-			errs = append(errs, client.Logs(ctx, alloc, task, name, false, streams[name]))
-			if errs[len(errs)-1] != nil {
-				break
-			}
-		}
-		return errors.Join(errs...)
-	}
-	results := make(chan error, len(streams))
-	for name, to := range streams {
-		go func() { results <- client.Logs(ctx, alloc, task, name, true, to) }()
-	}
-	for range streams {
-		errs = append(errs, <-results)
-	}
-	return errors.Join(errs...)
+	c.Flags().BoolVar(&force, "force", false, "stop even if it runs a plugin whose volumes are in use")
+	return c
 }
 
 func writeAllocs(to io.Writer, list []control.Alloc) error {
 	t := newTable("ID", "JOB", "GROUP", "INDEX", "STATE", "CREATED", "REASON")
 	for _, a := range list {
-		t.add(short(a.ID), a.Job, a.Group, a.Index, a.State, when(a.Created), a.Reason)
+		t.add(short(a.ID), a.Job, a.Group, a.Index, a.State, age(a.Created), a.Reason)
 	}
 	return t.write(to, "no allocs")
 }
@@ -104,7 +86,7 @@ func writeAlloc(to io.Writer, a control.Alloc) error {
 	if len(a.Notes) > 0 {
 		notes := newTable("TIME", "TASK", "EVENT")
 		for _, n := range a.Notes {
-			notes.add(when(n.At), n.Task, n.Text)
+			notes.add(clock(n.At), n.Task, n.Text)
 		}
 		fmt.Fprintln(to)
 		err = errors.Join(err, notes.write(to, ""))

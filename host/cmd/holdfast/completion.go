@@ -30,17 +30,23 @@ var ids = map[string]lister{
 }
 
 // completeArguments has the shell complete the arguments and flags of each command below c that name something an agent
-// knows, by the words of its usage line.
+// knows, by the words of its usage line, and resolves IDs that the agent does not know. ID... makes the command run once
+// for each argument.
 func completeArguments(c *cobra.Command, p *globalFlags) {
 	for _, sub := range c.Commands() {
 		completeArguments(sub, p)
 	}
 	var listers []lister
 	usage, _, _ := strings.Cut(c.Use, " --")
-	for _, word := range strings.Fields(usage)[1:] {
-		switch strings.Trim(word, "[]") {
+	words := strings.Fields(usage)[1:]
+	for _, word := range words {
+		switch strings.Trim(word, "[].") {
 		case "ID":
-			listers = append(listers, ids[c.Parent().Name()])
+			list := ids[c.Parent().Name()]
+			if c.Name() == "create" { // it is new
+				list = nil
+			}
+			listers = append(listers, list)
 		case "PLUGIN":
 			listers = append(listers, pluginIDs)
 		case "SNAPSHOT", "BASE":
@@ -48,17 +54,33 @@ func completeArguments(c *cobra.Command, p *globalFlags) {
 		case "TASK":
 			listers = append(listers, taskNames)
 		case "VOLUME":
-			listers = append(listers, endpointVolumes)
+			list := volumeIDs
+			if c.Parent().Name() == "csi-endpoint" {
+				list = endpointVolumes
+			}
+			listers = append(listers, list)
 		case "EXTERNAL_ID":
 			listers = append(listers, externalIDs)
 		}
 	}
 	if listers != nil && !strings.Contains(usage, "FILE") {
+		several := strings.HasSuffix(words[len(words)-1], "...")
 		c.ValidArgsFunction = func(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			if len(args) >= len(listers) || listers[len(args)] == nil {
+			at := len(args)
+			if several {
+				at = min(at, len(listers)-1)
+			}
+			if at >= len(listers) || listers[at] == nil {
 				return nil, cobra.ShellCompDirectiveDefault
 			}
-			return complete(c, p, listers[len(args)], args)
+			return complete(c, p, listers[at], args)
+		}
+		c.RunE = p.resolving(c.RunE, listers)
+		if len(words) == 1 && several {
+			run := c.RunE
+			c.RunE = func(c *cobra.Command, args []string) error {
+				return each(args, func(arg string) error { return run(c, []string{arg}) })
+			}
 		}
 	}
 	for _, flag := range []string{"plugin", "external"} {
@@ -73,18 +95,23 @@ func completeArguments(c *cobra.Command, p *globalFlags) {
 
 // complete returns the values of a lister. Without an agent there are none.
 func complete(c *cobra.Command, p *globalFlags, list lister, args []string) ([]string, cobra.ShellCompDirective) {
+	values, err := list.known(c, p, args)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	return slices.DeleteFunc(values, func(v string) bool { return slices.Contains(args, v) }),
+		cobra.ShellCompDirectiveNoFileComp
+}
+
+// known returns the values of a lister, in the namespace of the command's flag.
+func (list lister) known(c *cobra.Command, p *globalFlags, args []string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(c.Context(), completionTimeout)
 	defer cancel()
 	namespace := ""
 	if f := c.Flags().Lookup("namespace"); f != nil {
 		namespace = f.Value.String()
 	}
-	values, err := list(ctx, p.client(), args, namespace)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	return slices.DeleteFunc(values, func(v string) bool { return slices.Contains(args, v) }),
-		cobra.ShellCompDirectiveNoFileComp
+	return list(ctx, p.client(), args, namespace)
 }
 
 // values returns one value of each item that has one.

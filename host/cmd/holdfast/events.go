@@ -3,17 +3,13 @@ package main
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"os/signal"
 	"strconv"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"holdfast/host"
-	"holdfast/host/agent/control"
 )
 
 type writer = io.Writer
@@ -29,20 +25,14 @@ func newEvents(io streams, p *globalFlags) *cobra.Command {
 			if err != nil {
 				return usageError{fmt.Errorf("--after %q: use the number of an event, which begins its line", after)}
 			}
-			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
-			defer stop()
 			lines := json.NewEncoder(io.out)
-			err = p.client().Events(ctx, number, follow, func(e host.Event) error {
+			return p.client().Events(c.Context(), number, follow, func(e host.Event) error {
 				if p.json {
 					return lines.Encode(e)
 				}
-				_, err := fmt.Fprintf(io.out, "%6d  %s  %s\n", e.Seq, when(e.At), clean(eventLine(e)))
+				_, err := fmt.Fprintf(io.out, "%6d  %s  %s\n", e.Seq, clock(e.At), clean(eventLine(e)))
 				return err
 			})
-			if ctx.Err() != nil && !errors.Is(err, control.ErrNoAgent) {
-				return nil
-			}
-			return err
 		},
 	}
 	c.Flags().BoolVarP(&follow, "follow", "f", false, "print new events until interrupted")

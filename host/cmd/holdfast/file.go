@@ -12,6 +12,7 @@ import (
 
 	"holdfast/host"
 	"holdfast/host/agent"
+	"holdfast/host/agent/control"
 )
 
 // variables are the flags for values of variables.
@@ -116,6 +117,50 @@ func (v *variables) readFiles(paths []string) ([]file, error) {
 		}
 	}
 	return out, nil
+}
+
+// submissions reads the files of a command that takes volume files or else job files. All variables belong to a single
+// file, also those that it does not declare.
+func (v *variables) submissions(paths []string, volume bool) ([]control.Submission, error) {
+	if len(paths) == 1 {
+		src, err := v.readOne(paths[0], volume)
+		return []control.Submission{src}, err
+	}
+	files, err := v.readFiles(paths)
+	if err != nil {
+		return nil, err
+	}
+	var out []control.Submission
+	for _, f := range files {
+		err = errors.Join(err, f.err, f.checkKind(volume))
+		out = append(out, f.Source)
+	}
+	return out, err
+}
+
+// checkKind refuses a volume file instead of a job file, and the other way round.
+func (f file) checkKind(volume bool) error {
+	switch {
+	case f.volume && !volume:
+		return fmt.Errorf("%s: this is a volume file; use holdfast volume create or holdfast volume register", f.Name)
+	case volume && jobHead.Match(f.Text):
+		return fmt.Errorf("%s: this is a job file; use holdfast job run", f.Name)
+	}
+	return nil
+}
+
+// readOne reads the only file of a command, a volume or a job. All variables belong to it.
+func (v *variables) readOne(path string, volume bool) (control.Submission, error) {
+	values, files, err := v.read()
+	if err != nil {
+		return control.Submission{}, err
+	}
+	f, err := readFile(path)
+	f.Variables, f.Files = values, files
+	if err == nil {
+		err = f.checkKind(volume)
+	}
+	return f.Source, err
 }
 
 func declares(text []byte, name string) bool {

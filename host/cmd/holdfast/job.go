@@ -14,57 +14,80 @@ import (
 
 	"holdfast/host/agent"
 	"holdfast/host/agent/control"
+	"holdfast/internal/display"
 )
 
 func newJob(io streams, p *globalFlags) *cobra.Command {
 	return group("job", "Run, stop and inspect jobs", newJobRun(io, p), newJobPlan(io, p), newJobStop(io, p),
+		newJobInspect(io, p), newJobLogs(io, p),
 		statusCommand(io, p, "List jobs, or show one with its allocs", (*control.Client).Jobs, writeJobs,
 			(*control.Client).Job, writeJob))
 }
 
 func newJobRun(io streams, p *globalFlags) *cobra.Command {
-	v, wait, force, rerun := &variables{}, false, false, false
+	v, o, wait := &variables{}, agent.SubmitOptions{}, false
 	c := &cobra.Command{
-		Use: "run FILE", Short: "Run or update a job",
-		Long: "Run or update a job. Running allocs of unchanged groups keep running.\n\n" +
+		Use: "run FILE...", Short: "Run or update jobs",
+		Long: "Run or update jobs. Running allocs of unchanged groups keep running.\n\n" +
 			"Complete batch allocs of unchanged groups run again only with --rerun, or after job stop. " +
 			"Failed allocs always run again.\n\n" +
 			"With --wait the exit code is 1 if an alloc fails.",
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
-			src, err := v.readOne(args[0], false)
+			list, err := v.submissions(args, false)
 			if err != nil {
 				return err
 			}
-			job, err := p.client().RunJob(c.Context(), src, agent.SubmitOptions{Force: force, Rerun: rerun})
-			done := err == nil && job.Status == "complete"
-			if err == nil && wait {
-				job, err = awaitJob(c.Context(), p.client(), job)
-			}
-			if err != nil {
-				return err
-			}
-			if p.json {
-				return errors.Join(writeJSON(io.out, job), failedAllocs(job, wait))
-			}
-			for _, w := range job.Warnings {
-				fmt.Fprintln(io.err, "warning:", w)
-			}
-			fmt.Fprintf(io.out, "job %s: version %d, %s\n", job.ID, job.Version, job.Status)
-			if r := job.Roll; r != nil && r.State == agent.RollStarting {
-				fmt.Fprintf(io.out, "version %d follows once its plugins are healthy\n", r.Version)
-			}
-			if done {
-				fmt.Fprintln(io.out, "no changes: all allocs are complete; use --rerun to run them again")
-			}
-			return failedAllocs(job, wait)
+			return each(list, func(src control.Submission) error { return p.runJob(c.Context(), io, src, o, wait) })
 		},
 	}
 	v.flags(c)
 	c.Flags().BoolVar(&wait, "wait", false, "wait until all allocs are running or have ended")
-	c.Flags().BoolVar(&rerun, "rerun", false, "run complete batch allocs again")
-	c.Flags().BoolVar(&force, "force", false, "update even if this stops a plugin whose mounts are in use")
+	c.Flags().BoolVar(&o.Rerun, "rerun", false, "run complete batch allocs again")
+	c.Flags().BoolVar(&o.Force, "force", false, "update even if this stops a plugin whose mounts are in use")
 	return c
+}
+
+// runJob submits a job.
+func (p *globalFlags) runJob(
+	ctx context.Context, io streams, src control.Submission, o agent.SubmitOptions, wait bool,
+) error {
+	job, err := p.client().RunJob(ctx, src, o)
+	done := err == nil && job.Status == "complete"
+	if err == nil && wait {
+		job, err = awaitJob(ctx, p.client(), job)
+	}
+	if err != nil {
+		return err
+	}
+	if p.json {
+		return errors.Join(writeJSON(io.out, job), failedAllocs(job, wait))
+	}
+	for _, w := range job.Warnings {
+		fmt.Fprintln(io.err, "warning:", w)
+	}
+	fmt.Fprintf(io.out, "job %s: version %d, %s\n", job.ID, job.Version, job.Status)
+	if r := job.Roll; r != nil && r.State == agent.RollStarting {
+		fmt.Fprintf(io.out, "version %d follows once its plugins are healthy\n", r.Version)
+	}
+	if done {
+		fmt.Fprintln(io.out, "no changes: all allocs are complete; use --rerun to run them again")
+	}
+	return failedAllocs(job, wait)
+}
+
+func newJobInspect(io streams, p *globalFlags) *cobra.Command {
+	return &cobra.Command{
+		Use: "inspect ID", Short: "Print a job as it was submitted", Args: usageArgs(cobra.ExactArgs(1)),
+		Long: "Print the file of a job as it was submitted. With --json also its version and the values of its variables.",
+		RunE: func(c *cobra.Command, args []string) error {
+			src, err := p.client().JobSource(c.Context(), args[0])
+			return show(io, p, err, src, func(to writer, src control.JobSource) error {
+				_, err := fmt.Fprint(display.Exact(to), src.Text)
+				return err
+			})
+		},
+	}
 }
 
 func newJobPlan(io streams, p *globalFlags) *cobra.Command {
@@ -104,26 +127,6 @@ func writePlan(to io.Writer, places []agent.Placement) error {
 		}
 	}
 	return t.write(to, "no allocs")
-}
-
-// readOne reads the only file of a command, a volume or a job. All variables belong to it.
-func (v *variables) readOne(path string, volume bool) (control.Submission, error) {
-	values, files, err := v.read()
-	if err != nil {
-		return control.Submission{}, err
-	}
-	f, err := readFile(path)
-	f.Variables, f.Files = values, files
-	switch {
-	case err != nil:
-		return f.Source, err
-	case f.volume && !volume:
-		return f.Source, fmt.Errorf("%s: this is a volume file; use holdfast volume create or holdfast volume register",
-			path)
-	case volume && jobHead.Match(f.Text):
-		return f.Source, fmt.Errorf("%s: this is a job file; use holdfast job run", path)
-	}
-	return f.Source, nil
 }
 
 // awaitJob waits until the allocs of the job's version are running or have ended.
@@ -203,8 +206,8 @@ func failedAllocs(j control.Job, waited bool) error {
 func newJobStop(io streams, p *globalFlags) *cobra.Command {
 	purge, force, wait := false, false, false
 	c := &cobra.Command{
-		Use: "stop ID", Short: "Stop a job",
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Use: "stop ID...", Short: "Stop jobs",
+		Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := p.client().StopJob(c.Context(), args[0], purge, force); err != nil {
 				return err
@@ -267,7 +270,7 @@ func show[T any](io streams, p *globalFlags, err error, v T, write func(io.Write
 func writeJobs(to io.Writer, jobs []control.Job) error {
 	t := newTable("ID", "TYPE", "STATUS", "VERSION", "GROUPS", "SUBMITTED")
 	for _, j := range jobs {
-		t.add(j.ID, j.Type, j.Status, j.Version, len(j.Groups), when(j.Submitted))
+		t.add(j.ID, j.Type, j.Status, j.Version, len(j.Groups), age(j.Submitted))
 	}
 	return t.write(to, "no jobs")
 }

@@ -3,10 +3,10 @@
 //	holdfast run plugin.hcl notes.volume.hcl job.hcl    run everything in the foreground and stop it at the end
 //	holdfast agent                                      run the agent; the other commands talk to it
 //	holdfast validate FILE...
-//	holdfast job run FILE | stop ID | status [ID]
+//	holdfast job run FILE... | plan FILE | stop ID... | status [ID] | inspect ID | logs ID [TASK]
 //	holdfast plugin status [ID]
-//	holdfast volume create FILE | register FILE | status [ID] | expand ID | delete ID | deregister ID
-//	holdfast alloc status [ID] | logs ID TASK
+//	holdfast volume create FILE... | register FILE... | status [ID] | expand ID | delete ID... | deregister ID...
+//	holdfast alloc status [ID] | logs ID [TASK] | restart ID [TASK] | stop ID...
 //	holdfast shim status | swap PATH | rollback | history
 //	holdfast doctor [--repair]                          find and repair inconsistencies, with or without an agent
 //	holdfast events | version

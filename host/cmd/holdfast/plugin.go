@@ -182,7 +182,7 @@ func writePlugin(to io.Writer, p control.Plugin) error {
 	for _, i := range p.Instances {
 		f := i.Fingerprint
 		instances.add(i.Role, short(i.Alloc), i.Task, i.Attempt, yesNo(i.Active), i.Health.State,
-			withDetail(i.Health.Cause, i.Health.Detail), when(i.Health.Since), f.NodeID, number(f.MaxVolumes))
+			withDetail(i.Health.Cause, i.Health.Detail), age(i.Health.Since), f.NodeID, number(f.MaxVolumes))
 	}
 	tasks := newTable("ALLOC", "TASK", "JOB", "TYPE", "PHASE", "ATTEMPT", "CALLS", "SERVES", "RESTART REQUESTED")
 	for _, t := range p.Tasks {

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +19,7 @@ import (
 	"holdfast/host"
 	"holdfast/host/agent/control"
 	"holdfast/internal/display"
+	"holdfast/registry"
 )
 
 // Exit codes.
@@ -63,18 +65,65 @@ func run(args []string, out, errs io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(out)
 	root.SetErr(errs)
-	err := root.ExecuteContext(context.Background()) // the root context
-	if err != nil && !errors.Is(err, errReported) && !errors.Is(err, errIncomplete) {
-		fmt.Fprintln(errs, "holdfast:", err)
+	err := root.ExecuteContext(context.Background())   // the root context
+	p.json = p.json || slices.Contains(args, "--json") // an error in the flags may come before
+	list, several := errors.AsType[failures](err)
+	if !several {
+		list = failures{err}
 	}
-	switch {
-	case errors.Is(err, control.ErrNoAgent) && errors.Is(err, os.ErrPermission):
-		fmt.Fprintln(errs,
-			"the socket belongs to another user: run the command as root or as the user that runs the agent")
-	case errors.Is(err, control.ErrNoAgent):
-		fmt.Fprintln(errs, p.adviseNoAgent())
+	for _, e := range list {
+		p.report(errs, e)
 	}
 	return exitCode(err)
+}
+
+// errorLine is an error as a JSON object.
+type errorLine struct {
+	Error string `json:"error"`
+	Kind  string `json:"kind"`           // as kindOf returns it
+	Next  string `json:"next,omitempty"` // what to do
+}
+
+// report prints an error, unless it has been printed.
+func (p *globalFlags) report(to io.Writer, err error) {
+	if err == nil || errors.Is(err, errReported) || errors.Is(err, errIncomplete) {
+		return
+	}
+	line := errorLine{Error: err.Error(), Kind: kindOf(err)}
+	switch {
+	case errors.Is(err, control.ErrNoAgent) && errors.Is(err, os.ErrPermission):
+		line.Next = "the socket belongs to another user: run the command as root or as the user that runs the agent"
+	case errors.Is(err, control.ErrNoAgent):
+		line.Next = p.adviseNoAgent()
+	}
+	if p.json {
+		e := json.NewEncoder(to) // one per line
+		e.SetEscapeHTML(false)
+		_ = e.Encode(line)
+		return
+	}
+	fmt.Fprintln(to, "holdfast:", line.Error)
+	if line.Next != "" {
+		fmt.Fprintln(to, line.Next)
+	}
+}
+
+// kindOf returns the kind of an error: one of package registry by its text, else usage, no agent, interrupted or other.
+func kindOf(err error) string {
+	for _, kind := range registry.Kinds {
+		if errors.Is(err, kind) {
+			return kind.Error()
+		}
+	}
+	switch code := exitCode(err); {
+	case code == exitUsage:
+		return "usage"
+	case code == exitNoAgent:
+		return "no agent"
+	case code > 128:
+		return "interrupted"
+	}
+	return "other"
 }
 
 // adviseNoAgent returns what to do when no agent answers. It does not advise starting an agent that is running.
@@ -158,8 +207,13 @@ func group(use, short string, sub ...*cobra.Command) *cobra.Command {
 		if len(args) == 0 {
 			return c.Help()
 		}
-		return usageError{fmt.Errorf("unknown command %q for %s; see %[2]s --help", args[0], c.CommandPath())}
+		text := fmt.Sprintf("unknown command %q for %s", args[0], c.CommandPath())
+		if like := c.SuggestionsFor(args[0]); len(like) > 0 {
+			text += fmt.Sprintf("; did you mean %s?", listed(like))
+		}
+		return usageError{fmt.Errorf("%s; see %s --help", text, c.CommandPath())}
 	}
+	c.SuggestionsMinimumDistance = 2
 	c.AddCommand(sub...)
 	return c
 }

@@ -154,7 +154,7 @@ func stepsText(steps []host.SwapStepTime) string {
 func writeSwaps(to writer, list []host.SwapReport) error {
 	t := newTable("BEGAN", "BY", "FROM", "TO", "GENERATION", "OUTCOME", "HELD", "FOR", "FAILED AT", "REASON", "STEPS")
 	for _, s := range list {
-		t.add(when(s.Began), s.By, short(s.From), short(s.To), number(int64(s.Generation)), s.Outcome, number(s.Held),
+		t.add(age(s.Began), s.By, short(s.From), short(s.To), number(int64(s.Generation)), s.Outcome, number(s.Held),
 			s.Hold.Round(100*time.Microsecond),
 			s.Failed, s.Reason, stepsText(s.Steps))
 	}

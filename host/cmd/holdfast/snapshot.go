@@ -36,9 +36,9 @@ func newSnapshot(io streams, p *globalFlags) *cobra.Command {
 	create.Args = usageArgs(cobra.ExactArgs(2))
 	return group("snapshot", "Manage snapshots of volumes", create,
 		newSnapshotList(io, p), newSnapshotStatus(io, p, snapshots), newSnapshotDiff(io, p),
-		newSnapshotDelete(io, p, snapshots, "delete", "Delete a snapshot; volumes created from it stay",
+		newSnapshotDelete(io, p, snapshots, "delete", "Delete snapshots; volumes created from them stay",
 			control.SnapshotClient.Delete),
-		newSnapshotDelete(io, p, snapshots, "deregister", "Remove the record of a snapshot; the plugin keeps the snapshot",
+		newSnapshotDelete(io, p, snapshots, "deregister", "Remove the records of snapshots; the plugin keeps the snapshots",
 			control.SnapshotClient.Deregister))
 }
 
@@ -59,9 +59,9 @@ volumes are created from it, and it is deleted with the group only.`
 	return group("group-snapshot", "Manage snapshots of several volumes, taken at one point in time", create,
 		newGroupSnapshotList(io, p), newSnapshotStatus(io, p, groupSnapshots),
 		newSnapshotDelete(io, p, groupSnapshots, "delete",
-			"Delete a group snapshot with all its snapshots; volumes created from them stay", control.SnapshotClient.Delete),
+			"Delete group snapshots with all their snapshots; volumes created from them stay", control.SnapshotClient.Delete),
 		newSnapshotDelete(io, p, groupSnapshots, "deregister",
-			"Remove the record of a group snapshot; the plugin keeps its snapshots", control.SnapshotClient.Deregister))
+			"Remove the records of group snapshots; the plugin keeps their snapshots", control.SnapshotClient.Deregister))
 }
 
 // newSnapshotCreate returns a command without its usage. read reads the arguments.
@@ -220,7 +220,7 @@ func newSnapshotDelete(io streams, p *globalFlags, kind snapshotKind, verb, shor
 	do func(control.SnapshotClient, context.Context, host.SnapshotName) error) *cobra.Command {
 	namespace, wait := "", time.Duration(0)
 	c := &cobra.Command{
-		Use: verb + " ID", Short: short, Args: usageArgs(cobra.ExactArgs(1)),
+		Use: verb + " ID...", Short: short, Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			name := host.SnapshotName{Namespace: registry.Namespace(namespace), ID: registry.SnapshotID(args[0])}
 			hint := fmt.Sprintf("%s %s may or may not be deleted; to check: %s; to resume, run the command again", kind.noun,
@@ -245,7 +245,7 @@ func newSnapshotDelete(io streams, p *globalFlags, kind snapshotKind, verb, shor
 func writeSnapshots(to io.Writer, list []host.Snapshot) error {
 	t := newTable("NAMESPACE", "ID", "VOLUME", "PLUGIN", "STATE", "SIZE", "TAKEN", "EXTERNAL ID")
 	for _, s := range list {
-		t.add(s.Namespace, s.ID, s.Volume, s.Plugin, s.State, size(s.Size), when(s.Taken), string(s.External))
+		t.add(s.Namespace, s.ID, s.Volume, s.Plugin, s.State, size(s.Size), age(s.Taken), string(s.External))
 	}
 	return t.write(to, "no snapshots")
 }
@@ -253,7 +253,7 @@ func writeSnapshots(to io.Writer, list []host.Snapshot) error {
 func writeGroups(to io.Writer, list []host.Snapshot) error {
 	t := newTable("NAMESPACE", "ID", "VOLUMES", "PLUGIN", "STATE", "TAKEN", "EXTERNAL ID")
 	for _, s := range list {
-		t.add(s.Namespace, s.ID, len(s.Members), s.Plugin, s.State, when(s.Taken), string(s.External))
+		t.add(s.Namespace, s.ID, len(s.Members), s.Plugin, s.State, age(s.Taken), string(s.External))
 	}
 	return t.write(to, "no group snapshots")
 }

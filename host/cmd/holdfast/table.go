@@ -9,6 +9,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 
 	"github.com/docker/go-units"
 	"github.com/hashicorp/go-hclog"
@@ -44,13 +45,73 @@ func clean(s string) string {
 	return display.Escape(strings.NewReplacer("\r\n", " ", "\n", " ", "\t", " ").Replace(s))
 }
 
-// write writes the rows, or the text none if there are no rows below the head.
+// write writes the rows, or the text none if there are no rows below the head. On a terminal, the last columns are
+// written below each row if they do not fit.
 func (t *table) write(to io.Writer, none string) error {
 	if len(t.rows) == 1 {
 		_, err := fmt.Fprintln(to, none)
 		return err
 	}
-	return columns(to, t.rows)
+	width := display.Columns(to)
+	if width == 0 {
+		return columns(to, t.rows)
+	}
+	return t.fit(to, width)
+}
+
+// fit writes the rows in lines of at most width characters, except for longer words.
+func (t *table) fit(to io.Writer, width int) error {
+	fitting, sum := 0, 0
+	for i := range t.rows[0] {
+		widest := 0
+		for _, row := range t.rows {
+			widest = max(widest, utf8.RuneCountInString(row[i]))
+		}
+		if sum += widest; i > 0 && sum > width {
+			break
+		}
+		fitting, sum = i+1, sum+2
+	}
+	upper := make([][]string, len(t.rows))
+	for i, row := range t.rows {
+		upper[i] = row[:fitting]
+	}
+	var text strings.Builder
+	if err := columns(&text, upper); err != nil {
+		return err
+	}
+	for i, line := range strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n") {
+		fmt.Fprintln(to, line)
+		var below []string
+		for j := fitting; i > 0 && j < len(t.rows[i]); j++ {
+			if cell := t.rows[i][j]; cell != "-" {
+				below = append(below, strings.ToLower(t.rows[0][j])+": "+cell)
+			}
+		}
+		if err := writeWrapped(to, strings.Join(below, "; "), "    ", width); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeWrapped writes words in lines of at most width characters that begin with indent.
+func writeWrapped(to io.Writer, text, indent string, width int) error {
+	line := ""
+	for _, word := range append(strings.Fields(text), "") {
+		if line != "" && (word == "" || utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width) {
+			if _, err := fmt.Fprintln(to, line); err != nil {
+				return err
+			}
+			line = ""
+		}
+		if line == "" {
+			line = indent + word
+		} else {
+			line += " " + word
+		}
+	}
+	return nil
 }
 
 // facts writes names and values, one pair per line.
@@ -72,12 +133,43 @@ func columns(to io.Writer, rows [][]string) error {
 	return w.Flush()
 }
 
-// when formats a time in UTC.
+// when formats a time with its age.
 func when(t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
-	return t.UTC().Format("2006-01-02 15:04:05")
+	return clock(t) + " (" + age(t) + ")"
+}
+
+// clock formats a time in UTC.
+func clock(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
+
+// now is the clock of relative times, which tests replace.
+var now = time.Now
+
+// age formats a time relative to now, for tables.
+func age(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	d := now().Sub(t)
+	if d < 0 {
+		return "in " + span(-d)
+	}
+	return span(d) + " ago"
+}
+
+// span formats a duration in its largest unit.
+func span(d time.Duration) string {
+	for _, unit := range []struct {
+		of   time.Duration
+		name string
+	}{{24 * time.Hour, "d"}, {time.Hour, "h"}, {time.Minute, "m"}} {
+		if d >= 2*unit.of {
+			return fmt.Sprintf("%d%s", d/unit.of, unit.name)
+		}
+	}
+	return fmt.Sprintf("%ds", d/time.Second)
 }
 
 // size formats a number of bytes; 0 means unknown.

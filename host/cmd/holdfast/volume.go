@@ -19,13 +19,13 @@ import (
 
 func newVolume(io streams, p *globalFlags) *cobra.Command {
 	return group("volume", "Manage volumes",
-		newVolumeCreate(io, p, "create", "Create a volume", (*control.Client).CreateVolume),
-		newVolumeCreate(io, p, "register", "Register an existing volume", (*control.Client).RegisterVolume),
+		newVolumeCreate(io, p, "create", "Create volumes", (*control.Client).CreateVolume),
+		newVolumeCreate(io, p, "register", "Register existing volumes", (*control.Client).RegisterVolume),
 		newVolumeList(io, p), newVolumeStatus(io, p), newVolumeExpand(io, p), newVolumeModify(io, p),
 		newVolumeDetach(io, p),
 		newVolumeUpdate(io, p), newVolumeAdopt(io, p),
-		newVolumeDelete(io, p, "delete", "Delete an unused volume", (*control.Client).DeleteVolume),
-		newVolumeDelete(io, p, "deregister", "Remove the record of an unused volume; the plugin keeps the volume",
+		newVolumeDelete(io, p, "delete", "Delete unused volumes", (*control.Client).DeleteVolume),
+		newVolumeDelete(io, p, "deregister", "Remove the records of unused volumes; the plugin keeps the volumes",
 			(*control.Client).DeregisterVolume))
 }
 
@@ -34,23 +34,25 @@ type createVolumeFunc func(*control.Client, context.Context, control.Submission)
 func newVolumeCreate(io streams, p *globalFlags, verb, short string, do createVolumeFunc) *cobra.Command {
 	v, wait := &variables{}, time.Duration(0)
 	c := &cobra.Command{
-		Use: verb + " FILE", Short: short, Args: usageArgs(cobra.ExactArgs(1)),
+		Use: verb + " FILE...", Short: short, Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
-			src, err := v.readOne(args[0], true)
+			list, err := v.submissions(args, true)
 			if err != nil {
 				return err
 			}
-			again := "the command again"
-			if args[0] != "-" {
-				again = display.Command("holdfast volume "+verb, args[0])
-			}
-			owner := map[string]string{"create": "plugin", "register": "agent"}[verb]
-			hint := fmt.Sprintf("the %s may still %s the volume; to resume, run with the same flags: %s; "+
-				"to remove it from the records: holdfast volume deregister ID", owner, verb, again)
-			vol, err := callUntilSignal(c, p, wait, hint,
-				func(ctx context.Context, client *control.Client) (control.Volume, error) { return do(client, ctx, src) })
-			return show(io, p, err, vol,
-				writeCreated(map[string]string{"create": "created by", "register": "registered with"}[verb]))
+			return each(list, func(src control.Submission) error {
+				again := "the command again"
+				if src.Name != "-" {
+					again = display.Command("holdfast volume "+verb, src.Name)
+				}
+				owner := map[string]string{"create": "plugin", "register": "agent"}[verb]
+				hint := fmt.Sprintf("the %s may still %s the volume; to resume, run with the same flags: %s; "+
+					"to remove it from the records: holdfast volume deregister ID", owner, verb, again)
+				vol, err := callUntilSignal(c, p, wait, hint,
+					func(ctx context.Context, client *control.Client) (control.Volume, error) { return do(client, ctx, src) })
+				return show(io, p, err, vol,
+					writeCreated(map[string]string{"create": "created by", "register": "registered with"}[verb]))
+			})
 		},
 	}
 	v.flags(c)
@@ -94,7 +96,7 @@ type deleteVolumeFunc func(*control.Client, context.Context, host.VolumeName) er
 func newVolumeDelete(io streams, p *globalFlags, verb, short string, do deleteVolumeFunc) *cobra.Command {
 	namespace, wait := "", time.Duration(0)
 	c := &cobra.Command{
-		Use: verb + " ID", Short: short, Args: usageArgs(cobra.ExactArgs(1)),
+		Use: verb + " ID...", Short: short, Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			name := volumeName(namespace, args[0])
 			_, err := callUntilSignal(c, p, wait, fmt.Sprintf("volume %s may or may not be deleted; to check: %s; "+
@@ -240,7 +242,7 @@ func writeVolume(to io.Writer, v control.Volume) error {
 	}
 	users := newTable("ALLOC", "JOB", "REQUEST", "ACCESS", "READ-ONLY", "PUBLISH", "SINCE")
 	for _, h := range v.Holders {
-		users.add(short(h.Alloc), h.Job, h.Request, h.Access, yesNo(h.ReadOnly), h.Published, when(h.Since))
+		users.add(short(h.Alloc), h.Job, h.Request, h.Access, yesNo(h.ReadOnly), h.Published, age(h.Since))
 	}
 	fmt.Fprintln(to)
 	err = errors.Join(err, modes.write(to, "no capabilities"))

@@ -1,0 +1,58 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+
+	"holdfast/host"
+)
+
+// JobSource is a job as it was submitted.
+type JobSource struct {
+	ID        string            `json:"id"`
+	Version   uint64            `json:"version"`
+	File      string            `json:"file"` // as its path was given
+	Text      string            `json:"text"`
+	Variables map[string]string `json:"variables,omitempty"`
+}
+
+func (s *Server) getJobSource(r *http.Request) (any, error) {
+	id := r.PathValue("id")
+	src, version, err := s.agent.JobSource(id)
+	return JobSource{ID: id, Version: version, File: src.Name, Text: string(src.Text), Variables: src.Variables}, err
+}
+
+// JobSource returns a job as it was submitted.
+func (c *Client) JobSource(ctx context.Context, id string) (JobSource, error) {
+	return get[JobSource](ctx, c, "/job/"+segment(id)+"/source")
+}
+
+func (s *Server) postRestart(r *http.Request) (any, error) {
+	rec, err := s.agent.Find(r.PathValue("id"))
+	if err != nil {
+		return nil, err
+	}
+	return s.agent.RestartAlloc(r.Context(), rec.ID, host.TaskName(r.URL.Query().Get("task")), s.host, isTrue(r, "force"))
+}
+
+// RestartAlloc restarts a task of an alloc in place, or all that run if task is empty. It returns the tasks.
+func (c *Client) RestartAlloc(ctx context.Context, id, task string, force bool) ([]host.TaskName, error) {
+	q := url.Values{"task": {task}, "force": {fmt.Sprint(force)}}
+	return post[[]host.TaskName](ctx, c, "/alloc/"+segment(id)+"/restart?"+q.Encode(), nil)
+}
+
+func (s *Server) postStopAlloc(r *http.Request) (any, error) {
+	rec, err := s.agent.Find(r.PathValue("id"))
+	if err == nil {
+		err = s.agent.StopAlloc(r.Context(), rec.ID, s.host, isTrue(r, "force"))
+	}
+	return struct{}{}, err
+}
+
+// StopAlloc stops an alloc. Its job places another one.
+func (c *Client) StopAlloc(ctx context.Context, id string, force bool) error {
+	_, err := post[struct{}](ctx, c, "/alloc/"+segment(id)+"/stop?"+url.Values{"force": {fmt.Sprint(force)}}.Encode(), nil)
+	return err
+}

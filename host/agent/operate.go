@@ -1,0 +1,222 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+
+	"holdfast/host"
+	"holdfast/host/agent/taskdriver"
+	"holdfast/registry"
+)
+
+// causeOperator is the cause of restarts that an operator requests. The shim never sends it.
+const causeOperator registry.Cause = "operator"
+
+// RestartAlloc restarts a task of an alloc in place, or all that run if task is empty. The volumes stay, and the restart
+// policy does not count it. It returns the tasks. Without force it refuses to restart a plugin whose process serves
+// mounts.
+func (a *Agent) RestartAlloc(
+	ctx context.Context, id host.AllocID, task host.TaskName, s Lister, force bool,
+) (restarted []host.TaskName, err error) {
+	r := a.record(id)
+	if r == nil {
+		return nil, registry.Errorf(registry.ErrNotFound, "alloc %q not found", id)
+	}
+	if _, known := r.Tasks[task]; task != "" && !known {
+		return nil, unknownTask(r, task)
+	}
+	for _, t := range r.Group.Tasks {
+		if r.Tasks[t.Name].State == TaskRunning && (task == "" || task == t.Name) {
+			restarted = append(restarted, t.Name)
+		}
+	}
+	switch {
+	case r.State != AllocRunning:
+		return nil, registry.Errorf(registry.ErrConflict, "alloc %s is %s; only a running one is restarted", short(id), r.State)
+	case !a.restartable(r):
+		return nil, registry.Errorf(registry.ErrConflict, "a roll of its plugin starts or replaces alloc %s; "+
+			"see holdfast job status %s", short(id), r.Job)
+	case len(restarted) == 0 && task != "":
+		return nil, registry.Errorf(registry.ErrConflict, "task %q is not running; see holdfast alloc status %s", task,
+			short(id))
+	case len(restarted) == 0:
+		return nil, registry.Errorf(registry.ErrConflict, "no task of alloc %s is running", short(id))
+	}
+	if !force {
+		if err := a.checkServesNothing(ctx, r, restarted, s); err != nil {
+			return nil, err
+		}
+	}
+	for _, name := range restarted {
+		p := host.PendingRestart{TaskKey: host.TaskKey{Alloc: id, Task: name}}
+		p.Attempt, p.Cause = r.Tasks[name].Attempt, causeOperator
+		a.requestRestart(p)
+	}
+	return restarted, nil
+}
+
+// StopAlloc stops an alloc. Its job places another one, unless it is stopped too. Without force it refuses to stop a
+// plugin whose volumes are in use.
+func (a *Agent) StopAlloc(ctx context.Context, id host.AllocID, s Lister, force bool) error {
+	r := a.record(id)
+	switch {
+	case r == nil:
+		return registry.Errorf(registry.ErrNotFound, "alloc %q not found", id)
+	case r.State.Ended():
+		return registry.Errorf(registry.ErrConflict, "alloc %s is %s already", short(id), r.State)
+	}
+	if !force {
+		err := a.checkUnused(ctx, r.Plugins(), s, "which cannot be released without this alloc (holdfast plugin roll replaces it)",
+			func(_ host.VolumeStatus, h registry.Holder) bool { return h.Claim.Alloc != id })
+		if err != nil {
+			return err
+		}
+	}
+	a.writing.Lock()
+	defer a.writing.Unlock()
+	if a.allocs[id] == nil {
+		return nil // pruned since
+	}
+	err := a.stopLocked(id)
+	a.wakeRun()
+	return err
+}
+
+// checkServesNothing returns an error if a process of one of the tasks serves mounts.
+func (a *Agent) checkServesNothing(ctx context.Context, r *AllocRecord, names []host.TaskName, s Lister) error {
+	if len(r.Plugins()) == 0 {
+		return nil
+	}
+	tasks, err := pluginTasks(ctx, s, r.Plugins())
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if served := tasks[host.TaskKey{Alloc: r.ID, Task: name}].Volumes; len(served) > 0 {
+			return registry.Errorf(registry.ErrConflict, "a process of task %q serves %s; to replace it, use holdfast plugin "+
+				"roll; to restart it all the same, use --force", name, a.describeServed(served))
+		}
+	}
+	return nil
+}
+
+func unknownTask(r *AllocRecord, task host.TaskName) error {
+	return registry.Errorf(registry.ErrNotFound, "alloc %s has no task %q", short(r.ID), task)
+}
+
+// LogOptions say which part of a task's output Logs copies.
+type LogOptions struct {
+	Stream taskdriver.Stream
+	Follow bool // also what the running attempt writes from now on
+	Tail   int  // only the last lines of what is there; 0: all
+}
+
+// Logs copies the kept output of all attempts of a task. With Follow it copies until the running attempt has ended.
+func (a *Agent) Logs(ctx context.Context, id host.AllocID, task host.TaskName, o LogOptions, to io.Writer) error {
+	r := a.record(id)
+	if r == nil {
+		return registry.Errorf(registry.ErrNotFound, "alloc %q not found", id)
+	}
+	rec, known := r.Tasks[task]
+	if !known {
+		return unknownTask(r, task)
+	}
+	if r.Pruned {
+		return registry.Errorf(registry.ErrNotFound,
+			"logs of alloc %s were removed: a job keeps those of its last %d ended allocs", short(id), maxEnded)
+	}
+	d := a.drivers[r.task(task).Driver]
+	if d == nil || rec.Attempt == 0 {
+		return nil
+	}
+	h := taskdriver.Handle{ID: attemptID(id, task, rec.Attempt), Dir: a.dirs(id).task(task)}
+	if rec.Handle != nil {
+		h = *rec.Handle
+	}
+	if o.Tail > 0 {
+		last := &lastLines{keep: o.Tail, starts: []int64{0}}
+		if err := d.Logs(ctx, h, o.Stream, false, last); err != nil {
+			return err
+		}
+		to = &skipWriter{to, last.offset()}
+	}
+	return d.Logs(ctx, h, o.Stream, o.Follow && rec.State == TaskRunning, to)
+}
+
+// lastLines finds the offset of the last lines of what is written to it.
+type lastLines struct {
+	keep   int     // number of lines
+	starts []int64 // offsets of the last keep+1 lines; the last one may be empty
+	size   int64
+}
+
+func (l *lastLines) Write(p []byte) (int, error) {
+	for rest := p; ; {
+		i := bytes.IndexByte(rest, '\n')
+		if i < 0 {
+			l.size += int64(len(rest))
+			return len(p), nil
+		}
+		l.size += int64(i + 1)
+		rest = rest[i+1:]
+		l.starts = append(l.starts, l.size)
+		if len(l.starts) > l.keep+1 {
+			l.starts = slices.Delete(l.starts, 0, 1)
+		}
+	}
+}
+
+func (l *lastLines) offset() int64 {
+	lines := l.starts
+	if lines[len(lines)-1] == l.size { // no line has begun there
+		lines = lines[:len(lines)-1]
+	}
+	if len(lines) == 0 {
+		return l.size
+	}
+	return lines[max(0, len(lines)-l.keep)]
+}
+
+// skipWriter drops the first bytes.
+type skipWriter struct {
+	to   io.Writer
+	skip int64
+}
+
+func (w *skipWriter) Write(p []byte) (int, error) {
+	n := min(w.skip, int64(len(p)))
+	w.skip -= n
+	if n == int64(len(p)) {
+		return len(p), nil
+	}
+	written, err := w.to.Write(p[n:])
+	return int(n) + written, err
+}
+
+// JobSource returns the text of a job as it was submitted, with its version.
+func (a *Agent) JobSource(id string) (src Source, version uint64, err error) {
+	job := a.job(id)
+	if job == nil {
+		return src, 0, unknownJob(id)
+	}
+	return job.Source, job.Version, nil
+}
+
+func unknownJob(id string) error {
+	return registry.Errorf(registry.ErrNotFound, "job %q not found (see holdfast job status)", id)
+}
+
+// ambiguous is the error for a prefix of several alloc IDs.
+func ambiguous(prefix string, found []*AllocRecord) error {
+	text := ""
+	for i, r := range found {
+		if i == 10 {
+			return registry.Invalid("several allocs have IDs that start with %q:%s and %d more", prefix, text, len(found)-i)
+		}
+		text += fmt.Sprintf("\n  %s  %s of job %s, %s", r.ID, r.Group.Name, r.Job, r.State)
+	}
+	return registry.Invalid("several allocs have IDs that start with %q:%s", prefix, text)
+}

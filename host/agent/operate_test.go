@@ -1,0 +1,85 @@
+package agent
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	"holdfast/registry"
+)
+
+func TestOperatorRestartsATaskWithoutAnEffectOnThePolicy(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.submit(userJob("user", ""))
+		r := e.awaitRunning("user")
+		for n := range 4 { // more than the policy allows
+			tasks, err := e.agent.RestartAlloc(e.Context(), r.ID, "", e.shim, false)
+			if err != nil || len(tasks) != 1 || tasks[0] != "main" {
+				e.Fatalf("%v, %v", tasks, err)
+			}
+			e.awaitAttempt("user", "main", uint64(n+2))
+		}
+		now := e.agent.record(r.ID)
+		if now.State != AllocRunning || now.Tasks["main"].Restarts.Count != 0 || now.Tasks["main"].Restarts.Total != 4 {
+			e.Errorf("%s, %+v", now.State, now.Tasks["main"])
+		}
+		if _, err := e.agent.RestartAlloc(e.Context(), r.ID, "other", e.shim, false); !errors.Is(err, registry.ErrNotFound) {
+			e.Errorf("an unknown task: %v", err)
+		}
+	})
+}
+
+func TestStoppedAllocIsReplaced(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.submit(userJob("user", ""))
+		r := e.awaitRunning("user")
+		if err := e.agent.StopAlloc(e.Context(), r.ID, e.shim, false); err != nil {
+			e.Fatal(err)
+		}
+		e.await("another alloc", func(all []*AllocRecord) bool {
+			other := slices.IndexFunc(all, func(other *AllocRecord) bool { return other.ID != r.ID })
+			return len(all) == 2 && e.agent.record(r.ID).State == AllocStopped && all[other].State == AllocRunning
+		})
+		if err := e.agent.StopAlloc(e.Context(), r.ID, e.shim, false); !errors.Is(err, registry.ErrConflict) {
+			e.Errorf("an ended alloc: %v", err)
+		}
+		if _, err := e.agent.RestartAlloc(e.Context(), r.ID, "", e.shim, false); !errors.Is(err, registry.ErrConflict) {
+			e.Errorf("an ended alloc: %v", err)
+		}
+	})
+}
+
+func TestTailKeepsTheLastLines(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		keep int
+		want string
+	}{
+		{"", 2, ""}, {"a\n", 2, "a\n"}, {"a\nb\nc\n", 2, "b\nc\n"}, {"a\nb\nc", 2, "b\nc"}, {"a\nb\nc", 1, "c"},
+		{"\n\n\n", 2, "\n\n"}, {"a\nb\n", 1, "b\n"},
+	} {
+		for _, chunk := range []int{1, 3, 100} {
+			last := &lastLines{keep: c.keep, starts: []int64{0}}
+			copyIn(t, last, c.text, chunk)
+			var out bytes.Buffer
+			copyIn(t, &skipWriter{&out, last.offset()}, c.text+"new", chunk)
+			if got := strings.TrimSuffix(out.String(), "new"); got != c.want {
+				t.Errorf("the last %d lines of %q, in chunks of %d: %q", c.keep, c.text, chunk, got)
+			}
+		}
+	}
+}
+
+func copyIn(t *testing.T, to io.Writer, text string, chunk int) {
+	t.Helper()
+	for len(text) > 0 {
+		n := min(chunk, len(text))
+		if written, err := to.Write([]byte(text[:n])); written != n || err != nil {
+			t.Fatal(written, err)
+		}
+		text = text[n:]
+	}
+}

@@ -1,0 +1,203 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/spf13/cobra"
+
+	"holdfast/host/agent"
+	"holdfast/host/agent/control"
+	"holdfast/host/agent/taskdriver"
+	"holdfast/internal/display"
+)
+
+// logFlags are the flags of commands that print logs.
+type logFlags struct {
+	agent.LogOptions
+	stdout, stderr bool
+}
+
+func (f *logFlags) flags(c *cobra.Command) {
+	c.Flags().BoolVarP(&f.Follow, "follow", "f", false, "follow the logs until the task ends")
+	c.Flags().IntVar(&f.Tail, "tail", 0, "print only the last lines of each stream (0: all)")
+	c.Flags().BoolVar(&f.stdout, "stdout", false, "print only standard output")
+	c.Flags().BoolVar(&f.stderr, "stderr", false, "print only standard error, to standard output")
+	c.MarkFlagsMutuallyExclusive("stdout", "stderr")
+}
+
+func newAllocLogs(io streams, p *globalFlags) *cobra.Command {
+	f := &logFlags{}
+	c := &cobra.Command{
+		Use: "logs ID [TASK]", Short: "Print the logs of a task", Args: usageArgs(cobra.RangeArgs(1, 2)),
+		Long: "Print the standard output and standard error of a task. TASK may be omitted if the alloc has one task. " +
+			"Control characters are escaped on a terminal.",
+		RunE: func(c *cobra.Command, args []string) error {
+			client, id := p.client(), args[0]
+			if len(args) == 2 {
+				return f.copy(c.Context(), client, id, args[1], f.outputs(io))
+			}
+			a, err := client.Alloc(c.Context(), id)
+			if err != nil {
+				return err
+			}
+			if len(a.Tasks) != 1 {
+				var names []string
+				for _, t := range a.Tasks {
+					names = append(names, string(t.Name))
+				}
+				return usageError{fmt.Errorf("alloc %s has several tasks: %s; usage: %s", short(a.ID), listed(names), c.UseLine())}
+			}
+			return f.copy(c.Context(), client, a.ID, string(a.Tasks[0].Name), f.outputs(io))
+		},
+	}
+	f.flags(c)
+	return c
+}
+
+func newJobLogs(io streams, p *globalFlags) *cobra.Command {
+	f := &logFlags{}
+	c := &cobra.Command{
+		Use: "logs ID [TASK]", Short: "Print the logs of a job", Args: usageArgs(cobra.RangeArgs(1, 2)),
+		Long: "Print the logs of the newest allocs of a job. If they have several tasks, each line begins with its alloc and " +
+			"task. Control characters are escaped on a terminal.",
+		RunE: func(c *cobra.Command, args []string) error {
+			client := p.client()
+			job, err := client.Job(c.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			list := newestTasks(job)
+			if len(args) == 2 {
+				list = slices.DeleteFunc(list, func(t jobTask) bool { return t.task != args[1] })
+				if len(list) == 0 {
+					return fmt.Errorf("no alloc of job %s has a task %q", job.ID, args[1])
+				}
+			}
+			return f.copyAll(c.Context(), client, list, io)
+		},
+	}
+	f.flags(c)
+	return c
+}
+
+// jobTask is a task of an alloc.
+type jobTask struct{ alloc, task string }
+
+// newestTasks returns the tasks of the newest alloc in each slot of a job. The allocs are in the order of their age.
+func newestTasks(job control.Job) (list []jobTask) {
+	newest := map[string]control.Alloc{}
+	for _, a := range job.Allocs {
+		newest[fmt.Sprintf("%s[%06d]", a.Group, a.Index)] = a
+	}
+	for _, slot := range slices.Sorted(maps.Keys(newest)) {
+		for _, t := range newest[slot].Tasks {
+			list = append(list, jobTask{newest[slot].ID, string(t.Name)})
+		}
+	}
+	return list
+}
+
+// outputs returns the destination of each stream of a task.
+func (f *logFlags) outputs(io streams) map[taskdriver.Stream]writer {
+	out, errs := display.Exact(io.out), display.Exact(io.err)
+	switch {
+	case f.stdout:
+		return map[taskdriver.Stream]writer{taskdriver.Stdout: out}
+	case f.stderr:
+		return map[taskdriver.Stream]writer{taskdriver.Stderr: out}
+	}
+	return map[taskdriver.Stream]writer{taskdriver.Stdout: out, taskdriver.Stderr: errs}
+}
+
+// copyAll copies the logs of tasks, one after the other, or concurrently if it follows.
+func (f *logFlags) copyAll(ctx context.Context, client *control.Client, list []jobTask, io streams) error {
+	if len(list) == 1 {
+		return f.copy(ctx, client, list[0].alloc, list[0].task, f.outputs(io))
+	}
+	var lock sync.Mutex // a line is written as a whole
+	return inTurn(list, f.Follow, func(t jobTask) error {
+		streams, lines := f.outputs(io), []*lineWriter{}
+		for name, to := range streams {
+			w := &lineWriter{to: to, lock: &lock, prefix: fmt.Sprintf("%s %s | ", short(t.alloc), t.task)}
+			streams[name], lines = w, append(lines, w)
+		}
+		err := f.copy(ctx, client, t.alloc, t.task, streams)
+		for _, w := range lines {
+			err = errors.Join(err, w.flush())
+		}
+		return err
+	})
+}
+
+// copy copies streams of a task, one after the other, or concurrently if it follows.
+func (f *logFlags) copy(
+	ctx context.Context, client *control.Client, alloc, task string, streams map[taskdriver.Stream]writer,
+) error {
+	names := slices.Sorted(maps.Keys(streams)) // stderr first: it is usually short
+	return inTurn(names, f.Follow, func(name taskdriver.Stream) error {
+		o := f.LogOptions
+		o.Stream = name
+		return client.Logs(ctx, alloc, task, o, streams[name])
+	})
+}
+
+// inTurn calls do for each item until it fails, or for all at once.
+func inTurn[T any](list []T, atOnce bool, do func(T) error) error {
+	if !atOnce {
+		for _, item := range list {
+			if err := do(item); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	var wg sync.WaitGroup
+	errs := make([]error, len(list))
+	for i, item := range list {
+		wg.Go(func() { errs[i] = do(item) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// lineWriter writes whole lines, each with a prefix.
+type lineWriter struct {
+	to     writer
+	lock   *sync.Mutex
+	prefix string
+	part   []byte // of the last line
+}
+
+func (w *lineWriter) Write(p []byte) (int, error) {
+	w.part = append(w.part, p...)
+	var text []byte
+	for {
+		i := bytes.IndexByte(w.part, '\n')
+		if i < 0 {
+			break
+		}
+		text = append(append(text, w.prefix...), w.part[:i+1]...)
+		w.part = w.part[i+1:]
+	}
+	w.lock.Lock()
+	defer w.lock.Unlock()
+	if _, err := w.to.Write(text); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// flush ends a last line without a line break.
+func (w *lineWriter) flush() error {
+	if len(w.part) == 0 {
+		return nil
+	}
+	_, err := w.Write([]byte("\n"))
+	return err
+}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/agext/levenshtein"
+	"github.com/spf13/cobra"
+
+	"holdfast/host/agent/control"
+	"holdfast/registry"
+)
+
+// runFunc is the function of a cobra command.
+type runFunc = func(*cobra.Command, []string) error
+
+// readOnly are the commands that take a unique prefix instead of an ID. The others would change another object than the
+// one that a script names, if that is gone.
+var readOnly = []string{"status", "inspect", "logs", "capacity", "diff"}
+
+// resolving returns a command that resolves its arguments if run does not find them. Exact IDs cost no further request.
+func (p *globalFlags) resolving(run runFunc, listers []lister) runFunc {
+	return func(c *cobra.Command, args []string) error {
+		err := run(c, args)
+		if !errors.Is(err, registry.ErrNotFound) {
+			return err
+		}
+		resolved := slices.Clone(args)
+		for i, arg := range args {
+			list := listers[min(i, len(listers)-1)]
+			if list == nil {
+				continue
+			}
+			known, failed := list.known(c, p, resolved[:i])
+			if failed != nil || slices.Contains(known, arg) {
+				continue
+			}
+			like, isPrefix := similar(arg, known)
+			switch {
+			case len(like) == 0:
+				return err
+			case isPrefix && slices.Contains(readOnly, c.Name()) && len(like) == 1:
+				resolved[i] = like[0]
+			case isPrefix && slices.Contains(readOnly, c.Name()):
+				return registry.Invalid("several IDs start with %q: %s", arg, listed(like))
+			default:
+				return registry.Errorf(registry.ErrNotFound, "%w; did you mean %s?", err, listed(like))
+			}
+		}
+		if slices.Equal(resolved, args) {
+			return err
+		}
+		return run(c, resolved)
+	}
+}
+
+// similar returns the IDs that start with id or, if none does, those that differ from it by a slip of the finger.
+func similar(id string, known []string) (like []string, isPrefix bool) {
+	for _, k := range known {
+		if strings.HasPrefix(k, id) {
+			like = append(like, k)
+		}
+	}
+	if like != nil {
+		return like, true
+	}
+	for _, k := range known {
+		if len(id) > 2 && levenshtein.Distance(id, k, nil) <= 2 {
+			like = append(like, k)
+		}
+	}
+	return like, false
+}
+
+// maxListed bounds the IDs in an error.
+const maxListed = 10
+
+func listed(list []string) string {
+	slices.Sort(list)
+	more := ""
+	if len(list) > maxListed {
+		list, more = list[:maxListed], fmt.Sprintf(" and %d more", len(list)-maxListed)
+	}
+	return strings.Join(list, ", ") + more
+}
+
+// failures are the errors of a command that does the same for several arguments. Each is reported.
+type failures []error
+
+func (f failures) Error() string   { return errors.Join(f...).Error() }
+func (f failures) Unwrap() []error { return f }
+
+// each calls do for each argument, also after a failure. It ends early if the others would fail in the same way.
+func each[T any](list []T, do func(T) error) error {
+	var failed failures
+	for _, one := range list {
+		err := do(one)
+		if err == nil {
+			continue
+		}
+		failed = append(failed, err)
+		_, usage := errors.AsType[usageError](err)
+		_, ended := errors.AsType[interrupted](err)
+		if usage || ended || errors.Is(err, control.ErrNoAgent) {
+			break
+		}
+	}
+	switch len(failed) {
+	case 0:
+		return nil
+	case 1:
+		return failed[0]
+	}
+	return failed
+}
