@@ -16,7 +16,7 @@ import (
 func newAgent(io streams, p *globalFlags) *cobra.Command {
 	e := &agentFlags{}
 	stopTasks := false
-	timeout, recovery := 2*time.Minute, ""
+	timeout, recovery, config := 2*time.Minute, "", ""
 	c := &cobra.Command{
 		Use: "agent", Short: "Run the agent",
 		Long: `Run the agent. SIGTERM, SIGINT and SIGHUP end it and leave its tasks running;
@@ -28,11 +28,21 @@ agent.db or, for tasks that use volumes, shim.db. --recover=adopt rebuilds the
 records and adopts the tasks. --recover=stop stops them and deletes their jobs.
 Mounts of lost records stay until holdfast doctor --repair removes them.
 
-A systemd unit needs KillMode=process, or systemd kills the tasks with the agent.`,
+The configuration file of --config has the flags as keys, with underscores:
+log_level = "debug". Flags and variables of the environment have precedence.
+
+A systemd unit needs KillMode=process, or systemd kills the tasks with the agent.
+With Type=notify, the agent tells systemd when it listens.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			signals, stop := endSignals()
 			defer stop()
+			systemd := newNotifier()
+			if config != "" {
+				if err := errors.Join(readConfig(c, config), p.checkLevel()); err != nil {
+					return err
+				}
+			}
 			var err error
 			if e.recover, err = agent.ParseRecovery(recovery); err != nil {
 				return usageError{fmt.Errorf("--recover %w", err)}
@@ -46,7 +56,10 @@ A systemd unit needs KillMode=process, or systemd kills the tasks with the agent
 			}
 			fmt.Fprintf(io.out, "agent %s on node %s is listening on %s\n", host.Version, st.agent.Node().Name,
 				st.socket)
-			err = errors.Join(serveUntil(ctx, c.Context(), st, stopTasks, timeout, p.logger(io, "info")), st.close())
+			stopped := context.AfterFunc(ctx, func() { _ = systemd.send("STOPPING=1") })
+			defer stopped()
+			err = errors.Join(systemd.send("READY=1"),
+				serveUntil(ctx, c.Context(), st, stopTasks, timeout, p.logger(io, "info")), st.close())
 			if err == nil && stopTasks {
 				err = removeSelfMounts(st.layout)
 			}
@@ -54,6 +67,7 @@ A systemd unit needs KillMode=process, or systemd kills the tasks with the agent
 		},
 	}
 	e.flags(c)
+	c.Flags().StringVar(&config, "config", "", "configuration file; packages install /etc/holdfast/agent.hcl")
 	c.Flags().StringVar(&recovery, "recover", "",
 		"handling of running tasks whose records are lost: adopt or stop (default: refuse to start)")
 	c.Flags().BoolVar(&stopTasks, "stop-tasks", false, "stop all tasks when the agent ends")

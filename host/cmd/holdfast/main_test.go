@@ -29,11 +29,15 @@ func TestMain(m *testing.M) {
 
 func golden(t *testing.T, name string, write func(io.Writer) error) {
 	t.Helper()
+	goldenFile(t, filepath.Join("testdata", name+".want"), write)
+}
+
+func goldenFile(t *testing.T, path string, write func(io.Writer) error) {
+	t.Helper()
 	var got bytes.Buffer
 	if err := write(&got); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join("testdata", name+".want")
 	if *update {
 		if err := os.WriteFile(path, got.Bytes(), 0o644); err != nil {
 			t.Fatal(err)
@@ -44,7 +48,7 @@ func golden(t *testing.T, name string, write func(io.Writer) error) {
 		t.Fatal(err)
 	}
 	if got.String() != string(want) {
-		t.Errorf("%s:\n%s\nwant:\n%s", name, got.String(), want)
+		t.Errorf("%s:\n%s\nwant:\n%s", path, got.String(), want)
 	}
 }
 
@@ -285,9 +289,9 @@ func TestExitCodes(t *testing.T) {
 
 func TestVersionAsJSON(t *testing.T) {
 	var out bytes.Buffer
-	var v map[string]string
+	var v version
 	if code := run([]string{"version", "--json"}, &out, io.Discard); code != 0 || json.Unmarshal(out.Bytes(),
-		&v) != nil || v["version"] != host.Version {
+		&v) != nil || v.Version != host.Version || len(v.Protocols) == 0 {
 		t.Errorf("%d %s", code, out.String())
 	}
 }

@@ -169,7 +169,7 @@ func newRoot(io streams, p *globalFlags) *cobra.Command {
 	root := group("holdfast", "Run jobs with CSI storage on this node",
 		newRun(io, p), newAgent(io, p), newValidate(io, p), newJob(io, p), newPlugin(io, p), newVolume(io, p),
 		newSnapshot(io, p), newGroupSnapshot(io, p), newAlloc(io, p), newEvents(io, p),
-		newShim(io, p), newDoctor(io, p), newEndpoint(io, p), newVersion(io, p))
+		newShim(io, p), newDoctor(io, p), newEndpoint(io, p), newVersion(io, p), newDocs())
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.Long = `Run jobs with CSI storage on this node.
 
@@ -192,7 +192,7 @@ Exit codes:
 	flags.StringVar(&p.run, "run-dir", "",
 		"directory for sockets (default /run/holdfast/<digest of the state directory>)")
 	flags.StringVar(&p.address, "address", os.Getenv("HOLDFAST_ADDR"),
-		"control socket of the agent (env HOLDFAST_ADDR; default agent.sock in the run directory)")
+		"control socket of the agent, a path or unix://PATH (env HOLDFAST_ADDR; default agent.sock in the run directory)")
 	flags.BoolVar(&p.json, "json", false, "print JSON")
 	flags.StringVar(&p.logLevel, "log-level", "",
 		"log level: trace, debug, info, warn or error (default warn; agent: info)")
@@ -300,15 +300,4 @@ func (p *globalFlags) checkLevel() error {
 func (p *globalFlags) logger(io streams, byDefault string) hclog.Logger {
 	level := hclog.LevelFromString(cmp.Or(p.logLevel, byDefault))
 	return hclog.New(&hclog.LoggerOptions{Name: "holdfast", Level: level, Output: io.err})
-}
-
-func newVersion(io streams, p *globalFlags) *cobra.Command {
-	return &cobra.Command{Use: "version", Short: "Print the version", Args: usageArgs(cobra.NoArgs),
-		RunE: func(*cobra.Command, []string) error {
-			if p.json {
-				return writeJSON(io.out, map[string]string{"version": host.Version})
-			}
-			fmt.Fprintln(io.out, "holdfast", host.Version)
-			return nil
-		}}
 }

@@ -132,7 +132,9 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(state, 0o700); err != nil {
+	if err := os.MkdirAll(state, 0o700); errors.Is(err, os.ErrPermission) {
+		return nil, fmt.Errorf("state directory: %w; run the command as root, or set --state-dir", err)
+	} else if err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
 	st := &service{layout: hooks.Layout{State: state, Run: run}}

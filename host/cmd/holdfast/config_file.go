@@ -1,0 +1,123 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/agext/levenshtein"
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"github.com/zclconf/go-cty/cty"
+	"github.com/zclconf/go-cty/cty/convert"
+)
+
+// outsideConfig are the flags of the agent that are not keys of its configuration file.
+var outsideConfig = []string{"address", "config", "help", "json", "recover"}
+
+// packaged are the values that the configuration file of packages sets. Its other keys are comments.
+var packaged = map[string]string{"volume-plugin": "/run/docker/plugins/holdfast.sock"}
+
+// configKeys returns the flag of each key of the configuration file. A key is the name of its flag with underscores.
+func configKeys(c *cobra.Command) map[string]*pflag.Flag {
+	keys := map[string]*pflag.Flag{}
+	add := func(f *pflag.Flag) {
+		if !slices.Contains(outsideConfig, f.Name) {
+			keys[strings.ReplaceAll(f.Name, "-", "_")] = f
+		}
+	}
+	c.LocalFlags().VisitAll(add)
+	c.InheritedFlags().VisitAll(add)
+	return keys
+}
+
+// readConfig sets the flags that the configuration file has. Flags of the command line and variables of the
+// environment have precedence.
+func readConfig(c *cobra.Command, path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("configuration file: %w", err)
+	}
+	file, diags := hclsyntax.ParseConfig(text, path, hcl.InitialPos)
+	if diags.HasErrors() {
+		return usageError{diags}
+	}
+	attributes, diags := file.Body.JustAttributes()
+	if diags.HasErrors() {
+		return usageError{diags}
+	}
+	keys := configKeys(c)
+	for name, a := range attributes {
+		flag := keys[name]
+		if flag == nil {
+			return usageError{fmt.Errorf("%s: unknown key %q%s", a.NameRange, name, suggestKey(name, keys))}
+		}
+		value, diags := a.Expr.Value(nil)
+		if diags.HasErrors() {
+			return usageError{diags}
+		}
+		text, err := convert.Convert(value, cty.String)
+		if err != nil || text.IsNull() {
+			return usageError{fmt.Errorf("%s: %s has to be a string, a number or a boolean", a.Expr.Range(), name)}
+		}
+		if flag.Changed || flag.Name == "state-dir" && flag.DefValue != "" { // HOLDFAST_STATE_DIR
+			continue
+		}
+		if err := flag.Value.Set(text.AsString()); err != nil {
+			return usageError{fmt.Errorf("%s: %s = %q: %w", a.Expr.Range(), name, text.AsString(), err)}
+		}
+	}
+	return nil
+}
+
+// suggestKey names the key that was probably meant, or all of them.
+func suggestKey(name string, keys map[string]*pflag.Flag) string {
+	best, least := "", len(name)/3+2
+	var all []string
+	for key := range keys {
+		all = append(all, key)
+	}
+	slices.Sort(all)
+	for _, key := range all {
+		if d := levenshtein.Distance(name, key, nil); d < least {
+			best, least = key, d
+		}
+	}
+	if best != "" {
+		return fmt.Sprintf("; did you mean %q?", best)
+	}
+	return "; the keys are " + strings.Join(all, ", ")
+}
+
+// writeConfig writes the configuration file of packages, with each key, its meaning and its default.
+func writeConfig(w io.Writer, c *cobra.Command) error {
+	keys := configKeys(c)
+	var names []string
+	for name := range keys {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	var out strings.Builder
+	out.WriteString(`# Configuration of holdfast agent. Each key is a flag of that command; flags have precedence.
+# Values after # are the defaults. A change needs a restart of the agent, which leaves tasks and mounts as they are:
+#   systemctl restart holdfast
+`)
+	for _, name := range names {
+		f := keys[name]
+		value, mark := f.DefValue, "# "
+		if set, found := packaged[f.Name]; found {
+			value, mark = set, ""
+		}
+		if f.Value.Type() != "bool" && f.Value.Type() != "int" {
+			value = strconv.Quote(value)
+		}
+		fmt.Fprintf(&out, "\n# %s\n%s%s = %s\n", f.Usage, mark, name, value)
+	}
+	_, err := io.WriteString(w, out.String())
+	return err
+}

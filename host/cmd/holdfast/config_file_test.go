@@ -1,0 +1,93 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+)
+
+// agentCommand returns the agent command with the flags of a command line.
+func agentCommand(t *testing.T, args ...string) (*cobra.Command, *globalFlags) {
+	t.Helper()
+	t.Setenv("HOLDFAST_STATE_DIR", "")
+	t.Setenv("HOLDFAST_ADDR", "")
+	p := &globalFlags{}
+	c, _, err := newRoot(streams{io.Discard, io.Discard}, p).Find([]string{"agent"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.ParseFlags(args); err != nil {
+		t.Fatal(err)
+	}
+	return c, p
+}
+
+func TestConfigFileSetsFlagsThatTheCommandLineHasNot(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.hcl")
+	text := `
+		state_dir   = "/srv/holdfast"
+		log_level   = "debug"
+		shim_bake   = "3s"
+		stop_tasks  = true
+		volume_default_size = "1G"
+	`
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, p := agentCommand(t, "--log-level", "error")
+	if err := readConfig(c, path); err != nil {
+		t.Fatal(err)
+	}
+	if p.state != "/srv/holdfast" || p.logLevel != "error" {
+		t.Errorf("state directory %q, log level %q", p.state, p.logLevel)
+	}
+	for flag, want := range map[string]string{"shim-bake": "3s", "stop-tasks": "true", "volume-default-size": "1G",
+		"shim-swap-budget": "500ms"} {
+		if got := c.Flags().Lookup(flag).Value.String(); got != want {
+			t.Errorf("--%s is %s, want %s", flag, got, want)
+		}
+	}
+}
+
+func TestConfigFileErrorsNameTheLineAndTheKey(t *testing.T) {
+	for text, want := range map[string]string{
+		"\nstat_dir = \"/x\"":        `agent.hcl:2,1-9: unknown key "stat_dir"; did you mean "state_dir"?`,
+		"state-dir = \"/x\"":         `did you mean "state_dir"?`,
+		"recover = \"stop\"":         `unknown key "recover"`,
+		"zzzzzzzzzzz = 1":            "the keys are docker_engine, ",
+		"shim_bake = \"soon\"":       `agent.hcl:1,13-19: shim_bake = "soon": time: invalid duration`,
+		"node = [\"a\"]":             "node has to be a string, a number or a boolean",
+		"node = null":                "node has to be a string, a number or a boolean",
+		"node = hostname":            "agent.hcl:1,8-16: Variables not allowed",
+		"volume_plugin {\n}":         "agent.hcl:1,1-14: Unexpected \"volume_plugin\" block",
+		"node = \"a\"\nnode = \"b\"": "agent.hcl:2,1-5: Attribute redefined",
+	} {
+		path := filepath.Join(t.TempDir(), "agent.hcl")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, _ := agentCommand(t)
+		err := readConfig(c, path)
+		if _, usage := errors.AsType[usageError](err); !usage || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", text, err, want)
+		}
+	}
+}
+
+// The file of packages has each key of the agent, and can be read.
+func TestPackagedConfigFile(t *testing.T) {
+	c, _ := agentCommand(t)
+	path := filepath.Join("..", "..", "..", "packaging", "agent.hcl")
+	goldenFile(t, path, func(w io.Writer) error { return writeConfig(w, c) })
+	if err := readConfig(c, path); err != nil {
+		t.Error(err)
+	}
+	if got := c.Flags().Lookup("volume-plugin").Value.String(); got != packaged["volume-plugin"] {
+		t.Errorf("volume_plugin is %q", got)
+	}
+}

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
+
+	"holdfast/host"
+	"holdfast/host/agent/control"
+	"holdfast/proto/bootstrap"
+)
+
+// version tells what this program and the running shim are.
+type version struct {
+	Version   string `json:"version"`
+	Revision  string `json:"revision,omitempty"` // of the source; ends in -dirty if it was changed
+	Go        string `json:"go"`
+	Platform  string `json:"platform"`
+	Protocols []int  `json:"protocols"` // between host and shim, that this program speaks
+
+	Shim *control.Shim `json:"shim,omitempty"` // of the running agent
+}
+
+func newVersion(io streams, p *globalFlags) *cobra.Command {
+	return &cobra.Command{Use: "version", Short: "Print versions of the program, the running shim and the state file",
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			v := version{Version: host.Version, Revision: revision(), Go: runtime.Version(),
+				Platform: runtime.GOOS + "/" + runtime.GOARCH, Protocols: bootstrap.Versions()}
+			ctx, cancel := context.WithTimeout(c.Context(), completionTimeout)
+			defer cancel()
+			if shim, err := p.client().Shim(ctx); err == nil && shim.Serving {
+				v.Shim = &shim
+			}
+			if p.json {
+				return writeJSON(io.out, v)
+			}
+			list := []any{"holdfast", v.Version, "Revision", v.Revision, "Go", v.Go + " " + v.Platform,
+				"Protocols", fmt.Sprint(v.Protocols)}
+			if v.Shim != nil {
+				list = append(list, "Running shim", fmt.Sprintf("%s, protocol %d, schema %d", v.Shim.Version,
+					v.Shim.Protocol, v.Shim.Schema))
+			}
+			return facts(io.out, list...)
+		}}
+}
+
+// revision returns the commit that this program was built from, or an empty string.
+func revision() string {
+	info, _ := debug.ReadBuildInfo()
+	if info == nil {
+		return ""
+	}
+	out := ""
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			out = s.Value
+		case s.Key == "vcs.modified" && s.Value == "true":
+			out += "-dirty"
+		}
+	}
+	return out
+}
+
+// newDocs writes the files of packages that are made from the commands: manual pages, shell completion and the
+// configuration file.
+func newDocs() *cobra.Command {
+	return &cobra.Command{Use: "docs DIR", Hidden: true, Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			root, man := c.Root(), filepath.Join(args[0], "man1")
+			if err := os.MkdirAll(man, 0o755); err != nil {
+				return err
+			}
+			root.DisableAutoGenTag = true
+			header := &doc.GenManHeader{Section: "1", Source: "holdfast " + host.Version, Manual: "Holdfast"}
+			return errors.Join(
+				doc.GenManTree(root, header, man),
+				root.GenBashCompletionFileV2(filepath.Join(args[0], "holdfast.bash"), true),
+				root.GenZshCompletionFile(filepath.Join(args[0], "_holdfast")),
+				root.GenFishCompletionFile(filepath.Join(args[0], "holdfast.fish"), true))
+		}}
+}

@@ -1,0 +1,51 @@
+# Configuration of holdfast agent. Each key is a flag of that command; flags have precedence.
+# Values after # are the defaults. A change needs a restart of the agent, which leaves tasks and mounts as they are:
+#   systemctl restart holdfast
+
+# API of the docker driver's engine
+# docker_engine = "unix:///var/run/docker.sock"
+
+# task driver for all tasks: exec, raw_exec, or default (set by the job)
+# driver = "default"
+
+# log level: trace, debug, info, warn or error (default warn; agent: info)
+# log_level = ""
+
+# name of this node (default: the host name)
+# node = ""
+
+# API of the podman driver's engine
+# podman_engine = "unix:///run/podman/podman.sock"
+
+# directory for sockets (default /run/holdfast/<digest of the state directory>)
+# run_dir = ""
+
+# shim binary (default holdfast-shim beside this program or in PATH)
+# shim = ""
+
+# how long the previous shim stays on standby after a swap
+# shim_bake = "10s"
+
+# how long calls wait for a shim to start
+# shim_max_hold = "30s"
+
+# how long a swap may hold calls before it is rolled back
+# shim_swap_budget = "500ms"
+
+# state directory (env HOLDFAST_STATE_DIR; default /var/lib/holdfast; run: a temporary directory)
+# state_dir = ""
+
+# stop all tasks when the agent ends
+# stop_tasks = false
+
+# time limit for --stop-tasks
+# stop_timeout = "2m0s"
+
+# plugin that creates the volumes of docker run -v NAME:/DIR
+# volume_default_plugin = ""
+
+# size of these volumes, as in 1G
+# volume_default_size = ""
+
+# serve volumes to Docker or Podman on this socket, as in /run/docker/plugins/holdfast.sock
+volume_plugin = "/run/docker/plugins/holdfast.sock"
