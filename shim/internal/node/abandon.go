@@ -44,16 +44,16 @@ func (st state) abandons(key registry.ClaimKey, last bool) (list []abandoned) {
 	return list
 }
 
-// AbandonSteps returns what a release of the claim by force would do on this node.
+// AbandonSteps returns what a release of the claim by force would do on this node. It adds the paths that it would
+// unmount to going: these count as unmounted.
 func (s *Stager) AbandonSteps(
-	ctx context.Context, key registry.ClaimKey, last bool,
+	ctx context.Context, key registry.ClaimKey, last bool, going map[string]bool,
 ) (steps []registry.ReleaseStep, err error) {
 	st, err := s.state(ctx, key.Volume)
 	if err != nil {
 		return nil, err
 	}
 	reasons := intent.FeasibleAt(s.Plugins, registry.RoleNode, key.Volume.Plugin, registry.Usage{})
-	going := map[string]bool{} // unmounted by earlier steps
 	for _, a := range st.abandons(key, last) {
 		step := registry.ReleaseStep{Volume: st.name(), Request: key.Request, RPC: a.rpc, Target: a.path}
 		going[a.path] = true

@@ -89,13 +89,16 @@ func (a *Allocs) forceSteps(ctx context.Context, id registry.AllocID) (steps []r
 	case al.State != registry.AllocReleasing:
 		return nil, conflict("alloc %s is %s; stop it first: only a release that has begun is ended by force", id, al.State)
 	}
+	before := map[registry.ClaimKey]bool{} // released by earlier steps
+	going := map[string]bool{}             // unmounted by earlier steps
 	for _, c := range claims {
 		req := &request{Allocs: a, key: c.ClaimKey(), name: c.Name, node: c.Node}
-		last, err := req.isLast(ctx)
+		before[req.key] = true
+		last, err := req.isLast(ctx, before)
 		if err != nil {
 			return nil, err
 		}
-		node, err := a.mounter.AbandonSteps(ctx, req.key, last)
+		node, err := a.mounter.AbandonSteps(ctx, req.key, last, going)
 		if err != nil {
 			return nil, err
 		}
@@ -123,15 +126,15 @@ func (a *Allocs) abort(id registry.AllocID) {
 	}
 }
 
-// isLast reports whether no other request uses or claims the volume on this node.
-func (req *request) isLast(ctx context.Context) (last bool, err error) {
+// isLast reports whether no request apart from these uses or claims the volume on this node.
+func (req *request) isLast(ctx context.Context, apart map[registry.ClaimKey]bool) (last bool, err error) {
 	err = req.State.View(ctx, func(v registry.View) error {
 		last = true
 		for _, r := range v.Refs(req.key.Volume) {
-			last = last && r.ClaimKey() == req.key
+			last = last && apart[r.ClaimKey()]
 		}
 		for _, c := range v.Claims(req.key.Volume) {
-			last = last && (c.ClaimKey() == req.key || c.Node != req.node)
+			last = last && (apart[c.ClaimKey()] || c.Node != req.node)
 		}
 		return nil
 	})
@@ -157,7 +160,7 @@ func (req *request) forceRequest(ctx context.Context, by registry.Forced) error 
 		return err
 	}
 	defer leave()
-	last, err := req.isLast(ctx)
+	last, err := req.isLast(ctx, map[registry.ClaimKey]bool{req.key: true})
 	if err != nil {
 		return err
 	}

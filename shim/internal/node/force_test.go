@@ -26,11 +26,17 @@ func (n *env) force(id registry.AllocID) ([]registry.ReleaseStep, error) {
 // inGone runs f with allocs that use v0, whose plugin is gone for good, and checks that nothing is left afterwards.
 func inGone(t *testing.T, allocs []registry.AllocID, f func(t *testing.T, n *env)) {
 	t.Helper()
+	inGoneWith(t, allocs, wish{subPaths: []string{"a"}}, f)
+}
+
+// inGoneWith is inGone with allocs that ask for w.
+func inGoneWith(t *testing.T, allocs []registry.AllocID, w wish, f func(t *testing.T, n *env)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		n := newEnv(t, attaches+stages)
 		n.start()
 		for _, id := range allocs {
-			n.up(id, wish{subPaths: []string{"a"}})
+			n.up(id, w)
 		}
 		n.plugin.Load().end(false)
 		n.removePlugin()
@@ -127,6 +133,30 @@ func TestForceReleaseTakesDownWhatAGonePluginLeft(t *testing.T) {
 			t.Errorf("again: %v", err)
 		}
 		n.want("skipped")
+	})
+}
+
+// The steps of an alloc that uses a volume twice end with those that take down what both uses share.
+func TestForceStepsOfAVolumeUsedTwice(t *testing.T) {
+	inGoneWith(t, []registry.AllocID{"a1"}, wish{volumes: []int{0}, mixed: true}, func(t *testing.T, n *env) {
+		_ = n.tryDown("a1")
+		first := claimOf("a1")
+		first.Request = "again"
+		n.machine.setUser(stagingPath, layout.Target(first, tree).Host) // an earlier step unmounts that
+		steps, err := n.shim.allocs.ForceRelease(n.shim.ctx, "a1", registry.Force{DryRun: true})
+		var texts []string
+		for _, s := range steps {
+			texts = append(texts, fmt.Sprintf("%s %s", s.Action, s.RPC))
+		}
+		want := []string{"skip NodeUnpublishVolume", "unmount ", "release ", "skip NodeUnpublishVolume", "unmount ",
+			"skip NodeUnstageVolume", "unmount ", "skip ControllerUnpublishVolume", "release "}
+		if err != nil || !slices.Equal(texts, want) {
+			t.Errorf("dry run: %q, %v", texts, err)
+		}
+		n.machine.setUser("", "")
+		if _, err := n.force("a1"); err != nil {
+			t.Error(err)
+		}
 	})
 }
 

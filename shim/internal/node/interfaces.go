@@ -100,8 +100,11 @@ type Mounter interface {
 	Unpublish(ctx context.Context, by intent.Caller, k registry.ClaimKey) error
 	// Unstage does nothing while the volume is published.
 	Unstage(ctx context.Context, by intent.Caller, v registry.VolumeKey) error
-	// AbandonSteps returns what Abandon would do. Abandon takes down a claim's mounts without its plugin.
-	AbandonSteps(ctx context.Context, k registry.ClaimKey, last bool) ([]registry.ReleaseStep, error)
+	// AbandonSteps returns what Abandon would do, and adds the paths that it would unmount to going: these count as
+	// unmounted. Abandon takes down a claim's mounts without its plugin.
+	AbandonSteps(
+		ctx context.Context, k registry.ClaimKey, last bool, going map[string]bool,
+	) ([]registry.ReleaseStep, error)
 	Abandon(ctx context.Context, k registry.ClaimKey, last bool, by registry.Forced, why string) error
 	// Down returns nil if the volume is not mounted for the claim on this node.
 	Down(ctx context.Context, k registry.ClaimKey) error

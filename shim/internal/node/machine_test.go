@@ -170,7 +170,11 @@ func (m *machine) Users(points []string) (map[string][]mount.User, error) {
 	users := map[string][]mount.User{}
 	for _, p := range points {
 		if text := m.users[p]; text != "" {
-			users[p] = append(users[p], mount.User{Text: text})
+			user := mount.User{Text: text}
+			if strings.HasPrefix(text, "/") {
+				user.Mount = text
+			}
+			users[p] = append(users[p], user)
 		}
 	}
 	return users, nil
@@ -184,7 +188,7 @@ func (m *machine) Unmount(_ context.Context, path string) error {
 	return nil
 }
 
-// setUser makes a process use what is mounted at path; "": none.
+// setUser makes a process use what is mounted at path, or a mount if text is its mount point; "": none.
 func (m *machine) setUser(path, text string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
