@@ -57,7 +57,20 @@ func VolumeProto(v registry.VolumeStatus) *pb.Volume {
 		SourceSnapshot: string(v.Source.Snapshot), OriginJob: v.Origin.Job, OriginGroup: v.Origin.Group,
 		OriginRequest: string(v.Origin.Request), DeleteWith: string(v.DeleteWith), Made: v.Made,
 		Modification: modificationProto(masked.Modification), Owned: ownershipProto(v.Owned),
+		Attachments: each(v.Attachments, attachmentProto),
 	}
+}
+
+// attachmentProto leaves out the publish context and the usage, which only the shim needs.
+func attachmentProto(a registry.Attachment) *pb.Attachment {
+	return &pb.Attachment{Node: string(a.Node), NodeId: string(a.NodeID), State: string(a.State),
+		DetachingBy: a.Detaching.By, DetachingSince: stamp(a.Detaching.Since), DetachingConfirmed: a.Detaching.Confirmed}
+}
+
+func attachment(m *pb.Attachment) registry.Attachment {
+	return registry.Attachment{Node: registry.NodeName(m.GetNode()), NodeID: registry.NodeID(m.GetNodeId()),
+		State: registry.Mark(m.GetState()), Detaching: registry.Detaching{Confirmed: m.GetDetachingConfirmed(),
+			Forced: registry.Forced{By: m.GetDetachingBy(), Since: moment(m.GetDetachingSince())}}}
 }
 
 func Volume(m *pb.Volume) registry.VolumeStatus {
@@ -76,7 +89,7 @@ func Volume(m *pb.Volume) registry.VolumeStatus {
 		DeleteWith: registry.AllocID(m.GetDeleteWith()), Made: m.GetMade(), Modification: modification(m.GetModification()),
 		Owned: ownership(m.GetOwned()),
 	}, Waiting: each(m.GetWaiting(), wait)}
-	if m.GetAttach() != "" {
+	if out.Attachments = each(m.GetAttachments(), attachment); len(out.Attachments) == 0 && m.GetAttach() != "" {
 		out.Attachments = []registry.Attachment{{State: registry.Mark(m.GetAttach()),
 			NodeID: registry.NodeID(m.GetAttachedNodeId())}}
 	}

@@ -182,7 +182,9 @@ func TestEveryFieldCrosses(t *testing.T) {
 func TestStatusCrosses(t *testing.T) {
 	v := full[registry.VolumeStatus]()
 	v.Unattached, v.Expansion.Usage, v.Modification.Earlier = false, registry.Usage{}, nil // for the shim to remember
-	v.Attachments = []registry.Attachment{{State: registry.MarkDone, NodeID: "n"}}
+	for i, a := range v.Attachments {
+		v.Attachments[i] = registry.Attachment{Node: a.Node, NodeID: a.NodeID, State: a.State, Detaching: a.Detaching}
+	}
 	v.Staging = registry.Staging{State: registry.MarkSent, Path: registry.Tree{Host: "/h", Task: "/t"}}
 	v.Intent = shown(v.Intent)
 	for i := range v.Holders {

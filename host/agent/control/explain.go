@@ -157,8 +157,10 @@ func (e *explainer) volumeView(v host.VolumeStatus) Volume {
 		Volume: v.Volume, Staged: v.Staging.State, StagedAt: v.Staging.Path.Host, Holders: e.holders(&v),
 		Waiting: v.Waiting, Intent: v.Intent,
 	}
-	if len(v.Attachments) > 0 {
-		out.Attached = v.Attachments[0].State
+	for _, a := range v.Attachments {
+		out.Attached = cmp.Or(out.Attached, a.State)
+		out.Attachments = append(out.Attachments, Attachment{Node: a.Node, NodeID: a.NodeID, State: a.State,
+			DetachingBy: a.Detaching.By, DetachingSince: a.Detaching.Since})
 	}
 	out.Notices = slices.Concat(expansionNotices(v.VolumeName(), v.Expansion), modificationNotices(v),
 		healthNotices(v.VolumeName(), v.Plugin, v.Health), creationNotices(v),

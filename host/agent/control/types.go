@@ -105,16 +105,28 @@ type AllocVolume struct {
 	Intent    *registry.Intent     `json:"intent,omitempty"` // the open or uncertain CSI call
 }
 
+// Attachment says that a volume is attached to a node, or may be.
+type Attachment struct {
+	Node   registry.NodeName `json:"node"`
+	NodeID registry.NodeID   `json:"node_id"` // of the plugin
+	State  registry.Mark     `json:"state"`
+	// DetachingBy is the operator who has it taken down; empty: nobody has.
+	DetachingBy    string    `json:"detaching_by,omitempty"`
+	DetachingSince time.Time `json:"detaching_since,omitzero"`
+}
+
 // Volume is a volume with its holders and waits.
 type Volume struct {
 	registry.Volume
-	Attached registry.Mark    `json:"attach"`
+	Attached registry.Mark    `json:"attach"` // of the first attachment
 	Staged   registry.Mark    `json:"stage"`
 	StagedAt string           `json:"staged_at,omitempty"`
 	Holders  []Holder         `json:"holders"`
 	Waiting  []registry.Wait  `json:"waiting,omitempty"` // of allocs, of its creation, or of its deletion
 	Intent   *registry.Intent `json:"intent,omitempty"`
 	Notices  []Notice         `json:"notices,omitempty"` // those about waits only in the answer for one volume
+
+	Attachments []Attachment `json:"attachments,omitempty"`
 
 	// Unmeasured says why Usage is unknown. Both are empty if usage was not requested.
 	Usage      []host.VolumeUsage `json:"usage,omitempty"`

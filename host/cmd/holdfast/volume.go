@@ -246,6 +246,14 @@ func writeVolume(to io.Writer, v control.Volume) error {
 	}
 	fmt.Fprintln(to)
 	err = errors.Join(err, modes.write(to, "no capabilities"))
+	if len(v.Attachments) > 0 {
+		attached := newTable("ATTACHED TO", "NODE ID", "STATE", "DETACHED BY", "SINCE")
+		for _, a := range v.Attachments {
+			attached.add(a.Node, a.NodeID, a.State, a.DetachingBy, when(a.DetachingSince))
+		}
+		fmt.Fprintln(to)
+		err = errors.Join(err, attached.write(to, ""))
+	}
 	fmt.Fprintln(to)
 	return errors.Join(err, users.write(to, "not in use"))
 }

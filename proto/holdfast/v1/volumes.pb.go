@@ -293,7 +293,7 @@ type Volume struct {
 	CreateIndex uint64                 `protobuf:"varint,6,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
 	ModifyIndex uint64                 `protobuf:"varint,7,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
 	Since       *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=since,proto3" json:"since,omitempty"`
-	// How it is used now.
+	// How it is used now. attach and attached_node_id are those of the first attachment.
 	Attach         string        `protobuf:"bytes,9,opt,name=attach,proto3" json:"attach,omitempty"`
 	AttachedNodeId string        `protobuf:"bytes,10,opt,name=attached_node_id,json=attachedNodeId,proto3" json:"attached_node_id,omitempty"`
 	Stage          string        `protobuf:"bytes,11,opt,name=stage,proto3" json:"stage,omitempty"`
@@ -315,6 +315,7 @@ type Volume struct {
 	Owned          *Ownership    `protobuf:"bytes,34,opt,name=owned,proto3" json:"owned,omitempty"`                             // what was set last; none: nothing
 	Made           bool          `protobuf:"varint,50,opt,name=made,proto3" json:"made,omitempty"`                              // registered, and Holdfast had created it before: it may be deleted
 	Modification   *Modification `protobuf:"bytes,40,opt,name=modification,proto3" json:"modification,omitempty"`               // none: the mutable parameters of the spec are in effect
+	Attachments    []*Attachment `protobuf:"bytes,51,rep,name=attachments,proto3" json:"attachments,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -552,6 +553,98 @@ func (x *Volume) GetModification() *Modification {
 	return nil
 }
 
+func (x *Volume) GetAttachments() []*Attachment {
+	if x != nil {
+		return x.Attachments
+	}
+	return nil
+}
+
+// Attachment says that a volume is attached to a node, or may be.
+type Attachment struct {
+	state              protoimpl.MessageState `protogen:"open.v1"`
+	Node               string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	NodeId             string                 `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"` // of the plugin
+	State              string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
+	DetachingBy        string                 `protobuf:"bytes,4,opt,name=detaching_by,json=detachingBy,proto3" json:"detaching_by,omitempty"` // the operator who has it taken down; empty: nobody has
+	DetachingSince     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=detaching_since,json=detachingSince,proto3" json:"detaching_since,omitempty"`
+	DetachingConfirmed bool                   `protobuf:"varint,6,opt,name=detaching_confirmed,json=detachingConfirmed,proto3" json:"detaching_confirmed,omitempty"` // a call that fails is skipped
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *Attachment) Reset() {
+	*x = Attachment{}
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Attachment) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Attachment) ProtoMessage() {}
+
+func (x *Attachment) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
+func (*Attachment) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Attachment) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Attachment) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *Attachment) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Attachment) GetDetachingBy() string {
+	if x != nil {
+		return x.DetachingBy
+	}
+	return ""
+}
+
+func (x *Attachment) GetDetachingSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DetachingSince
+	}
+	return nil
+}
+
+func (x *Attachment) GetDetachingConfirmed() bool {
+	if x != nil {
+		return x.DetachingConfirmed
+	}
+	return false
+}
+
 // Modification is a change of mutable parameters whose outcome is not known.
 type Modification struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -565,7 +658,7 @@ type Modification struct {
 
 func (x *Modification) Reset() {
 	*x = Modification{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[3]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -577,7 +670,7 @@ func (x *Modification) String() string {
 func (*Modification) ProtoMessage() {}
 
 func (x *Modification) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[3]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -590,7 +683,7 @@ func (x *Modification) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Modification.ProtoReflect.Descriptor instead.
 func (*Modification) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{3}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Modification) GetAsked() map[string]string {
@@ -634,7 +727,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[4]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -646,7 +739,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[4]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -659,7 +752,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{4}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Failure) GetRpc() string {
@@ -708,7 +801,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[5]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -720,7 +813,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[5]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -733,7 +826,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{5}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Holder) GetAlloc() string {
@@ -812,7 +905,7 @@ type ParseVolumeRequest struct {
 
 func (x *ParseVolumeRequest) Reset() {
 	*x = ParseVolumeRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[6]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -824,7 +917,7 @@ func (x *ParseVolumeRequest) String() string {
 func (*ParseVolumeRequest) ProtoMessage() {}
 
 func (x *ParseVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[6]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -837,7 +930,7 @@ func (x *ParseVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParseVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ParseVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{6}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ParseVolumeRequest) GetCall() *Call {
@@ -886,7 +979,7 @@ type ParseVolumeReply struct {
 
 func (x *ParseVolumeReply) Reset() {
 	*x = ParseVolumeReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[7]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -898,7 +991,7 @@ func (x *ParseVolumeReply) String() string {
 func (*ParseVolumeReply) ProtoMessage() {}
 
 func (x *ParseVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[7]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -911,7 +1004,7 @@ func (x *ParseVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParseVolumeReply.ProtoReflect.Descriptor instead.
 func (*ParseVolumeReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{7}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ParseVolumeReply) GetAnswer() *Answer {
@@ -945,7 +1038,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[8]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -957,7 +1050,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[8]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -970,7 +1063,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{8}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CreateVolumeRequest) GetCall() *Call {
@@ -997,7 +1090,7 @@ type CreateVolumeReply struct {
 
 func (x *CreateVolumeReply) Reset() {
 	*x = CreateVolumeReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[9]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1009,7 +1102,7 @@ func (x *CreateVolumeReply) String() string {
 func (*CreateVolumeReply) ProtoMessage() {}
 
 func (x *CreateVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[9]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1022,7 +1115,7 @@ func (x *CreateVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeReply.ProtoReflect.Descriptor instead.
 func (*CreateVolumeReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{9}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CreateVolumeReply) GetAnswer() *Answer {
@@ -1049,7 +1142,7 @@ type RegisterVolumeRequest struct {
 
 func (x *RegisterVolumeRequest) Reset() {
 	*x = RegisterVolumeRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[10]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1061,7 +1154,7 @@ func (x *RegisterVolumeRequest) String() string {
 func (*RegisterVolumeRequest) ProtoMessage() {}
 
 func (x *RegisterVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[10]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1074,7 +1167,7 @@ func (x *RegisterVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{10}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RegisterVolumeRequest) GetCall() *Call {
@@ -1101,7 +1194,7 @@ type RegisterVolumeReply struct {
 
 func (x *RegisterVolumeReply) Reset() {
 	*x = RegisterVolumeReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[11]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1113,7 +1206,7 @@ func (x *RegisterVolumeReply) String() string {
 func (*RegisterVolumeReply) ProtoMessage() {}
 
 func (x *RegisterVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[11]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1126,7 +1219,7 @@ func (x *RegisterVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterVolumeReply.ProtoReflect.Descriptor instead.
 func (*RegisterVolumeReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{11}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RegisterVolumeReply) GetAnswer() *Answer {
@@ -1153,7 +1246,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[12]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1165,7 +1258,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[12]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1178,7 +1271,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{12}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DeleteVolumeRequest) GetCall() *Call {
@@ -1204,7 +1297,7 @@ type DeleteVolumeReply struct {
 
 func (x *DeleteVolumeReply) Reset() {
 	*x = DeleteVolumeReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[13]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1216,7 +1309,7 @@ func (x *DeleteVolumeReply) String() string {
 func (*DeleteVolumeReply) ProtoMessage() {}
 
 func (x *DeleteVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[13]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1229,7 +1322,7 @@ func (x *DeleteVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeReply.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{13}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DeleteVolumeReply) GetAnswer() *Answer {
@@ -1249,7 +1342,7 @@ type DeregisterVolumeRequest struct {
 
 func (x *DeregisterVolumeRequest) Reset() {
 	*x = DeregisterVolumeRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[14]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1261,7 +1354,7 @@ func (x *DeregisterVolumeRequest) String() string {
 func (*DeregisterVolumeRequest) ProtoMessage() {}
 
 func (x *DeregisterVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[14]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1274,7 +1367,7 @@ func (x *DeregisterVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{14}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DeregisterVolumeRequest) GetCall() *Call {
@@ -1300,7 +1393,7 @@ type DeregisterVolumeReply struct {
 
 func (x *DeregisterVolumeReply) Reset() {
 	*x = DeregisterVolumeReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[15]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1312,7 +1405,7 @@ func (x *DeregisterVolumeReply) String() string {
 func (*DeregisterVolumeReply) ProtoMessage() {}
 
 func (x *DeregisterVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[15]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1325,7 +1418,7 @@ func (x *DeregisterVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterVolumeReply.ProtoReflect.Descriptor instead.
 func (*DeregisterVolumeReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{15}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DeregisterVolumeReply) GetAnswer() *Answer {
@@ -1348,7 +1441,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[16]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1360,7 +1453,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[16]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1373,7 +1466,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{16}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListVolumesRequest) GetCall() *Call {
@@ -1422,7 +1515,7 @@ type ListVolumesReply struct {
 
 func (x *ListVolumesReply) Reset() {
 	*x = ListVolumesReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[17]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1434,7 +1527,7 @@ func (x *ListVolumesReply) String() string {
 func (*ListVolumesReply) ProtoMessage() {}
 
 func (x *ListVolumesReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[17]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1447,7 +1540,7 @@ func (x *ListVolumesReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesReply.ProtoReflect.Descriptor instead.
 func (*ListVolumesReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{17}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListVolumesReply) GetAnswer() *Answer {
@@ -1483,7 +1576,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[18]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1495,7 +1588,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[18]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1508,7 +1601,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{18}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ExpandVolumeRequest) GetCall() *Call {
@@ -1549,7 +1642,7 @@ type ExpandVolumeReply struct {
 
 func (x *ExpandVolumeReply) Reset() {
 	*x = ExpandVolumeReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[19]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1561,7 +1654,7 @@ func (x *ExpandVolumeReply) String() string {
 func (*ExpandVolumeReply) ProtoMessage() {}
 
 func (x *ExpandVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[19]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1574,7 +1667,7 @@ func (x *ExpandVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeReply.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{19}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExpandVolumeReply) GetAnswer() *Answer {
@@ -1601,7 +1694,7 @@ type VolumeStatsRequest struct {
 
 func (x *VolumeStatsRequest) Reset() {
 	*x = VolumeStatsRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[20]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1613,7 +1706,7 @@ func (x *VolumeStatsRequest) String() string {
 func (*VolumeStatsRequest) ProtoMessage() {}
 
 func (x *VolumeStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[20]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1626,7 +1719,7 @@ func (x *VolumeStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatsRequest.ProtoReflect.Descriptor instead.
 func (*VolumeStatsRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{20}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *VolumeStatsRequest) GetCall() *Call {
@@ -1653,7 +1746,7 @@ type VolumeStatsReply struct {
 
 func (x *VolumeStatsReply) Reset() {
 	*x = VolumeStatsReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[21]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1665,7 +1758,7 @@ func (x *VolumeStatsReply) String() string {
 func (*VolumeStatsReply) ProtoMessage() {}
 
 func (x *VolumeStatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[21]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1678,7 +1771,7 @@ func (x *VolumeStatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatsReply.ProtoReflect.Descriptor instead.
 func (*VolumeStatsReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{21}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *VolumeStatsReply) GetAnswer() *Answer {
@@ -1708,7 +1801,7 @@ type VolumeUsage struct {
 
 func (x *VolumeUsage) Reset() {
 	*x = VolumeUsage{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[22]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1720,7 +1813,7 @@ func (x *VolumeUsage) String() string {
 func (*VolumeUsage) ProtoMessage() {}
 
 func (x *VolumeUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[22]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1733,7 +1826,7 @@ func (x *VolumeUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeUsage.ProtoReflect.Descriptor instead.
 func (*VolumeUsage) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{22}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *VolumeUsage) GetUnit() string {
@@ -1814,7 +1907,7 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\v2\x13.holdfast.v1.SecretR\x05value:\x028\x01\x1aD\n" +
 	"\x16MutableParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xec\b\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa7\t\n" +
 	"\x06Volume\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.holdfast.v1.VolumeSpecR\x04spec\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x18\n" +
@@ -1849,7 +1942,16 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"deleteWith\x12,\n" +
 	"\x05owned\x18\" \x01(\v2\x16.holdfast.v1.OwnershipR\x05owned\x12\x12\n" +
 	"\x04made\x182 \x01(\bR\x04made\x12=\n" +
-	"\fmodification\x18( \x01(\v2\x19.holdfast.v1.ModificationR\fmodification\"\xe2\x01\n" +
+	"\fmodification\x18( \x01(\v2\x19.holdfast.v1.ModificationR\fmodification\x129\n" +
+	"\vattachments\x183 \x03(\v2\x17.holdfast.v1.AttachmentR\vattachments\"\xe8\x01\n" +
+	"\n" +
+	"Attachment\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x17\n" +
+	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12\x14\n" +
+	"\x05state\x18\x03 \x01(\tR\x05state\x12!\n" +
+	"\fdetaching_by\x18\x04 \x01(\tR\vdetachingBy\x12C\n" +
+	"\x0fdetaching_since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x0edetachingSince\x12/\n" +
+	"\x13detaching_confirmed\x18\x06 \x01(\bR\x12detachingConfirmed\"\xe2\x01\n" +
 	"\fModification\x12:\n" +
 	"\x05asked\x18\x01 \x03(\v2$.holdfast.v1.Modification.AskedEntryR\x05asked\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x12\n" +
@@ -1964,141 +2066,144 @@ func file_holdfast_v1_volumes_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_volumes_proto_rawDescData
 }
 
-var file_holdfast_v1_volumes_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_holdfast_v1_volumes_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_holdfast_v1_volumes_proto_goTypes = []any{
 	(*VolumeCapability)(nil),        // 0: holdfast.v1.VolumeCapability
 	(*VolumeSpec)(nil),              // 1: holdfast.v1.VolumeSpec
 	(*Volume)(nil),                  // 2: holdfast.v1.Volume
-	(*Modification)(nil),            // 3: holdfast.v1.Modification
-	(*Failure)(nil),                 // 4: holdfast.v1.Failure
-	(*Holder)(nil),                  // 5: holdfast.v1.Holder
-	(*ParseVolumeRequest)(nil),      // 6: holdfast.v1.ParseVolumeRequest
-	(*ParseVolumeReply)(nil),        // 7: holdfast.v1.ParseVolumeReply
-	(*CreateVolumeRequest)(nil),     // 8: holdfast.v1.CreateVolumeRequest
-	(*CreateVolumeReply)(nil),       // 9: holdfast.v1.CreateVolumeReply
-	(*RegisterVolumeRequest)(nil),   // 10: holdfast.v1.RegisterVolumeRequest
-	(*RegisterVolumeReply)(nil),     // 11: holdfast.v1.RegisterVolumeReply
-	(*DeleteVolumeRequest)(nil),     // 12: holdfast.v1.DeleteVolumeRequest
-	(*DeleteVolumeReply)(nil),       // 13: holdfast.v1.DeleteVolumeReply
-	(*DeregisterVolumeRequest)(nil), // 14: holdfast.v1.DeregisterVolumeRequest
-	(*DeregisterVolumeReply)(nil),   // 15: holdfast.v1.DeregisterVolumeReply
-	(*ListVolumesRequest)(nil),      // 16: holdfast.v1.ListVolumesRequest
-	(*ListVolumesReply)(nil),        // 17: holdfast.v1.ListVolumesReply
-	(*ExpandVolumeRequest)(nil),     // 18: holdfast.v1.ExpandVolumeRequest
-	(*ExpandVolumeReply)(nil),       // 19: holdfast.v1.ExpandVolumeReply
-	(*VolumeStatsRequest)(nil),      // 20: holdfast.v1.VolumeStatsRequest
-	(*VolumeStatsReply)(nil),        // 21: holdfast.v1.VolumeStatsReply
-	(*VolumeUsage)(nil),             // 22: holdfast.v1.VolumeUsage
-	nil,                             // 23: holdfast.v1.VolumeSpec.ParametersEntry
-	nil,                             // 24: holdfast.v1.VolumeSpec.ContextEntry
-	nil,                             // 25: holdfast.v1.VolumeSpec.SecretsEntry
-	nil,                             // 26: holdfast.v1.VolumeSpec.MutableParametersEntry
-	nil,                             // 27: holdfast.v1.Modification.AskedEntry
-	nil,                             // 28: holdfast.v1.ParseVolumeRequest.VariablesEntry
-	(*Topology)(nil),                // 29: holdfast.v1.Topology
-	(*Ownership)(nil),               // 30: holdfast.v1.Ownership
-	(*timestamppb.Timestamp)(nil),   // 31: google.protobuf.Timestamp
-	(*Tree)(nil),                    // 32: holdfast.v1.Tree
-	(*IntentState)(nil),             // 33: holdfast.v1.IntentState
-	(*Wait)(nil),                    // 34: holdfast.v1.Wait
-	(*Expansion)(nil),               // 35: holdfast.v1.Expansion
-	(*VolumeHealth)(nil),            // 36: holdfast.v1.VolumeHealth
-	(*Usage)(nil),                   // 37: holdfast.v1.Usage
-	(*Call)(nil),                    // 38: holdfast.v1.Call
-	(*Source)(nil),                  // 39: holdfast.v1.Source
-	(*Answer)(nil),                  // 40: holdfast.v1.Answer
-	(*Diagnostic)(nil),              // 41: holdfast.v1.Diagnostic
-	(*VolumeName)(nil),              // 42: holdfast.v1.VolumeName
-	(*Page)(nil),                    // 43: holdfast.v1.Page
-	(*Secret)(nil),                  // 44: holdfast.v1.Secret
-	(*DetachVolumeRequest)(nil),     // 45: holdfast.v1.DetachVolumeRequest
-	(*DetachVolumeReply)(nil),       // 46: holdfast.v1.DetachVolumeReply
+	(*Attachment)(nil),              // 3: holdfast.v1.Attachment
+	(*Modification)(nil),            // 4: holdfast.v1.Modification
+	(*Failure)(nil),                 // 5: holdfast.v1.Failure
+	(*Holder)(nil),                  // 6: holdfast.v1.Holder
+	(*ParseVolumeRequest)(nil),      // 7: holdfast.v1.ParseVolumeRequest
+	(*ParseVolumeReply)(nil),        // 8: holdfast.v1.ParseVolumeReply
+	(*CreateVolumeRequest)(nil),     // 9: holdfast.v1.CreateVolumeRequest
+	(*CreateVolumeReply)(nil),       // 10: holdfast.v1.CreateVolumeReply
+	(*RegisterVolumeRequest)(nil),   // 11: holdfast.v1.RegisterVolumeRequest
+	(*RegisterVolumeReply)(nil),     // 12: holdfast.v1.RegisterVolumeReply
+	(*DeleteVolumeRequest)(nil),     // 13: holdfast.v1.DeleteVolumeRequest
+	(*DeleteVolumeReply)(nil),       // 14: holdfast.v1.DeleteVolumeReply
+	(*DeregisterVolumeRequest)(nil), // 15: holdfast.v1.DeregisterVolumeRequest
+	(*DeregisterVolumeReply)(nil),   // 16: holdfast.v1.DeregisterVolumeReply
+	(*ListVolumesRequest)(nil),      // 17: holdfast.v1.ListVolumesRequest
+	(*ListVolumesReply)(nil),        // 18: holdfast.v1.ListVolumesReply
+	(*ExpandVolumeRequest)(nil),     // 19: holdfast.v1.ExpandVolumeRequest
+	(*ExpandVolumeReply)(nil),       // 20: holdfast.v1.ExpandVolumeReply
+	(*VolumeStatsRequest)(nil),      // 21: holdfast.v1.VolumeStatsRequest
+	(*VolumeStatsReply)(nil),        // 22: holdfast.v1.VolumeStatsReply
+	(*VolumeUsage)(nil),             // 23: holdfast.v1.VolumeUsage
+	nil,                             // 24: holdfast.v1.VolumeSpec.ParametersEntry
+	nil,                             // 25: holdfast.v1.VolumeSpec.ContextEntry
+	nil,                             // 26: holdfast.v1.VolumeSpec.SecretsEntry
+	nil,                             // 27: holdfast.v1.VolumeSpec.MutableParametersEntry
+	nil,                             // 28: holdfast.v1.Modification.AskedEntry
+	nil,                             // 29: holdfast.v1.ParseVolumeRequest.VariablesEntry
+	(*Topology)(nil),                // 30: holdfast.v1.Topology
+	(*Ownership)(nil),               // 31: holdfast.v1.Ownership
+	(*timestamppb.Timestamp)(nil),   // 32: google.protobuf.Timestamp
+	(*Tree)(nil),                    // 33: holdfast.v1.Tree
+	(*IntentState)(nil),             // 34: holdfast.v1.IntentState
+	(*Wait)(nil),                    // 35: holdfast.v1.Wait
+	(*Expansion)(nil),               // 36: holdfast.v1.Expansion
+	(*VolumeHealth)(nil),            // 37: holdfast.v1.VolumeHealth
+	(*Usage)(nil),                   // 38: holdfast.v1.Usage
+	(*Call)(nil),                    // 39: holdfast.v1.Call
+	(*Source)(nil),                  // 40: holdfast.v1.Source
+	(*Answer)(nil),                  // 41: holdfast.v1.Answer
+	(*Diagnostic)(nil),              // 42: holdfast.v1.Diagnostic
+	(*VolumeName)(nil),              // 43: holdfast.v1.VolumeName
+	(*Page)(nil),                    // 44: holdfast.v1.Page
+	(*Secret)(nil),                  // 45: holdfast.v1.Secret
+	(*DetachVolumeRequest)(nil),     // 46: holdfast.v1.DetachVolumeRequest
+	(*DetachVolumeReply)(nil),       // 47: holdfast.v1.DetachVolumeReply
 }
 var file_holdfast_v1_volumes_proto_depIdxs = []int32{
 	0,  // 0: holdfast.v1.VolumeSpec.capabilities:type_name -> holdfast.v1.VolumeCapability
-	23, // 1: holdfast.v1.VolumeSpec.parameters:type_name -> holdfast.v1.VolumeSpec.ParametersEntry
-	24, // 2: holdfast.v1.VolumeSpec.context:type_name -> holdfast.v1.VolumeSpec.ContextEntry
-	25, // 3: holdfast.v1.VolumeSpec.secrets:type_name -> holdfast.v1.VolumeSpec.SecretsEntry
-	29, // 4: holdfast.v1.VolumeSpec.required:type_name -> holdfast.v1.Topology
-	29, // 5: holdfast.v1.VolumeSpec.preferred:type_name -> holdfast.v1.Topology
-	26, // 6: holdfast.v1.VolumeSpec.mutable_parameters:type_name -> holdfast.v1.VolumeSpec.MutableParametersEntry
-	30, // 7: holdfast.v1.VolumeSpec.ownership:type_name -> holdfast.v1.Ownership
+	24, // 1: holdfast.v1.VolumeSpec.parameters:type_name -> holdfast.v1.VolumeSpec.ParametersEntry
+	25, // 2: holdfast.v1.VolumeSpec.context:type_name -> holdfast.v1.VolumeSpec.ContextEntry
+	26, // 3: holdfast.v1.VolumeSpec.secrets:type_name -> holdfast.v1.VolumeSpec.SecretsEntry
+	30, // 4: holdfast.v1.VolumeSpec.required:type_name -> holdfast.v1.Topology
+	30, // 5: holdfast.v1.VolumeSpec.preferred:type_name -> holdfast.v1.Topology
+	27, // 6: holdfast.v1.VolumeSpec.mutable_parameters:type_name -> holdfast.v1.VolumeSpec.MutableParametersEntry
+	31, // 7: holdfast.v1.VolumeSpec.ownership:type_name -> holdfast.v1.Ownership
 	1,  // 8: holdfast.v1.Volume.spec:type_name -> holdfast.v1.VolumeSpec
-	29, // 9: holdfast.v1.Volume.accessible:type_name -> holdfast.v1.Topology
-	31, // 10: holdfast.v1.Volume.since:type_name -> google.protobuf.Timestamp
-	32, // 11: holdfast.v1.Volume.staged_at:type_name -> holdfast.v1.Tree
-	5,  // 12: holdfast.v1.Volume.holders:type_name -> holdfast.v1.Holder
-	33, // 13: holdfast.v1.Volume.intent:type_name -> holdfast.v1.IntentState
-	34, // 14: holdfast.v1.Volume.waiting:type_name -> holdfast.v1.Wait
-	35, // 15: holdfast.v1.Volume.expansion:type_name -> holdfast.v1.Expansion
-	36, // 16: holdfast.v1.Volume.health:type_name -> holdfast.v1.VolumeHealth
-	4,  // 17: holdfast.v1.Volume.failure:type_name -> holdfast.v1.Failure
-	30, // 18: holdfast.v1.Volume.owned:type_name -> holdfast.v1.Ownership
-	3,  // 19: holdfast.v1.Volume.modification:type_name -> holdfast.v1.Modification
-	27, // 20: holdfast.v1.Modification.asked:type_name -> holdfast.v1.Modification.AskedEntry
-	31, // 21: holdfast.v1.Modification.since:type_name -> google.protobuf.Timestamp
-	31, // 22: holdfast.v1.Failure.since:type_name -> google.protobuf.Timestamp
-	37, // 23: holdfast.v1.Holder.usage:type_name -> holdfast.v1.Usage
-	32, // 24: holdfast.v1.Holder.target:type_name -> holdfast.v1.Tree
-	31, // 25: holdfast.v1.Holder.since:type_name -> google.protobuf.Timestamp
-	31, // 26: holdfast.v1.Holder.troubled:type_name -> google.protobuf.Timestamp
-	38, // 27: holdfast.v1.ParseVolumeRequest.call:type_name -> holdfast.v1.Call
-	39, // 28: holdfast.v1.ParseVolumeRequest.source:type_name -> holdfast.v1.Source
-	28, // 29: holdfast.v1.ParseVolumeRequest.variables:type_name -> holdfast.v1.ParseVolumeRequest.VariablesEntry
-	39, // 30: holdfast.v1.ParseVolumeRequest.variable_files:type_name -> holdfast.v1.Source
-	40, // 31: holdfast.v1.ParseVolumeReply.answer:type_name -> holdfast.v1.Answer
-	1,  // 32: holdfast.v1.ParseVolumeReply.spec:type_name -> holdfast.v1.VolumeSpec
-	41, // 33: holdfast.v1.ParseVolumeReply.diagnostics:type_name -> holdfast.v1.Diagnostic
-	38, // 34: holdfast.v1.CreateVolumeRequest.call:type_name -> holdfast.v1.Call
-	1,  // 35: holdfast.v1.CreateVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
-	40, // 36: holdfast.v1.CreateVolumeReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 37: holdfast.v1.CreateVolumeReply.volume:type_name -> holdfast.v1.Volume
-	38, // 38: holdfast.v1.RegisterVolumeRequest.call:type_name -> holdfast.v1.Call
-	1,  // 39: holdfast.v1.RegisterVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
-	40, // 40: holdfast.v1.RegisterVolumeReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 41: holdfast.v1.RegisterVolumeReply.volume:type_name -> holdfast.v1.Volume
-	38, // 42: holdfast.v1.DeleteVolumeRequest.call:type_name -> holdfast.v1.Call
-	42, // 43: holdfast.v1.DeleteVolumeRequest.name:type_name -> holdfast.v1.VolumeName
-	40, // 44: holdfast.v1.DeleteVolumeReply.answer:type_name -> holdfast.v1.Answer
-	38, // 45: holdfast.v1.DeregisterVolumeRequest.call:type_name -> holdfast.v1.Call
-	42, // 46: holdfast.v1.DeregisterVolumeRequest.name:type_name -> holdfast.v1.VolumeName
-	40, // 47: holdfast.v1.DeregisterVolumeReply.answer:type_name -> holdfast.v1.Answer
-	38, // 48: holdfast.v1.ListVolumesRequest.call:type_name -> holdfast.v1.Call
-	43, // 49: holdfast.v1.ListVolumesRequest.page:type_name -> holdfast.v1.Page
-	40, // 50: holdfast.v1.ListVolumesReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 51: holdfast.v1.ListVolumesReply.volumes:type_name -> holdfast.v1.Volume
-	38, // 52: holdfast.v1.ExpandVolumeRequest.call:type_name -> holdfast.v1.Call
-	42, // 53: holdfast.v1.ExpandVolumeRequest.name:type_name -> holdfast.v1.VolumeName
-	40, // 54: holdfast.v1.ExpandVolumeReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 55: holdfast.v1.ExpandVolumeReply.volume:type_name -> holdfast.v1.Volume
-	38, // 56: holdfast.v1.VolumeStatsRequest.call:type_name -> holdfast.v1.Call
-	42, // 57: holdfast.v1.VolumeStatsRequest.name:type_name -> holdfast.v1.VolumeName
-	40, // 58: holdfast.v1.VolumeStatsReply.answer:type_name -> holdfast.v1.Answer
-	22, // 59: holdfast.v1.VolumeStatsReply.usage:type_name -> holdfast.v1.VolumeUsage
-	44, // 60: holdfast.v1.VolumeSpec.SecretsEntry.value:type_name -> holdfast.v1.Secret
-	6,  // 61: holdfast.v1.Volumes.Parse:input_type -> holdfast.v1.ParseVolumeRequest
-	8,  // 62: holdfast.v1.Volumes.Create:input_type -> holdfast.v1.CreateVolumeRequest
-	10, // 63: holdfast.v1.Volumes.Register:input_type -> holdfast.v1.RegisterVolumeRequest
-	12, // 64: holdfast.v1.Volumes.Delete:input_type -> holdfast.v1.DeleteVolumeRequest
-	14, // 65: holdfast.v1.Volumes.Deregister:input_type -> holdfast.v1.DeregisterVolumeRequest
-	16, // 66: holdfast.v1.Volumes.List:input_type -> holdfast.v1.ListVolumesRequest
-	18, // 67: holdfast.v1.Volumes.Expand:input_type -> holdfast.v1.ExpandVolumeRequest
-	20, // 68: holdfast.v1.Volumes.Stats:input_type -> holdfast.v1.VolumeStatsRequest
-	45, // 69: holdfast.v1.Volumes.Detach:input_type -> holdfast.v1.DetachVolumeRequest
-	7,  // 70: holdfast.v1.Volumes.Parse:output_type -> holdfast.v1.ParseVolumeReply
-	9,  // 71: holdfast.v1.Volumes.Create:output_type -> holdfast.v1.CreateVolumeReply
-	11, // 72: holdfast.v1.Volumes.Register:output_type -> holdfast.v1.RegisterVolumeReply
-	13, // 73: holdfast.v1.Volumes.Delete:output_type -> holdfast.v1.DeleteVolumeReply
-	15, // 74: holdfast.v1.Volumes.Deregister:output_type -> holdfast.v1.DeregisterVolumeReply
-	17, // 75: holdfast.v1.Volumes.List:output_type -> holdfast.v1.ListVolumesReply
-	19, // 76: holdfast.v1.Volumes.Expand:output_type -> holdfast.v1.ExpandVolumeReply
-	21, // 77: holdfast.v1.Volumes.Stats:output_type -> holdfast.v1.VolumeStatsReply
-	46, // 78: holdfast.v1.Volumes.Detach:output_type -> holdfast.v1.DetachVolumeReply
-	70, // [70:79] is the sub-list for method output_type
-	61, // [61:70] is the sub-list for method input_type
-	61, // [61:61] is the sub-list for extension type_name
-	61, // [61:61] is the sub-list for extension extendee
-	0,  // [0:61] is the sub-list for field type_name
+	30, // 9: holdfast.v1.Volume.accessible:type_name -> holdfast.v1.Topology
+	32, // 10: holdfast.v1.Volume.since:type_name -> google.protobuf.Timestamp
+	33, // 11: holdfast.v1.Volume.staged_at:type_name -> holdfast.v1.Tree
+	6,  // 12: holdfast.v1.Volume.holders:type_name -> holdfast.v1.Holder
+	34, // 13: holdfast.v1.Volume.intent:type_name -> holdfast.v1.IntentState
+	35, // 14: holdfast.v1.Volume.waiting:type_name -> holdfast.v1.Wait
+	36, // 15: holdfast.v1.Volume.expansion:type_name -> holdfast.v1.Expansion
+	37, // 16: holdfast.v1.Volume.health:type_name -> holdfast.v1.VolumeHealth
+	5,  // 17: holdfast.v1.Volume.failure:type_name -> holdfast.v1.Failure
+	31, // 18: holdfast.v1.Volume.owned:type_name -> holdfast.v1.Ownership
+	4,  // 19: holdfast.v1.Volume.modification:type_name -> holdfast.v1.Modification
+	3,  // 20: holdfast.v1.Volume.attachments:type_name -> holdfast.v1.Attachment
+	32, // 21: holdfast.v1.Attachment.detaching_since:type_name -> google.protobuf.Timestamp
+	28, // 22: holdfast.v1.Modification.asked:type_name -> holdfast.v1.Modification.AskedEntry
+	32, // 23: holdfast.v1.Modification.since:type_name -> google.protobuf.Timestamp
+	32, // 24: holdfast.v1.Failure.since:type_name -> google.protobuf.Timestamp
+	38, // 25: holdfast.v1.Holder.usage:type_name -> holdfast.v1.Usage
+	33, // 26: holdfast.v1.Holder.target:type_name -> holdfast.v1.Tree
+	32, // 27: holdfast.v1.Holder.since:type_name -> google.protobuf.Timestamp
+	32, // 28: holdfast.v1.Holder.troubled:type_name -> google.protobuf.Timestamp
+	39, // 29: holdfast.v1.ParseVolumeRequest.call:type_name -> holdfast.v1.Call
+	40, // 30: holdfast.v1.ParseVolumeRequest.source:type_name -> holdfast.v1.Source
+	29, // 31: holdfast.v1.ParseVolumeRequest.variables:type_name -> holdfast.v1.ParseVolumeRequest.VariablesEntry
+	40, // 32: holdfast.v1.ParseVolumeRequest.variable_files:type_name -> holdfast.v1.Source
+	41, // 33: holdfast.v1.ParseVolumeReply.answer:type_name -> holdfast.v1.Answer
+	1,  // 34: holdfast.v1.ParseVolumeReply.spec:type_name -> holdfast.v1.VolumeSpec
+	42, // 35: holdfast.v1.ParseVolumeReply.diagnostics:type_name -> holdfast.v1.Diagnostic
+	39, // 36: holdfast.v1.CreateVolumeRequest.call:type_name -> holdfast.v1.Call
+	1,  // 37: holdfast.v1.CreateVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
+	41, // 38: holdfast.v1.CreateVolumeReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 39: holdfast.v1.CreateVolumeReply.volume:type_name -> holdfast.v1.Volume
+	39, // 40: holdfast.v1.RegisterVolumeRequest.call:type_name -> holdfast.v1.Call
+	1,  // 41: holdfast.v1.RegisterVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
+	41, // 42: holdfast.v1.RegisterVolumeReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 43: holdfast.v1.RegisterVolumeReply.volume:type_name -> holdfast.v1.Volume
+	39, // 44: holdfast.v1.DeleteVolumeRequest.call:type_name -> holdfast.v1.Call
+	43, // 45: holdfast.v1.DeleteVolumeRequest.name:type_name -> holdfast.v1.VolumeName
+	41, // 46: holdfast.v1.DeleteVolumeReply.answer:type_name -> holdfast.v1.Answer
+	39, // 47: holdfast.v1.DeregisterVolumeRequest.call:type_name -> holdfast.v1.Call
+	43, // 48: holdfast.v1.DeregisterVolumeRequest.name:type_name -> holdfast.v1.VolumeName
+	41, // 49: holdfast.v1.DeregisterVolumeReply.answer:type_name -> holdfast.v1.Answer
+	39, // 50: holdfast.v1.ListVolumesRequest.call:type_name -> holdfast.v1.Call
+	44, // 51: holdfast.v1.ListVolumesRequest.page:type_name -> holdfast.v1.Page
+	41, // 52: holdfast.v1.ListVolumesReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 53: holdfast.v1.ListVolumesReply.volumes:type_name -> holdfast.v1.Volume
+	39, // 54: holdfast.v1.ExpandVolumeRequest.call:type_name -> holdfast.v1.Call
+	43, // 55: holdfast.v1.ExpandVolumeRequest.name:type_name -> holdfast.v1.VolumeName
+	41, // 56: holdfast.v1.ExpandVolumeReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 57: holdfast.v1.ExpandVolumeReply.volume:type_name -> holdfast.v1.Volume
+	39, // 58: holdfast.v1.VolumeStatsRequest.call:type_name -> holdfast.v1.Call
+	43, // 59: holdfast.v1.VolumeStatsRequest.name:type_name -> holdfast.v1.VolumeName
+	41, // 60: holdfast.v1.VolumeStatsReply.answer:type_name -> holdfast.v1.Answer
+	23, // 61: holdfast.v1.VolumeStatsReply.usage:type_name -> holdfast.v1.VolumeUsage
+	45, // 62: holdfast.v1.VolumeSpec.SecretsEntry.value:type_name -> holdfast.v1.Secret
+	7,  // 63: holdfast.v1.Volumes.Parse:input_type -> holdfast.v1.ParseVolumeRequest
+	9,  // 64: holdfast.v1.Volumes.Create:input_type -> holdfast.v1.CreateVolumeRequest
+	11, // 65: holdfast.v1.Volumes.Register:input_type -> holdfast.v1.RegisterVolumeRequest
+	13, // 66: holdfast.v1.Volumes.Delete:input_type -> holdfast.v1.DeleteVolumeRequest
+	15, // 67: holdfast.v1.Volumes.Deregister:input_type -> holdfast.v1.DeregisterVolumeRequest
+	17, // 68: holdfast.v1.Volumes.List:input_type -> holdfast.v1.ListVolumesRequest
+	19, // 69: holdfast.v1.Volumes.Expand:input_type -> holdfast.v1.ExpandVolumeRequest
+	21, // 70: holdfast.v1.Volumes.Stats:input_type -> holdfast.v1.VolumeStatsRequest
+	46, // 71: holdfast.v1.Volumes.Detach:input_type -> holdfast.v1.DetachVolumeRequest
+	8,  // 72: holdfast.v1.Volumes.Parse:output_type -> holdfast.v1.ParseVolumeReply
+	10, // 73: holdfast.v1.Volumes.Create:output_type -> holdfast.v1.CreateVolumeReply
+	12, // 74: holdfast.v1.Volumes.Register:output_type -> holdfast.v1.RegisterVolumeReply
+	14, // 75: holdfast.v1.Volumes.Delete:output_type -> holdfast.v1.DeleteVolumeReply
+	16, // 76: holdfast.v1.Volumes.Deregister:output_type -> holdfast.v1.DeregisterVolumeReply
+	18, // 77: holdfast.v1.Volumes.List:output_type -> holdfast.v1.ListVolumesReply
+	20, // 78: holdfast.v1.Volumes.Expand:output_type -> holdfast.v1.ExpandVolumeReply
+	22, // 79: holdfast.v1.Volumes.Stats:output_type -> holdfast.v1.VolumeStatsReply
+	47, // 80: holdfast.v1.Volumes.Detach:output_type -> holdfast.v1.DetachVolumeReply
+	72, // [72:81] is the sub-list for method output_type
+	63, // [63:72] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_volumes_proto_init() }
@@ -2116,7 +2221,7 @@ func file_holdfast_v1_volumes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_volumes_proto_rawDesc), len(file_holdfast_v1_volumes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   29,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
