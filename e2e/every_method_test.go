@@ -182,7 +182,7 @@ func TestOneWriter(t *testing.T) {
 	t.Parallel()
 	tr, stop := newTraffic(t)
 	lockHolders := tr.watchLock()
-	tr.startUsers(3)
+	tr.startUsers()
 	swap := func() { tr.swap() }
 	for _, disturb := range []func(){swap, tr.replaceShimByKill, swap, tr.replaceShimByKill, swap} {
 		tr.waitCalls("CreateVolume", "PrepareAlloc", "ReleaseAlloc")
@@ -309,7 +309,7 @@ func newTraffic(t *testing.T) (tr *traffic, stop func()) {
 func (tr *traffic) startAll() {
 	tr.must(tr.create("kept"))
 	tr.must(tr.host.DeregisterVolume(tr.ctx(), volumeName("kept")))
-	tr.startUsers(3)
+	tr.startUsers()
 	tr.repeat(func(n int) { tr.pluginLife(fmt.Sprintf("p%d", n)) })
 	tr.repeat(func(n int) { tr.hurried(fmt.Sprintf("hurried-%d", n), time.Duration(1+n*7%40)*time.Millisecond) })
 	tr.repeat(func(n int) { tr.registerAndForget(fmt.Sprintf("known-%d", n)) })
@@ -323,10 +323,11 @@ func (tr *traffic) startAll() {
 	tr.watchAll(tr.stopped)
 }
 
-// startUsers starts callers that create volumes and use them.
-func (tr *traffic) startUsers(count int) {
-	for i := range count {
-		tr.repeat(func(n int) { tr.volumeLife(fmt.Sprintf("v-%d-%d", i, n)) })
+// startUsers starts three callers that create volumes and use them.
+func (tr *traffic) startUsers() {
+	for i := range 3 {
+		release := []string{"ReleaseAlloc", "ReleaseAlloc", "ReplaceAlloc"}[i]
+		tr.repeat(func(n int) { tr.volumeLife(fmt.Sprintf("v-%d-%d", i, n), release) })
 	}
 }
 
@@ -385,8 +386,8 @@ func (tr *traffic) waitCalls(methods ...string) {
 	})
 }
 
-// volumeLife creates a volume, uses it once and deletes it.
-func (tr *traffic) volumeLife(id string) {
+// volumeLife creates a volume, uses it once and deletes it. release is the method that ends the use.
+func (tr *traffic) volumeLife(id, release string) {
 	tr.lives.RLock()
 	defer tr.lives.RUnlock()
 	h, name := tr.host, volumeName(id)
@@ -423,8 +424,12 @@ func (tr *traffic) volumeLife(id string) {
 		{"ModifyVolume", host.ErrInvalid, func(ctx context.Context) error { return modify(ctx, h, name, nil) }},
 		{"DeleteVolume", host.ErrConflict, func(ctx context.Context) error { return h.DeleteVolume(ctx, name) }},
 		{"Claims", nil, func(ctx context.Context) error { return tr.wantClaim(ctx, group.Alloc) }},
-		{"ReplaceAlloc", nil, func(ctx context.Context) error { return h.ReplaceAlloc(ctx, group.Alloc) }},
-		{"ReleaseAlloc", nil, func(ctx context.Context) error { return h.ReleaseAlloc(ctx, group.Alloc) }},
+		{release, nil, func(ctx context.Context) error {
+			if release == "ReplaceAlloc" {
+				return h.ReplaceAlloc(ctx, group.Alloc)
+			}
+			return h.ReleaseAlloc(ctx, group.Alloc)
+		}},
 		{"Allocs", nil, func(ctx context.Context) error { return wantNone(h.Allocs(ctx, group.Alloc)) }},
 		{"ExpandVolume", host.ErrInvalid, func(ctx context.Context) error { return expand(ctx, h, name, 1) }},
 		{"DeleteVolume", nil, func(ctx context.Context) error { return h.DeleteVolume(ctx, name) }},
