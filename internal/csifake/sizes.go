@@ -37,8 +37,12 @@ func tooLong(req proto.Message) (over []string) {
 			tell(fd, weight(fd, v), longestMap)
 		case fd.Kind() != protoreflect.StringKind || strings.HasSuffix(string(fd.Name()), "_path"):
 		case fd.IsList():
+			limit := longestText
+			if strings.HasSuffix(string(fd.Name()), "_ids") {
+				limit = longestID
+			}
 			for i := range v.List().Len() {
-				tell(fd, len(v.List().Get(i).String()), longestText)
+				tell(fd, len(v.List().Get(i).String()), limit)
 			}
 		case fd.Name() == "node_id":
 			tell(fd, len(v.String()), longestNode)

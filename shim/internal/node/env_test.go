@@ -74,6 +74,7 @@ const (
 	expands   = "EXPAND_VOLUME expansion/ONLINE "
 	measures  = "node/GET_VOLUME_STATS "
 	snapshots = "CREATE_DELETE_SNAPSHOT "
+	groups    = "GROUP_CONTROLLER_SERVICE CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT "
 	reports   = measures + "VOLUME_CONDITION " // CSI up to 1.12
 	// CSI 1.13
 	reportsOnNode   = "node/GET_VOLUME_HEALTH "
@@ -620,13 +621,15 @@ func (n *env) empty() {
 
 // deleteSnapshots deletes all snapshots, as far as that is possible now.
 func (n *env) deleteSnapshots() {
-	list, err := n.shim.snapshots.List(n.shim.ctx)
-	if err != nil {
-		n.t.Errorf("list snapshots: %v", err)
-	}
+	var list []registry.VolumeSnapshot
+	n.view(func(v registry.View) { list = v.SnapshotRecords() })
 	for _, snap := range list {
 		ctx, cancel := context.WithTimeout(n.shim.ctx, time.Minute)
-		_ = n.shim.snapshots.Delete(ctx, registry.Call{}, snap.SnapshotName())
+		remove := n.shim.snapshots.Delete
+		if snap.IsGroup() {
+			remove = n.shim.snapshots.DeleteGroup
+		}
+		_ = remove(ctx, registry.Call{}, snap.SnapshotName())
 		cancel()
 	}
 }
@@ -711,7 +714,7 @@ func (n *env) left() (left []string) {
 		for _, i := range v.Intents() {
 			add("%s of %s, %s", i.RPC, i.Volume, i.Outcome)
 		}
-		for _, snap := range v.Snapshots() {
+		for _, snap := range v.SnapshotRecords() {
 			add("snapshot %s, %s: %s", snap.ID, snap.State, snap.Failure.Detail)
 		}
 	})

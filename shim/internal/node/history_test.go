@@ -22,12 +22,18 @@ import (
 var seed = flag.Uint64("seed", 0,
 	"the one history of TestHistories to run; 0: those of every run, or new ones with HOLDFAST_OPERATIONS")
 
+// snapshotCalls are the RPCs that take and delete snapshots.
+var snapshotCalls = []string{
+	"CreateSnapshot", "DeleteSnapshot", "CreateVolumeGroupSnapshot", "DeleteVolumeGroupSnapshot",
+}
+
 // perHistory is the number of operations of one history.
 const perHistory = 250
 
-// TestHistories mixes random operations of allocs and snapshots with random faults of their plugin, lost mounts, rolls of
-// the plugin, and kills of the plugin, the shim and the node. It checks what the plugin was asked: no illegal edge, and never two calls at once for
-// a volume. In the end everything is released. HOLDFAST_OPERATIONS sets the number of operations.
+// TestHistories mixes random operations of allocs and snapshots with random faults of their plugin, lost mounts, rolls
+// of the plugin, and kills of the plugin, the shim and the node. It checks what the plugin was asked: no illegal edge,
+// and never two calls at once for a volume. In the end everything is released. HOLDFAST_OPERATIONS sets the number of
+// operations.
 func TestHistories(t *testing.T) {
 	if *seed != 0 {
 		runHistory(t, *seed)
@@ -50,7 +56,7 @@ func TestHistories(t *testing.T) {
 		}
 	}
 	t.Logf("%d operations: %v", done, made)
-	for _, what := range []string{"CreateSnapshot", "DeleteSnapshot", "ControllerModifyVolume", "NodePublishVolume", rolls} {
+	for _, what := range append(snapshotCalls, "ControllerModifyVolume", "NodePublishVolume", rolls) {
 		if made[what] == 0 && !t.Failed() {
 			t.Errorf("no %s in %d operations: the histories do not test it", what, done)
 		}
@@ -113,6 +119,9 @@ func newHistory(t *testing.T, seed uint64) *history {
 	}
 	if random.IntN(3) > 0 {
 		caps += snapshots
+	}
+	if random.IntN(3) > 0 {
+		caps += groups
 	}
 	if random.IntN(3) > 0 {
 		caps += "MODIFY_VOLUME "
@@ -221,16 +230,23 @@ func (h *history) expand() {
 	})
 }
 
-// snapshot takes a snapshot of a volume, or deletes one.
+// snapshot takes a snapshot of a volume or of two, or deletes one.
 func (h *history) snapshot() {
 	spec := registry.SnapshotSpec{Namespace: "default", ID: registry.SnapshotID(fmt.Sprintf("s%d", h.random.IntN(3))),
 		Volume: h.aVolume().ID}
 	shim, limit, deletes := h.shim, h.upTo(5*time.Minute), h.random.IntN(2) == 0
+	remove := shim.snapshots.Delete
+	if h.random.IntN(2) == 0 {
+		remove, spec.Volume = shim.snapshots.DeleteGroup, ""
+		for _, i := range h.random.Perm(3)[:2] {
+			spec.Volumes = append(spec.Volumes, registry.VolumeID(fmt.Sprintf("v%d", i)))
+		}
+	}
 	h.allocs.Go(func() {
 		ctx, cancel := context.WithTimeout(shim.ctx, limit)
 		defer cancel()
 		if deletes {
-			_ = shim.snapshots.Delete(ctx, registry.Call{}, spec.SnapshotName())
+			_ = remove(ctx, registry.Call{}, spec.SnapshotName())
 		} else {
 			_, _ = shim.snapshots.Create(ctx, registry.Call{}, spec)
 		}
@@ -273,7 +289,7 @@ func (h *history) sync() {
 
 // fault makes the plugin fail some of its next calls.
 func (h *history) fault() {
-	rpcs := slices.Concat(changing, healthCalls, []string{"CreateSnapshot", "DeleteSnapshot", "ControllerModifyVolume"})
+	rpcs := slices.Concat(changing, healthCalls, snapshotCalls, []string{"ControllerModifyVolume"})
 	r := csifake.Rule{RPC: rpcs[h.random.IntN(len(rpcs))], Times: 1 + h.random.IntN(3), When: csifake.Before}
 	if h.random.IntN(2) == 0 {
 		r.When = csifake.After
