@@ -140,7 +140,7 @@ func (p *parent) start() error {
 	}
 	if err == nil {
 		p.handle.Warnings = p.cgroup.warnings
-		err = writeRecord(t.Dir, handleFile, p.handle)
+		err = writeVolatile(t.Dir, handleFile, p.handle)
 	}
 	if err != nil {
 		p.killAll()
@@ -172,7 +172,7 @@ func (p *parent) prepare() error {
 		ID: t.ID, Driver: p.request.Driver, Dir: t.Dir, PID: self.PID, StartTime: self.Start, Boot: boot,
 		Cgroups: p.cgroup.dirs(), Warnings: p.cgroup.warnings,
 	}
-	if err := writeRecord(t.Dir, handleFile, p.handle); err != nil {
+	if err := writeVolatile(t.Dir, handleFile, p.handle); err != nil {
 		return err
 	}
 	return reserveRecord(t.Dir, handleFile)

@@ -38,7 +38,15 @@ type stopRequest struct {
 
 // writeRecord replaces a record. It uses the space that reserveRecord allocated, so that it succeeds on a full disk. A
 // general atomic write, which always creates a new file, would not.
-func writeRecord(dir, name string, v any) error {
+func writeRecord(dir, name string, v any) error { return replaceRecord(dir, name, v, (*os.File).Sync) }
+
+// writeVolatile is writeRecord for a record that is of no use after a reboot. It survives the death of processes. After
+// a power cut the record may be missing.
+func writeVolatile(dir, name string, v any) error {
+	return replaceRecord(dir, name, v, func(*os.File) error { return nil })
+}
+
+func replaceRecord(dir, name string, v any, sync func(*os.File) error) error {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return err
@@ -52,7 +60,7 @@ func writeRecord(dir, name string, v any) error {
 		return err
 	}
 	_, err = f.Write(b)
-	err = errors.Join(err, f.Truncate(int64(len(b))), f.Sync(), f.Close())
+	err = errors.Join(err, f.Truncate(int64(len(b))), sync(f), f.Close())
 	if err == nil {
 		err = os.Rename(f.Name(), filepath.Join(dir, name))
 	}
@@ -89,6 +97,9 @@ func readRecord(dir, name string, v any) (found bool, err error) {
 	b, err := os.ReadFile(filepath.Join(dir, name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
+	}
+	if err == nil && len(bytes.Trim(b, " \x00")) == 0 {
+		return false, nil // the power was cut before its content was on disk
 	}
 	if err == nil {
 		err = json.Unmarshal(b, v)

@@ -251,7 +251,7 @@ func (r runner) Stop(ctx context.Context, h Handle, grace time.Duration) error {
 
 // stop asks the parent to stop the task. It stops the task itself if the parent is gone or stuck.
 func (h Handle) stop(ctx context.Context, grace time.Duration) error {
-	err := writeRecord(h.Dir, stopFile, stopRequest{h.ID, grace})
+	err := writeVolatile(h.Dir, stopFile, stopRequest{h.ID, grace})
 	if err == nil {
 		err = h.parent().signal(unix.SIGTERM)
 	}

@@ -366,3 +366,16 @@ func TestParentsAreFoundWithoutTheirDirectories(t *testing.T) {
 	wait(t, d, h)
 	wantParents(filepath.Dir(task.Dir))
 }
+
+// A power cut may leave the space of a record that was not synced, without its content.
+func TestBlankRecordIsNone(t *testing.T) {
+	dir := t.TempDir()
+	for _, content := range []string{"", strings.Repeat(" ", reserveSize), strings.Repeat("\x00", 100)} {
+		if err := os.WriteFile(filepath.Join(dir, handleFile), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if h, found, err := Find(t.Context(), dir); found || err != nil {
+			t.Errorf("%d blank bytes: found %t, %+v, %v", len(content), found, h, err)
+		}
+	}
+}
