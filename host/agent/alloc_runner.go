@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -26,6 +27,8 @@ type runner struct {
 	al   *alloc
 	life context.Context // of run
 	halt context.CancelCauseFunc
+	// ready records the volumes that are prepared. It is part of the commit that starts the tasks. nil: recorded
+	ready func(*AllocRecord)
 }
 
 func (a *Agent) runner(id host.AllocID, s Storage) *runner {
@@ -187,10 +190,11 @@ func (r *runner) prepareVolumes(ctx, stop context.Context) error {
 	err = r.retry(stop, func() error { return r.reportWaits(stop, prepare) },
 		func(err error) string { return r.describeError(stop, err, false) })
 	if err == nil {
-		return r.update(func(rec *AllocRecord) {
+		r.ready = func(rec *AllocRecord) {
 			rec.Plans, rec.Boot, rec.Reason, rec.Next = plans, boot, "", time.Time{}
 			rec.note("", "volumes ready: %s", strings.Join(rec.Group.Volumes, ", "))
-		})
+		}
+		return nil
 	}
 	err = r.failed(stop, err,
 		func(err error) string { return "volumes cannot be prepared: " + r.describeError(stop, err, true) })
@@ -202,11 +206,10 @@ func (r *runner) releaseVolumes(ctx context.Context) error {
 	if !r.record().UsesVolumes() {
 		return nil
 	}
-	err := r.update(func(rec *AllocRecord) {
-		rec.State, rec.Reason, rec.Next = AllocReleasing, "releasing volumes", time.Time{}
-	})
-	if err != nil {
-		return err
+	if r.record().State != AllocReleasing {
+		if err := r.update((*AllocRecord).release); err != nil {
+			return err
+		}
 	}
 	release := r.s.ReleaseAlloc
 	if rec := r.record(); r.a.job(rec.Job).restarts(rec) {
@@ -228,8 +231,9 @@ func (r *runner) runTasks(ctx, stop context.Context) error {
 	if err != nil {
 		return r.fail(err.Error())
 	}
+	var begun map[host.TaskName]bool
 	if stop.Err() == nil {
-		err = r.update(func(rec *AllocRecord) { rec.State = AllocRunning })
+		err = r.update(func(rec *AllocRecord) { begun = r.begin(rec, specs) })
 	}
 	if err != nil {
 		return err
@@ -244,7 +248,7 @@ func (r *runner) runTasks(ctx, stop context.Context) error {
 			ended := make(chan struct{})
 			all.Go(func() {
 				defer close(ended)
-				r.runTask(ctx, stop, s)
+				r.runTask(ctx, stop, s, begun[s.Name])
 			})
 			if !s.sidecar {
 				main = append(main, ended)
@@ -261,9 +265,30 @@ func (r *runner) runTasks(ctx, stop context.Context) error {
 	return errors.Join(ctx.Err(), r.a.failure())
 }
 
+// begin records that the volumes are ready, that the alloc runs, and that the tasks that wait for no other begin their
+// first attempt. It returns those.
+func (r *runner) begin(rec *AllocRecord, specs []taskSpec) map[host.TaskName]bool {
+	if r.ready != nil {
+		r.ready(rec)
+	}
+	if !rec.Stop {
+		rec.State = AllocRunning
+	}
+	prestart := slices.ContainsFunc(specs, func(s taskSpec) bool { return s.prestart })
+	begun := map[host.TaskName]bool{}
+	for _, s := range specs {
+		if t := rec.Tasks[s.Name]; s.prestart == prestart && t.State == TaskPending {
+			begun[s.Name] = true
+			t.begin()
+			t.Since = time.Now().UTC()
+		}
+	}
+	return begun
+}
+
 // runTask runs a task to its end. It halts the alloc if the task is the leader or has failed.
-func (r *runner) runTask(ctx, stop context.Context, s taskSpec) {
-	t := &taskRunner{runner: r, spec: s, driver: r.a.drivers[s.Driver]}
+func (r *runner) runTask(ctx, stop context.Context, s taskSpec, begun bool) {
+	t := &taskRunner{runner: r, spec: s, driver: r.a.drivers[s.Driver], begun: begun}
 	err := t.run(ctx, stop)
 	if err != nil && ctx.Err() == nil {
 		r.a.log.Error("running the task failed", "alloc", r.id, "task", s.Name, "error", err)

@@ -114,13 +114,24 @@ func (a *Agent) Submit(
 		r.Rolled = was.Rolled
 	}
 	r = a.rollOrReplace(was, r)
-	if err := a.commit(func() { a.jobs[j.ID] = r }, entry{jobsBucket, j.ID, r}); err != nil {
+	var placed []*AllocRecord
+	entries := []entry{{jobsBucket, j.ID, r}}
+	if len(a.allocsOf(j.ID)) == 0 {
+		var more []entry
+		placed, more = newAllocs(r, func(s slot) bool { return !a.isPaused(j.ID, s) })
+		entries = append(entries, more...)
+	}
+	if err := a.commit(func() { a.jobs[j.ID] = r; a.publishNew(placed) }, entries...); err != nil {
 		return nil, err
 	}
-	allocs := slices.DeleteFunc(slices.Clone(a.Allocs()), func(r *AllocRecord) bool { return r.Job != j.ID })
-	a.reconcileJob(r, allocs)
+	a.reconcileJob(r, a.allocsOf(j.ID))
 	a.wakeRun()
 	return r, nil
+}
+
+// allocsOf returns the allocs of a job.
+func (a *Agent) allocsOf(job string) []*AllocRecord {
+	return slices.DeleteFunc(slices.Clone(a.Allocs()), func(r *AllocRecord) bool { return r.Job != job })
 }
 
 // lastVersion returns the last version of a job, also of a purged job that still has allocs.
@@ -165,7 +176,11 @@ func (a *Agent) StopJob(ctx context.Context, id string, s Lister, o StopOptions)
 	if o.Purge {
 		publish, write.value = func() { delete(a.jobs, id) }, nil
 	}
-	if err := a.commit(publish, write); err != nil {
+	var stop []host.AllocID
+	if !a.draining.Load() { // else StopAll stops them, in its order
+		stop = a.unwanted(&next, a.allocsOf(id), nil)
+	}
+	if err := a.stopAllLocked(stop, publish, write); err != nil {
 		return err
 	}
 	a.wakeRun()

@@ -123,20 +123,36 @@ func (a *Agent) update(id host.AllocID, change func(r *AllocRecord)) error {
 
 // updateLocked is update for callers that hold a.writing.
 func (a *Agent) updateLocked(id host.AllocID, change func(r *AllocRecord)) error {
-	next := a.allocs[id].record.clone()
-	had := len(next.Notes)
-	change(next)
-	next.Rev++
-	added := slices.Clone(next.Notes[min(had, len(next.Notes)):])
-	next.Notes = next.Notes[max(0, len(next.Notes)-maxNotes):]
-	err := a.commit(func() {
-		a.publish([]*AllocRecord{next}, nil)
-		a.addNotes(added)
-	}, entry{allocsBucket, string(id), next})
-	if err == nil {
-		a.logCopy(id, a.saveCopy(next))
+	return a.updateAll([]host.AllocID{id}, change, func() {})
+}
+
+// updateAll changes the records of allocs, and writes more entries, in one commit. The caller holds a.writing.
+func (a *Agent) updateAll(
+	ids []host.AllocID, change func(r *AllocRecord), publish func(), entries ...entry,
+) error {
+	var records []*AllocRecord
+	var added []Note
+	for _, id := range ids {
+		next := a.allocs[id].record.clone()
+		had := len(next.Notes)
+		change(next)
+		next.Rev++
+		added = append(added, next.Notes[min(had, len(next.Notes)):]...)
+		next.Notes = next.Notes[max(0, len(next.Notes)-maxNotes):]
+		records, entries = append(records, next), append(entries, entry{allocsBucket, string(id), next})
 	}
-	return err
+	err := a.commit(func() {
+		publish()
+		a.publish(records, nil)
+		a.addNotes(added)
+	}, entries...)
+	if err != nil {
+		return err
+	}
+	for _, r := range records {
+		a.logCopy(r.ID, a.saveCopy(r))
+	}
+	return nil
 }
 
 // maxJournal bounds how many notes a follower may be behind.

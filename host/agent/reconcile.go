@@ -68,7 +68,9 @@ func (a *Agent) jobOrder(byJob map[string][]*AllocRecord) []string {
 func (a *Agent) reconcileJob(job *JobRecord, allocs []*AllocRecord) {
 	want := job.standing()
 	if !a.draining.Load() { // else StopAll stops them, in its order
-		a.stopUnwanted(job, allocs, want)
+		if stop := a.unwanted(job, allocs, want); len(stop) > 0 {
+			_ = a.stopAllLocked(stop, func() {})
+		}
 		if len(want) > 0 {
 			a.updateVersions(job, allocs, want)
 			a.placeMissing(job, allocs, want)
@@ -94,9 +96,9 @@ func (j *JobRecord) wanted() map[slot]string {
 	return want
 }
 
-// stopUnwanted stops the allocs of the lowest rank that have no slot. Those of higher ranks are stopped when these
-// have ended. It leaves the plugin allocs of a roll to stepRoll.
-func (a *Agent) stopUnwanted(job *JobRecord, allocs []*AllocRecord, want map[slot]string) {
+// unwanted lists the allocs to stop: those of the lowest rank that have no slot. Those of higher ranks are stopped when
+// these have ended. It leaves the plugin allocs of a roll to stepRoll.
+func (a *Agent) unwanted(job *JobRecord, allocs []*AllocRecord, want map[slot]string) (ids []host.AllocID) {
 	unwanted := slices.DeleteFunc(slices.Clone(allocs), func(r *AllocRecord) bool {
 		return r.State.Ended() || !r.Stop && (want[r.slot()] == r.Digest || job.begins(r) || job.replaces(r))
 	})
@@ -108,10 +110,11 @@ func (a *Agent) stopUnwanted(job *JobRecord, allocs []*AllocRecord, want map[slo
 		}
 	}
 	for _, r := range unwanted {
-		if r.rank() == lowest {
-			_ = a.stopLocked(r.ID)
+		if r.rank() == lowest && !r.Stop {
+			ids = append(ids, r.ID)
 		}
 	}
+	return ids
 }
 
 // lowestDiscardedRank returns the lowest rank of unended allocs over all jobs with Discard.
@@ -136,20 +139,32 @@ func (a *Agent) updateVersions(job *JobRecord, allocs []*AllocRecord, want map[s
 
 // stopLocked tells an alloc to end. The caller holds a.writing.
 func (a *Agent) stopLocked(id host.AllocID) error {
-	al := a.allocs[id]
-	if al.record.Stop || al.record.State.Ended() {
+	if r := a.allocs[id].record; r.Stop || r.State.Ended() {
 		return nil
 	}
-	err := a.updateLocked(id, func(r *AllocRecord) {
+	return a.stopAllLocked([]host.AllocID{id}, func() {})
+}
+
+// stopAllLocked tells allocs to end that run and were not told before, and writes more entries, in one commit.
+func (a *Agent) stopAllLocked(ids []host.AllocID, publish func(), entries ...entry) error {
+	err := a.updateAll(ids, func(r *AllocRecord) {
 		r.Stop = true
 		if r.State != AllocReleasing {
 			r.State = AllocStopping
 		}
-	})
-	if err == nil {
-		close(al.stop)
+		for _, t := range r.Group.Tasks {
+			if r.Tasks[t.Name].State == TaskRunning {
+				r.note(t.Name, noteStopping)
+			}
+		}
+	}, publish, entries...)
+	if err != nil {
+		return err
 	}
-	return err
+	for _, id := range ids {
+		close(a.allocs[id].stop)
+	}
+	return nil
 }
 
 // placeMissing creates allocs for empty slots.
@@ -183,8 +198,28 @@ func (a *Agent) placeRolled(job *JobRecord, allocs []*AllocRecord) {
 
 // place creates allocs for the slots of a job that are empty.
 func (a *Agent) place(job *JobRecord, empty func(slot) bool) {
-	var placed []*AllocRecord
-	var entries []entry
+	placed, entries := newAllocs(job, empty)
+	if len(placed) == 0 {
+		return
+	}
+	err := a.checkSpace()
+	a.setShortage(err)
+	if err != nil {
+		return
+	}
+	_ = a.commit(func() { a.publishNew(placed) }, entries...)
+}
+
+// publishNew adds new allocs for readers. The caller holds a.mu.
+func (a *Agent) publishNew(placed []*AllocRecord) {
+	a.publish(placed, nil)
+	for _, r := range placed {
+		a.addNotes(r.Notes)
+	}
+}
+
+// newAllocs makes the records of allocs for the slots of a job that are empty.
+func newAllocs(job *JobRecord, empty func(slot) bool) (placed []*AllocRecord, entries []entry) {
 	for _, g := range job.Job.Groups {
 		for i := range uint64(g.Count) {
 			if !empty(slot{g.Name, i}) {
@@ -195,20 +230,7 @@ func (a *Agent) place(job *JobRecord, empty func(slot) bool) {
 			placed, entries = append(placed, r), append(entries, entry{allocsBucket, string(r.ID), r})
 		}
 	}
-	if len(placed) == 0 {
-		return
-	}
-	err := a.checkSpace()
-	a.setShortage(err)
-	if err != nil {
-		return
-	}
-	_ = a.commit(func() {
-		a.publish(placed, nil)
-		for _, r := range placed {
-			a.addNotes(r.Notes)
-		}
-	}, entries...)
+	return placed, entries
 }
 
 // keepsSlot reports whether an ended alloc of an unchanged group keeps its slot. A completed batch alloc does, and

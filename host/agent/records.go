@@ -223,6 +223,16 @@ func (r *AllocRecord) allocTask(t hooks.Task, attempt uint64, isolated bool) hos
 	}
 }
 
+// release records that the volumes are being released.
+func (r *AllocRecord) release() {
+	r.State, r.Reason, r.Next = AllocReleasing, "releasing volumes", time.Time{}
+}
+
+// begin records that the next attempt is about to run.
+func (r *TaskRecord) begin() {
+	r.State, r.Attempt, r.Handle, r.Next = TaskStarting, r.Attempt+1, nil, time.Time{}
+}
+
 func (r *AllocRecord) allDead() bool {
 	for _, t := range r.Tasks {
 		if t.State != TaskDead {

@@ -215,3 +215,40 @@ func TestPluginWaitsUntilTheShimLetsItStart(t *testing.T) {
 		}
 	})
 }
+
+// Each commit costs two syncs of the disk. Where the state needs one, it needs one for all changes of that moment.
+func TestAllocStartsAndStopsWithThreeCommits(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.submit(pluginJob("disk"))
+		e.awaitRunning("disk")
+		synctest.Wait()
+		var commits atomic.Int64
+		e.agent.ledger.before = func() error { commits.Add(1); return nil }
+		use := withVolumes(tasks("g", task("main", "")))
+		for _, step := range []struct {
+			name string
+			do   func()
+			want int64
+		}{
+			{"start: job and alloc, begin, pid", func() { e.submit(job("user", "service", use)); e.awaitRunning("user") }, 3},
+			{"stop: job and alloc, exit, end", func() {
+				e.stopJob("user", StopOptions{})
+				e.awaitState("user", AllocStopped)
+			}, 3},
+			{"start of a batch job", func() { e.submit(job("work", "batch", use)); e.awaitRunning("work") }, 3},
+			{"its end: exit, end", func() {
+				e.exit(e.awaitRunning("work"), "main", 0)
+				e.awaitState("work", AllocComplete)
+			}, 2},
+		} {
+			commits.Store(0)
+			step.do()
+			synctest.Wait()
+			if n := commits.Load(); n != step.want {
+				t.Errorf("%s: %d commits, want %d", step.name, n, step.want)
+			}
+		}
+		e.stopJob("disk", StopOptions{})
+		e.awaitAllEnded()
+	})
+}

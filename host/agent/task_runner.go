@@ -20,6 +20,7 @@ type taskRunner struct {
 	*runner
 	spec     taskSpec
 	driver   taskdriver.Driver
+	begun    bool // runTasks has recorded the first attempt
 	restarts bool // the next attempt follows whatever the restart policy says: an operator has requested it
 }
 
@@ -41,12 +42,20 @@ func (t *taskRunner) set(note string, change func(*TaskRecord)) error {
 		if note != "" {
 			r.note(t.spec.Name, "%s", note)
 		}
+		if r.allDead() && r.UsesVolumes() && r.State != AllocReleasing {
+			r.release()
+		}
 	})
 }
 
 // run returns nil when the task will not be started again. Errors come from ctx or the ledger.
 func (t *taskRunner) run(ctx, stop context.Context) error {
-	handle, running, err := t.adopt(ctx)
+	var handle taskdriver.Handle
+	var running bool
+	var err error
+	if !t.begun {
+		handle, running, err = t.adopt(ctx)
+	}
 	if err == nil && running {
 		err = t.set(fmt.Sprintf("adopted (pid %d)", handle.TaskPID), func(r *TaskRecord) {
 			if r.State == TaskStarting { // the earlier agent died before it recorded the start
@@ -115,13 +124,13 @@ func (t *taskRunner) giveUp(ctx context.Context) error {
 // start starts an attempt. If it returns neither running nor an error, the start failed and the record says what
 // follows.
 func (t *taskRunner) start(ctx, stop context.Context) (h taskdriver.Handle, running bool, err error) {
-	attempt := t.state().Attempt + 1
-	err = t.set("", func(r *TaskRecord) {
-		r.State, r.Attempt, r.Handle, r.Next = TaskStarting, attempt, nil, time.Time{}
-	})
-	if err != nil {
-		return h, false, err
+	if !t.begun {
+		if err := t.set("", (*TaskRecord).begin); err != nil {
+			return h, false, err
+		}
 	}
+	t.begun = false
+	attempt := t.state().Attempt
 	plan, err := t.plan(stop, attempt)
 	if err == nil {
 		var task taskdriver.Task
@@ -324,14 +333,18 @@ func (t *taskRunner) end(
 	return t.exited(ctx, stop, exit, why)
 }
 
+const noteStopping = "stopping"
+
 // stopAttempt returns when no process of the attempt is left.
 func (t *taskRunner) stopAttempt(ctx context.Context, h taskdriver.Handle, why string) error {
-	note := "stopping"
+	note := noteStopping
 	if why != "" {
 		note += ": " + why
 	}
-	if err := t.set(note, func(r *TaskRecord) { r.Reason = why }); err != nil {
-		return err
+	if !t.record().Stop || t.state().Reason != why { // else stopAllLocked has noted it
+		if err := t.set(note, func(r *TaskRecord) { r.Reason = why }); err != nil {
+			return err
+		}
 	}
 	t.reportStop(ctx)
 	err := t.stopGracefully(ctx, h)
