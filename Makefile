@@ -30,9 +30,10 @@ all: build vet test ## build, vet and test
 help: ## list every target
 	@awk -F':.*## ' '/^[a-z][a-z0-9-]*:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-build: ## build holdfast, holdfast-shim and loopfs into bin/, with the shim's digest beside it
+build: ## build holdfast, holdfast-task, holdfast-shim and loopfs into bin/, with the shim's digest beside it
 	@mkdir -p $(BIN)
 	$(GO) build -o $(BIN)/holdfast ./host/cmd/holdfast
+	$(GO) build -tags nodocker -o $(BIN)/holdfast-task ./host/cmd/holdfast-task
 	$(GO) build -o $(BIN)/holdfast-shim ./shim
 	$(GO) build -o $(BIN)/loopfs ./examples/loopfs
 	@cd $(BIN) && sha256sum holdfast-shim | cut -d' ' -f1 > holdfast-shim.sha256
@@ -90,6 +91,7 @@ fuzz: ## run every fuzz target with a million inputs
 
 vet: ## run go vet
 	$(GO) vet ./...
+	$(GO) vet -tags nodocker ./host/agent/taskdriver ./host/cmd/holdfast-task
 
 lint: $(TOOLS)/staticcheck ## run staticcheck
 	$(TOOLS)/staticcheck ./...

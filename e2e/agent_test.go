@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"holdfast/host"
 	"holdfast/host/agent/control"
 	"holdfast/internal/csifake"
+	"holdfast/internal/proc"
 )
 
 // middle is a moment in the middle of a CSI call for the volume "disk".
@@ -140,6 +142,12 @@ func TestTasksEndWhileNoAgentRuns(t *testing.T) {
 	a.must(a.create("disk"))
 	a.must(a.runJob("batch.hcl", "FINISH", a.path("finish")))
 	batch, plugin, user := a.pid("batch"), a.pid("fake"), a.pid("user")
+	task, err := proc.ReadStat(batch)
+	a.must(err)
+	program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", task.Parent))
+	if err != nil || filepath.Base(program) != "holdfast-task" {
+		t.Errorf("the parent process of the task runs %s (%v)", program, err)
+	}
 	shim, err := a.client.Shim(a.ctx())
 	a.must(err)
 	a.killAgent()

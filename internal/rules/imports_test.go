@@ -212,6 +212,24 @@ func (r rule) breaks(dep string) string {
 	return ""
 }
 
+// Each running task has one process of this program.
+func TestTaskParentIsSmall(t *testing.T) {
+	cmd := exec.Command("go", "list", "-deps", "-tags", "nodocker", "./host/cmd/holdfast-task")
+	cmd.Dir = root
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, out)
+	}
+	for dep := range strings.FieldsSeq(string(out)) {
+		for _, large := range []string{"net/http", "google.golang.org/...", "github.com/moby/moby/...", "github.com/spf13/...",
+			"github.com/hashicorp/...", "go.opentelemetry.io/...", "go.etcd.io/..."} {
+			if covers(large, dep) {
+				t.Errorf("holdfast-task depends on %s: it would start slowly and stay large", dep)
+			}
+		}
+	}
+}
+
 // Packages that are for tests are in no binary.
 func TestTestKitsStayInTests(t *testing.T) {
 	kits := []string{

@@ -23,8 +23,8 @@
 //
 // # Parents
 //
-// Each task has a small parent process: this binary under another name. Every main and TestMain therefore calls
-// Main first. The parent starts the task, writes its output to log files, kills what the task leaves behind, and
+// Each task has a small parent process: holdfast-task beside this binary (host/cmd/holdfast-task), or else this binary
+// under another name. Every main and TestMain therefore calls Main first. The parent starts the task, writes its output to log files, kills what the task leaves behind, and
 // records its exit. It does not depend on the process that started it. Tasks continue when the orchestrator is
 // killed, and a later orchestrator adopts them by their Handle. With systemd this needs KillMode=process in the
 // orchestrator's unit.

@@ -1,0 +1,16 @@
+// Command holdfast-task is the parent process of one task. The agent starts it if it lies beside the agent's binary.
+// Built with -tags nodocker it is small, so that many tasks cost little memory and start fast.
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"holdfast/host/agent/taskdriver"
+)
+
+func main() {
+	taskdriver.Main()
+	fmt.Fprintln(os.Stderr, "holdfast-task: this program is started by holdfast agent; see holdfast agent --help")
+	os.Exit(2)
+}
