@@ -131,7 +131,8 @@ func New(c Config) (*Agent, error) {
 		allocs: map[host.AllocID]*alloc{}, changed: make(chan struct{}), again: make(chan struct{}),
 		forced: make(chan struct{}), paused: map[pausedSlot]bool{},
 		engine: engineMounts{
-			busy: map[host.VolumeID]chan struct{}{}, users: mount.Users, unused: map[host.VolumeID]time.Duration{},
+			busy: map[host.VolumeID]chan struct{}{}, unused: map[host.VolumeID]time.Time{}, users: mount.Users,
+			isMount: func(path string) (bool, error) { return mount.IsPoint(filepath.Dir(path), path) },
 		},
 	}
 	for _, d := range c.Drivers {

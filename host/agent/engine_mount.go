@@ -13,6 +13,7 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/host"
+	"holdfast/internal/display"
 	"holdfast/internal/mount"
 	"holdfast/internal/proc"
 	"holdfast/registry"
@@ -26,11 +27,11 @@ type EngineMount struct {
 	Path    string                  `json:"path,omitempty"`
 	Boot    string                  `json:"boot"`
 	Since   time.Time               `json:"since"`
-	Holders map[string]EngineHolder `json:"holders"` // by the engine's ID of the container, or of the command
+	Holders map[string]EngineHolder `json:"holders"` // by the ID that the engine sent
 }
 
-// EngineHolder counts the mounts of one ID. An engine may mount several times with one ID, for a container and for a
-// copy beside it.
+// EngineHolder counts the mounts of one ID. An engine may mount several times with one ID: Docker for a container and
+// for a copy beside it, and each store of Podman with the same constant ID.
 type EngineHolder struct {
 	Count  int          `json:"count"`
 	Engine EngineCaller `json:"engine"`
@@ -40,19 +41,27 @@ type EngineHolder struct {
 type EngineCaller struct {
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"` // as in proc.Stat
-	// Lasting is set for an engine without a daemon: its processes end while its containers run.
-	Lasting bool `json:"lasting,omitempty"`
+	// Daemonless is set for Podman: its processes end while its containers run.
+	Daemonless bool `json:"daemonless,omitempty"`
+}
+
+// Name is the engine's command, and the name of its task driver.
+func (c EngineCaller) Name() string {
+	if c.Daemonless {
+		return "podman"
+	}
+	return "docker"
 }
 
 // CallerOf describes the process that sent a request.
 func CallerOf(pid int) EngineCaller {
 	s, _ := proc.ReadStat(pid) // it may have ended
-	return EngineCaller{PID: pid, Start: s.Start, Lasting: s.Comm != "dockerd"}
+	return EngineCaller{PID: pid, Start: s.Start, Daemonless: s.Comm != "dockerd"}
 }
 
 // gone reports whether the engine's process has ended, so that it will not unmount what it has mounted.
 func (c EngineCaller) gone() bool {
-	if c.Lasting {
+	if c.Daemonless {
 		return false
 	}
 	s, err := proc.ReadStat(c.PID)
@@ -62,11 +71,13 @@ func (c EngineCaller) gone() bool {
 // engineMounts are the mounts for container engines, by volume.
 type engineMounts struct {
 	mu    sync.Mutex
-	known map[host.VolumeID]*EngineMount  // replaced as a whole
-	busy  map[host.VolumeID]chan struct{} // holds a token while the volume is mounted or unmounted
-	users func([]string) (map[string][]mount.User, error)
+	known map[host.VolumeID]*EngineMount                  // replaced as a whole
+	busy  map[host.VolumeID]chan struct{}                 // holds a token while the volume is mounted or unmounted
+	users func([]string) (map[string][]mount.User, error) // mount.Users
+	// isMount reports whether something is mounted at a path.
+	isMount func(path string) (bool, error)
 	// unused has the first review since which no container used the mount.
-	unused map[host.VolumeID]time.Duration
+	unused map[host.VolumeID]time.Time
 }
 
 // engineJob is the job of engine mounts in lists.
@@ -81,7 +92,8 @@ func (a *Agent) EngineMounts() []*EngineMount {
 	})
 }
 
-func (a *Agent) engineMount(id host.VolumeID) *EngineMount {
+// EngineMount returns the mount of a volume for container engines; nil: none.
+func (a *Agent) EngineMount(id host.VolumeID) *EngineMount {
 	a.engine.mu.Lock()
 	defer a.engine.mu.Unlock()
 	return a.engine.known[id]
@@ -140,68 +152,126 @@ func (m *EngineMount) with(id string, caller EngineCaller, change int) *EngineMo
 	return &next
 }
 
-// MountForEngine mounts a volume for the container that the engine calls id, and returns the directory on this host.
-// Sealed is the group with the volume as "volume", used by a task "engine". A failure leaves nothing mounted that no
-// other container uses.
-func (a *Agent) MountForEngine(
-	ctx context.Context, s Volumes, volume host.VolumeID, sealed hooks.Sealed, id string, caller EngineCaller,
-) (path string, err error) {
-	unlock, err := a.lockEngineMount(ctx, volume)
+// EngineRequest asks to mount or unmount a volume.
+type EngineRequest struct {
+	Volume host.VolumeID
+	Plugin host.PluginID // of the volume
+	Sealed hooks.Sealed  // the group with the volume as "volume", used by a task "engine"; only to mount
+	ID     string        // of the use: Docker's ID of the container's mount, or the same ID always from Podman
+	Caller EngineCaller
+}
+
+// engineLimit bounds a mount. Docker waits for two minutes, and says nothing about the reason then. Podman ends the
+// request earlier by itself.
+const engineLimit = 110 * time.Second
+
+// MountForEngine mounts a volume for a container and returns the directory on this host. A failure leaves nothing
+// mounted that no other container uses.
+func (a *Agent) MountForEngine(ctx context.Context, s Volumes, r EngineRequest) (path string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, engineLimit)
+	defer cancel()
+	unlock, err := a.lockEngineMount(ctx, r.Volume)
 	if err != nil {
 		return "", err
 	}
 	defer unlock()
-	boot, err := proc.BootID()
+	m, err := a.usableEngineMount(ctx, s, r)
 	if err != nil {
 		return "", err
 	}
-	before := a.engineMount(volume)
-	if before != nil && (before.Boot != boot || len(before.Holders) == 0) {
-		if err := a.releaseEngineMount(ctx, s, before); err != nil {
-			return "", fmt.Errorf("release the volume from its last use: %w", err)
-		}
-		before = nil
-	}
-	if before == nil {
-		before = &EngineMount{
-			Volume: volume, Alloc: host.AllocID(newID()), Sealed: sealed, Boot: boot, Since: time.Now().UTC(),
-			Holders: map[string]EngineHolder{},
+	if m.Path == "" {
+		if err := a.checkNoDeadlock(ctx, s, r); err != nil {
+			return "", err
 		}
 	}
-	if before.Path == "" {
-		before.Holders = map[string]EngineHolder{} // the agent was killed before it answered; the engine asks again
+	m = m.with(r.ID, r.Caller, 1)
+	if err := a.setEngineMount(r.Volume, m); err != nil || m.Path != "" {
+		return m.Path, err
 	}
-	next := before.with(id, caller, 1)
-	if err := a.setEngineMount(volume, next); err != nil {
-		return "", err
-	}
-	if next.Path == "" {
-		next.Path, err = a.prepareEngineMount(ctx, s, next)
-		if err == nil {
-			err = a.setEngineMount(volume, next)
-		}
+	next := *m
+	next.Path, err = a.prepareEngineMount(ctx, s, m)
+	if err == nil {
+		err = a.setEngineMount(r.Volume, &next)
 	}
 	if err == nil {
 		return next.Path, nil
 	}
 	// The engine does not unmount what it could not mount.
-	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
-	defer cancel()
-	next = next.with(id, caller, -1)
-	next.Path = ""
-	failed := a.setEngineMount(volume, next)
-	if failed == nil && len(next.Holders) == 0 {
-		failed = a.releaseEngineMount(undo, s, next)
+	undo, cancelUndo := context.WithTimeout(context.WithoutCancel(ctx), releaseWait)
+	defer cancelUndo()
+	m = m.with(r.ID, r.Caller, -1)
+	failed := a.setEngineMount(r.Volume, m)
+	if failed == nil {
+		failed = a.releaseEngineMount(undo, s, m)
 	}
 	if failed != nil {
-		a.log.Warn("a volume could not be mounted for a container engine, and is released later", "volume", volume,
+		a.log.Warn("a volume could not be mounted for a container engine, and is released later", "volume", r.Volume,
 			"error", failed)
 	}
 	return "", err
 }
 
-// undoTimeout bounds how long an engine waits for the release after a failed mount. The release continues later.
-const undoTimeout = 10 * time.Second
+// releaseWait bounds how long an engine waits for a release, which continues later. Podman waits for 5 s by default.
+const releaseWait = 4 * time.Second
+
+// usableEngineMount returns the current mount of the volume, or the record of a new one without a path. It releases a
+// mount of an earlier boot, one whose release has begun, and one that is gone although it is recorded.
+func (a *Agent) usableEngineMount(ctx context.Context, s Volumes, r EngineRequest) (*EngineMount, error) {
+	boot, err := proc.BootID()
+	if err != nil {
+		return nil, err
+	}
+	m := a.EngineMount(r.Volume)
+	if m != nil && m.Boot == boot && m.Path == "" && len(m.Holders) > 0 {
+		cut := *m // the agent died before it answered; the same alloc continues
+		cut.Holders = map[string]EngineHolder{}
+		return &cut, nil
+	}
+	if m != nil && m.Boot == boot && m.Path != "" {
+		mounted, err := a.engine.isMount(m.Path)
+		if err == nil && mounted && len(m.Holders) == 0 {
+			var unused time.Duration
+			unused, err = a.unusedFor(m)
+			mounted = unused == 0
+		}
+		if err != nil || mounted {
+			return m, err
+		}
+	}
+	if m != nil {
+		if err := a.releaseEngineMount(ctx, s, m); err != nil {
+			return nil, fmt.Errorf("release the volume from its last use: %w", err)
+		}
+	}
+	return &EngineMount{
+		Volume: r.Volume, Alloc: host.AllocID(newID()), Sealed: r.Sealed, Boot: boot, Since: time.Now().UTC(),
+		Holders: map[string]EngineHolder{},
+	}, nil
+}
+
+// checkNoDeadlock refuses to wait for a plugin that the waiting engine may have to start. A dockerd that starts answers
+// no request before it has mounted the volumes of its containers.
+func (a *Agent) checkNoDeadlock(ctx context.Context, s Volumes, r EngineRequest) error {
+	if !a.RunsPlugin(r.Caller.Name(), r.Plugin) {
+		return nil
+	}
+	list, _, err := s.Plugins(ctx, host.PluginQuery{Plugin: r.Plugin})
+	if err != nil || slices.ContainsFunc(list.Tasks, func(t host.PluginTask) bool { return t.Healthy }) {
+		return err
+	}
+	return registry.Errorf(registry.ErrUnavailable, "plugin %q runs in a container of %s and is not healthy, and %s may "+
+		"start no container while it waits for a volume; start the container again when holdfast plugin status shows the "+
+		"plugin healthy", r.Plugin, r.Caller.Name(), r.Caller.Name())
+}
+
+// RunsPlugin reports whether a job runs the plugin, with a task driver if that is not empty.
+func (a *Agent) RunsPlugin(driver string, plugin host.PluginID) bool {
+	return slices.ContainsFunc(a.Allocs(), func(r *AllocRecord) bool {
+		return !r.State.Ended() && slices.ContainsFunc(r.Group.Tasks, func(t hooks.Task) bool {
+			return t.Plugin == plugin && (driver == "" || t.Driver == driver)
+		})
+	})
+}
 
 func (m *EngineMount) allocGroup() host.AllocGroup {
 	return host.AllocGroup{
@@ -216,7 +286,7 @@ const engineTask = "engine"
 func (a *Agent) prepareEngineMount(ctx context.Context, s Volumes, m *EngineMount) (path string, err error) {
 	plans, err := s.PrepareAlloc(ctx, m.allocGroup())
 	if err != nil {
-		return "", err
+		return "", a.explainEngineWait(ctx, s, m, err)
 	}
 	binds := plans[engineTask].Binds
 	if len(binds) != 1 {
@@ -225,30 +295,54 @@ func (a *Agent) prepareEngineMount(ctx context.Context, s Volumes, m *EngineMoun
 	return binds[0].Source, nil
 }
 
-// UnmountForEngine takes back one mount of id. It unmounts the volume with the last. An id that has nothing mounted is
-// no error: an engine also unmounts after a mount that failed.
-func (a *Agent) UnmountForEngine(
-	ctx context.Context, s Volumes, volume host.VolumeID, id string, caller EngineCaller,
-) error {
-	unlock, err := a.lockEngineMount(ctx, volume)
+// explainEngineWait returns what a mount waited for when its time was over, or else err.
+func (a *Agent) explainEngineWait(ctx context.Context, s Volumes, m *EngineMount, err error) error {
+	if ctx.Err() == nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pollTimeout)
+	defer cancel()
+	list, _, failed := s.Allocs(ctx, m.Alloc)
+	if failed != nil || len(list) == 0 || len(list[0].Waiting) == 0 {
+		return err
+	}
+	return registry.Errorf(registry.ErrUnavailable, "volume %q is not mounted yet: %s; start the container again, or see "+
+		"%s", m.Volume, a.DescribeWaits(ctx, s, list[0].Waiting), display.Command("holdfast volume status", string(m.Volume)))
+}
+
+// UnmountForEngine takes back one mount of an ID, and releases the volume after the last. An ID that has nothing
+// mounted is no error: an engine may also unmount after a mount that failed. A release that fails or takes longer is
+// continued later, because the engine would not repeat the request.
+func (a *Agent) UnmountForEngine(ctx context.Context, s Volumes, r EngineRequest) error {
+	unlock, err := a.lockEngineMount(ctx, r.Volume)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	m := a.engineMount(volume)
+	m := a.EngineMount(r.Volume)
 	if m == nil {
 		return nil
 	}
-	if _, held := m.Holders[id]; held {
-		m = m.with(id, caller, -1)
-		if err := a.setEngineMount(volume, m); err != nil {
+	if _, held := m.Holders[r.ID]; held {
+		m = m.with(r.ID, r.Caller, -1)
+		if err := a.setEngineMount(r.Volume, m); err != nil {
 			return err
 		}
 	}
 	if len(m.Holders) > 0 {
 		return nil
 	}
-	return a.releaseEngineMount(ctx, s, m)
+	ctx, cancel := context.WithTimeout(ctx, releaseWait)
+	defer cancel()
+	unused, err := a.unusedFor(m)
+	if err == nil && unused > 0 {
+		err = a.releaseEngineMount(ctx, s, m)
+	}
+	if err != nil || unused == 0 {
+		a.log.Warn("a volume that no container engine holds any more is released later", "volume", r.Volume,
+			"in_use", unused == 0, "error", err)
+	}
+	return nil
 }
 
 func (a *Agent) releaseEngineMount(ctx context.Context, s Volumes, m *EngineMount) error {
@@ -257,93 +351,6 @@ func (a *Agent) releaseEngineMount(ctx context.Context, s Volumes, m *EngineMoun
 	}
 	return a.setEngineMount(m.Volume, nil)
 }
-
-// followEngineMounts releases mounts that no container uses any more: those of an earlier boot, those whose release
-// was interrupted, and those of an engine process that has ended without unmounting them.
-func (a *Agent) followEngineMounts(ctx context.Context, s Volumes) {
-	for {
-		for _, m := range a.EngineMounts() {
-			if err := a.reviewEngineMount(ctx, s, m.Volume); err != nil && ctx.Err() == nil {
-				a.log.Warn("cannot release a volume that no container uses", "volume", m.Volume, "error", err)
-			}
-		}
-		if sleep(ctx, engineReview, nil); ctx.Err() != nil {
-			return
-		}
-	}
-}
-
-// engineReview is the time between two looks at all engine mounts.
-const engineReview = 15 * time.Second
-
-func (a *Agent) reviewEngineMount(ctx context.Context, s Volumes, volume host.VolumeID) error {
-	unlock, err := a.lockEngineMount(ctx, volume)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	m := a.engineMount(volume)
-	if m == nil {
-		return nil
-	}
-	boot, err := proc.BootID()
-	if err != nil {
-		return err
-	}
-	next := *m
-	next.Holders = maps.Clone(m.Holders)
-	if m.Boot != boot {
-		clear(next.Holders)
-	}
-	unused, err := a.unusedFor(m)
-	if err != nil {
-		return err
-	}
-	maps.DeleteFunc(next.Holders, func(_ string, h EngineHolder) bool {
-		return unused > 0 && h.Engine.gone() || unused > unusedLimit && !h.Engine.Lasting
-	})
-	if len(next.Holders) == len(m.Holders) && len(m.Holders) > 0 {
-		return nil
-	}
-	if err := a.setEngineMount(volume, &next); err != nil || len(next.Holders) > 0 {
-		return err
-	}
-	a.log.Info("releasing a volume that no container uses any more", "volume", volume)
-	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
-	defer cancel()
-	return a.releaseEngineMount(ctx, s, &next)
-}
-
-// unusedLimit is how long a mount that an engine holds may be unused. The engine may hold it although no container
-// exists: it repeats a request whose answer was lost, and that counts twice.
-const unusedLimit = 2 * time.Minute
-
-// unusedFor returns for how long no container has used the mount, and 0 if one does. Containers may outlive their
-// engine.
-func (a *Agent) unusedFor(m *EngineMount) (time.Duration, error) {
-	users := map[string][]mount.User{}
-	if m.Path != "" {
-		var err error
-		if users, err = a.engine.users([]string{m.Path}); err != nil {
-			return 0, err
-		}
-	}
-	now := proc.BootTime()
-	a.engine.mu.Lock()
-	defer a.engine.mu.Unlock()
-	since, known := a.engine.unused[m.Volume]
-	switch {
-	case len(users[m.Path]) > 0:
-		delete(a.engine.unused, m.Volume)
-		return 0, nil
-	case !known:
-		a.engine.unused[m.Volume], since = now, now
-	}
-	return now - since + 1, nil
-}
-
-// releaseTimeout bounds one attempt to release a mount, during which its engine waits.
-const releaseTimeout = 2 * time.Minute
 
 // loadEngineMounts reads the records of engine mounts.
 func (l *ledger) loadEngineMounts() (known map[host.VolumeID]*EngineMount, err error) {
@@ -358,18 +365,4 @@ func (l *ledger) loadEngineMounts() (known map[host.VolumeID]*EngineMount, err e
 		})
 	})
 	return known, err
-}
-
-// EngineUses reports whether a container engine has the volume mounted.
-func (a *Agent) EngineUses(id host.VolumeID) bool {
-	m := a.engineMount(id)
-	return m != nil && len(m.Holders) > 0
-}
-
-// EnginePath returns the directory where the volume is mounted for container engines. It is empty if it is not.
-func (a *Agent) EnginePath(id host.VolumeID) string {
-	if m := a.engineMount(id); m != nil {
-		return m.Path
-	}
-	return ""
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"holdfast/hooks"
 	"holdfast/host"
 	"holdfast/host/agent/taskdriver"
+	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
@@ -197,6 +199,7 @@ type fakeShim struct {
 	release  func(host.AllocID) error
 	starting func(host.AllocTask) error
 	hang     bool          // PrepareAlloc hangs
+	stuck    bool          // ReleaseAlloc hangs
 	hint     chan struct{} // a plugin has changed
 	restarts chan host.PendingRestart
 
@@ -295,11 +298,11 @@ func (s *fakeShim) Restarts(ctx context.Context, fn func([]host.PendingRestart) 
 }
 
 func (s *fakeShim) PrepareAlloc(ctx context.Context, g host.AllocGroup) (map[string]host.Plan, error) {
+	s.setJob(g.Alloc, g.Job)
 	if s.hang {
 		<-ctx.Done()
 		return nil, context.Cause(ctx)
 	}
-	s.setJob(g.Alloc, g.Job)
 	if s.prepare != nil {
 		if err := s.prepare(g); err != nil {
 			s.journal.add("refused %s", g.Job)
@@ -308,7 +311,7 @@ func (s *fakeShim) PrepareAlloc(ctx context.Context, g host.AllocGroup) (map[str
 	}
 	s.journal.add("prepared %s", g.Job)
 	plan := host.Plan{Binds: []hooks.Bind{{Source: "/vol", Target: "/data", Propagation: hooks.Private}}}
-	return map[string]host.Plan{"main": plan}, nil
+	return map[string]host.Plan{"main": plan, engineTask: plan}, nil
 }
 
 func (s *fakeShim) ReplaceAlloc(ctx context.Context, id host.AllocID) error {
@@ -316,7 +319,11 @@ func (s *fakeShim) ReplaceAlloc(ctx context.Context, id host.AllocID) error {
 	return s.ReleaseAlloc(ctx, id)
 }
 
-func (s *fakeShim) ReleaseAlloc(_ context.Context, id host.AllocID) error {
+func (s *fakeShim) ReleaseAlloc(ctx context.Context, id host.AllocID) error {
+	if s.stuck {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
 	if s.release != nil {
 		if err := s.release(id); err != nil {
 			return err
@@ -363,6 +370,9 @@ type env struct {
 	agent  *Agent
 	end    context.CancelFunc
 	ran    chan error
+
+	mountUsers atomic.Int32 // of the mount for container engines
+	unmounted  atomic.Bool  // that mount is gone
 }
 
 // withAgent runs a test with a running agent, in a synctest bubble.
@@ -404,6 +414,10 @@ func (e *env) open() {
 	e.Helper()
 	a, err := New(e.config())
 	e.must(err)
+	a.engine.users = func(paths []string) (map[string][]mount.User, error) {
+		return map[string][]mount.User{paths[0]: make([]mount.User, e.mountUsers.Load())}, nil
+	}
+	a.engine.isMount = func(string) (bool, error) { return !e.unmounted.Load(), nil }
 	e.agent = a
 }
 

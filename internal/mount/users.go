@@ -16,6 +16,7 @@ import (
 type User struct {
 	Text  string // for people
 	Mount string // the mount point of a mount in this namespace; empty: a process, or a mount in another namespace
+	PID   int    // the process, or one in that other namespace
 }
 
 // Users returns the users of the mounts at each point and below:
@@ -142,7 +143,7 @@ func (t *userTable) addNamespace(ns namespace, masters map[int]int) {
 		}
 		for _, s := range t.sources(m) {
 			t.add(t.at(t.own[s].Point), User{
-				Text: fmt.Sprintf("it is mounted at %s in the mount namespace of %s", printable(m.Point),
+				PID: ns.pid, Text: fmt.Sprintf("it is mounted at %s in the mount namespace of %s", printable(m.Point),
 					proc.Name(ns.pid)),
 			})
 		}
@@ -259,7 +260,9 @@ func (t *userTable) addProcess(pid int) {
 		for _, p := range t.at(fd.Path) {
 			if !opened[p] {
 				opened[p] = true
-				t.add([]string{p}, User{Text: fmt.Sprintf("%s has %s open", proc.Name(pid), printable(fd.Path))})
+				t.add([]string{p}, User{
+					PID: pid, Text: fmt.Sprintf("%s has %s open", proc.Name(pid), printable(fd.Path)),
+				})
 			}
 		}
 	}
@@ -267,7 +270,7 @@ func (t *userTable) addProcess(pid int) {
 
 func (t *userTable) addPath(pid int, does, path string) {
 	if points := t.at(path); len(points) > 0 {
-		t.add(points, User{Text: fmt.Sprintf("%s %s %s", proc.Name(pid), does, printable(path))})
+		t.add(points, User{PID: pid, Text: fmt.Sprintf("%s %s %s", proc.Name(pid), does, printable(path))})
 	}
 }
 

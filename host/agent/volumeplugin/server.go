@@ -22,6 +22,7 @@ type Storage interface {
 	agent.Volumes
 	Volumes(ctx context.Context, q host.VolumeQuery) ([]host.VolumeStatus, host.Seq, error)
 	CreateVolume(ctx context.Context, s host.VolumeSpec) (host.VolumeStatus, error)
+	RegisterVolume(ctx context.Context, s host.VolumeSpec) (host.VolumeStatus, error)
 	DeleteVolume(ctx context.Context, n host.VolumeName) error
 	DeregisterVolume(ctx context.Context, n host.VolumeName) error
 	Parse(ctx context.Context, src host.Source, o host.ParseOptions) (*host.Job, host.Diagnostics, error)
@@ -64,6 +65,8 @@ type reply struct {
 	Volume       *volume        `json:",omitempty"`
 	Volumes      []volume       `json:",omitempty"`
 	Capabilities map[string]any `json:",omitempty"`
+
+	lost func() // undoes the request if the engine does not get the reply; may be nil
 }
 
 type volume struct {
@@ -124,10 +127,17 @@ func (s *Server) handle(answer func(*http.Request, request) (reply, error)) http
 			if errors.Is(err, registry.ErrNotFound) {
 				level = s.log.Debug // engines ask before they create
 			}
-			level("a request of a container engine failed", "request", r.URL.Path, "volume", q.Name, "error", err)
+			level("a request of a container engine failed", "request", r.URL.Path, "volume", q.Name, "error", err,
+				"engine_waits", r.Context().Err() == nil)
 			w.WriteHeader(http.StatusInternalServerError)
 		}
-		_ = json.NewEncoder(w).Encode(out) // the engine may be gone
+		err = json.NewEncoder(w).Encode(out)
+		if err == nil {
+			err = http.NewResponseController(w).Flush()
+		}
+		if err != nil && out.lost != nil {
+			out.lost()
+		}
 	}
 }
 

@@ -1,12 +1,13 @@
 package volumeplugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
-
 	"maps"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -14,6 +15,8 @@ import (
 	"github.com/docker/go-units"
 
 	"holdfast/host"
+	"holdfast/host/agent"
+	"holdfast/internal/display"
 	"holdfast/registry"
 )
 
@@ -21,7 +24,8 @@ func name(q request) host.VolumeName {
 	return host.VolumeName{Namespace: registry.DefaultNamespace, ID: host.VolumeID(q.Name)}
 }
 
-// create creates a volume. One that exists is left as it is, because engines repeat the request.
+// create creates a volume, or registers one whose file has an external ID. Engines repeat the request: one that exists
+// is left as it is, and other options are refused.
 func (s *Server) create(r *http.Request, q request) (reply, error) {
 	_, known, err := s.find(r.Context(), q)
 	if err != nil || known && len(q.Opts) == 0 {
@@ -29,35 +33,62 @@ func (s *Server) create(r *http.Request, q request) (reply, error) {
 	}
 	spec, err := s.spec(r.Context(), q)
 	if err == nil {
-		_, err = s.storage.CreateVolume(r.Context(), spec)
+		err = s.checkPlugin(r, spec)
+	}
+	if err != nil {
+		return reply{}, err
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), createLimit)
+	defer cancel()
+	if spec.External != "" {
+		_, err = s.storage.RegisterVolume(ctx, spec)
+	} else {
+		_, err = s.storage.CreateVolume(ctx, spec)
+	}
+	if err != nil && ctx.Err() != nil {
+		err = registry.Errorf(registry.ErrUnavailable, "plugin %q has not created volume %q yet, and may still do so: %w; "+
+			"to see why: %s", spec.Plugin, q.Name, err, display.Command("holdfast volume status", q.Name))
 	}
 	return reply{}, err
 }
 
-// spec returns the volume that the options describe. Options that have no other meaning are parameters of the plugin.
-func (s *Server) spec(ctx context.Context, q request) (host.VolumeSpec, error) {
-	spec := host.VolumeSpec{
-		Namespace: registry.DefaultNamespace, ID: host.VolumeID(q.Name), Name: q.Name, Plugin: s.defaults.Plugin,
-		CapacityMin: s.defaults.Size,
-		Capabilities: []registry.VolumeCapability{
-			{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem},
-		},
+// createLimit is shorter than the two minutes after which Docker gives up without a reason.
+const createLimit = 110 * time.Second
+
+// checkPlugin refuses a volume whose plugin is not set, or that no job runs: an engine waits for minutes otherwise.
+func (s *Server) checkPlugin(r *http.Request, spec host.VolumeSpec) error {
+	if spec.Plugin == "" {
+		return registry.Invalid("volume %q does not exist, and no plugin is set that creates it; type: %s, or start "+
+			"holdfast agent with --volume-default-plugin PLUGIN", spec.ID, display.Command(caller(r).Name()+
+			" volume create -d holdfast -o plugin=PLUGIN -o size=1G", string(spec.ID)))
 	}
+	list, _, err := s.storage.Plugins(r.Context(), host.PluginQuery{Plugin: spec.Plugin})
+	if err == nil && len(list.Instances)+len(list.Tasks) == 0 && !s.agent.RunsPlugin("", spec.Plugin) {
+		err = registry.Errorf(registry.ErrNotFound, "plugin %q not found; run holdfast plugin status for a list, or start "+
+			"its job with holdfast job run", spec.Plugin)
+	}
+	return err
+}
+
+// spec returns the volume that the options describe. Options that have no other meaning are parameters of the plugin.
+func (s *Server) spec(ctx context.Context, q request) (spec host.VolumeSpec, err error) {
 	opts := maps.Clone(q.Opts)
 	take := func(name string) string {
 		defer delete(opts, name)
 		return opts[name]
 	}
 	if file := take("file"); file != "" {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			return spec, registry.Invalid("option file: %w", err)
+		spec, err = s.file(ctx, file)
+	} else {
+		spec = host.VolumeSpec{
+			Namespace: registry.DefaultNamespace, Name: q.Name, Plugin: s.defaults.Plugin, CapacityMin: s.defaults.Size,
+			Capabilities: capability(registry.SingleNodeWriter),
 		}
-		if spec, _, err = s.storage.ParseVolume(ctx, host.Source{Name: file, Text: text}, host.ParseOptions{}); err != nil {
-			return spec, err
-		}
-		spec.ID = host.VolumeID(q.Name)
 	}
+	if err != nil {
+		return spec, err
+	}
+	spec.ID = host.VolumeID(q.Name)
 	if plugin := take("plugin"); plugin != "" {
 		spec.Plugin = host.PluginID(plugin)
 	}
@@ -75,13 +106,7 @@ func (s *Server) spec(ctx context.Context, q request) (host.VolumeSpec, error) {
 		spec.MountFlags = registry.FlagsOf(strings.Split(flags, ","))
 	}
 	if mode := take("access_mode"); mode != "" {
-		spec.Capabilities[0].Access = registry.AccessMode(mode)
-	}
-	if spec.Plugin == "" {
-		return spec, registry.Invalid("which plugin is to create volume %q is not known; type: "+
-			"docker volume create -d holdfast -o plugin=PLUGIN -o size=1G %s, or start holdfast agent with "+
-			"--volume-default-plugin",
-			q.Name, q.Name)
+		spec.Capabilities = capability(registry.AccessMode(mode))
 	}
 	if len(opts) > 0 && spec.Parameters == nil {
 		spec.Parameters = map[string]string{}
@@ -90,23 +115,53 @@ func (s *Server) spec(ctx context.Context, q request) (host.VolumeSpec, error) {
 	return spec, nil
 }
 
+func capability(mode registry.AccessMode) []registry.VolumeCapability {
+	return []registry.VolumeCapability{{Access: mode, Attachment: registry.FileSystem}}
+}
+
+// file reads a volume file on the agent's machine. Engines know no namespaces.
+func (s *Server) file(ctx context.Context, path string) (spec host.VolumeSpec, err error) {
+	if !filepath.IsAbs(path) {
+		return spec, registry.Invalid("option file=%s is no absolute path", path)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return spec, registry.Invalid("option file: %w", err)
+	}
+	spec, _, err = s.storage.ParseVolume(ctx, host.Source{Name: path, Text: text}, host.ParseOptions{})
+	if err == nil && spec.Namespace != registry.DefaultNamespace {
+		err = registry.Invalid("option file=%s: the volume has namespace %q; container engines use only namespace %q",
+			path, spec.Namespace, registry.DefaultNamespace)
+	}
+	return spec, err
+}
+
 // remove deletes a volume that Holdfast has created. The plugin keeps one that was only registered.
 func (s *Server) remove(r *http.Request, q request) (reply, error) {
 	v, known, err := s.find(r.Context(), q)
-	switch {
-	case err != nil || !known:
+	if err != nil || !known {
 		return reply{}, err
-	case s.agent.EngineUses(v.ID):
-		return reply{}, registry.Errorf(registry.ErrConflict, "volume %q is mounted", q.Name)
-	case v.Created || v.Made:
+	}
+	if err := s.agent.ForgetForEngine(r.Context(), s.storage, s.use(r, q)); err != nil {
+		return reply{}, err
+	}
+	if m := s.agent.EngineMount(v.ID); m != nil {
+		return reply{}, registry.Errorf(registry.ErrConflict, "volume %q is mounted: %s", q.Name, m.Describe())
+	}
+	if v.Created || v.Made {
 		err = s.storage.DeleteVolume(r.Context(), name(q))
-	default:
+	} else {
 		err = s.storage.DeregisterVolume(r.Context(), name(q))
 	}
 	if errors.Is(err, registry.ErrNotFound) {
 		err = nil
 	}
 	return reply{}, err
+}
+
+// use returns the request as the agent takes it.
+func (s *Server) use(r *http.Request, q request) agent.EngineRequest {
+	return agent.EngineRequest{Volume: host.VolumeID(q.Name), ID: q.ID, Caller: caller(r)}
 }
 
 func (s *Server) find(ctx context.Context, q request) (v host.VolumeStatus, known bool, err error) {
@@ -146,32 +201,47 @@ func (s *Server) get(r *http.Request, q request) (reply, error) {
 		return reply{}, err
 	}
 	d := s.describe(v)
+	// The volume's answer is worth more than a complete list.
+	if ids, err := s.agent.EngineContainers(v.ID); err == nil && len(ids) > 0 {
+		d.Status["containers"] = ids
+	}
 	return reply{Volume: &d}, nil
 }
 
 func (s *Server) describe(v host.VolumeStatus) volume {
-	d := volume{Name: string(v.ID), Mountpoint: s.agent.EnginePath(v.ID), Status: map[string]any{
+	d := volume{Name: string(v.ID), Status: map[string]any{
 		"plugin": v.Plugin, "state": v.State, "external_id": v.External,
 	}}
+	m := s.agent.EngineMount(v.ID)
+	if m != nil {
+		d.Mountpoint = m.Path
+	}
 	if !v.Since.IsZero() {
 		d.CreatedAt = v.Since.Format(time.RFC3339)
 	}
 	if v.Capacity > 0 {
 		d.Status["capacity"] = units.BytesSize(float64(v.Capacity))
 	}
-	var holders []string
-	for _, h := range v.Holders {
-		holders = append(holders, "alloc "+string(h.Claim.Alloc))
+	if c := cmp.Or(v.Health.Node, v.Health.Controller); v.Health.Abnormal() {
+		d.Status["health"] = c.Text()
 	}
-	if len(holders) > 0 {
-		d.Status["used_by"] = slices.Sorted(slices.Values(holders))
+	var users []string
+	for _, h := range v.Holders {
+		if m != nil && m.Alloc == h.Claim.Alloc {
+			users = append(users, m.Describe())
+		} else {
+			users = append(users, "alloc "+string(h.Claim.Alloc))
+		}
+	}
+	if len(users) > 0 {
+		d.Status["used_by"] = slices.Sorted(slices.Values(users))
 	}
 	return d
 }
 
 func (s *Server) path(r *http.Request, q request) (reply, error) {
-	_, err := s.must(r.Context(), q)
-	return reply{Mountpoint: s.agent.EnginePath(host.VolumeID(q.Name))}, err
+	v, err := s.must(r.Context(), q)
+	return reply{Mountpoint: s.describe(v).Mountpoint}, err
 }
 
 // mount mounts the volume, which has one mount for all containers of this machine.
@@ -184,10 +254,22 @@ func (s *Server) mount(r *http.Request, q request) (reply, error) {
 	if err != nil {
 		return reply{}, err
 	}
-	path, err := s.agent.MountForEngine(r.Context(), s.storage, v.ID, group.Sealed, q.ID, caller(r))
-	return reply{Mountpoint: path}, err
+	use := s.use(r, q)
+	use.Plugin, use.Sealed = v.Plugin, group.Sealed
+	path, err := s.agent.MountForEngine(r.Context(), s.storage, use)
+	return reply{Mountpoint: path, lost: func() { s.undo(r, use) }}, err
+}
+
+// undo takes a mount back whose reply the engine did not wait for. It will not unmount.
+func (s *Server) undo(r *http.Request, use agent.EngineRequest) {
+	s.log.Warn("a container engine did not wait for a mount", "volume", use.Volume, "engine", use.Caller.Name(), "next",
+		"for Podman, set volume_plugin_timeout in containers.conf")
+	err := s.agent.UnmountForEngine(context.WithoutCancel(r.Context()), s.storage, use)
+	if err != nil {
+		s.log.Warn("a mount that its engine did not wait for stays", "volume", use.Volume, "error", err)
+	}
 }
 
 func (s *Server) unmount(r *http.Request, q request) (reply, error) {
-	return reply{}, s.agent.UnmountForEngine(r.Context(), s.storage, host.VolumeID(q.Name), q.ID, caller(r))
+	return reply{}, s.agent.UnmountForEngine(r.Context(), s.storage, s.use(r, q))
 }

@@ -1,0 +1,307 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"os"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"holdfast/hooks"
+	"holdfast/host"
+	"holdfast/internal/proc"
+	"holdfast/registry"
+)
+
+// The callers of the tests: two processes of dockerd, of which the first has ended, and a process of Podman, which has
+// ended too.
+var (
+	dockerdThatDied = EngineCaller{PID: 1 << 30, Start: 1}
+	dockerd         = EngineCaller{PID: os.Getpid(), Start: ownStart()}
+	podman          = EngineCaller{PID: 1 << 30, Start: 2, Daemonless: true}
+)
+
+func ownStart() uint64 {
+	s, _ := proc.ReadStat(os.Getpid())
+	return s.Start
+}
+
+func (e *env) engineRequest(id string, caller EngineCaller) EngineRequest {
+	return EngineRequest{Volume: "notes", Plugin: "disk", Sealed: hooks.Sealed("group"), ID: id, Caller: caller}
+}
+
+func (e *env) tryEngineMount(id string, caller EngineCaller) error {
+	path, err := e.agent.MountForEngine(e.Context(), e.shim, e.engineRequest(id, caller))
+	if (path == "/vol") != (err == nil) {
+		e.Errorf("path %q with error %v", path, err)
+	}
+	return err
+}
+
+func (e *env) engineMount(id string, caller EngineCaller) {
+	e.Helper()
+	e.must(e.tryEngineMount(id, caller))
+}
+
+func (e *env) engineUnmount(id string, caller EngineCaller) {
+	e.Helper()
+	e.must(e.agent.UnmountForEngine(e.Context(), e.shim, e.engineRequest(id, caller)))
+}
+
+// engineUses checks how often the volume was prepared and released, and which IDs hold it.
+func (e *env) engineUses(prepared, released int, ids ...string) {
+	e.Helper()
+	synctest.Wait()
+	e.hasCount("prepared container-engine", prepared)
+	e.hasCount("released container-engine", released)
+	m := e.agent.EngineMount("notes")
+	if (m == nil) != (len(ids) == 0) {
+		e.Fatalf("the record is %+v, want holders %q", m, ids)
+	}
+	for _, id := range ids {
+		if m.Holders[id].Count == 0 || len(m.Holders) != len(ids) {
+			e.Errorf("holders %+v, want %q", m.Holders, ids)
+		}
+	}
+}
+
+func TestTrapD1CountsPerID(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.engineMount("a", dockerd)
+		e.engineMount("b", dockerd)
+		e.engineMount("podman", podman)
+		e.engineUses(1, 0, "a", "b", "podman")
+		e.engineUnmount("a", dockerd)
+		e.engineUnmount("a", dockerd) // once too often: it takes nothing from others
+		e.engineUnmount("b", dockerd)
+		e.engineUses(1, 0, "podman")
+		e.restart(nil)
+		e.engineUses(1, 0, "podman")
+		e.engineUnmount("podman", podman)
+		e.engineUses(1, 1)
+	})
+}
+
+func TestTrapD2CopyBesideARunningContainer(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.engineMount("a", dockerd)
+		e.engineMount("a", dockerd)
+		e.engineUnmount("a", dockerd)
+		e.engineUses(1, 0, "a")
+		e.engineUnmount("a", dockerd)
+		e.engineUses(1, 1)
+	})
+}
+
+func TestTrapD3UnmountAfterAFailedMount(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.engineUnmount("a", dockerd)
+		e.shim.prepare = func(host.AllocGroup) error { return errors.New("no such device") }
+		e.hasError(e.tryEngineMount("a", dockerd), nil, "no such device")
+		e.engineUses(0, 1) // what it may have begun is released
+		e.engineUnmount("a", dockerd)
+		e.engineUses(0, 1)
+		e.shim.prepare, e.shim.release = nil, func(host.AllocID) error { return errors.New("busy") }
+		e.engineMount("a", dockerd)
+		e.shim.prepare = func(host.AllocGroup) error { return errors.New("no such device") }
+		e.engineMount("b", dockerd) // mounted already
+		e.engineUnmount("b", dockerd)
+		e.engineUses(1, 1, "a")
+	})
+}
+
+// Docker was killed without live-restore. It never unmounts for the containers that it finds dead, and starts some of
+// them again with the same ID.
+func TestTrapD4EngineKilledWithItsContainers(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.engineMount("a", dockerdThatDied)
+		e.engineMount("b", dockerdThatDied)
+		e.engineMount("a", dockerd)
+		e.mountUsers.Store(1)
+		time.Sleep(2 * engineReview)
+		e.engineUses(1, 0, "a", "b")
+		e.engineUnmount("a", dockerd)
+		e.engineUses(1, 0, "b") // some container still uses the mount
+		e.mountUsers.Store(0)
+		time.Sleep(2 * engineReview)
+		e.engineUses(1, 1)
+	})
+}
+
+// With live-restore containers outlive their engine. The next one may copy beside them, and its own count ends then.
+func TestTrapD5CountOfALivingContainerIsLost(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.engineMount("a", dockerdThatDied)
+		e.mountUsers.Store(1)
+		e.engineMount("a", dockerd)
+		e.engineUnmount("a", dockerd)
+		time.Sleep(2 * engineReview)
+		e.hasCount("released", 0)
+		e.engineMount("b", dockerd) // joins the mount that is used
+		e.engineUses(1, 0, "b")
+		e.engineUnmount("b", dockerd)
+		e.mountUsers.Store(0)
+		e.engineUnmount("a", dockerd) // the container ends
+		e.engineUses(1, 1)
+	})
+}
+
+func TestTrapD6RequestRepeatedAfterALostAnswer(t *testing.T) {
+	t.Run("the agent died before the mount", func(t *testing.T) {
+		withAgent(t, func(e *env) {
+			first := make(chan host.AllocID, 2)
+			e.shim.prepare = func(g host.AllocGroup) error { first <- g.Alloc; return nil }
+			e.shim.hang = true
+			ctx, cancel := context.WithCancel(e.Context())
+			lost := make(chan struct{})
+			go func() {
+				defer close(lost)
+				_, _ = e.agent.MountForEngine(ctx, e.shim, e.engineRequest("a", dockerd))
+			}()
+			synctest.Wait()
+			cut := *e.agent.EngineMount("notes")
+			cancel()
+			<-lost
+			e.shim.hang = false
+			e.must(e.agent.setEngineMount("notes", &cut)) // as a killed agent leaves it
+			e.engineMount("a", dockerd)
+			if again := <-first; again != cut.Alloc {
+				t.Errorf("alloc %s continues as %s", cut.Alloc, again)
+			}
+			e.engineUnmount("a", dockerd)
+			e.engineUses(1, 2)
+			e.must(e.agent.setEngineMount("notes", &cut)) // and the engine does not ask again
+			time.Sleep(2 * engineReview)
+			e.engineUses(1, 3)
+		})
+	})
+	t.Run("counted twice", func(t *testing.T) {
+		withAgent(t, func(e *env) {
+			e.engineMount("a", dockerd)
+			e.engineMount("a", dockerd)
+			e.engineUnmount("a", dockerd)
+			time.Sleep(unusedLimit - engineReview)
+			e.engineUses(1, 0, "a")
+			time.Sleep(3 * engineReview)
+			e.engineUses(1, 1)
+		})
+	})
+	for _, by := range []EngineCaller{dockerd, podman} {
+		t.Run("the volume is removed by "+by.Name(), func(t *testing.T) {
+			withAgent(t, func(e *env) {
+				e.engineMount("a", by)
+				e.mountUsers.Store(1)
+				e.must(e.agent.ForgetForEngine(e.Context(), e.shim, e.engineRequest("", by)))
+				e.engineUses(1, 0, "a")
+				e.mountUsers.Store(0)
+				other := map[string]EngineCaller{"docker": podman, "podman": dockerd}[by.Name()]
+				e.must(e.agent.ForgetForEngine(e.Context(), e.shim, e.engineRequest("", other)))
+				e.engineUses(1, 0, "a")
+				e.must(e.agent.ForgetForEngine(e.Context(), e.shim, e.engineRequest("", by)))
+				e.engineUses(1, 1)
+			})
+		})
+	}
+}
+
+// Each process of Podman ends while its containers run. All stores of a machine send one ID.
+func TestTrapD7PodmanHasOneIDAndNoDaemon(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.engineMount("constant", podman)
+		next := podman
+		next.Start++
+		e.engineMount("constant", next)
+		time.Sleep(10 * unusedLimit)
+		e.engineUnmount("constant", podman)
+		e.engineUses(1, 0, "constant")
+		e.shim.stuck = true
+		began := time.Now()
+		e.engineUnmount("constant", podman)
+		if took := time.Since(began); took >= 5*time.Second {
+			t.Errorf("Podman does not wait for %v", took)
+		}
+		e.shim.stuck = false
+		time.Sleep(2 * engineReview)
+		e.engineUses(1, 1)
+	})
+}
+
+func TestTrapD8Reboot(t *testing.T) {
+	for _, again := range []bool{true, false} {
+		withAgent(t, func(e *env) {
+			e.engineMount("a", dockerd)
+			e.engineMount("constant", podman)
+			old := *e.agent.EngineMount("notes")
+			old.Boot = "another"
+			e.must(e.agent.setEngineMount("notes", &old))
+			if again {
+				e.engineMount("a", dockerd)
+				e.engineUses(2, 1, "a")
+				return
+			}
+			time.Sleep(2 * engineReview)
+			e.engineUses(1, 1)
+		})
+	}
+}
+
+// A dockerd that starts answers no request before it has mounted the volumes of its containers.
+func TestTrapD9PluginInAContainerOfTheWaitingEngine(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.runPluginAndUser()
+		e.shim.mu.Lock()
+		e.shim.plugins[0].sick = true
+		e.shim.mu.Unlock()
+		e.engineMount("a", dockerd) // the plugin's task has driver exec
+		e.engineUnmount("a", dockerd)
+		for _, r := range e.agent.Allocs() {
+			r.Group.Tasks[0].Driver = "docker"
+		}
+		began := time.Now()
+		e.hasError(e.tryEngineMount("a", dockerd), registry.ErrUnavailable, `plugin "disk"`, "holdfast plugin status")
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("refused after %v", took)
+		}
+		e.engineUses(1, 1)
+		e.engineMount("constant", podman)
+		e.engineMount("a", dockerd) // needs no plugin
+		e.engineUses(2, 1, "a", "constant")
+	})
+}
+
+// No engine repeats an unmount.
+func TestTrapD10ReleaseThatFailsIsContinued(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.shim.release = func(host.AllocID) error { return errors.New("busy") }
+		e.engineMount("a", dockerd)
+		e.engineUnmount("a", dockerd)
+		e.hasCount("released", 0)
+		e.hasError(e.tryEngineMount("b", dockerd), nil, "release the volume from its last use: busy")
+		e.shim.release = nil
+		time.Sleep(2 * engineReview)
+		e.engineUses(1, 1)
+	})
+}
+
+func TestMountThatIsGoneIsMadeAgain(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.engineMount("a", dockerd)
+		e.unmounted.Store(true) // by an operator, with force
+		e.engineMount("b", dockerd)
+		e.engineUses(2, 1, "b")
+	})
+}
+
+func TestMountThatTakesTooLongSaysWhatItWaitsFor(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.shim.hang = true
+		e.shim.waiting = []registry.Wait{{Step: registry.StepClaim, Detail: "volume notes is claimed by alloc x"}}
+		began := time.Now()
+		e.hasError(e.tryEngineMount("a", dockerd), registry.ErrUnavailable, "claimed by alloc x")
+		if took := time.Since(began); took >= 2*time.Minute {
+			t.Errorf("Docker does not wait for %v", took)
+		}
+		e.engineUses(0, 1)
+	})
+}

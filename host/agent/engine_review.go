@@ -1,0 +1,163 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"holdfast/host"
+	"holdfast/internal/display"
+	"holdfast/internal/mount"
+	"holdfast/internal/proc"
+)
+
+// engineReview is the time between two reviews of all engine mounts.
+const engineReview = 15 * time.Second
+
+// unusedLimit is how long a mount that Docker holds may be unused. Docker may hold it although no container exists: it
+// repeats a request whose answer was lost, and that counts twice. It is longer than the mount of a container's other
+// volumes takes.
+const unusedLimit = 5 * time.Minute
+
+// followEngineMounts releases mounts that no container uses any more: those of an earlier boot, those whose release
+// was interrupted, and those of an engine process that has ended without unmounting them.
+func (a *Agent) followEngineMounts(ctx context.Context, s Volumes) {
+	for {
+		for _, m := range a.EngineMounts() {
+			err := a.reviewEngineMount(ctx, s, m.Volume, func(h EngineHolder, unused time.Duration) bool {
+				return unused > 0 && h.Engine.gone() || unused > unusedLimit && !h.Engine.Daemonless
+			})
+			if err != nil && ctx.Err() == nil {
+				a.log.Warn("cannot release a volume that no container uses", "volume", m.Volume, "error", err)
+			}
+		}
+		if sleep(ctx, engineReview, nil); ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// ForgetForEngine prepares the removal of a volume: it drops the counts of the engine that asks, if no container uses
+// the mount. An engine removes no volume that a container of its own has.
+func (a *Agent) ForgetForEngine(ctx context.Context, s Volumes, r EngineRequest) error {
+	return a.reviewEngineMount(ctx, s, r.Volume, func(h EngineHolder, unused time.Duration) bool {
+		return unused > 0 && (h.Engine == r.Caller || h.Engine.Daemonless && r.Caller.Daemonless || h.Engine.gone())
+	})
+}
+
+// reviewEngineMount drops the holders that ended reports, and releases a mount that has no holder and no user.
+func (a *Agent) reviewEngineMount(
+	ctx context.Context, s Volumes, volume host.VolumeID, ended func(h EngineHolder, unused time.Duration) bool,
+) error {
+	unlock, err := a.lockEngineMount(ctx, volume)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	m := a.EngineMount(volume)
+	if m == nil {
+		return nil
+	}
+	boot, err := proc.BootID()
+	if err != nil {
+		return err
+	}
+	unused, err := a.unusedFor(m)
+	if err != nil {
+		return err
+	}
+	next := *m
+	next.Holders = maps.Clone(m.Holders)
+	maps.DeleteFunc(next.Holders, func(_ string, h EngineHolder) bool {
+		// Without a path the agent died before it answered: the lock shows that no request runs.
+		return m.Boot != boot || m.Path == "" || ended(h, unused)
+	})
+	if len(next.Holders) != len(m.Holders) {
+		if err := a.setEngineMount(volume, &next); err != nil {
+			return err
+		}
+	}
+	if len(next.Holders) > 0 || unused == 0 {
+		return nil
+	}
+	a.log.Info("releasing a volume that no container uses any more", "volume", volume)
+	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
+	defer cancel()
+	return a.releaseEngineMount(ctx, s, &next)
+}
+
+// releaseTimeout bounds one attempt to release a mount, during which its engine waits.
+const releaseTimeout = 30 * time.Second
+
+// unusedFor returns for how long no container has used the mount, and 0 if one does. Containers may outlive their
+// engine.
+func (a *Agent) unusedFor(m *EngineMount) (time.Duration, error) {
+	users, err := a.engineUsers(m)
+	if err != nil {
+		return 0, err
+	}
+	a.engine.mu.Lock()
+	defer a.engine.mu.Unlock()
+	since, known := a.engine.unused[m.Volume]
+	switch {
+	case len(users) > 0:
+		delete(a.engine.unused, m.Volume)
+		return 0, nil
+	case !known:
+		since = time.Now()
+		a.engine.unused[m.Volume] = since
+	}
+	return time.Since(since) + 1, nil
+}
+
+func (a *Agent) engineUsers(m *EngineMount) ([]mount.User, error) {
+	if m.Path == "" {
+		return nil, nil
+	}
+	users, err := a.engine.users([]string{m.Path})
+	return users[m.Path], err
+}
+
+// Describe names the engines that hold the mount, with the command that lists their containers.
+func (m *EngineMount) Describe() string {
+	mounts := map[string]int{}
+	for _, h := range m.Holders {
+		mounts[h.Engine.Name()] += h.Count
+	}
+	if len(mounts) == 0 {
+		return "no container engine holds it any more; it is released when nothing uses it"
+	}
+	var list []string
+	for _, name := range slices.Sorted(maps.Keys(mounts)) {
+		list = append(list, fmt.Sprintf("%s holds %d mounts (see %s)", name, mounts[name],
+			display.Command(name+" ps --filter", "volume="+string(m.Volume))))
+	}
+	return strings.Join(list, ", and ")
+}
+
+// containerID is what Docker and Podman call a container in the name of its cgroup.
+var containerID = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
+
+// EngineContainers returns the IDs of the containers that use the volume, as their cgroups show. An engine does not say
+// for which container it mounts.
+func (a *Agent) EngineContainers(volume host.VolumeID) (ids []string, err error) {
+	m := a.EngineMount(volume)
+	if m == nil {
+		return nil, nil
+	}
+	users, err := a.engineUsers(m)
+	for _, u := range users {
+		if u.PID != 0 {
+			text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", u.PID)) // it may have ended
+			ids = append(ids, string(containerID.Find(text)))
+		}
+	}
+	slices.Sort(ids)
+	ids = slices.Compact(ids)
+	return slices.DeleteFunc(ids, func(id string) bool { return id == "" }), err
+}
