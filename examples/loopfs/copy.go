@@ -34,10 +34,11 @@ func (d *driver) snapshot(ctx context.Context, name, source string) (record, err
 		return have, err
 	}
 	var r record
-	return r, d.locked(volumeKind, source, func(s record) error {
+	err = d.locked(volumeKind, source, func(s record) error {
 		r = snapshotOf(s, id, time.Now().UTC())
 		return d.makeCopy(ctx, s, r)
 	})
+	return r, err
 }
 
 func snapshotOf(s record, id volumeID, created time.Time) record {
@@ -45,8 +46,8 @@ func snapshotOf(s record, id volumeID, created time.Time) record {
 }
 
 // createFrom makes a volume that begins as a copy of a volume or snapshot, in the backend of that.
-func (d *driver) createFrom(ctx context.Context, r record, size *csi.CapacityRange) (_ record, err error) {
-	return r, d.locked(r.Source.kind(), string(r.Source), func(s record) (err error) {
+func (d *driver) createFrom(ctx context.Context, r record, size *csi.CapacityRange) (record, error) {
+	err := d.locked(r.Source.kind(), string(r.Source), func(s record) (err error) {
 		r.Backend = s.Backend
 		if r.Bytes, err = d.sizeOf(size, s.Bytes); err != nil {
 			return err
@@ -59,6 +60,7 @@ func (d *driver) createFrom(ctx context.Context, r record, size *csi.CapacityRan
 		}
 		return d.makeCopy(ctx, s, r)
 	})
+	return r, err
 }
 
 func (d *driver) makeCopy(ctx context.Context, s, r record) error {
@@ -69,10 +71,7 @@ func (d *driver) makeCopy(ctx context.Context, s, r record) error {
 
 // copy writes a record and a copy of the bytes of s.
 func (d *driver) copy(ctx context.Context, dir string, s, r record) error {
-	if err := d.reserve(r.Bytes, func() error { return writeRecord(dir, r) }); err != nil {
-		return err
-	}
-	return bytesIn(dir, r).copyFrom(ctx, d.bytesOf(s))
+	return d.write(dir, r, func(b backend) error { return b.copyFrom(ctx, d.bytesOf(s)) })
 }
 
 // snapshotGroup copies volumes at one moment and returns the group.
@@ -118,7 +117,7 @@ func (d *driver) snapshotGroup(ctx context.Context, name string, sources []strin
 					return fmt.Errorf("copy %s: %w", s.ID, err)
 				}
 			}
-			return nil
+			return syncDir(dir)
 		})
 	})
 }

@@ -83,11 +83,20 @@ func (d *driver) createEmpty(ctx context.Context, r record, size *csi.CapacityRa
 		return record{}, err
 	}
 	return r, d.make(r.ID, func(dir string) error {
-		if err := d.reserve(r.Bytes, func() error { return writeRecord(dir, r) }); err != nil {
-			return err
-		}
-		return bytesIn(dir, r).make(ctx)
+		return d.write(dir, r, func(b backend) error { return b.make(ctx) })
 	})
+}
+
+// write writes a record into a new directory, has fill write the bytes, and makes the directory durable.
+func (d *driver) write(dir string, r record, fill func(backend) error) error {
+	err := d.reserve(r.Bytes, func() error { return writeRecord(dir, r) })
+	if err == nil {
+		err = fill(bytesIn(dir, r))
+	}
+	if err != nil {
+		return err
+	}
+	return syncDir(dir)
 }
 
 // satisfies returns ALREADY_EXISTS if the existing volume is not the requested one.

@@ -38,6 +38,9 @@ func (t tree) make(context.Context) error {
 	if err == nil {
 		err = os.Chmod(t.files(), 0o755) // whatever the umask is: tasks without root use it
 	}
+	if err == nil {
+		err = syncDir(t.files())
+	}
 	return err
 }
 

@@ -133,12 +133,12 @@ func writeRecord(dir string, r record) error {
 	return syncDir(dir)
 }
 
-// rename gives a complete file or directory its name, durably.
+// rename moves a complete file or directory, durably.
 func rename(from, to string) error {
 	if err := os.Rename(from, to); err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(to))
+	return errors.Join(syncDir(filepath.Dir(to)), syncDir(filepath.Dir(from)))
 }
 
 func syncDir(dir string) error { return onFile(dir, (*os.File).Sync) }
