@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"io/fs"
 	"math"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -162,6 +164,13 @@ func (d *driver) delete(ctx context.Context, k kind, id string, may func(record)
 		if err != nil {
 			return err
 		}
+		for _, id := range r.Members { // of which a call may be making a volume
+			unlock, err := d.lock(id)
+			if err != nil {
+				return err
+			}
+			defer unlock()
+		}
 		return d.removeUnused(ctx, r)
 	}))
 }
@@ -206,8 +215,53 @@ func (d *driver) awaitRelease(ctx context.Context, r record) (user string, err e
 	}
 }
 
+// acquire reads the record of an ID from a request, under its lock. Before, it ends what a killed process has left: a
+// freeze, or a directory that is incomplete.
+func (d *driver) acquire(k kind, id string) (r record, unlock func(), err error) {
+	parsed, err := parseID(k, id)
+	if err != nil {
+		return record{}, nil, err
+	}
+	unlock, err = d.lock(parsed)
+	if err != nil {
+		return record{}, nil, err
+	}
+	r, err = d.load(parsed)
+	if status.Code(err) == codes.NotFound {
+		err = errors.Join(err, d.discardIncomplete(string(parsed)))
+	}
+	if err != nil {
+		unlock()
+		return record{}, nil, err
+	}
+	d.thaw(r)
+	return r, unlock, nil
+}
+
+// locked calls do with the record of an ID from a request, under its lock.
+func (d *driver) locked(k kind, id string, do func(r record) error) error {
+	r, unlock, err := d.acquire(k, id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return do(r)
+}
+
+// thaw ends a freeze that a kill left: the caller has the lock, so nothing makes a copy. That it is not possible does
+// not matter to other calls, and shows in the next freeze.
+func (d *driver) thaw(r record) {
+	l, ok := d.bytesOf(r).(loop)
+	if !ok || r.Usage.Block || r.stagedReadOnly() {
+		return
+	}
+	if staged, err := d.staged(r); err == nil && staged {
+		_ = l.thaw(r.Stage.Path)
+	}
+}
+
 // recover removes what a kill left incomplete, and thaws what it left frozen, except where another process is at it.
-func (d *driver) recover() error {
+func (d *driver) recover(log hclog.Logger) error {
 	parts, err := fs.Glob(os.DirFS(d.path), "volumes/*.tmp")
 	if err != nil {
 		return err
@@ -218,30 +272,16 @@ func (d *driver) recover() error {
 		if err != nil {
 			continue
 		}
-		err = d.discardIncomplete(id)
-		unlock()
-		if err != nil {
-			return err
+		if err := d.discardIncomplete(id); err != nil {
+			log.Warn("cannot remove what a killed process left", "error", err)
 		}
+		unlock()
 	}
 	all, err := d.all(volumeKind)
 	for _, r := range all {
-		err := d.locked(volumeKind, string(r.ID), d.thaw)
-		if code := status.Code(err); err != nil && code != codes.Aborted && code != codes.NotFound {
-			return err
+		if _, unlock, err := d.acquire(volumeKind, string(r.ID)); err == nil {
+			unlock()
 		}
 	}
 	return err
-}
-
-// thaw ends a freeze that a kill left.
-func (d *driver) thaw(r record) error {
-	l, ok := d.bytesOf(r).(loop)
-	if !ok || r.Usage.Block {
-		return nil
-	}
-	if staged, err := d.staged(r); err != nil || !staged {
-		return nil // nothing of the volume is there that could be frozen
-	}
-	return l.thaw(r.Stage.Path)
 }

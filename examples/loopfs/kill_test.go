@@ -13,17 +13,17 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// slow is a mkfs.ext4 that reports that it runs, waits, and then writes noise to the file that it got.
+// slow is a program, such as mkfs.ext4, that reports that it runs, waits, and then writes noise to its last argument.
 type slow struct {
 	*testing.T
 	dir string
 }
 
-func newSlow(t *testing.T, m *machine) slow {
+func newSlow(t *testing.T, m *machine, program string) slow {
 	t.Helper()
 	s := slow{t, filepath.Join(m.base, "bin")}
 	must(t, os.Mkdir(s.dir, 0o700))
-	must(t, os.WriteFile(filepath.Join(s.dir, "mkfs.ext4"), []byte("#!/bin/sh\nexec 2>/dev/null\necho > "+s.dir+"/running\nread line < "+
+	must(t, os.WriteFile(filepath.Join(s.dir, program), []byte("#!/bin/sh\nexec 2>/dev/null\necho > "+s.dir+"/running\nread line < "+
 		s.dir+"/go\nfor f; do :; done\nhead -c 65536 /dev/urandom >$f\n: > "+s.dir+"/done\n"), 0o700))
 	must(t, unix.Mkfifo(filepath.Join(s.dir, "running"), 0o600))
 	must(t, unix.Mkfifo(filepath.Join(s.dir, "go"), 0o600))
@@ -42,7 +42,7 @@ func (s slow) awaitRunning() {
 func (s slow) finish() {
 	s.Helper()
 	must(s.T, os.WriteFile(filepath.Join(s.dir, "go"), []byte("\n"), 0))
-	until(s.T, "mkfs has written", func() bool {
+	until(s.T, "the slow program has written", func() bool {
 		_, err := os.Stat(filepath.Join(s.dir, "done"))
 		return err == nil
 	})
@@ -59,7 +59,7 @@ func begin(call func() error) <-chan error {
 func TestKillWhileAFileSystemIsMade(t *testing.T) {
 	need(t, loopBackend)
 	m := newMachine(t)
-	mkfs := newSlow(t, m)
+	mkfs := newSlow(t, m, "mkfs.ext4")
 	p := m.startCommand("csi", []string{self(t)}, mkfs.env(), "--backend", "loop")
 	ended := begin(func() error { _, err := p.tryCreate("a", "", 0, 0, writer); return err })
 	mkfs.awaitRunning()
@@ -82,11 +82,62 @@ func TestKillWhileAFileSystemIsMade(t *testing.T) {
 	m.expectNoVolumes()
 }
 
+// What a killed process has left of a volume is removed by a call for it at another process.
+func TestAnotherProcessRemovesWhatAKillLeft(t *testing.T) {
+	need(t, loopBackend)
+	m := newMachine(t)
+	mkfs := newSlow(t, m, "mkfs.ext4")
+	p := m.startCommand("csi", []string{self(t)}, mkfs.env(), "--backend", "loop")
+	other := m.start("other", "--backend", "loop")
+	ended := begin(func() error { _, err := p.tryCreate("a", "", 0, 0, writer); return err })
+	mkfs.awaitRunning()
+	p.kill()
+	step(t, "the killed call", <-ended, codes.Unavailable)
+	step(t, "delete", other.delete(string(idFor(volumeKind, "a"))), codes.OK)
+	m.expectNoVolumes()
+	mkfs.finish()
+}
+
+// A group is not deleted while one of its snapshots is copied.
+func TestGroupIsNotDeletedWhileItIsCopied(t *testing.T) {
+	need(t, dirBackend)
+	m := newMachine(t)
+	cp := newSlow(t, m, "cp")
+	p := m.start("csi", "--backend", "dir")
+	id := p.create("a", writer).VolumeId
+	g, err := p.snapshotGroup("g", id)
+	must(t, err)
+	slow := m.startCommand("slow", []string{self(t)}, cp.env(), "--backend", "dir")
+	ended := begin(func() error { _, err := slow.tryCreate("b", g.Snapshots[0].SnapshotId, 0, 0, writer); return err })
+	cp.awaitRunning()
+	step(t, "delete the group", p.deleteGroup(g.GroupSnapshotId), codes.Aborted)
+	cp.finish()
+	<-ended
+	step(t, "delete the group", p.deleteGroup(g.GroupSnapshotId), codes.OK)
+}
+
+// A process that is stopped while a volume is frozen thaws it first.
+func TestStopWhileFrozen(t *testing.T) {
+	need(t, loopBackend)
+	m := newMachine(t)
+	cp := newSlow(t, m, "cp")
+	p := m.startCommand("csi", []string{self(t)}, cp.env(), "--backend", "loop")
+	id, s, target := p.create("a", writer).VolumeId, m.staging("s"), m.target("t")
+	p.bringUp(id, s, target, writer)
+	t.Cleanup(func() { thaw(target) }) // after a failure
+	ended := begin(func() error { _, err := p.snapshot("s", id); return err })
+	cp.awaitRunning()
+	p.stop() // which takes stopTimeout
+	<-ended
+	awaitWrite(t, begin(func() error { return os.WriteFile(filepath.Join(target, "f"), []byte("late"), 0o600) }))
+	m.start("csi", "--backend", "loop").takeDown(id, s, target)
+}
+
 // A second call for a volume gets ABORTED at once, also from a second process. A call for another volume does not wait.
 func TestOneCallPerVolume(t *testing.T) {
 	need(t, loopBackend)
 	m := newMachine(t)
-	mkfs := newSlow(t, m)
+	mkfs := newSlow(t, m, "mkfs.ext4")
 	p := m.startCommand("csi", []string{self(t)}, mkfs.env(), "--backend", "loop")
 	ended := begin(func() error { _, err := p.tryCreate("a", "", 0, 0, writer); return err })
 	mkfs.awaitRunning()
@@ -112,7 +163,7 @@ func TestOneCallPerVolume(t *testing.T) {
 func TestAbandonedCallLeavesNothing(t *testing.T) {
 	need(t, loopBackend)
 	m := newMachine(t)
-	mkfs := newSlow(t, m)
+	mkfs := newSlow(t, m, "mkfs.ext4")
 	p := m.startCommand("csi", []string{self(t)}, mkfs.env(), "--backend", "loop")
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := begin(func() error {

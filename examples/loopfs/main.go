@@ -102,11 +102,12 @@ func run(ctx context.Context, o options, log hclog.Logger) error {
 		return err
 	}
 	d := &driver{store: store, node: o.node, newVolumes: backend, capacity: o.capacity}
-	if err := d.recover(); err != nil {
+	if err := d.recover(log); err != nil {
 		return err
 	}
 	log.Info("backend for new volumes", "backend", backend, "because", why)
-	server := grpc.NewServer(grpc.UnaryInterceptor(unary(log)), grpc.StreamInterceptor(stream(log)))
+	server := grpc.NewServer(grpc.UnaryInterceptor(unary(log)), grpc.StreamInterceptor(stream(log)),
+		grpc.WaitForHandlers(true)) // a call that is ended by Stop thaws what it has frozen
 	csi.RegisterIdentityServer(server, d)
 	csi.RegisterControllerServer(server, d)
 	csi.RegisterGroupControllerServer(server, d)

@@ -31,7 +31,8 @@ import (
 //	volumes/ID.*.tmp/        is being made or removed, or a kill interrupted that
 //
 // A directory gets its name when it is complete, and loses it before anything in it is removed. So a volume, and a
-// group with its snapshots, exists in full or not at all. The next start removes what is incomplete.
+// group with its snapshots, exists in full or not at all. What is incomplete is removed by the next call for that ID, or
+// the next start.
 type store struct {
 	path string // absolute, without symbolic links
 }
@@ -89,33 +90,6 @@ func (s store) get(k kind, id string) (record, error) {
 		return record{}, err
 	}
 	return s.load(parsed)
-}
-
-// acquire is get under a lock.
-func (s store) acquire(k kind, id string) (r record, unlock func(), err error) {
-	parsed, err := parseID(k, id)
-	if err != nil {
-		return record{}, nil, err
-	}
-	unlock, err = s.lock(parsed)
-	if err != nil {
-		return record{}, nil, err
-	}
-	if r, err = s.load(parsed); err != nil {
-		unlock()
-		return record{}, nil, err
-	}
-	return r, unlock, nil
-}
-
-// locked calls do with the record of an ID from a request, under its lock.
-func (s store) locked(k kind, id string, do func(r record) error) error {
-	r, unlock, err := s.acquire(k, id)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	return do(r)
 }
 
 // save replaces a record; on return it is durable.

@@ -112,17 +112,27 @@ func needStrace(t *testing.T) {
 	}
 }
 
-// A process that dies while a volume is frozen leaves it frozen. The next start thaws it.
+// A process that dies while a volume is frozen leaves it frozen. The next start thaws it, and so does the next call for
+// the volume at another process.
 func TestKillWhileFrozen(t *testing.T) {
 	needStrace(t)
 	need(t, loopBackend)
+	for name, beside := range map[string]bool{"restarted": false, "beside another process": true} {
+		t.Run(name, func(t *testing.T) { killWhileFrozen(t, beside) })
+	}
+}
+
+func killWhileFrozen(t *testing.T, beside bool) {
 	m := newMachine(t)
 	p := m.start("csi", "--backend", "loop")
 	id, s, target := p.create("a", writer).VolumeId, m.staging("s"), m.target("t")
 	p.bringUp(id, s, target, writer)
 	t.Cleanup(func() { thaw(target) }) // after a failure
-
-	spare := p.doomed("fsync", 2) // that of the copy, after that of the record
+	next := p
+	if beside {
+		next = m.start("other", "--backend", "loop")
+	}
+	spare := p.doomed("fsync", 2) // that of the record's directory
 	_, err := p.snapshot("s", id)
 	spare(false)
 	step(t, "the killed call", err, codes.Unavailable)
@@ -133,12 +143,16 @@ func TestKillWhileFrozen(t *testing.T) {
 		t.Errorf("the kill was not in the middle: a write succeeded, %v", err)
 	case <-time.After(20 * time.Millisecond): // long enough for a write to a volume that is not frozen
 	}
-	p = m.start("csi", "--backend", "loop")
+	if beside {
+		step(t, "expand", next.expand(id, 16<<20, 0), codes.OK)
+	} else {
+		next = m.start("csi", "--backend", "loop")
+	}
 	awaitWrite(t, wrote)
-	_, err = p.snapshot("s", id)
+	_, err = next.snapshot("s", id)
 	step(t, "snapshot", err, codes.OK)
 	expectText(t, target, "late")
-	p.takeDown(id, s, target)
+	next.takeDown(id, s, target)
 }
 
 // awaitWrite waits for a write to a volume that has to be thawed.
