@@ -12,6 +12,22 @@ type VolumeStatus struct {
 	Waiting     []Wait  // of allocs that claim or release it; without an alloc: of its creation or deletion
 }
 
+// CallWait returns the wait of the volume's open call, or of its creation or deletion. Those of allocs are not
+// among them.
+func (v VolumeStatus) CallWait() (w Wait, waits bool) {
+	for _, w := range v.Waiting {
+		if w.Alloc == "" {
+			return w, true
+		}
+	}
+	if v.Intent == nil {
+		return w, false
+	}
+	w = v.Intent.Waits()
+	w.Volume, w.For = v.VolumeName(), "plugin "+string(v.Plugin)
+	return w, true
+}
+
 // Holder is a claim and its publish.
 type Holder struct {
 	Claim    Claim

@@ -255,6 +255,9 @@ func (a *Agent) requestRestart(p host.PendingRestart) {
 func (a *Agent) followPlugins(ctx context.Context, s Volumes) {
 	err := s.Fingerprints(ctx, host.PluginQuery{}, func([]host.PluginFingerprint, bool) error {
 		a.Retry()
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.announce()
 		return nil
 	})
 	if ctx.Err() == nil {
@@ -302,7 +305,8 @@ func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) {
 	}
 }
 
-// Await returns when the condition holds for the list of all allocs, oldest first.
+// Await returns when the condition holds for the list of all allocs, oldest first. It is checked after each change of
+// a record and of a plugin's health.
 func (a *Agent) Await(ctx context.Context, holds func([]*AllocRecord) bool) error {
 	for {
 		a.mu.Lock()

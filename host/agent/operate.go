@@ -196,13 +196,12 @@ func (w *skipWriter) Write(p []byte) (int, error) {
 	return int(n) + written, err
 }
 
-// JobSource returns the text of a job as it was submitted, with its version.
-func (a *Agent) JobSource(id string) (src Source, version uint64, err error) {
-	job := a.job(id)
-	if job == nil {
-		return src, 0, unknownJob(id)
+// Job returns the record of a job. Callers must not change it.
+func (a *Agent) Job(id string) (*JobRecord, error) {
+	if job := a.job(id); job != nil {
+		return job, nil
 	}
-	return job.Source, job.Version, nil
+	return nil, unknownJob(id)
 }
 
 func unknownJob(id string) error {

@@ -23,6 +23,10 @@ import (
 type Client struct {
 	Wait time.Duration // bounds calls that need a volume's plugin; 0 means no bound
 
+	// Waiting, unless it is nil, is called every second while a call has no answer after 2s: with what the call waits
+	// for, and since when. An empty text ends that. Calls at the same time need a Client each.
+	Waiting func(text string, since time.Time)
+
 	socket string
 	web    *http.Client
 }
@@ -91,6 +95,11 @@ func (c *Client) open(ctx context.Context, method, path string, in any) (io.Read
 	if err != nil {
 		return nil, err
 	}
+	id, answered := c.reportWait(ctx)
+	defer answered()
+	if id != "" {
+		req.Header.Set(requestHeader, id)
+	}
 	reply, err := c.web.Do(req)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -152,9 +161,9 @@ func (c *Client) PlanJob(ctx context.Context, src Submission) ([]agent.Placement
 	return post[[]agent.Placement](ctx, c, "/jobs/plan", src)
 }
 
-// StopJob stops a job.
-func (c *Client) StopJob(ctx context.Context, id string, purge, force bool) error {
-	q := url.Values{"purge": {fmt.Sprint(purge)}, "force": {fmt.Sprint(force)}}
+// StopJob stops a job. With wait it returns when its tasks have ended and its volumes are released.
+func (c *Client) StopJob(ctx context.Context, id string, o agent.StopOptions, wait bool) error {
+	q := url.Values{"purge": {fmt.Sprint(o.Purge)}, "force": {fmt.Sprint(o.Force)}, "wait": {fmt.Sprint(wait)}}
 	return c.remove(ctx, "/job/"+segment(id)+"?"+q.Encode())
 }
 
@@ -170,8 +179,10 @@ func (c *Client) Alloc(ctx context.Context, prefix string) (Alloc, error) {
 
 // Logs copies the logs of a task.
 func (c *Client) Logs(ctx context.Context, alloc, task string, o agent.LogOptions, to io.Writer) error {
+	quiet := *c // a task may write nothing for long
+	quiet.Waiting = nil
 	q := url.Values{"stream": {string(o.Stream)}, "follow": {fmt.Sprint(o.Follow)}, "tail": {fmt.Sprint(o.Tail)}}
-	body, err := c.open(ctx, http.MethodGet, "/alloc/"+segment(alloc)+"/logs/"+segment(task)+"?"+q.Encode(), nil)
+	body, err := quiet.open(ctx, http.MethodGet, "/alloc/"+segment(alloc)+"/logs/"+segment(task)+"?"+q.Encode(), nil)
 	if err != nil {
 		return err
 	}

@@ -53,21 +53,30 @@ func (s *Server) getJobs(*http.Request) (any, error) {
 }
 
 func (s *Server) getJob(r *http.Request) (any, error) {
-	for _, j := range s.agent.Jobs() {
-		if j.Job.ID == r.PathValue("id") {
-			v := s.jobView(j, s.agent.Allocs())
-			s.setWaits(r.Context(), v.Allocs)
-			return v, nil
-		}
+	v, err := s.job(r.PathValue("id"))
+	if err != nil {
+		return nil, err
 	}
-	_, _, err := s.agent.JobSource(r.PathValue("id"))
-	return nil, err
+	s.setWaits(r.Context(), v.Allocs)
+	return v, nil
+}
+
+// job returns a job with its allocs as the agent has recorded them.
+func (s *Server) job(id string) (Job, error) {
+	rec, err := s.agent.Job(id)
+	if err != nil {
+		return Job{}, err
+	}
+	return s.jobView(rec, s.agent.Allocs()), nil
 }
 
 func (s *Server) deleteJob(r *http.Request) (any, error) {
 	id := r.PathValue("id")
 	err := s.agent.StopJob(r.Context(), id, s.host,
 		agent.StopOptions{Purge: isTrue(r, "purge"), Force: isTrue(r, "force")})
+	if err == nil && isTrue(r, "wait") {
+		err = s.awaitStopped(r.Context(), id)
+	}
 	return struct{}{}, err
 }
 
@@ -283,6 +292,7 @@ const skew = 100 * time.Millisecond
 func callPlugin[T any](
 	s *Server, r *http.Request, name host.VolumeName, plugin host.PluginID, do func(context.Context) (T, error),
 ) (T, error) {
+	describeWait(r.Context(), func(ctx context.Context) string { return s.describeVolume(ctx, name, plugin) })
 	ctx, cancel := context.WithCancelCause(r.Context())
 	var watching sync.WaitGroup
 	watching.Go(func() { cancel(s.awaitGone(ctx, name, plugin)) })
@@ -315,6 +325,7 @@ func callPlugin[T any](
 
 // callWithin calls do within the time of the request. Work that has started continues.
 func callWithin[T any](r *http.Request, what string, do func(context.Context) (T, error)) (T, error) {
+	describeWait(r.Context(), func(context.Context) string { return "waiting for " + what })
 	out, wait, late, err := limited(r.Context(), r, do)
 	if late {
 		err = registry.Errorf(registry.ErrUnavailable, "waited %v for %s: %w; run the command again to resume", wait, what,

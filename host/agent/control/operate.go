@@ -20,8 +20,12 @@ type JobSource struct {
 
 func (s *Server) getJobSource(r *http.Request) (any, error) {
 	id := r.PathValue("id")
-	src, version, err := s.agent.JobSource(id)
-	return JobSource{ID: id, Version: version, File: src.Name, Text: string(src.Text), Variables: src.Variables}, err
+	rec, err := s.agent.Job(id)
+	if err != nil {
+		return nil, err
+	}
+	src := rec.Source
+	return JobSource{ID: id, Version: rec.Version, File: src.Name, Text: string(src.Text), Variables: src.Variables}, nil
 }
 
 // JobSource returns a job as it was submitted.

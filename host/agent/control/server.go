@@ -76,6 +76,7 @@ type Server struct {
 	self  Self
 	log   hclog.Logger
 
+	requests  requests
 	endpoints sync.WaitGroup // connections of CSI clients, which the HTTP server does not wait for
 }
 
@@ -135,6 +136,8 @@ func (s *Server) handler() http.Handler {
 		"GET /v1/jobs":                s.getJobs,
 		"GET /v1/job/{id}":            s.getJob,
 		"GET /v1/job/{id}/source":     s.getJobSource,
+		"GET /v1/job/{id}/await":      s.awaitJob,
+		"GET /v1/wait/{id}":           s.getWait,
 		"DELETE /v1/job/{id}":         s.deleteJob,
 		"GET /v1/allocs":              s.getAllocs,
 		"GET /v1/alloc/{id}":          s.getAlloc,
@@ -173,6 +176,8 @@ func (s *Server) handler() http.Handler {
 		"DELETE /v1/group-snapshot/{id}": groups.delete,
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			r, end := s.requests.begin(r)
+			defer end()
 			v, err := answer(r)
 			if err != nil {
 				refuse(w, err)

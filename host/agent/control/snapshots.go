@@ -55,6 +55,7 @@ func (k snapshotKind) delete(r *http.Request) (any, error) {
 func callSnapshot[T any](
 	k snapshotKind, r *http.Request, name host.SnapshotName, do func(context.Context) (T, error),
 ) (T, error) {
+	describeWait(r.Context(), func(ctx context.Context) string { return k.progress(ctx, name) })
 	out, wait, late, err := limited(r.Context(), r, do)
 	if late {
 		err = registry.Errorf(registry.ErrUnavailable, "waited %v: %s; run the command again to resume", wait,

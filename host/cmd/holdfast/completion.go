@@ -111,7 +111,9 @@ func (list lister) known(c *cobra.Command, p *globalFlags, args []string) ([]str
 	if f := c.Flags().Lookup("namespace"); f != nil {
 		namespace = f.Value.String()
 	}
-	return list(ctx, p.client(), args, namespace)
+	client := p.client()
+	client.Waiting = nil
+	return list(ctx, client, args, namespace)
 }
 
 // values returns one value of each item that has one.

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sort"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -42,7 +41,7 @@ func newJobRun(io streams, p *globalFlags) *cobra.Command {
 		},
 	}
 	v.flags(c)
-	c.Flags().BoolVar(&wait, "wait", false, "wait until all allocs are running or have ended")
+	c.Flags().BoolVar(&wait, "wait", false, "wait until all allocs are running, with healthy plugins, or have ended")
 	c.Flags().BoolVar(&o.Rerun, "rerun", false, "run complete batch allocs again")
 	c.Flags().BoolVar(&o.Force, "force", false, "update even if this stops a plugin whose mounts are in use")
 	return c
@@ -55,7 +54,7 @@ func (p *globalFlags) runJob(
 	job, err := p.client().RunJob(ctx, src, o)
 	done := err == nil && job.Status == "complete"
 	if err == nil && wait {
-		job, err = awaitJob(ctx, p.client(), job)
+		job, err = p.awaitJob(ctx, job)
 	}
 	if err != nil {
 		return err
@@ -129,66 +128,14 @@ func writePlan(to io.Writer, places []agent.Placement) error {
 	return t.write(to, "no allocs")
 }
 
-// awaitJob waits until the allocs of the job's version are running or have ended.
-func awaitJob(ctx context.Context, c *control.Client, job control.Job) (now control.Job, err error) {
-	err = poll(ctx, func() (bool, error) {
-		now, err = c.Job(ctx, job.ID)
-		return jobSettled(now), err
-	})
+// awaitJob waits until the allocs of the job's version are running, with healthy plugins, or have ended.
+func (p *globalFlags) awaitJob(ctx context.Context, job control.Job) (control.Job, error) {
+	now, err := p.client().AwaitJob(ctx, job.ID)
 	began := job.Roll != nil && job.Roll.State == agent.RollStarting
 	if err == nil && began && now.Roll != nil && now.Roll.Version == job.Roll.Version && now.Roll.Failed != "" {
 		err = fmt.Errorf("%s", now.Roll)
 	}
 	return now, err
-}
-
-// poll calls holds until it returns true or an error.
-func poll(ctx context.Context, holds func() (bool, error)) error {
-	for {
-		done, err := holds()
-		if done || err != nil {
-			return err
-		}
-		select {
-		case <-time.After(100 * time.Millisecond):
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
-
-func jobSettled(j control.Job) bool {
-	kept := map[string]bool{}
-	if j.Roll != nil {
-		if j.Roll.State == agent.RollStarting {
-			return false
-		}
-		for _, a := range j.Roll.Kept {
-			kept[string(a.ID)] = true
-		}
-	}
-	want, have := 0, 0
-	for _, g := range j.Groups {
-		want += g.Count
-	}
-	for _, a := range j.Allocs {
-		switch {
-		case a.Replaced && a.Ended.IsZero() && !kept[a.ID]:
-			return false
-		case a.Replaced:
-		case a.State == "running" && allStarted(a), a.State == "complete", a.State == "failed":
-			have++
-		default:
-			return false
-		}
-	}
-	return have >= want || j.Stopped
-}
-
-// allStarted reports whether each task of an alloc was started.
-func allStarted(a control.Alloc) bool {
-	return !slices.ContainsFunc(a.Tasks,
-		func(t control.Task) bool { return t.State == "pending" || t.State == "starting" })
 }
 
 func failedAllocs(j control.Job, waited bool) error {
@@ -197,32 +144,25 @@ func failedAllocs(j control.Job, waited bool) error {
 	}
 	for _, a := range j.Allocs {
 		if a.State == "failed" && !a.Replaced {
-			return fmt.Errorf("alloc %s failed: %s", a.ID, a.Reason)
+			return fmt.Errorf("alloc %s failed: %s; to see its output: holdfast job logs --tail 20 %s", a.ID, a.Reason,
+				display.Quote(j.ID))
 		}
 	}
 	return nil
 }
 
 func newJobStop(io streams, p *globalFlags) *cobra.Command {
-	purge, force, wait := false, false, false
+	o, wait := agent.StopOptions{}, false
 	c := &cobra.Command{
 		Use: "stop ID...", Short: "Stop jobs",
 		Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := p.client().StopJob(c.Context(), args[0], purge, force); err != nil {
+			if err := p.client().StopJob(c.Context(), args[0], o, wait); err != nil {
 				return err
 			}
 			status := "is stopping"
 			if wait {
 				status = "stopped"
-				err := poll(c.Context(), func() (bool, error) {
-					all, err := p.client().Allocs(c.Context())
-					return !slices.ContainsFunc(all,
-						func(a control.Alloc) bool { return a.Job == args[0] && a.Ended.IsZero() }), err
-				})
-				if err != nil {
-					return err
-				}
 			}
 			if p.json {
 				return writeJSON(io.out, map[string]string{"id": args[0]})
@@ -231,9 +171,9 @@ func newJobStop(io streams, p *globalFlags) *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().BoolVar(&purge, "purge", false, "delete the records of the job and its allocs")
+	c.Flags().BoolVar(&o.Purge, "purge", false, "delete the records of the job and its allocs")
 	c.Flags().BoolVar(&wait, "wait", false, "wait until its tasks have ended and its volumes are released")
-	c.Flags().BoolVar(&force, "force", false, "stop even if it runs a plugin whose volumes are in use")
+	c.Flags().BoolVar(&o.Force, "force", false, "stop even if it runs a plugin whose volumes are in use")
 	return c
 }
 

@@ -53,6 +53,8 @@ type globalFlags struct {
 	state, run, address string
 	json                bool
 	logLevel            string
+
+	errs io.Writer // where waits are shown; nil: nowhere
 }
 
 const defaultState = "/var/lib/holdfast"
@@ -60,7 +62,7 @@ const defaultState = "/var/lib/holdfast"
 // run runs the program. All output passes through display.Writer, because texts of jobs and plugins are untrusted.
 func run(args []string, out, errs io.Writer) int {
 	out, errs = display.NewWriter(out), display.NewWriter(errs)
-	p := &globalFlags{}
+	p := &globalFlags{errs: errs}
 	root := newRoot(streams{out, errs}, p)
 	root.SetArgs(args)
 	root.SetOut(out)
@@ -272,21 +274,30 @@ func (p *globalFlags) runDir(state string) string {
 	return runDirs(state)[0]
 }
 
-// client returns a client for the agent that the flags name.
+// client returns a client for the agent that the flags name. It shows what its calls wait for.
 func (p *globalFlags) client() *control.Client {
+	c := control.NewClient(p.socket())
+	if p.errs != nil {
+		c.Waiting = (&waiter{to: p.errs, json: p.json}).report
+	}
+	return c
+}
+
+// socket returns the path of the agent's control socket.
+func (p *globalFlags) socket() string {
 	switch {
 	case p.address != "":
-		return control.NewClient(strings.TrimPrefix(p.address, "unix://"))
+		return strings.TrimPrefix(p.address, "unix://")
 	case p.run != "":
-		return control.NewClient(control.Socket(resolved(p.run)))
+		return control.Socket(resolved(p.run))
 	}
 	dirs := runDirs(p.stateDir())
 	for _, dir := range dirs {
 		if _, err := os.Lstat(control.Socket(dir)); err == nil {
-			return control.NewClient(control.Socket(dir))
+			return control.Socket(dir)
 		}
 	}
-	return control.NewClient(control.Socket(dirs[0]))
+	return control.Socket(dirs[0])
 }
 
 // checkLevel refuses an unknown log level.

@@ -16,9 +16,9 @@ import (
 	"holdfast/hooks"
 	"holdfast/host"
 	"holdfast/host/agent"
+	"holdfast/host/agent/taskdriver"
 	"holdfast/internal/display"
 	"holdfast/internal/mount"
-	"holdfast/registry"
 )
 
 // runFlags are the flags of run.
@@ -247,7 +247,7 @@ func (o *foreground) work(life context.Context, served chan error) error {
 		o.interrupt(s)
 		cancel(errSignal)
 		<-done
-		return o.failures()
+		return o.failures(life)
 	case err := <-served:
 		served <- err
 		cancel(err)
@@ -277,7 +277,7 @@ func (o *foreground) runJobs(ctx context.Context) error {
 	}
 	wg.Go(func() {
 		if o.agent.Await(ctx, o.pluginFailed) == nil {
-			cancel(o.failures())
+			cancel(o.failures(ctx))
 		}
 	})
 	if err := o.startVolumesThenUsers(ctx); err != nil {
@@ -296,7 +296,7 @@ func (o *foreground) runJobs(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return o.failures()
+	return o.failures(ctx)
 }
 
 // users counts the allocs of the jobs that run no plugin. batch means that all of them are of batch jobs.
@@ -360,133 +360,38 @@ func (o *foreground) submit(ctx context.Context, which func(planned) bool) error
 	return nil
 }
 
-// createVolume creates or registers a volume, and waits for its plugin without a limit.
-func (o *foreground) createVolume(ctx context.Context, spec host.VolumeSpec) error {
-	if spec.External != "" {
-		return o.retry(ctx, spec, "registered", func() error {
-			_, err := o.host.RegisterVolume(ctx, spec)
-			return err
-		})
-	}
-	err := o.retry(ctx, spec, "created", func() error {
-		_, err := o.host.CreateVolume(ctx, spec)
-		return err
-	})
-	switch {
-	case err == nil:
-		o.created = append(o.created, spec)
-	case !errors.Is(err, registry.ErrExists): // otherwise it is an earlier volume
-		o.uncertain = append(o.uncertain, spec)
-	}
-	return err
-}
-
-// retry calls do until it succeeds, fails definitely, or ctx ends.
-func (o *foreground) retry(ctx context.Context, spec host.VolumeSpec, done string, do func() error) error {
-	reported := ""
-	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
-		err := do()
-		switch {
-		case err == nil:
-			return nil
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case !errors.Is(err, registry.ErrUnavailable) && !errors.Is(err, registry.ErrNotFound) && !errors.Is(err,
-			registry.ErrUncertain):
-			return fmt.Errorf("volume %s was not %s: %w", spec.VolumeName(), done, err)
-		case err.Error() != reported:
-			reported = err.Error()
-			o.lines.say("volume %s: waiting: %s", spec.VolumeName(), reported)
-		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
-
-// settleVolume repeats a creation to learn its outcome, and reports whether the volume belongs to this run.
-func (o *foreground) settleVolume(ctx context.Context, spec host.VolumeSpec) (ours bool, err error) {
-	known, _, err := o.host.Volumes(ctx, host.VolumeQuery{Name: spec.VolumeName()})
-	if err != nil || len(known) == 0 { // the plugin was never called, or refused
-		return false, err
-	}
-	if known[0].State == registry.VolumeUncertain { // DeleteVolume learns the outcome
-		return true, nil
-	}
-	o.lines.say("volume %s: creation outcome unknown; repeating the call before deletion", spec.VolumeName())
-	err = o.retry(ctx, spec, "created", func() error {
-		_, err := o.host.CreateVolume(ctx, spec)
-		return err
-	})
-	if errors.Is(err, registry.ErrExists) {
-		return false, nil
-	}
-	return true, nil // a failed creation may have left a record for DeleteVolume
-}
-
-// dropKnownOutcomes keeps only the creations with an unknown outcome.
-func (o *foreground) dropKnownOutcomes(ctx context.Context) error {
-	var errs []error
-	o.uncertain = slices.DeleteFunc(o.uncertain, func(spec host.VolumeSpec) bool {
-		known, _, err := o.host.Volumes(ctx, host.VolumeQuery{Name: spec.VolumeName()})
-		errs = append(errs, err)
-		return err == nil && (len(known) == 0 || known[0].State == registry.VolumeReady)
-	})
-	return errors.Join(errs...)
-}
-
-// deleteVolumes deletes the volumes of this run.
-func (o *foreground) deleteVolumes(ctx context.Context) error {
-	var errs []error
-	o.uncertain = slices.DeleteFunc(o.uncertain, func(spec host.VolumeSpec) bool {
-		ours, err := o.settleVolume(ctx, spec)
-		if ours {
-			err = o.deleteVolume(ctx, spec)
-		}
-		errs = append(errs, err)
-		return err == nil
-	})
-	o.created = slices.DeleteFunc(o.created, func(spec host.VolumeSpec) bool {
-		err := o.deleteVolume(ctx, spec)
-		errs = append(errs, err)
-		return err == nil
-	})
-	return errors.Join(errs...)
-}
-
-func (o *foreground) deleteVolume(ctx context.Context, spec host.VolumeSpec) error {
-	return o.retry(ctx, spec, "deleted", func() error {
-		err := o.host.DeleteVolume(ctx, spec.VolumeName())
-		if errors.Is(err, registry.ErrNotFound) {
-			return nil
-		}
-		return err
-	})
-}
-
-// reportVolumes prints the volumes that may be left at their plugins.
-func (o *foreground) reportVolumes() {
-	for _, spec := range o.uncertain {
-		o.lines.say("volume %s may exist at plugin %s: its creation outcome is unknown", spec.VolumeName(), spec.Plugin)
-	}
-	for _, spec := range o.created {
-		if o.flags.deleteVolumes {
-			o.lines.say("volume %s was not deleted and may still exist at plugin %s", spec.VolumeName(), spec.Plugin)
-		}
-	}
-}
-
 // failures returns an error if an alloc has failed.
-func (o *foreground) failures() error {
+func (o *foreground) failures(ctx context.Context) error {
 	var errs []error
 	for _, r := range o.current(o.agent.Allocs()) {
 		if r.State == agent.AllocFailed {
+			o.printTails(ctx, r)
 			errs = append(errs, fmt.Errorf("job %q, group %q: %s", r.Job, r.Group.Name, r.Reason))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// tailLines is how many lines of each stream of a failed task are printed.
+const tailLines = 20
+
+// printTails prints the last output of the failed tasks of an alloc.
+func (o *foreground) printTails(ctx context.Context, r *agent.AllocRecord) {
+	for _, t := range r.Group.Tasks {
+		if !r.Tasks[t.Name].Failed {
+			continue
+		}
+		for _, stream := range []taskdriver.Stream{taskdriver.Stdout, taskdriver.Stderr} {
+			var text strings.Builder
+			err := o.agent.Logs(ctx, r.ID, t.Name, agent.LogOptions{Stream: stream, Tail: tailLines}, &text)
+			if err != nil {
+				o.lines.say("task %s of %s: cannot read its %s: %v", t.Name, r.Job, stream, err)
+			}
+			for line := range strings.Lines(text.String()) {
+				o.lines.say("task %s of %s, %s | %s", t.Name, r.Job, stream, strings.TrimSuffix(line, "\n"))
+			}
+		}
+	}
 }
 
 // shutDown stops everything in order; after a second signal or the time limit it kills all tasks.

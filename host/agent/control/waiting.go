@@ -1,0 +1,289 @@
+package control
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"holdfast/host"
+	"holdfast/host/agent"
+	"holdfast/registry"
+)
+
+// requestHeader names a request, so that its client can ask what it waits for.
+const requestHeader = "Holdfast-Request"
+
+// requests are the requests in flight that have a name.
+type requests struct {
+	mu   sync.Mutex
+	open map[string]*openRequest
+}
+
+// openRequest is a request in flight. Its handler may say how to find out what it waits for.
+type openRequest struct {
+	mu       sync.Mutex
+	describe func(context.Context) string
+}
+
+// openRequestKey is the key of the openRequest in the context of a request.
+type openRequestKey struct{}
+
+// begin returns a request whose waits can be asked for until end is called.
+func (q *requests) begin(r *http.Request) (_ *http.Request, end func()) {
+	id := r.Header.Get(requestHeader)
+	if id == "" {
+		return r, func() {}
+	}
+	open := &openRequest{}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.open == nil {
+		q.open = map[string]*openRequest{}
+	}
+	q.open[id] = open
+	return r.WithContext(context.WithValue(r.Context(), openRequestKey{}, open)), func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		delete(q.open, id)
+	}
+}
+
+// describeWait sets how to find out what a request waits for.
+func describeWait(ctx context.Context, describe func(context.Context) string) {
+	if open, named := ctx.Value(openRequestKey{}).(*openRequest); named {
+		open.mu.Lock()
+		defer open.mu.Unlock()
+		open.describe = describe
+	}
+}
+
+// waitText is what a request waits for; empty if that is not known.
+type waitText struct {
+	Text string `json:"text"`
+}
+
+func (s *Server) getWait(r *http.Request) (any, error) {
+	s.requests.mu.Lock()
+	open := s.requests.open[r.PathValue("id")]
+	s.requests.mu.Unlock()
+	if open == nil {
+		return waitText{}, nil
+	}
+	open.mu.Lock()
+	describe := open.describe
+	open.mu.Unlock()
+	if describe == nil {
+		return waitText{}, nil
+	}
+	return waitText{describe(r.Context())}, nil
+}
+
+// describeVolume says what the call about a volume or a plugin waits for.
+func (s *Server) describeVolume(ctx context.Context, name host.VolumeName, plugin host.PluginID) string {
+	if v := s.explainer().volume(ctx, name); v != nil {
+		if w, waits := v.CallWait(); waits {
+			return w.String()
+		}
+	}
+	return s.unanswered(ctx, name, plugin)
+}
+
+// awaitJob answers with a job once the allocs of its version have started or ended, and the plugins of those that run
+// are healthy.
+func (s *Server) awaitJob(r *http.Request) (any, error) {
+	ctx, id := r.Context(), r.PathValue("id")
+	describeWait(ctx, func(ctx context.Context) string { return s.describeJob(ctx, id) })
+	var job Job
+	var failed error
+	err := s.agent.Await(ctx, func([]*agent.AllocRecord) bool {
+		if job, failed = s.job(id); failed != nil {
+			return true
+		}
+		return settled(job) && len(s.unhealthy(ctx, job)) == 0
+	})
+	if err != nil {
+		return nil, err
+	}
+	return job, failed
+}
+
+// settled reports whether the allocs that a job wants have started or ended.
+func settled(j Job) bool {
+	if j.Roll != nil && j.Roll.State == agent.RollStarting {
+		return false
+	}
+	want, have := 0, 0
+	for _, g := range j.Groups {
+		want += g.Count
+	}
+	for _, a := range j.Allocs {
+		switch {
+		case unsettled(j, a):
+			return false
+		case !a.Replaced:
+			have++
+		}
+	}
+	return have >= want || j.Stopped
+}
+
+// unsettled reports whether a job waits for an alloc: to start or, if it is replaced and not kept by a roll, to end.
+func unsettled(j Job, a Alloc) bool {
+	kept := j.Roll != nil && slices.ContainsFunc(j.Roll.Kept, func(k RollAlloc) bool { return string(k.ID) == a.ID })
+	switch {
+	case a.Replaced:
+		return a.Ended.IsZero() && !kept
+	case a.State == agent.AllocRunning:
+		return slices.ContainsFunc(a.Tasks,
+			func(t Task) bool { return t.State == agent.TaskPending || t.State == agent.TaskStarting })
+	}
+	return a.State != agent.AllocComplete && a.State != agent.AllocFailed
+}
+
+// unhealthy lists the plugins of a job's running allocs that are not healthy, with why. A plugin that the shim cannot
+// report is one of them.
+func (s *Server) unhealthy(ctx context.Context, j Job) (texts []string) {
+	for _, a := range j.Allocs {
+		for _, t := range a.Tasks {
+			if t.Plugin == "" || a.Replaced || a.State != agent.AllocRunning {
+				continue
+			}
+			p, err := s.plugin(ctx, t.Plugin)
+			if err != nil {
+				texts = append(texts, fmt.Sprintf("plugin %s: %v", t.Plugin, err))
+				continue
+			}
+			same := func(k registry.TaskKey) bool { return string(k.Alloc) == a.ID && k.Task == t.Name }
+			if slices.ContainsFunc(p.Tasks, func(t host.PluginTask) bool { return same(t.TaskKey) && t.Healthy }) {
+				continue
+			}
+			text := fmt.Sprintf("plugin %s is not healthy yet", t.Plugin)
+			for _, i := range p.Instances {
+				if same(i.TaskKey()) && i.Health.State == registry.Unhealthy {
+					text += ": " + withDetail(i.Health.Cause, i.Health.Detail)
+					break
+				}
+			}
+			if t.Reason != "" {
+				text += ": " + t.Reason
+			}
+			texts = append(texts, text)
+		}
+	}
+	return texts
+}
+
+// describeJob says what the start of a job waits for.
+func (s *Server) describeJob(ctx context.Context, id string) string {
+	job, err := s.job(id)
+	if err != nil {
+		return err.Error()
+	}
+	var texts []string
+	if job.Waits != "" {
+		texts = append(texts, job.Waits)
+	}
+	if job.Roll != nil && job.Roll.State == agent.RollStarting {
+		texts = append(texts, job.Roll.String())
+	}
+	s.setWaits(ctx, job.Allocs)
+	for _, a := range job.Allocs {
+		if unsettled(job, a) {
+			texts = append(texts, a.describe())
+		}
+	}
+	return listed("job "+id, append(texts, s.unhealthy(ctx, job)...))
+}
+
+// describe returns one line about the state of an alloc.
+func (a Alloc) describe() string {
+	text := fmt.Sprintf("alloc %s is %s", short(a.ID), a.State)
+	if a.Reason != "" {
+		text += ": " + a.Reason
+	}
+	return text
+}
+
+// listed joins at most three texts about a subject.
+func listed(subject string, texts []string) string {
+	const most = 3
+	if more := len(texts) - most; more > 0 {
+		texts = append(texts[:most:most], fmt.Sprintf("and %d more", more))
+	}
+	return subject + ": " + strings.Join(texts, "; ")
+}
+
+// awaitStopped returns when no alloc of a job is left that has not ended.
+func (s *Server) awaitStopped(ctx context.Context, id string) error {
+	ours := func(r *agent.AllocRecord) bool { return r.Job == id && !r.State.Ended() }
+	describeWait(ctx, func(ctx context.Context) string {
+		var open []Alloc
+		for _, r := range s.agent.Allocs() {
+			if ours(r) {
+				open = append(open, allocView(r))
+			}
+		}
+		s.setWaits(ctx, open)
+		var texts []string
+		for _, a := range open {
+			texts = append(texts, a.describe())
+		}
+		return listed("job "+id, texts)
+	})
+	return s.agent.Await(ctx, func(all []*agent.AllocRecord) bool { return !slices.ContainsFunc(all, ours) })
+}
+
+// Times of the reports about a call that has no answer yet.
+const (
+	firstReport    = 2 * time.Second
+	reportInterval = time.Second
+)
+
+// reportWait calls c.Waiting from time to time until stop is called, if that is wanted. It returns the name of the
+// request. The last call of c.Waiting has an empty text.
+func (c *Client) reportWait(ctx context.Context) (id string, stop func()) {
+	if c.Waiting == nil {
+		return "", func() {}
+	}
+	id, since := rand.Text(), time.Now()
+	ctx, cancel := context.WithCancel(ctx)
+	asking := *c
+	asking.Waiting = nil
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		timer := time.NewTimer(firstReport)
+		defer timer.Stop()
+		for reported := false; ; reported = true {
+			select {
+			case <-ctx.Done():
+				if reported {
+					c.Waiting("", since)
+				}
+				return
+			case <-timer.C:
+				timer.Reset(reportInterval)
+			}
+			wait, err := get[waitText](ctx, &asking, "/wait/"+id)
+			if ctx.Err() == nil {
+				if err != nil || wait.Text == "" {
+					wait.Text = "no answer from the agent yet"
+				}
+				c.Waiting(wait.Text, since)
+			}
+		}
+	})
+	return id, func() {
+		cancel()
+		wg.Wait()
+	}
+}
+
+// AwaitJob returns a job once the allocs of its version have started or ended and its plugins are healthy.
+func (c *Client) AwaitJob(ctx context.Context, id string) (Job, error) {
+	return get[Job](ctx, c, "/job/"+segment(id)+"/await")
+}
