@@ -14,8 +14,11 @@ import (
 	"holdfast/registry"
 )
 
-// callbackLimit bounds one callback to the host if the caller sets no earlier deadline.
-const callbackLimit = 10 * time.Second
+// Limits of one callback to the host, if the caller sets no earlier deadline.
+const (
+	callbackLimit = 10 * time.Second
+	fenceLimit    = 5 * time.Minute // a machine may have to be switched off
+)
 
 // maxSecret bounds a secret's value, in bytes.
 const maxSecret = 64 << 10
@@ -114,7 +117,11 @@ func (p *pendingCallbacks) end() {
 
 // call sends one request to the host and returns the value of the reply.
 func (c *Callbacks) call(ctx context.Context, what string, req *pb.CallbackRequest) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, callbackLimit)
+	limit := callbackLimit
+	if req.GetFence() != nil {
+		limit = fenceLimit
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	end, _ := ctx.Deadline()
 	req.Deadline = durationpb.New(time.Until(end))

@@ -81,6 +81,28 @@ func TestCallbackReplyReachesItsCaller(t *testing.T) {
 	}
 }
 
+// A fence has the time to switch a machine off, and the host's refusal keeps its kind.
+func TestFenceHasMoreTimeThanOtherCallbacks(t *testing.T) {
+	e := newCandidate(t)
+	h, _ := e.host(t)
+	done := make(chan error, 1)
+	for _, refused := range []bool{false, true} {
+		go func() { done <- e.callbacks.Fence(t.Context(), "lost") }()
+		ask := h.next()
+		if d := ask.GetDeadline().AsDuration(); ask.GetFence().GetNode() != "lost" || d < fenceLimit/2 {
+			t.Errorf("the host is asked %v", ask)
+		}
+		answer := &pb.CallbackReply{Id: ask.GetId()}
+		if refused {
+			answer.Error, answer.Kind = "no power switch", pb.ErrorKind_ERROR_KIND_UNSUPPORTED
+		}
+		h.reply(answer)
+		if err := <-done; errors.Is(err, registry.ErrUnsupported) != refused || err != nil && !refused {
+			t.Errorf("refused %v: %v", refused, err)
+		}
+	}
+}
+
 // Without a host that answers, a callback ends with its own deadline. If the host goes in the middle, it ends then. It
 // can be made again on the next stream.
 func TestCallbacksEndWithTheHost(t *testing.T) {
