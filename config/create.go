@@ -57,8 +57,8 @@ func (f *file) create(volume *fields, b block, v hooks.VolumeRequest) *hooks.Cre
 	f.checkVolume(at, spec)
 	return &hooks.Create{
 		Plugin: spec.Plugin, Name: spec.Name, CapacityMin: spec.CapacityMin, CapacityMax: spec.CapacityMax,
-		Parameters: spec.Parameters, Mutable: spec.Mutable, Secrets: spec.Secrets, Required: spec.Required, Preferred: spec.Preferred, CloneID: spec.CloneID,
-		CloneExternal: spec.CloneExternal, SnapshotID: spec.SnapshotID,
+		Parameters: spec.Parameters, Mutable: spec.Mutable, Secrets: spec.Secrets, Required: spec.Required,
+		Preferred: spec.Preferred, CloneID: spec.CloneID, CloneExternal: spec.CloneExternal, SnapshotID: spec.SnapshotID,
 		Delete: oneOf[string](at, "on_stop") == "delete",
 	}
 }

@@ -22,9 +22,9 @@ func (h *Host) CreateSnapshot(ctx context.Context, s SnapshotSpec) (Snapshot, er
 }
 
 // CreateGroupSnapshot takes snapshots of several volumes at one point in time (CreateVolumeGroupSnapshot of CSI), and
-// otherwise does what CreateSnapshot does. The spec names Volumes of one plugin. Each member is a snapshot as well, with
-// the id SnapshotSpec.MemberID: volumes are created from it, and it is deleted with the group only. ErrUnsupported: the
-// plugin lacks CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT.
+// otherwise does what CreateSnapshot does. The spec names Volumes of one plugin. Each member is a snapshot as well,
+// with the id SnapshotSpec.MemberID: volumes are created from it, and it is deleted with the group only.
+// ErrUnsupported: the plugin lacks CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT.
 func (h *Host) CreateGroupSnapshot(ctx context.Context, s SnapshotSpec) (Snapshot, error) {
 	reply, err := call(ctx, h, writes, pb.NewSnapshotsClient, pb.SnapshotsClient.CreateGroup,
 		&pb.CreateSnapshotRequest{Call: mutating(), Spec: wire.SnapshotSpecProto(s)})

@@ -9,8 +9,8 @@ import (
 
 // UpdateVolume makes a volume as its changed volume file says. Secrets, mutable parameters and further capabilities
 // change at once; mount options, the context of a registered volume and removed capabilities only while the volume is
-// unused. If one change cannot be made, none is made: ErrConflict has the reasons. With dryRun, UpdateVolume only returns
-// the changes, each with its Problem, and calls no plugin.
+// unused. If one change cannot be made, none is made: ErrConflict has the reasons. With dryRun, UpdateVolume only
+// returns the changes, each with its Problem, and calls no plugin.
 func (h *Host) UpdateVolume(ctx context.Context, s VolumeSpec, dryRun bool) (VolumeUpdate, error) {
 	reply, err := call(ctx, h, writes, pb.NewVolumeChangesClient, pb.VolumeChangesClient.Update,
 		&pb.UpdateVolumeRequest{Call: mutating(), Spec: wire.VolumeSpecProto(s), DryRun: dryRun})
@@ -22,8 +22,8 @@ func (h *Host) UpdateVolume(ctx context.Context, s VolumeSpec, dryRun bool) (Vol
 }
 
 // AdoptVolume makes a record of a volume that its plugin has. The plugin describes the volume's context, size and
-// topology; the spec has the rest, and what the plugin leaves out. ErrNotFound: the plugin has no such volume. ErrInvalid:
-// the spec disagrees with the plugin.
+// topology; the spec has the rest, and what the plugin leaves out. ErrNotFound: the plugin has no such volume.
+// ErrInvalid: the spec disagrees with the plugin.
 func (h *Host) AdoptVolume(ctx context.Context, s VolumeSpec) (VolumeStatus, error) {
 	reply, err := call(ctx, h, writes, pb.NewVolumeChangesClient, pb.VolumeChangesClient.Adopt,
 		&pb.AdoptVolumeRequest{Call: mutating(), Spec: wire.VolumeSpecProto(s)})

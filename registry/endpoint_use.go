@@ -13,14 +13,15 @@ type EndpointUse struct {
 	CreateIndex Seq       `json:"create_index"`
 	ModifyIndex Seq       `json:"modify_index"`
 	Since       time.Time `json:"since,omitzero"`
-	// Server is the task that got the call. Once that has succeeded it is the task that serves the mount (FUSE, nbd, ublk);
-	// zero: the kernel does.
+	// Server is the task that got the call. Once that has succeeded it is the task that serves the mount (FUSE, nbd,
+	// ublk); zero: the kernel does.
 	Server TaskKey `json:"server,omitzero"`
 }
 
 // Key returns the key of the record.
 func (u EndpointUse) Key() Key {
-	return Key{BucketEndpointUses, PathOf(u.Volume.Plugin, string(u.Volume.External), string(u.Node), string(u.Call), u.Target)}
+	return Key{BucketEndpointUses,
+		PathOf(u.Volume.Plugin, string(u.Volume.External), string(u.Node), string(u.Call), u.Target)}
 }
 
 func (u EndpointUse) String() string {

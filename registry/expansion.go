@@ -29,7 +29,8 @@ type Expansion struct {
 // Pending reports whether an expansion is pending on the node.
 func (e Expansion) Pending() bool { return e.Node != CapacityRange{} }
 
-// ExpandsOnNodeOnly reports whether the pending expansion exceeds the volume's capacity: the plugin expands on the node alone.
+// ExpandsOnNodeOnly reports whether the pending expansion exceeds the volume's capacity: the plugin expands on the node
+// alone.
 func (v Volume) ExpandsOnNodeOnly() bool { return v.Capacity < v.Expansion.Node.Required }
 
 // Open reports whether the outcome of an expansion at the controller is unknown.

@@ -240,8 +240,8 @@ func (j *JobRecord) keepsSlot(r *AllocRecord) bool {
 		r.State != AllocStopped && r.Version == j.Version
 }
 
-// restarts reports whether an alloc that ends is followed by one of the same group, so that it keeps its volumes: it was
-// stopped, and its job goes on with its slot as it is, in its version or in the next one.
+// restarts reports whether an alloc that ends is followed by one of the same group, so that it keeps its volumes: it
+// was stopped, and its job goes on with its slot as it is, in its version or in the next one.
 func (j *JobRecord) restarts(r *AllocRecord) bool {
 	ended := *r
 	ended.State, _ = r.outcome()

@@ -17,8 +17,8 @@ func (m Mount) isFUSE() bool {
 	return m.FSType == "fuse" || m.FSType == "fuseblk" || strings.HasPrefix(m.FSType, "fuse.")
 }
 
-// Serves reports whether a process of the task that listens at a unix socket serves mounts: it has /dev/fuse, an nbd or a
-// ublk device open, or has connected an nbd device. It reports true if that cannot be known. A process belongs to the
+// Serves reports whether a process of the task that listens at a unix socket serves mounts: it has /dev/fuse, an nbd or
+// a ublk device open, or has connected an nbd device. It reports true if that cannot be known. A process belongs to the
 // task if it is in the mount namespace of the listener, in its cgroup or one below, or descends from it. So where tasks
 // share both with their host, any such process counts.
 func Serves(socket string) bool {

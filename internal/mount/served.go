@@ -65,8 +65,8 @@ func isServedDevice(dir string, depth int) bool {
 	return false
 }
 
-// nbdServers returns the processes, or threads of them, that have connected nbd devices. They may have ended: the kernel
-// itself may serve the device from a socket then.
+// nbdServers returns the processes, or threads of them, that have connected nbd devices. They may have ended: the
+// kernel itself may serve the device from a socket then.
 func nbdServers(sys string) (pids []int) {
 	files, _ := filepath.Glob(filepath.Join(sys, "block/nbd*/pid"))
 	for _, file := range files {

@@ -16,10 +16,10 @@ import (
 // resumeBackoff is the wait between two tries of an operation without a caller.
 var resumeBackoff = intent.Backoff{First: time.Second, Max: time.Minute}
 
-// Run finishes creations, deletions, expansions, modifications and detaches without a caller. These come from an earlier process,
-// or had no certain answer. Each is repeated as the same call until it is done or has certainly failed. Run sends one
-// try at a time, so that other operations on the volume get the lock in between. The state and the open intent of the
-// volume record the progress. Run returns when ctx ends.
+// Run finishes creations, deletions, expansions, modifications and detaches without a caller. These come from an
+// earlier process, or had no certain answer. Each is repeated as the same call until it is done or has certainly
+// failed. Run sends one try at a time, so that other operations on the volume get the lock in between. The state and
+// the open intent of the volume record the progress. Run returns when ctx ends.
 func (m *Controller) Run(ctx context.Context) error {
 	r := resumer{Controller: m, under: map[registry.VolumeName]bool{}}
 	defer r.all.Wait()
