@@ -133,10 +133,10 @@ func (a *Agent) followRolls(ctx context.Context, s Lister) {
 	logged := map[string]string{} // last error by job
 	for ctx.Err() == nil {
 		a.mu.Lock()
-		changed, open := a.changed, []string(nil)
-		for id, j := range a.jobs {
+		changed, open := a.changed, []*JobRecord(nil)
+		for _, j := range a.jobs {
 			if j.rolls() {
-				open = append(open, id)
+				open = append(open, j)
 			}
 		}
 		a.mu.Unlock()
@@ -147,9 +147,9 @@ func (a *Agent) followRolls(ctx context.Context, s Lister) {
 			}
 			continue
 		}
-		for _, id := range open {
-			why := ""
-			if err := a.stepRoll(ctx, s, id); err != nil && ctx.Err() == nil {
+		for _, job := range open {
+			id, why := job.Job.ID, ""
+			if err := a.stepRoll(ctx, s, job); err != nil && ctx.Err() == nil {
 				why = err.Error()
 			}
 			if why != "" && why != logged[id] {
@@ -161,9 +161,10 @@ func (a *Agent) followRolls(ctx context.Context, s Lister) {
 	}
 }
 
-// stepRoll does what is possible now in the roll of one job: it decides whether the job takes its next version, and
-// stops old allocs that nothing needs any more.
-func (a *Agent) stepRoll(ctx context.Context, s Lister, id string) error {
+// stepRoll does what is possible now in the roll of one job, whose record was was a moment ago: it decides whether the
+// job takes its next version, and stops old allocs that nothing needs any more.
+func (a *Agent) stepRoll(ctx context.Context, s Lister, was *JobRecord) error {
+	id := was.Job.ID
 	job := a.job(id)
 	if job == nil {
 		return nil
@@ -183,9 +184,12 @@ func (a *Agent) stepRoll(ctx context.Context, s Lister, id string) error {
 	if job = a.jobs[id]; job == nil || !job.rolls() || a.draining.Load() {
 		return nil
 	}
+	// The old allocs are examined in the step after the decision: a call may just begin there that was sent before the
+	// new instances were active.
+	if job.Next == nil && was.Next != nil { // the step of another job has decided
+		return nil
+	}
 	if job.Next != nil {
-		// The old allocs are examined in the next step: a call may just begin there that was sent before the new
-		// instances were active.
 		if next, err := a.decideRoll(job, tasks); err != nil || next != job {
 			return err
 		}

@@ -13,6 +13,9 @@ type Failures struct {
 	last map[registry.VolumeKey]string
 }
 
+// maxFailures bounds Failures. Beyond it, all are forgotten: volumes go without a call.
+const maxFailures = 10_000
+
 // Changed records the error, and reports whether it is one that differs from the last one. A nil error ends it.
 func (f *Failures) Changed(key registry.VolumeKey, err error) bool {
 	f.mu.Lock()
@@ -21,7 +24,7 @@ func (f *Failures) Changed(key registry.VolumeKey, err error) bool {
 		delete(f.last, key)
 		return false
 	}
-	if f.last == nil {
+	if f.last == nil || len(f.last) == maxFailures {
 		f.last = map[registry.VolumeKey]string{}
 	}
 	changed := f.last[key] != err.Error()
