@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -98,7 +99,13 @@ func setup(env *testscript.Env) error {
 	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
-	for _, v := range append(m.environ(), "D="+m.dir, "BIN="+bin, "HCL="+shared, "EXAMPLES="+examples) {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	defer free.Close()
+	for _, v := range append(m.environ(), "D="+m.dir, "BIN="+bin, "HCL="+shared, "EXAMPLES="+examples,
+		"FREE_ADDRESS="+free.Addr().String()) {
 		name, value, _ := strings.Cut(v, "=")
 		env.Setenv(name, value)
 	}

@@ -11,6 +11,9 @@
 # log level: trace, debug, info, warn or error (default warn; agent: info)
 # log_level = ""
 
+# serve Prometheus metrics and /healthz on this address, as in 127.0.0.1:9750
+# metrics = ""
+
 # name of this node (default: the host name)
 # node = ""
 

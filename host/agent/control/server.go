@@ -76,6 +76,9 @@ type Server struct {
 	self  Self
 	log   hclog.Logger
 
+	// Metrics answers GET /v1/metrics; nil: 404. Set before Serve.
+	Metrics http.Handler
+
 	requests  requests
 	endpoints sync.WaitGroup // connections of CSI clients, which the HTTP server does not wait for
 }
@@ -186,6 +189,9 @@ func (s *Server) handler() http.Handler {
 			w.Header().Set("Content-Type", "application/json")
 			_ = json.NewEncoder(w).Encode(v)
 		})
+	}
+	if s.Metrics != nil {
+		mux.Handle("GET /v1/metrics", s.Metrics)
 	}
 	mux.HandleFunc("GET /v1/events", s.streamEvents)
 	mux.HandleFunc("GET /v1/snapshot/{id}/blocks", s.streamBlocks)

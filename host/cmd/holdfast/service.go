@@ -22,6 +22,7 @@ import (
 	"holdfast/host"
 	"holdfast/host/agent"
 	"holdfast/host/agent/control"
+	"holdfast/host/agent/metrics"
 	"holdfast/host/agent/taskdriver"
 	"holdfast/host/agent/volumeplugin"
 	"holdfast/internal/mount"
@@ -34,6 +35,8 @@ type agentFlags struct {
 	node   string
 	driver string
 	engine map[string]*string // of each container driver
+
+	metrics string // TCP address; empty: none
 
 	volumePlugin  string // socket for container engines; empty: none
 	volumeDefault struct{ plugin, size string }
@@ -53,6 +56,8 @@ func (e *agentFlags) flags(c *cobra.Command) {
 	for name, at := range defaultEngines {
 		e.engine[name] = c.Flags().String(name+"-engine", at, "API of the "+name+" driver's engine")
 	}
+	c.Flags().StringVar(&e.metrics, "metrics", "",
+		"serve Prometheus metrics and /healthz on this address, as in 127.0.0.1:9750")
 	c.Flags().StringVar(&e.volumePlugin, "volume-plugin", "",
 		"serve volumes to Docker or Podman on this socket, as in /run/docker/plugins/holdfast.sock")
 	c.Flags().StringVar(&e.volumeDefault.plugin, "volume-default-plugin", "",
@@ -115,7 +120,9 @@ type service struct {
 	socket string
 	listen net.Listener
 	layout hooks.Layout
-	others []func(context.Context) error // further servers
+
+	metrics net.Listener                  // nil: none is wanted
+	others  []func(context.Context) error // further servers
 }
 
 // openService opens the agent, the host and the socket. ctx bounds only the opening.
@@ -138,6 +145,9 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
 	st := &service{layout: hooks.Layout{State: state, Run: run}}
+	if st.metrics, err = e.listenMetrics(); err != nil {
+		return nil, err
+	}
 	st.agent, err = agent.New(agent.Config{
 		StateDir: state, Name: e.node, Drivers: drivers,
 		Override: override, Logger: log.Named("agent"), Recover: e.recover,
@@ -146,7 +156,7 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 		if pid, held := host.LockHolder(state); held && errors.Is(err, registry.ErrConflict) {
 			err = fmt.Errorf("%w (process %s)", err, pid)
 		}
-		return nil, err
+		return nil, errors.Join(err, st.close())
 	}
 	if os.Geteuid() != 0 {
 		log.Warn("not running as root: the exec driver and plugins that mount need root or a user namespace, " +
@@ -170,6 +180,7 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 		return nil, errors.Join(err, st.close())
 	}
 	st.server = control.NewServer(st.agent, st.host, control.Self{StateDir: state, RunDir: run}, log.Named("control"))
+	st.openMetrics(log.Named("metrics"))
 	return st, nil
 }
 
@@ -195,6 +206,29 @@ func (st *service) openVolumePlugin(e *agentFlags, log hclog.Logger) error {
 		return errors.Join(server.Serve(ctx, l), ignoreClosed(l.Close()))
 	})
 	return nil
+}
+
+// openMetrics has the control socket serve metrics, and the address that listens for them.
+func (st *service) openMetrics(log hclog.Logger) {
+	m := metrics.New(st.host, log)
+	st.server.Metrics = m.Handler()
+	st.others = append(st.others, m.Run)
+	if st.metrics != nil {
+		log.Info("serving metrics", "address", st.metrics.Addr().String())
+		st.others = append(st.others, func(ctx context.Context) error { return m.Serve(ctx, st.metrics) })
+	}
+}
+
+// listenMetrics opens the address for metrics; nil: none is wanted.
+func (e *agentFlags) listenMetrics() (net.Listener, error) {
+	if e.metrics == "" {
+		return nil, nil
+	}
+	l, err := net.Listen("tcp", e.metrics)
+	if err != nil {
+		return nil, fmt.Errorf("--metrics=%s: %w; use a free address, as in 127.0.0.1:9750", e.metrics, err)
+	}
+	return l, nil
 }
 
 func ignoreClosed(err error) error {
@@ -264,15 +298,18 @@ func (st *service) serve(ctx context.Context) error {
 // close closes the agent, the host and the socket. Tasks and mounts stay.
 func (st *service) close() error {
 	var errs []error
-	if st.listen != nil {
-		if err := st.listen.Close(); !errors.Is(err, net.ErrClosed) {
-			errs = append(errs, err)
+	for _, l := range []net.Listener{st.listen, st.metrics} {
+		if l != nil {
+			errs = append(errs, ignoreClosed(l.Close()))
 		}
 	}
 	if st.host != nil {
 		errs = append(errs, st.host.Close())
 	}
-	return errors.Join(append(errs, st.agent.Close())...)
+	if st.agent != nil {
+		errs = append(errs, st.agent.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // removeSelfMounts unmounts the self-binds of a shim at the mount root and the run directory, so that the state

@@ -1,0 +1,358 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/host"
+	"holdfast/registry"
+)
+
+var update = flag.Bool("update", false, "write docs/metrics.md")
+
+// fakeHost has the numbers of a test.
+type fakeHost struct {
+	down   bool
+	calls  []host.CallMetric
+	swaps  []host.SwapReport
+	list   host.PluginList
+	allocs []host.AllocStatus
+	stats  func(ctx context.Context, n host.VolumeName) ([]host.VolumeUsage, error)
+	events []host.Event
+}
+
+func (h *fakeHost) CallMetrics(context.Context) ([]host.CallMetric, error) { return h.calls, nil }
+
+func (h *fakeHost) Status(context.Context) (host.ShimStatus, error) {
+	return host.ShimStatus{OpenIntents: 3, Index: 42}, nil
+}
+
+func (h *fakeHost) ShimState() host.ShimState {
+	return host.ShimState{Serving: !h.down, Reason: "it has died"}
+}
+
+func (h *fakeHost) Swaps() []host.SwapReport { return h.swaps }
+
+func (h *fakeHost) Plugins(context.Context, host.PluginQuery) (host.PluginList, host.Seq, error) {
+	return h.list, 1, nil
+}
+
+func (h *fakeHost) Allocs(context.Context, host.AllocID) ([]host.AllocStatus, host.Seq, error) {
+	return h.allocs, 1, nil
+}
+
+func (h *fakeHost) VolumeStats(ctx context.Context, n host.VolumeName) ([]host.VolumeUsage, host.Seq, error) {
+	u, err := h.stats(ctx, n)
+	return u, 1, err
+}
+
+func (h *fakeHost) Watch(ctx context.Context, _ host.WatchOptions, fn func(host.Event) error) error {
+	for _, e := range h.events {
+		if err := fn(e); err != nil {
+			return err
+		}
+	}
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+func scrape(t *testing.T, m *Metrics) string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	if w.Code != 200 {
+		t.Fatalf("scrape: %d %s", w.Code, w.Body)
+	}
+	return w.Body.String()
+}
+
+// expect requires lines of a scrape.
+func expect(t *testing.T, text string, lines ...string) {
+	t.Helper()
+	for _, l := range lines {
+		if !strings.Contains(text, "\n"+l+"\n") {
+			t.Errorf("the scrape lacks %q", l)
+		}
+	}
+	if t.Failed() {
+		t.Log(text)
+	}
+}
+
+func name(id string) host.VolumeName {
+	return host.VolumeName{Namespace: "default", ID: host.VolumeID(id)}
+}
+
+// inUse is a volume of an alloc, mounted.
+func inUse(plugin, id string) registry.AllocVolume {
+	return registry.AllocVolume{
+		Name: name(id), Publish: registry.MarkDone, Volume: registry.VolumeKey{Plugin: host.PluginID(plugin)},
+	}
+}
+
+func call(plugin, driver, method, code string, bucket int, seconds float64) host.CallMetric {
+	m := host.CallMetric{
+		Plugin: host.PluginID(plugin), Driver: driver, Method: method, Code: code, Seconds: seconds,
+		Buckets: make([]uint64, len(registry.CallBuckets)+1),
+	}
+	m.Buckets[bucket] = 2
+	return m
+}
+
+func TestScrapeHasTheNumbersOfTheHost(t *testing.T) {
+	const probe = "/csi.v1.Identity/Probe"
+	node := host.InstanceKey{Role: host.RoleNode, Plugin: "disk"}
+	waiting := inUse("disk", "slow")
+	waiting.Wait = &registry.Wait{Step: registry.StepStage, Since: time.Now().Add(-time.Hour)}
+	dead := inUse("disk", "dead")
+	dead.Trouble = "transport endpoint is not connected"
+	h := &fakeHost{
+		calls: []host.CallMetric{
+			call("disk", "disk.example.org", probe, "OK", 0, .002), call("disk", "disk.example.org", probe, "Internal", 1, .02),
+			call("twin", "disk.example.org", probe, "OK", len(registry.CallBuckets), 4000),
+		},
+		list: host.PluginList{
+			Instances: []host.Instance{{InstanceKey: node}}, Active: map[host.InstanceKey]bool{node: true},
+			Tasks: []host.PluginTask{{Plugin: "disk", Healthy: true}, {Plugin: "disk"},
+				{Plugin: "disk", Phase: registry.TaskStopping}},
+		},
+		// Two requests of an alloc may wait for the same step of the same volume.
+		allocs: []host.AllocStatus{{Alloc: registry.Alloc{ID: "a"},
+			Volumes: []registry.AllocVolume{waiting, waiting, dead}}},
+		swaps: []host.SwapReport{{Began: time.Unix(1, 0), Outcome: host.SwapCommitted, HeldSince: time.Unix(1, 0)}},
+	}
+	m := New(h, hclog.NewNullLogger())
+	expect(t, scrape(t, m), `holdfast_swaps_total{outcome="committed"} 0`)
+	began := time.Unix(2, 0)
+	h.swaps = append(h.swaps, host.SwapReport{Began: began, Outcome: host.SwapBaking, HeldSince: began,
+		Hold: 7 * time.Millisecond})
+	expect(t, scrape(t, m), `holdfast_swaps_total{outcome="committed"} 0`)
+	h.swaps[1].Outcome = host.SwapCommitted
+	scrape(t, m)
+	const ok = `{driver_name="disk.example.org",grpc_status_code="OK",method_name="/csi.v1.Identity/Probe",migrated="false"`
+	text := scrape(t, m)
+	expect(t, text,
+		`csi_operations_seconds_bucket`+ok+`,le="0.1"} 2`, `csi_operations_seconds_bucket`+ok+`,le="600"} 2`,
+		`csi_operations_seconds_count`+ok+`} 4`, `csi_operations_seconds_sum`+ok+`} 4000.002`,
+		`holdfast_plugin_heartbeat_seconds_bucket{plugin="disk",le="0.005"} 2`,
+		`holdfast_plugin_heartbeat_seconds_bucket{plugin="disk",le="0.01"} 4`,
+		`holdfast_plugin_heartbeat_seconds_count{plugin="twin"} 2`,
+		`holdfast_plugin_healthy{plugin="disk",role="csi-node"} 0`, `holdfast_plugin_unhealthy_tasks{plugin="disk"} 1`,
+		`holdfast_claims_waiting 2`, `holdfast_dead_mounts{namespace="default",volume="dead"} 1`,
+		`holdfast_shim_serving 1`, `holdfast_intents_open 3`, `holdfast_store_commits_total 42`,
+		`holdfast_swaps_total{outcome="committed"} 1`, `holdfast_swaps_total{outcome="rolled back"} 0`,
+		`holdfast_swap_hold_seconds_bucket{le="0.005"} 0`, `holdfast_swap_hold_seconds_bucket{le="0.01"} 1`,
+	)
+	if strings.Contains(text, `csi_operations_seconds_bucket`+ok+`,le="0.005"}`) {
+		t.Error("kubelet has no bucket of 5 ms")
+	}
+	if !regexp.MustCompile(
+		`holdfast_claim_waiting_seconds\{alloc="a",namespace="default",step="stage",volume="slow"\} 36\d\d\.`).
+		MatchString(text) {
+		t.Error("the wait of an hour is missing")
+	}
+	h.down = true
+	if text = scrape(t, m); strings.Contains(text, "intents_open") {
+		t.Error("a shim that does not serve was asked")
+	}
+	expect(t, text, `holdfast_shim_serving 0`, `csi_operations_seconds_count`+ok+`} 4`)
+}
+
+// 1000 volumes are measured within 10 s, while another plugin hangs. No scrape waits for a plugin, and without scrapes
+// no plugin is asked.
+func TestUsageIsRefreshedInTheBackground(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asked, hung atomic.Int32
+		h := &fakeHost{events: []host.Event{{Kind: "staged"}, {Kind: "staged"}}}
+		h.stats = func(ctx context.Context, n host.VolumeName) ([]host.VolumeUsage, error) {
+			switch {
+			case strings.HasPrefix(string(n.ID), "hangs"):
+				hung.Add(1)
+				<-ctx.Done()
+				return nil, ctx.Err()
+			case asked.Add(1) > 1000 && n.ID == "v7":
+				return nil, fmt.Errorf("%w: it is being changed", host.ErrConflict)
+			case n.ID == "v8":
+				return nil, errors.New("the plugin is out of order")
+			case n.ID == "v9":
+				return []host.VolumeUsage{{Unit: "bytes", Total: 5}, {Unit: "bytes", Total: 6}, {Unit: "unknown"}}, nil
+			}
+			time.Sleep(10 * time.Millisecond)
+			return []host.VolumeUsage{{Unit: "bytes", Total: 100, Used: 90, Available: 10},
+				{Unit: "inodes", Total: 7, Used: 3, Available: 4}}, nil
+		}
+		var volumes []registry.AllocVolume
+		for i := range 1000 {
+			volumes = append(volumes, inUse("disk", fmt.Sprint("v", i)), inUse("dead", fmt.Sprint("hangs", i)))
+		}
+		unmounted := inUse("disk", "unmounted")
+		unmounted.Publish = ""
+		h.allocs = []host.AllocStatus{{Volumes: append(volumes, unmounted)}, {Volumes: volumes}}
+		m := New(h, hclog.NewNullLogger())
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- m.Run(ctx) }()
+		time.Sleep(time.Hour)
+		if asked.Load() != 0 {
+			t.Errorf("%d calls of plugins without a scrape", asked.Load())
+		}
+		before := time.Now()
+		scrape(t, m)
+		if took := time.Since(before); took != 0 {
+			t.Errorf("a scrape took %s", took)
+		}
+		time.Sleep(10 * time.Second)
+		scrape(t, m)
+		time.Sleep(usageInterval + 10*time.Second)
+		text := scrape(t, m)
+		expect(t, text,
+			`kubelet_volume_stats_used_bytes{namespace="default",persistentvolumeclaim="v0"} 90`,
+			`kubelet_volume_stats_available_bytes{namespace="default",persistentvolumeclaim="v999"} 10`,
+			`kubelet_volume_stats_capacity_bytes{namespace="default",persistentvolumeclaim="v7"} 100`,
+			`kubelet_volume_stats_inodes{namespace="default",persistentvolumeclaim="v7"} 7`,
+			`kubelet_volume_stats_inodes_free{namespace="default",persistentvolumeclaim="v7"} 4`,
+			`kubelet_volume_stats_inodes_used{namespace="default",persistentvolumeclaim="v7"} 3`,
+			`kubelet_volume_stats_capacity_bytes{namespace="default",persistentvolumeclaim="v9"} 5`,
+			`holdfast_events_total{kind="staged"} 2`,
+		)
+		for _, not := range []string{`"v8"`, `"unmounted"`, "hangs", `used_bytes{namespace="default",persistentvolumeclaim="v9"`} {
+			if strings.Contains(text, not) {
+				t.Errorf("the scrape has %s", not)
+			}
+		}
+		if n := hung.Load(); n > 2*usageAtOnce {
+			t.Errorf("a plugin that hangs was asked %d times in two refreshes", n)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestHealthzFollowsTheShim(t *testing.T) {
+	h := &fakeHost{}
+	m := New(h, hclog.NewNullLogger())
+	for _, c := range []struct {
+		down bool
+		code int
+		text string
+	}{{false, 200, "ok"}, {true, 503, "the shim is not serving: it has died"}} {
+		h.down = c.down
+		w := httptest.NewRecorder()
+		m.healthz(w, nil)
+		if w.Code != c.code || strings.TrimSpace(w.Body.String()) != c.text {
+			t.Errorf("down %v: %d %s", c.down, w.Code, w.Body)
+		}
+	}
+}
+
+const document = "../../../docs/metrics.md"
+
+// TestMetricsDocument holds docs/metrics.md, which is printed from the definitions.
+func TestMetricsDocument(t *testing.T) {
+	var b strings.Builder
+	b.WriteString(heading)
+	for _, d := range definitions {
+		kind := "histogram"
+		if d.kind != 0 {
+			kind = strings.ToLower(d.kind.ToDTO().String())
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", d.name, kind, strings.Join(d.labels, ", "), d.help)
+	}
+	b.WriteString(notes)
+	if *update {
+		if err := os.WriteFile(document, []byte(b.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if text, err := os.ReadFile(document); err != nil || string(text) != b.String() {
+		t.Errorf("docs/metrics.md is not what the definitions say (%v); run go test ./host/agent/metrics -update", err)
+	}
+}
+
+const heading = `# Metrics
+
+Printed by ` + "`go test ./host/agent/metrics -update`" + `.
+
+` + "`holdfast agent --metrics 127.0.0.1:9750`" + ` serves Prometheus metrics at /metrics and its health at /healthz: 200, or 503
+with the reason while the shim does not answer. It is off by default. The control socket always serves the metrics:
+` + "`curl --unix-socket /run/holdfast/DIGEST/agent.sock http://holdfast/v1/metrics`" + `.
+
+| Metric | Type | Labels | Meaning |
+|---|---|---|---|
+`
+
+const notes = `
+- Names and labels of ` + "`csi_operations_seconds`" + ` and ` + "`kubelet_volume_stats_*`" + ` are those of kubelet. persistentvolumeclaim
+  is the ID of the volume.
+- No swap makes a counter smaller. A restart of the agent does, as Prometheus expects. A shim that dies takes along the
+  CSI calls that it has made since the last scrape. Those of a swapped shim are read before it ends.
+- Plugins are asked for the usage of volumes in the background, once a minute while scrapes come, so the first scrape has
+  none. A volume that is being changed keeps its last usage. A plugin that does not answer within 5 seconds, is not
+  healthy, or cannot say is skipped until the next minute, and its volumes have no usage.
+- A scrape waits at most 2 seconds for the shim, and leaves out what the shim has not answered.
+
+[examples/monitoring](../examples/monitoring) has alert rules and a dashboard for Grafana.
+`
+
+// Each metric of the alert rules and of the dashboard exists, and each rule and panel has one.
+func TestRulesAndDashboardNameMetricsThatExist(t *testing.T) {
+	known := map[string]bool{}
+	for _, d := range definitions {
+		if known[d.name] = d.kind != 0; d.kind == 0 {
+			known[d.name+"_bucket"], known[d.name+"_count"], known[d.name+"_sum"] = true, true, true
+		}
+	}
+	for file, expr := range map[string]*regexp.Regexp{
+		"alerts.yml":     regexp.MustCompile(`(?m)^ *expr: (.*)$`),
+		"dashboard.json": regexp.MustCompile(`"expr": "(.*)"`),
+	} {
+		text, err := os.ReadFile("../../../examples/monitoring/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := expr.FindAllSubmatch(text, -1)
+		if len(found) < 5 {
+			t.Errorf("%s has %d expressions", file, len(found))
+		}
+		for _, e := range found {
+			names := regexp.MustCompile(`\b(csi|kubelet|holdfast)_[a-z_]+`).FindAllString(string(e[1]), -1)
+			if len(names) == 0 {
+				t.Errorf("%s: no metric in %s", file, e[1])
+			}
+			for _, n := range names {
+				if !known[n] {
+					t.Errorf("%s: metric %s does not exist", file, n)
+				}
+			}
+		}
+	}
+}
+
+func TestPromtoolAcceptsTheAlertRules(t *testing.T) {
+	promtool, err := exec.LookPath("promtool")
+	if err != nil {
+		t.Skip("promtool is missing (Debian package prometheus)")
+	}
+	for _, args := range [][]string{{"check", "rules", "alerts.yml"}, {"test", "rules", "alerts_test.yml"}} {
+		c := exec.Command(promtool, args...)
+		c.Dir = "../../../examples/monitoring"
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+	}
+}

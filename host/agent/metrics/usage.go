@@ -1,0 +1,161 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"holdfast/host"
+	"holdfast/registry"
+)
+
+const (
+	usageInterval = time.Minute     // from the end of a refresh to the next one, if a scrape has come
+	usageLimit    = 5 * time.Second // for the usage of one volume
+	usageAtOnce   = 4               // volumes of one plugin
+)
+
+// Run counts events and refreshes the usage of volumes until ctx ends. It asks plugins only while scrapes come. The
+// first scrape has no usage yet.
+func (m *Metrics) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { m.countEvents(ctx) })
+	for {
+		select {
+		case <-m.scraped:
+		case <-ctx.Done():
+			return nil
+		}
+		m.refresh(ctx)
+		select {
+		case <-time.After(usageInterval):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (m *Metrics) countEvents(ctx context.Context) {
+	after := host.Seq(0)
+	if st, err := m.source.Status(ctx); err == nil {
+		after = st.Index
+	}
+	err := m.source.Watch(ctx, host.WatchOptions{After: after}, func(e host.Event) error {
+		m.events.WithLabelValues(string(e.Kind)).Inc()
+		return nil
+	})
+	if ctx.Err() == nil {
+		m.log.Error("stopped counting events", "error", err)
+	}
+}
+
+// refresh asks plugins for the usage of the volumes that are mounted here. Plugins are asked at the same time, so one
+// that hangs delays no other.
+func (m *Metrics) refresh(ctx context.Context) {
+	allocs, _, err := m.source.Allocs(ctx, "")
+	if err != nil {
+		m.log.Warn("cannot list the volumes in use; their usage is not refreshed", "error", err)
+		return
+	}
+	used := map[host.PluginID]map[host.VolumeName]bool{}
+	for _, a := range allocs {
+		for _, v := range a.Volumes {
+			if v.Publish != registry.MarkDone {
+				continue
+			}
+			if used[v.Volume.Plugin] == nil {
+				used[v.Volume.Plugin] = map[host.VolumeName]bool{}
+			}
+			used[v.Volume.Plugin][v.Name] = true
+		}
+	}
+	next := map[host.VolumeName][]host.VolumeUsage{}
+	var wg sync.WaitGroup
+	for _, names := range used {
+		wg.Go(func() { m.measure(ctx, names, next) })
+	}
+	wg.Wait()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.usage = next
+}
+
+// measure adds the usage of volumes of one plugin to next, which m.mu guards. It stops at the first sign that the
+// plugin does not answer, or cannot say.
+func (m *Metrics) measure(
+	ctx context.Context, names map[host.VolumeName]bool, next map[host.VolumeName][]host.VolumeUsage,
+) {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	queue := make(chan host.VolumeName)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for range usageAtOnce {
+		wg.Go(func() {
+			for name := range queue {
+				if !m.measureOne(ctx, name, next) {
+					stop()
+				}
+			}
+		})
+	}
+	defer close(queue)
+	for name := range names {
+		select {
+		case queue <- name:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// measureOne adds the usage of a volume to next. A volume that is being changed keeps its last usage. It reports
+// whether to ask the plugin for other volumes.
+func (m *Metrics) measureOne(
+	ctx context.Context, name host.VolumeName, next map[host.VolumeName][]host.VolumeUsage,
+) (goOn bool) {
+	limited, cancel := context.WithTimeout(ctx, usageLimit)
+	defer cancel()
+	usage, _, err := m.source.VolumeStats(limited, name)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if errors.Is(err, host.ErrConflict) {
+		usage, err = m.usage[name], nil
+	}
+	if err == nil {
+		next[name] = usage
+		return true
+	}
+	m.log.Debug("the usage of a volume is unknown", "volume", name, "error", err)
+	return limited.Err() == nil && !errors.Is(err, host.ErrUnavailable) && !errors.Is(err, host.ErrUnsupported)
+}
+
+func (m *Metrics) collectUsage(to chan<- prometheus.Metric) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for name, list := range m.usage {
+		seen := map[string]bool{}
+		for _, u := range list {
+			total, free, used := capacityBytes, availableBytes, usedBytes
+			if u.Unit == "inodes" {
+				total, free, used = inodes, inodesFree, inodesUsed
+			} else if u.Unit != "bytes" {
+				continue
+			}
+			if seen[u.Unit] { // a plugin may repeat a unit
+				continue
+			}
+			seen[u.Unit] = true
+			labels := []string{string(name.Namespace), string(name.ID)}
+			to <- total.value(float64(u.Total), labels...)
+			if u.Used != 0 || u.Available != 0 { // else the plugin has left them out, as for block devices
+				to <- free.value(float64(u.Available), labels...)
+				to <- used.value(float64(u.Used), labels...)
+			}
+		}
+	}
+}
