@@ -9,6 +9,8 @@ LONG := TestRollback$$|TestPowerCut|TestDisk|TestSwapOnAFullDisk|TestBoundedHold
 LONG := $(LONG)|TestAgentKilled|TestAllKilled|TestPluginTaskKilled
 # Tests that take minutes and run with -race, because many goroutines of the host change state at once.
 DEATHS := TestKilledAt|ThatCannotDie|TestNoFailedCall$$|TestRollDuringMounts|TestRollKeeps|TestFailedRollKeeps|TestStopFirstRoll
+# Tests with a dockerd and a podman of their own.
+ENGINES := TestContainersOfEngines
 # Tests of two releases, run with the host of this release and with that of the next (see package nextrelease).
 NEXT := $(CURDIR)/.cache/next.overlay.json
 COMPAT := ^(TestVersionSkew|TestVersionSkewIsSeen|TestStateOutsideTheWindow|TestStateBeyondTheWindow|TestRollbackToTheReleaseBefore|TestSwapAddsAField|TestNewerRPCPassesTheHost)$$
@@ -23,7 +25,7 @@ export GORACE ?= atexit_sleep_ms=0
 export TMPDIR := /tmp
 
 .DEFAULT_GOAL := all
-.PHONY: all help build generate check-generate vet lint test compat long e2e sanity foreign cosanity soak demo demo-rootless bench bench-swap fuzz clean
+.PHONY: all help build generate check-generate vet lint test compat long e2e engines sanity foreign cosanity soak demo demo-rootless bench bench-swap fuzz clean
 
 all: build vet test ## build, vet and test
 
@@ -64,6 +66,9 @@ long: ## run the tests that take minutes: failing swaps, kills in every call and
 
 e2e: ## run the end-to-end tests that take seconds
 	$(GO) test -race -short -count=1 -timeout 20m ./e2e/...
+
+engines: ## run plugins and users of volumes in containers of a real dockerd and a real podman (needs root)
+	$(GO) test -race -count=1 -timeout 20m -run '$(ENGINES)' ./e2e
 
 sanity: ## run csi-sanity against loopfs and csifake, straight and over the CSI endpoint (needs root)
 	cd examples/loopfs/sanity && $(GO) vet . && $(GO) test -count=1 -timeout 20m .

@@ -10,7 +10,7 @@ import (
 )
 
 var (
-	patternLine = regexp.MustCompile(`(?m)^(?:LONG|DEATHS|COMPAT) +:= (.*)$`)
+	patternLine = regexp.MustCompile(`(?m)^(?:LONG|DEATHS|COMPAT|ENGINES) +:= (.*)$`)
 	slowFunc    = regexp.MustCompile(`(?s)\nfunc (Test\w+)\(t \*testing\.T\) \{\n(.*?)\n\}`)
 )
 
@@ -46,7 +46,7 @@ func TestSlowTestsAreRunByATarget(t *testing.T) {
 					continue tests
 				}
 			}
-			t.Errorf("no pattern of the Makefile (LONG, DEATHS, COMPAT) matches %s, which -short skips", m[1])
+			t.Errorf("no pattern of the Makefile (LONG, DEATHS, COMPAT, ENGINES) matches %s, which -short skips", m[1])
 		}
 	}
 	if len(targets) < 3 || found < 10 {

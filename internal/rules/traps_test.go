@@ -127,11 +127,11 @@ func TestTrapsHaveTheirTests(t *testing.T) {
 	for _, m := range row.FindAllStringSubmatch(string(text), -1) {
 		rows[m[1]] = m[2]
 	}
-	if len(rows) != 16 {
+	ids := slices.Concat(numbered("T", 16), numbered("D", 12)) // of go-plugin, and of Docker's volume plugin protocol
+	if len(rows) != len(ids) {
 		t.Errorf("docs/traps.md has %d traps", len(rows))
 	}
-	for i := range 16 {
-		id := fmt.Sprint("T", i+1)
+	for _, id := range ids {
 		want := "`TestTrap" + id + "[A-Z]"
 		if byBan[id] {
 			want = "`TestNoGoPluginBrokerReattachOrGlobalList`"
@@ -140,7 +140,7 @@ func TestTrapsHaveTheirTests(t *testing.T) {
 			t.Errorf("docs/traps.md names no test of %s: %q", id, rows[id])
 		}
 	}
-	number := regexp.MustCompile(`^TestTrap(T[0-9]+)`)
+	number := regexp.MustCompile(`^TestTrap([TD][0-9]+)`)
 	_, tests := declared(t)
 	for _, name := range regexp.MustCompile(`\bFuzz[A-Z]\w*`).FindAllString(string(text), -1) {
 		if !tests[name] {
@@ -152,4 +152,12 @@ func TestTrapsHaveTheirTests(t *testing.T) {
 			t.Errorf("%s is not in row %s of docs/traps.md", name, m[1])
 		}
 	}
+}
+
+// numbered returns letter1 to letterN.
+func numbered(letter string, n int) (ids []string) {
+	for i := range n {
+		ids = append(ids, fmt.Sprint(letter, i+1))
+	}
+	return ids
 }

@@ -3,7 +3,11 @@ package control
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	"holdfast/host"
 	"holdfast/host/agent"
@@ -120,10 +124,35 @@ func (e *explainer) holders(v *host.VolumeStatus) []Holder {
 		if rec := e.allocs[holder.Alloc]; rec != nil {
 			holder.Job, holder.State = rec.Job, rec.State
 		}
+		if m := e.s.agent.EngineMount(v.ID); m != nil && m.Alloc == holder.Alloc {
+			for _, id := range slices.Sorted(maps.Keys(m.Holders)) {
+				use := m.Holders[id]
+				holder.Engines = append(holder.Engines, EngineUse{use.Engine.Name(), id, use.Count})
+			}
+		}
 		out = append(out, holder)
 	}
 	slices.SortStableFunc(out, func(x, y Holder) int { return x.Since.Compare(y.Since) })
 	return out
+}
+
+// EngineNames names the engines that hold the volume, as in "docker, podman".
+func (h Holder) EngineNames() string {
+	var names []string
+	for _, use := range h.Engines {
+		names = append(names, use.Engine)
+	}
+	slices.Sort(names)
+	return strings.Join(slices.Compact(names), ", ")
+}
+
+// withEngines adds to a conflict which container engines hold the volume.
+func (s *Server) withEngines(name host.VolumeName, err error) error {
+	m := s.agent.EngineMount(name.ID)
+	if m == nil || name.Namespace != registry.DefaultNamespace || !errors.Is(err, registry.ErrConflict) {
+		return err
+	}
+	return fmt.Errorf("%w; %s", err, m.Describe())
 }
 
 // trouble explains a mount that does not work, if one is known.

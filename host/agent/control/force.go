@@ -56,7 +56,7 @@ func (s *Server) postDetach(r *http.Request) (any, error) {
 	steps, err := callWithin(r, "volume "+name.String(), func(ctx context.Context) ([]host.ReleaseStep, error) {
 		return s.host.DetachVolume(ctx, name, r.URL.Query().Get("node"), forceOf(r, string(name.ID)))
 	})
-	return append([]host.ReleaseStep{}, steps...), err
+	return append([]host.ReleaseStep{}, steps...), s.withEngines(name, err)
 }
 
 func forceQuery(q url.Values, f host.Force) url.Values {

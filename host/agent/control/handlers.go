@@ -176,6 +176,11 @@ func (s *Server) getVolume(r *http.Request) (any, error) {
 		if v.VolumeName() == name {
 			e := s.explainer()
 			out := e.volumeView(v)
+			for i, h := range out.Holders {
+				if len(h.Engines) > 0 {
+					out.Holders[i].Containers, _ = s.agent.EngineContainers(v.ID) // the rest of the answer is of use too
+				}
+			}
 			out.Notices = append(e.waits(r.Context(), v.Waiting), out.Notices...)
 			return out, nil
 		}
@@ -311,7 +316,7 @@ func callPlugin[T any](
 		}
 		return out, err
 	default:
-		return out, err
+		return out, s.withEngines(name, err)
 	}
 	then := s.continues(r.Context(), name)
 	if late {

@@ -156,7 +156,10 @@ func (n *Notice) explainClaim(w wait) {
 	var names, lines []string
 	for _, h := range w.holders {
 		name := "job " + h.Job
-		if h.Job == "" {
+		switch {
+		case len(h.Engines) > 0:
+			name = "containers of " + h.EngineNames()
+		case h.Job == "":
 			name = "alloc " + short(h.Alloc)
 		}
 		if !slices.Contains(names, name) {
@@ -173,6 +176,9 @@ func (n *Notice) explainClaim(w wait) {
 		case h.State == agent.AllocStopping || h.State == agent.AllocReleasing:
 			n.Next = "The volume is being released. The alloc continues after that."
 			n.command("see why the release waits", status)
+		case len(h.Engines) > 0:
+			n.command("list its containers, to stop them",
+				display.Command(h.Engines[0].Engine+" ps --filter", "volume="+string(w.Volume.ID)))
 		case h.Job != "" && h.Job != w.job:
 			n.command("stop job "+h.Job+" to release it", display.Command("holdfast job stop", h.Job))
 		default:
@@ -185,6 +191,10 @@ func (n *Notice) explainClaim(w wait) {
 
 func (h Holder) String() string {
 	parts := []string{"alloc " + nameAlloc(h.Alloc, h.Job), string(h.Access)}
+	if len(h.Engines) > 0 {
+		parts[0] = "containers of " + h.EngineNames()
+		h.State = "mounted"
+	}
 	if h.ReadOnly {
 		parts = append(parts, "read-only")
 	}

@@ -146,6 +146,17 @@ type Holder struct {
 	Published registry.Mark        `json:"publish"`
 	Target    string               `json:"target,omitempty"`
 	Since     time.Time            `json:"since,omitzero"`
+
+	// Engines is set instead of Job if container engines hold the volume.
+	Engines    []EngineUse `json:"engines,omitempty"`
+	Containers []string    `json:"containers,omitempty"` // IDs; only in the answer for one volume
+}
+
+// EngineUse is what an engine has mounted with one ID.
+type EngineUse struct {
+	Engine string `json:"engine"` // docker or podman
+	ID     string `json:"id"`     // as the engine sent it
+	Mounts int    `json:"mounts"`
 }
 
 // DoctorRequest asks for an inspection, or for the repair plan with the digest. An empty digest means the present plan.

@@ -60,7 +60,7 @@ func (s *Server) checkPlugin(r *http.Request, spec host.VolumeSpec) error {
 	if spec.Plugin == "" {
 		return registry.Invalid("volume %q does not exist, and no plugin is set that creates it; type: %s, or start "+
 			"holdfast agent with --volume-default-plugin PLUGIN", spec.ID, display.Command(caller(r).Name()+
-			" volume create -d holdfast -o plugin=PLUGIN -o size=1G", string(spec.ID)))
+			" volume create --driver holdfast -o plugin=PLUGIN -o size=1G", string(spec.ID)))
 	}
 	list, _, err := s.storage.Plugins(r.Context(), host.PluginQuery{Plugin: spec.Plugin})
 	if err == nil && len(list.Instances)+len(list.Tasks) == 0 && !s.agent.RunsPlugin("", spec.Plugin) {

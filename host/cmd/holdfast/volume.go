@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -232,7 +233,7 @@ func writeVolume(to io.Writer, v control.Volume) error {
 		[]any{"ID", v.ID, "Namespace", v.Namespace, "Name", v.Name, "Plugin", v.Plugin, "External ID",
 			string(v.External), "State", v.State},
 		filledFrom(v), createdWith(v), accessibleFrom(v), []any{"Capacity", size(v.Capacity)},
-		mutableFacts(v), used(v),
+		mutableFacts(v), used(v), containers(v),
 		[]any{"Attach", v.Attached, "Stage", v.Staged, "Staged at", v.StagedAt, "Open call", call, "Since",
 			when(v.Since)})...)
 	err = errors.Join(err, writeNotices(to, v.Notices))
@@ -242,7 +243,7 @@ func writeVolume(to io.Writer, v control.Volume) error {
 	}
 	users := newTable("ALLOC", "JOB", "REQUEST", "ACCESS", "READ-ONLY", "PUBLISH", "SINCE")
 	for _, h := range v.Holders {
-		users.add(short(h.Alloc), h.Job, h.Request, h.Access, yesNo(h.ReadOnly), h.Published, age(h.Since))
+		users.add(short(h.Alloc), cmp.Or(h.Job, h.EngineNames()), h.Request, h.Access, yesNo(h.ReadOnly), h.Published, age(h.Since))
 	}
 	fmt.Fprintln(to)
 	err = errors.Join(err, modes.write(to, "no capabilities"))
@@ -284,6 +285,23 @@ func accessibleFrom(v control.Volume) []any {
 		return nil
 	}
 	return []any{"Accessible from", registry.Topologies(v.Accessible)}
+}
+
+// containers returns the fact about the containers of an engine that use a volume.
+func containers(v control.Volume) (facts []any) {
+	for _, h := range v.Holders {
+		if len(h.Engines) > 0 {
+			facts = append(facts, "Mounted by", h.EngineNames())
+		}
+		var ids []string
+		for _, id := range h.Containers {
+			ids = append(ids, id[:12])
+		}
+		if len(ids) > 0 {
+			facts = append(facts, "Containers", strings.Join(ids, ", "))
+		}
+	}
+	return facts
 }
 
 // used returns the facts about the usage of a volume.
