@@ -180,7 +180,7 @@ func (a *Agent) MountForEngine(ctx context.Context, s Volumes, r EngineRequest) 
 		return "", err
 	}
 	if m.Path == "" {
-		if err := a.checkNoDeadlock(ctx, s, r); err != nil {
+		if err := a.CheckEnginePlugin(ctx, s, r.Plugin, r.Caller); err != nil {
 			return "", err
 		}
 	}
@@ -249,23 +249,26 @@ func (a *Agent) usableEngineMount(ctx context.Context, s Volumes, r EngineReques
 	}, nil
 }
 
-// checkNoDeadlock refuses to wait for a plugin that the waiting engine may have to start. A dockerd that starts answers
-// no request before it has mounted the volumes of its containers.
-func (a *Agent) checkNoDeadlock(ctx context.Context, s Volumes, r EngineRequest) error {
-	if !a.RunsPlugin(r.Caller.Name(), r.Plugin) {
-		return nil
-	}
-	list, _, err := s.Plugins(ctx, host.PluginQuery{Plugin: r.Plugin})
-	if err != nil || slices.ContainsFunc(list.Tasks, func(t host.PluginTask) bool { return t.Healthy }) {
+// CheckEnginePlugin refuses to let an engine wait for a plugin that no job runs, or that the engine may have to start
+// itself: a dockerd that starts answers no request before it has mounted the volumes of its containers.
+func (a *Agent) CheckEnginePlugin(ctx context.Context, s Lister, plugin host.PluginID, by EngineCaller) error {
+	list, _, err := s.Plugins(ctx, host.PluginQuery{Plugin: plugin})
+	switch engine := by.Name(); {
+	case err != nil || slices.ContainsFunc(list.Tasks, func(t host.PluginTask) bool { return t.Healthy }):
 		return err
+	case a.runsPlugin(engine, plugin):
+		return registry.Errorf(registry.ErrUnavailable, "plugin %q runs in a container of %s and is not healthy, and %s may "+
+			"start no container while it waits for a volume; try again when holdfast plugin status shows the plugin healthy",
+			plugin, engine, engine)
+	case len(list.Tasks)+len(list.Instances) == 0 && !a.runsPlugin("", plugin):
+		return registry.Errorf(registry.ErrUnavailable, "plugin %q is not running; start its job with holdfast job run, or see "+
+			"holdfast plugin status for those that run", plugin)
 	}
-	return registry.Errorf(registry.ErrUnavailable, "plugin %q runs in a container of %s and is not healthy, and %s may "+
-		"start no container while it waits for a volume; start the container again when holdfast plugin status shows the "+
-		"plugin healthy", r.Plugin, r.Caller.Name(), r.Caller.Name())
+	return nil
 }
 
-// RunsPlugin reports whether a job runs the plugin, with a task driver if that is not empty.
-func (a *Agent) RunsPlugin(driver string, plugin host.PluginID) bool {
+// runsPlugin reports whether a job runs the plugin, with a task driver if that is not empty.
+func (a *Agent) runsPlugin(driver string, plugin host.PluginID) bool {
 	return slices.ContainsFunc(a.Allocs(), func(r *AllocRecord) bool {
 		return !r.State.Ended() && slices.ContainsFunc(r.Group.Tasks, func(t hooks.Task) bool {
 			return t.Plugin == plugin && (driver == "" || t.Driver == driver)

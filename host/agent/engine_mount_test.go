@@ -27,6 +27,15 @@ func ownStart() uint64 {
 	return s.Start
 }
 
+// withEnginePlugin is withAgent, and plugin disk runs.
+func withEnginePlugin(t *testing.T, test func(e *env)) {
+	withAgent(t, func(e *env) {
+		e.submit(pluginJob("disk"))
+		e.awaitRunning("disk")
+		test(e)
+	})
+}
+
 func (e *env) engineRequest(id string, caller EngineCaller) EngineRequest {
 	return EngineRequest{Volume: "notes", Plugin: "disk", Sealed: hooks.Sealed("group"), ID: id, Caller: caller}
 }
@@ -67,7 +76,7 @@ func (e *env) engineUses(prepared, released int, ids ...string) {
 }
 
 func TestTrapD1CountsPerID(t *testing.T) {
-	withAgent(t, func(e *env) {
+	withEnginePlugin(t, func(e *env) {
 		e.engineMount("a", dockerd)
 		e.engineMount("b", dockerd)
 		e.engineMount("podman", podman)
@@ -84,7 +93,7 @@ func TestTrapD1CountsPerID(t *testing.T) {
 }
 
 func TestTrapD2CopyBesideARunningContainer(t *testing.T) {
-	withAgent(t, func(e *env) {
+	withEnginePlugin(t, func(e *env) {
 		e.engineMount("a", dockerd)
 		e.engineMount("a", dockerd)
 		e.engineUnmount("a", dockerd)
@@ -95,7 +104,7 @@ func TestTrapD2CopyBesideARunningContainer(t *testing.T) {
 }
 
 func TestTrapD3UnmountAfterAFailedMount(t *testing.T) {
-	withAgent(t, func(e *env) {
+	withEnginePlugin(t, func(e *env) {
 		e.engineUnmount("a", dockerd)
 		e.shim.prepare = func(host.AllocGroup) error { return errors.New("no such device") }
 		e.hasError(e.tryEngineMount("a", dockerd), nil, "no such device")
@@ -114,7 +123,7 @@ func TestTrapD3UnmountAfterAFailedMount(t *testing.T) {
 // Docker was killed without live-restore. It never unmounts for the containers that it finds dead, and starts some of
 // them again with the same ID.
 func TestTrapD4EngineKilledWithItsContainers(t *testing.T) {
-	withAgent(t, func(e *env) {
+	withEnginePlugin(t, func(e *env) {
 		e.engineMount("a", dockerdThatDied)
 		e.engineMount("b", dockerdThatDied)
 		e.engineMount("a", dockerd)
@@ -131,7 +140,7 @@ func TestTrapD4EngineKilledWithItsContainers(t *testing.T) {
 
 // With live-restore containers outlive their engine. The next one may copy beside them, and its own count ends then.
 func TestTrapD5CountOfALivingContainerIsLost(t *testing.T) {
-	withAgent(t, func(e *env) {
+	withEnginePlugin(t, func(e *env) {
 		e.engineMount("a", dockerdThatDied)
 		e.mountUsers.Store(1)
 		e.engineMount("a", dockerd)
@@ -149,7 +158,7 @@ func TestTrapD5CountOfALivingContainerIsLost(t *testing.T) {
 
 func TestTrapD6RequestRepeatedAfterALostAnswer(t *testing.T) {
 	t.Run("the agent died before the mount", func(t *testing.T) {
-		withAgent(t, func(e *env) {
+		withEnginePlugin(t, func(e *env) {
 			first := make(chan host.AllocID, 2)
 			e.shim.prepare = func(g host.AllocGroup) error { first <- g.Alloc; return nil }
 			e.shim.hang = true
@@ -177,7 +186,7 @@ func TestTrapD6RequestRepeatedAfterALostAnswer(t *testing.T) {
 		})
 	})
 	t.Run("counted twice", func(t *testing.T) {
-		withAgent(t, func(e *env) {
+		withEnginePlugin(t, func(e *env) {
 			e.engineMount("a", dockerd)
 			e.engineMount("a", dockerd)
 			e.engineUnmount("a", dockerd)
@@ -189,7 +198,7 @@ func TestTrapD6RequestRepeatedAfterALostAnswer(t *testing.T) {
 	})
 	for _, by := range []EngineCaller{dockerd, podman} {
 		t.Run("the volume is removed by "+by.Name(), func(t *testing.T) {
-			withAgent(t, func(e *env) {
+			withEnginePlugin(t, func(e *env) {
 				e.engineMount("a", by)
 				e.mountUsers.Store(1)
 				e.must(e.agent.ForgetForEngine(e.Context(), e.shim, e.engineRequest("", by)))
@@ -207,7 +216,7 @@ func TestTrapD6RequestRepeatedAfterALostAnswer(t *testing.T) {
 
 // Each process of Podman ends while its containers run. All stores of a machine send one ID.
 func TestTrapD7PodmanHasOneIDAndNoDaemon(t *testing.T) {
-	withAgent(t, func(e *env) {
+	withEnginePlugin(t, func(e *env) {
 		e.engineMount("constant", podman)
 		next := podman
 		next.Start++
@@ -229,7 +238,7 @@ func TestTrapD7PodmanHasOneIDAndNoDaemon(t *testing.T) {
 
 func TestTrapD8Reboot(t *testing.T) {
 	for _, again := range []bool{true, false} {
-		withAgent(t, func(e *env) {
+		withEnginePlugin(t, func(e *env) {
 			e.engineMount("a", dockerd)
 			e.engineMount("constant", podman)
 			old := *e.agent.EngineMount("notes")
@@ -248,8 +257,7 @@ func TestTrapD8Reboot(t *testing.T) {
 
 // A dockerd that starts answers no request before it has mounted the volumes of its containers.
 func TestTrapD9PluginInAContainerOfTheWaitingEngine(t *testing.T) {
-	withAgent(t, func(e *env) {
-		e.runPluginAndUser()
+	withEnginePlugin(t, func(e *env) {
 		e.shim.mu.Lock()
 		e.shim.plugins[0].sick = true
 		e.shim.mu.Unlock()
@@ -267,12 +275,20 @@ func TestTrapD9PluginInAContainerOfTheWaitingEngine(t *testing.T) {
 		e.engineMount("constant", podman)
 		e.engineMount("a", dockerd) // needs no plugin
 		e.engineUses(2, 1, "a", "constant")
+		e.stopJob("disk", StopOptions{Force: true})
+		e.awaitState("disk", AllocStopped)
+		e.engineMount("b", dockerd)
+		e.engineUnmount("constant", podman)
+		e.engineUnmount("a", dockerd)
+		e.engineUnmount("b", dockerd)
+		e.hasError(e.tryEngineMount("a", dockerd), registry.ErrUnavailable, `plugin "disk" is not running`)
+		e.engineUses(2, 2)
 	})
 }
 
 // No engine repeats an unmount.
 func TestTrapD10ReleaseThatFailsIsContinued(t *testing.T) {
-	withAgent(t, func(e *env) {
+	withEnginePlugin(t, func(e *env) {
 		e.shim.release = func(host.AllocID) error { return errors.New("busy") }
 		e.engineMount("a", dockerd)
 		e.engineUnmount("a", dockerd)
@@ -285,7 +301,7 @@ func TestTrapD10ReleaseThatFailsIsContinued(t *testing.T) {
 }
 
 func TestMountThatIsGoneIsMadeAgain(t *testing.T) {
-	withAgent(t, func(e *env) {
+	withEnginePlugin(t, func(e *env) {
 		e.engineMount("a", dockerd)
 		e.unmounted.Store(true) // by an operator, with force
 		e.engineMount("b", dockerd)
@@ -294,7 +310,7 @@ func TestMountThatIsGoneIsMadeAgain(t *testing.T) {
 }
 
 func TestMountThatTakesTooLongSaysWhatItWaitsFor(t *testing.T) {
-	withAgent(t, func(e *env) {
+	withEnginePlugin(t, func(e *env) {
 		e.shim.hang = true
 		e.shim.waiting = []registry.Wait{{Step: registry.StepClaim, Detail: "volume notes is claimed by alloc x"}}
 		began := time.Now()

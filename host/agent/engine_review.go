@@ -115,12 +115,14 @@ func (a *Agent) unusedFor(m *EngineMount) (time.Duration, error) {
 	return time.Since(since) + 1, nil
 }
 
+// engineUsers returns the users of the mount. A namespace that was made as a copy of this one has the mount at the same
+// path, and lives on without it: that is no container.
 func (a *Agent) engineUsers(m *EngineMount) ([]mount.User, error) {
 	if m.Path == "" {
 		return nil, nil
 	}
 	users, err := a.engine.users([]string{m.Path})
-	return users[m.Path], err
+	return slices.DeleteFunc(users[m.Path], func(u mount.User) bool { return u.There == m.Path }), err
 }
 
 // Describe names the engines that hold the mount, with the command that lists their containers.

@@ -17,6 +17,7 @@ type User struct {
 	Text  string // for people
 	Mount string // the mount point of a mount in this namespace; empty: a process, or a mount in another namespace
 	PID   int    // the process, or one in that other namespace
+	There string // the mount point in that other namespace
 }
 
 // Users returns the users of the mounts at each point and below:
@@ -143,8 +144,8 @@ func (t *userTable) addNamespace(ns namespace, masters map[int]int) {
 		}
 		for _, s := range t.sources(m) {
 			t.add(t.at(t.own[s].Point), User{
-				PID: ns.pid, Text: fmt.Sprintf("it is mounted at %s in the mount namespace of %s", printable(m.Point),
-					proc.Name(ns.pid)),
+				PID: ns.pid, There: m.Point,
+				Text: fmt.Sprintf("it is mounted at %s in the mount namespace of %s", printable(m.Point), proc.Name(ns.pid)),
 			})
 		}
 	}

@@ -55,19 +55,13 @@ func (s *Server) create(r *http.Request, q request) (reply, error) {
 // createLimit is shorter than the two minutes after which Docker gives up without a reason.
 const createLimit = 110 * time.Second
 
-// checkPlugin refuses a volume whose plugin is not set, or that no job runs: an engine waits for minutes otherwise.
 func (s *Server) checkPlugin(r *http.Request, spec host.VolumeSpec) error {
 	if spec.Plugin == "" {
 		return registry.Invalid("volume %q does not exist, and no plugin is set that creates it; type: %s, or start "+
 			"holdfast agent with --volume-default-plugin PLUGIN", spec.ID, display.Command(caller(r).Name()+
 			" volume create --driver holdfast -o plugin=PLUGIN -o size=1G", string(spec.ID)))
 	}
-	list, _, err := s.storage.Plugins(r.Context(), host.PluginQuery{Plugin: spec.Plugin})
-	if err == nil && len(list.Instances)+len(list.Tasks) == 0 && !s.agent.RunsPlugin("", spec.Plugin) {
-		err = registry.Errorf(registry.ErrNotFound, "plugin %q not found; run holdfast plugin status for a list, or start "+
-			"its job with holdfast job run", spec.Plugin)
-	}
-	return err
+	return s.agent.CheckEnginePlugin(r.Context(), s.storage, spec.Plugin, caller(r))
 }
 
 // spec returns the volume that the options describe. Options that have no other meaning are parameters of the plugin.
