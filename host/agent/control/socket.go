@@ -121,8 +121,12 @@ func Listen(path string, log hclog.Logger) (net.Listener, error) {
 		return nil, err
 	}
 	s.watching.Go(s.watch)
+	return newPeers(s, log), nil
+}
+
+func newPeers(l net.Listener, log hclog.Logger) *peers {
 	allowed := func(uid uint32) bool { return uid == 0 || uid == uint32(os.Geteuid()) }
-	return &peers{Listener: s, log: log, allowed: allowed}, nil
+	return &peers{Listener: l, log: log, allowed: allowed}
 }
 
 // listen creates the socket once.

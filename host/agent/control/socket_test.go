@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
 
 	"holdfast/registry"
 )
@@ -150,4 +151,49 @@ func deadSocket(path string) error {
 	}
 	l.SetUnlinkOnClose(false)
 	return l.Close()
+}
+
+// A socket of systemd is found by its path. Its file stays when the agent ends, so that requests wait for the next one.
+func TestSocketOfSystemdIsUsed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "p.sock")
+	unit, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unit.Close()
+	f, err := unit.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	fd, err := unix.Dup(int(f.Fd())) // activated closes it
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := activated(path, fd, 1)
+	if err != nil || l == nil {
+		t.Fatalf("%v, %v", l, err)
+	}
+	served := make(chan error)
+	go func() {
+		c, err := l.Accept()
+		if err == nil {
+			err = c.Close()
+		}
+		served <- err
+	}()
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := errors.Join(<-served, l.Close()); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Error(err)
+	}
+	if l, err := activated(filepath.Join(t.TempDir(), "other.sock"), int(f.Fd()), 1); l != nil || err != nil {
+		t.Errorf("%v, %v for another path", l, err)
+	}
 }

@@ -197,7 +197,7 @@ func (st *service) openVolumePlugin(e *agentFlags, log hclog.Logger) error {
 		}
 		d.Size = size
 	}
-	l, err := control.Listen(e.volumePlugin, log)
+	l, err := control.Activated(e.volumePlugin, log)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,48 @@
+package control
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+
+	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
+)
+
+// firstActivated is the first descriptor that systemd passes: sd_listen_fds(3).
+const firstActivated = 3
+
+// Activated returns the listener of a socket unit of systemd whose socket is path, or else that of Listen.
+func Activated(path string, log hclog.Logger) (net.Listener, error) {
+	count, _ := strconv.Atoi(os.Getenv("LISTEN_FDS"))
+	if os.Getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
+		count = 0
+	}
+	l, err := activated(path, firstActivated, count)
+	switch {
+	case err != nil:
+		return nil, err
+	case l == nil:
+		return Listen(path, log)
+	}
+	return newPeers(l, log), nil
+}
+
+// activated finds the listener of path among descriptors. They are not inherited by children.
+func activated(path string, first, count int) (found net.Listener, err error) {
+	for fd := first; fd < first+count; fd++ {
+		unix.CloseOnExec(fd)
+		addr, failed := unix.Getsockname(fd)
+		if at, is := addr.(*unix.SockaddrUnix); failed != nil || !is || at.Name != path || found != nil {
+			continue
+		}
+		f := os.NewFile(uintptr(fd), path)
+		if found, failed = net.FileListener(f); failed != nil {
+			err = fmt.Errorf("socket %s of systemd: %w", path, failed)
+		}
+		err = errors.Join(err, f.Close())
+	}
+	return found, err
+}
