@@ -96,7 +96,6 @@ fuzz: ## run every fuzz target with a million inputs
 
 vet: ## run go vet
 	$(GO) vet ./...
-	$(GO) vet -tags nodocker ./host/agent/taskdriver ./host/cmd/holdfast-task
 
 lint: $(TOOLS)/staticcheck ## run staticcheck
 	$(TOOLS)/staticcheck ./...

@@ -38,7 +38,8 @@ type taskRest struct {
 		Size  *number `json:"max_file_size"` // in MiB
 	} `json:"logs"` // for each of the two streams
 	Resources []struct {
-		CPU       *number `json:"cpu"`    // MHz
+		CPU       *number `json:"cpu"` // MHz
+		Cores     *number `json:"cores"`
 		Memory    *number `json:"memory"` // MiB
 		MemoryMax *number `json:"memory_max"`
 	} `json:"resources"`
@@ -155,7 +156,10 @@ func (r taskRest) limits() (l taskdriver.Resources, err error) {
 			name  string
 			value *number
 			to    *int64
-		}{{"cpu", b.CPU, &l.CPU}, {"memory", b.Memory, &l.Memory}, {"memory_max", b.MemoryMax, &l.MemoryMax}} {
+		}{
+			{"cpu", b.CPU, &l.CPU}, {"cores", b.Cores, &l.Cores}, {"memory", b.Memory, &l.Memory},
+			{"memory_max", b.MemoryMax, &l.MemoryMax},
+		} {
 			if v.value == nil {
 				continue
 			}
@@ -165,10 +169,7 @@ func (r taskRest) limits() (l taskdriver.Resources, err error) {
 			*v.to = int64(*v.value)
 		}
 	}
-	if l.MemoryMax > 0 && l.MemoryMax < l.Memory {
-		return l, registry.Invalid("resources: memory_max = %d is less than memory = %d", l.MemoryMax, l.Memory)
-	}
-	return l, nil
+	return l, l.Check()
 }
 
 func mergeMeta(blocks []map[string]taskdriver.Scalar) map[string]string {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,14 +21,15 @@ import (
 // cgroup is a task's cgroup: one directory in each hierarchy, below the orchestrator's own. Each may be missing.
 // The warnings then say what does not work.
 type cgroup struct {
-	unified  string // version 2, or the version 2 part of a hybrid setup: kills all processes at once
-	devices  string // version 1: device rules; if empty, the unified directory has them
+	unified  string            // version 2, or the version 2 part of a hybrid setup: kills all processes at once
+	devices  string            // version 1: device rules; if empty, the unified directory has them
+	limited  map[string]string // version 1, by controller; if empty, the unified directory has the limits
 	warnings []string
 }
 
-// newCgroup makes the directories that this machine allows.
-func newCgroup(id string) *cgroup {
-	g := &cgroup{}
+// newCgroup makes the directories that this machine allows, for devices and for the limits that the resources have.
+func newCgroup(id string, r Resources) *cgroup {
+	g := &cgroup{limited: map[string]string{}}
 	table, err := mount.Table(0)
 	if err != nil {
 		g.warn("no cgroup: %v", err)
@@ -38,17 +40,33 @@ func newCgroup(id string) *cgroup {
 		g.warn("no cgroup: %v", err)
 		return g
 	}
-	for controller, dir := range map[string]*string{"": &g.unified, "devices": &g.devices} {
+	wanted := []string{"", "devices"}
+	for _, c := range controllers {
+		if len(c.v1(r)) > 0 {
+			wanted = append(wanted, c.name)
+		}
+	}
+	for _, controller := range wanted {
 		parent, found := ownCgroup(table, string(own), controller)
 		if !found {
 			continue
+		}
+		if controller == "" {
+			parent, _ = delegated(parent)
 		}
 		made := filepath.Join(parent, "holdfast-"+id)
 		if err := os.Mkdir(made, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			g.warn("no cgroup for the task: %v", err)
 			continue
 		}
-		*dir = made
+		switch controller {
+		case "":
+			g.unified = made
+		case "devices":
+			g.devices = made
+		default:
+			g.limited[controller] = made
+		}
 	}
 	if g.unified == "" {
 		g.warn("no cgroup version 2: the task's processes are found by parent, session and environment")
@@ -86,14 +104,19 @@ func ownCgroup(table mount.Mounts, own, controller string) (string, bool) {
 	return "", false
 }
 
-// dirs lists the directories that exist.
+// dirs lists the directories that exist. Two controllers may share one.
 func (g *cgroup) dirs() []string {
-	return slices.DeleteFunc([]string{g.unified, g.devices}, func(d string) bool { return d == "" })
+	all := slices.AppendSeq([]string{g.unified, g.devices}, maps.Values(g.limited))
+	slices.Sort(all)
+	return slices.DeleteFunc(slices.Compact(all), func(d string) bool { return d == "" })
 }
 
 // cgroupFiles are open files of a cgroup. A thread uses them inside the task's mount namespace, where the
 // hierarchies may be read-only.
-type cgroupFiles struct{ unified, devices *os.File }
+type cgroupFiles struct {
+	unified *os.File
+	tasks   []*os.File // of version 1
+}
 
 func (g *cgroup) open() (f cgroupFiles, err error) {
 	if g.unified != "" {
@@ -101,29 +124,36 @@ func (g *cgroup) open() (f cgroupFiles, err error) {
 			return f, err
 		}
 	}
-	if g.devices != "" {
-		if f.devices, err = os.OpenFile(filepath.Join(g.devices, "tasks"), os.O_WRONLY, 0); err != nil {
-			f.close()
+	for _, dir := range g.dirs() {
+		if dir == g.unified {
+			continue
 		}
+		tasks, err := os.OpenFile(filepath.Join(dir, "tasks"), os.O_WRONLY, 0)
+		if err != nil {
+			f.close()
+			return cgroupFiles{}, err
+		}
+		f.tasks = append(f.tasks, tasks)
 	}
-	return f, err
+	return f, nil
 }
 
-// enter moves the calling thread into the version 1 cgroup, which its children inherit. Version 2 moves whole
+// enter moves the calling thread into the version 1 cgroups, which its children inherit. Version 2 moves whole
 // processes only, so the program is created in that one by clone3.
 func (f cgroupFiles) enter() error {
-	if f.devices == nil {
-		return nil
-	}
-	if _, err := f.devices.WriteString("0"); err != nil {
-		return fmt.Errorf("enter cgroup %s: %w", f.devices.Name(), err)
+	for _, tasks := range f.tasks {
+		if _, err := tasks.WriteString("0"); err != nil {
+			return fmt.Errorf("enter cgroup %s: %w", tasks.Name(), err)
+		}
 	}
 	return nil
 }
 
 func (f cgroupFiles) close() {
 	f.unified.Close() // nil is fine
-	f.devices.Close()
+	for _, tasks := range f.tasks {
+		tasks.Close()
+	}
 }
 
 // confine enforces the policy for the processes of the cgroup. If nothing can enforce it, it refuses restricted

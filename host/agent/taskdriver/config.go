@@ -92,7 +92,7 @@ type execConfig struct {
 	WorkDir string   `json:"work_dir"`
 }
 
-// Configure reads command, args and work_dir.
+// Configure reads command, args and work_dir, and tries the limits of the task's resources.
 func (r runner) Configure(t *Task, config json.RawMessage) (warnings []string, err error) {
 	var c execConfig
 	if err := Decode("config", config, &c); err != nil {
@@ -102,11 +102,7 @@ func (r runner) Configure(t *Task, config json.RawMessage) (warnings []string, e
 		return nil, registry.Invalid("no command; driver %s needs config { command = ... }", r.name)
 	}
 	t.Command, t.WorkDir, t.Args = c.Command, c.WorkDir, texts(c.Args)
-	warnings = unknownKeys[execConfig](r.name, config)
-	if t.Resources != (Resources{}) {
-		warnings = append(warnings, "resources are not limited by driver "+r.name)
-	}
-	return warnings, nil
+	return append(unknownKeys[execConfig](r.name, config), unlimited(t.Resources)...), nil
 }
 
 func texts(list []Scalar) (out []string) {

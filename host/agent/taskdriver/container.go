@@ -269,7 +269,7 @@ func exitOf(s container.State) Exit {
 	case s.Status == container.StateCreated:
 		e.Code, e.Err = -1, "the agent was killed before it started the container"
 	case s.OOMKilled:
-		e.Err = "killed because its memory limit was reached; raise memory in resources"
+		e.Err = memoryExit
 	case s.Error != "":
 		e.Err = s.Error
 	}

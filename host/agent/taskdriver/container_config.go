@@ -436,7 +436,7 @@ var enginePropagations = map[hooks.Propagation]mount.Propagation{
 
 // limit sets the limits of the resources block and of the config.
 func (t Task) limit(h *container.HostConfig) (err error) {
-	h.CPUShares = t.Resources.CPU
+	h.CPUShares, h.NanoCPUs = t.Resources.CPU, t.Resources.Cores*1e9
 	h.Memory = t.Resources.Memory << 20
 	if most := cmp.Or(t.container.MemoryHardLimit, t.Resources.MemoryMax); most > 0 {
 		h.MemoryReservation, h.Memory = h.Memory, most<<20

@@ -21,13 +21,19 @@
 // task can leave its cgroup on purpose. The rules keep programs from each other's volumes. They do not stop an
 // attacker.
 //
+// # Resources
+//
+// The task's cgroup limits memory and processor: with the controllers of version 1 where the machine has them, else with
+// those of version 2, which the agent's own cgroup has to offer. Warnings of Configure and of the Handle name each limit
+// that is not enforced. Reaching the memory limit kills the task, and Exit.Err says so. The parent is not limited.
+//
 // # Parents
 //
-// Each task has a small parent process: holdfast-task beside this binary (host/cmd/holdfast-task), or else this binary
-// under another name. Every main and TestMain therefore calls Main first. The parent starts the task, writes its output to log files, kills what the task leaves behind, and
-// records its exit. It does not depend on the process that started it. Tasks continue when the orchestrator is
-// killed, and a later orchestrator adopts them by their Handle. With systemd this needs KillMode=process in the
-// orchestrator's unit.
+// Each task has a small parent process: holdfast-task beside this binary (host/cmd/holdfast-task), or else this
+// binary under another name. Every main and TestMain therefore calls Main first. The parent starts the task,
+// writes its output to log files, kills what the task leaves behind, and records its exit. It does not depend on
+// the process that started it. Tasks continue when the orchestrator is killed, and a later orchestrator adopts
+// them by their Handle. With systemd this needs KillMode=process in the orchestrator's unit.
 //
 // # Promises
 //

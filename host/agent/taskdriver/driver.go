@@ -66,6 +66,7 @@ type Task struct {
 // Resources are the limits of a task. 0 means none.
 type Resources struct {
 	CPU       int64 `json:"cpu,omitempty"`        // MHz: the task's share when the machine has no idle time
+	Cores     int64 `json:"cores,omitempty"`      // the most that the task uses; also its share, of 1024 each
 	Memory    int64 `json:"memory,omitempty"`     // MiB
 	MemoryMax int64 `json:"memory_max,omitempty"` // MiB; if set, it is the limit, and Memory is reserved
 }
@@ -109,7 +110,7 @@ type Exit struct {
 	Code   int       `json:"code"`             // as a shell reports it: 128 + signal; -1: unknown
 	Signal int       `json:"signal,omitempty"` // that ended it
 	At     time.Time `json:"at"`               // wall time
-	Err    string    `json:"err,omitempty"`    // why the exit status is unknown
+	Err    string    `json:"err,omitempty"`    // why the exit status is unknown, or what killed the task
 }
 
 // Stream is one output of a task.

@@ -133,7 +133,7 @@ func (p *parent) start() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become the reaper of the task's processes: %w", err)
 	}
-	p.cgroup = newCgroup(t.ID)
+	p.cgroup = newCgroup(t.ID, t.Resources)
 	err := p.prepare()
 	if err == nil {
 		err = p.launch()
@@ -168,6 +168,7 @@ func (p *parent) prepare() error {
 	if err := p.confine(); err != nil {
 		return err
 	}
+	p.cgroup.limit(t.Resources)
 	p.handle = Handle{
 		ID: t.ID, Driver: p.request.Driver, Dir: t.Dir, PID: self.PID, StartTime: self.Start, Boot: boot,
 		Cgroups: p.cgroup.dirs(), Warnings: p.cgroup.warnings,
@@ -269,6 +270,9 @@ func (p *parent) run() error {
 	exit := Exit{At: time.Now().UTC(), Code: status.ExitStatus()}
 	if status.Signaled() {
 		exit.Signal, exit.Code = int(status.Signal()), 128+int(status.Signal())
+	}
+	if exit.Code != 0 && p.cgroup.memoryKills() > 0 {
+		exit.Err = memoryExit
 	}
 	p.drain()
 	err := removeCgroups(p.cgroup.dirs())

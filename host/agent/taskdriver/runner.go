@@ -212,7 +212,7 @@ func (r runner) killParent(ctx context.Context, t Task, p process) error {
 	if _, err := readRecord(t.Dir, handleFile, &h); err != nil {
 		return err
 	}
-	h.Cgroups = newCgroup(t.ID).dirs() // the parent may have made them; they are removed below
+	h.Cgroups = newCgroup(t.ID, t.Resources).dirs() // the parent may have made them; they are removed below
 	if err := h.killRemaining(ctx, 0); err != nil {
 		return err
 	}

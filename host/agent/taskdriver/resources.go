@@ -1,0 +1,215 @@
+package taskdriver
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/registry"
+)
+
+// setting is a file of a cgroup with its value.
+type setting struct {
+	file, value string
+	optional    bool // missing where the kernel does not account for swap
+}
+
+// cpuPeriod is the period of the quota in microseconds, the kernel's default.
+const cpuPeriod = 100_000
+
+// controller limits one resource in either version of cgroups.
+type controller struct {
+	name   string
+	v1, v2 func(Resources) []setting // empty: the task has no such limit
+}
+
+var controllers = []controller{
+	{"memory", memoryV1, memoryV2},
+	{"cpu", cpuV1, cpuV2},
+}
+
+// hardMemory returns the limit in bytes, and the part of it that is reserved. 0 means none.
+func (r Resources) hardMemory() (limit, reserved int64) {
+	if r.MemoryMax > 0 {
+		return r.MemoryMax << 20, r.Memory << 20
+	}
+	return r.Memory << 20, 0
+}
+
+func memoryV1(r Resources) (out []setting) {
+	limit, reserved := r.hardMemory()
+	if limit == 0 {
+		return nil
+	}
+	if reserved > 0 {
+		out = append(out, setting{"memory.soft_limit_in_bytes", fmt.Sprint(reserved), false})
+	}
+	return append(out, setting{"memory.limit_in_bytes", fmt.Sprint(limit), false},
+		setting{"memory.memsw.limit_in_bytes", fmt.Sprint(limit), true})
+}
+
+func memoryV2(r Resources) (out []setting) {
+	limit, reserved := r.hardMemory()
+	if limit == 0 {
+		return nil
+	}
+	if reserved > 0 {
+		out = append(out, setting{"memory.low", fmt.Sprint(reserved), false})
+	}
+	return append(out, setting{"memory.max", fmt.Sprint(limit), false}, setting{"memory.swap.max", "0", true},
+		setting{"memory.oom.group", "1", true})
+}
+
+// The range of shares in version 1, and of weights in version 2.
+const (
+	minShares, maxShares = 2, 262144
+	maxWeight            = 10000
+)
+
+// shares returns the share of the processor: 1 for each MHz, and 1024 for each core.
+func (r Resources) shares() int64 { return min(max(r.CPU+1024*r.Cores, minShares), maxShares) }
+
+func cpuV1(r Resources) (out []setting) {
+	if r.CPU+r.Cores > 0 {
+		out = append(out, setting{"cpu.shares", fmt.Sprint(r.shares()), false})
+	}
+	if r.Cores > 0 {
+		out = append(out, setting{"cpu.cfs_period_us", fmt.Sprint(cpuPeriod), false},
+			setting{"cpu.cfs_quota_us", fmt.Sprint(r.Cores * cpuPeriod), false})
+	}
+	return out
+}
+
+func cpuV2(r Resources) (out []setting) {
+	if r.CPU+r.Cores > 0 {
+		weight := 1 + (r.shares()-minShares)*(maxWeight-1)/(maxShares-minShares) // as systemd and the OCI runtimes convert
+		out = append(out, setting{"cpu.weight", fmt.Sprint(weight), false})
+	}
+	if r.Cores > 0 {
+		out = append(out, setting{"cpu.max", fmt.Sprintf("%d %d", r.Cores*cpuPeriod, cpuPeriod), false})
+	}
+	return out
+}
+
+// limit applies the limits to the cgroup. It warns about each that this machine does not enforce.
+func (g *cgroup) limit(r Resources) {
+	for _, c := range controllers {
+		if len(c.v1(r)) == 0 {
+			continue
+		}
+		dir, err := g.limited[c.name], error(nil)
+		if dir != "" {
+			err = apply(dir, c.v1(r))
+		} else if g.unified != "" {
+			if err = enable(filepath.Dir(g.unified), c.name); err == nil {
+				err = apply(g.unified, c.v2(r))
+			}
+		} else {
+			err = errors.New("no cgroup for it")
+		}
+		if err != nil {
+			g.warn("resources: %s is not limited: %v; give the agent a writable cgroup with this controller "+
+				"(under systemd: Delegate=yes and DelegateSubgroup=agent)", c.name, err)
+		}
+	}
+}
+
+func apply(dir string, settings []setting) error {
+	for _, s := range settings {
+		err := writeExisting(filepath.Join(dir, s.file), s.value)
+		if err != nil && !(s.optional && errors.Is(err, fs.ErrNotExist)) {
+			return err
+		}
+	}
+	return nil
+}
+
+// enable makes a controller available to the cgroups below dir, a cgroup of version 2.
+func enable(dir, controller string) error {
+	for _, file := range []string{"cgroup.subtree_control", "cgroup.controllers"} {
+		list, err := os.ReadFile(filepath.Join(dir, file))
+		if err != nil {
+			return err
+		}
+		found := false
+		for name := range strings.FieldsSeq(string(list)) {
+			found = found || name == controller
+		}
+		switch {
+		case found && file == "cgroup.subtree_control":
+			return nil
+		case !found && file == "cgroup.controllers":
+			return fmt.Errorf("cgroup %s does not have controller %s", dir, controller)
+		}
+	}
+	err := writeExisting(filepath.Join(dir, "cgroup.subtree_control"), "+"+controller)
+	if errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("cgroup %s has processes of its own", dir)
+	}
+	return err
+}
+
+// delegated returns the parent of a cgroup if systemd has delegated that too, as with DelegateSubgroup=. It has no
+// processes of its own, so its cgroups can have limits.
+func delegated(dir string) (string, bool) {
+	parent := filepath.Dir(dir)
+	for _, name := range []string{"trusted.delegate", "user.delegate"} {
+		var value [1]byte
+		if n, err := unix.Getxattr(parent, name, value[:]); err == nil && n == 1 && value[0] == '1' {
+			return parent, true
+		}
+	}
+	return dir, false
+}
+
+// memoryKills returns how many processes of the cgroup the kernel has killed for their memory.
+func (g *cgroup) memoryKills() (n int64) {
+	for dir, file := range map[string]string{g.limited["memory"]: "memory.oom_control", g.unified: "memory.events"} {
+		text, err := os.ReadFile(filepath.Join(dir, file))
+		if dir == "" || err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(text)) {
+			if count, found := strings.CutPrefix(strings.TrimSpace(line), "oom_kill "); found {
+				kills, _ := strconv.ParseInt(count, 10, 64)
+				n += kills
+			}
+		}
+	}
+	return n
+}
+
+// memoryExit explains the exit of a task whose memory limit was reached.
+const memoryExit = "killed because its memory limit was reached; raise memory in resources"
+
+// unlimited returns a warning for each limit that this machine does not enforce. It tries them.
+func unlimited(r Resources) []string {
+	if r == (Resources{}) {
+		return nil
+	}
+	g := newCgroup(fmt.Sprintf("check-%x", rand.Uint64()), r)
+	g.warnings = nil
+	g.limit(r)
+	if err := removeCgroups(g.dirs()); err != nil {
+		return []string{err.Error()}
+	}
+	return g.warnings
+}
+
+// Check refuses limits that contradict each other.
+func (r Resources) Check() error {
+	switch {
+	case r.MemoryMax > 0 && r.MemoryMax < r.Memory:
+		return registry.Invalid("resources: memory_max = %d is less than memory = %d", r.MemoryMax, r.Memory)
+	case r.CPU > 0 && r.Cores > 0:
+		return registry.Invalid("resources: use cpu or cores, not both")
+	}
+	return nil
+}
