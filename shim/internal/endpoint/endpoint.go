@@ -85,6 +85,9 @@ func (e *Endpoint) Pass(ctx context.Context, r Request, reply func(*emptypb.Empt
 		return err
 	}
 	defer unlock()
+	if err := e.Pause.Wait(ctx, c.op); err != nil { // a use is not recorded for a call that only the next shim sends
+		return err
+	}
 	isNew, err := e.begin(ctx, c, at)
 	if err != nil {
 		return err

@@ -312,6 +312,29 @@ func TestUseOfAKilledShimsCallIsKept(t *testing.T) {
 	})
 }
 
+// While the shim hands over, a call is not sent, and has no use that the next shim could take for one of a sent call.
+func TestUseIsNotRecordedDuringAPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnv(t)
+		e.Pause = &intent.Pause{}
+		e.Pause.Begin()
+		ctx, cancel := context.WithCancelCause(t.Context())
+		var call sync.WaitGroup
+		call.Go(func() {
+			s := publish()
+			if err := e.call(ctx, s.method, s.request); !errors.Is(err, intent.ErrReleased) {
+				t.Error(err)
+			}
+		})
+		synctest.Wait()
+		if len(e.uses()) > 0 || len(e.sent) > 0 {
+			t.Errorf("uses %q, sent %q", e.uses(), e.sent)
+		}
+		cancel(intent.ErrReleased)
+		call.Wait()
+	})
+}
+
 // During a roll a call of unknown outcome is repeated at the instance that may still run it.
 func TestUncertainCallIsRepeatedWhereItMayRun(t *testing.T) {
 	e := newEnv(t)

@@ -55,8 +55,8 @@ func (p *Pause) current() (ended <-chan struct{}, notify func(registry.Operation
 	return p.ended, notify
 }
 
-// wait returns nil when there is no pause, or the cause of ctx's end. A nil *Pause is never paused.
-func (p *Pause) wait(ctx context.Context, op registry.OperationID) error {
+// Wait returns nil when there is no pause, or the cause of ctx's end. A nil *Pause is never paused.
+func (p *Pause) Wait(ctx context.Context, op registry.OperationID) error {
 	for p != nil && ctx.Err() == nil {
 		ended, notify := p.current()
 		if ended == nil {

@@ -79,7 +79,7 @@ type Call struct {
 // ends or RetryUntil has passed. It returns nil when the call is done and that is stored. After any error that is not
 // ErrUncertain, the call never ran or does not run any more.
 func (s Sender) Send(ctx context.Context, c Call) error {
-	if err := s.Pause.wait(ctx, c.Intent.Operation); err != nil {
+	if err := s.Pause.Wait(ctx, c.Intent.Operation); err != nil {
 		return fmt.Errorf("%s of %s was not sent: %w", c.Intent.RPC, c.Intent.Name, err)
 	}
 	if c.Policy.Deadline == 0 {
@@ -115,7 +115,7 @@ func (s Sender) Send(ctx context.Context, c Call) error {
 				return errors.Join(err, failed)
 			}
 		}
-		if !Sleep(ctx, delay) || d.Pause.wait(ctx, d.Intent.Operation) != nil {
+		if !Sleep(ctx, delay) || d.Pause.Wait(ctx, d.Intent.Operation) != nil {
 			return d.giveUp(ctx, err)
 		}
 		d.Intent.Attempt++
@@ -127,7 +127,7 @@ func (s Sender) Send(ctx context.Context, c Call) error {
 func (s Sender) Once(
 	ctx context.Context, op registry.OperationID, deadline time.Duration, do func(context.Context) error,
 ) error {
-	if err := s.Pause.wait(ctx, op); err != nil {
+	if err := s.Pause.Wait(ctx, op); err != nil {
 		return err
 	}
 	ctx, end := drained(ctx, s.Drain)
