@@ -13,7 +13,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"holdfast/host"
 	"holdfast/internal/csifake"
+	"holdfast/registry"
 )
 
 // The shim is killed in the middle of each call of a CSI client. The next shim repeats the call, and the client gets
@@ -48,6 +50,41 @@ func TestShimKilledDuringACallOfAClient(t *testing.T) {
 			e.stopPlugin(plugin)
 		})
 	}
+}
+
+// The shim is killed while uses are forgotten. Each call succeeds, and is done once.
+func TestShimKilledWhileUsesAreForgotten(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, allCaps...)
+	plugin := e.addPlugin("alloc-p", csifake.Monolith)
+	conn, stop := e.serveCSI()
+	v := newCSIVolume(conn, "v", filepath.Join(e.dir, "clients"))
+	e.must(v.create(e.ctx()))
+	const rounds = 5
+	for range rounds {
+		e.must(v.attach(e.ctx()))
+		done := background(func() error {
+			return e.host.ForgetEndpointUses(e.ctx(), "fake", registry.ExternalID(v.id),
+				host.Force{By: "an operator", Confirm: v.id})
+		})
+		e.killShim()
+		e.must(e.result("forget", done))
+	}
+	e.must(e.create("last"))
+	forgotten := 0
+	for _, event := range e.eventsUntil(func(event host.Event) bool { return event.Volume == volumeName("last") }) {
+		if event.Kind == registry.EventForced && string(event.External) == v.id {
+			forgotten++
+		}
+	}
+	e.must(e.delete("last"))
+	if uses, _, err := e.host.EndpointUses(e.ctx(), "fake"); err != nil || len(uses) > 0 || forgotten != rounds {
+		t.Errorf("uses %+v, %v; %d events, not %d", uses, err, forgotten, rounds)
+	}
+	e.must(v.detach(e.ctx()))
+	e.must(v.delete(e.ctx()))
+	stop()
+	e.stopPlugin(plugin)
 }
 
 // serveCSI runs holdfast csi-endpoint until the test ends, and returns a client's connection.
