@@ -14,29 +14,33 @@ func (a *Allocs) Status(
 ) (list []registry.AllocStatus, at registry.Seq, err error) {
 	err = a.State.View(ctx, func(v registry.View) error {
 		at = v.Index()
-		for _, al := range chosen(v, only) {
-			list = append(list, allocStatus(v, al))
+		if only != "" {
+			if al, known := v.Alloc(only); known {
+				list = append(list, allocStatus(v, al))
+			}
+			return nil
+		}
+		claims := map[registry.AllocID][]registry.Claim{} // ClaimsOf reads the keys of all claims
+		for _, c := range v.AllClaims() {
+			claims[c.Alloc] = append(claims[c.Alloc], c)
+		}
+		for _, al := range v.Allocs() {
+			list = append(list, allocStatusWith(v, al, claims[al.ID]))
 		}
 		return nil
 	})
 	return list, at, err
 }
 
-// chosen returns the alloc only, or all allocs if only is empty.
-func chosen(v registry.View, only registry.AllocID) []registry.Alloc {
-	if only == "" {
-		return v.Allocs()
-	}
-	if al, known := v.Alloc(only); known {
-		return []registry.Alloc{al}
-	}
-	return nil
-}
-
 // allocStatus returns the status of an alloc with that of its volumes.
 func allocStatus(v registry.View, al registry.Alloc) registry.AllocStatus {
+	return allocStatusWith(v, al, v.ClaimsOf(al.ID))
+}
+
+// allocStatusWith is allocStatus for a caller that has the claims of the alloc.
+func allocStatusWith(v registry.View, al registry.Alloc, claims []registry.Claim) registry.AllocStatus {
 	out := registry.AllocStatus{Alloc: al}
-	for _, c := range v.ClaimsOf(al.ID) {
+	for _, c := range claims {
 		r := refOf(v, c.ClaimKey())
 		use := registry.AllocVolume{
 			Request: c.Request, Name: c.Name, Volume: c.Volume, Usage: c.Usage, Publish: r.Publish, Target: r.Target,
