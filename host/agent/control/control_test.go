@@ -3,7 +3,10 @@ package control
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -397,5 +400,16 @@ func TestFailureOfAMissingRolesJobIsReported(t *testing.T) {
 		if !errors.Is(err, registry.ErrUnavailable) || !strings.Contains(err.Error(), text) {
 			t.Errorf("%v does not mention %q", err, text)
 		}
+	}
+}
+
+func TestMetricsAreServedOnTheSocket(t *testing.T) {
+	s := &Server{host: &fakeHost{}, Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, "holdfast_shim_serving 1")
+	})}
+	w := httptest.NewRecorder()
+	s.handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/metrics", nil))
+	if w.Body.String() != "holdfast_shim_serving 1" {
+		t.Errorf("%d %s", w.Code, w.Body)
 	}
 }

@@ -198,9 +198,11 @@ func (m *Metrics) collectAllocs(ctx context.Context, to chan<- prometheus.Metric
 			if v.Trouble != "" {
 				dead[v.Name]++
 			}
-			if w := v.Wait; w != nil && !w.Since.IsZero() {
-				waiting++
-				k := [4]string{string(v.Name.Namespace), string(v.Name.ID), string(a.ID), string(w.Step)}
+		}
+		waiting += len(a.Waiting)
+		for _, w := range a.Waiting { // also for a volume that is not there
+			k := [4]string{string(w.Volume.Namespace), string(w.Volume.ID), string(a.ID), string(w.Step)}
+			if !w.Since.IsZero() {
 				ages[k] = max(ages[k], now.Sub(w.Since))
 			}
 		}

@@ -115,8 +115,7 @@ func call(plugin, driver, method, code string, bucket int, seconds float64) host
 func TestScrapeHasTheNumbersOfTheHost(t *testing.T) {
 	const probe = "/csi.v1.Identity/Probe"
 	node := host.InstanceKey{Role: host.RoleNode, Plugin: "disk"}
-	waiting := inUse("disk", "slow")
-	waiting.Wait = &registry.Wait{Step: registry.StepStage, Since: time.Now().Add(-time.Hour)}
+	wait := registry.Wait{Volume: name("slow"), Step: registry.StepStage, Since: time.Now().Add(-time.Hour)}
 	dead := inUse("disk", "dead")
 	dead.Trouble = "transport endpoint is not connected"
 	h := &fakeHost{
@@ -130,8 +129,10 @@ func TestScrapeHasTheNumbersOfTheHost(t *testing.T) {
 				{Plugin: "disk", Phase: registry.TaskStopping}},
 		},
 		// Two requests of an alloc may wait for the same step of the same volume.
-		allocs: []host.AllocStatus{{Alloc: registry.Alloc{ID: "a"},
-			Volumes: []registry.AllocVolume{waiting, waiting, dead}}},
+		allocs: []host.AllocStatus{{
+			Alloc:   registry.Alloc{ID: "a", Waiting: []registry.Wait{wait, wait}},
+			Volumes: []registry.AllocVolume{inUse("disk", "well"), dead},
+		}},
 		swaps: []host.SwapReport{{Began: time.Unix(1, 0), Outcome: host.SwapCommitted, HeldSince: time.Unix(1, 0)}},
 	}
 	m := New(h, hclog.NewNullLogger())
