@@ -10,6 +10,7 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/host"
+	"holdfast/internal/mount"
 	"holdfast/internal/proc"
 	"holdfast/registry"
 )
@@ -296,6 +297,18 @@ func TestTrapD10ReleaseThatFailsIsContinued(t *testing.T) {
 		e.hasError(e.tryEngineMount("b", dockerd), nil, "release the volume from its last use: busy")
 		e.shim.release = nil
 		time.Sleep(2 * engineReview)
+		e.engineUses(1, 1)
+	})
+}
+
+func TestPrivateCopyOfANamespaceIsNoContainer(t *testing.T) {
+	withEnginePlugin(t, func(e *env) {
+		e.agent.engine.users = func(paths []string) (map[string][]mount.User, error) {
+			copies := []mount.User{{PID: 7, There: hooks.Layout{State: e.dir}.MountRoot() + "/disk/stage/x"}}
+			return map[string][]mount.User{paths[0]: copies}, nil
+		}
+		e.engineMount("a", dockerd)
+		e.engineUnmount("a", dockerd)
 		e.engineUses(1, 1)
 	})
 }

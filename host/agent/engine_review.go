@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"holdfast/hooks"
 	"holdfast/host"
 	"holdfast/internal/display"
 	"holdfast/internal/mount"
@@ -115,14 +116,15 @@ func (a *Agent) unusedFor(m *EngineMount) (time.Duration, error) {
 	return time.Since(since) + 1, nil
 }
 
-// engineUsers returns the users of the mount. A namespace that was made as a copy of this one has the mount at the same
-// path, and lives on without it: that is no container.
+// engineUsers returns the users of the mount. A namespace that was made as a private copy of this one has the volume at
+// the same paths, staged and published: that is no container.
 func (a *Agent) engineUsers(m *EngineMount) ([]mount.User, error) {
 	if m.Path == "" {
 		return nil, nil
 	}
 	users, err := a.engine.users([]string{m.Path})
-	return slices.DeleteFunc(users[m.Path], func(u mount.User) bool { return u.There == m.Path }), err
+	root := hooks.Layout{State: a.config.StateDir}.MountRoot() + "/"
+	return slices.DeleteFunc(users[m.Path], func(u mount.User) bool { return strings.HasPrefix(u.There, root) }), err
 }
 
 // Describe names the engines that hold the mount, with the command that lists their containers.
