@@ -70,15 +70,16 @@ func TestUnsupportedAttributes(t *testing.T) {
 		docker := task("t", "")
 		docker.Driver = "docker"
 		for want, task := range map[string]hooks.Task{
-			"template": task("t", `{"template":[{}]}`),
-			"artifact": task("t", `{"artifact":[{"source":"http://x/y"}]}`),
-			"poststop": task("t", `{"lifecycle":[{"hook":"poststop"}]}`),
-			"mode":     task("t", `{"restart":[{"mode":"never"}]}`),
-			"duration": task("t", `{"restart":[{"delay":"soon"}]}`),
-			"negative": task("t", `{"restart":[{"attempts":-1}]}`),
-			"max_file": task("t", `{"logs":[{"max_files":0}]}`),
-			"logs":     task("t", `{"logs":[{"max_file_size":-1}]}`),
-			"command":  config(""),
+			"template":                   task("t", `{"template":[{}]}`),
+			"artifact":                   task("t", `{"artifact":[{"source":"http://x/y"}]}`),
+			"poststop":                   task("t", `{"lifecycle":[{"hook":"poststop"}]}`),
+			"mode":                       task("t", `{"restart":[{"mode":"never"}]}`),
+			"duration":                   task("t", `{"restart":[{"delay":"soon"}]}`),
+			"negative":                   task("t", `{"restart":[{"attempts":-1}]}`),
+			"max_file":                   task("t", `{"logs":[{"max_files":0}]}`),
+			"logs":                       task("t", `{"logs":[{"max_file_size":-1}]}`),
+			"use cpu or cores, not both": task("t", `{"resources":[{"cpu":5,"cores":1}]}`),
+			"command":                    config(""),
 			"args cannot be a JSON string; write a list": config(`{"command":"x","args":"y"}`),
 			"only exec": docker,
 		} {
@@ -88,10 +89,10 @@ func TestUnsupportedAttributes(t *testing.T) {
 			}
 			e.hasError(err, nil, want)
 		}
-		j := job("j", "service", tasks("g", task("t", `{"resources":[{"cpu":5}]}`)))
+		j := job("j", "service", tasks("g", task("t", "")))
 		j.Rest = json.RawMessage(`{"constraint":[{}]}`)
 		e.submit(j)
-		if w := e.agent.job("j").Warnings; len(w) != 2 || !strings.Contains(w[0], "constraint") {
+		if w := e.agent.job("j").Warnings; len(w) != 1 || !strings.Contains(w[0], "constraint") {
 			e.Errorf("warnings: %q", w)
 		}
 	})
