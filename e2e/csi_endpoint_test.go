@@ -241,7 +241,8 @@ func TestEndpointAndHoldfastExcludeEachOther(t *testing.T) {
 	}
 	e.must(theirs.attach(e.ctx())) // by a client that vanishes
 	uses, _, err := e.host.EndpointUses(e.ctx(), "fake")
-	if err != nil || len(uses) != 1 || uses[0].Call != registry.ControllerPublishRPC {
+	if err != nil || len(uses) != 1 || uses[0].Call != registry.ControllerPublishRPC ||
+		uses[0].CreateIndex == 0 {
 		t.Errorf("uses %+v, %v", uses, err)
 	}
 	forget := func(confirm string) error {

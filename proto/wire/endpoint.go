@@ -18,7 +18,8 @@ const (
 
 func EndpointUseProto(u registry.EndpointUse) *pb.EndpointUse {
 	return &pb.EndpointUse{Plugin: string(u.Volume.Plugin), ExternalId: string(u.Volume.External), Call: string(u.Call),
-		Target: u.Target, Node: string(u.Node), Since: stamp(u.Since)}
+		Target: u.Target, Node: string(u.Node), Since: stamp(u.Since), CreateIndex: uint64(u.CreateIndex),
+		ModifyIndex: uint64(u.ModifyIndex)}
 }
 
 func EndpointUse(m *pb.EndpointUse) registry.EndpointUse {
@@ -26,6 +27,7 @@ func EndpointUse(m *pb.EndpointUse) registry.EndpointUse {
 		Volume: registry.VolumeKey{Plugin: registry.PluginID(m.GetPlugin()),
 			External: registry.ExternalID(m.GetExternalId())},
 		Call: registry.RPC(m.GetCall()), Target: m.GetTarget(), Node: registry.NodeName(m.GetNode()),
-		Since: moment(m.GetSince()),
+		Since: moment(m.GetSince()), CreateIndex: registry.Seq(m.GetCreateIndex()),
+		ModifyIndex: registry.Seq(m.GetModifyIndex()),
 	}
 }

@@ -35,6 +35,8 @@ type EndpointUse struct {
 	Target        string                 `protobuf:"bytes,4,opt,name=target,proto3" json:"target,omitempty"` // its node_id, staging_target_path or target_path; empty: the call has none
 	Node          string                 `protobuf:"bytes,5,opt,name=node,proto3" json:"node,omitempty"`     // whose host serves the endpoint
 	Since         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=since,proto3" json:"since,omitempty"`
+	CreateIndex   uint64                 `protobuf:"varint,7,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
+	ModifyIndex   uint64                 `protobuf:"varint,8,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -109,6 +111,20 @@ func (x *EndpointUse) GetSince() *timestamppb.Timestamp {
 		return x.Since
 	}
 	return nil
+}
+
+func (x *EndpointUse) GetCreateIndex() uint64 {
+	if x != nil {
+		return x.CreateIndex
+	}
+	return 0
+}
+
+func (x *EndpointUse) GetModifyIndex() uint64 {
+	if x != nil {
+		return x.ModifyIndex
+	}
+	return 0
 }
 
 type ListEndpointUsesRequest struct {
@@ -347,7 +363,7 @@ var File_holdfast_v1_endpoint_proto protoreflect.FileDescriptor
 
 const file_holdfast_v1_endpoint_proto_rawDesc = "" +
 	"\n" +
-	"\x1aholdfast/v1/endpoint.proto\x12\vholdfast.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18holdfast/v1/common.proto\x1a\x17holdfast/v1/force.proto\"\xb8\x01\n" +
+	"\x1aholdfast/v1/endpoint.proto\x12\vholdfast.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18holdfast/v1/common.proto\x1a\x17holdfast/v1/force.proto\"\xfe\x01\n" +
 	"\vEndpointUse\x12\x16\n" +
 	"\x06plugin\x18\x01 \x01(\tR\x06plugin\x12\x1f\n" +
 	"\vexternal_id\x18\x02 \x01(\tR\n" +
@@ -355,7 +371,9 @@ const file_holdfast_v1_endpoint_proto_rawDesc = "" +
 	"\x04call\x18\x03 \x01(\tR\x04call\x12\x16\n" +
 	"\x06target\x18\x04 \x01(\tR\x06target\x12\x12\n" +
 	"\x04node\x18\x05 \x01(\tR\x04node\x120\n" +
-	"\x05since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x7f\n" +
+	"\x05since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12!\n" +
+	"\fcreate_index\x18\a \x01(\x04R\vcreateIndex\x12!\n" +
+	"\fmodify_index\x18\b \x01(\x04R\vmodifyIndex\"\x7f\n" +
 	"\x17ListEndpointUsesRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12%\n" +
 	"\x04page\x18\x02 \x01(\v2\x11.holdfast.v1.PageR\x04page\x12\x16\n" +
