@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -86,14 +87,8 @@ func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 	err := m.collectCalls(ctx, to)
 	serving := m.source.ShimState().Serving
 	to <- shimServing.value(number(serving))
-	if serving && err == nil {
-		err = m.collectStatus(ctx, to)
-	}
-	if serving && err == nil {
-		err = m.collectPlugins(ctx, to)
-	}
-	if serving && err == nil {
-		err = m.collectAllocs(ctx, to)
+	if serving { // after an error the others come all the same: an older shim may lack one call
+		err = errors.Join(err, m.collectStatus(ctx, to), m.collectPlugins(ctx, to), m.collectAllocs(ctx, to))
 	}
 	if err != nil {
 		m.log.Warn("the shim did not answer; metrics are incomplete", "error", err)

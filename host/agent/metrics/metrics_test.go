@@ -26,6 +26,7 @@ var update = flag.Bool("update", false, "write docs/metrics.md")
 // fakeHost has the numbers of a test.
 type fakeHost struct {
 	down   bool
+	old    bool // the shim lacks Control.Metrics
 	calls  []host.CallMetric
 	swaps  []host.SwapReport
 	list   host.PluginList
@@ -34,7 +35,12 @@ type fakeHost struct {
 	events []host.Event
 }
 
-func (h *fakeHost) CallMetrics(context.Context) ([]host.CallMetric, error) { return h.calls, nil }
+func (h *fakeHost) CallMetrics(context.Context) ([]host.CallMetric, error) {
+	if h.old {
+		return h.calls, host.ErrUnsupported
+	}
+	return h.calls, nil
+}
 
 func (h *fakeHost) Status(context.Context) (host.ShimStatus, error) {
 	return host.ShimStatus{OpenIntents: 3, Index: 42}, nil
@@ -165,6 +171,8 @@ func TestScrapeHasTheNumbersOfTheHost(t *testing.T) {
 		MatchString(text) {
 		t.Error("the wait of an hour is missing")
 	}
+	h.old = true
+	expect(t, scrape(t, m), `holdfast_intents_open 3`, `holdfast_claims_waiting 2`)
 	h.down = true
 	if text = scrape(t, m); strings.Contains(text, "intents_open") {
 		t.Error("a shim that does not serve was asked")
