@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -230,9 +231,16 @@ func (t *taskRunner) started(ctx context.Context, attempt uint64, h taskdriver.H
 	if err != nil {
 		return err
 	}
-	note := fmt.Sprintf("started (pid %d)", h.TaskPID)
+	about := []string{fmt.Sprintf("pid %d", h.TaskPID)}
+	if h.TaskPID == 0 {
+		about = nil // a container that has ended already
+	}
 	if attempt > 1 {
-		note = fmt.Sprintf("started (pid %d, attempt %d)", h.TaskPID, attempt)
+		about = append(about, fmt.Sprintf("attempt %d", attempt))
+	}
+	note := "started"
+	if len(about) > 0 {
+		note += " (" + strings.Join(about, ", ") + ")"
 	}
 	err = t.set(note, func(r *TaskRecord) {
 		r.State, r.Handle, r.Started, r.Reason = TaskRunning, &h, host.BootTime{Boot: boot, At: proc.BootTime()}, ""

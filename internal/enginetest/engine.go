@@ -252,6 +252,26 @@ func (e *Engine) CLI(args ...string) string {
 	return out
 }
 
+// Programs returns files for Import: programs in /bin, with the libraries that ldd lists at their own paths.
+func (e *Engine) Programs(programs ...string) map[string]string {
+	e.t.Helper()
+	files := map[string]string{}
+	for _, name := range programs {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		files["/bin/"+filepath.Base(name)] = path
+		libraries, _ := exec.Command("ldd", path).Output() // fails for a static program
+		for _, word := range strings.Fields(string(libraries)) {
+			if filepath.IsAbs(word) {
+				files[word] = word
+			}
+		}
+	}
+	return files
+}
+
 // Import makes an image with a static busybox and further files: path in the image to path here.
 func (e *Engine) Import(image string, files map[string]string) {
 	e.t.Helper()

@@ -21,6 +21,7 @@ import (
 	"github.com/moby/moby/api/types/mount"
 	"github.com/moby/moby/client"
 
+	"holdfast/hooks"
 	"holdfast/internal/proc"
 	"holdfast/registry"
 )
@@ -116,7 +117,7 @@ func (t Task) makeContainerDirs() error {
 func (d Container) run(ctx context.Context, t Task, h *Handle) error {
 	config, hostConfig, err := d.containerOf(t)
 	if err == nil {
-		err = checkSources(hostConfig)
+		err = checkSources(t.Plan, hostConfig)
 	}
 	if err != nil {
 		return err
@@ -133,7 +134,7 @@ func (d Container) run(ctx context.Context, t Task, h *Handle) error {
 	if err != nil {
 		return err
 	}
-	h.Warnings = made.Warnings
+	h.Warnings = append(made.Warnings, d.ignoredRules(ctx, hostConfig)...)
 	if _, err := d.engine.ContainerStart(ctx, made.ID, client.ContainerStartOptions{}); err != nil {
 		return err
 	}
@@ -144,14 +145,41 @@ func (d Container) run(ctx context.Context, t Task, h *Handle) error {
 	return err
 }
 
-// checkSources refuses missing sources of mounts. Docker does the same, but Podman makes directories there.
-func checkSources(h *container.HostConfig) error {
-	for _, m := range h.Mounts {
-		if m.Type != mount.TypeBind {
-			continue
+// ignoredRules warns of a Podman before 4.4, whose API for Docker's clients ignores device rules.
+func (d Container) ignoredRules(ctx context.Context, h *container.HostConfig) []string {
+	if len(h.DeviceCgroupRules) == 0 {
+		return nil
+	}
+	engine, _ := d.engine.ServerVersion(ctx, client.ServerVersionOptions{})
+	for _, c := range engine.Components {
+		var major, minor int
+		_, err := fmt.Sscanf(c.Version, "%d.%d", &major, &minor)
+		if c.Name == "Podman Engine" && err == nil && (major < 4 || major == 4 && minor < 4) {
+			return []string{"Podman " + c.Version + " allows no devices but those of its config; set privileged = true, " +
+				"or use Podman 4.4 or later"}
 		}
-		if _, err := os.Stat(m.Source); errors.Is(err, fs.ErrNotExist) {
-			return registry.Errorf(registry.ErrNotFound, "source of the mount at %s: %w", m.Target, err)
+	}
+	return nil
+}
+
+// checkSources refuses missing sources of mounts, where engines would make directories, and paths of the plan that an
+// engine would read as two.
+func checkSources(plan hooks.Plan, h *container.HostConfig) error {
+	sources := map[string]string{}
+	for _, m := range h.Mounts {
+		if m.Type == mount.TypeBind {
+			sources[m.Target] = m.Source
+		}
+	}
+	for _, b := range plan.Binds {
+		if strings.Contains(b.Source+b.Target, ":") {
+			return registry.Invalid("mount of %q at %q: engines allow no colon in such a path", b.Source, b.Target)
+		}
+		sources[b.Target] = b.Source
+	}
+	for target, source := range sources {
+		if _, err := os.Stat(source); errors.Is(err, fs.ErrNotExist) {
+			return registry.Errorf(registry.ErrNotFound, "source of the mount at %s: %w", target, err)
 		}
 	}
 	return nil

@@ -369,16 +369,7 @@ func (t Task) mountInto(h *container.HostConfig) {
 		h.Mounts = append(h.Mounts, bind(t.planDir(i), dir.Path, false, mount.PropagationRPrivate))
 	}
 	for _, b := range t.Plan.Binds {
-		propagation := enginePropagations[b.Propagation]
-		if b.SELinux == "" || !selinuxEnforced() {
-			h.Mounts = append(h.Mounts, bind(b.Source, b.Target, b.ReadOnly, propagation))
-			continue
-		}
-		mode := "rw" // the form that knows labels
-		if b.ReadOnly {
-			mode = "ro"
-		}
-		h.Binds = append(h.Binds, fmt.Sprintf("%s:%s:%s,%s,%s", b.Source, b.Target, mode, b.SELinux, propagation))
+		h.Binds = append(h.Binds, planBind(b))
 	}
 	for _, d := range t.Plan.Devices {
 		h.Devices = append(h.Devices, container.DeviceMapping{
@@ -392,6 +383,18 @@ func (t Task) mountInto(h *container.HostConfig) {
 	if hasHostDevices(t.Plan) && !t.container.Privileged {
 		h.DeviceCgroupRules = append(h.DeviceCgroupRules, "a *:* rwm") // as the exec driver does
 	}
+}
+
+// planBind has the form that knows SELinux labels, and with which Podman binds the mounts below the source too.
+func planBind(b hooks.Bind) string {
+	text := fmt.Sprintf("%s:%s:rw,%s", b.Source, b.Target, enginePropagations[b.Propagation])
+	if b.ReadOnly {
+		text = fmt.Sprintf("%s:%s:ro,%s", b.Source, b.Target, enginePropagations[b.Propagation])
+	}
+	if b.SELinux != "" && selinuxEnforced() {
+		text += "," + b.SELinux
+	}
+	return text
 }
 
 // planDir is the source of a directory of the plan.
