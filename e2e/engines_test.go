@@ -78,9 +78,11 @@ func (e *engineEnv) runPlugins() {
 		rights = `cap_add = ["SYS_ADMIN"]
 			security_opt = ["seccomp=unconfined", "apparmor=unconfined"]`
 	}
-	e.job("engine_plugin.hcl", "NAME", "loopfs", "RIGHTS", rights, "ARGS", `"--data=${var.d}/data/loopfs", "--backend=loop", "--node-id=n1"`)
-	e.job("engine_plugin.hcl", "NAME", "csifake", "RIGHTS", rights, "ARGS", `"--journal=${var.d}/data/journal", "--script=${var.d}/data/script",
-		"--state=${var.d}/data/backend", "--data=${var.d}/data", "--mounts", "--instance=${NOMAD_ALLOC_ID}",
+	e.job("engine_plugin.hcl", "NAME", "loopfs", "RIGHTS", rights, "ARGS",
+		`"--data=${var.d}/data/loopfs", "--backend=loop", "--node-id=n1"`)
+	e.job("engine_plugin.hcl", "NAME", "csifake", "RIGHTS", rights, "ARGS",
+		`"--journal=${var.d}/data/journal", "--script=${var.d}/data/script", "--state=${var.d}/data/backend",
+		"--data=${var.d}/data", "--mounts", "--instance=${NOMAD_ALLOC_ID}",
 		"--caps=CREATE_DELETE_VOLUME,PUBLISH_UNPUBLISH_VOLUME,STAGE_UNSTAGE_VOLUME"`)
 	for id, replace := range map[string][]string{
 		"notes": {`"disk"`, `"notes"`, "fake", "loopfs", "1MiB", "32MiB", "single-node-writer", "single-node-multi-writer"},
@@ -225,7 +227,7 @@ func (e *engineEnv) killEngine() {
 	}
 }
 
-// takeDown stops everything and deletes the volumes. Nothing may be left at the engine; see agentEnv.close for the rest.
+// takeDown stops everything and deletes the volumes. Nothing may be left at the engine. agentEnv.close checks the rest.
 func (e *engineEnv) takeDown() {
 	e.t.Helper()
 	for _, job := range engineUsers {

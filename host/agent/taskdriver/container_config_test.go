@@ -52,13 +52,15 @@ func TestContainerConfigOfPublishedFiles(t *testing.T) {
 		t.Errorf("warnings: %v", warnings)
 	}
 	for what, pair := range map[string][2]any{
-		"image":      {c.Image, "registry.example/csi/driver:v1"},
-		"command":    {append(c.Entrypoint, c.Cmd...), []string{"/driver", "--v=5", "7", "true"}},
-		"health":     {c.Healthcheck.Test, []string{"NONE"}},
-		"binds":      {h.Binds, []string{"/dev:/dev", "/d/local/x:/x", "named:/y:ro"}},
-		"dns":        {len(h.DNS), 2},
-		"memory":     {[]int64{h.Memory, h.MemoryReservation, h.MemorySwap}, []int64{256 << 20, 64 << 20, 512 << 20}},
-		"namespaces": {[]string{string(h.NetworkMode), string(h.IpcMode), string(h.UsernsMode)}, []string{"host", "host", "keep-id"}},
+		"image":   {c.Image, "registry.example/csi/driver:v1"},
+		"command": {append(c.Entrypoint, c.Cmd...), []string{"/driver", "--v=5", "7", "true"}},
+		"health":  {c.Healthcheck.Test, []string{"NONE"}},
+		"binds":   {h.Binds, []string{"/dev:/dev", "/d/local/x:/x", "named:/y:ro"}},
+		"dns":     {len(h.DNS), 2},
+		"memory":  {[]int64{h.Memory, h.MemoryReservation, h.MemorySwap}, []int64{256 << 20, 64 << 20, 512 << 20}},
+		"network": {h.NetworkMode, container.NetworkMode("host")},
+		"ipc":     {h.IpcMode, container.IpcMode("host")},
+		"users":   {h.UsernsMode, container.UsernsMode("keep-id")},
 		"devices": {h.Devices, []container.DeviceMapping{
 			{PathOnHost: "/dev/fuse", PathInContainer: "/dev/fuse", CgroupPermissions: "rwm"},
 			{PathOnHost: "/dev/kvm", PathInContainer: "/dev/k", CgroupPermissions: "r"}}},
@@ -138,7 +140,9 @@ func TestContainerNeedsAnEngine(t *testing.T) {
 			c.Close()
 		}
 	}()
-	for name, text := range map[string]string{"page": "404 page not found", "other": "malformed HTTP", "none": "no such file"} {
+	for name, text := range map[string]string{
+		"page": "404 page not found", "other": "malformed HTTP", "none": "no such file",
+	} {
 		d, err := NewContainer("docker", "unix://"+filepath.Join(dir, name))
 		must(t, err)
 		err = d.Prepare(t.Context(), Task{ID: "a", container: &containerConfig{Image: "i"}}, func(string) {})
