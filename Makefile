@@ -1,7 +1,7 @@
 # Holdfast. `make help` lists every target.
 SHELL := /bin/bash
 GO    ?= go
-BIN   := $(CURDIR)/bin
+BIN   ?= $(CURDIR)/bin
 TOOLS := $(CURDIR)/.cache/bin
 SOAK  ?= 10m
 # Tests that take minutes in total; package e2e skips them with -short.
@@ -15,6 +15,12 @@ ENGINES := TestContainersOfEngines
 NEXT := $(CURDIR)/.cache/next.overlay.json
 COMPAT := ^(TestVersionSkew|TestVersionSkewIsSeen|TestStateOutsideTheWindow|TestStateBeyondTheWindow|TestRollbackToTheReleaseBefore|TestSwapAddsAField|TestNewerRPCPassesTheHost)$$
 
+# Of make install and make deb. DESTDIR is a directory to install into instead of /.
+PREFIX  ?= /usr/local
+VERSION ?= $(shell sed -n 's/^const Version = "\(.*\)"/\1/p' host/start.go)
+ARCH    := $(shell $(GO) env GOARCH)
+TREE     = $(BIN)/tree
+
 # Packages to test at a time.
 PACKAGES ?= $(shell nproc)
 
@@ -25,7 +31,7 @@ export GORACE ?= atexit_sleep_ms=0
 export TMPDIR := /tmp
 
 .DEFAULT_GOAL := all
-.PHONY: all help build generate check-generate vet lint test compat long e2e engines sanity foreign cosanity soak demo demo-rootless bench bench-swap fuzz clean
+.PHONY: all help build install deb package-test generate check-generate vet lint test compat long e2e engines sanity foreign cosanity soak demo demo-rootless bench bench-swap fuzz clean
 
 all: build vet test ## build, vet and test
 
@@ -39,6 +45,34 @@ build: ## build holdfast, holdfast-task, holdfast-shim and loopfs into bin/, wit
 	$(GO) build -o $(BIN)/holdfast-shim ./shim
 	$(GO) build -o $(BIN)/loopfs ./examples/loopfs
 	@cd $(BIN) && sha256sum holdfast-shim | cut -d' ' -f1 > holdfast-shim.sha256
+
+install: build ## install programs, manual pages, completion, a systemd unit and /etc/holdfast/agent.hcl; DESTDIR, PREFIX
+	$(BIN)/holdfast docs $(BIN)/docs
+	install -Dt $(DESTDIR)$(PREFIX)/bin $(BIN)/holdfast $(BIN)/holdfast-task $(BIN)/holdfast-shim $(BIN)/loopfs
+	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/man/man1 $(BIN)/docs/man1/*
+	install -Dm644 $(BIN)/docs/holdfast.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/holdfast
+	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/zsh/$(if $(filter /usr,$(PREFIX)),vendor-completions,site-functions) $(BIN)/docs/_holdfast
+	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d $(BIN)/docs/holdfast.fish
+	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/doc/holdfast/examples examples/hcl/demo/*.hcl
+	install -Dm644 LICENSE $(DESTDIR)$(PREFIX)/share/doc/holdfast/copyright
+	mkdir -p $(DESTDIR)$(PREFIX)/lib/systemd/system
+	sed 's|/usr/bin/|$(PREFIX)/bin/|' packaging/holdfast.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/holdfast.service
+	install -Dm644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system packaging/holdfast.socket
+	test -e $(DESTDIR)/etc/holdfast/agent.hcl || install -Dm644 -t $(DESTDIR)/etc/holdfast packaging/agent.hcl
+
+deb: $(TOOLS)/nfpm ## build bin/holdfast_VERSION_ARCH.deb
+	rm -rf $(TREE)
+	CGO_ENABLED=0 GOFLAGS="$$($(GO) env GOFLAGS) -ldflags=-s" $(MAKE) -s install DESTDIR=$(TREE) PREFIX=/usr
+	VERSION=$(VERSION) ARCH=$(ARCH) TREE=$(TREE) $(TOOLS)/nfpm package -f packaging/nfpm.yaml -p deb \
+		-t $(BIN)/holdfast_$(VERSION)_$(ARCH).deb
+	rm -rf $(TREE) $(BIN)/docs
+
+package-test: ## install, upgrade, remove and purge the package below a systemd of its own, with tasks running (needs root)
+	$(MAKE) -s deb
+	@mkdir -p $(dir $(NEXT))
+	$(GO) run ./internal/nextrelease/overlay > $(NEXT)
+	GOFLAGS="$$($(GO) env GOFLAGS) -overlay=$(NEXT)" $(MAKE) -s deb BIN=$(CURDIR)/.cache/next VERSION=99.0.0
+	.ci/package-test $(BIN)/holdfast_$(VERSION)_$(ARCH).deb $(CURDIR)/.cache/next/holdfast_99.0.0_$(ARCH).deb
 
 demo: build ## run the demo: a plugin, a volume, a writer, a reader and a shim swap on real devices
 	@BIN=$(BIN) ./examples/demo.sh
@@ -107,6 +141,10 @@ generate: $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc ## regenerate code 
 
 check-generate: generate ## fail if generated code differs from the committed code
 	git diff --exit-code
+
+$(TOOLS)/nfpm: .ci/nfpm.mod # its many dependencies would change the versions of the other tools
+	@mkdir -p $(TOOLS)
+	$(GO) build -modfile=$< -o $@ github.com/goreleaser/nfpm/v2/cmd/nfpm
 
 $(TOOLS)/%: .ci/tools.mod
 	@mkdir -p $(TOOLS)
