@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -225,13 +226,13 @@ func TestTrapD7PodmanHasOneIDAndNoDaemon(t *testing.T) {
 		time.Sleep(10 * unusedLimit)
 		e.engineUnmount("constant", podman)
 		e.engineUses(1, 0, "constant")
-		e.shim.stuck = true
+		e.shim.stuck.Store(true)
 		began := time.Now()
 		e.engineUnmount("constant", podman)
 		if took := time.Since(began); took >= 5*time.Second {
 			t.Errorf("Podman does not wait for %v", took)
 		}
-		e.shim.stuck = false
+		e.shim.stuck.Store(false)
 		time.Sleep(2 * engineReview)
 		e.engineUses(1, 1)
 	})
@@ -290,12 +291,19 @@ func TestTrapD9PluginInAContainerOfTheWaitingEngine(t *testing.T) {
 // No engine repeats an unmount.
 func TestTrapD10ReleaseThatFailsIsContinued(t *testing.T) {
 	withEnginePlugin(t, func(e *env) {
-		e.shim.release = func(host.AllocID) error { return errors.New("busy") }
+		var busy atomic.Bool
+		busy.Store(true)
+		e.shim.release = func(host.AllocID) error {
+			if busy.Load() {
+				return errors.New("busy")
+			}
+			return nil
+		}
 		e.engineMount("a", dockerd)
 		e.engineUnmount("a", dockerd)
 		e.hasCount("released", 0)
 		e.hasError(e.tryEngineMount("b", dockerd), nil, "release the volume from its last use: busy")
-		e.shim.release = nil
+		busy.Store(false)
 		time.Sleep(2 * engineReview)
 		e.engineUses(1, 1)
 	})

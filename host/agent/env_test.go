@@ -199,7 +199,7 @@ type fakeShim struct {
 	release  func(host.AllocID) error
 	starting func(host.AllocTask) error
 	hang     bool          // PrepareAlloc hangs
-	stuck    bool          // ReleaseAlloc hangs
+	stuck    atomic.Bool   // ReleaseAlloc hangs
 	hint     chan struct{} // a plugin has changed
 	restarts chan host.PendingRestart
 
@@ -320,7 +320,7 @@ func (s *fakeShim) ReplaceAlloc(ctx context.Context, id host.AllocID) error {
 }
 
 func (s *fakeShim) ReleaseAlloc(ctx context.Context, id host.AllocID) error {
-	if s.stuck {
+	if s.stuck.Load() {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
