@@ -79,7 +79,7 @@ func newShimSwap(io streams, p *globalFlags) *cobra.Command {
 				return err
 			}
 			report, err := p.client().Swap(c.Context(), control.SwapRequest{Path: path, SHA256: sum, By: operator()})
-			return show(io, p, err, report, writeSwapped)
+			return showSwap(io, p, err, report)
 		},
 	}
 	c.Flags().StringVar(&sum, "sha256", "", "expected digest of the binary (default: the content of PATH.sha256)")
@@ -102,7 +102,7 @@ func newShimRollback(io streams, p *globalFlags) *cobra.Command {
 				return err
 			}
 			report, err := p.client().Swap(c.Context(), control.SwapRequest{SHA256: before, By: operator()})
-			return show(io, p, err, report, writeSwapped)
+			return showSwap(io, p, err, report)
 		},
 	}
 }
@@ -131,9 +131,38 @@ func newShimHistory(io streams, p *globalFlags) *cobra.Command {
 		Use: "history", Short: "List swaps, newest first", Args: usageArgs(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			list, err := p.client().Swaps(c.Context())
-			return show(io, p, err, list, writeSwaps)
+			views := make([]swapJSON, len(list))
+			for i, r := range list {
+				views[i] = swapJSONOf(r)
+			}
+			return show(io, p, err, views, func(to writer, _ []swapJSON) error { return writeSwaps(to, list) })
 		},
 	}
+}
+
+// swapJSON is a report with durations as text.
+type swapJSON struct {
+	host.SwapReport
+	Hold  string     `json:"hold"`
+	Steps []stepJSON `json:"steps"`
+}
+
+type stepJSON struct {
+	Step host.SwapStep `json:"step"`
+	Took string        `json:"took"`
+}
+
+func swapJSONOf(r host.SwapReport) swapJSON {
+	s := swapJSON{SwapReport: r, Hold: r.Hold.String(), Steps: []stepJSON{}}
+	for _, step := range r.Steps {
+		s.Steps = append(s.Steps, stepJSON{step.Step, step.Took.String()})
+	}
+	return s
+}
+
+// showSwap writes the report of a swap as JSON or as text.
+func showSwap(io streams, p *globalFlags, err error, r host.SwapReport) error {
+	return show(io, p, err, swapJSONOf(r), func(to writer, _ swapJSON) error { return writeSwapped(to, r) })
 }
 
 func writeSwapped(to writer, s host.SwapReport) error {
