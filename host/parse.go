@@ -17,14 +17,15 @@ type Source struct {
 type ParseOptions struct {
 	Variables     map[string]string // by name, as text
 	VariableFiles []Source
-	Validate      bool // variables without a value are unknown instead of an error
+	Validate      bool   // variables without a value are unknown instead of an error
+	Dir           string // directory of relative paths in file(); empty: they are passed to Config.File as they are
 }
 
 // Parse reads a job. If the text is wrong, the error is an ErrInvalid that lists all findings, one per line, and the
 // diagnostics have the same as data. Diagnostics without an error are warnings.
 func (h *Host) Parse(ctx context.Context, src Source, o ParseOptions) (*Job, Diagnostics, error) {
 	reply, err := call(ctx, h, reads, pb.NewJobsClient, pb.JobsClient.Parse, &pb.ParseRequest{
-		Call: &pb.Call{}, Source: sourceProto(src),
+		Call: &pb.Call{}, Source: sourceProto(src), Dir: o.Dir,
 		Variables: o.Variables, VariableFiles: convert(o.VariableFiles, sourceProto), Validate: o.Validate,
 	})
 	if err != nil {
@@ -37,7 +38,7 @@ func (h *Host) Parse(ctx context.Context, src Source, o ParseOptions) (*Job, Dia
 // ParseVolume reads a volume specification file. Errors are as with Parse.
 func (h *Host) ParseVolume(ctx context.Context, src Source, o ParseOptions) (VolumeSpec, Diagnostics, error) {
 	reply, err := call(ctx, h, reads, pb.NewVolumesClient, pb.VolumesClient.Parse, &pb.ParseVolumeRequest{
-		Call: &pb.Call{}, Source: sourceProto(src),
+		Call: &pb.Call{}, Source: sourceProto(src), Dir: o.Dir,
 		Variables: o.Variables, VariableFiles: convert(o.VariableFiles, sourceProto), Validate: o.Validate,
 	})
 	if err != nil {

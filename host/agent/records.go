@@ -20,6 +20,7 @@ import (
 // Source is the submitted text of a job and the values of its variables.
 type Source struct {
 	Name      string            `json:"name"`
+	Dir       string            `json:"dir,omitempty"` // absolute; of relative paths in file()
 	Text      []byte            `json:"text"`
 	Variables map[string]string `json:"variables,omitempty"`
 	Files     []host.Source     `json:"variable_files,omitempty"`

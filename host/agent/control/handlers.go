@@ -16,7 +16,7 @@ import (
 )
 
 func parseOptions(src Submission) host.ParseOptions {
-	return host.ParseOptions{Variables: src.Variables, VariableFiles: src.Files}
+	return host.ParseOptions{Variables: src.Variables, VariableFiles: src.Files, Dir: src.Dir}
 }
 
 func source(src Submission) host.Source { return host.Source{Name: src.Name, Text: src.Text} }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 
@@ -76,7 +77,8 @@ func readFile(path string) (file, error) {
 	if len(text) > maxFile {
 		return file{}, fmt.Errorf("%s is larger than %d KiB: not a job or volume file", path, maxFile>>10)
 	}
-	return file{Source: agent.Source{Name: path, Text: text}, volume: isVolume(path, text)}, nil
+	dir, err := filepath.Abs(filepath.Dir(path)) // of "-" too
+	return file{Source: agent.Source{Name: path, Dir: dir, Text: text}, volume: isVolume(path, text)}, err
 }
 
 var (
@@ -169,5 +171,5 @@ func declares(text []byte, name string) bool {
 }
 
 func parseOptions(f file, validate bool) host.ParseOptions {
-	return host.ParseOptions{Variables: f.Variables, VariableFiles: f.Files, Validate: validate}
+	return host.ParseOptions{Variables: f.Variables, VariableFiles: f.Files, Validate: validate, Dir: f.Dir}
 }

@@ -34,6 +34,7 @@ type ParseRequest struct {
 	VariableFiles []*Source              `protobuf:"bytes,4,rep,name=variable_files,json=variableFiles,proto3" json:"variable_files,omitempty"`
 	Validate      bool                   `protobuf:"varint,5,opt,name=validate,proto3" json:"validate,omitempty"`    // variables without a value are unknown instead of an error
 	Operations    []string               `protobuf:"bytes,6,rep,name=operations,proto3" json:"operations,omitempty"` // plan operations that the host can apply; empty: those of Hello
+	Dir           string                 `protobuf:"bytes,7,opt,name=dir,proto3" json:"dir,omitempty"`               // directory of relative paths in file(); empty: the host's
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -108,6 +109,13 @@ func (x *ParseRequest) GetOperations() []string {
 		return x.Operations
 	}
 	return nil
+}
+
+func (x *ParseRequest) GetDir() string {
+	if x != nil {
+		return x.Dir
+	}
+	return ""
 }
 
 type Source struct {
@@ -503,7 +511,7 @@ var File_holdfast_v1_jobs_proto protoreflect.FileDescriptor
 
 const file_holdfast_v1_jobs_proto_rawDesc = "" +
 	"\n" +
-	"\x16holdfast/v1/jobs.proto\x12\vholdfast.v1\x1a\x18holdfast/v1/common.proto\"\xe0\x02\n" +
+	"\x16holdfast/v1/jobs.proto\x12\vholdfast.v1\x1a\x18holdfast/v1/common.proto\"\xf2\x02\n" +
 	"\fParseRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12+\n" +
 	"\x06source\x18\x02 \x01(\v2\x13.holdfast.v1.SourceR\x06source\x12F\n" +
@@ -512,7 +520,8 @@ const file_holdfast_v1_jobs_proto_rawDesc = "" +
 	"\bvalidate\x18\x05 \x01(\bR\bvalidate\x12\x1e\n" +
 	"\n" +
 	"operations\x18\x06 \x03(\tR\n" +
-	"operations\x1a<\n" +
+	"operations\x12\x10\n" +
+	"\x03dir\x18\a \x01(\tR\x03dir\x1a<\n" +
 	"\x0eVariablesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"0\n" +

@@ -899,6 +899,7 @@ type ParseVolumeRequest struct {
 	Variables     map[string]string      `protobuf:"bytes,3,rep,name=variables,proto3" json:"variables,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	VariableFiles []*Source              `protobuf:"bytes,4,rep,name=variable_files,json=variableFiles,proto3" json:"variable_files,omitempty"`
 	Validate      bool                   `protobuf:"varint,5,opt,name=validate,proto3" json:"validate,omitempty"`
+	Dir           string                 `protobuf:"bytes,6,opt,name=dir,proto3" json:"dir,omitempty"` // as in ParseRequest
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -966,6 +967,13 @@ func (x *ParseVolumeRequest) GetValidate() bool {
 		return x.Validate
 	}
 	return false
+}
+
+func (x *ParseVolumeRequest) GetDir() string {
+	if x != nil {
+		return x.Dir
+	}
+	return ""
 }
 
 type ParseVolumeReply struct {
@@ -1975,13 +1983,14 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x06target\x18\x06 \x01(\v2\x11.holdfast.v1.TreeR\x06target\x120\n" +
 	"\x05since\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x18\n" +
 	"\atrouble\x18\b \x01(\tR\atrouble\x126\n" +
-	"\btroubled\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\btroubled\"\xcc\x02\n" +
+	"\btroubled\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\btroubled\"\xde\x02\n" +
 	"\x12ParseVolumeRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12+\n" +
 	"\x06source\x18\x02 \x01(\v2\x13.holdfast.v1.SourceR\x06source\x12L\n" +
 	"\tvariables\x18\x03 \x03(\v2..holdfast.v1.ParseVolumeRequest.VariablesEntryR\tvariables\x12:\n" +
 	"\x0evariable_files\x18\x04 \x03(\v2\x13.holdfast.v1.SourceR\rvariableFiles\x12\x1a\n" +
-	"\bvalidate\x18\x05 \x01(\bR\bvalidate\x1a<\n" +
+	"\bvalidate\x18\x05 \x01(\bR\bvalidate\x12\x10\n" +
+	"\x03dir\x18\x06 \x01(\tR\x03dir\x1a<\n" +
 	"\x0eVariablesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa7\x01\n" +

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"path/filepath"
 
 	"holdfast/config"
 	"holdfast/hooks"
@@ -16,7 +17,7 @@ type jobs struct {
 
 // Parse needs no state: a candidate serves it too.
 func (j *jobs) Parse(ctx context.Context, req *pb.ParseRequest) (*pb.ParseReply, error) {
-	opts := j.s.options(ctx, req.GetVariables(), req.GetVariableFiles(), req.GetValidate())
+	opts := j.s.options(ctx, req)
 	for _, op := range req.GetOperations() {
 		opts.Operations = append(opts.Operations, hooks.Operation(op))
 	}
@@ -30,15 +31,26 @@ func (j *jobs) Parse(ctx context.Context, req *pb.ParseRequest) (*pb.ParseReply,
 
 func source(m *pb.Source) config.Source { return config.Source{Name: m.GetName(), Text: m.GetText()} }
 
+// parseRequest is a request to parse a job or a volume.
+type parseRequest interface {
+	GetVariables() map[string]string
+	GetVariableFiles() []*pb.Source
+	GetValidate() bool
+	GetDir() string
+}
+
 // options are the host's variables, blocks and files for one parse.
-func (s *Server) options(
-	ctx context.Context, vars map[string]string, files []*pb.Source, validate bool,
-) config.Options {
-	opts := config.Options{Variables: vars, UnsetUnknown: validate}
-	for _, f := range files {
+func (s *Server) options(ctx context.Context, req parseRequest) config.Options {
+	opts := config.Options{Variables: req.GetVariables(), UnsetUnknown: req.GetValidate()}
+	for _, f := range req.GetVariableFiles() {
 		opts.VariableFiles = append(opts.VariableFiles, source(f))
 	}
-	opts.ReadFile = func(path string) ([]byte, error) { return s.callbacks.File(ctx, path) }
+	opts.ReadFile = func(path string) ([]byte, error) {
+		if dir := req.GetDir(); dir != "" && !filepath.IsAbs(path) {
+			path = filepath.Join(dir, path)
+		}
+		return s.callbacks.File(ctx, path)
+	}
 	if h := s.hello.Load(); h != nil {
 		opts.Blocks, opts.Operations = h.Blocks, h.Operations
 	}

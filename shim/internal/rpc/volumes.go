@@ -17,7 +17,7 @@ type volumes struct {
 }
 
 func (v *volumes) Parse(ctx context.Context, req *pb.ParseVolumeRequest) (*pb.ParseVolumeReply, error) {
-	opts := v.s.options(ctx, req.GetVariables(), req.GetVariableFiles(), req.GetValidate())
+	opts := v.s.options(ctx, req)
 	spec, diags := config.ParseVolume(source(req.GetSource()), opts)
 	reply := &pb.ParseVolumeReply{Answer: v.s.latest(ctx), Diagnostics: wire.DiagnosticsProto(diags)}
 	if diags.Err() == nil && spec != nil {
