@@ -79,7 +79,8 @@ func (h *Health) check(ctx context.Context) error {
 		}
 		all.Go(func() {
 			if err := h.ask(ctx, inst, volumes); err != nil && ctx.Err() == nil {
-				h.logger.Warn("a plugin does not say how its volumes are", "plugin", id, "again_in", healthEvery, "error", err)
+				h.logger.Warn("a plugin does not say how its volumes are", "plugin", id,
+					"again_in", healthEvery.String(), "error", err)
 				_ = h.suspended.Failed(ctx, h.State, inst, err, h.Now()) // at least this shim remembers it
 			}
 		})
@@ -147,7 +148,8 @@ func (h *Health) ask(ctx context.Context, inst registry.Instance, volumes []regi
 			return err
 		}
 		if h.failures.Changed(v.VolumeKey(), err) {
-			h.logger.Warn("the health of a volume is not known", "volume", v.VolumeName(), "again_in", healthEvery, "error", err)
+			h.logger.Warn("the health of a volume is not known", "volume", v.VolumeName().String(),
+				"again_in", healthEvery.String(), "error", err)
 		}
 	}
 	return nil

@@ -88,7 +88,8 @@ func (r *resumer) finish(ctx context.Context, name registry.VolumeName, wait tim
 		if over || ctx.Err() != nil {
 			return
 		}
-		r.logger.Warn("an operation on a volume is not finished yet", "volume", name, "again_in", wait, "error", err)
+		r.logger.Warn("an operation on a volume is not finished yet", "volume", name.String(),
+			"again_in", wait.String(), "error", err)
 	}
 }
 

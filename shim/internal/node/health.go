@@ -68,7 +68,8 @@ func (s *Stager) checkHealth(ctx context.Context) error {
 			_ = s.Suspended.Failed(ctx, s.State, inst, err, s.Now()) // at least this shim remembers it
 		}
 		if _, answered := errors.AsType[*registry.CallError](err); (answered || err == nil) && s.failures.Changed(c.of, err) {
-			s.Logger.Warn("health is not known", "plugin", c.of.Plugin, "volume", c.of.External, "again_in", healthEvery,
+			s.Logger.Warn("health is not known", "plugin", c.of.Plugin, "volume", c.of.External,
+				"again_in", healthEvery.String(),
 				"error", err)
 		}
 	}

@@ -91,7 +91,7 @@ func (a *Allocs) releaseUnclaimed(ctx context.Context) {
 	persist(ctx, func(pause time.Duration) error {
 		err := a.TakeDownUnclaimed(ctx)
 		if err != nil && ctx.Err() == nil {
-			a.logger.Warn("cannot list unclaimed volumes yet", "again_in", pause, "error", err)
+			a.logger.Warn("cannot list unclaimed volumes yet", "again_in", pause.String(), "error", err)
 		}
 		return err
 	})

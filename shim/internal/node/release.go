@@ -190,7 +190,7 @@ func (a *Allocs) releaseClaim(ctx context.Context, c registry.Claim, by registry
 // unreleased logs why the alloc cannot be released yet, unless err is nil. It returns err.
 func (a *Allocs) unreleased(id registry.AllocID, pause time.Duration, err error) error {
 	if err != nil {
-		a.logger.Warn("an alloc cannot be released yet", "alloc", id, "again_in", pause, "error", err)
+		a.logger.Warn("an alloc cannot be released yet", "alloc", id, "again_in", pause.String(), "error", err)
 	}
 	return err
 }
@@ -429,7 +429,7 @@ func (a *Allocs) takeDownUnclaimed(l leftover) {
 			req := &request{Allocs: a, key: registry.ClaimKey{Volume: l.volume}, name: l.name}
 			err := req.clear(ctx)
 			if err != nil && ctx.Err() == nil {
-				a.logger.Warn("cannot release a volume without a claim yet", "volume", l.name, "again_in", pause,
+				a.logger.Warn("cannot release a volume without a claim yet", "volume", l.name.String(), "again_in", pause.String(),
 					"error", err)
 			}
 			return err

@@ -139,7 +139,8 @@ func (req *request) settleDown(ctx context.Context, follows func(registry.Intent
 	if store != nil || !left {
 		return errors.Join(err, store)
 	}
-	req.logger.Warn("stopped waiting for an expansion or modification: its volume is being released", "volume", req.name, "error", err)
+	req.logger.Warn("stopped waiting for an expansion or modification: its volume is being released",
+		"volume", req.name.String(), "error", err)
 	req.waited(ctx)
 	return nil
 }
