@@ -65,7 +65,11 @@ func (p *globalFlags) runJob(
 	for _, w := range job.Warnings {
 		fmt.Fprintln(io.err, "warning:", w)
 	}
-	fmt.Fprintf(io.out, "job %s: version %d, %s\n", job.ID, job.Version, job.Status)
+	next := ""
+	if !wait && !done {
+		next = "; see " + display.Command("holdfast job status", job.ID)
+	}
+	fmt.Fprintf(io.out, "job %s: version %d, %s%s\n", job.ID, job.Version, job.Status, next)
 	if r := job.Roll; r != nil && r.State == agent.RollStarting {
 		fmt.Fprintf(io.out, "version %d follows once its plugins are healthy\n", r.Version)
 	}
