@@ -3,12 +3,15 @@ package display
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
 	"unicode"
 	"unicode/utf8"
 
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 )
 
@@ -82,5 +85,42 @@ func TestQuotedArgumentIsOneWordOfAShell(t *testing.T) {
 	if got := Command("holdfast alloc logs", "0a1b",
 		"t; id"); got != "holdfast alloc logs 0a1b 't; id'" || strings.Contains(got, "--") {
 		t.Errorf("two arguments: %s", got)
+	}
+}
+
+// The line in place fits the terminal, and has no control character of the text.
+func TestReplaceKeepsToOneLineOfTheTerminal(t *testing.T) {
+	operator, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skipf("no pseudo terminals here: %v", err)
+	}
+	defer operator.Close()
+	if err := unix.IoctlSetPointerInt(int(operator.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(int(operator.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	programs, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer programs.Close()
+	w := NewWriter(programs)
+	if got := Columns(w); got != defaultColumns {
+		t.Errorf("%d columns of a terminal without a size", got)
+	}
+	if err := unix.IoctlSetWinsize(int(operator.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Col: 20, Row: 5}); err != nil {
+		t.Fatal(err)
+	}
+	Replace(w, "waiting\x1b for a volume that takes long")
+	got := make([]byte, 100)
+	length, err := operator.Read(got)
+	if want := "\r\x1b[Kwaiting\\u001b for …"; err != nil || string(got[:length]) != want {
+		t.Errorf("%q, %v, want %q", got[:length], err, want)
+	}
+	if Columns(NewWriter(&bytes.Buffer{})) != 0 || Columns(&bytes.Buffer{}) != 0 {
+		t.Error("a buffer has a width")
 	}
 }
