@@ -29,27 +29,23 @@ type waiter struct {
 
 // report shows what the command has waited for since a time. An empty text ends the wait.
 func (w *waiter) report(text string, since time.Time) {
+	waited, line := now().Sub(since), ""
 	if text != "" {
-		text = fmt.Sprintf("waiting for %s: %s", span(now().Sub(since)), clean(text))
+		line = fmt.Sprintf("waiting for %s: %s", span(waited), clean(text))
 	}
 	switch {
 	case display.Columns(w.to) > 0 && !w.json:
-		display.Replace(w.to, text)
+		display.Replace(w.to, line)
 	case text == "" || now().Sub(w.last) < waitInterval:
-	default:
+	case w.json:
 		w.last = now()
-		w.write(text, since)
-	}
-}
-
-func (w *waiter) write(text string, since time.Time) {
-	if w.json {
 		e := json.NewEncoder(w.to)
 		e.SetEscapeHTML(false)
-		_ = e.Encode(waitLine{text, now().Sub(since).Round(time.Second).Seconds()})
-		return
+		_ = e.Encode(waitLine{text, waited.Round(time.Second).Seconds()})
+	default:
+		w.last = now()
+		fmt.Fprintln(w.to, line)
 	}
-	fmt.Fprintln(w.to, text)
 }
 
 // every calls do in each interval until stop is called, which waits for the last call.
