@@ -63,9 +63,10 @@ func (s *Stager) checkHealth(ctx context.Context) error {
 		if ctx.Err() != nil {
 			break
 		}
-		if registry.NoAnswer(err) {
+		if registry.NoAnswer(err) { // its heartbeat says so, unless it is being stopped
 			skip[inst.InstanceKey] = true
 			_ = s.Suspended.Failed(ctx, s.State, inst, err, s.Now()) // at least this shim remembers it
+			continue
 		}
 		if _, answered := errors.AsType[*registry.CallError](err); (answered || err == nil) && s.failures.Changed(c.of, err) {
 			s.Logger.Warn("health is not known", "plugin", c.of.Plugin, "volume", c.of.External,
