@@ -136,6 +136,7 @@ func TestContainerNeedsAnEngine(t *testing.T) {
 	other := listenAt(t, filepath.Join(dir, "other"))
 	go func() {
 		for c, err := other.Accept(); err == nil; c, err = other.Accept() {
+			_, _ = c.Read(make([]byte, 1)) // a client that has sent nothing reports another error
 			_, _ = c.Write([]byte("220 ready\r\n"))
 			c.Close()
 		}
