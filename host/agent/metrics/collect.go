@@ -27,7 +27,8 @@ type Source interface {
 
 var _ Source = (*host.Host)(nil)
 
-// Metrics collects the numbers of an agent. A scrape calls no plugin, and does not wait for a shim.
+// Metrics collects the numbers of an agent. A scrape calls no plugin, and waits no longer than scrapeLimit
+// for the shim.
 type Metrics struct {
 	source   Source
 	log      hclog.Logger
@@ -171,8 +172,7 @@ func (m *Metrics) collectPlugins(ctx context.Context, to chan<- prometheus.Metri
 	}
 	unhealthy := map[host.PluginID]int{}
 	for _, t := range list.Tasks {
-		ends := t.Phase == registry.TaskStopping || t.Phase == registry.TaskExited
-		unhealthy[t.Plugin] += int(number(!t.Healthy && !ends))
+		unhealthy[t.Plugin] += int(number(!t.Healthy && t.Phase != registry.TaskStopping))
 	}
 	for plugin, n := range unhealthy {
 		to <- pluginUnhealthyTasks.value(float64(n), string(plugin))

@@ -132,7 +132,7 @@ func TestScrapeHasTheNumbersOfTheHost(t *testing.T) {
 		list: host.PluginList{
 			Instances: []host.Instance{{InstanceKey: node}}, Active: map[host.InstanceKey]bool{node: true},
 			Tasks: []host.PluginTask{{Plugin: "disk", Healthy: true}, {Plugin: "disk"},
-				{Plugin: "disk", Phase: registry.TaskStopping}},
+				{Plugin: "disk", Phase: registry.TaskStopping}, {Plugin: "disk", Phase: registry.TaskExited}},
 		},
 		// Two requests of an alloc may wait for the same step of the same volume.
 		allocs: []host.AllocStatus{{
@@ -157,7 +157,7 @@ func TestScrapeHasTheNumbersOfTheHost(t *testing.T) {
 		`holdfast_plugin_heartbeat_seconds_bucket{plugin="disk",le="0.005"} 2`,
 		`holdfast_plugin_heartbeat_seconds_bucket{plugin="disk",le="0.01"} 4`,
 		`holdfast_plugin_heartbeat_seconds_count{plugin="twin"} 2`,
-		`holdfast_plugin_healthy{plugin="disk",role="csi-node"} 0`, `holdfast_plugin_unhealthy_tasks{plugin="disk"} 1`,
+		`holdfast_plugin_healthy{plugin="disk",role="csi-node"} 0`, `holdfast_plugin_unhealthy_tasks{plugin="disk"} 2`,
 		`holdfast_claims_waiting 2`, `holdfast_dead_mounts{namespace="default",volume="dead"} 1`,
 		`holdfast_shim_serving 1`, `holdfast_intents_open 3`, `holdfast_store_commits_total 42`,
 		`holdfast_swaps_total{outcome="committed"} 1`, `holdfast_swaps_total{outcome="rolled back"} 0`,
@@ -252,6 +252,49 @@ func TestUsageIsRefreshedInTheBackground(t *testing.T) {
 	})
 }
 
+// A plugin that answers slowly delays the usage of no other, and what it has answered before stays.
+func TestSlowPluginDelaysNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &fakeHost{}
+		h.stats = func(ctx context.Context, n host.VolumeName) ([]host.VolumeUsage, error) {
+			if n.ID != "fast" {
+				select {
+				case <-time.After(4 * time.Second):
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				}
+			}
+			return []host.VolumeUsage{{Unit: "bytes", Total: 100, Used: 90, Available: 10}}, nil
+		}
+		volumes := []registry.AllocVolume{inUse("disk", "fast")}
+		for i := range 1000 {
+			volumes = append(volumes, inUse("slow", fmt.Sprint("slow", i)))
+		}
+		h.allocs = []host.AllocStatus{{Volumes: volumes}}
+		m := New(h, hclog.NewNullLogger())
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- m.Run(ctx) }()
+		measured := 0
+		for range 3 {
+			scrape(t, m)
+			time.Sleep(pluginLimit + usageInterval)
+			synctest.Wait()
+			text := scrape(t, m)
+			expect(t, text, `kubelet_volume_stats_used_bytes{namespace="default",persistentvolumeclaim="fast"} 90`)
+			now := strings.Count(text, `kubelet_volume_stats_used_bytes{namespace="default",persistentvolumeclaim="slow`)
+			if now <= measured {
+				t.Errorf("%d volumes of the slow plugin have a usage, %d had one before", now, measured)
+			}
+			measured = now
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestHealthzFollowsTheShim(t *testing.T) {
 	h := &fakeHost{}
 	m := New(h, hclog.NewNullLogger())
@@ -312,7 +355,8 @@ const notes = `
   CSI calls that it has made since the last scrape. Those of a swapped shim are read before it ends.
 - Plugins are asked for the usage of volumes in the background, once a minute while scrapes come, so the first scrape has
   none. A volume that is being changed keeps its last usage. A plugin that does not answer within 5 seconds, is not
-  healthy, or cannot say is skipped until the next minute, and its volumes have no usage.
+  healthy, or cannot say is skipped until the next minute, and its volumes have no usage. Volumes that a slow plugin has
+  not answered for within 30 seconds keep their last usage.
 - A scrape waits at most 2 seconds for the shim, and leaves out what the shim has not answered.
 
 [examples/monitoring](../examples/monitoring) has alert rules and a dashboard for Grafana.

@@ -3,6 +3,8 @@ package metrics
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,9 +15,10 @@ import (
 )
 
 const (
-	usageInterval = time.Minute     // from the end of a refresh to the next one, if a scrape has come
-	usageLimit    = 5 * time.Second // for the usage of one volume
-	usageAtOnce   = 4               // volumes of one plugin
+	usageInterval = time.Minute      // from the end of a refresh to the next one, if a scrape has come
+	usageLimit    = 5 * time.Second  // for the usage of one volume
+	usageAtOnce   = 4                // volumes of one plugin
+	pluginLimit   = 30 * time.Second // for all volumes of one plugin
 )
 
 // Run counts events and refreshes the usage of volumes until ctx ends. It asks plugins only while scrapes come. The
@@ -54,7 +57,7 @@ func (m *Metrics) countEvents(ctx context.Context) {
 }
 
 // refresh asks plugins for the usage of the volumes that are mounted here. Plugins are asked at the same time, so one
-// that hangs delays no other.
+// that hangs delays no other, and a slow one not for longer than pluginLimit.
 func (m *Metrics) refresh(ctx context.Context) {
 	allocs, _, err := m.source.Allocs(ctx, "")
 	if err != nil {
@@ -85,11 +88,11 @@ func (m *Metrics) refresh(ctx context.Context) {
 }
 
 // measure adds the usage of volumes of one plugin to next, which m.mu guards. It stops at the first sign that the
-// plugin does not answer, or cannot say.
+// plugin does not answer, or cannot say. Volumes that it does not reach within pluginLimit keep their last usage.
 func (m *Metrics) measure(
 	ctx context.Context, names map[host.VolumeName]bool, next map[host.VolumeName][]host.VolumeUsage,
 ) {
-	ctx, stop := context.WithCancel(ctx)
+	ctx, stop := context.WithTimeout(ctx, pluginLimit)
 	defer stop()
 	queue := make(chan host.VolumeName)
 	var wg sync.WaitGroup
@@ -104,16 +107,32 @@ func (m *Metrics) measure(
 		})
 	}
 	defer close(queue)
-	for name := range names {
+	list := slices.Collect(maps.Keys(names)) // in another order each time
+	for i, name := range list {
 		select {
 		case queue <- name:
 		case <-ctx.Done():
+			if ctx.Err() == context.DeadlineExceeded {
+				m.keep(list[i:], next)
+			}
 			return
 		}
 	}
 }
 
-// measureOne adds the usage of a volume to next. A volume that is being changed keeps its last usage. It reports
+// keep copies the last usage of volumes to next.
+func (m *Metrics) keep(names []host.VolumeName, next map[host.VolumeName][]host.VolumeUsage) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, name := range names {
+		if usage, known := m.usage[name]; known {
+			next[name] = usage
+		}
+	}
+}
+
+// measureOne adds the usage of a volume to next. A volume that is being changed, or whose answer is cut off at the end of
+// ctx, keeps its last usage. It reports
 // whether to ask the plugin for other volumes.
 func (m *Metrics) measureOne(
 	ctx context.Context, name host.VolumeName, next map[host.VolumeName][]host.VolumeUsage,
@@ -123,7 +142,7 @@ func (m *Metrics) measureOne(
 	usage, _, err := m.source.VolumeStats(limited, name)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if errors.Is(err, host.ErrConflict) {
+	if errors.Is(err, host.ErrConflict) || err != nil && ctx.Err() == context.DeadlineExceeded {
 		usage, err = m.usage[name], nil
 	}
 	if err == nil {
