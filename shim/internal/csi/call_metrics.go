@@ -13,9 +13,14 @@ import (
 
 // CallMetrics counts the calls that have ended, by plugin, method and code. The zero value is ready for use.
 type CallMetrics struct {
-	mu    sync.Mutex // guards calls; held for no longer than a look-up
+	mu    sync.Mutex // guards calls and kinds; held for no longer than a look-up
 	calls map[callKind]*registry.CallMetric
+	kinds map[registry.PluginID]int // number of calls' keys
 }
+
+// maxKinds bounds the kinds of calls of one plugin, because plugins choose their names, and clients of endpoints choose
+// methods. Further kinds are counted as "other".
+const maxKinds = 1000
 
 type callKind struct {
 	plugin               registry.PluginID
@@ -27,15 +32,20 @@ func (m *CallMetrics) observe(k callKind, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := m.calls[k]
+	if c == nil && m.kinds[k.plugin] >= maxKinds {
+		k.driver, k.method = "other", "other"
+		c = m.calls[k]
+	}
 	if c == nil {
 		c = &registry.CallMetric{
 			Plugin: k.plugin, Driver: k.driver, Method: k.method, Code: k.code,
 			Buckets: make([]uint64, len(registry.CallBuckets)+1),
 		}
 		if m.calls == nil {
-			m.calls = map[callKind]*registry.CallMetric{}
+			m.calls, m.kinds = map[callKind]*registry.CallMetric{}, map[registry.PluginID]int{}
 		}
 		m.calls[k] = c
+		m.kinds[k.plugin]++
 	}
 	i, _ := slices.BinarySearch(registry.CallBuckets, took.Seconds())
 	c.Buckets[i]++

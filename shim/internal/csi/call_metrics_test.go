@@ -1,6 +1,7 @@
 package csi
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -49,6 +50,22 @@ func TestCallIsCountedInTheBucketOfItsDuration(t *testing.T) {
 	last := len(registry.CallBuckets)
 	if got.Buckets[0] != 2 || got.Buckets[1] != 1 || got.Buckets[last] != 1 || got.Seconds != 3600.012 {
 		t.Errorf("counted %+v", got)
+	}
+}
+
+func TestKindsOfCallsAreBounded(t *testing.T) {
+	var m CallMetrics
+	for i := range 2 * maxKinds {
+		m.observe(callKind{"disk", "disk.example.org", fmt.Sprint("/csi.v1.Node/Invented", i), "OK"}, 0)
+	}
+	m.observe(callKind{"twin", "disk.example.org", "/csi.v1.Identity/Probe", "OK"}, 0)
+	sum, twin := uint64(0), false
+	for _, c := range m.List() {
+		sum += c.Buckets[0]
+		twin = twin || c.Plugin == "twin" && c.Method == "/csi.v1.Identity/Probe"
+	}
+	if kinds := len(m.List()); kinds != maxKinds+2 || sum != 2*maxKinds+1 || !twin {
+		t.Errorf("%d kinds of %d calls; another plugin's call is kept: %t", kinds, sum, twin)
 	}
 }
 
