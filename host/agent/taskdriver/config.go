@@ -92,7 +92,8 @@ type execConfig struct {
 	WorkDir string   `json:"work_dir"`
 }
 
-// Configure reads command, args and work_dir, and tries the limits of the task's resources.
+// Configure reads command, args and work_dir. Except for an attempt, which has an ID and gets its limits from its parent,
+// it tries the limits of the task's resources.
 func (r runner) Configure(t *Task, config json.RawMessage) (warnings []string, err error) {
 	var c execConfig
 	if err := Decode("config", config, &c); err != nil {
@@ -102,7 +103,11 @@ func (r runner) Configure(t *Task, config json.RawMessage) (warnings []string, e
 		return nil, registry.Invalid("no command; driver %s needs config { command = ... }", r.name)
 	}
 	t.Command, t.WorkDir, t.Args = c.Command, c.WorkDir, texts(c.Args)
-	return append(unknownKeys[execConfig](r.name, config), unlimited(t.Resources)...), nil
+	warnings = unknownKeys[execConfig](r.name, config)
+	if t.ID == "" {
+		warnings = append(warnings, unlimited(t.Resources)...)
+	}
+	return warnings, nil
 }
 
 func texts(list []Scalar) (out []string) {

@@ -56,7 +56,7 @@ func (r reply) err() error {
 // Main must be the first call of a main that uses a driver. In a process that was started as a task's parent it
 // runs the parent and does not return.
 func Main() {
-	if len(os.Args) == 0 || os.Args[0] != parentName {
+	if len(os.Args) != 3 || os.Args[0] != parentName { // a shell passes the name, too
 		return
 	}
 	runtime.LockOSThread() // a task's namespace must not be made on the main thread, which cannot end
@@ -271,7 +271,7 @@ func (p *parent) run() error {
 	if status.Signaled() {
 		exit.Signal, exit.Code = int(status.Signal()), 128+int(status.Signal())
 	}
-	if exit.Code != 0 && p.cgroup.memoryKills() > 0 {
+	if limit, _ := p.request.Task.Resources.hardMemory(); limit > 0 && exit.Code != 0 && p.cgroup.memoryKills() > 0 {
 		exit.Err = memoryExit
 	}
 	p.drain()

@@ -150,21 +150,23 @@ var parentBinary = sync.OnceValue(func() string {
 		return self
 	}
 	path = filepath.Join(filepath.Dir(path), parentName)
-	its, err := buildinfo.ReadFile(path)
-	if err != nil || versionOf(its) != versionOf(own) {
-		return self
-	}
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0) // never closed
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0) // never closed if it is used
 	if err != nil {
 		return self
 	}
 	// The number in /proc/self would name another file in the child, where descriptors from 3 on are replaced.
-	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd)
+	program := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd)
+	its, err := buildinfo.ReadFile(program)
+	if err != nil || versionOf(its) != versionOf(own) || unix.Access(program, unix.X_OK) != nil {
+		unix.Close(fd)
+		return self
+	}
+	return program
 })
 
 // versionOf returns what two programs of one build have in common.
 func versionOf(b *debug.BuildInfo) string {
-	version := b.Main.Version
+	version := b.Main.Path + " " + b.Main.Version
 	for _, s := range b.Settings {
 		if strings.HasPrefix(s.Key, "vcs.") || s.Key == "-race" {
 			version += " " + s.Key + "=" + s.Value
