@@ -313,10 +313,18 @@ func (a *Agent) explainEngineWait(ctx context.Context, s Volumes, m *EngineMount
 		"%s", m.Volume, a.DescribeWaits(ctx, s, list[0].Waiting), display.Command("holdfast volume status", string(m.Volume)))
 }
 
-// UnmountForEngine takes back one mount of an ID, and releases the volume after the last. An ID that has nothing
+// UnmountForEngine is TakeBackEngineMount with an answer while Podman waits for it. After an error the ID counts as it
+// did before, as Podman's own count does then.
+func (a *Agent) UnmountForEngine(ctx context.Context, s Volumes, r EngineRequest) error {
+	ctx, cancel := context.WithTimeout(ctx, releaseWait)
+	defer cancel()
+	return a.TakeBackEngineMount(ctx, s, r)
+}
+
+// TakeBackEngineMount takes back one mount of an ID, and releases the volume after the last. An ID that has nothing
 // mounted is no error: an engine may also unmount after a mount that failed. A release that fails or takes longer is
 // continued later, because the engine would not repeat the request.
-func (a *Agent) UnmountForEngine(ctx context.Context, s Volumes, r EngineRequest) error {
+func (a *Agent) TakeBackEngineMount(ctx context.Context, s Volumes, r EngineRequest) error {
 	unlock, err := a.lockEngineMount(ctx, r.Volume)
 	if err != nil {
 		return err

@@ -238,6 +238,23 @@ func TestTrapD7PodmanHasOneIDAndNoDaemon(t *testing.T) {
 	})
 }
 
+// Podman counts a volume as mounted after an unmount that failed, so the agent has to count likewise.
+func TestTrapD7UnmountAnswersWhileAnotherRequestRuns(t *testing.T) {
+	withEnginePlugin(t, func(e *env) {
+		e.engineMount("constant", podman)
+		unlock, err := e.agent.lockEngineMount(e.Context(), "notes")
+		e.must(err)
+		began := time.Now()
+		err = e.agent.UnmountForEngine(e.Context(), e.shim, e.engineRequest("constant", podman))
+		e.hasError(err, context.DeadlineExceeded, "wait for another request")
+		if took := time.Since(began); took >= 5*time.Second {
+			t.Errorf("Podman does not wait for %v", took)
+		}
+		unlock()
+		e.engineUses(1, 0, "constant")
+	})
+}
+
 func TestTrapD8Reboot(t *testing.T) {
 	for _, again := range []bool{true, false} {
 		withEnginePlugin(t, func(e *env) {

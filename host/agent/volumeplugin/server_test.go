@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -119,6 +120,7 @@ func (f *fakeStorage) ReleaseAlloc(_ context.Context, id host.AllocID) error {
 type plugin struct {
 	*testing.T
 	storage *fakeStorage
+	server  *Server
 	socket  string
 	client  *http.Client
 }
@@ -128,9 +130,8 @@ func newPlugin(t *testing.T, d Defaults) *plugin {
 	p := &plugin{T: t, socket: filepath.Join(t.TempDir(), "p.sock"), storage: &fakeStorage{
 		volumes: map[host.VolumeID]host.VolumeStatus{}, released: make(chan host.AllocID, 10),
 	}}
-	p.client = &http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
-		return net.Dial("unix", p.socket)
-	}}}
+	dial := func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", p.socket) }
+	p.client = &http.Client{Transport: &http.Transport{DialContext: dial}}
 	a, err := agent.New(agent.Config{StateDir: t.TempDir(), Drivers: []taskdriver.Driver{taskdriver.NewRawExec()}})
 	if err != nil {
 		t.Fatal(err)
@@ -147,7 +148,8 @@ func newPlugin(t *testing.T, d Defaults) *plugin {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error)
-	go func() { served <- NewServer(a, p.storage, d, hclog.NewNullLogger()).Serve(ctx, l) }()
+	p.server = NewServer(a, p.storage, d, hclog.NewNullLogger())
+	go func() { served <- p.server.Serve(ctx, l) }()
 	t.Cleanup(func() {
 		cancel()
 		p.client.CloseIdleConnections()
@@ -265,6 +267,32 @@ func TestTrapD7MountThatItsEngineDidNotWaitFor(t *testing.T) {
 				t.Error("the volume stays mounted")
 			}
 		})
+	}
+}
+
+// All containers of Podman have one ID. The second try of one may have mounted before the answer of the first is lost.
+func TestTrapD7LostErrorTakesNoMountBack(t *testing.T) {
+	p := newPlugin(t, Defaults{Plugin: "disk"})
+	p.want("VolumeDriver.Create", `{"Name":"notes"}`, `{"Err":""}`)
+	r, q := httptest.NewRequest(http.MethodPost, "/VolumeDriver.Mount", nil), request{Name: "notes", ID: "constant"}
+	p.storage.prepared = func(context.Context) error { return errors.New("no such device") }
+	failed, err := p.server.mount(r, q)
+	if err == nil {
+		t.Fatal("the mount succeeded")
+	}
+	<-p.storage.released
+	p.storage.prepared = nil
+	mounted, err := p.server.mount(r, q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed.lost()
+	if len(p.storage.released) > 0 {
+		t.Error("the mount of the second try is released")
+	}
+	mounted.lost()
+	if len(p.storage.released) != 1 {
+		t.Error("a mount whose answer was lost stays")
 	}
 }
 

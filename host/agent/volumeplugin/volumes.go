@@ -251,14 +251,18 @@ func (s *Server) mount(r *http.Request, q request) (reply, error) {
 	use := s.use(r, q)
 	use.Plugin, use.Sealed = v.Plugin, group.Sealed
 	path, err := s.agent.MountForEngine(r.Context(), s.storage, use)
-	return reply{Mountpoint: path, lost: func() { s.undo(r, use) }}, err
+	return reply{Mountpoint: path, lost: func() { s.lostMount(r, use, err == nil) }}, err
 }
 
-// undo takes a mount back whose reply the engine did not wait for. It will not unmount.
-func (s *Server) undo(r *http.Request, use agent.EngineRequest) {
+// lostMount takes a mount back whose reply the engine did not wait for: it will not unmount. A mount that failed left
+// nothing to take back, and the engine's next try may have mounted with the same ID meanwhile.
+func (s *Server) lostMount(r *http.Request, use agent.EngineRequest, mounted bool) {
 	s.log.Warn("a container engine did not wait for a mount", "volume", use.Volume, "engine", use.Caller.Name(), "next",
 		"for Podman, set volume_plugin_timeout in containers.conf")
-	err := s.agent.UnmountForEngine(context.WithoutCancel(r.Context()), s.storage, use)
+	if !mounted {
+		return
+	}
+	err := s.agent.TakeBackEngineMount(context.WithoutCancel(r.Context()), s.storage, use)
 	if err != nil {
 		s.log.Warn("a mount that its engine did not wait for stays", "volume", use.Volume, "error", err)
 	}
