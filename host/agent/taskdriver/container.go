@@ -58,7 +58,7 @@ func (d Container) Start(ctx context.Context, t Task) (_ Handle, err error) {
 	if err := t.validate(); err != nil {
 		return Handle{}, err
 	}
-	held, err := t.open(ctx, d.Adopt)
+	held, err := t.open(ctx, d.adoptEarlier)
 	if err != nil {
 		return Handle{}, err
 	}
@@ -74,7 +74,10 @@ func (d Container) Start(ctx context.Context, t Task) (_ Handle, err error) {
 	if err := errors.Join(reserveRecord(t.Dir, exitFile), writeRecord(t.Dir, handleFile, h)); err != nil {
 		return Handle{}, err
 	}
-	if err := d.run(ctx, t, &h); err != nil {
+	if err = d.run(ctx, t, &h); err == nil {
+		err = writeRecord(t.Dir, handleFile, h)
+	}
+	if err != nil {
 		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
 		defer cancel()
 		if left := d.remove(cleanup, h); left == nil {
@@ -84,7 +87,21 @@ func (d Container) Start(ctx context.Context, t Task) (_ Handle, err error) {
 		}
 		return Handle{}, d.explain(t.ID, err)
 	}
-	return h, writeRecord(t.Dir, handleFile, h)
+	return h, nil
+}
+
+// adoptEarlier is Adopt for the earlier attempt in a task's directory. Without the time of its start, its Start failed
+// and so did the removal of its container, which is removed now.
+func (d Container) adoptEarlier(ctx context.Context, h Handle) (alive bool, err error) {
+	if _, ended, err := readExit(h); err != nil || ended || h.Created != "" || h.Container == "" {
+		return d.Adopt(ctx, h)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, changeTimeout, errSilent)
+	defer cancel()
+	if err := d.remove(ctx, h); err != nil {
+		return false, d.explain(h.ID, err)
+	}
+	return false, nil
 }
 
 // containerName returns a name that engines accept. The name of a task may have any printable character.
@@ -221,8 +238,10 @@ func (d Container) Adopt(ctx context.Context, h Handle) (bool, error) {
 	if err != nil {
 		return true, context.Cause(ctx)
 	}
-	return s.Running || s.Paused || s.Restarting, nil
+	return containerRuns(s), nil
 }
+
+func containerRuns(s container.State) bool { return s.Running || s.Paused || s.Restarting }
 
 // Wait waits for the container to exit, across restarts of the engine. It then moves the output to the task's log files
 // and removes the container.
@@ -266,7 +285,10 @@ func (d Container) wait(ctx context.Context, h Handle) (Exit, error) {
 		return Exit{}, err
 	case !found:
 		exit = Exit{Code: -1, At: time.Now().UTC(), Err: "exit status unknown: the container was removed"}
-	case s.Running || h.Created != "" && s.StartedAt != h.Created:
+	case containerRuns(s) && (h.Created == "" || s.StartedAt == h.Created):
+		// Podman answers so after an error of its own.
+		return Exit{}, fmt.Errorf("the engine did not wait for the end of container %s", h.Container)
+	case containerRuns(s) || h.Created != "" && s.StartedAt != h.Created:
 		// Somebody has restarted it. It would be the same task, but the agent has to know of each start.
 		if err := d.remove(ctx, h); err != nil {
 			return Exit{}, err

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/pkg/stdcopy"
@@ -14,13 +15,19 @@ import (
 )
 
 // keepLogs appends the output of a container to the task's log files. If the agent is killed in the middle, the files
-// get it twice.
+// get it twice. What the engine cannot read, as after a power cut, is lost: the task has ended nevertheless.
 func (d Container) keepLogs(ctx context.Context, h Handle) error {
 	t := Task{Dir: h.Dir}
 	stdout, stderr := openLogs(t, Stdout), openLogs(t, Stderr)
 	defer stdout.close()
 	defer stderr.close()
-	return d.copyOutput(ctx, h, client.ContainerLogsOptions{ShowStdout: true, ShowStderr: true}, stdout, stderr)
+	err := d.copyOutput(ctx, h, client.ContainerLogsOptions{ShowStdout: true, ShowStderr: true}, stdout, stderr)
+	var network net.Error
+	if err == nil || ctx.Err() != nil || client.IsErrConnectionFailed(err) || errors.As(err, &network) {
+		return err
+	}
+	fmt.Fprintf(stderr, "holdfast: the engine cannot read the rest of this output: %v\n", err)
+	return nil
 }
 
 // Logs copies the output of earlier attempts, which is in the task's log files, and then that of the container.

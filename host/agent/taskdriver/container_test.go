@@ -6,9 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -180,6 +184,97 @@ func TestContainerOutlivesItsStarters(t *testing.T) {
 		}
 		wantAlive(t, d, found, false)
 	})
+}
+
+// brokenEngine is an engine whose containers end at once, and whose log of their output is damaged.
+type brokenEngine struct {
+	mu      sync.Mutex
+	fails   map[string]bool // requests, as the method and the last element of the path
+	running int             // how often a container is shown as running before it has ended
+	removed []string        // names of containers
+}
+
+func (b *brokenEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	last := path.Base(r.URL.Path)
+	what := r.Method + " " + last
+	if r.Method == http.MethodDelete {
+		what, b.removed = r.Method, append(b.removed, last)
+	}
+	w.Header().Set("Api-Version", "1.44")
+	w.Header().Set("Content-Type", "application/json")
+	text := map[string]string{
+		"POST create": `{"Id":"c"}`, "POST wait": `{"StatusCode":0}`,
+		"GET json": `{"Id":"c","State":{"Status":"exited","StartedAt":"2026-01-01T00:00:00Z"},"Config":{}}`,
+		"GET logs": "\x03\x00\x00\x00\x00\x00\x00\x07damaged",
+	}[what]
+	if what == "GET json" && b.running > 0 {
+		b.running--
+		text = strings.Replace(text, `"exited"`, `"running","Running":true`, 1)
+	}
+	if b.fails[what] {
+		w.WriteHeader(http.StatusInternalServerError)
+		text = `{"message":"broken"}`
+	}
+	_, _ = w.Write([]byte(text))
+}
+
+func (b *brokenEngine) driver(t *testing.T) Container {
+	socket := filepath.Join(tempDir(t), "engine")
+	l := listenAt(t, socket)
+	go func() { _ = http.Serve(l, b) }()
+	d, err := NewContainer("docker", "unix://"+socket)
+	must(t, err)
+	return d
+}
+
+// The engine could neither start a container nor remove it.
+func TestStartRemovesTheContainerOfAFailedStart(t *testing.T) {
+	b := &brokenEngine{fails: map[string]bool{"POST start": true, http.MethodDelete: true}}
+	d := b.driver(t)
+	task := boxed(t, d, "true")
+	name := containerName(task.ID)
+	if _, err := d.Start(t.Context(), task); err == nil || !strings.Contains(err.Error(), "remove container "+name) {
+		t.Fatal(err)
+	}
+	b.mu.Lock()
+	b.fails = nil
+	b.mu.Unlock()
+	task.ID += "-2"
+	_, err := d.Start(t.Context(), task)
+	must(t, err)
+	if want := []string{name, name}; !slices.Equal(b.removed, want) {
+		t.Errorf("removed %q, want %q", b.removed, want)
+	}
+}
+
+// Podman ends a wait early if it cannot read the container's state.
+func TestContainerOfAnInterruptedWaitIsNotRemoved(t *testing.T) {
+	b := &brokenEngine{running: 2} // for Start, and for the first wait
+	d := b.driver(t)
+	h, err := d.Start(t.Context(), boxed(t, d, "true"))
+	must(t, err)
+	if exit := wait(t, d, h); exit.Code != 0 || exit.Err != "" {
+		t.Errorf("%+v", exit)
+	}
+	if want := []string{h.Container}; !slices.Equal(b.removed, want) {
+		t.Errorf("removed %q, want %q", b.removed, want)
+	}
+}
+
+func TestContainerWithADamagedLogEnds(t *testing.T) {
+	d := (&brokenEngine{}).driver(t)
+	h, err := d.Start(t.Context(), boxed(t, d, "true"))
+	must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if exit, err := d.Wait(ctx, h); err != nil || exit.Code != 0 || exit.Err != "" {
+		t.Errorf("%+v, %v", exit, err)
+	}
+	if text := output(t, d, h, Stderr); strings.Count(text, "damaged") != 1 {
+		t.Errorf("stderr %q", text)
+	}
 }
 
 func TestContainerErrors(t *testing.T) {
