@@ -338,6 +338,30 @@ func TestPrivateCopyOfANamespaceIsNoContainer(t *testing.T) {
 	})
 }
 
+func TestReviewOfUsedMountsReadsProcessesOnce(t *testing.T) {
+	withEnginePlugin(t, func(e *env) {
+		var reads, used atomic.Int32
+		used.Store(1)
+		e.agent.engine.users = func(paths []string) (map[string][]mount.User, error) {
+			reads.Add(1)
+			return map[string][]mount.User{paths[0]: make([]mount.User, used.Load())}, nil
+		}
+		for _, volume := range []host.VolumeID{"notes", "more"} {
+			r := e.engineRequest("a", dockerd)
+			r.Volume = volume
+			_, err := e.agent.MountForEngine(e.Context(), e.shim, r)
+			e.must(err)
+		}
+		time.Sleep(10 * engineReview)
+		if n := reads.Load(); n == 0 || n > 11 {
+			t.Errorf("%d reads in 10 reviews", n)
+		}
+		used.Store(0)
+		time.Sleep(unusedLimit + 2*engineReview)
+		e.hasCount("released container-engine", 2)
+	})
+}
+
 func TestMountThatIsGoneIsMadeAgain(t *testing.T) {
 	withEnginePlugin(t, func(e *env) {
 		e.engineMount("a", dockerd)

@@ -29,7 +29,7 @@ const unusedLimit = 5 * time.Minute
 // was interrupted, and those of an engine process that has ended without unmounting them.
 func (a *Agent) followEngineMounts(ctx context.Context, s Volumes) {
 	for {
-		for _, m := range a.EngineMounts() {
+		for _, m := range a.unusedEngineMounts() {
 			err := a.reviewEngineMount(ctx, s, m.Volume, func(h EngineHolder, unused time.Duration) bool {
 				return unused > 0 && h.Engine.gone() || unused > unusedLimit && !h.Engine.Daemonless
 			})
@@ -41,6 +41,34 @@ func (a *Agent) followEngineMounts(ctx context.Context, s Volumes) {
 			return
 		}
 	}
+}
+
+// unusedEngineMounts lists the mounts that no container uses, as a review would find. It reads the processes of the
+// machine once, and not once for each volume.
+func (a *Agent) unusedEngineMounts() []*EngineMount {
+	all := a.EngineMounts()
+	var paths []string
+	for _, m := range all {
+		if m.Path != "" {
+			paths = append(paths, m.Path)
+		}
+	}
+	if len(paths) < 2 {
+		return all
+	}
+	users, err := a.engine.users(paths)
+	if err != nil {
+		return all // their reviews report it
+	}
+	a.engine.mu.Lock()
+	defer a.engine.mu.Unlock()
+	return slices.DeleteFunc(all, func(m *EngineMount) bool {
+		used := m.Path != "" && len(a.containers(users[m.Path])) > 0
+		if used {
+			delete(a.engine.unused, m.Volume)
+		}
+		return used
+	})
 }
 
 // ForgetForEngine prepares the removal of a volume: it drops the counts of the engine that asks, if no container uses
@@ -116,15 +144,20 @@ func (a *Agent) unusedFor(m *EngineMount) (time.Duration, error) {
 	return time.Since(since) + 1, nil
 }
 
-// engineUsers returns the users of the mount. A namespace that was made as a private copy of this one has the volume at
-// the same paths, staged and published: that is no container.
+// engineUsers returns the users of the mount.
 func (a *Agent) engineUsers(m *EngineMount) ([]mount.User, error) {
 	if m.Path == "" {
 		return nil, nil
 	}
 	users, err := a.engine.users([]string{m.Path})
+	return a.containers(users[m.Path]), err
+}
+
+// containers returns the users that may be containers. A namespace that was made as a private copy of this one has the
+// volume at the same paths, staged and published: that is no container.
+func (a *Agent) containers(users []mount.User) []mount.User {
 	root := hooks.Layout{State: a.config.StateDir}.MountRoot() + "/"
-	return slices.DeleteFunc(users[m.Path], func(u mount.User) bool { return strings.HasPrefix(u.There, root) }), err
+	return slices.DeleteFunc(users, func(u mount.User) bool { return strings.HasPrefix(u.There, root) })
 }
 
 // Describe names the engines that hold the mount, with the command that lists their containers.
