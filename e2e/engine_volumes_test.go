@@ -32,8 +32,8 @@ var volumesOfEngine = []string{"v1", "v2", "v3", "v4"}
 var containersOfEngine = map[string]int{"docker": 150, "podman": 24}
 
 // Containers are started and killed while the shim is swapped, the agent is killed, and the daemon of the engine is
-// killed. Nothing is lost, and nothing stays mounted. The oracles are the files of the containers, the engine's answers,
-// the kernel's mount table and the plugin's journal.
+// killed. Nothing is lost, and nothing stays mounted. The oracles are the files of the containers, the engine's
+// answers, the kernel's mount table and the plugin's journal.
 func TestContainersOfEnginesMountVolumes(t *testing.T) {
 	slow(t)
 	for _, name := range []string{"docker", "podman"} {
@@ -113,18 +113,26 @@ func (v *engineVolumes) work(round int, meanwhile func()) {
 			}
 		})
 	}
+	ended := make(chan struct{})
+	go func() { wg.Wait(); close(ended) }()
 	for i := range containersOfEngine[v.engine.Name] / 3 {
-		if names <- i; i == 3 {
+		select {
+		case names <- i:
+		case <-ended:
+			v.t.FailNow() // all of them have failed
+		}
+		if i == 3 {
 			meanwhile()
 		}
 	}
 	close(names)
-	wg.Wait()
+	<-ended
 }
 
 // swapEachSecond swaps the shim until stop, also over deaths of the agent.
 func (v *engineVolumes) swapEachSecond() (stop func()) {
 	ctx, cancel := context.WithCancel(v.ctx())
+	v.t.Cleanup(cancel)
 	swaps := 0
 	var wg sync.WaitGroup
 	wg.Go(func() {

@@ -261,8 +261,8 @@ func (a *Agent) CheckEnginePlugin(ctx context.Context, s Lister, plugin host.Plu
 			"start no container while it waits for a volume; try again when holdfast plugin status shows the plugin healthy",
 			plugin, engine, engine)
 	case len(list.Tasks)+len(list.Instances) == 0 && !a.runsPlugin("", plugin):
-		return registry.Errorf(registry.ErrUnavailable, "plugin %q is not running; start its job with holdfast job run, or see "+
-			"holdfast plugin status for those that run", plugin)
+		return registry.Errorf(registry.ErrUnavailable, "plugin %q is not running; start its job with holdfast job run, or "+
+			"see holdfast plugin status for those that run", plugin)
 	}
 	return nil
 }

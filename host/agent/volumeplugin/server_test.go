@@ -94,8 +94,8 @@ func (f *fakeStorage) Parse(context.Context, host.Source, host.ParseOptions) (*h
 func (f *fakeStorage) ParseVolume(
 	context.Context, host.Source, host.ParseOptions,
 ) (host.VolumeSpec, host.Diagnostics, error) {
-	return host.VolumeSpec{Namespace: registry.DefaultNamespace, ID: "of-the-file", Plugin: "disk", External: "vol-1"}, nil,
-		nil
+	v := host.VolumeSpec{Namespace: registry.DefaultNamespace, ID: "of-the-file", Plugin: "disk", External: "vol-1"}
+	return v, nil, nil
 }
 
 func (f *fakeStorage) PrepareAlloc(ctx context.Context, _ host.AllocGroup) (map[string]host.Plan, error) {
@@ -191,7 +191,8 @@ func TestVolumePluginProtocol(t *testing.T) {
 	p.want("Plugin.Activate", "", `"Implements":["VolumeDriver"]`)
 	p.want("VolumeDriver.Capabilities", "{}", `"Capabilities":{"Scope":"local"}`)
 	p.want("VolumeDriver.Get", `{"Name":"notes"}`, `no volume \"notes\"`)
-	p.want("VolumeDriver.Create", `{"Name":"notes"}`, "podman volume create --driver holdfast -o plugin=PLUGIN -o size=1G notes")
+	p.want("VolumeDriver.Create", `{"Name":"notes"}`,
+		"podman volume create --driver holdfast -o plugin=PLUGIN -o size=1G notes")
 	p.want("VolumeDriver.Create", `{"Name":"notes","Opts":{"plugin":"none"}}`, `plugin \"none\" is not running`)
 	p.want("VolumeDriver.Create", `{"Name":"notes","Opts":{"plugin":"disk","size":"1M"}}`, ok)
 	p.want("VolumeDriver.Create", `{"Name":"notes"}`, ok) // once more
