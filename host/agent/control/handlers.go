@@ -330,7 +330,7 @@ func callPlugin[T any](
 
 // callWithin calls do within the time of the request. Work that has started continues.
 func callWithin[T any](r *http.Request, what string, do func(context.Context) (T, error)) (T, error) {
-	describeWait(r.Context(), func(context.Context) string { return "waiting for " + what })
+	describeWait(r.Context(), func(context.Context) string { return "no answer about " + what + " yet" })
 	out, wait, late, err := limited(r.Context(), r, do)
 	if late {
 		err = registry.Errorf(registry.ErrUnavailable, "waited %v for %s: %w; run the command again to resume", wait, what,

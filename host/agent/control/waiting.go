@@ -268,7 +268,9 @@ func (c *Client) reportWait(ctx context.Context) (id string, stop func()) {
 			case <-timer.C:
 				timer.Reset(reportInterval)
 			}
-			wait, err := get[waitText](ctx, &asking, "/wait/"+id)
+			limited, done := context.WithTimeout(ctx, reportInterval) // so that a wait for a hung agent is reported too
+			wait, err := get[waitText](limited, &asking, "/wait/"+id)
+			done()
 			if ctx.Err() == nil {
 				if err != nil || wait.Text == "" {
 					wait.Text = "no answer from the agent yet"

@@ -1,0 +1,51 @@
+package control
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+)
+
+// A wait is reported although the agent does not say what the request waits for.
+func TestWaitForAHungAgentIsReported(t *testing.T) {
+	t.Parallel()
+	l, err := Listen(filepath.Join(shortDir(t), "s"), hclog.NewNullLogger())
+	must(t, err)
+	reported := make(chan string, 100)
+	agent := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, "/v1/wait/") {
+			<-r.Context().Done()
+			return
+		}
+		select {
+		case text := <-reported:
+			if text != "no answer from the agent yet" {
+				t.Errorf("reported %q", text)
+			}
+		case <-time.After(time.Minute):
+			t.Error("the wait is not reported")
+		}
+		_, _ = w.Write([]byte("{}"))
+	}))
+	socket := l.Addr().String()
+	_ = agent.Listener.Close()
+	agent.Listener = l
+	agent.Start()
+	defer agent.Close()
+	c := NewClient(socket)
+	c.Waiting = func(text string, _ time.Time) { reported <- text }
+	_, err = c.Self(t.Context())
+	must(t, err)
+	last := "none"
+	for len(reported) > 0 {
+		last = <-reported
+	}
+	if last != "" {
+		t.Errorf("the last report is %q", last)
+	}
+}
