@@ -149,7 +149,7 @@ func (a *Agent) Logs(ctx context.Context, id host.AllocID, task host.TaskName, o
 // lastLines finds the offset of the last lines of what is written to it.
 type lastLines struct {
 	keep   int     // number of lines
-	starts []int64 // offsets of the last keep+1 lines; the last one may be empty
+	starts []int64 // offsets of at least the last keep+1 lines; the last one may be empty
 	size   int64
 }
 
@@ -163,8 +163,8 @@ func (l *lastLines) Write(p []byte) (int, error) {
 		l.size += int64(i + 1)
 		rest = rest[i+1:]
 		l.starts = append(l.starts, l.size)
-		if len(l.starts) > l.keep+1 {
-			l.starts = slices.Delete(l.starts, 0, 1)
+		if len(l.starts)/2 > l.keep { // seldom, because it moves all of them
+			l.starts = slices.Delete(l.starts, 0, len(l.starts)-l.keep-1)
 		}
 	}
 }

@@ -59,7 +59,7 @@ func TestTailKeepsTheLastLines(t *testing.T) {
 		want string
 	}{
 		{"", 2, ""}, {"a\n", 2, "a\n"}, {"a\nb\nc\n", 2, "b\nc\n"}, {"a\nb\nc", 2, "b\nc"}, {"a\nb\nc", 1, "c"},
-		{"\n\n\n", 2, "\n\n"}, {"a\nb\n", 1, "b\n"},
+		{"\n\n\n", 2, "\n\n"}, {"a\nb\n", 1, "b\n"}, {"1\n2\n3\n4\n5\n6\n7\n8\n", 2, "7\n8\n"},
 	} {
 		for _, chunk := range []int{1, 3, 100} {
 			last := &lastLines{keep: c.keep, starts: []int64{0}}

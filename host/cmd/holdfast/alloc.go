@@ -22,9 +22,10 @@ func newAlloc(io streams, p *globalFlags) *cobra.Command {
 func newAllocRestart(io streams, p *globalFlags) *cobra.Command {
 	force := false
 	c := &cobra.Command{
-		Use: "restart ID [TASK]", Short: "Restart the tasks of an alloc, or one of them", Args: usageArgs(cobra.RangeArgs(1, 2)),
-		Long: "Restart the running tasks of an alloc, or one of them. Its volumes stay mounted, and the restart policy of the " +
-			"job does not count it.",
+		Use: "restart ID [TASK]", Short: "Restart the tasks of an alloc, or one of them",
+		Args: usageArgs(cobra.RangeArgs(1, 2)),
+		Long: "Restart the running tasks of an alloc, or one of them. Its volumes stay mounted, and the restart policy of " +
+			"the job does not count it.",
 		RunE: func(c *cobra.Command, args []string) error {
 			tasks, err := p.client().RestartAlloc(c.Context(), args[0], strings.Join(args[1:], ""), force)
 			return show(io, p, err, map[string]any{"id": args[0], "tasks": tasks}, func(to writer, _ map[string]any) error {
@@ -33,7 +34,8 @@ func newAllocRestart(io streams, p *globalFlags) *cobra.Command {
 			})
 		},
 	}
-	c.Flags().BoolVar(&force, "force", false, "restart a plugin although its process serves mounts, which are dead afterwards")
+	c.Flags().BoolVar(&force, "force", false,
+		"restart a plugin although its process serves mounts, which are dead afterwards")
 	return c
 }
 

@@ -64,8 +64,8 @@ func newJobLogs(io streams, p *globalFlags) *cobra.Command {
 	f := &logFlags{}
 	c := &cobra.Command{
 		Use: "logs ID [TASK]", Short: "Print the logs of a job", Args: usageArgs(cobra.RangeArgs(1, 2)),
-		Long: "Print the logs of the newest allocs of a job. If they have several tasks, each line begins with its alloc and " +
-			"task. Control characters are escaped on a terminal.",
+		Long: "Print the logs of the newest allocs of a job. If they have several tasks, each line begins with its alloc " +
+			"and task. Control characters are escaped on a terminal.",
 		RunE: func(c *cobra.Command, args []string) error {
 			client := p.client()
 			job, err := client.Job(c.Context(), args[0])
@@ -166,6 +166,9 @@ func inTurn[T any](list []T, atOnce bool, do func(T) error) error {
 	return errors.Join(errs...)
 }
 
+// maxLine bounds a line in memory: a task may never write a line break. The rest is written as another line.
+const maxLine = 64 << 10
+
 // lineWriter writes whole lines, each with a prefix.
 type lineWriter struct {
 	to     writer
@@ -184,6 +187,10 @@ func (w *lineWriter) Write(p []byte) (int, error) {
 		}
 		text = append(append(text, w.prefix...), w.part[:i+1]...)
 		w.part = w.part[i+1:]
+	}
+	if len(w.part) >= maxLine {
+		text = append(append(append(text, w.prefix...), w.part...), '\n')
+		w.part = nil
 	}
 	w.lock.Lock()
 	defer w.lock.Unlock()

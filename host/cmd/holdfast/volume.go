@@ -243,7 +243,8 @@ func writeVolume(to io.Writer, v control.Volume) error {
 	}
 	users := newTable("ALLOC", "JOB", "REQUEST", "ACCESS", "READ-ONLY", "PUBLISH", "SINCE")
 	for _, h := range v.Holders {
-		users.add(short(h.Alloc), cmp.Or(h.Job, h.EngineNames()), h.Request, h.Access, yesNo(h.ReadOnly), h.Published, age(h.Since))
+		users.add(short(h.Alloc), cmp.Or(h.Job, h.EngineNames()), h.Request, h.Access, yesNo(h.ReadOnly), h.Published,
+			age(h.Since))
 	}
 	fmt.Fprintln(to)
 	err = errors.Join(err, modes.write(to, "no capabilities"))
