@@ -1,7 +1,7 @@
 # Holdfast. `make help` lists every target.
 SHELL := /bin/bash
 GO    ?= go
-BIN   ?= $(CURDIR)/bin
+BIN   := $(CURDIR)/bin
 TOOLS := $(CURDIR)/.cache/bin
 SOAK  ?= 10m
 # Tests that take minutes in total; package e2e skips them with -short.
@@ -17,8 +17,8 @@ COMPAT := ^(TestVersionSkew|TestVersionSkewIsSeen|TestStateOutsideTheWindow|Test
 
 # Of make install and make deb. DESTDIR is a directory to install into instead of /.
 PREFIX  ?= /usr/local
-VERSION ?= $(shell sed -n 's/^const Version = "\(.*\)"/\1/p' host/start.go)
-ARCH    := $(shell $(GO) env GOARCH)
+VERSION := $(shell sed -n 's/^const Version = "\(.*\)"/\1/p' host/start.go)
+ARCH     = $(shell $(GO) env GOARCH)
 TREE     = $(BIN)/tree
 
 # Packages to test at a time.
@@ -46,7 +46,8 @@ build: ## build holdfast, holdfast-task, holdfast-shim and loopfs into bin/, wit
 	$(GO) build -o $(BIN)/loopfs ./examples/loopfs
 	@cd $(BIN) && sha256sum holdfast-shim | cut -d' ' -f1 > holdfast-shim.sha256
 
-install: build ## install programs, manual pages, completion, a systemd unit and /etc/holdfast/agent.hcl; DESTDIR, PREFIX
+install: ## install what make build has made: programs, manual pages, completion, a systemd unit and /etc/holdfast/agent.hcl; DESTDIR, PREFIX
+	rm -rf $(BIN)/docs
 	$(BIN)/holdfast docs $(BIN)/docs
 	install -Dt $(DESTDIR)$(PREFIX)/bin $(BIN)/holdfast $(BIN)/holdfast-task $(BIN)/holdfast-shim $(BIN)/loopfs
 	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/man/man1 $(BIN)/docs/man1/*
@@ -59,13 +60,15 @@ install: build ## install programs, manual pages, completion, a systemd unit and
 	sed 's|/usr/bin/|$(PREFIX)/bin/|' packaging/holdfast.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/holdfast.service
 	install -Dm644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system packaging/holdfast.socket
 	test -e $(DESTDIR)/etc/holdfast/agent.hcl || install -Dm644 -t $(DESTDIR)/etc/holdfast packaging/agent.hcl
+	rm -rf $(BIN)/docs
 
 deb: $(TOOLS)/nfpm ## build bin/holdfast_VERSION_ARCH.deb
 	rm -rf $(TREE)
-	CGO_ENABLED=0 GOFLAGS="$$($(GO) env GOFLAGS) -ldflags=-s" $(MAKE) -s install DESTDIR=$(TREE) PREFIX=/usr
+	CGO_ENABLED=0 GOFLAGS="$$($(GO) env GOFLAGS) -ldflags=-s" $(MAKE) -s build
+	$(MAKE) -s install DESTDIR=$(TREE) PREFIX=/usr
 	VERSION=$(VERSION) ARCH=$(ARCH) TREE=$(TREE) $(TOOLS)/nfpm package -f packaging/nfpm.yaml -p deb \
 		-t $(BIN)/holdfast_$(VERSION)_$(ARCH).deb
-	rm -rf $(TREE) $(BIN)/docs
+	rm -rf $(TREE)
 
 package-test: ## install, upgrade, remove and purge the package below a systemd of its own, with tasks running (needs root)
 	$(MAKE) -s deb
