@@ -313,12 +313,29 @@ func (a *Agent) explainEngineWait(ctx context.Context, s Volumes, m *EngineMount
 		"%s", m.Volume, a.DescribeWaits(ctx, s, list[0].Waiting), display.Command("holdfast volume status", string(m.Volume)))
 }
 
-// UnmountForEngine is TakeBackEngineMount with an answer while Podman waits for it. After an error the ID counts as it
-// did before, as Podman's own count does then.
-func (a *Agent) UnmountForEngine(ctx context.Context, s Volumes, r EngineRequest) error {
-	ctx, cancel := context.WithTimeout(ctx, releaseWait)
+// UnmountForEngine takes back one mount of an ID, as TakeBackEngineMount does. Podman counts the volume as mounted until
+// it has the answer, and never mounts one that it counts: its next container would get a directory without the volume.
+// For an engine without a daemon the mount is therefore only locked. The caller then calls answered, and says whether
+// the engine has the answer. Otherwise answered is nil.
+func (a *Agent) UnmountForEngine(ctx context.Context, s Volumes, r EngineRequest) (answered func(bool), err error) {
+	limited, cancel := context.WithTimeout(ctx, releaseWait)
 	defer cancel()
-	return a.TakeBackEngineMount(ctx, s, r)
+	if !r.Caller.Daemonless {
+		return nil, a.TakeBackEngineMount(limited, s, r)
+	}
+	unlock, err := a.lockEngineMount(limited, r.Volume)
+	if err != nil {
+		return nil, err
+	}
+	return func(has bool) {
+		defer unlock()
+		if !has {
+			return
+		}
+		if err := a.takeBackEngineMount(context.WithoutCancel(ctx), s, r); err != nil {
+			a.log.Warn("a mount that Podman has given up stays", "volume", r.Volume, "error", err)
+		}
+	}, nil
 }
 
 // TakeBackEngineMount takes back one mount of an ID, and releases the volume after the last. An ID that has nothing
@@ -330,6 +347,11 @@ func (a *Agent) TakeBackEngineMount(ctx context.Context, s Volumes, r EngineRequ
 		return err
 	}
 	defer unlock()
+	return a.takeBackEngineMount(ctx, s, r)
+}
+
+// takeBackEngineMount is TakeBackEngineMount under the lock.
+func (a *Agent) takeBackEngineMount(ctx context.Context, s Volumes, r EngineRequest) error {
 	m := a.EngineMount(r.Volume)
 	if m == nil {
 		return nil

@@ -57,7 +57,11 @@ func (e *env) engineMount(id string, caller EngineCaller) {
 
 func (e *env) engineUnmount(id string, caller EngineCaller) {
 	e.Helper()
-	e.must(e.agent.UnmountForEngine(e.Context(), e.shim, e.engineRequest(id, caller)))
+	answered, err := e.agent.UnmountForEngine(e.Context(), e.shim, e.engineRequest(id, caller))
+	e.must(err)
+	if answered != nil {
+		answered(true)
+	}
 }
 
 // engineUses checks how often the volume was prepared and released, and which IDs hold it.
@@ -245,13 +249,27 @@ func TestTrapD7UnmountAnswersWhileAnotherRequestRuns(t *testing.T) {
 		unlock, err := e.agent.lockEngineMount(e.Context(), "notes")
 		e.must(err)
 		began := time.Now()
-		err = e.agent.UnmountForEngine(e.Context(), e.shim, e.engineRequest("constant", podman))
+		_, err = e.agent.UnmountForEngine(e.Context(), e.shim, e.engineRequest("constant", podman))
 		e.hasError(err, context.DeadlineExceeded, "wait for another request")
 		if took := time.Since(began); took >= 5*time.Second {
 			t.Errorf("Podman does not wait for %v", took)
 		}
 		unlock()
 		e.engineUses(1, 0, "constant")
+	})
+}
+
+// An unmount that Podman has no answer to changes nothing: Podman's next container uses the directory without asking.
+func TestTrapD7UnmountWithoutAnswerChangesNothing(t *testing.T) {
+	withEnginePlugin(t, func(e *env) {
+		e.engineMount("constant", podman)
+		answered, err := e.agent.UnmountForEngine(e.Context(), e.shim, e.engineRequest("constant", podman))
+		e.must(err)
+		e.engineUses(1, 0, "constant") // as an agent that is killed now leaves it
+		answered(false)
+		e.engineUses(1, 0, "constant")
+		e.engineUnmount("constant", podman)
+		e.engineUses(1, 1)
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -66,7 +67,8 @@ type reply struct {
 	Volumes      []volume       `json:",omitempty"`
 	Capabilities map[string]any `json:",omitempty"`
 
-	lost func() // undoes the request if the engine does not get the reply; may be nil
+	// answered is called after the reply, and told whether the engine has it. It may be nil.
+	answered func(has bool)
 }
 
 type volume struct {
@@ -129,14 +131,18 @@ func (s *Server) handle(answer func(*http.Request, request) (reply, error)) http
 			}
 			level("a request of a container engine failed", "request", r.URL.Path, "volume", q.Name, "error", err,
 				"engine_waits", r.Context().Err() == nil)
+		}
+		text, _ := json.Marshal(out) // it has only types that JSON knows
+		w.Header().Set("Content-Length", strconv.Itoa(len(text)))
+		if err != nil {
 			w.WriteHeader(http.StatusInternalServerError)
 		}
-		err = json.NewEncoder(w).Encode(out)
+		_, err = w.Write(text)
 		if err == nil {
 			err = http.NewResponseController(w).Flush()
 		}
-		if err != nil && out.lost != nil {
-			out.lost()
+		if out.answered != nil {
+			out.answered(err == nil)
 		}
 	}
 }

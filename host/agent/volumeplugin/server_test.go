@@ -287,11 +287,11 @@ func TestTrapD7LostErrorTakesNoMountBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	failed.lost()
+	failed.answered(false)
 	if len(p.storage.released) > 0 {
 		t.Error("the mount of the second try is released")
 	}
-	mounted.lost()
+	mounted.answered(false)
 	if len(p.storage.released) != 1 {
 		t.Error("a mount whose answer was lost stays")
 	}

@@ -251,7 +251,11 @@ func (s *Server) mount(r *http.Request, q request) (reply, error) {
 	use := s.use(r, q)
 	use.Plugin, use.Sealed = v.Plugin, group.Sealed
 	path, err := s.agent.MountForEngine(r.Context(), s.storage, use)
-	return reply{Mountpoint: path, lost: func() { s.lostMount(r, use, err == nil) }}, err
+	return reply{Mountpoint: path, answered: func(has bool) {
+		if !has {
+			s.lostMount(r, use, err == nil)
+		}
+	}}, err
 }
 
 // lostMount takes a mount back whose reply the engine did not wait for: it will not unmount. A mount that failed left
@@ -269,5 +273,6 @@ func (s *Server) lostMount(r *http.Request, use agent.EngineRequest, mounted boo
 }
 
 func (s *Server) unmount(r *http.Request, q request) (reply, error) {
-	return reply{}, s.agent.UnmountForEngine(r.Context(), s.storage, s.use(r, q))
+	answered, err := s.agent.UnmountForEngine(r.Context(), s.storage, s.use(r, q))
+	return reply{answered: answered}, err
 }
