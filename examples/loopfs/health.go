@@ -115,6 +115,7 @@ func (d *driver) NodeGetVolumeHealth(
 	if err != nil {
 		return nil, err
 	}
+	h.VolumeId = req.GetVolumeId() // of an inline volume, the record has another
 	h.HealthStatuses = append(h.HealthStatuses, d.checkMount(r)...)
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: h}, nil
 }
