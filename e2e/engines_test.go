@@ -200,8 +200,8 @@ func (e *engineEnv) healthy() bool {
 	return true
 }
 
-// killEngine kills the daemon. Containers of Podman do not notice. A dockerd that starts again ends the containers of
-// the one that was killed, and the tasks are started again with their volumes as they are.
+// killEngine kills the daemon and starts it again. Containers of Podman continue. The new dockerd ends the containers of
+// the old one, and the agent starts their tasks again on the same mounts.
 func (e *engineEnv) killEngine() {
 	mounts := e.mounts()
 	containers := e.containers()
