@@ -44,7 +44,7 @@ func (s *socket) open() error {
 	file, err := os.Lstat(s.path)
 	if err != nil {
 		_ = l.Close()
-		return fmt.Errorf("control socket: %w", err)
+		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -140,10 +140,10 @@ func listen(path string) (*net.UnixListener, error) {
 	}
 	l, err := net.Listen("unix", path)
 	if err != nil {
-		return nil, fmt.Errorf("control socket: %w", err)
+		return nil, err // it names the path
 	}
 	if err := os.Chmod(path, 0o600); err != nil { // its directory excludes other users already
-		return nil, errors.Join(fmt.Errorf("control socket: %w", err), l.Close())
+		return nil, errors.Join(err, l.Close())
 	}
 	return l.(*net.UnixListener), nil
 }

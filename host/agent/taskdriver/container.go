@@ -38,6 +38,9 @@ type Container struct {
 // It does not connect.
 func NewContainer(name, host string) (Container, error) {
 	c, err := client.New(client.WithHost(host))
+	if scheme, _, _ := strings.Cut(host, "://"); err == nil && scheme != "unix" && scheme != "tcp" {
+		err = errors.New("only unix and tcp are supported")
+	}
 	if err != nil {
 		return Container{}, registry.Invalid("engine %q of driver %s: write it as in unix:///run/docker.sock: %w", host,
 			name, err)

@@ -154,6 +154,7 @@ func TestContainerNeedsAnEngine(t *testing.T) {
 	}
 	for host, text := range map[string]string{
 		"/run/docker.sock":                    "write it as in unix:///run/docker.sock",
+		"ftp://engine":                        "only unix and tcp are supported",
 		"unix:///" + strings.Repeat("x", 120): "is too long",
 	} {
 		if _, err := NewContainer("docker", host); err == nil || !strings.Contains(err.Error(), text) {

@@ -186,9 +186,6 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 
 // openVolumePlugin listens for container engines, if that is wanted.
 func (st *service) openVolumePlugin(e *agentFlags, log hclog.Logger) error {
-	if e.volumePlugin == "" {
-		return nil
-	}
 	d := volumeplugin.Defaults{Plugin: host.PluginID(e.volumeDefault.plugin)}
 	if e.volumeDefault.size != "" {
 		size, err := units.RAMInBytes(e.volumeDefault.size)
@@ -197,9 +194,12 @@ func (st *service) openVolumePlugin(e *agentFlags, log hclog.Logger) error {
 		}
 		d.Size = size
 	}
+	if e.volumePlugin == "" {
+		return nil
+	}
 	l, err := control.Activated(e.volumePlugin, log)
 	if err != nil {
-		return err
+		return fmt.Errorf("--volume-plugin=%s: %w", e.volumePlugin, err)
 	}
 	server := volumeplugin.NewServer(st.agent, st.host, d, log)
 	st.others = append(st.others, func(ctx context.Context) error {
