@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"net"
 
-	"golang.org/x/sys/unix"
+	"holdfast/internal/proc"
 )
 
 // peerConn is a connection whose remote address names the calling process.
@@ -37,15 +37,10 @@ func (c *peerConn) Close() error {
 }
 
 // peerPID is the process that connected; 0 if the kernel does not tell.
-func peerPID(conn *net.UnixConn) (pid int) {
-	raw, err := conn.SyscallConn()
+func peerPID(conn *net.UnixConn) int {
+	cred, err := proc.Peer(conn)
 	if err != nil {
 		return 0
 	}
-	_ = raw.Control(func(fd uintptr) {
-		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			pid = int(cred.Pid)
-		}
-	})
-	return pid
+	return int(cred.Pid)
 }

@@ -9,6 +9,7 @@ import (
 	"os/user"
 
 	"holdfast/host"
+	"holdfast/internal/proc"
 )
 
 // operatorKey is the key of the operator in the context of a connection.
@@ -16,7 +17,7 @@ type operatorKey struct{}
 
 // withOperator adds the user at the other end of a connection, for the events of what is done by force.
 func withOperator(ctx context.Context, conn net.Conn) context.Context {
-	cred, err := credentials(conn)
+	cred, err := proc.Peer(conn)
 	if err != nil {
 		return context.WithValue(ctx, operatorKey{}, "an unknown user")
 	}

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
-	"golang.org/x/sys/unix"
 
 	"holdfast/internal/mount"
+	"holdfast/internal/proc"
 	"holdfast/registry"
 )
 
@@ -161,7 +161,7 @@ func (p *peers) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		cred, err := credentials(conn)
+		cred, err := proc.Peer(conn)
 		if err == nil && p.allowed(cred.Uid) {
 			return conn, nil
 		}
@@ -171,18 +171,4 @@ func (p *peers) Accept() (net.Conn, error) {
 		p.log.Warn("connection to the control socket refused", "error", err)
 		_ = conn.Close()
 	}
-}
-
-func credentials(conn net.Conn) (cred *unix.Ucred, err error) {
-	u, is := conn.(*net.UnixConn)
-	if !is {
-		return nil, errors.New("not a unix socket")
-	}
-	raw, err := u.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	var got error
-	err = raw.Control(func(fd uintptr) { cred, got = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	return cred, errors.Join(err, got)
 }

@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
-	"golang.org/x/sys/unix"
 
 	"holdfast/host"
 	"holdfast/host/agent"
+	"holdfast/internal/proc"
 	"holdfast/registry"
 )
 
@@ -151,17 +151,8 @@ type callerKey struct{}
 
 // withCaller adds the process at the other end of the connection.
 func withCaller(ctx context.Context, c net.Conn) context.Context {
-	u, is := c.(*net.UnixConn)
-	if !is {
-		return ctx
-	}
-	raw, err := u.SyscallConn()
+	cred, err := proc.Peer(c)
 	if err != nil {
-		return ctx
-	}
-	var cred *unix.Ucred
-	_ = raw.Control(func(fd uintptr) { cred, _ = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if cred == nil {
 		return ctx
 	}
 	return context.WithValue(ctx, callerKey{}, agent.CallerOf(int(cred.Pid)))

@@ -8,10 +8,10 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 
+	"holdfast/internal/proc"
 	"holdfast/proto/bootstrap"
 	"holdfast/registry"
 )
@@ -48,19 +48,9 @@ func dialPeer(ctx context.Context, path string, pid int) (net.Conn, error) {
 }
 
 func checkPeer(conn *net.UnixConn, pid int) error {
-	raw, err := conn.SyscallConn()
+	cred, err := proc.Peer(conn)
 	if err != nil {
 		return err
-	}
-	var cred *unix.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return err
-	}
-	if credErr != nil {
-		return os.NewSyscallError("SO_PEERCRED", credErr)
 	}
 	if int(cred.Pid) != pid {
 		return registry.Errorf(registry.ErrDenied,
