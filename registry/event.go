@@ -2,6 +2,7 @@ package registry
 
 import (
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -112,6 +113,36 @@ func (e Event) String() string {
 	}
 	if e.Volume.ID != "" {
 		s += " " + e.Volume.String()
+	}
+	if e.Cause != "" {
+		s += ": " + string(e.Cause)
+	}
+	if e.Detail != "" {
+		s += ": " + e.Detail
+	}
+	return s
+}
+
+// Describe returns one line about the event for people, without its number and time.
+func (e Event) Describe() string {
+	short := func(id AllocID) string { return string(id[:min(8, len(id))]) }
+	s := ""
+	switch {
+	case e.Volume.ID != "":
+		s = "volume " + e.Volume.String()
+	case e.Plugin != "":
+		s = "plugin " + string(e.Plugin)
+	case e.Alloc == "":
+		s = "node"
+	default:
+		s = "alloc " + short(e.Alloc)
+	}
+	s += " " + strings.TrimPrefix(string(e.Kind), "volume ")
+	if e.Role != "" {
+		s += " as " + string(e.Role)
+	}
+	if e.Volume.ID != "" && e.Alloc != "" {
+		s += " for alloc " + short(e.Alloc)
 	}
 	if e.Cause != "" {
 		s += ": " + string(e.Cause)

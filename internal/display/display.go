@@ -1,4 +1,5 @@
-// Package display prepares text for terminals: it escapes control characters, and quotes arguments of commands.
+// Package display prepares text for people: it escapes control characters, quotes arguments of commands, and formats
+// sizes and durations.
 package display
 
 import (
@@ -8,9 +9,11 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/docker/go-units"
 	"golang.org/x/sys/unix"
 )
 
@@ -163,4 +166,25 @@ func Command(words string, args ...string) string {
 		words += " " + Quote(arg)
 	}
 	return words
+}
+
+// Size formats a number of bytes; empty if it is 0, which means unknown.
+func Size(bytes int64) string {
+	if bytes <= 0 {
+		return ""
+	}
+	return units.CustomSize("%.4g %s", float64(bytes), 1024, []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"})
+}
+
+// Span formats a duration in its largest unit.
+func Span(d time.Duration) string {
+	for _, unit := range []struct {
+		of   time.Duration
+		name string
+	}{{24 * time.Hour, "d"}, {time.Hour, "h"}, {time.Minute, "m"}} {
+		if d >= 2*unit.of {
+			return fmt.Sprintf("%d%s", d/unit.of, unit.name)
+		}
+	}
+	return fmt.Sprintf("%ds", d/time.Second)
 }

@@ -15,6 +15,15 @@ import (
 	"pgregory.net/rapid"
 )
 
+func TestSizesHaveBinaryUnits(t *testing.T) {
+	for bytes, want := range map[int64]string{0: "", 1: "1 B", 1023: "1023 B", 1024: "1 KiB", 1 << 25: "32 MiB",
+		3 << 29: "1.5 GiB", 5 << 50: "5 PiB"} {
+		if got := Size(bytes); got != want {
+			t.Errorf("%d: %q, want %q", bytes, got, want)
+		}
+	}
+}
+
 func TestEscapeShowsWhatTerminalsActOn(t *testing.T) {
 	for text, want := range map[string]string{
 		"plain\n\ttext": "plain\n\ttext", "\x1b[31mred": `\u001b[31mred`, "a\rb": `a\u000db`, "\u009b31m": `\u009b31m`,

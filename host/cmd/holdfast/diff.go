@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"holdfast/host"
+	"holdfast/internal/display"
 	"holdfast/registry"
 )
 
@@ -103,6 +104,6 @@ func (w *blockWriter) end() error {
 		what = "changed"
 	}
 	_, err := fmt.Fprintf(w.to, "%d ranges, %s of %s %s\n", w.ranges,
-		cmp.Or(size(w.bytes), "0 B"), cmp.Or(size(w.last.Capacity), "a volume"), what)
+		cmp.Or(display.Size(w.bytes), "0 B"), cmp.Or(display.Size(w.last.Capacity), "a volume"), what)
 	return err
 }

@@ -30,7 +30,7 @@ func newEvents(io streams, p *globalFlags) *cobra.Command {
 				if p.json {
 					return lines.Encode(e)
 				}
-				_, err := fmt.Fprintf(io.out, "%6d  %s  %s\n", e.Seq, clock(e.At), clean(eventLine(e)))
+				_, err := fmt.Fprintf(io.out, "%6d  %s  %s\n", e.Seq, clock(e.At), clean(e.Describe()))
 				return err
 			})
 		},

@@ -209,30 +209,6 @@ func TestAgesAreInTheirLargestUnit(t *testing.T) {
 	}
 }
 
-func TestEventLines(t *testing.T) {
-	for want, e := range map[string]host.Event{
-		"plugin loopfs unhealthy as csi-node: missed: no answer": {
-			Kind: registry.EventUnhealthy, Plugin: "loopfs", Role: "csi-node", Alloc: "a",
-			Cause: registry.CauseMissed, Detail: "no answer",
-		},
-		"volume data published as csi-node for alloc 0a1b2c3d": {
-			Kind: registry.EventPublished, Role: "csi-node", Alloc: host.AllocID(alloc.ID),
-			Volume: host.VolumeName{ID: "data"},
-		},
-		"node reconciled: orphan: /s is mounted": {Kind: registry.EventReconciled, Detail: "orphan: /s is mounted"},
-		"volume mine/data deleted": {Kind: registry.EventVolumeDeleted,
-			Volume: host.VolumeName{Namespace: "mine", ID: "data"}},
-		"volume data deregistered: its plugin was not asked to delete it": {
-			Kind: registry.EventVolumeDeregistered, Volume: host.VolumeName{ID: "data"},
-			Detail: "its plugin was not asked to delete it",
-		},
-	} {
-		if got := eventLine(e); got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
-	}
-}
-
 func TestExitCodes(t *testing.T) {
 	dir, err := os.MkdirTemp("", "h-")
 	if err != nil {

@@ -137,7 +137,7 @@ func writeCapacity(to io.Writer, c host.PluginCapacity) error {
 		if bytes == nil {
 			return "unknown"
 		}
-		return cmp.Or(size(*bytes), "0 B")
+		return cmp.Or(display.Size(*bytes), "0 B")
 	}
 	return facts(to, "Available", limit(&c.Available), "Largest volume", limit(c.Maximum), "Smallest volume",
 		limit(c.Minimum))

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"strings"
 	"sync"
 	"time"
 
@@ -77,37 +76,8 @@ func (l *lines) event(e host.Event) error {
 	case registry.EventResync, registry.EventBookmark:
 		return nil
 	}
-	l.write(line{Text: eventLine(e), Event: &e})
+	l.write(line{Text: e.Describe(), Event: &e})
 	return nil
-}
-
-// eventLine formats an event without its number.
-func eventLine(e host.Event) string {
-	s := ""
-	switch {
-	case e.Volume.ID != "":
-		s = "volume " + e.Volume.String()
-	case e.Plugin != "":
-		s = "plugin " + string(e.Plugin)
-	case e.Alloc == "":
-		s = "node"
-	default:
-		s = "alloc " + short(e.Alloc)
-	}
-	s += " " + strings.TrimPrefix(string(e.Kind), "volume ")
-	if e.Role != "" {
-		s += " as " + string(e.Role)
-	}
-	if e.Volume.ID != "" && e.Alloc != "" {
-		s += " for alloc " + short(e.Alloc)
-	}
-	if e.Cause != "" {
-		s += ": " + string(e.Cause)
-	}
-	if e.Detail != "" {
-		s += ": " + e.Detail
-	}
-	return s
 }
 
 func short[T ~string](id T) string { return string(id[:min(8, len(id))]) }

@@ -42,15 +42,6 @@ func TestProgressIsLinesOrJSON(t *testing.T) {
 	}
 }
 
-func TestSizesAreParsed(t *testing.T) {
-	for bytes, want := range map[int64]string{0: "", 1: "1 B", 1023: "1023 B", 1024: "1 KiB", 1 << 25: "32 MiB",
-		3 << 29: "1.5 GiB", 5 << 50: "5 PiB"} {
-		if got := size(bytes); got != want {
-			t.Errorf("%d: %q, want %q", bytes, got, want)
-		}
-	}
-}
-
 func TestFilesThatCannotBeJobs(t *testing.T) {
 	dir := t.TempDir()
 	job, volume, huge := filepath.Join(dir, "j.hcl"), filepath.Join(dir, "v.hcl"), filepath.Join(dir, "huge.hcl")

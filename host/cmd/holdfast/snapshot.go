@@ -245,7 +245,7 @@ func newSnapshotDelete(io streams, p *globalFlags, kind snapshotKind, verb, shor
 func writeSnapshots(to io.Writer, list []host.Snapshot) error {
 	t := newTable("NAMESPACE", "ID", "VOLUME", "PLUGIN", "STATE", "SIZE", "TAKEN", "EXTERNAL ID")
 	for _, s := range list {
-		t.add(s.Namespace, s.ID, s.Volume, s.Plugin, s.State, size(s.Size), age(s.Taken), string(s.External))
+		t.add(s.Namespace, s.ID, s.Volume, s.Plugin, s.State, display.Size(s.Size), age(s.Taken), string(s.External))
 	}
 	return t.write(to, "no snapshots")
 }
@@ -262,10 +262,10 @@ func writeSnapshot(to io.Writer, s host.Snapshot) error {
 	list := []any{"ID", s.ID, "Namespace", s.Namespace, "Name", s.Name}
 	for _, m := range s.Members {
 		list = append(list, "Snapshot", fmt.Sprintf("%s of volume %s (external ID %s, %s)", s.MemberID(m.Volume), m.Volume,
-			string(m.External), size(m.Size)))
+			string(m.External), display.Size(m.Size)))
 	}
 	if !s.IsGroup() {
-		list = append(list, "Volume", s.Volume, "Size", size(s.Size))
+		list = append(list, "Volume", s.Volume, "Size", display.Size(s.Size))
 	}
 	list = append(list, "Plugin", s.Plugin, "External ID", string(s.External), "State", s.State, "Taken", when(s.Taken),
 		"Since", when(s.Since))

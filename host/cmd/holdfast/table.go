@@ -11,7 +11,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/docker/go-units"
 	"github.com/hashicorp/go-hclog"
 
 	"holdfast/host/agent/control"
@@ -154,30 +153,9 @@ func age(t time.Time) string {
 	}
 	d := now().Sub(t)
 	if d < 0 {
-		return "in " + span(-d)
+		return "in " + display.Span(-d)
 	}
-	return span(d) + " ago"
-}
-
-// span formats a duration in its largest unit.
-func span(d time.Duration) string {
-	for _, unit := range []struct {
-		of   time.Duration
-		name string
-	}{{24 * time.Hour, "d"}, {time.Hour, "h"}, {time.Minute, "m"}} {
-		if d >= 2*unit.of {
-			return fmt.Sprintf("%d%s", d/unit.of, unit.name)
-		}
-	}
-	return fmt.Sprintf("%ds", d/time.Second)
-}
-
-// size formats a number of bytes; 0 means unknown.
-func size(bytes int64) string {
-	if bytes <= 0 {
-		return ""
-	}
-	return units.CustomSize("%.4g %s", float64(bytes), 1024, []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"})
+	return display.Span(d) + " ago"
 }
 
 func yesNo(b bool) string {

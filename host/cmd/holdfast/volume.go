@@ -216,7 +216,7 @@ func writeVolumes(to io.Writer, list []control.Volume) error {
 		if v.Health.Abnormal() {
 			state += ", unhealthy"
 		}
-		t.add(v.Namespace, v.ID, v.Plugin, state, size(v.Capacity), v.Attached, v.Staged, len(v.Holders))
+		t.add(v.Namespace, v.ID, v.Plugin, state, display.Size(v.Capacity), v.Attached, v.Staged, len(v.Holders))
 	}
 	return t.write(to, "no volumes")
 }
@@ -232,7 +232,7 @@ func writeVolume(to io.Writer, v control.Volume) error {
 	err := facts(to, slices.Concat(
 		[]any{"ID", v.ID, "Namespace", v.Namespace, "Name", v.Name, "Plugin", v.Plugin, "External ID",
 			string(v.External), "State", v.State},
-		filledFrom(v), createdWith(v), accessibleFrom(v), []any{"Capacity", size(v.Capacity)},
+		filledFrom(v), createdWith(v), accessibleFrom(v), []any{"Capacity", display.Size(v.Capacity)},
 		mutableFacts(v), used(v), containers(v),
 		[]any{"Attach", v.Attached, "Stage", v.Staged, "Staged at", v.StagedAt, "Open call", call, "Since",
 			when(v.Since)})...)
@@ -321,7 +321,7 @@ func used(v control.Volume) (facts []any) {
 func share(u host.VolumeUsage) string {
 	amount := func(n int64) string { return fmt.Sprint(n) }
 	if u.Unit == "bytes" {
-		amount = func(n int64) string { return cmp.Or(size(n), "0 B") }
+		amount = func(n int64) string { return cmp.Or(display.Size(n), "0 B") }
 	}
 	if u.Used == 0 && u.Available == 0 {
 		return fmt.Sprintf("unknown, of %s", amount(u.Total)) // a block device (CSI NodeGetVolumeStats)
@@ -384,7 +384,7 @@ func writeExpanded(to writer, v control.Volume) error {
 	if v.Expansion.Pending() {
 		bytes = max(bytes, v.Expansion.Node.Required)
 	}
-	_, err := fmt.Fprintf(to, "volume %s: %s\n", v.VolumeName(), size(bytes))
+	_, err := fmt.Fprintf(to, "volume %s: %s\n", v.VolumeName(), display.Size(bytes))
 	pending := slices.DeleteFunc(v.Notices, func(n control.Notice) bool { return n.Kind != control.NoticePending })
 	return errors.Join(err, writeNotices(to, pending))
 }

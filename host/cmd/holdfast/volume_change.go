@@ -219,7 +219,7 @@ func writePluginVolumes(to io.Writer, list []host.PluginVolume) error {
 		for i, n := range v.Nodes {
 			nodes[i] = string(n)
 		}
-		t.add(string(v.External), size(v.Capacity), known, cmp.Or(strings.Join(nodes, ", "), "-"), condition)
+		t.add(string(v.External), display.Size(v.Capacity), known, cmp.Or(strings.Join(nodes, ", "), "-"), condition)
 	}
 	return t.write(to, "no volumes")
 }

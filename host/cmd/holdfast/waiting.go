@@ -31,7 +31,7 @@ type waiter struct {
 func (w *waiter) report(text string, since time.Time) {
 	waited, line := now().Sub(since), ""
 	if text != "" {
-		line = fmt.Sprintf("waiting for %s: %s", span(waited), clean(text))
+		line = fmt.Sprintf("waiting for %s: %s", display.Span(waited), clean(text))
 	}
 	switch {
 	case display.Columns(w.to) > 0 && !w.json:
