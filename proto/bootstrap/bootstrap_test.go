@@ -3,9 +3,14 @@ package bootstrap
 import (
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"strings"
@@ -158,15 +163,41 @@ type sink struct {
 func (s *sink) Close() error { s.closed = true; return nil }
 
 func TestOnlyTheHandshakePasses(t *testing.T) {
-	const line = "1|1|unix|/run/x/plugin1|grpc|cert\n"
+	const line = "1|1|unix|/run/x/plugin1|grpc|\n"
 	var to sink
-	forwardHandshake(strings.NewReader("hello\n1|1|noise\n"+strings.Repeat("x", 1<<20)+"\n"+line+"after\n"+line), &to)
-	if to.String() != line || !to.closed {
+	forwardHandshake(strings.NewReader("hello\n1|1|noise\n"+strings.Repeat("x", 1<<20)+"\n"+line+"after\n"+line), &to,
+		[]byte("certificate"))
+	if want := strings.TrimSpace(line) + "Y2VydGlmaWNhdGU\n"; to.String() != want || !to.closed {
 		t.Errorf("the host got %q, closed %v", to.String(), to.closed)
 	}
 	var none sink
-	forwardHandshake(io.LimitReader(strings.NewReader("no newline"), 5), &none)
+	forwardHandshake(io.LimitReader(strings.NewReader("no newline"), 5), &none, nil)
 	if none.Len() != 0 {
 		t.Errorf("the host got %q", none.String())
+	}
+}
+
+// BoringSSL, and with it the gRPC of most other languages, refuses the curve P-521.
+func TestCertificateIsOfACurveThatAllHostsVerify(t *testing.T) {
+	config, der, err := mutualTLS("")
+	if config != nil || der != nil || err != nil {
+		t.Errorf("without a host's certificate: %v, %v, %v", config, der, err)
+	}
+	if _, _, err := mutualTLS("rubbish"); err == nil {
+		t.Error("rubbish is taken for a certificate")
+	}
+	server := httptest.NewTLSServer(nil)
+	defer server.Close()
+	host := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	_, der, err = mutualTLS(string(host))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if key, ok := cert.PublicKey.(*ecdsa.PublicKey); !ok || key.Curve != elliptic.P256() {
+		t.Errorf("the key is %T", cert.PublicKey)
 	}
 }

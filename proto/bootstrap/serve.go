@@ -2,6 +2,7 @@ package bootstrap
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -163,7 +164,11 @@ func (s *shim) goPlugin(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("make the handshake's pipe: %w", err)
 	}
-	go forwardHandshake(r, given.handshake)
+	config, cert, err := mutualTLS(os.Getenv(clientCert))
+	if err != nil {
+		return fmt.Errorf("prepare TLS: %w", err)
+	}
+	go forwardHandshake(r, given.handshake, cert)
 	os.Stdout = w
 
 	var registered error
@@ -177,7 +182,7 @@ func (s *shim) goPlugin(ctx context.Context) error {
 	}
 	plugin.Serve(&plugin.ServeConfig{
 		HandshakeConfig: Handshake(), VersionedPlugins: sets, GRPCServer: s.newServer,
-		Logger: s.opts.Logger.Named("go-plugin"),
+		Logger: s.opts.Logger.Named("go-plugin"), TLSProvider: func() (*tls.Config, error) { return config, nil },
 	})
 	if registered != nil {
 		return fmt.Errorf("register the shim's services: %w", registered)

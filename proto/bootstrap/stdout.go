@@ -2,10 +2,12 @@ package bootstrap
 
 import (
 	"bufio"
+	"encoding/base64"
 	"io"
 	"os"
 	"regexp"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -68,14 +70,19 @@ func silenceStdout() (*os.File, error) {
 
 var handshakeLine = regexp.MustCompile(`^1\|[0-9]+\|unix\|[^|]+\|grpc\|`)
 
-// forwardHandshake copies go-plugin's handshake line to the host and drops all other lines. Other goroutines may print
-// while go-plugin creates its certificate. It reads from until end of file.
-func forwardHandshake(from io.Reader, to io.WriteCloser) {
+// certField is the index of the certificate in the handshake line. go-plugin leaves it empty, as TLS is ours.
+const certField = 5
+
+// forwardHandshake copies go-plugin's handshake line, with the shim's certificate (DER) if there is one, to the host. It
+// drops all other lines: other goroutines may print before. It reads from until end of file.
+func forwardHandshake(from io.Reader, to io.WriteCloser, cert []byte) {
 	lines := bufio.NewReader(from)
 	for {
 		line, err := lines.ReadString('\n')
 		if handshakeLine.MatchString(line) {
-			io.WriteString(to, line)
+			fields := strings.SplitAfter(line, "|")
+			fields[certField] = base64.RawStdEncoding.EncodeToString(cert) + fields[certField]
+			io.WriteString(to, strings.Join(fields, ""))
 			to.Close()
 			break
 		}
