@@ -31,7 +31,7 @@ export GORACE ?= atexit_sleep_ms=0
 export TMPDIR := /tmp
 
 .DEFAULT_GOAL := all
-.PHONY: all help build install deb package-test generate check-generate vet lint test compat long e2e engines sanity foreign cosanity soak demo demo-rootless bench bench-swap fuzz clean
+.PHONY: all help build install deb package-test python generate check-generate vet lint test compat long e2e engines sanity foreign cosanity soak demo demo-rootless bench bench-swap fuzz clean
 
 all: build vet test ## build, vet and test
 
@@ -82,6 +82,9 @@ demo: build ## run the demo: a plugin, a volume, a writer, a reader and a shim s
 
 demo-rootless: build ## run the demo in a user namespace, with directories as volumes
 	@BIN=$(BIN) unshare -Urm ./examples/demo.sh
+
+python: build ## run a host in Python: a plugin, a volume, a task that writes and one that reads (needs root)
+	PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3 examples/python/host.py $(BIN)/holdfast-shim $(BIN)/loopfs
 
 test: ## run all tests that take seconds, with -race; see also long, compat and bench-swap
 	$(GO) test -race -short -vet=off -timeout 20m -p $(PACKAGES) ./...
