@@ -36,8 +36,8 @@ type Config struct {
 	// File returns a file that a job reads with file(). If it is nil, file() is refused.
 	File func(ctx context.Context, path string) ([]byte, error)
 	// Fence returns once a lost node cannot write any more. DetachVolume calls it before it detaches a volume from
-	// another node. It has up to five minutes, and may be called again for the same node. If it is nil, fencing is
-	// refused.
+	// another node, and so does the shim before each call of a detach that goes on without its caller: the node may have
+	// come back meanwhile. It has up to five minutes. If it is nil, fencing is refused.
 	Fence func(ctx context.Context, node string) error
 
 	MaxHold      time.Duration // how long a call waits for shims in all, while one is started again; default 30 s

@@ -119,7 +119,7 @@ func (m *Controller) abandon(ctx context.Context, k registry.AttachmentKey, f re
 // users. ErrDenied says what may be lost without a fence or a confirmation.
 //
 // All attachments are refused, or all are recorded as Detaching. Then Run goes on after an uncertain outcome, and
-// without the caller.
+// without the caller. It fences another node before each try: the node may have come back since the last one.
 func (m *Controller) DetachVolume(
 	ctx context.Context, call registry.Call, name registry.VolumeName, node registry.NodeName, f registry.Force,
 ) (steps []registry.ReleaseStep, err error) {
@@ -146,10 +146,8 @@ func (m *Controller) DetachVolume(
 		return steps, nil
 	}
 	for _, at := range list { // no node is fenced for a detach that is refused
-		if m.foreign(at) && at.Detaching.By == "" {
-			if err := m.fence(ctx, at, confirmed); err != nil {
-				return nil, err
-			}
+		if err := m.fence(ctx, at, confirmed); err != nil {
+			return nil, err
 		}
 	}
 	want := registry.Detaching{Forced: registry.Forced{By: f.By, Since: m.Now()}, Confirmed: confirmed}
@@ -157,7 +155,7 @@ func (m *Controller) DetachVolume(
 		return nil, err
 	}
 	for _, at := range list {
-		if err := m.takeDown(ctx, intent.Caller{Call: call}, at.AttachmentKey()); err != nil {
+		if err := m.takeDown(ctx, intent.Caller{Call: call}, at.AttachmentKey(), true); err != nil {
 			m.wakeRun()
 			return nil, err
 		}
@@ -274,8 +272,10 @@ func (m *Controller) detachSteps(at registry.Attachment, f registry.Force) (step
 }
 
 // takeDown takes down an attachment as its record says. If that has certainly failed, or if the volume is in use again,
-// the record does not say so any more.
-func (m *Controller) takeDown(ctx context.Context, by intent.Caller, k registry.AttachmentKey) error {
+// the record does not say so any more. fenced: the caller has just fenced the node.
+func (m *Controller) takeDown(
+	ctx context.Context, by intent.Caller, k registry.AttachmentKey, fenced bool,
+) error {
 	unlock, err := m.Locks.Lock(ctx, k.Volume, "a detach")
 	if err != nil {
 		return err
@@ -297,7 +297,13 @@ func (m *Controller) takeDown(ctx context.Context, by intent.Caller, k registry.
 		return errors.Join(usedBy(at, users), m.keepAttached(ctx, k))
 	case len(busy) > 0:
 		return usedBy(at, busy)
-	case at.Detaching.Confirmed:
+	case !fenced:
+		err = m.fence(ctx, at, at.Detaching.Confirmed)
+	}
+	if err != nil {
+		return err
+	}
+	if at.Detaching.Confirmed {
 		return m.DetachOrAbandon(ctx, by, k, at.Detaching.Forced)
 	}
 	if err = m.settleBefore(ctx, by, k.Volume, false); err == nil {
@@ -337,7 +343,7 @@ func (m *Controller) resumeDetach(ctx context.Context, name registry.VolumeName)
 		}
 		if err == nil {
 			by := intent.Caller{RetryUntil: time.Now().Add(resumeBackoff.First)}
-			err = m.takeDown(ctx, by, at.AttachmentKey())
+			err = m.takeDown(ctx, by, at.AttachmentKey(), false)
 		}
 		if err != nil {
 			break
@@ -360,8 +366,11 @@ func (m *Controller) detaching(
 	return list, err
 }
 
-// fence makes sure that the node of an attachment does not use the volume any more.
+// fence makes sure that another node does not use the volume of its attachment any more. No record keeps this fact.
 func (m *Controller) fence(ctx context.Context, at registry.Attachment, confirmed bool) error {
+	if at.Node == m.node.Name() {
+		return nil
+	}
 	err := registry.Errorf(registry.ErrUnsupported, "no fence")
 	if m.Fence != nil {
 		err = m.Fence(ctx, at.Node)

@@ -117,21 +117,26 @@ func TestDetachIsResumedOrAbandoned(t *testing.T) {
 }
 
 // A detach goes on after its caller's end and after a crash, for every node that was asked for, until it has certainly
-// ended. It ends too once the volume is used again.
+// ended. It ends too once the volume is used again. Another node is fenced again before each try.
 func TestDetachGoesOnWithoutItsCaller(t *testing.T) {
 	const own, old = "ControllerUnpublishVolume vol-data i-n1", "ControllerUnpublishVolume vol-data i-old"
 	for what, c := range map[string]struct {
-		confirm string
-		faults  []fault
-		claim   bool // before the next process
-		calls   []string
-		left    int
+		confirm  string
+		faults   []fault
+		claim    bool // before the next process
+		unfenced int  // how often the other node is not fenced in the next process
+		calls    []string
+		left     int
 	}{
-		"done":      {"", nil, false, []string{own, own, old}, 0},
-		"repeated":  {"", []fault{uncertain("UNAVAILABLE", false)}, false, []string{own, own, own, old}, 0},
-		"refused":   {"", []fault{failed("NOT_FOUND"), failed("INVALID_ARGUMENT")}, false, []string{own, own, old}, 2},
-		"used":      {"", nil, true, []string{own}, 2}, // the call for the other node follows this one
-		"confirmed": {"data", slices.Repeat([]fault{uncertain("INTERNAL", false)}, 3), false, nil, 0},
+		"done":     {"", nil, false, 0, []string{own, own, old}, 0},
+		"repeated": {"", []fault{uncertain("UNAVAILABLE", false)}, false, 0, []string{own, own, own, old}, 0},
+		"refused": {"", []fault{failed("NOT_FOUND"), failed("INVALID_ARGUMENT")}, false, 0, []string{own, own, old},
+			2},
+		"used":           {"", nil, true, 0, []string{own}, 2}, // the call for the other node follows this one
+		"fenced later":   {"", nil, false, 5, []string{own, own, old}, 0},
+		"never fenced":   {"", nil, false, 10000, []string{own, own}, 1},
+		"confirmed":      {"data", slices.Repeat([]fault{uncertain("INTERNAL", false)}, 3), false, 0, nil, 0},
+		"confirmed only": {"data", nil, false, 5, []string{own, own, old}, 0},
 	} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -145,19 +150,28 @@ func TestDetachGoesOnWithoutItsCaller(t *testing.T) {
 					t.Error("no error")
 				}
 				d.crash()
-				d.Fence = nil // its evidence stands
+				fences := 0
+				d.Fence = func(context.Context, registry.NodeName) error {
+					if fences++; fences <= c.unfenced {
+						return errors.New("the power switch does not answer")
+					}
+					return nil
+				}
 				if d.faults = c.faults; c.claim {
 					d.put(claimed())
 				}
 				end := d.run()
 				time.Sleep(time.Hour)
 				end()
+				if fenced := fences > c.unfenced; fenced != slices.Contains(d.journal, old) {
+					t.Errorf("fenced: %t, and the calls are %q", fenced, d.journal)
+				}
 				if c.calls != nil {
 					d.expect(c.calls...)
 				}
 				d.view(func(v registry.View) {
 					list := v.AllAttachments()
-					if len(list) != c.left || c.left > 0 && list[0].Detaching != (registry.Detaching{}) {
+					if len(list) != c.left || c.left == 2 && list[0].Detaching != (registry.Detaching{}) {
 						t.Errorf("left: %+v, %+v", list, v.Intents())
 					}
 				})
