@@ -3,7 +3,6 @@ package registry
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -266,18 +265,18 @@ type Modification struct {
 // Open reports whether the outcome of a modification is unknown.
 func (m Modification) Open() bool { return len(m.Asked) > 0 }
 
-// maxEarlier bounds Modification.Earlier. Further values replace the oldest.
+// maxEarlier bounds Modification.Earlier.
 const maxEarlier = 8
+
+// Full reports whether m can be followed by the same call only, because Earlier is as long as it may be.
+func (m Modification) Full() bool { return len(m.Earlier) >= maxEarlier }
 
 // Then returns a modification to other values, with those of m as earlier ones if its outcome is not known.
 func (m Modification) Then(asked map[string]string, at time.Time) Modification {
 	next := Modification{Asked: asked, Since: at}
-	for _, earlier := range append(slices.Clone(m.Earlier), m.Asked) {
-		if len(earlier) > 0 && !maps.Equal(earlier, asked) {
-			next.Earlier = append(next.Earlier, earlier)
-		}
+	if m.Open() {
+		next.Earlier = append(slices.Clone(m.Earlier), m.Asked)
 	}
-	next.Earlier = next.Earlier[max(0, len(next.Earlier)-maxEarlier):]
 	return next
 }
 

@@ -118,8 +118,12 @@ func (m *Controller) modifyHeld(
 			all[key] = value
 		}
 	}
-	if !v.Modification.Open() && contains(v.Mutable, all) {
+	switch {
+	case !v.Modification.Open() && contains(v.Mutable, all):
 		return nil
+	case v.Modification.Full() && !maps.Equal(all, v.Modification.Asked):
+		return registry.Errorf(registry.ErrConflict, "the outcome of its last %d modifications is not known; repeat the "+
+			"last one with the same values until it is known (see volume status)", len(v.Modification.Earlier)+1)
 	}
 	return m.modify(ctx, by, v, all, intent.PolicyOf(registry.ControllerModifyRPC))
 }

@@ -129,9 +129,11 @@ func TestModificationGoesOnWithoutItsCaller(t *testing.T) {
 	}
 }
 
-// A modification without a certain outcome stays in doubt while another is refused, also if the shim dies meanwhile.
+// A modification without a certain outcome stays in doubt while another is refused, also if the shim dies meanwhile, or
+// if the other one is an earlier one once more.
 func TestRefusedModificationKeepsEarlierDoubt(t *testing.T) {
-	for _, crash := range []bool{false, true} {
+	for at, refused := range []string{"silver", "silver", "gold", "gold"} {
+		crash := at%2 == 1
 		synctest.Test(t, func(t *testing.T) {
 			d := open(t, modifies(), ready())
 			modify := func(ctx context.Context, value string) {
@@ -146,7 +148,7 @@ func TestRefusedModificationKeepsEarlierDoubt(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 			defer cancel()
 			d.faults = []fault{uncertain("DEADLINE_EXCEEDED", false), failed("INVALID_ARGUMENT")}
-			modify(ctx, "silver")
+			modify(ctx, refused)
 			if crash {
 				d.crash()
 			}
@@ -165,6 +167,28 @@ func TestRefusedModificationKeepsEarlierDoubt(t *testing.T) {
 			}
 		})
 	}
+}
+
+// No doubt is dropped: after many modifications without a certain outcome only the last one is sent again.
+func TestManyModificationsInDoubtEndWithTheLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, modifies(), ready())
+		d.faults = slices.Repeat([]fault{failed("INTERNAL")}, 3*9)
+		for i := range 9 {
+			if _, err := d.Controller.Modify(t.Context(), call, name, tier([]string{"gold", "silver"}[i%2])); err == nil {
+				t.Error("a modification is done")
+			}
+		}
+		d.journal = nil
+		_, err := d.Controller.Modify(t.Context(), call, name, tier("silver"))
+		if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "its last 9 modifications") {
+			t.Errorf("the tenth: %v", err)
+		}
+		if v, err := d.Controller.Modify(t.Context(), call, name, tier("gold")); err != nil || v.Modification.Open() {
+			t.Errorf("the last once more: %v", err)
+		}
+		d.expect(modifyGold)
+	})
 }
 
 // What cannot be sent is refused before a call.
