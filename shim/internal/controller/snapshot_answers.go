@@ -7,15 +7,16 @@ import (
 	"holdfast/shim/internal/csi"
 )
 
-// acceptOne copies the plugin's answer to the snapshot after checking it.
+// acceptOne copies the plugin's answer to the snapshot after checking it. Of an answer that cannot be used it keeps only
+// the id.
 func acceptOne(view registry.View, snap *registry.VolumeSnapshot, answer csi.Snapshot) error {
-	if err := checkAnswer(view, *snap, snap.Each()[0], answer); err != nil {
-		return err
+	err := checkAnswer(view, *snap, snap.Each()[0], answer)
+	if err == nil && answer.Group != "" {
+		_, err = registry.ParseExternalID(string(answer.Group))
 	}
-	if answer.Group != "" {
-		if _, err := registry.ParseExternalID(string(answer.Group)); err != nil {
-			return err
-		}
+	if err != nil {
+		keepIDs(view, snap, answer.ID, nil)
+		return err
 	}
 	snap.External = registry.ExternalID(answer.ID)
 	snap.Size, snap.Taken, snap.Group, snap.Failure = answer.Size, answer.Taken, answer.Group, registry.Failure{}
@@ -31,7 +32,7 @@ func acceptOne(view registry.View, snap *registry.VolumeSnapshot, answer csi.Sna
 func acceptGroup(view registry.View, snap *registry.VolumeSnapshot, answer csi.GroupSnapshot) error {
 	members, err := checkGroup(view, *snap, answer)
 	if err != nil {
-		keepIDs(view, snap, answer)
+		keepIDs(view, snap, answer.ID, answer.Snapshots)
 		return err
 	}
 	ready := answer.Ready
@@ -46,15 +47,15 @@ func acceptGroup(view registry.View, snap *registry.VolumeSnapshot, answer csi.G
 	return nil
 }
 
-// keepIDs keeps the ids of an answer that cannot be used, so that the group snapshot can be deleted. The ids of an
-// earlier answer stay. None is kept if another record has one of them.
-func keepIDs(view registry.View, snap *registry.VolumeSnapshot, answer csi.GroupSnapshot) {
-	id, err := registry.ParseExternalID(answer.ID)
+// keepIDs keeps the ids of an answer that cannot be used, so that the snapshot or group snapshot can be deleted. The ids
+// of an earlier answer stay. None is kept if another record has one of them.
+func keepIDs(view registry.View, snap *registry.VolumeSnapshot, answered string, members []csi.Snapshot) {
+	id, err := registry.ParseExternalID(answered)
 	if err != nil || snap.External != "" {
 		return
 	}
 	var ids []registry.ExternalID
-	for _, one := range answer.Snapshots {
+	for _, one := range members {
 		if m, err := registry.ParseExternalID(one.ID); err == nil && !slices.Contains(ids, m) {
 			ids = append(ids, m)
 		}
@@ -64,7 +65,11 @@ func keepIDs(view registry.View, snap *registry.VolumeSnapshot, answer csi.Group
 			continue
 		}
 		has := func(m registry.ExternalID) bool { return slices.Contains(other.Externals(), m) }
-		if other.IsGroup() && other.External == id || slices.ContainsFunc(ids, has) {
+		same := other.IsGroup() && other.External == id
+		if !snap.IsGroup() {
+			same = has(id)
+		}
+		if same || slices.ContainsFunc(ids, has) {
 			return
 		}
 	}

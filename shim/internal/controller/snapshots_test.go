@@ -140,6 +140,7 @@ var (
 // Answers that cannot be used, and one of a member of a group.
 var (
 	stranger = csi.Snapshot{ID: "snap-1", Volume: "vol-other", Ready: true}
+	shrunk   = csi.Snapshot{ID: "snap-1", Volume: key.External, Size: -1, Ready: true}
 	renamed  = csi.Snapshot{ID: "snap-2", Volume: key.External, Ready: true}
 	grouped  = csi.Snapshot{ID: "snap-1", Volume: key.External, Ready: true, Group: "group-1"}
 )
@@ -392,9 +393,9 @@ func TestSnapshotIsDeletedOnceItsCreationIsCertain(t *testing.T) {
 			"FAILED_PRECONDITION"},
 		"never named": {[]snapshotAnswer{answer(csi.Snapshot{})}, []snapshotAnswer{answer(csi.Snapshot{})},
 			registry.SnapshotFailed, []string{createCall}, "has not named it"},
-		"of another volume": {[]snapshotAnswer{answer(stranger)}, []snapshotAnswer{answer(stranger)},
-			registry.SnapshotFailed, []string{createCall}, "has not named it"},
-		"of a group": {[]snapshotAnswer{answer(grouped)}, nil, registry.SnapshotReady, nil, "group snapshot"},
+		"of another volume": {[]snapshotAnswer{answer(stranger)}, []snapshotAnswer{{}}, "", []string{deleteCall}, ""},
+		"of a wrong size":   {[]snapshotAnswer{answer(shrunk)}, []snapshotAnswer{{}}, "", []string{deleteCall}, ""},
+		"of a group":        {[]snapshotAnswer{answer(grouped)}, nil, registry.SnapshotReady, nil, "group snapshot"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -416,6 +417,22 @@ func TestSnapshotIsDeletedOnceItsCreationIsCertain(t *testing.T) {
 	if err := d.Delete(t.Context(), call, snapName); !errors.Is(err, registry.ErrNotFound) {
 		t.Errorf("an unknown snapshot: %v", err)
 	}
+}
+
+// The id of an answer that cannot be used is not kept if another record has it: that snapshot is not deleted.
+func TestSnapshotOfAnotherRecordIsNotDeleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := openSnapshots(t, of(registry.CreateSnapshot), answer(snapReady))
+		d.put(registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: "other", Name: "other",
+			Volume: "data"}, Plugin: key.Plugin, Source: key.External, External: "snap-1", State: registry.SnapshotReady})
+		if _, err := d.Create(t.Context(), call, snapSpec); err == nil {
+			t.Error("created")
+		}
+		if err := d.Delete(t.Context(), call, snapName); err == nil || !strings.Contains(err.Error(), "has not named it") {
+			t.Errorf("%v", err)
+		}
+		d.wantJournal(createCall, createCall)
+	})
 }
 
 // A volume is restored from a ready snapshot of its plugin, and is at least as large.
