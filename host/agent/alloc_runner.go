@@ -211,11 +211,11 @@ func (r *runner) releaseVolumes(ctx context.Context) error {
 			return err
 		}
 	}
-	release := r.s.ReleaseAlloc
-	if rec := r.record(); r.a.job(rec.Job).restarts(rec) {
-		release = r.s.ReplaceAlloc
-	}
 	return r.retry(ctx, func() error {
+		release := r.s.ReleaseAlloc
+		if rec := r.record(); r.a.job(rec.Job).restarts(rec) {
+			release = r.s.ReplaceAlloc
+		}
 		err := r.reportWaits(ctx, func() error { return release(ctx, r.id) })
 		if permanent(err) {
 			err = errors.New(err.Error())

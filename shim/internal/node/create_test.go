@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"holdfast/hooks"
@@ -116,6 +117,37 @@ func TestVolumeIsKeptForTheAllocThatFollows(t *testing.T) {
 			t.Errorf("the volume remains: %+v", vol)
 		}
 	})
+}
+
+// A volume is kept only if all calls that release its alloc keep it, in whichever order they come, also if another shim
+// gets the second one.
+func TestOneReleaseWithoutASuccessorDeletesTheVolume(t *testing.T) {
+	for _, keep := range []bool{true, false} {
+		for _, crash := range []bool{false, true} {
+			inEnv(t, creates+stages, func(t *testing.T, n *env) {
+				n.up("a1", makes("delete"))
+				fails := csifake.Rule{RPC: "NodeUnpublishVolume", When: csifake.After, Code: "UNAVAILABLE", Times: 1}
+				if crash {
+					fails.Code, fails.Hang = "", csifake.ForEver
+				}
+				n.script(fails)
+				n.async(func() {
+					_ = n.shim.allocs.Release(n.shim.ctx, registry.Call{ID: "first", Method: "Allocs.Release"}, "a1", keep)
+				})
+				if crash {
+					n.crash()
+					n.plugin.Load().end(true)
+					n.start()
+				} else {
+					synctest.Wait()
+				}
+				n.endFor("a1", !keep)
+				if vol, known := n.made(); known {
+					t.Errorf("the first call had keep %t, then crash %t: the volume remains: %+v", keep, crash, vol)
+				}
+			})
+		}
+	}
 }
 
 // Whatever happens between the end of an alloc and the deletion of its volume, the volume goes in the end.

@@ -15,8 +15,8 @@ import (
 )
 
 // Release releases the volumes of the alloc. It returns when all are released, or when ctx ends; then the release
-// continues in the background, also after a restart. An unknown alloc counts as released. With keep no volume is deleted;
-// the first call decides.
+// continues in the background, also after a restart. An unknown alloc counts as released. Volumes are deleted as their
+// create blocks say, unless all calls had keep.
 func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.AllocID, keep bool) error {
 	a.stop(id) // before the record is read: a Prepare may be about to write it
 	known, err := a.releasing(ctx, call, id, keep)
@@ -46,7 +46,8 @@ func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.Al
 }
 
 // releasing records that the alloc is being released. From then on the release continues until it is done. The
-// transaction that deletes the alloc stores the response of the call that began the release.
+// transaction that deletes the alloc stores the response of the call that began the release. A later call can only end
+// keep, so that the order of calls does not matter.
 func (a *Allocs) releasing(
 	ctx context.Context, call registry.Call, id registry.AllocID, keep bool,
 ) (known bool, err error) {
@@ -56,10 +57,14 @@ func (a *Allocs) releasing(
 		switch {
 		case !ok:
 			return registry.Change{Put: call.Answered(struct{}{})}, nil
-		case al.State == registry.AllocReleasing && (al.Release.ID != "" || call.ID == ""):
+		case al.State != registry.AllocReleasing || al.Release.ID == "" && call.ID != "":
+			al.Release, al.Keep = call, keep
+		case al.Keep && !keep && call.ID != "":
+			al.Keep = false
+		default:
 			return registry.Change{}, nil
 		}
-		al.State, al.Waiting, al.Release, al.Keep = registry.AllocReleasing, nil, call, keep
+		al.State, al.Waiting = registry.AllocReleasing, nil
 		return registry.Change{Put: []registry.Record{al}}, nil
 	})
 	if err != nil {
@@ -121,22 +126,36 @@ func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) {
 		})
 	}
 	all.Wait()
-	persist(ctx, func(pause time.Duration) error { return a.unreleased(id, pause, a.discard(ctx, id)) })
-	persist(ctx, func(pause time.Duration) error { return a.unreleased(id, pause, a.forget(ctx, id)) })
+	persist(ctx, func(pause time.Duration) error { return a.unreleased(id, pause, a.endRelease(ctx, id)) })
+}
+
+// endRelease does what follows once the volumes of an alloc are released.
+func (a *Allocs) endRelease(ctx context.Context, id registry.AllocID) error {
+	for {
+		var al registry.Alloc
+		err := a.State.View(ctx, func(v registry.View) error { al, _ = v.Alloc(id); return nil })
+		if err == nil {
+			err = a.discard(ctx, al)
+		}
+		if err != nil {
+			return err
+		}
+		if over, err := a.forget(ctx, al); over || err != nil {
+			return err
+		}
+	}
 }
 
 // discard has the volumes deleted that the create blocks of a released alloc have made with on_stop = "delete". Only a
 // Release without keep is a certain end: Sync may miss an alloc because its host has lost records, so its volumes are
 // kept.
-func (a *Allocs) discard(ctx context.Context, id registry.AllocID) error {
-	var al registry.Alloc
-	err := a.State.View(ctx, func(v registry.View) error { al, _ = v.Alloc(id); return nil })
-	if err != nil || al.Release.ID == "" || al.Keep {
-		return err
+func (a *Allocs) discard(ctx context.Context, al registry.Alloc) error {
+	if al.Release.ID == "" || al.Keep {
+		return nil
 	}
 	spec, err := config.OpenGroup(al.Sealed)
 	if err != nil {
-		a.logger.Warn("volumes of a released alloc are kept: its job cannot be read", "alloc", id, "error", err)
+		a.logger.Warn("volumes of a released alloc are kept: its job cannot be read", "alloc", al.ID, "error", err)
 		return nil
 	}
 	for _, r := range spec.Volumes {
@@ -145,7 +164,7 @@ func (a *Allocs) discard(ctx context.Context, id registry.AllocID) error {
 		}
 		name, err := volumeName(hooks.AllocGroup{Namespace: al.Namespace, Index: al.Index}, r)
 		if err == nil {
-			err = a.controller.Discard(ctx, name, originOf(al.Job, al.Group, r.Name), id)
+			err = a.controller.Discard(ctx, name, originOf(al.Job, al.Group, r.Name), al.ID)
 		}
 		if err != nil {
 			return fmt.Errorf("volume %s: %w", name, err)
@@ -155,20 +174,21 @@ func (a *Allocs) discard(ctx context.Context, id registry.AllocID) error {
 }
 
 // forget deletes the records of a released alloc and of its inline volumes, and stores the response of the call that
-// began the release.
-func (a *Allocs) forget(ctx context.Context, id registry.AllocID) error {
-	_, err := registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
-		al, known := v.Alloc(id)
-		if !known {
+// began the release. over is false if another call has changed meanwhile what becomes of the volumes: seen is the record
+// that discard got.
+func (a *Allocs) forget(ctx context.Context, seen registry.Alloc) (over bool, err error) {
+	_, err = registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
+		al, known := v.Alloc(seen.ID)
+		if over = !known || al.Keep == seen.Keep && al.Release.ID == seen.Release.ID; !known || !over {
 			return registry.Change{}, nil
 		}
-		change := registry.Change{Put: al.Release.Answered(struct{}{}), Delete: []registry.Key{registry.AllocRecord(id)}}
-		for _, vol := range v.VolumesOf(id) {
+		change := registry.Change{Put: al.Release.Answered(struct{}{}), Delete: []registry.Key{registry.AllocRecord(al.ID)}}
+		for _, vol := range v.VolumesOf(al.ID) {
 			change.Delete = append(change.Delete, vol.Key())
 		}
 		return change, nil
 	})
-	return err
+	return over, err
 }
 
 // releaseClaim tries to release one claimed volume of an alloc, by force if an operator asked for that. pause is the
