@@ -73,7 +73,8 @@ func (d Container) Start(ctx context.Context, t Task) (_ Handle, err error) {
 	if err != nil {
 		return Handle{}, fmt.Errorf("task %s: %w", t.ID, err)
 	}
-	h := Handle{ID: t.ID, Driver: d.name, Dir: t.Dir, Boot: boot, Container: containerName(t.ID)}
+	h := Handle{ID: t.ID, Driver: d.name, Dir: t.Dir, Boot: boot, Container: containerName(t.ID),
+		LogSize: t.LogSize, LogFiles: t.LogFiles}
 	if err := errors.Join(reserveRecord(t.Dir, exitFile), writeRecord(t.Dir, handleFile, h)); err != nil {
 		return Handle{}, err
 	}
@@ -81,27 +82,39 @@ func (d Container) Start(ctx context.Context, t Task) (_ Handle, err error) {
 		err = writeRecord(t.Dir, handleFile, h)
 	}
 	if err != nil {
-		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
-		defer cancel()
-		if left := d.remove(cleanup, h); left == nil {
-			_ = os.Remove(filepath.Join(t.Dir, handleFile)) // else Find names what is left
-		} else {
-			err = errors.Join(err, left)
-		}
-		return Handle{}, d.explain(t.ID, err)
+		return Handle{}, d.startFailed(ctx, h, err)
 	}
 	return h, nil
 }
 
-// adoptEarlier is Adopt for the earlier attempt in a task's directory. Without the time of its start, its Start failed
-// and so did the removal of its container, which is removed now.
+// startFailed removes what a failed start has left, and returns its error. An engine that answers and is only too slow
+// is no ErrUnavailable, so that the restart policy counts the failure.
+func (d Container) startFailed(ctx context.Context, h Handle, err error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
+	defer cancel()
+	if errors.Is(err, context.DeadlineExceeded) && d.ping(ctx) == nil {
+		err = fmt.Errorf("the engine at %s answers, but has not started the container within %v; see its log", d.host,
+			changeTimeout)
+	}
+	if left := d.remove(ctx, h); left == nil {
+		_ = os.Remove(filepath.Join(h.Dir, handleFile)) // else Find names what is left
+	} else {
+		err = errors.Join(err, left)
+	}
+	return d.explain(h.ID, err)
+}
+
+// adoptEarlier is Adopt for the earlier attempt in a task's directory. Its container is removed now if that failed
+// before: after the attempt has ended, where it does no harm, or after a failed Start, which did not record the time of
+// a start.
 func (d Container) adoptEarlier(ctx context.Context, h Handle) (alive bool, err error) {
-	if _, ended, err := readExit(h); err != nil || ended || h.Created != "" || h.Container == "" {
+	_, ended, err := readExit(h)
+	if err != nil || h.Container == "" || !ended && h.Created != "" {
 		return d.Adopt(ctx, h)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, changeTimeout, errSilent)
 	defer cancel()
-	if err := d.remove(ctx, h); err != nil {
+	if err := d.remove(ctx, h); err != nil && !ended {
 		return false, d.explain(h.ID, err)
 	}
 	return false, nil
@@ -270,7 +283,7 @@ func (d Container) wait(ctx context.Context, h Handle) (Exit, error) {
 		return Exit{}, err
 	}
 	if found {
-		return exit, d.remove(ctx, h)
+		return exit, d.discard(ctx, h)
 	}
 	exited := d.engine.ContainerWait(ctx, h.Container, client.ContainerWaitOptions{
 		Condition: container.WaitConditionNotRunning,
@@ -306,8 +319,30 @@ func (d Container) wait(ctx context.Context, h Handle) (Exit, error) {
 	if err := recordLostExit(h, exit); err != nil {
 		return Exit{}, err
 	}
-	return exit, d.remove(ctx, h)
+	return exit, d.discard(ctx, h)
 }
+
+// discard removes a container that has ended. If the engine refuses that, the task's output says so, and the next
+// attempt removes it: the task itself uses nothing any more.
+func (d Container) discard(ctx context.Context, h Handle) error {
+	removing, cancel := context.WithTimeout(ctx, changeTimeout)
+	defer cancel()
+	_, err := backoff.Retry(removing, func() (struct{}, error) { return struct{}{}, d.remove(removing, h) },
+		backoff.WithMaxTries(removeTries))
+	if err == nil {
+		return nil
+	}
+	if err := d.ping(ctx); err != nil {
+		return err
+	}
+	log := openLogs(h.logs(), Stderr)
+	defer log.close()
+	fmt.Fprintf(log, "holdfast: the engine does not remove the container of this task, which has ended: %v\n", err)
+	return nil
+}
+
+// removeTries is how often the removal of a container is tried, within some seconds.
+const removeTries = 4
 
 // exitOf converts the state of a container that has ended.
 func exitOf(s container.State) Exit {

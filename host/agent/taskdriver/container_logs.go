@@ -17,8 +17,7 @@ import (
 // keepLogs appends the output of a container to the task's log files. If the agent is killed in the middle, the files
 // get it twice. What the engine cannot read, as after a power cut, is lost: the task has ended nevertheless.
 func (d Container) keepLogs(ctx context.Context, h Handle) error {
-	t := Task{Dir: h.Dir}
-	stdout, stderr := openLogs(t, Stdout), openLogs(t, Stderr)
+	stdout, stderr := openLogs(h.logs(), Stdout), openLogs(h.logs(), Stderr)
 	defer stdout.close()
 	defer stderr.close()
 	err := d.copyOutput(ctx, h, client.ContainerLogsOptions{ShowStdout: true, ShowStderr: true}, stdout, stderr)
@@ -29,6 +28,9 @@ func (d Container) keepLogs(ctx context.Context, h Handle) error {
 	fmt.Fprintf(stderr, "holdfast: the engine cannot read the rest of this output: %v\n", err)
 	return nil
 }
+
+// logs is a task with the log files of h.
+func (h Handle) logs() Task { return Task{Dir: h.Dir, LogSize: h.LogSize, LogFiles: h.LogFiles} }
 
 // Logs copies the output of earlier attempts, which is in the task's log files, and then that of the container.
 func (d Container) Logs(ctx context.Context, h Handle, s Stream, follow bool, to io.Writer) error {

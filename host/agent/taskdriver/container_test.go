@@ -2,6 +2,7 @@ package taskdriver
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -192,6 +193,7 @@ type brokenEngine struct {
 	fails   map[string]bool // requests, as the method and the last element of the path
 	running int             // how often a container is shown as running before it has ended
 	removed []string        // names of containers
+	output  string          // of containers, as the engine frames it
 }
 
 func (b *brokenEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -207,7 +209,7 @@ func (b *brokenEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	text := map[string]string{
 		"POST create": `{"Id":"c"}`, "POST wait": `{"StatusCode":0}`,
 		"GET json": `{"Id":"c","State":{"Status":"exited","StartedAt":"2026-01-01T00:00:00Z"},"Config":{}}`,
-		"GET logs": "\x03\x00\x00\x00\x00\x00\x00\x07damaged",
+		"GET logs": cmp.Or(b.output, "\x03\x00\x00\x00\x00\x00\x00\x07damaged"),
 	}[what]
 	if what == "GET json" && b.running > 0 {
 		b.running--
@@ -274,6 +276,60 @@ func TestContainerWithADamagedLogEnds(t *testing.T) {
 	}
 	if text := output(t, d, h, Stderr); strings.Count(text, "damaged") != 1 {
 		t.Errorf("stderr %q", text)
+	}
+}
+
+// An engine that refuses to remove a container does not keep its task, and the next attempt removes both containers.
+func TestTaskEndsBesideAContainerThatStays(t *testing.T) {
+	b := &brokenEngine{fails: map[string]bool{http.MethodDelete: true}}
+	d := b.driver(t)
+	task := boxed(t, d, "true")
+	h, err := d.Start(t.Context(), task)
+	must(t, err)
+	if exit := wait(t, d, h); exit.Code != 0 || exit.Err != "" {
+		t.Errorf("%+v", exit)
+	}
+	if text := output(t, d, h, Stderr); !strings.Contains(text, "does not remove the container") {
+		t.Errorf("stderr %q", text)
+	}
+	b.mu.Lock()
+	b.fails, b.removed = nil, nil
+	b.mu.Unlock()
+	task.ID += "-2"
+	next, err := d.Start(t.Context(), task)
+	must(t, err)
+	wait(t, d, next)
+	if want := []string{h.Container, next.Container}; !slices.Equal(b.removed, want) {
+		t.Errorf("removed %q, want %q", b.removed, want)
+	}
+}
+
+// An engine that answers, but does not create a container in time, is no engine that is away: the restart policy counts.
+func TestSlowEngineIsNoSilentEngine(t *testing.T) {
+	d := (&brokenEngine{}).driver(t)
+	err := d.startFailed(t.Context(), Handle{ID: "t", Dir: t.TempDir(), Container: "c"}, context.DeadlineExceeded)
+	if errors.Is(err, registry.ErrUnavailable) || !strings.Contains(err.Error(), "has not started the container within") {
+		t.Error(err)
+	}
+	d, err = NewContainer("docker", "unix:///no/socket")
+	must(t, err)
+	err = d.startFailed(t.Context(), Handle{ID: "t", Dir: t.TempDir(), Container: "c"}, context.DeadlineExceeded)
+	if !errors.Is(err, registry.ErrUnavailable) {
+		t.Error(err)
+	}
+}
+
+// The limits of the job's logs block hold for what is kept of a container's output.
+func TestKeptOutputIsBounded(t *testing.T) {
+	b := &brokenEngine{output: "\x01\x00\x00\x00\x00\x00\x00\x0a0123456789"}
+	d := b.driver(t)
+	task := boxed(t, d, "true")
+	task.LogSize, task.LogFiles = 3, 2
+	h, err := d.Start(t.Context(), task)
+	must(t, err)
+	wait(t, d, h)
+	if text := output(t, d, h, Stdout); text != "6789" {
+		t.Errorf("stdout %q", text)
 	}
 }
 

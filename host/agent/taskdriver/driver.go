@@ -101,8 +101,10 @@ type Handle struct {
 	Boot      string   `json:"boot"`                // boot ID; the processes do not outlive the boot
 	Container string   `json:"container,omitempty"` // its name
 	Created   string   `json:"created,omitempty"`   // when the engine started it, in its words
-	Cgroups   []string `json:"cgroups,omitempty"`   // directories made for the task
-	Warnings  []string `json:"warnings,omitempty"`  // what this machine does not provide
+	LogSize   int64    `json:"log_size,omitempty"`  // of a container's task, as in Task
+	LogFiles  int      `json:"log_files,omitempty"`
+	Cgroups   []string `json:"cgroups,omitempty"`  // directories made for the task
+	Warnings  []string `json:"warnings,omitempty"` // what this machine does not provide
 }
 
 // Exit is how a task ended.
