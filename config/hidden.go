@@ -16,9 +16,9 @@ type hiding struct {
 	depth  int // bracket nesting around it
 }
 
-// mayHide starts to hide the assigned value if the word is secrets.
+// mayHide starts to hide the assigned value if the word is secrets, or password, as in auth of a container.
 func (s *scanner) mayHide(word string) {
-	if word == secretsName && !s.hiding.active {
+	if (word == secretsName || word == "password") && !s.hiding.active {
 		s.hiding = hiding{true, s.at, len(s.stack)}
 	}
 }

@@ -78,12 +78,6 @@ type containerConfig struct {
 	Labels      options  `json:"labels"`
 }
 
-type auth struct {
-	Username      string `json:"username"`
-	Password      string `json:"password"`
-	ServerAddress string `json:"server_address"`
-}
-
 // mounts is a mount block of the config.
 type mounts struct {
 	Type        string `json:"type"` // bind (the default here), volume or tmpfs

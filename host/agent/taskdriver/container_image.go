@@ -14,11 +14,9 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/docker/go-units"
-	"github.com/moby/moby/api/pkg/authconfig"
-	"github.com/moby/moby/api/types/registry"
 	"github.com/moby/moby/client"
 
-	holdfast "holdfast/registry"
+	"holdfast/registry"
 )
 
 var _ Preparer = Container{}
@@ -71,7 +69,7 @@ func checkArch(image, arch string) error {
 	if emulators, _ := filepath.Glob("/proc/sys/fs/binfmt_misc/qemu-*"); len(emulators) > 0 {
 		return nil
 	}
-	return holdfast.Errorf(holdfast.ErrUnsupported, "image %s is for %s, and this machine is %s; use an image for %s",
+	return registry.Errorf(registry.ErrUnsupported, "image %s is for %s, and this machine is %s; use an image for %s",
 		image, arch, own, own)
 }
 
@@ -82,7 +80,7 @@ func (d Container) load(ctx context.Context, t Task) error {
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return holdfast.Errorf(holdfast.ErrNotFound, "load: %w", err)
+		return registry.Errorf(registry.ErrNotFound, "load: %w", err)
 	}
 	defer f.Close()
 	result, err := d.engine.ImageLoad(ctx, f)
@@ -94,7 +92,7 @@ func (d Container) load(ctx context.Context, t Task) error {
 		return fmt.Errorf("load %s: %w", path, err)
 	}
 	if _, err := d.engine.ImageInspect(ctx, t.container.Image); errdefs.IsNotFound(err) {
-		return holdfast.Errorf(holdfast.ErrNotFound, "%s does not hold image %s", path, t.container.Image)
+		return registry.Errorf(registry.ErrNotFound, "%s does not hold image %s", path, t.container.Image)
 	}
 	return nil
 }
@@ -107,10 +105,7 @@ func (d Container) pull(ctx context.Context, c *containerConfig, progress func(s
 	}
 	options := client.ImagePullOptions{}
 	for _, a := range c.Auth {
-		options.RegistryAuth, err = authconfig.Encode(registry.AuthConfig{
-			Username: a.Username, Password: a.Password, ServerAddress: a.ServerAddress,
-		})
-		if err != nil {
+		if options.RegistryAuth, err = a.header(); err != nil {
 			return err
 		}
 	}
@@ -128,7 +123,7 @@ func (d Container) pull(ctx context.Context, c *containerConfig, progress func(s
 		return nil
 	}
 	if errdefs.IsNotFound(err) || errdefs.IsUnauthorized(err) || errdefs.IsPermissionDenied(err) {
-		err = holdfast.Errorf(holdfast.ErrNotFound, "%w", err) // it is not tried again
+		err = registry.Errorf(registry.ErrNotFound, "%w", err) // it is not tried again
 	}
 	return fmt.Errorf("pull image %s: %w; check the name and the registry, or load the image into the engine",
 		c.Image, err)

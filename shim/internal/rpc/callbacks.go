@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"holdfast/internal/durable"
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
 	"holdfast/registry"
@@ -21,7 +22,7 @@ const (
 )
 
 // maxSecret bounds a secret's value, in bytes.
-const maxSecret = 64 << 10
+const maxSecret = durable.MaxSecret
 
 // Callbacks sends requests to the host over the stream that the host opens. The zero value waits for that stream.
 type Callbacks struct {

@@ -1,17 +1,12 @@
 package rpc
 
 import (
-	"bytes"
 	"context"
-	"io"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
+	"holdfast/internal/durable"
 	"holdfast/internal/mount"
 	"holdfast/registry"
 )
@@ -76,7 +71,7 @@ func (s *secretFiles) join(path string) (*secretRead, error) {
 	s.reads[path] = r
 	go func() { // not waited for at shutdown: it may hang in the kernel for ever
 		defer close(r.done)
-		r.value, r.err = readSecret(path)
+		r.value, r.err = durable.ReadSecret(path)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.reads, path)
@@ -103,24 +98,4 @@ func mountOf(path string) string {
 		return m.Point
 	}
 	return path
-}
-
-// readSecret reads a small regular file. One line end at its end is not part of the value.
-func readSecret(path string) ([]byte, error) {
-	if !filepath.IsAbs(path) {
-		return nil, registry.Invalid("%s is not an absolute path", path)
-	}
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO must not hold us
-	if err != nil {
-		return nil, registry.Errorf(registry.ErrUnavailable, "%w", err)
-	}
-	defer f.Close()
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil, registry.Invalid("%s is not a regular file", path)
-	}
-	value, err := io.ReadAll(io.LimitReader(f, maxSecret+2))
-	if err != nil {
-		return nil, registry.Errorf(registry.ErrUnavailable, "%w", err)
-	}
-	return bytes.TrimSuffix(value, []byte("\n")), nil
 }

@@ -1,0 +1,75 @@
+//go:build !nodocker
+
+package taskdriver
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+
+	"github.com/moby/moby/api/pkg/authconfig"
+	engine "github.com/moby/moby/api/types/registry"
+
+	"holdfast/internal/durable"
+	"holdfast/registry"
+)
+
+// auth is the login of a registry.
+type auth struct {
+	Username      string   `json:"username"`
+	Password      password `json:"password"`
+	ServerAddress string   `json:"server_address"`
+}
+
+// password says where the agent reads a password before each pull. The password itself is no part of a job.
+type password struct{ from registry.Secret }
+
+const passwordForms = `write password = { env = "VARIABLE" } or { file = "/path" }, which the agent reads`
+
+func (p *password) UnmarshalJSON(b []byte) error {
+	var refs blocks[struct {
+		Env  string `json:"env"`
+		File string `json:"file"`
+	}]
+	if string(b) == "null" {
+		return nil
+	}
+	if !bytes.ContainsAny(b[:1], "{[") || json.Unmarshal(b, &refs) != nil {
+		return registry.Invalid("the password is not a reference, and a job is stored with all that it contains; %s",
+			passwordForms)
+	}
+	if len(refs) != 1 || (refs[0].Env == "") == (refs[0].File == "") {
+		return registry.Invalid("the password must have one of env and file; %s", passwordForms)
+	}
+	p.from = registry.Secret{Env: refs[0].Env, File: refs[0].File}
+	return nil
+}
+
+func (p password) read() (string, error) {
+	switch {
+	case p.from.File != "":
+		value, err := durable.ReadSecret(p.from.File)
+		if err == nil && len(value) > durable.MaxSecret {
+			err = registry.Invalid("%s has more than %d bytes", p.from.File, durable.MaxSecret)
+		}
+		return string(value), err
+	case p.from.Env != "":
+		value, set := os.LookupEnv(p.from.Env)
+		if !set {
+			return "", registry.Errorf(registry.ErrNotFound,
+				"the agent has no environment variable %s; set it, and start the agent again", p.from.Env)
+		}
+		return value, nil
+	}
+	return "", nil
+}
+
+// header returns the login as the engine's API takes it.
+func (a auth) header() (string, error) {
+	value, err := a.Password.read()
+	if err != nil {
+		return "", fmt.Errorf("password of auth: %v", err) // of no kind: the restart policy decides
+	}
+	return authconfig.Encode(engine.AuthConfig{Username: a.Username, Password: value, ServerAddress: a.ServerAddress})
+}
