@@ -46,7 +46,7 @@ func Check(j *hooks.Job, drivers []taskdriver.Driver) (warnings []string, err er
 			if err != nil {
 				return warnings, err
 			}
-			ignored, err := d.Configure(&taskdriver.Task{Resources: s.resources}, t.Config)
+			ignored, err := d.Configure(&taskdriver.Task{Resources: s.resources, Files: s.paths()}, t.Config)
 			for _, w := range ignored {
 				warnings = append(warnings, fmt.Sprintf("task %q: %s", t.Name, w))
 			}

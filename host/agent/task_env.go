@@ -78,10 +78,14 @@ func (n Node) attempt(r *AllocRecord, t taskSpec, number uint64, plan hooks.Plan
 		env[name] = hooks.Expand(v, known)
 	}
 	maps.Copy(known, env)
+	files, err := renderTemplates(t.templates, env, known)
+	if err != nil {
+		return taskdriver.Task{}, err
+	}
 	out := taskdriver.Task{
 		ID: attemptID(r.ID, t.Name, number), Dir: d.task(t.Name), Alloc: d.shared(),
 		User: hooks.Expand(t.user, known), Plan: plan, KillGrace: t.grace,
-		LogFiles: t.logFiles, LogSize: t.logSize, Resources: t.resources,
+		LogFiles: t.logFiles, LogSize: t.logSize, Resources: t.resources, Files: files,
 	}
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		out.Env = append(out.Env, name+"="+env[name])

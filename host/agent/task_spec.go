@@ -29,6 +29,7 @@ type taskRest struct {
 	User        string                         `json:"user"`
 	KillTimeout duration                       `json:"kill_timeout"`
 	Leader      bool                           `json:"leader"`
+	Template    []templateBlock                `json:"template"`
 	Lifecycle   []struct {
 		Hook    string `json:"hook"`
 		Sidecar bool   `json:"sidecar"`
@@ -101,6 +102,7 @@ type taskSpec struct {
 	logFiles  int   // 0: the driver's default
 	logSize   int64 // 0: the driver's default
 	resources taskdriver.Resources
+	templates []template
 }
 
 // newTaskSpec decodes a task's attributes.
@@ -142,7 +144,9 @@ func newTaskSpec(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) 
 			s.logSize = int64(*l.Size) << 20
 		}
 	}
-	s.resources, err = rest.limits()
+	if s.resources, err = rest.limits(); err == nil {
+		s.templates, err = rest.templates()
+	}
 	if err != nil {
 		err = fmt.Errorf("task %q: %w", t.Name, err)
 	}
@@ -185,7 +189,7 @@ func mergeMeta(blocks []map[string]taskdriver.Scalar) map[string]string {
 // A job cannot do its work without the blocks of unsupported. Without those of ignored it runs, with a warning.
 var (
 	unsupported = []string{
-		"periodic", "parameterized", "multiregion", "artifact", "template", "vault", "dispatch_payload", "secret",
+		"periodic", "parameterized", "multiregion", "artifact", "vault", "dispatch_payload", "secret",
 		"schedule",
 	}
 	ignored = []string{
@@ -212,6 +216,9 @@ func unsupportedBlocks(j *hooks.Job) (warnings []string, err error) {
 			if _, has := blocks[name]; has {
 				found[name] = true
 			}
+		}
+		for _, name := range ignoredOfTemplates(blocks["template"]) {
+			found[name] = true
 		}
 		return nil
 	}

@@ -70,7 +70,8 @@ func TestUnsupportedAttributes(t *testing.T) {
 		docker := task("t", "")
 		docker.Driver = "docker"
 		for want, task := range map[string]hooks.Task{
-			"template":                   task("t", `{"template":[{}]}`),
+			"vault":                      task("t", `{"vault":[{}]}`),
+			"template local/x":           task("t", `{"template":[{"data":"{{ key }}","destination":"local/x"}]}`),
 			"artifact":                   task("t", `{"artifact":[{"source":"http://x/y"}]}`),
 			"poststop":                   task("t", `{"lifecycle":[{"hook":"poststop"}]}`),
 			"mode":                       task("t", `{"restart":[{"mode":"never"}]}`),

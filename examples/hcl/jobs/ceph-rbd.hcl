@@ -1,5 +1,5 @@
-# Ceph block devices: the driver reads its clusters from a file that a template writes, keeps keys in a tmpfs, and reports
-# metrics on a port of its own.
+# Ceph block devices: the driver reads its clusters from a file that a template writes, a name from a file of the
+# machine, keeps keys in a tmpfs, and reports metrics on a port of its own.
 
 variable "cluster" {
   type        = string
@@ -36,9 +36,7 @@ job "ceph-rbd" {
         destination = "secrets/ceph.env"
         env         = true
         data        = <<EOT
-{{ with nomadVar "nomad/jobs/ceph-rbd" }}
-CEPH_USER={{ .user }}
-{{ end }}
+CEPH_USER={{ file "/etc/holdfast/ceph-user" }}
 EOT
       }
 

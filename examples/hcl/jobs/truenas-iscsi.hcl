@@ -1,4 +1,5 @@
-# democratic-csi for iSCSI: the whole configuration of the driver is a heredoc, and the socket is named in full.
+# democratic-csi for iSCSI: the whole configuration of the driver is a heredoc, whose key is read from a file of the
+# machine when the task starts, and the socket is named in full.
 
 job "truenas-iscsi" {
   datacenters = ["dc1"]
@@ -25,7 +26,7 @@ driver: freenas-api-iscsi
 httpConnection:
   protocol: https
   host: nas.example.net
-  apiKey: {{ with nomadVar "nomad/jobs/truenas-iscsi" }}{{ .key }}{{ end }}
+  apiKey: {{ file "/etc/holdfast/truenas-key" }}
 iscsi:
   targetPortal: nas.example.net:3260
   namePrefix: csi-

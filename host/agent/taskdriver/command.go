@@ -74,6 +74,9 @@ func (c *command) start(r request) (child *os.Process, err error) {
 		if err := c.files.enter(); err != nil {
 			return err
 		}
+		if err := c.writeFiles(r); err != nil {
+			return err
+		}
 		path, err := c.lookPath()
 		if err != nil {
 			return err
@@ -90,6 +93,20 @@ func (c *command) start(r request) (child *os.Process, err error) {
 		return nil, fmt.Errorf("start %s: %w", c.path, classify(err))
 	}
 	return child, nil
+}
+
+// writeFiles writes the task's files as it sees them, for its user.
+func (c *command) writeFiles(r request) error {
+	uid, gid := 0, 0
+	if cred := c.attr.Sys.Credential; cred != nil {
+		uid, gid = int(cred.Uid), int(cred.Gid)
+	}
+	return r.Task.writeFiles(func(dir string) string {
+		if r.Isolated {
+			return "/" + dir
+		}
+		return filepath.Join(r.Task.Dir, dir)
+	}, uid, gid)
 }
 
 // classify maps errors of starting a program to kinds.

@@ -54,10 +54,15 @@ func Decode(what string, text json.RawMessage, into any) error {
 // unknownKeys returns a warning for each key of a config block, or of blocks in it, that is not a JSON name of the
 // struct type T.
 func unknownKeys[T any](driver string, config json.RawMessage) (warnings []string) {
-	for _, name := range slices.Compact(slices.Sorted(slices.Values(unknownIn(reflect.TypeFor[T](), "", config)))) {
+	for _, name := range Unknown[T]("", config) {
 		warnings = append(warnings, fmt.Sprintf("config attribute %s has no effect with driver %s", name, driver))
 	}
 	return warnings
+}
+
+// Unknown returns the sorted keys of a block, or of a list of blocks, that are no JSON names of the struct type T.
+func Unknown[T any](prefix string, blocks json.RawMessage) []string {
+	return slices.Compact(slices.Sorted(slices.Values(unknownIn(reflect.TypeFor[T](), prefix, blocks))))
 }
 
 // unknownIn returns the keys of an object, or of the objects of a list, without a field in a struct type.
@@ -104,6 +109,9 @@ func (r runner) Configure(t *Task, config json.RawMessage) (warnings []string, e
 	}
 	t.Command, t.WorkDir, t.Args = c.Command, c.WorkDir, texts(c.Args)
 	warnings = unknownKeys[execConfig](r.name, config)
+	if err := t.checkFiles(false); err != nil {
+		return warnings, err
+	}
 	if t.ID == "" {
 		warnings = append(warnings, unlimited(t.Resources)...)
 	}

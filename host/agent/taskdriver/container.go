@@ -134,16 +134,24 @@ func containerName(id string) string {
 	return "holdfast-" + name
 }
 
-// makeContainerDirs makes the directories that the container mounts. Its user, whom only the image knows, may write to
-// all but the secrets. Other users of this machine cannot reach them.
+// makeContainerDirs makes the directories that the container mounts, and the files of the job. The container's user, whom
+// only the image knows, may write to all but the secrets, and read what the modes of the files there allow. Other users
+// of this machine cannot reach them.
 func (t Task) makeContainerDirs() error {
 	err := errors.Join(makeDir(t.localDir()), makeDir(t.allocDir()), makeDir(t.secretsDir()),
-		os.Chmod(t.localDir(), 0o777), os.Chmod(t.allocDir(), 0o777))
+		os.Chmod(t.localDir(), 0o777), os.Chmod(t.allocDir(), 0o777), os.Chmod(t.secretsDir(), 0o711))
 	for i, dir := range t.Plan.Dirs {
 		path := t.planDir(i)
 		err = errors.Join(err, os.MkdirAll(path, 0o700), os.Chmod(path, os.FileMode(dir.Mode)))
 	}
-	return err
+	for _, f := range t.Files {
+		dir, _ := f.cut()
+		err = errors.Join(err, makeDir(filepath.Join(t.Dir, dir)))
+	}
+	if err != nil {
+		return err
+	}
+	return t.writeFiles(func(dir string) string { return filepath.Join(t.Dir, dir) }, 0, 0)
 }
 
 // run creates and starts the container.

@@ -182,7 +182,7 @@ func (d Container) Configure(t *Task, config json.RawMessage) (warnings []string
 		return warnings, registry.Invalid("no image; driver %s needs config { image = ... }", d.name)
 	}
 	t.container = c
-	return warnings, c.check()
+	return warnings, cmp.Or(c.check(), t.checkFiles(true))
 }
 
 func pullTimeout(c *containerConfig) (time.Duration, error) {

@@ -111,8 +111,10 @@ func checkContainerPlan(t *testing.T, d Container) {
 	both, down, file := sharedDir(t), sharedDir(t), filepath.Join(tempDir(t), "file")
 	must(t, os.WriteFile(file, []byte("of the host"), 0o600))
 	task := boxed(t, d, `cat /a/file; echo; ls -d /made/by/plan; echo $OWN $GIVEN; echo x > /a/file && exit 9
+		cat /local/sub/f /secrets/f /etc/f/f
 		mkdir /both/m; mount -t tmpfs none /both/m; echo x > /both/m/x; echo ready; sleep 1000`,
-		`"cap_add":["SYS_ADMIN"],"security_opt":["seccomp=unconfined","apparmor=unconfined"]`)
+		`"cap_add":["SYS_ADMIN"],"security_opt":["seccomp=unconfined","apparmor=unconfined"]`, `"volumes":["./conf/f:/etc/f/f"]`)
+	task.Files = []File{{"local/sub/f", 0o644, "1\n"}, {"secrets/f", 0o600, "2\n"}, {"conf/f", 0o644, "3\n"}}
 	task.Env = []string{"OWN=mine"}
 	task.Plan = hooks.Plan{
 		Dirs: []hooks.Dir{{Path: "/made/by/plan", Mode: 0o755}},
@@ -126,7 +128,7 @@ func checkContainerPlan(t *testing.T, d Container) {
 	task.Args = nil
 	h := startContainer(t, d, task)
 	awaitOutput(t, d, h, "ready")
-	if got := output(t, d, h, Stdout); got != "of the host\n/made/by/plan\nmine a b\nready\n" {
+	if got := output(t, d, h, Stdout); got != "of the host\n/made/by/plan\nmine a b\n1\n2\n3\nready\n" {
 		t.Errorf("output %q; errors %q", got, output(t, d, h, Stderr))
 	}
 	if text, err := os.ReadFile(filepath.Join(both, "m/x")); err != nil || string(text) != "x\n" {

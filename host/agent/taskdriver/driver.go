@@ -56,8 +56,9 @@ type Task struct {
 	Plan      hooks.Plan    `json:"plan"`
 	WorkDir   string        `json:"work_dir,omitempty"`   // as the task sees it; default: its local directory
 	KillGrace time.Duration `json:"kill_grace,omitempty"` // used when the parent itself gets SIGTERM
-	LogSize   int64         `json:"log_size,omitempty"`   // bytes of one log file; default DefaultLogSize
-	LogFiles  int           `json:"log_files,omitempty"`  // kept for each stream; default DefaultLogFiles
+	Files     []File        `json:"files,omitempty"`
+	LogSize   int64         `json:"log_size,omitempty"`  // bytes of one log file; default DefaultLogSize
+	LogFiles  int           `json:"log_files,omitempty"` // kept for each stream; default DefaultLogFiles
 	Resources Resources     `json:"resources,omitzero"`
 
 	container *containerConfig

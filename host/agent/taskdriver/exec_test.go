@@ -52,10 +52,12 @@ func TestTheTasksPathsNeverAppearOnTheHost(t *testing.T) {
 	unique := "/" + filepath.Base(dir)
 	task := shell(t, `
 		test -d `+unique+`/made; test -f `+unique+`/csi/file; test -c /dev/zero; test -x /bin/sh
+		test "$(cat /secrets/given /local/sub/given)" = "ab"
 		echo secret > /secrets/key; echo kept > /local/kept; echo shared > /alloc/shared
 		test "$NOMAD_TASK_DIR" = /local; test "$NOMAD_ALLOC_DIR" = /alloc; test "$NOMAD_SECRETS_DIR" = /secrets
 		pwd; grep -c `+unique+` /proc/self/mountinfo`)
 	task.Alloc = mkdir(t, dir, "alloc")
+	task.Files = []File{{"secrets/given", 0o600, "a"}, {"local/sub/given", 0o644, "b"}}
 	task.Plan = hooks.Plan{
 		Dirs:  []hooks.Dir{{Path: unique + "/made", Mode: 0o755}},
 		Binds: []hooks.Bind{{Source: mkdir(t, dir, "src"), Target: unique + "/csi", Propagation: hooks.HostToTask}},
@@ -87,9 +89,10 @@ func TestTaskRunsAsItsUser(t *testing.T) {
 		t.Skip("a user namespace with one user has no second one")
 	}
 	needMounts(t)
-	task := shell(t, `id -u; id -g; touch /local/mine /secrets/mine; if touch /etc/mine; then exit 3; fi`)
+	task := shell(t, `id -u; id -g; touch /local/mine /secrets/mine; cat /secrets/given; if touch /etc/mine; then exit 3; fi`)
 	task.User = "65534:65533"
-	if out := run(t, NewExec(), task); out != "65534\n65533\n" {
+	task.Files = []File{{"secrets/given", 0o400, "his\n"}}
+	if out := run(t, NewExec(), task); out != "65534\n65533\nhis\n" {
 		t.Errorf("the task is %q", out)
 	}
 }

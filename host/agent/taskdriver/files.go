@@ -1,0 +1,81 @@
+package taskdriver
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"holdfast/registry"
+)
+
+// File is a small file that a driver writes before a task starts. It replaces that of an earlier attempt.
+type File struct {
+	Path string      `json:"path"` // relative to the task's directory
+	Mode fs.FileMode `json:"mode"`
+	Data string      `json:"data"`
+}
+
+// cut splits the path at its first directory.
+func (f File) cut() (dir, name string) {
+	dir, name, _ = strings.Cut(filepath.Clean(f.Path), "/")
+	return dir, name
+}
+
+// Own reports whether each task sees the file: it is below local/ or secrets/.
+func (f File) Own() bool {
+	dir, name := f.cut()
+	return name != "" && (dir == "local" || dir == "secrets")
+}
+
+// ownNames are the directories of a task that hold no files of its job.
+var ownNames = []string{"alloc", "dirs", "logs", "root"}
+
+// checkFiles refuses paths that a task cannot see. A container can mount other directories of the task.
+func (t Task) checkFiles(container bool) error {
+	for _, f := range t.Files {
+		dir, name := f.cut()
+		if f.Own() || container && name != "" && filepath.IsLocal(f.Path) && !slices.Contains(ownNames, dir) {
+			continue
+		}
+		return registry.Invalid("file %s: write it to local/ or secrets/, which the task sees as /local and /secrets", f.Path)
+	}
+	return nil
+}
+
+// writeFiles writes the files of the task. In returns the directory of this process for the first directory of a path.
+// Links that an earlier attempt has made lead to nothing outside of it.
+func (t Task) writeFiles(in func(dir string) string, uid, gid int) error {
+	for _, f := range t.Files {
+		dir, name := f.cut()
+		root, err := os.OpenRoot(in(dir))
+		if err != nil {
+			return err
+		}
+		err = errors.Join(f.write(root, name, uid, gid), root.Close())
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f File) write(root *os.Root, name string, uid, gid int) error {
+	if err := root.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return err
+	}
+	if err := root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	out, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = out.WriteString(f.Data)
+	if uid != 0 || gid != 0 {
+		err = errors.Join(err, out.Chown(uid, gid))
+	}
+	return errors.Join(err, out.Chmod(f.Mode), out.Close())
+}

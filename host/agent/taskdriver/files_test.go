@@ -1,0 +1,36 @@
+package taskdriver
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// A task may replace its files and directories by links. The next attempt neither follows them out of the task's
+// directory nor fails because of what it finds.
+func TestFilesFollowNoLinkOfTheTask(t *testing.T) {
+	dir, outside := tempDir(t), tempDir(t)
+	must(t, os.WriteFile(outside+"/f", []byte("theirs"), 0o644))
+	task := Task{Dir: dir, Files: []File{{"local/f", 0o640, "new"}}}
+	in := func(name string) string { return filepath.Join(dir, name) }
+	must(t, os.Mkdir(in("local"), 0o700))
+	for range 2 {
+		must(t, os.Symlink(outside+"/f", in("local/link")))
+		must(t, os.Rename(in("local/link"), in("local/f")))
+		must(t, task.writeFiles(in, 0, 0))
+	}
+	if text, err := os.ReadFile(in("local/f")); err != nil || string(text) != "new" {
+		t.Errorf("%q, %v", text, err)
+	}
+	if info, err := os.Lstat(in("local/f")); err != nil || info.Mode() != 0o640 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	must(t, os.Symlink(outside, in("local/sub")))
+	task.Files[0].Path = "local/sub/f"
+	if err := task.writeFiles(in, 0, 0); err == nil {
+		t.Error("a link out of the directory was followed")
+	}
+	if text, err := os.ReadFile(outside + "/f"); err != nil || string(text) != "theirs" {
+		t.Errorf("%q, %v", text, err)
+	}
+}

@@ -1,0 +1,236 @@
+package agent
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"holdfast/hooks"
+	"holdfast/host/agent/taskdriver"
+	"holdfast/internal/durable"
+	"holdfast/registry"
+)
+
+// templateBlock is a template block of a task. The text is written before each attempt and does not change afterwards,
+// so its other attributes have no effect.
+type templateBlock struct {
+	Data        *string           `json:"data"`
+	Source      string            `json:"source"`
+	Destination string            `json:"destination"`
+	Env         bool              `json:"env"`
+	Perms       taskdriver.Scalar `json:"perms"` // octal
+	ChangeMode  string            `json:"change_mode"`
+	Left        string            `json:"left_delimiter"`
+	Right       string            `json:"right_delimiter"`
+}
+
+// template is a file with placeholders.
+type template struct {
+	destination string // with references as in ${NOMAD_TASK_DIR}
+	env         bool   // its lines are variables of the task
+	mode        fs.FileMode
+	parts       []templatePart
+}
+
+// templatePart is text, or the placeholder of a value: {{ env "NAME" }} or {{ file "/path" }}.
+type templatePart struct{ text, function, argument string }
+
+var templateCall = regexp.MustCompile("^-?\\s*(env|file)\\s+(\"(?:[^\"\\\\\n]|\\\\.)*\"|`[^`]*`)\\s*-?$")
+
+func newTemplate(b templateBlock) (t template, err error) {
+	invalid := func(format string, args ...any) (template, error) {
+		return t, registry.Invalid("template %s: "+format, append([]any{cmp.Or(b.Destination, "without destination")},
+			args...)...)
+	}
+	t = template{destination: b.Destination, env: b.Env, mode: 0o644}
+	if b.Perms != "" {
+		mode, err := strconv.ParseUint(string(b.Perms), 8, 12)
+		if err != nil || mode > 0o777 {
+			return invalid("perms %q is no octal number up to 777; write it as in \"640\"", b.Perms)
+		}
+		t.mode = fs.FileMode(mode)
+	}
+	switch {
+	case b.Destination == "":
+		return invalid(`write where the file goes, as in destination = "local/config.json"`)
+	case b.Data == nil || b.Source != "":
+		return invalid(`write the text in data; data = file("path") takes it from a file`)
+	case !slices.Contains([]string{"", "noop", "restart", "signal", "script"}, b.ChangeMode):
+		return invalid("unknown change_mode %q; use noop or restart", b.ChangeMode)
+	}
+	if _, err := t.path(nil); err != nil {
+		return t, err
+	}
+	t.parts, err = templateParts(*b.Data, cmp.Or(b.Left, "{{"), cmp.Or(b.Right, "}}"))
+	if err != nil {
+		return invalid("%w", err)
+	}
+	return t, nil
+}
+
+// templateParts splits a text at its placeholders. A - inside a delimiter removes the white space beyond it.
+func templateParts(text, left, right string) (parts []templatePart, err error) {
+	for {
+		before, rest, found := strings.Cut(text, left)
+		if !found {
+			return append(parts, templatePart{text: text}), nil
+		}
+		expression, after, closed := strings.Cut(rest, right)
+		call := templateCall.FindStringSubmatch(strings.TrimSpace(expression))
+		if !closed || call == nil {
+			return nil, registry.Errorf(registry.ErrUnsupported, "unsupported expression %s %s %s; write the value itself, "+
+				"%s env \"NAME\" %s for a variable of the task, or %s file \"/path\" %s for what a file of this machine holds",
+				left, strings.Join(strings.Fields(strings.Trim(expression, "-")), " "), right, left, right, left, right)
+		}
+		if strings.HasPrefix(expression, "-") {
+			before = strings.TrimRight(before, " \t\r\n")
+		}
+		if strings.HasSuffix(expression, "-") {
+			after = strings.TrimLeft(after, " \t\r\n")
+		}
+		argument, err := strconv.Unquote(call[2])
+		if err != nil {
+			return nil, registry.Invalid("%s is no string", call[2])
+		}
+		parts = append(parts, templatePart{text: before}, templatePart{function: call[1], argument: argument})
+		text = after
+	}
+}
+
+// path returns the destination relative to the task's directory.
+func (t template) path(known map[string]string) (string, error) {
+	own := maps.Clone(known)
+	if own == nil {
+		own = map[string]string{}
+	}
+	own["NOMAD_TASK_DIR"], own["NOMAD_SECRETS_DIR"], own["NOMAD_ALLOC_DIR"] = "local", "secrets", "alloc"
+	path := filepath.Clean(strings.TrimLeft(hooks.Expand(t.destination, own), "/"))
+	if !filepath.IsLocal(path) {
+		return "", registry.Invalid("template %s: it leads out of the task's directory; write it to local/ or secrets/",
+			t.destination)
+	}
+	return path, nil
+}
+
+// render returns the text with its values.
+func (t template) render(known map[string]string) (string, error) {
+	var out strings.Builder
+	for _, p := range t.parts {
+		value := p.text
+		switch p.function {
+		case "env":
+			v, set := known[p.argument]
+			if !set {
+				return "", registry.Invalid("template %s: the task has no variable %s", t.destination, p.argument)
+			}
+			value = v
+		case "file":
+			text, err := durable.ReadSecret(p.argument)
+			if err == nil && len(text) > durable.MaxSecret {
+				err = registry.Invalid("%s has more than %d bytes", p.argument, durable.MaxSecret)
+			}
+			if err != nil {
+				return "", fmt.Errorf("template %s: %v", t.destination, err) // of no kind: the restart policy decides
+			}
+			value = string(text)
+		}
+		out.WriteString(value)
+	}
+	return out.String(), nil
+}
+
+// renderTemplates adds the variables of templates to env and known, and returns the files.
+func renderTemplates(list []template, env, known map[string]string) (files []taskdriver.File, err error) {
+	for _, t := range list {
+		path, err := t.path(known)
+		if err != nil {
+			return nil, err
+		}
+		text, err := t.render(known)
+		if err != nil {
+			return nil, err
+		}
+		if t.env {
+			vars, err := variablesOf(text)
+			if err != nil {
+				return nil, registry.Invalid("template %s: %w", t.destination, err)
+			}
+			for name, v := range vars {
+				env[name] = hooks.Expand(v, known)
+			}
+		}
+		maps.Copy(known, env)
+		if f := (taskdriver.File{Path: path, Mode: t.mode, Data: text}); !t.env || f.Own() {
+			files = append(files, f)
+		}
+	}
+	return files, nil
+}
+
+// variablesOf reads lines of NAME=value, NAME="value" or NAME='value', with empty lines and comments between. Errors
+// quote no value.
+func variablesOf(text string) (map[string]string, error) {
+	out := map[string]string{}
+	number := 0
+	for line := range strings.Lines(text) {
+		number++
+		line = strings.TrimSpace(line)
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		name, value, found := strings.Cut(strings.TrimPrefix(line, "export "), "=")
+		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
+		var err error
+		switch {
+		case !found || name == "" || strings.ContainsAny(name, " \t\"'"):
+			err = fmt.Errorf("no NAME=value")
+		case strings.HasPrefix(value, `"`):
+			value, err = strconv.Unquote(value)
+		case strings.HasPrefix(value, "'"):
+			value = strings.Trim(value, "'")
+		default:
+			value, _, _ = strings.Cut(value, " #")
+			value = strings.TrimSpace(value)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("line %d: %v; env = true takes lines such as NAME=value", number, err)
+		}
+		out[name] = value
+	}
+	return out, nil
+}
+
+// templates decodes the template blocks of a task.
+func (r taskRest) templates() (out []template, err error) {
+	for _, b := range r.Template {
+		t, err := newTemplate(b)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, t)
+	}
+	return out, nil
+}
+
+// paths are the files as far as they are known before the task has an alloc.
+func (s taskSpec) paths() (out []taskdriver.File) {
+	for _, t := range s.templates {
+		path, err := t.path(nil)
+		if f := (taskdriver.File{Path: path}); err == nil && !strings.Contains(path, "${") && (!t.env || f.Own()) {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// ignoredOfTemplates are the attributes of template blocks without an effect.
+func ignoredOfTemplates(blocks json.RawMessage) []string {
+	return taskdriver.Unknown[templateBlock]("template.", blocks)
+}

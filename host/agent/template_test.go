@@ -1,0 +1,94 @@
+package agent
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"holdfast/hooks"
+	"holdfast/host/agent/taskdriver"
+)
+
+// attemptOf returns the first attempt of a task with template blocks.
+func attemptOf(t *testing.T, env map[string]string, blocks string) (taskdriver.Task, error) {
+	t.Helper()
+	one := task("main", `{"template":`+blocks+`}`)
+	one.Env, one.Config = env, json.RawMessage(`{"command":"run","args":["${NODE_ID}"]}`)
+	s, err := newTaskSpec("service", hooks.Group{}, one)
+	if err != nil {
+		return taskdriver.Task{}, err
+	}
+	return Node{ID: "n-1", Name: "node1"}.attempt(&AllocRecord{ID: "a"}, s, 1, hooks.Plan{}, "/a", taskdriver.NewExec())
+}
+
+// Templates as published files of CSI plugins have them become files and variables.
+func TestTemplatesBecomeFilesAndVariables(t *testing.T) {
+	key := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(key, []byte("hunter2\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	blocks := []map[string]any{
+		{"data": `[{"monitors": {"a": {}}}]`, "destination": "local/config.json", "change_mode": "restart"},
+		{"data": "host: {{ env \"SERVER\" }}:{{env `PORT`}}\n  {{- env \"NOMAD_ALLOC_ID\" -}}  \nkey: {{ file \"" + key + "\" }}",
+			"destination": "${NOMAD_SECRETS_DIR}/driver.yaml", "perms": "600"},
+		{"data": "<< {{ .Literal }} [[ env \"PORT\" ]]", "destination": "/local/sub/go.tpl", "perms": 755,
+			"left_delimiter": "[[", "right_delimiter": "]]"},
+		{"data": "# of the node\nNODE_ID=${node.unique.id} # comment\n\nexport PORT = \"80 \\\"\"\nHOME='/x y'\n",
+			"destination": "${NOMAD_TASK_DIR}/env", "env": true},
+		{"data": "ELSEWHERE=1", "destination": "config/.env", "env": true},
+	}
+	text, _ := json.Marshal(blocks)
+	got, err := attemptOf(t, map[string]string{"SERVER": "nas", "PORT": "1"}, string(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []taskdriver.File{
+		{Path: "local/config.json", Mode: 0o644, Data: `[{"monitors": {"a": {}}}]`},
+		{Path: "secrets/driver.yaml", Mode: 0o600, Data: "host: nas:1akey: hunter2"},
+		{Path: "local/sub/go.tpl", Mode: 0o755, Data: "<< {{ .Literal }} 1"},
+		{Path: "local/env", Mode: 0o644, Data: blocks[3]["data"].(string)},
+	}
+	if !slices.Equal(got.Files, want) {
+		t.Errorf("files\n%+v, want\n%+v", got.Files, want)
+	}
+	for _, v := range []string{"NODE_ID=n-1", `PORT=80 "`, "HOME=/x y", "ELSEWHERE=1", "SERVER=nas"} {
+		if !slices.Contains(got.Env, v) {
+			t.Errorf("no %s in %q", v, got.Env)
+		}
+	}
+	if !slices.Equal(got.Args, []string{"n-1"}) {
+		t.Errorf("args %q", got.Args)
+	}
+}
+
+func TestTemplateErrors(t *testing.T) {
+	const ok = `"data":"x","destination":"local/x"`
+	cases := map[string]string{
+		`[{}]`:           "write where the file goes",
+		`[{"data":"x"}]`: "write where the file goes",
+		`[{"destination":"local/x","source":"local/y"}]`:                   "write the text in data",
+		`[{"data":"x","destination":"../../x"}]`:                           "leads out of the task's directory",
+		`[{"data":"x","destination":"config/x"}]`:                          "write it to local/ or secrets/",
+		`[{"data":"x","destination":"task.json"}]`:                         "write it to local/ or secrets/",
+		`[{"data":"x","destination":"${NOMAD_ALLOC_DIR}/x"}]`:              "write it to local/ or secrets/",
+		`[{` + ok + `,"perms":"rw"}]`:                                      "write it as in \"640\"",
+		`[{` + ok + `,"perms":"4755"}]`:                                    "up to 777",
+		`[{` + ok + `,"change_mode":"never"}]`:                             "use noop or restart",
+		`[{"destination":"local/x","data":"{{ env \"NONE\" }}"}]`:          "no variable NONE",
+		`[{"destination":"local/x","data":"{{ file \"/no/such\" }}"}]`:     "/no/such",
+		`[{"destination":"local/x","data":"A=1\nB hunter2","env":true}]`:   "line 2: no NAME=value",
+		`[{"destination":"local/x","data":"A=\"hunter2","env":true}]`:      "line 1",
+		`[{"destination":"local/x","data":"{{ env \"A\" | toUpper }}"}]`:   `unsupported expression {{ env "A" | toUpper }}`,
+		`[{"destination":"local/x","data":"a {{ with\n secret \"p\" }}"}]`: `unsupported expression {{ with secret "p" }}`,
+	}
+	for _, blocks := range slices.Sorted(maps.Keys(cases)) {
+		_, err := attemptOf(t, nil, blocks)
+		if err == nil || !strings.Contains(err.Error(), cases[blocks]) || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s: %v, want %q", blocks, err, cases[blocks])
+		}
+	}
+}
