@@ -116,18 +116,6 @@ func (p *process) stats(id, at string) (bytes, inodes *csi.VolumeUsage, err erro
 	return bytes, inodes, err
 }
 
-// publishInline publishes an ephemeral volume; an empty size is left out.
-func (p *process) publishInline(id, to, size string, c *csi.VolumeCapability, readOnly bool) error {
-	context := map[string]string{inlineKey: "true"}
-	if size != "" {
-		context["size"] = size
-	}
-	_, err := p.NodePublishVolume(p.t.Context(), &csi.NodePublishVolumeRequest{
-		VolumeId: id, TargetPath: to, VolumeCapability: c, Readonly: readOnly, VolumeContext: context,
-	})
-	return err
-}
-
 func (p *process) delete(id string) error {
 	_, err := p.DeleteVolume(p.t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
 	return err

@@ -14,6 +14,44 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
+// Identity of the driver, and its keys in maps.
+const (
+	driverName    = "loopfs.holdfast.dev"
+	driverVersion = "0.1.0"
+
+	topologyKey = driverName + "/node"
+	backendKey  = driverName + "/backend"
+)
+
+func (d *driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return &csi.GetPluginInfoResponse{Name: driverName, VendorVersion: driverVersion}, nil
+}
+
+func (d *driver) GetPluginCapabilities(
+	context.Context, *csi.GetPluginCapabilitiesRequest,
+) (*csi.GetPluginCapabilitiesResponse, error) {
+	caps := []*csi.PluginCapability{{Type: &csi.PluginCapability_VolumeExpansion_{
+		VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE},
+	}}}
+	services := []csi.PluginCapability_Service_Type{
+		csi.PluginCapability_Service_CONTROLLER_SERVICE, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS,
+		csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE,
+	}
+	if d.newVolumes == loopBackend {
+		services = append(services, csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE)
+	}
+	for _, t := range services {
+		caps = append(caps, &csi.PluginCapability{
+			Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}},
+		})
+	}
+	return &csi.GetPluginCapabilitiesResponse{Capabilities: caps}, nil
+}
+
+func (d *driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, d.store.check()
+}
+
 // The controller service. Its calls for snapshots are in snapshots.go, those for health in health.go.
 
 func (d *driver) ControllerGetCapabilities(
@@ -58,14 +96,8 @@ func (d *driver) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 		return nil, status.Errorf(codes.ResourceExhausted, "the required topology does not have the node of this loopfs: %v",
 			d.topology())
 	}
-	r := record{ID: idFor(volumeKind, req.GetName()), Usage: usage, Source: source,
-		ReadAhead: readAhead}
-	unlock, err := d.lock(r.ID)
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	r, err = d.create(ctx, r, req.GetCapacityRange())
+	r := record{ID: idFor(volumeKind, req.GetName()), Usage: usage, Source: source, ReadAhead: readAhead}
+	r, err := d.create(ctx, r, req.GetCapacityRange())
 	if err != nil {
 		return nil, err
 	}
@@ -169,13 +201,13 @@ func (d *driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*c
 	if list := req.GetVolumeCapabilities(); len(list) > 0 {
 		usage, err := readAll(list)
 		r := record{Usage: usage, Backend: d.newVolumes}
-		if err != nil || d.bytesOf(r).supports() != nil {
+		if err != nil || r.supported() != nil {
 			return none, nil
 		}
 	}
-	free, err := d.free()
+	free := d.free()
 	return &csi.GetCapacityResponse{AvailableCapacity: free, MaximumVolumeSize: wrapperspb.Int64(free),
-		MinimumVolumeSize: wrapperspb.Int64(minBytes)}, err
+		MinimumVolumeSize: wrapperspb.Int64(minBytes)}, nil
 }
 
 func (d *driver) ValidateVolumeCapabilities(
@@ -204,11 +236,7 @@ func (d *driver) ValidateVolumeCapabilities(
 }
 
 func (d *driver) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
-	all, err := d.all(volumeKind)
-	if err != nil {
-		return nil, err
-	}
-	all, next, err := page(all, idOf, volumeKind, req.GetMaxEntries(), req.GetStartingToken())
+	all, next, err := page(d.all(volumeKind), idOf, volumeKind, req.GetMaxEntries(), req.GetStartingToken())
 	answer := &csi.ListVolumesResponse{NextToken: next}
 	for _, r := range all {
 		answer.Entries = append(answer.Entries, &csi.ListVolumesResponse_Entry{Volume: d.volume(r)})

@@ -3,11 +3,9 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
-	"io/fs"
 	"math"
 	"os"
-	"path"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -24,64 +22,55 @@ const (
 	blockBytes   = 4096
 )
 
-// sizeOf returns the size of a new or enlarged volume. It is at least that of its source, or that it has.
-func (d *driver) sizeOf(want *csi.CapacityRange, source int64) (int64, error) {
-	if err := checkRange(want); err != nil {
-		return 0, err
-	}
-	most := cmp.Or(want.GetLimitBytes(), math.MaxInt64)
+// size sets the size of a new or enlarged volume: at least that of its source, or that it has.
+func (d *driver) size(r *record, want *csi.CapacityRange, source int64) error {
+	required, most := want.GetRequiredBytes(), cmp.Or(want.GetLimitBytes(), math.MaxInt64)
 	least := max(minBytes, source)
-	bytes := blocks(max(want.GetRequiredBytes(), least))
-	if want.GetRequiredBytes() == 0 && source == 0 {
-		bytes = min(defaultBytes, most/blockBytes*blockBytes)
+	r.Bytes = (max(required, least) + blockBytes - 1) / blockBytes * blockBytes
+	if required == 0 && source == 0 {
+		r.Bytes = min(defaultBytes, most/blockBytes*blockBytes)
 	}
 	switch {
-	case want.GetRequiredBytes() > d.capacity:
-		return 0, status.Errorf(codes.OutOfRange, "requested are %d bytes; the capacity is %d", want.GetRequiredBytes(),
-			d.capacity)
-	case bytes < least || bytes > most:
-		return 0, status.Errorf(codes.OutOfRange, "requested are at most %d bytes; such a volume has at least %d, in "+
-			"blocks of %d", most, least, blockBytes)
+	case required < 0 || required > d.capacity:
+		return status.Errorf(codes.OutOfRange, "requested are %d bytes; the capacity is %d", required, d.capacity)
+	case r.Bytes < least || r.Bytes > most:
+		return status.Errorf(codes.OutOfRange, "requested are at most %d bytes; such a volume has at least %d, in blocks of "+
+			"%d", most, least, blockBytes)
 	}
-	return bytes, nil
+	return r.supported()
 }
 
-// blocks rounds a size up to whole blocks.
-func blocks(bytes int64) int64 { return (bytes + blockBytes - 1) / blockBytes * blockBytes }
-
-func checkRange(want *csi.CapacityRange) error {
-	least, most := want.GetRequiredBytes(), want.GetLimitBytes()
-	if least < 0 || most < 0 || most > 0 && most < least {
-		return status.Errorf(codes.OutOfRange, "no size is at least %d and at most %d bytes", least, most)
+// ensure returns what has an ID, if same finds it as requested. If there is none, it calls make under the lock.
+func (d *driver) ensure(id volumeID, same func(have record) error, make func() (record, error)) (record, error) {
+	unlock, err := d.lock(id)
+	if err != nil {
+		return record{}, err
 	}
-	return nil
+	defer unlock()
+	have, err := d.load(id)
+	if status.Code(err) == codes.NotFound {
+		return make()
+	}
+	return have, cmp.Or(err, same(have))
 }
 
-// create makes a volume of the requested size. It may exist. The caller holds its lock.
+// create makes a volume of the requested size. It may exist.
 func (d *driver) create(ctx context.Context, r record, size *csi.CapacityRange) (record, error) {
-	if err := checkRange(size); err != nil {
-		return record{}, err
-	}
-	have, err := d.load(r.ID)
-	switch {
-	case err == nil:
-		return have, have.satisfies(r, size)
-	case status.Code(err) != codes.NotFound:
-		return record{}, err
-	case r.Source == r.ID:
-		return record{}, status.Error(codes.InvalidArgument, "a volume cannot be made from itself")
-	case r.Source != "":
+	same := func(have record) error { return have.satisfies(r, size) }
+	return d.ensure(r.ID, same, func() (record, error) {
+		switch r.Source {
+		case "":
+			return d.createEmpty(ctx, r, size)
+		case r.ID:
+			return record{}, status.Error(codes.InvalidArgument, "a volume cannot be made from itself")
+		}
 		return d.createFrom(ctx, r, size)
-	}
-	return d.createEmpty(ctx, r, size)
+	})
 }
 
-func (d *driver) createEmpty(ctx context.Context, r record, size *csi.CapacityRange) (_ record, err error) {
+func (d *driver) createEmpty(ctx context.Context, r record, size *csi.CapacityRange) (record, error) {
 	r.Backend = d.newVolumes
-	if r.Bytes, err = d.sizeOf(size, 0); err != nil {
-		return record{}, err
-	}
-	if err := d.bytesOf(r).supports(); err != nil {
+	if err := d.size(&r, size, 0); err != nil {
 		return record{}, err
 	}
 	return r, d.make(r.ID, func(dir string) error {
@@ -118,11 +107,7 @@ func (r record) satisfies(want record, size *csi.CapacityRange) error {
 // reserve calls save if that many bytes are free.
 func (d *driver) reserve(bytes int64, save func() error) error {
 	return d.accounting(func() error {
-		free, err := d.free()
-		if err != nil {
-			return err
-		}
-		if bytes > free {
+		if free := d.free(); bytes > free {
 			return status.Errorf(codes.ResourceExhausted, "requested are %d bytes; %d of %d are free", bytes, free,
 				d.capacity)
 		}
@@ -131,18 +116,15 @@ func (d *driver) reserve(bytes int64, save func() error) error {
 }
 
 // free returns the bytes that new volumes and snapshots may have.
-func (d *driver) free() (int64, error) {
-	used, err := d.used()
-	return max(d.capacity-used, 0), err
-}
+func (d *driver) free() int64 { return max(d.capacity-d.used(), 0) }
 
 // expand enlarges a volume, whose lock the caller holds. It saves the record first: if it is killed after that, the
 // next call or the next stage enlarges the bytes.
 func (d *driver) expand(r record, size *csi.CapacityRange) (record, error) {
-	bytes, err := d.sizeOf(size, r.Bytes)
-	if more := bytes - r.Bytes; err == nil && more > 0 {
-		r.Bytes = bytes
-		err = d.reserve(more, func() error { return d.save(r) })
+	before := r.Bytes
+	err := d.size(&r, size, before)
+	if err == nil && r.Bytes > before {
+		err = d.reserve(r.Bytes-before, func() error { return d.save(r) })
 	}
 	if err != nil {
 		return r, err
@@ -171,23 +153,18 @@ func (d *driver) delete(ctx context.Context, k kind, id string, may func(record)
 			}
 			defer unlock()
 		}
-		return d.removeUnused(ctx, r)
+		if err := d.checkUnpublished(r); err != nil {
+			return err
+		}
+		user, err := d.awaitRelease(ctx, r)
+		if user != "" {
+			err = status.Errorf(codes.FailedPrecondition, "%s still uses volume %s", user, r.ID)
+		}
+		if err != nil {
+			return err
+		}
+		return d.remove(r.ID)
 	}))
-}
-
-// removeUnused removes a volume after the kernel has freed its devices.
-func (d *driver) removeUnused(ctx context.Context, r record) error {
-	if err := d.checkUnpublished(r); err != nil {
-		return err
-	}
-	user, err := d.awaitRelease(ctx, r)
-	if user != "" {
-		err = status.Errorf(codes.FailedPrecondition, "%s still uses volume %s", user, r.ID)
-	}
-	if err != nil {
-		return err
-	}
-	return d.remove(r.ID)
 }
 
 // known returns an error, but none that means that a volume or snapshot does not exist.
@@ -215,8 +192,8 @@ func (d *driver) awaitRelease(ctx context.Context, r record) (user string, err e
 	}
 }
 
-// acquire reads the record of an ID from a request, under its lock. Before, it ends what a killed process has left: a
-// freeze, or a directory that is incomplete.
+// acquire reads the record of an ID from a request, under its lock. Before, it ends a freeze that a killed process has
+// left.
 func (d *driver) acquire(k kind, id string) (r record, unlock func(), err error) {
 	parsed, err := parseID(k, id)
 	if err != nil {
@@ -226,11 +203,7 @@ func (d *driver) acquire(k kind, id string) (r record, unlock func(), err error)
 	if err != nil {
 		return record{}, nil, err
 	}
-	r, err = d.load(parsed)
-	if status.Code(err) == codes.NotFound {
-		err = errors.Join(err, d.discardIncomplete(string(parsed)))
-	}
-	if err != nil {
+	if r, err = d.load(parsed); err != nil {
 		unlock()
 		return record{}, nil, err
 	}
@@ -256,31 +229,23 @@ func (d *driver) thaw(r record) {
 		return
 	}
 	if staged, err := d.staged(r); err == nil && staged {
-		_ = l.thaw(r.Stage.Path)
+		_ = l.thaw()
 	}
 }
 
 // recover removes what a kill left incomplete, and thaws what it left frozen, except where another process is at it.
 func (d *driver) recover(log hclog.Logger) error {
-	parts, err := fs.Glob(os.DirFS(d.path), "volumes/*.tmp")
-	if err != nil {
-		return err
-	}
-	for _, part := range parts {
-		id, _, _ := strings.Cut(path.Base(part), ".")
-		unlock, err := d.lock(volumeID(id))
-		if err != nil {
+	entries, err := os.ReadDir(filepath.Join(d.path, "volumes"))
+	for _, e := range entries {
+		id, _, incomplete := strings.Cut(e.Name(), ".")
+		if !incomplete && volumeID(id).kind() != volumeKind {
 			continue
 		}
-		if err := d.discardIncomplete(id); err != nil {
-			log.Warn("cannot remove what a killed process left", "error", err)
-		}
-		unlock()
-	}
-	all, err := d.all(volumeKind)
-	for _, r := range all {
-		if _, unlock, err := d.acquire(volumeKind, string(r.ID)); err == nil {
+		_, unlock, err := d.acquire(volumeID(id).kind(), id)
+		if err == nil {
 			unlock()
+		} else if code := status.Code(err); code != codes.NotFound && code != codes.Aborted {
+			log.Warn("cannot recover what a killed process left", "id", id, "error", err)
 		}
 	}
 	return err

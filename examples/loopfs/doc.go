@@ -6,10 +6,9 @@
 // and its successor may start before it has ended. loopfs is strict: calls in the wrong order (publish before stage,
 // unstage while published, delete while in use) or with other arguments than before are errors with a reason.
 //
-// main.go has the flags and the server. identity.go, controller.go, snapshots.go, groups.go, metadata.go, health.go and
-// node.go (with publish.go and inline.go) have the calls. store.go keeps records and locks, create.go makes volumes,
-// copy.go copies them. backend.go says what the two backends do: loop (image.go, device.go, loopmount.go, blocks.go)
-// and dir (dir.go). Package internal/mount mounts.
+// main.go has the flags and the server. controller.go, snapshots.go, metadata.go, health.go and node.go have the calls.
+// store.go keeps records and locks, create.go makes and removes volumes. backend.go says what the two backends do and
+// has the simple one, dir; loop.go has loop. mount.go mounts.
 //
 // The kernel alone decides what is mounted or attached. loopfs does not touch other mounts, follows no ID or name to a
 // path, never unmounts lazily, and makes a file system only in a new volume. A snapshot, a clone and a restored volume

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	mounttable "holdfast/internal/mount"
+	"holdfast/internal/mount"
 )
 
 // problem is an adverse condition of a volume.
@@ -45,16 +45,16 @@ func (l loop) check() ([]*problem, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := l.readSuper()
+	size, damaged, err := l.readSuper()
 	switch {
 	case err != nil:
 		return problems(csi.VolumeHealthErrorType_DATA_LOSS, "ImageUnreadable", "%v", err), nil
-	case st.Size() < l.Bytes && (l.Usage.Block || st.Size() < s.bytes):
+	case st.Size() < l.Bytes && (l.Usage.Block || st.Size() < size):
 		return problems(csi.VolumeHealthErrorType_DATA_LOSS, "ImageTruncated", "the image has %d bytes, the volume %d",
 			st.Size(), l.Bytes), nil
-	case !l.Usage.Block && s.bytes == 0:
+	case !l.Usage.Block && size == 0:
 		return problems(csi.VolumeHealthErrorType_DATA_LOSS, "FileSystemDamaged", "the superblock was overwritten"), nil
-	case !l.Usage.Block && s.damaged:
+	case !l.Usage.Block && damaged:
 		return problems(csi.VolumeHealthErrorType_DEGRADED, "FileSystemErrors", "the kernel found errors in the file "+
 			"system: unstage the volume and run e2fsck"), nil
 	}
@@ -85,12 +85,8 @@ func (d *driver) ControllerGetVolumeHealth(
 func (d *driver) ControllerListVolumeHealth(
 	_ context.Context, req *csi.ControllerListVolumeHealthRequest,
 ) (*csi.ControllerListVolumeHealthResponse, error) {
-	ids, err := d.ids(volumeKind)
-	if err != nil {
-		return nil, err
-	}
 	var bad []*csi.VolumeHealth
-	for _, id := range ids {
+	for _, id := range d.ids(volumeKind) {
 		h, _, err := d.health(id)
 		if known(err) != nil {
 			return nil, err
@@ -107,7 +103,7 @@ func (d *driver) ControllerListVolumeHealth(
 func (d *driver) NodeGetVolumeHealth(
 	_ context.Context, req *csi.NodeGetVolumeHealthRequest,
 ) (*csi.NodeGetVolumeHealthResponse, error) {
-	id, err := parseNodeID(req.GetVolumeId())
+	id, err := parseID(volumeKind, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +111,6 @@ func (d *driver) NodeGetVolumeHealth(
 	if err != nil {
 		return nil, err
 	}
-	h.VolumeId = req.GetVolumeId() // of an inline volume, the record has another
 	h.HealthStatuses = append(h.HealthStatuses, d.checkMount(r)...)
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: h}, nil
 }
@@ -133,7 +128,7 @@ func (d *driver) checkMount(r record) []*problem {
 		return problems(csi.VolumeHealthErrorType_INACCESSIBLE, "NotMounted",
 			"it is staged at %s, but not mounted or attached there", r.Stage.Path)
 	}
-	if m, _, err := mounttable.At(r.Stage.Path); err == nil && m.ReadOnly() && !r.Usage.Block && !r.stagedReadOnly() {
+	if m, _, err := mount.At(r.Stage.Path); err == nil && m.ReadOnly() && !r.Usage.Block && !r.stagedReadOnly() {
 		return problems(csi.VolumeHealthErrorType_DEGRADED, "ReadOnly",
 			"its file system became read-only; the reason is in the log of the kernel")
 	}

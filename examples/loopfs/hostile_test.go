@@ -66,16 +66,12 @@ func TestHostileRequests(t *testing.T) {
 	if called < 15*len(hostileText) {
 		t.Errorf("only %d hostile calls", called)
 	}
-	for _, text := range hostileText {
-		step(t, "publish inline "+text, p.publishInline(text, victim+"-t", "", writer, false), codes.InvalidArgument)
-	}
 	for _, path := range hostilePaths {
 		path = strings.ReplaceAll(path, "%data", m.data)
 		step(t, "stage at "+path, p.stage(id, path, writer), codes.InvalidArgument)
 		step(t, "unstage "+path, p.unstage(id, path), codes.InvalidArgument)
 		step(t, "publish at "+path, p.publish(id, victim, path, writer, false), codes.InvalidArgument)
 		step(t, "unpublish "+path, p.unpublish(id, path), codes.InvalidArgument)
-		step(t, "publish inline at "+path, p.publishInline("csi-1", path, "", writer, false), codes.InvalidArgument)
 	}
 	step(t, "unpublish a foreign directory", p.unpublish(id, victim), codes.OK)
 	step(t, "unstage a foreign directory", p.unstage(id, victim), codes.OK)
@@ -133,19 +129,14 @@ func TestHostileCapabilities(t *testing.T) {
 		"many nodes":   capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER),
 		"unknown mode": capability(99),
 		"btrfs":        mountOf(writer, "btrfs", ""),
-		"group name":   mountOf(writer, "", "wheel"),
-		"group -1":     mountOf(writer, "", "-1"),
-		"group 2^32":   mountOf(writer, "", "4294967296"),
+		"a group":      mountOf(writer, "", "1234"),
 		"path flag":    capability(mode.Mode, "journal_path=/etc/passwd"),
-		"panic flag":   capability(mode.Mode, "errors=panic"),
 		"remount flag": capability(mode.Mode, "remount"),
-		"long flags":   capability(mode.Mode, strings.Repeat("ro,", 2000)),
 	} {
 		step(t, what, p.stage(id, s, c), codes.InvalidArgument)
 		_, err := p.tryCreate("b", "", 0, 0, c)
 		step(t, "create with "+what, err, codes.InvalidArgument)
 	}
-	step(t, "refused by ext4", p.stage(id, s, capability(mode.Mode, "commit=nonsense")), codes.InvalidArgument)
 	_, err := p.tryCreate("b", "", 0, 0)
 	step(t, "create without capabilities", err, codes.InvalidArgument)
 	step(t, "delete: nothing was staged", p.delete(id), codes.OK)

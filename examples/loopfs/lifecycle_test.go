@@ -85,7 +85,7 @@ func TestOtherArgumentsAreRefused(t *testing.T) {
 
 	step(t, "stage", p.stage(id, s, multi), codes.OK)
 	step(t, "stage for another mode", p.stage(id, s, writer), codes.AlreadyExists)
-	step(t, "stage with other flags", p.stage(id, s, capability(multi.AccessMode.Mode, "noatime")), codes.AlreadyExists)
+	step(t, "stage with other flags", p.stage(id, s, capability(multi.AccessMode.Mode, "noexec")), codes.AlreadyExists)
 	step(t, "stage at a second path", p.stage(id, s2, multi), codes.AlreadyExists)
 	step(t, "stage another volume there", p.stage(narrow, s, writer), codes.FailedPrecondition)
 	step(t, "stage for a wider mode", p.stage(narrow, s2, multi), codes.FailedPrecondition)

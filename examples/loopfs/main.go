@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	mounttable "holdfast/internal/mount"
+	"holdfast/internal/mount"
 )
 
 // options holds the values of the command line.
@@ -36,11 +36,11 @@ func main() {
 	flag.StringVar(&o.backend, "backend", "auto", "backend of new volumes: loop, dir, or auto")
 	flag.StringVar(&o.node, "node-id", host, "`id` of this node")
 	flag.StringVar(&o.endpoint, "endpoint", os.Getenv("CSI_ENDPOINT"), "unix socket `address` to serve on")
-	flag.Func("capacity", "`bytes` for all volumes together, also as 64MiB or 2GiB (default 1GiB)", func(s string) error {
-		n, err := parseSize(s)
-		o.capacity = n
-		return err
-	})
+	flag.Func("capacity", "`bytes` for all volumes together, also as 64MiB or 2GiB (default 1GiB)",
+		func(s string) (err error) {
+			o.capacity, err = units.RAMInBytes(s)
+			return err
+		})
 	flag.StringVar(&o.logLevel, "log-level", "info", "trace, debug, info, warn or error")
 	flag.Parse()
 	if err := o.check(flag.Args()); err != nil {
@@ -60,19 +60,12 @@ func (o options) check(rest []string) error {
 	switch {
 	case len(rest) > 0:
 		return fmt.Errorf("%q is not a flag", rest[0])
+	case o.capacity <= 0:
+		return errors.New("capacity: want a positive number of bytes, KiB, MiB, GiB or TiB")
 	case !strings.HasPrefix(o.endpoint, "unix:///"):
 		return fmt.Errorf("endpoint %q: set CSI_ENDPOINT or --endpoint to unix:///path/to/csi.sock", o.endpoint)
 	}
-	return checkText("node id", o.node, maxNodeID)
-}
-
-// parseSize parses 1073741824, 1024MiB or 1GiB.
-func parseSize(s string) (int64, error) {
-	n, err := units.RAMInBytes(s)
-	if err != nil || n <= 0 {
-		return 0, errors.New("want a positive number of bytes, KiB, MiB, GiB or TiB")
-	}
-	return n, nil
+	return checkText("node id", o.node, 256)
 }
 
 // driver implements all services. It keeps no state in memory.
@@ -88,7 +81,10 @@ type driver struct {
 	capacity   int64  // of all volumes and snapshots, in bytes
 }
 
-// run completes or removes what a kill left, and serves until the context ends.
+// stopTimeout is the limit for running calls after SIGTERM. The next start completes or undoes what they leave.
+const stopTimeout = 5 * time.Second
+
+// run completes or removes what a kill left, and serves until the context ends. Then it waits for running calls.
 func run(ctx context.Context, o options, log hclog.Logger) error {
 	backend, why, err := chooseBackend(o.backend)
 	if err == nil {
@@ -115,19 +111,17 @@ func run(ctx context.Context, o options, log hclog.Logger) error {
 	if backend == loopBackend {
 		csi.RegisterSnapshotMetadataServer(server, d)
 	}
-	listener, err := listen(ctx, strings.TrimPrefix(o.endpoint, "unix://"))
+	socket := strings.TrimPrefix(o.endpoint, "unix://")
+	if served, err := mount.RemoveStaleSocket(socket); err != nil {
+		return err
+	} else if served {
+		return fmt.Errorf("another process serves on %s", socket)
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", socket)
 	if err != nil {
 		return err
 	}
 	log.Info("serving", "endpoint", listener.Addr(), "data", d.path, "node", o.node)
-	return serve(ctx, server, listener)
-}
-
-// stopTimeout is the limit for running calls after SIGTERM. The next start completes or undoes what they leave.
-const stopTimeout = 5 * time.Second
-
-// serve answers calls until the context ends, and then waits for running ones.
-func serve(ctx context.Context, server *grpc.Server, listener net.Listener) error {
 	stopped := context.AfterFunc(ctx, func() {
 		hard := time.AfterFunc(stopTimeout, server.Stop)
 		defer hard.Stop()
@@ -135,18 +129,6 @@ func serve(ctx context.Context, server *grpc.Server, listener net.Listener) erro
 	})
 	defer stopped()
 	return server.Serve(listener)
-}
-
-// listen makes the socket. It replaces a socket that no process serves.
-func listen(ctx context.Context, path string) (net.Listener, error) {
-	answers, err := mounttable.RemoveStaleSocket(path)
-	if err == nil && answers {
-		err = fmt.Errorf("another process serves on %s", path)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return (&net.ListenConfig{}).Listen(ctx, "unix", path)
 }
 
 // codeOf maps system errors to gRPC codes.

@@ -1,17 +1,21 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
 // The snapshot metadata service is that of the loop backend, with ranges of variable length.
-
-// maxRanges is the number of ranges in one message, if the caller has no smaller limit.
-const maxRanges = 1024
 
 func (d *driver) GetMetadataAllocated(
 	req *csi.GetMetadataAllocatedRequest, stream csi.SnapshotMetadata_GetMetadataAllocatedServer,
@@ -20,11 +24,11 @@ func (d *driver) GetMetadataAllocated(
 	if err != nil {
 		return err
 	}
-	out := newRanges(stream.Context(), req.GetMaxResults(), func(list []*csi.BlockMetadata) error {
+	out := ranges{ctx: stream.Context(), most: int(req.GetMaxResults()), send: func(list []*csi.BlockMetadata) error {
 		return stream.Send(&csi.GetMetadataAllocatedResponse{
 			BlockMetadataType: csi.BlockMetadataType_VARIABLE_LENGTH, VolumeCapacityBytes: l.Bytes, BlockMetadata: list,
 		})
-	})
+	}}
 	if err := l.allocated(req.GetStartingOffset(), out.add); err != nil {
 		return err
 	}
@@ -46,11 +50,11 @@ func (d *driver) GetMetadataDelta(
 	if err != nil {
 		return err
 	}
-	out := newRanges(stream.Context(), req.GetMaxResults(), func(list []*csi.BlockMetadata) error {
+	out := ranges{ctx: stream.Context(), most: int(req.GetMaxResults()), send: func(list []*csi.BlockMetadata) error {
 		return stream.Send(&csi.GetMetadataDeltaResponse{
 			BlockMetadataType: csi.BlockMetadataType_VARIABLE_LENGTH, VolumeCapacityBytes: l.Bytes, BlockMetadata: list,
 		})
-	})
+	}}
 	if err := l.changed(base, req.GetStartingOffset(), out.add); err != nil {
 		return err
 	}
@@ -74,19 +78,15 @@ func (d *driver) image(snapshot string, offset int64) (loop, error) {
 	return l, err
 }
 
-// ranges joins adjacent ranges and sends them in messages of at most max.
+// maxRanges is the number of ranges in one message, if the caller has no smaller limit.
+const maxRanges = 1024
+
+// ranges joins adjacent ranges and sends them in messages of at most most.
 type ranges struct {
 	ctx  context.Context
-	max  int
+	most int // 0: maxRanges
 	send func(list []*csi.BlockMetadata) error
 	list []*csi.BlockMetadata
-}
-
-func newRanges(ctx context.Context, most int32, send func(list []*csi.BlockMetadata) error) *ranges {
-	if most <= 0 || most > maxRanges {
-		most = maxRanges
-	}
-	return &ranges{ctx: ctx, max: int(most), send: send}
 }
 
 func (r *ranges) add(at, end int64) error {
@@ -95,7 +95,7 @@ func (r *ranges) add(at, end int64) error {
 		r.list[n-1].SizeBytes += end - at
 		return nil
 	}
-	if n == r.max {
+	if n == r.most || n == maxRanges {
 		if err := r.send(r.list); err != nil {
 			return err
 		}
@@ -103,4 +103,69 @@ func (r *ranges) add(at, end int64) error {
 	}
 	r.list = append(r.list, &csi.BlockMetadata{ByteOffset: at, SizeBytes: end - at})
 	return r.ctx.Err()
+}
+
+// allocated calls each with the parts of a snapshot that are no holes, in order, from an offset on.
+func (l loop) allocated(at int64, each func(at, end int64) error) error {
+	return onFile(l.image(), func(image *os.File) error {
+		for {
+			data, err := nextData(image, at)
+			if err != nil || data == math.MaxInt64 {
+				return err
+			}
+			if at, err = image.Seek(data, unix.SEEK_HOLE); err != nil {
+				return fmt.Errorf("find the holes of %s: %w", image.Name(), err)
+			}
+			if err := each(data, at); err != nil {
+				return err
+			}
+		}
+	})
+}
+
+// changed calls each with the parts in which a snapshot differs from an earlier one, in order, from an offset on. It
+// compares contents, as the images of two snapshots need not share blocks, and skips what is a hole in both.
+func (l loop) changed(base loop, at int64, each func(at, end int64) error) error {
+	return onFile(base.image(), func(a *os.File) error {
+		return onFile(l.image(), func(b *os.File) error {
+			before, after := make([]byte, 256*blockBytes), make([]byte, 256*blockBytes)
+			for {
+				inA, errA := nextData(a, at)
+				inB, errB := nextData(b, at)
+				if at = min(inA, inB) / blockBytes * blockBytes; errA != nil || errB != nil || at >= l.Bytes {
+					return errors.Join(errA, errB)
+				}
+				if err := errors.Join(readFull(a, before, at), readFull(b, after, at)); err != nil {
+					return err
+				}
+				for end := at + int64(len(after)); at < end; at += blockBytes {
+					i := len(after) - int(end-at)
+					if at < l.Bytes && !bytes.Equal(before[i:i+blockBytes], after[i:i+blockBytes]) {
+						if err := each(at, at+blockBytes); err != nil {
+							return err
+						}
+					}
+				}
+			}
+		})
+	})
+}
+
+// nextData returns where the data of a file begin that follow an offset, or MaxInt64 if none do.
+func nextData(f *os.File, at int64) (int64, error) {
+	next, err := f.Seek(at, unix.SEEK_DATA)
+	if errors.Is(err, unix.ENXIO) {
+		return math.MaxInt64, nil
+	}
+	return next, err
+}
+
+// readFull reads a part of a file. What is behind its end are zeros.
+func readFull(f *os.File, buf []byte, at int64) error {
+	n, err := f.ReadAt(buf, at)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	clear(buf[n:])
+	return nil
 }

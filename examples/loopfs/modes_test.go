@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 )
 
@@ -92,43 +91,4 @@ func TestSocket(t *testing.T) {
 	next := m.start("csi", "--backend", "dir")
 	next.stop()
 	expectGone(t, next.socket)
-}
-
-// The volume's root directory is given to the group once: later changes by a workload stay.
-func TestVolumeMountGroupOwnsTheVolume(t *testing.T) {
-	eachBackend(t, func(t *testing.T, backend string) {
-		m := newMachine(t)
-		p := m.start("csi", "--backend", backend)
-		id, s, target := p.create("a", writer).VolumeId, m.staging("s"), m.target("t")
-		mine, other := mountOf(writer, "", "1234"), mountOf(writer, "", "1235")
-		cycle := func(c *csi.VolumeCapability, gid, mode uint32, then func()) {
-			t.Helper()
-			p.bringUp(id, s, target, c)
-			var st unix.Stat_t
-			if err := unix.Stat(target, &st); err != nil || st.Gid != gid || st.Mode&0o7777 != mode {
-				t.Errorf("the root directory is of group %d, mode %o, %v; want %d, %o", st.Gid, st.Mode&0o7777, err,
-					gid, mode)
-			}
-			then()
-			p.takeDown(id, s, target)
-		}
-		nothing := func() {}
-		cycle(mine, 1234, 0o2775, func() {
-			step(t, "stage for another group", p.stage(id, s, other), codes.AlreadyExists)
-			step(t, "publish for another group", p.publish(id, s, m.target("x"), other, false),
-				codes.FailedPrecondition)
-			write(t, target, "new")
-			var st unix.Stat_t
-			if err := unix.Stat(filepath.Join(target, "f"), &st); err != nil || st.Gid != 1234 {
-				t.Errorf("a new file is of group %d, %v", st.Gid, err)
-			}
-			must(t, os.Chmod(target, 0o700))
-		})
-		cycle(mine, 1234, 0o0700, nothing)
-		cycle(writer, 1234, 0o0700, nothing)
-		cycle(other, 1235, 0o2770, nothing)
-		p.kill()
-		p = m.start("csi", "--backend", backend)
-		cycle(other, 1235, 0o2770, nothing)
-	})
 }

@@ -6,18 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"holdfast/examples/loopfs/internal/mount"
-	mounttable "holdfast/internal/mount"
+	"holdfast/internal/mount"
 )
 
-// The node service. Publishing is in publish.go, inline volumes are in inline.go, health is in health.go.
+// The node service. Its calls for health are in health.go.
 
 func (d *driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	return &csi.NodeGetInfoResponse{NodeId: d.node, AccessibleTopology: d.topology()}, nil
@@ -32,7 +30,6 @@ func (d *driver) NodeGetCapabilities(
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
 		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
-		csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP,
 		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
 		csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH,
 	} {
@@ -49,12 +46,12 @@ func (d *driver) resolve(what, path string, toMount bool) (string, error) {
 	if path == "" {
 		return "", status.Errorf(codes.InvalidArgument, "the %s is missing", what)
 	}
-	at, err := mount.Resolve(path)
+	at, err := resolvePath(path)
 	orphan := errors.Is(err, fs.ErrNotExist)
 	switch {
 	case err != nil && !orphan:
 		return "", err
-	case mount.Inside(at, d.path), mount.Inside(d.path, at):
+	case inside(at, d.path), inside(d.path, at):
 		return "", status.Errorf(codes.InvalidArgument, "the %s %s overlaps the data directory", what, at)
 	case orphan && toMount:
 		return "", status.Errorf(codes.FailedPrecondition, "make the parent directory first: %v", err)
@@ -64,7 +61,7 @@ func (d *driver) resolve(what, path string, toMount bool) (string, error) {
 
 // shown reports whether the volume is mounted at a path. Another mount there is an error.
 func (d *driver) shown(r record, path string) (bool, error) {
-	table, err := mounttable.Table(0)
+	table, err := mount.Table(0)
 	if err != nil {
 		return false, err
 	}
@@ -88,7 +85,7 @@ func (d *driver) published(r record) (targets []string, err error) {
 	if r.Stage == nil {
 		return nil, nil
 	}
-	table, err := mounttable.Table(0)
+	table, err := mount.Table(0)
 	for path := range r.Stage.Published {
 		if len(table.Stack(path)) > 0 {
 			targets = append(targets, path)
@@ -114,8 +111,8 @@ func (d *driver) takeDown(r record, at string) error {
 		if shown, err := d.shown(r, at); err != nil || !shown {
 			return err
 		}
-		if err := mount.Unmount(at); err != nil {
-			return err
+		if err := unix.Unmount(at, unix.UMOUNT_NOFOLLOW); err != nil {
+			return fmt.Errorf("unmount %s: %w", at, err)
 		}
 	}
 }
@@ -125,77 +122,47 @@ func (d *driver) takeDown(r record, at string) error {
 func (d *driver) NodeStageVolume(
 	ctx context.Context, req *csi.NodeStageVolumeRequest,
 ) (*csi.NodeStageVolumeResponse, error) {
-	a, badAccess := readAccess(req.GetVolumeCapability())
+	u, badUsage := readUsage(req.GetVolumeCapability())
 	at, badPath := d.resolve("staging target path", req.GetStagingTargetPath(), true)
-	if err := cmp.Or(badAccess, badPath); err != nil {
+	if err := cmp.Or(badUsage, badPath); err != nil {
 		return nil, err
 	}
-	err := d.locked(volumeKind, req.GetVolumeId(), func(r record) error { return d.stage(ctx, r, at, a) })
+	err := d.locked(volumeKind, req.GetVolumeId(), func(r record) error { return d.stage(ctx, r, at, u) })
 	return &csi.NodeStageVolumeResponse{}, err
 }
 
-func (d *driver) stage(ctx context.Context, r record, at string, a access) error {
+func (d *driver) stage(ctx context.Context, r record, at string, u usage) error {
 	staged, err := d.staged(r)
 	switch {
 	case err != nil:
 		return err
-	case !r.Usage.fits(a.usage):
-		return status.Errorf(codes.FailedPrecondition, "volume %s was created for %s, not for %s", r.ID, r.Usage, a.usage)
-	case staged && (r.Stage.Path != at || r.Stage.Usage != a.usage):
+	case !r.Usage.fits(u):
+		return status.Errorf(codes.FailedPrecondition, "volume %s was created for %s, not for %s", r.ID, r.Usage, u)
+	case staged && (r.Stage.Path != at || r.Stage.Usage != u):
 		return status.Errorf(codes.AlreadyExists, "volume %s is staged at %s for %s", r.ID, r.Stage.Path, r.Stage.Usage)
 	case staged:
-		return d.giveToGroup(r) // a kill may have prevented it
+		return nil
 	}
 	if _, err := d.shown(r, at); err != nil {
 		return err
 	}
 	before := r.Stage
-	r.Stage = &stage{Path: at, Usage: a.usage}
+	r.Stage = &stage{Path: at, Usage: u}
 	if before != nil { // targets that were not unpublished stay in the record
 		r.Stage.Published = before.Published
 	}
 	if err := d.save(r); err != nil {
 		return err
 	}
-	b, flags := d.bytesOf(r), a.flags
-	if r.stagedReadOnly() {
-		flags = flags.ReadOnly()
-	}
+	b := d.bytesOf(r)
 	if err = b.grow(); err == nil { // a kill may have prevented it
-		err = b.mount(ctx, d.store, at, flags)
+		err = b.mount(ctx, d.store)
 	}
 	if err != nil {
 		r.Stage = before
 		return errors.Join(err, d.save(r))
 	}
-	return d.giveToGroup(r)
-}
-
-// giveToGroup gives a staged volume to the group that it was staged for: members may write, and new files belong to the
-// group. It does so once: later changes by workloads stay.
-func (d *driver) giveToGroup(r record) error {
-	group := r.Stage.Usage.Group
-	if group == 0 || group == r.Group || r.stagedReadOnly() {
-		return nil
-	}
-	err := onFile(r.Stage.Path, func(root *os.File) error {
-		st, err := root.Stat()
-		if err == nil {
-			err = root.Chown(-1, group)
-		}
-		if err == nil {
-			err = root.Chmod(st.Mode() | os.ModeSetgid | 0o070)
-		}
-		return err
-	})
-	if errors.Is(err, unix.EROFS) { // by a mount flag
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("give the volume to group %d: %w", group, err)
-	}
-	r.Group = group
-	return d.save(r)
+	return nil
 }
 
 // NodeUnstageVolume unmounts the staging path, or detaches the device. A published volume is refused.
@@ -229,7 +196,7 @@ func (d *driver) unstage(ctx context.Context, r record) error {
 		return err
 	}
 	for target := range r.Stage.Published { // whose mounts ended with an earlier boot
-		if err := removeTarget(r, target); err != nil {
+		if err := removeTarget(target, r.Usage.Block); err != nil {
 			return err
 		}
 	}
@@ -253,11 +220,10 @@ func (d *driver) checkUnpublished(r record) error {
 func (d *driver) NodeGetVolumeStats(
 	_ context.Context, req *csi.NodeGetVolumeStatsRequest,
 ) (*csi.NodeGetVolumeStatsResponse, error) {
-	id, badID := parseNodeID(req.GetVolumeId())
-	if err := cmp.Or(badID, checkPath(req.GetVolumePath())); err != nil {
+	if err := checkPath(req.GetVolumePath()); err != nil {
 		return nil, err
 	}
-	r, err := d.load(id)
+	r, err := d.get(volumeKind, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -278,7 +244,7 @@ func checkPath(path string) error {
 
 // pathOf resolves a path where the volume is staged or published. The error is NOT_FOUND if it is neither.
 func (d *driver) pathOf(r record, path string) (string, error) {
-	at, err := mount.Resolve(path)
+	at, err := resolvePath(path)
 	there, published := false, false
 	if err == nil && r.Stage != nil {
 		_, published = r.Stage.Published[at]
@@ -325,4 +291,124 @@ func (d *driver) NodeExpandVolume(
 		}
 		return b.expand(path)
 	})
+}
+
+// NodePublishVolume mounts a staged volume at a target path. The caller makes the parent directory, loopfs the target.
+func (d *driver) NodePublishVolume(
+	_ context.Context, req *csi.NodePublishVolumeRequest,
+) (*csi.NodePublishVolumeResponse, error) {
+	to, badTarget := d.resolve("target path", req.GetTargetPath(), true)
+	u, badUsage := readUsage(req.GetVolumeCapability())
+	from, badStaging := d.resolve("staging target path", req.GetStagingTargetPath(), true)
+	if req.GetStagingTargetPath() == "" {
+		badStaging = status.Error(codes.FailedPrecondition, "the staging target path is missing: stage the volume first")
+	} else if badStaging == nil && badTarget == nil && (inside(to, from) || inside(from, to)) {
+		badStaging = status.Error(codes.InvalidArgument, "the target path and the staging target path overlap")
+	}
+	if err := cmp.Or(badUsage, badTarget, badStaging); err != nil {
+		return nil, err
+	}
+	err := d.locked(volumeKind, req.GetVolumeId(), func(r record) error {
+		if err := d.checkStage(r, from, u); err != nil {
+			return err
+		}
+		return d.publish(r, to, req.GetReadonly() || u.Mode == readerMode || r.stagedReadOnly())
+	})
+	return &csi.NodePublishVolumeResponse{}, err
+}
+
+// checkStage checks that the volume is staged at a path, with a capability that includes the requested one.
+func (d *driver) checkStage(r record, from string, u usage) error {
+	staged, err := d.staged(r)
+	switch {
+	case err != nil:
+		return err
+	case !staged || r.Stage.Path != from:
+		return status.Errorf(codes.FailedPrecondition, "volume %s is not staged at %s: stage it first", r.ID, from)
+	}
+	if have := r.Stage.Usage; !have.fits(u) || have.Flags != u.Flags {
+		return status.Errorf(codes.FailedPrecondition, "volume %s is staged for %s", r.ID, have)
+	}
+	return nil
+}
+
+// publish mounts a staged volume at a target, unless it is mounted there.
+func (d *driver) publish(r record, to string, readOnly bool) error {
+	shown, err := d.shown(r, to)
+	if err != nil {
+		return err
+	}
+	if have, recorded := r.Stage.Published[to]; shown && recorded && have == readOnly {
+		return nil
+	} else if shown {
+		return status.Errorf(codes.AlreadyExists, "volume %s is published at %s for another usage", r.ID, to)
+	}
+	targets, err := d.published(r)
+	if err != nil {
+		return err
+	}
+	if len(targets) > 0 && r.Stage.Usage.Mode != multiWriterMode {
+		return status.Errorf(codes.FailedPrecondition, "the volume is published at %s, and its access mode allows only one "+
+			"target", targets[0])
+	}
+	if r.Stage.Published == nil {
+		r.Stage.Published = map[string]bool{}
+	}
+	r.Stage.Published[to] = readOnly
+	if err := d.save(r); err != nil {
+		return err
+	}
+	if err := d.bind(r, to, readOnly); err != nil {
+		return errors.Join(err, d.forgetTarget(r, to))
+	}
+	return nil
+}
+
+// bind makes the target, and mounts the staging mount, with its flags, or the device there.
+func (d *driver) bind(r record, to string, readOnly bool) (err error) {
+	source, flags := r.Stage.Path, mountFlags(0)
+	if readOnly {
+		flags = readOnlyFlag
+	}
+	if l, ok := d.bytesOf(r).(loop); ok && r.Usage.Block {
+		if source, err = l.attachBlock(readOnly); err != nil {
+			return err
+		}
+	}
+	if err := makeTarget(to, r.Usage.Block); err != nil {
+		return err
+	}
+	return bindMount(source, to, r.Usage.Block, flags)
+}
+
+// forgetTarget removes an unmounted target, and its record.
+func (d *driver) forgetTarget(r record, target string) error {
+	if err := removeTarget(target, r.Usage.Block); err != nil {
+		return err
+	}
+	delete(r.Stage.Published, target)
+	return d.save(r)
+}
+
+// NodeUnpublishVolume unmounts a volume from a target path and removes the target.
+func (d *driver) NodeUnpublishVolume(
+	_ context.Context, req *csi.NodeUnpublishVolumeRequest,
+) (*csi.NodeUnpublishVolumeResponse, error) {
+	at, err := d.resolve("target path", req.GetTargetPath(), false)
+	if err != nil {
+		return nil, err
+	}
+	err = d.locked(volumeKind, req.GetVolumeId(), func(r record) error {
+		if r.Stage != nil && at == r.Stage.Path {
+			return status.Errorf(codes.InvalidArgument, "%s is the staging target path: use NodeUnstageVolume", at)
+		}
+		if err := d.takeDown(r, at); err != nil || r.Stage == nil {
+			return err
+		}
+		if _, recorded := r.Stage.Published[at]; !recorded { // the directory is not ours
+			return nil
+		}
+		return d.forgetTarget(r, at)
+	})
+	return &csi.NodeUnpublishVolumeResponse{}, err
 }

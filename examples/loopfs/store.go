@@ -13,17 +13,19 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/gofrs/flock"
 	"github.com/google/renameio/v2"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	mounttable "holdfast/internal/mount"
+	"holdfast/internal/mount"
 )
 
 // store keeps volumes, snapshots and groups in a data directory:
 //
-//	lock                     ranges of it are locked by calls that change a volume or count space
+//	lock                     ranges of it are locked by calls that change a volume
+//	space.lock               is locked by calls that count space
 //	volumes/ID/meta.json     the record: size, how it is staged and published
 //	volumes/ID/image         bytes of the loop backend: a sparse image, of an ext4 file system or of raw data
 //	volumes/ID/files/        bytes of the dir backend
@@ -118,11 +120,8 @@ func rename(from, to string) error {
 func syncDir(dir string) error { return onFile(dir, (*os.File).Sync) }
 
 // temporary calls do with a new directory, which is removed afterwards if it still has its name. No other directory ever
-// had that name. It also removes what a kill left of earlier ones.
+// had that name.
 func (s store) temporary(id volumeID, do func(dir string) error) error {
-	if err := s.discardIncomplete(string(id)); err != nil {
-		return err
-	}
 	part := fmt.Sprintf("%s.%s.tmp", s.dirOf(id), rand.Text())
 	err := os.Mkdir(part, 0o700)
 	if err == nil {
@@ -167,37 +166,23 @@ func discard(part string) error {
 }
 
 func nothingMounted(dir string) error {
-	at, err := mounttable.Below(dir)
+	at, err := mount.Below(dir)
 	if err == nil && len(at) > 0 {
 		err = status.Errorf(codes.FailedPrecondition, "something is mounted inside the volume, at %s", at[0].Point)
 	}
 	return err
 }
 
-// discardIncomplete removes the temporary directories of an ID.
-func (s store) discardIncomplete(id string) error {
-	parts, err := fs.Glob(os.DirFS(s.path), "volumes/"+id+".*.tmp")
-	for _, part := range parts {
-		err = errors.Join(err, discard(filepath.Join(s.path, part)))
-	}
-	return err
-}
-
 // records lists the files of records, also incomplete ones.
-func (s store) records() ([]string, error) {
-	tree := os.DirFS(s.path)
-	single, err := fs.Glob(tree, "volumes/*/meta.json")
-	if err != nil {
-		return nil, err
-	}
-	members, err := fs.Glob(tree, "volumes/*/*/meta.json")
-	return append(single, members...), err
+func (s store) records() []string {
+	single, _ := fs.Glob(os.DirFS(s.path), "volumes/*/meta.json") // its only error is a bad pattern
+	members, _ := fs.Glob(os.DirFS(s.path), "volumes/*/*/meta.json")
+	return append(single, members...)
 }
 
 // ids lists the IDs of some kind in order.
-func (s store) ids(k kind) (ids []volumeID, err error) {
-	files, err := s.records()
-	for _, file := range files {
+func (s store) ids(k kind) (ids []volumeID) {
+	for _, file := range s.records() {
 		dir := path.Dir(file)
 		id := volumeID(path.Base(dir))
 		if id.valid() && id.kind() == k && s.dirOf(id) == filepath.Join(s.path, dir) {
@@ -205,79 +190,70 @@ func (s store) ids(k kind) (ids []volumeID, err error) {
 		}
 	}
 	slices.Sort(ids)
-	return ids, err
+	return ids
 }
 
 // all reads the records of some kind, in the order of IDs. It omits damaged ones, which health reports.
-func (s store) all(k kind) (all []record, err error) {
-	ids, err := s.ids(k)
-	for _, id := range ids {
+func (s store) all(k kind) (all []record) {
+	for _, id := range s.ids(k) {
 		if r, err := s.load(id); err == nil {
 			all = append(all, r)
 		}
 	}
-	return all, err
+	return all
 }
 
 // used returns the bytes of all volumes and snapshots, also of those that are being made.
-func (s store) used() (sum int64, err error) {
-	files, err := s.records()
-	for _, file := range files {
+func (s store) used() (sum int64) {
+	for _, file := range s.records() {
 		var r record
 		if text, err := os.ReadFile(filepath.Join(s.path, file)); err == nil && json.Unmarshal(text, &r) == nil {
 			sum += r.Bytes
 		}
 	}
-	return sum, err
+	return sum
 }
 
-// Locks are ranges of one byte of the file "lock" (F_OFD_SETLK in fcntl(2)), so no files come and go with volumes. They
-// exclude other processes and other calls of this one alike, as each has the file open for itself.
+// The lock of an ID is a range of one byte of the file "lock" (F_OFD_SETLK in fcntl(2)), so no files come and go with
+// volumes. Locks exclude other processes and other calls of this one alike, as each has the file open for itself.
 
-// accountAt is the range of the account. The ranges of IDs are below it.
-const accountAt = 1 << 62
-
-// lock locks a volume, snapshot or group. It never waits: ABORTED means that another call holds the lock.
+// lock locks a volume, snapshot or group. It never waits: ABORTED means that another call holds the lock. It removes
+// the temporary directories that a kill left of that ID.
 func (s store) lock(id volumeID) (unlock func(), err error) {
-	sum := sha256.Sum256([]byte(id))
-	unlock, err = s.lockAt(unix.F_OFD_SETLK, int64(binary.BigEndian.Uint64(sum[:])%accountAt))
-	if errors.Is(err, unix.EAGAIN) {
-		return nil, status.Errorf(codes.Aborted, "another call for %s is running; try again when it has ended", id)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("lock %s: %w", id, err)
-	}
-	return unlock, nil
-}
-
-func (s store) lockAt(how int, at int64) (unlock func(), err error) {
 	f, err := os.OpenFile(filepath.Join(s.path, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	for {
-		err := unix.FcntlFlock(f.Fd(), how, &unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: 1})
-		if err == nil {
-			break
+	sum := sha256.Sum256([]byte(id))
+	at := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(binary.BigEndian.Uint64(sum[:]) >> 2), Len: 1}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &at); err != nil {
+		f.Close()
+		if errors.Is(err, unix.EAGAIN) {
+			return nil, status.Errorf(codes.Aborted, "another call for %s is running; try again when it has ended", id)
 		}
-		if !errors.Is(err, unix.EINTR) {
-			f.Close()
-			return nil, err
-		}
+		return nil, fmt.Errorf("lock %s: %w", id, err)
 	}
-	return func() {
+	unlock = func() {
 		// A child process that is being started may have the file open for a moment longer, so a close is not enough.
 		_ = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK}) // to the end of the file
 		_ = f.Close()
-	}, nil
+	}
+	parts, _ := fs.Glob(os.DirFS(s.path), "volumes/"+string(id)+".*.tmp")
+	for _, part := range parts {
+		err = errors.Join(err, discard(filepath.Join(s.path, part)))
+	}
+	if err != nil {
+		unlock()
+		return nil, fmt.Errorf("remove what a killed process left of %s: %w", id, err)
+	}
+	return unlock, nil
 }
 
 // accounting runs do while no other call or process counts space.
 func (s store) accounting(do func() error) error {
-	unlock, err := s.lockAt(unix.F_OFD_SETLKW, accountAt)
-	if err != nil {
+	l := flock.New(filepath.Join(s.path, "space.lock"))
+	if err := l.Lock(); err != nil {
 		return fmt.Errorf("lock the account: %w", err)
 	}
-	defer unlock()
-	return do()
+	return errors.Join(do(), l.Close())
 }

@@ -201,7 +201,6 @@ func sweepAll(t *testing.T, backend string) {
 		step(t, "unpublish", m.p.unpublish(id, target), codes.OK)
 	}
 	m.sweepCopies(id)
-	m.sweepInline()
 	expectText(t, s, "kept")
 	m.p.takeDown(id, s, target)
 	step(t, "delete", m.p.delete(id), codes.OK)
@@ -238,23 +237,12 @@ func (m *sweeper) sweepCopies(id string) {
 	step(m.t, "delete", m.p.delete(other), codes.OK)
 }
 
-func (m *sweeper) sweepInline() {
-	target := m.target("inline")
-	publish := sweep{"inline publish",
-		func(p *process) error { return p.publishInline("csi-1", target, "", writer, false) },
-		func(p *process) error { return p.unpublish("csi-1", target) },
-		[]string{"renameat", "mkdirat", "move_mount"}}
-	m.sweep(publish)
-	m.sweep(publish.back("umount2", "unlinkat", "renameat"))
-}
-
 // sweepStage is the first stage of a volume, which makes its file system.
 func (m *sweeper) sweepStage() {
-	group := mountOf(writer, "ext4", "1234")
 	id, s := string(idFor(volumeKind, "fresh")), m.staging("fresh-s")
-	create := func(p *process) error { _, err := p.tryCreate("fresh", "", 0, 0, group); return err }
+	create := func(p *process) error { _, err := p.tryCreate("fresh", "", 0, 0, writer); return err }
 	stage := sweep{"first stage",
-		func(p *process) error { return p.stage(id, s, group) },
+		func(p *process) error { return p.stage(id, s, writer) },
 		func(p *process) error { return cmp.Or(p.unstage(id, s), p.delete(id), create(p)) },
 		[]string{"renameat", "move_mount"}}
 	unstage := sweep{"unstage", func(p *process) error { return p.unstage(id, s) }, stage.call,

@@ -16,7 +16,7 @@ job "archive" {
 
       config {
         command = "/bin/sh"
-        args    = ["-c", "date >>/archive/log && grep ' /archive ext4 .*noatime' /proc/self/mounts"]
+        args    = ["-c", "date >>/archive/log && grep ' /archive ext4 .*noexec' /proc/self/mounts"]
       }
 
       restart {

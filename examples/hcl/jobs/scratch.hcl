@@ -1,10 +1,5 @@
-# Two allocs, each with a volume of its own that is made for it and gone with it. Nobody has to create it: an ephemeral block stands
-# where other volumes have their source. What is in context is the plugin's own; secrets are references, as in volume files.
-
-variable "size" {
-  type    = string
-  default = "32MiB"
-}
+# Two allocs, each with a volume of its own, which the plugin makes for the alloc and removes with it: an ephemeral block stands where
+# other volumes have their source. It may have a context with parameters of the plugin, and secrets as in volume files.
 
 job "scratch" {
   type = "batch"
@@ -16,11 +11,7 @@ job "scratch" {
       type = "csi"
 
       ephemeral {
-        plugin_id = "loopfs"
-
-        context {
-          size = var.size
-        }
+        plugin_id = "hostpath"
       }
     }
 

@@ -13,5 +13,5 @@ capability {
 
 mount_options {
   fs_type     = "ext4"
-  mount_flags = ["noatime"]
+  mount_flags = ["noexec"]
 }
