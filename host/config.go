@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"holdfast/hooks"
+	"holdfast/host/internal/launch"
 	"holdfast/registry"
 )
 
@@ -48,6 +49,9 @@ type Config struct {
 	PrepareTimeout time.Duration // for a candidate to take over a copy of the state; default 1 min
 	AnswerTimeout  time.Duration // a shim that does not answer for so long is killed and started again; default 10 s
 	Logger         hclog.Logger  // gets the shim's log as well; nil drops all
+
+	// Start starts a shim; nil: as a process. Package hosttest sets it.
+	Start launch.Starter
 }
 
 // Binary is a shim's program. It is copied into the state directory and executed from there, so that what was
@@ -116,6 +120,9 @@ func (c *Config) complete() (err error) {
 	orDefault(&c.AnswerTimeout, defaultAnswer)
 	if c.Logger == nil {
 		c.Logger = hclog.NewNullLogger()
+	}
+	if c.Start == nil {
+		c.Start = startProcess
 	}
 	return c.layout().Check()
 }

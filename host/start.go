@@ -23,7 +23,7 @@ type digest = launch.Digest
 
 // shim is one process: a candidate, active, or on standby.
 type shim struct {
-	process *launch.Process
+	process launch.Running
 	binary  digest
 	ctx     context.Context // of what the host does for it
 	cancel  context.CancelFunc
@@ -126,10 +126,19 @@ func (h *Host) startActive(ctx, run context.Context) (*shim, error) {
 	return sh, nil
 }
 
+// startProcess is the Starter of all hosts but those of package hosttest.
+func startProcess(ctx context.Context, opts launch.Options) (launch.Running, error) {
+	p, err := launch.Start(ctx, opts)
+	if err != nil {
+		return nil, err // no nil *Process in an interface
+	}
+	return p, nil
+}
+
 // startCandidate starts a binary and sends it Hello.
 func (h *Host) startCandidate(ctx, run context.Context, binary digest) (*shim, error) {
 	log := h.config.Logger.Named("shim")
-	process, err := launch.Start(ctx, launch.Options{
+	process, err := h.config.Start(ctx, launch.Options{
 		Store: h.binaries, Digest: binary, RunDir: h.config.RunDir, Generation: h.launches.Add(1),
 		Args: logLevel(log), StartTimeout: h.config.StartTimeout, Logger: log,
 	})
@@ -172,7 +181,7 @@ func logLevel(log hclog.Logger) []string {
 }
 
 // withLastLines adds the last lines of the process's log to an error, or the first lines of its panic.
-func withLastLines(err error, p *launch.Process) error {
+func withLastLines(err error, p launch.Running) error {
 	lines := p.LastLines()
 	if len(lines) == 0 {
 		return err

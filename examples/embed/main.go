@@ -14,21 +14,24 @@ import (
 )
 
 func main() {
-	ctx := context.Background()
-	h, err := host.Open(ctx, host.Config{StateDir: os.Args[1], Shim: host.Binary{Path: os.Args[2]}})
+	run(context.Background(), host.Config{StateDir: os.Args[1], Shim: host.Binary{Path: os.Args[2]}}, os.Args[3], os.Args[4:])
+}
+
+func run(ctx context.Context, config host.Config, jobFile string, command []string) {
+	h, err := host.Open(ctx, config)
 	must(err)
-	text, err := os.ReadFile(os.Args[3])
+	text, err := os.ReadFile(jobFile)
 	must(err)
-	job, _, err := h.Parse(ctx, host.Source{Name: os.Args[3], Text: text}, host.ParseOptions{})
+	job, _, err := h.Parse(ctx, host.Source{Name: jobFile, Text: text}, host.ParseOptions{})
 	must(err)
 	task := host.AllocTask{Alloc: "alloc-1", Task: job.Groups[0].Tasks[0].Name, Attempt: 1, Sealed: job.Groups[0].Tasks[0].Sealed}
 	plan, err := h.TaskStarting(ctx, task)
 	must(err)
-	plugin := exec.Command(os.Args[4], os.Args[5:]...)
+	plugin := exec.Command(command[0], command[1:]...)
 	plugin.Env = plan.Environ(os.Environ())
 	must(plugin.Start())
 	must(h.TaskStarted(ctx, task.Key(), task.Attempt))
-	err = h.Fingerprints(ctx, host.PluginQuery{}, func(changed []host.PluginFingerprint, _ bool) error {
+	_ = h.Fingerprints(ctx, host.PluginQuery{}, func(changed []host.PluginFingerprint, _ bool) error {
 		for _, p := range changed {
 			fmt.Printf("%s %s: %s %s, %s\n", p.Role, p.Plugin, p.Active.Fingerprint.Provider, p.Active.Fingerprint.Version, p.Active.Health.State)
 			if p.Healthy > 0 {

@@ -62,7 +62,7 @@ class Shim:
             os.close(life)
 
     def handshake(self):
-        """Returns the socket and the certificate of the shim, which prints one line: 1|1|unix|SOCKET|grpc|CERTIFICATE."""
+        """Returns socket and certificate of the shim. It prints one line: 1|1|unix|SOCKET|grpc|CERTIFICATE."""
         killer = threading.Timer(START_TIMEOUT, self.process.kill)
         killer.start()
         line = self.process.stdout.readline(16 << 10).decode().strip()

@@ -16,6 +16,21 @@ import (
 	"holdfast/registry"
 )
 
+// Running is one life of a shim: a *Process, or one of package hosttest. See Process for its methods.
+type Running interface {
+	Conn() *grpc.ClientConn
+	PID() int
+	Protocol() int
+	LastLines() []string
+	Done() <-chan struct{}
+	Err() error
+	Stop(ctx context.Context, grace time.Duration) error
+	Kill(ctx context.Context) error
+}
+
+// Starter starts a shim, as Start does.
+type Starter func(ctx context.Context, opts Options) (Running, error)
+
 // Process is one shim that runs, or has run. It is safe for concurrent use.
 type Process struct {
 	runner  *runner

@@ -1,0 +1,258 @@
+package hosttest
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	"holdfast/config"
+	"holdfast/hooks"
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
+	"holdfast/registry"
+)
+
+type tasks struct {
+	pb.UnimplementedTasksServer
+	p *process
+}
+
+func (p *process) layout() hooks.Layout {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return hooks.Layout{Run: p.hello.GetRunDir(), State: p.hello.GetStateDir()}
+}
+
+// preparation returns what a task needs before it starts, and its spec.
+func (p *process) preparation(t hooks.AllocTask) (hooks.Preparation, hooks.TaskSpec, error) {
+	spec, err := config.OpenTask(t.Sealed)
+	if err != nil {
+		return hooks.Preparation{}, spec, err
+	}
+	prepared, err := hooks.Starting(p.layout(), t, spec)
+	return prepared, spec, err
+}
+
+func (t *tasks) Starting(ctx context.Context, req *pb.TaskStartingRequest) (*pb.TaskStartingReply, error) {
+	task, err := wire.AllocTask(req.GetTask())
+	if err != nil {
+		return nil, err
+	}
+	prepared, _, err := t.p.preparation(task)
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range prepared.Dirs {
+		if err := os.MkdirAll(dir.Path, os.FileMode(dir.Mode)); err != nil {
+			return nil, err
+		}
+	}
+	_, err = t.p.log.Commit(ctx, func(registry.View) (registry.Change, error) {
+		return registry.Change{Put: []registry.Record{registry.Task{
+			TaskKey: task.Key(), Job: task.Job, Attempt: task.Attempt, Phase: registry.TaskStarting, Isolated: task.Isolated,
+			Sealed: task.Sealed, Digest: task.Digest,
+		}}}, nil
+	})
+	return &pb.TaskStartingReply{Answer: t.p.answer(), Plan: wire.PlanProto(prepared.Plan)}, err
+}
+
+func (t *tasks) Started(ctx context.Context, req *pb.TaskStartedRequest) (*pb.TaskStartedReply, error) {
+	return &pb.TaskStartedReply{Answer: t.p.answer()}, t.register(ctx, wire.TaskKey(req.GetTask()), req.GetAttempt())
+}
+
+// register makes the plugin of a task that has started healthy.
+func (t *tasks) register(ctx context.Context, key registry.TaskKey, attempt uint64) error {
+	return t.change(ctx, key, attempt, func(v registry.View, task *registry.Task) (registry.Change, error) {
+		prepared, spec, err := t.p.preparation(hooks.AllocTask{
+			Alloc: key.Alloc, Task: key.Task, Attempt: attempt, Isolated: task.Isolated, Sealed: task.Sealed,
+		})
+		if err != nil {
+			return registry.Change{}, err
+		}
+		task.Phase = registry.TaskRunning
+		var instances []registry.Instance
+		for _, role := range spec.Plugin.Type.Roles() {
+			instances = append(instances, registry.Instance{
+				InstanceKey: registry.InstanceKey{Role: role, Plugin: spec.Plugin.ID, Alloc: key.Alloc, Task: key.Task},
+				Attempt:     attempt, Endpoint: prepared.Endpoint, Volumes: prepared.Volumes,
+				Fingerprint: registry.Fingerprint{
+					Provider: string(spec.Plugin.ID) + ".hosttest", Version: "1.0.0", NodeID: "node-1",
+				},
+				Health: registry.Health{State: registry.Healthy, Cause: registry.CauseProbed, Since: time.Now()},
+			})
+		}
+		return registry.PutChange(v, time.Now(), instances...), nil
+	})
+}
+
+// change commits a change of a task at an attempt.
+func (t *tasks) change(ctx context.Context, key registry.TaskKey, attempt uint64,
+	f func(registry.View, *registry.Task) (registry.Change, error),
+) error {
+	_, err := t.p.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		task, known := v.Task(key)
+		if !known || task.Attempt != attempt {
+			return registry.Change{}, registry.Errorf(registry.ErrNotFound, "attempt %d of task %s is not known", attempt, key)
+		}
+		c, err := f(v, &task)
+		return c.And(registry.Change{Put: []registry.Record{task}}), err
+	})
+	return err
+}
+
+func (t *tasks) Stopping(ctx context.Context, req *pb.TaskStoppingRequest) (*pb.TaskStoppingReply, error) {
+	err := t.change(ctx, wire.TaskKey(req.GetTask()), req.GetAttempt(),
+		func(_ registry.View, task *registry.Task) (registry.Change, error) {
+			task.Phase = registry.TaskStopping
+			return registry.Change{}, nil
+		})
+	return &pb.TaskStoppingReply{Answer: t.p.answer()}, err
+}
+
+func (t *tasks) Exited(ctx context.Context, req *pb.TaskExitedRequest) (*pb.TaskExitedReply, error) {
+	key := wire.TaskKey(req.GetTask())
+	return &pb.TaskExitedReply{Answer: t.p.answer()}, t.p.removeTask(ctx, key, req.GetFinal())
+}
+
+// removeTask removes the instances of a task that has ended, and its record if no other attempt follows.
+func (p *process) removeTask(ctx context.Context, key registry.TaskKey, final bool) error {
+	_, err := p.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		c := registry.RemoveTaskChange(v, time.Now(), key)
+		task, known := v.Task(key)
+		switch {
+		case known && final:
+			c.Delete = append(c.Delete, task.Key())
+		case known:
+			task.Phase = registry.TaskExited
+			c.Put = append(c.Put, task)
+		}
+		return c, nil
+	})
+	return err
+}
+
+func (t *tasks) Restarts(_ *pb.RestartsRequest, s grpc.ServerStreamingServer[pb.RestartsReply]) error {
+	var last *pb.RestartsReply
+	return t.p.onChange(s.Context(), func() error {
+		now := &pb.RestartsReply{}
+		for _, task := range t.p.view().Tasks() {
+			if task.Restart != nil {
+				now.Requests = append(now.Requests, wire.RestartProto(registry.PendingRestart{
+					TaskKey: task.TaskKey, RestartRequest: *task.Restart}))
+			}
+		}
+		if last != nil && proto.Equal(last, now) {
+			return nil
+		}
+		last = now
+		return s.Send(now)
+	})
+}
+
+type plugins struct {
+	pb.UnimplementedPluginsServer
+	p *process
+}
+
+func matches(role, plugin string, i registry.Instance) bool {
+	return (role == "" || role == string(i.Role)) && (plugin == "" || plugin == string(i.Plugin))
+}
+
+func (l *plugins) List(_ context.Context, req *pb.ListPluginsRequest) (*pb.ListPluginsReply, error) {
+	reply := &pb.ListPluginsReply{Answer: l.p.answer()}
+	for _, i := range l.p.table.All().Instances {
+		if matches(req.GetRole(), req.GetPlugin(), i) {
+			m := wire.InstanceProto(i)
+			active, _ := l.p.table.Find(i.Role, i.Plugin)
+			m.Active = active.InstanceKey == i.InstanceKey
+			reply.Instances = append(reply.Instances, m)
+		}
+	}
+	for _, t := range l.p.view().Tasks() {
+		if spec, err := config.OpenTask(t.Sealed); err == nil {
+			reply.Tasks = append(reply.Tasks, wire.PluginTaskProto(l.task(t, spec.Plugin)))
+		}
+	}
+	return reply, nil
+}
+
+func (l *plugins) task(t registry.Task, spec hooks.PluginSpec) registry.PluginTask {
+	task := registry.PluginTask{
+		TaskKey: t.TaskKey, Plugin: spec.ID, Type: string(spec.Type), Job: t.Job, Phase: t.Phase, Attempt: t.Attempt,
+		Restart: t.Restart, Healthy: true,
+	}
+	for _, role := range spec.Type.Roles() {
+		i, known := l.p.table.Get(registry.InstanceKey{Role: role, Plugin: spec.ID, Alloc: t.Alloc, Task: t.Task})
+		task.Healthy = task.Healthy && known && i.Health.State == registry.Healthy
+		active, _ := l.p.table.Find(role, spec.ID)
+		task.Active = task.Active || known && active.InstanceKey == i.InstanceKey
+	}
+	return task
+}
+
+func (l *plugins) Fingerprints(req *pb.FingerprintsRequest, s grpc.ServerStreamingServer[pb.FingerprintsReply]) error {
+	type key struct{ role, plugin string }
+	last := map[key]*pb.PluginFingerprint{}
+	first := true
+	return l.p.onChange(s.Context(), func() error {
+		now, reply := map[key]*pb.PluginFingerprint{}, &pb.FingerprintsReply{Answer: l.p.answer(), Complete: first}
+		for _, i := range l.p.table.All().Instances {
+			if !matches(req.GetRole(), req.GetPlugin(), i) {
+				continue
+			}
+			f := registry.PluginFingerprint{Role: i.Role, Plugin: i.Plugin}
+			f.Active, _ = l.p.table.Find(i.Role, i.Plugin)
+			for _, member := range l.p.table.Members(i.Role, i.Plugin) {
+				f.Expected++
+				if member.Health.State == registry.Healthy {
+					f.Healthy++
+				}
+			}
+			now[key{string(i.Role), string(i.Plugin)}] = wire.PluginFingerprintProto(f)
+		}
+		for k, f := range now {
+			if !proto.Equal(f, last[k]) {
+				reply.Plugins = append(reply.Plugins, f)
+			}
+		}
+		for k := range last {
+			if now[k] == nil {
+				reply.Plugins = append(reply.Plugins, &pb.PluginFingerprint{Role: k.role, Plugin: k.plugin, Gone: true})
+			}
+		}
+		last = now
+		if !first && len(reply.Plugins) == 0 {
+			return nil
+		}
+		first = false
+		return s.Send(reply)
+	})
+}
+
+type events struct {
+	pb.UnimplementedEventsServer
+	p *process
+}
+
+func (e *events) Watch(req *pb.WatchRequest, s grpc.ServerStreamingServer[pb.WatchReply]) error {
+	filter := registry.Filter{
+		Role: registry.Role(req.GetRole()), Plugin: registry.PluginID(req.GetPlugin()), Bookmarks: true,
+	}
+	for _, k := range req.GetKinds() {
+		filter.Kinds = append(filter.Kinds, registry.EventKind(k))
+	}
+	after := registry.Seq(req.GetAfter())
+	if req.GetSnapshot() {
+		after = registry.FromSnapshot
+	}
+	return e.p.feed.Watch(s.Context(), after, filter, func(ev registry.Event) error {
+		reply := &pb.WatchReply{Answer: &pb.Answer{Index: uint64(ev.Seq), Generation: e.p.generation}}
+		if ev.Kind != registry.EventBookmark {
+			reply.Event = wire.EventProto(ev)
+		}
+		return s.Send(reply)
+	})
+}
