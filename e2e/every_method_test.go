@@ -91,7 +91,7 @@ var mutators = map[string]string{
 	"Snapshots.DeleteGroup": "DeleteGroupSnapshot", "Snapshots.DeregisterGroup": "DeregisterGroupSnapshot",
 	"Volumes.Register": "RegisterVolume", "Volumes.Deregister": "DeregisterVolume",
 	"Tasks.Starting": "TaskStarting", "Tasks.Started": "TaskStarted", "Tasks.Stopping": "TaskStopping",
-	"Tasks.Exited": "TaskExited",
+	"Tasks.Exited": "TaskExited", "Tasks.Prefer": "PreferTask",
 	"Allocs.ForceRelease": "ForceReleaseAlloc", "Volumes.Detach": "DetachVolume",
 	"Allocs.Prepare": "PrepareAlloc", "Allocs.Release": "ReleaseAlloc", "Allocs.Sync": "Sync", "Doctor": repair,
 }
@@ -102,7 +102,7 @@ var methodGroups = [][]string{
 	{"PrepareAlloc", "DeregisterVolume", "TaskStarted", "DeleteSnapshot", "DeleteGroupSnapshot"},
 	{"ExpandVolume", "ReleaseAlloc", "TaskStopping", "DeregisterSnapshot", "DeregisterGroupSnapshot"},
 	{"DeleteVolume", "TaskExited", "ModifyVolume"},
-	{"AdoptVolume", "ForceReleaseAlloc", "DetachVolume"}, {"UpdateVolume"},
+	{"AdoptVolume", "PreferTask", "ForceReleaseAlloc", "DetachVolume"}, {"UpdateVolume"},
 	{"Sync"},
 	{repair},
 }
@@ -691,6 +691,7 @@ func (tr *traffic) pluginLife(id string) {
 		})
 		return len(list.Instances) == 2
 	})
+	tr.call("PreferTask", nil, func(ctx context.Context) error { return h.PreferTask(ctx, task.Key(), 1) })
 	tr.call("TaskStopping", nil, func(ctx context.Context) error { return h.TaskStopping(ctx, task.Key(), 1) })
 	p.Stop()
 	if err := tr.result(id, exited); err != nil {

@@ -57,6 +57,17 @@ func (h *Host) TaskStopping(ctx context.Context, k TaskKey, attempt uint64) erro
 	return err
 }
 
+// PreferTask makes the instances of a plugin task the newest of their plugin: as long as they are healthy, they get the
+// calls that no other instance has to get. An orchestrator needs it where an older task is to serve again, because a
+// newer one has to go, and after the shim's records were lost, as the order of instances is lost with them. ErrNotFound:
+// no instance of the attempt is registered.
+func (h *Host) PreferTask(ctx context.Context, k TaskKey, attempt uint64) error {
+	_, err := call(ctx, h, writes, pb.NewTasksClient, pb.TasksClient.Prefer, &pb.PreferTaskRequest{
+		Call: mutating(), Task: wire.TaskKeyProto(k), Attempt: attempt,
+	})
+	return err
+}
+
 // TaskExited reports that the attempt has ended. If final, the task will not be started again.
 func (h *Host) TaskExited(ctx context.Context, k TaskKey, attempt uint64, code, signal int, final bool) error {
 	h.workload.taskExited(k, attempt, final)

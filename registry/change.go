@@ -38,6 +38,15 @@ func RemoveTaskChange(v View, now time.Time, t TaskKey) Change {
 	return RemoveChange(v, now, keys...)
 }
 
+// PreferChange makes existing instances the newest of their groups, as if they had just been created.
+func PreferChange(v View, now time.Time, keys ...InstanceKey) Change {
+	d := newDraft(v, now)
+	for _, k := range keys {
+		d.prefer(k)
+	}
+	return d.finish()
+}
+
 // Valid returns an error if i cannot be put: its key, endpoint or health is incomplete.
 func (i Instance) Valid() error {
 	switch {
@@ -108,7 +117,7 @@ func (d *draft) put(i Instance) {
 		if old.Same(i) {
 			return
 		}
-		i.CreateIndex, i.Since = old.CreateIndex, old.Since
+		i.CreateIndex, i.Preferred, i.Since = old.CreateIndex, old.Preferred, old.Since
 		d.tellUpdate(old, &i)
 	}
 	g.members = insertRanked(g.members, &i)
@@ -135,6 +144,19 @@ func (d *draft) tellUpdate(old, i *Instance) {
 	default:
 		d.tell(EventUnhealthy, i)
 	}
+}
+
+func (d *draft) prefer(k InstanceKey) {
+	g := d.of(k.group())
+	old := member(g.members, k)
+	if old == nil || g.members[0] == old {
+		return
+	}
+	i := old.Clone()
+	i.Preferred, i.ModifyIndex = d.view.Index()+1, d.view.Index()+1
+	d.tell(EventUpdated, &i)
+	g.members = insertRanked(g.members, &i)
+	d.written = append(d.written, k)
 }
 
 func (d *draft) remove(k InstanceKey) {

@@ -33,8 +33,8 @@ type Tree struct {
 	Task string `json:"task"`
 }
 
-// Instance is one running task of a plugin in one role. CreateIndex ranks the instances of a plugin. The newest healthy
-// instance is active, or the newest if none is healthy.
+// Instance is one running task of a plugin in one role. CreateIndex ranks the instances of a plugin, or Preferred if it
+// is higher. The newest healthy instance is active, or the newest if none is healthy.
 type Instance struct {
 	InstanceKey
 	Attempt     uint64            `json:"attempt"`  // number of the task's start
@@ -42,11 +42,12 @@ type Instance struct {
 	Volumes     Tree              `json:"volumes"`  // staging root of all volumes of the plugin
 	Fingerprint Fingerprint       `json:"fingerprint"`
 	Health      Health            `json:"health"`
-	Storage     Condition         `json:"storage,omitzero"`  // of a node's storage (NodeGetStorageHealth); role node only
-	Options     map[string]string `json:"options,omitempty"` // free for the host and later versions
-	CreateIndex Seq               `json:"create_index"`      // when it was first put; ranks the instance
-	ModifyIndex Seq               `json:"modify_index"`      // when it last changed
-	Since       time.Time         `json:"since,omitzero"`    // wall time of CreateIndex, for people
+	Storage     Condition         `json:"storage,omitzero"`    // of a node's storage (NodeGetStorageHealth); role node only
+	Options     map[string]string `json:"options,omitempty"`   // free for the host and later versions
+	Preferred   Seq               `json:"preferred,omitempty"` // when the host last preferred it; 0: never
+	CreateIndex Seq               `json:"create_index"`        // when it was first put; ranks the instance
+	ModifyIndex Seq               `json:"modify_index"`        // when it last changed
+	Since       time.Time         `json:"since,omitzero"`      // wall time of CreateIndex, for people
 }
 
 // Clone returns a deep copy of i.

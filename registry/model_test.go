@@ -127,6 +127,22 @@ func (m *model) SetHealth(t *rapid.T) {
 	}
 }
 
+func (m *model) Prefer(t *rapid.T) {
+	k := drawKey(t)
+	_, err := m.log.Commit(context.Background(), func(v registry.View) (registry.Change, error) {
+		return registry.PreferChange(v, now(), k), nil
+	})
+	must(t, err)
+	at := m.find(k)
+	if at < 0 {
+		return
+	}
+	if members, _ := m.ranked(k.Role, k.Plugin); members[0] != k {
+		m.commit++
+		m.list[at].rank = m.commit
+	}
+}
+
 // Other is a commit that does not concern the table.
 func (m *model) Other(t *rapid.T) { m.other(t, 1) }
 
@@ -212,8 +228,8 @@ func TestTableAgreesWithItsModel(t *testing.T) {
 		m := &model{stage: empty(t), events: newReplay()}
 		t.Repeat(map[string]func(*rapid.T){
 			"put": m.Put, "put again": m.Put, "put all": m.PutAll, "remove": m.Remove, "remove task": m.RemoveTask,
-			"health": m.SetHealth,
-			"other":  m.Other, "fail": m.Fail, "reopen": m.Reopen, "lose": m.Lose, "": m.Check,
+			"health": m.SetHealth, "prefer": m.Prefer,
+			"other": m.Other, "fail": m.Fail, "reopen": m.Reopen, "lose": m.Lose, "": m.Check,
 		})
 	})
 }

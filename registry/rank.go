@@ -15,8 +15,11 @@ func (k InstanceKey) group() group { return group{k.Role, k.Plugin} }
 
 // compareRank orders instances newest first. Instances of one transaction share a CreateIndex and sort by key.
 func compareRank(a, b *Instance) int {
-	return cmp.Or(cmp.Compare(b.CreateIndex, a.CreateIndex), compareKey(a.InstanceKey, b.InstanceKey))
+	return cmp.Or(cmp.Compare(b.rank(), a.rank()), compareKey(a.InstanceKey, b.InstanceKey))
 }
+
+// rank is the index by which the instance is new. One that its host prefers counts as just created.
+func (i *Instance) rank() Seq { return max(i.CreateIndex, i.Preferred) }
 
 // compareInstances orders instances by role, plugin, then newest first.
 func compareInstances(a, b *Instance) int {

@@ -99,11 +99,15 @@ type ServedVolume struct {
 	Volume   VolumeName `json:"volume"`
 	External ExternalID `json:"external_id"`
 	Allocs   []AllocID  `json:"allocs,omitempty"` // that use it; empty: it is staged, or clients of an endpoint use it
+	Mount    string     `json:"mount,omitempty"`  // path on the host of a mount that no record has; no other field is set
 }
 
 // String returns the name of the volume. One that clients of a CSI endpoint use has none, but an ID of the plugin.
 func (s ServedVolume) String() string {
-	if s.Volume.ID == "" {
+	switch {
+	case s.Mount != "":
+		return "(unknown) at " + s.Mount
+	case s.Volume.ID == "":
 		return string(s.External) + " of a CSI endpoint"
 	}
 	return s.Volume.String()

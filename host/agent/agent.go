@@ -56,6 +56,7 @@ type Tasks interface {
 	TaskStarting(ctx context.Context, t host.AllocTask) (host.Plan, error)
 	TaskStarted(ctx context.Context, k host.TaskKey, attempt uint64) error
 	TaskStopping(ctx context.Context, k host.TaskKey, attempt uint64) error
+	PreferTask(ctx context.Context, k host.TaskKey, attempt uint64) error
 	TaskExited(ctx context.Context, k host.TaskKey, attempt uint64, code, signal int, final bool) error
 	// Restarts calls fn with the complete list of requested restarts, at once and after each change, until ctx ends.
 	Restarts(ctx context.Context, fn func([]host.PendingRestart) error) error

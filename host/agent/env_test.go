@@ -223,6 +223,16 @@ func (s *fakeShim) TaskStarting(_ context.Context, t host.AllocTask) (host.Plan,
 	return host.Plan{Env: []hooks.Env{{Name: "CSI_ENDPOINT", Value: "unix:///csi/csi.sock", Default: true}}}, nil
 }
 
+// PreferTask makes the plugin task the newest.
+func (s *fakeShim) PreferTask(_ context.Context, k host.TaskKey, _ uint64) error {
+	s.journal.add("prefer %s/%s", s.job(k.Alloc), k.Task)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.IndexFunc(s.plugins, func(p fakePlugin) bool { return p.key == k })
+	s.plugins = append(slices.Delete(slices.Clone(s.plugins), i, i+1), s.plugins[i])
+	return nil
+}
+
 // fakePlugin is a running plugin task as the shim sees it. The newest healthy one is active.
 type fakePlugin struct {
 	key  host.TaskKey

@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -128,8 +129,14 @@ func (a *Agent) commitJobs(jobs ...*JobRecord) error {
 // rollInterval is the time between two looks at what old plugin allocs are still needed for.
 const rollInterval = 500 * time.Millisecond
 
+// roller lists plugin tasks, and says which of them get calls.
+type roller interface {
+	Lister
+	PreferTask(ctx context.Context, k host.TaskKey, attempt uint64) error
+}
+
 // followRolls decides the rolls of all jobs until ctx ends.
-func (a *Agent) followRolls(ctx context.Context, s Lister) {
+func (a *Agent) followRolls(ctx context.Context, s roller) {
 	logged := map[string]string{} // last error by job
 	for ctx.Err() == nil {
 		a.mu.Lock()
@@ -163,7 +170,7 @@ func (a *Agent) followRolls(ctx context.Context, s Lister) {
 
 // stepRoll does what is possible now in the roll of one job, whose record was was a moment ago: it decides whether the
 // job takes its next version, and stops old allocs that nothing needs any more.
-func (a *Agent) stepRoll(ctx context.Context, s Lister, was *JobRecord) error {
+func (a *Agent) stepRoll(ctx context.Context, s roller, was *JobRecord) error {
 	id := was.Job.ID
 	job := a.job(id)
 	if job == nil {
@@ -178,6 +185,9 @@ func (a *Agent) stepRoll(ctx context.Context, s Lister, was *JobRecord) error {
 	tasks, err := pluginTasks(ctx, s, plugins)
 	if err != nil {
 		return err
+	}
+	if preferred, err := a.preferWanted(ctx, s, job, tasks); preferred || err != nil {
+		return err // tasks is outdated
 	}
 	a.writing.Lock()
 	defer a.writing.Unlock()
@@ -201,6 +211,40 @@ func (a *Agent) stepRoll(ctx context.Context, s Lister, was *JobRecord) error {
 	next, roll := *job, *job.Roll
 	roll.Ended, next.Roll = time.Now().UTC(), &roll
 	return a.commitJobs(&next)
+}
+
+// preferWanted has the shim prefer what the job wants, where it is healthy, to replaced instances that are active: one of
+// a roll that has failed, or an old one that was registered last because the shim's records were lost. Mounts that a
+// replaced process serves stay there. It reports whether anything was preferred.
+func (a *Agent) preferWanted(
+	ctx context.Context, s roller, job *JobRecord, tasks map[host.TaskKey]host.PluginTask,
+) (preferred bool, err error) {
+	replaced, wanted := map[slot][]host.PluginID{}, job.standing()
+	for _, r := range a.Allocs() {
+		for _, t := range r.Group.Tasks {
+			if job.replaces(r) && tasks[host.TaskKey{Alloc: r.ID, Task: t.Name}].Active {
+				replaced[r.slot()] = append(replaced[r.slot()], t.Plugin)
+			}
+		}
+	}
+	for _, r := range a.Allocs() {
+		if r.Job != job.Job.ID || r.State.Ended() || r.Stop || wanted[r.slot()] != r.Digest {
+			continue
+		}
+		for _, t := range r.Group.Tasks {
+			k := host.TaskKey{Alloc: r.ID, Task: t.Name}
+			use := tasks[k]
+			if !slices.Contains(replaced[r.slot()], t.Plugin) || !use.Healthy || use.Active {
+				continue
+			}
+			err := s.PreferTask(ctx, k, use.Attempt)
+			if err != nil && !errors.Is(err, registry.ErrUnsupported) { // by an older shim
+				return preferred, fmt.Errorf("prefer the wanted instance of plugin %s: %w", t.Plugin, err)
+			}
+			preferred = preferred || err == nil
+		}
+	}
+	return preferred, nil
 }
 
 // decideRoll gives the job its next version once all its new plugin allocs are healthy, and those of all jobs that are
@@ -361,9 +405,9 @@ func (a *Agent) isPaused(job string, s slot) bool {
 // slowRoll is how long a roll lasts before the reason to keep an old alloc for its calls says how to stop it.
 const slowRoll = 5 * time.Minute
 
-// needed returns what a replaced alloc is still needed for, empty if for nothing. One of a failed roll is not needed
-// for calls: the allocs that it should have replaced serve them. While it is active it gets new ones without end, so
-// its stop ends them, and they are sent again. Force does the same for an old alloc, and ends its mounts too.
+// needed returns what a replaced alloc is still needed for, empty if for nothing. An active one of a failed roll is not
+// needed for calls: it gets new ones without end, so its stop ends them, and they are sent again. Force does the same for
+// an old alloc, and ends its mounts too.
 func (a *Agent) needed(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey]host.PluginTask) (why string) {
 	old := a.isOld(job, r)
 	for _, t := range r.Group.Tasks {

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -146,6 +147,71 @@ func TestFailedRollChangesNothing(t *testing.T) {
 			})
 		}
 	}
+}
+
+// An instance of a failed roll that serves mounts lives as long as these, and gets no new work: the instance that it
+// should have replaced is active again.
+func TestFailedRollKeepsOnlyTheServerOfMounts(t *testing.T) {
+	withAgent(t, func(e *env) {
+		for _, id := range []string{"controller", "node"} {
+			e.submit(job(id, "system", tasks("g", plugin("disk"))))
+			e.awaitRunning(id)
+		}
+		old := e.awaitRunning("node")
+		time.Sleep(time.Second) // the new allocs are newer
+		e.setShim(func(s *fakeShim) { s.sick = true })
+		_, err := e.agent.RollPlugin(e.Context(), "disk", e.shim, RollOptions{})
+		e.must(err)
+		begun := func(id string) *AllocRecord {
+			return e.awaitAlloc(id, "new", func(r *AllocRecord) bool {
+				return r.Version == 2 && r.State == AllocRunning && r.Tasks["plugin"].State == TaskRunning
+			})
+		}
+		first, second := begun("controller"), begun("node")
+		e.use(host.TaskKey{Alloc: second.ID, Task: "plugin"}, func(t *host.PluginTask) {
+			t.Volumes = []registry.ServedVolume{{Volume: registry.VolumeName{ID: "data"}}}
+		})
+		e.setShim(func(s *fakeShim) {
+			for i := range s.plugins {
+				s.plugins[i].sick = s.plugins[i].key.Alloc == first.ID
+			}
+		})
+		e.exit(first, "plugin", 3)
+		e.await("the roll has failed", func([]*AllocRecord) bool { return e.roll("node") == RollFailed })
+		time.Sleep(time.Minute)
+		e.hasCount("prefer node/plugin", 1)
+		list, _, _ := e.shim.Plugins(e.Context(), host.PluginQuery{})
+		for _, p := range list.Tasks {
+			if p.Active && p.Alloc != old.ID {
+				t.Errorf("alloc %s is active, want the old one %s", p.Alloc, old.ID)
+			}
+		}
+		if why := e.agent.record(second.ID).Reason; !strings.Contains(why, "serves the mounts of volume data") {
+			t.Errorf("the new alloc is kept for %q", why)
+		}
+		e.use(host.TaskKey{}, nil)
+		e.await("the new alloc ends", func([]*AllocRecord) bool {
+			return e.agent.record(second.ID).State.Ended() && e.alive("node") == 1
+		})
+	})
+}
+
+// A shim that has lost its records may register the old instance after the new one. The roll ends nevertheless.
+func TestRollEndsAfterALossOfTheShimsRecords(t *testing.T) {
+	withAgent(t, func(e *env) {
+		old, _ := e.runPluginAndUser()
+		key := host.TaskKey{Alloc: old.ID, Task: "plugin"}
+		e.use(key, func(t *host.PluginTask) { t.Calls = 1 })
+		e.rollPlugin(RollOptions{})
+		e.awaitRoll(RollDraining)
+		e.setShim(func(s *fakeShim) { slices.Reverse(s.plugins) })
+		e.awaitCount("prefer disk/plugin", 1)
+		e.use(host.TaskKey{}, nil)
+		e.awaitRoll(RollDone)
+		if r := e.awaitRunning("disk"); r.ID == old.ID {
+			t.Error("the old instance runs")
+		}
+	})
 }
 
 // A call that never ends keeps the old instance. After a while the reason says how to stop it, and that command does.

@@ -19,7 +19,7 @@ func InstanceProto(i registry.Instance) *pb.Instance {
 			Since: stamp(i.Health.Since),
 		},
 		Storage: conditionProto(i.Storage), Options: i.Options, CreateIndex: uint64(i.CreateIndex), ModifyIndex: uint64(i.ModifyIndex),
-		Since: stamp(i.Since),
+		Preferred: uint64(i.Preferred), Since: stamp(i.Since),
 	}
 }
 
@@ -39,8 +39,8 @@ func Instance(m *pb.Instance) registry.Instance {
 			Since: moment(h.GetSince()),
 		},
 		Storage: condition(m.GetStorage()), Options: m.GetOptions(), CreateIndex: registry.Seq(m.GetCreateIndex()),
-		ModifyIndex: registry.Seq(m.GetModifyIndex()),
-		Since:       moment(m.GetSince()),
+		ModifyIndex: registry.Seq(m.GetModifyIndex()), Preferred: registry.Seq(m.GetPreferred()),
+		Since: moment(m.GetSince()),
 	}
 }
 
@@ -55,7 +55,7 @@ func PluginTaskProto(t registry.PluginTask) *pb.PluginTask {
 	}
 	for _, s := range t.Volumes {
 		out.Volumes = append(out.Volumes, &pb.ServedVolume{Volume: VolumeNameProto(s.Volume),
-			ExternalId: string(s.External), Allocs: strs(s.Allocs)})
+			ExternalId: string(s.External), Allocs: strs(s.Allocs), Mount: s.Mount})
 	}
 	if t.Restart != nil {
 		out.Restart = RestartProto(registry.PendingRestart{TaskKey: t.TaskKey, RestartRequest: *t.Restart})
@@ -75,7 +75,8 @@ func PluginTask(m *pb.PluginTask) registry.PluginTask {
 	}
 	for _, s := range m.GetVolumes() {
 		out.Volumes = append(out.Volumes, registry.ServedVolume{Volume: VolumeName(s.GetVolume()),
-			External: registry.ExternalID(s.GetExternalId()), Allocs: words[registry.AllocID](s.GetAllocs())})
+			External: registry.ExternalID(s.GetExternalId()), Allocs: words[registry.AllocID](s.GetAllocs()),
+			Mount: s.GetMount()})
 	}
 	if m.GetRestart() != nil {
 		r := Restart(m.GetRestart()).RestartRequest

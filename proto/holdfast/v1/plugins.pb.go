@@ -328,7 +328,8 @@ type Instance struct {
 	ModifyIndex   uint64                 `protobuf:"varint,9,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
 	Since         *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=since,proto3" json:"since,omitempty"`
 	Active        bool                   `protobuf:"varint,11,opt,name=active,proto3" json:"active,omitempty"`
-	Storage       *VolumeCondition       `protobuf:"bytes,12,opt,name=storage,proto3" json:"storage,omitempty"` // of the storage that a node instance reaches
+	Storage       *VolumeCondition       `protobuf:"bytes,12,opt,name=storage,proto3" json:"storage,omitempty"`      // of the storage that a node instance reaches
+	Preferred     uint64                 `protobuf:"varint,13,opt,name=preferred,proto3" json:"preferred,omitempty"` // index at which the host last preferred it; 0: never
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -445,6 +446,13 @@ func (x *Instance) GetStorage() *VolumeCondition {
 		return x.Storage
 	}
 	return nil
+}
+
+func (x *Instance) GetPreferred() uint64 {
+	if x != nil {
+		return x.Preferred
+	}
+	return 0
 }
 
 type ListPluginsRequest struct {
@@ -791,6 +799,7 @@ type ServedVolume struct {
 	Volume        *VolumeName            `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
 	ExternalId    string                 `protobuf:"bytes,2,opt,name=external_id,json=externalId,proto3" json:"external_id,omitempty"`
 	Allocs        []string               `protobuf:"bytes,3,rep,name=allocs,proto3" json:"allocs,omitempty"` // that use it; empty: it is only staged
+	Mount         string                 `protobuf:"bytes,4,opt,name=mount,proto3" json:"mount,omitempty"`   // path of a mount that no record has; no other field is set
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -844,6 +853,13 @@ func (x *ServedVolume) GetAllocs() []string {
 		return x.Allocs
 	}
 	return nil
+}
+
+func (x *ServedVolume) GetMount() string {
+	if x != nil {
+		return x.Mount
+	}
+	return ""
 }
 
 type FingerprintsRequest struct {
@@ -1088,7 +1104,7 @@ const file_holdfast_v1_plugins_proto_rawDesc = "" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12\x14\n" +
 	"\x05cause\x18\x02 \x01(\tR\x05cause\x12\x16\n" +
 	"\x06detail\x18\x03 \x01(\tR\x06detail\x120\n" +
-	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xd7\x04\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xf5\x04\n" +
 	"\bInstance\x12*\n" +
 	"\x03key\x18\x01 \x01(\v2\x18.holdfast.v1.InstanceKeyR\x03key\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\x04R\aattempt\x12-\n" +
@@ -1102,7 +1118,8 @@ const file_holdfast_v1_plugins_proto_rawDesc = "" +
 	"\x05since\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
 	"\x06active\x18\v \x01(\bR\x06active\x126\n" +
-	"\astorage\x18\f \x01(\v2\x1c.holdfast.v1.VolumeConditionR\astorage\x1a:\n" +
+	"\astorage\x18\f \x01(\v2\x1c.holdfast.v1.VolumeConditionR\astorage\x12\x1c\n" +
+	"\tpreferred\x18\r \x01(\x04R\tpreferred\x1a:\n" +
 	"\fOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8e\x01\n" +
@@ -1136,12 +1153,13 @@ const file_holdfast_v1_plugins_proto_rawDesc = "" +
 	"\x03rpc\x18\x01 \x01(\tR\x03rpc\x12/\n" +
 	"\x06volume\x18\x02 \x01(\v2\x17.holdfast.v1.VolumeNameR\x06volume\x12\x14\n" +
 	"\x05alloc\x18\x03 \x01(\tR\x05alloc\x120\n" +
-	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"x\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x8e\x01\n" +
 	"\fServedVolume\x12/\n" +
 	"\x06volume\x18\x01 \x01(\v2\x17.holdfast.v1.VolumeNameR\x06volume\x12\x1f\n" +
 	"\vexternal_id\x18\x02 \x01(\tR\n" +
 	"externalId\x12\x16\n" +
-	"\x06allocs\x18\x03 \x03(\tR\x06allocs\"h\n" +
+	"\x06allocs\x18\x03 \x03(\tR\x06allocs\x12\x14\n" +
+	"\x05mount\x18\x04 \x01(\tR\x05mount\"h\n" +
 	"\x13FingerprintsRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12\x12\n" +
 	"\x04role\x18\x02 \x01(\tR\x04role\x12\x16\n" +

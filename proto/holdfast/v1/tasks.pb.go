@@ -431,6 +431,110 @@ func (x *TaskStoppingReply) GetAnswer() *Answer {
 	return nil
 }
 
+type PreferTaskRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
+	Task          *TaskKey               `protobuf:"bytes,2,opt,name=task,proto3" json:"task,omitempty"`
+	Attempt       uint64                 `protobuf:"varint,3,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreferTaskRequest) Reset() {
+	*x = PreferTaskRequest{}
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreferTaskRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreferTaskRequest) ProtoMessage() {}
+
+func (x *PreferTaskRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreferTaskRequest.ProtoReflect.Descriptor instead.
+func (*PreferTaskRequest) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_tasks_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *PreferTaskRequest) GetCall() *Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+func (x *PreferTaskRequest) GetTask() *TaskKey {
+	if x != nil {
+		return x.Task
+	}
+	return nil
+}
+
+func (x *PreferTaskRequest) GetAttempt() uint64 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+type PreferTaskReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answer        *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreferTaskReply) Reset() {
+	*x = PreferTaskReply{}
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreferTaskReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreferTaskReply) ProtoMessage() {}
+
+func (x *PreferTaskReply) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreferTaskReply.ProtoReflect.Descriptor instead.
+func (*PreferTaskReply) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_tasks_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *PreferTaskReply) GetAnswer() *Answer {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
 type TaskExitedRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
@@ -445,7 +549,7 @@ type TaskExitedRequest struct {
 
 func (x *TaskExitedRequest) Reset() {
 	*x = TaskExitedRequest{}
-	mi := &file_holdfast_v1_tasks_proto_msgTypes[7]
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -457,7 +561,7 @@ func (x *TaskExitedRequest) String() string {
 func (*TaskExitedRequest) ProtoMessage() {}
 
 func (x *TaskExitedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_tasks_proto_msgTypes[7]
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -470,7 +574,7 @@ func (x *TaskExitedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskExitedRequest.ProtoReflect.Descriptor instead.
 func (*TaskExitedRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_tasks_proto_rawDescGZIP(), []int{7}
+	return file_holdfast_v1_tasks_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *TaskExitedRequest) GetCall() *Call {
@@ -524,7 +628,7 @@ type TaskExitedReply struct {
 
 func (x *TaskExitedReply) Reset() {
 	*x = TaskExitedReply{}
-	mi := &file_holdfast_v1_tasks_proto_msgTypes[8]
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -536,7 +640,7 @@ func (x *TaskExitedReply) String() string {
 func (*TaskExitedReply) ProtoMessage() {}
 
 func (x *TaskExitedReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_tasks_proto_msgTypes[8]
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -549,7 +653,7 @@ func (x *TaskExitedReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskExitedReply.ProtoReflect.Descriptor instead.
 func (*TaskExitedReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_tasks_proto_rawDescGZIP(), []int{8}
+	return file_holdfast_v1_tasks_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TaskExitedReply) GetAnswer() *Answer {
@@ -568,7 +672,7 @@ type RestartsRequest struct {
 
 func (x *RestartsRequest) Reset() {
 	*x = RestartsRequest{}
-	mi := &file_holdfast_v1_tasks_proto_msgTypes[9]
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -580,7 +684,7 @@ func (x *RestartsRequest) String() string {
 func (*RestartsRequest) ProtoMessage() {}
 
 func (x *RestartsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_tasks_proto_msgTypes[9]
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -593,7 +697,7 @@ func (x *RestartsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartsRequest.ProtoReflect.Descriptor instead.
 func (*RestartsRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_tasks_proto_rawDescGZIP(), []int{9}
+	return file_holdfast_v1_tasks_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RestartsRequest) GetCall() *Call {
@@ -613,7 +717,7 @@ type RestartsReply struct {
 
 func (x *RestartsReply) Reset() {
 	*x = RestartsReply{}
-	mi := &file_holdfast_v1_tasks_proto_msgTypes[10]
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -625,7 +729,7 @@ func (x *RestartsReply) String() string {
 func (*RestartsReply) ProtoMessage() {}
 
 func (x *RestartsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_tasks_proto_msgTypes[10]
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -638,7 +742,7 @@ func (x *RestartsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartsReply.ProtoReflect.Descriptor instead.
 func (*RestartsReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_tasks_proto_rawDescGZIP(), []int{10}
+	return file_holdfast_v1_tasks_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RestartsReply) GetAnswer() *Answer {
@@ -685,6 +789,12 @@ const file_holdfast_v1_tasks_proto_rawDesc = "" +
 	"\x04task\x18\x02 \x01(\v2\x14.holdfast.v1.TaskKeyR\x04task\x12\x18\n" +
 	"\aattempt\x18\x03 \x01(\x04R\aattempt\"@\n" +
 	"\x11TaskStoppingReply\x12+\n" +
+	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\"~\n" +
+	"\x11PreferTaskRequest\x12%\n" +
+	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12(\n" +
+	"\x04task\x18\x02 \x01(\v2\x14.holdfast.v1.TaskKeyR\x04task\x12\x18\n" +
+	"\aattempt\x18\x03 \x01(\x04R\aattempt\">\n" +
+	"\x0fPreferTaskReply\x12+\n" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\"\xc0\x01\n" +
 	"\x11TaskExitedRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12(\n" +
@@ -699,12 +809,13 @@ const file_holdfast_v1_tasks_proto_rawDesc = "" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\"u\n" +
 	"\rRestartsReply\x12+\n" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x127\n" +
-	"\brequests\x18\x02 \x03(\v2\x1b.holdfast.v1.RestartRequestR\brequests2\xfe\x02\n" +
+	"\brequests\x18\x02 \x03(\v2\x1b.holdfast.v1.RestartRequestR\brequests2\xc6\x03\n" +
 	"\x05Tasks\x12L\n" +
 	"\bStarting\x12 .holdfast.v1.TaskStartingRequest\x1a\x1e.holdfast.v1.TaskStartingReply\x12I\n" +
 	"\aStarted\x12\x1f.holdfast.v1.TaskStartedRequest\x1a\x1d.holdfast.v1.TaskStartedReply\x12L\n" +
 	"\bStopping\x12 .holdfast.v1.TaskStoppingRequest\x1a\x1e.holdfast.v1.TaskStoppingReply\x12F\n" +
 	"\x06Exited\x12\x1e.holdfast.v1.TaskExitedRequest\x1a\x1c.holdfast.v1.TaskExitedReply\x12F\n" +
+	"\x06Prefer\x12\x1e.holdfast.v1.PreferTaskRequest\x1a\x1c.holdfast.v1.PreferTaskReply\x12F\n" +
 	"\bRestarts\x12\x1c.holdfast.v1.RestartsRequest\x1a\x1a.holdfast.v1.RestartsReply0\x01B'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
 
 var (
@@ -719,7 +830,7 @@ func file_holdfast_v1_tasks_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_tasks_proto_rawDescData
 }
 
-var file_holdfast_v1_tasks_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_holdfast_v1_tasks_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_holdfast_v1_tasks_proto_goTypes = []any{
 	(*AllocTask)(nil),           // 0: holdfast.v1.AllocTask
 	(*TaskStartingRequest)(nil), // 1: holdfast.v1.TaskStartingRequest
@@ -728,51 +839,58 @@ var file_holdfast_v1_tasks_proto_goTypes = []any{
 	(*TaskStartedReply)(nil),    // 4: holdfast.v1.TaskStartedReply
 	(*TaskStoppingRequest)(nil), // 5: holdfast.v1.TaskStoppingRequest
 	(*TaskStoppingReply)(nil),   // 6: holdfast.v1.TaskStoppingReply
-	(*TaskExitedRequest)(nil),   // 7: holdfast.v1.TaskExitedRequest
-	(*TaskExitedReply)(nil),     // 8: holdfast.v1.TaskExitedReply
-	(*RestartsRequest)(nil),     // 9: holdfast.v1.RestartsRequest
-	(*RestartsReply)(nil),       // 10: holdfast.v1.RestartsReply
-	(*TaskKey)(nil),             // 11: holdfast.v1.TaskKey
-	(*Call)(nil),                // 12: holdfast.v1.Call
-	(*Answer)(nil),              // 13: holdfast.v1.Answer
-	(*Plan)(nil),                // 14: holdfast.v1.Plan
-	(*BootTime)(nil),            // 15: holdfast.v1.BootTime
-	(*RestartRequest)(nil),      // 16: holdfast.v1.RestartRequest
+	(*PreferTaskRequest)(nil),   // 7: holdfast.v1.PreferTaskRequest
+	(*PreferTaskReply)(nil),     // 8: holdfast.v1.PreferTaskReply
+	(*TaskExitedRequest)(nil),   // 9: holdfast.v1.TaskExitedRequest
+	(*TaskExitedReply)(nil),     // 10: holdfast.v1.TaskExitedReply
+	(*RestartsRequest)(nil),     // 11: holdfast.v1.RestartsRequest
+	(*RestartsReply)(nil),       // 12: holdfast.v1.RestartsReply
+	(*TaskKey)(nil),             // 13: holdfast.v1.TaskKey
+	(*Call)(nil),                // 14: holdfast.v1.Call
+	(*Answer)(nil),              // 15: holdfast.v1.Answer
+	(*Plan)(nil),                // 16: holdfast.v1.Plan
+	(*BootTime)(nil),            // 17: holdfast.v1.BootTime
+	(*RestartRequest)(nil),      // 18: holdfast.v1.RestartRequest
 }
 var file_holdfast_v1_tasks_proto_depIdxs = []int32{
-	11, // 0: holdfast.v1.AllocTask.task:type_name -> holdfast.v1.TaskKey
-	12, // 1: holdfast.v1.TaskStartingRequest.call:type_name -> holdfast.v1.Call
+	13, // 0: holdfast.v1.AllocTask.task:type_name -> holdfast.v1.TaskKey
+	14, // 1: holdfast.v1.TaskStartingRequest.call:type_name -> holdfast.v1.Call
 	0,  // 2: holdfast.v1.TaskStartingRequest.task:type_name -> holdfast.v1.AllocTask
-	13, // 3: holdfast.v1.TaskStartingReply.answer:type_name -> holdfast.v1.Answer
-	14, // 4: holdfast.v1.TaskStartingReply.plan:type_name -> holdfast.v1.Plan
-	12, // 5: holdfast.v1.TaskStartedRequest.call:type_name -> holdfast.v1.Call
-	11, // 6: holdfast.v1.TaskStartedRequest.task:type_name -> holdfast.v1.TaskKey
-	15, // 7: holdfast.v1.TaskStartedRequest.at:type_name -> holdfast.v1.BootTime
-	13, // 8: holdfast.v1.TaskStartedReply.answer:type_name -> holdfast.v1.Answer
-	12, // 9: holdfast.v1.TaskStoppingRequest.call:type_name -> holdfast.v1.Call
-	11, // 10: holdfast.v1.TaskStoppingRequest.task:type_name -> holdfast.v1.TaskKey
-	13, // 11: holdfast.v1.TaskStoppingReply.answer:type_name -> holdfast.v1.Answer
-	12, // 12: holdfast.v1.TaskExitedRequest.call:type_name -> holdfast.v1.Call
-	11, // 13: holdfast.v1.TaskExitedRequest.task:type_name -> holdfast.v1.TaskKey
-	13, // 14: holdfast.v1.TaskExitedReply.answer:type_name -> holdfast.v1.Answer
-	12, // 15: holdfast.v1.RestartsRequest.call:type_name -> holdfast.v1.Call
-	13, // 16: holdfast.v1.RestartsReply.answer:type_name -> holdfast.v1.Answer
-	16, // 17: holdfast.v1.RestartsReply.requests:type_name -> holdfast.v1.RestartRequest
-	1,  // 18: holdfast.v1.Tasks.Starting:input_type -> holdfast.v1.TaskStartingRequest
-	3,  // 19: holdfast.v1.Tasks.Started:input_type -> holdfast.v1.TaskStartedRequest
-	5,  // 20: holdfast.v1.Tasks.Stopping:input_type -> holdfast.v1.TaskStoppingRequest
-	7,  // 21: holdfast.v1.Tasks.Exited:input_type -> holdfast.v1.TaskExitedRequest
-	9,  // 22: holdfast.v1.Tasks.Restarts:input_type -> holdfast.v1.RestartsRequest
-	2,  // 23: holdfast.v1.Tasks.Starting:output_type -> holdfast.v1.TaskStartingReply
-	4,  // 24: holdfast.v1.Tasks.Started:output_type -> holdfast.v1.TaskStartedReply
-	6,  // 25: holdfast.v1.Tasks.Stopping:output_type -> holdfast.v1.TaskStoppingReply
-	8,  // 26: holdfast.v1.Tasks.Exited:output_type -> holdfast.v1.TaskExitedReply
-	10, // 27: holdfast.v1.Tasks.Restarts:output_type -> holdfast.v1.RestartsReply
-	23, // [23:28] is the sub-list for method output_type
-	18, // [18:23] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	15, // 3: holdfast.v1.TaskStartingReply.answer:type_name -> holdfast.v1.Answer
+	16, // 4: holdfast.v1.TaskStartingReply.plan:type_name -> holdfast.v1.Plan
+	14, // 5: holdfast.v1.TaskStartedRequest.call:type_name -> holdfast.v1.Call
+	13, // 6: holdfast.v1.TaskStartedRequest.task:type_name -> holdfast.v1.TaskKey
+	17, // 7: holdfast.v1.TaskStartedRequest.at:type_name -> holdfast.v1.BootTime
+	15, // 8: holdfast.v1.TaskStartedReply.answer:type_name -> holdfast.v1.Answer
+	14, // 9: holdfast.v1.TaskStoppingRequest.call:type_name -> holdfast.v1.Call
+	13, // 10: holdfast.v1.TaskStoppingRequest.task:type_name -> holdfast.v1.TaskKey
+	15, // 11: holdfast.v1.TaskStoppingReply.answer:type_name -> holdfast.v1.Answer
+	14, // 12: holdfast.v1.PreferTaskRequest.call:type_name -> holdfast.v1.Call
+	13, // 13: holdfast.v1.PreferTaskRequest.task:type_name -> holdfast.v1.TaskKey
+	15, // 14: holdfast.v1.PreferTaskReply.answer:type_name -> holdfast.v1.Answer
+	14, // 15: holdfast.v1.TaskExitedRequest.call:type_name -> holdfast.v1.Call
+	13, // 16: holdfast.v1.TaskExitedRequest.task:type_name -> holdfast.v1.TaskKey
+	15, // 17: holdfast.v1.TaskExitedReply.answer:type_name -> holdfast.v1.Answer
+	14, // 18: holdfast.v1.RestartsRequest.call:type_name -> holdfast.v1.Call
+	15, // 19: holdfast.v1.RestartsReply.answer:type_name -> holdfast.v1.Answer
+	18, // 20: holdfast.v1.RestartsReply.requests:type_name -> holdfast.v1.RestartRequest
+	1,  // 21: holdfast.v1.Tasks.Starting:input_type -> holdfast.v1.TaskStartingRequest
+	3,  // 22: holdfast.v1.Tasks.Started:input_type -> holdfast.v1.TaskStartedRequest
+	5,  // 23: holdfast.v1.Tasks.Stopping:input_type -> holdfast.v1.TaskStoppingRequest
+	9,  // 24: holdfast.v1.Tasks.Exited:input_type -> holdfast.v1.TaskExitedRequest
+	7,  // 25: holdfast.v1.Tasks.Prefer:input_type -> holdfast.v1.PreferTaskRequest
+	11, // 26: holdfast.v1.Tasks.Restarts:input_type -> holdfast.v1.RestartsRequest
+	2,  // 27: holdfast.v1.Tasks.Starting:output_type -> holdfast.v1.TaskStartingReply
+	4,  // 28: holdfast.v1.Tasks.Started:output_type -> holdfast.v1.TaskStartedReply
+	6,  // 29: holdfast.v1.Tasks.Stopping:output_type -> holdfast.v1.TaskStoppingReply
+	10, // 30: holdfast.v1.Tasks.Exited:output_type -> holdfast.v1.TaskExitedReply
+	8,  // 31: holdfast.v1.Tasks.Prefer:output_type -> holdfast.v1.PreferTaskReply
+	12, // 32: holdfast.v1.Tasks.Restarts:output_type -> holdfast.v1.RestartsReply
+	27, // [27:33] is the sub-list for method output_type
+	21, // [21:27] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_tasks_proto_init() }
@@ -787,7 +905,7 @@ func file_holdfast_v1_tasks_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_tasks_proto_rawDesc), len(file_holdfast_v1_tasks_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

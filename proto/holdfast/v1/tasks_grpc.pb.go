@@ -28,6 +28,7 @@ const (
 	Tasks_Started_FullMethodName  = "/holdfast.v1.Tasks/Started"
 	Tasks_Stopping_FullMethodName = "/holdfast.v1.Tasks/Stopping"
 	Tasks_Exited_FullMethodName   = "/holdfast.v1.Tasks/Exited"
+	Tasks_Prefer_FullMethodName   = "/holdfast.v1.Tasks/Prefer"
 	Tasks_Restarts_FullMethodName = "/holdfast.v1.Tasks/Restarts"
 )
 
@@ -43,6 +44,8 @@ type TasksClient interface {
 	// Stopping is called before a running task is ended on purpose: its plugin's silence is then no illness.
 	Stopping(ctx context.Context, in *TaskStoppingRequest, opts ...grpc.CallOption) (*TaskStoppingReply, error)
 	Exited(ctx context.Context, in *TaskExitedRequest, opts ...grpc.CallOption) (*TaskExitedReply, error)
+	// Prefer makes the instances of a running task the newest ones of their plugin, so that they are active while healthy.
+	Prefer(ctx context.Context, in *PreferTaskRequest, opts ...grpc.CallOption) (*PreferTaskReply, error)
 	// Restarts sends the complete list of pending restart requests at once, and again after each change of it.
 	Restarts(ctx context.Context, in *RestartsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RestartsReply], error)
 }
@@ -95,6 +98,16 @@ func (c *tasksClient) Exited(ctx context.Context, in *TaskExitedRequest, opts ..
 	return out, nil
 }
 
+func (c *tasksClient) Prefer(ctx context.Context, in *PreferTaskRequest, opts ...grpc.CallOption) (*PreferTaskReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PreferTaskReply)
+	err := c.cc.Invoke(ctx, Tasks_Prefer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *tasksClient) Restarts(ctx context.Context, in *RestartsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RestartsReply], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Tasks_ServiceDesc.Streams[0], Tasks_Restarts_FullMethodName, cOpts...)
@@ -126,6 +139,8 @@ type TasksServer interface {
 	// Stopping is called before a running task is ended on purpose: its plugin's silence is then no illness.
 	Stopping(context.Context, *TaskStoppingRequest) (*TaskStoppingReply, error)
 	Exited(context.Context, *TaskExitedRequest) (*TaskExitedReply, error)
+	// Prefer makes the instances of a running task the newest ones of their plugin, so that they are active while healthy.
+	Prefer(context.Context, *PreferTaskRequest) (*PreferTaskReply, error)
 	// Restarts sends the complete list of pending restart requests at once, and again after each change of it.
 	Restarts(*RestartsRequest, grpc.ServerStreamingServer[RestartsReply]) error
 	mustEmbedUnimplementedTasksServer()
@@ -149,6 +164,9 @@ func (UnimplementedTasksServer) Stopping(context.Context, *TaskStoppingRequest) 
 }
 func (UnimplementedTasksServer) Exited(context.Context, *TaskExitedRequest) (*TaskExitedReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Exited not implemented")
+}
+func (UnimplementedTasksServer) Prefer(context.Context, *PreferTaskRequest) (*PreferTaskReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Prefer not implemented")
 }
 func (UnimplementedTasksServer) Restarts(*RestartsRequest, grpc.ServerStreamingServer[RestartsReply]) error {
 	return status.Error(codes.Unimplemented, "method Restarts not implemented")
@@ -246,6 +264,24 @@ func _Tasks_Exited_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Tasks_Prefer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PreferTaskRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TasksServer).Prefer(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Tasks_Prefer_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TasksServer).Prefer(ctx, req.(*PreferTaskRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Tasks_Restarts_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(RestartsRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -279,6 +315,10 @@ var Tasks_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Exited",
 			Handler:    _Tasks_Exited_Handler,
+		},
+		{
+			MethodName: "Prefer",
+			Handler:    _Tasks_Prefer_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

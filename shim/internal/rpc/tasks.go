@@ -46,6 +46,14 @@ func (t *tasks) Stopping(ctx context.Context, req *pb.TaskStoppingRequest) (*pb.
 	return &pb.TaskStoppingReply{Answer: at}, err
 }
 
+func (t *tasks) Prefer(ctx context.Context, req *pb.PreferTaskRequest) (*pb.PreferTaskReply, error) {
+	at, err := t.report(ctx, "Tasks.Prefer", req,
+		func(ctx context.Context, a *Active, call registry.Call, k registry.TaskKey) error {
+			return a.Tasks.Prefer(ctx, call, k, req.GetAttempt())
+		})
+	return &pb.PreferTaskReply{Answer: at}, err
+}
+
 func (t *tasks) Exited(ctx context.Context, req *pb.TaskExitedRequest) (*pb.TaskExitedReply, error) {
 	at, err := t.report(ctx, "Tasks.Exited", req,
 		func(ctx context.Context, a *Active, call registry.Call, k registry.TaskKey) error {

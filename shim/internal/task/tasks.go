@@ -274,6 +274,25 @@ func (t *Tasks) Stopping(ctx context.Context, call registry.Call, k registry.Tas
 	return nil
 }
 
+// Prefer makes the instances of the attempt the newest of their plugin.
+func (t *Tasks) Prefer(ctx context.Context, call registry.Call, k registry.TaskKey, attempt uint64) error {
+	_, err := t.state.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		var keys []registry.InstanceKey
+		for _, i := range v.AllInstances() {
+			if i.TaskKey() == k && i.Attempt == attempt {
+				keys = append(keys, i.InstanceKey)
+			}
+		}
+		if len(keys) == 0 {
+			return registry.Change{}, registry.Errorf(registry.ErrNotFound, "attempt %d of %s has no instances", attempt, k)
+		}
+		change := registry.PreferChange(v, t.clock.Now(), keys...)
+		change.Put = append(change.Put, call.Answered(struct{}{})...)
+		return change, nil
+	})
+	return err
+}
+
 // Exit describes how an attempt of a task ended.
 type Exit struct {
 	Code   int

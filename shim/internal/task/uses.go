@@ -2,7 +2,9 @@ package task
 
 import (
 	"context"
+	"maps"
 	"slices"
+	"strings"
 
 	"holdfast/hooks"
 	"holdfast/internal/mount"
@@ -32,11 +34,12 @@ func (u Uses) Of(ctx context.Context, tasks []registry.PluginTask) ([]registry.P
 	}
 	out := slices.Clone(tasks)
 	sockets := make([]string, len(out))
+	roots := make([]string, len(out)) // of the plugins' volumes
 	err := u.State.View(ctx, func(v registry.View) error {
 		open := v.Intents()
 		for i := range out {
 			task, _ := v.Task(out[i].TaskKey)
-			sockets[i] = task.Endpoint.Host
+			sockets[i], roots[i] = task.Endpoint.Host, task.Volumes.Host
 			out[i].Healthy, out[i].Active = healthOf(v, out[i])
 			out[i].Open = callsAt(open, out[i].TaskKey)
 			out[i].Calls = u.Running(out[i].TaskKey)
@@ -51,7 +54,8 @@ func (u Uses) Of(ctx context.Context, tasks []registry.PluginTask) ([]registry.P
 		}
 		stagings, refs := v.Stagings(), v.AllRefs()
 		for i := range out {
-			out[i].Volumes = servedBy(v, out[i], stagings, refs, mounts)
+			out[i].Volumes = append(servedBy(v, out[i], stagings, refs, mounts),
+				unknownBelow(v, out[i], roots[i], stagings, refs, mounts)...)
 		}
 		return nil
 	})
@@ -129,6 +133,30 @@ func servedBy(
 	for _, use := range v.EndpointUsesAt(task.Plugin) {
 		if serves(registry.Tree{Host: use.Target}, use.Server) {
 			add(use.Volume, registry.VolumeName{})
+		}
+	}
+	return volumes
+}
+
+// unknownBelow returns the served mounts below the root of a plugin's volumes that no record has, as after a loss of the
+// records. Each task of the plugin may be the one that serves them.
+func unknownBelow(
+	v registry.View, task registry.PluginTask, root string, stagings []registry.Staging, refs []registry.Ref,
+	mounts map[string]bool,
+) (volumes []registry.ServedVolume) {
+	known := map[string]bool{}
+	for _, p := range stagings {
+		known[p.Path.Host] = true
+	}
+	for _, r := range refs {
+		known[r.Target.Host] = true
+	}
+	for _, use := range v.EndpointUsesAt(task.Plugin) {
+		known[use.Target] = true
+	}
+	for _, point := range slices.Sorted(maps.Keys(mounts)) {
+		if root != "" && strings.HasPrefix(point, root+"/") && !known[point] {
+			volumes = append(volumes, registry.ServedVolume{Mount: point})
 		}
 	}
 	return volumes

@@ -47,6 +47,7 @@ func TestWhatAPluginTaskIsNeededFor(t *testing.T) {
 	intent := registry.Intent{Volume: key, RPC: registry.NodeStageRPC, At: old, Outcome: registry.OutcomePending}
 	ended := intent
 	ended.Outcome, ended.Code = registry.OutcomeUncertain, "INTERNAL"
+	root := registry.Task{TaskKey: old, Volumes: registry.Tree{Host: "/m"}}
 	use := registry.EndpointUse{Volume: key, Call: registry.NodePublishRPC, Target: target.Host}
 	nextUse := use
 	nextUse.Server = next
@@ -72,10 +73,13 @@ func TestWhatAPluginTaskIsNeededFor(t *testing.T) {
 		"fuse of the new one":                  {registry.Healthy, ref(next), at("fuse.s3"), 0, true},
 		"served outside of the task":           {registry.Healthy, ref(old), outside, 0, true},
 		"unmounted":                            {registry.Healthy, ref(old), at(), 0, true},
+		"fuse without a record":                {registry.Healthy, root, at("fuse"), 0, false},
+		"another mount without a record":       {registry.Healthy, root, at("ext4"), 0, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			log := registrytest.NewLog(time.Now)
-			for _, r := range []registry.Record{instanceOf(old, registry.Healthy), instanceOf(next, c.next), c.record} {
+			for _, r := range []registry.Record{instanceOf(old, registry.Healthy), instanceOf(next, c.next), root,
+				c.record} {
 				if _, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
 					return registry.Change{Put: []registry.Record{r}}, nil
 				}); err != nil {
