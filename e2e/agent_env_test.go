@@ -28,7 +28,8 @@ import (
 
 // machine is the directories and processes of one holdfast.
 type machine struct {
-	dir    string // short: sockets lie below
+	dir    string   // short: sockets lie below
+	env    []string // more variables of its programs
 	agent  *exec.Cmd
 	output bytes.Buffer // of all agents; not to be read while one runs
 	exited chan error
@@ -53,10 +54,10 @@ func (m *machine) socket() string          { return m.path("r/agent.sock") }
 
 // environ is the environment of the machine's programs.
 func (m *machine) environ() []string {
-	return []string{
+	return append([]string{
 		"PATH=" + bin + ":" + os.Getenv("PATH"), "TMPDIR=" + m.path("tmp"), "HOLDFAST_ADDR=" + m.socket(),
 		"GORACE=atexit_sleep_ms=0", "HOME=/nonexistent",
-	}
+	}, m.env...)
 }
 
 // startAgent starts an agent and returns once it answers.
@@ -266,6 +267,12 @@ type agentEnv struct {
 // newAgentEnv starts an agent. When the test ends, nothing may be left and the journal must be legal.
 func newAgentEnv(t *testing.T, args ...string) *agentEnv {
 	t.Helper()
+	return newAgentEnvWith(t, nil, args...)
+}
+
+// newAgentEnvWith is newAgentEnv with more variables of the environment.
+func newAgentEnvWith(t *testing.T, env []string, args ...string) *agentEnv {
+	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("real mounts need root")
 	}
@@ -274,6 +281,7 @@ func newAgentEnv(t *testing.T, args ...string) *agentEnv {
 	if err != nil {
 		t.Fatal(err)
 	}
+	m.env = env
 	a := &agentEnv{machine: m, t: t, client: control.NewClient(m.socket())}
 	t.Cleanup(a.close)
 	a.must(a.startAgent(args...))

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sys/unix"
 
 	"holdfast/hooks"
@@ -52,6 +53,11 @@ type Config struct {
 
 	// Start starts a shim; nil: as a process. Package hosttest sets it.
 	Start launch.Starter
+
+	// TracerProvider makes OpenTelemetry spans: one of each call that changes something, and of each call whose ctx has a
+	// span. The trace goes on in the shim, which inherits the variables OTEL_* and exports its spans by itself if
+	// OTEL_EXPORTER_OTLP_ENDPOINT is set. nil: no spans.
+	TracerProvider trace.TracerProvider
 }
 
 // Binary is a shim's program. It is copied into the state directory and executed from there, so that what was

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"holdfast/internal/tracing"
 	"holdfast/proto/bootstrap"
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
@@ -37,9 +38,13 @@ func (h *Host) ServeCSI(ctx context.Context, plugin PluginID, l net.Listener) er
 	if _, err := registry.ParsePluginID(string(plugin)); err != nil {
 		return errors.Join(err, l.Close())
 	}
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxCSIMessage), grpc.WaitForHandlers(true),
+	options := []grpc.ServerOption{grpc.MaxRecvMsgSize(maxCSIMessage), grpc.WaitForHandlers(true),
 		grpc.InitialWindowSize(bootstrap.Window), grpc.InitialConnWindowSize(bootstrap.Window),
-		grpc.UnknownServiceHandler(func(_ any, client grpc.ServerStream) error { return h.passCSI(plugin, client) }))
+		grpc.UnknownServiceHandler(func(_ any, client grpc.ServerStream) error { return h.passCSI(plugin, client) })}
+	if p := h.config.TracerProvider; p != nil {
+		options = append(options, grpc.StatsHandler(tracing.NewServerHandler(p)))
+	}
+	server := grpc.NewServer(options...)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
 	select {

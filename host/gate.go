@@ -188,6 +188,8 @@ func call[Client, Request, Reply any](
 	ctx context.Context, h *Host, a access, newClient func(grpc.ClientConnInterface) Client,
 	method func(Client, context.Context, Request, ...grpc.CallOption) (Reply, error), req Request,
 ) (reply Reply, err error) {
+	ctx, end := h.startSpan(ctx, a, req)
+	defer func() { end(err) }()
 	err = h.do(ctx, a, func(ctx context.Context, sh *shim) (err error) {
 		reply, err = method(newClient(sh.process.Conn()), ctx, req)
 		return err

@@ -140,7 +140,7 @@ func (h *Host) startCandidate(ctx, run context.Context, binary digest) (*shim, e
 	log := h.config.Logger.Named("shim")
 	process, err := h.config.Start(ctx, launch.Options{
 		Store: h.binaries, Digest: binary, RunDir: h.config.RunDir, Generation: h.launches.Add(1),
-		Args: logLevel(log), StartTimeout: h.config.StartTimeout, Logger: log,
+		Args: logLevel(log), StartTimeout: h.config.StartTimeout, Logger: log, TracerProvider: h.config.TracerProvider,
 	})
 	if err != nil {
 		return nil, err

@@ -13,6 +13,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc"
 
+	"holdfast/internal/tracing/otlp"
 	"holdfast/proto/bootstrap"
 	"holdfast/shim/internal/lifecycle"
 )
@@ -44,13 +45,20 @@ func main() {
 	}
 	debug.SetGCPercent(gcPercent)
 	log := bootstrap.NewLogger(hclog.LevelFromString(*level))
+	traces, err := otlp.Start("holdfast-shim", version, func(err error) { log.Warn("spans are lost", "error", err) })
+	if err != nil {
+		log.Warn(err.Error())
+	}
 	shim := lifecycle.New(version, log)
+	shim.Traces = traces
 	register := func(life context.Context, g *grpc.Server) error {
 		shim.Register(life, g)
 		return nil
 	}
-	if err := bootstrap.Serve(context.Background(), register,
-		bootstrap.ServeOptions{Logger: log, Run: shim.Run, Server: shim.ServerOptions()}); err != nil {
+	err = bootstrap.Serve(context.Background(), register,
+		bootstrap.ServeOptions{Logger: log, Run: shim.Run, Server: shim.ServerOptions()})
+	traces.Stop()
+	if err != nil {
 		log.Error("the shim ends", "error", err) // go-plugin has put a pipe of its own in place of os.Stderr
 		log.Flush(time.Second)
 		os.Exit(1)

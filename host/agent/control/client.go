@@ -14,8 +14,12 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
+	"go.opentelemetry.io/otel/trace"
+
 	"holdfast/host"
 	"holdfast/host/agent"
+	"holdfast/internal/tracing"
 	"holdfast/registry"
 )
 
@@ -41,6 +45,15 @@ func NewClient(socket string) *Client {
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
 	}}
 	return c
+}
+
+// Trace makes spans of calls whose context has one; a nil p makes none. Call it before the first call.
+func (c *Client) Trace(p trace.TracerProvider) {
+	if p != nil {
+		c.web.Transport = otelhttp.NewTransport(c.web.Transport, otelhttp.WithTracerProvider(p),
+			otelhttp.WithPropagators(tracing.Propagator),
+			otelhttp.WithFilter(func(r *http.Request) bool { return tracing.InTrace(r.Context()) }))
+	}
 }
 
 func (c *Client) dial(ctx context.Context) (net.Conn, error) {

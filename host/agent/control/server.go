@@ -14,10 +14,13 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
+	"go.opentelemetry.io/otel/trace"
 
 	"holdfast/host"
 	"holdfast/host/agent"
 	"holdfast/host/agent/taskdriver"
+	"holdfast/internal/tracing"
 	"holdfast/registry"
 )
 
@@ -78,6 +81,8 @@ type Server struct {
 
 	// Metrics answers GET /v1/metrics; nil: 404. Set before Serve.
 	Metrics http.Handler
+	// TracerProvider makes spans of requests that come with a trace; nil: none. Set before Serve.
+	TracerProvider trace.TracerProvider
 
 	requests  requests
 	endpoints sync.WaitGroup // connections of CSI clients, which the HTTP server does not wait for
@@ -92,7 +97,7 @@ func NewServer(a *agent.Agent, h Host, self Self, log hclog.Logger) *Server {
 // Serve answers on l until ctx ends. Then it waits up to 2s for calls in flight and closes l.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	life, cancel := context.WithCancel(ctx)
-	web := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second,
+	web := &http.Server{Handler: s.traced(s.handler()), ReadHeaderTimeout: 10 * time.Second,
 		BaseContext: func(net.Listener) context.Context { return life }, ConnContext: withOperator}
 	served := make(chan error, 1)
 	var wg sync.WaitGroup
@@ -198,6 +203,16 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /v1/alloc/{id}/logs/{task}", s.streamLogs)
 	mux.HandleFunc("GET /v1/plugin/{id}/csi", s.serveCSI)
 	return mux
+}
+
+// traced returns a handler that makes spans of requests, if that is wanted.
+func (s *Server) traced(h http.Handler) http.Handler {
+	if s.TracerProvider == nil {
+		return h
+	}
+	return otelhttp.NewHandler(h, "", otelhttp.WithTracerProvider(s.TracerProvider),
+		otelhttp.WithPropagators(tracing.Propagator),
+		otelhttp.WithFilter(func(r *http.Request) bool { return r.Header.Get("traceparent") != "" }))
 }
 
 // statuses maps kinds of errors to HTTP statuses; all others are internal errors.

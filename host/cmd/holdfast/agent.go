@@ -50,6 +50,7 @@ With Type=notify, the agent tells systemd when it listens.`,
 			ctx, done := untilSignal(c.Context(), signals)
 			defer done()
 			state := p.stateDir()
+			e.traces = p.traces.Provider()
 			st, err := openService(ctx, state, p.runDir(state), e, p.logger(io, "info"))
 			if err != nil {
 				return err

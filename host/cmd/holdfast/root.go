@@ -19,6 +19,7 @@ import (
 	"holdfast/host"
 	"holdfast/host/agent/control"
 	"holdfast/internal/display"
+	"holdfast/internal/tracing/otlp"
 	"holdfast/registry"
 )
 
@@ -55,6 +56,9 @@ type globalFlags struct {
 	logLevel            string
 
 	errs io.Writer // where waits are shown; nil: nowhere
+
+	traces *otlp.Exporter // nil: no traces are wanted
+	end    func(error)    // ends the span of the command; nil: it has none
 }
 
 const defaultState = "/var/lib/holdfast"
@@ -67,7 +71,8 @@ func run(args []string, out, errs io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(out)
 	root.SetErr(errs)
-	err := root.ExecuteContext(context.Background())   // the root context
+	err := root.ExecuteContext(context.Background()) // the root context
+	p.endTrace(err)
 	p.json = p.json || slices.Contains(args, "--json") // an error in the flags may come before
 	list, several := errors.AsType[failures](err)
 	if !several {
@@ -186,7 +191,10 @@ Exit codes:
 	root.TraverseChildren = true // so that an unknown flag before a command is named
 	root.Version = host.Version
 	root.SetVersionTemplate("holdfast {{.Version}}\n")
-	root.PersistentPreRunE = func(*cobra.Command, []string) error { return p.checkLevel() }
+	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
+		p.startTrace(c)
+		return p.checkLevel()
+	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	flags := root.PersistentFlags()
 	flags.StringVar(&p.state, "state-dir", os.Getenv("HOLDFAST_STATE_DIR"),
@@ -277,6 +285,7 @@ func (p *globalFlags) runDir(state string) string {
 // client returns a client for the agent that the flags name. It shows what its calls wait for.
 func (p *globalFlags) client() *control.Client {
 	c := control.NewClient(p.socket())
+	c.Trace(p.traces.Provider())
 	if p.errs != nil {
 		c.Waiting = (&waiter{to: p.errs, json: p.json}).report
 	}

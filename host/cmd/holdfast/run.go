@@ -80,6 +80,7 @@ func runForeground(ctx context.Context, io streams, p *globalFlags, f *runFlags,
 	if temporary && p.run == "" {
 		run = func(state string) string { return state + "/run" }
 	}
+	f.traces = p.traces.Provider()
 	o := &foreground{flags: f, files: files, lines: newLines(io.out, p.json), signals: signals}
 	opening, opened := untilSignal(ctx, signals)
 	o.service, err = openService(opening, state, run(state), &f.agentFlags, p.logger(io, "warn"))

@@ -16,6 +16,7 @@ import (
 	"github.com/docker/go-units"
 	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sys/unix"
 
 	"holdfast/hooks"
@@ -45,6 +46,8 @@ type agentFlags struct {
 	bake, budget, hold time.Duration
 
 	recover agent.Recovery // as in agent.Config
+
+	traces trace.TracerProvider // nil: no spans
 }
 
 func (e *agentFlags) flags(c *cobra.Command) {
@@ -166,7 +169,7 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 	if err == nil {
 		st.host, err = host.Open(ctx, host.Config{
 			StateDir: state, RunDir: run, Shim: shim, Node: st.agent.Node().Name, Workload: living, Logger: log,
-			File: readForJob, Bake: e.bake, SwapBudget: e.budget, MaxHold: e.hold,
+			TracerProvider: e.traces, File: readForJob, Bake: e.bake, SwapBudget: e.budget, MaxHold: e.hold,
 		})
 	}
 	if err == nil {
@@ -180,6 +183,7 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 		return nil, errors.Join(err, st.close())
 	}
 	st.server = control.NewServer(st.agent, st.host, control.Self{StateDir: state, RunDir: run}, log.Named("control"))
+	st.server.TracerProvider = e.traces
 	st.openMetrics(log.Named("metrics"))
 	return st, nil
 }

@@ -2,12 +2,14 @@ package launch
 
 import (
 	"os"
+	"strings"
 	"time"
 
 	hclog "github.com/hashicorp/go-hclog"
+	"go.opentelemetry.io/otel/trace"
 )
 
-// Options say how to start one shim process. All but Args are required.
+// Options say how to start one shim process. All but Args and TracerProvider are required.
 type Options struct {
 	// Store holds the binary that Digest names.
 	Store  *Store
@@ -22,9 +24,11 @@ type Options struct {
 	StartTimeout time.Duration
 	// Logger gets the shim's log.
 	Logger hclog.Logger
+	// TracerProvider makes spans of calls to the shim that belong to a trace; nil: none.
+	TracerProvider trace.TracerProvider
 }
 
-// inheritedNames are the only variables of the host's environment that a shim gets.
+// inheritedNames are the only variables of the host's environment that a shim gets, beside those of OpenTelemetry.
 var inheritedNames = []string{"PATH", "TMPDIR", "LANG", "GOCOVERDIR"}
 
 // environment returns the whole environment of a shim: a few variables of the host, then those of the protocol.
@@ -33,6 +37,11 @@ func environment(protocol []string) []string {
 	for _, name := range inheritedNames {
 		if value, ok := os.LookupEnv(name); ok {
 			env = append(env, name+"="+value)
+		}
+	}
+	for _, pair := range os.Environ() {
+		if strings.HasPrefix(pair, "OTEL_") {
+			env = append(env, pair)
 		}
 	}
 	return append(env, protocol...)

@@ -12,13 +12,14 @@ import (
 	"google.golang.org/grpc/backoff"
 
 	"holdfast/internal/proc"
+	"holdfast/internal/tracing"
 	"holdfast/proto/bootstrap"
 	"holdfast/registry"
 )
 
 // dialOptions override go-plugin's own: its dialer ignores the context and does not check the peer.
-func (r *runner) dialOptions(timeout time.Duration) []grpc.DialOption {
-	return []grpc.DialOption{
+func (r *runner) dialOptions(opts Options) []grpc.DialOption {
+	list := []grpc.DialOption{
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return dialPeer(ctx, r.address, r.child.pid)
 		}),
@@ -29,9 +30,13 @@ func (r *runner) dialOptions(timeout time.Duration) []grpc.DialOption {
 			Backoff: backoff.Config{
 				BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second,
 			},
-			MinConnectTimeout: timeout,
+			MinConnectTimeout: opts.StartTimeout,
 		}),
 	}
+	if opts.TracerProvider != nil {
+		list = append(list, grpc.WithStatsHandler(tracing.NewClientHandler(opts.TracerProvider)))
+	}
+	return list
 }
 
 // dialPeer connects to the socket and refuses any peer but the process of that pid.

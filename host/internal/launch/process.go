@@ -83,7 +83,7 @@ func (p *Process) start(ctx context.Context, opts Options) error {
 		UnixSocketConfig: &plugin.UnixSocketConfig{TempDir: p.dir.path},
 		StartTimeout:     2 * opts.StartTimeout, // ours ends a start before
 		Logger:           hclog.NewNullLogger(), // our errors have what matters of its messages
-		GRPCDialOptions:  p.runner.dialOptions(opts.StartTimeout),
+		GRPCDialOptions:  p.runner.dialOptions(opts),
 	})
 	_, err := p.client.Start()
 	if p.runner.child == nil { // nothing was executed

@@ -191,13 +191,14 @@ type statsHandler struct {
 
 var _ stats.Handler = statsHandler{}
 
-func (statsHandler) TagRPC(ctx context.Context, i *stats.RPCTagInfo) context.Context {
+func (h statsHandler) TagRPC(ctx context.Context, i *stats.RPCTagInfo) context.Context {
 	trace, _ := ctx.Value(traceKey{}).(*callTrace)
 	trace.method = i.FullMethodName
-	return ctx
+	return h.conn.spans.begin(ctx, i)
 }
 
 func (h statsHandler) HandleRPC(ctx context.Context, s stats.RPCStats) {
+	h.conn.spans.handle(ctx, s)
 	trace, _ := ctx.Value(traceKey{}).(*callTrace)
 	switch s := s.(type) {
 	case *stats.OutPayload:

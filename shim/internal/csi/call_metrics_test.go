@@ -24,7 +24,7 @@ func TestEachCallIsCountedOnce(t *testing.T) {
 		_, _ = f.ListVolumes(patient(t), controllerKey, "")
 	}
 	got := map[callKind]uint64{}
-	for _, m := range f.metrics.List() {
+	for _, m := range f.observer.Metrics.List() {
 		for _, n := range m.Buckets {
 			got[callKind{m.Plugin, m.Driver, m.Method, m.Code}] += n
 		}

@@ -38,6 +38,7 @@ type Conn struct {
 	dial    Dial
 	secrets *sentSecrets // to the plugin
 	metrics *CallMetrics
+	spans   *spans // nil: none are made
 
 	ctx    context.Context // ends when the Conn is closed
 	cancel context.CancelFunc

@@ -288,7 +288,7 @@ func TestCutConnectionIsNotLost(t *testing.T) {
 func TestWhatMakesADescriptionOutdated(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	c := open(t, New(table{nodeKey: {InstanceKey: nodeKey, Endpoint: registry.Endpoint{Host: fake.Socket()}}},
-		&CallMetrics{}))
+		Observer{Metrics: &CallMetrics{}}))
 	defer c.close()
 	describe := func(what string, outdated bool) {
 		t.Helper()

@@ -255,7 +255,7 @@ func TestCallThatWasNotSentHasFailed(t *testing.T) {
 	}{
 		{"never there", "UNAVAILABLE", patient(t), fleetFor(t, filepath.Join(socketDir(t), "csi.sock"))},
 		{"killed", "UNAVAILABLE", patient(t), gone},
-		{"not registered", "UNAVAILABLE", patient(t), New(table{}, &CallMetrics{})},
+		{"not registered", "UNAVAILABLE", patient(t), New(table{}, Observer{Metrics: &CallMetrics{}})},
 		{"fleet closed", "UNAVAILABLE", patient(t), closed},
 		{"cancelled before", "CANCELLED", ended, f},
 		{"cancelled before, connected", "CANCELLED", ended, connected},

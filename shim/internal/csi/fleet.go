@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"holdfast/registry"
 )
 
@@ -16,8 +18,8 @@ type Instances interface {
 
 // Fleet holds the connections to plugins: one per task, for all its roles.
 type Fleet struct {
-	dial    Dial
-	metrics *CallMetrics
+	dial     Dial
+	observer Observer
 
 	mu        sync.Mutex // guards what follows; held for no longer than a look-up
 	instances Instances
@@ -31,17 +33,23 @@ type Fleet struct {
 type Dial func(ctx context.Context, path string) (net.Conn, error)
 
 // New returns a fleet without connections. If instances is nil, only Connect and Preconnect may be used until
-// SetInstances. m counts the calls.
-func New(instances Instances, m *CallMetrics) *Fleet {
+// SetInstances.
+func New(instances Instances, o Observer) *Fleet {
 	f := NewDialing(instances, dial)
-	f.metrics = m
+	f.observer = o
 	return f
+}
+
+// Observer observes the calls of a Fleet.
+type Observer struct {
+	Metrics *CallMetrics
+	Traces  trace.TracerProvider // makes a span of each call in a trace; nil: none
 }
 
 // NewDialing returns a fleet that connects by d.
 func NewDialing(instances Instances, d Dial) *Fleet {
 	return &Fleet{
-		dial: d, metrics: &CallMetrics{}, instances: instances, conns: map[registry.TaskKey]*Conn{},
+		dial: d, observer: Observer{Metrics: &CallMetrics{}}, instances: instances, conns: map[registry.TaskKey]*Conn{},
 	}
 }
 
@@ -65,7 +73,10 @@ func (f *Fleet) connect(id registry.PluginID, t registry.TaskKey, at registry.En
 	if old != nil {
 		old.close()
 	}
-	c := newConn(id, at.Host, f.dial, sent, f.metrics)
+	c := newConn(id, at.Host, f.dial, sent, f.observer.Metrics)
+	if f.observer.Traces != nil {
+		c.spans = newSpans(f.observer.Traces, id, t)
+	}
 	f.conns[t] = c
 	return c, nil
 }

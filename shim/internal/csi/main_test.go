@@ -114,7 +114,7 @@ func fleetFor(t *testing.T, socket string) *Fleet {
 	for _, k := range []registry.InstanceKey{nodeKey, controllerKey} {
 		instances[k] = registry.Instance{InstanceKey: k, Endpoint: at}
 	}
-	f := New(instances, &CallMetrics{})
+	f := New(instances, Observer{Metrics: &CallMetrics{}})
 	t.Cleanup(f.CloseAll)
 	register(f, instances)
 	return f

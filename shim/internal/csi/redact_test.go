@@ -200,7 +200,7 @@ func TestTextIsWithheldIfSecretsAreUnknown(t *testing.T) {
 	if err := unstage(f, known); err != nil || asked != 0 {
 		t.Errorf("a call that succeeds asks %d times: %v", asked, err)
 	}
-	if err := unstage(New(table{}, &CallMetrics{}), known); err == nil || asked != 0 {
+	if err := unstage(New(table{}, Observer{Metrics: &CallMetrics{}}), known); err == nil || asked != 0 {
 		t.Errorf("a call that was not sent asks %d times: %v", asked, err)
 	}
 	leakSecrets(fake)
@@ -245,7 +245,7 @@ func TestSentSecretsAreBounded(t *testing.T) {
 // The cost of a failed probe does not depend on how many secrets were sent. Building the masks of 512 secrets takes
 // thousands of allocations.
 func TestFailedProbeBuildsNoMasks(t *testing.T) {
-	f := New(table{}, &CallMetrics{})
+	f := New(table{}, Observer{Metrics: &CallMetrics{}})
 	defer f.CloseAll()
 	for i := range maxSecrets {
 		f.secretsOf("disk").add([]secret{{"", fmt.Sprint("secret-number-", i)}})

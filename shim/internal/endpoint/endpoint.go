@@ -14,6 +14,7 @@ import (
 	"slices"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -21,6 +22,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"holdfast/internal/tracing"
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
@@ -73,6 +75,9 @@ func (e *Endpoint) Pass(ctx context.Context, r Request, reply func(*emptypb.Empt
 		return err
 	}
 	c.op, c.repeated = r.Operation, r.Repeated
+	if span := trace.SpanFromContext(ctx); span.IsRecording() && len(c.volumes) > 0 {
+		span.SetAttributes(tracing.CSIVolume.String(string(c.volumes[0].External)))
+	}
 	if c.effect() == reads {
 		return e.read(ctx, c, reply)
 	}

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"holdfast/registry"
 )
 
@@ -28,6 +30,8 @@ type Sender struct {
 	Now   func() time.Time // wall time, for people
 	Pause *Pause           // no call begins while it lasts; nil: never paused
 	Drain time.Duration    // minimum time that a call has from its start when the shim releases the state
+
+	Traces trace.TracerProvider // makes a span of each call, with all its tries; nil: none
 }
 
 // Caller identifies the host operation that makes CSI calls, and limits their retries.
@@ -78,7 +82,9 @@ type Call struct {
 // Send opens the intent, sends the call, retries it by its policy, and stores the outcome. It stops retrying when ctx
 // ends or RetryUntil has passed. It returns nil when the call is done and that is stored. After any error that is not
 // ErrUncertain, the call never ran or does not run any more.
-func (s Sender) Send(ctx context.Context, c Call) error {
+func (s Sender) Send(ctx context.Context, c Call) (err error) {
+	ctx, end := s.startSpan(ctx, c.Intent)
+	defer func() { end(err) }()
 	if err := s.Pause.Wait(ctx, c.Intent.Operation); err != nil {
 		return fmt.Errorf("%s of %s was not sent: %w", c.Intent.RPC, c.Intent.Name, err)
 	}

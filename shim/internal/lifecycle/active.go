@@ -151,14 +151,15 @@ func (r *activeState) applied(a registry.Applied) {
 func (r *activeState) build(
 	p *Process, hello *rpc.Hello, layout hooks.Layout, m *mount.Manager, in handoff,
 ) (err error) {
-	r.fleet = in.fleet(r.table, &p.metrics)
+	r.fleet = in.fleet(r.table, p.observer())
 	clock := func() registry.BootTime { return registry.BootTime{Boot: m.Boot(), At: proc.BootTime()} }
 	host := node.Host{Node: hello.Node, Operations: hello.Operations}
 	state := r.store
 	supervisor := task.New(state, supervised{r.fleet}, task.Clock{Now: time.Now, Boot: clock}, rand.Float64,
 		p.log.Named("tasks"))
 	calls := intent.Calls{
-		Sender:  intent.Sender{State: state, Now: time.Now, Pause: &r.pause, Drain: intent.DrainTime},
+		Sender: intent.Sender{State: state, Now: time.Now, Pause: &r.pause, Drain: intent.DrainTime,
+			Traces: p.Traces.Provider()},
 		Plugins: r.table, Secrets: p.callbacks, Locks: &intent.Locks{}, Expected: expected,
 	}
 	suspended := csi.NewSuspensions(layout.Suspensions())

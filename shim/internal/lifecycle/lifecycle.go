@@ -11,6 +11,8 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc"
 
+	"holdfast/internal/tracing"
+	"holdfast/internal/tracing/otlp"
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/rpc"
@@ -25,6 +27,9 @@ type Process struct {
 	server    *rpc.Server
 	fatal     chan error // buffers the first reason why the process has to end
 	metrics   csi.CallMetrics
+
+	// Traces exports the spans of calls; nil: none are made. Set before Register.
+	Traces *otlp.Exporter
 
 	life context.Context // of the process; set by Register
 
@@ -59,7 +64,11 @@ func (p *Process) Register(life context.Context, g grpc.ServiceRegistrar) {
 
 // ServerOptions returns the options of the server that Register is called with.
 func (p *Process) ServerOptions() []grpc.ServerOption {
-	return []grpc.ServerOption{grpc.UnknownServiceHandler(p.server.PassCSI)}
+	options := []grpc.ServerOption{grpc.UnknownServiceHandler(p.server.PassCSI)}
+	if traces := p.Traces.Provider(); traces != nil {
+		options = append(options, grpc.StatsHandler(tracing.NewServerHandler(traces)))
+	}
+	return options
 }
 
 // Run returns when the process has to end: ctx has ended, or the store has failed. After a failure it closes nothing,
@@ -158,6 +167,11 @@ func (p *Process) Status() rpc.Status {
 		r.describe(&st)
 	}
 	return st
+}
+
+// observer returns what observes CSI calls.
+func (p *Process) observer() csi.Observer {
+	return csi.Observer{Metrics: &p.metrics, Traces: p.Traces.Provider()}
 }
 
 // CallMetrics returns the counts of all CSI calls of the process, whatever its state.
@@ -261,7 +275,10 @@ func (p *Process) Release(ctx context.Context) (registry.Revision, error) {
 	p.server.Set(nil) // reads were served until here
 	p.take()
 	rest, err := r.release()
-	p.closing.Go(rest)
+	p.closing.Go(func() {
+		rest()
+		p.Traces.Flush(p.life) // this process may be killed before it ends
+	})
 	p.releasedAt = registry.Revision{Generation: r.store.Generation(), Index: r.store.Index()}
 	_, _ = p.move(Released) // is legal
 	return p.releasedAt, err

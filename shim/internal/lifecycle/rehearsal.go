@@ -43,9 +43,9 @@ type handoff struct {
 func (h handoff) graceful() bool { return h.releasedAt != (registry.Revision{}) }
 
 // fleet returns the rehearsal's connections to the plugins that are still registered, or a fleet without connections.
-func (h handoff) fleet(table *registry.Registry, m *csi.CallMetrics) *csi.Fleet {
+func (h handoff) fleet(table *registry.Registry, o csi.Observer) *csi.Fleet {
 	if h.rehearsed == nil {
-		return csi.New(table, m)
+		return csi.New(table, o)
 	}
 	registered := map[registry.TaskKey]bool{}
 	for _, in := range table.All().Instances {
@@ -85,7 +85,7 @@ func (p *Process) Rehearse(ctx context.Context, copied string) (rpc.Rehearsal, e
 	}
 	p.rehearsed.close()
 	p.rehearsed = nil
-	r := rehearsal{rehearsed: &rehearsed{fleet: csi.New(nil, &p.metrics)}}
+	r := rehearsal{rehearsed: &rehearsed{fleet: csi.New(nil, p.observer())}}
 	err := r.run(ctx, store.Options{Path: copied, Throwaway: true})
 	err = errors.Join(err, removed(copied))
 	warmUp()

@@ -1,0 +1,51 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"go.opentelemetry.io/otel/codes"
+
+	"holdfast/host"
+	"holdfast/internal/tracing"
+	"holdfast/internal/tracing/otlp"
+)
+
+// servers are the commands that serve until they are ended. They have no span: each call that they make begins a trace.
+var servers = map[string]bool{"holdfast agent": true, "holdfast run": true, "holdfast csi-endpoint": true}
+
+// startTrace begins the span of a command if traces are exported.
+func (p *globalFlags) startTrace(c *cobra.Command) {
+	name, service := c.CommandPath(), "holdfast"
+	if servers[name] {
+		service = "holdfast-agent"
+	}
+	var err error
+	p.traces, err = otlp.Start(service, host.Version, func(err error) {
+		if servers[name] {
+			fmt.Fprintln(p.errs, "holdfast: traces are lost:", err)
+		}
+	})
+	if err != nil {
+		fmt.Fprintln(p.errs, "holdfast:", err)
+	}
+	if p.traces == nil || servers[name] {
+		return
+	}
+	ctx, span := p.traces.Provider().Tracer(tracing.Scope).Start(c.Context(), name)
+	c.SetContext(ctx)
+	p.end = func(err error) {
+		if err != nil {
+			span.SetStatus(codes.Error, err.Error())
+		}
+		span.End()
+	}
+}
+
+// endTrace ends the span of the command and exports what is left.
+func (p *globalFlags) endTrace(err error) {
+	if p.end != nil {
+		p.end(err)
+	}
+	p.traces.Stop()
+}

@@ -1,0 +1,94 @@
+// Package otlp exports the spans of a process with OTLP, as the standard variables OTEL_* say.
+package otlp
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// Exporter exports the spans of its Provider in the background. It drops spans that the collector does not take. A nil
+// Exporter is ready for use and exports nothing.
+type Exporter struct{ provider *sdk.TracerProvider }
+
+// stopLimit bounds the wait for a collector when the process ends.
+const stopLimit = 500 * time.Millisecond
+
+// Start returns the exporter of this process: nil unless OTEL_EXPORTER_OTLP_ENDPOINT is set, or its variant for traces
+// alone. OTEL_SERVICE_NAME has precedence over service. failed is called once, with the first error of an export.
+func Start(service, version string, failed func(error)) (*Exporter, error) {
+	endpoint := cmp.Or(os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"), os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT"))
+	if endpoint == "" {
+		return nil, nil
+	}
+	if !strings.HasPrefix(endpoint, "http://") && !strings.HasPrefix(endpoint, "https://") {
+		return nil, fmt.Errorf("no traces are exported: OTEL_EXPORTER_OTLP_ENDPOINT=%s is no URL; "+
+			"use one like http://127.0.0.1:4318", endpoint)
+	}
+	ctx := context.Background() // of the process; nothing here waits
+	client, err := newClient()
+	if err != nil {
+		return nil, err
+	}
+	exporter, err := otlptrace.New(ctx, client)
+	if err != nil {
+		return nil, fmt.Errorf("no traces are exported: %w", err)
+	}
+	about, _ := resource.New(ctx, // with an error it is incomplete
+		resource.WithAttributes(attribute.String("service.name", service), attribute.String("service.version", version)),
+		resource.WithTelemetrySDK(), resource.WithHost(), resource.WithProcessPID(), resource.WithFromEnv())
+	var once sync.Once
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { once.Do(func() { failed(err) }) }))
+	return &Exporter{sdk.NewTracerProvider(sdk.WithBatcher(exporter), sdk.WithResource(about))}, nil
+}
+
+// newClient returns the client of the protocol. It does not send a batch again: the batches behind it would wait.
+func newClient() (otlptrace.Client, error) {
+	protocol := cmp.Or(os.Getenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"), os.Getenv("OTEL_EXPORTER_OTLP_PROTOCOL"))
+	switch protocol {
+	case "", "http/protobuf":
+		return otlptracehttp.NewClient(otlptracehttp.WithRetry(otlptracehttp.RetryConfig{})), nil
+	case "grpc":
+		return otlptracegrpc.NewClient(otlptracegrpc.WithRetry(otlptracegrpc.RetryConfig{})), nil
+	}
+	return nil, fmt.Errorf("no traces are exported: OTEL_EXPORTER_OTLP_PROTOCOL=%s is not supported; "+
+		"use http/protobuf (the default) or grpc", protocol)
+}
+
+// Provider returns what makes spans; nil: nothing is exported.
+func (e *Exporter) Provider() trace.TracerProvider {
+	if e == nil {
+		return nil
+	}
+	return e.provider
+}
+
+// Flush exports the spans that have ended. It returns once the collector has answered, or ctx has ended.
+func (e *Exporter) Flush(ctx context.Context) {
+	if e != nil {
+		_ = e.provider.ForceFlush(ctx) // a failed export is reported by Start's function
+	}
+}
+
+// Stop is Flush at the end of the process. It takes half a second at most, whatever the collector does.
+func (e *Exporter) Stop() {
+	if e == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), stopLimit)
+	defer cancel()
+	_ = e.provider.Shutdown(ctx)
+}

@@ -1,0 +1,67 @@
+package otlp
+
+import (
+	"testing"
+
+	"holdfast/internal/tracing/tracetest"
+)
+
+// clear unsets all variables that Start reads.
+func clear(t *testing.T) {
+	for _, name := range []string{"ENDPOINT", "TRACES_ENDPOINT", "PROTOCOL", "TRACES_PROTOCOL", "HEADERS"} {
+		t.Setenv("OTEL_EXPORTER_OTLP_"+name, "")
+	}
+	t.Setenv("OTEL_SERVICE_NAME", "")
+}
+
+func TestNothingIsExportedWithoutAnEndpoint(t *testing.T) {
+	clear(t)
+	t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+	e, err := Start("test", "1", nil)
+	if err != nil || e != nil || e.Provider() != nil {
+		t.Errorf("Start returned %v, %v", e, err)
+	}
+	e.Flush(t.Context())
+	e.Stop()
+}
+
+func TestBadVariablesOfTracingAreNamed(t *testing.T) {
+	for _, c := range []struct{ endpoint, protocol, want string }{
+		{"127.0.0.1:4317", "grpc", "no traces are exported: OTEL_EXPORTER_OTLP_ENDPOINT=127.0.0.1:4317 is no URL; " +
+			"use one like http://127.0.0.1:4318"},
+		{"http://127.0.0.1:4318", "http/json", "no traces are exported: OTEL_EXPORTER_OTLP_PROTOCOL=http/json is not " +
+			"supported; use http/protobuf (the default) or grpc"},
+	} {
+		clear(t)
+		t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.endpoint)
+		t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", c.protocol)
+		if e, err := Start("test", "1", nil); e != nil || err == nil || err.Error() != c.want {
+			t.Errorf("Start returned %v, %v", e, err)
+		}
+	}
+}
+
+func TestStandardVariablesOfTracingCount(t *testing.T) {
+	collector := tracetest.New(t)
+	for i, c := range []struct{ protocol, endpoint, service, want string }{
+		{"", collector.HTTP, "", "test"}, {"grpc", collector.GRPC, "mine", "mine"},
+	} {
+		clear(t)
+		t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.endpoint)
+		t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", c.protocol)
+		t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "token=x")
+		t.Setenv("OTEL_SERVICE_NAME", c.service)
+		e, err := Start("test", "1", func(err error) { t.Error(err) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, span := e.Provider().Tracer("").Start(t.Context(), "name")
+		span.End()
+		e.Flush(t.Context())
+		spans, _ := collector.Spans()
+		if len(spans) != i+1 || spans[i].Name != "name" || spans[i].Service != c.want || spans[i].Token != "x" {
+			t.Errorf("protocol %q: the collector got %+v", c.protocol, spans)
+		}
+		e.Stop()
+	}
+}

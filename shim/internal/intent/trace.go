@@ -1,0 +1,28 @@
+package intent
+
+import (
+	"context"
+
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
+	"holdfast/internal/tracing"
+	"holdfast/registry"
+)
+
+// startSpan begins the span of a call. A call that no caller waits for, such as one that was open when this shim became
+// active, begins a trace of its own: the operation is the same.
+func (s Sender) startSpan(ctx context.Context, i registry.Intent) (_ context.Context, end func(error)) {
+	if s.Traces == nil {
+		return ctx, func(error) {}
+	}
+	ctx, span := s.Traces.Tracer(tracing.Scope).Start(ctx, string(i.RPC), trace.WithAttributes(
+		tracing.Plugin.String(string(i.Volume.Plugin)), tracing.Volume.String(i.Name.String()),
+		tracing.Operation.String(string(i.Operation))))
+	return ctx, func(err error) {
+		if err != nil {
+			span.SetStatus(codes.Error, err.Error())
+		}
+		span.End()
+	}
+}
