@@ -179,10 +179,8 @@ func (a *Agent) MountForEngine(ctx context.Context, s Volumes, r EngineRequest) 
 	if err != nil {
 		return "", err
 	}
-	if m.Path == "" {
-		if err := a.CheckEnginePlugin(ctx, s, r.Plugin, r.Caller); err != nil {
-			return "", err
-		}
+	if m, err = a.withoutLostCount(m, r); err != nil {
+		return "", err
 	}
 	m = m.with(r.ID, r.Caller, 1)
 	if err := a.setEngineMount(r.Volume, m); err != nil || m.Path != "" {
@@ -211,6 +209,20 @@ func (a *Agent) MountForEngine(ctx context.Context, s Volumes, r EngineRequest) 
 	return "", err
 }
 
+// withoutLostCount drops the count of a Podman that was killed before it stored its own. Podman mounts only what it
+// does not count as mounted. Another store of Podman may count it too, but then a container uses the mount.
+func (a *Agent) withoutLostCount(m *EngineMount, r EngineRequest) (*EngineMount, error) {
+	h, held := m.Holders[r.ID]
+	if !held || !h.Engine.Daemonless {
+		return m, nil
+	}
+	unused, err := a.unusedFor(m)
+	if err != nil || unused == 0 {
+		return m, err
+	}
+	return m.with(r.ID, h.Engine, -h.Count), nil
+}
+
 // releaseWait bounds how long an engine waits for a release, which continues later. Podman waits for 5 s by default.
 const releaseWait = 4 * time.Second
 
@@ -222,11 +234,6 @@ func (a *Agent) usableEngineMount(ctx context.Context, s Volumes, r EngineReques
 		return nil, err
 	}
 	m := a.EngineMount(r.Volume)
-	if m != nil && m.Boot == boot && m.Path == "" && len(m.Holders) > 0 {
-		cut := *m // the agent died before it answered; the same alloc continues
-		cut.Holders = map[string]EngineHolder{}
-		return &cut, nil
-	}
 	if m != nil && m.Boot == boot && m.Path != "" {
 		mounted, err := a.engine.isMount(m.Path)
 		if err == nil && mounted && len(m.Holders) == 0 {
@@ -237,6 +244,15 @@ func (a *Agent) usableEngineMount(ctx context.Context, s Volumes, r EngineReques
 		if err != nil || mounted {
 			return m, err
 		}
+	}
+	// Neither a mount nor a release may wait for a plugin that waits for the engine.
+	if err := a.CheckEnginePlugin(ctx, s, r.Plugin, r.Caller); err != nil {
+		return nil, err
+	}
+	if m != nil && m.Boot == boot && m.Path == "" && len(m.Holders) > 0 {
+		cut := *m // the agent died before it answered; the same alloc continues
+		cut.Holders = map[string]EngineHolder{}
+		return &cut, nil
 	}
 	if m != nil {
 		if err := a.releaseEngineMount(ctx, s, m); err != nil {

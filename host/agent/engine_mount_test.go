@@ -224,9 +224,11 @@ func TestTrapD6RequestRepeatedAfterALostAnswer(t *testing.T) {
 func TestTrapD7PodmanHasOneIDAndNoDaemon(t *testing.T) {
 	withEnginePlugin(t, func(e *env) {
 		e.engineMount("constant", podman)
+		e.mountUsers.Store(1) // a container of one store
 		next := podman
 		next.Start++
 		e.engineMount("constant", next)
+		e.mountUsers.Store(0)
 		time.Sleep(10 * unusedLimit)
 		e.engineUnmount("constant", podman)
 		e.engineUses(1, 0, "constant")
@@ -299,15 +301,18 @@ func TestTrapD9PluginInAContainerOfTheWaitingEngine(t *testing.T) {
 		e.shim.plugins[0].sick = true
 		e.shim.mu.Unlock()
 		e.engineMount("a", dockerd) // the plugin's task has driver exec
-		e.engineUnmount("a", dockerd)
+		e.shim.stuck.Store(true)
+		e.engineUnmount("a", dockerd) // its release waits for the plugin
 		for _, r := range e.agent.Allocs() {
 			r.Group.Tasks[0].Driver = "docker"
 		}
 		began := time.Now()
 		e.hasError(e.tryEngineMount("a", dockerd), registry.ErrUnavailable, `plugin "disk"`, "holdfast plugin status")
-		if took := time.Since(began); took > time.Second {
+		if took := time.Since(began); took > releaseWait {
 			t.Errorf("refused after %v", took)
 		}
+		e.shim.stuck.Store(false)
+		time.Sleep(2 * engineReview)
 		e.engineUses(1, 1)
 		e.engineMount("constant", podman)
 		e.engineMount("a", dockerd) // needs no plugin
@@ -340,6 +345,16 @@ func TestTrapD10ReleaseThatFailsIsContinued(t *testing.T) {
 		e.hasError(e.tryEngineMount("b", dockerd), nil, "release the volume from its last use: busy")
 		busy.Store(false)
 		time.Sleep(2 * engineReview)
+		e.engineUses(1, 1)
+	})
+}
+
+// A Podman that is killed after the answer to a mount counts nothing: its next container mounts again.
+func TestTrapD13PodmanIsKilledBeforeItCounts(t *testing.T) {
+	withEnginePlugin(t, func(e *env) {
+		e.engineMount("constant", podman)
+		e.engineMount("constant", podman)
+		e.engineUnmount("constant", podman)
 		e.engineUses(1, 1)
 	})
 }

@@ -30,7 +30,7 @@ const unusedLimit = 5 * time.Minute
 func (a *Agent) followEngineMounts(ctx context.Context, s Volumes) {
 	for {
 		for _, m := range a.unusedEngineMounts() {
-			err := a.reviewEngineMount(ctx, s, m.Volume, func(h EngineHolder, unused time.Duration) bool {
+			err := a.reviewEngineMount(ctx, s, m.Volume, releaseWait, func(h EngineHolder, unused time.Duration) bool {
 				return unused > 0 && h.Engine.gone() || unused > unusedLimit && !h.Engine.Daemonless
 			})
 			if err != nil && ctx.Err() == nil {
@@ -74,14 +74,16 @@ func (a *Agent) unusedEngineMounts() []*EngineMount {
 // ForgetForEngine prepares the removal of a volume: it drops the counts of the engine that asks, if no container uses
 // the mount. An engine removes no volume that a container of its own has.
 func (a *Agent) ForgetForEngine(ctx context.Context, s Volumes, r EngineRequest) error {
-	return a.reviewEngineMount(ctx, s, r.Volume, func(h EngineHolder, unused time.Duration) bool {
+	return a.reviewEngineMount(ctx, s, r.Volume, releaseTimeout, func(h EngineHolder, unused time.Duration) bool {
 		return unused > 0 && (h.Engine == r.Caller || h.Engine.Daemonless && r.Caller.Daemonless || h.Engine.gone())
 	})
 }
 
-// reviewEngineMount drops the holders that ended reports, and releases a mount that has no holder and no user.
+// reviewEngineMount drops the holders that ended reports, and releases a mount that has no holder and no user. It waits
+// for the release, and other requests for the volume wait for it.
 func (a *Agent) reviewEngineMount(
-	ctx context.Context, s Volumes, volume host.VolumeID, ended func(h EngineHolder, unused time.Duration) bool,
+	ctx context.Context, s Volumes, volume host.VolumeID, wait time.Duration,
+	ended func(h EngineHolder, unused time.Duration) bool,
 ) error {
 	unlock, err := a.lockEngineMount(ctx, volume)
 	if err != nil {
@@ -115,12 +117,12 @@ func (a *Agent) reviewEngineMount(
 		return nil
 	}
 	a.log.Info("releasing a volume that no container uses any more", "volume", volume)
-	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
+	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	return a.releaseEngineMount(ctx, s, &next)
 }
 
-// releaseTimeout bounds one attempt to release a mount, during which its engine waits.
+// releaseTimeout is how long the removal of a volume waits for its release.
 const releaseTimeout = 30 * time.Second
 
 // unusedFor returns for how long no container has used the mount, and 0 if one does. Containers may outlive their
@@ -177,8 +179,8 @@ func (m *EngineMount) Describe() string {
 	return strings.Join(list, ", and ")
 }
 
-// containerID is what Docker and Podman call a container in the name of its cgroup.
-var containerID = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
+// containerID finds the container in the name of a cgroup of Docker or Podman. The ID of its pod may stand before it.
+var containerID = regexp.MustCompile(`(?s)^.*\b([0-9a-f]{64})\b`)
 
 // EngineContainers returns the IDs of the containers that use the volume, as their cgroups show. An engine does not say
 // for which container it mounts.
@@ -191,10 +193,11 @@ func (a *Agent) EngineContainers(volume host.VolumeID) (ids []string, err error)
 	for _, u := range users {
 		if u.PID != 0 {
 			text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", u.PID)) // it may have ended
-			ids = append(ids, string(containerID.Find(text)))
+			if found := containerID.FindSubmatch(text); found != nil {
+				ids = append(ids, string(found[1]))
+			}
 		}
 	}
 	slices.Sort(ids)
-	ids = slices.Compact(ids)
-	return slices.DeleteFunc(ids, func(id string) bool { return id == "" }), err
+	return slices.Compact(ids), err
 }
