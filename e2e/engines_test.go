@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -17,6 +18,8 @@ import (
 type engineEnv struct {
 	*agentEnv
 	engine *enginetest.Engine
+	flags  []string // of the agent
+	driver string   // the name of the volume plugin at the engine
 }
 
 // CSI drivers from images serve volumes to containers, and neither the roll of a driver nor the death of the agent or
@@ -28,7 +31,7 @@ func TestContainersOfEngines(t *testing.T) {
 		tools := []string{"mkfs.ext4", "e2fsck", "resize2fs", "tune2fs", "dumpe2fs"}
 		engine.Import("loopfs", engine.Programs(append(tools, filepath.Join(bin, "loopfs"))...))
 		engine.Import("csifake", engine.Programs(filepath.Join(bin, "csifake")))
-		e := &engineEnv{newAgentEnv(t, "--"+engine.Name+"-engine="+engine.Host), engine}
+		e := newEngineEnv(t, engine)
 		t.Cleanup(e.logTasks)
 		e.must(os.Symlink("data/journal", e.path("journal")))
 		e.runPlugins()
@@ -36,9 +39,20 @@ func TestContainersOfEngines(t *testing.T) {
 		t.Run("roll", func(t *testing.T) { e.within(t, e.roll) })
 		t.Run("agent killed", func(t *testing.T) { e.within(t, e.killAgent) })
 		t.Run("engine killed", func(t *testing.T) { e.within(t, e.killEngine) })
+		if engine.Name == "docker" {
+			t.Run("engine stopped", func(t *testing.T) { e.within(t, e.stopEngine) })
+		}
 		e.wantOutput(true, nil, "doctor")
 		e.takeDown()
 	})
+}
+
+func newEngineEnv(t *testing.T, engine *enginetest.Engine) *engineEnv {
+	e := &engineEnv{engine: engine, driver: fmt.Sprintf("holdfast-%s-plugins-%d", engine.Name, os.Getpid())}
+	e.flags = []string{"--" + engine.Name + "-engine=" + engine.Host,
+		"--volume-plugin=" + filepath.Join("/run/docker/plugins", e.driver+".sock")}
+	e.agentEnv = newAgentEnv(t, e.flags...)
+	return e
 }
 
 // logTasks prints what the tasks of a failed test have written.
@@ -174,7 +188,7 @@ func (e *engineEnv) roll() {
 func (e *engineEnv) killAgent() {
 	mounts, containers, all := e.mounts(), e.containers(), e.engine.CLI("ps", "-q", "--no-trunc")
 	_ = e.endAgent(unix.SIGKILL)
-	e.must(e.startAgent("--" + e.engine.Name + "-engine=" + e.engine.Host))
+	e.must(e.startAgent(e.flags...))
 	e.waitUntil("the plugins are healthy", e.healthy)
 	e.used()
 	if now := e.mounts(); now != mounts {
@@ -225,6 +239,27 @@ func (e *engineEnv) killEngine() {
 	if now := e.mounts(); now != mounts {
 		e.t.Errorf("mounts\n%s\nbefore the kill\n%s", now, mounts)
 	}
+}
+
+// stopEngine stops dockerd and starts it again. A container that dockerd starts by itself has a volume whose plugin
+// runs in a container, which can start only after dockerd has.
+func (e *engineEnv) stopEngine() {
+	e.engine.CLI("volume", "create", "--driver", e.driver, "-o", "plugin=csifake", "own")
+	e.engine.CLI("run", "-d", "--name", "own", "--restart", "always", "--stop-signal", "KILL", "--network", "none", "-v",
+		"own:/data", "loopfs", "sleep", "1000")
+	e.engine.Stop()
+	began := time.Now()
+	e.engine.Start()
+	took := time.Since(began)
+	e.t.Logf("dockerd started in %v: %s", took, e.engine.CLI("inspect", "--format", "{{.State.Error}}", "own"))
+	if took > time.Minute {
+		e.t.Error("dockerd has waited for a plugin in its own container")
+	}
+	e.waitUntil("the plugins are healthy", e.healthy)
+	e.must(e.retry("start the container", func() error { return errOf(e.engine.Try("start", "own")) }))
+	e.used()
+	e.must(e.engine.Remove("own"))
+	e.must(e.retry("remove the volume", func() error { return errOf(e.engine.Try("volume", "rm", "own")) }))
 }
 
 // takeDown stops everything and deletes the volumes. Nothing may be left at the engine. agentEnv.close checks the rest.

@@ -174,6 +174,9 @@ func (e *Engine) Kill() {
 	<-e.daemon.exited
 }
 
+// Stop ends the daemon as a shutdown of the machine does. dockerd ends its containers.
+func (e *Engine) Stop() { e.daemon.end(time.Minute) }
+
 // close removes the containers and ends the daemon.
 func (e *Engine) close() {
 	if e.daemon == nil {
@@ -229,10 +232,13 @@ func (e *Engine) Client() *client.Client {
 // Try runs the engine's own command, as in Try("run", "--rm", "image", "true").
 func (e *Engine) Try(args ...string) (output string, err error) {
 	if e.Name == "docker" {
-		args = append([]string{"docker"}, args...)
-	} else {
-		args = e.podman(args...)
+		return e.Run(append([]string{"docker"}, args...)...)
 	}
+	return e.Run(e.podman(args...)...)
+}
+
+// Run runs a program that uses the engine.
+func (e *Engine) Run(args ...string) (output string, err error) {
 	var out, errs bytes.Buffer
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Stdout, cmd.Stderr, cmd.Env = &out, &errs, e.environ()
@@ -250,6 +256,16 @@ func (e *Engine) CLI(args ...string) string {
 		e.t.Fatal(err)
 	}
 	return out
+}
+
+// Remove kills and removes a container, if it exists. "podman rm -f" alone waits 10 s for a shell that ignores SIGTERM.
+func (e *Engine) Remove(container string) error {
+	args := []string{"rm", "-f", container}
+	if e.Name == "podman" {
+		args = []string{"rm", "-f", "--ignore", "--time", "0", container}
+	}
+	_, err := e.Try(args...)
+	return err
 }
 
 // Programs returns files for Import: programs in /bin, with the libraries that ldd lists at their own paths.
@@ -288,7 +304,7 @@ func (e *Engine) Import(image string, files map[string]string) {
 	if err := os.WriteFile(source, archive, 0o600); err != nil {
 		e.t.Fatal(err)
 	}
-	e.CLI("import", "--change", "ENV PATH=/bin", source, image)
+	e.CLI("import", "--change", "ENV PATH=/bin", "--change", `CMD ["sleep", "1000"]`, source, image)
 	_ = os.Remove(source)
 }
 
