@@ -129,6 +129,26 @@ func (a *Agent) Submit(
 	return r, nil
 }
 
+// FailedPlugins counts the tasks of plugins that have failed for good: the job wants them, and does not start them again.
+func (a *Agent) FailedPlugins() map[host.PluginID]int {
+	failed, allocs := map[host.PluginID]int{}, a.Allocs()
+	for _, job := range a.Jobs() {
+		groups := pluginGroups(job)
+		if len(groups) == 0 {
+			continue
+		}
+		_, fills := job.Slots()
+		for _, r := range allocs {
+			if r.State == AllocFailed && fills(r) {
+				for _, id := range pluginsOf(groups[r.Group.Name]) { // the record of an old alloc has no tasks
+					failed[id]++
+				}
+			}
+		}
+	}
+	return failed
+}
+
 // allocsOf returns the allocs of a job.
 func (a *Agent) allocsOf(job string) []*AllocRecord {
 	return slices.DeleteFunc(slices.Clone(a.Allocs()), func(r *AllocRecord) bool { return r.Job != job })

@@ -197,6 +197,13 @@ func TestRequestedRestartHappensOncePerAttempt(t *testing.T) {
 		if !strings.Contains(failed.Reason, string(registry.CauseMissed)) {
 			e.Errorf("reason %q", failed.Reason)
 		}
+		if n := e.agent.FailedPlugins(); len(n) != 1 || n["disk"] != 1 {
+			e.Errorf("failed plugins: %v", n)
+		}
+		e.stopJob("disk", StopOptions{})
+		if n := e.agent.FailedPlugins(); len(n) != 0 {
+			e.Errorf("failed plugins of a stopped job: %v", n)
+		}
 	})
 }
 

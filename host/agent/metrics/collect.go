@@ -35,6 +35,10 @@ type Metrics struct {
 	registry *prometheus.Registry
 	scraped  chan struct{} // capacity 1: a scrape has come since the last refresh
 
+	// Failed counts the tasks of plugins that have failed for good, of which the shim knows nothing any more; nil: none.
+	// Set before Run.
+	Failed func() map[host.PluginID]int
+
 	swaps  *prometheus.CounterVec
 	holds  prometheus.Histogram
 	events *prometheus.CounterVec
@@ -173,6 +177,11 @@ func (m *Metrics) collectPlugins(ctx context.Context, to chan<- prometheus.Metri
 	unhealthy := map[host.PluginID]int{}
 	for _, t := range list.Tasks {
 		unhealthy[t.Plugin] += int(number(!t.Healthy && t.Phase != registry.TaskStopping))
+	}
+	if m.Failed != nil {
+		for plugin, n := range m.Failed() {
+			unhealthy[plugin] += n
+		}
 	}
 	for plugin, n := range unhealthy {
 		to <- pluginUnhealthyTasks.value(float64(n), string(plugin))

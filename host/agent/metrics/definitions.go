@@ -69,7 +69,7 @@ var (
 	pluginHealthy = gauge("holdfast_plugin_healthy",
 		"1 if the active instance of the plugin in the role is healthy, else 0.", "plugin", "role")
 	pluginUnhealthyTasks = gauge("holdfast_plugin_unhealthy_tasks",
-		"Tasks that run the plugin and are not healthy, not registered yet, or wait for a restart.", "plugin")
+		"Tasks that run the plugin and are not healthy or registered yet, wait for a restart, or have failed for good.", "plugin")
 	heartbeat = define(0, nil, "holdfast_plugin_heartbeat_seconds",
 		"Duration of heartbeats (Probe) of the plugin, also of those that failed.", "plugin")
 

@@ -142,6 +142,7 @@ func TestScrapeHasTheNumbersOfTheHost(t *testing.T) {
 		swaps: []host.SwapReport{{Began: time.Unix(1, 0), Outcome: host.SwapCommitted, HeldSince: time.Unix(1, 0)}},
 	}
 	m := New(h, hclog.NewNullLogger())
+	m.Failed = func() map[host.PluginID]int { return map[host.PluginID]int{"disk": 1, "gone": 1} }
 	expect(t, scrape(t, m), `holdfast_swaps_total{outcome="committed"} 0`)
 	began := time.Unix(2, 0)
 	h.swaps = append(h.swaps, host.SwapReport{Began: began, Outcome: host.SwapBaking, HeldSince: began,
@@ -157,7 +158,8 @@ func TestScrapeHasTheNumbersOfTheHost(t *testing.T) {
 		`holdfast_plugin_heartbeat_seconds_bucket{plugin="disk",le="0.005"} 2`,
 		`holdfast_plugin_heartbeat_seconds_bucket{plugin="disk",le="0.01"} 4`,
 		`holdfast_plugin_heartbeat_seconds_count{plugin="twin"} 2`,
-		`holdfast_plugin_healthy{plugin="disk",role="csi-node"} 0`, `holdfast_plugin_unhealthy_tasks{plugin="disk"} 2`,
+		`holdfast_plugin_healthy{plugin="disk",role="csi-node"} 0`, `holdfast_plugin_unhealthy_tasks{plugin="disk"} 3`,
+		`holdfast_plugin_unhealthy_tasks{plugin="gone"} 1`,
 		`holdfast_claims_waiting 2`, `holdfast_dead_mounts{namespace="default",volume="dead"} 1`,
 		`holdfast_shim_serving 1`, `holdfast_intents_open 3`, `holdfast_store_commits_total 42`,
 		`holdfast_swaps_total{outcome="committed"} 1`, `holdfast_swaps_total{outcome="rolled back"} 0`,
@@ -180,11 +182,11 @@ func TestScrapeHasTheNumbersOfTheHost(t *testing.T) {
 	expect(t, text, `holdfast_shim_serving 0`, `csi_operations_seconds_count`+ok+`} 4`)
 }
 
-// 1000 volumes are measured within 10 s, while another plugin hangs. No scrape waits for a plugin, and without scrapes
-// no plugin is asked.
+// 1000 volumes are measured within 10 s, while another plugin hangs: each once a minute, and few at a time. No scrape
+// waits for a plugin. Without scrapes no plugin is asked, and no usage gets old.
 func TestUsageIsRefreshedInTheBackground(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var asked, hung atomic.Int32
+		var asked, hung, atOnce, most atomic.Int32
 		h := &fakeHost{events: []host.Event{{Kind: "staged"}, {Kind: "staged"}}}
 		h.stats = func(ctx context.Context, n host.VolumeName) ([]host.VolumeUsage, error) {
 			switch {
@@ -199,6 +201,8 @@ func TestUsageIsRefreshedInTheBackground(t *testing.T) {
 			case n.ID == "v9":
 				return []host.VolumeUsage{{Unit: "bytes", Total: 5}, {Unit: "bytes", Total: 6}, {Unit: "unknown"}}, nil
 			}
+			most.Store(max(most.Load(), atOnce.Add(1)))
+			defer atOnce.Add(-1)
 			time.Sleep(10 * time.Millisecond)
 			return []host.VolumeUsage{{Unit: "bytes", Total: 100, Used: 90, Available: 10},
 				{Unit: "inodes", Total: 7, Used: 3, Available: 4}}, nil
@@ -245,6 +249,20 @@ func TestUsageIsRefreshedInTheBackground(t *testing.T) {
 		if n := hung.Load(); n > 2*usageAtOnce {
 			t.Errorf("a plugin that hangs was asked %d times in two refreshes", n)
 		}
+		if n := asked.Load(); n != 2000 || most.Load() > usageAtOnce {
+			t.Errorf("%d calls for 1000 volumes in two refreshes, %d at once", n, most.Load())
+		}
+		time.Sleep(usagePause + 2*usageInterval)
+		paused := asked.Load()
+		time.Sleep(time.Hour)
+		if n := asked.Load() - paused; n != 0 {
+			t.Errorf("%d calls of plugins without a scrape", n)
+		}
+		if strings.Contains(scrape(t, m), "kubelet_volume_stats") {
+			t.Error("the first scrape after a pause has an old usage")
+		}
+		time.Sleep(10 * time.Second)
+		expect(t, scrape(t, m), `kubelet_volume_stats_used_bytes{namespace="default",persistentvolumeclaim="v0"} 90`)
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
@@ -353,8 +371,8 @@ const notes = `
   is the ID of the volume.
 - No swap makes a counter smaller. A restart of the agent does, as Prometheus expects. A shim that dies takes along the
   CSI calls that it has made since the last scrape. Those of a swapped shim are read before it ends.
-- Plugins are asked for the usage of volumes in the background, once a minute while scrapes come, so the first scrape has
-  none. A volume that is being changed keeps its last usage. A plugin that does not answer within 5 seconds, is not
+- Plugins are asked for the usage of volumes in the background: each volume once a minute, 4 volumes of a plugin at a
+  time, until no scrape has come for 10 minutes. The first scrape after that has no usage. A volume that is being changed keeps its last usage. A plugin that does not answer within 5 seconds, is not
   healthy, or cannot say is skipped until the next minute, and its volumes have no usage. Volumes that a slow plugin has
   not answered for within 30 seconds keep their last usage.
 - A scrape waits at most 2 seconds for the shim, and leaves out what the shim has not answered.

@@ -15,14 +15,15 @@ import (
 )
 
 const (
-	usageInterval = time.Minute      // from the end of a refresh to the next one, if a scrape has come
+	usageInterval = time.Minute      // from the end of a refresh to the next one
+	usagePause    = 10 * time.Minute // without a scrape, after which plugins are not asked any more
 	usageLimit    = 5 * time.Second  // for the usage of one volume
 	usageAtOnce   = 4                // volumes of one plugin
 	pluginLimit   = 30 * time.Second // for all volumes of one plugin
 )
 
 // Run counts events and refreshes the usage of volumes until ctx ends. It asks plugins only while scrapes come. The
-// first scrape has no usage yet.
+// first scrape, also after a pause, has no usage yet.
 func (m *Metrics) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -33,13 +34,28 @@ func (m *Metrics) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
+		m.refreshWhileScraped(ctx)
+	}
+}
+
+// refreshWhileScraped refreshes the usage every usageInterval until no scrape has come for usagePause. Then it drops the
+// usage, because the next scrape would get an old one.
+func (m *Metrics) refreshWhileScraped(ctx context.Context) {
+	for last := time.Now(); time.Since(last) < usagePause && ctx.Err() == nil; {
 		m.refresh(ctx)
 		select {
 		case <-time.After(usageInterval):
 		case <-ctx.Done():
-			return nil
+		}
+		select {
+		case <-m.scraped:
+			last = time.Now()
+		default:
 		}
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.usage = nil
 }
 
 func (m *Metrics) countEvents(ctx context.Context) {

@@ -215,6 +215,7 @@ func (st *service) openVolumePlugin(e *agentFlags, log hclog.Logger) error {
 // openMetrics has the control socket serve metrics, and the address that listens for them.
 func (st *service) openMetrics(log hclog.Logger) {
 	m := metrics.New(st.host, log)
+	m.Failed = st.agent.FailedPlugins
 	st.server.Metrics = m.Handler()
 	st.others = append(st.others, m.Run)
 	if st.metrics != nil {
