@@ -106,6 +106,7 @@ func (a *Agent) Submit(
 	was := a.jobs[j.ID]
 	r := &JobRecord{
 		Job: *j, Source: src, Version: a.lastVersion(was, j.ID) + 1, Submitted: time.Now().UTC(), Warnings: warnings,
+		digests: &groupDigests{},
 	}
 	if r.RunOnce = r.Version; was != nil && !was.Stopped && !o.Rerun {
 		r.RunOnce = was.RunOnce

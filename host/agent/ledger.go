@@ -256,9 +256,13 @@ func (l *ledger) load() (jobs map[string]*JobRecord, allocs map[host.AllocID]*Al
 				err = decode([]byte(nodeKey), text, &node)
 			}
 			return errors.Join(err, tx.Bucket(jobsBucket).ForEach(func(k, v []byte) error {
-				r := &JobRecord{}
+				r := &JobRecord{digests: &groupDigests{}}
 				jobs[string(k)] = r
-				return decode(k, v, r)
+				err := decode(k, v, r)
+				if r.Next != nil {
+					r.Next.digests = &groupDigests{}
+				}
+				return err
 			}), tx.Bucket(allocsBucket).ForEach(func(k, v []byte) error {
 				r := &AllocRecord{}
 				allocs[host.AllocID(k)] = r

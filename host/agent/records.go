@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"holdfast/hooks"
@@ -40,6 +41,8 @@ type JobRecord struct {
 	Next   *JobRecord        `json:"next,omitempty"`   // the version that takes over once its plugins are healthy
 	Roll   *Roll             `json:"roll,omitempty"`   // the last one
 	Rolled map[string]uint64 `json:"rolled,omitempty"` // by group: how often its plugins were rolled without a change
+
+	digests *groupDigests // of Job, shared by all copies of the record; nil: computed each time
 }
 
 // AllocState is the state of an alloc.
@@ -303,7 +306,38 @@ func namespaceOf(s string) registry.Namespace {
 
 // groupDigest covers everything that an alloc of the group depends on. The count is not part of it.
 func groupDigest(j *JobRecord, g hooks.Group) string {
-	return digestOf(j.Job.Type, string(j.Job.Namespace), g, j.Rolled[g.Name])
+	rolled := j.Rolled[g.Name]
+	compute := func() string { return digestOf(j.Job.Type, string(j.Job.Namespace), g, rolled) }
+	if j.digests == nil {
+		return compute()
+	}
+	return j.digests.get(rolledGroup{g.Name, rolled}, compute)
+}
+
+// groupDigests remembers the digests of the groups of one job, which never changes: the agent needs them all the time.
+type groupDigests struct {
+	mu sync.Mutex // guards of
+	of map[rolledGroup]string
+}
+
+// rolledGroup is a group, and how often it was rolled.
+type rolledGroup struct {
+	group  string
+	rolled uint64
+}
+
+func (d *groupDigests) get(k rolledGroup, compute func() string) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	digest, known := d.of[k]
+	if !known {
+		digest = compute()
+		if d.of == nil {
+			d.of = map[rolledGroup]string{}
+		}
+		d.of[k] = digest
+	}
+	return digest
 }
 
 func digestOf(jobType, namespace string, g hooks.Group, rolled uint64) string {
