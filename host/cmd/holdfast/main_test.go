@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"holdfast/host"
 	"holdfast/host/agent"
 	"holdfast/host/agent/control"
@@ -261,6 +263,26 @@ func TestExitCodes(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(os.TempDir(), "holdfast-*", "agent")); len(left) > 0 {
 		t.Errorf("a run that failed left %v", left)
 	}
+}
+
+// Each command prints JSON, and completes its arguments unless they are files, which the shell completes.
+func TestCommandsPrintJSONAndCompleteIDs(t *testing.T) {
+	var check func(c *cobra.Command)
+	check = func(c *cobra.Command) {
+		for _, sub := range c.Commands() {
+			check(sub)
+		}
+		_, args, _ := strings.Cut(c.Use, " ")
+		files := strings.Contains(args, "FILE") || strings.Contains(args, "PATH") || strings.Contains(args, "DIR")
+		switch {
+		case c.HasSubCommands():
+		case args != "" && !files && c.ValidArgsFunction == nil && len(c.ValidArgs) == 0:
+			t.Errorf("%s does not complete %s", c.CommandPath(), args)
+		case c.InheritedFlags().Lookup("json") == nil && c.Flags().Lookup("json") == nil:
+			t.Errorf("%s has no --json", c.CommandPath())
+		}
+	}
+	check(newRoot(streams{}, &globalFlags{}))
 }
 
 func TestVersionAsJSON(t *testing.T) {
