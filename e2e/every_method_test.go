@@ -11,14 +11,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"holdfast/host"
 	"holdfast/internal/csifake"
@@ -469,79 +465,6 @@ func wantNone[T any](list []T, _ host.Seq, err error) error {
 		err = fmt.Errorf("it exists: %+v", list)
 	}
 	return err
-}
-
-// forcedLife is a volume whose release fails until it is forced.
-func (tr *traffic) forcedLife(id string) {
-	tr.lives.RLock()
-	defer tr.lives.RUnlock()
-	h, name := tr.host, volumeName(id)
-	group := host.AllocGroup{}
-	if !tr.call("", nil, func(ctx context.Context) error { return createText(ctx, h, volumeText("fake", id, "")) }) ||
-		!tr.call("Parse", nil, func(ctx context.Context) (err error) {
-			group, err = parseGroup(ctx, h, "alloc-"+id, groupText(request{source: id}))
-			return err
-		}) ||
-		!tr.call("PrepareAlloc", nil, func(ctx context.Context) error { return errOf(h.PrepareAlloc(ctx, group)) }) {
-		return
-	}
-	var forced atomic.Bool
-	tr.plugin.On("NodeUnpublishVolume").Volume(csifake.VolumeID(id)).Answer(
-		func(_ context.Context, _, reply proto.Message, err error) (proto.Message, error) {
-			if !forced.Load() {
-				return nil, status.Error(codes.Unavailable, "not before the force")
-			}
-			return reply, err
-		})
-	limited, cancel := context.WithTimeout(context.WithoutCancel(tr.stopped), waitLimit)
-	defer cancel()
-	released := background(func() error { return h.ReleaseAlloc(limited, group.Alloc) })
-	isForced := background(func() error {
-		err := h.Watch(limited, host.WatchOptions{}, func(event host.Event) error {
-			if event.Kind == registry.EventForced && event.Alloc == group.Alloc {
-				return errForced
-			}
-			return nil
-		})
-		forced.Store(true)
-		return err
-	})
-	tr.waitUntil(id+" is being released", func() bool {
-		list, _, err := h.Allocs(limited, group.Alloc)
-		return err == nil && len(list) == 1 && list[0].State == registry.AllocReleasing
-	})
-	tr.call("ForceReleaseAlloc", nil, func(ctx context.Context) error {
-		return errOf(h.ForceReleaseAlloc(ctx, group.Alloc, host.Force{By: "e2e", Confirm: string(group.Alloc)}))
-	})
-	if err := tr.result("the event of "+id, isForced); !errors.Is(err, errForced) {
-		tr.t.Errorf("%s: no event says that the release is forced: %v", id, err)
-	}
-	if err := tr.result("the release of "+id, released); err != nil {
-		tr.t.Errorf("%s: the release ended with %v", id, err)
-	}
-	tr.call("", nil, func(ctx context.Context) error { return h.DeleteVolume(ctx, name) })
-}
-
-var errForced = errors.New("the release is forced")
-
-// lostNode is a node with attachments that nothing uses.
-const lostNode = "lost"
-
-func lostVolume(n int) string { return fmt.Sprintf("lost-%d", n) }
-
-// lostVolumes names more volumes than one test detaches.
-func lostVolumes() (ids []string) {
-	for n := range 2000 {
-		ids = append(ids, lostVolume(n))
-	}
-	return ids
-}
-
-// detachLost detaches a volume from the lost node.
-func (tr *traffic) detachLost(n int) {
-	tr.call("DetachVolume", nil, func(ctx context.Context) error {
-		return errOf(tr.host.DetachVolume(ctx, volumeName(lostVolume(n)), lostNode, host.Force{By: "e2e"}))
-	})
 }
 
 // snapshotLife takes a snapshot of a volume, lists it and deletes it.

@@ -58,8 +58,10 @@ type PluginList struct {
 // Plugins lists plugins, and the index for which the list is true.
 //
 // An orchestrator replaces an instance with it: it starts another task of the plugin, waits until PluginTask.Healthy is
-// set for that, and stops the old task once its MayStop reports true. PluginTask.Volumes names the allocs that still use
-// mounts of its process. If the new task does not become healthy, it ends that one; nothing else has changed.
+// set for that, and stops the old task once its MayStop reports true. PluginTask.Volumes names the allocs that still
+// use mounts of its process. If the new task does not become healthy, it ends that one; nothing else has changed. If
+// the new one has to go, but serves mounts already, it prefers the old one (PreferTask), and ends the new one after the
+// last of these mounts.
 func (h *Host) Plugins(ctx context.Context, q PluginQuery) (PluginList, Seq, error) {
 	out := PluginList{Active: map[InstanceKey]bool{}}
 	list, at, err := pages(func(p *pb.Page) ([]Instance, *pb.Answer, string, error) {

@@ -58,9 +58,9 @@ func (h *Host) TaskStopping(ctx context.Context, k TaskKey, attempt uint64) erro
 }
 
 // PreferTask makes the instances of a plugin task the newest of their plugin: as long as they are healthy, they get the
-// calls that no other instance has to get. An orchestrator needs it where an older task is to serve again, because a
-// newer one has to go, and after the shim's records were lost, as the order of instances is lost with them. ErrNotFound:
-// no instance of the attempt is registered.
+// calls that no other instance has to get. An orchestrator needs it where an older task is to serve again because a
+// newer one has to go, and after a loss of the shim's records, which have the order of instances. ErrNotFound: no
+// instance of the attempt is registered.
 func (h *Host) PreferTask(ctx context.Context, k TaskKey, attempt uint64) error {
 	_, err := call(ctx, h, writes, pb.NewTasksClient, pb.TasksClient.Prefer, &pb.PreferTaskRequest{
 		Call: mutating(), Task: wire.TaskKeyProto(k), Attempt: attempt,

@@ -213,8 +213,8 @@ func (a *Agent) stepRoll(ctx context.Context, s roller, was *JobRecord) error {
 	return a.commitJobs(&next)
 }
 
-// preferWanted has the shim prefer what the job wants, where it is healthy, to replaced instances that are active: one of
-// a roll that has failed, or an old one that was registered last because the shim's records were lost. Mounts that a
+// preferWanted has the shim prefer what the job wants, where it is healthy, to replaced instances that are active: one
+// of a roll that has failed, or an old one that was registered last because the shim's records were lost. Mounts that a
 // replaced process serves stay there. It reports whether anything was preferred.
 func (a *Agent) preferWanted(
 	ctx context.Context, s roller, job *JobRecord, tasks map[host.TaskKey]host.PluginTask,
@@ -406,8 +406,8 @@ func (a *Agent) isPaused(job string, s slot) bool {
 const slowRoll = 5 * time.Minute
 
 // needed returns what a replaced alloc is still needed for, empty if for nothing. An active one of a failed roll is not
-// needed for calls: it gets new ones without end, so its stop ends them, and they are sent again. Force does the same for
-// an old alloc, and ends its mounts too.
+// needed for calls: it gets new ones without end, so its stop ends them, and they are sent again. Force does the same
+// for an old alloc, and ends its mounts too.
 func (a *Agent) needed(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey]host.PluginTask) (why string) {
 	old := a.isOld(job, r)
 	for _, t := range r.Group.Tasks {
@@ -457,65 +457,4 @@ func (a *Agent) restartUsers(job *JobRecord, r *AllocRecord, tasks map[host.Task
 		}
 	}
 	return nil
-}
-
-// RollState is the state of a Roll.
-type RollState string
-
-const (
-	RollStarting RollState = "starting" // new allocs are not healthy yet
-	RollDraining RollState = "draining" // new allocs serve; old ones are kept until nothing needs them
-	RollDone     RollState = "done"
-	RollFailed   RollState = "failed" // the job is as it was
-)
-
-// RollState returns the state of the job's roll, which must not be nil.
-func (j *JobRecord) RollState() RollState {
-	switch {
-	case j.Roll.Failed != "":
-		return RollFailed
-	case j.Next != nil:
-		return RollStarting
-	case j.Roll.Ended.IsZero():
-		return RollDraining
-	}
-	return RollDone
-}
-
-// RollAllocs returns the new allocs of the job's roll, and those that it replaces and that have not ended. The new ones
-// of a roll that has failed are both.
-func (a *Agent) RollAllocs(j *JobRecord) (begun, kept []*AllocRecord) {
-	rolling := j.rolling()
-	for _, r := range a.Allocs() {
-		if r.Job != j.Job.ID || len(r.Plugins()) == 0 {
-			continue
-		}
-		if r.Version == j.Roll.Version {
-			begun = append(begun, r)
-		}
-		if j.replaces(r) || rolling[r.slot()] != "" && !r.State.Ended() && !j.begins(r) {
-			kept = append(kept, r)
-		}
-	}
-	return begun, kept
-}
-
-// DescribeRoll returns the state of the job's roll for messages. The roll must not be nil.
-func (a *Agent) DescribeRoll(j *JobRecord) string {
-	text := string(j.RollState())
-	if j.Roll.Failed != "" {
-		return text + ": " + j.Roll.Failed
-	}
-	begun, kept := a.RollAllocs(j)
-	list := kept
-	if j.Next != nil {
-		list = begun
-	}
-	for _, r := range list {
-		text += fmt.Sprintf("; alloc %s is %s", short(r.ID), r.State)
-		if r.Reason != "" {
-			text += ": " + r.Reason
-		}
-	}
-	return text
 }

@@ -368,7 +368,7 @@ func (m *Controller) detaching(
 
 // fence makes sure that another node does not use the volume of its attachment any more. No record keeps this fact.
 func (m *Controller) fence(ctx context.Context, at registry.Attachment, confirmed bool) error {
-	if at.Node == m.node.Name() {
+	if !m.foreign(at) {
 		return nil
 	}
 	err := registry.Errorf(registry.ErrUnsupported, "no fence")

@@ -138,8 +138,8 @@ func servedBy(
 	return volumes
 }
 
-// unknownBelow returns the served mounts below the root of a plugin's volumes that no record has, as after a loss of the
-// records. Each task of the plugin may be the one that serves them.
+// unknownBelow returns the served mounts below the root of a plugin's volumes that no record has, as after a loss of
+// the records. Each task of the plugin may be the one that serves them.
 func unknownBelow(
 	v registry.View, task registry.PluginTask, root string, stagings []registry.Staging, refs []registry.Ref,
 	mounts map[string]bool,

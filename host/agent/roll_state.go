@@ -1,0 +1,64 @@
+package agent
+
+import "fmt"
+
+// RollState is the state of a Roll.
+type RollState string
+
+const (
+	RollStarting RollState = "starting" // new allocs are not healthy yet
+	RollDraining RollState = "draining" // new allocs serve; old ones are kept until nothing needs them
+	RollDone     RollState = "done"
+	RollFailed   RollState = "failed" // the job is as it was
+)
+
+// RollState returns the state of the job's roll, which must not be nil.
+func (j *JobRecord) RollState() RollState {
+	switch {
+	case j.Roll.Failed != "":
+		return RollFailed
+	case j.Next != nil:
+		return RollStarting
+	case j.Roll.Ended.IsZero():
+		return RollDraining
+	}
+	return RollDone
+}
+
+// RollAllocs returns the new allocs of the job's roll, and those that it replaces and that have not ended. The new ones
+// of a roll that has failed are both.
+func (a *Agent) RollAllocs(j *JobRecord) (begun, kept []*AllocRecord) {
+	rolling := j.rolling()
+	for _, r := range a.Allocs() {
+		if r.Job != j.Job.ID || len(r.Plugins()) == 0 {
+			continue
+		}
+		if r.Version == j.Roll.Version {
+			begun = append(begun, r)
+		}
+		if j.replaces(r) || rolling[r.slot()] != "" && !r.State.Ended() && !j.begins(r) {
+			kept = append(kept, r)
+		}
+	}
+	return begun, kept
+}
+
+// DescribeRoll returns the state of the job's roll for messages. The roll must not be nil.
+func (a *Agent) DescribeRoll(j *JobRecord) string {
+	text := string(j.RollState())
+	if j.Roll.Failed != "" {
+		return text + ": " + j.Roll.Failed
+	}
+	begun, kept := a.RollAllocs(j)
+	list := kept
+	if j.Next != nil {
+		list = begun
+	}
+	for _, r := range list {
+		text += fmt.Sprintf("; alloc %s is %s", short(r.ID), r.State)
+		if r.Reason != "" {
+			text += ": " + r.Reason
+		}
+	}
+	return text
+}
