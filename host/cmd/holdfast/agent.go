@@ -38,9 +38,10 @@ With Type=notify, the agent tells systemd when it listens.`,
 			signals, stop := endSignals()
 			defer stop()
 			systemd := newNotifier()
+			places := placesOf{}
 			if config != "" {
-				if err := errors.Join(readConfig(c, config), p.checkLevel()); err != nil {
-					return err
+				if err := errors.Join(places.readConfig(c, config), p.checkLevel()); err != nil {
+					return places.locate(err)
 				}
 			}
 			var err error
@@ -53,7 +54,7 @@ With Type=notify, the agent tells systemd when it listens.`,
 			e.traces = p.traces.Provider()
 			st, err := openService(ctx, state, p.runDir(state), e, p.logger(io, "info"))
 			if err != nil {
-				return err
+				return places.locate(err)
 			}
 			fmt.Fprintf(io.out, "agent %s on node %s is listening on %s\n", host.Version, st.agent.Node().Name,
 				st.socket)

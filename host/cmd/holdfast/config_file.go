@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -36,9 +37,22 @@ func configKeys(c *cobra.Command) map[string]*pflag.Flag {
 	return keys
 }
 
+// placesOf are the keys of a configuration file with their places, by the flags that they set.
+type placesOf map[string]string
+
+// locate has the error of a flag's value name the key that has set the flag.
+func (p placesOf) locate(err error) error {
+	if usage, is := errors.AsType[usageError](err); is {
+		if bad, is := usage.error.(*flagError); is {
+			bad.key = p[bad.flag]
+		}
+	}
+	return err
+}
+
 // readConfig sets the flags that the configuration file has. Flags of the command line and variables of the
-// environment have precedence.
-func readConfig(c *cobra.Command, path string) error {
+// environment have precedence. It adds the places of what it sets.
+func (p placesOf) readConfig(c *cobra.Command, path string) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return fmt.Errorf("configuration file: %w", err)
@@ -71,6 +85,7 @@ func readConfig(c *cobra.Command, path string) error {
 		if err := flag.Value.Set(text.AsString()); err != nil {
 			return usageError{fmt.Errorf("%s: %s = %q: %w", a.Expr.Range(), name, text.AsString(), err)}
 		}
+		p[flag.Name] = fmt.Sprintf("%s: %s", a.Expr.Range(), name)
 	}
 	return nil
 }

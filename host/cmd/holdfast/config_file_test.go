@@ -40,7 +40,7 @@ func TestConfigFileSetsFlagsThatTheCommandLineHasNot(t *testing.T) {
 		t.Fatal(err)
 	}
 	c, p := agentCommand(t, "--log-level", "error")
-	if err := readConfig(c, path); err != nil {
+	if err := (placesOf{}).readConfig(c, path); err != nil {
 		t.Fatal(err)
 	}
 	if p.state != "/srv/holdfast" || p.logLevel != "error" {
@@ -72,8 +72,30 @@ func TestConfigFileErrorsNameTheLineAndTheKey(t *testing.T) {
 			t.Fatal(err)
 		}
 		c, _ := agentCommand(t)
-		err := readConfig(c, path)
+		err := (placesOf{}).readConfig(c, path)
 		if _, usage := errors.AsType[usageError](err); !usage || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", text, err, want)
+		}
+	}
+}
+
+// A value that is refused later is reported by its place too.
+func TestValuesOfTheConfigFileAreReportedByTheirPlace(t *testing.T) {
+	for text, want := range map[string]string{
+		"\nshim_bake = \"-5s\"":      `agent.hcl:2,13-18: shim_bake=-5s: the duration is negative`,
+		"log_level = \"loud\"":       `agent.hcl:1,13-19: log_level "loud": use trace`,
+		"driver = \"java\"":          `agent.hcl:1,10-16: driver "java": use exec`,
+		"docker_engine = \"ftp://\"": `agent.hcl:1,17-25: docker_engine: `,
+	} {
+		dir := t.TempDir()
+		path := filepath.Join(dir, "agent.hcl")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		root := newRoot(streams{io.Discard, io.Discard}, &globalFlags{})
+		root.SetArgs([]string{"agent", "--config", path, "--state-dir", filepath.Join(dir, "state"), "--shim", os.Args[0]})
+		err := root.Execute()
+		if err == nil || !strings.Contains(err.Error(), want) || exitCode(err) != exitUsage {
 			t.Errorf("%q: %v, want %s", text, err, want)
 		}
 	}
@@ -84,7 +106,7 @@ func TestPackagedConfigFile(t *testing.T) {
 	c, _ := agentCommand(t)
 	path := filepath.Join("..", "..", "..", "packaging", "agent.hcl")
 	goldenFile(t, path, func(w io.Writer) error { return writeConfig(w, c) })
-	if err := readConfig(c, path); err != nil {
+	if err := (placesOf{}).readConfig(c, path); err != nil {
 		t.Error(err)
 	}
 	if got := c.Flags().Lookup("volume-plugin").Value.String(); got != packaged["volume-plugin"] {

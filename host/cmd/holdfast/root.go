@@ -34,6 +34,18 @@ const (
 	// 128 and the signal's number: ended by that signal
 )
 
+// flagError is a bad value of a flag, or of its key in a configuration file.
+type flagError struct {
+	flag, problem string
+	key           string // with its place in the file; empty: the flag was given
+}
+
+func badFlag(flag, format string, args ...any) error {
+	return usageError{&flagError{flag: flag, problem: fmt.Sprintf(format, args...)}}
+}
+
+func (e *flagError) Error() string { return cmp.Or(e.key, "--"+e.flag) + e.problem }
+
 // usageError is an error in the command line.
 type usageError struct{ error }
 
@@ -312,7 +324,7 @@ func (p *globalFlags) socket() string {
 // checkLevel refuses an unknown log level.
 func (p *globalFlags) checkLevel() error {
 	if p.logLevel != "" && hclog.LevelFromString(p.logLevel) == hclog.NoLevel {
-		return usageError{fmt.Errorf("--log-level %q: use trace, debug, info, warn or error", p.logLevel)}
+		return badFlag("log-level", " %q: use trace, debug, info, warn or error", p.logLevel)
 	}
 	return nil
 }

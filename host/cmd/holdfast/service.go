@@ -87,7 +87,7 @@ func (e *agentFlags) drivers() ([]taskdriver.Driver, error) {
 		}
 		d, err := taskdriver.NewContainer(name, at)
 		if err != nil {
-			return nil, usageError{fmt.Errorf("--%s-engine: %w", name, err)}
+			return nil, badFlag(name+"-engine", ": %v", err)
 		}
 		list = append(list, d)
 	}
@@ -101,7 +101,7 @@ func (e *agentFlags) override() (string, error) {
 	case "exec", "raw_exec":
 		return e.driver, nil
 	}
-	return "", usageError{fmt.Errorf("--driver %q: use exec, raw_exec or default", e.driver)}
+	return "", badFlag("driver", " %q: use exec, raw_exec or default", e.driver)
 }
 
 // checkTimes refuses negative durations. 0 means the host's default.
@@ -109,7 +109,7 @@ func (e *agentFlags) checkTimes() error {
 	for flag, d := range map[string]time.Duration{"shim-bake": e.bake, "shim-swap-budget": e.budget,
 		"shim-max-hold": e.hold} {
 		if d < 0 {
-			return usageError{fmt.Errorf("--%s=%s: the duration is negative; use one like 10s or 500ms", flag, d)}
+			return badFlag(flag, "=%s: the duration is negative; use one like 10s or 500ms", d)
 		}
 	}
 	return nil
@@ -194,7 +194,7 @@ func (st *service) openVolumePlugin(e *agentFlags, log hclog.Logger) error {
 	if e.volumeDefault.size != "" {
 		size, err := units.RAMInBytes(e.volumeDefault.size)
 		if err != nil || size <= 0 {
-			return usageError{fmt.Errorf("--volume-default-size=%s is no size; use one like 1G", e.volumeDefault.size)}
+			return badFlag("volume-default-size", "=%s is no size; use one like 1G", e.volumeDefault.size)
 		}
 		d.Size = size
 	}
