@@ -52,7 +52,11 @@ func completeArguments(c *cobra.Command, p *globalFlags) {
 		case "SNAPSHOT", "BASE":
 			listers = append(listers, ids["snapshot"])
 		case "TASK":
-			listers = append(listers, taskNames)
+			list := taskNames
+			if c.Parent().Name() == "job" {
+				list = jobTaskNames
+			}
+			listers = append(listers, list)
 		case "VOLUME":
 			list := volumeIDs
 			if c.Parent().Name() == "csi-endpoint" {
@@ -73,7 +77,9 @@ func completeArguments(c *cobra.Command, p *globalFlags) {
 			if at >= len(listers) || listers[at] == nil {
 				return nil, cobra.ShellCompDirectiveDefault
 			}
-			return complete(c, p, listers[at], args)
+			values, then := complete(c, p, listers[at], args)
+			typed := args[at:] // of several
+			return slices.DeleteFunc(values, func(v string) bool { return slices.Contains(typed, v) }), then
 		}
 		c.RunE = p.resolving(c.RunE, listers)
 		if len(words) == 1 && several {
@@ -99,8 +105,7 @@ func complete(c *cobra.Command, p *globalFlags, list lister, args []string) ([]s
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	return slices.DeleteFunc(values, func(v string) bool { return slices.Contains(args, v) }),
-		cobra.ShellCompDirectiveNoFileComp
+	return values, cobra.ShellCompDirectiveNoFileComp
 }
 
 // known returns the values of a lister, in the namespace of the command's flag.
@@ -139,6 +144,13 @@ func allocIDs(ctx context.Context, c *control.Client, _ []string, _ string) ([]s
 func taskNames(ctx context.Context, c *control.Client, before []string, _ string) ([]string, error) {
 	a, err := c.Alloc(ctx, before[len(before)-1])
 	return values(a.Tasks, err, func(t control.Task) string { return string(t.Name) })
+}
+
+func jobTaskNames(ctx context.Context, c *control.Client, before []string, _ string) ([]string, error) {
+	j, err := c.Job(ctx, before[len(before)-1])
+	names, err := values(newestTasks(j), err, func(t jobTask) string { return t.task })
+	slices.Sort(names)
+	return slices.Compact(names), err
 }
 
 func pluginIDs(ctx context.Context, c *control.Client, _ []string, _ string) ([]string, error) {
