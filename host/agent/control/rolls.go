@@ -64,6 +64,15 @@ func (r Roll) String() string {
 	return text
 }
 
+// RollText returns a line about each roll, and whether the plugin's rolls are held.
+func (p *Plugin) RollText() string {
+	text := fmt.Sprintln("held:", p.Held())
+	for _, r := range p.Rolls {
+		text += r.String() + "\n"
+	}
+	return text
+}
+
 // Held reports whether all that the plugin's rolls wait for is that volumes are released, whose mounts are served by
 // processes of old allocs. The agent has recorded that for each of them.
 func (p *Plugin) Held() bool {

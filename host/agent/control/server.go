@@ -94,16 +94,21 @@ func NewServer(a *agent.Agent, h Host, self Self, log hclog.Logger) *Server {
 	return &Server{agent: a, host: h, self: self, log: log}
 }
 
+// errEnding is the error of requests that wait when the agent ends.
+var errEnding = registry.Errorf(registry.ErrUnavailable, "the agent is ending")
+
 // Serve answers on l until ctx ends. Then it waits up to 2s for calls in flight and closes l.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
-	life, cancel := context.WithCancel(ctx)
+	life, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() { cancel(errEnding) })
+	defer stop()
 	web := &http.Server{Handler: s.traced(s.handler()), ReadHeaderTimeout: 10 * time.Second,
 		BaseContext: func(net.Listener) context.Context { return life }, ConnContext: withOperator}
 	served := make(chan error, 1)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer s.endpoints.Wait()
-	defer cancel()
+	defer cancel(nil)
 	wg.Go(func() { served <- web.Serve(l) })
 	select {
 	case err := <-served:
@@ -145,6 +150,7 @@ func (s *Server) handler() http.Handler {
 		"GET /v1/job/{id}":            s.getJob,
 		"GET /v1/job/{id}/source":     s.getJobSource,
 		"GET /v1/job/{id}/await":      s.awaitJob,
+		"GET /v1/plugin/{id}/await":   s.awaitRoll,
 		"GET /v1/wait/{id}":           s.getWait,
 		"DELETE /v1/job/{id}":         s.deleteJob,
 		"GET /v1/allocs":              s.getAllocs,

@@ -3,8 +3,10 @@ package control
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -238,6 +240,23 @@ func (s *Server) awaitStopped(ctx context.Context, id string) error {
 	return s.agent.Await(ctx, func(all []*agent.AllocRecord) bool { return !slices.ContainsFunc(all, ours) })
 }
 
+// awaitRoll answers with a plugin once its rolls differ from those that the client knows, or none is under way.
+func (s *Server) awaitRoll(r *http.Request) (any, error) {
+	var plugin *Plugin
+	var failed error
+	err := s.agent.Await(r.Context(), func([]*agent.AllocRecord) bool {
+		plugin, failed = s.plugin(r.Context(), host.PluginID(r.PathValue("id")))
+		return failed != nil || !plugin.Rolling() || plugin.RollText() != r.FormValue("known")
+	})
+	return plugin, errors.Join(err, failed)
+}
+
+// AwaitRoll returns a plugin once its rolls have changed, or none is under way.
+func (c *Client) AwaitRoll(ctx context.Context, known Plugin) (Plugin, error) {
+	q := url.Values{"known": {known.RollText()}}
+	return get[Plugin](ctx, c, "/plugin/"+segment(known.ID)+"/await?"+q.Encode())
+}
+
 // Times of the reports about a call that has no answer yet.
 const (
 	firstReport    = 2 * time.Second
@@ -282,6 +301,13 @@ func (c *Client) reportWait(ctx context.Context) (id string, stop func()) {
 	return id, func() {
 		cancel()
 		wg.Wait()
+	}
+}
+
+// Report calls Waiting, unless it is nil.
+func (c *Client) Report(text string, since time.Time) {
+	if c.Waiting != nil {
+		c.Waiting(text, since)
 	}
 }
 

@@ -8,9 +8,11 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"holdfast/host"
 	"holdfast/host/agent"
 	"holdfast/host/agent/control"
 	"holdfast/internal/display"
@@ -132,9 +134,38 @@ func writePlan(to io.Writer, places []agent.Placement) error {
 	return t.write(to, "no allocs")
 }
 
-// awaitJob waits until the allocs of the job's version are running, with healthy plugins, or have ended.
+// For an agent that has ended: how often it is asked again, and for how long.
+const (
+	askAgain     = 200 * time.Millisecond
+	agentReturns = time.Minute
+)
+
+// awaitJob waits until the allocs of the job's version are running, with healthy plugins, or have ended. If the agent
+// is started again meanwhile, the wait continues there.
 func (p *globalFlags) awaitJob(ctx context.Context, job control.Job) (control.Job, error) {
-	now, err := p.client().AwaitJob(ctx, job.ID)
+	client := p.client()
+	var now control.Job
+	var err error
+	for gone := (time.Time{}); ; {
+		began := time.Now()
+		now, err = client.AwaitJob(ctx, job.ID)
+		if !errors.Is(err, control.ErrNoAgent) && !errors.Is(err, host.ErrUnavailable) {
+			break
+		}
+		if gone.IsZero() || time.Since(began) > agentReturns {
+			gone = time.Now()
+		}
+		if time.Since(gone) > agentReturns {
+			break
+		}
+		client.Report("the agent has ended; waiting for it to start again", gone)
+		select {
+		case <-time.After(askAgain):
+		case <-ctx.Done():
+			return now, context.Cause(ctx)
+		}
+	}
+	client.Report("", time.Time{})
 	began := job.Roll != nil && job.Roll.State == agent.RollStarting
 	if err == nil && began && now.Roll != nil && now.Roll.Version == job.Roll.Version && now.Roll.Failed != "" {
 		err = fmt.Errorf("%s", now.Roll)

@@ -92,13 +92,8 @@ func (p *globalFlags) awaitRoll(
 				display.Command("holdfast plugin roll --drain", plugin.ID))
 			return plugin, nil
 		}
-		select {
-		case <-time.After(200 * time.Millisecond):
-		case <-ctx.Done():
-			return plugin, context.Cause(ctx)
-		}
 		var err error
-		if plugin, err = client.Plugin(ctx, plugin.ID); err != nil {
+		if plugin, err = client.AwaitRoll(ctx, plugin); err != nil {
 			return plugin, err
 		}
 	}
