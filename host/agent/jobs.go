@@ -19,12 +19,14 @@ func (a *Agent) DriverNames() string { return strings.Join(slices.Sorted(maps.Ke
 
 // Check reports whether this agent can run the job. It returns a warning for each attribute that it ignores.
 func (a *Agent) Check(j *hooks.Job) (warnings []string, err error) {
-	return Check(a.withOverride(j), slices.Collect(maps.Values(a.drivers)))
+	return Check(a.withOverride(j), slices.Collect(maps.Values(a.drivers)), true)
 }
 
 // Check reports whether an agent with these drivers can run the job. It returns a warning for each attribute that has
 // no effect, also with an error.
-func Check(j *hooks.Job, drivers []taskdriver.Driver) (warnings []string, err error) {
+//
+// With tryLimits, drivers try whether they can limit resources: tasks get cgroups below that of this process.
+func Check(j *hooks.Job, drivers []taskdriver.Driver, tryLimits bool) (warnings []string, err error) {
 	if warnings, err = unsupportedBlocks(j); err != nil {
 		return warnings, err
 	}
@@ -46,7 +48,9 @@ func Check(j *hooks.Job, drivers []taskdriver.Driver) (warnings []string, err er
 			if err != nil {
 				return warnings, err
 			}
-			ignored, err := d.Configure(&taskdriver.Task{Resources: s.resources, Files: s.paths()}, t.Config)
+			ignored, err := d.Configure(&taskdriver.Task{
+				Resources: s.resources, Files: s.paths(), TryLimits: tryLimits,
+			}, t.Config)
 			for _, w := range ignored {
 				warnings = append(warnings, fmt.Sprintf("task %q: %s", t.Name, w))
 			}

@@ -97,8 +97,8 @@ type execConfig struct {
 	WorkDir string   `json:"work_dir"`
 }
 
-// Configure reads command, args and work_dir. Except for an attempt, which has an ID and gets its limits from its parent,
-// it tries the limits of the task's resources.
+// Configure reads command, args and work_dir. If it is asked to try the limits of the task's resources, it warns of those
+// that this process cannot enforce, else, without an ID, of those that nothing on this machine can.
 func (r runner) Configure(t *Task, config json.RawMessage) (warnings []string, err error) {
 	var c execConfig
 	if err := Decode("config", config, &c); err != nil {
@@ -112,8 +112,11 @@ func (r runner) Configure(t *Task, config json.RawMessage) (warnings []string, e
 	if err := t.checkFiles(false); err != nil {
 		return warnings, err
 	}
-	if t.ID == "" {
+	switch {
+	case t.TryLimits:
 		warnings = append(warnings, unlimited(t.Resources)...)
+	case t.ID == "":
+		warnings = append(warnings, unmounted(t.Resources)...)
 	}
 	return warnings, nil
 }

@@ -61,6 +61,9 @@ type Task struct {
 	LogFiles  int           `json:"log_files,omitempty"` // kept for each stream; default DefaultLogFiles
 	Resources Resources     `json:"resources,omitzero"`
 
+	// TryLimits has Configure try the limits, in cgroups below that of this process.
+	TryLimits bool `json:"-"`
+
 	container *containerConfig
 }
 

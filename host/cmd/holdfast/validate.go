@@ -91,7 +91,7 @@ func validateFile(ctx context.Context, h *host.Host, drivers []taskdriver.Driver
 		var job *hooks.Job
 		job, v.Diagnostics, err = h.Parse(ctx, src, parseOptions(f, true))
 		if err == nil {
-			v.Warnings, err = agent.Check(job, drivers)
+			v.Warnings, err = agent.Check(job, drivers, false)
 		}
 		if hasUnset(job) {
 			err = v.Diagnostics.Err() // the agent's error may be about a value that is not known yet
