@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -78,8 +79,7 @@ func newShimSwap(io streams, p *globalFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			report, err := p.client().Swap(c.Context(), control.SwapRequest{Path: path, SHA256: sum, By: operator()})
-			return showSwap(io, p, err, report)
+			return p.swap(c.Context(), io, control.SwapRequest{Path: path, SHA256: sum, By: operator()})
 		},
 	}
 	c.Flags().StringVar(&sum, "sha256", "", "expected digest of the binary (default: the content of PATH.sha256)")
@@ -101,8 +101,7 @@ func newShimRollback(io streams, p *globalFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			report, err := p.client().Swap(c.Context(), control.SwapRequest{SHA256: before, By: operator()})
-			return showSwap(io, p, err, report)
+			return p.swap(c.Context(), io, control.SwapRequest{SHA256: before, By: operator()})
 		},
 	}
 }
@@ -160,12 +159,28 @@ func swapJSONOf(r host.SwapReport) swapJSON {
 	return s
 }
 
-// showSwap writes the report of a swap as JSON or as text.
-func showSwap(io streams, p *globalFlags, err error, r host.SwapReport) error {
-	return show(io, p, err, swapJSONOf(r), func(to writer, _ swapJSON) error { return writeSwapped(to, r) })
+// swap has the agent swap, and writes the report as JSON or as text.
+func (p *globalFlags) swap(ctx context.Context, io streams, ask control.SwapRequest) error {
+	report, err := p.client().Swap(ctx, ask)
+	if err != nil {
+		return err
+	}
+	now, err := p.client().Shim(ctx)
+	return show(io, p, err, swapJSONOf(report), func(to writer, _ swapJSON) error {
+		return writeSwapped(to, report, now.ShimState)
+	})
 }
 
-func writeSwapped(to writer, s host.SwapReport) error {
+// writeSwapped writes what serves now, and the report of the swap.
+func writeSwapped(to writer, s host.SwapReport, now host.ShimState) error {
+	fmt.Fprintf(to, "now serving %s", short(now.SHA256))
+	if s.From == s.To {
+		fmt.Fprint(to, ", the same binary as before")
+	}
+	if !now.Bakes.IsZero() {
+		fmt.Fprintf(to, "; if it dies, %s takes over again, until %s", short(s.From), when(now.Bakes))
+	}
+	fmt.Fprint(to, "\n\n")
 	return facts(to, "Outcome", s.Outcome, "From", short(s.From), "To", short(s.To), "Protocol", s.Protocol,
 		"Generation", s.Generation,
 		"Steps", stepsText(s.Steps), "Calls held", s.Held, "Held at most", s.Hold.Round(100*time.Microsecond),
