@@ -86,7 +86,7 @@ func (r *runner) runToEnd(ctx, stop context.Context) error {
 	err := r.update(func(rec *AllocRecord) {
 		rec.State, rec.Reason = rec.outcome()
 		rec.Ended, rec.Plans = time.Now().UTC(), nil
-		if rec.State == AllocFailed {
+		if rec.State == AllocFailed && rec.Failed != "" { // else a note of the task has the reason
 			rec.note("", "failed: %s", rec.Reason)
 		} else {
 			rec.note("", "%s", rec.State)

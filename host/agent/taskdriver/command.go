@@ -89,7 +89,10 @@ func (c *command) start(r request) (child *os.Process, err error) {
 	} else {
 		err = mount.OnThread(run)
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, registry.ErrNotFound): // it names the program
+		return nil, err
+	case err != nil:
 		return nil, fmt.Errorf("start %s: %w", c.path, classify(err))
 	}
 	return child, nil

@@ -47,11 +47,7 @@ func (r runner) start(ctx context.Context, t Task) (_ Handle, err error) {
 		return Handle{}, err
 	}
 	defer held.Close()
-	h, err := r.startParent(ctx, t, held)
-	if err != nil {
-		return Handle{}, fmt.Errorf("start task %s: %w", t.ID, err)
-	}
-	return h, nil
+	return r.startParent(ctx, t, held)
 }
 
 func makeDir(dir string) error {
