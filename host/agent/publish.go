@@ -168,6 +168,10 @@ func (a *Agent) addNotes(notes []Note) {
 // note adds a note to the record.
 func (r *AllocRecord) note(task host.TaskName, format string, args ...any) {
 	n := Note{At: time.Now().UTC(), Job: r.Job, Alloc: r.ID, Task: task, Text: fmt.Sprintf(format, args...)}
+	n.Failed = r.State == AllocFailed
+	if t := r.Tasks[task]; t != nil {
+		n.Failed = t.Failed
+	}
 	if r.Group.Count > 1 {
 		n.Place = fmt.Sprintf("[%d]", r.Index)
 	}

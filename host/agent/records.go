@@ -124,6 +124,8 @@ type Note struct {
 	Place string        `json:"place,omitempty"` // index in a group with count above 1, such as [1]
 	Task  host.TaskName `json:"task,omitempty"`
 	Text  string        `json:"text"`
+	// Failed means that the alloc, or its task, has failed for good.
+	Failed bool `json:"failed,omitempty"`
 }
 
 // maxNotes bounds the notes of an alloc record.

@@ -259,3 +259,19 @@ func TestAllocStartsAndStopsWithThreeCommits(t *testing.T) {
 		e.awaitAllEnded()
 	})
 }
+
+// The agent logs these notes as errors.
+func TestNotesOfFailuresAreMarked(t *testing.T) {
+	t.Parallel()
+	r := &AllocRecord{State: AllocRunning, Tasks: map[host.TaskName]*TaskRecord{"good": {}, "bad": {Failed: true}}}
+	r.note("good", "complete")
+	r.note("bad", "failed")
+	r.note("", "placed")
+	r.State = AllocFailed
+	r.note("", "failed")
+	for i, want := range []bool{false, true, false, true} {
+		if n := r.Notes[i]; n.Failed != want {
+			t.Errorf("note %q of task %q: failed is %v", n.Text, n.Task, n.Failed)
+		}
+	}
+}

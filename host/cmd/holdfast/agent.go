@@ -87,7 +87,11 @@ func serveUntil(ctx, whole context.Context, st *service, stopTasks bool, timeout
 	wg.Go(func() { served <- st.serve(life) })
 	wg.Go(func() {
 		_ = st.agent.Notes(life, func(n agent.Note) error {
-			log.Info(noteLine(n))
+			if n.Failed {
+				log.Error(noteLine(n))
+			} else {
+				log.Info(noteLine(n))
+			}
 			return nil
 		})
 	})
