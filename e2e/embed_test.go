@@ -53,7 +53,7 @@ func TestEmbed(t *testing.T) {
 	} else if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(string(out), "loopfs: loopfs.holdfast.dev 0.1.0, healthy") {
+	if !strings.Contains(string(out), "loopfs: loopfs.holdfast.dev 0.1.0\n") {
 		t.Errorf("it says %q", out)
 	}
 }

@@ -33,8 +33,8 @@ func run(ctx context.Context, config host.Config, jobFile string, command []stri
 	must(h.TaskStarted(ctx, task.Key(), task.Attempt))
 	_ = h.Fingerprints(ctx, host.PluginQuery{}, func(changed []host.PluginFingerprint, _ bool) error {
 		for _, p := range changed {
-			fmt.Printf("%s %s: %s %s, %s\n", p.Role, p.Plugin, p.Active.Fingerprint.Provider, p.Active.Fingerprint.Version, p.Active.Health.State)
 			if p.Healthy > 0 {
+				fmt.Printf("%s %s: %s %s\n", p.Role, p.Plugin, p.Active.Fingerprint.Provider, p.Active.Fingerprint.Version)
 				return io.EOF // seen enough
 			}
 		}
