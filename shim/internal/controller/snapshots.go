@@ -194,7 +194,7 @@ func checkSame(view registry.View, old registry.VolumeSnapshot, spec registry.Sn
 	case old.Volume != spec.Volume || !slices.Equal(old.Volumes, spec.Volumes) || old.Name != spec.Name,
 		!maps.Equal(old.Parameters, spec.Parameters),
 		spec.Secrets != nil && !maps.Equal(old.Secrets, spec.Secrets):
-		return registry.Errorf(registry.ErrExists, "a %s exists already, and is another one (%q of %s); "+
+		return registry.Errorf(registry.ErrExists, "%s already exists with a different specification (%q of %s); "+
 			"choose another id, or delete it first", name, old.Name, volumesOf(old))
 	case old.State == registry.SnapshotDeleting:
 		return registry.Errorf(registry.ErrConflict, "%s is being deleted; wait until it is gone", name)
