@@ -141,10 +141,16 @@ func unsettled(j Job, a Alloc) bool {
 	case a.Replaced:
 		return a.Ended.IsZero() && !kept
 	case a.State == agent.AllocRunning:
-		return slices.ContainsFunc(a.Tasks,
-			func(t Task) bool { return t.State == agent.TaskPending || t.State == agent.TaskStarting })
+		return slices.ContainsFunc(a.Tasks, Task.unsettled)
 	}
 	return a.State != agent.AllocComplete && a.State != agent.AllocFailed
+}
+
+// unsettled reports whether the task has not run yet, such as while its image is pulled or its engine is away, or has
+// failed and ends its alloc.
+func (t Task) unsettled() bool {
+	return t.State == agent.TaskPending || t.State == agent.TaskStarting || t.Failed ||
+		t.State == agent.TaskWaiting && t.Restarts == 0
 }
 
 // unhealthy lists the plugins of a job's running allocs that are not healthy, with why. A plugin that the shim cannot
@@ -207,6 +213,11 @@ func (a Alloc) describe() string {
 	text := fmt.Sprintf("alloc %s is %s", short(a.ID), a.State)
 	if a.Reason != "" {
 		text += ": " + a.Reason
+	}
+	for _, t := range a.Tasks {
+		if t.unsettled() && t.Reason != "" {
+			text += fmt.Sprintf(": task %s: %s", t.Name, t.Reason)
+		}
 	}
 	return text
 }
