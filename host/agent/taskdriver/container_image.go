@@ -125,7 +125,7 @@ func (d Container) pull(ctx context.Context, c *containerConfig, progress func(s
 	if errdefs.IsNotFound(err) || errdefs.IsUnauthorized(err) || errdefs.IsPermissionDenied(err) {
 		err = registry.Errorf(registry.ErrNotFound, "%w", err) // it is not tried again
 	}
-	return fmt.Errorf("pull image %s: %w; check the name and the registry, or load the image into the engine",
+	return fmt.Errorf("pull image %s: %w; check the name, the registry and auth, or load the image into the engine",
 		c.Image, err)
 }
 
