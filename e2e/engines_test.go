@@ -38,6 +38,7 @@ func TestContainersOfEngines(t *testing.T) {
 		e.runUsers()
 		t.Run("roll", func(t *testing.T) { e.within(t, e.roll) })
 		t.Run("agent killed", func(t *testing.T) { e.within(t, e.killAgent) })
+		t.Run("pull", func(t *testing.T) { e.within(t, e.pull) })
 		t.Run("engine killed", func(t *testing.T) { e.within(t, e.killEngine) })
 		if engine.Name == "docker" {
 			t.Run("engine stopped", func(t *testing.T) { e.within(t, e.stopEngine) })
@@ -84,28 +85,41 @@ func (e *engineEnv) job(file string, replace ...string) {
 	e.must(e.runSubmission(src))
 }
 
-func (e *engineEnv) runPlugins() {
-	e.t.Helper()
+// rights are what the config of a plugin's container needs.
+func (e *engineEnv) rights() string {
 	// dockerd makes no privileged container in a sandbox; Podman before 4.4 ignores the rules for devices of others.
-	rights := "privileged = true"
 	if e.engine.Name == "docker" {
-		rights = `cap_add = ["SYS_ADMIN"]
-			security_opt = ["seccomp=unconfined", "apparmor=unconfined"]`
+		return `cap_add = ["SYS_ADMIN"]
+			security_opt = ["seccomp=unconfined", "apparmor=unconfined"]
+			devices = ["/dev/fuse"]`
 	}
-	e.job("engine_plugin.hcl", "NAME", "loopfs", "RIGHTS", rights, "ARGS",
-		`"--data=${var.d}/data/loopfs", "--backend=loop", "--node-id=n1"`)
-	e.job("engine_plugin.hcl", "NAME", "csifake", "RIGHTS", rights, "ARGS",
+	return "privileged = true"
+}
+
+// runFake runs csifake with a further argument.
+func (e *engineEnv) runFake(arg string) {
+	e.t.Helper()
+	e.job("engine_plugin.hcl", "NAME", "csifake", "RIGHTS", e.rights(), "ARGS",
 		`"--journal=${var.d}/data/journal", "--script=${var.d}/data/script", "--state=${var.d}/data/backend",
 		"--data=${var.d}/data", "--mounts", "--instance=${NOMAD_ALLOC_ID}",
-		"--caps=CREATE_DELETE_VOLUME,PUBLISH_UNPUBLISH_VOLUME,STAGE_UNSTAGE_VOLUME"`)
-	for id, replace := range map[string][]string{
-		"notes": {`"disk"`, `"notes"`, "fake", "loopfs", "1MiB", "32MiB", "single-node-writer", "single-node-multi-writer"},
-		"disk":  {"fake", "csifake"},
-	} {
-		src, err := e.hclFile("disk.volume.hcl", replace...)
-		e.must(err)
-		e.must(e.retry("create "+id, func() error { return errOf(e.client.CreateVolume(e.ctx(), src)) }))
-	}
+		"--caps=CREATE_DELETE_VOLUME,PUBLISH_UNPUBLISH_VOLUME,STAGE_UNSTAGE_VOLUME", `+arg)
+}
+
+// createVolume creates the volume of disk.volume.hcl with replacements.
+func (e *engineEnv) createVolume(replace ...string) {
+	e.t.Helper()
+	src, err := e.hclFile("disk.volume.hcl", replace...)
+	e.must(err)
+	e.must(e.retry("create a volume", func() error { return errOf(e.client.CreateVolume(e.ctx(), src)) }))
+}
+
+func (e *engineEnv) runPlugins() {
+	e.t.Helper()
+	e.job("engine_plugin.hcl", "NAME", "loopfs", "RIGHTS", e.rights(), "ARGS",
+		`"--data=${var.d}/data/loopfs", "--backend=loop", "--node-id=n1"`)
+	e.runFake(`"--mount=bind"`)
+	e.createVolume(`"disk"`, `"notes"`, "fake", "loopfs", "1MiB", "32MiB", "single-node-writer", "single-node-multi-writer")
+	e.createVolume("fake", "csifake")
 }
 
 // engineUsers are the jobs that use volumes. An attempt of them ends if the volume fails.

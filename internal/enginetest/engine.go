@@ -1,5 +1,5 @@
-// Package enginetest starts container engines for tests: a dockerd or a podman service with a state of its own, and
-// images made from programs of this machine. Nothing is pulled.
+// Package enginetest starts container engines for tests: a dockerd or a podman service with a state of its own, images
+// made from programs of this machine, and a registry. Nothing comes from another machine.
 package enginetest
 
 import (
@@ -108,7 +108,11 @@ func start(t testing.TB, name string, extra []string) *Engine {
 		installed.Tool(t, "runc", "runc")
 		e.config = filepath.Join(dir, "containers.conf")
 		text := "[containers]\ndefault_ulimits = []\n[engine]\n" + strings.Join(extra, "\n") + "\n"
-		if err := os.WriteFile(e.config, []byte(text), 0o600); err != nil {
+		err := os.WriteFile(e.config, []byte(text), 0o600)
+		if err == nil {
+			err = os.WriteFile(e.registries(), []byte("[[registry]]\nlocation = \"127.0.0.1\"\ninsecure = true\n"), 0o600)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 		extra = nil
@@ -150,13 +154,17 @@ func (e *Engine) Start(flags ...string) {
 
 func (e *Engine) containerdSocket() string { return filepath.Join(e.dir, "containerd.sock") }
 
+// registries is registries.conf of podman. dockerd uses registries on 127.0.0.1 without TLS by itself.
+func (e *Engine) registries() string { return filepath.Join(e.dir, "registries.conf") }
+
 func (e *Engine) log() string {
 	text, _ := os.ReadFile(filepath.Join(e.dir, "log"))
 	return string(text[max(0, len(text)-4096):])
 }
 
 func (e *Engine) environ() []string {
-	return append(os.Environ(), "CONTAINERS_CONF="+e.config, "DOCKER_HOST="+e.Host)
+	return append(os.Environ(), "CONTAINERS_CONF="+e.config, "CONTAINERS_REGISTRIES_CONF="+e.registries(),
+		"DOCKER_HOST="+e.Host)
 }
 
 func (e *Engine) podman(args ...string) []string {
