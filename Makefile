@@ -10,7 +10,7 @@ LONG := $(LONG)|TestAgentKilled|TestAllKilled|TestPluginTaskKilled
 # Tests that take minutes and run with -race, because many goroutines of the host change state at once.
 DEATHS := TestKilledAt|ThatCannotDie|TestNoFailedCall$$|TestRollDuringMounts|TestRollKeeps|TestFailedRollKeeps|TestStopFirstRoll
 # Tests with a dockerd and a podman of their own.
-ENGINES := TestContainersOfEngines
+ENGINES := TestContainersOfEngines|TestRollKeepsFUSEMountsOfContainers
 # Tests of two releases, run with the host of this release and with that of the next (see package nextrelease).
 NEXT := $(CURDIR)/.cache/next.overlay.json
 COMPAT := ^(TestVersionSkew|TestVersionSkewIsSeen|TestStateOutsideTheWindow|TestStateBeyondTheWindow|TestRollbackToTheReleaseBefore|TestSwapAddsAField|TestNewerRPCPassesTheHost)$$
