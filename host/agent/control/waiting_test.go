@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+
+	"holdfast/host/agent"
 )
 
 // A wait is reported although the agent does not say what the request waits for.
@@ -47,5 +49,22 @@ func TestWaitForAHungAgentIsReported(t *testing.T) {
 	}
 	if last != "" {
 		t.Errorf("the last report is %q", last)
+	}
+}
+
+// A job has settled once its tasks have started, or its allocs have ended. A task that cannot start ends its alloc a
+// moment later, and one whose engine is away has not started.
+func TestJobSettlesOnceItsTasksHaveStarted(t *testing.T) {
+	for want, tasks := range map[bool][]Task{
+		true: {{State: agent.TaskRunning}, {State: agent.TaskWaiting, Restarts: 1}, {State: agent.TaskDead}},
+		false: {{State: agent.TaskPending}, {State: agent.TaskStarting}, {State: agent.TaskWaiting},
+			{State: agent.TaskDead, Failed: true}},
+	} {
+		for _, task := range tasks {
+			j := Job{Groups: []Group{{Count: 1}}, Allocs: []Alloc{{State: agent.AllocRunning, Tasks: []Task{task}}}}
+			if settled(j) != want {
+				t.Errorf("task %+v: settled is %v", task, !want)
+			}
+		}
 	}
 }
