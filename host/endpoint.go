@@ -39,6 +39,7 @@ func (h *Host) ServeCSI(ctx context.Context, plugin PluginID, l net.Listener) er
 		return errors.Join(err, l.Close())
 	}
 	options := []grpc.ServerOption{grpc.MaxRecvMsgSize(maxCSIMessage), grpc.WaitForHandlers(true),
+		grpc.NumStreamWorkers(bootstrap.Workers),
 		grpc.InitialWindowSize(bootstrap.Window), grpc.InitialConnWindowSize(bootstrap.Window),
 		grpc.UnknownServiceHandler(func(_ any, client grpc.ServerStream) error { return h.passCSI(plugin, client) })}
 	if p := h.config.TracerProvider; p != nil {

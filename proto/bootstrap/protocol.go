@@ -24,6 +24,11 @@ const (
 	// pings by which gRPC otherwise measures the connection.
 	Window = 1 << 20
 
+	// Workers is the number of goroutines that a gRPC server keeps for calls. Each has the stack that earlier calls
+	// needed; the stack of a new goroutine grows, and is copied, several times within one call. Calls beyond that number
+	// get new goroutines.
+	Workers = 32
+
 	// PluginName is the one plugin that host and shim exchange.
 	PluginName = "holdfast"
 

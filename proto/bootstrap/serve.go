@@ -195,7 +195,7 @@ func (s *shim) goPlugin(ctx context.Context) error {
 
 func (s *shim) newServer(opts []grpc.ServerOption) *grpc.Server {
 	opts = append(opts, grpc.MaxRecvMsgSize(MaxMessage), grpc.MaxSendMsgSize(MaxMessage),
-		grpc.InitialWindowSize(Window), grpc.InitialConnWindowSize(Window))
+		grpc.InitialWindowSize(Window), grpc.InitialConnWindowSize(Window), grpc.NumStreamWorkers(Workers))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.server = grpc.NewServer(append(opts, s.opts.Server...)...)
