@@ -121,33 +121,31 @@ type held struct {
 // counts. A call that was cut off at a shim avoids that shim for a while: it is most likely dead.
 func (g *gate) enter(ctx context.Context, a access, h *held, avoid *shim) (*shim, error) {
 	began := time.Now()
-	limit := time.NewTimer(h.left)
-	defer limit.Stop()
 	defer func() { h.left -= time.Since(began) }()
-	retry := time.NewTimer(retrySame)
-	defer retry.Stop()
-	for first := true; ; first = false {
+	var limit, retry <-chan time.Time // nil: it has not had to wait
+	for {
 		p := g.decide(a, avoid)
 		switch {
 		case p.closed != nil:
 			return nil, p.closed
-		case !first && ctx.Err() != nil:
+		case limit != nil && ctx.Err() != nil:
 			return nil, noShim(h.why, context.Cause(ctx))
 		case p.shim != nil:
 			if !timeIsUp(ctx) {
 				h.why = nil // a later timeout is not for the wait
 			}
 			return p.shim, nil
-		case first:
+		case limit == nil:
 			g.countWaiting()
+			limit, retry = time.After(h.left), time.After(retrySame)
 		}
 		h.why = cmp.Or(p.why, errUnanswered)
 		select {
 		case <-p.changed:
-		case <-retry.C:
+		case <-retry:
 			avoid = nil
 		case <-ctx.Done():
-		case <-limit.C:
+		case <-limit:
 			if !timeIsUp(ctx) {
 				return nil, noShim(h.why, errHeld)
 			}
