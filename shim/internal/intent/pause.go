@@ -87,9 +87,9 @@ func Released(ctx context.Context) bool {
 	return ctx.Err() != nil && errors.Is(context.Cause(ctx), ErrReleased)
 }
 
-// drained returns a context for a call that begins now. It ends with ctx. If ctx ends with ErrReleased, the call still
-// has the rest of its drain time.
-func drained(ctx context.Context, drain time.Duration) (context.Context, context.CancelFunc) {
+// drained returns a context for a call that begins now. It ends with ctx, and after limit. If ctx ends with ErrReleased,
+// the call still has the rest of its drain time.
+func drained(ctx context.Context, drain, limit time.Duration) (context.Context, context.CancelFunc) {
 	if ctx.Err() != nil {
 		return context.WithCancel(ctx)
 	}
@@ -106,10 +106,10 @@ func drained(ctx context.Context, drain time.Duration) (context.Context, context
 		}
 		time.AfterFunc(drain-time.Since(began), func() { cancel(why) })
 	})
-	end, has := ctx.Deadline()
-	if !has {
-		return call, func() { stop(); cancel(nil) }
+	until := began.Add(limit)
+	if end, has := ctx.Deadline(); has && end.Before(until) {
+		until = end
 	}
-	limited, done := context.WithDeadline(call, end)
+	limited, done := context.WithDeadline(call, until)
 	return limited, func() { stop(); cancel(nil); done() }
 }

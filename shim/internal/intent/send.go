@@ -136,10 +136,8 @@ func (s Sender) Once(
 	if err := s.Pause.Wait(ctx, op); err != nil {
 		return err
 	}
-	ctx, end := drained(ctx, s.Drain)
+	ctx, end := drained(ctx, s.Drain, deadline)
 	defer end()
-	ctx, cancel := context.WithTimeout(ctx, deadline)
-	defer cancel()
 	return do(ctx)
 }
 
@@ -222,10 +220,8 @@ func (d *delivery) prepared(view registry.View) bool {
 
 // try sends the call once. It returns nil if the call is done.
 func (d *delivery) try(ctx context.Context) *registry.CallError {
-	ctx, end := drained(ctx, d.Drain)
+	ctx, end := drained(ctx, d.Drain, d.Policy.Deadline)
 	defer end()
-	ctx, cancel := context.WithTimeout(ctx, d.Policy.Deadline)
-	defer cancel()
 	err := callError(d.Intent.RPC, d.send(ctx))
 	if err != nil && d.doubt && !Answers(err.Code) {
 		// this try may never have reached the plugin, so it says nothing about earlier ones
