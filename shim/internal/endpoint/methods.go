@@ -109,16 +109,13 @@ func (m method) roles() []registry.Role {
 
 // decode returns the request as its type, or nil if this build does not know the method.
 func (m method) decode(raw proto.Message) (proto.Message, error) {
-	found, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName("csi.v1." + m.service))
-	if err != nil {
+	name := protoreflect.FullName("csi.v1." + m.service + "." + string(m.rpc))
+	found, _ := protoregistry.GlobalFiles.FindDescriptorByName(name)
+	known, is := found.(protoreflect.MethodDescriptor)
+	if !is {
 		return nil, nil
 	}
-	service, is := found.(protoreflect.ServiceDescriptor)
-	if !is || service.Methods().ByName(protoreflect.Name(m.rpc)) == nil {
-		return nil, nil
-	}
-	kind, err := protoregistry.GlobalTypes.FindMessageByName(
-		service.Methods().ByName(protoreflect.Name(m.rpc)).Input().FullName())
+	kind, err := protoregistry.GlobalTypes.FindMessageByName(known.Input().FullName())
 	if err != nil {
 		return nil, err
 	}
