@@ -81,15 +81,15 @@ func (e *Endpoint) Pass(ctx context.Context, r Request, reply func(*emptypb.Empt
 	if c.effect() == reads {
 		return e.read(ctx, c, reply)
 	}
-	at, err := e.instance(ctx, c) // before a use is recorded
-	if err != nil {
-		return err
-	}
 	unlock, err := e.Locks.LockAll(ctx, c.keys(), c.what()) // all calls lock in the same order
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	at, err := e.instance(ctx, c) // before a use is recorded; another may have become active during the wait for the lock
+	if err != nil {
+		return err
+	}
 	if err := e.Pause.Wait(ctx, c.op); err != nil { // a use is not recorded for a call that only the next shim sends
 		return err
 	}

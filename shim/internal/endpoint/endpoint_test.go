@@ -528,6 +528,32 @@ func TestCallsReachTheInstanceThatServesTheMount(t *testing.T) {
 	}
 }
 
+// A call that has waited for another one for its volume goes to the instance that is active then.
+func TestCallChoosesItsInstanceOnceTheVolumeIsFree(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnv(t)
+		e.members = []registry.AllocID{"old"}
+		open := make(chan struct{})
+		e.answer = func(context.Context, driver.Passed) (bool, error) { <-open; return true, nil }
+		var all sync.WaitGroup
+		stage := &csi.NodeStageVolumeRequest{VolumeId: volume, StagingTargetPath: "/staging"}
+		for _, s := range []step{{method: "Node/NodeStageVolume", request: stage}, publish()} {
+			all.Go(func() {
+				if err := e.call(t.Context(), s.method, s.request); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+		}
+		e.members = []registry.AllocID{"new", "old"}
+		close(open)
+		all.Wait()
+		if want := []registry.AllocID{"old", "new"}; !slices.Equal(e.sentTo, want) {
+			t.Errorf("calls went to %q, want %q", e.sentTo, want)
+		}
+	})
+}
+
 // A stream of answers may take longer than a call with one answer, which ends after its limit.
 func TestStreamsOutliveTheLimitOfOneCall(t *testing.T) {
 	for method, want := range map[string]codes.Code{
