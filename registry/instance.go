@@ -2,7 +2,9 @@ package registry
 
 import (
 	"maps"
+	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -31,6 +33,15 @@ type Endpoint struct {
 type Tree struct {
 	Host string `json:"host"`
 	Task string `json:"task"`
+}
+
+// OnHost returns the host's path of what the task sees at path. It is path itself if it is not below the directory.
+func (t Tree) OnHost(path string) string {
+	path = filepath.Clean(path)
+	if rest, below := strings.CutPrefix(path, filepath.Clean(t.Task)+"/"); below {
+		return filepath.Join(t.Host, rest)
+	}
+	return path
 }
 
 // Instance is one running task of a plugin in one role. CreateIndex ranks the instances of a plugin, or Preferred if it

@@ -169,7 +169,7 @@ func (c call) keys() (keys []intent.Key) {
 
 // begin refuses the call if it would change what is registered in Holdfast, and records the use that it begins. isNew
 // reports whether there was no such use: no earlier call has begun it, or may have. The call goes to the instance at.
-func (e *Endpoint) begin(ctx context.Context, c call, at registry.InstanceKey) (isNew bool, err error) {
+func (e *Endpoint) begin(ctx context.Context, c call, at registry.Instance) (isNew bool, err error) {
 	_, err = registry.Ensure(ctx, e.State, func(view registry.View) (change registry.Change, err error) {
 		if err := c.checkRegistered(view); err != nil {
 			return change, err
@@ -241,7 +241,7 @@ func (e *Endpoint) end(ctx context.Context, c call, isNew bool, o outcome) error
 	begun := c.effect() == begins && o.err == nil
 	switch {
 	case begun:
-		if intent.RoleOf(own.Call) == registry.RoleNode && e.Served(own.Target) {
+		if intent.RoleOf(own.Call) == registry.RoleNode && e.Served(o.at.Volumes.OnHost(own.Target)) {
 			own.Server = o.at.TaskKey()
 		}
 	case isNew && o.none(), c.effect() == changes && o.err == nil:
@@ -281,11 +281,11 @@ func (e *Endpoint) end(ctx context.Context, c call, isNew bool, o outcome) error
 
 // outcome is what came of a call.
 type outcome struct {
-	at       registry.InstanceKey // that got the last try
-	sent     bool                 // an instance may have got it
-	lost     bool                 // an instance that may have got it has given no answer
-	replied  bool                 // a message was passed on
-	err      error                // of the plugin, or why there was no call
+	at       registry.Instance // that got the last try
+	sent     bool              // an instance may have got it
+	lost     bool              // an instance that may have got it has given no answer
+	replied  bool              // a message was passed on
+	err      error             // of the plugin, or why there was no call
 	replyErr error
 }
 
@@ -333,7 +333,7 @@ func (e *Endpoint) send(ctx context.Context, c call, reply func(*emptypb.Empty) 
 		o.at = at
 		answered := false
 		o.err = e.Once(ctx, c.op, Limit(c.full), func(ctx context.Context) (err error) {
-			answered, err = e.Instances.Pass(ctx, at,
+			answered, err = e.Instances.Pass(ctx, at.InstanceKey,
 				csi.Passed{Method: c.full, RPC: c.rpc, Message: c.raw, Decoded: c.request}, passOn)
 			return err
 		})
@@ -359,7 +359,7 @@ func (e *Endpoint) send(ctx context.Context, c call, reply func(*emptypb.Empty) 
 
 // instance waits for the instance that serves the call, unless no task is to become one: the active one, or an older one
 // that serves a mount of the volume.
-func (e *Endpoint) instance(ctx context.Context, c call) (at registry.InstanceKey, err error) {
+func (e *Endpoint) instance(ctx context.Context, c call) (at registry.Instance, err error) {
 	for waited := time.Duration(0); ; waited += taskPause {
 		for _, role := range c.roles() {
 			inst, found := e.Plugins.Find(role, c.plugin)
@@ -367,7 +367,7 @@ func (e *Endpoint) instance(ctx context.Context, c call) (at registry.InstanceKe
 				inst, found = e.FindFor(ctx, role, c.volumes[0])
 			}
 			if found {
-				return inst.InstanceKey, nil
+				return inst, nil
 			}
 		}
 		role, expected, err := e.expected(ctx, c.plugin, c.roles()...)
@@ -375,8 +375,7 @@ func (e *Endpoint) instance(ctx context.Context, c call) (at registry.InstanceKe
 			return at, err
 		}
 		if expected {
-			inst, err := e.Await(ctx, intent.Caller{}, role, c.plugin)
-			return inst.InstanceKey, err
+			return e.Await(ctx, intent.Caller{}, role, c.plugin)
 		}
 		_, other, err := e.expected(ctx, c.plugin, registry.RoleController, registry.RoleNode)
 		switch {

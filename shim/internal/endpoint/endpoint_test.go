@@ -57,7 +57,7 @@ func TestEffectsCoverTheSpecification(t *testing.T) {
 	}
 }
 
-const volume, target = "vol-1", "/target"
+const volume, target = "vol-1", "/task/target"
 
 var key = registry.VolumeKey{Plugin: "disk", External: volume}
 
@@ -89,7 +89,8 @@ func newEnv(t *testing.T) *env {
 		},
 	}
 	e.members = []registry.AllocID{"a"}
-	e.Endpoint = &Endpoint{Calls: calls, Instances: e, Node: "n", Served: func(string) bool { return e.fuse }}
+	e.Endpoint = &Endpoint{Calls: calls, Instances: e, Node: "n",
+		Served: func(path string) bool { return e.fuse && path == "/host/target" }}
 	return e
 }
 
@@ -107,7 +108,7 @@ func (e *env) Find(role registry.Role, id registry.PluginID) (registry.Instance,
 
 func (e *env) instanceOf(role registry.Role, id registry.PluginID, alloc registry.AllocID) registry.Instance {
 	return registry.Instance{InstanceKey: registry.InstanceKey{Role: role, Plugin: id, Alloc: alloc, Task: "t"},
-		Health: registry.Health{State: registry.Healthy}}
+		Volumes: registry.Tree{Host: "/host", Task: "/task"}, Health: registry.Health{State: registry.Healthy}}
 }
 
 func (e *env) Members(role registry.Role, id registry.PluginID) (all []registry.Instance) {
@@ -196,7 +197,7 @@ type step struct {
 
 func publish(answers ...error) step {
 	return step{"Node/NodePublishVolume", &csi.NodePublishVolumeRequest{VolumeId: volume, TargetPath: target}, answers,
-		[]string{"NodePublishVolume at /target"}}
+		[]string{"NodePublishVolume at /task/target"}}
 }
 
 func TestUsesAreRecordedUntilTheyEnd(t *testing.T) {
@@ -215,7 +216,7 @@ func TestUsesAreRecordedUntilTheyEnd(t *testing.T) {
 		s.answers, s.uses = answers, uses
 		return s
 	}
-	const used = "NodePublishVolume at /target"
+	const used = "NodePublishVolume at /task/target"
 	remove := step{"Controller/DeleteVolume", &csi.DeleteVolumeRequest{VolumeId: volume}, nil, nil}
 	expand := step{"Controller/ControllerExpandVolume", &csi.ControllerExpandVolumeRequest{VolumeId: volume}, nil, nil}
 	for name, steps := range map[string][]step{

@@ -34,12 +34,12 @@ func (u Uses) Of(ctx context.Context, tasks []registry.PluginTask) ([]registry.P
 	}
 	out := slices.Clone(tasks)
 	sockets := make([]string, len(out))
-	roots := make([]string, len(out)) // of the plugins' volumes
+	roots := make([]registry.Tree, len(out)) // of the plugins' volumes
 	err := u.State.View(ctx, func(v registry.View) error {
 		open := v.Intents()
 		for i := range out {
 			task, _ := v.Task(out[i].TaskKey)
-			sockets[i], roots[i] = task.Endpoint.Host, task.Volumes.Host
+			sockets[i], roots[i] = task.Endpoint.Host, task.Volumes
 			out[i].Healthy, out[i].Active = healthOf(v, out[i])
 			out[i].Open = callsAt(open, out[i].TaskKey)
 			out[i].Calls = u.Running(out[i].TaskKey)
@@ -54,7 +54,7 @@ func (u Uses) Of(ctx context.Context, tasks []registry.PluginTask) ([]registry.P
 		}
 		stagings, refs := v.Stagings(), v.AllRefs()
 		for i := range out {
-			out[i].Volumes = append(servedBy(v, out[i], stagings, refs, mounts),
+			out[i].Volumes = append(servedBy(v, out[i], roots[i], stagings, refs, mounts),
 				unknownBelow(v, out[i], roots[i], stagings, refs, mounts)...)
 		}
 		return nil
@@ -104,7 +104,8 @@ func callsAt(open []registry.Intent, k registry.TaskKey) (calls []registry.OpenC
 
 // servedBy returns the volumes with a served mount that the task has made, or an unknown task of the plugin.
 func servedBy(
-	v registry.View, task registry.PluginTask, stagings []registry.Staging, refs []registry.Ref, mounts map[string]bool,
+	v registry.View, task registry.PluginTask, root registry.Tree, stagings []registry.Staging, refs []registry.Ref,
+	mounts map[string]bool,
 ) (volumes []registry.ServedVolume) {
 	serves := func(at registry.Tree, server registry.TaskKey) bool {
 		return mounts[at.Host] && (server == registry.TaskKey{} || server == task.TaskKey)
@@ -131,7 +132,7 @@ func servedBy(
 		}
 	}
 	for _, use := range v.EndpointUsesAt(task.Plugin) {
-		if serves(registry.Tree{Host: use.Target}, use.Server) {
+		if serves(registry.Tree{Host: root.OnHost(use.Target)}, use.Server) {
 			add(use.Volume, registry.VolumeName{})
 		}
 	}
@@ -141,7 +142,7 @@ func servedBy(
 // unknownBelow returns the served mounts below the root of a plugin's volumes that no record has, as after a loss of
 // the records. Each task of the plugin may be the one that serves them.
 func unknownBelow(
-	v registry.View, task registry.PluginTask, root string, stagings []registry.Staging, refs []registry.Ref,
+	v registry.View, task registry.PluginTask, root registry.Tree, stagings []registry.Staging, refs []registry.Ref,
 	mounts map[string]bool,
 ) (volumes []registry.ServedVolume) {
 	known := map[string]bool{}
@@ -152,10 +153,10 @@ func unknownBelow(
 		known[r.Target.Host] = true
 	}
 	for _, use := range v.EndpointUsesAt(task.Plugin) {
-		known[use.Target] = true
+		known[root.OnHost(use.Target)] = true
 	}
 	for _, point := range slices.Sorted(maps.Keys(mounts)) {
-		if root != "" && strings.HasPrefix(point, root+"/") && !known[point] {
+		if root.Host != "" && strings.HasPrefix(point, root.Host+"/") && !known[point] {
 			volumes = append(volumes, registry.ServedVolume{Mount: point})
 		}
 	}

@@ -47,10 +47,10 @@ func TestWhatAPluginTaskIsNeededFor(t *testing.T) {
 	intent := registry.Intent{Volume: key, RPC: registry.NodeStageRPC, At: old, Outcome: registry.OutcomePending}
 	ended := intent
 	ended.Outcome, ended.Code = registry.OutcomeUncertain, "INTERNAL"
-	root := registry.Task{TaskKey: old, Volumes: registry.Tree{Host: "/m"}}
+	root := registry.Task{TaskKey: old, Volumes: registry.Tree{Host: "/m", Task: "/local/csi"}}
 	use := registry.EndpointUse{Volume: key, Call: registry.NodePublishRPC, Target: target.Host}
-	nextUse := use
-	nextUse.Server = next
+	nextUse, isolatedUse := use, use
+	nextUse.Server, isolatedUse.Target = next, "/local/csi/target" // as the task sees it
 	for name, c := range map[string]struct {
 		next    registry.HealthState // of the new instance
 		record  registry.Record
@@ -69,6 +69,7 @@ func TestWhatAPluginTaskIsNeededFor(t *testing.T) {
 		"fuse below another mount":             {registry.Healthy, ref(old), at("fuse.s3", "tmpfs"), 0, false},
 		"fuse of a CSI endpoint":               {registry.Healthy, use, at("fuse.s3"), 0, false},
 		"a CSI endpoint's fuse of the new one": {registry.Healthy, nextUse, at("fuse.s3"), 0, true},
+		"a CSI endpoint's fuse in a container": {registry.Healthy, isolatedUse, at("fuse.s3"), 0, false},
 		"fuse of an unknown process":           {registry.Healthy, ref(registry.TaskKey{}), at("fuse.s3"), 0, false},
 		"fuse of the new one":                  {registry.Healthy, ref(next), at("fuse.s3"), 0, true},
 		"served outside of the task":           {registry.Healthy, ref(old), outside, 0, true},
