@@ -131,7 +131,7 @@ func failureOf(specs []spec, text string) string {
 
 // The negative control of the comparison.
 func TestDifferences(t *testing.T) {
-	made := func(text, state string) spec { return spec{LeafNodeText: text, State: state} }
+	made := func(text, state string) spec { return spec{Name: text, State: state} }
 	straight := []spec{made("a", "passed"), made("b", "failed"), made("c", "skipped")}
 	for want, over := range map[int][]spec{
 		0: {made("c", "skipped"), made("b", "failed"), made("a", "passed")},

@@ -2,6 +2,7 @@ package sanity
 
 import (
 	"encoding/json"
+	"encoding/xml"
 	"fmt"
 	"os"
 	"os/exec"
@@ -79,18 +80,16 @@ func build(t *testing.T) string {
 	return filepath.Join(dir, "loopfs")
 }
 
-// spec is a spec in the report of ginkgo.
+// spec is a spec in a JUnit report.
 type spec struct {
-	ContainerHierarchyTexts []string
-	LeafNodeType            string
-	LeafNodeText            string
-	State                   string
-	Failure                 struct{ Message string }
+	Name    string `xml:"name,attr"`   // "[It]" and its text; else it is a set-up
+	State   string `xml:"status,attr"` // passed, failed, skipped or pending
+	Failure struct {
+		Message string `xml:"message,attr"`
+	} `xml:"failure"`
 }
 
-func (s spec) text() string {
-	return strings.Join(append(s.ContainerHierarchyTexts, s.LeafNodeText), " ")
-}
+func (s spec) text() string { return strings.TrimPrefix(s.Name, "[It] ") }
 
 // run runs csi-sanity once: in a process of its own, as ginkgo runs once per process, and in a mount namespace of its
 // own.
@@ -105,8 +104,8 @@ func run(t *testing.T, c configuration, binary string) []spec {
 	if err != nil {
 		t.Fatal(err)
 	}
-	report := filepath.Join(dir, "report.json")
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-ginkgo.json-report="+report, "-ginkgo.no-color",
+	report := filepath.Join(dir, "report.xml")
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-ginkgo.junit-report="+report, "-ginkgo.no-color",
 		"-ginkgo.succinct", "-ginkgo.seed=1")
 	cmd.Env = append(os.Environ(), taskVariable+"="+string(job))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
@@ -117,11 +116,13 @@ func run(t *testing.T, c configuration, binary string) []spec {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var suites []struct{ SpecReports []spec }
-	if err := json.Unmarshal(text, &suites); err != nil || len(suites) != 1 {
-		t.Fatalf("the report has %d suites, %v", len(suites), err)
+	var all struct {
+		Specs []spec `xml:"testsuite>testcase"`
 	}
-	return slices.DeleteFunc(suites[0].SpecReports, func(s spec) bool { return s.LeafNodeType != "It" })
+	if err := xml.Unmarshal(text, &all); err != nil {
+		t.Fatalf("the report: %v", err)
+	}
+	return slices.DeleteFunc(all.Specs, func(s spec) bool { return !strings.HasPrefix(s.Name, "[It] ") })
 }
 
 // findings returns the specs that were neither passed nor skipped as expected.
@@ -148,7 +149,7 @@ func findings(list []skip, specs []spec) []string {
 
 // The negative control of the check.
 func TestFindings(t *testing.T) {
-	made := func(text, state string) spec { return spec{LeafNodeText: text, State: state} }
+	made := func(text, state string) spec { return spec{Name: text, State: state} }
 	good := []spec{made("x", "passed")}
 	for _, s := range always {
 		good = append(good, made(s.spec+"y", "skipped"))
