@@ -34,6 +34,7 @@ func newHarness(t *testing.T, c Config) *harness {
 	orDefault(&c.Bake, defaultBake)
 	orDefault(&c.SwapBudget, defaultBudget)
 	orDefault(&c.AnswerTimeout, defaultAnswer)
+	c.Start = startProcess
 	binaries, err := launch.OpenStore(filepath.Join(dir, "shims"))
 	if err != nil {
 		t.Fatal(err)
