@@ -87,8 +87,8 @@ func Released(ctx context.Context) bool {
 	return ctx.Err() != nil && errors.Is(context.Cause(ctx), ErrReleased)
 }
 
-// drained returns a context for a call that begins now. It ends with ctx, and after limit. If ctx ends with ErrReleased,
-// the call still has the rest of its drain time.
+// drained returns a context for a call that begins now. It ends with ctx, and after limit. If ctx ends with
+// ErrReleased, the call still has the rest of its drain time.
 func drained(ctx context.Context, drain, limit time.Duration) (context.Context, context.CancelFunc) {
 	if ctx.Err() != nil {
 		return context.WithCancel(ctx)
