@@ -64,8 +64,12 @@ func TestTraceLeadsFromTheCommandToTheCSICall(t *testing.T) {
 		a.waitUntil("agent and shims have exported their spans", func() bool {
 			spans, _ = collector.Spans()
 			spans = spans[len(seen):]
-			return slices.ContainsFunc(spans, func(s tracetest.Span) bool { return s.Name == "POST /v1/volumes/create" }) &&
-				len(tracedCalls(spans)) > 1
+			ended := map[string]int{} // spans of requests, which end last
+			for _, s := range spans {
+				ended[s.Service+" "+s.Name]++
+			}
+			return ended["holdfast-agent POST /v1/volumes/create"] == 1 &&
+				ended["holdfast-shim holdfast.v1.Volumes/Create"] > 1 && len(tracedCalls(spans)) > 1
 		})
 		whole = a.checkTrace(spans)
 		a.must(a.delete("disk"))
