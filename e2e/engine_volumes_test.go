@@ -68,6 +68,7 @@ func newEngineVolumes(t *testing.T, name string) *engineVolumes {
 	v := &engineVolumes{driver: fmt.Sprintf("holdfast-%s-%d", name, os.Getpid())}
 	// dockerd looks for plugins here only.
 	v.socket = filepath.Join("/run/docker/plugins", v.driver+".sock")
+	t.Cleanup(func() { _ = os.Remove(v.socket) }) // a killed agent leaves it, and each dockerd would wait for it
 	v.agentEnv = newAgentEnv(t, v.flags()...)
 	if name == "docker" {
 		v.engine = enginetest.Docker(t)

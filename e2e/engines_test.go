@@ -50,8 +50,9 @@ func TestContainersOfEngines(t *testing.T) {
 
 func newEngineEnv(t *testing.T, engine *enginetest.Engine) *engineEnv {
 	e := &engineEnv{engine: engine, driver: fmt.Sprintf("holdfast-%s-plugins-%d", engine.Name, os.Getpid())}
-	e.flags = []string{"--" + engine.Name + "-engine=" + engine.Host,
-		"--volume-plugin=" + filepath.Join("/run/docker/plugins", e.driver+".sock")}
+	socket := filepath.Join("/run/docker/plugins", e.driver+".sock")
+	t.Cleanup(func() { _ = os.Remove(socket) })
+	e.flags = []string{"--" + engine.Name + "-engine=" + engine.Host, "--volume-plugin=" + socket}
 	e.agentEnv = newAgentEnv(t, e.flags...)
 	return e
 }
