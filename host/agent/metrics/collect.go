@@ -33,7 +33,9 @@ type Metrics struct {
 	source   Source
 	log      hclog.Logger
 	registry *prometheus.Registry
-	scraped  chan struct{} // capacity 1: a scrape has come since the last refresh
+	scraped  chan struct{} // capacity 1: the usage was wanted since the last refresh
+
+	published chan host.VolumeName // capacity publishedMax: volumes to ask for before the next refresh
 
 	// Failed counts the tasks of plugins that have failed for good, of which the shim knows nothing any more; nil: none.
 	// Set before Run.
@@ -43,18 +45,19 @@ type Metrics struct {
 	holds  prometheus.Histogram
 	events *prometheus.CounterVec
 
-	mu      sync.Mutex // guards what follows; held for no longer than a look-up
-	usage   map[host.VolumeName][]host.VolumeUsage
-	counted map[time.Time]bool // swaps that are counted, by their begin
+	mu      sync.Mutex                             // guards what follows; held for no longer than a look-up
+	usage   map[host.VolumeName][]host.VolumeUsage // replaced as a whole
+	counted map[time.Time]bool                     // swaps that are counted, by their begin
 }
 
 // New returns the metrics of an agent. Run keeps them up to date.
 func New(s Source, log hclog.Logger) *Metrics {
 	m := &Metrics{
 		source: s, log: log, registry: prometheus.NewPedanticRegistry(), scraped: make(chan struct{}, 1),
-		swaps:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: swaps.name, Help: swaps.help}, swaps.labels),
-		events:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: events.name, Help: events.help}, events.labels),
-		counted: map[time.Time]bool{},
+		published: make(chan host.VolumeName, publishedMax),
+		swaps:     prometheus.NewCounterVec(prometheus.CounterOpts{Name: swaps.name, Help: swaps.help}, swaps.labels),
+		events:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: events.name, Help: events.help}, events.labels),
+		counted:   map[time.Time]bool{},
 		holds: prometheus.NewHistogram(prometheus.HistogramOpts{Name: holds.name, Help: holds.help,
 			Buckets: []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}}),
 	}
@@ -80,10 +83,7 @@ const scrapeLimit = 2 * time.Second
 
 // Collect implements prometheus.Collector. What the shim does not answer in time is left out.
 func (m *Metrics) Collect(to chan<- prometheus.Metric) {
-	select {
-	case m.scraped <- struct{}{}:
-	default:
-	}
+	m.wanted()
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeLimit)
 	defer cancel()
 	m.events.Collect(to)

@@ -313,6 +313,30 @@ func TestSlowPluginDelaysNoOther(t *testing.T) {
 	})
 }
 
+// A volume that is published in the pause between two refreshes has its usage soon.
+func TestUsageOfANewVolumeComesSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &fakeHost{events: []host.Event{{Kind: registry.EventPublished, Volume: name("new")}}}
+		h.stats = func(context.Context, host.VolumeName) ([]host.VolumeUsage, error) {
+			return []host.VolumeUsage{{Unit: "bytes", Total: 100, Used: 90, Available: 10}}, nil
+		}
+		m := New(h, hclog.NewNullLogger())
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- m.Run(ctx) }()
+		scrape(t, m)
+		time.Sleep(addedDelay)
+		synctest.Wait()
+		if u := m.Usage()[name("new")]; len(u) != 1 || u[0].Used != 90 {
+			t.Errorf("usage of the new volume: %v", u)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestHealthzFollowsTheShim(t *testing.T) {
 	h := &fakeHost{}
 	m := New(h, hclog.NewNullLogger())
@@ -372,9 +396,10 @@ const notes = `
 - No swap makes a counter smaller. A restart of the agent does, as Prometheus expects. A shim that dies takes along the
   CSI calls that it has made since the last scrape. Those of a swapped shim are read before it ends.
 - Plugins are asked for the usage of volumes in the background: each volume once a minute, 4 volumes of a plugin at a
-  time, until no scrape has come for 10 minutes. The first scrape after that has no usage. A volume that is being changed keeps its last usage. A plugin that does not answer within 5 seconds, is not
-  healthy, or cannot say is skipped until the next minute, and its volumes have no usage. Volumes that a slow plugin has
-  not answered for within 30 seconds keep their last usage.
+  time, until no scrape has come for 10 minutes. The first scrape after that has no usage. A volume that is mounted
+  meanwhile is asked for soon. A volume that is being changed keeps its last usage. A plugin that does not answer
+  within 5 seconds, is not healthy, or cannot say is skipped until the next minute, and its volumes have no usage.
+  Volumes that a slow plugin has not answered for within 30 seconds keep their last usage.
 - A scrape waits at most 2 seconds for the shim, and leaves out what the shim has not answered.
 
 [examples/monitoring](../examples/monitoring) has alert rules and a dashboard for Grafana.

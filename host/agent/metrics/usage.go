@@ -20,10 +20,12 @@ const (
 	usageLimit    = 5 * time.Second  // for the usage of one volume
 	usageAtOnce   = 4                // volumes of one plugin
 	pluginLimit   = 30 * time.Second // for all volumes of one plugin
+	publishedMax  = 16               // volumes that are published and not asked for yet
+	addedDelay    = 2 * time.Second  // after the last publish: a volume that is being changed has no usage
 )
 
 // Run counts events and refreshes the usage of volumes until ctx ends. It asks plugins only while scrapes come. The
-// first scrape, also after a pause, has no usage yet.
+// first scrape, also after a pause, has no usage yet. Between two refreshes, it asks for volumes that are published.
 func (m *Metrics) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -43,10 +45,7 @@ func (m *Metrics) Run(ctx context.Context) error {
 func (m *Metrics) refreshWhileScraped(ctx context.Context) {
 	for last := time.Now(); time.Since(last) < usagePause && ctx.Err() == nil; {
 		m.refresh(ctx)
-		select {
-		case <-time.After(usageInterval):
-		case <-ctx.Done():
-		}
+		m.awaitRefresh(ctx)
 		select {
 		case <-m.scraped:
 			last = time.Now()
@@ -58,6 +57,25 @@ func (m *Metrics) refreshWhileScraped(ctx context.Context) {
 	m.usage = nil
 }
 
+// awaitRefresh returns when the next refresh is due. Meanwhile it asks for the usage of volumes that are published.
+func (m *Metrics) awaitRefresh(ctx context.Context) {
+	var soon <-chan time.Time
+	added, due := map[host.VolumeName]bool{}, time.After(usageInterval)
+	for {
+		select {
+		case name := <-m.published:
+			added[name], soon = true, time.After(addedDelay)
+		case <-soon:
+			m.refreshSome(ctx, added)
+			clear(added)
+		case <-due:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 func (m *Metrics) countEvents(ctx context.Context) {
 	after := host.Seq(0)
 	if st, err := m.source.Status(ctx); err == nil {
@@ -65,10 +83,33 @@ func (m *Metrics) countEvents(ctx context.Context) {
 	}
 	err := m.source.Watch(ctx, host.WatchOptions{After: after}, func(e host.Event) error {
 		m.events.WithLabelValues(string(e.Kind)).Inc()
+		if e.Kind == registry.EventPublished {
+			select {
+			case m.published <- e.Volume:
+			default: // the next refresh has it
+			}
+		}
 		return nil
 	})
 	if ctx.Err() == nil {
 		m.log.Error("stopped counting events", "error", err)
+	}
+}
+
+// Usage returns the usage of the volumes that are mounted here, as plugins said last, and has it refreshed as a scrape
+// does. It must not be changed.
+func (m *Metrics) Usage() map[host.VolumeName][]host.VolumeUsage {
+	m.wanted()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.usage
+}
+
+// wanted has Run refresh the usage of volumes, unless it did so within usageInterval.
+func (m *Metrics) wanted() {
+	select {
+	case m.scraped <- struct{}{}:
+	default:
 	}
 }
 
@@ -98,6 +139,18 @@ func (m *Metrics) refresh(ctx context.Context) {
 		wg.Go(func() { m.measure(ctx, names, next) })
 	}
 	wg.Wait()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.usage = next
+}
+
+// refreshSome asks for the usage of some volumes, up to the first plugin that does not answer.
+func (m *Metrics) refreshSome(ctx context.Context, names map[host.VolumeName]bool) {
+	next := map[host.VolumeName][]host.VolumeUsage{}
+	m.mu.Lock()
+	maps.Copy(next, m.usage)
+	m.mu.Unlock()
+	m.measure(ctx, names, next)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.usage = next
@@ -147,9 +200,8 @@ func (m *Metrics) keep(names []host.VolumeName, next map[host.VolumeName][]host.
 	}
 }
 
-// measureOne adds the usage of a volume to next. A volume that is being changed, or whose answer is cut off at the end of
-// ctx, keeps its last usage. It reports
-// whether to ask the plugin for other volumes.
+// measureOne adds the usage of a volume to next. A volume that is being changed, or whose answer is cut off at the end
+// of ctx, keeps its last usage. It reports whether to ask the plugin for other volumes.
 func (m *Metrics) measureOne(
 	ctx context.Context, name host.VolumeName, next map[host.VolumeName][]host.VolumeUsage,
 ) (goOn bool) {
