@@ -8,6 +8,9 @@
 # task driver for all tasks: exec, raw_exec, or default (set by the job)
 # driver = "default"
 
+# serve a status page for browsers on this address, as in 127.0.0.1:9751
+# http = ""
+
 # log level: trace, debug, info, warn or error (default warn; agent: info)
 # log_level = ""
 

@@ -255,12 +255,14 @@ const maxBody = 1 << 20
 func (s *Server) getSelf(*http.Request) (any, error) { return s.self, nil }
 
 // getShim describes the shim. It does not wait for a shim that is not serving.
-func (s *Server) getShim(r *http.Request) (any, error) {
+func (s *Server) getShim(r *http.Request) (any, error) { return s.shim(r.Context()) }
+
+func (s *Server) shim(ctx context.Context) (Shim, error) {
 	out := Shim{ShimState: s.host.ShimState()}
 	if !out.Serving {
 		return out, nil
 	}
-	st, err := s.host.Status(r.Context())
+	st, err := s.host.Status(ctx)
 	out.Version, out.Generation, out.Index, out.Schema = st.Version, st.Generation, st.Index, st.Schema
 	out.Protocol = st.Protocol
 	out.OpenIntents, out.Instances, out.Allocs = st.OpenIntents, st.Instances, st.Allocs

@@ -24,6 +24,7 @@ import (
 	"holdfast/host/agent"
 	"holdfast/host/agent/control"
 	"holdfast/host/agent/metrics"
+	"holdfast/host/agent/statuspage"
 	"holdfast/host/agent/taskdriver"
 	"holdfast/host/agent/volumeplugin"
 	"holdfast/internal/mount"
@@ -38,6 +39,7 @@ type agentFlags struct {
 	engine map[string]*string // of each container driver
 
 	metrics string // TCP address; empty: none
+	http    string // of the status page; as metrics
 
 	volumePlugin  string // socket for container engines; empty: none
 	volumeDefault struct{ plugin, size string }
@@ -61,6 +63,8 @@ func (e *agentFlags) flags(c *cobra.Command) {
 	}
 	c.Flags().StringVar(&e.metrics, "metrics", "",
 		"serve Prometheus metrics and /healthz on this address, as in 127.0.0.1:9750")
+	c.Flags().StringVar(&e.http, "http", "",
+		"serve a status page for browsers on this address, as in 127.0.0.1:9751")
 	c.Flags().StringVar(&e.volumePlugin, "volume-plugin", "",
 		"serve volumes to Docker or Podman on this socket, as in /run/docker/plugins/holdfast.sock")
 	c.Flags().StringVar(&e.volumeDefault.plugin, "volume-default-plugin", "",
@@ -125,6 +129,7 @@ type service struct {
 	layout hooks.Layout
 
 	metrics net.Listener                  // nil: none is wanted
+	page    net.Listener                  // as metrics
 	others  []func(context.Context) error // further servers
 }
 
@@ -148,8 +153,12 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
 	st := &service{layout: hooks.Layout{State: state, Run: run}}
-	if st.metrics, err = e.listenMetrics(); err != nil {
-		return nil, err
+	st.metrics, err = listenTCP("metrics", e.metrics, "127.0.0.1:9750")
+	if err == nil {
+		st.page, err = listenTCP("http", e.http, "127.0.0.1:9751")
+	}
+	if err != nil {
+		return nil, errors.Join(err, st.close())
 	}
 	st.agent, err = agent.New(agent.Config{
 		StateDir: state, Name: e.node, Drivers: drivers,
@@ -184,7 +193,7 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 	}
 	st.server = control.NewServer(st.agent, st.host, control.Self{StateDir: state, RunDir: run}, log.Named("control"))
 	st.server.TracerProvider = e.traces
-	st.openMetrics(log.Named("metrics"))
+	st.openPage(st.openMetrics(log.Named("metrics")), log.Named("http"))
 	return st, nil
 }
 
@@ -213,7 +222,7 @@ func (st *service) openVolumePlugin(e *agentFlags, log hclog.Logger) error {
 }
 
 // openMetrics has the control socket serve metrics, and the address that listens for them.
-func (st *service) openMetrics(log hclog.Logger) {
+func (st *service) openMetrics(log hclog.Logger) *metrics.Metrics {
 	m := metrics.New(st.host, log)
 	m.Failed = st.agent.FailedPlugins
 	st.server.Metrics = m.Handler()
@@ -222,16 +231,28 @@ func (st *service) openMetrics(log hclog.Logger) {
 		log.Info("serving metrics", "address", st.metrics.Addr().String())
 		st.others = append(st.others, func(ctx context.Context) error { return m.Serve(ctx, st.metrics) })
 	}
+	return m
 }
 
-// listenMetrics opens the address for metrics; nil: none is wanted.
-func (e *agentFlags) listenMetrics() (net.Listener, error) {
-	if e.metrics == "" {
+// openPage serves the status page, if that is wanted.
+func (st *service) openPage(m *metrics.Metrics, log hclog.Logger) {
+	if st.page == nil {
+		return
+	}
+	log.Info("serving the status page", "address", "http://"+st.page.Addr().String())
+	page := statuspage.New(statuspage.Sources{Overview: st.server.Overview, Usage: m.Usage, Status: st.host.Status,
+		Watch: st.host.Watch, Await: st.agent.Await}, log)
+	st.others = append(st.others, func(ctx context.Context) error { return page.Serve(ctx, st.page) })
+}
+
+// listenTCP opens the address of a flag; nil: none is wanted.
+func listenTCP(flag, address, example string) (net.Listener, error) {
+	if address == "" {
 		return nil, nil
 	}
-	l, err := net.Listen("tcp", e.metrics)
+	l, err := net.Listen("tcp", address)
 	if err != nil {
-		return nil, fmt.Errorf("--metrics=%s: %w; use a free address, as in 127.0.0.1:9750", e.metrics, err)
+		return nil, fmt.Errorf("--%s=%s: %w; use a free address, as in %s", flag, address, err, example)
 	}
 	return l, nil
 }
@@ -303,7 +324,7 @@ func (st *service) serve(ctx context.Context) error {
 // close closes the agent, the host and the socket. Tasks and mounts stay.
 func (st *service) close() error {
 	var errs []error
-	for _, l := range []net.Listener{st.listen, st.metrics} {
+	for _, l := range []net.Listener{st.listen, st.metrics, st.page} {
 		if l != nil {
 			errs = append(errs, ignoreClosed(l.Close()))
 		}

@@ -1,0 +1,72 @@
+package control
+
+import (
+	"context"
+	"fmt"
+
+	"holdfast/host"
+)
+
+// Overview is the state of an agent, for people.
+type Overview struct {
+	Self    Self
+	Shim    Shim
+	Plugins []Plugin
+	Volumes []Volume // with notices about their waits
+	Jobs    []Job    // with their allocs
+	Swaps   []host.SwapReport
+	// Missing says why Plugins, Volumes, and what allocs wait for may be incomplete. nil: they are complete.
+	Missing error
+}
+
+// Overview describes the agent. It asks no plugin. While the shim does not serve, it does not wait for it.
+func (s *Server) Overview(ctx context.Context) Overview {
+	o := Overview{Self: s.self, Shim: Shim{ShimState: s.host.ShimState()}, Swaps: s.host.Swaps()}
+	all := s.agent.Allocs()
+	for _, j := range s.agent.Jobs() {
+		o.Jobs = append(o.Jobs, s.jobView(j, all))
+	}
+	if !o.Shim.Serving {
+		o.Missing = fmt.Errorf("the shim is not serving: %s", o.Shim.Reason)
+		return o
+	}
+	if o.Shim, o.Missing = s.shim(ctx); o.Missing == nil {
+		o.Plugins, o.Missing = s.listPlugins(ctx, host.PluginQuery{})
+	}
+	if o.Missing == nil {
+		o.Volumes, o.Missing = s.explainedVolumes(ctx)
+	}
+	if o.Missing != nil {
+		o.Missing = fmt.Errorf("no answer from the shim: %w", o.Missing)
+		return o
+	}
+	var allocs []Alloc
+	for _, j := range o.Jobs {
+		allocs = append(allocs, j.Allocs...)
+	}
+	s.setWaits(ctx, allocs)
+	for i := range o.Jobs {
+		n := len(o.Jobs[i].Allocs)
+		o.Jobs[i].Allocs, allocs = allocs[:n:n], allocs[n:]
+	}
+	return o
+}
+
+// explainedVolumes lists all volumes, with notices about their waits.
+func (s *Server) explainedVolumes(ctx context.Context) ([]Volume, error) {
+	list, _, err := s.host.Volumes(ctx, host.VolumeQuery{})
+	if err != nil {
+		return nil, err
+	}
+	e := s.explainer()
+	for i, v := range list {
+		e.volumes[v.VolumeName()] = &list[i]
+	}
+	var out []Volume
+	for _, v := range list {
+		view := e.volumeView(v)
+		view.Notices = append(e.waits(ctx, v.Waiting), view.Notices...)
+		out = append(out, view)
+	}
+	return out, nil
+}

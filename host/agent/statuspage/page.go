@@ -1,0 +1,245 @@
+// Package statuspage is the status page of an agent: plugins, volumes, jobs, events and swaps in a browser. It changes
+// nothing, and shows nothing that the commands of holdfast do not show. The page is complete without JavaScript.
+package statuspage
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"html/template"
+	"slices"
+	"strings"
+	"time"
+
+	"holdfast/host"
+	"holdfast/host/agent"
+	"holdfast/host/agent/control"
+	"holdfast/internal/display"
+	"holdfast/registry"
+)
+
+const (
+	eventsShown = 50
+	eventsPast  = 1000 // commits to look back for events when the agent starts
+)
+
+// followEvents keeps the last events.
+func (s *Server) followEvents(ctx context.Context) {
+	o := host.WatchOptions{}
+	if st, err := s.sources.Status(ctx); err == nil {
+		o.After = st.Index - min(st.Index, eventsPast)
+	}
+	err := s.sources.Watch(ctx, o, func(e host.Event) error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if e.Kind != host.EventResync {
+			s.events = append([]host.Event{e}, s.events[:min(len(s.events), eventsShown-1)]...)
+		}
+		s.announce()
+		return nil
+	})
+	if ctx.Err() == nil {
+		s.log.Error("the status page receives no more events", "error", err)
+	}
+}
+
+// followRecords announces changes of jobs and allocs.
+func (s *Server) followRecords(ctx context.Context) {
+	err := s.sources.Await(ctx, func([]*agent.AllocRecord) bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.announce()
+		return false
+	})
+	if ctx.Err() == nil {
+		s.log.Error("the status page does not see changes of jobs", "error", err)
+	}
+}
+
+// page is what the template shows.
+type page struct {
+	control.Overview
+	Events []host.Event // newest first
+	Usage  map[host.VolumeName][]host.VolumeUsage
+}
+
+var pageTemplate = template.Must(template.New("page.html").Funcs(template.FuncMap{
+	"ago": ago, "utc": utc, "size": display.Size, "tone": tone, "usage": describeUsage, "facts": facts,
+	"rfc3339": func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
+	"span":    func(t time.Time) string { return display.Span(time.Since(t)) },
+	"hold":    func(d time.Duration) string { return d.Round(time.Millisecond / 10).String() },
+	"short":   func(v any) string { text := fmt.Sprint(v); return text[:min(8, len(text))] },
+}).ParseFS(assets, "assets/page.html"))
+
+// render returns the page. Control characters in it are escaped, as on a terminal.
+func (s *Server) render(ctx context.Context) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, renderLimit)
+	defer cancel()
+	p := page{Overview: s.sources.Overview(ctx), Usage: s.sources.Usage()}
+	s.mu.Lock()
+	p.Events = s.events
+	s.mu.Unlock()
+	var text bytes.Buffer
+	err := pageTemplate.Execute(display.NewWriter(&text), p)
+	return text.Bytes(), err
+}
+
+// utc formats a time in full.
+func utc(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
+
+// ago formats a time relative to now.
+func ago(t time.Time) string {
+	if d := time.Since(t); d >= 0 {
+		return display.Span(d) + " ago"
+	}
+	return "in " + display.Span(time.Until(t))
+}
+
+// tones are the classes of states for the stylesheet. A state is always shown as a word, too.
+var tones = map[string]string{}
+
+func init() {
+	for class, states := range map[string][]any{
+		"good": {"healthy", "serving", agent.AllocRunning, agent.AllocComplete, registry.VolumeReady, host.SwapCommitted},
+		"busy": {"partly healthy", "waiting", agent.AllocPending, agent.AllocStopping, agent.AllocReleasing,
+			registry.VolumeCreating, registry.VolumeDeleting, host.SwapBaking, control.NoticePending},
+		"bad": {"not healthy", "not serving", "almost full", host.Unhealthy, agent.AllocFailed, registry.VolumeUncertain,
+			host.SwapRefused, host.SwapRolledBack, control.NoticeTrouble, control.NoticeUnhealthy},
+	} {
+		for _, s := range states {
+			tones[fmt.Sprint(s)] = class
+		}
+	}
+}
+
+func tone(state any) string { return tones[fmt.Sprint(state)] }
+
+// Health sums up the health of a plugin in one word.
+func (page) Health(p control.Plugin) string {
+	healthy, expected := 0, 0
+	for _, r := range p.Roles {
+		healthy, expected = healthy+min(r.Healthy, r.Expected), expected+r.Expected
+	}
+	switch {
+	case len(p.Instances)+len(p.Tasks) == 0:
+		return "not running"
+	case healthy == 0:
+		return "not healthy"
+	case healthy < expected:
+		return "partly healthy"
+	}
+	return "healthy"
+}
+
+// Summary is one line that changes only if a count does. Screen readers read it out then.
+func (p page) Summary() string {
+	healthy, waiting, troubled := 0, 0, 0
+	for _, plugin := range p.Plugins {
+		if p.Health(plugin) == "healthy" {
+			healthy++
+		}
+	}
+	for _, v := range p.Volumes {
+		waits := func(n control.Notice) bool { return n.Kind == control.NoticeWaiting }
+		if slices.ContainsFunc(v.Notices, waits) {
+			waiting++
+		}
+		if slices.ContainsFunc(v.Notices, func(n control.Notice) bool { return !waits(n) }) {
+			troubled++
+		}
+	}
+	running, failed := 0, 0
+	for _, j := range p.Jobs {
+		switch j.Status {
+		case agent.AllocRunning:
+			running++
+		case agent.AllocFailed:
+			failed++
+		}
+	}
+	parts := []string{fmt.Sprintf("%d of %d plugins healthy", healthy, len(p.Plugins)),
+		count(len(p.Volumes), "volume", ""), fmt.Sprintf("%d of %d jobs running", running, len(p.Jobs))}
+	for _, c := range []struct {
+		n         int
+		what, how string
+	}{{failed, "job", " failed"}, {waiting, "volume", " waited for"}, {troubled, "volume", " with a problem"}} {
+		if c.n > 0 {
+			parts = append(parts, count(c.n, c.what, c.how))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// count formats a number of things.
+func count(n int, what, how string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s%s", n, what, how)
+}
+
+// Mounted reports whether a volume is mounted on this node, so that its usage can be known.
+func (page) Mounted(v control.Volume) bool {
+	return v.Staged == registry.MarkDone ||
+		slices.ContainsFunc(v.Holders, func(h control.Holder) bool { return h.Published == registry.MarkDone })
+}
+
+// facts returns the facts of a notice that its summary does not have: who waits, since when, and what a plugin said.
+func facts(n control.Notice) []control.Fact {
+	return slices.DeleteFunc(slices.Clone(n.Facts), func(f control.Fact) bool {
+		return !slices.Contains([]string{"Alloc", "Since", "Found", "Reported", "Plugin error", "Attempts"}, f.Name)
+	})
+}
+
+// User names what holds a volume.
+func (page) User(h control.Holder) string {
+	switch {
+	case len(h.Engines) > 0:
+		return "containers of " + h.EngineNames()
+	case h.Job != "":
+		return "job " + h.Job
+	}
+	return "alloc " + string(h.Alloc)
+}
+
+// Counts lists the states of the allocs of a group with their numbers.
+func (page) Counts(g control.Group) string {
+	var parts []string
+	for state, n := range g.Allocs {
+		parts = append(parts, fmt.Sprintf("%d %s", n, state))
+	}
+	slices.Sort(parts)
+	return cmp.Or(strings.Join(parts, ", "), "no allocs")
+}
+
+// usage is the usage of a volume in one unit.
+type usage struct {
+	Used, Total, Low, High int64 // High: almost full
+	Text                   string
+	Full                   bool // almost
+	Bar                    bool // it is worth a bar
+}
+
+// describeUsage leaves out what the plugin did not say, as for block devices, and units that it repeats.
+func describeUsage(list []host.VolumeUsage) (out []usage) {
+	seen := map[string]bool{}
+	for _, u := range list {
+		if seen[u.Unit] || u.Total <= 0 || u.Used == 0 && u.Available == 0 {
+			continue
+		}
+		seen[u.Unit] = true
+		amount := func(n int64) string { return fmt.Sprint(n) }
+		of := u.Unit
+		if u.Unit == "bytes" {
+			amount, of = func(n int64) string { return cmp.Or(display.Size(n), "0 B") }, "used"
+		}
+		percent := 100 * float64(u.Used) / float64(u.Total)
+		out = append(out, usage{
+			Used: u.Used, Total: u.Total, Low: u.Total / 10 * 8, High: u.Total / 10 * 9, Full: percent >= 90,
+			Bar:  u.Unit == "bytes",
+			Text: fmt.Sprintf("%s of %s %s (%.0f%%)", amount(u.Used), amount(u.Total), of, percent),
+		})
+	}
+	return out
+}

@@ -1,0 +1,200 @@
+package statuspage
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/host"
+	"holdfast/host/agent"
+	"holdfast/host/agent/control"
+)
+
+// Limits of the server.
+const (
+	renderLimit  = 3 * time.Second        // for the answer of the shim; the page says what is missing
+	rendersMax   = 4                      // pages rendered at the same time
+	streamsMax   = 32                     // browsers that are told of changes
+	streamPause  = 500 * time.Millisecond // between two messages to a browser
+	streamTick   = 5 * time.Second        // then a message comes without a change: for times, waits and swaps
+	writeLimit   = 10 * time.Second       // for a browser to take a message
+	shutdownTime = 2 * time.Second        // for answers under way when the agent ends
+)
+
+// Sources have what the page shows. All fields are required.
+type Sources struct {
+	Overview func(ctx context.Context) control.Overview
+	// Usage returns what plugins last said of the usage of volumes. It must not be changed.
+	Usage  func() map[host.VolumeName][]host.VolumeUsage
+	Status func(ctx context.Context) (host.ShimStatus, error)
+	Watch  func(ctx context.Context, o host.WatchOptions, fn func(host.Event) error) error
+	// Await calls the function after each change of a job or alloc until it returns true.
+	Await func(ctx context.Context, fn func([]*agent.AllocRecord) bool) error
+}
+
+// Server serves the status page of an agent.
+type Server struct {
+	sources Sources
+	log     hclog.Logger
+	renders chan struct{} // holds a value for each page that is being rendered
+	streams chan struct{} // holds a value for each browser that is told of changes
+
+	mu      sync.Mutex // guards what follows; held for no longer than a copy
+	events  []host.Event
+	changed chan struct{} // closed at the next change
+}
+
+// New returns the server of the page. Serve runs it.
+func New(s Sources, log hclog.Logger) *Server {
+	return &Server{sources: s, log: log, renders: make(chan struct{}, rendersMax),
+		streams: make(chan struct{}, streamsMax), changed: make(chan struct{})}
+}
+
+// Serve answers requests on l until ctx ends, and closes l.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	life, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() { s.followEvents(life) })
+	wg.Go(func() { s.followRecords(life) })
+	web := &http.Server{
+		Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, WriteTimeout: time.Minute, IdleTimeout: 5 * time.Minute,
+		MaxHeaderBytes: 64 << 10, BaseContext: func(net.Listener) context.Context { return life },
+	}
+	served := make(chan error, 1)
+	wg.Go(func() { served <- web.Serve(l) })
+	select {
+	case err := <-served:
+		return fmt.Errorf("serve the status page: %w", err)
+	case <-ctx.Done():
+	}
+	grace, done := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
+	defer done()
+	if err := web.Shutdown(grace); err != nil {
+		return errors.Join(web.Close())
+	}
+	return nil
+}
+
+//go:embed assets
+var assets embed.FS
+
+func (s *Server) handler() http.Handler {
+	files, err := fs.Sub(assets, "assets")
+	if err != nil {
+		panic(err) // the pattern of the embedding is wrong
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", s.servePage)
+	mux.HandleFunc("GET /events", s.serveEvents)
+	for _, name := range []string{"style.css", "live.js", "icon.svg"} {
+		mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, r *http.Request) { http.ServeFileFS(w, r, files, name) })
+	}
+	return guard(mux)
+}
+
+// guard sets the headers that keep the page to itself. At a loopback address it answers only to names of this machine:
+// a foreign web page whose name resolves to 127.0.0.1 (DNS rebinding) would read the answer otherwise.
+func guard(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "+
+			"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("Cross-Origin-Resource-Policy", "same-origin")
+		h.Set("Cross-Origin-Opener-Policy", "same-origin")
+		h.Set("Cache-Control", "no-store")
+		at, _ := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+		if at != nil && at.IP.IsLoopback() && !isLoopback(r.Host) {
+			http.Error(w, "this address answers to http://"+at.String()+" and http://localhost only", http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// isLoopback reports whether the host of a URL, with or without a port, names this machine.
+func isLoopback(hostport string) bool {
+	name, _, err := net.SplitHostPort(hostport)
+	if err != nil {
+		name = strings.Trim(hostport, "[]")
+	}
+	ip, err := netip.ParseAddr(name)
+	return err == nil && ip.IsLoopback() || strings.EqualFold(name, "localhost")
+}
+
+func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
+	select {
+	case s.renders <- struct{}{}:
+		defer func() { <-s.renders }()
+	case <-r.Context().Done():
+		return
+	}
+	text, err := s.render(r.Context())
+	if err != nil {
+		s.log.Error("cannot render the status page", "error", err)
+		http.Error(w, "the page cannot be rendered; see the log of the agent", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_, _ = w.Write(text)
+}
+
+// serveEvents sends a message after each change, until the browser leaves or does not take one in time.
+func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
+	select {
+	case s.streams <- struct{}{}:
+		defer func() { <-s.streams }()
+	default:
+		http.Error(w, "too many browsers show this page; the others have to reload it", http.StatusServiceUnavailable)
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	control := http.NewResponseController(w)
+	tick := time.NewTicker(streamTick)
+	defer tick.Stop()
+	for {
+		changed := s.nextChange()
+		if err := control.SetWriteDeadline(time.Now().Add(writeLimit)); err != nil {
+			return
+		}
+		if _, err := fmt.Fprint(w, "data: changed\n\n"); err != nil || control.Flush() != nil {
+			return
+		}
+		select {
+		case <-time.After(streamPause):
+		case <-r.Context().Done():
+			return
+		}
+		select {
+		case <-changed:
+		case <-tick.C:
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+func (s *Server) nextChange() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.changed
+}
+
+// announce tells browsers of a change. The caller holds mu.
+func (s *Server) announce() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
