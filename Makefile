@@ -31,7 +31,7 @@ export GORACE ?= atexit_sleep_ms=0
 export TMPDIR := /tmp
 
 .DEFAULT_GOAL := all
-.PHONY: all help build install deb package-test python generate check-generate vet lint test compat long e2e engines sanity foreign cosanity soak demo demo-rootless bench bench-swap fuzz clean
+.PHONY: all help build install deb package-test python generate check-generate vet lint test compat long e2e engines browser sanity foreign cosanity soak demo demo-rootless bench bench-swap fuzz clean
 
 all: build vet test ## build, vet and test
 
@@ -109,6 +109,9 @@ e2e: ## run the end-to-end tests that take seconds
 
 engines: ## run plugins and users of volumes in containers of a real dockerd and a real podman (needs root)
 	$(GO) test -race -count=1 -timeout 20m -run '$(ENGINES)' ./e2e
+
+browser: ## check the status page of a real agent in Debian's chromium (needs root); UPDATE=-update takes its picture again
+	cd host/agent/statuspage/browser && $(GO) vet . && $(GO) test -count=1 -timeout 20m . $(UPDATE)
 
 sanity: ## run csi-sanity against loopfs and csifake, straight and over the CSI endpoint (needs root)
 	cd examples/loopfs/sanity && $(GO) vet . && $(GO) test -count=1 -timeout 20m .
