@@ -3,7 +3,6 @@ package statuspage
 import (
 	"context"
 	"embed"
-	"errors"
 	"fmt"
 	"io/fs"
 	"net"
@@ -82,7 +81,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	grace, done := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
 	defer done()
 	if err := web.Shutdown(grace); err != nil {
-		return errors.Join(web.Close())
+		return web.Close()
 	}
 	return nil
 }
@@ -162,15 +161,15 @@ func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
-	control := http.NewResponseController(w)
+	out := http.NewResponseController(w)
 	tick := time.NewTicker(streamTick)
 	defer tick.Stop()
 	for {
 		changed := s.nextChange()
-		if err := control.SetWriteDeadline(time.Now().Add(writeLimit)); err != nil {
+		if err := out.SetWriteDeadline(time.Now().Add(writeLimit)); err != nil {
 			return
 		}
-		if _, err := fmt.Fprint(w, "data: changed\n\n"); err != nil || control.Flush() != nil {
+		if _, err := fmt.Fprint(w, "data: changed\n\n"); err != nil || out.Flush() != nil {
 			return
 		}
 		select {
