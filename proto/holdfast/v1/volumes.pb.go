@@ -308,7 +308,8 @@ type Volume struct {
 	Failure        *Failure      `protobuf:"bytes,20,opt,name=failure,proto3" json:"failure,omitempty"`                               // none: its creation gave a volume that can be used, or goes on
 	SourceVolume   string        `protobuf:"bytes,21,opt,name=source_volume,json=sourceVolume,proto3" json:"source_volume,omitempty"` // what it was filled from, by the plugin's id
 	SourceSnapshot string        `protobuf:"bytes,22,opt,name=source_snapshot,json=sourceSnapshot,proto3" json:"source_snapshot,omitempty"`
-	OriginJob      string        `protobuf:"bytes,30,opt,name=origin_job,json=originJob,proto3" json:"origin_job,omitempty"` // the create block that has made it; none: no job has
+	SourceSize     int64         `protobuf:"varint,52,opt,name=source_size,json=sourceSize,proto3" json:"source_size,omitempty"` // its bytes as the creation began; 0: unknown
+	OriginJob      string        `protobuf:"bytes,30,opt,name=origin_job,json=originJob,proto3" json:"origin_job,omitempty"`     // the create block that has made it; none: no job has
 	OriginGroup    string        `protobuf:"bytes,31,opt,name=origin_group,json=originGroup,proto3" json:"origin_group,omitempty"`
 	OriginRequest  string        `protobuf:"bytes,32,opt,name=origin_request,json=originRequest,proto3" json:"origin_request,omitempty"`
 	DeleteWith     string        `protobuf:"bytes,33,opt,name=delete_with,json=deleteWith,proto3" json:"delete_with,omitempty"` // the alloc with which it goes
@@ -502,6 +503,13 @@ func (x *Volume) GetSourceSnapshot() string {
 		return x.SourceSnapshot
 	}
 	return ""
+}
+
+func (x *Volume) GetSourceSize() int64 {
+	if x != nil {
+		return x.SourceSize
+	}
+	return 0
 }
 
 func (x *Volume) GetOriginJob() string {
@@ -1915,7 +1923,7 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\v2\x13.holdfast.v1.SecretR\x05value:\x028\x01\x1aD\n" +
 	"\x16MutableParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa7\t\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc8\t\n" +
 	"\x06Volume\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.holdfast.v1.VolumeSpecR\x04spec\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x18\n" +
@@ -1941,7 +1949,9 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x06health\x18\x13 \x01(\v2\x19.holdfast.v1.VolumeHealthR\x06health\x12.\n" +
 	"\afailure\x18\x14 \x01(\v2\x14.holdfast.v1.FailureR\afailure\x12#\n" +
 	"\rsource_volume\x18\x15 \x01(\tR\fsourceVolume\x12'\n" +
-	"\x0fsource_snapshot\x18\x16 \x01(\tR\x0esourceSnapshot\x12\x1d\n" +
+	"\x0fsource_snapshot\x18\x16 \x01(\tR\x0esourceSnapshot\x12\x1f\n" +
+	"\vsource_size\x184 \x01(\x03R\n" +
+	"sourceSize\x12\x1d\n" +
 	"\n" +
 	"origin_job\x18\x1e \x01(\tR\toriginJob\x12!\n" +
 	"\forigin_group\x18\x1f \x01(\tR\voriginGroup\x12%\n" +

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -279,7 +280,7 @@ func (m *Controller) making(
 			Unattached: !inst.Fingerprint.Has(registry.AttachDetach), Origin: from,
 		}
 		if err = m.checkRequired(inst, spec); err == nil {
-			v.Source, err = sourceOf(view, spec)
+			v.Source, v.SourceSize, err = sourceOf(view, spec)
 		}
 		return err
 	})
@@ -329,9 +330,10 @@ func checkCreator(inst registry.Instance, s registry.VolumeSpec) error {
 	return intent.Supports(inst, usagesOf(s)...)
 }
 
+// createRequest asks for at least the size of the source: many plugins refuse a copy without a size.
 func createRequest(inst registry.Instance, s registry.Volume) csi.CreateRequest {
 	r := csi.CreateRequest{
-		Name: s.Name, CapacityMin: s.CapacityMin, CapacityMax: s.CapacityMax, Capabilities: s.Capabilities,
+		Name: s.Name, CapacityMin: cmp.Or(s.CapacityMin, s.SourceSize), CapacityMax: s.CapacityMax, Capabilities: s.Capabilities,
 		FSType:     s.FSType,
 		MountFlags: s.MountFlags, Parameters: s.Parameters, Mutable: s.Mutable,
 		Source: s.Source,

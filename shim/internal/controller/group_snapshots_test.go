@@ -178,8 +178,8 @@ func TestMembersGoWithTheirGroup(t *testing.T) {
 		d.view(func(view registry.View) {
 			spec := ready().VolumeSpec
 			spec.SnapshotID, spec.CapacityMin = "g-logs", 0
-			if from, err := sourceOf(view, spec); err != nil || from.Snapshot != "snap-2" {
-				t.Errorf("%+v, %v", from, err)
+			if from, size, err := sourceOf(view, spec); err != nil || from.Snapshot != "snap-2" || size != 2<<20 {
+				t.Errorf("%+v, %d, %v", from, size, err)
 			}
 		})
 		for what, err := range map[string]error{"delete": d.Snapshots.Delete(t.Context(), call, member),

@@ -48,7 +48,7 @@ func (m *Controller) FeasibleCreate(view registry.View, s registry.VolumeSpec) [
 	if inst, found := m.Plugins.Find(registry.RoleController, s.Plugin); found {
 		add(registry.InfeasibleUnsupported, checkCreator(inst, s))
 	}
-	_, err := sourceOf(view, s)
+	_, _, err := sourceOf(view, s)
 	add(registry.InfeasibleNotReady, err)
 	return reasons
 }

@@ -2,54 +2,55 @@ package controller
 
 import "holdfast/registry"
 
-// sourceOf returns the source of the spec's volume by the plugin's ids. snapshot_id is the id of a snapshot that
-// Holdfast has taken in the namespace, or else the plugin's id of one.
-func sourceOf(view registry.View, s registry.VolumeSpec) (registry.Source, error) {
+// sourceOf returns the source of the spec's volume by the plugin's ids, and its size in bytes, 0 if it is unknown.
+// snapshot_id is the id of a snapshot that Holdfast has taken in the namespace, or else the plugin's id of one.
+func sourceOf(view registry.View, s registry.VolumeSpec) (from registry.Source, size int64, err error) {
 	switch {
 	case s.SnapshotID != "":
 		return snapshotSource(view, s)
 	case s.CloneID == "":
-		return registry.Source{Volume: s.CloneExternal}, nil
+		return registry.Source{Volume: s.CloneExternal}, 0, nil
 	}
 	name := registry.VolumeName{Namespace: s.Namespace, ID: s.CloneID}
-	from, found := view.Volume(name)
+	volume, found := view.Volume(name)
 	switch {
 	case !found:
-		return registry.Source{}, registry.Errorf(registry.ErrNotFound,
+		return from, 0, registry.Errorf(registry.ErrNotFound,
 			"clone_id names volume %s, which does not exist; "+
 				"if it is the plugin's own id of a volume, write clone_external_id instead", name)
-	case from.Plugin != s.Plugin:
-		return registry.Source{}, registry.Invalid(
+	case volume.Plugin != s.Plugin:
+		return from, 0, registry.Invalid(
 			"clone_id names volume %s, which belongs to plugin %s; a plugin clones only its own volumes",
-			name, from.Plugin)
-	case from.Ephemeral:
-		return registry.Source{}, registry.Errorf(registry.ErrUnsupported,
+			name, volume.Plugin)
+	case volume.Ephemeral:
+		return from, 0, registry.Errorf(registry.ErrUnsupported,
 			"clone_id names volume %s, which is an inline volume of alloc %s; choose a volume that was created or registered",
-			name, from.Owner)
-	case from.State != registry.VolumeReady:
-		return registry.Source{}, registry.Errorf(registry.ErrConflict,
+			name, volume.Owner)
+	case volume.State != registry.VolumeReady:
+		return from, 0, registry.Errorf(registry.ErrConflict,
 			"clone_id names volume %s, which is %s; a volume must be %s to be cloned",
-			name, from.State, registry.VolumeReady)
+			name, volume.State, registry.VolumeReady)
 	}
-	return registry.Source{Volume: from.External}, checkSize(s, from.Capacity, "volume "+name.String())
+	return registry.Source{Volume: volume.External}, volume.Capacity,
+		checkSize(s, volume.Capacity, "volume "+name.String())
 }
 
-func snapshotSource(view registry.View, s registry.VolumeSpec) (registry.Source, error) {
+func snapshotSource(view registry.View, s registry.VolumeSpec) (from registry.Source, size int64, err error) {
 	name := registry.SnapshotName{Namespace: s.Namespace, ID: registry.SnapshotID(s.SnapshotID)}
-	from, found := view.Snapshot(name)
+	snap, found := view.Snapshot(name)
 	switch {
 	case !found:
-		return registry.Source{Snapshot: s.SnapshotID}, nil
-	case from.Plugin != s.Plugin:
-		return registry.Source{}, registry.Invalid(
+		return registry.Source{Snapshot: s.SnapshotID}, 0, nil
+	case snap.Plugin != s.Plugin:
+		return from, 0, registry.Invalid(
 			"snapshot_id names snapshot %s, which belongs to plugin %s; a plugin restores only its own snapshots",
-			name, from.Plugin)
-	case from.State != registry.SnapshotReady:
-		return registry.Source{}, registry.Errorf(registry.ErrConflict,
-			"snapshot_id names snapshot %s, which is %s; a snapshot must be %s to be restored", name, from.State,
+			name, snap.Plugin)
+	case snap.State != registry.SnapshotReady:
+		return from, 0, registry.Errorf(registry.ErrConflict,
+			"snapshot_id names snapshot %s, which is %s; a snapshot must be %s to be restored", name, snap.State,
 			registry.SnapshotReady)
 	}
-	return registry.Source{Snapshot: from.External}, checkSize(s, from.Size, "snapshot "+name.String())
+	return registry.Source{Snapshot: snap.External}, snap.Size, checkSize(s, snap.Size, "snapshot "+name.String())
 }
 
 // checkSize returns an ErrInvalid if the spec asks for less than the size of the source. Either may be unknown (0).

@@ -360,13 +360,15 @@ func TestVolumeFromASourceIsNeverEmpty(t *testing.T) {
 	}
 }
 
-// A repeated clone uses the same source, even if the name of the source has changed meanwhile.
+// A repeated clone uses the same source and asks for its size, even if the name of the source has changed meanwhile.
 func TestCloneIsAskedForAgainFromTheSameSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := open(t, of(registry.CreateDelete, registry.CloneVolume), ready())
+		from := ready()
+		from.Capacity = 1 << 30
+		d := open(t, of(registry.CreateDelete, registry.CloneVolume), from)
 		d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
 		d.spoil = func(c *csi.Created) { c.Source.Volume = "vol-data" }
-		copied := filled(func(s *registry.VolumeSpec) { s.CloneID = "data" })
+		copied := filled(func(s *registry.VolumeSpec) { s.CloneID, s.CapacityMin, s.CapacityMax = "data", 0, 0 })
 		if _, err := d.Controller.Create(t.Context(), call, copied); !errors.Is(err, registry.ErrUncertain) {
 			t.Fatal(err)
 		}
@@ -376,8 +378,8 @@ func TestCloneIsAskedForAgainFromTheSameSource(t *testing.T) {
 		end := d.run()
 		time.Sleep(time.Minute)
 		end()
-		if d.last.create.Source.Volume != "vol-data" {
-			t.Errorf("%+v", d.last.create.Source)
+		if again := d.last.create; again.Source.Volume != "vol-data" || again.CapacityMin != 1<<30 {
+			t.Errorf("%+v", again)
 		}
 		d.view(func(view registry.View) {
 			if v, _ := view.Volume(copied.VolumeName()); v.State != registry.VolumeReady {
