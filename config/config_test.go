@@ -141,7 +141,7 @@ func TestBad(t *testing.T) {
 // TestExamples: every example parses as it stands, without a variable given.
 func TestExamples(t *testing.T) {
 	opts := testOptions()
-	for _, name := range matches(t, "../examples/hcl/*/*.hcl", 26) {
+	for _, name := range matches(t, "../examples/hcl/*/*.hcl", 34) {
 		if got, ds := parseWith(opts, name, read(t, name)); got == nil || len(ds) > 0 {
 			t.Errorf("%s: %v", name, ds.Err())
 		}
