@@ -164,17 +164,23 @@ func (tr *traffic) verify() {
 	events := tr.eventsUntil(func(event host.Event) bool {
 		return event.Kind == "task deregistered" && event.Alloc == tr.plugin.task.Alloc
 	})
-	other := map[string]bool{} // volumes that were requested twice, and those of CSI clients
+	other := map[string]bool{}
 	for _, c := range tr.calls("CreateVolume") {
-		other[volumeOf(c)] = strings.HasPrefix(c.Name, "hurried-") || strings.HasPrefix(c.Name, "client-")
+		other[volumeOf(c)] = strings.HasPrefix(c.Name, "client-") || repeats(c.Name)
 	}
 	calls := slices.DeleteFunc(tr.calls(), func(c journal.Call) bool { return other[volumeOf(c)] })
 	events = slices.DeleteFunc(events, func(event host.Event) bool {
-		return strings.HasPrefix(string(event.Volume.ID), "hurried-")
+		return repeats(string(event.Volume.ID))
 	})
 	for _, problem := range effectErrors(calls, events) {
 		tr.t.Error(problem)
 	}
+}
+
+// repeats reports whether one shim may repeat a call for the volume that has succeeded. It was requested twice, or a
+// forced release has cancelled the call.
+func repeats(volume string) bool {
+	return strings.HasPrefix(volume, "hurried-") || strings.HasPrefix(volume, "forced-")
 }
 
 // One shim at a time writes the state and calls plugins, while calls continue and shims are replaced and killed. The
