@@ -81,6 +81,9 @@ func (e *Endpoint) Pass(ctx context.Context, r Request, reply func(*emptypb.Empt
 	if c.effect() == reads {
 		return e.read(ctx, c, reply)
 	}
+	if _, err := e.instance(ctx, c); err != nil { // without the locks, which others may need meanwhile
+		return err
+	}
 	unlock, err := e.Locks.LockAll(ctx, c.keys(), c.what()) // all calls lock in the same order
 	if err != nil {
 		return err

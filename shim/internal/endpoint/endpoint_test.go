@@ -555,6 +555,24 @@ func TestCallChoosesItsInstanceOnceTheVolumeIsFree(t *testing.T) {
 	})
 }
 
+// A call that waits for an instance does not hold up other operations on its volume.
+func TestCallHoldsNoLockWhileItWaitsForAnInstance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnv(t)
+		e.setAbsent(true)
+		s, done := publish(), make(chan error, 1)
+		go func() { done <- e.call(t.Context(), s.method, s.request) }()
+		synctest.Wait()
+		if busy := e.Locks.Busy(key); busy != "" {
+			t.Errorf("%s holds the lock of the volume", busy)
+		}
+		e.setAbsent(false)
+		if err := <-done; err != nil || len(e.sent) != 1 {
+			t.Errorf("%v; sent %q", err, e.sent)
+		}
+	})
+}
+
 // A stream of answers may take longer than a call with one answer, which ends after its limit.
 func TestStreamsOutliveTheLimitOfOneCall(t *testing.T) {
 	for method, want := range map[string]codes.Code{
