@@ -8,14 +8,17 @@ import (
 )
 
 // acceptOne copies the plugin's answer to the snapshot after checking it. Of an answer that cannot be used it keeps only
-// the id.
+// the id, and not even that if the plugin says that the snapshot is of another volume: others may have taken it, and
+// its deletion would lose their data.
 func acceptOne(view registry.View, snap *registry.VolumeSnapshot, answer csi.Snapshot) error {
 	err := checkAnswer(view, *snap, snap.Each()[0], answer)
 	if err == nil && answer.Group != "" {
 		_, err = registry.ParseExternalID(string(answer.Group))
 	}
 	if err != nil {
-		keepIDs(view, snap, answer.ID, nil)
+		if answer.Volume == "" || answer.Volume == snap.Source {
+			keepIDs(view, snap, answer.ID, nil)
+		}
 		return err
 	}
 	snap.External = registry.ExternalID(answer.ID)

@@ -140,6 +140,7 @@ var (
 // Answers that cannot be used, and one of a member of a group.
 var (
 	stranger = csi.Snapshot{ID: "snap-1", Volume: "vol-other", Ready: true}
+	homeless = csi.Snapshot{ID: "snap-1", Ready: true}
 	shrunk   = csi.Snapshot{ID: "snap-1", Volume: key.External, Size: -1, Ready: true}
 	renamed  = csi.Snapshot{ID: "snap-2", Volume: key.External, Ready: true}
 	grouped  = csi.Snapshot{ID: "snap-1", Volume: key.External, Ready: true, Group: "group-1"}
@@ -393,9 +394,11 @@ func TestSnapshotIsDeletedOnceItsCreationIsCertain(t *testing.T) {
 			"FAILED_PRECONDITION"},
 		"never named": {[]snapshotAnswer{answer(csi.Snapshot{})}, []snapshotAnswer{answer(csi.Snapshot{})},
 			registry.SnapshotFailed, []string{createCall}, "has not named it"},
-		"of another volume": {[]snapshotAnswer{answer(stranger)}, []snapshotAnswer{{}}, "", []string{deleteCall}, ""},
-		"of a wrong size":   {[]snapshotAnswer{answer(shrunk)}, []snapshotAnswer{{}}, "", []string{deleteCall}, ""},
-		"of a group":        {[]snapshotAnswer{answer(grouped)}, nil, registry.SnapshotReady, nil, "group snapshot"},
+		"of another volume": {[]snapshotAnswer{answer(stranger)}, []snapshotAnswer{answer(stranger)},
+			registry.SnapshotFailed, []string{createCall}, "has not named it"},
+		"of no volume":    {[]snapshotAnswer{answer(homeless)}, []snapshotAnswer{{}}, "", []string{deleteCall}, ""},
+		"of a wrong size": {[]snapshotAnswer{answer(shrunk)}, []snapshotAnswer{{}}, "", []string{deleteCall}, ""},
+		"of a group":      {[]snapshotAnswer{answer(grouped)}, nil, registry.SnapshotReady, nil, "group snapshot"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
