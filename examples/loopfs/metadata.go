@@ -95,7 +95,7 @@ func (r *ranges) add(at, end int64) error {
 		r.list[n-1].SizeBytes += end - at
 		return nil
 	}
-	if n == r.most || n == maxRanges {
+	if n > 0 && (n == r.most || n == maxRanges) {
 		if err := r.send(r.list); err != nil {
 			return err
 		}

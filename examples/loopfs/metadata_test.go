@@ -11,11 +11,11 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// collect reads a stream of ranges. No message has more than most.
+// collect reads a stream of ranges. No message has more than most, and none is empty if others follow.
 func collect[M interface{ GetBlockMetadata() []*csi.BlockMetadata }](
 	t *testing.T, most int, recv func() (M, error),
 ) (list [][2]int64, err error) {
-	for {
+	for empty := false; ; {
 		m, err := recv()
 		if errors.Is(err, io.EOF) {
 			return list, nil
@@ -23,9 +23,11 @@ func collect[M interface{ GetBlockMetadata() []*csi.BlockMetadata }](
 		if err != nil {
 			return list, err
 		}
-		if n := len(m.GetBlockMetadata()); most > 0 && n > most {
-			t.Errorf("a message of %d ranges, want at most %d", n, most)
+		n := len(m.GetBlockMetadata())
+		if most > 0 && n > most || empty {
+			t.Errorf("a message of %d ranges, want at most %d; after an empty one: %t", n, most, empty)
 		}
+		empty = n == 0
 		for _, b := range m.GetBlockMetadata() {
 			list = append(list, [2]int64{b.ByteOffset, b.SizeBytes})
 		}
