@@ -31,7 +31,7 @@ func (m mode) includes(n mode) bool { return n == m || n == readerMode || m == m
 type usage struct {
 	Mode  mode       `json:"mode"`
 	Block bool       `json:"block,omitempty"` // a block device; else a file system
-	Flags mountFlags `json:"flags,omitempty"`
+	Flags mountFlags `json:"mount_flags,omitempty"`
 }
 
 // fits reports whether a volume that was made or staged for u can be used as v.

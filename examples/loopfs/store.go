@@ -225,7 +225,7 @@ func (s store) lock(id volumeID) (unlock func(), err error) {
 		return nil, err
 	}
 	sum := sha256.Sum256([]byte(id))
-	at := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(binary.BigEndian.Uint64(sum[:]) >> 2), Len: 1}
+	at := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(binary.BigEndian.Uint64(sum[:]) & (1<<62 - 1)), Len: 1}
 	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &at); err != nil {
 		f.Close()
 		if errors.Is(err, unix.EAGAIN) {
