@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 	"google.golang.org/grpc/codes"
@@ -168,9 +169,10 @@ func lostVolumes() (ids []string) {
 	return ids
 }
 
-// detachLost detaches a volume from the lost node.
+// detachLost detaches a volume from the lost node. Its pause makes lostVolumes last.
 func (tr *traffic) detachLost(n int) {
 	tr.call("DetachVolume", nil, func(ctx context.Context) error {
 		return errOf(tr.host.DetachVolume(ctx, volumeName(lostVolume(n)), lostNode, host.Force{By: "e2e"}))
 	})
+	sleep(tr.stopped, 250*time.Millisecond)
 }
