@@ -160,6 +160,9 @@ func (d Container) run(ctx context.Context, t Task, h *Handle) error {
 	if err == nil {
 		err = checkSources(t.Plan, hostConfig)
 	}
+	if err == nil {
+		err = t.checkLinks(hostConfig)
+	}
 	if err != nil {
 		return err
 	}
@@ -224,6 +227,44 @@ func checkSources(plan hooks.Plan, h *container.HostConfig) error {
 		}
 	}
 	return nil
+}
+
+// checkLinks refuses sources of mounts in local/, secrets/ and other directories of the task that a link leads out of
+// the directory. The task may have made the link in an earlier attempt, and the engine would follow it on this machine.
+func (t Task) checkLinks(h *container.HostConfig) error {
+	var sources []string
+	for _, m := range h.Mounts {
+		if m.Type == mount.TypeBind {
+			sources = append(sources, m.Source)
+		}
+	}
+	for _, b := range h.Binds {
+		source, _, _ := strings.Cut(b, ":")
+		sources = append(sources, source)
+	}
+	for _, source := range sources {
+		path, own := strings.CutPrefix(filepath.Clean(source), t.Dir+"/")
+		dir, rest, below := strings.Cut(path, "/")
+		if !own || !below {
+			continue
+		}
+		err := follow(filepath.Join(t.Dir, dir), rest)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return registry.Invalid("source of a mount: %s: %w; remove the link", source, err)
+		}
+	}
+	return nil
+}
+
+// follow returns an error if path, relative to dir, does not exist or leads out of dir.
+func follow(dir, path string) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	_, err = root.Stat(path)
+	return err
 }
 
 const (

@@ -281,6 +281,27 @@ func TestContainerWithADamagedLogEnds(t *testing.T) {
 	}
 }
 
+// A task may replace a directory by a link. The engine would mount what the link leads to on this machine.
+func TestMountsFollowNoLinkOfTheTask(t *testing.T) {
+	d, err := NewContainer("docker", "unix:///none")
+	must(t, err)
+	for source, refused := range map[string]bool{
+		"local/out": true, "local/out/new": true, "local/up": true, "local/in": false, "local/none": false,
+	} {
+		for _, config := range []string{`"volumes":["%s:/x"]`, `"mount":{"source":"%s","target":"/x"}`} {
+			task := boxed(t, d, "true", fmt.Sprintf(config, source))
+			local := task.localDir()
+			must(t, errors.Join(os.Mkdir(task.Dir, 0o700), task.makeContainerDirs(), os.Mkdir(local+"/real", 0o700),
+				os.Symlink(tempDir(t), local+"/out"), os.Symlink("..", local+"/up"), os.Symlink("real", local+"/in")))
+			_, h, err := d.containerOf(task)
+			must(t, err)
+			if err := task.checkLinks(h); errors.Is(err, registry.ErrInvalid) != refused {
+				t.Errorf("%s: %v", fmt.Sprintf(config, source), err)
+			}
+		}
+	}
+}
+
 // An engine that refuses to remove a container does not keep its task, and the next attempt removes both containers.
 func TestTaskEndsBesideAContainerThatStays(t *testing.T) {
 	b := &brokenEngine{fails: map[string]bool{http.MethodDelete: true}}
