@@ -166,15 +166,34 @@ type EngineRequest struct {
 const engineLimit = 110 * time.Second
 
 // MountForEngine mounts a volume for a container and returns the directory on this host. A failure leaves nothing
-// mounted that no other container uses.
-func (a *Agent) MountForEngine(ctx context.Context, s Volumes, r EngineRequest) (path string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, engineLimit)
+// mounted that no other container uses. After a success the caller calls answered, and says whether the engine has the
+// answer: without it the engine does not unmount. Until then other requests for the volume wait.
+func (a *Agent) MountForEngine(
+	ctx context.Context, s Volumes, r EngineRequest,
+) (path string, answered func(has bool), err error) {
+	limited, cancel := context.WithTimeout(ctx, engineLimit)
 	defer cancel()
-	unlock, err := a.lockEngineMount(ctx, r.Volume)
+	unlock, err := a.lockEngineMount(limited, r.Volume)
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
-	defer unlock()
+	if path, err = a.mountForEngine(limited, s, r); err != nil {
+		unlock()
+		return "", nil, err
+	}
+	return path, func(has bool) {
+		defer unlock()
+		if has {
+			return
+		}
+		if err := a.takeBackEngineMount(context.WithoutCancel(ctx), s, r); err != nil {
+			a.log.Warn("a mount that its engine did not wait for stays", "volume", r.Volume, "error", err)
+		}
+	}, nil
+}
+
+// mountForEngine is MountForEngine under the lock.
+func (a *Agent) mountForEngine(ctx context.Context, s Volumes, r EngineRequest) (path string, err error) {
 	m, err := a.usableEngineMount(ctx, s, r)
 	if err != nil {
 		return "", err
@@ -329,19 +348,20 @@ func (a *Agent) explainEngineWait(ctx context.Context, s Volumes, m *EngineMount
 		"%s", m.Volume, a.DescribeWaits(ctx, s, list[0].Waiting), display.Command("holdfast volume status", string(m.Volume)))
 }
 
-// UnmountForEngine takes back one mount of an ID, as TakeBackEngineMount does. Podman counts the volume as mounted until
+// UnmountForEngine takes back one mount of an ID, as takeBackEngineMount does. Podman counts the volume as mounted until
 // it has the answer, and never mounts one that it counts: its next container would get a directory without the volume.
 // For an engine without a daemon the mount is therefore only locked. The caller then calls answered, and says whether
 // the engine has the answer. Otherwise answered is nil.
 func (a *Agent) UnmountForEngine(ctx context.Context, s Volumes, r EngineRequest) (answered func(bool), err error) {
 	limited, cancel := context.WithTimeout(ctx, releaseWait)
 	defer cancel()
-	if !r.Caller.Daemonless {
-		return nil, a.TakeBackEngineMount(limited, s, r)
-	}
 	unlock, err := a.lockEngineMount(limited, r.Volume)
 	if err != nil {
 		return nil, err
+	}
+	if !r.Caller.Daemonless {
+		defer unlock()
+		return nil, a.takeBackEngineMount(limited, s, r)
 	}
 	return func(has bool) {
 		defer unlock()
@@ -354,19 +374,9 @@ func (a *Agent) UnmountForEngine(ctx context.Context, s Volumes, r EngineRequest
 	}, nil
 }
 
-// TakeBackEngineMount takes back one mount of an ID, and releases the volume after the last. An ID that has nothing
-// mounted is no error: an engine may also unmount after a mount that failed. A release that fails or takes longer is
-// continued later, because the engine would not repeat the request.
-func (a *Agent) TakeBackEngineMount(ctx context.Context, s Volumes, r EngineRequest) error {
-	unlock, err := a.lockEngineMount(ctx, r.Volume)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	return a.takeBackEngineMount(ctx, s, r)
-}
-
-// takeBackEngineMount is TakeBackEngineMount under the lock.
+// takeBackEngineMount takes back one mount of an ID, under the lock, and releases the volume after the last. An ID that
+// has nothing mounted is no error: an engine may also unmount after a mount that failed. A release that fails or takes
+// longer is continued later, because the engine would not repeat the request.
 func (a *Agent) takeBackEngineMount(ctx context.Context, s Volumes, r EngineRequest) error {
 	m := a.EngineMount(r.Volume)
 	if m == nil {

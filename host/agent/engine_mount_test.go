@@ -43,7 +43,10 @@ func (e *env) engineRequest(id string, caller EngineCaller) EngineRequest {
 }
 
 func (e *env) tryEngineMount(id string, caller EngineCaller) error {
-	path, err := e.agent.MountForEngine(e.Context(), e.shim, e.engineRequest(id, caller))
+	path, answered, err := e.agent.MountForEngine(e.Context(), e.shim, e.engineRequest(id, caller))
+	if answered != nil {
+		answered(true)
+	}
 	if (path == "/vol") != (err == nil) {
 		e.Errorf("path %q with error %v", path, err)
 	}
@@ -172,7 +175,7 @@ func TestTrapD6RequestRepeatedAfterALostAnswer(t *testing.T) {
 			lost := make(chan struct{})
 			go func() {
 				defer close(lost)
-				_, _ = e.agent.MountForEngine(ctx, e.shim, e.engineRequest("a", dockerd))
+				_, _, _ = e.agent.MountForEngine(ctx, e.shim, e.engineRequest("a", dockerd))
 			}()
 			synctest.Wait()
 			cut := *e.agent.EngineMount("notes")
@@ -272,6 +275,20 @@ func TestTrapD7UnmountWithoutAnswerChangesNothing(t *testing.T) {
 		e.engineUses(1, 0, "constant")
 		e.engineUnmount("constant", podman)
 		e.engineUses(1, 1)
+	})
+}
+
+// A mount that Podman did not wait for is taken back before the next request with the same ID, and not instead of it.
+func TestTrapD7LostMountLeavesTheNextMount(t *testing.T) {
+	withEnginePlugin(t, func(e *env) {
+		_, answered, err := e.agent.MountForEngine(e.Context(), e.shim, e.engineRequest("constant", podman))
+		e.must(err)
+		next := make(chan error, 1)
+		go func() { next <- e.tryEngineMount("constant", podman) }()
+		synctest.Wait()
+		answered(false)
+		e.must(<-next)
+		e.engineUses(2, 1, "constant")
 	})
 }
 
@@ -382,8 +399,9 @@ func TestReviewOfUsedMountsReadsProcessesOnce(t *testing.T) {
 		for _, volume := range []host.VolumeID{"notes", "more"} {
 			r := e.engineRequest("a", dockerd)
 			r.Volume = volume
-			_, err := e.agent.MountForEngine(e.Context(), e.shim, r)
+			_, answered, err := e.agent.MountForEngine(e.Context(), e.shim, r)
 			e.must(err)
+			answered(true)
 		}
 		time.Sleep(10 * engineReview)
 		if n := reads.Load(); n == 0 || n > 11 {

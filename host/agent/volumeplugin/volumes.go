@@ -250,26 +250,16 @@ func (s *Server) mount(r *http.Request, q request) (reply, error) {
 	}
 	use := s.use(r, q)
 	use.Plugin, use.Sealed = v.Plugin, group.Sealed
-	path, err := s.agent.MountForEngine(r.Context(), s.storage, use)
+	path, answered, err := s.agent.MountForEngine(r.Context(), s.storage, use)
 	return reply{Mountpoint: path, answered: func(has bool) {
 		if !has {
-			s.lostMount(r, use, err == nil)
+			s.log.Warn("a container engine did not wait for a mount", "volume", use.Volume, "engine", use.Caller.Name(),
+				"next", "for Podman, set volume_plugin_timeout in containers.conf")
+		}
+		if answered != nil {
+			answered(has)
 		}
 	}}, err
-}
-
-// lostMount takes a mount back whose reply the engine did not wait for: it will not unmount. A mount that failed left
-// nothing to take back, and the engine's next try may have mounted with the same ID meanwhile.
-func (s *Server) lostMount(r *http.Request, use agent.EngineRequest, mounted bool) {
-	s.log.Warn("a container engine did not wait for a mount", "volume", use.Volume, "engine", use.Caller.Name(), "next",
-		"for Podman, set volume_plugin_timeout in containers.conf")
-	if !mounted {
-		return
-	}
-	err := s.agent.TakeBackEngineMount(context.WithoutCancel(r.Context()), s.storage, use)
-	if err != nil {
-		s.log.Warn("a mount that its engine did not wait for stays", "volume", use.Volume, "error", err)
-	}
 }
 
 func (s *Server) unmount(r *http.Request, q request) (reply, error) {
