@@ -83,8 +83,12 @@ func templateParts(text, left, right string) (parts []templatePart, err error) {
 			return append(parts, templatePart{text: text}), nil
 		}
 		expression, after, closed := strings.Cut(rest, right)
+		if !closed {
+			return nil, registry.Invalid("no %s after %s; set left_delimiter and right_delimiter if %s is part of the text",
+				right, left, left)
+		}
 		call := templateCall.FindStringSubmatch(strings.TrimSpace(expression))
-		if !closed || call == nil {
+		if call == nil {
 			return nil, registry.Errorf(registry.ErrUnsupported, "unsupported expression %s %s %s; write the value itself, "+
 				"%s env \"NAME\" %s for a variable of the task, or %s file \"/path\" %s for what a file of this machine holds",
 				left, strings.Join(strings.Fields(strings.Trim(expression, "-")), " "), right, left, right, left, right)
@@ -167,7 +171,7 @@ func renderTemplates(list []template, env, known map[string]string) (files []tas
 			}
 		}
 		maps.Copy(known, env)
-		if f := (taskdriver.File{Path: path, Mode: t.mode, Data: text}); !t.env || f.Own() {
+		if f := (taskdriver.File{Path: path, Mode: t.mode, Data: taskdriver.Bytes(text)}); !t.env || f.Own() {
 			files = append(files, f)
 		}
 	}
@@ -194,7 +198,9 @@ func variablesOf(text string) (map[string]string, error) {
 		case strings.HasPrefix(value, `"`):
 			value, err = strconv.Unquote(value)
 		case strings.HasPrefix(value, "'"):
-			value = strings.Trim(value, "'")
+			if value, found = strings.CutSuffix(value[1:], "'"); !found || strings.Contains(value, "'") {
+				err = fmt.Errorf("the value does not end with its first '")
+			}
 		default:
 			value, _, _ = strings.Cut(value, " #")
 			value = strings.TrimSpace(value)

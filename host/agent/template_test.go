@@ -50,7 +50,7 @@ func TestTemplatesBecomeFilesAndVariables(t *testing.T) {
 		{Path: "local/config.json", Mode: 0o644, Data: `[{"monitors": {"a": {}}}]`},
 		{Path: "secrets/driver.yaml", Mode: 0o600, Data: "host: nas:1akey: hunter2"},
 		{Path: "local/sub/go.tpl", Mode: 0o755, Data: "<< {{ .Literal }} 1"},
-		{Path: "local/env", Mode: 0o644, Data: blocks[3]["data"].(string)},
+		{Path: "local/env", Mode: 0o644, Data: taskdriver.Bytes(blocks[3]["data"].(string))},
 	}
 	if !slices.Equal(got.Files, want) {
 		t.Errorf("files\n%+v, want\n%+v", got.Files, want)
@@ -74,6 +74,8 @@ func TestTemplateErrors(t *testing.T) {
 		`[{"data":"x","destination":"../../x"}]`:                           "leads out of the task's directory",
 		`[{"data":"x","destination":"config/x"}]`:                          "write it to local/ or secrets/",
 		`[{"data":"x","destination":"task.json"}]`:                         "write it to local/ or secrets/",
+		`[{"destination":"local/x","data":"A='hunter2","env":true}]`:       "line 1",
+		`[{"destination":"local/x","data":"{{ a\nkey: hunter2"}]`:          "no }} after {{",
 		`[{"data":"x","destination":"${NOMAD_ALLOC_DIR}/x"}]`:              "write it to local/ or secrets/",
 		`[{` + ok + `,"perms":"rw"}]`:                                      "write it as in \"640\"",
 		`[{` + ok + `,"perms":"4755"}]`:                                    "up to 777",

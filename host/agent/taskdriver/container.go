@@ -145,8 +145,10 @@ func (t Task) makeContainerDirs() error {
 		err = errors.Join(err, os.MkdirAll(path, 0o700), os.Chmod(path, os.FileMode(dir.Mode)))
 	}
 	for _, f := range t.Files {
-		dir, _ := f.cut()
-		err = errors.Join(err, makeDir(filepath.Join(t.Dir, dir)))
+		if dir, _ := f.cut(); !f.Own() {
+			path := filepath.Join(t.Dir, dir)
+			err = errors.Join(err, makeDir(path), os.Chmod(path, 0o755))
+		}
 	}
 	if err != nil {
 		return err

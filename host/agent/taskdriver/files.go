@@ -1,6 +1,7 @@
 package taskdriver
 
 import (
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -15,7 +16,19 @@ import (
 type File struct {
 	Path string      `json:"path"` // relative to the task's directory
 	Mode fs.FileMode `json:"mode"`
-	Data string      `json:"data"`
+	Data Bytes       `json:"data"`
+}
+
+// Bytes are any bytes. In a JSON string, those that are no UTF-8 would be replaced.
+type Bytes string
+
+func (b Bytes) MarshalJSON() ([]byte, error) { return json.Marshal([]byte(b)) }
+
+func (b *Bytes) UnmarshalJSON(text []byte) error {
+	var raw []byte
+	err := json.Unmarshal(text, &raw)
+	*b = Bytes(raw)
+	return err
 }
 
 // cut splits the path at its first directory.
@@ -30,8 +43,8 @@ func (f File) Own() bool {
 	return name != "" && (dir == "local" || dir == "secrets")
 }
 
-// ownNames are the directories of a task that hold no files of its job.
-var ownNames = []string{"alloc", "dirs", "logs", "root"}
+// ownNames are the names in a task's directory that the job cannot use for files.
+var ownNames = []string{"alloc", "dirs", "logs", "root", "parent.log", handleFile, exitFile, stopFile, lockFile}
 
 // checkFiles refuses paths that a task cannot see. A container can mount other directories of the task.
 func (t Task) checkFiles(container bool) error {
@@ -73,7 +86,7 @@ func (f File) write(root *os.Root, name string, uid, gid int) error {
 	if err != nil {
 		return err
 	}
-	_, err = out.WriteString(f.Data)
+	_, err = out.WriteString(string(f.Data))
 	if uid != 0 || gid != 0 {
 		err = errors.Join(err, out.Chown(uid, gid))
 	}

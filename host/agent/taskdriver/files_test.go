@@ -1,10 +1,21 @@
 package taskdriver
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"testing"
 )
+
+func TestFilesHaveAnyBytes(t *testing.T) {
+	f := File{"local/keytab", 0o600, "\x05\x02\xff\n"}
+	text, err := json.Marshal(f)
+	must(t, err)
+	var got File
+	if must(t, json.Unmarshal(text, &got)); got != f {
+		t.Errorf("%+v, want %+v", got, f)
+	}
+}
 
 // A task may replace its files and directories by links. The next attempt neither follows them out of the task's
 // directory nor fails because of what it finds.
