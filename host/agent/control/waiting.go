@@ -251,15 +251,41 @@ func (s *Server) awaitStopped(ctx context.Context, id string) error {
 	return s.agent.Await(ctx, func(all []*agent.AllocRecord) bool { return !slices.ContainsFunc(all, ours) })
 }
 
+// rollCheck is the time between two looks at a roll without a change: calls, which Held counts, change no record.
+const rollCheck = 2 * time.Second
+
 // awaitRoll answers with a plugin once its rolls differ from those that the client knows, or none is under way.
 func (s *Server) awaitRoll(r *http.Request) (any, error) {
+	ctx, id := r.Context(), host.PluginID(r.PathValue("id"))
+	describeWait(ctx, func(ctx context.Context) string { return s.describeRolls(ctx, id) })
 	var plugin *Plugin
 	var failed error
-	err := s.agent.Await(r.Context(), func([]*agent.AllocRecord) bool {
-		plugin, failed = s.plugin(r.Context(), host.PluginID(r.PathValue("id")))
-		return failed != nil || !plugin.Rolling() || plugin.RollText() != r.FormValue("known")
-	})
-	return plugin, errors.Join(err, failed)
+	for {
+		limited, cancel := context.WithTimeout(ctx, rollCheck)
+		err := s.agent.Await(limited, func([]*agent.AllocRecord) bool {
+			plugin, failed = s.plugin(ctx, id)
+			return failed != nil || !plugin.Rolling() || plugin.RollText() != r.FormValue("known")
+		})
+		cancel()
+		if ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+			return plugin, errors.Join(err, failed)
+		}
+	}
+}
+
+// describeRolls says what the rolls of a plugin wait for.
+func (s *Server) describeRolls(ctx context.Context, id host.PluginID) string {
+	plugin, err := s.plugin(ctx, id)
+	if err != nil {
+		return err.Error()
+	}
+	var texts []string
+	for _, r := range plugin.Rolls {
+		if r.State == agent.RollStarting || r.State == agent.RollDraining {
+			texts = append(texts, r.String())
+		}
+	}
+	return listed("plugin "+string(id), texts)
 }
 
 // AwaitRoll returns a plugin once its rolls have changed, or none is under way.
