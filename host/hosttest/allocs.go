@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -65,7 +66,11 @@ func (a *allocs) Prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.Prepa
 			return nil, err
 		}
 		if len(reasons) == 0 {
-			plans, err := hooks.Mounts(spec, a.published(g, spec), g.Isolated)
+			at, err := a.publish(g, spec)
+			if err != nil {
+				return nil, err
+			}
+			plans, err := hooks.Mounts(spec, at, g.Isolated)
 			return &pb.PrepareReply{Answer: a.p.answer(), Plans: wire.PlansProto(plans)}, err
 		}
 		select {
@@ -198,14 +203,19 @@ func excludes(a, b registry.Usage) bool {
 		a.Access == registry.MultiNodeSingleWriter && !a.ReadOnly && !b.ReadOnly
 }
 
-// published returns the directories of the alloc's volumes.
-func (a *allocs) published(g hooks.AllocGroup, spec hooks.GroupSpec) map[registry.RequestName]hooks.Published {
+// publish returns the directories of the alloc's volumes. It makes those of inline volumes.
+func (a *allocs) publish(g hooks.AllocGroup, spec hooks.GroupSpec) (map[registry.RequestName]hooks.Published, error) {
 	at := map[registry.RequestName]hooks.Published{}
 	for _, r := range spec.Volumes {
 		dir := a.p.volumeDir(nameOf(g, r))
+		if r.Ephemeral != nil {
+			if err := os.MkdirAll(dir, 0o700); err != nil {
+				return nil, err
+			}
+		}
 		at[r.Name] = hooks.Published{Target: registry.Tree{Host: dir, Task: dir}, Usage: r.Usage}
 	}
-	return at
+	return at, nil
 }
 
 func (a *allocs) Release(ctx context.Context, req *pb.ReleaseAllocRequest) (*pb.ReleaseAllocReply, error) {
@@ -217,6 +227,7 @@ func (a *allocs) Release(ctx context.Context, req *pb.ReleaseAllocRequest) (*pb.
 // alloc.
 func (a *allocs) release(ctx context.Context, id registry.AllocID, keep bool) error {
 	var unwanted []registry.VolumeName
+	inline := a.inline(id)
 	_, err := a.p.log.Commit(ctx, func(v registry.View) (c registry.Change, _ error) {
 		for _, claim := range v.ClaimsOf(id) {
 			volume, _ := v.Volume(claim.Name)
@@ -230,7 +241,10 @@ func (a *allocs) release(ctx context.Context, id registry.AllocID, keep bool) er
 		return c, nil
 	})
 	for _, name := range unwanted {
-		err = errors.Join(err, a.p.removeVolume(ctx, name, registry.EventVolumeDeleted))
+		err = errors.Join(err, a.p.deleteVolume(ctx, name))
+	}
+	for _, name := range inline {
+		err = errors.Join(err, os.RemoveAll(a.p.volumeDir(name)))
 	}
 	if err != nil {
 		return err
@@ -242,6 +256,21 @@ func (a *allocs) release(ctx context.Context, id registry.AllocID, keep bool) er
 		return c, nil
 	})
 	return err
+}
+
+// inline returns the inline volumes of an alloc.
+func (a *allocs) inline(id registry.AllocID) (names []registry.VolumeName) {
+	al, known := a.p.view().Alloc(id)
+	if !known || len(al.Sealed) == 0 {
+		return nil
+	}
+	spec, _ := config.OpenGroup(al.Sealed) // it was opened before
+	for _, r := range spec.Volumes {
+		if r.Ephemeral != nil {
+			names = append(names, nameOf(hooks.AllocGroup{Alloc: id, Namespace: al.Namespace}, r))
+		}
+	}
+	return names
 }
 
 // deletes reports whether a request of an alloc has on_stop = "delete".

@@ -41,6 +41,33 @@ job "notes" {
       }
     }
   }
+  group "own" {
+    volume "inline" {
+      type = "csi"
+      ephemeral { plugin_id = "disk" }
+    }
+    volume "created" {
+      type            = "csi"
+      source          = "created"
+      access_mode     = "single-node-writer"
+      attachment_mode = "file-system"
+      create {
+        plugin_id = "disk"
+        on_stop   = "delete"
+      }
+    }
+    task "user" {
+      driver = "exec"
+      volume_mount {
+        volume      = "inline"
+        destination = "/inline"
+      }
+      volume_mount {
+        volume      = "created"
+        destination = "/created"
+      }
+    }
+  }
 }`
 
 const volume = `
@@ -149,6 +176,29 @@ func TestVolumeInMemoryIsUsedByOneAllocAfterTheOther(t *testing.T) {
 	}
 }
 
+// An alloc gets volumes of its own, whose content ends with it.
+func TestVolumesOfOneAllocInMemoryEndWithIt(t *testing.T) {
+	t.Parallel()
+	o := open(t)
+	o.startPlugin()
+	g := o.alloc("a")
+	g.Group, g.Sealed = o.job.Groups[2].Name, o.job.Groups[2].Sealed
+	for range 2 {
+		plans, err := o.PrepareAlloc(t.Context(), g)
+		o.must(err)
+		if len(plans["user"].Binds) != 2 {
+			t.Fatalf("plans: %+v", plans)
+		}
+		for _, b := range plans["user"].Binds {
+			if list, err := os.ReadDir(b.Source); err != nil || len(list) > 0 {
+				t.Errorf("%s has %v, %v", b.Target, list, err)
+			}
+			o.must(os.WriteFile(filepath.Join(b.Source, "line"), nil, 0o600))
+		}
+		o.must(o.ReleaseAlloc(t.Context(), g.Alloc))
+	}
+}
+
 // A call that waits at a shim ends at the one that follows it, after a swap and after a crash.
 func TestHostOfAShimInMemoryRepeatsCalls(t *testing.T) {
 	t.Parallel()
@@ -179,6 +229,15 @@ func TestHostOfAShimInMemoryRepeatsCalls(t *testing.T) {
 			o.must(replace(o))
 			o.shim.SetHealth(task, host.Healthy, "")
 			<-prepared
+			calls := 0
+			for _, c := range o.shim.Calls() {
+				if _, is := c.Request.(*pb.PrepareRequest); is {
+					calls++
+				}
+			}
+			if calls < 2 {
+				t.Error("the shim that follows has not got the call")
+			}
 			held, _, err := o.Claims(t.Context())
 			if o.must(err); len(held) != 1 || held[0].Alloc != "a" {
 				t.Errorf("claims: %+v", held)

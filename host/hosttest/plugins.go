@@ -248,11 +248,17 @@ func (e *events) Watch(req *pb.WatchRequest, s grpc.ServerStreamingServer[pb.Wat
 	if req.GetSnapshot() {
 		after = registry.FromSnapshot
 	}
-	return e.p.feed.Watch(s.Context(), after, filter, func(ev registry.Event) error {
+	ctx, cancel := e.p.whileActive(s.Context())
+	defer cancel()
+	err := e.p.feed.Watch(ctx, after, filter, func(ev registry.Event) error {
 		reply := &pb.WatchReply{Answer: &pb.Answer{Index: uint64(ev.Seq), Generation: e.p.generation}}
 		if ev.Kind != registry.EventBookmark {
 			reply.Event = wire.EventProto(ev)
 		}
 		return s.Send(reply)
 	})
+	if ctx.Err() != nil && s.Context().Err() == nil {
+		return errNotActive
+	}
+	return err
 }

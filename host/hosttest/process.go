@@ -35,6 +35,8 @@ type process struct {
 	// guarded by Shim.mu
 	hello    *pb.HelloRequest
 	quiesced bool
+	life     context.Context // ends when p is not active any more; nil: it never was
+	endLife  context.CancelFunc
 }
 
 var _ launch.Running = (*process)(nil)
@@ -77,15 +79,39 @@ func (p *process) end(how *launch.Exit) {
 	})
 }
 
-// setActive makes next the active process in place of p; nil: none.
+// setActive makes p the active process if next is p, or none in place of p if next is nil.
 func (p *process) setActive(next *process) {
 	p.mu.Lock()
-	if p.active == p || next != nil {
-		p.active = next
+	switch was := p.active; {
+	case next == p && was != p:
+		p.life, p.endLife = context.WithCancel(context.Background()) // of a process, which no call owns
+		p.active = p
+	case next == nil && was == p:
+		p.active = nil
+		p.endLife()
 	}
 	p.quiesced = false
 	p.mu.Unlock()
 	p.wake()
+}
+
+// whileActive returns ctx, cancelled also when p is not active any more.
+func (p *process) whileActive(ctx context.Context) (context.Context, context.CancelFunc) {
+	p.mu.Lock()
+	life := p.life
+	p.mu.Unlock()
+	ctx, cancel := context.WithCancel(ctx)
+	if life == nil {
+		return ctx, cancel
+	}
+	stop := context.AfterFunc(life, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
+func (p *process) isActive() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.active == p
 }
 
 func (p *process) Conn() *grpc.ClientConn { return p.conn }
@@ -160,9 +186,11 @@ func (p *process) unary(
 	if repeated {
 		return answer, nil
 	}
-	reply, err := next(ctx, req)
+	bound, cancel := p.whileActive(ctx)
+	defer cancel()
+	reply, err := next(bound, req)
 	if err != nil {
-		if p.Err() != nil {
+		if bound.Err() != nil && ctx.Err() == nil || p.Err() != nil {
 			err = errNotActive
 		}
 		return nil, wire.Status(err)
@@ -186,10 +214,7 @@ func (p *process) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerIn
 func (p *process) onChange(ctx context.Context, send func() error) error {
 	for {
 		changed := p.nextChange()
-		p.mu.Lock()
-		active := p.active == p
-		p.mu.Unlock()
-		if !active {
+		if !p.isActive() {
 			return errNotActive
 		}
 		if err := send(); err != nil {

@@ -116,12 +116,16 @@ func (p *process) volumeDir(n registry.VolumeName) string {
 }
 
 func (l *volumes) Delete(ctx context.Context, req *pb.DeleteVolumeRequest) (*pb.DeleteVolumeReply, error) {
-	name := wire.VolumeName(req.GetName())
-	err := l.p.removeVolume(ctx, name, registry.EventVolumeDeleted)
-	if err == nil {
-		err = os.RemoveAll(l.p.volumeDir(name))
-	}
+	err := l.p.deleteVolume(ctx, wire.VolumeName(req.GetName()))
 	return &pb.DeleteVolumeReply{Answer: l.p.answer()}, err
+}
+
+// deleteVolume removes the record of a volume, and its content.
+func (p *process) deleteVolume(ctx context.Context, name registry.VolumeName) error {
+	if err := p.removeVolume(ctx, name, registry.EventVolumeDeleted); err != nil {
+		return err
+	}
+	return os.RemoveAll(p.volumeDir(name))
 }
 
 func (l *volumes) Deregister(ctx context.Context, req *pb.DeregisterVolumeRequest) (*pb.DeregisterVolumeReply, error) {
