@@ -158,7 +158,7 @@ func (p *globalFlags) awaitJob(ctx context.Context, job control.Job) (control.Jo
 		if time.Since(gone) > agentReturns {
 			break
 		}
-		client.Report("the agent has ended; waiting for it to start again", gone)
+		client.Report("the agent has ended and has not started again yet", gone)
 		select {
 		case <-time.After(askAgain):
 		case <-ctx.Done():

