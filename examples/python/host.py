@@ -83,6 +83,7 @@ def run(shim, work, plugin_command):
     task = parse(shim, PLUGIN).groups[0].tasks[0]
     plugin = start_plugin(shim, work, task, plugin_command)
     try:
+        await_plugin(shim)
         use_plugin(shim, work)
     finally:
         stop_plugin(shim, task.name, plugin)
@@ -110,12 +111,17 @@ def parse(shim, text):
 
 
 def start_plugin(shim, work, task, command):
-    """Starts the task of a plugin, and returns once its controller and its node part are healthy."""
+    """Starts the task of a plugin, and returns its process."""
     key = {"alloc": "plugin-1", "task": task.name}
     plan = shim.call("Tasks/Starting", task={
         "task": key, "job": "loopfs", "attempt": 1, "isolated": True, "sealed": task.sealed}).plan
     process = start(work, plan, command, f"{work}/data", os.path.dirname(command[0]))
     shim.call("Tasks/Started", task=key, attempt=1, at=boot_time(shim))
+    return process
+
+
+def await_plugin(shim):
+    """Returns once the controller and the node part of the plugin are healthy."""
     healthy = set()
     changes = shim.call("Plugins/Fingerprints", plugin="loopfs")
     for change in changes:
@@ -125,25 +131,28 @@ def start_plugin(shim, work, task, command):
                 print(f"{p.role} {p.plugin}: {p.active.fingerprint.provider} {p.active.health.state}")
         if len(healthy) == 2:
             changes.cancel()
-            return process
+            return
 
 
 def stop_plugin(shim, name, process):
     key = {"alloc": "plugin-1", "task": name}
-    shim.call("Tasks/Stopping", task=key, attempt=1)
-    process.terminate()
-    process.wait()
-    shim.call("Tasks/Exited", task=key, attempt=1, code=process.returncode, final=True)
+    try:
+        shim.call("Tasks/Stopping", task=key, attempt=1)
+    finally:
+        process.terminate()
+        process.wait()
+    code = process.returncode  # below zero: minus the signal
+    shim.call("Tasks/Exited", task=key, attempt=1, code=max(code, 0), signal=max(-code, 0), final=True)
 
 
 def use_volume(shim, work, alloc, command):
     """Runs a command with the volume mounted, in an alloc of its own, and returns its output."""
     job = parse(shim, USER)
     group = job.groups[0]
-    plans = shim.call("Allocs/Prepare", alloc={
-        "alloc": alloc, "job": job.id, "group": group.name, "namespace": job.namespace, "sealed": group.sealed,
-        "isolated": {group.tasks[0].name: True}}).plans
     try:
+        plans = shim.call("Allocs/Prepare", alloc={
+            "alloc": alloc, "job": job.id, "group": group.name, "namespace": job.namespace, "sealed": group.sealed,
+            "isolated": {group.tasks[0].name: True}}).plans
         task = start(work, plans[group.tasks[0].name], ["/bin/sh", "-ec", command], stdout=subprocess.PIPE)
         output, _ = task.communicate()
         if task.returncode:

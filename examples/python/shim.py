@@ -7,6 +7,7 @@ import importlib
 import os
 import pathlib
 import queue
+import shutil
 import signal
 import ssl
 import subprocess
@@ -129,7 +130,7 @@ class Shim:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         self.channel.close()
-        os.rmdir(self.sockets)
+        shutil.rmtree(self.sockets)  # a shim that was killed leaves its socket
         self.tmp.cleanup()
 
 
