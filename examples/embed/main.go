@@ -1,4 +1,4 @@
-// Command embed is a small orchestrator: embed STATE-DIR SHIM JOB-FILE PLUGIN-PROGRAM [ARGUMENT...] runs one CSI plugin.
+// Command embed is a small orchestrator: embed STATE-DIR SHIM JOB-FILE PLUGIN-PROGRAM [ARGUMENT...] runs one plugin.
 package main
 
 import (
@@ -14,7 +14,8 @@ import (
 )
 
 func main() {
-	run(context.Background(), host.Config{StateDir: os.Args[1], Shim: host.Binary{Path: os.Args[2]}}, os.Args[3], os.Args[4:])
+	config := host.Config{StateDir: os.Args[1], Shim: host.Binary{Path: os.Args[2]}}
+	run(context.Background(), config, os.Args[3], os.Args[4:])
 }
 
 func run(ctx context.Context, config host.Config, jobFile string, command []string) {
@@ -24,14 +25,15 @@ func run(ctx context.Context, config host.Config, jobFile string, command []stri
 	must(err)
 	job, _, err := h.Parse(ctx, host.Source{Name: jobFile, Text: text}, host.ParseOptions{})
 	must(err)
-	task := host.AllocTask{Alloc: "alloc-1", Task: job.Groups[0].Tasks[0].Name, Attempt: 1, Sealed: job.Groups[0].Tasks[0].Sealed}
+	parsed := job.Groups[0].Tasks[0]
+	task := host.AllocTask{Alloc: "alloc-1", Task: parsed.Name, Attempt: 1, Sealed: parsed.Sealed}
 	plan, err := h.TaskStarting(ctx, task)
 	must(err)
 	plugin := exec.Command(command[0], command[1:]...)
 	plugin.Env = plan.Environ(os.Environ())
 	must(plugin.Start())
 	must(h.TaskStarted(ctx, task.Key(), task.Attempt))
-	_ = h.Fingerprints(ctx, host.PluginQuery{}, func(changed []host.PluginFingerprint, _ bool) error {
+	must(h.Fingerprints(ctx, host.PluginQuery{}, func(changed []host.PluginFingerprint, _ bool) error {
 		for _, p := range changed {
 			if p.Healthy > 0 {
 				fmt.Printf("%s %s: %s %s\n", p.Role, p.Plugin, p.Active.Fingerprint.Provider, p.Active.Fingerprint.Version)
@@ -39,7 +41,7 @@ func run(ctx context.Context, config host.Config, jobFile string, command []stri
 			}
 		}
 		return nil
-	})
+	}))
 	must(plugin.Process.Signal(syscall.SIGTERM))
 	_ = plugin.Wait()
 	must(h.TaskExited(ctx, task.Key(), task.Attempt, 0, 0, true))
@@ -47,7 +49,7 @@ func run(ctx context.Context, config host.Config, jobFile string, command []stri
 }
 
 func must(err error) {
-	if err != nil {
+	if err != nil && err != io.EOF {
 		log.Fatal(err)
 	}
 }
