@@ -134,7 +134,8 @@ func (a *Agent) Submit(
 	return r, nil
 }
 
-// FailedPlugins counts the tasks of plugins that have failed for good: the job wants them, and does not start them again.
+// FailedPlugins counts the tasks of plugins that have failed for good: the job wants them, and does not start them
+// again.
 func (a *Agent) FailedPlugins() map[host.PluginID]int {
 	failed, allocs := map[host.PluginID]int{}, a.Allocs()
 	for _, job := range a.Jobs() {
