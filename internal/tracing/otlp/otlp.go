@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/url"
 	"os"
 	"strings"
 	"sync"
@@ -28,15 +29,20 @@ type Exporter struct{ provider *sdk.TracerProvider }
 const stopLimit = 500 * time.Millisecond
 
 // Start returns the exporter of this process: nil unless OTEL_EXPORTER_OTLP_ENDPOINT is set, or its variant for traces
-// alone. OTEL_SERVICE_NAME has precedence over service. failed is called once, with the first error of an export.
+// alone, and with OTEL_SDK_DISABLED=true or OTEL_TRACES_EXPORTER=none. OTEL_SERVICE_NAME has precedence over service.
+// failed is called once, with the first error of an export.
 func Start(service, version string, failed func(error)) (*Exporter, error) {
-	endpoint := cmp.Or(os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"), os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT"))
-	if endpoint == "" {
+	name := "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+	if os.Getenv(name) == "" {
+		name = "OTEL_EXPORTER_OTLP_ENDPOINT"
+	}
+	endpoint := os.Getenv(name)
+	if endpoint == "" || strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") ||
+		os.Getenv("OTEL_TRACES_EXPORTER") == "none" {
 		return nil, nil
 	}
-	if !strings.HasPrefix(endpoint, "http://") && !strings.HasPrefix(endpoint, "https://") {
-		return nil, fmt.Errorf("no traces are exported: OTEL_EXPORTER_OTLP_ENDPOINT=%s is no URL; "+
-			"use one like http://127.0.0.1:4318", endpoint)
+	if u, err := url.Parse(endpoint); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return nil, fmt.Errorf("no traces are exported: %s=%s is no URL; use one like http://127.0.0.1:4318", name, endpoint)
 	}
 	ctx := context.Background() // of the process; nothing here waits
 	client, err := newClient()

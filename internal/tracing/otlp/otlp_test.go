@@ -11,22 +11,34 @@ func clear(t *testing.T) {
 	for _, name := range []string{"ENDPOINT", "TRACES_ENDPOINT", "PROTOCOL", "TRACES_PROTOCOL", "HEADERS"} {
 		t.Setenv("OTEL_EXPORTER_OTLP_"+name, "")
 	}
-	t.Setenv("OTEL_SERVICE_NAME", "")
+	for _, name := range []string{"SERVICE_NAME", "SDK_DISABLED", "TRACES_EXPORTER"} {
+		t.Setenv("OTEL_"+name, "")
+	}
 }
 
 func TestNothingIsExportedWithoutAnEndpoint(t *testing.T) {
-	clear(t)
-	t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-	e, err := Start("test", "1", nil)
-	if err != nil || e != nil || e.Provider() != nil {
-		t.Errorf("Start returned %v, %v", e, err)
+	for _, variables := range []map[string]string{
+		{"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+		{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318", "OTEL_SDK_DISABLED": "True"},
+		{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318", "OTEL_TRACES_EXPORTER": "none"},
+	} {
+		clear(t)
+		for name, value := range variables {
+			t.Setenv(name, value)
+		}
+		e, err := Start("test", "1", nil)
+		if err != nil || e != nil || e.Provider() != nil {
+			t.Errorf("with %v, Start returned %v, %v", variables, e, err)
+		}
+		e.Flush(t.Context())
+		e.Stop()
 	}
-	e.Flush(t.Context())
-	e.Stop()
 }
 
 func TestBadVariablesOfTracingAreNamed(t *testing.T) {
 	for _, c := range []struct{ endpoint, protocol, want string }{
+		{"http://[::1", "", "no traces are exported: OTEL_EXPORTER_OTLP_ENDPOINT=http://[::1 is no URL; " +
+			"use one like http://127.0.0.1:4318"},
 		{"127.0.0.1:4317", "grpc", "no traces are exported: OTEL_EXPORTER_OTLP_ENDPOINT=127.0.0.1:4317 is no URL; " +
 			"use one like http://127.0.0.1:4318"},
 		{"http://127.0.0.1:4318", "http/json", "no traces are exported: OTEL_EXPORTER_OTLP_PROTOCOL=http/json is not " +
