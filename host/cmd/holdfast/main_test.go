@@ -294,6 +294,16 @@ func TestVersionAsJSON(t *testing.T) {
 	}
 }
 
+func TestBadVariableOfTracingIsAWarningInJSON(t *testing.T) {
+	t.Setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "localhost")
+	var errs bytes.Buffer
+	var line struct{ Warning string }
+	if code := run([]string{"version", "--json"}, io.Discard, &errs); code != 0 || json.Unmarshal(errs.Bytes(),
+		&line) != nil || !strings.Contains(line.Warning, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=localhost is no URL") {
+		t.Errorf("%d %s", code, errs.String())
+	}
+}
+
 func TestFileKindIsRecognized(t *testing.T) {
 	for path, want := range map[string]bool{
 		"../../../examples/hcl/demo/notes.volume.hcl": true, "../../../examples/hcl/volumes/notes.hcl": true,

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"go.opentelemetry.io/otel/codes"
@@ -16,6 +18,9 @@ var servers = map[string]bool{"holdfast agent": true, "holdfast run": true, "hol
 
 // startTrace begins the span of a command if traces are exported.
 func (p *globalFlags) startTrace(c *cobra.Command) {
+	if strings.HasPrefix(c.Name(), cobra.ShellCompRequestCmd) { // a shell completes a command
+		return
+	}
 	name, service := c.CommandPath(), "holdfast"
 	if servers[name] {
 		service = "holdfast-agent"
@@ -23,11 +28,11 @@ func (p *globalFlags) startTrace(c *cobra.Command) {
 	var err error
 	p.traces, err = otlp.Start(service, host.Version, func(err error) {
 		if servers[name] {
-			fmt.Fprintln(p.errs, "holdfast: traces are lost:", err)
+			p.warn(fmt.Sprint("traces are lost: ", err))
 		}
 	})
 	if err != nil {
-		fmt.Fprintln(p.errs, "holdfast:", err)
+		p.warn(err.Error())
 	}
 	if p.traces == nil || servers[name] {
 		return
@@ -40,6 +45,17 @@ func (p *globalFlags) startTrace(c *cobra.Command) {
 		}
 		span.End()
 	}
+}
+
+// warn prints what does not keep a command from its work.
+func (p *globalFlags) warn(text string) {
+	if !p.json {
+		fmt.Fprintln(p.errs, "holdfast:", text)
+		return
+	}
+	e := json.NewEncoder(p.errs)
+	e.SetEscapeHTML(false)
+	_ = e.Encode(map[string]string{"warning": text})
 }
 
 // endTrace ends the span of the command and exports what is left.
