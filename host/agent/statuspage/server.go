@@ -22,7 +22,7 @@ import (
 // Limits of the server.
 const (
 	renderLimit  = 3 * time.Second        // for the answer of the shim; the page says what is missing
-	rendersMax   = 4                      // pages rendered at the same time
+	rendersMax   = 4                      // pages rendered or sent at the same time
 	streamsMax   = 32                     // browsers that are told of changes
 	streamPause  = 500 * time.Millisecond // between two messages to a browser
 	streamTick   = 5 * time.Second        // then a message comes without a change: for times, waits and swaps
@@ -47,6 +47,7 @@ type Server struct {
 	log     hclog.Logger
 	renders chan struct{} // holds a value for each page that is being rendered
 	streams chan struct{} // holds a value for each browser that is told of changes
+	tick    time.Duration // streamTick
 
 	mu      sync.Mutex // guards what follows; held for no longer than a copy
 	events  []host.Event
@@ -56,7 +57,7 @@ type Server struct {
 // New returns the server of the page. Serve runs it.
 func New(s Sources, log hclog.Logger) *Server {
 	return &Server{sources: s, log: log, renders: make(chan struct{}, rendersMax),
-		streams: make(chan struct{}, streamsMax), changed: make(chan struct{})}
+		streams: make(chan struct{}, streamsMax), tick: streamTick, changed: make(chan struct{})}
 }
 
 // Serve answers requests on l until ctx ends, and closes l.
@@ -148,7 +149,9 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_, _ = w.Write(text)
+	if http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeLimit)) == nil { // others wait meanwhile
+		_, _ = w.Write(text)
+	}
 }
 
 // serveEvents sends a message after each change, until the browser leaves or does not take one in time.
@@ -162,7 +165,7 @@ func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	out := http.NewResponseController(w)
-	tick := time.NewTicker(streamTick)
+	tick := time.NewTicker(s.tick)
 	defer tick.Stop()
 	for {
 		changed := s.nextChange()

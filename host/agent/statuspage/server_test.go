@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 	"unicode"
 
 	"github.com/hashicorp/go-hclog"
@@ -19,7 +20,7 @@ import (
 )
 
 // serve runs a server until the test ends, and returns its address.
-func serve(t *testing.T, s Sources) string {
+func serve(t *testing.T, s *Server) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -27,7 +28,7 @@ func serve(t *testing.T, s Sources) string {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error, 1)
-	go func() { served <- New(s, hclog.NewNullLogger()).Serve(ctx, l) }()
+	go func() { served <- s.Serve(ctx, l) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-served; err != nil {
@@ -120,7 +121,7 @@ func TestHostileTextStaysText(t *testing.T) {
 }
 
 func TestRequestsOfOthersAreRefused(t *testing.T) {
-	at := serve(t, sources(control.Overview{}, nil, nil))
+	at := serve(t, New(sources(control.Overview{}, nil, nil), hclog.NewNullLogger()))
 	_, port, _ := net.SplitHostPort(at)
 	for _, c := range []struct {
 		method, path, host string
@@ -150,7 +151,9 @@ func TestRequestsOfOthersAreRefused(t *testing.T) {
 // A browser is told of a change. Only streamsMax of them are.
 func TestBrowsersAreToldOfChanges(t *testing.T) {
 	changes := make(chan struct{})
-	at := serve(t, sources(control.Overview{}, nil, changes))
+	s := New(sources(control.Overview{}, nil, changes), hclog.NewNullLogger())
+	s.tick = time.Hour // no message comes without a change
+	at := serve(t, s)
 	var streams []*bufio.Reader
 	for range streamsMax {
 		reply := request(t, "GET", "http://"+at+"/events", at)

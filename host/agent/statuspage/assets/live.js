@@ -4,6 +4,7 @@
 const live = document.getElementById("live");
 let busy = false;
 let again = false;
+let changes; // the stream of messages
 
 // update fetches the page and replaces the parts that have changed.
 async function update() {
@@ -26,9 +27,9 @@ async function update() {
           part.replaceChildren(...fresh.childNodes);
         }
       }
-      live.textContent = "Live: changes appear by themselves.";
+      say("Live: changes appear by themselves.");
     } catch {
-      live.textContent = "The agent does not answer; what is shown may be old.";
+      say("The agent does not answer; what is shown may be old.");
     }
   }
   busy = false;
@@ -40,15 +41,29 @@ function isSelected(part) {
   return !selection.isCollapsed && selection.containsNode(part, true);
 }
 
+// say shows the state of the page itself. Screen readers read it out when it changes.
+function say(text) {
+  if (live.textContent !== text) {
+    live.textContent = text;
+  }
+}
+
+// follow updates the page at each message, while a person can see it: a browser opens only six connections to a server,
+// for all its tabs.
 function follow() {
-  const changes = new EventSource("events");
+  changes?.close();
+  if (document.hidden) {
+    return;
+  }
+  changes = new EventSource("events");
   changes.onmessage = update;
   changes.onerror = () => {
-    live.textContent = "The agent does not answer; what is shown may be old.";
-    if (changes.readyState === EventSource.CLOSED) { // it does not try again by itself
+    update(); // shows whether the agent answers
+    if (changes.readyState === EventSource.CLOSED) { // it does not try again by itself, as after "too many browsers"
       setTimeout(follow, 10000);
     }
   };
 }
 
+document.addEventListener("visibilitychange", follow);
 follow();

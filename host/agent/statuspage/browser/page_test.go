@@ -234,6 +234,15 @@ func TestStatusPageInABrowser(t *testing.T) {
 		b.await(section, text)
 	}
 	do(b, chromedp.Evaluate[bool]("window.sameDocument = true"))
+	const closed = 2 // EventSource.CLOSED
+	for _, hidden := range []bool{true, false} {
+		do(b, chromedp.Evaluate[bool](fmt.Sprintf("Object.defineProperty(document, 'hidden', "+
+			"{value: %t, configurable: true}); document.dispatchEvent(new Event('visibilitychange'))", hidden)))
+		state := do(b, chromedp.Evaluate[int]("changes.readyState"))
+		if (state == closed) != hidden {
+			t.Errorf("hidden: %t, and the stream of changes is in state %d", hidden, state)
+		}
+	}
 
 	a.must("job", "run", "--wait", "--var", "loopfs="+a.path("loopfs"), "--var", "data="+a.path("data"),
 		root+"/examples/hcl/demo/loopfs.hcl")
