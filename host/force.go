@@ -20,9 +20,10 @@ func (h *Host) ForceReleaseAlloc(ctx context.Context, id AllocID, f Force) ([]Re
 
 // DetachVolume takes down attachments of a volume that is not in use (ControllerUnpublishVolume of CSI): from one node,
 // or from all if node is empty. A node name that is not used any more is allowed. Another node than this one has to be
-// fenced first (Config.Fence), or f.Confirm is the ID of the volume; ErrDenied says what may be lost. With the
-// confirmation, a call whose plugin is gone is skipped. ErrNotFound: there is no such attachment. Once it has begun, a
-// detach goes on without its caller, until it has certainly ended or the volume is used again.
+// fenced first (Config.Fence). Only a host that cannot fence needs the ID of the volume in f.Confirm instead; ErrDenied
+// says what may be lost. With the confirmation, a call whose plugin is gone is skipped. ErrNotFound: there is no such
+// attachment. Once it has begun, a detach goes on without its caller, until it has certainly ended or the volume is
+// used again.
 func (h *Host) DetachVolume(ctx context.Context, n VolumeName, node string, f Force) ([]ReleaseStep, error) {
 	reply, err := call(ctx, h, writes, pb.NewVolumesClient, pb.VolumesClient.Detach, &pb.DetachVolumeRequest{
 		Call: mutating(), Name: wire.VolumeNameProto(n), Node: node, Force: wire.ForceProto(f)})
