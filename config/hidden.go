@@ -32,7 +32,7 @@ func (s *scanner) hide(end int) {
 }
 
 // hideSecrets records the spans of secrets blocks, including misspelt ones. In a malformed text everything after the
-// first one counts as secret.
+// first of them, or after the first password, counts as secret.
 func (d *decoder) hideSecrets(out outline, shift int) {
 	for _, at := range out.secrets {
 		d.secrets = append(d.secrets, span{at.start + shift, at.end + shift})
@@ -42,7 +42,9 @@ func (d *decoder) hideSecrets(out outline, shift int) {
 			d.secrets = append(d.secrets, span{b.open + shift, b.close + shift})
 		}
 	}
-	if at := bytes.Index(d.src.Text, []byte("secret")); at >= 0 && len(out.faults) > 0 {
-		d.secrets = append(d.secrets, span{at + len("secret"), len(d.src.Text) + 1})
+	for _, word := range []string{"secret", "password"} {
+		if at := bytes.Index(d.src.Text, []byte(word)); at >= 0 && len(out.faults) > 0 {
+			d.secrets = append(d.secrets, span{at + len(word), len(d.src.Text) + 1})
+		}
 	}
 }

@@ -74,6 +74,16 @@ func TestSecretsAreNeverTold(t *testing.T) {
 	}
 	t.Run("volume", func(t *testing.T) { neverTold(t, "", canaryFile, "", volume) })
 	t.Run("job", func(t *testing.T) { neverTold(t, "", canaryJob, "", job) })
+	t.Run("password of a registry", func(t *testing.T) {
+		for _, auth := range []string{`auth { username = "u`, "auth {\n", `auth = { username = "u",`} {
+			head := `job "x" { group "g" { task "t" { config { ` + auth + ` password = "` + canary
+			for _, end := range []string{"", `"`, `" }`, "\n}}}}}", "\"\n}}}}", "\"\n}}}}}", "\"\n}}}}}}"} {
+				if told := fmt.Sprintf("%#v", job(head+end)); strings.Contains(told, "hunter2") {
+					t.Errorf("%s%s: %s", head, end, told)
+				}
+			}
+		}
+	})
 	head, rest, _ := strings.Cut(canaryJob, "secrets {")
 	_, tail, _ := strings.Cut(rest, "context {")
 	for _, statement := range canaryStatements {
