@@ -15,15 +15,35 @@ import (
 // A mount appears in one step with its final flags: a read-only publish is never writable. No unmount is lazy, and only
 // empty targets are removed. Errors are system errors, or gRPC statuses for what the caller requested.
 
-// mountFlags holds MOUNT_ATTR_ bits of mount_setattr(2). The MS_ bits of mount(2) have the same values.
+// mountFlags holds MOUNT_ATTR_ bits of mount_setattr(2).
 type mountFlags uint64
 
-const readOnlyFlag mountFlags = unix.MOUNT_ATTR_RDONLY
+// ms returns the flags as mount(2) has them: all have the same values but noatime.
+func (f mountFlags) ms() uintptr {
+	if f&noAccessTimes != 0 {
+		f = f&^noAccessTimes | unix.MS_NOATIME
+	}
+	return uintptr(f)
+}
+
+// attr returns the flags as mount_setattr(2) has them.
+func (f mountFlags) attr() *unix.MountAttr {
+	attr := &unix.MountAttr{Attr_set: uint64(f)}
+	if f&noAccessTimes != 0 {
+		attr.Attr_clr = unix.MOUNT_ATTR__ATIME
+	}
+	return attr
+}
+
+const (
+	readOnlyFlag  mountFlags = unix.MOUNT_ATTR_RDONLY
+	noAccessTimes mountFlags = unix.MOUNT_ATTR_NOATIME
+)
 
 // knownFlags are the supported mount flags, which every file system has.
 var knownFlags = map[string]mountFlags{
 	"rw": 0, "ro": readOnlyFlag, "nosuid": unix.MOUNT_ATTR_NOSUID, "nodev": unix.MOUNT_ATTR_NODEV,
-	"noexec": unix.MOUNT_ATTR_NOEXEC,
+	"noexec": unix.MOUNT_ATTR_NOEXEC, "noatime": noAccessTimes,
 }
 
 // parseFlags parses the mount flags of a volume capability. One string may hold several, joined by commas. The error
@@ -35,8 +55,8 @@ func parseFlags(list []string) (sum mountFlags, err error) {
 	for i, word := range strings.Split(strings.Join(list, ","), ",") {
 		flag, known := knownFlags[word]
 		if !known {
-			return 0, status.Errorf(codes.InvalidArgument, "mount flag number %d is not supported, only ro, rw, nosuid, nodev "+
-				"and noexec", i+1)
+			return 0, status.Errorf(codes.InvalidArgument, "mount flag number %d is not supported, only ro, rw, nosuid, nodev, "+
+				"noexec and noatime", i+1)
 		}
 		sum |= flag
 	}
@@ -103,7 +123,7 @@ func mountExt4(device, path string, flags mountFlags) error {
 		return err
 	}
 	defer unix.Close(dir)
-	if err := unix.Mount(device, fmt.Sprintf("/proc/self/fd/%d", dir), "ext4", uintptr(flags), ""); err != nil {
+	if err := unix.Mount(device, fmt.Sprintf("/proc/self/fd/%d", dir), "ext4", flags.ms(), ""); err != nil {
 		return fmt.Errorf("mount %s at %s: %w", device, path, err)
 	}
 	return nil
@@ -122,8 +142,7 @@ func bindMount(from, path string, file bool, flags mountFlags) error {
 		return err
 	}
 	defer unix.Close(target)
-	attr := unix.MountAttr{Attr_set: uint64(flags)}
-	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, flags.attr()); err != nil {
 		return fmt.Errorf("set the flags of the mount: %w", err)
 	}
 	how := unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH

@@ -40,7 +40,7 @@ func TestBindMount(t *testing.T) {
 	dir := newMachine(t).work
 	source, target := dir+"/source", dir+"/target"
 	must(t, errors.Join(os.Mkdir(source, 0o700), os.WriteFile(source+"/f", []byte("x"), 0o600)))
-	flags, err := parseFlags([]string{"ro,nosuid", "noexec"})
+	flags, err := parseFlags([]string{"ro,nosuid", "noexec,noatime"})
 	must(t, errors.Join(err, makeTarget(target, false), bindMount(source, target, false, flags)))
 	if text, err := os.ReadFile(target + "/f"); string(text) != "x" || err != nil {
 		t.Errorf("through the mount: %q, %v", text, err)
@@ -50,7 +50,7 @@ func TestBindMount(t *testing.T) {
 	}
 	m, _, err := mount.At(target)
 	must(t, err)
-	for _, want := range []string{"ro", "nosuid", "noexec"} {
+	for _, want := range []string{"ro", "nosuid", "noexec", "noatime"} {
 		if !slices.Contains(strings.Split(m.Flags, ","), want) {
 			t.Errorf("the mount has the flags %q, without %s", m.Flags, want)
 		}
@@ -90,7 +90,10 @@ func TestBindMountOfAFile(t *testing.T) {
 }
 
 func TestMountFlags(t *testing.T) {
-	for in, want := range map[string]mountFlags{"ro,rw": readOnlyFlag, "rw": 0,
+	if got := (noAccessTimes | readOnlyFlag).ms(); got != unix.MS_NOATIME|unix.MS_RDONLY {
+		t.Errorf("as mount(2) has them, the flags are %x", got)
+	}
+	for in, want := range map[string]mountFlags{"ro,rw": readOnlyFlag, "rw": 0, "noatime": noAccessTimes,
 		"nosuid,nodev,noexec": unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC} {
 		if f, err := parseFlags([]string{in}); err != nil || f != want {
 			t.Errorf("parseFlags(%q) = %x, %v", in, f, err)
