@@ -204,7 +204,8 @@ func TestMembersGoWithTheirGroup(t *testing.T) {
 	})
 }
 
-// A group snapshot whose answer cannot be used is deleted with the ids of that answer, unless another record has one.
+// A group snapshot whose answer cannot be used is deleted with the ids of that answer, unless another record has one,
+// or the plugin says that a snapshot is of another volume.
 func TestUnusableGroupSnapshotIsDeleted(t *testing.T) {
 	theirs := registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: "s", Name: "s",
 		Volume: "data"}, Plugin: key.Plugin, Source: key.External, External: "snap-1", State: registry.SnapshotReady}
@@ -215,8 +216,9 @@ func TestUnusableGroupSnapshotIsDeleted(t *testing.T) {
 	}{
 		"a snapshot is missing": {func(g *csi.GroupSnapshot) { g.Snapshots = g.Snapshots[:1] }, nil,
 			"DeleteVolumeGroupSnapshot group-1 [snap-2]"},
-		"of another volume": {func(g *csi.GroupSnapshot) { g.Snapshots[0].Volume = "vol-x" }, nil,
+		"of no volume": {func(g *csi.GroupSnapshot) { g.Snapshots[0].Volume = "" }, nil,
 			"DeleteVolumeGroupSnapshot group-1 [snap-2 snap-1]"},
+		"of another volume":     {func(g *csi.GroupSnapshot) { g.Snapshots[0].Volume = "vol-x" }, nil, ""},
 		"without an id":         {func(g *csi.GroupSnapshot) { g.ID = "" }, nil, ""},
 		"with a known snapshot": {nil, theirs, ""},
 	} {

@@ -31,11 +31,14 @@ func acceptOne(view registry.View, snap *registry.VolumeSnapshot, answer csi.Sna
 }
 
 // acceptGroup copies the plugin's answer to the group snapshot after checking it. The group is ready once each of its
-// snapshots is, whatever the plugin says of the group. Of an answer that cannot be used it keeps only the ids.
+// snapshots is, whatever the plugin says of the group. Of an answer that cannot be used it keeps only the ids, and none if
+// it has a snapshot of another volume, as in acceptOne.
 func acceptGroup(view registry.View, snap *registry.VolumeSnapshot, answer csi.GroupSnapshot) error {
 	members, err := checkGroup(view, *snap, answer)
 	if err != nil {
-		keepIDs(view, snap, answer.ID, answer.Snapshots)
+		if !slices.ContainsFunc(answer.Snapshots, func(one csi.Snapshot) bool { return isForeign(*snap, one) }) {
+			keepIDs(view, snap, answer.ID, answer.Snapshots)
+		}
 		return err
 	}
 	ready := answer.Ready
@@ -48,6 +51,13 @@ func acceptGroup(view registry.View, snap *registry.VolumeSnapshot, answer csi.G
 		snap.State = registry.SnapshotReady
 	}
 	return nil
+}
+
+// isForeign reports whether the plugin says that a snapshot of its answer is of a volume that the group does not have.
+func isForeign(group registry.VolumeSnapshot, one csi.Snapshot) bool {
+	return one.Volume != "" && !slices.ContainsFunc(group.Members, func(m registry.GroupMember) bool {
+		return m.Source == one.Volume
+	})
 }
 
 // keepIDs keeps the ids of an answer that cannot be used, so that the snapshot or group snapshot can be deleted. The ids
