@@ -72,6 +72,7 @@ type PluginTask struct {
 	Phase   TaskPhase       `json:"phase"`
 	Attempt uint64          `json:"attempt"`
 	Restart *RestartRequest `json:"restart,omitempty"` // requested, not done yet
+	Problem string          `json:"problem,omitempty"` // why the plugin is not registered yet
 
 	Healthy bool           `json:"healthy"`           // all its instances are registered and healthy
 	Active  bool           `json:"active"`            // it has the active instance of a role

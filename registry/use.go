@@ -185,6 +185,7 @@ type Task struct {
 	Started     BootTime        `json:"started"`            // when this attempt was started
 	Restart     *RestartRequest `json:"restart,omitempty"`  // pending until a newer attempt is reported
 	Withheld    bool            `json:"withheld,omitempty"` // a restart for its health waits for the FUSE mounts that it serves
+	Problem     string          `json:"problem,omitempty"`  // why the plugin is not registered yet
 	CreateIndex Seq             `json:"create_index"`
 	ModifyIndex Seq             `json:"modify_index"`
 }

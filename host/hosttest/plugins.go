@@ -182,7 +182,7 @@ func (l *plugins) List(_ context.Context, req *pb.ListPluginsRequest) (*pb.ListP
 func (l *plugins) task(t registry.Task, spec hooks.PluginSpec) registry.PluginTask {
 	task := registry.PluginTask{
 		TaskKey: t.TaskKey, Plugin: spec.ID, Type: string(spec.Type), Job: t.Job, Phase: t.Phase, Attempt: t.Attempt,
-		Restart: t.Restart, Healthy: true,
+		Restart: t.Restart, Problem: t.Problem, Healthy: true,
 	}
 	for _, role := range spec.Type.Roles() {
 		i, known := l.p.table.Get(registry.InstanceKey{Role: role, Plugin: spec.ID, Alloc: t.Alloc, Task: t.Task})

@@ -48,6 +48,7 @@ func PluginTaskProto(t registry.PluginTask) *pb.PluginTask {
 	out := &pb.PluginTask{
 		Task: TaskKeyProto(t.TaskKey), Plugin: string(t.Plugin), Type: t.Type, Job: t.Job, Phase: string(t.Phase),
 		Attempt: t.Attempt, Healthy: t.Healthy, Active: t.Active, Calls: uint32(t.Calls),
+		Problem: text(t.Problem),
 	}
 	for _, c := range t.Open {
 		out.Open = append(out.Open, &pb.OpenCall{Rpc: string(c.RPC), Volume: VolumeNameProto(c.Volume),
@@ -67,7 +68,7 @@ func PluginTask(m *pb.PluginTask) registry.PluginTask {
 	out := registry.PluginTask{
 		TaskKey: TaskKey(m.GetTask()), Plugin: registry.PluginID(m.GetPlugin()), Type: m.GetType(), Job: m.GetJob(),
 		Phase: registry.TaskPhase(m.GetPhase()), Attempt: m.GetAttempt(), Healthy: m.GetHealthy(),
-		Active: m.GetActive(), Calls: int(m.GetCalls()),
+		Active: m.GetActive(), Calls: int(m.GetCalls()), Problem: m.GetProblem(),
 	}
 	for _, c := range m.GetOpen() {
 		out.Open = append(out.Open, registry.OpenCall{RPC: registry.RPC(c.GetRpc()), Volume: VolumeName(c.GetVolume()),

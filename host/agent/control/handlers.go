@@ -123,6 +123,7 @@ func (s *Server) getAlloc(r *http.Request) (any, error) {
 		return nil, err
 	}
 	out := allocView(rec)
+	s.setProblems(r.Context(), out)
 	if !rec.UsesVolumes() || rec.State.Ended() {
 		return out, nil
 	}

@@ -221,6 +221,28 @@ func (s *Server) plugin(ctx context.Context, id host.PluginID) (*Plugin, error) 
 // running reports whether a task of the plugin exists.
 func (p *Plugin) running() bool { return len(p.Instances)+len(p.Tasks) > 0 }
 
+// task returns a task of the plugin; the zero value if the shim knows none.
+func (p *Plugin) task(k registry.TaskKey) host.PluginTask {
+	if i := slices.IndexFunc(p.Tasks, func(t host.PluginTask) bool { return t.TaskKey == k }); i >= 0 {
+		return p.Tasks[i]
+	}
+	return host.PluginTask{}
+}
+
+// setProblems sets why the plugins of an alloc are not healthy yet, if the shim answers at once.
+func (s *Server) setProblems(ctx context.Context, a Alloc) {
+	ctx, cancel := context.WithTimeout(ctx, reportInterval)
+	defer cancel()
+	for i, t := range a.Tasks {
+		if t.Plugin == "" || t.Reason != "" || a.State != agent.AllocRunning {
+			continue
+		}
+		if p, err := s.plugin(ctx, t.Plugin); err == nil {
+			a.Tasks[i].Reason = p.task(registry.TaskKey{Alloc: host.AllocID(a.ID), Task: t.Name}).Problem
+		}
+	}
+}
+
 // gone reports whether the plugin is not running and all its jobs have ended.
 func (p *Plugin) gone() bool {
 	return !p.running() && len(p.Jobs) > 0 &&
@@ -295,8 +317,12 @@ func (p *Plugin) describe(always bool) (lines []string) {
 			lines = append(lines, fmt.Sprintf("task %s of alloc %s: restart requested: %s", t.Task, short(t.Alloc),
 				withDetail(t.Restart.Cause, t.Restart.Detail)))
 		} else if len(p.Instances) == 0 {
-			lines = append(lines, fmt.Sprintf("task %s of alloc %s of job %s: %s, attempt %d", t.Task, short(t.Alloc),
-				t.Job, t.Phase, t.Attempt))
+			text := fmt.Sprintf("task %s of alloc %s of job %s: %s, attempt %d", t.Task, short(t.Alloc), t.Job, t.Phase,
+				t.Attempt)
+			if t.Problem != "" {
+				text += ": " + t.Problem
+			}
+			lines = append(lines, text)
 		}
 	}
 	return lines

@@ -166,13 +166,17 @@ func (s *Server) unhealthy(ctx context.Context, j Job) (texts []string) {
 				texts = append(texts, fmt.Sprintf("plugin %s: %v", t.Plugin, err))
 				continue
 			}
-			same := func(k registry.TaskKey) bool { return string(k.Alloc) == a.ID && k.Task == t.Name }
-			if slices.ContainsFunc(p.Tasks, func(t host.PluginTask) bool { return same(t.TaskKey) && t.Healthy }) {
+			key := registry.TaskKey{Alloc: host.AllocID(a.ID), Task: t.Name}
+			now := p.task(key)
+			if now.Healthy {
 				continue
 			}
 			text := fmt.Sprintf("plugin %s is not healthy yet", t.Plugin)
+			if now.Problem != "" {
+				text += ": " + now.Problem
+			}
 			for _, i := range p.Instances {
-				if same(i.TaskKey()) && i.Health.State == registry.Unhealthy {
+				if i.TaskKey() == key && i.Health.State == registry.Unhealthy {
 					text += ": " + withDetail(i.Health.Cause, i.Health.Detail)
 					break
 				}

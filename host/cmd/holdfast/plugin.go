@@ -167,6 +167,11 @@ func writePlugin(to io.Writer, p control.Plugin) error {
 			about = append(about, "Storage", fmt.Sprintf("unhealthy since %s: %s", when(c.Since), c.Text()))
 		}
 	}
+	for _, t := range p.Tasks {
+		if t.Problem != "" {
+			about = append(about, "Not healthy yet", fmt.Sprintf("task %s of alloc %s: %s", t.Task, short(t.Alloc), t.Problem))
+		}
+	}
 	err := facts(to, about...)
 	roles := newTable("ROLE", "HEALTHY", "EXPECTED", "LAST ERROR")
 	for _, r := range p.Roles {

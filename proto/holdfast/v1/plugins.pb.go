@@ -606,6 +606,7 @@ type PluginTask struct {
 	Calls         uint32                 `protobuf:"varint,10,opt,name=calls,proto3" json:"calls,omitempty"`    // that run there now
 	Open          []*OpenCall            `protobuf:"bytes,11,rep,name=open,proto3" json:"open,omitempty"`       // of those, the ones that change something
 	Volumes       []*ServedVolume        `protobuf:"bytes,12,rep,name=volumes,proto3" json:"volumes,omitempty"` // whose mounts a process of the task serves (FUSE)
+	Problem       string                 `protobuf:"bytes,13,opt,name=problem,proto3" json:"problem,omitempty"` // why the plugin is not registered yet
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -722,6 +723,13 @@ func (x *PluginTask) GetVolumes() []*ServedVolume {
 		return x.Volumes
 	}
 	return nil
+}
+
+func (x *PluginTask) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
 }
 
 // OpenCall is a CSI call that changes something and probably runs.
@@ -1133,7 +1141,7 @@ const file_holdfast_v1_plugins_proto_rawDesc = "" +
 	"\tinstances\x18\x02 \x03(\v2\x15.holdfast.v1.InstanceR\tinstances\x12\x1d\n" +
 	"\n" +
 	"next_token\x18\x03 \x01(\tR\tnextToken\x12-\n" +
-	"\x05tasks\x18\x04 \x03(\v2\x17.holdfast.v1.PluginTaskR\x05tasks\"\x83\x03\n" +
+	"\x05tasks\x18\x04 \x03(\v2\x17.holdfast.v1.PluginTaskR\x05tasks\"\x9d\x03\n" +
 	"\n" +
 	"PluginTask\x12(\n" +
 	"\x04task\x18\x01 \x01(\v2\x14.holdfast.v1.TaskKeyR\x04task\x12\x16\n" +
@@ -1148,7 +1156,8 @@ const file_holdfast_v1_plugins_proto_rawDesc = "" +
 	"\x05calls\x18\n" +
 	" \x01(\rR\x05calls\x12)\n" +
 	"\x04open\x18\v \x03(\v2\x15.holdfast.v1.OpenCallR\x04open\x123\n" +
-	"\avolumes\x18\f \x03(\v2\x19.holdfast.v1.ServedVolumeR\avolumes\"\x95\x01\n" +
+	"\avolumes\x18\f \x03(\v2\x19.holdfast.v1.ServedVolumeR\avolumes\x12\x18\n" +
+	"\aproblem\x18\r \x01(\tR\aproblem\"\x95\x01\n" +
 	"\bOpenCall\x12\x10\n" +
 	"\x03rpc\x18\x01 \x01(\tR\x03rpc\x12/\n" +
 	"\x06volume\x18\x02 \x01(\v2\x17.holdfast.v1.VolumeNameR\x06volume\x12\x14\n" +

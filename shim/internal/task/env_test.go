@@ -119,7 +119,8 @@ func after(d time.Duration) {
 	synctest.Wait()
 }
 
-// commits returns the commits since its last call: the kinds of their events and the causes of those of the task.
+// commits returns the commits since its last call: the kinds of their events with the causes of those of the task, and
+// the problem of a task that starts.
 func (w *env) commits() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -132,6 +133,11 @@ func (w *env) commits() []string {
 				kind += " (" + string(e.Cause) + ")"
 			}
 			kinds = append(kinds, kind)
+		}
+		for _, r := range a.Change.Put {
+			if task, is := r.(registry.Task); is && task.Problem != "" {
+				kinds = append(kinds, "problem: "+task.Problem)
+			}
 		}
 		out = append(out, strings.Join(kinds, ", "))
 	}

@@ -76,6 +76,7 @@ func (u *supervision) awaitReady(ctx context.Context) (fingerprints, *problem, e
 	ctx, cancel := context.WithTimeoutCause(ctx, u.timeLeft(), errStartTimeout)
 	defer cancel()
 	var last *problem
+	shown, next := "", time.Now().Add(problemEvery)
 	for waits := retries(startRetry); ; sleep(ctx, waits.NextBackOff()) {
 		if last != nil && ctx.Err() != nil {
 			return nil, last, context.Cause(ctx)
@@ -90,7 +91,29 @@ func (u *supervision) awaitReady(ctx context.Context) (fingerprints, *problem, e
 		if ctx.Err() == nil || last == nil { // a try that the timeout cut off says less than the one before it
 			last = p
 		}
+		if ctx.Err() == nil && p.text != shown && !time.Now().Before(next) {
+			if u.showProblem(ctx, p.text) {
+				shown = p.text
+			}
+			next = time.Now().Add(problemEvery)
+		}
 	}
+}
+
+// showProblem records and logs why the plugin is not registered yet. It reports whether that is recorded.
+func (u *supervision) showProblem(ctx context.Context, text string) bool {
+	_, err := u.state.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		task, ok := v.Task(u.task.TaskKey)
+		if !ok || task.Attempt != u.task.Attempt || task.Problem == text {
+			return registry.Change{}, nil
+		}
+		task.Problem = text
+		return registry.Change{Put: []registry.Record{task}}, nil
+	})
+	if err == nil {
+		u.logger.Info("plugin task is not healthy yet", "task", u.task.TaskKey, "plugin", u.spec.ID, "problem", text)
+	}
+	return err == nil
 }
 
 // probe is one probe, with the heartbeat's deadline. It returns nil if the plugin is ready.
@@ -135,6 +158,10 @@ func (u *supervision) register(ctx context.Context, found fingerprints) error {
 			return registry.Change{}, registry.Errorf(registry.ErrConflict, "attempt %d has ended", u.task.Attempt)
 		}
 		change := registry.PutChange(v, now, instances...)
+		if task.Problem != "" {
+			task.Problem = ""
+			change.Put = append(change.Put, task)
+		}
 		change.Events = append(change.Events, u.event(registry.EventTaskHealthy, registry.CauseProbed, ""),
 			u.event(registry.EventTaskRegistered, "", ""))
 		return change, nil
@@ -172,6 +199,7 @@ func (u *supervision) askRestart(ctx context.Context, why problem, kinds ...regi
 		if !ok || task.Attempt != u.task.Attempt || restartAsked(task, task.Attempt) {
 			return registry.Change{}, nil
 		}
+		task.Problem = "" // part of the request
 		task.Restart = &registry.RestartRequest{
 			Attempt: task.Attempt, Cause: why.cause, Detail: why.text, Since: u.clock.Now(),
 		}

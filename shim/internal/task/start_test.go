@@ -56,11 +56,14 @@ func TestPluginThatIsNotReadyYetIsAwaited(t *testing.T) {
 			stop := w.run(task, hooks.PluginSpec{ID: "disk", Type: hooks.TypeNode, NoListVolumes: true})
 			if !late {
 				after(20 * time.Second)
-				w.wantCommits("while it starts")
+				w.wantCommits("while it starts", "problem: the plugin answers that it is not ready")
 				p.set(func(p *plugin) { p.ready = true })
 			}
 			after(retryMost)
 			w.wantCommits("once it is ready", nodeStarts)
+			if got := w.task(task.TaskKey).Problem; got != "" {
+				t.Errorf("once it is ready its problem is %q", got)
+			}
 			for _, in := range w.instances() {
 				if in.Options[registry.OptionListVolumes] != registry.OptionOff {
 					t.Errorf("instance is %+v", in)
@@ -77,25 +80,49 @@ func TestPluginThatIsNotReadyYetIsAwaited(t *testing.T) {
 	}
 }
 
+// Why a plugin does not start is recorded before the health timeout: each change once, and at most one a second.
+func TestProblemOfAStartIsShown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newEnv(t)
+		task, p := w.start("plugin")
+		p.set(func(p *plugin) { p.up = false })
+		stop := w.run(task, spec(hooks.TypeNode))
+		after(problemEvery - 1)
+		w.wantCommits("a start that may be usual")
+		after(2 * startRetry)
+		w.wantCommits("after a second", "problem: "+errRefused.Error())
+		for i := range 4 {
+			p.set(func(p *plugin) { p.up, p.unknown = true, fmt.Errorf("bad name %d", i) })
+			after(startRetry)
+		}
+		after(problemEvery)
+		w.wantCommits("in the next two seconds", "problem: bad name 3")
+		after(hooks.DefaultHealthTimeout)
+		w.wantCommits("at the timeout", "task unhealthy (wrong identity), restart asked (wrong identity)")
+		_ = stop()
+	})
+}
+
 // The health timeout counts from the start of the task, over restarts of the shim. After a reboot it begins anew. Then
 // one restart is asked for, and the plugin is not probed any more.
 func TestHealthTimeoutOverRestart(t *testing.T) {
 	gone := func(p *plugin) { p.up = false }
 	for name, c := range map[string]struct {
 		sick   func(*plugin)
+		shown  string        // problem
 		before time.Duration // from the start of the task to that of the last shim
 		shims  int           // that run for 9 s each before
 		boot   string
 		left   time.Duration // of the timeout
 		cause  registry.Cause
 	}{
-		"not ready": {func(p *plugin) { p.ready = false }, 12 * time.Second, 0, "boot-1", 18 * time.Second,
+		"not ready": {func(p *plugin) { p.ready = false }, "the plugin answers that it is not ready", 12 * time.Second, 0, "boot-1", 18 * time.Second,
 			registry.CauseStartTimeout},
-		"no identity": {func(p *plugin) { p.unknown = errors.New("node id is empty") }, 0, 0, "boot-1",
+		"no identity": {func(p *plugin) { p.unknown = errors.New("node id is empty") }, "node id is empty", 0, 0, "boot-1",
 			hooks.DefaultHealthTimeout, registry.CauseIdentity},
-		"several shims": {gone, 0, 3, "boot-1", 3 * time.Second, registry.CauseStartTimeout},
-		"late shim":     {gone, time.Hour, 0, "boot-1", hooks.DefaultHeartbeatTimeout, registry.CauseStartTimeout},
-		"reboot":        {gone, time.Hour, 0, "boot-2", hooks.DefaultHealthTimeout, registry.CauseStartTimeout},
+		"several shims": {gone, errRefused.Error(), 0, 3, "boot-1", 3 * time.Second, registry.CauseStartTimeout},
+		"late shim":     {gone, errRefused.Error(), time.Hour, 0, "boot-1", hooks.DefaultHeartbeatTimeout, registry.CauseStartTimeout},
+		"reboot":        {gone, errRefused.Error(), time.Hour, 0, "boot-2", hooks.DefaultHealthTimeout, registry.CauseStartTimeout},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -112,7 +139,7 @@ func TestHealthTimeoutOverRestart(t *testing.T) {
 				after(c.before)
 				stop := w.run(task, spec(hooks.TypeNode))
 				after(c.left - 1)
-				w.wantCommits("before the timeout")
+				w.wantCommits("before the timeout", "problem: "+c.shown)
 				after(1)
 				w.wantCommits("at the timeout", fmt.Sprintf("task unhealthy (%s), restart asked (%s)", c.cause, c.cause))
 				if r := w.task(task.TaskKey).Restart; r == nil || r.Attempt != 1 || r.Cause != c.cause {
@@ -172,7 +199,7 @@ func TestHangingProbeDelaysNobody(t *testing.T) {
 		after(0)
 		w.wantCommits("the other", nodeStarts)
 		after(hooks.DefaultHealthTimeout)
-		w.wantCommits("the one that hangs", asksRestart)
+		w.wantCommits("the one that hangs", "problem: context deadline exceeded", asksRestart)
 		probes, _ := p.seen()
 		if p.atOnce != 1 || len(probes) < 5 {
 			t.Errorf("%d probes, %d at a time", len(probes), p.atOnce)
@@ -184,7 +211,7 @@ func TestHangingProbeDelaysNobody(t *testing.T) {
 	})
 }
 
-// A full disk delays a registration or a restart request, and does nothing else.
+// A full disk delays a registration, a problem or a restart request, and does nothing else.
 func TestFullDiskDelaysRegistration(t *testing.T) {
 	full := registry.Errorf(registry.ErrExhausted, "disk full")
 	for _, c := range []struct {
@@ -199,6 +226,11 @@ func TestFullDiskDelaysRegistration(t *testing.T) {
 				p.set(func(p *plugin) { p.up = c.up })
 				w.log.Fail(full)
 				stop := w.run(task, spec(hooks.TypeNode))
+				if !c.up {
+					after(3 * problemEvery)
+					w.wantCommits("the problem", "problem: "+errRefused.Error())
+					w.log.Fail(full)
+				}
 				after(hooks.DefaultHealthTimeout + 2*retryMost)
 				w.wantCommits(c.name, c.want)
 				w.log.Fail(full)

@@ -46,6 +46,7 @@ type Clock struct {
 const (
 	retryFirst    = 10 * time.Millisecond  // between two tries to reach a plugin
 	startRetry    = 200 * time.Millisecond // the longest wait between two tries while it starts
+	problemEvery  = time.Second            // between two reports of why it does not start
 	retryMost     = time.Second            // and after it was registered
 	socketGrace   = 2 * time.Second        // for a plugin that makes its socket anew
 	describeLimit = 10 * time.Second

@@ -265,7 +265,7 @@ func (t *Tasks) Stopping(ctx context.Context, call registry.Call, k registry.Tas
 	}
 	t.stop(k, errStopping)
 	_, err = t.state.Commit(ctx, func(registry.View) (registry.Change, error) {
-		task.Phase = registry.TaskStopping
+		task.Phase, task.Problem = registry.TaskStopping, ""
 		return registry.Change{Put: append(call.Answered(struct{}{}), task)}, nil
 	})
 	if err != nil {
@@ -388,7 +388,7 @@ func (t *Tasks) Plugins(
 			}
 			list = append(list, registry.PluginTask{
 				TaskKey: task.TaskKey, Plugin: spec.Plugin.ID, Type: string(spec.Plugin.Type), Job: task.Job,
-				Phase: task.Phase, Attempt: task.Attempt, Restart: task.Restart,
+				Phase: task.Phase, Attempt: task.Attempt, Restart: task.Restart, Problem: task.Problem,
 			})
 		}
 		return nil
