@@ -192,7 +192,7 @@ func (h *Health) list(
 func (h *Health) askOne(
 	ctx context.Context, inst registry.Instance, rpc registry.RPC, key registry.VolumeKey,
 ) error {
-	if h.Locks.Busy(key) != "" {
+	if !h.Locks.AwaitFree(ctx, key) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, healthLimit)

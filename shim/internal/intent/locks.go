@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 )
 
 // Locks serializes the operations on each volume or task. Different volumes run in parallel. The zero value is ready.
@@ -127,6 +128,20 @@ func (l *Locks) Busy(k Key) string {
 		return lk.holds
 	}
 	return ""
+}
+
+// busyLimit bounds AwaitFree. Another question ends sooner; a call that changes something may take minutes.
+const busyLimit = 2 * time.Second
+
+// AwaitFree waits until no operation holds the lock of k, for a question that gives way to all others. It reports false
+// if that takes longer than busyLimit: the caller asks another time.
+func (l *Locks) AwaitFree(ctx context.Context, k Key) bool {
+	for end := time.Now().Add(busyLimit); l.Busy(k) != ""; {
+		if time.Now().After(end) || !Sleep(ctx, busyLimit/40) {
+			return false
+		}
+	}
+	return true
 }
 
 func (l *Locks) join(k Key) *lock {

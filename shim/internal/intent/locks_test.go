@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"holdfast/registry"
 )
@@ -58,6 +60,20 @@ func TestWaitForALockEndsWithItsContext(t *testing.T) {
 	if len(l.locks) != 0 {
 		t.Errorf("lanes without users are kept: %v", l.locks)
 	}
+}
+
+// A question waits for another one, and not for a call that takes long.
+func TestQuestionWaitsForAShortCallOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for takes, free := range map[time.Duration]bool{0: true, time.Second: true, time.Hour: false} {
+			var l Locks
+			leave := lockFor(t, &l, lockKey, "a call")
+			time.AfterFunc(takes, leave)
+			if got := l.AwaitFree(t.Context(), lockKey); got != free {
+				t.Errorf("free during a call of %v: %v", takes, got)
+			}
+		}
+	})
 }
 
 // Callers of LockYielding hold the lock one after the other. The first caller of Lock ends the current hold and cancels

@@ -135,7 +135,7 @@ func (s *Stager) volumeCheck(v registry.Volume) healthCheck {
 		},
 		ask: func(ctx context.Context, inst registry.Instance, rpc registry.RPC) (err error) {
 			switch {
-			case s.Locks.Busy(v.VolumeKey()) != "":
+			case !s.Locks.AwaitFree(ctx, v.VolumeKey()):
 			case rpc == registry.NodeHealthRPC:
 				err = s.askHealth(ctx, inst, v.VolumeName())
 			default:
