@@ -63,7 +63,7 @@ func (f *Fleet) call(
 		return trace, r.error
 	}
 	c.doubt(err)
-	if !trace.sent.Load() { // the plugin has not answered
+	if !trace.sent.Load() && !trace.answered.Load() { // the text is not the plugin's
 		more = nil
 	}
 	return trace, failure(rpc, at, err, trace, sent.redactorOf(ctx, req, more))
