@@ -160,7 +160,7 @@ func (v *engineVolumes) cp(volume string) {
 	v.waitUntil("nothing uses the volume", func() bool { return !v.mounted(volume) })
 }
 
-// liveRestore kills dockerd while its container goes on.
+// liveRestore kills dockerd while its container keeps running.
 func (v *engineVolumes) liveRestore(volume string) {
 	v.t.Helper()
 	restart := func() {

@@ -40,8 +40,8 @@ var createVolume = [][]link{
 	{{"holdfast-shim", "CreateVolume"}, {"holdfast-shim", "csi.v1.Controller/CreateVolume"}},
 }
 
-// A trace leads from a command over the agent and two shims, one of which was replaced meanwhile, to the calls of the
-// plugin. So does the trace of a client of the CSI endpoint.
+// One trace has the spans of a command, the agent, the shims before and after a swap, and the calls to the plugin. The
+// trace of a client of the CSI endpoint has those of the shim and of the plugin's call.
 func TestTraceLeadsFromTheCommandToTheCSICall(t *testing.T) {
 	collector := tracetest.New(t)
 	a := newAgentEnvWith(t, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + collector.HTTP, "OTEL_BSP_SCHEDULE_DELAY=100"})

@@ -348,10 +348,10 @@ func (a *Agent) explainEngineWait(ctx context.Context, s Volumes, m *EngineMount
 		"%s", m.Volume, a.DescribeWaits(ctx, s, list[0].Waiting), display.Command("holdfast volume status", string(m.Volume)))
 }
 
-// UnmountForEngine takes back one mount of an ID, as takeBackEngineMount does. Podman counts the volume as mounted until
-// it has the answer, and never mounts one that it counts: its next container would get a directory without the volume.
-// For an engine without a daemon the mount is therefore only locked. The caller then calls answered, and says whether
-// the engine has the answer. Otherwise answered is nil.
+// UnmountForEngine takes back one mount of an ID, as takeBackEngineMount does. Podman counts the volume as mounted
+// until it has the answer, and sends no Mount for a volume that it counts as mounted: the next container would get a
+// directory without the volume. For an engine without a daemon the mount is therefore only locked. The caller then
+// calls answered, and says whether the engine has the answer. Otherwise answered is nil.
 func (a *Agent) UnmountForEngine(ctx context.Context, s Volumes, r EngineRequest) (answered func(bool), err error) {
 	limited, cancel := context.WithTimeout(ctx, releaseWait)
 	defer cancel()

@@ -213,8 +213,8 @@ func (a *Agent) stepRoll(ctx context.Context, s roller, was *JobRecord) error {
 	return a.commitJobs(&next)
 }
 
-// preferWanted has the shim prefer what the job wants, where it is healthy, to replaced instances that are active: one
-// of a roll that has failed, or an old one that was registered last because the shim's records were lost. Mounts that a
+// preferWanted has the shim prefer the healthy tasks that the job wants to replaced tasks whose instances are active.
+// Such an instance comes from a failed roll, or was registered last because the shim's records were lost. Mounts that a
 // replaced process serves stay there. It reports whether anything was preferred.
 func (a *Agent) preferWanted(
 	ctx context.Context, s roller, job *JobRecord, tasks map[host.TaskKey]host.PluginTask,

@@ -37,8 +37,8 @@ type Metrics struct {
 
 	published chan host.VolumeName // capacity publishedMax: volumes to ask for before the next refresh
 
-	// Failed counts the tasks of plugins that have failed for good, of which the shim knows nothing any more; nil: none.
-	// Set before Run.
+	// Failed returns the number of failed tasks by plugin, whose restarts are used up: the shim has no record of them.
+	// nil: none. It is set before Run.
 	Failed func() map[host.PluginID]int
 
 	swaps  *prometheus.CounterVec

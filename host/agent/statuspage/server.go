@@ -46,7 +46,7 @@ type Server struct {
 	sources Sources
 	log     hclog.Logger
 	renders chan struct{} // holds a value for each page that is being rendered
-	streams chan struct{} // holds a value for each browser that is told of changes
+	streams chan struct{} // holds a value for each open stream of changes
 	tick    time.Duration // streamTick
 
 	mu      sync.Mutex // guards what follows; held for no longer than a copy

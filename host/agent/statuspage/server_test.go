@@ -148,7 +148,7 @@ func TestRequestsOfOthersAreRefused(t *testing.T) {
 	}
 }
 
-// A browser is told of a change. Only streamsMax of them are.
+// Each open stream gets a message after a change. Streams beyond streamsMax are refused.
 func TestBrowsersAreToldOfChanges(t *testing.T) {
 	changes := make(chan struct{})
 	s := New(sources(control.Overview{}, nil, changes), hclog.NewNullLogger())
