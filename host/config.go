@@ -38,7 +38,7 @@ type Config struct {
 	// File returns a file that a job reads with file(). If it is nil, file() is refused.
 	File func(ctx context.Context, path string) ([]byte, error)
 	// Fence returns once a lost node cannot write any more. DetachVolume calls it before it detaches a volume from
-	// another node, and so does the shim before each call of a detach that goes on without its caller: the node may have
+	// another node, and so does the shim before each call of a detach that it resumes: the node may have
 	// come back meanwhile. It has up to five minutes. If it is nil, fencing is refused.
 	Fence func(ctx context.Context, node string) error
 
@@ -55,7 +55,7 @@ type Config struct {
 	Start launch.Starter
 
 	// TracerProvider makes OpenTelemetry spans: one of each call that changes something, and of each call whose ctx has a
-	// span. The trace goes on in the shim, which inherits the variables OTEL_* and exports its spans by itself if
+	// span. The trace continues in the shim, which inherits the variables OTEL_* and exports its spans by itself if
 	// OTEL_EXPORTER_OTLP_ENDPOINT is set. nil: no spans.
 	TracerProvider trace.TracerProvider
 }

@@ -22,7 +22,7 @@ func (h *Host) ForceReleaseAlloc(ctx context.Context, id AllocID, f Force) ([]Re
 // or from all if node is empty. A node name that is not used any more is allowed. Another node than this one has to be
 // fenced first (Config.Fence). Only a host that cannot fence needs the ID of the volume in f.Confirm instead; ErrDenied
 // says what may be lost. With the confirmation, a call whose plugin is gone is skipped. ErrNotFound: there is no such
-// attachment. Once it has begun, a detach goes on without its caller, until it has certainly ended or the volume is
+// attachment. Once it has begun, a detach continues without its caller, until it has certainly ended or the volume is
 // used again.
 func (h *Host) DetachVolume(ctx context.Context, n VolumeName, node string, f Force) ([]ReleaseStep, error) {
 	reply, err := call(ctx, h, writes, pb.NewVolumesClient, pb.VolumesClient.Detach, &pb.DetachVolumeRequest{

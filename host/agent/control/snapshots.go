@@ -81,7 +81,7 @@ func (k snapshotKind) progress(ctx context.Context, name host.SnapshotName) stri
 	if f := snap.Failure; f.Code != "" {
 		text += fmt.Sprintf(": %s failed: %s: %s", f.RPC, f.Code, f.Detail)
 	}
-	return text + "; Holdfast goes on, see " + display.Command("holdfast "+k.command+" status --namespace="+
+	return text + "; Holdfast keeps asking, see " + display.Command("holdfast "+k.command+" status --namespace="+
 		display.Quote(string(name.Namespace)), string(name.ID))
 }
 

@@ -18,7 +18,7 @@ func TestLateSnapshotSaysHowFarItIs(t *testing.T) {
 	for want, list := range map[string][]host.Snapshot{
 		"no answer about snapshot default/s": nil,
 		"is not taken yet":                   {{State: registry.SnapshotCreating}},
-		"does not report ready_to_use yet; Holdfast goes on, see holdfast snapshot status": {
+		"does not report ready_to_use yet; Holdfast keeps asking, see holdfast snapshot status": {
 			{State: registry.SnapshotProcessing}},
 		"is not deleted yet: DeleteSnapshot failed: UNAVAILABLE: down": {{State: registry.SnapshotDeleting, Failure: down}},
 	} {

@@ -22,7 +22,7 @@ type forceFlags struct {
 }
 
 func (f *forceFlags) flags(c *cobra.Command, what string) {
-	c.Flags().BoolVar(&f.force, "force", false, "go on without plugins that are gone for good")
+	c.Flags().BoolVar(&f.force, "force", false, "continue without plugins that are gone for good")
 	c.Flags().StringVar(&f.confirm, "confirm", "",
 		"with --force: the ID of the "+what+" again, which accepts that data may be lost")
 	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "only print what would be done")
@@ -70,7 +70,7 @@ func newVolumeDetach(io streams, p *globalFlags) *cobra.Command {
 		Use: "detach ID", Short: "Detach an unused volume from nodes",
 		Long: "Detach a volume that is not in use from all nodes, or from one. " +
 			"A node name that is not used any more is allowed.\n\n" +
-			"Another node than this one has to be fenced by the host first. Without that, and to go on without a plugin that " +
+			"Another node than this one has to be fenced by the host first. Without that, and to continue without a plugin that " +
 			"is gone, --force and --confirm are needed.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -79,7 +79,7 @@ func newVolumeDetach(io streams, p *globalFlags) *cobra.Command {
 				return err
 			}
 			name := volumeName(namespace, args[0])
-			steps, err := callUntilSignal(c, p, f.wait, fmt.Sprintf("a detach of volume %s that has begun goes on; to check: %s; "+
+			steps, err := callUntilSignal(c, p, f.wait, fmt.Sprintf("a detach of volume %s that has begun continues; to check: %s; "+
 				"to begin again, run the command again", name, volumeCommand("status", name)),
 				func(ctx context.Context, client *control.Client) ([]host.ReleaseStep, error) {
 					return client.DetachVolume(ctx, name, node, o)

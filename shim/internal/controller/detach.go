@@ -313,7 +313,7 @@ func (m *Controller) takeDown(
 		return errors.Join(err, m.keepAttached(ctx, k))
 	}
 	if err != nil {
-		err = fmt.Errorf("%w; Holdfast goes on with the detach", err)
+		err = fmt.Errorf("%w; Holdfast retries the detach", err)
 	}
 	return err
 }

@@ -15,7 +15,7 @@ import (
 // call that is under way is not cut off before its own deadline, because the plugin may still be writing.
 const forceRound = 10 * time.Second
 
-var errForced = errors.New("the release goes on by force")
+var errForced = errors.New("the release continues by force")
 
 // ForceRelease ends the release of an alloc whose volumes cannot be released because a plugin or its backend is gone
 // for good. It sends each call that it can, skips those that fail or have no healthy plugin, and unmounts what nothing
