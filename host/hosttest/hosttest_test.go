@@ -308,3 +308,41 @@ func TestShimInMemoryReleasesWhatItsNextHostDoesNotName(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// What a real shim refuses is refused: another volume under an id that exists, and a preference of no instance.
+func TestShimInMemoryRefusesWhatARealOneDoes(t *testing.T) {
+	t.Parallel()
+	o := open(t)
+	task := o.startPlugin()
+	spec, _, err := o.ParseVolume(t.Context(), host.Source{Name: "v.hcl", Text: []byte(volume)}, host.ParseOptions{})
+	o.must(err)
+	_, err = o.CreateVolume(t.Context(), spec)
+	o.must(err)
+	spec.CapacityMin = 1 << 30
+	if v, err := o.CreateVolume(t.Context(), spec); !errors.Is(err, host.ErrExists) {
+		t.Errorf("another size: %+v, %v", v, err)
+	}
+	spec.External = "theirs"
+	if v, err := o.RegisterVolume(t.Context(), spec); !errors.Is(err, host.ErrExists) {
+		t.Errorf("registered: %+v, %v", v, err)
+	}
+
+	second := host.AllocTask{Alloc: "plugin-2", Task: task.Task, Attempt: 1, Isolated: true,
+		Sealed: o.job.Groups[0].Tasks[0].Sealed}
+	_, err = o.TaskStarting(t.Context(), second)
+	o.must(err)
+	o.must(o.TaskStarted(t.Context(), second.Key(), 1))
+	if err := o.PreferTask(t.Context(), task, 2); !errors.Is(err, host.ErrNotFound) {
+		t.Errorf("prefer an attempt that is not there: %v", err)
+	}
+	for _, want := range []host.TaskKey{second.Key(), task} {
+		o.must(o.PreferTask(t.Context(), want, 1))
+		list, _, err := o.Plugins(t.Context(), host.PluginQuery{})
+		o.must(err)
+		for _, p := range list.Tasks {
+			if p.Active != (p.TaskKey == want) {
+				t.Errorf("%s preferred: %s is active: %t", want, p.TaskKey, p.Active)
+			}
+		}
+	}
+}

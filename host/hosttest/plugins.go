@@ -112,6 +112,24 @@ func (t *tasks) Stopping(ctx context.Context, req *pb.TaskStoppingRequest) (*pb.
 	return &pb.TaskStoppingReply{Answer: t.p.answer()}, err
 }
 
+func (t *tasks) Prefer(ctx context.Context, req *pb.PreferTaskRequest) (*pb.PreferTaskReply, error) {
+	key := wire.TaskKey(req.GetTask())
+	_, err := t.p.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		var keys []registry.InstanceKey
+		for _, i := range v.AllInstances() {
+			if i.TaskKey() == key && i.Attempt == req.GetAttempt() {
+				keys = append(keys, i.InstanceKey)
+			}
+		}
+		if len(keys) == 0 {
+			return registry.Change{}, registry.Errorf(registry.ErrNotFound, "attempt %d of %s has no instances",
+				req.GetAttempt(), key)
+		}
+		return registry.PreferChange(v, time.Now(), keys...), nil
+	})
+	return &pb.PreferTaskReply{Answer: t.p.answer()}, err
+}
+
 func (t *tasks) Exited(ctx context.Context, req *pb.TaskExitedRequest) (*pb.TaskExitedReply, error) {
 	key := wire.TaskKey(req.GetTask())
 	return &pb.TaskExitedReply{Answer: t.p.answer()}, t.p.removeTask(ctx, key, req.GetFinal())

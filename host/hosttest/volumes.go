@@ -5,6 +5,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"reflect"
 	"time"
 
 	"holdfast/config"
@@ -72,18 +73,30 @@ func (l *volumes) Create(ctx context.Context, req *pb.CreateVolumeRequest) (*pb.
 		return nil, err
 	}
 	spec.External = registry.ExternalID("vol-" + string(spec.Namespace) + "-" + string(spec.ID))
-	volume, err := l.p.addVolume(ctx, registry.Volume{VolumeSpec: spec, Created: true}, registry.EventVolumeCreated)
+	volume, err := l.p.addSpec(ctx, registry.Volume{VolumeSpec: spec, Created: true}, registry.EventVolumeCreated)
 	return &pb.CreateVolumeReply{Answer: l.p.answer(), Volume: volumeProto(volume)}, err
 }
 
 func (l *volumes) Register(ctx context.Context, req *pb.RegisterVolumeRequest) (*pb.RegisterVolumeReply, error) {
-	volume, err := l.p.addVolume(ctx, registry.Volume{VolumeSpec: wire.VolumeSpec(req.GetSpec())},
+	volume, err := l.p.addSpec(ctx, registry.Volume{VolumeSpec: wire.VolumeSpec(req.GetSpec())},
 		registry.EventVolumeRegistered)
 	return &pb.RegisterVolumeReply{Answer: l.p.answer(), Volume: volumeProto(volume)}, err
 }
 
 func volumeProto(v registry.Volume) *pb.Volume {
 	return wire.VolumeProto(registry.VolumeStatus{Volume: v})
+}
+
+// addSpec is addVolume for a volume file. ErrExists: the volume exists and has another spec.
+func (p *process) addSpec(
+	ctx context.Context, want registry.Volume, kind registry.EventKind,
+) (registry.Volume, error) {
+	volume, err := p.addVolume(ctx, want, kind)
+	if err == nil && (volume.Created != want.Created || !reflect.DeepEqual(volume.VolumeSpec, want.VolumeSpec)) {
+		err = registry.Errorf(registry.ErrExists, "another volume %s exists already; choose another id, or delete or "+
+			"deregister that volume first", want.VolumeName())
+	}
+	return volume, err
 }
 
 // addVolume makes the directory of a new volume, and its record. A volume that exists stays as it is.
