@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -63,7 +64,7 @@ func nomadEnv(r *AllocRecord, t taskSpec, d dirs, isolated bool) map[string]stri
 }
 
 // attempt returns one attempt of a task in the form that a driver takes.
-func (n Node) attempt(r *AllocRecord, t taskSpec, number uint64, plan hooks.Plan, root string,
+func (n Node) attempt(ctx context.Context, r *AllocRecord, t taskSpec, number uint64, plan hooks.Plan, root string,
 	driver taskdriver.Driver) (taskdriver.Task, error) {
 	d := dirs{root}
 	env := nomadEnv(r, t, d, driver.Isolated())
@@ -78,7 +79,7 @@ func (n Node) attempt(r *AllocRecord, t taskSpec, number uint64, plan hooks.Plan
 		env[name] = hooks.Expand(v, known)
 	}
 	maps.Copy(known, env)
-	files, err := renderTemplates(t.templates, env, known)
+	files, err := renderTemplates(ctx, t.templates, env, known)
 	if err != nil {
 		return taskdriver.Task{}, err
 	}

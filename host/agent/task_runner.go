@@ -135,7 +135,10 @@ func (t *taskRunner) start(ctx, stop context.Context) (h taskdriver.Handle, runn
 	plan, err := t.plan(stop, attempt)
 	if err == nil {
 		var task taskdriver.Task
-		task, err = t.a.node.attempt(t.record(), t.spec, attempt, plan, t.a.dirs(t.id).root, t.driver)
+		task, err = t.a.node.attempt(stop, t.record(), t.spec, attempt, plan, t.a.dirs(t.id).root, t.driver)
+		if err != nil && stop.Err() != nil {
+			err = context.Cause(stop) // while a template's file was read
+		}
 		if err == nil {
 			err = t.prepare(stop, task)
 		}

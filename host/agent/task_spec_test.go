@@ -27,7 +27,7 @@ func TestTaskEnvironmentAndArguments(t *testing.T) {
 		t.Fatal(err)
 	}
 	plan := hooks.Plan{Env: []hooks.Env{{Name: "CSI_ENDPOINT", Value: "unix:///csi/csi.sock", Default: true}}}
-	d, err := Node{ID: "n-1", Name: "node1"}.attempt(r, s, 2, plan, "/state/a", taskdriver.NewExec())
+	d, err := Node{ID: "n-1", Name: "node1"}.attempt(t.Context(), r, s, 2, plan, "/state/a", taskdriver.NewExec())
 	if err != nil || d.ID != "11111111-aaaa-main-2" || d.Command != "/local/run" || d.User != "nobody" ||
 		d.KillGrace.Seconds() != 30 {
 		t.Errorf("%+v", d)
@@ -46,7 +46,7 @@ func TestTaskEnvironmentAndArguments(t *testing.T) {
 	if !slices.Equal(d.Env, want) {
 		t.Errorf("environment:\n%s\nwant:\n%s", strings.Join(d.Env, "\n"), strings.Join(want, "\n"))
 	}
-	raw, err := Node{}.attempt(r, s, 1, hooks.Plan{}, "/state/a", taskdriver.NewRawExec())
+	raw, err := Node{}.attempt(t.Context(), r, s, 1, hooks.Plan{}, "/state/a", taskdriver.NewRawExec())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func TestLogsBlockBoundsLogs(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Config = json.RawMessage(`{"command":"sh"}`)
-	d, err := Node{}.attempt(&AllocRecord{ID: "a"}, s, 1, hooks.Plan{}, "/a", taskdriver.NewExec())
+	d, err := Node{}.attempt(t.Context(), &AllocRecord{ID: "a"}, s, 1, hooks.Plan{}, "/a", taskdriver.NewExec())
 	if err != nil || d.LogFiles != 3 || d.LogSize != 2<<20 {
 		t.Errorf("the driver gets %d files of %d bytes, %v", d.LogFiles, d.LogSize, err)
 	}

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io/fs"
@@ -14,7 +15,7 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/host/agent/taskdriver"
-	"holdfast/internal/durable"
+	"holdfast/internal/secretfile"
 	"holdfast/registry"
 )
 
@@ -124,7 +125,7 @@ func (t template) path(known map[string]string) (string, error) {
 }
 
 // render returns the text with its values.
-func (t template) render(known map[string]string) (string, error) {
+func (t template) render(ctx context.Context, known map[string]string) (string, error) {
 	var out strings.Builder
 	for _, p := range t.parts {
 		value := p.text
@@ -136,10 +137,7 @@ func (t template) render(known map[string]string) (string, error) {
 			}
 			value = v
 		case "file":
-			text, err := durable.ReadSecret(p.argument)
-			if err == nil && len(text) > durable.MaxSecret {
-				err = registry.Invalid("%s has more than %d bytes", p.argument, durable.MaxSecret)
-			}
+			text, err := secretfile.Read(ctx, p.argument)
 			if err != nil {
 				return "", fmt.Errorf("template %s: %v", t.destination, err) // of no kind: the restart policy decides
 			}
@@ -151,13 +149,15 @@ func (t template) render(known map[string]string) (string, error) {
 }
 
 // renderTemplates adds the variables of templates to env and known, and returns the files.
-func renderTemplates(list []template, env, known map[string]string) (files []taskdriver.File, err error) {
+func renderTemplates(
+	ctx context.Context, list []template, env, known map[string]string,
+) (files []taskdriver.File, err error) {
 	for _, t := range list {
 		path, err := t.path(known)
 		if err != nil {
 			return nil, err
 		}
-		text, err := t.render(known)
+		text, err := t.render(ctx, known)
 		if err != nil {
 			return nil, err
 		}

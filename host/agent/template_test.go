@@ -22,7 +22,7 @@ func attemptOf(t *testing.T, env map[string]string, blocks string) (taskdriver.T
 	if err != nil {
 		return taskdriver.Task{}, err
 	}
-	return Node{ID: "n-1", Name: "node1"}.attempt(&AllocRecord{ID: "a"}, s, 1, hooks.Plan{}, "/a", taskdriver.NewExec())
+	return Node{ID: "n-1", Name: "node1"}.attempt(t.Context(), &AllocRecord{ID: "a"}, s, 1, hooks.Plan{}, "/a", taskdriver.NewExec())
 }
 
 // Templates as published files of CSI plugins have them become files and variables.

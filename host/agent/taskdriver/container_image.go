@@ -105,7 +105,7 @@ func (d Container) pull(ctx context.Context, c *containerConfig, progress func(s
 	}
 	options := client.ImagePullOptions{}
 	for _, a := range c.Auth {
-		if options.RegistryAuth, err = a.header(); err != nil {
+		if options.RegistryAuth, err = a.header(ctx); err != nil {
 			return err
 		}
 	}

@@ -4,6 +4,7 @@ package taskdriver
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -11,7 +12,7 @@ import (
 	"github.com/moby/moby/api/pkg/authconfig"
 	engine "github.com/moby/moby/api/types/registry"
 
-	"holdfast/internal/durable"
+	"holdfast/internal/secretfile"
 	"holdfast/registry"
 )
 
@@ -46,13 +47,10 @@ func (p *password) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-func (p password) read() (string, error) {
+func (p password) read(ctx context.Context) (string, error) {
 	switch {
 	case p.from.File != "":
-		value, err := durable.ReadSecret(p.from.File)
-		if err == nil && len(value) > durable.MaxSecret {
-			err = registry.Invalid("%s has more than %d bytes", p.from.File, durable.MaxSecret)
-		}
+		value, err := secretfile.Read(ctx, p.from.File)
 		return string(value), err
 	case p.from.Env != "":
 		value, set := os.LookupEnv(p.from.Env)
@@ -66,8 +64,8 @@ func (p password) read() (string, error) {
 }
 
 // header returns the login as the engine's API takes it.
-func (a auth) header() (string, error) {
-	value, err := a.Password.read()
+func (a auth) header(ctx context.Context) (string, error) {
+	value, err := a.Password.read(ctx)
 	if err != nil {
 		return "", fmt.Errorf("password of auth: %v", err) // of no kind: the restart policy decides
 	}

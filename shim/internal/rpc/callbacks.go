@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"holdfast/internal/durable"
+	"holdfast/internal/secretfile"
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
 	"holdfast/registry"
@@ -22,13 +22,12 @@ const (
 )
 
 // maxSecret bounds a secret's value, in bytes.
-const maxSecret = durable.MaxSecret
+const maxSecret = secretfile.Max
 
 // Callbacks sends requests to the host over the stream that the host opens. The zero value waits for that stream.
 type Callbacks struct {
 	pb.UnimplementedCallbacksServer
 
-	files  secretFiles
 	mu     sync.Mutex     // guards the fields below; held only to read or replace them
 	queue  chan *callback // to the open stream
 	cancel func()         // ends the sending of the newest stream
@@ -192,7 +191,7 @@ func (c *Callbacks) secret(ctx context.Context, ref registry.Secret) ([]byte, er
 	case ref.Env != "":
 		return fromHost("env:" + ref.Env)
 	case ref.File != "":
-		return c.files.read(ctx, ref.File)
+		return secretfile.Read(ctx, ref.File)
 	case ref.Callback != "":
 		return fromHost(ref.Callback)
 	}

@@ -1,4 +1,4 @@
-package rpc
+package secretfile
 
 import (
 	"context"
@@ -13,6 +13,13 @@ import (
 
 	"holdfast/registry"
 )
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
 
 func threads(t *testing.T) int {
 	t.Helper()
@@ -40,12 +47,10 @@ func TestHungSecretFileCostsOneThread(t *testing.T) {
 	}()
 	fine := filepath.Join(t.TempDir(), "fine")
 	must(t, os.WriteFile(fine, []byte("v"), 0o600))
-	var c Callbacks
 	before := threads(t)
 	for i := range 100 {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
-		_, err := c.Resolve(ctx, map[string]registry.Secret{"k": {File: filepath.Join(dir,
-			fmt.Sprint("secret-", i/2))}})
+		_, err := Read(ctx, filepath.Join(dir, fmt.Sprint("secret-", i/2)))
 		cancel()
 		if !errors.Is(err, registry.ErrUnavailable) {
 			t.Fatalf("read %d: %v", i, err)
@@ -58,13 +63,11 @@ func TestHungSecretFileCostsOneThread(t *testing.T) {
 	must(t, os.Symlink(filepath.Join(dir, "linked"), link))
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 	defer cancel()
-	if _, err := c.Resolve(ctx, map[string]registry.Secret{"k": {File: link}}); !errors.Is(err,
-		registry.ErrUnavailable) {
+	if _, err := Read(ctx, link); !errors.Is(err, registry.ErrUnavailable) {
 		t.Errorf("a link to the mount that hangs: %v", err)
 	}
-	if got, err := c.Resolve(t.Context(), map[string]registry.Secret{"k": {File: fine}}); err != nil ||
-		got["k"] != "v" {
-		t.Errorf("a file on another mount: %q, %v", string(got["k"]), err)
+	if got, err := Read(t.Context(), fine); err != nil || string(got) != "v" {
+		t.Errorf("a file on another mount: %q, %v", got, err)
 	}
 	must(t, unix.Unmount(dir, unix.MNT_DETACH))
 	must(t, unix.Close(dev)) // what hangs ends
@@ -72,12 +75,12 @@ func TestHungSecretFileCostsOneThread(t *testing.T) {
 	again := filepath.Join(dir, "secret-0")
 	must(t, os.WriteFile(again, []byte("w"), 0o600))
 	for deadline := time.Now().Add(time.Minute); ; {
-		got, err := c.Resolve(t.Context(), map[string]registry.Secret{"k": {File: again}})
-		if err == nil && got["k"] == "w" {
+		got, err := Read(t.Context(), again)
+		if err == nil && string(got) == "w" {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("it answers again: %q, %v", string(got["k"]), err)
+			t.Fatalf("it answers again: %q, %v", got, err)
 		}
 	}
 }

@@ -1,0 +1,145 @@
+// Package secretfile reads small files, such as those with a secret, that may be on a file system that hangs.
+package secretfile
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/internal/mount"
+	"holdfast/registry"
+)
+
+const (
+	// Max bounds the size of a file, in bytes.
+	Max = 64 << 10
+	// limit bounds how long a caller waits for a file.
+	limit = 10 * time.Second
+)
+
+// Read reads a regular file of at most Max bytes. One line end at its end is not part of the value. It returns when ctx
+// ends, and after 10 s at the latest. ErrInvalid: the path is not absolute, or names something else or a larger file.
+// ErrUnavailable: the file cannot be read, or not in time.
+func Read(ctx context.Context, path string) ([]byte, error) { return process.read(ctx, path) }
+
+// process has the reads of this process.
+var process reads
+
+// reads are reads of files that have not ended. A read that hangs in the kernel cannot be ended and keeps a thread. So
+// there is one read at a time of each path, which later callers join, and none of other paths on a network file system
+// where a read hangs. The zero value is ready to use.
+type reads struct {
+	mu     sync.Mutex       // guards byPath, and the mounts in it
+	byPath map[string]*read // those that have not ended
+}
+
+// read is one read. value and err are set once done is closed.
+type read struct {
+	done  chan struct{}
+	value []byte
+	err   error
+	mount string // the mount point, once a caller has waited in vain
+}
+
+// read returns the file's content, unless ctx ends first.
+func (s *reads) read(ctx context.Context, path string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	r, err := s.join(path)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-r.done:
+		return r.value, r.err
+	case <-ctx.Done():
+		s.hangs(r, mountOf(path))
+		return nil, registry.Errorf(registry.ErrUnavailable, "file %s cannot be read in time: %w", path,
+			context.Cause(ctx))
+	}
+}
+
+// join returns the read of the path that is under way, or starts one.
+func (s *reads) join(path string) (*read, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r := s.byPath[path]; r != nil {
+		return r, nil
+	}
+	var hung []string
+	for _, r := range s.byPath {
+		if r.mount != "" {
+			hung = append(hung, r.mount)
+		}
+	}
+	if len(hung) > 0 {
+		if mount := mountOf(path); slices.Contains(hung, mount) {
+			return nil, registry.Errorf(registry.ErrUnavailable,
+				"file %s cannot be read: an earlier read on its file system, mounted at %s, still hangs", path, mount)
+		}
+	}
+	r := &read{done: make(chan struct{})}
+	if s.byPath == nil {
+		s.byPath = map[string]*read{}
+	}
+	s.byPath[path] = r
+	go func() { // not waited for at shutdown: it may hang in the kernel for ever
+		defer close(r.done)
+		r.value, r.err = readNow(path)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.byPath, path)
+	}()
+	return r, nil
+}
+
+// hangs notes that a caller has waited for r in vain.
+func (s *reads) hangs(r *read, mount string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r.mount = mount
+}
+
+// networked matches the types of file systems that hang as a whole when their server does.
+var networked = regexp.MustCompile(`^(nfs|cifs|smb|ceph|fuse|9p|glusterfs|lustre|afs|gfs2|ocfs2|beegfs)`)
+
+// mountOf returns the mount point of the network file system that the path is on, judged by its name. For any other
+// path it returns the path itself: a read on a local disk hangs because the path is a link to elsewhere, which says
+// nothing about other paths.
+func mountOf(path string) string {
+	table, err := mount.Table(0)
+	if m, found := table.Holding(path); err == nil && found && networked.MatchString(m.FSType) {
+		return m.Point
+	}
+	return path
+}
+
+func readNow(path string) ([]byte, error) {
+	if !filepath.IsAbs(path) {
+		return nil, registry.Invalid("%s is not an absolute path", path)
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO must not hold us
+	if err != nil {
+		return nil, registry.Errorf(registry.ErrUnavailable, "%w", err)
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, registry.Invalid("%s is not a regular file", path)
+	}
+	value, err := io.ReadAll(io.LimitReader(f, Max+2))
+	if err != nil {
+		return nil, registry.Errorf(registry.ErrUnavailable, "%w", err)
+	}
+	if value = bytes.TrimSuffix(value, []byte("\n")); len(value) > Max {
+		return nil, registry.Invalid("%s has more than %d bytes", path, Max)
+	}
+	return value, nil
+}
