@@ -70,12 +70,13 @@ func newCommand(r request, files cgroupFiles) (*command, error) {
 
 // start starts the program on a thread of its own, which joins the task's cgroups and mount namespace and then ends.
 func (c *command) start(r request) (child *os.Process, err error) {
+	var unwritten error
 	run := func() error {
 		if err := c.files.enter(); err != nil {
 			return err
 		}
-		if err := c.writeFiles(r); err != nil {
-			return err
+		if unwritten = c.writeFiles(r); unwritten != nil {
+			return unwritten
 		}
 		path, err := c.lookPath()
 		if err != nil {
@@ -90,6 +91,8 @@ func (c *command) start(r request) (child *os.Process, err error) {
 		err = mount.OnThread(run)
 	}
 	switch {
+	case unwritten != nil: // it names the file
+		return nil, unwritten
 	case errors.Is(err, registry.ErrNotFound): // it names the program
 		return nil, err
 	case err != nil:

@@ -3,11 +3,14 @@ package taskdriver
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"holdfast/registry"
 )
@@ -62,17 +65,32 @@ func (t Task) checkFiles(container bool) error {
 // Links that an earlier attempt has made lead to nothing outside of it.
 func (t Task) writeFiles(in func(dir string) string, uid, gid int) error {
 	for _, f := range t.Files {
-		dir, name := f.cut()
-		root, err := os.OpenRoot(in(dir))
-		if err != nil {
-			return err
-		}
-		err = errors.Join(f.write(root, name, uid, gid), root.Close())
-		if err != nil {
-			return err
+		if err := f.writeIn(in, uid, gid); err != nil {
+			return fmt.Errorf("template %s: %w", f.Path, fileKind(err))
 		}
 	}
 	return nil
+}
+
+// fileKind makes an error that the next attempt would meet again an ErrInvalid: a link that leads out of the directory,
+// which os.Root refuses without an error number, or what an earlier attempt has put in the way. Other errors have no
+// kind, but for a full disk.
+func fileKind(err error) error {
+	number, has := errors.AsType[unix.Errno](err)
+	lasting := []unix.Errno{unix.ENOTDIR, unix.EISDIR, unix.ENOTEMPTY, unix.ELOOP, unix.ENAMETOOLONG}
+	if !has || slices.Contains(lasting, number) {
+		return registry.Invalid("%w", err)
+	}
+	return Exhausted(err)
+}
+
+func (f File) writeIn(in func(dir string) string, uid, gid int) error {
+	dir, name := f.cut()
+	root, err := os.OpenRoot(in(dir))
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.write(root, name, uid, gid), root.Close())
 }
 
 func (f File) write(root *os.Root, name string, uid, gid int) error {

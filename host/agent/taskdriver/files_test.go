@@ -2,9 +2,16 @@ package taskdriver
 
 import (
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/registry"
 )
 
 func TestFilesHaveAnyBytes(t *testing.T) {
@@ -38,10 +45,25 @@ func TestFilesFollowNoLinkOfTheTask(t *testing.T) {
 	}
 	must(t, os.Symlink(outside, in("local/sub")))
 	task.Files[0].Path = "local/sub/f"
-	if err := task.writeFiles(in, 0, 0); err == nil {
-		t.Error("a link out of the directory was followed")
+	err := task.writeFiles(in, 0, 0)
+	if !errors.Is(err, registry.ErrInvalid) || !strings.HasPrefix(err.Error(), "template local/sub/f: ") {
+		t.Errorf("a link out of the directory: %v", err)
 	}
 	if text, err := os.ReadFile(outside + "/f"); err != nil || string(text) != "theirs" {
 		t.Errorf("%q, %v", text, err)
+	}
+}
+
+// Only what the next attempt would meet again is invalid.
+func TestErrorsOfFilesHaveTheirKind(t *testing.T) {
+	for number, want := range map[unix.Errno]error{
+		unix.ENOTEMPTY: registry.ErrInvalid, unix.ENOSPC: registry.ErrExhausted, unix.EIO: nil,
+	} {
+		err := fileKind(errors.Join(&fs.PathError{Op: "write", Path: "f", Err: number}, nil))
+		for _, kind := range registry.Kinds {
+			if errors.Is(err, kind) != (kind == want) {
+				t.Errorf("%v is a %v", err, kind)
+			}
+		}
 	}
 }
