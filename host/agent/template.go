@@ -166,9 +166,7 @@ func renderTemplates(
 			if err != nil {
 				return nil, registry.Invalid("template %s: %w", t.destination, err)
 			}
-			for name, v := range vars {
-				env[name] = hooks.Expand(v, known)
-			}
+			maps.Copy(env, vars) // as they are: a password may have "${"
 		}
 		maps.Copy(known, env)
 		if f := (taskdriver.File{Path: path, Mode: t.mode, Data: taskdriver.Bytes(text)}); !t.env || f.Own() {

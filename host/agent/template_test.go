@@ -28,7 +28,7 @@ func attemptOf(t *testing.T, env map[string]string, blocks string) (taskdriver.T
 // Templates as published files of CSI plugins have them become files and variables.
 func TestTemplatesBecomeFilesAndVariables(t *testing.T) {
 	key := filepath.Join(t.TempDir(), "key")
-	if err := os.WriteFile(key, []byte("hunter2\n"), 0o600); err != nil {
+	if err := os.WriteFile(key, []byte("hunter${PORT}2\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	blocks := []map[string]any{
@@ -37,8 +37,9 @@ func TestTemplatesBecomeFilesAndVariables(t *testing.T) {
 			"destination": "${NOMAD_SECRETS_DIR}/driver.yaml", "perms": "600"},
 		{"data": "<< {{ .Literal }} [[ env \"PORT\" ]]", "destination": "/local/sub/go.tpl", "perms": 755,
 			"left_delimiter": "[[", "right_delimiter": "]]"},
-		{"data": "# of the node\nNODE_ID=${node.unique.id} # comment\n\nexport PORT = \"80 \\\"\"\nHOME='/x y'\n",
+		{"data": "# of the node\nNODE_ID={{ env \"node.unique.id\" }} # comment\n\nexport PORT = \"80 \\\"\"\nHOME='/x y'\n",
 			"destination": "${NOMAD_TASK_DIR}/env", "env": true},
+		{"data": "PASSWORD={{ file \"" + key + "\" }}", "destination": "secrets/env", "env": true},
 		{"data": "ELSEWHERE=1", "destination": "config/.env", "env": true},
 	}
 	text, _ := json.Marshal(blocks)
@@ -48,14 +49,15 @@ func TestTemplatesBecomeFilesAndVariables(t *testing.T) {
 	}
 	want := []taskdriver.File{
 		{Path: "local/config.json", Mode: 0o644, Data: `[{"monitors": {"a": {}}}]`},
-		{Path: "secrets/driver.yaml", Mode: 0o600, Data: "host: nas:1akey: hunter2"},
+		{Path: "secrets/driver.yaml", Mode: 0o600, Data: "host: nas:1akey: hunter${PORT}2"},
 		{Path: "local/sub/go.tpl", Mode: 0o755, Data: "<< {{ .Literal }} 1"},
-		{Path: "local/env", Mode: 0o644, Data: taskdriver.Bytes(blocks[3]["data"].(string))},
+		{Path: "local/env", Mode: 0o644, Data: "# of the node\nNODE_ID=n-1 # comment\n\nexport PORT = \"80 \\\"\"\nHOME='/x y'\n"},
+		{Path: "secrets/env", Mode: 0o644, Data: "PASSWORD=hunter${PORT}2"},
 	}
 	if !slices.Equal(got.Files, want) {
 		t.Errorf("files\n%+v, want\n%+v", got.Files, want)
 	}
-	for _, v := range []string{"NODE_ID=n-1", `PORT=80 "`, "HOME=/x y", "ELSEWHERE=1", "SERVER=nas"} {
+	for _, v := range []string{"NODE_ID=n-1", `PORT=80 "`, "HOME=/x y", "ELSEWHERE=1", "SERVER=nas", "PASSWORD=hunter${PORT}2"} {
 		if !slices.Contains(got.Env, v) {
 			t.Errorf("no %s in %q", v, got.Env)
 		}
