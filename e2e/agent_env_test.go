@@ -404,7 +404,7 @@ func (a *agentEnv) delete(id string) error {
 // stopJob stops and removes a job, and waits until nothing of it is left.
 func (a *agentEnv) stopJob(id string) error {
 	err := a.retry("stop "+id, func() error {
-		err := a.client.StopJob(a.ctx(), id, agent.StopOptions{Purge: true}, false)
+		err := a.client.StopJob(a.ctx(), id, agent.StopOptions{Purge: true})
 		if errors.Is(err, host.ErrNotFound) {
 			return nil
 		}

@@ -174,9 +174,9 @@ func (c *Client) PlanJob(ctx context.Context, src Submission) ([]agent.Placement
 	return post[[]agent.Placement](ctx, c, "/jobs/plan", src)
 }
 
-// StopJob stops a job. With wait it returns when its tasks have ended and its volumes are released.
-func (c *Client) StopJob(ctx context.Context, id string, o agent.StopOptions, wait bool) error {
-	q := url.Values{"purge": {fmt.Sprint(o.Purge)}, "force": {fmt.Sprint(o.Force)}, "wait": {fmt.Sprint(wait)}}
+// StopJob stops a job. AwaitStopped returns when that is done.
+func (c *Client) StopJob(ctx context.Context, id string, o agent.StopOptions) error {
+	q := url.Values{"purge": {fmt.Sprint(o.Purge)}, "force": {fmt.Sprint(o.Force)}}
 	return c.remove(ctx, "/job/"+segment(id)+"?"+q.Encode())
 }
 

@@ -244,7 +244,7 @@ func TestJobRunsAndItsLogsAreRead(t *testing.T) {
 	if err := c.Logs(t.Context(), id, "other", agent.LogOptions{}, &out); !errors.Is(err, registry.ErrNotFound) {
 		t.Errorf("logs of an unknown task: %v", err)
 	}
-	must(t, c.StopJob(t.Context(), "echo", agent.StopOptions{Purge: true}, false))
+	must(t, c.StopJob(t.Context(), "echo", agent.StopOptions{Purge: true}))
 	if _, err := c.Job(t.Context(), "echo"); !errors.Is(err, registry.ErrNotFound) {
 		t.Errorf("a purged job: %v", err)
 	}

@@ -74,9 +74,6 @@ func (s *Server) deleteJob(r *http.Request) (any, error) {
 	id := r.PathValue("id")
 	err := s.agent.StopJob(r.Context(), id, s.host,
 		agent.StopOptions{Purge: isTrue(r, "purge"), Force: isTrue(r, "force")})
-	if err == nil && isTrue(r, "wait") {
-		err = s.awaitStopped(r.Context(), id)
-	}
 	return struct{}{}, err
 }
 

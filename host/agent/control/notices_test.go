@@ -60,7 +60,7 @@ func TestWaitsAreExplained(t *testing.T) {
 	must(t, err)
 	hasText(t, v.Notices, NoticeWaiting, line)
 	hasText(t, v.Notices, NoticeTrouble, "it hangs")
-	must(t, c.StopJob(t.Context(), "user", agent.StopOptions{Purge: true}, false))
+	must(t, c.StopJob(t.Context(), "user", agent.StopOptions{Purge: true}))
 }
 
 // hasText checks that a notice of the kind has all texts.

@@ -150,6 +150,7 @@ func (s *Server) handler() http.Handler {
 		"GET /v1/job/{id}":            s.getJob,
 		"GET /v1/job/{id}/source":     s.getJobSource,
 		"GET /v1/job/{id}/await":      s.awaitJob,
+		"GET /v1/job/{id}/stopped":    s.awaitStopped,
 		"GET /v1/plugin/{id}/await":   s.awaitRoll,
 		"GET /v1/wait/{id}":           s.getWait,
 		"DELETE /v1/job/{id}":         s.deleteJob,

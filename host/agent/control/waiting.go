@@ -235,8 +235,9 @@ func listed(subject string, texts []string) string {
 	return subject + ": " + strings.Join(texts, "; ")
 }
 
-// awaitStopped returns when no alloc of a job is left that has not ended.
-func (s *Server) awaitStopped(ctx context.Context, id string) error {
+// awaitStopped answers when no alloc of a job is left that has not ended. The job need not exist any more.
+func (s *Server) awaitStopped(r *http.Request) (any, error) {
+	ctx, id := r.Context(), r.PathValue("id")
 	ours := func(r *agent.AllocRecord) bool { return r.Job == id && !r.State.Ended() }
 	describeWait(ctx, func(ctx context.Context) string {
 		var open []Alloc
@@ -252,7 +253,7 @@ func (s *Server) awaitStopped(ctx context.Context, id string) error {
 		}
 		return listed("job "+id, texts)
 	})
-	return s.agent.Await(ctx, func(all []*agent.AllocRecord) bool { return !slices.ContainsFunc(all, ours) })
+	return struct{}{}, s.agent.Await(ctx, func(all []*agent.AllocRecord) bool { return !slices.ContainsFunc(all, ours) })
 }
 
 // rollCheck is the time between two looks at a roll without a change: calls, which Held counts, change no record.
@@ -356,3 +357,9 @@ func (c *Client) Report(text string, since time.Time) {
 func (c *Client) AwaitJob(ctx context.Context, id string) (Job, error) {
 	return get[Job](ctx, c, "/job/"+segment(id)+"/await")
 }
+// AwaitStopped returns when the tasks of a job have ended and its volumes are released.
+func (c *Client) AwaitStopped(ctx context.Context, id string) error {
+	_, err := get[struct{}](ctx, c, "/job/"+segment(id)+"/stopped")
+	return err
+}
+

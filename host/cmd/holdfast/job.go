@@ -8,11 +8,9 @@ import (
 	"slices"
 	"sort"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
-	"holdfast/host"
 	"holdfast/host/agent"
 	"holdfast/host/agent/control"
 	"holdfast/internal/display"
@@ -134,38 +132,10 @@ func writePlan(to io.Writer, places []agent.Placement) error {
 	return t.write(to, "no allocs")
 }
 
-// For an agent that has ended: how often it is asked again, and for how long.
-const (
-	askAgain     = 200 * time.Millisecond
-	agentReturns = time.Minute
-)
-
-// awaitJob waits until the allocs of the job's version are running, with healthy plugins, or have ended. If the agent
-// is started again meanwhile, the wait continues there.
+// awaitJob waits until the allocs of the job's version are running, with healthy plugins, or have ended.
 func (p *globalFlags) awaitJob(ctx context.Context, job control.Job) (control.Job, error) {
 	client := p.client()
-	var now control.Job
-	var err error
-	for gone := (time.Time{}); ; {
-		began := time.Now()
-		now, err = client.AwaitJob(ctx, job.ID)
-		if !errors.Is(err, control.ErrNoAgent) && !errors.Is(err, host.ErrUnavailable) {
-			break
-		}
-		if gone.IsZero() || time.Since(began) > agentReturns {
-			gone = time.Now()
-		}
-		if time.Since(gone) > agentReturns {
-			break
-		}
-		client.Report("the agent has ended and has not started again yet", gone)
-		select {
-		case <-time.After(askAgain):
-		case <-ctx.Done():
-			return now, context.Cause(ctx)
-		}
-	}
-	client.Report("", time.Time{})
+	now, err := acrossRestarts(ctx, client, func() (control.Job, error) { return client.AwaitJob(ctx, job.ID) })
 	began := job.Roll != nil && job.Roll.State == agent.RollStarting
 	if err == nil && began && now.Roll != nil && now.Roll.Version == job.Roll.Version && now.Roll.Failed != "" {
 		err = fmt.Errorf("%s", now.Roll)
@@ -192,12 +162,18 @@ func newJobStop(io streams, p *globalFlags) *cobra.Command {
 		Use: "stop ID...", Short: "Stop jobs",
 		Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := p.client().StopJob(c.Context(), args[0], o, wait); err != nil {
+			client, status := p.client(), "is stopping"
+			if err := client.StopJob(c.Context(), args[0], o); err != nil {
 				return err
 			}
-			status := "is stopping"
 			if wait {
 				status = "stopped"
+				_, err := acrossRestarts(c.Context(), client, func() (struct{}, error) {
+					return struct{}{}, client.AwaitStopped(c.Context(), args[0])
+				})
+				if err != nil {
+					return err
+				}
 			}
 			if p.json {
 				return writeJSON(io.out, map[string]string{"id": args[0]})

@@ -93,7 +93,8 @@ func (p *globalFlags) awaitRoll(
 			return plugin, nil
 		}
 		var err error
-		if plugin, err = client.AwaitRoll(ctx, plugin); err != nil {
+		plugin, err = acrossRestarts(ctx, client, func() (control.Plugin, error) { return client.AwaitRoll(ctx, plugin) })
+		if err != nil {
 			return plugin, err
 		}
 	}

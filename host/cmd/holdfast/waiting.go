@@ -3,11 +3,14 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
 	"time"
 
+	"holdfast/host"
+	"holdfast/host/agent/control"
 	"holdfast/internal/display"
 )
 
@@ -45,6 +48,36 @@ func (w *waiter) report(text string, since time.Time) {
 	default:
 		w.last = now()
 		fmt.Fprintln(w.to, line)
+	}
+}
+
+// For an agent that has ended: how often it is asked again, and for how long.
+const (
+	askAgain     = 200 * time.Millisecond
+	agentReturns = time.Minute
+)
+
+// acrossRestarts calls wait, which changes nothing, and calls it again if the agent is started again meanwhile.
+func acrossRestarts[T any](ctx context.Context, client *control.Client, wait func() (T, error)) (v T, err error) {
+	defer client.Report("", time.Time{})
+	for gone := (time.Time{}); ; {
+		began := time.Now()
+		v, err = wait()
+		if !errors.Is(err, control.ErrNoAgent) && !errors.Is(err, host.ErrUnavailable) {
+			return v, err
+		}
+		if gone.IsZero() || time.Since(began) > agentReturns {
+			gone = time.Now()
+		}
+		if time.Since(gone) > agentReturns {
+			return v, err
+		}
+		client.Report("the agent has ended and has not started again yet", gone)
+		select {
+		case <-time.After(askAgain):
+		case <-ctx.Done():
+			return v, context.Cause(ctx)
+		}
 	}
 }
 
