@@ -31,6 +31,9 @@ type Client struct {
 	// for, and since when. An empty text ends that. Calls at the same time need a Client each.
 	Waiting func(text string, since time.Time)
 
+	// Named, unless it is nil, is called with the volume of a file as soon as the agent has read that.
+	Named func(host.VolumeName)
+
 	socket string
 	web    *http.Client
 }
@@ -104,7 +107,7 @@ func (c *Client) open(ctx context.Context, method, path string, in any) (io.Read
 		}
 		body = bytes.NewReader(text)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://agent/v1"+path, body)
+	req, err := http.NewRequestWithContext(withVolume(ctx, c.Named), method, "http://agent/v1"+path, body)
 	if err != nil {
 		return nil, err
 	}

@@ -212,6 +212,7 @@ func (s *Server) postVolume(do func(context.Context, host.VolumeSpec) (host.Volu
 		if err != nil {
 			return nil, err
 		}
+		nameVolume(r.Context(), spec.VolumeName())
 		st, err := callPlugin(s, r, spec.VolumeName(), spec.Plugin,
 			func(ctx context.Context) (host.VolumeStatus, error) { return do(ctx, spec) })
 		if err != nil {
@@ -357,7 +358,9 @@ func (s *Server) continues(ctx context.Context, name host.VolumeName) string {
 		return fmt.Sprintf("the deletion continues in the background; see %s", volumeCommand("status", name))
 	case v.State == registry.VolumeCreating || v.Intent != nil && v.Intent.RPC == registry.CreateVolumeRPC:
 		return fmt.Sprintf("the creation continues in the background; see %s; "+
-			"to cancel it, run holdfast volume delete or deregister", volumeCommand("status", name))
+			"to cancel it, and delete what was created: %s; "+
+			"to remove only the record: %s", volumeCommand("status", name), volumeCommand("delete", name),
+			volumeCommand("deregister", name))
 	}
 	return ""
 }

@@ -191,7 +191,7 @@ func (s *Server) handler() http.Handler {
 		"DELETE /v1/group-snapshot/{id}": groups.delete,
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			r, end := s.requests.begin(r)
+			r, end := s.requests.begin(w, r)
 			defer end()
 			v, err := answer(r)
 			if err != nil {

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
 	"net/url"
 	"slices"
 	"strings"
@@ -17,8 +19,10 @@ import (
 	"holdfast/registry"
 )
 
-// requestHeader names a request, so that its client can ask what it waits for.
-const requestHeader = "Holdfast-Request"
+const (
+	requestHeader = "Holdfast-Request" // names a request, so that its client can ask what it waits for
+	volumeHeader  = "Holdfast-Volume"  // the volume of a request's file, escaped, in an answer 103 before the answer
+)
 
 // requests are the requests in flight that have a name.
 type requests struct {
@@ -28,6 +32,8 @@ type requests struct {
 
 // openRequest is a request in flight. Its handler may say how to find out what it waits for.
 type openRequest struct {
+	head func(status int, header, value string) // sends an answer before the answer
+
 	mu       sync.Mutex
 	describe func(context.Context) string
 }
@@ -36,12 +42,16 @@ type openRequest struct {
 type openRequestKey struct{}
 
 // begin returns a request whose waits can be asked for until end is called.
-func (q *requests) begin(r *http.Request) (_ *http.Request, end func()) {
+func (q *requests) begin(w http.ResponseWriter, r *http.Request) (_ *http.Request, end func()) {
 	id := r.Header.Get(requestHeader)
 	if id == "" {
 		return r, func() {}
 	}
-	open := &openRequest{}
+	open := &openRequest{head: func(status int, header, value string) {
+		w.Header().Set(header, value)
+		w.WriteHeader(status)
+		w.Header().Del(header)
+	}}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.open == nil {
@@ -62,6 +72,29 @@ func describeWait(ctx context.Context, describe func(context.Context) string) {
 		defer open.mu.Unlock()
 		open.describe = describe
 	}
+}
+
+// nameVolume tells the client of a request which volume the file in it describes, before the answer.
+func nameVolume(ctx context.Context, n host.VolumeName) {
+	if open, named := ctx.Value(openRequestKey{}).(*openRequest); named {
+		open.head(http.StatusEarlyHints, volumeHeader, url.Values{string(n.Namespace): {string(n.ID)}}.Encode())
+	}
+}
+
+// withVolume has onVolume called if the agent names the volume of a request.
+func withVolume(ctx context.Context, onVolume func(host.VolumeName)) context.Context {
+	if onVolume == nil {
+		return ctx
+	}
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		Got1xxResponse: func(_ int, header textproto.MIMEHeader) error {
+			names, err := url.ParseQuery(header.Get(volumeHeader))
+			for namespace := range names {
+				onVolume(host.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(names.Get(namespace))})
+			}
+			return err
+		},
+	})
 }
 
 // waitText is what a request waits for; empty if that is not known.
@@ -353,13 +386,13 @@ func (c *Client) Report(text string, since time.Time) {
 	}
 }
 
-// AwaitJob returns a job once the allocs of its version have started or ended and its plugins are healthy.
-func (c *Client) AwaitJob(ctx context.Context, id string) (Job, error) {
-	return get[Job](ctx, c, "/job/"+segment(id)+"/await")
-}
 // AwaitStopped returns when the tasks of a job have ended and its volumes are released.
 func (c *Client) AwaitStopped(ctx context.Context, id string) error {
 	_, err := get[struct{}](ctx, c, "/job/"+segment(id)+"/stopped")
 	return err
 }
 
+// AwaitJob returns a job once the allocs of its version have started or ended and its plugins are healthy.
+func (c *Client) AwaitJob(ctx context.Context, id string) (Job, error) {
+	return get[Job](ctx, c, "/job/"+segment(id)+"/await")
+}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -47,10 +48,17 @@ func newVolumeCreate(io streams, p *globalFlags, verb, short string, do createVo
 					again = display.Command("holdfast volume "+verb, src.Name)
 				}
 				owner := map[string]string{"create": "plugin", "register": "agent"}[verb]
-				hint := fmt.Sprintf("the %s may still %s the volume; to resume, run with the same flags: %s; "+
-					"to remove it from the records: holdfast volume deregister ID", owner, verb, again)
+				hint := fmt.Sprintf("the %s may still %s the volume; to resume, run with the same flags: %s", owner, verb, again)
+				var name atomic.Pointer[host.VolumeName] // nil: the agent has not read the file yet
 				vol, err := callUntilSignal(c, p, wait, hint,
-					func(ctx context.Context, client *control.Client) (control.Volume, error) { return do(client, ctx, src) })
+					func(ctx context.Context, client *control.Client) (control.Volume, error) {
+						client.Named = func(n host.VolumeName) { name.Store(&n) }
+						return do(client, ctx, src)
+					})
+				if by, is := errors.AsType[interrupted](err); is && name.Load() != nil {
+					by.text += "; to remove it from the records: " + volumeCommand("deregister", *name.Load())
+					err = by
+				}
 				return show(io, p, err, vol,
 					writeCreated(map[string]string{"create": "created by", "register": "registered with"}[verb]))
 			})
