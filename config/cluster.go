@@ -1,0 +1,119 @@
+package config
+
+import (
+	"net/url"
+	"strings"
+	"time"
+
+	"holdfast/registry"
+)
+
+// Cluster is a cluster block: how a node shares volumes with other nodes.
+type Cluster struct {
+	ID        string   // of the cluster
+	Expect    int      // no claim is granted before so many nodes have registered
+	Endpoints []string // URLs of etcd
+	// Paths of PEM files; empty: none. They are read again for each connection.
+	CAFile, CertFile, KeyFile string
+	LeaseTTL                  time.Duration // after which a node that etcd does not hear of is suspect
+	LostNodes                 string        // what happens with a suspect node: LostWait or LostFence
+}
+
+// The values of Cluster.LostNodes.
+const (
+	LostWait  = "wait"  // its claims stay until an operator declares it out of service
+	LostFence = "fence" // it is fenced, and then its claims are released
+)
+
+var clusterStanza = &stanza{
+	name: "cluster",
+	doc: "A cluster block makes a node share its volumes with other nodes, through etcd. The agent reads it from its " +
+		"configuration file; an orchestrator passes it to the SDK.",
+	fields: []field{
+		{name: "id", kind: isText, required: true,
+			doc: "The ID of the cluster. Nodes with the same ID and etcd form a cluster."},
+		{name: "expect", kind: isNumber, required: true, low: 1, high: 1000,
+			doc: "The number of nodes that form the cluster. No claim is granted before so many have registered. It cannot be changed."},
+		{name: "endpoints", kind: isStrings, required: true, doc: "The URLs of etcd."},
+		{name: "lease_ttl", kind: isDuration, low: int64(2 * time.Second), high: int64(10 * time.Minute),
+			fallback: 10 * time.Second, doc: "A node that etcd has not heard of for so long is suspect. Its claims stay."},
+		{name: "lost_nodes", kind: isChoice, words: []string{LostWait, LostFence}, fallback: LostWait,
+			doc: "With wait, the claims of a suspect node stay until it is back, or declared out of service. " +
+				"With fence, Holdfast calls the orchestrator's fence function, and then releases them."},
+		{name: "tls", kind: isBlock, block: tlsStanza, doc: "How etcd is authenticated, and the node to etcd."},
+	},
+}
+
+var tlsStanza = &stanza{
+	name: "tls",
+	doc:  "The files are read again for each connection, so that certificates can be replaced.",
+	fields: []field{
+		{name: "ca_file", kind: isText, doc: "Certificates that have signed that of etcd. Without it, those of the machine."},
+		{name: "cert_file", kind: isText, doc: "The certificate of this node."},
+		{name: "key_file", kind: isText, doc: "Its private key."},
+	},
+}
+
+// ParseCluster reads a file with one cluster block. The result is nil if any diagnostic is an error.
+func ParseCluster(src Source, opts Options) (*Cluster, registry.Diagnostics) {
+	d := newDecoder(src, opts)
+	root := d.parse(mapNames{})
+	if root == nil {
+		return nil, d.found()
+	}
+	c := d.file(root).cluster()
+	if ds := d.found(); c == nil || ds.Err() != nil {
+		return nil, ds
+	}
+	return c, d.found()
+}
+
+func (f *file) cluster() *Cluster {
+	top := f.fields(f.block, &stanza{name: "a cluster file"})
+	b, found := top.one("cluster")
+	if !found {
+		f.errorf(f.head, "write cluster { ... }", "there is no cluster block")
+		return nil
+	}
+	at := f.open(b, clusterStanza)
+	c := &Cluster{
+		ID:     parsed(at, "id", parseClusterID),
+		Expect: int(at.integer("expect")), LeaseTTL: at.duration("lease_ttl"), LostNodes: oneOf[string](at, "lost_nodes"),
+		Endpoints: at.endpoints(),
+	}
+	if tls, ok := at.one("tls"); ok {
+		files := f.open(tls, tlsStanza)
+		c.CAFile, c.CertFile, c.KeyFile = textOf(files, "ca_file"), textOf(files, "cert_file"), textOf(files, "key_file")
+		if (c.CertFile == "") != (c.KeyFile == "") {
+			f.errorf(tls.head, "set both", "cert_file and key_file belong together")
+		}
+	}
+	return c
+}
+
+func textOf(f *fields, name string) string {
+	s, _ := f.text(name)
+	return s
+}
+
+func parseClusterID(s string) (string, error) { return registry.ParseLabel("id", s) }
+
+// endpoints reads the URLs of etcd.
+func (f *fields) endpoints() (urls []string) {
+	f.declared("endpoints", isStrings)
+	v, ok := f.value("endpoints")
+	if !ok {
+		return nil
+	}
+	urls, ok = stringsOf(v)
+	if !ok || len(urls) == 0 {
+		f.errorf(f.at("endpoints"), `give a list such as ["https://10.0.0.1:2379"]`, "endpoints cannot be %s", kindOf(v))
+	}
+	for _, s := range urls {
+		u, err := url.Parse(s)
+		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || strings.Trim(u.Path, "/") != "" {
+			f.errorf(f.at("endpoints"), `write it as "https://10.0.0.1:2379"`, "%q is not the URL of an etcd server", s)
+		}
+	}
+	return urls
+}
