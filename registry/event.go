@@ -70,6 +70,9 @@ const (
 	EventStepFailed  EventKind = "step failed" // Cause is the RPC, Detail the driver's message
 	EventReconciled  EventKind = "reconciled"  // Detail holds the finding and the repair
 
+	EventFormed   EventKind = "cluster formed" // all expected nodes have registered; Detail names them
+	EventExecutor EventKind = "executor"       // another node makes the controller calls of the plugin; Detail names it
+
 	EventForced    EventKind = "release forced" // of the alloc or volume; Detail holds by whom
 	EventAbandoned EventKind = "abandoned"      // calls were skipped by force; Detail holds which, by whom and why
 

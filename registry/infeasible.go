@@ -25,12 +25,17 @@ const (
 	InfeasibleNoPlugin InfeasibleKind = "no plugin"
 	// InfeasibleUnhealthy: the plugin is not healthy in a needed role.
 	InfeasibleUnhealthy InfeasibleKind = "plugin unhealthy"
+	// InfeasibleNotFormed: the expected nodes of the cluster have not all registered yet.
+	InfeasibleNotFormed InfeasibleKind = "cluster not formed"
+	// InfeasibleNode: the node takes no claims: it is draining, out of service or fenced.
+	InfeasibleNode InfeasibleKind = "node takes no claims"
 )
 
 var infeasibleErrors = map[InfeasibleKind]error{
 	InfeasibleRequest: ErrInvalid, InfeasibleNoVolume: ErrNotFound, InfeasibleNotReady: ErrConflict,
 	InfeasibleUnsupported: ErrUnsupported, InfeasibleClaimed: ErrConflict, InfeasibleTopology: ErrUnsupported,
 	InfeasibleLimit: ErrExhausted, InfeasibleNoPlugin: ErrUnavailable, InfeasibleUnhealthy: ErrUnavailable,
+	InfeasibleNotFormed: ErrUnavailable, InfeasibleNode: ErrUnavailable,
 }
 
 // Infeasible is one reason why a node cannot mount the volume of a request now.

@@ -30,6 +30,12 @@ const (
 	BucketGroupSnapshots Bucket = "group_snapshots"
 	BucketEndpointUses   Bucket = "endpoint_uses"
 	BucketDeregistered   Bucket = "deregistered_volumes"
+	BucketCopies         Bucket = "copies"
+	BucketNodes          Bucket = "nodes"
+	BucketNodeLeases     Bucket = "node_leases"
+	BucketExecutors      Bucket = "executors"
+	BucketRemoteCalls    Bucket = "remote_calls"
+	BucketFormations     Bucket = "formations"
 )
 
 // RecordType describes the records of one bucket.
@@ -78,6 +84,18 @@ var RecordTypes = []RecordType{
 		codec: codecOf(func(r *EndpointUse) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
 	{Bucket: BucketDeregistered, Owner: "controller", Shared: true, Path: []string{"plugin", "external id"},
 		codec: codecOf(func(r *Deregistered) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+	{Bucket: BucketNodes, Owner: "cluster", Shared: true, Path: []string{"node"},
+		codec: codecOf(func(r *Node) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+	{Bucket: BucketNodeLeases, Owner: "cluster", Shared: true, Path: []string{"node"},
+		codec: codecOf(func(r *NodeLease) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+	{Bucket: BucketExecutors, Owner: "cluster", Shared: true, Path: []string{"plugin"},
+		codec: codecOf(func(r *Executor) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+	{Bucket: BucketRemoteCalls, Owner: "cluster", Shared: true, Path: []string{"operation"},
+		codec: codecOf(func(r *RemoteCall) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+	{Bucket: BucketFormations, Owner: "cluster", Shared: true, Path: []string{"cluster"},
+		codec: codecOf(func(r *Formation) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+	{Bucket: BucketCopies, Owner: "cluster", Shared: true, Path: []string{"cluster"},
+		codec: codecOf(func(r *Copy) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
 	// An operation has no ModifyIndex. It keeps its CreateIndex when it is answered.
 	{Bucket: BucketRequests, Owner: "rpc", Release: true, Path: []string{"operation"},
 		Indexes: []Index{requestsByIndex},
@@ -321,6 +339,19 @@ func (a Attachment) Key() Key { return a.AttachmentKey().Key() }
 func (s Staging) Key() Key    { return s.Volume.StagingRecord() }
 func (r Ref) Key() Key        { return r.ClaimKey().RefRecord() }
 func (o Operation) Key() Key  { return OperationRecord(o.ID) }
+
+// Copy says how up to date a node's copy of the records of a cluster is. It is written together with them.
+type Copy struct {
+	Cluster     string `json:"cluster"`
+	Revision    int64  `json:"revision"` // of etcd
+	CreateIndex Seq    `json:"create_index"`
+	ModifyIndex Seq    `json:"modify_index"`
+}
+
+// CopyRecord returns the key of the Copy of a cluster.
+func CopyRecord(cluster string) Key { return Key{BucketCopies, PathOf(cluster)} }
+
+func (c Copy) Key() Key { return CopyRecord(c.Cluster) }
 
 // Key returns the key of the volume's record. An inline volume has a bucket of its own, as it belongs to one node.
 func (v Volume) Key() Key {

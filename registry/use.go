@@ -120,8 +120,9 @@ type Intent struct {
 	Request     RequestName `json:"request,omitempty"`
 	Node        NodeID      `json:"node,omitempty"` // node_id of ControllerPublishVolume and its undo
 	Operation   OperationID `json:"operation,omitempty"`
-	At          TaskKey     `json:"at,omitzero"` // the task of the plugin that the call was sent to; zero: not known
-	Hash        string      `json:"hash"`        // of the request without its secrets, hex
+	At          TaskKey     `json:"at,omitzero"`       // the task of the plugin that the call was sent to; zero: not known
+	Senders     []NodeName  `json:"senders,omitempty"` // nodes of a cluster that may have sent it
+	Hash        string      `json:"hash"`              // of the request without its secrets, hex
 	Attempt     uint64      `json:"attempt"`
 	Outcome     Outcome     `json:"outcome"`
 	Code        string      `json:"code,omitempty"`   // last gRPC code, by name

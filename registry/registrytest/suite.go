@@ -170,6 +170,7 @@ func testIndexEntries(t *testing.T, open Open) {
 // testUnstorable commits what no State can store: nothing of it is written, and later commits succeed.
 func testUnstorable(t *testing.T, open Open) {
 	log, _ := open(t)
+	first := at(t, log, registry.Change{})
 	volume, ref := Record(t, registry.BucketVolumes, 1).(registry.Volume), Record(t, registry.BucketRefs, 2)
 	inline := Record(t, registry.BucketInlineVolumes, 3)
 	long := volume
@@ -188,7 +189,7 @@ func testUnstorable(t *testing.T, open Open) {
 		}
 	}
 	look(t, log, func(v registry.View) {
-		if v.Index() != 0 || v.Get(volume.Key()) != nil || v.Get(inline.Key()) != nil {
+		if v.Index() != first || v.Get(volume.Key()) != nil || v.Get(inline.Key()) != nil {
 			t.Errorf("something was written; index %d", v.Index())
 		}
 	})
@@ -269,9 +270,6 @@ func testDecideError(t *testing.T, open Open) {
 func testEmptyChange(t *testing.T, open Open) {
 	log, _ := open(t)
 	applied := listen(log)
-	if seq := at(t, log, registry.Change{}); seq != 0 {
-		t.Errorf("index of nothing is %d", seq)
-	}
 	at(t, log, registry.Change{Put: []registry.Record{registry.Alloc{ID: "a"}}, Events: make([]registry.Event, 3)})
 	var index registry.Seq
 	look(t, log, func(v registry.View) { index = v.Index() })

@@ -184,7 +184,7 @@ func (d *delivery) open(ctx context.Context) error {
 func (d *delivery) join(ctx context.Context) (joined bool, err error) {
 	err = d.State.View(ctx, func(view registry.View) error {
 		open, found := registry.OpenIntent(view, d.Intent.Volume)
-		if !found || requested(open, d.Intent.At) != d.Intent || d.Before != nil && !d.prepared(view) {
+		if !found || !reflect.DeepEqual(requested(open, d.Intent.At), d.Intent) || d.Before != nil && !d.prepared(view) {
 			return nil
 		}
 		joined, d.doubt, d.repeat = true, true, MayRun(open)

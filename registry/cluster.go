@@ -1,0 +1,164 @@
+package registry
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Node is a node of a cluster, as it last described itself.
+type Node struct {
+	Name    NodeName  `json:"name"`
+	Version string    `json:"version,omitempty"` // of its shim
+	State   NodeState `json:"state"`
+	Reason  string    `json:"reason,omitempty"` // of the state, for people
+	By      string    `json:"by,omitempty"`     // the person or policy that set the state
+	// Epoch counts how often the node was declared out of service or fenced. A node that finds a higher one than it has
+	// recorded lost its claims, and unmounts their volumes before it does anything else.
+	Epoch       uint64       `json:"epoch"`
+	Plugins     []NodePlugin `json:"plugins,omitempty"` // by name
+	CreateIndex Seq          `json:"create_index"`
+	ModifyIndex Seq          `json:"modify_index"`
+	Since       time.Time    `json:"since,omitzero"` // of the state
+}
+
+func (n Node) Key() Key { return NodeRecord(n.Name) }
+
+// NodeRecord returns the key of a node's record, LeaseRecord that of its lease.
+func NodeRecord(n NodeName) Key  { return Key{BucketNodes, PathOf(n)} }
+func LeaseRecord(n NodeName) Key { return Key{BucketNodeLeases, PathOf(n)} }
+
+// NodeState says what may be done on behalf of a node. Whether the node is alive is not part of it: see NodeLease.
+type NodeState string
+
+const (
+	NodeReady        NodeState = "ready"
+	NodeDraining     NodeState = "draining"       // gets no new claims
+	NodeOutOfService NodeState = "out-of-service" // an operator has declared that nothing runs there
+	NodeFenced       NodeState = "fenced"         // the fence callback has succeeded
+)
+
+// NodePlugin is a CSI plugin on a node.
+type NodePlugin struct {
+	Plugin     PluginID `json:"plugin"`
+	Node       bool     `json:"node,omitempty"`       // a healthy instance serves the node service
+	Controller bool     `json:"controller,omitempty"` // a healthy instance serves the controller service
+	NodeID     NodeID   `json:"node_id,omitempty"`    // from NodeGetInfo, as the fields below
+	Topology   Topology `json:"topology,omitempty"`
+	MaxVolumes int64    `json:"max_volumes,omitempty"` // 0: no limit
+}
+
+// NodeLease exists while the lease of a node is valid: its shim has renewed the lease not long ago. A node without one
+// is suspect. Its claims stay.
+type NodeLease struct {
+	Node        NodeName  `json:"node"`
+	Lease       int64     `json:"lease"` // the ID of the lease in etcd; another one after the node was suspect
+	CreateIndex Seq       `json:"create_index"`
+	ModifyIndex Seq       `json:"modify_index"`
+	Since       time.Time `json:"since,omitzero"`
+}
+
+func (l NodeLease) Key() Key { return LeaseRecord(l.Node) }
+
+// Executor names the node that makes the controller calls of a plugin.
+type Executor struct {
+	Plugin PluginID `json:"plugin"`
+	Holder NodeName `json:"holder,omitempty"` // empty: none
+	Lease  int64    `json:"lease,omitempty"`  // of the holder
+	Term   uint64   `json:"term"`             // counts the holders
+	// Former are earlier holders that have not said that they send nothing any more. A call that one of them has
+	// begun may only be repeated.
+	Former      []NodeName `json:"former,omitempty"`
+	CreateIndex Seq        `json:"create_index"`
+	ModifyIndex Seq        `json:"modify_index"`
+	Since       time.Time  `json:"since,omitzero"`
+}
+
+// Formation says whether the nodes of a cluster have formed it. No claim is granted before.
+type Formation struct {
+	Cluster     string    `json:"cluster"`
+	Expect      int       `json:"expect"` // the number of nodes that form it; never changes
+	Formed      bool      `json:"formed"` // so many nodes have registered; stays true
+	CreateIndex Seq       `json:"create_index"`
+	ModifyIndex Seq       `json:"modify_index"`
+	Since       time.Time `json:"since,omitzero"` // of Formed
+}
+
+func (f Formation) Key() Key { return Key{BucketFormations, PathOf(f.Cluster)} }
+
+// Formation returns the formation of the node's cluster; the zero value: it is not known yet.
+func (v View) Formation() Formation {
+	for _, f := range list[Formation](v, BucketFormations, "", nil) {
+		return f
+	}
+	return Formation{}
+}
+
+// RemoteCall is a call that one node asks the executor of a plugin to carry out.
+type RemoteCall struct {
+	ID          OperationID `json:"id"`
+	Plugin      PluginID    `json:"plugin"`
+	From        NodeName    `json:"from"`
+	Method      string      `json:"method"`
+	Request     []byte      `json:"request,omitempty"`
+	Done        bool        `json:"done,omitempty"` // Reply or Status is the answer
+	Reply       []byte      `json:"reply,omitempty"`
+	Status      []byte      `json:"status,omitempty"` // of an error: a google.rpc.Status
+	CreateIndex Seq         `json:"create_index"`
+	ModifyIndex Seq         `json:"modify_index"`
+	Since       time.Time   `json:"since,omitzero"`
+}
+
+// RemoteCallRecord returns the key of a RemoteCall.
+func RemoteCallRecord(id OperationID) Key { return Key{BucketRemoteCalls, PathOf(id)} }
+
+func (c RemoteCall) Key() Key { return RemoteCallRecord(c.ID) }
+
+func (v View) RemoteCalls() []RemoteCall { return list[RemoteCall](v, BucketRemoteCalls, "", nil) }
+func (v View) RemoteCall(id OperationID) (RemoteCall, bool) {
+	return one[RemoteCall](v, RemoteCallRecord(id))
+}
+
+// ExecutorRecord returns the key of a plugin's executor.
+func ExecutorRecord(p PluginID) Key { return Key{BucketExecutors, PathOf(p)} }
+
+func (e Executor) Key() Key { return ExecutorRecord(e.Plugin) }
+
+// Held reports whether the holder has the lease with which it became the executor.
+func (v View) Held(e Executor) bool {
+	lease, alive := one[NodeLease](v, LeaseRecord(e.Holder))
+	return e.Holder != "" && alive && lease.Lease == e.Lease
+}
+
+func (v View) Node(n NodeName) (Node, bool)           { return one[Node](v, NodeRecord(n)) }
+func (v View) Nodes() []Node                          { return list[Node](v, BucketNodes, "", nil) }
+func (v View) NodeLease(n NodeName) (NodeLease, bool) { return one[NodeLease](v, LeaseRecord(n)) }
+func (v View) Executor(p PluginID) (Executor, bool)   { return one[Executor](v, ExecutorRecord(p)) }
+func (v View) Executors() []Executor                  { return list[Executor](v, BucketExecutors, "", nil) }
+
+// Taken returns the record after a node with a lease has become the executor.
+func (e Executor) Taken(by NodeName, lease int64, at time.Time) Executor {
+	if e.Holder != "" && e.Holder != by && !slices.Contains(e.Former, e.Holder) {
+		e.Former = append(slices.Clone(e.Former), e.Holder)
+	}
+	e.Former = slices.DeleteFunc(slices.Clone(e.Former), func(n NodeName) bool { return n == by })
+	e.Holder, e.Lease, e.Term, e.Since = by, lease, e.Term+1, at
+	return e
+}
+
+// Left returns the record after a node has said that it sends nothing any more.
+func (e Executor) Left(n NodeName, at time.Time) Executor {
+	if e.Holder == n {
+		e.Holder, e.Lease, e.Since = "", 0, at
+	}
+	e.Former = slices.DeleteFunc(slices.Clone(e.Former), func(f NodeName) bool { return f == n })
+	return e
+}
+
+func (e Executor) String() string {
+	if e.Holder == "" {
+		return fmt.Sprintf("plugin %s has no executor", e.Plugin)
+	}
+	return fmt.Sprintf("node %s is the executor of plugin %s since %s", e.Holder, e.Plugin,
+		e.Since.UTC().Format(time.RFC3339))
+}
