@@ -1,0 +1,265 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/google/uuid"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"holdfast/registry"
+)
+
+// copied is the progress of the copy of the shared records.
+type copied struct {
+	mu       sync.Mutex // guards all below except ended
+	revision int64      // that the copy has
+	changed  chan struct{}
+	waiting  map[string]chan registry.Seq // by the ID of a commit
+	ended    chan struct{}                // closed when Run has ended
+}
+
+// expect returns a new ID for a commit, and a channel that gets its index once the copy has it.
+func (c *copied) expect() (id string, applied <-chan registry.Seq, forget func()) {
+	id = uuid.NewString()
+	ch := make(chan registry.Seq, 1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.waiting[id] = ch
+	return id, ch, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.waiting, id)
+	}
+}
+
+// next returns a channel that is closed when the copy has changed.
+func (c *copied) next() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.changed
+}
+
+// wait waits until the copy has a revision.
+func (c *copied) wait(ctx context.Context, revision int64) error {
+	for {
+		c.mu.Lock()
+		reached, changed := c.revision >= revision, c.changed
+		c.mu.Unlock()
+		if reached {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-c.ended:
+			return registry.Errorf(registry.ErrUnavailable, "the copy of the cluster's records has ended")
+		case <-ctx.Done():
+			return registry.Errorf(registry.ErrUnavailable, "this node's copy of the cluster's records is behind: %w",
+				context.Cause(ctx))
+		}
+	}
+}
+
+// reach records that the copy has a revision and the commits, at an index.
+func (c *copied) reach(revision int64, commits []string, at registry.Seq) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.revision = revision
+	for _, id := range commits {
+		if ch := c.waiting[id]; ch != nil {
+			ch <- at
+			delete(c.waiting, id)
+		}
+	}
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// revisionIn returns the revision of the copy in a view, 0 if there is no copy yet.
+func (s *State) revisionIn(v registry.View) int64 {
+	copied, _ := v.Get(registry.CopyRecord(s.id)).(registry.Copy)
+	return copied.Revision
+}
+
+// Run keeps the copy up to date until ctx ends, or the node's store fails.
+func (s *State) Run(ctx context.Context) error {
+	defer close(s.copy.ended)
+	if err := s.register(ctx); err != nil {
+		return err
+	}
+	for {
+		err := s.follow(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case !errors.Is(err, errInterrupted):
+			return err
+		}
+	}
+}
+
+// errInterrupted means that etcd ended a watch or could not be read.
+var errInterrupted = errors.New("interrupted")
+
+// follow watches etcd from the revision of the copy on, and applies what it sees.
+func (s *State) follow(ctx context.Context) error {
+	var revision int64
+	err := s.local.View(ctx, func(v registry.View) error { revision = s.revisionIn(v); return nil })
+	if err != nil {
+		return err
+	}
+	if revision == 0 {
+		if revision, err = s.load(ctx); err != nil {
+			return err
+		}
+	}
+	s.copy.reach(revision, nil, 0)
+	select {
+	case <-s.ready:
+	default:
+		close(s.ready)
+	}
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
+	defer cancel()
+	for answer := range s.client.Watch(ctx, s.prefix, clientv3.WithPrefix(), clientv3.WithRev(revision+1)) {
+		switch err := answer.Err(); {
+		case errors.Is(err, rpctypes.ErrCompacted):
+			if _, err := s.load(ctx); err != nil {
+				return err
+			}
+			return errInterrupted
+		case err != nil:
+			return fmt.Errorf("%w: %w", errInterrupted, err)
+		}
+		if err := s.apply(ctx, answer.Events); err != nil {
+			return err
+		}
+	}
+	return errInterrupted
+}
+
+// apply commits the events of a watch, of one or more transactions, to the copy.
+func (s *State) apply(ctx context.Context, events []*clientv3.Event) error {
+	if len(events) == 0 {
+		return nil
+	}
+	var change registry.Change
+	var commits []string
+	last := map[registry.Key]registry.Record{}
+	for _, e := range events {
+		switch key, isRecord := s.parse(e.Kv.Key); {
+		case string(e.Kv.Key) == s.log():
+			var entry logEntry
+			if err := json.Unmarshal(e.Kv.Value, &entry); err != nil {
+				return damaged(e.Kv, err)
+			}
+			change.Events = append(change.Events, entry.Events...)
+			commits = append(commits, entry.Commit)
+		case isRecord && key.Bucket.Shared():
+			record, err := decode(key, e.Kv)
+			if err != nil {
+				return err
+			}
+			last[key] = record
+		}
+	}
+	for key, record := range last {
+		if record == nil {
+			change.Delete = append(change.Delete, key)
+		} else {
+			change.Put = append(change.Put, record)
+		}
+	}
+	revision := events[len(events)-1].Kv.ModRevision
+	change.Put = append(change.Put, registry.Copy{Cluster: s.id, Revision: revision})
+	at, err := s.local.Commit(ctx, func(registry.View) (registry.Change, error) { return change, nil })
+	if err != nil {
+		return err
+	}
+	s.copy.reach(revision, commits, at)
+	return nil
+}
+
+// decode returns the record of a key and value, nil if it was deleted.
+func decode(key registry.Key, kv *mvccpb.KeyValue) (registry.Record, error) {
+	if len(kv.Value) == 0 {
+		return nil, nil
+	}
+	record, err := key.Bucket.Type().Decode(kv.Value)
+	if err != nil {
+		return nil, damaged(kv, err)
+	}
+	return record, nil
+}
+
+func damaged(kv *mvccpb.KeyValue, err error) error {
+	return registry.Errorf(registry.ErrDamaged, "etcd key %q at revision %d: %w", kv.Key, kv.ModRevision, err)
+}
+
+// pageSize is how many keys load reads at a time.
+const pageSize = 1000
+
+// load replaces the copy by the records of etcd, and returns their revision.
+func (s *State) load(ctx context.Context) (revision int64, err error) {
+	found := map[registry.Key]registry.Record{}
+	from, end := s.records(), clientv3.GetPrefixRangeEnd(s.records())
+	for more := true; more; {
+		var page *clientv3.GetResponse
+		err := retry(ctx, func(ctx context.Context) (err error) {
+			page, err = s.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(revision))
+			return err
+		})
+		if errors.Is(err, rpctypes.ErrCompacted) {
+			return 0, errInterrupted
+		}
+		if err != nil {
+			return 0, err
+		}
+		revision, more = max(revision, page.Header.Revision), page.More
+		for _, kv := range page.Kvs {
+			from = string(kv.Key) + "\x00"
+			if key, ok := s.parse(kv.Key); ok && key.Bucket.Shared() {
+				record, err := decode(key, kv)
+				if err != nil {
+					return 0, err
+				}
+				if record != nil {
+					found[key] = record
+				}
+			}
+		}
+	}
+	at, err := s.local.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		return s.replaced(v, found, revision), nil
+	})
+	if err == nil {
+		s.copy.reach(revision, nil, at)
+	}
+	return revision, err
+}
+
+// replaced returns the change that makes the copy have exactly the records found.
+func (s *State) replaced(
+	v registry.View, found map[registry.Key]registry.Record, revision int64,
+) (change registry.Change) {
+	for _, t := range registry.RecordTypes {
+		if !t.Shared || t.Bucket == registry.BucketCopies {
+			continue
+		}
+		for path := range v.Paths(t.Bucket, "") {
+			if key := (registry.Key{Bucket: t.Bucket, Path: path}); found[key] == nil {
+				change.Delete = append(change.Delete, key)
+			}
+		}
+	}
+	for _, record := range found {
+		change.Put = append(change.Put, record)
+	}
+	change.Put = append(change.Put, registry.Copy{Cluster: s.id, Revision: revision})
+	return change
+}

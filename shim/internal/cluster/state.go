@@ -1,0 +1,308 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"holdfast/registry"
+)
+
+const (
+	tombstoneTTL = time.Hour       // longer than any node can have an old copy and still commit
+	tryTimeout   = 5 * time.Second // of one request to etcd
+)
+
+// State is the state of one node of a cluster. Its store has the records of the node, and a copy of those that nodes
+// share.
+type State struct {
+	local  registry.State
+	client *clientv3.Client
+	kv     clientv3.KV // of the client
+	keys
+	id    string // of the cluster
+	node  registry.NodeName
+	ready chan struct{} // closed once own is set and there is a copy
+	own   int64         // the revision at which this shim became the active one of its node
+	copy  copied
+
+	leases     sync.Mutex // guards tombstones and granted
+	tombstones clientv3.LeaseID
+	granted    time.Time
+}
+
+var _ registry.State = (*State)(nil)
+
+// New returns the state of a node. local is the node's store. Commits of shared records wait for Run.
+func New(local registry.State, client *clientv3.Client, cluster string, node registry.NodeName) *State {
+	s := &State{local: local, client: client, kv: client, keys: keys{"/holdfast/" + cluster + "/"}, id: cluster, node: node,
+		ready: make(chan struct{})}
+	s.copy.changed, s.copy.ended = make(chan struct{}), make(chan struct{})
+	s.copy.waiting = map[string]chan registry.Seq{}
+	return s
+}
+
+// register makes the caller the active shim of its node: no commit of an earlier one succeeds any longer.
+func (s *State) register(ctx context.Context) error {
+	return retry(ctx, func(ctx context.Context) error {
+		answer, err := s.client.Put(ctx, s.keys.node(s.node), string(s.node))
+		if err == nil {
+			s.own = answer.Header.Revision
+		}
+		return err
+	})
+}
+
+// awaitReady waits until Run has registered the node and has a copy of the records.
+func (s *State) awaitReady(ctx context.Context) error {
+	select {
+	case <-s.ready:
+		return nil
+	case <-s.copy.ended:
+		return registry.Errorf(registry.ErrUnavailable, "the copy of the cluster's records has ended")
+	case <-ctx.Done():
+		return registry.Errorf(registry.ErrUnavailable, "this node has not reached etcd since its shim started: %w",
+			context.Cause(ctx))
+	}
+}
+
+// active returns the condition that no later shim of the node has been opened.
+func (s *State) active() clientv3.Cmp {
+	return clientv3.Compare(clientv3.ModRevision(s.keys.node(s.node)), "=", s.own)
+}
+
+func (s *State) fenced() error {
+	return registry.Errorf(registry.ErrFenced, "another shim is active for node %s", s.node)
+}
+
+// View implements registry.State. It reads the copy of this node, also without etcd.
+func (s *State) View(ctx context.Context, read func(registry.View) error) error {
+	return s.local.View(ctx, read)
+}
+
+// Commit implements registry.State. A change of records of this node needs no etcd. decide may be called several
+// times: until nothing that it has read has changed before its change was written. A refusal by decide, too, is
+// returned only if it was true in etcd at that moment.
+func (s *State) Commit(ctx context.Context, decide func(registry.View) (registry.Change, error)) (registry.Seq, error) {
+	for {
+		d, err := s.decide(ctx, decide)
+		if err != nil {
+			return 0, err
+		}
+		switch {
+		case d.local():
+			at, err := s.commitLocal(ctx, decide)
+			if err == nil || !errors.Is(err, errShared) {
+				return at, err
+			}
+		default:
+			at, done, err := s.commitShared(ctx, d)
+			if done || err != nil {
+				return at, err
+			}
+		}
+	}
+}
+
+// decision is the result of one call of decide.
+type decision struct {
+	change  registry.Change
+	refused error
+	view    registry.Seq // the index of the view
+	since   int64        // the revision of the copy in the view
+	reads   *reads
+	values  map[registry.Key]string // see written
+}
+
+// local reports whether the decision needs no etcd: it changes no shared records, and is no refusal because of some.
+func (d decision) local() bool {
+	shared, _ := d.change.Split()
+	return len(shared.Put)+len(shared.Delete) == 0 && (d.refused == nil || !d.reads.any())
+}
+
+func (s *State) decide(
+	ctx context.Context, decide func(registry.View) (registry.Change, error),
+) (d decision, err error) {
+	err = s.local.View(ctx, func(v registry.View) (err error) {
+		d.reads = newReads(v.Reader, s.keys)
+		d.view, d.since = v.Index(), s.revisionIn(v)
+		if d.change, d.refused = decide(registry.View{Reader: d.reads}); d.refused != nil {
+			d.change = registry.Change{}
+			return nil
+		}
+		if err := d.change.Check(); err != nil || d.local() {
+			return err
+		}
+		d.values, err = written(v, d.change)
+		return err
+	})
+	return d, err
+}
+
+// errShared means that a decision which concerned this node only no longer does.
+var errShared = errors.New("the change has shared records")
+
+func (s *State) commitLocal(
+	ctx context.Context, decide func(registry.View) (registry.Change, error),
+) (registry.Seq, error) {
+	return s.local.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		change, err := decide(v)
+		if shared, _ := change.Split(); err == nil && len(shared.Put)+len(shared.Delete) > 0 {
+			return registry.Change{}, errShared
+		}
+		return change, err
+	})
+}
+
+// commitShared writes the decision if it still holds. done is false if it does not hold any longer.
+func (s *State) commitShared(ctx context.Context, d decision) (at registry.Seq, done bool, err error) {
+	if err := s.awaitReady(ctx); err != nil {
+		return 0, false, err
+	}
+	commit, applied, forget := s.copy.expect()
+	defer forget()
+	writes, err := s.operations(ctx, d, commit)
+	if err != nil {
+		return 0, false, unavailable(err)
+	}
+	conditions := append(d.reads.unchanged(d.change, d.since), s.active())
+	var answer *clientv3.TxnResponse
+	err = retry(ctx, func(ctx context.Context) (err error) {
+		answer, err = s.kv.Txn(ctx).If(conditions...).Then(writes...).
+			Else(clientv3.OpGet(s.log(), clientv3.WithKeysOnly()), clientv3.OpGet(s.keys.node(s.node))).Commit()
+		return err
+	})
+	switch {
+	case err != nil && len(writes) > 0:
+		return 0, false, registry.Errorf(registry.ErrUncertain, "write to etcd: %w", err)
+	case err != nil:
+		return 0, false, unavailable(err)
+	case !answer.Succeeded:
+		return s.resolve(ctx, answer, applied)
+	case len(writes) == 0:
+		return d.view, true, d.refused
+	}
+	at, err = s.await(ctx, applied)
+	return at, true, err
+}
+
+// operations returns the operations that write the decision, none if it is a refusal or writes nothing.
+func (s *State) operations(ctx context.Context, d decision, commit string) (ops []clientv3.Op, err error) {
+	if d.change.Empty() {
+		return nil, nil
+	}
+	text, err := json.Marshal(logEntry{commit, d.change.Events})
+	if err != nil {
+		return nil, registry.Errorf(registry.ErrInternal, "encode events: %w", err)
+	}
+	ops = append(ops, clientv3.OpPut(s.log(), string(text)))
+	for key, value := range d.values {
+		var options []clientv3.OpOption
+		if value == "" { // a condition on a range notices a new value, but not that a key is gone
+			lease, err := s.tombstoneLease(ctx)
+			if err != nil {
+				return nil, err
+			}
+			options = append(options, clientv3.WithLease(lease))
+		}
+		ops = append(ops, clientv3.OpPut(s.record(key), value, options...))
+	}
+	return ops, nil
+}
+
+// resolve handles the answer that the conditions of a commit do not hold. An earlier try of the same commit, whose
+// answer was lost, may be the reason.
+func (s *State) resolve(
+	ctx context.Context, answer *clientv3.TxnResponse, applied <-chan registry.Seq,
+) (at registry.Seq, done bool, err error) {
+	log, node := answer.Responses[0].GetResponseRange(), answer.Responses[1].GetResponseRange()
+	if len(node.Kvs) == 0 || node.Kvs[0].ModRevision != s.own {
+		return 0, false, s.fenced()
+	}
+	if len(log.Kvs) > 0 {
+		if err := s.copy.wait(ctx, log.Kvs[0].ModRevision); err != nil {
+			return 0, false, err
+		}
+	}
+	select {
+	case at := <-applied:
+		return at, true, nil
+	default:
+		return 0, false, nil
+	}
+}
+
+// await waits until the copy of this node has a commit that etcd has.
+func (s *State) await(ctx context.Context, applied <-chan registry.Seq) (registry.Seq, error) {
+	select {
+	case at := <-applied:
+		return at, nil
+	case <-s.copy.ended:
+		return 0, registry.Errorf(registry.ErrUncertain, "the commit is in etcd, but the copy of this node has ended")
+	case <-ctx.Done():
+		return 0, registry.Errorf(registry.ErrUncertain,
+			"the commit is in etcd, but not yet in the copy of this node: %w", context.Cause(ctx))
+	}
+}
+
+// tombstoneLease returns a lease of tombstoneTTL, of which at least half is left.
+func (s *State) tombstoneLease(ctx context.Context) (clientv3.LeaseID, error) {
+	s.leases.Lock()
+	defer s.leases.Unlock()
+	if s.tombstones != 0 && time.Since(s.granted) < tombstoneTTL/2 {
+		return s.tombstones, nil
+	}
+	err := retry(ctx, func(ctx context.Context) error {
+		lease, err := s.client.Grant(ctx, int64(tombstoneTTL/time.Second))
+		if err == nil {
+			s.tombstones, s.granted = lease.ID, time.Now()
+		}
+		return err
+	})
+	return s.tombstones, err
+}
+
+// retry repeats a request to etcd until it is answered, ctx ends or repeating is useless.
+func retry(ctx context.Context, request func(context.Context) error) error {
+	for {
+		try, cancel := context.WithTimeout(ctx, tryTimeout)
+		err := request(try)
+		cancel()
+		if err == nil || ctx.Err() != nil || !repeatable(err) {
+			return err
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("%w (last error: %w)", context.Cause(ctx), err)
+		}
+	}
+}
+
+// repeatable reports whether a request that failed with err may succeed later.
+func repeatable(err error) bool {
+	switch status.Code(err) {
+	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.OutOfRange, codes.ResourceExhausted:
+		return false
+	}
+	return true
+}
+
+// unavailable returns the error of a request that wrote nothing.
+func unavailable(err error) error {
+	switch {
+	case slices.ContainsFunc(registry.Kinds, func(kind error) bool { return errors.Is(err, kind) }):
+		return err
+	case status.Code(err) == codes.ResourceExhausted:
+		return registry.Errorf(registry.ErrExhausted, "etcd: %w", err)
+	}
+	return registry.Errorf(registry.ErrUnavailable, "etcd: %w", err)
+}

@@ -1,0 +1,326 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"holdfast/internal/etcdtest"
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/store"
+)
+
+func TestMain(m *testing.M) {
+	store.BecomeVerifier()
+	os.Exit(m.Run())
+}
+
+// testNode is a node of a test's cluster.
+type testNode struct {
+	*State
+	dir, name string
+	client    *clientv3.Client
+	stop      func()
+}
+
+// newNode starts a node of the cluster that is named after the test.
+func newNode(t *testing.T, client *clientv3.Client, name string) *testNode {
+	t.Helper()
+	n := &testNode{dir: filepath.Join(t.TempDir(), "state"), name: name, client: client}
+	n.start(t)
+	t.Cleanup(func() { n.stop() })
+	return n
+}
+
+func (n *testNode) start(t *testing.T) {
+	t.Helper()
+	local, err := store.Open(t.Context(), store.Options{Path: filepath.Join(n.dir, "shim.db")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = local.Run(ctx) })
+	n.State = New(local, n.client, t.Name(), registry.NodeName(n.name))
+	running.Go(func() { _ = n.Run(ctx) })
+	n.stop = sync.OnceFunc(func() { cancel(); running.Wait(); _ = local.Close() })
+	if err := n.copy.wait(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// suiteState is a State without the record of the copy, which the suite does not expect.
+type suiteState struct{ *State }
+
+func (s suiteState) View(ctx context.Context, read func(registry.View) error) error {
+	return s.State.View(ctx, func(v registry.View) error {
+		return read(registry.View{Reader: suiteReader{v.Reader, registry.CopyRecord(s.id).Path}})
+	})
+}
+
+type suiteReader struct {
+	registry.Reader
+	hidden string
+}
+
+func (r suiteReader) Paths(b registry.Bucket, prefix string) iter.Seq[string] {
+	paths := slices.Collect(r.Reader.Paths(b, prefix))
+	return slices.Values(slices.DeleteFunc(paths, func(path string) bool {
+		return b == registry.BucketCopies && path == r.hidden
+	}))
+}
+
+func TestStateOnEtcd(t *testing.T) {
+	client := etcdtest.Start(t)
+	registrytest.TestLog(t, func(t *testing.T) (registry.State, func() registry.State) {
+		n := newNode(t, client, "node")
+		return suiteState{n.State}, func() registry.State {
+			n.stop()
+			n.start(t)
+			return suiteState{n.State}
+		}
+	})
+}
+
+func claim(volume, alloc string) registry.Claim {
+	return registry.Claim{Volume: registry.VolumeKey{Plugin: "p", External: registry.ExternalID(volume)},
+		Alloc: registry.AllocID(alloc), Request: "r", Node: "n"}
+}
+
+// TestDecisionsOfNodesAreLinear lets three nodes decide about the same records at the same time. Each decision depends
+// on what it reads: a record, or that a range has no record, or that it has another one.
+func TestDecisionsOfNodesAreLinear(t *testing.T) {
+	client := etcdtest.Start(t)
+	var nodes []*testNode
+	for i := range 3 {
+		nodes = append(nodes, newNode(t, client, fmt.Sprint("node-", i)))
+	}
+	const rounds = 40
+	var won [rounds]int // winners of each round
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for i, n := range nodes {
+		wg.Go(func() {
+			for round := range rounds {
+				mine := claim(fmt.Sprint("volume-", round), fmt.Sprint("alloc-", i))
+				if n.count(t) && n.claimAlone(t, mine) {
+					mu.Lock()
+					won[round]++
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for round, winners := range won {
+		if winners != 1 {
+			t.Errorf("volume-%d was claimed alone by %d nodes", round, winners)
+		}
+	}
+	if err := nodes[0].copy.wait(t.Context(), max(nodes[1].reached(), nodes[2].reached())); err != nil {
+		t.Fatal(err)
+	}
+	look(t, nodes[0], func(v registry.View) {
+		if counter, _ := v.Volume(counterName); counter.Capacity != 3*rounds {
+			t.Errorf("counted to %d instead of %d", counter.Capacity, 3*rounds)
+		}
+	})
+	for round := range rounds { // of two claims, each is given up only if the other one remains
+		volume := fmt.Sprint("pair-", round)
+		registrytest.Put(t, nodes[0], claim(volume, "alloc-0"), claim(volume, "alloc-1"))
+		for i, n := range nodes[:2] {
+			wg.Go(func() { n.leaveOther(t, claim(volume, fmt.Sprint("alloc-", i))) })
+		}
+		wg.Wait()
+		if err := nodes[2].copy.wait(t.Context(), max(nodes[0].reached(), nodes[1].reached())); err != nil {
+			t.Fatal(err)
+		}
+		look(t, nodes[2], func(v registry.View) {
+			if left := v.Claims(claim(volume, "").Volume); len(left) != 1 {
+				t.Errorf("%d claims of %s are left", len(left), volume)
+			}
+		})
+	}
+}
+
+var counterName = registry.VolumeName{Namespace: "default", ID: "counter"}
+
+func (n *testNode) reached() int64 {
+	n.copy.mu.Lock()
+	defer n.copy.mu.Unlock()
+	return n.copy.revision
+}
+
+// count adds one to a counter that all nodes share.
+func (n *testNode) count(t *testing.T) bool {
+	_, err := n.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+		counter, _ := v.Volume(counterName)
+		counter.Namespace, counter.ID = counterName.Namespace, counterName.ID
+		counter.Capacity++
+		return registry.Change{Put: []registry.Record{counter}}, nil
+	})
+	if err != nil {
+		t.Errorf("count: %v", err)
+	}
+	return err == nil
+}
+
+var errTaken = errors.New("taken")
+
+// claimAlone puts the claim unless its volume has one.
+func (n *testNode) claimAlone(t *testing.T, c registry.Claim) bool {
+	_, err := n.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+		if len(v.Claims(c.Volume)) > 0 {
+			return registry.Change{}, errTaken
+		}
+		return registry.Change{Put: []registry.Record{c}}, nil
+	})
+	if err != nil && err != errTaken {
+		t.Errorf("claim: %v", err)
+	}
+	return err == nil
+}
+
+// leaveOther deletes the claim if its volume has another one.
+func (n *testNode) leaveOther(t *testing.T, c registry.Claim) {
+	_, err := n.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+		if len(v.Claims(c.Volume)) < 2 {
+			return registry.Change{}, errTaken
+		}
+		return registry.Change{Delete: []registry.Key{c.Key()}}, nil
+	})
+	if err != nil && err != errTaken {
+		t.Errorf("leave: %v", err)
+	}
+}
+
+func look(t *testing.T, s registry.State, read func(registry.View)) {
+	t.Helper()
+	if err := s.View(t.Context(), func(v registry.View) error { read(v); return nil }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// lossy loses the answers of transactions on request, after etcd has carried them out.
+type lossy struct {
+	clientv3.KV
+	lose func() bool
+}
+
+type lossyTxn struct {
+	clientv3.Txn
+	lose func() bool
+}
+
+func (l lossy) Txn(ctx context.Context) clientv3.Txn { return &lossyTxn{l.KV.Txn(ctx), l.lose} }
+
+func (t *lossyTxn) If(c ...clientv3.Cmp) clientv3.Txn  { t.Txn = t.Txn.If(c...); return t }
+func (t *lossyTxn) Then(o ...clientv3.Op) clientv3.Txn { t.Txn = t.Txn.Then(o...); return t }
+func (t *lossyTxn) Else(o ...clientv3.Op) clientv3.Txn { t.Txn = t.Txn.Else(o...); return t }
+func (t *lossyTxn) Commit() (*clientv3.TxnResponse, error) {
+	answer, err := t.Txn.Commit()
+	if err == nil && t.lose() {
+		return nil, status.Error(codes.Unavailable, "the answer was lost")
+	}
+	return answer, err
+}
+
+// TestLostAnswerOfEtcd loses the answers of transactions that etcd has carried out: each change is made once.
+func TestLostAnswerOfEtcd(t *testing.T) {
+	client := etcdtest.Start(t)
+	n, other := newNode(t, client, "node"), newNode(t, client, "other")
+	var calls int
+	n.kv = lossy{n.kv, func() bool { calls++; return calls%2 == 1 }}
+	const times = 20
+	for range times {
+		n.count(t)
+		other.count(t)
+	}
+	look(t, other, func(v registry.View) {
+		if counter, _ := v.Volume(counterName); counter.Capacity != 2*times {
+			t.Errorf("counted to %d instead of %d", counter.Capacity, 2*times)
+		}
+	})
+	if calls < 2*times {
+		t.Errorf("only %d transactions", calls)
+	}
+}
+
+func TestEarlierShimOfANodeIsFenced(t *testing.T) {
+	client := etcdtest.Start(t)
+	earlier, later := newNode(t, client, "node"), newNode(t, client, "node")
+	_, err := registrytest.Write(t.Context(), earlier, registry.Change{Put: []registry.Record{claim("v", "a")}})
+	if !errors.Is(err, registry.ErrFenced) {
+		t.Errorf("the earlier shim writes: %v", err)
+	}
+	registrytest.Put(t, later, claim("v", "b"))
+	look(t, later, func(v registry.View) {
+		if len(v.AllClaims()) != 1 {
+			t.Errorf("claims: %+v", v.AllClaims())
+		}
+	})
+}
+
+// TestCopyAfterCompaction stops a node while etcd changes and forgets the changes: the node's copy has them
+// afterwards, also what was deleted.
+func TestCopyAfterCompaction(t *testing.T) {
+	client := etcdtest.Start(t)
+	n, other := newNode(t, client, "node"), newNode(t, client, "other")
+	registrytest.Put(t, n, claim("v", "gone"), claim("v", "stays"))
+	n.stop()
+	if _, err := registrytest.Write(t.Context(), other, registry.Change{
+		Put: []registry.Record{claim("v", "new")}, Delete: []registry.Key{claim("v", "gone").Key()}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Compact(t.Context(), other.reached()); err != nil {
+		t.Fatal(err)
+	}
+	n.start(t)
+	if err := n.copy.wait(t.Context(), other.reached()); err != nil {
+		t.Fatal(err)
+	}
+	look(t, n, func(v registry.View) {
+		var allocs []registry.AllocID
+		for _, c := range v.AllClaims() {
+			allocs = append(allocs, c.Alloc)
+		}
+		slices.Sort(allocs)
+		if !slices.Equal(allocs, []registry.AllocID{"new", "stays"}) {
+			t.Errorf("the copy has the claims of %v", allocs)
+		}
+	})
+}
+
+// TestUnreachableEtcd ends etcd's answers: reads and changes of the node's own records go on, shared changes fail.
+func TestUnreachableEtcd(t *testing.T) {
+	client := etcdtest.Start(t)
+	n := newNode(t, client, "node")
+	registrytest.Put(t, n, claim("v", "a"))
+	n.kv = lossy{n.kv, func() bool { return true }}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := n.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		return registry.Change{}, errors.Join(errTaken, fmt.Errorf("%d claims", len(v.AllClaims())))
+	})
+	if !errors.Is(err, registry.ErrUnavailable) {
+		t.Errorf("a refusal that could not be confirmed: %v", err)
+	}
+	registrytest.Put(t, n, registry.Alloc{ID: "a"})
+	look(t, n, func(v registry.View) {
+		if len(v.AllClaims()) != 1 || len(v.Allocs()) != 1 {
+			t.Errorf("claims %v, allocs %v", v.AllClaims(), v.Allocs())
+		}
+	})
+}
