@@ -125,8 +125,8 @@ func attaching(view registry.View, v registry.Volume, u registry.Usage, to inten
 	return registry.Change{Put: []registry.Record{at}}, nil
 }
 
-// Detach detaches the volume from a node. It does nothing if the volume is not attached, or while this node has it
-// staged or published.
+// Detach detaches the volume from a node. It does nothing if the volume is not attached, or while that node is this one
+// and has it staged or published.
 func (m *Controller) Detach(
 	ctx context.Context, by intent.Caller, key registry.VolumeKey, node registry.NodeName,
 ) error {
@@ -138,8 +138,10 @@ func (m *Controller) Detach(
 		return registry.Errorf(registry.ErrDamaged, "the record of the attachment of volume %s has no node id; "+
 			"without it the call would detach all nodes", at.Name)
 	}
-	if local, err := m.node.Uses(ctx, key); err != nil || len(local) > 0 {
-		return err
+	if !m.foreign(at) {
+		if local, err := m.node.Uses(ctx, key); err != nil || len(local) > 0 {
+			return err
+		}
 	}
 	if err := m.detach(ctx, by, at); err != nil {
 		return fmt.Errorf("detach volume %s from node %s: %w", at.Name, at.NodeID, err)

@@ -16,12 +16,14 @@ type Claims struct {
 	log     registry.State
 	plugins intent.Plugins // of this node
 	now     func() time.Time
+	// Clustered: no claim is granted before the cluster has formed, or for a node that is not ready.
+	Clustered bool
 }
 
 // NewClaims returns the claims in log. Topology and volume limit of a node are those that its plugins report. now
 // returns the wall time, for display.
 func NewClaims(log registry.State, plugins intent.Plugins, now func() time.Time) *Claims {
-	return &Claims{log, plugins, now}
+	return &Claims{log: log, plugins: plugins, now: now}
 }
 
 // Claim grants the claim and returns it as stored. Options that the usage leaves empty come from the volume. Repeating
@@ -89,6 +91,9 @@ func (l *Claims) Feasible(
 				held.Alloc, held.Name, held.Request, held.Node, held.Usage, c.Usage, c.Node)
 		}
 	}
+	if l.Clustered {
+		r.checkCluster(view)
+	}
 	r.checkUsable(volume)
 	r.checkCompatible(claims)
 	if node, known := l.plugins.Find(registry.RoleNode, c.Volume.Plugin); known && !volume.Ephemeral {
@@ -155,6 +160,17 @@ func (r *refusals) checkUsable(v registry.Volume) {
 	}
 	r.add(registry.InfeasibleUnsupported, "volume %s does not support %s as %s; it supports: %s", v.VolumeName(), u.Access,
 		u.Attachment, strings.Join(can, ", "))
+}
+
+// checkCluster adds a reason if the cluster has not formed, or the node takes no claims.
+func (r *refusals) checkCluster(view registry.View) {
+	if f := view.Formation(); !f.Formed {
+		r.add(registry.InfeasibleNotFormed,
+			"%d of %d nodes of the cluster have registered; volumes can be used once all have", len(view.Nodes()), f.Expect)
+	}
+	if node, _ := view.Node(r.claim.Node); node.State != registry.NodeReady && node.State != "" {
+		r.add(registry.InfeasibleNode, "node %s is %s (%s)", r.claim.Node, node.State, node.Reason)
+	}
 }
 
 // checkCompatible adds a reason that names each claim of the volume that excludes this one, and why.

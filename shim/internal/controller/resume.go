@@ -210,12 +210,27 @@ func (m *Controller) unfinishedOne(
 
 // unfinishedVolume reports whether the volume has an unfinished operation, on this node or at its controller.
 func (m *Controller) unfinishedVolume(ctx context.Context, v registry.Volume) (open bool, err error) {
-	err = m.State.View(ctx, func(view registry.View) error { open = m.unfinishedAtController(view, v); return nil })
+	err = m.State.View(ctx, func(view registry.View) error {
+		open = m.executes(view, v.Plugin) && m.unfinishedAtController(view, v)
+		return nil
+	})
 	if err != nil || open || v.State != registry.VolumeReady || v.Expansion == (registry.Expansion{}) {
 		return open, err
 	}
 	return m.node.Grows(ctx, v)
 }
+
+// executes reports whether this node may make the plugin's controller calls.
+func (m *Controller) executes(view registry.View, plugin registry.PluginID) bool {
+	if m.Executors == nil {
+		return true
+	}
+	_, err := m.Executors.Check(view, plugin)
+	return err == nil
+}
+
+// Wake makes Run look for unfinished operations: this node may have become the executor of their plugin.
+func (m *Controller) Wake() { m.wakeRun() }
 
 // unfinishedAtController reports whether an operation is unfinished at the controller. A creation that certainly ended
 // without a usable volume needs a person, and does not count.

@@ -232,7 +232,8 @@ func (s *Snapshots) call(
 ) (next *registry.VolumeSnapshot, sent bool, err error) {
 	rpc := nextRPC(snap, inst)
 	var accept acceptFunc
-	err = s.volumes.Once(ctx, w.op, intent.PolicyOf(policyRPC(rpc)).Deadline, func(ctx context.Context) (err error) {
+	deadline := intent.PolicyOf(policyRPC(rpc)).Deadline
+	err = s.volumes.Once(ctx, w.op, snap.Plugin, deadline, func(ctx context.Context) (err error) {
 		accept, err = s.send(ctx, rpc, snap, inst.InstanceKey, secrets)
 		return err
 	})

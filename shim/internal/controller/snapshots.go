@@ -410,6 +410,9 @@ func (s *Snapshots) wakeRun() {
 	}
 }
 
+// Wake makes Run look for unfinished snapshots: this node may have become the executor of their plugin.
+func (s *Snapshots) Wake() { s.wakeRun() }
+
 // Run finishes snapshots without a caller until ctx ends.
 func (s *Snapshots) Run(ctx context.Context) error {
 	var all sync.WaitGroup
@@ -418,7 +421,12 @@ func (s *Snapshots) Run(ctx context.Context) error {
 	busy := map[snapshotName]bool{}
 	for first := true; ; first = false {
 		var list []registry.VolumeSnapshot
-		err := s.volumes.State.View(ctx, func(view registry.View) error { list = view.SnapshotRecords(); return nil })
+		err := s.volumes.State.View(ctx, func(view registry.View) error {
+			list = slices.DeleteFunc(view.SnapshotRecords(), func(snap registry.VolumeSnapshot) bool {
+				return !s.volumes.executes(view, snap.Plugin)
+			})
+			return nil
+		})
 		if err != nil {
 			return fmt.Errorf("load unfinished snapshots: %w", err)
 		}

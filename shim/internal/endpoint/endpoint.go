@@ -56,6 +56,15 @@ type call struct {
 	repeated bool // it may still run at the plugin
 }
 
+// executor returns the plugin whose executor has to send the call; empty: any node may send it, as it asks only, or is a
+// call to a node.
+func (c call) executor() registry.PluginID {
+	if len(c.volumes) == 0 || c.service == "Node" {
+		return ""
+	}
+	return c.plugin
+}
+
 // Request is a call of a client.
 type Request struct {
 	Plugin    registry.PluginID
@@ -335,7 +344,7 @@ func (e *Endpoint) send(ctx context.Context, c call, reply func(*emptypb.Empty) 
 		}
 		o.at = at
 		answered := false
-		o.err = e.Once(ctx, c.op, Limit(c.full), func(ctx context.Context) (err error) {
+		o.err = e.Once(ctx, c.op, c.executor(), Limit(c.full), func(ctx context.Context) (err error) {
 			answered, err = e.Instances.Pass(ctx, at.InstanceKey,
 				csi.Passed{Method: c.full, RPC: c.rpc, Message: c.raw, Decoded: c.request}, passOn)
 			return err

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -29,6 +30,29 @@ func Legal(open, next registry.Intent) error {
 		return nil
 	}
 	return registry.Errorf(registry.ErrConflict, "%s of %s cannot be sent now: %s", next.RPC, next.Name, Describe(open))
+}
+
+// LegalFor is Legal for a node that became the executor of the plugin after other nodes. Until an earlier executor has
+// said that it sends nothing any more, a call that it has begun may only be repeated: it may still send that call.
+func LegalFor(executor registry.Executor, open, next registry.Intent) error {
+	if same(open, next) {
+		return nil
+	}
+	for _, sender := range open.Senders {
+		if slices.Contains(executor.Former, sender) {
+			return registry.Errorf(registry.ErrUnavailable, "%s of %s cannot be sent now: node %s has begun %s and may still "+
+				"send it; wait until the node is back, or fence it", next.RPC, next.Name, sender, open.RPC)
+		}
+	}
+	return Legal(open, next)
+}
+
+// senders returns the nodes that may have sent the open call, once the executor repeats or undoes it.
+func senders(executor registry.Executor, open registry.Intent) []registry.NodeName {
+	if executor.Holder == "" || slices.Contains(open.Senders, executor.Holder) {
+		return open.Senders
+	}
+	return append(slices.Clone(open.Senders), executor.Holder)
 }
 
 // MayRun reports whether a call probably still runs at its plugin: it has no answer, or the answer was ABORTED.

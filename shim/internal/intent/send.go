@@ -32,6 +32,18 @@ type Sender struct {
 	Drain time.Duration    // minimum time that a call has from its start when the shim releases the state
 
 	Traces trace.TracerProvider // makes a span of each call, with all its tries; nil: none
+	// Executors says which controller calls this node may send; nil: all, as no other node has the plugins.
+	Executors Executors
+}
+
+// Executors are the nodes that make the controller calls of plugins. A node may lose a plugin at any time.
+type Executors interface {
+	// Check returns the plugin's executor if that is this node, for a decision that begins a call. Else it returns an
+	// ErrUnavailable that names the executor.
+	Check(registry.View, registry.PluginID) (registry.Executor, error)
+	// Sending is called directly before a call is sent, and done after it. Its ErrUnavailable says that another node may
+	// be the executor now.
+	Sending(context.Context, registry.PluginID) (done func(), err error)
 }
 
 // Caller identifies the host operation that makes CSI calls, and limits their retries.
@@ -129,15 +141,29 @@ func (s Sender) Send(ctx context.Context, c Call) (err error) {
 }
 
 // Once makes one call without an intent, as Send makes a try: not during a pause, and within the deadline. The caller
-// has stored what the call may do.
+// has stored what the call may do. executor is the plugin whose executor has to send it; empty: any node may.
 func (s Sender) Once(
-	ctx context.Context, op registry.OperationID, deadline time.Duration, do func(context.Context) error,
+	ctx context.Context, op registry.OperationID, executor registry.PluginID, deadline time.Duration,
+	do func(context.Context) error,
 ) error {
 	if err := s.Pause.Wait(ctx, op); err != nil {
 		return err
 	}
 	ctx, end := drained(ctx, s.Drain, deadline)
 	defer end()
+	return s.executed(ctx, executor, do)
+}
+
+// executed makes a call that only the executor of the plugin may send; empty: any node may.
+func (s Sender) executed(ctx context.Context, plugin registry.PluginID, do func(context.Context) error) error {
+	if s.Executors == nil || plugin == "" {
+		return do(ctx)
+	}
+	done, err := s.Executors.Sending(ctx, plugin)
+	if err != nil {
+		return err
+	}
+	defer done()
 	return do(ctx)
 }
 
@@ -157,10 +183,18 @@ func (d *delivery) open(ctx context.Context) error {
 	_, err := d.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		next := d.Intent
 		next.Attempt, next.Outcome, next.Since = 1, registry.OutcomePending, d.Now()
+		executor, err := d.executor(view)
+		if err != nil {
+			return registry.Change{}, err
+		}
+		if executor.Holder != "" {
+			next.Senders = []registry.NodeName{executor.Holder}
+		}
 		if open, found := registry.OpenIntent(view, next.Volume); found {
-			if err := Legal(open, next); err != nil {
+			if err := LegalFor(executor, open, next); err != nil {
 				return registry.Change{}, err
 			}
+			next.Senders = senders(executor, open)
 			d.doubt, d.repeat = true, MayRun(open)
 			if same(open, next) {
 				next.Attempt, next.Since, next.Code, next.Detail = open.Attempt+1, open.Since, open.Code, open.Detail
@@ -168,7 +202,6 @@ func (d *delivery) open(ctx context.Context) error {
 		}
 		var change registry.Change
 		if d.Before != nil {
-			var err error
 			if change, err = d.Before(view); err != nil {
 				return registry.Change{}, err
 			}
@@ -187,12 +220,24 @@ func (d *delivery) join(ctx context.Context) (joined bool, err error) {
 		if !found || !reflect.DeepEqual(requested(open, d.Intent.At), d.Intent) || d.Before != nil && !d.prepared(view) {
 			return nil
 		}
+		executor, err := d.executor(view)
+		if err != nil || executor.Holder != "" && !slices.Contains(open.Senders, executor.Holder) {
+			return err
+		}
 		joined, d.doubt, d.repeat = true, true, MayRun(open)
 		d.Intent = open
 		d.Intent.Attempt++
 		return nil
 	})
 	return joined, err
+}
+
+// executor returns the executor of the call's plugin, which is this node; the zero value: any node may send the call.
+func (d *delivery) executor(view registry.View) (registry.Executor, error) {
+	if d.Executors == nil || d.Intent.RPC.OnNode() {
+		return registry.Executor{}, nil
+	}
+	return d.Executors.Check(view, d.Intent.Volume.Plugin)
 }
 
 // requested returns the intent as Send was asked to open it. An instance that is not known now is that of the intent.
@@ -249,7 +294,11 @@ func (d *delivery) send(ctx context.Context) error {
 			d.Intent = moved
 		}
 	}
-	return d.Do(ctx)
+	executor := d.Intent.Volume.Plugin
+	if d.Intent.RPC.OnNode() {
+		executor = ""
+	}
+	return d.executed(ctx, executor, d.Do)
 }
 
 // retryDivisor divides the time that a call has run at a plugin. The quotient is the wait until the call is repeated,
