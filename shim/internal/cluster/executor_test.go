@@ -1,0 +1,148 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/internal/etcdtest"
+	"holdfast/internal/proc"
+	"holdfast/registry"
+)
+
+// testPlugins is a table with a healthy controller of plugin p.
+type testPlugins struct{ sick atomic.Bool }
+
+func (p *testPlugins) Find(role registry.Role, id registry.PluginID) (registry.Instance, bool) {
+	for _, i := range p.All().Instances {
+		if i.Role == role && i.Plugin == id {
+			return i, true
+		}
+	}
+	return registry.Instance{}, false
+}
+
+func (p *testPlugins) All() registry.Snapshot {
+	health := registry.Healthy
+	if p.sick.Load() {
+		health = registry.Unhealthy
+	}
+	return registry.Snapshot{Instances: []registry.Instance{{
+		InstanceKey: registry.InstanceKey{Role: registry.RoleController, Plugin: "p", Alloc: "a", Task: "t"},
+		Health:      registry.Health{State: health}}}}
+}
+
+// executing is a node that executes plugin p when it can.
+type executing struct {
+	*testNode
+	*Executors
+	plugins testPlugins
+	boot    atomic.Int64 // added to CLOCK_BOOTTIME
+	cut     func()       // ends the renewals of the lease
+}
+
+func newExecuting(t *testing.T, n *testNode) *executing {
+	x := &executing{testNode: n}
+	s := newSession(n.State)
+	s.ttl = 2 * time.Second
+	s.boot = func() time.Duration { return proc.BootTime() + time.Duration(x.boot.Load()) }
+	x.Executors = newExecutors(s, &x.plugins, time.Now, hclog.NewNullLogger())
+	ctx, cancel := context.WithCancel(t.Context())
+	renewing, cut := context.WithCancel(ctx)
+	x.cut = cut
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = s.Run(renewing) })
+	wg.Go(func() { _ = x.Run(ctx) })
+	wg.Go(func() { // instead of the store's listener
+		for ctx.Err() == nil {
+			n.copy.mu.Lock()
+			changed := n.copy.changed
+			n.copy.mu.Unlock()
+			x.wake()
+			select {
+			case <-changed:
+			case <-time.After(100 * time.Millisecond):
+			case <-ctx.Done():
+			}
+		}
+	})
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	return x
+}
+
+func (x *executing) Run(ctx context.Context) error { return x.Executors.Run(ctx) }
+
+// await waits until the node may send calls of plugin p, or may not.
+func (x *executing) await(t *testing.T, may bool) (done func()) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; {
+		done, err := x.Sending(t.Context(), "p")
+		if may == (err == nil) {
+			return done
+		}
+		if err == nil {
+			done()
+		}
+		if time.Now().After(end) {
+			t.Fatalf("node %s may send: %v, wanted %v", x.name, err, may)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func (x *executing) executor(t *testing.T) (e registry.Executor) {
+	look(t, x.testNode.State, func(v registry.View) { e, _ = v.Executor("p") })
+	return e
+}
+
+// TestExecutorIsOneNode follows the execution of a plugin from node to node: after the first is lost, after it comes
+// back, and after the plugin fails there.
+func TestExecutorIsOneNode(t *testing.T) {
+	client := etcdtest.Start(t)
+	a := newExecuting(t, newNode(t, client, "a"))
+	a.await(t, true)()
+	b := newExecuting(t, newNode(t, client, "b"))
+	if _, err := b.Sending(t.Context(), "p"); !errors.Is(err, registry.ErrUnavailable) {
+		t.Errorf("a second executor: %v", err)
+	}
+	done := a.await(t, true) // a call under way
+	a.cut()
+	b.await(t, true)()
+	if _, err := a.Sending(t.Context(), "p"); err == nil {
+		t.Error("the first executor still sends")
+	}
+	if e := b.executor(t); len(e.Former) != 1 || e.Former[0] != "a" {
+		t.Errorf("former executors are %v while a call of a is under way", e.Former)
+	}
+	done()
+	for end := time.Now().Add(time.Minute); len(b.executor(t).Former) > 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("former executors are %v after the call", b.executor(t).Former)
+		}
+	}
+	b.plugins.sick.Store(true)
+	b.await(t, false)
+	if e := b.executor(t); e.Holder != "" {
+		t.Errorf("%s, whose plugin is unhealthy", e)
+	}
+}
+
+// TestExecutorStopsBeforeItsLeaseEnds suspends the machine of an executor: when it wakes up it sends nothing, although
+// its copy of the records still names it.
+func TestExecutorStopsBeforeItsLeaseEnds(t *testing.T) {
+	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
+	a.await(t, true)()
+	a.boot.Add(int64(2 * time.Second))
+	if _, err := a.Sending(t.Context(), "p"); !errors.Is(err, registry.ErrUnavailable) {
+		t.Errorf("it sends: %v", err)
+	}
+	if e := a.executor(t); e.Holder != "a" {
+		t.Errorf("%s", e)
+	}
+	a.await(t, true)()
+}
