@@ -1,0 +1,181 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"holdfast/registry"
+)
+
+// Remote passes calls to the executors of their plugins, through records. A call goes on without its caller, and at
+// the next executor if one dies.
+type Remote struct {
+	state     *State
+	executors *Executors
+	// serve carries out a call on this node. A call with the same ID joins an earlier one or gets its answer.
+	serve func(ctx context.Context, method string, request []byte) (reply []byte, err error)
+	log   hclog.Logger
+
+	mu      sync.Mutex // guards running
+	running map[registry.OperationID]bool
+}
+
+// ErrHere means that this node is the executor of a plugin.
+var ErrHere = errors.New("this node is the executor")
+
+// Call has the executor of the call's plugin carry it out, and returns the reply. It waits for an executor. ErrHere
+// means that this node is the executor and has to carry out the call itself. If ctx ends, the call goes on; the same
+// call with the same ID waits for it again.
+//
+// Anew: an answer that is stored already belongs to an earlier call.
+func (r *Remote) Call(ctx context.Context, c registry.RemoteCall, anew bool) (reply []byte, err error) {
+	_, err = registry.Ensure(ctx, r.state, func(v registry.View) (registry.Change, error) {
+		earlier, found := v.RemoteCall(c.ID)
+		switch {
+		case found && anew && earlier.Done:
+		case found && (earlier.Method != c.Method || !bytes.Equal(earlier.Request, c.Request)):
+			return registry.Change{}, registry.Invalid("operation id %q is in use for another request (%s); mint a new one",
+				c.ID, earlier.Method)
+		case found:
+			return registry.Change{}, nil
+		}
+		if _, err := r.executors.Check(v, c.Plugin); err == nil {
+			return registry.Change{}, ErrHere
+		}
+		c.From, c.Since = r.state.node, r.executors.now()
+		return registry.Change{Put: []registry.Record{c}}, nil
+	})
+	for err == nil {
+		changed := r.state.copy.next()
+		var answer registry.RemoteCall
+		var executor registry.Executor
+		if err = r.state.View(ctx, func(v registry.View) error {
+			var found bool
+			if answer, found = v.RemoteCall(c.ID); !found {
+				return registry.Errorf(registry.ErrUncertain, "call %s was forgotten; its outcome is unknown", c.ID)
+			}
+			executor, _ = v.Executor(c.Plugin)
+			executor.Plugin = c.Plugin
+			return nil
+		}); err != nil || answer.Done {
+			return r.answered(ctx, answer, err)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for the executor of plugin %s (%s): %w; the call goes on", c.Plugin, executor,
+				context.Cause(ctx))
+		}
+	}
+	return nil, err
+}
+
+// answered removes the record of an answered call and returns the answer.
+func (r *Remote) answered(ctx context.Context, c registry.RemoteCall, err error) ([]byte, error) {
+	if err == nil {
+		_, err = r.state.Commit(ctx, func(registry.View) (registry.Change, error) {
+			return registry.Change{Delete: []registry.Key{c.Key()}}, nil
+		})
+	}
+	if err != nil {
+		return nil, err
+	}
+	if len(c.Status) == 0 {
+		return c.Reply, nil
+	}
+	var s statuspb.Status
+	if err := proto.Unmarshal(c.Status, &s); err != nil {
+		return nil, registry.Errorf(registry.ErrInternal, "decode the status of call %s: %w", c.ID, err)
+	}
+	return nil, status.ErrorProto(&s)
+}
+
+// Run carries out the calls for plugins that this node executes, until ctx ends.
+func (r *Remote) Run(ctx context.Context) error {
+	var all sync.WaitGroup
+	defer all.Wait()
+	for {
+		changed := r.state.copy.next()
+		var due []registry.RemoteCall
+		if err := r.state.View(ctx, func(v registry.View) error {
+			for _, c := range v.RemoteCalls() {
+				if _, err := r.executors.Check(v, c.Plugin); err == nil && !c.Done {
+					due = append(due, c)
+				}
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+		for _, c := range due {
+			if r.begin(c.ID) {
+				all.Go(func() { defer r.end(c.ID); r.carryOut(ctx, c) })
+			}
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (r *Remote) begin(id registry.OperationID) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.running[id] {
+		return false
+	}
+	r.running[id] = true
+	return true
+}
+
+func (r *Remote) end(id registry.OperationID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.running, id)
+}
+
+// carryOut carries out a call until it has an answer that does not depend on who executes it.
+func (r *Remote) carryOut(ctx context.Context, c registry.RemoteCall) {
+	for ctx.Err() == nil {
+		reply, err := r.serve(ctx, c.Method, c.Request)
+		if ctx.Err() != nil {
+			return
+		}
+		executes := r.state.View(ctx, func(v registry.View) error { _, err := r.executors.Check(v, c.Plugin); return err })
+		if executes != nil {
+			return // the next executor carries it out
+		}
+		c.Done, c.Reply, c.Status = true, reply, nil
+		if err != nil {
+			if c.Status, err = proto.Marshal(status.Convert(err).Proto()); err != nil {
+				r.log.Error("cannot encode the error of a call for another node", "error", err)
+				return
+			}
+		}
+		_, err = r.state.Commit(ctx, func(v registry.View) (registry.Change, error) {
+			if now, found := v.RemoteCall(c.ID); !found || now.Done {
+				return registry.Change{}, nil
+			}
+			return registry.Change{Put: []registry.Record{c}}, nil
+		})
+		if err == nil {
+			return
+		}
+		r.log.Warn("cannot store the answer of a call for another node", "call", c.ID, "error", err)
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+		}
+	}
+}

@@ -1,0 +1,89 @@
+package cluster
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"holdfast/internal/etcdtest"
+	"holdfast/registry"
+)
+
+func newRemote(
+	t *testing.T, x *executing, serve func(context.Context, string, []byte) ([]byte, error),
+) (r *Remote, stop func()) {
+	r = &Remote{state: x.testNode.State, executors: x.Executors, serve: serve, log: hclog.NewNullLogger(),
+		running: map[registry.OperationID]bool{}}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = r.Run(ctx) }()
+	stop = func() { cancel(); <-done }
+	t.Cleanup(stop)
+	return r, stop
+}
+
+// TestCallIsCarriedOutByTheNextExecutor asks node b for calls that node a executes, and ends a in the middle of one.
+func TestCallIsCarriedOutByTheNextExecutor(t *testing.T) {
+	client := etcdtest.Start(t)
+	a := newExecuting(t, newNode(t, client, "a"))
+	a.await(t, true)()
+	b, c := newExecuting(t, newNode(t, client, "b")), newExecuting(t, newNode(t, client, "c"))
+	c.plugins.sick.Store(true)
+	began := make(chan struct{}, 1)
+	_, stop := newRemote(t, a, func(ctx context.Context, method string, request []byte) ([]byte, error) {
+		switch method {
+		case "echo":
+			return request, nil
+		case "fail":
+			return nil, status.Error(codes.NotFound, "no such volume")
+		}
+		began <- struct{}{}
+		<-ctx.Done()
+		return nil, context.Cause(ctx)
+	})
+	var carriedOut atomic.Int32
+	newRemote(t, b, func(_ context.Context, method string, request []byte) ([]byte, error) {
+		carriedOut.Add(1)
+		return append(request, " at b"...), nil
+	})
+	asker, _ := newRemote(t, c, nil)
+	call := func(r *Remote, id registry.OperationID, method string) (string, error) {
+		reply, err := r.Call(t.Context(), registry.RemoteCall{ID: id, Plugin: "p", Method: method, Request: []byte("hello")}, false)
+		return string(reply), err
+	}
+	if reply, err := call(asker, "1", "echo"); err != nil || reply != "hello" {
+		t.Errorf("echo: %q, %v", reply, err)
+	}
+	if _, err := call(asker, "2", "fail"); status.Code(err) != codes.NotFound {
+		t.Errorf("fail: %v", err)
+	}
+	answer := make(chan string)
+	go func() {
+		reply, err := call(asker, "3", "hang")
+		if err != nil {
+			t.Errorf("hang: %v", err)
+		}
+		answer <- reply
+	}()
+	<-began
+	stop()
+	a.cut()
+	select {
+	case reply := <-answer:
+		if reply != "hello at b" || carriedOut.Load() != 1 {
+			t.Errorf("hang: %q, carried out %d times", reply, carriedOut.Load())
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("nobody has carried out the call")
+	}
+	look(t, c.testNode.State, func(v registry.View) {
+		for _, left := range v.RemoteCalls() {
+			t.Errorf("a record is left: %+v", left)
+		}
+	})
+}
