@@ -76,6 +76,7 @@ func (e *env) servePlugin(task host.AllocTask, role csifake.Role, endpoint strin
 	e.t.Helper()
 	return &pluginTask{csifake.Start(e.t, csifake.Config{
 		Role: role, Caps: e.caps, Spec: e.spec, Socket: csifake.SocketPath(endpoint), Journal: e.journal, Backend: e.backend,
+		NodeID:  e.nodeID,
 		Mounts:  true,
 		DataDir: filepath.Join(e.dir, "data"), Instance: string(task.Alloc),
 		VolumeContext: map[string]string{"pool": "p"}, PublishContext: map[string]string{"lun": "7"},

@@ -35,6 +35,7 @@ type env struct {
 	journal      string
 	backend      *csifake.Backend
 	caps         []string              // of plugins to be started
+	nodeID       string                // of plugins; "": that of csifake
 	spec         string                // version of CSI that they are built on; "": the newest
 	onStart      func(*csifake.Plugin) // called before a plugin's task counts as started
 	heartbeat    string                // content of plugins' heartbeat blocks
@@ -55,6 +56,12 @@ func newEnv(t testing.TB, caps ...string) *env {
 // unopenedEnv returns an env whose host is still to be opened.
 func unopenedEnv(t testing.TB, caps ...string) *env {
 	t.Helper()
+	return unopenedNode(t, csifake.NewJournal(t, journal.Options{Settled: true}), caps...)
+}
+
+// unopenedNode is unopenedEnv with a journal that other nodes may write as well.
+func unopenedNode(t testing.TB, path string, caps ...string) *env {
+	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("real mounts need root")
 	}
@@ -64,7 +71,7 @@ func unopenedEnv(t testing.TB, caps ...string) *env {
 	}
 	e := &env{t: t, dir: dir, backend: csifake.NewBackend(""), caps: caps}
 	e.heartbeat = "interval = \"1s\"\n timeout = \"30s\"" // a slow answer is no failure
-	e.journal = csifake.NewJournal(t, journal.Options{Settled: true})
+	e.journal = path
 	level := hclog.Warn
 	if testing.Verbose() {
 		level = hclog.Debug

@@ -23,6 +23,9 @@ type Config struct {
 	Shim     Binary
 	Node     string // the node's name in answers and claims; default the machine's host name
 
+	// Cluster is HCL text with a cluster block, by which nodes share volumes; empty: this node shares nothing.
+	Cluster string
+
 	Operations []Operation // plan operations that this orchestrator can apply; default all
 	Blocks     []string    // block types of job files that it supports, beside the usual ones
 

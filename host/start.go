@@ -159,6 +159,7 @@ func (h *Host) startCandidate(ctx, run context.Context, binary digest) (*shim, e
 func (s *shim) hello(ctx context.Context, c Config) error {
 	req := &pb.HelloRequest{
 		Call: &pb.Call{}, HostVersion: Version, Node: c.Node, Blocks: c.Blocks, StateDir: c.StateDir, RunDir: c.RunDir,
+		Cluster: c.Cluster,
 	}
 	for _, op := range c.Operations {
 		req.Operations = append(req.Operations, string(op))

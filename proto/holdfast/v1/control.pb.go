@@ -92,6 +92,7 @@ type HelloRequest struct {
 	Features      []string               `protobuf:"bytes,6,rep,name=features,proto3" json:"features,omitempty"`
 	StateDir      string                 `protobuf:"bytes,7,opt,name=state_dir,json=stateDir,proto3" json:"state_dir,omitempty"`
 	RunDir        string                 `protobuf:"bytes,8,opt,name=run_dir,json=runDir,proto3" json:"run_dir,omitempty"`
+	Cluster       string                 `protobuf:"bytes,9,opt,name=cluster,proto3" json:"cluster,omitempty"` // HCL text with a cluster block; empty: the node shares nothing
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -178,6 +179,13 @@ func (x *HelloRequest) GetStateDir() string {
 func (x *HelloRequest) GetRunDir() string {
 	if x != nil {
 		return x.RunDir
+	}
+	return ""
+}
+
+func (x *HelloRequest) GetCluster() string {
+	if x != nil {
+		return x.Cluster
 	}
 	return ""
 }
@@ -1211,7 +1219,7 @@ var File_holdfast_v1_control_proto protoreflect.FileDescriptor
 
 const file_holdfast_v1_control_proto_rawDesc = "" +
 	"\n" +
-	"\x19holdfast/v1/control.proto\x12\vholdfast.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18holdfast/v1/common.proto\x1a\x19holdfast/v1/metrics.proto\"\xf6\x01\n" +
+	"\x19holdfast/v1/control.proto\x12\vholdfast.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18holdfast/v1/common.proto\x1a\x19holdfast/v1/metrics.proto\"\x90\x02\n" +
 	"\fHelloRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12!\n" +
 	"\fhost_version\x18\x02 \x01(\tR\vhostVersion\x12\x12\n" +
@@ -1222,7 +1230,8 @@ const file_holdfast_v1_control_proto_rawDesc = "" +
 	"\x06blocks\x18\x05 \x03(\tR\x06blocks\x12\x1a\n" +
 	"\bfeatures\x18\x06 \x03(\tR\bfeatures\x12\x1b\n" +
 	"\tstate_dir\x18\a \x01(\tR\bstateDir\x12\x17\n" +
-	"\arun_dir\x18\b \x01(\tR\x06runDir\"\xa8\x02\n" +
+	"\arun_dir\x18\b \x01(\tR\x06runDir\x12\x18\n" +
+	"\acluster\x18\t \x01(\tR\acluster\"\xa8\x02\n" +
 	"\n" +
 	"HelloReply\x12+\n" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12!\n" +

@@ -5,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 
 	"holdfast/hooks"
 	"holdfast/internal/mount"
 	"holdfast/internal/proc"
+	"holdfast/proto/wire"
 	"holdfast/registry"
+	"holdfast/shim/internal/cluster"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/doctor"
@@ -27,6 +30,9 @@ import (
 type activeState struct {
 	node      registry.NodeName
 	store     *store.Store
+	cluster   *cluster.Node // nil: this node shares nothing
+	attacher  *cluster.Attacher
+	state     registry.State // the store, or the state of the cluster
 	table     *registry.Registry
 	feed      *registry.Feed
 	notifier  *rpc.Notifier
@@ -94,7 +100,7 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 		surveyed.Go(func() { around, unseen = doctor.NewInventory(m, layout.MountRoot()) })
 	}
 	if err == nil {
-		err = r.load(ctx, p, in)
+		err = r.load(ctx, p, hello, in)
 	}
 	if surveyed.Wait(); err == nil {
 		err = unseen
@@ -113,12 +119,22 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 }
 
 // load loads the table and starts the store's writer. The feed reads old events from the store on demand.
-func (r *activeState) load(ctx context.Context, p *Process, in handoff) (err error) {
+func (r *activeState) load(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (err error) {
 	r.table = registry.New(r.store)
 	if err := r.table.Load(ctx); err != nil {
 		return fmt.Errorf("load the table of plugins: %w", err)
 	}
 	r.feed = registry.NewFeed(r.store, r.table, registry.RecentEvents)
+	r.state = r.store
+	if hello.Cluster != nil {
+		if r.cluster, err = cluster.NewNode(cluster.Options{
+			Cluster: *hello.Cluster, Node: hello.Node, Version: p.version, Local: r.store, Plugins: r.table,
+			Serve: r.serve(p.server), Now: time.Now, Logger: p.log.Named("cluster"),
+		}); err != nil {
+			return err
+		}
+		r.state = r.cluster.State
+	}
 	if !in.graceful() { // decode the records while the survey runs, which they are compared with
 		if err := r.store.View(ctx, func(v registry.View) error { doctor.RecordsOf(v, r.node); return nil }); err != nil {
 			return fmt.Errorf("load the records: %w", err)
@@ -139,6 +155,13 @@ func (r *activeState) applied(a registry.Applied) {
 	r.table.Applied(a)
 	r.feed.Applied(a)
 	r.notifier.Applied(a)
+	if r.cluster != nil {
+		r.cluster.Applied(a)
+		if a.Change.Touches(registry.BucketExecutors) && r.snapshots != nil {
+			r.volumes.Wake()
+			r.snapshots.Wake()
+		}
+	}
 	if r.literals != nil {
 		r.literals.Applied(a)
 	}
@@ -154,13 +177,16 @@ func (r *activeState) build(
 	r.fleet = in.fleet(r.table, p.observer())
 	clock := func() registry.BootTime { return registry.BootTime{Boot: m.Boot(), At: proc.BootTime()} }
 	host := node.Host{Node: hello.Node, Operations: hello.Operations}
-	state := r.store
+	state := r.state
 	supervisor := task.New(state, supervised{r.fleet}, task.Clock{Now: time.Now, Boot: clock}, rand.Float64,
 		p.log.Named("tasks"))
 	calls := intent.Calls{
 		Sender: intent.Sender{State: state, Now: time.Now, Pause: &r.pause, Drain: intent.DrainTime,
 			Traces: p.Traces.Provider()},
 		Plugins: r.table, Secrets: p.callbacks, Locks: &intent.Locks{}, Expected: expected,
+	}
+	if r.cluster != nil {
+		calls.Executors = r.cluster.Executors
 	}
 	suspended := csi.NewSuspensions(layout.Suspensions())
 	stager := node.NewStager(calls, r.fleet, m, node.Options{
@@ -179,7 +205,13 @@ func (r *activeState) build(
 	r.literals = rpc.NewLiterals(layout.Secrets(), state, p.log.Named("secrets"))
 	r.endpoint = &endpoint.Endpoint{Calls: calls, Instances: r.fleet, Node: hello.Node, Since: time.Now(),
 		Served: mount.Served}
-	r.allocs = node.NewAllocs(calls, r.volumes, stager, host, p.log.Named("allocs"))
+	var shared node.Controller = r.volumes
+	if r.cluster != nil {
+		r.volumes.Clustered = true
+		r.attacher = cluster.NewAttacher(r.volumes, calls, r.cluster)
+		shared = r.attacher
+	}
+	r.allocs = node.NewAllocs(calls, shared, stager, host, p.log.Named("allocs"))
 	r.doctor = doctor.New(state, m, doctor.Options{
 		Node: hello.Node, Layout: layout, Now: time.Now, Logger: p.log.Named("doctor"), Live: true, Locks: calls.Locks,
 		Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet, Suspended: suspended,
@@ -188,6 +220,20 @@ func (r *activeState) build(
 	r.mounts = doctor.NewWatch(state, m, layout, time.Now, p.log.Named("mounts"))
 	r.mounts.First = firstInspection
 	return nil
+}
+
+// serve returns the function that carries out calls of other nodes of the cluster.
+func (r *activeState) serve(s *rpc.Server) func(context.Context, string, []byte) ([]byte, error) {
+	return func(ctx context.Context, method string, request []byte) ([]byte, error) {
+		if strings.HasPrefix(method, "/") {
+			return s.Serve(ctx, method, request)
+		}
+		err := r.attacher.Serve(ctx, method, request)
+		if err != nil {
+			err = wire.Status(err)
+		}
+		return nil, err
+	}
 }
 
 // supervised is the connections to plugins, for their supervisor.
@@ -211,6 +257,9 @@ func (r *activeState) begin(p *Process) {
 	r.watch(p, "literal secrets", r.literals.Run)
 	r.watch(p, "tasks", r.tasks.Run)
 	r.watch(p, "mounts", r.mounts.Run)
+	if r.cluster != nil {
+		r.watch(p, "cluster", r.cluster.Run)
+	}
 }
 
 // compare compares the records with the mount table and the directories of this node.
@@ -264,6 +313,9 @@ func (r *activeState) release() (rest func(), err error) {
 		r.stopStore(errReleased)
 	}
 	r.writer.Wait()
+	if r.cluster != nil {
+		_ = r.cluster.Close()
+	}
 	if r.store != nil {
 		err = r.store.Close()
 	}
@@ -273,10 +325,10 @@ func (r *activeState) release() (rest func(), err error) {
 // served returns the active state as package rpc serves it.
 func (r *activeState) served() *rpc.Active {
 	return &rpc.Active{
-		Node: r.node, Generation: r.store.Generation(), State: r.store, Table: r.table, Feed: r.feed,
+		Node: r.node, Generation: r.store.Generation(), State: r.state, Table: r.table, Feed: r.feed,
 		Notifier: r.notifier, Tasks: r.tasks, Uses: r.uses, Allocs: r.allocs, Volumes: r.volumes, Meter: r.meter,
 		Doctor: r.doctor, Endpoint: r.endpoint, Snapshots: r.snapshots, Literals: r.literals, Context: r.ctx,
-		Pause: &r.pause,
+		Pause: &r.pause, Cluster: r.cluster,
 	}
 }
 

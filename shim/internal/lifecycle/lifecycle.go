@@ -64,7 +64,9 @@ func (p *Process) Register(life context.Context, g grpc.ServiceRegistrar) {
 
 // ServerOptions returns the options of the server that Register is called with.
 func (p *Process) ServerOptions() []grpc.ServerOption {
-	options := []grpc.ServerOption{grpc.UnknownServiceHandler(p.server.PassCSI)}
+	options := []grpc.ServerOption{
+		grpc.UnknownServiceHandler(p.server.PassCSI), grpc.ChainUnaryInterceptor(p.server.PassToExecutor),
+	}
 	if traces := p.Traces.Provider(); traces != nil {
 		options = append(options, grpc.StatsHandler(tracing.NewServerHandler(traces)))
 	}

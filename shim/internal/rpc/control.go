@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
+	"holdfast/config"
 	"holdfast/hooks"
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
@@ -29,6 +30,13 @@ func (c *control) Hello(ctx context.Context, req *pb.HelloRequest) (*pb.HelloRep
 	}
 	for _, op := range req.GetOperations() {
 		h.Operations = append(h.Operations, hooks.Operation(op))
+	}
+	if text := req.GetCluster(); text != "" {
+		parsed, diags := config.ParseCluster(config.Source{Name: "cluster", Text: []byte(text)}, config.Options{})
+		if err := diags.Err(); err != nil {
+			return nil, wire.Status(err)
+		}
+		h.Cluster = parsed
 	}
 	st, err := c.s.life.Hello(ctx, h)
 	if err != nil {

@@ -12,10 +12,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"holdfast/config"
 	"holdfast/hooks"
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
 	"holdfast/registry"
+	"holdfast/shim/internal/cluster"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/endpoint"
 	"holdfast/shim/internal/intent"
@@ -60,6 +62,7 @@ type Hello struct {
 	Operations       []hooks.Operation
 	Blocks           []string
 	StateDir, RunDir string
+	Cluster          *config.Cluster // nil: the node shares nothing
 }
 
 // Status describes the shim.
@@ -94,6 +97,7 @@ type Active struct {
 	Endpoint   *endpoint.Endpoint
 	Snapshots  *controller.Snapshots
 	Literals   *Literals
+	Cluster    *cluster.Node   // nil: the node shares nothing
 	Pause      *intent.Pause   // nil: calls are never paused
 	Context    context.Context // ends, with its cause, when the shim is not active any more
 }
@@ -120,6 +124,7 @@ type Server struct {
 	active     atomic.Pointer[Active]
 	hello      atomic.Pointer[Hello]
 	operations operations
+	services   services
 }
 
 // New returns a server for life. It calls the host through callbacks.
@@ -146,6 +151,7 @@ func (s *Server) Resume() { s.operations.open() }
 
 // Register registers every service at g.
 func (s *Server) Register(g grpc.ServiceRegistrar) {
+	g = recorder{g, &s.services}
 	pb.RegisterControlServer(g, &control{s: s})
 	pb.RegisterJobsServer(g, &jobs{s: s})
 	pb.RegisterTasksServer(g, &tasks{s: s})

@@ -1,0 +1,59 @@
+package e2e
+
+import (
+	"fmt"
+	"testing"
+
+	"holdfast/internal/csifake"
+	"holdfast/internal/csifake/journal"
+	"holdfast/internal/etcdtest"
+)
+
+// newCluster opens the hosts of several nodes that share an etcd. Their plugins share a journal and a backend.
+func newCluster(t *testing.T, n int, caps ...string) (nodes []*env) {
+	t.Helper()
+	client := etcdtest.Start(t)
+	shared := csifake.NewJournal(t, journal.Options{Settled: true, ByNode: true})
+	for i := range n {
+		e := unopenedNode(t, shared, caps...)
+		e.config.Node = fmt.Sprintf("node-%d", i+1)
+		e.config.Cluster = fmt.Sprintf("cluster {\n id = \"test\"\n expect = %d\n endpoints = [%q]\n lease_ttl = \"2s\"\n}\n",
+			n, client.Endpoints()[0])
+		e.nodeID = e.config.Node + "-id"
+		if i > 0 {
+			e.backend = nodes[0].backend
+		}
+		e.open()
+		nodes = append(nodes, e)
+	}
+	return nodes
+}
+
+// TestNodesShareVolumes creates, uses and deletes volumes at two nodes. The plugin's controller runs on one of them.
+func TestNodesShareVolumes(t *testing.T) {
+	nodes := newCluster(t, 2, allCaps...)
+	a, b := nodes[0], nodes[1]
+	pa := a.addPlugin("plugin-a", csifake.Monolith)
+	pb := b.addPlugin("plugin-b", csifake.Node)
+	a.must(a.create("vol-a"))
+	b.must(b.create("vol-b"))
+	for _, e := range nodes {
+		e.waitUntil("both volumes are known", func() bool { return len(e.volumeStates()) == 2 })
+	}
+	path := b.use("user-b", request{source: "vol-a"})
+	b.writeFile(path, "file", "text")
+	_, err := a.prepare(a.group("user-a", request{source: "vol-a"}))
+	a.wantConflict(err, "user-b", "node-2")
+	for range 3 {
+		b.swap()
+		a.swap()
+	}
+	b.wantFile(path, "file", "text")
+	b.must(b.release("user-b"))
+	a.use("user-a", request{source: "vol-a"})
+	a.must(a.release("user-a"))
+	b.must(b.delete("vol-a"))
+	a.must(a.delete("vol-b"))
+	b.stopPlugin(pb)
+	a.stopPlugin(pa)
+}

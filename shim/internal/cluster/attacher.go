@@ -1,0 +1,142 @@
+package cluster
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"holdfast/proto/wire"
+	"holdfast/registry"
+	"holdfast/shim/internal/controller"
+	"holdfast/shim/internal/intent"
+)
+
+// Attacher is the controller for this node's volumes: it has the executors of their plugins attach and detach them.
+type Attacher struct {
+	*controller.Controller
+	calls  intent.Calls
+	remote *Remote
+}
+
+// NewAttacher returns an Attacher. c carries out the calls for plugins that this node executes.
+func NewAttacher(c *controller.Controller, calls intent.Calls, n *Node) *Attacher {
+	return &Attacher{c, calls, n.Remote}
+}
+
+// The methods of an Attacher's remote calls.
+const (
+	attachMethod = "attach"
+	detachMethod = "detach"
+)
+
+// attachment is the request of an Attacher's remote calls.
+type attachment struct {
+	Volume registry.VolumeKey
+	Usage  registry.Usage
+	To     intent.AttachTo
+}
+
+// FeasibleAttach returns nothing: another node may attach the volume.
+func (a *Attacher) FeasibleAttach(
+	registry.View, registry.Volume, registry.Usage, intent.AttachTo,
+) []registry.Infeasible {
+	return nil
+}
+
+// AwaitAttach and AwaitDetach do not wait: Attach and Detach wait for the executor.
+func (a *Attacher) AwaitAttach(context.Context, registry.Volume, intent.AttachTo, func(what string)) error {
+	return nil
+}
+
+func (a *Attacher) AwaitDetach(
+	context.Context, intent.Caller, registry.VolumeKey, registry.NodeName, func(what string),
+) error {
+	return nil
+}
+
+// Attach is Attach of a Controller.
+func (a *Attacher) Attach(
+	ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, to intent.AttachTo,
+) error {
+	ctx, cancel := by.Waiting(ctx)
+	defer cancel()
+	var settled bool
+	if err := a.calls.State.View(ctx, func(view registry.View) error {
+		at, found := view.Attachment(registry.AttachmentKey{Volume: v.VolumeKey(), Node: to.Node})
+		settled = v.Ephemeral || !found && (to.Used || v.Unattached) ||
+			at.State == registry.MarkDone && at.Usage.Staging() == u.Staging() && at.NodeID == to.ID
+		return nil
+	}); err != nil || settled {
+		return err
+	}
+	err := a.call(ctx, attachMethod, attachment{v.VolumeKey(), u, to})
+	if errors.Is(err, ErrHere) {
+		err = a.Controller.Attach(ctx, by, v, u, to)
+	}
+	return err
+}
+
+// Detach is Detach of a Controller.
+func (a *Attacher) Detach(
+	ctx context.Context, by intent.Caller, key registry.VolumeKey, node registry.NodeName,
+) error {
+	ctx, cancel := by.Waiting(ctx)
+	defer cancel()
+	var attached bool
+	if err := a.calls.State.View(ctx, func(view registry.View) error {
+		_, attached = view.Attachment(registry.AttachmentKey{Volume: key, Node: node})
+		return nil
+	}); err != nil || !attached {
+		return err
+	}
+	err := a.call(ctx, detachMethod, attachment{Volume: key, To: intent.AttachTo{Node: node}})
+	if errors.Is(err, ErrHere) {
+		err = a.Controller.Detach(ctx, by, key, node)
+	}
+	return err
+}
+
+func (a *Attacher) call(ctx context.Context, method string, request attachment) error {
+	text, err := json.Marshal(request)
+	if err != nil {
+		return registry.Errorf(registry.ErrInternal, "encode a call to %s: %w", method, err)
+	}
+	sum := sha256.Sum256(append([]byte(method), text...))
+	_, err = a.remote.Call(ctx, registry.RemoteCall{ID: registry.OperationID(hex.EncodeToString(sum[:])),
+		Plugin: request.Volume.Plugin, Method: method, Request: text}, true)
+	if err == nil || errors.Is(err, ErrHere) {
+		return err
+	}
+	return fmt.Errorf("%s volume %s: %w", method, request.Volume, wire.Error(err))
+}
+
+// Serve carries out a call of another node's Attacher.
+func (a *Attacher) Serve(ctx context.Context, method string, text []byte) error {
+	var request attachment
+	if err := json.Unmarshal(text, &request); err != nil {
+		return registry.Invalid("request to %s: %w", method, err)
+	}
+	unlock, err := a.calls.Locks.Lock(ctx, request.Volume, method+" for node "+string(request.To.Node))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if method == detachMethod {
+		return a.Controller.Detach(ctx, intent.Caller{}, request.Volume, request.To.Node)
+	}
+	var v registry.Volume
+	err = a.calls.State.View(ctx, func(view registry.View) error {
+		var found bool
+		if v, found = view.VolumeByKey(request.Volume); !found {
+			return registry.Errorf(registry.ErrNotFound, "volume %s not found", request.Volume)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return a.Controller.Attach(ctx, intent.Caller{}, v, request.Usage, request.To)
+}

@@ -1,0 +1,249 @@
+package cluster
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"holdfast/config"
+	"holdfast/registry"
+)
+
+// Node is this node as a member of its cluster.
+type Node struct {
+	State     *State
+	Executors *Executors
+	Remote    *Remote
+
+	session *session
+	plugins Plugins
+	client  *clientv3.Client
+	version string
+	expect  int
+	log     hclog.Logger
+	changed chan struct{} // of capacity 1: the plugins may have changed
+}
+
+// Options of NewNode.
+type Options struct {
+	Cluster config.Cluster
+	Node    registry.NodeName
+	Version string         // of the shim
+	Local   registry.State // the node's store
+	Plugins Plugins
+	// Serve carries out a call of another node.
+	Serve  func(ctx context.Context, method string, request []byte) (reply []byte, err error)
+	Now    func() time.Time
+	Logger hclog.Logger
+}
+
+// NewNode returns the node. It makes no request until Run.
+func NewNode(o Options) (*Node, error) {
+	client, err := dial(o.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{State: New(o.Local, client, o.Cluster.ID, o.Node), plugins: o.Plugins, client: client, version: o.Version,
+		expect: o.Cluster.Expect,
+		log:    o.Logger, changed: make(chan struct{}, 1)}
+	n.session = newSession(n.State)
+	n.session.ttl = o.Cluster.LeaseTTL
+	n.Executors = newExecutors(n.session, o.Plugins, o.Now, o.Logger)
+	n.Remote = &Remote{state: n.State, executors: n.Executors, serve: o.Serve, log: o.Logger,
+		running: map[registry.OperationID]bool{}}
+	return n, nil
+}
+
+// dial returns a client. Certificates are read for each connection.
+func dial(c config.Cluster) (*clientv3.Client, error) {
+	cfg := clientv3.Config{Endpoints: c.Endpoints, DialTimeout: tryTimeout, DialKeepAliveTime: c.LeaseTTL,
+		DialKeepAliveTimeout: tryTimeout, Logger: zap.NewNop()}
+	if c.CAFile != "" || c.CertFile != "" {
+		secure, err := tlsOf(c)
+		if err != nil {
+			return nil, err
+		}
+		cfg.TLS = secure
+	}
+	client, err := clientv3.New(cfg)
+	if err != nil {
+		return nil, registry.Errorf(registry.ErrUnavailable, "etcd client: %w", err)
+	}
+	return client, nil
+}
+
+func tlsOf(c config.Cluster) (*tls.Config, error) {
+	secure := &tls.Config{MinVersion: tls.VersionTLS12}
+	if c.CAFile != "" {
+		text, err := os.ReadFile(c.CAFile)
+		if err != nil {
+			return nil, registry.Invalid("ca_file: %w", err)
+		}
+		if secure.RootCAs = x509.NewCertPool(); !secure.RootCAs.AppendCertsFromPEM(text) {
+			return nil, registry.Invalid("ca_file %s holds no certificate", c.CAFile)
+		}
+	}
+	if c.CertFile != "" {
+		load := func() (*tls.Certificate, error) {
+			pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
+			return &pair, err
+		}
+		if _, err := load(); err != nil {
+			return nil, registry.Invalid("certificate of this node: %w", err)
+		}
+		secure.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
+	}
+	return secure, nil
+}
+
+// Run keeps the node in its cluster until ctx ends.
+func (n *Node) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var all sync.WaitGroup
+	for name, run := range map[string]func(context.Context) error{
+		"copy": n.State.Run, "lease": n.session.Run, "executors": n.Executors.Run, "remote calls": n.Remote.Run,
+		"node": n.describe,
+	} {
+		all.Go(func() {
+			if err := run(ctx); ctx.Err() == nil {
+				cancel(fmt.Errorf("%s: %w", name, err))
+			}
+		})
+	}
+	all.Wait()
+	return context.Cause(ctx)
+}
+
+// Close ends the connection to etcd.
+func (n *Node) Close() error { return n.client.Close() }
+
+// Applied looks at what a committed change may need.
+func (n *Node) Applied(a registry.Applied) {
+	n.Executors.Applied(a)
+	if a.Change.Touches(registry.BucketInstances, registry.BucketNodes) {
+		select {
+		case n.changed <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// describe keeps the node's record as its plugins are.
+func (n *Node) describe(ctx context.Context) error {
+	for {
+		err := n.describeNow(ctx)
+		var again <-chan time.Time
+		if ctx.Err() == nil && err != nil {
+			if errors.Is(err, registry.ErrFenced) {
+				return err
+			}
+			n.log.Warn("cannot describe this node to the cluster", "error", err)
+			again = time.After(time.Second)
+		}
+		select {
+		case <-n.changed:
+		case <-again:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (n *Node) describeNow(ctx context.Context) error {
+	if err := n.State.awaitReady(ctx); err != nil {
+		return err
+	}
+	plugins := pluginsOf(n.plugins)
+	_, err := registry.Ensure(ctx, n.State, func(v registry.View) (registry.Change, error) {
+		record, found := v.Node(n.State.node)
+		if found && record.Version == n.version && slices.EqualFunc(record.Plugins, plugins, samePlugin) {
+			return registry.Change{}, nil
+		}
+		if !found {
+			record = registry.Node{Name: n.State.node, State: registry.NodeReady, Since: n.Executors.now()}
+		}
+		record.Version, record.Plugins = n.version, plugins
+		return registry.Change{Put: []registry.Record{record}}, nil
+	})
+	if err == nil {
+		err = n.form(ctx)
+	}
+	return err
+}
+
+// form records that the cluster has formed once all expected nodes have registered.
+func (n *Node) form(ctx context.Context) error {
+	_, err := registry.Ensure(ctx, n.State, func(v registry.View) (registry.Change, error) {
+		f := v.Formation()
+		if f.Expect != 0 && f.Expect != n.expect {
+			return registry.Change{}, registry.Invalid("the cluster was created with expect = %d, and this node is configured "+
+				"with %d; the number cannot be changed", f.Expect, n.expect)
+		}
+		nodes := v.Nodes()
+		formed := len(nodes) >= n.expect
+		if f.Expect != 0 && (f.Formed || !formed) {
+			return registry.Change{}, nil
+		}
+		f.Cluster, f.Expect, f.Formed = n.State.id, n.expect, formed
+		change := registry.Change{}
+		if formed {
+			f.Since = n.Executors.now()
+			var names []string
+			for _, node := range nodes {
+				names = append(names, string(node.Name))
+			}
+			change.Events = []registry.Event{{Kind: registry.EventFormed, At: f.Since,
+				Detail: fmt.Sprintf("cluster %s by nodes %s", f.Cluster, strings.Join(names, ", "))}}
+		}
+		change.Put = []registry.Record{f}
+		return change, nil
+	})
+	return err
+}
+
+func samePlugin(a, b registry.NodePlugin) bool {
+	return a.Plugin == b.Plugin && a.Node == b.Node && a.Controller == b.Controller && a.NodeID == b.NodeID &&
+		a.MaxVolumes == b.MaxVolumes && registry.Topologies([]registry.Topology{a.Topology}) ==
+		registry.Topologies([]registry.Topology{b.Topology})
+}
+
+// pluginsOf describes the plugins of this node, by name.
+func pluginsOf(table Plugins) (list []registry.NodePlugin) {
+	known := map[registry.PluginID]int{}
+	for _, i := range table.All().Instances {
+		at, found := known[i.Plugin]
+		if !found {
+			at = len(list)
+			known[i.Plugin], list = at, append(list, registry.NodePlugin{Plugin: i.Plugin})
+		}
+		if i.Health.State != registry.Healthy {
+			continue
+		}
+		if i.Role == registry.RoleController {
+			list[at].Controller = true
+			continue
+		}
+		list[at].Node = true
+		list[at].NodeID, list[at].Topology = i.Fingerprint.NodeID, i.Fingerprint.Topology
+		list[at].MaxVolumes = i.Fingerprint.MaxVolumes
+	}
+	slices.SortFunc(list, func(a, b registry.NodePlugin) int {
+		if a.Plugin < b.Plugin {
+			return -1
+		}
+		return 1
+	})
+	return list
+}
