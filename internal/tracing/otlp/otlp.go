@@ -4,9 +4,11 @@ package otlp
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -44,6 +46,10 @@ func Start(service, version string, failed func(error)) (*Exporter, error) {
 	if u, err := url.Parse(endpoint); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
 		return nil, fmt.Errorf("no traces are exported: %s=%s is no URL; use one like http://127.0.0.1:4318", name, endpoint)
 	}
+	values, err := headers()
+	if err != nil {
+		return nil, err
+	}
 	ctx := context.Background() // of the process; nothing here waits
 	client, err := newClient()
 	if err != nil {
@@ -57,8 +63,42 @@ func Start(service, version string, failed func(error)) (*Exporter, error) {
 		resource.WithAttributes(attribute.String("service.name", service), attribute.String("service.version", version)),
 		resource.WithTelemetrySDK(), resource.WithHost(), resource.WithProcessPID(), resource.WithFromEnv())
 	var once sync.Once
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { once.Do(func() { failed(err) }) }))
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+		once.Do(func() { failed(masked(err, values)) })
+	}))
 	return &Exporter{sdk.NewTracerProvider(sdk.WithBatcher(exporter), sdk.WithResource(about))}, nil
+}
+
+// headerName matches a token of HTTP.
+var headerName = regexp.MustCompile("^[-A-Za-z0-9!#$%&'*+.^_|~`]+$")
+
+// headers returns the values of the headers for the collector, such as passwords. It refuses what the library would
+// write to its log.
+func headers() (values []string, err error) {
+	for _, name := range []string{"OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"} {
+		for i, entry := range strings.Split(os.Getenv(name), ",") {
+			if strings.TrimSpace(entry) == "" {
+				continue
+			}
+			key, value, _ := strings.Cut(entry, "=")
+			plain, err := url.PathUnescape(value)
+			if err != nil || len(key) == len(entry) || !headerName.MatchString(strings.TrimSpace(key)) {
+				return nil, fmt.Errorf("no traces are exported: entry %d of %s is not like NAME=value; write a comma or %% "+
+					"in a value as %%2C or %%25", i+1, name)
+			}
+			values = append(values, strings.Fields(plain)...)
+		}
+	}
+	return values, nil
+}
+
+// masked hides the values in an error, as a collector may repeat them in its answer.
+func masked(err error, values []string) error {
+	text := err.Error()
+	for _, v := range values {
+		text = strings.ReplaceAll(text, v, "***")
+	}
+	return errors.New(text)
 }
 
 // newClient returns the client of the protocol. It does not send a batch again: the batches behind it would wait.

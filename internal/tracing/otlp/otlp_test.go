@@ -1,6 +1,9 @@
 package otlp
 
 import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"holdfast/internal/tracing/tracetest"
@@ -50,6 +53,37 @@ func TestBadVariablesOfTracingAreNamed(t *testing.T) {
 		if e, err := Start("test", "1", nil); e != nil || err == nil || err.Error() != c.want {
 			t.Errorf("Start returned %v, %v", e, err)
 		}
+	}
+}
+
+// The values of headers are passwords. Neither our errors nor those of the library have one.
+func TestHeadersForTheCollectorAreKeptSecret(t *testing.T) {
+	const secret = "hunter2"
+	clear(t)
+	for _, headers := range []string{"ok=1, " + secret, "token=%zz" + secret, "a=b,hunt er=" + secret} {
+		t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
+		t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", headers)
+		_, err := Start("test", "1", nil)
+		if err == nil || strings.Contains(err.Error(), secret) || !strings.Contains(err.Error(), "OTLP_HEADERS") {
+			t.Errorf("%s: %v", headers, err)
+		}
+	}
+	echo := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.Error(w, "bad token "+r.Header.Get("Authorization"), http.StatusUnauthorized)
+	}))
+	defer echo.Close()
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", echo.URL)
+	t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Bearer%20"+secret+",")
+	failed := make(chan error, 1)
+	e, err := Start("test", "1", func(err error) { failed <- err })
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, span := e.Provider().Tracer("").Start(t.Context(), "name")
+	span.End()
+	e.Stop()
+	if err := <-failed; !strings.Contains(err.Error(), "bad token *** ***") {
+		t.Errorf("the error of an export: %v", err)
 	}
 }
 
