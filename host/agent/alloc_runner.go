@@ -212,16 +212,35 @@ func (r *runner) releaseVolumes(ctx context.Context) error {
 		}
 	}
 	return r.retry(ctx, func() error {
-		release := r.s.ReleaseAlloc
-		if rec := r.record(); r.a.job(rec.Job).restarts(rec) {
-			release = r.s.ReplaceAlloc
-		}
-		err := r.reportWaits(ctx, func() error { return release(ctx, r.id) })
+		err := r.reportWaits(ctx, func() error { return r.release(ctx) })
 		if permanent(err) {
 			err = errors.New(err.Error())
 		}
 		return err
 	}, func(err error) string { return "volumes not released yet: " + r.describeError(ctx, err, false) })
+}
+
+// release releases the volumes. While another alloc is to follow, those with on_stop = "delete" are kept. If none is to
+// follow any more, a call that does not keep them takes the place of the first one.
+func (r *runner) release(ctx context.Context) error {
+	followed := func() bool { rec := r.record(); return r.a.job(rec.Job).restarts(rec) }
+	if !followed() {
+		return r.s.ReleaseAlloc(ctx, r.id)
+	}
+	replacing, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() {
+		if r.a.Await(replacing, func([]*AllocRecord) bool { return !followed() }) == nil {
+			cancel()
+		}
+	})
+	err := r.s.ReplaceAlloc(replacing, r.id)
+	if replacing.Err() != nil && ctx.Err() == nil {
+		err = r.s.ReleaseAlloc(ctx, r.id)
+	}
+	return err
 }
 
 // runTasks runs all tasks to their ends, prestart tasks first. It stops the others when a task fails, when the

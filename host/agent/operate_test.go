@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"holdfast/registry"
 )
@@ -49,6 +50,23 @@ func TestStoppedAllocIsReplaced(t *testing.T) {
 		if _, err := e.agent.RestartAlloc(e.Context(), r.ID, "", e.shim, false); !errors.Is(err, registry.ErrConflict) {
 			e.Errorf("an ended alloc: %v", err)
 		}
+	})
+}
+
+// The volumes of an alloc that was to be replaced are deleted with its job, also if the first release still waits.
+func TestJobStoppedDuringAReplacementKeepsNoVolume(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.submit(userJob("user", ""))
+		r := e.awaitRunning("user")
+		e.shim.stuck.Store(true)
+		e.must(e.agent.StopAlloc(e.Context(), r.ID, e.shim, false))
+		synctest.Wait()
+		e.hasCount("kept volumes of user", 1)
+		e.shim.stuck.Store(false) // for later calls
+		e.stopJob("user", StopOptions{})
+		e.awaitAllEnded()
+		e.hasCount("kept volumes of user", 1)
+		e.hasCount("released user", 1)
 	})
 }
 
