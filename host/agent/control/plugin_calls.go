@@ -1,0 +1,180 @@
+package control
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"holdfast/host"
+	"holdfast/registry"
+)
+
+// skew is how much earlier the shim's deadline timer may fire than that of the agent.
+const skew = 100 * time.Millisecond
+
+// callPlugin calls do within the time of the request. It gives up early when the plugin is gone for good. Work that has
+// started continues, and the same request resumes it.
+func callPlugin[T any](
+	s *Server, r *http.Request, name host.VolumeName, plugin host.PluginID, do func(context.Context) (T, error),
+) (T, error) {
+	describeWait(r.Context(), func(ctx context.Context) string { return s.describeVolume(ctx, name, plugin) })
+	ctx, cancel := context.WithCancelCause(r.Context())
+	var watching sync.WaitGroup
+	watching.Go(func() { cancel(s.awaitGone(ctx, name, plugin)) })
+	out, wait, late, err := limited(ctx, r, do)
+	cancel(nil)
+	watching.Wait()
+	reason, gone := "", context.Cause(ctx)
+	switch {
+	case late:
+		reason = fmt.Sprintf("waited %v: %s", wait, s.unanswered(r.Context(), name, plugin))
+	case err != nil && errors.Is(gone, registry.ErrUnavailable):
+		reason = gone.Error()
+	case errors.Is(err, registry.ErrUnavailable):
+		if p := s.pluginOf(r.Context(), name, plugin); p != nil && p.failures() != "" {
+			err = registry.Errorf(registry.ErrUnavailable, "%w; %s", err, p.failures())
+		}
+		return out, err
+	default:
+		return out, s.withEngines(name, err)
+	}
+	then := s.continues(r.Context(), name)
+	if late {
+		then = cmp.Or(then, "run the command again to resume")
+	}
+	if then != "" {
+		reason += "; " + then
+	}
+	return out, registry.Errorf(registry.ErrUnavailable, "%s", reason)
+}
+
+// callWithin calls do within the time of the request. Work that has started continues.
+func callWithin[T any](r *http.Request, what string, do func(context.Context) (T, error)) (T, error) {
+	describeWait(r.Context(), func(context.Context) string { return "no answer about " + what + " yet" })
+	out, wait, late, err := limited(r.Context(), r, do)
+	if late {
+		err = registry.Errorf(registry.ErrUnavailable, "waited %v for %s: %w; run the command again to resume", wait, what,
+			err)
+	}
+	return out, err
+}
+
+// askPlugin is callWithin for a plugin that a job runs.
+func askPlugin[T any](s *Server, r *http.Request, id host.PluginID, ask func(context.Context) (T, error)) (T, error) {
+	return callWithin(r, "plugin "+string(id), func(ctx context.Context) (out T, err error) {
+		if _, err = s.knownPlugin(ctx, id); err == nil {
+			out, err = ask(ctx)
+		}
+		return out, err
+	})
+}
+
+// continues returns a text if the volume's creation or deletion continues in the background.
+func (s *Server) continues(ctx context.Context, name host.VolumeName) string {
+	v := s.explainer().volume(ctx, name)
+	switch {
+	case v == nil:
+		return ""
+	case v.State == registry.VolumeDeleting:
+		return fmt.Sprintf("the deletion continues in the background; see %s", volumeCommand("status", name))
+	case v.State == registry.VolumeCreating || v.Intent != nil && v.Intent.RPC == registry.CreateVolumeRPC:
+		return fmt.Sprintf("the creation continues in the background; see %s; "+
+			"to cancel it, and delete what was created: %s; "+
+			"to remove only the record: %s", volumeCommand("status", name), volumeCommand("delete", name),
+			volumeCommand("deregister", name))
+	}
+	return ""
+}
+
+// pluginOf returns the plugin, or else the plugin of the volume; nil if that is unknown.
+func (s *Server) pluginOf(ctx context.Context, name host.VolumeName, plugin host.PluginID) *Plugin {
+	e := s.explainer()
+	if v := e.volume(ctx, name); plugin == "" && v != nil {
+		plugin = v.Plugin
+	}
+	if plugin == "" {
+		return nil
+	}
+	p, err := s.plugin(ctx, plugin)
+	if err != nil {
+		return nil
+	}
+	return p
+}
+
+// goneInterval is the interval of checks whether the plugin of a request may still start.
+const goneInterval = 500 * time.Millisecond
+
+// awaitGone returns ErrUnavailable when the plugin is not running and all its jobs have ended, and nil when ctx ends.
+func (s *Server) awaitGone(ctx context.Context, name host.VolumeName, plugin host.PluginID) error {
+	tick := time.NewTicker(goneInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+		p := s.pluginOf(ctx, name, plugin)
+		if p == nil || !p.gone() {
+			continue
+		}
+		text, start := fmt.Sprintf("plugin %q is not running: %s", p.ID, p.describeJobs()), Notice{}
+		start.startCommands(p)
+		for _, c := range start.Commands {
+			text += fmt.Sprintf("; to %s: %s", c.Purpose, c.Line)
+		}
+		return registry.Errorf(registry.ErrUnavailable, "%s", text)
+	}
+}
+
+// limited calls do within the time of the request, if it has one. late means that the time ran out.
+func limited[T any](
+	ctx context.Context, r *http.Request, do func(context.Context) (T, error),
+) (out T, wait time.Duration, late bool, err error) {
+	if wait, err = waitOf(r); err != nil {
+		return out, 0, false, err
+	}
+	if wait == 0 {
+		out, err = do(ctx)
+		return out, 0, false, err
+	}
+	until := time.Now().Add(wait)
+	limit, cancel := context.WithDeadline(ctx, until)
+	defer cancel()
+	out, err = do(limit)
+	return out, wait, err != nil && time.Until(until) <= skew && ctx.Err() == nil, err
+}
+
+// waitOf returns the time of the request; 0: it has no limit.
+func waitOf(r *http.Request) (time.Duration, error) {
+	wait, err := time.ParseDuration(cmp.Or(r.URL.Query().Get("wait"), "0s"))
+	if err != nil || wait < 0 {
+		return 0, registry.Invalid("wait: %q is not a duration", r.URL.Query().Get("wait"))
+	}
+	return wait, nil
+}
+
+// unanswered describes the call that has no answer yet.
+func (s *Server) unanswered(ctx context.Context, name host.VolumeName, plugin host.PluginID) string {
+	e := s.explainer()
+	if v := e.volume(ctx, name); v != nil {
+		plugin = v.Plugin
+		for _, w := range v.Waiting {
+			if w.Alloc == "" && w.Code != "" {
+				return w.String()
+			}
+		}
+	}
+	if plugin == "" {
+		return "no answer from the plugin (see holdfast plugin status)"
+	}
+	if p := e.plugin(ctx, plugin); !p.running() {
+		return fmt.Sprintf("plugin %q is not running (see holdfast plugin status): %s", plugin, p.describeJobs())
+	}
+	return fmt.Sprintf("no answer from plugin %q (see %s)", plugin, pluginCommand(plugin))
+}

@@ -1,0 +1,282 @@
+package control
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"holdfast/host"
+	"holdfast/host/agent"
+	"holdfast/internal/display"
+	"holdfast/registry"
+)
+
+// wait is a wait of an alloc or a volume with its circumstances.
+type wait struct {
+	registry.Wait
+	job     string           // of the alloc
+	leaving bool             // the alloc releases its volumes
+	holders []Holder         // of the volume, other than the alloc
+	others  []registry.Wait  // that wait for the volume or for its release
+	open    *registry.Intent // the running call of the volume, with StepTurn
+	plugin  *Plugin          // of the volume; nil: the volume is unknown
+	mounted string           // left mounted although the plugin answered NOT_FOUND or OK
+}
+
+// name names the volume at the start of a sentence.
+func (w wait) name() string {
+	if w.Volume.ID == "" {
+		return fmt.Sprintf("the volume of request %q", w.Request)
+	}
+	return "volume " + w.Volume.String()
+}
+
+// role returns the role of the call, or the role that is waited for.
+func (w wait) role() registry.Role {
+	switch {
+	case w.RPC == "" && w.Role != "":
+		return w.Role
+	case w.RPC == "" || strings.HasPrefix(string(w.RPC), "Node"):
+		return registry.RoleNode
+	}
+	return registry.RoleController
+}
+
+// waiting explains a wait.
+func (e *explainer) waiting(w wait) Notice {
+	n := Notice{Kind: NoticeWaiting}
+	n.fact("Alloc", e.allocName(w.Alloc))
+	n.fact("Step", describeStep(w.Wait))
+	n.fact("Since", since(w.Since))
+	switch {
+	case w.Step == registry.StepClaim && !w.leaving:
+		n.explainClaim(w)
+	case w.Step == registry.StepPlugin:
+		n.explainPlugin(w)
+	case w.Step == registry.StepTurn:
+		e.explainTurn(&n, w)
+	default:
+		n.explainCall(w)
+	}
+	switch {
+	case w.RPC == "":
+		n.fact("Reason", w.Detail)
+	case w.Code != "":
+		n.fact("Plugin error", w.Code+": "+w.Detail)
+	case w.Detail != "":
+		n.fact("Plugin error", "no answer: "+w.Detail)
+	default:
+		n.fact("Plugin error", "none yet")
+	}
+	n.fact("Attempts", attempts(w.Wait))
+	if w.Step != registry.StepClaim && w.Step != registry.StepTurn {
+		n.list("Plugin", w.plugin.describe(w.Step == registry.StepPlugin))
+	}
+	switch {
+	case !w.leaving && w.job != "":
+		n.command("stop the job", display.Command("holdfast job stop", w.job))
+	case w.leaving && w.Alloc != "" && w.Step != registry.StepTurn:
+		n.command("if the plugin is gone for good, see what a release by force would skip",
+			display.Command("holdfast alloc release --dry-run", short(w.Alloc)))
+	}
+	return n
+}
+
+func (n *Notice) explainClaim(w wait) {
+	switch {
+	case w.plugin == nil:
+		n.Summary, n.Next = w.name()+" does not exist", "The alloc continues when the volume exists."
+		n.command("list volumes", "holdfast volume list")
+		n.command("create it", "holdfast volume create FILE")
+		return
+	case len(w.holders) == 0:
+		n.Summary = w.name() + " cannot be claimed"
+		n.Next = "Holdfast retries until the claim is granted; then the alloc continues."
+		n.command("inspect the volume", volumeCommand("status", w.Volume))
+		return
+	}
+	n.Next = "The alloc continues when the volume is released."
+	var names, lines []string
+	for _, h := range w.holders {
+		name := "job " + h.Job
+		switch {
+		case len(h.Engines) > 0:
+			name = "containers of " + h.EngineNames()
+		case h.Job == "":
+			name = "alloc " + short(h.Alloc)
+		}
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+		lines = append(lines, h.String())
+		for _, o := range w.others {
+			if o.Alloc == h.Alloc {
+				lines = append(lines, o.String())
+			}
+		}
+		status := display.Command("holdfast alloc status", short(h.Alloc))
+		switch {
+		case h.State == agent.AllocStopping || h.State == agent.AllocReleasing:
+			n.Next = "The volume is being released. The alloc continues after that."
+			n.command("see why the release waits", status)
+		case len(h.Engines) > 0:
+			n.command("list its containers, to stop them",
+				display.Command(h.Engines[0].Engine+" ps --filter", "volume="+string(w.Volume.ID)))
+		case h.Job != "" && h.Job != w.job:
+			n.command("stop job "+h.Job+" to release it", display.Command("holdfast job stop", h.Job))
+		default:
+			n.command("inspect the holder", status)
+		}
+	}
+	n.Summary = fmt.Sprintf("%s is held by %s", w.name(), strings.Join(names, " and "))
+	n.list("Held by", lines)
+}
+
+func (h Holder) String() string {
+	parts := []string{"alloc " + nameAlloc(h.Alloc, h.Job), string(h.Access)}
+	if len(h.Engines) > 0 {
+		parts[0] = "containers of " + h.EngineNames()
+		h.State = "mounted"
+	}
+	if h.ReadOnly {
+		parts = append(parts, "read-only")
+	}
+	if !h.Since.IsZero() {
+		parts = append(parts, "since "+since(h.Since))
+	}
+	return strings.Join(append(parts, cmp.Or(string(h.State), "unknown to this agent")), ", ")
+}
+
+func (n *Notice) explainPlugin(w wait) {
+	n.Summary, n.Next = w.name()+" waits for its plugin", "The alloc continues when the plugin is healthy."
+	if w.leaving {
+		n.Next = "The volume is released when the plugin is healthy: only the plugin can undo its calls."
+	}
+	p := w.plugin
+	if p == nil {
+		return
+	}
+	n.Summary = fmt.Sprintf("%s waits for plugin %s, which %s", w.name(), p.ID, p.problem(w.role()))
+	n.Meaning = sentence(p.describeJobs())
+	if p.unhealthy() && !slices.ContainsFunc(p.Tasks, func(t host.PluginTask) bool { return t.Restart != nil }) {
+		n.Meaning += " Holdfast does not restart a plugin that was healthy before, because its mounts may be in use."
+	}
+	n.startCommands(p)
+	n.inspectCommands(p, w.role())
+}
+
+func (e *explainer) explainTurn(n *Notice, w wait) {
+	n.Summary = w.name() + " has another operation in progress"
+	n.Next = "The alloc continues after that operation."
+	var lines []string
+	for _, o := range w.others {
+		if o.Step == registry.StepTurn {
+			continue
+		}
+		lines = append(lines, fmt.Sprintf("for alloc %s: %s, since %s", e.allocName(o.Alloc), o.String(), since(o.Since)))
+		if o.Alloc != "" {
+			n.command("inspect the other alloc", display.Command("holdfast alloc status", short(o.Alloc)))
+		}
+	}
+	if len(lines) == 0 {
+		lines = append(lines, w.For)
+		if w.open != nil {
+			lines = append(lines, fmt.Sprintf("%s, since %s", w.open.RPC, since(w.open.Since)))
+		}
+	}
+	n.list("Running", lines)
+}
+
+// explainCall explains a step that needs a call of the plugin, or a creation, deletion or expansion.
+func (n *Notice) explainCall(w wait) {
+	done, p := w.Participle(), w.plugin
+	if w.Step == registry.StepClaim {
+		done = "released"
+	}
+	n.Summary, n.Meaning = fmt.Sprintf("%s is not %s yet", w.name(), done), sentence(w.Advice)
+	n.Next = "Holdfast retries until it succeeds; then the alloc continues."
+	switch {
+	case w.Step == "" && w.RPC != "":
+		n.Next = "Holdfast repeats the call until the plugin reports a definite outcome."
+	case p != nil && w.RPC != "" && (p.unhealthy() || len(p.Instances) == 0):
+		n.Next = fmt.Sprintf("Plugin %s %s: %s. Holdfast continues when the plugin is healthy.", p.ID,
+			p.problem(w.role()), p.describeJobs())
+		n.startCommands(p)
+	case w.leaving:
+		n.Next = "Holdfast retries until it succeeds, because the volume may still be in use. " +
+			"Until then the volume stays claimed."
+	}
+	if p != nil && w.RPC != "" {
+		n.inspectCommands(p, w.role())
+	}
+	if w.mounted != "" {
+		n.command("unmount it manually when it is unused", display.Command("umount", w.mounted))
+	}
+	if w.leaving {
+		n.command("find inconsistencies", "holdfast doctor")
+	}
+	if w.Step == "" && w.RPC == registry.CreateVolumeRPC {
+		n.command("cancel, and delete it if it was created", volumeCommand("delete", w.Volume))
+	}
+	if w.Step == "" && w.RPC != "" && !w.RPC.Alters() { // the volume exists
+		n.command("remove the record only; the plugin may keep the volume", volumeCommand("deregister", w.Volume))
+	}
+}
+
+// startCommands adds the commands that start the plugin.
+func (n *Notice) startCommands(p *Plugin) {
+	if len(p.Jobs) == 0 {
+		n.command("run it", "holdfast job run FILE")
+	}
+	for _, r := range p.Jobs {
+		if r.Status == agent.AllocStopped || r.Status == agent.AllocFailed {
+			n.command("run job "+r.Job+" again", display.Command("holdfast job run", r.File))
+		}
+	}
+}
+
+// inspectCommands adds the commands that inspect the plugin in a role.
+func (n *Notice) inspectCommands(p *Plugin, role registry.Role) {
+	if alloc, task := p.server(role); alloc != "" {
+		n.command("read the plugin's log", display.Command("holdfast alloc logs", short(alloc), string(task)))
+	}
+	if len(p.Instances)+len(p.Tasks) > 0 {
+		n.command("inspect the plugin", display.Command("holdfast plugin status", p.ID))
+	}
+}
+
+func describeStep(w registry.Wait) string {
+	switch {
+	case w.RPC != "" && w.Step != "":
+		return fmt.Sprintf("%s: %s of %s", w.Step, w.RPC, w.For)
+	case w.RPC != "":
+		return fmt.Sprintf("%s of %s", w.RPC, w.For)
+	case w.Step == registry.StepTurn:
+		return "turn: a volume has one operation at a time"
+	case w.For != "":
+		return fmt.Sprintf("%s: %s", w.Step, w.For)
+	}
+	return string(w.Step)
+}
+
+// attempts says how often a step was tried, and when the next try is.
+func attempts(w registry.Wait) string {
+	var parts []string
+	if w.Attempt > 0 {
+		parts = append(parts, fmt.Sprint(w.Attempt))
+	}
+	switch ahead := w.Next.Sub(now()); {
+	case w.Next.IsZero() && w.RPC != "" && w.Code+w.Detail != "":
+		parts = append(parts, "next soon")
+	case w.Next.IsZero() && w.RPC != "":
+		parts = append(parts, "the last one is running")
+	case w.Next.IsZero():
+	case ahead < time.Second:
+		parts = append(parts, "next now")
+	default:
+		parts = append(parts, fmt.Sprintf("next in %v", ahead.Round(time.Second)))
+	}
+	return strings.Join(parts, ", ")
+}
