@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -159,7 +160,7 @@ func waitOf(r *http.Request) (time.Duration, error) {
 	return wait, nil
 }
 
-// unanswered describes the call that has no answer yet.
+// unanswered describes the call that has no answer yet, and why its plugin does not answer if that is known.
 func (s *Server) unanswered(ctx context.Context, name host.VolumeName, plugin host.PluginID) string {
 	e := s.explainer()
 	if v := e.volume(ctx, name); v != nil {
@@ -173,8 +174,10 @@ func (s *Server) unanswered(ctx context.Context, name host.VolumeName, plugin ho
 	if plugin == "" {
 		return "no answer from the plugin (see holdfast plugin status)"
 	}
-	if p := e.plugin(ctx, plugin); !p.running() {
+	p := e.plugin(ctx, plugin)
+	if !p.running() {
 		return fmt.Sprintf("plugin %q is not running (see holdfast plugin status): %s", plugin, p.describeJobs())
 	}
-	return fmt.Sprintf("no answer from plugin %q (see %s)", plugin, pluginCommand(plugin))
+	text := fmt.Sprintf("no answer from plugin %q (see %s)", plugin, pluginCommand(plugin))
+	return strings.Join(append([]string{text}, p.describe(false)...), "; ")
 }
