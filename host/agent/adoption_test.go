@@ -66,6 +66,23 @@ func TestNewAgentContinuesFromRecords(t *testing.T) {
 			},
 			func(e *env) { e.awaitAttempt("user", "main", 3) }, []string{"end user/main", "start user/main"},
 		},
+		"a power cut after a start": { // task.json may be lost
+			func(e *env, r *AllocRecord) {
+				e.exit(r, "main", 0)
+				e.driver.forget(r.ID)
+				e.edit(r.ID, func(r *AllocRecord) {
+					r.Tasks["main"].State, r.Tasks["main"].Handle = TaskStarting, nil
+					r.Boot, r.Tasks["main"].Started.Boot = "another", "another"
+				})
+			},
+			func(e *env) {
+				e.awaitAttempt("user", "main", 2)
+				if n := e.awaitRunning("user").Tasks["main"].Restarts.Total; n != 1 {
+					e.Errorf("%d restarts under the policy of the task, want 1", n)
+				}
+			},
+			[]string{"prepared user", "start user/main", "end user/main", "prepared user", "start user/main"},
+		},
 		"a stop": {
 			func(e *env, r *AllocRecord) {
 				e.edit(r.ID, func(r *AllocRecord) { r.Stop, r.State = true, AllocStopping })

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -156,15 +157,23 @@ func (d *fakeDriver) Logs(context.Context, taskdriver.Handle, taskdriver.Stream,
 }
 
 // find replaces taskdriver.Find.
-func (d *fakeDriver) find(_ context.Context, dir string) (taskdriver.Handle, bool, error) {
+func (d *fakeDriver) find(_ context.Context, dir string) (h taskdriver.Handle, found bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	last := 0
 	for id, p := range d.tasks {
-		if p.task.Dir == dir && !p.ended() {
-			return taskdriver.Handle{ID: id, Driver: "exec", Dir: dir}, true, nil
+		if p.task.Dir == dir && p.pid > last {
+			h, last = taskdriver.Handle{ID: id, Driver: "exec", Dir: dir}, p.pid
 		}
 	}
-	return taskdriver.Handle{}, false, nil
+	return h, last > 0, nil
+}
+
+// forget removes the tasks of an alloc with their files.
+func (d *fakeDriver) forget(id host.AllocID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	maps.DeleteFunc(d.tasks, func(attempt string, _ *fakeTask) bool { return strings.HasPrefix(attempt, string(id)) })
 }
 
 // parents replaces taskdriver.Parents.

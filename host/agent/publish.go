@@ -133,12 +133,8 @@ func (a *Agent) updateAll(
 	var records []*AllocRecord
 	var added []Note
 	for _, id := range ids {
-		next := a.allocs[id].record.clone()
-		had := len(next.Notes)
-		change(next)
-		next.Rev++
-		added = append(added, next.Notes[min(had, len(next.Notes)):]...)
-		next.Notes = next.Notes[max(0, len(next.Notes)-maxNotes):]
+		next, notes := a.allocs[id].record.changed(change)
+		added = append(added, notes...)
 		records, entries = append(records, next), append(entries, entry{allocsBucket, string(id), next})
 	}
 	err := a.commit(func() {
@@ -153,6 +149,33 @@ func (a *Agent) updateAll(
 		a.logCopy(r.ID, a.saveCopy(r))
 	}
 	return nil
+}
+
+// updateLater changes an alloc's record for readers. The next commit of the alloc writes the change to disk. An agent
+// that dies before that finds the earlier record, and must reach the same state from it: see the callers.
+func (a *Agent) updateLater(id host.AllocID, change func(r *AllocRecord)) error {
+	a.writing.Lock()
+	defer a.writing.Unlock()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.failed != nil {
+		return a.failed
+	}
+	next, notes := a.allocs[id].record.changed(change)
+	a.publish([]*AllocRecord{next}, nil)
+	a.addNotes(notes)
+	a.announce()
+	return nil
+}
+
+// changed returns a changed copy of the record, and the notes that the change has added.
+func (r *AllocRecord) changed(change func(r *AllocRecord)) (next *AllocRecord, added []Note) {
+	next = r.clone()
+	change(next)
+	next.Rev++
+	added = slices.Clone(next.Notes[min(len(r.Notes), len(next.Notes)):])
+	next.Notes = next.Notes[max(0, len(next.Notes)-maxNotes):]
+	return next, added
 }
 
 // maxJournal bounds how many notes a follower may be behind.

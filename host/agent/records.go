@@ -15,6 +15,7 @@ import (
 	"holdfast/hooks"
 	"holdfast/host"
 	"holdfast/host/agent/taskdriver"
+	"holdfast/internal/proc"
 	"holdfast/registry"
 )
 
@@ -108,9 +109,9 @@ type TaskRecord struct {
 	Attempt  uint64             `json:"attempt"` // number of the last one; 0: none
 	Failed   bool               `json:"failed,omitempty"`
 	Handle   *taskdriver.Handle `json:"handle,omitempty"` // of the last attempt that ran
-	Started  host.BootTime      `json:"started,omitzero"`
-	Since    time.Time          `json:"since,omitzero"` // start of State
-	Exit     *taskdriver.Exit   `json:"exit,omitempty"` // of the last attempt that ended
+	Started  host.BootTime      `json:"started,omitzero"` // in TaskStarting only the boot
+	Since    time.Time          `json:"since,omitzero"`   // start of State
+	Exit     *taskdriver.Exit   `json:"exit,omitempty"`   // of the last attempt that ended
 	Restarts Restarts           `json:"restarts"`
 	Next     time.Time          `json:"next,omitzero"` // when the next attempt is due
 	Reason   string             `json:"reason,omitempty"`
@@ -236,7 +237,9 @@ func (r *AllocRecord) release() {
 
 // begin records that the next attempt is about to run.
 func (r *TaskRecord) begin() {
+	boot, _ := proc.BootID() // empty: after a reboot the attempt counts as one that never ran
 	r.State, r.Attempt, r.Handle, r.Next = TaskStarting, r.Attempt+1, nil, time.Time{}
+	r.Started = host.BootTime{Boot: boot}
 }
 
 func (r *AllocRecord) allDead() bool {

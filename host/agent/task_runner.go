@@ -33,7 +33,17 @@ func (t *taskRunner) isPlugin() bool { return len(t.spec.Sealed) > 0 }
 
 // set changes the task's record, and adds a note unless the text is empty.
 func (t *taskRunner) set(note string, change func(*TaskRecord)) error {
-	return t.update(func(r *AllocRecord) {
+	return t.update(t.change(note, change))
+}
+
+// setLater is set with the next commit of the alloc.
+func (t *taskRunner) setLater(note string, change func(*TaskRecord)) error {
+	return t.a.updateLater(t.id, t.change(note, change))
+}
+
+// change returns the change of set.
+func (t *taskRunner) change(note string, change func(*TaskRecord)) func(*AllocRecord) {
+	return func(r *AllocRecord) {
 		rec := r.Tasks[t.spec.Name]
 		was := rec.State
 		change(rec)
@@ -46,7 +56,19 @@ func (t *taskRunner) set(note string, change func(*TaskRecord)) error {
 		if r.allDead() && r.UsesVolumes() && r.State != AllocReleasing {
 			r.release()
 		}
-	})
+	}
+}
+
+// setDead records the exit of a task that the job or its stop has ended as intended. If it was the alloc's last task, the
+// commit that ends the alloc writes it. An agent that dies before that finds the task running in agent.db, reads the
+// exit in the task's directory, decides the same, and releases the volumes again, which changes nothing.
+func (t *taskRunner) setDead(note string, change func(*TaskRecord)) error {
+	for name, other := range t.record().Tasks {
+		if name != t.spec.Name && other.State != TaskDead {
+			return t.set(note, change)
+		}
+	}
+	return t.setLater(note, change)
 }
 
 // run returns nil when the task will not be started again. Errors come from ctx or the ledger.
@@ -56,6 +78,10 @@ func (t *taskRunner) run(ctx, stop context.Context) error {
 	var err error
 	if !t.begun {
 		handle, running, err = t.adopt(ctx)
+	}
+	if err == nil && !running && t.rebooted() {
+		const lost = "exit status unknown: the node rebooted while the task started or ran"
+		err = t.exited(ctx, stop, taskdriver.Exit{Code: -1, At: time.Now().UTC(), Err: lost}, "")
 	}
 	if err == nil && running {
 		err = t.set(fmt.Sprintf("adopted (pid %d)", handle.TaskPID), func(r *TaskRecord) {
@@ -104,6 +130,13 @@ func (t *taskRunner) adopt(ctx context.Context) (h taskdriver.Handle, found bool
 		return h, found && h.ID == attemptID(t.id, t.spec.Name, rec.Attempt) && err == nil, err
 	}
 	return taskdriver.Handle{}, false, nil
+}
+
+// rebooted reports whether an attempt began before a reboot, and may have run: that is written with the next commit.
+func (t *taskRunner) rebooted() bool {
+	rec := t.state()
+	boot, err := proc.BootID()
+	return err == nil && rec.State == TaskStarting && rec.Started.Boot != "" && rec.Started.Boot != boot
 }
 
 // awaitNext waits until the next attempt is due. If the clock was set back, it waits no longer than the policy allows.
@@ -245,10 +278,14 @@ func (t *taskRunner) started(ctx context.Context, attempt uint64, h taskdriver.H
 	if len(about) > 0 {
 		note += " (" + strings.Join(about, ", ") + ")"
 	}
-	err = t.set(note, func(r *TaskRecord) {
+	running := func(r *TaskRecord) {
 		r.State, r.Handle, r.Started, r.Reason = TaskRunning, &h, host.BootTime{Boot: boot, At: proc.BootTime()}, ""
-	})
-	if err == nil && t.isPlugin() {
+	}
+	if !t.isPlugin() {
+		return t.setLater(note, running) // adopt finds the handle in the task's directory
+	}
+	err = t.set(note, running)
+	if err == nil {
 		t.report(ctx, "start", func(ctx context.Context) error { return t.s.TaskStarted(ctx, t.key(), attempt) })
 	}
 	return err
@@ -408,7 +445,11 @@ func (t *taskRunner) stopGracefully(ctx context.Context, h taskdriver.Handle) er
 func (t *taskRunner) exited(ctx, stop context.Context, exit taskdriver.Exit, requested string) error {
 	if stop.Err() != nil && requested == "" {
 		t.reportExit(ctx, t.state().Attempt, &exit, true)
-		return t.set("exited: "+describeExit(exit),
+		set := t.set
+		if t.record().Stop {
+			set = t.setDead
+		}
+		return set("exited: "+describeExit(exit),
 			func(r *TaskRecord) { r.State, r.Exit, r.Reason = TaskDead, &exit, "stopped" })
 	}
 	return t.ended(ctx, exit, false, cmp.Or(requested, describeExit(exit)))
@@ -427,7 +468,7 @@ func (t *taskRunner) ended(ctx context.Context, exit taskdriver.Exit, permanent 
 	expected := isBatch(t.record().JobType) || t.spec.prestart && !t.spec.sidecar
 	if expected && exit.Code == 0 && exit.Err == "" {
 		t.reportExit(ctx, rec.Attempt, &exit, true)
-		return t.set("complete", func(r *TaskRecord) { r.State, r.Exit, r.Reason = TaskDead, &exit, "" })
+		return t.setDead("complete", func(r *TaskRecord) { r.State, r.Exit, r.Reason = TaskDead, &exit, "" })
 	}
 	restarts, delay, again, refusal := t.spec.policy.next(rec.Restarts, now)
 	again = again && !permanent && t.a.restartable(t.record())

@@ -254,6 +254,7 @@ func (p *parent) run() error {
 		close(ended)
 	}()
 	var kill <-chan time.Time
+	write := writeRecord
 	for running := true; running; {
 		select {
 		case <-ended:
@@ -261,6 +262,7 @@ func (p *parent) run() error {
 		case <-p.terms:
 			_ = unix.Kill(-p.handle.TaskPID, unix.SIGTERM) // the task is not reaped yet, so the pid is its own
 			kill = time.After(p.grace())
+			write = writeVolatile // the stop is recorded; after a power cut the exit is of no use
 		case <-kill:
 			kill = nil
 			p.killTree()
@@ -276,7 +278,7 @@ func (p *parent) run() error {
 	}
 	p.drain()
 	err := removeCgroups(p.cgroup.dirs())
-	return errors.Join(err, writeRecord(p.handle.Dir, exitFile, exitRecord{p.handle.ID, exit}))
+	return errors.Join(err, write(p.handle.Dir, exitFile, exitRecord{p.handle.ID, exit}))
 }
 
 // grace is the grace of the stop request, or else the task's own.
