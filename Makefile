@@ -41,7 +41,7 @@ help: ## list every target
 build: ## build holdfast, holdfast-task, holdfast-shim and loopfs into bin/, with the shim's digest beside it
 	@mkdir -p $(BIN)
 	$(GO) build -o $(BIN)/holdfast ./host/cmd/holdfast
-	$(GO) build -tags nodocker -o $(BIN)/holdfast-task ./host/cmd/holdfast-task
+	$(GO) build -tags taskparent,netgo,osusergo -o $(BIN)/holdfast-task ./host/cmd/holdfast-task
 	$(GO) build -o $(BIN)/holdfast-shim ./shim
 	$(GO) build -o $(BIN)/loopfs ./examples/loopfs
 	@cd $(BIN) && sha256sum holdfast-shim | cut -d' ' -f1 > holdfast-shim.sha256

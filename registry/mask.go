@@ -3,25 +3,31 @@ package registry
 import (
 	"regexp"
 	"strings"
+	"sync"
 )
+
+// lazily compiles an expression when it is needed first: most processes, such as the parent of a task, need none.
+func lazily(pattern string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(pattern) })
+}
 
 // Masked replaces a secret's value in output for people.
 const Masked = "***"
 
 // secretNames matches the end of a secret's name after it is reduced to lower-case letters.
-var secretNames = regexp.MustCompile(`(password|passwd|passphrase|secrets?|tokens?|` +
+var secretNames = lazily(`(password|passwd|passphrase|secrets?|tokens?|` +
 	`(access|account|api|auth|encryption|master|private|secret|shared)key)$`)
 
 // secretWords matches short words only as the whole name or its last word: "monkey" is not a key.
-var secretWords = regexp.MustCompile(`(?i)(^|[^a-z])(pass|pwd|key)[0-9]*$`)
+var secretWords = lazily(`(?i)(^|[^a-z])(pass|pwd|key)[0-9]*$`)
 
-var noLetters = regexp.MustCompile(`[^a-z]+`)
+var noLetters = lazily(`[^a-z]+`)
 
 // SecretName reports whether a mount flag, parameter or context key of this name holds a secret. It checks the end of
 // the name: "node-stage-secret" holds a secret, "node-stage-secret-name" does not.
 func SecretName(name string) bool {
-	return secretNames.MatchString(noLetters.ReplaceAllString(strings.ToLower(name), "")) ||
-		secretWords.MatchString(name)
+	return secretNames().MatchString(noLetters().ReplaceAllString(strings.ToLower(name), "")) ||
+		secretWords().MatchString(name)
 }
 
 // Secrets calls each for every value in the flags whose name is a SecretName, such as "password=x" in
@@ -56,11 +62,11 @@ type flagSecret struct {
 }
 
 // assigned matches a name and its value in a mount flag. The value ends at a comma or is quoted.
-var assigned = regexp.MustCompile(`([^\s,="']+)=("[^"]*"|'[^']*'|[^,]*)`)
+var assigned = lazily(`([^\s,="']+)=("[^"]*"|'[^']*'|[^,]*)`)
 
 func secretsOf(flag string) (out []flagSecret) {
 	for at := 0; at < len(flag); {
-		m := assigned.FindStringSubmatchIndex(flag[at:])
+		m := assigned().FindStringSubmatchIndex(flag[at:])
 		if m == nil {
 			return out
 		}

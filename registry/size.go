@@ -3,16 +3,15 @@ package registry
 import (
 	"fmt"
 	"math/big"
-	"regexp"
 	"strings"
 )
 
-var sizeForm = regexp.MustCompile(`^([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*([KMGTPE]?)(I?)B?$`)
+var sizeForm = lazily(`^([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*([KMGTPE]?)(I?)B?$`)
 
 // ParseSize reads a number of bytes as people write them: K, KB, KiB; upper and lower case alike; without a unit they
 // are bytes.
 func ParseSize(s string) (int64, error) {
-	m := sizeForm.FindStringSubmatch(strings.ToUpper(strings.TrimSpace(s)))
+	m := sizeForm().FindStringSubmatch(strings.ToUpper(strings.TrimSpace(s)))
 	if m == nil || m[2] == "" && m[3] != "" {
 		return 0, fmt.Errorf("is not a size")
 	}

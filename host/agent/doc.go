@@ -3,7 +3,8 @@
 //
 // A job has groups. A group is placed count times, and each placement is an alloc. An alloc has tasks. A task is
 // started by a driver, and each start is an attempt. The agent creates the IDs of allocs. It records each step in
-// its ledger, <state>/agent/agent.db, before it takes it.
+// its ledger, <state>/agent/agent.db, before it takes it. That a task runs, or ended as intended, is written with the
+// next step: the files in the task's directory tell it to an agent that finds the earlier record.
 //
 // Promises:
 //

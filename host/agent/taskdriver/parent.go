@@ -179,13 +179,18 @@ func (p *parent) prepare() error {
 	return reserveRecord(t.Dir, handleFile)
 }
 
+// confined reports whether the plan may limit the devices of the task.
+func confined(t Task, isolated bool) bool {
+	return isolated && len(t.Plan.Devices)+len(t.Plan.Rules) > 0
+}
+
 // confine limits the cgroup to the devices of the plan. There is no limit for raw_exec, for a plan without devices,
 // and for a plan that binds the host's /dev.
 func (p *parent) confine() error {
-	plan := p.request.Task.Plan
-	if !p.request.Isolated || len(plan.Devices)+len(plan.Rules) == 0 {
+	if !confined(p.request.Task, p.request.Isolated) {
 		return nil
 	}
+	plan := p.request.Task.Plan
 	policy, err := newDevicePolicy(plan)
 	if err != nil || hasHostDevices(plan) {
 		return err

@@ -1,4 +1,4 @@
-//go:build !nodocker
+//go:build !taskparent
 
 package taskdriver
 

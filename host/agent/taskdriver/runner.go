@@ -110,7 +110,11 @@ func (r runner) startParent(ctx context.Context, t Task, held *os.File) (Handle,
 		return Handle{}, err
 	}
 	defer replyOut.Close()
-	p, err := execParent(t, requestOut, replyIn, held)
+	program := parentBinary()
+	if confined(t, r.isolated) {
+		program = ownBinary // holdfast-task has no programs for device rules, because linking them makes each start slower
+	}
+	p, err := execParent(program, t, requestOut, replyIn, held)
 	requestOut.Close()
 	replyIn.Close()
 	if err != nil {
@@ -136,26 +140,28 @@ func (r runner) startParent(ctx context.Context, t Task, held *os.File) (Handle,
 	return a.Handle, nil
 }
 
+// ownBinary is the program of this process.
+const ownBinary = "/proc/self/exe"
+
 // parentBinary is the program of parents: holdfast-task beside this program, which starts faster and needs less memory,
 // or this program itself. It is opened once, because a package upgrade may replace the file while this process runs.
 var parentBinary = sync.OnceValue(func() string {
-	const self = "/proc/self/exe"
 	own, found := debug.ReadBuildInfo()
 	path, err := os.Executable()
 	if err != nil || !found {
-		return self
+		return ownBinary
 	}
 	path = filepath.Join(filepath.Dir(path), parentName)
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0) // never closed if it is used
 	if err != nil {
-		return self
+		return ownBinary
 	}
 	// The number in /proc/self would name another file in the child, where descriptors from 3 on are replaced.
 	program := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd)
 	its, err := buildinfo.ReadFile(program)
 	if err != nil || versionOf(its) != versionOf(own) || unix.Access(program, unix.X_OK) != nil {
 		unix.Close(fd)
-		return self
+		return ownBinary
 	}
 	return program
 })
@@ -172,14 +178,14 @@ func versionOf(b *debug.BuildInfo) string {
 }
 
 // execParent starts a parent with a session of its own. Parents reads the arguments.
-func execParent(t Task, requests, replies, held *os.File) (process, error) {
+func execParent(program string, t Task, requests, replies, held *os.File) (process, error) {
 	log, err := os.OpenFile(filepath.Join(t.Dir, "parent.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND|os.O_TRUNC, 0o600)
 	if err != nil {
 		return process{}, err
 	}
 	defer log.Close()
 	cmd := exec.Cmd{
-		Path: parentBinary(), Args: []string{parentName, t.ID, t.Dir}, Dir: "/", Stderr: log,
+		Path: program, Args: []string{parentName, t.ID, t.Dir}, Dir: "/", Stderr: log,
 		ExtraFiles:  []*os.File{requests, replies, held},
 		Env:         []string{"GORACE=atexit_sleep_ms=0"}, // else a race-enabled parent takes a second longer to exit
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
