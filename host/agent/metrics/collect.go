@@ -35,7 +35,7 @@ type Metrics struct {
 	registry *prometheus.Registry
 	scraped  chan struct{} // capacity 1: the usage was wanted since the last refresh
 
-	published chan host.VolumeName // capacity publishedMax: volumes to ask for before the next refresh
+	changed chan host.VolumeName // capacity changedMax: volumes whose use has changed since the last refresh
 
 	// Failed returns the number of failed tasks by plugin, whose restarts are used up: the shim has no record of them.
 	// nil: none. It is set before Run.
@@ -54,10 +54,10 @@ type Metrics struct {
 func New(s Source, log hclog.Logger) *Metrics {
 	m := &Metrics{
 		source: s, log: log, registry: prometheus.NewPedanticRegistry(), scraped: make(chan struct{}, 1),
-		published: make(chan host.VolumeName, publishedMax),
-		swaps:     prometheus.NewCounterVec(prometheus.CounterOpts{Name: swaps.name, Help: swaps.help}, swaps.labels),
-		events:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: events.name, Help: events.help}, events.labels),
-		counted:   map[time.Time]bool{},
+		changed: make(chan host.VolumeName, changedMax),
+		swaps:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: swaps.name, Help: swaps.help}, swaps.labels),
+		events:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: events.name, Help: events.help}, events.labels),
+		counted: map[time.Time]bool{},
 		holds: prometheus.NewHistogram(prometheus.HistogramOpts{Name: holds.name, Help: holds.help,
 			Buckets: []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}}),
 	}

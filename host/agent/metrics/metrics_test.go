@@ -313,11 +313,24 @@ func TestSlowPluginDelaysNoOther(t *testing.T) {
 	})
 }
 
-// A volume that is published in the pause between two refreshes has its usage soon.
-func TestUsageOfANewVolumeComesSoon(t *testing.T) {
+// A volume that is published between two refreshes has its usage soon, also if others follow without a pause. One that is
+// unpublished has none any more.
+func TestUsageFollowsPublishAndUnpublish(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := &fakeHost{events: []host.Event{{Kind: registry.EventPublished, Volume: name("new")}}}
-		h.stats = func(context.Context, host.VolumeName) ([]host.VolumeUsage, error) {
+		in := func(names ...string) []host.AllocStatus {
+			var list []registry.AllocVolume
+			for _, n := range names {
+				list = append(list, inUse("disk", n))
+			}
+			return []host.AllocStatus{{Volumes: list}}
+		}
+		h := &fakeHost{allocs: in("stays", "old"), events: []host.Event{
+			{Kind: registry.EventPublished, Volume: name("new")}, {Kind: registry.EventUnpublished, Volume: name("old")}}}
+		var asked atomic.Int32
+		h.stats = func(_ context.Context, n host.VolumeName) ([]host.VolumeUsage, error) {
+			if n.ID == "stays" {
+				asked.Add(1)
+			}
 			return []host.VolumeUsage{{Unit: "bytes", Total: 100, Used: 90, Available: 10}}, nil
 		}
 		m := New(h, hclog.NewNullLogger())
@@ -325,10 +338,18 @@ func TestUsageOfANewVolumeComesSoon(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- m.Run(ctx) }()
 		scrape(t, m)
-		time.Sleep(addedDelay)
 		synctest.Wait()
-		if u := m.Usage()[name("new")]; len(u) != 1 || u[0].Used != 90 {
-			t.Errorf("usage of the new volume: %v", u)
+		h.allocs = in("stays", "new")
+		for range 4 {
+			time.Sleep(changeDelay / 2)
+			m.changed <- name("other")
+		}
+		synctest.Wait()
+		if u := m.Usage(); len(u) != 2 || len(u[name("stays")]) != 1 || len(u[name("new")]) != 1 {
+			t.Errorf("usage: %v", u)
+		}
+		if n := asked.Load(); n != 1 {
+			t.Errorf("an unchanged volume was asked for %d times", n)
 		}
 		cancel()
 		if err := <-done; err != nil {
@@ -397,7 +418,7 @@ const notes = `
   CSI calls that it has made since the last scrape. Those of a swapped shim are read before it ends.
 - Plugins are asked for the usage of volumes in the background: each volume once a minute, 4 volumes of a plugin at a
   time, until no scrape has come for 10 minutes. The first scrape after that has no usage. A volume that is mounted
-  meanwhile is asked for soon. A volume that is being changed keeps its last usage. A plugin that does not answer
+  meanwhile is asked for soon, and one that is unmounted has no usage soon after. A volume that is being changed keeps its last usage. A plugin that does not answer
   within 5 seconds, is not healthy, or cannot say is skipped until the next minute, and its volumes have no usage.
   Volumes that a slow plugin has not answered for within 30 seconds keep their last usage.
 - A scrape waits at most 2 seconds for the shim, and leaves out what the shim has not answered.

@@ -20,12 +20,13 @@ const (
 	usageLimit    = 5 * time.Second  // for the usage of one volume
 	usageAtOnce   = 4                // volumes of one plugin
 	pluginLimit   = 30 * time.Second // for all volumes of one plugin
-	publishedMax  = 16               // volumes that are published and not asked for yet
-	addedDelay    = 2 * time.Second  // after the last publish: a volume that is being changed has no usage
+	changedMax    = 16               // volumes that are published or unpublished and not asked for yet
+	changeDelay   = 2 * time.Second  // after a publish: a volume that is being changed has no usage
 )
 
 // Run counts events and refreshes the usage of volumes until ctx ends. It asks plugins only while scrapes come. The
-// first scrape, also after a pause, has no usage yet. Between two refreshes, it asks for volumes that are published.
+// first scrape, also after a pause, has no usage yet. Between two refreshes, it asks for volumes that are published, and drops
+// those that are unpublished.
 func (m *Metrics) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -44,7 +45,7 @@ func (m *Metrics) Run(ctx context.Context) error {
 // usage, because the next scrape would get an old one.
 func (m *Metrics) refreshWhileScraped(ctx context.Context) {
 	for last := time.Now(); time.Since(last) < usagePause && ctx.Err() == nil; {
-		m.refresh(ctx)
+		m.refresh(ctx, nil)
 		m.awaitRefresh(ctx)
 		select {
 		case <-m.scraped:
@@ -57,17 +58,21 @@ func (m *Metrics) refreshWhileScraped(ctx context.Context) {
 	m.usage = nil
 }
 
-// awaitRefresh returns when the next refresh is due. Meanwhile it asks for the usage of volumes that are published.
+// awaitRefresh returns when the next refresh is due. Meanwhile it refreshes volumes that are published or unpublished.
+// One that changes while others wait for their refresh joins them: else changes without a pause would put it off.
 func (m *Metrics) awaitRefresh(ctx context.Context) {
 	var soon <-chan time.Time
-	added, due := map[host.VolumeName]bool{}, time.After(usageInterval)
+	changed, due := map[host.VolumeName]bool{}, time.After(usageInterval)
 	for {
 		select {
-		case name := <-m.published:
-			added[name], soon = true, time.After(addedDelay)
+		case name := <-m.changed:
+			if len(changed) == 0 {
+				soon = time.After(changeDelay)
+			}
+			changed[name] = true
 		case <-soon:
-			m.refreshSome(ctx, added)
-			clear(added)
+			m.refresh(ctx, changed)
+			clear(changed)
 		case <-due:
 			return
 		case <-ctx.Done():
@@ -83,9 +88,9 @@ func (m *Metrics) countEvents(ctx context.Context) {
 	}
 	err := m.source.Watch(ctx, host.WatchOptions{After: after}, func(e host.Event) error {
 		m.events.WithLabelValues(string(e.Kind)).Inc()
-		if e.Kind == registry.EventPublished {
+		if e.Kind == registry.EventPublished || e.Kind == registry.EventUnpublished {
 			select {
-			case m.published <- e.Volume:
+			case m.changed <- e.Volume:
 			default: // the next refresh has it
 			}
 		}
@@ -113,44 +118,37 @@ func (m *Metrics) wanted() {
 	}
 }
 
-// refresh asks plugins for the usage of the volumes that are mounted here. Plugins are asked at the same time, so one
-// that hangs delays no other, and a slow one not for longer than pluginLimit.
-func (m *Metrics) refresh(ctx context.Context) {
+// refresh asks plugins for the usage of the volumes that are mounted here or, unless changed is nil, of those among them.
+// The others keep their last usage; volumes that are not mounted any more have none. Plugins are asked at the same time,
+// so one that hangs delays no other, and a slow one not for longer than pluginLimit.
+func (m *Metrics) refresh(ctx context.Context, changed map[host.VolumeName]bool) {
 	allocs, _, err := m.source.Allocs(ctx, "")
 	if err != nil {
 		m.log.Warn("cannot list the volumes in use; their usage is not refreshed", "error", err)
 		return
 	}
-	used := map[host.PluginID]map[host.VolumeName]bool{}
+	used, rest := map[host.PluginID]map[host.VolumeName]bool{}, []host.VolumeName{}
 	for _, a := range allocs {
 		for _, v := range a.Volumes {
-			if v.Publish != registry.MarkDone {
+			switch {
+			case v.Publish != registry.MarkDone:
 				continue
-			}
-			if used[v.Volume.Plugin] == nil {
+			case changed != nil && !changed[v.Name]:
+				rest = append(rest, v.Name)
+				continue
+			case used[v.Volume.Plugin] == nil:
 				used[v.Volume.Plugin] = map[host.VolumeName]bool{}
 			}
 			used[v.Volume.Plugin][v.Name] = true
 		}
 	}
 	next := map[host.VolumeName][]host.VolumeUsage{}
+	m.keep(rest, next)
 	var wg sync.WaitGroup
 	for _, names := range used {
 		wg.Go(func() { m.measure(ctx, names, next) })
 	}
 	wg.Wait()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.usage = next
-}
-
-// refreshSome asks for the usage of some volumes, up to the first plugin that does not answer.
-func (m *Metrics) refreshSome(ctx context.Context, names map[host.VolumeName]bool) {
-	next := map[host.VolumeName][]host.VolumeUsage{}
-	m.mu.Lock()
-	maps.Copy(next, m.usage)
-	m.mu.Unlock()
-	m.measure(ctx, names, next)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.usage = next
