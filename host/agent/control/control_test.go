@@ -107,7 +107,20 @@ func (h *fakeHost) PrepareAlloc(_ context.Context, g host.AllocGroup) (map[strin
 func (h *fakeHost) ReleaseAlloc(context.Context, host.AllocID) error { return nil }
 func (h *fakeHost) ReplaceAlloc(context.Context, host.AllocID) error { return nil }
 
-func (h *fakeHost) Volumes(context.Context, host.VolumeQuery) (list []host.VolumeStatus, _ host.Seq, err error) {
+// countKey is the context key of an int that counts calls of Volumes.
+type countKey struct{}
+
+func (h *fakeHost) ShimState() host.ShimState { return host.ShimState{Serving: true} }
+func (h *fakeHost) Status(context.Context) (host.ShimStatus, error) {
+	return host.ShimStatus{}, nil
+}
+
+func (h *fakeHost) Volumes(
+	ctx context.Context, _ host.VolumeQuery,
+) (list []host.VolumeStatus, _ host.Seq, err error) {
+	if n, counts := ctx.Value(countKey{}).(*int); counts {
+		*n++
+	}
 	if h.volumes == nil {
 		return nil, 1, h.refuse
 	}
@@ -186,6 +199,12 @@ func shortDir(t *testing.T) string {
 // serve runs an agent with a real driver and its API until the test ends.
 func serve(t *testing.T, h Host) (socket string, c *Client) {
 	t.Helper()
+	_, socket = serveAgent(t, h)
+	return socket, NewClient(socket)
+}
+
+func serveAgent(t *testing.T, h Host) (s *Server, socket string) {
+	t.Helper()
 	dir := shortDir(t)
 	a, err := agent.New(agent.Config{StateDir: filepath.Join(dir, "s"),
 		Drivers: []taskdriver.Driver{taskdriver.NewRawExec()}})
@@ -196,7 +215,8 @@ func serve(t *testing.T, h Host) (socket string, c *Client) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ran, served := make(chan error, 1), make(chan error, 1)
 	go func() { ran <- a.Run(ctx, h) }()
-	go func() { served <- NewServer(a, h, Self{RunDir: dir}, hclog.NewNullLogger()).Serve(ctx, l) }()
+	s = NewServer(a, h, Self{RunDir: dir}, hclog.NewNullLogger())
+	go func() { served <- s.Serve(ctx, l) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := errors.Join(<-ran, <-served, a.Close()); err != nil {
@@ -206,7 +226,7 @@ func serve(t *testing.T, h Host) (socket string, c *Client) {
 			t.Errorf("the socket is left: %v", err)
 		}
 	})
-	return socket, NewClient(socket)
+	return s, socket
 }
 
 // awaitJob waits until the job matches.

@@ -83,6 +83,26 @@ func (s *Server) getAllocs(r *http.Request) (any, error) {
 
 // setWaits sets what the allocs wait for. Without an answer from the shim the agent's records stay.
 func (s *Server) setWaits(ctx context.Context, allocs []Alloc) {
+	s.setWaitsFrom(ctx, &volumeLister{Lister: s.host}, allocs)
+}
+
+// volumeLister is a Lister that lists all volumes at the first question about one.
+type volumeLister struct {
+	agent.Lister
+	list []host.VolumeStatus
+	err  error
+	done bool
+}
+
+func (l *volumeLister) Volumes(ctx context.Context, _ host.VolumeQuery) ([]host.VolumeStatus, host.Seq, error) {
+	if !l.done {
+		l.list, _, l.err = l.Lister.Volumes(ctx, host.VolumeQuery{})
+		l.done = true
+	}
+	return l.list, 0, l.err
+}
+
+func (s *Server) setWaitsFrom(ctx context.Context, volumes agent.Lister, allocs []Alloc) {
 	if !slices.ContainsFunc(allocs, func(a Alloc) bool {
 		return a.State == agent.AllocPending || a.State == agent.AllocReleasing
 	}) {
@@ -97,7 +117,7 @@ func (s *Server) setWaits(ctx context.Context, allocs []Alloc) {
 		waiting[string(st.ID)] = st.Waiting
 	}
 	for i := range allocs {
-		allocs[i].setWaits(s.agent.DescribeWaits(ctx, s.host, waiting[allocs[i].ID]))
+		allocs[i].setWaits(s.agent.DescribeWaits(ctx, volumes, waiting[allocs[i].ID]))
 	}
 }
 

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"maps"
@@ -44,13 +45,19 @@ func TestWaitsAreExplained(t *testing.T) {
 		v.Namespace, v.ID, v.Plugin = disk.Namespace, disk.ID, "loopfs"
 		return []host.VolumeStatus{v}
 	}
-	_, c := serve(t, h)
+	s, socket := serveAgent(t, h)
+	c := NewClient(socket)
 	_, err := c.RunJob(t.Context(), Submission{Name: "user", Text: []byte("x")}, agent.SubmitOptions{})
 	must(t, err)
 	const line = "volume disk is held by alloc other-al"
 	job := awaitJob(t, c, "user", func(j Job) bool { return len(j.Allocs) == 1 && j.Allocs[0].Reason == line })
 	if list, err := c.Allocs(t.Context()); err != nil || len(list) != 1 || list[0].Reason != line {
 		t.Errorf("the list of allocs: %+v, %v", list, err)
+	}
+	lists := 0
+	o := s.Overview(context.WithValue(t.Context(), countKey{}, &lists))
+	if o.Missing != nil || lists != 1 || len(o.Jobs) != 1 || o.Jobs[0].Allocs[0].Reason != line {
+		t.Errorf("an overview that lists the volumes %d times: %+v", lists, o)
 	}
 	a, err := c.Alloc(t.Context(), job.Allocs[0].ID)
 	must(t, err)

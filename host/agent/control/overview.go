@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"holdfast/host"
+	"holdfast/host/agent"
 )
 
 // Overview is the state of an agent, for people.
@@ -33,8 +34,9 @@ func (s *Server) Overview(ctx context.Context) Overview {
 	if o.Shim, o.Missing = s.shim(ctx); o.Missing == nil {
 		o.Plugins, o.Missing = s.listPlugins(ctx, host.PluginQuery{})
 	}
+	volumes := &volumeLister{Lister: s.host}
 	if o.Missing == nil {
-		o.Volumes, o.Missing = s.explainedVolumes(ctx)
+		o.Volumes, o.Missing = s.explainedVolumes(ctx, volumes, o.Plugins)
 	}
 	if o.Missing != nil {
 		o.Missing = fmt.Errorf("no answer from the shim: %w", o.Missing)
@@ -44,7 +46,7 @@ func (s *Server) Overview(ctx context.Context) Overview {
 	for _, j := range o.Jobs {
 		allocs = append(allocs, j.Allocs...)
 	}
-	s.setWaits(ctx, allocs)
+	s.setWaitsFrom(ctx, volumes, allocs)
 	for i := range o.Jobs {
 		n := len(o.Jobs[i].Allocs)
 		o.Jobs[i].Allocs, allocs = allocs[:n:n], allocs[n:]
@@ -53,14 +55,20 @@ func (s *Server) Overview(ctx context.Context) Overview {
 }
 
 // explainedVolumes lists all volumes, with notices about their waits.
-func (s *Server) explainedVolumes(ctx context.Context) ([]Volume, error) {
-	list, _, err := s.host.Volumes(ctx, host.VolumeQuery{})
+func (s *Server) explainedVolumes(ctx context.Context, from agent.Lister, plugins []Plugin) ([]Volume, error) {
+	list, _, err := from.Volumes(ctx, host.VolumeQuery{})
 	if err != nil {
 		return nil, err
 	}
-	e := s.explainer()
+	e, jobs := s.explainer(), s.pluginJobs()
+	for i, p := range plugins {
+		e.plugins[host.PluginID(p.ID)] = &plugins[i]
+	}
 	for i, v := range list {
 		e.volumes[v.VolumeName()] = &list[i]
+		if e.plugins[v.Plugin] == nil {
+			e.plugins[v.Plugin] = &Plugin{ID: string(v.Plugin), Jobs: jobs[v.Plugin]}
+		}
 	}
 	var out []Volume
 	for _, v := range list {
