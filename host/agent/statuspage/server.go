@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -22,8 +23,9 @@ import (
 // Limits of the server.
 const (
 	renderLimit  = 3 * time.Second        // for the answer of the shim; the page says what is missing
-	rendersMax   = 4                      // pages rendered or sent at the same time
+	renderPause  = time.Second            // from one render to the next, which all browsers share
 	streamsMax   = 32                     // browsers that are told of changes
+	openMax      = 128                    // connections: further ones are refused
 	streamPause  = 500 * time.Millisecond // between two messages to a browser
 	streamTick   = 5 * time.Second        // then a message comes without a change: for times, waits and swaps
 	writeLimit   = 10 * time.Second       // for a browser to take a message
@@ -45,7 +47,9 @@ type Sources struct {
 type Server struct {
 	sources Sources
 	log     hclog.Logger
-	renders chan struct{} // holds a value for each page that is being rendered
+	open    atomic.Int32  // connections
+	renders chan struct{} // holds a value while the page is being rendered; guards latest
+	latest  rendered
 	streams chan struct{} // holds a value for each open stream of changes
 	tick    time.Duration // streamTick
 
@@ -56,7 +60,7 @@ type Server struct {
 
 // New returns the server of the page. Serve runs it.
 func New(s Sources, log hclog.Logger) *Server {
-	return &Server{sources: s, log: log, renders: make(chan struct{}, rendersMax),
+	return &Server{sources: s, log: log, renders: make(chan struct{}, 1),
 		streams: make(chan struct{}, streamsMax), tick: streamTick, changed: make(chan struct{})}
 }
 
@@ -71,6 +75,14 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	web := &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, WriteTimeout: time.Minute, IdleTimeout: 5 * time.Minute,
 		MaxHeaderBytes: 64 << 10, BaseContext: func(net.Listener) context.Context { return life },
+		ConnContext: func(ctx context.Context, _ net.Conn) context.Context {
+			return context.WithValue(ctx, refusedKey{}, s.open.Add(1) > openMax)
+		},
+		ConnState: func(_ net.Conn, state http.ConnState) {
+			if state == http.StateClosed {
+				s.open.Add(-1)
+			}
+		},
 	}
 	served := make(chan error, 1)
 	wg.Go(func() { served <- web.Serve(l) })
@@ -104,6 +116,9 @@ func (s *Server) handler() http.Handler {
 	return guard(mux)
 }
 
+// refusedKey is the key of a bool in the context of a request: its connection is one too many.
+type refusedKey struct{}
+
 // guard sets the headers that keep the page to itself. At a loopback address it answers only to names of this machine:
 // a foreign web page whose name resolves to 127.0.0.1 (DNS rebinding) would read the answer otherwise.
 func guard(next http.Handler) http.Handler {
@@ -116,6 +131,12 @@ func guard(next http.Handler) http.Handler {
 		h.Set("Cross-Origin-Resource-Policy", "same-origin")
 		h.Set("Cross-Origin-Opener-Policy", "same-origin")
 		h.Set("Cache-Control", "no-store")
+		if refused, _ := r.Context().Value(refusedKey{}).(bool); refused {
+			h.Set("Connection", "close")
+			http.Error(w, fmt.Sprintf("%d connections to this page are open, which is the limit; try again later", openMax),
+				http.StatusServiceUnavailable)
+			return
+		}
 		at, _ := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 		if at != nil && at.IP.IsLoopback() && !isLoopback(r.Host) {
 			http.Error(w, "this address answers to http://"+at.String()+" and http://localhost only", http.StatusForbidden)
@@ -135,21 +156,54 @@ func isLoopback(hostport string) bool {
 	return err == nil && ip.IsLoopback() || strings.EqualFold(name, "localhost")
 }
 
-func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
+// rendered is a page with its time.
+type rendered struct {
+	text    []byte
+	at      time.Time
+	changed <-chan struct{} // closed: the page is outdated
+}
+
+// current returns the page as of the last change, and not older than a tick. It renders at most once in renderPause.
+func (s *Server) current(ctx context.Context) ([]byte, error) {
 	select {
 	case s.renders <- struct{}{}:
 		defer func() { <-s.renders }()
-	case <-r.Context().Done():
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	age := time.Since(s.latest.at)
+	select {
+	case <-s.latest.changed:
+	default:
+		if s.latest.text != nil && age < s.tick {
+			return s.latest.text, nil
+		}
+	}
+	select {
+	case <-time.After(renderPause - age):
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	next := rendered{at: time.Now(), changed: s.nextChange()}
+	var err error
+	if next.text, err = s.render(ctx); err == nil && ctx.Err() == nil {
+		s.latest = next
+	}
+	return next.text, err
+}
+
+func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
+	text, err := s.current(r.Context())
+	if r.Context().Err() != nil {
 		return
 	}
-	text, err := s.render(r.Context())
 	if err != nil {
 		s.log.Error("cannot render the status page", "error", err)
 		http.Error(w, "the page cannot be rendered; see the log of the agent", http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	if http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeLimit)) == nil { // others wait meanwhile
+	if http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeLimit)) == nil {
 		_, _ = w.Write(text)
 	}
 }

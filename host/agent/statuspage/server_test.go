@@ -4,10 +4,14 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unicode"
 
@@ -173,6 +177,79 @@ func TestBrowsersAreToldOfChanges(t *testing.T) {
 			if message != "data: changed\n" || empty != "\n" {
 				t.Fatalf("message %q %q: %v", message, empty, errors.Join(err, err2))
 			}
+		}
+	}
+}
+
+// All browsers share one render: at most one each second, and one only after a change or a tick.
+func TestBrowsersShareARender(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		from, renders := sources(control.Overview{}, nil, nil), atomic.Int32{}
+		from.Overview = func(context.Context) control.Overview {
+			renders.Add(1)
+			return control.Overview{}
+		}
+		s := New(from, hclog.NewNullLogger())
+		load := func(want int32, takes time.Duration) {
+			t.Helper()
+			var wg sync.WaitGroup
+			began := time.Now()
+			for range 100 {
+				wg.Go(func() {
+					if text, err := s.current(t.Context()); len(text) == 0 || err != nil {
+						t.Errorf("a page of %d bytes: %v", len(text), err)
+					}
+				})
+			}
+			wg.Wait()
+			if n, took := renders.Load(), time.Since(began); n != want || took != takes {
+				t.Errorf("%d renders in %s; want %d in %s", n, took, want, takes)
+			}
+		}
+		load(1, 0)
+		for range 5 {
+			s.mu.Lock()
+			s.announce()
+			s.mu.Unlock()
+		}
+		load(2, renderPause)
+		load(2, 0)
+		time.Sleep(streamTick)
+		load(3, 0)
+	})
+}
+
+// Connections beyond openMax are refused with a reason, until others are closed.
+func TestConnectionsAreLimited(t *testing.T) {
+	s := New(sources(control.Overview{}, nil, nil), hclog.NewNullLogger())
+	at := serve(t, s)
+	var conns []net.Conn
+	for range openMax {
+		c, err := net.Dial("tcp", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		conns = append(conns, c)
+	}
+	get := func() (int, string) {
+		reply := request(t, "GET", "http://"+at+"/", at)
+		text, err := io.ReadAll(reply.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return reply.StatusCode, string(text)
+	}
+	if code, text := get(); code != http.StatusServiceUnavailable || !strings.Contains(text, "128 connections") {
+		t.Errorf("one connection too many: %d %s", code, text)
+	}
+	conns[0].Close()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		if code, _ := get(); code == http.StatusOK {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("connections are refused although others are closed")
 		}
 	}
 }

@@ -6,7 +6,7 @@ let busy = false;
 let again = false;
 let changes; // the stream of messages
 
-// update fetches the page and replaces the parts that have changed.
+// update fetches the page and takes over what has changed.
 async function update() {
   again = true;
   if (busy) {
@@ -23,8 +23,8 @@ async function update() {
       const next = new DOMParser().parseFromString(await reply.text(), "text/html");
       for (const part of document.querySelectorAll(".part")) {
         const fresh = next.getElementById(part.id);
-        if (fresh && fresh.innerHTML !== part.innerHTML && !isSelected(part)) {
-          part.replaceChildren(...fresh.childNodes);
+        if (fresh && !isSelected(part)) {
+          takeOver(part, fresh);
         }
       }
       say("Live: changes appear by themselves.");
@@ -33,6 +33,22 @@ async function update() {
     }
   }
   busy = false;
+}
+
+// takeOver makes old like fresh. Nodes that are equal stay: a relative time changes no more than its text.
+function takeOver(old, fresh) {
+  const from = [...old.childNodes];
+  const to = [...fresh.childNodes];
+  if (old.isEqualNode(fresh)) {
+    return;
+  }
+  if (!old.cloneNode().isEqualNode(fresh.cloneNode())) { // the text, or the name or attributes of an element
+    old.replaceWith(fresh);
+  } else if (from.length !== to.length) {
+    old.replaceChildren(...to);
+  } else {
+    from.forEach((child, i) => takeOver(child, to[i]));
+  }
 }
 
 // isSelected reports whether a person has selected text of the part, to copy it.

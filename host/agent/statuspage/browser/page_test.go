@@ -254,6 +254,14 @@ func TestStatusPageInABrowser(t *testing.T) {
 	b.await("#volumes tbody", "waiting.*held by job db.*Alloc: .* of job report.*holdfast job stop db")
 	b.await("#jobs tbody", "report.*pending")
 	b.await("#volumes meter + small", "MiB of .* used")
+	// A relative time changes in place.
+	do(b, chromedp.Evaluate[bool]("window.jobs = document.querySelector('#jobs tbody'), "+
+		"window.age = jobs.querySelector('time').innerText, true"))
+	do(b, chromedp.Poll[bool]("document.querySelector('#jobs tbody time').innerText !== age",
+		chromedp.WithPollingTimeout(limit)))
+	if !do(b, chromedp.Evaluate[bool]("document.querySelector('#jobs tbody') === jobs")) {
+		t.Error("a new relative time replaced its section")
+	}
 	a.must("shim", "swap", a.path("holdfast-shim"))
 	b.await("#shim tbody", "committed.*to ")
 	b.await("#summary", "1 of 1 plugins healthy.*1 volume waited for")
