@@ -55,7 +55,7 @@ func (p placesOf) locate(err error) error {
 func (p placesOf) readConfig(c *cobra.Command, path string) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return fmt.Errorf("configuration file: %w", err)
+		return fmt.Errorf("configuration file: %w", readError(path, err))
 	}
 	file, diags := hclsyntax.ParseConfig(text, path, hcl.InitialPos)
 	if diags.HasErrors() {

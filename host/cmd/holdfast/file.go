@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"holdfast/host"
 	"holdfast/host/agent"
@@ -39,7 +40,7 @@ func (v *variables) read() (values map[string]string, files []host.Source, err e
 	for _, path := range v.files {
 		text, err := os.ReadFile(path)
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, readError(path, err)
 		}
 		files = append(files, host.Source{Name: path, Text: text})
 	}
@@ -69,16 +70,24 @@ func readFile(path string) (file, error) {
 	}
 	text, err := io.ReadAll(io.LimitReader(from, maxFile+1))
 	if err != nil {
-		if _, named := errors.AsType[*os.PathError](err); named {
-			return file{}, err
-		}
-		return file{}, fmt.Errorf("read %s: %w", path, err)
+		return file{}, readError(path, err)
 	}
 	if len(text) > maxFile {
 		return file{}, fmt.Errorf("%s is larger than %d KiB: not a job or volume file", path, maxFile>>10)
 	}
 	dir, err := filepath.Abs(filepath.Dir(path)) // of "-" too
 	return file{Source: agent.Source{Name: path, Dir: dir, Text: text}, volume: isVolume(path, text)}, err
+}
+
+// readError has an error of reading a file name it.
+func readError(path string, err error) error {
+	if errors.Is(err, unix.EISDIR) {
+		return fmt.Errorf("%s: this is a directory; name a file", path)
+	}
+	if _, named := errors.AsType[*os.PathError](err); named {
+		return err
+	}
+	return fmt.Errorf("read %s: %w", path, err)
 }
 
 var (

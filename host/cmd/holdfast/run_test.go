@@ -58,7 +58,7 @@ func TestFilesThatCannotBeJobs(t *testing.T) {
 	}{
 		{job, false, ""}, {volume, true, ""}, {job, true, "holdfast job run"},
 		{volume, false, "holdfast volume create"},
-		{huge, false, "is larger than 512 KiB"}, {dir, false, "is a directory"},
+		{huge, false, "is larger than 512 KiB"}, {dir, false, dir + ": this is a directory; name a file"},
 	} {
 		_, err := (&variables{}).readOne(c.path, c.volume)
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
@@ -69,5 +69,12 @@ func TestFilesThatCannotBeJobs(t *testing.T) {
 	files, err := (&variables{}).readFiles([]string{dir, job})
 	if err != nil || len(files) != 2 || files[0].err == nil || files[1].err != nil {
 		t.Errorf("%v, %v", files, err)
+	}
+	_, _, ofVariables := (&variables{files: []string{dir}}).read()
+	c, _ := agentCommand(t)
+	for _, err := range []error{ofVariables, (placesOf{}).readConfig(c, dir)} {
+		if err == nil || !strings.HasSuffix(err.Error(), dir+": this is a directory; name a file") {
+			t.Error(err)
+		}
 	}
 }
