@@ -59,11 +59,11 @@ func CallerOf(pid int) EngineCaller {
 	return EngineCaller{PID: pid, Start: s.Start, Daemonless: s.Comm != "dockerd"}
 }
 
-// gone reports whether the engine's process has ended, so that it will not unmount what it has mounted.
-func (c EngineCaller) gone() bool {
-	if c.Daemonless {
-		return false
-	}
+// gone reports whether the engine has ended, so that it will not unmount what it has mounted.
+func (c EngineCaller) gone() bool { return !c.Daemonless && c.ended() }
+
+// ended reports whether the process has ended.
+func (c EngineCaller) ended() bool {
 	s, err := proc.ReadStat(c.PID)
 	return err != nil || s.Start != c.Start || s.State == 'Z'
 }
@@ -229,10 +229,11 @@ func (a *Agent) mountForEngine(ctx context.Context, s Volumes, r EngineRequest) 
 }
 
 // withoutLostCount drops the count of a Podman that was killed before it stored its own. Podman mounts only what it
-// does not count as mounted. Another store of Podman may count it too, but then a container uses the mount.
+// does not count as mounted. Another store of Podman may count it too, but then a container uses the mount, or the
+// process that mounted it still starts the container.
 func (a *Agent) withoutLostCount(m *EngineMount, r EngineRequest) (*EngineMount, error) {
 	h, held := m.Holders[r.ID]
-	if !held || !h.Engine.Daemonless {
+	if !held || !h.Engine.Daemonless || !h.Engine.ended() {
 		return m, nil
 	}
 	unused, err := a.unusedFor(m)

@@ -366,6 +366,18 @@ func TestTrapD10ReleaseThatFailsIsContinued(t *testing.T) {
 	})
 }
 
+// Two stores of Podman send one ID. A container that the first still starts does not use the mount yet.
+func TestTrapD7PodmanOfAnotherStoreMountsDuringAStart(t *testing.T) {
+	withEnginePlugin(t, func(e *env) {
+		e.engineMount("constant", EngineCaller{PID: os.Getpid(), Start: ownStart(), Daemonless: true})
+		e.engineMount("constant", podman)
+		e.engineUnmount("constant", podman)
+		e.engineUses(1, 0, "constant")
+		e.engineUnmount("constant", podman)
+		e.engineUses(1, 1)
+	})
+}
+
 // A Podman that is killed after the answer to a mount counts nothing: its next container mounts again.
 func TestTrapD13PodmanIsKilledBeforeItCounts(t *testing.T) {
 	withEnginePlugin(t, func(e *env) {
