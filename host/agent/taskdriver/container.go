@@ -87,39 +87,6 @@ func (d Container) Start(ctx context.Context, t Task) (_ Handle, err error) {
 	return h, nil
 }
 
-// startFailed removes what a failed start has left, and returns its error. An engine that answers and is only too slow
-// is no ErrUnavailable, so that the restart policy counts the failure.
-func (d Container) startFailed(ctx context.Context, h Handle, err error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
-	defer cancel()
-	if errors.Is(err, context.DeadlineExceeded) && d.ping(ctx) == nil {
-		err = fmt.Errorf("the engine at %s answers, but has not started the container within %v; see its log", d.host,
-			changeTimeout)
-	}
-	if left := d.remove(ctx, h); left == nil {
-		_ = os.Remove(filepath.Join(h.Dir, handleFile)) // else Find names what is left
-	} else {
-		err = errors.Join(err, left)
-	}
-	return d.explain(h.ID, err)
-}
-
-// adoptEarlier is Adopt for the earlier attempt in a task's directory. Its container is removed now if that failed
-// before: after the attempt has ended, where it does no harm, or after a failed Start, which did not record the time of
-// a start.
-func (d Container) adoptEarlier(ctx context.Context, h Handle) (alive bool, err error) {
-	_, ended, err := readExit(h)
-	if err != nil || h.Container == "" || !ended && h.Created != "" {
-		return d.Adopt(ctx, h)
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, changeTimeout, errSilent)
-	defer cancel()
-	if err := d.remove(ctx, h); err != nil && !ended {
-		return false, d.explain(h.ID, err)
-	}
-	return false, nil
-}
-
 // containerName returns a name that engines accept. The name of a task may have any printable character.
 func containerName(id string) string {
 	name := strings.Map(func(r rune) rune {
@@ -168,20 +135,27 @@ func (d Container) run(ctx context.Context, t Task, h *Handle) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, changeTimeout, errSilent)
-	defer cancel()
-	create := client.ContainerCreateOptions{Config: config, HostConfig: hostConfig, Name: h.Container}
-	made, err := d.engine.ContainerCreate(ctx, create)
+	var made client.ContainerCreateResult
+	create := func(ctx context.Context) (err error) {
+		made, err = d.engine.ContainerCreate(ctx,
+			client.ContainerCreateOptions{Config: config, HostConfig: hostConfig, Name: h.Container})
+		return err
+	}
+	err = d.call(ctx, "create container "+h.Container, changeTimeout, create)
 	if errdefs.IsConflict(err) { // of a start that was interrupted
 		if err = d.remove(ctx, *h); err == nil {
-			made, err = d.engine.ContainerCreate(ctx, create)
+			err = d.call(ctx, "create container "+h.Container, changeTimeout, create)
 		}
 	}
 	if err != nil {
 		return err
 	}
 	h.Warnings = append(made.Warnings, d.ignoredRules(ctx, hostConfig)...)
-	if _, err := d.engine.ContainerStart(ctx, made.ID, client.ContainerStartOptions{}); err != nil {
+	err = d.call(ctx, "start container "+h.Container, changeTimeout, func(ctx context.Context) error {
+		_, err := d.engine.ContainerStart(ctx, made.ID, client.ContainerStartOptions{})
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	state, _, err := d.state(ctx, *h)
@@ -196,7 +170,11 @@ func (d Container) ignoredRules(ctx context.Context, h *container.HostConfig) []
 	if len(h.DeviceCgroupRules) == 0 {
 		return nil
 	}
-	engine, _ := d.engine.ServerVersion(ctx, client.ServerVersionOptions{})
+	var engine client.ServerVersionResult
+	_ = d.call(ctx, "ask for the version", queryTimeout, func(ctx context.Context) (err error) {
+		engine, err = d.engine.ServerVersion(ctx, client.ServerVersionOptions{})
+		return err
+	})
 	for _, c := range engine.Components {
 		var major, minor int
 		_, err := fmt.Sscanf(c.Version, "%d.%d", &major, &minor)
@@ -277,18 +255,38 @@ const (
 // errSilent means that an engine accepts connections and does not answer.
 var errSilent = errors.New("it accepts connections, but does not answer")
 
+// call makes a call of the engine. If that takes longer than limit, the error is an errSilent that names the call. Only
+// waits for a container and reads of its output have no limit.
+func (d Container) call(ctx context.Context, name string, limit time.Duration, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s: %w within %v", name, errSilent, limit))
+	defer cancel()
+	err := do(ctx)
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// inspect returns what the engine says of the container. If it is gone, found is false.
+func (d Container) inspect(ctx context.Context, h Handle) (c container.InspectResponse, found bool, err error) {
+	err = d.call(ctx, "inspect container "+h.Container, queryTimeout, func(ctx context.Context) error {
+		r, err := d.engine.ContainerInspect(ctx, h.Container, client.ContainerInspectOptions{})
+		c = r.Container
+		return err
+	})
+	if errdefs.IsNotFound(err) {
+		return c, false, nil
+	}
+	return c, err == nil, err
+}
+
 // state returns the state of the container. If it is gone, found is false.
 func (d Container) state(ctx context.Context, h Handle) (s container.State, found bool, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, queryTimeout, errSilent)
-	defer cancel()
-	c, err := d.engine.ContainerInspect(ctx, h.Container, client.ContainerInspectOptions{})
-	if errdefs.IsNotFound(err) {
-		return s, false, nil
-	}
-	if err != nil || c.Container.State == nil {
+	c, found, err := d.inspect(ctx, h)
+	if !found || c.State == nil {
 		return s, false, err
 	}
-	return *c.Container.State, true, nil
+	return *c.State, true, nil
 }
 
 // Adopt reports whether the container runs. It reports true if the engine does not answer: what it will say later is
@@ -417,11 +415,18 @@ func exitOf(s container.State) Exit {
 
 // remove removes the container and its anonymous volumes.
 func (d Container) remove(ctx context.Context, h Handle) error {
-	_, err := d.engine.ContainerRemove(ctx, h.Container, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
-	if err != nil && !errdefs.IsNotFound(err) {
-		return fmt.Errorf("remove container %s: %w", h.Container, err)
+	name := "remove container " + h.Container
+	err := d.call(ctx, name, changeTimeout, func(ctx context.Context) error {
+		_, err := d.engine.ContainerRemove(ctx, h.Container, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+		return err
+	})
+	if err == nil || errdefs.IsNotFound(err) {
+		return nil
 	}
-	return nil
+	if errors.Is(err, errSilent) {
+		return err // it names the call
+	}
+	return fmt.Errorf("%s: %w", name, err)
 }
 
 // Stop sends the image's stop signal, by default SIGTERM, and SIGKILL after grace, in whole seconds.
@@ -431,7 +436,11 @@ func (d Container) Stop(ctx context.Context, h Handle, grace time.Duration) erro
 		return err
 	}
 	seconds := int(math.Ceil(max(grace, 0).Seconds()))
-	_, err = d.engine.ContainerStop(ctx, h.Container, client.ContainerStopOptions{Timeout: &seconds})
+	limit := time.Duration(seconds)*time.Second + changeTimeout
+	err = d.call(ctx, "stop container "+h.Container, limit, func(ctx context.Context) error {
+		_, err := d.engine.ContainerStop(ctx, h.Container, client.ContainerStopOptions{Timeout: &seconds})
+		return err
+	})
 	if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsNotModified(err) {
 		return d.explain(h.ID, err)
 	}

@@ -33,12 +33,12 @@ func (d Container) Prepare(ctx context.Context, t Task, progress func(string)) e
 			return d.explain(t.ID, err)
 		}
 	}
-	image, err := d.engine.ImageInspect(ctx, c.Image)
+	image, err := d.inspectImage(ctx, c.Image)
 	if c.Load == "" && (c.ForcePull || errdefs.IsNotFound(err)) {
 		if err := d.pull(ctx, c, progress); err != nil {
 			return d.explain(t.ID, err)
 		}
-		image, err = d.engine.ImageInspect(ctx, c.Image)
+		image, err = d.inspectImage(ctx, c.Image)
 	}
 	if err != nil {
 		return d.explain(t.ID, fmt.Errorf("image %s: %w", c.Image, err))
@@ -46,13 +46,23 @@ func (d Container) Prepare(ctx context.Context, t Task, progress func(string)) e
 	return checkArch(c.Image, image.Architecture)
 }
 
+func (d Container) inspectImage(ctx context.Context, name string) (image client.ImageInspectResult, err error) {
+	err = d.call(ctx, "inspect image "+name, queryTimeout, func(ctx context.Context) (err error) {
+		image, err = d.engine.ImageInspect(ctx, name)
+		return err
+	})
+	return image, err
+}
+
 // ping checks that a container engine answers.
 func (d Container) ping(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, queryTimeout, errSilent)
-	defer cancel()
-	answer, err := d.engine.Ping(ctx, client.PingOptions{})
-	if err != nil && context.Cause(ctx) != nil {
-		return context.Cause(ctx)
+	var answer client.PingResult
+	err := d.call(ctx, "ping", queryTimeout, func(ctx context.Context) (err error) {
+		answer, err = d.engine.Ping(ctx, client.PingOptions{})
+		return err
+	})
+	if errors.Is(err, errSilent) || ctx.Err() != nil {
+		return err
 	}
 	if answer.APIVersion == "" && !client.IsErrConnectionFailed(err) {
 		return errors.Join(errSilent, err)
@@ -83,18 +93,31 @@ func (d Container) load(ctx context.Context, t Task) error {
 		return registry.Errorf(registry.ErrNotFound, "load: %w", err)
 	}
 	defer f.Close()
-	result, err := d.engine.ImageLoad(ctx, f)
+	limit, err := pullTimeout(t.container)
+	if err != nil {
+		return err
+	}
+	loading, cancel := withPullTimeout(ctx, limit)
+	defer cancel()
+	result, err := d.engine.ImageLoad(loading, f)
 	if err == nil {
 		_, err = io.Copy(io.Discard, result)
 		err = errors.Join(err, result.Close())
 	}
+	if err != nil && loading.Err() != nil {
+		err = context.Cause(loading)
+	}
 	if err != nil {
 		return fmt.Errorf("load %s: %w", path, err)
 	}
-	if _, err := d.engine.ImageInspect(ctx, t.container.Image); errdefs.IsNotFound(err) {
+	if _, err := d.inspectImage(ctx, t.container.Image); errdefs.IsNotFound(err) {
 		return registry.Errorf(registry.ErrNotFound, "%s does not hold image %s", path, t.container.Image)
 	}
 	return nil
+}
+
+func withPullTimeout(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, limit, fmt.Errorf("not complete after %v (image_pull_timeout)", limit))
 }
 
 // pull pulls the image within its image_pull_timeout.
@@ -110,7 +133,7 @@ func (d Container) pull(ctx context.Context, c *containerConfig, progress func(s
 		}
 	}
 	progress("pulling image " + c.Image)
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not complete after %v (image_pull_timeout)", limit))
+	ctx, cancel := withPullTimeout(ctx, limit)
 	defer cancel()
 	response, err := d.engine.ImagePull(ctx, c.Image, options)
 	if err == nil {

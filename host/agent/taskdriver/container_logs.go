@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 
-	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/pkg/stdcopy"
 	"github.com/moby/moby/client"
 )
@@ -47,11 +46,8 @@ func (d Container) Logs(ctx context.Context, h Handle, s Stream, follow bool, to
 // copyOutput copies what the engine has of the container's output. A container that is gone has none.
 func (d Container) copyOutput(ctx context.Context, h Handle, o client.ContainerLogsOptions, stdout, stderr io.Writer,
 ) error {
-	c, err := d.engine.ContainerInspect(ctx, h.Container, client.ContainerInspectOptions{})
-	if errdefs.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
+	c, found, err := d.inspect(ctx, h)
+	if !found {
 		return err
 	}
 	logs, err := d.engine.ContainerLogs(ctx, h.Container, o)
@@ -59,7 +55,7 @@ func (d Container) copyOutput(ctx context.Context, h Handle, o client.ContainerL
 		return fmt.Errorf("read the output of container %s: %w", h.Container, err)
 	}
 	defer logs.Close()
-	if c.Container.Config != nil && c.Container.Config.Tty {
+	if c.Config != nil && c.Config.Tty {
 		_, err = io.Copy(stdout, logs)
 	} else {
 		_, err = stdcopy.StdCopy(stdout, stderr, logs)

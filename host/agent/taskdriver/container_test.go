@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/moby/moby/client"
 	"golang.org/x/sys/unix"
 
 	"holdfast/hooks"
@@ -253,6 +255,59 @@ func TestStartRemovesTheContainerOfAFailedStart(t *testing.T) {
 	}
 }
 
+// roundTrip is a transport.
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// Only a wait for the end of a container, and a read of its output, may take any time.
+func TestCallsOfTheEngineHaveALimit(t *testing.T) {
+	engine := httptest.NewServer(&brokenEngine{})
+	defer engine.Close()
+	limited := map[string]bool{}
+	d := Container{name: "docker", host: engine.URL}
+	var err error
+	d.engine, err = client.New(client.WithHost("tcp://"+engine.Listener.Addr().String()),
+		client.WithHTTPClient(&http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+			_, has := r.Context().Deadline()
+			call := r.Method + " " + path.Base(r.URL.Path)
+			if before, known := limited[call]; known {
+				has = has && before
+			}
+			limited[call] = has
+			return http.DefaultTransport.RoundTrip(r)
+		})}))
+	must(t, err)
+	for _, config := range []string{`"load":"/dev/null"`, `"force_pull":true`} {
+		task := boxed(t, d, "true", config)
+		task.Plan.Rules = []hooks.DeviceRule{{Type: "c", Major: 1, Minor: 3, Access: "r"}}
+		must(t, d.Prepare(t.Context(), task, func(string) {}))
+		h, err := d.Start(t.Context(), task)
+		must(t, err)
+		must(t, d.Stop(t.Context(), h, 0))
+		wait(t, d, h)
+	}
+	for call, has := range limited {
+		if call == "POST wait" || call == "GET logs" {
+			delete(limited, call)
+		} else if !has {
+			t.Errorf("%s has no limit", call)
+		}
+	}
+	if len(limited) < 9 { // ping, version, inspect, load, pull, create, start, stop, remove
+		t.Errorf("the calls were %v", limited)
+	}
+	err = d.explain("t", d.call(t.Context(), "inspect image box", time.Millisecond, func(ctx context.Context) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}))
+	want := "no container engine answers at " + engine.URL + ": inspect image box: it accepts connections, but does " +
+		"not answer within 1ms"
+	if !errors.Is(err, registry.ErrUnavailable) || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
+
 // Podman ends a wait early if it cannot read the container's state.
 func TestContainerOfAnInterruptedWaitIsNotRemoved(t *testing.T) {
 	b := &brokenEngine{running: 2} // for Start, and for the first wait
@@ -330,13 +385,13 @@ func TestTaskEndsBesideAContainerThatStays(t *testing.T) {
 // An engine that answers, but does not create a container in time, is no engine that is away: the restart policy counts.
 func TestSlowEngineIsNoSilentEngine(t *testing.T) {
 	d := (&brokenEngine{}).driver(t)
-	err := d.startFailed(t.Context(), Handle{ID: "t", Dir: t.TempDir(), Container: "c"}, context.DeadlineExceeded)
+	err := d.startFailed(t.Context(), Handle{ID: "t", Dir: t.TempDir(), Container: "c"}, errSilent)
 	if errors.Is(err, registry.ErrUnavailable) || !strings.Contains(err.Error(), "has not started the container within") {
 		t.Error(err)
 	}
 	d, err = NewContainer("docker", "unix:///no/socket")
 	must(t, err)
-	err = d.startFailed(t.Context(), Handle{ID: "t", Dir: t.TempDir(), Container: "c"}, context.DeadlineExceeded)
+	err = d.startFailed(t.Context(), Handle{ID: "t", Dir: t.TempDir(), Container: "c"}, errSilent)
 	if !errors.Is(err, registry.ErrUnavailable) {
 		t.Error(err)
 	}

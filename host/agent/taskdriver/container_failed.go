@@ -1,0 +1,41 @@
+//go:build !taskparent
+
+package taskdriver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// startFailed removes what a failed start has left, and returns its error. An engine that answers and is only too slow
+// is no ErrUnavailable, so that the restart policy counts the failure.
+func (d Container) startFailed(ctx context.Context, h Handle, err error) error {
+	ctx = context.WithoutCancel(ctx)
+	if errors.Is(err, errSilent) && d.ping(ctx) == nil {
+		err = fmt.Errorf("the engine at %s answers, but has not started the container within %v; see its log", d.host,
+			changeTimeout)
+	}
+	if left := d.remove(ctx, h); left == nil {
+		_ = os.Remove(filepath.Join(h.Dir, handleFile)) // else Find names what is left
+	} else {
+		err = errors.Join(err, left)
+	}
+	return d.explain(h.ID, err)
+}
+
+// adoptEarlier is Adopt for the earlier attempt in a task's directory. Its container is removed now if that failed
+// before: after the attempt has ended, where it does no harm, or after a failed Start, which did not record the time of
+// a start.
+func (d Container) adoptEarlier(ctx context.Context, h Handle) (alive bool, err error) {
+	_, ended, err := readExit(h)
+	if err != nil || h.Container == "" || !ended && h.Created != "" {
+		return d.Adopt(ctx, h)
+	}
+	if err := d.remove(ctx, h); err != nil && !ended {
+		return false, d.explain(h.ID, err)
+	}
+	return false, nil
+}
