@@ -80,6 +80,9 @@ func (r *runner) runToEnd(ctx, stop context.Context) error {
 			}
 		}
 	}
+	if err := r.removeFailed(ctx); err != nil {
+		return err
+	}
 	if err := r.releaseVolumes(ctx); err != nil {
 		return err
 	}
@@ -199,6 +202,23 @@ func (r *runner) prepareVolumes(ctx, stop context.Context) error {
 	err = r.failed(stop, err,
 		func(err error) string { return "volumes cannot be prepared: " + r.describeError(stop, err, true) })
 	return errors.Join(err, ctx.Err())
+}
+
+// removeFailed returns when no task whose start failed may still start. Until then the alloc keeps its volumes. No error
+// is permanent here.
+func (r *runner) removeFailed(ctx context.Context) error {
+	return r.retry(ctx, func() error {
+		for _, t := range r.record().Group.Tasks {
+			d, may := r.a.drivers[t.Driver].(taskdriver.Remover)
+			if !may {
+				continue
+			}
+			if err := d.RemoveFailed(ctx, r.a.dirs(r.id).task(t.Name)); err != nil {
+				return fmt.Errorf("task %q: %v", t.Name, err)
+			}
+		}
+		return nil
+	}, error.Error)
 }
 
 // releaseVolumes returns when the volumes are released. No error is permanent here.

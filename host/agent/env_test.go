@@ -57,7 +57,8 @@ type fakeDriver struct {
 	tasks      map[string]*fakeTask
 	startErr   error
 	prepare    func(ctx context.Context, progress func(string)) error
-	ignoreTerm bool // tasks use their whole grace
+	ignoreTerm bool                   // tasks use their whole grace
+	failed     func(dir string) error // RemoveFailed; nil: succeeds
 }
 
 type fakeTask struct {
@@ -102,6 +103,15 @@ func (d *fakeDriver) Start(_ context.Context, t taskdriver.Task) (taskdriver.Han
 	d.tasks[t.ID] = &fakeTask{task: t, pid: pid, done: make(chan struct{})}
 	d.journal.add("start %s", jobAndTask(t.Env))
 	return taskdriver.Handle{ID: t.ID, Driver: "exec", Dir: t.Dir, TaskPID: pid}, nil
+}
+
+func (d *fakeDriver) RemoveFailed(_ context.Context, dir string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.failed == nil {
+		return nil
+	}
+	return d.failed(dir)
 }
 
 func (d *fakeDriver) failStarts(err error) {

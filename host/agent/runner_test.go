@@ -275,3 +275,31 @@ func TestNotesOfFailuresAreMarked(t *testing.T) {
 		}
 	}
 }
+
+// A start that failed without an answer of the engine may still happen, so the volumes stay until that is over.
+func TestVolumesWaitForAStartThatMayStillHappen(t *testing.T) {
+	withAgent(t, func(e *env) {
+		var removes atomic.Bool
+		e.driver.failed = func(string) error {
+			if !removes.Load() {
+				return registry.Errorf(registry.ErrUnavailable, "container c may still start")
+			}
+			e.add("removed container c")
+			return nil
+		}
+		e.driver.failStarts(registry.Errorf(registry.ErrUnavailable, "no engine answers"))
+		e.submit(userJob("user", ""))
+		e.awaitAlloc("user", "a failed start", func(r *AllocRecord) bool { return r.Tasks["main"].State == TaskWaiting })
+		e.stopJob("user", StopOptions{})
+		for range 2 {
+			e.awaitAlloc("user", "the reason", func(r *AllocRecord) bool {
+				return r.State == AllocReleasing && r.Reason == `task "main": container c may still start`
+			})
+			e.restart(nil)
+		}
+		e.hasCount("released user", 0)
+		removes.Store(true)
+		e.awaitAllEnded()
+		e.has("removed container c", "released user")
+	})
+}

@@ -39,3 +39,28 @@ func (d Container) adoptEarlier(ctx context.Context, h Handle) (alive bool, err 
 	}
 	return false, nil
 }
+
+var _ Remover = Container{}
+
+// RemoveFailed removes the container of a failed Start, as the handle in the directory names it.
+func (d Container) RemoveFailed(ctx context.Context, dir string) error {
+	var h Handle
+	found, err := readRecord(dir, handleFile, &h)
+	if err != nil || !found || h.Container == "" || h.Created != "" {
+		return err
+	}
+	_, ended, err := readExit(h)
+	if err != nil || ended {
+		return err
+	}
+	if now, err := h.thisBoot(); err != nil || !now {
+		return err
+	}
+	if err = d.ping(ctx); err == nil {
+		err = d.remove(ctx, h)
+	}
+	if err != nil {
+		return fmt.Errorf("container %s, whose start failed, may still start: %w", h.Container, d.explain(h.ID, err))
+	}
+	return os.Remove(filepath.Join(dir, handleFile))
+}

@@ -255,6 +255,30 @@ func TestStartRemovesTheContainerOfAFailedStart(t *testing.T) {
 	}
 }
 
+// What a failed start has left is removed also without another start, and only that.
+func TestContainerOfAFailedStartIsRemovedLater(t *testing.T) {
+	b := &brokenEngine{fails: map[string]bool{"POST start": true, http.MethodDelete: true}}
+	d := b.driver(t)
+	task := boxed(t, d, "true")
+	if _, err := d.Start(t.Context(), task); err == nil {
+		t.Fatal("it has started")
+	}
+	name := containerName(task.ID)
+	if err := d.RemoveFailed(t.Context(), task.Dir); err == nil || !strings.Contains(err.Error(), name+", whose start failed") {
+		t.Error(err)
+	}
+	b.mu.Lock()
+	b.fails, b.removed = nil, nil
+	b.mu.Unlock()
+	must(t, d.RemoveFailed(t.Context(), task.Dir))
+	_, err := d.Start(t.Context(), task)
+	must(t, err)
+	must(t, d.RemoveFailed(t.Context(), task.Dir))
+	if want := []string{name}; !slices.Equal(b.removed, want) {
+		t.Errorf("removed %q, want %q", b.removed, want)
+	}
+}
+
 // roundTrip is a transport.
 type roundTrip func(*http.Request) (*http.Response, error)
 

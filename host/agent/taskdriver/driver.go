@@ -23,7 +23,7 @@ type Driver interface {
 	Isolated() bool
 	// Configure checks the config block of a task and reads it into t. A warning names an attribute without an effect.
 	Configure(t *Task, config json.RawMessage) (warnings []string, err error)
-	// Start returns when the command runs. After an error nothing runs. Find finds a task whose Start was
+	// Start returns when the command runs. After an error nothing runs, but see Remover. Find finds a task whose Start was
 	// interrupted by the death of the orchestrator.
 	Start(ctx context.Context, t Task) (Handle, error)
 	// Wait returns when no process of the task is left. It returns the same Exit each time. Each started task must be
@@ -42,6 +42,12 @@ type Driver interface {
 type Preparer interface {
 	// Prepare returns early when ctx ends. Progress gets one line of text, at once and every few seconds.
 	Prepare(ctx context.Context, t Task, progress func(string)) error
+}
+
+// Remover is a Driver whose Start may fail without an answer, so that the task starts later.
+type Remover interface {
+	// RemoveFailed returns nil once the last Start in a task's directory, if it failed, starts nothing any more.
+	RemoveFailed(ctx context.Context, dir string) error
 }
 
 // Task is one attempt of a task.
