@@ -240,7 +240,7 @@ func TestEndpointAndHoldfastExcludeEachOther(t *testing.T) {
 		e.must(step(e.ctx()))
 	}
 	e.must(theirs.attach(e.ctx())) // by a client that vanishes
-	uses, _, err := e.host.EndpointUses(e.ctx(), "fake")
+	uses, _, err := e.host.EndpointUses(e.ctx(), host.EndpointQuery{Plugin: "fake"})
 	if err != nil || len(uses) != 1 || uses[0].Call != registry.ControllerPublishRPC ||
 		uses[0].CreateIndex == 0 {
 		t.Errorf("uses %+v, %v", uses, err)

@@ -84,7 +84,7 @@ func TestDefectG3TextsDecideNothing(t *testing.T) {
 		t.Errorf("an INVALID_ARGUMENT is: %v", err)
 	}
 	e.wantCalls(1, attachOK, "NodeStageVolume INVALID_ARGUMENT")
-	list, _, err := e.host.Allocs(e.ctx(), "alloc-1")
+	list, _, err := e.host.Allocs(e.ctx(), host.AllocQuery{ID: "alloc-1"})
 	e.must(err)
 	if len(list) != 1 || len(list[0].Waiting) != 1 {
 		t.Fatalf("allocs: %+v", list)

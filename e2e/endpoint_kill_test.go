@@ -43,7 +43,7 @@ func TestShimKilledDuringACallOfAClient(t *testing.T) {
 				e.must(e.result(everyCall[i], done))
 				e.wantOneRequest(everyCall[i], 2)
 			}
-			if uses, _, err := e.host.EndpointUses(e.ctx(), "fake"); err != nil || len(uses) > 0 {
+			if uses, _, err := e.host.EndpointUses(e.ctx(), host.EndpointQuery{Plugin: "fake"}); err != nil || len(uses) > 0 {
 				t.Errorf("uses %+v, %v", uses, err)
 			}
 			stop()
@@ -78,7 +78,8 @@ func TestShimKilledWhileUsesAreForgotten(t *testing.T) {
 		}
 	}
 	e.must(e.delete("last"))
-	if uses, _, err := e.host.EndpointUses(e.ctx(), "fake"); err != nil || len(uses) > 0 || forgotten != rounds {
+	uses, _, err := e.host.EndpointUses(e.ctx(), host.EndpointQuery{Plugin: "fake"})
+	if err != nil || len(uses) > 0 || forgotten != rounds {
 		t.Errorf("uses %+v, %v; %d events, not %d", uses, err, forgotten, rounds)
 	}
 	e.must(v.detach(e.ctx()))

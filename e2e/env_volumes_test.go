@@ -182,7 +182,7 @@ func (e *env) use(alloc string, r request) string {
 // claims returns the claims that are held, by alloc.
 func (e *env) claims() map[string]host.Claim {
 	e.t.Helper()
-	list, _, err := e.host.Claims(e.ctx())
+	list, _, err := e.host.Claims(e.ctx(), host.ClaimQuery{})
 	e.must(err)
 	held := map[string]host.Claim{}
 	for _, c := range list {
@@ -195,7 +195,7 @@ func (e *env) claims() map[string]host.Claim {
 func (e *env) waitReleased(alloc string) {
 	e.t.Helper()
 	e.waitUntil(alloc+" is released", func() bool {
-		list, _, err := e.host.Allocs(e.ctx(), host.AllocID(alloc))
+		list, _, err := e.host.Allocs(e.ctx(), host.AllocQuery{ID: host.AllocID(alloc)})
 		return err == nil && len(list) == 0
 	})
 	if c, held := e.claims()[alloc]; held {

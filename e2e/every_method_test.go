@@ -443,7 +443,7 @@ func (tr *traffic) volumeLife(id, release string) {
 			}
 			return h.ReleaseAlloc(ctx, group.Alloc)
 		}},
-		{"Allocs", nil, func(ctx context.Context) error { return wantNone(h.Allocs(ctx, group.Alloc)) }},
+		{"Allocs", nil, func(ctx context.Context) error { return wantNone(h.Allocs(ctx, host.AllocQuery{ID: group.Alloc})) }},
 		{"ExpandVolume", host.ErrInvalid, func(ctx context.Context) error { return expand(ctx, h, name, 1) }},
 		{"DeleteVolume", nil, func(ctx context.Context) error { return h.DeleteVolume(ctx, name) }},
 		{"Volumes", nil, func(ctx context.Context) error {
@@ -458,8 +458,7 @@ func (tr *traffic) volumeLife(id, release string) {
 
 // wantClaim returns an error unless the alloc has exactly one claim.
 func (tr *traffic) wantClaim(ctx context.Context, id host.AllocID) error {
-	list, _, err := tr.host.Claims(ctx)
-	list = slices.DeleteFunc(list, func(c host.Claim) bool { return c.Alloc != id })
+	list, _, err := tr.host.Claims(ctx, host.ClaimQuery{Alloc: id})
 	if err == nil && len(list) != 1 {
 		err = fmt.Errorf("%s has the claims %v", id, list)
 	}
@@ -658,7 +657,7 @@ func (tr *traffic) readAll(int) {
 		"Status":      func(ctx context.Context) error { return errOf(h.Status(ctx)) },
 		"CallMetrics": func(ctx context.Context) error { return errOf(h.CallMetrics(ctx)) },
 		"Volumes":     func(ctx context.Context) error { _, _, err := h.Volumes(ctx, host.VolumeQuery{}); return err },
-		"Allocs":      func(ctx context.Context) error { _, _, err := h.Allocs(ctx, ""); return err },
+		"Allocs":      func(ctx context.Context) error { _, _, err := h.Allocs(ctx, host.AllocQuery{}); return err },
 		"Plugins":     func(ctx context.Context) error { _, _, err := h.Plugins(ctx, host.PluginQuery{}); return err },
 		"PluginCapacity": func(ctx context.Context) error {
 			return errOf(h.PluginCapacity(ctx, host.CapacityQuery{Plugin: "fake"}))
@@ -682,7 +681,7 @@ func (tr *traffic) callRefused(int) {
 		return errOf(h.PrepareAlloc(ctx, host.AllocGroup{Alloc: "../a", Namespace: "default"}))
 	})
 	tr.call("EndpointUses", nil, func(ctx context.Context) error {
-		_, _, err := h.EndpointUses(ctx, "fake")
+		_, _, err := h.EndpointUses(ctx, host.EndpointQuery{Plugin: "fake"})
 		return err
 	})
 	tr.call("ForgetEndpointUses", host.ErrNotFound, func(ctx context.Context) error {

@@ -109,7 +109,7 @@ func (w *env) recovered() {
 	if slices.Contains(ids, "gone") {
 		w.t.Error("the deleted volume is there again")
 	}
-	if allocs, _, err := w.host.Allocs(w.ctx(), "released"); err != nil || len(allocs) > 0 {
+	if allocs, _, err := w.host.Allocs(w.ctx(), host.AllocQuery{ID: "released"}); err != nil || len(allocs) > 0 {
 		w.t.Errorf("the released alloc is there: %+v, %v", allocs, err)
 	}
 	p := w.addPlugin("alloc-q", csifake.Monolith)

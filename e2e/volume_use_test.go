@@ -239,7 +239,7 @@ func TestUseGoesOnWithoutThePlugin(t *testing.T) {
 	check("the shim was killed")
 	e.reopen(nil, user)
 	check("the host was restarted")
-	list, _, err := e.host.Allocs(e.ctx(), "alloc-1")
+	list, _, err := e.host.Allocs(e.ctx(), host.AllocQuery{ID: "alloc-1"})
 	e.must(err)
 	if len(list) != 1 || list[0].State != "ready" || len(list[0].Waiting) > 0 {
 		t.Errorf("the alloc is %+v", list)

@@ -139,7 +139,7 @@ func (tr *traffic) forcedLife(id string) {
 		return err
 	})
 	tr.waitUntil(id+" is being released", func() bool {
-		list, _, err := h.Allocs(limited, group.Alloc)
+		list, _, err := h.Allocs(limited, host.AllocQuery{ID: group.Alloc})
 		return err == nil && len(list) == 1 && list[0].State == registry.AllocReleasing
 	})
 	tr.call("ForceReleaseAlloc", nil, func(ctx context.Context) error {

@@ -78,7 +78,7 @@ func (h *Host) withWaits(ctx context.Context, id AllocID, err error) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), explainLimit)
 	defer cancel()
-	list, _, listErr := h.Allocs(ctx, id)
+	list, _, listErr := h.Allocs(ctx, AllocQuery{ID: id})
 	if listErr != nil || len(list) == 0 || len(list[0].Waiting) == 0 {
 		return err
 	}

@@ -143,11 +143,17 @@ func csiStatus(err error) error {
 	return status.Error(codes.Unavailable, err.Error())
 }
 
+// EndpointQuery selects the uses of one plugin's volumes by clients of CSI endpoints.
+type EndpointQuery struct {
+	Blocking
+	Plugin PluginID
+}
+
 // EndpointUses lists how clients of CSI endpoints use volumes of a plugin, and the index for which the list is true.
-func (h *Host) EndpointUses(ctx context.Context, plugin PluginID) ([]EndpointUse, Seq, error) {
-	return pages(func(p *pb.Page) ([]EndpointUse, *pb.Answer, string, error) {
+func (h *Host) EndpointUses(ctx context.Context, q EndpointQuery) ([]EndpointUse, Seq, error) {
+	return pages(q.Blocking, func(p *pb.Page) ([]EndpointUse, *pb.Answer, string, error) {
 		reply, err := call(ctx, h, reads, pb.NewPluginsClient, pb.PluginsClient.EndpointUses,
-			&pb.ListEndpointUsesRequest{Call: &pb.Call{}, Page: p, Plugin: string(plugin)})
+			&pb.ListEndpointUsesRequest{Call: &pb.Call{}, Page: p, Plugin: string(q.Plugin)})
 		return convert(reply.GetUses(), wire.EndpointUse), reply.GetAnswer(), reply.GetNextToken(), err
 	})
 }

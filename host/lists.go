@@ -2,20 +2,33 @@ package host
 
 import (
 	"context"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
 )
 
+// Blocking makes a list wait for news, without polling. With a MinIndex, the list is answered once a record of a kind
+// that it shows has changed after that index, or after Wait: to follow a list, pass the index of the last answer. The
+// list may be the same as before, because a record that the query leaves out has changed, or the shim was swapped and
+// other records have changed. Indexes are those of one node. The zero value waits for nothing.
+type Blocking struct {
+	MinIndex Seq
+	Wait     time.Duration // at most 10 minutes; 0: 10 minutes
+}
+
 // VolumeQuery selects volumes. The zero value selects all.
 type VolumeQuery struct {
+	Blocking
 	Name   VolumeName
 	Plugin PluginID
 }
 
 // Volumes lists volumes and their use, and the index for which the list is true.
 func (h *Host) Volumes(ctx context.Context, q VolumeQuery) ([]VolumeStatus, Seq, error) {
-	return pages(func(p *pb.Page) ([]VolumeStatus, *pb.Answer, string, error) {
+	return pages(q.Blocking, func(p *pb.Page) ([]VolumeStatus, *pb.Answer, string, error) {
 		reply, err := call(ctx, h, reads, pb.NewVolumesClient, pb.VolumesClient.List, &pb.ListVolumesRequest{
 			Call: &pb.Call{}, Page: p,
 			Namespace: string(q.Name.Namespace), Id: string(q.Name.ID), Plugin: string(q.Plugin),
@@ -24,26 +37,43 @@ func (h *Host) Volumes(ctx context.Context, q VolumeQuery) ([]VolumeStatus, Seq,
 	})
 }
 
-// Allocs lists allocs that hold volumes or wait for them: the given one, or all if it is empty.
-func (h *Host) Allocs(ctx context.Context, only AllocID) ([]AllocStatus, Seq, error) {
-	return pages(func(p *pb.Page) ([]AllocStatus, *pb.Answer, string, error) {
+// AllocQuery selects allocs. The zero value selects all.
+type AllocQuery struct {
+	Blocking
+	ID AllocID
+}
+
+// Allocs lists allocs that hold volumes or wait for them, and the index for which the list is true.
+func (h *Host) Allocs(ctx context.Context, q AllocQuery) ([]AllocStatus, Seq, error) {
+	return pages(q.Blocking, func(p *pb.Page) ([]AllocStatus, *pb.Answer, string, error) {
 		reply, err := call(ctx, h, reads, pb.NewAllocsClient, pb.AllocsClient.List,
-			&pb.ListAllocsRequest{Call: &pb.Call{}, Page: p, Alloc: string(only)})
+			&pb.ListAllocsRequest{Call: &pb.Call{}, Page: p, Alloc: string(q.ID)})
 		return convert(reply.GetAllocs(), wire.Alloc), reply.GetAnswer(), reply.GetNextToken(), err
 	})
 }
 
-// Claims lists which allocs may use which volumes.
-func (h *Host) Claims(ctx context.Context) ([]Claim, Seq, error) {
-	return pages(func(p *pb.Page) ([]Claim, *pb.Answer, string, error) {
-		reply, err := call(ctx, h, reads, pb.NewClaimsClient, pb.ClaimsClient.List,
-			&pb.ListClaimsRequest{Call: &pb.Call{}, Page: p})
+// ClaimQuery selects claims. The zero value selects all.
+type ClaimQuery struct {
+	Blocking
+	Volume VolumeName
+	Alloc  AllocID
+}
+
+// Claims lists which allocs may use which volumes, and the index for which the list is true.
+func (h *Host) Claims(ctx context.Context, q ClaimQuery) ([]Claim, Seq, error) {
+	return pages(q.Blocking, func(p *pb.Page) ([]Claim, *pb.Answer, string, error) {
+		req := &pb.ListClaimsRequest{Call: &pb.Call{}, Page: p, Alloc: string(q.Alloc)}
+		if q.Volume != (VolumeName{}) {
+			req.Volume = wire.VolumeNameProto(q.Volume)
+		}
+		reply, err := call(ctx, h, reads, pb.NewClaimsClient, pb.ClaimsClient.List, req)
 		return convert(reply.GetClaims(), wire.Claim), reply.GetAnswer(), reply.GetNextToken(), err
 	})
 }
 
 // PluginQuery selects plugins. The zero value selects all.
 type PluginQuery struct {
+	Blocking
 	Role   Role
 	Plugin PluginID
 }
@@ -55,7 +85,8 @@ type PluginList struct {
 	Tasks     []PluginTask
 }
 
-// Plugins lists plugins, and the index for which the list is true.
+// Plugins lists plugins, and the index for which the list is true. A Blocking query does not wait for changes of
+// PluginTask.Calls, Open and Volumes, which have no index.
 //
 // An orchestrator replaces an instance with it: it starts another task of the plugin, waits until PluginTask.Healthy is
 // set for that, and stops the old task once its MayStop reports true. PluginTask.Volumes names the allocs that still
@@ -64,7 +95,7 @@ type PluginList struct {
 // last of these mounts.
 func (h *Host) Plugins(ctx context.Context, q PluginQuery) (PluginList, Seq, error) {
 	out := PluginList{Active: map[InstanceKey]bool{}}
-	list, at, err := pages(func(p *pb.Page) ([]Instance, *pb.Answer, string, error) {
+	list, at, err := pages(q.Blocking, func(p *pb.Page) ([]Instance, *pb.Answer, string, error) {
 		reply, err := call(ctx, h, reads, pb.NewPluginsClient, pb.PluginsClient.List,
 			&pb.ListPluginsRequest{Call: &pb.Call{}, Page: p, Role: string(q.Role), Plugin: string(q.Plugin)})
 		for _, m := range reply.GetInstances() {
@@ -95,9 +126,9 @@ func (h *Host) PluginCapacity(ctx context.Context, q CapacityQuery) (PluginCapac
 
 // pages reads a list to its end. The index is that of the first page. A record that exists all the time is in the list
 // once, though others come and go meanwhile.
-func pages[T any](get func(*pb.Page) ([]T, *pb.Answer, string, error)) (all []T, at Seq, err error) {
+func pages[T any](b Blocking, get func(*pb.Page) ([]T, *pb.Answer, string, error)) (all []T, at Seq, err error) {
 	for token, first := "", true; first || token != ""; first = false {
-		part, answer, next, err := get(&pb.Page{Token: token})
+		part, answer, next, err := get(b.page(token))
 		if err != nil {
 			return nil, 0, err
 		}
@@ -107,6 +138,27 @@ func pages[T any](get func(*pb.Page) ([]T, *pb.Answer, string, error)) (all []T,
 		all, token = append(all, part...), next
 	}
 	return all, at, nil
+}
+
+func (b Blocking) page(token string) *pb.Page {
+	p := &pb.Page{Token: token}
+	if token == "" && b.MinIndex > 0 {
+		if b.Wait <= 0 || b.Wait > wire.MaxWait {
+			b.Wait = wire.MaxWait
+		}
+		p.MinIndex, p.Wait = uint64(b.MinIndex), durationpb.New(b.Wait)
+	}
+	return p
+}
+
+// waitLess returns a function for each try of a request: it leaves a repeated one the rest of its time to wait.
+func waitLess(req any) (beforeTry func()) {
+	r, paged := req.(interface{ GetPage() *pb.Page })
+	if !paged || r.GetPage().GetWait() == nil {
+		return func() {}
+	}
+	ends := time.Now().Add(r.GetPage().GetWait().AsDuration())
+	return func() { r.GetPage().Wait = durationpb.New(max(0, time.Until(ends))) }
 }
 
 func convert[M, T any](ms []M, f func(M) T) []T {

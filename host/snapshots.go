@@ -64,6 +64,7 @@ func (h *Host) DeregisterSnapshot(ctx context.Context, n SnapshotName) error {
 
 // SnapshotQuery selects snapshots. The zero value selects all.
 type SnapshotQuery struct {
+	Blocking
 	Name   SnapshotName
 	Plugin PluginID
 	Volume VolumeID
@@ -83,7 +84,7 @@ func (h *Host) GroupSnapshots(ctx context.Context, q SnapshotQuery) ([]Snapshot,
 func (h *Host) listSnapshots(ctx context.Context, q SnapshotQuery, method func(
 	pb.SnapshotsClient, context.Context, *pb.ListSnapshotsRequest, ...grpc.CallOption,
 ) (*pb.ListSnapshotsReply, error)) ([]Snapshot, Seq, error) {
-	return pages(func(p *pb.Page) ([]Snapshot, *pb.Answer, string, error) {
+	return pages(q.Blocking, func(p *pb.Page) ([]Snapshot, *pb.Answer, string, error) {
 		reply, err := call(ctx, h, reads, pb.NewSnapshotsClient, method, &pb.ListSnapshotsRequest{
 			Call: &pb.Call{}, Page: p, Namespace: string(q.Name.Namespace), Id: string(q.Name.ID),
 			Plugin: string(q.Plugin), Volume: string(q.Volume),

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"iter"
 	"slices"
 )
 
@@ -47,6 +48,17 @@ type Change struct {
 
 // Empty reports whether the change writes nothing.
 func (c Change) Empty() bool { return len(c.Put)+len(c.Delete)+len(c.Events) == 0 }
+
+// Buckets yields the bucket of each record that the change puts or deletes, some of them several times.
+func (c Change) Buckets() iter.Seq[Bucket] {
+	return func(yield func(Bucket) bool) {
+		for _, k := range c.keys() {
+			if !yield(k.Bucket) {
+				return
+			}
+		}
+	}
+}
 
 // Touches reports whether the change puts or deletes a record of one of the buckets.
 func (c Change) Touches(buckets ...Bucket) bool {

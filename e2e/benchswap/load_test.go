@@ -141,7 +141,7 @@ func (c *caller) useVolume(n int) {
 	g.Alloc = host.AllocID(fmt.Sprintf("use-%s-%d", c.id, n))
 	wantListed := func(want int) func(context.Context) error {
 		return func(ctx context.Context) error {
-			list, _, err := h.Allocs(ctx, g.Alloc)
+			list, _, err := h.Allocs(ctx, host.AllocQuery{ID: g.Alloc})
 			if err == nil && len(list) != want {
 				err = fmt.Errorf("%d allocs are listed as %s, not %d", len(list), g.Alloc, want)
 			}

@@ -72,7 +72,7 @@ type Volumes interface {
 	Fingerprints(ctx context.Context, q host.PluginQuery,
 		fn func(changed []host.PluginFingerprint, complete bool) error) error
 	// Allocs reports what an alloc waits for.
-	Allocs(ctx context.Context, only host.AllocID) ([]host.AllocStatus, host.Seq, error)
+	Allocs(ctx context.Context, q host.AllocQuery) ([]host.AllocStatus, host.Seq, error)
 }
 
 // Lister lists volumes with their holders, and plugins with their tasks.

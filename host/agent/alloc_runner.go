@@ -385,7 +385,7 @@ func (r *runner) reportWaits(ctx context.Context, do func() error) error {
 func (r *runner) waits(ctx context.Context) []registry.Wait {
 	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
 	defer cancel()
-	list, _, err := r.s.Allocs(ctx, r.id)
+	list, _, err := r.s.Allocs(ctx, host.AllocQuery{ID: r.id})
 	if err != nil || len(list) == 0 {
 		return nil
 	}

@@ -341,7 +341,7 @@ func (a *Agent) explainEngineWait(ctx context.Context, s Volumes, m *EngineMount
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pollTimeout)
 	defer cancel()
-	list, _, failed := s.Allocs(ctx, m.Alloc)
+	list, _, failed := s.Allocs(ctx, host.AllocQuery{ID: m.Alloc})
 	if failed != nil || len(list) == 0 || len(list[0].Waiting) == 0 {
 		return err
 	}

@@ -377,10 +377,10 @@ func (s *fakeShim) Fingerprints(
 	}
 }
 
-func (s *fakeShim) Allocs(_ context.Context, only host.AllocID) ([]host.AllocStatus, host.Seq, error) {
+func (s *fakeShim) Allocs(_ context.Context, q host.AllocQuery) ([]host.AllocStatus, host.Seq, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return []host.AllocStatus{{Alloc: registry.Alloc{ID: only, Waiting: s.waiting}}}, 1, nil
+	return []host.AllocStatus{{Alloc: registry.Alloc{ID: q.ID, Waiting: s.waiting}}}, 1, nil
 }
 
 func (s *fakeShim) Volumes(context.Context, host.VolumeQuery) ([]host.VolumeStatus, host.Seq, error) {

@@ -156,10 +156,10 @@ func TestVolumeInMemoryIsUsedByOneAllocAfterTheOther(t *testing.T) {
 	}
 	second := make(chan string)
 	go func() { second <- o.source("b") }()
-	for waits := false; !waits && t.Context().Err() == nil; {
-		list, _, err := o.Allocs(t.Context(), "b")
+	for waits, seen := false, host.Seq(0); !waits && t.Context().Err() == nil; {
+		list, at, err := o.Allocs(t.Context(), host.AllocQuery{ID: "b", Blocking: host.Blocking{MinIndex: seen}})
 		o.must(err)
-		waits = len(list) == 1 && len(list[0].Waiting) == 1
+		waits, seen = len(list) == 1 && len(list[0].Waiting) == 1, at
 	}
 	name := host.VolumeName{Namespace: "default", ID: "notes"}
 	if err := o.DeleteVolume(t.Context(), name); !errors.Is(err, host.ErrConflict) {
@@ -238,7 +238,7 @@ func TestHostOfAShimInMemoryRepeatsCalls(t *testing.T) {
 			if calls < 2 {
 				t.Error("the shim that follows has not got the call")
 			}
-			held, _, err := o.Claims(t.Context())
+			held, _, err := o.Claims(t.Context(), host.ClaimQuery{})
 			if o.must(err); len(held) != 1 || held[0].Alloc != "a" {
 				t.Errorf("claims: %+v", held)
 			}
@@ -295,7 +295,7 @@ func TestShimInMemoryReleasesWhatItsNextHostDoesNotName(t *testing.T) {
 	h, err := host.Open(context.Background(), o.shim.Config())
 	o.must(err)
 	defer h.Close()
-	list, _, err := h.Allocs(t.Context(), "")
+	list, _, err := h.Allocs(t.Context(), host.AllocQuery{})
 	if o.must(err); len(list) > 0 {
 		t.Errorf("allocs: %+v", list)
 	}

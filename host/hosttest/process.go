@@ -188,6 +188,10 @@ func (p *process) unary(
 	}
 	bound, cancel := p.whileActive(ctx)
 	defer cancel()
+	p.await(bound, req)
+	if bound.Err() != nil && ctx.Err() == nil {
+		return nil, errNotActive
+	}
 	reply, err := next(bound, req)
 	if err != nil {
 		if bound.Err() != nil && ctx.Err() == nil || p.Err() != nil {
@@ -201,6 +205,28 @@ func (p *process) unary(
 		p.mu.Unlock()
 	}
 	return reply, nil
+}
+
+// await waits as a list is asked to. Any change of the state ends it.
+func (p *process) await(ctx context.Context, req any) {
+	r, paged := req.(interface{ GetPage() *pb.Page })
+	if !paged || r.GetPage().GetMinIndex() == 0 || r.GetPage().GetToken() != "" {
+		return
+	}
+	limit := time.After(r.GetPage().GetWait().AsDuration())
+	for {
+		changed := p.nextChange()
+		if uint64(p.view().Index()) > r.GetPage().GetMinIndex() {
+			return
+		}
+		select {
+		case <-changed:
+		case <-limit:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 func (p *process) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {

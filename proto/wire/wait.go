@@ -1,9 +1,14 @@
 package wire
 
 import (
+	"time"
+
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
 )
+
+// MaxWait bounds the wait of a Page.
+const MaxWait = 10 * time.Minute
 
 func waitProto(w registry.Wait) *pb.Wait {
 	return &pb.Wait{

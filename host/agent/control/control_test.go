@@ -127,7 +127,7 @@ func (h *fakeHost) Volumes(
 	return h.volumes(), 1, nil
 }
 
-func (h *fakeHost) Allocs(context.Context, host.AllocID) ([]host.AllocStatus, host.Seq, error) {
+func (h *fakeHost) Allocs(context.Context, host.AllocQuery) ([]host.AllocStatus, host.Seq, error) {
 	if h.allocs == nil {
 		return nil, 1, nil
 	}

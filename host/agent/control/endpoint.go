@@ -135,7 +135,7 @@ func (c *notifyingConn) Close() error {
 }
 
 func (s *Server) getEndpointUses(r *http.Request) (any, error) {
-	uses, _, err := s.host.EndpointUses(r.Context(), host.PluginID(r.PathValue("id")))
+	uses, _, err := s.host.EndpointUses(r.Context(), host.EndpointQuery{Plugin: host.PluginID(r.PathValue("id"))})
 	return append([]host.EndpointUse{}, uses...), err
 }
 

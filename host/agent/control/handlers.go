@@ -108,7 +108,7 @@ func (s *Server) setWaitsFrom(ctx context.Context, volumes agent.Lister, allocs 
 	}) {
 		return
 	}
-	list, _, err := s.host.Allocs(ctx, "")
+	list, _, err := s.host.Allocs(ctx, host.AllocQuery{})
 	if err != nil {
 		return
 	}
@@ -139,7 +139,7 @@ func (s *Server) getAlloc(r *http.Request) (any, error) {
 	if !rec.UsesVolumes() || rec.State.Ended() {
 		return out, nil
 	}
-	list, _, err := s.host.Allocs(r.Context(), rec.ID)
+	list, _, err := s.host.Allocs(r.Context(), host.AllocQuery{ID: rec.ID})
 	if err != nil {
 		out.Reason = "no answer from the shim: " + err.Error()
 		return out, nil

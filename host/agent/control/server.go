@@ -66,7 +66,7 @@ type Host interface {
 	SwapAs(ctx context.Context, b host.Binary, operator string) (host.SwapReport, error)
 	Swaps() []host.SwapReport
 	ServeCSI(ctx context.Context, plugin host.PluginID, l net.Listener) error
-	EndpointUses(ctx context.Context, plugin host.PluginID) ([]host.EndpointUse, host.Seq, error)
+	EndpointUses(ctx context.Context, q host.EndpointQuery) ([]host.EndpointUse, host.Seq, error)
 	ForgetEndpointUses(ctx context.Context, plugin host.PluginID, volume host.ExternalID, f host.Force) error
 }
 

@@ -20,7 +20,7 @@ type Source interface {
 	ShimState() host.ShimState
 	Swaps() []host.SwapReport
 	Plugins(ctx context.Context, q host.PluginQuery) (host.PluginList, host.Seq, error)
-	Allocs(ctx context.Context, only host.AllocID) ([]host.AllocStatus, host.Seq, error)
+	Allocs(ctx context.Context, q host.AllocQuery) ([]host.AllocStatus, host.Seq, error)
 	VolumeStats(ctx context.Context, n host.VolumeName) ([]host.VolumeUsage, host.Seq, error)
 	Watch(ctx context.Context, o host.WatchOptions, fn func(host.Event) error) error
 }
@@ -191,7 +191,7 @@ func (m *Metrics) collectPlugins(ctx context.Context, to chan<- prometheus.Metri
 
 // collectAllocs has what the volumes of allocs wait for, and their dead mounts.
 func (m *Metrics) collectAllocs(ctx context.Context, to chan<- prometheus.Metric) error {
-	allocs, _, err := m.source.Allocs(ctx, "")
+	allocs, _, err := m.source.Allocs(ctx, host.AllocQuery{})
 	if err != nil {
 		return err
 	}

@@ -56,7 +56,7 @@ func (h *fakeHost) Plugins(context.Context, host.PluginQuery) (host.PluginList, 
 	return h.list, 1, nil
 }
 
-func (h *fakeHost) Allocs(context.Context, host.AllocID) ([]host.AllocStatus, host.Seq, error) {
+func (h *fakeHost) Allocs(context.Context, host.AllocQuery) ([]host.AllocStatus, host.Seq, error) {
 	return h.allocs, 1, nil
 }
 

@@ -122,7 +122,7 @@ func (m *Metrics) wanted() {
 // The others keep their last usage; volumes that are not mounted any more have none. Plugins are asked at the same time,
 // so one that hangs delays no other, and a slow one not for longer than pluginLimit.
 func (m *Metrics) refresh(ctx context.Context, changed map[host.VolumeName]bool) {
-	allocs, _, err := m.source.Allocs(ctx, "")
+	allocs, _, err := m.source.Allocs(ctx, host.AllocQuery{})
 	if err != nil {
 		m.log.Warn("cannot list the volumes in use; their usage is not refreshed", "error", err)
 		return

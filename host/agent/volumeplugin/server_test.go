@@ -107,7 +107,7 @@ func (f *fakeStorage) PrepareAlloc(ctx context.Context, _ host.AllocGroup) (map[
 	return map[string]host.Plan{"engine": {Binds: []hooks.Bind{{Source: "/vol"}}}}, nil
 }
 
-func (f *fakeStorage) Allocs(context.Context, host.AllocID) (l []host.AllocStatus, s host.Seq, err error) {
+func (f *fakeStorage) Allocs(context.Context, host.AllocQuery) (l []host.AllocStatus, s host.Seq, err error) {
 	return nil, 1, nil
 }
 

@@ -216,9 +216,13 @@ func (x *Answer) GetGeneration() uint64 {
 
 // Page asks for part of a list. A token is opaque and good for the shim's life.
 type Page struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Size          uint32                 `protobuf:"varint,1,opt,name=size,proto3" json:"size,omitempty"`  // 0: as many as fit
-	Token         string                 `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"` // empty: the first page
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Size  uint32                 `protobuf:"varint,1,opt,name=size,proto3" json:"size,omitempty"`  // 0: as many as fit
+	Token string                 `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"` // empty: the first page
+	// A first page with a min_index is answered once a record of a kind that the list shows has changed after that index,
+	// or after wait. The list may have what it had before: another record may have changed, or the shim.
+	MinIndex      uint64               `protobuf:"varint,3,opt,name=min_index,json=minIndex,proto3" json:"min_index,omitempty"`
+	Wait          *durationpb.Duration `protobuf:"bytes,4,opt,name=wait,proto3" json:"wait,omitempty"` // at most 10 minutes, which is also the default
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -265,6 +269,20 @@ func (x *Page) GetToken() string {
 		return x.Token
 	}
 	return ""
+}
+
+func (x *Page) GetMinIndex() uint64 {
+	if x != nil {
+		return x.MinIndex
+	}
+	return 0
+}
+
+func (x *Page) GetWait() *durationpb.Duration {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
 }
 
 // ErrorDetail travels with every status that is not OK.
@@ -1696,10 +1714,12 @@ const file_holdfast_v1_common_proto_rawDesc = "" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x02 \x01(\x04R\n" +
-	"generation\"0\n" +
+	"generation\"|\n" +
 	"\x04Page\x12\x12\n" +
 	"\x04size\x18\x01 \x01(\rR\x04size\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\tR\x05token\"\xa2\x01\n" +
+	"\x05token\x18\x02 \x01(\tR\x05token\x12\x1b\n" +
+	"\tmin_index\x18\x03 \x01(\x04R\bminIndex\x12-\n" +
+	"\x04wait\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04wait\"\xa2\x01\n" +
 	"\vErrorDetail\x12*\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x16.holdfast.v1.ErrorKindR\x04kind\x129\n" +
 	"\vdiagnostics\x18\x02 \x03(\v2\x17.holdfast.v1.DiagnosticR\vdiagnostics\x12,\n" +
@@ -1871,28 +1891,29 @@ var file_holdfast_v1_common_proto_goTypes = []any{
 	(*timestamppb.Timestamp)(nil), // 27: google.protobuf.Timestamp
 }
 var file_holdfast_v1_common_proto_depIdxs = []int32{
-	0,  // 0: holdfast.v1.ErrorDetail.kind:type_name -> holdfast.v1.ErrorKind
-	7,  // 1: holdfast.v1.ErrorDetail.diagnostics:type_name -> holdfast.v1.Diagnostic
-	5,  // 2: holdfast.v1.ErrorDetail.call:type_name -> holdfast.v1.CallFailure
-	9,  // 3: holdfast.v1.CallFailure.instance:type_name -> holdfast.v1.InstanceKey
-	6,  // 4: holdfast.v1.Diagnostic.start:type_name -> holdfast.v1.Position
-	6,  // 5: holdfast.v1.Diagnostic.end:type_name -> holdfast.v1.Position
-	13, // 6: holdfast.v1.Usage.ownership:type_name -> holdfast.v1.Ownership
-	25, // 7: holdfast.v1.Topology.segments:type_name -> holdfast.v1.Topology.SegmentsEntry
-	17, // 8: holdfast.v1.Plan.operations:type_name -> holdfast.v1.PlanOperation
-	18, // 9: holdfast.v1.PlanOperation.dir:type_name -> holdfast.v1.Dir
-	19, // 10: holdfast.v1.PlanOperation.bind:type_name -> holdfast.v1.Bind
-	20, // 11: holdfast.v1.PlanOperation.env:type_name -> holdfast.v1.Env
-	21, // 12: holdfast.v1.PlanOperation.device:type_name -> holdfast.v1.Device
-	22, // 13: holdfast.v1.PlanOperation.device_rule:type_name -> holdfast.v1.DeviceRule
-	26, // 14: holdfast.v1.BootTime.since_boot:type_name -> google.protobuf.Duration
-	8,  // 15: holdfast.v1.RestartRequest.task:type_name -> holdfast.v1.TaskKey
-	27, // 16: holdfast.v1.RestartRequest.since:type_name -> google.protobuf.Timestamp
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	26, // 0: holdfast.v1.Page.wait:type_name -> google.protobuf.Duration
+	0,  // 1: holdfast.v1.ErrorDetail.kind:type_name -> holdfast.v1.ErrorKind
+	7,  // 2: holdfast.v1.ErrorDetail.diagnostics:type_name -> holdfast.v1.Diagnostic
+	5,  // 3: holdfast.v1.ErrorDetail.call:type_name -> holdfast.v1.CallFailure
+	9,  // 4: holdfast.v1.CallFailure.instance:type_name -> holdfast.v1.InstanceKey
+	6,  // 5: holdfast.v1.Diagnostic.start:type_name -> holdfast.v1.Position
+	6,  // 6: holdfast.v1.Diagnostic.end:type_name -> holdfast.v1.Position
+	13, // 7: holdfast.v1.Usage.ownership:type_name -> holdfast.v1.Ownership
+	25, // 8: holdfast.v1.Topology.segments:type_name -> holdfast.v1.Topology.SegmentsEntry
+	17, // 9: holdfast.v1.Plan.operations:type_name -> holdfast.v1.PlanOperation
+	18, // 10: holdfast.v1.PlanOperation.dir:type_name -> holdfast.v1.Dir
+	19, // 11: holdfast.v1.PlanOperation.bind:type_name -> holdfast.v1.Bind
+	20, // 12: holdfast.v1.PlanOperation.env:type_name -> holdfast.v1.Env
+	21, // 13: holdfast.v1.PlanOperation.device:type_name -> holdfast.v1.Device
+	22, // 14: holdfast.v1.PlanOperation.device_rule:type_name -> holdfast.v1.DeviceRule
+	26, // 15: holdfast.v1.BootTime.since_boot:type_name -> google.protobuf.Duration
+	8,  // 16: holdfast.v1.RestartRequest.task:type_name -> holdfast.v1.TaskKey
+	27, // 17: holdfast.v1.RestartRequest.since:type_name -> google.protobuf.Timestamp
+	18, // [18:18] is the sub-list for method output_type
+	18, // [18:18] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_common_proto_init() }

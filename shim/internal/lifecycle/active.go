@@ -76,7 +76,7 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 	if err != nil {
 		return nil, err
 	}
-	r := &activeState{node: hello.Node, notifier: &rpc.Notifier{}}
+	r := &activeState{node: hello.Node}
 	r.ctx, r.cancel = context.WithCancelCause(p.life)
 	r.watchCtx, r.stopWatching = context.WithCancelCause(p.life)
 	var around doctor.Inventory
@@ -124,6 +124,7 @@ func (r *activeState) load(ctx context.Context, p *Process, hello *rpc.Hello, in
 	if err := r.table.Load(ctx); err != nil {
 		return fmt.Errorf("load the table of plugins: %w", err)
 	}
+	r.notifier = rpc.NewNotifier(r.table.Index())
 	r.feed = registry.NewFeed(r.store, r.table, registry.RecentEvents)
 	r.state = r.store
 	if hello.Cluster != nil {

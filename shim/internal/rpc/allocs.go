@@ -112,9 +112,16 @@ func (s *allocs) Feasible(ctx context.Context, req *pb.FeasibleRequest) (*pb.Fea
 	return reply, nil
 }
 
+// useBuckets have the records of the status of allocs and volumes.
+var useBuckets = []registry.Bucket{
+	registry.BucketAllocs, registry.BucketClaims, registry.BucketRefs, registry.BucketVolumes,
+	registry.BucketInlineVolumes, registry.BucketAttachments, registry.BucketStagings, registry.BucketIntents,
+	registry.BucketNodeIntents,
+}
+
 func (s *allocs) List(ctx context.Context, req *pb.ListAllocsRequest) (*pb.ListAllocsReply, error) {
 	key := func(al registry.AllocStatus) string { return al.Key().Path }
-	part, next, at, err := list(ctx, s.s, req, key, wire.AllocProto,
+	part, next, at, err := list(ctx, s.s, req, useBuckets, key, wire.AllocProto,
 		func(ctx context.Context, a *Active) ([]registry.AllocStatus, registry.Seq, error) {
 			only := registry.AllocID(req.GetAlloc())
 			if err := optional(only, registry.ParseAllocID); err != nil {

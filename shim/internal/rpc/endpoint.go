@@ -62,7 +62,7 @@ func (p *plugins) EndpointUses(
 	ctx context.Context, req *pb.ListEndpointUsesRequest,
 ) (*pb.ListEndpointUsesReply, error) {
 	key := func(u registry.EndpointUse) string { return u.Key().Path }
-	part, next, at, err := list(ctx, p.s, req, key, wire.EndpointUseProto,
+	part, next, at, err := list(ctx, p.s, req, []registry.Bucket{registry.BucketEndpointUses}, key, wire.EndpointUseProto,
 		func(ctx context.Context, a *Active) (all []registry.EndpointUse, at registry.Seq, err error) {
 			plugin, err := registry.ParsePluginID(req.GetPlugin())
 			if err != nil {

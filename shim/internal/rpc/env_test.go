@@ -61,7 +61,7 @@ func newCandidate(t *testing.T) *env {
 func newEnv(t *testing.T) *env {
 	e := newCandidate(t)
 	e.table = registry.New(e.log)
-	feed, notifier := registry.NewFeed(e.log, e.table, registry.RecentEvents), &Notifier{}
+	feed, notifier := registry.NewFeed(e.log, e.table, registry.RecentEvents), NewNotifier(e.table.Index())
 	e.log.OnApplied(func(a registry.Applied) { e.table.Applied(a); feed.Applied(a); notifier.Applied(a) })
 	ctx, cancel := context.WithCancelCause(t.Context())
 	e.release = cancel

@@ -2,58 +2,112 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"sync"
 
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
 	"holdfast/registry"
 )
 
-// Notifier wakes streams when records of instances or tasks change. The zero value is ready to use.
+// Notifier wakes calls that wait for a change of records of some buckets. A waiter costs nothing until then.
 type Notifier struct {
-	mu    sync.Mutex // guards the fields below
-	count uint64
-	next  chan struct{} // closed at the next change; nil without a waiter
+	mu      sync.Mutex // guards all below; held only to read or change it
+	began   registry.Seq
+	index   registry.Seq
+	changed map[registry.Bucket]registry.Seq // index of the last change of a bucket since began
+	waiting map[registry.Bucket]map[chan struct{}]bool
 }
 
-// Applied notifies the waiters if the change touches instances or tasks.
+// NewNotifier returns a Notifier for the changes after an index. Of earlier ones it assumes that each bucket has changed
+// at that index.
+func NewNotifier(at registry.Seq) *Notifier {
+	return &Notifier{began: at, index: at, changed: map[registry.Bucket]registry.Seq{},
+		waiting: map[registry.Bucket]map[chan struct{}]bool{}}
+}
+
+// Applied wakes those who wait for a bucket that the change touches.
 func (n *Notifier) Applied(a registry.Applied) {
-	if a.Change.Touches(registry.BucketInstances, registry.BucketTasks) {
-		n.notify()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.index = a.Last()
+	for b := range a.Change.Buckets() {
+		n.changed[b] = n.index
+		for wake := range n.waiting[b] {
+			select {
+			case wake <- struct{}{}:
+			default: // another bucket of the change has done so
+			}
+		}
 	}
 }
 
-func (n *Notifier) notify() {
+// Index returns the index of the last change.
+func (n *Notifier) Index() registry.Seq {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.count++
-	if n.next != nil {
-		close(n.next)
-		n.next = nil
-	}
+	return n.index
 }
 
-// Count returns the number of changes so far. Call it before reading the records.
-func (n *Notifier) Count() uint64 {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.count
-}
-
-// Wait returns nil once there were more than seen changes, or the cause of the end of ctx.
-func (n *Notifier) Wait(ctx context.Context, seen uint64) error {
-	n.mu.Lock()
-	if n.count > seen {
-		n.mu.Unlock()
+// Wait returns nil once a record of one of the buckets has changed after an index, or the cause of the end of ctx.
+func (n *Notifier) Wait(ctx context.Context, after registry.Seq, buckets ...registry.Bucket) error {
+	wake := make(chan struct{}, 1)
+	if n.begin(wake, after, buckets) {
 		return nil
 	}
-	if n.next == nil {
-		n.next = make(chan struct{})
-	}
-	next := n.next
-	n.mu.Unlock()
+	defer n.end(wake, buckets)
 	select {
-	case <-next:
+	case <-wake:
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// begin reports whether one of the buckets has changed after an index. Else the next change wakes.
+func (n *Notifier) begin(wake chan struct{}, after registry.Seq, buckets []registry.Bucket) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, b := range buckets {
+		if max(n.began, n.changed[b]) > after {
+			return true
+		}
+	}
+	for _, b := range buckets {
+		if n.waiting[b] == nil {
+			n.waiting[b] = map[chan struct{}]bool{}
+		}
+		n.waiting[b][wake] = true
+	}
+	return false
+}
+
+func (n *Notifier) end(wake chan struct{}, buckets []registry.Bucket) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, b := range buckets {
+		delete(n.waiting[b], wake)
+	}
+}
+
+var errWaited = errors.New("the time to wait is over")
+
+// await returns when the requested page of a list of records of the buckets is due.
+func (a *Active) await(ctx context.Context, p *pb.Page, buckets []registry.Bucket) error {
+	if p.GetMinIndex() == 0 || p.GetToken() != "" {
+		return nil
+	}
+	wait := wire.MaxWait
+	if p.GetWait() != nil {
+		wait = min(wait, p.GetWait().AsDuration())
+	}
+	ctx, cancel := a.whileActive(ctx)
+	defer cancel()
+	ctx, stop := context.WithTimeoutCause(ctx, wait, errWaited)
+	defer stop()
+	err := a.Notifier.Wait(ctx, registry.Seq(p.GetMinIndex()), buckets...)
+	if errors.Is(err, errWaited) {
+		return nil
+	}
+	return err
 }

@@ -249,40 +249,6 @@ func TestEveryCallHasADeadline(t *testing.T) {
 	})
 }
 
-// A waiter is woken by instances and tasks, also if they changed before it waited, and by nothing else.
-func TestNotifierWakesForInstancesAndTasks(t *testing.T) {
-	changed := func(put ...registry.Record) registry.Change { return registry.Change{Put: put} }
-	for name, c := range map[string]struct {
-		change registry.Change
-		wakes  bool
-	}{
-		"an instance": {changed(instance("a")), true}, "a task": {changed(registry.Task{}), true},
-		"a task that is gone": {registry.Change{Delete: []registry.Key{registry.TaskKey{}.Key()}}, true},
-		"a volume":            {changed(volume("v")), false}, "an event": {registry.Change{}, false},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			var n Notifier
-			ctx, cancel := context.WithCancel(t.Context())
-			ended := make(chan error, 2)
-			seen := n.Count()
-			go func() { ended <- n.Wait(ctx, seen) }()
-			synctest.Wait()
-			n.Applied(registry.Applied{Change: c.change})
-			go func() { ended <- n.Wait(ctx, seen) }()
-			synctest.Wait()
-			if got := len(ended); got == 2 != c.wakes || got == 1 {
-				t.Errorf("%s: %d of 2 were woken", name, got)
-			}
-			cancel()
-			for range 2 {
-				if err := <-ended; (err == nil) != c.wakes {
-					t.Errorf("%s: %v", name, err)
-				}
-			}
-		})
-	}
-}
-
 // A shim may die between any two commits of a removal. A replay at the next shim gets the same answer, and does not
 // remove a volume that was created under the name since. To another operation the volume is not found.
 func TestRemovalIsAnsweredAfterADeath(t *testing.T) {

@@ -19,14 +19,18 @@ type listRequest interface {
 	GetPage() *pb.Page
 }
 
-// list reads the records and returns the requested page of them.
+// list reads the records and returns the requested page of them. It first waits for a change of a record of the buckets,
+// if the page asks for that.
 func list[T any, M proto.Message](
-	ctx context.Context, s *Server, req listRequest, key func(T) string, message func(T) M,
+	ctx context.Context, s *Server, req listRequest, buckets []registry.Bucket, key func(T) string, message func(T) M,
 	read func(ctx context.Context, a *Active) ([]T, registry.Seq, error),
 ) (part []M, next string, at *pb.Answer, err error) {
 	a, err := s.activeFor(req)
 	if err != nil {
 		return nil, "", nil, err
+	}
+	if err := a.await(ctx, req.GetPage(), buckets); err != nil {
+		return nil, "", nil, a.status(ctx, err)
 	}
 	all, index, err := read(ctx, a)
 	if err == nil {

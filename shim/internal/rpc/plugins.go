@@ -28,13 +28,14 @@ func (p *plugins) List(ctx context.Context, req *pb.ListPluginsRequest) (*pb.Lis
 		m.Active = ok && active.InstanceKey == i.InstanceKey
 		return m
 	}
-	part, next, at, err := list(ctx, p.s, req, newestFirst, message,
-		func(ctx context.Context, a *Active) (_ []registry.Instance, _ registry.Seq, err error) {
+	buckets := []registry.Bucket{registry.BucketInstances, registry.BucketTasks}
+	part, next, at, err := list(ctx, p.s, req, buckets, newestFirst, message,
+		func(ctx context.Context, a *Active) (_ []registry.Instance, at registry.Seq, err error) {
 			if err := filters("", "", req.GetRole(), req.GetPlugin()); err != nil {
 				return nil, 0, err
 			}
 			if req.GetPage().GetToken() == "" {
-				tasks, _, err = a.Tasks.Plugins(ctx, registry.PluginID(req.GetPlugin()))
+				tasks, at, err = a.Tasks.Plugins(ctx, registry.PluginID(req.GetPlugin()))
 				if err == nil {
 					tasks, err = a.Uses.Of(ctx, tasks)
 				}
@@ -44,9 +45,12 @@ func (p *plugins) List(ctx context.Context, req *pb.ListPluginsRequest) (*pb.Lis
 			}
 			table = a.Table
 			all := table.All()
+			if at == 0 { // a further page has no tasks
+				at = all.Index
+			}
 			return slices.DeleteFunc(slices.Clone(all.Instances), func(i registry.Instance) bool {
 				return !matches(req.GetRole(), req.GetPlugin(), i.Role, i.Plugin)
-			}), all.Index, err
+			}), min(at, all.Index), err
 		})
 	reply := &pb.ListPluginsReply{Answer: at, Instances: part, NextToken: next}
 	for _, t := range tasks {

@@ -264,9 +264,9 @@ func (s *Server) onChange(
 	ctx, cancel := a.whileActive(ctx)
 	defer cancel()
 	for first := true; err == nil; first = false {
-		seen := a.Notifier.Count()
+		seen := a.Notifier.Index()
 		if err = send(ctx, a, first); err == nil {
-			err = a.Notifier.Wait(ctx, seen)
+			err = a.Notifier.Wait(ctx, seen, registry.BucketInstances, registry.BucketTasks)
 		}
 	}
 	return wire.Status(err)

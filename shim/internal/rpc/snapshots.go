@@ -147,7 +147,8 @@ func (n *snapshots) list(
 		return nil, wire.Status(err)
 	}
 	key := func(s registry.VolumeSnapshot) string { return s.Key().Path }
-	part, next, at, err := list(ctx, n.s, req, key, wire.SnapshotProto,
+	buckets := []registry.Bucket{registry.BucketSnapshots, registry.BucketGroupSnapshots}
+	part, next, at, err := list(ctx, n.s, req, buckets, key, wire.SnapshotProto,
 		func(ctx context.Context, a *Active) (all []registry.VolumeSnapshot, at registry.Seq, err error) {
 			err = a.State.View(ctx, func(v registry.View) error {
 				all, at = of(v), v.Index()

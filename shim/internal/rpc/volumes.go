@@ -171,7 +171,7 @@ func (a *Active) store(ctx context.Context, records []registry.Record) error {
 
 func (v *volumes) List(ctx context.Context, req *pb.ListVolumesRequest) (*pb.ListVolumesReply, error) {
 	key := func(s registry.VolumeStatus) string { return s.Volume.Key().Path }
-	part, next, at, err := list(ctx, v.s, req, key, wire.VolumeProto,
+	part, next, at, err := list(ctx, v.s, req, useBuckets, key, wire.VolumeProto,
 		func(ctx context.Context, a *Active) ([]registry.VolumeStatus, registry.Seq, error) {
 			if err := filters(req.GetNamespace(), req.GetId(), "", req.GetPlugin()); err != nil {
 				return nil, 0, err
@@ -213,7 +213,7 @@ type claims struct {
 
 func (c *claims) List(ctx context.Context, req *pb.ListClaimsRequest) (*pb.ListClaimsReply, error) {
 	key := func(cl registry.Claim) string { return cl.Key().Path }
-	part, next, at, err := list(ctx, c.s, req, key, wire.ClaimProto,
+	part, next, at, err := list(ctx, c.s, req, []registry.Bucket{registry.BucketClaims}, key, wire.ClaimProto,
 		func(ctx context.Context, a *Active) ([]registry.Claim, registry.Seq, error) {
 			all, at, err := a.Allocs.Claims(ctx)
 			return slices.DeleteFunc(all, func(cl registry.Claim) bool {
