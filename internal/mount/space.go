@@ -103,16 +103,12 @@ func (s Space) Run(fn func() error) error {
 
 // check refuses impossible layers before anything is made.
 func (s Space) check() error {
-	table, err := Table(0)
-	if err != nil {
-		return err
-	}
 	for _, l := range s.Layers {
 		if at := l.target(); !filepath.IsAbs(at) || filepath.Clean(at) == "/" {
 			return fmt.Errorf("target %q in the task is no absolute path below /", at)
 		}
 		if b, is := l.(Bind); is && b.Propagation == Bidirectional {
-			if err := bidirectional(table, b); err != nil {
+			if err := bidirectional(b); err != nil {
 				return err
 			}
 		}
@@ -121,7 +117,11 @@ func (s Space) check() error {
 }
 
 // bidirectional refuses a source from which mounts cannot propagate to the host.
-func bidirectional(table Mounts, b Bind) error {
+func bidirectional(b Bind) error {
+	table, err := Table(0)
+	if err != nil {
+		return err
+	}
 	m, err := table.mountOf(b.Source)
 	if err != nil {
 		return fmt.Errorf("bind %s: %w", b.Source, err)

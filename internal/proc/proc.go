@@ -11,19 +11,22 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 // BootID returns the ID of the current boot. Mounts, processes and BootTime do not outlive it.
-func BootID() (string, error) {
+func BootID() (string, error) { return bootID() }
+
+var bootID = sync.OnceValues(func() (string, error) {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return "", fmt.Errorf("read boot ID: %w", err)
 	}
 	return strings.TrimSpace(string(b)), nil
-}
+})
 
 // BootTime returns the time since boot, suspend included (CLOCK_BOOTTIME). It is the same in all processes.
 func BootTime() time.Duration {

@@ -27,8 +27,9 @@ type cgroup struct {
 	warnings []string
 }
 
-// newCgroup makes the directories that this machine allows, for devices and for the limits that the resources have.
-func newCgroup(id string, r Resources) *cgroup {
+// newCgroup makes the directories that this machine allows: to find and kill the processes, for devices if they are
+// confined, and for the limits that the resources have.
+func newCgroup(id string, r Resources, confined bool) *cgroup {
 	g := &cgroup{limited: map[string]string{}}
 	table, err := mount.Table(0)
 	if err != nil {
@@ -40,7 +41,10 @@ func newCgroup(id string, r Resources) *cgroup {
 		g.warn("no cgroup: %v", err)
 		return g
 	}
-	wanted := []string{"", "devices"}
+	wanted := []string{""}
+	if confined {
+		wanted = append(wanted, "devices")
+	}
 	for _, c := range controllers {
 		if len(c.v1(r)) > 0 {
 			wanted = append(wanted, c.name)

@@ -252,7 +252,7 @@ func TestRawExecTakesPlansMadeForIt(t *testing.T) {
 // An orchestrator that is confined itself cannot give devices that it lacks.
 func TestDevicesThatTheOrchestratorLacks(t *testing.T) {
 	d := newDisk(t, "bind")
-	own := newCgroup("confined-orchestrator-"+strconv.Itoa(os.Getpid()), Resources{})
+	own := newCgroup("confined-orchestrator-"+strconv.Itoa(os.Getpid()), Resources{}, true)
 	t.Cleanup(func() { must(t, removeCgroups(own.dirs())) })
 	if own.devices == "" {
 		t.Skip("version 2 starts the task, and checks both cgroups when it opens a device")

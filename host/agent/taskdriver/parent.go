@@ -133,7 +133,7 @@ func (p *parent) start() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become the reaper of the task's processes: %w", err)
 	}
-	p.cgroup = newCgroup(t.ID, t.Resources)
+	p.cgroup = newCgroup(t.ID, t.Resources, confined(t, p.request.Isolated))
 	err := p.prepare()
 	if err == nil {
 		err = p.launch()

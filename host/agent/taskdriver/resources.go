@@ -196,7 +196,7 @@ func unlimited(r Resources) []string {
 	if r == (Resources{}) {
 		return nil
 	}
-	g := newCgroup(fmt.Sprintf("check-%x", rand.Uint64()), r)
+	g := newCgroup(fmt.Sprintf("check-%x", rand.Uint64()), r, false)
 	g.warnings = nil
 	g.limit(r)
 	if err := removeCgroups(g.dirs()); err != nil {

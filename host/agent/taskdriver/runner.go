@@ -186,8 +186,10 @@ func execParent(program string, t Task, requests, replies, held *os.File) (proce
 	defer log.Close()
 	cmd := exec.Cmd{
 		Path: program, Args: []string{parentName, t.ID, t.Dir}, Dir: "/", Stderr: log,
-		ExtraFiles:  []*os.File{requests, replies, held},
-		Env:         []string{"GORACE=atexit_sleep_ms=0"}, // else a race-enabled parent takes a second longer to exit
+		ExtraFiles: []*os.File{requests, replies, held},
+		// The parent mostly waits: with one processor it starts fewer threads. A race-enabled program would sleep for a
+		// second before it exits.
+		Env:         []string{"GOMAXPROCS=1", "GORACE=atexit_sleep_ms=0"},
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 	}
 	if dir := os.Getenv("GOCOVERDIR"); dir != "" {
@@ -216,7 +218,7 @@ func (r runner) killParent(ctx context.Context, t Task, p process) error {
 	if _, err := readRecord(t.Dir, handleFile, &h); err != nil {
 		return err
 	}
-	h.Cgroups = newCgroup(t.ID, t.Resources).dirs() // the parent may have made them; they are removed below
+	h.Cgroups = newCgroup(t.ID, t.Resources, confined(t, r.isolated)).dirs() // the parent may have made them; they are removed below
 	if err := h.killRemaining(ctx, 0); err != nil {
 		return err
 	}
