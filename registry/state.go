@@ -44,6 +44,9 @@ type Change struct {
 	Put    []Record
 	Delete []Key
 	Events []Event
+	// Texts has the JSON of records in Put as another node has written them. Its fields that this build does not know
+	// are stored as well. A record without a text keeps those that are stored.
+	Texts map[Key][]byte
 }
 
 // Empty reports whether the change writes nothing.
@@ -65,9 +68,9 @@ func (c Change) Touches(buckets ...Bucket) bool {
 	return slices.ContainsFunc(c.keys(), func(k Key) bool { return slices.Contains(buckets, k.Bucket) })
 }
 
-// And returns the change with more added.
+// And returns the change with more added, which has no texts.
 func (c Change) And(more Change) Change {
-	return Change{append(c.Put, more.Put...), append(c.Delete, more.Delete...), append(c.Events, more.Events...)}
+	return Change{append(c.Put, more.Put...), append(c.Delete, more.Delete...), append(c.Events, more.Events...), c.Texts}
 }
 
 // Split returns the part of the change that writes shared records, and the rest with the events.

@@ -18,12 +18,23 @@ type Reader interface {
 	// Events returns up to limit events with a number above after, in order, and the floor: events up to it have been
 	// pruned, so a cursor below it has missed some.
 	Events(after Seq, limit int) (events []Event, floor Seq)
+	// Text returns the JSON of a record, with the fields that this build does not know but the stored record has.
+	Text(Record) ([]byte, error)
 	// Damaged ends the transaction with an ErrDamaged.
 	Damaged(format string, args ...any)
 }
 
 // View is the state as one transaction sees it. Lists are in key order. Records belong to the caller.
 type View struct{ Reader }
+
+// Aside returns the view for what a decision reads without depending on it: in a cluster, a commit succeeds even if
+// another node changes that meanwhile.
+func (v View) Aside() View {
+	if r, is := v.Reader.(interface{ Aside() Reader }); is {
+		return View{r.Aside()}
+	}
+	return v
+}
 
 func one[T Record](v View, k Key) (T, bool) {
 	record, found := v.Get(k).(T)

@@ -105,6 +105,9 @@ func (s *state) Events(after registry.Seq, limit int) ([]registry.Event, registr
 	return copyEvents(rest[:min(len(rest), limit)]), s.floor
 }
 
+// Text returns the JSON of a record.
+func (s *state) Text(r registry.Record) ([]byte, error) { return json.Marshal(r) }
+
 // Damaged panics: only a wrong test leads here.
 func (s *state) Damaged(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
 

@@ -151,6 +151,7 @@ func (s *State) apply(ctx context.Context, events []*clientv3.Event) error {
 	var change registry.Change
 	var commits []string
 	last := map[registry.Key]registry.Record{}
+	change.Texts = map[registry.Key][]byte{}
 	for _, e := range events {
 		switch key, isRecord := s.parse(e.Kv.Key); {
 		case string(e.Kv.Key) == s.log():
@@ -165,7 +166,7 @@ func (s *State) apply(ctx context.Context, events []*clientv3.Event) error {
 			if err != nil {
 				return err
 			}
-			last[key] = record
+			last[key], change.Texts[key] = record, e.Kv.Value
 		}
 	}
 	for key, record := range last {
@@ -206,7 +207,7 @@ const pageSize = 1000
 
 // load replaces the copy by the records of etcd, and returns their revision.
 func (s *State) load(ctx context.Context) (revision int64, err error) {
-	found := map[registry.Key]registry.Record{}
+	found, texts := map[registry.Key]registry.Record{}, map[registry.Key][]byte{}
 	from, end := s.records(), clientv3.GetPrefixRangeEnd(s.records())
 	for more := true; more; {
 		var page *clientv3.GetResponse
@@ -229,13 +230,15 @@ func (s *State) load(ctx context.Context) (revision int64, err error) {
 					return 0, err
 				}
 				if record != nil {
-					found[key] = record
+					found[key], texts[key] = record, kv.Value
 				}
 			}
 		}
 	}
 	at, err := s.local.Commit(ctx, func(v registry.View) (registry.Change, error) {
-		return s.replaced(v, found, revision), nil
+		change := s.replaced(v, found, revision)
+		change.Texts = texts
+		return change, nil
 	})
 	if err == nil {
 		s.copy.reach(revision, nil, at)

@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"encoding/json"
 	"strings"
 
 	"holdfast/registry"
@@ -61,7 +60,7 @@ func written(view registry.View, c registry.Change) (map[registry.Key]string, er
 		if r == nil {
 			continue
 		}
-		text, err := json.Marshal(registry.Indexed(r, 0, 0))
+		text, err := view.Text(registry.Indexed(r, 0, 0))
 		if err != nil {
 			return nil, registry.Errorf(registry.ErrInternal, "encode %s %q: %w", key.Bucket, key.Path, err)
 		}

@@ -35,6 +35,9 @@ func (r *reads) Paths(b registry.Bucket, prefix string) iter.Seq[string] {
 	return r.Reader.Paths(b, prefix)
 }
 
+// Aside implements View.Aside.
+func (r *reads) Aside() registry.Reader { return r.Reader }
+
 // any reports whether the decision depends on anything that nodes share.
 func (r *reads) any() bool { return len(r.keysRead)+len(r.prefixes) > 0 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -323,4 +324,60 @@ func TestUnreachableEtcd(t *testing.T) {
 			t.Errorf("claims %v, allocs %v", v.AllClaims(), v.Allocs())
 		}
 	})
+}
+
+// TestFieldsOfALaterReleaseSurvive has a node rewrite records with fields that it does not know: one that it has seen
+// being written, and one that it has loaded.
+func TestFieldsOfALaterReleaseSurvive(t *testing.T) {
+	client := etcdtest.Start(t)
+	n := newNode(t, client, "node")
+	var written int64 // revision
+	later := func(c registry.Claim) {
+		t.Helper()
+		answer, err := client.Put(t.Context(), n.record(c.Key()), fmt.Sprintf(
+			`{"volume":{"plugin":"p","external_id":%q},"alloc":%q,"request":"r","node":"n","later":"kept"}`,
+			c.Volume.External, c.Alloc))
+		if err != nil {
+			t.Fatal(err)
+		}
+		written = answer.Header.Revision
+	}
+	later(claim("v", "seen"))
+	later(claim("v", "loaded"))
+	loading := newNode(t, client, "loading")
+	for at, c := range map[*testNode]registry.Claim{n: claim("v", "seen"), loading: claim("v", "loaded")} {
+		if err := at.copy.wait(t.Context(), written); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			c.Name.ID += "rewritten"
+			registrytest.Put(t, at, c)
+		}
+		answer, err := client.Get(t.Context(), at.record(c.Key()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := string(answer.Kvs[0].Value); !strings.Contains(text, `"later":"kept"`) ||
+			!strings.Contains(text, "rewrittenrewritten") {
+			t.Errorf("record %s is now %s", c.Alloc, text)
+		}
+	}
+}
+
+// TestReadAsideIsNoCondition decides on what another node changes before the commit: the change of what was read only
+// aside does not repeat the decision.
+func TestReadAsideIsNoCondition(t *testing.T) {
+	client := etcdtest.Start(t)
+	n, other := newNode(t, client, "node"), newNode(t, client, "other")
+	calls := 0
+	_, err := n.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+		if calls++; calls == 1 {
+			v.Aside().ClaimsAt("p")
+			registrytest.Put(t, other, claim("theirs", "a"))
+		}
+		return registry.Change{Put: []registry.Record{claim("mine", "b")}}, nil
+	})
+	if err != nil || calls != 1 {
+		t.Errorf("%d decisions, %v", calls, err)
+	}
 }

@@ -44,7 +44,7 @@ func (b *batch) draft(c registry.Change) (draft, error) {
 	at := b.seq + 1
 	d := draft{applied: registry.Applied{Index: at, Change: b.withTimes(c).Stamped(at, b.generation, b.created)}}
 	for _, record := range d.applied.Change.Put {
-		p, isNew, err := b.draftPut(record)
+		p, isNew, err := b.draftPut(record, c.Texts[record.Key()])
 		if err != nil {
 			return d, err
 		}
@@ -78,14 +78,17 @@ func (b *batch) created(k registry.Key) registry.Seq {
 	return created
 }
 
-func (b *batch) draftPut(record registry.Record) (p put, isNew bool, err error) {
+// draftPut drafts a record. other is its text as another node has written it; nil: it is of this one.
+func (b *batch) draftPut(record registry.Record, other []byte) (p put, isNew bool, err error) {
 	p = put{key: record.Key(), entries: registry.IndexKeys(record)}
-	text, err := json.Marshal(record)
-	if err != nil {
-		return p, false, registry.Errorf(registry.ErrInternal, "encode %s %q: %w", p.key.Bucket, p.key.Path, err)
-	}
 	was := get(b.transaction.tx, string(p.key.Bucket), []byte(p.key.Path))
-	p.text, err = b.forms.written(p.key.Bucket, merge(shapeOf(p.key.Bucket.Type().GoType), was, text))
+	if other == nil {
+		other = was
+	}
+	text, err := mergedText(record, other)
+	if err == nil {
+		p.text, err = b.forms.written(p.key.Bucket, text)
+	}
 	if err != nil {
 		return p, false, registry.Errorf(registry.ErrInternal, "encode %s %q: %w", p.key.Bucket, p.key.Path, err)
 	}

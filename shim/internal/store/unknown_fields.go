@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+
+	"holdfast/registry"
 )
 
 // shape describes the part of a JSON value that this build knows: the names in an object, and the objects below them. A
@@ -78,6 +80,15 @@ func (s *shape) knows(name string) bool {
 		}
 	}
 	return false
+}
+
+// mergedText returns the JSON of a record with the parts of old that this build does not know.
+func mergedText(record registry.Record, old []byte) ([]byte, error) {
+	text, err := json.Marshal(record)
+	if err != nil {
+		return nil, err
+	}
+	return merge(shapeOf(record.Key().Bucket.Type().GoType), old, text), nil
 }
 
 // merge returns text with the parts of old that the shape does not know, which a later build has written. Parts that

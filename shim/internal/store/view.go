@@ -41,6 +41,12 @@ func (r reader) Get(k registry.Key) registry.Record {
 	return record
 }
 
+// Text implements registry.Reader.
+func (r reader) Text(record registry.Record) ([]byte, error) {
+	k := record.Key()
+	return mergedText(record, get(r.tx, string(k.Bucket), []byte(k.Path)))
+}
+
 // decode decodes a stored value, whose form is that of the schema.
 func (r reader) decode(bucket registry.Bucket, path, value []byte) (record registry.Record, err error) {
 	text, err := unseal(string(bucket), path, value)
