@@ -18,12 +18,13 @@ type Claims struct {
 	now     func() time.Time
 	// Clustered: no claim is granted before the cluster has formed, or for a node that is not ready.
 	Clustered bool
+	limited   chan struct{} // of capacity 1; full: a claim is being taken for a plugin with a limit of volumes
 }
 
 // NewClaims returns the claims in log. Topology and volume limit of a node are those that its plugins report. now
 // returns the wall time, for display.
 func NewClaims(log registry.State, plugins intent.Plugins, now func() time.Time) *Claims {
-	return &Claims{log: log, plugins: plugins, now: now}
+	return &Claims{log: log, plugins: plugins, now: now, limited: make(chan struct{}, 1)}
 }
 
 // Claim grants the claim and returns it as stored. Options that the usage leaves empty come from the volume. Repeating
@@ -31,6 +32,14 @@ func NewClaims(log registry.State, plugins intent.Plugins, now func() time.Time)
 // ErrUnsupported means that the volume cannot be used on the node, and ErrExhausted that the node has its maximum of
 // volumes. Both need the node plugin, if it is known.
 func (l *Claims) Claim(ctx context.Context, c registry.Claim) (registry.Claim, error) {
+	if node, known := l.plugins.Find(registry.RoleNode, c.Volume.Plugin); known && node.Fingerprint.MaxVolumes > 0 {
+		select {
+		case l.limited <- struct{}{}:
+			defer func() { <-l.limited }()
+		case <-ctx.Done():
+			return registry.Claim{}, context.Cause(ctx)
+		}
+	}
 	var taken registry.Claim
 	at, err := registry.Ensure(ctx, l.log, func(view registry.View) (change registry.Change, err error) {
 		taken, change, err = l.take(view, c)

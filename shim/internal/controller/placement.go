@@ -32,13 +32,14 @@ func (m *Controller) checkRequired(at registry.Instance, s registry.VolumeSpec) 
 }
 
 // checkLimit adds a reason if the node has its maximum of volumes of the plugin (max_volumes_per_node; 0: no limit) and
-// this volume is none of them.
+// this volume is none of them. The claims of other nodes for the plugin do not matter, so none of them is a condition of
+// the claim; Claim lets those of this node for the plugin wait for each other.
 func (r *refusals) checkLimit(view registry.View, node registry.Instance, planned []registry.Claim) {
 	limit := node.Fingerprint.MaxVolumes
 	if limit == 0 {
 		return
 	}
-	placed := placedOn(view, r.claim.Volume.Plugin, r.claim.Node, planned)
+	placed := placedOn(view.Aside(), r.claim.Volume.Plugin, r.claim.Node, planned)
 	if _, counted := placed[r.claim.Volume]; counted || int64(len(placed)) < limit {
 		return
 	}
