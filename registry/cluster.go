@@ -16,6 +16,7 @@ type Node struct {
 	// Epoch counts how often the node was declared out of service or fenced. A node that finds a higher one than it has
 	// recorded lost its claims, and unmounts their volumes before it does anything else.
 	Epoch       uint64       `json:"epoch"`
+	Fencing     Fencing      `json:"fencing,omitzero"`
 	Plugins     []NodePlugin `json:"plugins,omitempty"` // by name
 	CreateIndex Seq          `json:"create_index"`
 	ModifyIndex Seq          `json:"modify_index"`
@@ -23,6 +24,27 @@ type Node struct {
 }
 
 func (n Node) Key() Key { return NodeRecord(n.Name) }
+
+// Lost reports whether the node was declared out of service or fenced, and is not back yet.
+func (n Node) Lost() bool { return n.State == NodeOutOfService || n.State == NodeFenced }
+
+// String describes the state of the node for people.
+func (n Node) String() string {
+	s := fmt.Sprintf("node %s is %s", n.Name, n.State)
+	if n.By != "" {
+		s += " by " + n.By
+	}
+	if n.Reason != "" {
+		s += ": " + n.Reason
+	}
+	return s
+}
+
+// Fencing names the node that fences a lost one. The zero value means that none does.
+type Fencing struct {
+	By    NodeName `json:"by"`
+	Lease int64    `json:"lease"` // of By. Once it has ended, another node may fence
+}
 
 // NodeRecord returns the key of a node's record, LeaseRecord that of its lease.
 func NodeRecord(n NodeName) Key  { return Key{BucketNodes, PathOf(n)} }

@@ -73,6 +73,17 @@ const (
 	EventFormed   EventKind = "cluster formed" // all expected nodes have registered; Detail names them
 	EventExecutor EventKind = "executor"       // another node makes the controller calls of the plugin; Detail names it
 
+	// Events of the nodes of a cluster. Node is the one that they are about, Detail says by whom and why.
+	EventNodeSuspect      EventKind = "node suspect" // etcd has not heard of it for lease_ttl; its claims stay
+	EventNodeBack         EventKind = "node back"    // etcd has heard of it again
+	EventNodeReady        EventKind = "node ready"   // it takes claims, after it did not
+	EventNodeDraining     EventKind = "node draining"
+	EventNodeOutOfService EventKind = "node out of service"
+	EventNodeFenced       EventKind = "node fenced"
+	EventFenceFailed      EventKind = "fence failed" // of the node; it is tried again
+	// the claims of the alloc were released while this node was lost. The host stops its tasks
+	EventVolumesLost EventKind = "volumes lost"
+
 	EventForced    EventKind = "release forced" // of the alloc or volume; Detail holds by whom
 	EventAbandoned EventKind = "abandoned"      // calls were skipped by force; Detail holds which, by whom and why
 
@@ -89,6 +100,7 @@ type Event struct {
 	Kind       EventKind   `json:"kind"`
 	Role       Role        `json:"role,omitempty"`
 	Plugin     PluginID    `json:"plugin,omitempty"`
+	Node       NodeName    `json:"node,omitempty"` // of a cluster, that the event is about
 	Alloc      AllocID     `json:"alloc,omitempty"`
 	Task       TaskName    `json:"task,omitempty"`
 	Volume     VolumeName  `json:"volume,omitzero"`
@@ -109,7 +121,7 @@ type Snapshot struct {
 
 func (e Event) String() string {
 	s := fmt.Sprintf("%d %s", e.Seq, e.Kind)
-	for _, part := range []string{string(e.Role), string(e.Plugin), string(e.Alloc), string(e.Task)} {
+	for _, part := range []string{string(e.Role), string(e.Plugin), string(e.Node), string(e.Alloc), string(e.Task)} {
 		if part != "" {
 			s += " " + part
 		}
@@ -135,12 +147,14 @@ func (e Event) Describe() string {
 		s = "volume " + e.Volume.String()
 	case e.Plugin != "":
 		s = "plugin " + string(e.Plugin)
+	case e.Node != "":
+		s = "node " + string(e.Node)
 	case e.Alloc == "":
 		s = "node"
 	default:
 		s = "alloc " + short(e.Alloc)
 	}
-	s += " " + strings.TrimPrefix(string(e.Kind), "volume ")
+	s += " " + strings.TrimPrefix(strings.TrimPrefix(string(e.Kind), "volume "), "node ")
 	if e.Role != "" {
 		s += " as " + string(e.Role)
 	}

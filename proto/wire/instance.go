@@ -125,7 +125,8 @@ func PluginFingerprint(m *pb.PluginFingerprint) registry.PluginFingerprint {
 func EventProto(e registry.Event) *pb.Event {
 	out := &pb.Event{
 		Seq: uint64(e.Seq), Generation: uint64(e.Generation), Kind: string(e.Kind), Role: string(e.Role),
-		Plugin: string(e.Plugin), Alloc: string(e.Alloc), Task: string(e.Task), Volume: VolumeNameProto(e.Volume),
+		Plugin: string(e.Plugin), Alloc: string(e.Alloc), Node: string(e.Node), Task: string(e.Task),
+		Volume:     VolumeNameProto(e.Volume),
 		ExternalId: string(e.External), Request: string(e.Request), Cause: string(e.Cause), Detail: text(e.Detail),
 		At: stamp(e.At),
 	}
@@ -143,8 +144,8 @@ func Event(m *pb.Event) registry.Event {
 		Seq: registry.Seq(m.GetSeq()), Generation: registry.Generation(m.GetGeneration()),
 		Kind: registry.EventKind(m.GetKind()),
 		Role: registry.Role(m.GetRole()), Plugin: registry.PluginID(m.GetPlugin()),
-		Alloc: registry.AllocID(m.GetAlloc()),
-		Task:  registry.TaskName(m.GetTask()), Volume: VolumeName(m.GetVolume()),
+		Alloc: registry.AllocID(m.GetAlloc()), Node: registry.NodeName(m.GetNode()),
+		Task: registry.TaskName(m.GetTask()), Volume: VolumeName(m.GetVolume()),
 		External: registry.ExternalID(m.GetExternalId()),
 		Request:  registry.RequestName(m.GetRequest()), Cause: registry.Cause(m.GetCause()), Detail: m.GetDetail(),
 		At: moment(m.GetAt()),

@@ -181,6 +181,7 @@ type Event struct {
 	Instance      *Instance              `protobuf:"bytes,14,opt,name=instance,proto3" json:"instance,omitempty"`
 	Snapshot      []*Instance            `protobuf:"bytes,15,rep,name=snapshot,proto3" json:"snapshot,omitempty"`                                 // of a resync
 	SnapshotIndex uint64                 `protobuf:"varint,16,opt,name=snapshot_index,json=snapshotIndex,proto3" json:"snapshot_index,omitempty"` // of a resync
+	Node          string                 `protobuf:"bytes,17,opt,name=node,proto3" json:"node,omitempty"`                                         // of a cluster, that the event is about
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -327,6 +328,13 @@ func (x *Event) GetSnapshotIndex() uint64 {
 	return 0
 }
 
+func (x *Event) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
 var File_holdfast_v1_events_proto protoreflect.FileDescriptor
 
 const file_holdfast_v1_events_proto_rawDesc = "" +
@@ -342,7 +350,7 @@ const file_holdfast_v1_events_proto_rawDesc = "" +
 	"\n" +
 	"WatchReply\x12+\n" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12(\n" +
-	"\x05event\x18\x02 \x01(\v2\x12.holdfast.v1.EventR\x05event\"\xf6\x03\n" +
+	"\x05event\x18\x02 \x01(\v2\x12.holdfast.v1.EventR\x05event\"\x8a\x04\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x1e\n" +
 	"\n" +
@@ -363,7 +371,8 @@ const file_holdfast_v1_events_proto_rawDesc = "" +
 	"\x02at\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x121\n" +
 	"\binstance\x18\x0e \x01(\v2\x15.holdfast.v1.InstanceR\binstance\x121\n" +
 	"\bsnapshot\x18\x0f \x03(\v2\x15.holdfast.v1.InstanceR\bsnapshot\x12%\n" +
-	"\x0esnapshot_index\x18\x10 \x01(\x04R\rsnapshotIndex2G\n" +
+	"\x0esnapshot_index\x18\x10 \x01(\x04R\rsnapshotIndex\x12\x12\n" +
+	"\x04node\x18\x11 \x01(\tR\x04node2G\n" +
 	"\x06Events\x12=\n" +
 	"\x05Watch\x12\x19.holdfast.v1.WatchRequest\x1a\x17.holdfast.v1.WatchReply0\x01B'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
 

@@ -1,0 +1,101 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"holdfast/registry"
+)
+
+// Drain begins or ends the drain of a node, which takes no new claims meanwhile. by and reason are for people. It
+// returns the node's record. ErrNotFound: there is no such node. ErrConflict: the node is lost.
+func (n *Node) Drain(
+	ctx context.Context, node registry.NodeName, on bool, by, reason string,
+) (registry.Node, error) {
+	return n.declare(ctx, node, func(v registry.View, r registry.Node) (registry.Change, error) {
+		want, kind := registry.NodeReady, registry.EventNodeReady
+		if on {
+			want, kind = registry.NodeDraining, registry.EventNodeDraining
+		}
+		switch {
+		case r.Lost():
+			return registry.Change{}, registry.Errorf(registry.ErrConflict,
+				"%s; it is ready once its shim runs again and has unmounted its volumes", r)
+		case r.State == want:
+			return registry.Change{}, nil
+		}
+		return n.declared(r, want, kind, by, reason), nil
+	})
+}
+
+// OutOfService records the statement of an operator that nothing runs on a node any more. The claims of the node are
+// released without it. It returns the node's record. If the node is lost already, it changes nothing. ErrNotFound:
+// there is no such node. ErrConflict: the node is alive.
+func (n *Node) OutOfService(
+	ctx context.Context, node registry.NodeName, by, reason string,
+) (registry.Node, error) {
+	if node == n.State.node {
+		return registry.Node{}, registry.Errorf(registry.ErrConflict,
+			"node %s is this node, and it is alive; drain it instead", node)
+	}
+	return n.declare(ctx, node, func(v registry.View, r registry.Node) (registry.Change, error) {
+		if _, alive := v.NodeLease(node); alive {
+			return registry.Change{}, registry.Errorf(registry.ErrConflict,
+				"node %s is alive: etcd has heard of it within the last %s; drain it, or stop the machine and try again after "+
+					"that time", node, n.session.ttl)
+		}
+		if r.Lost() {
+			return registry.Change{}, nil
+		}
+		return n.lost(v, r, registry.NodeOutOfService, registry.EventNodeOutOfService, by, reason), nil
+	})
+}
+
+// declare commits a change of the node's state, and returns the record.
+func (n *Node) declare(
+	ctx context.Context, node registry.NodeName,
+	decide func(registry.View, registry.Node) (registry.Change, error),
+) (r registry.Node, err error) {
+	_, err = n.State.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		r, found := v.Node(node)
+		if !found {
+			return registry.Change{}, registry.Errorf(registry.ErrNotFound, "no node of cluster %s is named %s", n.State.id, node)
+		}
+		return decide(v, r)
+	})
+	if err != nil {
+		return registry.Node{}, err
+	}
+	err = n.State.View(ctx, func(v registry.View) error { r, _ = v.Node(node); return nil })
+	return r, err
+}
+
+// declared returns the change that sets the state of a node.
+func (n *Node) declared(
+	r registry.Node, state registry.NodeState, kind registry.EventKind, by, reason string,
+) registry.Change {
+	now := n.Executors.now()
+	r.State, r.By, r.Reason, r.Since, r.Fencing = state, by, reason, now, registry.Fencing{}
+	detail := reason
+	if by != "" {
+		detail = fmt.Sprintf("by %s: %s", by, reason)
+	}
+	return registry.Change{Put: []registry.Record{r},
+		Events: []registry.Event{{Kind: kind, Node: r.Name, Detail: detail, At: now}}}
+}
+
+// lost returns the change that declares a node lost. It may have begun controller calls, which it does not send any
+// more: so its successors may send others.
+func (n *Node) lost(
+	v registry.View, r registry.Node, state registry.NodeState, kind registry.EventKind, by, reason string,
+) registry.Change {
+	r.Epoch++
+	change := n.declared(r, state, kind, by, reason)
+	for _, e := range v.Executors() {
+		if e.Holder == r.Name || slices.Contains(e.Former, r.Name) {
+			change.Put = append(change.Put, e.Left(r.Name, n.Executors.now()))
+		}
+	}
+	return change
+}
