@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -50,14 +51,28 @@ func New(local registry.State, client *clientv3.Client, cluster string, node reg
 	return s
 }
 
-// register makes the caller the active shim of its node: no commit of an earlier one succeeds any longer.
+// register makes the caller the active shim of its node: no commit of an earlier one succeeds any longer. A request
+// whose answer was lost may be carried out late, so each is bound to what was registered before.
 func (s *State) register(ctx context.Context) error {
+	key, id := s.keys.node(s.node), uuid.NewString()
 	return retry(ctx, func(ctx context.Context) error {
-		answer, err := s.client.Put(ctx, s.keys.node(s.node), string(s.node))
-		if err == nil {
-			s.own = answer.Header.Revision
+		for {
+			was, err := s.kv.Get(ctx, key)
+			if err != nil {
+				return err
+			}
+			var revision int64
+			for _, kv := range was.Kvs {
+				if revision = kv.ModRevision; string(kv.Value) == id {
+					s.own = revision
+					return nil
+				}
+			}
+			if _, err := s.kv.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", revision)).
+				Then(clientv3.OpPut(key, id)).Commit(); err != nil {
+				return err
+			}
 		}
-		return err
 	})
 }
 

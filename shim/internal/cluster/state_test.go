@@ -259,6 +259,54 @@ func TestLostAnswerOfEtcd(t *testing.T) {
 	}
 }
 
+// slow keeps the first transaction back, and answers that it does not know its outcome.
+type slow struct {
+	clientv3.KV
+	first *slowTxn
+}
+
+type slowTxn struct {
+	lossyTxn
+	answered bool
+}
+
+func (s *slow) Txn(ctx context.Context) clientv3.Txn {
+	txn := lossyTxn{s.KV.Txn(context.WithoutCancel(ctx)), func() bool { return false }}
+	if s.first != nil {
+		return &txn
+	}
+	s.first = &slowTxn{txn, false}
+	return s.first
+}
+
+func (t *slowTxn) If(c ...clientv3.Cmp) clientv3.Txn  { t.lossyTxn.If(c...); return t }
+func (t *slowTxn) Then(o ...clientv3.Op) clientv3.Txn { t.lossyTxn.Then(o...); return t }
+func (t *slowTxn) Commit() (*clientv3.TxnResponse, error) {
+	if t.answered {
+		return t.lossyTxn.Commit()
+	}
+	t.answered = true
+	return nil, status.Error(codes.Unavailable, "the request is under way")
+}
+
+// TestRegistrationThatArrivesLate has etcd carry out a request to register a shim after the shim has repeated it: it
+// stays the active one.
+func TestRegistrationThatArrivesLate(t *testing.T) {
+	client := etcdtest.Start(t)
+	s := New(nil, client, t.Name(), "node")
+	kv := &slow{KV: s.kv}
+	s.kv = kv
+	if err := s.register(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if late, err := kv.first.Commit(); err != nil || late.Succeeded {
+		t.Errorf("the late request: %+v, %v", late, err)
+	}
+	if answer, err := client.Txn(t.Context()).If(s.active()).Commit(); err != nil || !answer.Succeeded {
+		t.Errorf("the shim is not the active one: %+v, %v", answer, err)
+	}
+}
+
 func TestEarlierShimOfANodeIsFenced(t *testing.T) {
 	client := etcdtest.Start(t)
 	earlier, later := newNode(t, client, "node"), newNode(t, client, "node")
