@@ -9,8 +9,8 @@ import (
 // keys are the keys of one cluster in etcd, below its prefix "/holdfast/CLUSTER/":
 //
 //	r/BUCKET/PATH   a shared record as JSON, or an index entry with an empty object. What was deleted has an empty
-//	                value for tombstoneTTL
-//	node/NAME       the node's active shim
+//	                value for tombstoneTTL. The answer of a remote call stays as long, or until its caller has it
+//	node/NAME       the ID of the node's active shim
 //	log             the logEntry of the last transaction
 type keys struct{ prefix string }
 

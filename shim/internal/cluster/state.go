@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	tombstoneTTL = time.Hour       // longer than any node can have an old copy and still commit
+	tombstoneTTL = time.Hour       // longer than any node can have an old copy and still commit, or a caller stay away
 	tryTimeout   = 5 * time.Second // of one request to etcd
 )
 
@@ -219,9 +219,15 @@ func (s *State) operations(ctx context.Context, d decision, commit string) (ops 
 		return nil, registry.Errorf(registry.ErrInternal, "encode events: %w", err)
 	}
 	ops = append(ops, clientv3.OpPut(s.log(), string(text)))
+	answered := map[registry.Key]bool{} // remote calls, whose caller may be gone
+	for _, r := range d.change.Put {
+		call, is := r.(registry.RemoteCall)
+		answered[r.Key()] = is && call.Done
+	}
 	for key, value := range d.values {
 		var options []clientv3.OpOption
-		if value == "" { // a condition on a range notices a new value, but not that a key is gone
+		// a condition on a range notices a new value, but not that a key is gone
+		if value == "" || answered[key] {
 			lease, err := s.tombstoneLease(ctx)
 			if err != nil {
 				return nil, err
