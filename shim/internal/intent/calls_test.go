@@ -145,3 +145,38 @@ func put(t *testing.T, log *registrytest.Log, r registry.Record) {
 		t.Fatal(err)
 	}
 }
+
+// TestCallsOfOtherNodesDoNotWait opens a call for a volume, and looks whether another one has to wait for it on node a of
+// several nodes, which knows the volume as attached to its plugin's node a-id.
+func TestCallsOfOtherNodesDoNotWait(t *testing.T) {
+	key := registry.VolumeKey{Plugin: "p", External: "v"}
+	attach := func(node registry.NodeID) registry.Intent {
+		return registry.Intent{Volume: key, RPC: registry.ControllerPublishRPC, Node: node}
+	}
+	stage, expand := registry.Intent{Volume: key, RPC: registry.NodeStageRPC},
+		registry.Intent{Volume: key, RPC: registry.ControllerExpandRPC}
+	for name, c := range map[string]struct {
+		open, next registry.Intent
+		node       registry.NodeName // empty: a single node
+		waits      bool
+	}{
+		"stage, attached elsewhere":                {attach("b-id"), stage, "a", false},
+		"stage, attached here":                     {attach("a-id"), stage, "a", true},
+		"stage, expanded":                          {expand, stage, "a", true},
+		"attach elsewhere, staged":                 {stage, attach("b-id"), "a", false},
+		"attach here, staged":                      {stage, attach("a-id"), "a", true},
+		"attach elsewhere, attached here":          {attach("a-id"), attach("b-id"), "a", true},
+		"expand, staged":                           {stage, expand, "a", true},
+		"stage, attached elsewhere, a single node": {attach("b-id"), stage, "", true},
+	} {
+		log := registrytest.NewLog(time.Now)
+		put(t, log, registry.Attachment{Volume: key, Node: "a", NodeID: "a-id"})
+		put(t, log, c.open)
+		_ = log.View(t.Context(), func(v registry.View) error {
+			if open, waits := (Sender{Node: c.node}).OpenCall(v, c.next); waits != c.waits || waits && open.RPC != c.open.RPC {
+				t.Errorf("%s: %v, %v", name, open.RPC, waits)
+			}
+			return nil
+		})
+	}
+}

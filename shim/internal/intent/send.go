@@ -34,6 +34,23 @@ type Sender struct {
 	Traces trace.TracerProvider // makes a span of each call, with all its tries; nil: none
 	// Executors says which controller calls this node may send; nil: all, as no other node has the plugins.
 	Executors Executors
+	Node      registry.NodeName // this node, if others use the same volumes; else empty
+}
+
+// OpenCall returns the open call that needs an outcome before next, unless it repeats or undoes it. The attachment of a
+// volume to one node and calls for the volume on another node do not wait for each other.
+func (s Sender) OpenCall(v registry.View, next registry.Intent) (registry.Intent, bool) {
+	elsewhere := func(id registry.NodeID) bool {
+		at, found := v.Attachment(registry.AttachmentKey{Volume: next.Volume, Node: s.Node})
+		return s.Node != "" && id != "" && (!found || at.NodeID != id)
+	}
+	if open, found := v.Intent(next.Volume); found && !(next.RPC.OnNode() && elsewhere(open.Node)) {
+		return open, true
+	}
+	if elsewhere(next.Node) {
+		return registry.Intent{}, false
+	}
+	return v.NodeIntent(next.Volume)
 }
 
 // Executors are the nodes that make the controller calls of plugins. A node may lose a plugin at any time.
@@ -190,7 +207,7 @@ func (d *delivery) open(ctx context.Context) error {
 		if executor.Holder != "" {
 			next.Senders = []registry.NodeName{executor.Holder}
 		}
-		if open, found := registry.OpenIntent(view, next.Volume); found {
+		if open, found := d.OpenCall(view, next); found {
 			if err := LegalFor(executor, open, next); err != nil {
 				return registry.Change{}, err
 			}
@@ -216,7 +233,7 @@ func (d *delivery) open(ctx context.Context) error {
 // holds for all calls that were under way, so none of them waits for a commit.
 func (d *delivery) join(ctx context.Context) (joined bool, err error) {
 	err = d.State.View(ctx, func(view registry.View) error {
-		open, found := registry.OpenIntent(view, d.Intent.Volume)
+		open, found := d.OpenCall(view, d.Intent)
 		if !found || !reflect.DeepEqual(requested(open, d.Intent.At), d.Intent) || d.Before != nil && !d.prepared(view) {
 			return nil
 		}
@@ -335,7 +352,7 @@ func (d *delivery) stillOpen(ctx context.Context) (open bool) {
 }
 
 func (d *delivery) owns(view registry.View) bool {
-	open, found := registry.OpenIntent(view, d.Intent.Volume)
+	open, found := d.OpenCall(view, d.Intent)
 	return found && same(open, d.Intent) && open.Name == d.Intent.Name && open.Since.Equal(d.Intent.Since)
 }
 

@@ -187,7 +187,7 @@ func (r *activeState) build(
 		Plugins: r.table, Secrets: p.callbacks, Locks: &intent.Locks{}, Expected: expected,
 	}
 	if r.cluster != nil {
-		calls.Executors = r.cluster.Executors
+		calls.Executors, calls.Node = r.cluster.Executors, hello.Node
 	}
 	suspended := csi.NewSuspensions(layout.Suspensions())
 	stager := node.NewStager(calls, r.fleet, m, node.Options{

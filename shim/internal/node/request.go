@@ -83,7 +83,7 @@ func (req *request) bounded(ctx context.Context) (context.Context, context.Cance
 func (req *request) settle(ctx context.Context, follows func(registry.Intent) bool) error {
 	open, found := registry.Intent{}, false
 	err := req.State.View(ctx, func(v registry.View) error {
-		open, found = registry.OpenIntent(v, req.key.Volume)
+		open, found = req.OpenCall(v, registry.Intent{Volume: req.key.Volume, RPC: registry.NodeStageRPC})
 		return nil
 	})
 	if err != nil {
