@@ -65,6 +65,7 @@ func (e *Executors) Sending(ctx context.Context, plugin registry.PluginID) (done
 			e.wake()
 		}
 	})
+	e.session.awaitFirst(ctx) // the calls that a swap has interrupted are repeated before
 	var executor registry.Executor
 	err = e.state.View(ctx, func(v registry.View) (err error) {
 		executor, err = e.Check(v, plugin)

@@ -24,12 +24,26 @@ type session struct {
 	ttl   time.Duration
 	boot  func() time.Duration // CLOCK_BOOTTIME, which goes on while the machine is suspended
 
+	renewed func() // closes first
+	first   chan struct{}
+
 	mu    sync.Mutex // guards the fields below
 	lease clientv3.LeaseID
 	until time.Duration // the lease is certainly valid before
 }
 
-func newSession(s *State) *session { return &session{state: s, ttl: LeaseTTL, boot: proc.BootTime} }
+func newSession(s *State) *session {
+	first := make(chan struct{})
+	return &session{state: s, ttl: LeaseTTL, boot: proc.BootTime, first: first, renewed: sync.OnceFunc(func() { close(first) })}
+}
+
+// awaitFirst waits until this shim has renewed the lease for the first time, or ctx ends.
+func (s *session) awaitFirst(ctx context.Context) {
+	select {
+	case <-s.first:
+	case <-ctx.Done():
+	}
+}
 
 // Lease returns the ID of a lease that is certainly valid now; 0: there is none.
 func (s *session) Lease() int64 {
@@ -113,4 +127,5 @@ func (s *session) extend(lease clientv3.LeaseID, sent time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lease, s.until = lease, sent+s.ttl*9/10
+	s.renewed()
 }
