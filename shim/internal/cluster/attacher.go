@@ -57,12 +57,17 @@ func (a *Attacher) AwaitDetach(
 	return nil
 }
 
-// Attach is Attach of a Controller.
+// Attach is Attach of a Controller. A detach that an earlier shim of this node has asked for ends before.
 func (a *Attacher) Attach(
 	ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, to intent.AttachTo,
 ) error {
 	ctx, cancel := by.Waiting(ctx)
 	defer cancel()
+	if !to.Used && !v.Ephemeral {
+		if err := a.endDetach(ctx, v.VolumeKey(), to.Node); err != nil {
+			return err
+		}
+	}
 	var settled bool
 	if err := a.calls.State.View(ctx, func(view registry.View) error {
 		at, found := view.Attachment(registry.AttachmentKey{Volume: v.VolumeKey(), Node: to.Node})
@@ -79,6 +84,33 @@ func (a *Attacher) Attach(
 	return err
 }
 
+// endDetach waits until no call to detach the volume is under way for this node.
+func (a *Attacher) endDetach(ctx context.Context, key registry.VolumeKey, node registry.NodeName) error {
+	if err := a.remote.state.awaitReady(ctx); err != nil {
+		return err
+	}
+	call, err := newCall(detachMethod, detachOf(key, node))
+	if err != nil {
+		return err
+	}
+	var open bool
+	if err := a.calls.State.View(ctx, func(view registry.View) error {
+		earlier, found := view.RemoteCall(call.ID)
+		open = found && !earlier.Done
+		return nil
+	}); err != nil || !open {
+		return err
+	}
+	if err := a.call(ctx, detachMethod, detachOf(key, node)); !errors.Is(err, ErrHere) {
+		return err
+	}
+	return nil
+}
+
+func detachOf(key registry.VolumeKey, node registry.NodeName) attachment {
+	return attachment{Volume: key, To: intent.AttachTo{Node: node}}
+}
+
 // Detach is Detach of a Controller.
 func (a *Attacher) Detach(
 	ctx context.Context, by intent.Caller, key registry.VolumeKey, node registry.NodeName,
@@ -92,7 +124,7 @@ func (a *Attacher) Detach(
 	}); err != nil || !attached {
 		return err
 	}
-	err := a.call(ctx, detachMethod, attachment{Volume: key, To: intent.AttachTo{Node: node}})
+	err := a.call(ctx, detachMethod, detachOf(key, node))
 	if errors.Is(err, ErrHere) {
 		err = a.Controller.Detach(ctx, by, key, node)
 	}
@@ -100,17 +132,25 @@ func (a *Attacher) Detach(
 }
 
 func (a *Attacher) call(ctx context.Context, method string, request attachment) error {
-	text, err := json.Marshal(request)
-	if err != nil {
-		return registry.Errorf(registry.ErrInternal, "encode a call to %s: %w", method, err)
+	call, err := newCall(method, request)
+	if err == nil {
+		_, err = a.remote.Call(ctx, call, true)
 	}
-	sum := sha256.Sum256(append([]byte(method), text...))
-	_, err = a.remote.Call(ctx, registry.RemoteCall{ID: registry.OperationID(hex.EncodeToString(sum[:])),
-		Plugin: request.Volume.Plugin, Method: method, Request: text}, true)
 	if err == nil || errors.Is(err, ErrHere) {
 		return err
 	}
 	return fmt.Errorf("%s volume %s: %w", method, request.Volume, wire.Error(err))
+}
+
+// newCall returns a call whose ID is that of each call with the same request.
+func newCall(method string, request attachment) (registry.RemoteCall, error) {
+	text, err := json.Marshal(request)
+	if err != nil {
+		return registry.RemoteCall{}, registry.Errorf(registry.ErrInternal, "encode a call to %s: %w", method, err)
+	}
+	sum := sha256.Sum256(append([]byte(method), text...))
+	return registry.RemoteCall{ID: registry.OperationID(hex.EncodeToString(sum[:])), Plugin: request.Volume.Plugin,
+		Method: method, Request: text}, nil
 }
 
 // Serve carries out a call of another node's Attacher.

@@ -118,12 +118,7 @@ func (s *State) follow(ctx context.Context) error {
 			return err
 		}
 	}
-	s.copy.reach(revision, nil, 0)
-	select {
-	case <-s.ready:
-	default:
-		close(s.ready)
-	}
+	s.reach(revision, nil, 0)
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
 	for answer := range s.client.Watch(ctx, s.prefix, clientv3.WithPrefix(), clientv3.WithRev(revision+1)) {
@@ -182,8 +177,20 @@ func (s *State) apply(ctx context.Context, events []*clientv3.Event) error {
 	if err != nil {
 		return err
 	}
-	s.copy.reach(revision, commits, at)
+	s.reach(revision, commits, at)
 	return nil
+}
+
+// reach records what the copy has. It makes the state ready once that is all that earlier shims of this node have done.
+func (s *State) reach(revision int64, commits []string, at registry.Seq) {
+	s.copy.reach(revision, commits, at)
+	select {
+	case <-s.ready:
+	default:
+		if revision >= s.own {
+			close(s.ready)
+		}
+	}
 }
 
 // decode returns the record of a key and value, nil if it was deleted.
@@ -241,7 +248,7 @@ func (s *State) load(ctx context.Context) (revision int64, err error) {
 		return change, nil
 	})
 	if err == nil {
-		s.copy.reach(revision, nil, at)
+		s.reach(revision, nil, at)
 	}
 	return revision, err
 }

@@ -148,6 +148,14 @@ func (r *Remote) end(id registry.OperationID) {
 // carryOut carries out a call until it has an answer that does not depend on who executes it.
 func (r *Remote) carryOut(ctx context.Context, c registry.RemoteCall) {
 	for ctx.Err() == nil {
+		var open bool // it may have an answer, if storing it has failed
+		if err := r.state.View(ctx, func(v registry.View) error {
+			now, found := v.RemoteCall(c.ID)
+			open = found && !now.Done
+			return nil
+		}); err != nil || !open {
+			return
+		}
 		reply, err := r.serve(ctx, c.Method, c.Request)
 		if ctx.Err() != nil {
 			return

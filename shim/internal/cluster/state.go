@@ -31,7 +31,7 @@ type State struct {
 	keys
 	id    string // of the cluster
 	node  registry.NodeName
-	ready chan struct{} // closed once own is set and there is a copy
+	ready chan struct{} // closed once own is set and the copy has that revision
 	own   int64         // the revision at which this shim became the active one of its node
 	copy  copied
 

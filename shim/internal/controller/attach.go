@@ -2,7 +2,9 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
@@ -108,9 +110,9 @@ func (m *Controller) attach(
 func attaching(view registry.View, v registry.Volume, u registry.Usage, to intent.AttachTo) (registry.Change, error) {
 	at, _ := view.Attachment(registry.AttachmentKey{Volume: v.VolumeKey(), Node: to.Node})
 	switch {
-	case len(view.Claims(v.VolumeKey())) == 0:
+	case !slices.ContainsFunc(view.Claims(v.VolumeKey()), func(c registry.Claim) bool { return c.Node == to.Node }):
 		return registry.Change{}, registry.Errorf(registry.ErrConflict,
-			"volume %s has no claim; only claimed volumes are attached", v.VolumeName())
+			"volume %s has no claim of node %s; only claimed volumes are attached", v.VolumeName(), to.Node)
 	case at.State != registry.MarkNone && at.NodeID != to.ID:
 		return registry.Change{}, registry.Errorf(registry.ErrConflict,
 			"volume %s is attached to node %s, whose id is now %s; detach the volume first",
@@ -143,11 +145,14 @@ func (m *Controller) Detach(
 			return err
 		}
 	}
-	if err := m.detach(ctx, by, at); err != nil {
+	if err := m.detach(ctx, by, at); err != nil && !errors.Is(err, errDetached) {
 		return fmt.Errorf("detach volume %s from node %s: %w", at.Name, at.NodeID, err)
 	}
 	return nil
 }
+
+// errDetached means that an earlier executor of the plugin has detached the volume meanwhile.
+var errDetached = errors.New("the volume is detached already")
 
 func (m *Controller) detach(ctx context.Context, by intent.Caller, at registry.Attachment) error {
 	var v registry.Volume
@@ -171,7 +176,10 @@ func (m *Controller) detach(ctx context.Context, by intent.Caller, at registry.A
 	return m.sendTo(ctx, by, v.VolumeSpec, &request.Secrets, intent.Call{
 		Intent: open,
 		Before: func(view registry.View) (registry.Change, error) {
-			at, _ := view.Attachment(at.AttachmentKey())
+			at, found := view.Attachment(at.AttachmentKey())
+			if !found {
+				return registry.Change{}, errDetached
+			}
 			at.State = registry.MarkSent
 			return registry.Change{Put: []registry.Record{at}}, nil
 		},
