@@ -8,34 +8,40 @@ import (
 
 // State is durable state. The store implements it on disk, package registrytest in memory. Both pass one suite.
 type State interface {
-	// Commit calls decide with the state that all earlier commits left, and makes the change that it returns durable:
-	// as a whole in one transaction, or not at all. Concurrent commits may share a transaction; decide then sees the
-	// changes of those before it. decide must not block. It is called at most once.
+	// Commit makes the changes of the decisions durable in one transaction, or none of them; in a cluster one after the
+	// other. Concurrent commits may share a transaction. Each decision sees the changes of all that are before it. It
+	// must not block, and is called at most once.
 	//
-	// Commit returns an error of decide unchanged. An empty change commits nothing and returns the current index. A
-	// change that fails Check is refused. In all these cases nothing has changed. Of other errors, ErrExhausted (the
-	// disk is full) and ErrFenced (a newer generation owns the state) say that nothing was written, and ErrUncertain
-	// that the outcome is unknown. When Commit returns nil, the change is durable and its listeners have seen it. The
-	// Seq is the index of the change.
-	Commit(ctx context.Context, decide func(View) (Change, error)) (Seq, error)
+	// Commit returns an error of a decision unchanged, and calls none after it; what was decided before is committed. A
+	// change that fails Check is such an error. An empty change commits nothing. Of other errors, ErrExhausted (the disk
+	// is full) and ErrFenced (a newer generation owns the state) say that nothing was written, and ErrUncertain that the
+	// outcome is unknown. When Commit returns nil, the changes are durable and their listeners have seen them. The Seq
+	// is the index of the last change, or the current one if the last decision changed nothing.
+	Commit(ctx context.Context, decisions ...Decision) (Seq, error)
 
 	// View calls read with the last committed state. It waits for no commit.
 	View(ctx context.Context, read func(View) error) error
 }
 
-// Ensure commits the change of decide. If it is empty, Ensure waits for no commit and returns the index that decide
-// has seen. decide may be called twice.
-func Ensure(ctx context.Context, log State, decide func(View) (Change, error)) (at Seq, err error) {
-	settled := false
+// Decision returns the change to make of the state that it sees, or an error if there is none to make.
+type Decision = func(View) (Change, error)
+
+// Ensure commits the changes of the decisions. If all are empty, Ensure waits for no commit and returns the index that
+// the decisions have seen. They may be called twice.
+func Ensure(ctx context.Context, log State, decisions ...Decision) (at Seq, err error) {
+	settled := true
 	err = log.View(ctx, func(v View) error {
-		change, refused := decide(v)
-		at, settled = v.Index(), refused == nil && change.Empty()
+		at = v.Index()
+		for _, decide := range decisions {
+			change, refused := decide(v)
+			settled = settled && refused == nil && change.Empty()
+		}
 		return nil
 	})
 	if err != nil || settled {
 		return at, err
 	}
-	return log.Commit(ctx, decide)
+	return log.Commit(ctx, decisions...)
 }
 
 // Change is what one transaction writes: records to put, keys of records to delete, and events. The State numbers the

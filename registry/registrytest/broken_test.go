@@ -21,16 +21,18 @@ type brokenLog struct {
 	err    func(error) error
 }
 
-func (l brokenLog) Commit(
-	ctx context.Context, decide func(registry.View) (registry.Change, error),
-) (registry.Seq, error) {
-	seq, err := l.Log.Commit(ctx, func(v registry.View) (registry.Change, error) {
-		c, err := decide(v)
-		if l.change != nil {
-			l.change(&c)
+func (l brokenLog) Commit(ctx context.Context, decisions ...registry.Decision) (registry.Seq, error) {
+	broken := slices.Clone(decisions)
+	for i, decide := range decisions {
+		broken[i] = func(v registry.View) (registry.Change, error) {
+			c, err := decide(v)
+			if l.change != nil {
+				l.change(&c)
+			}
+			return c, err
 		}
-		return c, err
-	})
+	}
+	seq, err := l.Log.Commit(ctx, broken...)
 	if l.err != nil && err != nil {
 		err = l.err(err)
 	}

@@ -18,6 +18,7 @@ type Log struct {
 
 	mu        sync.Mutex // held by one commit at a time
 	listeners []func(registry.Applied)
+	commits   int
 	fault     *fault
 	durable   *state // what Reopen finds; differs from committed after Lose
 	dead      error  // the error of all further commits; nil: none
@@ -29,6 +30,7 @@ type fault struct {
 	err     error
 	written bool // the commit is written all the same
 	fatal   bool // later commits fail as well
+	skip    int  // commits that succeed before
 }
 
 // NewLog returns an empty state of generation 1. now stamps events that have no time.
@@ -58,10 +60,13 @@ func (l *Log) Fail(err error) { l.setFault(fault{err: err}) }
 
 // Lose makes the next commit that would write something return ErrUncertain. Reopen finds it written or not. No
 // listener is called, and later commits fail.
-func (l *Log) Lose(written bool) {
+func (l *Log) Lose(written bool) { l.LoseAfter(0, written) }
+
+// LoseAfter is Lose after n more commits that write something.
+func (l *Log) LoseAfter(n int, written bool) {
 	l.setFault(fault{
 		err: registry.Errorf(registry.ErrUncertain,
-			"injected: the outcome of the commit is unknown"), written: written, fatal: true,
+			"injected: the outcome of the commit is unknown"), written: written, fatal: true, skip: n,
 	})
 }
 
@@ -81,6 +86,13 @@ func (l *Log) setFault(f fault) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.fault = &f
+}
+
+// Commits returns the number of commits that have written something.
+func (l *Log) Commits() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.commits
 }
 
 // Hold makes commits wait between their decision and their storage until release is called.
@@ -105,7 +117,7 @@ func (l *Log) Reopen() *Log {
 }
 
 // Commit implements registry.State.
-func (l *Log) Commit(ctx context.Context, decide func(registry.View) (registry.Change, error)) (registry.Seq, error) {
+func (l *Log) Commit(ctx context.Context, decisions ...registry.Decision) (registry.Seq, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -114,34 +126,52 @@ func (l *Log) Commit(ctx context.Context, decide func(registry.View) (registry.C
 	case l.dead != nil:
 		return 0, l.dead
 	}
-	before := l.committed.Load()
-	change, err := decide(registry.View{Reader: before})
-	if err == nil && change.Empty() {
-		return before.index, nil
+	after, applied := l.committed.Load(), []registry.Applied{}
+	var at registry.Seq
+	var refused error
+	for _, decide := range decisions {
+		var change registry.Change
+		if change, refused = decide(registry.View{Reader: after}); refused == nil {
+			refused = change.Check()
+		}
+		if refused != nil {
+			at = 0
+			break
+		}
+		if at = after.index; !change.Empty() {
+			next, a := after.with(l.stamped(change), l.keep)
+			after, applied, at = next, append(applied, a), a.Index
+		}
 	}
-	if err == nil {
-		err = change.Check()
-	}
-	if err != nil {
-		return 0, err
+	if len(applied) == 0 {
+		return at, refused
 	}
 	if l.hold != nil {
 		<-l.hold
 	}
-	for i := range change.Events {
-		if change.Events[i].At.IsZero() {
-			change.Events[i].At = l.now()
+	if f := l.fault; f != nil {
+		if f.skip--; f.skip < 0 {
+			return 0, l.fail(*f, after)
 		}
 	}
-	after, applied := before.with(change, l.keep)
-	if f := l.fault; f != nil {
-		return 0, l.fail(*f, after)
-	}
 	l.publish(after)
-	for _, tell := range l.listeners {
-		tell(applied)
+	l.commits++
+	for _, a := range applied {
+		for _, tell := range l.listeners {
+			tell(a)
+		}
 	}
-	return applied.Index, nil
+	return at, refused
+}
+
+// stamped returns the change with the time of events that have none.
+func (l *Log) stamped(c registry.Change) registry.Change {
+	for i := range c.Events {
+		if c.Events[i].At.IsZero() {
+			c.Events[i].At = l.now()
+		}
+	}
+	return c
 }
 
 // fail makes the commit fail as f says. l.mu is held.

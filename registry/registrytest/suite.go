@@ -29,6 +29,7 @@ func TestLog(t *testing.T, open Open) {
 		{"IndexesOfRecords", testIndexes},
 		{"AllOrNothing", testAtomic},
 		{"ErrorOfDecide", testDecideError},
+		{"DecisionsOfOneCommit", testDecisions},
 		{"EmptyChange", testEmptyChange},
 		{"FinishedContext", testFinishedContext},
 		{"DecideSeesEarlierCommits", testConcurrency},
@@ -263,6 +264,33 @@ func testDecideError(t *testing.T, open Open) {
 	look(t, log, func(v registry.View) {
 		if _, found := v.Alloc("b"); found || v.Index() != before {
 			t.Errorf("a refused decision was written; index %d, was %d", v.Index(), before)
+		}
+	})
+}
+
+func testDecisions(t *testing.T, open Open) {
+	log, _ := open(t)
+	reason := errors.New("no")
+	add := func(id registry.AllocID, after int) registry.Decision {
+		return func(v registry.View) (registry.Change, error) {
+			if n := len(v.Allocs()); n != after {
+				t.Errorf("the decision about %s sees %d allocs, want %d", id, n, after)
+			}
+			return puts(registry.Alloc{ID: id}), nil
+		}
+	}
+	first := at(t, log, registry.Change{})
+	if seq, err := log.Commit(t.Context(), add("a", 0), add("b", 1)); err != nil || seq != first+2 {
+		t.Errorf("index %d, %v; want that of the last change", seq, err)
+	}
+	if _, err := log.Commit(t.Context(), add("c", 2),
+		func(registry.View) (registry.Change, error) { return puts(registry.Alloc{ID: "d"}), reason },
+		func(registry.View) (registry.Change, error) { panic("a decision after a refusal") }); err != reason {
+		t.Errorf("error %v is not the refusal", err)
+	}
+	look(t, log, func(v registry.View) {
+		if n := len(v.Allocs()); n != 3 || v.Index() != first+3 {
+			t.Errorf("%d allocs at index %d, want what was decided before the refusal", n, v.Index())
 		}
 	})
 }

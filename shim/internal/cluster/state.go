@@ -105,8 +105,17 @@ func (s *State) View(ctx context.Context, read func(registry.View) error) error 
 
 // Commit implements registry.State. A change of records of this node needs no etcd. decide may be called several
 // times: until nothing that it has read has changed before its change was written. A refusal by decide, too, is
-// returned only if it was true in etcd at that moment.
-func (s *State) Commit(ctx context.Context, decide func(registry.View) (registry.Change, error)) (registry.Seq, error) {
+// returned only if it was true in etcd at that moment. Each decision has a transaction of its own.
+func (s *State) Commit(ctx context.Context, decisions ...registry.Decision) (at registry.Seq, err error) {
+	for _, decide := range decisions {
+		if at, err = s.commit(ctx, decide); err != nil {
+			return 0, err
+		}
+	}
+	return at, nil
+}
+
+func (s *State) commit(ctx context.Context, decide registry.Decision) (registry.Seq, error) {
 	for {
 		d, err := s.decide(ctx, decide)
 		if err != nil {

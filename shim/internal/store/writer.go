@@ -13,9 +13,9 @@ import (
 
 // request is one Commit on its way. The goroutine that changes its state from waiting answers it.
 type request struct {
-	decide func(registry.View) (registry.Change, error)
-	state  atomic.Int32 // waiting, taken (by the writer) or withdrawn (by the caller)
-	answer chan answer  // of capacity 1
+	decisions []registry.Decision
+	state     atomic.Int32 // waiting, taken (by the writer) or withdrawn (by the caller)
+	answer    chan answer  // of capacity 1
 }
 
 type answer struct {
@@ -81,11 +81,11 @@ func (q *queue) refuse(err error) {
 
 // Commit implements registry.State. It waits for Run to be called. If ctx ends while the change is being written,
 // Commit returns ErrUncertain.
-func (s *Store) Commit(ctx context.Context, decide func(registry.View) (registry.Change, error)) (registry.Seq, error) {
+func (s *Store) Commit(ctx context.Context, decisions ...registry.Decision) (registry.Seq, error) {
 	if ctx.Err() != nil {
 		return 0, context.Cause(ctx)
 	}
-	r := &request{decide: decide, answer: make(chan answer, 1)}
+	r := &request{decisions: decisions, answer: make(chan answer, 1)}
 	if err := s.queue.add(r); err != nil {
 		return 0, err
 	}
@@ -215,8 +215,13 @@ func (s *Store) write(g *group, requests []*request) error {
 		now: s.options.Now,
 	}
 	for i, r := range requests {
-		if err := s.decide(g, b, i, r); err != nil {
-			return err
+		for _, decide := range r.decisions {
+			if err := s.decide(g, b, i, decide); err != nil {
+				return err
+			}
+			if g.answers[i].err != nil {
+				break
+			}
 		}
 		g.decided++
 	}
@@ -229,10 +234,10 @@ func (s *Store) write(g *group, requests []*request) error {
 	return s.publish(g, tx)
 }
 
-// decide has one request decide, and writes its change.
-func (s *Store) decide(g *group, b *batch, i int, r *request) error {
+// decide runs one decision of a request, and writes its change.
+func (s *Store) decide(g *group, b *batch, i int, decide registry.Decision) error {
 	g.shared[i] = b.dirty
-	change, err := r.decide(registry.View{Reader: b.reader})
+	change, err := decide(registry.View{Reader: b.reader})
 	if err != nil || change.Empty() {
 		g.answers[i] = answer{b.seq, err}
 		return nil

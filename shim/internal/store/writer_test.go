@@ -78,7 +78,7 @@ func TestBatchSharesItsFate(t *testing.T) {
 	batch := func() (errs []error) {
 		var requests []*request
 		for _, d := range deciders {
-			requests = append(requests, &request{decide: d, answer: make(chan answer, 1)})
+			requests = append(requests, &request{decisions: []registry.Decision{d}, answer: make(chan answer, 1)})
 		}
 		s.commit(requests)
 		for _, r := range requests {

@@ -349,10 +349,8 @@ type impatient struct {
 	committed func()
 }
 
-func (s impatient) Commit(
-	ctx context.Context, decide func(registry.View) (registry.Change, error),
-) (registry.Seq, error) {
-	at, err := s.State.Commit(context.WithoutCancel(ctx), decide)
+func (s impatient) Commit(ctx context.Context, decisions ...registry.Decision) (registry.Seq, error) {
+	at, err := s.State.Commit(context.WithoutCancel(ctx), decisions...)
 	s.committed()
 	if ctx.Err() != nil {
 		return 0, registry.Errorf(registry.ErrUncertain, "commit under way: %w", context.Cause(ctx))
