@@ -111,9 +111,9 @@ func detachOf(key registry.VolumeKey, node registry.NodeName) attachment {
 	return attachment{Volume: key, To: intent.AttachTo{Node: node}}
 }
 
-// Detach is Detach of a Controller.
+// Detach is Detach of a Controller. then is of no effect if another node detaches the volume.
 func (a *Attacher) Detach(
-	ctx context.Context, by intent.Caller, key registry.VolumeKey, node registry.NodeName,
+	ctx context.Context, by intent.Caller, key registry.VolumeKey, node registry.NodeName, then ...registry.Decision,
 ) error {
 	ctx, cancel := by.Waiting(ctx)
 	defer cancel()
@@ -126,7 +126,7 @@ func (a *Attacher) Detach(
 	}
 	err := a.call(ctx, detachMethod, detachOf(key, node))
 	if errors.Is(err, ErrHere) {
-		err = a.Controller.Detach(ctx, by, key, node)
+		err = a.Controller.Detach(ctx, by, key, node, then...)
 	}
 	return err
 }

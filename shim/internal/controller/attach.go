@@ -128,9 +128,9 @@ func attaching(view registry.View, v registry.Volume, u registry.Usage, to inten
 }
 
 // Detach detaches the volume from a node. It does nothing if the volume is not attached, or while that node is this one
-// and has it staged or published.
+// and has it staged or published. then is Then of the call.
 func (m *Controller) Detach(
-	ctx context.Context, by intent.Caller, key registry.VolumeKey, node registry.NodeName,
+	ctx context.Context, by intent.Caller, key registry.VolumeKey, node registry.NodeName, then ...registry.Decision,
 ) error {
 	at, err := m.attachment(ctx, key, node)
 	switch {
@@ -145,7 +145,7 @@ func (m *Controller) Detach(
 			return err
 		}
 	}
-	if err := m.detach(ctx, by, at); err != nil && !errors.Is(err, errDetached) {
+	if err := m.detach(ctx, by, at, then...); err != nil && !errors.Is(err, errDetached) {
 		return fmt.Errorf("detach volume %s from node %s: %w", at.Name, at.NodeID, err)
 	}
 	return nil
@@ -154,7 +154,9 @@ func (m *Controller) Detach(
 // errDetached means that an earlier executor of the plugin has detached the volume meanwhile.
 var errDetached = errors.New("the volume is detached already")
 
-func (m *Controller) detach(ctx context.Context, by intent.Caller, at registry.Attachment) error {
+func (m *Controller) detach(
+	ctx context.Context, by intent.Caller, at registry.Attachment, then ...registry.Decision,
+) error {
 	var v registry.Volume
 	err := m.State.View(ctx, func(view registry.View) error { v, _ = view.VolumeByKey(at.Volume); return nil })
 	if err != nil {
@@ -175,6 +177,7 @@ func (m *Controller) detach(ctx context.Context, by intent.Caller, at registry.A
 	}
 	return m.sendTo(ctx, by, v.VolumeSpec, &request.Secrets, intent.Call{
 		Intent: open,
+		Then:   then,
 		Before: func(view registry.View) (registry.Change, error) {
 			at, found := view.Attachment(at.AttachmentKey())
 			if !found {

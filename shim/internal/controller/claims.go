@@ -30,8 +30,8 @@ func NewClaims(log registry.State, plugins intent.Plugins, now func() time.Time)
 // Claim grants the claim and returns it as stored. Options that the usage leaves empty come from the volume. Repeating
 // a claim returns the stored one. ErrConflict names the holders of the volume, or the state in which it cannot be used.
 // ErrUnsupported means that the volume cannot be used on the node, and ErrExhausted that the node has its maximum of
-// volumes. Both need the node plugin, if it is known.
-func (l *Claims) Claim(ctx context.Context, c registry.Claim) (registry.Claim, error) {
+// volumes. Both need the node plugin, if it is known. The claim follows the decisions of first in the same commit.
+func (l *Claims) Claim(ctx context.Context, c registry.Claim, first ...registry.Decision) (registry.Claim, error) {
 	if node, known := l.plugins.Find(registry.RoleNode, c.Volume.Plugin); known && node.Fingerprint.MaxVolumes > 0 {
 		select {
 		case l.limited <- struct{}{}:
@@ -41,10 +41,11 @@ func (l *Claims) Claim(ctx context.Context, c registry.Claim) (registry.Claim, e
 		}
 	}
 	var taken registry.Claim
-	at, err := registry.Ensure(ctx, l.log, func(view registry.View) (change registry.Change, err error) {
+	take := func(view registry.View) (change registry.Change, err error) {
 		taken, change, err = l.take(view, c)
 		return change, err
-	})
+	}
+	at, err := registry.Ensure(ctx, l.log, append(first, take)...)
 	if err != nil {
 		return registry.Claim{}, err
 	}
@@ -205,14 +206,15 @@ func (r *refusals) checkCompatible(claims []registry.Claim) {
 // ErrConflict means that the volume is still attached, or that no other claim remains.
 func (l *Claims) Unclaim(ctx context.Context, key registry.ClaimKey, last bool) (existed bool, err error) {
 	_, err = registry.Ensure(ctx, l.log, func(view registry.View) (registry.Change, error) {
-		change, err := l.release(view, key, last)
+		change, err := l.Unclaiming(view, key, last)
 		existed = err == nil && !change.Empty()
 		return change, err
 	})
 	return existed && err == nil, err
 }
 
-func (l *Claims) release(view registry.View, key registry.ClaimKey, last bool) (registry.Change, error) {
+// Unclaiming returns the change of Unclaim.
+func (l *Claims) Unclaiming(view registry.View, key registry.ClaimKey, last bool) (registry.Change, error) {
 	claims := view.Claims(key.Volume)
 	at := slices.IndexFunc(claims, func(c registry.Claim) bool { return c.ClaimKey() == key })
 	if at < 0 {

@@ -116,11 +116,18 @@ func (c Calls) FindFor(
 	return c.Plugins.Find(role, key.Plugin)
 }
 
-// Send sends a call as Sender.Send does. Before each try it waits for the instance that gets it, as AwaitFor does, and
-// records it. do sends the try there.
+// Send sends a call as Sender.Send does, to an instance as To does.
 func (c Calls) Send(
 	ctx context.Context, by Caller, call Call, do func(context.Context, registry.Instance) error,
 ) error {
+	return c.Sender.Send(ctx, c.To(ctx, by, call, do))
+}
+
+// To returns the call with an instance for each try. Before a try it waits for the instance, as AwaitFor does, and
+// records it. do sends the try there.
+func (c Calls) To(
+	ctx context.Context, by Caller, call Call, do func(context.Context, registry.Instance) error,
+) Call {
 	role, key := RoleOf(call.Intent.RPC), call.Intent.Volume
 	inst, _ := c.FindFor(ctx, role, key)
 	call.Intent.At, call.RetryUntil = inst.TaskKey(), by.RetryUntil
@@ -129,7 +136,7 @@ func (c Calls) Send(
 		return inst.TaskKey(), err
 	}
 	call.Do = func(ctx context.Context) error { return do(ctx, inst) }
-	return c.Sender.Send(ctx, call)
+	return call
 }
 
 // Expects reports whether a record says that the plugin has a task in the role.

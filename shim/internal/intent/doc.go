@@ -1,6 +1,6 @@
 // Package intent makes CSI calls that change something. A Sender commits an intent before it sends a call, retries the
-// call as a table says (Policies), and closes the intent in the commit that stores the outcome. Locks serialize all
-// work on a volume.
+// call as a table says (Policies), and closes the intent in the commit that stores the outcome. In a series of calls,
+// that commit also opens the next intent. Locks serialize all work on a volume.
 //
 // At most one intent is open per volume. While it is open, only the same call (same RPC, same hash) or its undo may be
 // sent for the volume (Legal). Anything else is an ErrConflict that names the open call. A call is done, failed or

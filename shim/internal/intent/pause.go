@@ -55,6 +55,15 @@ func (p *Pause) current() (ended <-chan struct{}, notify func(registry.Operation
 	return p.ended, notify
 }
 
+// paused reports whether there is a pause now.
+func (p *Pause) paused() bool {
+	if p == nil {
+		return false
+	}
+	ended, _ := p.current()
+	return ended != nil
+}
+
 // Wait returns nil when there is no pause, or the cause of ctx's end. A nil *Pause is never paused.
 func (p *Pause) Wait(ctx context.Context, op registry.OperationID) error {
 	for p != nil && ctx.Err() == nil {

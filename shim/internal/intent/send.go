@@ -63,67 +63,60 @@ type Executors interface {
 	Sending(context.Context, registry.PluginID) (done func(), err error)
 }
 
-// Caller identifies the host operation that makes CSI calls, and limits their retries.
-type Caller struct {
-	registry.Call           // the operation of the host; zero: none
-	RetryUntil    time.Time // no try begins later, and no wait for a plugin lasts longer; zero: no limit
-}
-
-// Waiting returns a context that ends at RetryUntil. It does not limit a call under way, which has its own deadline.
-func (c Caller) Waiting(ctx context.Context) (context.Context, context.CancelFunc) {
-	if c.RetryUntil.IsZero() {
-		return context.WithCancel(ctx)
+// Send sends calls for one volume one after the other: it opens the intent of each, sends it, retries it by its policy,
+// and stores its outcome. The outcome of a call and the intent of the next one are one commit. Send stops retrying when
+// ctx ends or RetryUntil has passed. It returns nil when all calls are done and that is stored. After an error, the calls
+// after the failed one were not sent. After any error that is not ErrUncertain, the failed one never ran or does not run
+// any more.
+func (s Sender) Send(ctx context.Context, calls ...Call) (err error) {
+	var done *delivery // its outcome is not stored yet
+	for _, c := range calls {
+		if done, err = s.deliver(ctx, c, done); err != nil {
+			return c.explain(err)
+		}
 	}
-	return context.WithDeadline(ctx, c.RetryUntil)
+	if done == nil {
+		return nil
+	}
+	var then []registry.Decision
+	for _, decide := range done.Then {
+		then = append(then, func(view registry.View) (registry.Change, error) {
+			change, err := decide(view)
+			if err != nil {
+				change = registry.Change{}
+			}
+			return change, nil
+		})
+	}
+	return done.explain(done.store(ctx, done.done, then...))
 }
 
-// Call is one CSI call to send.
-type Call struct {
-	// Intent identifies the call: Volume, Name, RPC, Hash, and optionally Alloc, Request, Operation and At. Send sets
-	// the other fields.
-	Intent registry.Intent
-	// Before is part of the commit that opens the intent: marks become Sent here. If it fails, Send returns its error
-	// and sends nothing. For an open call it first runs without a commit, so it must have no side effects. It may be
-	// nil.
-	Before func(registry.View) (registry.Change, error)
-	// Select returns the task that gets the next try. It runs before each try; another task than Intent.At is recorded
-	// before the call is sent there. It may be nil: all tries go to Intent.At.
-	Select func(context.Context) (registry.TaskKey, error)
-	// Do sends the call. Its context, as that of Select, ends with the policy's deadline.
-	Do func(context.Context) error
-	// Renew replaces what may have changed since the last try, such as a secret. It runs before each further try, and
-	// its context ends after Grace. It may be nil.
-	Renew func(context.Context)
-	// Done is part of the commit that closes the intent after Do returned nil. It may be nil.
-	Done func(registry.View) registry.Change
-	// Failed is part of the commit that closes the intent after the call certainly failed. clean: no earlier try of it
-	// may have had an effect either. It may be nil.
-	Failed func(view registry.View, err *registry.CallError, clean bool) registry.Change
-	// NextDrive is the delay until the owner of the call sends it again if it stays uncertain, for display. 0 means
-	// unknown.
-	NextDrive time.Duration
-	// RetryUntil is that of a Caller.
-	RetryUntil time.Time
-	// Policy is the retry policy. The zero value selects PolicyOf(Intent.RPC).
-	Policy Policy
-}
-
-// Send opens the intent, sends the call, retries it by its policy, and stores the outcome. It stops retrying when ctx
-// ends or RetryUntil has passed. It returns nil when the call is done and that is stored. After any error that is not
-// ErrUncertain, the call never ran or does not run any more.
-func (s Sender) Send(ctx context.Context, c Call) (err error) {
+// deliver sends one call until it is done. It opens the intent in the commit that stores the outcome of the call before,
+// if there is one, and leaves its own outcome to be stored.
+func (s Sender) deliver(ctx context.Context, c Call, before *delivery) (d *delivery, err error) {
 	ctx, end := s.startSpan(ctx, c.Intent)
 	defer func() { end(err) }()
+	if before != nil && (ctx.Err() != nil || s.Pause.paused()) { // this call may have to wait
+		if err := before.store(ctx, before.done); err != nil {
+			return nil, err
+		}
+		before = nil
+	}
 	if err := s.Pause.Wait(ctx, c.Intent.Operation); err != nil {
-		return fmt.Errorf("%s of %s was not sent: %w", c.Intent.RPC, c.Intent.Name, err)
+		return nil, fmt.Errorf("%s of %s was not sent: %w", c.Intent.RPC, c.Intent.Name, err)
 	}
 	if c.Policy.Deadline == 0 {
 		c.Policy = PolicyOf(c.Intent.RPC)
 	}
-	d := delivery{Sender: s, Call: c}
-	if err := d.open(ctx); err != nil {
-		return err
+	d = &delivery{Sender: s, Call: c}
+	if err := d.open(ctx, before); err != nil {
+		return nil, err
 	}
+	return d, d.retry(ctx)
+}
+
+// retry sends the call until it is done.
+func (d *delivery) retry(ctx context.Context) error {
 	answers := map[string]int{} // count by code
 	for first := true; ; first = false {
 		if !first {
@@ -134,7 +127,7 @@ func (s Sender) Send(ctx context.Context, c Call) (err error) {
 		}
 		err := d.try(ctx)
 		if err == nil {
-			return d.store(ctx, d.done)
+			return nil
 		}
 		row := d.Policy.Row(err.Code)
 		answers[err.Code]++
@@ -184,7 +177,7 @@ func (s Sender) executed(ctx context.Context, plugin registry.PluginID, do func(
 	return do(ctx)
 }
 
-// delivery is one run of Send.
+// delivery is one call of a run of Send.
 type delivery struct {
 	Sender
 	Call
@@ -192,41 +185,54 @@ type delivery struct {
 	repeat bool // a call before this run may still run at the plugin: this one repeats or undoes it
 }
 
-// open stores the intent. It does nothing if the intent is stored as needed.
-func (d *delivery) open(ctx context.Context) error {
-	if joined, err := d.join(ctx); joined || err != nil {
+// open stores the intent, after the outcome of the call before. It does nothing if the intent is stored as needed.
+func (d *delivery) open(ctx context.Context, before *delivery) error {
+	if before == nil {
+		if joined, err := d.join(ctx); joined || err != nil {
+			return err
+		}
+		_, err := d.State.Commit(ctx, d.opening)
 		return err
 	}
-	_, err := d.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
-		next := d.Intent
-		next.Attempt, next.Outcome, next.Since = 1, registry.OutcomePending, d.Now()
-		executor, err := d.executor(view)
-		if err != nil {
+	var refused error
+	err := before.store(ctx, before.done, func(view registry.View) (change registry.Change, err error) {
+		change, refused = d.opening(view)
+		return change, refused
+	})
+	if refused != nil && errors.Is(err, refused) {
+		return refused
+	}
+	return err
+}
+
+// opening returns the change that opens the intent.
+func (d *delivery) opening(view registry.View) (change registry.Change, err error) {
+	next := d.Intent
+	next.Attempt, next.Outcome, next.Since = 1, registry.OutcomePending, d.Now()
+	executor, err := d.executor(view)
+	if err != nil {
+		return registry.Change{}, err
+	}
+	if executor.Holder != "" {
+		next.Senders = []registry.NodeName{executor.Holder}
+	}
+	if open, found := d.OpenCall(view, next); found {
+		if err := LegalFor(executor, open, next); err != nil {
 			return registry.Change{}, err
 		}
-		if executor.Holder != "" {
-			next.Senders = []registry.NodeName{executor.Holder}
+		next.Senders = senders(executor, open)
+		d.doubt, d.repeat = true, MayRun(open)
+		if same(open, next) {
+			next.Attempt, next.Since, next.Code, next.Detail = open.Attempt+1, open.Since, open.Code, open.Detail
 		}
-		if open, found := d.OpenCall(view, next); found {
-			if err := LegalFor(executor, open, next); err != nil {
-				return registry.Change{}, err
-			}
-			next.Senders = senders(executor, open)
-			d.doubt, d.repeat = true, MayRun(open)
-			if same(open, next) {
-				next.Attempt, next.Since, next.Code, next.Detail = open.Attempt+1, open.Since, open.Code, open.Detail
-			}
+	}
+	if d.Before != nil {
+		if change, err = d.Before(view); err != nil {
+			return registry.Change{}, err
 		}
-		var change registry.Change
-		if d.Before != nil {
-			if change, err = d.Before(view); err != nil {
-				return registry.Change{}, err
-			}
-		}
-		d.Intent = next
-		return change.And(registry.Change{Put: []registry.Record{next}}), nil
-	})
-	return err
+	}
+	d.Intent = next
+	return change.And(registry.Change{Put: []registry.Record{next}}), nil
 }
 
 // join continues an open call without a commit if all that must be stored before the call is stored. After a swap this
@@ -436,25 +442,25 @@ func (d *delivery) reported(err *registry.CallError) bool {
 	return d.Intent.Outcome == err.Outcome && d.Intent.Code == err.Code
 }
 
-// store commits the change even if ctx has ended, so that the outcome is not lost with its caller. It stores nothing if
-// the intent is no longer open.
-func (d *delivery) store(ctx context.Context, change func(registry.View) registry.Change) error {
+// store commits the change, and further decisions, even if ctx has ended, so that the outcome is not lost with its
+// caller. It stores nothing if the intent is no longer open.
+func (d *delivery) store(
+	ctx context.Context, change func(registry.View) registry.Change, then ...registry.Decision,
+) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), Grace)
 	defer cancel()
 	owns := true
-	_, err := d.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
+	decisions := append([]registry.Decision{func(view registry.View) (registry.Change, error) {
 		if owns = d.owns(view); !owns {
-			return registry.Change{}, nil
+			return registry.Change{}, d.forgotten()
 		}
 		return change(view), nil
-	})
-	switch {
-	case err == nil && !owns:
-		return d.forgotten()
-	case err != nil:
+	}}, then...)
+	_, err := d.State.Commit(ctx, decisions...)
+	if err != nil && owns {
 		return fmt.Errorf("store the outcome of %s of %s: %w", d.Intent.RPC, d.Intent.Name, err)
 	}
-	return nil
+	return err
 }
 
 // Sleep reports whether it slept to the end.

@@ -76,6 +76,57 @@ func TestIntentIsDurableBeforeTheCall(t *testing.T) {
 	}
 }
 
+// The outcome of a call and the intent of the next one are one commit, which the next call waits for. The outcome does
+// not wait for a call that is not sent: because of a pause, an ended caller or a refusal.
+func TestOutcomeAndNextIntentAreOneCommit(t *testing.T) {
+	no := errors.New("no")
+	for _, c := range []struct {
+		name    string
+		first   func(pause *Pause, cancel func()) // during the first call
+		refusal error                             // of the second call
+		commits int
+		want    error
+	}{
+		{"one after the other", func(*Pause, func()) {}, nil, 3, nil},
+		{"paused", func(pause *Pause, _ func()) { pause.Begin(); time.AfterFunc(time.Minute, pause.End) }, nil, 4, nil},
+		{"caller gone", func(_ *Pause, cancel func()) { cancel() }, nil, 2, context.Canceled},
+		{"refused", func(*Pause, func()) {}, no, 2, no},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				log, pause := registrytest.NewLog(time.Now), &Pause{}
+				ctx, cancel := context.WithCancel(t.Context())
+				sent := false
+				first := stage(func(context.Context) error { c.first(pause, cancel); return nil })
+				second := Call{
+					Intent: registry.Intent{Volume: vol, Name: name, RPC: registry.NodePublishRPC, Hash: "h"},
+					Before: func(view registry.View) (registry.Change, error) {
+						if p, _ := view.Staging(vol); p.State != registry.MarkDone {
+							t.Errorf("the second call is opened after mark %q", p.State)
+						}
+						return registry.Change{}, c.refusal
+					},
+					Do: func(context.Context) error {
+						sent = true
+						if open, _, mark, _ := look(t, log); open.RPC != registry.NodePublishRPC || mark != registry.MarkDone {
+							t.Errorf("the second call is sent with intent %+v, mark %q", open, mark)
+						}
+						return nil
+					},
+				}
+				err := Sender{State: log, Now: time.Now, Pause: pause}.Send(ctx, first, second)
+				_, open, mark, _ := look(t, log)
+				if !errors.Is(err, c.want) || sent != (c.want == nil) || open || mark != registry.MarkDone {
+					t.Errorf("%v; second call sent %v, intent open %v, mark %q", err, sent, open, mark)
+				}
+				if log.Commits() != c.commits {
+					t.Errorf("%d commits, want %d", log.Commits(), c.commits)
+				}
+			})
+		})
+	}
+}
+
 func TestFailedCallIsClosedAndItsMarkStays(t *testing.T) {
 	log := registrytest.NewLog(time.Now)
 	sent := 0

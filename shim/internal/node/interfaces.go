@@ -48,8 +48,8 @@ type Controller interface {
 	// Discard has the volume deleted if the create block has made it and nothing claims it.
 	Discard(ctx context.Context, name registry.VolumeName, from registry.Origin, alloc registry.AllocID) error
 	// Claim is idempotent by the claim's key. The volume provides the mount options that the usage lacks. ErrConflict
-	// names the holders.
-	Claim(ctx context.Context, c registry.Claim) (registry.Claim, error)
+	// names the holders. The claim follows the decisions of first in the same commit.
+	Claim(ctx context.Context, c registry.Claim, first ...registry.Decision) (registry.Claim, error)
 	// Feasible returns the claim as Claim would grant it, or every reason against it. planned count as granted.
 	Feasible(
 		view registry.View, v registry.Volume, c registry.Claim, planned []registry.Claim,
@@ -60,6 +60,8 @@ type Controller interface {
 	FeasibleCreate(view registry.View, s registry.VolumeSpec) []registry.Infeasible
 	// Unclaim releases a claim. last means that the node has released the volume; else another claim has to remain.
 	Unclaim(ctx context.Context, k registry.ClaimKey, last bool) (existed bool, err error)
+	// Unclaiming returns the change of Unclaim.
+	Unclaiming(v registry.View, k registry.ClaimKey, last bool) (registry.Change, error)
 	// AwaitAttach and AwaitDetach return when the plugin can attach or detach the volume, or need not. They call waits
 	// if they have to wait.
 	AwaitAttach(ctx context.Context, v registry.Volume, to intent.AttachTo, waits func(what string)) error
@@ -67,7 +69,9 @@ type Controller interface {
 		ctx context.Context, by intent.Caller, v registry.VolumeKey, node registry.NodeName, waits func(what string),
 	) error
 	Attach(ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, to intent.AttachTo) error
-	Detach(ctx context.Context, by intent.Caller, v registry.VolumeKey, node registry.NodeName) error
+	// then is Then of the call.
+	Detach(ctx context.Context, by intent.Caller, v registry.VolumeKey, node registry.NodeName,
+		then ...registry.Decision) error
 	// AbandonSteps returns what DetachOrAbandon would do.
 	AbandonSteps(ctx context.Context, k registry.AttachmentKey) ([]registry.ReleaseStep, error)
 	// DetachOrAbandon detaches, or deletes the record of the attachment if the plugin cannot detach.
@@ -90,14 +94,17 @@ type Mounter interface {
 	Grow(ctx context.Context, by intent.Caller, v registry.VolumeKey, again bool) (registry.NodeExpansion, error)
 	// LeaveExpansion closes an open expansion on the node, and reports whether there was one.
 	LeaveExpansion(ctx context.Context, v registry.VolumeKey) (left bool, err error)
-	Publish(ctx context.Context, by intent.Caller, v registry.Volume, k registry.ClaimKey,
-		u registry.Usage) (hooks.Published, error)
+	// Publish stages the volume before, if it is not staged. then is Then of the call, for the published volume. It may
+	// be nil.
+	Publish(ctx context.Context, by intent.Caller, v registry.Volume, k registry.ClaimKey, u registry.Usage,
+		then func(registry.View, hooks.Published) (registry.Change, error)) (hooks.Published, error)
 	// MountParts mounts parts of the published volume, and returns their paths.
 	MountParts(ctx context.Context, k registry.ClaimKey, parts []hooks.Part) (map[string]string, error)
 	// Own sets the ownership of the files of the published volume.
 	Own(ctx context.Context, k registry.ClaimKey, o registry.Ownership) (registry.OwnershipResult, error)
-	// Unpublish unmounts parts first.
-	Unpublish(ctx context.Context, by intent.Caller, k registry.ClaimKey) error
+	// Unpublish unmounts parts first. last: it unstages the volume afterwards, unless that is published for another
+	// claim. then is Then of the last call.
+	Unpublish(ctx context.Context, by intent.Caller, k registry.ClaimKey, last bool, then ...registry.Decision) error
 	// Unstage does nothing while the volume is published.
 	Unstage(ctx context.Context, by intent.Caller, v registry.VolumeKey) error
 	// AbandonSteps returns what Abandon would do, and adds the paths that it would unmount to going: these count as
@@ -107,7 +114,7 @@ type Mounter interface {
 	) ([]registry.ReleaseStep, error)
 	Abandon(ctx context.Context, k registry.ClaimKey, last bool, by registry.Forced, why string) error
 	// Down returns nil if the volume is not mounted for the claim on this node.
-	Down(ctx context.Context, k registry.ClaimKey) error
+	Down(v registry.View, k registry.ClaimKey) error
 	// Settle brings an open call of the node to a certain outcome, success or failure. Then it returns nil.
 	Settle(ctx context.Context, by intent.Caller, open registry.Intent) error
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -116,16 +117,30 @@ func (a *Allocs) Prepare(ctx context.Context, call registry.Call, g hooks.AllocG
 func (a *Allocs) prepare(
 	ctx context.Context, call registry.Call, g hooks.AllocGroup, spec hooks.GroupSpec,
 ) (map[string]hooks.Plan, error) {
-	if err := a.admit(ctx, g); err != nil {
-		return nil, err
-	}
 	published := map[registry.RequestName]hooks.Published{}
-	for _, r := range inVolumeOrder(spec.Volumes) {
+	requests := inVolumeOrder(spec.Volumes)
+	if len(requests) == 0 {
+		if err := a.admit(ctx, g); err != nil {
+			return nil, err
+		}
+	}
+	for i, r := range requests {
 		req := &request{Allocs: a, by: intent.Caller{Call: call}, key: registry.ClaimKey{Alloc: g.Alloc, Request: r.Name},
 			parts: spec.Parts(r.Name)}
+		if i == len(requests)-1 { // its last outcome makes the alloc ready
+			req.then = func(v registry.View, at hooks.Published) (registry.Change, error) {
+				all := maps.Clone(published)
+				all[r.Name] = at
+				plans, err := plansOf(g, spec, all, a.host)
+				if err != nil {
+					return registry.Change{}, err
+				}
+				return readied(v, call, g.Alloc, plans)
+			}
+		}
 		at, err := req.mountRequest(ctx, g, r)
 		if err != nil {
-			if ctx.Err() == nil { // else the recorded wait says more
+			if ctx.Err() == nil && a.admit(ctx, g) == nil { // else the recorded wait says more
 				req.failed(ctx, err, time.Time{})
 			}
 			return nil, fmt.Errorf("volume %q of alloc %s: %w", r.Name, g.Alloc, err)
@@ -155,10 +170,16 @@ func plansOf(
 	return plans, nil
 }
 
-// admit records the alloc, unless it is known. It does not record an alloc after its Release: no other Release would
-// follow for its volumes.
+// admit records the alloc, unless it is known.
 func (a *Allocs) admit(ctx context.Context, g hooks.AllocGroup) error {
-	_, err := registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
+	_, err := registry.Ensure(ctx, a.State, a.admission(ctx, g))
+	return err
+}
+
+// admission decides what admit commits. It does not record an alloc after its Release: no other Release would follow
+// for its volumes.
+func (a *Allocs) admission(ctx context.Context, g hooks.AllocGroup) registry.Decision {
+	return func(v registry.View) (registry.Change, error) {
 		al, known := v.Alloc(g.Alloc)
 		switch {
 		case ctx.Err() != nil:
@@ -173,11 +194,7 @@ func (a *Allocs) admit(ctx context.Context, g hooks.AllocGroup) error {
 			Sealed: g.Sealed,
 			State:  registry.AllocPreparing, Since: a.Now(),
 		}}}, nil
-	})
-	if err != nil {
-		return fmt.Errorf("record alloc %s: %w", g.Alloc, err)
 	}
-	return nil
 }
 
 func isReleased(id registry.AllocID) error {
@@ -241,15 +258,26 @@ func (a *Allocs) end(id registry.AllocID, w *work) {
 func (a *Allocs) ready(
 	ctx context.Context, call registry.Call, id registry.AllocID, plans map[string]hooks.Plan,
 ) error {
-	_, err := a.State.Commit(ctx, func(v registry.View) (registry.Change, error) {
-		al, known := v.Alloc(id)
-		if !known || al.State == registry.AllocReleasing {
-			return registry.Change{}, isReleased(id)
-		}
-		al.State, al.Waiting = registry.AllocReady, nil
-		return registry.Change{Put: append(call.Answered(plans), al)}, nil
+	_, err := registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
+		return readied(v, call, id, plans)
 	})
 	return err
+}
+
+// readied returns the change of ready.
+func readied(
+	v registry.View, call registry.Call, id registry.AllocID, plans map[string]hooks.Plan,
+) (registry.Change, error) {
+	al, known := v.Alloc(id)
+	if !known || al.State == registry.AllocReleasing {
+		return registry.Change{}, isReleased(id)
+	}
+	op, _ := v.Operation(call.ID)
+	if al.State == registry.AllocReady && len(al.Waiting) == 0 && (call.ID == "" || len(op.Answer) > 0) {
+		return registry.Change{}, nil
+	}
+	al.State, al.Waiting = registry.AllocReady, nil
+	return registry.Change{Put: append(call.Answered(plans), al)}, nil
 }
 
 // inVolumeOrder sorts the requests. All allocs use the same order, so that two allocs never deadlock.
@@ -310,76 +338,6 @@ func (req *request) mountRequest(
 	return req.mount(ctx, vol, claim.Usage, node)
 }
 
-// claim claims the volume of the request. A volume of a create block may go with another alloc between its look-up and
-// the claim; then it is created again.
-func (req *request) claim(
-	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
-) (vol registry.Volume, claim registry.Claim, err error) {
-	for {
-		req.step = registry.StepClaim // unless its creation comes first
-		if vol, err = req.volume(ctx, g, r); err != nil {
-			return vol, claim, err
-		}
-		req.name, req.key.Volume = vol.VolumeName(), vol.VolumeKey()
-		if _, known := req.Plugins.Find(registry.RoleNode, vol.Plugin); !known { // it reports the node's topology and limit
-			if _, err := req.awaitNode(ctx, vol.Plugin); err != nil {
-				return vol, claim, err
-			}
-		}
-		req.step = registry.StepClaim
-		claim, err = req.controller.Claim(ctx, claimFor(g, r, vol, req.host.Node))
-		if err == nil || r.Create == nil || ctx.Err() != nil {
-			return vol, claim, err
-		}
-		now, known, look := req.known(ctx)
-		if look != nil || known && !now.Unwanted() {
-			return vol, claim, err
-		}
-	}
-}
-
-// known returns the record of the volume of the request.
-func (req *request) known(ctx context.Context) (vol registry.Volume, known bool, err error) {
-	err = req.State.View(ctx, func(v registry.View) error { vol, known = v.Volume(req.name); return nil })
-	return vol, known, err
-}
-
-// provide returns the volume of the request's create block, which exists then.
-func (req *request) provide(
-	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
-) (vol registry.Volume, err error) {
-	if err := req.awaitController(ctx, r.Create.Plugin); err != nil {
-		return vol, err
-	}
-	req.step = registry.StepCreate
-	over := req.waitsLong(ctx, registry.Wait{For: "plugin " + string(r.Create.Plugin), RPC: registry.CreateVolumeRPC})
-	vol, err = req.controller.Provide(ctx, req.by.Call, r.Create.Spec(req.name, r.Usage), originOf(g.Job, g.Group, r.Name))
-	if over(); err == nil {
-		req.waited(ctx)
-	}
-	return vol, err
-}
-
-// awaitController waits for the controller of the plugin, and records the wait.
-func (req *request) awaitController(ctx context.Context, plugin registry.PluginID) error {
-	inst, found := req.Plugins.Find(registry.RoleController, plugin)
-	if found && inst.Health.State == registry.Healthy {
-		return nil
-	}
-	waiting, cancel := req.bounded(ctx)
-	defer cancel()
-	req.awaits(ctx, registry.RoleController)(fmt.Sprintf("a healthy controller of plugin %s", plugin))
-	_, err := req.Await(waiting, req.by, registry.RoleController, plugin)
-	if err == nil {
-		req.waited(ctx)
-	}
-	return err
-}
-
-func originOf(job, group string, request registry.RequestName) registry.Origin {
-	return registry.Origin{Job: job, Group: group, Request: request}
-}
-
 // awaitAttach waits until the volume's plugin can attach it, if the volume needs that.
 func (req *request) awaitAttach(ctx context.Context, vol registry.Volume) error {
 	ctx, cancel := req.bounded(ctx)
@@ -391,7 +349,8 @@ func (req *request) awaitAttach(ctx context.Context, vol registry.Volume) error 
 	return req.controller.AwaitAttach(ctx, vol, to, req.awaits(ctx, registry.RoleController))
 }
 
-// mount attaches, stages and publishes the volume, then mounts its parts.
+// mount attaches, stages and publishes the volume, then mounts its parts. Without an expansion, stage and publish are
+// one series of calls.
 func (req *request) mount(
 	ctx context.Context, vol registry.Volume, u registry.Usage, node registry.Instance,
 ) (hooks.Published, error) {
@@ -407,15 +366,24 @@ func (req *request) mount(
 	if err := req.controller.Attach(ctx, req.by, vol, u, to); err != nil {
 		return hooks.Published{}, err
 	}
-	req.step = registry.StepStage
-	if err := req.mounter.Stage(ctx, req.by, vol, u); err != nil {
-		return hooks.Published{}, err
+	if now, _, err := req.known(ctx); err != nil || now.Expansion.Pending() {
+		if err == nil {
+			req.step = registry.StepStage
+			err = req.mounter.Stage(ctx, req.by, vol, u)
+		}
+		if err == nil {
+			err = req.grow(ctx)
+		}
+		if err != nil {
+			return hooks.Published{}, err
+		}
+		req.then = nil
 	}
-	if err := req.grow(ctx); err != nil {
-		return hooks.Published{}, err
+	if len(req.parts) > 0 || u.Ownership != (registry.Ownership{}) {
+		req.then = nil // the publish is not the last step
 	}
 	req.step = registry.StepPublish
-	at, err := req.mounter.Publish(ctx, req.by, vol, req.key, u)
+	at, err := req.mounter.Publish(ctx, req.by, vol, req.key, u, req.then)
 	if err != nil {
 		return hooks.Published{}, err
 	}
@@ -451,36 +419,4 @@ func (req *request) grow(ctx context.Context) error {
 		req.step = before
 	}
 	return err
-}
-
-// volume returns the volume of the request. It records a new one for an inline volume, and makes that of a create
-// block.
-func (req *request) volume(
-	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
-) (vol registry.Volume, err error) {
-	_, err = registry.Ensure(ctx, req.State, func(v registry.View) (registry.Change, error) {
-		vol, err = volumeOf(v, g, r)
-		if req.name = vol.VolumeName(); err != nil || !vol.Ephemeral || vol.CreateIndex > 0 {
-			return registry.Change{}, err
-		}
-		vol.Since = req.Now()
-		return registry.Change{Put: []registry.Record{vol}}, nil
-	})
-	if err == nil && r.Create != nil && (vol.CreateIndex == 0 || vol.State != registry.VolumeReady) {
-		return req.provide(ctx, g, r)
-	}
-	return vol, err
-}
-
-// inlineVolume returns the record of the volume of an ephemeral block.
-func inlineVolume(g hooks.AllocGroup, r hooks.VolumeRequest) registry.Volume {
-	return registry.Volume{
-		VolumeSpec: registry.VolumeSpec{
-			Namespace: g.Namespace, ID: registry.InlineID(g.Alloc, r.Name), Name: string(r.Name),
-			Plugin:   r.Ephemeral.Plugin,
-			External: hooks.EphemeralID(g.Alloc, r.Name), Context: r.Ephemeral.Context, Secrets: r.Ephemeral.Secrets,
-			Capabilities: []registry.VolumeCapability{{Access: r.Usage.Access, Attachment: r.Usage.Attachment}},
-		},
-		State: registry.VolumeReady, Ephemeral: true, Owner: g.Alloc,
-	}
 }

@@ -16,21 +16,25 @@ import (
 )
 
 // A volume is mounted step by step, and released in the opposite order. What is mounted is not mounted again, also not
-// by the next shim.
+// by the next shim. The claim and the release of the alloc are a commit, as is each call's intent. An outcome is part of
+// the next commit, except that the outcome of an attach, or of an unstage before a detach, has its own.
 func TestUpOrder(t *testing.T) {
 	for _, c := range []struct {
 		caps     string
 		up, down []registry.RPC
+		commits  int // each way
 	}{
-		{attaches + stages, []registry.RPC{attach, stage, publish}, []registry.RPC{unpublish, unstage, detach}},
-		{attaches, []registry.RPC{attach, publish}, []registry.RPC{unpublish, detach}},
-		{stages, []registry.RPC{stage, publish}, []registry.RPC{unpublish, unstage}},
-		{"", []registry.RPC{publish}, []registry.RPC{unpublish}},
+		{attaches + stages, []registry.RPC{attach, stage, publish}, []registry.RPC{unpublish, unstage, detach}, 6},
+		{attaches, []registry.RPC{attach, publish}, []registry.RPC{unpublish, detach}, 5},
+		{stages, []registry.RPC{stage, publish}, []registry.RPC{unpublish, unstage}, 4},
+		{"", []registry.RPC{publish}, []registry.RPC{unpublish}, 3},
 	} {
 		t.Run(c.caps, func(t *testing.T) {
 			inEnv(t, c.caps, func(t *testing.T, n *env) {
 				call := registry.Call{ID: "op", Method: "m", Digest: "d"}
+				before := n.log.Commits()
 				plans, err := n.shim.allocs.Prepare(t.Context(), call, n.group("a1", wish{volumes: []int{0}}))
+				up := n.log.Commits() - before
 				want := hooks.Bind{Source: targetOf("a1"), Target: "/v0", Propagation: hooks.Private}
 				if err != nil || !slices.Contains(plans["t"].Binds, want) {
 					t.Errorf("plan %+v lacks %+v: %v", plans["t"], want, err)
@@ -45,10 +49,36 @@ func TestUpOrder(t *testing.T) {
 				n.restart()
 				n.up("a1", wish{})
 				n.want("up again")
+				before = n.log.Commits()
 				n.down("a1")
 				n.want("down", c.down...)
+				if down := n.log.Commits() - before; up != c.commits || down != c.commits {
+					t.Errorf("%d commits up and %d down, want %d", up, down, c.commits)
+				}
 			})
 		})
+	}
+}
+
+// A shim that dies at any commit of a mount and its release, before or after the commit is on disk, leaves records from
+// which the next one mounts and releases the volume. The plugin gets only legal calls, and nothing is left (inEnv).
+func TestShimDiesAtAnyCommit(t *testing.T) {
+	for at := range 12 {
+		for _, written := range []bool{false, true} {
+			inEnv(t, attaches+stages, func(t *testing.T, n *env) {
+				n.log.LoseAfter(at, written)
+				err := n.tryUp("a1", wish{})
+				if up := err == nil; up != (at >= 6) || up && n.tryDown("a1") == nil {
+					t.Errorf("commit %d does not fail: %v", at, err)
+				}
+				n.restart()
+				if at < 6 {
+					n.up("a1", wish{})
+				}
+				n.down("a1")
+				n.empty()
+			})
+		}
 	}
 }
 

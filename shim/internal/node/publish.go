@@ -14,43 +14,51 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Publish publishes the volume for one request of an alloc, and returns where. It does nothing if the volume is
-// published for an equal usage. The volume must be claimed for the request and, if its plugin stages, be staged.
+// Publish publishes the volume for one request of an alloc, and returns where. If its plugin stages, and it is not
+// staged as Stage does, it is staged first. Publish does nothing if the volume is published for an equal usage. The volume
+// must be claimed for the request. then is Then of the call, for the published volume. It may be nil.
 func (s *Stager) Publish(
 	ctx context.Context, by intent.Caller, v registry.Volume, key registry.ClaimKey, u registry.Usage,
-) (hooks.Published, error) {
-	st, err := s.state(ctx, key.Volume)
+	then func(registry.View, hooks.Published) (registry.Change, error),
+) (at hooks.Published, err error) {
+	calls, st, err := s.missingStage(ctx, by, v, u)
 	if err != nil {
-		return hooks.Published{}, err
+		return at, err
 	}
 	r, _ := st.ref(key)
 	if r.Publish == registry.MarkDone && r.Usage == u && r.Boot == s.kernel.Boot() {
-		if at, stands, err := s.published(ctx, r); err != nil || stands {
+		at, stands, err := s.published(ctx, r)
+		if err == nil && stands {
+			err = s.mount(ctx, calls...)
+		}
+		if err != nil || stands {
 			return at, err
 		}
 	}
 	inst, err := s.AwaitFor(ctx, by, registry.RoleNode, key.Volume)
 	if err != nil {
-		return hooks.Published{}, err
+		return at, err
 	}
 	if err := intent.Supports(inst, u); err != nil {
-		return hooks.Published{}, err
+		return at, err
 	}
 	if r.Publish == registry.MarkNone {
 		r = registry.Ref{Volume: key.Volume, Alloc: key.Alloc, Request: key.Request,
 			Target: s.Layout.Target(key, inst.Volumes)}
 		if err := s.vacant(r.Target.Host); err != nil {
-			return hooks.Published{}, fmt.Errorf("publish volume %s for alloc %s as %q: %w", v.VolumeName(), key.Alloc,
-				key.Request, err)
+			return at, fmt.Errorf("publish volume %s for alloc %s as %q: %w", v.VolumeName(), key.Alloc, key.Request, err)
 		}
 	}
 	r.Usage = u
-	at, err := s.publish(ctx, by, v, r, st, inst)
+	call, err := s.publishCall(ctx, by, v, r, st, inst, &at)
 	if err != nil {
-		return hooks.Published{}, fmt.Errorf("publish volume %s for alloc %s as %q: %w", v.VolumeName(), key.Alloc,
-			key.Request, err)
+		return at, err
 	}
-	return at, nil
+	if then != nil {
+		call.Then = []registry.Decision{func(view registry.View) (registry.Change, error) { return then(view, at) }}
+	}
+	err = s.mount(ctx, append(calls, call)...)
+	return at, err
 }
 
 // published reports whether a published volume is there. It looks for a file system in the mount table, and for a block
@@ -72,27 +80,26 @@ func (s *Stager) published(ctx context.Context, r registry.Ref) (at hooks.Publis
 	return at, found[r.Target.Host].Block, nil
 }
 
-// publish sends NodePublishVolume until its outcome is certain or its policy gives up.
-func (s *Stager) publish(
+// publishCall returns the NodePublishVolume for the ref. When the call is done, at is where the volume is published.
+func (s *Stager) publishCall(
 	ctx context.Context, by intent.Caller, v registry.Volume, r registry.Ref, st state, inst registry.Instance,
-) (at hooks.Published, err error) {
+	at *hooks.Published,
+) (mountCall, error) {
+	what := fmt.Sprintf("publish volume %s for alloc %s as %q", v.VolumeName(), r.Alloc, r.Request)
 	r.Publish, r.Boot, r.Trouble, r.Troubled = registry.MarkSent, s.kernel.Boot(), "", time.Time{}
 	server := registry.TaskKey{}
 	stages := !v.Ephemeral && (st.staging.Stages || inst.Fingerprint.Has(registry.StageUnstage) && !unstagedUsers(st))
 	secrets, err := s.Resolve(ctx, v.VolumeSpec)
 	if err != nil {
-		return at, err
+		return mountCall{}, fmt.Errorf("%s: %w", what, err)
 	}
 	request := csi.PublishRequest{VolumeID: v.External, PublishContext: st.attachment.PublishContext, Usage: r.Usage,
 		VolumeContext: contextOf(v), Secrets: secrets}
-	if err := s.makeDir(filepath.Dir(r.Target.Host)); err != nil {
-		return at, err
-	}
 	open := s.intent(registry.NodePublishRPC, by, r, v.VolumeName())
 	open.Hash = intent.Hash(open.RPC, request, r.Target.Host, st.staging.Path.Host)
-	defer s.tidyUnused(ctx, r.Volume, filepath.Dir(r.Target.Host))
-	err = s.Send(ctx, by, intent.Call{
+	return mountCall{s.To(ctx, by, intent.Call{
 		Intent: open,
+		What:   what,
 		Before: func(view registry.View) (registry.Change, error) { return s.publishing(view, v, r, stages) },
 		Renew:  func(ctx context.Context) { request.Secrets = s.Renew(ctx, v.VolumeSpec, request.Secrets) },
 		Done: func(view registry.View) registry.Change {
@@ -114,11 +121,10 @@ func (s *Stager) publish(
 		if err := s.driver.Publish(ctx, inst.InstanceKey, request); err != nil {
 			return err
 		}
-		at, err = s.appeared(ctx, inst.InstanceKey, r)
+		*at, err = s.appeared(ctx, inst.InstanceKey, r)
 		server = s.server(inst, r.Target.Host)
 		return err
-	})
-	return at, err
+	}), filepath.Dir(r.Target.Host)}, nil
 }
 
 // publishedElse reports whether the volume may be published for another request too since the last boot.
@@ -197,24 +203,38 @@ func (s *Stager) publishing(
 	return registry.Change{Put: []registry.Record{r}}, nil
 }
 
-// Unpublish unpublishes what was published for the claim, and deletes its ref. It does nothing without a ref.
-func (s *Stager) Unpublish(ctx context.Context, by intent.Caller, key registry.ClaimKey) error {
+// Unpublish unpublishes what was published for the claim, and deletes its ref. last: it unstages the volume afterwards,
+// unless that is published for another claim. It does nothing without a mount. then is Then of the last call.
+func (s *Stager) Unpublish(
+	ctx context.Context, by intent.Caller, key registry.ClaimKey, last bool, then ...registry.Decision,
+) error {
 	st, err := s.state(ctx, key.Volume)
 	if err != nil {
 		return err
 	}
-	r, found := st.ref(key)
-	if !found {
+	r, published := st.ref(key)
+	last = last && st.staging.State != registry.MarkNone && (len(st.refs) == 0 || published && len(st.refs) == 1)
+	if !published && !last {
 		return nil
 	}
 	if _, err := s.Await(ctx, by, registry.RoleNode, key.Volume.Plugin); err != nil {
 		return err
 	}
-	if err := s.unpublish(ctx, by, r, st.volume.VolumeName()); err != nil {
-		return fmt.Errorf("unpublish volume %s for alloc %s as %q: %w", st.volume.VolumeName(), key.Alloc, key.Request,
-			err)
+	var calls []intent.Call
+	if published {
+		what := fmt.Sprintf("unpublish volume %s for alloc %s as %q", st.volume.VolumeName(), key.Alloc, key.Request)
+		if err := s.unmountParts(ctx, r); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		call := s.unpublishCall(ctx, by, r, st.volume.VolumeName())
+		call.What = what
+		calls = append(calls, call)
 	}
-	return nil
+	if last {
+		calls = append(calls, s.unstageCall(ctx, by, st.staging))
+	}
+	calls[len(calls)-1].Then = then
+	return s.Sender.Send(ctx, calls...)
 }
 
 // unpublish unmounts the parts, and sends NodeUnpublishVolume until its outcome is certain or its policy gives up.
@@ -222,6 +242,13 @@ func (s *Stager) unpublish(ctx context.Context, by intent.Caller, r registry.Ref
 	if err := s.unmountParts(ctx, r); err != nil {
 		return err
 	}
+	return s.Sender.Send(ctx, s.unpublishCall(ctx, by, r, name))
+}
+
+// unpublishCall returns the NodeUnpublishVolume for the ref, whose parts are not mounted any more.
+func (s *Stager) unpublishCall(
+	ctx context.Context, by intent.Caller, r registry.Ref, name registry.VolumeName,
+) intent.Call {
 	r.Parts = nil
 	request := csi.UnpublishRequest{
 		VolumeID: r.Volume.External, Private: func(ctx context.Context) csi.Private { return s.private(ctx, r.Volume) },
@@ -229,7 +256,7 @@ func (s *Stager) unpublish(ctx context.Context, by intent.Caller, r registry.Ref
 	open := s.intent(registry.NodeUnpublishRPC, by, r, name)
 	open.Hash = intent.Hash(open.RPC, request, r.Target.Host)
 	left := ""
-	return s.Send(ctx, by, intent.Call{
+	return s.To(ctx, by, intent.Call{
 		Intent: open,
 		Before: func(view registry.View) (registry.Change, error) {
 			r.Publish = registry.MarkSent

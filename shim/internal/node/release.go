@@ -150,18 +150,7 @@ func (a *Allocs) endRelease(ctx context.Context, id registry.AllocID) error {
 // Release without keep is a certain end: Sync may miss an alloc because its host has lost records, so its volumes are
 // kept.
 func (a *Allocs) discard(ctx context.Context, al registry.Alloc) error {
-	if al.Release.ID == "" || al.Keep {
-		return nil
-	}
-	spec, err := config.OpenGroup(al.Sealed)
-	if err != nil {
-		a.logger.Warn("volumes of a released alloc are kept: its job cannot be read", "alloc", al.ID, "error", err)
-		return nil
-	}
-	for _, r := range spec.Volumes {
-		if r.Create == nil || !r.Create.Delete {
-			continue
-		}
+	for _, r := range a.discards(al) {
 		name, err := volumeName(hooks.AllocGroup{Namespace: al.Namespace, Index: al.Index}, r)
 		if err == nil {
 			err = a.controller.Discard(ctx, name, originOf(al.Job, al.Group, r.Name), al.ID)
@@ -173,6 +162,19 @@ func (a *Allocs) discard(ctx context.Context, al registry.Alloc) error {
 	return nil
 }
 
+// discards returns the requests of the alloc whose volumes discard has deleted.
+func (a *Allocs) discards(al registry.Alloc) []hooks.VolumeRequest {
+	if al.Release.ID == "" || al.Keep {
+		return nil
+	}
+	spec, err := config.OpenGroup(al.Sealed)
+	if err != nil {
+		a.logger.Warn("volumes of a released alloc are kept: its job cannot be read", "alloc", al.ID, "error", err)
+		return nil
+	}
+	return slices.DeleteFunc(spec.Volumes, func(r hooks.VolumeRequest) bool { return r.Create == nil || !r.Create.Delete })
+}
+
 // forget deletes the records of a released alloc and of its inline volumes, and stores the response of the call that
 // began the release. over is false if another call has changed meanwhile what becomes of the volumes: seen is the record
 // that discard got.
@@ -182,13 +184,18 @@ func (a *Allocs) forget(ctx context.Context, seen registry.Alloc) (over bool, er
 		if over = !known || al.Keep == seen.Keep && al.Release.ID == seen.Release.ID; !known || !over {
 			return registry.Change{}, nil
 		}
-		change := registry.Change{Put: al.Release.Answered(struct{}{}), Delete: []registry.Key{registry.AllocRecord(al.ID)}}
-		for _, vol := range v.VolumesOf(al.ID) {
-			change.Delete = append(change.Delete, vol.Key())
-		}
-		return change, nil
+		return forgotten(v, al), nil
 	})
 	return over, err
+}
+
+// forgotten returns the change of forget.
+func forgotten(v registry.View, al registry.Alloc) registry.Change {
+	change := registry.Change{Put: al.Release.Answered(struct{}{}), Delete: []registry.Key{registry.AllocRecord(al.ID)}}
+	for _, vol := range v.VolumesOf(al.ID) {
+		change.Delete = append(change.Delete, vol.Key())
+	}
+	return change
 }
 
 // releaseClaim tries to release one claimed volume of an alloc, by force if an operator asked for that. pause is the
@@ -304,14 +311,12 @@ func (req *request) releaseRequest(ctx context.Context) error {
 		return err
 	}
 	req.step = registry.StepUnpublish
-	if err := req.mounter.Unpublish(ctx, req.by, req.key); err != nil {
+	err = req.mounter.Unpublish(ctx, req.by, req.key, !u.others, req.unclaiming, req.forgetting)
+	if err != nil {
 		return err
 	}
 	if !u.others {
-		if err := req.unstage(ctx); err != nil {
-			return err
-		}
-		if err := req.detach(ctx); err != nil {
+		if err := req.detach(ctx, req.unclaiming, req.forgetting); err != nil {
 			return err
 		}
 	}
@@ -321,11 +326,25 @@ func (req *request) releaseRequest(ctx context.Context) error {
 // unclaim releases the claim, once the volume is not mounted for it on this node.
 func (req *request) unclaim(ctx context.Context) error {
 	req.step = registry.StepClaim
-	if err := req.mounter.Down(ctx, req.key); err != nil {
-		return err
-	}
-	_, err := req.controller.Unclaim(ctx, req.key, true)
+	_, err := registry.Ensure(ctx, req.State, req.unclaiming)
 	return err
+}
+
+// unclaiming decides what unclaim commits.
+func (req *request) unclaiming(v registry.View) (registry.Change, error) {
+	if err := req.mounter.Down(v, req.key); err != nil {
+		return registry.Change{}, err
+	}
+	return req.controller.Unclaiming(v, req.key, true)
+}
+
+// forgetting decides what forget commits, if this was the alloc's last claim and there is no volume to discard.
+func (req *request) forgetting(v registry.View) (registry.Change, error) {
+	al, known := v.Alloc(req.key.Alloc)
+	if !known || al.State != registry.AllocReleasing || len(v.ClaimsOf(al.ID)) > 0 || len(req.discards(al)) > 0 {
+		return registry.Change{}, nil
+	}
+	return forgotten(v, al), nil
 }
 
 // reportExpansion records in the volume what this node has done of its expansion. An earlier process may have died
@@ -378,116 +397,13 @@ func (req *request) unstage(ctx context.Context) error {
 	return req.mounter.Unstage(ctx, req.by, req.key.Volume)
 }
 
-// detach waits until the plugin can detach the volume from the node, and detaches it.
-func (req *request) detach(ctx context.Context) error {
+// detach waits until the plugin can detach the volume from the node, and detaches it. then is Then of the call.
+func (req *request) detach(ctx context.Context, then ...registry.Decision) error {
 	if err := req.controller.AwaitDetach(ctx, req.by, req.key.Volume, req.node,
 		req.awaits(ctx, registry.RoleController)); err != nil {
 		return err
 	}
 	req.waited(ctx)
 	req.step = registry.StepDetach
-	return req.controller.Detach(ctx, req.by, req.key.Volume, req.node)
-}
-
-// leftover is a volume that is staged or attached without a claim.
-type leftover struct {
-	volume           registry.VolumeKey
-	name             registry.VolumeName
-	staged, attached bool // on this node
-}
-
-// TakeDownUnclaimed starts the release of volumes that are staged or attached without a claim. The release continues in
-// the background until it is done or the volume is claimed.
-func (a *Allocs) TakeDownUnclaimed(ctx context.Context) error {
-	var unclaimed []leftover
-	err := a.State.View(ctx, func(v registry.View) error {
-		seen := map[registry.VolumeKey]bool{}
-		add := func(key registry.VolumeKey) {
-			if l, is := a.leftoverOf(v, key); is && !seen[key] {
-				seen[key], unclaimed = true, append(unclaimed, l)
-			}
-		}
-		for _, p := range v.Stagings() {
-			add(p.Volume)
-		}
-		for _, at := range v.AllAttachments() {
-			add(at.Volume)
-		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("load staged and attached volumes: %w", err)
-	}
-	for _, l := range unclaimed {
-		a.takeDownUnclaimed(l)
-	}
-	return nil
-}
-
-// leftoverOf returns what is left of the volume on this node, and whether no alloc of this node uses or claims it.
-func (a *Allocs) leftoverOf(v registry.View, key registry.VolumeKey) (l leftover, is bool) {
-	p, _ := v.Staging(key)
-	at, attached := v.Attachment(registry.AttachmentKey{Volume: key, Node: a.host.Node})
-	l = leftover{volume: key, name: p.Name, staged: p.State != registry.MarkNone, attached: attached}
-	if attached {
-		l.name = at.Name
-	}
-	claimed := slices.ContainsFunc(v.Claims(key), func(c registry.Claim) bool { return c.Node == a.host.Node })
-	return l, (l.staged || l.attached) && !claimed && len(v.Refs(key)) == 0
-}
-
-// takeDownUnclaimed starts the release of one volume, unless that runs already. It is retried until the volume is
-// released or claimed.
-func (a *Allocs) takeDownUnclaimed(l leftover) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.unclaimed[l.volume] {
-		return
-	}
-	a.unclaimed[l.volume] = a.workers.start(func(ctx context.Context) {
-		persist(ctx, func(pause time.Duration) error {
-			req := &request{Allocs: a, key: registry.ClaimKey{Volume: l.volume}, name: l.name}
-			err := req.clear(ctx)
-			if err != nil && ctx.Err() == nil {
-				a.logger.Warn("cannot release a volume without a claim yet", "volume", l.name.String(), "again_in", pause.String(),
-					"error", err)
-			}
-			return err
-		})
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		delete(a.unclaimed, l.volume)
-	})
-}
-
-// clear unstages and detaches a volume that has no claim.
-func (req *request) clear(ctx context.Context) (err error) {
-	leave, err := req.turn(ctx, "the release of an unclaimed volume")
-	if err != nil {
-		return err
-	}
-	defer leave()
-	var l leftover
-	var still bool
-	err = req.State.View(ctx, func(v registry.View) error { l, still = req.leftoverOf(v, req.key.Volume); return nil })
-	if err != nil || !still {
-		return err
-	}
-	req.by.RetryUntil = time.Now().Add(roundLimit)
-	if l.staged {
-		if _, err := req.awaitNode(ctx, l.volume.Plugin); err != nil {
-			return err
-		}
-	}
-	if err := req.settleDown(ctx, func(open registry.Intent) bool { return open.Alloc == "" }); err != nil {
-		return err
-	}
-	if err := req.unstage(ctx); err != nil {
-		return err
-	}
-	if !l.attached {
-		return nil
-	}
-	req.node = req.host.Node
-	return req.detach(ctx)
+	return req.controller.Detach(ctx, req.by, req.key.Volume, req.node, then...)
 }

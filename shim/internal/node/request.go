@@ -22,6 +22,8 @@ type request struct {
 	parts []hooks.Part      // of the volume, which tasks mount instead of all of it
 	node  registry.NodeName // of the claim
 	step  registry.Step
+	// then is the rest of the commit that ends the last step; nil: nothing. See intent.Call.Then.
+	then  func(registry.View, hooks.Published) (registry.Change, error)
 	round time.Duration // of waits and retries in one try to release the volume
 }
 

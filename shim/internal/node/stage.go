@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
@@ -14,47 +15,72 @@ import (
 // inline or if it is staged for an equal usage. The volume must have a claim and, if its plugin attaches, be attached.
 // ErrConflict names the users with another usage.
 func (s *Stager) Stage(ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage) error {
-	if v.Ephemeral {
-		return nil
-	}
-	st, err := s.state(ctx, v.VolumeKey())
+	calls, _, err := s.missingStage(ctx, by, v, u)
 	if err != nil {
 		return err
+	}
+	return s.mount(ctx, calls...)
+}
+
+// mountCall is a call that mounts something at or below a directory.
+type mountCall struct {
+	intent.Call
+	dir string
+}
+
+// mount makes the directories of the calls and sends them, one after the other.
+func (s *Stager) mount(ctx context.Context, calls ...mountCall) error {
+	var send []intent.Call
+	for _, c := range calls {
+		defer s.tidyUnused(ctx, c.Intent.Volume, c.dir)
+		if err := s.makeDir(c.dir); err != nil {
+			return fmt.Errorf("%s: %w", c.What, err)
+		}
+		send = append(send, c.Call)
+	}
+	return s.Sender.Send(ctx, send...)
+}
+
+// missingStage returns the call that stages the volume, or none if Stage does nothing. It also returns the records of
+// the volume. With a call, they have the path of the staging.
+func (s *Stager) missingStage(
+	ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage,
+) (calls []mountCall, st state, err error) {
+	st, err = s.state(ctx, v.VolumeKey())
+	if err != nil || v.Ephemeral {
+		return nil, st, err
 	}
 	stands, err := s.stands(st)
-	if err != nil {
-		return err
-	}
-	if stands && st.staging.Usage == u.Staging() {
-		return nil
+	if err != nil || stands && st.staging.Usage == u.Staging() {
+		return nil, st, err
 	}
 	inst, err := s.AwaitFor(ctx, by, registry.RoleNode, v.VolumeKey())
 	if err != nil {
-		return err
+		return nil, st, err
 	}
 	if st.staging.State == registry.MarkNone && (!inst.Fingerprint.Has(registry.StageUnstage) || len(st.refs) > 0) {
-		return nil // the plugin does not stage, or did not when it mounted the volume
+		return nil, st, nil // the plugin does not stage, or did not when it mounted the volume
 	}
 	if err := intent.Supports(inst, u); err != nil {
-		return err
+		return nil, st, err
 	}
 	if st.staging.State == registry.MarkNone {
-		if err := s.vacant(s.Layout.Staging(v.VolumeKey(), inst.Volumes).Host); err != nil {
-			return fmt.Errorf("stage volume %s: %w", v.VolumeName(), err)
+		st.staging.Path = s.Layout.Staging(v.VolumeKey(), inst.Volumes)
+		if err := s.vacant(st.staging.Path.Host); err != nil {
+			return nil, st, fmt.Errorf("stage volume %s: %w", v.VolumeName(), err)
 		}
 	}
-	if err := s.undoOpenPublish(ctx, by, v.VolumeKey(), st); err != nil {
-		return err
+	if err := s.undoOpenPublish(ctx, by, v.VolumeKey(), &st); err != nil {
+		return nil, st, err
 	}
-	if err := s.stage(ctx, by, v, u.Staging(), st, inst); err != nil {
-		return fmt.Errorf("stage volume %s: %w", v.VolumeName(), err)
-	}
-	return nil
+	st.staging.Stages = true
+	call, err := s.stageCall(ctx, by, v, u.Staging(), st)
+	return []mountCall{call}, st, err
 }
 
-// undoOpenPublish undoes a publish of unknown outcome before a stage. The same publish cannot be sent again, because it
-// needs that stage.
-func (s *Stager) undoOpenPublish(ctx context.Context, by intent.Caller, v registry.VolumeKey, st state) error {
+// undoOpenPublish undoes a publish of unknown outcome before a stage, and removes its ref from st. The same publish
+// cannot be sent again, because it needs that stage.
+func (s *Stager) undoOpenPublish(ctx context.Context, by intent.Caller, v registry.VolumeKey, st *state) error {
 	var open registry.Intent
 	err := s.State.View(ctx, func(view registry.View) error {
 		open, _ = view.NodeIntent(v)
@@ -67,6 +93,7 @@ func (s *Stager) undoOpenPublish(ctx context.Context, by intent.Caller, v regist
 	if err := s.unpublish(ctx, by, r, open.Name); err != nil {
 		return fmt.Errorf("undo the publish of volume %s for alloc %s as %q: %w", open.Name, r.Alloc, r.Request, err)
 	}
+	st.refs = slices.DeleteFunc(st.refs, func(other registry.Ref) bool { return other.ClaimKey() == r.ClaimKey() })
 	return nil
 }
 
@@ -85,31 +112,25 @@ func (s *Stager) stands(st state) (bool, error) {
 	return mounted, err
 }
 
-// stage sends NodeStageVolume until its outcome is certain or its policy gives up.
-func (s *Stager) stage(
-	ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, st state, inst registry.Instance,
-) error {
-	at := st.staging.Path
-	if st.staging.State == registry.MarkNone {
-		at = s.Layout.Staging(v.VolumeKey(), inst.Volumes)
-	}
+// stageCall returns the NodeStageVolume that stages the volume at the path of its staging.
+func (s *Stager) stageCall(
+	ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, st state,
+) (mountCall, error) {
+	at, what := st.staging.Path, fmt.Sprintf("stage volume %s", v.VolumeName())
 	secrets, err := s.Resolve(ctx, v.VolumeSpec)
 	if err != nil {
-		return err
+		return mountCall{}, fmt.Errorf("%s: %w", what, err)
 	}
 	request := csi.StageRequest{VolumeID: v.External, PublishContext: st.attachment.PublishContext, Usage: u,
 		VolumeContext: v.Context, Secrets: secrets}
-	if err := s.makeDir(at.Host); err != nil {
-		return err
-	}
 	open := registry.Intent{
 		Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: registry.NodeStageRPC, Operation: by.ID,
 		Hash: intent.Hash(registry.NodeStageRPC, request, at.Host),
 	}
-	defer s.tidyUnused(ctx, v.VolumeKey(), at.Host)
 	mounts, server := false, registry.TaskKey{}
-	return s.Send(ctx, by, intent.Call{
+	return mountCall{s.To(ctx, by, intent.Call{
 		Intent: open,
+		What:   what,
 		Before: func(view registry.View) (registry.Change, error) { return s.staging(view, v, u, at) },
 		Renew:  func(ctx context.Context) { request.Secrets = s.Renew(ctx, v.VolumeSpec, request.Secrets) },
 		Done: func(view registry.View) registry.Change {
@@ -128,7 +149,7 @@ func (s *Stager) stage(
 		mounts, _ = s.mounted(at.Host, false) // a mount that cannot be inspected now is never reported as lost
 		server = s.server(inst, at.Host)
 		return nil
-	})
+	}), at.Host}, nil
 }
 
 // staging returns the change that marks the stage as sent, or why it conflicts with the records.
@@ -178,14 +199,11 @@ func (s *Stager) Unstage(ctx context.Context, by intent.Caller, key registry.Vol
 	if _, err := s.Await(ctx, by, registry.RoleNode, key.Plugin); err != nil {
 		return err
 	}
-	if err := s.unstage(ctx, by, st.staging); err != nil {
-		return fmt.Errorf("unstage volume %s: %w", st.staging.Name, err)
-	}
-	return nil
+	return s.Sender.Send(ctx, s.unstageCall(ctx, by, st.staging))
 }
 
-// unstage sends NodeUnstageVolume until its outcome is certain or its policy gives up.
-func (s *Stager) unstage(ctx context.Context, by intent.Caller, p registry.Staging) error {
+// unstageCall returns the NodeUnstageVolume for the staging.
+func (s *Stager) unstageCall(ctx context.Context, by intent.Caller, p registry.Staging) intent.Call {
 	request := csi.UnstageRequest{
 		VolumeID: p.Volume.External, Private: func(ctx context.Context) csi.Private { return s.private(ctx, p.Volume) },
 	}
@@ -194,8 +212,9 @@ func (s *Stager) unstage(ctx context.Context, by intent.Caller, p registry.Stagi
 		Hash: intent.Hash(registry.NodeUnstageRPC, request, p.Path.Host),
 	}
 	left := ""
-	return s.Send(ctx, by, intent.Call{
+	return s.To(ctx, by, intent.Call{
 		Intent: open,
+		What:   fmt.Sprintf("unstage volume %s", p.Name),
 		Before: func(view registry.View) (registry.Change, error) {
 			st := s.stateOf(view, p.Volume)
 			if len(st.refs) > 0 {
@@ -221,11 +240,8 @@ func (s *Stager) unstage(ctx context.Context, by intent.Caller, p registry.Stagi
 }
 
 // Down returns nil if the volume is not mounted for the claim on this node, else an ErrConflict.
-func (s *Stager) Down(ctx context.Context, key registry.ClaimKey) error {
-	st, err := s.state(ctx, key.Volume)
-	if err != nil {
-		return err
-	}
+func (s *Stager) Down(view registry.View, key registry.ClaimKey) error {
+	st := s.stateOf(view, key.Volume)
 	r, published := st.ref(key)
 	switch {
 	case published:

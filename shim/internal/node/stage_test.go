@@ -51,7 +51,7 @@ func TestWhatIsMountedAlreadyIsNotTakenOver(t *testing.T) {
 	inEnv(t, attaches+stages, func(t *testing.T, n *env) {
 		for path, sent := range map[string][]registry.RPC{
 			stagingPath:    {attach, detach},
-			targetOf("a1"): {attach, stage, unstage, detach},
+			targetOf("a1"): {attach, detach},
 		} {
 			n.machine.mountStray(path)
 			if err := n.tryUp("a1", wish{}); !errors.Is(err, registry.ErrConflict) ||
@@ -120,7 +120,7 @@ func TestOrderIsRefusedNotAssumed(t *testing.T) {
 		s, v, key := n.shim.stager, n.volume(0, "x-v0"), claimOf("a1")
 		usage := registry.Usage{Access: accessOf(0), Attachment: registry.FileSystem}
 		refused := func(want string) {
-			_, published := s.Publish(t.Context(), intent.Caller{}, v, key, usage)
+			_, published := s.Publish(t.Context(), intent.Caller{}, v, key, usage, nil)
 			for _, err := range []error{s.Stage(t.Context(), intent.Caller{}, v, usage), published} {
 				if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), want) {
 					t.Errorf("%v, want %q", err, want)
@@ -144,14 +144,18 @@ func TestClaimKeptUntilUnpublished(t *testing.T) {
 	inEnv(t, stages, func(t *testing.T, n *env) {
 		n.up("a1", wish{})
 		s, key := n.shim.stager, claimOf("a1")
+		down := func() (err error) {
+			n.view(func(v registry.View) { err = s.Down(v, key) })
+			return err
+		}
 		for _, c := range []struct {
 			want string
 			step func() error
 		}{
-			{"published", func() error { return s.Unpublish(t.Context(), intent.Caller{}, key) }},
+			{"published", func() error { return s.Unpublish(t.Context(), intent.Caller{}, key, false) }},
 			{"staged", func() error { return s.Unstage(t.Context(), intent.Caller{}, v0) }},
 		} {
-			if err := s.Down(t.Context(), key); !errors.Is(err, registry.ErrConflict) ||
+			if err := down(); !errors.Is(err, registry.ErrConflict) ||
 				!strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
@@ -159,7 +163,7 @@ func TestClaimKeptUntilUnpublished(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := s.Down(t.Context(), key); err != nil {
+		if err := down(); err != nil {
 			t.Error(err)
 		}
 	})

@@ -263,9 +263,13 @@ func (s *Stager) again(ctx context.Context, by intent.Caller, open registry.Inte
 	}
 	switch open.RPC {
 	case registry.NodeStageRPC:
-		return s.stage(ctx, by, st.volume, st.staging.Usage, st, inst)
+		call, err := s.stageCall(ctx, by, st.volume, st.staging.Usage, st)
+		if err != nil {
+			return err
+		}
+		return s.mount(ctx, call)
 	case registry.NodeUnstageRPC:
-		return s.unstage(ctx, by, st.staging)
+		return s.Sender.Send(ctx, s.unstageCall(ctx, by, st.staging))
 	case registry.NodePublishRPC, registry.NodeUnpublishRPC:
 		r, found := st.ref(registry.ClaimKey{Volume: open.Volume, Alloc: open.Alloc, Request: open.Request})
 		if !found {
@@ -286,7 +290,10 @@ func (s *Stager) publishAgain(
 		return err
 	}
 	if open.RPC == registry.NodePublishRPC && (stands || st.staging.State == registry.MarkNone) {
-		_, err := s.publish(ctx, by, st.volume, r, st, inst)
+		call, err := s.publishCall(ctx, by, st.volume, r, st, inst, new(hooks.Published))
+		if err == nil {
+			err = s.mount(ctx, call)
+		}
 		if _, sent := errors.AsType[*registry.CallError](err); err == nil || sent || ctx.Err() != nil {
 			return err
 		}

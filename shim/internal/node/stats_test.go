@@ -36,7 +36,7 @@ func TestStatsAskWhereItIsPublished(t *testing.T) {
 		"staged": {stages, func(n *env) {
 			n.fails(publish, "INVALID_ARGUMENT")
 			_ = n.tryUp("a1", wish{})
-			_ = n.shim.stager.Unpublish(context.Background(), intent.Caller{}, claimOf("a1"))
+			_ = n.shim.stager.Unpublish(context.Background(), intent.Caller{}, claimOf("a1"), false)
 		}, stagingPath},
 		"one mount in trouble": {stages, func(n *env) {
 			n.trouble()

@@ -1,0 +1,119 @@
+package node
+
+import (
+	"context"
+	"fmt"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+)
+
+// claim claims the volume of the request. A volume of a create block may go with another alloc between its look-up and
+// the claim; then it is created again.
+func (req *request) claim(
+	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
+) (vol registry.Volume, claim registry.Claim, err error) {
+	for {
+		req.step = registry.StepClaim // unless its creation comes first
+		if r.Create != nil || r.Ephemeral != nil {
+			if err := req.admit(ctx, g); err != nil {
+				return vol, claim, err
+			}
+		}
+		if vol, err = req.volume(ctx, g, r); err != nil {
+			return vol, claim, err
+		}
+		req.name, req.key.Volume = vol.VolumeName(), vol.VolumeKey()
+		if _, known := req.Plugins.Find(registry.RoleNode, vol.Plugin); !known { // it reports the node's topology and limit
+			if err := req.admit(ctx, g); err != nil {
+				return vol, claim, err
+			}
+			if _, err := req.awaitNode(ctx, vol.Plugin); err != nil {
+				return vol, claim, err
+			}
+		}
+		req.step = registry.StepClaim
+		claim, err = req.controller.Claim(ctx, claimFor(g, r, vol, req.host.Node), req.admission(ctx, g))
+		if err == nil || r.Create == nil || ctx.Err() != nil {
+			return vol, claim, err
+		}
+		now, known, look := req.known(ctx)
+		if look != nil || known && !now.Unwanted() {
+			return vol, claim, err
+		}
+	}
+}
+
+// known returns the record of the volume of the request.
+func (req *request) known(ctx context.Context) (vol registry.Volume, known bool, err error) {
+	err = req.State.View(ctx, func(v registry.View) error { vol, known = v.Volume(req.name); return nil })
+	return vol, known, err
+}
+
+// provide returns the volume of the request's create block, which exists then.
+func (req *request) provide(
+	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
+) (vol registry.Volume, err error) {
+	if err := req.awaitController(ctx, r.Create.Plugin); err != nil {
+		return vol, err
+	}
+	req.step = registry.StepCreate
+	over := req.waitsLong(ctx, registry.Wait{For: "plugin " + string(r.Create.Plugin), RPC: registry.CreateVolumeRPC})
+	vol, err = req.controller.Provide(ctx, req.by.Call, r.Create.Spec(req.name, r.Usage), originOf(g.Job, g.Group, r.Name))
+	if over(); err == nil {
+		req.waited(ctx)
+	}
+	return vol, err
+}
+
+// awaitController waits for the controller of the plugin, and records the wait.
+func (req *request) awaitController(ctx context.Context, plugin registry.PluginID) error {
+	inst, found := req.Plugins.Find(registry.RoleController, plugin)
+	if found && inst.Health.State == registry.Healthy {
+		return nil
+	}
+	waiting, cancel := req.bounded(ctx)
+	defer cancel()
+	req.awaits(ctx, registry.RoleController)(fmt.Sprintf("a healthy controller of plugin %s", plugin))
+	_, err := req.Await(waiting, req.by, registry.RoleController, plugin)
+	if err == nil {
+		req.waited(ctx)
+	}
+	return err
+}
+
+func originOf(job, group string, request registry.RequestName) registry.Origin {
+	return registry.Origin{Job: job, Group: group, Request: request}
+}
+
+// volume returns the volume of the request. It records a new one for an inline volume, and makes that of a create
+// block.
+func (req *request) volume(
+	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
+) (vol registry.Volume, err error) {
+	_, err = registry.Ensure(ctx, req.State, func(v registry.View) (registry.Change, error) {
+		vol, err = volumeOf(v, g, r)
+		if req.name = vol.VolumeName(); err != nil || !vol.Ephemeral || vol.CreateIndex > 0 {
+			return registry.Change{}, err
+		}
+		vol.Since = req.Now()
+		return registry.Change{Put: []registry.Record{vol}}, nil
+	})
+	if err == nil && r.Create != nil && (vol.CreateIndex == 0 || vol.State != registry.VolumeReady) {
+		return req.provide(ctx, g, r)
+	}
+	return vol, err
+}
+
+// inlineVolume returns the record of the volume of an ephemeral block.
+func inlineVolume(g hooks.AllocGroup, r hooks.VolumeRequest) registry.Volume {
+	return registry.Volume{
+		VolumeSpec: registry.VolumeSpec{
+			Namespace: g.Namespace, ID: registry.InlineID(g.Alloc, r.Name), Name: string(r.Name),
+			Plugin:   r.Ephemeral.Plugin,
+			External: hooks.EphemeralID(g.Alloc, r.Name), Context: r.Ephemeral.Context, Secrets: r.Ephemeral.Secrets,
+			Capabilities: []registry.VolumeCapability{{Access: r.Usage.Access, Attachment: r.Usage.Attachment}},
+		},
+		State: registry.VolumeReady, Ephemeral: true, Owner: g.Alloc,
+	}
+}

@@ -1,0 +1,113 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"holdfast/registry"
+)
+
+// leftover is a volume that is staged or attached without a claim.
+type leftover struct {
+	volume           registry.VolumeKey
+	name             registry.VolumeName
+	staged, attached bool // on this node
+}
+
+// TakeDownUnclaimed starts the release of volumes that are staged or attached without a claim. The release continues in
+// the background until it is done or the volume is claimed.
+func (a *Allocs) TakeDownUnclaimed(ctx context.Context) error {
+	var unclaimed []leftover
+	err := a.State.View(ctx, func(v registry.View) error {
+		seen := map[registry.VolumeKey]bool{}
+		add := func(key registry.VolumeKey) {
+			if l, is := a.leftoverOf(v, key); is && !seen[key] {
+				seen[key], unclaimed = true, append(unclaimed, l)
+			}
+		}
+		for _, p := range v.Stagings() {
+			add(p.Volume)
+		}
+		for _, at := range v.AllAttachments() {
+			add(at.Volume)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("load staged and attached volumes: %w", err)
+	}
+	for _, l := range unclaimed {
+		a.takeDownUnclaimed(l)
+	}
+	return nil
+}
+
+// leftoverOf returns what is left of the volume on this node, and whether no alloc of this node uses or claims it.
+func (a *Allocs) leftoverOf(v registry.View, key registry.VolumeKey) (l leftover, is bool) {
+	p, _ := v.Staging(key)
+	at, attached := v.Attachment(registry.AttachmentKey{Volume: key, Node: a.host.Node})
+	l = leftover{volume: key, name: p.Name, staged: p.State != registry.MarkNone, attached: attached}
+	if attached {
+		l.name = at.Name
+	}
+	claimed := slices.ContainsFunc(v.Claims(key), func(c registry.Claim) bool { return c.Node == a.host.Node })
+	return l, (l.staged || l.attached) && !claimed && len(v.Refs(key)) == 0
+}
+
+// takeDownUnclaimed starts the release of one volume, unless that runs already. It is retried until the volume is
+// released or claimed.
+func (a *Allocs) takeDownUnclaimed(l leftover) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.unclaimed[l.volume] {
+		return
+	}
+	a.unclaimed[l.volume] = a.workers.start(func(ctx context.Context) {
+		persist(ctx, func(pause time.Duration) error {
+			req := &request{Allocs: a, key: registry.ClaimKey{Volume: l.volume}, name: l.name}
+			err := req.clear(ctx)
+			if err != nil && ctx.Err() == nil {
+				a.logger.Warn("cannot release a volume without a claim yet", "volume", l.name.String(), "again_in", pause.String(),
+					"error", err)
+			}
+			return err
+		})
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		delete(a.unclaimed, l.volume)
+	})
+}
+
+// clear unstages and detaches a volume that has no claim.
+func (req *request) clear(ctx context.Context) (err error) {
+	leave, err := req.turn(ctx, "the release of an unclaimed volume")
+	if err != nil {
+		return err
+	}
+	defer leave()
+	var l leftover
+	var still bool
+	err = req.State.View(ctx, func(v registry.View) error { l, still = req.leftoverOf(v, req.key.Volume); return nil })
+	if err != nil || !still {
+		return err
+	}
+	req.by.RetryUntil = time.Now().Add(roundLimit)
+	if l.staged {
+		if _, err := req.awaitNode(ctx, l.volume.Plugin); err != nil {
+			return err
+		}
+	}
+	if err := req.settleDown(ctx, func(open registry.Intent) bool { return open.Alloc == "" }); err != nil {
+		return err
+	}
+	if err := req.unstage(ctx); err != nil {
+		return err
+	}
+	if !l.attached {
+		return nil
+	}
+	req.node = req.host.Node
+	return req.detach(ctx)
+}
