@@ -422,6 +422,13 @@ func (tr *traffic) volumeLife(id, release string) {
 			return err
 		}},
 		{"Feasible", nil, func(ctx context.Context) error { return wantNone(h.Feasible(ctx, group)) }},
+		{"FeasibleNodes", nil, func(ctx context.Context) error {
+			list, _, err := h.FeasibleNodes(ctx, group)
+			if err == nil && (len(list) != 1 || len(list[0].Reasons) > 0) {
+				err = fmt.Errorf("the nodes are %+v", list)
+			}
+			return err
+		}},
 		{"PrepareAlloc", nil, func(ctx context.Context) (err error) {
 			plans, err = h.PrepareAlloc(ctx, group)
 			return err
@@ -662,6 +669,7 @@ func (tr *traffic) readAll(int) {
 		"PluginCapacity": func(ctx context.Context) error {
 			return errOf(h.PluginCapacity(ctx, host.CapacityQuery{Plugin: "fake"}))
 		},
+		"Nodes":     func(ctx context.Context) error { _, _, err := h.Nodes(ctx, host.NodeQuery{}); return err },
 		"Swaps":     func(context.Context) error { h.Swaps(); return nil },
 		"ShimState": func(context.Context) error { h.ShimState(); return nil },
 		"Doctor":    func(ctx context.Context) error { return errOf(h.Doctor(ctx, false, "")) },
@@ -683,6 +691,12 @@ func (tr *traffic) callRefused(int) {
 	tr.call("EndpointUses", nil, func(ctx context.Context) error {
 		_, _, err := h.EndpointUses(ctx, host.EndpointQuery{Plugin: "fake"})
 		return err
+	})
+	tr.call("DrainNode", host.ErrNotFound, func(ctx context.Context) error {
+		return errOf(h.DrainNode(ctx, "none", host.DrainOptions{By: "e2e"}))
+	})
+	tr.call("NodeOutOfService", host.ErrUnsupported, func(ctx context.Context) error {
+		return errOf(h.NodeOutOfService(ctx, "none", "e2e", ""))
 	})
 	tr.call("ForgetEndpointUses", host.ErrNotFound, func(ctx context.Context) error {
 		return h.ForgetEndpointUses(ctx, "fake", "none", host.Force{By: "e2e", Confirm: "none"})

@@ -32,6 +32,10 @@ type (
 	InfeasibleKind    = registry.InfeasibleKind
 	Instance          = registry.Instance
 	InstanceKey       = registry.InstanceKey
+	NodeFeasible      = registry.NodeFeasible
+	NodeName          = registry.NodeName
+	NodePluginStatus  = registry.NodePluginStatus
+	NodeStatus        = registry.NodeStatus
 	PendingRestart    = registry.PendingRestart
 	PluginCapacity    = registry.PluginCapacity
 	PluginFingerprint = registry.PluginFingerprint

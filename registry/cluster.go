@@ -3,6 +3,7 @@ package registry
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -17,6 +18,7 @@ type Node struct {
 	// recorded lost its claims, and unmounts their volumes before it does anything else.
 	Epoch       uint64       `json:"epoch"`
 	Fencing     Fencing      `json:"fencing,omitzero"`
+	Deadline    time.Time    `json:"deadline,omitzero"` // of NodeDraining: then tasks get no more grace
 	Plugins     []NodePlugin `json:"plugins,omitempty"` // by name
 	CreateIndex Seq          `json:"create_index"`
 	ModifyIndex Seq          `json:"modify_index"`
@@ -38,6 +40,14 @@ func (n Node) String() string {
 		s += ": " + n.Reason
 	}
 	return s
+}
+
+// Declaration says by whom the state was set, and why, for people.
+func (n Node) Declaration() string {
+	if n.By == "" {
+		return n.Reason
+	}
+	return strings.TrimSuffix("by "+n.By+": "+n.Reason, ": ")
 }
 
 // Fencing names the node that fences a lost one. The zero value means that none does.
@@ -65,9 +75,14 @@ type NodePlugin struct {
 	Plugin     PluginID `json:"plugin"`
 	Node       bool     `json:"node,omitempty"`       // a healthy instance serves the node service
 	Controller bool     `json:"controller,omitempty"` // a healthy instance serves the controller service
-	NodeID     NodeID   `json:"node_id,omitempty"`    // from NodeGetInfo, as the fields below
-	Topology   Topology `json:"topology,omitempty"`
-	MaxVolumes int64    `json:"max_volumes,omitempty"` // 0: no limit
+	// NodeUnhealthy and ControllerUnhealthy: only unhealthy instances serve the service.
+	NodeUnhealthy       bool `json:"node_unhealthy,omitempty"`
+	ControllerUnhealthy bool `json:"controller_unhealthy,omitempty"`
+
+	Capabilities []Capability `json:"capabilities,omitempty"` // sorted, of the node service and of the plugin
+	NodeID       NodeID       `json:"node_id,omitempty"`      // from NodeGetInfo, as the fields below
+	Topology     Topology     `json:"topology,omitempty"`
+	MaxVolumes   int64        `json:"max_volumes,omitempty"` // 0: no limit
 }
 
 // NodeLease exists while the lease of a node is valid: its shim has renewed the lease not long ago. A node without one

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -104,31 +103,16 @@ type taskSpec struct {
 	logSize   int64 // 0: the driver's default
 	resources taskdriver.Resources
 	templates []template
-	rest      taskRest
 }
 
 // newTaskSpec decodes a task's attributes.
 func newTaskSpec(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) {
-	s, err := decodeTask(jobType, g, t)
-	if err == nil {
-		var bad []error
-		s.templates, bad = s.rest.templates()
-		err = errors.Join(bad...)
-	}
-	if err != nil {
-		err = fmt.Errorf("task %q: %w", t.Name, err)
-	}
-	return s, err
-}
-
-// decodeTask decodes a task's attributes without its templates. Its errors do not name the task.
-func decodeTask(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) {
 	s := taskSpec{Task: t}
 	var group groupRest
 	var rest taskRest
 	err := taskdriver.Decode("group "+g.Name, g.Rest, &group)
 	if err == nil {
-		err = taskdriver.Decode("attributes", t.Rest, &rest)
+		err = taskdriver.Decode("task "+string(t.Name), t.Rest, &rest)
 	}
 	if err == nil {
 		s.policy, err = defaultPolicy(jobType).with(slices.Concat(group.Restart, rest.Restart))
@@ -136,7 +120,6 @@ func decodeTask(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) {
 	if err != nil {
 		return s, err
 	}
-	s.rest = rest
 	s.groupMeta, s.meta = mergeMeta(group.Meta), mergeMeta(rest.Meta)
 	s.user, s.grace, s.leader = rest.User, time.Duration(rest.KillTimeout), rest.Leader
 	if s.grace <= 0 {
@@ -145,13 +128,14 @@ func decodeTask(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) {
 	for _, l := range rest.Lifecycle {
 		if l.Hook != "prestart" && l.Hook != "poststart" {
 			return s, registry.Errorf(registry.ErrUnsupported,
-				"unsupported lifecycle hook %q; use prestart or poststart", l.Hook)
+				"task %q: unsupported lifecycle hook %q; use prestart or poststart", t.Name, l.Hook)
 		}
 		s.prestart, s.sidecar = s.prestart || l.Hook == "prestart", l.Sidecar
 	}
 	for _, l := range rest.Logs {
 		if l.Files != nil && *l.Files < 1 || l.Size != nil && (*l.Size < 1 || *l.Size > 1<<20) {
-			return s, registry.Invalid("logs: max_files must be at least 1, and max_file_size 1 to %d MiB", 1<<20)
+			return s, registry.Invalid("task %q: logs: max_files must be at least 1, and max_file_size 1 to %d MiB",
+				t.Name, 1<<20)
 		}
 		if l.Files != nil {
 			s.logFiles = int(*l.Files)
@@ -160,7 +144,12 @@ func decodeTask(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) {
 			s.logSize = int64(*l.Size) << 20
 		}
 	}
-	s.resources, err = rest.limits()
+	if s.resources, err = rest.limits(); err == nil {
+		s.templates, err = rest.templates()
+	}
+	if err != nil {
+		err = fmt.Errorf("task %q: %w", t.Name, err)
+	}
 	return s, err
 }
 
@@ -210,19 +199,17 @@ var (
 	}
 )
 
-// unsupportedBlocks returns a warning for each ignored block of the job, and a problem for each unsupported one.
-func unsupportedBlocks(j *hooks.Job) (warnings []string, problems *Problems) {
+// unsupportedBlocks returns a warning for each ignored block of the job, and an error for an unsupported one.
+func unsupportedBlocks(j *hooks.Job) (warnings []string, err error) {
 	found := map[string]bool{}
-	problems = &Problems{}
-	check := func(where string, at registry.Position, rest json.RawMessage) {
+	check := func(where string, rest json.RawMessage) error {
 		var blocks map[string]json.RawMessage
 		if err := taskdriver.Decode(where, rest, &blocks); err != nil {
-			problems.List = append(problems.List, Problem{at, err})
+			return err
 		}
 		for _, name := range unsupported {
 			if _, has := blocks[name]; has {
-				err := registry.Errorf(registry.ErrUnsupported, "%s: unsupported block %s; remove it", where, name)
-				problems.List = append(problems.List, Problem{at, err})
+				return registry.Errorf(registry.ErrUnsupported, "%s: unsupported block %s; remove it", where, name)
 			}
 		}
 		for _, name := range ignored {
@@ -233,18 +220,25 @@ func unsupportedBlocks(j *hooks.Job) (warnings []string, problems *Problems) {
 		for _, name := range ignoredOfTemplates(blocks["template"]) {
 			found[name] = true
 		}
+		return nil
 	}
-	check("job "+j.ID, registry.Position{}, j.Rest)
+	if err := check("job "+j.ID, j.Rest); err != nil {
+		return nil, err
+	}
 	for _, g := range j.Groups {
-		check("group "+g.Name, registry.Position{}, g.Rest)
+		if err := check("group "+g.Name, g.Rest); err != nil {
+			return nil, err
+		}
 		for _, t := range g.Tasks {
-			check("task "+string(t.Name), t.Places[""], t.Rest)
+			if err := check("task "+string(t.Name), t.Rest); err != nil {
+				return nil, err
+			}
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(found)) {
 		warnings = append(warnings, fmt.Sprintf("unsupported attribute %s is ignored", name))
 	}
-	return warnings, problems
+	return warnings, nil
 }
 
 // restartPolicy decides whether and when a task that ended is restarted: Attempts times within Interval, each time

@@ -201,9 +201,7 @@ func (o *foreground) parse(ctx context.Context) error {
 			for _, w := range warnings {
 				o.lines.say("%s: %s", f.Name, w)
 			}
-			if p, is := errors.AsType[*agent.Problems](err); is {
-				p.File = f.Name
-			} else if err != nil {
+			if err != nil {
 				err = fmt.Errorf("%s: %w", f.Name, err)
 			}
 		}

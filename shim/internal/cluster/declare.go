@@ -2,16 +2,17 @@ package cluster
 
 import (
 	"context"
-	"fmt"
 	"slices"
+	"time"
 
 	"holdfast/registry"
 )
 
-// Drain begins or ends the drain of a node, which takes no new claims meanwhile. by and reason are for people. It
+// Drain begins or ends the drain of a node, which takes no new claims meanwhile. by and reason are for people, the
+// deadline for the node's host. It
 // returns the node's record. ErrNotFound: there is no such node. ErrConflict: the node is lost.
 func (n *Node) Drain(
-	ctx context.Context, node registry.NodeName, on bool, by, reason string,
+	ctx context.Context, node registry.NodeName, on bool, deadline time.Time, by, reason string,
 ) (registry.Node, error) {
 	return n.declare(ctx, node, func(v registry.View, r registry.Node) (registry.Change, error) {
 		want, kind := registry.NodeReady, registry.EventNodeReady
@@ -22,9 +23,10 @@ func (n *Node) Drain(
 		case r.Lost():
 			return registry.Change{}, registry.Errorf(registry.ErrConflict,
 				"%s; it is ready once its shim runs again and has unmounted its volumes", r)
-		case r.State == want:
+		case r.State == want && r.Deadline.Equal(deadline):
 			return registry.Change{}, nil
 		}
+		r.Deadline = deadline
 		return n.declared(r, want, kind, by, reason), nil
 	})
 }
@@ -77,12 +79,8 @@ func (n *Node) declared(
 ) registry.Change {
 	now := n.Executors.now()
 	r.State, r.By, r.Reason, r.Since, r.Fencing = state, by, reason, now, registry.Fencing{}
-	detail := reason
-	if by != "" {
-		detail = fmt.Sprintf("by %s: %s", by, reason)
-	}
 	return registry.Change{Put: []registry.Record{r},
-		Events: []registry.Event{{Kind: kind, Node: r.Name, Detail: detail, At: now}}}
+		Events: []registry.Event{{Kind: kind, Node: r.Name, Detail: r.Declaration(), At: now}}}
 }
 
 // lost returns the change that declares a node lost. It may have begun controller calls, which it does not send any

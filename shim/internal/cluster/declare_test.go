@@ -79,7 +79,7 @@ func TestOnlyALostNodeIsDeclaredOutOfService(t *testing.T) {
 			t.Errorf("%s: %v", node, err)
 		}
 	}
-	if r, err := b.Drain(t.Context(), "a", true, "alice", "maintenance"); err != nil || r.State != registry.NodeDraining {
+	if r, err := b.Drain(t.Context(), "a", true, time.Time{}, "alice", "maintenance"); err != nil || r.State != registry.NodeDraining {
 		t.Errorf("drain: %+v, %v", r, err)
 	}
 	a.die(t)
@@ -90,7 +90,7 @@ func TestOnlyALostNodeIsDeclaredOutOfService(t *testing.T) {
 			t.Errorf("%+v, %v", r, err)
 		}
 	}
-	if _, err := b.Drain(t.Context(), "a", false, "alice", ""); !errors.Is(err, registry.ErrConflict) ||
+	if _, err := b.Drain(t.Context(), "a", false, time.Time{}, "alice", ""); !errors.Is(err, registry.ErrConflict) ||
 		!strings.Contains(err.Error(), "out-of-service by alice: dead") {
 		t.Errorf("end of the drain of a lost node: %v", err)
 	}

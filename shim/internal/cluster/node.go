@@ -165,7 +165,7 @@ func (n *Node) describeNow(ctx context.Context) error {
 	if err := n.State.awaitReady(ctx); err != nil {
 		return err
 	}
-	plugins := pluginsOf(n.plugins)
+	plugins := PluginsOf(n.plugins.All().Instances)
 	_, err := registry.Ensure(ctx, n.State, func(v registry.View) (registry.Change, error) {
 		record, found := v.Node(n.State.node)
 		if found && record.Version == n.version && slices.EqualFunc(record.Plugins, plugins, samePlugin) {
@@ -215,29 +215,31 @@ func (n *Node) form(ctx context.Context) error {
 
 func samePlugin(a, b registry.NodePlugin) bool {
 	return a.Plugin == b.Plugin && a.Node == b.Node && a.Controller == b.Controller && a.NodeID == b.NodeID &&
+		a.NodeUnhealthy == b.NodeUnhealthy && a.ControllerUnhealthy == b.ControllerUnhealthy &&
+		slices.Equal(a.Capabilities, b.Capabilities) &&
 		a.MaxVolumes == b.MaxVolumes && registry.Topologies([]registry.Topology{a.Topology}) ==
 		registry.Topologies([]registry.Topology{b.Topology})
 }
 
-// pluginsOf describes the plugins of this node, by name.
-func pluginsOf(table Plugins) (list []registry.NodePlugin) {
+// PluginsOf describes the plugins of this node, by name.
+func PluginsOf(instances []registry.Instance) (list []registry.NodePlugin) {
 	known := map[registry.PluginID]int{}
-	for _, i := range table.All().Instances {
+	for _, i := range instances {
 		at, found := known[i.Plugin]
 		if !found {
 			at = len(list)
 			known[i.Plugin], list = at, append(list, registry.NodePlugin{Plugin: i.Plugin})
 		}
-		if i.Health.State != registry.Healthy {
-			continue
+		p, healthy := &list[at], i.Health.State == registry.Healthy
+		switch {
+		case i.Role == registry.RoleController:
+			p.Controller = p.Controller || healthy
+			p.ControllerUnhealthy = !p.Controller
+		case healthy || !p.Node:
+			p.Node, p.NodeUnhealthy = healthy, !healthy
+			p.NodeID, p.Topology = i.Fingerprint.NodeID, i.Fingerprint.Topology
+			p.MaxVolumes, p.Capabilities = i.Fingerprint.MaxVolumes, i.Fingerprint.Capabilities
 		}
-		if i.Role == registry.RoleController {
-			list[at].Controller = true
-			continue
-		}
-		list[at].Node = true
-		list[at].NodeID, list[at].Topology = i.Fingerprint.NodeID, i.Fingerprint.Topology
-		list[at].MaxVolumes = i.Fingerprint.MaxVolumes
 	}
 	slices.SortFunc(list, func(a, b registry.NodePlugin) int {
 		if a.Plugin < b.Plugin {

@@ -16,9 +16,11 @@ type Claims struct {
 	log     registry.State
 	plugins intent.Plugins // of this node
 	now     func() time.Time
-	// Clustered: no claim is granted before the cluster has formed, or for a node that is not ready.
+	// Clustered: no claim is granted before the cluster has formed.
 	Clustered bool
-	limited   chan struct{} // of capacity 1; full: a claim is being taken for a plugin with a limit of volumes
+	// Node is this node. Feasible knows the plugins of other nodes from their records. Empty: there are no others.
+	Node    registry.NodeName
+	limited chan struct{} // of capacity 1; full: a claim is being taken for a plugin with a limit of volumes
 }
 
 // NewClaims returns the claims in log. Topology and volume limit of a node are those that its plugins report. now
@@ -102,15 +104,30 @@ func (l *Claims) Feasible(
 		}
 	}
 	if l.Clustered {
-		r.checkCluster(view)
+		r.checkFormed(view)
 	}
+	r.checkNode(view)
 	r.checkUsable(volume)
 	r.checkCompatible(claims)
-	if node, known := l.plugins.Find(registry.RoleNode, c.Volume.Plugin); known && !volume.Ephemeral {
+	if node, known := l.find(view, c.Node, c.Volume.Plugin); known && !volume.Ephemeral {
 		r.checkTopology(volume, node)
-		r.checkLimit(view, node, planned)
+		r.checkLimit(view, node, planned, l.here(c.Node))
 	}
 	return c, r.list
+}
+
+// here reports whether a node is this one.
+func (l *Claims) here(node registry.NodeName) bool { return l.Node == "" || l.Node == node }
+
+// find returns the node instance of a plugin on a node.
+func (l *Claims) find(
+	view registry.View, node registry.NodeName, plugin registry.PluginID,
+) (registry.Instance, bool) {
+	if l.here(node) {
+		return l.plugins.Find(registry.RoleNode, plugin)
+	}
+	other, _ := view.Node(node)
+	return other.Find(registry.RoleNode, plugin)
 }
 
 // refusals collects the reasons why a claim is not granted.
@@ -172,12 +189,16 @@ func (r *refusals) checkUsable(v registry.Volume) {
 		u.Attachment, strings.Join(can, ", "))
 }
 
-// checkCluster adds a reason if the cluster has not formed, or the node takes no claims.
-func (r *refusals) checkCluster(view registry.View) {
+// checkFormed adds a reason if the cluster has not formed.
+func (r *refusals) checkFormed(view registry.View) {
 	if f := view.Formation(); !f.Formed {
 		r.add(registry.InfeasibleNotFormed,
 			"%d of %d nodes of the cluster have registered; volumes can be used once all have", len(view.Nodes()), f.Expect)
 	}
+}
+
+// checkNode adds a reason if the node takes no claims.
+func (r *refusals) checkNode(view registry.View) {
 	if node, _ := view.Node(r.claim.Node); node.State != registry.NodeReady && node.State != "" {
 		r.add(registry.InfeasibleNode, "node %s is %s (%s)", r.claim.Node, node.State, node.Reason)
 	}

@@ -34,12 +34,12 @@ func (m *Controller) checkRequired(at registry.Instance, s registry.VolumeSpec) 
 // checkLimit adds a reason if the node has its maximum of volumes of the plugin (max_volumes_per_node; 0: no limit) and
 // this volume is none of them. The claims of other nodes for the plugin do not matter, so none of them is a condition of
 // the claim; Claim lets those of this node for the plugin wait for each other.
-func (r *refusals) checkLimit(view registry.View, node registry.Instance, planned []registry.Claim) {
+func (r *refusals) checkLimit(view registry.View, node registry.Instance, planned []registry.Claim, here bool) {
 	limit := node.Fingerprint.MaxVolumes
 	if limit == 0 {
 		return
 	}
-	placed := placedOn(view.Aside(), r.claim.Volume.Plugin, r.claim.Node, planned)
+	placed := placedOn(view.Aside(), r.claim.Volume.Plugin, r.claim.Node, planned, here)
 	if _, counted := placed[r.claim.Volume]; counted || int64(len(placed)) < limit {
 		return
 	}
@@ -63,9 +63,9 @@ type placed struct {
 }
 
 // placedOn returns the volumes of the plugin that are claimed, attached or staged on the node, or used there by clients
-// of the CSI endpoint. Each counts once. Inline volumes do not count: no controller publishes them.
+// of the CSI endpoint. here: it is this node, only whose stagings are known. Each counts once. Inline volumes do not count: no controller publishes them.
 func placedOn(
-	view registry.View, plugin registry.PluginID, node registry.NodeName, planned []registry.Claim,
+	view registry.View, plugin registry.PluginID, node registry.NodeName, planned []registry.Claim, here bool,
 ) map[registry.VolumeKey]*placed {
 	all := map[registry.VolumeKey]*placed{}
 	at := func(key registry.VolumeKey, name string, user string) *placed {
@@ -95,7 +95,7 @@ func placedOn(
 		}
 	}
 	for _, s := range view.StagingsAt(plugin) {
-		if s.State != registry.MarkNone {
+		if here && s.State != registry.MarkNone {
 			at(s.Volume, s.Name.String(), "")
 		}
 	}

@@ -197,18 +197,34 @@ func Supports(inst registry.Instance, usages ...registry.Usage) error {
 	return nil
 }
 
-// FeasibleAt returns why the plugin cannot serve the usage in the role now.
+// FeasibleAt returns why the plugin cannot serve the usage in the role on this node now.
 func FeasibleAt(
 	plugins Plugins, role registry.Role, id registry.PluginID, u registry.Usage,
+) []registry.Infeasible {
+	inst, found := plugins.Find(role, id)
+	return feasible(inst, found, "this node", role, id, u)
+}
+
+// FeasibleOn is FeasibleAt for another node.
+func FeasibleOn(
+	node registry.Node, role registry.Role, id registry.PluginID, u registry.Usage,
+) []registry.Infeasible {
+	inst, found := node.Find(role, id)
+	return feasible(inst, found, "node "+string(node.Name), role, id, u)
+}
+
+func feasible(
+	inst registry.Instance, found bool, where string, role registry.Role, id registry.PluginID, u registry.Usage,
 ) (reasons []registry.Infeasible) {
 	add := func(kind registry.InfeasibleKind, format string, args ...any) {
 		reasons = append(reasons, registry.Infeasible{Kind: kind, Plugin: id, Detail: fmt.Sprintf(format, args...)})
 	}
-	inst, found := plugins.Find(role, id)
 	switch {
 	case !found:
-		add(registry.InfeasibleNoPlugin, "no task on this node serves plugin %s as %s", id, role)
+		add(registry.InfeasibleNoPlugin, "no task on %s serves plugin %s as %s", where, id, role)
 		return reasons
+	case inst.Health.State != registry.Healthy && inst.Health.Cause == "": // another node does not tell the cause
+		add(registry.InfeasibleUnhealthy, "plugin %s is %s as %s on %s", id, inst.Health.State, role, where)
 	case inst.Health.State != registry.Healthy:
 		add(registry.InfeasibleUnhealthy, "plugin %s is %s as %s: %s", id, inst.Health.State, role, inst.Health.Cause)
 	}

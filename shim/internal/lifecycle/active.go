@@ -208,7 +208,7 @@ func (r *activeState) build(
 		Served: mount.Served}
 	var shared node.Controller = r.volumes
 	if r.cluster != nil {
-		r.volumes.Clustered = true
+		r.volumes.Clustered, r.volumes.Node = true, hello.Node
 		r.attacher = cluster.NewAttacher(r.volumes, calls, r.cluster)
 		shared = r.attacher
 	}

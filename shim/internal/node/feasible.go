@@ -17,28 +17,69 @@ import (
 func (a *Allocs) Feasible(
 	ctx context.Context, g hooks.AllocGroup,
 ) (reasons []registry.Infeasible, at registry.Seq, err error) {
-	var spec hooks.GroupSpec
-	if len(g.Sealed) > 0 { // else the group has no volumes
-		if spec, err = groupSpec(g); err != nil {
-			return nil, 0, err
-		}
+	spec, err := feasibleSpec(g)
+	if err != nil {
+		return nil, 0, err
 	}
 	err = a.State.View(ctx, func(v registry.View) error {
 		at = v.Index()
 		if al, known := v.Alloc(g.Alloc); known && al.State == registry.AllocReleasing {
 			return isReleased(g.Alloc)
 		}
-		var planned []registry.Claim
-		for _, r := range inVolumeOrder(spec.Volumes) {
-			claim, found := a.feasible(v, g, r, planned)
-			if len(found) == 0 && r.Ephemeral == nil { // nothing shares an inline volume, and it takes no place
-				planned = append(planned, claim)
-			}
-			reasons = append(reasons, found...)
-		}
+		reasons = a.feasibleGroup(v, g, spec, a.host.Node)
 		return nil
 	})
 	return reasons, at, err
+}
+
+// FeasibleNodes is Feasible for each node of the cluster, in the order of their names. Of other nodes it knows what
+// they have described. Without a cluster there is only this node.
+func (a *Allocs) FeasibleNodes(
+	ctx context.Context, g hooks.AllocGroup,
+) (list []registry.NodeFeasible, at registry.Seq, err error) {
+	spec, err := feasibleSpec(g)
+	if err != nil {
+		return nil, 0, err
+	}
+	err = a.State.View(ctx, func(v registry.View) error {
+		at = v.Index()
+		nodes := v.Nodes()
+		if len(nodes) == 0 {
+			nodes = []registry.Node{{Name: a.host.Node}}
+		}
+		for _, n := range nodes {
+			list = append(list, registry.NodeFeasible{Node: n.Name, Reasons: a.feasibleGroup(v, g, spec, n.Name)})
+		}
+		return nil
+	})
+	return list, at, err
+}
+
+// feasibleGroup returns every reason against the volumes of a group on a node.
+func (a *Allocs) feasibleGroup(
+	v registry.View, g hooks.AllocGroup, spec hooks.GroupSpec, node registry.NodeName,
+) (reasons []registry.Infeasible) {
+	if _, alive := v.NodeLease(node); !alive && node != a.host.Node {
+		reasons = append(reasons, registry.Infeasible{Kind: registry.InfeasibleNode,
+			Detail: fmt.Sprintf("node %s is suspect: etcd does not hear of it", node)})
+	}
+	var planned []registry.Claim
+	for _, r := range inVolumeOrder(spec.Volumes) {
+		claim, found := a.feasible(v, g, r, node, planned)
+		if len(found) == 0 && r.Ephemeral == nil { // nothing shares an inline volume, and it takes no place
+			planned = append(planned, claim)
+		}
+		reasons = append(reasons, found...)
+	}
+	return reasons
+}
+
+// feasibleSpec is groupSpec for an alloc that may have no volumes.
+func feasibleSpec(g hooks.AllocGroup) (hooks.GroupSpec, error) {
+	if len(g.Sealed) == 0 {
+		return hooks.GroupSpec{}, nil
+	}
+	return groupSpec(g)
 }
 
 // groupSpec returns the volume requests of an alloc.
@@ -53,21 +94,27 @@ func groupSpec(g hooks.AllocGroup) (hooks.GroupSpec, error) {
 	return spec, nil
 }
 
-// feasible returns the claim of a request, and every reason against it.
+// feasible returns the claim of a request on a node, and every reason against it.
 func (a *Allocs) feasible(
-	v registry.View, g hooks.AllocGroup, r hooks.VolumeRequest, planned []registry.Claim,
+	v registry.View, g hooks.AllocGroup, r hooks.VolumeRequest, node registry.NodeName, planned []registry.Claim,
 ) (registry.Claim, []registry.Infeasible) {
 	vol, err := volumeOf(v, g, r)
 	if err != nil {
 		return registry.Claim{}, []registry.Infeasible{{Request: r.Name, Volume: vol.VolumeName(), Plugin: vol.Plugin,
 			Kind: kindOf(err), Detail: err.Error()}}
 	}
-	claim, reasons := a.controller.Feasible(v, vol, claimFor(g, r, vol, a.host.Node), planned)
-	reasons = append(reasons, intent.FeasibleAt(a.Plugins, registry.RoleNode, vol.Plugin, claim.Usage)...)
+	claim, reasons := a.controller.Feasible(v, vol, claimFor(g, r, vol, node), planned)
+	here := node == a.host.Node
+	if here {
+		reasons = append(reasons, intent.FeasibleAt(a.Plugins, registry.RoleNode, vol.Plugin, claim.Usage)...)
+	} else {
+		other, _ := v.Node(node)
+		reasons = append(reasons, intent.FeasibleOn(other, registry.RoleNode, vol.Plugin, claim.Usage)...)
+	}
 	if r.Create != nil && vol.CreateIndex == 0 {
 		reasons = append(reasons, a.controller.FeasibleCreate(v, vol.VolumeSpec)...)
 	} else {
-		to := intent.AttachTo{Node: a.host.Node, Used: usedHere(v, vol.VolumeKey())}
+		to := intent.AttachTo{Node: node, Used: here && usedHere(v, vol.VolumeKey())}
 		reasons = append(reasons, a.controller.FeasibleAttach(v, vol, claim.Usage, to)...)
 	}
 	for i := range reasons {

@@ -161,6 +161,7 @@ func (s *Server) Register(g grpc.ServiceRegistrar) {
 	pb.RegisterSnapshotsServer(g, &snapshots{s: s})
 	pb.RegisterVolumeChangesServer(g, &volumeChanges{s: s})
 	pb.RegisterClaimsServer(g, &claims{s: s})
+	pb.RegisterNodesServer(g, &nodes{s: s})
 	pb.RegisterEventsServer(g, &events{s: s})
 	pb.RegisterCallbacksServer(g, s.callbacks)
 }

@@ -1,0 +1,64 @@
+package host
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
+)
+
+// NodeQuery selects nodes. The zero value selects all.
+type NodeQuery struct {
+	Blocking
+	Node NodeName
+}
+
+// Nodes lists the nodes of the cluster, with their plugins, topology, limits and use, and the index for which the list
+// is true. Without a cluster, the list is this node alone. A Blocking query does not wait for changes of the numbers of
+// claims and attachments.
+func (h *Host) Nodes(ctx context.Context, q NodeQuery) ([]NodeStatus, Seq, error) {
+	return pages(q.Blocking, func(p *pb.Page) ([]NodeStatus, *pb.Answer, string, error) {
+		reply, err := call(ctx, h, reads, pb.NewNodesClient, pb.NodesClient.List,
+			&pb.ListNodesRequest{Call: &pb.Call{}, Page: p, Node: string(q.Node)})
+		return convert(reply.GetNodes(), wire.Node), reply.GetAnswer(), reply.GetNextToken(), err
+	})
+}
+
+// DrainOptions are who drains a node, and how.
+type DrainOptions struct {
+	By, Reason string    // for people; By is required
+	End        bool      // of the drain: the node is ready again
+	Deadline   time.Time // for the host of the node: then tasks get no more grace; zero: never
+}
+
+// DrainNode begins or ends the drain of a node, and returns its status. It takes no new claims meanwhile. The host of
+// the node stops what runs there, users of volumes first and plugins last; it learns of the drain from Nodes.
+// ErrNotFound: there is no such node. ErrConflict: the node is out of service or fenced.
+func (h *Host) DrainNode(ctx context.Context, node NodeName, o DrainOptions) (NodeStatus, error) {
+	req := &pb.DrainNodeRequest{Call: mutating(), Node: string(node), End: o.End, By: o.By, Reason: o.Reason}
+	if !o.Deadline.IsZero() {
+		req.Deadline = timestamppb.New(o.Deadline)
+	}
+	reply, err := call(ctx, h, writes, pb.NewNodesClient, pb.NodesClient.Drain, req)
+	return wire.Node(reply.GetNode()), err
+}
+
+// NodeOutOfService declares that nothing runs on a node any more, because an operator has seen to that. Its claims are
+// released without it. If the node comes back, it unmounts their volumes before it does anything else. ErrNotFound:
+// there is no such node. ErrConflict: the node is alive. ErrUnsupported: this node is in no cluster.
+func (h *Host) NodeOutOfService(ctx context.Context, node NodeName, by, reason string) (NodeStatus, error) {
+	reply, err := call(ctx, h, writes, pb.NewNodesClient, pb.NodesClient.OutOfService,
+		&pb.OutOfServiceRequest{Call: mutating(), Node: string(node), By: by, Reason: reason})
+	return wire.Node(reply.GetNode()), err
+}
+
+// FeasibleNodes is Feasible for each node of the cluster, from what the nodes have described. A node without reasons
+// can take the alloc. Without a cluster, the list is this node alone.
+func (h *Host) FeasibleNodes(ctx context.Context, g AllocGroup) ([]NodeFeasible, Seq, error) {
+	reply, err := call(ctx, h, reads, pb.NewNodesClient, pb.NodesClient.Feasible,
+		&pb.FeasibleNodesRequest{Call: &pb.Call{}, Alloc: wire.AllocGroupProto(g)})
+	return convert(reply.GetNodes(), wire.NodeFeasible), Seq(reply.GetIndex()), err
+}

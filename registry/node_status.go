@@ -1,0 +1,94 @@
+package registry
+
+import "time"
+
+// NodeStatus is a node with what a scheduler or an operator needs to know of it. A node that is not in a cluster is
+// always alive.
+type NodeStatus struct {
+	Node
+	Alive bool `json:"alive"` // its lease in etcd is valid; else the node is suspect
+	// AliveSince or SuspectSince is when that began; zero: not known.
+	AliveSince   time.Time `json:"alive_since,omitzero"`
+	SuspectSince time.Time `json:"suspect_since,omitzero"`
+
+	Plugins []NodePluginStatus `json:"plugins,omitempty"` // by name
+}
+
+// NodePluginStatus is a plugin on a node, and the use of its volumes there.
+type NodePluginStatus struct {
+	NodePlugin
+	Executor    bool `json:"executor,omitempty"` // the node makes the plugin's controller calls
+	Claims      int  `json:"claims"`             // of allocs on the node
+	Attachments int  `json:"attachments"`        // of volumes to the node
+}
+
+// NodeFeasible says whether a node can take an alloc.
+type NodeFeasible struct {
+	Node    NodeName     `json:"node"`
+	Reasons []Infeasible `json:"reasons,omitempty"` // none: it can
+}
+
+// Health returns the health of the plugin in a role; empty: no instance has registered on the node.
+func (p NodePlugin) Health(role Role) HealthState {
+	healthy := p.Node
+	if role == RoleController {
+		healthy = p.Controller
+	}
+	switch {
+	case healthy:
+		return Healthy
+	case role == RoleNode && p.NodeUnhealthy, role == RoleController && p.ControllerUnhealthy:
+		return Unhealthy
+	}
+	return ""
+}
+
+// Find returns what the node has described of its plugin as an instance.
+func (n Node) Find(role Role, id PluginID) (Instance, bool) {
+	for _, p := range n.Plugins {
+		if health := p.Health(role); p.Plugin == id && health != "" {
+			return Instance{InstanceKey: InstanceKey{Role: role, Plugin: id}, Health: Health{State: health},
+				Fingerprint: Fingerprint{NodeID: p.NodeID, MaxVolumes: p.MaxVolumes, Topology: p.Topology,
+					Capabilities: p.Capabilities}}, true
+		}
+	}
+	return Instance{}, false
+}
+
+// suspectSince returns when the node became suspect; zero: no event that is kept says so.
+func (v View) suspectSince(n NodeName) (since time.Time) {
+	events, _ := v.Events(0, MaxEvents)
+	for _, e := range events {
+		if e.Kind == EventNodeSuspect && e.Node == n {
+			since = e.At
+		}
+	}
+	return since
+}
+
+// NodeStatus returns the status of a node with this record.
+func (v View) NodeStatus(n Node, claims []Claim, attachments []Attachment) NodeStatus {
+	lease, alive := v.NodeLease(n.Name)
+	out := NodeStatus{Node: n, Alive: alive, AliveSince: lease.Since}
+	if !alive && v.Formation().Cluster != "" {
+		out.SuspectSince = v.suspectSince(n.Name)
+	}
+	for _, p := range n.Plugins {
+		status := NodePluginStatus{NodePlugin: p}
+		if e, held := v.Executor(p.Plugin); held {
+			status.Executor = e.Holder == n.Name
+		}
+		for _, c := range claims {
+			if c.Node == n.Name && c.Volume.Plugin == p.Plugin {
+				status.Claims++
+			}
+		}
+		for _, a := range attachments {
+			if a.Node == n.Name && a.Volume.Plugin == p.Plugin {
+				status.Attachments++
+			}
+		}
+		out.Plugins = append(out.Plugins, status)
+	}
+	return out
+}

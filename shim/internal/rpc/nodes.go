@@ -1,0 +1,176 @@
+package rpc
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
+	"holdfast/registry"
+	"holdfast/shim/internal/cluster"
+)
+
+type nodes struct {
+	pb.UnimplementedNodesServer
+	s *Server
+}
+
+// List leaves changes of claims and attachments out: a cluster has many.
+func (n *nodes) List(ctx context.Context, req *pb.ListNodesRequest) (*pb.ListNodesReply, error) {
+	buckets := []registry.Bucket{
+		registry.BucketNodes, registry.BucketNodeLeases, registry.BucketExecutors, registry.BucketInstances,
+	}
+	key := func(st registry.NodeStatus) string { return string(st.Name) }
+	part, next, at, err := list(ctx, n.s, req, buckets, key, wire.NodeProto,
+		func(ctx context.Context, a *Active) (all []registry.NodeStatus, at registry.Seq, err error) {
+			if err := optional(registry.NodeName(req.GetNode()), registry.ParseNodeName); err != nil {
+				return nil, 0, err
+			}
+			err = a.State.View(ctx, func(v registry.View) error {
+				all, at = n.statuses(v, a, registry.NodeName(req.GetNode())), v.Index()
+				return nil
+			})
+			return all, at, err
+		})
+	return &pb.ListNodesReply{Answer: at, Nodes: part, NextToken: next}, err
+}
+
+// statuses returns the status of one node, or of all if only is empty.
+func (n *nodes) statuses(v registry.View, a *Active, only registry.NodeName) (all []registry.NodeStatus) {
+	records := v.Nodes()
+	if a.Cluster == nil {
+		records = []registry.Node{n.alone(v, a)}
+	}
+	claims, attachments := v.AllClaims(), v.AllAttachments()
+	for _, r := range records {
+		if only != "" && only != r.Name {
+			continue
+		}
+		st := v.NodeStatus(r, claims, attachments)
+		if a.Cluster == nil {
+			st.Alive = true
+			for i := range st.Plugins {
+				st.Plugins[i].Executor = st.Plugins[i].Controller
+			}
+		}
+		all = append(all, st)
+	}
+	return all
+}
+
+// alone returns the record of a node that is in no cluster. It is stored if the node is drained, or was.
+func (n *nodes) alone(v registry.View, a *Active) registry.Node {
+	r, found := v.Node(a.Node)
+	if !found {
+		r = registry.Node{Name: a.Node, State: registry.NodeReady}
+	}
+	r.Version, r.Plugins = n.s.life.Status().Version, cluster.PluginsOf(a.Table.All().Instances)
+	return r
+}
+
+func (n *nodes) Drain(ctx context.Context, req *pb.DrainNodeRequest) (*pb.NodeReply, error) {
+	return n.declare(ctx, "Nodes.Drain", req, func(ctx context.Context, a *Active) (registry.Node, error) {
+		deadline := time.Time{}
+		if req.GetDeadline() != nil {
+			deadline = req.GetDeadline().AsTime()
+		}
+		name, on := registry.NodeName(req.GetNode()), !req.GetEnd()
+		if a.Cluster != nil {
+			return a.Cluster.Drain(ctx, name, on, deadline, req.GetBy(), req.GetReason())
+		}
+		return n.drainAlone(ctx, a, registry.Node{Name: name, By: req.GetBy(), Reason: req.GetReason(), Deadline: deadline}, on)
+	})
+}
+
+// drainAlone begins or ends the drain of a node that is in no cluster.
+func (n *nodes) drainAlone(ctx context.Context, a *Active, want registry.Node, on bool) (registry.Node, error) {
+	if want.Name != a.Node {
+		return want, registry.Errorf(registry.ErrNotFound, "there is no node %s; this is node %s, which is in no cluster",
+			want.Name, a.Node)
+	}
+	want.State, want.Since = registry.NodeReady, time.Now()
+	kind := registry.EventNodeReady
+	if on {
+		want.State, kind = registry.NodeDraining, registry.EventNodeDraining
+	}
+	_, err := registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
+		old, found := v.Node(a.Node)
+		if old.State == want.State && old.Deadline.Equal(want.Deadline) || !found && !on {
+			want = old
+			return registry.Change{}, nil
+		}
+		return registry.Change{Put: []registry.Record{want}, Events: []registry.Event{{
+			Kind: kind, Node: want.Name, Detail: want.Declaration(), At: want.Since}}}, nil
+	})
+	return want, err
+}
+
+func (n *nodes) OutOfService(ctx context.Context, req *pb.OutOfServiceRequest) (*pb.NodeReply, error) {
+	return n.declare(ctx, "Nodes.OutOfService", req, func(ctx context.Context, a *Active) (registry.Node, error) {
+		if a.Cluster == nil {
+			return registry.Node{}, registry.Errorf(registry.ErrUnsupported,
+				"this node is in no cluster, so no node can release volumes for another")
+		}
+		return a.Cluster.OutOfService(ctx, registry.NodeName(req.GetNode()), req.GetBy(), req.GetReason())
+	})
+}
+
+// maxReason bounds the reason for the state of a node, in bytes.
+const maxReason = 1024
+
+// declare sets the state of a node.
+func (n *nodes) declare(ctx context.Context, method string, req interface {
+	request
+	GetNode() string
+	GetBy() string
+	GetReason() string
+}, run func(context.Context, *Active) (registry.Node, error),
+) (*pb.NodeReply, error) {
+	_, err := registry.ParseNodeName(req.GetNode())
+	switch {
+	case err != nil:
+	case req.GetBy() == "" || len(req.GetBy()) > maxOperator:
+		err = registry.Invalid("the operator's name has %d bytes; 1 to %d are allowed", len(req.GetBy()), maxOperator)
+	case len(req.GetReason()) > maxReason:
+		err = registry.Invalid("the reason has %d bytes; %d are allowed", len(req.GetReason()), maxReason)
+	}
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	var reply pb.NodeReply
+	reply.Answer, err = do(ctx, n.s, method, req, func(ctx context.Context, a *Active, _ registry.Call) error {
+		record, err := run(ctx, a)
+		if err != nil {
+			return err
+		}
+		return a.State.View(ctx, func(v registry.View) error {
+			for _, st := range n.statuses(v, a, record.Name) {
+				reply.Node = wire.NodeProto(st)
+			}
+			return nil
+		})
+	})
+	return &reply, err
+}
+
+func (n *nodes) Feasible(ctx context.Context, req *pb.FeasibleNodesRequest) (*pb.FeasibleNodesReply, error) {
+	reply := &pb.FeasibleNodesReply{}
+	list, answer, err := query(ctx, n.s, req, func(ctx context.Context, a *Active) ([]registry.NodeFeasible, error) {
+		g, err := wire.AllocGroup(req.GetAlloc())
+		if err != nil {
+			return nil, err
+		}
+		list, at, err := a.Allocs.FeasibleNodes(ctx, g)
+		reply.Index = uint64(at)
+		return list, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	reply.Answer = answer
+	for f := range slices.Values(list) {
+		reply.Nodes = append(reply.Nodes, wire.NodeFeasibleProto(f))
+	}
+	return reply, nil
+}
