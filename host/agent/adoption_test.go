@@ -1,6 +1,9 @@
 package agent
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 func TestNewAgentAdoptsRunningTasks(t *testing.T) {
 	withAgent(t, func(e *env) {
@@ -54,8 +57,15 @@ func TestNewAgentContinuesFromRecords(t *testing.T) {
 		"a start that was not recorded": {
 			func(e *env, r *AllocRecord) {
 				e.edit(r.ID, func(r *AllocRecord) { r.Tasks["main"].State, r.Tasks["main"].Handle = TaskStarting, nil })
+				time.Sleep(time.Hour)
 			},
-			func(e *env) { e.hasCount("start ", 1); e.stopAll() }, []string{"start user/main", "stop user/main"},
+			func(e *env) {
+				if r := e.awaitRunning("user"); r.Tasks["main"].Since.After(r.Created) {
+					e.Errorf("the task runs since %v, but it was started at %v", r.Tasks["main"].Since, r.Created)
+				}
+				e.hasCount("start ", 1)
+				e.stopAll()
+			}, []string{"start user/main", "stop user/main"},
 		},
 		"an attempt that never ran": {
 			func(e *env, r *AllocRecord) {

@@ -84,10 +84,11 @@ func (t *taskRunner) run(ctx, stop context.Context) error {
 		err = t.exited(ctx, stop, taskdriver.Exit{Code: -1, At: time.Now().UTC(), Err: lost}, "")
 	}
 	if err == nil && running {
-		err = t.set(fmt.Sprintf("adopted (pid %d)", handle.TaskPID), func(r *TaskRecord) {
-			if r.State == TaskStarting { // the earlier agent died before it recorded the start
-				r.State, r.Handle = TaskRunning, &handle
+		err = t.update(func(r *AllocRecord) {
+			if rec := r.Tasks[t.spec.Name]; rec.State == TaskStarting { // the earlier agent died before it recorded the start
+				rec.State, rec.Handle, rec.Reason = TaskRunning, &handle, "" // Since stays: the attempt began then
 			}
+			r.note(t.spec.Name, "adopted (pid %d)", handle.TaskPID)
 		})
 	}
 	if err != nil {
