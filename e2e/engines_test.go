@@ -36,6 +36,7 @@ func TestContainersOfEngines(t *testing.T) {
 		e.must(os.Symlink("data/journal", e.path("journal")))
 		e.runPlugins()
 		e.runUsers()
+		t.Run("exec", func(t *testing.T) { e.within(t, e.exec) })
 		t.Run("roll", func(t *testing.T) { e.within(t, e.roll) })
 		t.Run("agent killed", func(t *testing.T) { e.within(t, e.killAgent) })
 		t.Run("pull", func(t *testing.T) { e.within(t, e.pull) })

@@ -30,43 +30,56 @@ func (s *Server) serveCSI(w http.ResponseWriter, r *http.Request) {
 	}
 	s.endpoints.Add(1)
 	defer s.endpoints.Done()
-	conn, buffered, err := http.NewResponseController(w).Hijack()
+	conn, err := switchTo(upgradeCSI, w)
 	if err != nil {
-		refuse(w, err)
 		return
 	}
-	_, err = fmt.Fprintf(conn,
-		"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", upgradeCSI)
-	if err != nil {
-		_ = conn.Close()
-		return
-	}
-	l := newSingleListener(&bufferedConn{conn, buffered.Reader})
+	l := newSingleListener(conn)
 	if err := s.host.ServeCSI(r.Context(), plugin, l); err != nil && !errors.Is(err, net.ErrClosed) {
 		s.log.Warn("a CSI client's connection ended", "plugin", plugin, "error", err)
 	}
 }
 
+// switchTo makes the connection of a request one with another protocol. After an error the request is answered.
+func switchTo(protocol string, w http.ResponseWriter) (net.Conn, error) {
+	conn, buffered, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		refuse(w, err)
+		return nil, err
+	}
+	_, err = fmt.Fprintf(conn,
+		"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", protocol)
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return &bufferedConn{conn, buffered.Reader}, nil
+}
+
 // DialCSI returns a connection that serves the CSI services of the plugin with gRPC.
 func (c *Client) DialCSI(ctx context.Context, plugin host.PluginID) (net.Conn, error) {
+	return c.dialUpgraded(ctx, upgradeCSI, "/plugin/"+segment(string(plugin))+"/csi")
+}
+
+// dialUpgraded sends a request and returns its connection with another protocol.
+func (c *Client) dialUpgraded(ctx context.Context, protocol, path string) (net.Conn, error) {
 	conn, err := c.dial(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("%w at %s: %w", ErrNoAgent, c.socket, err)
 	}
-	upgraded, err := upgrade(ctx, conn, "http://agent/v1/plugin/"+segment(string(plugin))+"/csi")
+	upgraded, err := upgrade(ctx, conn, protocol, "http://agent/v1"+path)
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
 	return upgraded, nil
 }
 
-func upgrade(ctx context.Context, conn net.Conn, url string) (net.Conn, error) {
+func upgrade(ctx context.Context, conn net.Conn, protocol, url string) (net.Conn, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
 	}
 	req.Header.Set("Connection", "Upgrade")
-	req.Header.Set("Upgrade", upgradeCSI)
+	req.Header.Set("Upgrade", protocol)
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	if err := req.Write(conn); err != nil {

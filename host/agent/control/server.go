@@ -209,6 +209,7 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /v1/snapshot/{id}/blocks", s.streamBlocks)
 	mux.HandleFunc("GET /v1/alloc/{id}/logs/{task}", s.streamLogs)
 	mux.HandleFunc("GET /v1/plugin/{id}/csi", s.serveCSI)
+	mux.HandleFunc("GET /v1/alloc/{id}/exec/{task}", s.serveExec)
 	return mux
 }
 

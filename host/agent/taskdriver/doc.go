@@ -35,6 +35,8 @@
 // the process that started it. Tasks continue when the orchestrator is killed, and a later orchestrator adopts
 // them by their Handle. With systemd this needs KillMode=process in the orchestrator's unit.
 //
+// A program of Executor.Exec has such a process, too, which ends when the orchestrator closes a pipe or dies.
+//
 // # Promises
 //
 //   - A Handle names processes by pid, start time and boot. A process with a reused pid is never signalled.

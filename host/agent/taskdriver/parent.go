@@ -56,6 +56,10 @@ func (r reply) err() error {
 // Main must be the first call of a main that uses a driver. In a process that was started as a task's parent it
 // runs the parent and does not return.
 func Main() {
+	if len(os.Args) == 1 && os.Args[0] == execName {
+		runtime.LockOSThread() // as below
+		os.Exit(execMain())
+	}
 	if len(os.Args) != 3 || os.Args[0] != parentName { // a shell passes the name, too
 		return
 	}
@@ -108,13 +112,17 @@ func closeInherited() {
 
 // sendReply replies to the starter. If the starter is gone, Find reads the handle in the task's directory.
 func sendReply(to *os.File, h Handle, err error) {
+	_ = json.NewEncoder(to).Encode(replyOf(h, err))
+	_ = to.Close()
+}
+
+func replyOf(h Handle, err error) reply {
 	r := reply{Handle: h}
 	if err != nil {
 		r.Err = err.Error()
 		r.Kind = 1 + slices.IndexFunc(registry.Kinds, func(k error) bool { return errors.Is(err, k) })
 	}
-	_ = json.NewEncoder(to).Encode(r)
-	_ = to.Close()
+	return r
 }
 
 // parent runs one task.

@@ -184,10 +184,21 @@ func execParent(program string, t Task, requests, replies, held *os.File) (proce
 		return process{}, err
 	}
 	defer log.Close()
-	cmd := exec.Cmd{
-		Path: program, Args: []string{parentName, t.ID, t.Dir}, Dir: "/", Stderr: log,
-		ExtraFiles: []*os.File{requests, replies, held},
-		// The parent mostly waits: with one processor it starts fewer threads. A race-enabled program would sleep for a
+	cmd := helperCommand(program, parentName, t.ID, t.Dir)
+	cmd.Stderr, cmd.ExtraFiles = log, []*os.File{requests, replies, held}
+	if err := cmd.Start(); err != nil {
+		return process{}, fmt.Errorf("start the task's parent process: %w", err)
+	}
+	defer func() { _ = cmd.Process.Release() }() // process.wait reaps it
+	s, err := proc.ReadStat(cmd.Process.Pid)
+	return processOf(s), err
+}
+
+// helperCommand returns a command in a session of its own, which Main recognizes by its name.
+func helperCommand(program string, args ...string) *exec.Cmd {
+	cmd := &exec.Cmd{
+		Path: program, Args: args, Dir: "/",
+		// The process mostly waits: with one processor it starts fewer threads. A race-enabled program would sleep for a
 		// second before it exits.
 		Env:         []string{"GOMAXPROCS=1", "GORACE=atexit_sleep_ms=0"},
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
@@ -195,12 +206,7 @@ func execParent(program string, t Task, requests, replies, held *os.File) (proce
 	if dir := os.Getenv("GOCOVERDIR"); dir != "" {
 		cmd.Env = append(cmd.Env, "GOCOVERDIR="+dir)
 	}
-	if err := cmd.Start(); err != nil {
-		return process{}, fmt.Errorf("start the task's parent process: %w", err)
-	}
-	defer func() { _ = cmd.Process.Release() }() // process.wait reaps it
-	s, err := proc.ReadStat(cmd.Process.Pid)
-	return processOf(s), err
+	return cmd
 }
 
 // killParent kills a parent that did not reply, and whatever it has started.

@@ -42,22 +42,32 @@ func newAllocLogs(io streams, p *globalFlags) *cobra.Command {
 			if len(args) == 2 {
 				return f.copy(c.Context(), client, id, args[1], f.outputs(io))
 			}
-			a, err := client.Alloc(c.Context(), id)
+			id, task, err := onlyTask(c, client, id)
 			if err != nil {
 				return err
 			}
-			if len(a.Tasks) != 1 {
-				var names []string
-				for _, t := range a.Tasks {
-					names = append(names, string(t.Name))
-				}
-				return usageError{fmt.Errorf("alloc %s has several tasks: %s; usage: %s", short(a.ID), listed(names), c.UseLine())}
-			}
-			return f.copy(c.Context(), client, a.ID, string(a.Tasks[0].Name), f.outputs(io))
+			return f.copy(c.Context(), client, id, task, f.outputs(io))
 		},
 	}
 	f.flags(c)
 	return c
+}
+
+// onlyTask returns the whole ID of an alloc, and its task. It fails if the alloc has several.
+func onlyTask(c *cobra.Command, client *control.Client, prefix string) (id, task string, err error) {
+	a, err := client.Alloc(c.Context(), prefix)
+	if err != nil {
+		return "", "", err
+	}
+	if len(a.Tasks) != 1 {
+		var names []string
+		for _, t := range a.Tasks {
+			names = append(names, string(t.Name))
+		}
+		return "", "", usageError{fmt.Errorf("alloc %s has several tasks: %s; usage: %s", short(a.ID), listed(names),
+			c.UseLine())}
+	}
+	return a.ID, string(a.Tasks[0].Name), nil
 }
 
 func newJobLogs(io streams, p *globalFlags) *cobra.Command {

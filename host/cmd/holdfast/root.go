@@ -105,7 +105,8 @@ type errorLine struct {
 
 // report prints an error, unless it has been printed.
 func (p *globalFlags) report(to io.Writer, err error) {
-	if err == nil || errors.Is(err, errReported) || errors.Is(err, errIncomplete) {
+	if _, said := errors.AsType[commandExit](err); said || err == nil || errors.Is(err, errReported) ||
+		errors.Is(err, errIncomplete) {
 		return
 	}
 	line := errorLine{Error: err.Error(), Kind: kindOf(err)}
@@ -160,10 +161,13 @@ func (p *globalFlags) adviseNoAgent() string {
 func exitCode(err error) int {
 	_, usage := errors.AsType[usageError](err)
 	_, blind := errors.AsType[inspectError](err)
+	ran, command := errors.AsType[commandExit](err)
 	ended, interrupt := errors.AsType[interrupted](err)
 	switch {
 	case err == nil:
 		return exitOK
+	case command:
+		return int(ran)
 	case usage, isCobraUsage(err):
 		return exitUsage
 	case errors.Is(err, control.ErrNoAgent):

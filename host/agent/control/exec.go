@@ -1,0 +1,210 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"sync"
+	"syscall"
+	"time"
+
+	"holdfast/host"
+	"holdfast/host/agent/taskdriver"
+	"holdfast/registry"
+)
+
+// upgradeExec is the protocol of a connection to a program in a task: execMessages as JSON in both directions.
+const upgradeExec = "exec"
+
+// execMessage has one of its fields set.
+type execMessage struct {
+	// From the client. It sends input only after the agent has taken the input before.
+	Stdin  []byte         `json:"stdin,omitempty"`
+	End    bool           `json:"end,omitempty"` // of the input
+	Rows   uint16         `json:"rows,omitempty"`
+	Cols   uint16         `json:"cols,omitempty"`
+	Signal syscall.Signal `json:"signal,omitempty"`
+
+	// From the agent. The last message has Exit or Error.
+	Taken  bool       `json:"taken,omitempty"`
+	Stdout []byte     `json:"stdout,omitempty"`
+	Stderr []byte     `json:"stderr,omitempty"`
+	Exit   *int       `json:"exit,omitempty"`
+	Error  *errorBody `json:"error,omitempty"`
+}
+
+// execWriteLimit is how long a client may take for the rest of the output when the agent ends.
+const execWriteLimit = time.Second
+
+// serveExec runs a program in a task until it ends, or kills it when the client's connection does.
+func (s *Server) serveExec(w http.ResponseWriter, r *http.Request) {
+	rec, err := s.agent.Find(r.PathValue("id"))
+	var run func(context.Context, taskdriver.ExecOptions) (int, error)
+	task := host.TaskName(r.PathValue("task"))
+	if err == nil {
+		run, err = s.agent.Exec(rec.ID, task)
+	}
+	if err == nil && r.Header.Get("Upgrade") != upgradeExec {
+		err = registry.Invalid("the request lacks the header \"Upgrade: %s\"; use holdfast alloc exec", upgradeExec)
+	}
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	s.endpoints.Add(1)
+	defer s.endpoints.Done()
+	conn, err := switchTo(upgradeExec, w)
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	s.log.Info("running a command in a task", "alloc", rec.ID, "task", task)
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now().Add(execWriteLimit)) })
+	defer stop()
+	input, events, out := newExecInput(), make(chan taskdriver.ExecEvent), &execWriter{to: json.NewEncoder(conn)}
+	var reader sync.WaitGroup
+	reader.Go(func() { cancel(input.read(ctx, json.NewDecoder(conn), events)) })
+	reader.Go(func() { input.pass(out) })
+	q := r.URL.Query()
+	code, err := run(ctx, taskdriver.ExecOptions{
+		Command: q["command"], Term: q.Get("term"), Stdin: input.PipeReader, Events: events,
+		Stdout: writerFunc(func(p []byte) error { return out.send(execMessage{Stdout: p}) }),
+		Stderr: writerFunc(func(p []byte) error { return out.send(execMessage{Stderr: p}) }),
+	})
+	last := execMessage{Exit: &code}
+	if err != nil {
+		body, _ := errorBodyOf(err)
+		last = execMessage{Error: &body}
+	}
+	_ = out.send(last)
+	_ = conn.Close()
+	reader.Wait()
+}
+
+// execInput is the standard input of a program, which may not read it.
+type execInput struct {
+	*io.PipeReader
+	write  *io.PipeWriter
+	chunks chan []byte // capacity 1, so that read sees the client leave
+}
+
+func newExecInput() *execInput {
+	r, w := io.Pipe()
+	return &execInput{r, w, make(chan []byte, 1)}
+}
+
+// pass passes chunks on to the program.
+func (i *execInput) pass(taken *execWriter) {
+	for c := range i.chunks {
+		_, _ = i.write.Write(c) // fails once the program has ended
+		_ = taken.send(execMessage{Taken: true})
+	}
+}
+
+// read passes on what the client sends, until it leaves.
+func (i *execInput) read(ctx context.Context, from *json.Decoder, events chan<- taskdriver.ExecEvent) error {
+	defer i.write.Close()
+	defer close(i.chunks)
+	for {
+		var m execMessage
+		if err := from.Decode(&m); err != nil {
+			return errClientLeft
+		}
+		switch {
+		case m.End:
+			_ = i.write.Close()
+		case len(m.Stdin) > 0:
+			select {
+			case i.chunks <- m.Stdin:
+			case <-ctx.Done():
+			}
+		default:
+			select {
+			case events <- taskdriver.ExecEvent{Rows: m.Rows, Cols: m.Cols, Signal: m.Signal}:
+			case <-ctx.Done():
+			}
+		}
+	}
+}
+
+var errClientLeft = errors.New("the client has left")
+
+// execWriter sends messages one after the other.
+type execWriter struct {
+	mu sync.Mutex
+	to *json.Encoder
+}
+
+func (w *execWriter) send(m execMessage) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.to.Encode(m)
+}
+
+type writerFunc func([]byte) error
+
+func (f writerFunc) Write(p []byte) (int, error) { return len(p), f(p) }
+
+// Exec runs a program in a task, and returns its exit code. It reads Stdin also after the program has ended.
+func (c *Client) Exec(ctx context.Context, alloc, task string, o taskdriver.ExecOptions) (int, error) {
+	q := url.Values{"command": o.Command, "term": {o.Term}}
+	conn, err := c.dialUpgraded(ctx, upgradeExec, "/alloc/"+segment(alloc)+"/exec/"+segment(task)+"?"+q.Encode())
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	out, taken, done := &execWriter{to: json.NewEncoder(conn)}, make(chan struct{}, 1), make(chan struct{})
+	defer close(done)
+	go func() { // may be blocked in Read when the program ends
+		_, _ = io.Copy(writerFunc(func(p []byte) error {
+			err := out.send(execMessage{Stdin: p})
+			select {
+			case <-taken:
+			case <-done:
+			}
+			return err
+		}), o.Stdin)
+		_ = out.send(execMessage{End: true})
+	}()
+	go func() {
+		for {
+			select {
+			case e := <-o.Events:
+				_ = out.send(execMessage{Rows: e.Rows, Cols: e.Cols, Signal: e.Signal})
+			case <-done:
+				return
+			}
+		}
+	}()
+	for messages := json.NewDecoder(conn); ; {
+		var m execMessage
+		if err = messages.Decode(&m); err != nil && ctx.Err() != nil {
+			return 0, context.Cause(ctx)
+		}
+		switch {
+		case err != nil:
+			return 0, registry.Errorf(registry.ErrUnavailable, "the agent ended before the command did: %w", err)
+		case m.Error != nil:
+			return 0, fmt.Errorf("%s", m.Error.Error) // no error about the alloc
+		case m.Exit != nil:
+			return *m.Exit, nil
+		case m.Taken:
+			taken <- struct{}{}
+		case len(m.Stdout) > 0:
+			_, err = o.Stdout.Write(m.Stdout)
+		case len(m.Stderr) > 0:
+			_, err = o.Stderr.Write(m.Stderr)
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+}

@@ -1,0 +1,129 @@
+//go:build !taskparent
+
+package taskdriver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/moby/moby/api/pkg/stdcopy"
+	"github.com/moby/moby/client"
+	"golang.org/x/sys/unix"
+
+	"holdfast/internal/proc"
+)
+
+// Exec has the engine run the program in the container. The engine does not end it with this process.
+func (d Container) Exec(ctx context.Context, h Handle, o ExecOptions) (code int, err error) {
+	defer o.Stdin.Close()
+	if err := o.validate(); err != nil {
+		return 0, err
+	}
+	create := client.ExecCreateOptions{Cmd: o.Command, TTY: o.Term != "", AttachStdin: true, AttachStdout: true,
+		AttachStderr: true}
+	if create.TTY {
+		create.Env = []string{"TERM=" + o.Term}
+	}
+	made, err := d.engine.ExecCreate(ctx, h.Container, create)
+	if err != nil {
+		return 0, d.explain(h.ID, err)
+	}
+	conn, err := d.engine.ExecAttach(ctx, made.ID, client.ExecAttachOptions{TTY: create.TTY})
+	if err != nil {
+		return 0, d.explain(h.ID, err)
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() {
+		d.signalExec(context.WithoutCancel(ctx), made.ID, unix.SIGKILL)
+		conn.Close()
+	})
+	var wg sync.WaitGroup
+	done := make(chan struct{})
+	wg.Go(func() {
+		_, _ = io.Copy(conn.Conn, o.Stdin)
+		if create.TTY {
+			_, _ = conn.Conn.Write([]byte{endOfInput}) // dockerd hangs up on CloseWrite
+		} else {
+			_ = conn.CloseWrite()
+		}
+	})
+	wg.Go(func() { d.forwardExec(ctx, made.ID, o.Events, done) })
+	if create.TTY {
+		_, err = io.Copy(o.Stdout, conn.Reader)
+	} else {
+		_, err = stdcopy.StdCopy(o.Stdout, o.Stderr, conn.Reader)
+	}
+	close(done)
+	o.Stdin.Close()
+	conn.Close()
+	wg.Wait()
+	if !stop() {
+		return 0, context.Cause(ctx)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("output of the command in container %s: %w", h.Container, err)
+	}
+	return d.execExit(ctx, made.ID)
+}
+
+// execExit returns the exit code of a program whose output has ended.
+func (d Container) execExit(ctx context.Context, id string) (int, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, queryTimeout, errors.New("its output has ended, but it runs"))
+	defer cancel()
+	for {
+		s, err := d.engine.ExecInspect(ctx, id, client.ExecInspectOptions{})
+		if err != nil {
+			return 0, err
+		}
+		if !s.Running {
+			return s.ExitCode, nil
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return 0, context.Cause(ctx)
+		}
+	}
+}
+
+// forwardExec passes events on until done.
+func (d Container) forwardExec(ctx context.Context, id string, events <-chan ExecEvent, done <-chan struct{}) {
+	for {
+		select {
+		case e := <-events:
+			if e.Rows == 0 {
+				d.signalExec(ctx, id, e.Signal)
+			} else {
+				_, _ = d.engine.ExecResize(ctx, id, client.ExecResizeOptions{Height: uint(e.Rows), Width: uint(e.Cols)})
+			}
+		case <-done:
+			return
+		}
+	}
+}
+
+// signalExec sends a signal to a program and, if that is SIGKILL, to the processes below it. Engines cannot.
+func (d Container) signalExec(ctx context.Context, id string, sig unix.Signal) {
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+	defer cancel()
+	s, err := d.engine.ExecInspect(ctx, id, client.ExecInspectOptions{})
+	if err != nil || !s.Running || s.PID <= 1 {
+		return
+	}
+	list := []proc.Stat{}
+	if program, err := proc.ReadStat(s.PID); err == nil {
+		list = append(list, program)
+	}
+	if below, err := descendants(s.PID); err == nil && sig == unix.SIGKILL {
+		list = append(list, below...)
+	}
+	for _, p := range list {
+		_ = processOf(p).signal(sig)
+	}
+}
+
+var _ Executor = Container{}

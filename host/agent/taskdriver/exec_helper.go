@@ -1,0 +1,225 @@
+package taskdriver
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/internal/mount"
+	"holdfast/registry"
+)
+
+// execName is argv[0] of the helper process that runs one program in a task.
+const execName = "holdfast-exec"
+
+// execMain runs the program with the standard streams of this process.
+func execMain() int {
+	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM) // ignored here
+	unix.Umask(0o022)
+	closeInherited()
+	control, replies := json.NewDecoder(os.NewFile(requestFD, "control")), os.NewFile(replyFD, "reply")
+	var r execRequest
+	if err := control.Decode(&r); err != nil {
+		return 1 // the starter died; nothing was started
+	}
+	code, err := r.run(control)
+	_ = json.NewEncoder(replies).Encode(execReply{replyOf(Handle{}, err), code})
+	return 0
+}
+
+// run runs the program. It kills the program and what that has started once the task ends or the starter closes the
+// control pipe, as it does when it dies.
+func (r execRequest) run(control *json.Decoder) (code int, err error) {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return 0, fmt.Errorf("become the reaper of the command's processes: %w", err)
+	}
+	task := process{r.Handle.TaskPID, r.Handle.TaskStart}
+	child, err := r.start(task)
+	if err != nil && !task.alive() {
+		err = errTaskEnded
+	}
+	if err != nil {
+		return 0, err
+	}
+	p := &parent{cgroup: &cgroup{}} // so that killAll spares the task
+	p.handle.TaskPID = child.Pid
+	ended, taskEnded, signals := make(chan struct{}), make(chan struct{}), make(chan unix.Signal)
+	go func() {
+		reapUntil(child.Pid)
+		close(ended)
+	}()
+	go func() {
+		_ = task.wait(context.Background()) // nothing else ends this wait
+		close(taskEnded)
+	}()
+	go func() {
+		defer close(signals)
+		for s := unix.Signal(0); control.Decode(&s) == nil; {
+			signals <- s
+		}
+	}()
+	for running := true; running; {
+		select {
+		case <-ended:
+			running = false
+		case <-taskEnded:
+			running, err = false, errTaskEnded
+		case s, more := <-signals:
+			if running = more; more {
+				_ = unix.Kill(-child.Pid, s) // not reaped yet, so the pid is its own
+			}
+		}
+	}
+	status := p.killAll()
+	if status.Signaled() {
+		return 128 + int(status.Signal()), err
+	}
+	return status.ExitStatus(), err
+}
+
+var errTaskEnded = registry.Errorf(registry.ErrConflict, "the task has ended, and the command with it")
+
+// start starts the program with the user, the environment and the directory of the process that leads the task.
+func (r execRequest) start(task process) (child *os.Process, err error) {
+	leader := fmt.Sprintf("/proc/%d/", task.pid)
+	environ, err := os.ReadFile(leader + "environ")
+	if err != nil {
+		return nil, err
+	}
+	cred, err := credentialOfProcess(leader)
+	if err != nil {
+		return nil, err
+	}
+	c := &command{path: r.Command[0], argv: r.Command}
+	c.attr.Files = []*os.File{os.Stdin, os.Stdout, os.Stderr}
+	c.attr.Sys = &syscall.SysProcAttr{Setsid: true, Credential: cred}
+	for e := range bytes.SplitSeq(bytes.TrimSuffix(environ, []byte{0}), []byte{0}) {
+		c.attr.Env = append(c.attr.Env, string(e))
+	}
+	c.attr.Env = withDefault(c.attr.Env, taskEnv, r.Handle.ID)
+	if r.Term != "" {
+		c.attr.Sys.Setctty = true // descriptor 0
+		c.attr.Env = withDefault(c.attr.Env, "TERM", r.Term)
+		if cred != nil {
+			if err := os.Stdin.Chown(int(cred.Uid), -1); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if c.files, err = openCgroups(r.Handle.Cgroups); err != nil {
+		return nil, err
+	}
+	defer c.files.close()
+	if c.files.unified != nil {
+		c.attr.Sys.UseCgroupFD, c.attr.Sys.CgroupFD = true, int(c.files.unified.Fd())
+	}
+	err = mount.OnThread(func() error {
+		if err := c.files.enter(); err != nil {
+			return err
+		}
+		if err := enter(leader); err != nil {
+			return fmt.Errorf("enter the file system of the task: %w", err)
+		}
+		if !task.alive() { // what was read may be that of another process with its pid
+			return errTaskEnded
+		}
+		path, err := c.lookPath()
+		if err == nil {
+			child, err = os.StartProcess(path, c.argv, &c.attr)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", c.path, classify(err))
+	}
+	return child, nil
+}
+
+// enter moves the calling thread to the mount namespace, root and working directory of a process.
+func enter(process string) error {
+	var own, its unix.Stat_t
+	if err := errors.Join(unix.Stat("/proc/self/ns/mnt", &own), unix.Stat(process+"ns/mnt", &its)); err != nil {
+		return err
+	}
+	space, err := os.Open(process + "ns/mnt")
+	if err != nil {
+		return err
+	}
+	defer space.Close()
+	var dirs [2]int // root and working directory
+	for i, name := range []string{"root", "cwd"} {
+		if dirs[i], err = unix.Open(process+name, unix.O_PATH|unix.O_CLOEXEC, 0); err != nil {
+			return err
+		}
+		defer unix.Close(dirs[i])
+	}
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return err
+	}
+	if own.Ino != its.Ino {
+		if err := unix.Setns(int(space.Fd()), unix.CLONE_NEWNS); err != nil {
+			return err
+		}
+		if err := errors.Join(unix.Fchdir(dirs[0]), unix.Chroot(".")); err != nil {
+			return err
+		}
+	}
+	return unix.Fchdir(dirs[1])
+}
+
+// openCgroups opens the cgroups of a task.
+func openCgroups(dirs []string) (f cgroupFiles, err error) {
+	for _, dir := range dirs {
+		tasks, err := os.OpenFile(filepath.Join(dir, "tasks"), os.O_WRONLY, 0)
+		if err == nil {
+			f.tasks = append(f.tasks, tasks)
+			continue
+		}
+		if f.unified, err = os.Open(dir); err != nil {
+			f.close()
+			return cgroupFiles{}, err
+		}
+	}
+	return f, nil
+}
+
+// credentialOfProcess returns the user and the groups of a process; nil if they are those of this one.
+func credentialOfProcess(process string) (*syscall.Credential, error) {
+	status, err := os.ReadFile(process + "status")
+	if err != nil {
+		return nil, err
+	}
+	ids := map[string][]uint32{}
+	for line := range strings.Lines(string(status)) {
+		name, list, _ := strings.Cut(line, ":")
+		if name != "Uid" && name != "Gid" && name != "Groups" {
+			continue
+		}
+		for field := range strings.FieldsSeq(list) {
+			id, err := strconv.ParseUint(field, 10, 32)
+			if err != nil {
+				return nil, err
+			}
+			ids[name] = append(ids[name], uint32(id))
+		}
+	}
+	const effective = 1
+	if len(ids["Uid"]) <= effective || len(ids["Gid"]) <= effective {
+		return nil, fmt.Errorf("%sstatus has no user", process)
+	}
+	c := &syscall.Credential{Uid: ids["Uid"][effective], Gid: ids["Gid"][effective], Groups: ids["Groups"]}
+	if int(c.Uid) == os.Geteuid() && int(c.Gid) == os.Getegid() {
+		return nil, nil
+	}
+	return c, nil
+}
