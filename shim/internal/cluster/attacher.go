@@ -39,6 +39,9 @@ type attachment struct {
 	To     intent.AttachTo
 }
 
+// SettleClaims is Settle of the State.
+func (a *Attacher) SettleClaims(ctx context.Context) error { return a.remote.state.Settle(ctx) }
+
 // FeasibleAttach returns nothing: another node may attach the volume.
 func (a *Attacher) FeasibleAttach(
 	registry.View, registry.Volume, registry.Usage, intent.AttachTo,

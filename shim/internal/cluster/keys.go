@@ -11,12 +11,16 @@ import (
 //	r/BUCKET/PATH   a shared record as JSON, or an index entry with an empty object. What was deleted has an empty
 //	                value for tombstoneTTL. The answer of a remote call stays as long, or until its caller has it
 //	node/NAME       the ID of the node's active shim
+//	barrier/NAME    no commit of the node succeeds that was decided on an older copy: see State.Settle
 //	log             the logEntry of the last transaction
 type keys struct{ prefix string }
 
 func (k keys) records() string                 { return k.prefix + "r/" }
 func (k keys) log() string                     { return k.prefix + "log" }
 func (k keys) node(n registry.NodeName) string { return k.prefix + "node/" + string(n) }
+func (k keys) barrier(n registry.NodeName) string {
+	return k.prefix + "barrier/" + string(n)
+}
 func (k keys) record(key registry.Key) string {
 	return k.records() + string(key.Bucket) + "/" + key.Path
 }

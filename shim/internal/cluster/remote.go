@@ -180,6 +180,9 @@ func (r *Remote) carryOut(ctx context.Context, c registry.RemoteCall) {
 		if err == nil {
 			return
 		}
+		if ctx.Err() != nil {
+			return // the next shim, or another executor, carries it out
+		}
 		r.log.Warn("cannot store the answer of a call for another node", "call", c.ID, "error", err)
 		select {
 		case <-time.After(time.Second):

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -35,7 +36,8 @@ type State struct {
 	own   int64         // the revision at which this shim became the active one of its node
 	copy  copied
 
-	leases     sync.Mutex // guards tombstones and granted
+	doubts     atomic.Int64 // commits that have ended since the last Settle and may still be carried out
+	leases     sync.Mutex   // guards tombstones and granted
 	tombstones clientv3.LeaseID
 	granted    time.Time
 }
@@ -197,11 +199,18 @@ func (s *State) commitShared(ctx context.Context, d decision) (at registry.Seq, 
 	if err != nil {
 		return 0, false, unavailable(err)
 	}
-	conditions := append(d.reads.unchanged(d.change, d.since), s.active())
+	defer func() {
+		if err != nil && len(writes) > 0 {
+			s.doubts.Add(1)
+		}
+	}()
+	conditions := append(d.reads.unchanged(d.change, d.since), s.active(),
+		clientv3.Compare(clientv3.ModRevision(s.barrier(s.node)), "<", d.since+1))
 	var answer *clientv3.TxnResponse
 	err = retry(ctx, func(ctx context.Context) (err error) {
 		answer, err = s.kv.Txn(ctx).If(conditions...).Then(writes...).
-			Else(clientv3.OpGet(s.log(), clientv3.WithKeysOnly()), clientv3.OpGet(s.keys.node(s.node))).Commit()
+			Else(clientv3.OpGet(s.log(), clientv3.WithKeysOnly()), clientv3.OpGet(s.keys.node(s.node)),
+				clientv3.OpGet(s.barrier(s.node))).Commit()
 		return err
 	})
 	switch {
@@ -257,8 +266,8 @@ func (s *State) resolve(
 	if len(node.Kvs) == 0 || node.Kvs[0].ModRevision != s.own {
 		return 0, false, s.fenced()
 	}
-	if len(log.Kvs) > 0 {
-		if err := s.copy.wait(ctx, log.Kvs[0].ModRevision); err != nil {
+	for _, kv := range append(log.Kvs, answer.Responses[2].GetResponseRange().Kvs...) {
+		if err := s.copy.wait(ctx, kv.ModRevision); err != nil {
 			return 0, false, err
 		}
 	}
@@ -268,6 +277,37 @@ func (s *State) resolve(
 	default:
 		return 0, false, nil
 	}
+}
+
+// Settle waits until each commit of this node that has ended is in the node's copy, or will never be carried out. This
+// includes those of earlier shims.
+func (s *State) Settle(ctx context.Context) error {
+	if err := s.awaitReady(ctx); err != nil {
+		return err
+	}
+	doubts := s.doubts.Load()
+	if doubts == 0 {
+		return nil
+	}
+	var revision int64
+	err := retry(ctx, func(ctx context.Context) error {
+		answer, err := s.kv.Txn(ctx).If(s.active()).Then(clientv3.OpPut(s.barrier(s.node), "")).Commit()
+		if err != nil {
+			return err
+		}
+		if revision = answer.Header.Revision; !answer.Succeeded {
+			return s.fenced()
+		}
+		return nil
+	})
+	if err == nil {
+		err = s.copy.wait(ctx, revision)
+	}
+	if err != nil {
+		return unavailable(err)
+	}
+	s.doubts.Add(-doubts)
+	return nil
 }
 
 // await waits until the copy of this node has a commit that etcd has.
@@ -319,6 +359,9 @@ func retry(ctx context.Context, request func(context.Context) error) error {
 
 // repeatable reports whether a request that failed with err may succeed later.
 func repeatable(err error) bool {
+	if errors.Is(err, registry.ErrFenced) {
+		return false
+	}
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.OutOfRange, codes.ResourceExhausted:
 		return false

@@ -262,12 +262,13 @@ func TestLostAnswerOfEtcd(t *testing.T) {
 // slow keeps the first transaction back, and answers that it does not know its outcome.
 type slow struct {
 	clientv3.KV
-	first *slowTxn
+	first  *slowTxn
+	answer func() // called before the answer
 }
 
 type slowTxn struct {
 	lossyTxn
-	answered bool
+	answer func()
 }
 
 func (s *slow) Txn(ctx context.Context) clientv3.Txn {
@@ -275,17 +276,19 @@ func (s *slow) Txn(ctx context.Context) clientv3.Txn {
 	if s.first != nil {
 		return &txn
 	}
-	s.first = &slowTxn{txn, false}
+	s.first = &slowTxn{txn, s.answer}
 	return s.first
 }
 
 func (t *slowTxn) If(c ...clientv3.Cmp) clientv3.Txn  { t.lossyTxn.If(c...); return t }
 func (t *slowTxn) Then(o ...clientv3.Op) clientv3.Txn { t.lossyTxn.Then(o...); return t }
+func (t *slowTxn) Else(o ...clientv3.Op) clientv3.Txn { t.lossyTxn.Else(o...); return t }
 func (t *slowTxn) Commit() (*clientv3.TxnResponse, error) {
-	if t.answered {
+	if t.answer == nil {
 		return t.lossyTxn.Commit()
 	}
-	t.answered = true
+	t.answer()
+	t.answer = nil
 	return nil, status.Error(codes.Unavailable, "the request is under way")
 }
 
@@ -294,7 +297,7 @@ func (t *slowTxn) Commit() (*clientv3.TxnResponse, error) {
 func TestRegistrationThatArrivesLate(t *testing.T) {
 	client := etcdtest.Start(t)
 	s := New(nil, client, t.Name(), "node")
-	kv := &slow{KV: s.kv}
+	kv := &slow{KV: s.kv, answer: func() {}}
 	s.kv = kv
 	if err := s.register(t.Context()); err != nil {
 		t.Fatal(err)
@@ -305,6 +308,28 @@ func TestRegistrationThatArrivesLate(t *testing.T) {
 	if answer, err := client.Txn(t.Context()).If(s.active()).Commit(); err != nil || !answer.Succeeded {
 		t.Errorf("the shim is not the active one: %+v, %v", answer, err)
 	}
+}
+
+// TestSettleEndsCommits has etcd carry out a commit late, whose caller has gone: not after Settle.
+func TestSettleEndsCommits(t *testing.T) {
+	client := etcdtest.Start(t)
+	n := newNode(t, client, "node")
+	ctx, cancel := context.WithCancel(t.Context())
+	kv := &slow{KV: n.kv, answer: cancel}
+	n.kv = kv
+	change := registry.Change{Put: []registry.Record{claim("v", "a")}}
+	if _, err := registrytest.Write(ctx, n, change); !errors.Is(err, registry.ErrUncertain) {
+		t.Errorf("the commit ends with %v", err)
+	}
+	for range 2 {
+		if err := n.Settle(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if late, err := kv.first.Commit(); err != nil || late.Succeeded {
+		t.Errorf("the late commit: %+v, %v", late, err)
+	}
+	registrytest.Put(t, n, claim("v", "b"))
 }
 
 func TestEarlierShimOfANodeIsFenced(t *testing.T) {

@@ -222,6 +222,9 @@ func (r *refusals) checkCompatible(claims []registry.Claim) {
 	}
 }
 
+// SettleClaims does nothing: the outcome of each commit is known on a single node.
+func (l *Claims) SettleClaims(context.Context) error { return nil }
+
 // Unclaim releases the claim and reports whether it existed. last means that the node has unpublished the volume for
 // the claim, and has unstaged it if this is its last claim. Without last, another claim of the node must remain.
 // ErrConflict means that the volume is still attached, or that no other claim remains.

@@ -62,6 +62,8 @@ type Controller interface {
 	Unclaim(ctx context.Context, k registry.ClaimKey, last bool) (existed bool, err error)
 	// Unclaiming returns the change of Unclaim.
 	Unclaiming(v registry.View, k registry.ClaimKey, last bool) (registry.Change, error)
+	// SettleClaims returns when all claims that this node has asked for are stored, or will never be.
+	SettleClaims(ctx context.Context) error
 	// AwaitAttach and AwaitDetach return when the plugin can attach or detach the volume, or need not. They call waits
 	// if they have to wait.
 	AwaitAttach(ctx context.Context, v registry.Volume, to intent.AttachTo, waits func(what string)) error

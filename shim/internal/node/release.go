@@ -109,6 +109,13 @@ func (a *Allocs) teardown(id registry.AllocID) *work {
 // takeDown releases all volumes of the alloc at the same time, so that none delays another. Then it deletes the records
 // of the alloc and of its inline volumes. It retries until that is done or ctx ends.
 func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) {
+	a.releaseClaims(ctx, id)
+	persist(ctx, func(pause time.Duration) error { return a.unreleased(id, pause, a.controller.SettleClaims(ctx)) })
+	a.releaseClaims(ctx, id) // those that were granted after all
+	persist(ctx, func(pause time.Duration) error { return a.unreleased(id, pause, a.endRelease(ctx, id)) })
+}
+
+func (a *Allocs) releaseClaims(ctx context.Context, id registry.AllocID) {
 	var claims []registry.Claim
 	var al registry.Alloc
 	persist(ctx, func(pause time.Duration) error {
@@ -126,7 +133,6 @@ func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) {
 		})
 	}
 	all.Wait()
-	persist(ctx, func(pause time.Duration) error { return a.unreleased(id, pause, a.endRelease(ctx, id)) })
 }
 
 // endRelease does what follows once the volumes of an alloc are released.
