@@ -71,7 +71,7 @@ func (c *checker) alone(l Line, subject string) {
 			c.land(id)
 			continue
 		}
-		if c.opts.ByNode && l.Role == "node" && f.Role == "node" && l.Node != f.Node {
+		if c.opts.ByNode && (l.Role == "node" || f.Role == "node") && l.Node != f.Node && l.Node != "" && f.Node != "" {
 			continue
 		}
 		same := f.RPC == l.RPC && f.Hash == l.Hash

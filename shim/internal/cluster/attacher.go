@@ -120,6 +120,9 @@ func (a *Attacher) Detach(
 ) error {
 	ctx, cancel := by.Waiting(ctx)
 	defer cancel()
+	if err := a.remote.state.awaitReady(ctx); err != nil {
+		return err
+	}
 	var attached bool
 	if err := a.calls.State.View(ctx, func(view registry.View) error {
 		_, attached = view.Attachment(registry.AttachmentKey{Volume: key, Node: node})

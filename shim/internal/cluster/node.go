@@ -126,6 +126,10 @@ func (n *Node) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
+// Ready waits until this node knows all that its earlier shims have done. An earlier shim has written it to etcd, but
+// may have died before its copy had it.
+func (n *Node) Ready(ctx context.Context) error { return n.State.awaitReady(ctx) }
+
 // Close ends the connection to etcd.
 func (n *Node) Close() error { return n.client.Close() }
 

@@ -101,6 +101,9 @@ func (r *Remote) answered(ctx context.Context, c registry.RemoteCall, err error)
 
 // Run carries out the calls for plugins that this node executes, until ctx ends.
 func (r *Remote) Run(ctx context.Context) error {
+	if err := r.state.awaitReady(ctx); err != nil {
+		return err
+	}
 	var all sync.WaitGroup
 	defer all.Wait()
 	for {

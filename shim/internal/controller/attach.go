@@ -145,7 +145,7 @@ func (m *Controller) Detach(
 			return err
 		}
 	}
-	if err := m.detach(ctx, by, at, then...); err != nil && !errors.Is(err, errDetached) {
+	if err := m.detach(ctx, by, at, then...); err != nil {
 		return fmt.Errorf("detach volume %s from node %s: %w", at.Name, at.NodeID, err)
 	}
 	return nil
@@ -175,7 +175,7 @@ func (m *Controller) detach(
 		Volume: at.Volume, Name: at.Name, RPC: registry.ControllerUnpublishRPC, Node: at.NodeID,
 		Operation: by.ID, Hash: intent.Hash(registry.ControllerUnpublishRPC, request),
 	}
-	return m.sendTo(ctx, by, v.VolumeSpec, &request.Secrets, intent.Call{
+	err = m.sendTo(ctx, by, v.VolumeSpec, &request.Secrets, intent.Call{
 		Intent: open,
 		Then:   then,
 		Before: func(view registry.View) (registry.Change, error) {
@@ -192,6 +192,10 @@ func (m *Controller) detach(
 			return registry.Change{Delete: []registry.Key{at.Key()}, Events: []registry.Event{detached}}
 		},
 	}, func(ctx context.Context, at registry.InstanceKey) error { return m.driver.Detach(ctx, at, request) })
+	if errors.Is(err, errDetached) {
+		return nil
+	}
+	return err
 }
 
 // AwaitAttach waits until the plugin can attach the volume, or does not have to. It calls waits before it blocks. It

@@ -251,8 +251,8 @@ const firstInspection = 2 * time.Second
 // begin starts the loops.
 func (r *activeState) begin(p *Process) {
 	r.work(p, "allocs", r.allocs.Run)
-	r.work(p, "volumes", r.volumes.Run)
-	r.work(p, "snapshots", r.snapshots.Run)
+	r.work(p, "volumes", r.ready(r.volumes.Run))
+	r.work(p, "snapshots", r.ready(r.snapshots.Run))
 	r.work(p, "health of volumes", r.health.Run)
 	r.work(p, "health on this node", r.onNode)
 	r.watch(p, "literal secrets", r.literals.Run)
@@ -260,6 +260,20 @@ func (r *activeState) begin(p *Process) {
 	r.watch(p, "mounts", r.mounts.Run)
 	if r.cluster != nil {
 		r.watch(p, "cluster", r.cluster.Run)
+	}
+}
+
+// ready returns run as it is done once this node knows all that its earlier shims have written to etcd: it continues
+// with their controller calls.
+func (r *activeState) ready(run func(context.Context) error) func(context.Context) error {
+	if r.cluster == nil {
+		return run
+	}
+	return func(ctx context.Context) error {
+		if err := r.cluster.Ready(ctx); err != nil {
+			return err
+		}
+		return run(ctx)
 	}
 }
 

@@ -58,6 +58,9 @@ func (s *Server) PassToExecutor(
 	if a == nil || a.Cluster == nil || !mutates || !executed[info.FullMethod] {
 		return handle(ctx, req)
 	}
+	if err := a.Cluster.Ready(ctx); err != nil {
+		return nil, wire.Status(err)
+	}
 	remote, err := a.remoteCall(ctx, info.FullMethod, call)
 	if err != nil {
 		return nil, wire.Status(err)
