@@ -31,7 +31,7 @@ export GORACE ?= atexit_sleep_ms=0
 export TMPDIR := /tmp
 
 .DEFAULT_GOAL := all
-.PHONY: all help build install deb package-test python generate check-generate vet lint test compat long e2e engines browser sanity foreign cosanity soak demo demo-rootless bench bench-swap fuzz clean
+.PHONY: all help build install deb package-test python generate check-generate vet lint test compat long e2e e2e-cluster engines browser sanity foreign cosanity soak demo demo-rootless bench bench-swap fuzz clean
 
 all: build vet test ## build, vet and test
 
@@ -106,6 +106,9 @@ long: ## run the tests that take minutes: failing swaps, kills in every call and
 
 e2e: ## run the end-to-end tests that take seconds
 	$(GO) test -race -short -count=1 -timeout 20m ./e2e/...
+
+e2e-cluster: ## kill, freeze and cut off nodes and etcd members of a cluster under load (needs root); ROUNDS=100 ALLOCS=1000 is long, SEED repeats
+	cd e2e/cluster && $(GO) vet . && ROUNDS=$(ROUNDS) ALLOCS=$(ALLOCS) SEED=$(SEED) $(GO) test -count=1 -timeout 120m -v .
 
 engines: ## run plugins and users of volumes in containers of a real dockerd and a real podman (needs root)
 	$(GO) test -race -count=1 -timeout 20m -run '$(ENGINES)' ./e2e

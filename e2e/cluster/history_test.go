@@ -1,0 +1,219 @@
+package cluster
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// line is one line of the history, which all nodes append to. The order of lines is an order in time: a call's begin
+// is written before the call, its end after it.
+type line struct {
+	Kind   string // see below
+	Node   string
+	Alloc  string `json:",omitempty"`
+	Volume string `json:",omitempty"`
+	Mode   string `json:",omitempty"`
+	Write  bool   `json:",omitempty"`
+	Sealed []byte `json:",omitempty"` // of the alloc, with its first prepare
+	Error  string `json:",omitempty"` // of an end; empty: success
+	// Refused: the error of a prepare is that another alloc holds the volume.
+	Refused bool `json:",omitempty"`
+}
+
+// The kinds of lines. The first four are about an alloc.
+const (
+	prepareBegins = "prepare"
+	prepareEnded  = "prepared"
+	releaseBegins = "release"
+	releaseEnded  = "released"
+	ready         = "ready"    // the node has opened its host
+	swapped       = "swapped"  // its shim
+	stopped       = "stopped"  // all its allocs are released
+	verified      = "verified" // Error says what is left after all were released
+	created       = "created"  // all volumes
+	deleted       = "deleted"  // all volumes
+	broken        = "broken"   // Error is a failure that no fault of the harness explains
+)
+
+// use is the use of a volume by an alloc, as its access mode sees it.
+type use struct {
+	Alloc, Node, Mode string
+	Write             bool
+}
+
+// excludes returns whether two uses of a volume must not be at the same time, by the words of the CSI specification.
+func excludes(a, b use) bool {
+	if a.Mode != b.Mode {
+		return true
+	}
+	switch a.Mode {
+	case "single-node-multi-writer":
+		return a.Node != b.Node
+	case "multi-node-reader-only":
+		return a.Write || b.Write
+	case "multi-node-single-writer":
+		return a.Write && b.Write
+	case "multi-node-multi-writer":
+		return false
+	}
+	return true // single-node-writer, single-node-reader-only, single-node-single-writer: one at a time
+}
+
+// The outcomes of operations of the model.
+const (
+	outcomeDone    = "done"
+	outcomeRefused = "refused" // by a claim that excludes it
+	outcomeUnknown = "unknown" // it is done at one moment until its return, or never
+)
+
+type input struct {
+	Volume  string
+	Release bool
+	use
+}
+
+// operations returns what the lines say of claims.
+func operations(lines []line) (all []porcupine.Operation) {
+	type state struct {
+		prepare  int   // index in all
+		unknown  []int // prepares
+		released int   // index in all of the release, -1: none yet
+	}
+	allocs := map[string]*state{}
+	for i, l := range lines {
+		if l.Alloc == "" {
+			continue
+		}
+		s := allocs[l.Alloc]
+		if s == nil {
+			s = &state{released: -1}
+			allocs[l.Alloc] = s
+		}
+		op := porcupine.Operation{ClientId: 0, Call: int64(i), Return: math.MaxInt64, Output: outcomeUnknown,
+			Input: input{Volume: l.Volume, Release: l.Kind == releaseBegins, use: use{l.Alloc, l.Node, l.Mode, l.Write}}}
+		switch l.Kind {
+		case prepareBegins:
+			s.prepare = len(all)
+			s.unknown = append(s.unknown, len(all))
+			all = append(all, op)
+		case prepareEnded:
+			if l.Error == "" || l.Refused {
+				all[s.prepare].Return, all[s.prepare].Output = int64(i), outcomeDone
+				if l.Refused {
+					all[s.prepare].Output = outcomeRefused
+				}
+				s.unknown = s.unknown[:len(s.unknown)-1]
+			}
+		case releaseBegins:
+			if s.released < 0 {
+				s.released = len(all)
+				all = append(all, op)
+			}
+		case releaseEnded:
+			if l.Error == "" {
+				all[s.released].Return, all[s.released].Output = int64(i), outcomeDone
+				for _, n := range s.unknown { // nothing that was asked before the release comes after it
+					all[n].Return = int64(i)
+				}
+			}
+		}
+	}
+	return all
+}
+
+// holders is a state of the model: the uses that hold a volume, by alloc.
+type holders map[string]use
+
+// claims is the model of the claims of volumes.
+var claims = (&porcupine.NondeterministicModel{
+	Partition: func(all []porcupine.Operation) (parts [][]porcupine.Operation) {
+		by := map[string][]porcupine.Operation{}
+		for _, op := range all {
+			volume := op.Input.(input).Volume
+			by[volume] = append(by[volume], op)
+		}
+		return slices.Collect(maps.Values(by))
+	},
+	Init: func() []any { return []any{holders{}} },
+	Step: func(state, in, output any) (next []any) {
+		now, op := state.(holders), in.(input)
+		excluded := slices.ContainsFunc(slices.Collect(maps.Values(now)), func(u use) bool {
+			return u.Alloc != op.Alloc && excludes(u, op.use)
+		})
+		_, held := now[op.Alloc]
+		after := maps.Clone(now)
+		if op.Release {
+			delete(after, op.Alloc)
+		} else {
+			after[op.Alloc] = op.use
+		}
+		may := op.Release || held || !excluded
+		switch {
+		case output == outcomeRefused && excluded && !held:
+			return []any{now}
+		case output == outcomeDone && may:
+			return []any{after}
+		case output == outcomeUnknown && may && (op.Release == held):
+			return []any{now, after}
+		case output == outcomeUnknown:
+			return []any{now}
+		}
+		return nil
+	},
+	Equal: func(a, b any) bool { return maps.Equal(a.(holders), b.(holders)) },
+	DescribeOperation: func(in, output any) string {
+		op := in.(input)
+		if op.Release {
+			return fmt.Sprintf("release %s %s: %s", op.Alloc, op.Volume, output)
+		}
+		return fmt.Sprintf("claim %s %s %s write=%v at %s: %s", op.Alloc, op.Volume, op.Mode, op.Write, op.Node, output)
+	},
+}).ToModel()
+
+// linearizable returns an error for each volume whose history no order of single operations explains.
+func linearizable(lines []line) (errs []string) {
+	for _, part := range claims.Partition(operations(lines)) {
+		volume := part[0].Input.(input).Volume
+		switch porcupine.CheckOperationsTimeout(claims, part, time.Minute) {
+		case porcupine.Illegal:
+			errs = append(errs, "the claims of volume "+volume+" are not linearizable")
+		case porcupine.Unknown:
+			errs = append(errs, "the claims of volume "+volume+" could not be judged within a minute")
+		}
+	}
+	slices.Sort(errs)
+	return errs
+}
+
+// readHistory returns the complete lines of a history from an offset on, and the offset after them.
+func readHistory(path string, from int64) (lines []line, next int64, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, from, err
+	}
+	defer f.Close()
+	if _, err := f.Seek(from, 0); err != nil {
+		return nil, from, err
+	}
+	for r := bufio.NewReader(f); ; {
+		text, err := r.ReadBytes('\n')
+		if err != nil || !bytes.HasSuffix(text, []byte("\n")) {
+			return lines, from, nil
+		}
+		from += int64(len(text))
+		var l line
+		if err := json.Unmarshal(text, &l); err != nil {
+			return nil, from, fmt.Errorf("history at %d: %w", from, err)
+		}
+		lines = append(lines, l)
+	}
+}

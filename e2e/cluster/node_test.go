@@ -1,0 +1,504 @@
+package cluster
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/host"
+	"holdfast/internal/proc"
+)
+
+// nodeConfig is what a node process does: it is a small orchestrator that runs a plugin, and whose workers use volumes
+// until its input ends. Another process of the same nodeConfig continues what a killed one did.
+type nodeConfig struct {
+	Name, Dir string
+	Shims     []string // the first one is run, the others are swapped in in turn
+	CSIFake   string   // program
+	Cluster   string   // HCL
+	History   string   // file
+	Journal   string   // of all plugins
+	Backend   string   // of all plugins
+	Data      string   // of all volumes
+	Volumes   int
+	Workers   int
+	Seed      uint64
+}
+
+// modes are the access modes. A volume has two of them.
+var modes = []string{
+	"single-node-writer", "single-node-reader-only", "single-node-single-writer", "single-node-multi-writer",
+	"multi-node-reader-only", "multi-node-single-writer", "multi-node-multi-writer",
+}
+
+// modesOf returns the access modes of a volume.
+func modesOf(volume int) []string {
+	return []string{modes[volume%len(modes)], modes[(volume+3)%len(modes)]}
+}
+
+func volumeID(n int) string { return fmt.Sprintf("v%d", n) }
+
+// writesFile is the file of a volume that its users write to.
+const writesFile = "writes"
+
+// callLimit bounds a call that has to succeed in the end. It is repeated.
+const callLimit = 20 * time.Second
+
+type node struct {
+	nodeConfig
+	history *os.File
+	host    *host.Host
+	random  *rand.Rand // of the main goroutine
+}
+
+func nodeMain(path string) int {
+	n := &node{}
+	text, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(text, &n.nodeConfig)
+	}
+	if err == nil {
+		err = n.run()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func (n *node) note(l line) {
+	l.Node = n.Name
+	text, err := json.Marshal(l)
+	if err == nil {
+		_, err = n.history.Write(append(text, '\n'))
+	}
+	if err != nil {
+		panic(err)
+	}
+}
+
+func textOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func (n *node) run() (err error) {
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	if n.history, err = os.OpenFile(n.History, os.O_WRONLY|os.O_APPEND, 0); err != nil {
+		return err
+	}
+	lines, _, err := readHistory(n.History, 0)
+	if err != nil {
+		return err
+	}
+	n.random = rand.New(rand.NewPCG(n.Seed, uint64(len(lines))))
+	left, made := n.left(lines)
+	task, running, err := n.plugin()
+	if err != nil {
+		return err
+	}
+	config := host.Config{
+		StateDir: filepath.Join(n.Dir, "state"), RunDir: filepath.Join(n.Dir, "run"), Node: n.Name, Cluster: n.Cluster,
+		Shim: host.Binary{Path: n.Shims[0]}, Bake: 50 * time.Millisecond, MaxHold: time.Minute, SwapBudget: time.Minute,
+		Logger: hclog.New(&hclog.LoggerOptions{Output: os.Stderr, Level: hclog.Info}),
+	}
+	for _, l := range left {
+		if l.Kind != releaseBegins {
+			config.Workload.Allocs = append(config.Workload.Allocs, group(l))
+		}
+	}
+	if running {
+		boot, err := proc.BootID()
+		if err != nil {
+			return err
+		}
+		config.Workload.Tasks = []host.WorkloadTask{{AllocTask: task, Running: true, Started: host.BootTime{Boot: boot}}}
+	}
+	if n.host, err = host.Open(ctx, config); err != nil {
+		return err
+	}
+	if !running {
+		if task, err = n.startPlugin(ctx, task); err != nil {
+			return err
+		}
+	}
+	n.note(line{Kind: ready})
+	return n.serve(ctx, task, left, made)
+}
+
+// serve does what the lines of the input say.
+func (n *node) serve(ctx context.Context, task host.AllocTask, left []line, made int) error {
+	working, stopWorking := context.WithCancel(ctx)
+	defer stopWorking()
+	swapping, stopSwapping := context.WithCancel(ctx)
+	defer stopSwapping()
+	var all sync.WaitGroup
+	for commands := bufio.NewScanner(os.Stdin); commands.Scan(); {
+		switch commands.Text() {
+		case "create":
+			n.create(ctx)
+		case "work":
+			go n.swap(swapping)
+			n.work(ctx, working, &all, left, made)
+		case "stop":
+			stopWorking()
+			all.Wait()
+			stopSwapping()
+			n.note(line{Kind: stopped})
+		case "verify":
+			n.note(line{Kind: verified, Error: textOf(n.verify(ctx))})
+		case "delete":
+			n.delete(ctx)
+		case "end":
+			return n.end(ctx, task)
+		}
+	}
+	return errors.New("the input has ended")
+}
+
+// work starts the workers. They continue with the allocs that are left, and begin new ones while working has not ended.
+func (n *node) work(ctx, working context.Context, all *sync.WaitGroup, left []line, made int) {
+	for i := range max(n.Workers, len(left)) {
+		w := worker{node: n, random: rand.New(rand.NewPCG(n.Seed, n.random.Uint64()))}
+		all.Go(func() {
+			if i < len(left) {
+				w.continued(ctx, left[i])
+			}
+			for a := 0; working.Err() == nil && i < n.Workers; a++ {
+				w.use(ctx, fmt.Sprintf("%s-%d-%d-%d", n.Name, made, i, a))
+			}
+		})
+	}
+}
+
+func (n *node) create(ctx context.Context) {
+	for i := range n.Volumes {
+		text := fmt.Sprintf("id = %q\nname = %q\ntype = \"csi\"\nplugin_id = \"fake\"\ncapacity_min = \"1MiB\"\n",
+			volumeID(i), volumeID(i))
+		for _, mode := range modesOf(i) {
+			text += fmt.Sprintf("capability {\n access_mode = %q\n attachment_mode = \"file-system\"\n}\n", mode)
+		}
+		n.persist(ctx, "create", func(ctx context.Context) error {
+			spec, _, err := n.host.ParseVolume(ctx, host.Source{Name: "volume.hcl", Text: []byte(text)}, host.ParseOptions{})
+			if err == nil {
+				_, err = n.host.CreateVolume(ctx, spec)
+			}
+			return err
+		})
+	}
+	n.note(line{Kind: created})
+}
+
+func (n *node) delete(ctx context.Context) {
+	for i := range n.Volumes {
+		n.persist(ctx, "delete", func(ctx context.Context) error {
+			err := n.host.DeleteVolume(ctx, host.VolumeName{Namespace: "default", ID: host.VolumeID(volumeID(i))})
+			if errors.Is(err, host.ErrNotFound) {
+				return nil
+			}
+			return err
+		})
+	}
+	n.note(line{Kind: deleted})
+}
+
+// end stops the plugin and closes the host.
+func (n *node) end(ctx context.Context, task host.AllocTask) error {
+	pid, err := n.pluginPID()
+	if err == nil {
+		err = syscall.Kill(pid, syscall.SIGTERM)
+	}
+	for err == nil && alive(pid) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	return errors.Join(err, n.host.TaskExited(ctx, task.Key(), task.Attempt, 0, 0, true), n.host.Close())
+}
+
+// left returns the last line of each alloc of this node that has not been released, and how many lines it has written.
+func (n *node) left(lines []line) (left []line, made int) {
+	last := map[string]line{}
+	var order []string
+	for _, l := range lines {
+		if l.Node != n.Name {
+			continue
+		}
+		made++
+		if l.Alloc == "" {
+			continue
+		}
+		was, known := last[l.Alloc]
+		if !known {
+			order = append(order, l.Alloc)
+			was = l
+		}
+		if l.Kind == releaseEnded && l.Error != "" {
+			l.Kind = releaseBegins
+		}
+		was.Kind, was.Error = l.Kind, l.Error
+		last[l.Alloc] = was
+	}
+	for _, alloc := range order {
+		if last[alloc].Kind != releaseEnded {
+			left = append(left, last[alloc])
+		}
+	}
+	return left, made
+}
+
+func group(l line) host.AllocGroup {
+	return host.AllocGroup{Alloc: host.AllocID(l.Alloc), Job: "user", Group: "g", Namespace: "default", Sealed: l.Sealed}
+}
+
+// pluginFile has the task of the plugin, pidFile the process.
+func (n *node) pluginFile() string { return filepath.Join(n.Dir, "plugin.json") }
+func (n *node) pidFile() string    { return filepath.Join(n.Dir, "plugin.pid") }
+
+func (n *node) pluginPID() (pid int, err error) {
+	text, err := os.ReadFile(n.pidFile())
+	if err == nil {
+		_, err = fmt.Sscan(string(text), &pid)
+	}
+	return pid, err
+}
+
+func alive(pid int) bool {
+	stat, err := proc.ReadStat(pid)
+	return err == nil && !stat.Exited()
+}
+
+// plugin returns the plugin's task as an earlier process has left it.
+func (n *node) plugin() (task host.AllocTask, running bool, err error) {
+	text, err := os.ReadFile(n.pluginFile())
+	if errors.Is(err, os.ErrNotExist) {
+		return task, false, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &task)
+	}
+	pid, pidErr := n.pluginPID()
+	return task, pidErr == nil && alive(pid), err
+}
+
+// startPlugin starts the plugin's task, again if it has an attempt.
+func (n *node) startPlugin(ctx context.Context, task host.AllocTask) (host.AllocTask, error) {
+	if task.Attempt > 0 {
+		if err := n.host.TaskExited(ctx, task.Key(), task.Attempt, 0, 9, false); err != nil {
+			return task, err
+		}
+	} else {
+		text := "task \"plugin\" {\n driver = \"raw_exec\"\n csi_plugin {\n id = \"fake\"\n type = \"monolith\"\n" +
+			" heartbeat {\n interval = \"1s\"\n timeout = \"30s\"\n }\n }\n}\n"
+		job, _, err := n.host.Parse(ctx, host.Source{Name: "plugin.hcl", Text: []byte(text)}, host.ParseOptions{})
+		if err != nil {
+			return task, err
+		}
+		task = host.AllocTask{Alloc: host.AllocID("plugin-" + n.Name), Task: "plugin", Sealed: job.Groups[0].Tasks[0].Sealed}
+	}
+	task.Attempt++
+	plan, err := n.host.TaskStarting(ctx, task)
+	if err != nil {
+		return task, err
+	}
+	text, err := json.Marshal(task)
+	if err == nil {
+		err = os.WriteFile(n.pluginFile(), text, 0o600)
+	}
+	if err != nil {
+		return task, err
+	}
+	cmd := exec.Command(n.CSIFake, "--caps", "CREATE_DELETE_VOLUME,PUBLISH_UNPUBLISH_VOLUME,STAGE_UNSTAGE_VOLUME,"+
+		"node/SINGLE_NODE_MULTI_WRITER,controller/SINGLE_NODE_MULTI_WRITER", "--node-id", n.Name+"-id",
+		"--instance", n.Name, "--mounts", "--data", n.Data, "--journal", n.Journal, "--state", n.Backend)
+	cmd.Env = plan.Environ(os.Environ())
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		return task, err
+	}
+	go func() { _ = cmd.Wait() }()
+	if err := os.WriteFile(n.pidFile(), fmt.Append(nil, cmd.Process.Pid), 0o600); err != nil {
+		return task, err
+	}
+	return task, n.host.TaskStarted(ctx, task.Key(), task.Attempt)
+}
+
+// swap replaces the shim every second.
+func (n *node) swap(ctx context.Context) {
+	for i := 1; ctx.Err() == nil; i++ {
+		next := time.After(time.Second)
+		_, err := n.host.Swap(ctx, host.Binary{Path: n.Shims[i%len(n.Shims)]})
+		switch {
+		case err == nil:
+			n.note(line{Kind: swapped})
+		case ctx.Err() == nil:
+			n.note(line{Kind: broken, Error: "swap: " + err.Error()})
+		}
+		select {
+		case <-next:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// verify returns an error that says what is left on this node after all allocs were released.
+func (n *node) verify(ctx context.Context) error {
+	var errs []error
+	claims, _, err := n.host.Claims(ctx, host.ClaimQuery{})
+	errs = append(errs, err)
+	for _, c := range claims {
+		if string(c.Node) == n.Name {
+			errs = append(errs, fmt.Errorf("alloc %s still claims %s", c.Alloc, c.Name))
+		}
+	}
+	allocs, _, err := n.host.Allocs(ctx, host.AllocQuery{})
+	errs = append(errs, err)
+	for _, a := range allocs {
+		errs = append(errs, fmt.Errorf("alloc %s is %s", a.ID, a.State))
+	}
+	found, err := n.host.Doctor(ctx, false, "")
+	errs = append(errs, err)
+	for _, f := range found.Findings {
+		errs = append(errs, fmt.Errorf("doctor: %+v", f))
+	}
+	return errors.Join(errs...)
+}
+
+// persist repeats a call until it succeeds.
+func (n *node) persist(ctx context.Context, what string, call func(context.Context) error) {
+	for ctx.Err() == nil {
+		limited, cancel := context.WithTimeout(ctx, callLimit)
+		err := call(limited)
+		cancel()
+		if err == nil {
+			return
+		}
+		fmt.Fprintf(os.Stderr, "%s: %v\n", what, err)
+		if unexplained(err) {
+			n.note(line{Kind: broken, Error: what + ": " + err.Error()})
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// unexplained reports whether no fault of the harness, and no other user of a volume, explains an error.
+func unexplained(err error) bool {
+	if strings.Contains(err.Error(), "not active any more") { // of a shim that was replaced
+		return true
+	}
+	return !errors.Is(err, host.ErrUnavailable) && !errors.Is(err, host.ErrUncertain) && !errors.Is(err, host.ErrConflict) &&
+		!errors.Is(err, context.DeadlineExceeded)
+}
+
+// worker uses volumes for one alloc after the other.
+type worker struct {
+	*node
+	random *rand.Rand
+}
+
+// use is the life of an alloc.
+func (w *worker) use(ctx context.Context, alloc string) {
+	volume := w.random.IntN(w.Volumes)
+	l := line{Alloc: alloc, Volume: volumeID(volume), Mode: modesOf(volume)[w.random.IntN(5)/4], Write: w.random.IntN(3) > 0}
+	if strings.HasSuffix(l.Mode, "reader-only") {
+		l.Write = false
+	}
+	text := fmt.Sprintf("job \"user\" {\n group \"g\" {\n volume \"data\" {\n type = \"csi\"\n source = %q\n access_mode = %q\n "+
+		"attachment_mode = \"file-system\"\n read_only = %v\n }\n task \"t\" {\n driver = \"raw_exec\"\n volume_mount {\n "+
+		"volume = \"data\"\n destination = \"/data\"\n }\n }\n }\n}\n", l.Volume, l.Mode, !l.Write)
+	w.persist(ctx, "parse", func(ctx context.Context) error {
+		job, _, err := w.host.Parse(ctx, host.Source{Name: "user.hcl", Text: []byte(text)}, host.ParseOptions{})
+		if err == nil {
+			l.Sealed = job.Groups[0].Sealed
+		}
+		return err
+	})
+	w.life(ctx, l)
+}
+
+// continued continues the life of an alloc that an earlier process has begun.
+func (w *worker) continued(ctx context.Context, l line) {
+	if l.Kind == releaseBegins || w.random.IntN(2) == 0 {
+		w.release(ctx, l)
+		return
+	}
+	w.life(ctx, l)
+}
+
+func (w *worker) life(ctx context.Context, l line) {
+	for tries := 0; tries < 4; tries++ {
+		path, err := w.prepare(ctx, l)
+		if err == nil {
+			w.write(l, path)
+			break
+		}
+		time.Sleep(time.Duration(w.random.Int64N(int64(time.Second))))
+	}
+	w.release(ctx, l)
+}
+
+func (w *worker) prepare(ctx context.Context, l line) (path string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second+time.Duration(w.random.Int64N(int64(callLimit))))
+	defer cancel()
+	l.Kind = prepareBegins
+	w.note(l)
+	plans, err := w.host.PrepareAlloc(ctx, group(l))
+	l.Kind, l.Error, l.Sealed = prepareEnded, textOf(err), nil
+	l.Refused = errors.Is(err, host.ErrConflict) && strings.Contains(l.Error, "while it is held by")
+	w.note(l)
+	if err != nil && unexplained(err) {
+		w.note(line{Kind: broken, Error: "prepare: " + err.Error()})
+	}
+	for _, v := range plans["t"].Env {
+		if v.Name == "HOLDFAST_VOLUME_DATA" {
+			path = v.Value
+		}
+	}
+	return path, err
+}
+
+// write is the alloc's task.
+func (w *worker) write(l line, path string) {
+	name := filepath.Join(path, writesFile)
+	for _, what := range []string{"begin", "end"} {
+		f, err := os.OpenFile(name, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+		if err == nil {
+			_, err = fmt.Fprintln(f, what, l.Alloc, w.Name, l.Mode)
+			err = errors.Join(err, f.Close())
+		}
+		if l.Write != (err == nil) {
+			w.note(line{Kind: broken, Error: fmt.Sprintf("alloc %s writes to its volume (allowed: %v): %v", l.Alloc, l.Write, err)})
+		}
+		if !l.Write {
+			return
+		}
+		time.Sleep(time.Duration(w.random.Int64N(int64(50 * time.Millisecond))))
+	}
+}
+
+func (w *worker) release(ctx context.Context, l line) {
+	w.persist(ctx, "release", func(ctx context.Context) error {
+		l.Kind, l.Error, l.Sealed = releaseBegins, "", nil
+		w.note(l)
+		err := w.host.ReleaseAlloc(ctx, host.AllocID(l.Alloc))
+		l.Kind, l.Error = releaseEnded, textOf(err)
+		w.note(l)
+		return err
+	})
+}
