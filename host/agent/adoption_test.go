@@ -76,6 +76,18 @@ func TestNewAgentContinuesFromRecords(t *testing.T) {
 			},
 			func(e *env) { e.awaitAttempt("user", "main", 3) }, []string{"end user/main", "start user/main"},
 		},
+		"a release before the end of the alloc was recorded": {
+			func(e *env, r *AllocRecord) {
+				e.edit(r.ID, func(now *AllocRecord) {
+					now.Stop, now.State, now.Tasks = true, AllocStopping, r.clone().Tasks
+					now.Tasks["main"].State, now.Tasks["main"].Handle = TaskStarting, nil
+				})
+				e.exit(r, "main", 0)
+				e.must(e.shim.ReleaseAlloc(e.Context(), r.ID))
+			},
+			func(e *env) { e.awaitState("user", AllocStopped) },
+			[]string{"released user", "released user"},
+		},
 		"a power cut after a start": { // task.json may be lost
 			func(e *env, r *AllocRecord) {
 				e.exit(r, "main", 0)

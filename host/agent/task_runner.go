@@ -59,8 +59,8 @@ func (t *taskRunner) change(note string, change func(*TaskRecord)) func(*AllocRe
 	}
 }
 
-// setDead records the exit of a task that the job or its stop has ended as intended. If it was the alloc's last task, the
-// commit that ends the alloc writes it. An agent that dies before that finds the task running in agent.db, reads the
+// setDead records the exit of a task that the job or its stop has ended as intended. If it was the alloc's last task,
+// the commit that ends the alloc writes it. An agent that dies before that finds the task running in agent.db, reads the
 // exit in the task's directory, decides the same, and releases the volumes again, which changes nothing.
 func (t *taskRunner) setDead(note string, change func(*TaskRecord)) error {
 	for name, other := range t.record().Tasks {
@@ -85,7 +85,8 @@ func (t *taskRunner) run(ctx, stop context.Context) error {
 	}
 	if err == nil && running {
 		err = t.update(func(r *AllocRecord) {
-			if rec := r.Tasks[t.spec.Name]; rec.State == TaskStarting { // the earlier agent died before it recorded the start
+			rec := r.Tasks[t.spec.Name]
+			if rec.State == TaskStarting { // the earlier agent died before it recorded the start
 				rec.State, rec.Handle, rec.Reason = TaskRunning, &handle, "" // Since stays: the attempt began then
 			}
 			r.note(t.spec.Name, "adopted (pid %d)", handle.TaskPID)

@@ -112,7 +112,7 @@ func (r runner) startParent(ctx context.Context, t Task, held *os.File) (Handle,
 	defer replyOut.Close()
 	program := parentBinary()
 	if confined(t, r.isolated) {
-		program = ownBinary // holdfast-task has no programs for device rules, because linking them makes each start slower
+		program = ownBinary // holdfast-task has no device programs, because linking them makes each start slower
 	}
 	p, err := execParent(program, t, requestOut, replyIn, held)
 	requestOut.Close()
@@ -224,7 +224,8 @@ func (r runner) killParent(ctx context.Context, t Task, p process) error {
 	if _, err := readRecord(t.Dir, handleFile, &h); err != nil {
 		return err
 	}
-	h.Cgroups = newCgroup(t.ID, t.Resources, confined(t, r.isolated)).dirs() // the parent may have made them; they are removed below
+	// The parent may have made them; they are removed below.
+	h.Cgroups = newCgroup(t.ID, t.Resources, confined(t, r.isolated)).dirs()
 	if err := h.killRemaining(ctx, 0); err != nil {
 		return err
 	}
