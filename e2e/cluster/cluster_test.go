@@ -68,12 +68,12 @@ func newSystem(t *testing.T, o options) *system {
 	memory := s.path("m")
 	run(t, "mkdir", memory)
 	run(t, "mount", "-t", "tmpfs", "none", memory)
+	newBridge(t)
 	shims := buildShims(t, memory, o.shim)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	newBridge(t)
 	endpoints := s.startEtcd(memory)
 	if err := os.WriteFile(s.path("history"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -119,13 +119,16 @@ func (s *system) path(name string) string { return filepath.Join(s.dir, name) }
 
 // close removes what a test that passed has written. All processes and mounts go with their namespaces, at the latest.
 func (s *system) close() {
-	for _, m := range slices.Concat(s.nodes, s.members) {
-		if m.cmd != nil {
-			m.signal(syscall.SIGKILL)
-			<-m.exited
+	waitFor(s.t, "all mounts are gone", func() bool {
+		for _, m := range slices.Concat(s.nodes, s.members) {
+			if m.cmd != nil {
+				m.signal(syscall.SIGKILL)
+				<-m.exited
+			}
 		}
-	}
-	run(s.t, "sh", "-c", "grep -o '"+s.dir+"[^ ]*' /proc/self/mounts | tac | xargs -r umount")
+		umount := "grep -o '" + s.dir + "[^ ]*' /proc/self/mounts | tac | xargs -r umount"
+		return exec.Command("sh", "-c", umount).Run() == nil
+	})
 	for _, m := range slices.Concat(s.nodes, s.members) {
 		run(s.t, "ip", "netns", "delete", m.name)
 	}

@@ -92,16 +92,7 @@ func (a *Attacher) endDetach(ctx context.Context, key registry.VolumeKey, node r
 	if err := a.remote.state.awaitReady(ctx); err != nil {
 		return err
 	}
-	call, err := newCall(detachMethod, detachOf(key, node))
-	if err != nil {
-		return err
-	}
-	var open bool
-	if err := a.calls.State.View(ctx, func(view registry.View) error {
-		earlier, found := view.RemoteCall(call.ID)
-		open = found && !earlier.Done
-		return nil
-	}); err != nil || !open {
+	if open, err := a.open(ctx, detachMethod, detachOf(key, node)); err != nil || !open {
 		return err
 	}
 	if err := a.call(ctx, detachMethod, detachOf(key, node)); !errors.Is(err, ErrHere) {
@@ -148,6 +139,20 @@ func (a *Attacher) call(ctx context.Context, method string, request attachment) 
 	return fmt.Errorf("%s volume %s: %w", method, request.Volume, wire.Error(err))
 }
 
+// open reports whether the call has a record without an answer.
+func (a *Attacher) open(ctx context.Context, method string, request attachment) (open bool, err error) {
+	call, err := newCall(method, request)
+	if err != nil {
+		return false, err
+	}
+	err = a.calls.State.View(ctx, func(view registry.View) error {
+		earlier, found := view.RemoteCall(call.ID)
+		open = found && !earlier.Done
+		return nil
+	})
+	return open, err
+}
+
 // newCall returns a call whose ID is that of each call with the same request.
 func newCall(method string, request attachment) (registry.RemoteCall, error) {
 	text, err := json.Marshal(request)
@@ -170,6 +175,9 @@ func (a *Attacher) Serve(ctx context.Context, method string, text []byte) error 
 		return err
 	}
 	defer unlock()
+	if open, err := a.open(ctx, method, request); err != nil || !open {
+		return err
+	}
 	if method == detachMethod {
 		return a.Controller.Detach(ctx, intent.Caller{}, request.Volume, request.To.Node)
 	}

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,6 +39,20 @@ var ErrHere = errors.New("this node is the executor")
 //
 // Anew: an answer that is stored already belongs to an earlier call.
 func (r *Remote) Call(ctx context.Context, c registry.RemoteCall, anew bool) (reply []byte, err error) {
+	for {
+		if here, err := r.ask(ctx, c, anew); err != nil || here {
+			return nil, cmp.Or(err, ErrHere)
+		}
+		anew = false
+		answer, here, err := r.wait(ctx, c)
+		if !here {
+			return r.answered(ctx, answer, err)
+		}
+	}
+}
+
+// ask writes the call's record, unless there is one. here: this node is the executor, and there is no record.
+func (r *Remote) ask(ctx context.Context, c registry.RemoteCall, anew bool) (here bool, err error) {
 	_, err = registry.Ensure(ctx, r.state, func(v registry.View) (registry.Change, error) {
 		earlier, found := v.RemoteCall(c.ID)
 		switch {
@@ -45,38 +60,47 @@ func (r *Remote) Call(ctx context.Context, c registry.RemoteCall, anew bool) (re
 		case found && (earlier.Method != c.Method || !bytes.Equal(earlier.Request, c.Request)):
 			return registry.Change{}, registry.Invalid("operation id %q is in use for another request (%s); mint a new one",
 				c.ID, earlier.Method)
-		case found:
+		case found && earlier.Done:
 			return registry.Change{}, nil
 		}
-		if _, err := r.executors.Check(v, c.Plugin); err == nil {
-			return registry.Change{}, ErrHere
+		_, err := r.executors.Check(v, c.Plugin)
+		switch here = err == nil; {
+		case here && found: // the caller may have a lock that Serve needs
+			return registry.Change{Delete: []registry.Key{c.Key()}}, nil
+		case here || found && !(anew && earlier.Done):
+			return registry.Change{}, nil
 		}
 		c.From, c.Since = r.state.node, r.executors.now()
 		return registry.Change{Put: []registry.Record{c}}, nil
 	})
-	for err == nil {
+	return here, err
+}
+
+// wait waits until the call has an answer. here: this node has become the executor meanwhile.
+func (r *Remote) wait(ctx context.Context, c registry.RemoteCall) (answer registry.RemoteCall, here bool, err error) {
+	for {
 		changed := r.state.copy.next()
-		var answer registry.RemoteCall
 		var executor registry.Executor
 		if err = r.state.View(ctx, func(v registry.View) error {
 			var found bool
 			if answer, found = v.RemoteCall(c.ID); !found {
 				return registry.Errorf(registry.ErrUncertain, "call %s was forgotten; its outcome is unknown", c.ID)
 			}
+			_, err := r.executors.Check(v, c.Plugin)
+			here = err == nil && !answer.Done
 			executor, _ = v.Executor(c.Plugin)
 			executor.Plugin = c.Plugin
 			return nil
-		}); err != nil || answer.Done {
-			return r.answered(ctx, answer, err)
+		}); err != nil || answer.Done || here {
+			return answer, here, err
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for the executor of plugin %s (%s): %w; the call goes on", c.Plugin, executor,
+			return answer, false, fmt.Errorf("wait for the executor of plugin %s (%s): %w; the call goes on", c.Plugin, executor,
 				context.Cause(ctx))
 		}
 	}
-	return nil, err
 }
 
 // answered removes the record of an answered call and returns the answer.
