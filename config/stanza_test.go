@@ -25,6 +25,7 @@ Expressions may use ` + "`var.NAME`, `local.NAME`" + ` and functions; what Holdf
 	printStanza(&b, jobStanza, printed)
 	printStanza(&b, specStanza, printed)
 	printStanza(&b, variableStanza, printed)
+	printStanza(&b, clusterStanza, printed)
 	golden(t, "../docs/stanzas.md", b.String())
 }
 
