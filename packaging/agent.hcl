@@ -8,6 +8,9 @@
 # task driver for all tasks: exec, raw_exec, or default (set by the job)
 # driver = "default"
 
+# program that fences the node named by its argument, and exits with 0 once that node cannot write any more
+# fence_command = ""
+
 # serve a status page for browsers on this address, as in 127.0.0.1:9751
 # http = ""
 
@@ -55,3 +58,15 @@
 
 # serve volumes to Docker or Podman on this socket, as in /run/docker/plugins/holdfast.sock
 volume_plugin = "/run/docker/plugins/holdfast.sock"
+
+# Nodes with such a block share volumes through etcd. See docs/cluster.md
+# cluster {
+#   id        = "production"
+#   expect    = 3
+#   endpoints = ["https://10.0.0.1:2379", "https://10.0.0.2:2379", "https://10.0.0.3:2379"]
+#   tls {
+#     ca_file   = "/etc/holdfast/etcd-ca.pem"
+#     cert_file = "/etc/holdfast/etcd.pem"
+#     key_file  = "/etc/holdfast/etcd-key.pem"
+#   }
+# }

@@ -30,6 +30,7 @@ Mounts of lost records stay until holdfast doctor --repair removes them.
 
 The configuration file of --config has the flags as keys, with underscores:
 log_level = "debug". Flags and variables of the environment have precedence.
+A cluster block makes the node share volumes with other nodes, through etcd.
 
 A systemd unit needs KillMode=process, or systemd kills the tasks with the agent.
 With Type=notify, the agent tells systemd when it listens.`,
@@ -40,9 +41,11 @@ With Type=notify, the agent tells systemd when it listens.`,
 			systemd := newNotifier()
 			places := placesOf{}
 			if config != "" {
-				if err := errors.Join(places.readConfig(c, config), p.checkLevel()); err != nil {
+				text, err := places.readConfig(c, config)
+				if err = errors.Join(err, p.checkLevel()); err != nil {
 					return places.locate(err)
 				}
+				e.cluster = text
 			}
 			var err error
 			if e.recover, err = agent.ParseRecovery(recovery); err != nil {

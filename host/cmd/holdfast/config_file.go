@@ -51,20 +51,39 @@ func (p placesOf) locate(err error) error {
 }
 
 // readConfig sets the flags that the configuration file has. Flags of the command line and variables of the
-// environment have precedence. It adds the places of what it sets.
-func (p placesOf) readConfig(c *cobra.Command, path string) error {
+// environment have precedence. It adds the places of what it sets, and returns the text of the cluster block.
+func (p placesOf) readConfig(c *cobra.Command, path string) (cluster string, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return fmt.Errorf("configuration file: %w", readError(path, err))
+		return "", fmt.Errorf("configuration file: %w", readError(path, err))
 	}
 	file, diags := hclsyntax.ParseConfig(text, path, hcl.InitialPos)
 	if diags.HasErrors() {
-		return usageError{diags}
+		return "", usageError{diags}
 	}
-	attributes, diags := file.Body.JustAttributes()
+	body := file.Body.(*hclsyntax.Body)
+	body.Blocks = slices.DeleteFunc(body.Blocks, func(b *hclsyntax.Block) bool {
+		if b.Type != "cluster" {
+			return false
+		}
+		if cluster != "" {
+			err = usageError{fmt.Errorf("%s: there is a cluster block already", b.DefRange())}
+		}
+		cluster = strings.Repeat("\n", b.Range().Start.Line-1) + string(b.Range().SliceBytes(text)) + "\n"
+		return true
+	})
+	if err != nil {
+		return "", err
+	}
+	attributes, diags := body.JustAttributes()
 	if diags.HasErrors() {
-		return usageError{diags}
+		return "", usageError{diags}
 	}
+	return cluster, p.set(c, attributes)
+}
+
+// set sets flags to the attributes of a configuration file.
+func (p placesOf) set(c *cobra.Command, attributes hcl.Attributes) error {
 	keys := configKeys(c)
 	for name, a := range attributes {
 		flag := keys[name]
@@ -109,6 +128,21 @@ func suggestKey(name string, keys map[string]*pflag.Flag) string {
 	return "; the keys are " + strings.Join(all, ", ")
 }
 
+// clusterExample is the cluster block of the configuration file of packages.
+const clusterExample = `
+# Nodes with such a block share volumes through etcd. See docs/cluster.md
+# cluster {
+#   id        = "production"
+#   expect    = 3
+#   endpoints = ["https://10.0.0.1:2379", "https://10.0.0.2:2379", "https://10.0.0.3:2379"]
+#   tls {
+#     ca_file   = "/etc/holdfast/etcd-ca.pem"
+#     cert_file = "/etc/holdfast/etcd.pem"
+#     key_file  = "/etc/holdfast/etcd-key.pem"
+#   }
+# }
+`
+
 // writeConfig writes the configuration file of packages, with each key, its meaning and its default.
 func writeConfig(w io.Writer, c *cobra.Command) error {
 	keys := configKeys(c)
@@ -133,6 +167,7 @@ func writeConfig(w io.Writer, c *cobra.Command) error {
 		}
 		fmt.Fprintf(&out, "\n# %s\n%s%s = %s\n", f.Usage, mark, name, value)
 	}
+	out.WriteString(clusterExample)
 	_, err := io.WriteString(w, out.String())
 	return err
 }

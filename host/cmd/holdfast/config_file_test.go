@@ -40,7 +40,7 @@ func TestConfigFileSetsFlagsThatTheCommandLineHasNot(t *testing.T) {
 		t.Fatal(err)
 	}
 	c, p := agentCommand(t, "--log-level", "error")
-	if err := (placesOf{}).readConfig(c, path); err != nil {
+	if _, err := (placesOf{}).readConfig(c, path); err != nil {
 		t.Fatal(err)
 	}
 	if p.state != "/srv/holdfast" || p.logLevel != "error" {
@@ -72,7 +72,7 @@ func TestConfigFileErrorsNameTheLineAndTheKey(t *testing.T) {
 			t.Fatal(err)
 		}
 		c, _ := agentCommand(t)
-		err := (placesOf{}).readConfig(c, path)
+		_, err := (placesOf{}).readConfig(c, path)
 		if _, usage := errors.AsType[usageError](err); !usage || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", text, err, want)
 		}
@@ -101,12 +101,33 @@ func TestValuesOfTheConfigFileAreReportedByTheirPlace(t *testing.T) {
 	}
 }
 
+// The shim reports errors of the cluster block by the lines of the file.
+func TestConfigFileKeepsTheLinesOfItsClusterBlock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.hcl")
+	block := "cluster { # of three nodes\n  id = \"c\"\n  tls {\n    ca_file = \"/ca\"\n  }\n}\n"
+	text := "node = \"a\"\n\n" + block + "log_level = \"debug\"\n"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, _ := agentCommand(t)
+	got, err := (placesOf{}).readConfig(c, path)
+	if err != nil || got != "\n\n"+block {
+		t.Errorf("%q, %v", got, err)
+	}
+	if err := os.WriteFile(path, []byte(text+block), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (placesOf{}).readConfig(c, path); err == nil || !strings.Contains(err.Error(), "agent.hcl:10,1-8: there is") {
+		t.Error(err)
+	}
+}
+
 // The file of packages has each key of the agent, and can be read.
 func TestPackagedConfigFile(t *testing.T) {
 	c, _ := agentCommand(t)
 	path := filepath.Join("..", "..", "..", "packaging", "agent.hcl")
 	goldenFile(t, path, func(w io.Writer) error { return writeConfig(w, c) })
-	if err := (placesOf{}).readConfig(c, path); err != nil {
+	if _, err := (placesOf{}).readConfig(c, path); err != nil {
 		t.Error(err)
 	}
 	if got := c.Flags().Lookup("volume-plugin").Value.String(); got != packaged["volume-plugin"] {

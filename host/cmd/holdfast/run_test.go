@@ -72,7 +72,8 @@ func TestFilesThatCannotBeJobs(t *testing.T) {
 	}
 	_, _, ofVariables := (&variables{files: []string{dir}}).read()
 	c, _ := agentCommand(t)
-	for _, err := range []error{ofVariables, (placesOf{}).readConfig(c, dir)} {
+	_, ofConfig := (placesOf{}).readConfig(c, dir)
+	for _, err := range []error{ofVariables, ofConfig} {
 		if err == nil || !strings.HasSuffix(err.Error(), dir+": this is a directory; name a file") {
 			t.Error(err)
 		}

@@ -47,6 +47,9 @@ type agentFlags struct {
 	// As in host.Config; 0 is its default.
 	bake, budget, hold time.Duration
 
+	cluster string // HCL text with the cluster block; empty: none
+	fence   string // program that fences a node; empty: none
+
 	recover agent.Recovery // as in agent.Config
 
 	traces trace.TracerProvider // nil: no spans
@@ -70,6 +73,8 @@ func (e *agentFlags) flags(c *cobra.Command) {
 	c.Flags().StringVar(&e.volumeDefault.plugin, "volume-default-plugin", "",
 		"plugin that creates the volumes of docker run -v NAME:/DIR")
 	c.Flags().StringVar(&e.volumeDefault.size, "volume-default-size", "", "size of these volumes, as in 1G")
+	c.Flags().StringVar(&e.fence, "fence-command", "",
+		"program that fences the node named by its argument, and exits with 0 once that node cannot write any more")
 	c.Flags().DurationVar(&e.bake, "shim-bake", 10*time.Second,
 		"how long the previous shim stays on standby after a swap")
 	c.Flags().DurationVar(&e.budget, "shim-swap-budget", 500*time.Millisecond,
@@ -143,6 +148,10 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 	if err != nil {
 		return nil, err
 	}
+	fence, err := fenceBy(e.fence)
+	if err != nil {
+		return nil, err
+	}
 	drivers, err := e.drivers()
 	if err != nil {
 		return nil, err
@@ -178,6 +187,7 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 	if err == nil {
 		st.host, err = host.Open(ctx, host.Config{
 			StateDir: state, RunDir: run, Shim: shim, Node: st.agent.Node().Name, Workload: living, Logger: log,
+			Cluster: e.cluster, Fence: fence,
 			TracerProvider: e.traces, File: readForJob, Bake: e.bake, SwapBudget: e.budget, MaxHold: e.hold,
 		})
 	}
