@@ -340,10 +340,12 @@ func (s Staging) Key() Key    { return s.Volume.StagingRecord() }
 func (r Ref) Key() Key        { return r.ClaimKey().RefRecord() }
 func (o Operation) Key() Key  { return OperationRecord(o.ID) }
 
-// Copy says how up to date a node's copy of the records of a cluster is. It is written together with them.
+// Copy says that a node is a member of a cluster, and how up to date its copy of the cluster's records is. It is written
+// together with them.
 type Copy struct {
 	Cluster     string `json:"cluster"`
-	Revision    int64  `json:"revision"` // of etcd
+	Member      string `json:"member"`   // a random ID, which tells this node from another one of the same name
+	Revision    int64  `json:"revision"` // of etcd; 0: there is no copy yet
 	CreateIndex Seq    `json:"create_index"`
 	ModifyIndex Seq    `json:"modify_index"`
 }
@@ -352,6 +354,9 @@ type Copy struct {
 func CopyRecord(cluster string) Key { return Key{BucketCopies, PathOf(cluster)} }
 
 func (c Copy) Key() Key { return CopyRecord(c.Cluster) }
+
+// Copies returns the copies of a node: at most one.
+func (v View) Copies() []Copy { return list[Copy](v, BucketCopies, "", nil) }
 
 // Key returns the key of the volume's record. An inline volume has a bucket of its own, as it belongs to one node.
 func (v Volume) Key() Key {

@@ -72,7 +72,7 @@ With Type=notify, the agent tells systemd when it listens.`,
 		},
 	}
 	e.flags(c)
-	c.Flags().StringVar(&config, "config", "", "configuration file; packages install /etc/holdfast/agent.hcl")
+	c.Flags().StringVar(&config, "config", "", "configuration file; packages install "+defaultConfig)
 	c.Flags().StringVar(&recovery, "recover", "",
 		"handling of running tasks whose records are lost: adopt or stop (default: refuse to start)")
 	c.Flags().BoolVar(&stopTasks, "stop-tasks", false, "stop all tasks when the agent ends")

@@ -80,16 +80,24 @@ func (c *copied) reach(revision int64, commits []string, at registry.Seq) {
 	c.changed = make(chan struct{})
 }
 
-// revisionIn returns the revision of the copy in a view, 0 if there is no copy yet.
-func (s *State) revisionIn(v registry.View) int64 {
+// copyIn returns the record of the copy in a view.
+func (s *State) copyIn(v registry.View) registry.Copy {
 	copied, _ := v.Get(registry.CopyRecord(s.id)).(registry.Copy)
-	return copied.Revision
+	copied.Cluster = s.id
+	return copied
+}
+
+// at returns the record of the copy with another revision.
+func (s *State) at(v registry.View, revision int64) registry.Copy {
+	c := s.copyIn(v)
+	c.Revision = revision
+	return c
 }
 
 // Run keeps the copy up to date until ctx ends, or the node's store fails.
 func (s *State) Run(ctx context.Context) error {
 	defer close(s.copy.ended)
-	if err := s.register(ctx); err != nil {
+	if err := s.join(ctx); err != nil {
 		return err
 	}
 	for {
@@ -109,7 +117,7 @@ var errInterrupted = errors.New("interrupted")
 // follow watches etcd from the revision of the copy on, and applies what it sees.
 func (s *State) follow(ctx context.Context) error {
 	var revision int64
-	err := s.local.View(ctx, func(v registry.View) error { revision = s.revisionIn(v); return nil })
+	err := s.local.View(ctx, func(v registry.View) error { revision = s.copyIn(v).Revision; return nil })
 	if err != nil {
 		return err
 	}
@@ -172,8 +180,9 @@ func (s *State) apply(ctx context.Context, events []*clientv3.Event) error {
 		}
 	}
 	revision := events[len(events)-1].Kv.ModRevision
-	change.Put = append(change.Put, registry.Copy{Cluster: s.id, Revision: revision})
-	at, err := s.local.Commit(ctx, func(registry.View) (registry.Change, error) { return change, nil })
+	at, err := s.local.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		return change.And(registry.Change{Put: []registry.Record{s.at(v, revision)}}), nil
+	})
 	if err != nil {
 		return err
 	}
@@ -215,6 +224,35 @@ const pageSize = 1000
 // load replaces the copy by the records of etcd, and returns their revision.
 func (s *State) load(ctx context.Context) (revision int64, err error) {
 	found, texts := map[registry.Key]registry.Record{}, map[registry.Key][]byte{}
+	revision, err = s.readAll(ctx, func(key registry.Key, kv *mvccpb.KeyValue) error {
+		if !key.Bucket.Shared() {
+			return nil
+		}
+		record, err := decode(key, kv)
+		if record != nil {
+			found[key], texts[key] = record, kv.Value
+		}
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	at, err := s.local.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		change := s.replaced(v, found, revision)
+		change.Texts = texts
+		return change, nil
+	})
+	if err == nil {
+		s.reach(revision, nil, at)
+	}
+	return revision, err
+}
+
+// readAll passes the records and index entries of etcd to visit, also those that were deleted, and returns their
+// revision.
+func (s *State) readAll(
+	ctx context.Context, visit func(registry.Key, *mvccpb.KeyValue) error,
+) (revision int64, err error) {
 	from, end := s.records(), clientv3.GetPrefixRangeEnd(s.records())
 	for more := true; more; {
 		var page *clientv3.GetResponse
@@ -231,26 +269,14 @@ func (s *State) load(ctx context.Context) (revision int64, err error) {
 		revision, more = max(revision, page.Header.Revision), page.More
 		for _, kv := range page.Kvs {
 			from = string(kv.Key) + "\x00"
-			if key, ok := s.parse(kv.Key); ok && key.Bucket.Shared() {
-				record, err := decode(key, kv)
-				if err != nil {
+			if key, ok := s.parse(kv.Key); ok {
+				if err := visit(key, kv); err != nil {
 					return 0, err
-				}
-				if record != nil {
-					found[key], texts[key] = record, kv.Value
 				}
 			}
 		}
 	}
-	at, err := s.local.Commit(ctx, func(v registry.View) (registry.Change, error) {
-		change := s.replaced(v, found, revision)
-		change.Texts = texts
-		return change, nil
-	})
-	if err == nil {
-		s.reach(revision, nil, at)
-	}
-	return revision, err
+	return revision, nil
 }
 
 // replaced returns the change that makes the copy have exactly the records found.
@@ -270,6 +296,6 @@ func (s *State) replaced(
 	for _, record := range found {
 		change.Put = append(change.Put, record)
 	}
-	change.Put = append(change.Put, registry.Copy{Cluster: s.id, Revision: revision})
+	change.Put = append(change.Put, s.at(v, revision))
 	return change
 }

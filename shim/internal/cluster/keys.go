@@ -10,7 +10,7 @@ import (
 //
 //	r/BUCKET/PATH   a shared record as JSON, or an index entry with an empty object. What was deleted has an empty
 //	                value for tombstoneTTL. The answer of a remote call stays as long, or until its caller has it
-//	node/NAME       the ID of the node's active shim
+//	node/NAME       the member ID of the node, and the ID of its active shim
 //	barrier/NAME    no commit of the node succeeds that was decided on an older copy: see State.Settle
 //	log             the logEntry of the last transaction
 type keys struct{ prefix string }

@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/google/uuid"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -30,11 +29,12 @@ type State struct {
 	client *clientv3.Client
 	kv     clientv3.KV // of the client
 	keys
-	id    string // of the cluster
-	node  registry.NodeName
-	ready chan struct{} // closed once own is set and the copy has that revision
-	own   int64         // the revision at which this shim became the active one of its node
-	copy  copied
+	id      string // of the cluster
+	node    registry.NodeName
+	ready   chan struct{}         // closed once own is set and the copy has that revision
+	own     int64                 // the revision at which this shim became the active one of its node
+	waiting atomic.Pointer[error] // why the node is not ready; nil: it is not known
+	copy    copied
 
 	doubts     atomic.Int64 // commits that have ended since the last Settle and may still be carried out
 	leases     sync.Mutex   // guards tombstones and granted
@@ -53,32 +53,7 @@ func New(local registry.State, client *clientv3.Client, cluster string, node reg
 	return s
 }
 
-// register makes the caller the active shim of its node: no commit of an earlier one succeeds any longer. A request
-// whose answer was lost may be carried out late, so each is bound to what was registered before.
-func (s *State) register(ctx context.Context) error {
-	key, id := s.keys.node(s.node), uuid.NewString()
-	return retry(ctx, func(ctx context.Context) error {
-		for {
-			was, err := s.kv.Get(ctx, key)
-			if err != nil {
-				return err
-			}
-			var revision int64
-			for _, kv := range was.Kvs {
-				if revision = kv.ModRevision; string(kv.Value) == id {
-					s.own = revision
-					return nil
-				}
-			}
-			if _, err := s.kv.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", revision)).
-				Then(clientv3.OpPut(key, id)).Commit(); err != nil {
-				return err
-			}
-		}
-	})
-}
-
-// awaitReady waits until Run has registered the node and has a copy of the records.
+// awaitReady waits until Run has joined the cluster and has a copy of the records.
 func (s *State) awaitReady(ctx context.Context) error {
 	select {
 	case <-s.ready:
@@ -86,6 +61,9 @@ func (s *State) awaitReady(ctx context.Context) error {
 	case <-s.copy.ended:
 		return registry.Errorf(registry.ErrUnavailable, "the copy of the cluster's records has ended")
 	case <-ctx.Done():
+		if why := s.waiting.Load(); why != nil {
+			return registry.Errorf(registry.ErrUnavailable, "this node has not joined the cluster: %w", *why)
+		}
 		return registry.Errorf(registry.ErrUnavailable, "this node has not reached etcd since its shim started: %w",
 			context.Cause(ctx))
 	}
@@ -159,7 +137,7 @@ func (s *State) decide(
 ) (d decision, err error) {
 	err = s.local.View(ctx, func(v registry.View) (err error) {
 		d.reads = newReads(v.Reader, s.keys)
-		d.view, d.since = v.Index(), s.revisionIn(v)
+		d.view, d.since = v.Index(), s.copyIn(v).Revision
 		if d.change, d.refused = decide(registry.View{Reader: d.reads}); d.refused != nil {
 			d.change = registry.Change{}
 			return nil

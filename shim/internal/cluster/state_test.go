@@ -45,6 +45,42 @@ func newNode(t *testing.T, client *clientv3.Client, name string) *testNode {
 	return n
 }
 
+// newShim starts another shim of the node, with a state of its own.
+func newShim(t *testing.T, of *testNode) *testNode {
+	t.Helper()
+	n := &testNode{dir: filepath.Join(t.TempDir(), "state"), name: of.name, client: of.client}
+	n.offline(t, func(s registry.State) {
+		registrytest.Put(t, s, registry.Copy{Cluster: of.id, Member: of.member(t)})
+	})
+	n.start(t)
+	t.Cleanup(func() { n.stop() })
+	return n
+}
+
+// member returns the node's ID as a member of its cluster.
+func (n *testNode) member(t *testing.T) (id string) {
+	look(t, n, func(v registry.View) { id = n.copyIn(v).Member })
+	return id
+}
+
+// offline calls use with the store of a node that does not run.
+func (n *testNode) offline(t *testing.T, use func(registry.State)) {
+	t.Helper()
+	local, err := store.Open(t.Context(), store.Options{Path: filepath.Join(n.dir, "shim.db")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = local.Run(ctx) })
+	use(local)
+	cancel()
+	running.Wait()
+	if err := local.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 func (n *testNode) start(t *testing.T) {
 	t.Helper()
 	local, err := store.Open(t.Context(), store.Options{Path: filepath.Join(n.dir, "shim.db")})
@@ -85,8 +121,10 @@ func (r suiteReader) Paths(b registry.Bucket, prefix string) iter.Seq[string] {
 
 func TestStateOnEtcd(t *testing.T) {
 	client := etcdtest.Start(t)
+	opened := 0
 	registrytest.TestLog(t, func(t *testing.T) (registry.State, func() registry.State) {
-		n := newNode(t, client, "node")
+		opened++
+		n := newNode(t, client, fmt.Sprint("node-", opened))
 		return suiteState{n.State}, func() registry.State {
 			n.stop()
 			n.start(t)
@@ -299,7 +337,7 @@ func TestRegistrationThatArrivesLate(t *testing.T) {
 	s := New(nil, client, t.Name(), "node")
 	kv := &slow{KV: s.kv, answer: func() {}}
 	s.kv = kv
-	if err := s.register(t.Context()); err != nil {
+	if err := s.register(t.Context(), "member"); err != nil {
 		t.Fatal(err)
 	}
 	if late, err := kv.first.Commit(); err != nil || late.Succeeded {
@@ -334,7 +372,8 @@ func TestSettleEndsCommits(t *testing.T) {
 
 func TestEarlierShimOfANodeIsFenced(t *testing.T) {
 	client := etcdtest.Start(t)
-	earlier, later := newNode(t, client, "node"), newNode(t, client, "node")
+	earlier := newNode(t, client, "node")
+	later := newShim(t, earlier)
 	_, err := registrytest.Write(t.Context(), earlier, registry.Change{Put: []registry.Record{claim("v", "a")}})
 	if !errors.Is(err, registry.ErrFenced) {
 		t.Errorf("the earlier shim writes: %v", err)

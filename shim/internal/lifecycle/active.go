@@ -127,6 +127,11 @@ func (r *activeState) load(ctx context.Context, p *Process, hello *rpc.Hello, in
 	r.notifier = rpc.NewNotifier(r.table.Index())
 	r.feed = registry.NewFeed(r.store, r.table, registry.RecentEvents)
 	r.state = r.store
+	if err := r.store.View(ctx, func(v registry.View) error {
+		return cluster.CheckMember(v, hello.ClusterID())
+	}); err != nil {
+		return err
+	}
 	if hello.Cluster != nil {
 		if r.cluster, err = cluster.NewNode(cluster.Options{
 			Cluster: *hello.Cluster, Node: hello.Node, Version: p.version, Local: r.store, Plugins: r.table,

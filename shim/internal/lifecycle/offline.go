@@ -14,9 +14,11 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"golang.org/x/sys/unix"
 
+	"holdfast/config"
 	"holdfast/hooks"
 	"holdfast/internal/mount"
 	"holdfast/registry"
+	"holdfast/shim/internal/cluster"
 	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/doctor"
 	"holdfast/shim/internal/store"
@@ -120,7 +122,7 @@ func checkStateFile(ctx context.Context, l hooks.Layout) error {
 	err := store.Sound(ctx, l.Database())
 	if errors.Is(err, registry.ErrNotFound) {
 		return registry.Errorf(registry.ErrNotFound,
-			"%w: there is no state to repair; start an agent, then run holdfast doctor", err)
+			"%w: there are no records yet; start an agent first", err)
 	}
 	return err
 }
@@ -171,20 +173,28 @@ func Helper() {
 	store.BecomeVerifier()
 }
 
-// with opens the state, calls use and closes the state.
+// with opens the state, calls use with a doctor and closes the state.
 func (v Offline) with(
 	ctx context.Context, l hooks.Layout, file string, live bool, use func(*doctor.Doctor) error,
-) (err error) {
-	d, err := mount.NewManager(l)
+) error {
+	m, err := mount.NewManager(l)
 	if err != nil {
 		return err
 	}
-	s, err := store.Open(ctx, store.Options{Path: file, LockLimit: lockLimit, Boot: d.Boot(), Now: time.Now,
+	return v.withStore(ctx, file, m.Boot(), func(s *store.Store) error {
+		return use(doctor.New(s, m, doctor.Options{
+			Layout: l, Now: time.Now, Logger: v.Logger, Live: live, Suspended: csi.NewSuspensions(l.Suspensions()),
+			Check: func() []string { return contradictions(s) },
+		}))
+	})
+}
+
+// withStore opens the state file, calls use and closes it.
+func (v Offline) withStore(ctx context.Context, file, boot string, use func(*store.Store) error) (err error) {
+	s, err := store.Open(ctx, store.Options{Path: file, LockLimit: lockLimit, Boot: boot, Now: time.Now,
 		Logger: v.Logger.Named("store")})
 	if errors.Is(err, registry.ErrConflict) {
-		return registry.Errorf(registry.ErrConflict,
-			"%w: a shim runs with this state; ask it through its agent (holdfast doctor --repair), or end it first",
-			err)
+		return registry.Errorf(registry.ErrConflict, "%w: a shim runs with this state; stop its agent first", err)
 	}
 	if err != nil {
 		return err
@@ -197,10 +207,32 @@ func (v Offline) with(
 		writer.Wait()
 		err = errors.Join(err, s.Close())
 	}()
-	return use(doctor.New(s, d, doctor.Options{
-		Layout: l, Now: time.Now, Logger: v.Logger, Live: live, Suspended: csi.NewSuspensions(l.Suspensions()),
-		Check: func() []string { return contradictions(s) },
-	}))
+	return use(s)
+}
+
+// Migrate moves the records that nodes of a cluster share into the cluster, and makes the node its member. text is HCL
+// with the cluster block. It returns how many records were moved, or had been moved before.
+func (v Offline) Migrate(ctx context.Context, text []byte, node string) (moved int, err error) {
+	c, diags := config.ParseCluster(config.Source{Name: "cluster", Text: text}, config.Options{})
+	if err := diags.Err(); err != nil {
+		return 0, err
+	}
+	layout, err := v.layout()
+	if err != nil {
+		return 0, err
+	}
+	m, err := mount.NewManager(layout)
+	if err == nil {
+		err = checkStateFile(ctx, layout)
+	}
+	if err != nil {
+		return 0, err
+	}
+	err = v.withStore(ctx, layout.Database(), m.Boot(), func(s *store.Store) error {
+		moved, err = cluster.Migrate(ctx, s, *c, registry.NodeName(node))
+		return err
+	})
+	return moved, err
 }
 
 // contradictions returns the failed consistency checks of the state as text.

@@ -65,6 +65,14 @@ type Hello struct {
 	Cluster          *config.Cluster // nil: the node shares nothing
 }
 
+// ClusterID returns the ID of the node's cluster; empty: it shares nothing.
+func (h *Hello) ClusterID() string {
+	if h.Cluster == nil {
+		return ""
+	}
+	return h.Cluster.ID
+}
+
 // Status describes the shim.
 type Status struct {
 	Version     string

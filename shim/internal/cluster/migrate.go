@@ -1,0 +1,191 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"holdfast/config"
+	"holdfast/registry"
+)
+
+// movable are the buckets of records that Migrate moves, in their order. Volumes are last: a volume that other nodes see
+// has its claims and attachments.
+var movable = []registry.Bucket{
+	registry.BucketDeregistered, registry.BucketAttachments, registry.BucketClaims, registry.BucketEndpointUses,
+	registry.BucketSnapshots, registry.BucketGroupSnapshots, registry.BucketVolumes,
+}
+
+const (
+	// batchSize is how many records Migrate writes in one transaction: with their index entries and the log fewer than
+	// the 128 operations that etcd allows.
+	batchSize = 30
+	// migrateTimeout bounds each request of Migrate, with its repetitions.
+	migrateTimeout = 30 * time.Second
+)
+
+// Migrate moves the volumes, snapshots and claims of a node that shares nothing into a cluster, and makes the node its
+// member. It returns the number of records moved. No shim of the node may run. It refuses while a call is unfinished, and
+// if the cluster has other records with the same keys; then nothing has been moved. An interrupted migration can be
+// repeated: the node is no member before the cluster has all of its records.
+func Migrate(ctx context.Context, local registry.State, c config.Cluster, node registry.NodeName) (moved int, err error) {
+	client, err := dial(c)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = client.Close() }()
+	return New(local, client, c.ID, node).migrate(ctx)
+}
+
+func (s *State) migrate(ctx context.Context) (moved int, err error) {
+	m := migration{State: s, present: map[registry.Key]string{}, volumes: map[registry.VolumeKey]registry.VolumeName{}}
+	if err := m.readCluster(ctx); err != nil {
+		return 0, unavailable(err)
+	}
+	if err := s.local.View(ctx, m.readNode); err != nil || m.member {
+		return 0, err
+	}
+	for batch := range slices.Chunk(m.records, batchSize) {
+		if err := m.write(ctx, batch); err != nil {
+			return 0, err
+		}
+	}
+	_, err = s.local.Commit(ctx, func(registry.View) (registry.Change, error) {
+		return registry.Change{Put: []registry.Record{registry.Copy{Cluster: s.id, Member: uuid.NewString()}}}, nil
+	})
+	return m.total, err
+}
+
+// migration is one run of Migrate.
+type migration struct {
+	*State
+	revision int64 // of present
+	present  map[registry.Key]string
+	volumes  map[registry.VolumeKey]registry.VolumeName // of the cluster
+
+	member  bool              // the node is a member already
+	total   int               // records of the node
+	records []registry.Record // those that the cluster does not have yet
+}
+
+// readCluster reads the records of the cluster.
+func (m *migration) readCluster(ctx context.Context) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, migrateTimeout)
+	defer cancel()
+	m.revision, err = m.readAll(ctx, func(key registry.Key, kv *mvccpb.KeyValue) error {
+		m.present[key] = string(kv.Value)
+		if key.Bucket == registry.BucketVolumes {
+			record, err := decode(key, kv)
+			if v, is := record.(registry.Volume); is && v.External != "" {
+				m.volumes[v.VolumeKey()] = v.VolumeName()
+			}
+			return err
+		}
+		return nil
+	})
+	return err
+}
+
+// readNode reads the records of the node, and checks whether they can be moved.
+func (m *migration) readNode(v registry.View) error {
+	for _, c := range v.Copies() {
+		m.member = c.Cluster == m.id
+		return CheckMember(v, m.id)
+	}
+	for _, open := range v.Intents() {
+		return registry.Errorf(registry.ErrConflict, "%s of volume %q is unfinished since %s: start the agent without the "+
+			"cluster block, and wait until the volume is ready", open.RPC, open.Name, open.Since.UTC().Format(time.RFC3339))
+	}
+	for _, bucket := range movable {
+		for path := range v.Paths(bucket, "") {
+			if err := m.add(v.Get(registry.Key{Bucket: bucket, Path: path})); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// add adds a record of the node, unless the cluster has it.
+func (m *migration) add(r registry.Record) error {
+	m.total++
+	var holder registry.NodeName
+	switch r := r.(type) {
+	case registry.Claim:
+		holder = r.Node
+	case registry.Attachment:
+		holder = r.AttachmentKey().Node
+	case registry.Volume:
+		if other, found := m.volumes[r.VolumeKey()]; found && other != r.VolumeName() {
+			return registry.Errorf(registry.ErrConflict, "volume %q of this node is volume %q of the cluster: deregister one "+
+				"of them", r.VolumeName(), other)
+		}
+	}
+	if holder != "" && holder != m.node {
+		return registry.Errorf(registry.ErrConflict, "a volume is in use by node %q, but this node is called %q: configure "+
+			"the name that it had", holder, m.node)
+	}
+	text, err := json.Marshal(registry.Indexed(r, 0, 0))
+	if err != nil {
+		return registry.Errorf(registry.ErrInternal, "encode %s: %w", r.Key().Bucket, err)
+	}
+	switch m.present[r.Key()] {
+	case "":
+		m.records = append(m.records, r)
+	case string(text):
+	default:
+		return registry.Errorf(registry.ErrConflict, "the cluster has another %s: deregister it on one side", nameOf(r))
+	}
+	return nil
+}
+
+// nameOf names a record to people.
+func nameOf(r registry.Record) string {
+	switch r := r.(type) {
+	case registry.Volume:
+		return fmt.Sprintf("volume %q", r.VolumeName())
+	case registry.VolumeSnapshot:
+		return fmt.Sprintf("snapshot %s/%s", r.Namespace, r.ID)
+	}
+	return fmt.Sprintf("record of %s with the key %q", r.Key().Bucket, r.Key().Path)
+}
+
+// write writes records, on the condition that the cluster is as it was read.
+func (m *migration) write(ctx context.Context, batch []registry.Record) error {
+	ctx, cancel := context.WithTimeout(ctx, migrateTimeout)
+	defer cancel()
+	change := registry.Change{Put: batch}
+	read := newReads(nil, m.keys)
+	for _, r := range batch {
+		for _, entry := range registry.IndexKeys(r) {
+			read.prefixes[m.record(registry.Key{Bucket: entry.Bucket, Path: entry.Path[:len(entry.Path)-len(r.Key().Path)]})] = true
+		}
+	}
+	d := decision{change: change}
+	err := m.local.View(ctx, func(v registry.View) (err error) { d.values, err = written(v, change); return err })
+	if err != nil {
+		return err
+	}
+	writes, err := m.operations(ctx, d, uuid.NewString())
+	if err != nil {
+		return unavailable(err)
+	}
+	var answer *clientv3.TxnResponse
+	err = retry(ctx, func(ctx context.Context) (err error) {
+		answer, err = m.kv.Txn(ctx).If(read.unchanged(change, m.revision)...).Then(writes...).Commit()
+		return err
+	})
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w; repeat the migration", unavailable(err))
+	case !answer.Succeeded:
+		return registry.Errorf(registry.ErrConflict, "the cluster's records have changed meanwhile; repeat the migration")
+	}
+	return nil
+}
