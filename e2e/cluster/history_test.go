@@ -82,7 +82,8 @@ type input struct {
 }
 
 // operations returns what the lines say of claims.
-func operations(lines []line) (all []porcupine.Operation) {
+func operations(lines []line) []porcupine.Operation {
+	var all []porcupine.Operation
 	type state struct {
 		prepare  int   // index in all
 		unknown  []int // prepares
@@ -127,7 +128,19 @@ func operations(lines []line) (all []porcupine.Operation) {
 			}
 		}
 	}
-	return all
+	redundant := map[int]bool{} // the first unknown prepare of an alloc may do what the others may
+	for _, s := range allocs {
+		for _, n := range s.unknown[min(1, len(s.unknown)):] {
+			redundant[n] = true
+		}
+	}
+	var needed []porcupine.Operation
+	for n, op := range all {
+		if !redundant[n] {
+			needed = append(needed, op)
+		}
+	}
+	return needed
 }
 
 // holders is a state of the model: the uses that hold a volume, by alloc.
