@@ -84,6 +84,7 @@ type input struct {
 // operations returns what the lines say of claims.
 func operations(lines []line) []porcupine.Operation {
 	var all []porcupine.Operation
+	redundant := map[int]bool{} // indexes in all
 	type state struct {
 		prepare  int   // index in all
 		unknown  []int // prepares
@@ -104,6 +105,9 @@ func operations(lines []line) []porcupine.Operation {
 		switch l.Kind {
 		case prepareBegins:
 			s.prepare = len(all)
+			if len(s.unknown) > 0 {
+				redundant[len(all)] = true // unless it gets an answer: the first one may do what it may do
+			}
 			s.unknown = append(s.unknown, len(all))
 			all = append(all, op)
 		case prepareEnded:
@@ -113,6 +117,7 @@ func operations(lines []line) []porcupine.Operation {
 					all[s.prepare].Output = outcomeRefused
 				}
 				s.unknown = s.unknown[:len(s.unknown)-1]
+				delete(redundant, s.prepare)
 			}
 		case releaseBegins:
 			if s.released < 0 {
@@ -128,19 +133,16 @@ func operations(lines []line) []porcupine.Operation {
 			}
 		}
 	}
-	redundant := map[int]bool{} // the first unknown prepare of an alloc may do what the others may
-	for _, s := range allocs {
-		for _, n := range s.unknown[min(1, len(s.unknown)):] {
-			redundant[n] = true
-		}
-	}
-	var needed []porcupine.Operation
+	return without(all, redundant)
+}
+
+func without(all []porcupine.Operation, indexes map[int]bool) (rest []porcupine.Operation) {
 	for n, op := range all {
-		if !redundant[n] {
-			needed = append(needed, op)
+		if !indexes[n] {
+			rest = append(rest, op)
 		}
 	}
-	return needed
+	return rest
 }
 
 // holders is a state of the model: the uses that hold a volume, by alloc.
