@@ -692,6 +692,9 @@ func (tr *traffic) callRefused(int) {
 		_, _, err := h.EndpointUses(ctx, host.EndpointQuery{Plugin: "fake"})
 		return err
 	})
+	tr.call("ForceReleaseClaim", host.ErrNotFound, func(ctx context.Context) error {
+		return errOf(h.ForceReleaseClaim(ctx, volumeName("none"), "none", host.Force{By: "e2e", Confirm: "none"}))
+	})
 	tr.call("DrainNode", host.ErrNotFound, func(ctx context.Context) error {
 		return errOf(h.DrainNode(ctx, "none", host.DrainOptions{By: "e2e"}))
 	})

@@ -18,6 +18,16 @@ func (h *Host) ForceReleaseAlloc(ctx context.Context, id AllocID, f Force) ([]Re
 	return convert(reply.GetSteps(), wire.ReleaseStep), err
 }
 
+// ForceReleaseClaim releases the claims of an alloc on a volume that cannot be released in order: those of a node that
+// is not alive, or of this node if it does not know the alloc. Attachments that no other claim needs are taken down
+// before. f.Confirm is the ID of the alloc: if the volume is still mounted there, two writers may destroy its data.
+// ErrDenied: that is not confirmed. ErrConflict says who can release the claim instead. ErrNotFound: there is none.
+func (h *Host) ForceReleaseClaim(ctx context.Context, n VolumeName, alloc AllocID, f Force) ([]ReleaseStep, error) {
+	reply, err := call(ctx, h, writes, pb.NewClaimsClient, pb.ClaimsClient.ForceRelease, &pb.ForceReleaseClaimRequest{
+		Call: mutating(), Name: wire.VolumeNameProto(n), Alloc: string(alloc), Force: wire.ForceProto(f)})
+	return convert(reply.GetSteps(), wire.ReleaseStep), err
+}
+
 // DetachVolume takes down attachments of a volume that is not in use (ControllerUnpublishVolume of CSI): from one node,
 // or from all if node is empty. A node name that is not used any more is allowed. Another node than this one has to be
 // fenced first (Config.Fence). Only a host that cannot fence needs the ID of the volume in f.Confirm instead; ErrDenied

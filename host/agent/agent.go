@@ -71,6 +71,8 @@ type Volumes interface {
 	// Fingerprints calls fn after each change of a plugin, until ctx ends. The agent then retries what waits.
 	Fingerprints(ctx context.Context, q host.PluginQuery,
 		fn func(changed []host.PluginFingerprint, complete bool) error) error
+	// Nodes says whether this node is drained.
+	Nodes(ctx context.Context, q host.NodeQuery) ([]host.NodeStatus, host.Seq, error)
 	// Allocs reports what an alloc waits for.
 	Allocs(ctx context.Context, q host.AllocQuery) ([]host.AllocStatus, host.Seq, error)
 }
@@ -90,8 +92,9 @@ type Agent struct {
 	drivers map[string]taskdriver.Driver
 	wake    chan struct{} // capacity 1: reconcile has work
 
-	draining atomic.Bool
-	forced   chan struct{} // closed when tasks get no more grace
+	draining atomic.Bool   // the agent ends, and stops everything
+	drained  atomic.Bool   // the node is drained
+	forced   chan struct{} // closed when tasks get no more grace; mu guards it
 
 	// writing serializes changes. It is held while records are read, changed, written to disk and published.
 	writing sync.Mutex
@@ -203,6 +206,7 @@ func (a *Agent) Run(ctx context.Context, s Storage) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { a.followRestarts(ctx, s) })
 	wg.Go(func() { a.followPlugins(ctx, s) })
+	wg.Go(func() { a.followDrain(ctx, s) })
 	wg.Go(func() { a.followRolls(ctx, s) })
 	wg.Go(func() { a.followEngineMounts(ctx, s) })
 	a.wakeRun()

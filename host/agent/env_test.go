@@ -383,6 +383,15 @@ func (s *fakeShim) Allocs(_ context.Context, q host.AllocQuery) ([]host.AllocSta
 	return []host.AllocStatus{{Alloc: registry.Alloc{ID: q.ID, Waiting: s.waiting}}}, 1, nil
 }
 
+// Nodes has no node that is drained.
+func (s *fakeShim) Nodes(ctx context.Context, q host.NodeQuery) ([]host.NodeStatus, host.Seq, error) {
+	if q.MinIndex > 0 {
+		<-ctx.Done()
+		return nil, 0, context.Cause(ctx)
+	}
+	return nil, 1, nil
+}
+
 func (s *fakeShim) Volumes(context.Context, host.VolumeQuery) ([]host.VolumeStatus, host.Seq, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -11,6 +11,7 @@ import (
 	"holdfast/hooks"
 	"holdfast/host"
 	"holdfast/host/agent/taskdriver"
+	"holdfast/internal/display"
 	"holdfast/registry"
 )
 
@@ -203,7 +204,7 @@ func (a *Agent) StopJob(ctx context.Context, id string, s Lister, o StopOptions)
 		publish, write.value = func() { delete(a.jobs, id) }, nil
 	}
 	var stop []host.AllocID
-	if !a.draining.Load() { // else StopAll stops them, in its order
+	if !a.stopsAll() { // else StopAll stops them, in its order
 		stop = a.unwanted(&next, a.allocsOf(id), nil)
 	}
 	if err := a.stopAllLocked(stop, publish, write); err != nil {
@@ -236,6 +237,10 @@ func (a *Agent) checkUnheld(ctx context.Context, job *JobRecord, s Lister) error
 func (a *Agent) acceptsWork() error {
 	if a.draining.Load() {
 		return registry.Errorf(registry.ErrUnavailable, "this agent is shutting down and stops all jobs")
+	}
+	if a.drained.Load() {
+		return registry.Errorf(registry.ErrUnavailable, "node %s is drained; to end that: holdfast node drain --off %s",
+			a.node.Name, display.Quote(a.node.Name))
 	}
 	return a.checkSpace()
 }
@@ -339,13 +344,18 @@ func (a *Agent) holders(ctx context.Context, s Lister, w registry.Wait) string {
 
 // StopAll stops everything: users of volumes first, and plugins when the volumes are released. Jobs are kept, and
 // the next agent runs them again. Run must be running. If ctx ends first, the error says what is left.
-func (a *Agent) StopAll(ctx context.Context) error { return a.stopRanks(ctx, lastRank) }
+func (a *Agent) StopAll(ctx context.Context) error {
+	a.draining.Store(true)
+	return a.stopRanks(ctx, lastRank)
+}
 
 // StopUsers is StopAll for allocs without a plugin.
-func (a *Agent) StopUsers(ctx context.Context) error { return a.stopRanks(ctx, 0) }
+func (a *Agent) StopUsers(ctx context.Context) error {
+	a.draining.Store(true)
+	return a.stopRanks(ctx, 0)
+}
 
 func (a *Agent) stopRanks(ctx context.Context, last int) error {
-	a.draining.Store(true)
 	for rank := range last + 1 {
 		err := a.stopRank(ctx, rank)
 		if err == nil {
@@ -362,13 +372,7 @@ func (a *Agent) stopRanks(ctx context.Context, last int) error {
 // allocs that still hold theirs.
 func (a *Agent) KillAll(ctx context.Context) error {
 	a.draining.Store(true)
-	a.mu.Lock()
-	select {
-	case <-a.forced:
-	default:
-		close(a.forced)
-	}
-	a.mu.Unlock()
+	a.endGrace()
 	for rank := range lastRank + 1 {
 		if err := a.stopRank(ctx, rank); err != nil {
 			return a.remainingError(err)

@@ -147,7 +147,7 @@ func (a *Agent) followRolls(ctx context.Context, s roller) {
 			}
 		}
 		a.mu.Unlock()
-		if len(open) == 0 || a.draining.Load() {
+		if len(open) == 0 || a.stopsAll() {
 			select {
 			case <-changed:
 			case <-ctx.Done():
@@ -191,7 +191,7 @@ func (a *Agent) stepRoll(ctx context.Context, s roller, was *JobRecord) error {
 	}
 	a.writing.Lock()
 	defer a.writing.Unlock()
-	if job = a.jobs[id]; job == nil || !job.rolls() || a.draining.Load() {
+	if job = a.jobs[id]; job == nil || !job.rolls() || a.stopsAll() {
 		return nil
 	}
 	// The old allocs are examined in the step after the decision: a call may just begin there that was sent before the

@@ -434,7 +434,7 @@ func (t *taskRunner) stopGracefully(ctx context.Context, h taskdriver.Handle) er
 	defer cancel(nil)
 	wg.Go(func() {
 		select {
-		case <-t.a.forced:
+		case <-t.a.graceEnded():
 			cancel(errForced)
 		case <-ctx.Done():
 		}

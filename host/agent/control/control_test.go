@@ -85,6 +85,15 @@ func (h *fakeHost) Fingerprints(ctx context.Context, _ host.PluginQuery,
 	return context.Cause(ctx)
 }
 
+// Nodes has no node that is drained.
+func (h *fakeHost) Nodes(ctx context.Context, q host.NodeQuery) ([]host.NodeStatus, host.Seq, error) {
+	if q.MinIndex > 0 {
+		<-ctx.Done()
+		return nil, 0, context.Cause(ctx)
+	}
+	return nil, 1, nil
+}
+
 func (h *fakeHost) Plugins(context.Context, host.PluginQuery) (host.PluginList, host.Seq, error) {
 	i := host.Instance{InstanceKey: registry.InstanceKey{Role: "csi-node", Plugin: "loopfs", Alloc: "a", Task: "t"}}
 	i.Fingerprint = registry.Fingerprint{Provider: "loopfs.example", Version: "2"}

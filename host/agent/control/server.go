@@ -56,6 +56,13 @@ type Host interface {
 	SnapshotBlocks(ctx context.Context, q host.BlockQuery, fn func(host.Blocks) error) error
 	SnapshotsAtPlugin(ctx context.Context, plugin host.PluginID) ([]host.Snapshot, error)
 
+	DrainNode(ctx context.Context, node host.NodeName, o host.DrainOptions) (host.NodeStatus, error)
+	NodeOutOfService(ctx context.Context, node host.NodeName, by, reason string) (host.NodeStatus, error)
+	Claims(ctx context.Context, q host.ClaimQuery) ([]host.Claim, host.Seq, error)
+	ForceReleaseClaim(
+		ctx context.Context, n host.VolumeName, alloc host.AllocID, f host.Force,
+	) ([]host.ReleaseStep, error)
+
 	Plugins(ctx context.Context, q host.PluginQuery) (host.PluginList, host.Seq, error)
 	PluginCapacity(ctx context.Context, q host.CapacityQuery) (host.PluginCapacity, error)
 	Watch(ctx context.Context, o host.WatchOptions, fn func(host.Event) error) error
@@ -180,10 +187,18 @@ func (s *Server) handler() http.Handler {
 		"POST /v1/snapshots":          withBody(snapshots.post),
 		"GET /v1/snapshot/{id}":       snapshots.get,
 		"DELETE /v1/snapshot/{id}":    snapshots.delete,
+		"GET /v1/nodes":               s.getNodes,
+		"GET /v1/node/{id}":           s.getNode,
+		"POST /v1/node/{id}/drain":    s.postDrain,
+		"GET /v1/claims":              s.getClaims,
+		"GET /v1/volume/{id}/claims":  s.explainClaims,
 		"POST /v1/doctor":             withBody(s.postDoctor),
 		"GET /v1/shim":                s.getShim,
 		"GET /v1/shim/history":        s.getSwaps,
 		"POST /v1/shim/swap":          withBody(s.postSwap),
+
+		"POST /v1/node/{id}/out-of-service":          s.postOutOfService,
+		"POST /v1/volume/{id}/claim/{alloc}/release": s.postReleaseClaim,
 
 		"GET /v1/group-snapshots":        groups.getAll,
 		"POST /v1/group-snapshots":       withBody(groups.post),

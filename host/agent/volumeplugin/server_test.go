@@ -107,6 +107,15 @@ func (f *fakeStorage) PrepareAlloc(ctx context.Context, _ host.AllocGroup) (map[
 	return map[string]host.Plan{"engine": {Binds: []hooks.Bind{{Source: "/vol"}}}}, nil
 }
 
+// Nodes has no node that is drained.
+func (f *fakeStorage) Nodes(ctx context.Context, q host.NodeQuery) ([]host.NodeStatus, host.Seq, error) {
+	if q.MinIndex > 0 {
+		<-ctx.Done()
+		return nil, 0, context.Cause(ctx)
+	}
+	return nil, 1, nil
+}
+
 func (f *fakeStorage) Allocs(context.Context, host.AllocQuery) (l []host.AllocStatus, s host.Seq, err error) {
 	return nil, 1, nil
 }

@@ -24,6 +24,7 @@ var ids = map[string]lister{
 	"job":            jobIDs,
 	"alloc":          allocIDs,
 	"plugin":         pluginIDs,
+	"node":           nodeIDs,
 	"volume":         volumeIDs,
 	"snapshot":       snapshotIDs((*control.Client).Snapshots),
 	"group-snapshot": snapshotIDs((*control.Client).GroupSnapshots),
@@ -63,6 +64,8 @@ func completeArguments(c *cobra.Command, p *globalFlags) {
 				list = endpointVolumes
 			}
 			listers = append(listers, list)
+		case "ALLOC":
+			listers = append(listers, claimants)
 		case "EXTERNAL_ID":
 			listers = append(listers, externalIDs)
 		}
@@ -156,6 +159,22 @@ func jobTaskNames(ctx context.Context, c *control.Client, before []string, _ str
 func pluginIDs(ctx context.Context, c *control.Client, _ []string, _ string) ([]string, error) {
 	all, err := c.Plugins(ctx)
 	return values(all, err, func(p control.Plugin) string { return p.ID })
+}
+
+func nodeIDs(ctx context.Context, c *control.Client, _ []string, _ string) ([]string, error) {
+	all, err := c.Nodes(ctx)
+	return values(all, err, func(n host.NodeStatus) string { return string(n.Name) })
+}
+
+// claimants lists the allocs with claims on a volume.
+func claimants(ctx context.Context, c *control.Client, before []string, namespace string) ([]string, error) {
+	all, err := c.Claims(ctx)
+	return values(all, err, func(claim control.Claim) string {
+		if claim.Name != volumeName(namespace, before[len(before)-1]) {
+			return ""
+		}
+		return string(claim.Alloc)
+	})
 }
 
 func externalIDs(ctx context.Context, c *control.Client, before []string, _ string) ([]string, error) {

@@ -191,7 +191,7 @@ func isCobraUsage(err error) bool {
 func newRoot(io streams, p *globalFlags) *cobra.Command {
 	root := group("holdfast", "Run jobs with CSI storage on this node",
 		newRun(io, p), newAgent(io, p), newValidate(io, p), newJob(io, p), newPlugin(io, p), newVolume(io, p),
-		newSnapshot(io, p), newGroupSnapshot(io, p), newAlloc(io, p), newEvents(io, p),
+		newSnapshot(io, p), newGroupSnapshot(io, p), newAlloc(io, p), newClaim(io, p), newNode(io, p), newEvents(io, p),
 		newShim(io, p), newDoctor(io, p), newCluster(io, p), newEndpoint(io, p), newVersion(io, p), newDocs())
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.Long = `Run jobs with CSI storage on this node.

@@ -271,11 +271,131 @@ func (x *ListClaimsReply) GetNextToken() string {
 	return ""
 }
 
+type ForceReleaseClaimRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
+	Name          *VolumeName            `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Alloc         string                 `protobuf:"bytes,3,opt,name=alloc,proto3" json:"alloc,omitempty"`
+	Force         *Force                 `protobuf:"bytes,4,opt,name=force,proto3" json:"force,omitempty"` // confirm: the id of the alloc
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForceReleaseClaimRequest) Reset() {
+	*x = ForceReleaseClaimRequest{}
+	mi := &file_holdfast_v1_claims_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForceReleaseClaimRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForceReleaseClaimRequest) ProtoMessage() {}
+
+func (x *ForceReleaseClaimRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_claims_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForceReleaseClaimRequest.ProtoReflect.Descriptor instead.
+func (*ForceReleaseClaimRequest) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_claims_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ForceReleaseClaimRequest) GetCall() *Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+func (x *ForceReleaseClaimRequest) GetName() *VolumeName {
+	if x != nil {
+		return x.Name
+	}
+	return nil
+}
+
+func (x *ForceReleaseClaimRequest) GetAlloc() string {
+	if x != nil {
+		return x.Alloc
+	}
+	return ""
+}
+
+func (x *ForceReleaseClaimRequest) GetForce() *Force {
+	if x != nil {
+		return x.Force
+	}
+	return nil
+}
+
+type ForceReleaseClaimReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answer        *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
+	Steps         []*ReleaseStep         `protobuf:"bytes,2,rep,name=steps,proto3" json:"steps,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForceReleaseClaimReply) Reset() {
+	*x = ForceReleaseClaimReply{}
+	mi := &file_holdfast_v1_claims_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForceReleaseClaimReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForceReleaseClaimReply) ProtoMessage() {}
+
+func (x *ForceReleaseClaimReply) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_claims_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForceReleaseClaimReply.ProtoReflect.Descriptor instead.
+func (*ForceReleaseClaimReply) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_claims_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ForceReleaseClaimReply) GetAnswer() *Answer {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+func (x *ForceReleaseClaimReply) GetSteps() []*ReleaseStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
 var File_holdfast_v1_claims_proto protoreflect.FileDescriptor
 
 const file_holdfast_v1_claims_proto_rawDesc = "" +
 	"\n" +
-	"\x18holdfast/v1/claims.proto\x12\vholdfast.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18holdfast/v1/common.proto\"\xd7\x02\n" +
+	"\x18holdfast/v1/claims.proto\x12\vholdfast.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18holdfast/v1/common.proto\x1a\x17holdfast/v1/force.proto\"\xd7\x02\n" +
 	"\x05Claim\x12/\n" +
 	"\x06volume\x18\x01 \x01(\v2\x17.holdfast.v1.VolumeNameR\x06volume\x12\x16\n" +
 	"\x06plugin\x18\x02 \x01(\tR\x06plugin\x12\x1f\n" +
@@ -298,9 +418,18 @@ const file_holdfast_v1_claims_proto_rawDesc = "" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12*\n" +
 	"\x06claims\x18\x02 \x03(\v2\x12.holdfast.v1.ClaimR\x06claims\x12\x1d\n" +
 	"\n" +
-	"next_token\x18\x03 \x01(\tR\tnextToken2N\n" +
+	"next_token\x18\x03 \x01(\tR\tnextToken\"\xae\x01\n" +
+	"\x18ForceReleaseClaimRequest\x12%\n" +
+	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12+\n" +
+	"\x04name\x18\x02 \x01(\v2\x17.holdfast.v1.VolumeNameR\x04name\x12\x14\n" +
+	"\x05alloc\x18\x03 \x01(\tR\x05alloc\x12(\n" +
+	"\x05force\x18\x04 \x01(\v2\x12.holdfast.v1.ForceR\x05force\"u\n" +
+	"\x16ForceReleaseClaimReply\x12+\n" +
+	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12.\n" +
+	"\x05steps\x18\x02 \x03(\v2\x18.holdfast.v1.ReleaseStepR\x05steps2\xaa\x01\n" +
 	"\x06Claims\x12D\n" +
-	"\x04List\x12\x1e.holdfast.v1.ListClaimsRequest\x1a\x1c.holdfast.v1.ListClaimsReplyB'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
+	"\x04List\x12\x1e.holdfast.v1.ListClaimsRequest\x1a\x1c.holdfast.v1.ListClaimsReply\x12Z\n" +
+	"\fForceRelease\x12%.holdfast.v1.ForceReleaseClaimRequest\x1a#.holdfast.v1.ForceReleaseClaimReplyB'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
 
 var (
 	file_holdfast_v1_claims_proto_rawDescOnce sync.Once
@@ -314,34 +443,45 @@ func file_holdfast_v1_claims_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_claims_proto_rawDescData
 }
 
-var file_holdfast_v1_claims_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_holdfast_v1_claims_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_holdfast_v1_claims_proto_goTypes = []any{
-	(*Claim)(nil),                 // 0: holdfast.v1.Claim
-	(*ListClaimsRequest)(nil),     // 1: holdfast.v1.ListClaimsRequest
-	(*ListClaimsReply)(nil),       // 2: holdfast.v1.ListClaimsReply
-	(*VolumeName)(nil),            // 3: holdfast.v1.VolumeName
-	(*Usage)(nil),                 // 4: holdfast.v1.Usage
-	(*timestamppb.Timestamp)(nil), // 5: google.protobuf.Timestamp
-	(*Call)(nil),                  // 6: holdfast.v1.Call
-	(*Page)(nil),                  // 7: holdfast.v1.Page
-	(*Answer)(nil),                // 8: holdfast.v1.Answer
+	(*Claim)(nil),                    // 0: holdfast.v1.Claim
+	(*ListClaimsRequest)(nil),        // 1: holdfast.v1.ListClaimsRequest
+	(*ListClaimsReply)(nil),          // 2: holdfast.v1.ListClaimsReply
+	(*ForceReleaseClaimRequest)(nil), // 3: holdfast.v1.ForceReleaseClaimRequest
+	(*ForceReleaseClaimReply)(nil),   // 4: holdfast.v1.ForceReleaseClaimReply
+	(*VolumeName)(nil),               // 5: holdfast.v1.VolumeName
+	(*Usage)(nil),                    // 6: holdfast.v1.Usage
+	(*timestamppb.Timestamp)(nil),    // 7: google.protobuf.Timestamp
+	(*Call)(nil),                     // 8: holdfast.v1.Call
+	(*Page)(nil),                     // 9: holdfast.v1.Page
+	(*Answer)(nil),                   // 10: holdfast.v1.Answer
+	(*Force)(nil),                    // 11: holdfast.v1.Force
+	(*ReleaseStep)(nil),              // 12: holdfast.v1.ReleaseStep
 }
 var file_holdfast_v1_claims_proto_depIdxs = []int32{
-	3, // 0: holdfast.v1.Claim.volume:type_name -> holdfast.v1.VolumeName
-	4, // 1: holdfast.v1.Claim.usage:type_name -> holdfast.v1.Usage
-	5, // 2: holdfast.v1.Claim.since:type_name -> google.protobuf.Timestamp
-	6, // 3: holdfast.v1.ListClaimsRequest.call:type_name -> holdfast.v1.Call
-	7, // 4: holdfast.v1.ListClaimsRequest.page:type_name -> holdfast.v1.Page
-	3, // 5: holdfast.v1.ListClaimsRequest.volume:type_name -> holdfast.v1.VolumeName
-	8, // 6: holdfast.v1.ListClaimsReply.answer:type_name -> holdfast.v1.Answer
-	0, // 7: holdfast.v1.ListClaimsReply.claims:type_name -> holdfast.v1.Claim
-	1, // 8: holdfast.v1.Claims.List:input_type -> holdfast.v1.ListClaimsRequest
-	2, // 9: holdfast.v1.Claims.List:output_type -> holdfast.v1.ListClaimsReply
-	9, // [9:10] is the sub-list for method output_type
-	8, // [8:9] is the sub-list for method input_type
-	8, // [8:8] is the sub-list for extension type_name
-	8, // [8:8] is the sub-list for extension extendee
-	0, // [0:8] is the sub-list for field type_name
+	5,  // 0: holdfast.v1.Claim.volume:type_name -> holdfast.v1.VolumeName
+	6,  // 1: holdfast.v1.Claim.usage:type_name -> holdfast.v1.Usage
+	7,  // 2: holdfast.v1.Claim.since:type_name -> google.protobuf.Timestamp
+	8,  // 3: holdfast.v1.ListClaimsRequest.call:type_name -> holdfast.v1.Call
+	9,  // 4: holdfast.v1.ListClaimsRequest.page:type_name -> holdfast.v1.Page
+	5,  // 5: holdfast.v1.ListClaimsRequest.volume:type_name -> holdfast.v1.VolumeName
+	10, // 6: holdfast.v1.ListClaimsReply.answer:type_name -> holdfast.v1.Answer
+	0,  // 7: holdfast.v1.ListClaimsReply.claims:type_name -> holdfast.v1.Claim
+	8,  // 8: holdfast.v1.ForceReleaseClaimRequest.call:type_name -> holdfast.v1.Call
+	5,  // 9: holdfast.v1.ForceReleaseClaimRequest.name:type_name -> holdfast.v1.VolumeName
+	11, // 10: holdfast.v1.ForceReleaseClaimRequest.force:type_name -> holdfast.v1.Force
+	10, // 11: holdfast.v1.ForceReleaseClaimReply.answer:type_name -> holdfast.v1.Answer
+	12, // 12: holdfast.v1.ForceReleaseClaimReply.steps:type_name -> holdfast.v1.ReleaseStep
+	1,  // 13: holdfast.v1.Claims.List:input_type -> holdfast.v1.ListClaimsRequest
+	3,  // 14: holdfast.v1.Claims.ForceRelease:input_type -> holdfast.v1.ForceReleaseClaimRequest
+	2,  // 15: holdfast.v1.Claims.List:output_type -> holdfast.v1.ListClaimsReply
+	4,  // 16: holdfast.v1.Claims.ForceRelease:output_type -> holdfast.v1.ForceReleaseClaimReply
+	15, // [15:17] is the sub-list for method output_type
+	13, // [13:15] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_claims_proto_init() }
@@ -350,13 +490,14 @@ func file_holdfast_v1_claims_proto_init() {
 		return
 	}
 	file_holdfast_v1_common_proto_init()
+	file_holdfast_v1_force_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_claims_proto_rawDesc), len(file_holdfast_v1_claims_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   3,
+			NumMessages:   5,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,7 +24,8 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Claims_List_FullMethodName = "/holdfast.v1.Claims/List"
+	Claims_List_FullMethodName         = "/holdfast.v1.Claims/List"
+	Claims_ForceRelease_FullMethodName = "/holdfast.v1.Claims/ForceRelease"
 )
 
 // ClaimsClient is the client API for Claims service.
@@ -34,6 +35,9 @@ const (
 // Claims say who may use which volume, and how.
 type ClaimsClient interface {
 	List(ctx context.Context, in *ListClaimsRequest, opts ...grpc.CallOption) (*ListClaimsReply, error)
+	// ForceRelease releases claims that nobody can release in order: of a node that is not alive, or of an alloc that this
+	// node does not know.
+	ForceRelease(ctx context.Context, in *ForceReleaseClaimRequest, opts ...grpc.CallOption) (*ForceReleaseClaimReply, error)
 }
 
 type claimsClient struct {
@@ -54,6 +58,16 @@ func (c *claimsClient) List(ctx context.Context, in *ListClaimsRequest, opts ...
 	return out, nil
 }
 
+func (c *claimsClient) ForceRelease(ctx context.Context, in *ForceReleaseClaimRequest, opts ...grpc.CallOption) (*ForceReleaseClaimReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForceReleaseClaimReply)
+	err := c.cc.Invoke(ctx, Claims_ForceRelease_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ClaimsServer is the server API for Claims service.
 // All implementations must embed UnimplementedClaimsServer
 // for forward compatibility.
@@ -61,6 +75,9 @@ func (c *claimsClient) List(ctx context.Context, in *ListClaimsRequest, opts ...
 // Claims say who may use which volume, and how.
 type ClaimsServer interface {
 	List(context.Context, *ListClaimsRequest) (*ListClaimsReply, error)
+	// ForceRelease releases claims that nobody can release in order: of a node that is not alive, or of an alloc that this
+	// node does not know.
+	ForceRelease(context.Context, *ForceReleaseClaimRequest) (*ForceReleaseClaimReply, error)
 	mustEmbedUnimplementedClaimsServer()
 }
 
@@ -73,6 +90,9 @@ type UnimplementedClaimsServer struct{}
 
 func (UnimplementedClaimsServer) List(context.Context, *ListClaimsRequest) (*ListClaimsReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method List not implemented")
+}
+func (UnimplementedClaimsServer) ForceRelease(context.Context, *ForceReleaseClaimRequest) (*ForceReleaseClaimReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method ForceRelease not implemented")
 }
 func (UnimplementedClaimsServer) mustEmbedUnimplementedClaimsServer() {}
 func (UnimplementedClaimsServer) testEmbeddedByValue()                {}
@@ -113,6 +133,24 @@ func _Claims_List_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Claims_ForceRelease_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForceReleaseClaimRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClaimsServer).ForceRelease(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Claims_ForceRelease_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClaimsServer).ForceRelease(ctx, req.(*ForceReleaseClaimRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Claims_ServiceDesc is the grpc.ServiceDesc for Claims service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -123,6 +161,10 @@ var Claims_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "List",
 			Handler:    _Claims_List_Handler,
+		},
+		{
+			MethodName: "ForceRelease",
+			Handler:    _Claims_ForceRelease_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

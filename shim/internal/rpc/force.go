@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 
 	pb "holdfast/proto/holdfast/v1"
@@ -25,6 +26,29 @@ func (s *allocs) ForceRelease(ctx context.Context, req *pb.ForceReleaseRequest) 
 			return a.Allocs.ForceRelease(ctx, id, f)
 		})
 	return &pb.ForceReleaseReply{Answer: at, Steps: steps}, err
+}
+
+func (c *claims) ForceRelease(
+	ctx context.Context, req *pb.ForceReleaseClaimRequest,
+) (*pb.ForceReleaseClaimReply, error) {
+	name, err := volumeName(req.GetName())
+	id, badAlloc := registry.ParseAllocID(req.GetAlloc())
+	if err = cmp.Or(err, badAlloc); err != nil {
+		return nil, wire.Status(err)
+	}
+	index := func(v registry.View) (last registry.Seq) {
+		for _, claim := range v.ClaimsOf(id) {
+			if claim.Name == name {
+				last = claim.CreateIndex
+			}
+		}
+		return last
+	}
+	steps, at, err := force(ctx, c.s, "Claims.ForceRelease", req, index,
+		func(ctx context.Context, a *Active, _ registry.Call, f registry.Force) ([]registry.ReleaseStep, error) {
+			return a.Allocs.ForceReleaseClaims(ctx, name, id, f)
+		})
+	return &pb.ForceReleaseClaimReply{Answer: at, Steps: steps}, err
 }
 
 // Detach takes attachments down in their order, so the last one stands as long as the call is not done.

@@ -1,0 +1,263 @@
+package control
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"time"
+
+	"holdfast/host"
+	"holdfast/internal/display"
+	"holdfast/registry"
+)
+
+// Claim is a claim with the state of its node.
+type Claim struct {
+	registry.Claim
+	NodeState string `json:"node_state"` // alive, suspect, or the declared state of the node
+}
+
+// ClaimExplanation says who holds a volume, what waits for it, and what happens next.
+type ClaimExplanation struct {
+	Volume
+	Executor host.NodeName `json:"executor,omitempty"` // makes the controller calls of the plugin; empty: no node
+	Claims   []Claim       `json:"claims"`
+	Nodes    int           `json:"nodes"` // of the cluster. Waits of allocs are known to their own node only
+}
+
+func (s *Server) getNodes(r *http.Request) (any, error) {
+	list, _, err := s.host.Nodes(r.Context(), host.NodeQuery{})
+	return append([]host.NodeStatus{}, list...), err
+}
+
+func (s *Server) getNode(r *http.Request) (any, error) {
+	name := host.NodeName(r.PathValue("id"))
+	list, _, err := s.host.Nodes(r.Context(), host.NodeQuery{Node: name})
+	if err == nil && len(list) == 0 {
+		err = registry.Errorf(registry.ErrNotFound, "node %q not found (see holdfast node list)", name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return list[0], nil
+}
+
+// operatorOf returns the person at the other end of the connection.
+func operatorOf(r *http.Request) string {
+	by, _ := r.Context().Value(operatorKey{}).(string)
+	return by
+}
+
+func (s *Server) postDrain(r *http.Request) (any, error) {
+	q := r.URL.Query()
+	o := host.DrainOptions{By: operatorOf(r), Reason: q.Get("reason"), End: isTrue(r, "end")}
+	if limit, err := time.ParseDuration(cmp.Or(q.Get("deadline"), "0")); err != nil {
+		return nil, registry.Invalid("deadline: %w", err)
+	} else if limit > 0 {
+		o.Deadline = time.Now().Add(limit)
+	}
+	return s.host.DrainNode(r.Context(), host.NodeName(r.PathValue("id")), o)
+}
+
+func (s *Server) postOutOfService(r *http.Request) (any, error) {
+	return s.host.NodeOutOfService(r.Context(), host.NodeName(r.PathValue("id")), operatorOf(r),
+		r.URL.Query().Get("reason"))
+}
+
+func (s *Server) getClaims(r *http.Request) (any, error) {
+	nodes, _, err := s.host.Nodes(r.Context(), host.NodeQuery{})
+	if err != nil {
+		return nil, err
+	}
+	list, _, err := s.host.Claims(r.Context(), host.ClaimQuery{})
+	return claimViews(list, nodes), err
+}
+
+func claimViews(list []host.Claim, nodes []host.NodeStatus) []Claim {
+	out := []Claim{}
+	for _, c := range list {
+		state := "unknown"
+		for _, n := range nodes {
+			if n.Name == c.Node {
+				state = NodeState(n)
+			}
+		}
+		out = append(out, Claim{c, state})
+	}
+	return out
+}
+
+// NodeState returns the state of a node in one word: suspect if it is ready otherwise but not alive.
+func NodeState(n host.NodeStatus) string {
+	switch {
+	case n.State != registry.NodeReady && n.State != registry.NodeDraining:
+		return string(n.State)
+	case !n.Alive:
+		return "suspect"
+	}
+	return string(n.State)
+}
+
+// explainClaims explains the claims on a volume.
+func (s *Server) explainClaims(r *http.Request) (any, error) {
+	ctx, name := r.Context(), volumeName(r)
+	e := s.explainer()
+	v := e.volume(ctx, name)
+	if v == nil {
+		return nil, registry.Errorf(registry.ErrNotFound, "volume %s not found", name)
+	}
+	nodes, _, err := s.host.Nodes(ctx, host.NodeQuery{})
+	if err != nil {
+		return nil, err
+	}
+	out := ClaimExplanation{Volume: e.volumeView(*v), Nodes: len(nodes)}
+	var claims []host.Claim
+	for _, h := range v.Holders {
+		claims = append(claims, h.Claim)
+	}
+	out.Claims = claimViews(claims, nodes)
+	controllers := 0
+	for _, n := range nodes {
+		for _, p := range n.Plugins {
+			if p.Plugin == v.Plugin && p.Executor && n.Alive {
+				out.Executor = n.Name
+			}
+			if p.Plugin == v.Plugin && p.Health(host.RoleController) != "" {
+				controllers++
+			}
+		}
+	}
+	if out.Executor == "" && (controllers > 0 || len(v.Attachments) > 0) {
+		out.Notices = append(out.Notices, noExecutor(*v))
+	}
+	for _, n := range nodes {
+		if notice := lostHolder(n, *v, claims); notice != nil {
+			out.Notices = append(out.Notices, *notice)
+		}
+	}
+	out.Notices = append(out.Notices, unusedAttachments(*v)...)
+	out.Notices = append(out.Notices, e.waits(ctx, v.Waiting)...)
+	return out, nil
+}
+
+// noExecutor explains that no node can make the controller calls of a volume's plugin.
+func noExecutor(v host.VolumeStatus) Notice {
+	n := Notice{Kind: NoticeWaiting, Summary: fmt.Sprintf("no node makes the controller calls of plugin %s", v.Plugin),
+		Meaning: "The volume can be attached, detached and changed only by the plugin's controller.",
+		Next:    "The first node with a healthy controller of the plugin continues what has begun.",
+	}
+	n.command("inspect the plugin", pluginCommand(v.Plugin))
+	n.command("see which nodes run it", "holdfast node list")
+	return n
+}
+
+// lostHolder explains that a node which holds or has attached a volume is not alive; nil: that is not so.
+func lostHolder(node host.NodeStatus, v host.VolumeStatus, claims []host.Claim) *Notice {
+	state := NodeState(node)
+	if node.Alive && (state == string(registry.NodeReady) || state == string(registry.NodeDraining)) {
+		return nil
+	}
+	n := &Notice{Kind: NoticeTrouble}
+	for _, c := range claims {
+		if c.Node == node.Name {
+			n.fact("Claim", fmt.Sprintf("alloc %s, %s, since %s", short(c.Alloc), c.Usage.Access, since(c.Since)))
+			n.command("only release this claim; see first what that does", display.Command("holdfast claim release --dry-run "+
+				"--force --namespace="+display.Quote(string(v.Namespace)), string(v.ID), string(c.Alloc)))
+		}
+	}
+	for _, at := range v.Attachments {
+		if at.Node == node.Name {
+			n.fact("Attachment", fmt.Sprintf("%s as %s", at.State, at.NodeID))
+		}
+	}
+	if len(n.Facts) == 0 {
+		return nil
+	}
+	n.Summary = fmt.Sprintf("volume %s is held by node %s, which is %s", v.VolumeName(), node.Name, state)
+	if state == "suspect" {
+		n.fact("Suspect since", since(node.SuspectSince))
+		n.Meaning = "etcd does not hear of the node. Tasks may still run there and write to the volume."
+		n.Next = "The claim stays until the node is back, or is fenced or declared out of service."
+		n.Commands = append([]Command{{"if the machine is certainly off, release all its claims",
+			display.Command("holdfast node out-of-service", string(node.Name))}}, n.Commands...)
+		return n
+	}
+	n.fact("Since", since(node.Since))
+	n.fact("By", node.Declaration())
+	n.Meaning = "Nothing uses the volume there any more."
+	n.Next = "Holdfast detaches the volume from the node, and then releases its claims."
+	return n
+}
+
+// unusedAttachments explains attachments to nodes without a claim.
+func unusedAttachments(v host.VolumeStatus) (list []Notice) {
+	for _, at := range v.Attachments {
+		if slices.ContainsFunc(v.Holders, func(h registry.Holder) bool { return h.Claim.Node == at.Node }) {
+			continue
+		}
+		n := Notice{Kind: NoticePending,
+			Summary: fmt.Sprintf("volume %s is attached to node %s without a claim", v.VolumeName(), at.Node),
+			Next:    "If a release is under way there, it detaches the volume."}
+		if at.Detaching.By != "" {
+			n.fact("Detached by", at.Detaching.By+", since "+since(at.Detaching.Since))
+			n.Next = "Holdfast detaches the volume."
+		}
+		n.command("detach it by hand", volumeCommand("detach --node="+display.Quote(string(at.Node)), v.VolumeName()))
+		list = append(list, n)
+	}
+	return list
+}
+
+// postReleaseClaim releases the claims of an alloc on a volume by force.
+func (s *Server) postReleaseClaim(r *http.Request) (any, error) {
+	name, alloc := volumeName(r), host.AllocID(r.PathValue("alloc"))
+	f := forceOf(r, "")
+	f.Confirm = r.URL.Query().Get("confirm")
+	steps, err := callWithin(r, "volume "+name.String(), func(ctx context.Context) ([]host.ReleaseStep, error) {
+		return s.host.ForceReleaseClaim(ctx, name, alloc, f)
+	})
+	s.agent.Retry()
+	return append([]host.ReleaseStep{}, steps...), err
+}
+
+// Nodes lists the nodes of the cluster.
+func (c *Client) Nodes(ctx context.Context) ([]host.NodeStatus, error) {
+	return get[[]host.NodeStatus](ctx, c, "/nodes")
+}
+
+// Node returns a node.
+func (c *Client) Node(ctx context.Context, name string) (host.NodeStatus, error) {
+	return get[host.NodeStatus](ctx, c, "/node/"+segment(name))
+}
+
+// DrainNode begins or ends the drain of a node. A deadline of 0 means none. The agent sets the operator.
+func (c *Client) DrainNode(
+	ctx context.Context, name string, end bool, deadline time.Duration, reason string,
+) (host.NodeStatus, error) {
+	q := url.Values{"end": {fmt.Sprint(end)}, "deadline": {deadline.String()}, "reason": {reason}}
+	return post[host.NodeStatus](ctx, c, "/node/"+segment(name)+"/drain?"+q.Encode(), nil)
+}
+
+// NodeOutOfService declares a node out of service. The agent sets the operator.
+func (c *Client) NodeOutOfService(ctx context.Context, name, reason string) (host.NodeStatus, error) {
+	q := url.Values{"reason": {reason}}
+	return post[host.NodeStatus](ctx, c, "/node/"+segment(name)+"/out-of-service?"+q.Encode(), nil)
+}
+
+// Claims lists the claims on all volumes.
+func (c *Client) Claims(ctx context.Context) ([]Claim, error) { return get[[]Claim](ctx, c, "/claims") }
+
+// ExplainClaims explains the claims on a volume.
+func (c *Client) ExplainClaims(ctx context.Context, n host.VolumeName) (ClaimExplanation, error) {
+	return get[ClaimExplanation](ctx, c, volumePath(n, "/claims", nil))
+}
+
+// ReleaseClaim releases the claims of an alloc on a volume by force. The agent sets the operator.
+func (c *Client) ReleaseClaim(
+	ctx context.Context, n host.VolumeName, alloc string, f host.Force,
+) ([]host.ReleaseStep, error) {
+	return post[[]host.ReleaseStep](ctx, c, volumePath(n, "/claim/"+segment(alloc)+"/release", forceQuery(c.wait(), f)), nil)
+}

@@ -1,0 +1,102 @@
+package agent
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"holdfast/host"
+	"holdfast/registry"
+)
+
+// followDrain stops everything on this node while it is drained, and runs the jobs again after that.
+func (a *Agent) followDrain(ctx context.Context, s Volumes) {
+	q := host.NodeQuery{Node: host.NodeName(a.node.Name)}
+	var running sync.WaitGroup // of the present drain
+	defer running.Wait()
+	end := func() {}
+	for ctx.Err() == nil {
+		list, at, err := s.Nodes(ctx, q)
+		if err != nil {
+			if ctx.Err() == nil {
+				a.log.Warn("cannot ask whether this node is drained", "error", err)
+				sleep(ctx, a.config.Backoff[1], nil)
+			}
+			continue
+		}
+		q.MinIndex = at
+		drain := len(list) == 1 && list[0].State == registry.NodeDraining
+		switch {
+		case drain && !a.drained.Load():
+			a.log.Info("this node is drained", "by", list[0].By, "reason", list[0].Reason)
+			limited, cancel := context.WithCancel(ctx)
+			end = cancel
+			a.drained.Store(true)
+			running.Go(func() { a.drain(limited) })
+			running.Go(func() { a.killAt(limited, list[0].Deadline) })
+		case !drain && a.drained.Load():
+			a.log.Info("the drain of this node has ended")
+			end()
+			running.Wait()
+			a.resume()
+		}
+	}
+	end()
+}
+
+// drain stops everything, users of volumes first.
+func (a *Agent) drain(ctx context.Context) {
+	if err := a.stopRanks(ctx, lastRank); err == nil {
+		a.log.Info("the node is drained: all allocs have ended")
+	}
+}
+
+// killAt ends the grace of all tasks at a deadline; zero: never.
+func (a *Agent) killAt(ctx context.Context, deadline time.Time) {
+	if deadline.IsZero() {
+		return
+	}
+	select {
+	case <-time.After(time.Until(deadline)):
+		a.endGrace()
+	case <-ctx.Done():
+	}
+}
+
+// resume runs the jobs again after a drain.
+func (a *Agent) resume() {
+	a.mu.Lock()
+	if !a.draining.Load() && isClosed(a.forced) {
+		a.forced = make(chan struct{})
+	}
+	a.mu.Unlock()
+	a.drained.Store(false)
+	a.wakeRun()
+}
+
+// endGrace has all tasks that are being stopped end at once.
+func (a *Agent) endGrace() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !isClosed(a.forced) {
+		close(a.forced)
+	}
+}
+
+func (a *Agent) graceEnded() <-chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.forced
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// stopsAll reports whether all allocs are being stopped, in their order, so that no other may be placed.
+func (a *Agent) stopsAll() bool { return a.draining.Load() || a.drained.Load() }

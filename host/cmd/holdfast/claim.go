@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"holdfast/host"
+	"holdfast/host/agent/control"
+	"holdfast/internal/display"
+)
+
+func newClaim(io streams, p *globalFlags) *cobra.Command {
+	return group("claim", "Inspect and release claims on volumes", newClaimList(io, p), newClaimExplain(io, p),
+		newClaimRelease(io, p))
+}
+
+func newClaimList(io streams, p *globalFlags) *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Short: "List claims on volumes", Args: usageArgs(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			list, err := p.client().Claims(c.Context())
+			return show(io, p, err, list, writeClaims)
+		},
+	}
+}
+
+func writeClaims(to io.Writer, list []control.Claim) error {
+	t := newTable("VOLUME", "NAMESPACE", "ALLOC", "REQUEST", "NODE", "NODE STATE", "ACCESS", "SINCE")
+	for _, c := range list {
+		t.add(c.Name.ID, c.Name.Namespace, short(c.Alloc), c.Request, c.Node, c.NodeState, c.Usage.Access, age(c.Since))
+	}
+	return t.write(to, "no claims")
+}
+
+func newClaimExplain(io streams, p *globalFlags) *cobra.Command {
+	namespace := ""
+	c := &cobra.Command{
+		Use: "explain VOLUME", Short: "Say who holds a volume, what waits for it, and what happens next",
+		Long: "Say who holds a volume, where it is attached, which allocs of this node wait for it, since when, and what " +
+			"happens next. The waits of allocs on other nodes are shown there.",
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			e, err := p.client().ExplainClaims(c.Context(), volumeName(namespace, args[0]))
+			return show(io, p, err, e, writeExplanation)
+		},
+	}
+	namespaceFlag(c, &namespace)
+	return c
+}
+
+func writeExplanation(to io.Writer, e control.ClaimExplanation) error {
+	about := []any{"Volume", e.VolumeName(), "State", e.State, "Plugin", e.Plugin, "Executor", e.Executor}
+	if e.Intent != nil {
+		about = append(about, "Open call", fmt.Sprintf("%s, %s, try %d, since %s", e.Intent.RPC, e.Intent.Outcome,
+			e.Intent.Attempt, when(e.Intent.Since)))
+	}
+	err := facts(to, about...)
+	fmt.Fprintln(to)
+	err = errors.Join(err, writeClaims(to, e.Claims))
+	if len(e.Attachments) > 0 {
+		t := newTable("ATTACHED TO", "NODE ID", "STATE", "DETACHED BY")
+		for _, a := range e.Attachments {
+			t.add(a.Node, a.NodeID, a.State, a.DetachingBy)
+		}
+		fmt.Fprintln(to)
+		err = errors.Join(err, t.write(to, ""))
+	}
+	err = errors.Join(err, writeNotices(to, e.Notices))
+	if e.Nodes > 1 {
+		fmt.Fprintln(to, "\nAllocs of other nodes may wait for the volume too: their nodes show that.")
+	}
+	return err
+}
+
+func newClaimRelease(io streams, p *globalFlags) *cobra.Command {
+	f, namespace := forceFlags{}, ""
+	c := &cobra.Command{
+		Use: "release VOLUME ALLOC --force", Short: "Release a claim of a node that is gone, or of an alloc that is unknown",
+		Long: "Release the claims of an alloc on a volume that cannot be released in order: their node is not alive, or they " +
+			"are of this node, which does not know the alloc. The volume is detached from the node before.\n\n" +
+			"If the volume is still mounted there, two writers may destroy its data. The claims of an alloc that its node " +
+			"knows are released when the alloc is stopped.",
+		Args: usageArgs(cobra.ExactArgs(2)),
+		RunE: func(c *cobra.Command, args []string) error {
+			o, err := f.options()
+			if err == nil && !f.force && !f.dryRun {
+				err = usageError{errors.New("a release needs --force; to release volumes in order, run: holdfast alloc stop")}
+			}
+			if err != nil {
+				return err
+			}
+			name := volumeName(namespace, args[0])
+			steps, err := callUntilSignal(c, p, f.wait, "the release may continue; to check: "+
+				display.Command("holdfast claim explain", args[0]),
+				func(ctx context.Context, client *control.Client) ([]host.ReleaseStep, error) {
+					return client.ReleaseClaim(ctx, name, args[1], o)
+				})
+			return show(io, p, err, steps, writeSteps(f.dryRun, fmt.Sprintf("claim of alloc %s on volume %s released", args[1],
+				name)))
+		},
+	}
+	namespaceFlag(c, &namespace)
+	f.flags(c, "alloc")
+	return c
+}

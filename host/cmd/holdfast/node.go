@@ -1,0 +1,119 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"holdfast/host"
+	"holdfast/host/agent/control"
+	"holdfast/internal/display"
+	"holdfast/registry"
+)
+
+func newNode(io streams, p *globalFlags) *cobra.Command {
+	return group("node", "Inspect and drain the nodes of a cluster",
+		statusCommand(io, p, "List nodes, or show the one with ID", (*control.Client).Nodes, writeNodes,
+			(*control.Client).Node, writeNode),
+		newNodeDrain(io, p), newNodeOutOfService(io, p))
+}
+
+func newNodeDrain(io streams, p *globalFlags) *cobra.Command {
+	off, deadline, reason := false, time.Duration(0), ""
+	c := &cobra.Command{
+		Use: "drain ID", Short: "Stop what runs on a node, and let it take no new claims", Args: usageArgs(cobra.ExactArgs(1)),
+		Long: "Stop what runs on a node: users of volumes first, and plugins when the volumes are released. The node takes no " +
+			"new claims until the drain is ended with --off. Then its jobs run again.\n\n" +
+			"The drain continues after the command. To follow it: holdfast node status ID.",
+		RunE: func(c *cobra.Command, args []string) error {
+			if off && (deadline != 0 || reason != "") {
+				return usageError{errors.New("--off ends a drain; --deadline and --reason belong to its begin")}
+			}
+			if deadline < 0 {
+				return badFlag("deadline", "=%s is in the past", deadline)
+			}
+			n, err := p.client().DrainNode(c.Context(), args[0], off, deadline, reason)
+			return show(io, p, err, n, func(to writer, n host.NodeStatus) error {
+				_, err := fmt.Fprintf(to, "node %s is %s\n", n.Name, control.NodeState(n))
+				return err
+			})
+		},
+	}
+	c.Flags().BoolVar(&off, "off", false, "end the drain")
+	c.Flags().DurationVar(&deadline, "deadline", 0, "after this time, tasks that still run are killed; 0 means never")
+	c.Flags().StringVar(&reason, "reason", "", "why, for other operators")
+	return c
+}
+
+func newNodeOutOfService(io streams, p *globalFlags) *cobra.Command {
+	confirm, reason := "", ""
+	c := &cobra.Command{
+		Use: "out-of-service ID", Short: "Release the volumes of a node whose machine is off",
+		Long: "Declare that nothing runs on a node any more, because its machine is off or destroyed. Its volumes are detached " +
+			"and its claims released, so that other nodes can use them.\n\n" +
+			"If the machine still runs, two nodes write to the same volumes and destroy their data. A node that is alive is " +
+			"refused. A node that comes back unmounts these volumes before it does anything else.",
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			if confirm != args[0] {
+				return registry.Errorf(registry.ErrDenied, "node %s is not declared out of service without a confirmation: if it "+
+					"still runs, two nodes write to the same volumes; make sure that the machine is off, and add --confirm %s",
+					args[0], args[0])
+			}
+			n, err := p.client().NodeOutOfService(c.Context(), args[0], reason)
+			return show(io, p, err, n, func(to writer, n host.NodeStatus) error {
+				_, err := fmt.Fprintf(to, "node %s is %s; to see its claims being released: holdfast claim list\n", n.Name,
+					control.NodeState(n))
+				return err
+			})
+		},
+	}
+	c.Flags().StringVar(&confirm, "confirm", "", "the ID of the node again: its machine is off")
+	c.Flags().StringVar(&reason, "reason", "", "why, for other operators")
+	return c
+}
+
+func writeNodes(to io.Writer, list []host.NodeStatus) error {
+	t := newTable("ID", "STATE", "SINCE", "VERSION", "PLUGINS", "CLAIMS", "ATTACHMENTS")
+	for _, n := range list {
+		claims, attachments := 0, 0
+		var names []string
+		for _, p := range n.Plugins {
+			claims, attachments = claims+p.Claims, attachments+p.Attachments
+			names = append(names, string(p.Plugin))
+		}
+		at := n.Since
+		if !n.Alive {
+			at = n.SuspectSince
+		}
+		t.add(n.Name, control.NodeState(n), age(at), n.Version, strings.Join(names, ", "), claims, attachments)
+	}
+	return t.write(to, "no nodes")
+}
+
+func writeNode(to io.Writer, n host.NodeStatus) error {
+	err := facts(to, "ID", n.Name, "State", control.NodeState(n), "By", n.By, "Reason", n.Reason, "Since", when(n.Since),
+		"Deadline", when(n.Deadline), "Alive since", when(n.AliveSince), "Suspect since", when(n.SuspectSince),
+		"Version", n.Version, "Epoch", n.Epoch)
+	t := newTable("PLUGIN", "NODE", "CONTROLLER", "EXECUTOR", "NODE ID", "TOPOLOGY", "CLAIMS", "ATTACHMENTS", "LIMIT")
+	for _, p := range n.Plugins {
+		topology := ""
+		if len(p.Topology) > 0 {
+			topology = p.Topology.String()
+		}
+		t.add(p.Plugin, p.Health(host.RoleNode), p.Health(host.RoleController), yesNo(p.Executor), p.NodeID, topology,
+			p.Claims, p.Attachments, number(p.MaxVolumes))
+	}
+	fmt.Fprintln(to)
+	err = errors.Join(err, t.write(to, "no plugins"))
+	if n.Alive || n.Lost() {
+		return err
+	}
+	_, failed := fmt.Fprintf(to, "\netcd does not hear of the node. Its claims stay until it is back. If its machine is "+
+		"certainly off:\n  %s\n", display.Command("holdfast node out-of-service", string(n.Name)))
+	return errors.Join(err, failed)
+}
