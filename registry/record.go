@@ -343,9 +343,11 @@ func (o Operation) Key() Key  { return OperationRecord(o.ID) }
 // Copy says that a node is a member of a cluster, and how up to date its copy of the cluster's records is. It is written
 // together with them.
 type Copy struct {
-	Cluster     string `json:"cluster"`
-	Member      string `json:"member"`   // a random ID, which tells this node from another one of the same name
-	Revision    int64  `json:"revision"` // of etcd; 0: there is no copy yet
+	Cluster  string `json:"cluster"`
+	Member   string `json:"member"`   // a random ID, which tells this node from another one of the same name
+	Revision int64  `json:"revision"` // of etcd; 0: there is no copy yet
+	// Epoch is that of the node's record when its volumes were last known to be its own: see Node.
+	Epoch       uint64 `json:"epoch,omitempty"`
 	CreateIndex Seq    `json:"create_index"`
 	ModifyIndex Seq    `json:"modify_index"`
 }

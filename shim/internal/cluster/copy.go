@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/google/uuid"
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -181,7 +182,13 @@ func (s *State) apply(ctx context.Context, events []*clientv3.Event) error {
 	}
 	revision := events[len(events)-1].Kv.ModRevision
 	at, err := s.local.Commit(ctx, func(v registry.View) (registry.Change, error) {
-		return change.And(registry.Change{Put: []registry.Record{s.at(v, revision)}}), nil
+		more := registry.Change{Put: []registry.Record{s.at(v, revision)}}
+		for _, e := range events {
+			if key, _ := s.parse(e.Kv.Key); key.Bucket == registry.BucketNodeLeases {
+				more.Events = append(more.Events, leaseEvents(v, key, e, last[key])...)
+			}
+		}
+		return change.And(more), nil
 	})
 	if err != nil {
 		return err
@@ -200,6 +207,19 @@ func (s *State) reach(revision int64, commits []string, at registry.Seq) {
 			close(s.ready)
 		}
 	}
+}
+
+// leaseEvents returns the event of a node that has lost its lease, or has one again.
+func leaseEvents(v registry.View, key registry.Key, e *clientv3.Event, next registry.Record) (list []registry.Event) {
+	before, alive := v.Get(key).(registry.NodeLease)
+	switch lease, back := next.(registry.NodeLease); {
+	case back && !alive && e.Kv.Lease != 0:
+		list = []registry.Event{{Kind: registry.EventNodeBack, Node: lease.Node, At: time.Now()}}
+	case alive && e.Type == clientv3.EventTypeDelete:
+		list = []registry.Event{{Kind: registry.EventNodeSuspect, Node: before.Node, At: time.Now(),
+			Detail: "etcd has not heard of it for lease_ttl; its claims stay"}}
+	}
+	return list
 }
 
 // decode returns the record of a key and value, nil if it was deleted.
@@ -256,7 +276,7 @@ func (s *State) readAll(
 	from, end := s.records(), clientv3.GetPrefixRangeEnd(s.records())
 	for more := true; more; {
 		var page *clientv3.GetResponse
-		err := retry(ctx, func(ctx context.Context) (err error) {
+		err := s.request(ctx, func(ctx context.Context) (err error) {
 			page, err = s.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(revision))
 			return err
 		})

@@ -167,7 +167,7 @@ func (e *Executors) take(ctx context.Context, plugin registry.PluginID) error {
 		executor, _ := v.Executor(plugin)
 		executor.Plugin = plugin
 		own, alive := v.NodeLease(e.state.node)
-		if v.Held(executor) || !alive || own.Lease != lease {
+		if v.Held(executor) || !alive || own.Lease != lease || e.state.behind(v) && mounted(v) {
 			return registry.Change{}, nil
 		}
 		next := executor.Taken(e.state.node, lease, e.now())

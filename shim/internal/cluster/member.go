@@ -86,7 +86,7 @@ func (s *State) lost(ctx context.Context) bool {
 func (s *State) register(ctx context.Context, member string) error {
 	key, id := s.keys.node(s.node), member+"/"+uuid.NewString()
 	var conflict error
-	err := retry(ctx, func(ctx context.Context) error {
+	err := s.request(ctx, func(ctx context.Context) error {
 		for {
 			was, err := s.kv.Get(ctx, key)
 			if err != nil {

@@ -177,7 +177,7 @@ func (m *migration) write(ctx context.Context, batch []registry.Record) error {
 		return unavailable(err)
 	}
 	var answer *clientv3.TxnResponse
-	err = retry(ctx, func(ctx context.Context) (err error) {
+	err = m.request(ctx, func(ctx context.Context) (err error) {
 		answer, err = m.kv.Txn(ctx).If(read.unchanged(change, m.revision)...).Then(writes...).Commit()
 		return err
 	})

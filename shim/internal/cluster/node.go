@@ -27,10 +27,12 @@ type Node struct {
 	Remote    *Remote
 
 	session *session
+	changes broadcast // of what lost nodes have, of leases, and of what is mounted here
 	plugins Plugins
 	client  *clientv3.Client
 	version string
 	expect  int
+	fence   func(context.Context, registry.NodeName) error // nil: lost nodes are not fenced
 	log     hclog.Logger
 	changed chan struct{} // of capacity 1: the plugins may have changed
 }
@@ -43,7 +45,9 @@ type Options struct {
 	Local   registry.State // the node's store
 	Plugins Plugins
 	// Serve carries out a call of another node.
-	Serve  func(ctx context.Context, method string, request []byte) (reply []byte, err error)
+	Serve func(ctx context.Context, method string, request []byte) (reply []byte, err error)
+	// Fence returns once a lost node cannot write any more.
+	Fence  func(context.Context, registry.NodeName) error
 	Now    func() time.Time
 	Logger hclog.Logger
 }
@@ -59,6 +63,10 @@ func NewNode(o Options) (*Node, error) {
 		log:    o.Logger, changed: make(chan struct{}, 1)}
 	n.session = newSession(n.State)
 	n.session.ttl = o.Cluster.LeaseTTL
+	n.session.onValid = n.changes.fire
+	if o.Cluster.LostNodes == config.LostFence {
+		n.fence = o.Fence
+	}
 	n.Executors = newExecutors(n.session, o.Plugins, o.Now, o.Logger)
 	n.Remote = &Remote{state: n.State, executors: n.Executors, serve: o.Serve, log: o.Logger,
 		running: map[registry.OperationID]bool{}}
@@ -114,7 +122,7 @@ func (n *Node) Run(ctx context.Context) error {
 	var all sync.WaitGroup
 	for name, run := range map[string]func(context.Context) error{
 		"copy": n.State.Run, "lease": n.session.Run, "executors": n.Executors.Run, "remote calls": n.Remote.Run,
-		"node": n.describe,
+		"node": n.describe, "lost nodes": n.fenceLost,
 	} {
 		all.Go(func() {
 			if err := run(ctx); ctx.Err() == nil {
@@ -136,6 +144,10 @@ func (n *Node) Close() error { return n.client.Close() }
 // Applied looks at what a committed change may need.
 func (n *Node) Applied(a registry.Applied) {
 	n.Executors.Applied(a)
+	if a.Change.Touches(registry.BucketNodes, registry.BucketNodeLeases, registry.BucketExecutors, registry.BucketClaims,
+		registry.BucketAttachments, registry.BucketRefs, registry.BucketStagings) {
+		n.changes.fire()
+	}
 	if a.Change.Touches(registry.BucketInstances, registry.BucketNodes) {
 		select {
 		case n.changed <- struct{}{}:

@@ -23,6 +23,8 @@ type session struct {
 	state *State
 	ttl   time.Duration
 	boot  func() time.Duration // CLOCK_BOOTTIME, which goes on while the machine is suspended
+	// onValid is called when there is a valid lease again.
+	onValid func()
 
 	renewed func() // closes first
 	first   chan struct{}
@@ -34,7 +36,8 @@ type session struct {
 
 func newSession(s *State) *session {
 	first := make(chan struct{})
-	return &session{state: s, ttl: LeaseTTL, boot: proc.BootTime, first: first, renewed: sync.OnceFunc(func() { close(first) })}
+	return &session{state: s, ttl: LeaseTTL, boot: proc.BootTime, onValid: func() {}, first: first,
+		renewed: sync.OnceFunc(func() { close(first) })}
 }
 
 // awaitFirst waits until this shim has renewed the lease for the first time, or ctx ends.
@@ -124,8 +127,13 @@ func (s *session) renew(ctx context.Context) error {
 
 // extend records that the lease was renewed by a request sent at a time. The server's clock may run a little faster.
 func (s *session) extend(lease clientv3.LeaseID, sent time.Duration) {
+	s.state.heard.Store(time.Now().Unix())
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	was := s.boot() < s.until && s.lease == lease
 	s.lease, s.until = lease, sent+s.ttl*9/10
 	s.renewed()
+	s.mu.Unlock()
+	if !was {
+		s.onValid()
+	}
 }

@@ -35,6 +35,7 @@ type State struct {
 	own     int64                 // the revision at which this shim became the active one of its node
 	waiting atomic.Pointer[error] // why the node is not ready; nil: it is not known
 	copy    copied
+	heard   atomic.Int64 // when etcd has last answered, in Unix seconds
 
 	doubts     atomic.Int64 // commits that have ended since the last Settle and may still be carried out
 	leases     sync.Mutex   // guards tombstones and granted
@@ -48,6 +49,7 @@ var _ registry.State = (*State)(nil)
 func New(local registry.State, client *clientv3.Client, cluster string, node registry.NodeName) *State {
 	s := &State{local: local, client: client, kv: client, keys: keys{"/holdfast/" + cluster + "/"}, id: cluster, node: node,
 		ready: make(chan struct{})}
+	s.heard.Store(time.Now().Unix())
 	s.copy.changed, s.copy.ended = make(chan struct{}), make(chan struct{})
 	s.copy.waiting = map[string]chan registry.Seq{}
 	return s
@@ -64,8 +66,7 @@ func (s *State) awaitReady(ctx context.Context) error {
 		if why := s.waiting.Load(); why != nil {
 			return registry.Errorf(registry.ErrUnavailable, "this node has not joined the cluster: %w", *why)
 		}
-		return registry.Errorf(registry.ErrUnavailable, "this node has not reached etcd since its shim started: %w",
-			context.Cause(ctx))
+		return registry.Errorf(registry.ErrUnavailable, "%s: %w", s.silence(), context.Cause(ctx))
 	}
 }
 
@@ -185,7 +186,7 @@ func (s *State) commitShared(ctx context.Context, d decision) (at registry.Seq, 
 	conditions := append(d.reads.unchanged(d.change, d.since), s.active(),
 		clientv3.Compare(clientv3.ModRevision(s.barrier(s.node)), "<", d.since+1))
 	var answer *clientv3.TxnResponse
-	err = retry(ctx, func(ctx context.Context) (err error) {
+	err = s.request(ctx, func(ctx context.Context) (err error) {
 		answer, err = s.kv.Txn(ctx).If(conditions...).Then(writes...).
 			Else(clientv3.OpGet(s.log(), clientv3.WithKeysOnly()), clientv3.OpGet(s.keys.node(s.node)),
 				clientv3.OpGet(s.barrier(s.node))).Commit()
@@ -268,7 +269,7 @@ func (s *State) Settle(ctx context.Context) error {
 		return nil
 	}
 	var revision int64
-	err := retry(ctx, func(ctx context.Context) error {
+	err := s.request(ctx, func(ctx context.Context) error {
 		answer, err := s.kv.Txn(ctx).If(s.active()).Then(clientv3.OpPut(s.barrier(s.node), "")).Commit()
 		if err != nil {
 			return err
@@ -308,7 +309,7 @@ func (s *State) tombstoneLease(ctx context.Context) (clientv3.LeaseID, error) {
 	if s.tombstones != 0 && time.Since(s.granted) < tombstoneTTL/2 {
 		return s.tombstones, nil
 	}
-	err := retry(ctx, func(ctx context.Context) error {
+	err := s.request(ctx, func(ctx context.Context) error {
 		lease, err := s.client.Grant(ctx, int64(tombstoneTTL/time.Second))
 		if err == nil {
 			s.tombstones, s.granted = lease.ID, time.Now()
@@ -318,21 +319,32 @@ func (s *State) tombstoneLease(ctx context.Context) (clientv3.LeaseID, error) {
 	return s.tombstones, err
 }
 
-// retry repeats a request to etcd until it is answered, ctx ends or repeating is useless.
-func retry(ctx context.Context, request func(context.Context) error) error {
+// request repeats a request to etcd until it is answered, ctx ends or repeating is useless.
+func (s *State) request(ctx context.Context, request func(context.Context) error) error {
 	for {
 		try, cancel := context.WithTimeout(ctx, tryTimeout)
 		err := request(try)
 		cancel()
-		if err == nil || ctx.Err() != nil || !repeatable(err) {
+		switch {
+		case err == nil:
+			s.heard.Store(time.Now().Unix())
+			return nil
+		case !repeatable(err):
 			return err
+		case ctx.Err() != nil:
+			return fmt.Errorf("%s: %w", s.silence(), err)
 		}
 		select {
 		case <-time.After(100 * time.Millisecond):
 		case <-ctx.Done():
-			return fmt.Errorf("%w (last error: %w)", context.Cause(ctx), err)
+			return fmt.Errorf("%s: %w (last error: %w)", s.silence(), context.Cause(ctx), err)
 		}
 	}
+}
+
+// silence says for how long etcd has not answered.
+func (s *State) silence() string {
+	return "etcd has not answered since " + time.Unix(s.heard.Load(), 0).UTC().Format(time.RFC3339)
 }
 
 // repeatable reports whether a request that failed with err may succeed later.

@@ -109,7 +109,10 @@ func (m *Controller) attach(
 // attaching marks the attachment as sent, unless it contradicts what is recorded.
 func attaching(view registry.View, v registry.Volume, u registry.Usage, to intent.AttachTo) (registry.Change, error) {
 	at, _ := view.Attachment(registry.AttachmentKey{Volume: v.VolumeKey(), Node: to.Node})
+	node, _ := view.Node(to.Node)
 	switch {
+	case node.Lost():
+		return registry.Change{}, registry.Errorf(registry.ErrUnavailable, "no volume is attached there: %s", node)
 	case !slices.ContainsFunc(view.Claims(v.VolumeKey()), func(c registry.Claim) bool { return c.Node == to.Node }):
 		return registry.Change{}, registry.Errorf(registry.ErrConflict,
 			"volume %s has no claim of node %s; only claimed volumes are attached", v.VolumeName(), to.Node)

@@ -32,7 +32,8 @@ type activeState struct {
 	store     *store.Store
 	cluster   *cluster.Node // nil: this node shares nothing
 	attacher  *cluster.Attacher
-	state     registry.State // the store, or the state of the cluster
+	reaper    *cluster.Reaper // nil as cluster
+	state     registry.State  // the store, or the state of the cluster
 	table     *registry.Registry
 	feed      *registry.Feed
 	notifier  *rpc.Notifier
@@ -135,7 +136,7 @@ func (r *activeState) load(ctx context.Context, p *Process, hello *rpc.Hello, in
 	if hello.Cluster != nil {
 		if r.cluster, err = cluster.NewNode(cluster.Options{
 			Cluster: *hello.Cluster, Node: hello.Node, Version: p.version, Local: r.store, Plugins: r.table,
-			Serve: r.serve(p.server), Now: time.Now, Logger: p.log.Named("cluster"),
+			Serve: r.serve(p.server), Fence: p.callbacks.Fence, Now: time.Now, Logger: p.log.Named("cluster"),
 		}); err != nil {
 			return err
 		}
@@ -195,9 +196,13 @@ func (r *activeState) build(
 		calls.Executors, calls.Node = r.cluster.Executors, hello.Node
 	}
 	suspended := csi.NewSuspensions(layout.Suspensions())
+	var admitted func(registry.View) error
+	if r.cluster != nil {
+		admitted = r.cluster.Admitted
+	}
 	stager := node.NewStager(calls, r.fleet, m, node.Options{
 		Layout: layout, Node: hello.Node, Check: true, Inspect: m.Inspect, Parts: m, Unmounter: m,
-		SetOwnership: m.SetOwnership, Suspended: suspended, Logger: p.log.Named("node"),
+		SetOwnership: m.SetOwnership, Admitted: admitted, Suspended: suspended, Logger: p.log.Named("node"),
 	})
 	r.meter, r.onNode = stager, stager.WatchHealth
 	r.health = controller.NewHealth(calls, r.fleet, suspended, p.log.Named("health"))
@@ -218,6 +223,10 @@ func (r *activeState) build(
 		shared = r.attacher
 	}
 	r.allocs = node.NewAllocs(calls, shared, stager, host, p.log.Named("allocs"))
+	if r.cluster != nil {
+		r.allocs.AwaitAdmitted = r.cluster.AwaitAdmitted
+		r.reaper = cluster.NewReaper(r.cluster, r.volumes, r.allocs)
+	}
 	r.doctor = doctor.New(state, m, doctor.Options{
 		Node: hello.Node, Layout: layout, Now: time.Now, Logger: p.log.Named("doctor"), Live: true, Locks: calls.Locks,
 		Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet, Suspended: suspended,
@@ -258,6 +267,9 @@ func (r *activeState) begin(p *Process) {
 	r.work(p, "allocs", r.allocs.Run)
 	r.work(p, "volumes", r.ready(r.volumes.Run))
 	r.work(p, "snapshots", r.ready(r.snapshots.Run))
+	if r.reaper != nil {
+		r.work(p, "lost nodes", r.ready(r.reaper.Run))
+	}
 	r.work(p, "health of volumes", r.health.Run)
 	r.work(p, "health on this node", r.onNode)
 	r.watch(p, "literal secrets", r.literals.Run)

@@ -33,6 +33,9 @@ type Allocs struct {
 	mounter    Mounter
 	host       Host
 	logger     hclog.Logger
+	// AwaitAdmitted waits until volumes may be staged and published on this node. It calls waits with what it waits for.
+	// nil: they always may.
+	AwaitAdmitted func(ctx context.Context, waits func(what string)) error
 
 	workers workers
 	mu      sync.Mutex // guards busy and unclaimed; held only for map access
@@ -314,6 +317,9 @@ func (a *Allocs) Sync(ctx context.Context, living []registry.AllocID) ([]registr
 func (req *request) mountRequest(
 	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
 ) (at hooks.Published, err error) {
+	if err := req.awaitAdmitted(ctx, g); err != nil {
+		return at, err
+	}
 	vol, claim, err := req.claim(ctx, g, r)
 	if err != nil {
 		return at, err

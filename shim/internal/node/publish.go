@@ -186,6 +186,9 @@ func (s *Stager) publishing(
 	st := s.stateOf(view, r.Volume)
 	p := st.staging
 	old, found := st.ref(r.ClaimKey())
+	if err := s.admitted(view); err != nil {
+		return registry.Change{}, err
+	}
 	switch {
 	case !st.claimed(r.ClaimKey()):
 		return registry.Change{}, conflict("volume %s is not claimed for the request", v.VolumeName())

@@ -120,7 +120,7 @@ func (a *Allocs) releaseClaims(ctx context.Context, id registry.AllocID) {
 	var al registry.Alloc
 	persist(ctx, func(pause time.Duration) error {
 		err := a.State.View(ctx, func(v registry.View) error {
-			claims = v.ClaimsOf(id)
+			claims = a.toRelease(v, id)
 			al, _ = v.Alloc(id)
 			return nil
 		})
@@ -133,6 +133,20 @@ func (a *Allocs) releaseClaims(ctx context.Context, id registry.AllocID) {
 		})
 	}
 	all.Wait()
+}
+
+// toRelease returns the claims of an alloc. What is mounted here for a claim that was released while this node was lost
+// still needs its release.
+func (a *Allocs) toRelease(v registry.View, id registry.AllocID) []registry.Claim {
+	claims := v.ClaimsOf(id)
+	for _, r := range v.AllRefs() {
+		if r.Alloc == id && !slices.ContainsFunc(claims, func(c registry.Claim) bool { return c.ClaimKey() == r.ClaimKey() }) {
+			volume, _ := v.VolumeByKey(r.Volume)
+			claims = append(claims, registry.Claim{Volume: r.Volume, Name: volume.VolumeName(), Alloc: id, Request: r.Request,
+				Node: a.host.Node, Usage: r.Usage})
+		}
+	}
+	return claims
 }
 
 // endRelease does what follows once the volumes of an alloc are released.
@@ -332,6 +346,8 @@ func (req *request) releaseRequest(ctx context.Context) error {
 // unclaim releases the claim, once the volume is not mounted for it on this node.
 func (req *request) unclaim(ctx context.Context) error {
 	req.step = registry.StepClaim
+	ctx, cancel := context.WithTimeout(ctx, roundLimit) // other releases need the volume's lock while etcd does not answer
+	defer cancel()
 	_, err := registry.Ensure(ctx, req.State, req.unclaiming)
 	return err
 }
@@ -361,7 +377,13 @@ func (req *request) reportExpansion(ctx context.Context) error {
 	if err != nil || p.Expanded == (registry.NodeExpansion{}) {
 		return err
 	}
-	return req.controller.NodeExpanded(ctx, req.key.Volume, p.Expanded)
+	limited, cancel := context.WithTimeout(ctx, req.round/2)
+	defer cancel()
+	err = req.controller.NodeExpanded(limited, req.key.Volume, p.Expanded)
+	if err != nil && ctx.Err() == nil && limited.Err() != nil {
+		return nil // etcd does not answer: the next mount asks the plugin again
+	}
+	return err
 }
 
 // releaseSharedClaim releases the claim without the volume's lock, if nothing was published for the request and another

@@ -33,6 +33,8 @@ type Options struct {
 	Parts Parts
 	// Unmounter unmounts what nothing uses, for releases by force. nil: not supported.
 	Unmounter Unmounter
+	// Admitted returns why nothing may be staged or published on this node now. nil: it always may.
+	Admitted func(registry.View) error
 	// Suspended are the optional calls during which plugins died. nil: none is recorded.
 	Suspended *csi.Suspensions
 	Logger    hclog.Logger // nil: nothing is logged

@@ -1,0 +1,86 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"holdfast/registry"
+)
+
+// broadcast wakes everything that waits for a change.
+type broadcast struct {
+	mu sync.Mutex // guards ch
+	ch chan struct{}
+}
+
+// next returns a channel that is closed at the next change.
+func (b *broadcast) next() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ch == nil {
+		b.ch = make(chan struct{})
+	}
+	return b.ch
+}
+
+func (b *broadcast) fire() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ch != nil {
+		close(b.ch)
+		b.ch = nil
+	}
+}
+
+// behind reports whether this node was declared lost, and has not taken down its volumes since.
+func (s *State) behind(v registry.View) bool {
+	node, _ := v.Node(s.node)
+	return node.Lost() || node.Epoch > s.copyIn(v).Epoch
+}
+
+// mounted reports whether a volume may be mounted on this node.
+func mounted(v registry.View) bool {
+	for _, p := range v.Stagings() {
+		if p.State != registry.MarkNone {
+			return true
+		}
+	}
+	return len(v.AllRefs()) > 0
+}
+
+// Admitted returns nil if volumes may be staged and published on this node: its claims in the view are its own. That
+// is certain while it has a lease that the view shows, as no node with a valid lease is declared lost.
+func (n *Node) Admitted(v registry.View) error {
+	own, _ := v.NodeLease(n.State.node)
+	if lease := n.session.Lease(); lease == 0 || own.Lease != lease {
+		return registry.Errorf(registry.ErrUnavailable,
+			"node %s has no lease in etcd, so its claims may have been released: %s", n.State.node, n.State.silence())
+	}
+	if n.State.behind(v) {
+		node, _ := v.Node(n.State.node)
+		return registry.Errorf(registry.ErrUnavailable, "%s; its volumes are being taken down", node)
+	}
+	return nil
+}
+
+// AwaitAdmitted waits until Admitted returns nil. It calls waits with what it waits for.
+func (n *Node) AwaitAdmitted(ctx context.Context, waits func(what string)) error {
+	for said := ""; ; {
+		changed := n.changes.next()
+		var why error
+		err := n.State.View(ctx, func(v registry.View) error { why = n.Admitted(v); return nil })
+		if err != nil || why == nil {
+			return err
+		}
+		if why.Error() != said {
+			said = why.Error()
+			waits(said)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", why, context.Cause(ctx))
+		}
+	}
+}

@@ -1,0 +1,157 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+var fenceBackoff = intent.Backoff{First: time.Second, Max: time.Minute}
+
+// suspect is a node that may have to be fenced. Times are those of CLOCK_BOOTTIME.
+type suspect struct {
+	due     time.Duration
+	tries   uint64
+	running bool
+}
+
+// fencer fences nodes that have been suspect for a lease's time to live more.
+type fencer struct {
+	*Node
+	all      sync.WaitGroup
+	mu       sync.Mutex // guards suspects
+	suspects map[registry.NodeName]*suspect
+}
+
+// fenceLost fences lost nodes until ctx ends.
+func (n *Node) fenceLost(ctx context.Context) error {
+	f := fencer{Node: n, suspects: map[registry.NodeName]*suspect{}}
+	defer f.all.Wait()
+	for {
+		changed := n.changes.next()
+		var next <-chan time.Time
+		if n.fence != nil {
+			wait, err := f.review(ctx)
+			if err != nil {
+				return err
+			}
+			if wait > 0 {
+				next = time.After(wait)
+			}
+		}
+		select {
+		case <-changed:
+		case <-next:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// review starts to fence each node that is due. It returns the time until the next one is; 0: there is none.
+func (f *fencer) review(ctx context.Context) (wait time.Duration, err error) {
+	var nodes []registry.Node
+	err = f.State.View(ctx, func(v registry.View) error {
+		for _, r := range v.Nodes() {
+			_, alive := v.NodeLease(r.Name)
+			if r.Name != f.State.node && !r.Lost() && (!alive || r.Fencing.By == f.State.node) {
+				nodes = append(nodes, r)
+			}
+		}
+		return nil
+	})
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now, known := f.session.boot(), f.suspects
+	f.suspects = map[registry.NodeName]*suspect{}
+	for _, r := range nodes {
+		s := known[r.Name]
+		if s == nil {
+			s = &suspect{due: now + f.session.ttl}
+		}
+		f.suspects[r.Name] = s
+		switch {
+		case s.running:
+		case s.due <= now:
+			s.running = true
+			f.all.Go(func() { f.try(ctx, r.Name, s) })
+		case wait == 0 || s.due-now < wait:
+			wait = s.due - now
+		}
+	}
+	return wait, err
+}
+
+// try tries once to fence a node.
+func (f *fencer) try(ctx context.Context, node registry.NodeName, s *suspect) {
+	err := f.fenceOnce(ctx, node)
+	if err != nil && ctx.Err() == nil {
+		f.log.Warn("cannot fence a node", "node", node, "error", err)
+	}
+	f.mu.Lock()
+	s.tries++
+	s.due, s.running = f.session.boot()+fenceBackoff.Delay(s.tries, rand.Float64()), false
+	f.mu.Unlock()
+	f.changes.fire()
+}
+
+// fenceOnce has the host fence a node and declares it fenced, unless it is alive, or another live node fences it.
+func (f *fencer) fenceOnce(ctx context.Context, node registry.NodeName) error {
+	mine, err := f.mark(ctx, node)
+	if err != nil || !mine {
+		return err
+	}
+	failed := f.fence(ctx, node)
+	own := fmt.Sprintf("node %s", f.State.node)
+	_, err = registry.Ensure(ctx, f.State, func(v registry.View) (registry.Change, error) {
+		r, _ := v.Node(node)
+		if r.Fencing.By != f.State.node || r.Lost() {
+			return registry.Change{}, nil
+		}
+		if failed == nil {
+			return f.lost(v, r, registry.NodeFenced, registry.EventNodeFenced, own, "etcd had not heard of it"), nil
+		}
+		why := fmt.Sprintf("%s cannot fence it: %v", own, failed)
+		if r.Reason == why {
+			return registry.Change{}, nil
+		}
+		r.Reason = why
+		return registry.Change{Put: []registry.Record{r}, Events: []registry.Event{{Kind: registry.EventFenceFailed,
+			Node: node, Detail: why + "; it is tried again", At: f.Executors.now()}}}, nil
+	})
+	return errors.Join(failed, err)
+}
+
+// mark records that this node fences another one. It removes the mark if that node is alive.
+func (f *fencer) mark(ctx context.Context, node registry.NodeName) (mine bool, err error) {
+	own := registry.Fencing{By: f.State.node, Lease: f.session.Lease()}
+	_, err = registry.Ensure(ctx, f.State, func(v registry.View) (registry.Change, error) {
+		r, _ := v.Node(node)
+		_, alive := v.NodeLease(node)
+		other, working := v.NodeLease(r.Fencing.By)
+		here, _ := v.NodeLease(own.By)
+		mine = false
+		switch {
+		case alive && r.Fencing.By == own.By:
+			r.Fencing, r.Reason = registry.Fencing{}, ""
+			return registry.Change{Put: []registry.Record{r}}, nil
+		case alive, r.Lost(), own.Lease == 0, here.Lease != own.Lease:
+			return registry.Change{}, nil
+		case r.Fencing.By != own.By && working && other.Lease == r.Fencing.Lease:
+			return registry.Change{}, nil
+		}
+		mine = true
+		if r.Fencing == own {
+			return registry.Change{}, nil
+		}
+		r.Fencing = own
+		return registry.Change{Put: []registry.Record{r}}, nil
+	})
+	return mine && err == nil, err
+}

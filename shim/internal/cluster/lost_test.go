@@ -1,0 +1,185 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"holdfast/internal/etcdtest"
+	"holdfast/registry"
+)
+
+// commit commits records at the member.
+func (m *member) commit(t *testing.T, put []registry.Record, remove ...registry.Key) {
+	t.Helper()
+	if _, err := m.State.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+		return registry.Change{Put: put, Delete: remove}, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// run runs a loop of the member until the test ends. The loop looks again after each change of the copy.
+func (m *member) run(t *testing.T, loop func(context.Context) error) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	all.Go(func() { _ = loop(ctx) })
+	all.Go(func() { // instead of the store's listener
+		for ctx.Err() == nil {
+			changed := m.State.copy.next()
+			m.changes.fire()
+			select {
+			case <-changed:
+			case <-time.After(100 * time.Millisecond): // changes of the node's own records
+			case <-ctx.Done():
+			}
+		}
+	})
+	t.Cleanup(func() { cancel(); all.Wait() })
+}
+
+// testRelease deletes claims of lost nodes, and the local records of this node, as the use cases do.
+type testRelease struct {
+	*member
+	t    *testing.T
+	mu   sync.Mutex
+	why  string // Lose was called
+	busy bool   // a mount cannot be taken down
+}
+
+func (r *testRelease) ReleaseLost(ctx context.Context, k registry.AttachmentKey) error {
+	_, err := r.State.Commit(ctx, func(v registry.View) (change registry.Change, err error) {
+		for _, c := range v.Claims(k.Volume) {
+			if c.Node == k.Node {
+				change.Delete = append(change.Delete, c.Key())
+			}
+		}
+		return change, nil
+	})
+	return err
+}
+
+func (r *testRelease) Lose(ctx context.Context, why string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.why = why; r.busy {
+		return nil
+	}
+	_, err := r.State.Commit(ctx, func(v registry.View) (change registry.Change, err error) {
+		for _, ref := range v.AllRefs() {
+			change.Delete = append(change.Delete, ref.Key())
+		}
+		return change, nil
+	})
+	return err
+}
+
+// TestLostNodeComesBack follows a node: while it is suspect it keeps its claims, out of service it loses them, and when
+// it is back it uses no volume, and executes no plugin, before its mounts are gone.
+func TestLostNodeComesBack(t *testing.T) {
+	client := etcdtest.Start(t)
+	a, b := newMember(t, client, "a"), newMember(t, client, "b")
+	a.await(t, true)()
+	b.run(t, NewReaper(b.Node, &testRelease{member: b, t: t}, nil).Run)
+	held := claim("vol", "alloc")
+	held.Node = "a"
+	a.commit(t, []registry.Record{held})
+	ref := registry.Ref{Volume: held.Volume, Alloc: held.Alloc, Request: held.Request, Publish: registry.MarkDone}
+	a.commit(t, []registry.Record{ref})
+	look(t, a.State, func(v registry.View) {
+		if err := a.Admitted(v); err != nil {
+			t.Errorf("a node with a lease is not admitted: %v", err)
+		}
+	})
+	a.die(t)
+	b.see(t, "a is suspect", func(v registry.View) bool { _, alive := v.NodeLease("a"); return !alive })
+	b.await(t, true)() // it executes the plugin now
+	look(t, b.State, func(v registry.View) {
+		if len(v.Claims(held.Volume)) != 1 {
+			t.Error("a suspect node has lost its claim")
+		}
+	})
+	if _, err := b.OutOfService(t.Context(), "a", "alice", "dead"); err != nil {
+		t.Fatal(err)
+	}
+	b.see(t, "the claim is gone", func(v registry.View) bool { return len(v.Claims(held.Volume)) == 0 })
+
+	a.stop()
+	a.start(t)
+	back := newExecuting(t, a.testNode)
+	a = &member{back, &Node{State: back.testNode.State, Executors: back.Executors, session: back.session,
+		plugins: &back.plugins, log: a.log}}
+	back.session.onValid = a.changes.fire
+	release := &testRelease{member: a, t: t, busy: true}
+	a.run(t, NewReaper(a.Node, release, release).Run)
+	b.executing.plugins.sick.Store(true) // nobody else executes the plugin
+	b.await(t, false)
+	var waits string
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	if err := a.AwaitAdmitted(ctx, func(what string) { waits = what }); !errors.Is(err, context.DeadlineExceeded) ||
+		!strings.Contains(waits, "out-of-service by alice: dead") {
+		t.Errorf("a node with mounts of its last epoch: %v, waits for %q", err, waits)
+	}
+	if e := a.executor(t); e.Holder != "" {
+		t.Errorf("it executes the plugin: %s", e)
+	}
+	release.mu.Lock()
+	release.busy = false
+	if !strings.Contains(release.why, "out-of-service by alice") {
+		t.Errorf("the allocs were told %q", release.why)
+	}
+	release.mu.Unlock()
+	a.seeState(t, "a", registry.NodeReady)
+	if err := a.AwaitAdmitted(t.Context(), func(string) {}); err != nil {
+		t.Error(err)
+	}
+	a.await(t, true)()
+}
+
+// TestFenceIsRepeatedUntilItSucceeds has a fence callback fail twice. One node at a time calls it, and the lost node
+// keeps its state until it succeeds.
+func TestFenceIsRepeatedUntilItSucceeds(t *testing.T) {
+	client := etcdtest.Start(t)
+	a, b, c := newMember(t, client, "a"), newMember(t, client, "b"), newMember(t, client, "c")
+	var mu sync.Mutex
+	calls := map[string]int{}
+	fence := func(m *member) func(context.Context, registry.NodeName) error {
+		return func(_ context.Context, node registry.NodeName) error {
+			mu.Lock()
+			defer mu.Unlock()
+			look(t, m.State, func(v registry.View) {
+				if r, _ := v.Node(node); node != "a" || r.State != registry.NodeReady || r.Epoch != 0 {
+					t.Errorf("fence %s, which is %+v", node, r)
+				}
+			})
+			if calls[m.name]++; calls[m.name] < 3 {
+				return errors.New("no route to the power switch")
+			}
+			return nil
+		}
+	}
+	for _, m := range []*member{b, c} {
+		m.fence = fence(m)
+		m.run(t, m.fenceLost)
+	}
+	a.die(t)
+	b.see(t, "the failure", func(v registry.View) bool {
+		r, _ := v.Node("a")
+		return strings.Contains(r.Reason, "no route to the power switch")
+	})
+	b.seeState(t, "a", registry.NodeFenced)
+	look(t, b.State, func(v registry.View) {
+		if r, _ := v.Node("a"); r.Epoch != 1 || r.Fencing != (registry.Fencing{}) {
+			t.Errorf("%+v", r)
+		}
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	if len(calls) != 1 || calls["b"]+calls["c"] != 3 {
+		t.Errorf("calls by node: %v", calls)
+	}
+}

@@ -1,0 +1,205 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// Reaper releases the volumes of lost nodes. After this node was lost itself, it takes down the volumes here before
+// the node does anything else.
+type Reaper struct {
+	*Node
+	release Releaser
+	allocs  Allocs
+
+	mu      sync.Mutex // guards running
+	running map[registry.AttachmentKey]bool
+}
+
+// Releaser releases what a lost node has of a volume: attachment and claims.
+type Releaser interface {
+	// ReleaseLost does nothing if the node is not lost any more.
+	ReleaseLost(context.Context, registry.AttachmentKey) error
+}
+
+// Allocs are the allocs of this node.
+type Allocs interface {
+	// Lose begins to release all volumes of this node. It may be called again at any time.
+	Lose(ctx context.Context, why string) error
+}
+
+// NewReaper returns the reaper of a node.
+func NewReaper(n *Node, release Releaser, allocs Allocs) *Reaper {
+	return &Reaper{Node: n, release: release, allocs: allocs, running: map[registry.AttachmentKey]bool{}}
+}
+
+// Run works until ctx ends.
+func (r *Reaper) Run(ctx context.Context) error {
+	var all sync.WaitGroup
+	defer all.Wait()
+	for {
+		changed := r.changes.next()
+		due, err := r.due(ctx)
+		for _, k := range due {
+			if r.begin(k) {
+				all.Go(func() { defer r.end(k); r.reap(ctx, k) })
+			}
+		}
+		err = errors.Join(err, r.comeBack(ctx))
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		var again <-chan time.Time
+		if err != nil {
+			if errors.Is(err, registry.ErrFenced) {
+				return err
+			}
+			r.log.Warn("cannot release the volumes of lost nodes", "error", err)
+			again = time.After(time.Second)
+		}
+		select {
+		case <-changed:
+		case <-again:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// due lists what lost nodes still have, and this node may release.
+func (r *Reaper) due(ctx context.Context) (list []registry.AttachmentKey, err error) {
+	found := map[registry.AttachmentKey]bool{} // attached or not
+	err = r.State.View(ctx, func(v registry.View) error {
+		gone := map[registry.NodeName]bool{}
+		for _, node := range v.Nodes() {
+			_, alive := v.NodeLease(node.Name)
+			gone[node.Name] = node.Lost() && !alive && node.Name != r.State.node
+		}
+		if !slices.Contains(slices.Collect(maps.Values(gone)), true) {
+			return nil
+		}
+		for _, c := range v.AllClaims() {
+			if gone[c.Node] {
+				found[registry.AttachmentKey{Volume: c.Volume, Node: c.Node}] = false
+			}
+		}
+		for _, at := range v.AllAttachments() {
+			if gone[at.Node] {
+				found[at.AttachmentKey()] = true
+			}
+		}
+		for k, attached := range found {
+			if r.releases(v, k.Volume.Plugin, attached) {
+				list = append(list, k)
+			}
+		}
+		return nil
+	})
+	return list, err
+}
+
+// releases reports whether this node releases volumes of the plugin: it is the executor, or there is none and no call
+// to make.
+func (r *Reaper) releases(v registry.View, plugin registry.PluginID, attached bool) bool {
+	if _, err := r.Executors.Check(v, plugin); err == nil {
+		return true
+	}
+	executor, _ := v.Executor(plugin)
+	return !attached && !v.Held(executor)
+}
+
+func (r *Reaper) begin(k registry.AttachmentKey) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.running[k] {
+		return false
+	}
+	r.running[k] = true
+	return true
+}
+
+func (r *Reaper) end(k registry.AttachmentKey) {
+	r.mu.Lock()
+	delete(r.running, k)
+	r.mu.Unlock()
+	r.changes.fire() // it may be due again
+}
+
+// reap releases what a lost node has of a volume. It retries until that is done or no longer due here.
+func (r *Reaper) reap(ctx context.Context, k registry.AttachmentKey) {
+	for try := uint64(1); ; try++ {
+		err := r.release.ReleaseLost(ctx, k)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		wait := reapBackoff.Delay(try, rand.Float64())
+		r.log.Warn("cannot release a volume of a lost node yet", "node", k.Node, "volume", k.Volume.String(),
+			"again_in", wait.String(), "error", err)
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return
+		}
+		if due, err := r.due(ctx); err == nil && !slices.Contains(due, k) {
+			return
+		}
+	}
+}
+
+var reapBackoff = intent.Backoff{First: time.Second, Max: time.Minute}
+
+// comeBack makes this node ready again after it was declared lost, once it has nothing left: first its mounts go, then
+// its claims and attachments.
+func (r *Reaper) comeBack(ctx context.Context) error {
+	var own registry.Node
+	var isBehind, isMounted, holds bool
+	err := r.State.View(ctx, func(v registry.View) error {
+		own, _ = v.Node(r.State.node)
+		isBehind, isMounted = r.State.behind(v), mounted(v)
+		holds = slices.ContainsFunc(v.AllClaims(), func(c registry.Claim) bool { return c.Node == own.Name }) ||
+			slices.ContainsFunc(v.AllAttachments(), func(at registry.Attachment) bool { return at.Node == own.Name })
+		return nil
+	})
+	if err != nil || !isBehind {
+		return err
+	}
+	if isMounted || holds {
+		err = r.allocs.Lose(ctx, own.String())
+	}
+	if !isMounted {
+		r.Executors.wake()
+	}
+	if err != nil || isMounted || holds {
+		return err
+	}
+	return r.recover(ctx, own.Epoch)
+}
+
+// recover records that this node has nothing left of an epoch.
+func (r *Reaper) recover(ctx context.Context, epoch uint64) error {
+	_, err := registry.Ensure(ctx, r.State, func(v registry.View) (registry.Change, error) {
+		own, _ := v.Node(r.State.node)
+		if own.Epoch != epoch || !own.Lost() {
+			return registry.Change{}, nil
+		}
+		return r.declared(own, registry.NodeReady, registry.EventNodeReady, "", ""), nil
+	})
+	if err != nil {
+		return err
+	}
+	_, err = r.State.local.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		copied := r.State.copyIn(v)
+		copied.Epoch = max(copied.Epoch, epoch)
+		return registry.Change{Put: []registry.Record{copied}}, nil
+	})
+	r.changes.fire()
+	return err
+}

@@ -1,0 +1,68 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// lostRound bounds the tries of each call in one try to release a volume of a lost node.
+const lostRound = 30 * time.Second
+
+// ReleaseLost releases what a lost node has of a volume, without that node: it detaches the volume, and then deletes
+// the claims. That the node was declared out of service or fenced is the evidence that nothing is mounted there. It
+// does nothing if the node is not lost any more, or is alive again: then the node releases the volume itself.
+func (m *Controller) ReleaseLost(ctx context.Context, k registry.AttachmentKey) error {
+	unlock, err := m.Locks.Lock(ctx, k.Volume, fmt.Sprintf("the release of lost node %s", k.Node))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	var node registry.Node
+	var lost bool
+	err = m.State.View(ctx, func(view registry.View) error { node, lost = isLost(view, k.Node); return nil })
+	if err != nil || !lost {
+		return err
+	}
+	by := intent.Caller{RetryUntil: time.Now().Add(lostRound)}
+	if at, err := m.attachment(ctx, k.Volume, k.Node); err != nil || at.State != registry.MarkNone {
+		if err == nil {
+			err = m.settleBefore(ctx, by, k.Volume, true)
+		}
+		if err == nil {
+			err = m.Detach(ctx, by, k.Volume, k.Node)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	_, err = registry.Ensure(ctx, m.State, func(view registry.View) (change registry.Change, err error) {
+		now, lost := isLost(view, k.Node)
+		if !lost || now.Epoch != node.Epoch {
+			return change, nil
+		}
+		if at, attached := view.Attachment(k); attached {
+			return change, registry.Errorf(registry.ErrConflict, "volume %s is attached to node %s again", at.Name, k.Node)
+		}
+		for _, c := range view.Claims(k.Volume) {
+			if c.Node == k.Node {
+				released := m.Claims.event(registry.EventReleased, c)
+				released.Node, released.Detail = k.Node, fmt.Sprintf("%s: %s", released.Detail, now)
+				change.Delete = append(change.Delete, c.Key())
+				change.Events = append(change.Events, released)
+			}
+		}
+		return change, nil
+	})
+	return err
+}
+
+// isLost returns the record of a node, and whether it was declared lost and is not alive again.
+func isLost(view registry.View, name registry.NodeName) (registry.Node, bool) {
+	node, _ := view.Node(name)
+	_, alive := view.NodeLease(name)
+	return node, node.Lost() && !alive
+}
