@@ -4,13 +4,15 @@ import (
 	"fmt"
 	"testing"
 
+	"holdfast/host"
 	"holdfast/internal/csifake"
 	"holdfast/internal/csifake/journal"
 	"holdfast/internal/etcdtest"
 )
 
 // newCluster opens the hosts of several nodes that share an etcd. Their plugins share a journal and a backend.
-func newCluster(t *testing.T, n int, caps ...string) (nodes []*env) {
+// configure changes their configs; nil: nothing.
+func newCluster(t *testing.T, n int, configure func(*host.Config), caps ...string) (nodes []*env) {
 	t.Helper()
 	client := etcdtest.Start(t)
 	shared := csifake.NewJournal(t, journal.Options{Settled: true, ByNode: true})
@@ -23,6 +25,9 @@ func newCluster(t *testing.T, n int, caps ...string) (nodes []*env) {
 		if i > 0 {
 			e.backend = nodes[0].backend
 		}
+		if configure != nil {
+			configure(&e.config)
+		}
 		e.open()
 		nodes = append(nodes, e)
 	}
@@ -31,7 +36,7 @@ func newCluster(t *testing.T, n int, caps ...string) (nodes []*env) {
 
 // TestNodesShareVolumes creates, uses and deletes volumes at two nodes. The plugin's controller runs on one of them.
 func TestNodesShareVolumes(t *testing.T) {
-	nodes := newCluster(t, 2, allCaps...)
+	nodes := newCluster(t, 2, nil, allCaps...)
 	a, b := nodes[0], nodes[1]
 	pa := a.addPlugin("plugin-a", csifake.Monolith)
 	pb := b.addPlugin("plugin-b", csifake.Node)

@@ -62,7 +62,8 @@ func (n *Node) declare(
 	_, err = n.State.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		r, found := v.Node(node)
 		if !found {
-			return registry.Change{}, registry.Errorf(registry.ErrNotFound, "no node of cluster %s is named %s", n.State.id, node)
+			return registry.Change{}, registry.Errorf(registry.ErrNotFound, "no node of cluster %s is named %s",
+				n.State.id, node)
 		}
 		return decide(v, r)
 	})
