@@ -26,6 +26,9 @@ var pluginStanza = &stanza{
 			doc:      "How long the plugin may take to become healthy. Then a restart of its task is requested."},
 		{name: "list_volumes", kind: isBool, fallback: true,
 			doc: "Whether Holdfast may call ListVolumes for `holdfast doctor` and for the health of volumes."},
+		{name: "controller_scope", kind: isChoice, words: []string{scopeCluster, registry.ScopeNode}, fallback: scopeCluster,
+			doc: "Which node of a cluster makes the plugin's controller calls: with cluster one for all of them, with node " +
+				"each for the volumes that it has, because the plugin keeps them on its own node."},
 		{name: "roll", kind: isChoice, words: words(hooks.RollBeside, hooks.RollStopFirst),
 			fallback: string(hooks.RollBeside),
 			doc: "How a new instance replaces a running one: it starts beside the old one, " +
@@ -60,12 +63,16 @@ const (
 	maxFailures = 1000
 )
 
+// scopeCluster is the default of controller_scope.
+const scopeCluster = "cluster"
+
 // plugin reads a csi_plugin block.
 func (f *file) plugin(b block) hooks.PluginSpec {
 	at := f.open(b, pluginStanza)
 	p := hooks.PluginSpec{
 		ID: parsed(at, "id", registry.ParsePluginID), Type: oneOf[hooks.PluginType](at, "type"),
 		HealthTimeout: at.duration("health_timeout"), NoListVolumes: !at.truth("list_volumes"),
+		LocalController: oneOf[string](at, "controller_scope") == registry.ScopeNode,
 	}
 	p.MountDir, _ = at.path("mount_dir")
 	p.StagePublishBaseDir, _ = at.path("stage_publish_base_dir")

@@ -23,6 +23,8 @@ var specStanza = &stanza{
 		{name: "snapshot_id", kind: isText, doc: "The snapshot that the new volume is filled from: its ID in the namespace, or the plugin's ID."},
 		{name: "clone_id", kind: isText, doc: "The ID of a volume that the new volume is filled from."},
 		{name: "clone_external_id", kind: isText, doc: "The plugin's ID of such a volume."},
+		{name: "node", kind: isText, doc: "The node of a cluster that is to have the volume, for a plugin with " +
+			"controller_scope = \"node\". Without it, the node that is asked to create it."},
 		{name: "capacity_min", kind: isSize, doc: "The least size of a new volume."},
 		{name: "capacity_max", kind: isSize, doc: "The greatest size of a new volume."},
 		{name: "access_mode", kind: isChoice, words: words(registry.AccessModes...),
@@ -83,6 +85,7 @@ func (f *file) volume() *registry.VolumeSpec {
 		ID:        parsed(at, "id", registry.ParseVolumeID),
 		Plugin:    parsed(at, "plugin_id", registry.ParsePluginID),
 		External:  parsed(at, "external_id", registry.ParseExternalID),
+		Node:      parsed(at, "node", registry.ParseNodeName),
 		Context:   at.stringMap("context"),
 	}
 	at.contentOf(spec)

@@ -59,6 +59,8 @@ type PluginSpec struct {
 	Heartbeat     Heartbeat     `json:"heartbeat"`
 	// list_volumes = false: ListVolumes is never called
 	NoListVolumes bool `json:"no_list_volumes,omitempty"`
+	// controller_scope = "node": each node makes the controller calls for its own volumes
+	LocalController bool `json:"local_controller,omitempty"`
 	// how a host replaces an instance; empty: RollBeside
 	Roll RollMode `json:"roll,omitempty"`
 }

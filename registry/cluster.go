@@ -75,6 +75,7 @@ type NodePlugin struct {
 	Plugin     PluginID `json:"plugin"`
 	Node       bool     `json:"node,omitempty"`       // a healthy instance serves the node service
 	Controller bool     `json:"controller,omitempty"` // a healthy instance serves the controller service
+	Local      bool     `json:"local,omitempty"`      // controller_scope = "node"
 	// NodeUnhealthy and ControllerUnhealthy: only unhealthy instances serve the service.
 	NodeUnhealthy       bool `json:"node_unhealthy,omitempty"`
 	ControllerUnhealthy bool `json:"controller_unhealthy,omitempty"`
@@ -105,10 +106,72 @@ type Executor struct {
 	Term   uint64   `json:"term"`             // counts the holders
 	// Former are earlier holders that have not said that they send nothing any more. A call that one of them has
 	// begun may only be repeated.
-	Former      []NodeName `json:"former,omitempty"`
+	Former []NodeName `json:"former,omitempty"`
+	// Late are calls that a former holder has begun, and that another node has repeated until the outcome was certain.
+	Late        []LateCall `json:"late,omitempty"`
 	CreateIndex Seq        `json:"create_index"`
 	ModifyIndex Seq        `json:"modify_index"`
 	Since       time.Time  `json:"since,omitzero"`
+}
+
+// LateCall is a call that a former executor may still send. Until it has said that it does not, no other call is sent
+// for the same volume or snapshot.
+type LateCall struct {
+	For  string   `json:"for"` // the name of the volume or snapshot
+	Node NodeName `json:"node"`
+	RPC  RPC      `json:"rpc"`
+	Hash string   `json:"hash,omitempty"` // of the request
+}
+
+// Blocks returns the error of a call that has to wait for a former executor, nil if it need not.
+func (e Executor) Blocks(what string, rpc RPC, hash string) error {
+	for _, late := range e.Late {
+		if late.For == what && (late.RPC != rpc || late.Hash != hash) {
+			return Errorf(ErrUnavailable, "%s of %s cannot be sent now: node %s has begun %s and may still send it; wait until "+
+				"the node is back and its plugin answers, or declare the node out of service", rpc, what, late.Node, late.RPC)
+		}
+	}
+	return nil
+}
+
+// Ended returns the record after a call has ended that senders have begun. same: nothing of it has changed.
+func (e Executor) Ended(what string, rpc RPC, hash string, senders []NodeName) (next Executor, same bool) {
+	e.Late, same = slices.Clone(e.Late), true
+	for _, n := range senders {
+		if late := (LateCall{what, n, rpc, hash}); slices.Contains(e.Former, n) && !slices.Contains(e.Late, late) {
+			e.Late, same = append(e.Late, late), false
+		}
+	}
+	return e, same
+}
+
+// ExecutorKey says which node makes controller calls: Node, if the plugin has controller_scope = "node", else the
+// plugin's Executor.
+type ExecutorKey struct {
+	Plugin PluginID
+	Node   NodeName
+}
+
+// ExecutedBy returns which node makes the controller calls for the volume.
+func (v Volume) ExecutedBy() ExecutorKey { return ExecutorKey{v.Plugin, v.Node} }
+
+// ExecutedBy returns which node makes the controller calls for the snapshot.
+func (s VolumeSnapshot) ExecutedBy() ExecutorKey { return ExecutorKey{s.Plugin, s.Node} }
+
+// Executed reports whether one node at a time makes the plugin's controller calls: it has, or has had, a controller on
+// a node, and not one for each node.
+func (v View) Executed(plugin PluginID) bool {
+	if _, found := v.Executor(plugin); found || plugin == "" {
+		return found
+	}
+	for _, node := range v.Nodes() {
+		for _, p := range node.Plugins {
+			if p.Plugin == plugin && p.Controller && !p.Local {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // Formation says whether the nodes of a cluster have formed it. No claim is granted before.
@@ -135,6 +198,7 @@ func (v View) Formation() Formation {
 type RemoteCall struct {
 	ID          OperationID `json:"id"`
 	Plugin      PluginID    `json:"plugin"`
+	To          NodeName    `json:"to,omitempty"` // carries it out; empty: the plugin's executor
 	From        NodeName    `json:"from"`
 	Method      string      `json:"method"`
 	Request     []byte      `json:"request,omitempty"`
@@ -178,17 +242,31 @@ func (e Executor) Taken(by NodeName, lease int64, at time.Time) Executor {
 	if e.Holder != "" && e.Holder != by && !slices.Contains(e.Former, e.Holder) {
 		e.Former = append(slices.Clone(e.Former), e.Holder)
 	}
-	e.Former = slices.DeleteFunc(slices.Clone(e.Former), func(n NodeName) bool { return n == by })
 	e.Holder, e.Lease, e.Term, e.Since = by, lease, e.Term+1, at
 	return e
 }
 
-// Left returns the record after a node has said that it sends nothing any more.
+// Dropped returns the record after the holder has become a former one, because it cannot send at the moment.
+func (e Executor) Dropped(at time.Time) Executor {
+	if !slices.Contains(e.Former, e.Holder) {
+		e.Former = append(slices.Clone(e.Former), e.Holder)
+	}
+	e.Holder, e.Lease, e.Since = "", 0, at
+	return e
+}
+
+// Left returns the record after a node is not the executor any more, and none of its calls may run.
 func (e Executor) Left(n NodeName, at time.Time) Executor {
 	if e.Holder == n {
 		e.Holder, e.Lease, e.Since = "", 0, at
 	}
+	return e.Settled(n)
+}
+
+// Settled returns the record after a former holder has said that none of its earlier calls may run any more.
+func (e Executor) Settled(n NodeName) Executor {
 	e.Former = slices.DeleteFunc(slices.Clone(e.Former), func(f NodeName) bool { return f == n })
+	e.Late = slices.DeleteFunc(slices.Clone(e.Late), func(l LateCall) bool { return l.Node == n })
 	return e
 }
 

@@ -76,11 +76,17 @@ func (i Instance) Same(o Instance) bool {
 		maps.Equal(i.Options, o.Options)
 }
 
-// OptionListVolumes is set to OptionOff on an instance whose stanza has list_volumes = false.
+// OptionListVolumes is set to OptionOff on an instance whose stanza has list_volumes = false, OptionScope to ScopeNode
+// if it has controller_scope = "node".
 const (
 	OptionListVolumes = "list_volumes"
 	OptionOff         = "off"
+	OptionScope       = "controller_scope"
+	ScopeNode         = "node"
 )
+
+// Local reports whether each node has controllers of the plugin for its own volumes (controller_scope = "node").
+func (i Instance) Local() bool { return i.Options[OptionScope] == ScopeNode }
 
 // HealthState is the health of an instance. The zero value is invalid.
 type HealthState string

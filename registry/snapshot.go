@@ -64,6 +64,8 @@ func (s SnapshotState) Unfinished() bool {
 type VolumeSnapshot struct {
 	SnapshotSpec
 	Plugin      PluginID      `json:"plugin"`
+	Node        NodeName      `json:"node,omitempty"`             // that of its volumes
+	Senders     []NodeName    `json:"senders,omitempty"`          // of a cluster, that have begun the call that State asks for
 	Source      ExternalID    `json:"source_volume_id,omitempty"` // of the volume
 	Members     []GroupMember `json:"members,omitempty"`          // of a group snapshot, in the order of Volumes
 	Unusable    []ExternalID  `json:"unusable,omitempty"`         // snapshots in an unusable answer for a group; to delete it

@@ -160,7 +160,9 @@ type VolumeSpec struct {
 	// At most one of these is set: what the volume is filled from (volume_content_source).
 	CloneID       VolumeID   `json:"clone_id,omitempty"`          // a volume of this namespace and plugin
 	CloneExternal ExternalID `json:"clone_external_id,omitempty"` // a volume, by the plugin's id
-	SnapshotID    ExternalID `json:"snapshot_id,omitempty"`       // a snapshot of this namespace, or by the plugin's id
+	// Node has the volume, and makes its controller calls, if the plugin has controller_scope = "node".
+	Node       NodeName   `json:"node,omitempty"`
+	SnapshotID ExternalID `json:"snapshot_id,omitempty"` // a snapshot of this namespace, or by the plugin's id
 }
 
 // Source says what a new volume is filled from (CSI VolumeContentSource). At most one field is set. The zero value

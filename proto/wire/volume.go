@@ -11,6 +11,7 @@ func VolumeSpecProto(s registry.VolumeSpec) *pb.VolumeSpec {
 		ExternalId: string(s.External), CapacityMin: s.CapacityMin, CapacityMax: s.CapacityMax, FsType: s.FSType,
 		MountFlags: s.MountFlags.List(), Parameters: s.Parameters, Context: s.Context,
 		Required: each(s.Required, topologyProto), Preferred: each(s.Preferred, topologyProto),
+		Node:    string(s.Node),
 		CloneId: string(s.CloneID), CloneExternalId: string(s.CloneExternal), SnapshotId: string(s.SnapshotID),
 		MountGroup: s.MountGroup, MutableParameters: s.Mutable, Ownership: ownershipProto(s.Ownership),
 	}
@@ -28,6 +29,7 @@ func VolumeSpec(m *pb.VolumeSpec) registry.VolumeSpec {
 		CapacityMin: m.GetCapacityMin(), CapacityMax: m.GetCapacityMax(), FSType: m.GetFsType(),
 		MountFlags: registry.FlagsOf(m.GetMountFlags()), Parameters: m.GetParameters(), Context: m.GetContext(),
 		Required: each(m.GetRequired(), topology), Preferred: each(m.GetPreferred(), topology),
+		Node:    registry.NodeName(m.GetNode()),
 		CloneID: registry.VolumeID(m.GetCloneId()), CloneExternal: registry.ExternalID(m.GetCloneExternalId()),
 		SnapshotID: registry.ExternalID(m.GetSnapshotId()), MountGroup: m.GetMountGroup(),
 		Mutable: m.GetMutableParameters(), Ownership: ownership(m.GetOwnership()),

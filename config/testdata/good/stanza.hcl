@@ -21,6 +21,7 @@ job "defaults" {
         stage_publish_base_dir = "${NOMAD_TASK_DIR}/volumes"
         health_timeout         = "1m30s"
         list_volumes           = false
+        controller_scope       = "node"
         roll                   = "stop_first"
         heartbeat {
           interval = "500ms"

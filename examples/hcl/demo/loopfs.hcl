@@ -34,6 +34,9 @@ job "loopfs" {
         id   = "loopfs"
         type = "monolith"
 
+        # In a cluster, each node has its own volumes.
+        controller_scope = "node"
+
         heartbeat {
           interval = "2s"
           timeout  = "1s"

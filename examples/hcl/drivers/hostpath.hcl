@@ -36,6 +36,9 @@ job "hostpath" {
 
         # It reads its state when it starts, so two of them would disagree.
         roll = "stop_first"
+
+        # In a cluster, each node has its own volumes.
+        controller_scope = "node"
       }
     }
   }

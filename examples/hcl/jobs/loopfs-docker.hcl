@@ -30,6 +30,9 @@ job "loopfs-docker" {
         id        = "loopfs"
         type      = "monolith"
         mount_dir = "/csi"
+
+        # In a cluster, each node has its own volumes.
+        controller_scope = "node"
       }
 
       resources {

@@ -23,6 +23,9 @@ job "loopfs" {
         id   = "loopfs"
         type = "monolith"
 
+        # In a cluster, each node has its own volumes.
+        controller_scope = "node"
+
         # Ours: how often the plugin is probed, and how many misses make it unhealthy.
         heartbeat {
           interval = "2s"

@@ -102,6 +102,7 @@ type VolumeSpec struct {
 	CloneExternalId   string                 `protobuf:"bytes,19,opt,name=clone_external_id,json=cloneExternalId,proto3" json:"clone_external_id,omitempty"` // a volume, by its plugin's id
 	MutableParameters map[string]string      `protobuf:"bytes,30,rep,name=mutable_parameters,json=mutableParameters,proto3" json:"mutable_parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Ownership         *Ownership             `protobuf:"bytes,31,opt,name=ownership,proto3" json:"ownership,omitempty"`
+	Node              string                 `protobuf:"bytes,32,opt,name=node,proto3" json:"node,omitempty"` // has the volume, of a plugin with controller_scope = "node"
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -281,6 +282,13 @@ func (x *VolumeSpec) GetOwnership() *Ownership {
 		return x.Ownership
 	}
 	return nil
+}
+
+func (x *VolumeSpec) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
 }
 
 type Volume struct {
@@ -1881,7 +1889,7 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x10VolumeCapability\x12\x1f\n" +
 	"\vaccess_mode\x18\x01 \x01(\tR\n" +
 	"accessMode\x12'\n" +
-	"\x0fattachment_mode\x18\x02 \x01(\tR\x0eattachmentMode\"\xb0\t\n" +
+	"\x0fattachment_mode\x18\x02 \x01(\tR\x0eattachmentMode\"\xc4\t\n" +
 	"\n" +
 	"VolumeSpec\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
@@ -1911,7 +1919,8 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"mountGroup\x12*\n" +
 	"\x11clone_external_id\x18\x13 \x01(\tR\x0fcloneExternalId\x12]\n" +
 	"\x12mutable_parameters\x18\x1e \x03(\v2..holdfast.v1.VolumeSpec.MutableParametersEntryR\x11mutableParameters\x124\n" +
-	"\townership\x18\x1f \x01(\v2\x16.holdfast.v1.OwnershipR\townership\x1a=\n" +
+	"\townership\x18\x1f \x01(\v2\x16.holdfast.v1.OwnershipR\townership\x12\x12\n" +
+	"\x04node\x18  \x01(\tR\x04node\x1a=\n" +
 	"\x0fParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a:\n" +

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"holdfast/proto/wire"
 	"holdfast/registry"
@@ -28,15 +29,24 @@ func NewAttacher(c *controller.Controller, calls intent.Calls, n *Node) *Attache
 
 // The methods of an Attacher's remote calls.
 const (
-	attachMethod = "attach"
-	detachMethod = "detach"
+	provideMethod = "create"
+	attachMethod  = "attach"
+	detachMethod  = "detach"
+	abandonMethod = "detach by force"
+	settleMethod  = "settle"
+	leaveMethod   = "leave"
 )
 
-// attachment is the request of an Attacher's remote calls.
-type attachment struct {
+// request is the request of an Attacher's remote calls. Each method needs some of its fields.
+type request struct {
 	Volume registry.VolumeKey
 	Usage  registry.Usage
 	To     intent.AttachTo
+	Forced registry.Forced
+	Call   registry.Call
+	Spec   registry.VolumeSpec
+	Origin registry.Origin
+	Intent registry.Intent
 }
 
 // SettleClaims is Settle of the State.
@@ -47,6 +57,18 @@ func (a *Attacher) FeasibleAttach(
 	registry.View, registry.Volume, registry.Usage, intent.AttachTo,
 ) []registry.Infeasible {
 	return nil
+}
+
+// FeasibleCreate is FeasibleCreate of a Controller.
+func (a *Attacher) FeasibleCreate(view registry.View, s registry.VolumeSpec) (reasons []registry.Infeasible) {
+	if !view.Executed(s.Plugin) {
+		return a.Controller.FeasibleCreate(view, s)
+	}
+	if executor, _ := view.Executor(s.Plugin); !view.Held(executor) {
+		reasons = append(reasons, registry.Infeasible{Kind: registry.InfeasibleUnhealthy,
+			Detail: describe(view, registry.ExecutorKey{Plugin: s.Plugin})})
+	}
+	return reasons
 }
 
 // AwaitAttach and AwaitDetach do not wait: Attach and Detach wait for the executor.
@@ -67,7 +89,7 @@ func (a *Attacher) Attach(
 	ctx, cancel := by.Waiting(ctx)
 	defer cancel()
 	if !to.Used && !v.Ephemeral {
-		if err := a.endDetach(ctx, v.VolumeKey(), to.Node); err != nil {
+		if err := a.endEarlier(ctx, v.VolumeKey(), to.Node); err != nil {
 			return err
 		}
 	}
@@ -80,29 +102,11 @@ func (a *Attacher) Attach(
 	}); err != nil || settled {
 		return err
 	}
-	err := a.call(ctx, attachMethod, attachment{v.VolumeKey(), u, to})
+	err := a.call(ctx, attachMethod, v.ExecutedBy(), request{Volume: v.VolumeKey(), Usage: u, To: to})
 	if errors.Is(err, ErrHere) {
 		err = a.Controller.Attach(ctx, by, v, u, to)
 	}
 	return err
-}
-
-// endDetach waits until no call to detach the volume is under way for this node.
-func (a *Attacher) endDetach(ctx context.Context, key registry.VolumeKey, node registry.NodeName) error {
-	if err := a.remote.state.awaitReady(ctx); err != nil {
-		return err
-	}
-	if open, err := a.open(ctx, detachMethod, detachOf(key, node)); err != nil || !open {
-		return err
-	}
-	if err := a.call(ctx, detachMethod, detachOf(key, node)); !errors.Is(err, ErrHere) {
-		return err
-	}
-	return nil
-}
-
-func detachOf(key registry.VolumeKey, node registry.NodeName) attachment {
-	return attachment{Volume: key, To: intent.AttachTo{Node: node}}
 }
 
 // Detach is Detach of a Controller. then is of no effect if another node detaches the volume.
@@ -111,86 +115,245 @@ func (a *Attacher) Detach(
 ) error {
 	ctx, cancel := by.Waiting(ctx)
 	defer cancel()
-	if err := a.remote.state.awaitReady(ctx); err != nil {
+	if err := a.endEarlier(ctx, key, node); err != nil {
 		return err
 	}
-	var attached bool
-	if err := a.calls.State.View(ctx, func(view registry.View) error {
-		_, attached = view.Attachment(registry.AttachmentKey{Volume: key, Node: node})
-		return nil
-	}); err != nil || !attached {
+	executor, attached, err := a.executor(ctx, key, node)
+	if err != nil || !attached {
 		return err
 	}
-	err := a.call(ctx, detachMethod, detachOf(key, node))
+	err = a.call(ctx, detachMethod, executor, request{Volume: key, To: intent.AttachTo{Node: node}})
 	if errors.Is(err, ErrHere) {
 		err = a.Controller.Detach(ctx, by, key, node, then...)
 	}
 	return err
 }
 
-func (a *Attacher) call(ctx context.Context, method string, request attachment) error {
-	call, err := newCall(method, request)
+// executor returns which node makes the controller calls for a volume, and whether the volume is attached to a node.
+func (a *Attacher) executor(
+	ctx context.Context, key registry.VolumeKey, node registry.NodeName,
+) (by registry.ExecutorKey, attached bool, err error) {
+	err = a.calls.State.View(ctx, func(view registry.View) error {
+		v, _ := view.VolumeByKey(key)
+		by = registry.ExecutorKey{Plugin: key.Plugin, Node: v.Node}
+		_, attached = view.Attachment(registry.AttachmentKey{Volume: key, Node: node})
+		return nil
+	})
+	return by, attached, err
+}
+
+// Provide is Provide of a Controller.
+func (a *Attacher) Provide(
+	ctx context.Context, call registry.Call, spec registry.VolumeSpec, from registry.Origin,
+) (v registry.Volume, err error) {
+	by, found := registry.ExecutorKey{Plugin: spec.Plugin, Node: spec.Node}, false
+	look := func(view registry.View) error {
+		if v, found = view.Volume(spec.VolumeName()); found {
+			by = v.ExecutedBy()
+		}
+		return nil
+	}
+	if err := a.calls.State.View(ctx, look); err != nil {
+		return v, err
+	}
+	if found && v.State == registry.VolumeReady && !v.Unwanted() {
+		return a.Controller.Provide(ctx, call, spec, from)
+	}
+	switch err := a.call(ctx, provideMethod, by, request{Call: call, Spec: spec, Origin: from}); {
+	case errors.Is(err, ErrHere):
+		return a.Controller.Provide(ctx, call, spec, from)
+	case err != nil:
+		return v, err
+	}
+	if err = a.calls.State.View(ctx, look); err == nil && !found {
+		err = registry.Errorf(registry.ErrConflict, "volume %s was deleted as soon as it was created", spec.VolumeName())
+	}
+	return v, err
+}
+
+// Settle is Settle of a Controller.
+func (a *Attacher) Settle(ctx context.Context, by intent.Caller, open registry.Intent) error {
+	ctx, cancel := by.Waiting(ctx)
+	defer cancel()
+	executor, _, err := a.executor(ctx, open.Volume, "")
+	if err != nil {
+		return err
+	}
+	err = a.call(ctx, settleMethod, executor, request{Volume: open.Volume, Intent: open})
+	if errors.Is(err, ErrHere) {
+		err = a.Controller.Settle(ctx, by, open)
+	}
+	return err
+}
+
+// LeaveAlteration is LeaveAlteration of a Controller.
+func (a *Attacher) LeaveAlteration(ctx context.Context, key registry.VolumeKey) (left bool, err error) {
+	var open registry.Intent
+	if err := a.calls.State.View(ctx, func(view registry.View) error {
+		open, left = view.Intent(key)
+		return nil
+	}); err != nil || !left || !open.RPC.Alters() {
+		return false, err
+	}
+	executor, _, err := a.executor(ctx, key, "")
+	if err != nil {
+		return false, err
+	}
+	err = a.call(ctx, leaveMethod, executor, request{Volume: key})
+	if errors.Is(err, ErrHere) {
+		return a.Controller.LeaveAlteration(ctx, key)
+	}
+	return err == nil, err
+}
+
+// DetachOrAbandon is DetachOrAbandon of a Controller. A plugin without an executor cannot detach.
+func (a *Attacher) DetachOrAbandon(
+	ctx context.Context, by intent.Caller, k registry.AttachmentKey, f registry.Forced,
+) error {
+	executor, attached, err := a.executor(ctx, k.Volume, k.Node)
+	if err != nil || !attached {
+		return err
+	}
+	limited, cancel := context.WithTimeout(ctx, abandonLimit)
+	defer cancel()
+	err = a.call(limited, abandonMethod, executor, request{Volume: k.Volume, To: intent.AttachTo{Node: k.Node}, Forced: f})
+	switch {
+	case errors.Is(err, ErrHere):
+		return a.Controller.DetachOrAbandon(ctx, by, k, f)
+	case limited.Err() != nil && ctx.Err() == nil:
+		return a.Controller.Abandon(ctx, k, f, err)
+	}
+	return err
+}
+
+// abandonLimit bounds a detach by force at the executor, which tries for a while itself.
+const abandonLimit = 30 * time.Second
+
+func (a *Attacher) call(ctx context.Context, method string, by registry.ExecutorKey, r request) error {
+	executed := by.Node != ""
+	if err := a.calls.State.View(ctx, func(view registry.View) error {
+		executed = executed || view.Executed(by.Plugin)
+		return nil
+	}); err != nil {
+		return err
+	}
+	if !executed {
+		return ErrHere
+	}
+	call, err := newCall(method, by, r)
 	if err == nil {
 		_, err = a.remote.Call(ctx, call, true)
 	}
 	if err == nil || errors.Is(err, ErrHere) {
 		return err
 	}
-	return fmt.Errorf("%s volume %s: %w", method, request.Volume, wire.Error(err))
-}
-
-// open reports whether the call has a record without an answer.
-func (a *Attacher) open(ctx context.Context, method string, request attachment) (open bool, err error) {
-	call, err := newCall(method, request)
-	if err != nil {
-		return false, err
+	if r.Volume.External == "" {
+		return fmt.Errorf("%s volume %s: %w", method, r.Spec.VolumeName(), wire.Error(err))
 	}
-	err = a.calls.State.View(ctx, func(view registry.View) error {
-		earlier, found := view.RemoteCall(call.ID)
-		open = found && !earlier.Done
-		return nil
-	})
-	return open, err
+	return fmt.Errorf("%s volume %s: %w", method, r.Volume, wire.Error(err))
 }
 
 // newCall returns a call whose ID is that of each call with the same request.
-func newCall(method string, request attachment) (registry.RemoteCall, error) {
-	text, err := json.Marshal(request)
+func newCall(method string, by registry.ExecutorKey, r request) (registry.RemoteCall, error) {
+	text, err := json.Marshal(r)
 	if err != nil {
 		return registry.RemoteCall{}, registry.Errorf(registry.ErrInternal, "encode a call to %s: %w", method, err)
 	}
+	return registry.RemoteCall{ID: idOf(method, text), Plugin: by.Plugin, To: by.Node, Method: method, Request: text}, nil
+}
+
+// idOf returns the ID of a call, which depends on its request only.
+func idOf(method string, text []byte) registry.OperationID {
 	sum := sha256.Sum256(append([]byte(method), text...))
-	return registry.RemoteCall{ID: registry.OperationID(hex.EncodeToString(sum[:])), Plugin: request.Volume.Plugin,
-		Method: method, Request: text}, nil
+	return registry.OperationID(hex.EncodeToString(sum[:]))
+}
+
+// endEarlier waits for the end of calls that attach the volume to this node or detach it, and whose caller has given up.
+// Else one might be carried out after the next.
+func (a *Attacher) endEarlier(ctx context.Context, key registry.VolumeKey, node registry.NodeName) error {
+	if err := a.remote.state.awaitReady(ctx); err != nil {
+		return err
+	}
+	var earlier []registry.RemoteCall
+	if err := a.calls.State.View(ctx, func(view registry.View) error {
+		for _, c := range view.RemoteCalls() {
+			var r request
+			if c.From == a.remote.state.node && (c.Method == attachMethod || c.Method == detachMethod) && !c.Done &&
+				json.Unmarshal(c.Request, &r) == nil && r.Volume == key && r.To.Node == node {
+				earlier = append(earlier, c)
+			}
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	for _, c := range earlier {
+		_, err := a.remote.Call(ctx, c, true) // its outcome does not matter
+		if ctx.Err() != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Serve carries out a call of another node's Attacher.
 func (a *Attacher) Serve(ctx context.Context, method string, text []byte) error {
-	var request attachment
-	if err := json.Unmarshal(text, &request); err != nil {
+	var r request
+	if err := json.Unmarshal(text, &r); err != nil {
 		return registry.Invalid("request to %s: %w", method, err)
 	}
-	unlock, err := a.calls.Locks.Lock(ctx, request.Volume, method+" for node "+string(request.To.Node))
+	if method == provideMethod {
+		_, err := a.Controller.Provide(ctx, r.Call, r.Spec, r.Origin)
+		return err
+	}
+	unlock, err := a.calls.Locks.Lock(ctx, r.Volume, method+" for node "+string(r.To.Node))
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if open, err := a.open(ctx, method, request); err != nil || !open {
+	if err := a.calls.State.View(ctx, func(view registry.View) error {
+		if c, found := view.RemoteCall(idOf(method, text)); !found || c.Done {
+			return registry.Errorf(registry.ErrConflict, "the call was withdrawn")
+		}
+		return nil
+	}); err != nil {
 		return err
 	}
-	if method == detachMethod {
-		return a.Controller.Detach(ctx, intent.Caller{}, request.Volume, request.To.Node)
+	at := registry.AttachmentKey{Volume: r.Volume, Node: r.To.Node}
+	switch method {
+	case detachMethod:
+		return a.Controller.Detach(ctx, intent.Caller{}, r.Volume, r.To.Node)
+	case abandonMethod:
+		return a.Controller.DetachOrAbandon(ctx, intent.Caller{}, at, r.Forced)
+	case settleMethod:
+		return a.settle(ctx, r)
+	case leaveMethod:
+		_, err := a.Controller.LeaveAlteration(ctx, r.Volume)
+		return err
 	}
 	var v registry.Volume
 	err = a.calls.State.View(ctx, func(view registry.View) error {
 		var found bool
-		if v, found = view.VolumeByKey(request.Volume); !found {
-			return registry.Errorf(registry.ErrNotFound, "volume %s not found", request.Volume)
+		if v, found = view.VolumeByKey(r.Volume); !found {
+			return registry.Errorf(registry.ErrNotFound, "volume %s not found", r.Volume)
 		}
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	return a.Controller.Attach(ctx, intent.Caller{}, v, request.Usage, request.To)
+	return a.Controller.Attach(ctx, intent.Caller{}, v, r.Usage, r.To)
+}
+
+// settle settles the open call of a volume, unless it was settled meanwhile.
+func (a *Attacher) settle(ctx context.Context, r request) error {
+	same := false
+	if err := a.calls.State.View(ctx, func(view registry.View) error {
+		open, found := view.Intent(r.Volume)
+		same = found && open.RPC == r.Intent.RPC && open.Hash == r.Intent.Hash
+		return nil
+	}); err != nil || !same {
+		return err
+	}
+	return a.Controller.Settle(ctx, intent.Caller{}, r.Intent)
 }

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -21,6 +22,9 @@ type Executors struct {
 	plugins Plugins
 	now     func() time.Time // wall time, for people
 	log     hclog.Logger
+	// answers returns nil once the plugin's controller on this node answers a probe, or is gone. Then it has read the
+	// calls that earlier shims have sent. nil: it always does.
+	answers func(context.Context, registry.PluginID) error
 
 	mu      sync.Mutex // guards sending and changed
 	sending map[registry.PluginID]int
@@ -40,20 +44,49 @@ func newExecutors(s *session, plugins Plugins, now func() time.Time, log hclog.L
 	}
 }
 
-// Check returns the executor of the plugin if it is this node, for a decision that begins a controller call. Else it
-// returns an ErrUnavailable that names the executor.
-func (e *Executors) Check(v registry.View, plugin registry.PluginID) (registry.Executor, error) {
-	executor, _ := v.Executor(plugin)
+// Check implements intent.Executors.
+func (e *Executors) Check(v registry.View, by registry.ExecutorKey) (registry.Executor, error) {
+	if by.Node == "" && e.local(by.Plugin) {
+		by.Node = e.state.node // a new volume
+	}
+	if by.Node == e.state.node {
+		return registry.Executor{}, nil
+	}
+	if by.Node != "" {
+		return registry.Executor{}, registry.Errorf(registry.ErrUnavailable, "%s, not node %s", describe(v, by), e.state.node)
+	}
+	executor, _ := v.Executor(by.Plugin)
 	lease, _ := v.NodeLease(e.state.node)
 	if executor.Holder == e.state.node && executor.Lease == lease.Lease && lease.Lease != 0 {
 		return executor, nil
 	}
-	return executor, registry.Errorf(registry.ErrUnavailable, "%s, not node %s", executor, e.state.node)
+	return executor, registry.Errorf(registry.ErrUnavailable, "%s, not node %s", describe(v, by), e.state.node)
 }
 
-// Sending is called directly before a controller call is sent. It returns an ErrUnavailable if another node may have
-// become the executor of the plugin since. done must be called after the call.
-func (e *Executors) Sending(ctx context.Context, plugin registry.PluginID) (done func(), err error) {
+// describe says which node makes controller calls, and whether it is suspect.
+func describe(v registry.View, by registry.ExecutorKey) string {
+	executor, _ := v.Executor(by.Plugin)
+	executor.Plugin = by.Plugin
+	node, text := executor.Holder, executor.String()
+	if by.Node != "" {
+		node, text = by.Node, fmt.Sprintf("node %s has the volume, and makes its controller calls for plugin %s", by.Node,
+			by.Plugin)
+	}
+	if _, alive := v.NodeLease(node); node != "" && !alive {
+		text += " (the node is suspect: its shim has lost its lease in etcd)"
+	}
+	return text
+}
+
+// local reports whether this node makes the plugin's calls for its own volumes (controller_scope = "node").
+func (e *Executors) local(plugin registry.PluginID) bool {
+	instance, found := e.plugins.Find(registry.RoleController, plugin)
+	return found && instance.Local()
+}
+
+// Sending implements intent.Executors.
+func (e *Executors) Sending(ctx context.Context, by registry.ExecutorKey) (done func(), err error) {
+	plugin := by.Plugin
 	e.mu.Lock()
 	e.sending[plugin]++
 	e.mu.Unlock()
@@ -68,10 +101,10 @@ func (e *Executors) Sending(ctx context.Context, plugin registry.PluginID) (done
 	e.session.awaitFirst(ctx) // the calls that a swap has interrupted are repeated before
 	var executor registry.Executor
 	err = e.state.View(ctx, func(v registry.View) (err error) {
-		executor, err = e.Check(v, plugin)
+		executor, err = e.Check(v, by)
 		return err
 	})
-	if lease := e.session.Lease(); err == nil && lease != executor.Lease {
+	if lease := e.session.Lease(); err == nil && executor.Holder != "" && lease != executor.Lease {
 		err = registry.Errorf(registry.ErrUnavailable,
 			"node %s lost its lease in etcd, so another node may be the executor of plugin %s", e.state.node, plugin)
 	}
@@ -105,6 +138,7 @@ func (e *Executors) Applied(a registry.Applied) {
 
 // Run takes and leaves the execution of plugins until ctx ends.
 func (e *Executors) Run(ctx context.Context) error {
+	e.session.awaitFirst(ctx)
 	for {
 		err := e.review(ctx)
 		if ctx.Err() != nil {
@@ -139,12 +173,12 @@ func (e *Executors) review(ctx context.Context) error {
 	for _, executor := range known {
 		former := slices.Contains(executor.Former, e.state.node)
 		holds := executor.Holder == e.state.node && !e.healthy(executor.Plugin)
-		if (former || holds) && e.idle(executor.Plugin) {
-			failed = errors.Join(failed, e.leave(ctx, executor.Plugin, holds))
+		if holds || former && e.idle(executor.Plugin) {
+			failed = errors.Join(failed, e.settle(ctx, executor.Plugin))
 		}
 	}
 	for _, instance := range e.plugins.All().Instances {
-		if instance.Role == registry.RoleController && e.healthy(instance.Plugin) {
+		if instance.Role == registry.RoleController && e.healthy(instance.Plugin) && !instance.Local() {
 			failed = errors.Join(failed, e.take(ctx, instance.Plugin))
 		}
 	}
@@ -160,7 +194,7 @@ func (e *Executors) healthy(plugin registry.PluginID) bool {
 // take makes this node the executor of the plugin, unless another one holds it.
 func (e *Executors) take(ctx context.Context, plugin registry.PluginID) error {
 	lease := e.session.Lease()
-	if lease == 0 {
+	if lease == 0 { // Run looks again once it is renewed
 		return nil
 	}
 	_, err := registry.Ensure(ctx, e.state, func(v registry.View) (registry.Change, error) {
@@ -178,14 +212,41 @@ func (e *Executors) take(ctx context.Context, plugin registry.PluginID) error {
 	return err
 }
 
-// leave records that this node sends no controller call of the plugin any more. holds: it is the executor.
-func (e *Executors) leave(ctx context.Context, plugin registry.PluginID, holds bool) error {
+// settle records that this node is not the executor of the plugin any more, if it has no healthy controller and, once no
+// earlier call of it may run at the plugin, that.
+func (e *Executors) settle(ctx context.Context, plugin registry.PluginID) error {
+	var silent error
+	if e.answers != nil {
+		asking, cancel := context.WithTimeout(ctx, answerLimit)
+		defer cancel()
+		silent = e.answers(asking, plugin)
+	}
 	_, err := registry.Ensure(ctx, e.state, func(v registry.View) (registry.Change, error) {
 		executor, _ := v.Executor(plugin)
-		if (executor.Holder == e.state.node) != holds || !holds && !slices.Contains(executor.Former, e.state.node) {
+		leaves := executor.Holder == e.state.node && !e.healthy(plugin)
+		former := slices.Contains(executor.Former, e.state.node)
+		settled := silent == nil && e.idle(plugin)
+		switch {
+		case leaves && settled:
+			executor = executor.Left(e.state.node, e.now())
+		case leaves:
+			executor = executor.Dropped(e.now())
+		case former && settled:
+			executor = executor.Settled(e.state.node)
+		default:
 			return registry.Change{}, nil
 		}
-		return registry.Change{Put: []registry.Record{executor.Left(e.state.node, e.now())}}, nil
+		change := registry.Change{Put: []registry.Record{executor}}
+		if leaves {
+			change.Events = []registry.Event{{Kind: registry.EventExecutor, Plugin: plugin, Detail: executor.String(), At: e.now()}}
+		}
+		return change, nil
 	})
+	if err == nil && silent != nil {
+		err = fmt.Errorf("plugin %s may still carry out a call of this node: %w", plugin, silent)
+	}
 	return err
 }
+
+// answerLimit bounds the question whether a plugin answers.
+const answerLimit = time.Second

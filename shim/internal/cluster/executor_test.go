@@ -15,6 +15,8 @@ import (
 	"holdfast/registry"
 )
 
+var testKey = registry.ExecutorKey{Plugin: "p"}
+
 // testPlugins is a table with a healthy controller of plugin p.
 type testPlugins struct{ sick atomic.Bool }
 
@@ -81,7 +83,7 @@ func (x *executing) Run(ctx context.Context) error { return x.Executors.Run(ctx)
 func (x *executing) await(t *testing.T, may bool) (done func()) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; {
-		done, err := x.Sending(t.Context(), "p")
+		done, err := x.Sending(t.Context(), testKey)
 		if may == (err == nil) {
 			return done
 		}
@@ -107,13 +109,13 @@ func TestExecutorIsOneNode(t *testing.T) {
 	a := newExecuting(t, newNode(t, client, "a"))
 	a.await(t, true)()
 	b := newExecuting(t, newNode(t, client, "b"))
-	if _, err := b.Sending(t.Context(), "p"); !errors.Is(err, registry.ErrUnavailable) {
+	if _, err := b.Sending(t.Context(), testKey); !errors.Is(err, registry.ErrUnavailable) {
 		t.Errorf("a second executor: %v", err)
 	}
 	done := a.await(t, true) // a call under way
 	a.cut()
 	b.await(t, true)()
-	if _, err := a.Sending(t.Context(), "p"); err == nil {
+	if _, err := a.Sending(t.Context(), testKey); err == nil {
 		t.Error("the first executor still sends")
 	}
 	if e := b.executor(t); len(e.Former) != 1 || e.Former[0] != "a" {
@@ -138,7 +140,7 @@ func TestExecutorStopsBeforeItsLeaseEnds(t *testing.T) {
 	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
 	a.await(t, true)()
 	a.boot.Add(int64(2 * time.Second))
-	if _, err := a.Sending(t.Context(), "p"); !errors.Is(err, registry.ErrUnavailable) {
+	if _, err := a.Sending(t.Context(), testKey); !errors.Is(err, registry.ErrUnavailable) {
 		t.Errorf("it sends: %v", err)
 	}
 	if e := a.executor(t); e.Holder != "a" {

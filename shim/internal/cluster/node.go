@@ -47,9 +47,11 @@ type Options struct {
 	// Serve carries out a call of another node.
 	Serve func(ctx context.Context, method string, request []byte) (reply []byte, err error)
 	// Fence returns once a lost node cannot write any more.
-	Fence  func(context.Context, registry.NodeName) error
-	Now    func() time.Time
-	Logger hclog.Logger
+	Fence func(context.Context, registry.NodeName) error
+	// Answers returns nil once the plugin's controller on this node answers a probe, or is gone.
+	Answers func(context.Context, registry.PluginID) error
+	Now     func() time.Time
+	Logger  hclog.Logger
 }
 
 // NewNode returns the node. It makes no request until Run.
@@ -68,6 +70,7 @@ func NewNode(o Options) (*Node, error) {
 		n.fence = o.Fence
 	}
 	n.Executors = newExecutors(n.session, o.Plugins, o.Now, o.Logger)
+	n.Executors.answers = o.Answers
 	n.Remote = &Remote{state: n.State, executors: n.Executors, serve: o.Serve, log: o.Logger,
 		running: map[registry.OperationID]bool{}}
 	return n, nil
@@ -231,7 +234,7 @@ func (n *Node) form(ctx context.Context) error {
 
 func samePlugin(a, b registry.NodePlugin) bool {
 	return a.Plugin == b.Plugin && a.Node == b.Node && a.Controller == b.Controller && a.NodeID == b.NodeID &&
-		a.NodeUnhealthy == b.NodeUnhealthy && a.ControllerUnhealthy == b.ControllerUnhealthy &&
+		a.Local == b.Local && a.NodeUnhealthy == b.NodeUnhealthy && a.ControllerUnhealthy == b.ControllerUnhealthy &&
 		slices.Equal(a.Capabilities, b.Capabilities) &&
 		a.MaxVolumes == b.MaxVolumes && registry.Topologies([]registry.Topology{a.Topology}) ==
 		registry.Topologies([]registry.Topology{b.Topology})
@@ -247,6 +250,7 @@ func PluginsOf(instances []registry.Instance) (list []registry.NodePlugin) {
 			known[i.Plugin], list = at, append(list, registry.NodePlugin{Plugin: i.Plugin})
 		}
 		p, healthy := &list[at], i.Health.State == registry.Healthy
+		p.Local = p.Local || i.Local()
 		switch {
 		case i.Role == registry.RoleController:
 			p.Controller = p.Controller || healthy

@@ -97,7 +97,7 @@ func (r *Reaper) due(ctx context.Context) (list []registry.AttachmentKey, err er
 			}
 		}
 		for k, attached := range found {
-			if r.releases(v, k.Volume.Plugin, attached) {
+			if r.releases(v, k.Volume, attached) {
 				list = append(list, k)
 			}
 		}
@@ -108,11 +108,12 @@ func (r *Reaper) due(ctx context.Context) (list []registry.AttachmentKey, err er
 
 // releases reports whether this node releases volumes of the plugin: it is the executor, or there is none and no call
 // to make.
-func (r *Reaper) releases(v registry.View, plugin registry.PluginID, attached bool) bool {
-	if _, err := r.Executors.Check(v, plugin); err == nil {
+func (r *Reaper) releases(v registry.View, key registry.VolumeKey, attached bool) bool {
+	volume, _ := v.VolumeByKey(key)
+	if _, err := r.Executors.Check(v, registry.ExecutorKey{Plugin: key.Plugin, Node: volume.Node}); err == nil {
 		return true
 	}
-	executor, _ := v.Executor(plugin)
+	executor, _ := v.Executor(key.Plugin)
 	return !attached && !v.Held(executor)
 }
 

@@ -5,12 +5,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -30,10 +30,14 @@ type Remote struct {
 	running map[registry.OperationID]bool
 }
 
+func executorOf(c registry.RemoteCall) registry.ExecutorKey {
+	return registry.ExecutorKey{Plugin: c.Plugin, Node: c.To}
+}
+
 // ErrHere means that this node is the executor of a plugin.
 var ErrHere = errors.New("this node is the executor")
 
-// Call has the executor of the call's plugin carry it out, and returns the reply. It waits for an executor. ErrHere
+// Call has the executor of the call's plugin, or the node To, carry it out, and returns the reply. It waits for an executor. ErrHere
 // means that this node is the executor and has to carry out the call itself. If ctx ends, the call goes on; the same
 // call with the same ID waits for it again.
 //
@@ -63,7 +67,7 @@ func (r *Remote) ask(ctx context.Context, c registry.RemoteCall, anew bool) (her
 		case found && earlier.Done:
 			return registry.Change{}, nil
 		}
-		_, err := r.executors.Check(v, c.Plugin)
+		_, err := r.executors.Check(v, executorOf(c))
 		switch here = err == nil; {
 		case here && found: // the caller may have a lock that Serve needs
 			return registry.Change{Delete: []registry.Key{c.Key()}}, nil
@@ -80,16 +84,15 @@ func (r *Remote) ask(ctx context.Context, c registry.RemoteCall, anew bool) (her
 func (r *Remote) wait(ctx context.Context, c registry.RemoteCall) (answer registry.RemoteCall, here bool, err error) {
 	for {
 		changed := r.state.copy.next()
-		var executor registry.Executor
+		var executor string
 		if err = r.state.View(ctx, func(v registry.View) error {
 			var found bool
 			if answer, found = v.RemoteCall(c.ID); !found {
 				return registry.Errorf(registry.ErrUncertain, "call %s was forgotten; its outcome is unknown", c.ID)
 			}
-			_, err := r.executors.Check(v, c.Plugin)
+			_, err := r.executors.Check(v, executorOf(c))
 			here = err == nil && !answer.Done
-			executor, _ = v.Executor(c.Plugin)
-			executor.Plugin = c.Plugin
+			executor = describe(v, executorOf(c))
 			return nil
 		}); err != nil || answer.Done || here {
 			return answer, here, err
@@ -97,7 +100,7 @@ func (r *Remote) wait(ctx context.Context, c registry.RemoteCall) (answer regist
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return answer, false, fmt.Errorf("wait for the executor of plugin %s (%s): %w; the call goes on", c.Plugin, executor,
+			return answer, false, registry.Errorf(registry.ErrUnavailable, "it is not done yet (%s): %w; the call goes on", executor,
 				context.Cause(ctx))
 		}
 	}
@@ -133,15 +136,26 @@ func (r *Remote) Run(ctx context.Context) error {
 	for {
 		changed := r.state.copy.next()
 		var due []registry.RemoteCall
+		var old []registry.Key
 		if err := r.state.View(ctx, func(v registry.View) error {
 			for _, c := range v.RemoteCalls() {
-				if _, err := r.executors.Check(v, c.Plugin); err == nil && !c.Done {
+				if _, err := r.executors.Check(v, executorOf(c)); err == nil && !c.Done {
 					due = append(due, c)
+				}
+				if c.From == r.state.node && c.Done && r.executors.now().Sub(c.Since) > keepAnswers {
+					old = append(old, c.Key())
 				}
 			}
 			return nil
 		}); err != nil {
 			return err
+		}
+		if len(old) > 0 {
+			if _, err := r.state.Commit(ctx, func(registry.View) (registry.Change, error) {
+				return registry.Change{Delete: old}, nil
+			}); err != nil {
+				r.log.Warn("cannot remove old answers of other nodes", "error", err)
+			}
 		}
 		for _, c := range due {
 			if r.begin(c.ID) {
@@ -155,6 +169,12 @@ func (r *Remote) Run(ctx context.Context) error {
 		}
 	}
 }
+
+// keepAnswers is how long the answer to a call is kept whose caller is gone.
+const keepAnswers = time.Hour
+
+// maxAnswer bounds an answer in bytes: etcd takes requests of 1.5 MiB, and JSON makes the answer larger by a third.
+const maxAnswer = 1 << 20
 
 func (r *Remote) begin(id registry.OperationID) bool {
 	r.mu.Lock()
@@ -187,9 +207,14 @@ func (r *Remote) carryOut(ctx context.Context, c registry.RemoteCall) {
 		if ctx.Err() != nil {
 			return
 		}
-		executes := r.state.View(ctx, func(v registry.View) error { _, err := r.executors.Check(v, c.Plugin); return err })
+		executes := r.state.View(ctx, func(v registry.View) error { _, err := r.executors.Check(v, executorOf(c)); return err })
 		if executes != nil {
 			return // the next executor carries it out
+		}
+		if len(reply) > maxAnswer {
+			reply, err = nil, status.Errorf(codes.ResourceExhausted,
+				"the answer of node %s has %d bytes, and at most %d go through etcd; ask that node itself", r.state.node, len(reply),
+				maxAnswer)
 		}
 		c.Done, c.Reply, c.Status = true, reply, nil
 		if err != nil {

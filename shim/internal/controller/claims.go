@@ -105,6 +105,7 @@ func (l *Claims) Feasible(
 	}
 	if l.Clustered {
 		r.checkFormed(view)
+		r.checkOwner(volume)
 	}
 	r.checkNode(view)
 	r.checkUsable(volume)
@@ -187,6 +188,15 @@ func (r *refusals) checkUsable(v registry.Volume) {
 	}
 	r.add(registry.InfeasibleUnsupported, "volume %s does not support %s as %s; it supports: %s", v.VolumeName(), u.Access,
 		u.Attachment, strings.Join(can, ", "))
+}
+
+// checkOwner adds a reason if another node has the volume.
+func (r *refusals) checkOwner(v registry.Volume) {
+	if v.Node != "" && v.Node != r.claim.Node {
+		r.add(registry.InfeasibleTopology, "volume %s is on node %s, and plugin %s keeps volumes on their node "+
+			"(controller_scope = %q): it can be used on node %s only, not on node %s", v.VolumeName(), v.Node, v.Plugin,
+			registry.ScopeNode, v.Node, r.claim.Node)
+	}
 }
 
 // checkFormed adds a reason if the cluster has not formed.

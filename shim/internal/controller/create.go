@@ -131,6 +131,7 @@ func existing(view registry.View, want registry.Volume, form func(registry.Volum
 	if v.State == registry.VolumeReady && contains(v.Mutable, want.Mutable) {
 		want.Mutable = v.Mutable // a modification may have added some
 	}
+	want.Node = cmp.Or(want.Node, v.Node)
 	switch {
 	case !found:
 		return registry.Volume{}, nil
@@ -279,12 +280,31 @@ func (m *Controller) making(
 			VolumeSpec: spec, State: registry.VolumeCreating, Created: true, Since: m.Now(),
 			Unattached: !inst.Fingerprint.Has(registry.AttachDetach), Origin: from,
 		}
+		if v.Node, err = m.place(inst, spec); err != nil {
+			return err
+		}
 		if err = m.checkRequired(inst, spec); err == nil {
-			v.Source, v.SourceSize, err = sourceOf(view, spec)
+			v.Source, v.SourceSize, err = sourceOf(view, v.VolumeSpec)
 		}
 		return err
 	})
 	return v, err
+}
+
+// place returns the node of a new volume. It is this node for a plugin with controller_scope = "node", else none.
+func (m *Controller) place(inst registry.Instance, s registry.VolumeSpec) (registry.NodeName, error) {
+	own := m.node.Name()
+	switch {
+	case inst.Local() && (s.Node == "" || s.Node == own):
+		return own, nil
+	case s.Node != "" && inst.Local():
+		return "", registry.Invalid("the file of volume %s names node %s, and this is node %s", s.VolumeName(), s.Node, own)
+	case s.Node != "":
+		return "", registry.Invalid("the file of volume %s names node %s, and plugin %s makes volumes for all nodes; remove "+
+			"node, or set controller_scope = %q in the plugin's csi_plugin block", s.VolumeName(), s.Node, s.Plugin,
+			registry.ScopeNode)
+	}
+	return "", nil
 }
 
 // placeholderID returns a placeholder id for the intent of a volume without an external id. It is a hash, because a

@@ -53,12 +53,8 @@ func (m *Controller) DetachOrAbandon(
 	if err != nil || at.State == registry.MarkNone {
 		return err
 	}
-	local, err := m.node.Uses(ctx, k.Volume)
-	if err == nil {
-		err = usedBy(at, local)
-	}
-	if err != nil {
-		return err
+	if local, err := m.usesAt(ctx, at); err != nil || len(local) > 0 {
+		return errors.Join(err, usedBy(at, local))
 	}
 	why := m.uncontrolled(k.Volume.Plugin)
 	if why == "" {
@@ -75,6 +71,20 @@ func (m *Controller) DetachOrAbandon(
 		why = fmt.Sprint(err)
 	}
 	return m.abandon(ctx, k, f, why)
+}
+
+// usesAt describes how this node uses the volume of an attachment. In a cluster, the attachment of another node has
+// users there only.
+func (m *Controller) usesAt(ctx context.Context, at registry.Attachment) ([]string, error) {
+	if m.Clustered && m.foreign(at) {
+		return nil, nil
+	}
+	return m.node.Uses(ctx, at.Volume)
+}
+
+// Abandon deletes the record of an attachment whose plugin does not detach, because of why.
+func (m *Controller) Abandon(ctx context.Context, k registry.AttachmentKey, f registry.Forced, why error) error {
+	return m.abandon(ctx, k, f, why.Error())
 }
 
 // settleBefore brings an open expansion or modification to a certain outcome, because no detach may follow it before.
@@ -230,7 +240,7 @@ func (m *Controller) checkDetachable(ctx context.Context, at registry.Attachment
 
 // usersAt describes what uses a volume on the node of an attachment, and what else is under way for the volume.
 func (m *Controller) usersAt(ctx context.Context, at registry.Attachment) (users, busy []string, err error) {
-	if users, err = m.node.Uses(ctx, at.Volume); err != nil {
+	if users, err = m.usesAt(ctx, at); err != nil {
 		return nil, nil, err
 	}
 	err = m.State.View(ctx, func(view registry.View) error {
@@ -353,13 +363,15 @@ func (m *Controller) resumeDetach(ctx context.Context, name registry.VolumeName)
 	return look == nil && len(left) == 0, err
 }
 
-// detaching returns the attachments of a volume, or of all if name is zero, that are to be taken down.
+// detaching returns the attachments of a volume, or of all if name is zero, that this node is to take down.
 func (m *Controller) detaching(
 	ctx context.Context, name registry.VolumeName,
 ) (list []registry.Attachment, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
 		list = slices.DeleteFunc(view.AllAttachments(), func(at registry.Attachment) bool {
-			return at.Detaching.By == "" || name.ID != "" && at.Name != name
+			v, _ := view.VolumeByKey(at.Volume)
+			by := registry.ExecutorKey{Plugin: at.Volume.Plugin, Node: v.Node}
+			return at.Detaching.By == "" || name.ID != "" && at.Name != name || m.executes(view, by) != nil
 		})
 		return nil
 	})

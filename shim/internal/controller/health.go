@@ -65,7 +65,7 @@ func (h *Health) check(ctx context.Context) error {
 	plugins := map[registry.PluginID][]registry.Volume{}
 	err := h.State.View(ctx, func(view registry.View) error {
 		for _, v := range view.Volumes() {
-			if v.State == registry.VolumeReady && !v.Ephemeral {
+			if v.State == registry.VolumeReady && !v.Ephemeral && h.executes(view, v.ExecutedBy()) {
 				plugins[v.Plugin] = append(plugins[v.Plugin], v)
 			}
 		}
@@ -87,6 +87,15 @@ func (h *Health) check(ctx context.Context) error {
 	}
 	all.Wait()
 	return err
+}
+
+// executes reports whether this node makes the controller calls. Others could ask too, but one that asks is enough.
+func (h *Health) executes(view registry.View, by registry.ExecutorKey) bool {
+	if h.Executors == nil {
+		return true
+	}
+	_, err := h.Executors.Check(view, by)
+	return err == nil
 }
 
 // healthRPC returns the call by which the plugin reports the health of volumes, or an empty string if it has none. A

@@ -47,6 +47,7 @@ func (m *Controller) FeasibleCreate(view registry.View, s registry.VolumeSpec) [
 	}
 	if inst, found := m.Plugins.Find(registry.RoleController, s.Plugin); found {
 		add(registry.InfeasibleUnsupported, checkCreator(inst, s))
+		s.Node, _ = m.place(inst, s)
 	}
 	_, _, err := sourceOf(view, s)
 	add(registry.InfeasibleNotReady, err)

@@ -52,28 +52,31 @@ func (m *Controller) admit(ctx context.Context, v registry.Volume) error {
 		return err
 	}
 	defer unlock()
-	if err := m.confirm(ctx, v.VolumeSpec); err != nil {
+	if v.Node, err = m.confirm(ctx, v.VolumeSpec); err != nil {
 		return err
 	}
 	v.State, v.Since = registry.VolumeReady, m.Now()
 	return m.register(ctx, v)
 }
 
-// confirm checks with the controller that the volume exists and has the capabilities.
-func (m *Controller) confirm(ctx context.Context, s registry.VolumeSpec) error {
+// confirm checks with the controller that the volume exists and has the capabilities. It returns the node of the volume.
+func (m *Controller) confirm(ctx context.Context, s registry.VolumeSpec) (node registry.NodeName, err error) {
 	inst, has, err := m.awaitController(ctx, s.Plugin, false)
 	if err == nil && len(s.Mutable) > 0 && (!has || !inst.Fingerprint.Has(registry.ModifyVolume)) {
 		err = fmt.Errorf("%w; remove mutable_parameters", lacksModify(s.Plugin))
 	}
+	if err == nil {
+		node, err = m.place(inst, s)
+	}
 	if err != nil || !has {
-		return err
+		return node, err
 	}
 	if err := intent.Supports(inst, usagesOf(s)...); err != nil {
-		return err
+		return node, err
 	}
 	secrets, err := m.Resolve(ctx, s)
 	if err != nil {
-		return err
+		return node, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, validateTimeout)
 	defer cancel()
@@ -83,18 +86,18 @@ func (m *Controller) confirm(ctx context.Context, s registry.VolumeSpec) error {
 		Parameters: s.Parameters, Mutable: s.Mutable, Secrets: secrets,
 	})
 	if errors.Is(err, registry.ErrUnsupported) || answered(err, "UNIMPLEMENTED") {
-		return nil
+		return node, nil
 	}
 	if err != nil {
-		return err
+		return node, err
 	}
 	for _, c := range s.Capabilities {
 		if !slices.Contains(answer.Confirmed, c) {
-			return registry.Invalid("plugin %s does not confirm that its volume %q can be used %s as %s: %s",
+			return node, registry.Invalid("plugin %s does not confirm that its volume %q can be used %s as %s: %s",
 				s.Plugin, s.External, c.Access, c.Attachment, answer.Message)
 		}
 	}
-	return nil
+	return node, nil
 }
 
 func (m *Controller) register(ctx context.Context, v registry.Volume) error {

@@ -211,7 +211,7 @@ func (m *Controller) unfinishedOne(
 // unfinishedVolume reports whether the volume has an unfinished operation, on this node or at its controller.
 func (m *Controller) unfinishedVolume(ctx context.Context, v registry.Volume) (open bool, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
-		open = m.executes(view, v.Plugin) && m.unfinishedAtController(view, v)
+		open = m.executes(view, v.ExecutedBy()) == nil && m.unfinishedAtController(view, v)
 		return nil
 	})
 	if err != nil || open || v.State != registry.VolumeReady || v.Expansion == (registry.Expansion{}) {
@@ -220,13 +220,13 @@ func (m *Controller) unfinishedVolume(ctx context.Context, v registry.Volume) (o
 	return m.node.Grows(ctx, v)
 }
 
-// executes reports whether this node may make the plugin's controller calls.
-func (m *Controller) executes(view registry.View, plugin registry.PluginID) bool {
+// executes returns nil if this node may make controller calls, else an error that names the node that may.
+func (m *Controller) executes(view registry.View, by registry.ExecutorKey) error {
 	if m.Executors == nil {
-		return true
+		return nil
 	}
-	_, err := m.Executors.Check(view, plugin)
-	return err == nil
+	_, err := m.Executors.Check(view, by)
+	return err
 }
 
 // Wake makes Run look for unfinished operations: this node may have become the executor of their plugin.

@@ -52,6 +52,74 @@ func (w work) find(view registry.View) (snap registry.VolumeSnapshot, found bool
 // readyBackoff is the wait between two questions whether a snapshot is ready_to_use.
 var readyBackoff = intent.Backoff{First: 200 * time.Millisecond, Max: 30 * time.Second}
 
+// errElsewhere means that another node makes the calls for a snapshot.
+var errElsewhere = errors.New("another node makes its calls")
+
+// senders returns the nodes that may have begun the call that the state of the snapshot asks for, once this one begins
+// it. ErrUnavailable: a former executor may still send another call for the snapshot. nil: there is no cluster.
+func (s *Snapshots) senders(view registry.View, snap registry.VolumeSnapshot) ([]registry.NodeName, error) {
+	if s.volumes.Executors == nil {
+		return nil, nil
+	}
+	executor, err := s.volumes.Executors.Check(view, snap.ExecutedBy())
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errElsewhere, err)
+	}
+	if err := executor.Blocks(nameOf(snap.SnapshotSpec).String(), changingRPC(snap), ""); err != nil {
+		return nil, err
+	}
+	if executor.Holder == "" || slices.Contains(snap.Senders, executor.Holder) {
+		return snap.Senders, nil
+	}
+	return append(slices.Clone(snap.Senders), executor.Holder), nil
+}
+
+// changingRPC returns the call that the state of the snapshot asks for, CreateSnapshot for one that is being processed.
+func changingRPC(snap registry.VolumeSnapshot) registry.RPC {
+	if snap.State != registry.SnapshotDeleting {
+		snap.State = registry.SnapshotCreating
+	}
+	return nextRPC(snap, registry.Instance{})
+}
+
+// sending records that this node begins a call for the snapshot, and returns its record.
+func (s *Snapshots) sending(ctx context.Context, snap registry.VolumeSnapshot) (registry.VolumeSnapshot, error) {
+	if s.volumes.Executors == nil {
+		return snap, nil
+	}
+	_, err := registry.Ensure(ctx, s.volumes.State, func(view registry.View) (change registry.Change, err error) {
+		now, found := view.Get(snap.Key()).(registry.VolumeSnapshot)
+		if !found || now.CreateIndex != snap.CreateIndex {
+			return change, nil // its outcome will not be stored
+		}
+		known := len(now.Senders)
+		if now.Senders, err = s.senders(view, now); err == nil && len(now.Senders) > known {
+			change.Put = []registry.Record{now}
+		}
+		snap.Senders = now.Senders
+		return change, err
+	})
+	return snap, err
+}
+
+// ended returns the change that keeps which former executors may still send a call for the snapshot, once its outcome is
+// certain: the next record is in another state, or there is none.
+func (s *Snapshots) ended(view registry.View, was registry.VolumeSnapshot, change registry.Change) registry.Change {
+	stays := slices.ContainsFunc(change.Put, func(r registry.Record) bool {
+		next, is := r.(registry.VolumeSnapshot)
+		return is && next.Key() == was.Key() && next.State == was.State
+	})
+	if s.volumes.Executors == nil || stays || len(was.Senders) == 0 {
+		return change
+	}
+	executor, _ := view.Executor(was.Plugin)
+	next, same := executor.Ended(nameOf(was.SnapshotSpec).String(), changingRPC(was), "", was.Senders)
+	if same {
+		return change
+	}
+	return change.And(registry.Change{Put: []registry.Record{next}})
+}
+
 // finish makes calls until the snapshot is as wanted or gone, until the retry policy gives up, or until ctx ends.
 func (s *Snapshots) finish(ctx context.Context, w work) error {
 	answers := map[string]int{} // by code
@@ -233,7 +301,10 @@ func (s *Snapshots) call(
 	rpc := nextRPC(snap, inst)
 	var accept acceptFunc
 	deadline := intent.PolicyOf(policyRPC(rpc)).Deadline
-	err = s.volumes.Once(ctx, w.op, snap.Plugin, deadline, func(ctx context.Context) (err error) {
+	if snap, err = s.sending(ctx, snap); err != nil {
+		return &snap, false, err
+	}
+	err = s.volumes.Once(ctx, w.op, snap.ExecutedBy(), deadline, func(ctx context.Context) (err error) {
 		accept, err = s.send(ctx, rpc, snap, inst.InstanceKey, secrets)
 		return err
 	})
@@ -412,7 +483,10 @@ func (s *Snapshots) commit(ctx context.Context, was registry.VolumeSnapshot, cha
 		if !found || now.CreateIndex != was.CreateIndex {
 			return registry.Change{}, nil
 		}
-		return change, nil
+		if err := s.volumes.executes(view, was.ExecutedBy()); err != nil {
+			return registry.Change{}, err // the executor repeats the call
+		}
+		return s.ended(view, now, change), nil
 	})
 	if err != nil {
 		err = fmt.Errorf("store the outcome: %w", err)

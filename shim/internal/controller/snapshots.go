@@ -98,11 +98,14 @@ func (s *Snapshots) begin(
 	if _, err := s.snapshotter(ctx, snap); err != nil {
 		return 0, false, err
 	}
-	_, err = registry.Ensure(ctx, s.volumes.State, func(view registry.View) (registry.Change, error) {
+	_, err = registry.Ensure(ctx, s.volumes.State, func(view registry.View) (_ registry.Change, err error) {
 		if err := look(view); err != nil || !isNew {
 			return registry.Change{}, err
 		}
 		snap.Since = s.volumes.Now()
+		if snap.Senders, err = s.senders(view, snap); err != nil {
+			return registry.Change{}, err
+		}
 		return registry.Change{Put: []registry.Record{snap}}, nil
 	})
 	if err == nil && isNew {
@@ -138,7 +141,11 @@ func newSnapshot(view registry.View, spec registry.SnapshotSpec) (registry.Volum
 		case slices.ContainsFunc(snap.Members, func(m registry.GroupMember) bool { return m.Source == v.External }):
 			return snap, registry.Invalid("volume %s is at its plugin one that the group has already: %q", name, v.External)
 		}
-		snap.Plugin = v.Plugin
+		if i > 0 && v.Node != snap.Node {
+			return snap, registry.Invalid("volume %s is on node %s, and volume %s on node %s; a group snapshot is taken of "+
+				"volumes of one node", name, v.Node, volumes[0], snap.Node)
+		}
+		snap.Plugin, snap.Node = v.Plugin, v.Node
 		if snap.Secrets == nil {
 			snap.Secrets = v.Secrets
 		}
@@ -262,7 +269,7 @@ func (s *Snapshots) learn(ctx context.Context, w work) error {
 	w.wanted = func(snap registry.VolumeSnapshot) bool { return snap.External != "" || finished(snap) }
 	_, err := registry.Ensure(ctx, s.volumes.State, func(view registry.View) (change registry.Change, err error) {
 		if snap, found := w.find(view); found && snap.State == registry.SnapshotFailed && snap.External == "" {
-			snap.State = registry.SnapshotCreating
+			snap.State, snap.Senders = registry.SnapshotCreating, nil
 			change.Put = []registry.Record{snap}
 		}
 		return change, nil
@@ -307,6 +314,11 @@ func (s *Snapshots) beginDeletion(ctx context.Context, w work) (fresh registry.S
 		}
 		isNew = true
 		snap.Before, snap.State = snap.State, registry.SnapshotDeleting
+		snap.Senders = nil
+		var err error
+		if snap.Senders, err = s.senders(view, snap); err != nil {
+			return registry.Change{}, err
+		}
 		return registry.Change{Put: []registry.Record{snap}}, nil
 	})
 	if err != nil || !isNew {
@@ -423,7 +435,7 @@ func (s *Snapshots) Run(ctx context.Context) error {
 		var list []registry.VolumeSnapshot
 		err := s.volumes.State.View(ctx, func(view registry.View) error {
 			list = slices.DeleteFunc(view.SnapshotRecords(), func(snap registry.VolumeSnapshot) bool {
-				return !s.volumes.executes(view, snap.Plugin)
+				return s.volumes.executes(view, snap.ExecutedBy()) != nil
 			})
 			return nil
 		})
@@ -463,7 +475,7 @@ func (s *Snapshots) resume(ctx context.Context, w work, atOnce bool) {
 		limited, cancel := context.WithTimeout(ctx, resumeLimit)
 		done, _, err := s.step(limited, w)
 		cancel()
-		if done || ctx.Err() != nil {
+		if done || ctx.Err() != nil || errors.Is(err, errElsewhere) {
 			return
 		}
 		if err != nil && !errors.Is(err, context.DeadlineExceeded) {

@@ -146,7 +146,7 @@ func (m *Controller) updateRecord(ctx context.Context, spec registry.VolumeSpec)
 		return nil, nil
 	}
 	if asks {
-		if err := m.confirm(ctx, updated(diff.Volume, spec).VolumeSpec); err != nil {
+		if _, err := m.confirm(ctx, updated(diff.Volume, spec).VolumeSpec); err != nil {
 			return nil, err
 		}
 	}
@@ -218,6 +218,7 @@ func compare(v registry.Volume, spec registry.VolumeSpec) (changes []registry.Fi
 			display.Quote(string(v.Namespace)), spec.CapacityMin), string(v.ID)))
 	add(spec.CapacityMax > 0 && spec.CapacityMax < v.Capacity, "capacity_max", size(v.Capacity), size(spec.CapacityMax),
 		"a volume cannot be made smaller")
+	add(spec.Node != "" && spec.Node != v.Node, "node", string(v.Node), string(spec.Node), fixed)
 	text("clone_id", string(v.CloneID), string(spec.CloneID), fixed)
 	text("clone_external_id", string(v.CloneExternal), string(spec.CloneExternal), fixed)
 	text("snapshot_id", string(v.SnapshotID), string(spec.SnapshotID), fixed)

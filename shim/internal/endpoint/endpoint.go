@@ -56,13 +56,13 @@ type call struct {
 	repeated bool // it may still run at the plugin
 }
 
-// executor returns the plugin whose executor has to send the call; empty: any node may send it, as it asks only, or is a
-// call to a node.
-func (c call) executor() registry.PluginID {
-	if len(c.volumes) == 0 || c.service == "Node" {
-		return ""
+// executor returns the executor that has to send the call; zero: any node may send it, as it asks only, or is a call to
+// a node.
+func (c call) executor() registry.ExecutorKey {
+	if c.effect() == reads || c.service == "Node" {
+		return registry.ExecutorKey{}
 	}
-	return c.plugin
+	return registry.ExecutorKey{Plugin: c.plugin}
 }
 
 // Request is a call of a client.
@@ -90,6 +90,9 @@ func (e *Endpoint) Pass(ctx context.Context, r Request, reply func(*emptypb.Empt
 	if c.effect() == reads {
 		return e.read(ctx, c, reply)
 	}
+	if err := e.checkExecutor(ctx, c); err != nil {
+		return err
+	}
 	if _, err := e.instance(ctx, c); err != nil { // without the locks, which others may need meanwhile
 		return err
 	}
@@ -111,6 +114,23 @@ func (e *Endpoint) Pass(ctx context.Context, r Request, reply func(*emptypb.Empt
 	}
 	o := e.send(ctx, c, reply)
 	return errors.Join(o.err, o.replyErr, e.end(ctx, c, isNew, o))
+}
+
+// checkExecutor returns an ErrUnavailable that names the node at whose endpoint the client has to make the call. It is not
+// passed there, because it carries secrets, and what nodes share holds none.
+func (e *Endpoint) checkExecutor(ctx context.Context, c call) error {
+	if e.Executors == nil || c.executor().Plugin == "" {
+		return nil
+	}
+	return e.State.View(ctx, func(view registry.View) error {
+		if !view.Executed(c.plugin) {
+			return nil
+		}
+		if _, err := e.Executors.Check(view, c.executor()); err != nil {
+			return fmt.Errorf("%w; use the CSI endpoint of that node", err)
+		}
+		return nil
+	})
 }
 
 // read makes a call that gives way to other calls for its volume, after which it is made again.

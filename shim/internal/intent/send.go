@@ -56,11 +56,12 @@ func (s Sender) OpenCall(v registry.View, next registry.Intent) (registry.Intent
 // Executors are the nodes that make the controller calls of plugins. A node may lose a plugin at any time.
 type Executors interface {
 	// Check returns the plugin's executor if that is this node, for a decision that begins a call. Else it returns an
-	// ErrUnavailable that names the executor.
-	Check(registry.View, registry.PluginID) (registry.Executor, error)
+	// ErrUnavailable that names the executor. The executor is zero for a plugin with controller_scope = "node", if this
+	// node makes the calls.
+	Check(registry.View, registry.ExecutorKey) (registry.Executor, error)
 	// Sending is called directly before a call is sent, and done after it. Its ErrUnavailable says that another node may
 	// be the executor now.
-	Sending(context.Context, registry.PluginID) (done func(), err error)
+	Sending(context.Context, registry.ExecutorKey) (done func(), err error)
 }
 
 // Send sends calls for one volume one after the other: it opens the intent of each, sends it, retries it by its policy,
@@ -151,9 +152,9 @@ func (d *delivery) retry(ctx context.Context) error {
 }
 
 // Once makes one call without an intent, as Send makes a try: not during a pause, and within the deadline. The caller
-// has stored what the call may do. executor is the plugin whose executor has to send it; empty: any node may.
+// has stored what the call may do. by is the executor that has to send it; zero: any node may.
 func (s Sender) Once(
-	ctx context.Context, op registry.OperationID, executor registry.PluginID, deadline time.Duration,
+	ctx context.Context, op registry.OperationID, by registry.ExecutorKey, deadline time.Duration,
 	do func(context.Context) error,
 ) error {
 	if err := s.Pause.Wait(ctx, op); err != nil {
@@ -161,15 +162,15 @@ func (s Sender) Once(
 	}
 	ctx, end := drained(ctx, s.Drain, deadline)
 	defer end()
-	return s.executed(ctx, executor, do)
+	return s.executed(ctx, by, do)
 }
 
-// executed makes a call that only the executor of the plugin may send; empty: any node may.
-func (s Sender) executed(ctx context.Context, plugin registry.PluginID, do func(context.Context) error) error {
-	if s.Executors == nil || plugin == "" {
+// executed makes a call that only an executor may send; zero: any node may.
+func (s Sender) executed(ctx context.Context, by registry.ExecutorKey, do func(context.Context) error) error {
+	if s.Executors == nil || by.Plugin == "" {
 		return do(ctx)
 	}
-	done, err := s.Executors.Sending(ctx, plugin)
+	done, err := s.Executors.Sending(ctx, by)
 	if err != nil {
 		return err
 	}
@@ -183,6 +184,7 @@ type delivery struct {
 	Call
 	doubt  bool // an earlier try, or the call that this one undoes, has had no certain answer
 	repeat bool // a call before this run may still run at the plugin: this one repeats or undoes it
+	by     registry.ExecutorKey
 }
 
 // open stores the intent, after the outcome of the call before. It does nothing if the intent is stored as needed.
@@ -215,6 +217,9 @@ func (d *delivery) opening(view registry.View) (change registry.Change, err erro
 	}
 	if executor.Holder != "" {
 		next.Senders = []registry.NodeName{executor.Holder}
+	}
+	if err := executor.Blocks(next.Name.String(), next.RPC, next.Hash); err != nil {
+		return registry.Change{}, err
 	}
 	if open, found := d.OpenCall(view, next); found {
 		if err := LegalFor(executor, open, next); err != nil {
@@ -260,7 +265,23 @@ func (d *delivery) executor(view registry.View) (registry.Executor, error) {
 	if d.Executors == nil || d.Intent.RPC.OnNode() {
 		return registry.Executor{}, nil
 	}
-	return d.Executors.Check(view, d.Intent.Volume.Plugin)
+	v, _ := view.Volume(d.Intent.Name)
+	d.by = registry.ExecutorKey{Plugin: d.Intent.Volume.Plugin, Node: v.Node}
+	return d.Executors.Check(view, d.by)
+}
+
+// ended returns the change that keeps which former executors may still send the call, once its outcome is certain.
+func (d *delivery) ended(view registry.View) registry.Change {
+	open, _ := d.OpenCall(view, d.Intent)
+	if d.Executors == nil || len(open.Senders) == 0 {
+		return registry.Change{}
+	}
+	executor, _ := view.Executor(open.Volume.Plugin)
+	next, same := executor.Ended(open.Name.String(), open.RPC, open.Hash, open.Senders)
+	if same {
+		return registry.Change{}
+	}
+	return registry.Change{Put: []registry.Record{next}}
 }
 
 // requested returns the intent as Send was asked to open it. An instance that is not known now is that of the intent.
@@ -317,11 +338,7 @@ func (d *delivery) send(ctx context.Context) error {
 			d.Intent = moved
 		}
 	}
-	executor := d.Intent.Volume.Plugin
-	if d.Intent.RPC.OnNode() {
-		executor = ""
-	}
-	return d.executed(ctx, executor, d.Do)
+	return d.executed(ctx, d.by, d.Do)
 }
 
 // retryDivisor divides the time that a call has run at a plugin. The quotient is the wait until the call is repeated,
@@ -370,7 +387,7 @@ func (d *delivery) forgotten() error {
 
 // done returns the change that closes the intent of a call that is done.
 func (d *delivery) done(view registry.View) registry.Change {
-	change := registry.Change{Delete: []registry.Key{d.Intent.Key()}}
+	change := registry.Change{Delete: []registry.Key{d.Intent.Key()}}.And(d.ended(view))
 	if d.Done != nil {
 		change = change.And(d.Done(view))
 	}
@@ -386,7 +403,7 @@ func (d *delivery) giveUp(ctx context.Context, err *registry.CallError) error {
 	switch {
 	case err.Outcome == registry.OutcomeFailed:
 		failed = d.store(ctx, func(view registry.View) registry.Change {
-			change := registry.Change{Delete: []registry.Key{d.Intent.Key()}, Events: d.failure(err)}
+			change := registry.Change{Delete: []registry.Key{d.Intent.Key()}, Events: d.failure(err)}.And(d.ended(view))
 			if d.Failed != nil {
 				change = change.And(d.Failed(view, err, !d.doubt))
 			}
@@ -443,7 +460,8 @@ func (d *delivery) reported(err *registry.CallError) bool {
 }
 
 // store commits the change, and further decisions, even if ctx has ended, so that the outcome is not lost with its
-// caller. It stores nothing if the intent is no longer open.
+// caller. It stores nothing if the intent is no longer open, or if another node may have become the
+// executor, which repeats the call.
 func (d *delivery) store(
 	ctx context.Context, change func(registry.View) registry.Change, then ...registry.Decision,
 ) error {
@@ -453,6 +471,9 @@ func (d *delivery) store(
 	decisions := append([]registry.Decision{func(view registry.View) (registry.Change, error) {
 		if owns = d.owns(view); !owns {
 			return registry.Change{}, d.forgotten()
+		}
+		if _, err := d.executor(view); err != nil {
+			return registry.Change{}, err
 		}
 		return change(view), nil
 	}}, then...)

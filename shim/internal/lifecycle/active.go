@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -136,7 +137,8 @@ func (r *activeState) load(ctx context.Context, p *Process, hello *rpc.Hello, in
 	if hello.Cluster != nil {
 		if r.cluster, err = cluster.NewNode(cluster.Options{
 			Cluster: *hello.Cluster, Node: hello.Node, Version: p.version, Local: r.store, Plugins: r.table,
-			Serve: r.serve(p.server), Fence: p.callbacks.Fence, Now: time.Now, Logger: p.log.Named("cluster"),
+			Serve: r.serve(p.server), Answers: r.answers, Fence: p.callbacks.Fence, Now: time.Now,
+			Logger: p.log.Named("cluster"),
 		}); err != nil {
 			return err
 		}
@@ -164,7 +166,7 @@ func (r *activeState) applied(a registry.Applied) {
 	r.notifier.Applied(a)
 	if r.cluster != nil {
 		r.cluster.Applied(a)
-		if a.Change.Touches(registry.BucketExecutors) && r.snapshots != nil {
+		if r.snapshots != nil && resumes(a.Change) {
 			r.volumes.Wake()
 			r.snapshots.Wake()
 		}
@@ -175,6 +177,15 @@ func (r *activeState) applied(a registry.Applied) {
 	if r.mounts != nil && a.Change.Touches(registry.BucketInstances) {
 		r.mounts.Wake()
 	}
+}
+
+// resumes reports whether a change, of any node, may leave work on volumes or snapshots to this node: it is now the
+// executor, has to delete a volume, or has to expand one that it has mounted.
+func resumes(c registry.Change) bool {
+	return c.Touches(registry.BucketExecutors) || slices.ContainsFunc(c.Put, func(record registry.Record) bool {
+		v, is := record.(registry.Volume)
+		return is && (v.Unwanted() || v.Expansion != registry.Expansion{})
+	})
 }
 
 // build wires the use cases to the adapters.
@@ -249,6 +260,15 @@ func (r *activeState) serve(s *rpc.Server) func(context.Context, string, []byte)
 		}
 		return nil, err
 	}
+}
+
+// answers returns nil once the plugin's controller on this node answers a probe, or is gone.
+func (r *activeState) answers(ctx context.Context, plugin registry.PluginID) error {
+	instance, found := r.table.Find(registry.RoleController, plugin)
+	if !found || r.fleet == nil {
+		return nil
+	}
+	return r.fleet.Answers(ctx, instance.InstanceKey)
 }
 
 // supervised is the connections to plugins, for their supervisor.

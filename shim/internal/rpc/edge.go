@@ -54,6 +54,7 @@ func checkSpec(s registry.VolumeSpec) (registry.VolumeSpec, error) {
 		optional(s.External, registry.ParseExternalID),
 		optional(s.CloneID, registry.ParseVolumeID),
 		optional(s.CloneExternal, registry.ParseExternalID),
+		optional(s.Node, registry.ParseNodeName),
 		optional(s.SnapshotID, registry.ParseExternalID),
 		check(s.Name, registry.ParseCreateName),
 	); err != nil {

@@ -1,7 +1,9 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"strings"
 
@@ -49,98 +51,165 @@ var executed = map[string]bool{
 	pb.Snapshots_DeregisterGroup_FullMethodName: true,
 }
 
-// PassToExecutor is an interceptor that has the executor of a plugin carry out the call, if that is another node.
+// asked are the methods that ask a plugin's controller. A node without one has the executor ask.
+var asked = map[string]bool{
+	pb.Plugins_Capacity_FullMethodName: true, pb.VolumeChanges_ListAtPlugin_FullMethodName: true,
+	pb.Snapshots_ListAtPlugin_FullMethodName: true, pb.Snapshots_Blocks_FullMethodName: true,
+}
+
+// PassToExecutor is an interceptor that has the node which makes the plugin's controller calls carry out the call, if
+// that is another node.
 func (s *Server) PassToExecutor(
 	ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
 ) (any, error) {
 	a := s.active.Load()
-	call, mutates := req.(request)
-	if a == nil || a.Cluster == nil || !mutates || !executed[info.FullMethod] {
+	call, is := req.(request)
+	if a == nil || a.Cluster == nil || !is || !executed[info.FullMethod] && !asked[info.FullMethod] {
 		return handle(ctx, req)
+	}
+	if err := checkSecrets(call); err != nil {
+		return nil, wire.Status(err)
 	}
 	if err := a.Cluster.Ready(ctx); err != nil {
 		return nil, wire.Status(err)
 	}
-	remote, err := a.remoteCall(ctx, info.FullMethod, call)
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	if remote.Plugin == "" {
-		return handle(ctx, req)
-	}
 	bound, cancel := a.whileActive(ctx)
 	defer cancel()
-	encoded, err := a.Cluster.Remote.Call(bound, remote, false)
-	switch {
-	case errors.Is(err, cluster.ErrHere):
-		return handle(ctx, req)
-	case err != nil && a.Context.Err() != nil:
-		return nil, errNotActive
-	case err != nil:
-		return nil, wire.Status(err)
-	}
-	return a.reply(ctx, info.FullMethod, encoded)
-}
-
-// remoteCall returns the call for the executor of its plugin. Its Plugin is empty if no node executes it: then this node
-// carries out the call.
-func (a *Active) remoteCall(ctx context.Context, method string, req request) (c registry.RemoteCall, err error) {
-	c.Method, c.ID = method, registry.OperationID(req.GetCall().GetOperationId())
-	err = a.State.View(ctx, func(v registry.View) error {
-		if plugin := pluginOf(v, req); controlled(v, plugin) {
-			c.Plugin = plugin
+	for {
+		encoded, err := a.pass(bound, info.FullMethod, call)
+		switch {
+		case errors.Is(err, cluster.ErrHere):
+			reply, err := handle(ctx, req)
+			if err != nil && bound.Err() == nil && a.executedElsewhere(ctx, info.FullMethod, call) {
+				continue // the executor carries it on
+			}
+			return reply, err
+		case err != nil && a.Context.Err() != nil:
+			return nil, errNotActive
+		case err != nil:
+			return nil, wire.Status(err)
 		}
-		return nil
-	})
-	if err != nil {
-		return c, err
+		return a.reply(ctx, info.FullMethod, encoded)
 	}
-	elsewhere := proto.Clone(req).(request)
-	elsewhere.GetCall().Node = ""
-	c.Request, err = proto.MarshalOptions{Deterministic: true}.Marshal(elsewhere)
-	return c, err
 }
 
-// pluginOf returns the plugin of the volume or snapshot of the request; empty: it is not known.
-func pluginOf(v registry.View, req request) registry.PluginID {
+// pass has the node which makes the plugin's controller calls carry out the call. ErrHere: this node does.
+func (a *Active) pass(ctx context.Context, method string, req request) (reply []byte, err error) {
+	c, elsewhere, err := a.remoteCall(ctx, method, req)
+	if err != nil || !elsewhere {
+		return nil, cmp.Or(err, cluster.ErrHere)
+	}
+	return a.Cluster.Remote.Call(ctx, c, false)
+}
+
+// executedElsewhere reports whether another node has to carry out the call by now.
+func (a *Active) executedElsewhere(ctx context.Context, method string, req request) bool {
+	c, elsewhere, err := a.remoteCall(ctx, method, req)
+	if err != nil || !elsewhere {
+		return false
+	}
+	return a.State.View(ctx, func(v registry.View) error {
+		_, err := a.Cluster.Executors.Check(v, registry.ExecutorKey{Plugin: c.Plugin, Node: c.To})
+		return err
+	}) != nil
+}
+
+// checkSecrets returns an ErrInvalid if the request has the value of a secret, which no node may share with others.
+func checkSecrets(req request) error {
+	var secrets map[string]*pb.Secret
 	switch r := req.(type) {
 	case interface{ GetSpec() *pb.VolumeSpec }:
-		return registry.PluginID(r.GetSpec().GetPluginId())
+		secrets = r.GetSpec().GetSecrets()
+	case interface{ GetSpec() *pb.SnapshotSpec }:
+		secrets = r.GetSpec().GetSecrets()
+	}
+	for name, secret := range secrets {
+		if secret.GetLiteral() != "" {
+			return registry.Invalid("secret %q is given as a value, and nodes of a cluster share what is recorded of a volume; "+
+				"give a reference that each node can resolve: { file = PATH }, { env = NAME } or { callback = NAME }", name)
+		}
+	}
+	return nil
+}
+
+// remoteCall returns the call for the node that makes the plugin's controller calls. elsewhere is false if this node
+// carries out the call anyway: no node executes the plugin's calls, or this one can ask the plugin itself.
+func (a *Active) remoteCall(
+	ctx context.Context, method string, req request,
+) (c registry.RemoteCall, elsewhere bool, err error) {
+	c.Method, c.ID = method, registry.OperationID(req.GetCall().GetOperationId())
+	if c.ID == "" {
+		c.ID = registry.OperationID(rand.Text())
+	}
+	err = a.State.View(ctx, func(v registry.View) error {
+		by := executorOf(v, req)
+		c.Plugin, c.To = by.Plugin, by.Node
+		if _, known := v.Node(by.Node); by.Node != "" && by.Node != a.Node && !known {
+			return registry.Invalid("no node %s has registered in the cluster", by.Node)
+		}
+		elsewhere = by.Node != "" || v.Executed(by.Plugin)
+		return nil
+	})
+	if instance, found := a.Table.Find(registry.RoleController, c.Plugin); found {
+		healthy := instance.Health.State == registry.Healthy
+		elsewhere = elsewhere && !(asked[method] && healthy) && !(c.To == "" && instance.Local())
+	}
+	if err != nil || !elsewhere {
+		return c, false, err
+	}
+	copied := proto.Clone(req).(request)
+	copied.GetCall().Node = ""
+	c.Request, err = proto.MarshalOptions{Deterministic: true}.Marshal(copied)
+	return c, true, err
+}
+
+// executorOf returns which node makes the controller calls for the volume, snapshot or plugin of the request; zero: that
+// is not known. A new volume is made where its source is.
+func executorOf(v registry.View, req request) registry.ExecutorKey {
+	volume := func(namespace, id string) registry.ExecutorKey {
+		volume, _ := v.Volume(registry.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(id)})
+		return volume.ExecutedBy()
+	}
+	switch r := req.(type) {
+	case interface{ GetSpec() *pb.VolumeSpec }:
+		s := r.GetSpec()
+		by := volume(s.GetNamespace(), s.GetId())
+		if by.Plugin == "" {
+			by = registry.ExecutorKey{Plugin: registry.PluginID(s.GetPluginId()), Node: registry.NodeName(s.GetNode())}
+		}
+		if by.Node == "" {
+			snap, _ := v.Snapshot(registry.SnapshotName{Namespace: registry.Namespace(s.GetNamespace()),
+				ID: registry.SnapshotID(s.GetSnapshotId())})
+			by.Node = cmp.Or(volume(s.GetNamespace(), s.GetCloneId()).Node, snap.Node)
+		}
+		return by
 	case interface{ GetName() *pb.VolumeName }:
 		volume, _ := v.Volume(wire.VolumeName(r.GetName()))
-		return volume.Plugin
+		return volume.ExecutedBy()
 	case *pb.CreateSnapshotRequest:
 		spec := r.GetSpec()
 		for _, id := range append(spec.GetVolumeIds(), spec.GetVolumeId()) {
-			name := registry.VolumeName{Namespace: registry.Namespace(spec.GetName().GetNamespace()), ID: registry.VolumeID(id)}
-			if volume, found := v.Volume(name); found {
-				return volume.Plugin
+			if by := volume(spec.GetName().GetNamespace(), id); by.Plugin != "" {
+				return by
 			}
 		}
 	case interface{ GetName() *pb.SnapshotName }:
-		name := wire.SnapshotName(r.GetName())
-		if snap, found := v.Snapshot(name); found {
-			return snap.Plugin
-		}
-		group, _ := v.GroupSnapshot(name)
-		return group.Plugin
+		return snapshotBy(v, r.GetName())
+	case *pb.SnapshotBlocksRequest:
+		return snapshotBy(v, r.GetSnapshot())
+	case interface{ GetPlugin() string }:
+		return registry.ExecutorKey{Plugin: registry.PluginID(r.GetPlugin())}
 	}
-	return ""
+	return registry.ExecutorKey{}
 }
 
-// controlled reports whether the plugin has, or has had, a controller on a node of the cluster.
-func controlled(v registry.View, plugin registry.PluginID) bool {
-	if _, found := v.Executor(plugin); found || plugin == "" {
-		return found
+func snapshotBy(v registry.View, of *pb.SnapshotName) registry.ExecutorKey {
+	name := wire.SnapshotName(of)
+	if snap, found := v.Snapshot(name); found {
+		return snap.ExecutedBy()
 	}
-	for _, node := range v.Nodes() {
-		for _, p := range node.Plugins {
-			if p.Plugin == plugin && p.Controller {
-				return true
-			}
-		}
-	}
-	return false
+	group, _ := v.GroupSnapshot(name)
+	return group.ExecutedBy()
 }
 
 // reply decodes the reply of another node. Its answer is that of this node, whose copy has the records by now.
@@ -174,6 +243,9 @@ func methodOf(full string) (protoreflect.MethodDescriptor, error) {
 
 // Serve carries out a call of another node.
 func (s *Server) Serve(ctx context.Context, method string, request []byte) ([]byte, error) {
+	if method == pb.Snapshots_Blocks_FullMethodName {
+		return s.someBlocks(ctx, request)
+	}
 	name, call, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
 	service := s.services[name]
 	if service.desc == nil {
@@ -192,4 +264,60 @@ func (s *Server) Serve(ctx context.Context, method string, request []byte) ([]by
 		return proto.Marshal(reply.(proto.Message))
 	}
 	return nil, wire.Status(registry.Errorf(registry.ErrUnsupported, "unknown method %s", method))
+}
+
+// maxRanges bounds the ranges in one answer for another node.
+const maxRanges = 20_000
+
+// someBlocks returns the beginning of a list of blocks. Its NextOffset is that of the request at the end of the list.
+func (s *Server) someBlocks(ctx context.Context, encoded []byte) ([]byte, error) {
+	var req pb.SnapshotBlocksRequest
+	if err := proto.Unmarshal(encoded, &req); err != nil {
+		return nil, wire.Status(registry.Invalid("request for blocks: %w", err))
+	}
+	var all *pb.SnapshotBlocksReply
+	enough := errors.New("enough")
+	err := (&snapshots{s: s}).blocks(ctx, &req, func(part *pb.SnapshotBlocksReply) error {
+		if all == nil {
+			all = part
+		} else {
+			all.Ranges, all.NextOffset = append(all.Ranges, part.GetRanges()...), part.GetNextOffset()
+		}
+		if len(all.GetRanges()) >= maxRanges {
+			return enough
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, enough) {
+		return nil, err
+	}
+	if all == nil {
+		all = &pb.SnapshotBlocksReply{NextOffset: req.GetStartingOffset()}
+	}
+	return proto.Marshal(all)
+}
+
+// passBlocks has another node list the blocks. ErrHere: this node can.
+func (a *Active) passBlocks(
+	ctx context.Context, req *pb.SnapshotBlocksRequest, send func(*pb.SnapshotBlocksReply) error,
+) error {
+	req = proto.CloneOf(req)
+	for {
+		encoded, err := a.pass(ctx, pb.Snapshots_Blocks_FullMethodName, req)
+		if err != nil {
+			return err
+		}
+		var part pb.SnapshotBlocksReply
+		if err := proto.Unmarshal(encoded, &part); err != nil {
+			return registry.Errorf(registry.ErrInternal, "list of blocks: %w", err)
+		}
+		if part.GetNextOffset() == req.GetStartingOffset() {
+			return nil
+		}
+		req.StartingOffset = part.GetNextOffset()
+		part.Answer = a.latest(ctx)
+		if err := send(&part); err != nil {
+			return err
+		}
+	}
 }

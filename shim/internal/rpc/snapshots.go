@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"google.golang.org/grpc"
@@ -9,6 +10,7 @@ import (
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
 	"holdfast/registry"
+	"holdfast/shim/internal/cluster"
 	"holdfast/shim/internal/controller"
 )
 
@@ -189,6 +191,20 @@ func (n *snapshots) ListAtPlugin(
 func (n *snapshots) Blocks(
 	req *pb.SnapshotBlocksRequest, stream grpc.ServerStreamingServer[pb.SnapshotBlocksReply],
 ) error {
+	if a := n.s.active.Load(); a != nil && a.Cluster != nil {
+		ctx, cancel := a.whileActive(stream.Context())
+		defer cancel()
+		if err := a.passBlocks(ctx, req, stream.Send); !errors.Is(err, cluster.ErrHere) {
+			return a.status(stream.Context(), err)
+		}
+	}
+	return n.blocks(stream.Context(), req, stream.Send)
+}
+
+// blocks lists blocks at this node.
+func (n *snapshots) blocks(
+	caller context.Context, req *pb.SnapshotBlocksRequest, send func(*pb.SnapshotBlocksReply) error,
+) error {
 	a, err := n.s.activeFor(req)
 	if err != nil {
 		return err
@@ -200,7 +216,7 @@ func (n *snapshots) Blocks(
 	if err != nil {
 		return wire.Status(err)
 	}
-	ctx, cancel := a.whileActive(stream.Context())
+	ctx, cancel := a.whileActive(caller)
 	defer cancel()
 	next := q.Offset
 	err = a.Snapshots.Blocks(ctx, q, func(part registry.Blocks) error {
@@ -209,9 +225,9 @@ func (n *snapshots) Blocks(
 			reply.Ranges, next = append(reply.Ranges, &pb.BlockRange{Offset: r.Offset, Size: r.Size}), r.End()
 		}
 		reply.NextOffset = next
-		return stream.Send(reply)
+		return send(reply)
 	})
-	return a.status(stream.Context(), err)
+	return a.status(caller, err)
 }
 
 func snapshotName(m *pb.SnapshotName) (registry.SnapshotName, error) {

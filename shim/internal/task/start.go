@@ -174,10 +174,18 @@ func (u *supervision) register(ctx context.Context, found fingerprints) error {
 
 // optionsOf returns the options of the stanza that concern callers of the plugin.
 func optionsOf(p hooks.PluginSpec) map[string]string {
-	if p.NoListVolumes {
-		return map[string]string{registry.OptionListVolumes: registry.OptionOff}
+	var options map[string]string
+	set := func(is bool, name, value string) {
+		if is && options == nil {
+			options = map[string]string{}
+		}
+		if is {
+			options[name] = value
+		}
 	}
-	return nil
+	set(p.NoListVolumes, registry.OptionListVolumes, registry.OptionOff)
+	set(p.LocalController, registry.OptionScope, registry.ScopeNode)
+	return options
 }
 
 // startFailed asks for a restart because no probe succeeded in time.
