@@ -34,6 +34,9 @@ type Client struct {
 	// Named, unless it is nil, is called with the volume of a file as soon as the agent has read that.
 	Named func(host.VolumeName)
 
+	// OnNode, unless it is empty, is the node of a cluster that has the volumes which the client creates or registers.
+	OnNode string
+
 	socket string
 	web    *http.Client
 }
@@ -252,12 +255,21 @@ func (c *Client) wait() url.Values { return url.Values{"wait": {c.Wait.String()}
 
 // CreateVolume creates a volume.
 func (c *Client) CreateVolume(ctx context.Context, src Submission) (Volume, error) {
-	return post[Volume](ctx, c, "/volumes/create?"+c.wait().Encode(), src)
+	return post[Volume](ctx, c, "/volumes/create?"+c.placed(), src)
+}
+
+// placed returns the query of a call for a new volume.
+func (c *Client) placed() string {
+	q := c.wait()
+	if c.OnNode != "" {
+		q.Set("node", c.OnNode)
+	}
+	return q.Encode()
 }
 
 // RegisterVolume registers an existing volume.
 func (c *Client) RegisterVolume(ctx context.Context, src Submission) (Volume, error) {
-	return post[Volume](ctx, c, "/volumes/register?"+c.wait().Encode(), src)
+	return post[Volume](ctx, c, "/volumes/register?"+c.placed(), src)
 }
 
 // ExpandVolume expands a volume.

@@ -34,7 +34,7 @@ func newVolume(io streams, p *globalFlags) *cobra.Command {
 type createVolumeFunc func(*control.Client, context.Context, control.Submission) (control.Volume, error)
 
 func newVolumeCreate(io streams, p *globalFlags, verb, short string, do createVolumeFunc) *cobra.Command {
-	v, wait := &variables{}, time.Duration(0)
+	v, wait, node := &variables{}, time.Duration(0), ""
 	c := &cobra.Command{
 		Use: verb + " FILE...", Short: short, Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -52,6 +52,7 @@ func newVolumeCreate(io streams, p *globalFlags, verb, short string, do createVo
 				var name atomic.Pointer[host.VolumeName] // nil: the agent has not read the file yet
 				vol, err := callUntilSignal(c, p, wait, hint,
 					func(ctx context.Context, client *control.Client) (control.Volume, error) {
+						client.OnNode = node
 						client.Named = func(n host.VolumeName) { name.Store(&n) }
 						return do(client, ctx, src)
 					})
@@ -66,6 +67,7 @@ func newVolumeCreate(io streams, p *globalFlags, verb, short string, do createVo
 	}
 	v.flags(c)
 	waitFlag(c, &wait)
+	c.Flags().StringVar(&node, "node", "", "the node of a cluster that has the volume, instead of that in the file")
 	return c
 }
 
