@@ -1,0 +1,220 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"holdfast/host"
+	"holdfast/internal/csifake"
+	"holdfast/internal/csifake/journal"
+	"holdfast/registry"
+)
+
+// executing is a node and its plugin.
+type executing struct {
+	*env
+	plugin *pluginTask
+}
+
+// TestNextExecutorRepeatsTheCall kills the executor during a call, before and after it takes effect, while its plugin is
+// frozen. The next executor repeats the call, and sends another one for the volume only once the plugin of the former one
+// answers again. Then roles are changed.
+func TestNextExecutorRepeatsTheCall(t *testing.T) {
+	nodes := newCluster(t, 2, nil, allCaps...)
+	var both []*executing
+	for _, e := range nodes {
+		e.heartbeat = "interval = \"200ms\"\n timeout = \"30s\"" // a frozen plugin stays the executor's
+		both = append(both, &executing{e, e.addPlugin("plugin-"+string(e.config.Node), csifake.Monolith)})
+	}
+	former, next := both[0], both[1] // the first plugin made its node the executor
+	for _, rpc := range []string{"CreateVolume", "ControllerPublishVolume", "ControllerUnpublishVolume"} {
+		for _, moment := range []string{"before", "after"} {
+			t.Logf("%s killed %s %s", former.config.Node, moment, rpc)
+			takeOver(t, former, next, rpc, moment)
+			former, next = next, former
+		}
+	}
+	for _, v := range csifake.Check(nodes[0].journal, journal.Options{Settled: true, Strict: true, ByNode: true}) {
+		if v.Rule == "R3" {
+			t.Error(v)
+		}
+	}
+	for _, x := range both {
+		x.stopPlugin(x.plugin)
+	}
+}
+
+// takeOver kills the host of the executor during a call and lets the next one take over.
+func takeOver(t *testing.T, former, next *executing, rpc, moment string) {
+	volume := "vol-" + strings.ToLower(rpc) + "-" + moment
+	steps := map[string]func() error{
+		"CreateVolume":              func() error { return next.create(volume) },
+		"ControllerPublishVolume":   func() error { return errOf(next.prepare(next.group("user", request{source: volume}))) },
+		"ControllerUnpublishVolume": func() error { return next.release("user") },
+		"DeleteVolume":              func() error { return next.delete(volume) },
+	}
+	order := []string{"CreateVolume", "ControllerPublishVolume", "ControllerUnpublishVolume", "DeleteVolume"}
+	at := slices.Index(order, rpc)
+	for _, step := range order[:at] {
+		next.must(steps[step]())
+	}
+	frozen := former.plugin.On("Probe").Hold()
+	on := former.plugin.On(rpc)
+	if moment == "after" {
+		on = on.After()
+	}
+	gate, repeated := on.Hold(), len(next.calls(rpc))
+	done := background(steps[rpc])
+	next.waitHeld(gate, done)
+	next.must(former.host.Close())
+	if rpc != "CreateVolume" { // until the call has ended, the backend refuses others for the volume
+		next.waitUntil("the next executor repeats "+rpc, func() bool {
+			return slices.ContainsFunc(next.calls(rpc)[repeated:], func(c journal.Call) bool {
+				return c.Instance == string(next.plugin.task.Alloc) && c.End != nil && c.End.Code == "ABORTED"
+			})
+		})
+		gate.Open()
+	}
+	next.must(next.result(rpc+" at the next executor", done))
+
+	another := order[at+1]
+	blocked, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	sent := len(next.calls(another))
+	after := background(steps[another])
+	<-blocked.Done()
+	if n := len(next.calls(another)); n != sent {
+		t.Errorf("%s was sent while %s may still run on node %s", another, rpc, former.config.Node)
+	}
+	former.config.Workload = host.Workload{Tasks: []host.WorkloadTask{former.running(former.plugin.task)}}
+	former.open()
+	gate.Open()
+	frozen.Open()
+	former.plugin.ClearScript()
+	former.waitUntil("node "+string(former.config.Node)+" has handed over", func() bool {
+		err := next.result(another, after)
+		if err != nil && errors.Is(err, registry.ErrUnavailable) && strings.Contains(err.Error(), string(former.config.Node)) {
+			after = background(steps[another])
+			return false
+		}
+		next.must(err)
+		return true
+	})
+	for _, step := range order[at+2:] {
+		next.must(steps[step]())
+	}
+}
+
+// TestExecutorIsHandedOver stops the plugin of the executor: the next node makes calls at once, without the end of a
+// lease. A swap of the shim hands nothing over.
+func TestExecutorIsHandedOver(t *testing.T) {
+	nodes := newCluster(t, 2, nil, allCaps...)
+	a, b := nodes[0], nodes[1]
+	pa := a.addPlugin("plugin-a", csifake.Monolith)
+	a.must(a.create("vol-1"))
+	pb := b.addPlugin("plugin-b", csifake.Monolith)
+	for i := range 3 {
+		a.swap()
+		a.must(b.create(swapped(i)))
+	}
+	if n := executorEvents(t, a); n != 1 {
+		t.Errorf("%d nodes became the executor during swaps", n)
+	}
+	a.stopPlugin(pa)
+	a.must(a.create("vol-2"))
+	for _, v := range []string{"vol-1", "vol-2", swapped(0), swapped(1), swapped(2)} {
+		a.must(a.delete(v))
+	}
+	b.stopPlugin(pb)
+}
+
+func swapped(i int) string { return "swapped-" + string(rune('0'+i)) }
+
+// executorEvents counts how often a node became the executor.
+func executorEvents(t *testing.T, e *env) (n int) {
+	t.Helper()
+	e.eventsUntil(func(event host.Event) bool {
+		if event.Kind == "executor" {
+			n++
+		}
+		return event.Kind == "volume created" && string(event.Volume.ID) == swapped(2)
+	})
+	return n
+}
+
+// TestVolumesOfANode uses a plugin that keeps its volumes on its node. Each node makes the calls for its own.
+func TestVolumesOfANode(t *testing.T) {
+	nodes := newCluster(t, 2, nil, allCaps...)
+	var plugins []*pluginTask
+	for _, e := range nodes {
+		e.pluginBlocks = "controller_scope = \"node\"\n"
+		e.backend = csifake.NewBackend("")
+		plugins = append(plugins, e.addPlugin("plugin-"+string(e.config.Node), csifake.Monolith))
+	}
+	a, b := nodes[0], nodes[1]
+	a.must(a.create("vol-a"))
+	a.must(a.createWith(a.ctx(), "vol-b", "node = \"node-2\"\n"))
+	a.use("user-a", request{source: "vol-a"})
+	_, err := a.prepare(a.group("user-b", request{source: "vol-b"}))
+	a.wantWords("a claim of another node's volume", err, "vol-b", "node-2")
+	b.use("user-b", request{source: "vol-b"})
+	for _, c := range a.calls("CreateVolume") {
+		if want := map[string]string{"vol-a": "plugin-node-1", "vol-b": "plugin-node-2"}[c.Name]; c.Instance != want {
+			t.Errorf("%s was made by %s, not by %s", c.Name, c.Instance, want)
+		}
+	}
+	a.must(a.release("user-a"))
+	b.must(b.release("user-b"))
+	b.must(b.delete("vol-a"))
+	a.must(a.delete("vol-b"))
+	for i, e := range nodes {
+		e.stopPlugin(plugins[i])
+	}
+}
+
+// TestNoSecretInEtcd creates, attaches and snapshots a volume with a secret, and looks for its text in all that etcd has
+// had. The value itself is refused in a spec.
+func TestNoSecretInEtcd(t *testing.T) {
+	nodes := newCluster(t, 2, nil, slices.Concat(allCaps, []string{"CREATE_DELETE_SNAPSHOT"})...)
+	a, b := nodes[0], nodes[1]
+	pa := a.addPlugin("plugin-a", csifake.Monolith)
+	pb := b.addPlugin("plugin-b", csifake.Node)
+	const text = "a-very-secret-text"
+	_, endpoint, _ := strings.Cut(a.config.Cluster, "endpoints = [\"")
+	endpoint, _, _ = strings.Cut(endpoint, "\"")
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}})
+	a.must(err)
+	defer func() { _ = client.Close() }()
+	watch := client.Watch(clientv3.WithRequireLeader(t.Context()), "", clientv3.WithPrefix(), clientv3.WithRev(1))
+	t.Setenv("CLUSTER_SECRET", text)
+	err = b.createWith(b.ctx(), "literal", "secrets {\n password = \""+text+"\"\n}\n")
+	b.wantWords("a secret as a value", err, "password", "env", "file", "callback")
+	path := a.dir + "/secret"
+	a.writeFile(a.dir, "secret", text)
+	b.must(b.createWith(b.ctx(), "vol", "secrets {\n password = { file = \""+path+"\" }\n}\n"))
+	b.use("user", request{source: "vol"})
+	b.must(errOf(b.host.CreateSnapshot(b.ctx(), host.SnapshotSpec{Namespace: "default", ID: "snap", Volume: "vol"})))
+	b.must(b.host.DeleteSnapshot(b.ctx(), host.SnapshotName{Namespace: "default", ID: "snap"}))
+	b.must(b.release("user"))
+	b.must(b.delete("vol"))
+	b.stopPlugin(pb)
+	a.stopPlugin(pa)
+	end, err := client.Get(t.Context(), "x")
+	b.must(err)
+	for answer := range watch {
+		for _, e := range answer.Events {
+			if strings.Contains(string(e.Kv.Key)+string(e.Kv.Value), text) {
+				t.Errorf("etcd key %s has the secret: %s", e.Kv.Key, e.Kv.Value)
+			}
+		}
+		if answer.Header.Revision >= end.Header.Revision {
+			break
+		}
+	}
+}
