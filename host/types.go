@@ -98,7 +98,15 @@ const (
 	EventResync    = registry.EventResync
 )
 
-// The kinds of reasons of Feasible.
+// The states of a node.
+const (
+	NodeReady        = registry.NodeReady
+	NodeDraining     = registry.NodeDraining
+	NodeOutOfService = registry.NodeOutOfService
+	NodeFenced       = registry.NodeFenced
+)
+
+// The kinds of reasons of Feasible and FeasibleNodes.
 const (
 	InfeasibleRequest     = registry.InfeasibleRequest
 	InfeasibleNoVolume    = registry.InfeasibleNoVolume
@@ -109,6 +117,8 @@ const (
 	InfeasibleLimit       = registry.InfeasibleLimit
 	InfeasibleNoPlugin    = registry.InfeasibleNoPlugin
 	InfeasibleUnhealthy   = registry.InfeasibleUnhealthy
+	InfeasibleNotFormed   = registry.InfeasibleNotFormed
+	InfeasibleNode        = registry.InfeasibleNode
 )
 
 // The kinds of error, for errors.Is.

@@ -24,7 +24,9 @@ func (a *Agent) followDrain(ctx context.Context, s Volumes) {
 			}
 			continue
 		}
-		q.MinIndex = at
+		if q.MinIndex = at; at == 0 { // nothing was ever written, and no list waits without an index
+			sleep(ctx, a.config.Backoff[1], nil)
+		}
 		drain := len(list) == 1 && list[0].State == registry.NodeDraining
 		switch {
 		case drain && !a.drained.Load():

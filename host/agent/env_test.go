@@ -221,6 +221,7 @@ type fakeShim struct {
 	stuck    atomic.Bool   // ReleaseAlloc hangs
 	hint     chan struct{} // a plugin has changed
 	restarts chan host.PendingRestart
+	nodes    chan host.NodeStatus
 
 	mu      sync.Mutex
 	volumes []host.VolumeStatus
@@ -383,13 +384,14 @@ func (s *fakeShim) Allocs(_ context.Context, q host.AllocQuery) ([]host.AllocSta
 	return []host.AllocStatus{{Alloc: registry.Alloc{ID: q.ID, Waiting: s.waiting}}}, 1, nil
 }
 
-// Nodes has no node that is drained.
+// Nodes returns this node as the test changes it.
 func (s *fakeShim) Nodes(ctx context.Context, q host.NodeQuery) ([]host.NodeStatus, host.Seq, error) {
-	if q.MinIndex > 0 {
-		<-ctx.Done()
+	select {
+	case changed := <-s.nodes:
+		return []host.NodeStatus{changed}, q.MinIndex + 1, nil
+	case <-ctx.Done():
 		return nil, 0, context.Cause(ctx)
 	}
-	return nil, 1, nil
 }
 
 func (s *fakeShim) Volumes(context.Context, host.VolumeQuery) ([]host.VolumeStatus, host.Seq, error) {
@@ -422,7 +424,7 @@ func withAgentAt(t *testing.T, dir string, test func(e *env)) {
 		e := &env{
 			T: t, journal: j, dir: dir, driver: &fakeDriver{journal: j, tasks: map[string]*fakeTask{}},
 			shim: &fakeShim{journal: j, hint: make(chan struct{}), restarts: make(chan host.PendingRestart),
-				jobs: map[host.AllocID]string{}},
+				jobs: map[host.AllocID]string{}, nodes: make(chan host.NodeStatus)},
 		}
 		e.must(os.WriteFile(e.shimDB(), []byte("records"), 0o600))
 		e.open()

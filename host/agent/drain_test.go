@@ -1,0 +1,31 @@
+package agent
+
+import (
+	"testing"
+	"time"
+
+	"holdfast/host"
+	"holdfast/registry"
+)
+
+// A drain stops everything. Tasks that ignore that are killed at its deadline. Jobs run again when it has ended.
+func TestDrainStopsEverythingUntilItEnds(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.driver.ignoreTerm = true
+		e.submit(serviceJob("slow", `{"kill_timeout":"1h"}`))
+		e.awaitRunning("slow")
+		node := host.NodeStatus{Node: registry.Node{State: registry.NodeDraining, Deadline: time.Now().Add(time.Minute)}}
+		began := time.Now()
+		e.shim.nodes <- node
+		e.awaitAllEnded()
+		if took := time.Since(began); took < time.Minute || took > 2*time.Minute {
+			e.Errorf("the deadline of a minute had an effect after %v", took)
+		}
+		e.hasError(e.trySubmit(serviceJob("other", ""), SubmitOptions{}), registry.ErrUnavailable, "is drained",
+			"holdfast node drain --off")
+		e.hasCount("start", 1)
+		e.shim.nodes <- host.NodeStatus{Node: registry.Node{State: registry.NodeReady}}
+		e.awaitRunning("slow")
+		e.hasCount("start", 2)
+	})
+}
