@@ -12,6 +12,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
+const fenceLimit = 5 * time.Minute // of one call of the host's function
+
 var fenceBackoff = intent.Backoff{First: time.Second, Max: time.Minute}
 
 // suspect is a node that may have to be fenced. Times are those of CLOCK_BOOTTIME.
@@ -107,7 +109,9 @@ func (f *fencer) fenceOnce(ctx context.Context, node registry.NodeName) error {
 	if err != nil || !mine {
 		return err
 	}
-	failed := f.fence(ctx, node)
+	limited, cancel := context.WithTimeout(ctx, fenceLimit)
+	defer cancel()
+	failed := f.fence(limited, node)
 	own := fmt.Sprintf("node %s", f.State.node)
 	_, err = registry.Ensure(ctx, f.State, func(v registry.View) (registry.Change, error) {
 		r, _ := v.Node(node)

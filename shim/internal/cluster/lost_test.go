@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -181,5 +182,33 @@ func TestFenceIsRepeatedUntilItSucceeds(t *testing.T) {
 	defer mu.Unlock()
 	if len(calls) != 1 || calls["b"]+calls["c"] != 3 {
 		t.Errorf("calls by node: %v", calls)
+	}
+}
+
+// TestSilentEtcdDelaysOnlyDecisions loses every answer of etcd. A commit of this node's records goes on, one of shared
+// records ends with its caller's deadline and says since when etcd has not answered.
+func TestSilentEtcdDelaysOnlyDecisions(t *testing.T) {
+	n := newNode(t, etcdtest.Start(t), "n")
+	var silent atomic.Bool
+	silent.Store(true)
+	n.kv = lossy{n.kv, silent.Load}
+	commit := func(ctx context.Context, r registry.Record) error {
+		_, err := n.Commit(ctx, func(registry.View) (registry.Change, error) {
+			return registry.Change{Put: []registry.Record{r}}, nil
+		})
+		return err
+	}
+	c := claim("vol", "alloc")
+	if err := commit(t.Context(), registry.Ref{Volume: c.Volume, Alloc: c.Alloc, Request: c.Request}); err != nil {
+		t.Errorf("a record of the node: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if err := commit(ctx, c); err == nil || !strings.Contains(err.Error(), "etcd has not answered since 20") {
+		t.Errorf("a shared record: %v", err)
+	}
+	silent.Store(false)
+	if err := commit(t.Context(), c); err != nil {
+		t.Errorf("etcd is back: %v", err)
 	}
 }

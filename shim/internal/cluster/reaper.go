@@ -164,7 +164,10 @@ func (r *Reaper) comeBack(ctx context.Context) error {
 	var isBehind, isMounted, holds bool
 	err := r.State.View(ctx, func(v registry.View) error {
 		own, _ = v.Node(r.State.node)
-		isBehind, isMounted = r.State.behind(v), mounted(v)
+		if isBehind = r.State.behind(v); !isBehind {
+			return nil
+		}
+		isMounted = mounted(v)
 		holds = slices.ContainsFunc(v.AllClaims(), func(c registry.Claim) bool { return c.Node == own.Name }) ||
 			slices.ContainsFunc(v.AllAttachments(), func(at registry.Attachment) bool { return at.Node == own.Name })
 		return nil

@@ -139,6 +139,9 @@ func (a *Allocs) releaseClaims(ctx context.Context, id registry.AllocID) {
 // still needs its release.
 func (a *Allocs) toRelease(v registry.View, id registry.AllocID) []registry.Claim {
 	claims := v.ClaimsOf(id)
+	if a.AwaitAdmitted == nil {
+		return claims // no other node releases them
+	}
 	for _, r := range v.AllRefs() {
 		if r.Alloc == id && !slices.ContainsFunc(claims, func(c registry.Claim) bool { return c.ClaimKey() == r.ClaimKey() }) {
 			volume, _ := v.VolumeByKey(r.Volume)
