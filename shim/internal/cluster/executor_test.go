@@ -50,7 +50,8 @@ type executing struct {
 
 func newExecuting(t *testing.T, n *testNode) *executing {
 	x := &executing{testNode: n}
-	s := newSession(n.State)
+	state := n.State // a later start replaces it
+	s := newSession(state)
 	s.ttl = 2 * time.Second
 	s.boot = func() time.Duration { return proc.BootTime() + time.Duration(x.boot.Load()) }
 	x.Executors = newExecutors(s, &x.plugins, time.Now, hclog.NewNullLogger())
@@ -62,9 +63,7 @@ func newExecuting(t *testing.T, n *testNode) *executing {
 	wg.Go(func() { _ = x.Run(ctx) })
 	wg.Go(func() { // instead of the store's listener
 		for ctx.Err() == nil {
-			n.copy.mu.Lock()
-			changed := n.copy.changed
-			n.copy.mu.Unlock()
+			changed := state.copy.next()
 			x.wake()
 			select {
 			case <-changed:
