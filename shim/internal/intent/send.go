@@ -65,10 +65,10 @@ type Executors interface {
 }
 
 // Send sends calls for one volume one after the other: it opens the intent of each, sends it, retries it by its policy,
-// and stores its outcome. The outcome of a call and the intent of the next one are one commit. Send stops retrying when
-// ctx ends or RetryUntil has passed. It returns nil when all calls are done and that is stored. After an error, the calls
-// after the failed one were not sent. After any error that is not ErrUncertain, the failed one never ran or does not run
-// any more.
+// and stores its outcome. The outcome of a call and the intent of the next one are one commit. Send stops retrying
+// when ctx ends or RetryUntil has passed. It returns nil when all calls are done and that is stored. After an error, the
+// calls after the failed one were not sent. After any error that is not ErrUncertain, the failed one never ran or does
+// not run any more.
 func (s Sender) Send(ctx context.Context, calls ...Call) (err error) {
 	var done *delivery // its outcome is not stored yet
 	for _, c := range calls {
@@ -92,8 +92,8 @@ func (s Sender) Send(ctx context.Context, calls ...Call) (err error) {
 	return done.explain(done.store(ctx, done.done, then...))
 }
 
-// deliver sends one call until it is done. It opens the intent in the commit that stores the outcome of the call before,
-// if there is one, and leaves its own outcome to be stored.
+// deliver sends one call until it is done. It opens the intent in the commit that stores the outcome of the call
+// before, if there is one, and leaves its own outcome to be stored.
 func (s Sender) deliver(ctx context.Context, c Call, before *delivery) (d *delivery, err error) {
 	ctx, end := s.startSpan(ctx, c.Intent)
 	defer func() { end(err) }()

@@ -16,8 +16,8 @@ import (
 )
 
 // A volume is mounted step by step, and released in the opposite order. What is mounted is not mounted again, also not
-// by the next shim. The claim and the release of the alloc are a commit, as is each call's intent. An outcome is part of
-// the next commit, except that the outcome of an attach, or of an unstage before a detach, has its own.
+// by the next shim. Up, the claim is a commit; down, the beginning of the release. Each intent is a commit. An outcome is
+// part of the next commit or is the last one. Only that of an attach, or of an unstage before a detach, has its own.
 func TestUpOrder(t *testing.T) {
 	for _, c := range []struct {
 		caps     string

@@ -15,8 +15,8 @@ import (
 )
 
 // Publish publishes the volume for one request of an alloc, and returns where. If its plugin stages, and it is not
-// staged as Stage does, it is staged first. Publish does nothing if the volume is published for an equal usage. The volume
-// must be claimed for the request. then is Then of the call, for the published volume. It may be nil.
+// staged as Stage does, it is staged first. Publish does nothing if the volume is published for an equal usage. The
+// volume must be claimed for the request. then is Then of the call, for the published volume. It may be nil.
 func (s *Stager) Publish(
 	ctx context.Context, by intent.Caller, v registry.Volume, key registry.ClaimKey, u registry.Usage,
 	then func(registry.View, hooks.Published) (registry.Change, error),
