@@ -23,8 +23,8 @@ type Driver interface {
 	Isolated() bool
 	// Configure checks the config block of a task and reads it into t. A warning names an attribute without an effect.
 	Configure(t *Task, config json.RawMessage) (warnings []string, err error)
-	// Start returns when the command runs. After an error nothing runs, but see Remover. Find finds a task whose Start was
-	// interrupted by the death of the orchestrator.
+	// Start returns when the command runs. After an error nothing runs, but see Remover. Find finds a task whose Start
+	// was interrupted by the death of the orchestrator.
 	Start(ctx context.Context, t Task) (Handle, error)
 	// Wait returns when no process of the task is left. It returns the same Exit each time. Each started task must be
 	// waited for. Errors come only from ctx and from damaged records.
