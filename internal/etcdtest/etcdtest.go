@@ -3,6 +3,7 @@ package etcdtest
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"os"
@@ -45,21 +46,41 @@ func Binary() (string, error) {
 // Start runs a cluster of one member until the test ends, and returns a client of it.
 func Start(t testing.TB) *clientv3.Client {
 	t.Helper()
+	client := address(t)
+	start(t, client)
+	return connect(t, clientv3.Config{Endpoints: []string{client}})
+}
+
+// StartTLS is Start for a member that authenticates itself with a certificate, and its clients by one of the same CA. The
+// arguments are paths of PEM files.
+func StartTLS(t testing.TB, ca, cert, key string, client *tls.Config) *clientv3.Client {
+	t.Helper()
+	at := strings.Replace(address(t), "http:", "https:", 1)
+	start(t, at, "--client-cert-auth", "--trusted-ca-file", ca, "--cert-file", cert, "--key-file", key)
+	return connect(t, clientv3.Config{Endpoints: []string{at}, TLS: client})
+}
+
+func start(t testing.TB, client string, args ...string) {
+	t.Helper()
 	binary, err := Binary()
 	if err != nil {
 		t.Fatal(err)
 	}
-	client, peer := address(t), address(t)
-	cmd := exec.Command(binary, "--data-dir", filepath.Join(t.TempDir(), "etcd"),
+	peer := address(t)
+	cmd := exec.Command(binary, append(args, "--data-dir", filepath.Join(t.TempDir(), "etcd"),
 		"--listen-client-urls", client, "--advertise-client-urls", client,
 		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer,
-		"--log-level", "error", "--logger", "zap")
+		"--log-level", "error", "--logger", "zap")...)
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	c, err := clientv3.New(clientv3.Config{Endpoints: []string{client}})
+}
+
+func connect(t testing.TB, config clientv3.Config) *clientv3.Client {
+	t.Helper()
+	c, err := clientv3.New(config)
 	if err != nil {
 		t.Fatal(err)
 	}
