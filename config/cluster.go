@@ -13,7 +13,7 @@ type Cluster struct {
 	ID        string   // of the cluster
 	Expect    int      // no claim is granted before so many nodes have registered
 	Endpoints []string // URLs of etcd
-	// Paths of PEM files; empty: none. They are read again for each connection.
+	// Paths of PEM files; empty: none. Certificate and key are read again for each connection.
 	CAFile, CertFile, KeyFile string
 	LeaseTTL                  time.Duration // after which a node that etcd does not hear of is suspect
 	LostNodes                 string        // what happens with a suspect node: LostWait or LostFence
@@ -46,7 +46,8 @@ var clusterStanza = &stanza{
 
 var tlsStanza = &stanza{
 	name: "tls",
-	doc:  "The files are read again for each connection, so that certificates can be replaced.",
+	doc: "Files in PEM. cert_file and key_file are read again for each connection, so that they can be renewed; ca_file is " +
+		"read when the shim starts.",
 	fields: []field{
 		{name: "ca_file", kind: isText, doc: "Certificates that have signed that of etcd. Without it, those of the machine."},
 		{name: "cert_file", kind: isText, doc: "The certificate of this node."},
