@@ -73,6 +73,8 @@ type Volumes interface {
 		fn func(changed []host.PluginFingerprint, complete bool) error) error
 	// Nodes says whether this node is drained.
 	Nodes(ctx context.Context, q host.NodeQuery) ([]host.NodeStatus, host.Seq, error)
+	// Watch calls fn with events until ctx ends. The agent stops allocs that have lost their volumes.
+	Watch(ctx context.Context, o host.WatchOptions, fn func(host.Event) error) error
 	// Allocs reports what an alloc waits for.
 	Allocs(ctx context.Context, q host.AllocQuery) ([]host.AllocStatus, host.Seq, error)
 }
@@ -207,6 +209,7 @@ func (a *Agent) Run(ctx context.Context, s Storage) error {
 	wg.Go(func() { a.followRestarts(ctx, s) })
 	wg.Go(func() { a.followPlugins(ctx, s) })
 	wg.Go(func() { a.followDrain(ctx, s) })
+	wg.Go(func() { a.followLostVolumes(ctx, s) })
 	wg.Go(func() { a.followRolls(ctx, s) })
 	wg.Go(func() { a.followEngineMounts(ctx, s) })
 	a.wakeRun()

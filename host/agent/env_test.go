@@ -222,6 +222,7 @@ type fakeShim struct {
 	hint     chan struct{} // a plugin has changed
 	restarts chan host.PendingRestart
 	nodes    chan host.NodeStatus
+	events   chan host.Event
 
 	mu      sync.Mutex
 	volumes []host.VolumeStatus
@@ -384,6 +385,20 @@ func (s *fakeShim) Allocs(_ context.Context, q host.AllocQuery) ([]host.AllocSta
 	return []host.AllocStatus{{Alloc: registry.Alloc{ID: q.ID, Waiting: s.waiting}}}, 1, nil
 }
 
+// Watch passes the events of the test on.
+func (s *fakeShim) Watch(ctx context.Context, _ host.WatchOptions, fn func(host.Event) error) error {
+	for {
+		select {
+		case e := <-s.events:
+			if err := fn(e); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
 // Nodes returns this node as the test changes it.
 func (s *fakeShim) Nodes(ctx context.Context, q host.NodeQuery) ([]host.NodeStatus, host.Seq, error) {
 	select {
@@ -424,7 +439,7 @@ func withAgentAt(t *testing.T, dir string, test func(e *env)) {
 		e := &env{
 			T: t, journal: j, dir: dir, driver: &fakeDriver{journal: j, tasks: map[string]*fakeTask{}},
 			shim: &fakeShim{journal: j, hint: make(chan struct{}), restarts: make(chan host.PendingRestart),
-				jobs: map[host.AllocID]string{}, nodes: make(chan host.NodeStatus)},
+				jobs: map[host.AllocID]string{}, nodes: make(chan host.NodeStatus), events: make(chan host.Event)},
 		}
 		e.must(os.WriteFile(e.shimDB(), []byte("records"), 0o600))
 		e.open()

@@ -1,0 +1,41 @@
+package agent
+
+import (
+	"context"
+
+	"holdfast/host"
+	"holdfast/registry"
+)
+
+// followLostVolumes stops allocs whose volumes were given to other nodes while this one was declared lost. Their jobs
+// place other allocs, which wait until the node is ready.
+func (a *Agent) followLostVolumes(ctx context.Context, s Volumes) {
+	o := host.WatchOptions{Snapshot: true, Kinds: []host.EventKind{registry.EventVolumesLost}}
+	err := s.Watch(ctx, o, func(e host.Event) error {
+		if e.Kind == registry.EventVolumesLost {
+			a.stopWithoutVolumes(e.Alloc, e.Detail)
+		}
+		return nil
+	})
+	if ctx.Err() == nil {
+		a.log.Error("stopped receiving events of the shim; allocs that lose their volumes go on", "error", err)
+	}
+}
+
+func (a *Agent) stopWithoutVolumes(id host.AllocID, why string) {
+	a.writing.Lock()
+	defer a.writing.Unlock()
+	held := a.allocs[id]
+	if held == nil || held.record.Stop || held.record.State.Ended() {
+		return
+	}
+	a.log.Error("an alloc has lost its volumes and is stopped", "alloc", id, "reason", why)
+	err := a.updateLocked(id, func(r *AllocRecord) { r.note("", "its volumes were lost: %s", why) })
+	if err == nil {
+		err = a.stopLocked(id)
+	}
+	if err != nil {
+		a.log.Error("cannot stop an alloc that has lost its volumes", "alloc", id, "error", err)
+	}
+	a.wakeRun()
+}
