@@ -12,8 +12,6 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-const fenceLimit = 5 * time.Minute // of one call of the host's function
-
 var fenceBackoff = intent.Backoff{First: time.Second, Max: time.Minute}
 
 // suspect is a node that may have to be fenced. Times are those of CLOCK_BOOTTIME.
@@ -109,9 +107,7 @@ func (f *fencer) fenceOnce(ctx context.Context, node registry.NodeName) error {
 	if err != nil || !mine {
 		return err
 	}
-	limited, cancel := context.WithTimeout(ctx, fenceLimit)
-	defer cancel()
-	failed := f.fence(limited, node)
+	failed := f.fence(ctx, node)
 	own := fmt.Sprintf("node %s", f.State.node)
 	_, err = registry.Ensure(ctx, f.State, func(v registry.View) (registry.Change, error) {
 		r, _ := v.Node(node)

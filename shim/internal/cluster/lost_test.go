@@ -109,8 +109,10 @@ func TestLostNodeComesBack(t *testing.T) {
 	b.see(t, "the claim is gone", func(v registry.View) bool { return len(v.Claims(held.Volume)) == 0 })
 
 	a.stop()
-	a.start(t)
-	back := newExecuting(t, a.testNode)
+	again := &testNode{dir: a.dir, name: a.name, client: client}
+	again.start(t)
+	t.Cleanup(func() { again.stop() })
+	back := newExecuting(t, again)
 	a = &member{back, &Node{State: back.testNode.State, Executors: back.Executors, session: back.session,
 		plugins: &back.plugins, log: a.log}}
 	back.session.onValid = a.changes.fire
