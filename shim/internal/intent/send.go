@@ -97,14 +97,16 @@ func (s Sender) Send(ctx context.Context, calls ...Call) (err error) {
 func (s Sender) deliver(ctx context.Context, c Call, before *delivery) (d *delivery, err error) {
 	ctx, end := s.startSpan(ctx, c.Intent)
 	defer func() { end(err) }()
-	if before != nil && (ctx.Err() != nil || s.Pause.paused()) { // this call may have to wait
-		if err := before.store(ctx, before.done); err != nil {
-			return nil, err
+	if before == nil || ctx.Err() != nil || s.Pause.paused() { // else the pause begins after this call
+		if before != nil { // this call may have to wait
+			if err := before.store(ctx, before.done); err != nil {
+				return nil, err
+			}
+			before = nil
 		}
-		before = nil
-	}
-	if err := s.Pause.Wait(ctx, c.Intent.Operation); err != nil {
-		return nil, fmt.Errorf("%s of %s was not sent: %w", c.Intent.RPC, c.Intent.Name, err)
+		if err := s.Pause.Wait(ctx, c.Intent.Operation); err != nil {
+			return nil, fmt.Errorf("%s of %s was not sent: %w", c.Intent.RPC, c.Intent.Name, err)
+		}
 	}
 	if c.Policy.Deadline == 0 {
 		c.Policy = PolicyOf(c.Intent.RPC)
