@@ -129,9 +129,14 @@ func (s *State) follow(ctx context.Context) error {
 	}
 	s.reach(revision, nil, 0)
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
-	defer cancel()
-	for answer := range s.client.Watch(ctx, s.prefix, clientv3.WithPrefix(), clientv3.WithRev(revision+1)) {
-		switch err := answer.Err(); {
+	in := receive(s.client.Watch(ctx, s.prefix, clientv3.WithPrefix(), clientv3.WithRev(revision+1)))
+	defer func() { cancel(); in.receiver.Wait() }()
+	for {
+		events, err := in.next()
+		if err := s.apply(ctx, events); err != nil {
+			return err
+		}
+		switch {
 		case errors.Is(err, rpctypes.ErrCompacted):
 			if _, err := s.load(ctx); err != nil {
 				return err
@@ -140,11 +145,57 @@ func (s *State) follow(ctx context.Context) error {
 		case err != nil:
 			return fmt.Errorf("%w: %w", errInterrupted, err)
 		}
-		if err := s.apply(ctx, answer.Events); err != nil {
-			return err
+	}
+}
+
+// received are the events of a watch that are to be applied. They are collected while earlier ones are applied, so
+// that one commit of the copy applies them all.
+type received struct {
+	mu     sync.Mutex // guards events and ended
+	events []*clientv3.Event
+	ended  error
+	more   chan struct{} // of capacity 1
+
+	receiver sync.WaitGroup
+}
+
+// receive receives from a watch until it ends.
+func receive(watch clientv3.WatchChan) *received {
+	r := &received{more: make(chan struct{}, 1)}
+	r.receiver.Go(func() {
+		for answer := range watch {
+			r.add(answer.Events, answer.Err())
+		}
+		r.add(nil, errors.New("the watch has ended"))
+	})
+	return r
+}
+
+func (r *received) add(events []*clientv3.Event, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.events = append(r.events, events...)
+	if r.ended == nil {
+		r.ended = err
+	}
+	select {
+	case r.more <- struct{}{}:
+	default:
+	}
+}
+
+// next waits for events. The error is why the watch ended after them.
+func (r *received) next() ([]*clientv3.Event, error) {
+	for {
+		<-r.more
+		r.mu.Lock()
+		events, err := r.events, r.ended
+		r.events = nil
+		r.mu.Unlock()
+		if len(events) > 0 || err != nil {
+			return events, err
 		}
 	}
-	return errInterrupted
 }
 
 // apply commits the events of a watch, of one or more transactions, to the copy.
