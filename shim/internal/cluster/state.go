@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -193,6 +194,8 @@ func (s *State) commitShared(ctx context.Context, d decision) (at registry.Seq, 
 		return err
 	})
 	switch {
+	case err != nil && codeOf(err) == codes.InvalidArgument:
+		return 0, false, registry.Errorf(registry.ErrInternal, "etcd refuses a transaction of %d writes: %w", len(writes), err)
 	case err != nil && len(writes) > 0:
 		return 0, false, registry.Errorf(registry.ErrUncertain, "write to etcd: %w", err)
 	case err != nil:
@@ -352,11 +355,19 @@ func repeatable(err error) bool {
 	if errors.Is(err, registry.ErrFenced) {
 		return false
 	}
-	switch status.Code(err) {
+	switch codeOf(err) {
 	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.OutOfRange, codes.ResourceExhausted:
 		return false
 	}
 	return true
+}
+
+// codeOf returns the gRPC code of an error of the client.
+func codeOf(err error) codes.Code {
+	if e, is := errors.AsType[rpctypes.EtcdError](err); is {
+		return e.Code()
+	}
+	return status.Code(err)
 }
 
 // unavailable returns the error of a request that wrote nothing.
@@ -364,7 +375,7 @@ func unavailable(err error) error {
 	switch {
 	case slices.ContainsFunc(registry.Kinds, func(kind error) bool { return errors.Is(err, kind) }):
 		return err
-	case status.Code(err) == codes.ResourceExhausted:
+	case codeOf(err) == codes.ResourceExhausted:
 		return registry.Errorf(registry.ErrExhausted, "etcd: %w", err)
 	}
 	return registry.Errorf(registry.ErrUnavailable, "etcd: %w", err)

@@ -37,7 +37,7 @@ type testNode struct {
 }
 
 // newNode starts a node of the cluster that is named after the test.
-func newNode(t *testing.T, client *clientv3.Client, name string) *testNode {
+func newNode(t testing.TB, client *clientv3.Client, name string) *testNode {
 	t.Helper()
 	n := &testNode{dir: filepath.Join(t.TempDir(), "state"), name: name, client: client}
 	n.start(t)
@@ -81,7 +81,7 @@ func (n *testNode) offline(t *testing.T, use func(registry.State)) {
 	}
 }
 
-func (n *testNode) start(t *testing.T) {
+func (n *testNode) start(t testing.TB) {
 	t.Helper()
 	local, err := store.Open(t.Context(), store.Options{Path: filepath.Join(n.dir, "shim.db")})
 	if err != nil {
@@ -368,6 +368,24 @@ func TestSettleEndsCommits(t *testing.T) {
 		t.Errorf("the late commit: %+v, %v", late, err)
 	}
 	registrytest.Put(t, n, claim("v", "b"))
+}
+
+// TestTransactionThatEtcdRefuses commits more than etcd takes at a time: nothing is repeated, and nothing is written.
+func TestTransactionThatEtcdRefuses(t *testing.T) {
+	n := newNode(t, etcdtest.Start(t), "node")
+	var many []registry.Record
+	for i := range 200 {
+		many = append(many, claim("v", fmt.Sprint("alloc-", i)))
+	}
+	if _, err := registrytest.Write(t.Context(), n, registry.Change{Put: many}); !errors.Is(err, registry.ErrInternal) {
+		t.Errorf("200 records in one transaction: %v", err)
+	}
+	registrytest.Put(t, n, claim("v", "a"))
+	look(t, n, func(v registry.View) {
+		if len(v.AllClaims()) != 1 {
+			t.Errorf("%d claims", len(v.AllClaims()))
+		}
+	})
 }
 
 func TestEarlierShimOfANodeIsFenced(t *testing.T) {
