@@ -1,0 +1,173 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"holdfast/internal/etcdtest"
+	"holdfast/registry"
+	"holdfast/shim/internal/controller"
+	"holdfast/shim/internal/store"
+)
+
+// claimers is the number of allocs that claim at the same time.
+const claimers = 64
+
+// BenchmarkClaim claims and releases volumes for 64 allocs at the same time, each with a volume of its own. It compares
+// with bare commits of records of the same size: transactions of etcd that compare a revision, or changes of the store.
+func BenchmarkClaim(b *testing.B) {
+	b.Run("etcd", func(b *testing.B) {
+		client := etcdtest.Start(b)
+		n := newNode(b, client, "node")
+		value := make([]byte, 500)
+		ratio(b, n.State, func(ctx context.Context, worker, i int) error {
+			key := fmt.Sprintf("bare/%d", worker)
+			var revision int64
+			for range 2 { // a claim and its release
+				answer, err := client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), ">", revision-1)).
+					Then(clientv3.OpPut(key, string(value))).Commit()
+				if err != nil || !answer.Succeeded {
+					return fmt.Errorf("bare transaction %d: %w", i, err)
+				}
+				revision = answer.Header.Revision
+			}
+			return nil
+		})
+	})
+	b.Run("store", func(b *testing.B) {
+		s := openStore(b)
+		ratio(b, s, func(ctx context.Context, worker, i int) error {
+			for range 2 {
+				_, err := s.Commit(ctx, func(registry.View) (registry.Change, error) {
+					return registry.Change{Put: []registry.Record{claim(fmt.Sprint("bare-", worker), "a")}}, nil
+				})
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// ratio measures claims on the state and bare commits in turn, and reports the rate of claims with its ratio to that of
+// bare commits.
+func ratio(b *testing.B, s registry.State, bare func(ctx context.Context, worker, i int) error) {
+	claims := controller.NewClaims(s, noPlugins{}, time.Now)
+	var volumes []registry.Record
+	for i := range claimers {
+		volumes = append(volumes, claimable(i))
+	}
+	for part := range slices.Chunk(volumes, 20) {
+		commitAll(b, s, part)
+	}
+	var claimed, committed time.Duration
+	const each = 10
+	commits := 0.
+	for b.Loop() {
+		commits += 2 * claimers * each
+		committed += concurrently(b, each, bare)
+		claimed += concurrently(b, each, func(ctx context.Context, worker, i int) error {
+			c := claim(fmt.Sprint("v-", worker), fmt.Sprint("alloc-", i))
+			c.Usage = registry.Usage{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}
+			if _, err := claims.Claim(ctx, c); err != nil {
+				return err
+			}
+			_, err := claims.Unclaim(ctx, c.ClaimKey(), true)
+			return err
+		})
+	}
+	b.ReportMetric(commits/claimed.Seconds(), "commits/s")
+	b.ReportMetric(committed.Seconds()/claimed.Seconds(), "of-bare")
+}
+
+// concurrently calls do each times in each of the workers, and returns the time that it took.
+func concurrently(b *testing.B, each int, do func(ctx context.Context, worker, i int) error) time.Duration {
+	began := time.Now()
+	var workers sync.WaitGroup
+	for worker := range claimers {
+		workers.Go(func() {
+			for i := range each {
+				if err := do(b.Context(), worker, i); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	workers.Wait()
+	return time.Since(began)
+}
+
+// BenchmarkClaimAmongMany measures one claim and its release beside 100 and 100 000 claims of other volumes.
+func BenchmarkClaimAmongMany(b *testing.B) {
+	for _, count := range []int{100, 100_000} {
+		b.Run(fmt.Sprint(count), func(b *testing.B) {
+			s := openStore(b)
+			claims := controller.NewClaims(s, noPlugins{}, time.Now)
+			records := []registry.Record{claimable(0)}
+			for i := range count {
+				records = append(records, claim(fmt.Sprint("other-", i), "a"))
+			}
+			for part := range slices.Chunk(records, 5000) {
+				commitAll(b, s, part)
+			}
+			c := claim("v-0", "alloc")
+			c.Usage = registry.Usage{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}
+			for b.Loop() {
+				if _, err := claims.Claim(b.Context(), c); err != nil {
+					b.Fatal(err)
+				}
+				if _, err := claims.Unclaim(b.Context(), c.ClaimKey(), true); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func openStore(b *testing.B) registry.State {
+	b.Helper()
+	s, err := store.Open(b.Context(), store.Options{Path: filepath.Join(b.TempDir(), "state", "shim.db")})
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = s.Run(ctx) })
+	b.Cleanup(func() { cancel(); running.Wait(); _ = s.Close() })
+	return s
+}
+
+func claimable(i int) registry.Volume {
+	v := volumeOf(fmt.Sprint("v-", i), fmt.Sprint("v-", i))
+	v.Capabilities = []registry.VolumeCapability{{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}}
+	return v
+}
+
+func commitAll(b *testing.B, s registry.State, records []registry.Record) {
+	b.Helper()
+	if _, err := s.Commit(b.Context(), func(registry.View) (registry.Change, error) {
+		return registry.Change{Put: records}, nil
+	}); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// noPlugins is the table of a node without plugins.
+type noPlugins struct{}
+
+func (noPlugins) Find(registry.Role, registry.PluginID) (i registry.Instance, found bool) {
+	return i, false
+}
+func (noPlugins) Members(registry.Role, registry.PluginID) []registry.Instance { return nil }
+func (noPlugins) Await(ctx context.Context, _ registry.Role, _ registry.PluginID) (i registry.Instance, err error) {
+	return i, registry.ErrUnavailable
+}
