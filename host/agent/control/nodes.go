@@ -122,7 +122,8 @@ func (s *Server) explainClaims(r *http.Request) (any, error) {
 	controllers := 0
 	for _, n := range nodes {
 		for _, p := range n.Plugins {
-			if p.Plugin == v.Plugin && p.Executor && n.Alive {
+			own := v.Node == n.Name && p.Health(host.RoleController) != ""
+			if p.Plugin == v.Plugin && (p.Executor || own) && n.Alive {
 				out.Executor = n.Name
 			}
 			if p.Plugin == v.Plugin && p.Health(host.RoleController) != "" {

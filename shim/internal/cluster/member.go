@@ -16,8 +16,8 @@ import (
 // the ID is empty. A member without its cluster would use volumes that others use, and the copy of a cluster's records
 // would replace the node's own.
 func CheckMember(v registry.View, id string) error {
-	for _, c := range v.Copies() {
-		switch {
+	if copies := v.Copies(); len(copies) > 0 {
+		switch c := copies[0]; {
 		case id == "":
 			return registry.Errorf(registry.ErrConflict,
 				"this node is a member of cluster %q: configure it with the cluster block", c.Cluster)

@@ -94,11 +94,12 @@ func (m *migration) readCluster(ctx context.Context) (err error) {
 
 // readNode reads the records of the node, and checks whether they can be moved.
 func (m *migration) readNode(v registry.View) error {
-	for _, c := range v.Copies() {
-		m.member = c.Cluster == m.id
+	if copies := v.Copies(); len(copies) > 0 {
+		m.member = copies[0].Cluster == m.id
 		return CheckMember(v, m.id)
 	}
-	for _, open := range v.Intents() {
+	if intents := v.Intents(); len(intents) > 0 {
+		open := intents[0]
 		return registry.Errorf(registry.ErrConflict, "%s of volume %q is unfinished since %s: start the agent without the "+
 			"cluster block, and wait until the volume is ready", open.RPC, open.Name, open.Since.UTC().Format(time.RFC3339))
 	}
