@@ -172,6 +172,10 @@ func (h *fakeHost) SwapAs(_ context.Context, b host.Binary, operator string) (ho
 func (h *fakeHost) Swaps() []host.SwapReport { return h.swapped }
 
 func (h *fakeHost) Watch(ctx context.Context, o host.WatchOptions, fn func(host.Event) error) error {
+	if o.Snapshot { // the agent waits for lost volumes, and there are none
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
 	for _, e := range h.events {
 		time.Sleep(h.delay)
 		if e.Seq <= o.After {
