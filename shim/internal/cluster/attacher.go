@@ -102,11 +102,9 @@ func (a *Attacher) Attach(
 	}); err != nil || settled {
 		return err
 	}
-	err := a.call(ctx, attachMethod, v.ExecutedBy(), request{Volume: v.VolumeKey(), Usage: u, To: to})
-	if errors.Is(err, ErrHere) {
-		err = a.Controller.Attach(ctx, by, v, u, to)
-	}
-	return err
+	return a.execute(ctx, attachMethod, v.ExecutedBy(), request{Volume: v.VolumeKey(), Usage: u, To: to}, func() error {
+		return a.Controller.Attach(ctx, by, v, u, to)
+	})
 }
 
 // Detach is Detach of a Controller. then is of no effect if another node detaches the volume.
@@ -122,11 +120,9 @@ func (a *Attacher) Detach(
 	if err != nil || !attached {
 		return err
 	}
-	err = a.call(ctx, detachMethod, executor, request{Volume: key, To: intent.AttachTo{Node: node}})
-	if errors.Is(err, ErrHere) {
-		err = a.Controller.Detach(ctx, by, key, node, then...)
-	}
-	return err
+	return a.execute(ctx, detachMethod, executor, request{Volume: key, To: intent.AttachTo{Node: node}}, func() error {
+		return a.Controller.Detach(ctx, by, key, node, then...)
+	})
 }
 
 // executor returns which node makes the controller calls for a volume, and whether the volume is attached to a node.
@@ -159,10 +155,13 @@ func (a *Attacher) Provide(
 	if found && v.State == registry.VolumeReady && !v.Unwanted() {
 		return a.Controller.Provide(ctx, call, spec, from)
 	}
-	switch err := a.call(ctx, provideMethod, by, request{Call: call, Spec: spec, Origin: from}); {
-	case errors.Is(err, ErrHere):
-		return a.Controller.Provide(ctx, call, spec, from)
-	case err != nil:
+	var here bool
+	err = a.execute(ctx, provideMethod, by, request{Call: call, Spec: spec, Origin: from}, func() (err error) {
+		v, err = a.Controller.Provide(ctx, call, spec, from)
+		here = err == nil
+		return err
+	})
+	if err != nil || here {
 		return v, err
 	}
 	if err = a.calls.State.View(ctx, look); err == nil && !found {
@@ -179,11 +178,9 @@ func (a *Attacher) Settle(ctx context.Context, by intent.Caller, open registry.I
 	if err != nil {
 		return err
 	}
-	err = a.call(ctx, settleMethod, executor, request{Volume: open.Volume, Intent: open})
-	if errors.Is(err, ErrHere) {
-		err = a.Controller.Settle(ctx, by, open)
-	}
-	return err
+	return a.execute(ctx, settleMethod, executor, request{Volume: open.Volume, Intent: open}, func() error {
+		return a.Controller.Settle(ctx, by, open)
+	})
 }
 
 // LeaveAlteration is LeaveAlteration of a Controller.
@@ -228,6 +225,32 @@ func (a *Attacher) DetachOrAbandon(
 
 // abandonLimit bounds a detach by force at the executor, which tries for a while itself.
 const abandonLimit = 30 * time.Second
+
+// execute has the plugin's executor carry out a call: here, if this node is the executor. If this node fails and is not
+// the executor any more, it asks the next one.
+func (a *Attacher) execute(
+	ctx context.Context, method string, by registry.ExecutorKey, r request, here func() error,
+) error {
+	for {
+		err := a.call(ctx, method, by, r)
+		if !errors.Is(err, ErrHere) {
+			return err
+		}
+		if err = here(); err == nil || ctx.Err() != nil {
+			return err
+		}
+		elsewhere := false
+		if a.calls.State.View(ctx, func(view registry.View) error {
+			if by.Node != "" || view.Executed(by.Plugin) {
+				_, err := a.remote.executors.Check(view, by)
+				elsewhere = err != nil
+			}
+			return nil
+		}) != nil || !elsewhere {
+			return err
+		}
+	}
+}
 
 func (a *Attacher) call(ctx context.Context, method string, by registry.ExecutorKey, r request) error {
 	executed := by.Node != ""

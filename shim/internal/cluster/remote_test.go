@@ -87,3 +87,27 @@ func TestCallIsCarriedOutByTheNextExecutor(t *testing.T) {
 		}
 	})
 }
+
+// TestCallGoesOnAtTheNextExecutor has node a lose the execution of a plugin while it carries out a call itself.
+func TestCallGoesOnAtTheNextExecutor(t *testing.T) {
+	client := etcdtest.Start(t)
+	a := newExecuting(t, newNode(t, client, "a"))
+	a.await(t, true)()
+	b := newExecuting(t, newNode(t, client, "b"))
+	asker, _ := newRemote(t, a, nil)
+	newRemote(t, b, func(context.Context, string, []byte) ([]byte, error) { return nil, nil })
+	at := &Attacher{remote: asker}
+	at.calls.State = a.testNode.State
+	tries := 0
+	err := at.execute(t.Context(), settleMethod, testKey, request{}, func() error {
+		tries++
+		a.plugins.sick.Store(true)
+		b.await(t, true)()
+		a.await(t, false)
+		_, err := a.Sending(t.Context(), testKey)
+		return err
+	})
+	if err != nil || tries != 1 {
+		t.Errorf("after %d tries at the former executor: %v", tries, err)
+	}
+}
