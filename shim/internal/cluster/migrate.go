@@ -46,7 +46,7 @@ func Migrate(ctx context.Context, local registry.State, c config.Cluster, node r
 func (s *State) migrate(ctx context.Context) (moved int, err error) {
 	m := migration{State: s, present: map[registry.Key]string{}, volumes: map[registry.VolumeKey]registry.VolumeName{}}
 	if err := m.readCluster(ctx); err != nil {
-		return 0, unavailable(err)
+		return 0, fmt.Errorf("%w; check endpoints and tls of the cluster block", unavailable(err))
 	}
 	if err := s.local.View(ctx, m.readNode); err != nil || m.member {
 		return 0, err

@@ -133,8 +133,24 @@ func (n *Node) Run(ctx context.Context) error {
 			}
 		})
 	}
+	all.Go(func() { n.warn(ctx) })
 	all.Wait()
 	return context.Cause(ctx)
+}
+
+// warn logs a warning if the node cannot join its cluster soon.
+func (n *Node) warn(ctx context.Context) {
+	select {
+	case <-n.State.ready:
+	case <-ctx.Done():
+	case <-time.After(tryTimeout):
+		why := errors.New("etcd does not answer")
+		if known := n.State.waiting.Load(); known != nil {
+			why = *known
+		}
+		n.log.Warn("this node has not joined its cluster; volumes cannot be claimed or changed until it has", "etcd",
+			n.client.Endpoints(), "error", why)
+	}
 }
 
 // Ready waits until this node knows all that its earlier shims have done. An earlier shim has written it to etcd, but
