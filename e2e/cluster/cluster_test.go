@@ -319,7 +319,7 @@ func (s *system) judgeEtcd() (errs []string) {
 			return append(errs, err.Error())
 		}
 		for _, kv := range answer.Kvs {
-			if len(kv.Value) > 0 && !strings.Contains(string(kv.Value), `"done":true`) { // an answer that nobody waits for
+			if len(kv.Value) > 0 && !strings.Contains(string(kv.Value), `"done":true`) { // the answer of a remote call whose caller is gone
 				errs = append(errs, fmt.Sprintf("left in etcd: %s: %s", kv.Key, kv.Value))
 			}
 		}
@@ -327,8 +327,8 @@ func (s *system) judgeEtcd() (errs []string) {
 	return errs
 }
 
-// TestFaults has many allocs fight for volumes while members of etcd and nodes are killed, frozen and cut off.
-func TestFaults(t *testing.T) {
+// TestClusterKeepsItsPromisesUnderFaults has many allocs fight for volumes while members of etcd and nodes are killed, frozen and cut off.
+func TestClusterKeepsItsPromisesUnderFaults(t *testing.T) {
 	seed := uint64(number(t, "SEED", int(time.Now().UnixNano()%1e6)))
 	rounds, allocs := number(t, "ROUNDS", 30), number(t, "ALLOCS", 150)
 	t.Logf("SEED=%d ROUNDS=%d ALLOCS=%d", seed, rounds, allocs)

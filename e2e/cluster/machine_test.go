@@ -88,7 +88,7 @@ func (m *machine) kill(all bool) {
 	}
 }
 
-// signal sends a signal to all processes of the machine. The program gets it first: so nobody starts others.
+// signal sends a signal to all processes of the machine. The program gets it first, so that it starts no further processes.
 func (m *machine) signal(s syscall.Signal) {
 	m.t.Helper()
 	_ = m.cmd.Process.Signal(s)
