@@ -22,8 +22,12 @@ func (f *file) task(b block, asked *requests) (hooks.Task, []hooks.VolumeMount, 
 	at := f.open(b, taskStanza)
 	driver, _ := at.text("driver")
 	task := hooks.Task{Name: registry.TaskName(name), Driver: driver, Env: at.stringMap("env")}
+	task.Places = map[string]registry.Position{"": position(b.head.Start)}
+	for i, t := range at.all("template") {
+		task.Places[fmt.Sprintf("template.%d", i)] = position(t.head.Start)
+	}
 	if config, ok := at.one("config"); ok {
-		task.Config = raw(f.carry(config))
+		task.Config, task.Places["config"] = raw(f.carry(config)), position(config.head.Start)
 	}
 	if plugin, ok := at.one("csi_plugin"); ok {
 		spec := f.plugin(plugin)

@@ -44,6 +44,9 @@ type Task struct {
 	Env    map[string]string `json:"env,omitempty"`
 	Config json.RawMessage   `json:"config,omitempty"` // the config block
 	Rest   json.RawMessage   `json:"rest,omitempty"`   // everything else
+	// Places are where the task (""), its config block ("config") and its template blocks ("template.0") begin in the
+	// text. They are for errors, and are not stored.
+	Places map[string]registry.Position `json:"-"`
 }
 
 // AllocTask describes a task to the shim when an alloc's volumes are prepared or a task starts.

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -28,9 +29,7 @@ func (a *Agent) Check(j *hooks.Job) (warnings []string, err error) {
 //
 // With tryLimits, drivers try whether they can limit resources: tasks get cgroups below that of this process.
 func Check(j *hooks.Job, drivers []taskdriver.Driver, tryLimits bool) (warnings []string, err error) {
-	if warnings, err = unsupportedBlocks(j); err != nil {
-		return warnings, err
-	}
+	warnings, found := unsupportedBlocks(j)
 	var names []string
 	byName := map[string]taskdriver.Driver{}
 	for _, d := range drivers {
@@ -41,26 +40,18 @@ func Check(j *hooks.Job, drivers []taskdriver.Driver, tryLimits bool) (warnings 
 		for _, t := range g.Tasks {
 			d := byName[t.Driver]
 			if d == nil {
-				return warnings, registry.Errorf(registry.ErrUnsupported,
-					"task %q: this agent has no driver %q, only %s; change the task, or start holdfast with --driver",
-					t.Name, t.Driver, strings.Join(names, ", "))
+				found.add(t, "", registry.Errorf(registry.ErrUnsupported,
+					"this agent has no driver %q, only %s; change the task, or start holdfast with --driver", t.Driver,
+					strings.Join(names, ", ")))
+				continue
 			}
-			s, err := newTaskSpec(j.Type, g, t)
-			if err != nil {
-				return warnings, err
-			}
-			ignored, err := d.Configure(&taskdriver.Task{
-				Resources: s.resources, Files: s.paths(), TryLimits: tryLimits,
-			}, t.Config)
-			for _, w := range ignored {
-				warnings = append(warnings, fmt.Sprintf("task %q: %s", t.Name, w))
-			}
-			if err != nil {
-				return warnings, fmt.Errorf("task %q: %w", t.Name, err)
-			}
+			warnings = append(warnings, found.checkTask(j.Type, g, t, d, tryLimits)...)
 		}
 	}
-	return warnings, nil
+	if len(found.List) == 0 {
+		return warnings, nil
+	}
+	return warnings, found
 }
 
 // withOverride returns the job with Config.Override as the driver of each task.
@@ -94,6 +85,9 @@ func (a *Agent) Submit(
 	ctx context.Context, j *hooks.Job, src Source, s Lister, o SubmitOptions,
 ) (*JobRecord, error) {
 	warnings, err := a.Check(j)
+	if p, is := errors.AsType[*Problems](err); is {
+		p.File = src.Name
+	}
 	if err != nil {
 		return nil, err
 	}

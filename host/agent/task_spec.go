@@ -2,6 +2,7 @@ package agent
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -103,16 +104,31 @@ type taskSpec struct {
 	logSize   int64 // 0: the driver's default
 	resources taskdriver.Resources
 	templates []template
+	rest      taskRest
 }
 
 // newTaskSpec decodes a task's attributes.
 func newTaskSpec(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) {
+	s, err := decodeTask(jobType, g, t)
+	if err == nil {
+		var bad []error
+		s.templates, bad = s.rest.templates()
+		err = errors.Join(bad...)
+	}
+	if err != nil {
+		err = fmt.Errorf("task %q: %w", t.Name, err)
+	}
+	return s, err
+}
+
+// decodeTask decodes a task's attributes without its templates. Its errors do not name the task.
+func decodeTask(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) {
 	s := taskSpec{Task: t}
 	var group groupRest
 	var rest taskRest
 	err := taskdriver.Decode("group "+g.Name, g.Rest, &group)
 	if err == nil {
-		err = taskdriver.Decode("task "+string(t.Name), t.Rest, &rest)
+		err = taskdriver.Decode("attributes", t.Rest, &rest)
 	}
 	if err == nil {
 		s.policy, err = defaultPolicy(jobType).with(slices.Concat(group.Restart, rest.Restart))
@@ -120,6 +136,7 @@ func newTaskSpec(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) 
 	if err != nil {
 		return s, err
 	}
+	s.rest = rest
 	s.groupMeta, s.meta = mergeMeta(group.Meta), mergeMeta(rest.Meta)
 	s.user, s.grace, s.leader = rest.User, time.Duration(rest.KillTimeout), rest.Leader
 	if s.grace <= 0 {
@@ -128,14 +145,13 @@ func newTaskSpec(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) 
 	for _, l := range rest.Lifecycle {
 		if l.Hook != "prestart" && l.Hook != "poststart" {
 			return s, registry.Errorf(registry.ErrUnsupported,
-				"task %q: unsupported lifecycle hook %q; use prestart or poststart", t.Name, l.Hook)
+				"unsupported lifecycle hook %q; use prestart or poststart", l.Hook)
 		}
 		s.prestart, s.sidecar = s.prestart || l.Hook == "prestart", l.Sidecar
 	}
 	for _, l := range rest.Logs {
 		if l.Files != nil && *l.Files < 1 || l.Size != nil && (*l.Size < 1 || *l.Size > 1<<20) {
-			return s, registry.Invalid("task %q: logs: max_files must be at least 1, and max_file_size 1 to %d MiB",
-				t.Name, 1<<20)
+			return s, registry.Invalid("logs: max_files must be at least 1, and max_file_size 1 to %d MiB", 1<<20)
 		}
 		if l.Files != nil {
 			s.logFiles = int(*l.Files)
@@ -144,12 +160,7 @@ func newTaskSpec(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) 
 			s.logSize = int64(*l.Size) << 20
 		}
 	}
-	if s.resources, err = rest.limits(); err == nil {
-		s.templates, err = rest.templates()
-	}
-	if err != nil {
-		err = fmt.Errorf("task %q: %w", t.Name, err)
-	}
+	s.resources, err = rest.limits()
 	return s, err
 }
 
@@ -199,17 +210,19 @@ var (
 	}
 )
 
-// unsupportedBlocks returns a warning for each ignored block of the job, and an error for an unsupported one.
-func unsupportedBlocks(j *hooks.Job) (warnings []string, err error) {
+// unsupportedBlocks returns a warning for each ignored block of the job, and a problem for each unsupported one.
+func unsupportedBlocks(j *hooks.Job) (warnings []string, problems *Problems) {
 	found := map[string]bool{}
-	check := func(where string, rest json.RawMessage) error {
+	problems = &Problems{}
+	check := func(where string, at registry.Position, rest json.RawMessage) {
 		var blocks map[string]json.RawMessage
 		if err := taskdriver.Decode(where, rest, &blocks); err != nil {
-			return err
+			problems.List = append(problems.List, Problem{at, err})
 		}
 		for _, name := range unsupported {
 			if _, has := blocks[name]; has {
-				return registry.Errorf(registry.ErrUnsupported, "%s: unsupported block %s; remove it", where, name)
+				err := registry.Errorf(registry.ErrUnsupported, "%s: unsupported block %s; remove it", where, name)
+				problems.List = append(problems.List, Problem{at, err})
 			}
 		}
 		for _, name := range ignored {
@@ -220,25 +233,18 @@ func unsupportedBlocks(j *hooks.Job) (warnings []string, err error) {
 		for _, name := range ignoredOfTemplates(blocks["template"]) {
 			found[name] = true
 		}
-		return nil
 	}
-	if err := check("job "+j.ID, j.Rest); err != nil {
-		return nil, err
-	}
+	check("job "+j.ID, registry.Position{}, j.Rest)
 	for _, g := range j.Groups {
-		if err := check("group "+g.Name, g.Rest); err != nil {
-			return nil, err
-		}
+		check("group "+g.Name, registry.Position{}, g.Rest)
 		for _, t := range g.Tasks {
-			if err := check("task "+string(t.Name), t.Rest); err != nil {
-				return nil, err
-			}
+			check("task "+string(t.Name), t.Places[""], t.Rest)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(found)) {
 		warnings = append(warnings, fmt.Sprintf("unsupported attribute %s is ignored", name))
 	}
-	return warnings, nil
+	return warnings, problems
 }
 
 // restartPolicy decides whether and when a task that ended is restarted: Attempts times within Interval, each time

@@ -211,27 +211,23 @@ func variablesOf(text string) (map[string]string, error) {
 	return out, nil
 }
 
-// templates decodes the template blocks of a task.
-func (r taskRest) templates() (out []template, err error) {
+// templates decodes the template blocks of a task. Each has its error, which may be nil.
+func (r taskRest) templates() (out []template, errs []error) {
 	for _, b := range r.Template {
 		t, err := newTemplate(b)
 		if err != nil {
-			return nil, err
+			t = template{}
 		}
-		out = append(out, t)
+		out, errs = append(out, t), append(errs, err)
 	}
-	return out, nil
+	return out, errs
 }
 
-// paths are the files as far as they are known before the task has an alloc.
-func (s taskSpec) paths() (out []taskdriver.File) {
-	for _, t := range s.templates {
-		path, err := t.path(nil)
-		if f := (taskdriver.File{Path: path}); err == nil && !strings.Contains(path, "${") && (!t.env || f.Own()) {
-			out = append(out, f)
-		}
-	}
-	return out
+// knownFile returns the file without its text. It is not known if the task has to have an alloc.
+func (t template) knownFile() (f taskdriver.File, known bool) {
+	path, err := t.path(nil)
+	f = taskdriver.File{Path: path}
+	return f, t.destination != "" && err == nil && !strings.Contains(path, "${") && (!t.env || f.Own())
 }
 
 // ignoredOfTemplates are the attributes of template blocks without an effect.

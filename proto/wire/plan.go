@@ -111,6 +111,7 @@ func taskProto(t hooks.Task) *pb.Task {
 	return &pb.Task{
 		Name: string(t.Name), Driver: t.Driver, Plugin: string(t.Plugin), Sealed: t.Sealed, Env: t.Env, Config: t.Config,
 		Rest: t.Rest, PluginType: string(t.PluginType), Roll: string(t.Roll),
+		Places: mapped(t.Places, positionProto),
 	}
 }
 
@@ -136,6 +137,7 @@ func task(m *pb.Task) hooks.Task {
 		Name: registry.TaskName(m.GetName()), Driver: m.GetDriver(), Plugin: registry.PluginID(m.GetPlugin()),
 		Sealed: m.GetSealed(), Env: m.GetEnv(), Config: m.GetConfig(), Rest: m.GetRest(),
 		PluginType: hooks.PluginType(m.GetPluginType()), Roll: hooks.RollMode(m.GetRoll()),
+		Places: mapped(m.GetPlaces(), position),
 	}
 }
 

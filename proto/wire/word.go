@@ -147,3 +147,15 @@ func ownershipProto(o registry.Ownership) *pb.Ownership {
 func ownership(m *pb.Ownership) registry.Ownership {
 	return registry.Ownership{Owner: m.GetOwner(), Group: m.GetGroup(), Mode: m.GetMode(), Recursive: m.GetRecursive()}
 }
+
+// mapped converts the values of a map; nil stays nil.
+func mapped[A, B any](list map[string]A, convert func(A) B) map[string]B {
+	if list == nil {
+		return nil
+	}
+	out := make(map[string]B, len(list))
+	for name, v := range list {
+		out[name] = convert(v)
+	}
+	return out
+}

@@ -27,6 +27,27 @@ func (v *Scalar) UnmarshalJSON(b []byte) error {
 	return registry.Invalid("%s is not a string", b)
 }
 
+// configErrors are all that is wrong with a config block.
+type configErrors []error
+
+func (e configErrors) Error() string {
+	var texts []string
+	for _, one := range e {
+		texts = append(texts, one.Error())
+	}
+	return strings.Join(texts, "; ")
+}
+
+func (e configErrors) Unwrap() []error { return e }
+
+// EachError returns the errors in an error of Driver.Configure.
+func EachError(err error) []error {
+	if list, is := errors.AsType[configErrors](err); is {
+		return list
+	}
+	return []error{err}
+}
+
 // Decode decodes a part of a job that travels as JSON. What names the part in errors.
 func Decode(what string, text json.RawMessage, into any) error {
 	if len(text) == 0 {

@@ -198,36 +198,42 @@ func pullTimeout(c *containerConfig) (time.Duration, error) {
 
 // check refuses values that the engine would refuse with an error that is hard to read.
 func (c *containerConfig) check() error {
+	var wrong configErrors
+	add := func(err error) {
+		if err != nil {
+			wrong = append(wrong, err)
+		}
+	}
 	if _, err := reference.ParseNormalizedNamed(c.Image); err != nil {
-		return registry.Invalid("image %q: %w", c.Image, err)
+		add(registry.Invalid("image %q: %w", c.Image, err))
 	}
-	if _, err := pullTimeout(c); err != nil {
-		return err
-	}
+	_, err := pullTimeout(c)
+	add(err)
 	for _, m := range append(c.Mount, c.Mounts...) {
-		switch {
-		case m.Type != "" && m.Type != "bind" && m.Type != "volume" && m.Type != "tmpfs":
-			return registry.Invalid("mount type %q: use bind, volume or tmpfs", m.Type)
-		case !filepath.IsAbs(m.Target):
-			return registry.Invalid("mount target %q is not an absolute path", m.Target)
+		if m.Type != "" && m.Type != "bind" && m.Type != "volume" && m.Type != "tmpfs" {
+			add(registry.Invalid("mount type %q: use bind, volume or tmpfs", m.Type))
+		}
+		if !filepath.IsAbs(m.Target) {
+			add(registry.Invalid("mount target %q is not an absolute path", m.Target))
 		}
 		for _, o := range m.TmpfsOptions {
 			if _, err := o.Mode.octal(); err != nil {
-				return registry.Invalid("tmpfs mode %q is no octal number", o.Mode)
+				add(registry.Invalid("tmpfs mode %q is no octal number", o.Mode))
 			}
 		}
 	}
-	_, err := size("shm_size", c.ShmSize)
-	if err == nil {
-		_, err = size("memory_swap", c.MemorySwap)
+	_, err = size("shm_size", c.ShmSize)
+	add(err)
+	_, err = size("memory_swap", c.MemorySwap)
+	add(err)
+	_, err = c.ulimits()
+	add(err)
+	_, err = c.dnsServers()
+	add(err)
+	if len(wrong) == 0 {
+		return nil
 	}
-	if err == nil {
-		_, err = c.ulimits()
-	}
-	if err == nil {
-		_, err = c.dnsServers()
-	}
-	return err
+	return wrong
 }
 
 func size(what string, v Scalar) (int64, error) {

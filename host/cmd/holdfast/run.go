@@ -201,7 +201,9 @@ func (o *foreground) parse(ctx context.Context) error {
 			for _, w := range warnings {
 				o.lines.say("%s: %s", f.Name, w)
 			}
-			if err != nil {
+			if p, is := errors.AsType[*agent.Problems](err); is {
+				p.File = f.Name
+			} else if err != nil {
 				err = fmt.Errorf("%s: %w", f.Name, err)
 			}
 		}

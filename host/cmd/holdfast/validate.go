@@ -14,6 +14,7 @@ import (
 	"holdfast/host/agent"
 	"holdfast/host/agent/taskdriver"
 	"holdfast/internal/mount"
+	"holdfast/registry"
 )
 
 // verdict is the result of validate for a file.
@@ -96,6 +97,7 @@ func validateFile(ctx context.Context, h *host.Host, drivers []taskdriver.Driver
 		if hasUnset(job) {
 			err = v.Diagnostics.Err() // the agent's error may be about a value that is not known yet
 		}
+		v.addProblems(err)
 	}
 	v.Valid = err == nil
 	if err != nil && v.Diagnostics.Err() == nil {
@@ -105,6 +107,22 @@ func validateFile(ctx context.Context, h *host.Host, drivers []taskdriver.Driver
 		v.Diagnostics = host.Diagnostics{}
 	}
 	return v
+}
+
+// addProblems adds the problems that the agent has found, those of unknown place at the begin of the file.
+func (v *verdict) addProblems(err error) {
+	found, is := errors.AsType[*agent.Problems](err)
+	if !is {
+		return
+	}
+	for _, p := range found.List {
+		at := p.At
+		if at.Line == 0 {
+			at = registry.Position{Line: 1, Column: 1}
+		}
+		v.Diagnostics = append(v.Diagnostics, host.Diagnostic{Severity: registry.SeverityError, Summary: p.Err.Error(),
+			File: v.File, Start: at, End: at})
+	}
 }
 
 // hasUnset reports whether a task may depend on a variable without a value, which becomes null.

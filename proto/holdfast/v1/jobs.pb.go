@@ -408,8 +408,9 @@ type Task struct {
 	Env           map[string]string      `protobuf:"bytes,5,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Config        []byte                 `protobuf:"bytes,6,opt,name=config,proto3" json:"config,omitempty"`
 	Rest          []byte                 `protobuf:"bytes,7,opt,name=rest,proto3" json:"rest,omitempty"`
-	PluginType    string                 `protobuf:"bytes,8,opt,name=plugin_type,json=pluginType,proto3" json:"plugin_type,omitempty"` // "controller", "node", "monolith"
-	Roll          string                 `protobuf:"bytes,9,opt,name=roll,proto3" json:"roll,omitempty"`                               // of a plugin: "stop_first"; empty: beside
+	PluginType    string                 `protobuf:"bytes,8,opt,name=plugin_type,json=pluginType,proto3" json:"plugin_type,omitempty"`                                                  // "controller", "node", "monolith"
+	Roll          string                 `protobuf:"bytes,9,opt,name=roll,proto3" json:"roll,omitempty"`                                                                                // of a plugin: "stop_first"; empty: beside
+	Places        map[string]*Position   `protobuf:"bytes,10,rep,name=places,proto3" json:"places,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // in the text: of the task (""), "config", and "template.N" from 0
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -507,6 +508,13 @@ func (x *Task) GetRoll() string {
 	return ""
 }
 
+func (x *Task) GetPlaces() map[string]*Position {
+	if x != nil {
+		return x.Places
+	}
+	return nil
+}
+
 var File_holdfast_v1_jobs_proto protoreflect.FileDescriptor
 
 const file_holdfast_v1_jobs_proto_rawDesc = "" +
@@ -546,7 +554,7 @@ const file_holdfast_v1_jobs_proto_rawDesc = "" +
 	"\x05tasks\x18\x03 \x03(\v2\x11.holdfast.v1.TaskR\x05tasks\x12\x18\n" +
 	"\avolumes\x18\x04 \x03(\tR\avolumes\x12\x16\n" +
 	"\x06sealed\x18\x05 \x01(\fR\x06sealed\x12\x12\n" +
-	"\x04rest\x18\x06 \x01(\fR\x04rest\"\xa9\x02\n" +
+	"\x04rest\x18\x06 \x01(\fR\x04rest\"\xb2\x03\n" +
 	"\x04Task\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06driver\x18\x02 \x01(\tR\x06driver\x12\x16\n" +
@@ -557,10 +565,15 @@ const file_holdfast_v1_jobs_proto_rawDesc = "" +
 	"\x04rest\x18\a \x01(\fR\x04rest\x12\x1f\n" +
 	"\vplugin_type\x18\b \x01(\tR\n" +
 	"pluginType\x12\x12\n" +
-	"\x04roll\x18\t \x01(\tR\x04roll\x1a6\n" +
+	"\x04roll\x18\t \x01(\tR\x04roll\x125\n" +
+	"\x06places\x18\n" +
+	" \x03(\v2\x1d.holdfast.v1.Task.PlacesEntryR\x06places\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x012C\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aP\n" +
+	"\vPlacesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12+\n" +
+	"\x05value\x18\x02 \x01(\v2\x15.holdfast.v1.PositionR\x05value:\x028\x012C\n" +
 	"\x04Jobs\x12;\n" +
 	"\x05Parse\x12\x19.holdfast.v1.ParseRequest\x1a\x17.holdfast.v1.ParseReplyB'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
 
@@ -576,7 +589,7 @@ func file_holdfast_v1_jobs_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_jobs_proto_rawDescData
 }
 
-var file_holdfast_v1_jobs_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_holdfast_v1_jobs_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_holdfast_v1_jobs_proto_goTypes = []any{
 	(*ParseRequest)(nil), // 0: holdfast.v1.ParseRequest
 	(*Source)(nil),       // 1: holdfast.v1.Source
@@ -586,28 +599,32 @@ var file_holdfast_v1_jobs_proto_goTypes = []any{
 	(*Task)(nil),         // 5: holdfast.v1.Task
 	nil,                  // 6: holdfast.v1.ParseRequest.VariablesEntry
 	nil,                  // 7: holdfast.v1.Task.EnvEntry
-	(*Call)(nil),         // 8: holdfast.v1.Call
-	(*Answer)(nil),       // 9: holdfast.v1.Answer
-	(*Diagnostic)(nil),   // 10: holdfast.v1.Diagnostic
+	nil,                  // 8: holdfast.v1.Task.PlacesEntry
+	(*Call)(nil),         // 9: holdfast.v1.Call
+	(*Answer)(nil),       // 10: holdfast.v1.Answer
+	(*Diagnostic)(nil),   // 11: holdfast.v1.Diagnostic
+	(*Position)(nil),     // 12: holdfast.v1.Position
 }
 var file_holdfast_v1_jobs_proto_depIdxs = []int32{
-	8,  // 0: holdfast.v1.ParseRequest.call:type_name -> holdfast.v1.Call
+	9,  // 0: holdfast.v1.ParseRequest.call:type_name -> holdfast.v1.Call
 	1,  // 1: holdfast.v1.ParseRequest.source:type_name -> holdfast.v1.Source
 	6,  // 2: holdfast.v1.ParseRequest.variables:type_name -> holdfast.v1.ParseRequest.VariablesEntry
 	1,  // 3: holdfast.v1.ParseRequest.variable_files:type_name -> holdfast.v1.Source
-	9,  // 4: holdfast.v1.ParseReply.answer:type_name -> holdfast.v1.Answer
+	10, // 4: holdfast.v1.ParseReply.answer:type_name -> holdfast.v1.Answer
 	3,  // 5: holdfast.v1.ParseReply.job:type_name -> holdfast.v1.Job
-	10, // 6: holdfast.v1.ParseReply.diagnostics:type_name -> holdfast.v1.Diagnostic
+	11, // 6: holdfast.v1.ParseReply.diagnostics:type_name -> holdfast.v1.Diagnostic
 	4,  // 7: holdfast.v1.Job.groups:type_name -> holdfast.v1.Group
 	5,  // 8: holdfast.v1.Group.tasks:type_name -> holdfast.v1.Task
 	7,  // 9: holdfast.v1.Task.env:type_name -> holdfast.v1.Task.EnvEntry
-	0,  // 10: holdfast.v1.Jobs.Parse:input_type -> holdfast.v1.ParseRequest
-	2,  // 11: holdfast.v1.Jobs.Parse:output_type -> holdfast.v1.ParseReply
-	11, // [11:12] is the sub-list for method output_type
-	10, // [10:11] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	8,  // 10: holdfast.v1.Task.places:type_name -> holdfast.v1.Task.PlacesEntry
+	12, // 11: holdfast.v1.Task.PlacesEntry.value:type_name -> holdfast.v1.Position
+	0,  // 12: holdfast.v1.Jobs.Parse:input_type -> holdfast.v1.ParseRequest
+	2,  // 13: holdfast.v1.Jobs.Parse:output_type -> holdfast.v1.ParseReply
+	13, // [13:14] is the sub-list for method output_type
+	12, // [12:13] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_jobs_proto_init() }
@@ -622,7 +639,7 @@ func file_holdfast_v1_jobs_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_jobs_proto_rawDesc), len(file_holdfast_v1_jobs_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
