@@ -321,6 +321,12 @@ func TestCheckAcceptsLegalCalls(t *testing.T) {
 			s.add(Line{Kind: Reboot, Plugin: "p", Node: "n1"})
 			return s.ok(detach, remove)
 		}(),
+		"taken down again after a reboot": func() *history {
+			s := newHistory().learn(everything...).ok(create, using(writer, attach), using(writer, stage), using(writer, publish))
+			s.add(Line{Kind: Reboot, Plugin: "p", Node: "n1"})
+			s.ok(detach).call(unpublish, "UNAVAILABLE", nil)
+			return s.elsewhere().ok(on2(using(writer, attach)), on2(detach)).at("a", "a1").ok(unpublish, remove)
+		}(),
 	}
 	for name, s := range cases {
 		t.Run(name, func(t *testing.T) {

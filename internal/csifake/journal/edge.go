@@ -19,6 +19,7 @@ type edge struct {
 	upHash   string   // of the call upwards that is unsure
 	downHash string   // of the call downwards that is unsure
 	mutable  []string // names of mutable_parameters of the call upwards
+	undone   bool     // it was down before the last call, which was downwards
 	flights  int      // calls that move it just now
 	usage    string   // that the last call upwards asked for
 	secrets  string   // keys of the secrets in the last call upwards
@@ -33,6 +34,7 @@ func (e *edge) hashOf(upwards bool) string {
 }
 
 func (e *edge) begin(l Line, upwards bool) {
+	e.undone = !upwards && (e.undone || e.state == down)
 	e.state = unsure
 	if upwards {
 		e.upHash, e.usage, e.secrets, e.mutable = l.Hash, l.Usage, strings.Join(l.SecretKeys, " "), l.Mutable
@@ -40,6 +42,9 @@ func (e *edge) begin(l Line, upwards bool) {
 		e.downHash = l.Hash
 	}
 }
+
+// mayBeUp reports whether a call upwards may have had an effect that is still there.
+func (e *edge) mayBeUp() bool { return e.state != down && !e.undone }
 
 // end moves the edge by an answer. Only a determinate answer makes it certain.
 func (e *edge) end(l Line, f *flight) {
@@ -147,12 +152,12 @@ func (n *node) anew() {
 
 // inUse reports whether the volume is, or may be, on this node.
 func (n *node) inUse() bool {
-	return n.attach.state != down || n.stage.state != down || n.mayBePublished()
+	return n.attach.mayBeUp() || n.stage.mayBeUp() || n.mayBePublished()
 }
 
 func (n *node) mayBePublished() bool {
 	for _, e := range n.publish {
-		if e.state != down {
+		if e.mayBeUp() {
 			return true
 		}
 	}
