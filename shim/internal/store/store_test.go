@@ -97,7 +97,7 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// CheckRecords finds a claim without its volume in a file that was just verified.
+// CheckRecords finds a claim without its volume and a ref without its claim, unless the node is a member of a cluster.
 func TestCheckRecordsFindsWhatDangles(t *testing.T) {
 	s := start(t, Options{Path: statePath(t)})
 	defer s.Store.Close()
@@ -109,5 +109,13 @@ func TestCheckRecordsFindsWhatDangles(t *testing.T) {
 		Request: "data"}))
 	if wrong := s.CheckRecords(); len(wrong) != 1 || !errors.Is(wrong[0], errDangling) {
 		t.Errorf("a claim without its volume: %v", wrong)
+	}
+	s.must(t, puts(registry.Ref{Volume: registry.VolumeKey{Plugin: "disk", External: "none"}, Alloc: "b", Request: "data"}))
+	if wrong := s.CheckRecords(); len(wrong) != 2 {
+		t.Errorf("a ref without its claim: %v", wrong)
+	}
+	s.must(t, puts(registry.Copy{Cluster: "test"}))
+	if wrong := s.CheckRecords(); len(wrong) > 0 {
+		t.Errorf("records whose claims other nodes have released, or whose volumes they have: %v", wrong)
 	}
 }
