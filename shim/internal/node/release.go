@@ -414,12 +414,13 @@ func (req *request) releaseSharedClaim(ctx context.Context) (done bool, err erro
 }
 
 // undoes reports whether the release undoes the open call, so that it may follow it: a call for the request itself, and
-// for the last user also a stage or an attach.
+// for the last user also a stage or an attach. No unstage follows a detach, which other nodes may have begun while this
+// node was lost.
 func (req *request) undoes(open registry.Intent, u use) bool {
 	if open.Alloc != "" {
 		return req.own(open)
 	}
-	return !u.own && !u.others
+	return !u.own && !u.others && !(u.staged && open.RPC == registry.ControllerUnpublishRPC)
 }
 
 // unstage unstages the volume, unless it is still published.

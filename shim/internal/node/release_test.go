@@ -2,13 +2,18 @@ package node
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
+
 	"holdfast/internal/csifake"
 	"holdfast/internal/csifake/journal"
 	"holdfast/registry"
+	"holdfast/shim/internal/controller"
+	"holdfast/shim/internal/intent"
 )
 
 // A release finds a NodeStageVolume call that a killed shim has left at its plugin. It unstages after the end of that
@@ -80,6 +85,45 @@ func TestReleaseDoesNotWaitForAnExpansion(t *testing.T) {
 					t.Error(err)
 				}
 				synctest.Wait()
+			})
+		})
+	}
+}
+
+// Another node has tried to detach a volume of this node, which was lost, and does not know the outcome. The node that
+// comes back still has the volume mounted. It has that call repeated before it unmounts.
+func TestLostNodeUnmountsAfterAnOpenDetach(t *testing.T) {
+	for what, c := range map[string]struct{ published, claimed bool }{
+		"published": {true, true}, "staged": {false, true}, "staged, without a claim": {},
+	} {
+		t.Run(what, func(t *testing.T) {
+			inEnv(t, attaches+stages, func(t *testing.T, n *env) {
+				n.up("a1", wish{})
+				if !c.published {
+					if err := n.shim.stager.Unpublish(t.Context(), intent.Caller{}, claimOf("a1"), false); err != nil {
+						t.Error(err)
+					}
+				}
+				if !c.claimed {
+					n.commit(registry.Change{Delete: []registry.Key{claimOf("a1").ClaimRecord(), registry.AllocRecord("a1")}})
+				}
+				calls := n.shim.volumes.Calls
+				other := controller.New(calls, n.shim.fleet, NewStager(calls, n.shim.fleet, n.machine, Options{Node: "node-2"}),
+					hclog.NewNullLogger())
+				n.journal.NoteReboot("csifake.example.org", string(nodeName))
+				n.fails(detach, "UNAVAILABLE")
+				by := intent.Caller{RetryUntil: time.Now().Add(time.Second)}
+				if err := other.Detach(t.Context(), by, v0, nodeName); !errors.Is(err, registry.ErrUncertain) {
+					t.Errorf("a detach without an answer: %v", err)
+				}
+				n.script()
+				if err := n.shim.allocs.Lose(t.Context(), "out-of-service"); err != nil {
+					t.Error(err)
+				}
+				time.Sleep(time.Minute)
+				for _, left := range n.left() {
+					t.Errorf("left: %s", left)
+				}
 			})
 		})
 	}

@@ -99,7 +99,8 @@ func (req *request) clear(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if err := req.settleDown(ctx, func(open registry.Intent) bool { return open.Alloc == "" }); err != nil {
+	u := use{staged: l.staged}
+	if err := req.settleDown(ctx, func(open registry.Intent) bool { return req.undoes(open, u) }); err != nil {
 		return err
 	}
 	if err := req.unstage(ctx); err != nil {
