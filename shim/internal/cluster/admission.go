@@ -50,15 +50,20 @@ func mounted(v registry.View) bool {
 }
 
 // Admitted returns nil if volumes may be staged and published on this node: its claims in the view are its own. That
-// is certain while it has a lease that the view shows, as no node with a valid lease is declared lost.
+// is certain while it has a lease that the view shows: no node with a valid lease is declared lost, unless it came back
+// while another one fenced it.
 func (n *Node) Admitted(v registry.View) error {
 	own, _ := v.NodeLease(n.State.node)
 	if lease := n.session.Lease(); lease == 0 || own.Lease != lease {
 		return registry.Errorf(registry.ErrUnavailable,
 			"node %s has no lease in etcd, so its claims may have been released: %s", n.State.node, n.State.silence())
 	}
+	node, _ := v.Node(n.State.node)
+	if node.Fencing.By != "" {
+		return registry.Errorf(registry.ErrUnavailable, "node %s is being fenced by node %s, and waits for the outcome",
+			node.Name, node.Fencing.By)
+	}
 	if n.State.behind(v) {
-		node, _ := v.Node(n.State.node)
 		return registry.Errorf(registry.ErrUnavailable, "%s; its volumes are being taken down", node)
 	}
 	return nil

@@ -57,9 +57,11 @@ func (n *Node) fenceLost(ctx context.Context) error {
 // review starts to fence each node that is due. It returns the time until the next one is; 0: there is none.
 func (f *fencer) review(ctx context.Context) (wait time.Duration, err error) {
 	var nodes []registry.Node
+	back := map[registry.NodeName]bool{} // alive again, so its mark has to go
 	err = f.State.View(ctx, func(v registry.View) error {
 		for _, r := range v.Nodes() {
 			_, alive := v.NodeLease(r.Name)
+			back[r.Name] = alive
 			if r.Name != f.State.node && !r.Lost() && (!alive || r.Fencing.By == f.State.node) {
 				nodes = append(nodes, r)
 			}
@@ -78,7 +80,7 @@ func (f *fencer) review(ctx context.Context) (wait time.Duration, err error) {
 		f.suspects[r.Name] = s
 		switch {
 		case s.running:
-		case s.due <= now:
+		case s.due <= now || back[r.Name]:
 			s.running = true
 			f.all.Go(func() { f.try(ctx, r.Name, s) })
 		case wait == 0 || s.due-now < wait:
@@ -134,7 +136,6 @@ func (f *fencer) mark(ctx context.Context, node registry.NodeName) (mine bool, e
 	_, err = registry.Ensure(ctx, f.State, func(v registry.View) (registry.Change, error) {
 		r, _ := v.Node(node)
 		_, alive := v.NodeLease(node)
-		other, working := v.NodeLease(r.Fencing.By)
 		here, _ := v.NodeLease(own.By)
 		mine = false
 		switch {
@@ -143,7 +144,7 @@ func (f *fencer) mark(ctx context.Context, node registry.NodeName) (mine bool, e
 			return registry.Change{Put: []registry.Record{r}}, nil
 		case alive, r.Lost(), own.Lease == 0, here.Lease != own.Lease:
 			return registry.Change{}, nil
-		case r.Fencing.By != own.By && working && other.Lease == r.Fencing.Lease:
+		case r.Fencing.By != own.By && working(v, r.Fencing):
 			return registry.Change{}, nil
 		}
 		mine = true
@@ -154,4 +155,10 @@ func (f *fencer) mark(ctx context.Context, node registry.NodeName) (mine bool, e
 		return registry.Change{Put: []registry.Record{r}}, nil
 	})
 	return mine && err == nil, err
+}
+
+// working reports whether the node that fences another one is alive.
+func working(v registry.View, f registry.Fencing) bool {
+	lease, alive := v.NodeLease(f.By)
+	return alive && lease.Lease == f.Lease
 }

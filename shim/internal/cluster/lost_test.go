@@ -42,6 +42,19 @@ func (m *member) run(t *testing.T, loop func(context.Context) error) {
 	t.Cleanup(func() { cancel(); all.Wait() })
 }
 
+// restart starts the member again after it has died.
+func (m *member) restart(t *testing.T) *member {
+	m.stop()
+	n := &testNode{dir: m.dir, name: m.name, client: m.testNode.client}
+	n.start(t)
+	t.Cleanup(func() { n.stop() })
+	x := newExecuting(t, n)
+	next := &member{x, &Node{State: x.testNode.State, Executors: x.Executors, session: x.session, plugins: &x.plugins,
+		log: m.log}}
+	x.session.onValid = next.changes.fire
+	return next
+}
+
 // testRelease deletes claims of lost nodes, and the local records of this node, as the use cases do.
 type testRelease struct {
 	*member
@@ -108,24 +121,19 @@ func TestLostNodeComesBack(t *testing.T) {
 	}
 	b.see(t, "the claim is gone", func(v registry.View) bool { return len(v.Claims(held.Volume)) == 0 })
 
-	a.stop()
-	again := &testNode{dir: a.dir, name: a.name, client: client}
-	again.start(t)
-	t.Cleanup(func() { again.stop() })
-	back := newExecuting(t, again)
-	a = &member{back, &Node{State: back.testNode.State, Executors: back.Executors, session: back.session,
-		plugins: &back.plugins, log: a.log}}
-	back.session.onValid = a.changes.fire
+	a = a.restart(t)
 	release := &testRelease{member: a, t: t, busy: true}
 	a.run(t, NewReaper(a.Node, release, release).Run)
 	b.executing.plugins.sick.Store(true) // nobody else executes the plugin
 	b.await(t, false)
-	var waits string
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	if err := a.AwaitAdmitted(ctx, func(what string) { waits = what }); !errors.Is(err, context.DeadlineExceeded) ||
-		!strings.Contains(waits, "out-of-service by alice: dead") {
-		t.Errorf("a node with mounts of its last epoch: %v, waits for %q", err, waits)
+	if err := a.AwaitAdmitted(ctx, func(what string) {
+		if strings.Contains(what, "out-of-service by alice: dead") {
+			cancel()
+		}
+	}); !errors.Is(err, context.Canceled) {
+		t.Errorf("a node with mounts of its last epoch: %v", err)
 	}
 	if e := a.executor(t); e.Holder != "" {
 		t.Errorf("it executes the plugin: %s", e)
@@ -184,6 +192,53 @@ func TestFenceIsRepeatedUntilItSucceeds(t *testing.T) {
 	defer mu.Unlock()
 	if len(calls) != 1 || calls["b"]+calls["c"] != 3 {
 		t.Errorf("calls by node: %v", calls)
+	}
+}
+
+// TestNodeThatIsBackAwaitsItsFence starts a node again while another one fences it. It uses no volume before the outcome
+// is known: else its claims could be released while it does.
+func TestNodeThatIsBackAwaitsItsFence(t *testing.T) {
+	for name, c := range map[string]struct {
+		outcome error
+		dies    bool // the other node
+		epoch   uint64
+	}{
+		"success": {epoch: 1}, "failure": {outcome: errors.New("no route to the power switch")},
+		"the other node dies": {outcome: context.Canceled, dies: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			client := etcdtest.Start(t)
+			a, b := newMember(t, client, "a"), newMember(t, client, "b")
+			answer := make(chan struct{})
+			end := sync.OnceFunc(func() { close(answer) })
+			b.fence = func(context.Context, registry.NodeName) error { <-answer; return c.outcome }
+			b.run(t, b.fenceLost)
+			t.Cleanup(end)
+			a.die(t)
+			b.see(t, "the mark", func(v registry.View) bool { r, _ := v.Node("a"); return r.Fencing.By == "b" })
+			a = a.restart(t)
+			release := &testRelease{member: a, t: t}
+			a.run(t, NewReaper(a.Node, release, release).Run)
+			waited := false
+			if err := a.AwaitAdmitted(t.Context(), func(what string) {
+				if !strings.Contains(what, "is being fenced by node b") {
+					return
+				}
+				if waited = true; c.dies {
+					b.die(t)
+				} else {
+					end()
+				}
+			}); err != nil || !waited {
+				t.Errorf("a node that is being fenced has waited: %v; %v", waited, err)
+			}
+			look(t, a.State, func(v registry.View) {
+				if r, _ := v.Node("a"); r.Epoch != c.epoch || r.State != registry.NodeReady || r.Fencing != (registry.Fencing{}) {
+					t.Errorf("%+v", r)
+				}
+			})
+		})
 	}
 }
 

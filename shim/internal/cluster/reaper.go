@@ -53,7 +53,7 @@ func (r *Reaper) Run(ctx context.Context) error {
 				all.Go(func() { defer r.end(k); r.reap(ctx, k) })
 			}
 		}
-		err = errors.Join(err, r.comeBack(ctx))
+		err = errors.Join(err, r.unmark(ctx), r.comeBack(ctx))
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -156,6 +156,19 @@ func (r *Reaper) reap(ctx context.Context, k registry.AttachmentKey) {
 }
 
 var reapBackoff = intent.Backoff{First: time.Second, Max: time.Minute}
+
+// unmark removes the mark of a node that has died while it fenced this one.
+func (r *Reaper) unmark(ctx context.Context) error {
+	_, err := registry.Ensure(ctx, r.State, func(v registry.View) (registry.Change, error) {
+		own, _ := v.Node(r.State.node)
+		if own.Fencing.By == "" || working(v, own.Fencing) {
+			return registry.Change{}, nil
+		}
+		own.Fencing, own.Reason = registry.Fencing{}, ""
+		return registry.Change{Put: []registry.Record{own}}, nil
+	})
+	return err
+}
 
 // comeBack makes this node ready again after it was declared lost, once it has nothing left: first its mounts go, then
 // its claims and attachments.
