@@ -17,6 +17,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"holdfast/internal/csifake/journal"
 	"holdfast/internal/etcdtest"
 )
 
@@ -351,6 +352,9 @@ func (s *system) fault() string {
 	var done []string
 	var undo []func()
 	which := s.random.IntN(3)
+	if s.random.IntN(10) == 0 {
+		return s.lose(s.random.IntN(size))
+	}
 	if which != 0 {
 		m := s.members[s.random.IntN(size)]
 		what, end := s.disturb(m)
@@ -372,6 +376,27 @@ func (s *system) fault() string {
 		end()
 	}
 	return fmt.Sprintf("%s for %s", strings.Join(done, ", "), lasts.Round(time.Millisecond))
+}
+
+// lose kills all that runs on a node, its tasks included, and has another node declare it out of service. Then it comes
+// back.
+func (s *system) lose(i int) string {
+	m, other := s.nodes[i], (i+1)%size
+	m.kill(true)
+	for _, err := range []error{
+		journal.NoteReboot(s.path("journal"), driver, m.name+"-id"),
+		appendLine(s.path("history"), line{Kind: lost, Node: m.name}),
+	} {
+		if err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	before := s.count(declared)
+	s.command(other, "declare "+m.name)
+	waitFor(s.t, m.name+" is out of service", func() bool { s.read(); return s.count(declared) > before })
+	m.start()
+	s.command(i, "work")
+	return m.name + " lost"
 }
 
 // disturb disturbs a machine until undo.

@@ -39,6 +39,8 @@ const (
 	swapped       = "swapped"  // its shim
 	stopped       = "stopped"  // all its allocs are released
 	verified      = "verified" // Error says what is left after all were released
+	lost          = "lost"     // the harness has killed all that runs on the node, for good
+	declared      = "declared" // another node out of service, as this one was asked to
 	created       = "created"  // all volumes
 	deleted       = "deleted"  // all volumes
 	broken        = "broken"   // Error is a failure that no fault of the harness explains
@@ -86,22 +88,34 @@ func operations(lines []line) []porcupine.Operation {
 	var all []porcupine.Operation
 	redundant := map[int]bool{} // indexes in all
 	type state struct {
+		input
 		prepare  int   // index in all
 		unknown  []int // prepares
 		released int   // index in all of the release, -1: none yet
 	}
 	allocs := map[string]*state{}
+	begin := func(i int, s *state, release bool) {
+		in := s.input
+		in.Release = release
+		all = append(all, porcupine.Operation{Call: int64(i), Return: math.MaxInt64, Output: outcomeUnknown, Input: in})
+	}
 	for i, l := range lines {
+		if l.Kind == lost {
+			for _, s := range allocs {
+				if s.Node == l.Node && s.released < 0 { // other nodes release what it has
+					s.released = len(all)
+					begin(i, s, true)
+				}
+			}
+		}
 		if l.Alloc == "" {
 			continue
 		}
 		s := allocs[l.Alloc]
 		if s == nil {
-			s = &state{released: -1}
+			s = &state{input: input{Volume: l.Volume, use: use{l.Alloc, l.Node, l.Mode, l.Write}}, released: -1}
 			allocs[l.Alloc] = s
 		}
-		op := porcupine.Operation{ClientId: 0, Call: int64(i), Return: math.MaxInt64, Output: outcomeUnknown,
-			Input: input{Volume: l.Volume, Release: l.Kind == releaseBegins, use: use{l.Alloc, l.Node, l.Mode, l.Write}}}
 		switch l.Kind {
 		case prepareBegins:
 			s.prepare = len(all)
@@ -109,7 +123,7 @@ func operations(lines []line) []porcupine.Operation {
 				redundant[len(all)] = true // unless it gets an answer: the first one may do what it may do
 			}
 			s.unknown = append(s.unknown, len(all))
-			all = append(all, op)
+			begin(i, s, false)
 		case prepareEnded:
 			if l.Error == "" || l.Refused {
 				all[s.prepare].Return, all[s.prepare].Output = int64(i), outcomeDone
@@ -122,7 +136,7 @@ func operations(lines []line) []porcupine.Operation {
 		case releaseBegins:
 			if s.released < 0 {
 				s.released = len(all)
-				all = append(all, op)
+				begin(i, s, true)
 			}
 		case releaseEnded:
 			if l.Error == "" {
@@ -231,4 +245,18 @@ func readHistory(path string, from int64) (lines []line, next int64, err error) 
 		}
 		lines = append(lines, l)
 	}
+}
+
+func appendLine(path string, l line) error {
+	text, err := json.Marshal(l)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = f.Write(append(text, '\n'))
+	return err
 }

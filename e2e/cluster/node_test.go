@@ -159,7 +159,14 @@ func (n *node) serve(ctx context.Context, task host.AllocTask, left []line, made
 	defer stopSwapping()
 	var all sync.WaitGroup
 	for commands := bufio.NewScanner(os.Stdin); commands.Scan(); {
-		switch commands.Text() {
+		word, node, _ := strings.Cut(commands.Text(), " ")
+		switch word {
+		case "declare":
+			n.persist(ctx, "declare", func(ctx context.Context) error {
+				_, err := n.host.NodeOutOfService(ctx, host.NodeName(node), "harness", "all that ran there was killed")
+				return err
+			})
+			n.note(line{Kind: declared})
 		case "create":
 			n.create(ctx)
 		case "work":
@@ -248,6 +255,14 @@ func (n *node) left(lines []line) (left []line, made int) {
 			continue
 		}
 		made++
+		if l.Kind == lost {
+			for alloc, was := range last {
+				if was.Kind != releaseEnded {
+					was.Kind = releaseBegins
+					last[alloc] = was
+				}
+			}
+		}
 		if l.Alloc == "" {
 			continue
 		}

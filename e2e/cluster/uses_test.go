@@ -11,6 +11,9 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
+// driver is the name of the driver.
+const driver = "csifake.example.org"
+
 // interval is a use of a volume from one line of a journal to another one.
 type interval struct {
 	use
@@ -51,6 +54,13 @@ func judgeJournal(path string, settled bool) (errs []string) {
 		at := target{began.Volume, instance(l), began.Target}
 		n, known := published[at]
 		switch {
+		case l.Kind == journal.Reboot:
+			for at, n := range published {
+				if at.node+"-id" == l.Node {
+					all[n].to = i
+					delete(published, at)
+				}
+			}
 		case l.Kind == journal.Begin:
 			calls[id] = l
 			at = target{l.Volume, instance(l), l.Target}
