@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -45,7 +46,7 @@ func (p *Plugin) play(c *call, do effect) (proto.Message, error) {
 	return p.rewrite(c, reply, err)
 }
 
-// reserve turns a call away that would change a volume while another call does.
+// reserve turns a call away that would change a volume or snapshot while another call does.
 func (p *Plugin) reserve(c *call) (release func(), err error) {
 	var held []func()
 	release = func() {
@@ -56,11 +57,15 @@ func (p *Plugin) reserve(c *call) (release func(), err error) {
 	if !journal.Mutates(c.line.RPC) {
 		return release, nil
 	}
-	for _, id := range c.line.AllVolumes() {
+	ids := slices.Concat(c.line.AllVolumes(), c.line.Snapshots)
+	if c.line.Snapshot != "" {
+		ids = append(ids, c.line.Snapshot)
+	}
+	for _, id := range ids {
 		one, free := p.cfg.Backend.reserve(id, p)
 		if !free {
 			release()
-			return nil, status.Errorf(codes.Aborted, "an operation for volume %q is running", id)
+			return nil, status.Errorf(codes.Aborted, "an operation for %q is running", id)
 		}
 		held = append(held, one)
 	}
