@@ -210,6 +210,9 @@ type RemoteCall struct {
 	Since       time.Time   `json:"since,omitzero"`
 }
 
+// ExecutedBy returns which node carries out the call.
+func (c RemoteCall) ExecutedBy() ExecutorKey { return ExecutorKey{c.Plugin, c.To} }
+
 // RemoteCallRecord returns the key of a RemoteCall.
 func RemoteCallRecord(id OperationID) Key { return Key{BucketRemoteCalls, PathOf(id)} }
 

@@ -72,7 +72,7 @@ func (n *Node) Admitted(v registry.View) error {
 // AwaitAdmitted waits until Admitted returns nil. It calls waits with what it waits for.
 func (n *Node) AwaitAdmitted(ctx context.Context, waits func(what string)) error {
 	for said := ""; ; {
-		changed := n.changes.next()
+		changed, valid := n.changes.next(), n.session.valid.next()
 		var why error
 		err := n.State.View(ctx, func(v registry.View) error { why = n.Admitted(v); return nil })
 		if err != nil || why == nil {
@@ -84,6 +84,7 @@ func (n *Node) AwaitAdmitted(ctx context.Context, waits func(what string)) error
 		}
 		select {
 		case <-changed:
+		case <-valid:
 		case <-ctx.Done():
 			return fmt.Errorf("%w: %w", why, context.Cause(ctx))
 		}

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -196,11 +197,11 @@ func (a *Attacher) LeaveAlteration(ctx context.Context, key registry.VolumeKey) 
 	if err != nil {
 		return false, err
 	}
-	err = a.call(ctx, leaveMethod, executor, request{Volume: key})
-	if errors.Is(err, ErrHere) {
-		return a.Controller.LeaveAlteration(ctx, key)
-	}
-	return err == nil, err
+	err = a.execute(ctx, leaveMethod, executor, request{Volume: key}, func() (err error) {
+		left, err = a.Controller.LeaveAlteration(ctx, key)
+		return err
+	})
+	return left && err == nil, err
 }
 
 // DetachOrAbandon is DetachOrAbandon of a Controller. A plugin without an executor cannot detach.
@@ -213,11 +214,9 @@ func (a *Attacher) DetachOrAbandon(
 	}
 	limited, cancel := context.WithTimeout(ctx, abandonLimit)
 	defer cancel()
-	err = a.call(limited, abandonMethod, executor, request{Volume: k.Volume, To: intent.AttachTo{Node: k.Node}, Forced: f})
-	switch {
-	case errors.Is(err, ErrHere):
-		return a.Controller.DetachOrAbandon(ctx, by, k, f)
-	case limited.Err() != nil && ctx.Err() == nil:
+	err = a.execute(limited, abandonMethod, executor, request{Volume: k.Volume, To: intent.AttachTo{Node: k.Node}, Forced: f},
+		func() error { return a.Controller.DetachOrAbandon(ctx, by, k, f) })
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
 		return a.Controller.Abandon(ctx, k, f, err)
 	}
 	return err
@@ -226,8 +225,8 @@ func (a *Attacher) DetachOrAbandon(
 // abandonLimit bounds a detach by force at the executor, which tries for a while itself.
 const abandonLimit = 30 * time.Second
 
-// execute has the plugin's executor carry out a call: here, if this node is the executor. If this node fails and is not
-// the executor any more, it asks the next one.
+// execute has the plugin's executor carry out a call: here, if this node is the executor. If that fails and this node
+// was not the executor all the time, it asks again.
 func (a *Attacher) execute(
 	ctx context.Context, method string, by registry.ExecutorKey, r request, here func() error,
 ) error {
@@ -236,32 +235,28 @@ func (a *Attacher) execute(
 		if !errors.Is(err, ErrHere) {
 			return err
 		}
+		term, _ := a.remote.executors.Term(ctx, by)
 		if err = here(); err == nil || ctx.Err() != nil {
 			return err
 		}
-		elsewhere := false
-		if a.calls.State.View(ctx, func(view registry.View) error {
-			if by.Node != "" || view.Executed(by.Plugin) {
-				_, err := a.remote.executors.Check(view, by)
-				elsewhere = err != nil
-			}
-			return nil
-		}) != nil || !elsewhere {
+		if executed, unknown := a.executed(ctx, by); unknown != nil || !executed || !a.remote.executors.Moved(ctx, by, term) {
 			return err
 		}
 	}
 }
 
-func (a *Attacher) call(ctx context.Context, method string, by registry.ExecutorKey, r request) error {
-	executed := by.Node != ""
-	if err := a.calls.State.View(ctx, func(view registry.View) error {
-		executed = executed || view.Executed(by.Plugin)
+// executed reports whether calls have an executor, or wait for one.
+func (a *Attacher) executed(ctx context.Context, by registry.ExecutorKey) (executed bool, err error) {
+	err = a.calls.State.View(ctx, func(view registry.View) error {
+		executed = by.Node != "" || view.Executed(by.Plugin)
 		return nil
-	}); err != nil {
-		return err
-	}
-	if !executed {
-		return ErrHere
+	})
+	return executed, err
+}
+
+func (a *Attacher) call(ctx context.Context, method string, by registry.ExecutorKey, r request) error {
+	if executed, err := a.executed(ctx, by); err != nil || !executed {
+		return cmp.Or(err, ErrHere)
 	}
 	call, err := newCall(method, by, r)
 	if err == nil {
@@ -343,6 +338,11 @@ func (a *Attacher) Serve(ctx context.Context, method string, text []byte) error 
 		return err
 	}
 	at := registry.AttachmentKey{Volume: r.Volume, Node: r.To.Node}
+	if method == attachMethod || method == detachMethod {
+		if err := a.settleOther(ctx, r); err != nil {
+			return err
+		}
+	}
 	switch method {
 	case detachMethod:
 		return a.Controller.Detach(ctx, intent.Caller{}, r.Volume, r.To.Node)
@@ -366,6 +366,21 @@ func (a *Attacher) Serve(ctx context.Context, method string, text []byte) error 
 		return err
 	}
 	return a.Controller.Attach(ctx, intent.Caller{}, v, r.Usage, r.To)
+}
+
+// settleOther settles the open call of the volume that attaches it to another node or detaches it there.
+func (a *Attacher) settleOther(ctx context.Context, r request) error {
+	var open registry.Intent
+	var other bool
+	if err := a.calls.State.View(ctx, func(view registry.View) error {
+		at, _ := view.Attachment(registry.AttachmentKey{Volume: r.Volume, Node: r.To.Node})
+		open, _ = view.Intent(r.Volume)
+		other = open.Node != "" && open.Node != r.To.ID && open.Node != at.NodeID
+		return nil
+	}); err != nil || !other {
+		return err
+	}
+	return a.Controller.Settle(ctx, intent.Caller{}, open)
 }
 
 // settle settles the open call of a volume, unless it was settled meanwhile.

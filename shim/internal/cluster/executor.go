@@ -84,13 +84,40 @@ func (e *Executors) local(plugin registry.PluginID) bool {
 	return found && instance.Local()
 }
 
-// Sending implements intent.Executors.
+// Sending implements intent.Executors. It waits for the renewal of a lease that was not renewed in time.
 func (e *Executors) Sending(ctx context.Context, by registry.ExecutorKey) (done func(), err error) {
-	plugin := by.Plugin
+	e.session.awaitFirst(ctx) // the calls that a swap has interrupted are repeated before
+	for {
+		changed, valid := e.state.copy.next(), e.session.valid.next()
+		done = e.begin(by.Plugin)
+		var executor registry.Executor
+		err = e.state.View(ctx, func(v registry.View) (err error) {
+			executor, err = e.Check(v, by)
+			return err
+		})
+		if err == nil && (executor.Holder == "" || executor.Lease == e.session.Lease()) {
+			return done, nil
+		}
+		done()
+		if err != nil {
+			return nil, err
+		}
+		select {
+		case <-changed:
+		case <-valid:
+		case <-ctx.Done():
+			return nil, registry.Errorf(registry.ErrUnavailable, "node %s lost its lease in etcd, so another node may be the "+
+				"executor of plugin %s: %s: %w", e.state.node, by.Plugin, e.state.silence(), context.Cause(ctx))
+		}
+	}
+}
+
+// begin counts a call to a plugin until done is called.
+func (e *Executors) begin(plugin registry.PluginID) (done func()) {
 	e.mu.Lock()
+	defer e.mu.Unlock()
 	e.sending[plugin]++
-	e.mu.Unlock()
-	done = sync.OnceFunc(func() {
+	return sync.OnceFunc(func() {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		if e.sending[plugin]--; e.sending[plugin] == 0 {
@@ -98,21 +125,23 @@ func (e *Executors) Sending(ctx context.Context, by registry.ExecutorKey) (done 
 			e.wake()
 		}
 	})
-	e.session.awaitFirst(ctx) // the calls that a swap has interrupted are repeated before
-	var executor registry.Executor
-	err = e.state.View(ctx, func(v registry.View) (err error) {
-		executor, err = e.Check(v, by)
+}
+
+// Term returns the term of the executor, and whether this node is the executor.
+func (e *Executors) Term(ctx context.Context, by registry.ExecutorKey) (term uint64, here bool) {
+	failed := e.state.View(ctx, func(v registry.View) error {
+		executor, err := e.Check(v, by)
+		term = executor.Term
 		return err
 	})
-	if lease := e.session.Lease(); err == nil && executor.Holder != "" && lease != executor.Lease {
-		err = registry.Errorf(registry.ErrUnavailable,
-			"node %s lost its lease in etcd, so another node may be the executor of plugin %s", e.state.node, plugin)
-	}
-	if err != nil {
-		done()
-		return nil, err
-	}
-	return done, nil
+	return term, failed == nil
+}
+
+// Moved reports whether this node is not the executor, or was not all the time since a term. A call that has failed
+// here may succeed at the executor then.
+func (e *Executors) Moved(ctx context.Context, by registry.ExecutorKey, since uint64) bool {
+	term, here := e.Term(ctx, by)
+	return !here || term != since
 }
 
 // idle reports whether no controller call of the plugin is under way here.
@@ -140,6 +169,7 @@ func (e *Executors) Applied(a registry.Applied) {
 func (e *Executors) Run(ctx context.Context) error {
 	e.session.awaitFirst(ctx)
 	for {
+		valid := e.session.valid.next()
 		err := e.review(ctx)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -154,6 +184,7 @@ func (e *Executors) Run(ctx context.Context) error {
 		}
 		select {
 		case <-e.changed:
+		case <-valid:
 		case <-again:
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -194,7 +225,7 @@ func (e *Executors) healthy(plugin registry.PluginID) bool {
 // take makes this node the executor of the plugin, unless another one holds it.
 func (e *Executors) take(ctx context.Context, plugin registry.PluginID) error {
 	lease := e.session.Lease()
-	if lease == 0 { // Run looks again once it is renewed
+	if lease == 0 { // Run looks again once it is valid
 		return nil
 	}
 	_, err := registry.Ensure(ctx, e.state, func(v registry.View) (registry.Change, error) {

@@ -34,7 +34,7 @@ func (n *Node) fenceLost(ctx context.Context) error {
 	f := fencer{Node: n, suspects: map[registry.NodeName]*suspect{}}
 	defer f.all.Wait()
 	for {
-		changed := n.changes.next()
+		changed, valid := n.changes.next(), n.session.valid.next()
 		var next <-chan time.Time
 		if n.fence != nil {
 			wait, err := f.review(ctx)
@@ -47,6 +47,7 @@ func (n *Node) fenceLost(ctx context.Context) error {
 		}
 		select {
 		case <-changed:
+		case <-valid:
 		case <-next:
 		case <-ctx.Done():
 			return context.Cause(ctx)

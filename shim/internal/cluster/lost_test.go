@@ -51,7 +51,6 @@ func (m *member) restart(t *testing.T) *member {
 	x := newExecuting(t, n)
 	next := &member{x, &Node{State: x.testNode.State, Executors: x.Executors, session: x.session, plugins: &x.plugins,
 		log: m.log}}
-	x.session.onValid = next.changes.fire
 	return next
 }
 
@@ -124,7 +123,7 @@ func TestLostNodeComesBack(t *testing.T) {
 	a = a.restart(t)
 	release := &testRelease{member: a, t: t, busy: true}
 	a.run(t, NewReaper(a.Node, release, release).Run)
-	b.executing.plugins.sick.Store(true) // nobody else executes the plugin
+	b.executing.setHealthy(false) // nobody else executes the plugin
 	b.await(t, false)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -65,7 +65,6 @@ func NewNode(o Options) (*Node, error) {
 		log:    o.Logger, changed: make(chan struct{}, 1)}
 	n.session = newSession(n.State)
 	n.session.ttl = o.Cluster.LeaseTTL
-	n.session.onValid = n.changes.fire
 	if o.Cluster.LostNodes == config.LostFence {
 		n.fence = o.Fence
 	}

@@ -46,7 +46,7 @@ func (r *Reaper) Run(ctx context.Context) error {
 	var all sync.WaitGroup
 	defer all.Wait()
 	for {
-		changed := r.changes.next()
+		changed, valid := r.changes.next(), r.session.valid.next()
 		due, err := r.due(ctx)
 		for _, k := range due {
 			if r.begin(k) {
@@ -67,6 +67,7 @@ func (r *Reaper) Run(ctx context.Context) error {
 		}
 		select {
 		case <-changed:
+		case <-valid:
 		case <-again:
 		case <-ctx.Done():
 			return context.Cause(ctx)

@@ -30,10 +30,6 @@ type Remote struct {
 	running map[registry.OperationID]bool
 }
 
-func executorOf(c registry.RemoteCall) registry.ExecutorKey {
-	return registry.ExecutorKey{Plugin: c.Plugin, Node: c.To}
-}
-
 // ErrHere means that this node is the executor of a plugin.
 var ErrHere = errors.New("this node is the executor")
 
@@ -67,7 +63,7 @@ func (r *Remote) ask(ctx context.Context, c registry.RemoteCall, anew bool) (her
 		case found && earlier.Done:
 			return registry.Change{}, nil
 		}
-		_, err := r.executors.Check(v, executorOf(c))
+		_, err := r.executors.Check(v, c.ExecutedBy())
 		switch here = err == nil; {
 		case here && found: // the caller may have a lock that Serve needs
 			return registry.Change{Delete: []registry.Key{c.Key()}}, nil
@@ -90,9 +86,9 @@ func (r *Remote) wait(ctx context.Context, c registry.RemoteCall) (answer regist
 			if answer, found = v.RemoteCall(c.ID); !found {
 				return registry.Errorf(registry.ErrUncertain, "call %s was forgotten; its outcome is unknown", c.ID)
 			}
-			_, err := r.executors.Check(v, executorOf(c))
+			_, err := r.executors.Check(v, c.ExecutedBy())
 			here = err == nil && !answer.Done
-			executor = describe(v, executorOf(c))
+			executor = describe(v, c.ExecutedBy())
 			return nil
 		}); err != nil || answer.Done || here {
 			return answer, here, err
@@ -139,7 +135,7 @@ func (r *Remote) Run(ctx context.Context) error {
 		var old []registry.Key
 		if err := r.state.View(ctx, func(v registry.View) error {
 			for _, c := range v.RemoteCalls() {
-				if _, err := r.executors.Check(v, executorOf(c)); err == nil && !c.Done {
+				if _, err := r.executors.Check(v, c.ExecutedBy()); err == nil && !c.Done {
 					due = append(due, c)
 				}
 				if c.From == r.state.node && c.Done && r.executors.now().Sub(c.Since) > keepAnswers {
@@ -203,13 +199,16 @@ func (r *Remote) carryOut(ctx context.Context, c registry.RemoteCall) {
 		}); err != nil || !open {
 			return
 		}
+		term, here := r.executors.Term(ctx, c.ExecutedBy())
+		if !here {
+			return // the next executor carries it out
+		}
 		reply, err := r.serve(ctx, c.Method, c.Request)
 		if ctx.Err() != nil {
 			return
 		}
-		executes := r.state.View(ctx, func(v registry.View) error { _, err := r.executors.Check(v, executorOf(c)); return err })
-		if executes != nil {
-			return // the next executor carries it out
+		if err != nil && r.executors.Moved(ctx, c.ExecutedBy(), term) {
+			continue
 		}
 		if len(reply) > maxAnswer {
 			reply, err = nil, status.Errorf(codes.ResourceExhausted,

@@ -33,7 +33,7 @@ func TestCallIsCarriedOutByTheNextExecutor(t *testing.T) {
 	a := newExecuting(t, newNode(t, client, "a"))
 	a.await(t, true)()
 	b, c := newExecuting(t, newNode(t, client, "b")), newExecuting(t, newNode(t, client, "c"))
-	c.plugins.sick.Store(true)
+	c.setHealthy(false)
 	began := make(chan struct{}, 1)
 	_, stop := newRemote(t, a, func(ctx context.Context, method string, request []byte) ([]byte, error) {
 		switch method {
@@ -101,7 +101,7 @@ func TestCallGoesOnAtTheNextExecutor(t *testing.T) {
 	tries := 0
 	err := at.execute(t.Context(), settleMethod, testKey, request{}, func() error {
 		tries++
-		a.plugins.sick.Store(true)
+		a.setHealthy(false)
 		b.await(t, true)()
 		a.await(t, false)
 		_, err := a.Sending(t.Context(), testKey)

@@ -23,8 +23,7 @@ type session struct {
 	state *State
 	ttl   time.Duration
 	boot  func() time.Duration // CLOCK_BOOTTIME, which goes on while the machine is suspended
-	// onValid is called when there is a valid lease again.
-	onValid func()
+	valid broadcast            // there is a valid lease again
 
 	renewed func() // closes first
 	first   chan struct{}
@@ -36,7 +35,7 @@ type session struct {
 
 func newSession(s *State) *session {
 	first := make(chan struct{})
-	return &session{state: s, ttl: LeaseTTL, boot: proc.BootTime, onValid: func() {}, first: first,
+	return &session{state: s, ttl: LeaseTTL, boot: proc.BootTime, first: first,
 		renewed: sync.OnceFunc(func() { close(first) })}
 }
 
@@ -134,6 +133,6 @@ func (s *session) extend(lease clientv3.LeaseID, sent time.Duration) {
 	s.renewed()
 	s.mu.Unlock()
 	if !was {
-		s.onValid()
+		s.valid.fire()
 	}
 }

@@ -76,42 +76,40 @@ func (s *Server) PassToExecutor(
 	bound, cancel := a.whileActive(ctx)
 	defer cancel()
 	for {
-		encoded, err := a.pass(bound, info.FullMethod, call)
+		encoded, by, err := a.pass(bound, info.FullMethod, call)
 		switch {
+		case err == nil:
+			return a.reply(ctx, info.FullMethod, encoded)
 		case errors.Is(err, cluster.ErrHere):
-			reply, err := handle(ctx, req)
-			if err != nil && bound.Err() == nil && a.executedElsewhere(ctx, info.FullMethod, call) {
-				continue // the executor carries it on
-			}
-			return reply, err
-		case err != nil && a.Context.Err() != nil:
+		case a.Context.Err() != nil:
 			return nil, errNotActive
-		case err != nil:
+		default:
 			return nil, wire.Status(err)
 		}
-		return a.reply(ctx, info.FullMethod, encoded)
+		term, _ := a.Cluster.Executors.Term(ctx, by)
+		reply, err := handle(ctx, req)
+		if err == nil || bound.Err() != nil || !a.moved(ctx, info.FullMethod, call, term) {
+			return reply, err
+		}
 	}
+}
+
+// moved reports whether the call may succeed at its executor, which this node was not all the time since a term.
+func (a *Active) moved(ctx context.Context, method string, req request, since uint64) bool {
+	c, elsewhere, err := a.remoteCall(ctx, method, req)
+	return err == nil && elsewhere && a.Cluster.Executors.Moved(ctx, c.ExecutedBy(), since)
 }
 
 // pass has the node which makes the plugin's controller calls carry out the call. ErrHere: this node does.
-func (a *Active) pass(ctx context.Context, method string, req request) (reply []byte, err error) {
+func (a *Active) pass(
+	ctx context.Context, method string, req request,
+) (reply []byte, by registry.ExecutorKey, err error) {
 	c, elsewhere, err := a.remoteCall(ctx, method, req)
 	if err != nil || !elsewhere {
-		return nil, cmp.Or(err, cluster.ErrHere)
+		return nil, c.ExecutedBy(), cmp.Or(err, cluster.ErrHere)
 	}
-	return a.Cluster.Remote.Call(ctx, c, false)
-}
-
-// executedElsewhere reports whether another node has to carry out the call by now.
-func (a *Active) executedElsewhere(ctx context.Context, method string, req request) bool {
-	c, elsewhere, err := a.remoteCall(ctx, method, req)
-	if err != nil || !elsewhere {
-		return false
-	}
-	return a.State.View(ctx, func(v registry.View) error {
-		_, err := a.Cluster.Executors.Check(v, registry.ExecutorKey{Plugin: c.Plugin, Node: c.To})
-		return err
-	}) != nil
+	reply, err = a.Cluster.Remote.Call(ctx, c, false)
+	return reply, c.ExecutedBy(), err
 }
 
 // checkSecrets returns an ErrInvalid if the request has the value of a secret, which no node may share with others.
@@ -152,7 +150,12 @@ func (a *Active) remoteCall(
 	})
 	if instance, found := a.Table.Find(registry.RoleController, c.Plugin); found {
 		healthy := instance.Health.State == registry.Healthy
-		elsewhere = elsewhere && !(asked[method] && healthy) && !(c.To == "" && instance.Local())
+		switch local := c.To == "" && instance.Local(); {
+		case local, healthy && asked[method]:
+			elsewhere = false
+		case healthy: // this node may become the executor
+			elsewhere = true
+		}
 	}
 	if err != nil || !elsewhere {
 		return c, false, err
@@ -303,7 +306,7 @@ func (a *Active) passBlocks(
 ) error {
 	req = proto.CloneOf(req)
 	for {
-		encoded, err := a.pass(ctx, pb.Snapshots_Blocks_FullMethodName, req)
+		encoded, _, err := a.pass(ctx, pb.Snapshots_Blocks_FullMethodName, req)
 		if err != nil {
 			return err
 		}
