@@ -93,6 +93,10 @@ func (req *request) volume(
 ) (vol registry.Volume, err error) {
 	_, err = registry.Ensure(ctx, req.State, func(v registry.View) (registry.Change, error) {
 		vol, err = volumeOf(v, g, r)
+		if err == nil && r.Create == nil && vol.External == "" {
+			err = registry.Errorf(registry.ErrConflict, "volume %s is %s; it must be %s to be used", vol.VolumeName(), vol.State,
+				registry.VolumeReady)
+		}
 		if req.name = vol.VolumeName(); err != nil || !vol.Ephemeral || vol.CreateIndex > 0 {
 			return registry.Change{}, err
 		}

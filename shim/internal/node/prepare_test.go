@@ -209,6 +209,18 @@ func TestUnknownVolumeIsNamed(t *testing.T) {
 	})
 }
 
+func TestVolumeInCreationIsNotReady(t *testing.T) {
+	inEnv(t, "", func(t *testing.T, n *env) {
+		n.put(registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "v7", Plugin: pluginID},
+			State: registry.VolumeCreating})
+		err := n.tryUp("a1", wish{volumes: []int{7}})
+		if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "is creating; it must be ready") {
+			t.Errorf("err = %v", err)
+		}
+		n.down("a1")
+	})
+}
+
 // The transaction that deletes the alloc stores the response of the call that began the release. A later call gets its
 // own response stored.
 func TestReleaseIsAnsweredForGood(t *testing.T) {
