@@ -148,6 +148,43 @@ func executorEvents(t *testing.T, e *env) (n int) {
 	return n
 }
 
+// TestInterruptedAttachIsSettled kills the executor's shim in the middle of an attach for one node while another node
+// waits to attach the same volume. Whichever call the next shim carries out first, both nodes get the volume.
+func TestInterruptedAttachIsSettled(t *testing.T) {
+	nodes := newCluster(t, 3, nil, allCaps...)
+	a := nodes[0]
+	plugins := []*pluginTask{a.addPlugin("plugin-node-1", csifake.Monolith)}
+	a.must(a.create("vol")) // this node is the executor now
+	for _, e := range nodes[1:] {
+		plugins = append(plugins, e.addPlugin("plugin-"+string(e.config.Node), csifake.Monolith))
+	}
+	for range 3 {
+		gate := plugins[0].On("ControllerPublishVolume").Times(1).After().Hold()
+		first, second := nodes[1], nodes[2]
+		attach := func(e *env) <-chan error {
+			return background(func() error {
+				return errOf(e.prepare(e.group("user-"+string(e.config.Node), request{source: "vol", mode: manyWriters})))
+			})
+		}
+		held := attach(first)
+		a.waitHeld(gate, held)
+		waits := attach(second)
+		a.waitUntil("both ask for the attach", func() bool { return len(a.claims()) == 2 })
+		a.killShim()
+		gate.Open()
+		for _, done := range []<-chan error{held, waits} {
+			a.must(a.result("attach", done))
+		}
+		for _, e := range nodes[1:] {
+			e.must(e.release("user-" + string(e.config.Node)))
+		}
+	}
+	a.must(a.delete("vol"))
+	for i, e := range nodes {
+		e.stopPlugin(plugins[i])
+	}
+}
+
 // TestVolumesOfANode uses a plugin that keeps its volumes on its node. Each node makes the calls for its own.
 func TestVolumesOfANode(t *testing.T) {
 	nodes := newCluster(t, 2, nil, allCaps...)
