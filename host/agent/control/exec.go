@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"sync"
@@ -63,7 +64,14 @@ func (s *Server) serveExec(w http.ResponseWriter, r *http.Request) {
 	}
 	defer conn.Close()
 	s.log.Info("running a command in a task", "alloc", rec.ID, "task", task)
-	ctx, cancel := context.WithCancelCause(r.Context())
+	q := r.URL.Query()
+	runOn(r.Context(), conn, taskdriver.ExecOptions{Command: q["command"], Term: q.Get("term")}, run)
+}
+
+// runOn runs a program with the streams and events of a connection.
+func runOn(ctx context.Context, conn net.Conn, o taskdriver.ExecOptions,
+	run func(context.Context, taskdriver.ExecOptions) (int, error)) {
+	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now().Add(execWriteLimit)) })
 	defer stop()
@@ -71,12 +79,10 @@ func (s *Server) serveExec(w http.ResponseWriter, r *http.Request) {
 	var reader sync.WaitGroup
 	reader.Go(func() { cancel(input.read(ctx, json.NewDecoder(conn), events)) })
 	reader.Go(func() { input.pass(out) })
-	q := r.URL.Query()
-	code, err := run(ctx, taskdriver.ExecOptions{
-		Command: q["command"], Term: q.Get("term"), Stdin: input.PipeReader, Events: events,
-		Stdout: writerFunc(func(p []byte) error { return out.send(execMessage{Stdout: p}) }),
-		Stderr: writerFunc(func(p []byte) error { return out.send(execMessage{Stderr: p}) }),
-	})
+	o.Stdin, o.Events = input.PipeReader, events
+	o.Stdout = writerFunc(func(p []byte) error { return out.send(execMessage{Stdout: p}) })
+	o.Stderr = writerFunc(func(p []byte) error { return out.send(execMessage{Stderr: p}) })
+	code, err := run(ctx, o)
 	last := execMessage{Exit: &code}
 	if err != nil {
 		body, _ := errorBodyOf(err)
@@ -84,6 +90,7 @@ func (s *Server) serveExec(w http.ResponseWriter, r *http.Request) {
 	}
 	_ = out.send(last)
 	_ = conn.Close()
+	cancel(nil) // nothing takes events any more
 	reader.Wait()
 }
 
