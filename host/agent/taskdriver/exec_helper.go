@@ -2,6 +2,7 @@ package taskdriver
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"reflect"
 	"strconv"
 	"strings"
 	"syscall"
@@ -91,6 +93,11 @@ var errTaskEnded = registry.Errorf(registry.ErrConflict, "the task has ended, an
 
 // start starts the program with the user, the environment and the directory of the process that leads the task.
 func (r execRequest) start(task process) (child *os.Process, err error) {
+	pidfd, found, err := task.open()
+	if err != nil || !found {
+		return nil, cmp.Or(err, errTaskEnded)
+	}
+	defer pidfd.Close()
 	leader := fmt.Sprintf("/proc/%d/", task.pid)
 	environ, err := os.ReadFile(leader + "environ")
 	if err != nil {
@@ -99,6 +106,13 @@ func (r execRequest) start(task process) (child *os.Process, err error) {
 	cred, err := credentialOfProcess(leader)
 	if err != nil {
 		return nil, err
+	}
+	own, err := credentialOfProcess("/proc/self/")
+	if err != nil {
+		return nil, err
+	}
+	if reflect.DeepEqual(cred, own) {
+		cred = nil // only root may set it
 	}
 	c := &command{path: r.Command[0], argv: r.Command}
 	c.attr.Files = []*os.File{os.Stdin, os.Stdout, os.Stderr}
@@ -130,8 +144,8 @@ func (r execRequest) start(task process) (child *os.Process, err error) {
 		if err := enter(leader); err != nil {
 			return fmt.Errorf("enter the file system of the task: %w", err)
 		}
-		if !task.alive() { // what was read may be that of another process with its pid
-			return errTaskEnded
+		if err := unix.PidfdSendSignal(int(pidfd.Fd()), 0, nil, 0); err != nil {
+			return errTaskEnded // what was read may be that of another process with its pid
 		}
 		path, err := c.lookPath()
 		if err == nil {
@@ -147,10 +161,6 @@ func (r execRequest) start(task process) (child *os.Process, err error) {
 
 // enter moves the calling thread to the mount namespace, root and working directory of a process.
 func enter(process string) error {
-	var own, its unix.Stat_t
-	if err := errors.Join(unix.Stat("/proc/self/ns/mnt", &own), unix.Stat(process+"ns/mnt", &its)); err != nil {
-		return err
-	}
 	space, err := os.Open(process + "ns/mnt")
 	if err != nil {
 		return err
@@ -163,18 +173,34 @@ func enter(process string) error {
 		}
 		defer unix.Close(dirs[i])
 	}
+	inSpace, err := sameFile("/proc/self/ns/mnt", process+"ns/mnt")
+	if err != nil {
+		return err
+	}
+	inRoot, err := sameFile("/", process+"root")
+	if err != nil {
+		return err
+	}
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return err
 	}
-	if own.Ino != its.Ino {
+	if !inSpace {
 		if err := unix.Setns(int(space.Fd()), unix.CLONE_NEWNS); err != nil {
 			return err
 		}
+	}
+	if !inSpace || !inRoot {
 		if err := errors.Join(unix.Fchdir(dirs[0]), unix.Chroot(".")); err != nil {
 			return err
 		}
 	}
 	return unix.Fchdir(dirs[1])
+}
+
+func sameFile(x, y string) (bool, error) {
+	var at, other unix.Stat_t
+	err := errors.Join(unix.Stat(x, &at), unix.Stat(y, &other))
+	return at.Dev == other.Dev && at.Ino == other.Ino, err
 }
 
 // openCgroups opens the cgroups of a task.
@@ -193,7 +219,8 @@ func openCgroups(dirs []string) (f cgroupFiles, err error) {
 	return f, nil
 }
 
-// credentialOfProcess returns the user and the groups of a process; nil if they are those of this one.
+// credentialOfProcess returns the real user and the groups of a process: a program with the setuid bit has another
+// effective user than its task.
 func credentialOfProcess(process string) (*syscall.Credential, error) {
 	status, err := os.ReadFile(process + "status")
 	if err != nil {
@@ -213,13 +240,8 @@ func credentialOfProcess(process string) (*syscall.Credential, error) {
 			ids[name] = append(ids[name], uint32(id))
 		}
 	}
-	const effective = 1
-	if len(ids["Uid"]) <= effective || len(ids["Gid"]) <= effective {
+	if len(ids["Uid"]) == 0 || len(ids["Gid"]) == 0 {
 		return nil, fmt.Errorf("%sstatus has no user", process)
 	}
-	c := &syscall.Credential{Uid: ids["Uid"][effective], Gid: ids["Gid"][effective], Groups: ids["Groups"]}
-	if int(c.Uid) == os.Geteuid() && int(c.Gid) == os.Getegid() {
-		return nil, nil
-	}
-	return c, nil
+	return &syscall.Credential{Uid: ids["Uid"][0], Gid: ids["Gid"][0], Groups: ids["Groups"]}, nil
 }
