@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -20,6 +21,7 @@ import (
 type Executor interface {
 	// Exec runs a program in the file system, the cgroup and the environment of a task, as its user. It returns the exit
 	// code as a shell reports it. All that the program has started is killed when the program, the task or ctx ends.
+	// A Wait for the task returns after that.
 	Exec(ctx context.Context, h Handle, o ExecOptions) (code int, err error)
 }
 
@@ -65,6 +67,11 @@ func (r runner) Exec(ctx context.Context, h Handle, o ExecOptions) (code int, er
 	if err := o.validate(); err != nil {
 		return 0, err
 	}
+	held, err := lockExec(h.Dir)
+	if err != nil {
+		return 0, err
+	}
+	defer held.Close()
 	controlOut, control, err := os.Pipe()
 	if err != nil {
 		return 0, err
@@ -77,14 +84,18 @@ func (r runner) Exec(ctx context.Context, h Handle, o ExecOptions) (code int, er
 	}
 	defer replies.Close()
 	helper := helperCommand(parentBinary(), execName)
-	helper.ExtraFiles = []*os.File{controlOut, replyIn}
+	helper.ExtraFiles = []*os.File{controlOut, replyIn, held}
 	stdin, terminal, wait, err := o.start(helper)
 	controlOut.Close()
 	replyIn.Close()
+	held.Close()
 	if err != nil {
 		return 0, fmt.Errorf("start the helper process of the command: %w", err)
 	}
-	stop := context.AfterFunc(ctx, func() { _ = control.Close() })
+	stop := context.AfterFunc(ctx, func() {
+		_ = control.Close()
+		_ = replies.SetReadDeadline(time.Now().Add(killLimit))
+	})
 	defer stop()
 	messages, done := json.NewEncoder(control), make(chan struct{})
 	var wg sync.WaitGroup
@@ -97,8 +108,12 @@ func (r runner) Exec(ctx context.Context, h Handle, o ExecOptions) (code int, er
 	close(done)
 	o.Stdin.Close()
 	control.Close()
-	wait()
-	wg.Wait()
+	rest := func() { wait(); wg.Wait() }
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		go rest() // as long as the kernel does not end the command
+	} else {
+		rest()
+	}
 	switch {
 	case ctx.Err() != nil:
 		return 0, context.Cause(ctx)
@@ -109,6 +124,10 @@ func (r runner) Exec(ctx context.Context, h Handle, o ExecOptions) (code int, er
 	}
 	return a.Code, nil
 }
+
+// killLimit is how long Exec waits for the end of a command once ctx has ended. A process that waits for a file system
+// may not end when it is killed.
+const killLimit = 2 * time.Second
 
 // start starts the helper process, connected to a terminal or to pipes. wait waits for it and for the rest of its
 // output.

@@ -1,10 +1,16 @@
 package taskdriver
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"io"
 	"os"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // command runs a command in a task, and returns its output.
@@ -23,6 +29,76 @@ func (e execution) command(t *testing.T, args ...string) string {
 type execution struct {
 	driver Driver
 	task   Handle
+}
+
+// sleep starts a command that runs until it is killed. ended gets the error of Exec.
+func (e execution) sleep(t *testing.T, ctx context.Context) (pid, helper int, ended <-chan error) {
+	t.Helper()
+	out, in, err := os.Pipe()
+	must(t, err)
+	defer out.Close()
+	returned := make(chan error, 1)
+	go func() {
+		defer in.Close()
+		_, err := e.driver.(Executor).Exec(ctx, e.task, ExecOptions{
+			Command: []string{"sh", "-c", "echo $$ $PPID; exec sleep 1000 >/dev/null"},
+			Stdin:   io.NopCloser(strings.NewReader("")), Stdout: in, Stderr: os.Stderr})
+		returned <- err
+	}()
+	_, err = fmt.Fscan(out, &pid, &helper)
+	must(t, err)
+	return pid, helper, returned
+}
+
+// A command whose helper process was killed is not known to any process. It ends with its task, also if it is in no
+// cgroup of that.
+func TestCommandOfAKilledHelperEndsWithItsTask(t *testing.T) {
+	eachDriver(t, func(t *testing.T, d Driver) {
+		h := start(t, d, shell(t, `exec sleep 1000`))
+		bare := h
+		bare.Cgroups = nil
+		pid, helper, ended := execution{d, bare}.sleep(t, t.Context())
+		must(t, unix.Kill(helper, unix.SIGKILL))
+		if err := <-ended; err == nil || !strings.Contains(err.Error(), "the helper process of the command was killed") {
+			t.Error(err)
+		}
+		if !isLiving(pid) {
+			t.Error("the command has ended with its helper")
+		}
+		must(t, unix.Kill(h.TaskPID, unix.SIGKILL))
+		wait(t, d, h)
+		wantDead(t, []int{pid})
+	})
+}
+
+func TestWaitOutlastsTheHelpersOfCommands(t *testing.T) {
+	d := NewRawExec()
+	h := start(t, d, shell(t, `exit 0`))
+	wait(t, d, h)
+	helper, err := lockExec(h.Dir)
+	must(t, err)
+	defer helper.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if exit, err := d.Wait(ctx, h); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Wait with a helper process: %+v, %v", exit, err)
+	}
+	helper.Close()
+	wait(t, d, h)
+}
+
+func TestExecReturnsThoughItsHelperHangs(t *testing.T) {
+	d := NewRawExec()
+	h := start(t, d, shell(t, `exec sleep 1000`))
+	ctx, cancel := context.WithCancelCause(t.Context())
+	_, helper, ended := execution{d, h}.sleep(t, ctx)
+	must(t, unix.Kill(helper, unix.SIGSTOP))
+	why := errors.New("why")
+	cancel(why)
+	if err := <-ended; !errors.Is(err, why) {
+		t.Error(err)
+	}
+	must(t, unix.Kill(helper, unix.SIGCONT)) // stopAtEnd then waits for it
 }
 
 // A command has the user that its task was started with, rather than that of a setuid program that it runs.

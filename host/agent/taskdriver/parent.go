@@ -25,11 +25,11 @@ import (
 // parentName is argv[0] of a task's parent process.
 const parentName = "holdfast-task"
 
-// Descriptors that a parent inherits.
+// Descriptors that a parent, or the helper process of a command, inherits.
 const (
 	requestFD = 3
 	replyFD   = 4
-	lockFD    = 5 // holds the lock of the task's directory while the parent lives
+	lockFD    = 5 // holds a lock in the task's directory while the process lives
 )
 
 // request tells the parent what to start. It travels through a pipe, because the environment may hold secrets.

@@ -22,6 +22,7 @@ const (
 	exitFile   = "exit.json"
 	stopFile   = "stop.json"
 	lockFile   = "lock"
+	execFile   = "exec.lock" // each helper process of Exec holds a shared lock on it while it lives
 )
 
 // exitRecord is exit.json. The ID is needed because several attempts use the directory, one after another.
@@ -137,6 +138,19 @@ func lock(dir string) (*os.File, error) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		return nil, registry.Errorf(registry.ErrConflict, "a task already runs in %s: %w", dir, err)
+	}
+	return f, nil
+}
+
+// lockExec locks a task's directory for the helper process of a command, which inherits the lock.
+func lockExec(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, execFile), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, errTaskEnded // Wait has the lock
 	}
 	return f, nil
 }

@@ -89,7 +89,7 @@ func (t Task) removeOldRecords(ctx context.Context, adopt adoptFunc) error {
 			return registry.Errorf(registry.ErrConflict, "task %s: attempt %s still runs in %s", t.ID, old.ID, t.Dir)
 		}
 	}
-	for _, name := range []string{handleFile, exitFile, stopFile} {
+	for _, name := range []string{handleFile, exitFile, stopFile, execFile} {
 		if err := os.Remove(filepath.Join(t.Dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -272,6 +272,9 @@ func (r runner) Wait(ctx context.Context, h Handle) (Exit, error) {
 				return Exit{}, fmt.Errorf("kill the remaining processes of task %s: %w", h.ID, err)
 			}
 		}
+		if err := h.endExecs(ctx); err != nil {
+			return Exit{}, fmt.Errorf("end the commands in task %s: %w", h.ID, err)
+		}
 	}
 	exit, found, err := readExit(h)
 	if err != nil || found {
@@ -320,10 +323,35 @@ func (h Handle) stop(ctx context.Context, grace time.Duration) error {
 			return errors.Join(err, e)
 		}
 	}
-	if _, found, err := readExit(h); err == nil && found {
+	if _, found, err := readExit(h); err != nil || !found {
+		if err := h.killRemaining(ctx, grace); err != nil {
+			return err
+		}
+	}
+	return h.endExecs(ctx)
+}
+
+// endExecs returns when no command of Exec is left in a task that has ended. It waits for their helper processes, which
+// kill the commands. If a helper process was killed, endExecs kills what that has left.
+func (h Handle) endExecs(ctx context.Context) error {
+	f, err := os.Open(filepath.Join(h.Dir, execFile))
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	return h.killRemaining(ctx, grace)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return h.killRemaining(ctx, 0)
 }
 
 // killRemaining ends a task that has no parent: its processes, then its cgroups.
