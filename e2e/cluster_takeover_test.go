@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -108,6 +109,41 @@ func takeOver(t *testing.T, former, next *executing, rpc, moment string) {
 	})
 	for _, step := range order[at+2:] {
 		next.must(steps[step]())
+	}
+}
+
+// TestNextExecutorEndsCallsWithoutACaller kills the executor, with its caller, during a creation and a deletion. The next
+// executor ends them.
+func TestNextExecutorEndsCallsWithoutACaller(t *testing.T) {
+	nodes := newCluster(t, 2, nil, allCaps...)
+	former, next := nodes[0], nodes[1]
+	pluginOf := map[*env]*pluginTask{former: former.addPlugin("plugin-1", csifake.Monolith)}
+	former.must(former.create("old"))
+	pluginOf[next] = next.addPlugin("plugin-2", csifake.Monolith)
+	for _, c := range []struct {
+		rpc, volume string
+		begin       func(*env) error
+		want        map[string]string
+	}{
+		{"CreateVolume", "new", func(e *env) error { return e.create("new") },
+			map[string]string{"old": "ready", "new": "ready"}},
+		{"DeleteVolume", "old", func(e *env) error { return e.delete("old") }, map[string]string{"new": "ready"}},
+	} {
+		gate := pluginOf[former].On(c.rpc).Hold()
+		done := background(func() error { return c.begin(former) })
+		former.waitHeld(gate, done)
+		former.must(former.host.Close())
+		<-done
+		gate.Open()
+		pluginOf[former].ClearScript()
+		next.waitUntil("the next executor ends "+c.rpc, func() bool { return maps.Equal(next.volumeStates(), c.want) })
+		former.config.Workload = host.Workload{Tasks: []host.WorkloadTask{former.running(pluginOf[former].task)}}
+		former.open()
+		former, next = next, former
+	}
+	former.must(former.delete("new"))
+	for _, e := range nodes {
+		e.stopPlugin(pluginOf[e])
 	}
 }
 
