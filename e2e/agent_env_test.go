@@ -31,6 +31,7 @@ type machine struct {
 	dir    string   // short: sockets lie below
 	env    []string // more variables of its programs
 	agent  *exec.Cmd
+	etcd   *exec.Cmd    // of a script; nil: it has none
 	output bytes.Buffer // of all agents; not to be read while one runs
 	exited chan error
 }
@@ -213,6 +214,9 @@ func (m *machine) sweep() error {
 		}
 		return len(pids) == 0
 	})
+	if m.etcd != nil {
+		_ = m.etcd.Wait()
+	}
 	mounts, failed := mountinfo.GetMounts(mountinfo.PrefixFilter(m.dir))
 	if err := errors.Join(err, failed); err != nil {
 		return err

@@ -21,6 +21,7 @@ import (
 
 	"holdfast/internal/csifake"
 	"holdfast/internal/csifake/journal"
+	"holdfast/internal/etcdtest"
 )
 
 // TestScripts runs the scripts of testdata/script, each on a machine of its own. Nothing of a script may be left when
@@ -31,6 +32,7 @@ import (
 //	agent-start ARG...           start an agent on $D/s; its output is in $D/agent.log once it has exited
 //	agent-stop [INT]             end it with SIGTERM, or SIGINT; it must exit with success
 //	agent-kill                   end it with SIGKILL
+//	etcd start|STOP|CONT|KILL    start an etcd, whose address is $ETCD, or send it a signal
 //	exits CODE PROGRAM ARG...    run a program that exits with the code
 //	until PATTERN PROGRAM ARG... run a program again and again until it succeeds and its output matches
 //	order FILE PATTERN...        the patterns are found in the file (or stdout), each after the one before
@@ -53,7 +55,7 @@ func TestScripts(t *testing.T) {
 		"agent-start": func(ts *testscript.TestScript, args []string) error {
 			return machineOf(ts).startAgent(args...)
 		},
-		"agent-stop": agentStop, "agent-kill": agentKill, "exits": exits, "until": untilMatch, "order": order,
+		"agent-stop": agentStop, "agent-kill": agentKill, "etcd": etcd, "exits": exits, "until": untilMatch, "order": order,
 		"json":     jsonMatch,
 		"env-json": envJSON, "calls": calls, "legal": legal, "tells": tells, "plays": plays,
 	} {
@@ -155,6 +157,20 @@ func agentKill(ts *testscript.TestScript, _ []string) error {
 		return errors.New("the agent ended well before it was killed")
 	}
 	return nil
+}
+
+func etcd(ts *testscript.TestScript, args []string) error {
+	m := machineOf(ts)
+	if args[0] != "start" {
+		return m.etcd.Process.Signal(unix.SignalNum("SIG" + args[0]))
+	}
+	cmd, at, err := etcdtest.Command(m.path("etcd"), "http")
+	if err != nil {
+		return err
+	}
+	m.etcd = cmd
+	ts.Setenv("ETCD", at)
+	return cmd.Start()
 }
 
 func exits(ts *testscript.TestScript, args []string) error {

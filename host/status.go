@@ -22,6 +22,9 @@ type ShimStatus struct {
 	Allocs      int
 	SHA256      string // of its binary
 	Protocol    int    // version agreed with this host
+	// ClusterProblem says why changes of records that nodes share wait: since when etcd has not answered, or why the node
+	// has not joined its cluster. Empty: they do not wait.
+	ClusterProblem string
 }
 
 // Status asks the active shim for its status. ShimState does without a call.
@@ -43,7 +46,7 @@ func (h *Host) Status(ctx context.Context) (ShimStatus, error) {
 		Version: reply.GetVersion(), PID: int(reply.GetPid()), Schema: reply.GetSchema(),
 		Generation: reply.GetAnswer().GetGeneration(), Index: Seq(reply.GetAnswer().GetIndex()),
 		OpenIntents: int(reply.GetOpenIntents()), Instances: int(reply.GetInstances()), Allocs: int(reply.GetAllocs()),
-		SHA256: from.binary.SHA256, Protocol: from.process.Protocol(),
+		SHA256: from.binary.SHA256, Protocol: from.process.Protocol(), ClusterProblem: reply.GetClusterProblem(),
 	}, nil
 }
 

@@ -4,6 +4,7 @@ package etcdtest
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -45,37 +46,49 @@ func Binary() (string, error) {
 
 // Start runs a cluster of one member until the test ends, and returns a client of it.
 func Start(t testing.TB) *clientv3.Client {
+	client, _ := StartProcess(t)
+	return client
+}
+
+// StartProcess is Start for a test that sends signals to the member.
+func StartProcess(t testing.TB) (*clientv3.Client, *os.Process) {
 	t.Helper()
-	client := address(t)
-	start(t, client)
-	return connect(t, clientv3.Config{Endpoints: []string{client}})
+	at, process := start(t, "http")
+	return connect(t, clientv3.Config{Endpoints: []string{at}}), process
 }
 
 // StartTLS is Start for a member that authenticates itself with a certificate, and its clients by one of the same CA. The
 // arguments are paths of PEM files.
 func StartTLS(t testing.TB, ca, cert, key string, client *tls.Config) *clientv3.Client {
 	t.Helper()
-	at := strings.Replace(address(t), "http:", "https:", 1)
-	start(t, at, "--client-cert-auth", "--trusted-ca-file", ca, "--cert-file", cert, "--key-file", key)
+	at, _ := start(t, "https", "--client-cert-auth", "--trusted-ca-file", ca, "--cert-file", cert, "--key-file", key)
 	return connect(t, clientv3.Config{Endpoints: []string{at}, TLS: client})
 }
 
-func start(t testing.TB, client string, args ...string) {
+func start(t testing.TB, scheme string, args ...string) (at string, process *os.Process) {
 	t.Helper()
-	binary, err := Binary()
+	cmd, at, err := Command(filepath.Join(t.TempDir(), "etcd"), scheme, args...)
+	if err == nil {
+		cmd.Stderr = os.Stderr
+		err = cmd.Start()
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	peer := address(t)
-	cmd := exec.Command(binary, append(args, "--data-dir", filepath.Join(t.TempDir(), "etcd"),
-		"--listen-client-urls", client, "--advertise-client-urls", client,
-		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer,
-		"--log-level", "error", "--logger", "zap")...)
-	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return at, cmd.Process
+}
+
+// Command returns a command that runs a cluster of one member in a directory, and its URL. Its ports were free a moment
+// ago.
+func Command(dir, scheme string, args ...string) (cmd *exec.Cmd, at string, err error) {
+	binary, err1 := Binary()
+	client, err2 := freeAddress()
+	peer, err3 := freeAddress()
+	at, peer = scheme+"://"+client, "http://"+peer
+	return exec.Command(binary, append(args, "--data-dir", dir, "--listen-client-urls", at, "--advertise-client-urls", at,
+		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer,
+		"--log-level", "error", "--logger", "zap")...), at, errors.Join(err1, err2, err3)
 }
 
 func connect(t testing.TB, config clientv3.Config) *clientv3.Client {
@@ -93,13 +106,10 @@ func connect(t testing.TB, config clientv3.Config) *clientv3.Client {
 	return c
 }
 
-// address returns a URL with a port that was free a moment ago.
-func address(t testing.TB) string {
-	t.Helper()
+func freeAddress() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		t.Fatal(err)
+		return "", err
 	}
-	defer func() { _ = l.Close() }()
-	return "http://" + l.Addr().String()
+	return l.Addr().String(), l.Close()
 }

@@ -45,7 +45,7 @@ func (s *Server) postForceRelease(r *http.Request) (any, error) {
 	if rec, err := s.agent.Find(string(id)); err == nil {
 		id = rec.ID
 	}
-	steps, err := callWithin(r, "alloc "+string(id), func(ctx context.Context) ([]host.ReleaseStep, error) {
+	steps, err := callWithin(s, r, "alloc "+string(id), func(ctx context.Context) ([]host.ReleaseStep, error) {
 		return s.host.ForceReleaseAlloc(ctx, id, forceOf(r, string(id)))
 	})
 	s.agent.Retry()
@@ -54,7 +54,7 @@ func (s *Server) postForceRelease(r *http.Request) (any, error) {
 
 func (s *Server) postDetach(r *http.Request) (any, error) {
 	name := volumeName(r)
-	steps, err := callWithin(r, "volume "+name.String(), func(ctx context.Context) ([]host.ReleaseStep, error) {
+	steps, err := callWithin(s, r, "volume "+name.String(), func(ctx context.Context) ([]host.ReleaseStep, error) {
 		return s.host.DetachVolume(ctx, name, r.URL.Query().Get("node"), forceOf(r, string(name.ID)))
 	})
 	return append([]host.ReleaseStep{}, steps...), s.withEngines(name, err)

@@ -116,8 +116,11 @@ func (s *Server) setWaitsFrom(ctx context.Context, volumes agent.Lister, allocs 
 	for _, st := range list {
 		waiting[string(st.ID)] = st.Waiting
 	}
+	problem := s.clusterProblem(ctx)
 	for i := range allocs {
-		allocs[i].setWaits(s.agent.DescribeWaits(ctx, volumes, waiting[allocs[i].ID]))
+		if waits, known := waiting[allocs[i].ID]; known {
+			allocs[i].setWaits(withProblem(s.agent.DescribeWaits(ctx, volumes, waits), problem))
+		}
 	}
 }
 
@@ -146,8 +149,13 @@ func (s *Server) getAlloc(r *http.Request) (any, error) {
 	}
 	e := s.explainer()
 	for _, st := range list {
-		out.setWaits(s.agent.DescribeWaits(r.Context(), s.host, st.Waiting))
-		out.Waiting, out.Notices = st.Waiting, e.waits(r.Context(), st.Waiting)
+		text := s.agent.DescribeWaits(r.Context(), s.host, st.Waiting)
+		if out.State == agent.AllocPending || out.State == agent.AllocReleasing {
+			text = withProblem(text, s.clusterProblem(r.Context()))
+			out.Notices = s.clusterNotices(r.Context())
+		}
+		out.setWaits(text)
+		out.Waiting, out.Notices = st.Waiting, append(out.Notices, e.waits(r.Context(), st.Waiting)...)
 		for _, u := range st.Volumes {
 			use, notices := e.useView(rec.ID, u)
 			out.Volumes, out.Notices = append(out.Volumes, use), append(out.Notices, notices...)
@@ -194,7 +202,7 @@ func (s *Server) getVolume(r *http.Request) (any, error) {
 					out.Holders[i].Containers, _ = s.agent.EngineContainers(v.ID) // the rest of the answer is of use too
 				}
 			}
-			out.Notices = append(e.waits(r.Context(), v.Waiting), out.Notices...)
+			out.Notices = slices.Concat(s.clusterNotices(r.Context()), e.waits(r.Context(), v.Waiting), out.Notices)
 			return out, nil
 		}
 	}

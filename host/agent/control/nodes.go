@@ -134,6 +134,7 @@ func (s *Server) explainClaims(r *http.Request) (any, error) {
 	if out.Executor == "" && (controllers > 0 || len(v.Attachments) > 0) {
 		out.Notices = append(out.Notices, noExecutor(*v))
 	}
+	out.Notices = append(out.Notices, s.clusterNotices(ctx)...)
 	for _, n := range nodes {
 		if notice := lostHolder(n, *v, claims); notice != nil {
 			out.Notices = append(out.Notices, *notice)
@@ -217,7 +218,7 @@ func (s *Server) postReleaseClaim(r *http.Request) (any, error) {
 	name, alloc := volumeName(r), host.AllocID(r.PathValue("alloc"))
 	f := forceOf(r, "")
 	f.Confirm = r.URL.Query().Get("confirm")
-	steps, err := callWithin(r, "volume "+name.String(), func(ctx context.Context) ([]host.ReleaseStep, error) {
+	steps, err := callWithin(s, r, "volume "+name.String(), func(ctx context.Context) ([]host.ReleaseStep, error) {
 		return s.host.ForceReleaseClaim(ctx, name, alloc, f)
 	})
 	s.agent.Retry()

@@ -54,19 +54,24 @@ func callPlugin[T any](
 }
 
 // callWithin calls do within the time of the request. Work that has started continues.
-func callWithin[T any](r *http.Request, what string, do func(context.Context) (T, error)) (T, error) {
-	describeWait(r.Context(), func(context.Context) string { return "no answer about " + what + " yet" })
+func callWithin[T any](
+	s *Server, r *http.Request, what string, do func(context.Context) (T, error),
+) (T, error) {
+	describeWait(r.Context(), func(context.Context) string { return noAnswer + "about " + what + " yet" })
 	out, wait, late, err := limited(r.Context(), r, do)
 	if late {
-		err = registry.Errorf(registry.ErrUnavailable, "waited %v for %s: %w; run the command again to resume", wait, what,
-			err)
+		then := "run the command again to resume"
+		if problem := s.clusterProblem(r.Context()); problem != "" {
+			then = problem + "; " + then
+		}
+		err = registry.Errorf(registry.ErrUnavailable, "waited %v for %s: %w; %s", wait, what, err, then)
 	}
 	return out, err
 }
 
 // askPlugin is callWithin for a plugin that a job runs.
 func askPlugin[T any](s *Server, r *http.Request, id host.PluginID, ask func(context.Context) (T, error)) (T, error) {
-	return callWithin(r, "plugin "+string(id), func(ctx context.Context) (out T, err error) {
+	return callWithin(s, r, "plugin "+string(id), func(ctx context.Context) (out T, err error) {
 		if _, err = s.knownPlugin(ctx, id); err == nil {
 			out, err = ask(ctx)
 		}
@@ -160,8 +165,12 @@ func waitOf(r *http.Request) (time.Duration, error) {
 	return wait, nil
 }
 
-// unanswered describes the call that has no answer yet, and why its plugin does not answer if that is known.
+// unanswered describes the call that has no answer yet, and why etcd or its plugin does not answer if that is known.
 func (s *Server) unanswered(ctx context.Context, name host.VolumeName, plugin host.PluginID) string {
+	return withProblem(s.describeCall(ctx, name, plugin), s.clusterProblem(ctx))
+}
+
+func (s *Server) describeCall(ctx context.Context, name host.VolumeName, plugin host.PluginID) string {
 	e := s.explainer()
 	if v := e.volume(ctx, name); v != nil {
 		plugin = v.Plugin
@@ -172,12 +181,12 @@ func (s *Server) unanswered(ctx context.Context, name host.VolumeName, plugin ho
 		}
 	}
 	if plugin == "" {
-		return "no answer from the plugin (see holdfast plugin status)"
+		return noAnswer + "from the plugin (see holdfast plugin status)"
 	}
 	p := e.plugin(ctx, plugin)
 	if !p.running() {
 		return fmt.Sprintf("plugin %q is not running (see holdfast plugin status): %s", plugin, p.describeJobs())
 	}
-	text := fmt.Sprintf("no answer from plugin %q (see %s)", plugin, pluginCommand(plugin))
+	text := fmt.Sprintf(noAnswer+"from plugin %q (see %s)", plugin, pluginCommand(plugin))
 	return strings.Join(append([]string{text}, p.describe(false)...), "; ")
 }

@@ -281,7 +281,7 @@ func (s *Server) shim(ctx context.Context) (Shim, error) {
 	}
 	st, err := s.host.Status(ctx)
 	out.Version, out.Generation, out.Index, out.Schema = st.Version, st.Generation, st.Index, st.Schema
-	out.Protocol = st.Protocol
+	out.Protocol, out.ClusterProblem = st.Protocol, st.ClusterProblem
 	out.OpenIntents, out.Instances, out.Allocs = st.OpenIntents, st.Instances, st.Allocs
 	return out, err
 }

@@ -176,6 +176,8 @@ type Shim struct {
 	Instances   int      `json:"instances"`
 	Allocs      int      `json:"allocs"`
 	Protocol    int      `json:"protocol,omitempty"`
+	// ClusterProblem says why changes of records that nodes share wait.
+	ClusterProblem string `json:"cluster_problem,omitempty"`
 }
 
 // errorBody is the answer to a refused request.

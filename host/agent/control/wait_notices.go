@@ -86,7 +86,7 @@ func (e *explainer) waiting(w wait) Notice {
 
 func (n *Notice) explainClaim(w wait) {
 	switch {
-	case w.plugin == nil:
+	case w.plugin == nil && w.Volume.ID != "":
 		n.Summary, n.Next = w.name()+" does not exist", "The alloc continues when the volume exists."
 		n.command("list volumes", "holdfast volume list")
 		n.command("create it", "holdfast volume create FILE")
@@ -94,7 +94,9 @@ func (n *Notice) explainClaim(w wait) {
 	case len(w.holders) == 0:
 		n.Summary = w.name() + " cannot be claimed"
 		n.Next = "Holdfast retries until the claim is granted; then the alloc continues."
-		n.command("inspect the volume", volumeCommand("status", w.Volume))
+		if w.Volume.ID != "" {
+			n.command("inspect the volume", volumeCommand("status", w.Volume))
+		}
 		return
 	}
 	n.Next = "The alloc continues when the volume is released."

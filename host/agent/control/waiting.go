@@ -112,10 +112,45 @@ func (s *Server) getWait(r *http.Request) (any, error) {
 	open.mu.Lock()
 	describe := open.describe
 	open.mu.Unlock()
-	if describe == nil {
-		return waitText{}, nil
+	text := ""
+	if describe != nil {
+		text = describe(r.Context())
 	}
-	return waitText{describe(r.Context())}, nil
+	return waitText{withProblem(text, s.clusterProblem(r.Context()))}, nil
+}
+
+// noAnswer is the begin of texts about a wait whose reason is not known.
+const noAnswer = "no answer "
+
+// withProblem returns the text about a wait with a problem of the cluster, which may be empty.
+func withProblem(text, problem string) string {
+	switch {
+	case problem == "" || strings.Contains(text, problem):
+		return text
+	case text == "" || strings.HasPrefix(text, noAnswer):
+		return problem
+	}
+	return problem + "; " + text
+}
+
+// clusterProblem says why changes of the cluster's records wait; empty: they do not, or that is not known.
+func (s *Server) clusterProblem(ctx context.Context) string {
+	st, err := s.host.Status(ctx)
+	if err != nil {
+		return ""
+	}
+	return st.ClusterProblem
+}
+
+// clusterNotices explains a problem of the cluster.
+func (s *Server) clusterNotices(ctx context.Context) []Notice {
+	problem := s.clusterProblem(ctx)
+	if problem == "" {
+		return nil
+	}
+	return []Notice{{Kind: NoticeTrouble, Summary: problem,
+		Meaning: "Tasks and mounts go on. Claims, attachments and changes of volumes wait. What is shown of other nodes is old.",
+		Next:    "What waits continues by itself."}}
 }
 
 // describeVolume says what the call about a volume or a plugin waits for.
@@ -367,7 +402,7 @@ func (c *Client) reportWait(ctx context.Context) (id string, stop func()) {
 			done()
 			if ctx.Err() == nil {
 				if err != nil || wait.Text == "" {
-					wait.Text = "no answer from the agent yet"
+					wait.Text = noAnswer + "from the agent yet"
 				}
 				c.Waiting(wait.Text, since)
 			}

@@ -39,6 +39,9 @@ func writeShim(to writer, s control.Shim) error {
 		list = append(list, "Version", s.Version, "Process", s.PID, "Generation", s.Generation, "Index", s.Index,
 			"Protocol", s.Protocol,
 			"Schema", s.Schema, "Open calls", s.OpenIntents, "Instances", s.Instances, "Allocs", s.Allocs)
+		if s.ClusterProblem != "" {
+			list = append(list, "Cluster", s.ClusterProblem)
+		}
 	}
 	return facts(to, list...)
 }

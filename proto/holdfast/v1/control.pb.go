@@ -336,6 +336,7 @@ type StatusReply struct {
 	OpenIntents    uint32                 `protobuf:"varint,6,opt,name=open_intents,json=openIntents,proto3" json:"open_intents,omitempty"`
 	Instances      uint32                 `protobuf:"varint,7,opt,name=instances,proto3" json:"instances,omitempty"`
 	Allocs         uint32                 `protobuf:"varint,8,opt,name=allocs,proto3" json:"allocs,omitempty"`
+	ClusterProblem string                 `protobuf:"bytes,9,opt,name=cluster_problem,json=clusterProblem,proto3" json:"cluster_problem,omitempty"` // why changes of records that nodes share wait at the moment; empty: they do not
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -424,6 +425,13 @@ func (x *StatusReply) GetAllocs() uint32 {
 		return x.Allocs
 	}
 	return 0
+}
+
+func (x *StatusReply) GetClusterProblem() string {
+	if x != nil {
+		return x.ClusterProblem
+	}
+	return ""
 }
 
 type RehearseRequest struct {
@@ -1244,7 +1252,7 @@ const file_holdfast_v1_control_proto_rawDesc = "" +
 	"\rschema_newest\x18\x06 \x01(\rR\fschemaNewest\x12D\n" +
 	"\x0flifecycle_state\x18\a \x01(\x0e2\x1b.holdfast.v1.LifecycleStateR\x0elifecycleState\"6\n" +
 	"\rStatusRequest\x12%\n" +
-	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\"\x9d\x02\n" +
+	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\"\xc6\x02\n" +
 	"\vStatusReply\x12+\n" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12D\n" +
 	"\x0flifecycle_state\x18\x02 \x01(\x0e2\x1b.holdfast.v1.LifecycleStateR\x0elifecycleState\x12\x18\n" +
@@ -1253,7 +1261,8 @@ const file_holdfast_v1_control_proto_rawDesc = "" +
 	"\x06schema\x18\x05 \x01(\rR\x06schema\x12!\n" +
 	"\fopen_intents\x18\x06 \x01(\rR\vopenIntents\x12\x1c\n" +
 	"\tinstances\x18\a \x01(\rR\tinstances\x12\x16\n" +
-	"\x06allocs\x18\b \x01(\rR\x06allocs\"L\n" +
+	"\x06allocs\x18\b \x01(\rR\x06allocs\x12'\n" +
+	"\x0fcluster_problem\x18\t \x01(\tR\x0eclusterProblem\"L\n" +
 	"\x0fRehearseRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12\x12\n" +
 	"\x04copy\x18\x02 \x01(\tR\x04copy\"\xaa\x01\n" +

@@ -55,8 +55,11 @@ func mounted(v registry.View) bool {
 func (n *Node) Admitted(v registry.View) error {
 	own, _ := v.NodeLease(n.State.node)
 	if lease := n.session.Lease(); lease == 0 || own.Lease != lease {
-		return registry.Errorf(registry.ErrUnavailable,
-			"node %s has no lease in etcd, so its claims may have been released: %s", n.State.node, n.State.silence())
+		text := fmt.Sprintf("node %s has no lease in etcd, so its claims may have been released", n.State.node)
+		if why := n.State.Problem(); why != "" {
+			text += ": " + why
+		}
+		return registry.Errorf(registry.ErrUnavailable, "%s", text)
 	}
 	node, _ := v.Node(n.State.node)
 	if node.Fencing.By != "" {

@@ -133,7 +133,7 @@ func BenchmarkClaimAmongMany(b *testing.B) {
 	}
 }
 
-func openStore(b *testing.B) registry.State {
+func openStore(b testing.TB) registry.State {
 	b.Helper()
 	s, err := store.Open(b.Context(), store.Options{Path: filepath.Join(b.TempDir(), "state", "shim.db")})
 	if err != nil {

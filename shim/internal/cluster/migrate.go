@@ -35,12 +35,12 @@ const (
 // if the cluster has other records with the same keys; then nothing has been moved. An interrupted migration can be
 // repeated: the node is no member before the cluster has all of its records.
 func Migrate(ctx context.Context, local registry.State, c config.Cluster, node registry.NodeName) (moved int, err error) {
-	client, err := dial(c)
+	s, err := dial(c, local, node)
 	if err != nil {
 		return 0, err
 	}
-	defer func() { _ = client.Close() }()
-	return New(local, client, c.ID, node).migrate(ctx)
+	defer func() { _ = s.client.Close() }()
+	return s.migrate(ctx)
 }
 
 func (s *State) migrate(ctx context.Context) (moved int, err error) {

@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
 	"holdfast/config"
 	"holdfast/registry"
@@ -56,13 +57,12 @@ type Options struct {
 
 // NewNode returns the node. It makes no request until Run.
 func NewNode(o Options) (*Node, error) {
-	client, err := dial(o.Cluster)
+	state, err := dial(o.Cluster, o.Local, o.Node)
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{State: New(o.Local, client, o.Cluster.ID, o.Node), plugins: o.Plugins, client: client, version: o.Version,
-		expect: o.Cluster.Expect,
-		log:    o.Logger, changed: make(chan struct{}, 1)}
+	n := &Node{State: state, plugins: o.Plugins, client: state.client, version: o.Version, expect: o.Cluster.Expect,
+		log: o.Logger, changed: make(chan struct{}, 1)}
 	n.session = newSession(n.State)
 	n.session.ttl = o.Cluster.LeaseTTL
 	if o.Cluster.LostNodes == config.LostFence {
@@ -75,10 +75,12 @@ func NewNode(o Options) (*Node, error) {
 	return n, nil
 }
 
-// dial returns a client. Certificates are read for each connection.
-func dial(c config.Cluster) (*clientv3.Client, error) {
+// dial returns the state of a node, with a client of its own. Certificates are read for each connection.
+func dial(c config.Cluster, local registry.State, node registry.NodeName) (*State, error) {
+	heard := &answers{began: time.Now()}
 	cfg := clientv3.Config{Endpoints: c.Endpoints, DialTimeout: tryTimeout, DialKeepAliveTime: c.LeaseTTL,
-		DialKeepAliveTimeout: tryTimeout, Logger: zap.NewNop()}
+		DialKeepAliveTimeout: tryTimeout, Logger: zap.NewNop(),
+		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(heard.note)}}
 	if c.CAFile != "" || c.CertFile != "" {
 		secure, err := tlsOf(c)
 		if err != nil {
@@ -90,7 +92,9 @@ func dial(c config.Cluster) (*clientv3.Client, error) {
 	if err != nil {
 		return nil, registry.Errorf(registry.ErrUnavailable, "etcd client: %w", err)
 	}
-	return client, nil
+	s := New(local, client, c.ID, node)
+	s.heard = heard
+	return s, nil
 }
 
 func tlsOf(c config.Cluster) (*tls.Config, error) {

@@ -70,6 +70,7 @@ func (s *session) Run(ctx context.Context) error {
 		return err
 	}
 	for {
+		s.state.heard.sent()
 		err := s.renew(ctx)
 		wait := s.ttl / 3
 		if errors.Is(err, registry.ErrFenced) {
@@ -126,7 +127,7 @@ func (s *session) renew(ctx context.Context) error {
 
 // extend records that the lease was renewed by a request sent at a time. The server's clock may run a little faster.
 func (s *session) extend(lease clientv3.LeaseID, sent time.Duration) {
-	s.state.heard.Store(time.Now().Unix())
+	s.state.heard.got()
 	s.mu.Lock()
 	was := s.boot() < s.until && s.lease == lease
 	s.lease, s.until = lease, sent+s.ttl*9/10

@@ -36,7 +36,7 @@ type State struct {
 	own     int64                 // the revision at which this shim became the active one of its node
 	waiting atomic.Pointer[error] // why the node is not ready; nil: it is not known
 	copy    copied
-	heard   atomic.Int64 // when etcd has last answered, in Unix seconds
+	heard   *answers
 
 	doubts     atomic.Int64 // commits that have ended since the last Settle and may still be carried out
 	leases     sync.Mutex   // guards tombstones and granted
@@ -49,8 +49,7 @@ var _ registry.State = (*State)(nil)
 // New returns the state of a node. local is the node's store. Commits of shared records wait for Run.
 func New(local registry.State, client *clientv3.Client, cluster string, node registry.NodeName) *State {
 	s := &State{local: local, client: client, kv: client, keys: keys{"/holdfast/" + cluster + "/"}, id: cluster, node: node,
-		ready: make(chan struct{})}
-	s.heard.Store(time.Now().Unix())
+		ready: make(chan struct{}), heard: &answers{began: time.Now()}}
 	s.copy.changed, s.copy.ended = make(chan struct{}), make(chan struct{})
 	s.copy.waiting = map[string]chan registry.Seq{}
 	return s
@@ -65,10 +64,14 @@ func (s *State) awaitReady(ctx context.Context) error {
 		return registry.Errorf(registry.ErrUnavailable, "the copy of the cluster's records has ended")
 	case <-ctx.Done():
 		if why := s.waiting.Load(); why != nil {
-			return registry.Errorf(registry.ErrUnavailable, "this node has not joined the cluster: %w", *why)
+			return notJoined(*why)
 		}
 		return registry.Errorf(registry.ErrUnavailable, "%s: %w", s.silence(), context.Cause(ctx))
 	}
+}
+
+func notJoined(why error) error {
+	return registry.Errorf(registry.ErrUnavailable, "this node has not joined the cluster: %w", why)
 }
 
 // active returns the condition that no later shim of the node has been opened.
@@ -325,29 +328,20 @@ func (s *State) tombstoneLease(ctx context.Context) (clientv3.LeaseID, error) {
 // request repeats a request to etcd until it is answered, ctx ends or repeating is useless.
 func (s *State) request(ctx context.Context, request func(context.Context) error) error {
 	for {
+		s.heard.sent()
 		try, cancel := context.WithTimeout(ctx, tryTimeout)
 		err := request(try)
 		cancel()
-		switch {
-		case err == nil:
-			s.heard.Store(time.Now().Unix())
-			return nil
-		case !repeatable(err):
+		if err == nil || !repeatable(err) {
+			s.heard.got()
 			return err
-		case ctx.Err() != nil:
-			return fmt.Errorf("%s: %w", s.silence(), err)
 		}
 		select {
 		case <-time.After(100 * time.Millisecond):
 		case <-ctx.Done():
-			return fmt.Errorf("%s: %w (last error: %w)", s.silence(), context.Cause(ctx), err)
+			return fmt.Errorf("%s: %w", s.silence(), context.Cause(ctx))
 		}
 	}
-}
-
-// silence says for how long etcd has not answered.
-func (s *State) silence() string {
-	return "etcd has not answered since " + time.Unix(s.heard.Load(), 0).UTC().Format(time.RFC3339)
 }
 
 // repeatable reports whether a request that failed with err may succeed later.

@@ -96,10 +96,11 @@ func TestCertificatesAreRenewed(t *testing.T) {
 		}
 	}
 	c.Endpoints = server.Endpoints()
-	client, err := dial(c)
+	s, err := dial(c, nil, "node")
 	if err != nil {
 		t.Fatal(err)
 	}
+	client := s.client
 	t.Cleanup(func() { _ = client.Close() })
 	refused, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
@@ -111,7 +112,7 @@ func TestCertificatesAreRenewed(t *testing.T) {
 		t.Errorf("after the renewal: %v", err)
 	}
 	c.CAFile = filepath.Join(elsewhere, "missing.pem")
-	if _, err := dial(c); !errors.Is(err, registry.ErrInvalid) {
+	if _, err := dial(c, nil, "node"); !errors.Is(err, registry.ErrInvalid) {
 		t.Errorf("no ca_file: %v", err)
 	}
 }

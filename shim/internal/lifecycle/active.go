@@ -393,4 +393,7 @@ func (r *activeState) describe(st *rpc.Status) {
 	}
 	st.Generation, st.Schema, st.Index = r.store.Generation(), store.Newest, at
 	st.OpenIntents, st.Instances, st.Allocs = counts[0]+counts[1], counts[2], counts[3]
+	if r.cluster != nil {
+		st.ClusterProblem = r.cluster.State.Problem()
+	}
 }

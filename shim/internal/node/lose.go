@@ -79,7 +79,7 @@ func (req *request) awaitAdmitted(ctx context.Context, g hooks.AllocGroup) error
 		over()
 		over = func() {}
 		if req.admit(ctx, g) == nil {
-			over = req.waitsLong(ctx, registry.Wait{For: what})
+			over = req.waitsLong(ctx, registry.Wait{Detail: what})
 		}
 	})
 }

@@ -58,6 +58,7 @@ func (c *control) Status(context.Context, *pb.StatusRequest) (*pb.StatusReply, e
 	return &pb.StatusReply{
 		Answer: statusAnswer(st), LifecycleState: st.Lifecycle, Version: st.Version, Pid: int64(st.PID), Schema: st.Schema,
 		OpenIntents: uint32(st.OpenIntents), Instances: uint32(st.Instances), Allocs: uint32(st.Allocs),
+		ClusterProblem: st.ClusterProblem,
 	}, nil
 }
 

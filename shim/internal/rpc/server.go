@@ -86,6 +86,8 @@ type Status struct {
 	Instances   int
 	Allocs      int
 	PID         int
+	// ClusterProblem says why changes of shared records wait; empty: they do not.
+	ClusterProblem string
 }
 
 // Active is what an active shim serves.

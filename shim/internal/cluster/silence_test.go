@@ -1,0 +1,81 @@
+package cluster
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"holdfast/config"
+	"holdfast/internal/etcdtest"
+	"holdfast/registry"
+)
+
+// wantProblem waits until the state says why changes wait, or that they do not.
+func wantProblem(t *testing.T, s *State, want string) {
+	t.Helper()
+	pattern := regexp.MustCompile("^" + want + "$")
+	for end := time.Now().Add(time.Minute); !pattern.MatchString(s.Problem()); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%q, wanted %s", s.Problem(), want)
+		}
+	}
+}
+
+// TestProblemNamesTheSilentEtcd stops a real etcd while a node of it runs, and starts nodes where nothing listens and
+// where another server does.
+func TestProblemNamesTheSilentEtcd(t *testing.T) {
+	const date = `20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ`
+	t.Run("stopped", func(t *testing.T) {
+		client, process := etcdtest.StartProcess(t)
+		n := newNode(t, client, "n")
+		wantProblem(t, n.State, "")
+		if err := process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error, 1)
+		go func() {
+			_, err := n.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+				return registry.Change{Put: []registry.Record{claim("vol", "alloc")}}, nil
+			})
+			done <- err
+		}()
+		wantProblem(t, n.State, "etcd has not answered since "+date+` \(http://127.0.0.1:\d+\)`)
+		if err := process.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		wantProblem(t, n.State, "")
+	})
+	server, absent := httptest.NewServer(http.NotFoundHandler()), httptest.NewServer(nil)
+	defer server.Close()
+	absent.Close()
+	for name, test := range map[string]struct{ endpoint, want string }{
+		"absent": {absent.URL, "connection refused"}, "another server": {server.URL, "error reading server preface"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, err := dial(config.Cluster{Endpoints: []string{test.endpoint}, LeaseTTL: LeaseTTL}, openStore(t), "n")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.client.Close()
+			running, stop := context.WithCancel(t.Context())
+			var all sync.WaitGroup
+			all.Go(func() { _ = s.Run(running) })
+			defer func() { stop(); all.Wait() }()
+			wantProblem(t, s, `etcd has not answered since the shim started at `+date+` \(`+test.endpoint+`\): .*`+test.want+".*")
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			if err := s.awaitReady(ctx); err == nil || !strings.Contains(err.Error(), s.Problem()) {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
