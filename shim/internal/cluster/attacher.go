@@ -53,11 +53,44 @@ type request struct {
 // SettleClaims is Settle of the State.
 func (a *Attacher) SettleClaims(ctx context.Context) error { return a.remote.state.Settle(ctx) }
 
-// FeasibleAttach returns nothing: another node may attach the volume.
+// FeasibleAttach returns why no node could attach the volume now.
 func (a *Attacher) FeasibleAttach(
-	registry.View, registry.Volume, registry.Usage, intent.AttachTo,
+	view registry.View, v registry.Volume, u registry.Usage, to intent.AttachTo,
 ) []registry.Infeasible {
-	return nil
+	at, _ := view.Attachment(registry.AttachmentKey{Volume: v.VolumeKey(), Node: to.Node})
+	by := v.ExecutedBy()
+	to.ID = at.NodeID // of an attached node, which keeps its ID
+	if attached(view, v, u, to) || executes(view, by) {
+		return nil
+	}
+	if by.Node == "" && !view.Executed(by.Plugin) && !controller.AwaitsAttacher(v, at) {
+		node, _ := view.Node(to.Node)
+		served, _ := node.Find(registry.RoleNode, by.Plugin)
+		if !served.Fingerprint.Has(registry.PluginController) {
+			return nil
+		}
+	}
+	return []registry.Infeasible{{Kind: registry.InfeasibleUnhealthy,
+		Detail: "no node can attach the volume now: " + describe(view, by)}}
+}
+
+// executes reports whether a node can make controller calls now.
+func executes(view registry.View, by registry.ExecutorKey) bool {
+	if by.Node == "" {
+		executor, _ := view.Executor(by.Plugin)
+		return view.Held(executor)
+	}
+	node, _ := view.Node(by.Node)
+	instance, _ := node.Find(registry.RoleController, by.Plugin)
+	_, alive := view.NodeLease(by.Node)
+	return alive && instance.Health.State == registry.Healthy
+}
+
+// attached reports whether Attach has nothing to do.
+func attached(view registry.View, v registry.Volume, u registry.Usage, to intent.AttachTo) bool {
+	at, found := view.Attachment(registry.AttachmentKey{Volume: v.VolumeKey(), Node: to.Node})
+	return v.Ephemeral || !found && (to.Used || v.Unattached) ||
+		at.State == registry.MarkDone && at.Usage.Staging() == u.Staging() && at.NodeID == to.ID
 }
 
 // FeasibleCreate is FeasibleCreate of a Controller.
@@ -65,9 +98,8 @@ func (a *Attacher) FeasibleCreate(view registry.View, s registry.VolumeSpec) (re
 	if !view.Executed(s.Plugin) {
 		return a.Controller.FeasibleCreate(view, s)
 	}
-	if executor, _ := view.Executor(s.Plugin); !view.Held(executor) {
-		reasons = append(reasons, registry.Infeasible{Kind: registry.InfeasibleUnhealthy,
-			Detail: describe(view, registry.ExecutorKey{Plugin: s.Plugin})})
+	if by := (registry.ExecutorKey{Plugin: s.Plugin}); !executes(view, by) {
+		reasons = append(reasons, registry.Infeasible{Kind: registry.InfeasibleUnhealthy, Detail: describe(view, by)})
 	}
 	return reasons
 }
@@ -96,9 +128,7 @@ func (a *Attacher) Attach(
 	}
 	var settled bool
 	if err := a.calls.State.View(ctx, func(view registry.View) error {
-		at, found := view.Attachment(registry.AttachmentKey{Volume: v.VolumeKey(), Node: to.Node})
-		settled = v.Ephemeral || !found && (to.Used || v.Unattached) ||
-			at.State == registry.MarkDone && at.Usage.Staging() == u.Staging() && at.NodeID == to.ID
+		settled = attached(view, v, u, to)
 		return nil
 	}); err != nil || settled {
 		return err

@@ -64,7 +64,7 @@ func (m *Controller) attacher(
 	if v.Unattached && at.State == registry.MarkNone && !m.controllerHealthy(v.Plugin) {
 		return inst, false, nil
 	}
-	return m.controller(ctx, v.Plugin, awaitsAttacher(v, at))
+	return m.controller(ctx, v.Plugin, AwaitsAttacher(v, at))
 }
 
 // attachment returns the attachment of the volume to a node. It returns the zero value if there is none.
@@ -231,7 +231,7 @@ func (m *Controller) awaitsController(
 		v.Unattached && at.State == registry.MarkNone {
 		return false, false
 	}
-	certain = awaitsAttacher(v, at)
+	certain = AwaitsAttacher(v, at)
 	node, found := m.Plugins.Find(registry.RoleNode, v.Plugin)
 	if found && !certain && !node.Fingerprint.Has(registry.PluginController) {
 		certain = m.Expected != nil && m.Expected(view, registry.RoleController, v.Plugin)
@@ -275,9 +275,9 @@ func (m *Controller) controllerHealthy(id registry.PluginID) bool {
 	return found && inst.Health.State == registry.Healthy
 }
 
-// awaitsAttacher reports whether Attach must wait for a controller of the plugin. The volume has an attachment, or a
+// AwaitsAttacher reports whether Attach must wait for a controller of the plugin. The volume has an attachment, or a
 // controller created it and did not say that it attaches nothing.
-func awaitsAttacher(v registry.Volume, at registry.Attachment) bool {
+func AwaitsAttacher(v registry.Volume, at registry.Attachment) bool {
 	return at.State != registry.MarkNone || v.Created && !v.Unattached
 }
 

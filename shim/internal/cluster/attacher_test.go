@@ -1,0 +1,57 @@
+package cluster
+
+import (
+	"testing"
+
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/intent"
+)
+
+// TestFeasibleNeedsANodeThatAttaches asks whether a volume can be mounted on a node, with and without a node that makes
+// the plugin's controller calls.
+func TestFeasibleNeedsANodeThatAttaches(t *testing.T) {
+	volume := volumeOf("vol", "vol")
+	volume.Created = true
+	unattached, registered, local := volume, volume, volume
+	unattached.Unattached, registered.Created, local.Node = true, false, "b"
+	lease := registry.NodeLease{Node: "b", Lease: 7}
+	node := func(plugin registry.NodePlugin) registry.Node {
+		plugin.Plugin = volume.Plugin
+		return registry.Node{Name: "b", State: registry.NodeReady, Plugins: []registry.NodePlugin{plugin}}
+	}
+	holder := registry.Executor{Plugin: volume.Plugin}.Taken("b", 7, lease.Since)
+	done := registry.Attachment{Volume: volume.VolumeKey(), Node: "b", NodeID: "b-id", State: registry.MarkDone,
+		Usage: registry.Usage{Access: registry.SingleNodeWriter}}
+	for name, test := range map[string]struct {
+		volume   registry.Volume
+		records  []registry.Record
+		feasible bool
+	}{
+		"an executor":                        {volume, []registry.Record{lease, holder}, true},
+		"a suspect executor":                 {volume, []registry.Record{holder}, false},
+		"an executor whose lease is another": {volume, []registry.Record{registry.NodeLease{Node: "b", Lease: 8}, holder}, false},
+		"a plugin that had an executor":      {volume, []registry.Record{lease, holder.Left("b", lease.Since)}, false},
+		"no controller yet":                  {volume, []registry.Record{lease, node(registry.NodePlugin{Node: true})}, false},
+		"a volume that needs no controller":  {registered, []registry.Record{lease, node(registry.NodePlugin{Node: true})}, true},
+		"a volume that may need one": {registered, []registry.Record{lease, node(registry.NodePlugin{Node: true,
+			Capabilities: []registry.Capability{registry.PluginController}})}, false},
+		"a volume that is not attached": {unattached, []registry.Record{lease, holder.Left("b", lease.Since)}, true},
+		"a volume that is attached":     {volume, []registry.Record{lease, holder.Left("b", lease.Since), done}, true},
+		"a node with the volume": {local, []registry.Record{lease, node(registry.NodePlugin{Controller: true,
+			Local: true})}, true},
+		"a suspect node with the volume":    {local, []registry.Record{node(registry.NodePlugin{Controller: true, Local: true})}, false},
+		"an unhealthy plugin at the volume": {local, []registry.Record{lease, node(registry.NodePlugin{ControllerUnhealthy: true})}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := openStore(t)
+			registrytest.Put(t, s, test.records...)
+			look(t, s, func(v registry.View) {
+				got := (&Attacher{}).FeasibleAttach(v, test.volume, done.Usage, intent.AttachTo{Node: "b"})
+				if (len(got) == 0) != test.feasible {
+					t.Errorf("%v", got)
+				}
+			})
+		})
+	}
+}
