@@ -82,8 +82,11 @@ func TestClusterDescribesItsNodes(t *testing.T) {
 	_, err = a.host.DrainNode(a.ctx(), "node-2", host.DrainOptions{By: "e2e", End: true})
 	a.must(err)
 	follow(b, "the drain is over", func(all map[host.NodeName]host.NodeStatus) bool { return all["node-2"].State == host.NodeReady })
-	if _, err := a.host.NodeOutOfService(a.ctx(), "node-2", "e2e", ""); !errors.Is(err, host.ErrConflict) {
-		t.Errorf("out of service while alive: %v", err)
+	for confirm, want := range map[host.NodeName]error{"": host.ErrDenied, "node-1": host.ErrDenied, "node-2": host.ErrConflict} {
+		o := host.OutOfServiceOptions{By: "e2e", Confirm: confirm}
+		if _, err := a.host.NodeOutOfService(a.ctx(), "node-2", o); !errors.Is(err, want) {
+			t.Errorf("out of service while alive, confirmed as %q: %v", confirm, err)
+		}
 	}
 	b.stopPlugin(pb)
 	a.stopPlugin(pa)

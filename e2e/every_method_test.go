@@ -699,7 +699,7 @@ func (tr *traffic) callRefused(int) {
 		return errOf(h.DrainNode(ctx, "none", host.DrainOptions{By: "e2e"}))
 	})
 	tr.call("NodeOutOfService", host.ErrUnsupported, func(ctx context.Context) error {
-		return errOf(h.NodeOutOfService(ctx, "none", "e2e", ""))
+		return errOf(h.NodeOutOfService(ctx, "none", host.OutOfServiceOptions{By: "e2e"}))
 	})
 	tr.call("ForgetEndpointUses", host.ErrNotFound, func(ctx context.Context) error {
 		return h.ForgetEndpointUses(ctx, "fake", "none", host.Force{By: "e2e", Confirm: "none"})

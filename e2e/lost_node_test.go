@@ -51,7 +51,8 @@ func TestLostNode(t *testing.T) {
 			}
 			user := b.group("user-b", request{source: "vol"})
 			b.must(errOf(b.prepare(user)))
-			_, err := a.host.NodeOutOfService(a.ctx(), "node-2", "alice", "a mistake")
+			lost := host.OutOfServiceOptions{By: "alice", Reason: "it burns", Confirm: "node-2"}
+			_, err := a.host.NodeOutOfService(a.ctx(), "node-2", lost)
 			a.wantConflict(err, "alive", "drain")
 			before := len(a.calls())
 			b.lose()
@@ -61,7 +62,7 @@ func TestLostNode(t *testing.T) {
 				_, err = c.prepare(c.group("user-c", request{source: "vol"}))
 				c.wantConflict(err, "user-b", "node-2")
 				a.wantCalls(before)
-				_, err = a.host.NodeOutOfService(a.ctx(), "node-2", "alice", "it burns")
+				_, err = a.host.NodeOutOfService(a.ctx(), "node-2", lost)
 				a.must(err)
 			} else {
 				a.waitEvent(func(e host.Event) bool { return e.Kind == host.EventKind("node fenced") })

@@ -46,12 +46,21 @@ func (h *Host) DrainNode(ctx context.Context, node NodeName, o DrainOptions) (No
 	return wire.Node(reply.GetNode()), err
 }
 
+// OutOfServiceOptions are who declares a node out of service, and why.
+type OutOfServiceOptions struct {
+	By, Reason string // for people; By is required
+	// Confirm repeats the name of the node. The caller states by it that nothing runs there and nothing can start: two nodes
+	// that write to a volume destroy its data.
+	Confirm NodeName
+}
+
 // NodeOutOfService declares that nothing runs on a node any more, because an operator has seen to that. Its claims are
-// released without it. If the node comes back, it unmounts their volumes before it does anything else. ErrNotFound:
-// there is no such node. ErrConflict: the node is alive. ErrUnsupported: this node is in no cluster.
-func (h *Host) NodeOutOfService(ctx context.Context, node NodeName, by, reason string) (NodeStatus, error) {
+// released without it. If the node comes back, it unmounts their volumes before it does anything else. ErrDenied: that
+// is not confirmed. ErrNotFound: there is no such node. ErrConflict: the node is alive. ErrUnsupported: this node is in
+// no cluster.
+func (h *Host) NodeOutOfService(ctx context.Context, node NodeName, o OutOfServiceOptions) (NodeStatus, error) {
 	reply, err := call(ctx, h, writes, pb.NewNodesClient, pb.NodesClient.OutOfService,
-		&pb.OutOfServiceRequest{Call: mutating(), Node: string(node), By: by, Reason: reason})
+		&pb.OutOfServiceRequest{Call: mutating(), Node: string(node), By: o.By, Reason: o.Reason, Confirm: string(o.Confirm)})
 	return wire.Node(reply.GetNode()), err
 }
 

@@ -163,7 +163,8 @@ func (n *node) serve(ctx context.Context, task host.AllocTask, left []line, made
 		switch word {
 		case "declare":
 			n.persist(ctx, "declare", func(ctx context.Context) error {
-				_, err := n.host.NodeOutOfService(ctx, host.NodeName(node), "harness", "all that ran there was killed")
+				_, err := n.host.NodeOutOfService(ctx, host.NodeName(node), host.OutOfServiceOptions{
+					By: "harness", Reason: "all that ran there was killed", Confirm: host.NodeName(node)})
 				return err
 			})
 			n.note(line{Kind: declared})

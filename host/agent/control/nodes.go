@@ -63,8 +63,9 @@ func (s *Server) postDrain(r *http.Request) (any, error) {
 }
 
 func (s *Server) postOutOfService(r *http.Request) (any, error) {
-	return s.host.NodeOutOfService(r.Context(), host.NodeName(r.PathValue("id")), operatorOf(r),
-		r.URL.Query().Get("reason"))
+	q := r.URL.Query()
+	return s.host.NodeOutOfService(r.Context(), host.NodeName(r.PathValue("id")), host.OutOfServiceOptions{
+		By: operatorOf(r), Reason: q.Get("reason"), Confirm: host.NodeName(q.Get("confirm"))})
 }
 
 func (s *Server) getClaims(r *http.Request) (any, error) {
@@ -243,9 +244,9 @@ func (c *Client) DrainNode(
 	return post[host.NodeStatus](ctx, c, "/node/"+segment(name)+"/drain?"+q.Encode(), nil)
 }
 
-// NodeOutOfService declares a node out of service. The agent sets the operator.
-func (c *Client) NodeOutOfService(ctx context.Context, name, reason string) (host.NodeStatus, error) {
-	q := url.Values{"reason": {reason}}
+// NodeOutOfService declares a node out of service. confirm repeats its name. The agent sets the operator.
+func (c *Client) NodeOutOfService(ctx context.Context, name, confirm, reason string) (host.NodeStatus, error) {
+	q := url.Values{"confirm": {confirm}, "reason": {reason}}
 	return post[host.NodeStatus](ctx, c, "/node/"+segment(name)+"/out-of-service?"+q.Encode(), nil)
 }
 

@@ -57,7 +57,7 @@ type Host interface {
 	SnapshotsAtPlugin(ctx context.Context, plugin host.PluginID) ([]host.Snapshot, error)
 
 	DrainNode(ctx context.Context, node host.NodeName, o host.DrainOptions) (host.NodeStatus, error)
-	NodeOutOfService(ctx context.Context, node host.NodeName, by, reason string) (host.NodeStatus, error)
+	NodeOutOfService(ctx context.Context, node host.NodeName, o host.OutOfServiceOptions) (host.NodeStatus, error)
 	Claims(ctx context.Context, q host.ClaimQuery) ([]host.Claim, host.Seq, error)
 	ForceReleaseClaim(
 		ctx context.Context, n host.VolumeName, alloc host.AllocID, f host.Force,

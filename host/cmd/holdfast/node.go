@@ -12,7 +12,6 @@ import (
 	"holdfast/host"
 	"holdfast/host/agent/control"
 	"holdfast/internal/display"
-	"holdfast/registry"
 )
 
 func newNode(io streams, p *globalFlags) *cobra.Command {
@@ -59,12 +58,7 @@ func newNodeOutOfService(io streams, p *globalFlags) *cobra.Command {
 			"refused. A node that comes back unmounts these volumes before it does anything else.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
-			if confirm != args[0] {
-				return registry.Errorf(registry.ErrDenied, "node %s is not declared out of service without a confirmation: if it "+
-					"still runs, two nodes write to the same volumes; make sure that the machine is off, and add --confirm %s",
-					args[0], args[0])
-			}
-			n, err := p.client().NodeOutOfService(c.Context(), args[0], reason)
+			n, err := p.client().NodeOutOfService(c.Context(), args[0], confirm, reason)
 			return show(io, p, err, n, func(to writer, n host.NodeStatus) error {
 				_, err := fmt.Fprintf(to, "node %s is %s; to see its claims being released: holdfast claim list\n", n.Name,
 					control.NodeState(n))

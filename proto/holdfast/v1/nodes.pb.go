@@ -502,6 +502,7 @@ type OutOfServiceRequest struct {
 	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
 	By            string                 `protobuf:"bytes,3,opt,name=by,proto3" json:"by,omitempty"`
 	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	Confirm       string                 `protobuf:"bytes,5,opt,name=confirm,proto3" json:"confirm,omitempty"` // the name of the node again: nothing runs there
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -560,6 +561,13 @@ func (x *OutOfServiceRequest) GetBy() string {
 func (x *OutOfServiceRequest) GetReason() string {
 	if x != nil {
 		return x.Reason
+	}
+	return ""
+}
+
+func (x *OutOfServiceRequest) GetConfirm() string {
+	if x != nil {
+		return x.Confirm
 	}
 	return ""
 }
@@ -832,12 +840,13 @@ const file_holdfast_v1_nodes_proto_rawDesc = "" +
 	"\x03end\x18\x03 \x01(\bR\x03end\x12\x0e\n" +
 	"\x02by\x18\x04 \x01(\tR\x02by\x12\x16\n" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\x126\n" +
-	"\bdeadline\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"x\n" +
+	"\bdeadline\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\x92\x01\n" +
 	"\x13OutOfServiceRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x0e\n" +
 	"\x02by\x18\x03 \x01(\tR\x02by\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\"_\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x18\n" +
+	"\aconfirm\x18\x05 \x01(\tR\aconfirm\"_\n" +
 	"\tNodeReply\x12+\n" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12%\n" +
 	"\x04node\x18\x02 \x01(\v2\x11.holdfast.v1.NodeR\x04node\"l\n" +

@@ -108,9 +108,14 @@ func (n *nodes) drainAlone(ctx context.Context, a *Active, want registry.Node, o
 
 func (n *nodes) OutOfService(ctx context.Context, req *pb.OutOfServiceRequest) (*pb.NodeReply, error) {
 	return n.declare(ctx, "Nodes.OutOfService", req, func(ctx context.Context, a *Active) (registry.Node, error) {
-		if a.Cluster == nil {
+		switch {
+		case a.Cluster == nil:
 			return registry.Node{}, registry.Errorf(registry.ErrUnsupported,
 				"this node is in no cluster, so no node can release volumes for another")
+		case req.GetConfirm() != req.GetNode():
+			return registry.Node{}, registry.Errorf(registry.ErrDenied, "node %s is not declared out of service without a "+
+				"confirmation: if it still runs, two nodes write to the same volumes; make sure that the machine is off, and add "+
+				"--confirm %s", req.GetNode(), req.GetNode())
 		}
 		return a.Cluster.OutOfService(ctx, registry.NodeName(req.GetNode()), req.GetBy(), req.GetReason())
 	})
