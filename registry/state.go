@@ -8,15 +8,15 @@ import (
 
 // State is durable state. The store implements it on disk, package registrytest in memory. Both pass one suite.
 type State interface {
-	// Commit makes the changes of the decisions durable in one transaction, or none of them; in a cluster one after the
-	// other. Concurrent commits may share a transaction. Each decision sees the changes of all that are before it. It
-	// must not block, and is called at most once.
+	// Commit calls the decisions one after the other, and makes their changes durable: in one transaction or, in a cluster,
+	// in one for each decision. Concurrent commits may share a transaction. Each decision sees the changes of all that are
+	// before it. It must not block. It is called at most once, but in a cluster until nothing that it reads changes.
 	//
-	// Commit returns an error of a decision unchanged, and calls none after it; what was decided before is committed. A
-	// change that fails Check is such an error. An empty change commits nothing. Of other errors, ErrExhausted (the disk
-	// is full) and ErrFenced (a newer generation owns the state) say that nothing was written, and ErrUncertain that the
-	// outcome is unknown. When Commit returns nil, the changes are durable and their listeners have seen them. The Seq
-	// is the index of the last change, or the current one if the last decision changed nothing.
+	// An error of a decision, or a change that fails Check, ends the series: the changes before it are committed, and
+	// Commit returns the error unchanged. An empty change commits nothing. Of other errors, ErrExhausted (the disk is full)
+	// and ErrFenced (a newer generation owns the state) say that the last changes, or all, were not written, and
+	// ErrUncertain that the outcome is unknown. When Commit returns nil, the changes are durable and their listeners have
+	// seen them. The Seq is the index of the last change, or the current one if the last decision changed nothing.
 	Commit(ctx context.Context, decisions ...Decision) (Seq, error)
 
 	// View calls read with the last committed state. It waits for no commit.
@@ -29,13 +29,13 @@ type Decision = func(View) (Change, error)
 // Ensure commits the changes of the decisions. If all are empty, Ensure waits for no commit and returns the index that
 // the decisions have seen. They may be called twice.
 func Ensure(ctx context.Context, log State, decisions ...Decision) (at Seq, err error) {
-	settled := true
+	settled := false
 	err = log.View(ctx, func(v View) error {
 		at = v.Index()
-		for _, decide := range decisions {
+		settled = !slices.ContainsFunc(decisions, func(decide Decision) bool {
 			change, refused := decide(v)
-			settled = settled && refused == nil && change.Empty()
-		}
+			return refused != nil || !change.Empty()
+		})
 		return nil
 	})
 	if err != nil || settled {

@@ -293,6 +293,12 @@ func testDecisions(t *testing.T, open Open) {
 			t.Errorf("%d allocs at index %d, want what was decided before the refusal", n, v.Index())
 		}
 	})
+	_, err := registry.Ensure(t.Context(), log,
+		func(registry.View) (registry.Change, error) { return registry.Change{}, reason },
+		func(registry.View) (registry.Change, error) { panic("a decision after a refusal") })
+	if err != reason {
+		t.Errorf("Ensure: error %v is not the refusal", err)
+	}
 }
 
 func testEmptyChange(t *testing.T, open Open) {
