@@ -27,6 +27,7 @@ type executing struct {
 // frozen. The next executor repeats the call, and sends another one for the volume only once the plugin of the former one
 // answers again. Then roles are changed.
 func TestNextExecutorRepeatsTheCall(t *testing.T) {
+	t.Parallel()
 	nodes := newCluster(t, 2, nil, allCaps...)
 	var both []*executing
 	for _, e := range nodes {
@@ -115,6 +116,7 @@ func takeOver(t *testing.T, former, next *executing, rpc, moment string) {
 // TestNextExecutorEndsCallsWithoutACaller kills the executor, with its caller, during a creation and a deletion. The next
 // executor ends them.
 func TestNextExecutorEndsCallsWithoutACaller(t *testing.T) {
+	t.Parallel()
 	nodes := newCluster(t, 2, nil, allCaps...)
 	former, next := nodes[0], nodes[1]
 	pluginOf := map[*env]*pluginTask{former: former.addPlugin("plugin-1", csifake.Monolith)}
@@ -150,6 +152,7 @@ func TestNextExecutorEndsCallsWithoutACaller(t *testing.T) {
 // TestExecutorIsHandedOver stops the plugin of the executor: the next node makes calls at once, without the end of a
 // lease. A swap of the shim hands nothing over.
 func TestExecutorIsHandedOver(t *testing.T) {
+	t.Parallel()
 	nodes := newCluster(t, 2, nil, allCaps...)
 	a, b := nodes[0], nodes[1]
 	pa := a.addPlugin("plugin-a", csifake.Monolith)
@@ -187,13 +190,14 @@ func executorEvents(t *testing.T, e *env) (n int) {
 // TestInterruptedAttachIsSettled kills the executor's shim in the middle of an attach for one node while another node
 // waits to attach the same volume. Whichever call the next shim carries out first, both nodes get the volume.
 func TestInterruptedAttachIsSettled(t *testing.T) {
+	t.Parallel()
 	nodes := newCluster(t, 3, nil, allCaps...)
 	a := nodes[0]
 	plugins := []*pluginTask{a.addPlugin("plugin-node-1", csifake.Monolith)}
-	a.must(a.create("vol")) // this node is the executor now
 	for _, e := range nodes[1:] {
-		plugins = append(plugins, e.addPlugin("plugin-"+string(e.config.Node), csifake.Monolith))
+		plugins = append(plugins, e.addPlugin("plugin-"+string(e.config.Node), csifake.Node))
 	}
+	a.must(a.create("vol"))
 	for range 3 {
 		gate := plugins[0].On("ControllerPublishVolume").Times(1).After().Hold()
 		first, second := nodes[1], nodes[2]
@@ -223,6 +227,7 @@ func TestInterruptedAttachIsSettled(t *testing.T) {
 
 // TestVolumesOfANode uses a plugin that keeps its volumes on its node. Each node makes the calls for its own.
 func TestVolumesOfANode(t *testing.T) {
+	t.Parallel()
 	nodes := newCluster(t, 2, nil, allCaps...)
 	var plugins []*pluginTask
 	for _, e := range nodes {
