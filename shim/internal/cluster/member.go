@@ -43,7 +43,7 @@ func CheckMember(v registry.View, id string) error {
 }
 
 // join stores that the node is a member, and makes the caller the active shim of its node: no commit of an earlier one
-// succeeds any longer. It waits while another member has the name of this node.
+// succeeds any longer. It waits while another member has the name of this node, or etcd does not let it write.
 func (s *State) join(ctx context.Context) error {
 	var self registry.Copy
 	_, err := registry.Ensure(ctx, s.local, func(v registry.View) (registry.Change, error) {
@@ -54,14 +54,13 @@ func (s *State) join(ctx context.Context) error {
 		return registry.Change{Put: []registry.Record{self}}, nil
 	})
 	for err == nil {
-		err = s.register(ctx, self.Member)
-		if err == nil || !errors.Is(err, registry.ErrConflict) {
-			return err
+		why := s.register(ctx, self.Member)
+		if why == nil {
+			return nil
 		}
-		s.waiting.Store(&err)
+		s.waiting.Store(&why)
 		select {
 		case <-time.After(time.Second):
-			err = nil
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

@@ -8,6 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
 	"holdfast/internal/etcdtest"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
@@ -34,6 +37,31 @@ func TestNameOfAnotherMember(t *testing.T) {
 	second.start(t) // a machine that replaces a lost one
 	t.Cleanup(func() { second.stop() })
 	registrytest.Put(t, second, claim("v", "b"))
+}
+
+// denied refuses all reads.
+type denied struct{ clientv3.KV }
+
+func (denied) Get(context.Context, string, ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	return nil, rpctypes.ErrPermissionDenied
+}
+
+// TestNodeWithoutPermissions starts a node whose certificate etcd does not let read: it waits, and says why.
+func TestNodeWithoutPermissions(t *testing.T) {
+	client := etcdtest.Start(t)
+	n := &testNode{dir: filepath.Join(t.TempDir(), "state"), name: "node", client: client}
+	n.offline(t, func(local registry.State) {
+		s := New(local, client, t.Name(), "node")
+		s.kv = denied{s.kv}
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if err := s.Run(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		if why := s.waiting.Load(); why == nil || !errors.Is(*why, rpctypes.ErrPermissionDenied) {
+			t.Errorf("it waits because of %v", why)
+		}
+	})
 }
 
 func TestCheckMember(t *testing.T) {
