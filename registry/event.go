@@ -71,6 +71,7 @@ const (
 	EventReconciled  EventKind = "reconciled"  // Detail holds the finding and the repair
 
 	EventFormed   EventKind = "cluster formed" // all expected nodes have registered; Detail names them
+	EventMissed   EventKind = "events missed"  // of other nodes, since this node's last one: it has loaded all records anew
 	EventExecutor EventKind = "executor"       // another node makes the controller calls of the plugin; Detail names it
 
 	// Events of the nodes of a cluster. Node is the one that they are about, Detail says by whom and why.

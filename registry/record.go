@@ -346,6 +346,8 @@ type Copy struct {
 	Cluster  string `json:"cluster"`
 	Member   string `json:"member"`   // a random ID, which tells this node from another one of the same name
 	Revision int64  `json:"revision"` // of etcd; 0: there is no copy yet
+	// Buckets are those that the copy has. A release that knows others loads it anew.
+	Buckets []Bucket `json:"buckets,omitempty"`
 	// Epoch is that of the node's record when its volumes were last known to be its own: see Node.
 	Epoch       uint64 `json:"epoch,omitempty"`
 	CreateIndex Seq    `json:"create_index"`

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,7 +22,7 @@ type copied struct {
 	mu       sync.Mutex // guards all below except ended
 	revision int64      // that the copy has
 	changed  chan struct{}
-	waiting  map[string]chan registry.Seq // by the ID of a commit
+	waiting  map[string]chan registry.Seq // by the ID of a commit. Closed if the copy was loaded anew
 	ended    chan struct{}                // closed when Run has ended
 }
 
@@ -66,6 +67,16 @@ func (c *copied) wait(ctx context.Context, revision int64) error {
 	}
 }
 
+// forgetWaiting tells all waiting commits that nothing will say whether the copy has them.
+func (c *copied) forgetWaiting() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, ch := range c.waiting {
+		close(ch)
+	}
+	clear(c.waiting)
+}
+
 // reach records that the copy has a revision and the commits, at an index.
 func (c *copied) reach(revision int64, commits []string, at registry.Seq) {
 	c.mu.Lock()
@@ -98,16 +109,24 @@ func (s *State) at(v registry.View, revision int64) registry.Copy {
 // Run keeps the copy up to date until ctx ends, or the node's store fails.
 func (s *State) Run(ctx context.Context) error {
 	defer close(s.copy.ended)
+	ctx, s.abandon = context.WithCancelCause(ctx)
+	defer s.abandon(nil)
 	if err := s.join(ctx); err != nil {
 		return err
 	}
-	for {
-		err := s.follow(ctx)
+	for first := true; ; first = false {
+		err := s.follow(ctx, first)
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case !errors.Is(err, errInterrupted):
 			return err
+		}
+		s.waiting.Store(&err)
+		select {
+		case <-time.After(retryPause): // a member of etcd without a leader ends each watch at once
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
 }
@@ -115,14 +134,27 @@ func (s *State) Run(ctx context.Context) error {
 // errInterrupted means that etcd ended a watch or could not be read.
 var errInterrupted = errors.New("interrupted")
 
-// follow watches etcd from the revision of the copy on, and applies what it sees.
-func (s *State) follow(ctx context.Context) error {
-	var revision int64
-	err := s.local.View(ctx, func(v registry.View) error { revision = s.copyIn(v).Revision; return nil })
+// sharedBuckets are the buckets of records in etcd.
+var sharedBuckets = func() (all []registry.Bucket) {
+	for _, t := range registry.RecordTypes {
+		if t.Shared && t.Bucket != registry.BucketCopies {
+			all = append(all, t.Bucket)
+		}
+	}
+	return all
+}()
+
+// follow watches etcd from the revision of the copy on, and applies what it sees. It loads a copy first if there is none,
+// or if it lacks buckets that an earlier release did not know. At the first time it also does if etcd was restored from a
+// backup: then the copy is ahead of what this shim has just written.
+func (s *State) follow(ctx context.Context, first bool) error {
+	var c registry.Copy
+	err := s.local.View(ctx, func(v registry.View) error { c = s.copyIn(v); return nil })
 	if err != nil {
 		return err
 	}
-	if revision == 0 {
+	revision := c.Revision
+	if !slices.Equal(c.Buckets, sharedBuckets) || first && revision >= s.own {
 		if revision, err = s.load(ctx); err != nil {
 			return err
 		}
@@ -232,7 +264,7 @@ func (s *State) apply(ctx context.Context, events []*clientv3.Event) error {
 		}
 	}
 	revision := events[len(events)-1].Kv.ModRevision
-	at, err := s.local.Commit(ctx, func(v registry.View) (registry.Change, error) {
+	at, err := s.writeCopy(ctx, func(v registry.View) (registry.Change, error) {
 		more := registry.Change{Put: []registry.Record{s.at(v, revision)}}
 		for _, e := range events {
 			if key, _ := s.parse(e.Kv.Key); key.Bucket == registry.BucketNodeLeases {
@@ -246,6 +278,20 @@ func (s *State) apply(ctx context.Context, events []*clientv3.Event) error {
 	}
 	s.reach(revision, commits, at)
 	return nil
+}
+
+// writeCopy commits a change of the copy. It waits while the disk is full.
+func (s *State) writeCopy(ctx context.Context, decide registry.Decision) (at registry.Seq, err error) {
+	for {
+		if at, err = s.local.Commit(ctx, decide); !errors.Is(err, registry.ErrExhausted) {
+			return at, err
+		}
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+			return 0, err
+		}
+	}
 }
 
 // reach records what the copy has. It makes the state ready once that is all that earlier shims of this node have done.
@@ -292,7 +338,7 @@ func damaged(kv *mvccpb.KeyValue, err error) error {
 // pageSize is how many keys load reads at a time.
 const pageSize = 1000
 
-// load replaces the copy by the records of etcd, and returns their revision.
+// load replaces the copy by the records of etcd, and returns their revision. Events since the last copy are missing.
 func (s *State) load(ctx context.Context) (revision int64, err error) {
 	found, texts := map[registry.Key]registry.Record{}, map[registry.Key][]byte{}
 	revision, err = s.readAll(ctx, func(key registry.Key, kv *mvccpb.KeyValue) error {
@@ -305,15 +351,19 @@ func (s *State) load(ctx context.Context) (revision int64, err error) {
 		}
 		return err
 	})
-	if err != nil {
+	switch {
+	case errors.Is(err, registry.ErrDamaged):
 		return 0, err
+	case err != nil:
+		return 0, fmt.Errorf("%w: %w", errInterrupted, err)
 	}
-	at, err := s.local.Commit(ctx, func(v registry.View) (registry.Change, error) {
+	at, err := s.writeCopy(ctx, func(v registry.View) (registry.Change, error) {
 		change := s.replaced(v, found, revision)
 		change.Texts = texts
 		return change, nil
 	})
 	if err == nil {
+		s.copy.forgetWaiting()
 		s.reach(revision, nil, at)
 	}
 	return revision, err
@@ -354,12 +404,9 @@ func (s *State) readAll(
 func (s *State) replaced(
 	v registry.View, found map[registry.Key]registry.Record, revision int64,
 ) (change registry.Change) {
-	for _, t := range registry.RecordTypes {
-		if !t.Shared || t.Bucket == registry.BucketCopies {
-			continue
-		}
-		for path := range v.Paths(t.Bucket, "") {
-			if key := (registry.Key{Bucket: t.Bucket, Path: path}); found[key] == nil {
+	for _, bucket := range sharedBuckets {
+		for path := range v.Paths(bucket, "") {
+			if key := (registry.Key{Bucket: bucket, Path: path}); found[key] == nil {
 				change.Delete = append(change.Delete, key)
 			}
 		}
@@ -367,6 +414,11 @@ func (s *State) replaced(
 	for _, record := range found {
 		change.Put = append(change.Put, record)
 	}
-	change.Put = append(change.Put, s.at(v, revision))
+	next := s.at(v, revision)
+	if next.Buckets = sharedBuckets; s.copyIn(v).Revision > 0 {
+		change.Events = []registry.Event{{Kind: registry.EventMissed, Node: s.node, At: time.Now(),
+			Detail: "this node was away for too long: events of other nodes since its last one are missing"}}
+	}
+	change.Put = append(change.Put, next)
 	return change
 }

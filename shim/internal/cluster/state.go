@@ -19,8 +19,9 @@ import (
 )
 
 const (
-	tombstoneTTL = time.Hour       // longer than any node can have an old copy and still commit, or a caller stay away
-	tryTimeout   = 5 * time.Second // of one request to etcd
+	tombstoneTTL = time.Hour              // longer than any node can have an old copy and still commit, or a caller stay away
+	tryTimeout   = 5 * time.Second        // of one request to etcd
+	retryPause   = 100 * time.Millisecond // before a request is repeated
 )
 
 // State is the state of one node of a cluster. Its store has the records of the node, and a copy of those that nodes
@@ -37,6 +38,7 @@ type State struct {
 	waiting atomic.Pointer[error] // why the node is not ready; nil: it is not known
 	copy    copied
 	heard   *answers
+	abandon context.CancelCauseFunc // ends Run; set before ready is closed
 
 	doubts     atomic.Int64 // commits that have ended since the last Settle and may still be carried out
 	leases     sync.Mutex   // guards tombstones and granted
@@ -197,18 +199,25 @@ func (s *State) commitShared(ctx context.Context, d decision) (at registry.Seq, 
 		return err
 	})
 	switch {
+	case errors.Is(err, rpctypes.ErrLeaseNotFound): // the machine was suspended for longer than the lease
+		s.forgetLease()
+		return 0, false, nil
 	case err != nil && codeOf(err) == codes.InvalidArgument:
 		return 0, false, registry.Errorf(registry.ErrInternal, "etcd refuses a transaction of %d writes: %w", len(writes), err)
 	case err != nil && len(writes) > 0:
 		return 0, false, registry.Errorf(registry.ErrUncertain, "write to etcd: %w", err)
 	case err != nil:
 		return 0, false, unavailable(err)
+	case answer.Header.Revision < d.since:
+		err = registry.Errorf(registry.ErrUncertain, "etcd was restored from a backup: this node loads all records anew")
+		s.abandon(err)
+		return 0, false, err
 	case !answer.Succeeded:
 		return s.resolve(ctx, answer, applied)
 	case len(writes) == 0:
 		return d.view, true, d.refused
 	}
-	at, err = s.await(ctx, applied)
+	at, err = s.await(ctx, applied, answer.Header.Revision)
 	return at, true, err
 }
 
@@ -257,7 +266,11 @@ func (s *State) resolve(
 		}
 	}
 	select {
-	case at := <-applied:
+	case at, known := <-applied:
+		if !known {
+			return 0, false, registry.Errorf(registry.ErrUncertain, "this node has loaded all records anew, and does not know "+
+				"whether they include this commit")
+		}
 		return at, true, nil
 	default:
 		return 0, false, nil
@@ -295,11 +308,20 @@ func (s *State) Settle(ctx context.Context) error {
 	return nil
 }
 
-// await waits until the copy of this node has a commit that etcd has.
-func (s *State) await(ctx context.Context, applied <-chan registry.Seq) (registry.Seq, error) {
+// await waits until the copy of this node has a commit that etcd has at a revision.
+func (s *State) await(ctx context.Context, applied <-chan registry.Seq, revision int64) (at registry.Seq, err error) {
 	select {
-	case at := <-applied:
-		return at, nil
+	case at, known := <-applied:
+		if known {
+			return at, nil
+		}
+		if err = s.copy.wait(ctx, revision); err == nil {
+			err = s.local.View(ctx, func(v registry.View) error { at = v.Index(); return nil })
+		}
+		if err != nil {
+			err = registry.Errorf(registry.ErrUncertain, "the commit is in etcd: %w", err)
+		}
+		return at, err
 	case <-s.copy.ended:
 		return 0, registry.Errorf(registry.ErrUncertain, "the commit is in etcd, but the copy of this node has ended")
 	case <-ctx.Done():
@@ -316,13 +338,21 @@ func (s *State) tombstoneLease(ctx context.Context) (clientv3.LeaseID, error) {
 		return s.tombstones, nil
 	}
 	err := s.request(ctx, func(ctx context.Context) error {
+		began := time.Now()
 		lease, err := s.client.Grant(ctx, int64(tombstoneTTL/time.Second))
 		if err == nil {
-			s.tombstones, s.granted = lease.ID, time.Now()
+			s.tombstones, s.granted = lease.ID, began
 		}
 		return err
 	})
 	return s.tombstones, err
+}
+
+// forgetLease has the next tombstone get a new lease.
+func (s *State) forgetLease() {
+	s.leases.Lock()
+	defer s.leases.Unlock()
+	s.tombstones = 0
 }
 
 // request repeats a request to etcd until it is answered, ctx ends or repeating is useless.
@@ -337,7 +367,7 @@ func (s *State) request(ctx context.Context, request func(context.Context) error
 			return err
 		}
 		select {
-		case <-time.After(100 * time.Millisecond):
+		case <-time.After(retryPause):
 		case <-ctx.Done():
 			return fmt.Errorf("%s: %w", s.silence(), context.Cause(ctx))
 		}
@@ -350,7 +380,8 @@ func repeatable(err error) bool {
 		return false
 	}
 	switch codeOf(err) {
-	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.OutOfRange, codes.ResourceExhausted:
+	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.OutOfRange, codes.ResourceExhausted,
+		codes.NotFound:
 		return false
 	}
 	return true

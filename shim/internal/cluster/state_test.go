@@ -33,6 +33,7 @@ type testNode struct {
 	*State
 	dir, name string
 	client    *clientv3.Client
+	wrap      func(registry.State) registry.State // the node's store; nil: leave it
 	stop      func()
 }
 
@@ -91,6 +92,9 @@ func (n *testNode) start(t testing.TB) {
 	var running sync.WaitGroup
 	running.Go(func() { _ = local.Run(ctx) })
 	n.State = New(local, n.client, t.Name(), registry.NodeName(n.name))
+	if n.wrap != nil {
+		n.State.local = n.wrap(local)
+	}
 	running.Go(func() { _ = n.Run(ctx) })
 	n.stop = sync.OnceFunc(func() { cancel(); running.Wait(); _ = local.Close() })
 	if err := n.copy.wait(ctx, 1); err != nil {
@@ -204,16 +208,18 @@ func (n *testNode) reached() int64 {
 
 // count adds one to a counter that all nodes share.
 func (n *testNode) count(t *testing.T) bool {
-	_, err := n.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
-		counter, _ := v.Volume(counterName)
-		counter.Namespace, counter.ID = counterName.Namespace, counterName.ID
-		counter.Capacity++
-		return registry.Change{Put: []registry.Record{counter}}, nil
-	})
+	_, err := n.Commit(t.Context(), counting)
 	if err != nil {
 		t.Errorf("count: %v", err)
 	}
 	return err == nil
+}
+
+func counting(v registry.View) (registry.Change, error) {
+	counter, _ := v.Volume(counterName)
+	counter.Namespace, counter.ID = counterName.Namespace, counterName.ID
+	counter.Capacity++
+	return registry.Change{Put: []registry.Record{counter}}, nil
 }
 
 var errTaken = errors.New("taken")
@@ -400,36 +406,6 @@ func TestEarlierShimOfANodeIsFenced(t *testing.T) {
 	look(t, later, func(v registry.View) {
 		if len(v.AllClaims()) != 1 {
 			t.Errorf("claims: %+v", v.AllClaims())
-		}
-	})
-}
-
-// TestCopyAfterCompaction stops a node while etcd changes and forgets the changes: the node's copy has them
-// afterwards, also what was deleted.
-func TestCopyAfterCompaction(t *testing.T) {
-	client := etcdtest.Start(t)
-	n, other := newNode(t, client, "node"), newNode(t, client, "other")
-	registrytest.Put(t, n, claim("v", "gone"), claim("v", "stays"))
-	n.stop()
-	if _, err := registrytest.Write(t.Context(), other, registry.Change{
-		Put: []registry.Record{claim("v", "new")}, Delete: []registry.Key{claim("v", "gone").Key()}}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := client.Compact(t.Context(), other.reached()); err != nil {
-		t.Fatal(err)
-	}
-	n.start(t)
-	if err := n.copy.wait(t.Context(), other.reached()); err != nil {
-		t.Fatal(err)
-	}
-	look(t, n, func(v registry.View) {
-		var allocs []registry.AllocID
-		for _, c := range v.AllClaims() {
-			allocs = append(allocs, c.Alloc)
-		}
-		slices.Sort(allocs)
-		if !slices.Equal(allocs, []registry.AllocID{"new", "stays"}) {
-			t.Errorf("the copy has the claims of %v", allocs)
 		}
 	})
 }

@@ -1,0 +1,241 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"holdfast/internal/etcdtest"
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+)
+
+// TestCopyAfterCompaction stops a node while etcd changes and forgets the changes: the node's copy has them
+// afterwards, also what was deleted.
+func TestCopyAfterCompaction(t *testing.T) {
+	client := etcdtest.Start(t)
+	n, other := newNode(t, client, "node"), newNode(t, client, "other")
+	registrytest.Put(t, n, claim("v", "gone"), claim("v", "stays"))
+	n.stop()
+	if _, err := registrytest.Write(t.Context(), other, registry.Change{
+		Put: []registry.Record{claim("v", "new")}, Delete: []registry.Key{claim("v", "gone").Key()}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Compact(t.Context(), other.reached()); err != nil {
+		t.Fatal(err)
+	}
+	n.start(t)
+	if err := n.copy.wait(t.Context(), other.reached()); err != nil {
+		t.Fatal(err)
+	}
+	look(t, n, func(v registry.View) {
+		var allocs []registry.AllocID
+		for _, c := range v.AllClaims() {
+			allocs = append(allocs, c.Alloc)
+		}
+		slices.Sort(allocs)
+		if !slices.Equal(allocs, []registry.AllocID{"new", "stays"}) {
+			t.Errorf("the copy has the claims of %v", allocs)
+		}
+	})
+}
+
+// watcher ends watches on request.
+type watcher struct {
+	clientv3.Watcher
+	compact atomic.Bool // the next answer says that its changes were compacted
+	calls   []time.Time
+	fail    int // so many watches fail at once
+}
+
+func (w *watcher) Watch(ctx context.Context, key string, o ...clientv3.OpOption) clientv3.WatchChan {
+	out := make(chan clientv3.WatchResponse, 1)
+	w.calls = append(w.calls, time.Now())
+	if len(w.calls) <= w.fail {
+		out <- clientv3.WatchResponse{Canceled: true}
+		close(out)
+		return out
+	}
+	in := w.Watcher.Watch(ctx, key, o...)
+	go func() {
+		defer close(out)
+		for answer := range in {
+			if w.compact.CompareAndSwap(true, false) {
+				answer = clientv3.WatchResponse{Canceled: true, CompactRevision: answer.Header.Revision}
+			}
+			select {
+			case out <- answer:
+			case <-ctx.Done():
+			}
+			if answer.Canceled {
+				return
+			}
+		}
+	}()
+	return out
+}
+
+// newWatching starts a node with a watcher.
+func newWatching(t *testing.T, client *clientv3.Client, w *watcher) *testNode {
+	t.Helper()
+	own, err := clientv3.New(clientv3.Config{Endpoints: client.Endpoints()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = own.Close() })
+	w.Watcher = own.Watcher
+	own.Watcher = w
+	return newNode(t, own, "node")
+}
+
+// TestCommitWhoseEventIsCompacted has etcd forget a commit before the node's copy has it, with and without its answer.
+// The commit ends, and is not made twice.
+func TestCommitWhoseEventIsCompacted(t *testing.T) {
+	for name, lost := range map[string]bool{"answered": false, "answer lost": true} {
+		t.Run(name, func(t *testing.T) {
+			w := &watcher{}
+			n := newWatching(t, etcdtest.Start(t), w)
+			n.count(t)
+			n.kv = lossy{n.kv, func() bool { was := lost; lost = false; return was }}
+			uncertain := lost
+			w.compact.Store(true)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			at, err := n.Commit(ctx, counting)
+			if uncertain != errors.Is(err, registry.ErrUncertain) || !uncertain && (err != nil || at == 0) {
+				t.Errorf("the commit ends with %d, %v", at, err)
+			}
+			look(t, n, func(v registry.View) {
+				if counter, _ := v.Volume(counterName); counter.Capacity != 2 {
+					t.Errorf("counted to %d", counter.Capacity)
+				}
+				if !missed(v) {
+					t.Error("no event says that events are missing")
+				}
+			})
+		})
+	}
+}
+
+func missed(v registry.View) bool {
+	events, _ := v.Events(0, registry.MaxEvents)
+	return slices.ContainsFunc(events, func(e registry.Event) bool { return e.Kind == registry.EventMissed })
+}
+
+// TestCopyIsLoadedAnew starts a node whose copy lacks a record although it has a later revision.
+func TestCopyIsLoadedAnew(t *testing.T) {
+	for name, change := range map[string]func(*registry.Copy){
+		"the release before did not know the bucket": func(c *registry.Copy) { c.Buckets = c.Buckets[1:] },
+		"etcd was restored from a backup":            func(c *registry.Copy) { c.Revision += 1000 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, etcdtest.Start(t), "node")
+			registrytest.Put(t, n, claim("v", "a"))
+			n.stop()
+			n.offline(t, func(s registry.State) {
+				_, err := s.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+					c := v.Copies()[0]
+					change(&c)
+					return registry.Change{Put: []registry.Record{c}, Delete: []registry.Key{claim("v", "a").Key()}}, nil
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+			})
+			n.start(t)
+			look(t, n, func(v registry.View) {
+				if len(v.AllClaims()) != 1 || !missed(v) {
+					t.Errorf("claims: %v; events are missing: %v", v.AllClaims(), missed(v))
+				}
+			})
+		})
+	}
+}
+
+// TestEtcdIsRestoredFromABackup commits at a node whose copy is ahead of etcd: the node starts over.
+func TestEtcdIsRestoredFromABackup(t *testing.T) {
+	n := newNode(t, etcdtest.Start(t), "node")
+	if err := n.awaitReady(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	look(t, n, func(v registry.View) { registrytest.Put(t, n.local, n.at(v, 1e6)) })
+	_, err := registrytest.Write(t.Context(), n, registry.Change{Put: []registry.Record{claim("v", "a")}})
+	if !errors.Is(err, registry.ErrUncertain) {
+		t.Errorf("a commit: %v", err)
+	}
+	select {
+	case <-n.copy.ended:
+	case <-time.After(time.Minute):
+		t.Error("the copy goes on")
+	}
+}
+
+// TestWatchesWithoutALeader has etcd end each watch at once: the next one begins after a pause.
+func TestWatchesWithoutALeader(t *testing.T) {
+	w := &watcher{fail: 3}
+	n := newWatching(t, etcdtest.Start(t), w)
+	registrytest.Put(t, n, claim("v", "a"))
+	n.stop()
+	if took := w.calls[3].Sub(w.calls[0]); took < 3*retryPause {
+		t.Errorf("three watches have ended within %v", took)
+	}
+}
+
+// fullDisk is a store whose disk is full at times.
+type fullDisk struct {
+	registry.State
+	full    atomic.Bool
+	refused chan struct{} // of capacity 1
+}
+
+func (s *fullDisk) Commit(ctx context.Context, decisions ...registry.Decision) (registry.Seq, error) {
+	if !s.full.Load() {
+		return s.State.Commit(ctx, decisions...)
+	}
+	select {
+	case s.refused <- struct{}{}:
+	default:
+	}
+	return 0, registry.ErrExhausted
+}
+
+// TestFullDiskDelaysTheCopy fills the disk of a node while another one changes records.
+func TestFullDiskDelaysTheCopy(t *testing.T) {
+	client := etcdtest.Start(t)
+	other := newNode(t, client, "other")
+	disk := &fullDisk{refused: make(chan struct{}, 1)}
+	n := &testNode{dir: t.TempDir() + "/state", name: "node", client: client}
+	n.wrap = func(s registry.State) registry.State { disk.State = s; return disk }
+	n.start(t)
+	t.Cleanup(func() { n.stop() })
+	disk.full.Store(true)
+	registrytest.Put(t, other, claim("v", "a"))
+	<-disk.refused
+	disk.full.Store(false)
+	if err := n.copy.wait(t.Context(), other.reached()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLeaseOfTombstonesHasEnded deletes records before and after etcd ends the lease that deletions have.
+func TestLeaseOfTombstonesHasEnded(t *testing.T) {
+	n := newNode(t, etcdtest.Start(t), "node")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for _, alloc := range []string{"a", "b"} {
+		c := claim("v", alloc)
+		registrytest.Put(t, n, c)
+		if _, err := registrytest.Write(ctx, n, registry.Change{Delete: []registry.Key{c.Key()}}); err != nil {
+			t.Fatalf("delete the claim of %s: %v", alloc, err)
+		}
+		if _, err := n.client.Revoke(ctx, n.tombstones); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+			t.Fatal(err)
+		}
+	}
+}
