@@ -63,7 +63,7 @@ func (s *Server) serveExec(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer conn.Close()
-	s.log.Info("running a command in a task", "alloc", rec.ID, "task", task)
+	s.log.Info("running a command in a task", "alloc", rec.ID, "task", task, "by", operatorOf(r))
 	q := r.URL.Query()
 	runOn(r.Context(), conn, taskdriver.ExecOptions{Command: q["command"], Term: q.Get("term")}, run)
 }
