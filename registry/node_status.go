@@ -55,8 +55,8 @@ func (n Node) Find(role Role, id PluginID) (Instance, bool) {
 	return Instance{}, false
 }
 
-// suspectSince returns when the node became suspect; zero: no event that is kept says so.
-func (v View) suspectSince(n NodeName) (since time.Time) {
+// SuspectSince returns when the node became suspect; zero: no event that is kept says so.
+func (v View) SuspectSince(n NodeName) (since time.Time) {
 	events, _ := v.Events(0, MaxEvents)
 	for _, e := range events {
 		if e.Kind == EventNodeSuspect && e.Node == n {
@@ -71,7 +71,7 @@ func (v View) NodeStatus(n Node, claims []Claim, attachments []Attachment) NodeS
 	lease, alive := v.NodeLease(n.Name)
 	out := NodeStatus{Node: n, Alive: alive, AliveSince: lease.Since}
 	if !alive && v.Formation().Cluster != "" {
-		out.SuspectSince = v.suspectSince(n.Name)
+		out.SuspectSince = v.SuspectSince(n.Name)
 	}
 	for _, p := range n.Plugins {
 		status := NodePluginStatus{NodePlugin: p}

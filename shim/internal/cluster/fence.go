@@ -57,38 +57,44 @@ func (n *Node) fenceLost(ctx context.Context) error {
 
 // review starts to fence each node that is due. It returns the time until the next one is; 0: there is none.
 func (f *fencer) review(ctx context.Context) (wait time.Duration, err error) {
-	var nodes []registry.Node
-	back := map[registry.NodeName]bool{} // alive again, so its mark has to go
-	err = f.State.View(ctx, func(v registry.View) error {
-		for _, r := range v.Nodes() {
-			_, alive := v.NodeLease(r.Name)
-			back[r.Name] = alive
-			if r.Name != f.State.node && !r.Lost() && (!alive || r.Fencing.By == f.State.node) {
-				nodes = append(nodes, r)
-			}
-		}
-		return nil
-	})
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now, known := f.session.boot(), f.suspects
 	f.suspects = map[registry.NodeName]*suspect{}
-	for _, r := range nodes {
-		s := known[r.Name]
-		if s == nil {
-			s = &suspect{due: now + f.session.ttl}
+	back := map[registry.NodeName]bool{} // alive again, so its mark has to go
+	err = f.State.View(ctx, func(v registry.View) error {
+		for _, r := range v.Nodes() {
+			_, alive := v.NodeLease(r.Name)
+			if r.Name == f.State.node || r.Lost() || alive && r.Fencing.By != f.State.node {
+				continue
+			}
+			back[r.Name], f.suspects[r.Name] = alive, known[r.Name]
+			if known[r.Name] == nil {
+				f.suspects[r.Name] = &suspect{due: now + f.grace(v, r.Name)}
+			}
 		}
-		f.suspects[r.Name] = s
+		return nil
+	})
+	for name, s := range f.suspects {
 		switch {
 		case s.running:
-		case s.due <= now || back[r.Name]:
+		case s.due <= now || back[name]:
 			s.running = true
-			f.all.Go(func() { f.try(ctx, r.Name, s) })
+			f.all.Go(func() { f.try(ctx, name, s) })
 		case wait == 0 || s.due-now < wait:
 			wait = s.due - now
 		}
 	}
 	return wait, err
+}
+
+// grace returns for how much longer a node has to be suspect before it is fenced. Earlier shims may have waited.
+func (f *fencer) grace(v registry.View, node registry.NodeName) time.Duration {
+	since := v.SuspectSince(node)
+	if since.IsZero() {
+		return f.session.ttl
+	}
+	return min(max(f.session.ttl-f.Executors.now().Sub(since), 0), f.session.ttl)
 }
 
 // try tries once to fence a node.

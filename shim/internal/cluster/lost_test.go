@@ -194,6 +194,28 @@ func TestFenceIsRepeatedUntilItSucceeds(t *testing.T) {
 	}
 }
 
+// TestNextShimDoesNotWaitAgainToFence asks two shims of a node how long a node has to be suspect before it is fenced.
+func TestNextShimDoesNotWaitAgainToFence(t *testing.T) {
+	client := etcdtest.Start(t)
+	a, b := newMember(t, client, "a"), newMember(t, client, "b")
+	a.die(t)
+	b.see(t, "a is suspect", func(v registry.View) bool { return !v.SuspectSince("a").IsZero() })
+	look(t, b.State, func(v registry.View) {
+		since, f := v.SuspectSince("a"), fencer{Node: &Node{session: b.session, Executors: &Executors{}}}
+		for waited, want := range map[time.Duration]time.Duration{
+			-time.Hour: b.session.ttl, 0: b.session.ttl, time.Second: b.session.ttl - time.Second, time.Hour: 0,
+		} {
+			f.Executors.now = func() time.Time { return since.Add(waited) }
+			if got := f.grace(v, "a"); got != want {
+				t.Errorf("after %s: %s more, want %s", waited, got, want)
+			}
+		}
+		if got := f.grace(v, "b"); got != b.session.ttl {
+			t.Errorf("a node of which no event tells: %s", got)
+		}
+	})
+}
+
 // TestNodeThatIsBackAwaitsItsFence starts a node again while another one fences it. It uses no volume before the outcome
 // is known: else its claims could be released while it does.
 func TestNodeThatIsBackAwaitsItsFence(t *testing.T) {
