@@ -40,7 +40,7 @@ const (
 	stopped       = "stopped"  // all its allocs are released
 	verified      = "verified" // Error says what is left after all were released
 	lost          = "lost"     // the harness has killed all that runs on the node, for good
-	declared      = "declared" // another node out of service, as this one was asked to
+	declared      = "declared" // another node is out of service or fenced, as this one was asked to see to
 	created       = "created"  // all volumes
 	deleted       = "deleted"  // all volumes
 	broken        = "broken"   // Error is a failure that no fault of the harness explains
@@ -74,7 +74,7 @@ func excludes(a, b use) bool {
 const (
 	outcomeDone    = "done"
 	outcomeRefused = "refused" // by a claim that excludes it
-	outcomeUnknown = "unknown" // it is done at one moment until its return, or never
+	outcomeUnknown = "unknown" // it is done at one moment after its call, or never
 )
 
 type input struct {
@@ -86,18 +86,18 @@ type input struct {
 // operations returns what the lines say of claims.
 func operations(lines []line) []porcupine.Operation {
 	var all []porcupine.Operation
-	redundant := map[int]bool{} // indexes in all
 	type state struct {
 		input
-		prepare  int   // index in all
-		unknown  []int // prepares
-		released int   // index in all of the release, -1: none yet
+		prepare  int // index in all
+		released int // index in all of the release, -1: none yet
 	}
 	allocs := map[string]*state{}
 	begin := func(i int, s *state, release bool) {
-		in := s.input
-		in.Release = release
-		all = append(all, porcupine.Operation{Call: int64(i), Return: math.MaxInt64, Output: outcomeUnknown, Input: in})
+		in, until := s.input, int64(i) // a claim may hold the volume from its call on
+		if in.Release = release; release {
+			until = math.MaxInt64
+		}
+		all = append(all, porcupine.Operation{Call: int64(i), Return: until, Output: outcomeUnknown, Input: in})
 	}
 	for i, l := range lines {
 		if l.Kind == lost {
@@ -119,10 +119,6 @@ func operations(lines []line) []porcupine.Operation {
 		switch l.Kind {
 		case prepareBegins:
 			s.prepare = len(all)
-			if len(s.unknown) > 0 {
-				redundant[len(all)] = true // unless it gets an answer: the first one may do what it may do
-			}
-			s.unknown = append(s.unknown, len(all))
 			begin(i, s, false)
 		case prepareEnded:
 			if l.Error == "" || l.Refused {
@@ -130,8 +126,6 @@ func operations(lines []line) []porcupine.Operation {
 				if l.Refused {
 					all[s.prepare].Output = outcomeRefused
 				}
-				s.unknown = s.unknown[:len(s.unknown)-1]
-				delete(redundant, s.prepare)
 			}
 		case releaseBegins:
 			if s.released < 0 {
@@ -141,26 +135,50 @@ func operations(lines []line) []porcupine.Operation {
 		case releaseEnded:
 			if l.Error == "" {
 				all[s.released].Return, all[s.released].Output = int64(i), outcomeDone
-				for _, n := range s.unknown { // nothing that was asked before the release comes after it
-					all[n].Return = int64(i)
-				}
 			}
 		}
 	}
-	return without(all, redundant)
-}
-
-func without(all []porcupine.Operation, indexes map[int]bool) (rest []porcupine.Operation) {
-	for n, op := range all {
-		if !indexes[n] {
-			rest = append(rest, op)
-		}
-	}
-	return rest
+	return all
 }
 
 // holders is a state of the model: the uses that hold a volume, by alloc.
-type holders map[string]use
+type holders map[string]holder
+
+// holder is a use that holds a volume. maybe: it does, or will, or neither, as nothing depends on it so far.
+type holder struct {
+	use
+	maybe bool
+}
+
+// excludes reports whether a use of another alloc certainly holds the volume and excludes this one.
+func (h holders) excludes(u use) bool {
+	for _, other := range h {
+		if !other.maybe && other.Alloc != u.Alloc && excludes(other.use, u) {
+			return true
+		}
+	}
+	return false
+}
+
+// with returns the state in which a use holds the volume.
+func (h holders) with(u use, maybe bool) holders {
+	h = maps.Clone(h)
+	h[u.Alloc] = holder{u, maybe}
+	return h
+}
+
+// refusing returns the states in which a use is refused. An earlier claim without a certain outcome may be the reason.
+func (h holders) refusing(u use) (next []any) {
+	if h.excludes(u) {
+		return []any{h}
+	}
+	for _, other := range h {
+		if other.maybe && other.Alloc != u.Alloc && excludes(other.use, u) && !h.excludes(other.use) {
+			next = append(next, h.with(other.use, false))
+		}
+	}
+	return next
+}
 
 // claims is the model of the claims of volumes.
 var claims = (&porcupine.NondeterministicModel{
@@ -175,26 +193,24 @@ var claims = (&porcupine.NondeterministicModel{
 	Init: func() []any { return []any{holders{}} },
 	Step: func(state, in, output any) (next []any) {
 		now, op := state.(holders), in.(input)
-		excluded := slices.ContainsFunc(slices.Collect(maps.Values(now)), func(u use) bool {
-			return u.Alloc != op.Alloc && excludes(u, op.use)
-		})
-		_, held := now[op.Alloc]
-		after := maps.Clone(now)
-		if op.Release {
-			delete(after, op.Alloc)
-		} else {
-			after[op.Alloc] = op.use
-		}
-		may := op.Release || held || !excluded
+		held, known := now[op.Alloc]
+		sure := known && !held.maybe
 		switch {
-		case output == outcomeRefused && excluded && !held:
+		case op.Release:
+			after := maps.Clone(now)
+			delete(after, op.Alloc)
+			if output == outcomeUnknown && known {
+				next = append(next, now)
+			}
+			return append(next, after)
+		case output == outcomeRefused && !sure:
+			return now.refusing(op.use)
+		case output == outcomeDone && (sure || !now.excludes(op.use)):
+			return []any{now.with(op.use, false)}
+		case output == outcomeUnknown && sure:
 			return []any{now}
-		case output == outcomeDone && may:
-			return []any{after}
-		case output == outcomeUnknown && may && (op.Release == held):
-			return []any{now, after}
 		case output == outcomeUnknown:
-			return []any{now}
+			return []any{now.with(op.use, true)}
 		}
 		return nil
 	},
