@@ -61,7 +61,8 @@ func (w *worker) life(ctx context.Context, l line) {
 }
 
 func (w *worker) prepare(ctx context.Context, l line) (path string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Second+time.Duration(w.random.Int64N(int64(callLimit))))
+	limit := callLimit * time.Duration(max(1, w.Workers/50)) // more allocs wait longer for each other
+	ctx, cancel := context.WithTimeout(ctx, time.Second+time.Duration(w.random.Int64N(int64(limit))))
 	defer cancel()
 	l.Kind = prepareBegins
 	w.note(l)
