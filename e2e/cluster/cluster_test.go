@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -83,10 +84,12 @@ func newSystem(t *testing.T, o options) *system {
 		name := fmt.Sprintf("node-%d", i+1)
 		config := nodeConfig{
 			Name: name, Dir: filepath.Join(memory, name), Shims: shims, CSIFake: filepath.Join(memory, "csifake"),
-			Cluster: fmt.Sprintf("cluster {\n id = \"test\"\n expect = %d\n endpoints = [\"%s\"]\n lease_ttl = \"3s\"\n}\n", size,
+			Cluster: fmt.Sprintf("cluster {\n id = \"test\"\n expect = %d\n endpoints = [\"%s\"]\n lease_ttl = \"3s\"\n "+
+				"lost_nodes = \"fence\"\n}\n", size,
 				strings.Join(endpoints, `", "`)),
 			History: s.path("history"), Journal: s.path("journal"), Backend: filepath.Join(memory, "backend"),
-			Data: filepath.Join(memory, "data"), Volumes: o.volumes, Workers: o.workers, Seed: o.seed + uint64(i),
+			Data: filepath.Join(memory, "data"), Killed: filepath.Join(memory, "killed"),
+			Volumes: o.volumes, Workers: o.workers, Seed: o.seed + uint64(i),
 		}
 		text, err := json.Marshal(config)
 		if err == nil {
@@ -378,25 +381,29 @@ func (s *system) fault() string {
 	return fmt.Sprintf("%s for %s", strings.Join(done, ", "), lasts.Round(time.Millisecond))
 }
 
-// lose kills all that runs on a node, its tasks included, and has another node declare it out of service. Then it comes
-// back.
+// lose kills all that runs on a node, its tasks included. Another node fences it, or declares it out of service. Then it
+// comes back.
 func (s *system) lose(i int) string {
 	m, other := s.nodes[i], (i+1)%size
 	m.kill(true)
-	for _, err := range []error{
-		journal.NoteReboot(s.path("journal"), driver, m.name+"-id"),
-		appendLine(s.path("history"), line{Kind: lost, Node: m.name}),
-	} {
-		if err != nil {
-			s.t.Fatal(err)
-		}
+	mark, word := filepath.Join(s.path("m/killed"), m.name), "declare"
+	err := errors.Join(journal.NoteReboot(s.path("journal"), driver, m.name+"-id"),
+		appendLine(s.path("history"), line{Kind: lost, Node: m.name}))
+	if err == nil && s.random.IntN(2) == 0 {
+		word, err = "await fence of", os.MkdirAll(mark, 0o700)
+	}
+	if err != nil {
+		s.t.Fatal(err)
 	}
 	before := s.count(declared)
-	s.command(other, "declare "+m.name)
-	waitFor(s.t, m.name+" is out of service", func() bool { s.read(); return s.count(declared) > before })
+	s.command(other, word+": "+m.name)
+	waitFor(s.t, m.name+" is lost", func() bool { s.read(); return s.count(declared) > before })
+	if err := os.RemoveAll(mark); err != nil {
+		s.t.Fatal(err)
+	}
 	m.start()
 	s.command(i, "work")
-	return m.name + " lost"
+	return fmt.Sprintf("%s lost (%s)", m.name, word)
 }
 
 // disturb disturbs a machine until undo.

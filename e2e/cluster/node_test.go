@@ -32,6 +32,7 @@ type nodeConfig struct {
 	Journal   string   // of all plugins
 	Backend   string   // of all plugins
 	Data      string   // of all volumes
+	Killed    string   // has a directory for each node that may be fenced
 	Volumes   int
 	Workers   int
 	Seed      uint64
@@ -135,6 +136,10 @@ func (n *node) hostConfig(task host.AllocTask, running bool, left []line) (confi
 		StateDir: filepath.Join(n.Dir, "state"), RunDir: filepath.Join(n.Dir, "run"), Node: n.Name, Cluster: n.Cluster,
 		Shim: host.Binary{Path: n.Shims[0]}, Bake: 50 * time.Millisecond, MaxHold: time.Minute, SwapBudget: time.Minute,
 		Logger: hclog.New(&hclog.LoggerOptions{Output: os.Stderr, Level: hclog.Info}),
+		Fence: func(_ context.Context, node string) error {
+			_, err := os.Stat(filepath.Join(n.Killed, node))
+			return err
+		},
 	}
 	for _, l := range left {
 		if l.Kind != releaseBegins {
@@ -159,7 +164,7 @@ func (n *node) serve(ctx context.Context, task host.AllocTask, left []line, made
 	defer stopSwapping()
 	var all sync.WaitGroup
 	for commands := bufio.NewScanner(os.Stdin); commands.Scan(); {
-		word, node, _ := strings.Cut(commands.Text(), " ")
+		word, node, _ := strings.Cut(commands.Text(), ": ")
 		switch word {
 		case "declare":
 			n.persist(ctx, "declare", func(ctx context.Context) error {
@@ -167,6 +172,9 @@ func (n *node) serve(ctx context.Context, task host.AllocTask, left []line, made
 					By: "harness", Reason: "all that ran there was killed", Confirm: host.NodeName(node)})
 				return err
 			})
+			n.note(line{Kind: declared})
+		case "await fence of":
+			n.persist(ctx, "fence", func(ctx context.Context) error { return n.lost(ctx, host.NodeName(node)) })
 			n.note(line{Kind: declared})
 		case "create":
 			n.create(ctx)
@@ -220,6 +228,15 @@ func (n *node) create(ctx context.Context) {
 		})
 	}
 	n.note(line{Kind: created})
+}
+
+// lost returns nil if a node was declared lost.
+func (n *node) lost(ctx context.Context, node host.NodeName) error {
+	nodes, _, err := n.host.Nodes(ctx, host.NodeQuery{Node: node})
+	if err == nil && (len(nodes) != 1 || nodes[0].State != host.NodeFenced && nodes[0].State != host.NodeOutOfService) {
+		err = fmt.Errorf("%w: not yet: %+v", host.ErrUnavailable, nodes)
+	}
+	return err
 }
 
 func (n *node) delete(ctx context.Context) {
