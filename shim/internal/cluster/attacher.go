@@ -209,7 +209,7 @@ func (a *Attacher) Settle(ctx context.Context, by intent.Caller, open registry.I
 	if err != nil {
 		return err
 	}
-	return a.execute(ctx, settleMethod, executor, request{Volume: open.Volume, Intent: open}, func() error {
+	return a.execute(ctx, settleMethod, executor, request{Volume: open.Volume, Intent: open, To: a.here()}, func() error {
 		return a.Controller.Settle(ctx, by, open)
 	})
 }
@@ -227,7 +227,7 @@ func (a *Attacher) LeaveAlteration(ctx context.Context, key registry.VolumeKey) 
 	if err != nil {
 		return false, err
 	}
-	err = a.execute(ctx, leaveMethod, executor, request{Volume: key}, func() (err error) {
+	err = a.execute(ctx, leaveMethod, executor, request{Volume: key, To: a.here()}, func() (err error) {
 		left, err = a.Controller.LeaveAlteration(ctx, key)
 		return err
 	})
@@ -300,6 +300,9 @@ func (a *Attacher) call(ctx context.Context, method string, by registry.Executor
 	}
 	return fmt.Errorf("%s volume %s: %w", method, r.Volume, wire.Error(err))
 }
+
+// here makes the requests of two nodes differ, so that both get an answer.
+func (a *Attacher) here() intent.AttachTo { return intent.AttachTo{Node: a.remote.state.node} }
 
 // newCall returns a call whose ID is that of each call with the same request.
 func newCall(method string, by registry.ExecutorKey, r request) (registry.RemoteCall, error) {

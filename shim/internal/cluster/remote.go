@@ -28,6 +28,7 @@ type Remote struct {
 
 	mu      sync.Mutex // guards running
 	running map[registry.OperationID]bool
+	ended   broadcast // of calls that have run
 }
 
 // ErrHere means that this node is the executor of a plugin.
@@ -130,28 +131,17 @@ func (r *Remote) Run(ctx context.Context) error {
 	var all sync.WaitGroup
 	defer all.Wait()
 	for {
-		changed := r.state.copy.next()
+		changed, ended := r.state.copy.next(), r.ended.next()
 		var due []registry.RemoteCall
-		var old []registry.Key
 		if err := r.state.View(ctx, func(v registry.View) error {
 			for _, c := range v.RemoteCalls() {
 				if _, err := r.executors.Check(v, c.ExecutedBy()); err == nil && !c.Done {
 					due = append(due, c)
 				}
-				if c.From == r.state.node && c.Done && r.executors.now().Sub(c.Since) > keepAnswers {
-					old = append(old, c.Key())
-				}
 			}
 			return nil
 		}); err != nil {
 			return err
-		}
-		if len(old) > 0 {
-			if _, err := r.state.Commit(ctx, func(registry.View) (registry.Change, error) {
-				return registry.Change{Delete: old}, nil
-			}); err != nil {
-				r.log.Warn("cannot remove old answers of other nodes", "error", err)
-			}
 		}
 		for _, c := range due {
 			if r.begin(c.ID) {
@@ -160,14 +150,12 @@ func (r *Remote) Run(ctx context.Context) error {
 		}
 		select {
 		case <-changed:
+		case <-ended:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 	}
 }
-
-// keepAnswers is how long the answer to a call is kept whose caller is gone.
-const keepAnswers = time.Hour
 
 // maxAnswer bounds an answer in bytes: etcd takes requests of 1.5 MiB, and JSON makes the answer larger by a third.
 const maxAnswer = 1 << 20
@@ -184,8 +172,9 @@ func (r *Remote) begin(id registry.OperationID) bool {
 
 func (r *Remote) end(id registry.OperationID) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	delete(r.running, id)
+	r.mu.Unlock()
+	r.ended.fire() // it may have been asked again meanwhile
 }
 
 // carryOut carries out a call until it has an answer that does not depend on who executes it.

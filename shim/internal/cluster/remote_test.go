@@ -111,3 +111,45 @@ func TestCallGoesOnAtTheNextExecutor(t *testing.T) {
 		t.Errorf("after %d tries at the former executor: %v", tries, err)
 	}
 }
+
+// TestSameCallAgain asks for a call again while the executor does not know yet that the answer to the first one was
+// stored: the second one is carried out too.
+func TestSameCallAgain(t *testing.T) {
+	client := etcdtest.Start(t)
+	n := newNode(t, client, "a")
+	var answering atomic.Bool
+	asked := make(chan struct{})
+	n.kv = lossy{n.kv, func() bool {
+		if answering.CompareAndSwap(true, false) {
+			<-asked
+		}
+		return false
+	}}
+	a := newExecuting(t, n)
+	a.await(t, true)()
+	b := newExecuting(t, newNode(t, client, "b"))
+	b.setHealthy(false)
+	var carriedOut atomic.Int32
+	newRemote(t, a, func(context.Context, string, []byte) ([]byte, error) {
+		carriedOut.Add(1)
+		answering.Store(true)
+		return nil, nil
+	})
+	asker, _ := newRemote(t, b, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	call := registry.RemoteCall{ID: "1", Plugin: "p", Method: "echo"}
+	if _, err := asker.Call(ctx, call, true); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := asker.ask(ctx, call, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.copy.wait(ctx, b.reached()); err != nil {
+		t.Fatal(err)
+	}
+	close(asked)
+	if _, err := asker.Call(ctx, call, false); err != nil || carriedOut.Load() != 2 {
+		t.Errorf("carried out %d times: %v", carriedOut.Load(), err)
+	}
+}
