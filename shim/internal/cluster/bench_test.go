@@ -152,7 +152,7 @@ func claimable(i int) registry.Volume {
 	return v
 }
 
-func commitAll(b *testing.B, s registry.State, records []registry.Record) {
+func commitAll(b testing.TB, s registry.State, records []registry.Record) {
 	b.Helper()
 	if _, err := s.Commit(b.Context(), func(registry.View) (registry.Change, error) {
 		return registry.Change{Put: records}, nil

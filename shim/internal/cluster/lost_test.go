@@ -3,14 +3,19 @@ package cluster
 import (
 	"context"
 	"errors"
+	"iter"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
+
 	"holdfast/internal/etcdtest"
 	"holdfast/registry"
+	"holdfast/shim/internal/controller"
+	"holdfast/shim/internal/intent"
 )
 
 // commit commits records at the member.
@@ -288,5 +293,74 @@ func TestSilentEtcdDelaysOnlyDecisions(t *testing.T) {
 	silent.Store(false)
 	if err := commit(t.Context(), c); err != nil {
 		t.Errorf("etcd is back: %v", err)
+	}
+}
+
+// counted is a state that counts how often claims are listed.
+type counted struct {
+	registry.State
+	lists atomic.Int32
+}
+
+type countedReader struct {
+	registry.Reader
+	lists *atomic.Int32
+}
+
+func (s *counted) View(ctx context.Context, read func(registry.View) error) error {
+	return s.State.View(ctx, func(v registry.View) error {
+		return read(registry.View{Reader: countedReader{v.Reader, &s.lists}})
+	})
+}
+
+func (r countedReader) Paths(b registry.Bucket, prefix string) iter.Seq[string] {
+	if b == registry.BucketClaims {
+		r.lists.Add(1)
+	}
+	return r.Reader.Paths(b, prefix)
+}
+
+// TestManyClaimsOfALostNode releases more claims of a volume than etcd deletes in one transaction. After that the claims
+// of all nodes are not read any more for the lost one.
+func TestManyClaimsOfALostNode(t *testing.T) {
+	client := etcdtest.Start(t)
+	n := newNode(t, client, "n")
+	held := claim("vol", "alloc")
+	held.Node = "gone"
+	for range 3 {
+		var some []registry.Record
+		for range 50 {
+			held.Alloc += "+"
+			some = append(some, held)
+		}
+		commitAll(t, n.State, some)
+	}
+	commitAll(t, n.State, []registry.Record{registry.Node{Name: "gone", State: registry.NodeFenced, Epoch: 1}})
+	calls := intent.Calls{Sender: intent.Sender{State: n.State, Now: time.Now}, Plugins: noPlugins{}, Locks: &intent.Locks{}}
+	lost := controller.New(calls, nil, nil, hclog.NewNullLogger())
+	local := &counted{State: n.local}
+	state := New(local, client, t.Name(), "n")
+	x := &testPlugins{}
+	r := NewReaper(&Node{State: state, Executors: newExecutors(newSession(state), x, time.Now, hclog.NewNullLogger())}, nil, nil)
+	due := func() []registry.AttachmentKey {
+		list, err := r.due(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return list
+	}
+	for _, want := range []int{1, 1, 0, 0} {
+		list := due()
+		if len(list) != want {
+			t.Errorf("due: %v", list)
+		}
+		if local.lists.Load() > 1 && want == 1 {
+			if err := lost.ReleaseLost(t.Context(), list[0]); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if lists := local.lists.Load(); lists != 3 {
+		t.Errorf("claims were listed %d times", lists)
 	}
 }

@@ -3,7 +3,6 @@ package cluster
 import (
 	"context"
 	"errors"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -20,8 +19,11 @@ type Reaper struct {
 	release Releaser
 	allocs  Allocs
 
-	mu      sync.Mutex // guards running
+	mu      sync.Mutex // guards running and clean
 	running map[registry.AttachmentKey]bool
+	// clean are the epochs of lost nodes that have nothing left, and get nothing new before they are back. The records
+	// of a node whose machine is gone stay, and claims are many.
+	clean map[registry.NodeName]uint64
 }
 
 // Releaser releases what a lost node has of a volume: attachment and claims.
@@ -38,7 +40,8 @@ type Allocs interface {
 
 // NewReaper returns the reaper of a node.
 func NewReaper(n *Node, release Releaser, allocs Allocs) *Reaper {
-	return &Reaper{Node: n, release: release, allocs: allocs, running: map[registry.AttachmentKey]bool{}}
+	return &Reaper{Node: n, release: release, allocs: allocs, running: map[registry.AttachmentKey]bool{},
+		clean: map[registry.NodeName]uint64{}}
 }
 
 // Run works until ctx ends.
@@ -77,14 +80,19 @@ func (r *Reaper) Run(ctx context.Context) error {
 
 // due lists what lost nodes still have, and this node may release.
 func (r *Reaper) due(ctx context.Context) (list []registry.AttachmentKey, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	found := map[registry.AttachmentKey]bool{} // attached or not
 	err = r.State.View(ctx, func(v registry.View) error {
 		gone := map[registry.NodeName]bool{}
 		for _, node := range v.Nodes() {
 			_, alive := v.NodeLease(node.Name)
-			gone[node.Name] = node.Lost() && !alive && node.Name != r.State.node
+			if node.Lost() && !alive && node.Name != r.State.node && r.clean[node.Name] != node.Epoch {
+				gone[node.Name] = true
+				r.clean[node.Name] = node.Epoch
+			}
 		}
-		if !slices.Contains(slices.Collect(maps.Values(gone)), true) {
+		if len(gone) == 0 {
 			return nil
 		}
 		for _, c := range v.AllClaims() {
@@ -98,12 +106,16 @@ func (r *Reaper) due(ctx context.Context) (list []registry.AttachmentKey, err er
 			}
 		}
 		for k, attached := range found {
+			delete(r.clean, k.Node)
 			if r.releases(v, k.Volume, attached) {
 				list = append(list, k)
 			}
 		}
 		return nil
 	})
+	if err != nil {
+		clear(r.clean)
+	}
 	return list, err
 }
 
