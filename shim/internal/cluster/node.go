@@ -64,7 +64,7 @@ func NewNode(o Options) (*Node, error) {
 	n := &Node{State: state, plugins: o.Plugins, client: state.client, version: o.Version, expect: o.Cluster.Expect,
 		log: o.Logger, changed: make(chan struct{}, 1)}
 	n.session = newSession(n.State)
-	n.session.ttl = o.Cluster.LeaseTTL
+	n.session.ttl = o.Cluster.LeaseTTL.Truncate(time.Second) // as etcd has it
 	if o.Cluster.LostNodes == config.LostFence {
 		n.fence = o.Fence
 	}

@@ -21,6 +21,17 @@ import (
 	"holdfast/registry"
 )
 
+// TestLeaseHasWholeSeconds: etcd counts in seconds, and a node must not take its lease for valid for longer.
+func TestLeaseHasWholeSeconds(t *testing.T) {
+	n, err := NewNode(Options{Cluster: config.Cluster{Endpoints: []string{"http://127.0.0.1:1"}, LeaseTTL: 2900 * time.Millisecond}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Close(); err != nil || n.session.ttl != 2*time.Second {
+		t.Errorf("%v, %v", n.session.ttl, err)
+	}
+}
+
 // authority signs certificates.
 type authority struct {
 	dir  string
