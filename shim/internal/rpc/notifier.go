@@ -49,7 +49,8 @@ func (n *Notifier) Index() registry.Seq {
 	return n.index
 }
 
-// Wait returns nil once a record of one of the buckets has changed after an index, or the cause of the end of ctx.
+// Wait returns nil once a record of one of the buckets has changed after an index, or the cause of the end of ctx. An
+// index that is still to come is of another state: one that was lost, or that of another node.
 func (n *Notifier) Wait(ctx context.Context, after registry.Seq, buckets ...registry.Bucket) error {
 	wake := make(chan struct{}, 1)
 	if n.begin(wake, after, buckets) {
@@ -68,6 +69,9 @@ func (n *Notifier) Wait(ctx context.Context, after registry.Seq, buckets ...regi
 func (n *Notifier) begin(wake chan struct{}, after registry.Seq, buckets []registry.Bucket) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if after > n.index {
+		return true
+	}
 	for _, b := range buckets {
 		if max(n.began, n.changed[b]) > after {
 			return true

@@ -106,6 +106,9 @@ func TestListsWaitForTheirRecords(t *testing.T) {
 			if _, err := c.list(t.Context(), s, &pb.Page{MinIndex: uint64(index)}); err != nil || time.Since(began) > 0 {
 				t.Errorf("%s: a change before the call: %v after %v", name, err, time.Since(began))
 			}
+			if _, err := c.list(t.Context(), s, &pb.Page{MinIndex: 1 << 40}); err != nil || time.Since(began) > 0 {
+				t.Errorf("%s: an index of another state: %v after %v", name, err, time.Since(began))
+			}
 			answer, err := c.list(t.Context(), s, &pb.Page{MinIndex: answer.GetIndex()})
 			if err != nil || time.Since(began) != 10*time.Minute {
 				t.Errorf("%s: without a change: %v, %v after %v", name, answer, err, time.Since(began))
