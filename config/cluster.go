@@ -2,6 +2,7 @@ package config
 
 import (
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -85,6 +86,9 @@ func (f *file) cluster() *Cluster {
 	if tls, ok := at.one("tls"); ok {
 		files := f.open(tls, tlsStanza)
 		c.CAFile, c.CertFile, c.KeyFile = textOf(files, "ca_file"), textOf(files, "cert_file"), textOf(files, "key_file")
+		if slices.ContainsFunc(c.Endpoints, func(url string) bool { return strings.HasPrefix(url, "http:") }) {
+			f.errorf(tls.head, "write https:// in endpoints", "tls has no effect on endpoints with http://")
+		}
 		if (c.CertFile == "") != (c.KeyFile == "") {
 			f.errorf(tls.head, "set both", "cert_file and key_file belong together")
 		}
@@ -112,7 +116,10 @@ func (f *fields) endpoints() (urls []string) {
 	}
 	for _, s := range urls {
 		u, err := url.Parse(s)
-		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || strings.Trim(u.Path, "/") != "" {
+		switch {
+		case err == nil && u.User != nil:
+			f.errorf(f.at("endpoints"), "use tls", "an endpoint has a user or password; nodes authenticate with certificates")
+		case err != nil || u.Port() == "" || u.Scheme != "http" && u.Scheme != "https" || strings.Trim(u.Path, "/") != "":
 			f.errorf(f.at("endpoints"), `write it as "https://10.0.0.1:2379"`, "%q is not the URL of an etcd server", s)
 		}
 	}

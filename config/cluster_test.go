@@ -46,9 +46,13 @@ func TestParseClusterErrorsNameTheLine(t *testing.T) {
 		strings.Replace(valid, "[\"http://localhost:2379\"]", "[]", 1):     "endpoints",
 		strings.Replace(valid, "http://localhost:2379", "localhost", 1):    "is not the URL of an etcd server",
 		strings.Replace(valid, "http://localhost:2379", "ftp://host:1", 1): "is not the URL of an etcd server",
+		strings.Replace(valid, ":2379", "", 1):                             "is not the URL of an etcd server",
+		strings.Replace(valid, "http://", "https://u:secret@", 1):          "has a user or password",
+		valid + "tls {\nca_file = \"c\"\n}":                                "tls has no effect",
 	} {
 		c, diags := ParseCluster(Source{Name: "cluster", Text: []byte("cluster {\n" + body + "\n}\n")}, Options{})
-		if err := diags.Err(); c != nil || err == nil || !strings.Contains(err.Error(), want) {
+		if err := diags.Err(); c != nil || err == nil || !strings.Contains(err.Error(), want) ||
+			strings.Contains(err.Error(), "secret") {
 			t.Errorf("%q: %v, want %s", body, err, want)
 		}
 	}
