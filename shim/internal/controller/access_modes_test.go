@@ -15,38 +15,60 @@ func claimOf(m registry.AccessMode, a registry.AttachmentMode, readOnly bool, no
 	return registry.Claim{Node: node, Usage: registry.Usage{Access: m, Attachment: a, ReadOnly: readOnly}}
 }
 
-// The whole matrix for two users of one mode, written by hand: which of (writer, writer), (writer, reader), (reader,
-// reader) may be together on one node and on two.
+// matrix is the whole matrix for two users of one mode, written by hand from the words of the CSI spec
+// (VolumeCapability.AccessMode): which of (writer, writer), (writer, reader), (reader, reader) may be together on one
+// node, and on two.
+var matrix = map[registry.AccessMode]struct{ words, one, two string }{
+	registry.SingleNodeWriter: {"Can only be published once as read/write on a single node, at any given time.",
+		"no no no", "no no no"},
+	registry.SingleNodeReaderOnly: {"Can only be published once as readonly on a single node, at any given time.",
+		"- - no", "- - no"},
+	registry.SingleNodeSingleWriter: {"Can only be published once as read/write at a single workload on a single node, at " +
+		"any given time.", "no no no", "no no no"},
+	registry.SingleNodeMultiWriter: {"Can be published as read/write at multiple workloads on a single node simultaneously.",
+		"ok ok ok", "no no no"},
+	registry.MultiNodeReaderOnly: {"Can be published as readonly at multiple nodes simultaneously.",
+		"- - ok", "- - ok"},
+	registry.MultiNodeSingleWriter: {"Can be published at multiple nodes simultaneously. Only one of the node can be used as " +
+		"read/write. The rest will be readonly.", "no ok ok", "no ok ok"},
+	registry.MultiNodeMultiWriter: {"Can be published as read/write at multiple nodes simultaneously.",
+		"ok ok ok", "ok ok ok"},
+}
+
 func TestMatrix(t *testing.T) {
-	want := map[registry.AccessMode]string{ //   one node: WW WR RR, two nodes: WW WR RR
-		registry.SingleNodeWriter:       "no no no  no no no",
-		registry.SingleNodeReaderOnly:   "-  -  no  -  -  no",
-		registry.SingleNodeSingleWriter: "no no no  no no no",
-		registry.SingleNodeMultiWriter:  "ok ok ok  no no no",
-		registry.MultiNodeReaderOnly:    "-  -  ok  -  -  ok",
-		registry.MultiNodeSingleWriter:  "no ok ok  no ok ok",
-		registry.MultiNodeMultiWriter:   "ok ok ok  ok ok ok",
-	}
+	attachments := []registry.AttachmentMode{registry.FileSystem, registry.BlockDevice}
 	for _, mode := range registry.AccessModes {
-		var got []string
-		for _, node := range []registry.NodeName{"n1", "n2"} {
-			for _, readers := range [][2]bool{{false, false}, {false, true}, {true, true}} {
-				a, b := claimOf(mode, registry.FileSystem, readers[0], "n1"), claimOf(mode, registry.FileSystem, readers[1],
-					node)
-				switch {
-				case Check(a.Usage) != nil || Check(b.Usage) != nil:
-					got = append(got, "-")
-				case Compatible(a, b) == "":
-					got = append(got, "ok")
-				default:
-					got = append(got, "no")
+		for node, same := range map[registry.NodeName]string{"n1": matrix[mode].one, "n2": matrix[mode].two} {
+			for _, x := range attachments {
+				for _, y := range attachments {
+					got, want := together(mode, x, y, node), same
+					if x != y { // either as a block device or as a file system
+						want = strings.ReplaceAll(same, "ok", "no")
+					}
+					if got != want {
+						t.Errorf("%s as %s on n1 and as %s on %s: %s, want %s: %q", mode, x, y, node, got, want, matrix[mode].words)
+					}
 				}
 			}
 		}
-		if want := strings.Join(strings.Fields(want[mode]), " "); strings.Join(got, " ") != want {
-			t.Errorf("%s: %s, want %s", mode, strings.Join(got, " "), want)
+	}
+}
+
+// together returns what matrix has, for a user on n1 and one on a node.
+func together(mode registry.AccessMode, x, y registry.AttachmentMode, node registry.NodeName) string {
+	var got []string
+	for _, readers := range [][2]bool{{false, false}, {false, true}, {true, true}} {
+		a, b := claimOf(mode, x, readers[0], "n1"), claimOf(mode, y, readers[1], node)
+		switch {
+		case Check(a.Usage) != nil || Check(b.Usage) != nil:
+			got = append(got, "-")
+		case Compatible(a, b) == "" && Compatible(b, a) == "":
+			got = append(got, "ok")
+		default:
+			got = append(got, "no")
 		}
 	}
+	return strings.Join(got, " ")
 }
 
 func anyClaim() *rapid.Generator[registry.Claim] {
