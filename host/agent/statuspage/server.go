@@ -48,8 +48,9 @@ type Server struct {
 	sources Sources
 	log     hclog.Logger
 	open    atomic.Int32  // connections
-	renders chan struct{} // holds a value while the page is being rendered; guards latest
+	renders chan struct{} // holds a value while the page is being rendered; guards latest and began
 	latest  rendered
+	began   time.Time     // the last render, also one whose browser has left
 	streams chan struct{} // holds a value for each open stream of changes
 	tick    time.Duration // streamTick
 
@@ -171,20 +172,20 @@ func (s *Server) current(ctx context.Context) ([]byte, error) {
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	age := time.Since(s.latest.at)
 	select {
 	case <-s.latest.changed:
 	default:
-		if s.latest.text != nil && age < s.tick {
+		if s.latest.text != nil && time.Since(s.latest.at) < s.tick {
 			return s.latest.text, nil
 		}
 	}
 	select {
-	case <-time.After(renderPause - age):
+	case <-time.After(renderPause - time.Since(s.began)):
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	next := rendered{at: time.Now(), changed: s.nextChange()}
+	s.began = time.Now()
+	next := rendered{at: s.began, changed: s.nextChange()}
 	var err error
 	if next.text, err = s.render(ctx); err == nil && ctx.Err() == nil {
 		s.latest = next

@@ -184,9 +184,10 @@ func TestBrowsersAreToldOfChanges(t *testing.T) {
 // All browsers share one render: at most one each second, and one only after a change or a tick.
 func TestBrowsersShareARender(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		from, renders := sources(control.Overview{}, nil, nil), atomic.Int32{}
+		from, renders, leave := sources(control.Overview{}, nil, nil), atomic.Int32{}, func() {}
 		from.Overview = func(context.Context) control.Overview {
 			renders.Add(1)
+			leave()
 			return control.Overview{}
 		}
 		s := New(from, hclog.NewNullLogger())
@@ -216,6 +217,12 @@ func TestBrowsersShareARender(t *testing.T) {
 		load(2, 0)
 		time.Sleep(streamTick)
 		load(3, 0)
+		// A render for a browser that has left counts too.
+		time.Sleep(streamTick)
+		ctx, cancel := context.WithCancel(t.Context())
+		leave = cancel
+		_, _ = s.current(ctx)
+		load(5, renderPause)
 	})
 }
 
