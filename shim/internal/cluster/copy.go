@@ -266,9 +266,9 @@ func (s *State) apply(ctx context.Context, events []*clientv3.Event) error {
 	revision := events[len(events)-1].Kv.ModRevision
 	at, err := s.writeCopy(ctx, func(v registry.View) (registry.Change, error) {
 		more := registry.Change{Put: []registry.Record{s.at(v, revision)}}
-		for key, next := range last {
-			if key.Bucket == registry.BucketNodeLeases {
-				more.Events = append(more.Events, leaseEvents(v, key, next)...)
+		for _, e := range events {
+			if key, _ := s.parse(e.Kv.Key); key.Bucket == registry.BucketNodeLeases {
+				more.Events = append(more.Events, leaseEvents(v, key, e, last[key])...)
 			}
 		}
 		return change.And(more), nil
@@ -307,12 +307,12 @@ func (s *State) reach(revision int64, commits []string, at registry.Seq) {
 }
 
 // leaseEvents returns the event of a node that has lost its lease, or has one again.
-func leaseEvents(v registry.View, key registry.Key, next registry.Record) (list []registry.Event) {
+func leaseEvents(v registry.View, key registry.Key, e *clientv3.Event, next registry.Record) (list []registry.Event) {
 	before, alive := v.Get(key).(registry.NodeLease)
 	switch lease, back := next.(registry.NodeLease); {
-	case back && !alive:
+	case back && !alive && e.Kv.Lease != 0:
 		list = []registry.Event{{Kind: registry.EventNodeBack, Node: lease.Node, At: time.Now()}}
-	case alive && !back:
+	case alive && e.Type == clientv3.EventTypeDelete:
 		list = []registry.Event{{Kind: registry.EventNodeSuspect, Node: before.Node, At: time.Now(),
 			Detail: "etcd has not heard of it for lease_ttl; its claims stay"}}
 	}
