@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -168,4 +169,30 @@ func TestExecutorGoesOnWithItsLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	done()
+}
+
+// waitingPlugins is a table of plugins of which none comes.
+type waitingPlugins struct{ noPlugins }
+
+func (waitingPlugins) Await(ctx context.Context, _ registry.Role, _ registry.PluginID) (i registry.Instance, err error) {
+	<-ctx.Done()
+	return i, context.Cause(ctx)
+}
+
+// TestWaitForAControllerEndsAtTheNextExecutor waits for a controller on a node that has lost its own. The wait ends once
+// another node is the executor.
+func TestWaitForAControllerEndsAtTheNextExecutor(t *testing.T) {
+	client := etcdtest.Start(t)
+	a := newExecuting(t, newNode(t, client, "a"))
+	a.await(t, true)()
+	a.setHealthy(false)
+	waited := make(chan error)
+	go func() {
+		_, err := a.Table(waitingPlugins{}).Await(t.Context(), registry.RoleController, "p")
+		waited <- err
+	}()
+	newExecuting(t, newNode(t, client, "b"))
+	if err := <-waited; err == nil || !strings.Contains(err.Error(), "node b is the executor") {
+		t.Errorf("the wait has ended: %v", err)
+	}
 }

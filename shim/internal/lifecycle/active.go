@@ -205,6 +205,7 @@ func (r *activeState) build(
 	}
 	if r.cluster != nil {
 		calls.Executors, calls.Node = r.cluster.Executors, hello.Node
+		calls.Plugins = r.cluster.Executors.Table(r.table)
 	}
 	suspended := csi.NewSuspensions(layout.Suspensions())
 	var admitted func(registry.View) error
