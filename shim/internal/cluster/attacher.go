@@ -290,7 +290,7 @@ func (a *Attacher) call(ctx context.Context, method string, by registry.Executor
 	}
 	call, err := newCall(method, by, r)
 	if err == nil {
-		_, err = a.remote.Call(ctx, call, true)
+		_, err = a.remote.Call(ctx, call, Anew)
 	}
 	if err == nil || errors.Is(err, ErrHere) {
 		return err
@@ -339,7 +339,7 @@ func (a *Attacher) endEarlier(ctx context.Context, key registry.VolumeKey, node 
 		return err
 	}
 	for _, c := range earlier {
-		_, err := a.remote.Call(ctx, c, true) // its outcome does not matter
+		_, err := a.remote.Call(ctx, c, Anew) // its outcome does not matter
 		if ctx.Err() != nil {
 			return err
 		}

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"sync"
 	"time"
@@ -34,22 +36,58 @@ type Remote struct {
 // ErrHere means that this node is the executor of a plugin.
 var ErrHere = errors.New("this node is the executor")
 
-// Call has the executor of the call's plugin, or the node To, carry it out, and returns the reply. It waits for an executor. ErrHere
-// means that this node is the executor and has to carry out the call itself. If ctx ends, the call goes on; the same
-// call with the same ID waits for it again.
-//
-// Anew: an answer that is stored already belongs to an earlier call.
-func (r *Remote) Call(ctx context.Context, c registry.RemoteCall, anew bool) (reply []byte, err error) {
-	for {
+// Repetition says how a caller repeats a call with the same ID.
+type Repetition int
+
+const (
+	UntilDone     Repetition = iota // while the call is carried out
+	UntilAnswered                   // also after that, because this shim may die before its caller has the answer
+	Anew                            // an answer that is stored already belongs to an earlier call
+)
+
+// Call has the executor of the call's plugin, or the node To, carry it out, and returns the reply. It waits for an
+// executor. ErrHere means that this node is the executor and has to carry out the call itself. If ctx ends, the call
+// goes on; the same call with the same ID waits for it again.
+func (r *Remote) Call(ctx context.Context, c registry.RemoteCall, repeated Repetition) (reply []byte, err error) {
+	for anew := repeated == Anew; ; anew = false {
 		if here, err := r.ask(ctx, c, anew); err != nil || here {
 			return nil, cmp.Or(err, ErrHere)
 		}
-		anew = false
 		answer, here, err := r.wait(ctx, c)
-		if !here {
-			return r.answered(ctx, answer, err)
+		if here {
+			continue
 		}
+		if err == nil && repeated == UntilAnswered && len(answer.Status) == 0 {
+			_, err = r.state.Commit(ctx, func(registry.View) (registry.Change, error) {
+				return registry.Change{Put: []registry.Record{operationOf(c, answer.Reply)}}, nil
+			})
+		}
+		return r.answered(ctx, answer, err)
 	}
+}
+
+// Replay returns the reply to an earlier call with the same ID that was UntilAnswered.
+func (r *Remote) Replay(ctx context.Context, c registry.RemoteCall) (reply []byte, found bool, err error) {
+	err = r.state.View(ctx, func(v registry.View) error {
+		earlier, known := v.Operation(c.ID)
+		if found = known && earlier.Method == c.Method; !found {
+			return nil
+		}
+		if reply = earlier.Answer; earlier.Digest != operationOf(c, nil).Digest {
+			return reused(c.ID, earlier.Method)
+		}
+		return nil
+	})
+	return reply, found, err
+}
+
+func operationOf(c registry.RemoteCall, reply []byte) registry.Operation {
+	sum := sha256.Sum256(c.Request)
+	return registry.Operation{ID: c.ID, Method: c.Method, Digest: hex.EncodeToString(sum[:]), Answer: reply}
+}
+
+func reused(id registry.OperationID, method string) error {
+	return registry.Invalid("operation id %q is in use for another request (%s); mint a new one", id, method)
 }
 
 // ask writes the call's record, unless there is one. here: this node is the executor, and there is no record.
@@ -59,8 +97,7 @@ func (r *Remote) ask(ctx context.Context, c registry.RemoteCall, anew bool) (her
 		switch {
 		case found && anew && earlier.Done:
 		case found && (earlier.Method != c.Method || !bytes.Equal(earlier.Request, c.Request)):
-			return registry.Change{}, registry.Invalid("operation id %q is in use for another request (%s); mint a new one",
-				c.ID, earlier.Method)
+			return registry.Change{}, reused(c.ID, earlier.Method)
 		case found && earlier.Done:
 			return registry.Change{}, nil
 		}

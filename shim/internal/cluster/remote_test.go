@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -53,7 +54,8 @@ func TestCallIsCarriedOutByTheNextExecutor(t *testing.T) {
 	})
 	asker, _ := newRemote(t, c, nil)
 	call := func(r *Remote, id registry.OperationID, method string) (string, error) {
-		reply, err := r.Call(t.Context(), registry.RemoteCall{ID: id, Plugin: "p", Method: method, Request: []byte("hello")}, false)
+		reply, err := r.Call(t.Context(), registry.RemoteCall{ID: id, Plugin: "p", Method: method, Request: []byte("hello")},
+			UntilDone)
 		return string(reply), err
 	}
 	if reply, err := call(asker, "1", "echo"); err != nil || reply != "hello" {
@@ -139,7 +141,7 @@ func TestSameCallAgain(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	call := registry.RemoteCall{ID: "1", Plugin: "p", Method: "echo"}
-	if _, err := asker.Call(ctx, call, true); err != nil {
+	if _, err := asker.Call(ctx, call, Anew); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := asker.ask(ctx, call, true); err != nil {
@@ -149,7 +151,37 @@ func TestSameCallAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	close(asked)
-	if _, err := asker.Call(ctx, call, false); err != nil || carriedOut.Load() != 2 {
+	if _, err := asker.Call(ctx, call, UntilDone); err != nil || carriedOut.Load() != 2 {
 		t.Errorf("carried out %d times: %v", carriedOut.Load(), err)
+	}
+}
+
+// TestReplyStaysForACallerThatRepeats has a reply kept after the record of the call was removed: the shim may die before
+// the host has it.
+func TestReplyStaysForACallerThatRepeats(t *testing.T) {
+	client := etcdtest.Start(t)
+	a := newExecuting(t, newNode(t, client, "a"))
+	a.await(t, true)()
+	b := newExecuting(t, newNode(t, client, "b"))
+	newRemote(t, a, func(_ context.Context, _ string, request []byte) ([]byte, error) { return request, nil })
+	asker, _ := newRemote(t, b, nil)
+	c := registry.RemoteCall{ID: "1", Plugin: "p", Method: "echo", Request: []byte("hello")}
+	if _, found, err := asker.Replay(t.Context(), c); found || err != nil {
+		t.Errorf("before the call: %v, %v", found, err)
+	}
+	if reply, err := asker.Call(t.Context(), c, UntilAnswered); err != nil || string(reply) != "hello" {
+		t.Errorf("the call: %q, %v", reply, err)
+	}
+	look(t, b.testNode.State, func(v registry.View) {
+		if left := v.RemoteCalls(); len(left) > 0 {
+			t.Errorf("a record is left: %+v", left)
+		}
+	})
+	if reply, found, err := asker.Replay(t.Context(), c); !found || err != nil || string(reply) != "hello" {
+		t.Errorf("repeated: %q, %v, %v", reply, found, err)
+	}
+	c.Request = []byte("other")
+	if _, _, err := asker.Replay(t.Context(), c); !errors.Is(err, registry.ErrInvalid) {
+		t.Errorf("another request: %v", err)
 	}
 }

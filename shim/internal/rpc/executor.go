@@ -105,10 +105,20 @@ func (a *Active) pass(
 	ctx context.Context, method string, req request,
 ) (reply []byte, by registry.ExecutorKey, err error) {
 	c, elsewhere, err := a.remoteCall(ctx, method, req)
-	if err != nil || !elsewhere {
-		return nil, c.ExecutedBy(), cmp.Or(err, cluster.ErrHere)
+	if err != nil {
+		return nil, c.ExecutedBy(), err
 	}
-	reply, err = a.Cluster.Remote.Call(ctx, c, false)
+	repeated := cluster.UntilDone
+	if executed[method] {
+		repeated = cluster.UntilAnswered
+		if reply, found, err := a.Cluster.Remote.Replay(ctx, c); found || err != nil {
+			return reply, c.ExecutedBy(), err
+		}
+	}
+	if !elsewhere {
+		return nil, c.ExecutedBy(), cluster.ErrHere
+	}
+	reply, err = a.Cluster.Remote.Call(ctx, c, repeated)
 	return reply, c.ExecutedBy(), err
 }
 
@@ -139,8 +149,16 @@ func (a *Active) remoteCall(
 	if c.ID == "" {
 		c.ID = registry.OperationID(rand.Text())
 	}
+	copied := proto.Clone(req).(request)
+	copied.GetCall().Node = ""
+	if c.Request, err = (proto.MarshalOptions{Deterministic: true}).Marshal(copied); err != nil {
+		return c, false, err
+	}
 	err = a.State.View(ctx, func(v registry.View) error {
 		by := executorOf(v, req)
+		if earlier, found := v.RemoteCall(c.ID); found { // the volume that it deletes may be gone
+			by = earlier.ExecutedBy()
+		}
 		c.Plugin, c.To = by.Plugin, by.Node
 		if _, known := v.Node(by.Node); by.Node != "" && by.Node != a.Node && !known {
 			return registry.Invalid("no node %s has registered in the cluster", by.Node)
@@ -157,13 +175,7 @@ func (a *Active) remoteCall(
 			elsewhere = true
 		}
 	}
-	if err != nil || !elsewhere {
-		return c, false, err
-	}
-	copied := proto.Clone(req).(request)
-	copied.GetCall().Node = ""
-	c.Request, err = proto.MarshalOptions{Deterministic: true}.Marshal(copied)
-	return c, true, err
+	return c, elsewhere && err == nil, err
 }
 
 // executorOf returns which node makes the controller calls for the volume, snapshot or plugin of the request; zero: that
