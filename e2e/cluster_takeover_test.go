@@ -264,14 +264,10 @@ func TestNoSecretInEtcd(t *testing.T) {
 	pa := a.addPlugin("plugin-a", csifake.Monolith)
 	pb := b.addPlugin("plugin-b", csifake.Node)
 	const text = "a-very-secret-text"
-	_, endpoint, _ := strings.Cut(a.config.Cluster, "endpoints = [\"")
-	endpoint, _, _ = strings.Cut(endpoint, "\"")
-	client, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}})
-	a.must(err)
-	defer func() { _ = client.Close() }()
+	client := a.etcd()
 	watch := client.Watch(clientv3.WithRequireLeader(t.Context()), "", clientv3.WithPrefix(), clientv3.WithRev(1))
 	t.Setenv("CLUSTER_SECRET", text)
-	err = b.createWith(b.ctx(), "literal", "secrets {\n password = \""+text+"\"\n}\n")
+	err := b.createWith(b.ctx(), "literal", "secrets {\n password = \""+text+"\"\n}\n")
 	b.wantWords("a secret as a value", err, "password", "env", "file", "callback")
 	path := a.dir + "/secret"
 	a.writeFile(a.dir, "secret", text)

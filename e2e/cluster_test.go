@@ -2,7 +2,10 @@ package e2e
 
 import (
 	"fmt"
+	"strings"
 	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"holdfast/host"
 	"holdfast/internal/csifake"
@@ -32,6 +35,17 @@ func newCluster(t *testing.T, n int, configure func(*host.Config), caps ...strin
 		nodes = append(nodes, e)
 	}
 	return nodes
+}
+
+// etcd returns a client of the cluster's etcd.
+func (e *env) etcd() *clientv3.Client {
+	e.t.Helper()
+	_, endpoint, _ := strings.Cut(e.config.Cluster, "endpoints = [\"")
+	endpoint, _, _ = strings.Cut(endpoint, "\"")
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}})
+	e.must(err)
+	e.t.Cleanup(func() { _ = client.Close() })
+	return client
 }
 
 // TestNodesShareVolumes creates, uses and deletes volumes at two nodes. The plugin's controller runs on one of them.

@@ -17,9 +17,9 @@ import (
 
 // Fault is one line of faults.
 type Fault struct {
-	At    string        // "start", "serving" or a method of a service
+	At    string        // "start", "serving", "store", "etcd" or a method of a service
 	Later time.Duration // with "serving"
-	After bool          // with a method: after its work
+	After bool          // with a method or the store: after its work
 	Do    string        // the action
 	With  string        // the argument of the action
 	Times int           // at most so often per process; 0: always
@@ -29,7 +29,7 @@ type Fault struct {
 // actions maps each action to the kind of its argument.
 var actions = map[string]string{
 	"hang": "", "exit": "", "panic": "", "kill-self": "", "freeze": "", "error": "kind", "kill-host": "",
-	"kill-other": "", "touch": "path", "wait-for": "path", "schema": "number",
+	"kill-other": "", "kill-at": "path", "touch": "path", "wait-for": "path", "schema": "number",
 }
 
 // Kinds are the arguments of "error".

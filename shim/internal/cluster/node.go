@@ -51,6 +51,9 @@ type Options struct {
 	Fence func(context.Context, registry.NodeName) error
 	// Answers returns nil once the plugin's controller on this node answers a probe, or is gone.
 	Answers func(context.Context, registry.PluginID) error
+	// Sending is called with each change directly before it is sent to etcd; nil: nothing is called. Tests end the
+	// process there.
+	Sending func(registry.Change)
 	Now     func() time.Time
 	Logger  hclog.Logger
 }
@@ -63,6 +66,9 @@ func NewNode(o Options) (*Node, error) {
 	}
 	n := &Node{State: state, plugins: o.Plugins, client: state.client, version: o.Version, expect: o.Cluster.Expect,
 		log: o.Logger, changed: make(chan struct{}, 1)}
+	if o.Sending != nil {
+		n.State.sending = o.Sending
+	}
 	n.session = newSession(n.State)
 	n.session.ttl = o.Cluster.LeaseTTL.Truncate(time.Second) // as etcd has it
 	if o.Cluster.LostNodes == config.LostFence {

@@ -39,6 +39,7 @@ type State struct {
 	copy    copied
 	heard   *answers
 	abandon context.CancelCauseFunc // ends Run; set before ready is closed
+	sending func(registry.Change)
 
 	doubts     atomic.Int64 // commits that have ended since the last Settle and may still be carried out
 	leases     sync.Mutex   // guards tombstones and granted
@@ -51,7 +52,7 @@ var _ registry.State = (*State)(nil)
 // New returns the state of a node. local is the node's store. Commits of shared records wait for Run.
 func New(local registry.State, client *clientv3.Client, cluster string, node registry.NodeName) *State {
 	s := &State{local: local, client: client, kv: client, keys: keys{"/holdfast/" + cluster + "/"}, id: cluster, node: node,
-		ready: make(chan struct{}), heard: &answers{began: time.Now()}}
+		ready: make(chan struct{}), heard: &answers{began: time.Now()}, sending: func(registry.Change) {}}
 	s.copy.changed, s.copy.ended = make(chan struct{}), make(chan struct{})
 	s.copy.waiting = map[string]chan registry.Seq{}
 	return s
@@ -191,6 +192,9 @@ func (s *State) commitShared(ctx context.Context, d decision) (at registry.Seq, 
 	}()
 	conditions := append(d.reads.unchanged(d.change, d.since), s.active(),
 		clientv3.Compare(clientv3.ModRevision(s.barrier(s.node)), "<", d.since+1))
+	if len(writes) > 0 {
+		s.sending(d.change)
+	}
 	var answer *clientv3.TxnResponse
 	err = s.request(ctx, func(ctx context.Context) (err error) {
 		answer, err = s.kv.Txn(ctx).If(conditions...).Then(writes...).

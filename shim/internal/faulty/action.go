@@ -44,6 +44,8 @@ func (p *program) do(f fault.Fault, req any) error {
 		p.killHost()
 	case "kill-other":
 		p.killOther()
+	case "kill-at":
+		killAt(f, req.(registry.Change))
 	case "touch":
 		must(os.WriteFile(f.With, nil, 0o600))
 	case "wait-for":

@@ -30,6 +30,7 @@ func main() {
 	p.start()
 	log := bootstrap.NewLogger(hclog.LevelFromString(*level))
 	shim := lifecycle.New("0.1.0-faulty", log)
+	shim.Committing = p.commit
 	register := func(life context.Context, g *grpc.Server) error {
 		shim.Register(life, g)
 		return nil

@@ -17,6 +17,8 @@ type program struct {
 	host   int // the parent process
 	faults []fault.Fault
 
+	commits sync.Mutex // held at a point of a commit
+
 	mu   sync.Mutex // guards left
 	left []int      // how often each fault may still be executed, if that is limited
 }

@@ -95,7 +95,9 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 		})
 	}
 	r.store, err = store.Open(ctx, store.Options{
-		Path: layout.Database(), Boot: m.Boot(), Now: time.Now, Applied: r.applied, Logger: p.log.Named("store"),
+		Path: layout.Database(), Boot: m.Boot(), Now: time.Now, Logger: p.log.Named("store"),
+		Committing: p.committing(BeforeStore),
+		Applied:    func(a registry.Applied) { p.committing(AfterStore)(a.Change); r.applied(a) },
 		ReleasedAt: in.releasedAt, Generation: in.generation,
 	})
 	if shared.Wait(); err == nil && !in.graceful() { // the state is ours: no other shim acts
@@ -138,7 +140,7 @@ func (r *activeState) load(ctx context.Context, p *Process, hello *rpc.Hello, in
 		if r.cluster, err = cluster.NewNode(cluster.Options{
 			Cluster: *hello.Cluster, Node: hello.Node, Version: p.version, Local: r.store, Plugins: r.table,
 			Serve: r.serve(p.server), Answers: r.answers, Fence: p.callbacks.Fence, Now: time.Now,
-			Logger: p.log.Named("cluster"),
+			Sending: p.committing(BeforeEtcd), Logger: p.log.Named("cluster"),
 		}); err != nil {
 			return err
 		}

@@ -31,6 +31,10 @@ type Process struct {
 	// Traces exports the spans of calls; nil: none are made. Set before Register.
 	Traces *otlp.Exporter
 
+	// Committing is called with each change of the store before and after its commit, and with each shared one before it
+	// is sent to etcd; nil: nothing is called. Tests end the process there. Set before Register.
+	Committing func(at CommitPoint, c registry.Change)
+
 	life context.Context // of the process; set by Register
 
 	transition sync.Mutex // held while the active state is built, quiesced or closed
@@ -44,6 +48,25 @@ type Process struct {
 	closing   sync.WaitGroup // connections and files that Release closes later
 	gone      chan struct{}  // closed by end
 	rehearsed *rehearsed     // from a rehearsal, used by one activation; guarded by transition
+}
+
+// CommitPoint is a moment of a commit.
+type CommitPoint int
+
+// The moments of a commit.
+const (
+	BeforeStore CommitPoint = iota
+	AfterStore              // before its caller, or anything else of the process, sees it
+	BeforeEtcd
+)
+
+// committing calls Committing.
+func (p *Process) committing(at CommitPoint) func(registry.Change) {
+	return func(c registry.Change) {
+		if p.Committing != nil {
+			p.Committing(at, c)
+		}
+	}
 }
 
 // New returns a candidate.

@@ -31,7 +31,10 @@ type Options struct {
 	Now        func() time.Time
 	// Applied is called with each change that is on disk, in commit order, before its Commit returns. It must not
 	// block, as nothing else is committed meanwhile, and must not call Commit.
-	Applied    func(registry.Applied)
+	Applied func(registry.Applied)
+	// Committing is called with each change directly before its transaction is committed; nil: nothing is called. Tests
+	// end the process there.
+	Committing func(registry.Change)
 	EventLimit int // events kept; 0: registry.MaxEvents
 	Logger     hclog.Logger
 	Throwaway  bool // the file is a copy that is not needed after Close: writes to it are not synced
@@ -45,6 +48,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Applied == nil {
 		o.Applied = func(registry.Applied) {}
+	}
+	if o.Committing == nil {
+		o.Committing = func(registry.Change) {}
 	}
 	if o.EventLimit <= 0 {
 		o.EventLimit = registry.MaxEvents

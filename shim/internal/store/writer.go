@@ -272,6 +272,9 @@ func (s *Store) publish(g *group, tx *bolt.Tx) error {
 	if err != nil {
 		return registry.Errorf(registry.ErrUnavailable, "read meta pages: %w", err)
 	}
+	for _, applied := range g.applied {
+		s.options.Committing(applied.Change)
+	}
 	g.sent = true
 	if err := tx.Commit(); err != nil {
 		return s.commitError(before, err)
