@@ -44,7 +44,7 @@ func TestFeasibleNeedsANodeThatAttaches(t *testing.T) {
 		"an unhealthy plugin at the volume": {local, []registry.Record{lease, node(registry.NodePlugin{ControllerUnhealthy: true})}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := openStore(t)
+			s := openStore(t, nil)
 			registrytest.Put(t, s, test.records...)
 			look(t, s, func(v registry.View) {
 				got := (&Attacher{}).FeasibleAttach(v, test.volume, done.Usage, intent.AttachTo{Node: "b"})

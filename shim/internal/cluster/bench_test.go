@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -42,7 +43,7 @@ func BenchmarkClaim(b *testing.B) {
 		})
 	})
 	b.Run("store", func(b *testing.B) {
-		s := openStore(b)
+		s := openStore(b, nil)
 		ratio(b, s, func(ctx context.Context, worker, i int) error {
 			for range 2 {
 				_, err := s.Commit(ctx, func(registry.View) (registry.Change, error) {
@@ -110,7 +111,7 @@ func concurrently(b *testing.B, each int, do func(ctx context.Context, worker, i
 func BenchmarkClaimAmongMany(b *testing.B) {
 	for _, count := range []int{100, 100_000} {
 		b.Run(fmt.Sprint(count), func(b *testing.B) {
-			s := openStore(b)
+			s := openStore(b, nil)
 			claims := controller.NewClaims(s, noPlugins{}, time.Now)
 			records := []registry.Record{claimable(0)}
 			for i := range count {
@@ -133,9 +134,83 @@ func BenchmarkClaimAmongMany(b *testing.B) {
 	}
 }
 
-func openStore(b testing.TB) registry.State {
+// BenchmarkWaiter has an alloc wait for the release of a volume, and claim it then. It compares the time from the end of
+// the release's commit until the waiter is awake, and until its claim is granted, with that of a bare commit in the same
+// run: a transaction of etcd, or a change of the store. With etcd the waiter is on another node.
+func BenchmarkWaiter(b *testing.B) {
+	b.Run("etcd", func(b *testing.B) {
+		client := etcdtest.Start(b)
+		holder, waiter := newNode(b, client, "node-1"), newNode(b, client, "node-2")
+		wait(b, holder.State, waiter.State, waiter.copy.next, func() error {
+			_, err := client.Txn(b.Context()).If(clientv3.Compare(clientv3.ModRevision("bare"), ">", -1)).
+				Then(clientv3.OpPut("bare", "value")).Commit()
+			return err
+		})
+	})
+	b.Run("store", func(b *testing.B) {
+		var applied broadcast
+		s := openStore(b, func(registry.Applied) { applied.fire() })
+		wait(b, s, s, applied.next, func() error {
+			_, err := s.Commit(b.Context(), func(registry.View) (registry.Change, error) {
+				return registry.Change{Put: []registry.Record{claim("bare", "a")}}, nil
+			})
+			return err
+		})
+	})
+}
+
+// wait measures waits for releases. next returns a channel that is closed at the next change that the waiter sees.
+func wait(b *testing.B, holder, waiter registry.State, next func() <-chan struct{}, bare func() error) {
+	commitAll(b, holder, []registry.Record{claimable(0)})
+	held, wanted := claim("v-0", "holder"), claim("v-0", "waiter")
+	held.Usage = registry.Usage{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}
+	wanted.Usage = held.Usage
+	holding, waiting := controller.NewClaims(holder, noPlugins{}, time.Now), controller.NewClaims(waiter, noPlugins{}, time.Now)
+	must := func(err error) {
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	var commits, untilAwake, untilGranted time.Duration
+	for b.Loop() {
+		began := time.Now()
+		must(bare())
+		commits += time.Since(began)
+		_, err := holding.Claim(b.Context(), held)
+		must(err)
+		waits, granted := make(chan struct{}), make(chan error)
+		var awake, done time.Time
+		go func() {
+			changed := next()
+			_, err := waiting.Claim(b.Context(), wanted)
+			for first := true; errors.Is(err, registry.ErrConflict); first = false {
+				if first {
+					close(waits)
+				}
+				<-changed
+				awake, changed = time.Now(), next()
+				_, err = waiting.Claim(b.Context(), wanted)
+			}
+			done = time.Now()
+			granted <- err
+		}()
+		<-waits
+		_, err = holding.Unclaim(b.Context(), held.ClaimKey(), true)
+		released := time.Now()
+		must(err)
+		must(<-granted)
+		untilAwake += max(0, awake.Sub(released))
+		untilGranted += max(0, done.Sub(released))
+		_, err = waiting.Unclaim(b.Context(), wanted.ClaimKey(), true)
+		must(err)
+	}
+	b.ReportMetric(untilAwake.Seconds()/commits.Seconds(), "commits-until-awake")
+	b.ReportMetric(untilGranted.Seconds()/commits.Seconds(), "commits-until-granted")
+}
+
+func openStore(b testing.TB, applied func(registry.Applied)) registry.State {
 	b.Helper()
-	s, err := store.Open(b.Context(), store.Options{Path: filepath.Join(b.TempDir(), "state", "shim.db")})
+	s, err := store.Open(b.Context(), store.Options{Path: filepath.Join(b.TempDir(), "state", "shim.db"), Applied: applied})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -61,7 +61,7 @@ func TestProblemNamesTheSilentEtcd(t *testing.T) {
 		"absent": {absent.URL, "connection refused"}, "another server": {server.URL, "error reading server preface"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, err := dial(config.Cluster{Endpoints: []string{test.endpoint}, LeaseTTL: LeaseTTL}, openStore(t), "n")
+			s, err := dial(config.Cluster{Endpoints: []string{test.endpoint}, LeaseTTL: LeaseTTL}, openStore(t, nil), "n")
 			if err != nil {
 				t.Fatal(err)
 			}
