@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/hashicorp/go-hclog"
+
 	"holdfast/registry"
 )
 
@@ -31,6 +33,20 @@ func (b *broadcast) fire() {
 		close(b.ch)
 		b.ch = nil
 	}
+}
+
+// reports logs an error that a loop meets again and again once, until there is another one or none.
+type reports struct{ last string }
+
+func (r *reports) log(log hclog.Logger, what string, err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != r.last && text != "" {
+		log.Warn(what, "error", err)
+	}
+	r.last = text
 }
 
 // behind reports whether this node was declared lost, and has not taken down its volumes since.

@@ -168,7 +168,7 @@ func (e *Executors) Applied(a registry.Applied) {
 // Run takes and leaves the execution of plugins until ctx ends.
 func (e *Executors) Run(ctx context.Context) error {
 	e.session.awaitFirst(ctx)
-	for {
+	for said := (reports{}); ; {
 		valid := e.session.valid.next()
 		err := e.review(ctx)
 		if ctx.Err() != nil {
@@ -177,9 +177,9 @@ func (e *Executors) Run(ctx context.Context) error {
 		if errors.Is(err, registry.ErrFenced) {
 			return err
 		}
+		said.log(e.log, "cannot take or leave the execution of plugins", err)
 		var again <-chan time.Time
 		if err != nil {
-			e.log.Warn("cannot take or leave the execution of plugins", "error", err)
 			again = time.After(time.Second)
 		}
 		select {

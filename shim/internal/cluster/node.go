@@ -186,14 +186,17 @@ func (n *Node) Applied(a registry.Applied) {
 
 // describe keeps the node's record as its plugins are.
 func (n *Node) describe(ctx context.Context) error {
-	for {
+	for said := (reports{}); ; {
 		err := n.describeNow(ctx)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if errors.Is(err, registry.ErrFenced) {
+			return err
+		}
+		said.log(n.log, "cannot describe this node to the cluster", err)
 		var again <-chan time.Time
-		if ctx.Err() == nil && err != nil {
-			if errors.Is(err, registry.ErrFenced) {
-				return err
-			}
-			n.log.Warn("cannot describe this node to the cluster", "error", err)
+		if err != nil {
 			again = time.After(time.Second)
 		}
 		select {

@@ -48,7 +48,7 @@ func NewReaper(n *Node, release Releaser, allocs Allocs) *Reaper {
 func (r *Reaper) Run(ctx context.Context) error {
 	var all sync.WaitGroup
 	defer all.Wait()
-	for {
+	for said := (reports{}); ; {
 		changed, valid := r.changes.next(), r.session.valid.next()
 		due, err := r.due(ctx)
 		for _, k := range due {
@@ -60,12 +60,12 @@ func (r *Reaper) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+		if errors.Is(err, registry.ErrFenced) {
+			return err
+		}
+		said.log(r.log, "cannot release the volumes of lost nodes", err)
 		var again <-chan time.Time
 		if err != nil {
-			if errors.Is(err, registry.ErrFenced) {
-				return err
-			}
-			r.log.Warn("cannot release the volumes of lost nodes", "error", err)
 			again = time.After(time.Second)
 		}
 		select {
