@@ -236,6 +236,11 @@ func (v View) EndpointUsesAt(id PluginID) []EndpointUse {
 	return list[EndpointUse](v, BucketEndpointUses, PathOf(id), nil)
 }
 
+// AllEndpointUses returns the uses of all volumes.
+func (v View) AllEndpointUses() []EndpointUse {
+	return list[EndpointUse](v, BucketEndpointUses, "", nil)
+}
+
 // EndpointUses returns how clients of CSI endpoints use a volume.
 func (v View) EndpointUses(k VolumeKey) []EndpointUse {
 	return list[EndpointUse](v, BucketEndpointUses, k.path(), nil)

@@ -96,8 +96,18 @@ func (r *testRelease) Lose(ctx context.Context, why string) error {
 }
 
 // TestLostNodeComesBack follows a node: while it is suspect it keeps its claims, out of service it loses them, and when
-// it is back it uses no volume, and executes no plugin, before its mounts are gone.
+// it is back it uses no volume, and executes no plugin, before its mounts are gone. It comes back with a new shim, or with
+// the same one after a partition.
 func TestLostNodeComesBack(t *testing.T) {
+	for name, back := range map[string]func(*testing.T, *member) *member{
+		"a new shim":   func(t *testing.T, a *member) *member { return a.restart(t) },
+		"the same one": func(t *testing.T, a *member) *member { a.run(t, a.session.Run); return a },
+	} {
+		t.Run(name, func(t *testing.T) { comeBack(t, back) })
+	}
+}
+
+func comeBack(t *testing.T, back func(*testing.T, *member) *member) {
 	client := etcdtest.Start(t)
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")
 	a.await(t, true)()
@@ -107,6 +117,10 @@ func TestLostNodeComesBack(t *testing.T) {
 	a.commit(t, []registry.Record{held})
 	ref := registry.Ref{Volume: held.Volume, Alloc: held.Alloc, Request: held.Request, Publish: registry.MarkDone}
 	a.commit(t, []registry.Record{ref})
+	use := registry.EndpointUse{Volume: claim("of a client", "").Volume, Node: "a", Call: registry.NodePublishRPC, Target: "/mnt"}
+	attached, other := use, use
+	attached.Call, attached.Target, other.Node = registry.ControllerPublishRPC, "a-id", "b"
+	a.commit(t, []registry.Record{use, attached, other})
 	look(t, a.State, func(v registry.View) {
 		if err := a.Admitted(v); err != nil {
 			t.Errorf("a node with a lease is not admitted: %v", err)
@@ -124,8 +138,16 @@ func TestLostNodeComesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.see(t, "the claim is gone", func(v registry.View) bool { return len(v.Claims(held.Volume)) == 0 })
+	b.see(t, "the client's mount is forgotten", func(v registry.View) bool { return len(v.EndpointUses(use.Volume)) == 2 })
+	look(t, b.State, func(v registry.View) {
+		for _, left := range v.EndpointUses(use.Volume) {
+			if left.Key() == use.Key() {
+				t.Errorf("a use of a lost node is left: %s", left)
+			}
+		}
+	})
 
-	a = a.restart(t)
+	a = back(t, a)
 	release := &testRelease{member: a, t: t, busy: true}
 	a.run(t, NewReaper(a.Node, release, release).Run)
 	b.executing.setHealthy(false) // nobody else executes the plugin
@@ -219,6 +241,63 @@ func TestNextShimDoesNotWaitAgainToFence(t *testing.T) {
 			t.Errorf("a node of which no event tells: %s", got)
 		}
 	})
+}
+
+// TestNextNodeFinishesForADeadOne has a node die while it fences another one, and while it releases the volumes of one.
+// The next node does the rest.
+func TestNextNodeFinishesForADeadOne(t *testing.T) {
+	client := etcdtest.Start(t)
+	a, b, c := newMember(t, client, "a"), newMember(t, client, "b"), newMember(t, client, "c")
+	c.setHealthy(false)
+	a.setHealthy(false)
+	b.await(t, true)()
+	for _, volume := range []string{"vol-1", "vol-2"} {
+		held := claim(volume, "alloc")
+		held.Node = "a"
+		a.commit(t, []registry.Record{held})
+	}
+	fencing := make(chan struct{})
+	b.fence = func(ctx context.Context, _ registry.NodeName) error {
+		close(fencing)
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	b.run(t, b.fenceLost)
+	a.die(t)
+	<-fencing
+	b.die(t)
+	c.fence = func(_ context.Context, node registry.NodeName) error {
+		if node == "b" {
+			return errors.New("it is alive")
+		}
+		return nil
+	}
+	c.run(t, c.fenceLost)
+	c.seeState(t, "a", registry.NodeFenced)
+
+	d := newMember(t, client, "d")
+	d.await(t, true)()
+	released := make(chan struct{})
+	first := sync.OnceFunc(func() { close(released) })
+	d.run(t, NewReaper(d.Node, releaseFunc(func(ctx context.Context, k registry.AttachmentKey) error {
+		if k.Volume.External == "vol-2" {
+			<-ctx.Done()
+			return context.Cause(ctx)
+		}
+		defer first()
+		return (&testRelease{member: d, t: t}).ReleaseLost(ctx, k)
+	}), nil).Run)
+	<-released
+	d.die(t)
+	c.run(t, NewReaper(c.Node, &testRelease{member: c, t: t}, nil).Run)
+	c.setHealthy(true)
+	c.see(t, "both claims are gone", func(v registry.View) bool { return len(v.AllClaims()) == 0 })
+}
+
+type releaseFunc func(context.Context, registry.AttachmentKey) error
+
+func (f releaseFunc) ReleaseLost(ctx context.Context, k registry.AttachmentKey) error {
+	return f(ctx, k)
 }
 
 // TestNodeThatIsBackAwaitsItsFence starts a node again while another one fences it. It uses no volume before the outcome

@@ -23,7 +23,7 @@ var movable = []registry.Bucket{
 }
 
 const (
-	// batchSize is how many records Migrate writes in one transaction: with their index entries and the log fewer than
+	// batchSize is how many records are written in one transaction: with their index entries and the log fewer than
 	// the 128 operations that etcd allows.
 	batchSize = 30
 	// migrateTimeout bounds each request of Migrate, with its repetitions.

@@ -56,7 +56,7 @@ func (r *Reaper) Run(ctx context.Context) error {
 				all.Go(func() { defer r.end(k); r.reap(ctx, k) })
 			}
 		}
-		err = errors.Join(err, r.unmark(ctx), r.comeBack(ctx))
+		err = errors.Join(err, r.unmark(ctx), r.endUses(ctx), r.comeBack(ctx))
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -117,6 +117,32 @@ func (r *Reaper) due(ctx context.Context) (list []registry.AttachmentKey, err er
 		clear(r.clean)
 	}
 	return list, err
+}
+
+// endUses removes what clients of CSI endpoints have mounted on lost nodes. Uses by controller calls stay: their clients
+// can end them at another endpoint.
+func (r *Reaper) endUses(ctx context.Context) error {
+	for {
+		ended := 0
+		_, err := registry.Ensure(ctx, r.State, func(v registry.View) (change registry.Change, err error) {
+			for _, node := range v.Nodes() {
+				if _, alive := v.NodeLease(node.Name); alive || !node.Lost() || node.Name == r.State.node {
+					continue
+				}
+				for _, use := range v.AllEndpointUses() {
+					mounts := use.Node == node.Name && intent.RoleOf(use.Call) == registry.RoleNode
+					if mounts && len(change.Delete) < batchSize {
+						change.Delete = append(change.Delete, use.Key())
+					}
+				}
+			}
+			ended = len(change.Delete)
+			return change, nil
+		})
+		if err != nil || ended < batchSize {
+			return err
+		}
+	}
 }
 
 // releases reports whether this node releases volumes of the plugin: it is the executor, or there is none and no call
