@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/moby/sys/mountinfo"
@@ -28,20 +29,27 @@ func TestKilledAtEachCommit(t *testing.T) {
 		name  string
 		nodes int
 	}{{"bolt", 1}, {"etcd", 2}} {
+		var points []commitPoint
+		var reached atomic.Int32
 		t.Run(c.name, func(t *testing.T) {
-			points := newCommitKills(t, c.nodes).trace()
-			t.Logf("%d points", len(points))
+			points = newCommitKills(t, c.nodes).trace()
 			const each = 8 // the host waits longer after each death
 			for group := range slices.Chunk(points, each) {
 				t.Run(group[0].String(), func(t *testing.T) {
 					t.Parallel()
 					k := newCommitKills(t, c.nodes)
 					for _, p := range group {
-						k.kill(p)
+						if k.kill(p) {
+							reached.Add(1)
+						}
 					}
 				})
 			}
 		})
+		// how often a decision is repeated, or an instance is seen to be ill, differs between runs
+		if n := int(reached.Load()); n < len(points)*3/4 {
+			t.Errorf("%s: only %d of %d points were reached", c.name, n, len(points))
+		}
 	}
 }
 
@@ -150,16 +158,14 @@ func traced(e *env) []string {
 	return strings.Split(strings.TrimSpace(string(text)), "\n")
 }
 
-// kill runs once while the shim is killed at a point.
-func (k *commitKills) kill(p commitPoint) {
+// kill runs once while the shim is killed at a point, and reports whether the run has reached the point.
+func (k *commitKills) kill(p commitPoint) (reached bool) {
 	e := k.nodes[p.node]
 	file := filepath.Join(e.dir, "kill")
 	e.must(os.WriteFile(file, fmt.Appendf(nil, "%d %s", p.number, p.line), 0o600))
 	k.t.Logf("%s", p)
 	k.run()
-	if err := os.Remove(file); err == nil {
-		k.t.Logf("not reached: %s", p)
-	}
+	return os.Remove(file) != nil
 }
 
 // run is the life of a volume that the last node uses.
