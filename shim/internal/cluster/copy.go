@@ -417,7 +417,7 @@ func (s *State) replaced(
 	next := s.at(v, revision)
 	if next.Buckets = sharedBuckets; s.copyIn(v).Revision > 0 {
 		change.Events = []registry.Event{{Kind: registry.EventMissed, Node: s.node, At: time.Now(),
-			Detail: "this node was away for too long: events of other nodes since its last one are missing"}}
+			Detail: "all records were loaded anew: events of other nodes since the last one here may be missing"}}
 	}
 	change.Put = append(change.Put, next)
 	return change
