@@ -28,14 +28,14 @@ type executing struct {
 // answers again. Then roles are changed.
 func TestNextExecutorRepeatsTheCall(t *testing.T) {
 	t.Parallel()
-	nodes := newCluster(t, 2, nil, allCaps...)
+	nodes := newCluster(t, 2, nil, slices.Concat(allCaps, []string{"CREATE_DELETE_SNAPSHOT"})...)
 	var both []*executing
 	for _, e := range nodes {
 		e.heartbeat = "interval = \"200ms\"\n timeout = \"30s\"" // a frozen plugin stays the executor's
 		both = append(both, &executing{e, e.addPlugin("plugin-"+string(e.config.Node), csifake.Monolith)})
 	}
 	former, next := both[0], both[1] // the first plugin made its node the executor
-	for _, rpc := range []string{"CreateVolume", "ControllerPublishVolume", "ControllerUnpublishVolume"} {
+	for _, rpc := range []string{"CreateVolume", "ControllerPublishVolume", "ControllerUnpublishVolume", "CreateSnapshot"} {
 		for _, moment := range []string{"before", "after"} {
 			t.Logf("%s killed %s %s", former.config.Node, moment, rpc)
 			takeOver(t, former, next, rpc, moment)
@@ -55,13 +55,19 @@ func TestNextExecutorRepeatsTheCall(t *testing.T) {
 // takeOver kills the host of the executor during a call and lets the next one take over.
 func takeOver(t *testing.T, former, next *executing, rpc, moment string) {
 	volume := "vol-" + strings.ToLower(rpc) + "-" + moment
+	snapshot := host.SnapshotSpec{Namespace: "default", ID: host.SnapshotID("snap-" + moment), Volume: host.VolumeID(volume)}
 	steps := map[string]func() error{
 		"CreateVolume":              func() error { return next.create(volume) },
 		"ControllerPublishVolume":   func() error { return errOf(next.prepare(next.group("user", request{source: volume}))) },
 		"ControllerUnpublishVolume": func() error { return next.release("user") },
 		"DeleteVolume":              func() error { return next.delete(volume) },
+		"CreateSnapshot":            func() error { return errOf(next.host.CreateSnapshot(next.ctx(), snapshot)) },
+		"DeleteSnapshot":            func() error { return next.host.DeleteSnapshot(next.ctx(), snapshot.SnapshotName()) },
 	}
 	order := []string{"CreateVolume", "ControllerPublishVolume", "ControllerUnpublishVolume", "DeleteVolume"}
+	if rpc == "CreateSnapshot" {
+		order = []string{"CreateVolume", "CreateSnapshot", "DeleteSnapshot", "DeleteVolume"}
+	}
 	at := slices.Index(order, rpc)
 	for _, step := range order[:at] {
 		next.must(steps[step]())

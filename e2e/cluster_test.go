@@ -71,6 +71,10 @@ func TestNodesShareVolumes(t *testing.T) {
 	b.must(b.release("user-b"))
 	a.use("user-a", request{source: "vol-a"})
 	a.must(a.release("user-a"))
+	made := request{source: "made", lines: "create {\n plugin_id = \"fake\"\n on_stop = \"delete\"\n}\n"}
+	b.use("user-c", made) // the executor creates and deletes it
+	b.must(b.release("user-c"))
+	b.waitUntil("the volume of the alloc is deleted", func() bool { return len(b.volumeStates()) == 2 })
 	b.must(b.delete("vol-a"))
 	a.must(a.delete("vol-b"))
 	b.stopPlugin(pb)

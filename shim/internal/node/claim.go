@@ -66,11 +66,16 @@ func (req *request) provide(
 	return vol, err
 }
 
-// awaitController waits for the controller of the plugin, and records the wait.
+// awaitController waits for the controller of the plugin, and records the wait. It does not wait if another node may make
+// the plugin's calls: then the call waits for that node.
 func (req *request) awaitController(ctx context.Context, plugin registry.PluginID) error {
 	inst, found := req.Plugins.Find(registry.RoleController, plugin)
-	if found && inst.Health.State == registry.Healthy {
+	elsewhere := false
+	if err := req.State.View(ctx, func(v registry.View) error {
+		elsewhere = req.Executors != nil && v.Executed(plugin)
 		return nil
+	}); err != nil || elsewhere || found && inst.Health.State == registry.Healthy {
+		return err
 	}
 	waiting, cancel := req.bounded(ctx)
 	defer cancel()
