@@ -85,14 +85,19 @@ func (n *Node) declared(
 }
 
 // lost returns the change that declares a node lost. It may have begun controller calls, which it does not send any
-// more: so its successors may send others.
+// more: so its successors may send others. A node that is alive again may still send them, and says itself when it does
+// not.
 func (n *Node) lost(
 	v registry.View, r registry.Node, state registry.NodeState, kind registry.EventKind, by, reason string,
 ) registry.Change {
 	r.Epoch++
 	change := n.declared(r, state, kind, by, reason)
+	_, alive := v.NodeLease(r.Name)
 	for _, e := range v.Executors() {
-		if e.Holder == r.Name || slices.Contains(e.Former, r.Name) {
+		switch {
+		case alive && e.Holder == r.Name:
+			change.Put = append(change.Put, e.Dropped(n.Executors.now()))
+		case !alive && (e.Holder == r.Name || slices.Contains(e.Former, r.Name)):
 			change.Put = append(change.Put, e.Left(r.Name, n.Executors.now()))
 		}
 	}

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"errors"
+	"slices"
 	"iter"
 	"strings"
 	"sync"
@@ -345,6 +346,29 @@ func TestNodeThatIsBackAwaitsItsFence(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestFencedNodeThatIsBackEndsItsCalls declares a node fenced that is alive again and has a controller call under way.
+// Its successor may send other calls only after that one.
+func TestFencedNodeThatIsBackEndsItsCalls(t *testing.T) {
+	client := etcdtest.Start(t)
+	a, b := newMember(t, client, "a"), newMember(t, client, "b")
+	done := a.await(t, true)
+	held := claim("vol", "alloc")
+	a.commit(t, []registry.Record{registry.Ref{Volume: held.Volume, Alloc: held.Alloc, Request: held.Request,
+		Publish: registry.MarkDone}}) // it executes nothing while a volume is mounted
+	if _, err := b.State.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+		r, _ := v.Node("a")
+		return b.lost(v, r, registry.NodeFenced, registry.EventNodeFenced, "", "power off"), nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	b.await(t, true)()
+	if former := b.executor(t).Former; !slices.Equal(former, []registry.NodeName{"a"}) {
+		t.Errorf("former executors are %v during the call", former)
+	}
+	done()
+	b.see(t, "the end of the call", func(v registry.View) bool { e, _ := v.Executor("p"); return len(e.Former) == 0 })
 }
 
 // TestSilentEtcdDelaysOnlyDecisions loses every answer of etcd. A commit of this node's records goes on, one of shared
