@@ -187,11 +187,17 @@ func (a *Attacher) Provide(
 		return a.Controller.Provide(ctx, call, spec, from)
 	}
 	var here bool
-	err = a.execute(ctx, provideMethod, by, request{Call: call, Spec: spec, Origin: from}, func() (err error) {
+	r := request{Call: call, Spec: spec, Origin: from}
+	err = a.execute(ctx, provideMethod, by, r, func() (err error) {
 		v, err = a.Controller.Provide(ctx, call, spec, from)
 		here = err == nil
 		return err
 	})
+	if err != nil && ctx.Err() != nil { // a volume that nobody waits for any more is not made
+		if c, failed := newCall(provideMethod, by, r); failed == nil {
+			a.remote.withdraw(ctx, c.ID)
+		}
+	}
 	if err != nil || here {
 		return v, err
 	}

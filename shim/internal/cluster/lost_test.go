@@ -3,8 +3,8 @@ package cluster
 import (
 	"context"
 	"errors"
-	"slices"
 	"iter"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"

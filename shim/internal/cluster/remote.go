@@ -66,6 +66,20 @@ func (r *Remote) Call(ctx context.Context, c registry.RemoteCall, repeated Repet
 	}
 }
 
+// withdraw removes the record of a call whose caller has given up. A call that has begun goes on.
+func (r *Remote) withdraw(ctx context.Context, id registry.OperationID) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	if _, err := registry.Ensure(ctx, r.state, func(v registry.View) (change registry.Change, err error) {
+		if c, found := v.RemoteCall(id); found {
+			change.Delete = []registry.Key{c.Key()}
+		}
+		return change, nil
+	}); err != nil {
+		r.log.Warn("cannot withdraw a call to another node; it may still be carried out", "call", id, "error", err)
+	}
+}
+
 // Replay returns the reply to an earlier call with the same ID that was UntilAnswered.
 func (r *Remote) Replay(ctx context.Context, c registry.RemoteCall) (reply []byte, found bool, err error) {
 	err = r.state.View(ctx, func(v registry.View) error {
@@ -134,7 +148,7 @@ func (r *Remote) wait(ctx context.Context, c registry.RemoteCall) (answer regist
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return answer, false, registry.Errorf(registry.ErrUnavailable, "it is not done yet (%s): %w; the call goes on", executor,
+			return answer, false, registry.Errorf(registry.ErrUnavailable, "it is not done yet (%s): %w", executor,
 				context.Cause(ctx))
 		}
 	}

@@ -185,3 +185,34 @@ func TestReplyStaysForACallerThatRepeats(t *testing.T) {
 		t.Errorf("another request: %v", err)
 	}
 }
+
+// TestGivenUpCreationIsWithdrawn asks for a volume while no node executes its plugin, and gives up.
+func TestGivenUpCreationIsWithdrawn(t *testing.T) {
+	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
+	a.await(t, true)()
+	a.setHealthy(false)
+	a.await(t, false)
+	asker, _ := newRemote(t, a, nil)
+	at := &Attacher{remote: asker}
+	at.calls.State = a.testNode.State
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error)
+	go func() {
+		_, err := at.Provide(ctx, registry.Call{ID: "op"}, volumeOf("vol", "vol").VolumeSpec, registry.Origin{})
+		done <- err
+	}()
+	calls := func() (n int) {
+		look(t, a.testNode.State, func(v registry.View) { n = len(v.RemoteCalls()) })
+		return n
+	}
+	for end := time.Now().Add(time.Minute); calls() == 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("no other node was asked")
+		}
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) || calls() != 0 {
+		t.Errorf("%v; %d calls are left", err, calls())
+	}
+}
