@@ -34,7 +34,7 @@ func TestLostNode(t *testing.T) {
 		t.Run(policy, func(t *testing.T) {
 			var fences atomic.Int32
 			nodes := newCluster(t, 3, func(c *host.Config) {
-				c.Cluster = strings.Replace(c.Cluster, `"2s"`, fmt.Sprintf("\"5s\"\n lost_nodes = %q", policy), 1)
+				c.Cluster = strings.Replace(c.Cluster, `"4s"`, fmt.Sprintf("\"5s\"\n lost_nodes = %q", policy), 1)
 				c.Fence = func(_ context.Context, node string) error {
 					if node != "node-2" || fences.Add(1) < 3 {
 						return errors.New("no route to the power switch")
