@@ -54,6 +54,42 @@ func BenchmarkBatchJob(b *testing.B) {
 	b.ReportMetric(total.Seconds()/bare.Seconds(), "total/floor")
 }
 
+// BenchmarkJobLatency measures the creation of a volume, and the stop of a service with one volume until the volume is free.
+// The floor is the same calls straight to a loopfs, and the end of the same program.
+func BenchmarkJobLatency(b *testing.B) {
+	m := newBenchMachine(b)
+	floor := newFloor(b, m)
+	text, err := os.ReadFile("testdata/hcl/disk.volume.hcl")
+	mustB(b, err)
+	text = []byte(strings.NewReplacer(`"fake"`, `"loopfs"`, `"1MiB"`, `"16MiB"`, `"disk"`, `"made"`).Replace(string(text)))
+	var create, createFloor, stop, stopFloor time.Duration
+	for b.Loop() {
+		begin := time.Now()
+		_, err := m.client.CreateVolume(b.Context(), control.Submission{Name: "made.volume.hcl", Text: text})
+		mustB(b, err)
+		create += time.Since(begin)
+		mustB(b, m.client.DeleteVolume(b.Context(), volumeName("made")))
+		createFloor += floor.create(b)
+
+		alloc := m.submit(b, "service", "service", "/bin/sleep", "600")
+		mustB(b, waitFor(b.Context(), "the task runs", func() bool {
+			a, err := m.client.Alloc(b.Context(), alloc)
+			return err == nil && a.Tasks[0].PID != 0
+		}))
+		begin = time.Now()
+		mustB(b, m.stopAndWait("service", false))
+		stop += time.Since(begin)
+		mustB(b, m.stopAndWait("service", true))
+		stopFloor += floor.stop(b)
+	}
+	b.ReportMetric(0, "ns/op")
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 / float64(b.N) }
+	b.ReportMetric(ms(create), "create-ms")
+	b.ReportMetric(create.Seconds()/createFloor.Seconds(), "create/floor")
+	b.ReportMetric(ms(stop), "stop-ms")
+	b.ReportMetric(stop.Seconds()/stopFloor.Seconds(), "stop/floor")
+}
+
 // BenchmarkJobSyncs counts the calls of fsync and fdatasync in the agent, the shim and the task's parent while a job with
 // one volume starts, and while it stops.
 func BenchmarkJobSyncs(b *testing.B) {
@@ -277,16 +313,74 @@ func newFloor(b *testing.B, m *benchMachine) *floor {
 		_ = f.plugin.Wait()
 	})
 	f.conn = dialCSI(b, socket)
-	reply, err := csi.NewControllerClient(f.conn).CreateVolume(b.Context(), &csi.CreateVolumeRequest{
-		Name: "disk", CapacityRange: &csi.CapacityRange{RequiredBytes: 16 << 20},
-		VolumeCapabilities: []*csi.VolumeCapability{f.capability()},
-	}, grpc.WaitForReady(true))
-	mustB(b, err)
-	f.volume = reply.Volume.VolumeId
+	f.volume = f.createVolume(b, "disk")
 	for _, dir := range []string{"stage", "publish"} {
 		mustB(b, os.Mkdir(filepath.Join(f.dir, dir), 0o700))
 	}
 	return f
+}
+
+func (f *floor) createVolume(b *testing.B, name string) (id string) {
+	b.Helper()
+	reply, err := csi.NewControllerClient(f.conn).CreateVolume(b.Context(), &csi.CreateVolumeRequest{
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 16 << 20},
+		VolumeCapabilities: []*csi.VolumeCapability{f.capability()},
+	}, grpc.WaitForReady(true))
+	mustB(b, err)
+	return reply.Volume.VolumeId
+}
+
+// create returns how long the creation of a volume takes.
+func (f *floor) create(b *testing.B) time.Duration {
+	b.Helper()
+	begin := time.Now()
+	id := f.createVolume(b, "made")
+	took := time.Since(begin)
+	_, err := csi.NewControllerClient(f.conn).DeleteVolume(b.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
+	mustB(b, err)
+	return took
+}
+
+// stop returns how long it takes to end a program and to take down its volume.
+func (f *floor) stop(b *testing.B) time.Duration {
+	b.Helper()
+	f.mount(b)
+	program := exec.Command("/bin/sleep", "600")
+	mustB(b, program.Start())
+	begin := time.Now()
+	mustB(b, program.Process.Signal(unix.SIGTERM))
+	_ = program.Wait()
+	f.unmount(b)
+	return time.Since(begin)
+}
+
+func (f *floor) stagePath() string   { return filepath.Join(f.dir, "stage") }
+func (f *floor) publishPath() string { return filepath.Join(f.dir, "publish/v") }
+
+func (f *floor) mount(b *testing.B) {
+	b.Helper()
+	node := csi.NewNodeClient(f.conn)
+	_, err := node.NodeStageVolume(b.Context(), &csi.NodeStageVolumeRequest{
+		VolumeId: f.volume, StagingTargetPath: f.stagePath(), VolumeCapability: f.capability(),
+	})
+	mustB(b, err)
+	_, err = node.NodePublishVolume(b.Context(), &csi.NodePublishVolumeRequest{
+		VolumeId: f.volume, StagingTargetPath: f.stagePath(), TargetPath: f.publishPath(), VolumeCapability: f.capability(),
+	})
+	mustB(b, err)
+}
+
+func (f *floor) unmount(b *testing.B) {
+	b.Helper()
+	node := csi.NewNodeClient(f.conn)
+	_, err := node.NodeUnpublishVolume(b.Context(), &csi.NodeUnpublishVolumeRequest{
+		VolumeId: f.volume, TargetPath: f.publishPath(),
+	})
+	mustB(b, err)
+	_, err = node.NodeUnstageVolume(b.Context(), &csi.NodeUnstageVolumeRequest{
+		VolumeId: f.volume, StagingTargetPath: f.stagePath(),
+	})
+	mustB(b, err)
 }
 
 func (f *floor) capability() *csi.VolumeCapability {
@@ -299,27 +393,15 @@ func (f *floor) capability() *csi.VolumeCapability {
 // measure makes the calls and runs the program of n jobs, and returns the processor time.
 func (f *floor) measure(b *testing.B, n int) time.Duration {
 	b.Helper()
-	node, ctx := csi.NewNodeClient(f.conn), b.Context()
-	stage, publish := filepath.Join(f.dir, "stage"), filepath.Join(f.dir, "publish/v")
 	cost := func() time.Duration {
 		pid := f.plugin.Process.Pid
 		return processorTime(b, pid) + childrenTime(b, pid) + processorTime(b, 0) + childrenTime(b, os.Getpid())
 	}
 	before := cost()
 	for range n {
-		_, err := node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-			VolumeId: f.volume, StagingTargetPath: stage, VolumeCapability: f.capability(),
-		})
-		mustB(b, err)
-		_, err = node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-			VolumeId: f.volume, StagingTargetPath: stage, TargetPath: publish, VolumeCapability: f.capability(),
-		})
-		mustB(b, err)
+		f.mount(b)
 		mustB(b, exec.Command("/bin/true").Run())
-		_, err = node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: f.volume, TargetPath: publish})
-		mustB(b, err)
-		_, err = node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: f.volume, StagingTargetPath: stage})
-		mustB(b, err)
+		f.unmount(b)
 	}
 	return cost() - before
 }
