@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
 
 	"holdfast/host/agent/taskdriver"
 	"holdfast/internal/proc"
@@ -34,25 +35,31 @@ func (e *engineEnv) exec() {
 	if err != nil || !strings.Contains(out, "33 101\r\n/dev/pts/") || !strings.Contains(out, "\r\nxterm\r\n") {
 		e.t.Errorf("with a terminal: exit code %d, %q, %v", code, out, err)
 	}
-	ctx, cancel := context.WithCancel(e.ctx())
-	left := make(chan error, 1)
-	go func() {
-		_, _, _, err := run(ctx, "", nil, "exec sleep 1115")
-		left <- err
-	}()
-	e.waitUntil("the command runs", sleeps1115)
-	cancel()
-	if err := <-left; err == nil {
-		e.t.Error("the client has not left")
+	seconds := map[string]string{"docker": "1115", "podman": "1116"}[e.engine.Name] // both are tested at the same time
+	for delay := range 8 {
+		ctx, cancel := context.WithCancel(e.ctx())
+		left := make(chan error, 1)
+		go func() {
+			_, _, _, err := run(ctx, "", nil, "exec sleep "+seconds)
+			left <- err
+		}()
+		if delay == 0 {
+			e.waitUntil("the command runs", func() bool { return sleeps(seconds) })
+		}
+		time.Sleep(time.Duration(delay) * 20 * time.Millisecond) // the engine may be about to start it
+		cancel()
+		if err := <-left; err == nil {
+			e.t.Error("the client has not left")
+		}
 	}
-	e.waitUntil("the command is killed", func() bool { return !sleeps1115() })
+	e.waitUntil("the commands are killed", func() bool { return !sleeps(seconds) })
 }
 
-func sleeps1115() bool {
+func sleeps(seconds string) bool {
 	pids, _ := proc.PIDs()
 	for _, pid := range pids {
 		command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-		if string(command) == "sleep\x001115\x00" {
+		if string(command) == "sleep\x00"+seconds+"\x00" {
 			return true
 		}
 	}

@@ -38,7 +38,7 @@ func (d Container) Exec(ctx context.Context, h Handle, o ExecOptions) (code int,
 	}
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() {
-		d.signalExec(context.WithoutCancel(ctx), made.ID, unix.SIGKILL)
+		d.killExec(context.WithoutCancel(ctx), made.ID)
 		conn.Close()
 	})
 	var wg sync.WaitGroup
@@ -106,13 +106,30 @@ func (d Container) forwardExec(ctx context.Context, id string, events <-chan Exe
 	}
 }
 
-// signalExec sends a signal to a program and, if that is SIGKILL, to the processes below it. Engines cannot.
-func (d Container) signalExec(ctx context.Context, id string, sig unix.Signal) {
+// startLimit bounds the start of a program by the engine after the engine has accepted it.
+const startLimit = 5 * time.Second
+
+// killExec kills a program, which the engine may not have started yet.
+func (d Container) killExec(ctx context.Context, id string) {
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	for !d.signalExec(ctx, id, unix.SIGKILL) {
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// signalExec sends a signal to a program and, if that is SIGKILL, to the processes below it. Engines cannot. It reports
+// whether the program runs.
+func (d Container) signalExec(ctx context.Context, id string, sig unix.Signal) (runs bool) {
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
 	s, err := d.engine.ExecInspect(ctx, id, client.ExecInspectOptions{})
 	if err != nil || !s.Running || s.PID <= 1 {
-		return
+		return false
 	}
 	list := []proc.Stat{}
 	if program, err := proc.ReadStat(s.PID); err == nil {
@@ -124,6 +141,7 @@ func (d Container) signalExec(ctx context.Context, id string, sig unix.Signal) {
 	for _, p := range list {
 		_ = processOf(p).signal(sig)
 	}
+	return true
 }
 
 var _ Executor = Container{}
