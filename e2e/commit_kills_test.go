@@ -206,7 +206,7 @@ func (k *commitKills) again(what string, call func() error) {
 	}
 }
 
-// left returns what is left of a volume and its use.
+// left lists the records and mounts that remain after the volume is deleted.
 func (k *commitKills) left() (left []string) {
 	for _, e := range k.nodes {
 		add := func(what string, n int) {

@@ -149,8 +149,9 @@ func (s *Server) clusterNotices(ctx context.Context) []Notice {
 		return nil
 	}
 	return []Notice{{Kind: NoticeTrouble, Summary: problem,
-		Meaning: "Tasks and mounts go on. Claims, attachments and changes of volumes wait. What is shown of other nodes is old.",
-		Next:    "What waits continues by itself."}}
+		Meaning: "Tasks and mounts are not affected. Claims, attachments and changes of volumes wait. Data about other " +
+			"nodes is out of date.",
+		Next: "What waits continues by itself."}}
 }
 
 // describeVolume says what the call about a volume or a plugin waits for.

@@ -193,7 +193,7 @@ func (a *Attacher) Provide(
 		here = err == nil
 		return err
 	})
-	if err != nil && ctx.Err() != nil { // a volume that nobody waits for any more is not made
+	if err != nil && ctx.Err() != nil { // the caller has given up: it wants no volume any more
 		if c, failed := newCall(provideMethod, by, r); failed == nil {
 			a.remote.withdraw(ctx, c.ID)
 		}

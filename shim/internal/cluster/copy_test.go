@@ -172,7 +172,7 @@ func TestEtcdIsRestoredFromABackup(t *testing.T) {
 	select {
 	case <-n.copy.ended:
 	case <-time.After(time.Minute):
-		t.Error("the copy goes on")
+		t.Error("the copy still follows etcd")
 	}
 }
 

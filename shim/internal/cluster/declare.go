@@ -85,8 +85,8 @@ func (n *Node) declared(
 }
 
 // lost returns the change that declares a node lost. It may have begun controller calls, which it does not send any
-// more: so its successors may send others. A node that is alive again may still send them, and says itself when it does
-// not.
+// more: so its successors may send others. A node that is alive again may still send them, and is a former executor
+// until it has settled them itself.
 func (n *Node) lost(
 	v registry.View, r registry.Node, state registry.NodeState, kind registry.EventKind, by, reason string,
 ) registry.Change {

@@ -137,8 +137,8 @@ func (e *Executors) Term(ctx context.Context, by registry.ExecutorKey) (term uin
 	return term, failed == nil
 }
 
-// Moved reports whether this node is not the executor, or was not all the time since a term. A call that has failed
-// here may succeed at the executor then.
+// Moved reports whether this node is not the executor, or has lost the role and regained it since a term. Then a call that
+// failed here may succeed at the executor.
 func (e *Executors) Moved(ctx context.Context, by registry.ExecutorKey, since uint64) bool {
 	term, here := e.Term(ctx, by)
 	return !here || term != since

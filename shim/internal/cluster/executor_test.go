@@ -171,7 +171,7 @@ func TestExecutorGoesOnWithItsLease(t *testing.T) {
 	done()
 }
 
-// waitingPlugins is a table of plugins of which none comes.
+// waitingPlugins is an empty table of plugins. Await returns only at the end of ctx.
 type waitingPlugins struct{ noPlugins }
 
 func (waitingPlugins) Await(ctx context.Context, _ registry.Role, _ registry.PluginID) (i registry.Instance, err error) {

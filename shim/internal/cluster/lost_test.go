@@ -239,7 +239,7 @@ func TestNextShimDoesNotWaitAgainToFence(t *testing.T) {
 			}
 		}
 		if got := f.grace(v, "b"); got != b.session.ttl {
-			t.Errorf("a node of which no event tells: %s", got)
+			t.Errorf("a node without an event: %s", got)
 		}
 	})
 }

@@ -19,7 +19,7 @@ import (
 	"holdfast/registry"
 )
 
-// Remote passes calls to the executors of their plugins, through records. A call goes on without its caller, and at
+// Remote passes calls to the executors of their plugins, through records. A call continues without its caller, and at
 // the next executor if one dies.
 type Remote struct {
 	state     *State
@@ -47,7 +47,7 @@ const (
 
 // Call has the executor of the call's plugin, or the node To, carry it out, and returns the reply. It waits for an
 // executor. ErrHere means that this node is the executor and has to carry out the call itself. If ctx ends, the call
-// goes on; the same call with the same ID waits for it again.
+// continues, and a caller with the same ID waits for it again.
 func (r *Remote) Call(ctx context.Context, c registry.RemoteCall, repeated Repetition) (reply []byte, err error) {
 	for anew := repeated == Anew; ; anew = false {
 		if here, err := r.ask(ctx, c, anew); err != nil || here {
@@ -66,7 +66,7 @@ func (r *Remote) Call(ctx context.Context, c registry.RemoteCall, repeated Repet
 	}
 }
 
-// withdraw removes the record of a call whose caller has given up. A call that has begun goes on.
+// withdraw removes the record of a call whose caller has given up. A call that has begun continues.
 func (r *Remote) withdraw(ctx context.Context, id registry.OperationID) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()

@@ -22,7 +22,7 @@ const LeaseTTL = 10 * time.Second
 type session struct {
 	state *State
 	ttl   time.Duration
-	boot  func() time.Duration // CLOCK_BOOTTIME, which goes on while the machine is suspended
+	boot  func() time.Duration // CLOCK_BOOTTIME, which also advances while the machine is suspended
 	valid broadcast            // there is a valid lease again
 
 	renewed func() // closes first
@@ -57,7 +57,7 @@ func (s *session) Lease() int64 {
 	return int64(s.lease)
 }
 
-// Run keeps the lease until ctx ends. The next shim of the node goes on with it, else it ends by itself.
+// Run keeps the lease until ctx ends. The next shim of the node takes the lease over; without one the lease expires.
 func (s *session) Run(ctx context.Context) error {
 	if err := s.state.awaitReady(ctx); err != nil {
 		return err

@@ -94,7 +94,7 @@ func (s *Server) PassToExecutor(
 	}
 }
 
-// moved reports whether the call may succeed at its executor, which this node was not all the time since a term.
+// moved reports whether the executor of the call has changed since a term of this node, so that the call may succeed now.
 func (a *Active) moved(ctx context.Context, method string, req request, since uint64) bool {
 	c, elsewhere, err := a.remoteCall(ctx, method, req)
 	return err == nil && elsewhere && a.Cluster.Executors.Moved(ctx, c.ExecutedBy(), since)

@@ -50,7 +50,7 @@ func (n *Notifier) Index() registry.Seq {
 }
 
 // Wait returns nil once a record of one of the buckets has changed after an index, or the cause of the end of ctx. An
-// index that is still to come is of another state: one that was lost, or that of another node.
+// index that is higher than the current one belongs to another state: one that was lost, or that of another node.
 func (n *Notifier) Wait(ctx context.Context, after registry.Seq, buckets ...registry.Bucket) error {
 	wake := make(chan struct{}, 1)
 	if n.begin(wake, after, buckets) {
