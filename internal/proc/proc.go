@@ -82,8 +82,9 @@ func parseStat(pid int, b []byte) (Stat, error) {
 	if s.Start, err = strconv.ParseUint(f[19], 10, 64); err != nil {
 		return Stat{}, fmt.Errorf("/proc/%d/stat: %w", pid, err)
 	}
-	const size, envStart, envEnd = 20, 47, 48
-	s.NoEnviron = f[size] == "0" || f[envEnd] != "0" && f[envStart] == f[envEnd]
+	const size, code, envStart, envEnd = 20, 23, 47, 48
+	// execve sets the address of the code last: before, the environment may look as if it had 0 bytes
+	s.NoEnviron = f[size] == "0" || f[code] != "0" && f[envEnd] != "0" && f[envStart] == f[envEnd]
 	return s, nil
 }
 
