@@ -32,7 +32,12 @@ func (d Container) Exec(ctx context.Context, h Handle, o ExecOptions) (code int,
 	if err != nil {
 		return 0, d.explain(h.ID, err)
 	}
-	conn, err := d.engine.ExecAttach(ctx, made.ID, client.ExecAttachOptions{TTY: create.TTY})
+	// Podman starts a program whose client hangs up, but does not know of it afterwards. So ctx does not end the start.
+	attaching, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	limit := time.AfterFunc(queryTimeout, end)
+	conn, err := d.engine.ExecAttach(attaching, made.ID, client.ExecAttachOptions{TTY: create.TTY})
+	limit.Stop()
 	if err != nil {
 		return 0, d.explain(h.ID, err)
 	}
