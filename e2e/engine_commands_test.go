@@ -2,11 +2,13 @@ package e2e
 
 import (
 	"context"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -50,6 +52,9 @@ func (v *engineVolumes) newPodmanKiller() *podmanKiller {
 	v.must(err)
 	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: "plugin"})
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		if k.path.Load() != "" {
+			return relay(v.socket)
+		}
 		return (&net.Dialer{}).DialContext(ctx, "unix", v.socket)
 	}, DisableKeepAlives: true}
 	proxy.Transport = transport
@@ -73,6 +78,43 @@ func (v *engineVolumes) newPodmanKiller() *podmanKiller {
 	go func() { defer close(served); _ = server.Serve(l) }()
 	v.t.Cleanup(func() { _ = server.Close(); <-served })
 	return k
+}
+
+// relayVariable makes this test program a relay: it holds the socket to connect to.
+const relayVariable = "HOLDFAST_E2E_RELAY"
+
+// relay connects to a socket through a process of its own, which ends with the connection as a killed Podman does: the
+// agent looks whether the process that has sent a request still runs.
+func relay(socket string) (net.Conn, error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	here, there := os.NewFile(uintptr(pair[0]), "here"), os.NewFile(uintptr(pair[1]), "there")
+	defer func() { _ = here.Close(); _ = there.Close() }()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), relayVariable+"="+socket)
+	cmd.ExtraFiles = []*os.File{there}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() { _ = cmd.Wait() }()
+	return net.FileConn(here)
+}
+
+// relayMain is the process of relay.
+func relayMain(socket string) int {
+	from, err := net.FileConn(os.NewFile(3, "there"))
+	if err != nil {
+		return 1
+	}
+	to, err := net.Dial("unix", socket)
+	if err != nil {
+		return 1
+	}
+	go func() { _, _ = io.Copy(from, to) }()
+	_, _ = io.Copy(to, from)
+	return 0
 }
 
 // during kills the processes that send a request, until done reports true.

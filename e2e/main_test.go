@@ -24,6 +24,9 @@ func run(m *testing.M) (code int) {
 	if file := os.Getenv(hostTaskVariable); file != "" {
 		return hostMain(file)
 	}
+	if socket := os.Getenv(relayVariable); socket != "" {
+		return relayMain(socket)
+	}
 	if sockets := os.Getenv(proxyVariable); sockets != "" {
 		return proxyMain(sockets)
 	}
