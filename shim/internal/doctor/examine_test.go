@@ -37,13 +37,19 @@ func TestRecordsOfOtherNodesDoNotCount(t *testing.T) {
 	there, elsewhere := placed()[0].(registry.Attachment), claim()
 	there.Node, there.NodeID, elsewhere.Node = "n2", "i-2", "n2"
 	log := registrytest.NewLog(time.Now)
-	registrytest.Put(t, log, append(placed(), data, there, elsewhere)...)
+	local := data
+	local.ID, local.External, local.Node = "local", "its own", "n2"
+	registrytest.Put(t, log, append(placed(), data, there, elsewhere, local,
+		registry.Executor{Plugin: "mine", Holder: "n1"}, registry.Executor{Plugin: "theirs", Holder: "n2"})...)
 	var r Records
 	if err := log.View(t.Context(), func(v registry.View) error { r = RecordsOf(v, "n1"); return nil }); err != nil {
 		t.Fatal(err)
 	}
 	if len(r.Placements) != 1 || r.Placements[0].Attachment.Node != "n1" || len(r.Claims) != 0 {
 		t.Errorf("records of node n1: %+v, %+v", r.Placements, r.Claims)
+	}
+	if len(r.Volumes) != 1 || r.Volumes[0].Node != "" || len(r.Executors) != 1 || r.Executors["theirs"] != "n2" {
+		t.Errorf("records of node n1: %+v, %+v", r.Volumes, r.Executors)
 	}
 	f := sound()
 	f.Records.Placements, f.Records.Claims, f.Records.Refs = r.Placements, r.Claims, nil

@@ -88,6 +88,11 @@ func (d *Doctor) listable(r Records) (list []registry.Instance, unexamined []Une
 			u.Skipped = true
 			unexamined = append(unexamined, u)
 			continue
+		case !found && r.Executors[id] != "":
+			u := unlisted(id, fmt.Sprintf("node %s makes its controller calls", r.Executors[id]), "run holdfast doctor there")
+			u.Skipped = true
+			unexamined = append(unexamined, u)
+			continue
 		case d.Lister == nil:
 			why, advice = "no plugin is asked while no agent runs", "start the agent, then run holdfast doctor again"
 		case !found:

@@ -19,6 +19,8 @@ type Records struct {
 	Claims     []registry.Claim
 	Intents    []registry.Intent
 	Instances  []registry.Instance // the newest first
+	// Executors are the other nodes that make the controller calls of plugins.
+	Executors map[registry.PluginID]registry.NodeName
 }
 
 // Placement is where a volume is attached and staged. It has at least one of the two.
@@ -29,12 +31,21 @@ type Placement struct {
 	Staging    registry.Staging
 }
 
-// RecordsOf reads the records. It leaves out placements and claims of other nodes than this one, unless this is empty.
+// RecordsOf reads the records. It leaves out placements and claims of other nodes than this one, and volumes that only
+// the plugin of another node has, unless this is empty.
 func RecordsOf(v registry.View, this registry.NodeName) Records {
-	claims := slices.DeleteFunc(v.AllClaims(), func(c registry.Claim) bool { return this != "" && c.Node != this })
+	other := func(n registry.NodeName) bool { return this != "" && n != "" && n != this }
+	executors := map[registry.PluginID]registry.NodeName{}
+	for _, e := range v.Executors() {
+		if other(e.Holder) {
+			executors[e.Plugin] = e.Holder
+		}
+	}
 	return Records{
-		Volumes: v.Volumes(), Placements: placementsOf(v, this), Refs: v.AllRefs(), Claims: claims,
-		Intents: v.Intents(), Instances: v.AllInstances(),
+		Volumes:    slices.DeleteFunc(v.Volumes(), func(v registry.Volume) bool { return other(v.Node) }),
+		Placements: placementsOf(v, this), Refs: v.AllRefs(),
+		Claims:  slices.DeleteFunc(v.AllClaims(), func(c registry.Claim) bool { return this != "" && c.Node != this }),
+		Intents: v.Intents(), Instances: v.AllInstances(), Executors: executors,
 	}
 }
 
