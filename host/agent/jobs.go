@@ -271,7 +271,8 @@ func (a *Agent) checkUnmounted(ctx context.Context, job *JobRecord, s Lister) er
 		})
 }
 
-// checkUnused returns an error if a volume of the plugins has a holder that matters.
+// checkUnused returns an error if a volume of the plugins has a holder on this node that matters. Holders on other nodes
+// of a cluster have plugin instances of their own.
 func (a *Agent) checkUnused(ctx context.Context, plugins []host.PluginID, s Lister, consequence string,
 	matters func(host.VolumeStatus, registry.Holder) bool,
 ) error {
@@ -283,7 +284,7 @@ func (a *Agent) checkUnused(ctx context.Context, plugins []host.PluginID, s List
 		}
 		for _, v := range list {
 			for _, h := range v.Holders {
-				if matters(v, h) {
+				if a.elsewhere(h.Claim) == "" && matters(v, h) {
 					return registry.Errorf(registry.ErrConflict,
 						"%s holds volume %s of plugin %q, %s; stop it first, or use --force",
 						a.describeAlloc(h.Claim.Alloc), v.VolumeName(), plugin, consequence)
@@ -292,6 +293,14 @@ func (a *Agent) checkUnused(ctx context.Context, plugins []host.PluginID, s List
 		}
 	}
 	return nil
+}
+
+// elsewhere returns the node of a claim, if that is another one.
+func (a *Agent) elsewhere(c registry.Claim) host.NodeName {
+	if string(c.Node) == a.node.Name {
+		return ""
+	}
+	return c.Node
 }
 
 // describeAlloc returns an alloc's ID and job, for messages.
@@ -328,9 +337,14 @@ func (a *Agent) holders(ctx context.Context, s Lister, w registry.Wait) string {
 			continue
 		}
 		for _, h := range v.Holders {
-			if h.Claim.Alloc != w.Alloc {
-				names = append(names, a.describeAlloc(h.Claim.Alloc))
+			if h.Claim.Alloc == w.Alloc {
+				continue
 			}
+			name := a.describeAlloc(h.Claim.Alloc)
+			if node := a.elsewhere(h.Claim); node != "" {
+				name += " on node " + string(node)
+			}
+			names = append(names, name)
 		}
 	}
 	return strings.Join(names, " and ")

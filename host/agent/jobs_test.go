@@ -121,7 +121,10 @@ func TestAPluginInUseIsNotStopped(t *testing.T) {
 		_, user := e.runPluginAndUser()
 		e.setHolder(user.ID, "")
 		e.hasError(e.agent.StopJob(e.Context(), "disk", e.shim, StopOptions{}), registry.ErrConflict, "job user")
-		e.stopJob("disk", StopOptions{Force: true, Purge: true})
+		e.shim.mu.Lock()
+		e.shim.volumes[0].Holders[0].Claim.Node = "another" // it has an instance of its own
+		e.shim.mu.Unlock()
+		e.stopJob("disk", StopOptions{Purge: true})
 		e.await("only the user is left", func(all []*AllocRecord) bool { return len(all) == 1 && all[0].Job == "user" })
 	})
 }

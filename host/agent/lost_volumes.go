@@ -30,7 +30,7 @@ func (a *Agent) stopWithoutVolumes(id host.AllocID, why string) {
 		return
 	}
 	a.log.Error("an alloc has lost its volumes and is stopped", "alloc", id, "reason", why)
-	err := a.updateLocked(id, func(r *AllocRecord) { r.note("", "its volumes were lost: %s", why) })
+	err := a.updateLocked(id, func(r *AllocRecord) { r.note("", "stopping, as its volumes were lost: %s", why) })
 	if err == nil {
 		err = a.stopLocked(id)
 	}
