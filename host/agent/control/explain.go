@@ -121,6 +121,9 @@ func (e *explainer) holders(v *host.VolumeStatus) []Holder {
 			Alloc: h.Claim.Alloc, Request: h.Claim.Request, Access: h.Claim.Usage.Access,
 			ReadOnly: h.Claim.Usage.ReadOnly, Published: h.Publish, Target: h.Target.Host, Since: h.Claim.Since,
 		}
+		if node := h.Claim.Node; string(node) != e.s.agent.Node().Name {
+			holder.Node = node
+		}
 		if rec := e.allocs[holder.Alloc]; rec != nil {
 			holder.Job, holder.State = rec.Job, rec.State
 		}

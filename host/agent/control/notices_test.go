@@ -139,6 +139,8 @@ func noticeCases() map[string][]Notice {
 		"three holders": {Wait: at(registry.StepClaim, ""), job: "j", plugin: half, others: []registry.Wait{failed},
 			holders: []Holder{{Job: "a", Alloc: other, State: agent.AllocReleasing, Access: "single-node-writer",
 				ReadOnly: true, Since: noon}, {Job: "b", Alloc: "2"}, {Job: "j", Alloc: "3"}, {Alloc: "4"}}},
+		"a holder on another node": {Wait: at(registry.StepClaim, ""), job: "j", plugin: half,
+			holders: []Holder{{Alloc: "2", Node: "node-2", Access: "single-node-writer", Since: noon}}},
 		"no holder is known":            {Wait: at(registry.StepClaim, ""), job: "j", plugin: half},
 		"a claim is not released":       {Wait: at(registry.StepClaim, ""), leaving: true, job: "j"},
 		"the plugin is unknown":         {Wait: at(registry.StepPlugin, ""), job: "j"},

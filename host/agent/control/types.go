@@ -138,7 +138,8 @@ type Volume struct {
 // Holder is a claim on a volume, and its publish.
 type Holder struct {
 	Alloc     host.AllocID         `json:"alloc"`
-	Job       string               `json:"job,omitempty"`
+	Node      host.NodeName        `json:"node,omitempty"`  // of the alloc; empty: this one
+	Job       string               `json:"job,omitempty"`   // of an alloc of this node
 	State     agent.AllocState     `json:"state,omitempty"` // of the alloc
 	Request   registry.RequestName `json:"request"`
 	Access    registry.AccessMode  `json:"access_mode"`

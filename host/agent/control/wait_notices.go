@@ -108,6 +108,9 @@ func (n *Notice) explainClaim(w wait) {
 			name = "containers of " + h.EngineNames()
 		case h.Job == "":
 			name = "alloc " + short(h.Alloc)
+			if h.Node != "" {
+				name += " on node " + string(h.Node)
+			}
 		}
 		if !slices.Contains(names, name) {
 			names = append(names, name)
@@ -120,6 +123,9 @@ func (n *Notice) explainClaim(w wait) {
 		}
 		status := display.Command("holdfast alloc status", short(h.Alloc))
 		switch {
+		case h.Node != "":
+			n.command("inspect the holder, at node "+string(h.Node), status)
+			n.command("see whether that node is alive", display.Command("holdfast node status", string(h.Node)))
 		case h.State == agent.AllocStopping || h.State == agent.AllocReleasing:
 			n.Next = "The volume is being released. The alloc continues after that."
 			n.command("see why the release waits", status)
@@ -138,6 +144,9 @@ func (n *Notice) explainClaim(w wait) {
 
 func (h Holder) String() string {
 	parts := []string{"alloc " + nameAlloc(h.Alloc, h.Job), string(h.Access)}
+	if h.Node != "" {
+		parts[0] += " on node " + string(h.Node)
+	}
 	if len(h.Engines) > 0 {
 		parts[0] = "containers of " + h.EngineNames()
 		h.State = "mounted"
@@ -148,7 +157,10 @@ func (h Holder) String() string {
 	if !h.Since.IsZero() {
 		parts = append(parts, "since "+since(h.Since))
 	}
-	return strings.Join(append(parts, cmp.Or(string(h.State), "unknown to this agent")), ", ")
+	if h.Node == "" {
+		parts = append(parts, cmp.Or(string(h.State), "unknown to this agent"))
+	}
+	return strings.Join(parts, ", ")
 }
 
 func (n *Notice) explainPlugin(w wait) {

@@ -253,8 +253,11 @@ func writeVolume(to io.Writer, v control.Volume) error {
 	}
 	users := newTable("ALLOC", "JOB", "REQUEST", "ACCESS", "READ-ONLY", "PUBLISH", "SINCE")
 	for _, h := range v.Holders {
-		users.add(short(h.Alloc), cmp.Or(h.Job, h.EngineNames()), h.Request, h.Access, yesNo(h.ReadOnly), h.Published,
-			age(h.Since))
+		job := cmp.Or(h.Job, h.EngineNames())
+		if h.Node != "" {
+			job = fmt.Sprintf("on node %s", h.Node)
+		}
+		users.add(short(h.Alloc), job, h.Request, h.Access, yesNo(h.ReadOnly), h.Published, age(h.Since))
 	}
 	fmt.Fprintln(to)
 	err = errors.Join(err, modes.write(to, "no capabilities"))
@@ -290,12 +293,15 @@ func createdWith(v control.Volume) (facts []any) {
 	return facts
 }
 
-// accessibleFrom returns the fact about the topologies of a volume, if it has some.
-func accessibleFrom(v control.Volume) []any {
-	if len(v.Accessible) == 0 {
-		return nil
+// accessibleFrom returns the facts about the node that has a volume, and about its topologies, if it has some.
+func accessibleFrom(v control.Volume) (facts []any) {
+	if v.Node != "" {
+		facts = append(facts, "Node", v.Node)
 	}
-	return []any{"Accessible from", registry.Topologies(v.Accessible)}
+	if len(v.Accessible) > 0 {
+		facts = append(facts, "Accessible from", registry.Topologies(v.Accessible))
+	}
+	return facts
 }
 
 // containers returns the fact about the containers of an engine that use a volume.
