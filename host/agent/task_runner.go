@@ -89,7 +89,7 @@ func (t *taskRunner) run(ctx, stop context.Context) error {
 			if rec.State == TaskStarting { // the earlier agent died before it recorded the start
 				rec.State, rec.Handle, rec.Reason = TaskRunning, &handle, "" // Since stays: the attempt began then
 			}
-			r.note(t.spec.Name, "adopted (pid %d)", handle.TaskPID)
+			r.note(t.spec.Name, "adopted%s", strings.TrimSuffix(fmt.Sprintf(" (pid %d)", handle.TaskPID), " (pid 0)"))
 		})
 	}
 	if err != nil {

@@ -291,7 +291,7 @@ func (p *parent) run() error {
 	}
 	p.drain()
 	err := removeCgroups(p.cgroup.dirs())
-	return errors.Join(err, write(p.handle.Dir, exitFile, exitRecord{p.handle.ID, exit}))
+	return errors.Join(err, write(p.handle.Dir, exitFile, exitRecord{p.handle.ID, p.handle.Driver, exit}))
 }
 
 // grace is the grace of the stop request, or else the task's own.

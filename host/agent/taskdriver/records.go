@@ -25,10 +25,12 @@ const (
 	execFile   = "exec.lock" // each helper process of Exec holds a shared lock on it while it lives
 )
 
-// exitRecord is exit.json. The ID is needed because several attempts use the directory, one after another.
+// exitRecord is exit.json. The ID is needed because several attempts use the directory, one after another. The driver is
+// needed after a power cut, which may leave exit.json without task.json.
 type exitRecord struct {
-	ID   string `json:"id"`
-	Exit Exit   `json:"exit"`
+	ID     string `json:"id"`
+	Driver string `json:"driver,omitempty"`
+	Exit   Exit   `json:"exit"`
 }
 
 // stopRequest is stop.json.
@@ -125,7 +127,7 @@ func recordLostExit(h Handle, exit Exit) error {
 	if err != nil || !found || owner.ID != h.ID {
 		return err
 	}
-	return writeRecord(h.Dir, exitFile, exitRecord{h.ID, exit})
+	return writeRecord(h.Dir, exitFile, exitRecord{h.ID, h.Driver, exit})
 }
 
 // lock locks a task's directory. The parent inherits the descriptor, and with it the lock. Closing the file here
@@ -157,7 +159,7 @@ func lockExec(dir string) (*os.File, error) {
 
 // Find returns the handle of the last task that was started in dir, also if the orchestrator died before it
 // recorded the handle. It waits for a start that is in progress. If found is false, nothing runs in dir and nothing
-// will.
+// will. If a power cut has left only the exit of the task, the handle has just what Wait needs to return it.
 func Find(ctx context.Context, dir string) (h Handle, found bool, err error) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -172,6 +174,13 @@ func Find(ctx context.Context, dir string) (h Handle, found bool, err error) {
 		held.Close() // nil is fine
 		var h Handle
 		found, err := readRecord(dir, handleFile, &h)
+		if err == nil && !found && held != nil {
+			var e exitRecord
+			if found, err = readRecord(dir, exitFile, &e); found && e.Driver != "" {
+				return Handle{ID: e.ID, Driver: e.Driver, Dir: dir}, true, nil
+			}
+			return Handle{}, false, err
+		}
 		if err != nil || held != nil || found && h.TaskPID != 0 {
 			return h, found, err
 		}

@@ -379,3 +379,20 @@ func TestBlankRecordIsNone(t *testing.T) {
 		}
 	}
 }
+
+// A power cut may leave the record of an exit, which is synced, without the handle, which is not.
+func TestExitWithoutItsHandleIsFound(t *testing.T) {
+	eachDriver(t, func(t *testing.T, d Driver) {
+		h := start(t, d, shell(t, "exit 3"))
+		want := wait(t, d, h)
+		must(t, os.Remove(filepath.Join(h.Dir, handleFile)))
+		lost, found, err := Find(t.Context(), h.Dir)
+		if err != nil || !found || lost.ID != h.ID || lost.Driver != d.Name() {
+			t.Fatalf("Find = %+v, %t, %v", lost, found, err)
+		}
+		wantAlive(t, d, lost, false)
+		if exit := wait(t, d, lost); exit != want || exit.Code != 3 {
+			t.Errorf("%+v, want %+v", exit, want)
+		}
+	})
+}
