@@ -308,6 +308,11 @@ func (d Container) Adopt(ctx context.Context, h Handle) (bool, error) {
 
 func containerRuns(s container.State) bool { return s.Running || s.Paused || s.Restarting }
 
+// runs reports whether the container runs since the start that the handle records.
+func (h Handle) runs(s container.State) bool {
+	return containerRuns(s) && (h.Created == "" || s.StartedAt == h.Created)
+}
+
 // Wait waits for the container to exit, across restarts of the engine. It then moves the output to the task's log files
 // and removes the container.
 func (d Container) Wait(ctx context.Context, h Handle) (Exit, error) {
@@ -334,23 +339,19 @@ func (d Container) wait(ctx context.Context, h Handle) (Exit, error) {
 	if found {
 		return exit, d.discard(ctx, h)
 	}
-	exited := d.engine.ContainerWait(ctx, h.Container, client.ContainerWaitOptions{
-		Condition: container.WaitConditionNotRunning,
-	})
-	select {
-	case <-exited.Result:
-	case err := <-exited.Error:
-		if !errdefs.IsNotFound(err) {
-			return Exit{}, err
+	s, found, err := d.state(ctx, h)
+	if restarted := found && containerRuns(s) && !h.runs(s); err == nil && !restarted {
+		// Also of one that does not run: Podman may not know its exit code before the wait has ended.
+		if err = d.awaitExit(ctx, h); err == nil {
+			s, found, err = d.state(ctx, h)
 		}
 	}
-	s, found, err := d.state(ctx, h)
 	switch {
 	case err != nil:
 		return Exit{}, err
 	case !found:
 		exit = Exit{Code: -1, At: time.Now().UTC(), Err: "exit status unknown: the container was removed"}
-	case containerRuns(s) && (h.Created == "" || s.StartedAt == h.Created):
+	case h.runs(s):
 		// Podman answers so after an error of its own.
 		return Exit{}, fmt.Errorf("the engine did not wait for the end of container %s", h.Container)
 	case containerRuns(s) || h.Created != "" && s.StartedAt != h.Created:
@@ -369,6 +370,21 @@ func (d Container) wait(ctx context.Context, h Handle) (Exit, error) {
 		return Exit{}, err
 	}
 	return exit, d.discard(ctx, h)
+}
+
+// awaitExit waits until the container does not run. A container that is gone does not.
+func (d Container) awaitExit(ctx context.Context, h Handle) error {
+	exited := d.engine.ContainerWait(ctx, h.Container, client.ContainerWaitOptions{
+		Condition: container.WaitConditionNotRunning,
+	})
+	select {
+	case <-exited.Result:
+	case err := <-exited.Error:
+		if !errdefs.IsNotFound(err) {
+			return err
+		}
+	}
+	return nil
 }
 
 // discard removes a container that has ended. If the engine refuses that, the task's output says so, and the next

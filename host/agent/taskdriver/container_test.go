@@ -66,6 +66,16 @@ func TestContainerRunsItsTask(t *testing.T) {
 		})
 		t.Run("plan", func(t *testing.T) { checkContainerPlan(t, d) })
 		t.Run("logs", func(t *testing.T) { checkContainerLogs(t, d) })
+		t.Run("load and limits", func(t *testing.T) { checkContainerLoad(t, e, d) })
+		t.Run("restarted by an operator", func(t *testing.T) {
+			h := startContainer(t, d, boxed(t, d, "sleep 1000"))
+			e.CLI("restart", "-t", "0", h.Container)
+			wantAlive(t, d, h, true) // it uses its volumes
+			if exit := wait(t, d, h); !strings.Contains(exit.Err, "another program restarted the container") {
+				t.Errorf("%+v", exit)
+			}
+			wantAlive(t, d, h, false)
+		})
 		t.Run("stop", func(t *testing.T) {
 			h := startContainer(t, d, boxed(t, d, `trap 'echo stopped; exit 3' TERM; echo ready; while :; do sleep 0.1; done`))
 			wantAlive(t, d, h, true)
@@ -334,7 +344,7 @@ func TestCallsOfTheEngineHaveALimit(t *testing.T) {
 
 // Podman ends a wait early if it cannot read the container's state.
 func TestContainerOfAnInterruptedWaitIsNotRemoved(t *testing.T) {
-	b := &brokenEngine{running: 2} // for Start, and for the first wait
+	b := &brokenEngine{running: 3} // for Start, and around the first wait
 	d := b.driver(t)
 	h, err := d.Start(t.Context(), boxed(t, d, "true"))
 	must(t, err)
