@@ -47,7 +47,7 @@ func (l *Claims) Claim(ctx context.Context, c registry.Claim, first ...registry.
 		taken, change, err = l.take(view, c)
 		return change, err
 	}
-	at, err := registry.Ensure(ctx, l.log, append(first, take)...)
+	at, err := l.log.Commit(ctx, append(first, take)...)
 	if err != nil {
 		return registry.Claim{}, err
 	}
@@ -239,7 +239,7 @@ func (l *Claims) SettleClaims(context.Context) error { return nil }
 // the claim, and has unstaged it if this is its last claim. Without last, another claim of the node must remain.
 // ErrConflict means that the volume is still attached, or that no other claim remains.
 func (l *Claims) Unclaim(ctx context.Context, key registry.ClaimKey, last bool) (existed bool, err error) {
-	_, err = registry.Ensure(ctx, l.log, func(view registry.View) (registry.Change, error) {
+	_, err = l.log.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		change, err := l.Unclaiming(view, key, last)
 		existed = err == nil && !change.Empty()
 		return change, err
