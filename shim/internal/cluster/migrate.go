@@ -179,7 +179,7 @@ func (m *migration) write(ctx context.Context, batch []registry.Record) error {
 	}
 	var answer *clientv3.TxnResponse
 	err = m.request(ctx, func(ctx context.Context) (err error) {
-		answer, err = m.kv.Txn(ctx).If(read.unchanged(change, m.revision)...).Then(writes...).Commit()
+		answer, err = m.kv.Txn(ctx).If(read.guards(change, m.revision).conditions()...).Then(writes...).Commit()
 		return err
 	})
 	switch {

@@ -52,32 +52,67 @@ var sharedIndexes = func() map[registry.Bucket]bool {
 	return indexes
 }()
 
-// unchanged returns the conditions that nothing of what was read, or is written by the change, has changed after a
-// revision. A range without keys fulfils them.
-func (r *reads) unchanged(c registry.Change, since int64) (conditions []clientv3.Cmp) {
-	for _, record := range c.Put {
-		r.keysRead[r.record(record.Key())] = true
-	}
-	for _, key := range c.Delete {
-		r.keysRead[r.record(key)] = true
-	}
-	for prefix := range r.prefixes {
-		conditions = append(conditions, clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", since+1))
-	}
-	for key := range r.keysRead {
-		if !r.covered(key) {
-			conditions = append(conditions, clientv3.Compare(clientv3.ModRevision(key), "<", since+1))
-		}
-	}
-	return conditions
+// guard is a key of etcd, or all keys with a prefix, that a commit depends on.
+type guard struct {
+	key    string
+	prefix bool
 }
 
-// covered reports whether a prefix that was read includes the key.
-func (r *reads) covered(key string) bool {
+// guards are the conditions of a transaction: nothing that a guard stands for has changed after its revision. A range
+// without keys fulfils them.
+type guards map[guard]int64
+
+// guards returns the conditions that nothing of what was read, or is written by the change, has changed after a
+// revision.
+func (r *reads) guards(c registry.Change, since int64) guards {
+	all := guards{}
 	for prefix := range r.prefixes {
-		if strings.HasPrefix(key, prefix) {
+		all[guard{prefix, true}] = since
+	}
+	guarded := func(key string) {
+		if !all.include(key) {
+			all[guard{key, false}] = since
+		}
+	}
+	for key := range r.keysRead {
+		guarded(key)
+	}
+	for _, record := range c.Put {
+		guarded(r.record(record.Key()))
+	}
+	for _, key := range c.Delete {
+		guarded(r.record(key))
+	}
+	return all
+}
+
+// include reports whether the guards notice a change of the key.
+func (g guards) include(key string) bool {
+	if _, found := g[guard{key, false}]; found {
+		return true
+	}
+	for at := range g {
+		if at.prefix && strings.HasPrefix(key, at.key) {
 			return true
 		}
 	}
 	return false
+}
+
+// add adds a guard. Of two revisions the earlier one counts.
+func (g guards) add(at guard, since int64) {
+	if was, found := g[at]; !found || since < was {
+		g[at] = since
+	}
+}
+
+func (g guards) conditions() (conditions []clientv3.Cmp) {
+	for at, since := range g {
+		condition := clientv3.Compare(clientv3.ModRevision(at.key), "<", since+1)
+		if at.prefix {
+			condition = condition.WithPrefix()
+		}
+		conditions = append(conditions, condition)
+	}
+	return conditions
 }

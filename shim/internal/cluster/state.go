@@ -41,10 +41,19 @@ type State struct {
 	abandon context.CancelCauseFunc // ends Run; set before ready is closed
 	sending func(registry.Change)
 
+	groups  groups
+	decided atomic.Pointer[copyAt] // the copy in the last view that a decision saw
+
 	doubts     atomic.Int64 // commits that have ended since the last Settle and may still be carried out
 	leases     sync.Mutex   // guards tombstones and granted
 	tombstones clientv3.LeaseID
 	granted    time.Time
+}
+
+// copyAt is the revision of the copy in the views of an index.
+type copyAt struct {
+	index    registry.Seq
+	revision int64
 }
 
 var _ registry.State = (*State)(nil)
@@ -55,6 +64,7 @@ func New(local registry.State, client *clientv3.Client, cluster string, node reg
 		ready: make(chan struct{}), heard: &answers{began: time.Now()}, sending: func(registry.Change) {}}
 	s.copy.changed, s.copy.ended = make(chan struct{}), make(chan struct{})
 	s.copy.waiting = map[string]chan registry.Seq{}
+	s.groups.turn = make(chan struct{}, 1)
 	return s
 }
 
@@ -93,7 +103,8 @@ func (s *State) View(ctx context.Context, read func(registry.View) error) error 
 
 // Commit implements registry.State. A change of records of this node needs no etcd. decide may be called several
 // times: until nothing that it has read has changed before its change was written. A refusal by decide, too, is
-// returned only if it was true in etcd at that moment. Each decision has a transaction of its own.
+// returned only if it was true in etcd at that moment. The decisions of one commit have a transaction each; independent
+// ones of commits at the same time share one.
 func (s *State) Commit(ctx context.Context, decisions ...registry.Decision) (at registry.Seq, err error) {
 	for _, decide := range decisions {
 		if at, err = s.commit(ctx, decide); err != nil {
@@ -104,7 +115,7 @@ func (s *State) Commit(ctx context.Context, decisions ...registry.Decision) (at 
 }
 
 func (s *State) commit(ctx context.Context, decide registry.Decision) (registry.Seq, error) {
-	for {
+	for first := true; ; first = false {
 		d, err := s.decide(ctx, decide)
 		if err != nil {
 			return 0, err
@@ -116,7 +127,7 @@ func (s *State) commit(ctx context.Context, decide registry.Decision) (registry.
 				return at, err
 			}
 		default:
-			at, done, err := s.commitShared(ctx, d)
+			at, done, err := s.commitShared(ctx, d, first && !d.change.Empty())
 			if done || err != nil {
 				return at, err
 			}
@@ -131,6 +142,7 @@ type decision struct {
 	view    registry.Seq // the index of the view
 	since   int64        // the revision of the copy in the view
 	reads   *reads
+	guards  guards                  // of a decision that needs etcd
 	values  map[registry.Key]string // see written
 }
 
@@ -145,18 +157,29 @@ func (s *State) decide(
 ) (d decision, err error) {
 	err = s.local.View(ctx, func(v registry.View) (err error) {
 		d.reads = newReads(v.Reader, s.keys)
-		d.view, d.since = v.Index(), s.copyIn(v).Revision
+		d.view, d.since = v.Index(), s.revisionIn(v)
 		if d.change, d.refused = decide(registry.View{Reader: d.reads}); d.refused != nil {
 			d.change = registry.Change{}
-			return nil
 		}
 		if err := d.change.Check(); err != nil || d.local() {
 			return err
 		}
+		d.guards = d.reads.guards(d.change, d.since)
+		d.guards.add(guard{key: s.barrier(s.node)}, d.since)
 		d.values, err = written(v, d.change)
 		return err
 	})
 	return d, err
+}
+
+// revisionIn returns the revision of the copy in a view of what is committed.
+func (s *State) revisionIn(v registry.View) int64 {
+	if last := s.decided.Load(); last != nil && last.index == v.Index() {
+		return last.revision
+	}
+	at := copyAt{v.Index(), s.copyIn(v).Revision}
+	s.decided.Store(&at)
+	return at.revision
 }
 
 // errShared means that a decision which concerned this node only no longer does.
@@ -174,11 +197,20 @@ func (s *State) commitLocal(
 	})
 }
 
-// commitShared writes the decision if it still holds. done is false if it does not hold any longer.
-func (s *State) commitShared(ctx context.Context, d decision) (at registry.Seq, done bool, err error) {
+// commitShared writes the decision if it still holds, grouped with those of other commits or alone. done is false if it
+// does not hold any longer, or perhaps one of the others.
+func (s *State) commitShared(ctx context.Context, d decision, grouped bool) (at registry.Seq, done bool, err error) {
 	if err := s.awaitReady(ctx); err != nil {
 		return 0, false, err
 	}
+	if grouped {
+		return s.commitGrouped(ctx, d)
+	}
+	return s.write(ctx, d, func() {})
+}
+
+// write writes a decision, or several independent ones, if they still hold. It calls answered once etcd has answered.
+func (s *State) write(ctx context.Context, d decision, answered func()) (at registry.Seq, done bool, err error) {
 	commit, applied, forget := s.copy.expect()
 	defer forget()
 	writes, err := s.operations(ctx, d, commit)
@@ -190,18 +222,17 @@ func (s *State) commitShared(ctx context.Context, d decision) (at registry.Seq, 
 			s.doubts.Add(1)
 		}
 	}()
-	conditions := append(d.reads.unchanged(d.change, d.since), s.active(),
-		clientv3.Compare(clientv3.ModRevision(s.barrier(s.node)), "<", d.since+1))
 	if len(writes) > 0 {
 		s.sending(d.change)
 	}
 	var answer *clientv3.TxnResponse
 	err = s.request(ctx, func(ctx context.Context) (err error) {
-		answer, err = s.kv.Txn(ctx).If(conditions...).Then(writes...).
+		answer, err = s.kv.Txn(ctx).If(append(d.guards.conditions(), s.active())...).Then(writes...).
 			Else(clientv3.OpGet(s.log(), clientv3.WithKeysOnly()), clientv3.OpGet(s.keys.node(s.node)),
 				clientv3.OpGet(s.barrier(s.node))).Commit()
 		return err
 	})
+	answered()
 	switch {
 	case errors.Is(err, rpctypes.ErrLeaseNotFound): // the machine was suspended for longer than the lease
 		s.forgetLease()

@@ -142,19 +142,21 @@ func claim(volume, alloc string) registry.Claim {
 		Alloc: registry.AllocID(alloc), Request: "r", Node: "n"}
 }
 
-// TestDecisionsOfNodesAreLinear lets three nodes decide about the same records at the same time. Each decision depends
-// on what it reads: a record, or that a range has no record, or that it has another one.
+// TestDecisionsOfNodesAreLinear lets three nodes decide about the same records at the same time, with two commits at a
+// time on each, which may share a transaction. Each decision depends on what it reads: a record, or that a range has no
+// record, or that it has another one.
 func TestDecisionsOfNodesAreLinear(t *testing.T) {
 	client := etcdtest.Start(t)
 	var nodes []*testNode
 	for i := range 3 {
 		nodes = append(nodes, newNode(t, client, fmt.Sprint("node-", i)))
 	}
-	const rounds = 40
-	var won [rounds]int // winners of each round
+	const rounds, allocs = 20, 2 // allocs of each node
+	var won [rounds]int          // winners of each round
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	for i, n := range nodes {
+	for i := range allocs * len(nodes) {
+		n := nodes[i%len(nodes)]
 		wg.Go(func() {
 			for round := range rounds {
 				mine := claim(fmt.Sprint("volume-", round), fmt.Sprint("alloc-", i))
@@ -169,15 +171,15 @@ func TestDecisionsOfNodesAreLinear(t *testing.T) {
 	wg.Wait()
 	for round, winners := range won {
 		if winners != 1 {
-			t.Errorf("volume-%d was claimed alone by %d nodes", round, winners)
+			t.Errorf("volume-%d was claimed alone by %d allocs", round, winners)
 		}
 	}
 	if err := nodes[0].copy.wait(t.Context(), max(nodes[1].reached(), nodes[2].reached())); err != nil {
 		t.Fatal(err)
 	}
 	look(t, nodes[0], func(v registry.View) {
-		if counter, _ := v.Volume(counterName); counter.Capacity != 3*rounds {
-			t.Errorf("counted to %d instead of %d", counter.Capacity, 3*rounds)
+		if counter, _ := v.Volume(counterName); counter.Capacity != 3*rounds*allocs {
+			t.Errorf("counted to %d instead of %d", counter.Capacity, 3*rounds*allocs)
 		}
 	})
 	for round := range rounds { // of two claims, each is given up only if the other one remains
@@ -226,16 +228,20 @@ var errTaken = errors.New("taken")
 
 // claimAlone puts the claim unless its volume has one.
 func (n *testNode) claimAlone(t *testing.T, c registry.Claim) bool {
-	_, err := n.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
-		if len(v.Claims(c.Volume)) > 0 {
-			return registry.Change{}, errTaken
-		}
-		return registry.Change{Put: []registry.Record{c}}, nil
-	})
+	_, err := n.Commit(t.Context(), claimingAlone(c))
 	if err != nil && err != errTaken {
 		t.Errorf("claim: %v", err)
 	}
 	return err == nil
+}
+
+func claimingAlone(c registry.Claim) registry.Decision {
+	return func(v registry.View) (registry.Change, error) {
+		if len(v.Claims(c.Volume)) > 0 {
+			return registry.Change{}, errTaken
+		}
+		return registry.Change{Put: []registry.Record{c}}, nil
+	}
 }
 
 // leaveOther deletes the claim if its volume has another one.

@@ -1,0 +1,138 @@
+package cluster
+
+import (
+	"context"
+	"maps"
+	"sync"
+
+	"holdfast/registry"
+)
+
+const (
+	maxOperations = 128       // conditions or writes of a transaction, as etcd has it by default
+	maxGroupSize  = 256 << 10 // bytes that a group writes, unless it is a single decision
+)
+
+// groups collects the decisions that commits make while etcd answers the transaction of others.
+type groups struct {
+	turn chan struct{} // of capacity 1; full: etcd has yet to answer the transaction of a group
+	mu   sync.Mutex    // guards next, and the fields of each group but its outcome
+	next *group        // that decisions can join; nil: there is none
+}
+
+// group is a number of decisions that one transaction writes. They are independent: none reads or writes what another
+// one writes.
+type group struct {
+	decision
+	size    int // of what is written, in bytes
+	waiting int // commits that wait for the outcome
+	ctx     context.Context
+	cancel  context.CancelCauseFunc // called once no commit waits
+	ended   chan struct{}           // closed once the outcome is known
+
+	at    registry.Seq // the outcome of each decision, as State.commitShared returns it
+	holds bool
+	err   error
+}
+
+// commitGrouped is commitShared for a decision that may share its transaction.
+func (s *State) commitGrouped(ctx context.Context, d decision) (at registry.Seq, done bool, err error) {
+	g := s.joinGroup(ctx, d)
+	select {
+	case <-g.ended:
+	case <-ctx.Done():
+		if s.groups.leave(g) > 0 {
+			s.doubts.Add(1)
+			return 0, false, registry.Errorf(registry.ErrUncertain, "write to etcd: %s: %w", s.silence(), context.Cause(ctx))
+		}
+		g.cancel(context.Cause(ctx))
+		<-g.ended
+	}
+	return g.at, g.holds, g.err
+}
+
+// joinGroup adds the decision to the next group, or else to a new one.
+func (s *State) joinGroup(ctx context.Context, d decision) *group {
+	s.groups.mu.Lock()
+	defer s.groups.mu.Unlock()
+	size := 0
+	for _, value := range d.values {
+		size += len(value)
+	}
+	if g := s.groups.next; g != nil && g.size+size <= maxGroupSize && s.independent(g.decision, d) {
+		g.add(d)
+		g.size += size
+		g.waiting++
+		return g
+	}
+	g := &group{decision: d, size: size, waiting: 1, ended: make(chan struct{})}
+	g.change, g.values, g.guards = registry.Change{}.And(d.change), maps.Clone(d.values), maps.Clone(d.guards)
+	g.ctx, g.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	s.groups.next = g
+	go s.writeGroup(g)
+	return g
+}
+
+// independent reports whether a transaction can write both decisions.
+func (s *State) independent(a, b decision) bool {
+	const own = 1 // the condition State.active, or the write of the log
+	if len(a.guards)+len(b.guards)+own > maxOperations || len(a.values)+len(b.values)+own > maxOperations {
+		return false
+	}
+	for key := range a.values {
+		if b.guards.include(s.record(key)) {
+			return false
+		}
+	}
+	for key := range b.values {
+		if a.guards.include(s.record(key)) {
+			return false
+		}
+	}
+	return true
+}
+
+// add adds an independent decision.
+func (d *decision) add(other decision) {
+	d.change = d.change.And(other.change)
+	d.since = max(d.since, other.since)
+	maps.Copy(d.values, other.values)
+	for at, since := range other.guards {
+		d.guards.add(at, since)
+	}
+}
+
+// leave says that a commit waits no longer, and returns how many do.
+func (g *groups) leave(from *group) int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if from.waiting--; from.waiting == 0 && g.next == from {
+		g.next = nil
+	}
+	return from.waiting
+}
+
+// close says that no more decisions can join a group.
+func (g *groups) close(this *group) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.next == this {
+		g.next = nil
+	}
+}
+
+// writeGroup waits for etcd's answer to the transaction of an earlier group, and writes the group.
+func (s *State) writeGroup(g *group) {
+	defer close(g.ended)
+	defer g.cancel(nil)
+	select {
+	case s.groups.turn <- struct{}{}:
+	case <-g.ctx.Done():
+		g.err = registry.Errorf(registry.ErrUnavailable, "%s: %w", s.silence(), context.Cause(g.ctx))
+		return
+	}
+	s.groups.close(g)
+	answered := sync.OnceFunc(func() { <-s.groups.turn })
+	defer answered()
+	g.at, g.holds, g.err = s.write(g.ctx, g.decision, answered)
+}

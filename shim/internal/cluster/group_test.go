@@ -1,0 +1,136 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"testing"
+
+	"holdfast/internal/etcdtest"
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+)
+
+// TestIndependentDecisionsShareATransaction has commits join while etcd has yet to answer another one.
+func TestIndependentDecisionsShareATransaction(t *testing.T) {
+	n := newNode(t, etcdtest.Start(t), "node")
+	held := claim("held", "a")
+	registrytest.Put(t, n, held)
+	n.groups.turn <- struct{}{}
+	first := n.joinGroup(t.Context(), n.decided(t, claimingAlone(claim("v-1", "a"))))
+	for _, c := range []struct {
+		name   string
+		decide registry.Decision
+		shares bool
+	}{
+		{"another volume", claimingAlone(claim("v-2", "a")), true},
+		{"a record", counting, true},
+		{"a range that another one writes to", claimingAlone(claim("v-2", "b")), false},
+		{"writes to a range that another one has read", func(registry.View) (registry.Change, error) {
+			return registry.Change{Put: []registry.Record{claim("v-1", "b")}}, nil
+		}, false},
+		{"writes the same record", func(registry.View) (registry.Change, error) {
+			return registry.Change{Put: []registry.Record{registry.Volume{
+				VolumeSpec: registry.VolumeSpec{Namespace: counterName.Namespace, ID: counterName.ID}}}}, nil
+		}, false},
+		{"deletes what another one does not read", func(registry.View) (registry.Change, error) {
+			return registry.Change{Delete: []registry.Key{held.Key()}}, nil
+		}, true},
+		{"reads what another one deletes", func(v registry.View) (registry.Change, error) {
+			v.Get(held.Key())
+			return registry.Change{Put: []registry.Record{claim("v-3", "a")}}, nil
+		}, false},
+	} {
+		n.groups.next = first
+		g := n.joinGroup(t.Context(), n.decided(t, c.decide))
+		if (g == first) != c.shares {
+			t.Errorf("%s: shares the transaction: %v", c.name, !c.shares)
+		}
+		if g != first { // its decision is not to be carried out
+			g.cancel(errTaken)
+			<-g.ended
+		}
+	}
+	<-n.groups.turn
+	if <-first.ended; !first.holds || first.err != nil {
+		t.Fatalf("the transaction: %v, %v", first.holds, first.err)
+	}
+	look(t, n, func(v registry.View) {
+		if counter, _ := v.Volume(counterName); len(v.AllClaims()) != 2 || counter.Capacity != 1 {
+			t.Errorf("claims %v, counted to %d", v.AllClaims(), counter.Capacity)
+		}
+	})
+}
+
+// TestConflictOfOneDecisionFailsNoOther has another node change what one of two commits with a common transaction has
+// read.
+func TestConflictOfOneDecisionFailsNoOther(t *testing.T) {
+	client := etcdtest.Start(t)
+	n, other := newNode(t, client, "node"), newNode(t, client, "other")
+	n.groups.turn <- struct{}{}
+	g := n.joinGroup(t.Context(), n.decided(t, counting))
+	outcomes := make(chan error, 2)
+	for _, volume := range []string{"taken", "free"} {
+		go func() {
+			_, err := n.Commit(t.Context(), claimingAlone(claim(volume, "a")))
+			outcomes <- err
+		}()
+	}
+	for joined := 0; joined < 3; runtime.Gosched() {
+		n.groups.mu.Lock()
+		joined = g.waiting
+		n.groups.mu.Unlock()
+	}
+	registrytest.Put(t, other, claim("taken", "b"))
+	<-n.groups.turn
+	if <-g.ended; g.holds || g.err != nil {
+		t.Errorf("the transaction: %v, %v", g.holds, g.err)
+	}
+	if a, b := <-outcomes, <-outcomes; (a == nil) == (b == nil) || !errors.Is(errors.Join(a, b), errTaken) {
+		t.Errorf("the commits end with %v and %v", a, b)
+	}
+	look(t, n, func(v registry.View) {
+		if len(v.AllClaims()) != 2 {
+			t.Errorf("claims: %v", v.AllClaims())
+		}
+	})
+}
+
+// TestCallerLeavesACommonTransaction ends the contexts of commits whose transaction is under way: the last one ends
+// the transaction, and Settle that of an earlier one.
+func TestCallerLeavesACommonTransaction(t *testing.T) {
+	n := newNode(t, etcdtest.Start(t), "node")
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	n.groups.turn <- struct{}{}
+	if _, _, err := n.commitGrouped(gone, n.decided(t, counting)); !errors.Is(err, registry.ErrUnavailable) {
+		t.Errorf("the only commit ends with %v", err)
+	}
+	g := n.joinGroup(t.Context(), n.decided(t, claimingAlone(claim("v", "a"))))
+	if _, _, err := n.commitGrouped(gone, n.decided(t, counting)); !errors.Is(err, registry.ErrUncertain) {
+		t.Errorf("one of two commits ends with %v", err)
+	}
+	if err := n.Settle(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	<-n.groups.turn
+	if <-g.ended; g.holds || g.err != nil {
+		t.Errorf("the transaction after Settle: %v, %v", g.holds, g.err)
+	}
+	registrytest.Put(t, n, claim("v", "b"))
+	look(t, n, func(v registry.View) {
+		if counter, found := v.Volume(counterName); found || len(v.AllClaims()) != 1 {
+			t.Errorf("claims %v, counted to %d", v.AllClaims(), counter.Capacity)
+		}
+	})
+}
+
+// decided returns a decision as Commit passes it on.
+func (n *testNode) decided(t *testing.T, decide registry.Decision) decision {
+	t.Helper()
+	d, err := n.decide(t.Context(), decide)
+	if err != nil || d.refused != nil {
+		t.Fatal(err, d.refused)
+	}
+	return d
+}
