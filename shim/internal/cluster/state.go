@@ -44,7 +44,8 @@ type State struct {
 	groups  groups
 	decided atomic.Pointer[copyAt] // the copy in the last view that a decision saw
 
-	doubts     atomic.Int64 // commits that have ended since the last Settle and may still be carried out
+	doubts     atomic.Int64 // counts the commits that have ended and may still be carried out
+	settled    atomic.Int64 // so many of them are not in doubt any more
 	leases     sync.Mutex   // guards tombstones and granted
 	tombstones clientv3.LeaseID
 	granted    time.Time
@@ -319,7 +320,7 @@ func (s *State) Settle(ctx context.Context) error {
 		return err
 	}
 	doubts := s.doubts.Load()
-	if doubts == 0 {
+	if s.settled.Load() >= doubts {
 		return nil
 	}
 	var revision int64
@@ -339,7 +340,9 @@ func (s *State) Settle(ctx context.Context) error {
 	if err != nil {
 		return unavailable(err)
 	}
-	s.doubts.Add(-doubts)
+	for settled := s.settled.Load(); settled < doubts && !s.settled.CompareAndSwap(settled, doubts); {
+		settled = s.settled.Load()
+	}
 	return nil
 }
 
