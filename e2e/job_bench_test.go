@@ -8,11 +8,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
@@ -59,15 +61,9 @@ func BenchmarkBatchJob(b *testing.B) {
 func BenchmarkJobLatency(b *testing.B) {
 	m := newBenchMachine(b)
 	floor := newFloor(b, m)
-	text, err := os.ReadFile("testdata/hcl/disk.volume.hcl")
-	mustB(b, err)
-	text = []byte(strings.NewReplacer(`"fake"`, `"loopfs"`, `"1MiB"`, `"16MiB"`, `"disk"`, `"made"`).Replace(string(text)))
 	var create, createFloor, stop, stopFloor time.Duration
 	for b.Loop() {
-		begin := time.Now()
-		_, err := m.client.CreateVolume(b.Context(), control.Submission{Name: "made.volume.hcl", Text: text})
-		mustB(b, err)
-		create += time.Since(begin)
+		create += m.createVolume(b, "made")
 		mustB(b, m.client.DeleteVolume(b.Context(), volumeName("made")))
 		createFloor += floor.create(b)
 
@@ -76,7 +72,7 @@ func BenchmarkJobLatency(b *testing.B) {
 			a, err := m.client.Alloc(b.Context(), alloc)
 			return err == nil && a.Tasks[0].PID != 0
 		}))
-		begin = time.Now()
+		begin := time.Now()
 		mustB(b, m.stopAndWait("service", false))
 		stop += time.Since(begin)
 		mustB(b, m.stopAndWait("service", true))
@@ -88,6 +84,52 @@ func BenchmarkJobLatency(b *testing.B) {
 	b.ReportMetric(create.Seconds()/createFloor.Seconds(), "create/floor")
 	b.ReportMetric(ms(stop), "stop-ms")
 	b.ReportMetric(stop.Seconds()/stopFloor.Seconds(), "stop/floor")
+}
+
+// jobsAtOnce are submitted at the same time by BenchmarkJobsAtOnce, each with a volume of its own.
+const jobsAtOnce = 30
+
+// BenchmarkJobsAtOnce measures the time from the submission of batch jobs until all their allocs are complete. The floor
+// is the same calls straight to a loopfs, and the bare program of the tasks, at the same time.
+func BenchmarkJobsAtOnce(b *testing.B) {
+	m := newBenchMachine(b)
+	floor := newFloor(b, m)
+	volume := func(i int) string { return fmt.Sprintf("disk-%d", i) }
+	floors := make([]string, jobsAtOnce)
+	for i := range floors {
+		m.createVolume(b, volume(i))
+		floors[i] = floor.createVolume(b, volume(i))
+	}
+	var took, bare time.Duration
+	for b.Loop() {
+		took += atOnce(b, func(i int) error {
+			alloc, err := m.submitFor(batchName(i), "batch", volume(i), "/bin/true")
+			return errors.Join(err, m.awaitCopy(b, alloc, `"state":"complete"`))
+		})
+		bare += atOnce(b, func(i int) error {
+			dir := filepath.Join(floor.dir, volume(i))
+			return errors.Join(floor.mount(b, floors[i], dir), exec.Command("/bin/true").Run(), floor.unmount(b, floors[i], dir))
+		})
+		atOnce(b, func(i int) error { return m.stopAndWait(batchName(i), true) })
+	}
+	for i := range jobsAtOnce {
+		mustB(b, m.client.DeleteVolume(b.Context(), volumeName(volume(i))))
+	}
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(took.Seconds()*1000/float64(b.N), "30-jobs-ms")
+	b.ReportMetric(took.Seconds()/bare.Seconds(), "30-jobs/floor")
+}
+
+// atOnce calls do for each job at the same time, and returns how long all of them take.
+func atOnce(b *testing.B, do func(i int) error) time.Duration {
+	b.Helper()
+	var all errgroup.Group
+	begin := time.Now()
+	for i := range jobsAtOnce {
+		all.Go(func() error { return do(i) })
+	}
+	mustB(b, all.Wait())
+	return time.Since(begin)
 }
 
 // BenchmarkJobSyncs counts the calls of fsync and fdatasync in the agent, the shim and the task's parent while a job with
@@ -192,15 +234,24 @@ func newBenchMachine(b *testing.B) *benchMachine {
 		},
 	}, agent.SubmitOptions{})
 	mustB(b, err)
-	text, err = os.ReadFile("testdata/hcl/disk.volume.hcl")
-	mustB(b, err)
-	text = []byte(strings.NewReplacer(`"fake"`, `"loopfs"`, `"1MiB"`, `"16MiB"`).Replace(string(text)))
-	_, err = m.client.CreateVolume(b.Context(), control.Submission{Name: "disk.volume.hcl", Text: text})
-	mustB(b, err)
+	m.createVolume(b, "disk")
 	alloc, err := m.client.Alloc(b.Context(), job.Allocs[0].ID)
 	mustB(b, err)
 	m.plugin = alloc.Tasks[0].PID
 	return m
+}
+
+// createVolume returns how long the creation of a volume takes.
+func (m *benchMachine) createVolume(b *testing.B, id string) time.Duration {
+	b.Helper()
+	text, err := os.ReadFile("testdata/hcl/disk.volume.hcl")
+	mustB(b, err)
+	text = []byte(strings.NewReplacer(`"fake"`, `"loopfs"`, `"1MiB"`, `"16MiB"`, `"disk"`, strconv.Quote(id)).
+		Replace(string(text)))
+	begin := time.Now()
+	_, err = m.client.CreateVolume(b.Context(), control.Submission{Name: id + ".volume.hcl", Text: text})
+	mustB(b, err)
+	return time.Since(begin)
 }
 
 func (m *benchMachine) close(b *testing.B) {
@@ -230,34 +281,44 @@ func batchName(i int) string { return fmt.Sprintf("batch-%d", i) }
 func (m *benchMachine) runBatches(b *testing.B, n int) {
 	b.Helper()
 	for i := range n {
-		m.awaitCopy(b, m.submit(b, batchName(i), "batch", "/bin/true"), `"state":"complete"`)
+		mustB(b, m.awaitCopy(b, m.submit(b, batchName(i), "batch", "/bin/true"), `"state":"complete"`))
 	}
 }
 
-// submit submits a job that uses the volume, and returns its alloc.
+// submit submits a job that uses the volume "disk", and returns its alloc.
 func (m *benchMachine) submit(b *testing.B, name, kind string, command ...string) string {
 	b.Helper()
-	text, err := os.ReadFile("testdata/hcl/batch.hcl")
+	alloc, err := m.submitFor(name, kind, "disk", command...)
 	mustB(b, err)
+	return alloc
+}
+
+func (m *benchMachine) submitFor(name, kind, volume string, command ...string) (alloc string, err error) {
+	text, err := os.ReadFile("testdata/hcl/batch.hcl")
+	if err != nil {
+		return "", err
+	}
 	args := regexp.MustCompile(`(?m)^ +(command|args) += .*\n`)
 	hcl := args.ReplaceAllString(string(text), "")
 	hcl = strings.NewReplacer(`job "batch"`, fmt.Sprintf("job %q", name), `"batch"`, fmt.Sprintf("%q", kind),
+		`= "disk"`, fmt.Sprintf("= %q", volume), `volume "disk"`, fmt.Sprintf("volume %q", volume),
 		"config {", fmt.Sprintf("config {\n command = %q\n args = [%q]", command[0], strings.Join(command[1:], " ")),
 	).Replace(hcl)
-	job, err := m.client.RunJob(b.Context(), control.Submission{Name: name + ".hcl", Text: []byte(hcl)},
+	job, err := m.client.RunJob(context.Background(), control.Submission{Name: name + ".hcl", Text: []byte(hcl)},
 		agent.SubmitOptions{Rerun: true})
-	mustB(b, err)
-	return job.Allocs[len(job.Allocs)-1].ID
+	if err != nil {
+		return "", err
+	}
+	return job.Allocs[len(job.Allocs)-1].ID, nil
 }
 
 // awaitCopy waits until the copy of an alloc's record has a text. Reading that file costs the agent nothing.
-func (m *benchMachine) awaitCopy(b *testing.B, alloc, want string) {
-	b.Helper()
+func (m *benchMachine) awaitCopy(b *testing.B, alloc, want string) error {
 	path := filepath.Join(m.state(), "agent/allocs", alloc, "alloc.json")
-	mustB(b, waitFor(b.Context(), want, func() bool {
+	return waitFor(b.Context(), want, func() bool {
 		text, _ := os.ReadFile(path)
 		return strings.Contains(string(text), want)
-	}))
+	})
 }
 
 // jobCost is processor time of a machine's programs.
@@ -314,9 +375,6 @@ func newFloor(b *testing.B, m *benchMachine) *floor {
 	})
 	f.conn = dialCSI(b, socket)
 	f.volume = f.createVolume(b, "disk")
-	for _, dir := range []string{"stage", "publish"} {
-		mustB(b, os.Mkdir(filepath.Join(f.dir, dir), 0o700))
-	}
 	return f
 }
 
@@ -344,43 +402,47 @@ func (f *floor) create(b *testing.B) time.Duration {
 // stop returns how long it takes to end a program and to take down its volume.
 func (f *floor) stop(b *testing.B) time.Duration {
 	b.Helper()
-	f.mount(b)
+	mustB(b, f.mount(b, f.volume, f.dir))
 	program := exec.Command("/bin/sleep", "600")
 	mustB(b, program.Start())
 	begin := time.Now()
 	mustB(b, program.Process.Signal(unix.SIGTERM))
 	_ = program.Wait()
-	f.unmount(b)
+	mustB(b, f.unmount(b, f.volume, f.dir))
 	return time.Since(begin)
 }
 
-func (f *floor) stagePath() string   { return filepath.Join(f.dir, "stage") }
-func (f *floor) publishPath() string { return filepath.Join(f.dir, "publish/v") }
-
-func (f *floor) mount(b *testing.B) {
-	b.Helper()
+// mount stages and publishes a volume below dir.
+func (f *floor) mount(b *testing.B, volume, dir string) error {
 	node := csi.NewNodeClient(f.conn)
+	stage, publish := filepath.Join(dir, "stage"), filepath.Join(dir, "publish")
+	if err := errors.Join(os.MkdirAll(stage, 0o700), os.MkdirAll(publish, 0o700)); err != nil {
+		return err
+	}
 	_, err := node.NodeStageVolume(b.Context(), &csi.NodeStageVolumeRequest{
-		VolumeId: f.volume, StagingTargetPath: f.stagePath(), VolumeCapability: f.capability(),
+		VolumeId: volume, StagingTargetPath: stage, VolumeCapability: f.capability(),
 	})
-	mustB(b, err)
+	if err != nil {
+		return err
+	}
 	_, err = node.NodePublishVolume(b.Context(), &csi.NodePublishVolumeRequest{
-		VolumeId: f.volume, StagingTargetPath: f.stagePath(), TargetPath: f.publishPath(), VolumeCapability: f.capability(),
+		VolumeId: volume, StagingTargetPath: stage, TargetPath: publish + "/v", VolumeCapability: f.capability(),
 	})
-	mustB(b, err)
+	return err
 }
 
-func (f *floor) unmount(b *testing.B) {
-	b.Helper()
+func (f *floor) unmount(b *testing.B, volume, dir string) error {
 	node := csi.NewNodeClient(f.conn)
 	_, err := node.NodeUnpublishVolume(b.Context(), &csi.NodeUnpublishVolumeRequest{
-		VolumeId: f.volume, TargetPath: f.publishPath(),
+		VolumeId: volume, TargetPath: filepath.Join(dir, "publish/v"),
 	})
-	mustB(b, err)
+	if err != nil {
+		return err
+	}
 	_, err = node.NodeUnstageVolume(b.Context(), &csi.NodeUnstageVolumeRequest{
-		VolumeId: f.volume, StagingTargetPath: f.stagePath(),
+		VolumeId: volume, StagingTargetPath: filepath.Join(dir, "stage"),
 	})
-	mustB(b, err)
+	return err
 }
 
 func (f *floor) capability() *csi.VolumeCapability {
@@ -399,9 +461,9 @@ func (f *floor) measure(b *testing.B, n int) time.Duration {
 	}
 	before := cost()
 	for range n {
-		f.mount(b)
+		mustB(b, f.mount(b, f.volume, f.dir))
 		mustB(b, exec.Command("/bin/true").Run())
-		f.unmount(b)
+		mustB(b, f.unmount(b, f.volume, f.dir))
 	}
 	return cost() - before
 }
