@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -24,6 +25,26 @@ type copied struct {
 	changed  chan struct{}
 	waiting  map[string]chan registry.Seq // by the ID of a commit. Closed if the copy was loaded anew
 	ended    chan struct{}                // closed when Run has ended
+	why      error                        // why Run has ended; set before ended is closed
+	full     atomic.Pointer[error]        // why the node's disk refuses changes of the copy; nil: it does not
+}
+
+// hasEnded returns the error after ended is closed.
+func (c *copied) hasEnded() error {
+	return registry.Errorf(registry.ErrUnavailable, "the copy of the cluster's records has ended: %v", c.why)
+}
+
+// behind returns the error if the copy lacks a revision when ctx ends.
+func (c *copied) behind(ctx context.Context) error {
+	if full := c.full.Load(); full != nil {
+		return fmt.Errorf("%s: %w", fullText(*full), context.Cause(ctx))
+	}
+	return context.Cause(ctx)
+}
+
+// fullText says that the node's disk refuses changes of the copy.
+func fullText(refused error) string {
+	return fmt.Sprintf("this node does not see changes of the cluster, because its disk is full: %v", refused)
 }
 
 // expect returns a new ID for a commit, and a channel that gets its index once the copy has it.
@@ -59,10 +80,10 @@ func (c *copied) wait(ctx context.Context, revision int64) error {
 		select {
 		case <-changed:
 		case <-c.ended:
-			return registry.Errorf(registry.ErrUnavailable, "the copy of the cluster's records has ended")
+			return c.hasEnded()
 		case <-ctx.Done():
 			return registry.Errorf(registry.ErrUnavailable, "this node's copy of the cluster's records is behind: %w",
-				context.Cause(ctx))
+				c.behind(ctx))
 		}
 	}
 }
@@ -107,8 +128,8 @@ func (s *State) at(v registry.View, revision int64) registry.Copy {
 }
 
 // Run keeps the copy up to date until ctx ends, or the node's store fails.
-func (s *State) Run(ctx context.Context) error {
-	defer close(s.copy.ended)
+func (s *State) Run(ctx context.Context) (err error) {
+	defer func() { s.copy.why = err; close(s.copy.ended) }()
 	ctx, s.abandon = context.WithCancelCause(ctx)
 	defer s.abandon(nil)
 	if err := s.join(ctx); err != nil {
@@ -282,10 +303,12 @@ func (s *State) apply(ctx context.Context, events []*clientv3.Event) error {
 
 // writeCopy commits a change of the copy. It waits while the disk is full.
 func (s *State) writeCopy(ctx context.Context, decide registry.Decision) (at registry.Seq, err error) {
+	defer s.copy.full.Store(nil)
 	for {
 		if at, err = s.local.Commit(ctx, decide); !errors.Is(err, registry.ErrExhausted) {
 			return at, err
 		}
+		s.copy.full.Store(&err)
 		select {
 		case <-time.After(time.Second):
 		case <-ctx.Done():

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -216,11 +217,31 @@ func TestFullDiskDelaysTheCopy(t *testing.T) {
 	t.Cleanup(func() { n.stop() })
 	disk.full.Store(true)
 	registrytest.Put(t, other, claim("v", "a"))
-	<-disk.refused
+	for range 2 { // the second time, the reason of the first is known
+		<-disk.refused
+	}
+	if why := n.Problem(); !strings.Contains(why, "its disk is full: "+registry.ErrExhausted.Error()) {
+		t.Errorf("problem of a node with a full disk: %q", why)
+	}
 	disk.full.Store(false)
 	if err := n.copy.wait(t.Context(), other.reached()); err != nil {
 		t.Error(err)
 	}
+	if why := n.Problem(); why != "" {
+		t.Errorf("the disk has room again, and the problem is %q", why)
+	}
+}
+
+// TestNodeJoinsOnAFullDisk starts a node whose disk is full.
+func TestNodeJoinsOnAFullDisk(t *testing.T) {
+	client := etcdtest.Start(t)
+	disk := &fullDisk{refused: make(chan struct{}, 1)}
+	disk.full.Store(true)
+	n := &testNode{dir: t.TempDir() + "/state", name: "node", client: client}
+	n.wrap = func(s registry.State) registry.State { disk.State = s; return disk }
+	go func() { <-disk.refused; disk.full.Store(false) }()
+	n.start(t)
+	n.stop()
 }
 
 // TestLeaseOfTombstonesHasEnded deletes records before and after etcd ends the lease that deletions have.

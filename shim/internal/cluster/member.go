@@ -46,7 +46,7 @@ func CheckMember(v registry.View, id string) error {
 // succeeds any longer. It waits while another member has the name of this node, or etcd does not let it write.
 func (s *State) join(ctx context.Context) error {
 	var self registry.Copy
-	_, err := registry.Ensure(ctx, s.local, func(v registry.View) (registry.Change, error) {
+	_, err := s.writeCopy(ctx, func(v registry.View) (registry.Change, error) {
 		if self = s.copyIn(v); self.Member != "" {
 			return registry.Change{}, nil
 		}

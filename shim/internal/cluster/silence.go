@@ -85,6 +85,9 @@ func (s *State) Problem() string {
 	if s.heard.silent() {
 		return s.silence()
 	}
+	if full := s.copy.full.Load(); full != nil {
+		return fullText(*full)
+	}
 	select {
 	case <-s.ready:
 	default:

@@ -75,8 +75,11 @@ func (s *State) awaitReady(ctx context.Context) error {
 	case <-s.ready:
 		return nil
 	case <-s.copy.ended:
-		return registry.Errorf(registry.ErrUnavailable, "the copy of the cluster's records has ended")
+		return s.copy.hasEnded()
 	case <-ctx.Done():
+		if s.copy.full.Load() != nil {
+			return registry.Errorf(registry.ErrUnavailable, "%w", s.copy.behind(ctx))
+		}
 		if why := s.waiting.Load(); why != nil {
 			return notJoined(*why)
 		}
@@ -361,10 +364,10 @@ func (s *State) await(ctx context.Context, applied <-chan registry.Seq, revision
 		}
 		return at, err
 	case <-s.copy.ended:
-		return 0, registry.Errorf(registry.ErrUncertain, "the commit is in etcd, but the copy of this node has ended")
+		return 0, registry.Errorf(registry.ErrUncertain, "the commit is in etcd, but %v", s.copy.hasEnded())
 	case <-ctx.Done():
 		return 0, registry.Errorf(registry.ErrUncertain,
-			"the commit is in etcd, but not yet in the copy of this node: %w", context.Cause(ctx))
+			"the commit is in etcd, but not yet in the copy of this node: %w", s.copy.behind(ctx))
 	}
 }
 
