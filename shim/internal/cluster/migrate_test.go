@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -13,6 +16,7 @@ import (
 	"holdfast/internal/etcdtest"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/store"
 )
 
 // ownVolumes are more records of a node than one transaction moves: volumes with their claims.
@@ -32,36 +36,86 @@ func volumeOf(id, external string) registry.Volume {
 		External: registry.ExternalID(external)}, Created: true, State: registry.VolumeReady}
 }
 
-// stopping calls stop before a transaction after the first ones.
-type stopping struct {
+// killing kills the process before a transaction, or after it.
+type killing struct {
 	clientv3.KV
-	after int
-	stop  func()
+	left int // moments before that one
 }
 
-func (k *stopping) Txn(ctx context.Context) clientv3.Txn {
-	if k.after--; k.after < 0 {
-		k.stop()
+func (k *killing) moment() {
+	if k.left--; k.left < 0 {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {}
 	}
-	return k.KV.Txn(ctx)
 }
 
-// TestMigrate interrupts a migration, and repeats it: another node sees all records, and each volume with its claim.
+func (k *killing) Txn(ctx context.Context) clientv3.Txn { return &killingTxn{k.KV.Txn(ctx), k} }
+
+type killingTxn struct {
+	clientv3.Txn
+	of *killing
+}
+
+func (x *killingTxn) If(c ...clientv3.Cmp) clientv3.Txn  { x.Txn = x.Txn.If(c...); return x }
+func (x *killingTxn) Then(o ...clientv3.Op) clientv3.Txn { x.Txn = x.Txn.Then(o...); return x }
+
+func (x *killingTxn) Commit() (*clientv3.TxnResponse, error) {
+	x.of.moment()
+	answer, err := x.Txn.Commit()
+	x.of.moment()
+	return answer, err
+}
+
+// killedMigration is the variable with the arguments of becomeKilledMigration.
+const killedMigration = "HOLDFAST_KILLED_MIGRATION"
+
+// becomeKilledMigration migrates a node in this process, and kills it at a moment, if the environment says so.
+func becomeKilledMigration() {
+	var endpoint, id, dir string
+	var k killing
+	if _, err := fmt.Sscan(os.Getenv(killedMigration), &endpoint, &id, &dir, &k.left); err != nil {
+		return
+	}
+	ctx := context.Background()
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}})
+	if err != nil {
+		panic(err)
+	}
+	local, err := store.Open(ctx, store.Options{Path: filepath.Join(dir, "shim.db")})
+	if err != nil {
+		panic(err)
+	}
+	go func() { _ = local.Run(ctx) }()
+	s := New(local, client, id, "node")
+	k.KV, s.kv = s.kv, &k
+	if _, err := s.migrate(ctx); err != nil {
+		panic(err)
+	}
+	os.Exit(0)
+}
+
+// TestMigrate kills a migration before and after each of its transactions, and repeats it: another node sees all records,
+// and each volume with its claim.
 func TestMigrate(t *testing.T) {
 	client := etcdtest.Start(t)
 	other := newNode(t, client, "other")
 	node := &testNode{dir: filepath.Join(t.TempDir(), "state"), name: "node", client: client}
 	records := ownVolumes("node")
-	node.offline(t, func(s registry.State) {
-		registrytest.Put(t, s, records...)
-		interrupted := New(s, client, t.Name(), "node")
-		ctx, cancel := context.WithCancel(t.Context())
-		interrupted.kv = &stopping{interrupted.kv, 1, cancel}
-		if _, err := interrupted.migrate(ctx); err == nil {
-			t.Error("the interrupted migration has succeeded")
+	node.offline(t, func(s registry.State) { registrytest.Put(t, s, records...) })
+	// Each process writes the transactions that the one before has not.
+	for _, killed := range []string{"before the first", "after the first", "before the second", "after the last"} {
+		moment := map[string]int{"after the first": 1, "after the last": 1}[killed]
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %s %d", killedMigration, client.Endpoints()[0], t.Name(), node.dir,
+			moment))
+		out, err := cmd.CombinedOutput()
+		if end, is := errors.AsType[*exec.ExitError](err); !is || end.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+			t.Fatalf("killed %s transaction: %v\n%s", killed, err, out)
 		}
+	}
+	node.offline(t, func(s registry.State) {
 		if err := s.View(t.Context(), func(v registry.View) error { return CheckMember(v, "") }); err != nil {
-			t.Errorf("the node is a member after half of its records: %v", err)
+			t.Errorf("the node is a member before its migration has ended: %v", err)
 		}
 		for _, want := range []int{len(records), 0} { // the node is a member then
 			if moved, err := New(s, client, t.Name(), "node").migrate(t.Context()); err != nil || moved != want {

@@ -25,6 +25,7 @@ import (
 
 func TestMain(m *testing.M) {
 	store.BecomeVerifier()
+	becomeKilledMigration()
 	os.Exit(m.Run())
 }
 
