@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"os"
@@ -16,6 +17,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 
 	"holdfast/config"
 	"holdfast/registry"
@@ -86,13 +88,14 @@ func dial(c config.Cluster, local registry.State, node registry.NodeName) (*Stat
 	heard := &answers{began: time.Now()}
 	cfg := clientv3.Config{Endpoints: c.Endpoints, DialTimeout: tryTimeout, DialKeepAliveTime: c.LeaseTTL,
 		DialKeepAliveTimeout: tryTimeout, Logger: zap.NewNop(),
-		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(heard.note)}}
+		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(heard.note), grpc.WithConnectParams(connecting)}}
 	if c.CAFile != "" || c.CertFile != "" {
 		secure, err := tlsOf(c)
 		if err != nil {
 			return nil, err
 		}
 		cfg.TLS = secure
+		heard.advice = func() string { return invalid(c.CertFile, time.Now()) }
 	}
 	client, err := clientv3.New(cfg)
 	if err != nil {
@@ -101,6 +104,27 @@ func dial(c config.Cluster, local registry.State, node registry.NodeName) (*Stat
 	s := New(local, client, c.ID, node)
 	s.heard = heard
 	return s, nil
+}
+
+// connecting bounds how long a node stays suspect after the network between it and etcd works again. By default gRPC
+// waits up to two minutes between two attempts to connect.
+var connecting = grpc.ConnectParams{MinConnectTimeout: tryTimeout, Backoff: backoff.Config{
+	BaseDelay: time.Second, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second}}
+
+// invalid says that the certificate in a file is not valid at a time. It is empty if the certificate is, or there is none:
+// etcd does not tell its clients why it rejects them.
+func invalid(file string, now time.Time) string {
+	text, _ := os.ReadFile(file)
+	block, _ := pem.Decode(text)
+	if block == nil {
+		return ""
+	}
+	c, err := x509.ParseCertificate(block.Bytes)
+	if err != nil || now.After(c.NotBefore) && now.Before(c.NotAfter) {
+		return ""
+	}
+	return fmt.Sprintf("the certificate in cert_file %s is valid from %s to %s", file, c.NotBefore.UTC().Format(time.RFC3339),
+		c.NotAfter.UTC().Format(time.RFC3339))
 }
 
 func tlsOf(c config.Cluster) (*tls.Config, error) {

@@ -17,7 +17,8 @@ const silentAfter = time.Second
 
 // answers records whether etcd answers this shim.
 type answers struct {
-	began time.Time // of the shim
+	began  time.Time     // of the shim
+	advice func() string // adds to why etcd cannot be reached; nil: nothing
 
 	mu     sync.Mutex // guards the fields below
 	last   time.Time  // when etcd has last answered; zero: never
@@ -73,6 +74,11 @@ func (a *answers) silence(endpoints []string) string {
 	text := fmt.Sprintf("etcd has not answered since %s (%s)", since, strings.Join(endpoints, ", "))
 	if why := status.Convert(a.failed).Message(); a.failed != nil && why != context.DeadlineExceeded.Error() {
 		text += ": " + why
+	}
+	if a.advice != nil {
+		if more := a.advice(); more != "" {
+			text += "; " + more
+		}
 	}
 	return text
 }

@@ -27,6 +27,20 @@ func wantProblem(t *testing.T, s *State, want string) {
 	}
 }
 
+// runDialed runs the state of a node of the cluster.
+func runDialed(t *testing.T, c config.Cluster) *State {
+	t.Helper()
+	s, err := dial(c, openStore(t, nil), "n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	all.Go(func() { _ = s.Run(ctx) })
+	t.Cleanup(func() { cancel(); all.Wait(); _ = s.client.Close() })
+	return s
+}
+
 // TestProblemNamesTheSilentEtcd stops a real etcd while a node of it runs, and starts nodes where nothing listens and
 // where another server does.
 func TestProblemNamesTheSilentEtcd(t *testing.T) {
@@ -61,15 +75,7 @@ func TestProblemNamesTheSilentEtcd(t *testing.T) {
 		"absent": {absent.URL, "connection refused"}, "another server": {server.URL, "error reading server preface"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, err := dial(config.Cluster{Endpoints: []string{test.endpoint}, LeaseTTL: LeaseTTL}, openStore(t, nil), "n")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer s.client.Close()
-			running, stop := context.WithCancel(t.Context())
-			var all sync.WaitGroup
-			all.Go(func() { _ = s.Run(running) })
-			defer func() { stop(); all.Wait() }()
+			s := runDialed(t, config.Cluster{Endpoints: []string{test.endpoint}, LeaseTTL: LeaseTTL})
 			wantProblem(t, s, `etcd has not answered since the shim started at `+date+` \(`+test.endpoint+`\): .*`+test.want+".*")
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 			defer cancel()
