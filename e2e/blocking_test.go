@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -55,4 +57,61 @@ func TestBlockingListsSurviveSwaps(t *testing.T) {
 		t.Errorf("after the release: %+v", a)
 	}
 	e.stopPlugin(plugin)
+}
+
+// TestListsWaitForOtherNodes has each list of what nodes share wait at one node for what another one does.
+func TestListsWaitForOtherNodes(t *testing.T) {
+	t.Parallel()
+	nodes := newCluster(t, 2, nil, slices.Concat(allCaps, []string{"CREATE_DELETE_SNAPSHOT"})...)
+	a, b := nodes[0], nodes[1]
+	var plugin *pluginTask
+	var client *csiVolume
+	snap := host.SnapshotSpec{Namespace: "default", ID: "snap", Volume: "vol"}
+	for _, c := range []struct {
+		what string
+		list func(host.Blocking) (found bool, at host.Seq, err error)
+		do   func()
+	}{
+		{"nodes", func(w host.Blocking) (bool, host.Seq, error) {
+			all, at, err := b.host.Nodes(b.ctx(), host.NodeQuery{Blocking: w, Node: "node-1"})
+			return len(all) == 1 && len(all[0].Plugins) == 1, at, err
+		}, func() { plugin = a.addPlugin("plugin", csifake.Monolith) }},
+		{"volumes", func(w host.Blocking) (bool, host.Seq, error) {
+			all, at, err := b.host.Volumes(b.ctx(), host.VolumeQuery{Blocking: w, Name: volumeName("vol")})
+			return len(all) == 1 && all[0].State == "ready", at, err
+		}, func() { a.must(a.create("vol")) }},
+		{"claims", func(w host.Blocking) (bool, host.Seq, error) {
+			all, at, err := b.host.Claims(b.ctx(), host.ClaimQuery{Blocking: w})
+			return len(all) == 1, at, err
+		}, func() { a.use("user", request{source: "vol"}) }},
+		{"snapshots", func(w host.Blocking) (bool, host.Seq, error) {
+			all, at, err := b.host.Snapshots(b.ctx(), host.SnapshotQuery{Blocking: w, Name: snap.SnapshotName()})
+			return len(all) == 1, at, err
+		}, func() { a.must(errOf(a.host.CreateSnapshot(a.ctx(), snap))) }},
+		{"endpoint uses", func(w host.Blocking) (bool, host.Seq, error) {
+			all, at, err := b.host.EndpointUses(b.ctx(), host.EndpointQuery{Blocking: w, Plugin: "fake"})
+			return len(all) == 1, at, err
+		}, func() {
+			conn, _ := a.serveCSI()
+			client = newCSIVolume(conn, "of-a-client", a.dir)
+			a.must(errors.Join(client.create(a.ctx()), client.attach(a.ctx())))
+		}},
+	} {
+		found, at, err := c.list(host.Blocking{})
+		if b.must(err); found {
+			t.Errorf("%s: the change is seen before", c.what)
+		}
+		followed := background(func() error {
+			var err error
+			for found := false; !found && err == nil; {
+				found, at, err = c.list(host.Blocking{MinIndex: at})
+			}
+			return err
+		})
+		c.do()
+		b.must(b.result("the list of "+c.what, followed))
+	}
+	a.must(errors.Join(client.detach(a.ctx()), client.delete(a.ctx()), a.host.DeleteSnapshot(a.ctx(), snap.SnapshotName()),
+		a.release("user"), a.delete("vol")))
+	a.stopPlugin(plugin)
 }

@@ -7,6 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"holdfast/hooks"
@@ -52,35 +54,49 @@ func TestListsWaitForTheirRecords(t *testing.T) {
 	use := registry.EndpointUse{Volume: claim.Volume, Node: "n"}
 	group := registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: "g",
 		Volumes: []registry.VolumeID{"v"}}}
-	for name, c := range map[string]struct {
+	lists := map[protoreflect.FullName]struct {
 		list        func(context.Context, *Server, *pb.Page) (*pb.Answer, error)
 		wakes, none registry.Record
 	}{
-		"volumes": {func(ctx context.Context, s *Server, p *pb.Page) (*pb.Answer, error) {
+		"holdfast.v1.ListVolumesRequest": {func(ctx context.Context, s *Server, p *pb.Page) (*pb.Answer, error) {
 			reply, err := (&volumes{s: s}).List(ctx, &pb.ListVolumesRequest{Page: p})
 			return reply.GetAnswer(), err
 		}, volume("v"), instance("a")},
-		"allocs": {func(ctx context.Context, s *Server, p *pb.Page) (*pb.Answer, error) {
+		"holdfast.v1.ListAllocsRequest": {func(ctx context.Context, s *Server, p *pb.Page) (*pb.Answer, error) {
 			reply, err := (&allocs{s: s}).List(ctx, &pb.ListAllocsRequest{Page: p})
 			return reply.GetAnswer(), err
 		}, registry.Alloc{ID: "a"}, group},
-		"claims": {func(ctx context.Context, s *Server, p *pb.Page) (*pb.Answer, error) {
+		"holdfast.v1.ListClaimsRequest": {func(ctx context.Context, s *Server, p *pb.Page) (*pb.Answer, error) {
 			reply, err := (&claims{s: s}).List(ctx, &pb.ListClaimsRequest{Page: p})
 			return reply.GetAnswer(), err
 		}, claim, volume("v")},
-		"plugins": {func(ctx context.Context, s *Server, p *pb.Page) (*pb.Answer, error) {
+		"holdfast.v1.ListPluginsRequest": {func(ctx context.Context, s *Server, p *pb.Page) (*pb.Answer, error) {
 			reply, err := (&plugins{s: s}).List(ctx, &pb.ListPluginsRequest{Page: p})
 			return reply.GetAnswer(), err
 		}, instance("a"), claim},
-		"snapshots": {func(ctx context.Context, s *Server, p *pb.Page) (*pb.Answer, error) {
+		"holdfast.v1.ListSnapshotsRequest": {func(ctx context.Context, s *Server, p *pb.Page) (*pb.Answer, error) {
 			reply, err := (&snapshots{s: s}).List(ctx, &pb.ListSnapshotsRequest{Page: p})
 			return reply.GetAnswer(), err
 		}, group, claim},
-		"endpoint uses": {func(ctx context.Context, s *Server, p *pb.Page) (*pb.Answer, error) {
+		"holdfast.v1.ListEndpointUsesRequest": {func(ctx context.Context, s *Server, p *pb.Page) (*pb.Answer, error) {
 			reply, err := (&plugins{s: s}).EndpointUses(ctx, &pb.ListEndpointUsesRequest{Page: p, Plugin: "p"})
 			return reply.GetAnswer(), err
 		}, use, claim},
-	} {
+		"holdfast.v1.ListNodesRequest": {func(ctx context.Context, s *Server, p *pb.Page) (*pb.Answer, error) {
+			reply, err := (&nodes{s: s}).List(ctx, &pb.ListNodesRequest{Page: p})
+			return reply.GetAnswer(), err
+		}, registry.Node{Name: "n"}, claim},
+	}
+	protoregistry.GlobalTypes.RangeMessages(func(m protoreflect.MessageType) bool {
+		d := m.Descriptor()
+		if page := d.Fields().ByName("page"); page != nil && page.Message() == (*pb.Page)(nil).ProtoReflect().Descriptor() {
+			if lists[d.FullName()].list == nil {
+				t.Errorf("%s is not tested", d.FullName())
+			}
+		}
+		return true
+	})
+	for name, c := range lists {
 		synctest.Test(t, func(t *testing.T) {
 			s, log, _ := newBlocking(t)
 			put(t, log, registry.Task{})
