@@ -28,14 +28,18 @@ type executing struct {
 // answers again. Then roles are changed.
 func TestNextExecutorRepeatsTheCall(t *testing.T) {
 	t.Parallel()
-	nodes := newCluster(t, 2, nil, slices.Concat(allCaps, []string{"CREATE_DELETE_SNAPSHOT"})...)
+	nodes := newCluster(t, 2, nil, slices.Concat(allCaps, groupCaps, []string{"CREATE_DELETE_SNAPSHOT"})...)
+	rpcs := []string{"CreateVolume", "ControllerPublishVolume", "ControllerUnpublishVolume", "CreateSnapshot"}
+	if !testing.Short() { // eight seconds each
+		rpcs = append(rpcs, "DeleteSnapshot", "CreateVolumeGroupSnapshot", "DeleteVolumeGroupSnapshot")
+	}
 	var both []*executing
 	for _, e := range nodes {
 		e.heartbeat = "interval = \"200ms\"\n timeout = \"30s\"" // a frozen plugin stays the executor's
 		both = append(both, &executing{e, e.addPlugin("plugin-"+string(e.config.Node), csifake.Monolith)})
 	}
 	former, next := both[0], both[1] // the first plugin made its node the executor
-	for _, rpc := range []string{"CreateVolume", "ControllerPublishVolume", "ControllerUnpublishVolume", "CreateSnapshot"} {
+	for _, rpc := range rpcs {
 		for _, moment := range []string{"before", "after"} {
 			t.Logf("%s killed %s %s", former.config.Node, moment, rpc)
 			takeOver(t, former, next, rpc, moment)
@@ -56,6 +60,8 @@ func TestNextExecutorRepeatsTheCall(t *testing.T) {
 func takeOver(t *testing.T, former, next *executing, rpc, moment string) {
 	volume := "vol-" + strings.ToLower(rpc) + "-" + moment
 	snapshot := host.SnapshotSpec{Namespace: "default", ID: host.SnapshotID("snap-" + moment), Volume: host.VolumeID(volume)}
+	group := snapshot
+	group.Volume, group.Volumes = "", []host.VolumeID{snapshot.Volume}
 	steps := map[string]func() error{
 		"CreateVolume":              func() error { return next.create(volume) },
 		"ControllerPublishVolume":   func() error { return errOf(next.prepare(next.group("user", request{source: volume}))) },
@@ -63,10 +69,13 @@ func takeOver(t *testing.T, former, next *executing, rpc, moment string) {
 		"DeleteVolume":              func() error { return next.delete(volume) },
 		"CreateSnapshot":            func() error { return errOf(next.host.CreateSnapshot(next.ctx(), snapshot)) },
 		"DeleteSnapshot":            func() error { return next.host.DeleteSnapshot(next.ctx(), snapshot.SnapshotName()) },
+		"CreateVolumeGroupSnapshot": func() error { return errOf(next.host.CreateGroupSnapshot(next.ctx(), group)) },
+		"DeleteVolumeGroupSnapshot": func() error { return next.host.DeleteGroupSnapshot(next.ctx(), group.SnapshotName()) },
 	}
 	order := []string{"CreateVolume", "ControllerPublishVolume", "ControllerUnpublishVolume", "DeleteVolume"}
-	if rpc == "CreateSnapshot" {
-		order = []string{"CreateVolume", "CreateSnapshot", "DeleteSnapshot", "DeleteVolume"}
+	if kind, is := strings.CutSuffix(rpc, "Snapshot"); is {
+		of := strings.TrimPrefix(strings.TrimPrefix(kind, "Create"), "Delete") + "Snapshot"
+		order = []string{"CreateVolume", "Create" + of, "Delete" + of, "Create" + of, "Delete" + of, "DeleteVolume"}
 	}
 	at := slices.Index(order, rpc)
 	for _, step := range order[:at] {
