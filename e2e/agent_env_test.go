@@ -266,6 +266,7 @@ type agentEnv struct {
 	t      *testing.T
 	client *control.Client
 	strict bool // the journal may have no call beside one that a dead shim left at the plugin
+	byNode bool // other nodes have the same journal
 }
 
 // newAgentEnv starts an agent. When the test ends, nothing may be left and the journal must be legal.
@@ -281,6 +282,12 @@ func newAgentEnvWith(t *testing.T, env []string, args ...string) *agentEnv {
 		t.Skip("real mounts need root")
 	}
 	t.Parallel()
+	return newAgentNode(t, env, args...)
+}
+
+// newAgentNode is newAgentEnvWith for a test with several nodes.
+func newAgentNode(t *testing.T, env []string, args ...string) *agentEnv {
+	t.Helper()
 	m, err := newMachine()
 	if err != nil {
 		t.Fatal(err)
@@ -298,7 +305,7 @@ func (a *agentEnv) close() {
 		for _, what := range a.finalLeftovers() {
 			a.t.Error("left behind:", what)
 		}
-		violations := csifake.Check(a.path("journal"), journal.Options{Settled: true, Strict: a.strict})
+		violations := csifake.Check(a.path("journal"), journal.Options{Settled: true, Strict: a.strict, ByNode: a.byNode})
 		for _, v := range violations {
 			a.t.Errorf("journal: %s", v)
 		}

@@ -4,15 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
 
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
 	"holdfast/host"
 	"holdfast/internal/csifake"
 	"holdfast/internal/csifake/journal"
+	"holdfast/internal/etcdtest"
 )
 
 // lose ends a host and kills its shim, with all that is mounted left.
@@ -92,4 +98,107 @@ func TestLostNode(t *testing.T) {
 			a.stopPlugin(pa)
 		})
 	}
+}
+
+// publishedAt returns where the machine has its only volume mounted.
+func (a *agentEnv) publishedAt() string {
+	a.t.Helper()
+	found, err := mountinfo.GetMounts(mountinfo.PrefixFilter(filepath.Join(a.state(), "mnt")))
+	a.must(err)
+	for _, m := range found {
+		if strings.Contains(m.Mountpoint, "/publish/") {
+			return m.Mountpoint
+		}
+	}
+	a.t.Fatalf("no volume is published: %+v", found)
+	return ""
+}
+
+// callsOfNode returns the mutating calls that the plugin of a node got.
+func (a *agentEnv) callsOfNode(nodeID string) []journal.Call {
+	a.t.Helper()
+	all, err := csifake.Calls(a.path("journal"))
+	a.must(err)
+	return slices.DeleteFunc(all, func(c journal.Call) bool {
+		return c.Role != "node" || c.Node != nodeID || !journal.Mutates(c.RPC)
+	})
+}
+
+// TestFrozenNodeUnmountsFirst freezes agent and shim of a node while a task has a file of a volume open, and declares the
+// node out of service. The volume moves. When the node continues, it stops the task, and unmounts the volume before it
+// does anything else: while a file is open, it says so and tries again, and detaches no busy mount lazily.
+func TestFrozenNodeUnmountsFirst(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("real mounts need root")
+	}
+	slow(t)
+	t.Parallel()
+	config := filepath.Join(t.TempDir(), "agent.hcl")
+	block := fmt.Sprintf("cluster {\n id = \"test\"\n expect = 2\n endpoints = [%q]\n lease_ttl = \"5s\"\n}\n",
+		etcdtest.Start(t).Endpoints()[0])
+	if err := os.WriteFile(config, []byte(block), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a := newAgentNode(t, nil, "--config", config)
+	b := newAgentNode(t, nil, "--config", config, "--node", "node-2")
+	a.byNode, b.byNode = true, true
+	b.must(os.Symlink(a.path("journal"), b.path("journal")))
+	a.must(a.runJob("fake.hcl"))
+	b.must(b.runJob("fake.hcl", "${var.d}", a.dir, `"--ids=${var.ids}",`, `"--ids=", "--node-id=node-2-id",`))
+	b.must(b.create("disk"))
+	b.must(b.runJob("user.hcl", "trap 'exit 0' TERM; ", "trap '' TERM; exec 9>>/disk/open; "))
+	task := b.alloc("user").Tasks[0].PID
+	target := b.publishedAt()
+	held, err := os.Open(target)
+	b.must(err)
+	defer held.Close()
+
+	shim, err := b.client.Shim(b.ctx())
+	b.must(err)
+	frozen := []int{b.agent.Process.Pid, shim.PID}
+	for _, pid := range frozen {
+		b.must(unix.Kill(pid, unix.SIGSTOP))
+	}
+	a.waitUntil("the node is suspect", func() bool {
+		n, err := a.client.Node(a.ctx(), "node-2")
+		return err == nil && !n.Alive
+	})
+	a.must(journal.NoteReboot(a.path("journal"), "csifake.example.org", "node-2-id")) // as the operator says
+	a.must(errOf(a.client.NodeOutOfService(a.ctx(), "node-2", "node-2", "it hangs")))
+	a.must(a.runJob("user.hcl"))
+	a.wantOutput(true, []string{"node-1"}, "claim", "list")
+	before := len(a.callsOfNode("node-2-id"))
+
+	for _, pid := range frozen {
+		b.must(unix.Kill(pid, unix.SIGCONT))
+	}
+	b.waitUntil("the task is killed", func() bool { return !alive(task) })
+	b.waitUntil("unmounting is tried again", func() bool { return len(a.callsOfNode("node-2-id")) >= before+3 })
+	b.waitUntil("the reason is shown", func() bool {
+		out, err := b.holdfast("alloc", "status")
+		return err == nil && strings.Contains(out, "busy")
+	})
+	a.wantOutput(true, []string{"out-of-service"}, "node", "status", "node-2")
+	if !strings.Contains(mountLines(t, "self", b.dir), target) {
+		t.Errorf("%s is not mounted any more while a file is open", target)
+	}
+	for _, call := range a.callsOfNode("node-2-id")[before:] {
+		if call.RPC != "NodeUnpublishVolume" || codeOf(call) == "OK" {
+			t.Errorf("the node that is back makes the call %s: %s", call.RPC, codeOf(call))
+		}
+	}
+	b.must(held.Close())
+	b.waitUntil("the node is ready", func() bool {
+		n, err := b.client.Node(b.ctx(), "node-2")
+		return err == nil && n.State == host.NodeReady
+	})
+	if strings.Contains(mountLines(t, "self", b.dir), target) {
+		t.Errorf("%s is mounted", target)
+	}
+	a.must(a.stopJob("user"))
+	b.waitUntil("the job of node-2 has the volume again", func() bool { return b.pid("user") != 0 })
+	b.must(b.stopJob("user"))
+	b.must(b.delete("disk"))
+	b.must(b.stopJob("fake"))
+	a.must(a.stopJob("fake"))
 }
