@@ -12,7 +12,8 @@ import (
 type (
 	// PluginID is the id of a csi_plugin stanza. Volumes and people name a plugin by it.
 	PluginID string
-	// AllocID is the orchestrator's name of one placement of a group. The host creates it and never reuses it.
+	// AllocID is the orchestrator's name of one placement of a group. The host creates it and never reuses it. Nodes of a
+	// cluster use different ones.
 	AllocID string
 	// TaskName is the name of a task within its group.
 	TaskName string

@@ -78,7 +78,7 @@ func (a *Allocs) forceSteps(ctx context.Context, id registry.AllocID) (steps []r
 	var claims []registry.Claim
 	err = a.State.View(ctx, func(v registry.View) error {
 		al, _ = v.Alloc(id)
-		claims = v.ClaimsOf(id)
+		claims = a.claimsOf(v, id)
 		return nil
 	})
 	switch {

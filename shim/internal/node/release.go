@@ -138,7 +138,7 @@ func (a *Allocs) releaseClaims(ctx context.Context, id registry.AllocID) {
 // toRelease returns the claims of an alloc. What is mounted here for a claim that was released while this node was lost
 // still needs its release.
 func (a *Allocs) toRelease(v registry.View, id registry.AllocID) []registry.Claim {
-	claims := v.ClaimsOf(id)
+	claims := a.claimsOf(v, id)
 	if a.AwaitAdmitted == nil {
 		return claims // no other node releases them
 	}
@@ -150,6 +150,13 @@ func (a *Allocs) toRelease(v registry.View, id registry.AllocID) []registry.Clai
 		}
 	}
 	return claims
+}
+
+// claimsOf returns the claims of an alloc of this node. In a cluster, another node may have an alloc with the same ID.
+func (a *Allocs) claimsOf(v registry.View, id registry.AllocID) []registry.Claim {
+	return slices.DeleteFunc(v.ClaimsOf(id), func(c registry.Claim) bool {
+		return a.AwaitAdmitted != nil && c.Node != a.host.Node
+	})
 }
 
 // endRelease does what follows once the volumes of an alloc are released.
@@ -366,7 +373,7 @@ func (req *request) unclaiming(v registry.View) (registry.Change, error) {
 // forgetting decides what forget commits, if this was the alloc's last claim and there is no volume to discard.
 func (req *request) forgetting(v registry.View) (registry.Change, error) {
 	al, known := v.Alloc(req.key.Alloc)
-	if !known || al.State != registry.AllocReleasing || len(v.ClaimsOf(al.ID)) > 0 || len(req.discards(al)) > 0 {
+	if !known || al.State != registry.AllocReleasing || len(req.claimsOf(v, al.ID)) > 0 || len(req.discards(al)) > 0 {
 		return registry.Change{}, nil
 	}
 	return forgotten(v, al), nil

@@ -128,3 +128,23 @@ func TestLostNodeUnmountsAfterAnOpenDetach(t *testing.T) {
 		})
 	}
 }
+
+// In a cluster, an alloc of another node may have the same ID.
+func TestReleaseLeavesClaimsOfOtherNodes(t *testing.T) {
+	inEnv(t, attaches+stages, func(t *testing.T, n *env) {
+		n.shim.allocs.AwaitAdmitted = func(context.Context, func(string)) error { return nil }
+		v1 := n.volume(1, "x-v1")
+		n.up("a1", wish{})
+		there := registry.Claim{Volume: v1.VolumeKey(), Name: v1.VolumeName(), Alloc: "a1", Request: "v1", Node: "other"}
+		n.put(there, registry.Attachment{Volume: v1.VolumeKey(), Name: v1.VolumeName(), Node: "other", NodeID: "other-id",
+			State: registry.MarkDone})
+		n.down("a1")
+		n.view(func(v registry.View) {
+			if left := v.AllClaims(); len(left) != 1 || left[0].Node != "other" || len(v.AllAttachments()) != 1 {
+				t.Errorf("left: claims %+v, attachments %+v", left, v.AllAttachments())
+			}
+		})
+		n.commit(registry.Change{Delete: []registry.Key{there.Key(),
+			registry.AttachmentKey{Volume: v1.VolumeKey(), Node: "other"}.Key()}})
+	})
+}
