@@ -258,6 +258,34 @@ func (a *Attacher) DetachOrAbandon(
 	return err
 }
 
+// AbandonSteps is AbandonSteps of a Controller, for the node that makes the plugin's controller calls.
+func (a *Attacher) AbandonSteps(ctx context.Context, k registry.AttachmentKey) ([]registry.ReleaseStep, error) {
+	steps, err := a.Controller.AbandonSteps(ctx, k)
+	if err != nil || len(steps) == 0 {
+		return steps, err
+	}
+	by, _, err := a.executor(ctx, k.Volume, k.Node)
+	if err == nil {
+		err = a.calls.State.View(ctx, func(view registry.View) error {
+			steps[0] = atExecutor(view, by, steps[0])
+			return nil
+		})
+	}
+	return steps, err
+}
+
+// atExecutor returns the step as the node takes it that makes the plugin's controller calls.
+func atExecutor(view registry.View, by registry.ExecutorKey, step registry.ReleaseStep) registry.ReleaseStep {
+	switch {
+	case by.Node == "" && !view.Executed(by.Plugin): // this node would make them
+	case executes(view, by):
+		step.Action, step.Detail = registry.ReleaseSend, "skipped if it fails"
+	default:
+		step.Action, step.Detail = registry.ReleaseSkip, describe(view, by)
+	}
+	return step
+}
+
 // abandonLimit bounds a detach by force at the executor, which tries for a while itself.
 const abandonLimit = 30 * time.Second
 

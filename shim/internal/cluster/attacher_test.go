@@ -55,3 +55,30 @@ func TestFeasibleNeedsANodeThatAttaches(t *testing.T) {
 		})
 	}
 }
+
+// TestDryRunNamesWhatTheExecutorDoes asks on a node without the plugin what a detach by force does.
+func TestDryRunNamesWhatTheExecutorDoes(t *testing.T) {
+	lease := registry.NodeLease{Node: "b", Lease: 7}
+	holder := registry.Executor{Plugin: "p"}.Taken("b", 7, lease.Since)
+	here := registry.ReleaseStep{Action: registry.ReleaseSkip, Detail: "no task on this node serves plugin p"}
+	for name, test := range map[string]struct {
+		records []registry.Record
+		action  registry.ReleaseAction
+		detail  string
+	}{
+		"an executor":          {[]registry.Record{lease, holder}, registry.ReleaseSend, "skipped if it fails"},
+		"no executor any more": {[]registry.Record{holder.Left("b", lease.Since)}, registry.ReleaseSkip, "plugin p has no executor"},
+		"never an executor":    {nil, here.Action, here.Detail},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := openStore(t, nil)
+			registrytest.Put(t, s, test.records...)
+			look(t, s, func(v registry.View) {
+				step := atExecutor(v, registry.ExecutorKey{Plugin: "p"}, here)
+				if step.Action != test.action || step.Detail != test.detail {
+					t.Errorf("%+v", step)
+				}
+			})
+		})
+	}
+}
