@@ -48,6 +48,7 @@ type fakeHost struct {
 
 	mu       sync.Mutex
 	prepared host.AllocID
+	nodes    []host.NodeStatus
 }
 
 func (h *fakeHost) Parse(_ context.Context, src host.Source, o host.ParseOptions) (
@@ -85,13 +86,15 @@ func (h *fakeHost) Fingerprints(ctx context.Context, _ host.PluginQuery,
 	return context.Cause(ctx)
 }
 
-// Nodes has no node that is drained.
+// Nodes has no node that is drained. Tests set others.
 func (h *fakeHost) Nodes(ctx context.Context, q host.NodeQuery) ([]host.NodeStatus, host.Seq, error) {
 	if q.MinIndex > 0 {
 		<-ctx.Done()
 		return nil, 0, context.Cause(ctx)
 	}
-	return nil, 1, nil
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.nodes, 1, nil
 }
 
 func (h *fakeHost) Plugins(context.Context, host.PluginQuery) (host.PluginList, host.Seq, error) {

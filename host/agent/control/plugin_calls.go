@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -69,10 +70,10 @@ func callWithin[T any](
 	return out, err
 }
 
-// askPlugin is callWithin for a plugin that a job runs.
+// askPlugin is callWithin for a plugin that a job runs, here or on another node.
 func askPlugin[T any](s *Server, r *http.Request, id host.PluginID, ask func(context.Context) (T, error)) (T, error) {
 	return callWithin(s, r, "plugin "+string(id), func(ctx context.Context) (out T, err error) {
-		if _, err = s.knownPlugin(ctx, id); err == nil {
+		if _, err = s.knownPlugin(ctx, id); err == nil || s.controlledElsewhere(ctx, id) {
 			out, err = ask(ctx)
 		}
 		return out, err
@@ -115,7 +116,8 @@ func (s *Server) pluginOf(ctx context.Context, name host.VolumeName, plugin host
 // goneInterval is the interval of checks whether the plugin of a request may still start.
 const goneInterval = 500 * time.Millisecond
 
-// awaitGone returns ErrUnavailable when the plugin is not running and all its jobs have ended, and nil when ctx ends.
+// awaitGone returns ErrUnavailable when no node runs the plugin's controller and all its jobs here have ended, and nil
+// when ctx ends.
 func (s *Server) awaitGone(ctx context.Context, name host.VolumeName, plugin host.PluginID) error {
 	tick := time.NewTicker(goneInterval)
 	defer tick.Stop()
@@ -126,7 +128,7 @@ func (s *Server) awaitGone(ctx context.Context, name host.VolumeName, plugin hos
 			return nil
 		}
 		p := s.pluginOf(ctx, name, plugin)
-		if p == nil || !p.gone() {
+		if p == nil || !p.gone() || s.controlledElsewhere(ctx, host.PluginID(p.ID)) {
 			continue
 		}
 		text, start := fmt.Sprintf("plugin %q is not running: %s", p.ID, p.describeJobs()), Notice{}
@@ -136,6 +138,17 @@ func (s *Server) awaitGone(ctx context.Context, name host.VolumeName, plugin hos
 		}
 		return registry.Errorf(registry.ErrUnavailable, "%s", text)
 	}
+}
+
+// controlledElsewhere reports whether another node of the cluster, which is alive, runs a controller of the plugin.
+func (s *Server) controlledElsewhere(ctx context.Context, id host.PluginID) bool {
+	nodes, _, err := s.host.Nodes(ctx, host.NodeQuery{})
+	return err == nil && slices.ContainsFunc(nodes, func(n host.NodeStatus) bool {
+		return n.Alive && string(n.Name) != s.agent.Node().Name &&
+			slices.ContainsFunc(n.Plugins, func(p registry.NodePluginStatus) bool {
+				return p.Plugin == id && p.Health(host.RoleController) != ""
+			})
+	})
 }
 
 // limited calls do within the time of the request, if it has one. late means that the time ran out.

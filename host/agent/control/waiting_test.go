@@ -10,7 +10,9 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"holdfast/host"
 	"holdfast/host/agent"
+	"holdfast/registry"
 )
 
 // A wait is reported although the agent does not say what the request waits for.
@@ -65,6 +67,35 @@ func TestJobSettlesOnceItsTasksHaveStarted(t *testing.T) {
 			if settled(j) != want {
 				t.Errorf("task %+v: settled is %v", task, !want)
 			}
+		}
+	}
+}
+
+// A plugin that no job runs here may have a controller on another node of the cluster, which is asked.
+func TestPluginIsControlledElsewhere(t *testing.T) {
+	h := &fakeHost{}
+	s, _ := serveAgent(t, h)
+	with := func(node string, alive bool, p registry.NodePlugin) host.NodeStatus {
+		p.Plugin = "disk"
+		return host.NodeStatus{Node: registry.Node{Name: host.NodeName(node)}, Alive: alive,
+			Plugins: []registry.NodePluginStatus{{NodePlugin: p}}}
+	}
+	own, controller := s.agent.Node().Name, registry.NodePlugin{Controller: true}
+	for name, c := range map[string]struct {
+		node host.NodeStatus
+		want bool
+	}{
+		"a controller":         {with("other", true, controller), true},
+		"an unhealthy one":     {with("other", true, registry.NodePlugin{ControllerUnhealthy: true}), true},
+		"of a suspect node":    {with("other", false, controller), false},
+		"of this node":         {with(own, true, controller), false},
+		"only its node plugin": {with("other", true, registry.NodePlugin{Node: true}), false},
+	} {
+		h.mu.Lock()
+		h.nodes = []host.NodeStatus{c.node}
+		h.mu.Unlock()
+		if got := s.controlledElsewhere(t.Context(), "disk"); got != c.want {
+			t.Errorf("%s: %v", name, got)
 		}
 	}
 }
