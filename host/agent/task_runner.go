@@ -187,8 +187,8 @@ func (t *taskRunner) start(ctx, stop context.Context) (h taskdriver.Handle, runn
 	if ctx.Err() != nil || errors.Is(err, errStop) {
 		return h, false, err
 	}
-	why := "start failed: " + err.Error()
-	exit := taskdriver.Exit{Code: -1, At: time.Now().UTC(), Err: err.Error()}
+	text := strings.Join(strings.Fields(err.Error()), " ") // engines send several lines
+	why, exit := "start failed: "+text, taskdriver.Exit{Code: -1, At: time.Now().UTC(), Err: text}
 	switch {
 	case errors.Is(err, registry.ErrExhausted):
 		return h, false, t.retryStart(ctx, attempt, exit, why, why+"; free space there")

@@ -4,6 +4,7 @@ package taskdriver
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/docker/go-units"
+	"github.com/moby/moby/api/types/jsonstream"
 	"github.com/moby/moby/client"
 
 	"holdfast/registry"
@@ -101,8 +103,7 @@ func (d Container) load(ctx context.Context, t Task) error {
 	defer cancel()
 	result, err := d.engine.ImageLoad(loading, f)
 	if err == nil {
-		_, err = io.Copy(io.Discard, result)
-		err = errors.Join(err, result.Close())
+		err = errors.Join(readMessages(result), result.Close())
 	}
 	if err != nil && loading.Err() != nil {
 		err = context.Cause(loading)
@@ -114,6 +115,21 @@ func (d Container) load(ctx context.Context, t Task) error {
 		return registry.Errorf(registry.ErrNotFound, "%s does not hold image %s", path, t.container.Image)
 	}
 	return nil
+}
+
+// readMessages reads the engine's messages until they end, and returns the error that one of them reports.
+func readMessages(r io.Reader) error {
+	for d := json.NewDecoder(r); ; {
+		var m jsonstream.Message
+		if err := d.Decode(&m); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if m.Error != nil {
+			return m.Error
+		}
+	}
 }
 
 func withPullTimeout(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {

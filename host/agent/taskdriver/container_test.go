@@ -455,6 +455,7 @@ func TestContainerErrors(t *testing.T) {
 			"no such image": {func(task *Task) { task.container.Image = "localhost:1/none:1" }, nil,
 				"pull image localhost:1/none:1"},
 			"no such archive": {func(task *Task) { task.container.Load = "/no.tar" }, registry.ErrNotFound, "/no.tar"},
+			"no archive":      {func(task *Task) { task.container.Load = "/etc/passwd" }, nil, "load /etc/passwd: "},
 			"no such program": {func(task *Task) { task.container.Command = commandLine{"/no/program"} }, nil, "/no/program"},
 			"no such mount": {func(task *Task) {
 				task.Plan.Binds = []hooks.Bind{{Source: task.Dir + "/none", Target: "/x", Propagation: hooks.Private}}
