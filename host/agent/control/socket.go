@@ -35,7 +35,7 @@ type socket struct {
 // open creates the file and its directory. The earlier listener closes without removing the new file.
 func (s *socket) open() error {
 	if err := os.MkdirAll(filepath.Dir(s.path), 0o700); err != nil {
-		return fmt.Errorf("directory of the control socket: %w", err)
+		return fmt.Errorf("directory of socket %s: %w", s.path, err)
 	}
 	l, err := listen(s.path)
 	if err != nil {
@@ -73,10 +73,10 @@ func (s *socket) watch() {
 			continue
 		}
 		if err = s.open(); err == nil {
-			s.log.Warn("the control socket was removed; created again", "path", s.path)
+			s.log.Warn("the socket was removed; created again", "path", s.path)
 			reported = ""
 		} else if err.Error() != reported {
-			s.log.Error("the control socket was removed and cannot be created; retrying", "path", s.path, "error", err)
+			s.log.Error("the socket was removed and cannot be created; retrying", "path", s.path, "error", err)
 			reported = err.Error()
 		}
 	}
@@ -166,9 +166,9 @@ func (p *peers) Accept() (net.Conn, error) {
 			return conn, nil
 		}
 		if err == nil {
-			err = fmt.Errorf("process %d of user %d has no permission to control this agent", cred.Pid, cred.Uid)
+			err = fmt.Errorf("process %d of user %d may not use this socket", cred.Pid, cred.Uid)
 		}
-		p.log.Warn("connection to the control socket refused", "error", err)
+		p.log.Warn("connection to the socket refused", "error", err)
 		_ = conn.Close()
 	}
 }

@@ -115,6 +115,8 @@ func (p *globalFlags) report(to io.Writer, err error) {
 		line.Next = "the socket belongs to another user: run the command as root or as the user that runs the agent"
 	case errors.Is(err, control.ErrNoAgent):
 		line.Next = p.adviseNoAgent()
+	case errors.Is(err, os.ErrPermission) && os.Geteuid() != 0:
+		line.Next = "run the command as root, or name directories of your own: --state-dir, --run-dir"
 	}
 	if p.json {
 		e := json.NewEncoder(to) // one per line
