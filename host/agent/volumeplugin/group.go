@@ -15,7 +15,7 @@ import (
 func (s *Server) group(ctx context.Context, v host.VolumeStatus) (hooks.Group, error) {
 	access, found := registry.AccessMode(""), false
 	for _, c := range v.Capabilities {
-		if c.Attachment == registry.FileSystem && (!found || readOnly(access)) {
+		if c.Attachment == registry.FileSystem && (!found || access.ReaderOnly()) {
 			access, found = c.Access, true
 		}
 	}
@@ -43,16 +43,12 @@ func (s *Server) group(ctx context.Context, v host.VolumeStatus) (hooks.Group, e
       }
     }
   }
-}`, quote(string(v.ID)), quote(string(access)), readOnly(access))
+}`, quote(string(v.ID)), quote(string(access)), access.ReaderOnly())
 	job, _, err := s.storage.Parse(ctx, host.Source{Name: "volume.hcl", Text: []byte(text)}, host.ParseOptions{})
 	if err != nil {
 		return hooks.Group{}, err
 	}
 	return job.Groups[0], nil
-}
-
-func readOnly(m registry.AccessMode) bool {
-	return m == registry.SingleNodeReaderOnly || m == registry.MultiNodeReaderOnly
 }
 
 // quote returns a string literal of HCL.

@@ -216,6 +216,9 @@ func TestVolumePluginProtocol(t *testing.T) {
 	p.want("VolumeDriver.Mount", `{"Name":`, "the request's body")
 	p.want("VolumeDriver.Create", `{"Name":"old","Opts":{"file":"/dev/null"}}`, ok)
 	p.want("VolumeDriver.Remove", `{"Name":"old"}`, ok)
+	p.storage.volumes["left"] = host.VolumeStatus{Volume: registry.Volume{VolumeSpec: host.VolumeSpec{Plugin: "gone"},
+		Created: true}}
+	p.want("VolumeDriver.Remove", `{"Name":"left"}`, `plugin \"gone\" is not running`)
 	if want := []string{"delete notes", "deregister old"}; !reflect.DeepEqual(p.storage.removed, want) {
 		t.Errorf("removed %q, want %q", p.storage.removed, want)
 	}
@@ -240,9 +243,10 @@ func TestOptionsOfACreate(t *testing.T) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	for opts, want := range map[string]string{
-		`{"size":"much"}`:         "option size=much is no size",
-		`{"file":"notes.hcl"}`:    "no absolute path",
-		`{"file":"/none/at/all"}`: "option file",
+		`{"size":"much"}`:          "option size=much is no size",
+		`{"access_mode":"shared"}`: "use one of: single-node-writer ",
+		`{"file":"notes.hcl"}`:     "no absolute path",
+		`{"file":"/none/at/all"}`:  "option file",
 	} {
 		p.want("VolumeDriver.Create", `{"Name":"x","Opts":`+opts+`}`, want)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net/http"
 	"os"
@@ -46,14 +47,19 @@ func (s *Server) create(r *http.Request, q request) (reply, error) {
 		_, err = s.storage.CreateVolume(ctx, spec)
 	}
 	if err != nil && ctx.Err() != nil {
-		err = registry.Errorf(registry.ErrUnavailable, "plugin %q has not created volume %q yet, and may still do so: %w; "+
-			"to see why: %s", spec.Plugin, q.Name, err, display.Command("holdfast volume status", q.Name))
+		err = notYet("created", spec.Plugin, q, err)
 	}
 	return reply{}, err
 }
 
-// createLimit is shorter than the two minutes after which Docker gives up without a reason.
-const createLimit = 110 * time.Second
+// The limits are shorter than the time after which Docker gives up without a reason: two minutes and one.
+const createLimit, removeLimit = 110 * time.Second, 50 * time.Second
+
+// notYet is the error of a request whose time is over.
+func notYet(what string, plugin host.PluginID, q request, err error) error {
+	return registry.Errorf(registry.ErrUnavailable, "plugin %q has not %s volume %q yet, and may still do so: %w; "+
+		"to see why: %s", plugin, what, q.Name, err, display.Command("holdfast volume status", q.Name))
+}
 
 func (s *Server) checkPlugin(r *http.Request, spec host.VolumeSpec) error {
 	if spec.Plugin == "" {
@@ -100,6 +106,10 @@ func (s *Server) spec(ctx context.Context, q request) (spec host.VolumeSpec, err
 		spec.MountFlags = registry.FlagsOf(strings.Split(flags, ","))
 	}
 	if mode := take("access_mode"); mode != "" {
+		if !slices.Contains(registry.AccessModes, registry.AccessMode(mode)) {
+			return spec, registry.Invalid("option access_mode=%s is no access mode; use one of: %s", mode,
+				strings.Trim(fmt.Sprint(registry.AccessModes), "[]"))
+		}
 		spec.Capabilities = capability(registry.AccessMode(mode))
 	}
 	if len(opts) > 0 && spec.Parameters == nil {
@@ -132,23 +142,35 @@ func (s *Server) file(ctx context.Context, path string) (spec host.VolumeSpec, e
 
 // remove deletes a volume that Holdfast has created. The plugin keeps one that was only registered.
 func (s *Server) remove(r *http.Request, q request) (reply, error) {
-	v, known, err := s.find(r.Context(), q)
+	ctx, cancel := context.WithTimeout(r.Context(), removeLimit)
+	defer cancel()
+	v, known, err := s.find(ctx, q)
 	if err != nil || !known {
 		return reply{}, err
 	}
-	if err := s.agent.ForgetForEngine(r.Context(), s.storage, s.use(r, q)); err != nil {
+	deletes := v.Created || v.Made
+	if deletes {
+		err = s.agent.CheckEnginePlugin(ctx, s.storage, v.Plugin, caller(r))
+	}
+	if err == nil {
+		err = s.agent.ForgetForEngine(ctx, s.storage, s.use(r, q))
+	}
+	if m := s.agent.EngineMount(v.ID); m != nil && err == nil {
+		err = registry.Errorf(registry.ErrConflict, "volume %q is mounted: %s", q.Name, m.Describe())
+	}
+	switch {
+	case err != nil:
 		return reply{}, err
-	}
-	if m := s.agent.EngineMount(v.ID); m != nil {
-		return reply{}, registry.Errorf(registry.ErrConflict, "volume %q is mounted: %s", q.Name, m.Describe())
-	}
-	if v.Created || v.Made {
-		err = s.storage.DeleteVolume(r.Context(), name(q))
-	} else {
-		err = s.storage.DeregisterVolume(r.Context(), name(q))
+	case deletes:
+		err = s.storage.DeleteVolume(ctx, name(q))
+	default:
+		err = s.storage.DeregisterVolume(ctx, name(q))
 	}
 	if errors.Is(err, registry.ErrNotFound) {
 		err = nil
+	}
+	if err != nil && ctx.Err() != nil {
+		err = notYet("deleted", v.Plugin, q, err)
 	}
 	return reply{}, err
 }
