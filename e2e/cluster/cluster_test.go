@@ -33,9 +33,10 @@ type system struct {
 	members []*machine // of etcd
 	nodes   []*machine
 
-	seen   int64  // of the history, in bytes
-	cycles []int  // released allocs by node
-	notes  []line // all but those of allocs
+	seen   int64           // of the history, in bytes
+	used   map[string]bool // allocs that have used their volumes and are not released yet
+	cycles []int           // allocs that have used and released their volumes, by node
+	notes  []line          // all but those of allocs
 }
 
 // options of a system.
@@ -65,7 +66,8 @@ func newSystem(t *testing.T, o options) *system {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &system{t: t, dir: dir, random: rand.New(rand.NewPCG(o.seed, 1)), cycles: make([]int, size)}
+	s := &system{t: t, dir: dir, random: rand.New(rand.NewPCG(o.seed, 1)), used: map[string]bool{},
+		cycles: make([]int, size)}
 	t.Cleanup(s.close)
 	memory := s.path("m")
 	run(t, "mkdir", memory)
@@ -221,7 +223,10 @@ func (s *system) read() {
 			if l.Kind == broken {
 				s.t.Errorf("%s: %s", l.Node, l.Error)
 			}
-		case l.Kind == releaseEnded && l.Error == "":
+		case l.Kind == prepareEnded && l.Error == "":
+			s.used[l.Alloc] = true
+		case l.Kind == releaseEnded && l.Error == "" && s.used[l.Alloc]:
+			delete(s.used, l.Alloc)
 			s.cycles[l.Node[len(l.Node)-1]-'1']++
 		}
 	}

@@ -130,7 +130,7 @@ func (m *machine) filter(args ...string) {
 }
 
 // waitLimit bounds each wait. No check measures it.
-const waitLimit = 10 * time.Minute
+const waitLimit = 3 * time.Minute
 
 // waitFor fails the test unless done becomes true.
 func waitFor(t testing.TB, what string, done func() bool) {

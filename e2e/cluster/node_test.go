@@ -62,6 +62,7 @@ type node struct {
 	history *os.File
 	host    *host.Host
 	random  *rand.Rand // of the main goroutine
+	turns   *turns
 }
 
 func nodeMain(path string) int {
@@ -126,6 +127,7 @@ func (n *node) run() (err error) {
 			return err
 		}
 	}
+	n.turns = newTurns(n.Volumes)
 	n.note(line{Kind: ready})
 	return n.serve(ctx, task, left, made)
 }
@@ -180,6 +182,7 @@ func (n *node) serve(ctx context.Context, task host.AllocTask, left []line, made
 			n.create(ctx)
 		case "work":
 			go n.swap(swapping)
+			go n.turns.follow(working, n.host)
 			n.work(ctx, working, &all, left, made)
 		case "stop":
 			stopWorking()
@@ -203,10 +206,10 @@ func (n *node) work(ctx, working context.Context, all *sync.WaitGroup, left []li
 		w := worker{node: n, random: rand.New(rand.NewPCG(n.Seed, n.random.Uint64()))}
 		all.Go(func() {
 			if i < len(left) {
-				w.continued(ctx, left[i])
+				w.continued(ctx, working, left[i])
 			}
 			for a := 0; working.Err() == nil && i < n.Workers; a++ {
-				w.use(ctx, fmt.Sprintf("%s-%d-%d-%d", n.Name, made, i, a))
+				w.use(ctx, working, fmt.Sprintf("%s-%d-%d-%d", n.Name, made, i, a))
 			}
 		})
 	}

@@ -19,8 +19,8 @@ type worker struct {
 	random *rand.Rand
 }
 
-// use is the life of an alloc.
-func (w *worker) use(ctx context.Context, alloc string) {
+// use is the life of an alloc. It ends when working does, unless it has begun to claim its volume.
+func (w *worker) use(ctx, working context.Context, alloc string) {
 	volume := w.random.IntN(w.Volumes)
 	l := line{Alloc: alloc, Volume: volumeID(volume), Mode: modesOf(volume)[w.random.IntN(5)/4], Write: w.random.IntN(3) > 0}
 	if strings.HasSuffix(l.Mode, "reader-only") {
@@ -36,33 +36,48 @@ func (w *worker) use(ctx context.Context, alloc string) {
 		}
 		return err
 	})
-	w.life(ctx, l)
+	w.life(ctx, working, l, false)
 }
 
 // continued continues the life of an alloc that an earlier process has begun.
-func (w *worker) continued(ctx context.Context, l line) {
+func (w *worker) continued(ctx, working context.Context, l line) {
 	if l.Kind == releaseBegins || w.random.IntN(2) == 0 {
 		w.release(ctx, l)
 		return
 	}
-	w.life(ctx, l)
+	w.life(ctx, working, l, true)
 }
 
-func (w *worker) life(ctx context.Context, l line) {
+// life has an alloc wait for its volume, claim it, write and release it. After up to a minute it tries while others hold
+// the volume. tried: it has begun to claim the volume before.
+func (w *worker) life(ctx, working context.Context, l line, tried bool) {
 	for tries := 0; tries < 4; tries++ {
+		waiting, cancel := context.WithTimeout(working, time.Duration(w.random.Int64N(int64(time.Minute))))
+		done := w.turns.wait(waiting, l.Volume, l.use())
+		cancel()
+		if working.Err() != nil {
+			done()
+			break
+		}
 		path, err := w.prepare(ctx, l)
-		if err == nil {
+		done()
+		if tried = true; err == nil {
 			w.write(l, path)
 			break
 		}
 		time.Sleep(time.Duration(w.random.Int64N(int64(time.Second))))
 	}
-	w.release(ctx, l)
+	if tried {
+		w.release(ctx, l)
+	}
 }
 
 func (w *worker) prepare(ctx context.Context, l line) (path string, err error) {
-	limit := callLimit * time.Duration(max(1, w.Workers/50)) // more allocs wait longer for each other
-	ctx, cancel := context.WithTimeout(ctx, time.Second+time.Duration(w.random.Int64N(int64(limit))))
+	limit := time.Minute
+	if w.random.IntN(8) == 0 { // its caller gives up
+		limit = time.Duration(w.random.Int64N(int64(3 * time.Second)))
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	l.Kind = prepareBegins
 	w.note(l)
