@@ -48,11 +48,12 @@ func (w *worker) continued(ctx, working context.Context, l line) {
 	w.life(ctx, working, l, true)
 }
 
-// life has an alloc wait for its volume, claim it, write and release it. After up to a minute it tries while others hold
-// the volume. tried: it has begun to claim the volume before.
+// life has an alloc wait for its volume, claim it, write and release it. About once a second an alloc of the node has
+// waited for long enough, and tries while others hold its volume. tried: the alloc has begun to claim the volume before.
 func (w *worker) life(ctx, working context.Context, l line, tried bool) {
 	for tries := 0; tries < 4; tries++ {
-		waiting, cancel := context.WithTimeout(working, time.Duration(w.random.Int64N(int64(time.Minute))))
+		limit := 2 * time.Second * time.Duration(max(1, w.Workers))
+		waiting, cancel := context.WithTimeout(working, time.Duration(w.random.Int64N(int64(limit))))
 		done := w.turns.wait(waiting, l.Volume, l.use())
 		cancel()
 		if working.Err() != nil {
@@ -60,12 +61,13 @@ func (w *worker) life(ctx, working context.Context, l line, tried bool) {
 			break
 		}
 		path, err := w.prepare(ctx, l)
-		done()
 		if tried = true; err == nil {
+			done()
 			w.write(l, path)
 			break
 		}
-		time.Sleep(time.Duration(w.random.Int64N(int64(time.Second))))
+		time.Sleep(time.Duration(w.random.Int64N(int64(time.Second)))) // until this node knows who else has the volume
+		done()
 	}
 	if tried {
 		w.release(ctx, l)
