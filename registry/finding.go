@@ -15,7 +15,7 @@ const (
 	FoundUncertain FindingKind = "uncertain" // a call has no certain answer
 	FoundOrphan    FindingKind = "orphan"    // an unused mount below our root that no record names
 	FoundUsed      FindingKind = "used"      // a mount in use below our root that no record names
-	FoundUnowned   FindingKind = "unowned"   // attached or staged, with no claim
+	FoundUnowned   FindingKind = "unowned"   // attached, staged or published, with no claim
 	FoundDead      FindingKind = "dead"      // mounted, and it hangs or returns errors
 	FoundLeft      FindingKind = "left"      // a directory that no record names and that is not empty
 	FoundEmpty     FindingKind = "empty"     // an empty directory that no record names

@@ -100,6 +100,8 @@ var judgements = []struct {
 	{"a publish without its mount", sound, func(f *Facts) { unmounted(f, publishedAt()) },
 		[]string{"lost mark " + publishedAt()},
 		[]string{"alloc a1"}},
+	{"a publish whose claim was released by force", sound, func(f *Facts) { f.Records.Claims = nil },
+		[]string{"unowned " + publishedAt()}, []string{"stop alloc a1"}},
 	{"nothing is mounted any more", sound, func(f *Facts) { f.Mounts = nil },
 		[]string{"lost mark " + publishedAt(), "lost mark " + stagedAt()}, []string{"volume data"}},
 	{"a mount that came or went meanwhile", sound, func(f *Facts) {

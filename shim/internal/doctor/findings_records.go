@@ -73,6 +73,14 @@ func (e *examiner) ref(r registry.Ref) {
 		Request: r.Request,
 		Path:    r.Target.Host, Advice: fmt.Sprintf("if alloc %s runs, stop it and place it again", r.Alloc),
 	}
+	if !slices.ContainsFunc(e.Records.Claims, func(c registry.Claim) bool { return c.ClaimKey() == r.ClaimKey() }) {
+		e.add(registry.Finding{
+			Kind: registry.FoundUnowned, Volume: r.Volume, Name: name, Alloc: r.Alloc, Request: r.Request, Path: r.Target.Host,
+			Detail: fmt.Sprintf("volume %s is published here for alloc %s, which has no claim: other nodes may use the volume",
+				name, r.Alloc),
+			Advice: fmt.Sprintf("stop alloc %s: its claim was released by force, or with those of this node", r.Alloc),
+		})
+	}
 	info, inspected := e.Inspected[r.Target.Host]
 	if f.Kind == registry.FoundLost && block && (!inspected || info.Block || info.Trouble() != "") {
 		f.Kind = "" // a block device need not be a mount
