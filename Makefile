@@ -9,7 +9,7 @@ LONG := TestRollback$$|TestPowerCut|TestDisk|TestSwapOnAFullDisk|TestBoundedHold
 LONG := $(LONG)|TestAgentKilled|TestAllKilled|TestPluginTaskKilled
 # Tests that take minutes and run with -race, because many goroutines of the host change state at once.
 DEATHS := TestKilledAt|ThatCannotDie|TestNoFailedCall$$|TestRollDuringMounts|TestRollKeeps|TestFailedRollKeeps|TestStopFirstRoll
-DEATHS := $(DEATHS)|TestFrozenNode|TestNextExecutorRepeats
+DEATHS := $(DEATHS)|TestFrozenNode|TestNodeIsCutOff|TestNextExecutorRepeats
 # Tests with a dockerd and a podman of their own.
 ENGINES := TestContainersOfEngines|TestRollKeepsFUSEMountsOfContainers
 # Tests of two releases, run with the host of this release and with that of the next (see package nextrelease).

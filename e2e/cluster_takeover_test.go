@@ -240,6 +240,44 @@ func TestInterruptedAttachIsSettled(t *testing.T) {
 	}
 }
 
+// TestOpenAttachIsSettledForAnotherNode loses the executor during an attach for a node that cannot take over, and releases
+// the alloc there. The next executor repeats the attach, and detaches the volume once the first one is back.
+func TestOpenAttachIsSettledForAnotherNode(t *testing.T) {
+	t.Parallel()
+	nodes := newCluster(t, 3, nil, allCaps...)
+	a, b, c := nodes[0], nodes[1], nodes[2]
+	pa := a.addPlugin("plugin-a", csifake.Monolith)
+	pb, pc := b.addPlugin("plugin-b", csifake.Node), c.addPlugin("plugin-c", csifake.Monolith)
+	a.must(a.create("vol"))
+	b.waitUntil("the volume is known", func() bool { return len(b.volumeStates()) == 1 })
+	user := b.group("user", request{source: "vol"})
+	gate := pa.On("ControllerPublishVolume").Times(1).After().Hold()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	used := background(func() error { return errOf(b.prepareAll(ctx, user)) })
+	a.waitHeld(gate, used)
+	a.must(a.host.Close())
+	cancel()
+	<-used
+	gate.Open()
+	released := background(func() error { return b.release("user") })
+	c.waitUntil("the next executor settles the attach", func() bool {
+		return slices.ContainsFunc(c.calls("ControllerPublishVolume"), func(call journal.Call) bool {
+			return call.Instance == "plugin-c" && codeOf(call) == "OK"
+		})
+	})
+	a.config.Workload = host.Workload{Tasks: []host.WorkloadTask{a.running(pa.task)}}
+	a.open()
+	b.must(b.result("the release", released))
+	if last := c.calls("ControllerUnpublishVolume"); len(last) != 1 || codeOf(last[0]) != "OK" || len(b.claims()) > 0 {
+		t.Errorf("detached by %q, claims %v", answers(last), b.claims())
+	}
+	b.must(b.delete("vol"))
+	c.stopPlugin(pc)
+	b.stopPlugin(pb)
+	a.stopPlugin(pa)
+}
+
 // TestVolumesOfANode uses a plugin that keeps its volumes on its node. Each node makes the calls for its own.
 func TestVolumesOfANode(t *testing.T) {
 	t.Parallel()

@@ -45,17 +45,26 @@ func (e *env) roll(old *pluginTask, alloc string, during func()) *pluginTask {
 }
 
 // A plugin in both roles is rolled while a hundred allocs mount and unmount volumes, also with a swap and with a kill of
-// the shim between the start of the new instance and the end of the old one. No call fails.
+// the shim between the start of the new instance and the end of the old one. In a cluster, instances are also stopped
+// before others start, so that the executor changes while calls are under way. No call fails.
 func TestRollDuringMounts(t *testing.T) {
 	slow(t)
 	t.Parallel()
-	e := newEnv(t, allCaps...)
-	plugin := e.addPlugin("plugin-0", csifake.Monolith)
-	const users = 100
+	t.Run("one node", func(t *testing.T) { rollDuringMounts(t, []*env{newEnv(t, allCaps...)}, 100) })
+	t.Run("two nodes", func(t *testing.T) { rollDuringMounts(t, newCluster(t, 2, nil, allCaps...), 20) })
+}
+
+func rollDuringMounts(t *testing.T, nodes []*env, users int64) {
+	e := nodes[0]
+	var plugins []*pluginTask
+	for _, e := range nodes {
+		plugins = append(plugins, e.addPlugin("plugin-of-"+string(e.config.Node), csifake.Monolith))
+	}
 	var running sync.WaitGroup
 	var rounds, failed atomic.Int64
 	stop := make(chan struct{})
 	for i := range users {
+		e := nodes[int(i)%len(nodes)]
 		volume, alloc := fmt.Sprint("vol-", i), fmt.Sprint("user-", i)
 		g := e.group(alloc, request{source: volume})
 		running.Go(func() {
@@ -74,17 +83,29 @@ func TestRollDuringMounts(t *testing.T) {
 			}
 		})
 	}
-	for i, during := range []func(){func() {}, func() { e.swap() }, e.replaceShimByKill, func() {}} {
+	mounted := func() {
 		before := rounds.Load()
-		plugin = e.roll(plugin, fmt.Sprint("plugin-", i+1), during)
 		e.waitUntil("allocs mount with the new instance", func() bool {
 			return failed.Load() > 0 || rounds.Load() > before+users
 		})
 	}
+	for i, during := range []func(){func() {}, func() { e.swap() }, e.replaceShimByKill, func() {}} {
+		plugins[0] = e.roll(plugins[0], fmt.Sprint("plugin-", i+1), during)
+		mounted()
+	}
+	for i := range 2 * (len(nodes) - 1) {
+		e := nodes[i%2]
+		e.must(e.host.TaskStopping(e.ctx(), plugins[i%2].task.Key(), 1))
+		e.stopPlugin(plugins[i%2])
+		plugins[i%2] = e.addPlugin(fmt.Sprint("next-plugin-", i+1), csifake.Monolith)
+		mounted()
+	}
 	close(stop)
 	running.Wait()
-	e.stopPlugin(plugin)
-	t.Logf("%d mounts during 4 rolls", rounds.Load())
+	for i, e := range nodes {
+		e.stopPlugin(plugins[i])
+	}
+	t.Logf("%d mounts", rounds.Load())
 }
 
 // fuseJob is the plugin with FUSE mounts, in a version.
