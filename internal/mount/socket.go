@@ -14,7 +14,7 @@ import (
 // directory cannot redirect the removal. A file of another type is an error and stays.
 func RemoveStaleSocket(path string) (served bool, err error) {
 	if len(path) > hooks.MaxSocketPath {
-		return false, fmt.Errorf("socket path %s has %d bytes; the limit is %d", path, len(path), hooks.MaxSocketPath)
+		return false, fmt.Errorf("socket path %s has %d bytes; the limit is %d; choose a shorter one", path, len(path), hooks.MaxSocketPath)
 	}
 	dir, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) {
@@ -45,7 +45,7 @@ func removeStaleAt(dir int, name string) (served bool, err error) {
 		return false, err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFSOCK {
-		return false, fmt.Errorf("the file is no socket; remove it")
+		return false, fmt.Errorf("the file is no socket; choose another path")
 	}
 	if served, err = dial(fd); served || err != nil {
 		return served, err

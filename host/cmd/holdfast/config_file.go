@@ -101,8 +101,8 @@ func (p placesOf) set(c *cobra.Command, attributes hcl.Attributes) error {
 		if flag.Changed || flag.Name == "state-dir" && flag.DefValue != "" { // HOLDFAST_STATE_DIR
 			continue
 		}
-		if err := flag.Value.Set(text.AsString()); err != nil {
-			return usageError{fmt.Errorf("%s: %s = %q: %w", a.Expr.Range(), name, text.AsString(), err)}
+		if flag.Value.Set(text.AsString()) != nil {
+			return usageError{fmt.Errorf("%s: %s = %q: use %s", a.Expr.Range(), name, text.AsString(), formOf(flag))}
 		}
 		p[flag.Name] = fmt.Sprintf("%s: %s", a.Expr.Range(), name)
 	}

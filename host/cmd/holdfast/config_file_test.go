@@ -60,7 +60,7 @@ func TestConfigFileErrorsNameTheLineAndTheKey(t *testing.T) {
 		"state-dir = \"/x\"":         `did you mean "state_dir"?`,
 		"recover = \"stop\"":         `unknown key "recover"`,
 		"zzzzzzzzzzz = 1":            "the keys are docker_engine, ",
-		"shim_bake = \"soon\"":       `agent.hcl:1,13-19: shim_bake = "soon": time: invalid duration`,
+		"shim_bake = \"soon\"":       `agent.hcl:1,13-19: shim_bake = "soon": use a duration, like 10s or 500ms`,
 		"node = [\"a\"]":             "node has to be a string, a number or a boolean",
 		"node = null":                "node has to be a string, a number or a boolean",
 		"node = hostname":            "agent.hcl:1,8-16: Variables not allowed",

@@ -27,8 +27,15 @@ func newEvents(io streams, p *globalFlags) *cobra.Command {
 			}
 			lines := json.NewEncoder(io.out)
 			return p.client().Events(c.Context(), number, follow, func(e host.Event) error {
-				if p.json {
+				switch {
+				case p.json:
 					return lines.Encode(e)
+				case e.Kind == host.EventResync && number > uint64(e.Seq):
+					_, err := fmt.Fprintf(io.err, "holdfast: there is no event %d yet; the last number is %d\n", number, e.Seq)
+					return err
+				case e.Kind == host.EventResync:
+					_, err := fmt.Fprintf(io.err, "holdfast: the events after %d, up to %d, are not kept any more\n", number, e.Seq)
+					return err
 				}
 				_, err := fmt.Fprintf(io.out, "%6d  %s  %s\n", e.Seq, clock(e.At), clean(e.Describe()))
 				return err

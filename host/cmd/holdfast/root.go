@@ -14,6 +14,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"holdfast/hooks"
 	"holdfast/host"
@@ -211,9 +212,9 @@ Exit codes:
 	root.SetVersionTemplate("holdfast {{.Version}}\n")
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
 		p.startTrace(c)
-		return p.checkLevel()
+		return errors.Join(p.checkLevel(), p.checkAddress())
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{describeValue(err)} })
 	flags := root.PersistentFlags()
 	flags.StringVar(&p.state, "state-dir", os.Getenv("HOLDFAST_STATE_DIR"),
 		"state directory (env HOLDFAST_STATE_DIR; default "+defaultState+"; run: a temporary directory)")
@@ -333,6 +334,34 @@ func (p *globalFlags) checkLevel() error {
 		return badFlag("log-level", " %q: use trace, debug, info, warn or error", p.logLevel)
 	}
 	return nil
+}
+
+// checkAddress refuses an address of another kind than a socket.
+func (p *globalFlags) checkAddress() error {
+	if strings.Contains(strings.TrimPrefix(p.address, "unix://"), "://") {
+		return badFlag("address", " %q: use the path of a socket, or unix://PATH", p.address)
+	}
+	return nil
+}
+
+// describeValue says how the value of a flag is written, instead of the error of its parser.
+func describeValue(err error) error {
+	wrong, is := errors.AsType[*pflag.InvalidValueError](err)
+	if !is {
+		return err
+	}
+	return fmt.Errorf("--%s %q: use %s", wrong.GetFlag().Name, wrong.GetValue(), formOf(wrong.GetFlag()))
+}
+
+// formOf returns how a value of a flag is written that is no text.
+func formOf(flag *pflag.Flag) string {
+	switch flag.Value.Type() {
+	case "bool":
+		return "true or false"
+	case "duration":
+		return "a duration, like 10s or 500ms"
+	}
+	return "a number"
 }
 
 func (p *globalFlags) logger(io streams, byDefault string) hclog.Logger {

@@ -124,6 +124,17 @@ func (e *agentFlags) checkTimes() error {
 	return nil
 }
 
+// volumeDefaults are those of a volume that docker run -v NAME:/DIR creates.
+func (e *agentFlags) volumeDefaults() (d volumeplugin.Defaults, err error) {
+	d.Plugin = host.PluginID(e.volumeDefault.plugin)
+	if size := e.volumeDefault.size; size != "" {
+		if d.Size, err = units.RAMInBytes(size); err != nil || d.Size <= 0 {
+			return d, badFlag("volume-default-size", "=%s is no size; use one like 1G", size)
+		}
+	}
+	return d, nil
+}
+
 // service is an agent in this process with its shim and its control socket.
 type service struct {
 	agent  *agent.Agent
@@ -141,7 +152,9 @@ type service struct {
 // openService opens the agent, the host and the socket. ctx bounds only the opening.
 func openService(ctx context.Context, state, run string, e *agentFlags, log hclog.Logger) (*service, error) {
 	override, err := e.override()
-	if err = errors.Join(err, e.checkTimes()); err != nil {
+	_, wrong := e.volumeDefaults()
+	st := &service{layout: hooks.Layout{State: state, Run: run}}
+	if err = errors.Join(err, e.checkTimes(), wrong); err != nil {
 		return nil, err
 	}
 	shim, err := findShim(e.shim)
@@ -156,15 +169,12 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(state, 0o700); errors.Is(err, os.ErrPermission) {
-		return nil, fmt.Errorf("state directory: %w; run the command as root, or set --state-dir", err)
-	} else if err != nil {
-		return nil, fmt.Errorf("state directory: %w", err)
-	}
-	st := &service{layout: hooks.Layout{State: state, Run: run}}
 	st.metrics, err = listenTCP("metrics", e.metrics, "127.0.0.1:9750")
 	if err == nil {
 		st.page, err = listenTCP("http", e.http, "127.0.0.1:9751")
+	}
+	if err == nil {
+		err = makeState(st.layout)
 	}
 	if err != nil {
 		return nil, errors.Join(err, st.close())
@@ -207,16 +217,23 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 	return st, nil
 }
 
+// makeState makes the state directory, once the length of all paths is checked.
+func makeState(l hooks.Layout) error {
+	if err := l.Check(); err != nil {
+		return err
+	}
+	err := os.MkdirAll(l.State, 0o700)
+	switch {
+	case errors.Is(err, os.ErrPermission):
+		return fmt.Errorf("state directory: %w; run the command as root, or set --state-dir", err)
+	case err != nil:
+		return fmt.Errorf("state directory: %w; set --state-dir to a directory", err)
+	}
+	return nil
+}
+
 // openVolumePlugin listens for container engines, if that is wanted.
 func (st *service) openVolumePlugin(e *agentFlags, log hclog.Logger) error {
-	d := volumeplugin.Defaults{Plugin: host.PluginID(e.volumeDefault.plugin)}
-	if e.volumeDefault.size != "" {
-		size, err := units.RAMInBytes(e.volumeDefault.size)
-		if err != nil || size <= 0 {
-			return badFlag("volume-default-size", "=%s is no size; use one like 1G", e.volumeDefault.size)
-		}
-		d.Size = size
-	}
 	if e.volumePlugin == "" {
 		return nil
 	}
@@ -224,7 +241,11 @@ func (st *service) openVolumePlugin(e *agentFlags, log hclog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("--volume-plugin=%s: %w", e.volumePlugin, err)
 	}
-	server := volumeplugin.NewServer(st.agent, st.host, d, log)
+	defaults, err := e.volumeDefaults()
+	if err != nil {
+		return err
+	}
+	server := volumeplugin.NewServer(st.agent, st.host, defaults, log)
 	st.others = append(st.others, func(ctx context.Context) error {
 		return errors.Join(server.Serve(ctx, l), ignoreClosed(l.Close()))
 	})
