@@ -84,7 +84,7 @@ func TestLostNode(t *testing.T) {
 			before = len(a.calls())
 			b.reopen([]*pluginTask{pb}, user)
 			b.waitEvent(func(e host.Event) bool { return e.Kind == host.EventKind("volumes lost") && e.Alloc == "user-b" })
-			b.waitReleased("user-b")
+			b.must(b.release("user-b"))
 			b.use("again-b", request{source: "vol"})
 			got := answers(a.calls()[before:])
 			if want := []string{"NodeUnpublishVolume OK", "NodeUnstageVolume OK"}; !slices.Equal(got[:min(2, len(got))], want) {

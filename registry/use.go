@@ -156,6 +156,7 @@ type Alloc struct {
 	Release     Call       `json:"release,omitzero"`  // the call that releases the alloc, until it is answered
 	Keep        bool       `json:"keep,omitempty"`    // its release deletes no volume: another alloc follows
 	Forced      Forced     `json:"forced,omitzero"`   // its release goes on without plugins that are gone
+	Lost        bool       `json:"lost,omitempty"`    // this node began its release: the record stays until the host releases it too
 	CreateIndex Seq        `json:"create_index"`
 	ModifyIndex Seq        `json:"modify_index"`
 	Since       time.Time  `json:"since,omitzero"`

@@ -230,6 +230,7 @@ type fakeShim struct {
 	sick    bool                   // plugins that start from now on are not healthy
 	use     func(*host.PluginTask) // sets what is needed of a plugin task; may be nil
 	waiting []registry.Wait        // of every alloc
+	lost    host.AllocID           // the shim releases its volumes; empty: none
 	jobs    map[host.AllocID]string
 }
 
@@ -382,11 +383,19 @@ func (s *fakeShim) Fingerprints(
 func (s *fakeShim) Allocs(_ context.Context, q host.AllocQuery) ([]host.AllocStatus, host.Seq, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if q.ID == "" {
+		return []host.AllocStatus{{Alloc: registry.Alloc{ID: s.lost, State: registry.AllocReleasing}}}, 1, nil
+	}
 	return []host.AllocStatus{{Alloc: registry.Alloc{ID: q.ID, Waiting: s.waiting}}}, 1, nil
 }
 
 // Watch passes the events of the test on.
-func (s *fakeShim) Watch(ctx context.Context, _ host.WatchOptions, fn func(host.Event) error) error {
+func (s *fakeShim) Watch(ctx context.Context, o host.WatchOptions, fn func(host.Event) error) error {
+	if o.Snapshot {
+		if err := fn(host.Event{Kind: host.EventResync}); err != nil {
+			return err
+		}
+	}
 	for {
 		select {
 		case e := <-s.events:

@@ -8,12 +8,16 @@ import (
 )
 
 // followLostVolumes stops allocs whose volumes were given to other nodes while this one was declared lost. Their jobs
-// place other allocs, which wait until the node is ready.
+// place other allocs, which wait until the node is ready. An event that came before the watch, or that the watch missed,
+// has left its trace in the alloc of the shim.
 func (a *Agent) followLostVolumes(ctx context.Context, s Volumes) {
 	o := host.WatchOptions{Snapshot: true, Kinds: []host.EventKind{registry.EventVolumesLost}}
 	err := s.Watch(ctx, o, func(e host.Event) error {
-		if e.Kind == registry.EventVolumesLost {
+		switch e.Kind {
+		case registry.EventVolumesLost:
 			a.stopWithoutVolumes(e.Alloc, e.Detail)
+		case registry.EventResync:
+			a.findLostVolumes(ctx, s)
 		}
 		return nil
 	})
@@ -22,11 +26,31 @@ func (a *Agent) followLostVolumes(ctx context.Context, s Volumes) {
 	}
 }
 
+// findLostVolumes stops allocs that the shim releases without having been asked to.
+func (a *Agent) findLostVolumes(ctx context.Context, s Volumes) {
+	for b := a.newBackoff(); ; sleep(ctx, b.NextBackOff(), nil) {
+		list, _, err := s.Allocs(ctx, host.AllocQuery{})
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			a.log.Warn("cannot ask which allocs have lost their volumes", "error", err)
+			continue
+		}
+		for _, al := range list {
+			if al.State == registry.AllocReleasing {
+				a.stopWithoutVolumes(al.ID, "this node was out of service or fenced")
+			}
+		}
+		return
+	}
+}
+
 func (a *Agent) stopWithoutVolumes(id host.AllocID, why string) {
 	a.writing.Lock()
 	defer a.writing.Unlock()
 	held := a.allocs[id]
-	if held == nil || held.record.Stop || held.record.State.Ended() {
+	if held == nil || held.record.Stop || held.record.State == AllocReleasing || held.record.State.Ended() {
 		return
 	}
 	a.log.Error("an alloc has lost its volumes and is stopped", "alloc", id, "reason", why)

@@ -8,21 +8,33 @@ import (
 	"holdfast/registry"
 )
 
-// An alloc that has lost its volumes is stopped, with the reason in its record. Its job places another one.
+// An alloc that has lost its volumes is stopped, with the reason in its record. Its job places another one. The agent
+// learns of it from an event, or at its start from the state of the shim.
 func TestAllocThatHasLostItsVolumesIsStopped(t *testing.T) {
-	withAgent(t, func(e *env) {
-		e.submit(serviceJob("web", ""))
-		e.awaitRunning("web")
-		first := e.agent.Allocs()[0].ID
-		e.shim.events <- host.Event{Kind: registry.EventVolumesLost, Alloc: first, Detail: "node a was declared out of service"}
-		e.awaitCount("start", 2)
-		e.awaitRunning("web")
-		var noted bool
-		for _, n := range e.agent.record(first).Notes {
-			noted = noted || strings.Contains(n.Text, "stopping, as its volumes were lost: node a was declared out of service")
-		}
-		if r := e.agent.record(first); !r.State.Ended() || !noted {
-			e.Errorf("the alloc that lost its volumes is %s: %+v", r.State, r.Notes)
-		}
-	})
+	for name, lose := range map[string]func(*env, host.AllocID){
+		"while the agent runs": func(e *env, id host.AllocID) {
+			e.shim.events <- host.Event{Kind: registry.EventVolumesLost, Alloc: id, Detail: "node a was fenced"}
+		},
+		"before it starts": func(e *env, id host.AllocID) {
+			e.restart(func() { e.shim.lost = id })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			withAgent(t, func(e *env) {
+				e.submit(userJob("web", ""))
+				e.awaitRunning("web")
+				first := e.agent.Allocs()[0].ID
+				lose(e, first)
+				e.awaitCount("start", 2)
+				e.awaitRunning("web")
+				var noted bool
+				for _, n := range e.agent.record(first).Notes {
+					noted = noted || strings.Contains(n.Text, "stopping, as its volumes were lost: ") && strings.Contains(n.Text, "fenced")
+				}
+				if r := e.agent.record(first); !r.State.Ended() || !noted {
+					e.Errorf("the alloc that lost its volumes is %s: %+v", r.State, r.Notes)
+				}
+			})
+		})
+	}
 }

@@ -193,7 +193,7 @@ func TestStatusCrosses(t *testing.T) {
 	}
 	same(t, trip(t, v, VolumeProto, Volume), v)
 	a := full[registry.AllocStatus]()
-	a.Sealed, a.Node, a.Release, a.Keep = nil, "", registry.Call{}, false
+	a.Sealed, a.Node, a.Release, a.Keep, a.Lost = nil, "", registry.Call{}, false, false
 	for i := range a.Volumes {
 		a.Volumes[i].Intent, a.Volumes[i].Expansion.Usage = shown(a.Volumes[i].Intent), registry.Usage{}
 	}

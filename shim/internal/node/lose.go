@@ -9,7 +9,8 @@ import (
 )
 
 // Lose begins to release all volumes of this node, after it was declared lost. An event tells the host which allocs
-// have lost their volumes. Claims of allocs without a record are those of an earlier installation of the node.
+// have lost their volumes, and so do their records until the host releases them. Claims of allocs without a record are
+// those of an earlier installation of the node.
 func (a *Allocs) Lose(ctx context.Context, why string) error {
 	var allocs []registry.AllocID
 	_, err := registry.Ensure(ctx, a.State, func(v registry.View) (change registry.Change, err error) {
@@ -23,7 +24,7 @@ func (a *Allocs) Lose(ctx context.Context, why string) error {
 			if !known {
 				al = registry.Alloc{ID: id, Node: a.host.Node, Since: a.Now()}
 			}
-			al.State, al.Waiting = registry.AllocReleasing, nil
+			al.State, al.Waiting, al.Lost = registry.AllocReleasing, nil, known
 			change.Put = append(change.Put, al)
 			change.Events = append(change.Events, registry.Event{Kind: registry.EventVolumesLost, Alloc: id, Detail: why,
 				Node: a.host.Node, At: a.Now()})

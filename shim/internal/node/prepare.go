@@ -53,6 +53,7 @@ type work struct {
 	abort    context.CancelCauseFunc // of a teardown; the next one begins anew
 	done     chan struct{}
 	cut      error // why the workers ended before it was done. Readable once done is closed
+	kept     bool  // a teardown has left the alloc's record to its host. Readable once done is closed
 }
 
 // Host describes the host, as reported by Hello.

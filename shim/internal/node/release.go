@@ -24,7 +24,7 @@ func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.Al
 		return err
 	}
 	var w *work
-	for again := true; again; again = ctx.Err() == nil && errors.Is(w.cut, errForced) { // then it has begun anew
+	for again := true; again; again = ctx.Err() == nil && (w.kept || errors.Is(w.cut, errForced)) { // then it begins anew
 		if w = a.teardown(id); w == nil {
 			return registry.Errorf(registry.ErrUnavailable, "alloc %s will be released by the next shim: this one ends", id)
 		}
@@ -61,10 +61,10 @@ func (a *Allocs) releasing(
 			al.Release, al.Keep = call, keep
 		case al.Keep && !keep && call.ID != "":
 			al.Keep = false
-		default:
+		case !al.Lost:
 			return registry.Change{}, nil
 		}
-		al.State, al.Waiting = registry.AllocReleasing, nil
+		al.State, al.Waiting, al.Lost = registry.AllocReleasing, nil, false
 		return registry.Change{Put: []registry.Record{al}}, nil
 	})
 	if err != nil {
@@ -96,7 +96,7 @@ func (a *Allocs) teardown(id registry.AllocID) *work {
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
 		defer context.AfterFunc(aborted, func() { cancel(context.Cause(aborted)) })()
-		a.takeDown(ctx, id)
+		w.kept = a.takeDown(ctx, id)
 		w.cut = context.Cause(ctx)
 	})
 	if !started {
@@ -107,12 +107,17 @@ func (a *Allocs) teardown(id registry.AllocID) *work {
 }
 
 // takeDown releases all volumes of the alloc at the same time, so that none delays another. Then it deletes the records
-// of the alloc and of its inline volumes. It retries until that is done or ctx ends.
-func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) {
+// of the alloc and of its inline volumes. It retries until that is done or ctx ends. kept: the alloc's host has yet to
+// release it.
+func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) (kept bool) {
 	a.releaseClaims(ctx, id)
 	persist(ctx, func(pause time.Duration) error { return a.unreleased(id, pause, a.controller.SettleClaims(ctx)) })
 	a.releaseClaims(ctx, id) // those that were granted after all
-	persist(ctx, func(pause time.Duration) error { return a.unreleased(id, pause, a.endRelease(ctx, id)) })
+	persist(ctx, func(pause time.Duration) (err error) {
+		kept, err = a.endRelease(ctx, id)
+		return a.unreleased(id, pause, err)
+	})
+	return kept
 }
 
 func (a *Allocs) releaseClaims(ctx context.Context, id registry.AllocID) {
@@ -159,19 +164,19 @@ func (a *Allocs) claimsOf(v registry.View, id registry.AllocID) []registry.Claim
 	})
 }
 
-// endRelease does what follows once the volumes of an alloc are released.
-func (a *Allocs) endRelease(ctx context.Context, id registry.AllocID) error {
+// endRelease does what follows once the volumes of an alloc are released. kept: the alloc's host has yet to release it.
+func (a *Allocs) endRelease(ctx context.Context, id registry.AllocID) (kept bool, err error) {
 	for {
 		var al registry.Alloc
 		err := a.State.View(ctx, func(v registry.View) error { al, _ = v.Alloc(id); return nil })
-		if err == nil {
-			err = a.discard(ctx, al)
+		if al.Lost || err != nil {
+			return al.Lost, err
 		}
-		if err != nil {
-			return err
+		if err := a.discard(ctx, al); err != nil {
+			return false, err
 		}
 		if over, err := a.forget(ctx, al); over || err != nil {
-			return err
+			return false, err
 		}
 	}
 }
@@ -373,7 +378,8 @@ func (req *request) unclaiming(v registry.View) (registry.Change, error) {
 // forgetting decides what forget commits, if this was the alloc's last claim and there is no volume to discard.
 func (req *request) forgetting(v registry.View) (registry.Change, error) {
 	al, known := v.Alloc(req.key.Alloc)
-	if !known || al.State != registry.AllocReleasing || len(req.claimsOf(v, al.ID)) > 0 || len(req.discards(al)) > 0 {
+	if !known || al.Lost || al.State != registry.AllocReleasing || len(req.claimsOf(v, al.ID)) > 0 ||
+		len(req.discards(al)) > 0 {
 		return registry.Change{}, nil
 	}
 	return forgotten(v, al), nil

@@ -121,6 +121,16 @@ func TestLostNodeUnmountsAfterAnOpenDetach(t *testing.T) {
 					t.Error(err)
 				}
 				time.Sleep(time.Minute)
+				if c.claimed {
+					n.view(func(v registry.View) {
+						if al, known := v.Alloc("a1"); !known || al.State != registry.AllocReleasing {
+							t.Errorf("before its host has released the alloc, its record is %+v", al)
+						}
+					})
+					if err := n.shim.allocs.Release(t.Context(), registry.Call{ID: "release"}, "a1", false); err != nil {
+						t.Error(err)
+					}
+				}
 				for _, left := range n.left() {
 					t.Errorf("left: %s", left)
 				}
