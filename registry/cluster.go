@@ -19,6 +19,7 @@ type Node struct {
 	Epoch       uint64       `json:"epoch"`
 	Fencing     Fencing      `json:"fencing,omitzero"`
 	Deadline    time.Time    `json:"deadline,omitzero"` // of NodeDraining: then tasks get no more grace
+	Drain       Drain        `json:"drain,omitzero"`    // of a lost node: it is drained once it is back. Zero: it is not
 	Plugins     []NodePlugin `json:"plugins,omitempty"` // by name
 	CreateIndex Seq          `json:"create_index"`
 	ModifyIndex Seq          `json:"modify_index"`
@@ -49,6 +50,16 @@ func (n Node) Declaration() string {
 	}
 	return strings.TrimSuffix("by "+n.By+": "+n.Reason, ": ")
 }
+
+// Drain says by whom a node was drained before it was lost, why, and until when its tasks have grace.
+type Drain struct {
+	By       string    `json:"by"`
+	Reason   string    `json:"reason,omitempty"`
+	Deadline time.Time `json:"deadline,omitzero"`
+}
+
+// Drained reports whether the node is drained, or is once it is back.
+func (n Node) Drained() bool { return n.State == NodeDraining || n.Drain.By != "" }
 
 // Fencing names the node that fences a lost one. The zero value means that none does.
 type Fencing struct {

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"holdfast/host"
-	"holdfast/registry"
 )
 
 // followDrain stops everything on this node while it is drained, and runs the jobs again after that.
@@ -27,7 +26,7 @@ func (a *Agent) followDrain(ctx context.Context, s Volumes) {
 		if q.MinIndex = at; at == 0 { // nothing was ever written, and no list waits without an index
 			sleep(ctx, a.config.Backoff[1], nil)
 		}
-		drain := len(list) == 1 && list[0].State == registry.NodeDraining
+		drain := len(list) == 1 && list[0].Drained()
 		switch {
 		case drain && !a.drained.Load():
 			a.log.Info("this node is drained", "by", list[0].By, "reason", list[0].Reason)

@@ -9,7 +9,7 @@ func NodeProto(n registry.NodeStatus) *pb.Node {
 	return &pb.Node{
 		Name: string(n.Name), Version: n.Version, State: string(n.State), Reason: text(n.Reason), By: n.By, Epoch: n.Epoch,
 		Since: stamp(n.Since), Alive: n.Alive, AliveSince: stamp(n.AliveSince), SuspectSince: stamp(n.SuspectSince),
-		Deadline: stamp(n.Deadline), CreateIndex: uint64(n.CreateIndex), ModifyIndex: uint64(n.ModifyIndex),
+		Deadline: stamp(n.Deadline), Drain: drainProto(n.Drain), CreateIndex: uint64(n.CreateIndex), ModifyIndex: uint64(n.ModifyIndex),
 		Plugins: each(n.Plugins, func(p registry.NodePluginStatus) *pb.NodePlugin {
 			return &pb.NodePlugin{Plugin: string(p.Plugin), NodeHealth: string(p.Health(registry.RoleNode)),
 				ControllerHealth: string(p.Health(registry.RoleController)), NodeId: string(p.NodeID),
@@ -19,12 +19,21 @@ func NodeProto(n registry.NodeStatus) *pb.Node {
 	}
 }
 
+func drainProto(d registry.Drain) *pb.Drain {
+	if d.By == "" {
+		return nil
+	}
+	return &pb.Drain{By: d.By, Reason: text(d.Reason), Deadline: stamp(d.Deadline)}
+}
+
 func Node(m *pb.Node) registry.NodeStatus {
 	is := func(health string, state registry.HealthState) bool { return health == string(state) }
 	return registry.NodeStatus{
 		Node: registry.Node{Name: registry.NodeName(m.GetName()), Version: m.GetVersion(),
 			State: registry.NodeState(m.GetState()), Reason: m.GetReason(), By: m.GetBy(), Epoch: m.GetEpoch(),
 			Since: moment(m.GetSince()), Deadline: moment(m.GetDeadline()),
+			Drain: registry.Drain{By: m.GetDrain().GetBy(), Reason: m.GetDrain().GetReason(),
+				Deadline: moment(m.GetDrain().GetDeadline())},
 			CreateIndex: registry.Seq(m.GetCreateIndex()), ModifyIndex: registry.Seq(m.GetModifyIndex())},
 		Alive: m.GetAlive(), AliveSince: moment(m.GetAliveSince()), SuspectSince: moment(m.GetSuspectSince()),
 		Plugins: each(m.GetPlugins(), func(p *pb.NodePlugin) registry.NodePluginStatus {

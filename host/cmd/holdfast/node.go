@@ -12,6 +12,7 @@ import (
 	"holdfast/host"
 	"holdfast/host/agent/control"
 	"holdfast/internal/display"
+	"holdfast/registry"
 )
 
 func newNode(io streams, p *globalFlags) *cobra.Command {
@@ -71,6 +72,14 @@ func newNodeOutOfService(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
+// drainText describes the drain of a lost node; empty: there is none.
+func drainText(d registry.Drain) string {
+	if d.By == "" {
+		return ""
+	}
+	return strings.TrimSuffix("drained by "+d.By+": "+d.Reason, ": ")
+}
+
 func writeNodes(to io.Writer, list []host.NodeStatus) error {
 	t := newTable("ID", "STATE", "SINCE", "VERSION", "PLUGINS", "CLAIMS", "ATTACHMENTS")
 	for _, n := range list {
@@ -92,7 +101,8 @@ func writeNodes(to io.Writer, list []host.NodeStatus) error {
 func writeNode(to io.Writer, n host.NodeStatus) error {
 	err := facts(to, "ID", n.Name, "State", control.NodeState(n), "By", n.By, "Reason", n.Reason, "Since", when(n.Since),
 		"Deadline", when(n.Deadline), "Alive since", when(n.AliveSince), "Suspect since", when(n.SuspectSince),
-		"Version", n.Version, "Epoch", n.Epoch)
+		"Version", n.Version, "Epoch", n.Epoch,
+		"Once back", drainText(n.Drain))
 	t := newTable("PLUGIN", "NODE", "CONTROLLER", "EXECUTOR", "NODE ID", "TOPOLOGY", "CLAIMS", "ATTACHMENTS", "LIMIT")
 	for _, p := range n.Plugins {
 		topology := ""

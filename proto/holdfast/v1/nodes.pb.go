@@ -43,6 +43,7 @@ type Node struct {
 	Plugins       []*NodePlugin          `protobuf:"bytes,12,rep,name=plugins,proto3" json:"plugins,omitempty"`
 	CreateIndex   uint64                 `protobuf:"varint,13,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
 	ModifyIndex   uint64                 `protobuf:"varint,14,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
+	Drain         *Drain                 `protobuf:"bytes,15,opt,name=drain,proto3" json:"drain,omitempty"` // the node is lost, and drained once it is back; unset: it is not
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -175,6 +176,73 @@ func (x *Node) GetModifyIndex() uint64 {
 	return 0
 }
 
+func (x *Node) GetDrain() *Drain {
+	if x != nil {
+		return x.Drain
+	}
+	return nil
+}
+
+type Drain struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	By            string                 `protobuf:"bytes,1,opt,name=by,proto3" json:"by,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	Deadline      *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=deadline,proto3" json:"deadline,omitempty"` // when tasks get no more grace; unset: never
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Drain) Reset() {
+	*x = Drain{}
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Drain) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Drain) ProtoMessage() {}
+
+func (x *Drain) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Drain.ProtoReflect.Descriptor instead.
+func (*Drain) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Drain) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *Drain) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Drain) GetDeadline() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Deadline
+	}
+	return nil
+}
+
 // NodePlugin is a plugin on a node. A health is "healthy", "unhealthy", or empty: no instance has registered.
 type NodePlugin struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
@@ -194,7 +262,7 @@ type NodePlugin struct {
 
 func (x *NodePlugin) Reset() {
 	*x = NodePlugin{}
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[1]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -206,7 +274,7 @@ func (x *NodePlugin) String() string {
 func (*NodePlugin) ProtoMessage() {}
 
 func (x *NodePlugin) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[1]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -219,7 +287,7 @@ func (x *NodePlugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodePlugin.ProtoReflect.Descriptor instead.
 func (*NodePlugin) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{1}
+	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *NodePlugin) GetPlugin() string {
@@ -303,7 +371,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[2]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -315,7 +383,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[2]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -328,7 +396,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{2}
+	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ListNodesRequest) GetCall() *Call {
@@ -363,7 +431,7 @@ type ListNodesReply struct {
 
 func (x *ListNodesReply) Reset() {
 	*x = ListNodesReply{}
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[3]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -375,7 +443,7 @@ func (x *ListNodesReply) String() string {
 func (*ListNodesReply) ProtoMessage() {}
 
 func (x *ListNodesReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[3]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -388,7 +456,7 @@ func (x *ListNodesReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesReply.ProtoReflect.Descriptor instead.
 func (*ListNodesReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{3}
+	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ListNodesReply) GetAnswer() *Answer {
@@ -426,7 +494,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[4]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -438,7 +506,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[4]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -451,7 +519,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{4}
+	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *DrainNodeRequest) GetCall() *Call {
@@ -509,7 +577,7 @@ type OutOfServiceRequest struct {
 
 func (x *OutOfServiceRequest) Reset() {
 	*x = OutOfServiceRequest{}
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[5]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -521,7 +589,7 @@ func (x *OutOfServiceRequest) String() string {
 func (*OutOfServiceRequest) ProtoMessage() {}
 
 func (x *OutOfServiceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[5]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -534,7 +602,7 @@ func (x *OutOfServiceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutOfServiceRequest.ProtoReflect.Descriptor instead.
 func (*OutOfServiceRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{5}
+	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *OutOfServiceRequest) GetCall() *Call {
@@ -582,7 +650,7 @@ type NodeReply struct {
 
 func (x *NodeReply) Reset() {
 	*x = NodeReply{}
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[6]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -594,7 +662,7 @@ func (x *NodeReply) String() string {
 func (*NodeReply) ProtoMessage() {}
 
 func (x *NodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[6]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -607,7 +675,7 @@ func (x *NodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeReply.ProtoReflect.Descriptor instead.
 func (*NodeReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{6}
+	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *NodeReply) GetAnswer() *Answer {
@@ -634,7 +702,7 @@ type FeasibleNodesRequest struct {
 
 func (x *FeasibleNodesRequest) Reset() {
 	*x = FeasibleNodesRequest{}
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[7]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -646,7 +714,7 @@ func (x *FeasibleNodesRequest) String() string {
 func (*FeasibleNodesRequest) ProtoMessage() {}
 
 func (x *FeasibleNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[7]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -659,7 +727,7 @@ func (x *FeasibleNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FeasibleNodesRequest.ProtoReflect.Descriptor instead.
 func (*FeasibleNodesRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{7}
+	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *FeasibleNodesRequest) GetCall() *Call {
@@ -687,7 +755,7 @@ type FeasibleNodesReply struct {
 
 func (x *FeasibleNodesReply) Reset() {
 	*x = FeasibleNodesReply{}
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[8]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -699,7 +767,7 @@ func (x *FeasibleNodesReply) String() string {
 func (*FeasibleNodesReply) ProtoMessage() {}
 
 func (x *FeasibleNodesReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[8]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -712,7 +780,7 @@ func (x *FeasibleNodesReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FeasibleNodesReply.ProtoReflect.Descriptor instead.
 func (*FeasibleNodesReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{8}
+	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *FeasibleNodesReply) GetAnswer() *Answer {
@@ -746,7 +814,7 @@ type NodeFeasible struct {
 
 func (x *NodeFeasible) Reset() {
 	*x = NodeFeasible{}
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[9]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -758,7 +826,7 @@ func (x *NodeFeasible) String() string {
 func (*NodeFeasible) ProtoMessage() {}
 
 func (x *NodeFeasible) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[9]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -771,7 +839,7 @@ func (x *NodeFeasible) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFeasible.ProtoReflect.Descriptor instead.
 func (*NodeFeasible) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{9}
+	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *NodeFeasible) GetNode() string {
@@ -792,7 +860,7 @@ var File_holdfast_v1_nodes_proto protoreflect.FileDescriptor
 
 const file_holdfast_v1_nodes_proto_rawDesc = "" +
 	"\n" +
-	"\x17holdfast/v1/nodes.proto\x12\vholdfast.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18holdfast/v1/allocs.proto\x1a\x18holdfast/v1/common.proto\"\xff\x03\n" +
+	"\x17holdfast/v1/nodes.proto\x12\vholdfast.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18holdfast/v1/allocs.proto\x1a\x18holdfast/v1/common.proto\"\xa9\x04\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x14\n" +
@@ -809,7 +877,12 @@ const file_holdfast_v1_nodes_proto_rawDesc = "" +
 	"\bdeadline\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x121\n" +
 	"\aplugins\x18\f \x03(\v2\x17.holdfast.v1.NodePluginR\aplugins\x12!\n" +
 	"\fcreate_index\x18\r \x01(\x04R\vcreateIndex\x12!\n" +
-	"\fmodify_index\x18\x0e \x01(\x04R\vmodifyIndex\"\xd9\x02\n" +
+	"\fmodify_index\x18\x0e \x01(\x04R\vmodifyIndex\x12(\n" +
+	"\x05drain\x18\x0f \x01(\v2\x12.holdfast.v1.DrainR\x05drain\"g\n" +
+	"\x05Drain\x12\x0e\n" +
+	"\x02by\x18\x01 \x01(\tR\x02by\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x126\n" +
+	"\bdeadline\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\xd9\x02\n" +
 	"\n" +
 	"NodePlugin\x12\x16\n" +
 	"\x06plugin\x18\x01 \x01(\tR\x06plugin\x12\x1f\n" +
@@ -878,60 +951,63 @@ func file_holdfast_v1_nodes_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_nodes_proto_rawDescData
 }
 
-var file_holdfast_v1_nodes_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_holdfast_v1_nodes_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_holdfast_v1_nodes_proto_goTypes = []any{
 	(*Node)(nil),                  // 0: holdfast.v1.Node
-	(*NodePlugin)(nil),            // 1: holdfast.v1.NodePlugin
-	(*ListNodesRequest)(nil),      // 2: holdfast.v1.ListNodesRequest
-	(*ListNodesReply)(nil),        // 3: holdfast.v1.ListNodesReply
-	(*DrainNodeRequest)(nil),      // 4: holdfast.v1.DrainNodeRequest
-	(*OutOfServiceRequest)(nil),   // 5: holdfast.v1.OutOfServiceRequest
-	(*NodeReply)(nil),             // 6: holdfast.v1.NodeReply
-	(*FeasibleNodesRequest)(nil),  // 7: holdfast.v1.FeasibleNodesRequest
-	(*FeasibleNodesReply)(nil),    // 8: holdfast.v1.FeasibleNodesReply
-	(*NodeFeasible)(nil),          // 9: holdfast.v1.NodeFeasible
-	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
-	(*Topology)(nil),              // 11: holdfast.v1.Topology
-	(*Call)(nil),                  // 12: holdfast.v1.Call
-	(*Page)(nil),                  // 13: holdfast.v1.Page
-	(*Answer)(nil),                // 14: holdfast.v1.Answer
-	(*AllocGroup)(nil),            // 15: holdfast.v1.AllocGroup
-	(*Infeasible)(nil),            // 16: holdfast.v1.Infeasible
+	(*Drain)(nil),                 // 1: holdfast.v1.Drain
+	(*NodePlugin)(nil),            // 2: holdfast.v1.NodePlugin
+	(*ListNodesRequest)(nil),      // 3: holdfast.v1.ListNodesRequest
+	(*ListNodesReply)(nil),        // 4: holdfast.v1.ListNodesReply
+	(*DrainNodeRequest)(nil),      // 5: holdfast.v1.DrainNodeRequest
+	(*OutOfServiceRequest)(nil),   // 6: holdfast.v1.OutOfServiceRequest
+	(*NodeReply)(nil),             // 7: holdfast.v1.NodeReply
+	(*FeasibleNodesRequest)(nil),  // 8: holdfast.v1.FeasibleNodesRequest
+	(*FeasibleNodesReply)(nil),    // 9: holdfast.v1.FeasibleNodesReply
+	(*NodeFeasible)(nil),          // 10: holdfast.v1.NodeFeasible
+	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
+	(*Topology)(nil),              // 12: holdfast.v1.Topology
+	(*Call)(nil),                  // 13: holdfast.v1.Call
+	(*Page)(nil),                  // 14: holdfast.v1.Page
+	(*Answer)(nil),                // 15: holdfast.v1.Answer
+	(*AllocGroup)(nil),            // 16: holdfast.v1.AllocGroup
+	(*Infeasible)(nil),            // 17: holdfast.v1.Infeasible
 }
 var file_holdfast_v1_nodes_proto_depIdxs = []int32{
-	10, // 0: holdfast.v1.Node.since:type_name -> google.protobuf.Timestamp
-	10, // 1: holdfast.v1.Node.alive_since:type_name -> google.protobuf.Timestamp
-	10, // 2: holdfast.v1.Node.suspect_since:type_name -> google.protobuf.Timestamp
-	10, // 3: holdfast.v1.Node.deadline:type_name -> google.protobuf.Timestamp
-	1,  // 4: holdfast.v1.Node.plugins:type_name -> holdfast.v1.NodePlugin
-	11, // 5: holdfast.v1.NodePlugin.topology:type_name -> holdfast.v1.Topology
-	12, // 6: holdfast.v1.ListNodesRequest.call:type_name -> holdfast.v1.Call
-	13, // 7: holdfast.v1.ListNodesRequest.page:type_name -> holdfast.v1.Page
-	14, // 8: holdfast.v1.ListNodesReply.answer:type_name -> holdfast.v1.Answer
-	0,  // 9: holdfast.v1.ListNodesReply.nodes:type_name -> holdfast.v1.Node
-	12, // 10: holdfast.v1.DrainNodeRequest.call:type_name -> holdfast.v1.Call
-	10, // 11: holdfast.v1.DrainNodeRequest.deadline:type_name -> google.protobuf.Timestamp
-	12, // 12: holdfast.v1.OutOfServiceRequest.call:type_name -> holdfast.v1.Call
-	14, // 13: holdfast.v1.NodeReply.answer:type_name -> holdfast.v1.Answer
-	0,  // 14: holdfast.v1.NodeReply.node:type_name -> holdfast.v1.Node
-	12, // 15: holdfast.v1.FeasibleNodesRequest.call:type_name -> holdfast.v1.Call
-	15, // 16: holdfast.v1.FeasibleNodesRequest.alloc:type_name -> holdfast.v1.AllocGroup
-	14, // 17: holdfast.v1.FeasibleNodesReply.answer:type_name -> holdfast.v1.Answer
-	9,  // 18: holdfast.v1.FeasibleNodesReply.nodes:type_name -> holdfast.v1.NodeFeasible
-	16, // 19: holdfast.v1.NodeFeasible.reasons:type_name -> holdfast.v1.Infeasible
-	2,  // 20: holdfast.v1.Nodes.List:input_type -> holdfast.v1.ListNodesRequest
-	4,  // 21: holdfast.v1.Nodes.Drain:input_type -> holdfast.v1.DrainNodeRequest
-	5,  // 22: holdfast.v1.Nodes.OutOfService:input_type -> holdfast.v1.OutOfServiceRequest
-	7,  // 23: holdfast.v1.Nodes.Feasible:input_type -> holdfast.v1.FeasibleNodesRequest
-	3,  // 24: holdfast.v1.Nodes.List:output_type -> holdfast.v1.ListNodesReply
-	6,  // 25: holdfast.v1.Nodes.Drain:output_type -> holdfast.v1.NodeReply
-	6,  // 26: holdfast.v1.Nodes.OutOfService:output_type -> holdfast.v1.NodeReply
-	8,  // 27: holdfast.v1.Nodes.Feasible:output_type -> holdfast.v1.FeasibleNodesReply
-	24, // [24:28] is the sub-list for method output_type
-	20, // [20:24] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	11, // 0: holdfast.v1.Node.since:type_name -> google.protobuf.Timestamp
+	11, // 1: holdfast.v1.Node.alive_since:type_name -> google.protobuf.Timestamp
+	11, // 2: holdfast.v1.Node.suspect_since:type_name -> google.protobuf.Timestamp
+	11, // 3: holdfast.v1.Node.deadline:type_name -> google.protobuf.Timestamp
+	2,  // 4: holdfast.v1.Node.plugins:type_name -> holdfast.v1.NodePlugin
+	1,  // 5: holdfast.v1.Node.drain:type_name -> holdfast.v1.Drain
+	11, // 6: holdfast.v1.Drain.deadline:type_name -> google.protobuf.Timestamp
+	12, // 7: holdfast.v1.NodePlugin.topology:type_name -> holdfast.v1.Topology
+	13, // 8: holdfast.v1.ListNodesRequest.call:type_name -> holdfast.v1.Call
+	14, // 9: holdfast.v1.ListNodesRequest.page:type_name -> holdfast.v1.Page
+	15, // 10: holdfast.v1.ListNodesReply.answer:type_name -> holdfast.v1.Answer
+	0,  // 11: holdfast.v1.ListNodesReply.nodes:type_name -> holdfast.v1.Node
+	13, // 12: holdfast.v1.DrainNodeRequest.call:type_name -> holdfast.v1.Call
+	11, // 13: holdfast.v1.DrainNodeRequest.deadline:type_name -> google.protobuf.Timestamp
+	13, // 14: holdfast.v1.OutOfServiceRequest.call:type_name -> holdfast.v1.Call
+	15, // 15: holdfast.v1.NodeReply.answer:type_name -> holdfast.v1.Answer
+	0,  // 16: holdfast.v1.NodeReply.node:type_name -> holdfast.v1.Node
+	13, // 17: holdfast.v1.FeasibleNodesRequest.call:type_name -> holdfast.v1.Call
+	16, // 18: holdfast.v1.FeasibleNodesRequest.alloc:type_name -> holdfast.v1.AllocGroup
+	15, // 19: holdfast.v1.FeasibleNodesReply.answer:type_name -> holdfast.v1.Answer
+	10, // 20: holdfast.v1.FeasibleNodesReply.nodes:type_name -> holdfast.v1.NodeFeasible
+	17, // 21: holdfast.v1.NodeFeasible.reasons:type_name -> holdfast.v1.Infeasible
+	3,  // 22: holdfast.v1.Nodes.List:input_type -> holdfast.v1.ListNodesRequest
+	5,  // 23: holdfast.v1.Nodes.Drain:input_type -> holdfast.v1.DrainNodeRequest
+	6,  // 24: holdfast.v1.Nodes.OutOfService:input_type -> holdfast.v1.OutOfServiceRequest
+	8,  // 25: holdfast.v1.Nodes.Feasible:input_type -> holdfast.v1.FeasibleNodesRequest
+	4,  // 26: holdfast.v1.Nodes.List:output_type -> holdfast.v1.ListNodesReply
+	7,  // 27: holdfast.v1.Nodes.Drain:output_type -> holdfast.v1.NodeReply
+	7,  // 28: holdfast.v1.Nodes.OutOfService:output_type -> holdfast.v1.NodeReply
+	9,  // 29: holdfast.v1.Nodes.Feasible:output_type -> holdfast.v1.FeasibleNodesReply
+	26, // [26:30] is the sub-list for method output_type
+	22, // [22:26] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_nodes_proto_init() }
@@ -947,7 +1023,7 @@ func file_holdfast_v1_nodes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_nodes_proto_rawDesc), len(file_holdfast_v1_nodes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

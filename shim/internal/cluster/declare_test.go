@@ -66,7 +66,7 @@ func (m *member) seeState(t *testing.T, node registry.NodeName, state registry.N
 }
 
 // TestOnlyALostNodeIsDeclaredOutOfService declares nodes that are alive, unknown, and lost. With the node goes its part
-// in the execution of plugins.
+// in the execution of plugins. Its drain stays until it is ended.
 func TestOnlyALostNodeIsDeclaredOutOfService(t *testing.T) {
 	client := etcdtest.Start(t)
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")
@@ -88,6 +88,11 @@ func TestOnlyALostNodeIsDeclaredOutOfService(t *testing.T) {
 		r, err := b.OutOfService(t.Context(), "a", "alice", "dead")
 		if err != nil || r.State != registry.NodeOutOfService || r.Epoch != 1 || r.By != "alice" || r.Reason != "dead" {
 			t.Errorf("%+v, %v", r, err)
+		}
+	}
+	for _, on := range []bool{true, false} {
+		if r, err := b.Drain(t.Context(), "a", on, time.Time{}, "bob", ""); err != nil || r.Drained() != on || !r.Lost() {
+			t.Errorf("a drain of a lost node is on=%t: %+v, %v", on, r, err)
 		}
 	}
 	if _, err := b.Drain(t.Context(), "a", false, time.Time{}, "alice", ""); !errors.Is(err, registry.ErrConflict) ||

@@ -98,17 +98,16 @@ func (r *testRelease) Lose(ctx context.Context, why string) error {
 
 // TestLostNodeComesBack follows a node: while it is suspect it keeps its claims, out of service it loses them, and when
 // it is back it uses no volume, and executes no plugin, before its mounts are gone. It comes back with a new shim, or with
-// the same one after a partition.
+// the same one after a partition, and is drained again if it was.
 func TestLostNodeComesBack(t *testing.T) {
-	for name, back := range map[string]func(*testing.T, *member) *member{
-		"a new shim":   func(t *testing.T, a *member) *member { return a.restart(t) },
-		"the same one": func(t *testing.T, a *member) *member { a.run(t, a.session.Run); return a },
-	} {
-		t.Run(name, func(t *testing.T) { comeBack(t, back) })
-	}
+	restart := func(t *testing.T, a *member) *member { return a.restart(t) }
+	same := func(t *testing.T, a *member) *member { a.run(t, a.session.Run); return a }
+	t.Run("a new shim", func(t *testing.T) { comeBack(t, false, restart) })
+	t.Run("the same one", func(t *testing.T) { comeBack(t, false, same) })
+	t.Run("drained", func(t *testing.T) { comeBack(t, true, restart) })
 }
 
-func comeBack(t *testing.T, back func(*testing.T, *member) *member) {
+func comeBack(t *testing.T, drained bool, back func(*testing.T, *member) *member) {
 	client := etcdtest.Start(t)
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")
 	a.await(t, true)()
@@ -127,6 +126,13 @@ func comeBack(t *testing.T, back func(*testing.T, *member) *member) {
 			t.Errorf("a node with a lease is not admitted: %v", err)
 		}
 	})
+	deadline, state := time.Unix(1e9, 0).UTC(), registry.NodeReady
+	if drained {
+		state = registry.NodeDraining
+		if _, err := a.Drain(t.Context(), "a", true, deadline, "bob", "disks"); err != nil {
+			t.Fatal(err)
+		}
+	}
 	a.die(t)
 	b.see(t, "a is suspect", func(v registry.View) bool { _, alive := v.NodeLease("a"); return !alive })
 	b.await(t, true)() // it executes the plugin now
@@ -171,7 +177,13 @@ func comeBack(t *testing.T, back func(*testing.T, *member) *member) {
 		t.Errorf("the allocs were told %q", release.why)
 	}
 	release.mu.Unlock()
-	a.seeState(t, "a", registry.NodeReady)
+	a.seeState(t, "a", state)
+	look(t, a.State, func(v registry.View) {
+		r, _ := v.Node("a")
+		if drained && (r.By != "bob" || r.Reason != "disks" || !r.Deadline.Equal(deadline) || r.Drain != registry.Drain{}) {
+			t.Errorf("the drain has become %+v", r)
+		}
+	})
 	if err := a.AwaitAdmitted(t.Context(), func(string) {}); err != nil {
 		t.Error(err)
 	}

@@ -209,8 +209,8 @@ func (r *Reaper) unmark(ctx context.Context) error {
 	return err
 }
 
-// comeBack makes this node ready again after it was declared lost, once it has nothing left: first its mounts go, then
-// its claims and attachments.
+// comeBack makes this node ready again after it was declared lost, or drained if it was before, once it has nothing left:
+// first its mounts go, then its claims and attachments.
 func (r *Reaper) comeBack(ctx context.Context) error {
 	var own registry.Node
 	var isBehind, isMounted, holds bool
@@ -245,6 +245,11 @@ func (r *Reaper) recover(ctx context.Context, epoch uint64) error {
 		own, _ := v.Node(r.State.node)
 		if own.Epoch != epoch || !own.Lost() {
 			return registry.Change{}, nil
+		}
+		drain := own.Drain
+		own.Drain, own.Deadline = registry.Drain{}, drain.Deadline
+		if drain.By != "" {
+			return r.declared(own, registry.NodeDraining, registry.EventNodeDraining, drain.By, drain.Reason), nil
 		}
 		return r.declared(own, registry.NodeReady, registry.EventNodeReady, "", ""), nil
 	})
