@@ -195,6 +195,15 @@ type Formation struct {
 	Since       time.Time `json:"since,omitzero"` // of Formed
 }
 
+// Check returns an error if a node that expects so many nodes cannot be a member; 0: it is not known.
+func (f Formation) Check(expect int) error {
+	if f.Expect == expect || f.Expect == 0 || expect == 0 {
+		return nil
+	}
+	return Invalid("cluster %q was created with expect = %d, which cannot be changed, and this node is configured with "+
+		"expect = %d: write %d in its cluster block, and restart its agent", f.Cluster, f.Expect, expect, f.Expect)
+}
+
 func (f Formation) Key() Key { return Key{BucketFormations, PathOf(f.Cluster)} }
 
 // Formation returns the formation of the node's cluster; the zero value: it is not known yet.

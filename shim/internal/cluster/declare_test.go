@@ -23,7 +23,8 @@ func newMember(t *testing.T, client *clientv3.Client, name string) *member {
 	t.Helper()
 	x := newExecuting(t, newNode(t, client, name))
 	m := &member{x, &Node{State: x.testNode.State, Executors: x.Executors, session: x.session, plugins: &x.plugins,
-		expect: 1, log: hclog.NewNullLogger(), changed: make(chan struct{}, 1)}}
+		log: hclog.NewNullLogger(), changed: make(chan struct{}, 1)}}
+	m.State.expect = 1
 	if err := m.describeNow(t.Context()); err != nil {
 		t.Fatal(err)
 	}

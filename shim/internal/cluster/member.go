@@ -43,7 +43,8 @@ func CheckMember(v registry.View, id string) error {
 }
 
 // join stores that the node is a member, and makes the caller the active shim of its node: no commit of an earlier one
-// succeeds any longer. It waits while another member has the name of this node, or etcd does not let it write.
+// succeeds any longer. It waits while another member has the name of this node, the node expects another number of
+// nodes than the cluster, or etcd does not let it write.
 func (s *State) join(ctx context.Context) error {
 	var self registry.Copy
 	_, err := s.writeCopy(ctx, func(v registry.View) (registry.Change, error) {
@@ -54,7 +55,10 @@ func (s *State) join(ctx context.Context) error {
 		return registry.Change{Put: []registry.Record{self}}, nil
 	})
 	for err == nil {
-		why := s.register(ctx, self.Member)
+		why := s.checkFormation(ctx)
+		if why == nil {
+			why = s.register(ctx, self.Member)
+		}
 		if why == nil {
 			return nil
 		}
@@ -64,6 +68,24 @@ func (s *State) join(ctx context.Context) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
+	}
+	return err
+}
+
+// checkFormation returns an error if the cluster expects another number of nodes than this node does.
+func (s *State) checkFormation(ctx context.Context) error {
+	key := registry.Formation{Cluster: s.id}.Key()
+	var found *clientv3.GetResponse
+	err := s.request(ctx, func(ctx context.Context) (err error) {
+		found, err = s.kv.Get(ctx, s.record(key))
+		return err
+	})
+	if err != nil || len(found.Kvs) == 0 {
+		return err
+	}
+	record, err := decode(key, found.Kvs[0])
+	if f, is := record.(registry.Formation); is {
+		return f.Check(s.expect)
 	}
 	return err
 }

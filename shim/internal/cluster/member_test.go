@@ -5,8 +5,8 @@ import (
 	"errors"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
-	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -16,6 +16,33 @@ import (
 	"holdfast/registry/registrytest"
 )
 
+// secondTry calls found when a node tries to join for the second time.
+type secondTry struct {
+	clientv3.KV
+	formation string
+	tries     *atomic.Int32
+	found     func()
+}
+
+func (s secondTry) Get(ctx context.Context, key string, o ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	if key == s.formation && s.tries.Add(1) == 2 {
+		s.found()
+	}
+	return s.KV.Get(ctx, key, o...)
+}
+
+// whyItWaits returns why a node that starts does not join its cluster.
+func whyItWaits(t *testing.T, s *State) (why error) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	s.kv = secondTry{s.kv, s.record(registry.Formation{Cluster: s.id}.Key()), &atomic.Int32{},
+		func() { why = *s.waiting.Load(); cancel() }}
+	if err := s.Run(ctx); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	return why
+}
+
 // TestNameOfAnotherMember starts a node with the name of another one: it waits, and fences nobody.
 func TestNameOfAnotherMember(t *testing.T) {
 	client := etcdtest.Start(t)
@@ -23,13 +50,7 @@ func TestNameOfAnotherMember(t *testing.T) {
 	second := &testNode{dir: filepath.Join(t.TempDir(), "state"), name: "node", client: client}
 	second.offline(t, func(local registry.State) {
 		s := New(local, client, t.Name(), "node")
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
-		if err := s.Run(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Error(err)
-		}
-		why := s.waiting.Load()
-		if why == nil || !strings.Contains((*why).Error(), `another member of the cluster has the name "node"`) {
+		if why := whyItWaits(t, s); !strings.Contains(why.Error(), `another member of the cluster has the name "node"`) {
 			t.Errorf("it waits because of %v", why)
 		}
 	})
@@ -37,6 +58,33 @@ func TestNameOfAnotherMember(t *testing.T) {
 	second.start(t) // a machine that replaces a lost one
 	t.Cleanup(func() { second.stop() })
 	registrytest.Put(t, second, claim("v", "b"))
+}
+
+// TestNodeWithAnotherExpectation starts a node that expects more nodes than the cluster was created with: it waits, says
+// what to do, and is no node of the cluster. So is one that was started at the same time.
+func TestNodeWithAnotherExpectation(t *testing.T) {
+	client := etcdtest.Start(t)
+	first := newMember(t, client, "first")
+	const want = "created with expect = 1, which cannot be changed, and this node is configured with expect = 2: write 1"
+	second := &testNode{dir: filepath.Join(t.TempDir(), "state"), name: "second", client: client}
+	second.offline(t, func(local registry.State) {
+		s := New(local, client, t.Name(), "second")
+		s.expect = 2
+		if why := whyItWaits(t, s); !strings.Contains(why.Error(), want) {
+			t.Errorf("it waits because of %v", why)
+		}
+	})
+	third := newNode(t, client, "third")
+	third.expect = 2
+	n := &Node{State: third.State, Executors: first.Node.Executors, plugins: first.Node.plugins}
+	if err := n.describeNow(t.Context()); !errors.Is(err, registry.ErrInvalid) || !strings.Contains(err.Error(), want) {
+		t.Errorf("a node that has joined before the first one was recorded: %v", err)
+	}
+	look(t, third.State, func(v registry.View) {
+		if nodes := v.Nodes(); len(nodes) != 1 {
+			t.Errorf("nodes of the cluster: %+v", nodes)
+		}
+	})
 }
 
 // denied refuses all reads.
@@ -53,12 +101,7 @@ func TestNodeWithoutPermissions(t *testing.T) {
 	n.offline(t, func(local registry.State) {
 		s := New(local, client, t.Name(), "node")
 		s.kv = denied{s.kv}
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
-		if err := s.Run(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Error(err)
-		}
-		if why := s.waiting.Load(); why == nil || !errors.Is(*why, rpctypes.ErrPermissionDenied) {
+		if why := whyItWaits(t, s); !errors.Is(why, rpctypes.ErrPermissionDenied) {
 			t.Errorf("it waits because of %v", why)
 		}
 	})

@@ -80,6 +80,13 @@ func (m *migration) readCluster(ctx context.Context) (err error) {
 	defer cancel()
 	m.revision, err = m.readAll(ctx, func(key registry.Key, kv *mvccpb.KeyValue) error {
 		m.present[key] = string(kv.Value)
+		if key.Bucket == registry.BucketFormations {
+			record, err := decode(key, kv)
+			if f, is := record.(registry.Formation); is {
+				err = f.Check(m.expect)
+			}
+			return err
+		}
 		if key.Bucket == registry.BucketVolumes {
 			record, err := decode(key, kv)
 			if v, is := record.(registry.Volume); is && v.External != "" {

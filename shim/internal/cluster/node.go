@@ -34,7 +34,6 @@ type Node struct {
 	plugins Plugins
 	client  *clientv3.Client
 	version string
-	expect  int
 	fence   func(context.Context, registry.NodeName) error // nil: lost nodes are not fenced
 	log     hclog.Logger
 	changed chan struct{} // of capacity 1: the plugins may have changed
@@ -66,7 +65,7 @@ func NewNode(o Options) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{State: state, plugins: o.Plugins, client: state.client, version: o.Version, expect: o.Cluster.Expect,
+	n := &Node{State: state, plugins: o.Plugins, client: state.client, version: o.Version,
 		log: o.Logger, changed: make(chan struct{}, 1)}
 	if o.Sending != nil {
 		n.State.sending = o.Sending
@@ -102,7 +101,7 @@ func dial(c config.Cluster, local registry.State, node registry.NodeName) (*Stat
 		return nil, registry.Errorf(registry.ErrUnavailable, "etcd client: %w", err)
 	}
 	s := New(local, client, c.ID, node)
-	s.heard = heard
+	s.heard, s.expect = heard, c.Expect
 	return s, nil
 }
 
@@ -215,7 +214,7 @@ func (n *Node) describe(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if errors.Is(err, registry.ErrFenced) {
+		if errors.Is(err, registry.ErrFenced) || errors.Is(err, registry.ErrInvalid) { // the next shim does not join
 			return err
 		}
 		said.log(n.log, "cannot describe this node to the cluster", err)
@@ -232,56 +231,55 @@ func (n *Node) describe(ctx context.Context) error {
 	}
 }
 
+// describeNow records this node, and that the cluster has formed if it is the last one that was expected. A node that
+// expects another number of nodes is not recorded.
 func (n *Node) describeNow(ctx context.Context) error {
 	if err := n.State.awaitReady(ctx); err != nil {
 		return err
 	}
 	plugins := PluginsOf(n.plugins.All().Instances)
-	_, err := registry.Ensure(ctx, n.State, func(v registry.View) (registry.Change, error) {
+	_, err := registry.Ensure(ctx, n.State, func(v registry.View) (change registry.Change, err error) {
 		record, found := v.Node(n.State.node)
-		if found && record.Version == n.version && slices.EqualFunc(record.Plugins, plugins, samePlugin) {
-			return registry.Change{}, nil
+		if err := v.Formation().Check(n.State.expect); err != nil {
+			return change, err
 		}
 		if !found {
 			record = registry.Node{Name: n.State.node, State: registry.NodeReady, Since: n.Executors.now()}
 		}
-		record.Version, record.Plugins = n.version, plugins
-		return registry.Change{Put: []registry.Record{record}}, nil
-	})
-	if err == nil {
-		err = n.form(ctx)
-	}
-	return err
-}
-
-// form records that the cluster has formed once all expected nodes have registered.
-func (n *Node) form(ctx context.Context) error {
-	_, err := registry.Ensure(ctx, n.State, func(v registry.View) (registry.Change, error) {
-		f := v.Formation()
-		if f.Expect != 0 && f.Expect != n.expect {
-			return registry.Change{}, registry.Invalid("the cluster was created with expect = %d, and this node is configured "+
-				"with %d; the number cannot be changed", f.Expect, n.expect)
+		if !found || record.Version != n.version || !slices.EqualFunc(record.Plugins, plugins, samePlugin) {
+			record.Version, record.Plugins = n.version, plugins
+			change.Put = append(change.Put, record)
 		}
-		nodes := v.Nodes()
-		formed := len(nodes) >= n.expect
-		if f.Expect != 0 && (f.Formed || !formed) {
-			return registry.Change{}, nil
-		}
-		f.Cluster, f.Expect, f.Formed = n.State.id, n.expect, formed
-		change := registry.Change{}
-		if formed {
-			f.Since = n.Executors.now()
-			var names []string
-			for _, node := range nodes {
-				names = append(names, string(node.Name))
-			}
-			change.Events = []registry.Event{{Kind: registry.EventFormed, At: f.Since,
-				Detail: fmt.Sprintf("cluster %s by nodes %s", f.Cluster, strings.Join(names, ", "))}}
-		}
-		change.Put = []registry.Record{f}
+		n.form(v, &change)
 		return change, nil
 	})
 	return err
+}
+
+// form adds to the change, which records this node, that the cluster has formed if it has.
+func (n *Node) form(v registry.View, change *registry.Change) {
+	f := v.Formation()
+	if f.Formed {
+		return
+	}
+	names := []string{string(n.State.node)}
+	for _, node := range v.Nodes() {
+		if node.Name != n.State.node {
+			names = append(names, string(node.Name))
+		}
+	}
+	formed := len(names) >= n.State.expect
+	if f.Expect != 0 && !formed {
+		return
+	}
+	f.Cluster, f.Expect, f.Formed = n.State.id, n.State.expect, formed
+	if formed {
+		f.Since = n.Executors.now()
+		slices.Sort(names)
+		change.Events = append(change.Events, registry.Event{Kind: registry.EventFormed, At: f.Since,
+			Detail: fmt.Sprintf("cluster %s by nodes %s", f.Cluster, strings.Join(names, ", "))})
+	}
+	change.Put = append(change.Put, f)
 }
 
 func samePlugin(a, b registry.NodePlugin) bool {

@@ -33,6 +33,7 @@ type State struct {
 	keys
 	id      string // of the cluster
 	node    registry.NodeName
+	expect  int                   // the number of nodes that form the cluster, as configured; 0: not known
 	ready   chan struct{}         // closed once own is set and the copy has that revision
 	own     int64                 // the revision at which this shim became the active one of its node
 	waiting atomic.Pointer[error] // why the node is not ready; nil: it is not known
