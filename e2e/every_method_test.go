@@ -701,6 +701,9 @@ func (tr *traffic) callRefused(int) {
 	tr.call("NodeOutOfService", host.ErrUnsupported, func(ctx context.Context) error {
 		return errOf(h.NodeOutOfService(ctx, "none", host.OutOfServiceOptions{By: "e2e"}))
 	})
+	tr.call("ForgetNode", host.ErrUnsupported, func(ctx context.Context) error {
+		return h.ForgetNode(ctx, "none", host.ForgetOptions{By: "e2e"})
+	})
 	tr.call("ForgetEndpointUses", host.ErrNotFound, func(ctx context.Context) error {
 		return h.ForgetEndpointUses(ctx, "fake", "none", host.Force{By: "e2e", Confirm: "none"})
 	})

@@ -28,8 +28,10 @@ type Node struct {
 
 func (n Node) Key() Key { return NodeRecord(n.Name) }
 
-// Lost reports whether the node was declared out of service or fenced, and is not back yet.
-func (n Node) Lost() bool { return n.State == NodeOutOfService || n.State == NodeFenced }
+// Lost reports whether the node was declared out of service, fenced or forgotten, and is not back yet.
+func (n Node) Lost() bool {
+	return n.State == NodeOutOfService || n.State == NodeFenced || n.State == NodeForgotten
+}
 
 // String describes the state of the node for people.
 func (n Node) String() string {
@@ -79,6 +81,9 @@ const (
 	NodeDraining     NodeState = "draining"       // gets no new claims
 	NodeOutOfService NodeState = "out-of-service" // an operator has declared that nothing runs there
 	NodeFenced       NodeState = "fenced"         // the fence callback has succeeded
+	// NodeForgotten is a node that an operator has removed. Its record stays, so that the node unmounts what it has before it
+	// does anything else if it comes back after all. Lists of nodes do not have it.
+	NodeForgotten NodeState = "forgotten"
 )
 
 // NodePlugin is a CSI plugin on a node.
@@ -255,10 +260,14 @@ func (v View) Held(e Executor) bool {
 }
 
 func (v View) Node(n NodeName) (Node, bool)           { return one[Node](v, NodeRecord(n)) }
-func (v View) Nodes() []Node                          { return list[Node](v, BucketNodes, "", nil) }
 func (v View) NodeLease(n NodeName) (NodeLease, bool) { return one[NodeLease](v, LeaseRecord(n)) }
 func (v View) Executor(p PluginID) (Executor, bool)   { return one[Executor](v, ExecutorRecord(p)) }
 func (v View) Executors() []Executor                  { return list[Executor](v, BucketExecutors, "", nil) }
+
+// Nodes lists the nodes of the cluster by name, without those that were forgotten.
+func (v View) Nodes() []Node {
+	return slices.DeleteFunc(list[Node](v, BucketNodes, "", nil), func(n Node) bool { return n.State == NodeForgotten })
+}
 
 // Taken returns the record after a node with a lease has become the executor.
 func (e Executor) Taken(by NodeName, lease int64, at time.Time) Executor {

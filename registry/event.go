@@ -81,6 +81,7 @@ const (
 	EventNodeDraining     EventKind = "node draining"
 	EventNodeOutOfService EventKind = "node out of service"
 	EventNodeFenced       EventKind = "node fenced"
+	EventNodeForgotten    EventKind = "node forgotten"
 	EventFenceFailed      EventKind = "fence failed" // of the node; it is tried again
 	// the claims of the alloc were released while this node was lost. The host stops its tasks
 	EventVolumesLost EventKind = "volumes lost"

@@ -68,6 +68,11 @@ func (s *Server) postOutOfService(r *http.Request) (any, error) {
 		By: operatorOf(r), Reason: q.Get("reason"), Confirm: host.NodeName(q.Get("confirm"))})
 }
 
+func (s *Server) postForgetNode(r *http.Request) (any, error) {
+	return struct{}{}, s.host.ForgetNode(r.Context(), host.NodeName(r.PathValue("id")), host.ForgetOptions{
+		By: operatorOf(r), Reason: r.URL.Query().Get("reason")})
+}
+
 func (s *Server) getClaims(r *http.Request) (any, error) {
 	nodes, _, err := s.host.Nodes(r.Context(), host.NodeQuery{})
 	if err != nil {
@@ -248,6 +253,12 @@ func (c *Client) DrainNode(
 func (c *Client) NodeOutOfService(ctx context.Context, name, confirm, reason string) (host.NodeStatus, error) {
 	q := url.Values{"confirm": {confirm}, "reason": {reason}}
 	return post[host.NodeStatus](ctx, c, "/node/"+segment(name)+"/out-of-service?"+q.Encode(), nil)
+}
+
+// ForgetNode removes a node that never comes back. The agent sets the operator.
+func (c *Client) ForgetNode(ctx context.Context, name, reason string) error {
+	_, err := post[struct{}](ctx, c, "/node/"+segment(name)+"/forget?"+url.Values{"reason": {reason}}.Encode(), nil)
+	return err
 }
 
 // Claims lists the claims on all volumes.

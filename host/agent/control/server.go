@@ -58,6 +58,7 @@ type Host interface {
 
 	DrainNode(ctx context.Context, node host.NodeName, o host.DrainOptions) (host.NodeStatus, error)
 	NodeOutOfService(ctx context.Context, node host.NodeName, o host.OutOfServiceOptions) (host.NodeStatus, error)
+	ForgetNode(ctx context.Context, node host.NodeName, o host.ForgetOptions) error
 	Claims(ctx context.Context, q host.ClaimQuery) ([]host.Claim, host.Seq, error)
 	ForceReleaseClaim(
 		ctx context.Context, n host.VolumeName, alloc host.AllocID, f host.Force,
@@ -198,6 +199,7 @@ func (s *Server) handler() http.Handler {
 		"POST /v1/shim/swap":          withBody(s.postSwap),
 
 		"POST /v1/node/{id}/out-of-service":          s.postOutOfService,
+		"POST /v1/node/{id}/forget":                  s.postForgetNode,
 		"POST /v1/volume/{id}/claim/{alloc}/release": s.postReleaseClaim,
 
 		"GET /v1/group-snapshots":        groups.getAll,

@@ -19,7 +19,7 @@ func newNode(io streams, p *globalFlags) *cobra.Command {
 	return group("node", "Inspect and drain the nodes of a cluster",
 		statusCommand(io, p, "List nodes, or show the one with ID", (*control.Client).Nodes, writeNodes,
 			(*control.Client).Node, writeNode),
-		newNodeDrain(io, p), newNodeOutOfService(io, p))
+		newNodeDrain(io, p), newNodeOutOfService(io, p), newNodeForget(io, p))
 }
 
 func newNodeDrain(io streams, p *globalFlags) *cobra.Command {
@@ -68,6 +68,25 @@ func newNodeOutOfService(io streams, p *globalFlags) *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&confirm, "confirm", "", "the ID of the node again: its machine is off")
+	c.Flags().StringVar(&reason, "reason", "", "why, for other operators")
+	return c
+}
+
+func newNodeForget(io streams, p *globalFlags) *cobra.Command {
+	reason := ""
+	c := &cobra.Command{
+		Use: "forget ID", Short: "Remove a node that never comes back", Args: usageArgs(cobra.ExactArgs(1)),
+		Long: "Remove a node that never comes back from the list of nodes. A node that is alive is refused, and so is one on " +
+			"which claims, attachments, volumes or calls depend: they are released by holdfast node out-of-service.\n\n" +
+			"If the node comes back after all, it unmounts its volumes and is listed again.",
+		RunE: func(c *cobra.Command, args []string) error {
+			err := p.client().ForgetNode(c.Context(), args[0], reason)
+			return show(io, p, err, map[string]string{"node": args[0]}, func(to writer, _ map[string]string) error {
+				_, err := fmt.Fprintf(to, "node %s is forgotten\n", clean(args[0]))
+				return err
+			})
+		},
+	}
 	c.Flags().StringVar(&reason, "reason", "", "why, for other operators")
 	return c
 }

@@ -44,6 +44,7 @@ type Node struct {
 	CreateIndex   uint64                 `protobuf:"varint,13,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
 	ModifyIndex   uint64                 `protobuf:"varint,14,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
 	Drain         *Drain                 `protobuf:"bytes,15,opt,name=drain,proto3" json:"drain,omitempty"` // the node is lost, and drained once it is back; unset: it is not
+	Stale         string                 `protobuf:"bytes,16,opt,name=stale,proto3" json:"stale,omitempty"` // why this may be outdated: etcd does not answer; empty: it is current
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -181,6 +182,13 @@ func (x *Node) GetDrain() *Drain {
 		return x.Drain
 	}
 	return nil
+}
+
+func (x *Node) GetStale() string {
+	if x != nil {
+		return x.Stale
+	}
+	return ""
 }
 
 type Drain struct {
@@ -640,6 +648,118 @@ func (x *OutOfServiceRequest) GetConfirm() string {
 	return ""
 }
 
+type ForgetNodeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	By            string                 `protobuf:"bytes,3,opt,name=by,proto3" json:"by,omitempty"`
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetNodeRequest) Reset() {
+	*x = ForgetNodeRequest{}
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetNodeRequest) ProtoMessage() {}
+
+func (x *ForgetNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetNodeRequest.ProtoReflect.Descriptor instead.
+func (*ForgetNodeRequest) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ForgetNodeRequest) GetCall() *Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+func (x *ForgetNodeRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *ForgetNodeRequest) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *ForgetNodeRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type ForgetNodeReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answer        *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetNodeReply) Reset() {
+	*x = ForgetNodeReply{}
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetNodeReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetNodeReply) ProtoMessage() {}
+
+func (x *ForgetNodeReply) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetNodeReply.ProtoReflect.Descriptor instead.
+func (*ForgetNodeReply) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ForgetNodeReply) GetAnswer() *Answer {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
 type NodeReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Answer        *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
@@ -650,7 +770,7 @@ type NodeReply struct {
 
 func (x *NodeReply) Reset() {
 	*x = NodeReply{}
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[7]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -662,7 +782,7 @@ func (x *NodeReply) String() string {
 func (*NodeReply) ProtoMessage() {}
 
 func (x *NodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[7]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -675,7 +795,7 @@ func (x *NodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeReply.ProtoReflect.Descriptor instead.
 func (*NodeReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{7}
+	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *NodeReply) GetAnswer() *Answer {
@@ -702,7 +822,7 @@ type FeasibleNodesRequest struct {
 
 func (x *FeasibleNodesRequest) Reset() {
 	*x = FeasibleNodesRequest{}
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[8]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -714,7 +834,7 @@ func (x *FeasibleNodesRequest) String() string {
 func (*FeasibleNodesRequest) ProtoMessage() {}
 
 func (x *FeasibleNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[8]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -727,7 +847,7 @@ func (x *FeasibleNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FeasibleNodesRequest.ProtoReflect.Descriptor instead.
 func (*FeasibleNodesRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{8}
+	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *FeasibleNodesRequest) GetCall() *Call {
@@ -755,7 +875,7 @@ type FeasibleNodesReply struct {
 
 func (x *FeasibleNodesReply) Reset() {
 	*x = FeasibleNodesReply{}
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[9]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -767,7 +887,7 @@ func (x *FeasibleNodesReply) String() string {
 func (*FeasibleNodesReply) ProtoMessage() {}
 
 func (x *FeasibleNodesReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[9]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -780,7 +900,7 @@ func (x *FeasibleNodesReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FeasibleNodesReply.ProtoReflect.Descriptor instead.
 func (*FeasibleNodesReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{9}
+	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *FeasibleNodesReply) GetAnswer() *Answer {
@@ -814,7 +934,7 @@ type NodeFeasible struct {
 
 func (x *NodeFeasible) Reset() {
 	*x = NodeFeasible{}
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[10]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -826,7 +946,7 @@ func (x *NodeFeasible) String() string {
 func (*NodeFeasible) ProtoMessage() {}
 
 func (x *NodeFeasible) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_nodes_proto_msgTypes[10]
+	mi := &file_holdfast_v1_nodes_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -839,7 +959,7 @@ func (x *NodeFeasible) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFeasible.ProtoReflect.Descriptor instead.
 func (*NodeFeasible) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{10}
+	return file_holdfast_v1_nodes_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *NodeFeasible) GetNode() string {
@@ -860,7 +980,7 @@ var File_holdfast_v1_nodes_proto protoreflect.FileDescriptor
 
 const file_holdfast_v1_nodes_proto_rawDesc = "" +
 	"\n" +
-	"\x17holdfast/v1/nodes.proto\x12\vholdfast.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18holdfast/v1/allocs.proto\x1a\x18holdfast/v1/common.proto\"\xa9\x04\n" +
+	"\x17holdfast/v1/nodes.proto\x12\vholdfast.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18holdfast/v1/allocs.proto\x1a\x18holdfast/v1/common.proto\"\xbf\x04\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x14\n" +
@@ -878,7 +998,8 @@ const file_holdfast_v1_nodes_proto_rawDesc = "" +
 	"\aplugins\x18\f \x03(\v2\x17.holdfast.v1.NodePluginR\aplugins\x12!\n" +
 	"\fcreate_index\x18\r \x01(\x04R\vcreateIndex\x12!\n" +
 	"\fmodify_index\x18\x0e \x01(\x04R\vmodifyIndex\x12(\n" +
-	"\x05drain\x18\x0f \x01(\v2\x12.holdfast.v1.DrainR\x05drain\"g\n" +
+	"\x05drain\x18\x0f \x01(\v2\x12.holdfast.v1.DrainR\x05drain\x12\x14\n" +
+	"\x05stale\x18\x10 \x01(\tR\x05stale\"g\n" +
 	"\x05Drain\x12\x0e\n" +
 	"\x02by\x18\x01 \x01(\tR\x02by\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x126\n" +
@@ -919,7 +1040,14 @@ const file_holdfast_v1_nodes_proto_rawDesc = "" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x0e\n" +
 	"\x02by\x18\x03 \x01(\tR\x02by\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x18\n" +
-	"\aconfirm\x18\x05 \x01(\tR\aconfirm\"_\n" +
+	"\aconfirm\x18\x05 \x01(\tR\aconfirm\"v\n" +
+	"\x11ForgetNodeRequest\x12%\n" +
+	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x0e\n" +
+	"\x02by\x18\x03 \x01(\tR\x02by\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\">\n" +
+	"\x0fForgetNodeReply\x12+\n" +
+	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\"_\n" +
 	"\tNodeReply\x12+\n" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12%\n" +
 	"\x04node\x18\x02 \x01(\v2\x11.holdfast.v1.NodeR\x04node\"l\n" +
@@ -932,11 +1060,12 @@ const file_holdfast_v1_nodes_proto_rawDesc = "" +
 	"\x05nodes\x18\x03 \x03(\v2\x19.holdfast.v1.NodeFeasibleR\x05nodes\"U\n" +
 	"\fNodeFeasible\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x121\n" +
-	"\areasons\x18\x02 \x03(\v2\x17.holdfast.v1.InfeasibleR\areasons2\xa5\x02\n" +
+	"\areasons\x18\x02 \x03(\v2\x17.holdfast.v1.InfeasibleR\areasons2\xed\x02\n" +
 	"\x05Nodes\x12B\n" +
 	"\x04List\x12\x1d.holdfast.v1.ListNodesRequest\x1a\x1b.holdfast.v1.ListNodesReply\x12>\n" +
 	"\x05Drain\x12\x1d.holdfast.v1.DrainNodeRequest\x1a\x16.holdfast.v1.NodeReply\x12H\n" +
-	"\fOutOfService\x12 .holdfast.v1.OutOfServiceRequest\x1a\x16.holdfast.v1.NodeReply\x12N\n" +
+	"\fOutOfService\x12 .holdfast.v1.OutOfServiceRequest\x1a\x16.holdfast.v1.NodeReply\x12F\n" +
+	"\x06Forget\x12\x1e.holdfast.v1.ForgetNodeRequest\x1a\x1c.holdfast.v1.ForgetNodeReply\x12N\n" +
 	"\bFeasible\x12!.holdfast.v1.FeasibleNodesRequest\x1a\x1f.holdfast.v1.FeasibleNodesReplyB'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
 
 var (
@@ -951,7 +1080,7 @@ func file_holdfast_v1_nodes_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_nodes_proto_rawDescData
 }
 
-var file_holdfast_v1_nodes_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_holdfast_v1_nodes_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_holdfast_v1_nodes_proto_goTypes = []any{
 	(*Node)(nil),                  // 0: holdfast.v1.Node
 	(*Drain)(nil),                 // 1: holdfast.v1.Drain
@@ -960,54 +1089,60 @@ var file_holdfast_v1_nodes_proto_goTypes = []any{
 	(*ListNodesReply)(nil),        // 4: holdfast.v1.ListNodesReply
 	(*DrainNodeRequest)(nil),      // 5: holdfast.v1.DrainNodeRequest
 	(*OutOfServiceRequest)(nil),   // 6: holdfast.v1.OutOfServiceRequest
-	(*NodeReply)(nil),             // 7: holdfast.v1.NodeReply
-	(*FeasibleNodesRequest)(nil),  // 8: holdfast.v1.FeasibleNodesRequest
-	(*FeasibleNodesReply)(nil),    // 9: holdfast.v1.FeasibleNodesReply
-	(*NodeFeasible)(nil),          // 10: holdfast.v1.NodeFeasible
-	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
-	(*Topology)(nil),              // 12: holdfast.v1.Topology
-	(*Call)(nil),                  // 13: holdfast.v1.Call
-	(*Page)(nil),                  // 14: holdfast.v1.Page
-	(*Answer)(nil),                // 15: holdfast.v1.Answer
-	(*AllocGroup)(nil),            // 16: holdfast.v1.AllocGroup
-	(*Infeasible)(nil),            // 17: holdfast.v1.Infeasible
+	(*ForgetNodeRequest)(nil),     // 7: holdfast.v1.ForgetNodeRequest
+	(*ForgetNodeReply)(nil),       // 8: holdfast.v1.ForgetNodeReply
+	(*NodeReply)(nil),             // 9: holdfast.v1.NodeReply
+	(*FeasibleNodesRequest)(nil),  // 10: holdfast.v1.FeasibleNodesRequest
+	(*FeasibleNodesReply)(nil),    // 11: holdfast.v1.FeasibleNodesReply
+	(*NodeFeasible)(nil),          // 12: holdfast.v1.NodeFeasible
+	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
+	(*Topology)(nil),              // 14: holdfast.v1.Topology
+	(*Call)(nil),                  // 15: holdfast.v1.Call
+	(*Page)(nil),                  // 16: holdfast.v1.Page
+	(*Answer)(nil),                // 17: holdfast.v1.Answer
+	(*AllocGroup)(nil),            // 18: holdfast.v1.AllocGroup
+	(*Infeasible)(nil),            // 19: holdfast.v1.Infeasible
 }
 var file_holdfast_v1_nodes_proto_depIdxs = []int32{
-	11, // 0: holdfast.v1.Node.since:type_name -> google.protobuf.Timestamp
-	11, // 1: holdfast.v1.Node.alive_since:type_name -> google.protobuf.Timestamp
-	11, // 2: holdfast.v1.Node.suspect_since:type_name -> google.protobuf.Timestamp
-	11, // 3: holdfast.v1.Node.deadline:type_name -> google.protobuf.Timestamp
+	13, // 0: holdfast.v1.Node.since:type_name -> google.protobuf.Timestamp
+	13, // 1: holdfast.v1.Node.alive_since:type_name -> google.protobuf.Timestamp
+	13, // 2: holdfast.v1.Node.suspect_since:type_name -> google.protobuf.Timestamp
+	13, // 3: holdfast.v1.Node.deadline:type_name -> google.protobuf.Timestamp
 	2,  // 4: holdfast.v1.Node.plugins:type_name -> holdfast.v1.NodePlugin
 	1,  // 5: holdfast.v1.Node.drain:type_name -> holdfast.v1.Drain
-	11, // 6: holdfast.v1.Drain.deadline:type_name -> google.protobuf.Timestamp
-	12, // 7: holdfast.v1.NodePlugin.topology:type_name -> holdfast.v1.Topology
-	13, // 8: holdfast.v1.ListNodesRequest.call:type_name -> holdfast.v1.Call
-	14, // 9: holdfast.v1.ListNodesRequest.page:type_name -> holdfast.v1.Page
-	15, // 10: holdfast.v1.ListNodesReply.answer:type_name -> holdfast.v1.Answer
+	13, // 6: holdfast.v1.Drain.deadline:type_name -> google.protobuf.Timestamp
+	14, // 7: holdfast.v1.NodePlugin.topology:type_name -> holdfast.v1.Topology
+	15, // 8: holdfast.v1.ListNodesRequest.call:type_name -> holdfast.v1.Call
+	16, // 9: holdfast.v1.ListNodesRequest.page:type_name -> holdfast.v1.Page
+	17, // 10: holdfast.v1.ListNodesReply.answer:type_name -> holdfast.v1.Answer
 	0,  // 11: holdfast.v1.ListNodesReply.nodes:type_name -> holdfast.v1.Node
-	13, // 12: holdfast.v1.DrainNodeRequest.call:type_name -> holdfast.v1.Call
-	11, // 13: holdfast.v1.DrainNodeRequest.deadline:type_name -> google.protobuf.Timestamp
-	13, // 14: holdfast.v1.OutOfServiceRequest.call:type_name -> holdfast.v1.Call
-	15, // 15: holdfast.v1.NodeReply.answer:type_name -> holdfast.v1.Answer
-	0,  // 16: holdfast.v1.NodeReply.node:type_name -> holdfast.v1.Node
-	13, // 17: holdfast.v1.FeasibleNodesRequest.call:type_name -> holdfast.v1.Call
-	16, // 18: holdfast.v1.FeasibleNodesRequest.alloc:type_name -> holdfast.v1.AllocGroup
-	15, // 19: holdfast.v1.FeasibleNodesReply.answer:type_name -> holdfast.v1.Answer
-	10, // 20: holdfast.v1.FeasibleNodesReply.nodes:type_name -> holdfast.v1.NodeFeasible
-	17, // 21: holdfast.v1.NodeFeasible.reasons:type_name -> holdfast.v1.Infeasible
-	3,  // 22: holdfast.v1.Nodes.List:input_type -> holdfast.v1.ListNodesRequest
-	5,  // 23: holdfast.v1.Nodes.Drain:input_type -> holdfast.v1.DrainNodeRequest
-	6,  // 24: holdfast.v1.Nodes.OutOfService:input_type -> holdfast.v1.OutOfServiceRequest
-	8,  // 25: holdfast.v1.Nodes.Feasible:input_type -> holdfast.v1.FeasibleNodesRequest
-	4,  // 26: holdfast.v1.Nodes.List:output_type -> holdfast.v1.ListNodesReply
-	7,  // 27: holdfast.v1.Nodes.Drain:output_type -> holdfast.v1.NodeReply
-	7,  // 28: holdfast.v1.Nodes.OutOfService:output_type -> holdfast.v1.NodeReply
-	9,  // 29: holdfast.v1.Nodes.Feasible:output_type -> holdfast.v1.FeasibleNodesReply
-	26, // [26:30] is the sub-list for method output_type
-	22, // [22:26] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	15, // 12: holdfast.v1.DrainNodeRequest.call:type_name -> holdfast.v1.Call
+	13, // 13: holdfast.v1.DrainNodeRequest.deadline:type_name -> google.protobuf.Timestamp
+	15, // 14: holdfast.v1.OutOfServiceRequest.call:type_name -> holdfast.v1.Call
+	15, // 15: holdfast.v1.ForgetNodeRequest.call:type_name -> holdfast.v1.Call
+	17, // 16: holdfast.v1.ForgetNodeReply.answer:type_name -> holdfast.v1.Answer
+	17, // 17: holdfast.v1.NodeReply.answer:type_name -> holdfast.v1.Answer
+	0,  // 18: holdfast.v1.NodeReply.node:type_name -> holdfast.v1.Node
+	15, // 19: holdfast.v1.FeasibleNodesRequest.call:type_name -> holdfast.v1.Call
+	18, // 20: holdfast.v1.FeasibleNodesRequest.alloc:type_name -> holdfast.v1.AllocGroup
+	17, // 21: holdfast.v1.FeasibleNodesReply.answer:type_name -> holdfast.v1.Answer
+	12, // 22: holdfast.v1.FeasibleNodesReply.nodes:type_name -> holdfast.v1.NodeFeasible
+	19, // 23: holdfast.v1.NodeFeasible.reasons:type_name -> holdfast.v1.Infeasible
+	3,  // 24: holdfast.v1.Nodes.List:input_type -> holdfast.v1.ListNodesRequest
+	5,  // 25: holdfast.v1.Nodes.Drain:input_type -> holdfast.v1.DrainNodeRequest
+	6,  // 26: holdfast.v1.Nodes.OutOfService:input_type -> holdfast.v1.OutOfServiceRequest
+	7,  // 27: holdfast.v1.Nodes.Forget:input_type -> holdfast.v1.ForgetNodeRequest
+	10, // 28: holdfast.v1.Nodes.Feasible:input_type -> holdfast.v1.FeasibleNodesRequest
+	4,  // 29: holdfast.v1.Nodes.List:output_type -> holdfast.v1.ListNodesReply
+	9,  // 30: holdfast.v1.Nodes.Drain:output_type -> holdfast.v1.NodeReply
+	9,  // 31: holdfast.v1.Nodes.OutOfService:output_type -> holdfast.v1.NodeReply
+	8,  // 32: holdfast.v1.Nodes.Forget:output_type -> holdfast.v1.ForgetNodeReply
+	11, // 33: holdfast.v1.Nodes.Feasible:output_type -> holdfast.v1.FeasibleNodesReply
+	29, // [29:34] is the sub-list for method output_type
+	24, // [24:29] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_nodes_proto_init() }
@@ -1023,7 +1158,7 @@ func file_holdfast_v1_nodes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_nodes_proto_rawDesc), len(file_holdfast_v1_nodes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -27,6 +27,7 @@ const (
 	Nodes_List_FullMethodName         = "/holdfast.v1.Nodes/List"
 	Nodes_Drain_FullMethodName        = "/holdfast.v1.Nodes/Drain"
 	Nodes_OutOfService_FullMethodName = "/holdfast.v1.Nodes/OutOfService"
+	Nodes_Forget_FullMethodName       = "/holdfast.v1.Nodes/Forget"
 	Nodes_Feasible_FullMethodName     = "/holdfast.v1.Nodes/Feasible"
 )
 
@@ -42,6 +43,8 @@ type NodesClient interface {
 	Drain(ctx context.Context, in *DrainNodeRequest, opts ...grpc.CallOption) (*NodeReply, error)
 	// OutOfService declares that nothing runs on a node that is not alive. Its claims are released without it.
 	OutOfService(ctx context.Context, in *OutOfServiceRequest, opts ...grpc.CallOption) (*NodeReply, error)
+	// Forget removes a node that never comes back from the lists of nodes. It is refused while records depend on the node.
+	Forget(ctx context.Context, in *ForgetNodeRequest, opts ...grpc.CallOption) (*ForgetNodeReply, error)
 	// Feasible says for each node whether it can take an alloc now, and why not. It changes nothing.
 	Feasible(ctx context.Context, in *FeasibleNodesRequest, opts ...grpc.CallOption) (*FeasibleNodesReply, error)
 }
@@ -84,6 +87,16 @@ func (c *nodesClient) OutOfService(ctx context.Context, in *OutOfServiceRequest,
 	return out, nil
 }
 
+func (c *nodesClient) Forget(ctx context.Context, in *ForgetNodeRequest, opts ...grpc.CallOption) (*ForgetNodeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForgetNodeReply)
+	err := c.cc.Invoke(ctx, Nodes_Forget_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *nodesClient) Feasible(ctx context.Context, in *FeasibleNodesRequest, opts ...grpc.CallOption) (*FeasibleNodesReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(FeasibleNodesReply)
@@ -106,6 +119,8 @@ type NodesServer interface {
 	Drain(context.Context, *DrainNodeRequest) (*NodeReply, error)
 	// OutOfService declares that nothing runs on a node that is not alive. Its claims are released without it.
 	OutOfService(context.Context, *OutOfServiceRequest) (*NodeReply, error)
+	// Forget removes a node that never comes back from the lists of nodes. It is refused while records depend on the node.
+	Forget(context.Context, *ForgetNodeRequest) (*ForgetNodeReply, error)
 	// Feasible says for each node whether it can take an alloc now, and why not. It changes nothing.
 	Feasible(context.Context, *FeasibleNodesRequest) (*FeasibleNodesReply, error)
 	mustEmbedUnimplementedNodesServer()
@@ -126,6 +141,9 @@ func (UnimplementedNodesServer) Drain(context.Context, *DrainNodeRequest) (*Node
 }
 func (UnimplementedNodesServer) OutOfService(context.Context, *OutOfServiceRequest) (*NodeReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method OutOfService not implemented")
+}
+func (UnimplementedNodesServer) Forget(context.Context, *ForgetNodeRequest) (*ForgetNodeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Forget not implemented")
 }
 func (UnimplementedNodesServer) Feasible(context.Context, *FeasibleNodesRequest) (*FeasibleNodesReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Feasible not implemented")
@@ -205,6 +223,24 @@ func _Nodes_OutOfService_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Nodes_Forget_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForgetNodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodesServer).Forget(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Nodes_Forget_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodesServer).Forget(ctx, req.(*ForgetNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Nodes_Feasible_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(FeasibleNodesRequest)
 	if err := dec(in); err != nil {
@@ -241,6 +277,10 @@ var Nodes_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "OutOfService",
 			Handler:    _Nodes_OutOfService_Handler,
+		},
+		{
+			MethodName: "Forget",
+			Handler:    _Nodes_Forget_Handler,
 		},
 		{
 			MethodName: "Feasible",

@@ -66,7 +66,7 @@ func (n *Node) declare(
 ) (r registry.Node, err error) {
 	_, err = n.State.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		r, found := v.Node(node)
-		if !found {
+		if !found || r.State == registry.NodeForgotten {
 			return registry.Change{}, registry.Errorf(registry.ErrNotFound, "no node of cluster %s is named %s",
 				n.State.id, node)
 		}

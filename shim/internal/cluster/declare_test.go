@@ -105,3 +105,67 @@ func TestOnlyALostNodeIsDeclaredOutOfService(t *testing.T) {
 		t.Errorf("executor: %+v", e)
 	}
 }
+
+// TestOnlyANodeThatHoldsNothingIsForgotten forgets a node that is alive, one that has something, and one that has not. The
+// last one comes back after all: it first gives up what it may have.
+func TestOnlyANodeThatHoldsNothingIsForgotten(t *testing.T) {
+	client := etcdtest.Start(t)
+	a, b := newMember(t, client, "a"), newMember(t, client, "b")
+	b.setHealthy(false)
+	a.await(t, true)()
+	held := claim("vol", "alloc")
+	held.Node = "a"
+	records := []registry.Record{held,
+		registry.Attachment{Volume: held.Volume, Name: held.Name, Node: "a", NodeID: "id"},
+		registry.Intent{Volume: held.Volume, Name: held.Name, RPC: registry.DeleteVolumeRPC, Senders: []registry.NodeName{"a"}},
+		registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "local", Plugin: "q", Node: "a"}}}
+	a.commit(t, records)
+	b.see(t, "the volume", func(v registry.View) bool { return len(v.Volumes()) == 1 })
+	refused := func(node registry.NodeName, kind error, why ...string) {
+		t.Helper()
+		err := b.Forget(t.Context(), node, "alice", "sold")
+		for _, text := range why {
+			if !errors.Is(err, kind) || !strings.Contains(err.Error(), text) {
+				t.Errorf("%s: %v; want %v with %q", node, err, kind, text)
+			}
+		}
+	}
+	refused("none", registry.ErrNotFound, "named none")
+	refused("b", registry.ErrConflict, "is this node")
+	refused("a", registry.ErrConflict, "is alive")
+	a.die(t)
+	b.see(t, "a is suspect", func(v registry.View) bool { _, alive := v.NodeLease("a"); return !alive })
+	refused("a", registry.ErrConflict, "the claim of alloc alloc", "an attachment of", "an open DeleteVolume", "volume local",
+		"controller calls of plugin p", "node out-of-service a --confirm a")
+	if _, err := b.OutOfService(t.Context(), "a", "alice", "sold"); err != nil {
+		t.Fatal(err)
+	}
+	refused("a", registry.ErrConflict, "it is out-of-service")
+	var keys []registry.Key
+	for _, r := range records {
+		keys = append(keys, r.Key())
+	}
+	b.commit(t, nil, keys...)
+	if err := b.Forget(t.Context(), "a", "alice", "sold"); err != nil {
+		t.Fatal(err)
+	}
+	look(t, b.State, func(v registry.View) {
+		if nodes := v.Nodes(); len(nodes) != 1 || nodes[0].Name != "b" {
+			t.Errorf("nodes: %+v", nodes)
+		}
+	})
+	refused("a", registry.ErrNotFound, "named a")
+
+	a = a.restart(t)
+	if err := a.describeNow(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	look(t, a.State, func(v registry.View) {
+		if nodes := v.Nodes(); len(nodes) != 2 || nodes[0].State != registry.NodeOutOfService || !a.State.behind(v) {
+			t.Errorf("nodes, once it is back: %+v", nodes)
+		}
+	})
+	release := &testRelease{member: a, t: t}
+	a.run(t, NewReaper(a.Node, release, release).Run)
+	b.seeState(t, "a", registry.NodeReady)
+}

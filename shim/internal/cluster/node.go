@@ -243,8 +243,11 @@ func (n *Node) describeNow(ctx context.Context) error {
 		if err := v.Formation().Check(n.State.expect); err != nil {
 			return change, err
 		}
-		if !found {
+		switch {
+		case !found:
 			record = registry.Node{Name: n.State.node, State: registry.NodeReady, Since: n.Executors.now()}
+		case record.State == registry.NodeForgotten:
+			record.State, found = registry.NodeOutOfService, false
 		}
 		if !found || record.Version != n.version || !slices.EqualFunc(record.Plugins, plugins, samePlugin) {
 			record.Version, record.Plugins = n.version, plugins

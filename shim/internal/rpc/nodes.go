@@ -121,6 +121,17 @@ func (n *nodes) OutOfService(ctx context.Context, req *pb.OutOfServiceRequest) (
 	})
 }
 
+func (n *nodes) Forget(ctx context.Context, req *pb.ForgetNodeRequest) (*pb.ForgetNodeReply, error) {
+	reply, err := n.declare(ctx, "Nodes.Forget", req, func(ctx context.Context, a *Active) (registry.Node, error) {
+		name := registry.NodeName(req.GetNode())
+		if a.Cluster == nil {
+			return registry.Node{}, registry.Errorf(registry.ErrUnsupported, "this node is in no cluster, so it has no other node")
+		}
+		return registry.Node{Name: name}, a.Cluster.Forget(ctx, name, req.GetBy(), req.GetReason())
+	})
+	return &pb.ForgetNodeReply{Answer: reply.GetAnswer()}, err
+}
+
 // maxReason bounds the reason for the state of a node, in bytes.
 const maxReason = 1024
 

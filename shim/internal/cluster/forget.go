@@ -1,0 +1,109 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"holdfast/registry"
+)
+
+// Forget removes a node from the lists of nodes, because it never comes back. ErrNotFound: there is no such node.
+// ErrConflict: the node is alive, or records depend on it; the error names them.
+func (n *Node) Forget(ctx context.Context, node registry.NodeName, by, reason string) error {
+	if node == n.State.node {
+		return registry.Errorf(registry.ErrConflict, "node %s is this node; forget it at another one", node)
+	}
+	// Only the node itself and those that serve it make such records, so none is new while it is not alive. They are not
+	// read in the commit: a cluster has many, and each change of one would have it decided again.
+	var held []string
+	if err := n.State.View(ctx, func(v registry.View) error { held = heldBy(v, node); return nil }); err != nil {
+		return err
+	}
+	_, err := n.declare(ctx, node, func(v registry.View, r registry.Node) (registry.Change, error) {
+		if _, alive := v.NodeLease(node); alive {
+			return registry.Change{}, registry.Errorf(registry.ErrConflict, "node %s is alive: stop its agent first, and "+
+				"try again %s later", node, n.session.ttl)
+		}
+		if has := append(slices.Clone(held), executorFor(v, node)...); len(has) > 0 {
+			return registry.Change{}, registry.Errorf(registry.ErrConflict, "node %s still has %s; %s", node, some(has),
+				wayOut(r))
+		}
+		if r.Lost() {
+			return n.declared(r, registry.NodeForgotten, registry.EventNodeForgotten, by, reason), nil
+		}
+		return n.lost(v, r, registry.NodeForgotten, registry.EventNodeForgotten, by, reason), nil
+	})
+	return err
+}
+
+// wayOut says what to do about what a node still has.
+func wayOut(r registry.Node) string {
+	if r.Lost() {
+		return fmt.Sprintf("it is %s, so its claims and attachments are being released: see holdfast claim list; delete or "+
+			"deregister what is stored there", r.State)
+	}
+	return fmt.Sprintf("if its machine is certainly off, release that first: holdfast node out-of-service %[1]s --confirm %[1]s",
+		r.Name)
+}
+
+// some lists at most five of the texts.
+func some(texts []string) string {
+	const most = 5
+	if more := len(texts) - most; more > 0 {
+		texts = append(texts[:most:most], fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(texts, ", ")
+}
+
+// heldBy describes the records that depend on a node.
+func heldBy(v registry.View, node registry.NodeName) (list []string) {
+	add := func(format string, args ...any) { list = append(list, fmt.Sprintf(format, args...)) }
+	for _, c := range v.AllClaims() {
+		if c.Node == node {
+			add("the claim of alloc %s on volume %s", c.Alloc, c.Name)
+		}
+	}
+	for _, at := range v.AllAttachments() {
+		if at.Node == node {
+			add("an attachment of volume %s", at.Name)
+		}
+	}
+	for _, use := range v.AllEndpointUses() {
+		if use.Node == node {
+			add("%s of %s by a client of its CSI endpoint", use, use.Volume.External)
+		}
+	}
+	for _, open := range v.Intents() {
+		if slices.Contains(open.Senders, node) {
+			add("an open %s of volume %s", open.RPC, open.Name)
+		}
+	}
+	for _, vol := range v.Volumes() {
+		if vol.Node == node {
+			add("volume %s, which is stored there", vol.VolumeName())
+		}
+	}
+	for _, s := range v.Snapshots() {
+		if s.Node == node {
+			add("snapshot %s/%s, which is stored there", s.Namespace, s.ID)
+		}
+	}
+	for _, call := range v.RemoteCalls() {
+		if call.To == node && !call.Done {
+			add("a call of plugin %s that node %s waits for", call.Plugin, call.From)
+		}
+	}
+	return list
+}
+
+// executorFor describes the part of a node in the execution of plugins.
+func executorFor(v registry.View, node registry.NodeName) (list []string) {
+	for _, e := range v.Executors() {
+		if e.Holder == node || slices.Contains(e.Former, node) {
+			list = append(list, fmt.Sprintf("controller calls of plugin %s", e.Plugin))
+		}
+	}
+	return list
+}
