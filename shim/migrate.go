@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -10,11 +11,13 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"holdfast/shim/internal/cluster"
 	"holdfast/shim/internal/lifecycle"
 )
 
-// migrate is the exit code of a migration of the state to a cluster. It reads the cluster block from standard input, and
-// prints the number of records moved.
+// migrate is the exit code of a migration of the state to a cluster. It reads the cluster block from standard input. It
+// prints two JSON objects: the secrets that other nodes will need, before it moves anything, and the number of records
+// moved.
 func migrate(state, node string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -22,9 +25,12 @@ func migrate(state, node string) int {
 	text, err := io.ReadAll(os.Stdin)
 	if err == nil {
 		var moved int
-		moved, err = lifecycle.Offline{State: state, Logger: log}.Migrate(ctx, text, node)
+		out := json.NewEncoder(os.Stdout)
+		moved, err = lifecycle.Offline{State: state, Logger: log}.Migrate(ctx, text, node, func(all []cluster.SecretUse) {
+			_ = out.Encode(map[string]any{"secrets": all})
+		})
 		if err == nil {
-			_, err = fmt.Println(moved)
+			err = out.Encode(map[string]any{"moved": moved})
 		}
 	}
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -30,20 +31,31 @@ const (
 	migrateTimeout = 30 * time.Second
 )
 
+// SecretUse is a secret of a volume or snapshot. Nodes share where it is, but not the secret.
+type SecretUse struct {
+	Of     string `json:"of"` // for people
+	Plugin string `json:"plugin"`
+	Key    string `json:"key"`
+	registry.Secret
+}
+
 // Migrate moves the volumes, snapshots and claims of a node that shares nothing into a cluster, and makes the node its
-// member. It returns the number of records moved. No shim of the node may run. It refuses while a call is unfinished, and
+// member. It calls before with the secrets that other nodes will need, before it moves anything. It returns the number of
+// records moved. No shim of the node may run. It refuses while a call is unfinished, and
 // if the cluster has other records with the same keys; then nothing has been moved. An interrupted migration can be
 // repeated: the node is no member before the cluster has all of its records.
-func Migrate(ctx context.Context, local registry.State, c config.Cluster, node registry.NodeName) (moved int, err error) {
+func Migrate(
+	ctx context.Context, local registry.State, c config.Cluster, node registry.NodeName, before func([]SecretUse),
+) (moved int, err error) {
 	s, err := dial(c, local, node)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { _ = s.client.Close() }()
-	return s.migrate(ctx)
+	return s.migrate(ctx, before)
 }
 
-func (s *State) migrate(ctx context.Context) (moved int, err error) {
+func (s *State) migrate(ctx context.Context, before func([]SecretUse)) (moved int, err error) {
 	m := migration{State: s, present: map[registry.Key]string{}, volumes: map[registry.VolumeKey]registry.VolumeName{}}
 	if err := m.readCluster(ctx); err != nil {
 		return 0, fmt.Errorf("%w; check endpoints and tls of the cluster block", unavailable(err))
@@ -51,6 +63,7 @@ func (s *State) migrate(ctx context.Context) (moved int, err error) {
 	if err := s.local.View(ctx, m.readNode); err != nil || m.member {
 		return 0, err
 	}
+	before(m.secrets)
 	for batch := range slices.Chunk(m.records, batchSize) {
 		if err := m.write(ctx, batch); err != nil {
 			return 0, err
@@ -72,6 +85,7 @@ type migration struct {
 	member  bool              // the node is a member already
 	total   int               // records of the node
 	records []registry.Record // those that the cluster does not have yet
+	secrets []SecretUse
 }
 
 // readCluster reads the records of the cluster.
@@ -129,7 +143,10 @@ func (m *migration) add(r registry.Record) error {
 		holder = r.Node
 	case registry.Attachment:
 		holder = r.AttachmentKey().Node
+	case registry.VolumeSnapshot:
+		m.use(r, r.Plugin, r.Secrets)
 	case registry.Volume:
+		m.use(r, r.Plugin, r.Secrets)
 		if other, found := m.volumes[r.VolumeKey()]; found && other != r.VolumeName() {
 			return registry.Errorf(registry.ErrConflict, "volume %q of this node is volume %q of the cluster: deregister one "+
 				"of them", r.VolumeName(), other)
@@ -151,6 +168,13 @@ func (m *migration) add(r registry.Record) error {
 		return registry.Errorf(registry.ErrConflict, "the cluster has another %s: deregister it on one side", nameOf(r))
 	}
 	return nil
+}
+
+// use adds the secrets of a record.
+func (m *migration) use(r registry.Record, plugin registry.PluginID, secrets map[string]registry.Secret) {
+	for _, key := range slices.Sorted(maps.Keys(secrets)) {
+		m.secrets = append(m.secrets, SecretUse{nameOf(r), string(plugin), key, secrets[key]})
+	}
 }
 
 // nameOf names a record to people.

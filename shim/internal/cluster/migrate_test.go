@@ -36,6 +36,8 @@ func volumeOf(id, external string) registry.Volume {
 		External: registry.ExternalID(external)}, Created: true, State: registry.VolumeReady}
 }
 
+func noSecrets([]SecretUse) {}
+
 // killing kills the process before a transaction, or after it.
 type killing struct {
 	clientv3.KV
@@ -88,7 +90,7 @@ func becomeKilledMigration() {
 	go func() { _ = local.Run(ctx) }()
 	s := New(local, client, id, "node")
 	k.KV, s.kv = s.kv, &k
-	if _, err := s.migrate(ctx); err != nil {
+	if _, err := s.migrate(ctx, noSecrets); err != nil {
 		panic(err)
 	}
 	os.Exit(0)
@@ -118,7 +120,7 @@ func TestMigrate(t *testing.T) {
 			t.Errorf("the node is a member before its migration has ended: %v", err)
 		}
 		for _, want := range []int{len(records), 0} { // the node is a member then
-			if moved, err := New(s, client, t.Name(), "node").migrate(t.Context()); err != nil || moved != want {
+			if moved, err := New(s, client, t.Name(), "node").migrate(t.Context(), noSecrets); err != nil || moved != want {
 				t.Errorf("moved %d of %d records: %v", moved, want, err)
 			}
 		}
@@ -162,7 +164,7 @@ func TestMigrateRefuses(t *testing.T) {
 		node := &testNode{dir: filepath.Join(t.TempDir(), "state"), name: "node", client: client}
 		node.offline(t, func(s registry.State) {
 			registrytest.Put(t, s, append(ownVolumes("node"), test.record)...)
-			_, err := New(s, client, t.Name(), "node").migrate(t.Context())
+			_, err := New(s, client, t.Name(), "node").migrate(t.Context(), noSecrets)
 			if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("%v, want %s", err, test.want)
 			}

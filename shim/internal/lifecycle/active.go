@@ -295,7 +295,7 @@ func (r *activeState) begin(p *Process) {
 	}
 	r.work(p, "health of volumes", r.health.Run)
 	r.work(p, "health on this node", r.onNode)
-	r.watch(p, "literal secrets", r.literals.Run)
+	r.watch(p, "literal secrets", r.ready(r.literals.Run)) // before that, no record refers to the files of other nodes
 	r.watch(p, "tasks", r.tasks.Run)
 	r.watch(p, "mounts", r.mounts.Run)
 	if r.cluster != nil {

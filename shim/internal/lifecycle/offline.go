@@ -211,8 +211,11 @@ func (v Offline) withStore(ctx context.Context, file, boot string, use func(*sto
 }
 
 // Migrate moves the records that nodes of a cluster share into the cluster, and makes the node its member. text is HCL
-// with the cluster block. It returns how many records were moved, or had been moved before.
-func (v Offline) Migrate(ctx context.Context, text []byte, node string) (moved int, err error) {
+// with the cluster block. It calls before with the secrets that other nodes will need, before it moves anything. It
+// returns how many records were moved, or had been moved before.
+func (v Offline) Migrate(
+	ctx context.Context, text []byte, node string, before func([]cluster.SecretUse),
+) (moved int, err error) {
 	c, diags := config.ParseCluster(config.Source{Name: "cluster", Text: text}, config.Options{})
 	if err := diags.Err(); err != nil {
 		return 0, err
@@ -229,7 +232,7 @@ func (v Offline) Migrate(ctx context.Context, text []byte, node string) (moved i
 		return 0, err
 	}
 	err = v.withStore(ctx, layout.Database(), m.Boot(), func(s *store.Store) error {
-		moved, err = cluster.Migrate(ctx, s, *c, registry.NodeName(node))
+		moved, err = cluster.Migrate(ctx, s, *c, registry.NodeName(node), before)
 		return err
 	})
 	return moved, err
