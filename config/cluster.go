@@ -1,10 +1,16 @@
 package config
 
 import (
+	"errors"
+	"fmt"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
 
 	"holdfast/registry"
 )
@@ -114,14 +120,43 @@ func (f *fields) endpoints() (urls []string) {
 	if !ok || len(urls) == 0 {
 		f.errorf(f.at("endpoints"), `give a list such as ["https://10.0.0.1:2379"]`, "endpoints cannot be %s", kindOf(v))
 	}
-	for _, s := range urls {
-		u, err := url.Parse(s)
-		switch {
-		case err == nil && u.User != nil:
-			f.errorf(f.at("endpoints"), "use tls", "an endpoint has a user or password; nodes authenticate with certificates")
-		case err != nil || u.Port() == "" || u.Scheme != "http" && u.Scheme != "https" || strings.Trim(u.Path, "/") != "":
-			f.errorf(f.at("endpoints"), `write it as "https://10.0.0.1:2379"`, "%q is not the URL of an etcd server", s)
+	for i, s := range urls {
+		if strings.Contains(s, "@") {
+			f.errorf(f.atItem("endpoints", i), "use tls",
+				"an endpoint has a user or password; nodes authenticate with certificates")
+		} else if err := checkEndpoint(s); err != nil {
+			f.errorf(f.atItem("endpoints", i), `write it as "https://10.0.0.1:2379"`,
+				"%q is not the URL of an etcd server: %v", s, err)
 		}
 	}
 	return urls
+}
+
+// atItem returns the range of an element of the list, if it is a literal.
+func (f *fields) atItem(name string, i int) hcl.Range {
+	if list, ok := f.body.Attributes[name].Expr.(*hclsyntax.TupleConsExpr); ok && i < len(list.Exprs) {
+		return list.Exprs[i].Range()
+	}
+	return f.at(name)
+}
+
+func checkEndpoint(text string) error {
+	u, err := url.Parse(text)
+	if e, is := errors.AsType[*url.Error](err); is {
+		return e.Err
+	}
+	port, err := strconv.ParseUint(u.Port(), 10, 16)
+	switch {
+	case u.Scheme != "http" && u.Scheme != "https":
+		return errors.New("the scheme has to be https or http")
+	case u.Hostname() == "":
+		return errors.New("it has no host")
+	case u.Port() == "":
+		return errors.New("it has no port")
+	case err != nil || port == 0:
+		return fmt.Errorf("there is no port %s", u.Port())
+	case strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "":
+		return errors.New("nothing may follow the port")
+	}
+	return nil
 }

@@ -43,12 +43,17 @@ func TestParseClusterErrorsNameTheLine(t *testing.T) {
 		valid + "lost_nodes = \"forget\"":     "lost_nodes",
 		valid + "tls {\ncert_file = \"c\"\n}": "cert_file and key_file belong together",
 		valid + "endpoint = []":               "endpoint",
-		strings.Replace(valid, "[\"http://localhost:2379\"]", "[]", 1):     "endpoints",
-		strings.Replace(valid, "http://localhost:2379", "localhost", 1):    "is not the URL of an etcd server",
-		strings.Replace(valid, "http://localhost:2379", "ftp://host:1", 1): "is not the URL of an etcd server",
-		strings.Replace(valid, ":2379", "", 1):                             "is not the URL of an etcd server",
-		strings.Replace(valid, "http://", "https://u:secret@", 1):          "has a user or password",
-		valid + "tls {\nca_file = \"c\"\n}":                                "tls has no effect",
+		strings.Replace(valid, "[\"http://localhost:2379\"]", "[]", 1):       "endpoints",
+		strings.Replace(valid, "http://localhost:2379", "localhost", 1):      "is not the URL of an etcd server",
+		strings.Replace(valid, "http://localhost:2379", "ftp://host:1", 1):   "is not the URL of an etcd server",
+		strings.Replace(valid, ":2379", "", 1):                               "is not the URL of an etcd server",
+		strings.Replace(valid, "http://", "https://u:secret@", 1):            "has a user or password",
+		strings.Replace(valid, "2379", "99999", 1):                           "there is no port 99999",
+		strings.Replace(valid, "2379", "x", 1):                               "invalid port",
+		strings.Replace(valid, "localhost", "", 1):                           "it has no host",
+		strings.Replace(valid, "2379", "2379/v3", 1):                         "nothing may follow the port",
+		strings.Replace(valid, "[\"", "[\n\"http://10.0.0.1:1\",\n\"ftp", 1): "cluster:6:1: ",
+		valid + "tls {\nca_file = \"c\"\n}":                                  "tls has no effect",
 	} {
 		c, diags := ParseCluster(Source{Name: "cluster", Text: []byte("cluster {\n" + body + "\n}\n")}, Options{})
 		if err := diags.Err(); c != nil || err == nil || !strings.Contains(err.Error(), want) ||
