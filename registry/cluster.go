@@ -63,10 +63,13 @@ type Drain struct {
 // Drained reports whether the node is drained, or is once it is back.
 func (n Node) Drained() bool { return n.State == NodeDraining || n.Drain.By != "" }
 
-// Fencing names the node that fences a lost one. The zero value means that none does.
+// Fencing names the node that fences a lost one, and how that goes. The zero value means that none does.
 type Fencing struct {
-	By    NodeName `json:"by"`
-	Lease int64    `json:"lease"` // of By. Once it has ended, another node may fence
+	By     NodeName  `json:"by"`
+	Lease  int64     `json:"lease"`            // of By. Once it has ended, another node may fence
+	Failed string    `json:"failed,omitempty"` // why the last try has failed
+	Tries  uint64    `json:"tries,omitempty"`  // that have failed
+	Tried  time.Time `json:"tried,omitzero"`   // the end of the last one
 }
 
 // NodeRecord returns the key of a node's record, LeaseRecord that of its lease.

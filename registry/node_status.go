@@ -1,6 +1,9 @@
 package registry
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // NodeStatus is a node with what a scheduler or an operator needs to know of it. A node that is not in a cluster is
 // always alive.
@@ -70,6 +73,9 @@ func (v View) SuspectSince(n NodeName) (since time.Time) {
 func (v View) NodeStatus(n Node, claims []Claim, attachments []Attachment) NodeStatus {
 	lease, alive := v.NodeLease(n.Name)
 	out := NodeStatus{Node: n, Alive: alive, AliveSince: lease.Since}
+	if n.Fencing.Failed != "" {
+		out.Reason = strings.TrimPrefix(n.Reason+"; "+n.Fencing.Failed, "; ")
+	}
 	if !alive && v.Formation().Cluster != "" {
 		out.SuspectSince = v.SuspectSince(n.Name)
 	}

@@ -70,7 +70,7 @@ func (f *fencer) review(ctx context.Context) (wait time.Duration, err error) {
 			}
 			back[r.Name], f.suspects[r.Name] = alive, known[r.Name]
 			if known[r.Name] == nil {
-				f.suspects[r.Name] = &suspect{due: now + f.grace(v, r.Name)}
+				f.suspects[r.Name] = &suspect{due: now + max(f.grace(v, r.Name), f.pause(r.Fencing)), tries: r.Fencing.Tries}
 			}
 		}
 		return nil
@@ -95,6 +95,15 @@ func (f *fencer) grace(v registry.View, node registry.NodeName) time.Duration {
 		return f.session.ttl
 	}
 	return min(max(f.session.ttl-f.Executors.now().Sub(since), 0), f.session.ttl)
+}
+
+// pause returns for how much longer a node is not fenced after the tries that have failed, also those of earlier shims.
+func (f *fencer) pause(last registry.Fencing) time.Duration {
+	if last.Tries == 0 {
+		return 0
+	}
+	whole := fenceBackoff.Delay(last.Tries, rand.Float64())
+	return min(max(whole-f.Executors.now().Sub(last.Tried), 0), whole)
 }
 
 // try tries once to fence a node.
@@ -126,39 +135,41 @@ func (f *fencer) fenceOnce(ctx context.Context, node registry.NodeName) error {
 		if failed == nil {
 			return f.lost(v, r, registry.NodeFenced, registry.EventNodeFenced, own, "etcd had not heard of it"), nil
 		}
-		why := fmt.Sprintf("%s cannot fence it: %v", own, failed)
-		if r.Reason == why {
-			return registry.Change{}, nil
+		now, why := f.Executors.now(), fmt.Sprintf("%s cannot fence it: %v", own, failed)
+		change := registry.Change{}
+		if r.Fencing.Failed != why {
+			change.Events = []registry.Event{{Kind: registry.EventFenceFailed, Node: node, Detail: why + "; it is tried again",
+				At: now}}
 		}
-		r.Reason = why
-		return registry.Change{Put: []registry.Record{r}, Events: []registry.Event{{Kind: registry.EventFenceFailed,
-			Node: node, Detail: why + "; it is tried again", At: f.Executors.now()}}}, nil
+		r.Fencing.Failed, r.Fencing.Tries, r.Fencing.Tried = why, r.Fencing.Tries+1, now
+		change.Put = []registry.Record{r}
+		return change, nil
 	})
 	return errors.Join(failed, err)
 }
 
 // mark records that this node fences another one. It removes the mark if that node is alive.
 func (f *fencer) mark(ctx context.Context, node registry.NodeName) (mine bool, err error) {
-	own := registry.Fencing{By: f.State.node, Lease: f.session.Lease()}
+	own, lease := f.State.node, f.session.Lease()
 	_, err = registry.Ensure(ctx, f.State, func(v registry.View) (registry.Change, error) {
 		r, _ := v.Node(node)
 		_, alive := v.NodeLease(node)
-		here, _ := v.NodeLease(own.By)
+		here, _ := v.NodeLease(own)
 		mine = false
 		switch {
-		case alive && r.Fencing.By == own.By:
-			r.Fencing, r.Reason = registry.Fencing{}, ""
+		case alive && r.Fencing.By == own:
+			r.Fencing = registry.Fencing{}
 			return registry.Change{Put: []registry.Record{r}}, nil
-		case alive, r.Lost(), own.Lease == 0, here.Lease != own.Lease:
+		case alive, r.Lost(), lease == 0, here.Lease != lease:
 			return registry.Change{}, nil
-		case r.Fencing.By != own.By && working(v, r.Fencing):
+		case r.Fencing.By != own && working(v, r.Fencing):
 			return registry.Change{}, nil
 		}
 		mine = true
-		if r.Fencing == own {
+		if r.Fencing.By == own && r.Fencing.Lease == lease {
 			return registry.Change{}, nil
 		}
-		r.Fencing = own
+		r.Fencing.By, r.Fencing.Lease = own, lease
 		return registry.Change{Put: []registry.Record{r}}, nil
 	})
 	return mine && err == nil, err

@@ -219,7 +219,7 @@ func TestFenceIsRepeatedUntilItSucceeds(t *testing.T) {
 	a.die(t)
 	b.see(t, "the failure", func(v registry.View) bool {
 		r, _ := v.Node("a")
-		return strings.Contains(r.Reason, "no route to the power switch")
+		return strings.Contains(v.NodeStatus(r, nil, nil).Reason, "no route to the power switch")
 	})
 	b.seeState(t, "a", registry.NodeFenced)
 	look(t, b.State, func(v registry.View) {
@@ -234,7 +234,8 @@ func TestFenceIsRepeatedUntilItSucceeds(t *testing.T) {
 	}
 }
 
-// TestNextShimDoesNotWaitAgainToFence asks two shims of a node how long a node has to be suspect before it is fenced.
+// TestNextShimDoesNotWaitAgainToFence asks two shims of a node how long a node has to be suspect before it is fenced, and
+// when a fence that has failed is tried again.
 func TestNextShimDoesNotWaitAgainToFence(t *testing.T) {
 	client := etcdtest.Start(t)
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")
@@ -248,6 +249,15 @@ func TestNextShimDoesNotWaitAgainToFence(t *testing.T) {
 			f.Executors.now = func() time.Time { return since.Add(waited) }
 			if got := f.grace(v, "a"); got != want {
 				t.Errorf("after %s: %s more, want %s", waited, got, want)
+			}
+		}
+		f.Executors.now = func() time.Time { return since }
+		for tries, limits := range map[uint64][2]time.Duration{0: {0, 0}, 1: {time.Second / 2, time.Second},
+			20: {30 * time.Second, time.Minute}} {
+			got := f.pause(registry.Fencing{Tries: tries, Tried: since})
+			if later := f.pause(registry.Fencing{Tries: tries, Tried: since.Add(-time.Hour)}); later != 0 ||
+				got < limits[0] || got > limits[1] {
+				t.Errorf("after %d tries: %s at once, %s an hour later", tries, got, later)
 			}
 		}
 		if got := f.grace(v, "b"); got != b.session.ttl {

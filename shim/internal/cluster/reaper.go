@@ -203,7 +203,7 @@ func (r *Reaper) unmark(ctx context.Context) error {
 		if own.Fencing.By == "" || working(v, own.Fencing) {
 			return registry.Change{}, nil
 		}
-		own.Fencing, own.Reason = registry.Fencing{}, ""
+		own.Fencing = registry.Fencing{}
 		return registry.Change{Put: []registry.Record{own}}, nil
 	})
 	return err
