@@ -14,6 +14,9 @@ type NodeStatus struct {
 	AliveSince   time.Time `json:"alive_since,omitzero"`
 	SuspectSince time.Time `json:"suspect_since,omitzero"`
 
+	// Stale says why the status may be outdated: etcd does not answer. Empty: it is current.
+	Stale string `json:"stale,omitempty"`
+
 	Plugins []NodePluginStatus `json:"plugins,omitempty"` // by name
 }
 

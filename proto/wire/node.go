@@ -9,7 +9,8 @@ func NodeProto(n registry.NodeStatus) *pb.Node {
 	return &pb.Node{
 		Name: string(n.Name), Version: n.Version, State: string(n.State), Reason: text(n.Reason), By: n.By, Epoch: n.Epoch,
 		Since: stamp(n.Since), Alive: n.Alive, AliveSince: stamp(n.AliveSince), SuspectSince: stamp(n.SuspectSince),
-		Deadline: stamp(n.Deadline), Drain: drainProto(n.Drain), CreateIndex: uint64(n.CreateIndex), ModifyIndex: uint64(n.ModifyIndex),
+		Deadline: stamp(n.Deadline), Drain: drainProto(n.Drain), Stale: text(n.Stale),
+		CreateIndex: uint64(n.CreateIndex), ModifyIndex: uint64(n.ModifyIndex),
 		Plugins: each(n.Plugins, func(p registry.NodePluginStatus) *pb.NodePlugin {
 			return &pb.NodePlugin{Plugin: string(p.Plugin), NodeHealth: string(p.Health(registry.RoleNode)),
 				ControllerHealth: string(p.Health(registry.RoleController)), NodeId: string(p.NodeID),
@@ -35,7 +36,7 @@ func Node(m *pb.Node) registry.NodeStatus {
 			Drain: registry.Drain{By: m.GetDrain().GetBy(), Reason: m.GetDrain().GetReason(),
 				Deadline: moment(m.GetDrain().GetDeadline())},
 			CreateIndex: registry.Seq(m.GetCreateIndex()), ModifyIndex: registry.Seq(m.GetModifyIndex())},
-		Alive: m.GetAlive(), AliveSince: moment(m.GetAliveSince()), SuspectSince: moment(m.GetSuspectSince()),
+		Alive: m.GetAlive(), AliveSince: moment(m.GetAliveSince()), SuspectSince: moment(m.GetSuspectSince()), Stale: m.GetStale(),
 		Plugins: each(m.GetPlugins(), func(p *pb.NodePlugin) registry.NodePluginStatus {
 			return registry.NodePluginStatus{Executor: p.GetExecutor(), Claims: int(p.GetClaims()),
 				Attachments: int(p.GetAttachments()), NodePlugin: registry.NodePlugin{

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -17,9 +18,25 @@ import (
 
 func newNode(io streams, p *globalFlags) *cobra.Command {
 	return group("node", "Inspect and drain the nodes of a cluster",
-		statusCommand(io, p, "List nodes, or show the one with ID", (*control.Client).Nodes, writeNodes,
-			(*control.Client).Node, writeNode),
+		statusCommand(io, p, "List nodes, or show the one with ID",
+			func(c *control.Client, ctx context.Context) ([]host.NodeStatus, error) {
+				all, err := c.Nodes(ctx)
+				warnStale(io, all...)
+				return all, err
+			}, writeNodes,
+			func(c *control.Client, ctx context.Context, id string) (host.NodeStatus, error) {
+				n, err := c.Node(ctx, id)
+				warnStale(io, n)
+				return n, err
+			}, writeNode),
 		newNodeDrain(io, p), newNodeOutOfService(io, p), newNodeForget(io, p))
+}
+
+// warnStale says on stderr why nodes may be other than shown.
+func warnStale(io streams, list ...host.NodeStatus) {
+	if len(list) > 0 && list[0].Stale != "" {
+		fmt.Fprintf(io.err, "this may be outdated: %s\n", clean(list[0].Stale))
+	}
 }
 
 func newNodeDrain(io streams, p *globalFlags) *cobra.Command {

@@ -53,6 +53,8 @@ func (n *nodes) statuses(v registry.View, a *Active, only registry.NodeName) (al
 			for i := range st.Plugins {
 				st.Plugins[i].Executor = st.Plugins[i].Controller
 			}
+		} else {
+			st.Stale = a.Cluster.State.Problem()
 		}
 		all = append(all, st)
 	}
