@@ -11,7 +11,6 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
-	"holdfast/shim/internal/cluster"
 	"holdfast/shim/internal/lifecycle"
 )
 
@@ -26,7 +25,7 @@ func migrate(state, node string) int {
 	if err == nil {
 		var moved int
 		out := json.NewEncoder(os.Stdout)
-		moved, err = lifecycle.Offline{State: state, Logger: log}.Migrate(ctx, text, node, func(all []cluster.SecretUse) {
+		moved, err = lifecycle.Offline{State: state, Logger: log}.Migrate(ctx, text, node, func(all []lifecycle.SecretUse) {
 			_ = out.Encode(map[string]any{"secrets": all})
 		})
 		if err == nil {

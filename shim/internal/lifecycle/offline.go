@@ -210,11 +210,14 @@ func (v Offline) withStore(ctx context.Context, file, boot string, use func(*sto
 	return use(s)
 }
 
+// SecretUse is a secret of a volume or snapshot that other nodes will need.
+type SecretUse = cluster.SecretUse
+
 // Migrate moves the records that nodes of a cluster share into the cluster, and makes the node its member. text is HCL
 // with the cluster block. It calls before with the secrets that other nodes will need, before it moves anything. It
 // returns how many records were moved, or had been moved before.
 func (v Offline) Migrate(
-	ctx context.Context, text []byte, node string, before func([]cluster.SecretUse),
+	ctx context.Context, text []byte, node string, before func([]SecretUse),
 ) (moved int, err error) {
 	c, diags := config.ParseCluster(config.Source{Name: "cluster", Text: text}, config.Options{})
 	if err := diags.Err(); err != nil {
