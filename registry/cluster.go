@@ -123,7 +123,7 @@ type Executor struct {
 	Holder NodeName `json:"holder,omitempty"` // empty: none
 	Lease  int64    `json:"lease,omitempty"`  // of the holder
 	Term   uint64   `json:"term"`             // counts the holders
-	// Former are earlier holders that have not said that they send nothing any more. A call that one of them has
+	// Former are earlier holders that have not said that none of their calls runs any more. A call that one of them has
 	// begun may only be repeated.
 	Former []NodeName `json:"former,omitempty"`
 	// Late are calls that a former holder has begun, and that another node has repeated until the outcome was certain.
@@ -133,32 +133,60 @@ type Executor struct {
 	Since       time.Time  `json:"since,omitzero"`
 }
 
-// LateCall is a call that a former executor may still send. Until it has said that it does not, no other call is sent
-// for the same volume or snapshot.
+// LateCall is a call that a former executor has begun, and that may still run at its plugin. Until that node has said
+// that it does not, no other call is sent for the same volume or snapshot.
 type LateCall struct {
-	For  string   `json:"for"` // the name of the volume or snapshot
-	Node NodeName `json:"node"`
-	RPC  RPC      `json:"rpc"`
-	Hash string   `json:"hash,omitempty"` // of the request
+	For    string   `json:"for"` // the name of the volume or snapshot
+	Node   NodeName `json:"node"`
+	RPC    RPC      `json:"rpc"`
+	Hash   string   `json:"hash,omitempty"`   // of the request
+	Failed bool     `json:"failed,omitempty"` // the call has certainly failed at a later executor
+	// The records as they were while the call was open, from which the former executor repeats it.
+	Volume     *Volume         `json:"volume,omitempty"`
+	Attachment *Attachment     `json:"attachment,omitempty"`
+	Snapshot   *VolumeSnapshot `json:"snapshot,omitempty"`
+}
+
+// Same reports whether two nodes have begun the same call.
+func (l LateCall) Same(o LateCall) bool { return l.For == o.For && l.RPC == o.RPC && l.Hash == o.Hash }
+
+// LateCall returns an open call as a former executor can repeat it.
+func (v View) LateCall(open Intent) LateCall {
+	late := LateCall{For: open.Name.String(), RPC: open.RPC, Hash: open.Hash}
+	if volume, found := v.Volume(open.Name); found {
+		late.Volume = &volume
+	}
+	for _, at := range v.Attachments(open.Volume) {
+		if at.NodeID == open.Node {
+			late.Attachment = &at
+		}
+	}
+	return late
 }
 
 // Blocks returns the error of a call that has to wait for a former executor, nil if it need not.
 func (e Executor) Blocks(what string, rpc RPC, hash string) error {
 	for _, late := range e.Late {
 		if late.For == what && (late.RPC != rpc || late.Hash != hash) {
-			return Errorf(ErrUnavailable, "%s of %s cannot be sent now: node %s has begun %s and may still send it; wait until "+
-				"the node is back and its plugin answers, or declare the node out of service", rpc, what, late.Node, late.RPC)
+			return Errorf(ErrUnavailable, "%s of %s cannot be sent now: %s", rpc, what, MayRunAt(late.Node, late.RPC))
 		}
 	}
 	return nil
 }
 
+// MayRunAt says what a call for the same volume or snapshot as a call of a former executor waits for.
+func MayRunAt(n NodeName, rpc RPC) string {
+	return fmt.Sprintf("node %s has begun %s, which may still run at its plugin; wait until the plugin there has answered the "+
+		"same call once more, or stop the plugin's controller on node %s, or declare the node out of service", n, rpc, n)
+}
+
 // Ended returns the record after a call has ended that senders have begun. same: nothing of it has changed.
-func (e Executor) Ended(what string, rpc RPC, hash string, senders []NodeName) (next Executor, same bool) {
+func (e Executor) Ended(call LateCall, senders []NodeName) (next Executor, same bool) {
 	e.Late, same = slices.Clone(e.Late), true
 	for _, n := range senders {
-		if late := (LateCall{what, n, rpc, hash}); slices.Contains(e.Former, n) && !slices.Contains(e.Late, late) {
-			e.Late, same = append(e.Late, late), false
+		known := func(l LateCall) bool { return l.Node == n && l.Same(call) }
+		if call.Node = n; slices.Contains(e.Former, n) && !slices.ContainsFunc(e.Late, known) {
+			e.Late, same = append(e.Late, call), false
 		}
 	}
 	return e, same

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -22,13 +21,11 @@ type Executors struct {
 	plugins Plugins
 	now     func() time.Time // wall time, for people
 	log     hclog.Logger
-	// answers returns nil once the plugin's controller on this node answers a probe, or is gone. Then it has read the
-	// calls that earlier shims have sent. nil: it always does.
-	answers func(context.Context, registry.PluginID) error
+	repeat  func(context.Context, registry.Instance, registry.LateCall) error // see Options
+	changed broadcast                                                         // of instances, leases, executors and sending
 
-	mu      sync.Mutex // guards sending and changed
+	mu      sync.Mutex // guards sending
 	sending map[registry.PluginID]int
-	changed chan struct{} // of capacity 1
 }
 
 // Plugins is the table of plugin instances of this node.
@@ -40,7 +37,6 @@ type Plugins interface {
 func newExecutors(s *session, plugins Plugins, now func() time.Time, log hclog.Logger) *Executors {
 	return &Executors{
 		state: s.state, session: s, plugins: plugins, now: now, log: log, sending: map[registry.PluginID]int{},
-		changed: make(chan struct{}, 1),
 	}
 }
 
@@ -122,7 +118,7 @@ func (e *Executors) begin(plugin registry.PluginID) (done func()) {
 		defer e.mu.Unlock()
 		if e.sending[plugin]--; e.sending[plugin] == 0 {
 			delete(e.sending, plugin)
-			e.wake()
+			e.changed.fire()
 		}
 	})
 }
@@ -151,17 +147,10 @@ func (e *Executors) idle(plugin registry.PluginID) bool {
 	return e.sending[plugin] == 0
 }
 
-func (e *Executors) wake() {
-	select {
-	case e.changed <- struct{}{}:
-	default:
-	}
-}
-
 // Applied looks again after a change of instances, leases or executors.
 func (e *Executors) Applied(a registry.Applied) {
 	if a.Change.Touches(registry.BucketInstances, registry.BucketNodeLeases, registry.BucketExecutors) {
-		e.wake()
+		e.changed.fire()
 	}
 }
 
@@ -169,7 +158,7 @@ func (e *Executors) Applied(a registry.Applied) {
 func (e *Executors) Run(ctx context.Context) error {
 	e.session.awaitFirst(ctx)
 	for said := (reports{}); ; {
-		valid := e.session.valid.next()
+		changed, valid := e.changed.next(), e.session.valid.next()
 		err := e.review(ctx)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -183,7 +172,7 @@ func (e *Executors) Run(ctx context.Context) error {
 			again = time.After(time.Second)
 		}
 		select {
-		case <-e.changed:
+		case <-changed:
 		case <-valid:
 		case <-again:
 		case <-ctx.Done():
@@ -202,10 +191,8 @@ func (e *Executors) review(ctx context.Context) error {
 	}
 	var failed error
 	for _, executor := range known {
-		former := slices.Contains(executor.Former, e.state.node)
-		holds := executor.Holder == e.state.node && !e.healthy(executor.Plugin)
-		if holds || former && e.idle(executor.Plugin) {
-			failed = errors.Join(failed, e.settle(ctx, executor.Plugin))
+		if executor.Holder == e.state.node && !e.healthy(executor.Plugin) {
+			failed = errors.Join(failed, e.leave(ctx, executor.Plugin))
 		}
 	}
 	for _, instance := range e.plugins.All().Instances {
@@ -243,41 +230,20 @@ func (e *Executors) take(ctx context.Context, plugin registry.PluginID) error {
 	return err
 }
 
-// settle records that this node is not the executor of the plugin any more, if it has no healthy controller and, once no
-// earlier call of it may run at the plugin, that.
-func (e *Executors) settle(ctx context.Context, plugin registry.PluginID) error {
-	var silent error
-	if e.answers != nil {
-		asking, cancel := context.WithTimeout(ctx, answerLimit)
-		defer cancel()
-		silent = e.answers(asking, plugin)
-	}
+// leave records that this node is not the executor of the plugin any more.
+func (e *Executors) leave(ctx context.Context, plugin registry.PluginID) error {
 	_, err := registry.Ensure(ctx, e.state, func(v registry.View) (registry.Change, error) {
 		executor, _ := v.Executor(plugin)
-		leaves := executor.Holder == e.state.node && !e.healthy(plugin)
-		former := slices.Contains(executor.Former, e.state.node)
-		settled := silent == nil && e.idle(plugin)
-		switch {
-		case leaves && settled:
-			executor = executor.Left(e.state.node, e.now())
-		case leaves:
-			executor = executor.Dropped(e.now())
-		case former && settled:
-			executor = executor.Settled(e.state.node)
-		default:
+		if executor.Holder != e.state.node || e.healthy(plugin) {
 			return registry.Change{}, nil
 		}
-		change := registry.Change{Put: []registry.Record{executor}}
-		if leaves {
-			change.Events = []registry.Event{{Kind: registry.EventExecutor, Plugin: plugin, Detail: executor.String(), At: e.now()}}
+		executor = executor.Dropped(e.now())
+		if e.idle(plugin) && (e.gone(plugin) || len(e.begun(v, executor)) == 0) {
+			executor = executor.Settled(e.state.node)
 		}
-		return change, nil
+		return registry.Change{Put: []registry.Record{executor}, Events: []registry.Event{{
+			Kind: registry.EventExecutor, Plugin: plugin, Detail: executor.String(), At: e.now(),
+		}}}, nil
 	})
-	if err == nil && silent != nil {
-		err = fmt.Errorf("plugin %s may still carry out a call of this node: %w", plugin, silent)
-	}
 	return err
 }
-
-// answerLimit bounds the question whether a plugin answers.
-const answerLimit = time.Second

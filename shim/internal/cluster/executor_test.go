@@ -19,7 +19,7 @@ import (
 var testKey = registry.ExecutorKey{Plugin: "p"}
 
 // testPlugins is a table with a healthy controller of plugin p.
-type testPlugins struct{ sick atomic.Bool }
+type testPlugins struct{ sick, exited atomic.Bool }
 
 func (p *testPlugins) Find(role registry.Role, id registry.PluginID) (registry.Instance, bool) {
 	for _, i := range p.All().Instances {
@@ -31,13 +31,16 @@ func (p *testPlugins) Find(role registry.Role, id registry.PluginID) (registry.I
 }
 
 func (p *testPlugins) All() registry.Snapshot {
-	health := registry.Healthy
-	if p.sick.Load() {
-		health = registry.Unhealthy
+	health := registry.Health{State: registry.Healthy}
+	switch {
+	case p.exited.Load():
+		health = registry.Health{State: registry.Unhealthy, Cause: registry.CauseExited}
+	case p.sick.Load():
+		health.State = registry.Unhealthy
 	}
 	return registry.Snapshot{Instances: []registry.Instance{{
 		InstanceKey: registry.InstanceKey{Role: registry.RoleController, Plugin: "p", Alloc: "a", Task: "t"},
-		Health:      registry.Health{State: health}}}}
+		Health:      health}}}
 }
 
 // executing is a node that executes plugin p when it can.
@@ -46,6 +49,8 @@ type executing struct {
 	*Executors
 	plugins testPlugins
 	boot    atomic.Int64 // added to CLOCK_BOOTTIME
+	busy    atomic.Bool  // the plugin answers a repeated call with ABORTED
+	asked   atomic.Int64 // how often a call was repeated
 	cut     func()       // ends the renewals of the lease
 }
 
@@ -56,16 +61,24 @@ func newExecuting(t *testing.T, n *testNode) *executing {
 	s.ttl = 2 * time.Second
 	s.boot = func() time.Duration { return proc.BootTime() + time.Duration(x.boot.Load()) }
 	x.Executors = newExecutors(s, &x.plugins, time.Now, hclog.NewNullLogger())
+	x.repeat = func(context.Context, registry.Instance, registry.LateCall) error {
+		defer x.asked.Add(1)
+		if x.busy.Load() {
+			return &registry.CallError{Code: "ABORTED", Outcome: registry.OutcomeUncertain}
+		}
+		return nil
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	renewing, cut := context.WithCancel(ctx)
 	x.cut = cut
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = s.Run(renewing) })
 	wg.Go(func() { _ = x.Run(ctx) })
+	wg.Go(func() { _ = x.HandOver(ctx) })
 	wg.Go(func() { // instead of the store's listener
 		for ctx.Err() == nil {
 			changed := state.copy.next()
-			x.wake()
+			x.Executors.changed.fire()
 			select {
 			case <-changed:
 			case <-ctx.Done():
@@ -79,7 +92,7 @@ func newExecuting(t *testing.T, n *testNode) *executing {
 // setHealthy changes the health of plugin p on the node.
 func (x *executing) setHealthy(healthy bool) {
 	x.plugins.sick.Store(!healthy)
-	x.wake()
+	x.Executors.changed.fire()
 }
 
 func (x *executing) Run(ctx context.Context) error { return x.Executors.Run(ctx) }

@@ -50,8 +50,9 @@ type Options struct {
 	Serve func(ctx context.Context, method string, request []byte) (reply []byte, err error)
 	// Fence returns once a lost node cannot write any more.
 	Fence func(context.Context, registry.NodeName) error
-	// Answers returns nil once the plugin's controller on this node answers a probe, or is gone.
-	Answers func(context.Context, registry.PluginID) error
+	// Repeat repeats a call that this node has begun as a former executor. It returns nil once an answer of the instance
+	// shows that the call has ended there.
+	Repeat func(context.Context, registry.Instance, registry.LateCall) error
 	// Sending is called with each change directly before it is sent to etcd; nil: nothing is called. Tests end the
 	// process there.
 	Sending func(registry.Change)
@@ -76,7 +77,7 @@ func NewNode(o Options) (*Node, error) {
 		n.fence = o.Fence
 	}
 	n.Executors = newExecutors(n.session, o.Plugins, o.Now, o.Logger)
-	n.Executors.answers = o.Answers
+	n.Executors.repeat = o.Repeat
 	n.Remote = &Remote{state: n.State, executors: n.Executors, serve: o.Serve, log: o.Logger,
 		running: map[registry.OperationID]bool{}}
 	return n, nil

@@ -231,7 +231,7 @@ func (r *Reaper) comeBack(ctx context.Context) error {
 		err = r.allocs.Lose(ctx, own.String())
 	}
 	if !isMounted {
-		r.Executors.wake()
+		r.Executors.changed.fire()
 	}
 	if err != nil || isMounted || holds {
 		return err

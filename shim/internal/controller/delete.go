@@ -129,12 +129,17 @@ func (m *Controller) delete(
 	if err != nil {
 		return err
 	}
-	request := csi.DeleteRequest{
-		VolumeID: v.External, Private: private(v),
-	}
+	return m.sendDelete(ctx, call, v, local, policy(registry.DeleteVolumeRPC), again)
+}
+
+// sendDelete sends DeleteVolume. local is what uses the volume on this node.
+func (m *Controller) sendDelete(
+	ctx context.Context, call registry.Call, v registry.Volume, local []string, p intent.Policy, again time.Duration,
+) error {
+	request := csi.DeleteRequest{VolumeID: v.External, Private: private(v)}
 	return m.sendTo(ctx, intent.Caller{}, v.VolumeSpec, &request.Secrets, intent.Call{
 		Intent:    newIntent(registry.DeleteVolumeRPC, call, v, intent.Hash(registry.DeleteVolumeRPC, request)),
-		Policy:    policy(registry.DeleteVolumeRPC),
+		Policy:    p,
 		NextDrive: again,
 		Before: func(view registry.View) (registry.Change, error) {
 			v, err := mayDelete(view, v.VolumeName(), local)

@@ -113,7 +113,9 @@ func (s *Snapshots) ended(view registry.View, was registry.VolumeSnapshot, chang
 		return change
 	}
 	executor, _ := view.Executor(was.Plugin)
-	next, same := executor.Ended(nameOf(was.SnapshotSpec).String(), changingRPC(was), "", was.Senders)
+	late := lateSnapshot(was)
+	late.Failed = was.State == registry.SnapshotDeleting && len(change.Put) > 0
+	next, same := executor.Ended(late, was.Senders)
 	if same {
 		return change
 	}

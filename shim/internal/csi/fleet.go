@@ -98,16 +98,6 @@ func (f *Fleet) of(k registry.InstanceKey) (*Conn, registry.Instance, error) {
 	return c, in, err
 }
 
-// Answers returns nil if the instance answers a probe, ready or not.
-func (f *Fleet) Answers(ctx context.Context, at registry.InstanceKey) error {
-	c, _, err := f.of(at)
-	defer c.done()
-	if err == nil {
-		_, err = c.Probe(ctx)
-	}
-	return err
-}
-
 // done ends a call that of has begun. The connection may be nil.
 func (c *Conn) done() {
 	if c != nil {

@@ -33,15 +33,16 @@ func Legal(open, next registry.Intent) error {
 }
 
 // LegalFor is Legal for a node that became the executor of the plugin after other nodes. Until an earlier executor has
-// said that it sends nothing any more, a call that it has begun may only be repeated: it may still send that call.
+// said that none of its calls runs any more, a call that it has begun may only be repeated. The executor's own earlier
+// calls are at its own plugin, as those of a single node.
 func LegalFor(executor registry.Executor, open, next registry.Intent) error {
 	if same(open, next) {
 		return nil
 	}
 	for _, sender := range open.Senders {
-		if slices.Contains(executor.Former, sender) {
-			return registry.Errorf(registry.ErrUnavailable, "%s of %s cannot be sent now: node %s has begun %s and may still "+
-				"send it; wait until the node is back, or fence it", next.RPC, next.Name, sender, open.RPC)
+		if sender != executor.Holder && slices.Contains(executor.Former, sender) {
+			return registry.Errorf(registry.ErrUnavailable, "%s of %s cannot be sent now: %s", next.RPC, next.Name,
+				registry.MayRunAt(sender, open.RPC))
 		}
 	}
 	return Legal(open, next)

@@ -35,6 +35,9 @@ type Sender struct {
 	// Executors says which controller calls this node may send; nil: all, as no other node has the plugins.
 	Executors Executors
 	Node      registry.NodeName // this node, if others use the same volumes; else empty
+	// Late is set to repeat one call of this node as a former executor. Then Send stores nothing, and its error is nil
+	// once an answer of the plugin shows that the call has ended there.
+	Late *registry.LateCall
 }
 
 // OpenCall returns the open call that needs an outcome before next, unless it repeats or undoes it. The attachment of a
@@ -70,6 +73,9 @@ type Executors interface {
 // calls after the failed one were not sent. After any error that is not ErrUncertain, the failed one never ran or does
 // not run any more.
 func (s Sender) Send(ctx context.Context, calls ...Call) (err error) {
+	if s.Late != nil {
+		return s.repeat(ctx, calls[0])
+	}
 	var done *delivery // its outcome is not stored yet
 	for _, c := range calls {
 		if done, err = s.deliver(ctx, c, done); err != nil {
@@ -272,14 +278,19 @@ func (d *delivery) executor(view registry.View) (registry.Executor, error) {
 	return d.Executors.Check(view, d.by)
 }
 
-// ended returns the change that keeps which former executors may still send the call, once its outcome is certain.
-func (d *delivery) ended(view registry.View) registry.Change {
+// ended returns the change that keeps at which former executors the call may still run, once its outcome is certain.
+func (d *delivery) ended(view registry.View, failed bool) registry.Change {
 	open, _ := d.OpenCall(view, d.Intent)
 	if d.Executors == nil || len(open.Senders) == 0 {
 		return registry.Change{}
 	}
 	executor, _ := view.Executor(open.Volume.Plugin)
-	next, same := executor.Ended(open.Name.String(), open.RPC, open.Hash, open.Senders)
+	if len(executor.Former) == 0 {
+		return registry.Change{}
+	}
+	late := view.LateCall(open)
+	late.Failed = failed
+	next, same := executor.Ended(late, open.Senders)
 	if same {
 		return registry.Change{}
 	}
@@ -389,7 +400,7 @@ func (d *delivery) forgotten() error {
 
 // done returns the change that closes the intent of a call that is done.
 func (d *delivery) done(view registry.View) registry.Change {
-	change := registry.Change{Delete: []registry.Key{d.Intent.Key()}}.And(d.ended(view))
+	change := registry.Change{Delete: []registry.Key{d.Intent.Key()}}.And(d.ended(view, false))
 	if d.Done != nil {
 		change = change.And(d.Done(view))
 	}
@@ -405,7 +416,7 @@ func (d *delivery) giveUp(ctx context.Context, err *registry.CallError) error {
 	switch {
 	case err.Outcome == registry.OutcomeFailed:
 		failed = d.store(ctx, func(view registry.View) registry.Change {
-			change := registry.Change{Delete: []registry.Key{d.Intent.Key()}, Events: d.failure(err)}.And(d.ended(view))
+			change := registry.Change{Delete: []registry.Key{d.Intent.Key()}, Events: d.failure(err)}.And(d.ended(view, true))
 			if d.Failed != nil {
 				change = change.And(d.Failed(view, err, !d.doubt))
 			}

@@ -139,7 +139,7 @@ func (r *activeState) load(ctx context.Context, p *Process, hello *rpc.Hello, in
 	if hello.Cluster != nil {
 		if r.cluster, err = cluster.NewNode(cluster.Options{
 			Cluster: *hello.Cluster, Node: hello.Node, Version: p.version, Local: r.store, Plugins: r.table,
-			Serve: r.serve(p.server), Answers: r.answers, Fence: p.callbacks.Fence, Now: time.Now,
+			Serve: r.serve(p.server), Repeat: r.repeat, Fence: p.callbacks.Fence, Now: time.Now,
 			Sending: p.committing(BeforeEtcd), Logger: p.log.Named("cluster"),
 		}); err != nil {
 			return err
@@ -265,13 +265,12 @@ func (r *activeState) serve(s *rpc.Server) func(context.Context, string, []byte)
 	}
 }
 
-// answers returns nil once the plugin's controller on this node answers a probe, or is gone.
-func (r *activeState) answers(ctx context.Context, plugin registry.PluginID) error {
-	instance, found := r.table.Find(registry.RoleController, plugin)
-	if !found || r.fleet == nil {
-		return nil
+// repeat repeats a call that this node has begun as a former executor.
+func (r *activeState) repeat(ctx context.Context, at registry.Instance, late registry.LateCall) error {
+	if late.Snapshot != nil {
+		return r.snapshots.Repeat(ctx, at, late)
 	}
-	return r.fleet.Answers(ctx, instance.InstanceKey)
+	return r.volumes.Repeat(ctx, at, late)
 }
 
 // supervised is the connections to plugins, for their supervisor.
@@ -292,6 +291,7 @@ func (r *activeState) begin(p *Process) {
 	r.work(p, "snapshots", r.ready(r.snapshots.Run))
 	if r.reaper != nil {
 		r.work(p, "lost nodes", r.ready(r.reaper.Run))
+		r.work(p, "former calls", r.ready(r.cluster.Executors.HandOver))
 	}
 	r.work(p, "health of volumes", r.health.Run)
 	r.work(p, "health on this node", r.onNode)

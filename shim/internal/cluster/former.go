@@ -1,0 +1,155 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/controller"
+)
+
+// repeatLimit bounds one repetition of a call of a former executor. The call is repeated until the plugin has answered.
+const repeatLimit = 10 * time.Second
+
+// HandOver settles the calls that this node has begun as an executor that it is not any more, until ctx ends. A call may
+// run on at its plugin after its shim was killed, or after its deadline: CSI has no way to cancel it. Another executor
+// sends a different call for its volume only once there is evidence that it has ended here. Evidence is one of:
+//
+//   - an answer to the same call by each controller instance of the plugin on this node. A repeated call continues where
+//     the first one was; so the next executor repeats it too, but its own plugin cannot know what runs here.
+//   - no such instance runs: the host has reported that their tasks have exited.
+//   - the node was fenced or declared out of service (Node.lost).
+//
+// A probe that is answered, a lease that has ended and a deadline that has passed are none.
+func (e *Executors) HandOver(ctx context.Context) error {
+	e.session.awaitFirst(ctx)
+	for said := (reports{}); ; {
+		changed, valid := e.changed.next(), e.session.valid.next()
+		var former []registry.PluginID
+		err := e.state.View(ctx, func(v registry.View) error {
+			for _, executor := range v.Executors() {
+				if slices.Contains(executor.Former, e.state.node) && e.idle(executor.Plugin) {
+					former = append(former, executor.Plugin)
+				}
+			}
+			return nil
+		})
+		for _, plugin := range former {
+			err = errors.Join(err, e.settle(ctx, plugin))
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if errors.Is(err, registry.ErrFenced) {
+			return err
+		}
+		said.log(e.log, "calls of this node as a former executor have not ended yet", err)
+		var again <-chan time.Time
+		if err != nil {
+			again = time.After(time.Second)
+		}
+		select {
+		case <-changed:
+		case <-valid:
+		case <-again:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// settle records that no earlier call of this node runs at the plugin any more, once there is evidence of that.
+func (e *Executors) settle(ctx context.Context, plugin registry.PluginID) error {
+	var begun []registry.LateCall
+	err := e.state.View(ctx, func(v registry.View) error {
+		executor, _ := v.Executor(plugin)
+		begun = e.begun(v, executor)
+		return nil
+	})
+	gone := e.gone(plugin)
+	if err == nil && !gone {
+		err = e.repeatAll(ctx, plugin, begun)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = registry.Ensure(ctx, e.state, func(v registry.View) (registry.Change, error) {
+		executor, _ := v.Executor(plugin)
+		more := slices.ContainsFunc(e.begun(v, executor), func(l registry.LateCall) bool {
+			return !slices.ContainsFunc(begun, l.Same)
+		})
+		if !slices.Contains(executor.Former, e.state.node) || !e.idle(plugin) || more && !gone {
+			return registry.Change{}, nil
+		}
+		return registry.Change{Put: []registry.Record{executor.Settled(e.state.node)}}, nil
+	})
+	return err
+}
+
+// begun returns the calls of this node as a former executor that may still run at its plugin. Those that are open belong
+// to it again if it is the executor. No other node changes which calls this one has begun.
+func (e *Executors) begun(v registry.View, executor registry.Executor) (list []registry.LateCall) {
+	for _, late := range executor.Late {
+		if late.Node == e.state.node {
+			list = append(list, late)
+		}
+	}
+	if executor.Holder != e.state.node {
+		list = append(list, controller.Begun(v.Aside(), executor.Plugin, e.state.node)...)
+	}
+	return list
+}
+
+// repeatAll repeats calls at each instance of the plugin's controller on this node. It returns nil once all have answered.
+func (e *Executors) repeatAll(ctx context.Context, plugin registry.PluginID, calls []registry.LateCall) error {
+	var all sync.WaitGroup
+	errs := make([]error, len(calls))
+	for i, call := range calls {
+		all.Go(func() {
+			for _, instance := range e.instances(plugin) {
+				errs[i] = errors.Join(errs[i], e.repeatOne(ctx, instance, call))
+			}
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// repeatOne repeats a call, unless this node may have been declared lost meanwhile: then others may send another one.
+func (e *Executors) repeatOne(ctx context.Context, at registry.Instance, call registry.LateCall) error {
+	ctx, cancel := context.WithTimeout(ctx, repeatLimit)
+	defer cancel()
+	may := false
+	err := e.state.View(ctx, func(v registry.View) error {
+		executor, _ := v.Executor(at.Plugin)
+		own, _ := v.NodeLease(e.state.node)
+		may = slices.Contains(executor.Former, e.state.node) && own.Lease != 0 && own.Lease == e.session.Lease()
+		return nil
+	})
+	switch {
+	case err != nil:
+		return err
+	case !may:
+		return registry.Errorf(registry.ErrUnavailable, "node %s has no lease in etcd", e.state.node)
+	case e.repeat == nil:
+		return nil
+	}
+	if err := e.repeat(ctx, at, call); err != nil {
+		return fmt.Errorf("%s of %s may still run at plugin %s: %w", call.RPC, call.For, at.Plugin, err)
+	}
+	return nil
+}
+
+// instances returns the instances of the plugin's controller on this node.
+func (e *Executors) instances(plugin registry.PluginID) []registry.Instance {
+	return slices.DeleteFunc(slices.Clone(e.plugins.All().Instances), func(i registry.Instance) bool {
+		return i.Role != registry.RoleController || i.Plugin != plugin || i.Health.Cause == registry.CauseExited
+	})
+}
+
+// gone reports whether no controller of the plugin runs on this node.
+func (e *Executors) gone(plugin registry.PluginID) bool { return len(e.instances(plugin)) == 0 }

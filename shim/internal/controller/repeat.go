@@ -1,0 +1,118 @@
+package controller
+
+import (
+	"context"
+	"slices"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// Begun returns the open calls for volumes and snapshots of a plugin that a node has begun as its executor.
+func Begun(view registry.View, plugin registry.PluginID, node registry.NodeName) (list []registry.LateCall) {
+	for _, open := range view.Intents() {
+		if open.Volume.Plugin == plugin && slices.Contains(open.Senders, node) {
+			list = append(list, view.LateCall(open))
+		}
+	}
+	for _, snap := range view.SnapshotRecords() {
+		if snap.Plugin == plugin && snap.State.Unfinished() && slices.Contains(snap.Senders, node) {
+			list = append(list, lateSnapshot(snap))
+		}
+	}
+	return list
+}
+
+func lateSnapshot(snap registry.VolumeSnapshot) registry.LateCall {
+	return registry.LateCall{For: nameOf(snap.SnapshotSpec).String(), RPC: changingRPC(snap), Snapshot: &snap}
+}
+
+// Repeat repeats a call that this node has begun as a former executor, at an instance of the plugin here. It stores
+// nothing. It returns nil once an answer of the instance shows that the call has ended there.
+func (m *Controller) Repeat(ctx context.Context, at registry.Instance, late registry.LateCall) (err error) {
+	if err := repeatable(late); err != nil {
+		return err
+	}
+	v, by, policy := *late.Volume, intent.Caller{}, intent.PolicyOf(late.RPC)
+	r := *m
+	r.Plugins, r.Late = only{m.Plugins, at}, &late
+	switch {
+	case late.RPC == registry.CreateVolumeRPC:
+		if _, err = m.volume(ctx, v.VolumeName()); err == nil { // else nothing would name what it makes
+			err = r.create(ctx, by.Call, v.VolumeSpec, attempt{})
+		}
+	case late.RPC == registry.DeleteVolumeRPC:
+		if err = m.checkGone(ctx, v); err == nil {
+			err = r.sendDelete(ctx, by.Call, v, nil, policy, 0)
+		}
+	case late.RPC.Alters():
+		err = r.repeatAlteration(ctx, by, v, policy, late.RPC)
+	case late.Attachment == nil:
+		err = errNotKnown(late)
+	case late.RPC == registry.ControllerPublishRPC:
+		to := intent.AttachTo{Node: late.Attachment.Node, ID: late.Attachment.NodeID}
+		err = r.attach(ctx, by, v, late.Attachment.Usage, to)
+	case late.RPC == registry.ControllerUnpublishRPC:
+		err = r.detach(ctx, by, *late.Attachment)
+	}
+	return err
+}
+
+// checkGone returns an error if a deleted volume has been registered since.
+func (m *Controller) checkGone(ctx context.Context, v registry.Volume) error {
+	return m.State.View(ctx, func(view registry.View) error {
+		if now, found := view.VolumeByKey(v.VolumeKey()); found && now.State != registry.VolumeDeleting {
+			return registry.Errorf(registry.ErrConflict, "DeleteVolume of %s is not repeated: it was registered since as %s",
+				v.VolumeName(), now.VolumeName())
+		}
+		return nil
+	})
+}
+
+// Repeat is Repeat of a Controller for a call for a snapshot.
+func (s *Snapshots) Repeat(ctx context.Context, at registry.Instance, late registry.LateCall) error {
+	if err := repeatable(late); err != nil {
+		return err
+	}
+	secrets, err := s.secrets(ctx, *late.Snapshot)
+	if err != nil {
+		return err
+	}
+	return s.volumes.Sender.Repeat(ctx, late.RPC, intent.PolicyOf(late.RPC).Deadline, func(ctx context.Context) error {
+		_, err := s.send(ctx, late.RPC, *late.Snapshot, at.InstanceKey, secrets)
+		return err
+	})
+}
+
+// repeatable returns an error if a call cannot be repeated.
+func repeatable(late registry.LateCall) error {
+	switch {
+	case late.Volume == nil && late.Snapshot == nil:
+		return errNotKnown(late)
+	case late.Failed && (late.RPC == registry.DeleteVolumeRPC || late.RPC == registry.DeleteSnapshotRPC ||
+		late.RPC == registry.DeleteGroupSnapshotRPC):
+		return registry.Errorf(registry.ErrConflict, "%s of %s was refused at another node, and is not repeated: it might "+
+			"succeed now", late.RPC, late.For)
+	}
+	return nil
+}
+
+func errNotKnown(late registry.LateCall) error {
+	return registry.Errorf(registry.ErrConflict, "%s of %s cannot be repeated: its records are gone", late.RPC, late.For)
+}
+
+// only is a table whose only controller is one instance.
+type only struct {
+	intent.Plugins
+	at registry.Instance
+}
+
+func (o only) Find(registry.Role, registry.PluginID) (registry.Instance, bool) { return o.at, true }
+
+func (o only) Await(context.Context, registry.Role, registry.PluginID) (registry.Instance, error) {
+	return o.at, nil
+}
+
+func (o only) Members(registry.Role, registry.PluginID) []registry.Instance {
+	return []registry.Instance{o.at}
+}
