@@ -144,6 +144,9 @@ func (a *Attacher) Detach(
 ) error {
 	ctx, cancel := by.Waiting(ctx)
 	defer cancel()
+	if err := a.withdraw(ctx, key, node); err != nil {
+		return err
+	}
 	if err := a.endEarlier(ctx, key, node); err != nil {
 		return err
 	}
@@ -361,13 +364,7 @@ func (a *Attacher) endEarlier(ctx context.Context, key registry.VolumeKey, node 
 	}
 	var earlier []registry.RemoteCall
 	if err := a.calls.State.View(ctx, func(view registry.View) error {
-		for _, c := range view.RemoteCalls() {
-			var r request
-			if c.From == a.remote.state.node && (c.Method == attachMethod || c.Method == detachMethod) && !c.Done &&
-				json.Unmarshal(c.Request, &r) == nil && r.Volume == key && r.To.Node == node {
-				earlier = append(earlier, c)
-			}
-		}
+		earlier = a.earlier(view, key, node)
 		return nil
 	}); err != nil {
 		return err
@@ -379,6 +376,40 @@ func (a *Attacher) endEarlier(ctx context.Context, key registry.VolumeKey, node 
 		}
 	}
 	return nil
+}
+
+// earlier returns the calls of this node that attach the volume to a node or detach it, and are not done.
+func (a *Attacher) earlier(
+	view registry.View, key registry.VolumeKey, node registry.NodeName,
+) (list []registry.RemoteCall) {
+	for _, c := range view.RemoteCalls() {
+		var r request
+		if c.From == a.remote.state.node && (c.Method == attachMethod || c.Method == detachMethod) && !c.Done &&
+			json.Unmarshal(c.Request, &r) == nil && r.Volume == key && r.To.Node == node {
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
+// withdraw removes earlier calls for a volume that is not attached: no executor has begun to attach it. An executor that
+// begins just now records an attachment, with which no claim of the node is released.
+func (a *Attacher) withdraw(ctx context.Context, key registry.VolumeKey, node registry.NodeName) error {
+	if err := a.remote.state.awaitReady(ctx); err != nil {
+		return err
+	}
+	_, err := registry.Ensure(ctx, a.calls.State, func(view registry.View) (change registry.Change, err error) {
+		if _, begun := view.Attachment(registry.AttachmentKey{Volume: key, Node: node}); begun {
+			return change, nil
+		}
+		for _, c := range a.earlier(view.Aside(), key, node) {
+			if now, found := view.RemoteCall(c.ID); found && !now.Done {
+				change.Delete = append(change.Delete, c.Key())
+			}
+		}
+		return change, nil
+	})
+	return err
 }
 
 // Serve carries out a call of another node's Attacher.

@@ -1,8 +1,12 @@
 package cluster
 
 import (
+	"context"
+	"errors"
 	"testing"
+	"time"
 
+	"holdfast/internal/etcdtest"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/intent"
@@ -80,5 +84,47 @@ func TestDryRunNamesWhatTheExecutorDoes(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestReleaseBeforeTheAttachNeedsNoExecutor gives up an attach that waits for an executor, and detaches the volume. The
+// attach is withdrawn. One that has begun is not: the detach waits for an executor.
+func TestReleaseBeforeTheAttachNeedsNoExecutor(t *testing.T) {
+	x := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
+	x.await(t, true)()
+	x.setHealthy(false)
+	x.await(t, false)
+	asker, _ := newRemote(t, x, nil)
+	a := &Attacher{remote: asker}
+	a.calls.State = x.testNode.State
+	volume := volumeOf("vol", "vol")
+	volume.Plugin = "p"
+	calls := func() (n int) {
+		look(t, x.testNode.State, func(v registry.View) { n = len(v.RemoteCalls()) })
+		return n
+	}
+	attach := func() {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		done := make(chan error)
+		go func() {
+			done <- a.Attach(ctx, intent.Caller{}, volume, registry.Usage{}, intent.AttachTo{Node: "a", ID: "a-id"})
+		}()
+		until(t, "the attach is asked for", func() bool { return calls() == 1 })
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("the attach: %v", err)
+		}
+	}
+	attach()
+	if err := a.Detach(t.Context(), intent.Caller{}, volume.VolumeKey(), "a"); err != nil || calls() != 0 {
+		t.Errorf("the release: %v; %d calls are left", err, calls())
+	}
+	attach()
+	put(t, x, registry.Change{Put: []registry.Record{registry.Attachment{Volume: volume.VolumeKey(), Node: "a", NodeID: "a-id",
+		State: registry.MarkSent}}})
+	limited := intent.Caller{RetryUntil: time.Now().Add(time.Second)}
+	if err := a.Detach(t.Context(), limited, volume.VolumeKey(), "a"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the release after the attach has begun: %v", err)
 	}
 }

@@ -56,7 +56,7 @@ func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); !is(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s: it does not hand over", what)
+			t.Fatalf("%s: not within a minute", what)
 		}
 	}
 }
