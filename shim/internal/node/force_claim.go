@@ -95,11 +95,11 @@ func (a *Allocs) forceUnclaim(ctx context.Context, c registry.Claim, f registry.
 		return err
 	}
 	defer unlock()
-	last := true
+	var last bool
 	_, err = registry.Ensure(ctx, a.State, func(v registry.View) (change registry.Change, err error) {
-		for _, other := range v.Claims(c.Volume) {
-			last = last && (other.Node != c.Node || other.ClaimKey() == c.ClaimKey())
-		}
+		last = !slices.ContainsFunc(v.Claims(c.Volume), func(other registry.Claim) bool {
+			return other.Node == c.Node && other.ClaimKey() != c.ClaimKey()
+		})
 		if err := a.checkAbandoned(v, c); err != nil {
 			return change, err
 		}
@@ -117,7 +117,12 @@ func (a *Allocs) forceUnclaim(ctx context.Context, c registry.Claim, f registry.
 		}
 	}
 	if err == nil {
-		_, err = a.controller.Unclaim(ctx, c.ClaimKey(), last)
+		_, err = a.State.Commit(ctx, func(v registry.View) (registry.Change, error) {
+			if err := a.checkAbandoned(v, c); err != nil { // its node may be alive again
+				return registry.Change{}, err
+			}
+			return a.controller.Unclaiming(v, c.ClaimKey(), last)
+		})
 	}
 	return err
 }

@@ -1,10 +1,14 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
+	"holdfast/internal/csifake"
 	"holdfast/registry"
 )
 
@@ -34,9 +38,10 @@ func TestOnlyAbandonedClaimsAreReleasedByForce(t *testing.T) {
 		var here registry.Attachment
 		n.view(func(v registry.View) { here, _ = v.Attachment(registry.AttachmentKey{Volume: v0, Node: nodeName}) })
 		lease := registry.NodeLease{Node: "other", Lease: 1}
+		attached := registry.Attachment{Volume: v1.VolumeKey(), Name: v1.VolumeName(), Node: "other", NodeID: here.NodeID,
+			State: registry.MarkDone}
 		n.put(registry.Claim{Volume: v1.VolumeKey(), Name: v1.VolumeName(), Alloc: "there", Request: "v1", Node: "other"},
-			registry.Attachment{Volume: v1.VolumeKey(), Name: v1.VolumeName(), Node: "other", NodeID: here.NodeID,
-				State: registry.MarkDone}, lease)
+			attached, lease)
 		refused("there", registry.ErrConflict, "node other, which has the claim, is alive")
 		n.commit(registry.Change{Delete: []registry.Key{lease.Key()}})
 		if _, err := release("there", registry.Force{By: operator}); !errors.Is(err, registry.ErrDenied) ||
@@ -49,6 +54,15 @@ func TestOnlyAbandonedClaimsAreReleasedByForce(t *testing.T) {
 			t.Errorf("dry run: %+v, %v", steps, err)
 		}
 		n.want("after a dry run")
+		n.script(csifake.Rule{RPC: string(detach), Times: 1, Answer: func(
+			_ context.Context, _, reply proto.Message, err error) (proto.Message, error) {
+			n.put(lease)
+			return reply, err
+		}})
+		refused("there", registry.ErrConflict, "node other, which has the claim, is alive") // again
+		n.want("until the node is alive again", detach)
+		n.commit(registry.Change{Delete: []registry.Key{lease.Key()}})
+		n.put(attached)
 		if _, err := release("there", registry.Force{By: operator, Confirm: "there"}); err != nil {
 			t.Fatal(err)
 		}
@@ -64,7 +78,7 @@ func TestOnlyAbandonedClaimsAreReleasedByForce(t *testing.T) {
 			}
 		})
 		forced := n.details(registry.EventForced)
-		if len(forced) != 2 || forced[0] != "claim of node other, by "+operator {
+		if len(forced) != 3 || forced[0] != "claim of node other, by "+operator {
 			t.Errorf("events: %q", forced)
 		}
 		n.down("known")
