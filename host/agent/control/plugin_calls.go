@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"holdfast/host"
+	"holdfast/internal/display"
 	"holdfast/registry"
 )
 
@@ -196,10 +197,52 @@ func (s *Server) describeCall(ctx context.Context, name host.VolumeName, plugin 
 	if plugin == "" {
 		return noAnswer + "from the plugin (see holdfast plugin status)"
 	}
+	if text := s.describeExecutor(ctx, e.volume(ctx, name), plugin); text != "" {
+		return text
+	}
 	p := e.plugin(ctx, plugin)
 	if !p.running() {
 		return fmt.Sprintf("plugin %q is not running (see holdfast plugin status): %s", plugin, p.describeJobs())
 	}
 	text := fmt.Sprintf(noAnswer+"from plugin %q (see %s)", plugin, pluginCommand(plugin))
 	return strings.Join(append([]string{text}, p.describe(false)...), "; ")
+}
+
+// describeExecutor says for which other node a controller call of the plugin waits. v is its volume, nil if there is none.
+// The text is empty if this node makes the call, or shares nothing.
+func (s *Server) describeExecutor(ctx context.Context, v *host.VolumeStatus, plugin host.PluginID) string {
+	nodes, _, err := s.host.Nodes(ctx, host.NodeQuery{})
+	if err != nil {
+		return ""
+	}
+	return executorText(nodes, host.NodeName(s.self.Node.Name), v, plugin)
+}
+
+func executorText(nodes []host.NodeStatus, self host.NodeName, v *host.VolumeStatus, plugin host.PluginID) string {
+	local := false
+	for _, n := range nodes {
+		for _, p := range n.Plugins {
+			if p.Plugin != plugin {
+				continue
+			}
+			local = local || p.Local && n.Name == self
+			if !p.Executor && (v == nil || v.Node != n.Name) {
+				continue
+			}
+			text := fmt.Sprintf("node %s, which makes the controller calls of plugin %q (see %s)", n.Name, plugin,
+				display.Command("holdfast node status", string(n.Name)))
+			switch {
+			case n.Name == self:
+				return ""
+			case !n.Alive:
+				return text + ", is suspect: etcd does not hear of it"
+			}
+			return noAnswer + "from " + text
+		}
+	}
+	if local || len(nodes) < 2 {
+		return ""
+	}
+	return fmt.Sprintf("no node makes the controller calls of plugin %q: the call waits for a node with a healthy controller "+
+		"of the plugin (see holdfast node list)", plugin)
 }
