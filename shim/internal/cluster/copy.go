@@ -287,11 +287,7 @@ func (s *State) apply(ctx context.Context, events []*clientv3.Event) error {
 	revision := events[len(events)-1].Kv.ModRevision
 	at, err := s.writeCopy(ctx, func(v registry.View) (registry.Change, error) {
 		more := registry.Change{Put: []registry.Record{s.at(v, revision)}}
-		for _, e := range events {
-			if key, _ := s.parse(e.Kv.Key); key.Bucket == registry.BucketNodeLeases {
-				more.Events = append(more.Events, leaseEvents(v, key, e, last[key])...)
-			}
-		}
+		more.Events = s.leaseEvents(v, events)
 		return change.And(more), nil
 	})
 	if err != nil {
@@ -329,15 +325,26 @@ func (s *State) reach(revision int64, commits []string, at registry.Seq) {
 	}
 }
 
-// leaseEvents returns the event of a node that has lost its lease, or has one again.
-func leaseEvents(v registry.View, key registry.Key, e *clientv3.Event, next registry.Record) (list []registry.Event) {
-	before, alive := v.Get(key).(registry.NodeLease)
-	switch lease, back := next.(registry.NodeLease); {
-	case back && !alive && e.Kv.Lease != 0:
-		list = []registry.Event{{Kind: registry.EventNodeBack, Node: lease.Node, At: time.Now()}}
-	case alive && e.Type == clientv3.EventTypeDelete:
-		list = []registry.Event{{Kind: registry.EventNodeSuspect, Node: before.Node, At: time.Now(),
-			Detail: "etcd has not heard of it for lease_ttl; its claims stay"}}
+// leaseEvents returns the events of nodes that have lost their leases, or have one again. One batch may have both.
+func (s *State) leaseEvents(v registry.View, events []*clientv3.Event) (list []registry.Event) {
+	leases := map[registry.Key]registry.Record{} // nil: none
+	for _, e := range events {
+		key, _ := s.parse(e.Kv.Key)
+		if key.Bucket != registry.BucketNodeLeases {
+			continue
+		}
+		if _, known := leases[key]; !known {
+			leases[key] = v.Get(key)
+		}
+		before, alive := leases[key].(registry.NodeLease)
+		leases[key], _ = decode(key, e.Kv)
+		switch lease, has := leases[key].(registry.NodeLease); {
+		case has && !alive && e.Kv.Lease != 0:
+			list = append(list, registry.Event{Kind: registry.EventNodeBack, Node: lease.Node, At: time.Now()})
+		case alive && e.Type == clientv3.EventTypeDelete:
+			list = append(list, registry.Event{Kind: registry.EventNodeSuspect, Node: before.Node, At: time.Now(),
+				Detail: "etcd has not heard of it for lease_ttl; its claims stay"})
+		}
 	}
 	return list
 }

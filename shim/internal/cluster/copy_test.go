@@ -2,13 +2,16 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -257,6 +260,95 @@ func TestLeaseOfTombstonesHasEnded(t *testing.T) {
 		}
 		if _, err := n.client.Revoke(ctx, n.tombstones); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 			t.Fatal(err)
+		}
+	}
+}
+
+// TestFrozenCommitMissesNoDeletion keeps a transaction back until the lease of its node has ended, and the claim that it
+// has read was deleted so long ago that etcd has forgotten that. It is decided again.
+func TestFrozenCommitMissesNoDeletion(t *testing.T) {
+	client := etcdtest.Start(t)
+	n, other := newNode(t, client, "node"), newNode(t, client, "other")
+	granted, err := client.Grant(t.Context(), 600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(registry.NodeLease{Node: "node", Lease: int64(granted.ID)})
+	if err == nil {
+		_, err = client.Put(t.Context(), n.ownLease(), string(text), clientv3.WithLease(granted.ID))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := claim("v", "a")
+	registrytest.Put(t, n, c) // after the lease
+	if err := other.copy.wait(t.Context(), n.reached()); err != nil {
+		t.Fatal(err)
+	}
+	n.kv = &late{KV: n.kv, before: func() {
+		if _, err := registrytest.Write(t.Context(), other, registry.Change{Delete: []registry.Key{c.Key()}}); err != nil {
+			t.Error(err)
+		}
+		for _, lease := range []clientv3.LeaseID{other.tombstones, granted.ID} {
+			if _, err := client.Revoke(t.Context(), lease); err != nil {
+				t.Error(err)
+			}
+		}
+	}}
+	found, decided := false, 0
+	if _, err := n.State.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+		_, found = v.Get(c.Key()).(registry.Claim)
+		decided++
+		return registry.Change{Put: []registry.Record{volumeOf("vol", "vol")}}, nil
+	}); err != nil || found || decided < 2 {
+		t.Errorf("decided %d times, the last time with a deleted claim: %v; %v", decided, found, err)
+	}
+}
+
+// late calls a function before the first transaction.
+type late struct {
+	clientv3.KV
+	before func()
+	once   sync.Once
+}
+
+func (l *late) Txn(ctx context.Context) clientv3.Txn {
+	l.once.Do(l.before)
+	return l.KV.Txn(ctx)
+}
+
+// TestLeaseLostAndBackInOneBatch has a node lose its lease and get another one while the copy is behind.
+func TestLeaseLostAndBackInOneBatch(t *testing.T) {
+	s := &State{keys: keys{"/holdfast/c/"}}
+	lease := registry.NodeLease{Node: "b", Lease: 7}
+	text, err := json.Marshal(lease)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := []byte(s.record(lease.Key()))
+	lost := &clientv3.Event{Type: clientv3.EventTypeDelete, Kv: &mvccpb.KeyValue{Key: key}}
+	back := &clientv3.Event{Type: clientv3.EventTypePut, Kv: &mvccpb.KeyValue{Key: key, Value: text, Lease: 7}}
+	for _, test := range []struct {
+		alive  bool
+		events []*clientv3.Event
+		want   []registry.EventKind
+	}{
+		{true, []*clientv3.Event{lost, back}, []registry.EventKind{registry.EventNodeSuspect, registry.EventNodeBack}},
+		{true, []*clientv3.Event{back}, nil},
+		{false, []*clientv3.Event{back, lost}, []registry.EventKind{registry.EventNodeBack, registry.EventNodeSuspect}},
+	} {
+		store := openStore(t, nil)
+		if test.alive {
+			registrytest.Put(t, store, lease)
+		}
+		var got []registry.EventKind
+		look(t, store, func(v registry.View) {
+			for _, e := range s.leaseEvents(v, test.events) {
+				got = append(got, e.Kind)
+			}
+		})
+		if !slices.Equal(got, test.want) {
+			t.Errorf("alive %v, %d changes: %v, want %v", test.alive, len(test.events), got, test.want)
 		}
 	}
 }

@@ -75,8 +75,8 @@ func (s *State) joinGroup(ctx context.Context, d decision) *group {
 
 // independent reports whether a transaction can write both decisions.
 func (s *State) independent(a, b decision) bool {
-	const own = 1 // the condition State.active, or the write of the log
-	if len(a.guards)+len(b.guards)+own > maxOperations || len(a.values)+len(b.values)+own > maxOperations {
+	const own = 2 // the conditions State.alive, or the write of the log
+	if a.lease != b.lease || len(a.guards)+len(b.guards)+own > maxOperations || len(a.values)+len(b.values)+own > maxOperations {
 		return false
 	}
 	for key := range a.values {

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -135,5 +136,47 @@ func (s *session) extend(lease clientv3.LeaseID, sent time.Duration) {
 	s.mu.Unlock()
 	if !was {
 		s.valid.fire()
+	}
+}
+
+// ownLease returns the key of this node's lease in etcd.
+func (s *State) ownLease() string { return s.record(registry.LeaseRecord(s.node)) }
+
+// leaseIn returns the lease of this node in a view; 0: none.
+func (s *State) leaseIn(v registry.View) int64 {
+	own, _ := v.NodeLease(s.node)
+	return own.Lease
+}
+
+// alive returns the conditions that no later shim of the node has been opened, and that the node still has the lease that
+// it had when it decided. A process that was frozen has lost it by then: the guards of the decision do not notice what
+// was deleted so long ago that etcd has forgotten it.
+func (s *State) alive(d decision) []clientv3.Cmp {
+	conditions := []clientv3.Cmp{s.active()}
+	if d.lease != 0 { // a node decides without one for no longer than it takes to get one
+		conditions = append(conditions, clientv3.Compare(clientv3.LeaseValue(s.ownLease()), "=", d.lease))
+	}
+	return conditions
+}
+
+// awaitLease waits until the copy knows that the node has not the lease of a decision, if that is so in etcd.
+func (s *State) awaitLease(ctx context.Context, d decision, now []*mvccpb.KeyValue) error {
+	if d.lease == 0 || len(now) > 0 && now[0].Lease == d.lease {
+		return nil
+	}
+	for {
+		changed, lease := s.copy.next(), int64(0)
+		err := s.View(ctx, func(v registry.View) error { lease = s.leaseIn(v); return nil })
+		if err != nil || lease != d.lease {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-s.copy.ended:
+			return registry.Errorf(registry.ErrUnavailable, "the copy of the cluster's records has ended")
+		case <-ctx.Done():
+			return registry.Errorf(registry.ErrUnavailable, "this node's copy of the cluster's records is behind: %w",
+				context.Cause(ctx))
+		}
 	}
 }

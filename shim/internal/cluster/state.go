@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	tombstoneTTL = time.Hour              // longer than any node can have an old copy and still commit, or a caller stay away
+	tombstoneTTL = time.Hour              // longer than a node can have an old copy and its lease, or a caller stay away
 	tryTimeout   = 5 * time.Second        // of one request to etcd
 	retryPause   = 100 * time.Millisecond // before a request is repeated
 )
@@ -146,6 +146,7 @@ type decision struct {
 	refused error
 	view    registry.Seq // the index of the view
 	since   int64        // the revision of the copy in the view
+	lease   int64        // of this node in the view; 0: none
 	reads   *reads
 	guards  guards                  // of a decision that needs etcd
 	values  map[registry.Key]string // see written
@@ -162,7 +163,7 @@ func (s *State) decide(
 ) (d decision, err error) {
 	err = s.local.View(ctx, func(v registry.View) (err error) {
 		d.reads = newReads(v.Reader, s.keys)
-		d.view, d.since = v.Index(), s.revisionIn(v)
+		d.view, d.since, d.lease = v.Index(), s.revisionIn(v), s.leaseIn(v)
 		if d.change, d.refused = decide(registry.View{Reader: d.reads}); d.refused != nil {
 			d.change = registry.Change{}
 		}
@@ -232,9 +233,9 @@ func (s *State) write(ctx context.Context, d decision, answered func()) (at regi
 	}
 	var answer *clientv3.TxnResponse
 	err = s.request(ctx, func(ctx context.Context) (err error) {
-		answer, err = s.kv.Txn(ctx).If(append(d.guards.conditions(), s.active())...).Then(writes...).
+		answer, err = s.kv.Txn(ctx).If(append(d.guards.conditions(), s.alive(d)...)...).Then(writes...).
 			Else(clientv3.OpGet(s.log(), clientv3.WithKeysOnly()), clientv3.OpGet(s.keys.node(s.node)),
-				clientv3.OpGet(s.barrier(s.node))).Commit()
+				clientv3.OpGet(s.barrier(s.node)), clientv3.OpGet(s.ownLease())).Commit()
 		return err
 	})
 	answered()
@@ -253,7 +254,7 @@ func (s *State) write(ctx context.Context, d decision, answered func()) (at regi
 		s.abandon(err)
 		return 0, false, err
 	case !answer.Succeeded:
-		return s.resolve(ctx, answer, applied)
+		return s.resolve(ctx, d, answer, applied)
 	case len(writes) == 0:
 		return d.view, true, d.refused
 	}
@@ -294,7 +295,7 @@ func (s *State) operations(ctx context.Context, d decision, commit string) (ops 
 // resolve handles the answer that the conditions of a commit do not hold. An earlier try of the same commit, whose
 // answer was lost, may be the reason.
 func (s *State) resolve(
-	ctx context.Context, answer *clientv3.TxnResponse, applied <-chan registry.Seq,
+	ctx context.Context, d decision, answer *clientv3.TxnResponse, applied <-chan registry.Seq,
 ) (at registry.Seq, done bool, err error) {
 	log, node := answer.Responses[0].GetResponseRange(), answer.Responses[1].GetResponseRange()
 	if len(node.Kvs) == 0 || node.Kvs[0].ModRevision != s.own {
@@ -313,7 +314,7 @@ func (s *State) resolve(
 		}
 		return at, true, nil
 	default:
-		return 0, false, nil
+		return 0, false, s.awaitLease(ctx, d, answer.Responses[3].GetResponseRange().Kvs)
 	}
 }
 
