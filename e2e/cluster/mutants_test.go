@@ -52,7 +52,7 @@ func TestChecksFindDefects(t *testing.T) {
 		want  []string // one of them is in an error
 	}{
 		"claims without compare-and-swap": {[]edit{{"shim/internal/cluster/state.go",
-			"d.reads.unchanged(d.change, d.since)", "[]clientv3.Cmp(nil)"}},
+			"If(append(d.guards.conditions(), s.active())...)", "If(s.active())"}},
 			[]string{"not linearizable"}},
 		"release before unpublish": {[]edit{
 			{"shim/internal/node/release.go", "\treq.step = registry.StepUnpublish\n",
