@@ -59,6 +59,12 @@
 # serve volumes to Docker or Podman on this socket, as in /run/docker/plugins/holdfast.sock
 volume_plugin = "/run/docker/plugins/holdfast.sock"
 
+# Podman finds volume_plugin by these lines in /etc/containers/containers.conf. See docs/containers.md
+#   [engine]
+#   volume_plugin_timeout = 120
+#   [engine.volume_plugins]
+#   holdfast = "/run/docker/plugins/holdfast.sock"
+
 # Nodes with such a block share volumes through etcd. See docs/cluster.md
 # cluster {
 #   id        = "production"

@@ -128,8 +128,14 @@ func suggestKey(name string, keys map[string]*pflag.Flag) string {
 	return "; the keys are " + strings.Join(all, ", ")
 }
 
-// clusterExample is the cluster block of the configuration file of packages.
-const clusterExample = `
+// examples are what the configuration file of packages ends with.
+const examples = `
+# Podman finds volume_plugin by these lines in /etc/containers/containers.conf. See docs/containers.md
+#   [engine]
+#   volume_plugin_timeout = 120
+#   [engine.volume_plugins]
+#   holdfast = "/run/docker/plugins/holdfast.sock"
+
 # Nodes with such a block share volumes through etcd. See docs/cluster.md
 # cluster {
 #   id        = "production"
@@ -167,7 +173,7 @@ func writeConfig(w io.Writer, c *cobra.Command) error {
 		}
 		fmt.Fprintf(&out, "\n# %s\n%s%s = %s\n", f.Usage, mark, name, value)
 	}
-	out.WriteString(clusterExample)
+	out.WriteString(examples)
 	_, err := io.WriteString(w, out.String())
 	return err
 }

@@ -234,6 +234,12 @@ func makeState(l hooks.Layout) error {
 
 // openVolumePlugin listens for container engines, if that is wanted.
 func (st *service) openVolumePlugin(e *agentFlags, log hclog.Logger) error {
+	switch d := e.volumeDefault; {
+	case e.volumePlugin == "" && (d.plugin != "" || d.size != ""):
+		log.Warn("--volume-default-plugin and --volume-default-size have no effect without --volume-plugin")
+	case d.plugin == "" && d.size != "":
+		log.Warn("--volume-default-size has no effect without --volume-default-plugin")
+	}
 	if e.volumePlugin == "" {
 		return nil
 	}
