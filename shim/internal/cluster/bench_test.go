@@ -61,14 +61,11 @@ func BenchmarkClaim(b *testing.B) {
 // ratio measures claims on the state and bare commits in turn, and reports the rate of claims with its ratio to that of
 // bare commits.
 func ratio(b *testing.B, s registry.State, bare func(ctx context.Context, worker, i int) error) {
-	claims := controller.NewClaims(s, noPlugins{}, time.Now)
 	var volumes []registry.Record
 	for i := range claimers {
 		volumes = append(volumes, claimable(i))
 	}
-	for part := range slices.Chunk(volumes, 20) {
-		commitAll(b, s, part)
-	}
+	claims := newClaims(b, s, volumes)
 	var claimed, committed time.Duration
 	const each = 10
 	commits := 0.
@@ -87,6 +84,19 @@ func ratio(b *testing.B, s registry.State, bare func(ctx context.Context, worker
 	}
 	b.ReportMetric(commits/claimed.Seconds(), "commits/s")
 	b.ReportMetric(committed.Seconds()/claimed.Seconds(), "of-bare")
+}
+
+// newClaims puts the records, and returns the claims in the state. Those of a cluster need that it has formed.
+func newClaims(b *testing.B, s registry.State, records []registry.Record) *controller.Claims {
+	claims := controller.NewClaims(s, noPlugins{}, time.Now)
+	size := 5000
+	if _, claims.Clustered = s.(*State); claims.Clustered {
+		records, size = append(records, registry.Formation{Cluster: "bench", Expect: 1, Formed: true}), 40
+	}
+	for part := range slices.Chunk(records, size) {
+		commitAll(b, s, part)
+	}
+	return claims
 }
 
 // concurrently calls do each times in each of the workers, and returns the time that it took.
@@ -110,27 +120,28 @@ func concurrently(b *testing.B, each int, do func(ctx context.Context, worker, i
 // BenchmarkClaimAmongMany measures one claim and its release beside 100 and 100 000 claims of other volumes.
 func BenchmarkClaimAmongMany(b *testing.B) {
 	for _, count := range []int{100, 100_000} {
-		b.Run(fmt.Sprint(count), func(b *testing.B) {
-			s := openStore(b, nil)
-			claims := controller.NewClaims(s, noPlugins{}, time.Now)
-			records := []registry.Record{claimable(0)}
-			for i := range count {
-				records = append(records, claim(fmt.Sprint("other-", i), "a"))
-			}
-			for part := range slices.Chunk(records, 5000) {
-				commitAll(b, s, part)
-			}
-			c := claim("v-0", "alloc")
-			c.Usage = registry.Usage{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}
-			for b.Loop() {
-				if _, err := claims.Claim(b.Context(), c); err != nil {
-					b.Fatal(err)
-				}
-				if _, err := claims.Unclaim(b.Context(), c.ClaimKey(), true); err != nil {
-					b.Fatal(err)
-				}
-			}
+		b.Run(fmt.Sprint("etcd/", count), func(b *testing.B) {
+			claimAmong(b, newNode(b, etcdtest.Start(b), "node").State, count)
 		})
+		b.Run(fmt.Sprint("store/", count), func(b *testing.B) { claimAmong(b, openStore(b, nil), count) })
+	}
+}
+
+func claimAmong(b *testing.B, s registry.State, count int) {
+	records := []registry.Record{claimable(0)}
+	for i := range count {
+		records = append(records, claim(fmt.Sprint("other-", i), "a"))
+	}
+	claims := newClaims(b, s, records)
+	c := claim("v-0", "alloc")
+	c.Usage = registry.Usage{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}
+	for b.Loop() {
+		if _, err := claims.Claim(b.Context(), c); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := claims.Unclaim(b.Context(), c.ClaimKey(), true); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
 
