@@ -286,6 +286,10 @@ func TestVolumesOfANode(t *testing.T) {
 		plugins = append(plugins, e.addPlugin("plugin-"+string(e.config.Node), csifake.Monolith))
 	}
 	a, b := nodes[0], nodes[1]
+	a.waitUntil("node-2 has registered", func() bool {
+		all, _, err := a.host.Nodes(a.ctx(), host.NodeQuery{})
+		return err == nil && len(all) == 2
+	})
 	a.must(a.create("vol-a"))
 	a.must(a.createWith(a.ctx(), "vol-b", "node = \"node-2\"\n"))
 	a.use("user-a", request{source: "vol-a"})
