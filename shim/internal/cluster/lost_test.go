@@ -168,7 +168,7 @@ func comeBack(t *testing.T, drained bool, back func(*testing.T, *member) *member
 	}); !errors.Is(err, context.Canceled) {
 		t.Errorf("a node with mounts of its last epoch: %v", err)
 	}
-	if e := a.executor(t); e.Holder != "" {
+	if e := a.executor(t); e.Holder == "a" {
 		t.Errorf("it executes the plugin: %s", e)
 	}
 	release.mu.Lock()
