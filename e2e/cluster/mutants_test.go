@@ -52,7 +52,7 @@ func TestChecksFindDefects(t *testing.T) {
 		want  []string // one of them is in an error
 	}{
 		"claims without compare-and-swap": {[]edit{{"shim/internal/cluster/state.go",
-			"If(append(d.guards.conditions(), s.active())...)", "If(s.active())"}},
+			"If(append(d.guards.conditions(), s.alive(d)...)...)", "If(s.alive(d)...)"}},
 			[]string{"not linearizable"}},
 		"release before unpublish": {[]edit{
 			{"shim/internal/node/release.go", "\treq.step = registry.StepUnpublish\n",
