@@ -51,6 +51,7 @@ type checker struct {
 	stopped map[string]bool  // runs that said that they ended
 	gone    map[callID]int64 // when the caller of a call went away
 	open    map[callID]*flight
+	ended   map[callID]*flight                // with ByNode
 	busy    map[subjectKey]map[callID]*flight // the open ones again, by what they are about
 
 	learnt      map[string]*learnt // by instance
@@ -79,7 +80,7 @@ type (
 
 func newChecker(o Options) *checker {
 	return &checker{opts: o, last: map[string]int{}, stopped: map[string]bool{}, gone: map[callID]int64{},
-		open: map[callID]*flight{}, busy: map[subjectKey]map[callID]*flight{},
+		open: map[callID]*flight{}, ended: map[callID]*flight{}, busy: map[subjectKey]map[callID]*flight{},
 		learnt: map[string]*learnt{}, plugins: map[string]*plugin{}, volumes: map[volumeKey]*volume{},
 		groups: map[volumeKey]*group{}, groupIDs: map[volumeKey]*group{}, grouped: map[volumeKey]bool{},
 		creates: map[volumeKey]*edge{}, snaps: map[volumeKey]*edge{}, snapshots: map[volumeKey]*edge{},
@@ -115,7 +116,10 @@ func (c *checker) line(l Line) {
 }
 
 func (c *checker) begin(l Line) {
-	c.inFlight(l)
+	f := &flight{Line: l, at: c.at}
+	e, up := c.edge(l)
+	f.repeats = e != nil && l.Role != "node" && e.sent == sent{l.Hash, up}
+	c.inFlight(f)
 	c.knowsCapabilities(l)
 	c.identity(l)
 	c.limits(l)
@@ -127,8 +131,7 @@ func (c *checker) begin(l Line) {
 	c.topology(l)
 	c.wholeGroup(l)
 	c.blocks(l)
-	f := &flight{Line: l, at: c.at}
-	if e, up := c.edge(l); e != nil {
+	if e != nil {
 		c.order(l)
 		c.retry(l, e, up)
 		f.edge, f.up, f.before = e, up, e.state

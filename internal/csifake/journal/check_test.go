@@ -366,6 +366,30 @@ func TestByNodeAllowsCallsOfTwoNodes(t *testing.T) {
 	}
 }
 
+// A host that was the executor repeats what it had begun, beside what others do with the answer that the next one got.
+func TestByNodeAllowsARepeatedControllerCall(t *testing.T) {
+	for name, test := range map[string]struct {
+		first, beside Line
+		want          bool
+	}{
+		"a stage":        {attach, stage, false},
+		"the same call":  {attach, attach, false},
+		"another call":   {attach, detach, true},
+		"a changed call": {with(attach, func(l *Line) { l.Hash = "another" }), stage, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newHistory().learn().at("b", "b1").learn().ok(create, test.first).at("a", "a1")
+			repeated := s.begin(attach)
+			s.at("b", "b1").call(test.beside, "OK", &Answer{PublishContext: "pc"}).at("a", "a1").end(repeated, "OK",
+				&Answer{PublishContext: "pc"})
+			found := Check(s.lines, Options{ByNode: true})
+			if got := slices.ContainsFunc(found, func(v Violation) bool { return v.Rule == "R3" }); got != test.want {
+				t.Errorf("R3 is %v, want %v: %v", got, test.want, found)
+			}
+		})
+	}
+}
+
 // Each journal that breaks a rule has a call that exercises it, and the verdict has the evidence.
 func TestJudgeFindsTheCallsThatExerciseARule(t *testing.T) {
 	for _, r := range Rules {

@@ -23,6 +23,13 @@ type edge struct {
 	flights  int      // calls that move it just now
 	usage    string   // that the last call upwards asked for
 	secrets  string   // keys of the secrets in the last call upwards
+	sent     sent     // the last call
+}
+
+// sent is a call that moves an edge.
+type sent struct {
+	hash    string
+	upwards bool
 }
 
 // hashOf is the hash of the unsure call in a direction, empty if there is none.
@@ -35,7 +42,7 @@ func (e *edge) hashOf(upwards bool) string {
 
 func (e *edge) begin(l Line, upwards bool) {
 	e.undone = !upwards && (e.undone || e.state == down)
-	e.state = unsure
+	e.state, e.sent = unsure, sent{l.Hash, upwards}
 	if upwards {
 		e.upHash, e.usage, e.secrets, e.mutable = l.Hash, l.Usage, strings.Join(l.SecretKeys, " "), l.Mutable
 	} else {

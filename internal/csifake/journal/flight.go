@@ -13,6 +13,7 @@ type flight struct {
 	edge      *edge
 	up        bool
 	before    state // of the edge
+	repeats   bool  // the last controller call for the same edge
 }
 
 // skew is how much later than another plugin's line the loss of a caller may be noticed. A caller that gave up a call
@@ -47,6 +48,9 @@ func (c *checker) land(id callID) *flight {
 		return nil
 	}
 	delete(c.open, id)
+	if c.opts.ByNode {
+		c.ended[id] = f
+	}
 	for _, key := range f.keys() {
 		if delete(c.busy[key], id); len(c.busy[key]) == 0 {
 			delete(c.busy, key)
@@ -59,24 +63,34 @@ func (c *checker) land(id callID) *flight {
 }
 
 // inFlight is R3. A call that its caller gave up is no longer in flight for the caller, though it may still run.
-func (c *checker) inFlight(l Line) {
+func (c *checker) inFlight(l *flight) {
 	for _, subject := range l.subjects() {
 		c.alone(l, subject)
 	}
 }
 
-func (c *checker) alone(l Line, subject string) {
+// overlap reports whether two calls may overlap as several hosts share a volume: one on a node and one for another node,
+// or a controller call that a host repeats, because it had begun it before another host did, and the same call or one on a
+// node.
+func (c *checker) overlap(a, b *flight) bool {
+	node := a.Role == "node" || b.Role == "node"
+	apart := a.Node != b.Node && a.Node != "" && b.Node != ""
+	same := a.RPC == b.RPC && a.Hash == b.Hash && a.Run != b.Run
+	return c.opts.ByNode && (node && apart || (a.repeats || b.repeats) && (node || same))
+}
+
+func (c *checker) alone(l *flight, subject string) {
 	for id, f := range maps.Clone(c.busy[subjectKey{l.Plugin, subject}]) {
 		if c.dead(id.run) {
 			c.land(id)
 			continue
 		}
-		if c.opts.ByNode && (l.Role == "node" || f.Role == "node") && l.Node != f.Node && l.Node != "" && f.Node != "" {
+		if c.overlap(l, f) {
 			continue
 		}
 		same := f.RPC == l.RPC && f.Hash == l.Hash
 		switch {
-		case !f.abandoned && !c.abandonedSoon(f, l):
+		case !f.abandoned && !c.abandonedSoon(f, l.Line):
 			c.report("R3", "%s for %s began while %s of line %d was in flight", l.RPC, subject, f.RPC, f.at)
 		case c.opts.Strict && !same:
 			c.report("R3", "%s for %s began while another call, the abandoned %s of line %d, was still running",
@@ -84,7 +98,8 @@ func (c *checker) alone(l Line, subject string) {
 		}
 	}
 	for _, n := range l.Beside {
-		if _, stillOpen := c.open[callID{l.Run, n}]; !stillOpen {
+		id := callID{l.Run, n}
+		if f := c.ended[id]; c.open[id] == nil && (f == nil || !c.overlap(l, f)) {
 			c.report("R3", "%s for %s arrived while call %d of the same plugin was in flight", l.RPC, subject, n)
 		}
 	}

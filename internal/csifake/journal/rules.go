@@ -60,7 +60,7 @@ func (v Violation) String() string {
 type Options struct {
 	Settled bool     // everything was taken down: R8, and nothing uncertain is left (RU)
 	Strict  bool     // R3: beside an abandoned call that still runs, only the identical request is legal
-	ByNode  bool     // R3: calls on a node and calls for other nodes may overlap: several hosts share a volume
+	ByNode  bool     // R3: several hosts share a volume; see overlap
 	Allow   []string // ids of rules that are not judged
 
 }
