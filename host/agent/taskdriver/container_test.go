@@ -65,6 +65,7 @@ func TestContainerRunsItsTask(t *testing.T) {
 			}
 		})
 		t.Run("plan", func(t *testing.T) { checkContainerPlan(t, d) })
+		t.Run("device of the plan", func(t *testing.T) { checkContainerDevice(t, d) })
 		t.Run("logs", func(t *testing.T) { checkContainerLogs(t, d) })
 		t.Run("load and limits", func(t *testing.T) { checkContainerLoad(t, e, d) })
 		t.Run("restarted by an operator", func(t *testing.T) {
@@ -155,6 +156,19 @@ func checkContainerPlan(t *testing.T, d Container) {
 	must(t, d.Stop(t.Context(), h, 0))
 	wait(t, d, h)
 	must(t, unix.Unmount(filepath.Join(both, "m"), unix.MNT_DETACH))
+}
+
+// checkContainerDevice checks that a task can read a block volume that the plan lets it read, and cannot write it.
+func checkContainerDevice(t *testing.T, d Container) {
+	disk := newDisk(t, "node")
+	task := boxed(t, d, `head -c 15 /dev/of-plan; echo; (echo x >/dev/of-plan) 2>/dev/null || echo denied`)
+	task.Plan = hooks.Plan{Devices: []hooks.Device{{Source: disk.target, Target: "/dev/of-plan", Access: "r"}}}
+	h := startContainer(t, d, task)
+	wait(t, d, h)
+	if got := output(t, d, h, Stdout); got != hostData[:15]+"\ndenied\n" {
+		t.Errorf("output %q; errors %q", got, output(t, d, h, Stderr))
+	}
+	disk.wantContent(t, hostData)
 }
 
 // checkContainerLogs checks that the output of two attempts stays, in order, after the containers have gone.
