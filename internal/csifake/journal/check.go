@@ -134,10 +134,20 @@ func (c *checker) begin(l Line) {
 	if e != nil {
 		c.order(l)
 		c.retry(l, e, up)
-		f.edge, f.up, f.before = e, up, e.state
-		e.begin(l, up)
+		if !c.opts.ByNode || !f.repeats || e.state != position(up) { // else it changes nothing, whatever its answer is
+			f.edge, f.up, f.before = e, up, e.state
+			e.begin(l, up)
+		}
 	}
 	c.takeOff(f)
+}
+
+// position is where a call in a direction moves an edge.
+func position(upwards bool) state {
+	if upwards {
+		return up
+	}
+	return down
 }
 
 // end applies an answer that the caller saw. An answer to a caller that had gone changes nothing, nor does one
