@@ -108,7 +108,7 @@ long: ## run the tests that take minutes: failing swaps, kills in every call and
 e2e: ## run the end-to-end tests that take seconds
 	$(GO) test -race -short -count=1 -timeout 20m ./e2e/...
 
-e2e-cluster: ## kill, freeze and cut off nodes and members of etcd 3.7 under load (needs root); ROUNDS=100 ALLOCS=1000 is long, SEED repeats
+e2e-cluster: ## kill, freeze and cut off nodes and members of etcd 3.7 under load (needs root); ROUNDS=100 is long, SEED repeats
 	$(GO) build -C internal/etcdtest/server -o $(CURDIR)/.cache/etcd .
 	cd e2e/cluster && $(GO) vet . && PATH="$(CURDIR)/.cache:$$PATH" ROUNDS=$(ROUNDS) ALLOCS=$(ALLOCS) SEED=$(SEED) $(GO) test -count=1 -timeout 120m -v .
 

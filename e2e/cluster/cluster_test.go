@@ -339,7 +339,7 @@ func (s *system) judgeEtcd() (errs []string) {
 // TestClusterKeepsItsPromisesUnderFaults has many allocs fight for volumes while members of etcd and nodes are killed, frozen and cut off.
 func TestClusterKeepsItsPromisesUnderFaults(t *testing.T) {
 	seed := uint64(number(t, "SEED", int(time.Now().UnixNano()%1e6)))
-	rounds, allocs := number(t, "ROUNDS", 30), number(t, "ALLOCS", 150)
+	rounds, allocs := number(t, "ROUNDS", 30), number(t, "ALLOCS", 1000)
 	t.Logf("SEED=%d ROUNDS=%d ALLOCS=%d", seed, rounds, allocs)
 	s := newSystem(t, options{workers: allocs / size, volumes: 50, seed: seed})
 	s.awaitProgress()
