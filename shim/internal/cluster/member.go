@@ -43,8 +43,8 @@ func CheckMember(v registry.View, id string) error {
 }
 
 // join stores that the node is a member, and makes the caller the active shim of its node: no commit of an earlier one
-// succeeds any longer. It waits while another member has the name of this node, the node expects another number of
-// nodes than the cluster, or etcd does not let it write.
+// succeeds any longer. It waits while another member has the name of this node, the node is new and expects another
+// number of nodes than the cluster, or etcd does not let it write.
 func (s *State) join(ctx context.Context) error {
 	var self registry.Copy
 	_, err := s.writeCopy(ctx, func(v registry.View) (registry.Change, error) {
@@ -72,25 +72,37 @@ func (s *State) join(ctx context.Context) error {
 	return err
 }
 
-// checkFormation returns an error if the cluster expects another number of nodes than this node does.
+// checkFormation returns an error if the cluster expects another number of nodes than this node does. A node that is
+// registered stays one: it may have claims, and without a lease other nodes may fence it.
 func (s *State) checkFormation(ctx context.Context) error {
-	key := registry.Formation{Cluster: s.id}.Key()
+	found, err := s.read(ctx, registry.Formation{Cluster: s.id}.Key())
+	formation, _ := found.(registry.Formation)
+	why := formation.Check(s.expect)
+	if err != nil || why == nil {
+		return err
+	}
+	found, err = s.read(ctx, registry.NodeRecord(s.node))
+	if node, is := found.(registry.Node); is && node.State != registry.NodeForgotten || err != nil {
+		return err
+	}
+	return why
+}
+
+// read returns a record of the cluster, as etcd has it; nil: there is none.
+func (s *State) read(ctx context.Context, key registry.Key) (registry.Record, error) {
 	var found *clientv3.GetResponse
 	err := s.request(ctx, func(ctx context.Context) (err error) {
 		found, err = s.kv.Get(ctx, s.record(key))
 		return err
 	})
 	if err != nil || len(found.Kvs) == 0 {
-		return err
+		return nil, err
 	}
-	record, err := decode(key, found.Kvs[0])
-	if f, is := record.(registry.Formation); is {
-		return f.Check(s.expect)
-	}
-	return err
+	return decode(key, found.Kvs[0])
 }
 
-// lost reports whether a node of this name is out of service or fenced, so that another machine may take its name.
+// lost reports whether a node of this name is out of service, fenced or forgotten, so that another machine may take its
+// name.
 func (s *State) lost(ctx context.Context) bool {
 	key := registry.NodeRecord(s.node)
 	found, err := s.kv.Get(ctx, s.record(key))

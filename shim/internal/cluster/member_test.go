@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/hashicorp/go-hclog"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -85,6 +86,24 @@ func TestNodeWithAnotherExpectation(t *testing.T) {
 			t.Errorf("nodes of the cluster: %+v", nodes)
 		}
 	})
+}
+
+// TestMemberWithAnotherExpectation changes the number of nodes that a node of the cluster is configured with. The node
+// stays one, and the cluster forms by the number that it was created with.
+func TestMemberWithAnotherExpectation(t *testing.T) {
+	x := newExecuting(t, newNode(t, etcdtest.Start(t), "node"))
+	n := &Node{State: x.testNode.State, Executors: x.Executors, plugins: &x.plugins, log: hclog.NewNullLogger()}
+	for _, expect := range []int{2, 1, 3} {
+		n.State.expect = expect
+		if err := errors.Join(n.State.checkFormation(t.Context()), n.describeNow(t.Context())); err != nil {
+			t.Error(err)
+		}
+		look(t, n.State, func(v registry.View) {
+			if f := v.Formation(); f.Expect != 2 || f.Formed || (n.expects.last == "") != (expect == 2) {
+				t.Errorf("configured with %d: %+v; logged %q", expect, f, n.expects.last)
+			}
+		})
+	}
 }
 
 // denied refuses all reads.

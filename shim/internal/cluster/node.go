@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -37,6 +38,7 @@ type Node struct {
 	fence   func(context.Context, registry.NodeName) error // nil: lost nodes are not fenced
 	log     hclog.Logger
 	changed chan struct{} // of capacity 1: the plugins may have changed
+	expects reports       // another number of nodes than the cluster
 }
 
 // Options of NewNode.
@@ -232,23 +234,25 @@ func (n *Node) describe(ctx context.Context) error {
 	}
 }
 
-// describeNow records this node, and that the cluster has formed if it is the last one that was expected. A node that
+// describeNow records this node, and that the cluster has formed if it is the last one that was expected. A new node that
 // expects another number of nodes is not recorded.
 func (n *Node) describeNow(ctx context.Context) error {
 	if err := n.State.awaitReady(ctx); err != nil {
 		return err
 	}
 	plugins := PluginsOf(n.plugins.All().Instances)
+	var other error // the cluster expects another number of nodes
 	_, err := registry.Ensure(ctx, n.State, func(v registry.View) (change registry.Change, err error) {
 		record, found := v.Node(n.State.node)
-		if err := v.Formation().Check(n.State.expect); err != nil {
-			return change, err
-		}
+		other = v.Formation().Check(n.State.expect)
 		switch {
-		case !found:
-			record = registry.Node{Name: n.State.node, State: registry.NodeReady, Since: n.Executors.now()}
-		case record.State == registry.NodeForgotten:
+		case found && record.State != registry.NodeForgotten:
+		case other != nil:
+			return change, other
+		case found:
 			record.State, found = registry.NodeOutOfService, false
+		default:
+			record = registry.Node{Name: n.State.node, State: registry.NodeReady, Since: n.Executors.now()}
 		}
 		if !found || record.Version != n.version || !slices.EqualFunc(record.Plugins, plugins, samePlugin) {
 			record.Version, record.Plugins = n.version, plugins
@@ -257,6 +261,9 @@ func (n *Node) describeNow(ctx context.Context) error {
 		n.form(v, &change)
 		return change, nil
 	})
+	if err == nil {
+		n.expects.log(n.log, "this node stays in its cluster, but is configured otherwise", other)
+	}
 	return err
 }
 
@@ -272,11 +279,12 @@ func (n *Node) form(v registry.View, change *registry.Change) {
 			names = append(names, string(node.Name))
 		}
 	}
-	formed := len(names) >= n.State.expect
+	expect := cmp.Or(f.Expect, n.State.expect)
+	formed := len(names) >= expect
 	if f.Expect != 0 && !formed {
 		return
 	}
-	f.Cluster, f.Expect, f.Formed = n.State.id, n.State.expect, formed
+	f.Cluster, f.Expect, f.Formed = n.State.id, expect, formed
 	if formed {
 		f.Since = n.Executors.now()
 		slices.Sort(names)
