@@ -29,21 +29,20 @@ type fencer struct {
 	suspects map[registry.NodeName]*suspect
 }
 
-// fenceLost fences lost nodes until ctx ends.
+// fenceLost fences lost nodes until ctx ends. A node that does not fence still removes what an earlier shim, which did,
+// has left at nodes that are back.
 func (n *Node) fenceLost(ctx context.Context) error {
 	f := fencer{Node: n, suspects: map[registry.NodeName]*suspect{}}
 	defer f.all.Wait()
 	for {
 		changed, valid := n.changes.next(), n.session.valid.next()
+		wait, err := f.review(ctx)
+		if err != nil {
+			return err
+		}
 		var next <-chan time.Time
-		if n.fence != nil {
-			wait, err := f.review(ctx)
-			if err != nil {
-				return err
-			}
-			if wait > 0 {
-				next = time.After(wait)
-			}
+		if wait > 0 {
+			next = time.After(wait)
 		}
 		select {
 		case <-changed:
@@ -65,7 +64,7 @@ func (f *fencer) review(ctx context.Context) (wait time.Duration, err error) {
 	err = f.State.View(ctx, func(v registry.View) error {
 		for _, r := range v.Nodes() {
 			_, alive := v.NodeLease(r.Name)
-			if r.Name == f.State.node || r.Lost() || alive && r.Fencing.By != f.State.node {
+			if r.Name == f.State.node || r.Lost() || alive && r.Fencing.By != f.State.node || !alive && f.fence == nil {
 				continue
 			}
 			back[r.Name], f.suspects[r.Name] = alive, known[r.Name]
@@ -160,7 +159,7 @@ func (f *fencer) mark(ctx context.Context, node registry.NodeName) (mine bool, e
 		case alive && r.Fencing.By == own:
 			r.Fencing = registry.Fencing{}
 			return registry.Change{Put: []registry.Record{r}}, nil
-		case alive, r.Lost(), lease == 0, here.Lease != lease:
+		case alive, r.Lost(), lease == 0, here.Lease != lease, f.fence == nil:
 			return registry.Change{}, nil
 		case r.Fencing.By != own && working(v, r.Fencing):
 			return registry.Change{}, nil

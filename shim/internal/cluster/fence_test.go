@@ -1,0 +1,35 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"holdfast/internal/etcdtest"
+	"holdfast/registry"
+)
+
+// TestNodeThatFencesNoMoreLetsOthersBack turns fencing off at a node that has tried it in vain. The lost node is admitted
+// once it is back.
+func TestNodeThatFencesNoMoreLetsOthersBack(t *testing.T) {
+	client := etcdtest.Start(t)
+	a, b := newMember(t, client, "a"), newMember(t, client, "b")
+	a.die(t)
+	b.see(t, "a is suspect", func(v registry.View) bool { _, alive := v.NodeLease("a"); return !alive })
+	b.fence = func(context.Context, registry.NodeName) error { return errors.New("no route to the power switch") }
+	f := fencer{Node: b.Node}
+	if err := f.fenceOnce(t.Context(), "a"); err == nil {
+		t.Fatal("the node was fenced")
+	}
+	b.fence = nil
+	if mine, err := f.mark(t.Context(), "a"); mine || err != nil {
+		t.Errorf("a node without a fence fences: %t, %v", mine, err)
+	}
+	b.run(t, b.fenceLost)
+	a.run(t, a.session.Run)
+	b.see(t, "the mark is gone", func(v registry.View) bool {
+		r, _ := v.Node("a")
+		_, alive := v.NodeLease("a")
+		return alive && r.Fencing == registry.Fencing{}
+	})
+}
