@@ -60,8 +60,13 @@ type Drain struct {
 	Deadline time.Time `json:"deadline,omitzero"`
 }
 
-// Drained reports whether the node is drained, or is once it is back.
-func (n Node) Drained() bool { return n.State == NodeDraining || n.Drain.By != "" }
+// Drains returns the drain of the node, also one that continues once it is back; false: there is none.
+func (n Node) Drains() (Drain, bool) {
+	if n.State == NodeDraining {
+		return Drain{By: n.By, Reason: n.Reason, Deadline: n.Deadline}, true
+	}
+	return n.Drain, n.Drain.By != ""
+}
 
 // Fencing names the node that fences a lost one, and how that goes. The zero value means that none does.
 type Fencing struct {

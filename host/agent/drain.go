@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"holdfast/host"
+	"holdfast/registry"
 )
 
 // followDrain stops everything on this node while it is drained, and runs the jobs again after that.
@@ -13,7 +14,8 @@ func (a *Agent) followDrain(ctx context.Context, s Volumes) {
 	q := host.NodeQuery{Node: host.NodeName(a.node.Name)}
 	var running sync.WaitGroup // of the present drain
 	defer running.Wait()
-	end := func() {}
+	draining, end := ctx, func() {}
+	deadline, forget := time.Time{}, func() {}
 	for ctx.Err() == nil {
 		list, at, err := s.Nodes(ctx, q)
 		if err != nil {
@@ -26,22 +28,32 @@ func (a *Agent) followDrain(ctx context.Context, s Volumes) {
 		if q.MinIndex = at; at == 0 { // nothing was ever written, and no list waits without an index
 			sleep(ctx, a.config.Backoff[1], nil)
 		}
-		drain := len(list) == 1 && list[0].Drained()
+		var drain registry.Drain
+		drained := false
+		if len(list) == 1 {
+			drain, drained = list[0].Drains()
+		}
 		switch {
-		case drain && !a.drained.Load():
-			a.log.Info("this node is drained", "by", list[0].By, "reason", list[0].Reason)
-			limited, cancel := context.WithCancel(ctx)
-			end = cancel
+		case drained && !a.drained.Load():
+			a.log.Info("this node is drained", "by", drain.By, "reason", drain.Reason)
+			draining, end = context.WithCancel(ctx)
 			a.drained.Store(true)
-			running.Go(func() { a.drain(limited) })
-			running.Go(func() { a.killAt(limited, list[0].Deadline) })
-		case !drain && a.drained.Load():
+			running.Go(func() { a.drain(draining) })
+		case !drained && a.drained.Load():
 			a.log.Info("the drain of this node has ended")
 			end()
 			running.Wait()
 			a.resume()
 		}
+		if drained && !deadline.Equal(drain.Deadline) {
+			forget()
+			var limited context.Context
+			limited, forget = context.WithCancel(draining)
+			running.Go(func() { a.killAt(limited, drain.Deadline) })
+		}
+		deadline = drain.Deadline
 	}
+	forget()
 	end()
 }
 

@@ -9,8 +9,8 @@ import (
 )
 
 // Drain begins or ends the drain of a node, which takes no new claims meanwhile. by and reason are for people, the
-// deadline for the node's host. A drain of a node that is lost continues when the node is back, and can be ended before.
-// It returns the node's record. ErrNotFound: there is no such node. ErrConflict: the node is lost.
+// deadline for the node's host. A drain of a node that is lost continues when the node is back, and can be ended or changed
+// before. It returns the node's record. ErrNotFound: there is no such node. ErrConflict: the node is lost.
 func (n *Node) Drain(
 	ctx context.Context, node registry.NodeName, on bool, deadline time.Time, by, reason string,
 ) (registry.Node, error) {
@@ -19,11 +19,11 @@ func (n *Node) Drain(
 		if on {
 			want, kind = registry.NodeDraining, registry.EventNodeDraining
 		}
-		switch {
-		case r.Lost() && r.Drained() && on:
-			return registry.Change{}, nil
-		case r.Lost() && r.Drained():
-			r.Drain = registry.Drain{}
+		switch _, drained := r.Drains(); {
+		case r.Lost() && drained:
+			if r.Drain = (registry.Drain{}); on {
+				r.Drain = registry.Drain{By: by, Reason: reason, Deadline: deadline}
+			}
 			return registry.Change{Put: []registry.Record{r}}, nil
 		case r.Lost():
 			return registry.Change{}, registry.Errorf(registry.ErrConflict,
@@ -96,9 +96,8 @@ func (n *Node) lost(
 	v registry.View, r registry.Node, state registry.NodeState, kind registry.EventKind, by, reason string,
 ) registry.Change {
 	r.Epoch++
-	if r.State == registry.NodeDraining {
-		r.Drain, r.Deadline = registry.Drain{By: r.By, Reason: r.Reason, Deadline: r.Deadline}, time.Time{}
-	}
+	r.Drain, _ = r.Drains()
+	r.Deadline = time.Time{}
 	change := n.declared(r, state, kind, by, reason)
 	_, alive := v.NodeLease(r.Name)
 	for _, e := range v.Executors() {

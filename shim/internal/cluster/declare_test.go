@@ -92,7 +92,9 @@ func TestOnlyALostNodeIsDeclaredOutOfService(t *testing.T) {
 		}
 	}
 	for _, on := range []bool{true, false} {
-		if r, err := b.Drain(t.Context(), "a", on, time.Time{}, "bob", ""); err != nil || r.Drained() != on || !r.Lost() {
+		want := map[bool]registry.Drain{true: {By: "bob", Reason: "soon", Deadline: time.Unix(2e9, 0).UTC()}}[on]
+		r, err := b.Drain(t.Context(), "a", on, want.Deadline, "bob", "soon")
+		if got, is := r.Drains(); err != nil || is != on || got != want || !r.Lost() {
 			t.Errorf("a drain of a lost node is on=%t: %+v, %v", on, r, err)
 		}
 	}
