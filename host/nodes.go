@@ -67,9 +67,9 @@ func (h *Host) NodeOutOfService(ctx context.Context, node NodeName, o OutOfServi
 // ForgetOptions are who forgets a node, and why.
 type ForgetOptions struct{ By, Reason string } // for people; By is required
 
-// ForgetNode removes a node that never comes back from Nodes. If it comes back after all, it unmounts its volumes first,
-// and is listed again. ErrNotFound: there is no such node. ErrConflict: the node is alive, or claims, attachments,
-// volumes or calls depend on it; the error names them. ErrUnsupported: this node is in no cluster.
+// ForgetNode removes a node that never comes back from Nodes, and ends its drain. If it comes back after all, it unmounts
+// its volumes first, and is listed again. ErrNotFound: there was never such a node. ErrConflict: the node is alive, or
+// claims, attachments, volumes or calls depend on it; the error names them. ErrUnsupported: this node is in no cluster.
 func (h *Host) ForgetNode(ctx context.Context, node NodeName, o ForgetOptions) error {
 	_, err := call(ctx, h, writes, pb.NewNodesClient, pb.NodesClient.Forget,
 		&pb.ForgetNodeRequest{Call: mutating(), Node: string(node), By: o.By, Reason: o.Reason})

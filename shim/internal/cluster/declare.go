@@ -67,8 +67,7 @@ func (n *Node) declare(
 	_, err = n.State.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		r, found := v.Node(node)
 		if !found || r.State == registry.NodeForgotten {
-			return registry.Change{}, registry.Errorf(registry.ErrNotFound, "no node of cluster %s is named %s",
-				n.State.id, node)
+			return registry.Change{}, n.unknown(node)
 		}
 		return decide(v, r)
 	})
@@ -79,12 +78,19 @@ func (n *Node) declare(
 	return r, err
 }
 
+func (n *Node) unknown(node registry.NodeName) error {
+	return registry.Errorf(registry.ErrNotFound, "no node of cluster %s is named %s", n.State.id, node)
+}
+
 // declared returns the change that sets the state of a node.
 func (n *Node) declared(
 	r registry.Node, state registry.NodeState, kind registry.EventKind, by, reason string,
 ) registry.Change {
 	now := n.Executors.now()
 	r.State, r.By, r.Reason, r.Since, r.Fencing = state, by, reason, now, registry.Fencing{}
+	if state == registry.NodeForgotten {
+		r.Drain = registry.Drain{}
+	}
 	return registry.Change{Put: []registry.Record{r},
 		Events: []registry.Event{{Kind: kind, Node: r.Name, Detail: r.Declaration(), At: now}}}
 }

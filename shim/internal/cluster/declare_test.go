@@ -121,6 +121,9 @@ func TestOnlyANodeThatHoldsNothingIsForgotten(t *testing.T) {
 		registry.Attachment{Volume: held.Volume, Name: held.Name, Node: "a", NodeID: "id"},
 		registry.Intent{Volume: held.Volume, Name: held.Name, RPC: registry.DeleteVolumeRPC, Senders: []registry.NodeName{"a"}},
 		registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "local", Plugin: "q", Node: "a"}}}
+	if _, err := a.Drain(t.Context(), "a", true, time.Time{}, "bob", ""); err != nil {
+		t.Fatal(err)
+	}
 	a.commit(t, records)
 	b.see(t, "the volume", func(v registry.View) bool { return len(v.Volumes()) == 1 })
 	refused := func(node registry.NodeName, kind error, why ...string) {
@@ -156,7 +159,12 @@ func TestOnlyANodeThatHoldsNothingIsForgotten(t *testing.T) {
 			t.Errorf("nodes: %+v", nodes)
 		}
 	})
-	refused("a", registry.ErrNotFound, "named a")
+	if err := b.Forget(t.Context(), "a", "alice", "sold"); err != nil { // the next shim repeats the call
+		t.Error(err)
+	}
+	if _, err := b.OutOfService(t.Context(), "a", "alice", "sold"); !errors.Is(err, registry.ErrNotFound) {
+		t.Errorf("a forgotten node is declared out of service: %v", err)
+	}
 
 	a = a.restart(t)
 	if err := a.describeNow(t.Context()); err != nil {

@@ -9,8 +9,9 @@ import (
 	"holdfast/registry"
 )
 
-// Forget removes a node from the lists of nodes, because it never comes back. ErrNotFound: there is no such node.
-// ErrConflict: the node is alive, or records depend on it; the error names them.
+// Forget removes a node from the lists of nodes, because it never comes back, and ends its drain. It does nothing if the
+// node is forgotten: the next shim may repeat the call. ErrNotFound: there was never such a node. ErrConflict: the node is
+// alive, or records depend on it; the error names them.
 func (n *Node) Forget(ctx context.Context, node registry.NodeName, by, reason string) error {
 	if node == n.State.node {
 		return registry.Errorf(registry.ErrConflict, "node %s is this node; forget it at another one", node)
@@ -21,8 +22,14 @@ func (n *Node) Forget(ctx context.Context, node registry.NodeName, by, reason st
 	if err := n.State.View(ctx, func(v registry.View) error { held = heldBy(v, node); return nil }); err != nil {
 		return err
 	}
-	_, err := n.declare(ctx, node, func(v registry.View, r registry.Node) (registry.Change, error) {
-		if _, alive := v.NodeLease(node); alive {
+	_, err := n.State.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		r, found := v.Node(node)
+		switch _, alive := v.NodeLease(node); {
+		case !found:
+			return registry.Change{}, n.unknown(node)
+		case r.State == registry.NodeForgotten:
+			return registry.Change{}, nil
+		case alive:
 			return registry.Change{}, registry.Errorf(registry.ErrConflict, "node %s is alive: stop its agent first, and "+
 				"try again %s later", node, n.session.ttl)
 		}
