@@ -173,10 +173,10 @@ func (s *State) awaitLease(ctx context.Context, d decision, now []*mvccpb.KeyVal
 		select {
 		case <-changed:
 		case <-s.copy.ended:
-			return registry.Errorf(registry.ErrUnavailable, "the copy of the cluster's records has ended")
+			return s.copy.hasEnded()
 		case <-ctx.Done():
 			return registry.Errorf(registry.ErrUnavailable, "this node's copy of the cluster's records is behind: %w",
-				context.Cause(ctx))
+				s.copy.behind(ctx))
 		}
 	}
 }
