@@ -43,7 +43,8 @@ type AllocQuery struct {
 	ID AllocID
 }
 
-// Allocs lists allocs that hold volumes or wait for them, and the index for which the list is true.
+// Allocs lists allocs that hold volumes or wait for them, and the index for which the list is true. An alloc that is
+// releasing although the host did not ask for that has lost its volumes: see registry.EventVolumesLost.
 func (h *Host) Allocs(ctx context.Context, q AllocQuery) ([]AllocStatus, Seq, error) {
 	return pages(q.Blocking, func(p *pb.Page) ([]AllocStatus, *pb.Answer, string, error) {
 		reply, err := call(ctx, h, reads, pb.NewAllocsClient, pb.AllocsClient.List,

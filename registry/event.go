@@ -83,7 +83,8 @@ const (
 	EventNodeFenced       EventKind = "node fenced"
 	EventNodeForgotten    EventKind = "node forgotten"
 	EventFenceFailed      EventKind = "fence failed" // of the node; it is tried again
-	// the claims of the alloc were released while this node was lost. The host stops its tasks
+	// the claims of the alloc were released while this node was lost. The host stops its tasks, then calls ReleaseAlloc:
+	// until then the alloc is releasing, also if its volumes are released
 	EventVolumesLost EventKind = "volumes lost"
 
 	EventForced    EventKind = "release forced" // of the alloc or volume; Detail holds by whom
