@@ -255,6 +255,16 @@ func (v View) Formation() Formation {
 	return Formation{}
 }
 
+// Unformed says how many of the expected nodes have registered; empty: all have.
+func (v View) Unformed() string {
+	f := v.Formation()
+	if f.Formed {
+		return ""
+	}
+	return fmt.Sprintf("%d of %d nodes of the cluster have registered; volumes can be used once all have",
+		len(v.Nodes()), f.Expect)
+}
+
 // RemoteCall is a call that one node asks the executor of a plugin to carry out.
 type RemoteCall struct {
 	ID          OperationID `json:"id"`

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"slices"
 	"strings"
 	"time"
 )
@@ -76,12 +77,14 @@ func (v View) SuspectSince(n NodeName) (since time.Time) {
 func (v View) NodeStatus(n Node, claims []Claim, attachments []Attachment) NodeStatus {
 	lease, alive := v.NodeLease(n.Name)
 	out := NodeStatus{Node: n, Alive: alive, AliveSince: lease.Since}
-	if n.Fencing.Failed != "" {
-		out.Reason = strings.TrimPrefix(n.Reason+"; "+n.Fencing.Failed, "; ")
+	reasons := []string{n.Reason, n.Fencing.Failed}
+	if v.Formation().Cluster != "" {
+		reasons = append(reasons, v.Unformed())
+		if !alive {
+			out.SuspectSince = v.SuspectSince(n.Name)
+		}
 	}
-	if !alive && v.Formation().Cluster != "" {
-		out.SuspectSince = v.SuspectSince(n.Name)
-	}
+	out.Reason = strings.Join(slices.DeleteFunc(reasons, func(s string) bool { return s == "" }), "; ")
 	for _, p := range n.Plugins {
 		status := NodePluginStatus{NodePlugin: p}
 		if e, held := v.Executor(p.Plugin); held {

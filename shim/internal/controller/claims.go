@@ -201,9 +201,8 @@ func (r *refusals) checkOwner(v registry.Volume) {
 
 // checkFormed adds a reason if the cluster has not formed.
 func (r *refusals) checkFormed(view registry.View) {
-	if f := view.Formation(); !f.Formed {
-		r.add(registry.InfeasibleNotFormed,
-			"%d of %d nodes of the cluster have registered; volumes can be used once all have", len(view.Nodes()), f.Expect)
+	if why := view.Unformed(); why != "" {
+		r.add(registry.InfeasibleNotFormed, "%s", why)
 	}
 }
 
