@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -57,7 +58,10 @@ func Migrate(
 
 func (s *State) migrate(ctx context.Context, before func([]SecretUse)) (moved int, err error) {
 	m := migration{State: s, present: map[registry.Key]string{}, volumes: map[registry.VolumeKey]registry.VolumeName{}}
-	if err := m.readCluster(ctx); err != nil {
+	switch err := m.readCluster(ctx); {
+	case errors.Is(err, registry.ErrInvalid):
+		return 0, err
+	case err != nil:
 		return 0, fmt.Errorf("%w; check endpoints and tls of the cluster block", unavailable(err))
 	}
 	if err := s.local.View(ctx, m.readNode); err != nil || m.member {

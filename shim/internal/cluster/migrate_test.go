@@ -170,6 +170,17 @@ func TestMigrateRefuses(t *testing.T) {
 			}
 		})
 	}
+	registrytest.Put(t, other, registry.Formation{Cluster: t.Name(), Expect: 3})
+	node := &testNode{dir: filepath.Join(t.TempDir(), "state"), name: "node", client: client}
+	node.offline(t, func(s registry.State) {
+		registrytest.Put(t, s, ownVolumes("node")...)
+		state := New(s, client, t.Name(), "node")
+		state.expect = 5
+		if _, err := state.migrate(t.Context(), noSecrets); err == nil ||
+			!strings.HasSuffix(err.Error(), "expect = 5: write 3 in its cluster block, and restart its agent") {
+			t.Errorf("with another number of nodes: %v", err)
+		}
+	})
 	if found, err := client.Get(t.Context(), other.record(ownVolumes("node")[0].Key())); err != nil || len(found.Kvs) > 0 {
 		t.Errorf("something was moved: %v, %v", found, err)
 	}
