@@ -88,6 +88,11 @@ func (a *Allocs) teardown(id registry.AllocID) *work {
 		earlier.stop()
 	}
 	started := a.workers.start(func(ctx context.Context) {
+		defer func() {
+			if w.kept {
+				a.resumeKept(id)
+			}
+		}()
 		defer a.end(id, w)
 		defer abort(nil)
 		if earlier != nil {
@@ -104,6 +109,16 @@ func (a *Allocs) teardown(id registry.AllocID) *work {
 	}
 	a.busy[id] = w
 	return w
+}
+
+// resumeKept continues a teardown that has left the alloc to its host, if the host has released the alloc since: that
+// release may have found the teardown under way, and begun no other one.
+func (a *Allocs) resumeKept(id registry.AllocID) {
+	var al registry.Alloc
+	err := a.State.View(context.Background(), func(v registry.View) error { al, _ = v.Alloc(id); return nil })
+	if err == nil && al.ID != "" && !al.Lost {
+		a.teardown(id)
+	}
 }
 
 // takeDown releases all volumes of the alloc at the same time, so that none delays another. Then it deletes the records

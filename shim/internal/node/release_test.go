@@ -158,3 +158,46 @@ func TestReleaseLeavesClaimsOfOtherNodes(t *testing.T) {
 			registry.AttachmentKey{Volume: v1.VolumeKey(), Node: "other"}.Key()}})
 	})
 }
+
+// viewed calls after behind each view.
+type viewed struct {
+	registry.State
+	after func()
+}
+
+func (s *viewed) View(ctx context.Context, read func(registry.View) error) error {
+	err := s.State.View(ctx, read)
+	s.after()
+	return err
+}
+
+// The host releases an alloc that has lost its volumes just after a teardown has left the alloc to it.
+func TestReleaseBehindTheEndOfATeardown(t *testing.T) {
+	inEnv(t, stages, func(t *testing.T, n *env) {
+		allocs, views, last := n.shim.allocs, 0, 0
+		n.up("a1", wish{})
+		if err := allocs.Lose(t.Context(), "fenced"); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		state := &viewed{allocs.State, func() { views++ }}
+		allocs.State = state
+		allocs.teardown("a1")
+		synctest.Wait()
+		last, views = views-1, 0 // the last view of a teardown is that of resumeKept
+		state.after = func() {
+			if views++; views == last {
+				if _, err := allocs.Sync(t.Context(), nil); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		allocs.teardown("a1")
+		synctest.Wait()
+		n.view(func(v registry.View) {
+			if al, known := v.Alloc("a1"); known {
+				t.Errorf("nobody continues the release of %+v", al)
+			}
+		})
+	})
+}
