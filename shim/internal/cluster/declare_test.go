@@ -150,13 +150,13 @@ func TestOnlyANodeThatHoldsNothingIsForgotten(t *testing.T) {
 	for _, r := range records {
 		keys = append(keys, r.Key())
 	}
-	b.commit(t, nil, keys...)
+	b.commit(t, []registry.Record{registry.RemoteCall{ID: "deletion", Plugin: "q", To: "a", From: "b"}}, keys...)
 	if err := b.Forget(t.Context(), "a", "alice", "sold"); err != nil {
 		t.Fatal(err)
 	}
 	look(t, b.State, func(v registry.View) {
-		if nodes := v.Nodes(); len(nodes) != 1 || nodes[0].Name != "b" {
-			t.Errorf("nodes: %+v", nodes)
+		if nodes := v.Nodes(); len(nodes) != 1 || nodes[0].Name != "b" || len(v.RemoteCalls()) > 0 {
+			t.Errorf("nodes: %+v, calls: %+v", nodes, v.RemoteCalls())
 		}
 	})
 	if err := b.Forget(t.Context(), "a", "alice", "sold"); err != nil { // the next shim repeats the call

@@ -9,9 +9,9 @@ import (
 	"holdfast/registry"
 )
 
-// Forget removes a node from the lists of nodes, because it never comes back, and ends its drain. It does nothing if the
-// node is forgotten: the next shim may repeat the call. ErrNotFound: there was never such a node. ErrConflict: the node is
-// alive, or records depend on it; the error names them.
+// Forget removes a node from the lists of nodes, because it never comes back, and ends its drain. Calls that wait for the
+// node end with ErrUncertain. It may be repeated after an error, also by the next shim. ErrNotFound: there was never such a
+// node. ErrConflict: the node is alive, or records depend on it; the error names them.
 func (n *Node) Forget(ctx context.Context, node registry.NodeName, by, reason string) error {
 	if node == n.State.node {
 		return registry.Errorf(registry.ErrConflict, "node %s is this node; forget it at another one", node)
@@ -19,7 +19,16 @@ func (n *Node) Forget(ctx context.Context, node registry.NodeName, by, reason st
 	// Only the node itself and those that serve it make such records, so none is new while it is not alive. They are not
 	// read in the commit: a cluster has many, and each change of one would have it decided again.
 	var held []string
-	if err := n.State.View(ctx, func(v registry.View) error { held = heldBy(v, node); return nil }); err != nil {
+	var calls []registry.Key // that the node has not carried out
+	if err := n.State.View(ctx, func(v registry.View) error {
+		held = heldBy(v, node)
+		for _, call := range v.RemoteCalls() {
+			if call.To == node && !call.Done {
+				calls = append(calls, call.Key())
+			}
+		}
+		return nil
+	}); err != nil {
 		return err
 	}
 	_, err := n.State.Commit(ctx, func(v registry.View) (registry.Change, error) {
@@ -42,13 +51,20 @@ func (n *Node) Forget(ctx context.Context, node registry.NodeName, by, reason st
 		}
 		return n.lost(v, r, registry.NodeForgotten, registry.EventNodeForgotten, by, reason), nil
 	})
+	for chunk := range slices.Chunk(calls, batchSize) {
+		if err == nil {
+			_, err = n.State.Commit(ctx, func(registry.View) (registry.Change, error) {
+				return registry.Change{Delete: chunk}, nil
+			})
+		}
+	}
 	return err
 }
 
 // wayOut says what to do about what a node still has.
 func wayOut(r registry.Node) string {
 	if r.Lost() {
-		return fmt.Sprintf("it is %s, so its claims and attachments are being released: see holdfast claim list; delete or "+
+		return fmt.Sprintf("it is %s, so its claims and attachments are being released: see holdfast claim list; "+
 			"deregister what is stored there", r.State)
 	}
 	return fmt.Sprintf("if its machine is certainly off, release that first: holdfast node out-of-service %[1]s --confirm %[1]s",
@@ -95,11 +111,6 @@ func heldBy(v registry.View, node registry.NodeName) (list []string) {
 	for _, s := range v.Snapshots() {
 		if s.Node == node {
 			add("snapshot %s/%s, which is stored there", s.Namespace, s.ID)
-		}
-	}
-	for _, call := range v.RemoteCalls() {
-		if call.To == node && !call.Done {
-			add("a call of plugin %s that node %s waits for", call.Plugin, call.From)
 		}
 	}
 	return list

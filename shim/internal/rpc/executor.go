@@ -51,6 +51,12 @@ var executed = map[string]bool{
 	pb.Snapshots_DeregisterGroup_FullMethodName: true,
 }
 
+// forgets are the methods that only remove records. They need nothing of a lost node that has the volume.
+var forgets = map[string]bool{
+	pb.Volumes_Deregister_FullMethodName: true, pb.Snapshots_Deregister_FullMethodName: true,
+	pb.Snapshots_DeregisterGroup_FullMethodName: true,
+}
+
 // asked are the methods that ask a plugin's controller. A node without one has the executor ask.
 var asked = map[string]bool{
 	pb.Plugins_Capacity_FullMethodName: true, pb.VolumeChanges_ListAtPlugin_FullMethodName: true,
@@ -141,7 +147,8 @@ func checkSecrets(req request) error {
 }
 
 // remoteCall returns the call for the node that makes the plugin's controller calls. elsewhere is false if this node
-// carries out the call anyway: no node executes the plugin's calls, or this one can ask the plugin itself.
+// carries out the call anyway: no node executes the plugin's calls, this one can ask the plugin itself, or the call
+// removes a record of a node that is lost.
 func (a *Active) remoteCall(
 	ctx context.Context, method string, req request,
 ) (c registry.RemoteCall, elsewhere bool, err error) {
@@ -154,18 +161,25 @@ func (a *Active) remoteCall(
 	if c.Request, err = (proto.MarshalOptions{Deterministic: true}).Marshal(copied); err != nil {
 		return c, false, err
 	}
+	here := false
 	err = a.State.View(ctx, func(v registry.View) error {
 		by := executorOf(v, req)
 		if earlier, found := v.RemoteCall(c.ID); found { // the volume that it deletes may be gone
 			by = earlier.ExecutedBy()
 		}
 		c.Plugin, c.To = by.Plugin, by.Node
-		if _, known := v.Node(by.Node); by.Node != "" && by.Node != a.Node && !known {
+		node, known := v.Node(by.Node)
+		if by.Node != "" && by.Node != a.Node && !known {
 			return registry.Invalid("no node %s has registered in the cluster", by.Node)
 		}
+		_, alive := v.NodeLease(by.Node)
+		here = forgets[method] && node.Lost() && !alive
 		elsewhere = by.Node != "" || v.Executed(by.Plugin)
 		return nil
 	})
+	if here || err != nil {
+		return c, false, err
+	}
 	if instance, found := a.Table.Find(registry.RoleController, c.Plugin); found {
 		healthy := instance.Health.State == registry.Healthy
 		switch local := c.To == "" && instance.Local(); {
@@ -175,7 +189,7 @@ func (a *Active) remoteCall(
 			elsewhere = true
 		}
 	}
-	return c, elsewhere && err == nil, err
+	return c, elsewhere, nil
 }
 
 // executorOf returns which node makes the controller calls for the volume, snapshot or plugin of the request; zero: that

@@ -1,0 +1,58 @@
+package rpc
+
+import (
+	"testing"
+
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/registry"
+)
+
+// Each node has a plugin that keeps volumes on their node. The call for a volume goes to its node, also if that is lost,
+// unless it only removes the record.
+func TestCallsForAVolumeOnALostNode(t *testing.T) {
+	e := newEnv(t)
+	controller := instance("c")
+	controller.Role, controller.Options = registry.RoleController, map[string]string{registry.OptionScope: registry.ScopeNode}
+	e.register(t, controller)
+	there := volume("v")
+	there.Plugin, there.Node = controller.Plugin, "there"
+	snap := registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: there.Namespace, ID: "s"},
+		Plugin: there.Plugin, Node: "there"}
+	put(t, e.log, there, snap)
+	name := &pb.VolumeName{Namespace: string(there.Namespace), Id: string(there.ID)}
+	call := &pb.Call{OperationId: "op"}
+	passed := func(method string, req request) bool {
+		t.Helper()
+		c, elsewhere, err := e.active.remoteCall(t.Context(), method, req)
+		if err != nil || c.To != "there" {
+			t.Errorf("%s: %+v, %v", method, c, err)
+		}
+		return elsewhere
+	}
+	lease := registry.NodeLease{Node: "there", Lease: 1}
+	for _, c := range []struct {
+		state        registry.NodeState
+		alive, needs bool
+	}{
+		{registry.NodeReady, true, true}, {registry.NodeReady, false, true}, {registry.NodeOutOfService, false, false},
+		{registry.NodeFenced, false, false}, {registry.NodeFenced, true, true},
+	} {
+		commit(t, e.log, func(registry.View) registry.Change {
+			change := registry.Change{Put: []registry.Record{registry.Node{Name: "there", State: c.state}}}
+			if c.alive {
+				change.Put = append(change.Put, lease)
+			} else {
+				change.Delete = []registry.Key{lease.Key()}
+			}
+			return change
+		})
+		if !passed(pb.Volumes_Delete_FullMethodName, &pb.DeleteVolumeRequest{Call: call, Name: name}) {
+			t.Errorf("%+v: the deletion is carried out here", c)
+		}
+		if passed(pb.Volumes_Deregister_FullMethodName, &pb.DeregisterVolumeRequest{Call: call, Name: name}) != c.needs ||
+			passed(pb.Snapshots_Deregister_FullMethodName, &pb.DeregisterSnapshotRequest{Call: call,
+				Name: &pb.SnapshotName{Namespace: string(snap.Namespace), Id: string(snap.ID)}}) != c.needs {
+			t.Errorf("%+v: the deregistration is passed on wrongly", c)
+		}
+	}
+}
