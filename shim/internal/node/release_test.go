@@ -194,6 +194,7 @@ func TestReleaseBehindTheEndOfATeardown(t *testing.T) {
 		}
 		allocs.teardown("a1")
 		synctest.Wait()
+		allocs.State = state.State
 		n.view(func(v registry.View) {
 			if al, known := v.Alloc("a1"); known {
 				t.Errorf("nobody continues the release of %+v", al)
