@@ -185,12 +185,13 @@ func MayRunAt(n NodeName, rpc RPC) string {
 		"same call once more, or stop the plugin's controller on node %s, or declare the node out of service", n, rpc, n)
 }
 
-// Ended returns the record after a call has ended that senders have begun. same: nothing of it has changed.
+// Ended returns the record after a call has ended that senders have begun. It has ended at the holder, whose plugin has
+// answered it. same: nothing of the record has changed.
 func (e Executor) Ended(call LateCall, senders []NodeName) (next Executor, same bool) {
 	e.Late, same = slices.Clone(e.Late), true
 	for _, n := range senders {
 		known := func(l LateCall) bool { return l.Node == n && l.Same(call) }
-		if call.Node = n; slices.Contains(e.Former, n) && !slices.ContainsFunc(e.Late, known) {
+		if call.Node = n; n != e.Holder && slices.Contains(e.Former, n) && !slices.ContainsFunc(e.Late, known) {
 			e.Late, same = append(e.Late, call), false
 		}
 	}
