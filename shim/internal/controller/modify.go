@@ -235,13 +235,18 @@ func (m *Controller) settleAlteration(
 // expanded in use: that was checked when the call was opened.
 func (m *Controller) repeatAlteration(
 	ctx context.Context, by intent.Caller, v registry.Volume, p intent.Policy, rpc registry.RPC,
-) (err error) {
+) error {
+	return intent.Settled(m.alterAgain(ctx, by, v, p, rpc))
+}
+
+// alterAgain is repeatAlteration, but a certain failure is an error.
+func (m *Controller) alterAgain(
+	ctx context.Context, by intent.Caller, v registry.Volume, p intent.Policy, rpc registry.RPC,
+) error {
 	if rpc == registry.ControllerModifyRPC {
-		err = m.modify(ctx, by, v, v.Modification.Asked, p)
-	} else {
-		err = m.expandController(ctx, by, v, v.Expansion.Asked, expandMode{controller: true, online: true}, p)
+		return m.modify(ctx, by, v, v.Modification.Asked, p)
 	}
-	return intent.Settled(err)
+	return m.expandController(ctx, by, v, v.Expansion.Asked, expandMode{controller: true, online: true}, p)
 }
 
 // LeaveAlteration closes an open ControllerExpandVolume or ControllerModifyVolume whose outcome is unknown, and reports

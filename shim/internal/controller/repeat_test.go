@@ -1,0 +1,54 @@
+package controller
+
+import (
+	"testing"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/csi"
+	"holdfast/shim/internal/intent"
+)
+
+// lateCalls are calls for a volume that a former executor has begun.
+func lateCalls() map[string]registry.LateCall {
+	v := ready()
+	v.Expansion = registry.Expansion{Asked: registry.CapacityRange{Required: 2 << 30}, Usage: usage()}
+	v.Modification.Asked = map[string]string{"tier": "hot"}
+	at := registry.Attachment{Volume: key, Name: name, Node: "n1", NodeID: "i-1", State: registry.MarkSent, Usage: usage()}
+	calls := map[string]registry.LateCall{}
+	for rpc, request := range map[registry.RPC]any{
+		registry.DeleteVolumeRPC:        csi.DeleteRequest{VolumeID: key.External},
+		registry.ControllerUnpublishRPC: csi.DetachRequest{VolumeID: key.External, Node: at.NodeID},
+		registry.ControllerExpandRPC: csi.ExpandRequest{VolumeID: key.External, Range: v.Expansion.Asked,
+			Usage: v.Expansion.Usage},
+		registry.ControllerModifyRPC: csi.ModifyRequest{VolumeID: key.External, Mutable: v.Modification.Asked},
+	} {
+		calls[string(rpc)] = registry.LateCall{For: name.String(), Node: "n1", RPC: rpc, Hash: intent.Hash(rpc, request),
+			Volume: &v, Attachment: &at}
+	}
+	return calls
+}
+
+// TestOnlyAnAnswerEndsALateCall repeats calls of a former executor. Such a call has ended once the plugin has answered it,
+// but not if the plugin was not reached, or did not look at the volume.
+func TestOnlyAnAnswerEndsALateCall(t *testing.T) {
+	for rpc, late := range lateCalls() {
+		for _, c := range []struct {
+			answer fault
+			ended  bool
+		}{
+			{fault{}, true},
+			{failed("FAILED_PRECONDITION"), true},
+			{failed("UNAVAILABLE"), false}, // not sent
+			{failed("PERMISSION_DENIED"), false},
+			{uncertain("ABORTED", false), false},
+		} {
+			d := open(t, of())
+			d.faults = []fault{c.answer}
+			instance, _ := d.Controller.Plugins.Find(registry.RoleController, "ebs")
+			err := d.Controller.Repeat(t.Context(), instance, late)
+			if len(d.journal) != 1 || (err == nil) != c.ended {
+				t.Errorf("%s with %q as the answer: %q, %v", rpc, c.answer.code, d.journal, err)
+			}
+		}
+	}
+}
