@@ -230,7 +230,8 @@ func (e *Executors) take(ctx context.Context, plugin registry.PluginID) error {
 	return err
 }
 
-// leave records that this node is not the executor of the plugin any more.
+// leave records that this node is not the executor of the plugin any more. While its plugin runs, it is a former one:
+// a call may begin just now, so HandOver settles them.
 func (e *Executors) leave(ctx context.Context, plugin registry.PluginID) error {
 	_, err := registry.Ensure(ctx, e.state, func(v registry.View) (registry.Change, error) {
 		executor, _ := v.Executor(plugin)
@@ -238,7 +239,7 @@ func (e *Executors) leave(ctx context.Context, plugin registry.PluginID) error {
 			return registry.Change{}, nil
 		}
 		executor = executor.Dropped(e.now())
-		if e.idle(plugin) && (e.gone(plugin) || len(e.begun(v, executor)) == 0) {
+		if e.idle(plugin) && e.gone(plugin) {
 			executor = executor.Settled(e.state.node)
 		}
 		return registry.Change{Put: []registry.Record{executor}, Events: []registry.Event{{

@@ -1,11 +1,13 @@
 package cluster
 
 import (
+	"slices"
 	"testing"
 	"time"
 
 	"holdfast/internal/etcdtest"
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
 )
 
 // TestFormerExecutorHandsOverWithEvidence has a call of a former executor run on at its plugin. The node hands over once
@@ -41,6 +43,31 @@ func TestFormerExecutorHandsOverWithEvidence(t *testing.T) {
 			put(t, a, registry.Change{Delete: []registry.Key{open.Key()}})
 		}
 	}
+}
+
+// TestCallThatBeginsWhileTheExecutorLeaves has a call begin while its node gives up the plugin. The node is a former
+// executor until the plugin has answered the call once more.
+func TestCallThatBeginsWhileTheExecutorLeaves(t *testing.T) {
+	client := etcdtest.Start(t)
+	n, other := newNode(t, client, "a"), newNode(t, client, "other")
+	a := newExecuting(t, n)
+	a.await(t, true)()
+	a.busy.Store(true)
+	open := registry.Intent{Volume: volumeOf("vol", "vol").VolumeKey(), RPC: registry.DeleteVolumeRPC,
+		Senders: []registry.NodeName{"a"}}
+	open.Volume.Plugin = "p"
+	n.kv = &late{KV: n.kv, before: func() {
+		if _, err := registrytest.Write(t.Context(), other, registry.Change{Put: []registry.Record{open}}); err != nil {
+			t.Error(err)
+		}
+	}}
+	a.setHealthy(false)
+	a.await(t, false)
+	if former := a.executor(t).Former; !slices.Equal(former, []registry.NodeName{"a"}) {
+		t.Errorf("former executors are %v while the call runs", former)
+	}
+	a.busy.Store(false)
+	until(t, "the hand-over", func() bool { return len(a.executor(t).Former) == 0 })
 }
 
 func put(t *testing.T, x *executing, change registry.Change) {
