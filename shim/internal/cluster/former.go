@@ -15,9 +15,9 @@ import (
 // repeatLimit bounds one repetition of a call of a former executor. The call is repeated until the plugin has answered.
 const repeatLimit = 10 * time.Second
 
-// HandOver settles the calls that this node has begun as an executor that it is not any more, until ctx ends. A call may
-// run on at its plugin after its shim was killed, or after its deadline: CSI has no way to cancel it. Another executor
-// sends a different call for its volume only once there is evidence that it has ended here. Evidence is one of:
+// HandOver settles the calls that this node has begun while it was the executor, until ctx ends. A call may run on at its
+// plugin after its shim was killed, or after its deadline: CSI has no way to cancel it. Another executor sends a different
+// call for its volume only once there is evidence that it has ended here. Evidence is one of:
 //
 //   - an answer to the same call by each controller instance of the plugin on this node. A repeated call continues where
 //     the first one was; so the next executor repeats it too, but its own plugin cannot know what runs here.
@@ -119,29 +119,30 @@ func (e *Executors) repeatAll(ctx context.Context, plugin registry.PluginID, cal
 	return errors.Join(errs...)
 }
 
-// repeatOne repeats a call, unless this node may have been declared lost meanwhile: then others may send another one.
 func (e *Executors) repeatOne(ctx context.Context, at registry.Instance, call registry.LateCall) error {
 	ctx, cancel := context.WithTimeout(ctx, repeatLimit)
 	defer cancel()
-	may := false
-	err := e.state.View(ctx, func(v registry.View) error {
-		executor, _ := v.Executor(at.Plugin)
-		own, _ := v.NodeLease(e.state.node)
-		may = slices.Contains(executor.Former, e.state.node) && own.Lease != 0 && own.Lease == e.session.Lease()
-		return nil
-	})
-	switch {
-	case err != nil:
-		return err
-	case !may:
-		return registry.Errorf(registry.ErrUnavailable, "node %s has no lease in etcd", e.state.node)
-	case e.repeat == nil:
-		return nil
-	}
 	if err := e.repeat(ctx, at, call); err != nil {
 		return fmt.Errorf("%s of %s may still run at plugin %s: %w", call.RPC, call.For, at.Plugin, err)
 	}
 	return nil
+}
+
+// Repeating implements intent.Executors. Others may send another call if this node may have been declared lost, if the call
+// is an open one and this node is the executor again, or if a deletion has been refused meanwhile.
+func (e *Executors) Repeating(ctx context.Context, plugin registry.PluginID, call registry.LateCall) error {
+	return e.state.View(ctx, func(v registry.View) error {
+		executor, _ := v.Executor(plugin)
+		own, _ := v.NodeLease(e.state.node)
+		same := func(l registry.LateCall) bool { return l.Same(call) && l.Failed == call.Failed }
+		switch {
+		case own.Lease == 0 || own.Lease != e.session.Lease():
+			return registry.Errorf(registry.ErrUnavailable, "node %s has no lease in etcd", e.state.node)
+		case !slices.Contains(executor.Former, e.state.node) || !slices.ContainsFunc(e.begun(v, executor), same):
+			return registry.Errorf(registry.ErrConflict, "%s of %s is not repeated: its records have changed", call.RPC, call.For)
+		}
+		return nil
+	})
 }
 
 // instances returns the instances of the plugin's controller on this node.

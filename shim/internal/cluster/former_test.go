@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -68,6 +69,44 @@ func TestCallThatBeginsWhileTheExecutorLeaves(t *testing.T) {
 	}
 	a.busy.Store(false)
 	until(t, "the hand-over", func() bool { return len(a.executor(t).Former) == 0 })
+}
+
+// TestRepetitionIsCheckedBeforeItIsSent changes the records after a node has decided to repeat a call.
+func TestRepetitionIsCheckedBeforeItIsSent(t *testing.T) {
+	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
+	a.busy.Store(true) // it never hands over
+	a.await(t, true)()
+	a.setHealthy(false)
+	a.await(t, false)
+	open := registry.Intent{Volume: volumeOf("vol", "vol").VolumeKey(), Name: volumeOf("vol", "vol").VolumeName(),
+		RPC: registry.DeleteVolumeRPC, Senders: []registry.NodeName{"a"}}
+	open.Volume.Plugin = "p"
+	call := registry.LateCall{Node: "a", RPC: open.RPC, For: open.Name.String()}
+	refused := call
+	refused.Failed = true
+	executor := registry.Executor{Plugin: "p", Holder: "b", Former: []registry.NodeName{"a"}}
+	check := func(state string, want error) {
+		t.Helper()
+		if err := a.Repeating(t.Context(), "p", call); !errors.Is(err, want) {
+			t.Errorf("%s: %v", state, err)
+		}
+	}
+	put(t, a, registry.Change{Put: []registry.Record{open, executor}})
+	check("it is open", nil)
+	executor.Late = []registry.LateCall{call}
+	put(t, a, registry.Change{Put: []registry.Record{executor}, Delete: []registry.Key{open.Key()}})
+	check("it has ended elsewhere", nil)
+	executor.Late = []registry.LateCall{refused}
+	put(t, a, registry.Change{Put: []registry.Record{executor}})
+	check("it was refused elsewhere", registry.ErrConflict)
+	executor.Late = nil
+	put(t, a, registry.Change{Put: []registry.Record{open, executor}})
+	a.setHealthy(true)
+	a.await(t, true)()
+	check("the node is the executor again", registry.ErrConflict)
+	a.cut()
+	a.boot.Add(int64(2 * time.Second))
+	check("the lease may have ended", registry.ErrUnavailable)
 }
 
 func put(t *testing.T, x *executing, change registry.Change) {

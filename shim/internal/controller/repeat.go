@@ -78,7 +78,7 @@ func (s *Snapshots) Repeat(ctx context.Context, at registry.Instance, late regis
 	if err != nil {
 		return err
 	}
-	return s.volumes.Sender.Repeat(ctx, late.RPC, intent.PolicyOf(late.RPC).Deadline, func(ctx context.Context) error {
+	return s.volumes.Sender.Repeat(ctx, late.Snapshot.Plugin, late, func(ctx context.Context) error {
 		_, err := s.send(ctx, late.RPC, *late.Snapshot, at.InstanceKey, secrets)
 		return err
 	})

@@ -1,6 +1,8 @@
 package controller
 
 import (
+	"context"
+	"errors"
 	"testing"
 
 	"holdfast/registry"
@@ -50,5 +52,25 @@ func TestOnlyAnAnswerEndsALateCall(t *testing.T) {
 				t.Errorf("%s with %q as the answer: %q, %v", rpc, c.answer.code, d.journal, err)
 			}
 		}
+	}
+}
+
+// moved is what executors are to a node while the records of its calls change.
+type moved struct{ intent.Executors }
+
+func (moved) Repeating(context.Context, registry.PluginID, registry.LateCall) error {
+	return registry.Errorf(registry.ErrConflict, "its records have changed")
+}
+
+// TestLateCallIsNotSentAgainstTheRecords has the records of a late call change before it is sent again.
+func TestLateCallIsNotSentAgainstTheRecords(t *testing.T) {
+	for rpc, late := range lateCalls() {
+		d := open(t, of())
+		d.Controller.Executors = moved{}
+		instance, _ := d.Controller.Plugins.Find(registry.RoleController, "ebs")
+		if err := d.Controller.Repeat(t.Context(), instance, late); !errors.Is(err, registry.ErrConflict) {
+			t.Errorf("%s: %v", rpc, err)
+		}
+		d.expect()
 	}
 }

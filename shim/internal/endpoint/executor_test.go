@@ -27,6 +27,8 @@ func (o otherNode) Sending(context.Context, registry.ExecutorKey) (func(), error
 	return func() {}, err
 }
 
+func (otherNode) Repeating(context.Context, registry.PluginID, registry.LateCall) error { return nil }
+
 // TestOnlyTheExecutorPassesControllerCalls calls the endpoint of a node that is not the executor. It passes calls that
 // only ask, and those of the node service. Others are refused with the name of the executor, and leave no use.
 func TestOnlyTheExecutorPassesControllerCalls(t *testing.T) {

@@ -2,7 +2,6 @@ package intent
 
 import (
 	"context"
-	"time"
 
 	"holdfast/registry"
 )
@@ -12,20 +11,25 @@ func (s Sender) repeat(ctx context.Context, c Call) error {
 	if c.Intent.RPC != s.Late.RPC || c.Intent.Hash != s.Late.Hash {
 		return registry.Errorf(registry.ErrConflict, "%s of %s cannot be repeated: its volume has changed", s.Late.RPC, s.Late.For)
 	}
-	return s.Repeat(ctx, c.Intent.RPC, PolicyOf(c.Intent.RPC).Deadline, c.Do)
+	return s.Repeat(ctx, c.Intent.Volume.Plugin, *s.Late, c.Do)
 }
 
 // Repeat makes a call of this node as a former executor once. It returns nil if the plugin's answer shows that the call has
 // ended there. A repeated call continues where the first one was (CSI spec, "Timeouts").
 func (s Sender) Repeat(
-	ctx context.Context, rpc registry.RPC, deadline time.Duration, do func(context.Context) error,
+	ctx context.Context, plugin registry.PluginID, late registry.LateCall, do func(context.Context) error,
 ) error {
 	if err := s.Pause.Wait(ctx, ""); err != nil {
 		return err
 	}
-	ctx, end := drained(ctx, s.Drain, deadline)
+	if s.Executors != nil {
+		if err := s.Executors.Repeating(ctx, plugin, late); err != nil {
+			return err
+		}
+	}
+	ctx, end := drained(ctx, s.Drain, PolicyOf(late.RPC).Deadline)
 	defer end()
-	err := callError(rpc, do(ctx))
+	err := callError(late.RPC, do(ctx))
 	if err == nil || err.Outcome == registry.OutcomeFailed && Answers(err.Code) && !RejectsCall(err.Code) {
 		return nil
 	}

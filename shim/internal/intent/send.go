@@ -65,6 +65,9 @@ type Executors interface {
 	// Sending is called directly before a call is sent, and done after it. Its ErrUnavailable says that another node may
 	// be the executor now.
 	Sending(context.Context, registry.ExecutorKey) (done func(), err error)
+	// Repeating is called directly before a call of this node as a former executor is repeated. Its error says that the
+	// call must not be sent any more.
+	Repeating(context.Context, registry.PluginID, registry.LateCall) error
 }
 
 // Send sends calls for one volume one after the other: it opens the intent of each, sends it, retries it by its policy,
