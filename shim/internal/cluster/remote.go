@@ -263,7 +263,7 @@ func (r *Remote) carryOut(ctx context.Context, c registry.RemoteCall) {
 			}
 		}
 		_, err = r.state.Commit(ctx, func(v registry.View) (registry.Change, error) {
-			if now, found := v.RemoteCall(c.ID); !found || now.Done {
+			if now, found := v.RemoteCall(c.ID); !found || now.Done || !now.Since.Equal(c.Since) { // withdrawn
 				return registry.Change{}, nil
 			}
 			return registry.Change{Put: []registry.Record{c}}, nil

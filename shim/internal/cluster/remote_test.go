@@ -156,6 +156,51 @@ func TestSameCallAgain(t *testing.T) {
 	}
 }
 
+// TestAnswerIsNotThatOfAWithdrawnCall withdraws a call while it is carried out, and asks for the same call again. That one
+// is carried out too.
+func TestAnswerIsNotThatOfAWithdrawnCall(t *testing.T) {
+	client := etcdtest.Start(t)
+	n := newNode(t, client, "a")
+	a := newExecuting(t, n)
+	a.await(t, true)()
+	b := newExecuting(t, newNode(t, client, "b"))
+	b.setHealthy(false)
+	asker, _ := newRemote(t, b, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	call := registry.RemoteCall{ID: "1", Plugin: "p", Method: "count"}
+	ask := func() {
+		if _, err := asker.ask(ctx, call, true); err != nil {
+			t.Error(err)
+		}
+	}
+	again := make(chan struct{})
+	var carriedOut atomic.Int32
+	newRemote(t, a, func(context.Context, string, []byte) ([]byte, error) {
+		if carriedOut.Add(1) > 1 {
+			return []byte("second"), nil
+		}
+		if err := b.testNode.copy.wait(ctx, n.reached()); err != nil {
+			t.Error(err)
+		}
+		asker.withdraw(ctx, "1")
+		ask()
+		if err := n.copy.wait(ctx, b.reached()); err != nil {
+			t.Error(err)
+		}
+		close(again)
+		return []byte("first"), nil
+	})
+	ask()
+	select {
+	case <-again:
+	case <-ctx.Done():
+	}
+	if reply, err := asker.Call(ctx, call, UntilDone); err != nil || string(reply) != "second" {
+		t.Errorf("the second call: %q, %v", reply, err)
+	}
+}
+
 // TestReplyStaysForACallerThatRepeats has a reply kept after the record of the call was removed: the shim may die before
 // the host has it.
 func TestReplyStaysForACallerThatRepeats(t *testing.T) {
