@@ -31,16 +31,16 @@ func (p *testPlugins) Find(role registry.Role, id registry.PluginID) (registry.I
 }
 
 func (p *testPlugins) All() registry.Snapshot {
-	health := registry.Health{State: registry.Healthy}
-	switch {
-	case p.exited.Load():
-		health = registry.Health{State: registry.Unhealthy, Cause: registry.CauseExited}
-	case p.sick.Load():
-		health.State = registry.Unhealthy
+	if p.exited.Load() {
+		return registry.Snapshot{}
+	}
+	health := registry.Healthy
+	if p.sick.Load() {
+		health = registry.Unhealthy
 	}
 	return registry.Snapshot{Instances: []registry.Instance{{
 		InstanceKey: registry.InstanceKey{Role: registry.RoleController, Plugin: "p", Alloc: "a", Task: "t"},
-		Health:      health}}}
+		Health:      registry.Health{State: health}}}}
 }
 
 // executing is a node that executes plugin p when it can.

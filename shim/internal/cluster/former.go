@@ -148,7 +148,7 @@ func (e *Executors) Repeating(ctx context.Context, plugin registry.PluginID, cal
 // instances returns the instances of the plugin's controller on this node.
 func (e *Executors) instances(plugin registry.PluginID) []registry.Instance {
 	return slices.DeleteFunc(slices.Clone(e.plugins.All().Instances), func(i registry.Instance) bool {
-		return i.Role != registry.RoleController || i.Plugin != plugin || i.Health.Cause == registry.CauseExited
+		return i.Role != registry.RoleController || i.Plugin != plugin
 	})
 }
 
