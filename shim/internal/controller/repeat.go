@@ -74,6 +74,14 @@ func (s *Snapshots) Repeat(ctx context.Context, at registry.Instance, late regis
 	if err := repeatable(late); err != nil {
 		return err
 	}
+	if err := s.volumes.State.View(ctx, func(view registry.View) error {
+		if late.Snapshot.State != registry.SnapshotDeleting && view.Get(late.Snapshot.Key()) == nil {
+			return errNotKnown(late) // nothing would name what it makes
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
 	secrets, err := s.secrets(ctx, *late.Snapshot)
 	if err != nil {
 		return err

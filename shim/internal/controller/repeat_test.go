@@ -74,3 +74,22 @@ func TestLateCallIsNotSentAgainstTheRecords(t *testing.T) {
 		d.expect()
 	}
 }
+
+// TestNoSnapshotIsMadeWithoutARecord repeats the creation of a snapshot that has a record, and of one that was deregistered.
+func TestNoSnapshotIsMadeWithoutARecord(t *testing.T) {
+	snap := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External,
+		State: registry.SnapshotCreating}
+	snap.Name = "s1"
+	d := openSnapshots(t, of(), answer(snapReady))
+	d.desk.put(snap)
+	instance, _ := d.desk.Controller.Plugins.Find(registry.RoleController, key.Plugin)
+	if err := d.Snapshots.Repeat(t.Context(), instance, lateSnapshot(snap)); err != nil {
+		t.Error(err)
+	}
+	d.wantJournal(createCall)
+	d.desk.drop(snap.Key())
+	if err := d.Snapshots.Repeat(t.Context(), instance, lateSnapshot(snap)); !errors.Is(err, registry.ErrConflict) {
+		t.Errorf("without a record: %v", err)
+	}
+	d.wantJournal()
+}
