@@ -267,10 +267,13 @@ func (m *Controller) unusable(v registry.Volume, why *registry.CallError) regist
 }
 
 // making returns the existing record of the volume, or a new one whose source comes from the spec. The source is
-// resolved once, because each further try must be the same call.
+// resolved once, because each further try must be the same call. A late call has the record as it was then.
 func (m *Controller) making(
 	ctx context.Context, inst registry.Instance, spec registry.VolumeSpec, from registry.Origin,
 ) (v registry.Volume, err error) {
+	if m.Late != nil {
+		return *m.Late.Volume, nil
+	}
 	err = m.State.View(ctx, func(view registry.View) error {
 		var found bool
 		if v, found = view.Volume(spec.VolumeName()); found {

@@ -38,7 +38,7 @@ func (m *Controller) Repeat(ctx context.Context, at registry.Instance, late regi
 	r.Plugins, r.Late = only{m.Plugins, at}, &late
 	switch {
 	case late.RPC == registry.CreateVolumeRPC:
-		if _, err = m.volume(ctx, v.VolumeName()); err == nil { // else nothing would name what it makes
+		if v, err = m.volume(ctx, v.VolumeName()); err == nil { // else nothing would name what it makes
 			err = r.create(ctx, by.Call, v.VolumeSpec, attempt{})
 		}
 	case late.RPC == registry.DeleteVolumeRPC:

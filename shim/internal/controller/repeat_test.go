@@ -15,8 +15,11 @@ func lateCalls() map[string]registry.LateCall {
 	v := ready()
 	v.Expansion = registry.Expansion{Asked: registry.CapacityRange{Required: 2 << 30}, Usage: usage()}
 	v.Modification.Asked = map[string]string{"tier": "hot"}
+	made := ready()
+	made.State, made.External = registry.VolumeCreating, ""
 	at := registry.Attachment{Volume: key, Name: name, Node: "n1", NodeID: "i-1", State: registry.MarkSent, Usage: usage()}
-	calls := map[string]registry.LateCall{}
+	calls := map[string]registry.LateCall{"CreateVolume": {For: name.String(), Node: "n1", RPC: registry.CreateVolumeRPC,
+		Hash: asked(made), Volume: &made}}
 	for rpc, request := range map[registry.RPC]any{
 		registry.DeleteVolumeRPC:        csi.DeleteRequest{VolumeID: key.External},
 		registry.ControllerUnpublishRPC: csi.DetachRequest{VolumeID: key.External, Node: at.NodeID},
@@ -30,8 +33,15 @@ func lateCalls() map[string]registry.LateCall {
 	return calls
 }
 
+// updatedSince is the volume after the late calls: it was updated since, and is to be deleted.
+func updatedSince() registry.Volume {
+	v := ready()
+	v.State, v.MountFlags = registry.VolumeDeleting, "noatime"
+	return v
+}
+
 // TestOnlyAnAnswerEndsALateCall repeats calls of a former executor. Such a call has ended once the plugin has answered it,
-// but not if the plugin was not reached, or did not look at the volume.
+// but not if the plugin was not reached, or did not look at the volume. An update of the volume does not change the call.
 func TestOnlyAnAnswerEndsALateCall(t *testing.T) {
 	for rpc, late := range lateCalls() {
 		for _, c := range []struct {
@@ -44,7 +54,7 @@ func TestOnlyAnAnswerEndsALateCall(t *testing.T) {
 			{failed("PERMISSION_DENIED"), false},
 			{uncertain("ABORTED", false), false},
 		} {
-			d := open(t, of())
+			d := open(t, of(registry.CreateDelete), updatedSince())
 			d.faults = []fault{c.answer}
 			instance, _ := d.Controller.Plugins.Find(registry.RoleController, "ebs")
 			err := d.Controller.Repeat(t.Context(), instance, late)
@@ -65,7 +75,7 @@ func (moved) Repeating(context.Context, registry.PluginID, registry.LateCall) er
 // TestLateCallIsNotSentAgainstTheRecords has the records of a late call change before it is sent again.
 func TestLateCallIsNotSentAgainstTheRecords(t *testing.T) {
 	for rpc, late := range lateCalls() {
-		d := open(t, of())
+		d := open(t, of(registry.CreateDelete), updatedSince())
 		d.Controller.Executors = moved{}
 		instance, _ := d.Controller.Plugins.Find(registry.RoleController, "ebs")
 		if err := d.Controller.Repeat(t.Context(), instance, late); !errors.Is(err, registry.ErrConflict) {
