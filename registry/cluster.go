@@ -345,7 +345,12 @@ func (e Executor) Left(n NodeName, at time.Time) Executor {
 // Settled returns the record after a former holder has said that none of its earlier calls may run any more.
 func (e Executor) Settled(n NodeName) Executor {
 	e.Former = slices.DeleteFunc(slices.Clone(e.Former), func(f NodeName) bool { return f == n })
-	e.Late = slices.DeleteFunc(slices.Clone(e.Late), func(l LateCall) bool { return l.Node == n })
+	return e.Without(n, func(LateCall) bool { return true })
+}
+
+// Without returns the record after a former holder has said that calls of it have ended.
+func (e Executor) Without(n NodeName, ended func(LateCall) bool) Executor {
+	e.Late = slices.DeleteFunc(slices.Clone(e.Late), func(l LateCall) bool { return l.Node == n && ended(l) })
 	return e
 }
 

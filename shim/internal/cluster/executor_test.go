@@ -49,7 +49,7 @@ type executing struct {
 	*Executors
 	plugins testPlugins
 	boot    atomic.Int64 // added to CLOCK_BOOTTIME
-	busy    atomic.Bool  // the plugin answers a repeated call with ABORTED
+	busy    atomic.Bool  // the plugin answers repeated calls with ABORTED
 	asked   atomic.Int64 // how often a call was repeated
 	cut     func()       // ends the renewals of the lease
 }
@@ -61,9 +61,9 @@ func newExecuting(t *testing.T, n *testNode) *executing {
 	s.ttl = 2 * time.Second
 	s.boot = func() time.Duration { return proc.BootTime() + time.Duration(x.boot.Load()) }
 	x.Executors = newExecutors(s, &x.plugins, time.Now, hclog.NewNullLogger())
-	x.repeat = func(context.Context, registry.Instance, registry.LateCall) error {
+	x.repeat = func(_ context.Context, _ registry.Instance, call registry.LateCall) error {
 		defer x.asked.Add(1)
-		if x.busy.Load() {
+		if x.busy.Load() || call.Failed {
 			return &registry.CallError{Code: "ABORTED", Outcome: registry.OutcomeUncertain}
 		}
 		return nil

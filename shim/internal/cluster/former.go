@@ -62,32 +62,36 @@ func (e *Executors) HandOver(ctx context.Context) error {
 	}
 }
 
-// settle records that no earlier call of this node runs at the plugin any more, once there is evidence of that.
+// settle records which calls of this node as a former executor have ended at the plugin, once there is evidence of that.
 func (e *Executors) settle(ctx context.Context, plugin registry.PluginID) error {
-	var begun []registry.LateCall
+	var ended []registry.LateCall
 	err := e.state.View(ctx, func(v registry.View) error {
 		executor, _ := v.Executor(plugin)
-		begun = e.begun(v, executor)
+		ended = e.begun(v, executor)
 		return nil
 	})
-	gone := e.gone(plugin)
-	if err == nil && !gone {
-		err = e.repeatAll(ctx, plugin, begun)
-	}
 	if err != nil {
 		return err
 	}
-	_, err = registry.Ensure(ctx, e.state, func(v registry.View) (registry.Change, error) {
+	if !e.gone(plugin) {
+		ended, err = e.repeatAll(ctx, plugin, ended)
+	}
+	_, failed := registry.Ensure(ctx, e.state, func(v registry.View) (change registry.Change, err error) {
 		executor, _ := v.Executor(plugin)
-		more := slices.ContainsFunc(e.begun(v, executor), func(l registry.LateCall) bool {
-			return !slices.ContainsFunc(begun, l.Same)
-		})
-		if !slices.Contains(executor.Former, e.state.node) || !e.idle(plugin) || more && !gone {
-			return registry.Change{}, nil
+		if !slices.Contains(executor.Former, e.state.node) || !e.idle(plugin) {
+			return change, nil
 		}
-		return registry.Change{Put: []registry.Record{executor.Settled(e.state.node)}}, nil
+		next := executor.Settled(e.state.node)
+		has := func(l registry.LateCall) bool { return slices.ContainsFunc(ended, l.Same) }
+		if slices.ContainsFunc(e.begun(v, executor), func(l registry.LateCall) bool { return !has(l) }) {
+			next = executor.Without(e.state.node, has)
+		}
+		if len(next.Former) < len(executor.Former) || len(next.Late) < len(executor.Late) {
+			change.Put = []registry.Record{next}
+		}
+		return change, nil
 	})
-	return err
+	return errors.Join(err, failed)
 }
 
 // begun returns the calls of this node as a former executor that may still run at its plugin. Those that are open belong
@@ -104,8 +108,11 @@ func (e *Executors) begun(v registry.View, executor registry.Executor) (list []r
 	return list
 }
 
-// repeatAll repeats calls at each instance of the plugin's controller on this node. It returns nil once all have answered.
-func (e *Executors) repeatAll(ctx context.Context, plugin registry.PluginID, calls []registry.LateCall) error {
+// repeatAll repeats calls at each instance of the plugin's controller on this node, and returns those that all of them
+// have answered.
+func (e *Executors) repeatAll(
+	ctx context.Context, plugin registry.PluginID, calls []registry.LateCall,
+) (ended []registry.LateCall, err error) {
 	var all sync.WaitGroup
 	errs := make([]error, len(calls))
 	for i, call := range calls {
@@ -116,7 +123,12 @@ func (e *Executors) repeatAll(ctx context.Context, plugin registry.PluginID, cal
 		})
 	}
 	all.Wait()
-	return errors.Join(errs...)
+	for i, call := range calls {
+		if errs[i] == nil {
+			ended = append(ended, call)
+		}
+	}
+	return ended, errors.Join(errs...)
 }
 
 func (e *Executors) repeatOne(ctx context.Context, at registry.Instance, call registry.LateCall) error {

@@ -46,6 +46,28 @@ func TestFormerExecutorHandsOverWithEvidence(t *testing.T) {
 	}
 }
 
+// TestOneLateCallHoldsUpNoOther has a former executor with two late calls, of which it cannot repeat one.
+func TestOneLateCallHoldsUpNoOther(t *testing.T) {
+	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
+	a.setHealthy(false)
+	refused := registry.LateCall{Node: "a", RPC: registry.DeleteVolumeRPC, For: "default/refused", Failed: true}
+	answered := registry.LateCall{Node: "a", RPC: registry.ControllerPublishRPC, For: "default/answered"}
+	elsewhere := answered
+	elsewhere.Node = "c"
+	put(t, a, registry.Change{Put: []registry.Record{registry.Executor{Plugin: "p", Holder: "b",
+		Former: []registry.NodeName{"a", "c"}, Late: []registry.LateCall{refused, answered, elsewhere}}}})
+	late := func(want ...registry.LateCall) bool { return slices.EqualFunc(a.executor(t).Late, want, sameCall) }
+	until(t, "the end of the other call", func() bool { return late(refused, elsewhere) })
+	if former := a.executor(t).Former; len(former) != 2 {
+		t.Errorf("former executors are %v", former)
+	}
+	a.plugins.exited.Store(true)
+	a.Executors.changed.fire()
+	until(t, "the end of both", func() bool { return late(elsewhere) && len(a.executor(t).Former) == 1 })
+}
+
+func sameCall(a, b registry.LateCall) bool { return a.Node == b.Node && a.Same(b) }
+
 // TestCallThatBeginsWhileTheExecutorLeaves has a call begin while its node gives up the plugin. The node is a former
 // executor until the plugin has answered the call once more.
 func TestCallThatBeginsWhileTheExecutorLeaves(t *testing.T) {
