@@ -137,7 +137,11 @@ func TestOneReleaseWithoutASuccessorDeletesTheVolume(t *testing.T) {
 				if crash {
 					n.crash()
 					n.plugin.Load().end(true)
-					n.start()
+					n.startPlugin()
+					n.fails("NodeUnpublishVolume", "UNAVAILABLE") // the first release does not end before the second call
+					n.startShim()
+					n.introduce()
+					time.AfterFunc(time.Second, func() { n.script() })
 				} else {
 					synctest.Wait()
 				}
