@@ -383,7 +383,7 @@ func (n *node) startPlugin(ctx context.Context, task host.AllocTask) (host.Alloc
 	return task, n.host.TaskStarted(ctx, task.Key(), task.Attempt)
 }
 
-// swap replaces the shim every second.
+// swap replaces the shim every second. A swap may be refused as the driver does not answer the next shim: it was frozen.
 func (n *node) swap(ctx context.Context) {
 	for i := 1; ctx.Err() == nil; i++ {
 		next := time.After(time.Second)
@@ -391,7 +391,7 @@ func (n *node) swap(ctx context.Context) {
 		switch {
 		case err == nil:
 			n.note(line{Kind: swapped})
-		case ctx.Err() == nil:
+		case ctx.Err() == nil && !strings.Contains(err.Error(), "no plugin answers this shim"):
 			n.note(line{Kind: broken, Error: "swap: " + err.Error()})
 		}
 		select {
