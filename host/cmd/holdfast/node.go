@@ -93,9 +93,12 @@ func newNodeForget(io streams, p *globalFlags) *cobra.Command {
 	reason := ""
 	c := &cobra.Command{
 		Use: "forget ID", Short: "Remove a node that never comes back", Args: usageArgs(cobra.ExactArgs(1)),
-		Long: "Remove a node that never comes back from the list of nodes. A node that is alive is refused, and so is one on " +
-			"which claims, attachments, volumes or calls depend: they are released by holdfast node out-of-service.\n\n" +
-			"If the node comes back after all, it unmounts its volumes and is listed again.",
+		Long: `Remove a node that never comes back from the list of nodes. A node that is alive
+is refused, and so is one on which records depend. holdfast node out-of-service
+releases claims and attachments; volumes and snapshots that are stored there
+have to be deregistered.
+
+If the node comes back after all, it unmounts its volumes and is listed again.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			err := p.client().ForgetNode(c.Context(), args[0], reason)
 			return show(io, p, err, map[string]string{"node": args[0]}, func(to writer, _ map[string]string) error {
