@@ -15,7 +15,7 @@ func newAlloc(io streams, p *globalFlags) *cobra.Command {
 	status := statusCommand(io, p, "List allocs, or show the one whose ID starts with ID", (*control.Client).Allocs,
 		writeAllocs,
 		(*control.Client).Alloc, writeAlloc)
-	return group("alloc", "Inspect, restart and stop allocs, read their logs, run commands in them, release their volumes",
+	return group("alloc", "Manage allocs, read their logs, run commands in them",
 		status, newAllocLogs(io, p), newAllocExec(io, p), newAllocRestart(io, p), newAllocStop(io, p), newAllocRelease(io, p))
 }
 

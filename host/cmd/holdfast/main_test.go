@@ -174,6 +174,22 @@ func TestTables(t *testing.T) {
 }
 
 // On a terminal of 80 columns, columns that do not fit are below their row, whole.
+func TestHelpFitsTheTerminal(t *testing.T) {
+	var check func(*cobra.Command)
+	check = func(c *cobra.Command) {
+		listed := regexp.MustCompile(`(?s)Available Commands:.*?\n\n`).ReplaceAllString(c.UsageString(), "")
+		for line := range strings.Lines(c.Long + "\n" + listed) {
+			if n := len([]rune(line)) - 1; n > 80 && !strings.HasPrefix(line, `Use "`) {
+				t.Errorf("%s: %d columns: %s", c.CommandPath(), n, line)
+			}
+		}
+		for _, sub := range c.Commands() {
+			check(sub)
+		}
+	}
+	check(newRoot(streams{}, &globalFlags{}))
+}
+
 func TestTableFitsTheTerminal(t *testing.T) {
 	table := newTable("ID", "JOB", "STATE", "REASON")
 	reason := strings.Repeat("volume data is held by alloc 99; ", 4) + "see holdfast alloc status"
