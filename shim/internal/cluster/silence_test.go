@@ -52,6 +52,9 @@ func TestProblemNamesTheSilentEtcd(t *testing.T) {
 		if err := process.Signal(syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
+		if _, err := syscall.Wait4(process.Pid, nil, syscall.WUNTRACED, nil); err != nil { // some threads may run on for a moment
+			t.Fatal(err)
+		}
 		done := make(chan error, 1)
 		go func() {
 			_, err := n.Commit(t.Context(), func(registry.View) (registry.Change, error) {
