@@ -262,6 +262,10 @@ func (l loop) each(do func(dev *os.File, info *unix.LoopInfo64) error) error {
 			}
 			return do(dev, info)
 		})
+		var open *os.PathError
+		if errors.As(err, &open) && open.Op == "open" && errors.Is(err, unix.ENXIO) {
+			continue // it is being freed
+		}
 		if err != nil {
 			return err
 		}
