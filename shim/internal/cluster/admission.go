@@ -2,8 +2,10 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 
@@ -47,6 +49,35 @@ func (r *reports) log(log hclog.Logger, what string, err error) {
 		log.Warn(what, "error", err)
 	}
 	r.last = text
+}
+
+// follow calls step at once, after each change, when the lease is valid again, and a second after an error of step. It
+// logs the error with what, and ends when ctx does or this node is fenced.
+func (s *session) follow(
+	ctx context.Context, changes *broadcast, log hclog.Logger, what string, step func(context.Context) error,
+) error {
+	for said := (reports{}); ; {
+		changed, valid := changes.next(), s.valid.next()
+		err := step(ctx)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if errors.Is(err, registry.ErrFenced) {
+			return err
+		}
+		said.log(log, what, err)
+		var again <-chan time.Time
+		if err != nil {
+			again = time.After(time.Second)
+		}
+		select {
+		case <-changed:
+		case <-valid:
+		case <-again:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 }
 
 // behind reports whether this node was declared lost, and has not taken down its volumes since.

@@ -157,28 +157,7 @@ func (e *Executors) Applied(a registry.Applied) {
 // Run takes and leaves the execution of plugins until ctx ends.
 func (e *Executors) Run(ctx context.Context) error {
 	e.session.awaitFirst(ctx)
-	for said := (reports{}); ; {
-		changed, valid := e.changed.next(), e.session.valid.next()
-		err := e.review(ctx)
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if errors.Is(err, registry.ErrFenced) {
-			return err
-		}
-		said.log(e.log, "cannot take or leave the execution of plugins", err)
-		var again <-chan time.Time
-		if err != nil {
-			again = time.After(time.Second)
-		}
-		select {
-		case <-changed:
-		case <-valid:
-		case <-again:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
+	return e.session.follow(ctx, &e.changed, e.log, "cannot take or leave the execution of plugins", e.review)
 }
 
 // review takes the plugins that this node can execute and that have no executor, and leaves those that it can no

@@ -27,39 +27,24 @@ const repeatLimit = 10 * time.Second
 // A probe that is answered, a lease that has ended and a deadline that has passed are none.
 func (e *Executors) HandOver(ctx context.Context) error {
 	e.session.awaitFirst(ctx)
-	for said := (reports{}); ; {
-		changed, valid := e.changed.next(), e.session.valid.next()
-		var former []registry.PluginID
-		err := e.state.View(ctx, func(v registry.View) error {
-			for _, executor := range v.Executors() {
-				if slices.Contains(executor.Former, e.state.node) && e.idle(executor.Plugin) {
-					former = append(former, executor.Plugin)
-				}
+	return e.session.follow(ctx, &e.changed, e.log, "calls of this node as a former executor have not ended yet", e.settleAll)
+}
+
+// settleAll settles the calls for all plugins that this node has executed and does not execute now.
+func (e *Executors) settleAll(ctx context.Context) error {
+	var former []registry.PluginID
+	err := e.state.View(ctx, func(v registry.View) error {
+		for _, executor := range v.Executors() {
+			if slices.Contains(executor.Former, e.state.node) && e.idle(executor.Plugin) {
+				former = append(former, executor.Plugin)
 			}
-			return nil
-		})
-		for _, plugin := range former {
-			err = errors.Join(err, e.settle(ctx, plugin))
 		}
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if errors.Is(err, registry.ErrFenced) {
-			return err
-		}
-		said.log(e.log, "calls of this node as a former executor have not ended yet", err)
-		var again <-chan time.Time
-		if err != nil {
-			again = time.After(time.Second)
-		}
-		select {
-		case <-changed:
-		case <-valid:
-		case <-again:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+		return nil
+	})
+	for _, plugin := range former {
+		err = errors.Join(err, e.settle(ctx, plugin))
 	}
+	return err
 }
 
 // settle records which calls of this node as a former executor have ended at the plugin, once there is evidence of that.

@@ -48,34 +48,16 @@ func NewReaper(n *Node, release Releaser, allocs Allocs) *Reaper {
 func (r *Reaper) Run(ctx context.Context) error {
 	var all sync.WaitGroup
 	defer all.Wait()
-	for said := (reports{}); ; {
-		changed, valid := r.changes.next(), r.session.valid.next()
+	const failing = "cannot release the volumes of lost nodes"
+	return r.session.follow(ctx, &r.changes, r.log, failing, func(ctx context.Context) error {
 		due, err := r.due(ctx)
 		for _, k := range due {
 			if r.begin(k) {
 				all.Go(func() { defer r.end(k); r.reap(ctx, k) })
 			}
 		}
-		err = errors.Join(err, r.unmark(ctx), r.endUses(ctx), r.comeBack(ctx))
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if errors.Is(err, registry.ErrFenced) {
-			return err
-		}
-		said.log(r.log, "cannot release the volumes of lost nodes", err)
-		var again <-chan time.Time
-		if err != nil {
-			again = time.After(time.Second)
-		}
-		select {
-		case <-changed:
-		case <-valid:
-		case <-again:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
+		return errors.Join(err, r.unmark(ctx), r.endUses(ctx), r.comeBack(ctx))
+	})
 }
 
 // due lists what lost nodes still have, and this node may release.
