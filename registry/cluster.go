@@ -60,7 +60,7 @@ type Drain struct {
 	Deadline time.Time `json:"deadline,omitzero"`
 }
 
-// Drains returns the drain of the node, also one that continues once it is back; false: there is none.
+// Drains returns the drain of the node, if there is one. The drain of a lost node continues when the node is back.
 func (n Node) Drains() (Drain, bool) {
 	if n.State == NodeDraining {
 		return Drain{By: n.By, Reason: n.Reason, Deadline: n.Deadline}, true

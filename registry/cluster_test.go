@@ -2,8 +2,8 @@ package registry
 
 import "testing"
 
-// TestEndedCallIsLateAtFormerExecutors ends a call that three nodes have begun. It may still run at the one that is a former
-// executor and not the holder again.
+// TestEndedCallIsLateAtFormerExecutors ends a call that three nodes have begun: the holder, a former executor and a node
+// that has settled its calls. It may still run at the former executor.
 func TestEndedCallIsLateAtFormerExecutors(t *testing.T) {
 	e := Executor{Holder: "a", Former: []NodeName{"a", "b", "other"}}
 	call, senders := LateCall{For: "default/data", RPC: DeleteVolumeRPC, Failed: true}, []NodeName{"a", "b", "settled"}

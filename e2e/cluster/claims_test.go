@@ -171,7 +171,7 @@ func contains(all, some []string) bool {
 	return !slices.ContainsFunc(some, func(one string) bool { return !slices.Contains(all, one) })
 }
 
-// claims is the model of the claims of a volume, some of which are held from the start.
+// claims is the model of the claims of a volume. held are the claims at the start.
 func claims(held holders) porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return held },

@@ -341,7 +341,7 @@ func (d Container) wait(ctx context.Context, h Handle) (Exit, error) {
 	}
 	s, found, err := d.state(ctx, h)
 	if restarted := found && containerRuns(s) && !h.runs(s); err == nil && !restarted {
-		// Also of one that does not run: Podman may not know its exit code before the wait has ended.
+		// Wait although it has ended: Podman may not know the exit code before.
 		if err = d.awaitExit(ctx, h); err == nil {
 			s, found, err = d.state(ctx, h)
 		}

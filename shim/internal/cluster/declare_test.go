@@ -108,8 +108,8 @@ func TestOnlyALostNodeIsDeclaredOutOfService(t *testing.T) {
 	}
 }
 
-// TestOnlyANodeThatHoldsNothingIsForgotten forgets a node that is alive, one that has something, and one that has not. The
-// last one comes back after all: it first gives up what it may have.
+// TestOnlyANodeThatHoldsNothingIsForgotten tries to forget a node that is alive, a node with claims, and then a node without
+// any. The last node comes back, and unmounts its volumes before it is ready.
 func TestOnlyANodeThatHoldsNothingIsForgotten(t *testing.T) {
 	client := etcdtest.Start(t)
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")

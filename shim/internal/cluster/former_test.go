@@ -12,7 +12,8 @@ import (
 )
 
 // TestFormerExecutorHandsOverWithEvidence has a call of a former executor run on at its plugin. The node hands over once
-// the plugin has answered the same call, or has exited; an open call and one that has ended elsewhere are alike.
+// the plugin has answered the same call, or has exited. It makes no difference whether the call has ended at the next
+// executor.
 func TestFormerExecutorHandsOverWithEvidence(t *testing.T) {
 	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
 	a.setHealthy(false)
@@ -46,7 +47,7 @@ func TestFormerExecutorHandsOverWithEvidence(t *testing.T) {
 	}
 }
 
-// TestOneLateCallHoldsUpNoOther has a former executor with two late calls, of which it cannot repeat one.
+// TestOneLateCallHoldsUpNoOther repeats two late calls of a former executor. One of them is refused; the other is handed over.
 func TestOneLateCallHoldsUpNoOther(t *testing.T) {
 	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
 	a.setHealthy(false)

@@ -61,8 +61,8 @@ func TestNameOfAnotherMember(t *testing.T) {
 	registrytest.Put(t, second, claim("v", "b"))
 }
 
-// TestNodeWithAnotherExpectation starts a node that expects more nodes than the cluster was created with: it waits, says
-// what to do, and is no node of the cluster. So is one that was started at the same time.
+// TestNodeWithAnotherExpectation starts a node that expects more nodes than the cluster was created with. It waits, says
+// what to do, and does not join. Neither does such a node that starts at the same time as the first one.
 func TestNodeWithAnotherExpectation(t *testing.T) {
 	client := etcdtest.Start(t)
 	first := newMember(t, client, "first")

@@ -234,8 +234,8 @@ func (n *Node) describe(ctx context.Context) error {
 	}
 }
 
-// describeNow records this node, and that the cluster has formed if it is the last one that was expected. A new node that
-// expects another number of nodes is not recorded.
+// describeNow records this node. With the last node that was expected, it also records that the cluster has formed. A new
+// node that expects another number of nodes is not recorded.
 func (n *Node) describeNow(ctx context.Context) error {
 	if err := n.State.awaitReady(ctx); err != nil {
 		return err
