@@ -129,73 +129,11 @@ type Executor struct {
 	Lease  int64    `json:"lease,omitempty"`  // of the holder
 	Term   uint64   `json:"term"`             // counts the holders
 	// Former are earlier holders that have not said that none of their calls runs any more. A call that one of them has
-	// begun may only be repeated.
-	Former []NodeName `json:"former,omitempty"`
-	// Late are calls that a former holder has begun, and that another node has repeated until the outcome was certain.
-	Late        []LateCall `json:"late,omitempty"`
+	// begun may only be repeated. LateCalls of other nodes do not count.
+	Former      []NodeName `json:"former,omitempty"`
 	CreateIndex Seq        `json:"create_index"`
 	ModifyIndex Seq        `json:"modify_index"`
 	Since       time.Time  `json:"since,omitzero"`
-}
-
-// LateCall is a call that a former executor has begun, and that may still run at its plugin. Until that node has said
-// that it does not, no other call is sent for the same volume or snapshot.
-type LateCall struct {
-	For    string   `json:"for"` // the name of the volume or snapshot
-	Node   NodeName `json:"node"`
-	RPC    RPC      `json:"rpc"`
-	Hash   string   `json:"hash,omitempty"`   // of the request
-	Failed bool     `json:"failed,omitempty"` // the call has certainly failed at a later executor
-	// The records as they were while the call was open, from which the former executor repeats it.
-	Volume     *Volume         `json:"volume,omitempty"`
-	Attachment *Attachment     `json:"attachment,omitempty"`
-	Snapshot   *VolumeSnapshot `json:"snapshot,omitempty"`
-}
-
-// Same reports whether two nodes have begun the same call.
-func (l LateCall) Same(o LateCall) bool { return l.For == o.For && l.RPC == o.RPC && l.Hash == o.Hash }
-
-// LateCall returns an open call as a former executor can repeat it.
-func (v View) LateCall(open Intent) LateCall {
-	late := LateCall{For: open.Name.String(), RPC: open.RPC, Hash: open.Hash}
-	if volume, found := v.Volume(open.Name); found {
-		late.Volume = &volume
-	}
-	for _, at := range v.Attachments(open.Volume) {
-		if at.NodeID == open.Node {
-			late.Attachment = &at
-		}
-	}
-	return late
-}
-
-// Blocks returns the error of a call that has to wait for a former executor, nil if it need not.
-func (e Executor) Blocks(what string, rpc RPC, hash string) error {
-	for _, late := range e.Late {
-		if late.For == what && (late.RPC != rpc || late.Hash != hash) {
-			return Errorf(ErrUnavailable, "%s of %s cannot be sent now: %s", rpc, what, MayRunAt(late.Node, late.RPC))
-		}
-	}
-	return nil
-}
-
-// MayRunAt says what a call for the same volume or snapshot as a call of a former executor waits for.
-func MayRunAt(n NodeName, rpc RPC) string {
-	return fmt.Sprintf("node %s has begun %s, which may still run at its plugin; wait until the plugin there has answered the "+
-		"same call once more, or stop the plugin's controller on node %s, or declare the node out of service", n, rpc, n)
-}
-
-// Ended returns the record after a call has ended that senders have begun. It has ended at the holder, whose plugin has
-// answered it. same: nothing of the record has changed.
-func (e Executor) Ended(call LateCall, senders []NodeName) (next Executor, same bool) {
-	e.Late, same = slices.Clone(e.Late), true
-	for _, n := range senders {
-		known := func(l LateCall) bool { return l.Node == n && l.Same(call) }
-		if call.Node = n; n != e.Holder && slices.Contains(e.Former, n) && !slices.ContainsFunc(e.Late, known) {
-			e.Late, same = append(e.Late, call), false
-		}
-	}
-	return e, same
 }
 
 // ExecutorKey says which node makes controller calls: Node, if the plugin has controller_scope = "node", else the
@@ -345,12 +283,6 @@ func (e Executor) Left(n NodeName, at time.Time) Executor {
 // Settled returns the record after a former holder has said that none of its earlier calls may run any more.
 func (e Executor) Settled(n NodeName) Executor {
 	e.Former = slices.DeleteFunc(slices.Clone(e.Former), func(f NodeName) bool { return f == n })
-	return e.Without(n, func(LateCall) bool { return true })
-}
-
-// Without returns the record after a former holder has said that calls of it have ended.
-func (e Executor) Without(n NodeName, ended func(LateCall) bool) Executor {
-	e.Late = slices.DeleteFunc(slices.Clone(e.Late), func(l LateCall) bool { return l.Node == n && ended(l) })
 	return e
 }
 

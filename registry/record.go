@@ -34,6 +34,7 @@ const (
 	BucketNodes          Bucket = "nodes"
 	BucketNodeLeases     Bucket = "node_leases"
 	BucketExecutors      Bucket = "executors"
+	BucketLateCalls      Bucket = "late_calls"
 	BucketRemoteCalls    Bucket = "remote_calls"
 	BucketFormations     Bucket = "formations"
 )
@@ -90,6 +91,9 @@ var RecordTypes = []RecordType{
 		codec: codecOf(func(r *NodeLease) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
 	{Bucket: BucketExecutors, Owner: "cluster", Shared: true, Path: []string{"plugin"},
 		codec: codecOf(func(r *Executor) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+	{Bucket: BucketLateCalls, Owner: "intent", Shared: true, Release: true,
+		Path:  []string{"plugin", "volume or snapshot", "node", "call", "hash of the request"},
+		codec: codecOf(func(r *LateCall) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
 	{Bucket: BucketRemoteCalls, Owner: "cluster", Shared: true, Path: []string{"operation"},
 		codec: codecOf(func(r *RemoteCall) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
 	{Bucket: BucketFormations, Owner: "cluster", Shared: true, Path: []string{"cluster"},

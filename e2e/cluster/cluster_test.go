@@ -322,7 +322,7 @@ func (s *system) judgeEtcd() (errs []string) {
 	defer client.Close()
 	ctx, cancel := context.WithTimeout(s.t.Context(), waitLimit)
 	defer cancel()
-	for _, bucket := range []string{"volumes", "claims", "attachments", "intents", "remote_calls"} {
+	for _, bucket := range []string{"volumes", "claims", "attachments", "intents", "late_calls", "remote_calls"} {
 		answer, err := client.Get(ctx, "/holdfast/test/r/"+bucket+"/", clientv3.WithPrefix())
 		if err != nil {
 			return append(errs, err.Error())

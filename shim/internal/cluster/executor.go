@@ -188,24 +188,36 @@ func (e *Executors) healthy(plugin registry.PluginID) bool {
 	return found && instance.Health.State == registry.Healthy
 }
 
-// take makes this node the executor of the plugin, unless another one holds it.
+// take makes this node the executor of the plugin, unless another one holds it. The executor deletes the late calls of
+// nodes that are no former executors any more. It does so before it begins any call, as a node may become a former executor
+// again.
 func (e *Executors) take(ctx context.Context, plugin registry.PluginID) error {
 	lease := e.session.Lease()
 	if lease == 0 { // Run looks again once it is valid
 		return nil
 	}
-	_, err := registry.Ensure(ctx, e.state, func(v registry.View) (registry.Change, error) {
-		executor, _ := v.Executor(plugin)
-		executor.Plugin = plugin
-		own, alive := v.NodeLease(e.state.node)
-		if v.Held(executor) || !alive || own.Lease != lease || e.state.behind(v) && mounted(v) {
-			return registry.Change{}, nil
-		}
-		next := executor.Taken(e.state.node, lease, e.now())
-		return registry.Change{Put: []registry.Record{next}, Events: []registry.Event{{
-			Kind: registry.EventExecutor, Plugin: plugin, Detail: next.String(), At: e.now(),
-		}}}, nil
-	})
+	var err error
+	for more := true; more && err == nil; {
+		_, err = registry.Ensure(ctx, e.state, func(v registry.View) (change registry.Change, err error) {
+			executor, _ := v.Executor(plugin)
+			executor.Plugin = plugin
+			own, alive := v.NodeLease(e.state.node)
+			held := v.Held(executor)
+			if more = false; held && executor.Holder != e.state.node || !alive || own.Lease != lease {
+				return change, nil
+			}
+			if change.Delete = v.PastLateCalls(executor); len(change.Delete) > lateBatch {
+				change.Delete, more = change.Delete[:lateBatch], true
+			}
+			if more || held || e.state.behind(v) && mounted(v) {
+				return change, nil
+			}
+			next := executor.Taken(e.state.node, lease, e.now())
+			change.Put = []registry.Record{next}
+			change.Events = []registry.Event{{Kind: registry.EventExecutor, Plugin: plugin, Detail: next.String(), At: e.now()}}
+			return change, nil
+		})
+	}
 	return err
 }
 
@@ -218,7 +230,7 @@ func (e *Executors) leave(ctx context.Context, plugin registry.PluginID) error {
 			return registry.Change{}, nil
 		}
 		executor = executor.Dropped(e.now())
-		if e.idle(plugin) && e.gone(plugin) {
+		if e.idle(plugin) && e.gone(plugin) && len(v.LateCalls(plugin, e.state.node)) == 0 {
 			executor = executor.Settled(e.state.node)
 		}
 		return registry.Change{Put: []registry.Record{executor}, Events: []registry.Event{{

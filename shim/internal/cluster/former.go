@@ -15,6 +15,9 @@ import (
 // repeatLimit bounds one repetition of a call of a former executor. The call is repeated until the plugin has answered.
 const repeatLimit = 10 * time.Second
 
+// lateBatch is how many late calls one transaction deletes. They have no index entries, and etcd allows 128 operations.
+const lateBatch = 100
+
 // HandOver settles the calls that this node has begun while it was the executor, until ctx ends. A call may run on at its
 // plugin after its shim was killed, or after its deadline: CSI has no way to cancel it. Another executor sends a different
 // call for its volume only once there is evidence that it has ended here. Evidence is one of:
@@ -49,44 +52,59 @@ func (e *Executors) settleAll(ctx context.Context) error {
 
 // settle records which calls of this node as a former executor have ended at the plugin, once there is evidence of that.
 func (e *Executors) settle(ctx context.Context, plugin registry.PluginID) error {
-	var ended []registry.LateCall
+	var calls []registry.LateCall
 	err := e.state.View(ctx, func(v registry.View) error {
 		executor, _ := v.Executor(plugin)
-		ended = e.begun(v, executor)
+		calls = e.begun(v, executor)
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	if !e.gone(plugin) {
-		ended, err = e.repeatAll(ctx, plugin, ended)
-	}
-	_, failed := registry.Ensure(ctx, e.state, func(v registry.View) (change registry.Change, err error) {
-		executor, _ := v.Executor(plugin)
-		if !slices.Contains(executor.Former, e.state.node) || !e.idle(plugin) {
+	ended, err := e.repeatAll(ctx, plugin, calls)
+	for more := true; more; {
+		_, failed := registry.Ensure(ctx, e.state, func(v registry.View) (change registry.Change, err error) {
+			change, more = e.settled(v, plugin, ended)
 			return change, nil
+		})
+		if err = errors.Join(err, failed); failed != nil {
+			break
 		}
-		next := executor.Settled(e.state.node)
-		has := func(l registry.LateCall) bool { return slices.ContainsFunc(ended, l.Same) }
-		if slices.ContainsFunc(e.begun(v, executor), func(l registry.LateCall) bool { return !has(l) }) {
-			next = executor.Without(e.state.node, has)
+	}
+	return err
+}
+
+// settled returns the change that deletes the late calls of this node that have ended, and takes the node out of the
+// former executors if they are the last ones. more: they are too many for one commit.
+func (e *Executors) settled(
+	v registry.View, plugin registry.PluginID, ended map[registry.Key]bool,
+) (change registry.Change, more bool) {
+	executor, _ := v.Executor(plugin)
+	if !slices.Contains(executor.Former, e.state.node) || !e.idle(plugin) {
+		return change, false
+	}
+	all := true
+	for _, call := range e.begun(v, executor) {
+		switch key := call.Key(); {
+		case !ended[key]:
+			all = false
+		case v.Get(key) != nil: // else the call is open
+			change.Delete = append(change.Delete, key)
 		}
-		if len(next.Former) < len(executor.Former) || len(next.Late) < len(executor.Late) {
-			change.Put = []registry.Record{next}
-		}
-		return change, nil
-	})
-	return errors.Join(err, failed)
+	}
+	switch {
+	case len(change.Delete) > lateBatch:
+		change.Delete, more = change.Delete[:lateBatch], true
+	case all:
+		change.Put = []registry.Record{executor.Settled(e.state.node)}
+	}
+	return change, more
 }
 
 // begun returns the calls of this node as a former executor that may still run at its plugin. Those that are open belong
 // to it again if it is the executor. No other node changes which calls this one has begun.
 func (e *Executors) begun(v registry.View, executor registry.Executor) (list []registry.LateCall) {
-	for _, late := range executor.Late {
-		if late.Node == e.state.node {
-			list = append(list, late)
-		}
-	}
+	list = v.LateCalls(executor.Plugin, e.state.node)
 	if executor.Holder != e.state.node {
 		list = append(list, controller.Begun(v.Aside(), executor.Plugin, e.state.node)...)
 	}
@@ -94,10 +112,10 @@ func (e *Executors) begun(v registry.View, executor registry.Executor) (list []r
 }
 
 // repeatAll repeats calls at each instance of the plugin's controller on this node, and returns those that all of them
-// have answered.
+// have answered: all calls if there is no instance.
 func (e *Executors) repeatAll(
 	ctx context.Context, plugin registry.PluginID, calls []registry.LateCall,
-) (ended []registry.LateCall, err error) {
+) (ended map[registry.Key]bool, err error) {
 	var all sync.WaitGroup
 	errs := make([]error, len(calls))
 	for i, call := range calls {
@@ -108,10 +126,9 @@ func (e *Executors) repeatAll(
 		})
 	}
 	all.Wait()
+	ended = map[registry.Key]bool{}
 	for i, call := range calls {
-		if errs[i] == nil {
-			ended = append(ended, call)
-		}
+		ended[call.Key()] = errs[i] == nil
 	}
 	return ended, errors.Join(errs...)
 }

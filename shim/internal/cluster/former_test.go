@@ -2,7 +2,10 @@ package cluster
 
 import (
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,30 +23,29 @@ func TestFormerExecutorHandsOverWithEvidence(t *testing.T) {
 	key := volumeOf("vol", "vol").VolumeKey()
 	open := registry.Intent{Volume: key, RPC: registry.DeleteVolumeRPC, Senders: []registry.NodeName{"a", "b"}}
 	open.Volume.Plugin = "p"
-	late := registry.LateCall{Node: "a", RPC: registry.DeleteVolumeRPC, For: "default/vol"}
+	late := registry.LateCall{Plugin: "p", Node: "a", RPC: registry.DeleteVolumeRPC, For: "default/vol"}
 	for name, test := range map[string]struct {
-		late []registry.LateCall
-		open []registry.Record
+		call registry.Record
 		end  func()
 	}{
-		"an answer":                {[]registry.LateCall{late}, nil, func() { a.busy.Store(false) }},
-		"an answer to an open one": {nil, []registry.Record{open}, func() { a.busy.Store(false) }},
-		"the plugin exits":         {nil, []registry.Record{open}, func() { a.plugins.exited.Store(true); a.Executors.changed.fire() }},
+		"an answer":                {late, func() { a.busy.Store(false) }},
+		"an answer to an open one": {open, func() { a.busy.Store(false) }},
+		"the plugin exits":         {open, func() { a.plugins.exited.Store(true); a.Executors.changed.fire() }},
 	} {
 		a.busy.Store(true)
 		a.plugins.exited.Store(false)
 		asked := a.asked.Load()
-		executor := registry.Executor{Plugin: "p", Holder: "b", Former: []registry.NodeName{"a"}, Late: test.late}
-		put(t, a, registry.Change{Put: append(test.open, executor)})
+		executor := registry.Executor{Plugin: "p", Holder: "b", Former: []registry.NodeName{"a"}}
+		put(t, a, registry.Change{Put: []registry.Record{test.call, executor}})
 		until(t, name, func() bool { return a.asked.Load() > asked })
-		if e := a.executor(t); len(e.Former) != 1 || len(e.Late) != len(test.late) {
-			t.Errorf("%s: %+v while the call runs", name, e)
-		}
+		look(t, a.testNode, func(v registry.View) {
+			if e, _ := v.Executor("p"); len(e.Former) != 1 || v.Get(test.call.Key()) == nil {
+				t.Errorf("%s: %+v while the call runs", name, e)
+			}
+		})
 		test.end()
-		until(t, name, func() bool { e := a.executor(t); return len(e.Former)+len(e.Late) == 0 })
-		if len(test.open) > 0 {
-			put(t, a, registry.Change{Delete: []registry.Key{open.Key()}})
-		}
+		until(t, name, func() bool { return len(a.executor(t).Former) == 0 && len(a.late(t)) == 0 })
+		put(t, a, registry.Change{Delete: []registry.Key{open.Key()}})
 	}
 }
 
@@ -51,13 +53,13 @@ func TestFormerExecutorHandsOverWithEvidence(t *testing.T) {
 func TestOneLateCallHoldsUpNoOther(t *testing.T) {
 	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
 	a.setHealthy(false)
-	refused := registry.LateCall{Node: "a", RPC: registry.DeleteVolumeRPC, For: "default/refused", Failed: true}
-	answered := registry.LateCall{Node: "a", RPC: registry.ControllerPublishRPC, For: "default/answered"}
+	refused := registry.LateCall{Plugin: "p", Node: "a", RPC: registry.DeleteVolumeRPC, For: "default/refused", Failed: true}
+	answered := registry.LateCall{Plugin: "p", Node: "a", RPC: registry.ControllerPublishRPC, For: "default/answered"}
 	elsewhere := answered
 	elsewhere.Node = "c"
 	put(t, a, registry.Change{Put: []registry.Record{registry.Executor{Plugin: "p", Holder: "b",
-		Former: []registry.NodeName{"a", "c"}, Late: []registry.LateCall{refused, answered, elsewhere}}}})
-	late := func(want ...registry.LateCall) bool { return slices.EqualFunc(a.executor(t).Late, want, sameCall) }
+		Former: []registry.NodeName{"a", "c"}}, refused, answered, elsewhere}})
+	late := func(want ...registry.LateCall) bool { return slices.EqualFunc(a.late(t), want, sameCall) }
 	until(t, "the end of the other call", func() bool { return late(refused, elsewhere) })
 	if former := a.executor(t).Former; len(former) != 2 {
 		t.Errorf("former executors are %v", former)
@@ -94,6 +96,73 @@ func TestCallThatBeginsWhileTheExecutorLeaves(t *testing.T) {
 	until(t, "the hand-over", func() bool { return len(a.executor(t).Former) == 0 })
 }
 
+// TestThousandCallsAreOpenAtATakeover ends many calls at the next executor, while each may still run at the former one. Their
+// records are larger than a request to etcd may be. Another call for their volumes waits until the former executor has
+// handed over, or was fenced.
+func TestThousandCallsAreOpenAtATakeover(t *testing.T) {
+	client := etcdtest.Start(t)
+	a := newExecuting(t, newNode(t, client, "a"))
+	a.setHealthy(false)
+	b := newExecuting(t, newNode(t, client, "b"))
+	b.await(t, true)()
+	for _, test := range []struct {
+		calls int
+		end   func()
+	}{
+		{1000, func() { a.busy.Store(false) }},
+		{lateBatch + 1, func() { put(t, b, registry.Change{Put: []registry.Record{b.executor(t).Left("a", time.Now())}}) }},
+	} {
+		a.busy.Store(true)
+		var opens []registry.Intent
+		var records []registry.Record
+		for i := range test.calls {
+			v := volumeOf(fmt.Sprint("vol-", i), fmt.Sprint("vol-", i))
+			v.Parameters = map[string]string{"text": strings.Repeat("x", 2000)}
+			opens = append(opens, registry.Intent{Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: registry.ControllerExpandRPC,
+				Hash: "hash", Senders: []registry.NodeName{"a", "b"}})
+			records = append(records, v, opens[i])
+		}
+		for batch := range slices.Chunk(records, batchSize) {
+			put(t, b, registry.Change{Put: batch})
+		}
+		executor := b.executor(t)
+		executor.Former = []registry.NodeName{"a"}
+		put(t, b, registry.Change{Put: []registry.Record{executor}})
+		var ends sync.WaitGroup
+		for some := range slices.Chunk(opens, 20) {
+			ends.Go(func() {
+				for _, open := range some {
+					if _, err := b.testNode.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+						return registry.Change{Delete: []registry.Key{open.Key()}}.And(v.Ended(v.LateCallOf(open), open.Senders)), nil
+					}); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		ends.Wait()
+		blocked := func() (is bool) {
+			look(t, b.testNode, func(v registry.View) {
+				e, _ := v.Executor("p")
+				is = v.Blocks(e, "vol-7", registry.ControllerUnpublishRPC, "") != nil
+				if v.Blocks(e, "vol-7", registry.ControllerExpandRPC, "hash") != nil {
+					t.Error("the same call waits")
+				}
+			})
+			return is
+		}
+		if n := len(b.late(t)); n != test.calls || !blocked() {
+			t.Errorf("%d late calls of %d, blocked: %t", n, test.calls, blocked())
+		}
+		test.end()
+		until(t, "no former executor", func() bool { return len(b.executor(t).Former) == 0 })
+		if blocked() {
+			t.Error("another call waits")
+		}
+		until(t, "the records are gone", func() bool { return len(b.late(t)) == 0 })
+	}
+}
+
 // TestRepetitionIsCheckedBeforeItIsSent changes the records after a node has decided to repeat a call.
 func TestRepetitionIsCheckedBeforeItIsSent(t *testing.T) {
 	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
@@ -104,7 +173,7 @@ func TestRepetitionIsCheckedBeforeItIsSent(t *testing.T) {
 	open := registry.Intent{Volume: volumeOf("vol", "vol").VolumeKey(), Name: volumeOf("vol", "vol").VolumeName(),
 		RPC: registry.DeleteVolumeRPC, Senders: []registry.NodeName{"a"}}
 	open.Volume.Plugin = "p"
-	call := registry.LateCall{Node: "a", RPC: open.RPC, For: open.Name.String()}
+	call := registry.LateCall{Plugin: "p", Node: "a", RPC: open.RPC, For: open.Name.String()}
 	refused := call
 	refused.Failed = true
 	executor := registry.Executor{Plugin: "p", Holder: "b", Former: []registry.NodeName{"a"}}
@@ -116,20 +185,27 @@ func TestRepetitionIsCheckedBeforeItIsSent(t *testing.T) {
 	}
 	put(t, a, registry.Change{Put: []registry.Record{open, executor}})
 	check("it is open", nil)
-	executor.Late = []registry.LateCall{call}
-	put(t, a, registry.Change{Put: []registry.Record{executor}, Delete: []registry.Key{open.Key()}})
+	put(t, a, registry.Change{Put: []registry.Record{call}, Delete: []registry.Key{open.Key()}})
 	check("it has ended elsewhere", nil)
-	executor.Late = []registry.LateCall{refused}
-	put(t, a, registry.Change{Put: []registry.Record{executor}})
+	put(t, a, registry.Change{Put: []registry.Record{refused}})
 	check("it was refused elsewhere", registry.ErrConflict)
-	executor.Late = nil
-	put(t, a, registry.Change{Put: []registry.Record{open, executor}})
+	put(t, a, registry.Change{Put: []registry.Record{open}, Delete: []registry.Key{call.Key()}})
 	a.setHealthy(true)
 	a.await(t, true)()
 	check("the node is the executor again", registry.ErrConflict)
 	a.cut()
 	a.boot.Add(int64(2 * time.Second))
 	check("the lease may have ended", registry.ErrUnavailable)
+}
+
+// late lists the late calls of all nodes.
+func (x *executing) late(t *testing.T) (list []registry.LateCall) {
+	look(t, x.testNode, func(v registry.View) {
+		for path := range v.Paths(registry.BucketLateCalls, "") {
+			list = append(list, v.Get(registry.Key{Bucket: registry.BucketLateCalls, Path: path}).(registry.LateCall))
+		}
+	})
+	return list
 }
 
 func put(t *testing.T, x *executing, change registry.Change) {

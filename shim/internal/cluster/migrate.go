@@ -18,7 +18,7 @@ import (
 )
 
 // movable are the buckets of records that Migrate moves, in their order. Volumes are last: a volume that other nodes see
-// has its claims and attachments.
+// has its claims and attachments. A node that shares nothing has no executors, late calls and remote calls.
 var movable = []registry.Bucket{
 	registry.BucketDeregistered, registry.BucketAttachments, registry.BucketClaims, registry.BucketEndpointUses,
 	registry.BucketSnapshots, registry.BucketGroupSnapshots, registry.BucketVolumes,

@@ -12,19 +12,25 @@ import (
 func Begun(view registry.View, plugin registry.PluginID, node registry.NodeName) (list []registry.LateCall) {
 	for _, open := range view.Intents() {
 		if open.Volume.Plugin == plugin && slices.Contains(open.Senders, node) {
-			list = append(list, view.LateCall(open))
+			list = append(list, lateAt(node, view.LateCallOf(open)))
 		}
 	}
 	for _, snap := range view.SnapshotRecords() {
 		if snap.Plugin == plugin && snap.State.Unfinished() && slices.Contains(snap.Senders, node) {
-			list = append(list, lateSnapshot(snap))
+			list = append(list, lateAt(node, lateSnapshot(snap)))
 		}
 	}
 	return list
 }
 
+func lateAt(node registry.NodeName, late registry.LateCall) registry.LateCall {
+	late.Node = node
+	return late
+}
+
 func lateSnapshot(snap registry.VolumeSnapshot) registry.LateCall {
-	return registry.LateCall{For: nameOf(snap.SnapshotSpec).String(), RPC: changingRPC(snap), Snapshot: &snap}
+	return registry.LateCall{Plugin: snap.Plugin, For: nameOf(snap.SnapshotSpec).String(), RPC: changingRPC(snap),
+		Snapshot: &snap}
 }
 
 // Repeat repeats a call that this node has begun as a former executor, at an instance of the plugin here. It stores

@@ -65,7 +65,7 @@ func (s *Snapshots) senders(view registry.View, snap registry.VolumeSnapshot) ([
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errElsewhere, err)
 	}
-	if err := executor.Blocks(nameOf(snap.SnapshotSpec).String(), changingRPC(snap), ""); err != nil {
+	if err := view.Blocks(executor, nameOf(snap.SnapshotSpec).String(), changingRPC(snap), ""); err != nil {
 		return nil, err
 	}
 	if executor.Holder == "" || slices.Contains(snap.Senders, executor.Holder) {
@@ -109,17 +109,12 @@ func (s *Snapshots) ended(view registry.View, was registry.VolumeSnapshot, chang
 		next, is := r.(registry.VolumeSnapshot)
 		return is && next.Key() == was.Key() && next.State == was.State
 	})
-	if s.volumes.Executors == nil || stays || len(was.Senders) == 0 {
+	if stays {
 		return change
 	}
-	executor, _ := view.Executor(was.Plugin)
 	late := lateSnapshot(was)
 	late.Failed = was.State == registry.SnapshotDeleting && len(change.Put) > 0
-	next, same := executor.Ended(late, was.Senders)
-	if same {
-		return change
-	}
-	return change.And(registry.Change{Put: []registry.Record{next}})
+	return change.And(view.Ended(late, was.Senders))
 }
 
 // finish makes calls until the snapshot is as wanted or gone, until the retry policy gives up, or until ctx ends.

@@ -35,3 +35,14 @@ func (s Sender) Repeat(
 	}
 	return err
 }
+
+// ended returns the change that keeps at which former executors the call may still run, once its outcome is certain.
+func (d *delivery) ended(view registry.View, failed bool) registry.Change {
+	open, _ := d.OpenCall(view, d.Intent)
+	if len(open.Senders) == 0 {
+		return registry.Change{}
+	}
+	late := view.LateCallOf(open)
+	late.Failed = failed
+	return view.Ended(late, open.Senders)
+}

@@ -229,7 +229,7 @@ func (d *delivery) opening(view registry.View) (change registry.Change, err erro
 	if executor.Holder != "" {
 		next.Senders = []registry.NodeName{executor.Holder}
 	}
-	if err := executor.Blocks(next.Name.String(), next.RPC, next.Hash); err != nil {
+	if err := view.Blocks(executor, next.Name.String(), next.RPC, next.Hash); err != nil {
 		return registry.Change{}, err
 	}
 	if open, found := d.OpenCall(view, next); found {
@@ -279,25 +279,6 @@ func (d *delivery) executor(view registry.View) (registry.Executor, error) {
 	v, _ := view.Volume(d.Intent.Name)
 	d.by = registry.ExecutorKey{Plugin: d.Intent.Volume.Plugin, Node: v.Node}
 	return d.Executors.Check(view, d.by)
-}
-
-// ended returns the change that keeps at which former executors the call may still run, once its outcome is certain.
-func (d *delivery) ended(view registry.View, failed bool) registry.Change {
-	open, _ := d.OpenCall(view, d.Intent)
-	if d.Executors == nil || len(open.Senders) == 0 {
-		return registry.Change{}
-	}
-	executor, _ := view.Executor(open.Volume.Plugin)
-	if len(executor.Former) == 0 {
-		return registry.Change{}
-	}
-	late := view.LateCall(open)
-	late.Failed = failed
-	next, same := executor.Ended(late, open.Senders)
-	if same {
-		return registry.Change{}
-	}
-	return registry.Change{Put: []registry.Record{next}}
 }
 
 // requested returns the intent as Send was asked to open it. An instance that is not known now is that of the intent.

@@ -1,0 +1,53 @@
+package registry_test
+
+import (
+	"testing"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+)
+
+// TestEndedCallIsLateAtFormerExecutors ends a call that three nodes have begun: the holder, a former executor and a node
+// that has settled its calls. It may still run at the former executor. No other call is sent until that has settled its
+// calls too.
+func TestEndedCallIsLateAtFormerExecutors(t *testing.T) {
+	s := registrytest.NewLog(time.Now)
+	executor := registry.Executor{Plugin: "p", Holder: "a", Former: []registry.NodeName{"a", "b", "other"}}
+	registrytest.Put(t, s, executor)
+	call := registry.LateCall{Plugin: "p", For: "default/data", RPC: registry.DeleteVolumeRPC, Failed: true}
+	for _, again := range []bool{false, true} {
+		if _, err := registry.Ensure(t.Context(), s, func(v registry.View) (registry.Change, error) {
+			change := v.Ended(call, []registry.NodeName{"a", "b", "settled"})
+			if (len(change.Put) == 0) != again {
+				t.Errorf("again %v: %+v", again, change)
+			}
+			return change, nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.View(t.Context(), func(v registry.View) error {
+		late := v.LateCalls("p", "b")
+		if len(late) != 1 || !late[0].Same(call) || !late[0].Failed || len(v.LateCalls("p", "a"))+len(v.LateCalls("p", "settled")) > 0 {
+			t.Errorf("%+v", late)
+		}
+		blocks := func(e registry.Executor, what string, rpc registry.RPC) bool {
+			return v.Blocks(e, what, rpc, "") != nil
+		}
+		if !blocks(executor, "default/data", registry.CreateVolumeRPC) || blocks(executor, "default/data", call.RPC) ||
+			blocks(executor, "default/data2", registry.CreateVolumeRPC) ||
+			blocks(executor.Settled("b"), "default/data", registry.CreateVolumeRPC) {
+			t.Error("the late call has not the other calls for its volume wait until it is settled")
+		}
+		if keys := v.PastLateCalls(executor); len(keys) > 0 {
+			t.Errorf("%v do not count", keys)
+		}
+		if keys := v.PastLateCalls(executor.Settled("b")); len(keys) != 1 || keys[0] != late[0].Key() {
+			t.Errorf("%v do not count after the end", keys)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
