@@ -104,6 +104,9 @@ type Mounter interface {
 	MountParts(ctx context.Context, k registry.ClaimKey, parts []hooks.Part) (map[string]string, error)
 	// Own sets the ownership of the files of the published volume.
 	Own(ctx context.Context, k registry.ClaimKey, o registry.Ownership) (registry.OwnershipResult, error)
+	// Unused returns ErrConflict while tasks or containers with a mount namespace of their own have the volume mounted
+	// that is published for the claim. Such a mount does not keep the plugin from unmounting its own.
+	Unused(ctx context.Context, k registry.ClaimKey) error
 	// Unpublish unmounts parts first. last: it unstages the volume afterwards, unless that is published for another
 	// claim. then is Then of the last call.
 	Unpublish(ctx context.Context, by intent.Caller, k registry.ClaimKey, last bool, then ...registry.Decision) error

@@ -174,6 +174,9 @@ func (m *machine) Users(points []string) (map[string][]mount.User, error) {
 			if strings.HasPrefix(text, "/") {
 				user.Mount = text
 			}
+			if _, there, isContainer := strings.Cut(text, "container has it at "); isContainer {
+				user.PID, user.There = 7, there
+			}
 			users[p] = append(users[p], user)
 		}
 	}
@@ -188,7 +191,8 @@ func (m *machine) Unmount(_ context.Context, path string) error {
 	return nil
 }
 
-// setUser makes a process use what is mounted at path, or a mount if text is its mount point; "": none.
+// setUser makes a process use what is mounted at path, or a mount if text is its mount point, or a container if text is
+// "a container has it at PATH"; "": none.
 func (m *machine) setUser(path, text string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

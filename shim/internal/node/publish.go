@@ -6,6 +6,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"holdfast/hooks"
@@ -204,6 +205,30 @@ func (s *Stager) publishing(
 			v.VolumeName(), old.Usage, r.Usage)
 	}
 	return registry.Change{Put: []registry.Record{r}}, nil
+}
+
+// Unused returns ErrConflict while another mount namespace has the volume mounted that is published for the claim. A
+// namespace that is a private copy of this one has it at the same path: that is no use.
+func (s *Stager) Unused(ctx context.Context, key registry.ClaimKey) error {
+	st, err := s.state(ctx, key.Volume)
+	r, published := st.ref(key)
+	if err != nil || !published || s.Unmounter == nil {
+		return err
+	}
+	users, err := s.Unmounter.Users([]string{r.Target.Host})
+	if err != nil {
+		return fmt.Errorf("find the users of %s: %w", r.Target.Host, err)
+	}
+	var texts []string
+	for _, u := range users[r.Target.Host] {
+		if u.There != "" && !strings.HasPrefix(u.There, s.Layout.MountRoot()+"/") {
+			texts = append(texts, u.Text)
+		}
+	}
+	if len(texts) > 0 {
+		return conflict("%s: stop that first", strings.Join(texts, ", "))
+	}
+	return nil
 }
 
 // Unpublish unpublishes what was published for the claim, and deletes its ref. last: it unstages the volume afterwards,

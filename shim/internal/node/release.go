@@ -317,6 +317,7 @@ type use struct {
 	own    bool // published for the request, or maybe
 	others bool // published for another request, or maybe
 	staged bool // or maybe
+	lost   bool // this node has lost the volume, and the host has not released the alloc since
 }
 
 // use reads the use of the volume. A claim without a ref does not count: its request stages the volume again.
@@ -328,6 +329,8 @@ func (req *request) use(ctx context.Context) (u use, err error) {
 		}
 		p, _ := v.Staging(req.key.Volume)
 		u.staged = p.State != registry.MarkNone
+		al, _ := v.Alloc(req.key.Alloc)
+		u.lost = al.Lost
 		return nil
 	})
 	return u, err
@@ -361,6 +364,11 @@ func (req *request) releaseRequest(ctx context.Context) error {
 		return err
 	}
 	req.step = registry.StepUnpublish
+	if u.own && u.lost {
+		if err := req.mounter.Unused(ctx, req.key); err != nil {
+			return err
+		}
+	}
 	err = req.mounter.Unpublish(ctx, req.by, req.key, !u.others, req.unclaiming, req.forgetting)
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -201,4 +202,36 @@ func TestReleaseBehindTheEndOfATeardown(t *testing.T) {
 			}
 		})
 	})
+}
+
+// The mount of a container does not keep the plugin from unmounting its own. So a lost volume stays published and
+// attached until the containers have ended, or the host releases the alloc.
+func TestLostVolumeIsUnmountedAfterItsContainers(t *testing.T) {
+	for _, released := range []bool{false, true} {
+		inEnv(t, attaches+stages, func(t *testing.T, n *env) {
+			n.up("a1", wish{})
+			target := n.status("a1").Volumes[0].Target.Host
+			n.machine.setUser(target, "a container has it at /data")
+			n.rpcs()
+			if err := n.shim.allocs.Lose(t.Context(), "fenced"); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(time.Hour)
+			n.want("while a container uses the volume")
+			const why = "a container has it at /data: stop that first"
+			if text := registry.Waits(n.status("a1").Waiting); !strings.Contains(text, why) {
+				t.Errorf("the alloc waits for %q", text)
+			}
+			if !released {
+				n.machine.setUser(target, "")
+				time.Sleep(time.Minute)
+			}
+			if err := n.shim.allocs.Release(t.Context(), registry.Call{ID: "release"}, "a1", false); err != nil {
+				t.Error(err)
+			}
+			for _, left := range n.left() {
+				t.Errorf("left: %s", left)
+			}
+		})
+	}
 }
