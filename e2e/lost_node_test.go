@@ -124,6 +124,53 @@ func (a *agentEnv) callsOfNode(nodeID string) []journal.Call {
 	})
 }
 
+// newAgentCluster returns the agents of node-1 and node-2, with the plugin at both. The arguments are those of node-2.
+func newAgentCluster(t *testing.T, args ...string) (a, b *agentEnv) {
+	t.Helper()
+	config := filepath.Join(t.TempDir(), "agent.hcl")
+	block := fmt.Sprintf("cluster {\n id = \"test\"\n expect = 2\n endpoints = [%q]\n lease_ttl = \"5s\"\n}\n",
+		etcdtest.Start(t).Endpoints()[0])
+	if err := os.WriteFile(config, []byte(block), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a = newAgentNode(t, nil, "--config", config)
+	b = newAgentNode(t, nil, append(args, "--config", config, "--node", "node-2")...)
+	a.byNode, b.byNode = true, true
+	b.must(os.Symlink(a.path("journal"), b.path("journal")))
+	a.must(a.runJob("fake.hcl"))
+	b.must(b.runJob("fake.hcl", "${var.d}", a.dir, `"--ids=${var.ids}",`, `"--ids=", "--node-id=node-2-id",`))
+	return a, b
+}
+
+// declareLost freezes agent and shim of node-2, and declares it out of service at this node. thaw has it continue.
+func (a *agentEnv) declareLost(b *agentEnv) (thaw func()) {
+	a.t.Helper()
+	shim, err := b.client.Shim(b.ctx())
+	b.must(err)
+	signal := func(s unix.Signal) {
+		for _, pid := range []int{b.agent.Process.Pid, shim.PID} {
+			b.must(unix.Kill(pid, s))
+		}
+	}
+	signal(unix.SIGSTOP)
+	a.waitUntil("the node is suspect", func() bool {
+		n, err := a.client.Node(a.ctx(), "node-2")
+		return err == nil && !n.Alive
+	})
+	a.must(journal.NoteReboot(a.path("journal"), "csifake.example.org", "node-2-id")) // as the operator says
+	a.must(errOf(a.client.NodeOutOfService(a.ctx(), "node-2", "node-2", "it hangs")))
+	return func() { signal(unix.SIGCONT) }
+}
+
+// waitReady waits until node-2 has recovered from its loss.
+func (a *agentEnv) waitReady() {
+	a.t.Helper()
+	a.waitUntil("the node is ready", func() bool {
+		n, err := a.client.Node(a.ctx(), "node-2")
+		return err == nil && n.State == host.NodeReady
+	})
+}
+
 // TestFrozenNodeUnmountsFirst freezes agent and shim of a node while a task has a file of a volume open, and declares the
 // node out of service. The volume moves. When the node continues, it stops the task, and unmounts the volume before it
 // does anything else: while a file is open, it says so and tries again, and detaches no busy mount lazily.
@@ -133,18 +180,7 @@ func TestFrozenNodeUnmountsFirst(t *testing.T) {
 	}
 	slow(t)
 	t.Parallel()
-	config := filepath.Join(t.TempDir(), "agent.hcl")
-	block := fmt.Sprintf("cluster {\n id = \"test\"\n expect = 2\n endpoints = [%q]\n lease_ttl = \"5s\"\n}\n",
-		etcdtest.Start(t).Endpoints()[0])
-	if err := os.WriteFile(config, []byte(block), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	a := newAgentNode(t, nil, "--config", config)
-	b := newAgentNode(t, nil, "--config", config, "--node", "node-2")
-	a.byNode, b.byNode = true, true
-	b.must(os.Symlink(a.path("journal"), b.path("journal")))
-	a.must(a.runJob("fake.hcl"))
-	b.must(b.runJob("fake.hcl", "${var.d}", a.dir, `"--ids=${var.ids}",`, `"--ids=", "--node-id=node-2-id",`))
+	a, b := newAgentCluster(t)
 	b.must(b.create("disk"))
 	b.must(b.runJob("user.hcl", "trap 'exit 0' TERM; ", "trap '' TERM; exec 9>>/disk/open; "))
 	task := b.alloc("user").Tasks[0].PID
@@ -153,25 +189,12 @@ func TestFrozenNodeUnmountsFirst(t *testing.T) {
 	b.must(err)
 	defer held.Close()
 
-	shim, err := b.client.Shim(b.ctx())
-	b.must(err)
-	frozen := []int{b.agent.Process.Pid, shim.PID}
-	for _, pid := range frozen {
-		b.must(unix.Kill(pid, unix.SIGSTOP))
-	}
-	a.waitUntil("the node is suspect", func() bool {
-		n, err := a.client.Node(a.ctx(), "node-2")
-		return err == nil && !n.Alive
-	})
-	a.must(journal.NoteReboot(a.path("journal"), "csifake.example.org", "node-2-id")) // as the operator says
-	a.must(errOf(a.client.NodeOutOfService(a.ctx(), "node-2", "node-2", "it hangs")))
+	thaw := a.declareLost(b)
 	a.must(a.runJob("user.hcl"))
 	a.wantOutput(true, []string{"node-1"}, "claim", "list")
 	before := len(a.callsOfNode("node-2-id"))
 
-	for _, pid := range frozen {
-		b.must(unix.Kill(pid, unix.SIGCONT))
-	}
+	thaw()
 	b.waitUntil("the task is killed", func() bool { return !alive(task) })
 	b.waitUntil("unmounting is tried again", func() bool { return len(a.callsOfNode("node-2-id")) >= before+3 })
 	b.waitUntil("the reason is shown", func() bool {
@@ -188,10 +211,7 @@ func TestFrozenNodeUnmountsFirst(t *testing.T) {
 		}
 	}
 	b.must(held.Close())
-	b.waitUntil("the node is ready", func() bool {
-		n, err := b.client.Node(b.ctx(), "node-2")
-		return err == nil && n.State == host.NodeReady
-	})
+	b.waitReady()
 	if strings.Contains(mountLines(t, "self", b.dir), target) {
 		t.Errorf("%s is mounted", target)
 	}

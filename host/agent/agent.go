@@ -137,7 +137,8 @@ func New(c Config) (*Agent, error) {
 		allocs: map[host.AllocID]*alloc{}, changed: make(chan struct{}), again: make(chan struct{}),
 		forced: make(chan struct{}), paused: map[pausedSlot]bool{},
 		engine: engineMounts{
-			busy: map[host.VolumeID]chan struct{}{}, unused: map[host.VolumeID]time.Time{}, users: mount.Users,
+			busy: map[host.VolumeID]chan struct{}{}, unused: map[host.VolumeID]time.Time{},
+			lost: map[host.AllocID]string{}, users: mount.Users,
 			isMount: func(path string) (bool, error) { return mount.IsPoint(filepath.Dir(path), path) },
 		},
 	}

@@ -78,6 +78,8 @@ type engineMounts struct {
 	isMount func(path string) (bool, error)
 	// unused has the first review since which no container used the mount.
 	unused map[host.VolumeID]time.Time
+	// lost has why this node lost the volume of a mount, by alloc, as the shim has reported it.
+	lost map[host.AllocID]string
 }
 
 // engineJob is the job of engine mounts in lists.
@@ -111,6 +113,9 @@ func (a *Agent) setEngineMount(id host.VolumeID, m *EngineMount) error {
 	a.engine.mu.Lock()
 	defer a.engine.mu.Unlock()
 	delete(a.engine.unused, id) // an engine just asked for it, or it is gone
+	if old := a.engine.known[id]; old != nil && (m == nil || m.Alloc != old.Alloc) {
+		delete(a.engine.lost, old.Alloc)
+	}
 	if m == nil {
 		delete(a.engine.known, id)
 	} else {
@@ -247,7 +252,8 @@ func (a *Agent) withoutLostCount(m *EngineMount, r EngineRequest) (*EngineMount,
 const releaseWait = 4 * time.Second
 
 // usableEngineMount returns the current mount of the volume, or the record of a new one without a path. It releases a
-// mount of an earlier boot, one whose release has begun, and one that is gone although it is recorded.
+// mount of an earlier boot, one whose release has begun, and one that is gone although it is recorded. A mount whose
+// volume this node has lost is released too, and refused while containers use it.
 func (a *Agent) usableEngineMount(ctx context.Context, s Volumes, r EngineRequest) (*EngineMount, error) {
 	boot, err := proc.BootID()
 	if err != nil {
@@ -255,13 +261,8 @@ func (a *Agent) usableEngineMount(ctx context.Context, s Volumes, r EngineReques
 	}
 	m := a.EngineMount(r.Volume)
 	if m != nil && m.Boot == boot && m.Path != "" {
-		mounted, err := a.engine.isMount(m.Path)
-		if err == nil && mounted && len(m.Holders) == 0 {
-			var unused time.Duration
-			unused, err = a.unusedFor(m)
-			mounted = unused == 0
-		}
-		if err != nil || mounted {
+		usable, err := a.joinable(ctx, s, m)
+		if err != nil || usable {
 			return m, err
 		}
 	}
@@ -283,6 +284,23 @@ func (a *Agent) usableEngineMount(ctx context.Context, s Volumes, r EngineReques
 		Volume: r.Volume, Alloc: host.AllocID(newID()), Sealed: r.Sealed, Boot: boot, Since: time.Now().UTC(),
 		Holders: map[string]EngineHolder{},
 	}, nil
+}
+
+// joinable reports whether another container may use the mount, which has a path. If not, it can be released.
+func (a *Agent) joinable(ctx context.Context, s Volumes, m *EngineMount) (bool, error) {
+	mounted, err := a.engine.isMount(m.Path)
+	if err != nil || !mounted {
+		return false, err
+	}
+	lost, err := a.lostClaim(ctx, s, m)
+	if err != nil || lost == "" && len(m.Holders) > 0 {
+		return err == nil, err
+	}
+	unused, err := a.unusedFor(m)
+	if err == nil && unused == 0 && lost != "" {
+		err = a.refuseLost(m, lost)
+	}
+	return unused == 0 && err == nil, err
 }
 
 // CheckEnginePlugin refuses to let an engine wait for a plugin that no job runs, or that the engine may have to start

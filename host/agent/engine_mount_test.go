@@ -446,3 +446,57 @@ func TestMountThatTakesTooLongSaysWhatItWaitsFor(t *testing.T) {
 		e.engineUses(0, 1)
 	})
 }
+
+// A node that was out of service has lost the volumes of its containers, which the agent cannot stop. No other container
+// joins them, and the log has the command. The volume is released and mounted anew once they have stopped.
+func TestLostVolumeIsRefusedUntilItsContainersStop(t *testing.T) {
+	for name, lose := range map[string]func(*env, host.AllocID){
+		"while the agent runs": func(e *env, id host.AllocID) {
+			e.shim.events <- host.Event{Kind: registry.EventVolumesLost, Alloc: id, Detail: "node1 was fenced"}
+		},
+		"before it starts": func(e *env, id host.AllocID) { e.restart(nil) },
+		"unnoticed":        func(*env, host.AllocID) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			withEnginePlugin(t, func(e *env) {
+				e.engineMount("a", dockerd)
+				e.mountUsers.Store(1)
+				m := e.agent.EngineMount("notes")
+				e.shim.mu.Lock()
+				e.shim.lost = m.Alloc
+				e.shim.mu.Unlock()
+				lose(e, m.Alloc)
+				synctest.Wait()
+				time.Sleep(2 * unusedLimit)
+				e.hasError(e.tryEngineMount("b", dockerd), registry.ErrConflict, `lost volume "notes"`,
+					"docker ps --filter volume=notes")
+				lost, err := e.agent.LostEngineMounts(e.Context(), e.shim)
+				e.must(err)
+				if len(lost) != 1 || lost[0].Volume != "notes" || lost[0].Stop != "docker ps --filter volume=notes" {
+					t.Errorf("lost mounts: %+v", lost)
+				}
+				e.engineUses(1, 0, "a")
+				e.mountUsers.Store(0)
+				if name == "unnoticed" {
+					e.engineUnmount("a", dockerd)
+				}
+				time.Sleep(2 * engineReview) // Docker may hold a mount that no container uses
+				e.engineUses(1, 1)
+				e.engineMount("b", dockerd)
+				e.engineUses(2, 1, "b")
+			})
+		})
+	}
+}
+
+// A person has released the claim by force. The shim reports no event for that.
+func TestMountWithoutClaimIsMadeAnewOnceItIsUnused(t *testing.T) {
+	withEnginePlugin(t, func(e *env) {
+		e.engineMount("a", dockerd)
+		e.shim.mu.Lock()
+		e.shim.lost = e.agent.EngineMount("notes").Alloc
+		e.shim.mu.Unlock()
+		e.engineMount("b", dockerd) // nothing uses the mount: it is made anew
+		e.engineUses(2, 1, "b")
+	})
+}

@@ -12,7 +12,6 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/host"
-	"holdfast/internal/display"
 	"holdfast/internal/mount"
 	"holdfast/internal/proc"
 )
@@ -30,8 +29,9 @@ const unusedLimit = 5 * time.Minute
 func (a *Agent) followEngineMounts(ctx context.Context, s Volumes) {
 	for {
 		for _, m := range a.unusedEngineMounts() {
+			lost := a.isLost(m)
 			err := a.reviewEngineMount(ctx, s, m.Volume, releaseWait, func(h EngineHolder, unused time.Duration) bool {
-				return unused > 0 && h.Engine.gone() || unused > unusedLimit && !h.Engine.Daemonless
+				return unused > 0 && (lost || h.Engine.gone()) || unused > unusedLimit && !h.Engine.Daemonless
 			})
 			if err != nil && ctx.Err() == nil {
 				a.log.Warn("cannot release a volume that no container uses", "volume", m.Volume, "error", err)
@@ -173,8 +173,7 @@ func (m *EngineMount) Describe() string {
 	}
 	var list []string
 	for _, name := range slices.Sorted(maps.Keys(mounts)) {
-		list = append(list, fmt.Sprintf("%s holds %d mounts (see %s)", name, mounts[name],
-			display.Command(name+" ps --filter", "volume="+string(m.Volume))))
+		list = append(list, fmt.Sprintf("%s holds %d mounts (see %s)", name, mounts[name], listContainers(name, m.Volume)))
 	}
 	return strings.Join(list, ", and ")
 }

@@ -15,7 +15,7 @@ func (a *Agent) followLostVolumes(ctx context.Context, s Volumes) {
 	err := s.Watch(ctx, o, func(e host.Event) error {
 		switch e.Kind {
 		case registry.EventVolumesLost:
-			a.stopWithoutVolumes(e.Alloc, e.Detail)
+			a.loseVolumes(e.Alloc, e.Detail)
 		case registry.EventResync:
 			a.findLostVolumes(ctx, s)
 		}
@@ -39,11 +39,17 @@ func (a *Agent) findLostVolumes(ctx context.Context, s Volumes) {
 		}
 		for _, al := range list {
 			if al.State == registry.AllocReleasing {
-				a.stopWithoutVolumes(al.ID, "this node was out of service or fenced")
+				a.loseVolumes(al.ID, "this node was out of service or fenced")
 			}
 		}
 		return
 	}
+}
+
+// loseVolumes stops the alloc that has lost its volumes. The agent cannot stop the containers of an engine.
+func (a *Agent) loseVolumes(id host.AllocID, why string) {
+	a.loseEngineMount(id, why)
+	a.stopWithoutVolumes(id, why)
 }
 
 func (a *Agent) stopWithoutVolumes(id host.AllocID, why string) {

@@ -158,6 +158,45 @@ func (s *Server) withEngines(name host.VolumeName, err error) error {
 	return fmt.Errorf("%w; %s", err, m.Describe())
 }
 
+// lostNotices tells of containers that use the volume although this node has lost it.
+func (s *Server) lostNotices(ctx context.Context, name host.VolumeName) (list []Notice) {
+	lost, err := s.agent.LostEngineMounts(ctx, s.host)
+	for _, l := range lost {
+		if err != nil || name != (host.VolumeName{Namespace: registry.DefaultNamespace, ID: l.Volume}) {
+			continue
+		}
+		n := Notice{
+			Kind: NoticeTrouble, Summary: fmt.Sprintf("containers use volume %s, which this node has lost", name),
+			Meaning: "They may write to the volume while other nodes use it.",
+			Next: "Holdfast releases the volume here when they have stopped. Until then it is mounted for no other " +
+				"container.",
+		}
+		n.fact("Reason", l.Reason)
+		n.list("Containers", l.Containers)
+		n.command("stop them", l.Stop)
+		list = append(list, n)
+	}
+	return list
+}
+
+// adviseLost adds to findings the containers that use a volume which this node has lost, and the command that stops
+// them. The shim finds such a volume only if its claim is released.
+func (s *Server) adviseLost(ctx context.Context, findings []host.Finding) []host.Finding {
+	lost, _ := s.agent.LostEngineMounts(ctx, s.host) // without it the findings are those of the shim
+	for _, l := range lost {
+		i := slices.IndexFunc(findings, func(f host.Finding) bool {
+			return f.Alloc == l.Alloc && f.Kind == registry.FoundUnowned
+		})
+		if i < 0 {
+			i = len(findings)
+			findings = append(findings, host.Finding{Kind: registry.FoundUnowned, Alloc: l.Alloc, Path: l.Path,
+				Detail: fmt.Sprintf("containers use volume %s, which this node has lost: %s", l.Volume, l.Reason)})
+		}
+		findings[i].Advice = "stop the containers: " + l.Stop
+	}
+	return findings
+}
+
 // trouble explains a mount that does not work, if one is known.
 func (e *explainer) trouble(h registry.Holder) []Notice {
 	if h.Trouble == "" {

@@ -202,7 +202,8 @@ func (s *Server) getVolume(r *http.Request) (any, error) {
 					out.Holders[i].Containers, _ = s.agent.EngineContainers(v.ID) // the rest of the answer is of use too
 				}
 			}
-			out.Notices = slices.Concat(s.clusterNotices(r.Context()), e.waits(r.Context(), v.Waiting), out.Notices)
+			out.Notices = slices.Concat(s.clusterNotices(r.Context()), s.lostNotices(r.Context(), name),
+				e.waits(r.Context(), v.Waiting), out.Notices)
 			return out, nil
 		}
 	}
@@ -310,6 +311,9 @@ func (s *Server) postDoctor(r *http.Request, ask DoctorRequest) (any, error) {
 	})
 	if err == nil && ask.Repair {
 		s.agent.Retry()
+	}
+	if err == nil {
+		found.Findings = s.adviseLost(r.Context(), found.Findings)
 	}
 	return found, err
 }

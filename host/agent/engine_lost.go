@@ -1,0 +1,138 @@
+package agent
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	"holdfast/host"
+	"holdfast/internal/display"
+	"holdfast/registry"
+)
+
+// LostEngineMount is a mount for container engines on whose volume this node has no claim any more, because the node
+// was out of service or fenced, or because a person has released the claim. Its containers may still write.
+type LostEngineMount struct {
+	Volume host.VolumeID
+	Alloc  host.AllocID
+	Path   string
+	Reason string
+	// Containers are the IDs of those that use the mount, as far as they are known.
+	Containers []string
+	// Stop is the command that stops the containers, or lists them if their IDs are not known.
+	Stop string
+}
+
+// AllocLister lists allocs as the shim knows them.
+type AllocLister interface {
+	Allocs(ctx context.Context, q host.AllocQuery) ([]host.AllocStatus, host.Seq, error)
+}
+
+// LostEngineMounts lists the lost mounts. The node releases each once its containers have stopped.
+func (a *Agent) LostEngineMounts(ctx context.Context, s AllocLister) (list []LostEngineMount, err error) {
+	all := a.EngineMounts()
+	if len(all) == 0 {
+		return nil, nil
+	}
+	allocs, _, err := s.Allocs(ctx, host.AllocQuery{})
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range all {
+		i := slices.IndexFunc(allocs, func(al host.AllocStatus) bool { return al.ID == m.Alloc })
+		if i < 0 || m.Path == "" || len(m.Holders) == 0 {
+			continue
+		}
+		if reason := a.engine.lostReason(allocs[i]); reason != "" {
+			list = append(list, a.describeLost(m, reason))
+		}
+	}
+	return list, nil
+}
+
+func (a *Agent) describeLost(m *EngineMount, reason string) LostEngineMount {
+	l := LostEngineMount{Volume: m.Volume, Alloc: m.Alloc, Path: m.Path, Reason: reason}
+	l.Containers, _ = a.EngineContainers(m.Volume) // the command can list them too
+	engines := m.engines()
+	if len(l.Containers) > 0 && len(engines) == 1 {
+		ids := slices.Clone(l.Containers)
+		for i, id := range ids {
+			ids[i] = id[:12]
+		}
+		l.Stop = display.Command(engines[0]+" stop", ids...)
+		return l
+	}
+	var commands []string
+	for _, engine := range engines {
+		commands = append(commands, listContainers(engine, m.Volume))
+	}
+	l.Stop = strings.Join(commands, "; ")
+	return l
+}
+
+// engines returns the names of the engines that hold the mount.
+func (m *EngineMount) engines() []string {
+	names := map[string]bool{}
+	for _, h := range m.Holders {
+		names[h.Engine.Name()] = true
+	}
+	return slices.Sorted(maps.Keys(names))
+}
+
+func listContainers(engine string, volume host.VolumeID) string {
+	return display.Command(engine+" ps --filter", "volume="+string(volume))
+}
+
+// lostReason returns why the shim has no claim for the alloc of a finished mount; empty: it has one.
+func (e *engineMounts) lostReason(al host.AllocStatus) string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch why := e.lost[al.ID]; {
+	case why != "":
+		return why
+	case al.State == registry.AllocReleasing:
+		return "it is being released from this node"
+	case len(al.Volumes) == 0:
+		return "its claim was released"
+	}
+	return ""
+}
+
+// lostClaim returns why this node has no claim on the mounted volume any more; empty: it has one.
+func (a *Agent) lostClaim(ctx context.Context, s AllocLister, m *EngineMount) (reason string, err error) {
+	list, _, err := s.Allocs(ctx, host.AllocQuery{ID: m.Alloc})
+	if err != nil || len(list) == 0 {
+		return "", err
+	}
+	return a.engine.lostReason(list[0]), nil
+}
+
+// refuseLost is the error of a mount of a volume that containers have lost. Another container must not join them, and a
+// new mount would have them write beside it.
+func (a *Agent) refuseLost(m *EngineMount, reason string) error {
+	return registry.Errorf(registry.ErrConflict, "this node has lost volume %q (%s), and containers still use it; stop "+
+		"them, then start this one again: %s", m.Volume, reason, a.describeLost(m, reason).Stop)
+}
+
+// loseEngineMount reports that the volume of an engine's containers was lost. It is released once they have stopped.
+func (a *Agent) loseEngineMount(id host.AllocID, reason string) {
+	all := a.EngineMounts()
+	i := slices.IndexFunc(all, func(m *EngineMount) bool { return m.Alloc == id })
+	if i < 0 || len(all[i].Holders) == 0 {
+		return
+	}
+	a.engine.mu.Lock()
+	a.engine.lost[id] = reason
+	a.engine.mu.Unlock()
+	l := a.describeLost(all[i], reason)
+	a.log.Error("containers use a volume that this node has lost; stop them", "volume", l.Volume, "reason", reason,
+		"command", l.Stop)
+}
+
+// isLost reports whether the shim has reported the loss of the mount's volume.
+func (a *Agent) isLost(m *EngineMount) bool {
+	a.engine.mu.Lock()
+	defer a.engine.mu.Unlock()
+	return a.engine.lost[m.Alloc] != ""
+}
