@@ -153,8 +153,8 @@ func checkNumbers(name string, args []cty.Value) error {
 	return nil
 }
 
-// wide reports whether a verb of the format has a width of four or more digits, or takes it from an argument.
-func wide(format string) bool {
+// hasWideVerb reports whether a verb of the format has a width of four or more digits, or takes it from an argument.
+func hasWideVerb(format string) bool {
 	inVerb, digits := false, 0
 	for _, c := range []byte(format) {
 		switch {
@@ -210,7 +210,7 @@ func predictedWork(name string, args []cty.Value) int {
 		return n * elementWork
 	case "format", "formatlist":
 		f, _ := stringOf(args[0])
-		if wide(f) {
+		if hasWideVerb(f) {
 			return maxWork + 1
 		}
 		return strings.Count(f, "%") * all()

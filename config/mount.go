@@ -136,7 +136,7 @@ func (f *file) checkDevice(at *fields, m hooks.VolumeMount) {
 func (f *file) checkPlaces(places []place) {
 	for i, b := range places {
 		for _, a := range places[:i] {
-			if wrong, advice := meet(a, b); wrong != "" {
+			if wrong, advice := checkPair(a, b); wrong != "" {
 				f.errorf(b.at, advice, "%s", wrong)
 				break
 			}
@@ -144,9 +144,9 @@ func (f *file) checkPlaces(places []place) {
 	}
 }
 
-// meet returns why a task cannot have both, and advice, or empty strings if it can. A task has the same permissions at
-// each node of a device.
-func meet(a, b place) (wrong, advice string) {
+// checkPair returns why a task cannot have both, and advice, or empty strings if it can. A task has the same
+// permissions at each node of a device.
+func checkPair(a, b place) (wrong, advice string) {
 	switch {
 	case a.Destination == "" || b.Destination == "":
 	case a.Destination == b.Destination:

@@ -60,7 +60,7 @@ func (s *stanza) names() (attrs, blocks []string) {
 	return attrs, blocks
 }
 
-// carries reports whether the stanza passes on what is not about CSI.
+// carries reports whether the stanza passes on attributes and blocks that are not about CSI.
 func (s *stanza) carries() bool { return s.carriedAttrs != nil }
 
 // declared returns the declaration of the field. It panics if the field is not declared as one of the kinds: the parser
@@ -87,7 +87,7 @@ func (d *decoder) checkNames(b block, s *stanza) {
 	}
 	advice := func(name string) string {
 		if s.carries() {
-			return elsewhere(name, slices.Concat(blocks, attrs))
+			return adviseName(name, slices.Concat(blocks, attrs))
 		}
 		return didYouMean(name, slices.Concat(attrs, blocks))
 	}
@@ -115,8 +115,8 @@ func (d *decoder) checkNames(b block, s *stanza) {
 	}
 }
 
-// elsewhere returns advice: the level of a job where the name belongs, or a similar known name.
-func elsewhere(name string, known []string) string {
+// adviseName returns advice: the level of a job where the name belongs, or a similar known name.
+func adviseName(name string, known []string) string {
 	for _, level := range []*stanza{jobStanza, groupStanza, taskStanza} {
 		if attrs, blocks := level.names(); slices.Contains(attrs, name) || slices.Contains(blocks, name) {
 			return "it belongs in a " + level.name

@@ -69,7 +69,7 @@ func (d *decoder) parseText(src Source, maps mapNames) *hclsyntax.Body {
 	}
 	text := bytes.Clone(bytes.TrimPrefix(src.Text, bom))
 	start := hcl.Pos{Line: 1, Column: 1, Byte: shift}
-	if !d.shallow(text, src.Name, start) {
+	if !d.checkNesting(text, src.Name, start) {
 		return nil
 	}
 	cut := cutMaps(text, out.braces, maps)
@@ -102,8 +102,8 @@ func (d *decoder) syntax(found hcl.Diagnostics) {
 	}
 }
 
-// shallow checks the nesting again with HCL's lexer, in case the outline was wrong.
-func (d *decoder) shallow(text []byte, name string, start hcl.Pos) bool {
+// checkNesting checks the nesting again with HCL's lexer, in case the outline was wrong.
+func (d *decoder) checkNesting(text []byte, name string, start hcl.Pos) bool {
 	tokens, _ := hclsyntax.LexConfig(text, name, start)
 	depth := 0
 	for _, t := range tokens {

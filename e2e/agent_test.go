@@ -115,7 +115,7 @@ func TestPluginTaskKilledInTheMiddle(t *testing.T) {
 	})
 }
 
-// Agent, shim and plugin are killed together. What was mounted is taken up and taken down.
+// Agent, shim and plugin are killed together. The next ones continue with the mounts, and remove them in order.
 func TestAllKilledInTheMiddle(t *testing.T) {
 	killInTheMiddle(t, []middle{
 		{"NodeStageVolume", "after"}, {"NodePublishVolume", "after"}, {"NodeUnpublishVolume", "before"},

@@ -70,7 +70,7 @@ func (e *env) tryLimit(rpc string) time.Duration {
 	return d
 }
 
-// What is done about an answer depends on its code, whatever its text says. The code reaches the caller and the status.
+// Retries and undo depend on the code of an answer, never on its text. The code reaches the caller and the status.
 func TestDefectG3TextsDecideNothing(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, allCaps...)

@@ -25,10 +25,10 @@ type DeviceNumber struct {
 	Minor int64 `json:"minor"`
 }
 
-// Mounts is the plan of each task that mounts volumes: isolated tasks get binds, or devices, at the destinations of
-// their volume_mount blocks, of all of the volume or of its sub_path. Every one gets a variable per volume with the
-// place where it finds it, or the outermost of several: its destination, or without a file system of its own the host's
-// path. There a read-only mount of a writable volume cannot be enforced.
+// Mounts returns a plan for each task that mounts volumes. For each volume_mount block, an isolated task gets a bind or
+// a device at the destination: of the whole volume, or of its sub_path. Each task gets one variable per volume with the
+// path at which it finds the volume; if it mounts the volume several times, the outermost path. A task that is not
+// isolated finds the volume at the path of the host. There, a read-only mount of a writable volume is not enforced.
 func Mounts(s GroupSpec, at map[registry.RequestName]Published, isolated map[string]bool) (map[string]Plan, error) {
 	plans := make(map[string]Plan, len(s.Mounts))
 	for _, task := range sorted(s.Mounts) {
@@ -106,8 +106,8 @@ func mountPlan(m VolumeMount, from Published) Plan {
 	}}}
 }
 
-// devicePlan makes the device's node appear, and allows the device. That a node is read-only keeps nobody from writing
-// to the device: the rule does.
+// devicePlan makes the device's node appear, and allows the device. A read-only device node does not prevent writing to
+// the device; the device rule does.
 func devicePlan(m VolumeMount, from Published) Plan {
 	access := "rw"
 	if from.Usage.ReadOnly {

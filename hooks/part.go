@@ -71,7 +71,7 @@ func WrongSubPath(text string) string {
 	return wrongSubPath(resolve(text, longest, math.MaxUint64))
 }
 
-// wrongSubPath is about one whose references are resolved. An empty one is wrong too: a variable that nobody has set
+// wrongSubPath is about one whose references are resolved. An empty one is wrong too: a variable that is not set
 // must not turn a part of a volume into all of it.
 func wrongSubPath(s string) string {
 	tooLong := func(name string) bool { return len(name) > maxName }

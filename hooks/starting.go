@@ -17,7 +17,7 @@ type HostDir struct {
 	Mode uint32 `json:"mode"` // permission bits, of missing parents as well
 }
 
-// Preparation is what has to be done before a task that runs a plugin starts, and what will be true then.
+// Preparation lists the directories to make before a plugin's task starts, and the plan to start it with.
 type Preparation struct {
 	Dirs     []HostDir         `json:"dirs"`   // in this order
 	Socket   string            `json:"socket"` // on the host: removed if nobody answers there

@@ -93,7 +93,7 @@ type choice struct {
 // maxRan bounds choice.Ran.
 const maxRan = 3
 
-// openChoice reads the file. An unreadable file is an empty choice.
+// openChoice reads the file. If that fails, it returns an empty choice.
 func openChoice(dir string) *choice {
 	c := &choice{path: filepath.Join(dir, choiceFile)}
 	text, err := os.ReadFile(c.path)

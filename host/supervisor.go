@@ -467,7 +467,7 @@ func (s *supervisor) rollBack(ctx context.Context, b *bake) bool {
 	if b.standby == nil {
 		return false
 	}
-	if err := s.revive(ctx, b.standby); err != nil {
+	if err := s.reactivate(ctx, b.standby); err != nil {
 		err = errors.Join(err, kill(ctx, b.standby))
 		s.config.Logger.Error("the old shim cannot take over again; its binary is started", "error", err)
 		s.noteUnkillable(b.standby)
@@ -476,8 +476,8 @@ func (s *supervisor) rollBack(ctx context.Context, b *bake) bool {
 	return true
 }
 
-// revive makes a standby shim active again. Calls are held, so it does not wait for a shim that does not answer.
-func (s *supervisor) revive(ctx context.Context, p peer) error {
+// reactivate makes a standby shim active again. Calls are held, so it does not wait for a shim that does not answer.
+func (s *supervisor) reactivate(ctx context.Context, p peer) error {
 	limited, cancel := context.WithTimeout(ctx, s.config.SwapBudget)
 	defer cancel()
 	if err := p.ping(limited); err != nil {

@@ -111,7 +111,7 @@ func (d *draft) put(i Instance) {
 		i.Storage = g.members[0].Storage
 	}
 	if old == nil {
-		i.Since, i.Health.Since = d.moment(i.Since), d.moment(i.Health.Since)
+		i.Since, i.Health.Since = d.orNow(i.Since), d.orNow(i.Health.Since)
 		d.tell(EventRegistered, &i)
 	} else {
 		if old.Same(i) {
@@ -130,7 +130,7 @@ func (d *draft) tellUpdate(old, i *Instance) {
 	if sameHealth {
 		i.Health.Since = old.Health.Since
 	} else {
-		i.Health.Since = d.moment(i.Health.Since)
+		i.Health.Since = d.orNow(i.Health.Since)
 	}
 	rest := *old
 	rest.Health = i.Health
@@ -203,8 +203,8 @@ func (d *draft) tell(kind EventKind, i *Instance) {
 	d.events = append(d.events, e)
 }
 
-// moment returns at, or now if at is zero.
-func (d *draft) moment(at time.Time) time.Time {
+// orNow returns at, or now if at is zero.
+func (d *draft) orNow(at time.Time) time.Time {
 	if at.IsZero() {
 		return d.now
 	}

@@ -40,7 +40,7 @@ func newFeedModel() *feedModel {
 	return m
 }
 
-// open is what a new process does. It has nothing pending: what is durable it has loaded.
+// open does what a new process does. Nothing is pending, as the process loads all durable changes.
 func (m *feedModel) open(t *rapid.T) {
 	m.log, m.pending = m.log.Reopen(), nil
 	m.table = registry.New(m.log)
@@ -67,7 +67,7 @@ func (m *feedModel) commit(t *rapid.T) {
 	must(t, err)
 }
 
-// apply tells of what is pending, in order, a part of it or all.
+// apply passes some or all pending changes to the table and the feed, in order.
 func (m *feedModel) apply(t *rapid.T) {
 	for range rapid.IntRange(0, len(m.pending)).Draw(t, "applied") {
 		m.table.Applied(m.pending[0])
@@ -76,7 +76,7 @@ func (m *feedModel) apply(t *rapid.T) {
 	}
 }
 
-// happens is what others do meanwhile.
+// happens commits and applies changes while a watcher runs.
 func (m *feedModel) happens(t *rapid.T) {
 	for m.left > 0 && rapid.Bool().Draw(t, "meanwhile") {
 		m.left--
@@ -88,7 +88,7 @@ func (m *feedModel) happens(t *rapid.T) {
 	}
 }
 
-// watch has one of the watchers go on from where it was, or from anywhere.
+// watch resumes one of the watchers at its cursor, or at another one.
 func (m *feedModel) watch(t *rapid.T) {
 	w := rapid.IntRange(0, len(m.cursors)-1).Draw(t, "watcher")
 	if rapid.IntRange(0, 3).Draw(t, "anew") == 0 {
@@ -101,8 +101,8 @@ func (m *feedModel) watch(t *rapid.T) {
 	m.cursors[w] = m.follow(t, m.cursors[w], filter, rapid.IntRange(1, 20).Draw(t, "told"))
 }
 
-// follow watches until a number of events were told, or all, holds each to what a watcher is promised, and returns the
-// cursor.
+// follow watches until it has received most events, or all. It checks each against the guarantees of Watch, and returns
+// the cursor.
 func (m *feedModel) follow(t *rapid.T, cursor registry.Seq, filter registry.Filter, most int) registry.Seq {
 	filter.Bookmarks = true
 	ahead := cursor > m.feed.Index()

@@ -82,7 +82,8 @@ func (v View) Blocks(e Executor, what string, rpc RPC, hash string) error {
 	return nil
 }
 
-// MayRunAt says what a call for the same volume or snapshot as a call of a former executor waits for.
+// MayRunAt describes a call that may still run at a former executor. Other calls for the same volume or snapshot wait
+// for its end.
 func MayRunAt(n NodeName, rpc RPC) string {
 	return fmt.Sprintf("node %s has begun %s, which may still run at its plugin; wait until the plugin there has answered the "+
 		"same call once more, or stop the plugin's controller on node %s, or declare the node out of service", n, rpc, n)

@@ -107,7 +107,7 @@ func (r *Registry) Await(ctx context.Context, role Role, id PluginID) (Instance,
 	}
 }
 
-// situation describes, for people, the instances of a plugin of which none is healthy.
+// situation describes in words the instances of a plugin that has no healthy one.
 func (t *table) situation(role Role, id PluginID) string {
 	members := t.members(role, id)
 	active := activeOf(members)

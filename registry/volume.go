@@ -95,7 +95,7 @@ func (o Ownership) Over(other Ownership) Ownership {
 		o.Recursive || other.Recursive}
 }
 
-// OwnershipResult is what came of an Ownership.
+// OwnershipResult is the result of setting an Ownership.
 type OwnershipResult string
 
 const (
@@ -283,7 +283,8 @@ func (m Modification) Then(asked map[string]string, at time.Time) Modification {
 	return next
 }
 
-// Refused returns what is not known after the plugin has certainly refused m: the last of the earlier modifications.
+// Refused returns the modification that is still uncertain after the plugin has refused m: the last of the earlier
+// ones.
 func (m Modification) Refused() Modification {
 	n := len(m.Earlier)
 	if n == 0 {

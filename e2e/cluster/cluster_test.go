@@ -22,7 +22,7 @@ import (
 	"holdfast/internal/etcdtest"
 )
 
-// size is how many members of etcd and how many nodes there are.
+// size is the number of etcd members, and of nodes.
 const size = 3
 
 // system is a cluster under test.

@@ -40,7 +40,8 @@ func (d *driver) size(r *record, want *csi.CapacityRange, source int64) error {
 	return r.supported()
 }
 
-// ensure returns what has an ID, if same finds it as requested. If there is none, it calls make under the lock.
+// ensure returns the record with an ID, if same says that it is as requested. If there is none, it calls make under the
+// lock.
 func (d *driver) ensure(id volumeID, same func(have record) error, make func() (record, error)) (record, error) {
 	unlock, err := d.lock(id)
 	if err != nil {

@@ -82,7 +82,7 @@ func TestKillWhileAFileSystemIsMade(t *testing.T) {
 	m.expectNoVolumes()
 }
 
-// What a killed process has left of a volume is removed by a call for it at another process.
+// The files that a killed process has left of a volume are removed by the next call for it, at another process.
 func TestAnotherProcessRemovesWhatAKillLeft(t *testing.T) {
 	need(t, loopBackend)
 	m := newMachine(t)

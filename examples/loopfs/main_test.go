@@ -204,7 +204,7 @@ func (p *process) kill() {
 	<-p.ended
 }
 
-// stop sends SIGTERM; the process has to end well.
+// stop sends SIGTERM; the process has to exit with 0.
 func (p *process) stop() {
 	p.t.Helper()
 	must(p.t, p.cmd.Process.Signal(syscall.SIGTERM))

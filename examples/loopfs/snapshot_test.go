@@ -207,7 +207,7 @@ func appendBoth(t *testing.T, stop <-chan struct{}, first, second string) {
 	<-stop
 }
 
-// What cannot be frozen is not copied while it is published for writing, and the error says what to do.
+// A volume that cannot be frozen is not copied while it is published for writing, and the error says what to do.
 func TestSnapshotOfWhatCannotBeFrozen(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		m := newMachine(t)

@@ -39,7 +39,7 @@ func (a *Agent) runner(id host.AllocID, s Storage) *runner {
 
 func (r *runner) record() *AllocRecord { return r.a.record(r.id) }
 
-// update changes the alloc's record. It waits while the disk is full, because what is not recorded has not happened.
+// update changes the alloc's record. It waits while the disk is full: nothing is done before it is recorded.
 func (r *runner) update(change func(*AllocRecord)) error {
 	return r.a.retryWhileFull(r.life, func() error { return r.a.update(r.id, change) })
 }

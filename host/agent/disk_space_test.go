@@ -219,7 +219,7 @@ func TestStartsWaitForSpaceAndEngine(t *testing.T) {
 	}
 }
 
-// What a driver does before a start is shown as the task's reason, and in one note. A stop of the job ends it.
+// The progress of a driver before a start is shown as the task's reason, and in one note. A stop of the job ends it.
 func TestPreparationOfATaskIsShownAndEndsWithItsJob(t *testing.T) {
 	withAgent(t, func(e *env) {
 		e.driver.prepare = func(ctx context.Context, progress func(string)) error {

@@ -155,8 +155,8 @@ func (a *Agent) engineUsers(m *EngineMount) ([]mount.User, error) {
 	return a.containers(users[m.Path]), err
 }
 
-// containers returns the users that may be containers. A namespace that was made as a private copy of this one has the
-// volume at the same paths, staged and published: that is no container.
+// containers returns the users that may be containers. A user that sees the volume at the same path as this process is
+// in a private copy of this mount namespace, and is no container.
 func (a *Agent) containers(users []mount.User) []mount.User {
 	root := hooks.Layout{State: a.config.StateDir}.MountRoot() + "/"
 	return slices.DeleteFunc(users, func(u mount.User) bool { return strings.HasPrefix(u.There, root) })

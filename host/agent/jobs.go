@@ -284,7 +284,7 @@ func (a *Agent) checkUnused(ctx context.Context, plugins []host.PluginID, s List
 		}
 		for _, v := range list {
 			for _, h := range v.Holders {
-				if a.elsewhere(h.Claim) == "" && matters(v, h) {
+				if a.otherNode(h.Claim) == "" && matters(v, h) {
 					return registry.Errorf(registry.ErrConflict,
 						"%s holds volume %s of plugin %q, %s; stop it first, or use --force",
 						a.describeAlloc(h.Claim.Alloc), v.VolumeName(), plugin, consequence)
@@ -295,8 +295,8 @@ func (a *Agent) checkUnused(ctx context.Context, plugins []host.PluginID, s List
 	return nil
 }
 
-// elsewhere returns the node of a claim, if that is another one.
-func (a *Agent) elsewhere(c registry.Claim) host.NodeName {
+// otherNode returns the node of a claim, if that is another one.
+func (a *Agent) otherNode(c registry.Claim) host.NodeName {
 	if string(c.Node) == a.node.Name {
 		return ""
 	}
@@ -341,7 +341,7 @@ func (a *Agent) holders(ctx context.Context, s Lister, w registry.Wait) string {
 				continue
 			}
 			name := a.describeAlloc(h.Claim.Alloc)
-			if node := a.elsewhere(h.Claim); node != "" {
+			if node := a.otherNode(h.Claim); node != "" {
 				name += " on node " + string(node)
 			}
 			names = append(names, name)

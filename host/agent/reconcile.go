@@ -66,7 +66,7 @@ func (a *Agent) jobOrder(byJob map[string][]*AllocRecord) []string {
 
 // reconcileJob does this for one job. The job is nil if it was removed. The caller holds a.writing.
 func (a *Agent) reconcileJob(job *JobRecord, allocs []*AllocRecord) {
-	want := job.standing()
+	want := job.wantedNow()
 	if !a.stopsAll() { // else StopAll stops them, in its order
 		if stop := a.unwanted(job, allocs, want); len(stop) > 0 {
 			_ = a.stopAllLocked(stop, func() {})

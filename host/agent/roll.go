@@ -71,8 +71,8 @@ func stopsFirst(g hooks.Group) bool {
 	})
 }
 
-// standing returns what the job wants now: the slots of wanted, without those that a roll has to empty first.
-func (j *JobRecord) standing() map[slot]string {
+// wantedNow returns the slots of wanted, without those that a roll has to empty first.
+func (j *JobRecord) wantedNow() map[slot]string {
 	want := j.wanted()
 	if j == nil || j.Next == nil {
 		return want
@@ -98,7 +98,7 @@ func (j *JobRecord) replaces(r *AllocRecord) bool {
 	if j == nil || !j.rolls() || r.Job != j.Job.ID || r.State.Ended() || j.begins(r) {
 		return false
 	}
-	digest, wanted := j.standing()[r.slot()]
+	digest, wanted := j.wantedNow()[r.slot()]
 	return wanted && digest != r.Digest && runsAll(pluginGroups(j)[r.Group.Name], r.Plugins())
 }
 
@@ -219,7 +219,7 @@ func (a *Agent) stepRoll(ctx context.Context, s roller, was *JobRecord) error {
 func (a *Agent) preferWanted(
 	ctx context.Context, s roller, job *JobRecord, tasks map[host.TaskKey]host.PluginTask,
 ) (preferred bool, err error) {
-	replaced, wanted := map[slot][]host.PluginID{}, job.standing()
+	replaced, wanted := map[slot][]host.PluginID{}, job.wantedNow()
 	for _, r := range a.Allocs() {
 		for _, t := range r.Group.Tasks {
 			if job.replaces(r) && tasks[host.TaskKey{Alloc: r.ID, Task: t.Name}].Active {
@@ -259,7 +259,7 @@ func (a *Agent) decideRoll(job *JobRecord, tasks map[host.TaskKey]host.PluginTas
 		}
 	}
 	for _, j := range together {
-		ready, why := a.begun(j, tasks)
+		ready, why := a.newAllocsHealthy(j, tasks)
 		healthy, failed = healthy && ready, cmp.Or(failed, why)
 	}
 	if failed == "" && !healthy {
@@ -279,8 +279,8 @@ func (a *Agent) decideRoll(job *JobRecord, tasks map[host.TaskKey]host.PluginTas
 	return next[0], a.commitJobs(next...)
 }
 
-// begun reports whether all new plugin allocs of the job's roll are healthy, or why one of them has failed.
-func (a *Agent) begun(job *JobRecord, tasks map[host.TaskKey]host.PluginTask) (healthy bool, failed string) {
+// newAllocsHealthy reports whether all new plugin allocs of the job's roll are healthy, or why one of them has failed.
+func (a *Agent) newAllocsHealthy(job *JobRecord, tasks map[host.TaskKey]host.PluginTask) (healthy bool, failed string) {
 	newest := map[slot]*AllocRecord{}
 	for _, r := range a.Allocs() {
 		if job.begins(r) {
@@ -304,8 +304,8 @@ func (a *Agent) begun(job *JobRecord, tasks map[host.TaskKey]host.PluginTask) (h
 	return healthy, ""
 }
 
-// stopReplaced stops the replaced plugin allocs of the job that nothing needs any more, and records for the others what
-// does. It reports whether any is left to stop.
+// stopReplaced stops the replaced plugin allocs of the job that are not needed any more. For the others it records why
+// they are kept. It reports whether any of them remains.
 func (a *Agent) stopReplaced(job *JobRecord, tasks map[host.TaskKey]host.PluginTask) (open bool, err error) {
 	serves := map[registry.VolumeName]bool{}
 	for _, r := range a.Allocs() {
@@ -346,7 +346,7 @@ func (a *Agent) stopReplaced(job *JobRecord, tasks map[host.TaskKey]host.PluginT
 // isOld reports whether the replaced alloc is older than what the job wants in its slot. Else it belongs to a roll that
 // failed or was replaced by another one.
 func (a *Agent) isOld(job *JobRecord, r *AllocRecord) bool {
-	digest := job.standing()[r.slot()]
+	digest := job.wantedNow()[r.slot()]
 	return slices.ContainsFunc(a.Allocs(), func(other *AllocRecord) bool {
 		return other.Job == r.Job && other.slot() == r.slot() && other.Digest == digest &&
 			!other.Created.Before(r.Created)
@@ -405,9 +405,9 @@ func (a *Agent) isPaused(job string, s slot) bool {
 // slowRoll is how long a roll lasts before the reason to keep an old alloc for its calls says how to stop it.
 const slowRoll = 5 * time.Minute
 
-// needed returns what a replaced alloc is still needed for, empty if for nothing. An active one of a failed roll is not
-// needed for calls: it gets new ones without end, so its stop ends them, and they are sent again. Force does the same
-// for an old alloc, and ends its mounts too.
+// needed returns why a replaced alloc is still needed, or "" if it is not. Calls do not keep the active alloc of a
+// failed roll: new calls would keep it for ever. Stopping it cuts its calls off, and they are sent again. With
+// Roll.Force neither calls nor mounts keep an alloc.
 func (a *Agent) needed(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey]host.PluginTask) (why string) {
 	old := a.isOld(job, r)
 	for _, t := range r.Group.Tasks {

@@ -33,16 +33,16 @@ func (t *taskRunner) isPlugin() bool { return len(t.spec.Sealed) > 0 }
 
 // set changes the task's record, and adds a note unless the text is empty.
 func (t *taskRunner) set(note string, change func(*TaskRecord)) error {
-	return t.update(t.change(note, change))
+	return t.update(t.setChange(note, change))
 }
 
 // setLater is set with the next commit of the alloc.
 func (t *taskRunner) setLater(note string, change func(*TaskRecord)) error {
-	return t.a.updateLater(t.id, t.change(note, change))
+	return t.a.updateLater(t.id, t.setChange(note, change))
 }
 
-// change returns the change of set.
-func (t *taskRunner) change(note string, change func(*TaskRecord)) func(*AllocRecord) {
+// setChange returns the change that set and setLater commit.
+func (t *taskRunner) setChange(note string, change func(*TaskRecord)) func(*AllocRecord) {
 	return func(r *AllocRecord) {
 		rec := r.Tasks[t.spec.Name]
 		was := rec.State
@@ -198,7 +198,8 @@ func (t *taskRunner) start(ctx, stop context.Context) (h taskdriver.Handle, runn
 	return h, false, t.ended(ctx, exit, permanent(err) || errors.Is(err, registry.ErrNotFound), why)
 }
 
-// prepare does what the driver needs before a start. Progress is the task's reason, and its first line a note.
+// prepare does what the driver needs before a start. It shows the progress as the task's reason, and the first line in
+// a note.
 func (t *taskRunner) prepare(stop context.Context, task taskdriver.Task) error {
 	driver, needed := t.driver.(taskdriver.Preparer)
 	if !needed {

@@ -309,7 +309,7 @@ func TestShimInMemoryReleasesWhatItsNextHostDoesNotName(t *testing.T) {
 	}
 }
 
-// What a real shim refuses is refused: another volume under an id that exists, and a preference of no instance.
+// The fake shim refuses what a real one does: another volume under an existing id, a preference without an instance.
 func TestShimInMemoryRefusesWhatARealOneDoes(t *testing.T) {
 	t.Parallel()
 	o := open(t)

@@ -85,16 +85,16 @@ func (d Device) mode(source uint32) uint32 {
 	return source&0o777 | 0o600
 }
 
-// rehang mounts an entry of the host's directory dir in a copy of dir. /dev/ptmx finds terminals in its own directory,
-// which a bound node does not have, so the node is made again. Where the kernel refuses that, the node is bound, and
-// does not work in the task.
-func (t *tree) rehang(fd int, dir, at string) error {
+// attachCopied mounts an entry of the host's directory dir in a copy of dir. /dev/ptmx finds terminals in its own
+// directory, which a bound node does not have, so the node is made again. Where the kernel refuses that, the node is
+// bound, and does not work in the task.
+func (t *tree) attachCopied(fd int, dir, at string) error {
 	if st, err := deviceStat(fd); err == nil && dir == "/dev" && filepath.Base(at) == "ptmx" {
 		if err := makeNode(at, st, int(st.Uid), uint32(st.Mode)&0o777); !errors.Is(err, unix.EPERM) {
 			return err
 		}
 	}
-	return hang(fd, at)
+	return attachTree(fd, at)
 }
 
 // makeNode makes another node of a device. EPERM means that no node was made.

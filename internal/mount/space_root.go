@@ -56,8 +56,8 @@ func (t *tree) cover(path string, whose area) {
 	t.areas[path] = whose
 }
 
-// whose returns the area of path.
-func (t *tree) whose(path string) area {
+// areaOf returns the area of path.
+func (t *tree) areaOf(path string) area {
 	for {
 		if a, known := t.areas[path]; known || path == "/" {
 			return a
@@ -90,7 +90,7 @@ func (t *tree) open(layers []Layer, wanted func(Bind) bool) error {
 
 // build makes the root, a copy of the host's in a tmpfs, and changes to it.
 func (t *tree) build(scratch string) error {
-	if err := t.mimic("/", scratch); err != nil {
+	if err := t.copyDir("/", scratch); err != nil {
 		return fmt.Errorf("build the root of a task: %w", err)
 	}
 	if err := unix.Chdir(scratch); err != nil {
@@ -106,9 +106,9 @@ func (t *tree) build(scratch string) error {
 	return wrap(unix.Chdir("/"), "enter the root of a task")
 }
 
-// mimic mounts a tmpfs with the entries of the host's directory dir, each bound. Entries can be added to it that the
+// copyDir mounts a tmpfs with the entries of the host's directory dir, each bound. Entries can be added to it that the
 // host does not see.
-func (t *tree) mimic(dir, at string) error {
+func (t *tree) copyDir(dir, at string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
@@ -159,7 +159,7 @@ func (t *tree) mimic(dir, at string) error {
 		}
 	}
 	for name, fd := range clones {
-		if err := t.rehang(fd, dir, filepath.Join(at, name)); err != nil {
+		if err := t.attachCopied(fd, dir, filepath.Join(at, name)); err != nil {
 			return err
 		}
 		t.areas[filepath.Join(dir, name)] = host
@@ -183,8 +183,8 @@ func readLinks(dir string, entries []os.DirEntry) (map[string]string, error) {
 	return links, nil
 }
 
-// hang makes a mount point of the right type and mounts a detached tree there.
-func hang(fd int, at string) error {
+// attachTree makes a mount point of the right type and mounts a detached tree there.
+func attachTree(fd int, at string) error {
 	dir, err := isDir(fd)
 	if err == nil && dir {
 		err = unix.Mkdir(at, 0o755)
@@ -204,11 +204,11 @@ func (t *tree) reach(target string, dir bool, mode uint32) (location, error) {
 	if err != nil {
 		return location{}, err
 	}
-	switch whose := t.whose(path); {
+	switch whose := t.areaOf(path); {
 	case whose == shared:
 		return location{}, errors.New("it lies in a bidirectional bind, so a mount there would appear on the host")
 	case whose == host && missing != "":
-		if err := t.mimic(path, path); err != nil {
+		if err := t.copyDir(path, path); err != nil {
 			return location{}, err
 		}
 	}
@@ -233,7 +233,7 @@ func (t *tree) walk(target string) (path, missing string, err error) {
 			path, rest = next, rest[1:]
 			continue
 		}
-		if whose := t.whose(path); whose == own || whose == shared {
+		if whose := t.areaOf(path); whose == own || whose == shared {
 			return "", "", fmt.Errorf("%s is a symbolic link in a directory of the task; remove it", next)
 		}
 		to, err := os.Readlink(next)

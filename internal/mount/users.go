@@ -178,7 +178,7 @@ func (t *userTable) isCopy(m Mount, n int, mounts map[int]Mount, masters map[int
 	return known && slices.ContainsFunc(t.shows[sourceOf(m)], func(i int) bool {
 		original := t.own[i]
 		return i < n && original.ID != m.ID && t.receives(below, original, masters) &&
-			spot(m, below) == spot(original, t.parents[original.Parent])
+			mountedAt(m, below) == mountedAt(original, t.parents[original.Parent])
 	})
 }
 
@@ -214,8 +214,8 @@ func masters(all []namespace) map[int]int {
 	return masters
 }
 
-// spot returns where m is mounted, in the file system of the mount below it.
-func spot(m, below Mount) source {
+// mountedAt returns where m is mounted, in the file system of the mount below it.
+func mountedAt(m, below Mount) source {
 	rel := strings.TrimPrefix(m.Point, strings.TrimSuffix(below.Point, "/"))
 	s := sourceOf(below)
 	s.root = filepath.Join(s.root, rel)

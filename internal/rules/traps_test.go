@@ -54,7 +54,7 @@ func pointee(e ast.Expr) *ast.Ident {
 	return sel.Sel
 }
 
-// What of go-plugin breaks under a swap is not used at all: its broker dies with the first host, reattaching checks
+// The parts of go-plugin that break under a swap are not used: its broker dies with the first host, reattaching checks
 // nothing, its global list of clients grows for ever. That is so in every file, whatever it is built for.
 func TestNoGoPluginBrokerReattachOrGlobalList(t *testing.T) {
 	files := 0

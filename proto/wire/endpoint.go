@@ -27,7 +27,7 @@ func EndpointUse(m *pb.EndpointUse) registry.EndpointUse {
 		Volume: registry.VolumeKey{Plugin: registry.PluginID(m.GetPlugin()),
 			External: registry.ExternalID(m.GetExternalId())},
 		Call: registry.RPC(m.GetCall()), Target: m.GetTarget(), Node: registry.NodeName(m.GetNode()),
-		Since: moment(m.GetSince()), CreateIndex: registry.Seq(m.GetCreateIndex()),
+		Since: timeOf(m.GetSince()), CreateIndex: registry.Seq(m.GetCreateIndex()),
 		ModifyIndex: registry.Seq(m.GetModifyIndex()),
 	}
 }

@@ -36,11 +36,11 @@ func Instance(m *pb.Instance) registry.Instance {
 		},
 		Health: registry.Health{
 			State: registry.HealthState(h.GetState()), Cause: registry.Cause(h.GetCause()), Detail: h.GetDetail(),
-			Since: moment(h.GetSince()),
+			Since: timeOf(h.GetSince()),
 		},
 		Storage: condition(m.GetStorage()), Options: m.GetOptions(), CreateIndex: registry.Seq(m.GetCreateIndex()),
 		ModifyIndex: registry.Seq(m.GetModifyIndex()), Preferred: registry.Seq(m.GetPreferred()),
-		Since: moment(m.GetSince()),
+		Since: timeOf(m.GetSince()),
 	}
 }
 
@@ -72,7 +72,7 @@ func PluginTask(m *pb.PluginTask) registry.PluginTask {
 	}
 	for _, c := range m.GetOpen() {
 		out.Open = append(out.Open, registry.OpenCall{RPC: registry.RPC(c.GetRpc()), Volume: VolumeName(c.GetVolume()),
-			Alloc: registry.AllocID(c.GetAlloc()), Since: moment(c.GetSince())})
+			Alloc: registry.AllocID(c.GetAlloc()), Since: timeOf(c.GetSince())})
 	}
 	for _, s := range m.GetVolumes() {
 		out.Volumes = append(out.Volumes, registry.ServedVolume{Volume: VolumeName(s.GetVolume()),
@@ -95,7 +95,8 @@ func RestartProto(r registry.PendingRestart) *pb.RestartRequest {
 
 func Restart(m *pb.RestartRequest) registry.PendingRestart {
 	return registry.PendingRestart{TaskKey: TaskKey(m.GetTask()), RestartRequest: registry.RestartRequest{
-		Attempt: m.GetAttempt(), Cause: registry.Cause(m.GetCause()), Detail: m.GetDetail(), Since: moment(m.GetSince()),
+		Attempt: m.GetAttempt(), Cause: registry.Cause(m.GetCause()), Detail: m.GetDetail(),
+		Since: timeOf(m.GetSince()),
 	}}
 }
 
@@ -148,7 +149,7 @@ func Event(m *pb.Event) registry.Event {
 		Task: registry.TaskName(m.GetTask()), Volume: VolumeName(m.GetVolume()),
 		External: registry.ExternalID(m.GetExternalId()),
 		Request:  registry.RequestName(m.GetRequest()), Cause: registry.Cause(m.GetCause()), Detail: m.GetDetail(),
-		At: moment(m.GetAt()),
+		At: timeOf(m.GetAt()),
 	}
 	if m.GetInstance() != nil {
 		i := Instance(m.GetInstance())

@@ -9,7 +9,7 @@ import (
 	"holdfast/registry"
 )
 
-// What leaves the shim for people has no secret that stands in a mount flag, a parameter or a context. What is sent to
+// Texts and records for people have no secret of a mount flag, a parameter or a context. What is sent to
 // it has all.
 func TestStatusShowsNoSecretInFlags(t *testing.T) {
 	const canary = "canary-1234"

@@ -32,11 +32,12 @@ func Node(m *pb.Node) registry.NodeStatus {
 	return registry.NodeStatus{
 		Node: registry.Node{Name: registry.NodeName(m.GetName()), Version: m.GetVersion(),
 			State: registry.NodeState(m.GetState()), Reason: m.GetReason(), By: m.GetBy(), Epoch: m.GetEpoch(),
-			Since: moment(m.GetSince()), Deadline: moment(m.GetDeadline()),
+			Since: timeOf(m.GetSince()), Deadline: timeOf(m.GetDeadline()),
 			Drain: registry.Drain{By: m.GetDrain().GetBy(), Reason: m.GetDrain().GetReason(),
-				Deadline: moment(m.GetDrain().GetDeadline())},
+				Deadline: timeOf(m.GetDrain().GetDeadline())},
 			CreateIndex: registry.Seq(m.GetCreateIndex()), ModifyIndex: registry.Seq(m.GetModifyIndex())},
-		Alive: m.GetAlive(), AliveSince: moment(m.GetAliveSince()), SuspectSince: moment(m.GetSuspectSince()), Stale: m.GetStale(),
+		Alive: m.GetAlive(), AliveSince: timeOf(m.GetAliveSince()), SuspectSince: timeOf(m.GetSuspectSince()),
+		Stale: m.GetStale(),
 		Plugins: each(m.GetPlugins(), func(p *pb.NodePlugin) registry.NodePluginStatus {
 			return registry.NodePluginStatus{Executor: p.GetExecutor(), Claims: int(p.GetClaims()),
 				Attachments: int(p.GetAttachments()), NodePlugin: registry.NodePlugin{

@@ -47,15 +47,15 @@ func Snapshot(m *pb.VolumeSnapshot) registry.VolumeSnapshot {
 	for _, one := range m.GetMembers() {
 		members = append(members, registry.GroupMember{Volume: registry.VolumeID(one.GetVolumeId()),
 			Source: registry.ExternalID(one.GetSourceVolumeId()), External: registry.ExternalID(one.GetExternalId()),
-			Size: one.GetSizeBytes(), Taken: moment(one.GetCreationTime()), Ready: one.GetReadyToUse()})
+			Size: one.GetSizeBytes(), Taken: timeOf(one.GetCreationTime()), Ready: one.GetReadyToUse()})
 	}
 	return registry.VolumeSnapshot{
 		SnapshotSpec: SnapshotSpec(m.GetSpec()), Plugin: registry.PluginID(m.GetPluginId()),
 		Source: registry.ExternalID(m.GetSourceVolumeId()), State: registry.SnapshotState(m.GetState()),
-		External: registry.ExternalID(m.GetExternalId()), Size: m.GetSizeBytes(), Taken: moment(m.GetCreationTime()),
+		External: registry.ExternalID(m.GetExternalId()), Size: m.GetSizeBytes(), Taken: timeOf(m.GetCreationTime()),
 		Group: registry.ExternalID(m.GetGroupSnapshotId()), Failure: failure(m.GetFailure()),
 		CreateIndex: registry.Seq(m.GetCreateIndex()), ModifyIndex: registry.Seq(m.GetModifyIndex()),
-		Since: moment(m.GetSince()), Members: members,
+		Since: timeOf(m.GetSince()), Members: members,
 	}
 }
 

@@ -73,7 +73,7 @@ func attachmentProto(a registry.Attachment) *pb.Attachment {
 func attachment(m *pb.Attachment) registry.Attachment {
 	return registry.Attachment{Node: registry.NodeName(m.GetNode()), NodeID: registry.NodeID(m.GetNodeId()),
 		State: registry.Mark(m.GetState()), Detaching: registry.Detaching{Confirmed: m.GetDetachingConfirmed(),
-			Forced: registry.Forced{By: m.GetDetachingBy(), Since: moment(m.GetDetachingSince())}}}
+			Forced: registry.Forced{By: m.GetDetachingBy(), Since: timeOf(m.GetDetachingSince())}}}
 }
 
 func Volume(m *pb.Volume) registry.VolumeStatus {
@@ -82,7 +82,7 @@ func Volume(m *pb.Volume) registry.VolumeStatus {
 		Capacity:   m.GetCapacity(),
 		Accessible: each(m.GetAccessible(), topology), CreateIndex: registry.Seq(m.GetCreateIndex()),
 		ModifyIndex: registry.Seq(m.GetModifyIndex()),
-		Since:       moment(m.GetSince()), Ephemeral: m.GetEphemeral(), Owner: registry.AllocID(m.GetOwner()),
+		Since:       timeOf(m.GetSince()), Ephemeral: m.GetEphemeral(), Owner: registry.AllocID(m.GetOwner()),
 		Expansion: expansion(m.GetExpansion()), Health: health(m.GetHealth()),
 		Failure: failure(m.GetFailure()),
 		Source: registry.Source{Volume: registry.ExternalID(m.GetSourceVolume()),
@@ -104,10 +104,10 @@ func Volume(m *pb.Volume) registry.VolumeStatus {
 			Claim: registry.Claim{
 				Volume: out.VolumeKey(), Name: out.VolumeName(), Alloc: registry.AllocID(h.GetAlloc()),
 				Request: registry.RequestName(h.GetRequest()),
-				Node:    registry.NodeName(h.GetNode()), Usage: usage(h.GetUsage()), Since: moment(h.GetSince()),
+				Node:    registry.NodeName(h.GetNode()), Usage: usage(h.GetUsage()), Since: timeOf(h.GetSince()),
 			},
 			Publish: registry.Mark(h.GetPublish()), Target: tree(h.GetTarget()), Trouble: h.GetTrouble(),
-			Troubled: moment(h.GetTroubled()),
+			Troubled: timeOf(h.GetTroubled()),
 		}
 	})
 	return out
@@ -129,7 +129,7 @@ func expansion(m *pb.Expansion) registry.Expansion {
 	return registry.Expansion{
 		Done: m.GetDone(), Asked: registry.CapacityRange{Required: m.GetAskedRequired(), Limit: m.GetAskedLimit()},
 		Node: registry.CapacityRange{Required: m.GetNodeRequired(), Limit: m.GetNodeLimit()}, Refused: m.GetRefused(),
-		Since: moment(m.GetSince()), RPC: registry.RPC(m.GetRpc()), Code: m.GetCode(), Detail: m.GetDetail(),
+		Since: timeOf(m.GetSince()), RPC: registry.RPC(m.GetRpc()), Code: m.GetCode(), Detail: m.GetDetail(),
 	}
 }
 
@@ -141,7 +141,7 @@ func modificationProto(m registry.Modification) *pb.Modification {
 }
 
 func modification(m *pb.Modification) registry.Modification {
-	return registry.Modification{Asked: m.GetAsked(), Since: moment(m.GetSince()), Code: m.GetCode(),
+	return registry.Modification{Asked: m.GetAsked(), Since: timeOf(m.GetSince()), Code: m.GetCode(),
 		Detail: m.GetDetail()}
 }
 
@@ -167,7 +167,7 @@ func health(m *pb.VolumeHealth) registry.VolumeHealth {
 
 func condition(m *pb.VolumeCondition) registry.Condition {
 	return registry.Condition{
-		Abnormal: m.GetAbnormal(), Reason: m.GetReason(), Message: m.GetMessage(), Since: moment(m.GetSince()),
+		Abnormal: m.GetAbnormal(), Reason: m.GetReason(), Message: m.GetMessage(), Since: timeOf(m.GetSince()),
 	}
 }
 
@@ -180,7 +180,7 @@ func failureProto(f registry.Failure) *pb.Failure {
 
 func failure(m *pb.Failure) registry.Failure {
 	return registry.Failure{RPC: registry.RPC(m.GetRpc()), Code: m.GetCode(), Detail: m.GetDetail(),
-		Since: moment(m.GetSince())}
+		Since: timeOf(m.GetSince())}
 }
 
 func holderProto(h registry.Holder) *pb.Holder {
@@ -207,8 +207,8 @@ func intent(m *pb.IntentState) *registry.Intent {
 	}
 	return &registry.Intent{
 		RPC: registry.RPC(m.Rpc), Attempt: m.Attempt, Outcome: registry.Outcome(m.Outcome), Code: m.Code,
-		Detail: m.Detail, Since: moment(m.Since),
-		Next: moment(m.Next), Alloc: registry.AllocID(m.Alloc), Request: registry.RequestName(m.Request),
+		Detail: m.Detail, Since: timeOf(m.Since),
+		Next: timeOf(m.Next), Alloc: registry.AllocID(m.Alloc), Request: registry.RequestName(m.Request),
 	}
 }
 
@@ -228,7 +228,7 @@ func Claim(m *pb.Claim) registry.Claim {
 		Request: registry.RequestName(m.GetRequest()),
 		Node:    registry.NodeName(m.GetNode()), Usage: usage(m.GetUsage()),
 		CreateIndex: registry.Seq(m.GetCreateIndex()),
-		ModifyIndex: registry.Seq(m.GetModifyIndex()), Since: moment(m.GetSince()),
+		ModifyIndex: registry.Seq(m.GetModifyIndex()), Since: timeOf(m.GetSince()),
 	}
 }
 
@@ -256,7 +256,8 @@ func Alloc(m *pb.Alloc) registry.AllocStatus {
 			Namespace: registry.Namespace(m.GetNamespace()), Index: m.GetIndex(),
 			State: registry.AllocState(m.GetState()), Waiting: each(m.GetWaiting(), wait),
 			CreateIndex: registry.Seq(m.GetCreateIndex()), ModifyIndex: registry.Seq(m.GetModifyIndex()),
-			Since: moment(m.GetSince()), Forced: registry.Forced{By: m.GetForcedBy(), Since: moment(m.GetForcedSince())},
+			Since:  timeOf(m.GetSince()),
+			Forced: registry.Forced{By: m.GetForcedBy(), Since: timeOf(m.GetForcedSince())},
 		},
 		Volumes: each(m.GetVolumes(), func(u *pb.Use) registry.AllocVolume {
 			return registry.AllocVolume{
@@ -265,7 +266,7 @@ func Alloc(m *pb.Alloc) registry.AllocStatus {
 					External: registry.ExternalID(u.GetExternalId())},
 				Usage: usage(u.GetUsage()), Attach: registry.Mark(u.GetAttach()), Stage: registry.Mark(u.GetStage()),
 				Publish: registry.Mark(u.GetPublish()), Target: tree(u.GetTarget()), Intent: intent(u.GetIntent()),
-				Wait: maybeWait(u.GetWait()), Trouble: u.GetTrouble(), Troubled: moment(u.GetTroubled()),
+				Wait: maybeWait(u.GetWait()), Trouble: u.GetTrouble(), Troubled: timeOf(u.GetTroubled()),
 				Expansion: expansion(u.GetExpansion()), Health: health(u.GetHealth()),
 			}
 		}),

@@ -23,7 +23,7 @@ func wait(m *pb.Wait) registry.Wait {
 		Alloc: registry.AllocID(m.GetAlloc()), Request: registry.RequestName(m.GetRequest()),
 		Volume: VolumeName(m.GetVolume()), Step: registry.Step(m.GetStep()), For: m.GetFor(),
 		RPC: registry.RPC(m.GetRpc()), Code: m.GetCode(), Detail: m.GetDetail(), Attempt: m.GetAttempt(),
-		Since: moment(m.GetSince()), Next: moment(m.GetNext()), Advice: m.GetAdvice(), Role: registry.Role(m.GetRole()),
+		Since: timeOf(m.GetSince()), Next: timeOf(m.GetNext()), Advice: m.GetAdvice(), Role: registry.Role(m.GetRole()),
 	}
 }
 

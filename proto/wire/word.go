@@ -17,7 +17,7 @@ func stamp(t time.Time) *timestamppb.Timestamp {
 	return timestamppb.New(t)
 }
 
-func moment(m *timestamppb.Timestamp) time.Time {
+func timeOf(m *timestamppb.Timestamp) time.Time {
 	if m == nil {
 		return time.Time{}
 	}

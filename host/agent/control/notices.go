@@ -153,7 +153,7 @@ func creationNotices(v host.VolumeStatus) []Notice {
 	return []Notice{n}
 }
 
-// deletionNotices explains a deletion of which no call is under way.
+// deletionNotices explains a deletion that has no call under way.
 func deletionNotices(v host.VolumeStatus) []Notice {
 	if v.State != registry.VolumeDeleting || v.Intent != nil {
 		return nil

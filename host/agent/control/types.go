@@ -110,7 +110,7 @@ type Attachment struct {
 	Node   registry.NodeName `json:"node"`
 	NodeID registry.NodeID   `json:"node_id"` // of the plugin
 	State  registry.Mark     `json:"state"`
-	// DetachingBy is the operator who has it taken down; empty: nobody has.
+	// DetachingBy is the operator who asked for the detach; empty if none did.
 	DetachingBy    string    `json:"detaching_by,omitempty"`
 	DetachingSince time.Time `json:"detaching_since,omitzero"`
 }

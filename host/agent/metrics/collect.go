@@ -37,8 +37,8 @@ type Metrics struct {
 
 	changed chan host.VolumeName // capacity changedMax: volumes whose use has changed since the last refresh
 
-	// Failed returns the number of failed tasks by plugin, whose restarts are used up: the shim has no record of them.
-	// nil: none. It is set before Run.
+	// Failed returns for each plugin the number of its tasks that have used up their restarts. The shim has no records
+	// of such tasks. nil means that there are none. Failed is set before Run.
 	Failed func() map[host.PluginID]int
 
 	swaps  *prometheus.CounterVec

@@ -83,7 +83,7 @@ func TestContainerConfigOfPublishedFiles(t *testing.T) {
 	}
 }
 
-// Attributes without an effect are named, also those in blocks.
+// A warning names each attribute that has no effect, also in blocks.
 func TestContainerConfigNamesWhatItIgnores(t *testing.T) {
 	_, _, warnings := configured(t, `{"image": "i", "ports": ["http"], "logging": [{"type": "syslog"}],
 		"auth": [{"username": "u", "email": "e"}], "mount": [{"target": "/x", "source": "/y", "bogus": 1}],
@@ -130,7 +130,7 @@ func TestContainerNames(t *testing.T) {
 	}
 }
 
-// What listens at the socket of an engine is told apart from an engine, and is an engine that is not available.
+// A server that is no engine, at the socket of one, is recognized, and counts as an engine that is not available.
 func TestContainerNeedsAnEngine(t *testing.T) {
 	dir := tempDir(t)
 	page := listenAt(t, filepath.Join(dir, "page"))

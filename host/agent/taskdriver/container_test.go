@@ -279,7 +279,7 @@ func TestStartRemovesTheContainerOfAFailedStart(t *testing.T) {
 	}
 }
 
-// What a failed start has left is removed also without another start, and only that.
+// The container that a failed start has left is removed without another start, and no other container.
 func TestContainerOfAFailedStartIsRemovedLater(t *testing.T) {
 	b := &brokenEngine{fails: map[string]bool{"POST start": true, http.MethodDelete: true}}
 	d := b.driver(t)

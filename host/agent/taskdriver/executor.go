@@ -152,7 +152,7 @@ func (o ExecOptions) start(helper *exec.Cmd) (stdin io.WriteCloser, terminal *os
 	}
 	var output sync.WaitGroup
 	output.Go(func() { _, _ = io.Copy(o.Stdout, terminal) }) // EIO: no program has it open any more
-	return typist{terminal}, terminal, func() {
+	return terminalInput{terminal}, terminal, func() {
 		_ = helper.Wait()
 		output.Wait()
 		terminal.Close()
@@ -177,10 +177,10 @@ func (o ExecOptions) forward(done <-chan struct{}, signals *json.Encoder, termin
 
 const endOfInput = 4 // Ctrl-D, typed on a terminal
 
-// typist writes to a terminal. Its Close types endOfInput.
-type typist struct{ *os.File }
+// terminalInput writes to a terminal. Its Close types endOfInput.
+type terminalInput struct{ *os.File }
 
-func (t typist) Close() error {
+func (t terminalInput) Close() error {
 	_, err := t.Write([]byte{endOfInput})
 	return err
 }

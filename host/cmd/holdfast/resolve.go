@@ -56,7 +56,7 @@ func (p *globalFlags) resolving(run runFunc, listers []lister) runFunc {
 	}
 }
 
-// similar returns the IDs that start with id or, if none does, those that differ from it by a slip of the finger.
+// similar returns the IDs that start with id or, if none does, those that differ from it by a typing error.
 func similar(id string, known []string) (like []string, isPrefix bool) {
 	for _, k := range known {
 		if strings.HasPrefix(k, id) {

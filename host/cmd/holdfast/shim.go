@@ -170,7 +170,7 @@ func (p *globalFlags) swap(ctx context.Context, io streams, ask control.SwapRequ
 	}
 	now, err := p.client().Shim(ctx)
 	if err != nil {
-		now.SHA256 = report.To // the swap is done, whatever comes of this question
+		now.SHA256 = report.To // the swap is done, even if this request fails
 	}
 	return show(io, p, nil, swapJSONOf(report), func(to writer, _ swapJSON) error {
 		return writeSwapped(to, report, now.ShimState)

@@ -47,7 +47,7 @@ func (p *globalFlags) startTrace(c *cobra.Command) {
 	}
 }
 
-// warn prints what does not keep a command from its work.
+// warn prints a problem that does not make the command fail.
 func (p *globalFlags) warn(text string) {
 	if !p.json {
 		fmt.Fprintln(p.errs, "holdfast:", text)

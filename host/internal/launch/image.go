@@ -58,7 +58,7 @@ func (s *Store) acquire(ctx context.Context, sum string) (*os.File, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return img.lend()
+	return img.open()
 }
 
 // ready lends an image that this process has verified and that was not touched since, else nil.
@@ -66,13 +66,13 @@ func (s *Store) ready(sum string) (*os.File, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if img := s.images[sum]; img != nil && img.unchanged() {
-		return img.lend()
+		return img.open()
 	}
 	return nil, nil
 }
 
-// lend counts a user of the image. The caller holds the store's mu.
-func (i *image) lend() (*os.File, error) {
+// open counts a user of the image. The caller holds the store's mu.
+func (i *image) open() (*os.File, error) {
 	f, err := duplicate(i.file)
 	if err != nil {
 		return nil, err

@@ -64,7 +64,7 @@ func checkPeer(conn *net.UnixConn, pid int) error {
 	return nil
 }
 
-// checkNamespace refuses a shim of which a thread is in another mount namespace than this host. Without the
+// checkNamespace refuses a shim if one of its threads is in another mount namespace than this host. Without the
 // permission to read that, nothing is refused.
 func checkNamespace(pid int) error {
 	ours, err := os.Readlink("/proc/self/ns/mnt")

@@ -98,7 +98,7 @@ func (s *Store) Add(ctx context.Context, path, want, known string) (Digest, erro
 	defer s.reading.Unlock()
 	src, err := openBinary(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return s.recall(ctx, cmp.Or(want, known), err)
+		return s.useStored(ctx, cmp.Or(want, known), err)
 	}
 	if err != nil {
 		return Digest{}, err
@@ -129,8 +129,8 @@ func (s *Store) Add(ctx context.Context, path, want, known string) (Digest, erro
 	return Digest{SHA256: sum, FirstUse: want == ""}, nil
 }
 
-// recall uses the stored copy in place of a binary that is gone.
-func (s *Store) recall(ctx context.Context, sum string, gone error) (Digest, error) {
+// useStored uses the stored copy in place of a binary that is gone.
+func (s *Store) useStored(ctx context.Context, sum string, gone error) (Digest, error) {
 	if sum == "" {
 		return Digest{}, registry.Errorf(registry.ErrNotFound,
 			"%w; no copy of it is known in %s: install the binary at that path, "+

@@ -26,7 +26,7 @@ import (
 	"holdfast/registry"
 )
 
-// T13: the binary is replaced between verification and execution. What was verified runs.
+// T13: the binary is replaced between verification and execution. The verified binary runs.
 func TestTrapT13SwappedBinary(t *testing.T) {
 	t.Parallel()
 	work := shortDir(t)

@@ -50,7 +50,7 @@ type request struct {
 	Intent registry.Intent
 }
 
-// SettleClaims is Settle of the State.
+// SettleClaims calls State.Settle.
 func (a *Attacher) SettleClaims(ctx context.Context) error { return a.remote.state.Settle(ctx) }
 
 // FeasibleAttach returns why no node could attach the volume now.
@@ -210,7 +210,7 @@ func (a *Attacher) Provide(
 	return v, err
 }
 
-// Settle is Settle of a Controller.
+// Settle has the executor settle an open call, as Controller.Settle does.
 func (a *Attacher) Settle(ctx context.Context, by intent.Caller, open registry.Intent) error {
 	ctx, cancel := by.Waiting(ctx)
 	defer cancel()
@@ -218,7 +218,8 @@ func (a *Attacher) Settle(ctx context.Context, by intent.Caller, open registry.I
 	if err != nil {
 		return err
 	}
-	return a.execute(ctx, settleMethod, executor, request{Volume: open.Volume, Intent: open, To: a.here()}, func() error {
+	req := request{Volume: open.Volume, Intent: open, To: a.thisNode()}
+	return a.execute(ctx, settleMethod, executor, req, func() error {
 		return a.Controller.Settle(ctx, by, open)
 	})
 }
@@ -236,7 +237,7 @@ func (a *Attacher) LeaveAlteration(ctx context.Context, key registry.VolumeKey) 
 	if err != nil {
 		return false, err
 	}
-	err = a.execute(ctx, leaveMethod, executor, request{Volume: key, To: a.here()}, func() (err error) {
+	err = a.execute(ctx, leaveMethod, executor, request{Volume: key, To: a.thisNode()}, func() (err error) {
 		left, err = a.Controller.LeaveAlteration(ctx, key)
 		return err
 	})
@@ -338,8 +339,8 @@ func (a *Attacher) call(ctx context.Context, method string, by registry.Executor
 	return fmt.Errorf("%s volume %s: %w", method, r.Volume, wire.Error(err))
 }
 
-// here makes the requests of two nodes differ, so that both get an answer.
-func (a *Attacher) here() intent.AttachTo { return intent.AttachTo{Node: a.remote.state.node} }
+// thisNode is part of each request. It makes the requests of two nodes differ, so that both get an answer.
+func (a *Attacher) thisNode() intent.AttachTo { return intent.AttachTo{Node: a.remote.state.node} }
 
 // newCall returns a call whose ID is that of each call with the same request.
 func newCall(method string, by registry.ExecutorKey, r request) (registry.RemoteCall, error) {

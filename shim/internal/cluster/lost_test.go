@@ -393,7 +393,7 @@ func TestFencedNodeThatIsBackEndsItsCalls(t *testing.T) {
 	b.see(t, "the end of the call", func(v registry.View) bool { e, _ := v.Executor("p"); return len(e.Former) == 0 })
 }
 
-// TestSilentEtcdDelaysOnlyDecisions loses every answer of etcd. A commit of this node's records goes on, one of shared
+// TestSilentEtcdDelaysOnlyDecisions loses every answer of etcd. A commit of this node's records succeeds, one of shared
 // records ends with its caller's deadline and says since when etcd has not answered.
 func TestSilentEtcdDelaysOnlyDecisions(t *testing.T) {
 	n := newNode(t, etcdtest.Start(t), "n")

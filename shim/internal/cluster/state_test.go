@@ -417,7 +417,7 @@ func TestEarlierShimOfANodeIsFenced(t *testing.T) {
 	})
 }
 
-// TestUnreachableEtcd ends etcd's answers: reads and changes of the node's own records go on, shared changes fail.
+// TestUnreachableEtcd ends etcd's answers: reads and changes of the node's own records succeed, shared changes fail.
 func TestUnreachableEtcd(t *testing.T) {
 	client := etcdtest.Start(t)
 	n := newNode(t, client, "node")

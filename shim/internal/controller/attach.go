@@ -87,7 +87,7 @@ func (m *Controller) attach(
 	var answer map[string]string
 	return m.sendTo(ctx, by, v.VolumeSpec, &request.Secrets, intent.Call{
 		Intent: open,
-		Before: func(view registry.View) (registry.Change, error) { return attaching(view, v, u, to) },
+		Before: func(view registry.View) (registry.Change, error) { return attachChange(view, v, u, to) },
 		Done: func(view registry.View) registry.Change {
 			at, _ := view.Attachment(registry.AttachmentKey{Volume: v.VolumeKey(), Node: to.Node})
 			at.State, at.PublishContext = registry.MarkDone, answer
@@ -106,8 +106,10 @@ func (m *Controller) attach(
 	})
 }
 
-// attaching marks the attachment as sent, unless it contradicts what is recorded.
-func attaching(view registry.View, v registry.Volume, u registry.Usage, to intent.AttachTo) (registry.Change, error) {
+// attachChange marks the attachment as sent, unless it contradicts what is recorded.
+func attachChange(
+	view registry.View, v registry.Volume, u registry.Usage, to intent.AttachTo,
+) (registry.Change, error) {
 	at, _ := view.Attachment(registry.AttachmentKey{Volume: v.VolumeKey(), Node: to.Node})
 	node, _ := view.Node(to.Node)
 	switch {
@@ -143,7 +145,7 @@ func (m *Controller) Detach(
 		return registry.Errorf(registry.ErrDamaged, "the record of the attachment of volume %s has no node id; "+
 			"without it the call would detach all nodes", at.Name)
 	}
-	if !m.foreign(at) {
+	if !m.ofOtherNode(at) {
 		if local, err := m.node.Uses(ctx, key); err != nil || len(local) > 0 {
 			return err
 		}

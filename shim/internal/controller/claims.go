@@ -239,15 +239,15 @@ func (l *Claims) SettleClaims(context.Context) error { return nil }
 // ErrConflict means that the volume is still attached, or that no other claim remains.
 func (l *Claims) Unclaim(ctx context.Context, key registry.ClaimKey, last bool) (existed bool, err error) {
 	_, err = l.log.Commit(ctx, func(view registry.View) (registry.Change, error) {
-		change, err := l.Unclaiming(view, key, last)
+		change, err := l.UnclaimChange(view, key, last)
 		existed = err == nil && !change.Empty()
 		return change, err
 	})
 	return existed && err == nil, err
 }
 
-// Unclaiming returns the change of Unclaim.
-func (l *Claims) Unclaiming(view registry.View, key registry.ClaimKey, last bool) (registry.Change, error) {
+// UnclaimChange returns the change that Unclaim commits.
+func (l *Claims) UnclaimChange(view registry.View, key registry.ClaimKey, last bool) (registry.Change, error) {
 	claims := view.Claims(key.Volume)
 	at := slices.IndexFunc(claims, func(c registry.Claim) bool { return c.ClaimKey() == key })
 	if at < 0 {

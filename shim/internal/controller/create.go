@@ -48,14 +48,14 @@ func (m *Controller) createFor(
 	if err != nil {
 		m.wakeRun()
 		return registry.Volume{}, fmt.Errorf("create volume %s: %w", spec.VolumeName(),
-			m.aftermath(ctx, spec.VolumeName(), err))
+			m.adviseRetry(ctx, spec.VolumeName(), err))
 	}
 	return m.volume(ctx, spec.VolumeName())
 }
 
-// aftermath adds to the error of a creation or deletion which record remains, whether Holdfast retries, and which
+// adviseRetry adds to the error of a creation or deletion which record remains, whether Holdfast retries, and which
 // commands apply.
-func (m *Controller) aftermath(ctx context.Context, name registry.VolumeName, err error) error {
+func (m *Controller) adviseRetry(ctx context.Context, name registry.VolumeName, err error) error {
 	var state registry.VolumeState
 	goesOn := false
 	look := m.State.View(context.WithoutCancel(ctx), func(view registry.View) error {
@@ -112,8 +112,8 @@ func asked(v registry.Volume) string {
 	return intent.Hash(registry.CreateVolumeRPC, v.Created, v.VolumeSpec)
 }
 
-// given returns a hash of the spec, to compare volumes that were registered.
-func given(v registry.Volume) string { return intent.Hash("", v.Created, v.VolumeSpec) }
+// specHash returns a hash of the spec, to compare volumes that were registered.
+func specHash(v registry.Volume) string { return intent.Hash("", v.Created, v.VolumeSpec) }
 
 // known returns the volume of the spec's name if it exists. It is an error if that volume has another spec.
 func (m *Controller) known(
@@ -215,12 +215,12 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 	var clash error // the id was taken by a concurrent creation: this one becomes uncertain
 	err = m.sendTo(ctx, intent.Caller{}, spec, &request.Secrets, intent.Call{
 		Intent: opened, Policy: how.policy, NextDrive: how.again,
-		Before: func(view registry.View) (registry.Change, error) { return begin(view, made) },
+		Before: func(view registry.View) (registry.Change, error) { return beginChange(view, made) },
 		Done: func(view registry.View) registry.Change {
 			if clash = checkIDFree(view, made); clash != nil {
 				unnamed := made
 				unnamed.External = ""
-				return m.unusable(unnamed, &registry.CallError{RPC: registry.CreateVolumeRPC, Code: "OK",
+				return m.unusableChange(unnamed, &registry.CallError{RPC: registry.CreateVolumeRPC, Code: "OK",
 					Detail: clash.Error()})
 			}
 			made.State, made.Failure = registry.VolumeReady, registry.Failure{}
@@ -235,10 +235,10 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 			}
 		},
 		Failed: func(_ registry.View, err *registry.CallError, clean bool) registry.Change {
-			if clean && !doubtful && !acted(err) {
+			if clean && !doubtful && !wasCompleted(err) {
 				return registry.Change{Delete: []registry.Key{made.Key()}}
 			}
-			return m.unusable(made, err) // a volume may exist: the record stays
+			return m.unusableChange(made, err) // a volume may exist: the record stays
 		},
 	}, func(ctx context.Context, at registry.InstanceKey) error {
 		answer, err := m.driver.Create(ctx, at, request)
@@ -250,13 +250,13 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 	return errors.Join(err, clash)
 }
 
-// acted reports whether the plugin completed the call but its answer cannot be used.
-func acted(err *registry.CallError) bool {
+// wasCompleted reports whether the plugin completed the call but its answer cannot be used.
+func wasCompleted(err *registry.CallError) bool {
 	return err.Code == "OK" || err.Code == registry.CodeUnreadable
 }
 
-// unusable returns the change that ends a creation which may have made an unusable volume.
-func (m *Controller) unusable(v registry.Volume, why *registry.CallError) registry.Change {
+// unusableChange returns the change that ends a creation which may have made an unusable volume.
+func (m *Controller) unusableChange(v registry.Volume, why *registry.CallError) registry.Change {
 	v.State = registry.VolumeUncertain
 	v.Failure = registry.Failure{RPC: why.RPC, Code: why.Code, Detail: why.Detail, Since: m.Now()}
 	return registry.Change{
@@ -367,9 +367,9 @@ func createRequest(inst registry.Instance, s registry.Volume) csi.CreateRequest 
 	return r
 }
 
-// begin returns the change that stores the record of a new volume. Names are unique per plugin, because a plugin
+// beginChange returns the change that stores the record of a new volume. Names are unique per plugin, because a plugin
 // answers two requests of one name with one volume.
-func begin(view registry.View, v registry.Volume) (registry.Change, error) {
+func beginChange(view registry.View, v registry.Volume) (registry.Change, error) {
 	old, err := existing(view, v, asked)
 	if err != nil {
 		return registry.Change{}, err

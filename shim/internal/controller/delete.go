@@ -33,7 +33,7 @@ func (m *Controller) Delete(ctx context.Context, call registry.Call, name regist
 	}
 	if err != nil {
 		m.wakeRun()
-		return fmt.Errorf("delete volume %s: %w", name, m.aftermath(ctx, name, err))
+		return fmt.Errorf("delete volume %s: %w", name, m.adviseRetry(ctx, name, err))
 	}
 	return nil
 }
@@ -176,7 +176,7 @@ func (m *Controller) deletionRefused(
 		return registry.Change{}
 	}
 	if v.DeleteWith != "" {
-		return m.stillDeleting(v, why)
+		return m.stillDeletingChange(v, why)
 	}
 	v.State = registry.VolumeReady
 	if v.Failure != (registry.Failure{}) {

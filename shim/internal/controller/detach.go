@@ -28,14 +28,14 @@ func (m *Controller) AbandonSteps(ctx context.Context, k registry.AttachmentKey)
 func (m *Controller) detachStep(at registry.Attachment) registry.ReleaseStep {
 	step := registry.ReleaseStep{Volume: at.Name, Action: registry.ReleaseSend, RPC: registry.ControllerUnpublishRPC,
 		Target: "node " + string(at.NodeID), Detail: "skipped if it fails"}
-	if why := m.uncontrolled(at.Volume.Plugin); why != "" {
+	if why := m.whyNoController(at.Volume.Plugin); why != "" {
 		step.Action, step.Detail = registry.ReleaseSkip, why
 	}
 	return step
 }
 
-// uncontrolled returns why the plugin has no healthy controller; empty: it has one.
-func (m *Controller) uncontrolled(id registry.PluginID) string {
+// whyNoController returns why the plugin has no healthy controller; empty: it has one.
+func (m *Controller) whyNoController(id registry.PluginID) string {
 	reasons := intent.FeasibleAt(m.Plugins, registry.RoleController, id, registry.Usage{})
 	if len(reasons) == 0 {
 		return ""
@@ -56,7 +56,7 @@ func (m *Controller) DetachOrAbandon(
 	if local, err := m.usesAt(ctx, at); err != nil || len(local) > 0 {
 		return errors.Join(err, usedBy(at, local))
 	}
-	why := m.uncontrolled(k.Volume.Plugin)
+	why := m.whyNoController(k.Volume.Plugin)
 	if why == "" {
 		by.RetryUntil = time.Now().Add(detachRound)
 		err := m.settleBefore(ctx, by, k.Volume, true)
@@ -76,7 +76,7 @@ func (m *Controller) DetachOrAbandon(
 // usesAt describes how this node uses the volume of an attachment. In a cluster, the attachment of another node has
 // users there only.
 func (m *Controller) usesAt(ctx context.Context, at registry.Attachment) ([]string, error) {
-	if m.Clustered && m.foreign(at) {
+	if m.Clustered && m.ofOtherNode(at) {
 		return nil, nil
 	}
 	return m.node.Uses(ctx, at.Volume)
@@ -266,11 +266,11 @@ func usedBy(at registry.Attachment, users []string) error {
 		strings.Join(users, ", "))
 }
 
-func (m *Controller) foreign(at registry.Attachment) bool { return at.Node != m.node.Name() }
+func (m *Controller) ofOtherNode(at registry.Attachment) bool { return at.Node != m.node.Name() }
 
 // detachSteps returns what DetachVolume does for one attachment.
 func (m *Controller) detachSteps(at registry.Attachment, f registry.Force) (steps []registry.ReleaseStep) {
-	if m.foreign(at) {
+	if m.ofOtherNode(at) {
 		steps = append(steps, registry.ReleaseStep{Volume: at.Name, Action: registry.ReleaseFence, Target: string(at.Node),
 			Detail: "a host that cannot fence needs a confirmation"})
 	}
@@ -380,7 +380,7 @@ func (m *Controller) detaching(
 
 // fence makes sure that another node does not use the volume of its attachment any more. No record keeps this fact.
 func (m *Controller) fence(ctx context.Context, at registry.Attachment, confirmed bool) error {
-	if !m.foreign(at) {
+	if !m.ofOtherNode(at) {
 		return nil
 	}
 	err := registry.Errorf(registry.ErrUnsupported, "no fence")

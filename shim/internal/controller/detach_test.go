@@ -116,7 +116,7 @@ func TestDetachIsResumedOrAbandoned(t *testing.T) {
 	}
 }
 
-// A detach goes on after its caller's end and after a crash, for every node that was asked for, until it has certainly
+// A detach continues after its caller's end and after a crash, for every requested node, until it has certainly
 // ended. It ends too once the volume is used again. Another node is fenced again before each try.
 func TestDetachGoesOnWithoutItsCaller(t *testing.T) {
 	const own, old = "ControllerUnpublishVolume vol-data i-n1", "ControllerUnpublishVolume vol-data i-old"

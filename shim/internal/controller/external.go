@@ -113,9 +113,9 @@ func (m *Controller) Adopt(ctx context.Context, spec registry.VolumeSpec) (v reg
 		return v, err
 	}
 	defer unlock()
-	form := given
+	form := specHash
 	if spec.Context == nil {
-		form = func(v registry.Volume) string { v.Context = nil; return given(v) }
+		form = func(v registry.Volume) string { v.Context = nil; return specHash(v) }
 	}
 	known, err := m.known(ctx, spec, form)
 	if err != nil || known.State != "" {

@@ -68,8 +68,8 @@ func failedHealth(code string) error {
 		Kind: registry.ErrInternal, Detail: "injected"}
 }
 
-// The list of a plugin is read to its end, and begun anew if its token has expired. A volume that was unhealthy and is
-// missing in it is asked for by itself. A list without an end changes nothing.
+// All pages of a plugin's list are read, again from the start if its token has expired. A volume that was unhealthy and
+// is missing in the list gets a call of its own. A list without an end changes nothing.
 func TestListOfUnhealthyVolumesIsReadToItsEnd(t *testing.T) {
 	sick := registry.Condition{Abnormal: true, Reason: "DEGRADED/PathLost"}
 	page := func(next string, ids ...registry.ExternalID) csi.HealthPage {

@@ -76,8 +76,8 @@ func TestModificationOfEachOutcome(t *testing.T) {
 	}
 }
 
-// A modification whose caller is gone goes on, also in the next process. Another operation waits for its outcome, and a
-// newer modification replaces its values.
+// A modification whose caller is gone continues, also in the next process. Another operation waits for its outcome, and
+// a newer modification replaces its values.
 func TestModificationGoesOnWithoutItsCaller(t *testing.T) {
 	for what, c := range map[string]struct {
 		next  func(*desk, context.Context) error
@@ -129,8 +129,8 @@ func TestModificationGoesOnWithoutItsCaller(t *testing.T) {
 	}
 }
 
-// A modification without a certain outcome stays in doubt while another is refused, also if the shim dies meanwhile, or
-// if the other one is an earlier one once more.
+// A modification stays uncertain while another one is refused. This holds if the shim dies meanwhile, and if the
+// refused one repeats an earlier modification.
 func TestRefusedModificationKeepsEarlierDoubt(t *testing.T) {
 	for at, refused := range []string{"silver", "silver", "gold", "gold"} {
 		crash := at%2 == 1
@@ -191,7 +191,7 @@ func TestManyModificationsInDoubtEndWithTheLast(t *testing.T) {
 	})
 }
 
-// What cannot be sent is refused before a call.
+// A modification that cannot be sent is refused before a call.
 func TestModificationIsRefusedBeforeTheCall(t *testing.T) {
 	deleting, creating := ready(), spec()
 	deleting.State = registry.VolumeDeleting

@@ -85,16 +85,16 @@ func (m *Controller) Discard(
 func (m *Controller) deleteUnfinished(
 	ctx context.Context, call registry.Call, v registry.Volume, wait time.Duration,
 ) error {
-	v, err := m.settle(ctx, call, v, attempt{policy: once(registry.CreateVolumeRPC), again: wait})
+	v, err := m.settle(ctx, call, v, attempt{policy: singleTry(registry.CreateVolumeRPC), again: wait})
 	if err != nil || v.State == "" {
 		return err
 	}
-	return m.delete(ctx, call, v, once, wait)
+	return m.delete(ctx, call, v, singleTry, wait)
 }
 
-// stillDeleting returns the change after a plugin has refused the deletion of a volume that goes with its alloc. Run
-// tries again. An event tells each new reason once.
-func (m *Controller) stillDeleting(v registry.Volume, why *registry.CallError) (change registry.Change) {
+// stillDeletingChange returns the change after a plugin has refused the deletion of a volume that goes with its alloc.
+// Run tries again. An event tells each new reason once.
+func (m *Controller) stillDeletingChange(v registry.Volume, why *registry.CallError) (change registry.Change) {
 	if v.Failure.RPC == why.RPC && v.Failure.Code == why.Code && v.Failure.Detail == why.Detail {
 		return change
 	}

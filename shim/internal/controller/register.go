@@ -32,7 +32,7 @@ func (m *Controller) Register(ctx context.Context, spec registry.VolumeSpec) (re
 		return registry.Volume{}, err
 	}
 	defer unlock()
-	known, err := m.known(ctx, spec, given)
+	known, err := m.known(ctx, spec, specHash)
 	if err == nil && known.State != "" {
 		return known, nil
 	}
@@ -102,7 +102,7 @@ func (m *Controller) confirm(ctx context.Context, s registry.VolumeSpec) (node r
 
 func (m *Controller) register(ctx context.Context, v registry.Volume) error {
 	_, err := m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
-		old, err := existing(view, v, given)
+		old, err := existing(view, v, specHash)
 		if err != nil || old.State != "" {
 			return registry.Change{}, err
 		}
@@ -212,7 +212,7 @@ func (m *Controller) deregister(ctx context.Context, name registry.VolumeName, l
 		for _, open := range intents(view, v) {
 			change.Delete = append(change.Delete, open.Key())
 		}
-		return change.And(m.remember(view, v)), nil
+		return change.And(m.rememberChange(view, v)), nil
 	})
 	return err
 }
@@ -220,10 +220,10 @@ func (m *Controller) deregister(ctx context.Context, name registry.VolumeName, l
 // maxDeregistered bounds how many deregistered volumes Holdfast remembers as its own.
 const maxDeregistered = 1000
 
-// remember returns the change that stores that Holdfast created the volume, so that it may delete the volume after it is
-// registered again. Of too many such records the oldest is removed. A volume that is being deleted is not remembered:
-// its plugin may give its id to another.
-func (m *Controller) remember(view registry.View, v registry.Volume) (change registry.Change) {
+// rememberChange returns the change that stores that Holdfast created the volume, so that it may delete the volume
+// after it is registered again. Of too many such records the oldest is removed. A volume that is being deleted is not
+// remembered: its plugin may give its id to another.
+func (m *Controller) rememberChange(view registry.View, v registry.Volume) (change registry.Change) {
 	if !v.Created && !v.Made || v.External == "" || v.State == registry.VolumeDeleting {
 		return change
 	}

@@ -128,9 +128,9 @@ func (m *Controller) tryVolume(ctx context.Context, name registry.VolumeName, wa
 			err = m.deleteUnfinished(ctx, call, v, wait)
 			break
 		}
-		err = m.create(ctx, call, v.VolumeSpec, attempt{policy: once(registry.CreateVolumeRPC), again: wait})
+		err = m.create(ctx, call, v.VolumeSpec, attempt{policy: singleTry(registry.CreateVolumeRPC), again: wait})
 	case registry.VolumeDeleting:
-		err = m.delete(ctx, call, v, once, wait)
+		err = m.delete(ctx, call, v, singleTry, wait)
 	default:
 		err = m.resumeAlteration(ctx, v)
 	}
@@ -168,8 +168,8 @@ func (m *Controller) operation(ctx context.Context, v registry.Volume) (call reg
 	return call, err
 }
 
-// once returns a policy with a single try per call. Run itself retries.
-func once(rpc registry.RPC) intent.Policy {
+// singleTry returns a policy with a single try per call. Run itself retries.
+func singleTry(rpc registry.RPC) intent.Policy {
 	return intent.PolicyOf(rpc).Once()
 }
 
@@ -254,7 +254,7 @@ func (m *Controller) resumeAlteration(ctx context.Context, v registry.Volume) er
 		return err
 	}
 	defer unlock()
-	if err := m.settleAlteration(ctx, v.VolumeName(), once); err != nil {
+	if err := m.settleAlteration(ctx, v.VolumeName(), singleTry); err != nil {
 		return err
 	}
 	return m.grow(ctx, intent.Caller{RetryUntil: time.Now().Add(resumeBackoff.First)}, v.VolumeKey(), false)

@@ -76,7 +76,7 @@ func TestRotatedSecretIsUsedByTheNextControllerCall(t *testing.T) {
 	}
 }
 
-// A deletion whose secrets cannot be read does not begin. The error says how it can be done, or given up.
+// A deletion whose secrets cannot be read does not begin. The error says how to continue it, or how to give it up.
 func TestDeletionWithoutSecretsHasAWayOut(t *testing.T) {
 	deleting := ready()
 	deleting.State = registry.VolumeDeleting

@@ -27,7 +27,7 @@ type SnapshotDriver interface {
 		page []csi.Snapshot, next string, err error)
 }
 
-// work is what a caller wants of one snapshot.
+// work is the operation that a caller wants on one snapshot.
 type work struct {
 	name    snapshotName
 	op      registry.OperationID // of the host; empty: none
@@ -176,9 +176,9 @@ func policyRPC(rpc registry.RPC) registry.RPC {
 	return rpc
 }
 
-// step makes the next call for a snapshot and stores what came of it, unless the snapshot is as wanted or gone. done
-// reports whether it is, or whether the error is final. sent reports whether the plugin may have got the call. step
-// waits for the plugin without a lock.
+// step makes the next call for a snapshot and stores the outcome. It does nothing if the snapshot is gone, or already
+// in the wanted state. done means that no further step is needed, or that the error is final. sent means that the
+// plugin may have got the call. step waits for the plugin without a lock.
 func (s *Snapshots) step(ctx context.Context, w work) (done, sent bool, err error) {
 	var snap registry.VolumeSnapshot
 	look := func(view registry.View) error {

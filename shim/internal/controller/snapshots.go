@@ -55,7 +55,7 @@ func (s *Snapshots) Create(
 	return s.snapshot(ctx, w.name)
 }
 
-// advise adds to the error of a call for a snapshot what becomes of the snapshot.
+// advise adds to the error of a call for a snapshot what Holdfast does next, and which commands apply.
 func (s *Snapshots) advise(ctx context.Context, w work, err error) error {
 	snap, look := s.snapshot(context.WithoutCancel(ctx), w.name)
 	command := w.name.command()
@@ -249,7 +249,7 @@ func (s *Snapshots) delete(ctx context.Context, call registry.Call, name snapsho
 		}
 	}
 	if err == nil && snap.External == "" {
-		err = s.learn(ctx, w)
+		err = s.learnExternalID(ctx, w)
 	}
 	if err == nil {
 		if w.fresh, err = s.beginDeletion(ctx, w); err == nil {
@@ -264,8 +264,8 @@ func (s *Snapshots) delete(ctx context.Context, call registry.Call, name snapsho
 	return nil
 }
 
-// learn makes the plugin name a snapshot that it may have taken, by CreateSnapshot once more.
-func (s *Snapshots) learn(ctx context.Context, w work) error {
+// learnExternalID repeats CreateSnapshot to learn the external ID of a snapshot that the plugin may have taken.
+func (s *Snapshots) learnExternalID(ctx context.Context, w work) error {
 	w.wanted = func(snap registry.VolumeSnapshot) bool { return snap.External != "" || finished(snap) }
 	_, err := registry.Ensure(ctx, s.volumes.State, func(view registry.View) (change registry.Change, err error) {
 		if snap, found := w.find(view); found && snap.State == registry.SnapshotFailed && snap.External == "" {
@@ -278,13 +278,13 @@ func (s *Snapshots) learn(ctx context.Context, w work) error {
 		err = s.finish(ctx, w)
 	}
 	if err != nil {
-		return unnamed(err)
+		return withoutExternalID(err)
 	}
 	return nil
 }
 
-// unnamed returns the error of a deletion without the plugin's id of the snapshot.
-func unnamed(err error) error {
+// withoutExternalID returns the error of a deletion that failed because the snapshot's external ID is unknown.
+func withoutExternalID(err error) error {
 	return fmt.Errorf("it may or may not have been taken, and its plugin has not named it; "+
 		"deregistering it only removes its record: %w", err)
 }
@@ -302,8 +302,8 @@ func (s *Snapshots) beginDeletion(ctx context.Context, w work) (fresh registry.S
 		case !w.name.group && snap.Group != "":
 			return registry.Change{}, inGroup(view, snap)
 		case snap.External == "":
-			return registry.Change{}, unnamed(registry.Errorf(registry.ErrConflict, "%s: %s", snap.Failure.Code,
-				snap.Failure.Detail))
+			return registry.Change{}, withoutExternalID(registry.Errorf(registry.ErrConflict, "%s: %s",
+				snap.Failure.Code, snap.Failure.Detail))
 		}
 		for _, v := range view.Volumes() {
 			fills := v.Source.Snapshot != "" && slices.Contains(snap.Externals(), v.Source.Snapshot)

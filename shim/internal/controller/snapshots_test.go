@@ -558,7 +558,7 @@ func TestSnapshotIsDeletedWhileItIsProcessed(t *testing.T) {
 	})
 }
 
-// A snapshot that a volume is being created from is not deleted, and a volume whose snapshot is being taken neither.
+// A snapshot is not deleted while a volume is created from it, nor a volume while a snapshot of it is taken.
 func TestSourcesAreKeptWhileTheyAreNeeded(t *testing.T) {
 	restoring := ready()
 	restoring.VolumeSpec.ID, restoring.External, restoring.State = "restored", "", registry.VolumeUncertain

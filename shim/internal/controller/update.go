@@ -195,8 +195,8 @@ func updated(v registry.Volume, spec registry.VolumeSpec) registry.Volume {
 	return v
 }
 
-// compare returns the differences between the volume and the spec, in the order of the fields' names. What cannot change
-// at all has a problem.
+// compare returns the differences between the volume and the spec. A difference that an update cannot store has a
+// Problem.
 func compare(v registry.Volume, spec registry.VolumeSpec) (changes []registry.FieldChange) {
 	fixed := "it is fixed when the volume is registered; deregister the volume, and register it as the file says"
 	if v.Created {

@@ -127,7 +127,7 @@ func TestUpdateNamesWhatChangedBeforeARefusal(t *testing.T) {
 	}
 }
 
-// A changed file of an existing volume is told apart, and the error names the command that applies it.
+// The creation of an existing volume from a changed file fails, and the error names the command that applies it.
 func TestCreateWithAChangedFileNamesUpdate(t *testing.T) {
 	d := open(t, modifies(), ready())
 	file := spec()

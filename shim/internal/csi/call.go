@@ -62,7 +62,7 @@ func (f *Fleet) call(
 	if r, is := errors.AsType[refusal](err); is {
 		return trace, r.error
 	}
-	c.doubt(err)
+	c.recheck(err)
 	if !trace.sent.Load() && !trace.answered.Load() { // the text is not the plugin's
 		more = nil
 	}
@@ -72,8 +72,8 @@ func (f *Fleet) call(
 // refusal is the error of a caller that wants no more messages of an answer.
 type refusal struct{ error }
 
-// doubt has the plugin described anew if its answer may contradict the description.
-func (c *Conn) doubt(err error) {
+// recheck has the plugin's description read again if an answer may contradict it.
+func (c *Conn) recheck(err error) {
 	switch status.Code(err) {
 	case codes.ResourceExhausted, // the node may be full: its max_volumes_per_node may have changed
 		codes.Unimplemented: // a capability may be gone: the process may be of another version
@@ -218,7 +218,7 @@ func (statsHandler) HandleConn(context.Context, stats.ConnStats) {}
 
 // unreadable is the error of an answer that has come and cannot be read. gRPC reports it with a code that a plugin can
 // send too: RESOURCE_EXHAUSTED for a message over the size limit, INTERNAL for one that cannot be decoded. Neither the
-// code nor the text tells the two sources apart, so invoke does it by what was seen of the answer.
+// code nor the text tells the two sources apart, so invoke decides by the part of the answer that has arrived.
 type unreadable struct{ why string }
 
 func (e *unreadable) Error() string { return e.why }

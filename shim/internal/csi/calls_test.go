@@ -12,7 +12,7 @@ import (
 	"holdfast/registry"
 )
 
-// What must not be seen: a value of each place of a request that may be sensitive.
+// Values that must not appear in errors: one of each field of a request that may be sensitive.
 const (
 	canarySecret    = "canary-secret"
 	canaryQuoted    = "canary \"with\" quotes"
@@ -178,7 +178,7 @@ var validateRequest = ValidateRequest{
 var known = Private{Secrets: secrets, MountFlags: usage.MountFlags,
 	Contexts: []map[string]string{publishContext, volumeContext, {"api-key": canaryParameter}}}
 
-// What a plugin calls a volume comes as it is, and so does what it says the volume was filled from, though it says
+// The ids of a volume and of its source are returned as the plugin sent them, though it says
 // nothing.
 func TestCreatedIsWhatThePluginSays(t *testing.T) {
 	for _, ids := range csifake.IDForms {

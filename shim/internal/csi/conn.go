@@ -68,13 +68,13 @@ func dial(ctx context.Context, path string) (net.Conn, error) {
 
 // close closes the connection for good. Calls under way end with CANCELLED.
 func (c *Conn) close() {
-	if l := c.shut(); l != nil {
+	if l := c.stopLinks(); l != nil {
 		_ = l.cc.Close()
 	}
 }
 
-// shut lets no new link be made, and returns the last one.
-func (c *Conn) shut() *link {
+// stopLinks prevents new links, and returns the last one.
+func (c *Conn) stopLinks() *link {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.cancel()
@@ -84,7 +84,7 @@ func (c *Conn) shut() *link {
 // sever shuts the socket down if a call was cut off over it, so that the plugin learns of that before anything else. It
 // does not wait for goroutines, unlike close, which follows.
 func (c *Conn) sever() {
-	if l := c.shut(); l != nil && l.cut.Load() {
+	if l := c.stopLinks(); l != nil && l.cut.Load() {
 		hangUp(l.socket)
 	}
 }
@@ -272,7 +272,7 @@ func (l *link) describedAs(in registry.Instance) bool {
 		slices.Equal(said.Capabilities, in.Fingerprint.Capabilities)
 }
 
-func (l *link) says(found map[registry.Role]registry.Fingerprint) {
+func (l *link) setDescription(found map[registry.Role]registry.Fingerprint) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for role, f := range found {

@@ -67,7 +67,7 @@ func (c *Conn) describe(
 		return nil, broken("NodeGetInfo",
 			"it is not implemented, but the controller attaches volumes to nodes and needs the node's id")
 	}
-	l.says(out)
+	l.setDescription(out)
 	return out, nil
 }
 

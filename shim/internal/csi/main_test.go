@@ -141,7 +141,7 @@ func assumeDescribed(t *testing.T, f *Fleet) *Fleet {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.says(map[registry.Role]registry.Fingerprint{registry.RoleNode: {}, registry.RoleController: {}})
+	l.setDescription(map[registry.Role]registry.Fingerprint{registry.RoleNode: {}, registry.RoleController: {}})
 	return f
 }
 

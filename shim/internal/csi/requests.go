@@ -14,7 +14,7 @@ type Private struct {
 	Contexts   []map[string]string
 }
 
-// PrivateFunc returns the values that a call does not carry. It is called only for a text of the plugin.
+// PrivateFunc returns values to redact that are not in the request. It is called only if the plugin returned a text.
 type PrivateFunc func(context.Context) Private
 
 func (p Private) known(context.Context) Private { return p }

@@ -8,7 +8,7 @@
 // Doctor.Start runs when a shim starts. What is recorded as done and is no longer true is marked as sent, so that the
 // owner of the claim repeats or undoes it, and empty directories are removed. Everything else is only reported.
 //
-// Repair also has plugins take down volumes without a claim. It unmounts what no record explains if nobody uses it:
+// Repair also has plugins take down volumes without a claim. It unmounts mounts without a record that are not in use:
 // users are looked for when the list is made, and again right before each unmount, which is neither lazy nor forced. No
 // path that may hold a volume is opened by this process (package mount).
 //

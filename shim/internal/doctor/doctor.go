@@ -103,7 +103,7 @@ func (d *Doctor) collect(ctx context.Context) (Facts, error) {
 	if err != nil {
 		return f, fmt.Errorf("examine %s: %w", d.Layout.MountRoot(), err)
 	}
-	f.Mounts, f.Changing = settled(before, after)
+	f.Mounts, f.Changing = unchangedMounts(before, after)
 	if f.Sockets, err = d.machine.Mounts(d.Layout.SocketDirs()); err != nil {
 		f.Unexamined = append(f.Unexamined, Unexamined{
 			Detail: fmt.Sprintf("mounts below %s: %v", d.Layout.SocketDirs(), err), Advice: "run holdfast doctor again",
@@ -123,8 +123,8 @@ func (d *Doctor) records(ctx context.Context) (r Records, err error) {
 	return r, err
 }
 
-// settled returns the mounts that are in both tables, and the mount points of the others.
-func settled(before, after mount.Mounts) (both mount.Mounts, changing []string) {
+// unchangedMounts returns the mounts that are in both tables, and the mount points of the others.
+func unchangedMounts(before, after mount.Mounts) (both mount.Mounts, changing []string) {
 	numbers := map[mount.Mount]int{}
 	for _, m := range before {
 		numbers[m]++

@@ -43,7 +43,8 @@ type Listing struct {
 	Node      registry.NodeID // this node as the plugin calls it; empty: not known
 	Published bool            // the plugin says where its volumes are attached
 	Volumes   map[registry.ExternalID]Listed
-	// Before is what was recorded when the plugin was asked. What has changed since is not judged by its answer.
+	// Before holds the records from before the plugin was asked. Records that have changed since are not compared with
+	// its answer.
 	Before  map[registry.VolumeKey]Version
 	unknown int // volumes attached to this node that no record names
 }

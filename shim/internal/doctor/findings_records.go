@@ -12,8 +12,8 @@ import (
 // openLimit is how long a call may be open in a running shim before it is a finding.
 const openLimit = time.Minute
 
-// lost returns why a mount that is recorded as done does not exist; empty: it exists.
-func (e *examiner) lost(boot, path string) registry.FindingKind {
+// whyMissing returns why a mount that is recorded as done does not exist; empty: it exists.
+func (e *examiner) whyMissing(boot, path string) registry.FindingKind {
 	switch {
 	case boot != e.Boot:
 		return registry.FoundRebooted
@@ -42,8 +42,8 @@ func (e *examiner) placement(p Placement) {
 	if p.Staging.State != registry.MarkDone {
 		return
 	}
-	kind := e.lost(p.Staging.Boot, p.Staging.Path.Host)
-	if kind == "" || kind == registry.FoundLost && (!p.Staging.Mounts || slices.ContainsFunc(refs, e.stands)) {
+	kind := e.whyMissing(p.Staging.Boot, p.Staging.Path.Host)
+	if kind == "" || kind == registry.FoundLost && (!p.Staging.Mounts || slices.ContainsFunc(refs, e.isMounted)) {
 		return
 	}
 	f := registry.Finding{
@@ -57,9 +57,9 @@ func (e *examiner) placement(p Placement) {
 	e.add(f)
 }
 
-// stands reports whether a publish is done and mounted.
-func (e *examiner) stands(r registry.Ref) bool {
-	return r.Publish == registry.MarkDone && e.lost(r.Boot, r.Target.Host) == ""
+// isMounted reports whether a publish is done and mounted.
+func (e *examiner) isMounted(r registry.Ref) bool {
+	return r.Publish == registry.MarkDone && e.whyMissing(r.Boot, r.Target.Host) == ""
 }
 
 // ref examines one publish.
@@ -69,9 +69,9 @@ func (e *examiner) ref(r registry.Ref) {
 	}
 	name, block := e.volumes[r.Volume].VolumeName(), r.Usage.Attachment == registry.BlockDevice
 	f := registry.Finding{
-		Kind: e.lost(r.Boot, r.Target.Host), Action: registry.ActMark, Volume: r.Volume, Name: name, Alloc: r.Alloc,
-		Request: r.Request,
-		Path:    r.Target.Host, Advice: fmt.Sprintf("if alloc %s runs, stop it and place it again", r.Alloc),
+		Kind: e.whyMissing(r.Boot, r.Target.Host), Action: registry.ActMark, Volume: r.Volume, Name: name,
+		Alloc: r.Alloc, Request: r.Request,
+		Path: r.Target.Host, Advice: fmt.Sprintf("if alloc %s runs, stop it and place it again", r.Alloc),
 	}
 	if !slices.ContainsFunc(e.Records.Claims, func(c registry.Claim) bool { return c.ClaimKey() == r.ClaimKey() }) {
 		e.add(registry.Finding{
@@ -109,7 +109,7 @@ func (e *examiner) ref(r registry.Ref) {
 // parts examines the parts of a mounted publish. A lost part is not mounted again: its task has it since its start.
 func (e *examiner) parts(r registry.Ref, name registry.VolumeName) {
 	for _, p := range r.Parts {
-		if p.Mark != registry.MarkDone || e.lost(e.Boot, p.At) == "" {
+		if p.Mark != registry.MarkDone || e.whyMissing(e.Boot, p.At) == "" {
 			continue
 		}
 		e.add(registry.Finding{

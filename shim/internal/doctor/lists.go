@@ -111,7 +111,7 @@ func (d *Doctor) listable(r Records) (list []registry.Instance, unexamined []Une
 		}
 		unexamined = append(unexamined, unlisted(id, why, advice))
 	}
-	return list, append(unexamined, d.unmeasured(r)...)
+	return list, append(unexamined, d.healthNotAsked(r)...)
 }
 
 // healthCalls are the calls by which plugins report the health of volumes and storage, by role, beside ListVolumes.
@@ -126,8 +126,8 @@ var healthCalls = map[registry.Role]map[registry.RPC]registry.Capability{
 	},
 }
 
-// unmeasured returns the plugins that are not asked after their health, and the reasons.
-func (d *Doctor) unmeasured(r Records) (list []Unexamined) {
+// healthNotAsked returns the plugins whose health calls are suspended, and the reasons.
+func (d *Doctor) healthNotAsked(r Records) (list []Unexamined) {
 	type role struct {
 		registry.Role
 		registry.PluginID

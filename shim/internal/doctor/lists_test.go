@@ -104,7 +104,7 @@ func TestTruncatedListIsDiscarded(t *testing.T) {
 	}
 }
 
-// A token that does not hold any more begins the pages anew, three times at most.
+// If a page token has expired, the list is read again from its start, three times at most.
 func TestExpiredTokensBeginAnew(t *testing.T) {
 	first := func(token string) (csi.Page, error) {
 		if token != "" {

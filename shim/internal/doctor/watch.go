@@ -136,7 +136,7 @@ func (w *Watch) troubles(ctx context.Context, refs []registry.Ref) (troubles, er
 	return found, err
 }
 
-// lostMount names the missing mount of a publish; empty: none is missing.
+// lostMount names the mount of a publish that is missing, or returns "".
 func lostMount(r registry.Ref, mounted map[string]bool) string {
 	if r.Usage.Attachment != registry.BlockDevice && !mounted[r.Target.Host] {
 		return "it is not mounted any more"

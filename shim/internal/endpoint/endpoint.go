@@ -311,7 +311,7 @@ func (e *Endpoint) end(ctx context.Context, c call, isNew bool, o outcome) error
 	return err
 }
 
-// outcome is what came of a call.
+// outcome is the result of a call.
 type outcome struct {
 	at       registry.Instance // that got the last try
 	sent     bool              // an instance may have got it

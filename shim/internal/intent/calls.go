@@ -76,7 +76,8 @@ func (c Calls) bound(
 		return inst, false
 	}
 	var tasks []registry.TaskKey
-	_ = c.State.View(ctx, func(view registry.View) error { // without the state the active instance gets the call
+	// If the state cannot be read, the active instance gets the call.
+	_ = c.State.View(ctx, func(view registry.View) error {
 		if open, is := registry.OpenIntent(view, key); is && RoleOf(open.RPC) == role && MayRun(open) {
 			tasks = append(tasks, open.At)
 		}

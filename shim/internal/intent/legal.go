@@ -26,7 +26,7 @@ var undo = map[registry.RPC]registry.RPC{
 // ErrConflict that names open.
 func Legal(open, next registry.Intent) error {
 	undoes := undo[open.RPC] == next.RPC && open.Alloc == next.Alloc && open.Request == next.Request
-	if same(open, next) || undoes && open.Node == next.Node {
+	if repeats(open, next) || undoes && open.Node == next.Node {
 		return nil
 	}
 	return registry.Errorf(registry.ErrConflict, "%s of %s cannot be sent now: %s", next.RPC, next.Name, Describe(open))
@@ -36,7 +36,7 @@ func Legal(open, next registry.Intent) error {
 // said that none of its calls runs any more, a call that it has begun may only be repeated. The executor's own earlier
 // calls are at its own plugin, as those of a single node.
 func LegalFor(executor registry.Executor, open, next registry.Intent) error {
-	if same(open, next) {
+	if repeats(open, next) {
 		return nil
 	}
 	for _, sender := range open.Senders {
@@ -65,8 +65,8 @@ func MayRun(open registry.Intent) bool {
 // for one volume is undefined (CSI spec, "Concurrency").
 func UndoOverlaps(open registry.Intent) bool { return undo[open.RPC] != "" && MayRun(open) }
 
-// same reports whether next repeats the call of open.
-func same(open, next registry.Intent) bool { return open.RPC == next.RPC && open.Hash == next.Hash }
+// repeats reports whether next repeats the call of open.
+func repeats(open, next registry.Intent) bool { return open.RPC == next.RPC && open.Hash == next.Hash }
 
 // Describe returns a text for display: the open call, its alloc, its age, and which calls are legal now.
 func Describe(open registry.Intent) string {

@@ -121,9 +121,9 @@ var common = map[string]Row{
 }
 
 // unknownRPC is the policy of RPCs that this build does not know.
-var unknownRPC = Policy{5 * time.Minute, cautious()}
+var unknownRPC = Policy{5 * time.Minute, uncertainRows()}
 
-func cautious() map[string]Row {
+func uncertainRows() map[string]Row {
 	table := map[string]Row{}
 	for code := range common {
 		table[code] = Row{registry.OutcomeUncertain, 1, slow,

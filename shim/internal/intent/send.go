@@ -238,7 +238,7 @@ func (d *delivery) opening(view registry.View) (change registry.Change, err erro
 		}
 		next.Senders = senders(executor, open)
 		d.doubt, d.repeat = true, MayRun(open)
-		if same(open, next) {
+		if repeats(open, next) {
 			next.Attempt, next.Since, next.Code, next.Detail = open.Attempt+1, open.Since, open.Code, open.Detail
 		}
 	}
@@ -373,7 +373,7 @@ func (d *delivery) stillOpen(ctx context.Context) (open bool) {
 
 func (d *delivery) owns(view registry.View) bool {
 	open, found := d.OpenCall(view, d.Intent)
-	return found && same(open, d.Intent) && open.Name == d.Intent.Name && open.Since.Equal(d.Intent.Since)
+	return found && repeats(open, d.Intent) && open.Name == d.Intent.Name && open.Since.Equal(d.Intent.Since)
 }
 
 // forgotten returns the error of a call whose intent another operation has closed.

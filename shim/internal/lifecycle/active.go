@@ -244,7 +244,7 @@ func (r *activeState) build(
 	r.doctor = doctor.New(state, m, doctor.Options{
 		Node: hello.Node, Layout: layout, Now: time.Now, Logger: p.log.Named("doctor"), Live: true, Locks: calls.Locks,
 		Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet, Suspended: suspended,
-		Check: func() []string { return contradictions(r.store) },
+		Check: func() []string { return failedChecks(r.store) },
 	})
 	r.mounts = doctor.NewWatch(state, m, layout, time.Now, p.log.Named("mounts"))
 	r.mounts.First = firstInspection

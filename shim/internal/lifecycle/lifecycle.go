@@ -160,13 +160,13 @@ func (p *Process) take() *activeState {
 
 // Hello stores what the host reports of itself. An active shim keeps its directories and node name.
 func (p *Process) Hello(_ context.Context, h rpc.Hello) (rpc.Status, error) {
-	if err := p.greet(&h); err != nil {
+	if err := p.setHello(&h); err != nil {
 		return rpc.Status{}, err
 	}
 	return p.Status(), nil
 }
 
-func (p *Process) greet(h *rpc.Hello) error {
+func (p *Process) setHello(h *rpc.Hello) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	settled := p.state != Candidate && p.state != Released
@@ -207,7 +207,7 @@ func (p *Process) CallMetrics() []registry.CallMetric { return p.metrics.List() 
 func (p *Process) Activate(ctx context.Context, h rpc.Handover) error {
 	p.transition.Lock()
 	defer p.transition.Unlock()
-	state, hello := p.greeted()
+	state, hello := p.stateAndHello()
 	switch {
 	case hello == nil:
 		return registry.Errorf(registry.ErrConflict, "the host has not sent Hello to this shim yet")
@@ -248,7 +248,7 @@ func (p *Process) activate(ctx context.Context, hello *rpc.Hello, h rpc.Handover
 	return nil
 }
 
-func (p *Process) greeted() (State, *rpc.Hello) {
+func (p *Process) stateAndHello() (State, *rpc.Hello) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.state, p.hello

@@ -71,7 +71,7 @@ func newProcess(t *testing.T) *process {
 	return p
 }
 
-// dirs are a layout's two directories. What is mounted there is taken down at the end.
+// dirs are a layout's two directories. They are unmounted at the end.
 func dirs(t *testing.T) hooks.Layout {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "h-")
@@ -534,7 +534,7 @@ func TestReadsAreAnsweredUntilTheStateIsLetGo(t *testing.T) {
 	p.current().workers.Go(func() { <-end })
 	released := make(chan error, 1)
 	go func() { _, err := p.Release(t.Context()); released <- err }()
-	for state, _ := p.greeted(); state != Releasing; state, _ = p.greeted() {
+	for state, _ := p.stateAndHello(); state != Releasing; state, _ = p.stateAndHello() {
 		runtime.Gosched()
 	}
 	if err := list(); err != nil {

@@ -184,7 +184,7 @@ func (v Offline) with(
 	return v.withStore(ctx, file, m.Boot(), func(s *store.Store) error {
 		return use(doctor.New(s, m, doctor.Options{
 			Layout: l, Now: time.Now, Logger: v.Logger, Live: live, Suspended: csi.NewSuspensions(l.Suspensions()),
-			Check: func() []string { return contradictions(s) },
+			Check: func() []string { return failedChecks(s) },
 		}))
 	})
 }
@@ -241,8 +241,8 @@ func (v Offline) Migrate(
 	return moved, err
 }
 
-// contradictions returns the failed consistency checks of the state as text.
-func contradictions(s *store.Store) (texts []string) {
+// failedChecks returns the failed consistency checks of the state as text.
+func failedChecks(s *store.Store) (texts []string) {
 	for err := range s.Check() {
 		texts = append(texts, err.Error())
 	}

@@ -79,7 +79,7 @@ const (
 func (p *Process) Rehearse(ctx context.Context, copied string) (rpc.Rehearsal, error) {
 	p.transition.Lock()
 	defer p.transition.Unlock()
-	if state, hello := p.greeted(); state != Candidate && state != Released || hello == nil {
+	if state, hello := p.stateAndHello(); state != Candidate && state != Released || hello == nil {
 		return rpc.Rehearsal{}, registry.Errorf(registry.ErrConflict,
 			"this shim is %s; only a candidate that was greeted rehearses", state)
 	}

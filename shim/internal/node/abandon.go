@@ -129,7 +129,7 @@ func (s *Stager) Abandon(ctx context.Context, key registry.ClaimKey, last bool, 
 			return err
 		}
 	}
-	if err := s.doubt(ctx, key, last); err != nil {
+	if err := s.markUncertain(ctx, key, last); err != nil {
 		return err
 	}
 	list = slices.DeleteFunc(list, func(a abandoned) bool { return a.rpc == "" })
@@ -157,8 +157,8 @@ func (s *Stager) Abandon(ctx context.Context, key registry.ClaimKey, last bool, 
 	return nil
 }
 
-// doubt records that the mounts may be gone, before they are unmounted.
-func (s *Stager) doubt(ctx context.Context, key registry.ClaimKey, last bool) error {
+// markUncertain records that the mounts may be gone, before they are unmounted.
+func (s *Stager) markUncertain(ctx context.Context, key registry.ClaimKey, last bool) error {
 	_, err := registry.Ensure(ctx, s.State, func(view registry.View) (change registry.Change, err error) {
 		st := s.stateOf(view, key.Volume)
 		if r, found := st.ref(key); found && r.Publish == registry.MarkDone {

@@ -128,7 +128,7 @@ func TestExpandedWhileUnused(t *testing.T) {
 }
 
 // A volume in use is expanded at once if its plugin allows that. Else the error names the users, and nothing is sent.
-// What is large enough is not expanded again.
+// A volume that is large enough is not expanded again.
 func TestExpandedWhileUsed(t *testing.T) {
 	inEnv(t, stages+expands, func(t *testing.T, n *env) {
 		n.up("a1", wish{})
@@ -245,7 +245,7 @@ func TestLostExpansionIsResumed(t *testing.T) {
 	}
 }
 
-// Where the node alone expands, an impossible size is an error, and is not asked for again. Another size replaces one
+// Where the node alone expands, an impossible size is an error, and is not requested again. Another size replaces one
 // that is pending. The capacity is what the node plugin made.
 func TestNodeAloneAndAnotherSize(t *testing.T) {
 	inEnv(t, stages+alone, func(t *testing.T, n *env) {

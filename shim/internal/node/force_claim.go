@@ -10,7 +10,7 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// ForceReleaseClaims releases the claims of an alloc on a volume that nobody can release in order: their node is not
+// ForceReleaseClaims releases the claims of an alloc on a volume that cannot be released in order: their node is not
 // alive, or they are of this node, which does not know the alloc and has the volume not mounted for it. Attachments
 // that no other claim needs are taken down before, or their records are deleted if that fails. f.Confirm is the ID of
 // the alloc. ErrNotFound: there is no such claim. ErrConflict says who can release it instead.
@@ -121,7 +121,7 @@ func (a *Allocs) forceUnclaim(ctx context.Context, c registry.Claim, f registry.
 			if err := a.checkAbandoned(v, c); err != nil { // its node may be alive again
 				return registry.Change{}, err
 			}
-			return a.controller.Unclaiming(v, c.ClaimKey(), last)
+			return a.controller.UnclaimChange(v, c.ClaimKey(), last)
 		})
 	}
 	return err

@@ -160,7 +160,7 @@ func TestForceStepsOfAVolumeUsedTwice(t *testing.T) {
 	})
 }
 
-// What other allocs use stays.
+// Mounts that other allocs use stay.
 func TestForceReleaseKeepsOtherUsers(t *testing.T) {
 	inGone(t, []registry.AllocID{"a1", "a2"}, func(t *testing.T, n *env) {
 		for _, id := range []registry.AllocID{"a1", "a2"} {

@@ -60,9 +60,9 @@ type Controller interface {
 	FeasibleCreate(view registry.View, s registry.VolumeSpec) []registry.Infeasible
 	// Unclaim releases a claim. last means that the node has released the volume; else another claim has to remain.
 	Unclaim(ctx context.Context, k registry.ClaimKey, last bool) (existed bool, err error)
-	// Unclaiming returns the change of Unclaim.
-	Unclaiming(v registry.View, k registry.ClaimKey, last bool) (registry.Change, error)
-	// SettleClaims returns when all claims that this node has asked for are stored, or will never be.
+	// UnclaimChange returns the change that Unclaim commits.
+	UnclaimChange(v registry.View, k registry.ClaimKey, last bool) (registry.Change, error)
+	// SettleClaims waits until each claim that this node has asked for is stored, or will never be.
 	SettleClaims(ctx context.Context) error
 	// AwaitAttach and AwaitDetach return when the plugin can attach or detach the volume, or need not. They call waits
 	// if they have to wait.
@@ -71,7 +71,7 @@ type Controller interface {
 		ctx context.Context, by intent.Caller, v registry.VolumeKey, node registry.NodeName, waits func(what string),
 	) error
 	Attach(ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, to intent.AttachTo) error
-	// then is Then of the call.
+	// Detach commits then with the success of the call.
 	Detach(ctx context.Context, by intent.Caller, v registry.VolumeKey, node registry.NodeName,
 		then ...registry.Decision) error
 	// AbandonSteps returns what DetachOrAbandon would do.
@@ -80,7 +80,7 @@ type Controller interface {
 	DetachOrAbandon(ctx context.Context, by intent.Caller, k registry.AttachmentKey, f registry.Forced) error
 	// NodeExpanded records the node's progress with the volume's expansion. The node has stored it before.
 	NodeExpanded(ctx context.Context, v registry.VolumeKey, done registry.NodeExpansion) error
-	// Owned records what came of the ownership of the volume's files.
+	// Owned records the result of setting the ownership of the volume's files.
 	Owned(ctx context.Context, v registry.VolumeKey, o registry.Ownership, r registry.OwnershipResult) error
 	// LeaveAlteration closes an open expansion or modification at the controller, and reports whether there was one.
 	LeaveAlteration(ctx context.Context, v registry.VolumeKey) (left bool, err error)

@@ -25,7 +25,7 @@ func (n *env) wantOwned(when string, want ...string) {
 }
 
 // The ownership is set once, before the first use: not again after a death, a reboot or for the next alloc.
-// Recursively, it is set again whenever another one is asked for.
+// Recursively, it is set again whenever a request has another owner.
 func TestOwnershipIsSetOnce(t *testing.T) {
 	inEnv(t, stages, func(t *testing.T, n *env) {
 		const first = "owner = 1000\n group = 1000\n mode = \"0770\""

@@ -77,7 +77,7 @@ func (s *Stager) partMounted(r registry.Ref, p hooks.Part) (bool, error) {
 	place := s.Layout.Part(r.ClaimKey(), p.Path)
 	known := slices.ContainsFunc(r.Parts, func(o registry.Part) bool { return o.At == place })
 	if !known {
-		return false, s.vacant(place)
+		return false, s.checkNoMount(place)
 	}
 	has, _, err := s.Parts.HasPart(r.Target.Host, place)
 	return has, err

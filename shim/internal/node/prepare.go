@@ -139,7 +139,7 @@ func (a *Allocs) prepare(
 				if err != nil {
 					return registry.Change{}, err
 				}
-				return readied(v, call, g.Alloc, plans)
+				return readyChange(v, call, g.Alloc, plans)
 			}
 		}
 		at, err := req.mountRequest(ctx, g, r)
@@ -263,13 +263,13 @@ func (a *Allocs) ready(
 	ctx context.Context, call registry.Call, id registry.AllocID, plans map[string]hooks.Plan,
 ) error {
 	_, err := registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
-		return readied(v, call, id, plans)
+		return readyChange(v, call, id, plans)
 	})
 	return err
 }
 
-// readied returns the change of ready.
-func readied(
+// readyChange returns the change that ready commits.
+func readyChange(
 	v registry.View, call registry.Call, id registry.AllocID, plans map[string]hooks.Plan,
 ) (registry.Change, error) {
 	al, known := v.Alloc(id)

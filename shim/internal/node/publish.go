@@ -46,7 +46,7 @@ func (s *Stager) Publish(
 	if r.Publish == registry.MarkNone {
 		r = registry.Ref{Volume: key.Volume, Alloc: key.Alloc, Request: key.Request,
 			Target: s.Layout.Target(key, inst.Volumes)}
-		if err := s.vacant(r.Target.Host); err != nil {
+		if err := s.checkNoMount(r.Target.Host); err != nil {
 			return at, fmt.Errorf("publish volume %s for alloc %s as %q: %w", v.VolumeName(), key.Alloc, key.Request, err)
 		}
 	}
@@ -122,7 +122,7 @@ func (s *Stager) publishCall(
 		if err := s.driver.Publish(ctx, inst.InstanceKey, request); err != nil {
 			return err
 		}
-		*at, err = s.appeared(ctx, inst.InstanceKey, r)
+		*at, err = s.awaitPublished(ctx, inst.InstanceKey, r)
 		server = s.server(inst, r.Target.Host)
 		return err
 	}), filepath.Dir(r.Target.Host)}, nil
@@ -156,22 +156,22 @@ func contextOf(v registry.Volume) map[string]string {
 	return out
 }
 
-// appeared waits for what the plugin has published, and returns where it is.
-func (s *Stager) appeared(
+// awaitPublished waits for the mount or device of the publish, and returns where it is.
+func (s *Stager) awaitPublished(
 	ctx context.Context, by registry.InstanceKey, r registry.Ref,
 ) (at hooks.Published, err error) {
-	stands, err := soon(ctx, func() (stands bool, err error) {
+	stands, err := pollMounts(ctx, func() (stands bool, err error) {
 		at, stands, err = s.published(ctx, r)
 		return stands, err
 	})
 	switch {
 	case err != nil || stands:
 	case r.Usage.Attachment == registry.BlockDevice:
-		err = lied(registry.NodePublishRPC, by,
+		err = mountMismatch(registry.NodePublishRPC, by,
 			"the plugin answered OK, but there was no block device at %s on the host %v later; its log may say why",
 			r.Target.Host, mountWait)
 	default:
-		err = lied(registry.NodePublishRPC, by,
+		err = mountMismatch(registry.NodePublishRPC, by,
 			"the plugin answered OK, but nothing was mounted at %s on the host %v later: "+
 				"either its mount failed or takes longer (see its log), "+
 				"or the host cannot see it (the plugin's mount of %s has to be bidirectional)",

@@ -38,7 +38,7 @@ func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.Al
 		return fmt.Errorf("alloc %s is still being released: %w", id, context.Cause(ctx))
 	case ctx.Err() != nil:
 		return fmt.Errorf("alloc %s is still being released in the background: %w", id,
-			errors.Join(context.Cause(ctx), a.why(ctx, id)))
+			errors.Join(context.Cause(ctx), a.releaseWaits(ctx, id)))
 	case w.cut != nil: // the shim ends, and ctx will end too
 		return fmt.Errorf("alloc %s is still being released: %w", id, w.cut)
 	}
@@ -126,11 +126,11 @@ func (a *Allocs) resumeKept(id registry.AllocID) {
 // release it.
 func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) (kept bool) {
 	a.releaseClaims(ctx, id)
-	persist(ctx, func(pause time.Duration) error { return a.unreleased(id, pause, a.controller.SettleClaims(ctx)) })
+	persist(ctx, func(pause time.Duration) error { return a.logUnreleased(id, pause, a.controller.SettleClaims(ctx)) })
 	a.releaseClaims(ctx, id) // those that were granted after all
 	persist(ctx, func(pause time.Duration) (err error) {
 		kept, err = a.endRelease(ctx, id)
-		return a.unreleased(id, pause, err)
+		return a.logUnreleased(id, pause, err)
 	})
 	return kept
 }
@@ -144,7 +144,7 @@ func (a *Allocs) releaseClaims(ctx context.Context, id registry.AllocID) {
 			al, _ = v.Alloc(id)
 			return nil
 		})
-		return a.unreleased(id, pause, err)
+		return a.logUnreleased(id, pause, err)
 	})
 	var all sync.WaitGroup
 	for _, c := range claims {
@@ -179,7 +179,8 @@ func (a *Allocs) claimsOf(v registry.View, id registry.AllocID) []registry.Claim
 	})
 }
 
-// endRelease does what follows once the volumes of an alloc are released. kept: the alloc's host has yet to release it.
+// endRelease deletes the records of an alloc whose volumes are released. kept means that the host has yet to release
+// the alloc, so its record stays.
 func (a *Allocs) endRelease(ctx context.Context, id registry.AllocID) (kept bool, err error) {
 	for {
 		var al registry.Alloc
@@ -226,21 +227,21 @@ func (a *Allocs) discards(al registry.Alloc) []hooks.VolumeRequest {
 }
 
 // forget deletes the records of a released alloc and of its inline volumes, and stores the response of the call that
-// began the release. over is false if another call has changed meanwhile what becomes of the volumes: seen is the record
-// that discard got.
+// began the release. over is false if the record differs from seen, the one that discard got: another call has changed
+// whether the volumes are kept.
 func (a *Allocs) forget(ctx context.Context, seen registry.Alloc) (over bool, err error) {
 	_, err = registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
 		al, known := v.Alloc(seen.ID)
 		if over = !known || al.Keep == seen.Keep && al.Release.ID == seen.Release.ID; !known || !over {
 			return registry.Change{}, nil
 		}
-		return forgotten(v, al), nil
+		return forgetChange(v, al), nil
 	})
 	return over, err
 }
 
-// forgotten returns the change of forget.
-func forgotten(v registry.View, al registry.Alloc) registry.Change {
+// forgetChange returns the change that forget commits.
+func forgetChange(v registry.View, al registry.Alloc) registry.Change {
 	change := registry.Change{Put: al.Release.Answered(struct{}{}), Delete: []registry.Key{registry.AllocRecord(al.ID)}}
 	for _, vol := range v.VolumesOf(al.ID) {
 		change.Delete = append(change.Delete, vol.Key())
@@ -261,11 +262,11 @@ func (a *Allocs) releaseClaim(ctx context.Context, c registry.Claim, by registry
 		return err
 	}
 	req.failed(ctx, err, a.Now().Add(pause))
-	return a.unreleased(c.Alloc, pause, fmt.Errorf("volume %s: %w", c.Name, err))
+	return a.logUnreleased(c.Alloc, pause, fmt.Errorf("volume %s: %w", c.Name, err))
 }
 
-// unreleased logs why the alloc cannot be released yet, unless err is nil. It returns err.
-func (a *Allocs) unreleased(id registry.AllocID, pause time.Duration, err error) error {
+// logUnreleased logs why the alloc cannot be released yet, unless err is nil. It returns err.
+func (a *Allocs) logUnreleased(id registry.AllocID, pause time.Duration, err error) error {
 	if err != nil {
 		a.logger.Warn("an alloc cannot be released yet", "alloc", id, "again_in", pause.String(), "error", err)
 	}
@@ -297,8 +298,8 @@ func (a *Allocs) gone(ctx context.Context, call registry.Call, id registry.Alloc
 	return err
 }
 
-// why returns as an error what the alloc's release waits for.
-func (a *Allocs) why(ctx context.Context, id registry.AllocID) error {
+// releaseWaits returns an error that says what the alloc's release waits for, or nil.
+func (a *Allocs) releaseWaits(ctx context.Context, id registry.AllocID) error {
 	var waits string
 	_ = a.State.View(context.WithoutCancel(ctx), func(v registry.View) error {
 		if al, known := v.Alloc(id); known {
@@ -369,12 +370,12 @@ func (req *request) releaseRequest(ctx context.Context) error {
 			return err
 		}
 	}
-	err = req.mounter.Unpublish(ctx, req.by, req.key, !u.others, req.unclaiming, req.forgetting)
+	err = req.mounter.Unpublish(ctx, req.by, req.key, !u.others, req.unclaimChange, req.forgetAllocChange)
 	if err != nil {
 		return err
 	}
 	if !u.others {
-		if err := req.detach(ctx, req.unclaiming, req.forgetting); err != nil {
+		if err := req.detach(ctx, req.unclaimChange, req.forgetAllocChange); err != nil {
 			return err
 		}
 	}
@@ -386,26 +387,27 @@ func (req *request) unclaim(ctx context.Context) error {
 	req.step = registry.StepClaim
 	ctx, cancel := context.WithTimeout(ctx, roundLimit) // other releases need the volume's lock while etcd does not answer
 	defer cancel()
-	_, err := registry.Ensure(ctx, req.State, req.unclaiming)
+	_, err := registry.Ensure(ctx, req.State, req.unclaimChange)
 	return err
 }
 
-// unclaiming decides what unclaim commits.
-func (req *request) unclaiming(v registry.View) (registry.Change, error) {
+// unclaimChange returns the change that unclaim commits.
+func (req *request) unclaimChange(v registry.View) (registry.Change, error) {
 	if err := req.mounter.Down(v, req.key); err != nil {
 		return registry.Change{}, err
 	}
-	return req.controller.Unclaiming(v, req.key, true)
+	return req.controller.UnclaimChange(v, req.key, true)
 }
 
-// forgetting decides what forget commits, if this was the alloc's last claim and there is no volume to discard.
-func (req *request) forgetting(v registry.View) (registry.Change, error) {
+// forgetAllocChange returns the change that forget commits, if this was the alloc's last claim and there is no volume
+// to discard.
+func (req *request) forgetAllocChange(v registry.View) (registry.Change, error) {
 	al, known := v.Alloc(req.key.Alloc)
 	if !known || al.Lost || al.State != registry.AllocReleasing || len(req.claimsOf(v, al.ID)) > 0 ||
 		len(req.discards(al)) > 0 {
 		return registry.Change{}, nil
 	}
-	return forgotten(v, al), nil
+	return forgetChange(v, al), nil
 }
 
 // reportExpansion records in the volume what this node has done of its expansion. An earlier process may have died

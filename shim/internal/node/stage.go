@@ -66,7 +66,7 @@ func (s *Stager) missingStage(
 	}
 	if st.staging.State == registry.MarkNone {
 		st.staging.Path = s.Layout.Staging(v.VolumeKey(), inst.Volumes)
-		if err := s.vacant(st.staging.Path.Host); err != nil {
+		if err := s.checkNoMount(st.staging.Path.Host); err != nil {
 			return nil, st, fmt.Errorf("stage volume %s: %w", v.VolumeName(), err)
 		}
 	}
@@ -264,8 +264,8 @@ func (s *Stager) Down(view registry.View, key registry.ClaimKey) error {
 	return nil
 }
 
-// vacant fails if something is mounted at a path that has no record. A plugin might take that mount for its own.
-func (s *Stager) vacant(path string) error {
+// checkNoMount fails if something is mounted at a path that has no record. A plugin might take that mount for its own.
+func (s *Stager) checkNoMount(path string) error {
 	mounted, err := s.mounted(path, false)
 	if err == nil && mounted {
 		err = conflict("an unknown mount is in the way at %s; run holdfast doctor to inspect it, "+

@@ -169,7 +169,7 @@ func (s *Stager) gone(ctx context.Context, rpc registry.RPC, at registry.Instanc
 	if answer != nil && !isNotFound(answer) {
 		return answer
 	}
-	gone, err := soon(ctx, func() (bool, error) {
+	gone, err := pollMounts(ctx, func() (bool, error) {
 		still, err := s.mounted(path, false)
 		return !still, err
 	})
@@ -181,7 +181,7 @@ func (s *Stager) gone(ctx context.Context, rpc registry.RPC, at registry.Instanc
 	case answer != nil:
 		return stillMounted(answer, path)
 	}
-	return lied(rpc, at, "the plugin answered OK, but %s is still mounted %v later; its log may say why", path,
+	return mountMismatch(rpc, at, "the plugin answered OK, but %s is still mounted %v later; its log may say why", path,
 		mountWait)
 }
 
@@ -201,9 +201,9 @@ func stillMounted(answer error, path string) error {
 // another process mount, and answer before it has done so.
 const mountWait = time.Second
 
-// soon polls until holds is true, for mountWait at most. It fails if ctx ends first, because then the outcome of the
-// call is unknown.
-func soon(ctx context.Context, holds func() (bool, error)) (bool, error) {
+// pollMounts polls until holds returns true, for mountWait at most. It fails if ctx ends first, because then the
+// outcome of the call is unknown.
+func pollMounts(ctx context.Context, holds func() (bool, error)) (bool, error) {
 	const first, most = 10 * time.Millisecond, 100 * time.Millisecond
 	end := time.Now().Add(mountWait)
 	for pause := first; ; pause = min(2*pause, most) {
@@ -223,8 +223,8 @@ func isNotFound(err error) bool {
 	return ok && call.Code == "NOT_FOUND"
 }
 
-// lied returns the error of a call that the plugin answered with OK, but that the mount table contradicts.
-func lied(rpc registry.RPC, at registry.InstanceKey, format string, args ...any) error {
+// mountMismatch returns the error of a call that the plugin answered with OK, but that the mount table contradicts.
+func mountMismatch(rpc registry.RPC, at registry.InstanceKey, format string, args ...any) error {
 	return &registry.CallError{
 		RPC: rpc, Instance: at, Code: "OK", Outcome: registry.OutcomeFailed, Kind: registry.ErrInternal,
 		Detail: fmt.Sprintf(format, args...),

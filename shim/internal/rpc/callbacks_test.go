@@ -103,8 +103,8 @@ func TestFenceHasMoreTimeThanOtherCallbacks(t *testing.T) {
 	}
 }
 
-// Without a host that answers, a callback ends with its own deadline. If the host goes in the middle, it ends then. It
-// can be made again on the next stream.
+// If the host does not answer, a callback ends at its own deadline. If the host closes the stream, the callback ends at
+// once. It can be repeated on the next stream.
 func TestCallbacksEndWithTheHost(t *testing.T) {
 	e := newCandidate(t)
 	soon, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)

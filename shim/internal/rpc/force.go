@@ -51,7 +51,7 @@ func (c *claims) ForceRelease(
 	return &pb.ForceReleaseClaimReply{Answer: at, Steps: steps}, err
 }
 
-// Detach takes attachments down in their order, so the last one stands as long as the call is not done.
+// Detach detaches in the order of the attachments, so the last attachment exists until the call has succeeded.
 func (v *volumes) Detach(ctx context.Context, req *pb.DetachVolumeRequest) (*pb.DetachVolumeReply, error) {
 	name, err := volumeName(req.GetName())
 	node := registry.NodeName(req.GetNode())

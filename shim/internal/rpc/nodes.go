@@ -40,7 +40,7 @@ func (n *nodes) List(ctx context.Context, req *pb.ListNodesRequest) (*pb.ListNod
 func (n *nodes) statuses(v registry.View, a *Active, only registry.NodeName) (all []registry.NodeStatus) {
 	records := v.Nodes()
 	if a.Cluster == nil {
-		records = []registry.Node{n.alone(v, a)}
+		records = []registry.Node{n.singleNode(v, a)}
 	}
 	claims, attachments := v.AllClaims(), v.AllAttachments()
 	for _, r := range records {
@@ -61,8 +61,8 @@ func (n *nodes) statuses(v registry.View, a *Active, only registry.NodeName) (al
 	return all
 }
 
-// alone returns the record of a node that is in no cluster. It is stored if the node is drained, or was.
-func (n *nodes) alone(v registry.View, a *Active) registry.Node {
+// singleNode returns the record of a node that is in no cluster. It is stored if the node is drained, or was.
+func (n *nodes) singleNode(v registry.View, a *Active) registry.Node {
 	r, found := v.Node(a.Node)
 	if !found {
 		r = registry.Node{Name: a.Node, State: registry.NodeReady}

@@ -98,8 +98,8 @@ func foreignFile(_ *testing.T, path string) error {
 	return db.Close()
 }
 
-// The remains of an interrupted creation are no state. Processes that open a missing file at once get the same file in
-// turn.
+// The file of an interrupted creation is discarded. Processes that open a missing file at the same time open the same
+// file, one after the other.
 func TestFirstCreation(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a", "b", "shim.db")
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {

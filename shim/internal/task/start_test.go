@@ -104,7 +104,7 @@ func TestProblemOfAStartIsShown(t *testing.T) {
 }
 
 // The health timeout counts from the start of the task, over restarts of the shim. After a reboot it begins anew. Then
-// one restart is asked for, and the plugin is not probed any more.
+// one restart is requested, and the plugin is not probed any more.
 func TestHealthTimeoutOverRestart(t *testing.T) {
 	gone := func(p *plugin) { p.up = false }
 	for name, c := range map[string]struct {

@@ -138,13 +138,13 @@ type VolumeMount struct {
 	SELinux     string      `json:"selinux_label,omitempty"`
 }
 
-// GroupSpec is what is ours of a group. It travels sealed.
+// GroupSpec is the part of a group that is for Holdfast. It travels sealed.
 type GroupSpec struct {
 	Volumes []VolumeRequest          `json:"volumes,omitempty"`
 	Mounts  map[string][]VolumeMount `json:"mounts,omitempty"` // by task name
 }
 
-// TaskSpec is what is ours of a task that runs a plugin. It travels sealed.
+// TaskSpec is the part of a plugin's task that is for Holdfast. It travels sealed.
 type TaskSpec struct {
 	Plugin PluginSpec `json:"csi_plugin"`
 	Env    []string   `json:"env,omitempty"` // names that the task sets itself
