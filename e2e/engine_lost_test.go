@@ -12,7 +12,8 @@ import (
 
 // TestContainersOfEnginesLoseTheirVolume freezes agent and shim of a node with a container, and declares the node out of
 // service. When it continues, it leaves the volume mounted for the container, starts no other one with it, and says
-// which command stops the container. Once the container has stopped, the node is ready, and the next one starts.
+// which command stops the container. Once the container has stopped, the node is ready, and the next one starts. At the
+// end the engine creates and deletes a volume of a plugin that runs at the other node only.
 func TestContainersOfEnginesLoseTheirVolume(t *testing.T) {
 	slow(t)
 	driver := fmt.Sprintf("holdfast-lost-%d", os.Getpid())
@@ -68,5 +69,14 @@ func TestContainersOfEnginesLoseTheirVolume(t *testing.T) {
 	b.must(b.retry("remove the volume", func() error { return errOf(docker.Try("volume", "rm", "notes")) }))
 	b.wantOutput(true, nil, "doctor")
 	b.must(b.stopJob("fake"))
+	create := func() error {
+		return errOf(docker.Try("volume", "create", "--driver", driver, "-o", "plugin=fake", "-o", "size=1M", "far"))
+	}
+	b.must(create()) // by node-1
+	docker.CLI("volume", "rm", "far")
 	a.must(a.stopJob("fake"))
+	b.waitUntil("no node has the plugin", func() bool {
+		err := create()
+		return err != nil && strings.Contains(err.Error(), `plugin "fake" is not running`)
+	})
 }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -319,6 +320,44 @@ func (a *Agent) CheckEnginePlugin(ctx context.Context, s Lister, plugin host.Plu
 			"see holdfast plugin status for those that run", plugin)
 	}
 	return nil
+}
+
+// NodeLister lists the nodes of the cluster, with their plugins.
+type NodeLister interface {
+	Lister
+	Nodes(ctx context.Context, q host.NodeQuery) ([]host.NodeStatus, host.Seq, error)
+}
+
+// CheckEngineController is CheckEnginePlugin for the creation or deletion of a volume, which another node of the cluster
+// can do. node is the one that has, or is to have, a volume that stays on its node; empty: this one.
+func (a *Agent) CheckEngineController(
+	ctx context.Context, s NodeLister, plugin host.PluginID, node host.NodeName, by EngineCaller,
+) error {
+	refused := a.CheckEnginePlugin(ctx, s, plugin, by)
+	if !errors.Is(refused, registry.ErrUnavailable) {
+		return refused
+	}
+	nodes, _, err := s.Nodes(ctx, host.NodeQuery{})
+	if err != nil {
+		return err
+	}
+	var elsewhere []string
+	for _, n := range nodes {
+		for _, p := range n.Plugins {
+			switch {
+			case p.Plugin != plugin || !n.Alive || string(n.Name) == a.node.Name || p.Health(registry.RoleController) == "":
+			case !p.Local || n.Name == node:
+				return nil
+			default:
+				elsewhere = append(elsewhere, string(n.Name))
+			}
+		}
+	}
+	if len(elsewhere) > 0 {
+		return registry.Errorf(registry.ErrUnavailable, "%w; it runs on node %s, but its volumes stay on their node",
+			refused, strings.Join(elsewhere, ", "))
+	}
+	return refused
 }
 
 // runsPlugin reports whether a job runs the plugin, with a task driver if that is not empty.

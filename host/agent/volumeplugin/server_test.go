@@ -34,6 +34,7 @@ type fakeStorage struct {
 	prepared func(ctx context.Context) error // nil: at once
 	released chan host.AllocID
 	findErr  error
+	nodes    []host.NodeStatus
 }
 
 func (f *fakeStorage) Volumes(_ context.Context, q host.VolumeQuery) (l []host.VolumeStatus, s host.Seq, err error) {
@@ -107,13 +108,12 @@ func (f *fakeStorage) PrepareAlloc(ctx context.Context, _ host.AllocGroup) (map[
 	return map[string]host.Plan{"engine": {Binds: []hooks.Bind{{Source: "/vol"}}}}, nil
 }
 
-// Nodes has no node that is drained.
 func (f *fakeStorage) Nodes(ctx context.Context, q host.NodeQuery) ([]host.NodeStatus, host.Seq, error) {
 	if q.MinIndex > 0 {
 		<-ctx.Done()
 		return nil, 0, context.Cause(ctx)
 	}
-	return nil, 1, nil
+	return f.nodes, 1, nil
 }
 
 func (f *fakeStorage) Allocs(context.Context, host.AllocQuery) (l []host.AllocStatus, s host.Seq, err error) {
@@ -322,4 +322,27 @@ func TestTrapD12HostileNames(t *testing.T) {
 	for _, method := range []string{"Create", "Get", "Mount", "Path", "Remove"} {
 		p.want("VolumeDriver."+method, `{"Name":"../a","ID":"x"}`, `{"Err":"volume id is bad"`)
 	}
+}
+
+// Another node of the cluster can create and delete a volume. Only a mount needs the plugin on this node.
+func TestVolumeOfAPluginOnAnotherNode(t *testing.T) {
+	p := newPlugin(t, Defaults{})
+	node := func(name, plugin string, alive, local bool) (n host.NodeStatus) {
+		n.Name, n.Alive = host.NodeName(name), alive
+		n.Plugins = []registry.NodePluginStatus{{NodePlugin: registry.NodePlugin{Plugin: host.PluginID(plugin),
+			Controller: true, Local: local}}}
+		return n
+	}
+	p.storage.nodes = []host.NodeStatus{node("a", "far", true, false), node("b", "loop", true, true),
+		node("c", "dead", false, false)}
+	const ok = `{"Err":""}`
+	p.want("VolumeDriver.Create", `{"Name":"notes","Opts":{"plugin":"far"}}`, ok)
+	p.want("VolumeDriver.Mount", `{"Name":"notes","ID":"a"}`, `plugin \"far\" is not running; start its job`)
+	p.want("VolumeDriver.Remove", `{"Name":"notes"}`, ok)
+	p.want("VolumeDriver.Create", `{"Name":"notes","Opts":{"plugin":"dead"}}`, `plugin \"dead\" is not running`)
+	p.want("VolumeDriver.Create", `{"Name":"notes","Opts":{"plugin":"loop"}}`,
+		"it runs on node b, but its volumes stay on their node")
+	there := registry.Volume{Created: true, VolumeSpec: host.VolumeSpec{ID: "there", Plugin: "loop", Node: "b"}}
+	p.storage.volumes["there"] = host.VolumeStatus{Volume: there}
+	p.want("VolumeDriver.Remove", `{"Name":"there"}`, ok)
 }

@@ -67,7 +67,7 @@ func (s *Server) checkPlugin(r *http.Request, spec host.VolumeSpec) error {
 			"holdfast agent with --volume-default-plugin PLUGIN", spec.ID, display.Command(caller(r).Name()+
 			" volume create --driver holdfast -o plugin=PLUGIN -o size=1G", string(spec.ID)))
 	}
-	return s.agent.CheckEnginePlugin(r.Context(), s.storage, spec.Plugin, caller(r))
+	return s.agent.CheckEngineController(r.Context(), s.storage, spec.Plugin, spec.Node, caller(r))
 }
 
 // spec returns the volume that the options describe. Options that have no other meaning are parameters of the plugin.
@@ -150,7 +150,7 @@ func (s *Server) remove(r *http.Request, q request) (reply, error) {
 	}
 	deletes := v.Created || v.Made
 	if deletes {
-		err = s.agent.CheckEnginePlugin(ctx, s.storage, v.Plugin, caller(r))
+		err = s.agent.CheckEngineController(ctx, s.storage, v.Plugin, v.Node, caller(r))
 	}
 	if err == nil {
 		err = s.agent.ForgetForEngine(ctx, s.storage, s.use(r, q))
