@@ -13,8 +13,10 @@ type LateCall struct {
 	For    string   `json:"for"` // the name of the volume or snapshot
 	Node   NodeName `json:"node"`
 	RPC    RPC      `json:"rpc"`
-	Hash   string   `json:"hash,omitempty"`   // of the request
-	Failed bool     `json:"failed,omitempty"` // the call has certainly failed at a later executor
+	Hash   string   `json:"hash,omitempty"` // of the request
+	// Failed: the call has certainly failed at a later executor, or its record was deregistered. A deletion is not repeated
+	// then.
+	Failed bool `json:"failed,omitempty"`
 	// The records as they were while the call was open, from which the former executor repeats it.
 	Volume      *Volume         `json:"volume,omitempty"`
 	Attachment  *Attachment     `json:"attachment,omitempty"`
@@ -69,17 +71,77 @@ func (v View) PastLateCalls(e Executor) (keys []Key) {
 	return keys
 }
 
-// Blocks returns the error of a call for a volume or snapshot that has to wait for a former executor, nil if it need not.
-func (v View) Blocks(e Executor, what string, rpc RPC, hash string) error {
-	if len(e.Former) == 0 {
-		return nil
+// Blocks returns the error of a controller call for a volume that has to wait for a former executor, nil if it need not.
+func (v View) Blocks(e Executor, next Intent) error {
+	what := next.Name.String()
+	other := func(l LateCall) bool { return l.RPC != next.RPC || l.Hash != next.Hash }
+	if err := v.blockedBy(e, what, other, what, next.RPC); err != nil || !excludesSnapshot(next.RPC) || len(e.Former) == 0 {
+		return err
 	}
-	for _, late := range list[LateCall](v, BucketLateCalls, PathOf(e.Plugin, what), nil) {
-		if slices.Contains(e.Former, late.Node) && (late.RPC != rpc || late.Hash != hash) {
-			return Errorf(ErrUnavailable, "%s of %s cannot be sent now: %s", rpc, what, MayRunAt(late.Node, late.RPC))
+	// Aside: what counts is older than the executor's term, and becomes a late call in one commit.
+	aside := v.Aside()
+	for path := range aside.Paths(BucketLateCalls, PathOf(e.Plugin)) {
+		if p := partsOf(path); len(p) != 5 || RPC(p[3]) != CreateSnapshotRPC && RPC(p[3]) != CreateGroupSnapshotRPC {
+			continue
+		}
+		late, _ := one[LateCall](aside, Key{BucketLateCalls, path})
+		if late.Snapshot != nil && slices.Contains(late.Snapshot.VolumeKeys(), next.Volume) &&
+			slices.Contains(e.Former, late.Node) {
+			return mayRun(what, next.RPC, late.Node, late.RPC)
+		}
+	}
+	for _, snap := range aside.SnapshotRecords() {
+		if snap.State == SnapshotCreating && slices.Contains(snap.VolumeKeys(), next.Volume) {
+			if i := slices.IndexFunc(snap.Senders, e.former); i >= 0 {
+				return mayRun(what, next.RPC, snap.Senders[i], CreateSnapshotRPC)
+			}
 		}
 	}
 	return nil
+}
+
+// BlocksSnapshot is Blocks for a call for a snapshot. One that takes the snapshot waits for calls that change its volumes.
+func (v View) BlocksSnapshot(e Executor, what string, snap VolumeSnapshot, rpc RPC) error {
+	err := v.blockedBy(e, what, func(l LateCall) bool { return l.RPC != rpc }, what, rpc)
+	if err != nil || snap.State != SnapshotCreating || len(e.Former) == 0 {
+		return err
+	}
+	for _, m := range snap.Each() {
+		volume := VolumeName{snap.Namespace, m.Volume}.String()
+		if err := v.blockedBy(e, volume, func(l LateCall) bool { return excludesSnapshot(l.RPC) }, what, rpc); err != nil {
+			return err
+		}
+		if open, _ := v.Intent(VolumeKey{snap.Plugin, m.Source}); excludesSnapshot(open.RPC) {
+			if i := slices.IndexFunc(open.Senders, e.former); i >= 0 {
+				return mayRun(what, rpc, open.Senders[i], open.RPC)
+			}
+		}
+	}
+	return nil
+}
+
+// excludesSnapshot reports whether a call must not run while a snapshot of its volume is taken. Attaching and detaching may:
+// snapshots are taken of volumes in use.
+func excludesSnapshot(rpc RPC) bool { return rpc.Alters() || rpc == DeleteVolumeRPC }
+
+// former reports whether calls of a node may run that are not the executor's own.
+func (e Executor) former(n NodeName) bool { return n != e.Holder && slices.Contains(e.Former, n) }
+
+// blockedBy returns the error of the call rpc for what if there is a late call for a volume or snapshot that excludes it.
+func (v View) blockedBy(e Executor, late string, excludes func(LateCall) bool, what string, rpc RPC) error {
+	if len(e.Former) == 0 {
+		return nil
+	}
+	for _, l := range list[LateCall](v, BucketLateCalls, PathOf(e.Plugin, late), nil) {
+		if slices.Contains(e.Former, l.Node) && excludes(l) {
+			return mayRun(what, rpc, l.Node, l.RPC)
+		}
+	}
+	return nil
+}
+
+func mayRun(what string, rpc RPC, at NodeName, begun RPC) error {
+	return Errorf(ErrUnavailable, "%s of %s cannot be sent now: %s", rpc, what, MayRunAt(at, begun))
 }
 
 // MayRunAt describes a call that may still run at a former executor. Other calls for the same volume or snapshot wait
@@ -87,6 +149,13 @@ func (v View) Blocks(e Executor, what string, rpc RPC, hash string) error {
 func MayRunAt(n NodeName, rpc RPC) string {
 	return fmt.Sprintf("node %s has begun %s, which may still run at its plugin; wait until the plugin there has answered the "+
 		"same call once more, or stop the plugin's controller on node %s, or declare the node out of service", n, rpc, n)
+}
+
+// GivenUp is Ended for an open call whose volume is deregistered.
+func (v View) GivenUp(open Intent) Change {
+	late := v.LateCallOf(open)
+	late.Failed = true
+	return v.Ended(late, open.Senders)
 }
 
 // Ended returns the change that keeps at which former executors a call may still run, once it has ended elsewhere.
@@ -97,7 +166,7 @@ func (v View) Ended(call LateCall, senders []NodeName) (change Change) {
 	}
 	e, _ := v.Executor(call.Plugin)
 	for _, n := range senders {
-		if call.Node = n; n != e.Holder && slices.Contains(e.Former, n) && v.Get(call.Key()) == nil {
+		if call.Node = n; e.former(n) && v.Get(call.Key()) == nil {
 			change.Put = append(change.Put, call)
 		}
 	}

@@ -15,7 +15,7 @@ func TestEndedCallIsLateAtFormerExecutors(t *testing.T) {
 	s := registrytest.NewLog(time.Now)
 	executor := registry.Executor{Plugin: "p", Holder: "a", Former: []registry.NodeName{"a", "b", "other"}}
 	registrytest.Put(t, s, executor)
-	call := registry.LateCall{Plugin: "p", For: "default/data", RPC: registry.DeleteVolumeRPC, Failed: true}
+	call := registry.LateCall{Plugin: "p", For: "data", RPC: registry.DeleteVolumeRPC, Failed: true}
 	for _, again := range []bool{false, true} {
 		if _, err := registry.Ensure(t.Context(), s, func(v registry.View) (registry.Change, error) {
 			change := v.Ended(call, []registry.NodeName{"a", "b", "settled"})
@@ -32,12 +32,12 @@ func TestEndedCallIsLateAtFormerExecutors(t *testing.T) {
 		if len(late) != 1 || !late[0].Same(call) || !late[0].Failed || len(v.LateCalls("p", "a"))+len(v.LateCalls("p", "settled")) > 0 {
 			t.Errorf("%+v", late)
 		}
-		blocks := func(e registry.Executor, what string, rpc registry.RPC) bool {
-			return v.Blocks(e, what, rpc, "") != nil
+		blocks := func(e registry.Executor, id registry.VolumeID, rpc registry.RPC) bool {
+			return v.Blocks(e, registry.Intent{Name: registry.VolumeName{Namespace: "default", ID: id}, RPC: rpc}) != nil
 		}
-		if !blocks(executor, "default/data", registry.CreateVolumeRPC) || blocks(executor, "default/data", call.RPC) ||
-			blocks(executor, "default/data2", registry.CreateVolumeRPC) ||
-			blocks(executor.Settled("b"), "default/data", registry.CreateVolumeRPC) {
+		if !blocks(executor, "data", registry.CreateVolumeRPC) || blocks(executor, "data", call.RPC) ||
+			blocks(executor, "data2", registry.CreateVolumeRPC) ||
+			blocks(executor.Settled("b"), "data", registry.CreateVolumeRPC) {
 			t.Error("the late call has not the other calls for its volume wait until it is settled")
 		}
 		if keys := v.PastLateCalls(executor); len(keys) > 0 {

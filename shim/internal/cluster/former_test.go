@@ -144,8 +144,10 @@ func TestThousandCallsAreOpenAtATakeover(t *testing.T) {
 		blocked := func() (is bool) {
 			look(t, b.testNode, func(v registry.View) {
 				e, _ := v.Executor("p")
-				is = v.Blocks(e, "vol-7", registry.ControllerUnpublishRPC, "") != nil
-				if v.Blocks(e, "vol-7", registry.ControllerExpandRPC, "hash") != nil {
+				other := opens[7]
+				other.RPC = registry.ControllerUnpublishRPC
+				is = v.Blocks(e, other) != nil
+				if v.Blocks(e, opens[7]) != nil {
 					t.Error("the same call waits")
 				}
 			})

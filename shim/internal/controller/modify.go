@@ -250,14 +250,14 @@ func (m *Controller) alterAgain(
 }
 
 // LeaveAlteration closes an open ControllerExpandVolume or ControllerModifyVolume whose outcome is unknown, and reports
-// whether there was one.
+// whether there was one. At a former executor it may still run, so another call for the volume waits for that.
 func (m *Controller) LeaveAlteration(ctx context.Context, key registry.VolumeKey) (left bool, err error) {
 	_, err = registry.Ensure(ctx, m.State, func(view registry.View) (registry.Change, error) {
 		open, found := view.Intent(key)
 		if left = found && open.RPC.Alters(); !left {
 			return registry.Change{}, nil
 		}
-		change := registry.Change{Delete: []registry.Key{open.Key()}}
+		change := registry.Change{Delete: []registry.Key{open.Key()}}.And(view.Ended(view.LateCallOf(open), open.Senders))
 		v, known := view.VolumeByKey(key)
 		if !known {
 			return change, nil
@@ -268,7 +268,7 @@ func (m *Controller) LeaveAlteration(ctx context.Context, key registry.VolumeKey
 		} else {
 			v.Expansion = v.Expansion.WithError(why)
 		}
-		change.Put = []registry.Record{v}
+		change.Put = append(change.Put, v)
 		return change, nil
 	})
 	return left, err

@@ -211,6 +211,7 @@ func (m *Controller) deregister(ctx context.Context, name registry.VolumeName, l
 		}
 		for _, open := range intents(view, v) {
 			change.Delete = append(change.Delete, open.Key())
+			change = change.And(view.GivenUp(open))
 		}
 		return change.And(m.rememberChange(view, v)), nil
 	})

@@ -3,7 +3,11 @@ package controller
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
@@ -102,4 +106,115 @@ func TestNoSnapshotIsMadeWithoutARecord(t *testing.T) {
 		t.Errorf("without a record: %v", err)
 	}
 	d.wantJournal()
+}
+
+// asRecorded makes each node the executor that the record names.
+type asRecorded struct{ intent.Executors }
+
+func (asRecorded) Check(v registry.View, by registry.ExecutorKey) (registry.Executor, error) {
+	executor, _ := v.Executor(by.Plugin)
+	return executor, nil
+}
+
+func (asRecorded) Sending(context.Context, registry.ExecutorKey) (done func(), err error) {
+	return func() {}, nil
+}
+
+var takenOver = registry.Executor{Plugin: key.Plugin, Holder: "n2", Former: []registry.NodeName{"n1"}}
+
+// wantLate compares the late calls of the former executor, and which of them are not repeated.
+func (d *desk) wantLate(want ...string) {
+	d.t.Helper()
+	var got []string
+	if err := d.log.View(context.Background(), func(v registry.View) error {
+		for _, late := range v.LateCalls(key.Plugin, "n1") {
+			got = append(got, fmt.Sprintf("%s of %s, failed: %t", late.RPC, late.For, late.Failed))
+		}
+		return nil
+	}); err != nil || !slices.Equal(got, want) {
+		d.t.Errorf("late calls %q, want %q: %v", got, want, err)
+	}
+}
+
+// TestCallThatIsGivenUpMayRunAtTheFormerExecutor closes open calls that a former executor has begun. Others wait for it.
+func TestCallThatIsGivenUpMayRunAtTheFormerExecutor(t *testing.T) {
+	v := ready()
+	v.Expansion = registry.Expansion{Asked: registry.CapacityRange{Required: 2 << 30}, Usage: usage()}
+	expansion := registry.Intent{Volume: key, Name: name, RPC: registry.ControllerExpandRPC, Hash: "h", Code: "INTERNAL",
+		Outcome: registry.OutcomeUncertain, Senders: []registry.NodeName{"n1", "n2"}}
+	d := open(t, of(registry.CreateDelete, registry.AttachDetach), v, takenOver, expansion, attachedTo("n3"))
+	d.Controller.Executors = asRecorded{}
+	if left, err := d.LeaveAlteration(t.Context(), key); !left || err != nil {
+		t.Errorf("%t, %v", left, err)
+	}
+	d.wantLate("ControllerExpandVolume of data, failed: false")
+	if err := d.Controller.Detach(t.Context(), by, key, "n3"); !errors.Is(err, registry.ErrUnavailable) {
+		t.Errorf("the detach: %v", err)
+	}
+	d.expect()
+
+	deletion := expansion
+	deletion.RPC = registry.DeleteVolumeRPC
+	v.State = registry.VolumeDeleting
+	d = open(t, of(), v, takenOver, deletion)
+	d.Controller.Executors = asRecorded{}
+	if err := d.Controller.Deregister(t.Context(), name); err != nil {
+		t.Error(err)
+	}
+	d.wantLate("DeleteVolume of data, failed: true")
+
+	for state, rpc := range map[registry.SnapshotState]string{registry.SnapshotDeleting: "DeleteSnapshot",
+		registry.SnapshotCreating: "CreateSnapshot", registry.SnapshotReady: ""} {
+		snap := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External, State: state,
+			Senders: []registry.NodeName{"n1"}}
+		s := openSnapshots(t, of())
+		s.put(snap, takenOver)
+		s.desk.Controller.Executors = asRecorded{}
+		if err := s.Deregister(t.Context(), call, snapName); err != nil {
+			t.Error(err)
+		}
+		if rpc == "" {
+			s.wantLate()
+		} else {
+			s.wantLate(rpc + " of snapshot default/s1, failed: true")
+		}
+	}
+}
+
+// TestSnapshotAndChangesOfItsVolumeExcludeEachOther has a former executor take a snapshot of a volume, or expand the volume.
+func TestSnapshotAndChangesOfItsVolumeExcludeEachOther(t *testing.T) {
+	snap := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External,
+		State: registry.SnapshotCreating, Senders: []registry.NodeName{"n1", "n2"}}
+	snap.Name = "s1"
+	snap.Failure.Code = "INTERNAL" // of the executor's own call
+	taking := lateAt("n1", lateSnapshot(snap))
+	expansion := registry.Intent{Volume: key, Name: name, RPC: registry.ControllerExpandRPC, Code: "INTERNAL",
+		Outcome: registry.OutcomeUncertain, Senders: []registry.NodeName{"n1"}}
+	expanding := registry.LateCall{Plugin: key.Plugin, For: name.String(), Node: "n1", RPC: expansion.RPC}
+	caps := of(registry.CreateDelete, registry.CreateSnapshot, registry.ControllerExpand, registry.ExpandsOffline,
+		registry.AttachDetach)
+	for what, begun := range map[string]registry.Record{"a late snapshot": taking, "an open snapshot": snap,
+		"a late expansion": expanding, "an open expansion": expansion} {
+		for _, executor := range []registry.Executor{takenOver, takenOver.Settled("n1")} {
+			d := openSnapshots(t, caps, answer(snapReady))
+			d.put(begun, executor, attachedTo("n3"))
+			d.desk.Controller.Executors = asRecorded{}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			waits, err := len(executor.Former) > 0, error(nil)
+			if strings.Contains(what, "expansion") {
+				_, err = d.Snapshots.Create(ctx, call, snapSpec)
+			} else {
+				if err := d.desk.Controller.Detach(ctx, by, key, "n3"); err != nil {
+					t.Errorf("a detach during %s: %v", what, err)
+				}
+				d.desk.expect("ControllerUnpublishVolume vol-data i-n3")
+				_, err = d.desk.Controller.Expand(ctx, call, name, upTo(2<<30, 0))
+			}
+			sent := len(d.plugin.journal)+len(d.desk.journal) > 0
+			if named := err != nil && strings.Contains(err.Error(), "node n1 has begun"); named != waits || sent == waits {
+				t.Errorf("during %s, waits: %t: %v, %q%q", what, waits, err, d.plugin.journal, d.desk.journal)
+			}
+		}
+	}
 }

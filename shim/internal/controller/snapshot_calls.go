@@ -65,7 +65,7 @@ func (s *Snapshots) senders(view registry.View, snap registry.VolumeSnapshot) ([
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errElsewhere, err)
 	}
-	if err := view.Blocks(executor, nameOf(snap.SnapshotSpec).String(), changingRPC(snap), ""); err != nil {
+	if err := view.BlocksSnapshot(executor, nameOf(snap.SnapshotSpec).String(), snap, changingRPC(snap)); err != nil {
 		return nil, err
 	}
 	if executor.Holder == "" || slices.Contains(snap.Senders, executor.Holder) {

@@ -364,8 +364,14 @@ func (s *Snapshots) deregister(ctx context.Context, name snapshotName) error {
 		case view.Get(snap.Key()) == nil:
 			return registry.Change{}, inGroup(view, snap)
 		}
-		return registry.Change{Delete: []registry.Key{snap.Key()}, Events: []registry.Event{
-			s.event(registry.EventSnapshotDeregistered, snap, "its plugin was not asked to delete it")}}, nil
+		change := registry.Change{Delete: []registry.Key{snap.Key()}, Events: []registry.Event{
+			s.event(registry.EventSnapshotDeregistered, snap, "its plugin was not asked to delete it")}}
+		if !snap.State.Unfinished() {
+			return change, nil
+		}
+		late := lateSnapshot(snap)
+		late.Failed = true
+		return change.And(view.Ended(late, snap.Senders)), nil
 	})
 	return err
 }

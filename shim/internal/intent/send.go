@@ -229,7 +229,7 @@ func (d *delivery) opening(view registry.View) (change registry.Change, err erro
 	if executor.Holder != "" {
 		next.Senders = []registry.NodeName{executor.Holder}
 	}
-	if err := view.Blocks(executor, next.Name.String(), next.RPC, next.Hash); err != nil {
+	if err := view.Blocks(executor, next); err != nil {
 		return registry.Change{}, err
 	}
 	if open, found := d.OpenCall(view, next); found {
