@@ -253,8 +253,24 @@ func (k Key) check() error {
 	return nil
 }
 
-// Check returns an ErrInternal if no State can store the change: a key is impossible, or the change mixes records that
-// nodes share with records of one node, which a cluster does not store in one place.
+const (
+	// MaxShared bounds the shared records of a change, with the index entries that it may write: a transaction of etcd has
+	// at most 128 operations. A change of a Copy, which is of no transaction of etcd, may have more.
+	MaxShared = 120
+	// Batch is how many shared records without indexes a decision about many of them writes at a time: see EnsureAll.
+	Batch = 100
+)
+
+// operations returns how many keys a change of the record may write: itself, and its old and new index entries.
+func (k Key) operations() int {
+	if t := k.Bucket.Type(); t != nil {
+		return 1 + 2*len(t.Indexes)
+	}
+	return 1
+}
+
+// Check returns an ErrInternal if no State can store the change: a key is impossible, or it has too many shared records
+// for one transaction, or it mixes them with records of one node, which a cluster does not store in one place.
 func (c Change) Check() error {
 	for _, k := range c.keys() {
 		if err := k.check(); err != nil {
@@ -268,6 +284,10 @@ func (c Change) Check() error {
 			}
 		}
 	}
+	if n, bucket := c.shared(); n > MaxShared {
+		return Errorf(ErrInternal, "commit writes %d shared records with index entries, and at most %d fit; the last of %s: "+
+			"decide about some of them at a time, as EnsureAll does", n, MaxShared, bucket)
+	}
 	if c.Mixed() {
 		var buckets []string
 		for _, k := range c.keys() {
@@ -276,6 +296,20 @@ func (c Change) Check() error {
 		return Errorf(ErrInternal, "commit mixes shared and node records: %s", strings.Join(buckets, ", "))
 	}
 	return nil
+}
+
+// shared returns how many shared records the change may write, with index entries, and the bucket of the last one. It
+// returns 0 for a change of a Copy.
+func (c Change) shared() (n int, last Bucket) {
+	for _, k := range c.keys() {
+		switch {
+		case k.Bucket == BucketCopies:
+			return 0, ""
+		case k.Bucket.Shared():
+			n, last = n+k.operations(), k.Bucket
+		}
+	}
+	return n, last
 }
 
 // PathOf encodes ids into a key's path, each prefixed by its length as two big-endian bytes.

@@ -44,6 +44,23 @@ func Ensure(ctx context.Context, log State, decisions ...Decision) (at Seq, err 
 	return log.Commit(ctx, decisions...)
 }
 
+// EnsureAll commits the changes of a decision, one after the other, until one is empty. A decision about many records
+// that nodes share writes at most Batch of them. Each of its changes has to be legal alone: the process may end after
+// it. Whoever repeats the operation then continues with the records that are left.
+func EnsureAll(ctx context.Context, log State, decide Decision) error {
+	for {
+		over := false
+		_, err := Ensure(ctx, log, func(v View) (Change, error) {
+			change, err := decide(v)
+			over = change.Empty()
+			return change, err
+		})
+		if err != nil || over {
+			return err
+		}
+	}
+}
+
 // Change is what one transaction writes: records to put, keys of records to delete, and events. The State numbers the
 // events and sets the CreateIndex and ModifyIndex of the records.
 type Change struct {
@@ -97,6 +114,31 @@ func (c Change) Split() (shared, node Change) {
 		}
 	}
 	return shared, node
+}
+
+// Parts returns the change in parts that Check accepts: first those of shared records, and last the rest with the events.
+func (c Change) Parts() (parts []Change) {
+	shared, rest := c.Split()
+	size := 0
+	add := func(key Key, more Change) {
+		if size += key.operations(); len(parts) == 0 || size > MaxShared {
+			parts, size = append(parts, Change{}), key.operations()
+		}
+		parts[len(parts)-1] = parts[len(parts)-1].And(more)
+	}
+	for _, r := range shared.Put {
+		add(r.Key(), Change{Put: []Record{r}})
+	}
+	for _, k := range shared.Delete {
+		add(k, Change{Delete: []Key{k}})
+	}
+	switch {
+	case len(parts) == 0 || len(rest.Put)+len(rest.Delete) > 0:
+		parts = append(parts, rest)
+	default:
+		parts[len(parts)-1].Events = rest.Events
+	}
+	return parts
 }
 
 // Mixed reports whether the change writes both records that nodes share and records of one node.

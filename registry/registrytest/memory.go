@@ -194,14 +194,9 @@ func (l *Log) View(ctx context.Context, read func(registry.View) error) error {
 	return read(registry.View{Reader: l.committed.Load()})
 }
 
-// Write commits a change that depends on nothing. It commits a mixed change in two: first what nodes share.
+// Write commits a change that depends on nothing, in as many parts as it needs: first what nodes share.
 func Write(ctx context.Context, s registry.State, c registry.Change) (at registry.Seq, err error) {
-	parts := []registry.Change{c}
-	if c.Mixed() {
-		shared, node := c.Split()
-		parts = []registry.Change{shared, node}
-	}
-	for _, part := range parts {
+	for _, part := range c.Parts() {
 		at, err = s.Commit(ctx, func(registry.View) (registry.Change, error) { return part, nil })
 		if err != nil {
 			return 0, err

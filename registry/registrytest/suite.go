@@ -176,6 +176,12 @@ func testUnstorable(t *testing.T, open Open) {
 	inline := Record(t, registry.BucketInlineVolumes, 3)
 	long := volume
 	long.External = registry.ExternalID(strings.Repeat("x", 1<<15))
+	var many registry.Change
+	for i := range registry.MaxShared + 1 {
+		claim := registry.Claim{Volume: volume.VolumeKey(), Alloc: registry.AllocID(fmt.Sprint(i)), Request: "r"}
+		many.Put, many.Delete = append(many.Put, claim), append(many.Delete, claim.Key())
+	}
+	fits := puts(many.Put[:registry.Batch]...)
 	for what, c := range map[string]registry.Change{
 		"mixed":               puts(volume, ref),
 		"mixed by a deletion": {Put: []registry.Record{inline}, Delete: []registry.Key{volume.Key()}},
@@ -183,6 +189,9 @@ func testUnstorable(t *testing.T, open Open) {
 		"empty path":          {Delete: []registry.Key{{Bucket: registry.BucketAllocs}}},
 		"long path":           puts(registry.Alloc{ID: registry.AllocID(strings.Repeat("x", 1<<15))}),
 		"long index entry":    puts(long),
+		"many shared records": puts(many.Put...),
+		"many deletions":      {Delete: many.Delete},
+		"many index entries":  puts(slices.Repeat([]registry.Record{volume}, registry.MaxShared/5+1)...),
 	} {
 		_, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) { return c, nil })
 		if !errors.Is(err, registry.ErrInternal) {
@@ -196,6 +205,26 @@ func testUnstorable(t *testing.T, open Open) {
 	})
 	at(t, log, puts(volume))
 	at(t, log, puts(inline, ref))
+	var nodes registry.Change
+	for i := range 3 * registry.MaxShared { // of one node
+		nodes.Put = append(nodes.Put, registry.Alloc{ID: registry.AllocID(fmt.Sprint(i))})
+	}
+	for _, c := range []registry.Change{fits, nodes} {
+		if _, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) { return c, nil }); err != nil {
+			t.Errorf("%d records of %s: %v", len(c.Put), c.Put[0].Key().Bucket, err)
+		}
+	}
+	left, calls := 0, 0
+	err := registry.EnsureAll(t.Context(), log, func(v registry.View) (registry.Change, error) {
+		if left = len(v.AllClaims()); left > len(fits.Put) || calls > 2*len(fits.Put) {
+			return registry.Change{}, fmt.Errorf("%d claims after %d calls", left, calls)
+		}
+		calls++
+		return registry.Change{Delete: many.Delete[len(fits.Put)-left : min(len(fits.Put)-left+30, len(fits.Put))]}, nil
+	})
+	if err != nil || left != 0 {
+		t.Errorf("EnsureAll leaves %d records: %v", left, err)
+	}
 }
 
 func testIndexes(t *testing.T, open Open) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -14,6 +13,7 @@ import (
 
 	"holdfast/internal/etcdtest"
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/store"
 )
@@ -89,13 +89,10 @@ func ratio(b *testing.B, s registry.State, bare func(ctx context.Context, worker
 // newClaims puts the records, and returns the claims in the state. Those of a cluster need that it has formed.
 func newClaims(b *testing.B, s registry.State, records []registry.Record) *controller.Claims {
 	claims := controller.NewClaims(s, noPlugins{}, time.Now)
-	size := 5000
 	if _, claims.Clustered = s.(*State); claims.Clustered {
-		records, size = append(records, registry.Formation{Cluster: "bench", Expect: 1, Formed: true}), 40
+		records = append(records, registry.Formation{Cluster: "bench", Expect: 1, Formed: true})
 	}
-	for part := range slices.Chunk(records, size) {
-		commitAll(b, s, part)
-	}
+	registrytest.Put(b, s, records...)
 	return claims
 }
 
@@ -172,7 +169,7 @@ func BenchmarkWaiter(b *testing.B) {
 
 // wait measures waits for releases. next returns a channel that is closed at the next change that the waiter sees.
 func wait(b *testing.B, holder, waiter registry.State, next func() <-chan struct{}, bare func() error) {
-	commitAll(b, holder, []registry.Record{claimable(0)})
+	registrytest.Put(b, holder, claimable(0))
 	held, wanted := claim("v-0", "holder"), claim("v-0", "waiter")
 	held.Usage = registry.Usage{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}
 	wanted.Usage = held.Usage
@@ -236,15 +233,6 @@ func claimable(i int) registry.Volume {
 	v := volumeOf(fmt.Sprint("v-", i), fmt.Sprint("v-", i))
 	v.Capabilities = []registry.VolumeCapability{{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}}
 	return v
-}
-
-func commitAll(b testing.TB, s registry.State, records []registry.Record) {
-	b.Helper()
-	if _, err := s.Commit(b.Context(), func(registry.View) (registry.Change, error) {
-		return registry.Change{Put: records}, nil
-	}); err != nil {
-		b.Fatal(err)
-	}
 }
 
 // noPlugins is the table of a node without plugins.

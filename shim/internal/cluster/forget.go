@@ -51,7 +51,7 @@ func (n *Node) Forget(ctx context.Context, node registry.NodeName, by, reason st
 		}
 		return n.lost(v, r, registry.NodeForgotten, registry.EventNodeForgotten, by, reason), nil
 	})
-	for chunk := range slices.Chunk(calls, batchSize) {
+	for chunk := range slices.Chunk(calls, registry.Batch) {
 		if err == nil {
 			_, err = n.State.Commit(ctx, func(registry.View) (registry.Change, error) {
 				return registry.Change{Delete: chunk}, nil

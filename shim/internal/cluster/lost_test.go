@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 
 	"holdfast/internal/etcdtest"
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/intent"
 )
@@ -452,15 +454,12 @@ func TestManyClaimsOfALostNode(t *testing.T) {
 	n := newNode(t, client, "n")
 	held := claim("vol", "alloc")
 	held.Node = "gone"
-	for range 3 {
-		var some []registry.Record
-		for range 50 {
-			held.Alloc += "+"
-			some = append(some, held)
-		}
-		commitAll(t, n.State, some)
+	records := []registry.Record{registry.Node{Name: "gone", State: registry.NodeFenced, Epoch: 1}}
+	for i := range 300 {
+		held.Alloc = registry.AllocID(fmt.Sprint("alloc-", i))
+		records = append(records, held)
 	}
-	commitAll(t, n.State, []registry.Record{registry.Node{Name: "gone", State: registry.NodeFenced, Epoch: 1}})
+	registrytest.Put(t, n, records...)
 	calls := intent.Calls{Sender: intent.Sender{State: n.State, Now: time.Now}, Plugins: noPlugins{}, Locks: &intent.Locks{}}
 	lost := controller.New(calls, nil, nil, hclog.NewNullLogger())
 	local := &counted{State: n.local}

@@ -83,7 +83,35 @@ func (r *reads) guards(c registry.Change, since int64) guards {
 	for _, key := range c.Delete {
 		guarded(r.record(key))
 	}
-	return all
+	return all.bounded(r.keys)
+}
+
+const (
+	maxGuards = maxOperations - 3 // beside the conditions State.alive and the barrier
+	fewGuards = 5                 // of a bucket
+)
+
+// bounded returns the guards if a transaction can have them all. Else a bucket with more than a few of them has one for
+// all its records.
+func (g guards) bounded(k keys) guards {
+	if len(g) <= maxGuards {
+		return g
+	}
+	count, fit := map[string]int{}, guards{}
+	bucket := func(key string) string {
+		rest := strings.TrimPrefix(key, k.records())
+		return k.records() + rest[:strings.Index(rest, "/")+1]
+	}
+	for at := range g {
+		count[bucket(at.key)]++
+	}
+	for at, since := range g {
+		if of := bucket(at.key); count[of] > fewGuards {
+			at = guard{of, true}
+		}
+		fit.add(at, since)
+	}
+	return fit
 }
 
 // include reports whether the guards notice a change of the key.

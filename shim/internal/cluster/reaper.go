@@ -104,27 +104,23 @@ func (r *Reaper) due(ctx context.Context) (list []registry.AttachmentKey, err er
 // endUses removes what clients of CSI endpoints have mounted on lost nodes. Uses by controller calls stay: their clients
 // can end them at another endpoint.
 func (r *Reaper) endUses(ctx context.Context) error {
-	for {
-		ended := 0
-		_, err := registry.Ensure(ctx, r.State, func(v registry.View) (change registry.Change, err error) {
-			for _, node := range v.Nodes() {
-				if _, alive := v.NodeLease(node.Name); alive || !node.Lost() || node.Name == r.State.node {
-					continue
-				}
-				for _, use := range v.AllEndpointUses() {
-					mounts := use.Node == node.Name && intent.RoleOf(use.Call) == registry.RoleNode
-					if mounts && len(change.Delete) < batchSize {
-						change.Delete = append(change.Delete, use.Key())
-					}
+	return registry.EnsureAll(ctx, r.State, func(v registry.View) (change registry.Change, err error) {
+		for _, node := range v.Nodes() {
+			if !node.Lost() || node.Name == r.State.node {
+				continue
+			}
+			if _, alive := v.NodeLease(node.Name); alive {
+				continue
+			}
+			for _, use := range v.AllEndpointUses() {
+				mounts := use.Node == node.Name && intent.RoleOf(use.Call) == registry.RoleNode
+				if mounts && len(change.Delete) < registry.Batch {
+					change.Delete = append(change.Delete, use.Key())
 				}
 			}
-			ended = len(change.Delete)
-			return change, nil
-		})
-		if err != nil || ended < batchSize {
-			return err
 		}
-	}
+		return change, nil
+	})
 }
 
 // releases reports whether this node releases volumes of the plugin: it is the executor, or there is none and no call

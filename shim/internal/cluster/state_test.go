@@ -386,19 +386,27 @@ func TestSettleEndsCommits(t *testing.T) {
 // TestTransactionThatEtcdRefuses commits more than etcd takes at a time: nothing is repeated, and nothing is written.
 func TestTransactionThatEtcdRefuses(t *testing.T) {
 	n := newNode(t, etcdtest.Start(t), "node")
-	var many []registry.Record
-	for i := range 200 {
-		many = append(many, claim("v", fmt.Sprint("alloc-", i)))
-	}
-	if _, err := registrytest.Write(t.Context(), n, registry.Change{Put: many}); !errors.Is(err, registry.ErrInternal) {
-		t.Errorf("200 records in one transaction: %v", err)
+	if _, err := n.Commit(t.Context(), deciding(large("v"))); !errors.Is(err, registry.ErrInternal) {
+		t.Errorf("a record of 1.6 MB: %v", err)
 	}
 	registrytest.Put(t, n, claim("v", "a"))
 	look(t, n, func(v registry.View) {
-		if len(v.AllClaims()) != 1 {
-			t.Errorf("%d claims", len(v.AllClaims()))
+		if len(v.AllClaims()) != 1 || len(v.Volumes()) != 0 {
+			t.Errorf("%d claims, %d volumes", len(v.AllClaims()), len(v.Volumes()))
 		}
 	})
+}
+
+// large returns a record that is larger than a transaction of etcd.
+func large(id string) registry.Record {
+	v := volumeOf(id, id)
+	v.Name = strings.Repeat("x", 1_600_000)
+	return v
+}
+
+// deciding returns the decision to put records.
+func deciding(records ...registry.Record) registry.Decision {
+	return func(registry.View) (registry.Change, error) { return registry.Change{Put: records}, nil }
 }
 
 func TestEarlierShimOfANodeIsFenced(t *testing.T) {

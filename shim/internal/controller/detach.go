@@ -128,8 +128,8 @@ func (m *Controller) abandon(ctx context.Context, k registry.AttachmentKey, f re
 // confirmation also skips a call whose plugin is gone. ErrNotFound: there is no such attachment. ErrConflict names the
 // users. ErrDenied says what may be lost without a fence or a confirmation.
 //
-// All attachments are refused, or all are recorded as Detaching. Then Run goes on after an uncertain outcome, and
-// without the caller. It fences another node before each try: the node may have come back since the last one.
+// All attachments are refused, or all are recorded as Detaching, some at a time. Then Run goes on after an uncertain
+// outcome, and without the caller. It fences another node before each try: the node may have come back since the last one.
 func (m *Controller) DetachVolume(
 	ctx context.Context, call registry.Call, name registry.VolumeName, node registry.NodeName, f registry.Force,
 ) (steps []registry.ReleaseStep, err error) {
@@ -173,8 +173,18 @@ func (m *Controller) DetachVolume(
 	return steps, nil
 }
 
-// wantDetached records the desired state of attachments. A repeated call changes nothing.
+// wantDetached records the desired state of attachments. A repeated call changes nothing, and continues what an earlier
+// one has begun.
 func (m *Controller) wantDetached(ctx context.Context, list []registry.Attachment, want registry.Detaching) error {
+	for some := range slices.Chunk(list, registry.Batch) {
+		if err := m.wantSomeDetached(ctx, some, want); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Controller) wantSomeDetached(ctx context.Context, list []registry.Attachment, want registry.Detaching) error {
 	_, err := registry.Ensure(ctx, m.State, func(view registry.View) (change registry.Change, err error) {
 		for _, at := range list {
 			at, found := view.Attachment(at.AttachmentKey())

@@ -9,9 +9,6 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// lostClaims is how many claims are released in one transaction, as etcd bounds its size.
-const lostClaims = 100
-
 // lostRound bounds the tries of each call in one try to release a volume of a lost node.
 const lostRound = 30 * time.Second
 
@@ -42,39 +39,32 @@ func (m *Controller) ReleaseLost(ctx context.Context, k registry.AttachmentKey) 
 			return err
 		}
 	}
-	for more := true; more && err == nil; {
-		_, err = registry.Ensure(ctx, m.State, func(view registry.View) (change registry.Change, err error) {
-			change, more, err = m.unclaimLost(view, k, node.Epoch)
-			return change, err
-		})
-	}
-	return err
+	return registry.EnsureAll(ctx, m.State, func(view registry.View) (registry.Change, error) {
+		return m.unclaimLost(view, k, node.Epoch)
+	})
 }
 
-// unclaimLost returns the change that releases claims of a node that is still lost, and whether there are more of them.
+// unclaimLost returns the change that releases some of the claims of a node that is still lost.
 func (m *Controller) unclaimLost(
 	view registry.View, k registry.AttachmentKey, epoch uint64,
-) (change registry.Change, more bool, err error) {
+) (change registry.Change, err error) {
 	now, lost := isLost(view, k.Node)
 	if !lost || now.Epoch != epoch {
-		return change, false, nil
+		return change, nil
 	}
 	if at, attached := view.Attachment(k); attached {
-		return change, false, registry.Errorf(registry.ErrConflict, "volume %s is attached to node %s again", at.Name, k.Node)
+		return change, registry.Errorf(registry.ErrConflict, "volume %s is attached to node %s again", at.Name, k.Node)
 	}
 	for _, c := range view.Claims(k.Volume) {
-		switch {
-		case c.Node != k.Node:
+		if c.Node != k.Node || len(change.Delete) == registry.Batch {
 			continue
-		case len(change.Delete) == lostClaims:
-			return change, true, nil
 		}
 		released := m.Claims.event(registry.EventReleased, c)
 		released.Node, released.Detail = k.Node, fmt.Sprintf("%s: %s", released.Detail, now)
 		change.Delete = append(change.Delete, c.Key())
 		change.Events = append(change.Events, released)
 	}
-	return change, false, nil
+	return change, nil
 }
 
 // isLost returns the record of a node, and whether it was declared lost and is not alive again.

@@ -150,6 +150,17 @@ func (m *Controller) updateRecord(ctx context.Context, spec registry.VolumeSpec)
 			return nil, err
 		}
 	}
+	for more := true; more && err == nil; {
+		more, err = m.updateSome(ctx, spec, diff, fields)
+	}
+	return fields, err
+}
+
+// updateSome updates the volume with its snapshots. If these are more than one change can have, it updates some of them
+// and returns more: the volume is the last.
+func (m *Controller) updateSome(
+	ctx context.Context, spec registry.VolumeSpec, diff registry.VolumeUpdate, fields []string,
+) (more bool, err error) {
 	_, err = m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		now, found := view.Volume(spec.VolumeName())
 		if !found {
@@ -162,12 +173,16 @@ func (m *Controller) updateRecord(ctx context.Context, spec registry.VolumeSpec)
 		}
 		was := now.Secrets
 		now = updated(now, spec)
+		snapshots := snapshotsWithSecrets(view, now, was)
+		if more = len(snapshots) > registry.Batch; more {
+			return registry.Change{Put: snapshots[:registry.Batch]}, nil
+		}
 		return registry.Change{
-			Put:    append(snapshotsWithSecrets(view, now, was), now),
+			Put:    append(snapshots, now),
 			Events: []registry.Event{m.event(registry.EventVolumeUpdated, now, strings.Join(fields, ", "))},
 		}, nil
 	})
-	return fields, err
+	return more, err
 }
 
 // snapshotsWithSecrets returns the snapshots of the volume that have its earlier secrets, with those that it has now.

@@ -113,6 +113,45 @@ func TestSnapshotsGetTheNewSecretsOfTheirVolume(t *testing.T) {
 	}
 }
 
+// More snapshots than one commit has get the new secrets of their volume, which has them last: an update that is
+// interrupted can be repeated.
+func TestManySnapshotsGetTheNewSecrets(t *testing.T) {
+	d := openSnapshots(t, modifies())
+	const count = 3 * registry.Batch
+	var records []registry.Record
+	for i := range count {
+		records = append(records, registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default",
+			ID: registry.SnapshotID(fmt.Sprint("s", i)), Volume: "data", Secrets: ready().Secrets}, Plugin: key.Plugin,
+			Source: key.External, State: registry.SnapshotReady})
+	}
+	d.put(records...)
+	file := ready().VolumeSpec
+	file.Secrets = map[string]registry.Secret{"token": {Env: "NEW"}}
+	for _, interrupted := range []bool{true, false} {
+		if interrupted {
+			d.log.LoseAfter(1, false)
+		}
+		_, err := d.desk.Controller.Update(t.Context(), call, file, false)
+		if interrupted == (err == nil) {
+			t.Fatal(err)
+		}
+		if interrupted {
+			d.restart()
+		}
+		list, _ := d.Snapshots.List(t.Context())
+		updated := 0
+		for _, s := range list {
+			if s.Secrets["token"].Env == "NEW" {
+				updated++
+			}
+		}
+		v, _ := d.stored()
+		if whole := updated == count && v.Secrets["token"].Env == "NEW"; whole == interrupted || updated < registry.Batch {
+			t.Errorf("interrupted %v: %d snapshots are updated; volume %v", interrupted, updated, v.Secrets)
+		}
+	}
+}
+
 // If the plugin refuses mutable parameters, the error says what has changed all the same.
 func TestUpdateNamesWhatChangedBeforeARefusal(t *testing.T) {
 	d := open(t, modifies(), ready())

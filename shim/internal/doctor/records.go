@@ -236,34 +236,32 @@ func changed(
 	return c
 }
 
-// commit commits the change of decide: first the records that nodes share, then those of this node that have not
-// changed since.
+// commit commits the change of decide in its parts: first records that nodes share, then further ones, and those of this
+// node, that have not changed since.
 func commit(
 	ctx context.Context, state registry.State, decide func(registry.View) (registry.Change, error),
 ) error {
-	var node registry.Change
+	var parts []registry.Change
 	_, err := state.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		change, err := decide(v)
-		if !change.Mixed() {
-			return change, err
-		}
-		var shared registry.Change
-		shared, node = change.Split()
-		return shared, err
+		parts = change.Parts()
+		return parts[0], err
 	})
-	if err != nil || node.Empty() {
-		return err
-	}
-	_, err = state.Commit(ctx, func(v registry.View) (registry.Change, error) {
-		rest := registry.Change{Events: node.Events}
-		for _, r := range node.Put {
-			_, before := registry.IndexesOf(r)
-			if _, now := registry.IndexesOf(v.Get(r.Key())); now == before {
-				rest.Put = append(rest.Put, r)
+	for _, part := range parts[min(1, len(parts)):] {
+		if err != nil {
+			return err
+		}
+		_, err = state.Commit(ctx, func(v registry.View) (registry.Change, error) {
+			rest := registry.Change{Events: part.Events}
+			for _, r := range part.Put {
+				_, before := registry.IndexesOf(r)
+				if _, now := registry.IndexesOf(v.Get(r.Key())); now == before {
+					rest.Put = append(rest.Put, r)
+				}
 			}
-		}
-		return rest, nil
-	})
+			return rest, nil
+		})
+	}
 	return err
 }
 

@@ -294,10 +294,11 @@ func (e *Endpoint) end(ctx context.Context, c call, isNew bool, o outcome) error
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), intent.Grace)
 	defer cancel()
-	_, err := registry.Ensure(ctx, e.State, func(view registry.View) (change registry.Change, err error) {
+	return registry.EnsureAll(ctx, e.State, func(view registry.View) (change registry.Change, err error) {
 		for _, key := range c.volumes {
 			for _, use := range view.EndpointUses(key) {
 				switch {
+				case len(change.Delete) == registry.Batch: // the rest is next
 				case ended(use):
 					change.Delete = append(change.Delete, use.Key())
 				case begun && use.Key() == own.Key() && use.Server != own.Server:
@@ -308,7 +309,6 @@ func (e *Endpoint) end(ctx context.Context, c call, isNew bool, o outcome) error
 		}
 		return change, nil
 	})
-	return err
 }
 
 // outcome is the result of a call.

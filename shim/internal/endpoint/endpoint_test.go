@@ -276,6 +276,31 @@ func TestUsesAreRecordedUntilTheyEnd(t *testing.T) {
 	}
 }
 
+// More uses of a volume than one commit removes end with one call, or are forgotten at once.
+func TestManyUsesEnd(t *testing.T) {
+	for name, end := range map[string]func(*env) error{
+		"detached from every node": func(e *env) error {
+			e.answer = func(context.Context, driver.Passed) (bool, error) { return true, nil }
+			return e.call(t.Context(), "Controller/ControllerUnpublishVolume",
+				&csi.ControllerUnpublishVolumeRequest{VolumeId: volume})
+		},
+		"forgotten": func(e *env) error {
+			return e.Forget(t.Context(), key, registry.Force{By: "ada", Confirm: volume})
+		},
+	} {
+		e := newEnv(t)
+		var uses []registry.Record
+		for i := range 3 * registry.Batch {
+			uses = append(uses, registry.EndpointUse{Volume: key, Call: registry.ControllerPublishRPC, Node: e.Node,
+				Target: fmt.Sprint("n", i)})
+		}
+		registrytest.Put(t, e.State, uses...)
+		if err := end(e); err != nil || len(e.uses()) != 0 {
+			t.Errorf("%s: %v, %d uses are left", name, err, len(e.uses()))
+		}
+	}
+}
+
 // A call that a killed shim has not answered may have had its effect. Its use stays if the repeated call is refused, or
 // cannot be made in time, and ends with the undo.
 func TestUseOfAKilledShimsCallIsKept(t *testing.T) {

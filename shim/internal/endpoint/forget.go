@@ -17,14 +17,18 @@ func (e *Endpoint) Forget(ctx context.Context, key registry.VolumeKey, f registr
 		return err
 	}
 	defer unlock()
-	_, err = e.State.Commit(ctx, func(view registry.View) (change registry.Change, err error) {
+	found := false
+	return registry.EnsureAll(ctx, e.State, func(view registry.View) (change registry.Change, err error) {
 		var texts []string
-		for _, use := range view.EndpointUses(key) {
+		uses := view.EndpointUses(key)
+		for _, use := range uses[:min(len(uses), registry.Batch)] {
 			change.Delete = append(change.Delete, use.Key())
 			texts = append(texts, use.String())
 		}
-		switch {
-		case len(texts) == 0:
+		switch found = found || len(uses) > 0; {
+		case len(uses) == 0 && found: // all are removed
+			return registry.Change{}, nil
+		case len(uses) == 0:
 			return registry.Change{}, registry.Errorf(registry.ErrNotFound,
 				"no client of the CSI endpoint uses volume %q of plugin %s; for a list, run: holdfast plugin uses %s",
 				key.External, key.Plugin, key.Plugin)
@@ -39,5 +43,4 @@ func (e *Endpoint) Forget(ctx context.Context, key registry.VolumeKey, f registr
 		}}
 		return change, nil
 	})
-	return err
 }

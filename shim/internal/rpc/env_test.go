@@ -96,7 +96,7 @@ func commit(t *testing.T, log *registrytest.Log, change func(registry.View) regi
 
 func put(t *testing.T, log *registrytest.Log, records ...registry.Record) {
 	t.Helper()
-	commit(t, log, func(registry.View) registry.Change { return registry.Change{Put: records} })
+	registrytest.Put(t, log, records...)
 }
 
 // register registers instances.

@@ -1,0 +1,82 @@
+package cluster
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/internal/etcdtest"
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/controller"
+	"holdfast/shim/internal/intent"
+)
+
+// TestDecisionThatReadsManyRecords reads more records one by one than a transaction of etcd has conditions. It is decided
+// again if one of them changes.
+func TestDecisionThatReadsManyRecords(t *testing.T) {
+	const count = 300
+	client := etcdtest.Start(t)
+	n, other := newNode(t, client, "node"), newNode(t, client, "other")
+	var records []registry.Record
+	for i := range count {
+		records = append(records, volumeOf(fmt.Sprint("v-", i), fmt.Sprint("v-", i)))
+	}
+	registrytest.Put(t, n, records...)
+	calls := 0
+	_, err := n.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+		var capacity int64
+		for i := range count {
+			read, _ := v.VolumeByKey(registry.VolumeKey{Plugin: "p", External: registry.ExternalID(fmt.Sprint("v-", i))})
+			capacity += read.Capacity
+		}
+		if calls++; calls == 1 {
+			changed := records[count-1].(registry.Volume)
+			changed.Capacity = 4711
+			registrytest.Put(t, other, changed)
+		}
+		sum := volumeOf("sum", "sum")
+		sum.Capacity = capacity
+		return registry.Change{Put: []registry.Record{sum}}, nil
+	})
+	if err != nil || calls != 2 {
+		t.Errorf("%d decisions, %v", calls, err)
+	}
+	look(t, n, func(v registry.View) {
+		if sum, _ := v.Volume(volumeOf("sum", "").VolumeName()); sum.Capacity != 4711 {
+			t.Errorf("the decision has read %d", sum.Capacity)
+		}
+	})
+}
+
+// hereOnly is the node's half of expansions for a volume that is not used there.
+type hereOnly struct{ controller.Node }
+
+func (hereOnly) Name() registry.NodeName { return "n" }
+
+// TestVolumeIsDetachedFromManyNodes takes down more attachments of a volume than etcd changes in one transaction.
+func TestVolumeIsDetachedFromManyNodes(t *testing.T) {
+	n := newNode(t, etcdtest.Start(t), "n")
+	v := volumeOf("vol", "vol")
+	records := []registry.Record{v}
+	for i := range 300 {
+		at := registry.NodeName(fmt.Sprint("node-", i))
+		records = append(records, registry.Attachment{Volume: v.VolumeKey(), Name: v.VolumeName(), Node: at,
+			NodeID: registry.NodeID(at), State: registry.MarkDone})
+	}
+	registrytest.Put(t, n, records...)
+	calls := intent.Calls{Sender: intent.Sender{State: n.State, Now: time.Now}, Plugins: noPlugins{}, Locks: &intent.Locks{}}
+	c := controller.New(calls, nil, hereOnly{}, hclog.NewNullLogger())
+	c.Claims.Clustered = true
+	force := registry.Force{By: "ada", Confirm: "vol"}
+	if _, err := c.DetachVolume(t.Context(), registry.Call{}, v.VolumeName(), "", force); err != nil {
+		t.Fatal(err)
+	}
+	look(t, n, func(v registry.View) {
+		if left := v.AllAttachments(); len(left) > 0 {
+			t.Errorf("%d attachments are left", len(left))
+		}
+	})
+}
