@@ -64,7 +64,7 @@ func (n *Node) declare(
 	ctx context.Context, node registry.NodeName,
 	decide func(registry.View, registry.Node) (registry.Change, error),
 ) (r registry.Node, err error) {
-	_, err = n.State.Commit(ctx, func(v registry.View) (registry.Change, error) {
+	err = n.declaring(ctx, func(v registry.View) (registry.Change, error) {
 		r, found := v.Node(node)
 		if !found || r.State == registry.NodeForgotten {
 			return registry.Change{}, n.unknown(node)
@@ -76,6 +76,21 @@ func (n *Node) declare(
 	}
 	err = n.State.View(ctx, func(v registry.View) error { r, _ = v.Node(node); return nil })
 	return r, err
+}
+
+// declaring commits the changes of a decision until one has the record of a node, or is empty.
+func (n *Node) declaring(ctx context.Context, decide registry.Decision) error {
+	for more := true; more; {
+		_, err := registry.Ensure(ctx, n.State, func(v registry.View) (registry.Change, error) {
+			change, err := decide(v)
+			more = !change.Empty() && !change.Touches(registry.BucketNodes)
+			return change, err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (n *Node) unknown(node registry.NodeName) error {
@@ -97,7 +112,7 @@ func (n *Node) declared(
 
 // lost returns the change that declares a node lost. It may have begun controller calls, which it does not send any
 // more: so its successors may send others. A node that is alive again may still send them, and is a former executor
-// until it has settled them itself.
+// until it has settled them itself. A node that executes many plugins loses some of them first: see declaring.
 func (n *Node) lost(
 	v registry.View, r registry.Node, state registry.NodeState, kind registry.EventKind, by, reason string,
 ) registry.Change {
@@ -108,6 +123,8 @@ func (n *Node) lost(
 	_, alive := v.NodeLease(r.Name)
 	for _, e := range v.Executors() {
 		switch {
+		case len(change.Put) > registry.Batch: // executors alone
+			return registry.Change{Put: change.Put[1:]}
 		case alive && e.Holder == r.Name:
 			change.Put = append(change.Put, e.Dropped(n.Executors.now()))
 		case !alive && (e.Holder == r.Name || slices.Contains(e.Former, r.Name)):

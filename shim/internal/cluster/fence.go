@@ -126,7 +126,7 @@ func (f *fencer) fenceOnce(ctx context.Context, node registry.NodeName) error {
 	}
 	failed := f.fence(ctx, node)
 	own := fmt.Sprintf("node %s", f.State.node)
-	_, err = registry.Ensure(ctx, f.State, func(v registry.View) (registry.Change, error) {
+	err = f.declaring(ctx, func(v registry.View) (registry.Change, error) {
 		r, _ := v.Node(node)
 		if r.Fencing.By != f.State.node || r.Lost() {
 			return registry.Change{}, nil

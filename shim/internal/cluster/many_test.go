@@ -80,3 +80,33 @@ func TestVolumeIsDetachedFromManyNodes(t *testing.T) {
 		}
 	})
 }
+
+// TestLostNodeHasExecutedManyPlugins declares a node out of service that executes more plugins than etcd changes in one
+// transaction.
+func TestLostNodeHasExecutedManyPlugins(t *testing.T) {
+	client := etcdtest.Start(t)
+	a := newMember(t, client, "a")
+	records := []registry.Record{registry.Node{Name: "gone", State: registry.NodeReady}}
+	for i := range 300 {
+		records = append(records, registry.Executor{Plugin: registry.PluginID(fmt.Sprint("p-", i)), Holder: "gone", Term: 1})
+	}
+	registrytest.Put(t, a.State, records...)
+	if r, err := a.OutOfService(t.Context(), "gone", "ada", ""); err != nil || r.State != registry.NodeOutOfService {
+		t.Fatalf("%v, %v", r, err)
+	}
+	look(t, a.State, func(v registry.View) {
+		if left := executorFor(v, "gone"); len(left) > 0 {
+			t.Errorf("the node still has %v", left)
+		}
+		events, _ := v.Events(0, 1000)
+		declared := 0
+		for _, e := range events {
+			if e.Kind == registry.EventNodeOutOfService {
+				declared++
+			}
+		}
+		if declared != 1 {
+			t.Errorf("declared %d times", declared)
+		}
+	})
+}
