@@ -55,7 +55,8 @@ func (h *Host) ReleaseAlloc(ctx context.Context, id AllocID) error {
 }
 
 // ReplaceAlloc is ReleaseAlloc for an alloc that another one with the same volumes follows, as at a restart. It keeps
-// volumes with on_stop = "delete" for that one, unless ReleaseAlloc is called for the alloc too before its release ends.
+// volumes with on_stop = "delete" for that one, unless ReleaseAlloc is called for the alloc too before its release
+// ends.
 func (h *Host) ReplaceAlloc(ctx context.Context, id AllocID) error {
 	return h.releaseAlloc(ctx, id, true)
 }

@@ -19,7 +19,8 @@ import (
 // not track changed blocks. ErrInvalid: the snapshots cannot be compared, or the offset is not in the volume.
 func (h *Host) SnapshotBlocks(ctx context.Context, q BlockQuery, fn func(Blocks) error) error {
 	req := &pb.SnapshotBlocksRequest{
-		Call: &pb.Call{}, Snapshot: wire.SnapshotNameProto(q.Snapshot), BaseId: string(q.Base), StartingOffset: q.Offset,
+		Call: &pb.Call{}, Snapshot: wire.SnapshotNameProto(q.Snapshot), BaseId: string(q.Base),
+		StartingOffset: q.Offset,
 	}
 	var stop error
 	err := h.do(ctx, reads, func(ctx context.Context, sh *shim) error {

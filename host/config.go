@@ -57,8 +57,8 @@ type Config struct {
 	// Start starts a shim; nil: as a process. Package hosttest sets it.
 	Start launch.Starter
 
-	// TracerProvider makes OpenTelemetry spans: one of each call that changes something, and of each call whose ctx has a
-	// span. The trace continues in the shim, which inherits the variables OTEL_* and exports its spans by itself if
+	// TracerProvider makes OpenTelemetry spans: one of each call that changes something, and of each call whose ctx has
+	// a span. The trace continues in the shim, which inherits the variables OTEL_* and exports its spans by itself if
 	// OTEL_EXPORTER_OTLP_ENDPOINT is set. nil: no spans.
 	TracerProvider trace.TracerProvider
 }

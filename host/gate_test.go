@@ -28,11 +28,12 @@ func TestHeldCallKeepsItsOwnDeadline(t *testing.T) {
 		took     time.Duration
 		says     string // "": the call succeeds
 	}{
-		"no shim":                {damaged, maxHold / 2, 0, maxHold / 2, "held until its deadline: no shim is active"},
-		"at the end of MaxHold":  {damaged, maxHold, 0, maxHold, "held until its deadline: no shim is active"},
-		"after MaxHold":          {damaged, 2 * maxHold, 0, maxHold, "no shim is active (" + errHeld.Error()},
-		"at the end of a swap":   {errReplacing, maxHold / 2, maxHold / 2, maxHold / 2, "held during a swap"},
-		"just after a swap":      {errReplacing, maxHold / 2, maxHold / 2 * 99 / 100, maxHold / 2, "held during a swap"},
+		"no shim":               {damaged, maxHold / 2, 0, maxHold / 2, "held until its deadline: no shim is active"},
+		"at the end of MaxHold": {damaged, maxHold, 0, maxHold, "held until its deadline: no shim is active"},
+		"after MaxHold":         {damaged, 2 * maxHold, 0, maxHold, "no shim is active (" + errHeld.Error()},
+		"at the end of a swap":  {errReplacing, maxHold / 2, maxHold / 2, maxHold / 2, "held during a swap"},
+		"just after a swap": {errReplacing, maxHold / 2, maxHold / 2 * 99 / 100, maxHold / 2,
+			"held during a swap"},
 		"at the next shim":       {errReplacing, maxHold / 2, maxHold / 3, maxHold / 2, "context deadline exceeded"},
 		"time for the next shim": {errReplacing, maxHold, maxHold / 4, maxHold / 2, ""},
 	} {

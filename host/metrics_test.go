@@ -14,7 +14,8 @@ func TestCountsOfShimsAddUp(t *testing.T) {
 		return m
 	}
 	var sum CallMetric
-	first, next := []CallMetric{{}, metric(2, 1), metric(2, 1), metric(5, 4)}, []CallMetric{{}, metric(1, .5), metric(9, 7)}
+	first, next := []CallMetric{{}, metric(2, 1), metric(2, 1), metric(5, 4)},
+		[]CallMetric{{}, metric(1, .5), metric(9, 7)}
 	for _, shim := range [][]CallMetric{first, next} {
 		for i, now := range shim[1:] {
 			sum = addMetric(sum, now, shim[i])

@@ -49,8 +49,8 @@ func (h *Host) DrainNode(ctx context.Context, node NodeName, o DrainOptions) (No
 // OutOfServiceOptions are who declares a node out of service, and why.
 type OutOfServiceOptions struct {
 	By, Reason string // for people; By is required
-	// Confirm repeats the name of the node. The caller states by it that nothing runs there and nothing can start: two nodes
-	// that write to a volume destroy its data.
+	// Confirm repeats the name of the node. The caller states by it that nothing runs there and nothing can start: two
+	// nodes that write to a volume destroy its data.
 	Confirm NodeName
 }
 
@@ -60,16 +60,18 @@ type OutOfServiceOptions struct {
 // no cluster.
 func (h *Host) NodeOutOfService(ctx context.Context, node NodeName, o OutOfServiceOptions) (NodeStatus, error) {
 	reply, err := call(ctx, h, writes, pb.NewNodesClient, pb.NodesClient.OutOfService,
-		&pb.OutOfServiceRequest{Call: mutating(), Node: string(node), By: o.By, Reason: o.Reason, Confirm: string(o.Confirm)})
+		&pb.OutOfServiceRequest{Call: mutating(), Node: string(node), By: o.By, Reason: o.Reason,
+			Confirm: string(o.Confirm)})
 	return wire.Node(reply.GetNode()), err
 }
 
 // ForgetOptions are who forgets a node, and why.
 type ForgetOptions struct{ By, Reason string } // for people; By is required
 
-// ForgetNode removes a node that never comes back from Nodes, and ends its drain. If it comes back after all, it unmounts
-// its volumes first, and is listed again. ErrNotFound: there was never such a node. ErrConflict: the node is alive, or
-// claims, attachments, volumes or calls depend on it; the error names them. ErrUnsupported: this node is in no cluster.
+// ForgetNode removes a node that never comes back from Nodes, and ends its drain. If it comes back after all, it
+// unmounts its volumes first, and is listed again. ErrNotFound: there was never such a node. ErrConflict: the node is
+// alive, or claims, attachments, volumes or calls depend on it; the error names them. ErrUnsupported: this node is in
+// no cluster.
 func (h *Host) ForgetNode(ctx context.Context, node NodeName, o ForgetOptions) error {
 	_, err := call(ctx, h, writes, pb.NewNodesClient, pb.NodesClient.Forget,
 		&pb.ForgetNodeRequest{Call: mutating(), Node: string(node), By: o.By, Reason: o.Reason})

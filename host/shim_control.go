@@ -125,8 +125,8 @@ func (s *shim) checkReadable(schema uint32) error {
 		return nil
 	}
 	return registry.Errorf(registry.ErrUnsupported,
-		"after this swap, only shims of schema %d or newer could read the state; the running shim knows none newer than "+
-			"%d, and could not take over again: swap to a release between the two first", schema, s.schema)
+		"after this swap, only shims of schema %d or newer could read the state; the running shim knows none newer "+
+			"than %d, and could not take over again: swap to a release between the two first", schema, s.schema)
 }
 
 // errTooLate is in the cause of a context of withLimit that has ended.

@@ -42,8 +42,9 @@ func (h *Host) VolumesAtPlugin(ctx context.Context, plugin PluginID) ([]PluginVo
 // are. If the outcome of an earlier modification is not known (Volume.Modification), its parameters are sent too.
 // ErrUnsupported: the plugin has no mutable parameters. ErrInvalid: it refuses these.
 func (h *Host) ModifyVolume(ctx context.Context, n VolumeName, parameters map[string]string) (VolumeStatus, error) {
-	reply, err := call(ctx, h, writes, pb.NewVolumeChangesClient, pb.VolumeChangesClient.Modify, &pb.ModifyVolumeRequest{
-		Call: mutating(), Name: wire.VolumeNameProto(n), MutableParameters: parameters,
-	})
+	reply, err := call(ctx, h, writes, pb.NewVolumeChangesClient, pb.VolumeChangesClient.Modify,
+		&pb.ModifyVolumeRequest{
+			Call: mutating(), Name: wire.VolumeNameProto(n), MutableParameters: parameters,
+		})
 	return volumeReply(reply, err)
 }

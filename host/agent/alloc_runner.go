@@ -204,8 +204,8 @@ func (r *runner) prepareVolumes(ctx, stop context.Context) error {
 	return errors.Join(err, ctx.Err())
 }
 
-// removeFailed returns when no task whose start failed may still start. Until then the alloc keeps its volumes. No error
-// is permanent here.
+// removeFailed returns when no task whose start failed may still start. Until then the alloc keeps its volumes. No
+// error is permanent here.
 func (r *runner) removeFailed(ctx context.Context) error {
 	return r.retry(ctx, func() error {
 		for _, t := range r.record().Group.Tasks {

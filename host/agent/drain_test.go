@@ -8,8 +8,8 @@ import (
 	"holdfast/registry"
 )
 
-// A drain stops everything, also while the node is lost. Tasks that ignore that are killed at its deadline, which can be
-// changed. Jobs run again when it has ended.
+// A drain stops everything, also while the node is lost. Tasks that ignore that are killed at its deadline, which can
+// be changed. Jobs run again when it has ended.
 func TestDrainStopsEverythingUntilItEnds(t *testing.T) {
 	withAgent(t, func(e *env) {
 		e.driver.ignoreTerm = true
@@ -18,7 +18,8 @@ func TestDrainStopsEverythingUntilItEnds(t *testing.T) {
 		began := time.Now()
 		e.shim.nodes <- host.NodeStatus{Node: registry.Node{State: registry.NodeFenced,
 			Drain: registry.Drain{By: "alice", Deadline: began.Add(30 * time.Minute)}}}
-		e.shim.nodes <- host.NodeStatus{Node: registry.Node{State: registry.NodeDraining, Deadline: began.Add(time.Minute)}}
+		e.shim.nodes <- host.NodeStatus{Node: registry.Node{State: registry.NodeDraining,
+			Deadline: began.Add(time.Minute)}}
 		e.awaitAllEnded()
 		if took := time.Since(began); took < time.Minute || took > 2*time.Minute {
 			e.Errorf("the deadline of a minute had an effect after %v", took)

@@ -111,8 +111,9 @@ func (a *Agent) lostClaim(ctx context.Context, s AllocLister, m *EngineMount) (r
 // refuseLost is the error of a mount of a volume that containers have lost. Another container must not join them, and a
 // new mount would have them write beside it.
 func (a *Agent) refuseLost(m *EngineMount, reason string) error {
-	return registry.Errorf(registry.ErrConflict, "this node has lost volume %q (%s), and containers still use it; stop "+
-		"them, then start this one again: %s", m.Volume, reason, a.describeLost(m, reason).Stop)
+	return registry.Errorf(registry.ErrConflict,
+		"this node has lost volume %q (%s), and containers still use it; stop them, then start this one again: %s",
+		m.Volume, reason, a.describeLost(m, reason).Stop)
 }
 
 // loseEngineMount reports that the volume of an engine's containers was lost. It is released once they have stopped.

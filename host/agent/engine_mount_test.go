@@ -447,8 +447,8 @@ func TestMountThatTakesTooLongSaysWhatItWaitsFor(t *testing.T) {
 	})
 }
 
-// A node that was out of service has lost the volumes of its containers, which the agent cannot stop. No other container
-// joins them, and the log has the command. The volume is released and mounted anew once they have stopped.
+// A node that was out of service has lost the volumes of its containers, which the agent cannot stop. No other
+// container joins them, and the log has the command. The volume is released and mounted anew once they have stopped.
 func TestLostVolumeIsRefusedUntilItsContainersStop(t *testing.T) {
 	for name, lose := range map[string]func(*env, host.AllocID){
 		"while the agent runs": func(e *env, id host.AllocID) {

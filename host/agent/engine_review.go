@@ -173,7 +173,8 @@ func (m *EngineMount) Describe() string {
 	}
 	var list []string
 	for _, name := range slices.Sorted(maps.Keys(mounts)) {
-		list = append(list, fmt.Sprintf("%s holds %d mounts (see %s)", name, mounts[name], listContainers(name, m.Volume)))
+		list = append(list, fmt.Sprintf("%s holds %d mounts (see %s)", name, mounts[name],
+			listContainers(name, m.Volume)))
 	}
 	return strings.Join(list, ", and ")
 }

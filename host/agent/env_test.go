@@ -386,7 +386,8 @@ func (s *fakeShim) Allocs(_ context.Context, q host.AllocQuery) ([]host.AllocSta
 	if q.ID == "" {
 		return []host.AllocStatus{{Alloc: registry.Alloc{ID: s.lost, State: registry.AllocReleasing}}}, 1, nil
 	}
-	al := host.AllocStatus{Alloc: registry.Alloc{ID: q.ID, Waiting: s.waiting}, Volumes: make([]registry.AllocVolume, 1)}
+	al := host.AllocStatus{Alloc: registry.Alloc{ID: q.ID, Waiting: s.waiting},
+		Volumes: make([]registry.AllocVolume, 1)}
 	if s.lost == q.ID {
 		al.State, al.Volumes = registry.AllocReleasing, nil
 	}

@@ -271,8 +271,8 @@ func (a *Agent) checkUnmounted(ctx context.Context, job *JobRecord, s Lister) er
 		})
 }
 
-// checkUnused returns an error if a volume of the plugins has a holder on this node that matters. Holders on other nodes
-// of a cluster have plugin instances of their own.
+// checkUnused returns an error if a volume of the plugins has a holder on this node that matters. Holders on other
+// nodes of a cluster have plugin instances of their own.
 func (a *Agent) checkUnused(ctx context.Context, plugins []host.PluginID, s Lister, consequence string,
 	matters func(host.VolumeStatus, registry.Holder) bool,
 ) error {

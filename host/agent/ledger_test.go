@@ -121,7 +121,8 @@ func TestStatusAnswersWhileTheDiskHangs(t *testing.T) {
 				len(e.agent.Allocs()) != 1 {
 				t.Errorf("the old alloc: %v", err)
 			}
-			if err := e.agent.Logs(e.Context(), old.ID, "main", LogOptions{Stream: taskdriver.Stdout}, nil); err != nil {
+			if err := e.agent.Logs(e.Context(), old.ID, "main", LogOptions{Stream: taskdriver.Stdout},
+				nil); err != nil {
 				t.Error(err)
 			}
 			e.agent.Retry()

@@ -8,8 +8,8 @@ import (
 )
 
 // followLostVolumes stops allocs whose volumes were given to other nodes while this one was declared lost. Their jobs
-// place other allocs, which wait until the node is ready. An event that came before the watch, or that the watch missed,
-// has left its trace in the alloc of the shim.
+// place other allocs, which wait until the node is ready. An event that came before the watch, or that the watch
+// missed, has left its trace in the alloc of the shim.
 func (a *Agent) followLostVolumes(ctx context.Context, s Volumes) {
 	o := host.WatchOptions{Snapshot: true, Kinds: []host.EventKind{registry.EventVolumesLost}}
 	err := s.Watch(ctx, o, func(e host.Event) error {

@@ -29,7 +29,8 @@ func TestAllocThatHasLostItsVolumesIsStopped(t *testing.T) {
 				e.awaitRunning("web")
 				var noted bool
 				for _, n := range e.agent.record(first).Notes {
-					noted = noted || strings.Contains(n.Text, "stopping, as its volumes were lost: ") && strings.Contains(n.Text, "fenced")
+					noted = noted || strings.Contains(n.Text, "stopping, as its volumes were lost: ") &&
+						strings.Contains(n.Text, "fenced")
 				}
 				if r := e.agent.record(first); !r.State.Ended() || !noted {
 					e.Errorf("the alloc that lost its volumes is %s: %+v", r.State, r.Notes)

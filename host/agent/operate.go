@@ -15,9 +15,9 @@ import (
 // causeOperator is the cause of restarts that an operator requests. The shim never sends it.
 const causeOperator registry.Cause = "operator"
 
-// RestartAlloc restarts a task of an alloc in place, or all that run if task is empty. The volumes stay, and the restart
-// policy does not count it. It returns the tasks. Without force it refuses to restart a plugin whose process serves
-// mounts.
+// RestartAlloc restarts a task of an alloc in place, or all that run if task is empty. The volumes stay, and the
+// restart policy does not count it. It returns the tasks. Without force it refuses to restart a plugin whose process
+// serves mounts.
 func (a *Agent) RestartAlloc(
 	ctx context.Context, id host.AllocID, task host.TaskName, s Lister, force bool,
 ) (restarted []host.TaskName, err error) {
@@ -35,7 +35,8 @@ func (a *Agent) RestartAlloc(
 	}
 	switch {
 	case r.State != AllocRunning:
-		return nil, registry.Errorf(registry.ErrConflict, "alloc %s is %s; only a running one is restarted", short(id), r.State)
+		return nil, registry.Errorf(registry.ErrConflict, "alloc %s is %s; only a running one is restarted", short(id),
+			r.State)
 	case !a.restartable(r):
 		return nil, registry.Errorf(registry.ErrConflict, "a roll of its plugin starts or replaces alloc %s; "+
 			"see holdfast job status %s", short(id), r.Job)
@@ -69,7 +70,8 @@ func (a *Agent) StopAlloc(ctx context.Context, id host.AllocID, s Lister, force 
 		return registry.Errorf(registry.ErrConflict, "alloc %s is %s already", short(id), r.State)
 	}
 	if !force {
-		err := a.checkUnused(ctx, r.Plugins(), s, "which cannot be released without this alloc (holdfast plugin roll replaces it)",
+		err := a.checkUnused(ctx, r.Plugins(), s,
+			"which cannot be released without this alloc (holdfast plugin roll replaces it)",
 			func(_ host.VolumeStatus, h registry.Holder) bool { return h.Claim.Alloc != id })
 		if err != nil {
 			return err
@@ -96,8 +98,8 @@ func (a *Agent) checkServesNothing(ctx context.Context, r *AllocRecord, names []
 	}
 	for _, name := range names {
 		if served := tasks[host.TaskKey{Alloc: r.ID, Task: name}].Volumes; len(served) > 0 {
-			return registry.Errorf(registry.ErrConflict, "a process of task %q serves %s; to replace it, use holdfast plugin "+
-				"roll; to restart it all the same, use --force", name, a.describeServed(served))
+			return registry.Errorf(registry.ErrConflict, "a process of task %q serves %s; to replace it, use "+
+				"holdfast plugin roll; to restart it all the same, use --force", name, a.describeServed(served))
 		}
 	}
 	return nil
@@ -213,7 +215,8 @@ func ambiguous(prefix string, found []*AllocRecord) error {
 	text := ""
 	for i, r := range found {
 		if i == 10 {
-			return registry.Invalid("several allocs have IDs that start with %q:%s and %d more", prefix, text, len(found)-i)
+			return registry.Invalid("several allocs have IDs that start with %q:%s and %d more", prefix, text,
+				len(found)-i)
 		}
 		text += fmt.Sprintf("\n  %s  %s of job %s, %s", r.ID, r.Group.Name, r.Job, r.State)
 	}

@@ -27,7 +27,8 @@ func TestOperatorRestartsATaskWithoutAnEffectOnThePolicy(t *testing.T) {
 		if now.State != AllocRunning || now.Tasks["main"].Restarts.Count != 0 || now.Tasks["main"].Restarts.Total != 4 {
 			e.Errorf("%s, %+v", now.State, now.Tasks["main"])
 		}
-		if _, err := e.agent.RestartAlloc(e.Context(), r.ID, "other", e.shim, false); !errors.Is(err, registry.ErrNotFound) {
+		_, err := e.agent.RestartAlloc(e.Context(), r.ID, "other", e.shim, false)
+		if !errors.Is(err, registry.ErrNotFound) {
 			e.Errorf("an unknown task: %v", err)
 		}
 	})

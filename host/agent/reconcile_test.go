@@ -75,7 +75,8 @@ func TestKeptSlotsAreSmall(t *testing.T) {
 			if text, err := json.Marshal(r); err != nil || len(text) > 1000 {
 				t.Errorf("%d bytes are kept of an ended alloc: %s, %v", len(text), text, err)
 			}
-			if err := e.agent.Logs(e.Context(), r.ID, "main", LogOptions{Stream: taskdriver.Stdout}, os.Stderr); err == nil {
+			if err := e.agent.Logs(e.Context(), r.ID, "main", LogOptions{Stream: taskdriver.Stdout},
+				os.Stderr); err == nil {
 				t.Error("removed logs are read as empty")
 			}
 		}

@@ -445,7 +445,8 @@ func (a *Agent) restartUsers(job *JobRecord, r *AllocRecord, tasks map[host.Task
 				continue
 			}
 			err := a.updateLocked(id, func(u *AllocRecord) {
-				u.note("", "restarted: alloc %s of job %s, which serves volume %s, is replaced", short(r.ID), r.Job, v.Volume)
+				u.note("", "restarted: alloc %s of job %s, which serves volume %s, is replaced", short(r.ID), r.Job,
+					v.Volume)
 			})
 			if err == nil {
 				err = a.stopLocked(id)

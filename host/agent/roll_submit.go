@@ -106,8 +106,8 @@ func (a *Agent) RollPlugin(ctx context.Context, id host.PluginID, s Lister, o Ro
 	case err != nil:
 		return nil, err
 	case len(changed) == 0 && joins:
-		return nil, registry.Errorf(registry.ErrConflict, "the roll of plugin %q has just ended; to begin another, run the "+
-			"command again", id)
+		return nil, registry.Errorf(registry.ErrConflict, "the roll of plugin %q has just ended; to begin another, "+
+			"run the command again", id)
 	case len(changed) == 0:
 		changed = a.beginRolls(id, o)
 	}
@@ -192,8 +192,8 @@ func (a *Agent) checkStopFirst(ctx context.Context, job *JobRecord, s Lister) er
 		}
 		for _, t := range r.Group.Tasks {
 			if served := tasks[host.TaskKey{Alloc: r.ID, Task: t.Name}].Volumes; len(served) > 0 {
-				return registry.Errorf(registry.ErrConflict, "a process of plugin %q serves %s, and it is stopped before "+
-					"the new instance starts (roll = %q); stop these users first, or use --force",
+				return registry.Errorf(registry.ErrConflict, "a process of plugin %q serves %s, and it is stopped "+
+					"before the new instance starts (roll = %q); stop these users first, or use --force",
 					t.Plugin, a.describeServed(served), hooks.RollStopFirst)
 			}
 		}

@@ -75,7 +75,8 @@ func TestRollStartsBesideTheOldInstance(t *testing.T) {
 				e.awaitCount("start disk/plugin", 2)
 				time.Sleep(time.Minute)
 				if got := e.roll("disk"); got != RollStarting || e.agent.job("disk").Version != 1 {
-					t.Errorf("before the new instance is healthy: roll %q, version %d", got, e.agent.job("disk").Version)
+					t.Errorf("before the new instance is healthy: roll %q, version %d", got,
+						e.agent.job("disk").Version)
 				}
 				_, err := e.agent.RollPlugin(e.Context(), "disk", e.shim, RollOptions{})
 				e.hasError(err, registry.ErrConflict, "being rolled already")
@@ -224,7 +225,8 @@ func TestRollThatNeverEndsIsForced(t *testing.T) {
 		e.rollPlugin(RollOptions{})
 		e.awaitRoll(RollDraining)
 		time.Sleep(time.Minute)
-		if why := e.agent.record(old.ID).Reason; !strings.Contains(why, "of volume data") || strings.Contains(why, "--") {
+		if why := e.agent.record(old.ID).Reason; !strings.Contains(why, "of volume data") ||
+			strings.Contains(why, "--") {
 			t.Errorf("after a minute: %q", why)
 		}
 		time.Sleep(time.Hour)
@@ -407,8 +409,8 @@ func TestJobIsSubmittedWhileAnOldInstanceIsKept(t *testing.T) {
 	})
 }
 
-// A job that is submitted while its roll is starting takes the place of the next version, also one without a change. The
-// next version once more changes nothing.
+// A job that is submitted while its roll is starting takes the place of the next version, also one without a change.
+// The next version once more changes nothing.
 func TestSubmissionEndsAStartingRoll(t *testing.T) {
 	withAgent(t, func(e *env) {
 		e.submit(pluginJobOf("/bin/true", ""))

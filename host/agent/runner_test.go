@@ -237,7 +237,8 @@ func TestAllocStartsAndStopsWithTwoCommits(t *testing.T) {
 			do   func()
 			want int64
 		}{
-			{"start: job and alloc, begin", func() { e.submit(job("user", "service", use)); e.awaitRunning("user") }, 2},
+			{"start: job and alloc, begin", func() { e.submit(job("user", "service", use)); e.awaitRunning("user") },
+				2},
 			{"stop: job and alloc, end", func() {
 				e.stopJob("user", StopOptions{})
 				e.awaitState("user", AllocStopped)
@@ -289,7 +290,8 @@ func TestVolumesWaitForAStartThatMayStillHappen(t *testing.T) {
 		}
 		e.driver.failStarts(registry.Errorf(registry.ErrUnavailable, "no engine answers"))
 		e.submit(userJob("user", ""))
-		e.awaitAlloc("user", "a failed start", func(r *AllocRecord) bool { return r.Tasks["main"].State == TaskWaiting })
+		e.awaitAlloc("user", "a failed start",
+			func(r *AllocRecord) bool { return r.Tasks["main"].State == TaskWaiting })
 		e.stopJob("user", StopOptions{})
 		for range 2 {
 			e.awaitAlloc("user", "the reason", func(r *AllocRecord) bool {

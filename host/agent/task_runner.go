@@ -60,8 +60,8 @@ func (t *taskRunner) setChange(note string, change func(*TaskRecord)) func(*Allo
 }
 
 // setDead records the exit of a task that the job or its stop has ended as intended. If it was the alloc's last task,
-// the commit that ends the alloc writes it. An agent that dies before that finds the task running in agent.db, reads the
-// exit in the task's directory, decides the same, and releases the volumes again, which changes nothing.
+// the commit that ends the alloc writes it. An agent that dies before that finds the task running in agent.db, reads
+// the exit in the task's directory, decides the same, and releases the volumes again, which changes nothing.
 func (t *taskRunner) setDead(note string, change func(*TaskRecord)) error {
 	for name, other := range t.record().Tasks {
 		if name != t.spec.Name && other.State != TaskDead {

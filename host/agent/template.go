@@ -85,14 +85,15 @@ func templateParts(text, left, right string) (parts []templatePart, err error) {
 		}
 		expression, after, closed := strings.Cut(rest, right)
 		if !closed {
-			return nil, registry.Invalid("no %s after %s; set left_delimiter and right_delimiter if %s is part of the text",
-				right, left, left)
+			return nil, registry.Invalid("no %s after %s; set left_delimiter and right_delimiter if %s is part of "+
+				"the text", right, left, left)
 		}
 		call := templateCall.FindStringSubmatch(strings.TrimSpace(expression))
 		if call == nil {
-			return nil, registry.Errorf(registry.ErrUnsupported, "unsupported expression %s %s %s; write the value itself, "+
-				"%s env \"NAME\" %s for a variable of the task, or %s file \"/path\" %s for what a file of this machine holds",
-				left, strings.Join(strings.Fields(strings.Trim(expression, "-")), " "), right, left, right, left, right)
+			return nil, registry.Errorf(registry.ErrUnsupported, "unsupported expression %s %s %s; write the value "+
+				"itself, %s env \"NAME\" %s for a variable of the task, or %s file \"/path\" %s for what a file of "+
+				"this machine holds", left, strings.Join(strings.Fields(strings.Trim(expression, "-")), " "), right,
+				left, right, left, right)
 		}
 		if strings.HasPrefix(expression, "-") {
 			before = strings.TrimRight(before, " \t\r\n")

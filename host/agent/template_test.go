@@ -22,7 +22,8 @@ func attemptOf(t *testing.T, env map[string]string, blocks string) (taskdriver.T
 	if err != nil {
 		return taskdriver.Task{}, err
 	}
-	return Node{ID: "n-1", Name: "node1"}.attempt(t.Context(), &AllocRecord{ID: "a"}, s, 1, hooks.Plan{}, "/a", taskdriver.NewExec())
+	return Node{ID: "n-1", Name: "node1"}.attempt(t.Context(), &AllocRecord{ID: "a"}, s, 1, hooks.Plan{}, "/a",
+		taskdriver.NewExec())
 }
 
 // Templates as published files of CSI plugins have them become files and variables.
@@ -33,11 +34,13 @@ func TestTemplatesBecomeFilesAndVariables(t *testing.T) {
 	}
 	blocks := []map[string]any{
 		{"data": `[{"monitors": {"a": {}}}]`, "destination": "local/config.json", "change_mode": "restart"},
-		{"data": "host: {{ env \"SERVER\" }}:{{env `PORT`}}\n  {{- env \"NOMAD_ALLOC_ID\" -}}  \nkey: {{ file \"" + key + "\" }}",
+		{"data": "host: {{ env \"SERVER\" }}:{{env `PORT`}}\n  {{- env \"NOMAD_ALLOC_ID\" -}}  \nkey: {{ file \"" +
+			key + "\" }}",
 			"destination": "${NOMAD_SECRETS_DIR}/driver.yaml", "perms": "600"},
 		{"data": "<< {{ .Literal }} [[ env \"PORT\" ]]", "destination": "/local/sub/go.tpl", "perms": 755,
 			"left_delimiter": "[[", "right_delimiter": "]]"},
-		{"data": "# of the node\nNODE_ID={{ env \"node.unique.id\" }} # comment\n\nexport PORT = \"80 \\\"\"\nHOME='/x y'\n",
+		{"data": "# of the node\nNODE_ID={{ env \"node.unique.id\" }} # comment\n\nexport PORT = \"80 " +
+			"\\\"\"\nHOME='/x y'\n",
 			"destination": "${NOMAD_TASK_DIR}/env", "env": true},
 		{"data": "PASSWORD={{ file \"" + key + "\" }}", "destination": "secrets/env", "env": true},
 		{"data": "ELSEWHERE=1", "destination": "config/.env", "env": true},
@@ -51,13 +54,15 @@ func TestTemplatesBecomeFilesAndVariables(t *testing.T) {
 		{Path: "local/config.json", Mode: 0o644, Data: `[{"monitors": {"a": {}}}]`},
 		{Path: "secrets/driver.yaml", Mode: 0o600, Data: "host: nas:1akey: hunter${PORT}2"},
 		{Path: "local/sub/go.tpl", Mode: 0o755, Data: "<< {{ .Literal }} 1"},
-		{Path: "local/env", Mode: 0o644, Data: "# of the node\nNODE_ID=n-1 # comment\n\nexport PORT = \"80 \\\"\"\nHOME='/x y'\n"},
+		{Path: "local/env", Mode: 0o644,
+			Data: "# of the node\nNODE_ID=n-1 # comment\n\nexport PORT = \"80 \\\"\"\nHOME='/x y'\n"},
 		{Path: "secrets/env", Mode: 0o644, Data: "PASSWORD=hunter${PORT}2"},
 	}
 	if !slices.Equal(got.Files, want) {
 		t.Errorf("files\n%+v, want\n%+v", got.Files, want)
 	}
-	for _, v := range []string{"NODE_ID=n-1", `PORT=80 "`, "HOME=/x y", "ELSEWHERE=1", "SERVER=nas", "PASSWORD=hunter${PORT}2"} {
+	for _, v := range []string{"NODE_ID=n-1", `PORT=80 "`, "HOME=/x y", "ELSEWHERE=1", "SERVER=nas",
+		"PASSWORD=hunter${PORT}2"} {
 		if !slices.Contains(got.Env, v) {
 			t.Errorf("no %s in %q", v, got.Env)
 		}
@@ -72,22 +77,22 @@ func TestTemplateErrors(t *testing.T) {
 	cases := map[string]string{
 		`[{}]`:           "write where the file goes",
 		`[{"data":"x"}]`: "write where the file goes",
-		`[{"destination":"local/x","source":"local/y"}]`:                   "write the text in data",
-		`[{"data":"x","destination":"../../x"}]`:                           "leads out of the task's directory",
-		`[{"data":"x","destination":"config/x"}]`:                          "write it to local/ or secrets/",
-		`[{"data":"x","destination":"task.json"}]`:                         "write it to local/ or secrets/",
-		`[{"destination":"local/x","data":"A='hunter2","env":true}]`:       "line 1",
-		`[{"destination":"local/x","data":"{{ a\nkey: hunter2"}]`:          "no }} after {{",
-		`[{"data":"x","destination":"${NOMAD_ALLOC_DIR}/x"}]`:              "write it to local/ or secrets/",
-		`[{` + ok + `,"perms":"rw"}]`:                                      "write it as in \"640\"",
-		`[{` + ok + `,"perms":"4755"}]`:                                    "up to 777",
-		`[{` + ok + `,"change_mode":"never"}]`:                             "use noop or restart",
-		`[{"destination":"local/x","data":"{{ env \"NONE\" }}"}]`:          "no variable NONE",
-		`[{"destination":"local/x","data":"{{ file \"/no/such\" }}"}]`:     "/no/such",
-		`[{"destination":"local/x","data":"A=1\nB hunter2","env":true}]`:   "line 2: no NAME=value",
-		`[{"destination":"local/x","data":"A=\"hunter2","env":true}]`:      "line 1",
-		`[{"destination":"local/x","data":"{{ env \"A\" | toUpper }}"}]`:   `unsupported expression {{ env "A" | toUpper }}`,
-		`[{"destination":"local/x","data":"a {{ with\n secret \"p\" }}"}]`: `unsupported expression {{ with secret "p" }}`,
+		`[{"destination":"local/x","source":"local/y"}]`:                 "write the text in data",
+		`[{"data":"x","destination":"../../x"}]`:                         "leads out of the task's directory",
+		`[{"data":"x","destination":"config/x"}]`:                        "write it to local/ or secrets/",
+		`[{"data":"x","destination":"task.json"}]`:                       "write it to local/ or secrets/",
+		`[{"destination":"local/x","data":"A='hunter2","env":true}]`:     "line 1",
+		`[{"destination":"local/x","data":"{{ a\nkey: hunter2"}]`:        "no }} after {{",
+		`[{"data":"x","destination":"${NOMAD_ALLOC_DIR}/x"}]`:            "write it to local/ or secrets/",
+		`[{` + ok + `,"perms":"rw"}]`:                                    "write it as in \"640\"",
+		`[{` + ok + `,"perms":"4755"}]`:                                  "up to 777",
+		`[{` + ok + `,"change_mode":"never"}]`:                           "use noop or restart",
+		`[{"destination":"local/x","data":"{{ env \"NONE\" }}"}]`:        "no variable NONE",
+		`[{"destination":"local/x","data":"{{ file \"/no/such\" }}"}]`:   "/no/such",
+		`[{"destination":"local/x","data":"A=1\nB hunter2","env":true}]`: "line 2: no NAME=value",
+		`[{"destination":"local/x","data":"A=\"hunter2","env":true}]`:    "line 1",
+		`[{"destination":"local/x","data":"{{ env \"A\" | up }}"}]`:      `unsupported expression {{ env "A" | up }}`,
+		`[{"destination":"local/x","data":"a {{ for\n some \"p\" }}"}]`:  `unsupported expression {{ for some "p" }}`,
 	}
 	for _, blocks := range slices.Sorted(maps.Keys(cases)) {
 		_, err := attemptOf(t, nil, blocks)

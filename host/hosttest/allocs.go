@@ -119,7 +119,8 @@ func (a *allocs) claim(
 
 // note records an alloc that waits or is ready.
 func (a *allocs) note(ctx context.Context, g hooks.AllocGroup, reasons []registry.Infeasible) error {
-	al := registry.Alloc{ID: g.Alloc, Job: g.Job, Group: g.Group, Namespace: g.Namespace, Index: g.Index, Node: "node-1",
+	al := registry.Alloc{ID: g.Alloc, Job: g.Job, Group: g.Group, Namespace: g.Namespace, Index: g.Index,
+		Node:   "node-1",
 		Sealed: g.Sealed, State: registry.AllocReady, Since: time.Now()}
 	for _, r := range reasons {
 		al.State = registry.AllocPreparing
@@ -164,7 +165,8 @@ func (a *allocs) examine(
 			add(registry.InfeasibleNoVolume, "volume %s not found in namespace %s", name.ID, name.Namespace)
 			continue
 		case !volume.Supports(registry.VolumeCapability{Access: r.Usage.Access, Attachment: r.Usage.Attachment}):
-			add(registry.InfeasibleUnsupported, "volume %s does not support %s as %s", name, r.Usage.Access, r.Usage.Attachment)
+			add(registry.InfeasibleUnsupported, "volume %s does not support %s as %s", name, r.Usage.Access,
+				r.Usage.Attachment)
 		}
 		plugin = volume.Plugin
 		if i, registered := v.ActiveInstance(registry.RoleNode, plugin); !registered {
@@ -291,8 +293,9 @@ func (a *allocs) List(_ context.Context, req *pb.ListAllocsRequest) (*pb.ListAll
 		status := registry.AllocStatus{Alloc: al}
 		for _, c := range v.ClaimsOf(al.ID) {
 			dir := a.p.volumeDir(c.Name)
-			status.Volumes = append(status.Volumes, registry.AllocVolume{Request: c.Request, Name: c.Name, Volume: c.Volume,
-				Usage: c.Usage, Publish: registry.MarkDone, Target: registry.Tree{Host: dir, Task: dir}})
+			status.Volumes = append(status.Volumes,
+				registry.AllocVolume{Request: c.Request, Name: c.Name, Volume: c.Volume,
+					Usage: c.Usage, Publish: registry.MarkDone, Target: registry.Tree{Host: dir, Task: dir}})
 		}
 		reply.Allocs = append(reply.Allocs, wire.AllocProto(status))
 	}

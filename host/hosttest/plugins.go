@@ -52,8 +52,9 @@ func (t *tasks) Starting(ctx context.Context, req *pb.TaskStartingRequest) (*pb.
 	}
 	_, err = t.p.log.Commit(ctx, func(registry.View) (registry.Change, error) {
 		return registry.Change{Put: []registry.Record{registry.Task{
-			TaskKey: task.Key(), Job: task.Job, Attempt: task.Attempt, Phase: registry.TaskStarting, Isolated: task.Isolated,
-			Sealed: task.Sealed, Digest: task.Digest,
+			TaskKey: task.Key(), Job: task.Job, Attempt: task.Attempt, Phase: registry.TaskStarting,
+			Isolated: task.Isolated,
+			Sealed:   task.Sealed, Digest: task.Digest,
 		}}}, nil
 	})
 	return &pb.TaskStartingReply{Answer: t.p.answer(), Plan: wire.PlanProto(prepared.Plan)}, err
@@ -95,7 +96,8 @@ func (t *tasks) change(ctx context.Context, key registry.TaskKey, attempt uint64
 	_, err := t.p.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		task, known := v.Task(key)
 		if !known || task.Attempt != attempt {
-			return registry.Change{}, registry.Errorf(registry.ErrNotFound, "attempt %d of task %s is not known", attempt, key)
+			return registry.Change{}, registry.Errorf(registry.ErrNotFound, "attempt %d of task %s is not known",
+				attempt, key)
 		}
 		c, err := f(v, &task)
 		return c.And(registry.Change{Put: []registry.Record{task}}), err

@@ -156,7 +156,8 @@ func (p *process) removeVolume(ctx context.Context, name registry.VolumeName, ki
 			return registry.Change{}, registry.Errorf(registry.ErrConflict, "volume %s is in use by alloc %s", name,
 				users[0].Alloc)
 		}
-		return registry.Change{Delete: []registry.Key{volume.Key()}, Events: []registry.Event{volumeEvent(kind, volume)}}, nil
+		return registry.Change{Delete: []registry.Key{volume.Key()},
+			Events: []registry.Event{volumeEvent(kind, volume)}}, nil
 	})
 	return err
 }

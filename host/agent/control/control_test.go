@@ -263,14 +263,16 @@ func awaitJob(t *testing.T, c *Client, id string, matches func(Job) bool) Job {
 func TestJobRunsAndItsLogsAreRead(t *testing.T) {
 	_, c := serve(t, &fakeHost{})
 	job, err := c.RunJob(t.Context(),
-		Submission{Name: "echo", Text: []byte("x"), Variables: map[string]string{"words": "hello"}}, agent.SubmitOptions{})
+		Submission{Name: "echo", Text: []byte("x"), Variables: map[string]string{"words": "hello"}},
+		agent.SubmitOptions{})
 	if err != nil || job.ID != "echo" || job.Version != 1 {
 		t.Fatalf("%+v, %v", job, err)
 	}
 	job = awaitJob(t, c, "echo", func(j Job) bool { return j.Status == "complete" })
 	var out strings.Builder
 	id := job.Allocs[0].ID[:8]
-	if err := c.Logs(t.Context(), id, "main", agent.LogOptions{Follow: true}, &out); err != nil || out.String() != "hello\n" {
+	if err := c.Logs(t.Context(), id, "main", agent.LogOptions{Follow: true}, &out); err != nil ||
+		out.String() != "hello\n" {
 		t.Errorf("logs %q, %v", out.String(), err)
 	}
 	if a, err := c.Alloc(t.Context(), id); err != nil || a.Tasks[0].ExitCode == nil || len(a.Notes) == 0 {

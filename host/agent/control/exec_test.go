@@ -17,10 +17,11 @@ func TestSignalAfterTheEndOfACommandHoldsNothing(t *testing.T) {
 		ended, returned := make(chan struct{}), make(chan struct{})
 		go func() {
 			defer close(returned)
-			runOn(t.Context(), agent, taskdriver.ExecOptions{}, func(context.Context, taskdriver.ExecOptions) (int, error) {
-				<-ended
-				return 7, nil
-			})
+			runOn(t.Context(), agent, taskdriver.ExecOptions{},
+				func(context.Context, taskdriver.ExecOptions) (int, error) {
+					<-ended
+					return 7, nil
+				})
 		}()
 		must(t, json.NewEncoder(client).Encode(execMessage{Signal: 15}))
 		synctest.Wait()

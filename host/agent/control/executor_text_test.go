@@ -22,14 +22,17 @@ func TestWaitNamesTheNodeThatMakesTheCall(t *testing.T) {
 		volume *host.VolumeStatus
 		want   string // empty: this node makes the call
 	}{
-		"one node":              {[]host.NodeStatus{here}, nil, ""},
-		"this node":             {[]host.NodeStatus{node("a", true, executor), node("b", true, plain)}, nil, ""},
-		"another node":          {[]host.NodeStatus{here, node("b", true, executor)}, nil, "no answer from node b, which makes"},
-		"a suspect node":        {[]host.NodeStatus{here, node("b", false, executor)}, nil, "is suspect"},
-		"no node":               {[]host.NodeStatus{here, node("b", true, plain)}, nil, "no node makes the controller calls"},
+		"one node":  {[]host.NodeStatus{here}, nil, ""},
+		"this node": {[]host.NodeStatus{node("a", true, executor), node("b", true, plain)}, nil, ""},
+		"another node": {[]host.NodeStatus{here, node("b", true, executor)}, nil,
+			"no answer from node b, which makes"},
+		"a suspect node": {[]host.NodeStatus{here, node("b", false, executor)}, nil, "is suspect"},
+		"no node": {[]host.NodeStatus{here, node("b", true, plain)}, nil,
+			"no node makes the controller calls"},
 		"a volume of this node": {[]host.NodeStatus{node("a", true, local), node("b", true, local)}, nil, ""},
 		"a volume of another": {[]host.NodeStatus{node("a", true, local), node("b", true, local)},
-			&host.VolumeStatus{Volume: registry.Volume{VolumeSpec: registry.VolumeSpec{Node: "b"}}}, "no answer from node b"},
+			&host.VolumeStatus{Volume: registry.Volume{VolumeSpec: registry.VolumeSpec{Node: "b"}}},
+			"no answer from node b"},
 	} {
 		got := executorText(test.nodes, "a", test.volume, "p")
 		if (got == "") != (test.want == "") || !strings.Contains(got, test.want) {

@@ -199,7 +199,8 @@ func (s *Server) getVolume(r *http.Request) (any, error) {
 			out := e.volumeView(v)
 			for i, h := range out.Holders {
 				if len(h.Engines) > 0 {
-					out.Holders[i].Containers, _ = s.agent.EngineContainers(v.ID) // the rest of the answer is of use too
+					// the rest of the answer is of use too
+					out.Holders[i].Containers, _ = s.agent.EngineContainers(v.ID)
 				}
 			}
 			out.Notices = slices.Concat(s.clusterNotices(r.Context()), s.lostNotices(r.Context(), name),
@@ -223,8 +224,8 @@ func volumeName(r *http.Request) host.VolumeName {
 func (s *Server) register(ctx context.Context, spec host.VolumeSpec) (host.VolumeStatus, error) {
 	if spec.External == "" {
 		return host.VolumeStatus{}, registry.Invalid(
-			"volume %s has no external_id; add the ID that the plugin uses, or create the volume with holdfast volume create",
-			spec.VolumeName())
+			"volume %s has no external_id; add the ID that the plugin uses, or create the volume with holdfast "+
+				"volume create", spec.VolumeName())
 	}
 	return s.host.RegisterVolume(ctx, spec)
 }

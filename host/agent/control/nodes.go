@@ -172,8 +172,9 @@ func lostHolder(node host.NodeStatus, v host.VolumeStatus, claims []host.Claim) 
 	for _, c := range claims {
 		if c.Node == node.Name {
 			n.fact("Claim", fmt.Sprintf("alloc %s, %s, since %s", short(c.Alloc), c.Usage.Access, since(c.Since)))
-			n.command("only release this claim; see first what that does", display.Command("holdfast claim release --dry-run "+
-				"--force --namespace="+display.Quote(string(v.Namespace)), string(v.ID), string(c.Alloc)))
+			n.command("only release this claim; see first what that does",
+				display.Command("holdfast claim release --dry-run "+
+					"--force --namespace="+display.Quote(string(v.Namespace)), string(v.ID), string(c.Alloc)))
 		}
 	}
 	for _, at := range v.Attachments {
@@ -273,5 +274,6 @@ func (c *Client) ExplainClaims(ctx context.Context, n host.VolumeName) (ClaimExp
 func (c *Client) ReleaseClaim(
 	ctx context.Context, n host.VolumeName, alloc string, f host.Force,
 ) ([]host.ReleaseStep, error) {
-	return post[[]host.ReleaseStep](ctx, c, volumePath(n, "/claim/"+segment(alloc)+"/release", forceQuery(c.wait(), f)), nil)
+	return post[[]host.ReleaseStep](ctx, c, volumePath(n, "/claim/"+segment(alloc)+"/release", forceQuery(c.wait(), f)),
+		nil)
 }

@@ -118,8 +118,8 @@ func expansionNotices(name registry.VolumeName, e registry.Expansion) []Notice {
 		n.command("see the current size", volumeCommand("status", name))
 		return []Notice{n}
 	case e.Refused == "":
-		n.Next = "It is expanded on this node at the next mount, before the tasks start. A read-only mount cannot grow, " +
-			"so the expansion waits for a writer."
+		n.Next = "It is expanded on this node at the next mount, before the tasks start. A read-only mount cannot " +
+			"grow, so the expansion waits for a writer."
 	default:
 		n.Meaning = "The plugin cannot expand it now. Users of the volume keep the present size."
 		n.Next = "Holdfast retries at the next mount, after all users have ended."

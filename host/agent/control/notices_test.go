@@ -30,14 +30,16 @@ func TestWaitsAreExplained(t *testing.T) {
 	waits := func() []registry.Wait {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		return []registry.Wait{{Alloc: h.prepared, Request: "data", Volume: disk, Step: registry.StepClaim, Since: noon},
+		return []registry.Wait{{Alloc: h.prepared, Request: "data", Volume: disk, Step: registry.StepClaim,
+			Since: noon},
 			{Alloc: "other-alloc", Volume: disk, Step: registry.StepUnpublish, For: "plugin loopfs",
 				RPC: registry.NodeUnpublishRPC, Code: "INTERNAL", Detail: "busy"}}
 	}
 	h.allocs = func() []host.AllocStatus {
 		mine := waits()[:1]
 		use := registry.AllocVolume{Request: "data", Name: disk, Trouble: "its server is gone", Troubled: noon}
-		return []host.AllocStatus{{Alloc: registry.Alloc{ID: mine[0].Alloc, Waiting: mine}, Volumes: []registry.AllocVolume{use}}}
+		return []host.AllocStatus{{Alloc: registry.Alloc{ID: mine[0].Alloc, Waiting: mine},
+			Volumes: []registry.AllocVolume{use}}}
 	}
 	h.volumes = func() []host.VolumeStatus {
 		claim := registry.Claim{Name: disk, Alloc: "other-alloc", Since: noon}
@@ -148,7 +150,8 @@ func noticeCases() map[string][]Notice {
 		"the plugin starts":             {Wait: at(registry.StepPlugin, ""), job: "j", plugin: starting},
 		"the plugin is unhealthy":       {Wait: at(registry.StepPlugin, ""), job: "j", plugin: half},
 		"the plugin is to be restarted": {Wait: at(registry.StepPlugin, ""), job: "j", plugin: restarting},
-		"the plugin lacks the role":     {Wait: at(registry.StepPlugin, ""), job: "j", plugin: healthy("csi-controller")},
+		"the plugin lacks the role": {Wait: at(registry.StepPlugin, ""), job: "j",
+			plugin: healthy("csi-controller")},
 		"the plugin is healthy again":   {Wait: at(registry.StepPlugin, ""), job: "j", plugin: healthy("csi-node")},
 		"a detach without a controller": {Wait: detach, leaving: true, plugin: nodeOnly},
 		"another alloc's operation":     {Wait: at(registry.StepTurn, ""), job: "j", others: []registry.Wait{failed}},

@@ -25,7 +25,8 @@ func (s *Server) getJobSource(r *http.Request) (any, error) {
 		return nil, err
 	}
 	src := rec.Source
-	return JobSource{ID: id, Version: rec.Version, File: src.Name, Text: string(src.Text), Variables: src.Variables}, nil
+	return JobSource{ID: id, Version: rec.Version, File: src.Name, Text: string(src.Text), Variables: src.Variables},
+		nil
 }
 
 // JobSource returns a job as it was submitted.
@@ -38,7 +39,8 @@ func (s *Server) postRestart(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.agent.RestartAlloc(r.Context(), rec.ID, host.TaskName(r.URL.Query().Get("task")), s.host, isTrue(r, "force"))
+	return s.agent.RestartAlloc(r.Context(), rec.ID, host.TaskName(r.URL.Query().Get("task")), s.host,
+		isTrue(r, "force"))
 }
 
 // RestartAlloc restarts a task of an alloc in place, or all that run if task is empty. It returns the tasks.
@@ -57,6 +59,7 @@ func (s *Server) postStopAlloc(r *http.Request) (any, error) {
 
 // StopAlloc stops an alloc. Its job places another one.
 func (c *Client) StopAlloc(ctx context.Context, id string, force bool) error {
-	_, err := post[struct{}](ctx, c, "/alloc/"+segment(id)+"/stop?"+url.Values{"force": {fmt.Sprint(force)}}.Encode(), nil)
+	_, err := post[struct{}](ctx, c, "/alloc/"+segment(id)+"/stop?"+url.Values{"force": {fmt.Sprint(force)}}.Encode(),
+		nil)
 	return err
 }

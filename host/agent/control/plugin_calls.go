@@ -208,8 +208,8 @@ func (s *Server) describeCall(ctx context.Context, name host.VolumeName, plugin 
 	return strings.Join(append([]string{text}, p.describe(false)...), "; ")
 }
 
-// describeExecutor says for which other node a controller call of the plugin waits. v is its volume, nil if there is none.
-// The text is empty if this node makes the call, or shares nothing.
+// describeExecutor says for which other node a controller call of the plugin waits. v is its volume, nil if there is
+// none. The text is empty if this node makes the call, or shares nothing.
 func (s *Server) describeExecutor(ctx context.Context, v *host.VolumeStatus, plugin host.PluginID) string {
 	nodes, _, err := s.host.Nodes(ctx, host.NodeQuery{})
 	if err != nil {
@@ -243,6 +243,6 @@ func executorText(nodes []host.NodeStatus, self host.NodeName, v *host.VolumeSta
 	if local || len(nodes) < 2 {
 		return ""
 	}
-	return fmt.Sprintf("no node makes the controller calls of plugin %q: the call waits for a node with a healthy controller "+
-		"of the plugin (see holdfast node list)", plugin)
+	return fmt.Sprintf("no node makes the controller calls of plugin %q: the call waits for a node with a healthy "+
+		"controller of the plugin (see holdfast node list)", plugin)
 }

@@ -295,8 +295,8 @@ func (p *Plugin) failures() string {
 	var texts []string
 	for _, r := range p.Roles {
 		if r.Healthy == 0 && r.Reason != "" {
-			texts = append(texts, fmt.Sprintf("the job that runs plugin %s as %s failed: %s (see %s)", p.ID, r.Role, r.Reason,
-				display.Command("holdfast plugin status", p.ID)))
+			texts = append(texts, fmt.Sprintf("the job that runs plugin %s as %s failed: %s (see %s)", p.ID, r.Role,
+				r.Reason, display.Command("holdfast plugin status", p.ID)))
 		}
 	}
 	return strings.Join(texts, "; ")

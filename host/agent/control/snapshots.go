@@ -97,8 +97,8 @@ func (k snapshotKind) get(r *http.Request) (any, error) {
 	case err != nil:
 		return nil, err
 	case len(list) == 0:
-		return nil, registry.Errorf(registry.ErrNotFound, "%s %s not found; run holdfast %s list for a list", k.noun, name,
-			k.command)
+		return nil, registry.Errorf(registry.ErrNotFound, "%s %s not found; run holdfast %s list for a list", k.noun,
+			name, k.command)
 	}
 	return list[0], nil
 }

@@ -20,7 +20,8 @@ func TestLateSnapshotSaysHowFarItIs(t *testing.T) {
 		"is not taken yet":                   {{State: registry.SnapshotCreating}},
 		"does not report ready_to_use yet; Holdfast keeps asking, see holdfast snapshot status": {
 			{State: registry.SnapshotProcessing}},
-		"is not deleted yet: DeleteSnapshot failed: UNAVAILABLE: down": {{State: registry.SnapshotDeleting, Failure: down}},
+		"is not deleted yet: DeleteSnapshot failed: UNAVAILABLE: down": {{State: registry.SnapshotDeleting,
+			Failure: down}},
 	} {
 		k := snapshotKind{noun: "snapshot", command: "snapshot",
 			list: func(context.Context, host.SnapshotQuery) ([]host.Snapshot, host.Seq, error) { return list, 0, nil }}

@@ -84,9 +84,11 @@ func TestControlSocketIsPrivateAndExclusive(t *testing.T) {
 // However the socket is removed, and however often, the agent answers at the same path again.
 func TestRemovedControlSocketIsMadeAgain(t *testing.T) {
 	for name, sweep := range map[string]func(socket string) error{
-		"socket":                 os.Remove,
-		"directory":              func(socket string) error { return os.RemoveAll(filepath.Dir(socket)) },
-		"replaced by a dead one": func(socket string) error { return errors.Join(os.Remove(socket), deadSocket(socket)) },
+		"socket":    os.Remove,
+		"directory": func(socket string) error { return os.RemoveAll(filepath.Dir(socket)) },
+		"replaced by a dead one": func(socket string) error {
+			return errors.Join(os.Remove(socket), deadSocket(socket))
+		},
 		"renamed directory": func(socket string) error {
 			return os.Rename(filepath.Dir(socket), filepath.Dir(socket)+".old")
 		},

@@ -64,13 +64,14 @@ type Alloc struct {
 	State     agent.AllocState `json:"state"`
 	Reason    string           `json:"reason,omitempty"`
 	Waiting   []registry.Wait  `json:"waiting,omitempty"` // the same for each volume
-	Notices   []Notice         `json:"notices,omitempty"` // about its waits and volumes; only in the answer for one alloc
-	Next      time.Time        `json:"next,omitzero"`     // when the agent asks the shim for its volumes again
-	Created   time.Time        `json:"created"`
-	Ended     time.Time        `json:"ended,omitzero"`
-	Tasks     []Task           `json:"tasks"`
-	Volumes   []AllocVolume    `json:"volumes,omitempty"`
-	Notes     []agent.Note     `json:"notes,omitempty"`
+	// about its waits and volumes; only in the answer for one alloc
+	Notices []Notice      `json:"notices,omitempty"`
+	Next    time.Time     `json:"next,omitzero"` // when the agent asks the shim for its volumes again
+	Created time.Time     `json:"created"`
+	Ended   time.Time     `json:"ended,omitzero"`
+	Tasks   []Task        `json:"tasks"`
+	Volumes []AllocVolume `json:"volumes,omitempty"`
+	Notes   []agent.Note  `json:"notes,omitempty"`
 }
 
 // Task is a task of an alloc.

@@ -189,7 +189,8 @@ func (e *explainer) explainTurn(n *Notice, w wait) {
 		if o.Step == registry.StepTurn {
 			continue
 		}
-		lines = append(lines, fmt.Sprintf("for alloc %s: %s, since %s", e.allocName(o.Alloc), o.String(), since(o.Since)))
+		lines = append(lines, fmt.Sprintf("for alloc %s: %s, since %s", e.allocName(o.Alloc), o.String(),
+			since(o.Since)))
 		if o.Alloc != "" {
 			n.command("inspect the other alloc", display.Command("holdfast alloc status", short(o.Alloc)))
 		}

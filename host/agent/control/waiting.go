@@ -90,7 +90,8 @@ func withVolume(ctx context.Context, onVolume func(host.VolumeName)) context.Con
 		Got1xxResponse: func(_ int, header textproto.MIMEHeader) error {
 			names, err := url.ParseQuery(header.Get(volumeHeader))
 			for namespace := range names {
-				onVolume(host.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(names.Get(namespace))})
+				onVolume(host.VolumeName{Namespace: registry.Namespace(namespace),
+					ID: registry.VolumeID(names.Get(namespace))})
 			}
 			return err
 		},
@@ -149,8 +150,8 @@ func (s *Server) clusterNotices(ctx context.Context) []Notice {
 		return nil
 	}
 	return []Notice{{Kind: NoticeTrouble, Summary: problem,
-		Meaning: "Tasks and mounts are not affected. Claims, attachments and changes of volumes wait. Data about other " +
-			"nodes is out of date.",
+		Meaning: "Tasks and mounts are not affected. Claims, attachments and changes of volumes wait. Data about " +
+			"other nodes is out of date.",
 		Next: "What waits continues by itself."}}
 }
 
@@ -322,7 +323,8 @@ func (s *Server) awaitStopped(r *http.Request) (any, error) {
 		}
 		return listed("job "+id, texts)
 	})
-	return struct{}{}, s.agent.Await(ctx, func(all []*agent.AllocRecord) bool { return !slices.ContainsFunc(all, ours) })
+	return struct{}{}, s.agent.Await(ctx,
+		func(all []*agent.AllocRecord) bool { return !slices.ContainsFunc(all, ours) })
 }
 
 // rollCheck is the time between two looks at a roll without a change: calls, which Held counts, change no record.

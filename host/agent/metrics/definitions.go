@@ -58,8 +58,9 @@ var (
 		"Duration of CSI calls to plugins, in the labels and buckets of kubelet. migrated is always false.",
 		"driver_name", "method_name", "grpc_status_code")
 
-	volumeLabels   = []string{"namespace", "persistentvolumeclaim"}
-	capacityBytes  = gauge("kubelet_volume_stats_capacity_bytes", "Size of a volume that is mounted here.", volumeLabels...)
+	volumeLabels  = []string{"namespace", "persistentvolumeclaim"}
+	capacityBytes = gauge("kubelet_volume_stats_capacity_bytes", "Size of a volume that is mounted here.",
+		volumeLabels...)
 	availableBytes = gauge("kubelet_volume_stats_available_bytes", "Free space of the volume.", volumeLabels...)
 	usedBytes      = gauge("kubelet_volume_stats_used_bytes", "Used space of the volume.", volumeLabels...)
 	inodes         = gauge("kubelet_volume_stats_inodes", "Inodes of the volume.", volumeLabels...)
@@ -69,7 +70,8 @@ var (
 	pluginHealthy = gauge("holdfast_plugin_healthy",
 		"1 if the active instance of the plugin in the role is healthy, else 0.", "plugin", "role")
 	pluginUnhealthyTasks = gauge("holdfast_plugin_unhealthy_tasks",
-		"Tasks that run the plugin and are not healthy or registered yet, wait for a restart, or have failed for good.", "plugin")
+		"Tasks that run the plugin and are not healthy or registered yet, wait for a restart, or have failed for good.",
+		"plugin")
 	heartbeat = define(0, nil, "holdfast_plugin_heartbeat_seconds",
 		"Duration of heartbeats (Probe) of the plugin, also of those that failed.", "plugin")
 
@@ -77,7 +79,8 @@ var (
 	claimWaiting  = gauge("holdfast_claim_waiting_seconds",
 		"How long an alloc has waited for a step of its volume.", "namespace", "volume", "alloc", "step")
 	deadMounts = gauge("holdfast_dead_mounts",
-		"Allocs whose mount of the volume is lost, dead or hangs. Volumes without one are left out.", "namespace", "volume")
+		"Allocs whose mount of the volume is lost, dead or hangs. Volumes without one are left out.", "namespace",
+		"volume")
 
 	shimServing = gauge("holdfast_shim_serving", "1 if the shim answers calls, 0 if calls are held.")
 	intentsOpen = gauge("holdfast_intents_open", "CSI calls under way or of unknown outcome.")

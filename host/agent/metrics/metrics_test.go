@@ -126,7 +126,8 @@ func TestScrapeHasTheNumbersOfTheHost(t *testing.T) {
 	dead.Trouble = "transport endpoint is not connected"
 	h := &fakeHost{
 		calls: []host.CallMetric{
-			call("disk", "disk.example.org", probe, "OK", 0, .002), call("disk", "disk.example.org", probe, "Internal", 1, .02),
+			call("disk", "disk.example.org", probe, "OK", 0, .002),
+			call("disk", "disk.example.org", probe, "Internal", 1, .02),
 			call("twin", "disk.example.org", probe, "OK", len(registry.CallBuckets), 4000),
 		},
 		list: host.PluginList{
@@ -150,7 +151,8 @@ func TestScrapeHasTheNumbersOfTheHost(t *testing.T) {
 	expect(t, scrape(t, m), `holdfast_swaps_total{outcome="committed"} 0`)
 	h.swaps[1].Outcome = host.SwapCommitted
 	scrape(t, m)
-	const ok = `{driver_name="disk.example.org",grpc_status_code="OK",method_name="/csi.v1.Identity/Probe",migrated="false"`
+	const ok = `{driver_name="disk.example.org",grpc_status_code="OK",` +
+		`method_name="/csi.v1.Identity/Probe",migrated="false"`
 	text := scrape(t, m)
 	expect(t, text,
 		`csi_operations_seconds_bucket`+ok+`,le="0.1"} 2`, `csi_operations_seconds_bucket`+ok+`,le="600"} 2`,
@@ -241,7 +243,8 @@ func TestUsageIsRefreshedInTheBackground(t *testing.T) {
 			`kubelet_volume_stats_capacity_bytes{namespace="default",persistentvolumeclaim="v9"} 5`,
 			`holdfast_events_total{kind="staged"} 2`,
 		)
-		for _, not := range []string{`"v8"`, `"unmounted"`, "hangs", `used_bytes{namespace="default",persistentvolumeclaim="v9"`} {
+		for _, not := range []string{`"v8"`, `"unmounted"`, "hangs",
+			`used_bytes{namespace="default",persistentvolumeclaim="v9"`} {
 			if strings.Contains(text, not) {
 				t.Errorf("the scrape has %s", not)
 			}
@@ -300,7 +303,8 @@ func TestSlowPluginDelaysNoOther(t *testing.T) {
 			synctest.Wait()
 			text := scrape(t, m)
 			expect(t, text, `kubelet_volume_stats_used_bytes{namespace="default",persistentvolumeclaim="fast"} 90`)
-			now := strings.Count(text, `kubelet_volume_stats_used_bytes{namespace="default",persistentvolumeclaim="slow`)
+			const used = `kubelet_volume_stats_used_bytes{namespace="default",persistentvolumeclaim="slow`
+			now := strings.Count(text, used)
 			if now <= measured {
 				t.Errorf("%d volumes of the slow plugin have a usage, %d had one before", now, measured)
 			}
@@ -313,8 +317,8 @@ func TestSlowPluginDelaysNoOther(t *testing.T) {
 	})
 }
 
-// A volume that is published between two refreshes has its usage soon, also if others follow without a pause. One that is
-// unpublished has none any more.
+// A volume that is published between two refreshes has its usage soon, also if others follow without a pause. One that
+// is unpublished has none any more.
 func TestUsageFollowsPublishAndUnpublish(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		in := func(names ...string) []host.AllocStatus {
@@ -325,7 +329,8 @@ func TestUsageFollowsPublishAndUnpublish(t *testing.T) {
 			return []host.AllocStatus{{Volumes: list}}
 		}
 		h := &fakeHost{allocs: in("stays", "old"), events: []host.Event{
-			{Kind: registry.EventPublished, Volume: name("new")}, {Kind: registry.EventUnpublished, Volume: name("old")}}}
+			{Kind: registry.EventPublished, Volume: name("new")},
+			{Kind: registry.EventUnpublished, Volume: name("old")}}}
 		var asked atomic.Int32
 		h.stats = func(_ context.Context, n host.VolumeName) ([]host.VolumeUsage, error) {
 			if n.ID == "stays" {
@@ -403,8 +408,9 @@ const heading = `# Metrics
 
 Printed by ` + "`go test ./host/agent/metrics -update`" + `.
 
-` + "`holdfast agent --metrics 127.0.0.1:9750`" + ` serves Prometheus metrics at /metrics and its health at /healthz: 200, or 503
-with the reason while the shim does not answer. It is off by default. The control socket always serves the metrics:
+` + "`holdfast agent --metrics 127.0.0.1:9750`" + ` serves Prometheus metrics at /metrics and its health at
+/healthz: 200, or 503 with the reason while the shim does not answer. It is off by default. The control socket always
+serves the metrics:
 ` + "`curl --unix-socket /run/holdfast/DIGEST/agent.sock http://holdfast/v1/metrics`" + `.
 
 | Metric | Type | Labels | Meaning |
@@ -412,15 +418,16 @@ with the reason while the shim does not answer. It is off by default. The contro
 `
 
 const notes = `
-- Names and labels of ` + "`csi_operations_seconds`" + ` and ` + "`kubelet_volume_stats_*`" + ` are those of kubelet. persistentvolumeclaim
-  is the ID of the volume.
+- Names and labels of ` + "`csi_operations_seconds`" + ` and ` + "`kubelet_volume_stats_*`" + ` are those of kubelet.
+  persistentvolumeclaim is the ID of the volume.
 - No swap makes a counter smaller. A restart of the agent does, as Prometheus expects. A shim that dies takes along the
   CSI calls that it has made since the last scrape. Those of a swapped shim are read before it ends.
 - Plugins are asked for the usage of volumes in the background: each volume once a minute, 4 volumes of a plugin at a
   time, until no scrape has come for 10 minutes. The first scrape after that has no usage. A volume that is mounted
-  meanwhile is asked for soon, and one that is unmounted has no usage soon after. A volume that is being changed keeps its last usage. A plugin that does not answer
-  within 5 seconds, is not healthy, or cannot say is skipped until the next minute, and its volumes have no usage.
-  Volumes that a slow plugin has not answered for within 30 seconds keep their last usage.
+  meanwhile is asked for soon, and one that is unmounted has no usage soon after. A volume that is being changed keeps
+  its last usage. A plugin that does not answer within 5 seconds, is not healthy, or cannot say is skipped until the
+  next minute, and its volumes have no usage. Volumes that a slow plugin has not answered for within 30 seconds keep
+  their last usage.
 - A scrape waits at most 2 seconds for the shim, and leaves out what the shim has not answered.
 
 [examples/monitoring](../examples/monitoring) has alert rules and a dashboard for Grafana.

@@ -25,8 +25,8 @@ const (
 )
 
 // Run counts events and refreshes the usage of volumes until ctx ends. It asks plugins only while scrapes come. The
-// first scrape, also after a pause, has no usage yet. Between two refreshes, it asks for volumes that are published, and drops
-// those that are unpublished.
+// first scrape, also after a pause, has no usage yet. Between two refreshes, it asks for volumes that are published,
+// and drops those that are unpublished.
 func (m *Metrics) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -41,8 +41,8 @@ func (m *Metrics) Run(ctx context.Context) error {
 	}
 }
 
-// refreshWhileScraped refreshes the usage every usageInterval until no scrape has come for usagePause. Then it drops the
-// usage, because the next scrape would get an old one.
+// refreshWhileScraped refreshes the usage every usageInterval until no scrape has come for usagePause. Then it drops
+// the usage, because the next scrape would get an old one.
 func (m *Metrics) refreshWhileScraped(ctx context.Context) {
 	for last := time.Now(); time.Since(last) < usagePause && ctx.Err() == nil; {
 		m.refresh(ctx, nil)
@@ -118,9 +118,9 @@ func (m *Metrics) wanted() {
 	}
 }
 
-// refresh asks plugins for the usage of the volumes that are mounted here or, unless changed is nil, of those among them.
-// The others keep their last usage; volumes that are not mounted any more have none. Plugins are asked at the same time,
-// so one that hangs delays no other, and a slow one not for longer than pluginLimit.
+// refresh asks plugins for the usage of the volumes that are mounted here or, unless changed is nil, of those among
+// them. The others keep their last usage; volumes that are not mounted any more have none. Plugins are asked at the
+// same time, so one that hangs delays no other, and a slow one not for longer than pluginLimit.
 func (m *Metrics) refresh(ctx context.Context, changed map[host.VolumeName]bool) {
 	allocs, _, err := m.source.Allocs(ctx, host.AllocQuery{})
 	if err != nil {

@@ -101,11 +101,13 @@ var tones = map[string]string{}
 
 func init() {
 	for class, states := range map[string][]any{
-		"good": {"healthy", "serving", agent.AllocRunning, agent.AllocComplete, registry.VolumeReady, host.SwapCommitted},
+		"good": {"healthy", "serving", agent.AllocRunning, agent.AllocComplete, registry.VolumeReady,
+			host.SwapCommitted},
 		"busy": {"partly healthy", "waiting", agent.AllocPending, agent.AllocStopping, agent.AllocReleasing,
 			registry.VolumeCreating, registry.VolumeDeleting, host.SwapBaking, control.NoticePending},
-		"bad": {"not healthy", "not serving", "almost full", host.Unhealthy, agent.AllocFailed, registry.VolumeUncertain,
-			host.SwapRefused, host.SwapRolledBack, control.NoticeTrouble, control.NoticeUnhealthy},
+		"bad": {"not healthy", "not serving", "almost full", host.Unhealthy, agent.AllocFailed,
+			registry.VolumeUncertain, host.SwapRefused, host.SwapRolledBack, control.NoticeTrouble,
+			control.NoticeUnhealthy},
 	} {
 		for _, s := range states {
 			tones[fmt.Sprint(s)] = class

@@ -74,7 +74,8 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	wg.Go(func() { s.followEvents(life) })
 	wg.Go(func() { s.followRecords(life) })
 	web := &http.Server{
-		Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, WriteTimeout: time.Minute, IdleTimeout: 5 * time.Minute,
+		Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, WriteTimeout: time.Minute,
+		IdleTimeout:    5 * time.Minute,
 		MaxHeaderBytes: 64 << 10, BaseContext: func(net.Listener) context.Context { return life },
 		ConnContext: func(ctx context.Context, _ net.Conn) context.Context {
 			return context.WithValue(ctx, refusedKey{}, s.open.Add(1) > openMax)
@@ -112,7 +113,9 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /{$}", s.servePage)
 	mux.HandleFunc("GET /events", s.serveEvents)
 	for _, name := range []string{"style.css", "live.js", "icon.svg"} {
-		mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, r *http.Request) { http.ServeFileFS(w, r, files, name) })
+		mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, r *http.Request) {
+			http.ServeFileFS(w, r, files, name)
+		})
 	}
 	return guard(mux)
 }
@@ -134,13 +137,15 @@ func guard(next http.Handler) http.Handler {
 		h.Set("Cache-Control", "no-store")
 		if refused, _ := r.Context().Value(refusedKey{}).(bool); refused {
 			h.Set("Connection", "close")
-			http.Error(w, fmt.Sprintf("%d connections to this page are open, which is the limit; try again later", openMax),
+			http.Error(w, fmt.Sprintf("%d connections to this page are open, which is the limit; try again later",
+				openMax),
 				http.StatusServiceUnavailable)
 			return
 		}
 		at, _ := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 		if at != nil && at.IP.IsLoopback() && !isLoopback(r.Host) {
-			http.Error(w, "this address answers to http://"+at.String()+" and http://localhost only", http.StatusForbidden)
+			http.Error(w, "this address answers to http://"+at.String()+" and http://localhost only",
+				http.StatusForbidden)
 			return
 		}
 		next.ServeHTTP(w, r)

@@ -98,10 +98,12 @@ func TestHostileTextStaysText(t *testing.T) {
 	o := control.Overview{
 		Self: control.Self{Node: agent.Node{Name: hostile}, StateDir: hostile}, Missing: errors.New(hostile),
 		Volumes: []control.Volume{volume},
-		Plugins: []control.Plugin{{ID: hostile, Provider: hostile, Version: hostile, Instances: []control.Instance{instance},
-			Roles: []control.Role{{Role: hostile, Reason: hostile}}}},
+		Plugins: []control.Plugin{{ID: hostile, Provider: hostile, Version: hostile,
+			Instances: []control.Instance{instance},
+			Roles:     []control.Role{{Role: hostile, Reason: hostile}}}},
 		Jobs: []control.Job{{ID: hostile, Type: hostile, Status: hostile, Waits: hostile,
-			Groups: []control.Group{{Name: hostile}}, Allocs: []control.Alloc{{ID: hostile, State: hostile, Reason: hostile}}}},
+			Groups: []control.Group{{Name: hostile}},
+			Allocs: []control.Alloc{{ID: hostile, State: hostile, Reason: hostile}}}},
 		Swaps: []host.SwapReport{{By: hostile, From: hostile, To: hostile, Failed: hostile, Reason: hostile}},
 	}
 	s := New(sources(o, nil, nil), hclog.NewNullLogger())
@@ -119,7 +121,8 @@ func TestHostileTextStaysText(t *testing.T) {
 	if i := strings.IndexFunc(page, func(r rune) bool { return unicode.IsControl(r) && r != '\n' }); i >= 0 {
 		t.Errorf("the page has a control character: %q", page[max(0, i-20):i+20])
 	}
-	if n := strings.Count(page, `&lt;script&gt;alert(1)&lt;/script&gt;&#34; onload=&#39;x&#39; \u202e\u001b[31m`); n < 25 {
+	const quoted = `&lt;script&gt;alert(1)&lt;/script&gt;&#34; onload=&#39;x&#39; \u202e\u001b[31m`
+	if n := strings.Count(page, quoted); n < 25 {
 		t.Errorf("the page shows the text %d times:\n%s", n, page)
 	}
 }
@@ -146,7 +149,8 @@ func TestRequestsOfOthersAreRefused(t *testing.T) {
 		}
 		policy := reply.Header.Get("Content-Security-Policy")
 		if !strings.HasPrefix(policy, "default-src 'none';") || strings.Contains(policy, "unsafe") ||
-			reply.Header.Get("X-Content-Type-Options") != "nosniff" || reply.Header.Get("Access-Control-Allow-Origin") != "" {
+			reply.Header.Get("X-Content-Type-Options") != "nosniff" ||
+			reply.Header.Get("Access-Control-Allow-Origin") != "" {
 			t.Errorf("%s %s: headers %v", c.method, c.path, reply.Header)
 		}
 	}

@@ -118,8 +118,8 @@ type execConfig struct {
 	WorkDir string   `json:"work_dir"`
 }
 
-// Configure reads command, args and work_dir. If it is asked to try the limits of the task's resources, it warns of those
-// that this process cannot enforce, else, without an ID, of those that nothing on this machine can.
+// Configure reads command, args and work_dir. If it is asked to try the limits of the task's resources, it warns of
+// those that this process cannot enforce, else, without an ID, of those that nothing on this machine can.
 func (r runner) Configure(t *Task, config json.RawMessage) (warnings []string, err error) {
 	var c execConfig
 	if err := Decode("config", config, &c); err != nil {

@@ -101,9 +101,9 @@ func containerName(id string) string {
 	return "holdfast-" + name
 }
 
-// makeContainerDirs makes the directories that the container mounts, and the files of the job. The container's user, whom
-// only the image knows, may write to all but the secrets, and read what the modes of the files there allow. Other users
-// of this machine cannot reach them.
+// makeContainerDirs makes the directories that the container mounts, and the files of the job. The container's user,
+// whom only the image knows, may write to all but the secrets, and read what the modes of the files there allow. Other
+// users of this machine cannot reach them.
 func (t Task) makeContainerDirs() error {
 	err := errors.Join(makeDir(t.localDir()), makeDir(t.allocDir()), makeDir(t.secretsDir()),
 		os.Chmod(t.localDir(), 0o777), os.Chmod(t.allocDir(), 0o777), os.Chmod(t.secretsDir(), 0o711))
@@ -179,8 +179,8 @@ func (d Container) ignoredRules(ctx context.Context, h *container.HostConfig) []
 		var major, minor int
 		_, err := fmt.Sscanf(c.Version, "%d.%d", &major, &minor)
 		if c.Name == "Podman Engine" && err == nil && (major < 4 || major == 4 && minor < 4) {
-			return []string{"Podman " + c.Version + " allows no devices but those of its config; set privileged = true, " +
-				"or use Podman 4.4 or later"}
+			return []string{"Podman " + c.Version + " allows no devices but those of its config; set privileged = " +
+				"true, or use Podman 4.4 or later"}
 		}
 	}
 	return nil
@@ -433,7 +433,8 @@ func exitOf(s container.State) Exit {
 func (d Container) remove(ctx context.Context, h Handle) error {
 	name := "remove container " + h.Container
 	err := d.call(ctx, name, changeTimeout, func(ctx context.Context) error {
-		_, err := d.engine.ContainerRemove(ctx, h.Container, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+		_, err := d.engine.ContainerRemove(ctx, h.Container,
+			client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
 		return err
 	})
 	if err == nil || errdefs.IsNotFound(err) {

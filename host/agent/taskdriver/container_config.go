@@ -191,7 +191,8 @@ func pullTimeout(c *containerConfig) (time.Duration, error) {
 	}
 	limit, err := time.ParseDuration(c.ImagePullTimeout)
 	if err != nil || limit <= 0 {
-		return 0, registry.Invalid("image_pull_timeout %q is no duration above 0; write it as in \"5m\"", c.ImagePullTimeout)
+		return 0, registry.Invalid("image_pull_timeout %q is no duration above 0; write it as in \"5m\"",
+			c.ImagePullTimeout)
 	}
 	return limit, nil
 }
@@ -304,11 +305,14 @@ func (d Container) containerOf(t Task) (*container.Config, *container.HostConfig
 		return nil, nil, err
 	}
 	h := &container.HostConfig{
-		NetworkMode: container.NetworkMode(c.NetworkMode), Privileged: c.Privileged, CapAdd: c.CapAdd, CapDrop: c.CapDrop,
-		SecurityOpt: c.SecurityOpt, ReadonlyRootfs: c.ReadonlyRootfs, ShmSize: shm, Sysctls: c.Sysctl, Runtime: c.Runtime,
+		NetworkMode: container.NetworkMode(c.NetworkMode), Privileged: c.Privileged, CapAdd: c.CapAdd,
+		CapDrop:     c.CapDrop,
+		SecurityOpt: c.SecurityOpt, ReadonlyRootfs: c.ReadonlyRootfs, ShmSize: shm, Sysctls: c.Sysctl,
+		Runtime:    c.Runtime,
 		ExtraHosts: c.ExtraHosts, IpcMode: container.IpcMode(c.IPCMode), PidMode: container.PidMode(c.PidMode),
 		UTSMode: container.UTSMode(c.UTSMode), UsernsMode: container.UsernsMode(c.UsernsMode), GroupAdd: c.GroupAdd,
-		DNS: dns, DNSSearch: c.DNSSearch, DNSOptions: c.DNSOptions, StorageOpt: c.StorageOpt, OomScoreAdj: c.OOMScoreAdj,
+		DNS: dns, DNSSearch: c.DNSSearch, DNSOptions: c.DNSOptions, StorageOpt: c.StorageOpt,
+		OomScoreAdj:   c.OOMScoreAdj,
 		CgroupnsMode:  container.CgroupnsMode(c.CgroupNS),
 		LogConfig:     container.LogConfig{Type: "json-file", Config: t.logOptions()},
 		RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled}, // the agent restarts it

@@ -26,7 +26,8 @@ func configured(t *testing.T, config string) (*container.Config, *container.Host
 	t.Helper()
 	d, err := NewContainer("docker", "unix:///none")
 	must(t, err)
-	task := Task{ID: "a-t-1", Dir: "/d", Alloc: "/alloc-dir", Resources: Resources{CPU: 500, Memory: 64, MemoryMax: 128}}
+	task := Task{ID: "a-t-1", Dir: "/d", Alloc: "/alloc-dir",
+		Resources: Resources{CPU: 500, Memory: 64, MemoryMax: 128}}
 	warnings, err := d.Configure(&task, json.RawMessage(config))
 	must(t, err)
 	c, h, err := d.containerOf(task)
@@ -45,8 +46,10 @@ func TestContainerConfigOfPublishedFiles(t *testing.T) {
 			{"type": "tmpfs", "target": "/t", "tmpfs_options": [{"size": 4096, "mode": "1777"}]},
 			{"type": "volume", "source": "v", "target": "/v", "volume_options": [{"no_copy": true,
 				"driver_config": [{"name": "d", "options": [{"o": "x"}]}]}]}],
-		"devices": [{"host_path": "/dev/fuse"}, "/dev/kvm:/dev/k:r"], "dns_servers": ["192.0.2.1"], "dns": ["2001:db8::1"],
-		"ulimit": {"nofile": "1024:2048"}, "sysctl": [{"net.core.somaxconn": "16"}], "healthchecks": [{"disable": true}],
+		"devices": [{"host_path": "/dev/fuse"}, "/dev/kvm:/dev/k:r"],
+		"dns_servers": ["192.0.2.1"], "dns": ["2001:db8::1"],
+		"ulimit": {"nofile": "1024:2048"}, "sysctl": [{"net.core.somaxconn": "16"}],
+		"healthchecks": [{"disable": true}],
 		"memory_hard_limit": 256, "memory_swap": "512m", "oom_score_adj": -5, "userns": "keep-id", "shm_size": 65536}`)
 	if len(warnings) > 0 {
 		t.Errorf("warnings: %v", warnings)
@@ -76,7 +79,8 @@ func TestContainerConfigOfPublishedFiles(t *testing.T) {
 	for _, m := range h.Mounts {
 		targets = append(targets, m.Target)
 	}
-	if !slices.Equal(targets, want) || h.Mounts[3].Source != "/d/local/conf" || h.Mounts[4].TmpfsOptions.Mode != 0o1777 ||
+	if !slices.Equal(targets, want) || h.Mounts[3].Source != "/d/local/conf" ||
+		h.Mounts[4].TmpfsOptions.Mode != 0o1777 ||
 		h.Mounts[5].VolumeOptions.DriverConfig.Name != "d" ||
 		h.Mounts[6].BindOptions.Propagation != mount.PropagationRShared {
 		t.Errorf("mounts %+v", h.Mounts)
@@ -109,7 +113,7 @@ func TestContainerConfigErrors(t *testing.T) {
 		`{"image": "i", "mount": {"type": "disk", "target": "/x"}}`:                  "use bind, volume or tmpfs",
 		`{"image": "i", "mount": {"source": "/x", "target": "x"}}`:                   "not an absolute path",
 		`{"image": "i", "dns_servers": ["example.org"]}`:                             "no IP address",
-		`{"image": "i", "auth": {"password": "hunter2"}}`:                            `write password = { env = "VARIABLE" }`,
+		`{"image": "i", "auth": {"password": "hunter2"}}`:                            `password = { env = "VARIABLE" }`,
 		`{"image": "i", "auth": [{"password": {"env": "A", "file": "/b"}}]}`:         "must have one of env and file",
 		`{"image": "i", "privileged": "perhaps"}`:                                    "write true or false",
 		`{"image": "i", "mount": {"target": "/x", "tmpfs_options": {"mode": "rw"}}}`: "no octal number",

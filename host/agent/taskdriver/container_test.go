@@ -54,7 +54,8 @@ func boxed(t *testing.T, d Container, script string, config ...string) Task {
 func TestContainerRunsItsTask(t *testing.T) {
 	eachEngine(t, func(t *testing.T, e *enginetest.Engine, d Container) {
 		t.Run("exit status", func(t *testing.T) {
-			for script, want := range map[string]Exit{"exit 0": {}, "exit 7": {Code: 7}, "exit 137": {Code: 137, Signal: 9}} {
+			for script, want := range map[string]Exit{"exit 0": {}, "exit 7": {Code: 7},
+				"exit 137": {Code: 137, Signal: 9}} {
 				h := startContainer(t, d, boxed(t, d, script))
 				first := wait(t, d, h)
 				if again := wait(t, d, h); again != first || first.Code != want.Code || first.Signal != want.Signal ||
@@ -78,7 +79,8 @@ func TestContainerRunsItsTask(t *testing.T) {
 			wantAlive(t, d, h, false)
 		})
 		t.Run("stop", func(t *testing.T) {
-			h := startContainer(t, d, boxed(t, d, `trap 'echo stopped; exit 3' TERM; echo ready; while :; do sleep 0.1; done`))
+			h := startContainer(t, d, boxed(t, d,
+				`trap 'echo stopped; exit 3' TERM; echo ready; while :; do sleep 0.1; done`))
 			wantAlive(t, d, h, true)
 			awaitOutput(t, d, h, "ready")
 			must(t, d.Stop(t.Context(), h, 10*time.Second))
@@ -126,7 +128,8 @@ func checkContainerPlan(t *testing.T, d Container) {
 	task := boxed(t, d, `cat /a/file; echo; ls -d /made/by/plan; echo $OWN $GIVEN; echo x > /a/file && exit 9
 		cat /local/sub/f /secrets/f /etc/f/f
 		mkdir /both/m; mount -t tmpfs none /both/m; echo x > /both/m/x; echo ready; sleep 1000`,
-		`"cap_add":["SYS_ADMIN"],"security_opt":["seccomp=unconfined","apparmor=unconfined"]`, `"volumes":["./conf/f:/etc/f/f"]`)
+		`"cap_add":["SYS_ADMIN"],"security_opt":["seccomp=unconfined","apparmor=unconfined"]`,
+		`"volumes":["./conf/f:/etc/f/f"]`)
 	task.Files = []File{{"local/sub/f", 0o644, "1\n"}, {"secrets/f", 0o600, "2\n"}, {"conf/f", 0o644, "3\n"}}
 	task.Env = []string{"OWN=mine"}
 	task.Plan = hooks.Plan{
@@ -179,7 +182,8 @@ func checkContainerLogs(t *testing.T, d Container) {
 	task.ID += "-2"
 	h = startContainer(t, d, task)
 	wait(t, d, h)
-	if out, errs := output(t, d, h, Stdout), output(t, d, h, Stderr); out != "out sh\nout sh\n" || errs != "err\nerr\n" {
+	if out, errs := output(t, d, h, Stdout), output(t, d, h, Stderr); out != "out sh\nout sh\n" ||
+		errs != "err\nerr\n" {
 		t.Errorf("stdout %q, stderr %q", out, errs)
 	}
 }
@@ -288,7 +292,8 @@ func TestContainerOfAFailedStartIsRemovedLater(t *testing.T) {
 		t.Fatal("it has started")
 	}
 	name := containerName(task.ID)
-	if err := d.RemoveFailed(t.Context(), task.Dir); err == nil || !strings.Contains(err.Error(), name+", whose start failed") {
+	if err := d.RemoveFailed(t.Context(), task.Dir); err == nil ||
+		!strings.Contains(err.Error(), name+", whose start failed") {
 		t.Error(err)
 	}
 	b.mu.Lock()
@@ -430,11 +435,13 @@ func TestTaskEndsBesideAContainerThatStays(t *testing.T) {
 	}
 }
 
-// An engine that answers, but does not create a container in time, is no engine that is away: the restart policy counts.
+// An engine that answers, but does not create a container in time, is no engine that is away: the restart policy
+// counts.
 func TestSlowEngineIsNoSilentEngine(t *testing.T) {
 	d := (&brokenEngine{}).driver(t)
 	err := d.startFailed(t.Context(), Handle{ID: "t", Dir: t.TempDir(), Container: "c"}, errSilent)
-	if errors.Is(err, registry.ErrUnavailable) || !strings.Contains(err.Error(), "has not started the container within") {
+	if errors.Is(err, registry.ErrUnavailable) ||
+		!strings.Contains(err.Error(), "has not started the container within") {
 		t.Error(err)
 	}
 	d, err = NewContainer("docker", "unix:///no/socket")
@@ -470,7 +477,8 @@ func TestContainerErrors(t *testing.T) {
 				"pull image localhost:1/none:1"},
 			"no such archive": {func(task *Task) { task.container.Load = "/no.tar" }, registry.ErrNotFound, "/no.tar"},
 			"no archive":      {func(task *Task) { task.container.Load = "/etc/passwd" }, nil, "load /etc/passwd: "},
-			"no such program": {func(task *Task) { task.container.Command = commandLine{"/no/program"} }, nil, "/no/program"},
+			"no such program": {func(task *Task) { task.container.Command = commandLine{"/no/program"} }, nil,
+				"/no/program"},
 			"no such mount": {func(task *Task) {
 				task.Plan.Binds = []hooks.Bind{{Source: task.Dir + "/none", Target: "/x", Propagation: hooks.Private}}
 			}, registry.ErrNotFound, "/none"},

@@ -23,9 +23,10 @@
 //
 // # Resources
 //
-// The task's cgroup limits memory and processor: with the controllers of version 1 where the machine has them, else with
-// those of version 2, which the agent's own cgroup has to offer. Warnings of Configure and of the Handle name each limit
-// that is not enforced. Reaching the memory limit kills the task, and Exit.Err says so. The parent is not limited.
+// The task's cgroup limits memory and processor: with the controllers of version 1 where the machine has them, else
+// with those of version 2, which the agent's own cgroup has to offer. Warnings of Configure and of the Handle name each
+// limit that is not enforced. Reaching the memory limit kills the task, and Exit.Err says so. The parent is not
+// limited.
 //
 // # Parents
 //

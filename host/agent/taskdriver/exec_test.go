@@ -39,7 +39,8 @@ func TestBindsOfPlanBecomeLayers(t *testing.T) {
 	} {
 		bind := hooks.Bind{Source: "/a", Target: "/b", ReadOnly: true, Propagation: propagation}
 		layers := taskSpace(Task{Plan: binds(bind)}, nil).Layers
-		if got := layers[len(layers)-1]; got != (mount.Bind{Source: "/a", Target: "/b", ReadOnly: true, Propagation: want}) {
+		if got := layers[len(layers)-1]; got != (mount.Bind{Source: "/a", Target: "/b", ReadOnly: true,
+			Propagation: want}) {
 			t.Errorf("%s: %+v", propagation, got)
 		}
 	}
@@ -89,7 +90,8 @@ func TestTaskRunsAsItsUser(t *testing.T) {
 		t.Skip("a user namespace with one user has no second one")
 	}
 	needMounts(t)
-	task := shell(t, `id -u; id -g; touch /local/mine /secrets/mine; cat /secrets/given; if touch /etc/mine; then exit 3; fi`)
+	task := shell(t, `id -u; id -g; touch /local/mine /secrets/mine; cat /secrets/given
+		if touch /etc/mine; then exit 3; fi`)
 	task.User = "65534:65533"
 	task.Files = []File{{"secrets/given", 0o400, "his\n"}}
 	if out := run(t, NewExec(), task); out != "65534\n65533\nhis\n" {

@@ -19,9 +19,9 @@ import (
 
 // Executor is a Driver that runs further programs in a running task.
 type Executor interface {
-	// Exec runs a program in the file system, the cgroup and the environment of a task, as its user. It returns the exit
-	// code as a shell reports it. All that the program has started is killed when the program, the task or ctx ends.
-	// A Wait for the task returns after that.
+	// Exec runs a program in the file system, the cgroup and the environment of a task, as its user. It returns the
+	// exit code as a shell reports it. All that the program has started is killed when the program, the task or ctx
+	// ends. A Wait for the task returns after that.
 	Exec(ctx context.Context, h Handle, o ExecOptions) (code int, err error)
 }
 

@@ -59,7 +59,8 @@ func TestCommandOfAKilledHelperEndsWithItsTask(t *testing.T) {
 		bare.Cgroups = nil
 		pid, helper, ended := execution{d, bare}.sleep(t, t.Context())
 		must(t, unix.Kill(helper, unix.SIGKILL))
-		if err := <-ended; err == nil || !strings.Contains(err.Error(), "the helper process of the command was killed") {
+		if err := <-ended; err == nil ||
+			!strings.Contains(err.Error(), "the helper process of the command was killed") {
 			t.Error(err)
 		}
 		if !isLiving(pid) {
@@ -112,8 +113,8 @@ func TestCommandHasTheUserAndRootOfItsTask(t *testing.T) {
 	f.awaitReady(t)
 	wantLines(t, execution{d, h}.command(t, "sh", "-pc", "id -ru; id -u; id -G"), "0", "0", "0 5 6")
 
-	h = start(t, d, shell(t, `cp "$(command -v busybox)" .; exec chroot . /busybox sh -c 'echo >&3; exec 3>&-; exec /busybox sleep 1000' 3>`+
-		f.dir+`/ready`))
+	h = start(t, d, shell(t, `cp "$(command -v busybox)" .
+		exec chroot . /busybox sh -c 'echo >&3; exec 3>&-; exec /busybox sleep 1000' 3>`+f.dir+`/ready`))
 	f.awaitReady(t)
 	wantLines(t, execution{d, h}.command(t, "/busybox", "ls", "/"), "busybox")
 }

@@ -56,7 +56,8 @@ func (t Task) checkFiles(container bool) error {
 		if f.Own() || container && name != "" && filepath.IsLocal(f.Path) && !slices.Contains(ownNames, dir) {
 			continue
 		}
-		return registry.Invalid("file %s: write it to local/ or secrets/, which the task sees as /local and /secrets", f.Path)
+		return registry.Invalid("file %s: write it to local/ or secrets/, which the task sees as /local and /secrets",
+			f.Path)
 	}
 	return nil
 }

@@ -25,8 +25,8 @@ const (
 	execFile   = "exec.lock" // each helper process of Exec holds a shared lock on it while it lives
 )
 
-// exitRecord is exit.json. The ID is needed because several attempts use the directory, one after another. The driver is
-// needed after a power cut, which may leave exit.json without task.json.
+// exitRecord is exit.json. The ID is needed because several attempts use the directory, one after another. The driver
+// is needed after a power cut, which may leave exit.json without task.json.
 type exitRecord struct {
 	ID     string `json:"id"`
 	Driver string `json:"driver,omitempty"`

@@ -91,7 +91,8 @@ func cpuV1(r Resources) (out []setting) {
 
 func cpuV2(r Resources) (out []setting) {
 	if r.CPU+r.Cores > 0 {
-		weight := 1 + (r.shares()-minShares)*(maxWeight-1)/(maxShares-minShares) // as systemd and the OCI runtimes convert
+		// as systemd and the OCI runtimes convert
+		weight := 1 + (r.shares()-minShares)*(maxWeight-1)/(maxShares-minShares)
 		out = append(out, setting{"cpu.weight", fmt.Sprint(weight), false})
 	}
 	if r.Cores > 0 {
@@ -220,9 +221,10 @@ func (r Resources) Check() error {
 func unmounted(r Resources) (warnings []string) {
 	table, err := mount.Table(os.Getpid())
 	for _, c := range controllers {
-		if len(c.v1(r)) > 0 && err == nil && !slices.ContainsFunc(table, func(m mount.Mount) bool { return has(m, c.name) }) {
-			warnings = append(warnings, fmt.Sprintf("resources: %s is not limited: no mounted cgroup hierarchy has this "+
-				"controller", c.name))
+		if len(c.v1(r)) > 0 && err == nil &&
+			!slices.ContainsFunc(table, func(m mount.Mount) bool { return has(m, c.name) }) {
+			warnings = append(warnings, fmt.Sprintf("resources: %s is not limited: no mounted cgroup hierarchy has "+
+				"this controller", c.name))
 		}
 	}
 	return warnings

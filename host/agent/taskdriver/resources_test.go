@@ -18,7 +18,8 @@ func TestSettingsOfResources(t *testing.T) {
 		v1, v2 string
 	}{
 		"none": {Resources{}, "", ""},
-		"memory": {Resources{Memory: 64}, fmt.Sprintf("memory.limit_in_bytes=%d memory.memsw.limit_in_bytes=%[1]d", 64*mib),
+		"memory": {Resources{Memory: 64},
+			fmt.Sprintf("memory.limit_in_bytes=%d memory.memsw.limit_in_bytes=%[1]d", 64*mib),
 			fmt.Sprintf("memory.max=%d memory.swap.max=0 memory.oom.group=1", 64*mib)},
 		"reserved": {Resources{Memory: 64, MemoryMax: 128}, fmt.Sprintf("memory.soft_limit_in_bytes=%d "+
 			"memory.limit_in_bytes=%d memory.memsw.limit_in_bytes=%[2]d", 64*mib, 128*mib),
@@ -140,7 +141,8 @@ func TestShareOfTheProcessorIsApplied(t *testing.T) {
 		var found []string
 		for _, dir := range h.Cgroups {
 			for _, file := range []string{"cpu.cfs_quota_us", "cpu.max"} {
-				if text, err := os.ReadFile(filepath.Join(dir, file)); err == nil && slices.Contains(cgroupMembers(dir), h.TaskPID) {
+				if text, err := os.ReadFile(filepath.Join(dir, file)); err == nil &&
+					slices.Contains(cgroupMembers(dir), h.TaskPID) {
 					found = append(found, strings.Fields(string(text))[0])
 				}
 			}

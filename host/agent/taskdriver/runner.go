@@ -198,8 +198,8 @@ func execParent(program string, t Task, requests, replies, held *os.File) (proce
 func helperCommand(program string, args ...string) *exec.Cmd {
 	cmd := &exec.Cmd{
 		Path: program, Args: args, Dir: "/",
-		// The process mostly waits: with one processor it starts fewer threads. A race-enabled program would sleep for a
-		// second before it exits.
+		// The process mostly waits: with one processor it starts fewer threads. A race-enabled program would sleep for
+		// a second before it exits.
 		Env:         []string{"GOMAXPROCS=1", "GORACE=atexit_sleep_ms=0"},
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 	}

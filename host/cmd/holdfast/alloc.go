@@ -16,7 +16,8 @@ func newAlloc(io streams, p *globalFlags) *cobra.Command {
 		writeAllocs,
 		(*control.Client).Alloc, writeAlloc)
 	return group("alloc", "Manage allocs, read their logs, run commands in them",
-		status, newAllocLogs(io, p), newAllocExec(io, p), newAllocRestart(io, p), newAllocStop(io, p), newAllocRelease(io, p))
+		status, newAllocLogs(io, p), newAllocExec(io, p), newAllocRestart(io, p), newAllocStop(io, p),
+		newAllocRelease(io, p))
 }
 
 func newAllocRestart(io streams, p *globalFlags) *cobra.Command {
@@ -24,14 +25,16 @@ func newAllocRestart(io streams, p *globalFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use: "restart ID [TASK]", Short: "Restart the tasks of an alloc, or one of them",
 		Args: usageArgs(cobra.RangeArgs(1, 2)),
-		Long: "Restart the running tasks of an alloc, or one of them. Its volumes stay mounted, and the restart policy of " +
-			"the job does not count it.",
+		Long: "Restart the running tasks of an alloc, or one of them. Its volumes stay mounted, and the restart " +
+			"policy of the job does not count it.",
 		RunE: func(c *cobra.Command, args []string) error {
 			tasks, err := p.client().RestartAlloc(c.Context(), args[0], strings.Join(args[1:], ""), force)
-			return show(io, p, err, map[string]any{"id": args[0], "tasks": tasks}, func(to writer, _ map[string]any) error {
-				_, err := fmt.Fprintf(to, "alloc %s: restarting %s\n", args[0], strings.ReplaceAll(join(tasks), ",", ", "))
-				return err
-			})
+			return show(io, p, err, map[string]any{"id": args[0], "tasks": tasks},
+				func(to writer, _ map[string]any) error {
+					_, err := fmt.Fprintf(to, "alloc %s: restarting %s\n", args[0],
+						strings.ReplaceAll(join(tasks), ",", ", "))
+					return err
+				})
 		},
 	}
 	c.Flags().BoolVar(&force, "force", false,
@@ -42,7 +45,8 @@ func newAllocRestart(io streams, p *globalFlags) *cobra.Command {
 func newAllocStop(io streams, p *globalFlags) *cobra.Command {
 	force := false
 	c := &cobra.Command{
-		Use: "stop ID...", Short: "Stop allocs; their jobs place others instead", Args: usageArgs(cobra.MinimumNArgs(1)),
+		Use: "stop ID...", Short: "Stop allocs; their jobs place others instead",
+		Args: usageArgs(cobra.MinimumNArgs(1)),
 		Long: "Stop allocs and release their volumes. Each job that is not stopped places another alloc instead.",
 		RunE: func(c *cobra.Command, args []string) error {
 			err := p.client().StopAlloc(c.Context(), args[0], force)

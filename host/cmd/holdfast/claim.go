@@ -40,8 +40,8 @@ func newClaimExplain(io streams, p *globalFlags) *cobra.Command {
 	namespace := ""
 	c := &cobra.Command{
 		Use: "explain VOLUME", Short: "Say who holds a volume, what waits for it, and what happens next",
-		Long: "Say who holds a volume, where it is attached, which allocs of this node wait for it, since when, and what " +
-			"happens next. The waits of allocs on other nodes are shown there.",
+		Long: "Say who holds a volume, where it is attached, which allocs of this node wait for it, since when, and " +
+			"what happens next. The waits of allocs on other nodes are shown there.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			e, err := p.client().ExplainClaims(c.Context(), volumeName(namespace, args[0]))
@@ -79,16 +79,19 @@ func writeExplanation(to io.Writer, e control.ClaimExplanation) error {
 func newClaimRelease(io streams, p *globalFlags) *cobra.Command {
 	f, namespace := forceFlags{}, ""
 	c := &cobra.Command{
-		Use: "release VOLUME ALLOC --force", Short: "Release a claim of a node that is gone, or of an alloc that is unknown",
-		Long: "Release the claims of an alloc on a volume that cannot be released in order: their node is not alive, or they " +
-			"are of this node, which does not know the alloc. The volume is detached from the node before.\n\n" +
-			"If the volume is still mounted there, two writers may destroy its data. The claims of an alloc that its node " +
-			"knows are released when the alloc is stopped.",
+		Use:   "release VOLUME ALLOC --force",
+		Short: "Release a claim of a node that is gone, or of an alloc that is unknown",
+		Long: "Release the claims of an alloc on a volume that cannot be released in order: their node is not alive, " +
+			"or they are of this node, which does not know the alloc. The volume is detached from the node " +
+			"before.\n\n" +
+			"If the volume is still mounted there, two writers may destroy its data. The claims of an alloc that its " +
+			"node knows are released when the alloc is stopped.",
 		Args: usageArgs(cobra.ExactArgs(2)),
 		RunE: func(c *cobra.Command, args []string) error {
 			o, err := f.options()
 			if err == nil && !f.force && !f.dryRun {
-				err = usageError{errors.New("a release needs --force; to release volumes in order, run: holdfast alloc stop")}
+				err = usageError{errors.New("a release needs --force; to release volumes in order, run: holdfast " +
+					"alloc stop")}
 			}
 			if err != nil {
 				return err
@@ -99,8 +102,8 @@ func newClaimRelease(io streams, p *globalFlags) *cobra.Command {
 				func(ctx context.Context, client *control.Client) ([]host.ReleaseStep, error) {
 					return client.ReleaseClaim(ctx, name, args[1], o)
 				})
-			return show(io, p, err, steps, writeSteps(f.dryRun, fmt.Sprintf("claim of alloc %s on volume %s released", args[1],
-				name)))
+			return show(io, p, err, steps,
+				writeSteps(f.dryRun, fmt.Sprintf("claim of alloc %s on volume %s released", args[1], name)))
 		},
 	}
 	namespaceFlag(c, &namespace)

@@ -69,18 +69,20 @@ a file below the state directory, which has to be copied.`,
 				return err
 			}
 			if p.json {
-				return writeJSON(io.out, map[string]any{"node": node, "moved": moved, "secrets": append([]secretUse{}, secrets...)})
+				return writeJSON(io.out, map[string]any{"node": node, "moved": moved,
+					"secrets": append([]secretUse{}, secrets...)})
 			}
 			fmt.Fprintf(io.out, "moved %d records of node %s; start the agent\n", moved, node)
 			if len(secrets) > 0 {
-				fmt.Fprintf(io.out, "before another node uses these volumes, it needs the secrets above at the same places "+
-					"(files with mode 0600)\n")
+				fmt.Fprintf(io.out, "before another node uses these volumes, it needs the secrets above at the same "+
+					"places (files with mode 0600)\n")
 			}
 			return nil
 		},
 	}
 	c.Flags().StringVar(&config, "config", defaultConfig, "configuration file of the agent")
-	c.Flags().StringVar(&node, "node", "", "name of this node (default: that of the configuration file, or the host name)")
+	c.Flags().StringVar(&node, "node", "",
+		"name of this node (default: that of the configuration file, or the host name)")
 	c.Flags().StringVar(&shim, "shim", "", "shim binary (default holdfast-shim beside this program or in PATH)")
 	return c
 }
@@ -141,7 +143,8 @@ func migrate(
 	}
 	switch err := cmd.Wait(); {
 	case err != nil:
-		return 0, errors.New(cmp.Or(strings.TrimPrefix(strings.TrimSpace(errs.String()), "holdfast-shim: "), err.Error()))
+		return 0, errors.New(cmp.Or(strings.TrimPrefix(strings.TrimSpace(errs.String()), "holdfast-shim: "),
+			err.Error()))
 	case unread != nil:
 		return 0, fmt.Errorf("%s is not a shim: %w; set --shim", shim, unread)
 	}

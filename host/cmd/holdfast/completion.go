@@ -31,8 +31,8 @@ var ids = map[string]lister{
 }
 
 // completeArguments has the shell complete the arguments and flags of each command below c that name something an agent
-// knows, by the words of its usage line, and resolves IDs that the agent does not know. ID... makes the command run once
-// for each argument.
+// knows, by the words of its usage line, and resolves IDs that the agent does not know. ID... makes the command run
+// once for each argument.
 func completeArguments(c *cobra.Command, p *globalFlags) {
 	for _, sub := range c.Commands() {
 		completeArguments(sub, p)

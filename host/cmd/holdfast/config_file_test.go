@@ -93,7 +93,8 @@ func TestValuesOfTheConfigFileAreReportedByTheirPlace(t *testing.T) {
 			t.Fatal(err)
 		}
 		root := newRoot(streams{io.Discard, io.Discard}, &globalFlags{})
-		root.SetArgs([]string{"agent", "--config", path, "--state-dir", filepath.Join(dir, "state"), "--shim", os.Args[0]})
+		root.SetArgs([]string{"agent", "--config", path, "--state-dir", filepath.Join(dir, "state"), "--shim",
+			os.Args[0]})
 		err := root.Execute()
 		if err == nil || !strings.Contains(err.Error(), want) || exitCode(err) != exitUsage {
 			t.Errorf("%q: %v, want %s", text, err, want)
@@ -117,7 +118,8 @@ func TestConfigFileKeepsTheLinesOfItsClusterBlock(t *testing.T) {
 	if err := os.WriteFile(path, []byte(text+block), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := (placesOf{}).readConfig(c, path); err == nil || !strings.Contains(err.Error(), "agent.hcl:10,1-8: there is") {
+	if _, err := (placesOf{}).readConfig(c, path); err == nil ||
+		!strings.Contains(err.Error(), "agent.hcl:10,1-8: there is") {
 		t.Error(err)
 	}
 }

@@ -95,8 +95,8 @@ func (w *blockWriter) end() error {
 		if !w.begun {
 			before = w.heading()
 		}
-		_, err := fmt.Fprintf(w.to, "%s],\n\"block_type\": %q, \"volume_capacity_bytes\": %d, \"total_bytes\": %d}\n", before,
-			w.last.Type, w.last.Capacity, w.bytes)
+		_, err := fmt.Fprintf(w.to, "%s],\n\"block_type\": %q, \"volume_capacity_bytes\": %d, \"total_bytes\": %d}\n",
+			before, w.last.Type, w.last.Capacity, w.bytes)
 		return err
 	}
 	what := "allocated"

@@ -116,7 +116,8 @@ func TestDoctorWithoutAnAgent(t *testing.T) {
 		"repaired":         {repaired(""), 0, "--repair", exitOK, repair, "all inconsistencies repaired"},
 		"partly repaired":  {repaired("not done"), 1, "--repair", exitFailed, repair, "some inconsistencies remain"},
 		"only advice":      {of(dead), 1, "--repair", exitFailed, inspection, "no automatic repair available"},
-		"incomplete":       {of(unseen), 1, "", exitIncomplete, inspection, "no inconsistencies in the inspected parts"},
+		"incomplete": {of(unseen), 1, "", exitIncomplete, inspection,
+			"no inconsistencies in the inspected parts"},
 		"incomplete, JSON": {of(unseen, skipped), 1, "--json", exitIncomplete, inspection, unexamined},
 		"incomplete, dead": {of(unseen, dead), 1, "", exitFailed, inspection, "the volumes of plugin p: no"},
 		"skipped":          {of(skipped), 0, "", exitOK, inspection, "advice  none\n\nno inconsistencies found"},
@@ -148,7 +149,8 @@ func TestDoctorInspectsOnlyTheNamedState(t *testing.T) {
 	t.Setenv("HOLDFAST_STATE_DIR", "")
 	var errs bytes.Buffer
 	args := []string{"doctor", "--address", filepath.Join(dir, "none.sock"), "--shim", fakeShim(t, dir, findings(), 1)}
-	if got := run(args, io.Discard, &errs); got != exitNoAgent || !strings.Contains(errs.String(), "no agent is running") {
+	if got := run(args, io.Discard, &errs); got != exitNoAgent ||
+		!strings.Contains(errs.String(), "no agent is running") {
 		t.Errorf("%d: %s", got, errs.String())
 	}
 	args = []string{"doctor", "--state-dir", dir, "--run-dir", dir, "--shim", "/no/such/shim"}

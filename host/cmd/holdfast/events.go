@@ -31,10 +31,12 @@ func newEvents(io streams, p *globalFlags) *cobra.Command {
 				case p.json:
 					return lines.Encode(e)
 				case e.Kind == host.EventResync && number > uint64(e.Seq):
-					_, err := fmt.Fprintf(io.err, "holdfast: there is no event %d yet; the last number is %d\n", number, e.Seq)
+					_, err := fmt.Fprintf(io.err, "holdfast: there is no event %d yet; the last number is %d\n", number,
+						e.Seq)
 					return err
 				case e.Kind == host.EventResync:
-					_, err := fmt.Fprintf(io.err, "holdfast: the events after %d, up to %d, are not kept any more\n", number, e.Seq)
+					_, err := fmt.Fprintf(io.err, "holdfast: the events after %d, up to %d, are not kept any more\n",
+						number, e.Seq)
 					return err
 				}
 				_, err := fmt.Fprintf(io.out, "%6d  %s  %s\n", e.Seq, clock(e.At), clean(e.Describe()))

@@ -22,7 +22,8 @@ func TestFenceCommandGetsTheNodeAndItsFailureIsTold(t *testing.T) {
 		t.Error(err)
 	}
 	err = fence(t.Context(), "node-3")
-	if err == nil || !strings.Contains(err.Error(), `fence node-3: exit status 1; its output ends with "cutting node-3"`) {
+	if err == nil || !strings.Contains(err.Error(),
+		`fence node-3: exit status 1; its output ends with "cutting node-3"`) {
 		t.Error(err)
 	}
 	if _, err := fenceBy(filepath.Join(dir, "missing")); err == nil ||

@@ -47,7 +47,8 @@ func newAllocRelease(io streams, p *globalFlags) *cobra.Command {
 		RunE: func(c *cobra.Command, args []string) error {
 			o, err := f.options()
 			if err == nil && !f.force && !f.dryRun {
-				err = usageError{errors.New("a release needs --force; to release volumes in order, run: holdfast job stop")}
+				err = usageError{errors.New("a release needs --force; to release volumes in order, run: holdfast job " +
+					"stop")}
 			}
 			if err != nil {
 				return err
@@ -70,8 +71,8 @@ func newVolumeDetach(io streams, p *globalFlags) *cobra.Command {
 		Use: "detach ID", Short: "Detach an unused volume from nodes",
 		Long: "Detach a volume that is not in use from all nodes, or from one. " +
 			"A node name that is not used any more is allowed.\n\n" +
-			"Another node than this one has to be fenced by the host first. Without that, and to continue without a plugin that " +
-			"is gone, --force and --confirm are needed.",
+			"Another node than this one has to be fenced by the host first. Without that, and to continue without a " +
+			"plugin that is gone, --force and --confirm are needed.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			o, err := f.options()
@@ -79,8 +80,8 @@ func newVolumeDetach(io streams, p *globalFlags) *cobra.Command {
 				return err
 			}
 			name := volumeName(namespace, args[0])
-			steps, err := callUntilSignal(c, p, f.wait, fmt.Sprintf("a detach of volume %s that has begun continues; to check: %s; "+
-				"to begin again, run the command again", name, volumeCommand("status", name)),
+			steps, err := callUntilSignal(c, p, f.wait, fmt.Sprintf("a detach of volume %s that has begun continues; "+
+				"to check: %s; to begin again, run the command again", name, volumeCommand("status", name)),
 				func(ctx context.Context, client *control.Client) ([]host.ReleaseStep, error) {
 					return client.DetachVolume(ctx, name, node, o)
 				})

@@ -82,7 +82,8 @@ func (p *globalFlags) runJob(
 func newJobInspect(io streams, p *globalFlags) *cobra.Command {
 	return &cobra.Command{
 		Use: "inspect ID", Short: "Print a job as it was submitted", Args: usageArgs(cobra.ExactArgs(1)),
-		Long: "Print the file of a job as it was submitted. With --json also its version and the values of its variables.",
+		Long: "Print the file of a job as it was submitted. With --json also its version and the values of its " +
+			"variables.",
 		RunE: func(c *cobra.Command, args []string) error {
 			src, err := p.client().JobSource(c.Context(), args[0])
 			return show(io, p, err, src, func(to writer, src control.JobSource) error {
@@ -97,7 +98,8 @@ func newJobPlan(io streams, p *globalFlags) *cobra.Command {
 	v := &variables{}
 	c := &cobra.Command{
 		Use: "plan FILE", Short: "Show whether the volumes of a job could be mounted now, and why not",
-		Long: "Show for each alloc of a job whether its volumes could be mounted now, and why not. Nothing is changed.\n\n" +
+		Long: "Show for each alloc of a job whether its volumes could be mounted now, and why not. Nothing is " +
+			"changed.\n\n" +
 			"The exit code is 1 if an alloc could not get its volumes.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {

@@ -127,7 +127,8 @@ func volume() control.Volume {
 func uncertainVolume() control.Volume {
 	v := control.Volume{Volume: volume().Volume}
 	v.State, v.External, v.Source.Volume = registry.VolumeUncertain, "/buckets/data", "/buckets/other"
-	v.Notices = []control.Notice{{Kind: control.NoticeUncertain, Summary: "volume data cannot be used", Next: "nothing"}}
+	v.Notices = []control.Notice{{Kind: control.NoticeUncertain, Summary: "volume data cannot be used",
+		Next: "nothing"}}
 	return v
 }
 
@@ -142,7 +143,8 @@ func TestTables(t *testing.T) {
 	golden(t, "plugin", func(w io.Writer) error { return writePlugin(w, plugin) })
 	golden(t, "uses", func(w io.Writer) error {
 		return writeEndpointUses(w, []host.EndpointUse{
-			{Volume: volume().VolumeKey(), Call: registry.NodeStageRPC, Target: "/mnt/stage", Node: "node-1", Since: noon},
+			{Volume: volume().VolumeKey(), Call: registry.NodeStageRPC, Target: "/mnt/stage", Node: "node-1",
+				Since: noon},
 			{Volume: volume().VolumeKey(), Call: registry.DeleteVolumeRPC, Node: "node-1", Since: noon},
 		})
 	})

@@ -42,9 +42,10 @@ func warnStale(io streams, list ...host.NodeStatus) {
 func newNodeDrain(io streams, p *globalFlags) *cobra.Command {
 	off, deadline, reason := false, time.Duration(0), ""
 	c := &cobra.Command{
-		Use: "drain ID", Short: "Stop what runs on a node, and let it take no new claims", Args: usageArgs(cobra.ExactArgs(1)),
-		Long: "Stop what runs on a node: users of volumes first, and plugins when the volumes are released. The node takes no " +
-			"new claims until the drain is ended with --off. Then its jobs run again.\n\n" +
+		Use: "drain ID", Short: "Stop what runs on a node, and let it take no new claims",
+		Args: usageArgs(cobra.ExactArgs(1)),
+		Long: "Stop what runs on a node: users of volumes first, and plugins when the volumes are released. The node " +
+			"takes no new claims until the drain is ended with --off. Then its jobs run again.\n\n" +
 			"The drain continues after the command. To follow it: holdfast node status ID.",
 		RunE: func(c *cobra.Command, args []string) error {
 			if off && (deadline != 0 || reason != "") {
@@ -70,16 +71,16 @@ func newNodeOutOfService(io streams, p *globalFlags) *cobra.Command {
 	confirm, reason := "", ""
 	c := &cobra.Command{
 		Use: "out-of-service ID", Short: "Release the volumes of a node whose machine is off",
-		Long: "Declare that nothing runs on a node any more, because its machine is off or destroyed. Its volumes are detached " +
-			"and its claims released, so that other nodes can use them.\n\n" +
-			"If the machine still runs, two nodes write to the same volumes and destroy their data. A node that is alive is " +
-			"refused. A node that comes back unmounts these volumes before it does anything else.",
+		Long: "Declare that nothing runs on a node any more, because its machine is off or destroyed. Its volumes " +
+			"are detached and its claims released, so that other nodes can use them.\n\n" +
+			"If the machine still runs, two nodes write to the same volumes and destroy their data. A node that is " +
+			"alive is refused. A node that comes back unmounts these volumes before it does anything else.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			n, err := p.client().NodeOutOfService(c.Context(), args[0], confirm, reason)
 			return show(io, p, err, n, func(to writer, n host.NodeStatus) error {
-				_, err := fmt.Fprintf(to, "node %s is %s; to see its claims being released: holdfast claim list\n", n.Name,
-					control.NodeState(n))
+				_, err := fmt.Fprintf(to, "node %s is %s; to see its claims being released: holdfast claim list\n",
+					n.Name, control.NodeState(n))
 				return err
 			})
 		},
@@ -138,9 +139,9 @@ func writeNodes(to io.Writer, list []host.NodeStatus) error {
 }
 
 func writeNode(to io.Writer, n host.NodeStatus) error {
-	err := facts(to, "ID", n.Name, "State", control.NodeState(n), "By", n.By, "Reason", n.Reason, "Since", when(n.Since),
-		"Deadline", when(n.Deadline), "Alive since", when(n.AliveSince), "Suspect since", when(n.SuspectSince),
-		"Version", n.Version, "Epoch", n.Epoch,
+	err := facts(to, "ID", n.Name, "State", control.NodeState(n), "By", n.By, "Reason", n.Reason, "Since",
+		when(n.Since), "Deadline", when(n.Deadline), "Alive since", when(n.AliveSince), "Suspect since",
+		when(n.SuspectSince), "Version", n.Version, "Epoch", n.Epoch,
 		"Once back", drainText(n.Drain))
 	t := newTable("PLUGIN", "NODE", "CONTROLLER", "EXECUTOR", "NODE ID", "TOPOLOGY", "CLAIMS", "ATTACHMENTS", "LIMIT")
 	for _, p := range n.Plugins {
@@ -156,7 +157,7 @@ func writeNode(to io.Writer, n host.NodeStatus) error {
 	if n.Alive || n.Lost() {
 		return err
 	}
-	_, failed := fmt.Fprintf(to, "\netcd does not hear of the node. Its claims stay until it is back. If its machine is "+
-		"certainly off:\n  %s\n", display.Command("holdfast node out-of-service", string(n.Name)))
+	_, failed := fmt.Fprintf(to, "\netcd does not hear of the node. Its claims stay until it is back. If its machine "+
+		"is certainly off:\n  %s\n", display.Command("holdfast node out-of-service", string(n.Name)))
 	return errors.Join(err, failed)
 }

@@ -31,14 +31,20 @@ func newPluginRoll(io streams, p *globalFlags) *cobra.Command {
 	o := agent.RollOptions{}
 	c := &cobra.Command{
 		Use: "roll ID", Short: "Replace the running instances of a plugin",
-		Long: "Replace the running instances of a plugin by new ones of the same jobs. A new instance starts beside the\n" +
-			"old one. Once it is healthy, it gets new calls; calls that run end at the old one, which is then stopped.\n" +
+		Long: "Replace the running instances of a plugin by new ones of the same jobs. A new instance starts beside " +
+			"the\n" +
+			"old one. Once it is healthy, it gets new calls; calls that run end at the old one, which is then " +
+			"stopped.\n" +
 			"If it does not become healthy, it is stopped and nothing has changed.\n\n" +
-			"If a process of the old instance serves mounts (FUSE), that instance is kept until they are unmounted; the\n" +
-			"command names their users and ends. With --drain the allocs that use them are stopped and placed again,\n" +
+			"If a process of the old instance serves mounts (FUSE), that instance is kept until they are unmounted; " +
+			"the\n" +
+			"command names their users and ends. With --drain the allocs that use them are stopped and placed " +
+			"again,\n" +
 			"with the same volumes.\n\n" +
-			"A plugin with roll = \"stop_first\" is stopped before its new instance starts. If several jobs run the plugin,\n" +
-			"all take their new instances, or none. To stop old instances that a roll under way keeps, use --force: calls\n" +
+			"A plugin with roll = \"stop_first\" is stopped before its new instance starts. If several jobs run the " +
+			"plugin,\n" +
+			"all take their new instances, or none. To stop old instances that a roll under way keeps, use --force: " +
+			"calls\n" +
 			"that run there are cut off and sent to the new instance, and mounts that they serve are dead.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -93,7 +99,8 @@ func (p *globalFlags) awaitRoll(
 			return plugin, nil
 		}
 		var err error
-		plugin, err = acrossRestarts(ctx, client, func() (control.Plugin, error) { return client.AwaitRoll(ctx, plugin) })
+		plugin, err = acrossRestarts(ctx, client,
+			func() (control.Plugin, error) { return client.AwaitRoll(ctx, plugin) })
 		if err != nil {
 			return plugin, err
 		}
@@ -104,7 +111,8 @@ func newPluginCapacity(io streams, p *globalFlags) *cobra.Command {
 	var parameters, topology []string
 	wait := time.Duration(0)
 	c := &cobra.Command{
-		Use: "capacity ID", Short: "Show how much space a plugin has for new volumes", Args: usageArgs(cobra.ExactArgs(1)),
+		Use: "capacity ID", Short: "Show how much space a plugin has for new volumes",
+		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			q := host.CapacityQuery{Plugin: host.PluginID(args[0])}
 			var err error
@@ -170,7 +178,8 @@ func writePlugin(to io.Writer, p control.Plugin) error {
 	}
 	for _, t := range p.Tasks {
 		if t.Problem != "" {
-			about = append(about, "Not healthy yet", fmt.Sprintf("task %s of alloc %s: %s", t.Task, short(t.Alloc), t.Problem))
+			about = append(about, "Not healthy yet",
+				fmt.Sprintf("task %s of alloc %s: %s", t.Task, short(t.Alloc), t.Problem))
 		}
 	}
 	err := facts(to, about...)
@@ -195,7 +204,8 @@ func writePlugin(to io.Writer, p control.Plugin) error {
 		for _, v := range t.Volumes {
 			serves = append(serves, v.String())
 		}
-		tasks.add(short(t.Alloc), t.Task, t.Job, t.Type, t.Phase, t.Attempt, t.Calls, strings.Join(serves, " "), request)
+		tasks.add(short(t.Alloc), t.Task, t.Job, t.Type, t.Phase, t.Attempt, t.Calls, strings.Join(serves, " "),
+			request)
 	}
 	for _, part := range []struct {
 		t    *table

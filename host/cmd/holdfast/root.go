@@ -154,8 +154,8 @@ func kindOf(err error) string {
 func (p *globalFlags) adviseNoAgent() string {
 	if p.address == "" || p.state != "" {
 		if pid, held := host.LockHolder(p.stateDir()); held {
-			return fmt.Sprintf("an agent runs: process %s uses %s. If its control socket was removed, it makes a new one "+
-				"within a few seconds: try again. If it was started with another --run-dir, name that one. "+
+			return fmt.Sprintf("an agent runs: process %s uses %s. If its control socket was removed, it makes a new "+
+				"one within a few seconds: try again. If it was started with another --run-dir, name that one. "+
 				"Otherwise end it with kill %[1]s and start it again: tasks keep running", pid, p.stateDir())
 		}
 	}
@@ -222,12 +222,14 @@ Exit codes:
 	flags.StringVar(&p.run, "run-dir", "",
 		"directory for sockets (default /run/holdfast/<digest of the state directory>)")
 	flags.StringVar(&p.address, "address", os.Getenv("HOLDFAST_ADDR"),
-		"control socket of the agent, a path or unix://PATH (env HOLDFAST_ADDR; default agent.sock in the run directory)")
+		"control socket of the agent, a path or unix://PATH (env HOLDFAST_ADDR; default agent.sock in the run "+
+			"directory)")
 	flags.BoolVar(&p.json, "json", false, "print JSON")
 	flags.StringVar(&p.logLevel, "log-level", "",
 		"log level: trace, debug, info, warn or error (default warn; agent: info)")
 	completeArguments(root, p)
-	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "FlagUsages |", fmt.Sprintf("FlagUsagesWrapped %d |", helpWidth)))
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "FlagUsages |",
+		fmt.Sprintf("FlagUsagesWrapped %d |", helpWidth)))
 	wrapHelp(root)
 	return root
 }

@@ -420,8 +420,8 @@ func (o *foreground) shutDown(life context.Context) error {
 	hurry, stop := context.WithTimeout(life, 30*time.Second)
 	defer stop()
 	err = errors.Join(err, o.agent.KillAll(hurry))
-	o.lines.say("state kept; to release the remaining volumes, run again with --state-dir %s and the files of the plugins",
-		display.Quote(o.layout.State))
+	o.lines.say("state kept; to release the remaining volumes, run again with --state-dir %s and the files of the "+
+		"plugins", display.Quote(o.layout.State))
 	return err
 }
 

@@ -49,8 +49,8 @@ func (o *foreground) retry(ctx context.Context, spec host.VolumeSpec, done strin
 			return nil
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case !errors.Is(err, registry.ErrUnavailable) && !errors.Is(err, registry.ErrNotFound) && !errors.Is(err,
-			registry.ErrUncertain):
+		case !errors.Is(err, registry.ErrUnavailable) && !errors.Is(err, registry.ErrNotFound) &&
+			!errors.Is(err, registry.ErrUncertain):
 			return fmt.Errorf("volume %s was not %s: %w", spec.VolumeName(), done, err)
 		case err.Error() != reported:
 			reported = err.Error()

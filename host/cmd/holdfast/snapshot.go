@@ -38,8 +38,8 @@ func newSnapshot(io streams, p *globalFlags) *cobra.Command {
 		newSnapshotList(io, p), newSnapshotStatus(io, p, snapshots), newSnapshotDiff(io, p),
 		newSnapshotDelete(io, p, snapshots, "delete", "Delete snapshots; volumes created from them stay",
 			control.SnapshotClient.Delete),
-		newSnapshotDelete(io, p, snapshots, "deregister", "Remove the records of snapshots; the plugin keeps the snapshots",
-			control.SnapshotClient.Deregister))
+		newSnapshotDelete(io, p, snapshots, "deregister",
+			"Remove the records of snapshots; the plugin keeps the snapshots", control.SnapshotClient.Deregister))
 }
 
 func newGroupSnapshot(io streams, p *globalFlags) *cobra.Command {
@@ -59,9 +59,11 @@ volumes are created from it, and it is deleted with the group only.`
 	return group("group-snapshot", "Manage snapshots of several volumes, taken at one point in time", create,
 		newGroupSnapshotList(io, p), newSnapshotStatus(io, p, groupSnapshots),
 		newSnapshotDelete(io, p, groupSnapshots, "delete",
-			"Delete group snapshots with all their snapshots; volumes created from them stay", control.SnapshotClient.Delete),
+			"Delete group snapshots with all their snapshots; volumes created from them stay",
+			control.SnapshotClient.Delete),
 		newSnapshotDelete(io, p, groupSnapshots, "deregister",
-			"Remove the records of group snapshots; the plugin keeps their snapshots", control.SnapshotClient.Deregister))
+			"Remove the records of group snapshots; the plugin keeps their snapshots",
+			control.SnapshotClient.Deregister))
 }
 
 // newSnapshotCreate returns a command without its usage. read reads the arguments.
@@ -107,8 +109,8 @@ func writeTaken(to writer, s host.Snapshot) error {
 			s.SnapshotName(), s.Volume, s.Plugin, s.External)
 		return err
 	}
-	_, err := fmt.Fprintf(to, "group snapshot %s of %d volumes created by plugin %s (external ID %s)\n", s.SnapshotName(),
-		len(s.Members), s.Plugin, s.External)
+	_, err := fmt.Fprintf(to, "group snapshot %s of %d volumes created by plugin %s (external ID %s)\n",
+		s.SnapshotName(), len(s.Members), s.Plugin, s.External)
 	for _, m := range s.Members {
 		if err == nil {
 			_, err = fmt.Fprintf(to, "  snapshot %s of volume %s\n", s.MemberID(m.Volume), m.Volume)
@@ -119,7 +121,8 @@ func writeTaken(to writer, s host.Snapshot) error {
 
 // line is a command for one snapshot.
 func (k snapshotKind) line(verb string, n host.SnapshotName) string {
-	return display.Command("holdfast "+k.command+" "+verb+" --namespace="+display.Quote(string(n.Namespace)), string(n.ID))
+	return display.Command("holdfast "+k.command+" "+verb+" --namespace="+display.Quote(string(n.Namespace)),
+		string(n.ID))
 }
 
 func snapshotNamespace(c *cobra.Command, to *string) {
@@ -151,10 +154,11 @@ func secretReferences(list []string) (map[string]registry.Secret, error) {
 	var out map[string]registry.Secret
 	for name, text := range texts {
 		kind, at, _ := strings.Cut(text, ":")
-		secret, known := map[string]registry.Secret{"env": {Env: at}, "file": {File: at}, "callback": {Callback: at}}[kind]
+		secret, known := map[string]registry.Secret{"env": {Env: at}, "file": {File: at},
+			"callback": {Callback: at}}[kind]
 		if !known || at == "" { // the text may be the secret itself
-			return nil, usageError{fmt.Errorf("--secret %s: write %s=env:VARIABLE, %s=file:PATH or %s=callback:TEXT", name,
-				name, name, name)}
+			return nil, usageError{fmt.Errorf("--secret %s: write %s=env:VARIABLE, %s=file:PATH or %s=callback:TEXT",
+				name, name, name, name)}
 		}
 		if out == nil {
 			out = map[string]registry.Secret{}
@@ -223,8 +227,8 @@ func newSnapshotDelete(io streams, p *globalFlags, kind snapshotKind, verb, shor
 		Use: verb + " ID...", Short: short, Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			name := host.SnapshotName{Namespace: registry.Namespace(namespace), ID: registry.SnapshotID(args[0])}
-			hint := fmt.Sprintf("%s %s may or may not be deleted; to check: %s; to resume, run the command again", kind.noun,
-				name, kind.line("status", name))
+			hint := fmt.Sprintf("%s %s may or may not be deleted; to check: %s; to resume, run the command again",
+				kind.noun, name, kind.line("status", name))
 			_, err := callUntilSignal(c, p, wait, hint,
 				func(ctx context.Context, client *control.Client) (struct{}, error) {
 					return struct{}{}, do(kind.client(client), ctx, name)
@@ -261,8 +265,9 @@ func writeGroups(to io.Writer, list []host.Snapshot) error {
 func writeSnapshot(to io.Writer, s host.Snapshot) error {
 	list := []any{"ID", s.ID, "Namespace", s.Namespace, "Name", s.Name}
 	for _, m := range s.Members {
-		list = append(list, "Snapshot", fmt.Sprintf("%s of volume %s (external ID %s, %s)", s.MemberID(m.Volume), m.Volume,
-			string(m.External), display.Size(m.Size)))
+		list = append(list, "Snapshot",
+			fmt.Sprintf("%s of volume %s (external ID %s, %s)", s.MemberID(m.Volume), m.Volume, string(m.External),
+				display.Size(m.Size)))
 	}
 	if !s.IsGroup() {
 		list = append(list, "Volume", s.Volume, "Size", display.Size(s.Size))

@@ -48,7 +48,8 @@ func newVolumeCreate(io streams, p *globalFlags, verb, short string, do createVo
 					again = display.Command("holdfast volume "+verb, src.Name)
 				}
 				owner := map[string]string{"create": "plugin", "register": "agent"}[verb]
-				hint := fmt.Sprintf("the %s may still %s the volume; to resume, run with the same flags: %s", owner, verb, again)
+				hint := fmt.Sprintf("the %s may still %s the volume; to resume, run with the same flags: %s", owner,
+					verb, again)
 				var name atomic.Pointer[host.VolumeName] // nil: the agent has not read the file yet
 				vol, err := callUntilSignal(c, p, wait, hint,
 					func(ctx context.Context, client *control.Client) (control.Volume, error) {
@@ -284,8 +285,8 @@ func filledFrom(v control.Volume) []any {
 // createdWith returns the facts about the job that has made a volume, if one has.
 func createdWith(v control.Volume) (facts []any) {
 	if v.Origin != (registry.Origin{}) {
-		facts = append(facts, "Created with", fmt.Sprintf("volume %s of job %s, group %s", v.Origin.Request, v.Origin.Job,
-			v.Origin.Group))
+		facts = append(facts, "Created with",
+			fmt.Sprintf("volume %s of job %s, group %s", v.Origin.Request, v.Origin.Job, v.Origin.Group))
 	}
 	if v.DeleteWith != "" {
 		facts = append(facts, "Deleted with", "alloc "+short(v.DeleteWith))
@@ -363,8 +364,9 @@ func newVolumeExpand(io streams, p *globalFlags) *cobra.Command {
 			if limit != "" {
 				flags += " --limit " + display.Quote(limit)
 			}
-			v, err := callUntilSignal(c, p, wait, fmt.Sprintf("the expansion of volume %s may continue; to check: %s; to resume: %s",
-				name, volumeCommand("status", name), volumeCommand(flags, name)),
+			v, err := callUntilSignal(c, p, wait,
+				fmt.Sprintf("the expansion of volume %s may continue; to check: %s; to resume: %s", name,
+					volumeCommand("status", name), volumeCommand(flags, name)),
 				func(ctx context.Context, client *control.Client) (control.Volume, error) {
 					return client.ExpandVolume(ctx, name, want)
 				})

@@ -134,7 +134,8 @@ func newVolumeAdopt(io streams, p *globalFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			vol, err := callUntilSignal(c, p, wait, "the volume may still be registered; to resume, run the command again",
+			vol, err := callUntilSignal(c, p, wait,
+				"the volume may still be registered; to resume, run the command again",
 				func(ctx context.Context, client *control.Client) (control.Volume, error) {
 					return client.AdoptVolume(ctx, src)
 				})

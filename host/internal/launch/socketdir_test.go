@@ -55,8 +55,9 @@ func plant(t *testing.T, dir, precious string) {
 	errs := []error{
 		err, socket.Close(), unix.Mkfifo(filepath.Join(dir, "fifo"), 0o600),
 		os.MkdirAll(filepath.Join(closed, "below"), 0o700),
-		os.Symlink(filepath.Dir(precious), filepath.Join(dir, "link")), os.Symlink(precious, filepath.Join(closed, "link")),
-		os.Link(precious, filepath.Join(dir, "hard")), os.Chmod(closed, 0),
+		os.Symlink(filepath.Dir(precious), filepath.Join(dir, "link")),
+		os.Symlink(precious, filepath.Join(closed, "link")), os.Link(precious, filepath.Join(dir, "hard")),
+		os.Chmod(closed, 0),
 	}
 	for range 2500 { // "deep/" so often is three times the longest path
 		errs = append(errs, unix.Mkdirat(tree, "deep", 0o700))

@@ -122,7 +122,8 @@ func TestTrapT3DaemonOfAShimThatDoesNotStart(t *testing.T) {
 	for how, says := range map[string]string{"exit 3": "exited with code 3", "exec sleep 1000": "gave up starting it"} {
 		dir := shortDir(t)
 		refusedOnce(t, dir+"/given-up", script(t, patience, "sleep 1000 & echo $! >"+dir+"/helper",
-			"setsid sh -c 'sleep 1000 & echo $! >"+dir+"/daemon'", "[ '"+how+"' = 'exit 3' ] || : >"+dir+"/given-up", how),
+			"setsid sh -c 'sleep 1000 & echo $! >"+dir+"/daemon'", "[ '"+how+"' = 'exit 3' ] || : >"+dir+"/given-up",
+			how),
 			nil, says)
 		text, err := os.ReadFile(dir + "/helper")
 		must(t, err)

@@ -151,7 +151,8 @@ func TestTrapT16ImpostorAtTheSocket(t *testing.T) {
 	cert := certificate(t)
 	refused(t, script(t, patience, "echo $PLUGIN_UNIX_SOCKET_DIR >"+ready,
 		"until [ -e "+ready+".done ]; do :; done", "echo \"1|1|unix|$PLUGIN_UNIX_SOCKET_DIR/plugin1|grpc|"+cert+"\"",
-		"exec sleep 1000"), nil, fmt.Sprintf("process %d (uid", os.Getpid()), "listens at the shim's socket, not the shim")
+		"exec sleep 1000"), nil, fmt.Sprintf("process %d (uid", os.Getpid()),
+		"listens at the shim's socket, not the shim")
 }
 
 func certificate(t *testing.T) string {

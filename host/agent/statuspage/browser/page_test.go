@@ -229,7 +229,8 @@ func TestStatusPageInABrowser(t *testing.T) {
 	b.await("#live", "^Live")
 	for section, text := range map[string]string{
 		"#plugins": "No plugins.*holdfast job run", "#jobs": "No jobs.*holdfast job run",
-		"#volumes": "No volumes.*holdfast volume create", "#shim": "No swaps.*holdfast shim swap", "#events": "No events",
+		"#volumes": "No volumes.*holdfast volume create", "#shim": "No swaps.*holdfast shim swap",
+		"#events": "No events",
 	} {
 		b.await(section, text)
 	}
