@@ -206,7 +206,8 @@ func (f *fields) need(names ...string) {
 func (f *fields) value(name string) (cty.Value, bool) {
 	v, ok := f.valueAtRunTime(name)
 	if ok && atRunTime(v) {
-		f.errorf(f.at(name), insteadOf(name, v), "%s is needed before a task runs; it cannot depend on the run time", name)
+		f.errorf(f.at(name), insteadOf(name, v), "%s is needed before a task runs; it cannot depend on the run time",
+			name)
 		return v, false
 	}
 	v, _ = v.UnmarkDeep()

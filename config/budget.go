@@ -16,7 +16,8 @@ const (
 )
 
 var (
-	errWork   = errors.New("the expressions of this file make too much data; use smaller lists, fewer nested for expressions or shorter locals")
+	errWork = errors.New("the expressions of this file make too much data; use smaller lists, fewer nested for " +
+		"expressions or shorter locals")
 	errNumber = errors.New("a number here is too large")
 )
 

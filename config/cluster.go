@@ -40,10 +40,12 @@ var clusterStanza = &stanza{
 		{name: "id", kind: isText, required: true,
 			doc: "The ID of the cluster. Nodes with the same ID and etcd form a cluster."},
 		{name: "expect", kind: isNumber, required: true, low: 1, high: 1000,
-			doc: "The number of nodes that form the cluster. No claim is granted before so many have registered. It cannot be changed."},
+			doc: "The number of nodes that form the cluster. No claim is granted before so many have registered. It " +
+				"cannot be changed."},
 		{name: "endpoints", kind: isStrings, required: true, doc: "The URLs of etcd."},
 		{name: "lease_ttl", kind: isDuration, low: int64(2 * time.Second), high: int64(10 * time.Minute),
-			fallback: 10 * time.Second, doc: "A node that etcd has not heard of for so long is suspect. Its claims stay."},
+			fallback: 10 * time.Second, doc: "A node that etcd has not heard of for so long is suspect. Its claims " +
+				"stay."},
 		{name: "lost_nodes", kind: isChoice, words: []string{LostWait, LostFence}, fallback: LostWait,
 			doc: "With wait, the claims of a suspect node stay until it is back, or declared out of service. " +
 				"With fence, Holdfast calls the orchestrator's fence function, and then releases them."},
@@ -53,10 +55,11 @@ var clusterStanza = &stanza{
 
 var tlsStanza = &stanza{
 	name: "tls",
-	doc: "Files in PEM. cert_file and key_file are read again for each connection, so that they can be renewed; ca_file is " +
-		"read when the shim starts.",
+	doc: "Files in PEM. cert_file and key_file are read again for each connection, so that they can be renewed; " +
+		"ca_file is read when the shim starts.",
 	fields: []field{
-		{name: "ca_file", kind: isText, doc: "Certificates that have signed that of etcd. Without it, those of the machine."},
+		{name: "ca_file", kind: isText,
+			doc: "Certificates that have signed that of etcd. Without it, those of the machine."},
 		{name: "cert_file", kind: isText, doc: "The certificate of this node."},
 		{name: "key_file", kind: isText, doc: "Its private key."},
 	},
@@ -86,12 +89,14 @@ func (f *file) cluster() *Cluster {
 	at := f.open(b, clusterStanza)
 	c := &Cluster{
 		ID:     parsed(at, "id", parseClusterID),
-		Expect: int(at.integer("expect")), LeaseTTL: at.duration("lease_ttl"), LostNodes: oneOf[string](at, "lost_nodes"),
+		Expect: int(at.integer("expect")), LeaseTTL: at.duration("lease_ttl"),
+		LostNodes: oneOf[string](at, "lost_nodes"),
 		Endpoints: at.endpoints(),
 	}
 	if tls, ok := at.one("tls"); ok {
 		files := f.open(tls, tlsStanza)
-		c.CAFile, c.CertFile, c.KeyFile = textOf(files, "ca_file"), textOf(files, "cert_file"), textOf(files, "key_file")
+		c.CAFile, c.CertFile, c.KeyFile = textOf(files, "ca_file"), textOf(files, "cert_file"),
+			textOf(files, "key_file")
 		if slices.ContainsFunc(c.Endpoints, func(url string) bool { return strings.HasPrefix(url, "http:") }) {
 			f.errorf(tls.head, "write https:// in endpoints", "tls has no effect on endpoints with http://")
 		}
@@ -118,7 +123,8 @@ func (f *fields) endpoints() (urls []string) {
 	}
 	urls, ok = stringsOf(v)
 	if !ok || len(urls) == 0 {
-		f.errorf(f.at("endpoints"), `give a list such as ["https://10.0.0.1:2379"]`, "endpoints cannot be %s", kindOf(v))
+		f.errorf(f.at("endpoints"), `give a list such as ["https://10.0.0.1:2379"]`, "endpoints cannot be %s",
+			kindOf(v))
 	}
 	for i, s := range urls {
 		if strings.Contains(s, "@") {

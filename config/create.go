@@ -9,17 +9,17 @@ import (
 
 var createStanza = &stanza{
 	name: "create",
-	doc: "The volume named by source is created before the first alloc that uses it starts. A volume that exists under " +
-		"that ID is used as it is. The volume block gives the capability and the mount options. Maps hold no reference " +
-		"that is known at run time only.",
+	doc: "The volume named by source is created before the first alloc that uses it starts. A volume that exists " +
+		"under that ID is used as it is. The volume block gives the capability and the mount options. Maps hold no " +
+		"reference that is known at run time only.",
 	fields: slices.Concat(
 		specFields("plugin_id", "snapshot_id", "clone_id", "clone_external_id", "capacity_min", "capacity_max",
 			"parameters", "mutable_parameters", "name"),
 		[]field{secretsField},
 		specFields("topology_request"),
 		[]field{{name: "on_stop", kind: isChoice, words: []string{"keep", "delete"}, fallback: "keep",
-			doc: "Whether the plugin deletes the volume after its last alloc has ended, also if another alloc follows. It " +
-				"deletes only what this block has created."}},
+			doc: "Whether the plugin deletes the volume after its last alloc has ended, also if another alloc " +
+				"follows. It deletes only what this block has created."}},
 	),
 }
 
@@ -58,7 +58,8 @@ func (f *file) create(volume *fields, b block, v hooks.VolumeRequest) *hooks.Cre
 	return &hooks.Create{
 		Plugin: spec.Plugin, Name: spec.Name, CapacityMin: spec.CapacityMin, CapacityMax: spec.CapacityMax,
 		Parameters: spec.Parameters, Mutable: spec.Mutable, Secrets: spec.Secrets, Required: spec.Required,
-		Preferred: spec.Preferred, CloneID: spec.CloneID, CloneExternal: spec.CloneExternal, SnapshotID: spec.SnapshotID,
-		Delete: oneOf[string](at, "on_stop") == "delete",
+		Preferred: spec.Preferred, CloneID: spec.CloneID, CloneExternal: spec.CloneExternal,
+		SnapshotID: spec.SnapshotID,
+		Delete:     oneOf[string](at, "on_stop") == "delete",
 	}
 }

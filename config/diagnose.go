@@ -83,7 +83,8 @@ func (d *decoder) hcl(found hcl.Diagnostics) {
 		if call, ok := hcl.DiagnosticExtra[hclsyntax.FunctionCallDiagExtra](h); ok && call.FunctionCallError() != nil {
 			summary, detail = failedCall(call), ""
 		}
-		if text := d.texts[at.Filename]; at.Start.Byte+1 < len(text) && string(text[at.Start.Byte:at.Start.Byte+2]) == "${" {
+		if text := d.texts[at.Filename]; at.Start.Byte+1 < len(text) &&
+			string(text[at.Start.Byte:at.Start.Byte+2]) == "${" {
 			detail = renderFirst
 		}
 		d.report(severity, at, summary, detail)

@@ -326,8 +326,8 @@ func (d *decoder) readBytes(name string) ([]byte, error) {
 		return nil, errors.New("files cannot be read here; give the text as a variable")
 	}
 	if strings.HasPrefix(name, "~") {
-		return nil, fmt.Errorf("%s: ~ is not expanded here, as the agent that reads the file has another home directory; "+
-			"write the whole path, such as /root%s", name, strings.TrimLeft(name, "~"))
+		return nil, fmt.Errorf("%s: ~ is not expanded here, as the agent that reads the file has another home "+
+			"directory; write the whole path, such as /root%s", name, strings.TrimLeft(name, "~"))
 	}
 	b, err := d.opts.ReadFile(name)
 	if err == nil && len(b) > maxBytes {

@@ -45,10 +45,14 @@ func TestHostileText(t *testing.T) {
 			"too much data"},
 		"long keys": {inConfig(`x = {for a in range(1000) : "${join("", range(1000))}${a}" => 1}`),
 			"too much data"},
-		"hidden work":    {inConfig(`x = [for a in range(1000) : [for b in range(1000) : length("${join("", range(1000))}${a}")]]`), "too much data"},
+		"hidden work": {inConfig(
+			`x = [for a in range(1000) : [for b in range(1000) : length("${join("", range(1000))}${a}")]]`),
+			"too much data"},
 		"infinite":       {inConfig(`x = pow(10, 999999999)`), "too large"},
 		"dynamic blocks": {"job \"x\" {\n" + nestedDynamic(4) + "}", "too much data"},
-		"template loops": {inConfig(`x = "%{for a in range(1000)}%{for b in range(1000)}%{for c in range(1000)}x%{endfor}%{endfor}%{endfor}"`), "too much data"},
+		"template loops": {inConfig(
+			`x = "%{for a in range(1000)}%{for b in range(1000)}%{for c in range(1000)}x%{endfor}%{endfor}%{endfor}"`),
+			"too much data"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			job, ds := ParseJob(Source{"x.hcl", []byte(c.text)}, Options{})

@@ -87,8 +87,8 @@ func (f *fields) add(out map[string]string, key string, v cty.Value, at hcl.Rang
 	case !ok:
 		f.errorf(at, "give a string; jsonencode() makes one of anything", "%s cannot be %s here", key, kindOf(v))
 	case f.constant && atRunTime(v):
-		f.errorf(at, "use a variable, or write it out; with $${ instead of ${ the plugin reads the reference as it is written",
-			"%s cannot depend on the run time: references are not resolved here", key)
+		f.errorf(at, "use a variable, or write it out; with $${ instead of ${ the plugin reads the reference as it "+
+			"is written", "%s cannot depend on the run time: references are not resolved here", key)
 	default:
 		out[key] = s
 	}

@@ -32,14 +32,14 @@ var optionsStanza = &stanza{
 		{name: "mount_group", kind: isText,
 			doc: "The group that owns the volume: a number, or a name that the plugin's machine knows. The plugin " +
 				"must support it."},
-		{name: "owner", kind: isText, doc: "The number of the user that owns the files. Owner, group and mode are set " +
-			"once, before the first use of an empty volume."},
+		{name: "owner", kind: isText, doc: "The number of the user that owns the files. Owner, group and mode are " +
+			"set once, before the first use of an empty volume."},
 		{name: "group", kind: isText, doc: "The number of their group. Without owner and mode it is the same as " +
 			"mount_group if the plugin supports that."},
 		{name: "mode", kind: isText, doc: "The permissions of the root directory, in octal, such as `\"0770\"`."},
 		{name: "ownership", kind: isChoice, words: []string{"root", "recursive"}, fallback: "root",
-			doc: "Whether owner and group are those of the root directory of an empty volume, or of all files, also of a " +
-				"volume that has some. Allocs that write to one volume at the same time then set the same."},
+			doc: "Whether owner and group are those of the root directory of an empty volume, or of all files, also " +
+				"of a volume that has some. Allocs that write to one volume at the same time then set the same."},
 	},
 }
 

@@ -72,7 +72,8 @@ var volumeStanza = &stanza{
 		{name: "sticky", kind: isBool, fallback: false, doc: "For host volumes only."},
 		{name: "mount_options", kind: isBlock, block: optionsStanza, doc: "How the file system is mounted."},
 		{name: "ephemeral", kind: isBlock, block: ephemeralStanza, doc: "Makes the volume an inline one."},
-		{name: "create", kind: isBlock, block: createStanza, doc: "Creates the volume with the first alloc that uses it."},
+		{name: "create", kind: isBlock, block: createStanza,
+			doc: "Creates the volume with the first alloc that uses it."},
 	},
 }
 
@@ -115,8 +116,8 @@ func (f *file) request(asked *requests, b block, facts groupFacts) bool {
 // stored reads the fields of a volume block for a persistent volume.
 func (f *file) stored(at *fields, v *hooks.VolumeRequest) {
 	if !at.has("source") {
-		f.errorf(at.head, `add source = "id of a volume", or for a volume that lives as long as its alloc ephemeral { plugin_id = ... }`,
-			"volume has no source")
+		f.errorf(at.head, `add source = "id of a volume", or for a volume that lives as long as its alloc `+
+			`ephemeral { plugin_id = ... }`, "volume has no source")
 	}
 	at.need("access_mode", "attachment_mode")
 	v.Source = string(parsed(at, "source", registry.ParseVolumeID))

@@ -171,8 +171,10 @@ func TestSubPathIsOfANewerVersion(t *testing.T) {
 		"a create block":              {sealed{Group: creates(hooks.Create{Plugin: "p"})}, 2},
 		"one with a name":             {sealed{Group: creates(hooks.Create{Name: "n"})}, 3},
 		"one with mutable parameters": {sealed{Group: creates(hooks.Create{Mutable: map[string]string{"a": "b"}})}, 3},
-		"a plugin's task":             {sealed{Task: &hooks.TaskSpec{}}, 1}, "no mounts": {sealed{Group: &hooks.GroupSpec{}}, 1},
-		"all of a volume": {sealed{Group: mounts("")}, 1}, "a part of one": {sealed{Group: mounts("a/b")}, 2},
+		"a plugin's task":             {sealed{Task: &hooks.TaskSpec{}}, 1},
+		"no mounts":                   {sealed{Group: &hooks.GroupSpec{}}, 1},
+		"all of a volume":             {sealed{Group: mounts("")}, 1},
+		"a part of one":               {sealed{Group: mounts("a/b")}, 2},
 	} {
 		if got := version(c.sealed); got != c.want {
 			t.Errorf("%s: version %d, want %d", what, got, c.want)

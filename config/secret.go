@@ -23,8 +23,8 @@ const secretForms = `name = { env = "VARIABLE" }, { file = "/path" } or { callba
 
 var secretsField = field{name: "secrets", kind: isMap,
 	doc: "Secrets for the plugin, each as a reference: `{ env = \"VARIABLE\" }`, " +
-		"`{ file = \"/path\" }` or `{ callback = \"name\" }`, which the orchestrator answers. A volume file may also have " +
-		"the value itself: it is moved into a file in the state directory, with a warning."}
+		"`{ file = \"/path\" }` or `{ callback = \"name\" }`, which the orchestrator answers. A volume file may also " +
+		"have the value itself: it is moved into a file in the state directory, with a warning."}
 
 // secretReferences reads secrets. Diagnostics quote only their keys.
 func (f *fields) secretReferences() map[string]registry.Secret {
@@ -87,8 +87,8 @@ func (f *fields) secretItem(
 // literalSecret reads a secret that is written out. Only a volume file may have one, as in Nomad: a job is stored.
 func (f *fields) literalSecret(name string, expr hclsyntax.Expression, ctx *hcl.EvalContext) (s registry.Secret) {
 	if f.stanza != specStanza {
-		f.errorf(expr.Range(), secretForm, "the secret %q is not a reference: a job is stored with all that it contains",
-			name)
+		f.errorf(expr.Range(), secretForm,
+			"the secret %q is not a reference: a job is stored with all that it contains", name)
 		return s
 	}
 	v, ok := f.decoder.value(expr, ctx)

@@ -120,8 +120,8 @@ func TestLiteralSecretsOfVolumeFiles(t *testing.T) {
 	if ds.Err() != nil || !maps.Equal(spec.Secrets, want) {
 		t.Errorf("%v; the secrets are not those of the file", ds)
 	}
-	if text, err := json.Marshal(spec); err != nil || strings.Contains(fmt.Sprintf("%s %v %+v %#v", text, spec, *spec, *spec),
-		"admin") {
+	if text, err := json.Marshal(spec); err != nil ||
+		strings.Contains(fmt.Sprintf("%s %v %+v %#v", text, spec, *spec, *spec), "admin") {
 		t.Errorf("%s %+v, %v", text, spec, err)
 	}
 }

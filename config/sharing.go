@@ -47,8 +47,10 @@ func (f *file) checkPerAlloc(at *fields, facts groupFacts) {
 func (f *file) checkShared(at *fields, u registry.Usage, facts groupFacts) {
 	switch mode := u.Access; {
 	case singleNode(mode):
-		f.errorf(at.at("access_mode"), "use per_alloc = true for a volume per alloc, a multi-node access mode, or count = 1",
-			"the %d allocs of group %q cannot share a volume with the access mode %s", facts.count, facts.group, mode)
+		f.errorf(at.at("access_mode"),
+			"use per_alloc = true for a volume per alloc, a multi-node access mode, or count = 1",
+			"the %d allocs of group %q cannot share a volume with the access mode %s", facts.count, facts.group,
+			mode)
 	case mode == registry.MultiNodeSingleWriter && !u.ReadOnly:
 		f.errorf(at.at("access_mode"), "use read_only = true, per_alloc = true, or count = 1",
 			"only one of the %d allocs of group %q could write with the access mode %s", facts.count, facts.group, mode)

@@ -17,9 +17,10 @@ func TestStanzaReferenceIsWhatTheParserReads(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(`# Stanzas
 
-Printed from the declarations of the parser (` + "`go test ./config -run Stanza -update`" + `). Words in *italics* are defaults. A map is written
-as a block or as an attribute. A duration is written as "30s" or "1h30m", a size as bytes or with a unit: "10GiB", "10GB".
-Expressions may use ` + "`var.NAME`, `local.NAME`" + ` and functions; what Holdfast reads must be known before a task runs.
+Printed from the declarations of the parser (` + "`go test ./config -run Stanza -update`" + `). Words in *italics* are
+defaults. A map is written as a block or as an attribute. A duration is written as "30s" or "1h30m", a size as bytes or
+with a unit: "10GiB", "10GB". Expressions may use ` + "`var.NAME`, `local.NAME`" + ` and functions; what
+Holdfast reads must be known before a task runs.
 `)
 	printed := map[*stanza]bool{}
 	printStanza(&b, jobStanza, printed)

@@ -122,7 +122,8 @@ func (f *fields) checkPath(name, s string) bool {
 func wrongPath(s string) string {
 	switch {
 	case strings.Contains(s, "${"):
-		return "may start with ${NOMAD_TASK_DIR}, ${NOMAD_ALLOC_DIR} or ${NOMAD_SECRETS_DIR}, and hold no other reference"
+		return "may start with ${NOMAD_TASK_DIR}, ${NOMAD_ALLOC_DIR} or ${NOMAD_SECRETS_DIR}, and hold no other " +
+			"reference"
 	case !strings.HasPrefix(s, "/"):
 		return `must be an absolute path, as in "/data"`
 	case strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }):

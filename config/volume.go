@@ -20,7 +20,8 @@ var specStanza = &stanza{
 		{name: "type", kind: isText, fallback: "csi", doc: "Always csi."},
 		{name: "plugin_id", kind: isText, required: true, doc: "The plugin that has the volume."},
 		{name: "external_id", kind: isText, doc: "The plugin's ID of a volume that exists, to register it."},
-		{name: "snapshot_id", kind: isText, doc: "The snapshot that the new volume is filled from: its ID in the namespace, or the plugin's ID."},
+		{name: "snapshot_id", kind: isText,
+			doc: "The snapshot that the new volume is filled from: its ID in the namespace, or the plugin's ID."},
 		{name: "clone_id", kind: isText, doc: "The ID of a volume that the new volume is filled from."},
 		{name: "clone_external_id", kind: isText, doc: "The plugin's ID of such a volume."},
 		{name: "node", kind: isText, doc: "The node of a cluster that is to have the volume, for a plugin with " +
@@ -32,7 +33,8 @@ var specStanza = &stanza{
 		{name: "attachment_mode", kind: isChoice, words: words(attachmentModes...),
 			doc: "With access_mode, the same as one capability."},
 		{name: "parameters", kind: isMap, doc: "Parameters of a new volume, as the plugin documents them."},
-		{name: "mutable_parameters", kind: isMap, doc: "Parameters that the plugin can modify later, as it documents them."},
+		{name: "mutable_parameters", kind: isMap,
+			doc: "Parameters that the plugin can modify later, as it documents them."},
 		{name: "context", kind: isMap, doc: "The volume context of a volume that is registered."},
 		secretsField,
 		{name: "capability", kind: isBlock, block: capabilityStanza,
@@ -115,7 +117,8 @@ func (f *fields) contentOf(spec *registry.VolumeSpec) {
 func parseCloneID(s string) (registry.VolumeID, error) {
 	id, err := registry.ParseVolumeID(s)
 	if err != nil {
-		return id, registry.Invalid("%w; clone_id is the id of a volume here: if this is the plugin's own id for it, write clone_external_id", err)
+		return id, registry.Invalid("%w; clone_id is the id of a volume here: if this is the plugin's own id for it, "+
+			"write clone_external_id", err)
 	}
 	return id, nil
 }
@@ -175,7 +178,8 @@ func (f *file) capabilities(at *fields) []registry.VolumeCapability {
 		}
 		blocks = []block{{kind: "capability", body: body, ctx: f.ctx, head: f.head}}
 	case len(blocks) == 0:
-		f.errorf(f.head, `add capability { access_mode = "single-node-writer" attachment_mode = "file-system" }, each on a line of its own`, "a volume has at least one capability")
+		f.errorf(f.head, `add capability { access_mode = "single-node-writer" attachment_mode = "file-system" }, `+
+			`each on a line of its own`, "a volume has at least one capability")
 	}
 	var list []registry.VolumeCapability
 	for _, b := range blocks {

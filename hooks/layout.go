@@ -125,12 +125,12 @@ func (l Layout) Check() error {
 		}
 	}
 	if n := len(l.Socket(registry.TaskKey{})); n > MaxSocketPath {
-		return registry.Invalid("run directory %s is %d bytes too long: the kernel allows %d bytes for the path of a socket; choose a shorter one",
-			l.Run, n-MaxSocketPath, MaxSocketPath)
+		return registry.Invalid("run directory %s is %d bytes too long: the kernel allows %d bytes for the path of a "+
+			"socket; choose a shorter one", l.Run, n-MaxSocketPath, MaxSocketPath)
 	}
 	if n := longest(l.PluginRoot("")); n > MaxPluginPath {
-		return registry.Invalid("state directory %s is %d bytes too long: CSI allows %d bytes for the path of a volume; choose a shorter one",
-			l.State, n-MaxPluginPath, MaxPluginPath)
+		return registry.Invalid("state directory %s is %d bytes too long: CSI allows %d bytes for the path of a "+
+			"volume; choose a shorter one", l.State, n-MaxPluginPath, MaxPluginPath)
 	}
 	return nil
 }

@@ -80,7 +80,8 @@ func wrongSubPath(s string) string {
 	case s == "" || s == ".":
 		return `must name a directory or a file in the volume, as in "a/b"; leave it out to mount all of the volume`
 	case strings.Contains(s, "${"):
-		return "may refer to ${NOMAD_ALLOC_ID} and ${NOMAD_ALLOC_INDEX}, and to nothing else that is known at run time only"
+		return "may refer to ${NOMAD_ALLOC_ID} and ${NOMAD_ALLOC_INDEX}, and to nothing else that is known at run " +
+			"time only"
 	case !utf8.ValidString(s) || strings.ContainsFunc(s, unicode.IsControl):
 		return "must be UTF-8 without control characters"
 	case strings.HasPrefix(s, "/"):
