@@ -32,8 +32,8 @@ func main() {
 	show := flag.Bool("version", false, "print the version and exit")
 	check := flag.String("check", "", "look at a state file, say what is wrong with it, and exit")
 	d := doctorFlags()
-	moving := flag.String("migrate", "", "move the volumes of -state into the cluster that standard input describes, as node "+
-		"NAME, and exit")
+	moving := flag.String("migrate", "", "move the volumes of -state into the cluster that standard input describes, "+
+		"as node NAME, and exit")
 	flag.Parse()
 	if *show {
 		fmt.Fprintln(os.Stderr, "holdfast-shim", version) // standard output is the handshake's

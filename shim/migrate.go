@@ -25,9 +25,10 @@ func migrate(state, node string) int {
 	if err == nil {
 		var moved int
 		out := json.NewEncoder(os.Stdout)
-		moved, err = lifecycle.Offline{State: state, Logger: log}.Migrate(ctx, text, node, func(all []lifecycle.SecretUse) {
-			_ = out.Encode(map[string]any{"secrets": all})
-		})
+		moved, err = lifecycle.Offline{State: state, Logger: log}.Migrate(ctx, text, node,
+			func(all []lifecycle.SecretUse) {
+				_ = out.Encode(map[string]any{"secrets": all})
+			})
 		if err == nil {
 			err = out.Encode(map[string]any{"moved": moved})
 		}

@@ -20,13 +20,13 @@ const (
 	// MaxMessage bounds one gRPC message in either direction, in bytes, at both ends.
 	MaxMessage = 16 << 20
 
-	// Window is how much of a stream is sent before the receiver reads it, in bytes. A fixed window spares each call the
-	// pings by which gRPC otherwise measures the connection.
+	// Window is how much of a stream is sent before the receiver reads it, in bytes. A fixed window spares each call
+	// the pings by which gRPC otherwise measures the connection.
 	Window = 1 << 20
 
 	// Workers is the number of goroutines that a gRPC server keeps for calls. Each has the stack that earlier calls
-	// needed; the stack of a new goroutine grows, and is copied, several times within one call. Calls beyond that number
-	// get new goroutines.
+	// needed; the stack of a new goroutine grows, and is copied, several times within one call. Calls beyond that
+	// number get new goroutines.
 	Workers = 32
 
 	// PluginName is the one plugin that host and shim exchange.

@@ -73,8 +73,8 @@ var handshakeLine = regexp.MustCompile(`^1\|[0-9]+\|unix\|[^|]+\|grpc\|`)
 // certField is the index of the certificate in the handshake line. go-plugin leaves it empty, as TLS is ours.
 const certField = 5
 
-// forwardHandshake copies go-plugin's handshake line, with the shim's certificate (DER) if there is one, to the host. It
-// drops all other lines: other goroutines may print before. It reads from until end of file.
+// forwardHandshake copies go-plugin's handshake line, with the shim's certificate (DER) if there is one, to the host.
+// It drops all other lines: other goroutines may print before. It reads from until end of file.
 func forwardHandshake(from io.Reader, to io.WriteCloser, cert []byte) {
 	lines := bufio.NewReader(from)
 	for {

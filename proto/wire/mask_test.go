@@ -21,9 +21,10 @@ func TestStatusShowsNoSecretInFlags(t *testing.T) {
 	usage := registry.Usage{MountFlags: flags}
 	status := registry.VolumeStatus{Volume: registry.Volume{VolumeSpec: spec},
 		Holders: []registry.Holder{{Claim: registry.Claim{Usage: usage}}}}
+	alloc := registry.AllocStatus{Volumes: []registry.AllocVolume{{Usage: usage}}}
 	for what, shown := range map[string]string{
 		"volume status": prototext.Format(VolumeProto(status)),
-		"alloc status":  prototext.Format(AllocProto(registry.AllocStatus{Volumes: []registry.AllocVolume{{Usage: usage}}})),
+		"alloc status":  prototext.Format(AllocProto(alloc)),
 	} {
 		if strings.Contains(shown, canary) || !strings.Contains(shown, "username=u,password=***") ||
 			!strings.Contains(shown, "vers=4,hard") {

@@ -8,7 +8,8 @@ import (
 // CallMetricProto converts a call metric.
 func CallMetricProto(c registry.CallMetric) *pb.CallMetric {
 	return &pb.CallMetric{
-		Plugin: string(c.Plugin), Driver: c.Driver, Method: c.Method, Code: c.Code, Buckets: c.Buckets, Seconds: c.Seconds,
+		Plugin: string(c.Plugin), Driver: c.Driver, Method: c.Method, Code: c.Code, Buckets: c.Buckets,
+		Seconds: c.Seconds,
 	}
 }
 

@@ -109,8 +109,9 @@ func groupProto(g hooks.Group) *pb.Group {
 
 func taskProto(t hooks.Task) *pb.Task {
 	return &pb.Task{
-		Name: string(t.Name), Driver: t.Driver, Plugin: string(t.Plugin), Sealed: t.Sealed, Env: t.Env, Config: t.Config,
-		Rest: t.Rest, PluginType: string(t.PluginType), Roll: string(t.Roll),
+		Name: string(t.Name), Driver: t.Driver, Plugin: string(t.Plugin), Sealed: t.Sealed, Env: t.Env,
+		Config: t.Config,
+		Rest:   t.Rest, PluginType: string(t.PluginType), Roll: string(t.Roll),
 		Places: mapped(t.Places, positionProto),
 	}
 }

@@ -15,8 +15,9 @@ func SnapshotName(m *pb.SnapshotName) registry.SnapshotName {
 
 func SnapshotSpecProto(s registry.SnapshotSpec) *pb.SnapshotSpec {
 	return &pb.SnapshotSpec{
-		Name: SnapshotNameProto(s.SnapshotName()), CsiName: s.Name, VolumeId: string(s.Volume), Parameters: s.Parameters,
-		Secrets: secretsProto(s.Secrets), VolumeIds: strs(s.Volumes),
+		Name: SnapshotNameProto(s.SnapshotName()), CsiName: s.Name, VolumeId: string(s.Volume),
+		Parameters: s.Parameters,
+		Secrets:    secretsProto(s.Secrets), VolumeIds: strs(s.Volumes),
 	}
 }
 
@@ -24,7 +25,8 @@ func SnapshotSpec(m *pb.SnapshotSpec) registry.SnapshotSpec {
 	n := SnapshotName(m.GetName())
 	return registry.SnapshotSpec{
 		Namespace: n.Namespace, ID: n.ID, Name: m.GetCsiName(), Volume: registry.VolumeID(m.GetVolumeId()),
-		Parameters: m.GetParameters(), Secrets: secrets(m.GetSecrets()), Volumes: words[registry.VolumeID](m.GetVolumeIds()),
+		Parameters: m.GetParameters(), Secrets: secrets(m.GetSecrets()),
+		Volumes: words[registry.VolumeID](m.GetVolumeIds()),
 	}
 }
 

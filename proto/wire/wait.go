@@ -63,7 +63,8 @@ func Diagnosis(m *pb.DoctorReply) registry.Diagnosis {
 
 func findingProto(f registry.Finding) *pb.Finding {
 	return &pb.Finding{
-		Kind: string(f.Kind), Action: string(f.Action), Volume: VolumeNameProto(f.Name), Plugin: string(f.Volume.Plugin),
+		Kind: string(f.Kind), Action: string(f.Action), Volume: VolumeNameProto(f.Name),
+		Plugin:     string(f.Volume.Plugin),
 		ExternalId: string(f.Volume.External), Alloc: string(f.Alloc), Request: string(f.Request), Path: text(f.Path),
 		Detail: text(f.Detail), Advice: text(f.Advice), Result: text(f.Result),
 	}

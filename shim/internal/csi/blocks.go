@@ -40,8 +40,8 @@ var blockTypes = map[csi.BlockMetadataType]registry.BlockType{
 	csi.BlockMetadataType_VARIABLE_LENGTH: registry.VariableLength,
 }
 
-// SnapshotBlocks is GetMetadataAllocated or GetMetadataDelta. It calls page with each message as it comes; nothing in it
-// has been checked. The error is a *registry.CallError, or that of page.
+// SnapshotBlocks is GetMetadataAllocated or GetMetadataDelta. It calls page with each message as it comes; nothing in
+// it has been checked. The error is a *registry.CallError, or that of page.
 func (f *Fleet) SnapshotBlocks(
 	ctx context.Context, at registry.InstanceKey, r BlocksRequest, page func(registry.Blocks) error,
 ) error {
@@ -63,7 +63,8 @@ func (f *Fleet) SnapshotBlocks(
 		func(ctx context.Context, in registry.Instance, l *link, trace *callTrace) error {
 			method := "/csi.v1." + serviceOf(in.Role, r.RPC()) + "/" + string(r.RPC())
 			if r.Base != "" {
-				return stream(ctx, l, trace, method, req, func(m *csi.GetMetadataDeltaResponse) error { return accept(m) })
+				return stream(ctx, l, trace, method, req,
+					func(m *csi.GetMetadataDeltaResponse) error { return accept(m) })
 			}
 			return stream(ctx, l, trace, method, req,
 				func(m *csi.GetMetadataAllocatedResponse) error { return accept(m) })

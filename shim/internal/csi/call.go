@@ -45,7 +45,8 @@ func (f *Fleet) send(
 // call makes one call to the instance. The text of its error has no secret of the request, none of those that more
 // returns, and none that the plugin was ever sent. The error is a *registry.CallError, or that of a refusal.
 func (f *Fleet) call(
-	ctx context.Context, rpc registry.RPC, at registry.InstanceKey, req proto.Message, more PrivateFunc, invoke invocation,
+	ctx context.Context, rpc registry.RPC, at registry.InstanceKey, req proto.Message, more PrivateFunc,
+	invoke invocation,
 ) (*callTrace, error) {
 	sent := f.secretsOf(at.Plugin)
 	sent.add(secretsIn(req))

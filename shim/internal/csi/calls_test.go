@@ -132,11 +132,13 @@ var mutating = []call{
 			VolumeId: "vol-1", CapacityRange: &csi.CapacityRange{RequiredBytes: 1,
 				LimitBytes: 2}, Secrets: revealed, VolumeCapability: mounted,
 		}},
-	{registry.ControllerModifyRPC, []string{canarySecret, canaryQuoted, canaryFlag}, func(ctx context.Context, f *Fleet) error {
-		return f.Modify(ctx, controllerKey, ModifyRequest{VolumeID: "vol-1", Mutable: map[string]string{"tier": "gold"},
-			Secrets: secrets, Private: Private{MountFlags: usage.MountFlags}})
-	}, &csi.ControllerModifyVolumeRequest{VolumeId: "vol-1", MutableParameters: map[string]string{"tier": "gold"},
-		Secrets: revealed}},
+	{registry.ControllerModifyRPC, []string{canarySecret, canaryQuoted, canaryFlag},
+		func(ctx context.Context, f *Fleet) error {
+			return f.Modify(ctx, controllerKey,
+				ModifyRequest{VolumeID: "vol-1", Mutable: map[string]string{"tier": "gold"},
+					Secrets: secrets, Private: Private{MountFlags: usage.MountFlags}})
+		}, &csi.ControllerModifyVolumeRequest{VolumeId: "vol-1", MutableParameters: map[string]string{"tier": "gold"},
+			Secrets: revealed}},
 	{registry.NodeExpandRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryVolume},
 		func(ctx context.Context, f *Fleet) error {
 			_, err := f.NodeExpand(ctx, nodeKey, NodeExpandRequest{

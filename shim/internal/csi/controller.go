@@ -31,7 +31,8 @@ func (f *Fleet) Create(ctx context.Context, at registry.InstanceKey, r CreateReq
 
 func createRequest(r CreateRequest) *csi.CreateVolumeRequest {
 	req := &csi.CreateVolumeRequest{
-		Name: r.Name, VolumeCapabilities: capabilities(r.Capabilities, r.FSType, r.MountFlags), Parameters: r.Parameters,
+		Name: r.Name, VolumeCapabilities: capabilities(r.Capabilities, r.FSType, r.MountFlags),
+		Parameters:        r.Parameters,
 		MutableParameters: r.Mutable, Secrets: reveal(r.Secrets), VolumeContentSource: contentSource(r.Source),
 	}
 	if r.CapacityMin > 0 || r.CapacityMax > 0 {
@@ -183,7 +184,8 @@ type volumeStatus interface {
 func (f *Fleet) entry(
 	ctx context.Context, at registry.InstanceKey, req proto.Message, v *csi.Volume, status volumeStatus,
 ) Entry {
-	e := Entry{Volume: registry.ExternalID(v.GetVolumeId()), Capacity: v.GetCapacityBytes(), Context: v.GetVolumeContext()}
+	e := Entry{Volume: registry.ExternalID(v.GetVolumeId()), Capacity: v.GetCapacityBytes(),
+		Context: v.GetVolumeContext()}
 	for _, t := range v.GetAccessibleTopology() {
 		e.Accessible = append(e.Accessible, t.GetSegments())
 	}

@@ -84,7 +84,8 @@ func TestOutcomeOfEveryCode(t *testing.T) {
 				return nil, status.Error(code.code, said)
 			})
 			outcome := registry.OutcomeUncertain
-			if code.sure || c.rpc == validateRPC || c.rpc == registry.NodeStatsRPC || c.rpc.Alters() && slices.Contains(vague, code.name) {
+			if code.sure || c.rpc == validateRPC || c.rpc == registry.NodeStatsRPC || c.rpc.Alters() &&
+				slices.Contains(vague, code.name) {
 				outcome = registry.OutcomeFailed
 			}
 			err := c.do(patient(t), f)

@@ -78,7 +78,8 @@ func (c *Conn) role(
 	var err error
 	switch role {
 	case registry.RoleController:
-		if err = c.controllerCapabilities(ctx, l, &base); err == nil && slices.Contains(base.Capabilities, registry.PluginGroups) {
+		if err = c.controllerCapabilities(ctx, l, &base); err == nil &&
+			slices.Contains(base.Capabilities, registry.PluginGroups) {
 			err = c.groupCapabilities(ctx, l, &base)
 		}
 	case registry.RoleNode:

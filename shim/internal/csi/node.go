@@ -42,7 +42,9 @@ func (f *Fleet) Unpublish(ctx context.Context, at registry.InstanceKey, r Unpubl
 }
 
 // NodeExpand is NodeExpandVolume. It returns the capacity in the plugin's answer, or 0 if the answer has none.
-func (f *Fleet) NodeExpand(ctx context.Context, at registry.InstanceKey, r NodeExpandRequest) (capacity int64, err error) {
+func (f *Fleet) NodeExpand(
+	ctx context.Context, at registry.InstanceKey, r NodeExpandRequest,
+) (capacity int64, err error) {
 	req := &csi.NodeExpandVolumeRequest{
 		VolumeId: string(r.VolumeID), VolumePath: r.Path, CapacityRange: capacityRange(r.Range),
 		StagingTargetPath: r.StagingPath, VolumeCapability: usageCapability(r.Usage), Secrets: reveal(r.Secrets),

@@ -184,11 +184,13 @@ func TestHealthAnswersAreChecked(t *testing.T) {
 		"unknown alone": {health(entry(99, "Later", "")), "", false},
 		"sorted": {health(degraded, entry(99, "Later", ""), entry(csi.VolumeHealthErrorType_DATA_LOSS, "", "")),
 			"DATA_LOSS, DEGRADED/PathLost", false},
-		"long": {health(entry(csi.VolumeHealthErrorType_DEGRADED, strings.Repeat("x", 1<<20), "")), "DEGRADED/xxx", false},
+		"long": {health(entry(csi.VolumeHealthErrorType_DEGRADED, strings.Repeat("x", 1<<20), "")), "DEGRADED/xxx",
+			false},
 	} {
 		reply, err := healthOf(registry.NodeHealthRPC, nodeKey, HealthRequest{VolumeID: "vol-1"}, c.reply,
 			func() redactor { return f.secretsOf("disk").redactor(nil) })
-		if (err != nil) != c.fails || reply.Abnormal != (c.reason != "") || !strings.HasPrefix(reply.Reason, c.reason) ||
+		if (err != nil) != c.fails || reply.Abnormal != (c.reason != "") ||
+			!strings.HasPrefix(reply.Reason, c.reason) ||
 			len(reply.Text()) > 3*maxText || strings.ContainsAny(reply.Message, "\x1b\n") {
 			t.Errorf("%s: %+v, %v", name, reply, err)
 		}

@@ -21,7 +21,8 @@ var errEndless = registry.Errorf(registry.ErrInternal, "its pages have no end")
 func ReadPages(page func(token string) (next string, err error)) error {
 	for restarts := 0; ; restarts++ {
 		err := readPages(page)
-		if call, is := errors.AsType[*registry.CallError](err); !is || call.Code != "ABORTED" || restarts == maxRestarts {
+		if call, is := errors.AsType[*registry.CallError](err); !is || call.Code != "ABORTED" ||
+			restarts == maxRestarts {
 			return err
 		}
 	}

@@ -114,7 +114,8 @@ func TestPassedErrorsHaveNoSecrets(t *testing.T) {
 func TestUnansweredCallIsReported(t *testing.T) {
 	f := anyMethod(t, func(_ string, s grpc.ServerStream) error { return nil })
 	delete(f.instances.(table), nodeKey)
-	answered, err := f.Pass(patient(t), nodeKey, Passed{Method: "/csi.v1.Node/NodeGetInfo", Message: &emptypb.Empty{}}, nil)
+	answered, err := f.Pass(patient(t), nodeKey, Passed{Method: "/csi.v1.Node/NodeGetInfo", Message: &emptypb.Empty{}},
+		nil)
 	failure, is := errors.AsType[*registry.CallError](err)
 	if answered || !is || failure.Code != "UNAVAILABLE" {
 		t.Errorf("answered %v, %v", answered, err)

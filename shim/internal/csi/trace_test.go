@@ -36,7 +36,8 @@ func TestSpanOfACallHasNoSecret(t *testing.T) {
 		spans[0].Parent().SpanID() != parent.SpanContext().SpanID() {
 		t.Fatalf("the spans of a call in a trace: %v", spans)
 	}
-	if status := spans[0].Status(); status.Code != codes.Error || status.Description != "" || len(spans[0].Events()) > 0 {
+	if status := spans[0].Status(); status.Code != codes.Error || status.Description != "" ||
+		len(spans[0].Events()) > 0 {
 		t.Errorf("the span has %+v and the events %v", status, spans[0].Events())
 	}
 	shown := fmt.Sprint(spans[0].Attributes())

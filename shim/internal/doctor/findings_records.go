@@ -75,9 +75,10 @@ func (e *examiner) ref(r registry.Ref) {
 	}
 	if !slices.ContainsFunc(e.Records.Claims, func(c registry.Claim) bool { return c.ClaimKey() == r.ClaimKey() }) {
 		e.add(registry.Finding{
-			Kind: registry.FoundUnowned, Volume: r.Volume, Name: name, Alloc: r.Alloc, Request: r.Request, Path: r.Target.Host,
-			Detail: fmt.Sprintf("volume %s is published here for alloc %s, which has no claim: other nodes may use the volume",
-				name, r.Alloc),
+			Kind: registry.FoundUnowned, Volume: r.Volume, Name: name, Alloc: r.Alloc, Request: r.Request,
+			Path: r.Target.Host,
+			Detail: fmt.Sprintf("volume %s is published here for alloc %s, which has no claim: other nodes may use "+
+				"the volume", name, r.Alloc),
 			Advice: fmt.Sprintf("stop alloc %s: its claim was released by force, or with those of this node", r.Alloc),
 		})
 	}

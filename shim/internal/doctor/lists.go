@@ -89,7 +89,8 @@ func (d *Doctor) listable(r Records) (list []registry.Instance, unexamined []Une
 			unexamined = append(unexamined, u)
 			continue
 		case !found && r.Executors[id] != "":
-			u := unlisted(id, fmt.Sprintf("node %s makes its controller calls", r.Executors[id]), "run holdfast doctor there")
+			u := unlisted(id, fmt.Sprintf("node %s makes its controller calls", r.Executors[id]),
+				"run holdfast doctor there")
 			u.Skipped = true
 			unexamined = append(unexamined, u)
 			continue

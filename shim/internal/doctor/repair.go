@@ -23,10 +23,10 @@ const (
 var errStale = registry.Errorf(registry.ErrConflict,
 	"something has changed since the plan was made; run holdfast doctor again")
 
-// Repair carries out the plan with this digest in the order in which each step is safe: marks, unmounts of unused mounts,
-// adoptions, calls to plugins, directories. After the unmounts nothing stands on a volume that a plugin takes down. An
-// empty digest means the current plan. ErrConflict means that something has changed since the plan was made, and
-// nothing was done. Each finding of the result has its Result.
+// Repair carries out the plan with this digest in the order in which each step is safe: marks, unmounts of unused
+// mounts, adoptions, calls to plugins, directories. After the unmounts nothing stands on a volume that a plugin takes
+// down. An empty digest means the current plan. ErrConflict means that something has changed since the plan was made,
+// and nothing was done. Each finding of the result has its Result.
 func (d *Doctor) Repair(ctx context.Context, digest string) (registry.Diagnosis, error) {
 	if !d.repairing.TryLock() {
 		return registry.Diagnosis{}, registry.Errorf(registry.ErrConflict,

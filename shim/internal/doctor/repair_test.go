@@ -266,7 +266,8 @@ func TestRepairAdopts(t *testing.T) {
 			want := placement()
 			want.Attachment.State, want.Attachment.Node = registry.MarkSent, ""
 			want.Staging.State, want.Staging.Mounts = registry.MarkSent, false
-			want.Attachment.CreateIndex, want.Attachment.ModifyIndex = p.Attachment.CreateIndex, p.Attachment.ModifyIndex
+			want.Attachment.CreateIndex, want.Attachment.ModifyIndex = p.Attachment.CreateIndex,
+				p.Attachment.ModifyIndex
 			want.Staging.CreateIndex, want.Staging.ModifyIndex = p.Staging.CreateIndex, p.Staging.ModifyIndex
 			if p.Volume != key || fmt.Sprint(p) != fmt.Sprint(want) {
 				t.Errorf("adopted as %+v", p)

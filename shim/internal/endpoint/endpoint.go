@@ -101,7 +101,8 @@ func (e *Endpoint) Pass(ctx context.Context, r Request, reply func(*emptypb.Empt
 		return err
 	}
 	defer unlock()
-	at, err := e.instance(ctx, c) // before a use is recorded; another may have become active during the wait for the lock
+	// before a use is recorded; another may have become active during the wait for the lock
+	at, err := e.instance(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -116,8 +117,8 @@ func (e *Endpoint) Pass(ctx context.Context, r Request, reply func(*emptypb.Empt
 	return errors.Join(o.err, o.replyErr, e.end(ctx, c, isNew, o))
 }
 
-// checkExecutor returns an ErrUnavailable that names the node at whose endpoint the client has to make the call. It is not
-// passed there, because it carries secrets, and what nodes share holds none.
+// checkExecutor returns an ErrUnavailable that names the node at whose endpoint the client has to make the call. It is
+// not passed there, because it carries secrets, and what nodes share holds none.
 func (e *Endpoint) checkExecutor(ctx context.Context, c call) error {
 	if e.Executors == nil || c.executor().Plugin == "" {
 		return nil
@@ -223,7 +224,8 @@ func (e *Endpoint) begin(ctx context.Context, c call, at registry.Instance) (isN
 // record of.
 func (c call) checkRegistered(view registry.View) error {
 	if c.effect() == snapshots {
-		ids := append(texts(c.request, "snapshot_ids"), text(c.request, "snapshot_id"), text(c.request, "group_snapshot_id"))
+		ids := append(texts(c.request, "snapshot_ids"), text(c.request, "snapshot_id"),
+			text(c.request, "group_snapshot_id"))
 		for _, snap := range append(view.Snapshots(), view.GroupSnapshots()...) {
 			if snap.Plugin == c.plugin && snap.External != "" && slices.Contains(ids, string(snap.External)) {
 				return registry.Errorf(registry.ErrConflict, "snapshot %q of plugin %s is snapshot %s in Holdfast, "+
@@ -265,8 +267,8 @@ func sameUse(use registry.EndpointUse) func(registry.EndpointUse) bool {
 }
 
 // end records which task serves the use that the call has begun, or removes records of uses: those that the call has
-// ended, or the new one if the call has certainly had no effect. A use of a call of unknown outcome stays until the same
-// call succeeds or its undo does.
+// ended, or the new one if the call has certainly had no effect. A use of a call of unknown outcome stays until the
+// same call succeeds or its undo does.
 func (e *Endpoint) end(ctx context.Context, c call, isNew bool, o outcome) error {
 	own, _ := c.use(e.Node, time.Time{})
 	ended := func(registry.EndpointUse) bool { return false }
@@ -389,8 +391,8 @@ func (e *Endpoint) send(ctx context.Context, c call, reply func(*emptypb.Empty) 
 	}
 }
 
-// instance waits for the instance that serves the call, unless no task is to become one: the active one, or an older one
-// that serves a mount of the volume.
+// instance waits for the instance that serves the call, unless no task is to become one: the active one, or an older
+// one that serves a mount of the volume.
 func (e *Endpoint) instance(ctx context.Context, c call) (at registry.Instance, err error) {
 	for waited := time.Duration(0); ; waited += taskPause {
 		for _, role := range c.roles() {

@@ -44,7 +44,8 @@ func TestEffectsCoverTheSpecification(t *testing.T) {
 				rpc = undoOf[rpc]
 			}
 			if e == begins || e == ends {
-				if target := targets[rpc]; target == "" || input.ByName(target) == nil || input.ByName("volume_id") == nil {
+				if target := targets[rpc]; target == "" || input.ByName(target) == nil ||
+					input.ByName("volume_id") == nil {
 					t.Errorf("%s has no volume, or no target %q", name, target)
 				}
 			}
@@ -251,7 +252,8 @@ func TestUsesAreRecordedUntilTheyEnd(t *testing.T) {
 				for i, s := range steps {
 					answers := slices.Clone(s.answers)
 					e.answer = func(context.Context, driver.Passed) (answered bool, err error) {
-						if want := strings.TrimPrefix(s.method, "Node/"); strings.HasPrefix(want, "NodePublish") && len(e.uses()) == 0 {
+						if want := strings.TrimPrefix(s.method, "Node/"); strings.HasPrefix(want, "NodePublish") &&
+							len(e.uses()) == 0 {
 							t.Error("the use is not recorded before the call")
 						}
 						if len(answers) > 0 {
@@ -438,18 +440,21 @@ func TestSnapshotsOfHoldfastAreNotDeleted(t *testing.T) {
 		request proto.Message
 		refused bool
 	}{
-		{"GroupController/DeleteVolumeGroupSnapshot", &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "group-1"}, true},
+		{"GroupController/DeleteVolumeGroupSnapshot", &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "group-1"},
+			true},
 		{"GroupController/DeleteVolumeGroupSnapshot", &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "group-2",
 			SnapshotIds: []string{"snap-1"}}, true},
 		{"Controller/DeleteSnapshot", &csi.DeleteSnapshotRequest{SnapshotId: "snap-1"}, true},
-		{"GroupController/GetVolumeGroupSnapshot", &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: "group-1"}, false},
+		{"GroupController/GetVolumeGroupSnapshot", &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: "group-1"},
+			false},
 		{"SnapshotMetadata/GetMetadataAllocated", &csi.GetMetadataAllocatedRequest{SnapshotId: "snap-1"}, false},
 		{"GroupController/DeleteVolumeGroupSnapshot", &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "group-2",
 			SnapshotIds: []string{"snap-2"}}, false},
 	} {
 		e.sent = nil
 		err := e.call(t.Context(), c.method, c.request)
-		if refused := status.Code(Status(err)) == codes.FailedPrecondition; refused != c.refused || (len(e.sent) == 0) != c.refused {
+		if refused := status.Code(Status(err)) == codes.FailedPrecondition; refused != c.refused ||
+			(len(e.sent) == 0) != c.refused {
 			t.Errorf("%s %v: %v, sent %q", c.method, c.request, err, e.sent)
 		}
 	}
@@ -668,7 +673,8 @@ func TestServiceIsServedByItsRole(t *testing.T) {
 		{[]registry.Role{node}, "Identity/Probe", "Probe to csi-node", codes.OK},
 		{[]registry.Role{controller, node}, "Node/NodeGetInfo", "NodeGetInfo to csi-node", codes.OK},
 		{[]registry.Role{controller}, "Controller/ListVolumes", "ListVolumes to csi-controller", codes.OK},
-		{[]registry.Role{controller}, "SnapshotMetadata/GetMetadataDelta", "GetMetadataDelta to csi-controller", codes.OK},
+		{[]registry.Role{controller}, "SnapshotMetadata/GetMetadataDelta", "GetMetadataDelta to csi-controller",
+			codes.OK},
 		{[]registry.Role{node}, "Controller/ListVolumes", "", codes.Unimplemented},
 		{[]registry.Role{controller}, "Node/NodeGetInfo", "", codes.Unimplemented},
 		{nil, "Node/NodeGetInfo", "", codes.Unavailable},

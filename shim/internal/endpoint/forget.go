@@ -33,9 +33,10 @@ func (e *Endpoint) Forget(ctx context.Context, key registry.VolumeKey, f registr
 				"no client of the CSI endpoint uses volume %q of plugin %s; for a list, run: holdfast plugin uses %s",
 				key.External, key.Plugin, key.Plugin)
 		case f.Confirm != string(key.External):
-			return registry.Change{}, registry.Errorf(registry.ErrDenied, "a client of the CSI endpoint uses volume %q "+
-				"(%s): without that record Holdfast may use the volume at the same time, and data may be lost; make sure "+
-				"that nothing uses it, and add --confirm with the ID of the volume", key.External, strings.Join(texts, ", "))
+			return registry.Change{}, registry.Errorf(registry.ErrDenied, "a client of the CSI endpoint uses volume "+
+				"%q (%s): without that record Holdfast may use the volume at the same time, and data may be lost; "+
+				"make sure that nothing uses it, and add --confirm with the ID of the volume", key.External,
+				strings.Join(texts, ", "))
 		}
 		change.Events = []registry.Event{{
 			Kind: registry.EventForced, Plugin: key.Plugin, External: key.External, At: e.Now(),

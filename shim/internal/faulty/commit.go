@@ -27,7 +27,8 @@ func (p *program) commit(at lifecycle.CommitPoint, c registry.Change) {
 	_ = p.at(c, func(f fault.Fault) bool { return f.At == name && f.After == after })
 }
 
-// killAt, which is called for one commit at a time, traces a point of a commit, and ends the process if it is the wanted one.
+// killAt, which is called for one commit at a time, traces a point of a commit, and ends the process if it is the
+// wanted one.
 func killAt(f fault.Fault, c registry.Change) {
 	writes := describe(c)
 	if len(writes) == 0 {
@@ -59,8 +60,8 @@ func killAt(f fault.Fault, c registry.Change) {
 	time.Sleep(time.Hour)
 }
 
-// describe returns what a change writes, sorted: +BUCKET or -BUCKET, and the fields that say how far the record is. Nodes,
-// leases and the progress of the copy are left out, because they are written at any time.
+// describe returns what a change writes, sorted: +BUCKET or -BUCKET, and the fields that say how far the record is.
+// Nodes, leases and the progress of the copy are left out, because they are written at any time.
 func describe(c registry.Change) (writes []string) {
 	for _, r := range c.Put {
 		bucket := r.Key().Bucket

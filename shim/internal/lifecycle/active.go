@@ -88,7 +88,8 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 		shared.Go(func() {
 			switch err := m.Share(); {
 			case errors.Is(err, registry.ErrExhausted):
-				p.log.Warn("the file system is full: the shim cannot test whether mounts of plugin tasks reach this namespace", "error", err)
+				p.log.Warn("the file system is full: the shim cannot test whether mounts of plugin tasks reach this "+
+					"namespace", "error", err)
 			case err != nil:
 				p.log.Warn("mounts of plugin tasks will not reach this namespace: volumes cannot be used", "error", err)
 			}
@@ -147,7 +148,11 @@ func (r *activeState) load(ctx context.Context, p *Process, hello *rpc.Hello, in
 		r.state = r.cluster.State
 	}
 	if !in.graceful() { // decode the records while the survey runs, which they are compared with
-		if err := r.store.View(ctx, func(v registry.View) error { doctor.RecordsOf(v, r.node); return nil }); err != nil {
+		if err := r.store.View(ctx, func(v registry.View) error {
+			doctor.RecordsOf(v,
+				r.node)
+			return nil
+		}); err != nil {
 			return fmt.Errorf("load the records: %w", err)
 		}
 	}

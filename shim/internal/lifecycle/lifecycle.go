@@ -31,8 +31,8 @@ type Process struct {
 	// Traces exports the spans of calls; nil: none are made. Set before Register.
 	Traces *otlp.Exporter
 
-	// Committing is called with each change of the store before and after its commit, and with each shared one before it
-	// is sent to etcd; nil: nothing is called. Tests end the process there. Set before Register.
+	// Committing is called with each change of the store before and after its commit, and with each shared one before
+	// it is sent to etcd; nil: nothing is called. Tests end the process there. Set before Register.
 	Committing func(at CommitPoint, c registry.Change)
 
 	life context.Context // of the process; set by Register
@@ -186,7 +186,8 @@ func (p *Process) Status() rpc.Status {
 	state, r := p.state, p.active
 	p.mu.Unlock()
 	st := rpc.Status{
-		Version: p.version, Lifecycle: state.proto(), SchemaFrom: store.Oldest, SchemaTo: store.Newest, PID: os.Getpid(),
+		Version: p.version, Lifecycle: state.proto(), SchemaFrom: store.Oldest, SchemaTo: store.Newest,
+		PID: os.Getpid(),
 	}
 	if r != nil {
 		r.describe(&st)

@@ -553,7 +553,8 @@ func TestReadsAreAnsweredUntilTheStateIsLetGo(t *testing.T) {
 	if err := list(); !nobody(err) {
 		t.Errorf("volumes are listed by a shim that has let the state go: %v", err)
 	}
-	if is := p.Status(); is.Generation != 0 || is.Index != 0 || is.Lifecycle != pb.LifecycleState_LIFECYCLE_STATE_RELEASED {
+	if is := p.Status(); is.Generation != 0 || is.Index != 0 ||
+		is.Lifecycle != pb.LifecycleState_LIFECYCLE_STATE_RELEASED {
 		t.Errorf("a shim that has let the state go says %+v", is)
 	}
 }

@@ -144,12 +144,14 @@ func (r *rehearsal) parse(ctx context.Context, state registry.State) error {
 		var errs []error
 		for _, task := range v.Tasks() {
 			if _, err := config.OpenTask(task.Sealed); err != nil {
-				errs = append(errs, fmt.Errorf("this shim could not restart task %s; stop its job, or use a newer shim: %w", task.TaskKey, err))
+				errs = append(errs, fmt.Errorf("this shim could not restart task %s; stop its job, or use a newer "+
+					"shim: %w", task.TaskKey, err))
 			}
 		}
 		for _, a := range v.Allocs() {
 			if _, err := config.OpenGroup(a.Sealed); err != nil && len(a.Sealed) > 0 {
-				errs = append(errs, fmt.Errorf("this shim could not prepare alloc %s again; stop its job, or use a newer shim: %w", a.ID, err))
+				errs = append(errs, fmt.Errorf("this shim could not prepare alloc %s again; stop its job, or use a "+
+					"newer shim: %w", a.ID, err))
 			}
 		}
 		v.Events(v.Index()-min(v.Index(), triedEvents), triedEvents)

@@ -24,7 +24,8 @@ func (req *request) claim(
 			return vol, claim, err
 		}
 		req.name, req.key.Volume = vol.VolumeName(), vol.VolumeKey()
-		if _, known := req.Plugins.Find(registry.RoleNode, vol.Plugin); !known { // it reports the node's topology and limit
+		// it reports the node's topology and limit
+		if _, known := req.Plugins.Find(registry.RoleNode, vol.Plugin); !known {
 			if err := req.admit(ctx, g); err != nil {
 				return vol, claim, err
 			}
@@ -59,15 +60,16 @@ func (req *request) provide(
 	}
 	req.step = registry.StepCreate
 	over := req.waitsLong(ctx, registry.Wait{For: "plugin " + string(r.Create.Plugin), RPC: registry.CreateVolumeRPC})
-	vol, err = req.controller.Provide(ctx, req.by.Call, r.Create.Spec(req.name, r.Usage), originOf(g.Job, g.Group, r.Name))
+	vol, err = req.controller.Provide(ctx, req.by.Call, r.Create.Spec(req.name, r.Usage),
+		originOf(g.Job, g.Group, r.Name))
 	if over(); err == nil {
 		req.waited(ctx)
 	}
 	return vol, err
 }
 
-// awaitController waits for the controller of the plugin, and records the wait. It does not wait if another node may make
-// the plugin's calls: then the call waits for that node.
+// awaitController waits for the controller of the plugin, and records the wait. It does not wait if another node may
+// make the plugin's calls: then the call waits for that node.
 func (req *request) awaitController(ctx context.Context, plugin registry.PluginID) error {
 	inst, found := req.Plugins.Find(registry.RoleController, plugin)
 	elsewhere := false
@@ -99,8 +101,8 @@ func (req *request) volume(
 	_, err = registry.Ensure(ctx, req.State, func(v registry.View) (registry.Change, error) {
 		vol, err = volumeOf(v, g, r)
 		if err == nil && r.Create == nil && vol.External == "" {
-			err = registry.Errorf(registry.ErrConflict, "volume %s is %s; it must be %s to be used", vol.VolumeName(), vol.State,
-				registry.VolumeReady)
+			err = registry.Errorf(registry.ErrConflict, "volume %s is %s; it must be %s to be used", vol.VolumeName(),
+				vol.State, registry.VolumeReady)
 		}
 		if req.name = vol.VolumeName(); err != nil || !vol.Ephemeral || vol.CreateIndex > 0 {
 			return registry.Change{}, err

@@ -132,13 +132,15 @@ func TestOneReleaseWithoutASuccessorDeletesTheVolume(t *testing.T) {
 				}
 				n.script(fails)
 				n.async(func() {
-					_ = n.shim.allocs.Release(n.shim.ctx, registry.Call{ID: "first", Method: "Allocs.Release"}, "a1", keep)
+					_ = n.shim.allocs.Release(n.shim.ctx, registry.Call{ID: "first", Method: "Allocs.Release"}, "a1",
+						keep)
 				})
 				if crash {
 					n.crash()
 					n.plugin.Load().end(true)
 					n.startPlugin()
-					n.fails("NodeUnpublishVolume", "UNAVAILABLE") // the first release does not end before the second call
+					// the first release does not end before the second call
+					n.fails("NodeUnpublishVolume", "UNAVAILABLE")
 					n.startShim()
 					n.introduce()
 					time.AfterFunc(time.Second, func() { n.script() })

@@ -87,7 +87,8 @@ func newEnv(t *testing.T, caps string) *env {
 	n := &env{
 		t: t, log: registrytest.NewLog(time.Now), storage: storage, journal: &journal.Memory{},
 		caps: append(strings.Fields(caps), "LIST_VOLUMES"), machine: newMachine(t, storage), check: true,
-		task: registry.TaskKey{Alloc: "plugin", Task: "p"}, secrets: noSecrets{}, requests: map[string]proto.Message{}, dir: t.TempDir(),
+		task: registry.TaskKey{Alloc: "plugin", Task: "p"}, secrets: noSecrets{}, requests: map[string]proto.Message{},
+		dir: t.TempDir(),
 	}
 	for i := range 3 {
 		n.put(n.volume(i, fmt.Sprintf("x-v%d", i)))
@@ -341,9 +342,10 @@ func (n *env) startShim() {
 		Sender:  intent.Sender{State: n.log, Now: time.Now, Drain: intent.DrainTime},
 		Plugins: s.table, Secrets: n.secrets, Locks: &intent.Locks{},
 	}
-	s.stager = NewStager(calls, s.fleet, n.machine, Options{Layout: layout, Node: nodeName, Check: n.check, Parts: n.machine,
-		SetOwnership: n.machine.setOwnership,
-		Unmounter:    n.machine, Suspended: csi.NewSuspensions(n.dir)})
+	s.stager = NewStager(calls, s.fleet, n.machine,
+		Options{Layout: layout, Node: nodeName, Check: n.check, Parts: n.machine,
+			SetOwnership: n.machine.setOwnership,
+			Unmounter:    n.machine, Suspended: csi.NewSuspensions(n.dir)})
 	s.volumes = controller.New(calls, s.fleet, s.stager, hclog.NewNullLogger())
 	s.allocs = NewAllocs(calls, s.volumes, s.stager, Host{Node: nodeName, Operations: hooks.Operations},
 		hclog.NewNullLogger())
@@ -488,10 +490,11 @@ func (n *env) group(id registry.AllocID, w wish) hooks.AllocGroup {
 		add("scratch", string(registry.SingleNodeWriter), fmt.Sprintf("ephemeral {\n plugin_id = %q\n}", pluginID))
 	}
 	if w.create != "" {
-		add("made", string(registry.MultiNodeMultiWriter), fmt.Sprintf("source = \"made\"\n%s\ncreate {\n plugin_id = %q\n%s\n}\n",
-			w.options, pluginID, w.create))
+		add("made", string(registry.MultiNodeMultiWriter),
+			fmt.Sprintf("source = \"made\"\n%s\ncreate {\n plugin_id = %q\n%s\n}\n", w.options, pluginID, w.create))
 	}
-	text := "job \"j\" {\n group \"g\" {\n" + volumes.String() + "task \"t\" {\n driver = \"exec\"\n" + mounts.String() +
+	text := "job \"j\" {\n group \"g\" {\n" + volumes.String() + "task \"t\" {\n driver = \"exec\"\n" +
+		mounts.String() +
 		"}\n}\n}\n"
 	job, diags := config.ParseJob(config.Source{Name: "j.hcl", Text: []byte(text)}, config.Options{})
 	if err := diags.Err(); err != nil {

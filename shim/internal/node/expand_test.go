@@ -176,7 +176,8 @@ func TestNodeRefusesToExpand(t *testing.T) {
 		again             []string // if a person asks for 3 GiB
 		next              func(n *env)
 	}{
-		{stages, "FAILED_PRECONDITION", "staging", []string{"controller 3"}, func(n *env) { n.down("a1"); n.down("a2") }},
+		{stages, "FAILED_PRECONDITION", "staging", []string{"controller 3"},
+			func(n *env) { n.down("a1"); n.down("a2") }},
 		{stages, "INTERNAL", "staging", []string{"staging 2"}, func(n *env) { n.down("a1"); n.down("a2") }},
 		{"", "FAILED_PRECONDITION", "target", []string{"controller 3"}, (*env).reboot},
 	} {

@@ -45,7 +45,8 @@ func (a *Allocs) ForceRelease(
 		return nil, fmt.Errorf("record the release of alloc %s by force: %w", id, err)
 	}
 	a.abort(id)
-	return steps, a.Release(ctx, registry.Call{}, id, false) // the host has not ended the alloc with this call: see discard
+	// the host has not ended the alloc with this call: see discard
+	return steps, a.Release(ctx, registry.Call{}, id, false)
 }
 
 // checkForce refuses a release by force that is not confirmed, or that a mount in use prevents.
@@ -87,7 +88,8 @@ func (a *Allocs) forceSteps(ctx context.Context, id registry.AllocID) (steps []r
 	case al.ID == "":
 		return nil, registry.Errorf(registry.ErrNotFound, "alloc %s has no volumes here", id)
 	case al.State != registry.AllocReleasing:
-		return nil, conflict("alloc %s is %s; stop it first: only a release that has begun is ended by force", id, al.State)
+		return nil, conflict("alloc %s is %s; stop it first: only a release that has begun is ended by force", id,
+			al.State)
 	}
 	before := map[registry.ClaimKey]bool{} // released by earlier steps
 	going := map[string]bool{}             // unmounted by earlier steps

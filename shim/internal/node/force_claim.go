@@ -35,10 +35,10 @@ func (a *Allocs) ForceReleaseClaims(
 	case f.By == "":
 		return nil, registry.Invalid("a release by force names its operator")
 	case f.Confirm != string(id):
-		return nil, registry.Errorf(registry.ErrDenied, "the claim of alloc %s on volume %s is not released by force without a "+
-			"confirmation: nothing shows that the volume is unmounted on node %s, and two writers may destroy its data; make "+
-			"sure that the machine is off, or that nothing uses the volume there, and add --confirm %s", id, name,
-			claims[0].Node, id)
+		return nil, registry.Errorf(registry.ErrDenied, "the claim of alloc %s on volume %s is not released by force "+
+			"without a confirmation: nothing shows that the volume is unmounted on node %s, and two writers may "+
+			"destroy its data; make sure that the machine is off, or that nothing uses the volume there, and add "+
+			"--confirm %s", id, name, claims[0].Node, id)
 	}
 	for _, c := range claims {
 		if err := a.forceUnclaim(ctx, c, f); err != nil {
@@ -74,16 +74,16 @@ func (a *Allocs) checkAbandoned(v registry.View, c registry.Claim) error {
 	ref, mounted := v.Ref(c.ClaimKey())
 	switch {
 	case c.Node != a.host.Node && alive:
-		return conflict("node %s, which has the claim, is alive; stop alloc %s there, or run this command there if the node "+
-			"does not know the alloc", c.Node, c.Alloc)
+		return conflict("node %s, which has the claim, is alive; stop alloc %s there, or run this command there if "+
+			"the node does not know the alloc", c.Node, c.Alloc)
 	case c.Node != a.host.Node:
 		return nil
 	case known:
-		return conflict("this node knows alloc %s: stop it, which releases its volumes; if its plugin is gone for good, run "+
-			"holdfast alloc release %s --force", c.Alloc, c.Alloc)
+		return conflict("this node knows alloc %s: stop it, which releases its volumes; if its plugin is gone for "+
+			"good, run holdfast alloc release %s --force", c.Alloc, c.Alloc)
 	case mounted:
-		return conflict("the volume is, or may be, mounted at %s for alloc %s, which is not known any more; run holdfast "+
-			"doctor --repair", ref.Target.Host, c.Alloc)
+		return conflict("the volume is, or may be, mounted at %s for alloc %s, which is not known any more; run "+
+			"holdfast doctor --repair", ref.Target.Host, c.Alloc)
 	}
 	return nil
 }
@@ -104,8 +104,9 @@ func (a *Allocs) forceUnclaim(ctx context.Context, c registry.Claim, f registry.
 			return change, err
 		}
 		return registry.Change{Events: []registry.Event{{
-			Kind: registry.EventForced, Alloc: c.Alloc, Plugin: c.Volume.Plugin, Volume: c.Name, External: c.Volume.External,
-			Request: c.Request, Detail: fmt.Sprintf("claim of node %s, by %s", c.Node, f.By), At: a.Now(),
+			Kind: registry.EventForced, Alloc: c.Alloc, Plugin: c.Volume.Plugin, Volume: c.Name,
+			External: c.Volume.External,
+			Request:  c.Request, Detail: fmt.Sprintf("claim of node %s, by %s", c.Node, f.By), At: a.Now(),
 		}}}, nil
 	})
 	if err == nil && last {

@@ -12,8 +12,8 @@ import (
 	"holdfast/registry"
 )
 
-// A claim is released by force only if its node is not alive, or does not know the alloc and has nothing mounted for it.
-// That needs a confirmation. The volume is detached before, and an event names the operator.
+// A claim is released by force only if its node is not alive, or does not know the alloc and has nothing mounted for
+// it. That needs a confirmation. The volume is detached before, and an event names the operator.
 func TestOnlyAbandonedClaimsAreReleasedByForce(t *testing.T) {
 	inEnv(t, attaches+stages, func(t *testing.T, n *env) {
 		v1 := n.volume(1, "x-v1")
@@ -38,9 +38,11 @@ func TestOnlyAbandonedClaimsAreReleasedByForce(t *testing.T) {
 		var here registry.Attachment
 		n.view(func(v registry.View) { here, _ = v.Attachment(registry.AttachmentKey{Volume: v0, Node: nodeName}) })
 		lease := registry.NodeLease{Node: "other", Lease: 1}
-		attached := registry.Attachment{Volume: v1.VolumeKey(), Name: v1.VolumeName(), Node: "other", NodeID: here.NodeID,
-			State: registry.MarkDone}
-		n.put(registry.Claim{Volume: v1.VolumeKey(), Name: v1.VolumeName(), Alloc: "there", Request: "v1", Node: "other"},
+		attached := registry.Attachment{Volume: v1.VolumeKey(), Name: v1.VolumeName(), Node: "other",
+			NodeID: here.NodeID,
+			State:  registry.MarkDone}
+		n.put(registry.Claim{Volume: v1.VolumeKey(), Name: v1.VolumeName(), Alloc: "there", Request: "v1",
+			Node: "other"},
 			attached, lease)
 		refused("there", registry.ErrConflict, "node other, which has the claim, is alive")
 		n.commit(registry.Change{Delete: []registry.Key{lease.Key()}})

@@ -123,8 +123,8 @@ func TestForceReleaseTakesDownWhatAGonePluginLeft(t *testing.T) {
 			t.Errorf("events: %q", forced)
 		}
 		skipped := strings.Join(n.details(registry.EventAbandoned), "\n")
-		for _, part := range []string{"NodeUnpublishVolume and NodeUnstageVolume", "ControllerUnpublishVolume", operator,
-			"no task on this node serves plugin p"} {
+		for _, part := range []string{"NodeUnpublishVolume and NodeUnstageVolume", "ControllerUnpublishVolume",
+			operator, "no task on this node serves plugin p"} {
 			if !strings.Contains(skipped, part) {
 				t.Errorf("%q is not in the events: %s", part, skipped)
 			}

@@ -68,7 +68,8 @@ func (s *Stager) checkHealth(ctx context.Context) error {
 			_ = s.Suspended.Failed(ctx, s.State, inst, err, s.Now()) // at least this shim remembers it
 			continue
 		}
-		if _, answered := errors.AsType[*registry.CallError](err); (answered || err == nil) && s.failures.Changed(c.of, err) {
+		if _, answered := errors.AsType[*registry.CallError](err); (answered || err == nil) &&
+			s.failures.Changed(c.of, err) {
 			s.Logger.Warn("health is not known", "plugin", c.of.Plugin, "volume", c.of.External,
 				"again_in", healthEvery.String(),
 				"error", err)
@@ -149,7 +150,8 @@ func (s *Stager) volumeCheck(v registry.Volume) healthCheck {
 	}
 }
 
-// askHealth sends NodeGetVolumeHealth and records the answer. Like Stats, it gives way to any other call for the volume.
+// askHealth sends NodeGetVolumeHealth and records the answer. Like Stats, it gives way to any other call for the
+// volume.
 func (s *Stager) askHealth(ctx context.Context, inst registry.Instance, name registry.VolumeName) error {
 	ctx, cancel := context.WithTimeout(ctx, statsLimit)
 	defer cancel()
@@ -211,7 +213,8 @@ func (s *Stager) recordCondition(
 	return err
 }
 
-// recordStorage records the condition of the node's storage that the plugin reports. It adds an event if announce is set.
+// recordStorage records the condition of the node's storage that the plugin reports. It adds an event if announce is
+// set.
 func (s *Stager) recordStorage(
 	ctx context.Context, id registry.PluginID, c registry.Condition, announce bool,
 ) error {

@@ -155,7 +155,8 @@ func TestHealthIsNotAskedForAtAPrice(t *testing.T) {
 		"death by a volume":  {caps: reportsOnNode, rpc: "NodeGetVolumeHealth", dies: true, asked: 1},
 		"death by a storage": {caps: reportsStorages, rpc: "NodeGetStorageHealth", dies: true, asked: 1},
 		"death by a list":    {caps: reportsLists, rpc: "ControllerListVolumeHealth", dies: true, asked: 1},
-		"death by a get":     {caps: "controller/GET_VOLUME_HEALTH ", rpc: "ControllerGetVolumeHealth", dies: true, asked: 1},
+		"death by a get": {caps: "controller/GET_VOLUME_HEALTH ", rpc: "ControllerGetVolumeHealth", dies: true,
+			asked: 1},
 	} {
 		t.Run(what, func(t *testing.T) {
 			inEnv(t, c.caps, func(t *testing.T, n *env) {

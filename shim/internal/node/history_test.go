@@ -74,7 +74,8 @@ type history struct {
 // rolls counts the rolls of the plugin in the result of runHistory.
 const rolls = "roll"
 
-// runHistory runs the history of a seed. It returns the number of its operations, and of the calls that succeeded by RPC.
+// runHistory runs the history of a seed. It returns the number of its operations, and of the calls that succeeded by
+// RPC.
 func runHistory(t *testing.T, seed uint64) (operations int, calls map[string]int) {
 	ok := t.Run(fmt.Sprint(seed), func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
@@ -264,8 +265,8 @@ func (h *history) modify() {
 	})
 }
 
-// roll starts another instance of the plugin beside the one that runs, and ends the older one later. A plugin whose start
-// makes the backend forget cannot run twice.
+// roll starts another instance of the plugin beside the one that runs, and ends the older one later. A plugin whose
+// start makes the backend forget cannot run twice.
 func (h *history) roll() {
 	if h.forgets {
 		return

@@ -26,8 +26,9 @@ func (a *Allocs) Lose(ctx context.Context, why string) error {
 			}
 			al.State, al.Waiting, al.Lost = registry.AllocReleasing, nil, known
 			change.Put = append(change.Put, al)
-			change.Events = append(change.Events, registry.Event{Kind: registry.EventVolumesLost, Alloc: id, Detail: why,
-				Node: a.host.Node, At: a.Now()})
+			change.Events = append(change.Events,
+				registry.Event{Kind: registry.EventVolumesLost, Alloc: id, Detail: why,
+					Node: a.host.Node, At: a.Now()})
 		}
 		return change, nil
 	})
@@ -64,7 +65,8 @@ func (req *request) awaitAdmitted(ctx context.Context, g hooks.AllocGroup) error
 	var published bool
 	err := req.State.View(ctx, func(v registry.View) error {
 		for _, r := range v.AllRefs() {
-			published = published || r.Alloc == req.key.Alloc && r.Request == req.key.Request && r.Publish == registry.MarkDone
+			published = published || r.Alloc == req.key.Alloc && r.Request == req.key.Request &&
+				r.Publish == registry.MarkDone
 		}
 		return nil
 	})

@@ -68,8 +68,8 @@ func (s *Stager) Own(
 	r, _ := st.ref(key)
 	switch {
 	case r.Usage.Attachment == registry.BlockDevice:
-		return "", registry.Invalid("volume %s is a block device, whose files have no owner; remove owner, group and mode",
-			st.volume.VolumeName())
+		return "", registry.Invalid("volume %s is a block device, whose files have no owner; remove owner, group and "+
+			"mode", st.volume.VolumeName())
 	case s.SetOwnership == nil:
 		return "", registry.Errorf(registry.ErrUnsupported,
 			"the owner of files cannot be set here; remove owner, group and mode")

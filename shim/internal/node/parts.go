@@ -143,8 +143,8 @@ func (s *Stager) unmountParts(ctx context.Context, r registry.Ref) error {
 	case len(r.Parts) == 0:
 		return nil
 	case s.Parts == nil:
-		return registry.Errorf(registry.ErrUnsupported, "%d parts of the volume are mounted, and cannot be unmounted here",
-			len(r.Parts))
+		return registry.Errorf(registry.ErrUnsupported,
+			"%d parts of the volume are mounted, and cannot be unmounted here", len(r.Parts))
 	}
 	if r.Publish == registry.MarkDone {
 		var all []hooks.Part

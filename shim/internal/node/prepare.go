@@ -33,8 +33,8 @@ type Allocs struct {
 	mounter    Mounter
 	host       Host
 	logger     hclog.Logger
-	// AwaitAdmitted waits until volumes may be staged and published on this node. It calls waits with what it waits for.
-	// nil: they always may.
+	// AwaitAdmitted waits until volumes may be staged and published on this node. It calls waits with what it waits
+	// for. nil: they always may.
 	AwaitAdmitted func(ctx context.Context, waits func(what string)) error
 
 	workers workers
@@ -129,7 +129,8 @@ func (a *Allocs) prepare(
 		}
 	}
 	for i, r := range requests {
-		req := &request{Allocs: a, by: intent.Caller{Call: call}, key: registry.ClaimKey{Alloc: g.Alloc, Request: r.Name},
+		req := &request{Allocs: a, by: intent.Caller{Call: call},
+			key:   registry.ClaimKey{Alloc: g.Alloc, Request: r.Name},
 			parts: spec.Parts(r.Name)}
 		if i == len(requests)-1 { // its last outcome makes the alloc ready
 			req.then = func(v registry.View, at hooks.Published) (registry.Change, error) {

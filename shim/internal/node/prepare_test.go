@@ -16,8 +16,8 @@ import (
 )
 
 // A volume is mounted step by step, and released in the opposite order. What is mounted is not mounted again, also not
-// by the next shim. Up, the claim is a commit; down, the beginning of the release. Each intent is a commit. An outcome is
-// part of the next commit or is the last one. Only that of an attach, or of an unstage before a detach, has its own.
+// by the next shim. Up, the claim is a commit; down, the beginning of the release. Each intent is a commit. An outcome
+// is part of the next commit or is the last one. Only that of an attach, or of an unstage before a detach, has its own.
 func TestUpOrder(t *testing.T) {
 	for _, c := range []struct {
 		caps     string
@@ -147,7 +147,8 @@ func TestReleaseCancelsPrepare(t *testing.T) {
 						errs <- err
 					})
 				}
-				if waits := registry.Waits(n.status("a1").Waiting); waiting == "" && !strings.Contains(waits, "plugin p") {
+				if waits := registry.Waits(n.status("a1").Waiting); waiting == "" &&
+					!strings.Contains(waits, "plugin p") {
 					t.Errorf("the alloc waits for %q", waits)
 				}
 				n.script()

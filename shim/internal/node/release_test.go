@@ -106,11 +106,12 @@ func TestLostNodeUnmountsAfterAnOpenDetach(t *testing.T) {
 					}
 				}
 				if !c.claimed {
-					n.commit(registry.Change{Delete: []registry.Key{claimOf("a1").ClaimRecord(), registry.AllocRecord("a1")}})
+					n.commit(registry.Change{Delete: []registry.Key{claimOf("a1").ClaimRecord(),
+						registry.AllocRecord("a1")}})
 				}
 				calls := n.shim.volumes.Calls
-				other := controller.New(calls, n.shim.fleet, NewStager(calls, n.shim.fleet, n.machine, Options{Node: "node-2"}),
-					hclog.NewNullLogger())
+				other := controller.New(calls, n.shim.fleet,
+					NewStager(calls, n.shim.fleet, n.machine, Options{Node: "node-2"}), hclog.NewNullLogger())
 				n.journal.NoteReboot("csifake.example.org", string(nodeName))
 				n.fails(detach, "UNAVAILABLE")
 				by := intent.Caller{RetryUntil: time.Now().Add(time.Second)}
@@ -128,7 +129,8 @@ func TestLostNodeUnmountsAfterAnOpenDetach(t *testing.T) {
 							t.Errorf("before its host has released the alloc, its record is %+v", al)
 						}
 					})
-					if err := n.shim.allocs.Release(t.Context(), registry.Call{ID: "release"}, "a1", false); err != nil {
+					if err := n.shim.allocs.Release(t.Context(), registry.Call{ID: "release"}, "a1",
+						false); err != nil {
 						t.Error(err)
 					}
 				}
@@ -146,9 +148,11 @@ func TestReleaseLeavesClaimsOfOtherNodes(t *testing.T) {
 		n.shim.allocs.AwaitAdmitted = func(context.Context, func(string)) error { return nil }
 		v1 := n.volume(1, "x-v1")
 		n.up("a1", wish{})
-		there := registry.Claim{Volume: v1.VolumeKey(), Name: v1.VolumeName(), Alloc: "a1", Request: "v1", Node: "other"}
-		n.put(there, registry.Attachment{Volume: v1.VolumeKey(), Name: v1.VolumeName(), Node: "other", NodeID: "other-id",
-			State: registry.MarkDone})
+		there := registry.Claim{Volume: v1.VolumeKey(), Name: v1.VolumeName(), Alloc: "a1", Request: "v1",
+			Node: "other"}
+		n.put(there, registry.Attachment{Volume: v1.VolumeKey(), Name: v1.VolumeName(), Node: "other",
+			NodeID: "other-id",
+			State:  registry.MarkDone})
 		n.down("a1")
 		n.view(func(v registry.View) {
 			if left := v.AllClaims(); len(left) != 1 || left[0].Node != "other" || len(v.AllAttachments()) != 1 {

@@ -175,8 +175,8 @@ func (s *Stager) staging(
 		return registry.Change{}, conflict("volume %s is not attached; it has to be attached first", v.VolumeName())
 	case p.State != registry.MarkNone && p.Usage != u && len(st.refs) > 0:
 		return registry.Change{}, conflict(
-			"volume %s is staged for another usage (%s) and in use by %s; ask for the same, or wait until they are gone",
-			v.VolumeName(), p.Usage, st.users())
+			"volume %s is staged for another usage (%s) and in use by %s; ask for the same, or wait until they are "+
+				"gone", v.VolumeName(), p.Usage, st.users())
 	case p.State != registry.MarkNone && p.Usage != u:
 		return registry.Change{}, conflict("volume %s is staged for another usage (%s); it has to be unstaged first",
 			v.VolumeName(), p.Usage)

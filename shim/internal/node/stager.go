@@ -27,7 +27,8 @@ type Options struct {
 	Check bool
 	// Inspect returns what is at each path, within a limited time. nil: paths are not inspected.
 	Inspect func(ctx context.Context, paths ...string) (map[string]mount.Info, error)
-	// SetOwnership sets owner, group and mode of the volume mounted at target, within a limited time. nil: not supported.
+	// SetOwnership sets owner, group and mode of the volume mounted at target, within a limited time. nil: not
+	// supported.
 	SetOwnership func(ctx context.Context, target string, o registry.Ownership) (registry.OwnershipResult, error)
 	// Parts mounts parts of published volumes. nil: not supported.
 	Parts Parts

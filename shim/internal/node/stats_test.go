@@ -82,8 +82,9 @@ func TestStatsAreRefused(t *testing.T) {
 		kind   error
 		says   string
 	}{
-		"not used":      {func(*env) {}, registry.ErrConflict, "not mounted here"},
-		"lost mount":    {up(func(n *env) { n.machine.unmount(targetOf("a1")) }), registry.ErrConflict, "not mounted here"},
+		"not used": {func(*env) {}, registry.ErrConflict, "not mounted here"},
+		"lost mount": {up(func(n *env) { n.machine.unmount(targetOf("a1")) }), registry.ErrConflict,
+			"not mounted here"},
 		"rebooted":      {up((*env).reboot), registry.ErrConflict, "not mounted here"},
 		"in trouble":    {(*env).trouble, registry.ErrUnavailable, "the server is gone"},
 		"no plugin":     {(*env).removePlugin, registry.ErrUnavailable, "holdfast plugin status"},

@@ -69,8 +69,8 @@ func (a *Allocs) takeDownUnclaimed(l leftover) {
 			req := &request{Allocs: a, key: registry.ClaimKey{Volume: l.volume}, name: l.name}
 			err := req.clear(ctx)
 			if err != nil && ctx.Err() == nil {
-				a.logger.Warn("cannot release a volume without a claim yet", "volume", l.name.String(), "again_in", pause.String(),
-					"error", err)
+				a.logger.Warn("cannot release a volume without a claim yet", "volume", l.name.String(), "again_in",
+					pause.String(), "error", err)
 			}
 			return err
 		})

@@ -29,8 +29,9 @@ var rpcsSince = map[string][2]int{
 	"ControllerListVolumeHealth": {13}, "NodeGetVolumeHealth": {13}, "NodeGetStorageHealth": {13},
 }
 
-// A plugin that is built on any version of CSI, from 1.0 to one that is still to come, serves a volume from its creation
-// to its deletion. It gets no call and no capability decision that its version does not have: none is UNIMPLEMENTED.
+// A plugin that is built on any version of CSI, from 1.0 to one that is still to come, serves a volume from its
+// creation to its deletion. It gets no call and no capability decision that its version does not have: none is
+// UNIMPLEMENTED.
 func TestPluginsOfEveryVersionOfCSI(t *testing.T) {
 	for minor, version := range csifake.Versions() {
 		t.Run(version, func(t *testing.T) {

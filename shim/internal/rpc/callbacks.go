@@ -143,7 +143,8 @@ func (c *Callbacks) call(ctx context.Context, what string, req *pb.CallbackReque
 		}
 		return reply.GetValue(), nil
 	case <-ctx.Done():
-		return nil, registry.Errorf(registry.ErrUnavailable, "%s: the host gave no answer: %w", what, context.Cause(ctx))
+		return nil, registry.Errorf(registry.ErrUnavailable, "%s: the host gave no answer: %w", what,
+			context.Cause(ctx))
 	}
 }
 

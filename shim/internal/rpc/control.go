@@ -56,7 +56,8 @@ func (c *control) Hello(ctx context.Context, req *pb.HelloRequest) (*pb.HelloRep
 func (c *control) Status(context.Context, *pb.StatusRequest) (*pb.StatusReply, error) {
 	st := c.s.life.Status()
 	return &pb.StatusReply{
-		Answer: statusAnswer(st), LifecycleState: st.Lifecycle, Version: st.Version, Pid: int64(st.PID), Schema: st.Schema,
+		Answer: statusAnswer(st), LifecycleState: st.Lifecycle, Version: st.Version, Pid: int64(st.PID),
+		Schema:      st.Schema,
 		OpenIntents: uint32(st.OpenIntents), Instances: uint32(st.Instances), Allocs: uint32(st.Allocs),
 		ClusterProblem: st.ClusterProblem,
 	}, nil

@@ -37,7 +37,8 @@ func TestCandidateAnswersHelloStatusAndParseOnly(t *testing.T) {
 	for service, info := range e.services {
 		for _, m := range info.Methods {
 			name := strings.TrimPrefix(service, "holdfast.v1.") + "/" + m.Name
-			if m.Name == "Parse" || name == "Callbacks/Serve" || strings.HasPrefix(name, "Control/") && m.Name != "Doctor" {
+			if m.Name == "Parse" || name == "Callbacks/Serve" || strings.HasPrefix(name, "Control/") &&
+				m.Name != "Doctor" {
 				continue
 			}
 			err := e.invoke(t, name, &emptypb.Empty{})
@@ -176,7 +177,8 @@ func TestPagesHoldAllOnceAndInOrder(t *testing.T) {
 	}
 	put(t, e.log, records...)
 	for token := ""; len(got) == 0 || token != ""; {
-		reply, err := pb.NewVolumesClient(e.conn).List(t.Context(), &pb.ListVolumesRequest{Page: &pb.Page{Token: token}})
+		reply, err := pb.NewVolumesClient(e.conn).List(t.Context(),
+			&pb.ListVolumesRequest{Page: &pb.Page{Token: token}})
 		must(t, err)
 		if len(reply.GetVolumes()) > pageSize || reply.GetAnswer().GetIndex() == 0 {
 			t.Errorf("a page of %d, answer %v", len(reply.GetVolumes()), reply.GetAnswer())

@@ -47,8 +47,9 @@ func (s *Server) PassCSI(_ any, stream grpc.ServerStream) error {
 	}
 	plugin, err := registry.ParsePluginID(plugins[0])
 	if err == nil {
-		err = a.Endpoint.Pass(bound, endpoint.Request{Plugin: plugin, Method: method, Message: &request, Operation: call.ID,
-			Repeated: len(header.Get(wire.EndpointRepeated)) > 0},
+		err = a.Endpoint.Pass(bound, endpoint.Request{Plugin: plugin, Method: method, Message: &request,
+			Operation: call.ID,
+			Repeated:  len(header.Get(wire.EndpointRepeated)) > 0},
 			func(m *emptypb.Empty) error { return stream.SendMsg(m) })
 	}
 	if err != nil && caller.Err() == nil && a.cannotAnswer(caller, err) {
@@ -62,7 +63,8 @@ func (p *plugins) EndpointUses(
 	ctx context.Context, req *pb.ListEndpointUsesRequest,
 ) (*pb.ListEndpointUsesReply, error) {
 	key := func(u registry.EndpointUse) string { return u.Key().Path }
-	part, next, at, err := list(ctx, p.s, req, []registry.Bucket{registry.BucketEndpointUses}, key, wire.EndpointUseProto,
+	part, next, at, err := list(ctx, p.s, req, []registry.Bucket{registry.BucketEndpointUses}, key,
+		wire.EndpointUseProto,
 		func(ctx context.Context, a *Active) (all []registry.EndpointUse, at registry.Seq, err error) {
 			plugin, err := registry.ParsePluginID(req.GetPlugin())
 			if err != nil {

@@ -110,7 +110,10 @@ type idle struct{ Life }
 
 var errIdle = errors.New("nothing happens in this life")
 
-func (idle) Status() Status                                      { return Status{Lifecycle: pb.LifecycleState_LIFECYCLE_STATE_CANDIDATE} }
+func (idle) Status() Status {
+	return Status{Lifecycle: pb.LifecycleState_LIFECYCLE_STATE_CANDIDATE}
+}
+
 func (idle) Activate(context.Context, Handover) error            { return errIdle }
 func (idle) Quiesce(context.Context, time.Duration) (int, error) { return 0, errIdle }
 

@@ -42,8 +42,10 @@ func (r recorder) RegisterService(desc *grpc.ServiceDesc, impl any) {
 
 // executed are the methods that a plugin's executor carries out, because they make controller calls.
 var executed = map[string]bool{
-	pb.Volumes_Create_FullMethodName: true, pb.Volumes_Register_FullMethodName: true, pb.Volumes_Delete_FullMethodName: true,
-	pb.Volumes_Deregister_FullMethodName: true, pb.Volumes_Expand_FullMethodName: true, pb.Volumes_Detach_FullMethodName: true,
+	pb.Volumes_Create_FullMethodName: true, pb.Volumes_Register_FullMethodName: true,
+	pb.Volumes_Delete_FullMethodName:     true,
+	pb.Volumes_Deregister_FullMethodName: true, pb.Volumes_Expand_FullMethodName: true,
+	pb.Volumes_Detach_FullMethodName:       true,
 	pb.VolumeChanges_Modify_FullMethodName: true, pb.VolumeChanges_Update_FullMethodName: true,
 	pb.VolumeChanges_Adopt_FullMethodName: true, pb.Snapshots_Create_FullMethodName: true,
 	pb.Snapshots_Delete_FullMethodName: true, pb.Snapshots_Deregister_FullMethodName: true,
@@ -100,7 +102,8 @@ func (s *Server) PassToExecutor(
 	}
 }
 
-// moved reports whether the executor of the call has changed since a term of this node, so that the call may succeed now.
+// moved reports whether the executor of the call has changed since a term of this node, so that the call may succeed
+// now.
 func (a *Active) moved(ctx context.Context, method string, req request, since uint64) bool {
 	c, elsewhere, err := a.remoteCall(ctx, method, req)
 	return err == nil && elsewhere && a.Cluster.Executors.Moved(ctx, c.ExecutedBy(), since)
@@ -139,8 +142,9 @@ func checkSecrets(req request) error {
 	}
 	for name, secret := range secrets {
 		if secret.GetLiteral() != "" {
-			return registry.Invalid("secret %q is given as a value, and nodes of a cluster share what is recorded of a volume; "+
-				"give a reference that each node can resolve: { file = PATH }, { env = NAME } or { callback = NAME }", name)
+			return registry.Invalid("secret %q is given as a value, and nodes of a cluster share what is recorded of "+
+				"a volume; give a reference that each node can resolve: { file = PATH }, { env = NAME } or { "+
+				"callback = NAME }", name)
 		}
 	}
 	return nil
@@ -192,8 +196,8 @@ func (a *Active) remoteCall(
 	return c, elsewhere, nil
 }
 
-// executorOf returns which node makes the controller calls for the volume, snapshot or plugin of the request; zero: that
-// is not known. A new volume is made where its source is.
+// executorOf returns which node makes the controller calls for the volume, snapshot or plugin of the request; zero:
+// that is not known. A new volume is made where its source is.
 func executorOf(v registry.View, req request) registry.ExecutorKey {
 	volume := func(namespace, id string) registry.ExecutorKey {
 		volume, _ := v.Volume(registry.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(id)})

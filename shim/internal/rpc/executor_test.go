@@ -7,12 +7,13 @@ import (
 	"holdfast/registry"
 )
 
-// Each node has a plugin that keeps volumes on their node. The call for a volume goes to its node, also if that is lost,
-// unless it only removes the record.
+// Each node has a plugin that keeps volumes on their node. The call for a volume goes to its node, also if that is
+// lost, unless it only removes the record.
 func TestCallsForAVolumeOnALostNode(t *testing.T) {
 	e := newEnv(t)
 	controller := instance("c")
-	controller.Role, controller.Options = registry.RoleController, map[string]string{registry.OptionScope: registry.ScopeNode}
+	controller.Role, controller.Options = registry.RoleController,
+		map[string]string{registry.OptionScope: registry.ScopeNode}
 	e.register(t, controller)
 	there := volume("v")
 	there.Plugin, there.Node = controller.Plugin, "there"
@@ -49,7 +50,8 @@ func TestCallsForAVolumeOnALostNode(t *testing.T) {
 		if !passed(pb.Volumes_Delete_FullMethodName, &pb.DeleteVolumeRequest{Call: call, Name: name}) {
 			t.Errorf("%+v: the deletion is carried out here", c)
 		}
-		if passed(pb.Volumes_Deregister_FullMethodName, &pb.DeregisterVolumeRequest{Call: call, Name: name}) != c.needs ||
+		if passed(pb.Volumes_Deregister_FullMethodName,
+			&pb.DeregisterVolumeRequest{Call: call, Name: name}) != c.needs ||
 			passed(pb.Snapshots_Deregister_FullMethodName, &pb.DeregisterSnapshotRequest{Call: call,
 				Name: &pb.SnapshotName{Namespace: string(snap.Namespace), Id: string(snap.ID)}}) != c.needs {
 			t.Errorf("%+v: the deregistration is passed on wrongly", c)

@@ -109,7 +109,8 @@ func (l *Literals) store(name registry.VolumeName, secrets map[string]registry.S
 	refs = map[string]registry.Secret{}
 	for k, s := range secrets {
 		if len(s.Literal) > maxSecret {
-			return refs, registry.Invalid("secret %q has %d bytes; at most %d are allowed", k, len(s.Literal), maxSecret)
+			return refs, registry.Invalid("secret %q has %d bytes; at most %d are allowed", k, len(s.Literal),
+				maxSecret)
 		}
 		sum := hmac.New(sha256.New, key)
 		fmt.Fprintf(sum, "%q %q %q %q", name.Namespace, name.ID, k, s.Literal.Reveal())

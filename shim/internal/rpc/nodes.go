@@ -81,15 +81,16 @@ func (n *nodes) Drain(ctx context.Context, req *pb.DrainNodeRequest) (*pb.NodeRe
 		if a.Cluster != nil {
 			return a.Cluster.Drain(ctx, name, on, deadline, req.GetBy(), req.GetReason())
 		}
-		return n.drainAlone(ctx, a, registry.Node{Name: name, By: req.GetBy(), Reason: req.GetReason(), Deadline: deadline}, on)
+		return n.drainAlone(ctx, a, registry.Node{Name: name, By: req.GetBy(), Reason: req.GetReason(),
+			Deadline: deadline}, on)
 	})
 }
 
 // drainAlone begins or ends the drain of a node that is in no cluster.
 func (n *nodes) drainAlone(ctx context.Context, a *Active, want registry.Node, on bool) (registry.Node, error) {
 	if want.Name != a.Node {
-		return want, registry.Errorf(registry.ErrNotFound, "there is no node %s; this is node %s, which is in no cluster",
-			want.Name, a.Node)
+		return want, registry.Errorf(registry.ErrNotFound,
+			"there is no node %s; this is node %s, which is in no cluster", want.Name, a.Node)
 	}
 	want.State, want.Since = registry.NodeReady, time.Now()
 	kind := registry.EventNodeReady
@@ -115,9 +116,9 @@ func (n *nodes) OutOfService(ctx context.Context, req *pb.OutOfServiceRequest) (
 			return registry.Node{}, registry.Errorf(registry.ErrUnsupported,
 				"this node is in no cluster, so no node can release volumes for another")
 		case req.GetConfirm() != req.GetNode():
-			return registry.Node{}, registry.Errorf(registry.ErrDenied, "node %s is not declared out of service without a "+
-				"confirmation: if it still runs, two nodes write to the same volumes; make sure that the machine is off, and add "+
-				"--confirm %s", req.GetNode(), req.GetNode())
+			return registry.Node{}, registry.Errorf(registry.ErrDenied, "node %s is not declared out of service "+
+				"without a confirmation: if it still runs, two nodes write to the same volumes; make sure that the "+
+				"machine is off, and add --confirm %s", req.GetNode(), req.GetNode())
 		}
 		return a.Cluster.OutOfService(ctx, registry.NodeName(req.GetNode()), req.GetBy(), req.GetReason())
 	})
@@ -127,7 +128,8 @@ func (n *nodes) Forget(ctx context.Context, req *pb.ForgetNodeRequest) (*pb.Forg
 	reply, err := n.declare(ctx, "Nodes.Forget", req, func(ctx context.Context, a *Active) (registry.Node, error) {
 		name := registry.NodeName(req.GetNode())
 		if a.Cluster == nil {
-			return registry.Node{}, registry.Errorf(registry.ErrUnsupported, "this node is in no cluster, so it has no other node")
+			return registry.Node{}, registry.Errorf(registry.ErrUnsupported,
+				"this node is in no cluster, so it has no other node")
 		}
 		return registry.Node{Name: name}, a.Cluster.Forget(ctx, name, req.GetBy(), req.GetReason())
 	})

@@ -20,7 +20,8 @@ func TestNodeAloneIsDescribedAndDrained(t *testing.T) {
 	controller := instance("b")
 	controller.Role, controller.Health.State = registry.RoleController, registry.Unhealthy
 	e.register(t, i, controller)
-	claim := registry.Claim{Volume: registry.VolumeKey{Plugin: "p", External: "e"}, Alloc: "a", Request: "r", Node: "here"}
+	claim := registry.Claim{Volume: registry.VolumeKey{Plugin: "p", External: "e"}, Alloc: "a", Request: "r",
+		Node: "here"}
 	attachment := registry.Attachment{Volume: claim.Volume, Node: "here", NodeID: "id", State: registry.MarkDone}
 	put(t, e.log, claim, attachment)
 

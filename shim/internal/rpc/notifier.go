@@ -19,8 +19,8 @@ type Notifier struct {
 	waiting map[registry.Bucket]map[chan struct{}]bool
 }
 
-// NewNotifier returns a Notifier for the changes after an index. Of earlier ones it assumes that each bucket has changed
-// at that index.
+// NewNotifier returns a Notifier for the changes after an index. Of earlier ones it assumes that each bucket has
+// changed at that index.
 func NewNotifier(at registry.Seq) *Notifier {
 	return &Notifier{began: at, index: at, changed: map[registry.Bucket]registry.Seq{},
 		waiting: map[registry.Bucket]map[chan struct{}]bool{}}

@@ -89,7 +89,8 @@ func TestListsWaitForTheirRecords(t *testing.T) {
 	}
 	protoregistry.GlobalTypes.RangeMessages(func(m protoreflect.MessageType) bool {
 		d := m.Descriptor()
-		if page := d.Fields().ByName("page"); page != nil && page.Message() == (*pb.Page)(nil).ProtoReflect().Descriptor() {
+		if page := d.Fields().ByName("page"); page != nil &&
+			page.Message() == (*pb.Page)(nil).ProtoReflect().Descriptor() {
 			if lists[d.FullName()].list == nil {
 				t.Errorf("%s is not tested", d.FullName())
 			}
@@ -103,7 +104,8 @@ func TestListsWaitForTheirRecords(t *testing.T) {
 			index := s.active.Load().Notifier.Index()
 			answered := make(chan *pb.Answer, 1)
 			go func() {
-				answer, err := c.list(t.Context(), s, &pb.Page{MinIndex: uint64(index), Wait: durationpb.New(time.Hour)})
+				answer, err := c.list(t.Context(), s,
+					&pb.Page{MinIndex: uint64(index), Wait: durationpb.New(time.Hour)})
 				if err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
@@ -119,7 +121,8 @@ func TestListsWaitForTheirRecords(t *testing.T) {
 				t.Errorf("%s: answered with index %d", name, got)
 			}
 			began := time.Now()
-			if _, err := c.list(t.Context(), s, &pb.Page{MinIndex: uint64(index)}); err != nil || time.Since(began) > 0 {
+			if _, err := c.list(t.Context(), s, &pb.Page{MinIndex: uint64(index)}); err != nil ||
+				time.Since(began) > 0 {
 				t.Errorf("%s: a change before the call: %v after %v", name, err, time.Since(began))
 			}
 			if _, err := c.list(t.Context(), s, &pb.Page{MinIndex: 1 << 40}); err != nil || time.Since(began) > 0 {

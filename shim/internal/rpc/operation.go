@@ -39,9 +39,10 @@ func do(
 	ctx context.Context, s *Server, method string, req request,
 	run func(context.Context, *Active, registry.Call) error,
 ) (*pb.Answer, error) {
-	_, at, err := change(ctx, s, method, req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
-		return struct{}{}, run(ctx, a, call)
-	})
+	_, at, err := change(ctx, s, method, req,
+		func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+			return struct{}{}, run(ctx, a, call)
+		})
 	return at, err
 }
 

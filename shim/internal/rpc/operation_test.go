@@ -139,7 +139,8 @@ func TestMutatingCallNeedsAnIDAndThisNode(t *testing.T) {
 			{&pb.Call{}, false}, {&pb.Call{OperationId: "op-1", Node: "there"}, false},
 			{&pb.Call{OperationId: "op-1", Node: "here"}, true},
 		} {
-			if _, err := e.call(t.Context(), c.call, "a"); notActive(err) || (err == nil) != c.ok || (e.runs > 0) != c.ok {
+			if _, err := e.call(t.Context(), c.call, "a"); notActive(err) || (err == nil) != c.ok ||
+				(e.runs > 0) != c.ok {
 				t.Errorf("%v: %v after %d runs", c.call, err, e.runs)
 			}
 		}

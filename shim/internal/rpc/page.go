@@ -19,8 +19,8 @@ type listRequest interface {
 	GetPage() *pb.Page
 }
 
-// list reads the records and returns the requested page of them. It first waits for a change of a record of the buckets,
-// if the page asks for that.
+// list reads the records and returns the requested page of them. It first waits for a change of a record of the
+// buckets, if the page asks for that.
 func list[T any, M proto.Message](
 	ctx context.Context, s *Server, req listRequest, buckets []registry.Bucket, key func(T) string, message func(T) M,
 	read func(ctx context.Context, a *Active) ([]T, registry.Seq, error),

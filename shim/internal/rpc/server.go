@@ -266,7 +266,8 @@ func (a *Active) whileActive(ctx context.Context) (context.Context, context.Canc
 // onChange calls send, and again whenever instances or tasks may have changed, until the caller gives up or the shim is
 // not active any more.
 func (s *Server) onChange(
-	ctx context.Context, req interface{ GetCall() *pb.Call }, send func(ctx context.Context, a *Active, first bool) error,
+	ctx context.Context, req interface{ GetCall() *pb.Call },
+	send func(ctx context.Context, a *Active, first bool) error,
 ) error {
 	a, err := s.activeFor(req)
 	if err != nil {

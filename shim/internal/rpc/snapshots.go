@@ -88,7 +88,8 @@ func (n *snapshots) Delete(ctx context.Context, req *pb.DeleteSnapshotRequest) (
 }
 
 func (n *snapshots) DeleteGroup(ctx context.Context, req *pb.DeleteSnapshotRequest) (*pb.DeleteSnapshotReply, error) {
-	at, err := n.remove(ctx, "Snapshots.DeleteGroup", req, req.GetName(), groupIndex, (*controller.Snapshots).DeleteGroup)
+	at, err := n.remove(ctx, "Snapshots.DeleteGroup", req, req.GetName(), groupIndex,
+		(*controller.Snapshots).DeleteGroup)
 	return &pb.DeleteSnapshotReply{Answer: at}, err
 }
 
@@ -160,7 +161,8 @@ func (n *snapshots) list(
 			return slices.DeleteFunc(all, func(s registry.VolumeSnapshot) bool {
 				return differs(req.GetNamespace(), string(s.Namespace)) || differs(req.GetId(), string(s.ID)) ||
 					differs(req.GetPlugin(), string(s.Plugin)) || req.GetVolume() != "" &&
-					!slices.ContainsFunc(s.Each(), func(m registry.GroupMember) bool { return string(m.Volume) == req.GetVolume() })
+					!slices.ContainsFunc(s.Each(),
+						func(m registry.GroupMember) bool { return string(m.Volume) == req.GetVolume() })
 			}), at, err
 		})
 	return &pb.ListSnapshotsReply{Answer: at, Snapshots: part, NextToken: next}, err
@@ -220,7 +222,8 @@ func (n *snapshots) blocks(
 	defer cancel()
 	next := q.Offset
 	err = a.Snapshots.Blocks(ctx, q, func(part registry.Blocks) error {
-		reply := &pb.SnapshotBlocksReply{Answer: a.latest(ctx), BlockType: string(part.Type), VolumeCapacityBytes: part.Capacity}
+		reply := &pb.SnapshotBlocksReply{Answer: a.latest(ctx), BlockType: string(part.Type),
+			VolumeCapacityBytes: part.Capacity}
 		for _, r := range part.Ranges {
 			reply.Ranges, next = append(reply.Ranges, &pb.BlockRange{Offset: r.Offset, Size: r.Size}), r.End()
 		}

@@ -66,10 +66,14 @@ func drawn(bucket registry.Bucket) (owner, nodes string, key []string) {
 // drawing is read from the file with bbolt alone.
 func drawing(t *testing.T, path string) string {
 	var out strings.Builder
-	fmt.Fprintf(&out, "shim.db, schema %d: a bbolt file with one level of buckets. TestStateFormatIsDocumented in shim/internal/store prints this\n", Newest)
-	out.WriteString("page from a file in which every field is set. For each bucket it names the package that writes the records, and\n")
-	out.WriteString("whether the nodes of a cluster share them. A value is the CRC-32C of bucket, key and text, 4 bytes big-endian,\n")
-	out.WriteString("followed by the text, which is JSON. A part of a key is prefixed by its length, 2 bytes big-endian, unless its\n")
+	fmt.Fprintf(&out, "shim.db, schema %d: a bbolt file with one level of buckets. TestStateFormatIsDocumented in "+
+		"shim/internal/store prints this\n", Newest)
+	out.WriteString("page from a file in which every field is set. For each bucket it names the package that writes " +
+		"the records, and\n")
+	out.WriteString("whether the nodes of a cluster share them. A value is the CRC-32C of bucket, key and text, 4 " +
+		"bytes big-endian,\n")
+	out.WriteString("followed by the text, which is JSON. A part of a key is prefixed by its length, 2 bytes " +
+		"big-endian, unless its\n")
 	out.WriteString("size is named here.\n")
 	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true})
 	if err != nil {

@@ -67,8 +67,8 @@ func (s schema) accepts(path string, w window) error {
 	switch {
 	case w.Readable > s.newest:
 		return registry.Errorf(registry.ErrUnsupported,
-			"%s has schema %d, which only shims of schema %d or newer can read; this shim knows %d to %d: use a newer shim",
-			path, w.Number, w.Readable, s.oldest, s.newest)
+			"%s has schema %d, which only shims of schema %d or newer can read; this shim knows %d to %d: use a "+
+				"newer shim", path, w.Number, w.Readable, s.oldest, s.newest)
 	case w.Number < s.oldest:
 		return registry.Errorf(registry.ErrUnsupported,
 			"%s has schema %d; this shim knows %d to %d: open it once with a shim that knows both",

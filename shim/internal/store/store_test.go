@@ -110,7 +110,8 @@ func TestCheckRecordsFindsWhatDangles(t *testing.T) {
 	if wrong := s.CheckRecords(); len(wrong) != 1 || !errors.Is(wrong[0], errDangling) {
 		t.Errorf("a claim without its volume: %v", wrong)
 	}
-	s.must(t, puts(registry.Ref{Volume: registry.VolumeKey{Plugin: "disk", External: "none"}, Alloc: "b", Request: "data"}))
+	s.must(t, puts(registry.Ref{Volume: registry.VolumeKey{Plugin: "disk", External: "none"}, Alloc: "b",
+		Request: "data"}))
 	if wrong := s.CheckRecords(); len(wrong) != 2 {
 		t.Errorf("a ref without its claim: %v", wrong)
 	}

@@ -60,8 +60,9 @@ func TestSickPluginIsRestartedAfterItsTime(t *testing.T) {
 				}
 				after(20 * time.Second)
 				at := w.task(task.TaskKey).Restart
-				if c.cause == "" && at != nil || c.cause != "" && (at == nil || at.Cause != c.cause || at.Attempt != 1 ||
-					!strings.HasPrefix(at.Detail, "it has been unhealthy for "+c.after.String())) {
+				if c.cause == "" && at != nil || c.cause != "" &&
+					(at == nil || at.Cause != c.cause || at.Attempt != 1 ||
+						!strings.HasPrefix(at.Detail, "it has been unhealthy for "+c.after.String())) {
 					t.Errorf("restart: %+v", at)
 				}
 				w.commits()
@@ -76,8 +77,8 @@ func TestSickPluginIsRestartedAfterItsTime(t *testing.T) {
 }
 
 // A task that serves FUSE mounts is not restarted while it does, or while that is not known. One event names the users,
-// also if the shim is restarted. Once no alloc uses the mounts, the restart is requested. If the plugin recovers and falls
-// ill again, there is another event.
+// also if the shim is restarted. Once no alloc uses the mounts, the restart is requested. If the plugin recovers and
+// falls ill again, there is another event.
 func TestSickPluginKeepsTheMountsThatItServes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newEnv(t)

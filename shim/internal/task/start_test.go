@@ -116,13 +116,15 @@ func TestHealthTimeoutOverRestart(t *testing.T) {
 		left   time.Duration // of the timeout
 		cause  registry.Cause
 	}{
-		"not ready": {func(p *plugin) { p.ready = false }, "the plugin answers that it is not ready", 12 * time.Second, 0, "boot-1", 18 * time.Second,
-			registry.CauseStartTimeout},
-		"no identity": {func(p *plugin) { p.unknown = errors.New("node id is empty") }, "node id is empty", 0, 0, "boot-1",
-			hooks.DefaultHealthTimeout, registry.CauseIdentity},
+		"not ready": {func(p *plugin) { p.ready = false }, "the plugin answers that it is not ready", 12 * time.Second,
+			0, "boot-1", 18 * time.Second, registry.CauseStartTimeout},
+		"no identity": {func(p *plugin) { p.unknown = errors.New("node id is empty") }, "node id is empty", 0, 0,
+			"boot-1", hooks.DefaultHealthTimeout, registry.CauseIdentity},
 		"several shims": {gone, errRefused.Error(), 0, 3, "boot-1", 3 * time.Second, registry.CauseStartTimeout},
-		"late shim":     {gone, errRefused.Error(), time.Hour, 0, "boot-1", hooks.DefaultHeartbeatTimeout, registry.CauseStartTimeout},
-		"reboot":        {gone, errRefused.Error(), time.Hour, 0, "boot-2", hooks.DefaultHealthTimeout, registry.CauseStartTimeout},
+		"late shim": {gone, errRefused.Error(), time.Hour, 0, "boot-1", hooks.DefaultHeartbeatTimeout,
+			registry.CauseStartTimeout},
+		"reboot": {gone, errRefused.Error(), time.Hour, 0, "boot-2", hooks.DefaultHealthTimeout,
+			registry.CauseStartTimeout},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -141,7 +143,8 @@ func TestHealthTimeoutOverRestart(t *testing.T) {
 				after(c.left - 1)
 				w.wantCommits("before the timeout", "problem: "+c.shown)
 				after(1)
-				w.wantCommits("at the timeout", fmt.Sprintf("task unhealthy (%s), restart asked (%s)", c.cause, c.cause))
+				w.wantCommits("at the timeout",
+					fmt.Sprintf("task unhealthy (%s), restart asked (%s)", c.cause, c.cause))
 				if r := w.task(task.TaskKey).Restart; r == nil || r.Attempt != 1 || r.Cause != c.cause {
 					t.Errorf("request is %+v", r)
 				}

@@ -284,7 +284,8 @@ func (t *Tasks) Prefer(ctx context.Context, call registry.Call, k registry.TaskK
 			}
 		}
 		if len(keys) == 0 {
-			return registry.Change{}, registry.Errorf(registry.ErrNotFound, "attempt %d of %s has no instances", attempt, k)
+			return registry.Change{}, registry.Errorf(registry.ErrNotFound, "attempt %d of %s has no instances",
+				attempt, k)
 		}
 		change := registry.PreferChange(v, t.clock.Now(), keys...)
 		change.Put = append(change.Put, call.Answered(struct{}{})...)

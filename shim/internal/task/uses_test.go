@@ -110,7 +110,8 @@ func TestCallThatEndsMeanwhileIsSeen(t *testing.T) {
 	log := registrytest.NewLog(time.Now)
 	commit := func(c registry.Change) {
 		t.Helper()
-		if _, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) { return c, nil }); err != nil {
+		if _, err := log.Commit(t.Context(),
+			func(registry.View) (registry.Change, error) { return c, nil }); err != nil {
 			t.Fatal(err)
 		}
 	}
