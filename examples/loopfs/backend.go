@@ -29,7 +29,8 @@ type backend interface {
 	mount(ctx context.Context, s store) error
 	// shows reports whether a mount is one of this volume: its staging mount, or a bind mount of that or of its device.
 	shows(m mount.Mount) (bool, error)
-	// expand enlarges what is in use, the file system that is mounted at a path or the devices, to the size of the bytes.
+	// expand enlarges what is in use, the file system that is mounted at a path or the devices, to the size of the
+	// bytes.
 	expand(at string) error
 	// stats returns how full the volume is that is mounted at a path.
 	stats(at string) ([]*csi.VolumeUsage, error)
@@ -118,7 +119,8 @@ func (t tree) make(context.Context) error {
 	if err := os.Mkdir(t.files(), 0o755); err != nil {
 		return err
 	}
-	return errors.Join(os.Chmod(t.files(), 0o755), syncDir(t.files())) // whatever the umask is: tasks without root use it
+	// whatever the umask is: tasks without root use it
+	return errors.Join(os.Chmod(t.files(), 0o755), syncDir(t.files()))
 }
 
 // copyFrom copies everything in the directory, but no other file systems.

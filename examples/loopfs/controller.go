@@ -93,8 +93,8 @@ func (d *driver) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 	}
 	where := req.GetAccessibilityRequirements().GetRequisite()
 	if len(where) > 0 && !slices.ContainsFunc(where, d.isAt) {
-		return nil, status.Errorf(codes.ResourceExhausted, "the required topology does not have the node of this loopfs: %v",
-			d.topology())
+		return nil, status.Errorf(codes.ResourceExhausted,
+			"the required topology does not have the node of this loopfs: %v", d.topology())
 	}
 	r := record{ID: idFor(volumeKind, req.GetName()), Usage: usage, Source: source, ReadAhead: readAhead}
 	r, err := d.create(ctx, r, req.GetCapacityRange())
@@ -162,8 +162,8 @@ func parseMutable(parameters map[string]string) (int64, error) {
 	text, ok := parameters[readAheadKey]
 	kib, err := strconv.ParseInt(text, 10, 64)
 	if !ok || len(parameters) > 1 || err != nil || kib < 4 || kib > 64<<10 || kib%4 != 0 {
-		return 0, status.Errorf(codes.InvalidArgument, "the only mutable parameter is %s: KiB from 4 to 65536, a multiple "+
-			"of 4", readAheadKey)
+		return 0, status.Errorf(codes.InvalidArgument, "the only mutable parameter is %s: KiB from 4 to 65536, a "+
+			"multiple of 4", readAheadKey)
 	}
 	return kib, nil
 }
@@ -182,7 +182,8 @@ func (d *driver) ControllerModifyVolume(
 		l, ok := d.bytesOf(r).(loop)
 		switch {
 		case !ok:
-			return status.Errorf(codes.InvalidArgument, "volume %s is a directory, which has no mutable parameters", r.ID)
+			return status.Errorf(codes.InvalidArgument, "volume %s is a directory, which has no mutable parameters",
+				r.ID)
 		case kib == 0:
 			return status.Error(codes.InvalidArgument, "the mutable parameters are missing")
 		}

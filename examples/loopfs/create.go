@@ -34,8 +34,8 @@ func (d *driver) size(r *record, want *csi.CapacityRange, source int64) error {
 	case required < 0 || required > d.capacity:
 		return status.Errorf(codes.OutOfRange, "requested are %d bytes; the capacity is %d", required, d.capacity)
 	case r.Bytes < least || r.Bytes > most:
-		return status.Errorf(codes.OutOfRange, "requested are at most %d bytes; such a volume has at least %d, in blocks of "+
-			"%d", most, least, blockBytes)
+		return status.Errorf(codes.OutOfRange, "requested are at most %d bytes; such a volume has at least %d, in "+
+			"blocks of %d", most, least, blockBytes)
 	}
 	return r.supported()
 }

@@ -95,7 +95,8 @@ func (d *driver) ControllerListVolumeHealth(
 			bad = append(bad, h)
 		}
 	}
-	bad, next, err := page(bad, (*csi.VolumeHealth).GetVolumeId, volumeKind, req.GetMaxEntries(), req.GetStartingToken())
+	bad, next, err := page(bad, (*csi.VolumeHealth).GetVolumeId, volumeKind, req.GetMaxEntries(),
+		req.GetStartingToken())
 	return &csi.ControllerListVolumeHealthResponse{Entries: bad, NextToken: next}, err
 }
 
@@ -146,7 +147,8 @@ func (d *driver) NodeGetStorageHealth(
 		found.Message = err.Error()
 	} else if st.Bavail < st.Blocks/50 {
 		found.Status, found.Reason = csi.StorageHealthErrorType_STORAGE_DEGRADED, "DataDirectoryFull"
-		found.Message = "less than 2% of the data directory's file system are free; without space writes to volumes fail"
+		found.Message = "less than 2% of the data directory's file system are free; without space writes to volumes " +
+			"fail"
 	} else {
 		return &csi.NodeGetStorageHealthResponse{}, nil
 	}

@@ -23,8 +23,9 @@ func newSlow(t *testing.T, m *machine, program string) slow {
 	t.Helper()
 	s := slow{t, filepath.Join(m.base, "bin")}
 	must(t, os.Mkdir(s.dir, 0o700))
-	must(t, os.WriteFile(filepath.Join(s.dir, program), []byte("#!/bin/sh\nexec 2>/dev/null\necho > "+s.dir+"/running\nread line < "+
-		s.dir+"/go\nfor f; do :; done\nhead -c 65536 /dev/urandom >$f\n: > "+s.dir+"/done\n"), 0o700))
+	must(t, os.WriteFile(filepath.Join(s.dir, program),
+		[]byte("#!/bin/sh\nexec 2>/dev/null\necho > "+s.dir+"/running\nread line < "+
+			s.dir+"/go\nfor f; do :; done\nhead -c 65536 /dev/urandom >$f\n: > "+s.dir+"/done\n"), 0o700))
 	must(t, unix.Mkfifo(filepath.Join(s.dir, "running"), 0o600))
 	must(t, unix.Mkfifo(filepath.Join(s.dir, "go"), 0o600))
 	return s

@@ -176,8 +176,8 @@ func (l loop) expand(at string) error {
 		count := uint64(l.Bytes / st.Bsize) // the kernel does it in transactions, so a kill does no harm
 		_, _, errno := unix.Syscall(unix.SYS_IOCTL, root.Fd(), extGrow, uintptr(unsafe.Pointer(&count)))
 		if errno == unix.EPERM {
-			return status.Error(codes.FailedPrecondition, "the kernel enlarges a mounted ext4 only with CAP_SYS_RESOURCE, "+
-				"which loopfs lacks; unstage the volume and stage it again, which enlarges it")
+			return status.Error(codes.FailedPrecondition, "the kernel enlarges a mounted ext4 only with "+
+				"CAP_SYS_RESOURCE, which loopfs lacks; unstage the volume and stage it again, which enlarges it")
 		}
 		if errno != 0 {
 			return fmt.Errorf("enlarge the file system to %d blocks: %w", count, errno)
@@ -226,7 +226,8 @@ func (l loop) stats(at string) ([]*csi.VolumeUsage, error) {
 	}
 	size := func(blocks uint64) int64 { return int64(blocks) * st.Bsize }
 	return []*csi.VolumeUsage{
-		{Unit: csi.VolumeUsage_BYTES, Total: size(st.Blocks), Used: size(st.Blocks - st.Bfree), Available: size(st.Bavail)},
+		{Unit: csi.VolumeUsage_BYTES, Total: size(st.Blocks), Used: size(st.Blocks - st.Bfree),
+			Available: size(st.Bavail)},
 		{Unit: csi.VolumeUsage_INODES, Total: int64(st.Files), Used: int64(st.Files - st.Ffree),
 			Available: int64(st.Ffree)},
 	}, nil

@@ -44,8 +44,8 @@ func (d *driver) GetMetadataDelta(
 	}
 	base, err := d.image(req.GetBaseSnapshotId(), 0)
 	if err == nil && (base.Source != l.Source || base.Created.After(l.Created)) {
-		err = status.Errorf(codes.InvalidArgument, "snapshot %s is no earlier snapshot of the same volume as %s", base.ID,
-			l.ID)
+		err = status.Errorf(codes.InvalidArgument, "snapshot %s is no earlier snapshot of the same volume as %s",
+			base.ID, l.ID)
 	}
 	if err != nil {
 		return err
@@ -70,8 +70,8 @@ func (d *driver) image(snapshot string, offset int64) (loop, error) {
 	l, ok := d.bytesOf(r).(loop)
 	switch {
 	case !ok:
-		err = status.Errorf(codes.FailedPrecondition, "snapshot %s is of the dir backend, which does not know its blocks",
-			r.ID)
+		err = status.Errorf(codes.FailedPrecondition,
+			"snapshot %s is of the dir backend, which does not know its blocks", r.ID)
 	case offset < 0 || offset > r.Bytes:
 		err = status.Errorf(codes.OutOfRange, "starting_offset %d is not in a snapshot of %d bytes", offset, r.Bytes)
 	}

@@ -55,8 +55,8 @@ func parseFlags(list []string) (sum mountFlags, err error) {
 	for i, word := range strings.Split(strings.Join(list, ","), ",") {
 		flag, known := knownFlags[word]
 		if !known {
-			return 0, status.Errorf(codes.InvalidArgument, "mount flag number %d is not supported, only ro, rw, nosuid, nodev, "+
-				"noexec and noatime", i+1)
+			return 0, status.Errorf(codes.InvalidArgument, "mount flag number %d is not supported, only ro, rw, "+
+				"nosuid, nodev, noexec and noatime", i+1)
 		}
 		sum |= flag
 	}
@@ -68,7 +68,8 @@ func parseFlags(list []string) (sum mountFlags, err error) {
 func resolvePath(path string) (string, error) {
 	if !filepath.IsAbs(path) || len(path) >= unix.PathMax || strings.ContainsRune(path, 0) ||
 		filepath.Clean(path) != strings.TrimSuffix(path, "/") {
-		return "", status.Errorf(codes.InvalidArgument, "%.128q is not an absolute path without '.', '..' and '//'", path)
+		return "", status.Errorf(codes.InvalidArgument, "%.128q is not an absolute path without '.', '..' and '//'",
+			path)
 	}
 	parent, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -132,7 +133,8 @@ func mountExt4(device, path string, flags mountFlags) error {
 // bindMount makes what is at a path, a directory or a device node, appear at another path: a directory, or an empty
 // file for a device node. The last parts of both paths are not followed.
 func bindMount(from, path string, file bool, flags mountFlags) error {
-	tree, err := unix.OpenTree(unix.AT_FDCWD, from, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
+	tree, err := unix.OpenTree(unix.AT_FDCWD, from,
+		unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
 	if err != nil {
 		return fmt.Errorf("clone the mount of %s: %w", from, err)
 	}

@@ -69,7 +69,8 @@ func TestBindMountOfAFile(t *testing.T) {
 	dir := newMachine(t).work
 	source, target := dir+"/source", dir+"/target"
 	must(t, os.WriteFile(source, []byte("x"), 0o600))
-	must(t, errors.Join(makeTarget(target, true), makeTarget(target, true), bindMount(source, target, true, readOnlyFlag)))
+	must(t, errors.Join(makeTarget(target, true), makeTarget(target, true),
+		bindMount(source, target, true, readOnlyFlag)))
 	if text, err := os.ReadFile(target); string(text) != "x" || err != nil {
 		t.Errorf("through the mount: %q, %v", text, err)
 	}

@@ -68,8 +68,8 @@ func (d *driver) shown(r record, path string) (bool, error) {
 	m, found := table.At(path)
 	switch {
 	case !found && len(table.Stack(path)) > 0:
-		return false, status.Errorf(codes.FailedPrecondition, "the mount at %s is hidden by another one above; unmount that "+
-			"first", path)
+		return false, status.Errorf(codes.FailedPrecondition, "the mount at %s is hidden by another one above; "+
+			"unmount that first", path)
 	case !found:
 		return false, nil
 	}
@@ -279,11 +279,11 @@ func (d *driver) NodeExpandVolume(
 		case err != nil:
 			return err
 		case want.GetRequiredBytes() > r.Bytes || want.GetLimitBytes() > 0 && want.GetLimitBytes() < r.Bytes:
-			return status.Errorf(codes.OutOfRange, "volume %s has %d bytes: call ControllerExpandVolume first; it never "+
-				"shrinks", r.ID, r.Bytes)
+			return status.Errorf(codes.OutOfRange, "volume %s has %d bytes: call ControllerExpandVolume first; it "+
+				"never shrinks", r.ID, r.Bytes)
 		case !r.Usage.Block && r.stagedReadOnly():
-			return status.Errorf(codes.FailedPrecondition, "volume %s is staged read-only, and a read-only file system does "+
-				"not grow; the next stage enlarges it", r.ID)
+			return status.Errorf(codes.FailedPrecondition, "volume %s is staged read-only, and a read-only file "+
+				"system does not grow; the next stage enlarges it", r.ID)
 		}
 		b := d.bytesOf(r)
 		if err := b.grow(); err != nil {
@@ -301,7 +301,8 @@ func (d *driver) NodePublishVolume(
 	u, badUsage := readUsage(req.GetVolumeCapability())
 	from, badStaging := d.resolve("staging target path", req.GetStagingTargetPath(), true)
 	if req.GetStagingTargetPath() == "" {
-		badStaging = status.Error(codes.FailedPrecondition, "the staging target path is missing: stage the volume first")
+		badStaging = status.Error(codes.FailedPrecondition,
+			"the staging target path is missing: stage the volume first")
 	} else if badStaging == nil && badTarget == nil && (inside(to, from) || inside(from, to)) {
 		badStaging = status.Error(codes.InvalidArgument, "the target path and the staging target path overlap")
 	}
@@ -348,8 +349,8 @@ func (d *driver) publish(r record, to string, readOnly bool) error {
 		return err
 	}
 	if len(targets) > 0 && r.Stage.Usage.Mode != multiWriterMode {
-		return status.Errorf(codes.FailedPrecondition, "the volume is published at %s, and its access mode allows only one "+
-			"target", targets[0])
+		return status.Errorf(codes.FailedPrecondition, "the volume is published at %s, and its access mode allows "+
+			"only one target", targets[0])
 	}
 	if r.Stage.Published == nil {
 		r.Stage.Published = map[string]bool{}

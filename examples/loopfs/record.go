@@ -163,16 +163,18 @@ func readUsage(c *csi.VolumeCapability) (usage, error) {
 	case c == nil:
 		return usage{}, status.Error(codes.InvalidArgument, "the volume capability is missing")
 	case !ok:
-		return usage{}, status.Errorf(codes.InvalidArgument, "access mode %s is not supported: loopfs volumes are used on "+
-			"one node", c.GetAccessMode().GetMode())
+		return usage{}, status.Errorf(codes.InvalidArgument, "access mode %s is not supported: loopfs volumes are "+
+			"used on one node", c.GetAccessMode().GetMode())
 	case c.GetBlock() != nil:
 		return usage{Mode: mode, Block: true}, nil
 	case m == nil:
 		return usage{}, status.Error(codes.InvalidArgument, "the volume capability has no access type: mount or block")
 	case m.GetFsType() != "" && m.GetFsType() != "ext4":
-		return usage{}, status.Errorf(codes.InvalidArgument, "file system %.16q is not supported, only ext4", m.GetFsType())
+		return usage{}, status.Errorf(codes.InvalidArgument, "file system %.16q is not supported, only ext4",
+			m.GetFsType())
 	case m.GetVolumeMountGroup() != "":
-		return usage{}, status.Error(codes.InvalidArgument, "loopfs lacks VOLUME_MOUNT_GROUP; leave out volume_mount_group")
+		return usage{}, status.Error(codes.InvalidArgument,
+			"loopfs lacks VOLUME_MOUNT_GROUP; leave out volume_mount_group")
 	}
 	flags, err := parseFlags(m.GetMountFlags())
 	return usage{Mode: mode, Flags: flags}, err

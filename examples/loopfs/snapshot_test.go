@@ -24,7 +24,8 @@ func TestSnapshotAndRestore(t *testing.T) {
 		before := time.Now()
 		snap, err := p.snapshot("snap", id)
 		must(t, err)
-		if made := snap.CreationTime.AsTime(); !snap.ReadyToUse || snap.SizeBytes != 16<<20 || snap.SourceVolumeId != id ||
+		if made := snap.CreationTime.AsTime(); !snap.ReadyToUse || snap.SizeBytes != 16<<20 ||
+			snap.SourceVolumeId != id ||
 			made.Before(before.Add(-time.Second)) || made.After(time.Now()) {
 			t.Errorf("snapshot %v", snap)
 		}
@@ -120,7 +121,8 @@ func TestSourcesOfSnapshotsAndVolumes(t *testing.T) {
 		step(t, "get snapshot "+id, err, want)
 	}
 	for req, want := range map[*csi.ListSnapshotsRequest]int{
-		{}: 1, {SourceVolumeId: id}: 1, {SourceVolumeId: other}: 0, {SnapshotId: snap.SnapshotId}: 1, {SnapshotId: id}: 0,
+		{}: 1, {SourceVolumeId: id}: 1, {SourceVolumeId: other}: 0, {SnapshotId: snap.SnapshotId}: 1,
+		{SnapshotId: id}: 0,
 		{SnapshotId: snap.SnapshotId, SourceVolumeId: other}: 0,
 	} {
 		if answer, err := p.ListSnapshots(t.Context(), req); err != nil || len(answer.Entries) != want {

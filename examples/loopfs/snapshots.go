@@ -53,7 +53,8 @@ func (d *driver) DeleteSnapshot(
 ) (*csi.DeleteSnapshotResponse, error) {
 	return &csi.DeleteSnapshotResponse{}, d.delete(ctx, snapshotKind, req.GetSnapshotId(), func(r record) error {
 		if g := r.ID.group(); g != "" {
-			return status.Errorf(codes.InvalidArgument, "snapshot %s is part of group snapshot %s: delete that", r.ID, g)
+			return status.Errorf(codes.InvalidArgument, "snapshot %s is part of group snapshot %s: delete that", r.ID,
+				g)
 		}
 		return nil
 	})
@@ -274,8 +275,8 @@ func (d *driver) atOneMoment(volumes []record, do func() error) (failed error) {
 		case err != nil:
 			return err
 		case !staged && user != "":
-			return status.Errorf(codes.FailedPrecondition, "volume %s is not at its staging path, but %s still uses it", r.ID,
-				user)
+			return status.Errorf(codes.FailedPrecondition, "volume %s is not at its staging path, but %s still uses it",
+				r.ID, user)
 		case !staged || r.stagedReadOnly():
 		case isLoop && !r.Usage.Block:
 			defer func() { failed = errors.Join(failed, l.thaw()) }()
@@ -296,8 +297,8 @@ func (d *driver) checkUnwritten(r record) error {
 	targets, err := d.published(r)
 	for _, target := range targets {
 		if !r.Stage.Published[target] {
-			return status.Errorf(codes.FailedPrecondition, "volume %s is published for writing at %s and cannot be frozen, so "+
-				"a copy would not be of one moment; unpublish it first", r.ID, target)
+			return status.Errorf(codes.FailedPrecondition, "volume %s is published for writing at %s and cannot be "+
+				"frozen, so a copy would not be of one moment; unpublish it first", r.ID, target)
 		}
 	}
 	return err

@@ -33,8 +33,8 @@ import (
 //	volumes/ID.*.tmp/        is being made or removed, or a kill interrupted that
 //
 // A directory gets its name when it is complete, and loses it before anything in it is removed. So a volume, and a
-// group with its snapshots, exists in full or not at all. What is incomplete is removed by the next call for that ID, or
-// the next start.
+// group with its snapshots, exists in full or not at all. What is incomplete is removed by the next call for that ID,
+// or the next start.
 type store struct {
 	path string // absolute, without symbolic links
 }
@@ -119,8 +119,8 @@ func rename(from, to string) error {
 
 func syncDir(dir string) error { return onFile(dir, (*os.File).Sync) }
 
-// temporary calls do with a new directory, which is removed afterwards if it still has its name. No other directory ever
-// had that name.
+// temporary calls do with a new directory, which is removed afterwards if it still has its name. No other directory
+// ever had that name.
 func (s store) temporary(id volumeID, do func(dir string) error) error {
 	part := fmt.Sprintf("%s.%s.tmp", s.dirOf(id), rand.Text())
 	err := os.Mkdir(part, 0o700)

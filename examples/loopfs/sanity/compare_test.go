@@ -23,7 +23,8 @@ var drivers = []configuration{
 		Limited: true},
 }
 
-// Over the CSI endpoint csi-sanity has the same result for each spec as straight at the driver, while shims are swapped.
+// Over the CSI endpoint csi-sanity has the same result for each spec as straight at the driver, while shims are
+// swapped.
 func TestEndpointGivesTheSameResults(t *testing.T) {
 	needsRoot(t)
 	binary := build(t)
@@ -53,7 +54,8 @@ func TestForeignDriver(t *testing.T) {
 	if program := os.Getenv("HOSTPATH"); program != "" {
 		link("/bin/sh", "sh")
 		foreign = append(foreign, configuration{Name: "host path", Driver: "sh", Args: []string{"-c",
-			"exec " + program + " -drivername hostpath.csi.k8s.io -nodeid n1 -statedir DIR/hostpath -endpoint $CSI_ENDPOINT"},
+			"exec " + program + " -drivername hostpath.csi.k8s.io -nodeid n1 -statedir DIR/hostpath -endpoint " +
+				"$CSI_ENDPOINT"},
 			Size: mib, Larger: 2 * mib})
 	}
 	for _, c := range foreign {

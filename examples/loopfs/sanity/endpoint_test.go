@@ -119,7 +119,8 @@ func (e *endpoint) begin(args ...string) error {
 
 // holdfast runs a command of the agent.
 func (e *endpoint) holdfast(args ...string) error {
-	out, err := exec.Command(e.program("holdfast"), append([]string{"--address", e.control()}, args...)...).CombinedOutput()
+	out, err := exec.Command(e.program("holdfast"),
+		append([]string{"--address", e.control()}, args...)...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("holdfast %s: %w: %s", strings.Join(args, " "), err, out)
 	}

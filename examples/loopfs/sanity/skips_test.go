@@ -21,7 +21,8 @@ var ofDirectories = []skip{
 	{"ModifyVolume ", "a directory has no mutable parameters"},
 	{"Controller Service [Controller Server] CreateVolume should create volume with a volume attribute class",
 		"as above"},
-	{"Controller Service [Controller Server] CreateVolume should not create volume with an invalid volume attribute class", "as above"},
+	{"Controller Service [Controller Server] CreateVolume should not create volume with an invalid volume attribute " +
+		"class", "as above"},
 }
 
 // allowed returns the skip of a spec.
