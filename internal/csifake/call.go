@@ -165,7 +165,8 @@ func (p *Plugin) overlapping(c *call) []*call {
 	defer p.mu.Unlock()
 	var all []*call
 	for other := range p.open {
-		same := slices.ContainsFunc(c.line.AllVolumes(), func(id string) bool { return slices.Contains(other.line.AllVolumes(), id) }) ||
+		same := slices.ContainsFunc(c.line.AllVolumes(),
+			func(id string) bool { return slices.Contains(other.line.AllVolumes(), id) }) ||
 			c.line.RPC == "CreateVolume" && other.line.RPC == "CreateVolume" && other.line.Name == c.line.Name
 		if same && other.ctx.Err() == nil {
 			all = append(all, other)

@@ -12,9 +12,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Condition is what a plugin says of a volume's health, or of its storage: VolumeCondition of CSI up to version 1.12, and
-// one entry of VolumeHealth or one StorageBackendHealth of later versions. A plugin with the capability tells that of the
-// rule, or that all is well.
+// Condition is what a plugin says of a volume's health, or of its storage: VolumeCondition of CSI up to version 1.12,
+// and one entry of VolumeHealth or one StorageBackendHealth of later versions. A plugin with the capability tells that
+// of the rule, or that all is well.
 type Condition struct {
 	Volume   string `json:"volume,omitempty"` // whose it is; empty: of every one
 	Abnormal bool   `json:"abnormal,omitempty"`

@@ -13,8 +13,8 @@ const (
 	FuseText = "alive"
 )
 
-// What the kernel asks of a FUSE file system, as far as one with a single file is asked. Numbers and layouts are those of
-// linux/fuse.h, protocol 7.31.
+// What the kernel asks of a FUSE file system, as far as one with a single file is asked. Numbers and layouts are those
+// of linux/fuse.h, protocol 7.31.
 const (
 	fuseLookup     = 1
 	fuseForget     = 2
@@ -53,7 +53,8 @@ func parseFuse(b []byte) (fuseRequest, bool) {
 	}, true
 }
 
-// answer is that of a file system with a root directory and FuseFile in it, which a listing does not show; nil where the kernel waits for none.
+// answer is that of a file system with a root directory and FuseFile in it, which a listing does not show; nil where
+// the kernel waits for none.
 func (q fuseRequest) answer() []byte {
 	switch q.opcode {
 	case fuseForget, fuseForgetMany, fuseInterrupt:

@@ -37,9 +37,10 @@ func (s identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilit
 		}
 	}
 	for _, n := range s.p.caps["expansion"] {
-		reply.Capabilities = append(reply.Capabilities,
-			&csi.PluginCapability{Type: &csi.PluginCapability_VolumeExpansion_{
-				VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_Type(n)}}})
+		kind := csi.PluginCapability_VolumeExpansion_Type(n)
+		reply.Capabilities = append(reply.Capabilities, &csi.PluginCapability{
+			Type: &csi.PluginCapability_VolumeExpansion_{
+				VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: kind}}})
 	}
 	return reply, nil
 }

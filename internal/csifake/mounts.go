@@ -74,7 +74,8 @@ func (w work) put(readonly bool, mount func(at string) error) error {
 	if err := w.p.middle(w.c); err != nil || !readonly {
 		return err
 	}
-	return failed("remount read-only", w.path, unix.Mount("", w.path, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""))
+	return failed("remount read-only", w.path,
+		unix.Mount("", w.path, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""))
 }
 
 // mountData mounts what a volume holds.

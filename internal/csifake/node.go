@@ -155,7 +155,8 @@ func (s nodeService) publishable(r *csi.NodePublishVolumeRequest, as string, v *
 	if there && was != as {
 		return status.Errorf(codes.AlreadyExists, "volume %q is published at %s otherwise", v.ID, r.GetTargetPath())
 	}
-	single := r.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+	mode := r.GetVolumeCapability().GetAccessMode().GetMode()
+	single := mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
 	if single && !there && len(n.Published) > 0 {
 		return status.Errorf(codes.FailedPrecondition, "volume %q is published at another target", v.ID)
 	}

@@ -18,8 +18,8 @@ type Moment string
 
 const (
 	Before Moment = "before" // the call takes effect
-	// of stage, unstage, publish and unpublish: something is mounted or unmounted, and not all is done; of a stream: some
-	// messages were sent
+	// of stage, unstage, publish and unpublish: something is mounted or unmounted, and not all is done; of a stream:
+	// some messages were sent
 	Middle Moment = "middle"
 	After  Moment = "after" // the effect, and before the answer
 )

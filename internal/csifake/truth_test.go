@@ -89,7 +89,8 @@ func TestVolumeGrowsOnControllerThenNode(t *testing.T) {
 			got = append(got, v.Rule)
 		}
 		if !slices.Equal(got, []string{"R30", "R12"}) {
-			t.Errorf("Check finds %v, want R30 for a size larger than the controller's, R12 for stats of another path", got)
+			t.Errorf("Check finds %v, want R30 for a size larger than the controller's, R12 for stats of another path",
+				got)
 		}
 	})
 }
@@ -178,7 +179,8 @@ func TestVolumeOutsideTheTopologyIsAViolation(t *testing.T) {
 		t.Errorf("the volume is at %v", got)
 	}
 	_, err = c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
-		VolumeId: made.GetVolume().GetVolumeId(), NodeId: "node-1", VolumeCapability: writer(), VolumeContext: made.GetVolume().GetVolumeContext()})
+		VolumeId: made.GetVolume().GetVolumeId(), NodeId: "node-1", VolumeCapability: writer(),
+		VolumeContext: made.GetVolume().GetVolumeContext()})
 	must(t, err)
 	if found := fake.Check(journal.Options{}); len(found) != 1 || found[0].Rule != "R26" {
 		t.Errorf("Check finds %v, want R26", found)

@@ -21,8 +21,9 @@ var added = map[int][]string{
 	1: {"controller/EXPAND_VOLUME", "node/EXPAND_VOLUME", "expansion/ONLINE", "expansion/OFFLINE",
 		"PluginCapability.volume_expansion"},
 	2: {"controller/LIST_VOLUMES_PUBLISHED_NODES", "ControllerExpandVolumeRequest.volume_capability",
-		"ListSnapshotsRequest.secrets", "ListVolumesResponse.Entry.status", "NodeExpandVolumeRequest.staging_target_path",
-		"NodeExpandVolumeRequest.volume_capability", "NodeGetVolumeStatsRequest.staging_target_path"},
+		"ListSnapshotsRequest.secrets", "ListVolumesResponse.Entry.status",
+		"NodeExpandVolumeRequest.staging_target_path", "NodeExpandVolumeRequest.volume_capability",
+		"NodeGetVolumeStatsRequest.staging_target_path"},
 	3: {"controller/GET_VOLUME", "controller/VOLUME_CONDITION", "node/VOLUME_CONDITION"},
 	4: {"GetCapacityResponse.maximum_volume_size", "GetCapacityResponse.minimum_volume_size"},
 	5: {"controller/SINGLE_NODE_MULTI_WRITER", "node/SINGLE_NODE_MULTI_WRITER", "node/VOLUME_MOUNT_GROUP",
@@ -134,7 +135,8 @@ func (v version) reply(answer proto.Message) proto.Message {
 	m := answer.ProtoReflect()
 	v.strip(m)
 	if v.future() {
-		field := protowire.AppendString(protowire.AppendTag(nil, unknownNumber, protowire.BytesType), "of a later version")
+		field := protowire.AppendString(protowire.AppendTag(nil, unknownNumber, protowire.BytesType),
+			"of a later version")
 		m.SetUnknown(append(m.GetUnknown(), field...))
 	}
 	return answer

@@ -110,7 +110,8 @@ func start(t testing.TB, name string, extra []string) *Engine {
 		text := "[containers]\ndefault_ulimits = []\n[engine]\n" + strings.Join(extra, "\n") + "\n"
 		err := os.WriteFile(e.config, []byte(text), 0o600)
 		if err == nil {
-			err = os.WriteFile(e.registries(), []byte("[[registry]]\nlocation = \"127.0.0.1\"\ninsecure = true\n"), 0o600)
+			err = os.WriteFile(e.registries(), []byte("[[registry]]\nlocation = \"127.0.0.1\"\ninsecure = true\n"),
+				0o600)
 		}
 		if err != nil {
 			t.Fatal(err)

@@ -57,8 +57,8 @@ func StartProcess(t testing.TB) (*clientv3.Client, *os.Process) {
 	return connect(t, clientv3.Config{Endpoints: []string{at}}), process
 }
 
-// StartTLS is Start for a member that authenticates itself with a certificate, and its clients by one of the same CA. The
-// arguments are paths of PEM files.
+// StartTLS is Start for a member that authenticates itself with a certificate, and its clients by one of the same CA.
+// The arguments are paths of PEM files.
 func StartTLS(t testing.TB, ca, cert, key string, client *tls.Config) *clientv3.Client {
 	t.Helper()
 	at, _ := start(t, "https", "--client-cert-auth", "--trusted-ca-file", ca, "--cert-file", cert, "--key-file", key)
@@ -86,9 +86,9 @@ func Command(dir, scheme string, args ...string) (cmd *exec.Cmd, at string, err 
 	client, err2 := freeAddress()
 	peer, err3 := freeAddress()
 	at, peer = scheme+"://"+client, "http://"+peer
-	return exec.Command(binary, append(args, "--data-dir", dir, "--listen-client-urls", at, "--advertise-client-urls", at,
-		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer,
-		"--log-level", "error", "--logger", "zap")...), at, errors.Join(err1, err2, err3)
+	return exec.Command(binary, append(args, "--data-dir", dir, "--log-level", "error", "--logger", "zap",
+		"--listen-client-urls", at, "--advertise-client-urls", at,
+		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer)...), at, errors.Join(err1, err2, err3)
 }
 
 func connect(t testing.TB, config clientv3.Config) *clientv3.Client {

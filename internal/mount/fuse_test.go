@@ -45,7 +45,8 @@ func mountFuse(t *testing.T, at string) (dies func()) {
 	}
 	t.Cleanup(func() {
 		dies()
-		until(t, "processes that hung release the mount", func() bool { return !errors.Is(unix.Unmount(at, 0), unix.EBUSY) })
+		until(t, "processes that hung release the mount",
+			func() bool { return !errors.Is(unix.Unmount(at, 0), unix.EBUSY) })
 	})
 	return dies
 }

@@ -118,7 +118,8 @@ func TestInspectingAHungMountBlocksOnlyItsHelper(t *testing.T) {
 func TestProcessWithAHungHelperExits(t *testing.T) {
 	dir := tempDir(t)
 	mountFuse(t, dir)
-	out, err := exec.CommandContext(deadline(t, time.Minute), "/proc/self/exe", "-hold", "inspect:"+dir).CombinedOutput()
+	out, err := exec.CommandContext(deadline(t, time.Minute), "/proc/self/exe", "-hold", "inspect:"+
+		dir).CombinedOutput()
 	if err != nil || string(out) != "hung\nready\n" {
 		t.Errorf("output %q, %v", out, err)
 	}

@@ -276,7 +276,8 @@ func (m *Manager) SetOwnership(
 	if err != nil {
 		return "", err
 	}
-	to := Ownership{Root: root, Volume: rel, UID: number(o.Owner, 10), GID: number(o.Group, 10), Mode: number(o.Mode, 8),
+	to := Ownership{Root: root, Volume: rel, UID: number(o.Owner, 10), GID: number(o.Group, 10),
+		Mode:      number(o.Mode, 8),
 		Recursive: o.Recursive}
 	limit := ownLimit
 	if o.Recursive {

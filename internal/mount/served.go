@@ -27,7 +27,8 @@ func (m Mount) onServedDevice(sys string) bool {
 	case (m.FSType == "devtmpfs" || m.FSType == "tmpfs") && m.Root != "/": // a device node, unless it is a directory
 		return isServedDevice(filepath.Join(sys, "class/block", filepath.Base(m.Root)), maxStacked)
 	case m.Major != 0:
-		return isServedDevice(filepath.Join(sys, "dev/block", strconv.Itoa(m.Major)+":"+strconv.Itoa(m.Minor)), maxStacked)
+		return isServedDevice(filepath.Join(sys, "dev/block", strconv.Itoa(m.Major)+":"+strconv.Itoa(m.Minor)),
+			maxStacked)
 	case strings.HasPrefix(m.Source, "/dev/"): // such as btrfs, whose mounts have no device number
 		node, err := filepath.EvalSymlinks(m.Source)
 		if err != nil {

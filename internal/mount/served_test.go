@@ -19,7 +19,8 @@ func TestDevicesOfProcessesAreRecognised(t *testing.T) {
 	}
 	must(t, os.WriteFile(filepath.Join(devices, "nbd0/pid"), []byte("77\n"), 0o600))
 	for link, to := range map[string]string{
-		"dev/block/43:0": "nbd0", "dev/block/43:1": "nbd0/nbd0p1", "dev/block/259:0": "ublkb1", "dev/block/254:0": "vda",
+		"dev/block/43:0": "nbd0", "dev/block/43:1": "nbd0/nbd0p1", "dev/block/259:0": "ublkb1",
+		"dev/block/254:0": "vda",
 		"dev/block/253:1": "dm-1", "dev/block/253:2": "dm-2", "class/block": ".", "block/nbd0": "nbd0",
 		"devices/virtual/block/dm-0/slaves/nbd0": "nbd0", "devices/virtual/block/dm-1/slaves/dm-0": "dm-0",
 		"devices/virtual/block/dm-2/slaves/vda": "vda",

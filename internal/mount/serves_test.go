@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// A task is found by its socket, and with it the processes that have /dev/fuse open. Without a listener it may have one.
+// A task is found by its socket, and with it the processes that have /dev/fuse open. Without a listener it may have
+// one.
 func TestServesFUSE(t *testing.T) {
 	dir, err := os.MkdirTemp("", "m-")
 	if err != nil {

@@ -14,7 +14,8 @@ import (
 // directory cannot redirect the removal. A file of another type is an error and stays.
 func RemoveStaleSocket(path string) (served bool, err error) {
 	if len(path) > hooks.MaxSocketPath {
-		return false, fmt.Errorf("socket path %s has %d bytes; the limit is %d; choose a shorter one", path, len(path), hooks.MaxSocketPath)
+		return false, fmt.Errorf("socket path %s has %d bytes; the limit is %d; choose a shorter one", path, len(path),
+			hooks.MaxSocketPath)
 	}
 	dir, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) {

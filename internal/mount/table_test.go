@@ -36,7 +36,8 @@ func TestAtReturnsTheVisibleMount(t *testing.T) {
 // The order of the lines says nothing about what is on top: the parents do.
 func TestTableReadsMountinfo(t *testing.T) {
 	text := strings.Join([]string{
-		`31 30 0:44 /deep//deleted /mnt/x\040y rw,nosuid shared:7 master:3 propagate_from:2 unbindable - fuse.some\011thing a\134b rw,size=4k`,
+		`31 30 0:44 /deep//deleted /mnt/x\040y rw,nosuid shared:7 master:3 propagate_from:2 unbindable ` +
+			`- fuse.some\011thing a\134b rw,size=4k`,
 		`30 21 8:1 / / rw - ext4 /dev/root rw`,
 		`40 30 0:50 / /mnt rw - tmpfs upper rw`,
 		`35 30 0:51 / /srv ro master:9 - tmpfs none rw`,

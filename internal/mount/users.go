@@ -145,7 +145,8 @@ func (t *userTable) addNamespace(ns namespace, masters map[int]int) {
 		for _, s := range t.sources(m) {
 			t.add(t.at(t.own[s].Point), User{
 				PID: ns.pid, There: m.Point,
-				Text: fmt.Sprintf("it is mounted at %s in the mount namespace of %s", printable(m.Point), proc.Name(ns.pid)),
+				Text: fmt.Sprintf("it is mounted at %s in the mount namespace of %s", printable(m.Point),
+					proc.Name(ns.pid)),
 			})
 		}
 	}

@@ -11,7 +11,8 @@ func TestCopiesOfTheNextReleaseFollowTheirOriginals(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range outdated {
-		t.Errorf("%s has changed: change %s/%s in the same way, then run `go run ./internal/nextrelease/overlay -update`", path, copies, path)
+		t.Errorf("%s has changed: change %s/%s in the same way, then run `go run ./internal/nextrelease/overlay "+
+			"-update`", path, copies, path)
 	}
 }
 

@@ -113,22 +113,25 @@ type capabilityUse struct {
 
 // capabilityUses are by the names that registry.Capability has for them.
 var capabilityUses = map[string]capabilityUse{
-	"plugin.CONTROLLER_SERVICE": {"calls for the controller wait for one", "TestAttachWaitsForAnAbsentController", false},
+	"plugin.CONTROLLER_SERVICE": {"calls for the controller wait for one", "TestAttachWaitsForAnAbsentController",
+		false},
 	"plugin.VOLUME_ACCESSIBILITY_CONSTRAINTS": {"topologies are sent, and compared with that of the node",
 		"TestClaimNeedsAccessFromTheNode", false},
 	"plugin.GROUP_CONTROLLER_SERVICE":  {"group snapshots are taken", "TestGroupSnapshotIsRefusedBeforeAnyCall", false},
 	"plugin.SNAPSHOT_METADATA_SERVICE": {"blocks of snapshots are listed", "TestBlocksComeOnceAndInOrder", false},
-	"plugin.SNAPSHOT_ACCESSIBILITY_CONSTRAINTS": {"alpha; the plugin chooses where a snapshot is, and refuses a volume " +
-		"that cannot be restored where it was asked for", "", true},
+	"plugin.SNAPSHOT_ACCESSIBILITY_CONSTRAINTS": {"alpha; the plugin chooses where a snapshot is, and refuses a " +
+		"volume that cannot be restored where it was asked for", "", true},
 	"expansion.ONLINE":  {"a volume is expanded while it is used", "TestExpandedWhileUsed", false},
 	"expansion.OFFLINE": {"a volume is expanded while it is unused", "TestExpandedWhileUnused", false},
 	"group.CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT": {"group snapshots are taken, read and deleted",
 		"TestGroupSnapshotIsRefusedBeforeAnyCall", false},
 	"controller.CREATE_DELETE_VOLUME":     {"volumes are created and deleted", "TestHistories", false},
 	"controller.PUBLISH_UNPUBLISH_VOLUME": {"volumes are attached and detached", "TestHistories", false},
-	"controller.LIST_VOLUMES":             {"doctor and volume list --external list volumes", "TestEndlessListIsBounded", false},
-	"controller.GET_CAPACITY":             {"plugin capacity asks", "TestCapacityIsAskedOfAControllerThatReportsIt", false},
-	"controller.CREATE_DELETE_SNAPSHOT":   {"snapshots are taken", "TestSnapshotIsCreatedOnceItIsReady", false},
+	"controller.LIST_VOLUMES": {"doctor and volume list --external list volumes",
+		"TestEndlessListIsBounded", false},
+	"controller.GET_CAPACITY": {"plugin capacity asks", "TestCapacityIsAskedOfAControllerThatReportsIt",
+		false},
+	"controller.CREATE_DELETE_SNAPSHOT": {"snapshots are taken", "TestSnapshotIsCreatedOnceItIsReady", false},
 	"controller.LIST_SNAPSHOTS": {"snapshot list --external lists them",
 		"TestSnapshotsOfAPluginAreListedToTheirEnd", false},
 	"controller.CLONE_VOLUME":     {"volumes are filled from volumes", "TestVolumeFromASourceIsNeverEmpty", false},
@@ -173,17 +176,20 @@ var unusedFields = map[string]string{
 	"NodeGetStorageHealthRequest.secrets":                                 noSecrets,
 	"NodeGetStorageHealthResponse.StorageBackendHealth.volume_capability": "reason and message say what is wrong",
 	"GetCapacityRequest.volume_capabilities":                              "space is asked for whatever the use",
-	"CreateSnapshotRequest.accessibility_requirements":                    "alpha; see SNAPSHOT_ACCESSIBILITY_CONSTRAINTS",
-	"Snapshot.accessible_topology":                                        "alpha; see SNAPSHOT_ACCESSIBILITY_CONSTRAINTS",
-	"ListSnapshotsRequest.snapshot_id":                                    "the list is read as a whole; GetSnapshot reads one",
-	"ListVolumesResponse.VolumeStatus.published_node_ids":                 byInterface,
-	"ControllerGetVolumeResponse.VolumeStatus.published_node_ids":         byInterface,
-	"GetMetadataAllocatedResponse.block_metadata_type":                    byInterface,
-	"GetMetadataAllocatedResponse.volume_capacity_bytes":                  byInterface,
-	"GetMetadataAllocatedResponse.block_metadata":                         byInterface,
-	"GetMetadataDeltaResponse.block_metadata_type":                        byInterface,
-	"GetMetadataDeltaResponse.volume_capacity_bytes":                      byInterface,
-	"GetMetadataDeltaResponse.block_metadata":                             byInterface,
+	"CreateSnapshotRequest.accessibility_requirements": "alpha; see " +
+		"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS",
+	"Snapshot.accessible_topology": "alpha; see " +
+		"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS",
+	"ListSnapshotsRequest.snapshot_id": "the list is read as a whole; GetSnapshot " +
+		"reads one",
+	"ListVolumesResponse.VolumeStatus.published_node_ids":         byInterface,
+	"ControllerGetVolumeResponse.VolumeStatus.published_node_ids": byInterface,
+	"GetMetadataAllocatedResponse.block_metadata_type":            byInterface,
+	"GetMetadataAllocatedResponse.volume_capacity_bytes":          byInterface,
+	"GetMetadataAllocatedResponse.block_metadata":                 byInterface,
+	"GetMetadataDeltaResponse.block_metadata_type":                byInterface,
+	"GetMetadataDeltaResponse.volume_capacity_bytes":              byInterface,
+	"GetMetadataDeltaResponse.block_metadata":                     byInterface,
 }
 
 // capabilityTable returns the table of all capabilities of the specification.

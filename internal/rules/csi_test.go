@@ -77,13 +77,14 @@ func TestTablesOfCSIAreComplete(t *testing.T) {
 	var b bytes.Buffer
 	b.WriteString(`# CSI
 
-How Holdfast uses each RPC, capability and field of CSI 1.13, printed by a test of ` + "`internal/rules`" + `. Every RPC passes through the
-[CSI endpoint](csi-endpoint.md), also those that Holdfast does not call itself.
+How Holdfast uses each RPC, capability and field of CSI 1.13, printed by a test of ` + "`internal/rules`" + `. Every RPC
+passes through the [CSI endpoint](csi-endpoint.md), also those that Holdfast does not call itself.
 `)
 	used, seen := 0, 0
 	services := csi.File_csi_proto.Services()
 	for i := range services.Len() {
-		fmt.Fprintf(&b, "\n## %s\n\n| RPC | method of host.Host | command | test |\n|---|---|---|---|\n", services.Get(i).Name())
+		fmt.Fprintf(&b, "\n## %s\n\n| RPC | method of host.Host | command | test |\n|---|---|---|---|\n",
+			services.Get(i).Name())
 		methods := services.Get(i).Methods()
 		for j := range methods.Len() {
 			name := string(methods.Get(j).Name())

@@ -31,7 +31,8 @@ func readDeclared(t *testing.T) (names, tests map[string]bool) {
 	names, tests = map[string]bool{}, map[string]bool{}
 	for _, p := range all(t) {
 		for _, file := range p.GoFiles {
-			parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, file), nil, parser.SkipObjectResolution)
+			parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, file), nil,
+				parser.SkipObjectResolution)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -93,9 +93,11 @@ func rules() []rule {
 		{of: "holdfast/shim", no: []string{"github.com/prometheus..."},
 			why: "the host adds up and exports what a shim counts: no swap makes a counter smaller"},
 		{of: "holdfast/host", no: append(schema, "holdfast/shim..."),
-			why: "the host SDK holds no schema: everything about CSI changes by swapping the shim, without a host rebuild"},
+			why: "the host SDK holds no schema: everything about CSI changes by swapping the shim, without a host " +
+				"rebuild"},
 		{of: "holdfast/host/...", except: []string{"holdfast/host/cmd/holdfast", "holdfast/host/hosttest"},
-			no: append(schema, "holdfast/shim..."), why: "an orchestrator holds no schema either; host and shim meet in proto and hooks only"},
+			no:  append(schema, "holdfast/shim..."),
+			why: "an orchestrator holds no schema either; host and shim meet in proto and hooks only"},
 		{of: "holdfast/host", no: []string{"holdfast/internal/tracing/otlp", "go.opentelemetry.io/otel/sdk...",
 			"go.opentelemetry.io/otel/exporters..."},
 			why: "the SDK makes spans with the provider of its orchestrator, which exports them as it likes"},
@@ -106,23 +108,27 @@ func rules() []rule {
 			why: "the shim in memory parses jobs as a shim does, and has nothing else of it"},
 		{of: "holdfast/shim/...", no: []string{"holdfast/host..."}, why: "host and shim meet in proto and hooks only"},
 		{of: "holdfast/shim", direct: true, only: []string{"holdfast/proto/bootstrap",
-			"holdfast/internal/tracing/otlp", "holdfast/shim/internal/lifecycle"}, why: "main is flags, then lifecycle"},
+			"holdfast/internal/tracing/otlp", "holdfast/shim/internal/lifecycle"},
+			why: "main is flags, then lifecycle"},
 		{of: "holdfast/shim/internal/rpc", no: shim(append(adapters, "lifecycle")...),
 			why: "rpc turns calls into use cases; adapters are wired by lifecycle"},
 		{of: "holdfast/shim/internal/csi", only: []string{"holdfast/registry", "holdfast/shim/internal/intent",
-			"holdfast/internal/display", "holdfast/internal/durable", "holdfast/internal/tracing"}, why: "csi speaks to plugins: use cases import its requests"},
+			"holdfast/internal/display", "holdfast/internal/durable", "holdfast/internal/tracing"},
+			why: "csi speaks to plugins: use cases import its requests"},
 		{of: "holdfast/shim/internal/intent", only: []string{"holdfast/registry", "holdfast/internal/tracing"},
 			why: "an intent knows records only"},
 		{of: "holdfast/internal/proc", only: []string{}, why: "proc only reads /proc"},
 		{of: "holdfast/internal/mount", only: []string{"holdfast/internal/proc", "holdfast/registry", "holdfast/hooks"},
-			why: "mount serves host, shim and plugins: it knows paths of the layout and kinds of errors, and none of them"},
+			why: "mount serves host, shim and plugins: it knows paths of the layout and kinds of errors, and none of " +
+				"them"},
 	}
 	for _, u := range useCases {
 		others := slices.DeleteFunc(slices.Clone(useCases), func(o string) bool { return o == u })
 		rs = append(rs, rule{
 			of: "holdfast/shim/internal/" + u, no: shim(slices.Concat(others, adapters,
 				[]string{"rpc", "lifecycle"})...),
-			why: "a use case imports neither an adapter nor another use case: it declares the few methods that it needs of them",
+			why: "a use case imports neither an adapter nor another use case: it declares the few methods that it " +
+				"needs of them",
 		})
 	}
 	for _, a := range adapters {
@@ -226,7 +232,8 @@ func (r rule) breaks(dep string) string {
 func TestTaskParentIsSmall(t *testing.T) {
 	var out []byte
 	for _, args := range []string{"build -o /dev/null", "list -deps"} {
-		cmd := exec.Command("go", append(strings.Fields(args), "-tags", "taskparent,netgo,osusergo", "./host/cmd/holdfast-task")...)
+		cmd := exec.Command("go", append(strings.Fields(args), "-tags", "taskparent,netgo,osusergo",
+			"./host/cmd/holdfast-task")...)
 		cmd.Dir = root
 		var err error
 		if out, err = cmd.CombinedOutput(); err != nil {
@@ -234,8 +241,9 @@ func TestTaskParentIsSmall(t *testing.T) {
 		}
 	}
 	for dep := range strings.FieldsSeq(string(out)) {
-		for _, large := range []string{"net/http", "google.golang.org/...", "github.com/moby/moby/...", "github.com/spf13/...",
-			"github.com/hashicorp/...", "go.opentelemetry.io/...", "go.etcd.io/...", "github.com/cilium/...", "runtime/cgo"} {
+		for _, large := range []string{"net/http", "google.golang.org/...", "github.com/moby/moby/...",
+			"github.com/spf13/...", "github.com/hashicorp/...", "go.opentelemetry.io/...", "go.etcd.io/...",
+			"github.com/cilium/...", "runtime/cgo"} {
 			if covers(large, dep) {
 				t.Errorf("holdfast-task depends on %s: it would start slowly and stay large", dep)
 			}
@@ -248,8 +256,8 @@ func TestTestKitsStayInTests(t *testing.T) {
 	kits := []string{
 		"holdfast/registry/registrytest", "holdfast/shim/internal/store/storetest", "holdfast/internal/csifake",
 		"holdfast/internal/mount/mounttest", "holdfast/internal/tracing/tracetest",
-		"holdfast/host/hosttest", "holdfast/internal/installed", "holdfast/internal/enginetest", "holdfast/internal/testbin",
-		"holdfast/internal/fault",
+		"holdfast/host/hosttest", "holdfast/internal/installed", "holdfast/internal/enginetest",
+		"holdfast/internal/testbin", "holdfast/internal/fault",
 		"holdfast/shim/internal/faulty",
 	}
 	for path, p := range all(t) {

@@ -91,8 +91,9 @@ func TestBanCatches(t *testing.T) {
 	const head = "//go:build linux\n\npackage p\n\nimport gp \"github.com/hashicorp/go-plugin\"\n\n"
 	for _, text := range []string{
 		"var c = gp.ClientConfig{Reattach: nil}", "var c gp.ReattachConfig", "func f() { defer gp.CleanupClients() }",
-		"var c = gp.ClientConfig{Managed: true}", "func f(c *gp.ClientConfig) { c.Managed = true }", "var c = gp.ClientConfig{GRPCBrokerMultiplex: true}",
-		"type b = gp.GRPCBroker", "func (p) GRPCServer(b *gp.GRPCBroker, s *grpc.Server) error { return nil }", "var f = gp.CleanupClients",
+		"var c = gp.ClientConfig{Managed: true}", "func f(c *gp.ClientConfig) { c.Managed = true }",
+		"var c = gp.ClientConfig{GRPCBrokerMultiplex: true}", "type b = gp.GRPCBroker",
+		"func (p) GRPCServer(b *gp.GRPCBroker, s *grpc.Server) error { return nil }", "var f = gp.CleanupClients",
 		"func (p) Server(*gp.MuxBroker) (any, error) { return nil, nil }", "func f() *gp.GRPCBroker { return nil }",
 		"func f(_ int, b *gp.GRPCBroker) {}",
 	} {

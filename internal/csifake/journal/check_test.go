@@ -155,11 +155,13 @@ var orderBreaches = []breach{
 		newHistory().learn("CREATE_DELETE_VOLUME").ok(create, direct, remove), Options{}},
 	{"R6", "another request after a lost answer", newHistory().learn().ok(create, attach).call(stage, "", nil).
 		at("a", "a2").learn().ok(with(stage, func(l *Line) { l.Hash = "other" })), Options{}},
-	{"R6", "another request after the undo failed too", newHistory().learn().ok(create, attach).call(stage, "ABORTED", nil).
-		call(unstage, "UNAVAILABLE", nil).ok(with(stage, func(l *Line) { l.Hash = "other" })), Options{}},
+	{"R6", "another request after the undo failed too",
+		newHistory().learn().ok(create, attach).call(stage, "ABORTED", nil).
+			call(unstage, "UNAVAILABLE", nil).ok(with(stage, func(l *Line) { l.Hash = "other" })), Options{}},
 	{"R8", "published in the end", published(), Options{Settled: true}},
 	{"R9", "no staging directory",
-		newHistory().learn().ok(create, attach, with(stage, func(l *Line) { l.Look = &Look{Staging: "absent"} })), Options{}},
+		newHistory().learn().ok(create, attach, with(stage, func(l *Line) { l.Look = &Look{Staging: "absent"} })),
+		Options{}},
 	{"R10", "two staging paths",
 		newHistory().learn().ok(create, attach, stage, with(stage, func(l *Line) { l.Staging = "/s/rw" })), Options{}},
 	{"R10", "two volumes at one staging path",
@@ -235,7 +237,8 @@ var orderBreaches = []breach{
 		published().ok(unpublish).call(publish, "ABORTED", nil), Options{Settled: true}},
 	{"RU", "a refused stage that was not undone",
 		newHistory().learn().ok(create, attach).call(stage, "INVALID_ARGUMENT", nil), Options{Settled: true}},
-	{"RU", "a volume of which nobody learn", newHistory().learn().call(create, "INTERNAL", nil), Options{Settled: true}},
+	{"RU", "a volume of which nobody learn", newHistory().learn().call(create, "INTERNAL", nil),
+		Options{Settled: true}},
 }
 
 // Check finds a breach of each rule.
@@ -265,8 +268,8 @@ func TestCheckFindsABreachOfEachRule(t *testing.T) {
 
 // grouped is a history with group snapshot g of the snapshots s1 and s2.
 func grouped() *history {
-	return newHistory().learn().call(Line{RPC: "CreateVolumeGroupSnapshot", Name: "g", Volumes: []string{"v1", "v2"}}, "OK",
-		&Answer{Group: "g", Snapshots: []string{"s1", "s2"}})
+	return newHistory().learn().call(Line{RPC: "CreateVolumeGroupSnapshot", Name: "g", Volumes: []string{"v1", "v2"}},
+		"OK", &Answer{Group: "g", Snapshots: []string{"s1", "s2"}})
 }
 
 func takeDown() []Line { return []Line{unpublish, unstage, detach, remove} }
@@ -279,8 +282,8 @@ func TestCheckAcceptsLegalCalls(t *testing.T) {
 		"two targets": published().ok(second, unpublish, with(unpublish, func(l *Line) {
 			l.Target = "/t/2"
 		})).ok(takeDown()[1:]...),
-		"everything twice": published().ok(attach, stage, publish, unpublish, unpublish, unstage, unstage, detach, detach,
-			remove, remove),
+		"everything twice": published().ok(attach, stage, publish, unpublish, unpublish, unstage, unstage, detach,
+			detach, remove, remove),
 		"the same again": newHistory().learn().call(create, "INTERNAL", nil).ok(create).call(attach, "UNAVAILABLE",
 			nil).ok(attach).
 			call(stage, "ABORTED", nil).call(stage, "DEADLINE_EXCEEDED", nil).ok(stage).call(publish, "DATA_LOSS",
@@ -294,8 +297,8 @@ func TestCheckAcceptsLegalCalls(t *testing.T) {
 			"INTERNAL", nil).
 			ok(unstage, stage).call(publish, "INTERNAL", nil).ok(unpublish, publish).call(unpublish, "INTERNAL",
 			nil).ok(publish).ok(takeDown()...),
-		"refused and undone": newHistory().learn().ok(create, attach).call(stage, "FAILED_PRECONDITION", nil).ok(unstage,
-			detach, remove),
+		"refused and undone": newHistory().learn().ok(create, attach).call(stage, "FAILED_PRECONDITION",
+			nil).ok(unstage, detach, remove),
 		"refused, then with other fields": newHistory().learn().ok(create, attach).call(stage, "INVALID_ARGUMENT", nil).
 			ok(with(stage, func(l *Line) { l.Hash = "other" }), unstage, detach, remove),
 		"refused while it was up": published().call(publish, "ALREADY_EXISTS", nil).ok(takeDown()...),
@@ -313,16 +316,18 @@ func TestCheckAcceptsLegalCalls(t *testing.T) {
 			return s.abandoned(n).call(stage, "ABORTED", nil).end(n, "OK", nil).ok(stage, publish).ok(takeDown()...)
 		}(),
 		"no staging, no controller": newHistory().learn("GET_VOLUME_STATS").ok(direct, unpublish),
-		"reads at any time": newHistory().learn("CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME",
-			"LIST_VOLUMES").
-			ok(create, attach).call(stage, "ABORTED", nil).ok(Line{RPC: "ListVolumes"}, stage, publish).ok(takeDown()...),
+		"reads at any time": newHistory().learn("CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME",
+			"STAGE_UNSTAGE_VOLUME", "LIST_VOLUMES").
+			ok(create, attach).call(stage, "ABORTED", nil).ok(Line{RPC: "ListVolumes"}, stage,
+			publish).ok(takeDown()...),
 		"a reboot": func() *history {
 			s := published()
 			s.add(Line{Kind: Reboot, Plugin: "p", Node: "n1"})
 			return s.ok(detach, remove)
 		}(),
 		"taken down again after a reboot": func() *history {
-			s := newHistory().learn(everything...).ok(create, using(writer, attach), using(writer, stage), using(writer, publish))
+			s := newHistory().learn(everything...).ok(create, using(writer, attach), using(writer, stage),
+				using(writer, publish))
 			s.add(Line{Kind: Reboot, Plugin: "p", Node: "n1"})
 			s.ok(detach).call(unpublish, "UNAVAILABLE", nil)
 			return s.elsewhere().ok(on2(using(writer, attach)), on2(detach)).at("a", "a1").ok(unpublish, remove)

@@ -108,8 +108,8 @@ var fieldBreaches = []breach{
 	})), Options{}},
 	{"R12", "stats without the staging path", newHistory().learn(everything...).ok(create, attach, stage, publish).
 		ok(with(stats, func(l *Line) { l.Staging = "" })), Options{}},
-	{"R12", "stats where the volume is not", newHistory().learn(everything...).ok(create, attach, stage, publish, unpublish,
-		stats), Options{}},
+	{"R12", "stats where the volume is not",
+		newHistory().learn(everything...).ok(create, attach, stage, publish, unpublish, stats), Options{}},
 	{"R14", "a node without an id gets a volume",
 		newHistory().learn().call(Line{RPC: "NodeGetInfo"}, "OK", &Answer{}).ok(create, stage), Options{}},
 	{"R16", "a capability that was not confirmed",
@@ -129,7 +129,8 @@ var fieldBreaches = []breach{
 		l.SecretKeys = []string{"a/b"}
 	})), Options{}},
 	{"R25", "a detach without secrets",
-		newHistory().learn().ok(create, with(attach, func(l *Line) { l.SecretKeys = []string{"k"} }), detach), Options{}},
+		newHistory().learn().ok(create, with(attach, func(l *Line) { l.SecretKeys = []string{"k"} }), detach),
+		Options{}},
 	{"R26", "topology that is not advertised", newHistory().learn().ok(with(create, func(l *Line) {
 		l.Topology = true
 	})), Options{}},
@@ -168,11 +169,13 @@ func TestCheckAcceptsLegalFields(t *testing.T) {
 			ok(on2(using(writer, attach)), on2(detach), remove), Options{}},
 		"many nodes at once": {newHistory().learn().ok(create, using(shared, attach)).elsewhere().
 			ok(on2(using(shared, attach)), on2(detach), detach, remove), Options{}},
-		"one target after the other": {newHistory().learn().ok(create, attach, stage, using(writer, publish), unpublish).
+		"one target after the other": {newHistory().learn().ok(create, attach, stage, using(writer, publish),
+			unpublish).
 			ok(at2(using(writer, publish)), at2(unpublish), unstage, detach, remove), Options{}},
 		"a good name":             {newHistory().learn().called("csi.example-1.org").ok(create, remove), Options{}},
 		"a name that became good": {newHistory().learn().called("").called("good").ok(create, remove), Options{}},
-		"the same secrets": {newHistory().learn().ok(create, with(attach, func(l *Line) { l.SecretKeys = []string{"k"} }),
+		"the same secrets": {newHistory().learn().ok(create,
+			with(attach, func(l *Line) { l.SecretKeys = []string{"k"} }),
 			with(detach, func(l *Line) { l.SecretKeys = []string{"k"} }), remove), Options{}},
 		"the right zone": {zoned("z1").ok(attach, detach, remove), Options{}},
 		"as many as there is room for": {room(2).ok(with(detach, func(l *Line) { l.Volume = "v2" }),

@@ -69,9 +69,9 @@ func (c *checker) inFlight(l *flight) {
 	}
 }
 
-// overlap reports whether two calls may overlap as several hosts share a volume: one on a node and one for another node,
-// or a controller call that a host repeats, because it had begun it before another host did, and the same call or one on a
-// node.
+// overlap reports whether two calls may overlap as several hosts share a volume: one on a node and one for another
+// node, or a controller call that a host repeats, because it had begun it before another host did, and the same call or
+// one on a node.
 func (c *checker) overlap(a, b *flight) bool {
 	node := a.Role == "node" || b.Role == "node"
 	apart := a.Node != b.Node && a.Node != "" && b.Node != ""

@@ -142,7 +142,8 @@ func (c *checker) expandable(l Line, v *volume) {
 	case v.grown == nil && c.plugin(l.Plugin).expands:
 		c.report("R30", "NodeExpandVolume for volume %s before ControllerExpandVolume", l.Volume)
 	case c.plugin(l.Plugin).expands && l.Bytes > v.bytes:
-		c.report("R30", "NodeExpandVolume for volume %s to %d bytes; ControllerExpandVolume has answered that it has %d", l.Volume, l.Bytes, v.bytes)
+		c.report("R30", "NodeExpandVolume for volume %s to %d bytes; ControllerExpandVolume has answered that it has "+
+			"%d", l.Volume, l.Bytes, v.bytes)
 	case v.node(c.nodeOf(l)).refused:
 		c.report("R30", "NodeExpandVolume for volume %s again, though it cannot be as long as it is mounted as it is",
 			l.Volume)
@@ -164,7 +165,8 @@ func (c *checker) offline(l Line, v *volume) {
 	for _, id := range slices.Sorted(maps.Keys(v.nodes)) {
 		n := v.nodes[id]
 		if p.attaches && n.attach.state != down || !p.attaches && n.inUse() {
-			c.report("R30", "ControllerExpandVolume for volume %s, which is in use on %s, but the plugin expands OFFLINE only", l.Volume, id)
+			c.report("R30", "ControllerExpandVolume for volume %s, which is in use on %s, but the plugin expands "+
+				"OFFLINE only", l.Volume, id)
 		}
 	}
 }

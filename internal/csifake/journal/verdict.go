@@ -52,7 +52,8 @@ type seen struct {
 }
 
 func seenBy(lines []Line, calls []Call) seen {
-	s := seen{firstOf: map[string]int{}, uncertain: map[string]int{}, denied: map[string]int{}, secrets: map[string]bool{},
+	s := seen{firstOf: map[string]int{}, uncertain: map[string]int{}, denied: map[string]int{},
+		secrets:  map[string]bool{},
 		badNames: map[string]bool{}, places: map[string]bool{}, limited: map[string]bool{}, grouped: map[string]bool{},
 		endpoints: map[string]bool{}}
 	for _, l := range lines {

@@ -44,7 +44,8 @@ func Start(service, version string, failed func(error)) (*Exporter, error) {
 		return nil, nil
 	}
 	if u, err := url.Parse(endpoint); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-		return nil, fmt.Errorf("no traces are exported: %s=%s is no URL; use one like http://127.0.0.1:4318", name, endpoint)
+		return nil, fmt.Errorf("no traces are exported: %s=%s is no URL; use one like http://127.0.0.1:4318", name,
+			endpoint)
 	}
 	values, err := headers()
 	if err != nil {
@@ -60,7 +61,8 @@ func Start(service, version string, failed func(error)) (*Exporter, error) {
 		return nil, fmt.Errorf("no traces are exported: %w", err)
 	}
 	about, _ := resource.New(ctx, // with an error it is incomplete
-		resource.WithAttributes(attribute.String("service.name", service), attribute.String("service.version", version)),
+		resource.WithAttributes(attribute.String("service.name", service),
+			attribute.String("service.version", version)),
 		resource.WithTelemetrySDK(), resource.WithHost(), resource.WithProcessPID(), resource.WithFromEnv())
 	var once sync.Once
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
@@ -83,8 +85,8 @@ func headers() (values []string, err error) {
 			key, value, _ := strings.Cut(entry, "=")
 			plain, err := url.PathUnescape(value)
 			if err != nil || len(key) == len(entry) || !headerName.MatchString(strings.TrimSpace(key)) {
-				return nil, fmt.Errorf("no traces are exported: entry %d of %s is not like NAME=value; write a comma or %% "+
-					"in a value as %%2C or %%25", i+1, name)
+				return nil, fmt.Errorf("no traces are exported: entry %d of %s is not like NAME=value; write a comma "+
+					"or %% in a value as %%2C or %%25", i+1, name)
 			}
 			values = append(values, strings.Fields(plain)...)
 		}

@@ -110,7 +110,8 @@ func (c *Collector) add(request *collector.ExportTraceServiceRequest, token stri
 				c.spans = append(c.spans, Span{
 					Service: attributes["service.name"], Name: s.GetName(), Trace: hex.EncodeToString(s.GetTraceId()),
 					ID: hex.EncodeToString(s.GetSpanId()), Parent: hex.EncodeToString(s.GetParentSpanId()),
-					Attributes: attributes, Failed: s.GetStatus().GetCode() != 0, Message: s.GetStatus().GetMessage(), Token: token,
+					Attributes: attributes, Failed: s.GetStatus().GetCode() != 0, Message: s.GetStatus().GetMessage(),
+					Token: token,
 				})
 			}
 		}

@@ -125,7 +125,8 @@ func judge(args []string, out io.Writer) (broken bool, err error) {
 	flags := flag.NewFlagSet("judge", flag.ContinueOnError)
 	running := flags.Bool("running", false, "volumes are still in use: nothing has to be taken down")
 	allow := flags.String("allow", "", "rules that are not judged, with commas between")
-	byNode := flags.Bool("by-node", false, "calls of different nodes for one volume may overlap, and a repeated controller call")
+	byNode := flags.Bool("by-node", false,
+		"calls of different nodes for one volume may overlap, and a repeated controller call")
 	if err := flags.Parse(args); err != nil {
 		return false, err
 	}

@@ -126,7 +126,8 @@ func (b bad) breakRules() {
 	single, _ := b.CreateSnapshot(b.ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: two})
 	id := single.GetSnapshot().GetSnapshotId()
 	_, _ = b.DeleteSnapshot(b.ctx, &csi.DeleteSnapshotRequest{SnapshotId: id})
-	if blocks, err := b.GetMetadataAllocated(b.ctx, &csi.GetMetadataAllocatedRequest{SnapshotId: id}); err == nil { // R33
+	// R33
+	if blocks, err := b.GetMetadataAllocated(b.ctx, &csi.GetMetadataAllocatedRequest{SnapshotId: id}); err == nil {
 		_, _ = blocks.Recv()
 	}
 }
@@ -168,7 +169,8 @@ func TestBadOrchestratorIsFoundOut(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_, _ = orchestrator.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: work})
+		_, _ = orchestrator.NodeGetVolumeStats(t.Context(),
+			&csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: work})
 	}()
 	<-gate.Arrived()
 	orchestrator.attach(id, "node-2") // R3

@@ -54,8 +54,8 @@ func writeEvidence(out io.Writer, j judged, violations []journal.Violation) {
 		fmt.Fprintf(out, "    %s: %s\n", j.name, v.Text)
 		if v.Line > 0 && v.Line <= len(j.lines) {
 			l := j.lines[v.Line-1]
-			fmt.Fprintf(out, "        line %d: %s call %d of %s: %s %q\n", v.Line, l.Wall.Format("15:04:05.000"), l.Call,
-				l.Instance, l.RPC, l.Volume+l.Name)
+			fmt.Fprintf(out, "        line %d: %s call %d of %s: %s %q\n", v.Line, l.Wall.Format("15:04:05.000"),
+				l.Call, l.Instance, l.RPC, l.Volume+l.Name)
 		}
 	}
 }

@@ -41,7 +41,8 @@ var (
 // scenarios are in the order in which they are best tried.
 var scenarios = []scenario{
 	{"normal", "every capability, and no failure", csifake.Config{Caps: every}, nil,
-		"also create and delete two snapshots of a volume, expand a volume and use it again, list volumes and snapshots"},
+		"also create and delete two snapshots of a volume, expand a volume and use it again, list volumes and " +
+			"snapshots"},
 	{"bare", "a plugin that neither attaches nor stages", csifake.Config{Caps: small}, nil, ""},
 	{"staged", "a plugin that stages and does not attach",
 		csifake.Config{Caps: append(small, "STAGE_UNSTAGE_VOLUME")}, nil, ""},
@@ -70,26 +71,30 @@ var scenarios = []scenario{
 	{"ids", "the IDs of volumes are paths", csifake.Config{Caps: attached, IDs: csifake.IDSlashes}, nil, ""},
 	{"limit", "the node takes one volume", csifake.Config{Caps: attached, MaxVolumes: 1}, nil, ""},
 	{"topology", "the node and its volumes are in zone z1",
-		csifake.Config{Caps: append(slices.Clone(attached), "TOPOLOGY"), Topology: map[string]string{"zone": "z1"}}, nil, ""},
+		csifake.Config{Caps: append(slices.Clone(attached), "TOPOLOGY"), Topology: map[string]string{"zone": "z1"}},
+		nil, ""},
 	{"offline", "volumes are expanded while they are not in use",
 		csifake.Config{Caps: append(slices.Clone(attached), "EXPAND_VOLUME", "expansion/OFFLINE")}, nil,
 		"also expand a volume while no workload uses it, and use it again"},
 	{"name", "the plugin has a name that CSI forbids: it must get no volumes",
 		csifake.Config{Caps: attached, Name: "not/a name"}, nil, "try to create a volume, which has to fail"},
 	{"secrets", "a plugin that attaches and stages volumes", csifake.Config{Caps: attached}, nil,
-		"give each volume secrets for every call (of a StorageClass, volume file or the like) under the keys user and api-key_1"},
+		"give each volume secrets for every call (of a StorageClass, volume file or the like) under the keys user " +
+			"and api-key_1"},
 	{"readers", "the plugin attaches volumes and lacks PUBLISH_READONLY", csifake.Config{Caps: attached}, nil,
-		"create a third volume of access mode SINGLE_NODE_READER_ONLY, use it in a workload that only reads, delete it"},
+		"create a third volume of access mode SINGLE_NODE_READER_ONLY, use it in a workload that only reads, delete " +
+			"it"},
 	{"denied", "the plugin has a volume with the ID existing, and confirms no capability for it",
 		csifake.Config{Caps: attached, Volumes: []string{"existing"}},
 		[]csifake.Rule{{RPC: "ValidateVolumeCapabilities", Unconfirmed: true}},
 		"register the volume with the ID existing (static provisioning); if that succeeds, use it in a workload"},
-	{"groups", "a group snapshot is ready when the plugin is asked for it the second time", csifake.Config{Caps: grouped},
-		[]csifake.Rule{{RPC: "CreateVolumeGroupSnapshot", NotReady: true},
+	{"groups", "a group snapshot is ready when the plugin is asked for it the second time",
+		csifake.Config{Caps: grouped}, []csifake.Rule{{RPC: "CreateVolumeGroupSnapshot", NotReady: true},
 			{RPC: "GetVolumeGroupSnapshot", Times: 1, NotReady: true}},
 		"also take a group snapshot of both volumes, wait until it is ready, and delete it"},
 	{"blocks", "the plugin lists blocks of snapshots, and the first list is cut off",
 		csifake.Config{Caps: append(slices.Clone(every), "service/SNAPSHOT_METADATA_SERVICE")},
 		[]csifake.Rule{{RPC: "GetMetadataAllocated", Times: 1, When: csifake.After, Drop: true}},
-		"also create two snapshots of a volume, list the blocks of the first and those in which they differ, delete both"},
+		"also create two snapshots of a volume, list the blocks of the first and those in which they differ, delete " +
+			"both"},
 }

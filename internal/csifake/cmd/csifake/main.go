@@ -44,7 +44,8 @@ type words struct {
 }
 
 func parse(flags *flag.FlagSet, args []string) (csifake.Config, error) {
-	cfg := csifake.Config{Die: csifake.KillProcess, Log: hclog.New(&hclog.LoggerOptions{Name: "csifake", Output: os.Stderr})}
+	cfg := csifake.Config{Die: csifake.KillProcess,
+		Log: hclog.New(&hclog.LoggerOptions{Name: "csifake", Output: os.Stderr})}
 	var w words
 	w.declare(flags, &cfg)
 	if err := flags.Parse(args); err != nil {
@@ -63,9 +64,12 @@ func (w *words) declare(flags *flag.FlagSet, cfg *csifake.Config) {
 	flags.StringVar(&cfg.ScriptFile, "script", "", "JSON list of rules; read again for every call")
 	flags.StringVar(&w.state, "state", "", "file that keeps what exists; shared by the plugins of one storage system")
 	flags.StringVar(&w.role, "roles", "monolith", "node, controller or monolith")
-	flags.StringVar(&w.caps, "caps", "", "capabilities with commas between; a number is sent as it is; ALL is all usual ones")
-	flags.StringVar(&w.mutable, "mutable", "", "keys of mutable_parameters that it knows, with commas between; default is any key")
-	flags.StringVar(&cfg.Spec, "spec", "", "version of CSI on which the plugin is built, 1.0 to 1.14; it lacks the --caps of others")
+	flags.StringVar(&w.caps, "caps", "",
+		"capabilities with commas between; a number is sent as it is; ALL is all usual ones")
+	flags.StringVar(&w.mutable, "mutable", "",
+		"keys of mutable_parameters that it knows, with commas between; default is any key")
+	flags.StringVar(&cfg.Spec, "spec", "",
+		"version of CSI on which the plugin is built, 1.0 to 1.14; it lacks the --caps of others")
 	flags.StringVar(&w.nodeID, "node-id", "node-1", "answer of NodeGetInfo; may be empty")
 	flags.StringVar(&cfg.Name, "name", "", "name of the provider")
 	flags.StringVar(&cfg.Version, "version", "", "version of the provider")
@@ -82,8 +86,10 @@ func (w *words) declare(flags *flag.FlagSet, cfg *csifake.Config) {
 	flags.BoolVar(&cfg.AnyVolume, "any-volume", false, "every volume id exists")
 	flags.BoolVar(&cfg.Forgetful, "forgetful", false, "after a kill, start with an empty --state; mounts stay")
 	flags.BoolVar(&cfg.Mounts, "mounts", false, "make real mounts")
-	flags.StringVar(&cfg.DataDir, "data", "", "with --mounts: directory for the data of volumes; default is a tmpfs each")
-	flags.StringVar(&w.mount, "mount", "", "with --mounts: tmpfs, bind (of --data) or fuse, which dies with this process")
+	flags.StringVar(&cfg.DataDir, "data", "",
+		"with --mounts: directory for the data of volumes; default is a tmpfs each")
+	flags.StringVar(&w.mount, "mount", "",
+		"with --mounts: tmpfs, bind (of --data) or fuse, which dies with this process")
 	flags.StringVar(&w.block, "block", "", "with --mounts: what a block volume is: loop, node (a device node) or file")
 	flags.BoolVar(&cfg.Blind, "blind", false, "touch and look at no path")
 }
