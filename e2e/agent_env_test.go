@@ -305,7 +305,8 @@ func (a *agentEnv) close() {
 		for _, what := range a.finalLeftovers() {
 			a.t.Error("left behind:", what)
 		}
-		violations := csifake.Check(a.path("journal"), journal.Options{Settled: true, Strict: a.strict, ByNode: a.byNode})
+		violations := csifake.Check(a.path("journal"),
+			journal.Options{Settled: true, Strict: a.strict, ByNode: a.byNode})
 		for _, v := range violations {
 			a.t.Errorf("journal: %s", v)
 		}

@@ -39,7 +39,8 @@ func TestBlockingListsSurviveSwaps(t *testing.T) {
 		t.Fatalf("%d of %d calls were answered before a claim: %+v", len(answers), many, <-answers)
 	}
 	began := time.Now()
-	if _, same, err := e.host.Claims(e.ctx(), host.ClaimQuery{Blocking: host.Blocking{MinIndex: at, Wait: 1}}); err != nil ||
+	if _, same, err := e.host.Claims(e.ctx(),
+		host.ClaimQuery{Blocking: host.Blocking{MinIndex: at, Wait: 1}}); err != nil ||
 		same != at {
 		t.Errorf("the wait ended with index %d instead of %d, %v, after %v", same, at, err, time.Since(began))
 	}
@@ -111,7 +112,7 @@ func TestListsWaitForOtherNodes(t *testing.T) {
 		c.do()
 		b.must(b.result("the list of "+c.what, followed))
 	}
-	a.must(errors.Join(client.detach(a.ctx()), client.delete(a.ctx()), a.host.DeleteSnapshot(a.ctx(), snap.SnapshotName()),
-		a.release("user"), a.delete("vol")))
+	a.must(errors.Join(client.detach(a.ctx()), client.delete(a.ctx()),
+		a.host.DeleteSnapshot(a.ctx(), snap.SnapshotName()), a.release("user"), a.delete("vol")))
 	a.stopPlugin(plugin)
 }

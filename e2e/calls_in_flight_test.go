@@ -37,7 +37,8 @@ func inTheMiddleOfEachCall(t *testing.T, disturb func(h *heldCall)) {
 		caps []string // besides the usual ones
 		run  func(*env) error
 	}{
-		"volume": {slices.Insert(slices.Clone(mutatingCalls), 6, "ControllerModifyVolume", "CreateSnapshot", "DeleteSnapshot"),
+		"volume": {slices.Insert(slices.Clone(mutatingCalls), 6, "ControllerModifyVolume", "CreateSnapshot",
+			"DeleteSnapshot"),
 			nil, (*env).scenario},
 		"group": {[]string{"CreateVolumeGroupSnapshot", "DeleteVolumeGroupSnapshot"}, groupCaps, (*env).scenario},
 		"job":   {[]string{"CreateVolume", "ControllerModifyVolume", "DeleteVolume"}, nil, (*env).jobScenario},

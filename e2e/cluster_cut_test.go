@@ -12,9 +12,9 @@ import (
 	"holdfast/internal/etcdtest"
 )
 
-// TestNodeIsCutOffFromEtcd cuts the network between a node and etcd, until the node is suspect. Its tasks and mounts stay,
-// and volumes are unpublished and unstaged. What needs a decision waits, says so, and is decided on what the other node
-// has done meanwhile.
+// TestNodeIsCutOffFromEtcd cuts the network between a node and etcd, until the node is suspect. Its tasks and mounts
+// stay, and volumes are unpublished and unstaged. What needs a decision waits, says so, and is decided on what the
+// other node has done meanwhile.
 func TestNodeIsCutOffFromEtcd(t *testing.T) {
 	slow(t)
 	t.Parallel()

@@ -8,8 +8,8 @@ import (
 	"holdfast/internal/csifake"
 )
 
-// TestClusterDescribesItsNodes lists the nodes at either node, asks which of them can take an alloc, drains one from the
-// other, and has a forced release of a claim of a node that is alive refused.
+// TestClusterDescribesItsNodes lists the nodes at either node, asks which of them can take an alloc, drains one from
+// the other, and has a forced release of a claim of a node that is alive refused.
 func TestClusterDescribesItsNodes(t *testing.T) {
 	nodes := newCluster(t, 2, nil, allCaps...)
 	a, b := nodes[0], nodes[1]
@@ -81,8 +81,10 @@ func TestClusterDescribesItsNodes(t *testing.T) {
 	}
 	_, err = a.host.DrainNode(a.ctx(), "node-2", host.DrainOptions{By: "e2e", End: true})
 	a.must(err)
-	follow(b, "the drain is over", func(all map[host.NodeName]host.NodeStatus) bool { return all["node-2"].State == host.NodeReady })
-	for confirm, want := range map[host.NodeName]error{"": host.ErrDenied, "node-1": host.ErrDenied, "node-2": host.ErrConflict} {
+	follow(b, "the drain is over",
+		func(all map[host.NodeName]host.NodeStatus) bool { return all["node-2"].State == host.NodeReady })
+	for confirm, want := range map[host.NodeName]error{"": host.ErrDenied, "node-1": host.ErrDenied,
+		"node-2": host.ErrConflict} {
 		o := host.OutOfServiceOptions{By: "e2e", Confirm: confirm}
 		if _, err := a.host.NodeOutOfService(a.ctx(), "node-2", o); !errors.Is(err, want) {
 			t.Errorf("out of service while alive, confirmed as %q: %v", confirm, err)

@@ -22,9 +22,9 @@ type executing struct {
 	plugin *pluginTask
 }
 
-// TestNextExecutorRepeatsTheCall kills the executor during a call, before or after it takes effect, while its plugin goes
-// on with the call. The plugin of the next executor answers the same call. Another one for the volume is sent only once
-// the shim of the former executor is back, and its plugin has answered the call too. Then roles are changed.
+// TestNextExecutorRepeatsTheCall kills the executor during a call, before or after it takes effect, while its plugin
+// goes on with the call. The plugin of the next executor answers the same call. Another one for the volume is sent only
+// once the shim of the former executor is back, and its plugin has answered the call too. Then roles are changed.
 func TestNextExecutorRepeatsTheCall(t *testing.T) {
 	t.Parallel()
 	caps := []string{"CREATE_DELETE_SNAPSHOT", "EXPAND_VOLUME"}
@@ -60,22 +60,32 @@ func TestNextExecutorRepeatsTheCall(t *testing.T) {
 // takeOver kills the host of the executor during a call and lets the next one take over.
 func takeOver(t *testing.T, former, next *executing, rpc, moment string) {
 	volume := "vol-" + strings.ToLower(rpc) + "-" + moment
-	snapshot := host.SnapshotSpec{Namespace: "default", ID: host.SnapshotID("snap-" + moment), Volume: host.VolumeID(volume)}
+	snapshot := host.SnapshotSpec{Namespace: "default", ID: host.SnapshotID("snap-" + moment),
+		Volume: host.VolumeID(volume)}
 	group := snapshot
 	group.Volume, group.Volumes = "", []host.VolumeID{snapshot.Volume}
 	name := host.VolumeName{Namespace: "default", ID: snapshot.Volume}
 	steps := map[string]func() error{
-		"CreateVolume":            func() error { return next.create(volume) },
-		"ControllerPublishVolume": func() error { return errOf(next.prepare(next.group("user", request{source: volume}))) },
+		"CreateVolume": func() error { return next.create(volume) },
+		"ControllerPublishVolume": func() error {
+			return errOf(next.prepare(next.group("user",
+				request{source: volume})))
+		},
 		"ControllerExpandVolume": func() error {
 			return errOf(next.host.ExpandVolume(next.ctx(), name, host.CapacityRange{Required: 2 << 30}))
 		},
 		"ControllerUnpublishVolume": func() error { return next.release("user") },
 		"DeleteVolume":              func() error { return next.delete(volume) },
 		"CreateSnapshot":            func() error { return errOf(next.host.CreateSnapshot(next.ctx(), snapshot)) },
-		"DeleteSnapshot":            func() error { return next.host.DeleteSnapshot(next.ctx(), snapshot.SnapshotName()) },
+		"DeleteSnapshot": func() error {
+			return next.host.DeleteSnapshot(next.ctx(),
+				snapshot.SnapshotName())
+		},
 		"CreateVolumeGroupSnapshot": func() error { return errOf(next.host.CreateGroupSnapshot(next.ctx(), group)) },
-		"DeleteVolumeGroupSnapshot": func() error { return next.host.DeleteGroupSnapshot(next.ctx(), group.SnapshotName()) },
+		"DeleteVolumeGroupSnapshot": func() error {
+			return next.host.DeleteGroupSnapshot(next.ctx(),
+				group.SnapshotName())
+		},
 	}
 	order := []string{"CreateVolume", "ControllerPublishVolume", "ControllerExpandVolume", "ControllerUnpublishVolume",
 		"DeleteVolume", "CreateVolume", "DeleteVolume"}
@@ -113,7 +123,8 @@ func takeOver(t *testing.T, former, next *executing, rpc, moment string) {
 	former.plugin.ClearScript()
 	former.waitUntil("node "+string(former.config.Node)+" has handed over", func() bool {
 		err := next.result(another, after)
-		if err != nil && errors.Is(err, registry.ErrUnavailable) && strings.Contains(err.Error(), string(former.config.Node)) {
+		if err != nil && errors.Is(err, registry.ErrUnavailable) &&
+			strings.Contains(err.Error(), string(former.config.Node)) {
 			after = background(steps[another])
 			return false
 		}
@@ -125,8 +136,8 @@ func takeOver(t *testing.T, former, next *executing, rpc, moment string) {
 	}
 }
 
-// TestNextExecutorEndsCallsWithoutACaller kills the executor, with its caller, during a creation and a deletion. The next
-// executor ends them.
+// TestNextExecutorEndsCallsWithoutACaller kills the executor, with its caller, during a creation and a deletion. The
+// next executor ends them.
 func TestNextExecutorEndsCallsWithoutACaller(t *testing.T) {
 	t.Parallel()
 	nodes := newCluster(t, 2, nil, allCaps...)
@@ -215,7 +226,8 @@ func TestInterruptedAttachIsSettled(t *testing.T) {
 		first, second := nodes[1], nodes[2]
 		attach := func(e *env) <-chan error {
 			return background(func() error {
-				return errOf(e.prepare(e.group("user-"+string(e.config.Node), request{source: "vol", mode: manyWriters})))
+				return errOf(e.prepare(e.group("user-"+string(e.config.Node),
+					request{source: "vol", mode: manyWriters})))
 			})
 		}
 		held := attach(first)
@@ -237,8 +249,8 @@ func TestInterruptedAttachIsSettled(t *testing.T) {
 	}
 }
 
-// TestOpenAttachIsSettledForAnotherNode loses the executor during an attach for a node that cannot take over, and releases
-// the alloc there. The next executor repeats the attach, and detaches the volume once the first one is back.
+// TestOpenAttachIsSettledForAnotherNode loses the executor during an attach for a node that cannot take over, and
+// releases the alloc there. The next executor repeats the attach, and detaches the volume once the first one is back.
 func TestOpenAttachIsSettledForAnotherNode(t *testing.T) {
 	t.Parallel()
 	nodes := newCluster(t, 3, nil, allCaps...)
@@ -310,8 +322,8 @@ func TestVolumesOfANode(t *testing.T) {
 	}
 }
 
-// TestNoSecretInEtcd creates, attaches and snapshots a volume with a secret, and looks for its text in all that etcd has
-// had. The value itself is refused in a spec.
+// TestNoSecretInEtcd creates, attaches and snapshots a volume with a secret, and looks for its text in all that etcd
+// has had. The value itself is refused in a spec.
 func TestNoSecretInEtcd(t *testing.T) {
 	nodes := newCluster(t, 2, nil, slices.Concat(allCaps, []string{"CREATE_DELETE_SNAPSHOT"})...)
 	a, b := nodes[0], nodes[1]

@@ -22,8 +22,8 @@ func newCluster(t *testing.T, n int, configure func(*host.Config), caps ...strin
 	for i := range n {
 		e := unopenedNode(t, shared, caps...)
 		e.config.Node = fmt.Sprintf("node-%d", i+1)
-		e.config.Cluster = fmt.Sprintf("cluster {\n id = \"test\"\n expect = %d\n endpoints = [%q]\n lease_ttl = \"4s\"\n}\n",
-			n, client.Endpoints()[0])
+		e.config.Cluster = fmt.Sprintf("cluster {\n id = \"test\"\n expect = %d\n endpoints = [%q]\n lease_ttl = "+
+			"\"4s\"\n}\n", n, client.Endpoints()[0])
 		e.nodeID = e.config.Node + "-id"
 		if i > 0 {
 			e.backend = nodes[0].backend

@@ -19,10 +19,11 @@ import (
 	"holdfast/registry"
 )
 
-// TestKilledAtEachCommit kills a shim at each commit of the life of a volume, before and after the commit: creation, claim,
-// mount, release and deletion. In a cluster its executor changes twice meanwhile, and the shims of both nodes are killed:
-// before a transaction is sent to etcd, before the copy of the node has it, and after. One run without a kill finds the
-// commits. Each call succeeds, maybe after its caller has repeated it, the journal is legal, and nothing is left.
+// TestKilledAtEachCommit kills a shim at each commit of the life of a volume, before and after the commit: creation,
+// claim, mount, release and deletion. In a cluster its executor changes twice meanwhile, and the shims of both nodes
+// are killed: before a transaction is sent to etcd, before the copy of the node has it, and after. One run without a
+// kill finds the commits. Each call succeeds, maybe after its caller has repeated it, the journal is legal, and nothing
+// is left.
 func TestKilledAtEachCommit(t *testing.T) {
 	slow(t)
 	for _, c := range []struct {
@@ -191,12 +192,14 @@ func (k *commitKills) run() {
 		k.start(user)
 	}
 	var left []string
-	if err := waitFor(k.t.Context(), "nothing is left", func() bool { left = k.left(); return len(left) == 0 }); err != nil {
+	if err := waitFor(k.t.Context(), "nothing is left",
+		func() bool { left = k.left(); return len(left) == 0 }); err != nil {
 		k.t.Fatalf("%v: %q", err, left)
 	}
 }
 
-// again repeats a call until it succeeds. Its error may only be that its outcome is unknown, or that it cannot be made now.
+// again repeats a call until it succeeds. Its error may only be that its outcome is unknown, or that it cannot be made
+// now.
 func (k *commitKills) again(what string, call func() error) {
 	k.t.Helper()
 	for err := call(); err != nil; err = call() {

@@ -12,8 +12,8 @@ func TestHoldfastPassesCosanity(t *testing.T) {
 		t.Skip("real mounts need root")
 	}
 	t.Parallel()
-	cmd := exec.CommandContext(t.Context(), "../examples/cosanity.sh", "crash", "limit", "topology", "secrets", "denied", "groups",
-		"blocks")
+	cmd := exec.CommandContext(t.Context(), "../examples/cosanity.sh", "crash", "limit", "topology", "secrets",
+		"denied", "groups", "blocks")
 	cmd.Env = append(cmd.Environ(), "BIN="+bin)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)

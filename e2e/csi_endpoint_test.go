@@ -219,8 +219,9 @@ func TestEndpointAndHoldfastExcludeEachOther(t *testing.T) {
 	refused("stage", own.stage(e.ctx()))
 	refused("delete", own.delete(e.ctx()))
 	_, err := csi.NewControllerClient(conn).ValidateVolumeCapabilities(e.ctx(),
-		&csi.ValidateVolumeCapabilitiesRequest{VolumeId: own.id, VolumeCapabilities: []*csi.VolumeCapability{own.capability},
-			VolumeContext: map[string]string{"csifake/name": "own", "pool": "p"}})
+		&csi.ValidateVolumeCapabilitiesRequest{VolumeId: own.id,
+			VolumeCapabilities: []*csi.VolumeCapability{own.capability},
+			VolumeContext:      map[string]string{"csifake/name": "own", "pool": "p"}})
 	if err != nil {
 		t.Errorf("a call that only reads: %v", err)
 	}

@@ -34,11 +34,12 @@ import (
 // proxyVariable makes this test program a proxy: it holds the sockets to listen on and to call.
 const proxyVariable = "HOLDFAST_E2E_PROXY"
 
-// BenchmarkEndpoint measures a unary call straight at a plugin, over two bare proxies in two processes, and over the CSI
-// endpoint, whose host and shim are two processes too. The proxies have the transports of host and shim: unix sockets, and
-// mutual TLS between the two processes. As the shim, the second proxy has a program file and a session of its own. If
-// it shared the pages of this program, gRPC's code would be in the processor's caches at its turn, and only then. If it
-// shared the session, the kernel's autogroups would let it run sooner than the shim on a machine that is busy.
+// BenchmarkEndpoint measures a unary call straight at a plugin, over two bare proxies in two processes, and over the
+// CSI endpoint, whose host and shim are two processes too. The proxies have the transports of host and shim: unix
+// sockets, and mutual TLS between the two processes. As the shim, the second proxy has a program file and a session of
+// its own. If it shared the pages of this program, gRPC's code would be in the processor's caches at its turn, and only
+// then. If it shared the session, the kernel's autogroups would let it run sooner than the shim on a machine that is
+// busy.
 //
 // The plugin's own time is 0 or 5 ms. The figures are medians, and ratios of them: of the endpoint to the proxies at
 // 0 ms, and to the direct call at 5 ms.

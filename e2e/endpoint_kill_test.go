@@ -43,7 +43,8 @@ func TestShimKilledDuringACallOfAClient(t *testing.T) {
 				e.must(e.result(everyCall[i], done))
 				e.wantOneRequest(everyCall[i], 2)
 			}
-			if uses, _, err := e.host.EndpointUses(e.ctx(), host.EndpointQuery{Plugin: "fake"}); err != nil || len(uses) > 0 {
+			if uses, _, err := e.host.EndpointUses(e.ctx(), host.EndpointQuery{Plugin: "fake"}); err != nil ||
+				len(uses) > 0 {
 				t.Errorf("uses %+v, %v", uses, err)
 			}
 			stop()
@@ -146,12 +147,12 @@ func TestEndpointOutlivesTheAgent(t *testing.T) {
 	call(v.attach)
 	killDuring(stage, v.stage)
 	call(v.publish)
-	a.wantOutput(true, []string{"NodeStageVolume", v.staging(), "NodePublishVolume", v.target(), v.id}, "plugin", "uses",
-		"fake")
+	a.wantOutput(true, []string{"NodeStageVolume", v.staging(), "NodePublishVolume", v.target(), v.id}, "plugin",
+		"uses", "fake")
 	call(v.unpublish)
 	call(v.unstage)
-	a.wantOutput(false, []string{"ControllerPublishVolume at", "data may be lost", "--confirm"}, "plugin", "forget", "fake",
-		v.id)
+	a.wantOutput(false, []string{"ControllerPublishVolume at", "data may be lost", "--confirm"}, "plugin", "forget",
+		"fake", v.id)
 	a.wantOutput(true, []string{"uses of volume " + v.id + " forgotten"}, "plugin", "forget", "fake", v.id, "--confirm",
 		v.id)
 	a.wantOutput(true, []string{"no client uses a volume"}, "plugin", "uses", "fake")

@@ -8,8 +8,9 @@ import (
 	"holdfast/internal/enginetest"
 )
 
-// A FUSE driver in a container is rolled while a file on its mount is open: its old container serves the mount until the
-// volume is released, and is stopped then. The shim knows this from the processes of the container that have /dev/fuse.
+// A FUSE driver in a container is rolled while a file on its mount is open: its old container serves the mount until
+// the volume is released, and is stopped then. The shim knows this from the processes of the container that have
+// /dev/fuse.
 func TestRollKeepsFUSEMountsOfContainers(t *testing.T) {
 	slow(t)
 	if _, err := os.Stat("/dev/fuse"); err != nil {

@@ -14,9 +14,9 @@ import (
 	"holdfast/internal/enginetest"
 )
 
-// pull has the engine pull images from a registry with a login. Each failure says what it is. The progress of a slow pull
-// is visible, and a pull during which the agent is killed is made again by the next one. The password is in no file of
-// the agent and in no output.
+// pull has the engine pull images from a registry with a login. Each failure says what it is. The progress of a slow
+// pull is visible, and a pull during which the agent is killed is made again by the next one. The password is in no
+// file of the agent and in no output.
 func (e *engineEnv) pull() {
 	r := enginetest.NewRegistry(e.t)
 	e.must(os.WriteFile(e.path("password"), []byte(r.Password+"\n"), 0o600))

@@ -91,8 +91,8 @@ func (v *engineVolumes) run(volume, name string) {
 	v.t.Helper()
 	v.must(v.retry("run "+name, func() error {
 		_ = v.engine.Remove(name)
-		_, err := v.engine.Try("run", "-d", "--network", "none", "--name", name, "-v", volume+":/data", "box", "sh", "-c",
-			"echo "+name+" >/data/"+name+"; sync; exec sleep 1000")
+		_, err := v.engine.Try("run", "-d", "--network", "none", "--name", name, "-v", volume+":/data", "box", "sh",
+			"-c", "echo "+name+" >/data/"+name+"; sync; exec sleep 1000")
 		return err
 	}))
 	v.waitFile(volume, name)

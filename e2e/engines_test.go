@@ -120,7 +120,8 @@ func (e *engineEnv) runPlugins() {
 	e.job("engine_plugin.hcl", "NAME", "loopfs", "RIGHTS", e.rights(), "ARGS",
 		`"--data=${var.d}/data/loopfs", "--backend=loop", "--node-id=n1"`)
 	e.runFake(`"--mount=bind"`)
-	e.createVolume(`"disk"`, `"notes"`, "fake", "loopfs", "1MiB", "32MiB", "single-node-writer", "single-node-multi-writer")
+	e.createVolume(`"disk"`, `"notes"`, "fake", "loopfs", "1MiB", "32MiB", "single-node-writer",
+		"single-node-multi-writer")
 	e.createVolume("fake", "csifake")
 }
 
@@ -230,8 +231,8 @@ func (e *engineEnv) healthy() bool {
 	return true
 }
 
-// killEngine kills the daemon and starts it again. Containers of Podman continue. The new dockerd ends the containers of
-// the old one, and the agent starts their tasks again on the same mounts.
+// killEngine kills the daemon and starts it again. Containers of Podman continue. The new dockerd ends the containers
+// of the old one, and the agent starts their tasks again on the same mounts.
 func (e *engineEnv) killEngine() {
 	mounts := e.mounts()
 	containers := e.containers()
@@ -261,8 +262,8 @@ func (e *engineEnv) killEngine() {
 // runs in a container, which can start only after dockerd has.
 func (e *engineEnv) stopEngine() {
 	e.engine.CLI("volume", "create", "--driver", e.driver, "-o", "plugin=csifake", "own")
-	e.engine.CLI("run", "-d", "--name", "own", "--restart", "always", "--stop-signal", "KILL", "--network", "none", "-v",
-		"own:/data", "loopfs", "sleep", "1000")
+	e.engine.CLI("run", "-d", "--name", "own", "--restart", "always", "--stop-signal", "KILL", "--network", "none",
+		"-v", "own:/data", "loopfs", "sleep", "1000")
 	e.engine.Stop()
 	began := time.Now()
 	e.engine.Start()

@@ -155,8 +155,8 @@ func overlapErrors(calls []journal.Call, shims []int) (problems []string) {
 	for i, c := range calls {
 		at := slices.Index(shims, c.Peer)
 		if at < newest {
-			problems = append(problems, fmt.Sprintf("%s of %s came from process %d, number %d of %v, after one of number %d",
-				c.RPC, volumeOf(c), c.Peer, at, shims, newest))
+			problems = append(problems, fmt.Sprintf("%s of %s came from process %d, number %d of %v, after one of "+
+				"number %d", c.RPC, volumeOf(c), c.Peer, at, shims, newest))
 		}
 		newest = max(newest, at)
 		for _, was := range calls[:i] {

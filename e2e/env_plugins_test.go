@@ -75,7 +75,8 @@ func planEnv(plan host.Plan, name string) string {
 func (e *env) servePlugin(task host.AllocTask, role csifake.Role, endpoint string) *pluginTask {
 	e.t.Helper()
 	return &pluginTask{csifake.Start(e.t, csifake.Config{
-		Role: role, Caps: e.caps, Spec: e.spec, Socket: csifake.SocketPath(endpoint), Journal: e.journal, Backend: e.backend,
+		Role: role, Caps: e.caps, Spec: e.spec, Socket: csifake.SocketPath(endpoint), Journal: e.journal,
+		Backend: e.backend,
 		NodeID:  e.nodeID,
 		Mounts:  true,
 		DataDir: filepath.Join(e.dir, "data"), Instance: string(task.Alloc),

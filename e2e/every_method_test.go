@@ -450,7 +450,10 @@ func (tr *traffic) volumeLife(id, release string) {
 			}
 			return h.ReleaseAlloc(ctx, group.Alloc)
 		}},
-		{"Allocs", nil, func(ctx context.Context) error { return wantNone(h.Allocs(ctx, host.AllocQuery{ID: group.Alloc})) }},
+		{"Allocs", nil, func(ctx context.Context) error {
+			return wantNone(h.Allocs(ctx,
+				host.AllocQuery{ID: group.Alloc}))
+		}},
 		{"ExpandVolume", host.ErrInvalid, func(ctx context.Context) error { return expand(ctx, h, name, 1) }},
 		{"DeleteVolume", nil, func(ctx context.Context) error { return h.DeleteVolume(ctx, name) }},
 		{"Volumes", nil, func(ctx context.Context) error {
@@ -529,7 +532,8 @@ func (tr *traffic) groupLife(id string) {
 	tr.lives.RLock()
 	defer tr.lives.RUnlock()
 	h, first, second := tr.host, volumeName("of-"+id), volumeName("also-of-"+id)
-	spec := host.SnapshotSpec{Namespace: "default", ID: host.SnapshotID(id), Volumes: []host.VolumeID{first.ID, second.ID}}
+	spec := host.SnapshotSpec{Namespace: "default", ID: host.SnapshotID(id),
+		Volumes: []host.VolumeID{first.ID, second.ID}}
 	name := spec.SnapshotName()
 	list := func(ctx context.Context) error {
 		groups, _, err := h.GroupSnapshots(ctx, host.SnapshotQuery{Name: name})
@@ -587,7 +591,10 @@ func (tr *traffic) registerAndForget(id string) {
 	tr.call("DeregisterVolume", nil, deregister)
 	tr.call("AdoptVolume", nil, func(ctx context.Context) error { return errOf(tr.host.AdoptVolume(ctx, spec)) })
 	spec.Secrets = map[string]registry.Secret{"token": {Env: "HOME"}}
-	tr.call("UpdateVolume", nil, func(ctx context.Context) error { return errOf(tr.host.UpdateVolume(ctx, spec, false)) })
+	tr.call("UpdateVolume", nil, func(ctx context.Context) error {
+		return errOf(tr.host.UpdateVolume(ctx, spec,
+			false))
+	})
 	tr.call("DeregisterVolume", nil, deregister)
 }
 

@@ -56,8 +56,8 @@ func BenchmarkBatchJob(b *testing.B) {
 	b.ReportMetric(total.Seconds()/bare.Seconds(), "total/floor")
 }
 
-// BenchmarkJobLatency measures the creation of a volume, and the stop of a service with one volume until the volume is free.
-// The floor is the same calls straight to a loopfs, and the end of the same program.
+// BenchmarkJobLatency measures the creation of a volume, and the stop of a service with one volume until the volume is
+// free. The floor is the same calls straight to a loopfs, and the end of the same program.
 func BenchmarkJobLatency(b *testing.B) {
 	m := newBenchMachine(b)
 	floor := newFloor(b, m)
@@ -89,8 +89,8 @@ func BenchmarkJobLatency(b *testing.B) {
 // jobsAtOnce are submitted at the same time by BenchmarkJobsAtOnce, each with a volume of its own.
 const jobsAtOnce = 30
 
-// BenchmarkJobsAtOnce measures the time from the submission of batch jobs until all their allocs are complete. The floor
-// is the same calls straight to a loopfs, and the bare program of the tasks, at the same time.
+// BenchmarkJobsAtOnce measures the time from the submission of batch jobs until all their allocs are complete. The
+// floor is the same calls straight to a loopfs, and the bare program of the tasks, at the same time.
 func BenchmarkJobsAtOnce(b *testing.B) {
 	m := newBenchMachine(b)
 	floor := newFloor(b, m)
@@ -108,7 +108,8 @@ func BenchmarkJobsAtOnce(b *testing.B) {
 		})
 		bare += atOnce(b, func(i int) error {
 			dir := filepath.Join(floor.dir, volume(i))
-			return errors.Join(floor.mount(b, floors[i], dir), exec.Command("/bin/true").Run(), floor.unmount(b, floors[i], dir))
+			return errors.Join(floor.mount(b, floors[i], dir), exec.Command("/bin/true").Run(),
+				floor.unmount(b, floors[i], dir))
 		})
 		atOnce(b, func(i int) error { return m.stopAndWait(batchName(i), true) })
 	}
@@ -132,8 +133,8 @@ func atOnce(b *testing.B, do func(i int) error) time.Duration {
 	return time.Since(begin)
 }
 
-// BenchmarkJobSyncs counts the calls of fsync and fdatasync in the agent, the shim and the task's parent while a job with
-// one volume starts, and while it stops.
+// BenchmarkJobSyncs counts the calls of fsync and fdatasync in the agent, the shim and the task's parent while a job
+// with one volume starts, and while it stops.
 func BenchmarkJobSyncs(b *testing.B) {
 	if _, err := exec.LookPath("strace"); err != nil {
 		b.Skip("strace is not installed: apt-get install strace")

@@ -63,7 +63,10 @@ func TestLostNode(t *testing.T) {
 			before := len(a.calls())
 			b.lose()
 			a.must(journal.NoteReboot(a.journal, "csifake.example.org", b.nodeID)) // its machine has lost its power
-			a.waitEvent(func(e host.Event) bool { return e.Kind == host.EventKind("node suspect") && e.Node == "node-2" })
+			a.waitEvent(func(e host.Event) bool {
+				return e.Kind == host.EventKind("node suspect") &&
+					e.Node == "node-2"
+			})
 			if policy == "wait" {
 				_, err = c.prepare(c.group("user-c", request{source: "vol"}))
 				c.wantConflict(err, "user-b", "node-2")
@@ -83,11 +86,15 @@ func TestLostNode(t *testing.T) {
 
 			before = len(a.calls())
 			b.reopen([]*pluginTask{pb}, user)
-			b.waitEvent(func(e host.Event) bool { return e.Kind == host.EventKind("volumes lost") && e.Alloc == "user-b" })
+			b.waitEvent(func(e host.Event) bool {
+				return e.Kind == host.EventKind("volumes lost") &&
+					e.Alloc == "user-b"
+			})
 			b.must(b.release("user-b"))
 			b.use("again-b", request{source: "vol"})
 			got := answers(a.calls()[before:])
-			if want := []string{"NodeUnpublishVolume OK", "NodeUnstageVolume OK"}; !slices.Equal(got[:min(2, len(got))], want) {
+			if want := []string{"NodeUnpublishVolume OK", "NodeUnstageVolume OK"}; !slices.Equal(got[:min(2, len(got))],
+				want) {
 				t.Errorf("the node that is back made the calls %q", got)
 			}
 			b.must(b.release("again-b"))
@@ -171,9 +178,9 @@ func (a *agentEnv) waitReady() {
 	})
 }
 
-// TestFrozenNodeUnmountsFirst freezes agent and shim of a node while a task has a file of a volume open, and declares the
-// node out of service. The volume moves. When the node continues, it stops the task, and unmounts the volume before it
-// does anything else: while a file is open, it says so and tries again, and detaches no busy mount lazily.
+// TestFrozenNodeUnmountsFirst freezes agent and shim of a node while a task has a file of a volume open, and declares
+// the node out of service. The volume moves. When the node continues, it stops the task, and unmounts the volume before
+// it does anything else: while a file is open, it says so and tries again, and detaches no busy mount lazily.
 func TestFrozenNodeUnmountsFirst(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("real mounts need root")

@@ -42,7 +42,8 @@ func run(m *testing.M) (code int) {
 	bin, err = testbin.Build(testbin.Shim("holdfast-shim"), testbin.FaultyShim("holdfast-shim-faulty"),
 		testbin.Program{Name: "holdfast", Package: "holdfast/host/cmd/holdfast"},
 		testbin.Program{
-			Name: "holdfast-task", Package: "holdfast/host/cmd/holdfast-task", Flags: []string{"-tags", "taskparent,netgo,osusergo"},
+			Name: "holdfast-task", Package: "holdfast/host/cmd/holdfast-task",
+			Flags: []string{"-tags", "taskparent,netgo,osusergo"},
 		},
 		testbin.Program{Name: "loopfs", Package: "holdfast/examples/loopfs"},
 		testbin.Program{Name: "csifake", Package: "holdfast/internal/csifake/cmd/csifake"},

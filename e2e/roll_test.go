@@ -32,8 +32,8 @@ func (e *env) pluginTaskOf(k host.TaskKey) host.PluginTask {
 	return host.PluginTask{}
 }
 
-// roll replaces a plugin's instance as an orchestrator does: it starts another one beside it, and stops the old one once
-// nothing needs it. It calls during before the old one is asked for.
+// roll replaces a plugin's instance as an orchestrator does: it starts another one beside it, and stops the old one
+// once nothing needs it. It calls during before the old one is asked for.
 func (e *env) roll(old *pluginTask, alloc string, during func()) *pluginTask {
 	e.t.Helper()
 	next := e.addPlugin(alloc, csifake.Monolith)
@@ -44,9 +44,9 @@ func (e *env) roll(old *pluginTask, alloc string, during func()) *pluginTask {
 	return next
 }
 
-// A plugin in both roles is rolled while a hundred allocs mount and unmount volumes, also with a swap and with a kill of
-// the shim between the start of the new instance and the end of the old one. In a cluster, instances are also stopped
-// before others start, so that the executor changes while calls are under way. No call fails.
+// A plugin in both roles is rolled while a hundred allocs mount and unmount volumes, also with a swap and with a kill
+// of the shim between the start of the new instance and the end of the old one. In a cluster, instances are also
+// stopped before others start, so that the executor changes while calls are under way. No call fails.
 func TestRollDuringMounts(t *testing.T) {
 	slow(t)
 	t.Parallel()
@@ -147,7 +147,8 @@ func TestRollKeepsFUSEMountsAlive(t *testing.T) {
 		}
 	}
 	wantServed()
-	a.wantOutput(true, []string{"draining", "serves the mounts of volume disk", "of job user", "plugin roll --drain fake"},
+	a.wantOutput(true, []string{"draining", "serves the mounts of volume disk", "of job user",
+		"plugin roll --drain fake"},
 		"plugin", "roll", "fake")
 	wantServed()
 	a.killAgent()
@@ -205,7 +206,8 @@ func (a *agentEnv) wantCalledAt(alloc, rpc, volume string) {
 func fuseFile(t *testing.T, dir string) string {
 	t.Helper()
 	for line := range strings.Lines(mountLines(t, "self", dir)) {
-		if f := strings.Fields(line); strings.Contains(line, " - fuse.csifake ") && strings.Contains(f[4], "/publish/") {
+		if f := strings.Fields(line); strings.Contains(line, " - fuse.csifake ") &&
+			strings.Contains(f[4], "/publish/") {
 			return filepath.Join(f[4], csifake.FuseFile)
 		}
 	}
@@ -244,8 +246,8 @@ func TestFailedRollKeepsThePlugin(t *testing.T) {
 
 // wrapped are the replacements by which a shell script runs instead of the plugin, whose command line it gets.
 func wrapped(script string) []string {
-	return []string{`command = var.csifake`, `command = "/bin/sh"`, "args = [\n", `args = ["-c", "` + script + `", var.csifake, ` + "\n",
-		`default = "30s"`, `default = "2s"`}
+	return []string{`command = var.csifake`, `command = "/bin/sh"`, "args = [\n", `args = ["-c", "` + script +
+		`", var.csifake, ` + "\n", `default = "30s"`, `default = "2s"`}
 }
 
 // wantFailedRoll runs a new version of the plugin and fails the test unless the command says that it failed.

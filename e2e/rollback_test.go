@@ -104,7 +104,8 @@ func TestRollback(t *testing.T) {
 		cases  []rollbackCase
 		change func(*host.Config)
 	}{
-		"before the commit": {failures, func(c *host.Config) { c.StartTimeout, c.PrepareTimeout = shortLimit, shortLimit }},
+		"before the commit": {failures,
+			func(c *host.Config) { c.StartTimeout, c.PrepareTimeout = shortLimit, shortLimit }},
 		"in the bake": {failuresInBake, func(c *host.Config) {
 			c.SwapBudget, c.Bake, c.AnswerTimeout = waitLimit, 2*shortLimit, shortLimit
 		}},

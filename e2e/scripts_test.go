@@ -40,10 +40,11 @@ import (
 //	                             0.tasks.0.pid, matches
 //	env-json NAME PATH           set a variable to the value at the path, and NAME_SHORT to its first eight characters
 //	calls FILE                   print the mutating calls of a plugin's journal, one per line, with their outcome
-//	plays FILE                   have the plugins with --script=$D/script act by the file's rules from now on; $D is replaced
+//	plays FILE                   have the plugins with --script=$D/script act by the file's rules from now on;
+//	                             $D is replaced
 //	tells NAME PATTERN PROGRAM ARG...
-//	                             run a program until its output matches, and add it to a transcript that is compared with
-//	                             testdata/tells/NAME.want
+//	                             run a program until its output matches, and add it to a transcript that is
+//	                             compared with testdata/tells/NAME.want
 //	legal FILE                   the journal breaks no rule of CSI, and everything that was set up was taken down
 func TestScripts(t *testing.T) {
 	if os.Getuid() != 0 {
@@ -55,9 +56,9 @@ func TestScripts(t *testing.T) {
 		"agent-start": func(ts *testscript.TestScript, args []string) error {
 			return machineOf(ts).startAgent(args...)
 		},
-		"agent-stop": agentStop, "agent-kill": agentKill, "etcd": etcd, "exits": exits, "until": untilMatch, "order": order,
-		"json":     jsonMatch,
-		"env-json": envJSON, "calls": calls, "legal": legal, "tells": tells, "plays": plays,
+		"agent-stop": agentStop, "agent-kill": agentKill, "etcd": etcd, "exits": exits, "until": untilMatch,
+		"order": order, "json": jsonMatch, "env-json": envJSON, "calls": calls, "legal": legal, "tells": tells,
+		"plays": plays,
 	} {
 		commands[name] = func(ts *testscript.TestScript, neg bool, args []string) {
 			if neg {

@@ -106,7 +106,8 @@ func (a *agentEnv) checkTrace(spans []tracetest.Span) (whole bool) {
 	for _, c := range tracedCalls(spans) {
 		of, at := c[0].Attributes, c[1].Attributes
 		made[at["process.pid"]] = true
-		if of["holdfast.operation"] != operation || of["holdfast.volume"] != "disk" || at["holdfast.plugin"] != "fake" ||
+		if of["holdfast.operation"] != operation || of["holdfast.volume"] != "disk" ||
+			at["holdfast.plugin"] != "fake" ||
 			!strings.HasSuffix(at["holdfast.instance"], "/fake") || at["rpc.system.name"] != "grpc" ||
 			at["rpc.method"] != "csi.v1.Controller/CreateVolume" {
 			a.t.Errorf("a call of operation %q has the attributes %v, then %v", operation, of, at)

@@ -10,7 +10,8 @@ import (
 )
 
 // BenchmarkVolumeUsage measures the processor time that the usage of one volume costs: in the shim, and with host and
-// plugin, which are in one process here. Metrics asks for each volume once a minute; the last figure is for 1000 volumes.
+// plugin, which are in one process here. Metrics asks for each volume once a minute; the last figure is for 1000
+// volumes.
 func BenchmarkVolumeUsage(b *testing.B) {
 	e := newEnv(b, csifake.AllCaps...)
 	plugin := e.addPlugin("alloc-p", csifake.Monolith)

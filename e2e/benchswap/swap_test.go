@@ -72,8 +72,8 @@ func TestSwapFigures(t *testing.T) {
 		t.Error("left behind: ", more)
 	}
 	r.fact("the mount table did not change: %d mounts below the node's directory", n.wantMounts(t, mounts))
-	r.fact("nothing was left behind: %d goroutines and %d descriptors of the host, %d of shim and plugins, %d sockets, "+
-		"%d files", before["goroutines of the host"], before.total("descriptor of host"),
+	r.fact("nothing was left behind: %d goroutines and %d descriptors of the host, %d of shim and plugins, %d "+
+		"sockets, %d files", before["goroutines of the host"], before.total("descriptor of host"),
 		before.total("descriptor of")-before.total("descriptor of host"), before.total("S"), before.total("-"))
 	n.measureKills(r)
 	n.takeDown()

@@ -129,7 +129,8 @@ func (h *history) operations() (all []porcupine.Operation) {
 	for _, a := range h.lives {
 		all = append(all, porcupine.Operation{Call: a.claim, Return: a.claimed, Input: input{opClaim, a.use, nil}})
 		if a.release < never {
-			all = append(all, porcupine.Operation{Call: a.release, Return: a.released, Input: input{opRelease, a.use, nil}})
+			all = append(all, porcupine.Operation{Call: a.release, Return: a.released,
+				Input: input{opRelease, a.use, nil}})
 		}
 	}
 	for _, r := range h.refusals {
@@ -188,8 +189,8 @@ func claims(held holders) porcupine.Model {
 				delete(after, op.Alloc)
 				return holds, after
 			}
-			// The allocs named must hold the volume, but not they alone: else the order of claims that do not exclude each
-			// other would matter, and there are too many to try.
+			// The allocs named must hold the volume, but not they alone: else the order of claims that do not exclude
+			// each other would matter, and there are too many to try.
 			return !holds && len(op.Held) > 0 && contains(now.excluding(op.use), op.Held), now
 		},
 		Equal: func(a, b any) bool { return maps.Equal(a.(holders), b.(holders)) },

@@ -86,8 +86,8 @@ func newSystem(t *testing.T, o options) *system {
 		name := fmt.Sprintf("node-%d", i+1)
 		config := nodeConfig{
 			Name: name, Dir: filepath.Join(memory, name), Shims: shims, CSIFake: filepath.Join(memory, "csifake"),
-			Cluster: fmt.Sprintf("cluster {\n id = \"test\"\n expect = %d\n endpoints = [\"%s\"]\n lease_ttl = \"3s\"\n "+
-				"lost_nodes = \"fence\"\n}\n", size,
+			Cluster: fmt.Sprintf("cluster {\n id = \"test\"\n expect = %d\n endpoints = [\"%s\"]\n lease_ttl = "+
+				"\"3s\"\n lost_nodes = \"fence\"\n}\n", size,
 				strings.Join(endpoints, `", "`)),
 			History: s.path("history"), Journal: s.path("journal"), Backend: filepath.Join(memory, "backend"),
 			Data: filepath.Join(memory, "data"), Killed: filepath.Join(memory, "killed"),
@@ -154,7 +154,8 @@ func buildShims(t *testing.T, dir string, flags []string) (paths []string) {
 	t.Helper()
 	build := func(name, pkg string, flags ...string) string {
 		path := filepath.Join(dir, name)
-		run(t, "go", slices.Concat([]string{"build", "-C", "../..", "-ldflags=-s -w", "-o", path}, flags, []string{pkg})...)
+		run(t, "go", slices.Concat([]string{"build", "-C", "../..", "-ldflags=-s -w", "-o", path}, flags,
+			[]string{pkg})...)
 		return path
 	}
 	build("csifake", "./internal/csifake/cmd/csifake")
@@ -162,7 +163,8 @@ func buildShims(t *testing.T, dir string, flags []string) (paths []string) {
 	for i := range 3 {
 		path := filepath.Join(dir, fmt.Sprintf("shim-%d", i))
 		if err == nil {
-			err = os.WriteFile(path, fmt.Append(program[:len(program):len(program)], i), 0o700) // does not change what it does
+			// does not change what it does
+			err = os.WriteFile(path, fmt.Append(program[:len(program):len(program)], i), 0o700)
 		}
 		paths = append(paths, path)
 	}
@@ -189,10 +191,10 @@ func (s *system) startEtcd(memory string) (endpoints []string) {
 	for i, m := range s.members {
 		peer := fmt.Sprintf("http://%s:2380", m.address)
 		m.command = func() *exec.Cmd {
-			cmd := exec.Command(binary, "--name", m.name, "--data-dir", filepath.Join(memory, m.name), "--unsafe-no-fsync",
-				"--listen-client-urls", endpoints[i], "--advertise-client-urls", endpoints[i],
-				"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", strings.Join(peers, ","),
-				"--log-level", "warn", "--logger", "zap")
+			cmd := exec.Command(binary, "--name", m.name, "--data-dir", filepath.Join(memory, m.name),
+				"--unsafe-no-fsync", "--listen-client-urls", endpoints[i], "--advertise-client-urls", endpoints[i],
+				"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster",
+				strings.Join(peers, ","), "--log-level", "warn", "--logger", "zap")
 			cmd.Env = os.Environ()
 			return cmd
 		}
@@ -328,7 +330,8 @@ func (s *system) judgeEtcd() (errs []string) {
 			return append(errs, err.Error())
 		}
 		for _, kv := range answer.Kvs {
-			if len(kv.Value) > 0 && !strings.Contains(string(kv.Value), `"done":true`) { // the answer of a remote call whose caller is gone
+			// the answer of a remote call whose caller is gone
+			if len(kv.Value) > 0 && !strings.Contains(string(kv.Value), `"done":true`) {
 				errs = append(errs, fmt.Sprintf("left in etcd: %s: %s", kv.Key, kv.Value))
 			}
 		}
@@ -336,7 +339,8 @@ func (s *system) judgeEtcd() (errs []string) {
 	return errs
 }
 
-// TestClusterKeepsItsPromisesUnderFaults has many allocs fight for volumes while members of etcd and nodes are killed, frozen and cut off.
+// TestClusterKeepsItsPromisesUnderFaults has many allocs fight for volumes while members of etcd and nodes are killed,
+// frozen and cut off.
 func TestClusterKeepsItsPromisesUnderFaults(t *testing.T) {
 	seed := uint64(number(t, "SEED", int(time.Now().UnixNano()%1e6)))
 	rounds, allocs := number(t, "ROUNDS", 30), number(t, "ALLOCS", 1000)
@@ -386,8 +390,8 @@ func (s *system) fault() string {
 	return fmt.Sprintf("%s for %s", strings.Join(done, ", "), lasts.Round(time.Millisecond))
 }
 
-// lose kills all that runs on a node, its tasks included. Another node fences it, or declares it out of service. Then it
-// comes back.
+// lose kills all that runs on a node, its tasks included. Another node fences it, or declares it out of service. Then
+// it comes back.
 func (s *system) lose(i int) string {
 	m, other := s.nodes[i], (i+1)%size
 	m.kill(true)

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestJudgeFindsViolations judges histories written by hand. Each line is KIND ALLOC, for a refusal with the allocs that
-// it names. Allocs a and b claim the same volume as single writers.
+// TestJudgeFindsViolations judges histories written by hand. Each line is KIND ALLOC, for a refusal with the allocs
+// that it names. Allocs a and b claim the same volume as single writers.
 func TestJudgeFindsViolations(t *testing.T) {
 	for name, c := range map[string]struct {
 		history string
@@ -78,7 +78,8 @@ func TestJudgeIsQuick(t *testing.T) {
 	if errs := linearizable(lines); len(errs) > 0 {
 		t.Errorf("%d lines: %q", len(lines), errs)
 	}
-	if errs := linearizable(fought(random, 7, 200, true)); len(errs) != 1 || !strings.Contains(errs[0], "not linearizable") {
+	if errs := linearizable(fought(random, 7, 200, true)); len(errs) != 1 ||
+		!strings.Contains(errs[0], "not linearizable") {
 		t.Errorf("a claim that was granted while another alloc certainly held the volume: %q", errs)
 	}
 }
@@ -96,8 +97,9 @@ func fought(random *rand.Rand, volume, allocs int, early bool) (lines []line) {
 	held := holders{}
 	for made := 0; made < allocs || len(users) > 0; {
 		if made < allocs && len(users) < 20 {
-			l := line{Node: fmt.Sprint("n", random.IntN(3)), Alloc: fmt.Sprintf("a-%d-%d", volume, made), Volume: volumeID(volume),
-				Mode: modesOf(volume)[random.IntN(5)/4], Write: random.IntN(3) > 0}
+			l := line{Node: fmt.Sprint("n", random.IntN(3)), Alloc: fmt.Sprintf("a-%d-%d", volume, made),
+				Volume: volumeID(volume),
+				Mode:   modesOf(volume)[random.IntN(5)/4], Write: random.IntN(3) > 0}
 			users = append(users, &user{line: l})
 			made++
 		}

@@ -59,7 +59,8 @@ func run(t testing.TB, name string, args ...string) string {
 func (m *machine) start() {
 	m.t.Helper()
 	program := m.command()
-	m.cmd = exec.Command("nsenter", append([]string{"--net=/run/netns/" + m.name, program.Path}, program.Args[1:]...)...)
+	m.cmd = exec.Command("nsenter",
+		append([]string{"--net=/run/netns/" + m.name, program.Path}, program.Args[1:]...)...)
 	m.cmd.Env = program.Env
 	log, err := os.OpenFile(m.log, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
@@ -88,7 +89,8 @@ func (m *machine) kill(all bool) {
 	}
 }
 
-// signal sends a signal to all processes of the machine. The program gets it first, so that it starts no further processes.
+// signal sends a signal to all processes of the machine. The program gets it first, so that it starts no further
+// processes.
 func (m *machine) signal(s syscall.Signal) {
 	m.t.Helper()
 	_ = m.cmd.Process.Signal(s)

@@ -39,8 +39,9 @@ func namespaces() int {
 	if err != nil {
 		return exitCode(err)
 	}
-	cmd := exec.Command("unshare", append([]string{"--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
-		self}, os.Args[1:]...)...)
+	cmd := exec.Command("unshare",
+		append([]string{"--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", self},
+			os.Args[1:]...)...)
 	cmd.Env = append(os.Environ(), insideVariable+"=init")
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

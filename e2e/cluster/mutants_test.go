@@ -30,7 +30,8 @@ func overlay(t *testing.T, edits []edit) []string {
 			t.Fatalf("%s does not have this text once: %s", e.file, e.from)
 		}
 		replace[file] = filepath.Join(dir, string(rune('a'+i))+".go")
-		if err := os.WriteFile(replace[file], []byte(strings.Replace(string(text), e.from, e.to, 1)), 0o600); err != nil {
+		if err := os.WriteFile(replace[file], []byte(strings.Replace(string(text), e.from, e.to, 1)),
+			0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -59,7 +60,8 @@ func TestChecksFindDefects(t *testing.T) {
 				"\tif _, err := req.controller.Unclaim(ctx, req.key, true); err != nil {\n\t\treturn err\n\t}\n" +
 					"\treq.step = registry.StepUnpublish\n"},
 			{"shim/internal/controller/claims.go",
-				"if err := checkDetached(view, claims, claims[at], last); err != nil {", "if err := error(nil); err != nil {"}},
+				"if err := checkDetached(view, claims, claims[at], last); err != nil {",
+				"if err := error(nil); err != nil {"}},
 			[]string{"is used at once by", "refused to attach"}},
 	} {
 		t.Run(name, func(t *testing.T) {

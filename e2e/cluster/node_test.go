@@ -153,7 +153,8 @@ func (n *node) hostConfig(task host.AllocTask, running bool, left []line) (confi
 		if err != nil {
 			return config, err
 		}
-		config.Workload.Tasks = []host.WorkloadTask{{AllocTask: task, Running: true, Started: host.BootTime{Boot: boot}}}
+		config.Workload.Tasks = []host.WorkloadTask{{AllocTask: task, Running: true,
+			Started: host.BootTime{Boot: boot}}}
 	}
 	return config, nil
 }
@@ -223,7 +224,8 @@ func (n *node) create(ctx context.Context) {
 			text += fmt.Sprintf("capability {\n access_mode = %q\n attachment_mode = \"file-system\"\n}\n", mode)
 		}
 		n.persist(ctx, "create", func(ctx context.Context) error {
-			spec, _, err := n.host.ParseVolume(ctx, host.Source{Name: "volume.hcl", Text: []byte(text)}, host.ParseOptions{})
+			spec, _, err := n.host.ParseVolume(ctx, host.Source{Name: "volume.hcl", Text: []byte(text)},
+				host.ParseOptions{})
 			if err == nil {
 				_, err = n.host.CreateVolume(ctx, spec)
 			}
@@ -307,7 +309,8 @@ func (n *node) left(lines []line) (left []line, made int) {
 }
 
 func group(l line) host.AllocGroup {
-	return host.AllocGroup{Alloc: host.AllocID(l.Alloc), Job: "user", Group: "g", Namespace: "default", Sealed: l.Sealed}
+	return host.AllocGroup{Alloc: host.AllocID(l.Alloc), Job: "user", Group: "g", Namespace: "default",
+		Sealed: l.Sealed}
 }
 
 // pluginFile has the task of the plugin, pidFile the process.
@@ -353,7 +356,8 @@ func (n *node) startPlugin(ctx context.Context, task host.AllocTask) (host.Alloc
 		if err != nil {
 			return task, err
 		}
-		task = host.AllocTask{Alloc: host.AllocID("plugin-" + n.Name), Task: "plugin", Sealed: job.Groups[0].Tasks[0].Sealed}
+		task = host.AllocTask{Alloc: host.AllocID("plugin-" + n.Name), Task: "plugin",
+			Sealed: job.Groups[0].Tasks[0].Sealed}
 	}
 	task.Attempt++
 	plan, err := n.host.TaskStarting(ctx, task)
@@ -383,7 +387,8 @@ func (n *node) startPlugin(ctx context.Context, task host.AllocTask) (host.Alloc
 	return task, n.host.TaskStarted(ctx, task.Key(), task.Attempt)
 }
 
-// swap replaces the shim every second. A swap may be refused as the driver does not answer the next shim: it was frozen.
+// swap replaces the shim every second. A swap may be refused as the driver does not answer the next shim: it was
+// frozen.
 func (n *node) swap(ctx context.Context) {
 	for i := 1; ctx.Err() == nil; i++ {
 		next := time.After(time.Second)
@@ -447,6 +452,7 @@ func unexplained(err error) bool {
 	if strings.Contains(err.Error(), "not active any more") { // of a shim that was replaced
 		return true
 	}
-	return !errors.Is(err, host.ErrUnavailable) && !errors.Is(err, host.ErrUncertain) && !errors.Is(err, host.ErrConflict) &&
+	return !errors.Is(err, host.ErrUnavailable) && !errors.Is(err, host.ErrUncertain) &&
+		!errors.Is(err, host.ErrConflict) &&
 		!errors.Is(err, context.DeadlineExceeded)
 }

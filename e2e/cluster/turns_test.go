@@ -14,8 +14,8 @@ import (
 // triesAtOnce is how many allocs of a node try to claim a volume at the same time, once it looks free.
 const triesAtOnce = 2
 
-// turns has the allocs of a node wait until their volumes can be used. One blocking query serves all of them, so a waiting
-// alloc costs nothing.
+// turns has the allocs of a node wait until their volumes can be used. One blocking query serves all of them, so a
+// waiting alloc costs nothing.
 type turns struct {
 	tries map[string]chan struct{} // by volume; of capacity triesAtOnce
 
@@ -46,7 +46,8 @@ func (t *turns) follow(ctx context.Context, h *host.Host) {
 		held := map[string][]use{}
 		for _, c := range list {
 			volume := string(c.Name.ID)
-			held[volume] = append(held[volume], use{string(c.Alloc), string(c.Node), string(c.Usage.Access), !c.Usage.ReadOnly})
+			held[volume] = append(held[volume],
+				use{string(c.Alloc), string(c.Node), string(c.Usage.Access), !c.Usage.ReadOnly})
 		}
 		t.set(held)
 	}

@@ -26,8 +26,8 @@ func overlaps(all []interval) (errs []string) {
 	for i, a := range all {
 		for _, b := range all[:i] {
 			if a.volume == b.volume && a.from < b.to && b.from < a.to && excludes(a.use, b.use) {
-				errs = append(errs, fmt.Sprintf("volume %s is used at once by %+v (lines %d to %d) and %+v (lines %d to %d)",
-					a.volume, b.use, b.from, b.to, a.use, a.from, a.to))
+				errs = append(errs, fmt.Sprintf("volume %s is used at once by %+v (lines %d to %d) and %+v (lines %d "+
+					"to %d)", a.volume, b.use, b.from, b.to, a.use, a.from, a.to))
 			}
 		}
 	}
@@ -66,15 +66,17 @@ func judgeJournal(path string, settled bool) (errs []string) {
 			at = target{l.Volume, instance(l), l.Target}
 			if _, known := published[at]; l.RPC == "NodePublishVolume" && !known {
 				published[at] = len(all)
-				all = append(all, interval{use{Alloc: l.Target, Node: instance(l), Mode: modeOf(l.Usage), Write: !l.ReadOnly},
+				all = append(all, interval{use{Alloc: l.Target, Node: instance(l), Mode: modeOf(l.Usage),
+					Write: !l.ReadOnly},
 					l.Volume, i, math.MaxInt})
 			}
-		case l.Kind == journal.End && began.RPC == "NodeUnpublishVolume" && known && (l.Code == "OK" || l.Code == "NOT_FOUND"):
+		case l.Kind == journal.End && began.RPC == "NodeUnpublishVolume" && known &&
+			(l.Code == "OK" || l.Code == "NOT_FOUND"):
 			all[n].to = i
 			delete(published, at)
 		case l.Kind == journal.End && began.RPC == "ControllerPublishVolume" && l.Code == "FAILED_PRECONDITION":
-			errs = append(errs, fmt.Sprintf("the storage system refused to attach volume %s to %s: line %d", began.Volume,
-				began.Node, i+1))
+			errs = append(errs, fmt.Sprintf("the storage system refused to attach volume %s to %s: line %d",
+				began.Volume, began.Node, i+1))
 		}
 	}
 	return append(errs, overlaps(all)...)

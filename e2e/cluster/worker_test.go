@@ -22,13 +22,15 @@ type worker struct {
 // use is the life of an alloc. It ends when working does, unless it has begun to claim its volume.
 func (w *worker) use(ctx, working context.Context, alloc string) {
 	volume := w.random.IntN(w.Volumes)
-	l := line{Alloc: alloc, Volume: volumeID(volume), Mode: modesOf(volume)[w.random.IntN(5)/4], Write: w.random.IntN(3) > 0}
+	l := line{Alloc: alloc, Volume: volumeID(volume), Mode: modesOf(volume)[w.random.IntN(5)/4],
+		Write: w.random.IntN(3) > 0}
 	if strings.HasSuffix(l.Mode, "reader-only") {
 		l.Write = false
 	}
-	text := fmt.Sprintf("job \"user\" {\n group \"g\" {\n volume \"data\" {\n type = \"csi\"\n source = %q\n access_mode = %q\n "+
-		"attachment_mode = \"file-system\"\n read_only = %v\n }\n task \"t\" {\n driver = \"raw_exec\"\n volume_mount {\n "+
-		"volume = \"data\"\n destination = \"/data\"\n }\n }\n }\n}\n", l.Volume, l.Mode, !l.Write)
+	text := fmt.Sprintf("job \"user\" {\n group \"g\" {\n volume \"data\" {\n type = \"csi\"\n source = %q\n "+
+		"access_mode = %q\n attachment_mode = \"file-system\"\n read_only = %v\n }\n task \"t\" {\n driver = "+
+		"\"raw_exec\"\n volume_mount {\n volume = \"data\"\n destination = \"/data\"\n }\n }\n }\n}\n", l.Volume,
+		l.Mode, !l.Write)
 	w.persist(ctx, "parse", func(ctx context.Context) error {
 		job, _, err := w.host.Parse(ctx, host.Source{Name: "user.hcl", Text: []byte(text)}, host.ParseOptions{})
 		if err == nil {
@@ -49,7 +51,8 @@ func (w *worker) continued(ctx, working context.Context, l line) {
 }
 
 // life has an alloc wait for its volume, claim it, write and release it. About once a second an alloc of the node has
-// waited for long enough, and tries while others hold its volume. tried: the alloc has begun to claim the volume before.
+// waited for long enough, and tries while others hold its volume. tried: the alloc has begun to claim the volume
+// before.
 func (w *worker) life(ctx, working context.Context, l line, tried bool) {
 	for tries := 0; tries < 4; tries++ {
 		limit := 2 * time.Second * time.Duration(max(1, w.Workers))
@@ -108,7 +111,8 @@ func (w *worker) write(l line, path string) {
 			err = errors.Join(err, f.Close())
 		}
 		if l.Write != (err == nil) {
-			w.note(line{Kind: broken, Error: fmt.Sprintf("alloc %s writes to its volume (allowed: %v): %v", l.Alloc, l.Write, err)})
+			w.note(line{Kind: broken, Error: fmt.Sprintf("alloc %s writes to its volume (allowed: %v): %v", l.Alloc,
+				l.Write, err)})
 		}
 		if !l.Write {
 			return
