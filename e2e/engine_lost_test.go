@@ -10,8 +10,8 @@ import (
 	"holdfast/internal/enginetest"
 )
 
-// TestContainersOfEnginesLoseTheirVolume freezes agent and shim of a node with a container, and declares the node out of
-// service. When it continues, it leaves the volume mounted for the container, starts no other one with it, and says
+// TestContainersOfEnginesLoseTheirVolume freezes agent and shim of a node with a container, and declares the node out
+// of service. When it continues, it leaves the volume mounted for the container, starts no other one with it, and says
 // which command stops the container. Once the container has stopped, the node is ready, and the next one starts. At the
 // end the engine creates and deletes a volume of a plugin that runs at the other node only.
 func TestContainersOfEnginesLoseTheirVolume(t *testing.T) {
@@ -31,8 +31,8 @@ func TestContainersOfEnginesLoseTheirVolume(t *testing.T) {
 	docker.Import("box", nil)
 	docker.CLI("volume", "create", "--driver", driver, "-o", "plugin=fake", "-o", "size=1M", "notes")
 	run := func(name string) error {
-		return errOf(docker.Try("run", "-d", "--network", "none", "--name", name, "-v", "notes:/data", "box", "sh", "-c",
-			"echo "+name+" >>/data/names; sync; exec sleep 1000"))
+		return errOf(docker.Try("run", "-d", "--network", "none", "--name", name, "-v", "notes:/data", "box", "sh",
+			"-c", "echo "+name+" >>/data/names; sync; exec sleep 1000"))
 	}
 	b.must(run("first"))
 	id := strings.TrimSpace(docker.CLI("ps", "-q", "--no-trunc"))

@@ -312,12 +312,12 @@ func (a *Agent) CheckEnginePlugin(ctx context.Context, s Lister, plugin host.Plu
 	case err != nil || slices.ContainsFunc(list.Tasks, func(t host.PluginTask) bool { return t.Healthy }):
 		return err
 	case a.runsPlugin(engine, plugin):
-		return registry.Errorf(registry.ErrUnavailable, "plugin %q runs in a container of %s and is not healthy, and %s may "+
-			"start no container while it waits for a volume; try again when holdfast plugin status shows the plugin healthy",
-			plugin, engine, engine)
+		return registry.Errorf(registry.ErrUnavailable, "plugin %q runs in a container of %s and is not healthy, and "+
+			"%s may start no container while it waits for a volume; try again when holdfast plugin status shows the "+
+			"plugin healthy", plugin, engine, engine)
 	case len(list.Tasks)+len(list.Instances) == 0 && !a.runsPlugin("", plugin):
-		return registry.Errorf(registry.ErrUnavailable, "plugin %q is not running; start its job with holdfast job run, or "+
-			"see holdfast plugin status for those that run", plugin)
+		return registry.Errorf(registry.ErrUnavailable, "plugin %q is not running; start its job with holdfast job "+
+			"run, or see holdfast plugin status for those that run", plugin)
 	}
 	return nil
 }
@@ -328,8 +328,8 @@ type NodeLister interface {
 	Nodes(ctx context.Context, q host.NodeQuery) ([]host.NodeStatus, host.Seq, error)
 }
 
-// CheckEngineController is CheckEnginePlugin for the creation or deletion of a volume, which another node of the cluster
-// can do. node is the one that has, or is to have, a volume that stays on its node; empty: this one.
+// CheckEngineController is CheckEnginePlugin for the creation or deletion of a volume, which another node of the
+// cluster can do. node is the one that has, or is to have, a volume that stays on its node; empty: this one.
 func (a *Agent) CheckEngineController(
 	ctx context.Context, s NodeLister, plugin host.PluginID, node host.NodeName, by EngineCaller,
 ) error {
@@ -345,7 +345,8 @@ func (a *Agent) CheckEngineController(
 	for _, n := range nodes {
 		for _, p := range n.Plugins {
 			switch {
-			case p.Plugin != plugin || !n.Alive || string(n.Name) == a.node.Name || p.Health(registry.RoleController) == "":
+			case p.Plugin != plugin || !n.Alive || string(n.Name) == a.node.Name ||
+				p.Health(registry.RoleController) == "":
 			case !p.Local || n.Name == node:
 				return nil
 			default:
@@ -402,8 +403,9 @@ func (a *Agent) explainEngineWait(ctx context.Context, s Volumes, m *EngineMount
 	if failed != nil || len(list) == 0 || len(list[0].Waiting) == 0 {
 		return err
 	}
-	return registry.Errorf(registry.ErrUnavailable, "volume %q is not mounted yet: %s; start the container again, or see "+
-		"%s", m.Volume, a.DescribeWaits(ctx, s, list[0].Waiting), display.Command("holdfast volume status", string(m.Volume)))
+	return registry.Errorf(registry.ErrUnavailable, "volume %q is not mounted yet: %s; start the container again, or "+
+		"see %s", m.Volume, a.DescribeWaits(ctx, s, list[0].Waiting),
+		display.Command("holdfast volume status", string(m.Volume)))
 }
 
 // UnmountForEngine takes back one mount of an ID, as takeBackEngineMount does. Podman counts the volume as mounted

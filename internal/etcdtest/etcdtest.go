@@ -86,9 +86,10 @@ func Command(dir, scheme string, args ...string) (cmd *exec.Cmd, at string, err 
 	client, err2 := freeAddress()
 	peer, err3 := freeAddress()
 	at, peer = scheme+"://"+client, "http://"+peer
-	return exec.Command(binary, append(args, "--data-dir", dir, "--log-level", "error", "--logger", "zap",
-		"--listen-client-urls", at, "--advertise-client-urls", at,
-		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer)...), at, errors.Join(err1, err2, err3)
+	args = append(args, "--data-dir", dir, "--log-level", "error", "--logger", "zap",
+		"--listen-client-urls", at, "--advertise-client-urls", at, "--listen-peer-urls", peer,
+		"--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer)
+	return exec.Command(binary, args...), at, errors.Join(err1, err2, err3)
 }
 
 func connect(t testing.TB, config clientv3.Config) *clientv3.Client {

@@ -18,8 +18,8 @@ func InstanceProto(i registry.Instance) *pb.Instance {
 			State: string(i.Health.State), Cause: string(i.Health.Cause), Detail: text(i.Health.Detail),
 			Since: stamp(i.Health.Since),
 		},
-		Storage: conditionProto(i.Storage), Options: i.Options, CreateIndex: uint64(i.CreateIndex), ModifyIndex: uint64(i.ModifyIndex),
-		Preferred: uint64(i.Preferred), Since: stamp(i.Since),
+		Storage: conditionProto(i.Storage), Options: i.Options, CreateIndex: uint64(i.CreateIndex),
+		ModifyIndex: uint64(i.ModifyIndex), Preferred: uint64(i.Preferred), Since: stamp(i.Since),
 	}
 }
 

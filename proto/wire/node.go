@@ -7,7 +7,8 @@ import (
 
 func NodeProto(n registry.NodeStatus) *pb.Node {
 	return &pb.Node{
-		Name: string(n.Name), Version: n.Version, State: string(n.State), Reason: text(n.Reason), By: n.By, Epoch: n.Epoch,
+		Name: string(n.Name), Version: n.Version, State: string(n.State), Reason: text(n.Reason), By: n.By,
+		Epoch: n.Epoch,
 		Since: stamp(n.Since), Alive: n.Alive, AliveSince: stamp(n.AliveSince), SuspectSince: stamp(n.SuspectSince),
 		Deadline: stamp(n.Deadline), Drain: drainProto(n.Drain), Stale: text(n.Stale),
 		CreateIndex: uint64(n.CreateIndex), ModifyIndex: uint64(n.ModifyIndex),
@@ -41,8 +42,9 @@ func Node(m *pb.Node) registry.NodeStatus {
 		Plugins: each(m.GetPlugins(), func(p *pb.NodePlugin) registry.NodePluginStatus {
 			return registry.NodePluginStatus{Executor: p.GetExecutor(), Claims: int(p.GetClaims()),
 				Attachments: int(p.GetAttachments()), NodePlugin: registry.NodePlugin{
-					Plugin: registry.PluginID(p.GetPlugin()),
-					Node:   is(p.GetNodeHealth(), registry.Healthy), NodeUnhealthy: is(p.GetNodeHealth(), registry.Unhealthy),
+					Plugin:              registry.PluginID(p.GetPlugin()),
+					Node:                is(p.GetNodeHealth(), registry.Healthy),
+					NodeUnhealthy:       is(p.GetNodeHealth(), registry.Unhealthy),
 					Controller:          is(p.GetControllerHealth(), registry.Healthy),
 					ControllerUnhealthy: is(p.GetControllerHealth(), registry.Unhealthy),
 					NodeID:              registry.NodeID(p.GetNodeId()), Topology: topology(p.GetTopology()),

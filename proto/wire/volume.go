@@ -67,7 +67,8 @@ func VolumeProto(v registry.VolumeStatus) *pb.Volume {
 // attachmentProto leaves out the publish context and the usage, which only the shim needs.
 func attachmentProto(a registry.Attachment) *pb.Attachment {
 	return &pb.Attachment{Node: string(a.Node), NodeId: string(a.NodeID), State: string(a.State),
-		DetachingBy: a.Detaching.By, DetachingSince: stamp(a.Detaching.Since), DetachingConfirmed: a.Detaching.Confirmed}
+		DetachingBy: a.Detaching.By, DetachingSince: stamp(a.Detaching.Since),
+		DetachingConfirmed: a.Detaching.Confirmed}
 }
 
 func attachment(m *pb.Attachment) registry.Attachment {
@@ -90,8 +91,9 @@ func Volume(m *pb.Volume) registry.VolumeStatus {
 		SourceSize: m.GetSourceSize(),
 		Origin: registry.Origin{Job: m.GetOriginJob(), Group: m.GetOriginGroup(),
 			Request: registry.RequestName(m.GetOriginRequest())},
-		DeleteWith: registry.AllocID(m.GetDeleteWith()), Made: m.GetMade(), Modification: modification(m.GetModification()),
-		Owned: ownership(m.GetOwned()),
+		DeleteWith: registry.AllocID(m.GetDeleteWith()), Made: m.GetMade(),
+		Modification: modification(m.GetModification()),
+		Owned:        ownership(m.GetOwned()),
 	}, Waiting: each(m.GetWaiting(), wait)}
 	if out.Attachments = each(m.GetAttachments(), attachment); len(out.Attachments) == 0 && m.GetAttach() != "" {
 		out.Attachments = []registry.Attachment{{State: registry.Mark(m.GetAttach()),
@@ -237,7 +239,8 @@ func AllocProto(a registry.AllocStatus) *pb.Alloc {
 		Id: string(a.ID), Job: a.Job, Group: a.Group, Namespace: string(a.Namespace), Index: a.Index,
 		State: string(a.State), Waits: text(registry.Waits(a.Waiting)), Waiting: each(a.Waiting, waitProto),
 		CreateIndex: uint64(a.CreateIndex), ModifyIndex: uint64(a.ModifyIndex), Since: stamp(a.Since),
-		ForcedBy: a.Forced.By, ForcedSince: stamp(a.Forced.Since), Volumes: each(a.Volumes, func(u registry.AllocVolume) *pb.Use {
+		ForcedBy: a.Forced.By, ForcedSince: stamp(a.Forced.Since),
+		Volumes: each(a.Volumes, func(u registry.AllocVolume) *pb.Use {
 			return &pb.Use{
 				Request: string(u.Request), Volume: VolumeNameProto(u.Name), Plugin: string(u.Volume.Plugin),
 				ExternalId: string(u.Volume.External), Usage: usageProto(u.Usage), Attach: string(u.Attach),

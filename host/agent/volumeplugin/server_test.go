@@ -178,7 +178,8 @@ func (p *plugin) call(method, body string) string {
 	}
 	defer answer.Body.Close()
 	text, err := io.ReadAll(answer.Body)
-	if failed := !bytes.Contains(text, []byte(`"Err":""`)); err != nil || failed != (answer.StatusCode != http.StatusOK) {
+	if failed := !bytes.Contains(text, []byte(`"Err":""`)); err != nil ||
+		failed != (answer.StatusCode != http.StatusOK) {
 		p.Errorf("%s: status %s, %s, %v", method, answer.Status, text, err)
 	}
 	return strings.TrimSpace(string(text))

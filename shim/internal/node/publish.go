@@ -47,7 +47,8 @@ func (s *Stager) Publish(
 		r = registry.Ref{Volume: key.Volume, Alloc: key.Alloc, Request: key.Request,
 			Target: s.Layout.Target(key, inst.Volumes)}
 		if err := s.checkNoMount(r.Target.Host); err != nil {
-			return at, fmt.Errorf("publish volume %s for alloc %s as %q: %w", v.VolumeName(), key.Alloc, key.Request, err)
+			return at, fmt.Errorf("publish volume %s for alloc %s as %q: %w", v.VolumeName(), key.Alloc, key.Request,
+				err)
 		}
 	}
 	r.Usage = u
@@ -201,8 +202,8 @@ func (s *Stager) publishing(
 		return registry.Change{}, conflict("volume %s is staged for another usage: %s, not %s", v.VolumeName(), p.Usage,
 			r.Usage)
 	case found && old.Usage != r.Usage:
-		return registry.Change{}, conflict("volume %s is already published for the request with another usage: %s, not %s",
-			v.VolumeName(), old.Usage, r.Usage)
+		return registry.Change{}, conflict("volume %s is already published for the request with another usage: %s, "+
+			"not %s", v.VolumeName(), old.Usage, r.Usage)
 	}
 	return registry.Change{Put: []registry.Record{r}}, nil
 }

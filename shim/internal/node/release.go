@@ -24,9 +24,11 @@ func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.Al
 		return err
 	}
 	var w *work
-	for again := true; again; again = ctx.Err() == nil && (w.kept || errors.Is(w.cut, errForced)) { // then it begins anew
+	// then it begins anew
+	for again := true; again; again = ctx.Err() == nil && (w.kept || errors.Is(w.cut, errForced)) {
 		if w = a.teardown(id); w == nil {
-			return registry.Errorf(registry.ErrUnavailable, "alloc %s will be released by the next shim: this one ends", id)
+			return registry.Errorf(registry.ErrUnavailable, "alloc %s will be released by the next shim: this one ends",
+				id)
 		}
 		select {
 		case <-w.done:
@@ -163,10 +165,11 @@ func (a *Allocs) toRelease(v registry.View, id registry.AllocID) []registry.Clai
 		return claims // no other node releases them
 	}
 	for _, r := range v.AllRefs() {
-		if r.Alloc == id && !slices.ContainsFunc(claims, func(c registry.Claim) bool { return c.ClaimKey() == r.ClaimKey() }) {
+		if r.Alloc == id && !slices.ContainsFunc(claims,
+			func(c registry.Claim) bool { return c.ClaimKey() == r.ClaimKey() }) {
 			volume, _ := v.VolumeByKey(r.Volume)
-			claims = append(claims, registry.Claim{Volume: r.Volume, Name: volume.VolumeName(), Alloc: id, Request: r.Request,
-				Node: a.host.Node, Usage: r.Usage})
+			claims = append(claims, registry.Claim{Volume: r.Volume, Name: volume.VolumeName(), Alloc: id,
+				Request: r.Request, Node: a.host.Node, Usage: r.Usage})
 		}
 	}
 	return claims
@@ -223,7 +226,8 @@ func (a *Allocs) discards(al registry.Alloc) []hooks.VolumeRequest {
 		a.logger.Warn("volumes of a released alloc are kept: its job cannot be read", "alloc", al.ID, "error", err)
 		return nil
 	}
-	return slices.DeleteFunc(spec.Volumes, func(r hooks.VolumeRequest) bool { return r.Create == nil || !r.Create.Delete })
+	return slices.DeleteFunc(spec.Volumes,
+		func(r hooks.VolumeRequest) bool { return r.Create == nil || !r.Create.Delete })
 }
 
 // forget deletes the records of a released alloc and of its inline volumes, and stores the response of the call that
@@ -385,7 +389,8 @@ func (req *request) releaseRequest(ctx context.Context) error {
 // unclaim releases the claim, once the volume is not mounted for it on this node.
 func (req *request) unclaim(ctx context.Context) error {
 	req.step = registry.StepClaim
-	ctx, cancel := context.WithTimeout(ctx, roundLimit) // other releases need the volume's lock while etcd does not answer
+	// other releases need the volume's lock while etcd does not answer
+	ctx, cancel := context.WithTimeout(ctx, roundLimit)
 	defer cancel()
 	_, err := registry.Ensure(ctx, req.State, req.unclaimChange)
 	return err
