@@ -159,12 +159,21 @@ func (v View) GivenUp(open Intent) Change {
 }
 
 // Ended returns the change that keeps at which former executors a call may still run, once it has ended elsewhere.
-// senders are the nodes that have begun it. It has ended at the holder, whose plugin has answered it.
+// senders are the nodes that have begun it. The same call may have ended before, with another outcome. It has ended at the holder, whose plugin has answered it.
 func (v View) Ended(call LateCall, senders []NodeName) (change Change) {
 	if len(senders) == 0 {
 		return change
 	}
 	e, _ := v.Executor(call.Plugin)
+	if len(e.Former) == 0 {
+		return change
+	}
+	for _, late := range list[LateCall](v, BucketLateCalls, PathOf(call.Plugin, call.For), nil) {
+		if late.Same(call) && late.Failed != call.Failed { // a deletion that was refused has succeeded since, for example
+			late.Failed = call.Failed
+			change.Put = append(change.Put, late)
+		}
+	}
 	for _, n := range senders {
 		if call.Node = n; e.former(n) && v.Get(call.Key()) == nil {
 			change.Put = append(change.Put, call)

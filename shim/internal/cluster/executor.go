@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -24,8 +25,9 @@ type Executors struct {
 	repeat  func(context.Context, registry.Instance, registry.LateCall) error // see Options
 	changed broadcast                                                         // of instances, leases, executors and sending
 
-	mu      sync.Mutex // guards sending
-	sending map[registry.PluginID]int
+	mu      sync.Mutex                            // guards the fields below
+	sending map[registry.PluginID]map[uint64]bool // the numbers of the calls under way
+	last    uint64                                // the number of the last call
 }
 
 // Plugins is the table of plugin instances of this node.
@@ -36,7 +38,7 @@ type Plugins interface {
 
 func newExecutors(s *session, plugins Plugins, now func() time.Time, log hclog.Logger) *Executors {
 	return &Executors{
-		state: s.state, session: s, plugins: plugins, now: now, log: log, sending: map[registry.PluginID]int{},
+		state: s.state, session: s, plugins: plugins, now: now, log: log, sending: map[registry.PluginID]map[uint64]bool{},
 	}
 }
 
@@ -112,11 +114,16 @@ func (e *Executors) Sending(ctx context.Context, by registry.ExecutorKey) (done 
 func (e *Executors) begin(plugin registry.PluginID) (done func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.sending[plugin]++
+	e.last++
+	number := e.last
+	if e.sending[plugin] == nil {
+		e.sending[plugin] = map[uint64]bool{}
+	}
+	e.sending[plugin][number] = true
 	return sync.OnceFunc(func() {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		if e.sending[plugin]--; e.sending[plugin] == 0 {
+		if delete(e.sending[plugin], number); len(e.sending[plugin]) == 0 {
 			delete(e.sending, plugin)
 			e.changed.fire()
 		}
@@ -141,10 +148,25 @@ func (e *Executors) Moved(ctx context.Context, by registry.ExecutorKey, since ui
 }
 
 // idle reports whether no controller call of the plugin is under way here.
-func (e *Executors) idle(plugin registry.PluginID) bool {
+func (e *Executors) idle(plugin registry.PluginID) bool { return e.idleUpTo(plugin, math.MaxUint64) }
+
+// idleUpTo reports whether no controller call of the plugin with a number up to last is under way here.
+func (e *Executors) idleUpTo(plugin registry.PluginID, last uint64) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.sending[plugin] == 0
+	for number := range e.sending[plugin] {
+		if number <= last {
+			return false
+		}
+	}
+	return true
+}
+
+// lastCall returns the number of the last call that has begun here.
+func (e *Executors) lastCall() uint64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.last
 }
 
 // Applied looks again after a change of instances, leases or executors.

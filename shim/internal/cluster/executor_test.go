@@ -18,8 +18,8 @@ import (
 
 var testKey = registry.ExecutorKey{Plugin: "p"}
 
-// testPlugins is a table with a healthy controller of plugin p.
-type testPlugins struct{ sick, exited atomic.Bool }
+// testPlugins is a table with a healthy controller of plugin p, and one of plugin a that never answers.
+type testPlugins struct{ sick, exited, silent atomic.Bool }
 
 func (p *testPlugins) Find(role registry.Role, id registry.PluginID) (registry.Instance, bool) {
 	for _, i := range p.All().Instances {
@@ -38,9 +38,14 @@ func (p *testPlugins) All() registry.Snapshot {
 	if p.sick.Load() {
 		health = registry.Unhealthy
 	}
-	return registry.Snapshot{Instances: []registry.Instance{{
+	all := registry.Snapshot{Instances: []registry.Instance{{
 		InstanceKey: registry.InstanceKey{Role: registry.RoleController, Plugin: "p", Alloc: "a", Task: "t"},
 		Health:      registry.Health{State: health}}}}
+	if p.silent.Load() {
+		silent := registry.InstanceKey{Role: registry.RoleController, Plugin: "a", Alloc: "a", Task: "silent"}
+		all.Instances = append(all.Instances, registry.Instance{InstanceKey: silent})
+	}
+	return all
 }
 
 // executing is a node that executes plugin p when it can.
@@ -61,8 +66,12 @@ func newExecuting(t *testing.T, n *testNode) *executing {
 	s.ttl = 2 * time.Second
 	s.boot = func() time.Duration { return proc.BootTime() + time.Duration(x.boot.Load()) }
 	x.Executors = newExecutors(s, &x.plugins, time.Now, hclog.NewNullLogger())
-	x.repeat = func(_ context.Context, _ registry.Instance, call registry.LateCall) error {
+	x.repeat = func(ctx context.Context, at registry.Instance, call registry.LateCall) error {
 		defer x.asked.Add(1)
+		if at.Plugin == "a" {
+			<-ctx.Done()
+			return context.Cause(ctx)
+		}
 		if x.busy.Load() || call.Failed {
 			return &registry.CallError{Code: "ABORTED", Outcome: registry.OutcomeUncertain}
 		}

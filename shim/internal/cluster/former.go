@@ -4,16 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
 
 	"holdfast/registry"
 	"holdfast/shim/internal/controller"
+	"holdfast/shim/internal/intent"
 )
 
 // repeatLimit bounds one repetition of a call of a former executor. The call is repeated until the plugin has answered.
 const repeatLimit = 10 * time.Second
+
+// repeatsAtOnce is how many calls of one plugin are repeated at the same time.
+const repeatsAtOnce = 32
+
+// repeatBackoff is the wait between two repetitions of a call.
+var repeatBackoff = intent.Backoff{First: 500 * time.Millisecond, Max: time.Minute}
 
 // lateBatch is how many late calls one transaction deletes. They have no index entries, and etcd allows 128 operations.
 const lateBatch = 100
@@ -30,41 +38,81 @@ const lateBatch = 100
 // A probe that is answered, a lease that has ended and a deadline that has passed are none.
 func (e *Executors) HandOver(ctx context.Context) error {
 	e.session.awaitFirst(ctx)
-	return e.session.follow(ctx, &e.changed, e.log, "calls of this node as a former executor have not ended yet", e.settleAll)
+	var all sync.WaitGroup
+	defer all.Wait()
+	begun := map[registry.PluginID]bool{}
+	const failing = "calls of this node as a former executor have not ended yet"
+	return e.session.follow(ctx, &e.changed, e.log, failing, func(ctx context.Context) error {
+		return e.state.View(ctx, func(v registry.View) error {
+			for _, executor := range v.Executors() {
+				if !begun[executor.Plugin] && slices.Contains(executor.Former, e.state.node) {
+					begun[executor.Plugin] = true
+					h := &handOver{Executors: e, plugin: executor.Plugin}
+					all.Go(func() { _ = e.session.follow(ctx, &e.changed, e.log, failing, h.settle) })
+				}
+			}
+			return nil
+		})
+	})
 }
 
-// settleAll settles the calls for all plugins that this node has executed and does not execute now.
-func (e *Executors) settleAll(ctx context.Context) error {
-	var former []registry.PluginID
-	err := e.state.View(ctx, func(v registry.View) error {
-		for _, executor := range v.Executors() {
-			if slices.Contains(executor.Former, e.state.node) && e.idle(executor.Plugin) {
-				former = append(former, executor.Plugin)
-			}
-		}
-		return nil
-	})
-	for _, plugin := range former {
-		err = errors.Join(err, e.settle(ctx, plugin))
-	}
-	return err
+// handOver is the hand-over of one plugin. A plugin that does not answer delays no other.
+type handOver struct {
+	*Executors
+	plugin   registry.PluginID
+	holder   registry.NodeName // and its term, when the hand-over has last looked
+	term     uint64
+	earlier  uint64                 // the number of the last call that this node may have begun as an earlier holder
+	attempts map[attemptKey]attempt // of the calls that have not ended
+}
+
+// attemptKey names a call. One that is repeated after all, as its Failed has changed, begins anew.
+type attemptKey struct {
+	registry.Key
+	failed bool
+}
+
+// attempt is the last repetition of a call.
+type attempt struct {
+	tries uint64
+	due   time.Time // of the next one
+	err   error
 }
 
 // settle records which calls of this node as a former executor have ended at the plugin, once there is evidence of that.
-func (e *Executors) settle(ctx context.Context, plugin registry.PluginID) error {
+// Calls under way that this shim has begun as an earlier holder may reach the plugin after the repetitions, so it waits
+// for them. It does not wait for calls that it begins as the executor again.
+func (h *handOver) settle(ctx context.Context) error {
+	var executor registry.Executor
 	var calls []registry.LateCall
-	err := e.state.View(ctx, func(v registry.View) error {
-		executor, _ := v.Executor(plugin)
-		calls = e.begun(v, executor)
+	err := h.state.View(ctx, func(v registry.View) error {
+		if executor, _ = v.Executor(h.plugin); slices.Contains(executor.Former, h.state.node) {
+			calls = h.begun(v, executor)
+		}
 		return nil
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case !slices.Contains(executor.Former, h.state.node):
+		h.holder, h.attempts = "", nil
+		return nil
+	case h.attempts == nil || h.holder != executor.Holder || h.term != executor.Term:
+		h.holder, h.term, h.earlier = executor.Holder, executor.Term, h.lastCall()
+		if h.attempts == nil {
+			h.attempts = map[attemptKey]attempt{}
+		}
 	}
-	ended, err := e.repeatAll(ctx, plugin, calls)
+	if !h.idleUpTo(h.plugin, h.earlier) {
+		return fmt.Errorf("this shim has calls to plugin %s under way, from before another node took over", h.plugin)
+	}
+	if h.session.Lease() == 0 && len(calls) > 0 && !h.gone(h.plugin) {
+		return fmt.Errorf("calls to plugin %s are not repeated without a lease in etcd", h.plugin)
+	}
+	ended, err := h.repeatAll(ctx, calls)
 	for more := true; more; {
-		_, failed := registry.Ensure(ctx, e.state, func(v registry.View) (change registry.Change, err error) {
-			change, more = e.settled(v, plugin, ended)
+		_, failed := registry.Ensure(ctx, h.state, func(v registry.View) (change registry.Change, err error) {
+			change, more = h.settled(v, ended)
 			return change, nil
 		})
 		if err = errors.Join(err, failed); failed != nil {
@@ -76,15 +124,13 @@ func (e *Executors) settle(ctx context.Context, plugin registry.PluginID) error 
 
 // settled returns the change that deletes the late calls of this node that have ended, and takes the node out of the
 // former executors if they are the last ones. more: they are too many for one commit.
-func (e *Executors) settled(
-	v registry.View, plugin registry.PluginID, ended map[registry.Key]bool,
-) (change registry.Change, more bool) {
-	executor, _ := v.Executor(plugin)
-	if !slices.Contains(executor.Former, e.state.node) || !e.idle(plugin) {
+func (h *handOver) settled(v registry.View, ended map[registry.Key]bool) (change registry.Change, more bool) {
+	executor, _ := v.Executor(h.plugin)
+	if !slices.Contains(executor.Former, h.state.node) || h.holder != executor.Holder || h.term != executor.Term {
 		return change, false
 	}
 	all := true
-	for _, call := range e.begun(v, executor) {
+	for _, call := range h.begun(v, executor) {
 		switch key := call.Key(); {
 		case !ended[key]:
 			all = false
@@ -96,9 +142,47 @@ func (e *Executors) settled(
 	case len(change.Delete) > lateBatch:
 		change.Delete, more = change.Delete[:lateBatch], true
 	case all:
-		change.Put = []registry.Record{executor.Settled(e.state.node)}
+		change.Put = []registry.Record{executor.Settled(h.state.node)}
 	}
 	return change, more
+}
+
+// repeatAll repeats the calls that are due at each instance of the plugin's controller on this node. It returns those that
+// all of them have answered: all calls if there is no instance.
+func (h *handOver) repeatAll(ctx context.Context, calls []registry.LateCall) (ended map[registry.Key]bool, err error) {
+	instances, last := h.instances(h.plugin), h.attempts
+	h.attempts, ended = map[attemptKey]attempt{}, map[registry.Key]bool{}
+	tries := make([]attempt, len(calls))
+	slots := make(chan struct{}, repeatsAtOnce)
+	var all sync.WaitGroup
+	for i, call := range calls {
+		try := last[attemptKey{call.Key(), call.Failed}]
+		if tries[i] = try; len(instances) > 0 && time.Now().Before(try.due) {
+			continue
+		}
+		all.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			var err error
+			for _, instance := range instances {
+				err = errors.Join(err, h.repeatOne(ctx, instance, call))
+			}
+			wait := repeatBackoff.Delay(try.tries+1, rand.Float64())
+			tries[i] = attempt{try.tries + 1, time.Now().Add(wait), err}
+		})
+	}
+	all.Wait()
+	var errs []error
+	for i, call := range calls {
+		if ended[call.Key()] = tries[i].err == nil; tries[i].err != nil {
+			h.attempts[attemptKey{call.Key(), call.Failed}] = tries[i]
+			errs = append(errs, tries[i].err)
+		}
+	}
+	if more := len(errs) - 1; more > 0 {
+		errs = []error{errs[0], fmt.Errorf("so may %d other calls", more)}
+	}
+	return ended, errors.Join(errs...)
 }
 
 // begun returns the calls of this node as a former executor that may still run at its plugin. Those that are open belong
@@ -109,28 +193,6 @@ func (e *Executors) begun(v registry.View, executor registry.Executor) (list []r
 		list = append(list, controller.Begun(v.Aside(), executor.Plugin, e.state.node)...)
 	}
 	return list
-}
-
-// repeatAll repeats calls at each instance of the plugin's controller on this node, and returns those that all of them
-// have answered: all calls if there is no instance.
-func (e *Executors) repeatAll(
-	ctx context.Context, plugin registry.PluginID, calls []registry.LateCall,
-) (ended map[registry.Key]bool, err error) {
-	var all sync.WaitGroup
-	errs := make([]error, len(calls))
-	for i, call := range calls {
-		all.Go(func() {
-			for _, instance := range e.instances(plugin) {
-				errs[i] = errors.Join(errs[i], e.repeatOne(ctx, instance, call))
-			}
-		})
-	}
-	all.Wait()
-	ended = map[registry.Key]bool{}
-	for i, call := range calls {
-		ended[call.Key()] = errs[i] == nil
-	}
-	return ended, errors.Join(errs...)
 }
 
 func (e *Executors) repeatOne(ctx context.Context, at registry.Instance, call registry.LateCall) error {
@@ -148,11 +210,13 @@ func (e *Executors) Repeating(ctx context.Context, plugin registry.PluginID, cal
 	return e.state.View(ctx, func(v registry.View) error {
 		executor, _ := v.Executor(plugin)
 		own, _ := v.NodeLease(e.state.node)
-		same := func(l registry.LateCall) bool { return l.Same(call) && l.Failed == call.Failed }
+		late, found := v.Get(call.Key()).(registry.LateCall)
 		switch {
 		case own.Lease == 0 || own.Lease != e.session.Lease():
 			return registry.Errorf(registry.ErrUnavailable, "node %s has no lease in etcd", e.state.node)
-		case !slices.Contains(executor.Former, e.state.node) || !slices.ContainsFunc(e.begun(v, executor), same):
+		case found && late.Failed == call.Failed && slices.Contains(executor.Former, e.state.node):
+		case found || !slices.Contains(executor.Former, e.state.node) ||
+			!slices.ContainsFunc(e.begun(v, executor), call.Same):
 			return registry.Errorf(registry.ErrConflict, "%s of %s is not repeated: its records have changed", call.RPC, call.For)
 		}
 		return nil

@@ -1,12 +1,14 @@
 package cluster
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"holdfast/internal/etcdtest"
@@ -70,6 +72,98 @@ func TestOneLateCallHoldsUpNoOther(t *testing.T) {
 }
 
 func sameCall(a, b registry.LateCall) bool { return a.Node == b.Node && a.Same(b) }
+
+// TestSilentPluginDelaysNoOther hands over the calls of two plugins. The first one does not answer.
+func TestSilentPluginDelaysNoOther(t *testing.T) {
+	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
+	a.setHealthy(false)
+	a.plugins.silent.Store(true)
+	var records []registry.Record
+	for _, plugin := range []registry.PluginID{"a", "p"} {
+		records = append(records, registry.Executor{Plugin: plugin, Holder: "b", Former: []registry.NodeName{"a"}},
+			registry.LateCall{Plugin: plugin, Node: "a", RPC: registry.DeleteVolumeRPC, For: "vol"})
+	}
+	begin := time.Now()
+	put(t, a, registry.Change{Put: records})
+	until(t, "the other hand-over", func() bool { return len(a.executor(t).Former) == 0 })
+	if took := time.Since(begin); took > repeatLimit/2 {
+		t.Errorf("it took %s", took)
+	}
+	if late := a.late(t); len(late) != 1 || late[0].Plugin != "a" {
+		t.Errorf("late calls %+v", late)
+	}
+}
+
+// TestRepetitionsBackOff repeats many calls at a plugin that has them fail.
+func TestRepetitionsBackOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex // guards the variables below
+		running, most, asked := 0, 0, map[registry.LateCall]int{}
+		e := &Executors{plugins: &testPlugins{}}
+		e.repeat = func(_ context.Context, _ registry.Instance, call registry.LateCall) error {
+			mu.Lock()
+			running++
+			most = max(most, running)
+			asked[call]++
+			mu.Unlock()
+			time.Sleep(time.Second)
+			mu.Lock()
+			defer mu.Unlock()
+			running--
+			return errors.New("it still runs")
+		}
+		h := handOver{Executors: e, plugin: "p"}
+		var calls []registry.LateCall
+		for i := range 100 {
+			calls = append(calls, registry.LateCall{Plugin: "p", For: fmt.Sprint(i), RPC: registry.DeleteVolumeRPC})
+		}
+		for begin := time.Now(); time.Since(begin) < 10*time.Minute; time.Sleep(time.Second) {
+			if _, err := h.repeatAll(t.Context(), calls); err == nil {
+				t.Fatal("the calls have ended")
+			}
+		}
+		if n := asked[calls[0]]; n < 12 || n > 30 || most != repeatsAtOnce {
+			t.Errorf("a call was repeated %d times in 10 minutes, %d calls at once", n, most)
+		}
+		calls[0].Failed = true
+		if _, _ = h.repeatAll(t.Context(), calls[:1]); asked[calls[0]] != 1 {
+			t.Error("a call that has changed was not repeated at once")
+		}
+		e.plugins.(*testPlugins).exited.Store(true)
+		if ended, err := h.repeatAll(t.Context(), calls); err != nil || !ended[calls[99].Key()] {
+			t.Errorf("the plugin has exited: %v", err)
+		}
+	})
+}
+
+// TestExecutorAgainSettlesItsEarlierCalls has a node become the executor again while a call of its first term is under way.
+// It waits for that one, but not for those that it begins now, of which one is always under way.
+func TestExecutorAgainSettlesItsEarlierCalls(t *testing.T) {
+	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
+	first, traffic := a.await(t, true), a.await(t, true)
+	again := a.executor(t)
+	again.Term, again.Former = again.Term+2, []registry.NodeName{"a"}
+	put(t, a, registry.Change{Put: []registry.Record{again,
+		registry.LateCall{Plugin: "p", Node: "a", RPC: registry.DeleteVolumeRPC, For: "vol"}}})
+	settled := func() bool {
+		next := a.await(t, true)
+		traffic()
+		traffic = next
+		return len(a.executor(t).Former) == 0
+	}
+	for range 50 {
+		if settled() {
+			t.Error("the calls are settled while an earlier one is under way")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	first()
+	until(t, "the earlier calls are settled", settled)
+	traffic()
+	if late := a.late(t); len(late) > 0 || a.asked.Load() == 0 {
+		t.Errorf("late calls %+v, repeated %d times", late, a.asked.Load())
+	}
+}
 
 // TestCallThatBeginsWhileTheExecutorLeaves has a call begin while its node gives up the plugin. The node is a former
 // executor until the plugin has answered the call once more.

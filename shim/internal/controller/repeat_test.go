@@ -218,3 +218,26 @@ func TestSnapshotAndChangesOfItsVolumeExcludeEachOther(t *testing.T) {
 		}
 	}
 }
+
+// TestDeletionIsRepeatedOnceItHasSucceeded refuses a deletion at the next executor, and grants it later. Only then may the
+// former executor repeat it.
+func TestDeletionIsRepeatedOnceItHasSucceeded(t *testing.T) {
+	v := ready()
+	v.Created = true
+	deletion := registry.Intent{Volume: key, Name: name, RPC: registry.DeleteVolumeRPC, Senders: []registry.NodeName{"n1"},
+		Hash: intent.Hash(registry.DeleteVolumeRPC, csi.DeleteRequest{VolumeID: key.External})}
+	deleting := v
+	deleting.State = registry.VolumeDeleting
+	d := open(t, of(registry.CreateDelete), deleting, takenOver, deletion)
+	d.Controller.Executors = asRecorded{}
+	d.faults = []fault{failed("FAILED_PRECONDITION"), failed("NOT_FOUND")}
+	if err := d.Controller.Delete(t.Context(), call, name); err == nil {
+		t.Error("it was not refused")
+	}
+	d.wantLate("DeleteVolume of data, failed: true")
+	if err := d.Controller.Delete(t.Context(), call, name); err != nil {
+		t.Error(err)
+	}
+	d.wantLate("DeleteVolume of data, failed: false")
+	d.expect("DeleteVolume vol-data", "DeleteVolume vol-data")
+}
