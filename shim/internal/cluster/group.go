@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"sync"
 
@@ -25,7 +26,8 @@ type groups struct {
 type group struct {
 	decision
 	size    int // of what is written, in bytes
-	waiting int // commits that wait for the outcome
+	joined  int // commits
+	waiting int // those that wait for the outcome
 	ctx     context.Context
 	cancel  context.CancelCauseFunc // called once no commit waits
 	ended   chan struct{}           // closed once the outcome is known
@@ -48,6 +50,9 @@ func (s *State) commitGrouped(ctx context.Context, d decision) (at registry.Seq,
 		g.cancel(context.Cause(ctx))
 		<-g.ended
 	}
+	if errors.Is(g.err, errRefused) && g.joined > 1 { // perhaps because of another one
+		return s.write(ctx, d, func() {})
+	}
 	return g.at, g.holds, g.err
 }
 
@@ -62,10 +67,11 @@ func (s *State) joinGroup(ctx context.Context, d decision) *group {
 	if g := s.groups.next; g != nil && g.size+size <= maxGroupSize && s.independent(g.decision, d) {
 		g.add(d)
 		g.size += size
+		g.joined++
 		g.waiting++
 		return g
 	}
-	g := &group{decision: d, size: size, waiting: 1, ended: make(chan struct{})}
+	g := &group{decision: d, size: size, joined: 1, waiting: 1, ended: make(chan struct{})}
 	g.change, g.values, g.guards = registry.Change{}.And(d.change), maps.Clone(d.values), maps.Clone(d.guards)
 	g.ctx, g.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	s.groups.next = g

@@ -96,6 +96,53 @@ func TestConflictOfOneDecisionFailsNoOther(t *testing.T) {
 	})
 }
 
+// TestRefusalOfOneDecisionFailsNoOther has one of three commits with a common transaction be larger than etcd takes.
+func TestRefusalOfOneDecisionFailsNoOther(t *testing.T) {
+	n := newNode(t, etcdtest.Start(t), "node")
+	n.groups.turn <- struct{}{}
+	g := n.joinGroup(t.Context(), n.decided(t, counting))
+	outcomes := make(chan error, 3)
+	join := func(d decision) {
+		n.groups.mu.Lock()
+		joins := g.joined + 1
+		n.groups.mu.Unlock()
+		go func() {
+			_, _, err := n.commitGrouped(t.Context(), d)
+			outcomes <- err
+		}()
+		for joined := 0; joined < joins; runtime.Gosched() {
+			n.groups.mu.Lock()
+			joined = g.joined
+			n.groups.mu.Unlock()
+		}
+	}
+	join(n.decided(t, claimingAlone(claim("small", "a"))))
+	tooLarge := n.decided(t, deciding(large("large")))
+	size := g.size
+	g.size -= len(tooLarge.values[large("large").Key()]) // else it does not join
+	join(tooLarge)
+	g.size = size
+	join(n.decided(t, claimingAlone(claim("other", "a"))))
+	<-n.groups.turn
+	if <-g.ended; !errors.Is(g.err, errRefused) {
+		t.Errorf("the transaction: %v", g.err)
+	}
+	var failed []error
+	for range 3 {
+		if err := <-outcomes; err != nil {
+			failed = append(failed, err)
+		}
+	}
+	if len(failed) != 1 || !errors.Is(failed[0], registry.ErrInternal) {
+		t.Errorf("failed: %v", failed)
+	}
+	look(t, n, func(v registry.View) {
+		if len(v.AllClaims()) != 2 || len(v.Volumes()) != 0 {
+			t.Errorf("claims %v, volumes %v", v.AllClaims(), len(v.Volumes()))
+		}
+	})
+}
+
 // TestCallerLeavesACommonTransaction ends the contexts of commits whose transaction is under way: the last one ends
 // the transaction, and Settle that of an earlier one.
 func TestCallerLeavesACommonTransaction(t *testing.T) {

@@ -244,7 +244,7 @@ func (s *State) write(ctx context.Context, d decision, answered func()) (at regi
 		s.forgetLease()
 		return 0, false, nil
 	case err != nil && codeOf(err) == codes.InvalidArgument:
-		return 0, false, registry.Errorf(registry.ErrInternal, "etcd refuses a transaction of %d writes: %w", len(writes), err)
+		return 0, false, registry.Errorf(registry.ErrInternal, "%w of %d writes: %w", errRefused, len(writes), err)
 	case err != nil && len(writes) > 0:
 		return 0, false, registry.Errorf(registry.ErrUncertain, "write to etcd: %w", err)
 	case err != nil:
@@ -261,6 +261,9 @@ func (s *State) write(ctx context.Context, d decision, answered func()) (at regi
 	at, err = s.await(ctx, applied, answer.Header.Revision)
 	return at, true, err
 }
+
+// errRefused means that etcd takes no such transaction, for example because it is too large.
+var errRefused = errors.New("etcd refuses a transaction")
 
 // operations returns the operations that write the decision, none if it is a refusal or writes nothing.
 func (s *State) operations(ctx context.Context, d decision, commit string) (ops []clientv3.Op, err error) {
