@@ -258,7 +258,7 @@ func TestLeaseOfTombstonesHasEnded(t *testing.T) {
 		if _, err := registrytest.Write(ctx, n, registry.Change{Delete: []registry.Key{c.Key()}}); err != nil {
 			t.Fatalf("delete the claim of %s: %v", alloc, err)
 		}
-		if _, err := n.client.Revoke(ctx, n.tombstones); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		if _, err := n.client.Revoke(ctx, n.tombstones.Load().id); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 			t.Fatal(err)
 		}
 	}
@@ -289,7 +289,7 @@ func TestFrozenCommitMissesNoDeletion(t *testing.T) {
 		if _, err := registrytest.Write(t.Context(), other, registry.Change{Delete: []registry.Key{c.Key()}}); err != nil {
 			t.Error(err)
 		}
-		for _, lease := range []clientv3.LeaseID{other.tombstones, granted.ID} {
+		for _, lease := range []clientv3.LeaseID{other.tombstones.Load().id, granted.ID} {
 			if _, err := client.Revoke(t.Context(), lease); err != nil {
 				t.Error(err)
 			}

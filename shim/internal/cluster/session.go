@@ -114,13 +114,19 @@ func (s *session) renew(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	answer, err := s.state.client.Txn(ctx).If(s.state.active()).
-		Then(clientv3.OpPut(s.state.record(record.Key()), string(text), clientv3.WithLease(granted.ID))).Commit()
-	if err == nil && !answer.Succeeded {
-		err = s.state.fenced()
-	}
-	if err != nil {
+	// A try whose answer was lost may arrive after the next one, which has another lease: then it does nothing.
+	unchanged := clientv3.Compare(clientv3.ModRevision(s.state.ownLease()), "<", granted.ResponseHeader.GetRevision()+1)
+	answer, err := s.state.kv.Txn(ctx).If(s.state.active(), unchanged).
+		Then(clientv3.OpPut(s.state.ownLease(), string(text), clientv3.WithLease(granted.ID))).
+		Else(clientv3.OpGet(s.state.keys.node(s.state.node))).Commit()
+	switch {
+	case err != nil:
 		return err
+	case !answer.Succeeded:
+		if own := answer.Responses[0].GetResponseRange().Kvs; len(own) == 0 || own[0].ModRevision != s.state.own {
+			return s.state.fenced()
+		}
+		return errors.New("an earlier request for a lease has arrived just now")
 	}
 	s.extend(granted.ID, sent)
 	return nil

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -47,10 +46,18 @@ type State struct {
 
 	doubts     atomic.Int64 // counts the commits that have ended and may still be carried out
 	settled    atomic.Int64 // so many of them are not in doubt any more
-	leases     sync.Mutex   // guards tombstones and granted
-	tombstones clientv3.LeaseID
-	granted    time.Time
+	tombstones atomic.Pointer[leased]
+	granting   chan struct{} // of capacity 1; full: a lease of tombstones is being granted
 }
+
+// leased is a lease of tombstones. nil: there is none.
+type leased struct {
+	id clientv3.LeaseID
+	at time.Time
+}
+
+// fresh reports whether at least half of the lease is left.
+func (l *leased) fresh() bool { return l != nil && time.Since(l.at) < tombstoneTTL/2 }
 
 // copyAt is the revision of the copy in the views of an index.
 type copyAt struct {
@@ -66,7 +73,7 @@ func New(local registry.State, client *clientv3.Client, cluster string, node reg
 		ready: make(chan struct{}), heard: &answers{began: time.Now()}, sending: func(registry.Change) {}}
 	s.copy.changed, s.copy.ended = make(chan struct{}), make(chan struct{})
 	s.copy.waiting = map[string]chan registry.Seq{}
-	s.groups.turn = make(chan struct{}, 1)
+	s.groups.turn, s.granting = make(chan struct{}, 1), make(chan struct{}, 1)
 	return s
 }
 
@@ -241,7 +248,7 @@ func (s *State) write(ctx context.Context, d decision, answered func()) (at regi
 	answered()
 	switch {
 	case errors.Is(err, rpctypes.ErrLeaseNotFound): // the machine was suspended for longer than the lease
-		s.forgetLease()
+		s.tombstones.Store(nil)
 		return 0, false, nil
 	case err != nil && codeOf(err) == codes.InvalidArgument:
 		return 0, false, registry.Errorf(registry.ErrInternal, "%w of %d writes: %w", errRefused, len(writes), err)
@@ -378,27 +385,29 @@ func (s *State) await(ctx context.Context, applied <-chan registry.Seq, revision
 
 // tombstoneLease returns a lease of tombstoneTTL, of which at least half is left.
 func (s *State) tombstoneLease(ctx context.Context) (clientv3.LeaseID, error) {
-	s.leases.Lock()
-	defer s.leases.Unlock()
-	if s.tombstones != 0 && time.Since(s.granted) < tombstoneTTL/2 {
-		return s.tombstones, nil
+	if l := s.tombstones.Load(); l.fresh() {
+		return l.id, nil
 	}
+	select {
+	case s.granting <- struct{}{}:
+		defer func() { <-s.granting }()
+	case <-ctx.Done():
+		return 0, fmt.Errorf("%s: %w", s.silence(), context.Cause(ctx))
+	}
+	if l := s.tombstones.Load(); l.fresh() { // granted meanwhile
+		return l.id, nil
+	}
+	next := &leased{}
 	err := s.request(ctx, func(ctx context.Context) error {
-		began := time.Now()
+		next.at = time.Now()
 		lease, err := s.client.Grant(ctx, int64(tombstoneTTL/time.Second))
 		if err == nil {
-			s.tombstones, s.granted = lease.ID, began
+			next.id = lease.ID
+			s.tombstones.Store(next)
 		}
 		return err
 	})
-	return s.tombstones, err
-}
-
-// forgetLease has the next tombstone get a new lease.
-func (s *State) forgetLease() {
-	s.leases.Lock()
-	defer s.leases.Unlock()
-	s.tombstones = 0
+	return next.id, err
 }
 
 // request repeats a request to etcd until it is answered, ctx ends or repeating is useless.

@@ -1,0 +1,64 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"holdfast/internal/etcdtest"
+	"holdfast/registry"
+)
+
+// TestLateRequestDoesNotBindAnotherLease has etcd carry out a request to bind the key of a node to a lease after the next
+// one, which has got another lease: the key stays with the lease that is renewed.
+func TestLateRequestDoesNotBindAnotherLease(t *testing.T) {
+	client := etcdtest.Start(t)
+	n := newNode(t, client, "node")
+	kv := &slow{KV: n.kv, answer: func() {}}
+	n.kv = kv
+	s := newSession(n.State)
+	if err := s.renew(t.Context()); err == nil {
+		t.Fatal("the lost request succeeded")
+	}
+	for range 2 {
+		if err := s.renew(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if late, err := kv.first.Commit(); err != nil || late.Succeeded {
+		t.Errorf("the late request: %+v, %v", late, err)
+	}
+	answer, err := client.Get(t.Context(), n.ownLease())
+	if err != nil || len(answer.Kvs) != 1 || answer.Kvs[0].Lease != s.Lease() {
+		t.Errorf("the key is bound to %v, not to %d: %v", answer.Kvs, s.Lease(), err)
+	}
+	later := newShim(t, n)
+	if err := s.renew(t.Context()); err != nil { // needs no transaction
+		t.Error(err)
+	}
+	if _, err := client.Revoke(t.Context(), s.lease); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.renew(t.Context()); !errors.Is(err, registry.ErrFenced) {
+		t.Errorf("an earlier shim gets a lease: %v", err)
+	}
+	later.stop()
+}
+
+// TestTombstoneWaitsNoLongerThanItsCaller has a deletion wait while another one waits for a lease of tombstones, which etcd
+// does not grant.
+func TestTombstoneWaitsNoLongerThanItsCaller(t *testing.T) {
+	n := newNode(t, etcdtest.Start(t), "node")
+	n.granting <- struct{}{}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := n.tombstoneLease(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("no lease: %v", err)
+	}
+	<-n.granting
+	first, err := n.tombstoneLease(t.Context())
+	if again, err2 := n.tombstoneLease(ctx); err != nil || err2 != nil || first != again {
+		t.Errorf("leases %d, %d: %v, %v", first, again, err, err2)
+	}
+}
