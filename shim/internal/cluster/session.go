@@ -73,6 +73,9 @@ func (s *session) Run(ctx context.Context) error {
 	for {
 		s.state.heard.sent()
 		err := s.renew(ctx)
+		if s.state.heard.refused(err); s.state.heard.isFull() != nil { // perhaps not any more
+			_, _ = s.state.bar(ctx)
+		}
 		wait := s.ttl / 3
 		if errors.Is(err, registry.ErrFenced) {
 			return err

@@ -2,11 +2,13 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -24,6 +26,30 @@ type answers struct {
 	last   time.Time  // when etcd has last answered; zero: never
 	asked  time.Time  // of the first request after that; zero: there was none
 	failed error      // why the last connection failed; nil: it has not, or that is not known
+	full   error      // the refusal of a change because etcd is full; nil: a later change was not refused
+}
+
+// refused records the error of a request if it says that etcd is full.
+func (a *answers) refused(err error) {
+	if errors.Is(err, rpctypes.ErrNoSpace) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.full = err
+	}
+}
+
+// stored records that etcd has made a change.
+func (a *answers) stored() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.full = nil
+}
+
+// isFull returns why etcd refuses changes; nil: it does not, as far as is known.
+func (a *answers) isFull() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.full
 }
 
 // sent records a request.
@@ -90,6 +116,10 @@ func (s *State) silence() string { return s.heard.silence(s.client.Endpoints()) 
 func (s *State) Problem() string {
 	if s.heard.silent() {
 		return s.silence()
+	}
+	if full := s.heard.isFull(); full != nil {
+		return fmt.Sprintf("etcd is full and refuses all changes, releases too (%v): compact it, defragment each member, and "+
+			"then run etcdctl alarm disarm", full)
 	}
 	if full := s.copy.full.Load(); full != nil {
 		return fullText(*full)

@@ -11,9 +11,12 @@ import (
 	"testing"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
 	"holdfast/config"
 	"holdfast/internal/etcdtest"
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
 )
 
 // wantProblem waits until the state says why changes wait, or that they do not.
@@ -87,4 +90,33 @@ func TestProblemNamesTheSilentEtcd(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestProblemNamesTheFullEtcd has etcd refuse changes, as if its database had no space left: the problem says what to do
+// until etcd takes changes again, also if nothing is committed then.
+func TestProblemNamesTheFullEtcd(t *testing.T) {
+	client := etcdtest.Start(t)
+	x := newExecuting(t, newNode(t, client, "n"))
+	wantProblem(t, x.State, "")
+	maintenance := pb.NewMaintenanceClient(client.ActiveConnection())
+	members, err := client.MemberList(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	alarm := func(action pb.AlarmRequest_AlarmAction) {
+		t.Helper()
+		if _, err := maintenance.Alarm(t.Context(), &pb.AlarmRequest{Action: action, Alarm: pb.AlarmType_NOSPACE,
+			MemberID: members.Members[0].ID}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	alarm(pb.AlarmRequest_ACTIVATE)
+	_, err = x.Commit(t.Context(), deciding(claim("vol", "alloc")))
+	if err == nil || !strings.Contains(err.Error(), "database space exceeded") {
+		t.Errorf("a commit to a full etcd: %v", err)
+	}
+	wantProblem(t, x.State, "etcd is full .*database space exceeded.*compact it, defragment each member, .*alarm disarm")
+	alarm(pb.AlarmRequest_DEACTIVATE)
+	wantProblem(t, x.State, "")
+	registrytest.Put(t, x.State, claim("vol", "alloc"))
 }

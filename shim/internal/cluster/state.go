@@ -265,6 +265,7 @@ func (s *State) write(ctx context.Context, d decision, answered func()) (at regi
 	case len(writes) == 0:
 		return d.view, true, d.refused
 	}
+	s.heard.stored()
 	at, err = s.await(ctx, applied, answer.Header.Revision)
 	return at, true, err
 }
@@ -338,17 +339,7 @@ func (s *State) Settle(ctx context.Context) error {
 	if s.settled.Load() >= doubts {
 		return nil
 	}
-	var revision int64
-	err := s.request(ctx, func(ctx context.Context) error {
-		answer, err := s.kv.Txn(ctx).If(s.active()).Then(clientv3.OpPut(s.barrier(s.node), "")).Commit()
-		if err != nil {
-			return err
-		}
-		if revision = answer.Header.Revision; !answer.Succeeded {
-			return s.fenced()
-		}
-		return nil
-	})
+	revision, err := s.bar(ctx)
 	if err == nil {
 		err = s.copy.wait(ctx, revision)
 	}
@@ -359,6 +350,22 @@ func (s *State) Settle(ctx context.Context) error {
 		settled = s.settled.Load()
 	}
 	return nil
+}
+
+// bar changes the barrier of the node, at the revision that it returns. Commits that were decided before fail.
+func (s *State) bar(ctx context.Context) (revision int64, err error) {
+	err = s.request(ctx, func(ctx context.Context) error {
+		answer, err := s.kv.Txn(ctx).If(s.active()).Then(clientv3.OpPut(s.barrier(s.node), "")).Commit()
+		if err != nil {
+			return err
+		}
+		if revision = answer.Header.Revision; !answer.Succeeded {
+			return s.fenced()
+		}
+		s.heard.stored()
+		return nil
+	})
+	return revision, err
 }
 
 // await waits until the copy of this node has a commit that etcd has at a revision.
@@ -419,6 +426,7 @@ func (s *State) request(ctx context.Context, request func(context.Context) error
 		cancel()
 		if err == nil || !repeatable(err) {
 			s.heard.got()
+			s.heard.refused(err)
 			return err
 		}
 		select {
