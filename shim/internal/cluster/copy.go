@@ -88,6 +88,25 @@ func (c *copied) wait(ctx context.Context, revision int64) error {
 	}
 }
 
+// awaitRoom waits while the node's disk is full. What the copy lacks then may have been deleted so long ago that etcd has
+// forgotten it, so nothing is decided by the copy.
+func (c *copied) awaitRoom(ctx context.Context) (waited bool, err error) {
+	for {
+		changed := c.next()
+		if c.full.Load() == nil {
+			return waited, nil
+		}
+		waited = true
+		select {
+		case <-changed:
+		case <-c.ended:
+			return true, c.hasEnded()
+		case <-ctx.Done():
+			return true, registry.Errorf(registry.ErrUnavailable, "%w", c.behind(ctx))
+		}
+	}
+}
+
 // forgetWaiting tells all waiting commits that nothing will say whether the copy has them.
 func (c *copied) forgetWaiting() {
 	c.mu.Lock()

@@ -226,6 +226,11 @@ func TestFullDiskDelaysTheCopy(t *testing.T) {
 	if why := n.Problem(); !strings.Contains(why, "its disk is full: "+registry.ErrExhausted.Error()) {
 		t.Errorf("problem of a node with a full disk: %q", why)
 	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := n.Commit(ctx, deciding(claim("other", "b"))); !errors.Is(err, registry.ErrUnavailable) {
+		t.Errorf("a commit by an old copy: %v", err)
+	}
 	disk.full.Store(false)
 	if err := n.copy.wait(t.Context(), other.reached()); err != nil {
 		t.Error(err)
@@ -258,7 +263,7 @@ func TestLeaseOfTombstonesHasEnded(t *testing.T) {
 		if _, err := registrytest.Write(ctx, n, registry.Change{Delete: []registry.Key{c.Key()}}); err != nil {
 			t.Fatalf("delete the claim of %s: %v", alloc, err)
 		}
-		if _, err := n.client.Revoke(ctx, n.tombstones.Load().id); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		if _, err := n.client.Revoke(ctx, n.tombstones.current.Load().id); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 			t.Fatal(err)
 		}
 	}
@@ -289,7 +294,7 @@ func TestFrozenCommitMissesNoDeletion(t *testing.T) {
 		if _, err := registrytest.Write(t.Context(), other, registry.Change{Delete: []registry.Key{c.Key()}}); err != nil {
 			t.Error(err)
 		}
-		for _, lease := range []clientv3.LeaseID{other.tombstones.Load().id, granted.ID} {
+		for _, lease := range []clientv3.LeaseID{other.tombstones.current.Load().id, granted.ID} {
 			if _, err := client.Revoke(t.Context(), lease); err != nil {
 				t.Error(err)
 			}

@@ -9,7 +9,7 @@ import (
 // keys are the keys of one cluster in etcd, below its prefix "/holdfast/CLUSTER/":
 //
 //	r/BUCKET/PATH   a shared record as JSON, or an index entry with an empty object. What was deleted has an empty
-//	                value for tombstoneTTL. The answer of a remote call stays as long, or until its caller has it
+//	                value for tombstoneTTL. The answer of a remote call stays for answerTTL, or until its caller has it
 //	node/NAME       the member ID of the node, and the ID of its active shim
 //	barrier/NAME    no commit of the node succeeds that was decided on an older copy: see State.Settle
 //	log             the logEntry of the last transaction

@@ -50,15 +50,15 @@ func TestLateRequestDoesNotBindAnotherLease(t *testing.T) {
 // does not grant.
 func TestTombstoneWaitsNoLongerThanItsCaller(t *testing.T) {
 	n := newNode(t, etcdtest.Start(t), "node")
-	n.granting <- struct{}{}
+	n.tombstones.granting <- struct{}{}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	if _, err := n.tombstoneLease(ctx); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := n.leaseOf(ctx, &n.tombstones); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("no lease: %v", err)
 	}
-	<-n.granting
-	first, err := n.tombstoneLease(t.Context())
-	if again, err2 := n.tombstoneLease(ctx); err != nil || err2 != nil || first != again {
+	<-n.tombstones.granting
+	first, err := n.leaseOf(t.Context(), &n.tombstones)
+	if again, err2 := n.leaseOf(ctx, &n.tombstones); err != nil || err2 != nil || first != again {
 		t.Errorf("leases %d, %d: %v, %v", first, again, err, err2)
 	}
 }

@@ -18,7 +18,8 @@ import (
 )
 
 const (
-	tombstoneTTL = time.Hour              // longer than a node can have an old copy and its lease, or a caller stay away
+	tombstoneTTL = 15 * time.Minute       // 4/5 of it is longer than any node has an old copy and its lease (lease_ttl)
+	answerTTL    = time.Hour              // of the answer to a remote call, whose caller may stay away
 	tryTimeout   = 5 * time.Second        // of one request to etcd
 	retryPause   = 100 * time.Millisecond // before a request is repeated
 )
@@ -46,18 +47,24 @@ type State struct {
 
 	doubts     atomic.Int64 // counts the commits that have ended and may still be carried out
 	settled    atomic.Int64 // so many of them are not in doubt any more
-	tombstones atomic.Pointer[leased]
-	granting   chan struct{} // of capacity 1; full: a lease of tombstones is being granted
+	tombstones expiry       // of what was deleted
+	answers    expiry       // of what remote calls were answered
 }
 
-// leased is a lease of tombstones. nil: there is none.
+// expiry is a lease for keys that have to expire after about its time to live.
+type expiry struct {
+	ttl      time.Duration
+	current  atomic.Pointer[leased]
+	granting chan struct{} // of capacity 1; full: a lease is being granted
+}
+
+func newExpiry(ttl time.Duration) expiry { return expiry{ttl: ttl, granting: make(chan struct{}, 1)} }
+
+// leased is a lease of an expiry. nil: there is none.
 type leased struct {
 	id clientv3.LeaseID
 	at time.Time
 }
-
-// fresh reports whether at least half of the lease is left.
-func (l *leased) fresh() bool { return l != nil && time.Since(l.at) < tombstoneTTL/2 }
 
 // copyAt is the revision of the copy in the views of an index.
 type copyAt struct {
@@ -73,7 +80,8 @@ func New(local registry.State, client *clientv3.Client, cluster string, node reg
 		ready: make(chan struct{}), heard: &answers{began: time.Now()}, sending: func(registry.Change) {}}
 	s.copy.changed, s.copy.ended = make(chan struct{}), make(chan struct{})
 	s.copy.waiting = map[string]chan registry.Seq{}
-	s.groups.turn, s.granting = make(chan struct{}, 1), make(chan struct{}, 1)
+	s.groups.turn = make(chan struct{}, 1)
+	s.tombstones, s.answers = newExpiry(tombstoneTTL), newExpiry(answerTTL)
 	return s
 }
 
@@ -216,6 +224,9 @@ func (s *State) commitShared(ctx context.Context, d decision, grouped bool) (at 
 	if err := s.awaitReady(ctx); err != nil {
 		return 0, false, err
 	}
+	if waited, err := s.copy.awaitRoom(ctx); waited || err != nil {
+		return 0, false, err
+	}
 	if grouped {
 		return s.commitGrouped(ctx, d)
 	}
@@ -248,7 +259,8 @@ func (s *State) write(ctx context.Context, d decision, answered func()) (at regi
 	answered()
 	switch {
 	case errors.Is(err, rpctypes.ErrLeaseNotFound): // the machine was suspended for longer than the lease
-		s.tombstones.Store(nil)
+		s.tombstones.current.Store(nil)
+		s.answers.current.Store(nil)
 		return 0, false, nil
 	case err != nil && codeOf(err) == codes.InvalidArgument:
 		return 0, false, registry.Errorf(registry.ErrInternal, "%w of %d writes: %w", errRefused, len(writes), err)
@@ -292,7 +304,11 @@ func (s *State) operations(ctx context.Context, d decision, commit string) (ops 
 		var options []clientv3.OpOption
 		// a condition on a range notices a new value, but not that a key is gone
 		if value == "" || answered[key] {
-			lease, err := s.tombstoneLease(ctx)
+			expires := &s.tombstones
+			if value != "" {
+				expires = &s.answers
+			}
+			lease, err := s.leaseOf(ctx, expires)
 			if err != nil {
 				return nil, err
 			}
@@ -390,27 +406,28 @@ func (s *State) await(ctx context.Context, applied <-chan registry.Seq, revision
 	}
 }
 
-// tombstoneLease returns a lease of tombstoneTTL, of which at least half is left.
-func (s *State) tombstoneLease(ctx context.Context) (clientv3.LeaseID, error) {
-	if l := s.tombstones.Load(); l.fresh() {
+// leaseOf returns a lease of an expiry, of which at least 4/5 is left.
+func (s *State) leaseOf(ctx context.Context, e *expiry) (clientv3.LeaseID, error) {
+	fresh := func(l *leased) bool { return l != nil && time.Since(l.at) < e.ttl/5 }
+	if l := e.current.Load(); fresh(l) {
 		return l.id, nil
 	}
 	select {
-	case s.granting <- struct{}{}:
-		defer func() { <-s.granting }()
+	case e.granting <- struct{}{}:
+		defer func() { <-e.granting }()
 	case <-ctx.Done():
 		return 0, fmt.Errorf("%s: %w", s.silence(), context.Cause(ctx))
 	}
-	if l := s.tombstones.Load(); l.fresh() { // granted meanwhile
+	if l := e.current.Load(); fresh(l) { // granted meanwhile
 		return l.id, nil
 	}
 	next := &leased{}
 	err := s.request(ctx, func(ctx context.Context) error {
 		next.at = time.Now()
-		lease, err := s.client.Grant(ctx, int64(tombstoneTTL/time.Second))
+		lease, err := s.client.Grant(ctx, int64(e.ttl/time.Second))
 		if err == nil {
 			next.id = lease.ID
-			s.tombstones.Store(next)
+			e.current.Store(next)
 		}
 		return err
 	})
