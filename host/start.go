@@ -151,7 +151,7 @@ func (h *Host) startCandidate(ctx, run context.Context, binary digest) (*shim, e
 	limited, cancel := withLimit(ctx, h.config.StartTimeout)
 	defer cancel()
 	if err := sh.hello(limited, h.config); err != nil {
-		return nil, errors.Join(fmt.Errorf("greet the shim: %w", err), sh.stop(run))
+		return nil, errors.Join(fmt.Errorf("configure the shim: %w", err), sh.stop(run))
 	}
 	return sh, nil
 }

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -12,11 +13,14 @@ import (
 func TestWaitNamesTheNodeThatMakesTheCall(t *testing.T) {
 	node := func(name host.NodeName, alive bool, p registry.NodePluginStatus) host.NodeStatus {
 		p.Plugin = "p"
-		return host.NodeStatus{Node: registry.Node{Name: name}, Alive: alive, Plugins: []registry.NodePluginStatus{p}}
+		return host.NodeStatus{Node: registry.Node{Name: name, State: registry.NodeReady}, Alive: alive,
+			Plugins: []registry.NodePluginStatus{p}}
 	}
 	plain, executor := registry.NodePluginStatus{}, registry.NodePluginStatus{Executor: true}
 	local := registry.NodePluginStatus{NodePlugin: registry.NodePlugin{Local: true}}
 	here := node("a", true, plain)
+	outOfService := node("b", false, local)
+	outOfService.State = registry.NodeOutOfService
 	for name, test := range map[string]struct {
 		nodes  []host.NodeStatus
 		volume *host.VolumeStatus
@@ -33,10 +37,30 @@ func TestWaitNamesTheNodeThatMakesTheCall(t *testing.T) {
 		"a volume of another": {[]host.NodeStatus{node("a", true, local), node("b", true, local)},
 			&host.VolumeStatus{Volume: registry.Volume{VolumeSpec: registry.VolumeSpec{Node: "b"}}},
 			"no answer from node b"},
+		"a volume of a node that is out of service": {[]host.NodeStatus{node("a", true, local), outOfService},
+			&host.VolumeStatus{Volume: registry.Volume{VolumeSpec: registry.VolumeSpec{Node: "b"}}},
+			"is out-of-service, and only that node can change the volume; to remove its record: holdfast volume deregister"},
 	} {
 		got := executorText(test.nodes, "a", test.volume, "p")
 		if (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+}
+
+// The volume of a plugin with controller_scope = "node" waits for its own node, also if others have healthy controllers.
+func TestExplanationNamesTheNodeThatHasTheVolume(t *testing.T) {
+	v := host.VolumeStatus{Volume: registry.Volume{VolumeSpec: registry.VolumeSpec{
+		Namespace: "default", ID: "v", Node: "b"}}}
+	other := host.NodeStatus{Node: registry.Node{Name: "a", State: registry.NodeReady}, Alive: true}
+	for state, want := range map[registry.NodeState]string{
+		registry.NodeReady:        "node b, which has volume v, is suspect",
+		registry.NodeOutOfService: "node b, which has volume v, is out-of-service",
+	} {
+		n := noExecutor(v, []host.NodeStatus{other, {Node: registry.Node{Name: "b", State: state}}})
+		deregister := strings.Contains(fmt.Sprint(n.Commands), "holdfast volume deregister --namespace=default v")
+		if n.Summary != want || deregister != (state == registry.NodeOutOfService) {
+			t.Errorf("%s: %+v", state, n)
 		}
 	}
 }

@@ -138,7 +138,7 @@ func (s *Server) explainClaims(r *http.Request) (any, error) {
 		}
 	}
 	if out.Executor == "" && (controllers > 0 || len(v.Attachments) > 0) {
-		out.Notices = append(out.Notices, noExecutor(*v))
+		out.Notices = append(out.Notices, noExecutor(*v, nodes))
 	}
 	out.Notices = append(out.Notices, s.clusterNotices(ctx)...)
 	for _, n := range nodes {
@@ -152,7 +152,10 @@ func (s *Server) explainClaims(r *http.Request) (any, error) {
 }
 
 // noExecutor explains that no node can make the controller calls of a volume's plugin.
-func noExecutor(v host.VolumeStatus) Notice {
+func noExecutor(v host.VolumeStatus, nodes []host.NodeStatus) Notice {
+	if v.Node != "" {
+		return noOwnNode(v, nodes)
+	}
 	n := Notice{Kind: NoticeWaiting, Summary: fmt.Sprintf("no node makes the controller calls of plugin %s", v.Plugin),
 		Meaning: "The volume can be attached, detached and changed only by the plugin's controller.",
 		Next:    "The first node with a healthy controller of the plugin continues what has begun.",
@@ -160,6 +163,34 @@ func noExecutor(v host.VolumeStatus) Notice {
 	n.command("inspect the plugin", pluginCommand(v.Plugin))
 	n.command("see which nodes run it", "holdfast node list")
 	return n
+}
+
+// noOwnNode explains that the node which has a volume of a plugin with controller_scope = "node" cannot make its calls.
+func noOwnNode(v host.VolumeStatus, nodes []host.NodeStatus) Notice {
+	state := "not in the list of nodes"
+	n := Notice{Kind: NoticeWaiting,
+		Meaning: "The plugin keeps its volumes on their node. No other node can change the volume.",
+		Next:    "Once the node is back, with a healthy controller of the plugin, it continues what has begun.",
+	}
+	for _, node := range nodes {
+		if node.Name != v.Node {
+			continue
+		}
+		state = NodeState(node)
+		if node.Alive {
+			state += ", without a controller of the plugin"
+		}
+		n.command("inspect the node", display.Command("holdfast node status", string(node.Name)))
+		if node.State == registry.NodeOutOfService || node.State == registry.NodeFenced {
+			n.command("if the node never comes back, remove the record of the volume", deregisterCommand(v))
+		}
+	}
+	n.Summary = fmt.Sprintf("node %s, which has volume %s, is %s", v.Node, v.VolumeName(), state)
+	return n
+}
+
+func deregisterCommand(v host.VolumeStatus) string {
+	return display.Command("holdfast volume deregister --namespace="+display.Quote(string(v.Namespace)), string(v.ID))
 }
 
 // lostHolder explains that a node which holds or has attached a volume is not alive; nil: that is not so.

@@ -22,6 +22,9 @@ func newNode(io streams, p *globalFlags) *cobra.Command {
 			func(c *control.Client, ctx context.Context) ([]host.NodeStatus, error) {
 				all, err := c.Nodes(ctx)
 				warnStale(io, all...)
+				if err == nil && len(all) == 0 {
+					warnNotJoined(ctx, io, c)
+				}
 				return all, err
 			}, writeNodes,
 			func(c *control.Client, ctx context.Context, id string) (host.NodeStatus, error) {
@@ -36,6 +39,13 @@ func newNode(io streams, p *globalFlags) *cobra.Command {
 func warnStale(io streams, list ...host.NodeStatus) {
 	if len(list) > 0 && list[0].Stale != "" {
 		fmt.Fprintf(io.err, "this may be outdated: %s\n", clean(list[0].Stale))
+	}
+}
+
+// warnNotJoined says on stderr why this node knows no nodes of its cluster.
+func warnNotJoined(ctx context.Context, io streams, c *control.Client) {
+	if shim, err := c.Shim(ctx); err == nil && shim.ClusterProblem != "" {
+		fmt.Fprintln(io.err, clean(shim.ClusterProblem))
 	}
 }
 
