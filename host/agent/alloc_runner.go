@@ -392,15 +392,19 @@ func (r *runner) waits(ctx context.Context) []registry.Wait {
 	return list[0].Waiting
 }
 
-// describeError says why the volumes are not ready: what the alloc waits for, or else err.
-func (r *runner) describeError(ctx context.Context, err error, withAdvice bool) string {
+// describeError says why the volumes are not ready: what the alloc waits for, or else err. If they never will be, it
+// adds advice, and does not name holders: a claim that is refused for good does not wait for them.
+func (r *runner) describeError(ctx context.Context, err error, permanent bool) string {
 	waits := r.waits(ctx)
 	if len(waits) == 0 {
 		return err.Error()
 	}
-	text := r.a.DescribeWaits(ctx, r.s, waits)
+	if !permanent {
+		return r.a.DescribeWaits(ctx, r.s, waits)
+	}
+	text := registry.Waits(waits)
 	for _, w := range waits {
-		if withAdvice && w.Advice != "" {
+		if w.Advice != "" {
 			text += "; " + w.Advice
 		}
 	}

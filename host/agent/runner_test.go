@@ -125,6 +125,20 @@ func TestPrepareErrorsAreShown(t *testing.T) {
 	})
 }
 
+// A claim that is refused for good is explained by its refusal, also while another alloc holds the volume.
+func TestRefusedClaimNamesNoHolder(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.setHolder("other", registry.MarkDone)
+		e.shim.waiting = []registry.Wait{{Volume: registry.VolumeName{ID: "data"}, Step: registry.StepClaim,
+			Detail: "volume data is on node n2"}}
+		e.shim.prepare = func(host.AllocGroup) error { return registry.ErrInvalid }
+		e.submit(userJob("user", ""))
+		if r := e.awaitState("user", AllocFailed); r.Reason != "volumes cannot be prepared: volume data is on node n2" {
+			t.Error(r.Reason)
+		}
+	})
+}
+
 func TestFailedTaskStopsTheOthers(t *testing.T) {
 	withAgent(t, func(e *env) {
 		j := job("work", "service", tasks("g",
