@@ -68,8 +68,7 @@ func takeOver(t *testing.T, former, next *executing, rpc, moment string) {
 	steps := map[string]func() error{
 		"CreateVolume": func() error { return next.create(volume) },
 		"ControllerPublishVolume": func() error {
-			return errOf(next.prepare(next.group("user",
-				request{source: volume})))
+			return errOf(next.prepare(next.group("user", request{source: volume})))
 		},
 		"ControllerExpandVolume": func() error {
 			return errOf(next.host.ExpandVolume(next.ctx(), name, host.CapacityRange{Required: 2 << 30}))
@@ -78,13 +77,11 @@ func takeOver(t *testing.T, former, next *executing, rpc, moment string) {
 		"DeleteVolume":              func() error { return next.delete(volume) },
 		"CreateSnapshot":            func() error { return errOf(next.host.CreateSnapshot(next.ctx(), snapshot)) },
 		"DeleteSnapshot": func() error {
-			return next.host.DeleteSnapshot(next.ctx(),
-				snapshot.SnapshotName())
+			return next.host.DeleteSnapshot(next.ctx(), snapshot.SnapshotName())
 		},
 		"CreateVolumeGroupSnapshot": func() error { return errOf(next.host.CreateGroupSnapshot(next.ctx(), group)) },
 		"DeleteVolumeGroupSnapshot": func() error {
-			return next.host.DeleteGroupSnapshot(next.ctx(),
-				group.SnapshotName())
+			return next.host.DeleteGroupSnapshot(next.ctx(), group.SnapshotName())
 		},
 	}
 	order := []string{"CreateVolume", "ControllerPublishVolume", "ControllerExpandVolume", "ControllerUnpublishVolume",

@@ -451,8 +451,7 @@ func (tr *traffic) volumeLife(id, release string) {
 			return h.ReleaseAlloc(ctx, group.Alloc)
 		}},
 		{"Allocs", nil, func(ctx context.Context) error {
-			return wantNone(h.Allocs(ctx,
-				host.AllocQuery{ID: group.Alloc}))
+			return wantNone(h.Allocs(ctx, host.AllocQuery{ID: group.Alloc}))
 		}},
 		{"ExpandVolume", host.ErrInvalid, func(ctx context.Context) error { return expand(ctx, h, name, 1) }},
 		{"DeleteVolume", nil, func(ctx context.Context) error { return h.DeleteVolume(ctx, name) }},
@@ -592,8 +591,7 @@ func (tr *traffic) registerAndForget(id string) {
 	tr.call("AdoptVolume", nil, func(ctx context.Context) error { return errOf(tr.host.AdoptVolume(ctx, spec)) })
 	spec.Secrets = map[string]registry.Secret{"token": {Env: "HOME"}}
 	tr.call("UpdateVolume", nil, func(ctx context.Context) error {
-		return errOf(tr.host.UpdateVolume(ctx, spec,
-			false))
+		return errOf(tr.host.UpdateVolume(ctx, spec, false))
 	})
 	tr.call("DeregisterVolume", nil, deregister)
 }

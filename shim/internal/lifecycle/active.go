@@ -148,11 +148,11 @@ func (r *activeState) load(ctx context.Context, p *Process, hello *rpc.Hello, in
 		r.state = r.cluster.State
 	}
 	if !in.graceful() { // decode the records while the survey runs, which they are compared with
-		if err := r.store.View(ctx, func(v registry.View) error {
-			doctor.RecordsOf(v,
-				r.node)
+		err := r.store.View(ctx, func(v registry.View) error {
+			doctor.RecordsOf(v, r.node)
 			return nil
-		}); err != nil {
+		})
+		if err != nil {
 			return fmt.Errorf("load the records: %w", err)
 		}
 	}

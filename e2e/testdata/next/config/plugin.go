@@ -26,9 +26,10 @@ var pluginStanza = &stanza{
 			doc:      "How long the plugin may take to become healthy. Then a restart of its task is requested."},
 		{name: "list_volumes", kind: isBool, fallback: true,
 			doc: "Whether Holdfast may call ListVolumes for `holdfast doctor` and for the health of volumes."},
-		{name: "controller_scope", kind: isChoice, words: []string{scopeCluster, registry.ScopeNode}, fallback: scopeCluster,
-			doc: "Which node of a cluster makes the plugin's controller calls: with cluster one for all of them, with node " +
-				"each for the volumes that it has, because the plugin keeps them on its own node."},
+		{name: "controller_scope", kind: isChoice, words: []string{scopeCluster, registry.ScopeNode},
+			fallback: scopeCluster,
+			doc: "Which node of a cluster makes the plugin's controller calls: with cluster one for all of them, " +
+				"with node each for the volumes that it has, because the plugin keeps them on its own node."},
 		{name: "roll", kind: isChoice, words: words(hooks.RollBeside, hooks.RollStopFirst),
 			fallback: string(hooks.RollBeside),
 			doc: "How a new instance replaces a running one: it starts beside the old one, " +
@@ -49,8 +50,8 @@ var heartbeatStanza = &stanza{
 		{name: "failures", kind: isNumber, low: 1, high: maxFailures, fallback: int64(hooks.DefaultHeartbeatFailures),
 			doc: "How many failed probes in a row make the plugin unhealthy."},
 		{name: "restart_after", kind: isDuration, low: minTimeout, high: maxHealth,
-			doc: "How long the plugin may be unhealthy before a restart of its task is requested; without it, none is. " +
-				"A task that serves FUSE mounts is not restarted while they exist."},
+			doc: "How long the plugin may be unhealthy before a restart of its task is requested; without it, none " +
+				"is. A task that serves FUSE mounts is not restarted while they exist."},
 	},
 }
 

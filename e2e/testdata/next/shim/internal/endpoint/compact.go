@@ -15,7 +15,8 @@ func init() {
 		Field: []*descriptorpb.FieldDescriptorProto{{Name: proto.String("volume_id"), Number: proto.Int32(1),
 			Type: descriptorpb.FieldDescriptorProto_TYPE_STRING.Enum()}}}
 	rpc := &descriptorpb.MethodDescriptorProto{Name: proto.String("CompactVolume"),
-		InputType: proto.String(".csi.v1.CompactVolumeRequest"), OutputType: proto.String(".csi.v1.CompactVolumeRequest")}
+		InputType:  proto.String(".csi.v1.CompactVolumeRequest"),
+		OutputType: proto.String(".csi.v1.CompactVolumeRequest")}
 	file, err := protodesc.NewFile(&descriptorpb.FileDescriptorProto{Name: proto.String("csi_compaction.proto"),
 		Syntax: proto.String("proto3"), Package: proto.String("csi.v1"),
 		MessageType: []*descriptorpb.DescriptorProto{request},
