@@ -8,31 +8,35 @@ SOAK  ?= 10m
 LONG := TestRollback$$|TestPowerCut|TestDisk|TestSwapOnAFullDisk|TestBoundedHold
 LONG := $(LONG)|TestAgentKilled|TestAllKilled|TestPluginTaskKilled
 # Tests that take minutes and run with -race, because many goroutines of the host change state at once.
-DEATHS := TestKilledAt|ThatCannotDie|TestNoFailedCall$$|TestRollDuringMounts|TestRollKeepsFUSEMountsAlive|TestFailedRollKeeps|TestStopFirstRoll
-DEATHS := $(DEATHS)|TestFrozenNode|TestNodeIsCutOff|TestNextExecutorRepeats
+DEATHS := TestKilledAt|ThatCannotDie|TestNoFailedCall$$|TestRollDuringMounts|TestRollKeepsFUSEMountsAlive
+DEATHS := $(DEATHS)|TestFailedRollKeeps|TestStopFirstRoll|TestFrozenNode|TestNodeIsCutOff|TestNextExecutorRepeats
 # Tests with a dockerd and a podman of their own.
 ENGINES := TestContainersOfEngines|TestRollKeepsFUSEMountsOfContainers
 # Tests of two releases, run with the host of this release and with that of the next (see package nextrelease).
 NEXT := $(CURDIR)/.cache/next.overlay.json
-COMPAT := ^(TestVersionSkew|TestVersionSkewIsSeen|TestStateOutsideTheWindow|TestStateBeyondTheWindow|TestRollbackToTheReleaseBefore|TestSwapAddsAField|TestNewerRPCPassesTheHost)$$
+COMPAT := TestVersionSkew|TestVersionSkewIsSeen|TestStateOutsideTheWindow|TestStateBeyondTheWindow
+COMPAT := ^($(COMPAT)|TestRollbackToTheReleaseBefore|TestSwapAddsAField|TestNewerRPCPassesTheHost)$$
 
 # Of make install and make deb. DESTDIR is a directory to install into instead of /.
 PREFIX  ?= /usr/local
 VERSION := $(shell sed -n 's/^const Version = "\(.*\)"/\1/p' host/start.go)
 ARCH     = $(shell $(GO) env GOARCH)
 TREE     = $(BIN)/tree
+ZSH      = $(if $(filter /usr,$(PREFIX)),vendor-completions,site-functions)
+UNITS    = $(DESTDIR)$(PREFIX)/lib/systemd/system
 
 # Packages to test at a time.
 PACKAGES ?= $(shell nproc)
 
-# A program with the race detector sleeps for a second before it exits, unless it is told not to. The tests start thousands.
+# A program with the race detector sleeps for a second before it exits by default. The tests start thousands.
 export GORACE ?= atexit_sleep_ms=0
 
 # CSI allows 128 bytes for the path of a volume and the kernel 107 for that of a socket: tests need a short directory.
 export TMPDIR := /tmp
 
 .DEFAULT_GOAL := all
-.PHONY: all help build install deb package-test python generate check-generate vet lint test compat long e2e e2e-cluster engines browser sanity foreign cosanity soak demo demo-rootless bench bench-swap fuzz clean
+.PHONY: all help build install deb package-test python generate check-generate vet lint test compat long e2e
+.PHONY: e2e-cluster engines browser sanity foreign cosanity soak demo demo-rootless bench bench-swap fuzz clean
 
 all: build vet test ## build, vet and test
 
@@ -47,19 +51,19 @@ build: ## build holdfast, holdfast-task, holdfast-shim and loopfs into bin/, wit
 	$(GO) build -o $(BIN)/loopfs ./examples/loopfs
 	@cd $(BIN) && sha256sum holdfast-shim | cut -d' ' -f1 > holdfast-shim.sha256
 
-install: ## install what make build has made: programs, manual pages, completion, a systemd unit and /etc/holdfast/agent.hcl; DESTDIR, PREFIX
+install: ## install what make build has made, with manual pages, completion and a systemd unit; DESTDIR, PREFIX
 	rm -rf $(BIN)/docs
 	$(BIN)/holdfast docs $(BIN)/docs
 	install -Dt $(DESTDIR)$(PREFIX)/bin $(BIN)/holdfast $(BIN)/holdfast-task $(BIN)/holdfast-shim $(BIN)/loopfs
 	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/man/man1 $(BIN)/docs/man1/*
 	install -Dm644 $(BIN)/docs/holdfast.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/holdfast
-	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/zsh/$(if $(filter /usr,$(PREFIX)),vendor-completions,site-functions) $(BIN)/docs/_holdfast
+	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/zsh/$(ZSH) $(BIN)/docs/_holdfast
 	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d $(BIN)/docs/holdfast.fish
 	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/doc/holdfast/examples examples/hcl/demo/*.hcl
 	install -Dm644 LICENSE $(DESTDIR)$(PREFIX)/share/doc/holdfast/copyright
-	mkdir -p $(DESTDIR)$(PREFIX)/lib/systemd/system
-	sed 's|/usr/bin/|$(PREFIX)/bin/|' packaging/holdfast.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/holdfast.service
-	install -Dm644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system packaging/holdfast.socket
+	mkdir -p $(UNITS)
+	sed 's|/usr/bin/|$(PREFIX)/bin/|' packaging/holdfast.service > $(UNITS)/holdfast.service
+	install -Dm644 -t $(UNITS) packaging/holdfast.socket
 	test -e $(DESTDIR)/etc/holdfast/agent.hcl || install -Dm644 -t $(DESTDIR)/etc/holdfast packaging/agent.hcl
 	rm -rf $(BIN)/docs
 
@@ -71,7 +75,7 @@ deb: $(TOOLS)/nfpm ## build bin/holdfast_VERSION_ARCH.deb
 		-t $(BIN)/holdfast_$(VERSION)_$(ARCH).deb
 	rm -rf $(TREE)
 
-package-test: ## install, upgrade, remove and purge the package below a systemd of its own, with tasks running (needs root)
+package-test: ## install, upgrade, remove and purge the package below a systemd of its own, with tasks (needs root)
 	$(MAKE) -s deb
 	@mkdir -p $(dir $(NEXT))
 	$(GO) run ./internal/nextrelease/overlay > $(NEXT)
@@ -90,17 +94,17 @@ python: build ## run a host in Python: a plugin, a volume, a task that writes an
 test: ## run all tests that take seconds, with -race; see also long, compat and bench-swap
 	$(GO) test -race -short -vet=off -timeout 20m -p $(PACKAGES) ./...
 
-compat: ## swap between this release and the next in turn under load, with the host of either; builds bin/holdfast-shim-next
+compat: ## swap between this release and the next under load, with the host of either; builds bin/holdfast-shim-next
 	@mkdir -p $(BIN) $(dir $(NEXT))
 	$(GO) run ./internal/nextrelease/overlay > $(NEXT)
 	$(GO) build -overlay $(NEXT) -o $(BIN)/holdfast-shim-next ./shim
 	@cd $(BIN) && sha256sum holdfast-shim-next | cut -d' ' -f1 > holdfast-shim-next.sha256
 	$(GO) vet -overlay $(NEXT) ./...
-	$(GO) test -timeout 20m -overlay $(NEXT) ./config ./hooks ./proto/... ./shim/internal/store ./shim/internal/lifecycle
+	$(GO) test -timeout 20m -overlay $(NEXT) ./config ./hooks ./proto/... ./shim/internal/{store,lifecycle}
 	$(GO) test -race -count=1 -timeout 20m -run '$(COMPAT)' ./e2e
 	$(GO) test -race -count=1 -timeout 20m -overlay $(NEXT) -run '$(COMPAT)' ./e2e
 
-long: ## run the tests that take minutes: failing swaps, kills in every call and step, power cuts, full and hanging disks
+long: ## run the tests that take minutes: failing swaps, kills in every call, power cuts, full and hanging disks
 	$(GO) test -count=1 -timeout 20m -run 'TestHistories$$' ./shim/internal/node
 	$(GO) test -count=1 -timeout 40m -run '$(LONG)' ./e2e
 	$(GO) test -race -count=1 -timeout 40m -run '$(DEATHS)' ./e2e
@@ -108,22 +112,25 @@ long: ## run the tests that take minutes: failing swaps, kills in every call and
 e2e: ## run the end-to-end tests that take seconds
 	$(GO) test -race -short -count=1 -timeout 20m ./e2e/...
 
-e2e-cluster: ## kill, freeze and cut off nodes and members of etcd 3.7 under load (needs root); ROUNDS=100 is long, SEED repeats
+e2e-cluster: ## kill, freeze and cut off nodes and members of etcd under load (needs root); ROUNDS=100, SEED repeats
 	$(GO) build -C internal/etcdtest/server -o $(CURDIR)/.cache/etcd .
-	cd e2e/cluster && $(GO) vet . && PATH="$(CURDIR)/.cache:$$PATH" ROUNDS=$(ROUNDS) ALLOCS=$(ALLOCS) SEED=$(SEED) $(GO) test -count=1 -timeout 120m -v .
+	cd e2e/cluster && $(GO) vet . && PATH="$(CURDIR)/.cache:$$PATH" ROUNDS=$(ROUNDS) ALLOCS=$(ALLOCS) SEED=$(SEED) \
+		$(GO) test -count=1 -timeout 120m -v .
 
 engines: ## run plugins and users of volumes in containers of a real dockerd and a real podman (needs root)
 	$(GO) test -race -count=1 -timeout 20m -run '$(ENGINES)' ./e2e
 
-browser: ## check the status page of a real agent in Debian's chromium (needs root); UPDATE=-update takes its picture again
+browser: ## check the status page of a real agent in chromium (needs root); UPDATE=-update takes its picture again
 	cd host/agent/statuspage/browser && $(GO) vet . && $(GO) test -count=1 -timeout 20m . $(UPDATE)
 
 sanity: ## run csi-sanity against loopfs and csifake, straight and over the CSI endpoint (needs root)
 	cd examples/loopfs/sanity && $(GO) vet . && $(GO) test -count=1 -timeout 20m .
 
-foreign: ## compare csi-sanity straight and over the CSI endpoint, for a driver of others (needs root); HOSTPATH=PROGRAM adds one
-	cd examples/loopfs/sanity/foreign && $(GO) build -o $(CURDIR)/.cache/foreign/ github.com/kubernetes-csi/csi-test/v4/cmd/mock-driver
-	cd examples/loopfs/sanity && FOREIGN=$(CURDIR)/.cache/foreign HOSTPATH=$(HOSTPATH) $(GO) test -count=1 -timeout 20m -v -run 'TestForeignDriver$$' .
+foreign: ## run csi-sanity with and without the CSI endpoint, for drivers of others; HOSTPATH=PROGRAM adds one
+	$(GO) build -C examples/loopfs/sanity/foreign -o $(CURDIR)/.cache/foreign/ \
+		github.com/kubernetes-csi/csi-test/v4/cmd/mock-driver
+	cd examples/loopfs/sanity && FOREIGN=$(CURDIR)/.cache/foreign HOSTPATH=$(HOSTPATH) \
+		$(GO) test -count=1 -timeout 20m -v -run 'TestForeignDriver$$' .
 
 cosanity: build ## run each cosanity scenario against Holdfast (needs root); builds bin/cosanity
 	$(GO) build -o $(BIN)/cosanity ./internal/csifake/cmd/cosanity
@@ -133,8 +140,9 @@ soak: ## run 100 000 random operations in memory, then random kills of real proc
 	HOLDFAST_OPERATIONS=100000 $(GO) test -count=1 -timeout 0 -run 'TestHistories$$' ./shim/internal/node
 	HOLDFAST_SOAK=$(SOAK) $(GO) test -count=1 -timeout 0 -run 'TestKilledAtRandomTimes$$' ./e2e
 
-bench-swap: ## measure 1000 swaps under load (200 with SHORT=1); PLUGINS=20 EVERY=500ms makes the node and the load smaller
-	HOLDFAST_SWAPS=$(if $(SHORT),200,1000) HOLDFAST_PLUGINS=$(PLUGINS) HOLDFAST_EVERY=$(EVERY) HOLDFAST_REPORT=$(REPORT) $(GO) test -count=1 -timeout 0 -v -run 'TestSwapFigures$$' ./e2e/benchswap
+bench-swap: ## measure 1000 swaps under load (200 with SHORT=1); PLUGINS=20 EVERY=500ms is a smaller node and load
+	HOLDFAST_SWAPS=$(if $(SHORT),200,1000) HOLDFAST_PLUGINS=$(PLUGINS) HOLDFAST_EVERY=$(EVERY) \
+		HOLDFAST_REPORT=$(REPORT) $(GO) test -count=1 -timeout 0 -v -run 'TestSwapFigures$$' ./e2e/benchswap
 
 bench: ## run the Go benchmarks; figures of different runs cannot be compared
 	$(GO) test -run '^$$' -bench . -benchtime 200ms ./...
@@ -149,8 +157,8 @@ lint: $(TOOLS)/staticcheck ## run staticcheck
 	$(TOOLS)/staticcheck ./...
 
 generate: $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc ## regenerate code and golden documents (needs protoc)
-	PATH=$(TOOLS):$$PATH protoc -I proto --go_out=. --go_opt=module=holdfast --go-grpc_out=. --go-grpc_opt=module=holdfast \
-		proto/holdfast/v1/*.proto
+	PATH=$(TOOLS):$$PATH protoc -I proto --go_out=. --go_opt=module=holdfast \
+		--go-grpc_out=. --go-grpc_opt=module=holdfast proto/holdfast/v1/*.proto
 	$(GO) generate ./...
 
 check-generate: generate ## fail if generated code differs from the committed code
@@ -162,7 +170,8 @@ $(TOOLS)/nfpm: .ci/nfpm.mod # its many dependencies would change the versions of
 
 $(TOOLS)/%: .ci/tools.mod
 	@mkdir -p $(TOOLS)
-	$(GO) build -modfile=.ci/tools.mod -o $@ $$($(GO) list -modfile=.ci/tools.mod -f '{{.ImportPath}}' tool | grep '/$*$$')
+	$(GO) build -modfile=.ci/tools.mod -o $@ \
+		$$($(GO) list -modfile=.ci/tools.mod -f '{{.ImportPath}}' tool | grep '/$*$$')
 
 clean: ## remove build output and caches
 	rm -rf $(BIN) $(CURDIR)/.cache

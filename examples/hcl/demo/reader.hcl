@@ -22,7 +22,11 @@ job "reader" {
 
       config {
         command = "/bin/sh"
-        args    = ["-c", "until [ -e /notes/line ]; do sleep 0.1; done; cat /notes/line && grep -q \"^$WORDS by alloc \" /notes/line"]
+        args = ["-c", <<-EOT
+          until [ -e /notes/line ]; do sleep 0.1; done
+          cat /notes/line && grep -q "^$WORDS by alloc " /notes/line
+        EOT
+        ]
       }
 
       env {

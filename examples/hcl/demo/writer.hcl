@@ -21,7 +21,11 @@ job "writer" {
 
       config {
         command = "/bin/sh"
-        args    = ["-c", "grep ' /notes ' /proc/self/mountinfo && echo \"$WORDS by alloc $NOMAD_ALLOC_ID\" >/notes/line.new && mv /notes/line.new /notes/line"]
+        args = ["-c", <<-EOT
+          grep ' /notes ' /proc/self/mountinfo &&
+            echo "$WORDS by alloc $NOMAD_ALLOC_ID" >/notes/line.new && mv /notes/line.new /notes/line
+        EOT
+        ]
       }
 
       env {

@@ -1,5 +1,5 @@
-# One file for several regions of a cloud: a dynamic block makes an affinity per preferred zone, env holds what the driver
-# reads, and a task directly in the job becomes a group of its own.
+# One file for several regions of a cloud: a dynamic block makes an affinity per preferred zone, env holds what the
+# driver reads, and a task directly in the job becomes a group of its own.
 
 variable "zones" {
   type    = map(number)
@@ -44,9 +44,9 @@ job "cloud-disks" {
       id   = "cloud-disks"
       type = "controller"
 
-      # Never call ListVolumes, for a driver that does not survive it or takes too long. By default it is called whenever
-      # the controller becomes healthy, and by "holdfast doctor". With false, doctor does not know whether the volumes still
-      # exist: it says so as "skipped", and its exit code does not change.
+      # Never call ListVolumes, for a driver that does not survive it or takes too long. By default it is called
+      # whenever the controller becomes healthy, and by "holdfast doctor". With false, doctor does not know whether the
+      # volumes still exist: it says so as "skipped", and its exit code does not change.
       list_volumes = false
     }
 

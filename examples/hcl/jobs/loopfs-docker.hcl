@@ -1,4 +1,5 @@
-# A CSI driver from an image: any published Nomad job of a driver looks like this. driver = "podman" runs it with Podman.
+# A CSI driver from an image: any published Nomad job of a driver looks like this. driver = "podman" runs it with
+# Podman.
 
 variable "data" {
   type        = string

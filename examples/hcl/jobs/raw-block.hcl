@@ -1,4 +1,5 @@
-# A block device in two tasks: one may write to it, the other has it read-only. The variable HOLDFAST_VOLUME_DISK says where it is.
+# A block device in two tasks: one may write to it, the other has it read-only. The variable HOLDFAST_VOLUME_DISK says
+# where it is.
 
 job "raw-block" {
   type = "batch"
@@ -39,7 +40,9 @@ job "raw-block" {
       config {
         command = "/bin/sh"
         args = ["-c", <<-EOT
-          until dd if=/dev/disk bs=512 count=1 2>/dev/null | grep -a "written by alloc $NOMAD_ALLOC_ID"; do sleep 0.1; done
+          until dd if=/dev/disk bs=512 count=1 2>/dev/null | grep -a "written by alloc $NOMAD_ALLOC_ID"; do
+            sleep 0.1
+          done
           if dd if=/dev/zero of=/dev/disk bs=512 count=1; then echo "it could be written to"; exit 1; fi
         EOT
         ]

@@ -1,4 +1,5 @@
-# A task that gets a volume as a block device, next to a volume of the orchestrator's own, which is carried as it stands.
+# A task that gets a volume as a block device, next to a volume of the orchestrator's own, which is carried as it
+# stands.
 
 job "raw-device" {
   type = "batch"

@@ -1,4 +1,5 @@
-# Three allocs, each with the volume of its number: shard[0], shard[1], shard[2]. An alloc that takes another one's place gets its volume.
+# Three allocs, each with the volume of its number: shard[0], shard[1], shard[2]. An alloc that takes another one's
+# place gets its volume.
 #
 #   for i in 0 1 2; do holdfast volume create --var index=$i examples/hcl/volumes/shard.hcl; done
 

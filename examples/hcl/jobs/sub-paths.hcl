@@ -1,6 +1,6 @@
-# Tasks that see parts of one volume: the one that writes has a directory of its alloc's own and one to share, the one that reads has only the
-# latter, read-only. What is missing is made for a mount that may write, like the directory that it is made in. Symbolic links in the volume are
-# followed for as long as they stay in it.
+# Tasks that see parts of one volume: the one that writes has a directory of its alloc's own and one to share, the one
+# that reads has only the latter, read-only. What is missing is made for a mount that may write, like the directory that
+# it is made in. Symbolic links in the volume are followed for as long as they stay in it.
 
 job "sub-paths" {
   type = "batch"
@@ -18,7 +18,10 @@ job "sub-paths" {
 
       config {
         command = "/bin/sh"
-        args    = ["-c", "echo mine >/own/line && echo \"$NOMAD_ALLOC_ID\" >/shared/from.new && mv /shared/from.new /shared/from"]
+        args = ["-c", <<-EOT
+          echo mine >/own/line && echo "$NOMAD_ALLOC_ID" >/shared/from.new && mv /shared/from.new /shared/from
+        EOT
+        ]
       }
 
       restart {

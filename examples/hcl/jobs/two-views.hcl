@@ -1,5 +1,6 @@
-# One volume under two names in one alloc: the task that writes has it read-write, the task that reads has it published read-only. The
-# plugin stages it once. A volume_mount may be read-only too: a mount is read-only if either of the two says so.
+# One volume under two names in one alloc: the task that writes has it read-write, the task that reads has it published
+# read-only. The plugin stages it once. A volume_mount may be read-only too: a mount is read-only if either of the two
+# says so.
 
 job "two-views" {
   type = "batch"

@@ -1,5 +1,5 @@
-# An existing NFS share, to be registered: external_id is what the driver calls it, context is what the driver needs in order
-# to mount it.
+# An existing NFS share, to be registered: external_id is what the driver calls it, context is what the driver needs in
+# order to mount it.
 
 id          = "share"
 namespace   = "media"
