@@ -358,3 +358,13 @@ func digestOf(jobType, namespace string, g hooks.Group, rolled uint64) string {
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:])
 }
+
+func describeExit(e taskdriver.Exit) string {
+	switch {
+	case e.Err != "":
+		return e.Err
+	case e.Signal != 0:
+		return fmt.Sprintf("terminated by signal %d", e.Signal)
+	}
+	return fmt.Sprintf("exit code %d", e.Code)
+}

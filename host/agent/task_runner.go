@@ -488,13 +488,3 @@ func (t *taskRunner) ended(ctx context.Context, exit taskdriver.Exit, permanent 
 		r.State, r.Exit, r.Failed, r.Reason = TaskDead, &exit, true, why
 	})
 }
-
-func describeExit(e taskdriver.Exit) string {
-	switch {
-	case e.Err != "":
-		return e.Err
-	case e.Signal != 0:
-		return fmt.Sprintf("terminated by signal %d", e.Signal)
-	}
-	return fmt.Sprintf("exit code %d", e.Code)
-}

@@ -207,17 +207,7 @@ func (s *Server) handler() http.Handler {
 		"GET /v1/group-snapshot/{id}":    groups.get,
 		"DELETE /v1/group-snapshot/{id}": groups.delete,
 	} {
-		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			r, end := s.requests.begin(w, r)
-			defer end()
-			v, err := answer(r)
-			if err != nil {
-				refuse(w, err)
-				return
-			}
-			w.Header().Set("Content-Type", "application/json")
-			_ = json.NewEncoder(w).Encode(v)
-		})
+		mux.HandleFunc(pattern, s.answered(answer))
 	}
 	if s.Metrics != nil {
 		mux.Handle("GET /v1/metrics", s.Metrics)
@@ -228,6 +218,21 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /v1/plugin/{id}/csi", s.serveCSI)
 	mux.HandleFunc("GET /v1/alloc/{id}/exec/{task}", s.serveExec)
 	return mux
+}
+
+// answered returns a handler that encodes the answer to a request.
+func (s *Server) answered(answer func(*http.Request) (any, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		r, end := s.requests.begin(w, r)
+		defer end()
+		v, err := answer(r)
+		if err != nil {
+			refuse(w, err)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(v)
+	}
 }
 
 // traced returns a handler that makes spans of requests, if that is wanted.

@@ -364,9 +364,7 @@ func newVolumeExpand(io streams, p *globalFlags) *cobra.Command {
 			if limit != "" {
 				flags += " --limit " + display.Quote(limit)
 			}
-			v, err := callUntilSignal(c, p, wait,
-				fmt.Sprintf("the expansion of volume %s may continue; to check: %s; to resume: %s", name,
-					volumeCommand("status", name), volumeCommand(flags, name)),
+			v, err := callUntilSignal(c, p, wait, mayContinue("expansion", name, flags),
 				func(ctx context.Context, client *control.Client) (control.Volume, error) {
 					return client.ExpandVolume(ctx, name, want)
 				})
@@ -378,6 +376,12 @@ func newVolumeExpand(io streams, p *globalFlags) *cobra.Command {
 	c.Flags().StringVar(&size, "size", "", "minimum size: 2GiB (2^30), 2GB (10^9), or bytes")
 	c.Flags().StringVar(&limit, "limit", "", "maximum size")
 	return c
+}
+
+// mayContinue says how to see whether a change of a volume goes on, and how to resume it.
+func mayContinue(change string, name host.VolumeName, flags string) string {
+	return fmt.Sprintf("the %s of volume %s may continue; to check: %s; to resume: %s", change, name,
+		volumeCommand("status", name), volumeCommand(flags, name))
 }
 
 // rangeOf parses the flags --size and --limit.

@@ -39,9 +39,7 @@ func newVolumeModify(io streams, p *globalFlags) *cobra.Command {
 			for _, one := range list {
 				flags += " --parameter " + display.Quote(one)
 			}
-			v, err := callUntilSignal(c, p, wait,
-				fmt.Sprintf("the modification of volume %s may continue; to check: %s; to resume: %s", name,
-					volumeCommand("status", name), volumeCommand(flags, name)),
+			v, err := callUntilSignal(c, p, wait, mayContinue("modification", name, flags),
 				func(ctx context.Context, client *control.Client) (control.Volume, error) {
 					return client.ModifyVolume(ctx, name, parameters)
 				})
