@@ -236,8 +236,8 @@ func changed(
 	return c
 }
 
-// commit commits the change of decide in its parts: first records that nodes share, then further ones, and those of this
-// node, that have not changed since.
+// commit commits the change of decide in its parts: first records that nodes share, then further ones, and those of
+// this node, that have not changed since.
 func commit(
 	ctx context.Context, state registry.State, decide func(registry.View) (registry.Change, error),
 ) error {

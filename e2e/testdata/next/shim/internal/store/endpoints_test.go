@@ -60,7 +60,8 @@ func TestEndpointMoves(t *testing.T) {
 		t.Errorf("after the first migration: %v", got)
 	}
 	alter(t, path, func(record fields) {
-		record["endpoints"] = []byte(`[{"host":"one","task":"/csi/one","service":"other"},{"host":"two","task":"x","service":"metrics"}]`)
+		record["endpoints"] = []byte(`[{"host":"one","task":"/csi/one","service":"other"},` +
+			`{"host":"two","task":"x","service":"metrics"}]`)
 	})
 	for _, socket := range []string{"three", "four", "five"} {
 		put(&before, socket)
