@@ -78,6 +78,9 @@ func (v View) Blocks(e Executor, next Intent) error {
 	if err := v.blockedBy(e, what, other, what, next.RPC); err != nil || !excludesSnapshot(next.RPC) || len(e.Former) == 0 {
 		return err
 	}
+	if open, found := v.Intent(next.Volume); found && open.RPC == next.RPC && open.Hash == next.Hash {
+		return nil // a call that has begun may be repeated
+	}
 	// Aside: what counts is older than the executor's term, and becomes a late call in one commit.
 	aside := v.Aside()
 	for path := range aside.Paths(BucketLateCalls, PathOf(e.Plugin)) {
@@ -100,10 +103,11 @@ func (v View) Blocks(e Executor, next Intent) error {
 	return nil
 }
 
-// BlocksSnapshot is Blocks for a call for a snapshot. One that takes the snapshot waits for calls that change its volumes.
+// BlocksSnapshot is Blocks for a call for a snapshot. One that takes the snapshot waits for calls that change its volumes,
+// unless it has begun before.
 func (v View) BlocksSnapshot(e Executor, what string, snap VolumeSnapshot, rpc RPC) error {
 	err := v.blockedBy(e, what, func(l LateCall) bool { return l.RPC != rpc }, what, rpc)
-	if err != nil || snap.State != SnapshotCreating || len(e.Former) == 0 {
+	if err != nil || snap.State != SnapshotCreating || len(snap.Senders) > 0 || len(e.Former) == 0 {
 		return err
 	}
 	for _, m := range snap.Each() {
@@ -159,7 +163,8 @@ func (v View) GivenUp(open Intent) Change {
 }
 
 // Ended returns the change that keeps at which former executors a call may still run, once it has ended elsewhere.
-// senders are the nodes that have begun it. The same call may have ended before, with another outcome. It has ended at the holder, whose plugin has answered it.
+// senders are the nodes that have begun it. It has ended at the holder, whose plugin has answered it. The same call may
+// have ended before, with another outcome.
 func (v View) Ended(call LateCall, senders []NodeName) (change Change) {
 	if len(senders) == 0 {
 		return change

@@ -219,6 +219,26 @@ func TestSnapshotAndChangesOfItsVolumeExcludeEachOther(t *testing.T) {
 	}
 }
 
+// TestBegunSnapshotAndExpansionAreBothRepeated has a former executor begin both, so that neither waits for the other.
+func TestBegunSnapshotAndExpansionAreBothRepeated(t *testing.T) {
+	snap := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External,
+		State: registry.SnapshotCreating, Senders: []registry.NodeName{"n1"}}
+	expansion := registry.Intent{Volume: key, Name: name, RPC: registry.ControllerExpandRPC, Hash: "h",
+		Senders: []registry.NodeName{"n1"}}
+	d := open(t, of(), ready(), snap, expansion, takenOver)
+	if err := d.log.View(t.Context(), func(v registry.View) error {
+		another := expansion
+		another.Hash = "another"
+		if err := v.Blocks(takenOver, another); !errors.Is(err, registry.ErrUnavailable) {
+			t.Errorf("another expansion: %v", err)
+		}
+		return errors.Join(v.Blocks(takenOver, expansion),
+			v.BlocksSnapshot(takenOver, "the snapshot", snap, registry.CreateSnapshotRPC))
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestDeletionIsRepeatedOnceItHasSucceeded refuses a deletion at the next executor, and grants it later. Only then may the
 // former executor repeat it.
 func TestDeletionIsRepeatedOnceItHasSucceeded(t *testing.T) {
