@@ -49,10 +49,10 @@ func (s *Shim) start(_ context.Context, o launch.Options) (launch.Running, error
 	s.mu.Unlock()
 	listener := bufconn.Listen(1 << 20)
 	conn, err := grpc.NewClient("passthrough:///hosttest", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn,
-			error) {
-			return listener.DialContext(ctx)
-		}))
+		grpc.WithContextDialer(
+			func(ctx context.Context, _ string) (net.Conn, error) {
+				return listener.DialContext(ctx)
+			}))
 	if err != nil {
 		return nil, err
 	}

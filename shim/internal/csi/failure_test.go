@@ -79,10 +79,10 @@ func TestOutcomeOfEveryCode(t *testing.T) {
 		for _, code := range codesTable {
 			fake.ClearScript()
 			said := "it says: " + strings.Join(canaries, ", ") + fmt.Sprintf(" and %q pin 77", canaryQuoted)
-			fake.On(string(c.rpc)).Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message,
-				error) {
-				return nil, status.Error(code.code, said)
-			})
+			fake.On(string(c.rpc)).Answer(
+				func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
+					return nil, status.Error(code.code, said)
+				})
 			outcome := registry.OutcomeUncertain
 			if code.sure || c.rpc == validateRPC || c.rpc == registry.NodeStatsRPC || c.rpc.Alters() &&
 				slices.Contains(vague, code.name) {
@@ -109,14 +109,14 @@ func TestRequestsSayWhatWasAsked(t *testing.T) {
 	for _, c := range slices.Concat(mutating, reading) {
 		var got proto.Message
 		fake.ClearScript()
-		fake.On(string(c.rpc)).Answer(func(_ context.Context, req, reply proto.Message, _ error) (proto.Message,
-			error) {
-			got = proto.Clone(req)
-			if reply == nil {
-				reply = &csi.NodeStageVolumeResponse{} // the fake has its own mind of what may follow what
-			}
-			return reply, nil
-		})
+		fake.On(string(c.rpc)).Answer(
+			func(_ context.Context, req, reply proto.Message, _ error) (proto.Message, error) {
+				got = proto.Clone(req)
+				if reply == nil {
+					reply = &csi.NodeStageVolumeResponse{} // the fake has its own mind of what may follow what
+				}
+				return reply, nil
+			})
 		if err := c.do(patient(t), f); err != nil {
 			t.Errorf("%s: %v", c.rpc, err)
 		}
@@ -202,10 +202,10 @@ func TestOversizedAnswerIsNoFullStorage(t *testing.T) {
 		for _, size := range []int{maxAnswer, maxAnswer + 1, 16 << 20} {
 			big := map[string]string{"big": strings.Repeat("x", size)}
 			fake.ClearScript()
-			fake.On(string(attach.rpc)).Answer(func(context.Context, proto.Message, proto.Message,
-				error) (proto.Message, error) {
-				return &csi.ControllerPublishVolumeResponse{PublishContext: big}, nil
-			})
+			fake.On(string(attach.rpc)).Answer(
+				func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
+					return &csi.ControllerPublishVolumeResponse{PublishContext: big}, nil
+				})
 			wantCallError(t, "oversized", attach.do(patient(t), f), attach, registry.OutcomeUncertain,
 				registry.CodeUnreadable, registry.ErrInternal)
 		}

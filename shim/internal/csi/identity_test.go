@@ -209,15 +209,15 @@ func TestOnlyKnownCapabilitiesAreConfirmed(t *testing.T) {
 	withMount.AccessType.(*csi.VolumeCapability_Mount).Mount = &csi.VolumeCapability_MountVolume{}
 	unknown := capability(99)
 	unknown.AccessType = withBlock.AccessType
-	fake.On("ValidateVolumeCapabilities").Answer(func(context.Context, proto.Message, proto.Message,
-		error) (proto.Message, error) {
-		return &csi.ValidateVolumeCapabilitiesResponse{
-			Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{VolumeCapabilities: []*csi.VolumeCapability{
-				{}, unknown, capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER), withMount, withBlock,
-			}},
-			Message: fmt.Sprint("see ", canaries),
-		}, nil
-	})
+	fake.On("ValidateVolumeCapabilities").Answer(
+		func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
+			return &csi.ValidateVolumeCapabilitiesResponse{
+				Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{VolumeCapabilities: []*csi.VolumeCapability{
+					{}, unknown, capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER), withMount, withBlock,
+				}},
+				Message: fmt.Sprint("see ", canaries),
+			}, nil
+		})
 	got, err := f.Validate(patient(t), controllerKey, validateRequest)
 	want := []registry.VolumeCapability{
 		{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}, {Access: registry.MultiNodeReaderOnly,

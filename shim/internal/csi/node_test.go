@@ -33,11 +33,11 @@ func askReport(ctx context.Context, f *Fleet) (registry.VolumeReport, error) {
 func scriptStats(fake *csifake.Plugin, reply proto.Message, err error) (asked *csi.NodeGetVolumeStatsRequest) {
 	asked = &csi.NodeGetVolumeStatsRequest{}
 	fake.ClearScript()
-	fake.On(string(registry.NodeStatsRPC)).Answer(func(_ context.Context, req, _ proto.Message,
-		_ error) (proto.Message, error) {
-		proto.Merge(asked, req)
-		return reply, err
-	})
+	fake.On(string(registry.NodeStatsRPC)).Answer(
+		func(_ context.Context, req, _ proto.Message, _ error) (proto.Message, error) {
+			proto.Merge(asked, req)
+			return reply, err
+		})
 	return asked
 }
 

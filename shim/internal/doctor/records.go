@@ -190,8 +190,8 @@ func Adopted(
 // changed returns the change that edit makes to the records of findings. Each record is in it once, with an event for
 // each finding for which edit returns true.
 func changed(
-	r Records, findings []registry.Finding, now time.Time, edit func(registry.Finding, *Placement,
-		*registry.Ref) bool,
+	r Records, findings []registry.Finding, now time.Time,
+	edit func(registry.Finding, *Placement, *registry.Ref) bool,
 ) (c registry.Change) {
 	placements, refs := r.placed(), map[registry.ClaimKey]registry.Ref{}
 	for _, ref := range r.Refs {

@@ -44,8 +44,9 @@ type Kernel interface {
 // AwaitDetach may run beside another call for the volume.
 type Controller interface {
 	// Provide returns the volume of a create block. It creates the volume unless it exists.
-	Provide(ctx context.Context, call registry.Call, s registry.VolumeSpec, from registry.Origin) (registry.Volume,
-		error)
+	Provide(
+		ctx context.Context, call registry.Call, s registry.VolumeSpec, from registry.Origin,
+	) (registry.Volume, error)
 	// Discard has the volume deleted if the create block has made it and nothing claims it.
 	Discard(ctx context.Context, name registry.VolumeName, from registry.Origin, alloc registry.AllocID) error
 	// Claim is idempotent by the claim's key. The volume provides the mount options that the usage lacks. ErrConflict

@@ -26,9 +26,8 @@ func (a *Allocs) Lose(ctx context.Context, why string) error {
 			}
 			al.State, al.Waiting, al.Lost = registry.AllocReleasing, nil, known
 			change.Put = append(change.Put, al)
-			change.Events = append(change.Events,
-				registry.Event{Kind: registry.EventVolumesLost, Alloc: id, Detail: why,
-					Node: a.host.Node, At: a.Now()})
+			change.Events = append(change.Events, registry.Event{
+				Kind: registry.EventVolumesLost, Alloc: id, Detail: why, Node: a.host.Node, At: a.Now()})
 		}
 		return change, nil
 	})

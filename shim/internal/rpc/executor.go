@@ -143,8 +143,8 @@ func checkSecrets(req request) error {
 	for name, secret := range secrets {
 		if secret.GetLiteral() != "" {
 			return registry.Invalid("secret %q is given as a value, and nodes of a cluster share what is recorded of "+
-				"a volume; give a reference that each node can resolve: { file = PATH }, { env = NAME } or { "+
-				"callback = NAME }", name)
+				"a volume; give a reference that each node can resolve: { file = PATH }, { env = NAME } or "+
+				"{ callback = NAME }", name)
 		}
 	}
 	return nil

@@ -45,19 +45,19 @@ func inBubble(t *testing.T, f func(t *testing.T, e *operationEnv)) {
 // call makes the call for an alloc.
 func (e *operationEnv) call(ctx context.Context, op *pb.Call, alloc string) (string, error) {
 	req := &pb.ReleaseAllocRequest{Call: op, Alloc: alloc}
-	return mutate(ctx, e.server, "Test.Call", req, func(ctx context.Context, a *Active, call registry.Call) (string,
-		error) {
-		e.runs++
-		select {
-		case <-e.gate:
-		case <-ctx.Done():
-			return "", context.Cause(ctx)
-		}
-		if e.fails != nil {
-			return "", e.fails
-		}
-		return "done for " + alloc, a.store(ctx, call.Answered("done for "+alloc))
-	})
+	return mutate(ctx, e.server, "Test.Call", req,
+		func(ctx context.Context, a *Active, call registry.Call) (string, error) {
+			e.runs++
+			select {
+			case <-e.gate:
+			case <-ctx.Done():
+				return "", context.Cause(ctx)
+			}
+			if e.fails != nil {
+				return "", e.fails
+			}
+			return "done for " + alloc, a.store(ctx, call.Answered("done for "+alloc))
+		})
 }
 
 // want makes a call beside the test, which has to return err, or the answer if err is nil.
