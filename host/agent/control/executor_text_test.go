@@ -39,7 +39,8 @@ func TestWaitNamesTheNodeThatMakesTheCall(t *testing.T) {
 			"no answer from node b"},
 		"a volume of a node that is out of service": {[]host.NodeStatus{node("a", true, local), outOfService},
 			&host.VolumeStatus{Volume: registry.Volume{VolumeSpec: registry.VolumeSpec{Node: "b"}}},
-			"is out-of-service, and only that node can change the volume; to remove its record: holdfast volume deregister"},
+			"is out-of-service, and only that node can change the volume; to remove its record: holdfast volume " +
+				"deregister"},
 	} {
 		got := executorText(test.nodes, "a", test.volume, "p")
 		if (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
@@ -48,7 +49,8 @@ func TestWaitNamesTheNodeThatMakesTheCall(t *testing.T) {
 	}
 }
 
-// The volume of a plugin with controller_scope = "node" waits for its own node, also if others have healthy controllers.
+// The volume of a plugin with controller_scope = "node" waits for its own node, also if others have healthy
+// controllers.
 func TestExplanationNamesTheNodeThatHasTheVolume(t *testing.T) {
 	v := host.VolumeStatus{Volume: registry.Volume{VolumeSpec: registry.VolumeSpec{
 		Namespace: "default", ID: "v", Node: "b"}}}

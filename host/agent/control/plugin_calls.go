@@ -237,8 +237,8 @@ func executorText(nodes []host.NodeStatus, self host.NodeName, v *host.VolumeSta
 			case !n.Alive && NodeState(n) == "suspect":
 				return text + ", is suspect: etcd does not hear of it"
 			case !n.Alive && v != nil && v.Node == n.Name:
-				return fmt.Sprintf("%s, is %s, and only that node can change the volume; to remove its record: %s", text,
-					NodeState(n), deregisterCommand(*v))
+				return fmt.Sprintf("%s, is %s, and only that node can change the volume; to remove its record: %s",
+					text, NodeState(n), deregisterCommand(*v))
 			case !n.Alive:
 				return text + ", is " + NodeState(n)
 			}

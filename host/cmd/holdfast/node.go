@@ -64,8 +64,8 @@ func newNodeDrain(io streams, p *globalFlags) *cobra.Command {
 			if deadline < 0 {
 				return badFlag("deadline", "=%s is in the past", deadline)
 			}
-			hint := fmt.Sprintf("the drain of node %s may or may not have changed; to check: %s; to resume, run the command again",
-				args[0], display.Command("holdfast node status", args[0]))
+			hint := fmt.Sprintf("the drain of node %s may or may not have changed; to check: %s; to resume, run the "+
+				"command again", args[0], display.Command("holdfast node status", args[0]))
 			n, err := callUntilSignal(c, p, 0, hint,
 				func(ctx context.Context, client *control.Client) (host.NodeStatus, error) {
 					return client.DrainNode(ctx, args[0], off, deadline, reason)
@@ -92,8 +92,8 @@ func newNodeOutOfService(io streams, p *globalFlags) *cobra.Command {
 			"alive is refused. A node that comes back unmounts these volumes before it does anything else.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
-			hint := fmt.Sprintf("node %s may or may not be out of service; to check: %s; to resume, run the command again",
-				args[0], display.Command("holdfast node status", args[0]))
+			hint := fmt.Sprintf("node %s may or may not be out of service; to check: %s; to resume, run the command "+
+				"again", args[0], display.Command("holdfast node status", args[0]))
 			n, err := callUntilSignal(c, p, 0, hint,
 				func(ctx context.Context, client *control.Client) (host.NodeStatus, error) {
 					return client.NodeOutOfService(ctx, args[0], confirm, reason)

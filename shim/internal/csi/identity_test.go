@@ -211,11 +211,12 @@ func TestOnlyKnownCapabilitiesAreConfirmed(t *testing.T) {
 	unknown.AccessType = withBlock.AccessType
 	fake.On("ValidateVolumeCapabilities").Answer(
 		func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
+			list := []*csi.VolumeCapability{
+				{}, unknown, capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER), withMount, withBlock,
+			}
 			return &csi.ValidateVolumeCapabilitiesResponse{
-				Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{VolumeCapabilities: []*csi.VolumeCapability{
-					{}, unknown, capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER), withMount, withBlock,
-				}},
-				Message: fmt.Sprint("see ", canaries),
+				Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{VolumeCapabilities: list},
+				Message:   fmt.Sprint("see ", canaries),
 			}, nil
 		})
 	got, err := f.Validate(patient(t), controllerKey, validateRequest)
