@@ -319,6 +319,59 @@ func TestVolumesOfANode(t *testing.T) {
 	}
 }
 
+// TestVolumesOfALostNode loses a node whose plugin keeps its volumes there, with two of them in use. Out of service, their
+// claims are released without a call. One volume is deregistered. The node is back, unmounts both, and detaches the
+// other. The plugin detaches the deregistered one after its next use.
+func TestVolumesOfALostNode(t *testing.T) {
+	t.Parallel()
+	nodes := newCluster(t, 2, nil, allCaps...)
+	a, b := nodes[0], nodes[1]
+	for _, e := range nodes {
+		e.pluginBlocks = "controller_scope = \"node\"\n"
+		e.backend = csifake.NewBackend("")
+	}
+	pb := b.addPlugin("plugin-b", csifake.Monolith)
+	b.must(b.create("kept"))
+	b.must(b.create("forsaken"))
+	user := b.group("user", request{source: "kept"}, request{name: "other", source: "forsaken"})
+	b.must(errOf(b.prepare(user)))
+	b.lose()
+	a.must(journal.NoteReboot(a.journal, "csifake.example.org", b.nodeID)) // its machine has lost its power
+	a.waitEvent(func(e host.Event) bool { return e.Kind == host.EventKind("node suspect") && e.Node == "node-2" })
+	a.must(errOf(a.host.NodeOutOfService(a.ctx(), "node-2",
+		host.OutOfServiceOptions{By: "alice", Reason: "it burns", Confirm: "node-2"})))
+	before := len(a.calls())
+	a.waitUntil("the claims are released", func() bool { return len(a.claims()) == 0 })
+	list, _, err := a.host.Volumes(a.ctx(), host.VolumeQuery{Name: volumeName("forsaken")})
+	a.must(err)
+	a.must(a.host.DeregisterVolume(a.ctx(), volumeName("forsaken")))
+	a.waitEvent(func(e host.Event) bool {
+		return e.Kind == host.EventKind("abandoned") && strings.Contains(e.Detail, "out-of-service by alice")
+	})
+	a.wantConflict(a.host.ForgetNode(a.ctx(), "node-2", host.ForgetOptions{By: "alice"}), "volume kept")
+	a.wantCalls(before)
+
+	b.reopen([]*pluginTask{pb}, user)
+	b.waitEvent(func(e host.Event) bool { return e.Kind == host.EventKind("volumes lost") && e.Alloc == "user" })
+	b.must(b.release("user"))
+	b.waitUntil("the node is ready", func() bool {
+		list, _, err := b.host.Nodes(b.ctx(), host.NodeQuery{Node: "node-2"})
+		return err == nil && len(list) == 1 && list[0].State == host.NodeReady
+	})
+	got := answers(a.calls()[before:])
+	slices.Sort(got)
+	if want := []string{"ControllerUnpublishVolume OK", "NodeUnpublishVolume OK", "NodeUnpublishVolume OK",
+		"NodeUnstageVolume OK", "NodeUnstageVolume OK"}; !slices.Equal(got, want) {
+		t.Errorf("the node that is back made the calls %q", got)
+	}
+	b.must(errOf(b.host.RegisterVolume(b.ctx(), list[0].VolumeSpec))) // its plugin has it attached
+	b.use("again", request{source: "forsaken"})
+	b.must(b.release("again"))
+	b.must(b.delete("forsaken"))
+	b.must(b.delete("kept"))
+	b.stopPlugin(pb)
+}
+
 // TestNoSecretInEtcd creates, attaches and snapshots a volume with a secret, and looks for its text in all that etcd
 // has had. The value itself is refused in a spec.
 func TestNoSecretInEtcd(t *testing.T) {

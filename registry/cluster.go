@@ -149,6 +149,12 @@ func (v Volume) ExecutedBy() ExecutorKey { return ExecutorKey{v.Plugin, v.Node} 
 // ExecutedBy returns which node makes the controller calls for the snapshot.
 func (s VolumeSnapshot) ExecutedBy() ExecutorKey { return ExecutorKey{s.Plugin, s.Node} }
 
+// StoredOn reports whether the volume is stored on the node: only that node can attach, use and detach it.
+func (v View) StoredOn(key VolumeKey, node NodeName) bool {
+	volume, _ := v.VolumeByKey(key)
+	return node != "" && volume.Node == node
+}
+
 // Executed reports whether one node at a time makes the plugin's controller calls: it has, or has had, a controller on
 // a node, and not one for each node.
 func (v View) Executed(plugin PluginID) bool {

@@ -88,7 +88,7 @@ const (
 	EventVolumesLost EventKind = "volumes lost"
 
 	EventForced    EventKind = "release forced" // of the alloc or volume; Detail holds by whom
-	EventAbandoned EventKind = "abandoned"      // calls were skipped by force; Detail holds which, by whom and why
+	EventAbandoned EventKind = "abandoned"      // calls were skipped; Detail holds which, by whom and why
 
 	// EventResync is never stored. It reports that a watcher's cursor is too old and carries the current Snapshot.
 	EventResync EventKind = "resync"

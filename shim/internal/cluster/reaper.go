@@ -83,13 +83,13 @@ func (r *Reaper) due(ctx context.Context) (list []registry.AttachmentKey, err er
 			}
 		}
 		for _, at := range v.AllAttachments() {
-			if gone[at.Node] {
+			if gone[at.Node] && !v.StoredOn(at.Volume, at.Node) { // else only the node itself can detach it
 				found[at.AttachmentKey()] = true
 			}
 		}
 		for k, attached := range found {
 			delete(r.clean, k.Node)
-			if r.releases(v, k.Volume, attached) {
+			if r.releases(v, k, attached) {
 				list = append(list, k)
 			}
 		}
@@ -123,14 +123,17 @@ func (r *Reaper) endUses(ctx context.Context) error {
 	})
 }
 
-// releases reports whether this node releases volumes of the plugin: it is the executor, or there is none and no call
-// to make.
-func (r *Reaper) releases(v registry.View, key registry.VolumeKey, attached bool) bool {
-	volume, _ := v.VolumeByKey(key)
-	if _, err := r.Executors.Check(v, registry.ExecutorKey{Plugin: key.Plugin, Node: volume.Node}); err == nil {
+// releases reports whether this node releases a volume of a lost node: there is no call to make, or this node is the
+// plugin's executor.
+func (r *Reaper) releases(v registry.View, k registry.AttachmentKey, attached bool) bool {
+	if v.StoredOn(k.Volume, k.Node) {
 		return true
 	}
-	executor, _ := v.Executor(key.Plugin)
+	volume, _ := v.VolumeByKey(k.Volume)
+	if _, err := r.Executors.Check(v, registry.ExecutorKey{Plugin: k.Volume.Plugin, Node: volume.Node}); err == nil {
+		return true
+	}
+	executor, _ := v.Executor(k.Volume.Plugin)
 	return !attached && !v.Held(executor)
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -139,8 +140,10 @@ func (m *Controller) event(kind registry.EventKind, v registry.Volume, detail st
 }
 
 // checkUnused returns nil if the volume is unused. Otherwise its ErrConflict names the users. local lists the uses on
-// this node (Node.Uses).
-func checkUnused(view registry.View, v registry.Volume, local []string, what string) error {
+// this node (Node.Uses). Attachments of except do not count.
+func checkUnused(
+	view registry.View, v registry.Volume, local []string, what string, except ...registry.Attachment,
+) error {
 	if v.External == "" {
 		return nil
 	}
@@ -152,6 +155,9 @@ func checkUnused(view registry.View, v registry.Volume, local []string, what str
 	}
 	users = append(users, local...)
 	for _, at := range view.Attachments(key) {
+		if slices.ContainsFunc(except, func(x registry.Attachment) bool { return x.Key() == at.Key() }) {
+			continue
+		}
 		users = append(users, fmt.Sprintf("attached to node %s", at.NodeID))
 	}
 	if len(users) == 0 {

@@ -113,14 +113,19 @@ func (m *Controller) abandon(ctx context.Context, k registry.AttachmentKey, f re
 		if found && open.Node != "" && open.Node == at.NodeID {
 			change.Delete = append(change.Delete, open.Key())
 		}
-		change.Events = []registry.Event{{
-			Kind: registry.EventAbandoned, Role: registry.RoleController, Plugin: k.Volume.Plugin, Volume: at.Name,
-			External: k.Volume.External, At: m.Now(),
-			Detail: fmt.Sprintf("without %s from node %s, by %s: %s", registry.ControllerUnpublishRPC, at.NodeID, f.By, why),
-		}}
+		change.Events = []registry.Event{m.abandoned(at, fmt.Sprintf("by %s: %s", f.By, why))}
 		return change, nil
 	})
 	return err
+}
+
+// abandoned returns the event that the record of an attachment is deleted without a detach, because of why.
+func (m *Controller) abandoned(at registry.Attachment, why string) registry.Event {
+	return registry.Event{
+		Kind: registry.EventAbandoned, Role: registry.RoleController, Plugin: at.Volume.Plugin, Volume: at.Name,
+		External: at.Volume.External, At: m.Now(),
+		Detail: fmt.Sprintf("without %s from node %s, %s", registry.ControllerUnpublishRPC, at.NodeID, why),
+	}
 }
 
 // DetachVolume takes down attachments of a volume that is not in use: of one node, or of all nodes if node is empty.

@@ -14,7 +14,8 @@ const lostRound = 30 * time.Second
 
 // ReleaseLost releases what a lost node has of a volume, without that node: it detaches the volume, and then deletes
 // the claims. That the node was declared out of service or fenced is the evidence that nothing is mounted there. It
-// does nothing if the node is not lost any more, or is alive again: then the node releases the volume itself.
+// does nothing if the node is not lost any more, or is alive again: then the node releases the volume itself. A volume
+// that is stored on the lost node stays attached: only that node can detach it, and does so before it is ready again.
 func (m *Controller) ReleaseLost(ctx context.Context, k registry.AttachmentKey) error {
 	unlock, err := m.Locks.Lock(ctx, k.Volume, fmt.Sprintf("the release of lost node %s", k.Node))
 	if err != nil {
@@ -22,13 +23,17 @@ func (m *Controller) ReleaseLost(ctx context.Context, k registry.AttachmentKey) 
 	}
 	defer unlock()
 	var node registry.Node
-	var lost bool
-	err = m.State.View(ctx, func(view registry.View) error { node, lost = isLost(view, k.Node); return nil })
+	var lost, stored bool
+	err = m.State.View(ctx, func(view registry.View) error {
+		node, lost = isLost(view, k.Node)
+		stored = view.StoredOn(k.Volume, k.Node)
+		return nil
+	})
 	if err != nil || !lost {
 		return err
 	}
 	by := intent.Caller{RetryUntil: time.Now().Add(lostRound)}
-	if at, err := m.attachment(ctx, k.Volume, k.Node); err != nil || at.State != registry.MarkNone {
+	if at, err := m.attachment(ctx, k.Volume, k.Node); err != nil || at.State != registry.MarkNone && !stored {
 		if err == nil {
 			err = m.settleBefore(ctx, by, k.Volume, true)
 		}
@@ -52,7 +57,7 @@ func (m *Controller) unclaimLost(
 	if !lost || now.Epoch != epoch {
 		return change, nil
 	}
-	if at, attached := view.Attachment(k); attached {
+	if at, attached := view.Attachment(k); attached && !view.StoredOn(k.Volume, k.Node) {
 		return change, registry.Errorf(registry.ErrConflict, "volume %s is attached to node %s again", at.Name, k.Node)
 	}
 	for _, c := range view.Claims(k.Volume) {
@@ -65,6 +70,19 @@ func (m *Controller) unclaimLost(
 		change.Events = append(change.Events, released)
 	}
 	return change, nil
+}
+
+// lostAttachments returns the attachments of the volume to the lost node that stores it.
+func lostAttachments(view registry.View, v registry.Volume) (list []registry.Attachment) {
+	if v.External == "" {
+		return nil
+	}
+	for _, at := range view.Attachments(v.VolumeKey()) {
+		if _, lost := isLost(view, at.Node); lost && at.Node == v.Node {
+			list = append(list, at)
+		}
+	}
+	return list
 }
 
 // isLost returns the record of a node, and whether it was declared lost and is not alive again.

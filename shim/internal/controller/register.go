@@ -201,13 +201,19 @@ func (m *Controller) deregister(ctx context.Context, name registry.VolumeName, l
 		if !found {
 			return registry.Change{}, unknown(name)
 		}
-		if err := checkUnused(view, v, local, "deregistered"); err != nil {
+		lost := lostAttachments(view, v)
+		if err := checkUnused(view, v, local, "deregistered", lost...); err != nil {
 			return registry.Change{}, err
 		}
 		change := registry.Change{
 			Delete: []registry.Key{v.Key()},
 			Events: []registry.Event{m.event(registry.EventVolumeDeregistered, v,
 				"the volume still exists at its plugin")},
+		}
+		for _, at := range lost {
+			node, _ := isLost(view, at.Node)
+			change.Delete = append(change.Delete, at.Key())
+			change.Events = append(change.Events, m.abandoned(at, node.String()))
 		}
 		for _, open := range intents(view, v) {
 			change.Delete = append(change.Delete, open.Key())
