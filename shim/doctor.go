@@ -32,7 +32,7 @@ func doctorFlags() *doctor {
 	flag.BoolVar(&d.wanted, "doctor", false,
 		"compare a state with this machine while no shim runs, and exit: 0 it is well, 1 it is not or was not all "+
 			"examined, 2 it cannot be said")
-	flag.StringVar(&d.state, "state", "", "of -doctor and -migrate: the state directory")
+	flag.StringVar(&d.state, "state", "", "of -doctor, -migrate and -leave: the state directory")
 	flag.StringVar(&d.runDir, "run", "", "of -doctor: the directory of sockets (default the usual one)")
 	flag.BoolVar(&d.repair, "repair", false, "of -doctor: put right what needs no plugin")
 	flag.StringVar(&d.digest, "digest", "", "of -repair: the plan to carry out; none other is (default whatever it is)")

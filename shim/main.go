@@ -34,6 +34,7 @@ func main() {
 	d := doctorFlags()
 	moving := flag.String("migrate", "", "move the volumes of -state into the cluster that standard input describes, "+
 		"as node NAME, and exit")
+	l := leaveFlags()
 	flag.Parse()
 	if *show {
 		fmt.Fprintln(os.Stderr, "holdfast-shim", version) // standard output is the handshake's
@@ -47,6 +48,9 @@ func main() {
 	}
 	if *moving != "" {
 		os.Exit(migrate(d.state, *moving))
+	}
+	if l.node != "" {
+		os.Exit(l.run(d.state))
 	}
 	debug.SetGCPercent(gcPercent)
 	log := bootstrap.NewLogger(hclog.LevelFromString(*level))

@@ -21,11 +21,47 @@ import (
 const defaultConfig = "/etc/holdfast/agent.hcl"
 
 func newCluster(io streams, p *globalFlags) *cobra.Command {
-	return group("cluster", "Manage this node's membership of a cluster", newClusterMigrate(io, p))
+	return group("cluster", "Manage this node's membership of a cluster", newClusterMigrate(io, p),
+		newClusterLeave(io, p))
+}
+
+// memberFlags say which node's state a command is about, whose agent does not run.
+type memberFlags struct{ config, node, shim string }
+
+func (f *memberFlags) register(c *cobra.Command) {
+	c.Flags().StringVar(&f.config, "config", defaultConfig, "configuration file of the agent")
+	c.Flags().StringVar(&f.node, "node", "",
+		"name of this node (default: that of the configuration file, or the host name)")
+	c.Flags().StringVar(&f.shim, "shim", "", "shim binary (default holdfast-shim beside this program or in PATH)")
+}
+
+// complete sets what the flags leave out as the agent does, and returns the cluster block; empty: there is none.
+func (f *memberFlags) complete(c *cobra.Command) (cluster string, err error) {
+	a, _, err := c.Root().Find([]string{"agent"})
+	if err != nil {
+		return "", err
+	}
+	if cluster, err = (placesOf{}).readConfig(a, f.config); err != nil {
+		return "", err
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("name of this node: %w; set --node", err)
+	}
+	binary, err := findShim(cmp.Or(f.shim, a.Flag("shim").Value.String()))
+	if err != nil {
+		return "", err
+	}
+	f.node, f.shim = cmp.Or(f.node, a.Flag("node").Value.String(), host), binary.Path
+	return cluster, nil
+}
+
+func (f *memberFlags) noCluster() error {
+	return usageError{fmt.Errorf("%s has no cluster block", f.config)}
 }
 
 func newClusterMigrate(io streams, p *globalFlags) *cobra.Command {
-	config, node, shim := "", "", ""
+	f := memberFlags{}
 	c := &cobra.Command{
 		Use: "migrate", Short: "Move this node's volumes into its cluster", Args: usageArgs(cobra.NoArgs),
 		Long: `Move the volumes, snapshots and claims of a node that shares nothing into the
@@ -40,28 +76,15 @@ a file below the state directory, which has to be copied.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
 			defer stop()
-			a, _, err := c.Root().Find([]string{"agent"})
+			text, err := f.complete(c)
+			if err == nil && text == "" {
+				err = f.noCluster()
+			}
 			if err != nil {
 				return err
 			}
-			text, err := (placesOf{}).readConfig(a, config)
-			switch {
-			case err != nil:
-				return err
-			case text == "":
-				return usageError{fmt.Errorf("%s has no cluster block", config)}
-			}
-			host, err := os.Hostname()
-			if err != nil {
-				return fmt.Errorf("name of this node: %w; set --node", err)
-			}
-			binary, err := findShim(cmp.Or(shim, a.Flag("shim").Value.String()))
-			if err != nil {
-				return err
-			}
-			node = cmp.Or(node, a.Flag("node").Value.String(), host)
 			var secrets []secretUse
-			moved, err := migrate(ctx, binary.Path, p.stateDir(), node, text, func(all []secretUse) {
+			moved, err := migrate(ctx, f.shim, p.stateDir(), f.node, text, func(all []secretUse) {
 				secrets = all
 				listSecrets(io.err, all)
 			})
@@ -69,10 +92,10 @@ a file below the state directory, which has to be copied.`,
 				return err
 			}
 			if p.json {
-				return writeJSON(io.out, map[string]any{"node": node, "moved": moved,
+				return writeJSON(io.out, map[string]any{"node": f.node, "moved": moved,
 					"secrets": append([]secretUse{}, secrets...)})
 			}
-			fmt.Fprintf(io.out, "moved %d records of node %s; start the agent\n", moved, node)
+			fmt.Fprintf(io.out, "moved %d records of node %s; start the agent\n", moved, f.node)
 			if len(secrets) > 0 {
 				fmt.Fprintf(io.out, "before another node uses these volumes, it needs the secrets above at the same "+
 					"places (files with mode 0600)\n")
@@ -80,10 +103,57 @@ a file below the state directory, which has to be copied.`,
 			return nil
 		},
 	}
-	c.Flags().StringVar(&config, "config", defaultConfig, "configuration file of the agent")
-	c.Flags().StringVar(&node, "node", "",
-		"name of this node (default: that of the configuration file, or the host name)")
-	c.Flags().StringVar(&shim, "shim", "", "shim binary (default holdfast-shim beside this program or in PATH)")
+	f.register(c)
+	return c
+}
+
+func newClusterLeave(io streams, p *globalFlags) *cobra.Command {
+	f, force, confirm := memberFlags{}, false, ""
+	c := &cobra.Command{
+		Use: "leave", Short: "Have this node leave its cluster", Args: usageArgs(cobra.NoArgs),
+		Long: `End this node's membership of the cluster of its configuration file. The agent
+must not run. Remove the cluster block before you start it again: the node then
+shares nothing, and knows no volumes.
+
+A node is refused that has claims, attachments, mounts or volumes of its own, or
+executes a plugin; the error says what to do. An interrupted leave can be
+repeated.
+
+If the cluster is gone for good, --force deletes its records on this node
+without etcd. The volumes stay at their plugins, which may keep them attached
+to this node. Register those that you need.`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
+			defer stop()
+			text, err := f.complete(c)
+			switch {
+			case err != nil:
+				return err
+			case confirm != "" && !force:
+				return usageError{errors.New("--confirm belongs to --force")}
+			case text == "" && !force:
+				return f.noCluster()
+			}
+			args := []string{"-leave", f.node, "-state", p.stateDir()}
+			if force {
+				args = append(args, "-lost", "-confirm", confirm)
+			}
+			var answer struct{ Left string }
+			err = runShim(ctx, f.shim, text, args, func(d *json.Decoder) error { return d.Decode(&answer) })
+			if err != nil {
+				return err
+			}
+			return show(io, p, nil, map[string]string{"node": f.node, "left": answer.Left},
+				func(to writer, _ map[string]string) error {
+					_, err := fmt.Fprintf(to, "node %s has left cluster %s; remove the cluster block from %s before you "+
+						"start the agent\n", f.node, clean(answer.Left), f.config)
+					return err
+				})
+		},
+	}
+	f.register(c)
+	c.Flags().BoolVar(&force, "force", false, "the cluster is gone for good: ask no etcd")
+	c.Flags().StringVar(&confirm, "confirm", "", "the ID of the cluster, whose records this node forgets")
 	return c
 }
 
@@ -120,8 +190,33 @@ func listSecrets(to io.Writer, all []secretUse) {
 func migrate(
 	ctx context.Context, shim, state, node, cluster string, before func([]secretUse),
 ) (moved int, err error) {
+	var answer struct {
+		Secrets []secretUse
+		Moved   *int
+	}
+	err = runShim(ctx, shim, cluster, []string{"-migrate", node, "-state", state}, func(d *json.Decoder) error {
+		for answer.Moved == nil {
+			if err := d.Decode(&answer); err != nil {
+				return err
+			}
+			if answer.Moved == nil {
+				before(answer.Secrets)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	return *answer.Moved, nil
+}
+
+// runShim runs the shim binary with a cluster block, and reads what it prints until it ends.
+func runShim(
+	ctx context.Context, shim, cluster string, args []string, read func(*json.Decoder) error,
+) error {
 	var errs bytes.Buffer
-	cmd := exec.CommandContext(ctx, shim, "-migrate", node, "-state", state)
+	cmd := exec.CommandContext(ctx, shim, args...)
 	cmd.Stdin, cmd.Stderr, cmd.WaitDelay = strings.NewReader(cluster), &errs, shimExitTimeout
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
 	out, err := cmd.StdoutPipe()
@@ -129,24 +224,15 @@ func migrate(
 		err = cmd.Start()
 	}
 	if err != nil {
-		return 0, err
+		return err
 	}
-	var answer struct {
-		Secrets []secretUse
-		Moved   *int
-	}
-	var unread error
-	for d := json.NewDecoder(out); answer.Moved == nil && unread == nil; {
-		if unread = d.Decode(&answer); unread == nil && answer.Moved == nil {
-			before(answer.Secrets)
-		}
-	}
+	unread := read(json.NewDecoder(out))
 	switch err := cmd.Wait(); {
 	case err != nil:
-		return 0, errors.New(cmp.Or(strings.TrimPrefix(strings.TrimSpace(errs.String()), "holdfast-shim: "),
+		return errors.New(cmp.Or(strings.TrimPrefix(strings.TrimSpace(errs.String()), "holdfast-shim: "),
 			err.Error()))
 	case unread != nil:
-		return 0, fmt.Errorf("%s is not a shim: %w; set --shim", shim, unread)
+		return fmt.Errorf("%s is not a shim: %w; set --shim", shim, unread)
 	}
-	return *answer.Moved, nil
+	return nil
 }

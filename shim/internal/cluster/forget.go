@@ -16,21 +16,13 @@ func (n *Node) Forget(ctx context.Context, node registry.NodeName, by, reason st
 	if node == n.State.node {
 		return registry.Errorf(registry.ErrConflict, "node %s is this node; forget it at another one", node)
 	}
-	// Only the node itself and those that serve it make such records, so none is new while it is not alive. They are not
-	// read in the commit: a cluster has many, and each change of one would have it decided again.
-	var held []string
-	var calls []registry.Key // that the node has not carried out
-	if err := n.State.View(ctx, func(v registry.View) error {
-		held = heldBy(v, node)
-		for _, call := range v.RemoteCalls() {
-			if call.To == node && !call.Done {
-				calls = append(calls, call.Key())
-			}
-		}
-		return nil
-	}); err != nil {
-		return err
-	}
+	return n.forget(ctx, node, by, reason, wayOut)
+}
+
+// forget forgets a node that is not alive. wayOut says what to do about what the node still has.
+func (n *Node) forget(
+	ctx context.Context, node registry.NodeName, by, reason string, wayOut func(registry.Node) string,
+) error {
 	_, err := n.State.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		r, found := v.Node(node)
 		switch _, alive := v.NodeLease(node); {
@@ -42,15 +34,25 @@ func (n *Node) Forget(ctx context.Context, node registry.NodeName, by, reason st
 			return registry.Change{}, registry.Errorf(registry.ErrConflict, "node %s is alive: stop its agent first, and "+
 				"try again %s later", node, n.session.ttl)
 		}
-		if has := append(slices.Clone(held), executorFor(v, node)...); len(has) > 0 {
-			return registry.Change{}, registry.Errorf(registry.ErrConflict, "node %s still has %s; %s", node, some(has),
-				wayOut(r))
+		if err := n.checkUnneeded(v, node, wayOut(r)); err != nil {
+			return registry.Change{}, err
 		}
 		if r.Lost() {
 			return n.declared(r, registry.NodeForgotten, registry.EventNodeForgotten, by, reason), nil
 		}
 		return n.lost(v, r, registry.NodeForgotten, registry.EventNodeForgotten, by, reason), nil
 	})
+	var calls []registry.Key // that the node has not carried out
+	if err == nil {
+		err = n.State.View(ctx, func(v registry.View) error {
+			for _, call := range v.RemoteCalls() {
+				if call.To == node && !call.Done {
+					calls = append(calls, call.Key())
+				}
+			}
+			return nil
+		})
+	}
 	for chunk := range slices.Chunk(calls, registry.Batch) {
 		if err == nil {
 			_, err = n.State.Commit(ctx, func(registry.View) (registry.Change, error) {
@@ -59,6 +61,14 @@ func (n *Node) Forget(ctx context.Context, node registry.NodeName, by, reason st
 		}
 	}
 	return err
+}
+
+// checkUnneeded returns an ErrConflict if records depend on the node.
+func (n *Node) checkUnneeded(v registry.View, node registry.NodeName, wayOut string) error {
+	if has := append(heldBy(v, node), executorFor(v, node)...); len(has) > 0 {
+		return registry.Errorf(registry.ErrConflict, "node %s still has %s; %s", node, some(has), wayOut)
+	}
+	return nil
 }
 
 // wayOut says what to do about what a node still has.

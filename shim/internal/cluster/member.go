@@ -20,7 +20,8 @@ func CheckMember(v registry.View, id string) error {
 		switch c := copies[0]; {
 		case id == "":
 			return registry.Errorf(registry.ErrConflict,
-				"this node is a member of cluster %q: configure it with the cluster block", c.Cluster)
+				"this node is a member of cluster %q: configure it with the cluster block, or have it leave: "+
+					"holdfast cluster leave", c.Cluster)
 		case c.Cluster != id:
 			return registry.Errorf(registry.ErrConflict, "this node is a member of cluster %q, and cannot join cluster %q",
 				c.Cluster, id)

@@ -219,26 +219,60 @@ type SecretUse = cluster.SecretUse
 func (v Offline) Migrate(
 	ctx context.Context, text []byte, node string, before func([]SecretUse),
 ) (moved int, err error) {
-	c, diags := config.ParseCluster(config.Source{Name: "cluster", Text: text}, config.Options{})
-	if err := diags.Err(); err != nil {
-		return 0, err
-	}
-	layout, err := v.layout()
+	c, err := parseCluster(text)
 	if err != nil {
 		return 0, err
+	}
+	err = v.withState(ctx, func(s *store.Store) error {
+		moved, err = cluster.Migrate(ctx, s, c, registry.NodeName(node), before)
+		return err
+	})
+	return moved, err
+}
+
+// Leave has the node leave the cluster of text, which is HCL with the cluster block.
+func (v Offline) Leave(ctx context.Context, text []byte, node string) (id string, err error) {
+	c, err := parseCluster(text)
+	if err != nil {
+		return "", err
+	}
+	return c.ID, v.withState(ctx, func(s *store.Store) error {
+		return cluster.Leave(ctx, s, c, registry.NodeName(node), v.Logger)
+	})
+}
+
+// LeaveLost has the node leave its cluster, which is gone for good. confirm is the ID of the cluster. Without it, the
+// ErrDenied says what may be lost.
+func (v Offline) LeaveLost(ctx context.Context, node, confirm string) (id string, err error) {
+	err = v.withState(ctx, func(s *store.Store) error {
+		id, err = cluster.LeaveLost(ctx, s, registry.NodeName(node), confirm)
+		return err
+	})
+	return id, err
+}
+
+func parseCluster(text []byte) (config.Cluster, error) {
+	c, diags := config.ParseCluster(config.Source{Name: "cluster", Text: text}, config.Options{})
+	if err := diags.Err(); err != nil {
+		return config.Cluster{}, err
+	}
+	return *c, nil
+}
+
+// withState calls use with the state, which exists and is intact.
+func (v Offline) withState(ctx context.Context, use func(*store.Store) error) error {
+	layout, err := v.layout()
+	if err != nil {
+		return err
 	}
 	m, err := mount.NewManager(layout)
 	if err == nil {
 		err = checkStateFile(ctx, layout)
 	}
 	if err != nil {
-		return 0, err
-	}
-	err = v.withStore(ctx, layout.Database(), m.Boot(), func(s *store.Store) error {
-		moved, err = cluster.Migrate(ctx, s, *c, registry.NodeName(node), before)
 		return err
-	})
-	return moved, err
+	}
+	return v.withStore(ctx, layout.Database(), m.Boot(), use)
 }
 
 // failedChecks returns the failed consistency checks of the state as text.

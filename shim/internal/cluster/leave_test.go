@@ -1,0 +1,121 @@
+package cluster
+
+import (
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/config"
+	"holdfast/internal/etcdtest"
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+)
+
+// TestLeave has nodes leave their cluster. One with a claim or a mount is refused. Of one that leaves, the cluster and
+// its store keep nothing, also if it was interrupted between the two. It may join again.
+func TestLeave(t *testing.T) {
+	client := etcdtest.Start(t)
+	b := newMember(t, client, "b")
+	b.await(t, true)() // so that a executes no plugin
+	a := newMember(t, client, "a")
+	held := claim("vol", "alloc")
+	held.Node, held.Name = "a", volumeOf("vol", "vol").VolumeName()
+	a.commit(t, []registry.Record{held, volumeOf("vol", "vol")})
+	a.cut()
+	a.stop()
+	block := config.Cluster{ID: t.Name(), Endpoints: client.Endpoints(), Expect: 1, LeaseTTL: LeaseTTL}
+	leave := func(of *testNode, wants ...string) {
+		t.Helper()
+		of.offline(t, func(local registry.State) {
+			err := Leave(t.Context(), local, block, registry.NodeName(of.name), hclog.NewNullLogger())
+			if len(wants) == 0 && err != nil {
+				t.Errorf("leave: %v", err)
+			}
+			for _, want := range wants {
+				if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), want) {
+					t.Errorf("leave: %v; want %q", err, want)
+				}
+			}
+		})
+	}
+	leave(a.testNode, "the claim of alloc alloc on volume vol", "holdfast node drain a")
+	b.commit(t, nil, held.Key())
+	ref := registry.Ref{Volume: held.Volume, Alloc: held.Alloc, Request: held.Request, Publish: registry.MarkDone}
+	a.offline(t, func(s registry.State) { registrytest.Put(t, s, ref) })
+	leave(a.testNode, "volume vol published for alloc alloc")
+	a.offline(t, func(s registry.State) {
+		if _, err := s.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+			return registry.Change{Delete: []registry.Key{ref.Key()}}, nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	})
+	leave(a.testNode)
+	b.seeState(t, "a", registry.NodeForgotten)
+	a.offline(t, func(s registry.State) {
+		look(t, s, func(v registry.View) {
+			if err := CheckMember(v, ""); err != nil || len(v.Volumes()) > 0 || len(v.Nodes()) > 0 {
+				t.Errorf("after it has left: %v, volumes %v, nodes %v", err, v.Volumes(), v.Nodes())
+			}
+		})
+	})
+	leave(a.testNode, "member of no cluster")
+
+	again := newMember(t, client, "a")
+	b.seeState(t, "a", registry.NodeOutOfService) // and ready once it has unmounted all
+	b.see(t, "a is alive", func(v registry.View) bool { _, alive := v.NodeLease("a"); return alive })
+	again.die(t)
+	again.stop()
+	b.see(t, "a is suspect", func(v registry.View) bool { _, alive := v.NodeLease("a"); return !alive })
+	if err := b.Forget(t.Context(), "a", "alice", ""); err != nil { // as if interrupted
+		t.Fatal(err)
+	}
+	leave(again.testNode)
+}
+
+// TestForgetSeesALateClaim has a claim of a node committed just before the node is forgotten: it is refused.
+func TestForgetSeesALateClaim(t *testing.T) {
+	client := etcdtest.Start(t)
+	c, b := newMember(t, client, "c"), newMember(t, client, "b")
+	c.await(t, true)() // so that a executes no plugin
+	a := newMember(t, client, "a")
+	b.see(t, "a is alive", func(v registry.View) bool { _, alive := v.NodeLease("a"); return alive })
+	a.die(t)
+	b.see(t, "a is suspect", func(v registry.View) bool { _, alive := v.NodeLease("a"); return !alive })
+	late := claim("vol", "alloc")
+	late.Node = "a"
+	first := sync.OnceFunc(func() { c.commit(t, []registry.Record{late}) })
+	b.State.sending = func(registry.Change) { first() }
+	if err := b.Forget(t.Context(), "a", "alice", ""); err == nil || !strings.Contains(err.Error(), "the claim of alloc") {
+		t.Errorf("forget a node with a claim: %v", err)
+	}
+}
+
+// TestLeaveLostCluster has a node leave a cluster that does not exist any more. It says before what may be lost.
+func TestLeaveLostCluster(t *testing.T) {
+	a := newMember(t, etcdtest.Start(t), "a")
+	at := registry.Attachment{Volume: claim("vol", "").Volume, Name: volumeOf("vol", "vol").VolumeName(), Node: "a",
+		NodeID: "a-id", State: registry.MarkDone}
+	a.commit(t, []registry.Record{volumeOf("vol", "vol"), at})
+	a.cut()
+	a.stop()
+	a.offline(t, func(local registry.State) {
+		_, err := LeaveLost(t.Context(), local, "a", "other")
+		if !errors.Is(err, registry.ErrDenied) || !strings.Contains(err.Error(), "records of 1 volumes") ||
+			!strings.Contains(err.Error(), "still attached to this node: vol") {
+			t.Errorf("not confirmed: %v", err)
+		}
+		id, err := LeaveLost(t.Context(), local, "a", t.Name())
+		if err != nil || id != t.Name() {
+			t.Errorf("left %q: %v", id, err)
+		}
+		look(t, local, func(v registry.View) {
+			if err := CheckMember(v, ""); err != nil || len(v.Volumes()) > 0 {
+				t.Errorf("%v, volumes %v", err, v.Volumes())
+			}
+		})
+	})
+}
