@@ -92,6 +92,8 @@ const (
 	// NodeForgotten is a node that an operator has removed. Its record stays, so that the node unmounts what it has before it
 	// does anything else if it comes back after all. Lists of nodes do not have it.
 	NodeForgotten NodeState = "forgotten"
+	// NodeUnjoined is this node while its cluster has not let it in. No record has this state.
+	NodeUnjoined NodeState = "not-joined"
 )
 
 // NodePlugin is a CSI plugin on a node.

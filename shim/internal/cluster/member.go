@@ -2,11 +2,11 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"time"
 
 	"github.com/google/uuid"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"holdfast/registry"
@@ -43,22 +43,22 @@ func CheckMember(v registry.View, id string) error {
 	return nil
 }
 
-// join stores that the node is a member, and makes the caller the active shim of its node: no commit of an earlier one
-// succeeds any longer. It waits while another member has the name of this node, the node is new and expects another
-// number of nodes than the cluster, or etcd does not let it write.
+// join makes the node a member, and the caller the active shim of its node: no commit of an earlier one succeeds any
+// longer. It waits while another member has the name of this node, the node is new and expects another number of nodes
+// than the cluster, or etcd does not let it read or write. A node that was never let in has stored nothing, so it can start
+// without the cluster again.
 func (s *State) join(ctx context.Context) error {
-	var self registry.Copy
-	_, err := s.writeCopy(ctx, func(v registry.View) (registry.Change, error) {
-		if self = s.copyIn(v); self.Member != "" {
-			return registry.Change{}, nil
-		}
-		self.Member = uuid.NewString()
-		return registry.Change{Put: []registry.Record{self}}, nil
-	})
-	for err == nil {
+	for {
 		why := s.checkFormation(ctx)
+		member := ""
 		if why == nil {
-			why = s.register(ctx, self.Member)
+			var failed error
+			if member, why, failed = s.member(ctx); failed != nil {
+				return failed
+			}
+		}
+		if why == nil {
+			why = s.register(ctx, member)
 		}
 		if why == nil {
 			return nil
@@ -70,7 +70,24 @@ func (s *State) join(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 	}
-	return err
+}
+
+// member returns the ID of this node as a member. A new one is stored before it is registered, but not while another
+// member has the node's name: then why says so. failed: the node's store has failed.
+func (s *State) member(ctx context.Context) (id string, why, failed error) {
+	if failed = s.local.View(ctx, func(v registry.View) error { id = s.copyIn(v).Member; return nil }); failed != nil || id != "" {
+		return id, nil, failed
+	}
+	id = uuid.NewString()
+	if _, why = s.registered(ctx, id); why != nil {
+		return "", why, nil
+	}
+	_, failed = s.writeCopy(ctx, func(v registry.View) (registry.Change, error) {
+		self := s.copyIn(v)
+		self.Member = id
+		return registry.Change{Put: []registry.Record{self}}, nil
+	})
+	return id, nil, failed
 }
 
 // checkFormation returns an error if the cluster expects another number of nodes than this node does. A node that is
@@ -115,35 +132,45 @@ func (s *State) lost(ctx context.Context) bool {
 	return err == nil && is && node.Lost()
 }
 
+// registered returns what is registered as the shim of this node; nil: nothing. It returns an ErrConflict if another
+// member has the name of the node.
+func (s *State) registered(ctx context.Context, member string) (kv *mvccpb.KeyValue, err error) {
+	var other bool
+	err = s.request(ctx, func(ctx context.Context) error {
+		was, err := s.kv.Get(ctx, s.keys.node(s.node))
+		if err != nil || len(was.Kvs) == 0 {
+			return err
+		}
+		kv = was.Kvs[0]
+		other = !strings.HasPrefix(string(kv.Value), member+"/") && !s.lost(ctx)
+		return nil
+	})
+	if err == nil && other {
+		err = registry.Errorf(registry.ErrConflict, "another member of the cluster has the name %q; give this node "+
+			"another name, or declare the other one out of service", s.node)
+	}
+	return kv, err
+}
+
 // register writes the node's key in etcd. It returns an ErrConflict if another member has the name of the node. A request
 // whose answer was lost may be carried out late, so each is bound to what was registered before.
 func (s *State) register(ctx context.Context, member string) error {
 	key, id := s.keys.node(s.node), member+"/"+uuid.NewString()
-	var conflict error
-	err := s.request(ctx, func(ctx context.Context) error {
-		for {
-			was, err := s.kv.Get(ctx, key)
-			if err != nil {
-				return err
-			}
-			var revision int64
-			for _, kv := range was.Kvs {
-				switch value := string(kv.Value); {
-				case value == id:
-					s.own = kv.ModRevision
-					return nil
-				case !strings.HasPrefix(value, member+"/") && !s.lost(ctx):
-					conflict = registry.Errorf(registry.ErrConflict, "another member of the cluster has the name %q; give this node "+
-						"another name, or declare the other one out of service", s.node)
-					return nil
-				}
-				revision = kv.ModRevision
-			}
-			if _, err := s.kv.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", revision)).
-				Then(clientv3.OpPut(key, id)).Commit(); err != nil {
-				return err
-			}
+	for {
+		was, err := s.registered(ctx, member)
+		if err != nil {
+			return err
 		}
-	})
-	return errors.Join(err, conflict)
+		if string(was.GetValue()) == id {
+			s.own = was.GetModRevision()
+			return nil
+		}
+		if err := s.request(ctx, func(ctx context.Context) error {
+			_, err := s.kv.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", was.GetModRevision())).
+				Then(clientv3.OpPut(key, id)).Commit()
+			return err
+		}); err != nil {
+			return err
+		}
+	}
 }

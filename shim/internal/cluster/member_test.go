@@ -44,6 +44,14 @@ func whyItWaits(t *testing.T, s *State) (why error) {
 	return why
 }
 
+// wantNoMember checks that a node which a cluster has refused can start without it.
+func wantNoMember(t *testing.T, local registry.State) {
+	t.Helper()
+	if err := local.View(t.Context(), func(v registry.View) error { return CheckMember(v, "") }); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestNameOfAnotherMember starts a node with the name of another one: it waits, and fences nobody.
 func TestNameOfAnotherMember(t *testing.T) {
 	client := etcdtest.Start(t)
@@ -54,6 +62,7 @@ func TestNameOfAnotherMember(t *testing.T) {
 		if why := whyItWaits(t, s); !strings.Contains(why.Error(), `another member of the cluster has the name "node"`) {
 			t.Errorf("it waits because of %v", why)
 		}
+		wantNoMember(t, local)
 	})
 	registrytest.Put(t, first, claim("v", "a"), registry.Node{Name: "node", State: registry.NodeOutOfService, Epoch: 1})
 	second.start(t) // a machine that replaces a lost one
@@ -74,6 +83,7 @@ func TestNodeWithAnotherExpectation(t *testing.T) {
 		if why := whyItWaits(t, s); !strings.Contains(why.Error(), want) {
 			t.Errorf("it waits because of %v", why)
 		}
+		wantNoMember(t, local)
 	})
 	third := newNode(t, client, "third")
 	third.expect = 2

@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -42,6 +43,9 @@ func (n *nodes) statuses(v registry.View, a *Active, only registry.NodeName) (al
 	if a.Cluster == nil {
 		records = []registry.Node{n.singleNode(v, a)}
 	}
+	if len(records) == 0 {
+		records = []registry.Node{{Name: a.Node, State: registry.NodeUnjoined}}
+	}
 	claims, attachments := v.AllClaims(), v.AllAttachments()
 	for _, r := range records {
 		if only != "" && only != r.Name {
@@ -55,6 +59,10 @@ func (n *nodes) statuses(v registry.View, a *Active, only registry.NodeName) (al
 			}
 		} else {
 			st.Stale = a.Cluster.State.Problem()
+		}
+		if st.State == registry.NodeUnjoined {
+			st.Stale = cmp.Or(st.Stale, "this node has not joined its cluster yet")
+			st.Reason = st.Stale
 		}
 		all = append(all, st)
 	}
