@@ -11,7 +11,7 @@ import (
 type NodeStatus struct {
 	Node
 	Alive bool `json:"alive"` // its lease in etcd is valid; else the node is suspect
-	// AliveSince or SuspectSince is when that began; zero: not known.
+	// AliveSince is when that began, SuspectSince when the node that was asked saw it end; zero: not known.
 	AliveSince   time.Time `json:"alive_since,omitzero"`
 	SuspectSince time.Time `json:"suspect_since,omitzero"`
 
@@ -62,7 +62,7 @@ func (n Node) Find(role Role, id PluginID) (Instance, bool) {
 	return Instance{}, false
 }
 
-// SuspectSince returns when the node became suspect; zero: no event that is kept says so.
+// SuspectSince returns since when this node sees another one as suspect; zero: no event that is kept says so.
 func (v View) SuspectSince(n NodeName) (since time.Time) {
 	events, _ := v.Events(0, MaxEvents)
 	for _, e := range events {

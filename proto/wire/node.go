@@ -16,7 +16,7 @@ func NodeProto(n registry.NodeStatus) *pb.Node {
 			return &pb.NodePlugin{Plugin: string(p.Plugin), NodeHealth: string(p.Health(registry.RoleNode)),
 				ControllerHealth: string(p.Health(registry.RoleController)), NodeId: string(p.NodeID),
 				Topology: topologyProto(p.Topology), MaxVolumes: p.MaxVolumes, Capabilities: strs(p.Capabilities),
-				Executor: p.Executor, Claims: uint32(p.Claims), Attachments: uint32(p.Attachments)}
+				Executor: p.Executor, Local: p.Local, Claims: uint32(p.Claims), Attachments: uint32(p.Attachments)}
 		}),
 	}
 }
@@ -42,7 +42,7 @@ func Node(m *pb.Node) registry.NodeStatus {
 		Plugins: each(m.GetPlugins(), func(p *pb.NodePlugin) registry.NodePluginStatus {
 			return registry.NodePluginStatus{Executor: p.GetExecutor(), Claims: int(p.GetClaims()),
 				Attachments: int(p.GetAttachments()), NodePlugin: registry.NodePlugin{
-					Plugin:              registry.PluginID(p.GetPlugin()),
+					Plugin: registry.PluginID(p.GetPlugin()), Local: p.GetLocal(),
 					Node:                is(p.GetNodeHealth(), registry.Healthy),
 					NodeUnhealthy:       is(p.GetNodeHealth(), registry.Unhealthy),
 					Controller:          is(p.GetControllerHealth(), registry.Healthy),

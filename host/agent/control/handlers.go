@@ -241,7 +241,7 @@ func (s *Server) postVolume(do func(context.Context, host.VolumeSpec) (host.Volu
 			spec.Node = registry.NodeName(node)
 		}
 		nameVolume(r.Context(), spec.VolumeName())
-		st, err := callPlugin(s, r, spec.VolumeName(), spec.Plugin,
+		st, err := callPlugin(s, r, spec.VolumeName(), spec.Plugin, spec.Node,
 			func(ctx context.Context) (host.VolumeStatus, error) { return do(ctx, spec) })
 		if err != nil {
 			return nil, err
@@ -265,7 +265,7 @@ func (s *Server) changeVolume(
 	r *http.Request, do func(context.Context, host.VolumeName) (host.VolumeStatus, error),
 ) (any, error) {
 	name := volumeName(r)
-	st, err := callPlugin(s, r, name, "", func(ctx context.Context) (host.VolumeStatus, error) { return do(ctx, name) })
+	st, err := callPlugin(s, r, name, "", "", func(ctx context.Context) (host.VolumeStatus, error) { return do(ctx, name) })
 	return s.explainer().volumeView(st), err
 }
 
@@ -289,7 +289,7 @@ func (s *Server) deleteVolume(r *http.Request) (any, error) {
 		do = s.host.DeregisterVolume
 	}
 	name := volumeName(r)
-	return callPlugin(s, r, name, "", func(ctx context.Context) (struct{}, error) { return struct{}{}, do(ctx, name) })
+	return callPlugin(s, r, name, "", "", func(ctx context.Context) (struct{}, error) { return struct{}{}, do(ctx, name) })
 }
 
 // getStats returns the usage of a volume.
@@ -307,7 +307,7 @@ func (s *Server) getStats(r *http.Request) (any, error) {
 
 // postDoctor inspects or repairs. After a repair the agent retries what waits.
 func (s *Server) postDoctor(r *http.Request, ask DoctorRequest) (any, error) {
-	found, err := callPlugin(s, r, host.VolumeName{}, "", func(ctx context.Context) (host.Diagnosis, error) {
+	found, err := callPlugin(s, r, host.VolumeName{}, "", "", func(ctx context.Context) (host.Diagnosis, error) {
 		return s.host.Doctor(ctx, ask.Repair, ask.Digest)
 	})
 	if err == nil && ask.Repair {

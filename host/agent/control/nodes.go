@@ -17,7 +17,8 @@ import (
 // Claim is a claim with the state of its node.
 type Claim struct {
 	registry.Claim
-	NodeState string `json:"node_state"` // alive, suspect, or the declared state of the node
+	NodeState string `json:"node_state"`      // alive, suspect, or the declared state of the node
+	Stale     string `json:"stale,omitempty"` // why the claim may be outdated, as of a node
 }
 
 // ClaimExplanation says who holds a volume, what waits for it, and what happens next.
@@ -26,6 +27,7 @@ type ClaimExplanation struct {
 	Executor host.NodeName `json:"executor,omitempty"` // makes the controller calls of the plugin; empty: no node
 	Claims   []Claim       `json:"claims"`
 	Nodes    int           `json:"nodes"` // of the cluster. Waits of allocs are known to their own node only
+	Stale    string        `json:"stale,omitempty"`
 }
 
 func (s *Server) getNodes(r *http.Request) (any, error) {
@@ -91,9 +93,17 @@ func claimViews(list []host.Claim, nodes []host.NodeStatus) []Claim {
 				state = NodeState(n)
 			}
 		}
-		out = append(out, Claim{c, state})
+		out = append(out, Claim{c, state, Stale(nodes)})
 	}
 	return out
+}
+
+// Stale says why what a node knows of its cluster may be outdated; empty: it is not.
+func Stale(nodes []host.NodeStatus) string {
+	if len(nodes) == 0 {
+		return ""
+	}
+	return nodes[0].Stale
 }
 
 // NodeState returns the state of a node in one word: suspect if it is ready otherwise but not alive.
@@ -119,7 +129,7 @@ func (s *Server) explainClaims(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := ClaimExplanation{Volume: e.volumeView(*v), Nodes: len(nodes)}
+	out := ClaimExplanation{Volume: e.volumeView(*v), Nodes: len(nodes), Stale: Stale(nodes)}
 	var claims []host.Claim
 	for _, h := range v.Holders {
 		claims = append(claims, h.Claim)
@@ -218,7 +228,7 @@ func lostHolder(node host.NodeStatus, v host.VolumeStatus, claims []host.Claim) 
 	}
 	n.Summary = fmt.Sprintf("volume %s is held by node %s, which is %s", v.VolumeName(), node.Name, state)
 	if state == "suspect" {
-		n.fact("Suspect since", since(node.SuspectSince))
+		n.fact("Seen suspect here since", since(node.SuspectSince))
 		n.Meaning = "etcd does not hear of the node. Tasks may still run there and write to the volume."
 		n.Next = "The claim stays until the node is back, or is fenced or declared out of service."
 		n.Commands = append([]Command{{"if the machine is certainly off, release all its claims",
@@ -227,8 +237,21 @@ func lostHolder(node host.NodeStatus, v host.VolumeStatus, claims []host.Claim) 
 	}
 	n.fact("Since", since(node.Since))
 	n.fact("By", node.Declaration())
-	n.Meaning = "Nothing uses the volume there any more."
 	n.Next = "Holdfast detaches the volume from the node, and then releases its claims."
+	if v.Node == node.Name {
+		n.Next = "Holdfast releases the claims. The node detaches the volume when it is back. If it never is: " +
+			volumeCommand("deregister", v.VolumeName())
+	}
+	switch {
+	case node.Alive:
+		n.Meaning = "The node is back and unmounts its volumes. A task there may still keep this one busy."
+		n.Next = "The node unmounts and detaches the volume, and then releases its claims."
+		n.command("see on that node what keeps the volume busy", "holdfast alloc status")
+	case node.State == registry.NodeFenced:
+		n.Meaning = "The node was fenced, so nothing there can write to the volume."
+	default:
+		n.Meaning = "Nothing runs on the node any more, as was declared. If its machine still runs, tasks may write to the volume."
+	}
 	return n
 }
 

@@ -20,14 +20,15 @@ import (
 const skew = 100 * time.Millisecond
 
 // callPlugin calls do within the time of the request. It gives up early when the plugin is gone for good. Work that has
-// started continues, and the same request resumes it.
+// started continues, and the same request resumes it. node is where a new volume is to be stored.
 func callPlugin[T any](
-	s *Server, r *http.Request, name host.VolumeName, plugin host.PluginID, do func(context.Context) (T, error),
+	s *Server, r *http.Request, name host.VolumeName, plugin host.PluginID, node host.NodeName,
+	do func(context.Context) (T, error),
 ) (T, error) {
 	describeWait(r.Context(), func(ctx context.Context) string { return s.describeVolume(ctx, name, plugin) })
 	ctx, cancel := context.WithCancelCause(r.Context())
 	var watching sync.WaitGroup
-	watching.Go(func() { cancel(s.awaitGone(ctx, name, plugin)) })
+	watching.Go(func() { cancel(s.awaitGone(ctx, name, plugin, node)) })
 	out, wait, late, err := limited(ctx, r, do)
 	cancel(nil)
 	watching.Wait()
@@ -74,7 +75,7 @@ func callWithin[T any](
 // askPlugin is callWithin for a plugin that a job runs, here or on another node.
 func askPlugin[T any](s *Server, r *http.Request, id host.PluginID, ask func(context.Context) (T, error)) (T, error) {
 	return callWithin(s, r, "plugin "+string(id), func(ctx context.Context) (out T, err error) {
-		if _, err = s.knownPlugin(ctx, id); err == nil || s.controlledElsewhere(ctx, id) {
+		if _, err = s.knownPlugin(ctx, id); err == nil || s.controlledElsewhere(ctx, host.VolumeName{}, id, "") {
 			out, err = ask(ctx)
 		}
 		return out, err
@@ -119,7 +120,9 @@ const goneInterval = 500 * time.Millisecond
 
 // awaitGone returns ErrUnavailable when no node runs the plugin's controller and all its jobs here have ended, and nil
 // when ctx ends.
-func (s *Server) awaitGone(ctx context.Context, name host.VolumeName, plugin host.PluginID) error {
+func (s *Server) awaitGone(
+	ctx context.Context, name host.VolumeName, plugin host.PluginID, node host.NodeName,
+) error {
 	tick := time.NewTicker(goneInterval)
 	defer tick.Stop()
 	for {
@@ -129,7 +132,7 @@ func (s *Server) awaitGone(ctx context.Context, name host.VolumeName, plugin hos
 			return nil
 		}
 		p := s.pluginOf(ctx, name, plugin)
-		if p == nil || !p.gone() || s.controlledElsewhere(ctx, host.PluginID(p.ID)) {
+		if p == nil || !p.gone() || s.controlledElsewhere(ctx, name, host.PluginID(p.ID), node) {
 			continue
 		}
 		text, start := fmt.Sprintf("plugin %q is not running: %s", p.ID, p.describeJobs()), Notice{}
@@ -141,13 +144,19 @@ func (s *Server) awaitGone(ctx context.Context, name host.VolumeName, plugin hos
 	}
 }
 
-// controlledElsewhere reports whether another node of the cluster, which is alive, runs a controller of the plugin.
-func (s *Server) controlledElsewhere(ctx context.Context, id host.PluginID) bool {
+// controlledElsewhere reports whether another node of the cluster, which is alive, runs a controller that makes calls for the
+// volume, or for one that is to be stored on a node.
+func (s *Server) controlledElsewhere(
+	ctx context.Context, name host.VolumeName, id host.PluginID, node host.NodeName,
+) bool {
+	if v := s.explainer().volume(ctx, name); v != nil {
+		node = v.Node
+	}
 	nodes, _, err := s.host.Nodes(ctx, host.NodeQuery{})
 	return err == nil && slices.ContainsFunc(nodes, func(n host.NodeStatus) bool {
 		return n.Alive && string(n.Name) != s.agent.Node().Name &&
 			slices.ContainsFunc(n.Plugins, func(p registry.NodePluginStatus) bool {
-				return p.Plugin == id && p.Health(host.RoleController) != ""
+				return p.Plugin == id && p.Health(host.RoleController) != "" && (!p.Local || n.Name == node)
 			})
 	})
 }

@@ -71,7 +71,8 @@ func TestJobSettlesOnceItsTasksHaveStarted(t *testing.T) {
 	}
 }
 
-// A plugin that no job runs here may have a controller on another node of the cluster, which is asked.
+// A plugin that no job runs here may have a controller on another node of the cluster, which is asked. One that keeps its
+// volumes on its node is asked for these only.
 func TestPluginIsControlledElsewhere(t *testing.T) {
 	h := &fakeHost{}
 	s, _ := serveAgent(t, h)
@@ -81,20 +82,27 @@ func TestPluginIsControlledElsewhere(t *testing.T) {
 			Plugins: []registry.NodePluginStatus{{NodePlugin: p}}}
 	}
 	own, controller := s.agent.Node().Name, registry.NodePlugin{Controller: true}
+	local := registry.NodePlugin{Controller: true, Local: true}
 	for name, c := range map[string]struct {
-		node host.NodeStatus
-		want bool
+		node   host.NodeStatus
+		stores host.NodeName // the volume
+		want   bool
 	}{
-		"a controller":         {with("other", true, controller), true},
-		"an unhealthy one":     {with("other", true, registry.NodePlugin{ControllerUnhealthy: true}), true},
-		"of a suspect node":    {with("other", false, controller), false},
-		"of this node":         {with(own, true, controller), false},
-		"only its node plugin": {with("other", true, registry.NodePlugin{Node: true}), false},
+		"a controller":            {with("other", true, controller), "", true},
+		"an unhealthy one":        {with("other", true, registry.NodePlugin{ControllerUnhealthy: true}), "", true},
+		"of a suspect node":       {with("other", false, controller), "", false},
+		"of this node":            {with(own, true, controller), "", false},
+		"only its node plugin":    {with("other", true, registry.NodePlugin{Node: true}), "", false},
+		"of its own volumes":      {with("other", true, local), host.NodeName(own), false},
+		"of no volume":            {with("other", true, local), "", false},
+		"of a volume it has":      {with("other", true, local), "other", true},
+		"of a volume of a third":  {with("other", true, local), "third", false},
+		"of a volume it has lost": {with("other", false, local), "other", false},
 	} {
 		h.mu.Lock()
 		h.nodes = []host.NodeStatus{c.node}
 		h.mu.Unlock()
-		if got := s.controlledElsewhere(t.Context(), "disk"); got != c.want {
+		if got := s.controlledElsewhere(t.Context(), host.VolumeName{}, "disk", c.stores); got != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}

@@ -22,7 +22,13 @@ func newClaimList(io streams, p *globalFlags) *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List claims on volumes", Args: usageArgs(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
-			list, err := p.client().Claims(c.Context())
+			client := p.client()
+			list, err := client.Claims(c.Context())
+			if err == nil {
+				var nodes []host.NodeStatus
+				nodes, err = client.Nodes(c.Context())
+				warnStale(io, control.Stale(nodes))
+			}
 			return show(io, p, err, list, writeClaims)
 		},
 	}
@@ -45,6 +51,7 @@ func newClaimExplain(io streams, p *globalFlags) *cobra.Command {
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			e, err := p.client().ExplainClaims(c.Context(), volumeName(namespace, args[0]))
+			warnStale(io, e.Stale)
 			return show(io, p, err, e, writeExplanation)
 		},
 	}

@@ -21,31 +21,21 @@ func newNode(io streams, p *globalFlags) *cobra.Command {
 		statusCommand(io, p, "List nodes, or show the one with ID",
 			func(c *control.Client, ctx context.Context) ([]host.NodeStatus, error) {
 				all, err := c.Nodes(ctx)
-				warnStale(io, all...)
-				if err == nil && len(all) == 0 {
-					warnNotJoined(ctx, io, c)
-				}
+				warnStale(io, control.Stale(all))
 				return all, err
 			}, writeNodes,
 			func(c *control.Client, ctx context.Context, id string) (host.NodeStatus, error) {
 				n, err := c.Node(ctx, id)
-				warnStale(io, n)
+				warnStale(io, n.Stale)
 				return n, err
 			}, writeNode),
 		newNodeDrain(io, p), newNodeOutOfService(io, p), newNodeForget(io, p))
 }
 
-// warnStale says on stderr why nodes may be other than shown.
-func warnStale(io streams, list ...host.NodeStatus) {
-	if len(list) > 0 && list[0].Stale != "" {
-		fmt.Fprintf(io.err, "this may be outdated: %s\n", clean(list[0].Stale))
-	}
-}
-
-// warnNotJoined says on stderr why this node knows no nodes of its cluster.
-func warnNotJoined(ctx context.Context, io streams, c *control.Client) {
-	if shim, err := c.Shim(ctx); err == nil && shim.ClusterProblem != "" {
-		fmt.Fprintln(io.err, clean(shim.ClusterProblem))
+// warnStale says on stderr why what is shown of the cluster may be outdated.
+func warnStale(io streams, why string) {
+	if why != "" {
+		fmt.Fprintf(io.err, "this may be outdated: %s\n", clean(why))
 	}
 }
 
@@ -160,7 +150,7 @@ func writeNodes(to io.Writer, list []host.NodeStatus) error {
 
 func writeNode(to io.Writer, n host.NodeStatus) error {
 	err := facts(to, "ID", n.Name, "State", control.NodeState(n), "By", n.By, "Reason", n.Reason, "Since",
-		when(n.Since), "Deadline", when(n.Deadline), "Alive since", when(n.AliveSince), "Suspect since",
+		when(n.Since), "Deadline", when(n.Deadline), "Alive since", when(n.AliveSince), "Seen suspect here since",
 		when(n.SuspectSince), "Version", n.Version, "Epoch", n.Epoch,
 		"Once back", drainText(n.Drain))
 	t := newTable("PLUGIN", "NODE", "CONTROLLER", "EXECUTOR", "NODE ID", "TOPOLOGY", "CLAIMS", "ATTACHMENTS", "LIMIT")
@@ -174,7 +164,7 @@ func writeNode(to io.Writer, n host.NodeStatus) error {
 	}
 	fmt.Fprintln(to)
 	err = errors.Join(err, t.write(to, "no plugins"))
-	if n.Alive || n.Lost() {
+	if n.Alive || n.Lost() || n.State == registry.NodeUnjoined {
 		return err
 	}
 	_, failed := fmt.Fprintf(to, "\netcd does not hear of the node. Its claims stay until it is back. If its machine "+

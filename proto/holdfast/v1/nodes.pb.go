@@ -264,6 +264,7 @@ type NodePlugin struct {
 	Executor         bool                   `protobuf:"varint,8,opt,name=executor,proto3" json:"executor,omitempty"` // the node makes the plugin's controller calls
 	Claims           uint32                 `protobuf:"varint,9,opt,name=claims,proto3" json:"claims,omitempty"`
 	Attachments      uint32                 `protobuf:"varint,10,opt,name=attachments,proto3" json:"attachments,omitempty"`
+	Local            bool                   `protobuf:"varint,11,opt,name=local,proto3" json:"local,omitempty"` // each node makes the calls for its own volumes: controller_scope = "node"
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -366,6 +367,13 @@ func (x *NodePlugin) GetAttachments() uint32 {
 		return x.Attachments
 	}
 	return 0
+}
+
+func (x *NodePlugin) GetLocal() bool {
+	if x != nil {
+		return x.Local
+	}
+	return false
 }
 
 type ListNodesRequest struct {
@@ -1003,7 +1011,7 @@ const file_holdfast_v1_nodes_proto_rawDesc = "" +
 	"\x05Drain\x12\x0e\n" +
 	"\x02by\x18\x01 \x01(\tR\x02by\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x126\n" +
-	"\bdeadline\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\xd9\x02\n" +
+	"\bdeadline\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\xef\x02\n" +
 	"\n" +
 	"NodePlugin\x12\x16\n" +
 	"\x06plugin\x18\x01 \x01(\tR\x06plugin\x12\x1f\n" +
@@ -1018,7 +1026,8 @@ const file_holdfast_v1_nodes_proto_rawDesc = "" +
 	"\bexecutor\x18\b \x01(\bR\bexecutor\x12\x16\n" +
 	"\x06claims\x18\t \x01(\rR\x06claims\x12 \n" +
 	"\vattachments\x18\n" +
-	" \x01(\rR\vattachments\"t\n" +
+	" \x01(\rR\vattachments\x12\x14\n" +
+	"\x05local\x18\v \x01(\bR\x05local\"t\n" +
 	"\x10ListNodesRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12%\n" +
 	"\x04page\x18\x02 \x01(\v2\x11.holdfast.v1.PageR\x04page\x12\x12\n" +
