@@ -25,6 +25,11 @@ func newMember(t *testing.T, client *clientv3.Client, name string) *member {
 	m := &member{x, &Node{State: x.testNode.State, Executors: x.Executors, session: x.session, plugins: &x.plugins,
 		log: hclog.NewNullLogger(), changed: make(chan struct{}, 1)}}
 	m.State.expect = 1
+	m.session.awaitFirst(t.Context())
+	m.see(t, "its lease", func(v registry.View) bool {
+		own, _ := v.NodeLease(registry.NodeName(name))
+		return own.Lease == m.session.Lease()
+	})
 	if err := m.describeNow(t.Context()); err != nil {
 		t.Fatal(err)
 	}
