@@ -319,9 +319,9 @@ func TestVolumesOfANode(t *testing.T) {
 	}
 }
 
-// TestVolumesOfALostNode loses a node whose plugin keeps its volumes there, with two of them in use. Out of service, their
-// claims are released without a call. One volume is deregistered. The node is back, unmounts both, and detaches the
-// other. The plugin detaches the deregistered one after its next use.
+// TestVolumesOfALostNode loses a node whose plugin keeps its volumes there, with two of them in use. Out of service,
+// their claims are released without a call. One volume is deregistered. The node is back, unmounts both, and detaches
+// the other. The plugin detaches the deregistered one after its next use.
 func TestVolumesOfALostNode(t *testing.T) {
 	t.Parallel()
 	nodes := newCluster(t, 2, nil, allCaps...)

@@ -265,7 +265,8 @@ func (s *Server) changeVolume(
 	r *http.Request, do func(context.Context, host.VolumeName) (host.VolumeStatus, error),
 ) (any, error) {
 	name := volumeName(r)
-	st, err := callPlugin(s, r, name, "", "", func(ctx context.Context) (host.VolumeStatus, error) { return do(ctx, name) })
+	st, err := callPlugin(s, r, name, "", "",
+		func(ctx context.Context) (host.VolumeStatus, error) { return do(ctx, name) })
 	return s.explainer().volumeView(st), err
 }
 
@@ -289,7 +290,8 @@ func (s *Server) deleteVolume(r *http.Request) (any, error) {
 		do = s.host.DeregisterVolume
 	}
 	name := volumeName(r)
-	return callPlugin(s, r, name, "", "", func(ctx context.Context) (struct{}, error) { return struct{}{}, do(ctx, name) })
+	return callPlugin(s, r, name, "", "",
+		func(ctx context.Context) (struct{}, error) { return struct{}{}, do(ctx, name) })
 }
 
 // getStats returns the usage of a volume.

@@ -20,14 +20,17 @@ func TestLostHolderIsDescribedAsItIs(t *testing.T) {
 		wants  []string
 		gone   bool // nothing says that it may still be in use
 	}{
-		"suspect":             {registry.NodeReady, false, v, []string{"Tasks may still run there", "node out-of-service a"}, false},
-		"out of service":      {registry.NodeOutOfService, false, v, []string{"as was declared", "then releases its claims"}, false},
-		"fenced":              {registry.NodeFenced, false, v, []string{"nothing there can write"}, true},
-		"back":                {registry.NodeFenced, true, v, []string{"The node is back", "keep this one busy", "alloc status"}, false},
+		"suspect": {registry.NodeReady, false, v,
+			[]string{"Tasks may still run there", "node out-of-service a"}, false},
+		"out of service": {registry.NodeOutOfService, false, v,
+			[]string{"as was declared", "then releases its claims"}, false},
+		"fenced": {registry.NodeFenced, false, v, []string{"nothing there can write"}, true},
+		"back": {registry.NodeFenced, true, v,
+			[]string{"The node is back", "keep this one busy", "alloc status"}, false},
 		"out with the volume": {registry.NodeOutOfService, false, stored, []string{"volume deregister vol"}, false},
 	} {
-		n := lostHolder(host.NodeStatus{Node: registry.Node{Name: "a", State: test.state}, Alive: test.alive}, test.volume,
-			[]host.Claim{{Name: v.VolumeName(), Alloc: "alloc", Node: "a"}})
+		node := host.NodeStatus{Node: registry.Node{Name: "a", State: test.state}, Alive: test.alive}
+		n := lostHolder(node, test.volume, []host.Claim{{Name: v.VolumeName(), Alloc: "alloc", Node: "a"}})
 		if n == nil {
 			t.Fatalf("%s: no notice", name)
 		}

@@ -250,7 +250,8 @@ func lostHolder(node host.NodeStatus, v host.VolumeStatus, claims []host.Claim) 
 	case node.State == registry.NodeFenced:
 		n.Meaning = "The node was fenced, so nothing there can write to the volume."
 	default:
-		n.Meaning = "Nothing runs on the node any more, as was declared. If its machine still runs, tasks may write to the volume."
+		n.Meaning = "Nothing runs on the node any more, as was declared. If its machine still runs, tasks may write " +
+			"to the volume."
 	}
 	return n
 }

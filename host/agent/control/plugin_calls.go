@@ -144,8 +144,8 @@ func (s *Server) awaitGone(
 	}
 }
 
-// controlledElsewhere reports whether another node of the cluster, which is alive, runs a controller that makes calls for the
-// volume, or for one that is to be stored on a node.
+// controlledElsewhere reports whether another node of the cluster, which is alive, runs a controller that makes calls
+// for the volume, or for one that is to be stored on a node.
 func (s *Server) controlledElsewhere(
 	ctx context.Context, name host.VolumeName, id host.PluginID, node host.NodeName,
 ) bool {

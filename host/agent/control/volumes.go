@@ -18,9 +18,10 @@ func (s *Server) updateVolume(r *http.Request, src Submission) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	done, err := callPlugin(s, r, spec.VolumeName(), spec.Plugin, "", func(ctx context.Context) (host.VolumeUpdate, error) {
-		return s.host.UpdateVolume(ctx, spec, isTrue(r, "dry_run"))
-	})
+	done, err := callPlugin(s, r, spec.VolumeName(), spec.Plugin, "",
+		func(ctx context.Context) (host.VolumeUpdate, error) {
+			return s.host.UpdateVolume(ctx, spec, isTrue(r, "dry_run"))
+		})
 	done.Changes = append([]host.FieldChange{}, done.Changes...)
 	return done, err
 }

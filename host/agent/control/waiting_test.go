@@ -71,8 +71,8 @@ func TestJobSettlesOnceItsTasksHaveStarted(t *testing.T) {
 	}
 }
 
-// A plugin that no job runs here may have a controller on another node of the cluster, which is asked. One that keeps its
-// volumes on its node is asked for these only.
+// A plugin that no job runs here may have a controller on another node of the cluster, which is asked. One that keeps
+// its volumes on its node is asked for these only.
 func TestPluginIsControlledElsewhere(t *testing.T) {
 	h := &fakeHost{}
 	s, _ := serveAgent(t, h)

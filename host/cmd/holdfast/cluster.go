@@ -145,8 +145,8 @@ to this node. Register those that you need.`,
 			}
 			return show(io, p, nil, map[string]string{"node": f.node, "left": answer.Left},
 				func(to writer, _ map[string]string) error {
-					_, err := fmt.Fprintf(to, "node %s has left cluster %s; remove the cluster block from %s before you "+
-						"start the agent\n", f.node, clean(answer.Left), f.config)
+					_, err := fmt.Fprintf(to, "node %s has left cluster %s; remove the cluster block from %s before "+
+						"you start the agent\n", f.node, clean(answer.Left), f.config)
 					return err
 				})
 		},
