@@ -75,5 +75,6 @@ func ownershipsDiffer(a, b registry.Usage) bool {
 	x, y := a.Ownership, b.Ownership
 	recursive := x.Recursive || y.Recursive
 	x.Recursive, y.Recursive = false, false
-	return recursive && x != y && x != (registry.Ownership{}) && y != (registry.Ownership{}) && !a.ReadOnly && !b.ReadOnly
+	return recursive && x != y && x != (registry.Ownership{}) && y != (registry.Ownership{}) &&
+		!a.ReadOnly && !b.ReadOnly
 }

@@ -23,14 +23,15 @@ var matrix = map[registry.AccessMode]struct{ words, one, two string }{
 		"no no no", "no no no"},
 	registry.SingleNodeReaderOnly: {"Can only be published once as readonly on a single node, at any given time.",
 		"- - no", "- - no"},
-	registry.SingleNodeSingleWriter: {"Can only be published once as read/write at a single workload on a single node, at " +
-		"any given time.", "no no no", "no no no"},
-	registry.SingleNodeMultiWriter: {"Can be published as read/write at multiple workloads on a single node simultaneously.",
+	registry.SingleNodeSingleWriter: {"Can only be published once as read/write at a single workload on a single " +
+		"node, at any given time.", "no no no", "no no no"},
+	registry.SingleNodeMultiWriter: {
+		"Can be published as read/write at multiple workloads on a single node simultaneously.",
 		"ok ok ok", "no no no"},
 	registry.MultiNodeReaderOnly: {"Can be published as readonly at multiple nodes simultaneously.",
 		"- - ok", "- - ok"},
-	registry.MultiNodeSingleWriter: {"Can be published at multiple nodes simultaneously. Only one of the node can be used as " +
-		"read/write. The rest will be readonly.", "no ok ok", "no ok ok"},
+	registry.MultiNodeSingleWriter: {"Can be published at multiple nodes simultaneously. Only one of the node can be " +
+		"used as read/write. The rest will be readonly.", "no ok ok", "no ok ok"},
 	registry.MultiNodeMultiWriter: {"Can be published as read/write at multiple nodes simultaneously.",
 		"ok ok ok", "ok ok ok"},
 }
@@ -46,7 +47,8 @@ func TestMatrix(t *testing.T) {
 						want = strings.ReplaceAll(same, "ok", "no")
 					}
 					if got != want {
-						t.Errorf("%s as %s on n1 and as %s on %s: %s, want %s: %q", mode, x, y, node, got, want, matrix[mode].words)
+						t.Errorf("%s as %s on n1 and as %s on %s: %s, want %s: %q",
+							mode, x, y, node, got, want, matrix[mode].words)
 					}
 				}
 			}

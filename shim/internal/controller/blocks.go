@@ -72,7 +72,8 @@ func (s *Snapshots) compared(
 	if snap, err = s.readySnapshot(ctx, q.Snapshot); err != nil || q.Base == "" {
 		return snap, base, err
 	}
-	if base, err = s.readySnapshot(ctx, registry.SnapshotName{Namespace: q.Snapshot.Namespace, ID: q.Base}); err != nil {
+	name := registry.SnapshotName{Namespace: q.Snapshot.Namespace, ID: q.Base}
+	if base, err = s.readySnapshot(ctx, name); err != nil {
 		return snap, base, err
 	}
 	switch {
@@ -88,8 +89,8 @@ func (s *Snapshots) compared(
 func (s *Snapshots) readySnapshot(ctx context.Context, name registry.SnapshotName) (registry.VolumeSnapshot, error) {
 	snap, err := s.snapshot(ctx, snapshotName{name, false})
 	if err == nil && snap.State != registry.SnapshotReady {
-		err = registry.Errorf(registry.ErrConflict, "snapshot %s is %s; its blocks are known once it is %s", name, snap.State,
-			registry.SnapshotReady)
+		err = registry.Errorf(registry.ErrConflict, "snapshot %s is %s; its blocks are known once it is %s",
+			name, snap.State, registry.SnapshotReady)
 	}
 	return snap, err
 }
@@ -108,8 +109,10 @@ func (s *Snapshots) readBlocks(ctx context.Context, snap, base registry.VolumeSn
 	if err != nil {
 		return err
 	}
-	r := csi.BlocksRequest{Snapshot: snap.External, Base: base.External, Offset: list.next, Max: maxRanges, Secrets: secrets,
-		Private: csi.Private{Contexts: []map[string]string{snap.Parameters, base.Parameters}}}
+	r := csi.BlocksRequest{
+		Snapshot: snap.External, Base: base.External, Offset: list.next, Max: maxRanges, Secrets: secrets,
+		Private: csi.Private{Contexts: []map[string]string{snap.Parameters, base.Parameters}},
+	}
 	list.end = 0
 	return s.volumes.Once(ctx, "", registry.ExecutorKey{}, blocksLimit, func(ctx context.Context) error {
 		return s.driver.SnapshotBlocks(ctx, inst.InstanceKey, r, func(page registry.Blocks) error {

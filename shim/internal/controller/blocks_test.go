@@ -59,7 +59,9 @@ func openBlocks(t *testing.T, answers ...snapshotAnswer) *snapshotDesk {
 // read lists the blocks of s2 as text.
 func (d *snapshotDesk) read(base registry.SnapshotID, offset int64) (string, error) {
 	var got []string
-	q := registry.BlockQuery{Snapshot: registry.SnapshotName{Namespace: "default", ID: "s2"}, Base: base, Offset: offset}
+	q := registry.BlockQuery{
+		Snapshot: registry.SnapshotName{Namespace: "default", ID: "s2"}, Base: base, Offset: offset,
+	}
 	err := d.Blocks(context.Background(), q, func(b registry.Blocks) error {
 		for _, r := range b.Ranges {
 			got = append(got, fmt.Sprintf("%d+%d", r.Offset, r.Size))
@@ -85,8 +87,10 @@ func TestBlocksComeOnceAndInOrder(t *testing.T) {
 		"none":      {"s1", 0, []snapshotAnswer{parts("", part())}, "", []string{delta}, ""},
 		"from an offset in a block": {"", 15, []snapshotAnswer{parts("", part(10, 20))}, "15+5 20+10",
 			[]string{"GetMetadataAllocated  snap-2 from 15"}, ""},
-		"cut off": {"", 0, []snapshotAnswer{parts("UNAVAILABLE", part(0), part(20)), parts("UNAVAILABLE"), parts("", part(40))},
-			"0+10 20+10 40+10", []string{all, "GetMetadataAllocated  snap-2 from 30", "GetMetadataAllocated  snap-2 from 30"}, ""},
+		"cut off": {"", 0,
+			[]snapshotAnswer{parts("UNAVAILABLE", part(0), part(20)), parts("UNAVAILABLE"), parts("", part(40))},
+			"0+10 20+10 40+10",
+			[]string{all, "GetMetadataAllocated  snap-2 from 30", "GetMetadataAllocated  snap-2 from 30"}, ""},
 		"too slow, with progress": {"", 0, []snapshotAnswer{parts("DEADLINE_EXCEEDED", part(0)), parts("", part(40))},
 			"0+10 40+10", []string{all, "GetMetadataAllocated  snap-2 from 10"}, ""},
 		"too slow": {"", 0, []snapshotAnswer{parts("DEADLINE_EXCEEDED")}, "", []string{all}, "DEADLINE_EXCEEDED"},
@@ -145,8 +149,9 @@ func TestBlocksEndWithoutProgress(t *testing.T) {
 		begun := time.Now()
 		q := registry.BlockQuery{Snapshot: registry.SnapshotName{Namespace: "default", ID: "s2"}}
 		err := d.Blocks(t.Context(), q, func(registry.Blocks) error { time.Sleep(time.Hour); return nil })
-		if err == nil || !strings.Contains(err.Error(), "no block for 10m0s") || time.Since(begun) != time.Hour+blocksIdle {
-			t.Errorf("after %v: %v", time.Since(begun), err)
+		took := time.Since(begun)
+		if err == nil || !strings.Contains(err.Error(), "no block for 10m0s") || took != time.Hour+blocksIdle {
+			t.Errorf("after %v: %v", took, err)
 		}
 	})
 }
@@ -169,12 +174,14 @@ func TestBlocksThatCannotBeAreRefused(t *testing.T) {
 		"an empty range": {[]registry.Blocks{changed(0, func(_ *list, r *first) { r.Size = 0 })}, "not in the volume"},
 		"another size": {[]registry.Blocks{part(0), changed(20, func(_ *list, r *first) { r.Size = 20 })},
 			"the first one 10"},
-		"another type": {[]registry.Blocks{part(0), changed(20, func(b *list, _ *first) { b.Type = registry.VariableLength })},
+		"another type": {
+			[]registry.Blocks{part(0), changed(20, func(b *list, _ *first) { b.Type = registry.VariableLength })},
 			"first, and then"},
 		"another capacity": {[]registry.Blocks{part(0), changed(20, func(b *list, _ *first) { b.Capacity = 200 })},
 			"first, and then"},
 		"no type": {[]registry.Blocks{{Capacity: 100}}, "does not say the type"},
-		"too many ranges": {[]registry.Blocks{changed(0, func(b *list, _ *first) { b.Ranges = make([]first, maxRanges+1) })},
+		"too many ranges": {
+			[]registry.Blocks{changed(0, func(b *list, _ *first) { b.Ranges = make([]first, maxRanges+1) })},
 			"at most 1000"},
 	} {
 		d := openBlocks(t, parts("", c.parts...))

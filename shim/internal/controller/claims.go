@@ -186,8 +186,8 @@ func (r *refusals) checkUsable(v registry.Volume) {
 	for _, c := range v.Capabilities {
 		can = append(can, fmt.Sprintf("%s as %s", c.Access, c.Attachment))
 	}
-	r.add(registry.InfeasibleUnsupported, "volume %s does not support %s as %s; it supports: %s", v.VolumeName(), u.Access,
-		u.Attachment, strings.Join(can, ", "))
+	r.add(registry.InfeasibleUnsupported, "volume %s does not support %s as %s; it supports: %s",
+		v.VolumeName(), u.Access, u.Attachment, strings.Join(can, ", "))
 }
 
 // checkOwner adds a reason if another node has the volume.
@@ -226,7 +226,8 @@ func (r *refusals) checkCompatible(claims []registry.Claim) {
 		}
 	}
 	if len(holders) > 0 {
-		r.addHeld(holders, registry.InfeasibleClaimed, "volume %s cannot be used as %s on node %s while it is held by %s",
+		r.addHeld(holders, registry.InfeasibleClaimed,
+			"volume %s cannot be used as %s on node %s while it is held by %s",
 			c.Name, c.Usage, c.Node, strings.Join(texts, "; "))
 	}
 }

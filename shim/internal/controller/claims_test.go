@@ -194,13 +194,14 @@ func TestOnlyTheLastUserWaitsForDetach(t *testing.T) {
 	if existed, err := l.Controller.Unclaim(t.Context(), wanted("a1", "").ClaimKey(), false); !existed || err != nil {
 		t.Errorf("%v, %v", existed, err)
 	}
-	if _, err := l.Controller.Unclaim(t.Context(), wanted("a2", "").ClaimKey(), true); !errors.Is(err, registry.ErrConflict) {
+	_, err := l.Controller.Unclaim(t.Context(), wanted("a2", "").ClaimKey(), true)
+	if !errors.Is(err, registry.ErrConflict) {
 		t.Errorf("%v", err)
 	}
 }
 
-// After any sequence of claims and releases, with a reopen after each step, no two stored claims exclude each other, and
-// the answers match the stored claims.
+// After any sequence of claims and releases, with a reopen after each step, no two stored claims exclude each other,
+// and the answers match the stored claims.
 func TestModelOfClaims(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		log := registrytest.NewLog(time.Now)

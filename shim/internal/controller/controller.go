@@ -32,8 +32,8 @@ type Controller struct {
 // New returns a controller that calls plugins through driver. node does the node's half of expansions.
 func New(calls intent.Calls, driver Driver, node Node, logger hclog.Logger) *Controller {
 	return &Controller{
-		Calls: calls, Claims: NewClaims(calls.State, calls.Plugins, calls.Now), driver: driver, node: node, logger: logger,
-		wake: make(chan struct{}, 1),
+		Calls: calls, Claims: NewClaims(calls.State, calls.Plugins, calls.Now),
+		driver: driver, node: node, logger: logger, wake: make(chan struct{}, 1),
 	}
 }
 
@@ -106,7 +106,9 @@ func (m *Controller) sendTo(
 		return err
 	}
 	c.Renew = func(ctx context.Context) { *secrets = m.Renew(ctx, v, *secrets) }
-	return m.Send(ctx, by, c, func(ctx context.Context, inst registry.Instance) error { return do(ctx, inst.InstanceKey) })
+	return m.Send(ctx, by, c, func(ctx context.Context, inst registry.Instance) error {
+		return do(ctx, inst.InstanceKey)
+	})
 }
 
 func usagesOf(s registry.VolumeSpec) (usages []registry.Usage) {

@@ -97,7 +97,8 @@ func complete(s registry.VolumeSpec) (registry.VolumeSpec, error) {
 	}
 	for name, secret := range s.Secrets {
 		if secret.Literal != "" { // no record holds one
-			return s, registry.Errorf(registry.ErrInternal, "secret %q of volume %s was not moved into a file", name, s.ID)
+			return s, registry.Errorf(registry.ErrInternal, "secret %q of volume %s was not moved into a file",
+				name, s.ID)
 		}
 	}
 	if s.ID == "" || s.Namespace == "" || s.Plugin == "" || len(s.Capabilities) == 0 {
@@ -142,13 +143,14 @@ func existing(view registry.View, want registry.Volume, form func(registry.Volum
 			display.Command(fmt.Sprintf("holdfast volume expand --namespace=%s --size %d",
 				display.Quote(string(v.Namespace)), want.CapacityMin), string(v.ID)))
 	case !matches(v, want, form) && differing(v, want) != "":
-		return v, registry.Errorf(registry.ErrExists, "volume %s exists already (%s), and differs from the file in: %s; "+
-			"to change it: holdfast volume update FILE; for another volume choose another id", v.VolumeName(), origin(v),
-			differing(v, want))
+		return v, registry.Errorf(registry.ErrExists, "volume %s exists already (%s), and differs from the file in: "+
+			"%s; to change it: holdfast volume update FILE; for another volume choose another id",
+			v.VolumeName(), origin(v), differing(v, want))
 	case !matches(v, want, form):
 		return v, registry.Errorf(registry.ErrExists,
 			"another volume %s exists already (%s, plugin %s, state %s); "+
-				"choose another id, or delete or deregister that volume first", v.VolumeName(), origin(v), v.Plugin, v.State)
+				"choose another id, or delete or deregister that volume first",
+			v.VolumeName(), origin(v), v.Plugin, v.State)
 	case v.State == registry.VolumeDeleting:
 		return v, registry.Errorf(registry.ErrConflict, "volume %s is being deleted; wait until it is gone",
 			v.VolumeName())
@@ -301,11 +303,12 @@ func (m *Controller) place(inst registry.Instance, s registry.VolumeSpec) (regis
 	case inst.Local() && (s.Node == "" || s.Node == own):
 		return own, nil
 	case s.Node != "" && inst.Local():
-		return "", registry.Invalid("the file of volume %s names node %s, and this is node %s", s.VolumeName(), s.Node, own)
+		return "", registry.Invalid("the file of volume %s names node %s, and this is node %s",
+			s.VolumeName(), s.Node, own)
 	case s.Node != "":
-		return "", registry.Invalid("the file of volume %s names node %s, and plugin %s makes volumes for all nodes; remove "+
-			"node, or set controller_scope = %q in the plugin's csi_plugin block", s.VolumeName(), s.Node, s.Plugin,
-			registry.ScopeNode)
+		return "", registry.Invalid("the file of volume %s names node %s, and plugin %s makes volumes for all nodes; "+
+			"remove node, or set controller_scope = %q in the plugin's csi_plugin block",
+			s.VolumeName(), s.Node, s.Plugin, registry.ScopeNode)
 	}
 	return "", nil
 }
@@ -356,9 +359,9 @@ func checkCreator(inst registry.Instance, s registry.VolumeSpec) error {
 // createRequest asks for at least the size of the source: many plugins refuse a copy without a size.
 func createRequest(inst registry.Instance, s registry.Volume) csi.CreateRequest {
 	r := csi.CreateRequest{
-		Name: s.Name, CapacityMin: cmp.Or(s.CapacityMin, s.SourceSize), CapacityMax: s.CapacityMax, Capabilities: s.Capabilities,
-		FSType:     s.FSType,
-		MountFlags: s.MountFlags, Parameters: s.Parameters, Mutable: s.Mutable,
+		Name: s.Name, CapacityMin: cmp.Or(s.CapacityMin, s.SourceSize), CapacityMax: s.CapacityMax,
+		Capabilities: s.Capabilities, FSType: s.FSType, MountFlags: s.MountFlags,
+		Parameters: s.Parameters, Mutable: s.Mutable,
 		Source: s.Source,
 	}
 	if inst.Fingerprint.Has(registry.PluginTopology) {
@@ -422,8 +425,8 @@ func (m *Controller) accept(
 func checkIDFree(view registry.View, v registry.Volume) error {
 	if uses := view.EndpointUses(v.VolumeKey()); len(uses) > 0 {
 		return registry.Errorf(registry.ErrConflict,
-			"a client of the CSI endpoint uses volume %q of plugin %s (%s); end that use there first; if the client is gone, "+
-				"see holdfast plugin forget", v.External, v.Plugin, uses[0])
+			"a client of the CSI endpoint uses volume %q of plugin %s (%s); end that use there first; "+
+				"if the client is gone, see holdfast plugin forget", v.External, v.Plugin, uses[0])
 	}
 	other, found := view.VolumeByKey(v.VolumeKey())
 	if !found || other.VolumeName() == v.VolumeName() {
@@ -445,8 +448,10 @@ func checkCreated(c csi.Created, v registry.Volume) error {
 	if c.Capacity < 0 {
 		return registry.Invalid("its capacity is %d", c.Capacity)
 	}
-	if c.Capacity > 0 && (c.Capacity < v.CapacityMin || v.CapacityMax > 0 && c.Capacity > v.CapacityMax) { // 0: not known
-		return registry.Invalid("Holdfast asked for %s, the plugin reports %d bytes", sizeText(v.VolumeSpec), c.Capacity)
+	known := c.Capacity > 0
+	if known && (c.Capacity < v.CapacityMin || v.CapacityMax > 0 && c.Capacity > v.CapacityMax) {
+		return registry.Invalid("Holdfast asked for %s, the plugin reports %d bytes",
+			sizeText(v.VolumeSpec), c.Capacity)
 	}
 	for _, t := range c.Accessible {
 		if err := checkMap("topology", t); err != nil {

@@ -60,7 +60,8 @@ func mayDelete(view registry.View, name registry.VolumeName, local []string) (re
 		return v, unknown(name)
 	}
 	if !v.Created && !v.Made {
-		return v, registry.Invalid("volume %s was registered, not created by Holdfast; deregister it instead of deleting it",
+		return v, registry.Invalid("volume %s was registered, not created by Holdfast; "+
+			"deregister it instead of deleting it",
 			name)
 	}
 	for _, snap := range view.SnapshotRecords() {

@@ -134,7 +134,8 @@ func (m *Controller) abandoned(at registry.Attachment, why string) registry.Even
 // users. ErrDenied says what may be lost without a fence or a confirmation.
 //
 // All attachments are refused, or all are recorded as Detaching, some at a time. Then Run goes on after an uncertain
-// outcome, and without the caller. It fences another node before each try: the node may have come back since the last one.
+// outcome, and without the caller. It fences another node before each try: the node may have come back since the last
+// one.
 func (m *Controller) DetachVolume(
 	ctx context.Context, call registry.Call, name registry.VolumeName, node registry.NodeName, f registry.Force,
 ) (steps []registry.ReleaseStep, err error) {
@@ -277,8 +278,8 @@ func usedBy(at registry.Attachment, users []string) error {
 	if len(users) == 0 {
 		return nil
 	}
-	return registry.Errorf(registry.ErrConflict, "volume %s cannot be detached from node %s: it is %s", at.Name, at.Node,
-		strings.Join(users, ", "))
+	return registry.Errorf(registry.ErrConflict, "volume %s cannot be detached from node %s: it is %s",
+		at.Name, at.Node, strings.Join(users, ", "))
 }
 
 func (m *Controller) ofOtherNode(at registry.Attachment) bool { return at.Node != m.node.Name() }
@@ -286,8 +287,10 @@ func (m *Controller) ofOtherNode(at registry.Attachment) bool { return at.Node !
 // detachSteps returns what DetachVolume does for one attachment.
 func (m *Controller) detachSteps(at registry.Attachment, f registry.Force) (steps []registry.ReleaseStep) {
 	if m.ofOtherNode(at) {
-		steps = append(steps, registry.ReleaseStep{Volume: at.Name, Action: registry.ReleaseFence, Target: string(at.Node),
-			Detail: "a host that cannot fence needs a confirmation"})
+		steps = append(steps, registry.ReleaseStep{
+			Volume: at.Name, Action: registry.ReleaseFence, Target: string(at.Node),
+			Detail: "a host that cannot fence needs a confirmation",
+		})
 	}
 	step := m.detachStep(at)
 	if f.Confirm != string(at.Name.ID) {
@@ -311,8 +314,8 @@ func (m *Controller) takeDown(
 	case err != nil || at.State == registry.MarkNone:
 		return err
 	case at.Detaching.By == "":
-		return registry.Errorf(registry.ErrConflict, "volume %s stays attached to node %s: meanwhile it was used again, or "+
-			"another detach failed (see holdfast events)", at.Name, at.Node)
+		return registry.Errorf(registry.ErrConflict, "volume %s stays attached to node %s: "+
+			"meanwhile it was used again, or another detach failed (see holdfast events)", at.Name, at.Node)
 	}
 	users, busy, err := m.usersAt(ctx, at)
 	switch {
@@ -407,8 +410,8 @@ func (m *Controller) fence(ctx context.Context, at registry.Attachment, confirme
 		return nil
 	case errors.Is(err, registry.ErrUnsupported):
 		return registry.Errorf(registry.ErrDenied, "volume %s is attached to node %s, and nothing shows that it is "+
-			"unmounted there: a detach may lose data that the node has not written; make sure that the node is down or "+
-			"gone, and add --force --confirm %s", at.Name, at.Node, at.Name.ID)
+			"unmounted there: a detach may lose data that the node has not written; "+
+			"make sure that the node is down or gone, and add --force --confirm %s", at.Name, at.Node, at.Name.ID)
 	}
 	return fmt.Errorf("fence node %s before volume %s is detached from it: %w", at.Node, at.Name, err)
 }

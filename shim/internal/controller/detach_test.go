@@ -47,12 +47,13 @@ func TestDetachNeedsEvidence(t *testing.T) {
 		"this node, in use": {own, has, nil, sure, local{uses: []string{"staged at /s"}}, registry.ErrConflict,
 			"staged at /s", nil, ""},
 		"nothing": {nil, has, nil, ada, local{}, registry.ErrNotFound, "not attached", nil, ""},
-		"no operator": {foreign, has, nil, registry.Force{Confirm: "data"}, local{}, registry.ErrInvalid, "operator", nil,
-			""},
+		"no operator": {foreign, has, nil, registry.Force{Confirm: "data"}, local{},
+			registry.ErrInvalid, "operator", nil, ""},
 		"fenced": {foreign, has, nil, ada, local{}, nil, "", sent, registry.EventDetached},
 		"claimed there": {records{old, users}, has, nil, sure, local{}, registry.ErrConflict, "claimed by alloc", nil,
 			""},
-		"in use on one of two nodes": {records{attachedTo("a"), attachedTo("n1"), claimed()}, has, unfenced, sure, local{},
+		"in use on one of two nodes": {
+			records{attachedTo("a"), attachedTo("n1"), claimed()}, has, unfenced, sure, local{},
 			registry.ErrConflict, "claimed by alloc", nil, ""},
 		"the fence fails":    {foreign, has, unfenced, sure, local{}, unfenced, "fence node old", nil, ""},
 		"neither":            {foreign, has, no, ada, local{}, registry.ErrDenied, "--force --confirm data", nil, ""},
@@ -209,7 +210,8 @@ func TestDetachFollowsAnExpansion(t *testing.T) {
 					t.Fatal(err)
 				}
 				last := d.journal[len(d.journal)-1]
-				if (err != nil) != c.left || (last != detach) != c.left || !strings.HasPrefix(d.journal[0], "ControllerExpand") {
+				if (err != nil) != c.left || (last != detach) != c.left ||
+					!strings.HasPrefix(d.journal[0], "ControllerExpand") {
 					t.Errorf("%v, %q", err, d.journal)
 				}
 				d.view(func(v registry.View) {

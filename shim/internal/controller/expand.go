@@ -84,7 +84,8 @@ func (m *Controller) largeEnough(
 		return false, registry.Invalid(
 			"volume %s has %d bytes and cannot be made smaller: the limit is %d bytes",
 			v.VolumeName(), v.Capacity, want.Limit)
-	case e.Open() || v.Capacity < want.Required && e.Node.Required < want.Required, v.ExpandsOnNodeOnly() && e.Node != want:
+	case e.Open() || v.Capacity < want.Required && e.Node.Required < want.Required,
+		v.ExpandsOnNodeOnly() && e.Node != want:
 		return false, nil
 	}
 	grows, err := m.node.Grows(ctx, v)
@@ -209,7 +210,8 @@ func (m *Controller) finishEarlier(
 	if e := v.Expansion; !e.Open() || e.Asked == want || !w.controller {
 		return v, asked, nil
 	}
-	if err := m.expandController(ctx, by, v, v.Expansion.Asked, w, intent.PolicyOf(registry.ControllerExpandRPC)); err != nil {
+	p := intent.PolicyOf(registry.ControllerExpandRPC)
+	if err := m.expandController(ctx, by, v, v.Expansion.Asked, w, p); err != nil {
 		return v, asked, fmt.Errorf("the outcome of an earlier expansion to %d bytes must be known first: %w",
 			v.Expansion.Asked.Required, err)
 	}
@@ -217,39 +219,6 @@ func (m *Controller) finishEarlier(
 		return v, asked, err
 	}
 	return m.finishOnNode(ctx, by, v, want)
-}
-
-// finishOnNode finishes the pending expansion on the node before another one starts. asked reports whether the node
-// tried it, or cannot.
-func (m *Controller) finishOnNode(
-	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange,
-) (now registry.Volume, asked bool, err error) {
-	before, _, err := m.node.Expansion(ctx, v.VolumeKey())
-	if err != nil {
-		return v, false, err
-	}
-	vague := before.Refused != "" && intent.Inconclusive(before.Refused)
-	if err := m.grow(ctx, by, v.VolumeKey(), vague); err != nil {
-		return v, false, err
-	}
-	if now, err = m.volume(ctx, v.VolumeName()); err != nil {
-		return v, false, err
-	}
-	n, _, err := m.node.Expansion(ctx, v.VolumeKey())
-	if err != nil {
-		return v, false, err
-	}
-	other := now.Capacity < want.Required
-	if now.ExpandsOnNodeOnly() {
-		other = now.Expansion.Node != want
-	}
-	if other && n.Refused != "" && intent.Inconclusive(n.Refused) { // the record belongs to the current mount
-		return now, false, registry.Errorf(registry.ErrConflict,
-			"the outcome of the previous expansion on the node is unknown (%s: %s); "+
-				"stop the jobs that use the volume, then expand it", registry.NodeExpandRPC,
-			n.Refused)
-	}
-	return now, v.Expansion.Pending() && (vague || before.Refused == ""), nil
 }
 
 // openRPC returns the RPC that is open for the volume, at its controller or on this node. It returns an empty RPC if
@@ -266,102 +235,15 @@ func (m *Controller) openRPC(ctx context.Context, v registry.Volume) (rpc regist
 	return rpc, err
 }
 
-// grow does the pending expansion on the node if possible, and records the result. again also retries what the node
-// plugin has refused, unless CSI forbids that.
-func (m *Controller) grow(ctx context.Context, by intent.Caller, key registry.VolumeKey, again bool) error {
-	done, err := m.node.Grow(ctx, by, key, again)
-	if err != nil {
-		return err
-	}
-	return m.NodeExpanded(ctx, key, done)
-}
-
-// NodeExpanded records in the volume the result of its expansion on a node. The node has stored that result before, so
-// NodeExpanded is idempotent.
-func (m *Controller) NodeExpanded(ctx context.Context, key registry.VolumeKey, n registry.NodeExpansion) error {
-	_, err := registry.Ensure(ctx, m.State, func(view registry.View) (registry.Change, error) {
-		v, known := view.VolumeByKey(key)
-		if !known || v.Ephemeral || !n.Answers(v) {
-			return registry.Change{}, nil
-		}
-		e := v.Expansion
-		switch {
-		case n.Done < e.Node.Required: // the size is impossible: do not retry
-			v.Expansion = e.WithoutPending()
-			v.Expansion.RPC, v.Expansion.Code, v.Expansion.Detail = n.RPC, n.Code, n.Detail
-		case v.ExpandsOnNodeOnly():
-			v.Capacity, e.Done = n.Done, max(e.Done, e.Node.Required)
-			v.Expansion = e.WithoutPending()
-		default:
-			v.Expansion = e.WithoutPending()
-		}
-		return registry.Change{Put: []registry.Record{v}}, nil
-	})
-	return err
-}
-
 // checkOffline returns nil if the volume may be expanded now. A claim alone does not count as a use.
 func checkOffline(view registry.View, v registry.Volume, local []string, w expandMode) error {
 	if w.online || len(view.Attachments(v.VolumeKey())) == 0 && len(local) == 0 {
 		return nil
 	}
-	return registry.Errorf(registry.ErrConflict, "%w; plugin %s expands only unused volumes (it declares %s and not %s): "+
+	return registry.Errorf(registry.ErrConflict, "%w; "+
+		"plugin %s expands only unused volumes (it declares %s and not %s): "+
 		"stop the jobs of these allocs, expand the volume, and run the jobs again",
 		checkUnused(view, v, local, "expanded now"), v.Plugin, registry.ExpandsOffline, registry.ExpandsOnline)
-}
-
-// leaveToNode records a pending expansion on the node, for a plugin without ControllerExpandVolume.
-func (m *Controller) leaveToNode(
-	ctx context.Context, v registry.Volume, want registry.CapacityRange, w expandMode,
-) error {
-	local, err := m.uses(ctx, v)
-	if err != nil {
-		return err
-	}
-	_, err = m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
-		now, found := view.Volume(v.VolumeName())
-		if !found {
-			return registry.Change{}, unknown(v.VolumeName())
-		}
-		if err := checkOffline(view, now, local, w); err != nil {
-			return registry.Change{}, err
-		}
-		now.Expansion = now.Expansion.WithoutPending()
-		now.Expansion.Node, now.Expansion.Since = want, m.Now()
-		return registry.Change{
-			Put: []registry.Record{now},
-			Events: []registry.Event{m.event(registry.EventVolumeExpanded, now,
-				fmt.Sprintf("to %d bytes, by the node plugin alone", want.Required))},
-		}, nil
-	})
-	return err
-}
-
-// cancelOnNode cancels a pending larger size on the node when a later request is satisfied by the current size.
-func (m *Controller) cancelOnNode(ctx context.Context, v registry.Volume) error {
-	if !v.ExpandsOnNodeOnly() {
-		return nil
-	}
-	_, err := m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
-		now, found := view.Volume(v.VolumeName())
-		if !found || !now.ExpandsOnNodeOnly() {
-			return registry.Change{}, nil
-		}
-		now.Expansion = now.Expansion.WithoutPending()
-		return registry.Change{Put: []registry.Record{now}}, nil
-	})
-	return err
-}
-
-// checkNotRefused returns an error if the node plugin has certainly refused the size, so that Holdfast does not retry
-// it.
-func (m *Controller) checkNotRefused(ctx context.Context, name registry.VolumeName, want registry.CapacityRange) error {
-	v, err := m.volume(ctx, name)
-	if e := v.Expansion; err == nil && v.Capacity < want.Required && !e.Pending() && !e.Open() &&
-		e.RPC == registry.NodeExpandRPC {
-		err = registry.Invalid("%s: %s: %s; %s", e.RPC, e.Code, e.Detail, intent.Advice(e.RPC, e.Code))
-	}
-	return err
 }
 
 // expandController sends ControllerExpandVolume until its outcome is certain or its policy gives up.
@@ -409,7 +291,8 @@ func (m *Controller) expandController(
 		if answer, err = m.driver.Expand(ctx, at, request); err == nil {
 			err = checkExpanded(answer, at, want)
 		}
-		if e, is := errors.AsType[*registry.CallError](err); is && intent.Answers(e.Code) && !intent.RejectsCall(e.Code) {
+		e, is := errors.AsType[*registry.CallError](err)
+		if is && intent.Answers(e.Code) && !intent.RejectsCall(e.Code) {
 			vague = intent.Inconclusive(e.Code)
 		}
 		return err

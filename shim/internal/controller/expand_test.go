@@ -365,8 +365,8 @@ func TestLeftExpansionAwaitsItsPlugin(t *testing.T) {
 	})
 }
 
-// A call that takes a snapshot and an expansion of its volume, of which either may still run at the plugin, are not made
-// at the same time.
+// A call that takes a snapshot and an expansion of its volume, of which either may still run at the plugin, are not
+// made at the same time.
 func TestSnapshotAndExpansionAreMadeInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := openSnapshots(t, of(registry.CreateSnapshot, registry.ControllerExpand))
@@ -401,7 +401,9 @@ func TestSnapshotAndExpansionAreMadeInTurn(t *testing.T) {
 		d.plugin.mu.Lock()
 		d.plugin.journal = nil
 		d.plugin.mu.Unlock()
-		open := registry.Intent{Volume: key, Name: name, RPC: registry.ControllerExpandRPC, Outcome: registry.OutcomePending}
+		open := registry.Intent{
+			Volume: key, Name: name, RPC: registry.ControllerExpandRPC, Outcome: registry.OutcomePending,
+		}
 		d.put(open)
 		second := snapSpec
 		second.ID = "s2"

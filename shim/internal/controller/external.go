@@ -39,8 +39,8 @@ func (m *Controller) External(ctx context.Context, id registry.PluginID) (list [
 	return list, nil
 }
 
-// eachExternal calls each for the plugin's volumes. If its list has to be read again, it calls again before. An error of
-// each ends the list.
+// eachExternal calls each for the plugin's volumes. If its list has to be read again, it calls again before. An error
+// of each ends the list.
 func (m *Controller) eachExternal(
 	ctx context.Context, inst registry.Instance, again func(), each func(csi.Entry) error,
 ) error {
@@ -92,9 +92,9 @@ func pluginVolume(id registry.PluginID, e csi.Entry, name registry.VolumeName) r
 		Accessible: e.Accessible, Nodes: e.Nodes, Condition: e.Condition, Name: name}
 }
 
-// Adopt makes a record of a volume that its plugin has. The plugin describes the volume: its context, its size and where
-// it is accessible. The spec has the rest, and what the plugin leaves out; it must not disagree with the plugin. As for
-// Register, the controller confirms the capabilities. Repeating the same spec returns the existing volume.
+// Adopt makes a record of a volume that its plugin has. The plugin describes the volume: its context, its size and
+// where it is accessible. The spec has the rest, and what the plugin leaves out; it must not disagree with the plugin.
+// As for Register, the controller confirms the capabilities. Repeating the same spec returns the existing volume.
 func (m *Controller) Adopt(ctx context.Context, spec registry.VolumeSpec) (v registry.Volume, err error) {
 	name := spec.VolumeName()
 	defer func() {
@@ -194,16 +194,16 @@ func (m *Controller) describe(
 }
 
 func hasNo(id registry.PluginID, external registry.ExternalID) error {
-	return registry.Errorf(registry.ErrNotFound, "plugin %s has no volume %q; `volume list --external` lists what it has",
-		id, external)
+	return registry.Errorf(registry.ErrNotFound,
+		"plugin %s has no volume %q; `volume list --external` lists what it has", id, external)
 }
 
 // checkEntry returns an error if the plugin's description of the volume cannot be used.
 func checkEntry(e csi.Entry, external registry.ExternalID) error {
 	switch {
 	case e.Volume != external:
-		return registry.Errorf(registry.ErrInternal, "the plugin was asked for volume %q and describes volume %q", external,
-			e.Volume)
+		return registry.Errorf(registry.ErrInternal, "the plugin was asked for volume %q and describes volume %q",
+			external, e.Volume)
 	case e.Capacity < 0:
 		return registry.Errorf(registry.ErrInternal, "the plugin reports a capacity of %d bytes", e.Capacity)
 	}

@@ -33,7 +33,8 @@ func TestVolumesOfAPluginAreListedToTheirEnd(t *testing.T) {
 	if _, err := d.External(t.Context(), key.Plugin); err == nil || !strings.Contains(err.Error(), "larger than") {
 		t.Errorf("a huge id: %v", err)
 	}
-	if _, err := open(t, of()).External(t.Context(), key.Plugin); err == nil || !strings.Contains(err.Error(), "LIST_VOLUMES") {
+	_, err = open(t, of()).External(t.Context(), key.Plugin)
+	if err == nil || !strings.Contains(err.Error(), "LIST_VOLUMES") {
 		t.Errorf("without the capability: %v", err)
 	}
 }
@@ -48,6 +49,7 @@ func TestAdoptedVolumeIsAsItsPluginDescribesIt(t *testing.T) {
 		Capabilities: spec().Capabilities}
 	const validate = "ValidateVolumeCapabilities vol-x"
 	get, get1 := []registry.Capability{registry.GetVolume}, []string{"ControllerGetVolume vol-x"}
+	lists := []registry.Capability{registry.ListVolumes}
 	for what, c := range map[string]struct {
 		caps  []registry.Capability
 		entry csi.Entry
@@ -58,21 +60,22 @@ func TestAdoptedVolumeIsAsItsPluginDescribesIt(t *testing.T) {
 	}{
 		"GET_VOLUME": {[]registry.Capability{registry.GetVolume, registry.ListVolumes}, entry, "",
 			[]string{"ControllerGetVolume vol-x", validate}, "", nil},
-		"LIST_VOLUMES":    {[]registry.Capability{registry.ListVolumes}, entry, "", []string{"ListVolumes", validate}, "", nil},
+		"LIST_VOLUMES":    {lists, entry, "", []string{"ListVolumes", validate}, "", nil},
 		"neither":         {nil, csi.Entry{}, "", []string{validate}, "", nil},
 		"not found":       {get, entry, "NOT_FOUND", get1, "has no volume", nil},
-		"not listed":      {[]registry.Capability{registry.ListVolumes}, lies, "", []string{"ListVolumes"}, "has no volume", nil},
+		"not listed":      {lists, lies, "", []string{"ListVolumes"}, "has no volume", nil},
 		"another":         {get, lies, "", get1, "vol-y", nil},
 		"a negative size": {get, negative, "", get1, "-1", nil},
-		"a file of more": {get, entry, "", []string{"ControllerGetVolume vol-x", validate}, "", func(s *registry.VolumeSpec) {
-			s.FSType, s.Context = "ext4", entry.Context
-		}},
-		"a file instead": {nil, csi.Entry{Context: entry.Context, Accessible: entry.Accessible}, "", []string{validate}, "",
+		"a file of more": {get, entry, "", []string{"ControllerGetVolume vol-x", validate}, "",
+			func(s *registry.VolumeSpec) { s.FSType, s.Context = "ext4", entry.Context }},
+		"a file instead": {
+			nil, csi.Entry{Context: entry.Context, Accessible: entry.Accessible}, "", []string{validate}, "",
 			func(s *registry.VolumeSpec) { s.Context, s.Required = entry.Context, entry.Accessible }},
 		"another context": {get, entry, "", get1, "remove context", func(s *registry.VolumeSpec) {
 			s.Context = map[string]string{"pool": "q"}
 		}},
-		"another size": {get, entry, "", get1, "remove capacity_min", func(s *registry.VolumeSpec) { s.CapacityMin = 8 }},
+		"another size": {get, entry, "", get1, "remove capacity_min",
+			func(s *registry.VolumeSpec) { s.CapacityMin = 8 }},
 	} {
 		t.Run(what, func(t *testing.T) {
 			d := open(t, of(c.caps...))

@@ -50,8 +50,8 @@ func (d *snapshotDesk) group() registry.VolumeSnapshot {
 	return snap
 }
 
-// A group snapshot is created once its plugin has one snapshot of each volume and all are ready. The same call finds out
-// an outcome that is not certain. An answer that is not about this group is not used.
+// A group snapshot is created once its plugin has one snapshot of each volume and all are ready. The same call finds
+// out an outcome that is not certain. An answer that is not about this group is not used.
 func TestGroupSnapshotIsCreatedOnceItIsReady(t *testing.T) {
 	waits := groupAnswer(func(g *csi.GroupSnapshot) { g.Ready = false })
 	for name, c := range map[string]struct {
@@ -63,18 +63,21 @@ func TestGroupSnapshotIsCreatedOnceItIsReady(t *testing.T) {
 		"at once": {[]snapshotAnswer{groupAnswer(nil)}, registry.SnapshotReady, []string{createGroup}, ""},
 		"later": {[]snapshotAnswer{waits, waits, groupAnswer(nil)}, registry.SnapshotReady,
 			[]string{createGroup, getGroup, getGroup}, ""},
-		"a member is not ready": {[]snapshotAnswer{groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots[0].Ready = false }),
+		"a member is not ready": {[]snapshotAnswer{
+			groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots[0].Ready = false }),
 			groupAnswer(nil)}, registry.SnapshotReady, []string{createGroup, getGroup}, ""},
 		"after no answer": {[]snapshotAnswer{noAnswer("UNAVAILABLE"), groupAnswer(nil)}, registry.SnapshotReady,
 			[]string{createGroup, createGroup}, ""},
 		"refused": {[]snapshotAnswer{refused("FAILED_PRECONDITION")}, "", []string{createGroup}, "FAILED_PRECONDITION"},
 		"refused after no answer": {[]snapshotAnswer{noAnswer("UNAVAILABLE"), refused("FAILED_PRECONDITION")},
 			registry.SnapshotFailed, []string{createGroup, createGroup}, "group-snapshot delete"},
-		"gone": {[]snapshotAnswer{waits, refused("NOT_FOUND")}, registry.SnapshotFailed, []string{createGroup, getGroup},
-			"NOT_FOUND"},
-		"a snapshot is missing": {[]snapshotAnswer{groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots = g.Snapshots[:1] })},
+		"gone": {[]snapshotAnswer{waits, refused("NOT_FOUND")}, registry.SnapshotFailed,
+			[]string{createGroup, getGroup}, "NOT_FOUND"},
+		"a snapshot is missing": {
+			[]snapshotAnswer{groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots = g.Snapshots[:1] })},
 			registry.SnapshotFailed, []string{createGroup}, "has 1 snapshots, of 2 volumes"},
-		"a volume twice": {[]snapshotAnswer{groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots[0].Volume = "vol-data" })},
+		"a volume twice": {
+			[]snapshotAnswer{groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots[0].Volume = "vol-data" })},
 			registry.SnapshotFailed, []string{createGroup}, `no snapshot of volume "vol-logs"`},
 		"a snapshot twice": {[]snapshotAnswer{groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots[0].ID = "snap-1" })},
 			registry.SnapshotFailed, []string{createGroup}, "twice"},
@@ -82,7 +85,8 @@ func TestGroupSnapshotIsCreatedOnceItIsReady(t *testing.T) {
 			registry.SnapshotFailed, []string{createGroup}, "says that it is in group"},
 		"another id": {[]snapshotAnswer{waits, groupAnswer(func(g *csi.GroupSnapshot) { g.ID = "group-2" })},
 			registry.SnapshotFailed, []string{createGroup, getGroup}, "called it"},
-		"another member": {[]snapshotAnswer{waits, groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots[0].ID = "snap-3" })},
+		"another member": {
+			[]snapshotAnswer{waits, groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots[0].ID = "snap-3" })},
 			registry.SnapshotFailed, []string{createGroup, getGroup}, "called it"},
 		"without an id": {[]snapshotAnswer{{}}, registry.SnapshotFailed, []string{createGroup}, "external id"},
 	} {
@@ -100,7 +104,8 @@ func TestGroupSnapshotIsCreatedOnceItIsReady(t *testing.T) {
 				if c.state != registry.SnapshotReady {
 					return
 				}
-				if len(got.Members) != 2 || got.Members[1].External != "snap-2" || d.plugin.secrets["token"].Reveal() != canary {
+				if len(got.Members) != 2 || got.Members[1].External != "snap-2" ||
+					d.plugin.secrets["token"].Reveal() != canary {
 					t.Errorf("%+v, secrets %v", got, d.plugin.secrets)
 				}
 				if _, err := d.Create(t.Context(), call, groupSpec); err != nil {
@@ -125,10 +130,11 @@ func TestGroupSnapshotIsRefusedBeforeAnyCall(t *testing.T) {
 		volumes    []registry.VolumeID
 		kind       error
 	}{
-		"no capability":       {registry.CreateSnapshot, nil, groupSpec.Volumes, registry.ErrUnsupported},
-		"two plugins":         {registry.GroupSnapshots, other, groupSpec.Volumes, registry.ErrInvalid},
-		"one volume twice":    {registry.GroupSnapshots, alias, groupSpec.Volumes, registry.ErrInvalid},
-		"a volume is missing": {registry.GroupSnapshots, nil, []registry.VolumeID{"data", "none"}, registry.ErrNotFound},
+		"no capability":    {registry.CreateSnapshot, nil, groupSpec.Volumes, registry.ErrUnsupported},
+		"two plugins":      {registry.GroupSnapshots, other, groupSpec.Volumes, registry.ErrInvalid},
+		"one volume twice": {registry.GroupSnapshots, alias, groupSpec.Volumes, registry.ErrInvalid},
+		"a volume is missing": {
+			registry.GroupSnapshots, nil, []registry.VolumeID{"data", "none"}, registry.ErrNotFound},
 		"a member's id taken": {registry.GroupSnapshots, taken, groupSpec.Volumes, registry.ErrExists},
 	} {
 		d := openGroup(t, of(c.capability), groupAnswer(nil))
@@ -148,8 +154,10 @@ func TestGroupSnapshotIsRefusedBeforeAnyCall(t *testing.T) {
 func TestMembersOfTwoGroupsHaveTheirOwnIDs(t *testing.T) {
 	d := openGroup(t, of(registry.GroupSnapshots))
 	group := func(id registry.SnapshotID, volume registry.VolumeID) registry.VolumeSnapshot {
-		return registry.VolumeSnapshot{State: registry.SnapshotCreating, Plugin: key.Plugin, SnapshotSpec: registry.SnapshotSpec{
-			Namespace: "default", ID: id, Name: string(id), Volumes: []registry.VolumeID{volume}}}
+		spec := registry.SnapshotSpec{
+			Namespace: "default", ID: id, Name: string(id), Volumes: []registry.VolumeID{volume},
+		}
+		return registry.VolumeSnapshot{State: registry.SnapshotCreating, Plugin: key.Plugin, SnapshotSpec: spec}
 	}
 	d.put(group("a-b", "c"))
 	d.view(func(view registry.View) {
@@ -232,7 +240,8 @@ func TestUnusableGroupSnapshotIsDeleted(t *testing.T) {
 			}
 			d.wantJournal(createGroup)
 			if c.call == "" {
-				if err := d.DeleteGroup(t.Context(), call, groupName); err == nil || !strings.Contains(err.Error(), "deregister") {
+				err := d.DeleteGroup(t.Context(), call, groupName)
+				if err == nil || !strings.Contains(err.Error(), "deregister") {
 					t.Errorf("%s: %v", what, err)
 				}
 				d.wantJournal(createGroup)

@@ -91,7 +91,8 @@ func TestListOfUnhealthyVolumesIsReadToItsEnd(t *testing.T) {
 		journal string
 		sick    bool
 	}{
-		"two pages":     {both, false, pages(page("1", "other"), page("", key.External)), 0, sick, "list , list 1", true},
+		"two pages": {both, false, pages(page("1", "other"), page("", key.External)), 0, sick,
+			"list , list 1", true},
 		"expired token": {both, false, pages(page("1"), page("", key.External)), 1, sick, twice, true},
 		"expires again": {both, false, pages(page("1"), page("", key.External)), 9, sick, twice + ", " + twice, false},
 		"healthy":       {both, false, pages(page("")), 0, sick, "list ", false},

@@ -16,8 +16,8 @@ import (
 // Modify gives mutable parameters of a volume other values (CSI ControllerModifyVolume). Parameters that are not in
 // parameters stay as they are. If all have the values already, Modify sends nothing.
 //
-// If an earlier modification has no certain outcome, its parameters are sent too, unless parameters has other values for
-// them. The values of all are known after a success.
+// If an earlier modification has no certain outcome, its parameters are sent too, unless parameters has other values
+// for them. The values of all are known after a success.
 func (m *Controller) Modify(
 	ctx context.Context, call registry.Call, name registry.VolumeName, parameters map[string]string,
 ) (registry.Volume, error) {
@@ -43,7 +43,8 @@ func (m *Controller) modifiable(ctx context.Context, name registry.VolumeName) (
 	switch {
 	case err != nil:
 	case v.Ephemeral:
-		err = registry.Errorf(registry.ErrUnsupported, "it is an inline volume of alloc %s and cannot be modified", v.Owner)
+		err = registry.Errorf(registry.ErrUnsupported,
+			"it is an inline volume of alloc %s and cannot be modified", v.Owner)
 	case v.State != registry.VolumeReady:
 		err = registry.Errorf(registry.ErrConflict, "it is %s; it must be ready to be modified", v.State)
 	}
@@ -122,8 +123,9 @@ func (m *Controller) modifyHeld(
 	case !v.Modification.Open() && contains(v.Mutable, all):
 		return nil
 	case v.Modification.Full() && !maps.Equal(all, v.Modification.Asked):
-		return registry.Errorf(registry.ErrConflict, "the outcome of its last %d modifications is not known; repeat the "+
-			"last one with the same values until it is known (see volume status)", len(v.Modification.Earlier)+1)
+		return registry.Errorf(registry.ErrConflict, "the outcome of its last %d modifications is not known; "+
+			"repeat the last one with the same values until it is known (see volume status)",
+			len(v.Modification.Earlier)+1)
 	}
 	return m.modify(ctx, by, v, all, intent.PolicyOf(registry.ControllerModifyRPC))
 }
@@ -189,7 +191,8 @@ func (m *Controller) modify(
 		},
 	}, func(ctx context.Context, at registry.InstanceKey) error {
 		err := m.driver.Modify(ctx, at, request)
-		if e, is := errors.AsType[*registry.CallError](err); is && intent.Answers(e.Code) && !intent.RejectsCall(e.Code) {
+		e, is := errors.AsType[*registry.CallError](err)
+		if is && intent.Answers(e.Code) && !intent.RejectsCall(e.Code) {
 			vague = intent.Inconclusive(e.Code)
 		}
 		return err
@@ -257,7 +260,8 @@ func (m *Controller) LeaveAlteration(ctx context.Context, key registry.VolumeKey
 		if left = found && open.RPC.Alters(); !left {
 			return registry.Change{}, nil
 		}
-		change := registry.Change{Delete: []registry.Key{open.Key()}}.And(view.Ended(view.LateCallOf(open), open.Senders))
+		change := registry.Change{Delete: []registry.Key{open.Key()}}
+		change = change.And(view.Ended(view.LateCallOf(open), open.Senders))
 		v, known := view.VolumeByKey(key)
 		if !known {
 			return change, nil

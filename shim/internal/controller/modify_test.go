@@ -63,7 +63,8 @@ func TestModificationOfEachOutcome(t *testing.T) {
 					t.Errorf("%v, %+v", got.Mutable, got.Modification)
 				}
 				got, err = d.Controller.Modify(t.Context(), call, name, map[string]string{"iops": "5"})
-				if err != nil || got.Mutable["iops"] != "5" || got.Modification.Open() || c.unknown && got.Mutable["tier"] != "gold" {
+				if err != nil || got.Mutable["iops"] != "5" || got.Modification.Open() ||
+					c.unknown && got.Mutable["tier"] != "gold" {
 					t.Errorf("further: %v, %+v, %v", got.Mutable, got.Modification, err)
 				}
 				d.expect("ControllerModifyVolume vol-data " + c.then)
@@ -103,7 +104,8 @@ func TestModificationGoesOnWithoutItsCaller(t *testing.T) {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 					defer cancel()
 					d.faults = []fault{uncertain("DEADLINE_EXCEEDED", true)}
-					if _, err := d.Controller.Modify(ctx, call, name, tier("gold")); !errors.Is(err, registry.ErrUncertain) ||
+					_, err := d.Controller.Modify(ctx, call, name, tier("gold"))
+					if !errors.Is(err, registry.ErrUncertain) ||
 						!strings.Contains(err.Error(), "Holdfast repeats the call") {
 						t.Fatal(err)
 					}
@@ -175,7 +177,8 @@ func TestManyModificationsInDoubtEndWithTheLast(t *testing.T) {
 		d := open(t, modifies(), ready())
 		d.faults = slices.Repeat([]fault{failed("INTERNAL")}, 3*9)
 		for i := range 9 {
-			if _, err := d.Controller.Modify(t.Context(), call, name, tier([]string{"gold", "silver"}[i%2])); err == nil {
+			_, err := d.Controller.Modify(t.Context(), call, name, tier([]string{"gold", "silver"}[i%2]))
+			if err == nil {
 				t.Error("a modification is done")
 			}
 		}
@@ -210,11 +213,13 @@ func TestModificationIsRefusedBeforeTheCall(t *testing.T) {
 		do     func(*desk, context.Context) error
 		want   string
 	}{
-		"no parameter":           {modifies(), []registry.Record{ready()}, do(nil), "no mutable parameter is given"},
-		"no name":                {modifies(), []registry.Record{ready()}, do(map[string]string{"": "x"}), "has no name"},
+		"no parameter": {modifies(), []registry.Record{ready()}, do(nil), "no mutable parameter is given"},
+		"no name": {modifies(), []registry.Record{ready()}, do(map[string]string{"": "x"}),
+			"has no name"},
 		"an unknown volume":      {modifies(), nil, do(tier("gold")), "not found"},
 		"a volume being deleted": {modifies(), []registry.Record{deleting}, do(tier("gold")), "it is deleting"},
-		"without the capability": {expands(), []registry.Record{ready()}, do(tier("gold")), "lacks controller.MODIFY_VOLUME"},
+		"without the capability": {expands(), []registry.Record{ready()}, do(tier("gold")),
+			"lacks controller.MODIFY_VOLUME"},
 		"creation without it": {expands(), nil, func(d *desk, ctx context.Context) error {
 			_, err := d.Controller.Create(ctx, call, creating)
 			return err

@@ -26,14 +26,14 @@ func (m *Controller) checkRequired(at registry.Instance, s registry.VolumeSpec) 
 		registry.Accessible(s.Required, node.Fingerprint.Topology) {
 		return nil
 	}
-	return registry.Invalid("topology_request.required of volume %s allows %s, but plugin %s reports %s for this node, "+
-		"which could not use the volume; correct required", s.VolumeName(), registry.Topologies(s.Required), s.Plugin,
-		registry.Topology(node.Fingerprint.Topology))
+	return registry.Invalid("topology_request.required of volume %s allows %s, but plugin %s reports %s for "+
+		"this node, which could not use the volume; correct required",
+		s.VolumeName(), registry.Topologies(s.Required), s.Plugin, registry.Topology(node.Fingerprint.Topology))
 }
 
 // checkLimit adds a reason if the node has its maximum of volumes of the plugin (max_volumes_per_node; 0: no limit) and
-// this volume is none of them. The claims of other nodes for the plugin do not matter, so none of them is a condition of
-// the claim; Claim lets those of this node for the plugin wait for each other.
+// this volume is none of them. The claims of other nodes for the plugin do not matter, so none of them is a condition
+// of the claim; Claim lets those of this node for the plugin wait for each other.
 func (r *refusals) checkLimit(view registry.View, node registry.Instance, planned []registry.Claim, here bool) {
 	limit := node.Fingerprint.MaxVolumes
 	if limit == 0 {
@@ -63,7 +63,8 @@ type placed struct {
 }
 
 // placedOn returns the volumes of the plugin that are claimed, attached or staged on the node, or used there by clients
-// of the CSI endpoint. here: it is this node, only whose stagings are known. Each counts once. Inline volumes do not count: no controller publishes them.
+// of the CSI endpoint. here: it is this node, only whose stagings are known. Each counts once. Inline volumes do not
+// count: no controller publishes them.
 func placedOn(
 	view registry.View, plugin registry.PluginID, node registry.NodeName, planned []registry.Claim, here bool,
 ) map[registry.VolumeKey]*placed {

@@ -76,8 +76,10 @@ func TestClaimKeepsTheVolumeLimit(t *testing.T) {
 		registry.Attachment{Volume: at(2), Name: registry.VolumeName{Namespace: "default", ID: "v2"}, Node: "n1",
 			State: registry.MarkDone},
 		registry.Attachment{Volume: at(5), Node: "n2", State: registry.MarkDone},
-		registry.EndpointUse{Volume: registry.VolumeKey{Plugin: key.Plugin, External: "foreign"}, Node: "n1", Target: "n1",
-			Call: registry.NodeStageRPC})
+		registry.EndpointUse{
+			Volume: registry.VolumeKey{Plugin: key.Plugin, External: "foreign"},
+			Node:   "n1", Target: "n1", Call: registry.NodeStageRPC,
+		})
 	for _, err := range []error{claim(0, "a0"), claim(0, "a1"), claim(1, "a2"), claim(2, "a3"), claim(0, "a0")} {
 		if err != nil {
 			t.Fatal(err)

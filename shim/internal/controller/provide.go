@@ -10,9 +10,9 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Provide returns the volume of a create block. It creates the volume unless it exists, and first completes the deletion
-// of an earlier one. A volume that is ready is returned as it is. ErrConflict: the volume belongs to another plugin, or
-// another request is still creating it.
+// Provide returns the volume of a create block. It creates the volume unless it exists, and first completes the
+// deletion of an earlier one. A volume that is ready is returned as it is. ErrConflict: the volume belongs to another
+// plugin, or another request is still creating it.
 func (m *Controller) Provide(
 	ctx context.Context, call registry.Call, spec registry.VolumeSpec, from registry.Origin,
 ) (registry.Volume, error) {

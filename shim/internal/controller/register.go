@@ -59,7 +59,8 @@ func (m *Controller) admit(ctx context.Context, v registry.Volume) error {
 	return m.register(ctx, v)
 }
 
-// confirm checks with the controller that the volume exists and has the capabilities. It returns the node of the volume.
+// confirm checks with the controller that the volume exists and has the capabilities. It returns the node of the
+// volume.
 func (m *Controller) confirm(ctx context.Context, s registry.VolumeSpec) (node registry.NodeName, err error) {
 	inst, has, err := m.awaitController(ctx, s.Plugin, false)
 	if err == nil && len(s.Mutable) > 0 && (!has || !inst.Fingerprint.Has(registry.ModifyVolume)) {
@@ -235,7 +236,9 @@ func (m *Controller) rememberChange(view registry.View, v registry.Volume) (chan
 		return change
 	}
 	if all := view.AllDeregistered(); len(all) >= maxDeregistered {
-		oldest := slices.MinFunc(all, func(a, b registry.Deregistered) int { return cmp.Compare(a.ModifyIndex, b.ModifyIndex) })
+		oldest := slices.MinFunc(all, func(a, b registry.Deregistered) int {
+			return cmp.Compare(a.ModifyIndex, b.ModifyIndex)
+		})
 		change.Delete = []registry.Key{oldest.Key()}
 	}
 	change.Put = []registry.Record{registry.Deregistered{Volume: v.VolumeKey(), Since: m.Now()}}

@@ -68,7 +68,8 @@ func (m *Controller) Repeat(ctx context.Context, at registry.Instance, late regi
 func (m *Controller) checkGone(ctx context.Context, v registry.Volume) error {
 	return m.State.View(ctx, func(view registry.View) error {
 		if now, found := view.VolumeByKey(v.VolumeKey()); found && now.State != registry.VolumeDeleting {
-			return registry.Errorf(registry.ErrConflict, "DeleteVolume of %s is not repeated: it was registered since as %s",
+			return registry.Errorf(registry.ErrConflict,
+				"DeleteVolume of %s is not repeated: it was registered since as %s",
 				v.VolumeName(), now.VolumeName())
 		}
 		return nil
@@ -105,14 +106,15 @@ func repeatable(late registry.LateCall) error {
 		return errNotKnown(late)
 	case late.Failed && (late.RPC == registry.DeleteVolumeRPC || late.RPC == registry.DeleteSnapshotRPC ||
 		late.RPC == registry.DeleteGroupSnapshotRPC):
-		return registry.Errorf(registry.ErrConflict, "%s of %s was refused at another node, and is not repeated: it might "+
-			"succeed now", late.RPC, late.For)
+		return registry.Errorf(registry.ErrConflict, "%s of %s was refused at another node, and is not repeated: "+
+			"it might succeed now", late.RPC, late.For)
 	}
 	return nil
 }
 
 func errNotKnown(late registry.LateCall) error {
-	return registry.Errorf(registry.ErrConflict, "%s of %s cannot be repeated: its records are gone", late.RPC, late.For)
+	return registry.Errorf(registry.ErrConflict, "%s of %s cannot be repeated: its records are gone",
+		late.RPC, late.For)
 }
 
 // only is a table whose only controller is one instance.

@@ -21,9 +21,12 @@ func lateCalls() map[string]registry.LateCall {
 	v.Modification.Asked = map[string]string{"tier": "hot"}
 	made := ready()
 	made.State, made.External = registry.VolumeCreating, ""
-	at := registry.Attachment{Volume: key, Name: name, Node: "n1", NodeID: "i-1", State: registry.MarkSent, Usage: usage()}
-	calls := map[string]registry.LateCall{"CreateVolume": {For: name.String(), Node: "n1", RPC: registry.CreateVolumeRPC,
-		Hash: asked(made), Volume: &made}}
+	at := registry.Attachment{
+		Volume: key, Name: name, Node: "n1", NodeID: "i-1", State: registry.MarkSent, Usage: usage(),
+	}
+	calls := map[string]registry.LateCall{"CreateVolume": {
+		For: name.String(), Node: "n1", RPC: registry.CreateVolumeRPC, Hash: asked(made), Volume: &made,
+	}}
 	for rpc, request := range map[registry.RPC]any{
 		registry.DeleteVolumeRPC:        csi.DeleteRequest{VolumeID: key.External},
 		registry.ControllerUnpublishRPC: csi.DetachRequest{VolumeID: key.External, Node: at.NodeID},
@@ -31,8 +34,9 @@ func lateCalls() map[string]registry.LateCall {
 			Usage: v.Expansion.Usage},
 		registry.ControllerModifyRPC: csi.ModifyRequest{VolumeID: key.External, Mutable: v.Modification.Asked},
 	} {
-		calls[string(rpc)] = registry.LateCall{For: name.String(), Node: "n1", RPC: rpc, Hash: intent.Hash(rpc, request),
-			Volume: &v, Attachment: &at}
+		calls[string(rpc)] = registry.LateCall{
+			For: name.String(), Node: "n1", RPC: rpc, Hash: intent.Hash(rpc, request), Volume: &v, Attachment: &at,
+		}
 	}
 	return calls
 }
@@ -44,8 +48,9 @@ func updatedSince() registry.Volume {
 	return v
 }
 
-// TestOnlyAnAnswerEndsALateCall repeats calls of a former executor. Such a call has ended once the plugin has answered it,
-// but not if the plugin was not reached, or did not look at the volume. An update of the volume does not change the call.
+// TestOnlyAnAnswerEndsALateCall repeats calls of a former executor. Such a call has ended once the plugin has answered
+// it, but not if the plugin was not reached, or did not look at the volume. An update of the volume does not change the
+// call.
 func TestOnlyAnAnswerEndsALateCall(t *testing.T) {
 	for rpc, late := range lateCalls() {
 		for _, c := range []struct {
@@ -89,7 +94,8 @@ func TestLateCallIsNotSentAgainstTheRecords(t *testing.T) {
 	}
 }
 
-// TestNoSnapshotIsMadeWithoutARecord repeats the creation of a snapshot that has a record, and of one that was deregistered.
+// TestNoSnapshotIsMadeWithoutARecord repeats the creation of a snapshot that has a record, and of one that was
+// deregistered.
 func TestNoSnapshotIsMadeWithoutARecord(t *testing.T) {
 	snap := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External,
 		State: registry.SnapshotCreating}
@@ -136,12 +142,15 @@ func (d *desk) wantLate(want ...string) {
 	}
 }
 
-// TestCallThatIsGivenUpMayRunAtTheFormerExecutor closes open calls that a former executor has begun. Others wait for it.
+// TestCallThatIsGivenUpMayRunAtTheFormerExecutor closes open calls that a former executor has begun. Others wait for
+// it.
 func TestCallThatIsGivenUpMayRunAtTheFormerExecutor(t *testing.T) {
 	v := ready()
 	v.Expansion = registry.Expansion{Asked: registry.CapacityRange{Required: 2 << 30}, Usage: usage()}
-	expansion := registry.Intent{Volume: key, Name: name, RPC: registry.ControllerExpandRPC, Hash: "h", Code: "INTERNAL",
-		Outcome: registry.OutcomeUncertain, Senders: []registry.NodeName{"n1", "n2"}}
+	expansion := registry.Intent{
+		Volume: key, Name: name, RPC: registry.ControllerExpandRPC, Hash: "h", Code: "INTERNAL",
+		Outcome: registry.OutcomeUncertain, Senders: []registry.NodeName{"n1", "n2"},
+	}
 	d := open(t, of(registry.CreateDelete, registry.AttachDetach), v, takenOver, expansion, attachedTo("n3"))
 	d.Controller.Executors = asRecorded{}
 	if left, err := d.LeaveAlteration(t.Context(), key); !left || err != nil {
@@ -181,7 +190,8 @@ func TestCallThatIsGivenUpMayRunAtTheFormerExecutor(t *testing.T) {
 	}
 }
 
-// TestSnapshotAndChangesOfItsVolumeExcludeEachOther has a former executor take a snapshot of a volume, or expand the volume.
+// TestSnapshotAndChangesOfItsVolumeExcludeEachOther has a former executor take a snapshot of a volume, or expand the
+// volume.
 func TestSnapshotAndChangesOfItsVolumeExcludeEachOther(t *testing.T) {
 	snap := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External,
 		State: registry.SnapshotCreating, Senders: []registry.NodeName{"n1", "n2"}}
@@ -212,7 +222,8 @@ func TestSnapshotAndChangesOfItsVolumeExcludeEachOther(t *testing.T) {
 				_, err = d.desk.Controller.Expand(ctx, call, name, upTo(2<<30, 0))
 			}
 			sent := len(d.plugin.journal)+len(d.desk.journal) > 0
-			if named := err != nil && strings.Contains(err.Error(), "node n1 has begun"); named != waits || sent == waits {
+			named := err != nil && strings.Contains(err.Error(), "node n1 has begun")
+			if named != waits || sent == waits {
 				t.Errorf("during %s, waits: %t: %v, %q%q", what, waits, err, d.plugin.journal, d.desk.journal)
 			}
 		}
@@ -239,13 +250,15 @@ func TestBegunSnapshotAndExpansionAreBothRepeated(t *testing.T) {
 	}
 }
 
-// TestDeletionIsRepeatedOnceItHasSucceeded refuses a deletion at the next executor, and grants it later. Only then may the
-// former executor repeat it.
+// TestDeletionIsRepeatedOnceItHasSucceeded refuses a deletion at the next executor, and grants it later. Only then may
+// the former executor repeat it.
 func TestDeletionIsRepeatedOnceItHasSucceeded(t *testing.T) {
 	v := ready()
 	v.Created = true
-	deletion := registry.Intent{Volume: key, Name: name, RPC: registry.DeleteVolumeRPC, Senders: []registry.NodeName{"n1"},
-		Hash: intent.Hash(registry.DeleteVolumeRPC, csi.DeleteRequest{VolumeID: key.External})}
+	deletion := registry.Intent{
+		Volume: key, Name: name, RPC: registry.DeleteVolumeRPC, Senders: []registry.NodeName{"n1"},
+		Hash: intent.Hash(registry.DeleteVolumeRPC, csi.DeleteRequest{VolumeID: key.External}),
+	}
 	deleting := v
 	deleting.State = registry.VolumeDeleting
 	d := open(t, of(registry.CreateDelete), deleting, takenOver, deletion)

@@ -101,7 +101,9 @@ func (m *Controller) tryOnce(ctx context.Context, name registry.VolumeName, wait
 }
 
 // tryVolume tries once to finish the operation of the volume's record. It waits for the plugin without the lock.
-func (m *Controller) tryVolume(ctx context.Context, name registry.VolumeName, wait time.Duration) (over bool, err error) {
+func (m *Controller) tryVolume(
+	ctx context.Context, name registry.VolumeName, wait time.Duration,
+) (over bool, err error) {
 	v, found, err := m.unfinishedOne(ctx, name)
 	if err != nil || !found {
 		return err == nil, err

@@ -42,7 +42,8 @@ func (m *Controller) withRole(
 	return err
 }
 
-// checkRole returns an ErrUnavailable if the plugin is healthy here in its other role and no known task serves this one.
+// checkRole returns an ErrUnavailable if the plugin is healthy here in its other role and no known task serves this
+// one.
 func (m *Controller) checkRole(ctx context.Context, role registry.Role, id registry.PluginID) error {
 	other := registry.RoleNode
 	if role == registry.RoleNode {

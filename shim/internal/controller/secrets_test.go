@@ -80,8 +80,10 @@ func TestRotatedSecretIsUsedByTheNextControllerCall(t *testing.T) {
 func TestDeletionWithoutSecretsHasAWayOut(t *testing.T) {
 	deleting := ready()
 	deleting.State = registry.VolumeDeleting
-	snap := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External, External: "snap-1",
-		State: registry.SnapshotReady}
+	snap := registry.VolumeSnapshot{
+		SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External, External: "snap-1",
+		State: registry.SnapshotReady,
+	}
 	snap.Secrets = ready().Secrets
 	leaving := snap
 	leaving.State = registry.SnapshotDeleting

@@ -1,15 +1,19 @@
 package controller
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"slices"
 
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
+	"holdfast/shim/internal/intent"
 )
 
-// acceptOne copies the plugin's answer to the snapshot after checking it. Of an answer that cannot be used it keeps only
-// the id, and not even that if the plugin says that the snapshot is of another volume: others may have taken it, and
-// its deletion would lose their data.
+// acceptOne copies the plugin's answer to the snapshot after checking it. Of an answer that cannot be used it keeps
+// only the id, and not even that if the plugin says that the snapshot is of another volume: others may have taken it,
+// and its deletion would lose their data.
 func acceptOne(view registry.View, snap *registry.VolumeSnapshot, answer csi.Snapshot) error {
 	err := checkAnswer(view, *snap, snap.Each()[0], answer)
 	if err == nil && answer.Group != "" {
@@ -31,8 +35,8 @@ func acceptOne(view registry.View, snap *registry.VolumeSnapshot, answer csi.Sna
 }
 
 // acceptGroup copies the plugin's answer to the group snapshot after checking it. The group is ready once each of its
-// snapshots is, whatever the plugin says of the group. Of an answer that cannot be used it keeps only the ids, and none if
-// it has a snapshot of another volume, as in acceptOne.
+// snapshots is, whatever the plugin says of the group. Of an answer that cannot be used it keeps only the ids, and none
+// if it has a snapshot of another volume, as in acceptOne.
 func acceptGroup(view registry.View, snap *registry.VolumeSnapshot, answer csi.GroupSnapshot) error {
 	members, err := checkGroup(view, *snap, answer)
 	if err != nil {
@@ -60,8 +64,8 @@ func isForeign(group registry.VolumeSnapshot, one csi.Snapshot) bool {
 	})
 }
 
-// keepIDs keeps the ids of an answer that cannot be used, so that the snapshot or group snapshot can be deleted. The ids
-// of an earlier answer stay. None is kept if another record has one of them.
+// keepIDs keeps the ids of an answer that cannot be used, so that the snapshot or group snapshot can be deleted. The
+// ids of an earlier answer stay. None is kept if another record has one of them.
 func keepIDs(view registry.View, snap *registry.VolumeSnapshot, answered string, members []csi.Snapshot) {
 	id, err := registry.ParseExternalID(answered)
 	if err != nil || snap.External != "" {
@@ -89,8 +93,8 @@ func keepIDs(view registry.View, snap *registry.VolumeSnapshot, answered string,
 	snap.External, snap.Unusable = id, ids
 }
 
-// checkGroup returns the members of a group snapshot as the plugin describes them: one snapshot of each volume, and none
-// of another.
+// checkGroup returns the members of a group snapshot as the plugin describes them: one snapshot of each volume, and
+// none of another.
 func checkGroup(
 	view registry.View, snap registry.VolumeSnapshot, answer csi.GroupSnapshot,
 ) ([]registry.GroupMember, error) {
@@ -106,7 +110,8 @@ func checkGroup(
 	}
 	for _, other := range view.GroupSnapshots() {
 		if other.Plugin == snap.Plugin && other.External == id && other.Key() != snap.Key() {
-			return nil, registry.Invalid("it calls the group snapshot %q, which is %s already", id, nameOf(other.SnapshotSpec))
+			return nil, registry.Invalid("it calls the group snapshot %q, which is %s already",
+				id, nameOf(other.SnapshotSpec))
 		}
 	}
 	members, seen := slices.Clone(snap.Members), map[string]bool{}
@@ -120,7 +125,8 @@ func checkGroup(
 			return nil, err
 		}
 		if one.Group != id {
-			return nil, registry.Invalid("snapshot %q in group snapshot %q says that it is in group %q", one.ID, id, one.Group)
+			return nil, registry.Invalid("snapshot %q in group snapshot %q says that it is in group %q",
+				one.ID, id, one.Group)
 		}
 		if seen[one.ID] {
 			return nil, registry.Invalid("group snapshot %q has snapshot %q twice", id, one.ID)
@@ -153,8 +159,122 @@ func checkAnswer(
 	}
 	for _, other := range view.SnapshotRecords() {
 		if other.Plugin == snap.Plugin && other.Key() != snap.Key() && slices.Contains(other.Externals(), id) {
-			return registry.Invalid("it calls the snapshot %q, which belongs to %s already", id, nameOf(other.SnapshotSpec))
+			return registry.Invalid("it calls the snapshot %q, which belongs to %s already",
+				id, nameOf(other.SnapshotSpec))
 		}
 	}
 	return nil
+}
+
+// taken stores the answer to CreateSnapshot or GetSnapshot.
+func (s *Snapshots) taken(
+	ctx context.Context, w work, snap registry.VolumeSnapshot, at registry.InstanceKey, rpc registry.RPC,
+	accept acceptFunc, failure *registry.CallError,
+) (*registry.VolumeSnapshot, error) {
+	next := snap
+	if failure == nil {
+		err := s.volumes.State.View(ctx, func(view registry.View) error { return accept(view, &next) })
+		if err != nil {
+			failure, _ = errors.AsType[*registry.CallError](badResponse(rpc, at, registry.ErrInternal,
+				"the plugin's answer cannot be used: %v", err))
+		}
+	}
+	if failure == nil {
+		return s.store(ctx, snap, next, s.progress(snap, next), nil)
+	}
+	next.Failure = registry.Failure{RPC: rpc, Code: failure.Code, Detail: failure.Detail, Since: s.volumes.Now()}
+	detail := failure.Code + ": " + failure.Detail
+	switch {
+	case remains(rpc, snap, failure):
+		return s.store(ctx, snap, next, nil, failure)
+	case w.isFresh(snap) && failure.Code != "OK": // no other call may have taken it
+		return nil, errors.Join(failure, s.commit(ctx, snap, registry.Change{Delete: []registry.Key{snap.Key()},
+			Events: []registry.Event{s.event(registry.EventSnapshotFailed, snap, detail)}}))
+	}
+	next.State = registry.SnapshotFailed
+	return s.store(ctx, snap, next, []registry.Event{s.event(registry.EventSnapshotFailed, next, detail)}, failure)
+}
+
+// remains reports whether the state of a snapshot that is being taken stays as it is after a failure, so that the call
+// is repeated.
+func remains(rpc registry.RPC, snap registry.VolumeSnapshot, failure *registry.CallError) bool {
+	switch {
+	case failure.Code == "OK": // the answer cannot be used
+		return false
+	case rpc != policyRPC(rpc):
+		return failure.Code != "NOT_FOUND"
+	case failure.Outcome != registry.OutcomeFailed, snap.State == registry.SnapshotProcessing:
+		return true
+	}
+	return intent.RejectsCall(failure.Code) && snap.ModifyIndex != snap.CreateIndex
+}
+
+// progress returns the events of a success.
+func (s *Snapshots) progress(was, is registry.VolumeSnapshot) (events []registry.Event) {
+	if was.External == "" {
+		events = append(events, s.event(registry.EventSnapshotTaken, is, ""))
+	}
+	if is.State == registry.SnapshotReady {
+		size := int64(0)
+		for _, m := range is.Each() {
+			size += m.Size
+		}
+		events = append(events, s.event(registry.EventSnapshotReady, is, fmt.Sprintf("%d bytes", size)))
+	}
+	return events
+}
+
+// deleted stores the answer to DeleteSnapshot.
+func (s *Snapshots) deleted(
+	ctx context.Context, w work, snap registry.VolumeSnapshot, rpc registry.RPC, failure *registry.CallError,
+) (*registry.VolumeSnapshot, error) {
+	if failure == nil || failure.Code == "NOT_FOUND" {
+		return nil, s.commit(ctx, snap, registry.Change{Delete: []registry.Key{snap.Key()},
+			Events: []registry.Event{s.event(registry.EventSnapshotDeleted, snap, "")}})
+	}
+	next := snap
+	next.Failure = registry.Failure{RPC: rpc, Code: failure.Code, Detail: failure.Detail, Since: s.volumes.Now()}
+	// After a call without a certain outcome only one answer says that the snapshot exists.
+	if failure.Outcome != registry.OutcomeFailed || !w.isFresh(snap) && failure.Code != "FAILED_PRECONDITION" {
+		return s.store(ctx, snap, next, nil, failure)
+	}
+	next.State, next.Before = snap.Before, ""
+	return s.store(ctx, snap, next,
+		[]registry.Event{s.event(registry.EventSnapshotKept, next, failure.Code+": "+failure.Detail)}, failure)
+}
+
+// store commits the next record, unless it only repeats the last failure. It returns the failure of the call.
+func (s *Snapshots) store(
+	ctx context.Context, was, next registry.VolumeSnapshot, events []registry.Event, failure *registry.CallError,
+) (*registry.VolumeSnapshot, error) {
+	var err error
+	if failure != nil {
+		err = failure
+	}
+	same := next.State == was.State && next.External == was.External && slices.Equal(next.Members, was.Members) &&
+		next.Failure.RPC == was.Failure.RPC && next.Failure.Code == was.Failure.Code
+	if same && len(events) == 0 {
+		return &next, err
+	}
+	return &next, errors.Join(err, s.commit(ctx, was, registry.Change{Put: []registry.Record{next}, Events: events}))
+}
+
+// commit stores an outcome, even if ctx has ended. It stores nothing if the record is gone.
+func (s *Snapshots) commit(ctx context.Context, was registry.VolumeSnapshot, change registry.Change) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), intent.Grace)
+	defer cancel()
+	_, err := s.volumes.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
+		now, found := view.Get(was.Key()).(registry.VolumeSnapshot)
+		if !found || now.CreateIndex != was.CreateIndex {
+			return registry.Change{}, nil
+		}
+		if err := s.volumes.executes(view, was.ExecutedBy()); err != nil {
+			return registry.Change{}, err // the executor repeats the call
+		}
+		return s.ended(view, now, change), nil
+	})
+	if err != nil {
+		err = fmt.Errorf("store the outcome: %w", err)
+	}
+	return err
 }

@@ -2,7 +2,6 @@ package controller
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -102,8 +101,8 @@ func (s *Snapshots) sending(ctx context.Context, snap registry.VolumeSnapshot) (
 	return snap, err
 }
 
-// ended returns the change that keeps which former executors may still send a call for the snapshot, once its outcome is
-// certain: the next record is in another state, or there is none.
+// ended returns the change that keeps which former executors may still send a call for the snapshot, once its outcome
+// is certain: the next record is in another state, or there is none.
 func (s *Snapshots) ended(view registry.View, was registry.VolumeSnapshot, change registry.Change) registry.Change {
 	stays := slices.ContainsFunc(change.Put, func(r registry.Record) bool {
 		next, is := r.(registry.VolumeSnapshot)
@@ -208,7 +207,9 @@ func (s *Snapshots) step(ctx context.Context, w work) (done, sent bool, err erro
 	}
 	wait := false
 	err = s.volumes.State.View(ctx, func(view registry.View) error {
-		wait = slices.ContainsFunc(snap.VolumeKeys(), func(key registry.VolumeKey) bool { return alterationRuns(view, key) })
+		wait = slices.ContainsFunc(snap.VolumeKeys(), func(key registry.VolumeKey) bool {
+			return alterationRuns(view, key)
+		})
 		return nil
 	})
 	if err != nil || wait && snap.State == registry.SnapshotCreating {
@@ -284,7 +285,8 @@ func (m *Controller) lockToAlter(ctx context.Context, key registry.VolumeKey, wh
 			return nil, err
 		}
 		if !intent.Sleep(ctx, readyBackoff.Delay(try, rand.Float64())) {
-			return nil, registry.Errorf(registry.ErrUnavailable, "%s is being taken of it: %w", name, context.Cause(ctx))
+			return nil, registry.Errorf(registry.ErrUnavailable, "%s is being taken of it: %w",
+				name, context.Cause(ctx))
 		}
 	}
 }
@@ -347,7 +349,9 @@ func (s *Snapshots) send(
 	ctx context.Context, rpc registry.RPC, snap registry.VolumeSnapshot, at registry.InstanceKey,
 	secrets map[string]registry.SecretValue,
 ) (accept acceptFunc, err error) {
-	create := csi.CreateSnapshotRequest{Name: snap.Name, Volume: snap.Source, Parameters: snap.Parameters, Secrets: secrets}
+	create := csi.CreateSnapshotRequest{
+		Name: snap.Name, Volume: snap.Source, Parameters: snap.Parameters, Secrets: secrets,
+	}
 	known := csi.SnapshotRequest{Snapshot: snap.External, Secrets: secrets,
 		Private: csi.Private{Contexts: []map[string]string{snap.Parameters}}}
 	for _, m := range snap.Members {
@@ -373,206 +377,9 @@ func (s *Snapshots) send(
 		group, err = s.driver.CreateGroupSnapshot(ctx, at, create)
 	}
 	if snap.IsGroup() {
-		return func(view registry.View, snap *registry.VolumeSnapshot) error { return acceptGroup(view, snap, group) }, err
+		return func(view registry.View, snap *registry.VolumeSnapshot) error {
+			return acceptGroup(view, snap, group)
+		}, err
 	}
 	return func(view registry.View, snap *registry.VolumeSnapshot) error { return acceptOne(view, snap, one) }, err
-}
-
-// taken stores the answer to CreateSnapshot or GetSnapshot.
-func (s *Snapshots) taken(
-	ctx context.Context, w work, snap registry.VolumeSnapshot, at registry.InstanceKey, rpc registry.RPC,
-	accept acceptFunc, failure *registry.CallError,
-) (*registry.VolumeSnapshot, error) {
-	next := snap
-	if failure == nil {
-		err := s.volumes.State.View(ctx, func(view registry.View) error { return accept(view, &next) })
-		if err != nil {
-			failure, _ = errors.AsType[*registry.CallError](badResponse(rpc, at, registry.ErrInternal,
-				"the plugin's answer cannot be used: %v", err))
-		}
-	}
-	if failure == nil {
-		return s.store(ctx, snap, next, s.progress(snap, next), nil)
-	}
-	next.Failure = registry.Failure{RPC: rpc, Code: failure.Code, Detail: failure.Detail, Since: s.volumes.Now()}
-	detail := failure.Code + ": " + failure.Detail
-	switch {
-	case remains(rpc, snap, failure):
-		return s.store(ctx, snap, next, nil, failure)
-	case w.isFresh(snap) && failure.Code != "OK": // no other call may have taken it
-		return nil, errors.Join(failure, s.commit(ctx, snap, registry.Change{Delete: []registry.Key{snap.Key()},
-			Events: []registry.Event{s.event(registry.EventSnapshotFailed, snap, detail)}}))
-	}
-	next.State = registry.SnapshotFailed
-	return s.store(ctx, snap, next, []registry.Event{s.event(registry.EventSnapshotFailed, next, detail)}, failure)
-}
-
-// remains reports whether the state of a snapshot that is being taken stays as it is after a failure, so that the call
-// is repeated.
-func remains(rpc registry.RPC, snap registry.VolumeSnapshot, failure *registry.CallError) bool {
-	switch {
-	case failure.Code == "OK": // the answer cannot be used
-		return false
-	case rpc != policyRPC(rpc):
-		return failure.Code != "NOT_FOUND"
-	case failure.Outcome != registry.OutcomeFailed, snap.State == registry.SnapshotProcessing:
-		return true
-	}
-	return intent.RejectsCall(failure.Code) && snap.ModifyIndex != snap.CreateIndex
-}
-
-// progress returns the events of a success.
-func (s *Snapshots) progress(was, is registry.VolumeSnapshot) (events []registry.Event) {
-	if was.External == "" {
-		events = append(events, s.event(registry.EventSnapshotTaken, is, ""))
-	}
-	if is.State == registry.SnapshotReady {
-		size := int64(0)
-		for _, m := range is.Each() {
-			size += m.Size
-		}
-		events = append(events, s.event(registry.EventSnapshotReady, is, fmt.Sprintf("%d bytes", size)))
-	}
-	return events
-}
-
-// deleted stores the answer to DeleteSnapshot.
-func (s *Snapshots) deleted(
-	ctx context.Context, w work, snap registry.VolumeSnapshot, rpc registry.RPC, failure *registry.CallError,
-) (*registry.VolumeSnapshot, error) {
-	if failure == nil || failure.Code == "NOT_FOUND" {
-		return nil, s.commit(ctx, snap, registry.Change{Delete: []registry.Key{snap.Key()},
-			Events: []registry.Event{s.event(registry.EventSnapshotDeleted, snap, "")}})
-	}
-	next := snap
-	next.Failure = registry.Failure{RPC: rpc, Code: failure.Code, Detail: failure.Detail, Since: s.volumes.Now()}
-	// After a call without a certain outcome only one answer says that the snapshot exists.
-	if failure.Outcome != registry.OutcomeFailed || !w.isFresh(snap) && failure.Code != "FAILED_PRECONDITION" {
-		return s.store(ctx, snap, next, nil, failure)
-	}
-	next.State, next.Before = snap.Before, ""
-	return s.store(ctx, snap, next,
-		[]registry.Event{s.event(registry.EventSnapshotKept, next, failure.Code+": "+failure.Detail)}, failure)
-}
-
-// store commits the next record, unless it only repeats the last failure. It returns the failure of the call.
-func (s *Snapshots) store(
-	ctx context.Context, was, next registry.VolumeSnapshot, events []registry.Event, failure *registry.CallError,
-) (*registry.VolumeSnapshot, error) {
-	var err error
-	if failure != nil {
-		err = failure
-	}
-	same := next.State == was.State && next.External == was.External && slices.Equal(next.Members, was.Members) &&
-		next.Failure.RPC == was.Failure.RPC && next.Failure.Code == was.Failure.Code
-	if same && len(events) == 0 {
-		return &next, err
-	}
-	return &next, errors.Join(err, s.commit(ctx, was, registry.Change{Put: []registry.Record{next}, Events: events}))
-}
-
-// commit stores an outcome, even if ctx has ended. It stores nothing if the record is gone.
-func (s *Snapshots) commit(ctx context.Context, was registry.VolumeSnapshot, change registry.Change) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), intent.Grace)
-	defer cancel()
-	_, err := s.volumes.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
-		now, found := view.Get(was.Key()).(registry.VolumeSnapshot)
-		if !found || now.CreateIndex != was.CreateIndex {
-			return registry.Change{}, nil
-		}
-		if err := s.volumes.executes(view, was.ExecutedBy()); err != nil {
-			return registry.Change{}, err // the executor repeats the call
-		}
-		return s.ended(view, now, change), nil
-	})
-	if err != nil {
-		err = fmt.Errorf("store the outcome: %w", err)
-	}
-	return err
-}
-
-// Limits of a list of a plugin's snapshots or volumes, so that it fits into a message (bootstrap.MaxMessage).
-const (
-	maxListed      = 20_000
-	maxListedBytes = 12 << 20
-)
-
-// listSize is the size of a list that is being read.
-type listSize struct{ entries, bytes int }
-
-// add counts an entry. It returns an error if the list is too large.
-func (l *listSize) add(entry any) error {
-	text, err := json.Marshal(entry)
-	if err != nil {
-		return err
-	}
-	l.entries, l.bytes = l.entries+1, l.bytes+len(text)
-	switch {
-	case l.entries > maxListed:
-		return registry.Errorf(registry.ErrExhausted, "the list has more than %d entries", maxListed)
-	case l.bytes > maxListedBytes:
-		return registry.Errorf(registry.ErrExhausted, "the list is larger than %d MiB", maxListedBytes>>20)
-	}
-	return nil
-}
-
-// ListAtPlugin lists the snapshots that the plugin has, of one volume or of all. Those with a record have its fields.
-func (s *Snapshots) ListAtPlugin(
-	ctx context.Context, id registry.PluginID, volume registry.ExternalID,
-) (list []registry.VolumeSnapshot, err error) {
-	inst, has, err := s.volumes.awaitController(ctx, id, false)
-	if err == nil && (!has || !inst.Fingerprint.Has(registry.ListSnapshots)) {
-		err = registry.Errorf(registry.ErrUnsupported, "plugin %s cannot list snapshots (it lacks %s)", id,
-			registry.ListSnapshots)
-	}
-	if err != nil {
-		return nil, err
-	}
-	all, err := s.List(ctx)
-	if err != nil {
-		return nil, err
-	}
-	recorded := map[registry.ExternalID]registry.VolumeSnapshot{}
-	for _, snap := range all {
-		if snap.Plugin == id && snap.External != "" {
-			recorded[snap.External] = snap
-		}
-	}
-	var size listSize
-	err = csi.ReadPages(func(token string) (string, error) {
-		if token == "" {
-			list, size = nil, listSize{}
-		}
-		page, next, err := s.driver.ListSnapshots(ctx, inst.InstanceKey, volume, token)
-		for _, found := range page {
-			one := describe(id, found, recorded)
-			if err := size.add(one); err != nil {
-				return "", err
-			}
-			list = append(list, one)
-		}
-		return next, err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list the snapshots of plugin %s: %w", id, err)
-	}
-	return list, nil
-}
-
-// describe returns a snapshot as its plugin lists it, with the fields of its record if there is one.
-func describe(
-	id registry.PluginID, found csi.Snapshot, recorded map[registry.ExternalID]registry.VolumeSnapshot,
-) registry.VolumeSnapshot {
-	snap, known := recorded[registry.ExternalID(found.ID)]
-	if !known {
-		snap = registry.VolumeSnapshot{Plugin: id, External: registry.ExternalID(found.ID)}
-	}
-	snap.Source, snap.Size, snap.Taken, snap.Group = found.Volume, found.Size, found.Taken, found.Group
-	if snap.State != registry.SnapshotDeleting {
-		snap.State = registry.SnapshotProcessing
-		if found.Ready {
-			snap.State = registry.SnapshotReady
-		}
-	}
-	return snap
 }

@@ -20,7 +20,8 @@ import (
 // with the same fields, by its caller or by Run. No DeleteSnapshot is sent before the outcome of CreateSnapshot is
 // certain.
 //
-// Commits decide by the record. The lock of the snapshot's name, and with it those of its volumes, is held for one call.
+// Commits decide by the record. The lock of the snapshot's name, and with it those of its volumes, is held for one
+// call.
 type Snapshots struct {
 	volumes *Controller
 	driver  SnapshotDriver
@@ -67,8 +68,8 @@ func (s *Snapshots) advise(ctx context.Context, w work, err error) error {
 		return fmt.Errorf("%w; Holdfast repeats the call; %sdelete` deletes what it made, "+
 			"%sderegister` only removes its record", err, command, command)
 	case registry.SnapshotProcessing:
-		return fmt.Errorf("%w; the snapshot was taken and its plugin is processing it: %sstatus` shows when it is ready",
-			err, command)
+		return fmt.Errorf("%w; the snapshot was taken and its plugin is processing it: "+
+			"%sstatus` shows when it is ready", err, command)
 	case registry.SnapshotDeleting:
 		return fmt.Errorf("%w; Holdfast repeats the deletion; %sderegister` only removes its record", err, command)
 	case registry.SnapshotFailed:
@@ -115,8 +116,8 @@ func (s *Snapshots) begin(
 	return created, isNew, err
 }
 
-// newSnapshot returns the record of a snapshot that can be taken: its volumes are ready and of one plugin, and its names
-// are free.
+// newSnapshot returns the record of a snapshot that can be taken: its volumes are ready and of one plugin, and its
+// names are free.
 func newSnapshot(view registry.View, spec registry.SnapshotSpec) (registry.VolumeSnapshot, error) {
 	snap := registry.VolumeSnapshot{SnapshotSpec: spec, State: registry.SnapshotCreating}
 	volumes := spec.Volumes
@@ -133,17 +134,18 @@ func newSnapshot(view registry.View, spec registry.SnapshotSpec) (registry.Volum
 			return snap, registry.Errorf(registry.ErrUnsupported,
 				"volume %s is an inline volume of alloc %s; no snapshot can be taken of it", name, v.Owner)
 		case v.State != registry.VolumeReady:
-			return snap, registry.Errorf(registry.ErrConflict, "volume %s is %s; a snapshot is taken of a volume that is %s",
-				name, v.State, registry.VolumeReady)
+			return snap, registry.Errorf(registry.ErrConflict,
+				"volume %s is %s; a snapshot is taken of a volume that is %s", name, v.State, registry.VolumeReady)
 		case i > 0 && v.Plugin != snap.Plugin:
 			return snap, registry.Invalid("volume %s belongs to plugin %s, and volume %s to plugin %s; "+
 				"a group snapshot is taken of volumes of one plugin", name, v.Plugin, volumes[0], snap.Plugin)
 		case slices.ContainsFunc(snap.Members, func(m registry.GroupMember) bool { return m.Source == v.External }):
-			return snap, registry.Invalid("volume %s is at its plugin one that the group has already: %q", name, v.External)
+			return snap, registry.Invalid("volume %s is at its plugin one that the group has already: %q",
+				name, v.External)
 		}
 		if i > 0 && v.Node != snap.Node {
-			return snap, registry.Invalid("volume %s is on node %s, and volume %s on node %s; a group snapshot is taken of "+
-				"volumes of one node", name, v.Node, volumes[0], snap.Node)
+			return snap, registry.Invalid("volume %s is on node %s, and volume %s on node %s; "+
+				"a group snapshot is taken of volumes of one node", name, v.Node, volumes[0], snap.Node)
 		}
 		snap.Plugin, snap.Node = v.Plugin, v.Node
 		if snap.Secrets == nil {
@@ -177,7 +179,8 @@ func checkNames(view registry.View, snap registry.VolumeSnapshot) error {
 	}
 	for _, other := range view.SnapshotRecords() {
 		if other.Plugin == snap.Plugin && other.Name == snap.Name && other.IsGroup() == snap.IsGroup() {
-			return registry.Errorf(registry.ErrExists, "%s has the name %q at plugin %s already; give this one another name",
+			return registry.Errorf(registry.ErrExists,
+				"%s has the name %q at plugin %s already; give this one another name",
 				nameOf(other.SnapshotSpec), snap.Name, snap.Plugin)
 		}
 		if other.Namespace != snap.Namespace {
@@ -185,16 +188,17 @@ func checkNames(view registry.View, snap registry.VolumeSnapshot) error {
 		}
 		for _, id := range other.IDs() {
 			if slices.Contains(snap.IDs(), id) {
-				return registry.Errorf(registry.ErrExists, "its snapshot would be %s, which %s has already; choose another id", id,
-					nameOf(other.SnapshotSpec))
+				return registry.Errorf(registry.ErrExists,
+					"its snapshot would be %s, which %s has already; choose another id",
+					id, nameOf(other.SnapshotSpec))
 			}
 		}
 	}
 	return nil
 }
 
-// checkSame returns nil if old is what spec describes and is ready or can become so. A spec without secrets has those of
-// the record.
+// checkSame returns nil if old is what spec describes and is ready or can become so. A spec without secrets has those
+// of the record.
 func checkSame(view registry.View, old registry.VolumeSnapshot, spec registry.SnapshotSpec) error {
 	name := nameOf(spec)
 	switch {
@@ -206,7 +210,8 @@ func checkSame(view registry.View, old registry.VolumeSnapshot, spec registry.Sn
 	case old.State == registry.SnapshotDeleting:
 		return registry.Errorf(registry.ErrConflict, "%s is being deleted; wait until it is gone", name)
 	case old.State == registry.SnapshotFailed:
-		return registry.Errorf(registry.ErrConflict, "%s has failed: %s: %s", name, old.Failure.Code, old.Failure.Detail)
+		return registry.Errorf(registry.ErrConflict, "%s has failed: %s: %s",
+			name, old.Failure.Code, old.Failure.Detail)
 	}
 	for _, m := range old.Each() {
 		of := registry.VolumeName{Namespace: old.Namespace, ID: m.Volume}
@@ -309,7 +314,8 @@ func (s *Snapshots) beginDeletion(ctx context.Context, w work) (fresh registry.S
 			fills := v.Source.Snapshot != "" && slices.Contains(snap.Externals(), v.Source.Snapshot)
 			if fills && v.Plugin == snap.Plugin && v.State != registry.VolumeReady {
 				return registry.Change{}, registry.Errorf(registry.ErrConflict,
-					"volume %s is %s, and is to be filled from it; wait until it is ready, or delete it", v.VolumeName(), v.State)
+					"volume %s is %s, and is to be filled from it; wait until it is ready, or delete it",
+					v.VolumeName(), v.State)
 			}
 		}
 		isNew = true
@@ -376,12 +382,6 @@ func (s *Snapshots) deregister(ctx context.Context, name snapshotName) error {
 	return err
 }
 
-// List returns all snapshots with a record.
-func (s *Snapshots) List(ctx context.Context) (list []registry.VolumeSnapshot, err error) {
-	err = s.volumes.State.View(ctx, func(view registry.View) error { list = view.Snapshots(); return nil })
-	return list, err
-}
-
 // snapshotter returns the active controller of the snapshot's plugin if it makes such snapshots.
 func (s *Snapshots) snapshotter(ctx context.Context, snap registry.VolumeSnapshot) (registry.Instance, error) {
 	needs, what := registry.CreateSnapshot, "snapshots"
@@ -390,8 +390,8 @@ func (s *Snapshots) snapshotter(ctx context.Context, snap registry.VolumeSnapsho
 	}
 	inst, has, err := s.volumes.awaitController(ctx, snap.Plugin, false)
 	if err == nil && (!has || !inst.Fingerprint.Has(needs)) {
-		err = registry.Errorf(registry.ErrUnsupported, "plugin %s cannot make or delete %s (it lacks %s)", snap.Plugin, what,
-			needs)
+		err = registry.Errorf(registry.ErrUnsupported, "plugin %s cannot make or delete %s (it lacks %s)",
+			snap.Plugin, what, needs)
 	}
 	return inst, err
 }
@@ -413,7 +413,9 @@ func (s *Snapshots) event(kind registry.EventKind, snap registry.VolumeSnapshot,
 	if detail != "" {
 		text += ": " + detail
 	}
-	e := registry.Event{Kind: kind, Role: registry.RoleController, Plugin: snap.Plugin, Detail: text, At: s.volumes.Now()}
+	e := registry.Event{
+		Kind: kind, Role: registry.RoleController, Plugin: snap.Plugin, Detail: text, At: s.volumes.Now(),
+	}
 	if !snap.IsGroup() {
 		e.Volume, e.External = snap.VolumeName(), snap.Source
 	}

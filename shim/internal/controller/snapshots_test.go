@@ -227,10 +227,11 @@ func TestSnapshotIsCreatedOnceItIsReady(t *testing.T) {
 		"an error of a question": {[]registry.Capability{registry.GetSnapshot},
 			[]snapshotAnswer{answer(processing), refused("INTERNAL"), answer(snapReady)}, registry.SnapshotReady,
 			[]string{createCall, "GetSnapshot snap-1", "GetSnapshot snap-1"}, ""},
-		"a refusal of a question": {nil, []snapshotAnswer{answer(processing), refused("UNAUTHENTICATED"), answer(snapReady)},
+		"a refusal of a question": {
+			nil, []snapshotAnswer{answer(processing), refused("UNAUTHENTICATED"), answer(snapReady)},
 			registry.SnapshotReady, []string{createCall, createCall, createCall}, ""},
-		"of another id than before": {nil, []snapshotAnswer{answer(processing), answer(renamed)}, registry.SnapshotFailed,
-			[]string{createCall, createCall}, "snap-2"},
+		"of another id than before": {nil, []snapshotAnswer{answer(processing), answer(renamed)},
+			registry.SnapshotFailed, []string{createCall, createCall}, "snap-2"},
 		"without an id": {nil, []snapshotAnswer{answer(csi.Snapshot{})}, registry.SnapshotFailed, []string{createCall},
 			"external id"},
 		"gone while it is processed": {[]registry.Capability{registry.GetSnapshot},
@@ -372,8 +373,9 @@ func TestSnapshotIsDeletedOnceItsCreationIsCertain(t *testing.T) {
 		calls   []string
 		err     string
 	}{
-		"ready":   {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{{}}, "", []string{deleteCall}, ""},
-		"is gone": {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{refused("NOT_FOUND")}, "", []string{deleteCall}, ""},
+		"ready": {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{{}}, "", []string{deleteCall}, ""},
+		"is gone": {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{refused("NOT_FOUND")},
+			"", []string{deleteCall}, ""},
 		"in use": {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{refused("FAILED_PRECONDITION")},
 			registry.SnapshotReady, []string{deleteCall}, "FAILED_PRECONDITION"},
 		"refused": {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{refused("PERMISSION_DENIED")},
@@ -426,12 +428,15 @@ func TestSnapshotIsDeletedOnceItsCreationIsCertain(t *testing.T) {
 func TestSnapshotOfAnotherRecordIsNotDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := openSnapshots(t, of(registry.CreateSnapshot), answer(snapReady))
-		d.put(registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: "other", Name: "other",
-			Volume: "data"}, Plugin: key.Plugin, Source: key.External, External: "snap-1", State: registry.SnapshotReady})
+		d.put(registry.VolumeSnapshot{
+			SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: "other", Name: "other", Volume: "data"},
+			Plugin:       key.Plugin, Source: key.External, External: "snap-1", State: registry.SnapshotReady,
+		})
 		if _, err := d.Create(t.Context(), call, snapSpec); err == nil {
 			t.Error("created")
 		}
-		if err := d.Delete(t.Context(), call, snapName); err == nil || !strings.Contains(err.Error(), "has not named it") {
+		err := d.Delete(t.Context(), call, snapName)
+		if err == nil || !strings.Contains(err.Error(), "has not named it") {
 			t.Errorf("%v", err)
 		}
 		d.wantJournal(createCall, createCall)
@@ -452,9 +457,10 @@ func TestVolumeIsRestoredFromASnapshot(t *testing.T) {
 		source   registry.ExternalID // that CreateVolume is asked for; "": it is not called
 		kind     error
 	}{
-		"ready":             {taken, "snap-1", nil},
-		"not of ours":       {with(func(s *registry.VolumeSnapshot) { s.ID = "s2" }), "s1", nil},
-		"being processed":   {with(func(s *registry.VolumeSnapshot) { s.State = registry.SnapshotProcessing }), "", registry.ErrConflict},
+		"ready":       {taken, "snap-1", nil},
+		"not of ours": {with(func(s *registry.VolumeSnapshot) { s.ID = "s2" }), "s1", nil},
+		"being processed": {with(func(s *registry.VolumeSnapshot) { s.State = registry.SnapshotProcessing }), "",
+			registry.ErrConflict},
 		"of another plugin": {with(func(s *registry.VolumeSnapshot) { s.Plugin = "other" }), "", registry.ErrInvalid},
 		"larger":            {with(func(s *registry.VolumeSnapshot) { s.Size = 1<<20 + 1 }), "", registry.ErrInvalid},
 	} {
@@ -491,8 +497,8 @@ func TestSnapshotsOfAPluginAreListedToTheirEnd(t *testing.T) {
 	if _, err := d.ListAtPlugin(t.Context(), key.Plugin, ""); !errors.Is(err, registry.ErrInternal) {
 		t.Errorf("a list without an end: %v", err)
 	}
-	if _, err := openSnapshots(t, of(registry.CreateSnapshot)).ListAtPlugin(t.Context(), key.Plugin, ""); !errors.Is(err,
-		registry.ErrUnsupported) {
+	_, err = openSnapshots(t, of(registry.CreateSnapshot)).ListAtPlugin(t.Context(), key.Plugin, "")
+	if !errors.Is(err, registry.ErrUnsupported) {
 		t.Errorf("without LIST_SNAPSHOTS: %v", err)
 	}
 }
@@ -501,7 +507,8 @@ func TestSnapshotsOfAPluginAreListedToTheirEnd(t *testing.T) {
 func TestSnapshotWithoutItsSecretsLeavesNoRecord(t *testing.T) {
 	d := openSnapshots(t, of(registry.CreateSnapshot), answer(snapReady))
 	d.Snapshots = NewSnapshots(d.build(d.Plugins, &safe{}), d.plugin)
-	if _, err := d.Create(t.Context(), call, snapSpec); !errors.Is(err, registry.ErrUnavailable) || d.state().State != "" {
+	_, err := d.Create(t.Context(), call, snapSpec)
+	if !errors.Is(err, registry.ErrUnavailable) || d.state().State != "" {
 		t.Errorf("%v, %+v", err, d.state())
 	}
 	d.wantJournal()
@@ -563,8 +570,10 @@ func TestSourcesAreKeptWhileTheyAreNeeded(t *testing.T) {
 	restoring := ready()
 	restoring.VolumeSpec.ID, restoring.External, restoring.State = "restored", "", registry.VolumeUncertain
 	restoring.Name, restoring.Source = "restored", registry.Source{Snapshot: "snap-1"}
-	taken := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External, External: "snap-1",
-		State: registry.SnapshotReady}
+	taken := registry.VolumeSnapshot{
+		SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External, External: "snap-1",
+		State: registry.SnapshotReady,
+	}
 	d := openSnapshots(t, of(registry.CreateSnapshot, registry.CreateDelete))
 	d.put(restoring, taken)
 	if err := d.Delete(t.Context(), call, snapName); !errors.Is(err, registry.ErrConflict) {

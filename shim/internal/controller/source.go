@@ -26,8 +26,8 @@ func sourceOf(view registry.View, s registry.VolumeSpec) (from registry.Source, 
 		return from, 0, onOtherNode("clone_id names volume "+name.String(), volume.Node, s)
 	case volume.Ephemeral:
 		return from, 0, registry.Errorf(registry.ErrUnsupported,
-			"clone_id names volume %s, which is an inline volume of alloc %s; choose a volume that was created or registered",
-			name, volume.Owner)
+			"clone_id names volume %s, which is an inline volume of alloc %s; "+
+				"choose a volume that was created or registered", name, volume.Owner)
 	case volume.State != registry.VolumeReady:
 		return from, 0, registry.Errorf(registry.ErrConflict,
 			"clone_id names volume %s, which is %s; a volume must be %s to be cloned",

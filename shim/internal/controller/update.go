@@ -187,7 +187,9 @@ func (m *Controller) updateSome(
 
 // snapshotsWithSecrets returns the snapshots of the volume that have its earlier secrets, with those that it has now.
 // Their locks include that of the volume.
-func snapshotsWithSecrets(view registry.View, v registry.Volume, was map[string]registry.Secret) (out []registry.Record) {
+func snapshotsWithSecrets(
+	view registry.View, v registry.Volume, was map[string]registry.Secret,
+) (out []registry.Record) {
 	if maps.Equal(was, v.Secrets) {
 		return nil
 	}
@@ -239,12 +241,14 @@ func compare(v registry.Volume, spec registry.VolumeSpec) (changes []registry.Fi
 	text("snapshot_id", string(v.SnapshotID), string(spec.SnapshotID), fixed)
 	add(!maps.Equal(v.Parameters, spec.Parameters), "parameters", pairs(masked.Parameters), pairs(want.Parameters),
 		fixed)
-	add(!slices.EqualFunc(v.Required, spec.Required, maps.Equal) || !slices.EqualFunc(v.Preferred, spec.Preferred, maps.Equal),
+	add(!slices.EqualFunc(v.Required, spec.Required, maps.Equal) ||
+		!slices.EqualFunc(v.Preferred, spec.Preferred, maps.Equal),
 		"topology_request", fmt.Sprint(v.Required, v.Preferred), fmt.Sprint(spec.Required, spec.Preferred), fixed)
 	text("mount_options.fs_type", v.FSType, spec.FSType, "")
 	text("mount_options.mount_group", v.MountGroup, spec.MountGroup, "")
 	text("mount_options.ownership", v.Ownership.String(), spec.Ownership.String(), "")
-	add(v.MountFlags != spec.MountFlags, "mount_options.mount_flags", flags(masked.MountFlags), flags(want.MountFlags), "")
+	add(v.MountFlags != spec.MountFlags, "mount_options.mount_flags",
+		flags(masked.MountFlags), flags(want.MountFlags), "")
 	add(!v.Created && spec.Context != nil && !maps.Equal(v.Context, spec.Context), "context", pairs(masked.Context),
 		pairs(want.Context), "")
 	for _, c := range v.Capabilities {

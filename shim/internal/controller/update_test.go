@@ -23,8 +23,9 @@ func TestUpdateOfEachField(t *testing.T) {
 		calls  []string // of a change that is made
 	}{
 		"nothing": {func(*registry.VolumeSpec) {}, "", "", nil},
-		"secrets": {func(s *registry.VolumeSpec) { s.Secrets = map[string]registry.Secret{"token": {Env: "OTHER"}} }, "",
-			"", nil},
+		"secrets": {
+			func(s *registry.VolumeSpec) { s.Secrets = map[string]registry.Secret{"token": {Env: "OTHER"}} },
+			"", "", nil},
 		"mutable parameters": {func(s *registry.VolumeSpec) { s.Mutable = tier("gold") }, "", "", []string{modifyGold}},
 		"a further capability": {func(s *registry.VolumeSpec) {
 			s.Capabilities = append(slices.Clone(s.Capabilities), registry.VolumeCapability{
@@ -34,8 +35,8 @@ func TestUpdateOfEachField(t *testing.T) {
 			s.Capabilities = []registry.VolumeCapability{{Access: registry.SingleNodeReaderOnly,
 				Attachment: registry.FileSystem}}
 		}, "claimed by alloc", "", []string{"ValidateVolumeCapabilities vol-data"}},
-		"mount options": {func(s *registry.VolumeSpec) { s.FSType, s.MountFlags = "xfs", "noatime" }, "claimed by alloc",
-			"", []string{"ValidateVolumeCapabilities vol-data"}},
+		"mount options": {func(s *registry.VolumeSpec) { s.FSType, s.MountFlags = "xfs", "noatime" },
+			"claimed by alloc", "", []string{"ValidateVolumeCapabilities vol-data"}},
 		"ownership": {func(s *registry.VolumeSpec) { s.Ownership.Owner = "1000" }, "claimed by alloc", "",
 			[]string{"ValidateVolumeCapabilities vol-data"}},
 		"plugin":     {func(s *registry.VolumeSpec) { s.Plugin = "nfs" }, never, never, nil},
@@ -46,8 +47,8 @@ func TestUpdateOfEachField(t *testing.T) {
 			nil},
 		"external id": {func(s *registry.VolumeSpec) { s.External = "vol-other" }, "another volume", "another volume",
 			nil},
-		"size": {func(s *registry.VolumeSpec) { s.CapacityMin = large << 12 }, "holdfast volume expand", "holdfast volume expand",
-			nil},
+		"size": {func(s *registry.VolumeSpec) { s.CapacityMin = large << 12 },
+			"holdfast volume expand", "holdfast volume expand", nil},
 		"a fixed field beside another": {func(s *registry.VolumeSpec) {
 			s.Name, s.Secrets = "other", nil
 		}, "nothing was changed; name: " + never, never, nil},
@@ -86,7 +87,8 @@ func TestUpdateOfEachField(t *testing.T) {
 				if diff := compare(now, file); len(diff) > 0 || !now.Created {
 					t.Errorf("left: %+v", diff)
 				}
-				if v, err := d.Controller.Create(t.Context(), call, file); err != nil || v.State != registry.VolumeReady {
+				v, err := d.Controller.Create(t.Context(), call, file)
+				if err != nil || v.State != registry.VolumeReady {
 					t.Errorf("the same file to create it: %v", err)
 				}
 			})
@@ -146,7 +148,8 @@ func TestManySnapshotsGetTheNewSecrets(t *testing.T) {
 			}
 		}
 		v, _ := d.stored()
-		if whole := updated == count && v.Secrets["token"].Env == "NEW"; whole == interrupted || updated < registry.Batch {
+		whole := updated == count && v.Secrets["token"].Env == "NEW"
+		if whole == interrupted || updated < registry.Batch {
 			t.Errorf("interrupted %v: %d snapshots are updated; volume %v", interrupted, updated, v.Secrets)
 		}
 	}

@@ -146,7 +146,8 @@ func TestUnusableAnswerIsKeptWithItsReason(t *testing.T) {
 		"large context":     {func(c *csi.Created) { c.Context = big }, true, "volume context"},
 		"large topology":    {func(c *csi.Created) { c.Accessible = []registry.Topology{big} }, true, "topology"},
 		"negative size":     {func(c *csi.Created) { c.Capacity = -1 }, true, "capacity is -1"},
-		"less than asked":   {func(c *csi.Created) { c.Capacity = 1<<20 - 1 }, true, "the plugin reports 1048575 bytes"},
+		"less than asked": {func(c *csi.Created) { c.Capacity = 1<<20 - 1 }, true,
+			"the plugin reports 1048575 bytes"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			other := ready()
@@ -541,7 +542,8 @@ func TestRegister(t *testing.T) {
 		{"confirmed", of(), nil, []string{"ValidateVolumeCapabilities vol-data"}, nil},
 		{"nothing confirmed", of(), refuse(csi.Validated{Message: "no"}, nil),
 			[]string{"ValidateVolumeCapabilities vol-data"}, registry.ErrInvalid},
-		{"another confirmed", of(), refuse(csi.Validated{Confirmed: []registry.VolumeCapability{{Access: registry.MultiNodeReaderOnly, Attachment: registry.FileSystem}}}, nil),
+		{"another confirmed", of(), refuse(csi.Validated{Confirmed: []registry.VolumeCapability{
+			{Access: registry.MultiNodeReaderOnly, Attachment: registry.FileSystem}}}, nil),
 			[]string{"ValidateVolumeCapabilities vol-data"}, registry.ErrInvalid},
 		{"not implemented", of(), refuse(csi.Validated{},
 			&registry.CallError{Code: "UNIMPLEMENTED", Outcome: registry.OutcomeFailed, Kind: registry.ErrUnsupported}),

@@ -1,0 +1,130 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// finishOnNode finishes the pending expansion on the node before another one starts. asked reports whether the node
+// tried it, or cannot.
+func (m *Controller) finishOnNode(
+	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange,
+) (now registry.Volume, asked bool, err error) {
+	before, _, err := m.node.Expansion(ctx, v.VolumeKey())
+	if err != nil {
+		return v, false, err
+	}
+	vague := before.Refused != "" && intent.Inconclusive(before.Refused)
+	if err := m.grow(ctx, by, v.VolumeKey(), vague); err != nil {
+		return v, false, err
+	}
+	if now, err = m.volume(ctx, v.VolumeName()); err != nil {
+		return v, false, err
+	}
+	n, _, err := m.node.Expansion(ctx, v.VolumeKey())
+	if err != nil {
+		return v, false, err
+	}
+	other := now.Capacity < want.Required
+	if now.ExpandsOnNodeOnly() {
+		other = now.Expansion.Node != want
+	}
+	if other && n.Refused != "" && intent.Inconclusive(n.Refused) { // the record belongs to the current mount
+		return now, false, registry.Errorf(registry.ErrConflict,
+			"the outcome of the previous expansion on the node is unknown (%s: %s); "+
+				"stop the jobs that use the volume, then expand it", registry.NodeExpandRPC,
+			n.Refused)
+	}
+	return now, v.Expansion.Pending() && (vague || before.Refused == ""), nil
+}
+
+// grow does the pending expansion on the node if possible, and records the result. again also retries what the node
+// plugin has refused, unless CSI forbids that.
+func (m *Controller) grow(ctx context.Context, by intent.Caller, key registry.VolumeKey, again bool) error {
+	done, err := m.node.Grow(ctx, by, key, again)
+	if err != nil {
+		return err
+	}
+	return m.NodeExpanded(ctx, key, done)
+}
+
+// NodeExpanded records in the volume the result of its expansion on a node. The node has stored that result before, so
+// NodeExpanded is idempotent.
+func (m *Controller) NodeExpanded(ctx context.Context, key registry.VolumeKey, n registry.NodeExpansion) error {
+	_, err := registry.Ensure(ctx, m.State, func(view registry.View) (registry.Change, error) {
+		v, known := view.VolumeByKey(key)
+		if !known || v.Ephemeral || !n.Answers(v) {
+			return registry.Change{}, nil
+		}
+		e := v.Expansion
+		switch {
+		case n.Done < e.Node.Required: // the size is impossible: do not retry
+			v.Expansion = e.WithoutPending()
+			v.Expansion.RPC, v.Expansion.Code, v.Expansion.Detail = n.RPC, n.Code, n.Detail
+		case v.ExpandsOnNodeOnly():
+			v.Capacity, e.Done = n.Done, max(e.Done, e.Node.Required)
+			v.Expansion = e.WithoutPending()
+		default:
+			v.Expansion = e.WithoutPending()
+		}
+		return registry.Change{Put: []registry.Record{v}}, nil
+	})
+	return err
+}
+
+// leaveToNode records a pending expansion on the node, for a plugin without ControllerExpandVolume.
+func (m *Controller) leaveToNode(
+	ctx context.Context, v registry.Volume, want registry.CapacityRange, w expandMode,
+) error {
+	local, err := m.uses(ctx, v)
+	if err != nil {
+		return err
+	}
+	_, err = m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
+		now, found := view.Volume(v.VolumeName())
+		if !found {
+			return registry.Change{}, unknown(v.VolumeName())
+		}
+		if err := checkOffline(view, now, local, w); err != nil {
+			return registry.Change{}, err
+		}
+		now.Expansion = now.Expansion.WithoutPending()
+		now.Expansion.Node, now.Expansion.Since = want, m.Now()
+		return registry.Change{
+			Put: []registry.Record{now},
+			Events: []registry.Event{m.event(registry.EventVolumeExpanded, now,
+				fmt.Sprintf("to %d bytes, by the node plugin alone", want.Required))},
+		}, nil
+	})
+	return err
+}
+
+// cancelOnNode cancels a pending larger size on the node when a later request is satisfied by the current size.
+func (m *Controller) cancelOnNode(ctx context.Context, v registry.Volume) error {
+	if !v.ExpandsOnNodeOnly() {
+		return nil
+	}
+	_, err := m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
+		now, found := view.Volume(v.VolumeName())
+		if !found || !now.ExpandsOnNodeOnly() {
+			return registry.Change{}, nil
+		}
+		now.Expansion = now.Expansion.WithoutPending()
+		return registry.Change{Put: []registry.Record{now}}, nil
+	})
+	return err
+}
+
+// checkNotRefused returns an error if the node plugin has certainly refused the size, so that Holdfast does not retry
+// it.
+func (m *Controller) checkNotRefused(ctx context.Context, name registry.VolumeName, want registry.CapacityRange) error {
+	v, err := m.volume(ctx, name)
+	if e := v.Expansion; err == nil && v.Capacity < want.Required && !e.Pending() && !e.Open() &&
+		e.RPC == registry.NodeExpandRPC {
+		err = registry.Invalid("%s: %s: %s; %s", e.RPC, e.Code, e.Detail, intent.Advice(e.RPC, e.Code))
+	}
+	return err
+}
