@@ -39,7 +39,7 @@ type Staging struct {
 	Usage       Usage         `json:"usage,omitzero"`     // as sent with NodeStageVolume
 	Path        Tree          `json:"path,omitzero"`      // the staging path
 	Mounts      bool          `json:"mounts,omitempty"`   // something was mounted at Path after NodeStageVolume
-	Server      TaskKey       `json:"server,omitzero"`    // the task that serves the mount (FUSE); zero: the kernel does
+	Server      TaskKey       `json:"server,omitzero"`    // the task that serves the mount (FUSE); zero: the kernel
 	Boot        string        `json:"boot,omitempty"`     // boot ID under which the volume was staged
 	Expanded    NodeExpansion `json:"expanded,omitzero"`  //
 	Condition   Condition     `json:"condition,omitzero"` // while the volume is mounted on this node
@@ -93,5 +93,6 @@ func (e NodeExpansion) Answers(v Volume) bool {
 // Impossible reports whether the pending expansion can never succeed: the node's plugin refuses the size, and the
 // controller has not expanded the volume either.
 func (e NodeExpansion) Impossible(v Volume) bool {
-	return v.ExpandsOnNodeOnly() && e.Range == v.Expansion.Node && (e.Refused == "OUT_OF_RANGE" || e.Refused == "INVALID_ARGUMENT")
+	return v.ExpandsOnNodeOnly() && e.Range == v.Expansion.Node &&
+		(e.Refused == "OUT_OF_RANGE" || e.Refused == "INVALID_ARGUMENT")
 }

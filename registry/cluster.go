@@ -19,7 +19,7 @@ type Node struct {
 	Epoch       uint64       `json:"epoch"`
 	Fencing     Fencing      `json:"fencing,omitzero"`
 	Deadline    time.Time    `json:"deadline,omitzero"` // of NodeDraining: then tasks get no more grace
-	Drain       Drain        `json:"drain,omitzero"`    // of a lost node: it is drained once it is back. Zero: it is not
+	Drain       Drain        `json:"drain,omitzero"`    // that begins once a lost node is back; zero: none
 	Plugins     []NodePlugin `json:"plugins,omitempty"` // by name
 	CreateIndex Seq          `json:"create_index"`
 	ModifyIndex Seq          `json:"modify_index"`
@@ -89,8 +89,8 @@ const (
 	NodeDraining     NodeState = "draining"       // gets no new claims
 	NodeOutOfService NodeState = "out-of-service" // an operator has declared that nothing runs there
 	NodeFenced       NodeState = "fenced"         // the fence callback has succeeded
-	// NodeForgotten is a node that an operator has removed. Its record stays, so that the node unmounts what it has before it
-	// does anything else if it comes back after all. Lists of nodes do not have it.
+	// NodeForgotten is a node that an operator has removed. Its record stays, so that the node unmounts what it has
+	// before it does anything else if it comes back after all. Lists of nodes do not have it.
 	NodeForgotten NodeState = "forgotten"
 	// NodeUnjoined is this node while its cluster has not let it in. No record has this state.
 	NodeUnjoined NodeState = "not-joined"
@@ -188,8 +188,9 @@ func (f Formation) Check(expect int) error {
 	if f.Expect == expect || f.Expect == 0 || expect == 0 {
 		return nil
 	}
-	return Invalid("cluster %q was created with expect = %d, which cannot be changed, and this node is configured with "+
-		"expect = %d: write %d in its cluster block, and restart its agent", f.Cluster, f.Expect, expect, f.Expect)
+	return Invalid("cluster %q was created with expect = %d, which cannot be changed, "+
+		"and this node is configured with expect = %d: write %d in its cluster block, and restart its agent",
+		f.Cluster, f.Expect, expect, f.Expect)
 }
 
 func (f Formation) Key() Key { return Key{BucketFormations, PathOf(f.Cluster)} }

@@ -71,7 +71,7 @@ const (
 	EventReconciled  EventKind = "reconciled"  // Detail holds the finding and the repair
 
 	EventFormed   EventKind = "cluster formed" // all expected nodes have registered; Detail names them
-	EventMissed   EventKind = "events missed"  // of other nodes, since this node's last one: it has loaded all records anew
+	EventMissed   EventKind = "events missed"  // of other nodes; this node has loaded all records anew
 	EventExecutor EventKind = "executor"       // another node makes the controller calls of the plugin; Detail names it
 
 	// Events of the nodes of a cluster. Node is the one that they are about, Detail says by whom and why.
@@ -83,8 +83,8 @@ const (
 	EventNodeFenced       EventKind = "node fenced"
 	EventNodeForgotten    EventKind = "node forgotten"
 	EventFenceFailed      EventKind = "fence failed" // of the node; it is tried again
-	// the claims of the alloc were released while this node was lost. The host stops its tasks, then calls ReleaseAlloc:
-	// until then the alloc is releasing, also if its volumes are released
+	// the claims of the alloc were released while this node was lost. The host stops its tasks, then calls
+	// ReleaseAlloc: until then the alloc is releasing, also if its volumes are released
 	EventVolumesLost EventKind = "volumes lost"
 
 	EventForced    EventKind = "release forced" // of the alloc or volume; Detail holds by whom

@@ -223,7 +223,9 @@ type peeked struct {
 func (p peeked) View(ctx context.Context, read func(registry.View) error) error {
 	p.begins()
 	defer p.ends()
-	return p.Log.View(ctx, func(v registry.View) error { return read(registry.View{Reader: peekedReader{v.Reader, p.read}}) })
+	return p.Log.View(ctx, func(v registry.View) error {
+		return read(registry.View{Reader: peekedReader{v.Reader, p.read}})
+	})
 }
 
 type peekedReader struct {

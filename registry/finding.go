@@ -88,5 +88,6 @@ func (d Diagnosis) Clean() bool {
 	})
 }
 
-// CleanAndComplete reports whether everything but what the configuration excludes was examined, and is in order or repaired.
+// CleanAndComplete reports whether everything but what the configuration excludes was examined, and is in order or
+// repaired.
 func (d Diagnosis) CleanAndComplete() bool { return d.Clean() && len(d.Unexamined()) == 0 }

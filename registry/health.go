@@ -55,9 +55,10 @@ func (h VolumeHealth) Of(role Role) Condition {
 // Abnormal reports whether the plugin reports the volume as unhealthy in any role.
 func (h VolumeHealth) Abnormal() bool { return h.Controller.Abnormal || h.Node.Abnormal }
 
-// ConditionChange returns the condition to record after a plugin reported one, and the event of the change. The event is
-// e with its kind, abnormal or normal, and its details. There is an event if the condition became abnormal or normal, or
-// is abnormal for another reason, but none for another message. changed is false if the report is recorded already.
+// ConditionChange returns the condition to record after a plugin reported one, and the event of the change. The event
+// is e with its kind, abnormal or normal, and its details. There is an event if the condition became abnormal or
+// normal, or is abnormal for another reason, but none for another message. changed is false if the report is recorded
+// already.
 func ConditionChange(
 	recorded, reported Condition, e Event, abnormal, normal EventKind,
 ) (next Condition, events []Event, changed bool) {

@@ -12,8 +12,8 @@ import (
 type (
 	// PluginID is the id of a csi_plugin stanza. Volumes and people name a plugin by it.
 	PluginID string
-	// AllocID is the orchestrator's name of one placement of a group. The host creates it and never reuses it. Nodes of a
-	// cluster use different ones.
+	// AllocID is the orchestrator's name of one placement of a group. The host creates it and never reuses it. Nodes of
+	// a cluster use different ones.
 	AllocID string
 	// TaskName is the name of a task within its group.
 	TaskName string
@@ -141,7 +141,8 @@ func parseName[T ~string](what, s string) (T, error) {
 	for i, r := range s {
 		alnum := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9'
 		if !alnum && (i == 0 || !strings.ContainsRune("._-", r)) {
-			return "", Invalid("%s %q: %q is not allowed here; use letters, digits, '.', '_' and '-', a letter or digit first", what, s, r)
+			return "", Invalid("%s %q: %q is not allowed here; "+
+				"use letters, digits, '.', '_' and '-', a letter or digit first", what, s, r)
 		}
 	}
 	return T(s), nil

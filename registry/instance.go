@@ -53,7 +53,7 @@ type Instance struct {
 	Volumes     Tree              `json:"volumes"`  // staging root of all volumes of the plugin
 	Fingerprint Fingerprint       `json:"fingerprint"`
 	Health      Health            `json:"health"`
-	Storage     Condition         `json:"storage,omitzero"`    // of a node's storage (NodeGetStorageHealth); role node only
+	Storage     Condition         `json:"storage,omitzero"`    // of a node plugin's storage (NodeGetStorageHealth)
 	Options     map[string]string `json:"options,omitempty"`   // free for the host and later versions
 	Preferred   Seq               `json:"preferred,omitempty"` // when the host last preferred it; 0: never
 	CreateIndex Seq               `json:"create_index"`        // when it was first put; ranks the instance

@@ -14,8 +14,8 @@ type LateCall struct {
 	Node   NodeName `json:"node"`
 	RPC    RPC      `json:"rpc"`
 	Hash   string   `json:"hash,omitempty"` // of the request
-	// Failed: the call has certainly failed at a later executor, or its record was deregistered. A deletion is not repeated
-	// then.
+	// Failed: the call has certainly failed at a later executor, or its record was deregistered. A deletion is not
+	// repeated then.
 	Failed bool `json:"failed,omitempty"`
 	// The records as they were while the call was open, from which the former executor repeats it.
 	Volume      *Volume         `json:"volume,omitempty"`
@@ -71,11 +71,13 @@ func (v View) PastLateCalls(e Executor) (keys []Key) {
 	return keys
 }
 
-// Blocks returns the error of a controller call for a volume that has to wait for a former executor, nil if it need not.
+// Blocks returns the error of a controller call for a volume that has to wait for a former executor, nil if it need
+// not.
 func (v View) Blocks(e Executor, next Intent) error {
 	what := next.Name.String()
 	other := func(l LateCall) bool { return l.RPC != next.RPC || l.Hash != next.Hash }
-	if err := v.blockedBy(e, what, other, what, next.RPC); err != nil || !excludesSnapshot(next.RPC) || len(e.Former) == 0 {
+	err := v.blockedBy(e, what, other, what, next.RPC)
+	if err != nil || !excludesSnapshot(next.RPC) || len(e.Former) == 0 {
 		return err
 	}
 	if open, found := v.Intent(next.Volume); found && open.RPC == next.RPC && open.Hash == next.Hash {
@@ -103,8 +105,8 @@ func (v View) Blocks(e Executor, next Intent) error {
 	return nil
 }
 
-// BlocksSnapshot is Blocks for a call for a snapshot. One that takes the snapshot waits for calls that change its volumes,
-// unless it has begun before.
+// BlocksSnapshot is Blocks for a call for a snapshot. One that takes the snapshot waits for calls that change its
+// volumes, unless it has begun before.
 func (v View) BlocksSnapshot(e Executor, what string, snap VolumeSnapshot, rpc RPC) error {
 	err := v.blockedBy(e, what, func(l LateCall) bool { return l.RPC != rpc }, what, rpc)
 	if err != nil || snap.State != SnapshotCreating || len(snap.Senders) > 0 || len(e.Former) == 0 {
@@ -112,7 +114,8 @@ func (v View) BlocksSnapshot(e Executor, what string, snap VolumeSnapshot, rpc R
 	}
 	for _, m := range snap.Each() {
 		volume := VolumeName{snap.Namespace, m.Volume}.String()
-		if err := v.blockedBy(e, volume, func(l LateCall) bool { return excludesSnapshot(l.RPC) }, what, rpc); err != nil {
+		other := func(l LateCall) bool { return excludesSnapshot(l.RPC) }
+		if err := v.blockedBy(e, volume, other, what, rpc); err != nil {
 			return err
 		}
 		if open, _ := v.Intent(VolumeKey{snap.Plugin, m.Source}); excludesSnapshot(open.RPC) {
@@ -124,14 +127,15 @@ func (v View) BlocksSnapshot(e Executor, what string, snap VolumeSnapshot, rpc R
 	return nil
 }
 
-// excludesSnapshot reports whether a call must not run while a snapshot of its volume is taken. Attaching and detaching may:
-// snapshots are taken of volumes in use.
+// excludesSnapshot reports whether a call must not run while a snapshot of its volume is taken. Attaching and detaching
+// may: snapshots are taken of volumes in use.
 func excludesSnapshot(rpc RPC) bool { return rpc.Alters() || rpc == DeleteVolumeRPC }
 
 // former reports whether calls of a node may run that are not the executor's own.
 func (e Executor) former(n NodeName) bool { return n != e.Holder && slices.Contains(e.Former, n) }
 
-// blockedBy returns the error of the call rpc for what if there is a late call for a volume or snapshot that excludes it.
+// blockedBy returns the error of the call rpc for what if there is a late call for a volume or snapshot that excludes
+// it.
 func (v View) blockedBy(e Executor, late string, excludes func(LateCall) bool, what string, rpc RPC) error {
 	if len(e.Former) == 0 {
 		return nil
@@ -151,8 +155,9 @@ func mayRun(what string, rpc RPC, at NodeName, begun RPC) error {
 // MayRunAt describes a call that may still run at a former executor. Other calls for the same volume or snapshot wait
 // for its end.
 func MayRunAt(n NodeName, rpc RPC) string {
-	return fmt.Sprintf("node %s has begun %s, which may still run at its plugin; wait until the plugin there has answered the "+
-		"same call once more, or stop the plugin's controller on node %s, or declare the node out of service", n, rpc, n)
+	return fmt.Sprintf("node %s has begun %s, which may still run at its plugin; "+
+		"wait until the plugin there has answered the same call once more, "+
+		"or stop the plugin's controller on node %s, or declare the node out of service", n, rpc, n)
 }
 
 // GivenUp is Ended for an open call whose volume is deregistered.
@@ -174,7 +179,7 @@ func (v View) Ended(call LateCall, senders []NodeName) (change Change) {
 		return change
 	}
 	for _, late := range list[LateCall](v, BucketLateCalls, PathOf(call.Plugin, call.For), nil) {
-		if late.Same(call) && late.Failed != call.Failed { // a deletion that was refused has succeeded since, for example
+		if late.Same(call) && late.Failed != call.Failed { // such as a refused deletion that has succeeded since
 			late.Failed = call.Failed
 			change.Put = append(change.Put, late)
 		}

@@ -8,9 +8,9 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// TestEndedCallIsLateAtFormerExecutors ends a call that three nodes have begun: the holder, a former executor and a node
-// that has settled its calls. It may still run at the former executor. No other call is sent until that has settled its
-// calls too.
+// TestEndedCallIsLateAtFormerExecutors ends a call that three nodes have begun: the holder, a former executor and a
+// node that has settled its calls. It may still run at the former executor. No other call is sent until that has
+// settled its calls too.
 func TestEndedCallIsLateAtFormerExecutors(t *testing.T) {
 	s := registrytest.NewLog(time.Now)
 	executor := registry.Executor{Plugin: "p", Holder: "a", Former: []registry.NodeName{"a", "b", "other"}}
@@ -31,7 +31,8 @@ func TestEndedCallIsLateAtFormerExecutors(t *testing.T) {
 		if err := s.View(t.Context(), func(v registry.View) error {
 			call.Failed = false
 			change := v.Ended(call, []registry.NodeName{"a"})
-			if len(change.Put) != 1 || change.Put[0].(registry.LateCall).Node != "b" || change.Put[0].(registry.LateCall).Failed {
+			if len(change.Put) != 1 || change.Put[0].(registry.LateCall).Node != "b" ||
+				change.Put[0].(registry.LateCall).Failed {
 				t.Errorf("after a success: %+v", change)
 			}
 			return nil
@@ -41,11 +42,13 @@ func TestEndedCallIsLateAtFormerExecutors(t *testing.T) {
 	}()
 	if err := s.View(t.Context(), func(v registry.View) error {
 		late := v.LateCalls("p", "b")
-		if len(late) != 1 || !late[0].Same(call) || !late[0].Failed || len(v.LateCalls("p", "a"))+len(v.LateCalls("p", "settled")) > 0 {
+		if len(late) != 1 || !late[0].Same(call) || !late[0].Failed ||
+			len(v.LateCalls("p", "a"))+len(v.LateCalls("p", "settled")) > 0 {
 			t.Errorf("%+v", late)
 		}
 		blocks := func(e registry.Executor, id registry.VolumeID, rpc registry.RPC) bool {
-			return v.Blocks(e, registry.Intent{Name: registry.VolumeName{Namespace: "default", ID: id}, RPC: rpc}) != nil
+			name := registry.VolumeName{Namespace: "default", ID: id}
+			return v.Blocks(e, registry.Intent{Name: name, RPC: rpc}) != nil
 		}
 		if !blocks(executor, "data", registry.CreateVolumeRPC) || blocks(executor, "data", call.RPC) ||
 			blocks(executor, "data2", registry.CreateVolumeRPC) ||

@@ -254,8 +254,8 @@ func (k Key) check() error {
 }
 
 const (
-	// MaxShared bounds the shared records of a change, with the index entries that it may write: a transaction of etcd has
-	// at most 128 operations. A change of a Copy, which is of no transaction of etcd, may have more.
+	// MaxShared bounds the shared records of a change, with the index entries that it may write: a transaction of etcd
+	// has at most 128 operations. A change of a Copy, which is of no transaction of etcd, may have more.
 	MaxShared = 120
 	// Batch is how many shared records without indexes a decision about many of them writes at a time: see EnsureAll.
 	Batch = 100
@@ -285,8 +285,8 @@ func (c Change) Check() error {
 		}
 	}
 	if n, bucket := c.shared(); n > MaxShared {
-		return Errorf(ErrInternal, "commit writes %d shared records with index entries, and at most %d fit; the last of %s: "+
-			"decide about some of them at a time, as EnsureAll does", n, MaxShared, bucket)
+		return Errorf(ErrInternal, "commit writes %d shared records with index entries, and at most %d fit; "+
+			"the last of %s: decide about some of them at a time, as EnsureAll does", n, MaxShared, bucket)
 	}
 	if c.Mixed() {
 		var buckets []string
@@ -378,8 +378,8 @@ func (s Staging) Key() Key    { return s.Volume.StagingRecord() }
 func (r Ref) Key() Key        { return r.ClaimKey().RefRecord() }
 func (o Operation) Key() Key  { return OperationRecord(o.ID) }
 
-// Copy says that a node is a member of a cluster, and how up to date its copy of the cluster's records is. It is written
-// together with them.
+// Copy says that a node is a member of a cluster, and how up to date its copy of the cluster's records is. It is
+// written together with them.
 type Copy struct {
 	Cluster  string `json:"cluster"`
 	Member   string `json:"member"`   // a random ID, which tells this node from another one of the same name

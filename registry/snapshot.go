@@ -34,7 +34,7 @@ type SnapshotSpec struct {
 	Volume     VolumeID          `json:"volume,omitempty"`     // of the same namespace
 	Volumes    []VolumeID        `json:"volumes,omitempty"`    // instead of Volume: those of a group snapshot, sorted
 	Parameters map[string]string `json:"parameters,omitempty"` // CreateSnapshotRequest.parameters
-	Secrets    map[string]Secret `json:"secrets,omitempty"`    // references only, never values; none: those of the (first) volume
+	Secrets    map[string]Secret `json:"secrets,omitempty"`    // references; none: those of the (first) volume
 }
 
 // SnapshotName returns the name of the snapshot.
@@ -51,7 +51,7 @@ const (
 	SnapshotProcessing SnapshotState = "processing" // taken, and the plugin has yet to make it ready_to_use
 	SnapshotReady      SnapshotState = "ready"      // volumes can be created from it
 	SnapshotDeleting   SnapshotState = "deleting"   // DeleteSnapshot is sent until its outcome is certain
-	SnapshotFailed     SnapshotState = "failed"     // it cannot be used and may exist at the plugin; Failure has the reason
+	SnapshotFailed     SnapshotState = "failed"     // it is unusable and may exist at the plugin; see Failure
 )
 
 // Unfinished reports whether a call for the snapshot is sent until its outcome is certain.
@@ -65,10 +65,10 @@ type VolumeSnapshot struct {
 	SnapshotSpec
 	Plugin      PluginID      `json:"plugin"`
 	Node        NodeName      `json:"node,omitempty"`             // that of its volumes
-	Senders     []NodeName    `json:"senders,omitempty"`          // of a cluster, that have begun the call that State asks for
+	Senders     []NodeName    `json:"senders,omitempty"`          // in a cluster: they have begun the call of State
 	Source      ExternalID    `json:"source_volume_id,omitempty"` // of the volume
 	Members     []GroupMember `json:"members,omitempty"`          // of a group snapshot, in the order of Volumes
-	Unusable    []ExternalID  `json:"unusable,omitempty"`         // snapshots in an unusable answer for a group; to delete it
+	Unusable    []ExternalID  `json:"unusable,omitempty"`         // from an unusable answer for a group; to delete it
 	State       SnapshotState `json:"state"`
 	External    ExternalID    `json:"external_id,omitempty"`    // the plugin's id; empty: it has not named it yet
 	Size        int64         `json:"size_bytes,omitempty"`     // minimum size of a volume made from it; 0: not known
@@ -150,8 +150,10 @@ func (s VolumeSnapshot) snapshots() (list []VolumeSnapshot) {
 			continue
 		}
 		one := VolumeSnapshot{
-			SnapshotSpec: SnapshotSpec{Namespace: s.Namespace, ID: s.MemberID(m.Volume), Volume: m.Volume, Secrets: s.Secrets},
-			Plugin:       s.Plugin, Source: m.Source, State: s.State, External: m.External, Size: m.Size, Taken: m.Taken,
+			SnapshotSpec: SnapshotSpec{
+				Namespace: s.Namespace, ID: s.MemberID(m.Volume), Volume: m.Volume, Secrets: s.Secrets,
+			},
+			Plugin: s.Plugin, Source: m.Source, State: s.State, External: m.External, Size: m.Size, Taken: m.Taken,
 			Group: s.External, CreateIndex: s.CreateIndex, ModifyIndex: s.ModifyIndex, Since: s.Since,
 		}
 		if s.State == SnapshotProcessing && m.Ready {

@@ -8,15 +8,16 @@ import (
 
 // State is durable state. The store implements it on disk, package registrytest in memory. Both pass one suite.
 type State interface {
-	// Commit calls the decisions one after the other, and makes their changes durable: in one transaction or, in a cluster,
-	// in one for each decision. Concurrent commits may share a transaction. Each decision sees the changes of all that are
-	// before it. It must not block. It is called at most once, but in a cluster until nothing that it reads changes.
+	// Commit calls the decisions one after the other, and makes their changes durable: in one transaction or, in a
+	// cluster, in one for each decision. Concurrent commits may share a transaction. Each decision sees the changes of
+	// all that are before it. It must not block. It is called at most once, but in a cluster until nothing that it
+	// reads changes.
 	//
 	// An error of a decision, or a change that fails Check, ends the series: the changes before it are committed, and
-	// Commit returns the error unchanged. An empty change commits nothing. Of other errors, ErrExhausted (the disk is full)
-	// and ErrFenced (a newer generation owns the state) say that the last changes, or all, were not written, and
-	// ErrUncertain that the outcome is unknown. When Commit returns nil, the changes are durable and their listeners have
-	// seen them. The Seq is the index of the last change, or the current one if the last decision changed nothing.
+	// Commit returns the error unchanged. An empty change commits nothing. Of other errors, ErrExhausted (the disk is
+	// full) and ErrFenced (a newer generation owns the state) say that the last changes, or all, were not written, and
+	// ErrUncertain that the outcome is unknown. When Commit returns nil, the changes are durable and their listeners
+	// have seen them. The Seq is the index of the last change, or the current one if the last decision changed nothing.
 	Commit(ctx context.Context, decisions ...Decision) (Seq, error)
 
 	// View calls read with the last committed state. It waits for no commit.
@@ -93,7 +94,9 @@ func (c Change) Touches(buckets ...Bucket) bool {
 
 // And returns the change with more added, which has no texts.
 func (c Change) And(more Change) Change {
-	return Change{append(c.Put, more.Put...), append(c.Delete, more.Delete...), append(c.Events, more.Events...), c.Texts}
+	return Change{
+		append(c.Put, more.Put...), append(c.Delete, more.Delete...), append(c.Events, more.Events...), c.Texts,
+	}
 }
 
 // Split returns the part of the change that writes shared records, and the rest with the events.
@@ -116,7 +119,8 @@ func (c Change) Split() (shared, node Change) {
 	return shared, node
 }
 
-// Parts returns the change in parts that Check accepts: first those of shared records, and last the rest with the events.
+// Parts returns the change in parts that Check accepts: first those of shared records, and last the rest with the
+// events.
 func (c Change) Parts() (parts []Change) {
 	shared, rest := c.Split()
 	size := 0

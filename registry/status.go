@@ -74,11 +74,13 @@ type PluginTask struct {
 	Restart *RestartRequest `json:"restart,omitempty"` // requested, not done yet
 	Problem string          `json:"problem,omitempty"` // why the plugin is not registered yet
 
-	Healthy bool           `json:"healthy"`           // all its instances are registered and healthy
-	Active  bool           `json:"active"`            // it has the active instance of a role
-	Calls   int            `json:"calls"`             // that run there now
-	Open    []OpenCall     `json:"open,omitempty"`    // of those, the ones that change something; also those that an earlier shim has left
-	Volumes []ServedVolume `json:"volumes,omitempty"` // whose mounts end with the task, because a process of it serves them (FUSE)
+	Healthy bool `json:"healthy"` // all its instances are registered and healthy
+	Active  bool `json:"active"`  // it has the active instance of a role
+	Calls   int  `json:"calls"`   // that run there now
+	// Open has those of the calls that change something, and calls that an earlier shim has left.
+	Open []OpenCall `json:"open,omitempty"`
+	// Volumes are those whose mounts end with the task, because a process of it serves them (FUSE).
+	Volumes []ServedVolume `json:"volumes,omitempty"`
 }
 
 // MayStop reports whether the task can be stopped without an effect on calls and mounts: the plugin has a newer healthy
@@ -100,7 +102,7 @@ type ServedVolume struct {
 	Volume   VolumeName `json:"volume"`
 	External ExternalID `json:"external_id"`
 	Allocs   []AllocID  `json:"allocs,omitempty"` // that use it; empty: it is staged, or clients of an endpoint use it
-	Mount    string     `json:"mount,omitempty"`  // path on the host of a mount that no record has; no other field is set
+	Mount    string     `json:"mount,omitempty"`  // path of a mount that no record has; no other field is set
 }
 
 // String returns the name of the volume. One that clients of a CSI endpoint use has none, but an ID of the plugin.

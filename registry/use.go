@@ -120,7 +120,7 @@ type Intent struct {
 	Request     RequestName `json:"request,omitempty"`
 	Node        NodeID      `json:"node,omitempty"` // node_id of ControllerPublishVolume and its undo
 	Operation   OperationID `json:"operation,omitempty"`
-	At          TaskKey     `json:"at,omitzero"`       // the task of the plugin that the call was sent to; zero: not known
+	At          TaskKey     `json:"at,omitzero"`       // the plugin's task that it was sent to; zero: not known
 	Senders     []NodeName  `json:"senders,omitempty"` // nodes of a cluster that may have sent it
 	Hash        string      `json:"hash"`              // of the request without its secrets, hex
 	Attempt     uint64      `json:"attempt"`
@@ -156,7 +156,7 @@ type Alloc struct {
 	Release     Call       `json:"release,omitzero"`  // the call that releases the alloc, until it is answered
 	Keep        bool       `json:"keep,omitempty"`    // its release deletes no volume: another alloc follows
 	Forced      Forced     `json:"forced,omitzero"`   // its release goes on without plugins that are gone
-	Lost        bool       `json:"lost,omitempty"`    // this node began its release: the record stays until the host releases it too
+	Lost        bool       `json:"lost,omitempty"`    // this node began its release; the record waits for the host's
 	CreateIndex Seq        `json:"create_index"`
 	ModifyIndex Seq        `json:"modify_index"`
 	Since       time.Time  `json:"since,omitzero"`
@@ -186,7 +186,7 @@ type Task struct {
 	Plan        []byte          `json:"plan,omitempty"`     // plan that the host applies to this attempt, as JSON
 	Started     BootTime        `json:"started"`            // when this attempt was started
 	Restart     *RestartRequest `json:"restart,omitempty"`  // pending until a newer attempt is reported
-	Withheld    bool            `json:"withheld,omitempty"` // a restart for its health waits for the FUSE mounts that it serves
+	Withheld    bool            `json:"withheld,omitempty"` // a restart for its health waits for its FUSE mounts
 	Problem     string          `json:"problem,omitempty"`  // why the plugin is not registered yet
 	CreateIndex Seq             `json:"create_index"`
 	ModifyIndex Seq             `json:"modify_index"`

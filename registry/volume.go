@@ -230,9 +230,9 @@ type Volume struct {
 	Accessible []Topology   `json:"accessible_topology,omitempty"`
 	Source     Source       `json:"source,omitzero"`       // what CreateVolume was asked to fill it from
 	SourceSize int64        `json:"source_size,omitempty"` // bytes of the source as the creation began; 0: unknown
-	Failure    Failure      `json:"failure,omitzero"`      // why its creation gave no volume that can be used; zero: it did
+	Failure    Failure      `json:"failure,omitzero"`      // why its creation gave no usable volume; zero: it did
 	Origin     Origin       `json:"origin,omitzero"`       // zero: no job has made it
-	Owned      Ownership    `json:"owned,omitzero"`        // the last one that was set, or left because of files; zero: none
+	Owned      Ownership    `json:"owned,omitzero"`        // the last that was set, or left because of files
 	// DeleteWith is the released alloc with which the volume goes. DeleteVolume is repeated until the volume is gone.
 	DeleteWith  AllocID   `json:"delete_with,omitempty"`
 	CreateIndex Seq       `json:"create_index"`

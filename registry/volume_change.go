@@ -28,8 +28,8 @@ type PluginVolume struct {
 	Name       VolumeName `json:"name,omitzero"`             // of the volume's record; zero: there is none
 }
 
-// Deregistered is a volume that Holdfast created and no longer knows. If it is registered again, Holdfast may delete it.
-// The record ends then.
+// Deregistered is a volume that Holdfast created and no longer knows. If it is registered again, Holdfast may delete
+// it. The record ends then.
 type Deregistered struct {
 	Volume      VolumeKey `json:"volume"`
 	CreateIndex Seq       `json:"create_index"`
