@@ -12,7 +12,7 @@ import (
 const maxColumns, maxLines, maxFunction = 120, 500, 80
 
 // unshaped are the packages that do not keep to this yet.
-var unshaped = []string{"registry/", "shim/internal/cluster/", "shim/internal/intent/"}
+var unshaped = []string{"shim/internal/cluster/"}
 
 func TestShapeOfFiles(t *testing.T) {
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {

@@ -32,16 +32,16 @@ func TestCallsGoToTheInstanceThatServesTheVolume(t *testing.T) {
 		"served by the old one":       {staging(old), registry.RoleNode, registry.Healthy, old},
 		"served by a sick one":        {staging(old), registry.RoleNode, registry.Unhealthy, next},
 		"controllers serve no mounts": {staging(old), registry.RoleController, registry.Healthy, next},
-		"published by the old one": {registry.Ref{Volume: key, Alloc: "a", Request: "r", Server: old}, registry.RoleNode,
-			registry.Healthy, old},
+		"published by the old one": {registry.Ref{Volume: key, Alloc: "a", Request: "r", Server: old},
+			registry.RoleNode, registry.Healthy, old},
 		"a call that may run": {open(registry.NodeStageRPC, registry.OutcomePending, ""), registry.RoleNode,
 			registry.Healthy, old},
 		"ABORTED": {open(registry.ControllerPublishRPC, registry.OutcomeUncertain, "ABORTED"), registry.RoleController,
 			registry.Healthy, old},
 		"an uncertain call that has ended": {open(registry.NodeStageRPC, registry.OutcomeUncertain, "INTERNAL"),
 			registry.RoleNode, registry.Healthy, next},
-		"a call of the other role": {open(registry.ControllerPublishRPC, registry.OutcomePending, ""), registry.RoleNode,
-			registry.Healthy, next},
+		"a call of the other role": {open(registry.ControllerPublishRPC, registry.OutcomePending, ""),
+			registry.RoleNode, registry.Healthy, next},
 	} {
 		t.Run(name, func(t *testing.T) {
 			log := registrytest.NewLog(time.Now)
@@ -77,8 +77,10 @@ func TestTryAtAnotherInstanceIsRecorded(t *testing.T) {
 		log.OnApplied(table.Applied)
 		key := registry.VolumeKey{Plugin: "p", External: "x"}
 		instance := func(alloc registry.AllocID, health registry.HealthState) registry.Record {
-			return registry.Instance{InstanceKey: registry.InstanceKey{Role: registry.RoleNode, Plugin: "p", Alloc: alloc,
-				Task: "t"}, Health: registry.Health{State: health}}
+			return registry.Instance{
+				InstanceKey: registry.InstanceKey{Role: registry.RoleNode, Plugin: "p", Alloc: alloc, Task: "t"},
+				Health:      registry.Health{State: health},
+			}
 		}
 		put(t, log, instance("old", registry.Healthy))
 		calls := Calls{Sender: Sender{State: log, Now: time.Now}, Plugins: table}
@@ -146,8 +148,8 @@ func put(t *testing.T, log *registrytest.Log, r registry.Record) {
 	}
 }
 
-// TestCallsOfOtherNodesDoNotWait opens a call for a volume, and looks whether another one has to wait for it on node a of
-// several nodes, which knows the volume as attached to its plugin's node a-id.
+// TestCallsOfOtherNodesDoNotWait opens a call for a volume, and looks whether another one has to wait for it on node a
+// of several nodes, which knows the volume as attached to its plugin's node a-id.
 func TestCallsOfOtherNodesDoNotWait(t *testing.T) {
 	key := registry.VolumeKey{Plugin: "p", External: "v"}
 	attach := func(node registry.NodeID) registry.Intent {
@@ -173,7 +175,8 @@ func TestCallsOfOtherNodesDoNotWait(t *testing.T) {
 		put(t, log, registry.Attachment{Volume: key, Node: "a", NodeID: "a-id"})
 		put(t, log, c.open)
 		_ = log.View(t.Context(), func(v registry.View) error {
-			if open, waits := (Sender{Node: c.node}).OpenCall(v, c.next); waits != c.waits || waits && open.RPC != c.open.RPC {
+			open, waits := (Sender{Node: c.node}).OpenCall(v, c.next)
+			if waits != c.waits || waits && open.RPC != c.open.RPC {
 				t.Errorf("%s: %v, %v", name, open.RPC, waits)
 			}
 			return nil

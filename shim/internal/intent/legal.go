@@ -61,8 +61,8 @@ func MayRun(open registry.Intent) bool {
 	return open.Outcome == registry.OutcomePending || open.Code == "ABORTED"
 }
 
-// UndoOverlaps reports whether an undo of the open call now would overlap with that call. The outcome of two concurrent calls
-// for one volume is undefined (CSI spec, "Concurrency").
+// UndoOverlaps reports whether an undo of the open call now would overlap with that call. The outcome of two concurrent
+// calls for one volume is undefined (CSI spec, "Concurrency").
 func UndoOverlaps(open registry.Intent) bool { return undo[open.RPC] != "" && MayRun(open) }
 
 // repeats reports whether next repeats the call of open.
@@ -138,8 +138,8 @@ func Inconclusive(code string) bool {
 	return !known || row.Outcome == registry.OutcomeUncertain
 }
 
-// RejectsCall reports whether a plugin that answers with the code did not look at the volume. Such an answer says nothing
-// about the effect of an earlier try.
+// RejectsCall reports whether a plugin that answers with the code did not look at the volume. Such an answer says
+// nothing about the effect of an earlier try.
 func RejectsCall(code string) bool {
 	switch code {
 	case "PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED":

@@ -9,13 +9,14 @@ import (
 // repeat sends a call of this node as a former executor once.
 func (s Sender) repeat(ctx context.Context, c Call) error {
 	if c.Intent.RPC != s.Late.RPC || c.Intent.Hash != s.Late.Hash {
-		return registry.Errorf(registry.ErrConflict, "%s of %s cannot be repeated: its volume has changed", s.Late.RPC, s.Late.For)
+		return registry.Errorf(registry.ErrConflict, "%s of %s cannot be repeated: its volume has changed",
+			s.Late.RPC, s.Late.For)
 	}
 	return s.Repeat(ctx, c.Intent.Volume.Plugin, *s.Late, c.Do)
 }
 
-// Repeat makes a call of this node as a former executor once. It returns nil if the plugin's answer shows that the call has
-// ended there. A repeated call continues where the first one was (CSI spec, "Timeouts").
+// Repeat makes a call of this node as a former executor once. It returns nil if the plugin's answer shows that the call
+// has ended there. A repeated call continues where the first one was (CSI spec, "Timeouts").
 func (s Sender) Repeat(
 	ctx context.Context, plugin registry.PluginID, late registry.LateCall, do func(context.Context) error,
 ) error {

@@ -39,7 +39,7 @@ func tries(rpc registry.RPC, code string) int {
 		return Forever
 	case "CANCELLED", "UNKNOWN", "INTERNAL", "DATA_LOSS", "UNAUTHENTICATED", "", "CODE_99":
 		return few
-	case registry.CodeUnreadable: // the specification says nothing of it; a volume that was made is for a person to judge
+	case registry.CodeUnreadable: // not in the specification; a volume that was made is for a person to judge
 		if rpc != registry.CreateVolumeRPC {
 			return few
 		}
@@ -65,8 +65,8 @@ var stays = []string{"", "CANCELLED", "UNKNOWN", "DEADLINE_EXCEEDED", "RESOURCE_
 	"UNAVAILABLE", "DATA_LOSS", "CODE_99",
 	registry.CodeUnreadable}
 
-// staysOpen reports whether the intent of a call stays open after the answer. Of expansions and modifications only those
-// stay open that may still run.
+// staysOpen reports whether the intent of a call stays open after the answer. Of expansions and modifications only
+// those stay open that may still run.
 func staysOpen(rpc registry.RPC, code string) bool {
 	if rpc == registry.CreateVolumeRPC && code == registry.CodeUnreadable {
 		return false // what is left is in the volume's record
@@ -113,7 +113,8 @@ func TestDocument(t *testing.T) {
 	}
 	got, err := os.ReadFile(document)
 	if err != nil || !bytes.Equal(got, want) {
-		t.Errorf("docs/retries.md is not what the table says (%v); run go test ./shim/internal/intent -run Document -update", err)
+		t.Errorf("docs/retries.md is not what the table says (%v); "+
+			"run go test ./shim/internal/intent -run Document -update", err)
 	}
 }
 
@@ -121,18 +122,22 @@ func drawn() []byte {
 	var b bytes.Buffer
 	b.WriteString(`# Retries
 
-What Holdfast does about each answer of a CSI driver to a call that changes something. Printed from the retry table (` + "`intent.Policies`" + `).
+What Holdfast does about each answer of a CSI driver to a call that changes something. Printed from the retry table
+(` + "`intent.Policies`" + `).
 
 - *Failed*: the call has ended. What it may have done is undone.
-- *Uncertain*: the call may still take effect. Until this is known, only the same call or its undo is sent for the volume.
+- *Uncertain*: the call may still take effect. Until this is known, only the same call or its undo is sent for the
+  volume.
 - The wait between two tries doubles from the first to the last value given, minus up to half of it at random.
 - "Until it succeeds" ends with the caller's deadline, or when the alloc is stopped.
 - A call that could not be sent to the plugin has certainly failed.
-- Expansions and modifications have no undo. After an inconclusive answer the same expansion is sent again before any other; a further modification repeats
-  the parameters of the one before, unless it gives them other values. After no answer, a release of the volume waits for one round of tries, and then treats
-  the answer as inconclusive.
-- A swap cancels calls in flight, and the new shim repeats or undoes them. While the plugin answers such a call with ABORTED, the waits begin with 10 to 20 ms.
-- A failed try is recorded if the next one follows more than 500 ms later, or more than 100 ms later and the error is new.
+- Expansions and modifications have no undo. After an inconclusive answer the same expansion is sent again before any
+  other; a further modification repeats the parameters of the one before, unless it gives them other values. After no
+  answer, a release of the volume waits for one round of tries, and then treats the answer as inconclusive.
+- A swap cancels calls in flight, and the new shim repeats or undoes them. While the plugin answers such a call with
+  ABORTED, the waits begin with 10 to 20 ms.
+- A failed try is recorded if the next one follows more than 500 ms later, or more than 100 ms later and the error is
+  new.
 
 ## Every call
 

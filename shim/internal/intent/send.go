@@ -62,8 +62,8 @@ type Executors interface {
 	// ErrUnavailable that names the executor. The executor is zero for a plugin with controller_scope = "node", if this
 	// node makes the calls.
 	Check(registry.View, registry.ExecutorKey) (registry.Executor, error)
-	// Sending is called directly before a call is sent, and done after it. Its ErrUnavailable says that another node may
-	// be the executor now.
+	// Sending is called directly before a call is sent, and done after it. Its ErrUnavailable says that another node
+	// may be the executor now.
 	Sending(context.Context, registry.ExecutorKey) (done func(), err error)
 	// Repeating is called directly before a call of this node as a former executor is repeated. Its error says that the
 	// call must not be sent any more.
@@ -72,9 +72,9 @@ type Executors interface {
 
 // Send sends calls for one volume one after the other: it opens the intent of each, sends it, retries it by its policy,
 // and stores its outcome. The outcome of a call and the intent of the next one are one commit. Send stops retrying
-// when ctx ends or RetryUntil has passed. It returns nil when all calls are done and that is stored. After an error, the
-// calls after the failed one were not sent. After any error that is not ErrUncertain, the failed one never ran or does
-// not run any more.
+// when ctx ends or RetryUntil has passed. It returns nil when all calls are done and that is stored. After an error,
+// the calls after the failed one were not sent. After any error that is not ErrUncertain, the failed one never ran or
+// does not run any more.
 func (s Sender) Send(ctx context.Context, calls ...Call) (err error) {
 	if s.Late != nil {
 		return s.repeat(ctx, calls[0])
@@ -256,7 +256,8 @@ func (d *delivery) opening(view registry.View) (change registry.Change, err erro
 func (d *delivery) join(ctx context.Context) (joined bool, err error) {
 	err = d.State.View(ctx, func(view registry.View) error {
 		open, found := d.OpenCall(view, d.Intent)
-		if !found || !reflect.DeepEqual(requested(open, d.Intent.At), d.Intent) || d.Before != nil && !d.prepared(view) {
+		if !found || !reflect.DeepEqual(requested(open, d.Intent.At), d.Intent) ||
+			d.Before != nil && !d.prepared(view) {
 			return nil
 		}
 		executor, err := d.executor(view)
@@ -400,7 +401,8 @@ func (d *delivery) giveUp(ctx context.Context, err *registry.CallError) error {
 	switch {
 	case err.Outcome == registry.OutcomeFailed:
 		failed = d.store(ctx, func(view registry.View) registry.Change {
-			change := registry.Change{Delete: []registry.Key{d.Intent.Key()}, Events: d.failure(err)}.And(d.ended(view, true))
+			change := registry.Change{Delete: []registry.Key{d.Intent.Key()}, Events: d.failure(err)}
+			change = change.And(d.ended(view, true))
 			if d.Failed != nil {
 				change = change.And(d.Failed(view, err, !d.doubt))
 			}

@@ -108,7 +108,8 @@ func TestOutcomeAndNextIntentAreOneCommit(t *testing.T) {
 					},
 					Do: func(context.Context) error {
 						sent = true
-						if open, _, mark, _ := look(t, log); open.RPC != registry.NodePublishRPC || mark != registry.MarkDone {
+						open, _, mark, _ := look(t, log)
+						if open.RPC != registry.NodePublishRPC || mark != registry.MarkDone {
 							t.Errorf("the second call is sent with intent %+v, mark %q", open, mark)
 						}
 						return nil
