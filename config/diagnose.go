@@ -61,6 +61,9 @@ func (d *decoder) report(severity registry.Severity, at hcl.Range, summary, deta
 }
 
 func position(p hcl.Pos) registry.Position {
+	if p == (hcl.Pos{}) {
+		return registry.Position{}
+	}
 	return registry.Position{Line: max(p.Line, 1), Column: max(p.Column, 1), Byte: p.Byte}
 }
 
@@ -68,7 +71,8 @@ func position(p hcl.Pos) registry.Position {
 // the text.
 func (d *decoder) hcl(found hcl.Diagnostics) {
 	for _, h := range found {
-		at, severity := hcl.Range{Filename: d.src.Name}, registry.SeverityError
+		at := hcl.Range{Filename: d.src.Name, Start: hcl.InitialPos, End: hcl.InitialPos}
+		severity := registry.SeverityError
 		if h.Subject != nil {
 			at = *h.Subject
 		}

@@ -74,14 +74,14 @@ func TestVariablesWinInOrder(t *testing.T) {
 
 func TestWrongVariables(t *testing.T) {
 	for want, opts := range map[string]Options{
-		`job.hcl:6:1: error: the variable "list" has no value; give it a default, or -var list=...`: {},
-		`-var nmae:1:1: error: unknown variable "nmae"; did you mean "name"?`: {
+		`job.hcl:6:1: error: the variable "list" has no value; give it a default, or --var list=...`: {},
+		`--var nmae: error: unknown variable "nmae"; did you mean "name"?`: {
 			Variables: map[string]string{"nmae": "x", "list": "[1]"}},
 		`a.vars:1:1: error: unknown variable "lst"; did you mean "list"?`: {
 			VariableFiles: []Source{{"a.vars", []byte("lst = 1")}}},
 		`a.vars:2:9: error: this string is not closed on its line`: {
 			VariableFiles: []Source{{"a.vars", []byte("list = [1]\nname = \"x")}}},
-		`-var list:1:1: error: the variable "list" cannot have this value`: {
+		`--var list: error: the variable "list" cannot have this value`: {
 			Variables: map[string]string{"list": `"x"`}},
 		`a.vars:1:1: error: a variable file holds no blocks`: {
 			VariableFiles: []Source{{"a.vars", []byte("x {}")}}},

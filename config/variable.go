@@ -158,7 +158,7 @@ func (d *decoder) assign(declared map[string]*variable) {
 		}
 	}
 	for name, s := range d.opts.Variables {
-		at := hcl.Range{Filename: "-var " + name}
+		at := hcl.Range{Filename: "--var " + name}
 		if v := declared[name]; v == nil {
 			d.errorf(at, didYouMean(name, names), "unknown variable %q", name)
 		} else if value, ok := d.commandLine(v, s, at); !ok || !d.set(v, value, at) {
@@ -196,7 +196,7 @@ func (d *decoder) variables(declared map[string]*variable) cty.Value {
 			object[name] = v.value
 			continue
 		case !v.bad && !d.opts.UnsetUnknown:
-			d.errorf(v.at, "give it a default, or -var "+name+"=...", "the variable %q has no value", name)
+			d.errorf(v.at, "give it a default, or --var "+name+"=...", "the variable %q has no value", name)
 		}
 		object[name] = cty.UnknownVal(v.typ.WithoutOptionalAttributesDeep())
 	}

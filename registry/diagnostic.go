@@ -10,7 +10,8 @@ const (
 	SeverityWarning Severity = "warning"
 )
 
-// Position is a place in a source text. Line and Column start at 1; Column counts characters, Byte starts at 0.
+// Position is a place in a source text. Line and Column start at 1; Column counts characters, Byte starts at 0. The zero
+// value means no place: the text is a value from the command line.
 type Position struct {
 	Line   int `json:"line"`
 	Column int `json:"column"`
@@ -29,7 +30,11 @@ type Diagnostic struct {
 }
 
 func (d Diagnostic) String() string {
-	s := fmt.Sprintf("%s:%d:%d: %s: %s", d.File, d.Start.Line, d.Start.Column, d.Severity, d.Summary)
+	at := d.File
+	if d.Start.Line > 0 {
+		at = fmt.Sprintf("%s:%d:%d", d.File, d.Start.Line, d.Start.Column)
+	}
+	s := fmt.Sprintf("%s: %s: %s", at, d.Severity, d.Summary)
 	if d.Detail != "" {
 		s += "; " + d.Detail
 	}
