@@ -165,6 +165,8 @@ func (a *agentEnv) declareLost(b *agentEnv) (thaw func()) {
 		return err == nil && !n.Alive
 	})
 	a.must(journal.NoteReboot(a.path("journal"), "csifake.example.org", "node-2-id")) // as the operator says
+	a.wantOutput(true, []string{"node out-of-service --confirm=node-2 node-2"}, "node", "status", "node-2")
+	a.wantOutput(false, []string{"add --confirm node-2"}, "node", "out-of-service", "node-2")
 	a.must(errOf(a.client.NodeOutOfService(a.ctx(), "node-2", "node-2", "it hangs")))
 	return func() { signal(unix.SIGCONT) }
 }

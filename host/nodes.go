@@ -55,9 +55,9 @@ type OutOfServiceOptions struct {
 }
 
 // NodeOutOfService declares that nothing runs on a node any more, because an operator has seen to that. Its claims are
-// released without it. If the node comes back, it unmounts their volumes before it does anything else. ErrDenied: that
-// is not confirmed. ErrNotFound: there is no such node. ErrConflict: the node is alive. ErrUnsupported: this node is in
-// no cluster.
+// released without it. If the node comes back, it unmounts their volumes before it does anything else. ErrNotFound:
+// there is no such node. ErrConflict: the node is alive. ErrDenied: neither is so, but that is not confirmed.
+// ErrUnsupported: this node is in no cluster.
 func (h *Host) NodeOutOfService(ctx context.Context, node NodeName, o OutOfServiceOptions) (NodeStatus, error) {
 	reply, err := call(ctx, h, writes, pb.NewNodesClient, pb.NodesClient.OutOfService,
 		&pb.OutOfServiceRequest{Call: mutating(), Node: string(node), By: o.By, Reason: o.Reason,

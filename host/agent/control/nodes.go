@@ -199,6 +199,11 @@ func noOwnNode(v host.VolumeStatus, nodes []host.NodeStatus) Notice {
 	return n
 }
 
+// OutOfServiceCommand is the command that declares a node out of service.
+func OutOfServiceCommand(node host.NodeName) string {
+	return display.Command("holdfast node out-of-service --confirm="+display.Quote(string(node)), string(node))
+}
+
 func deregisterCommand(v host.VolumeStatus) string {
 	return display.Command("holdfast volume deregister --namespace="+display.Quote(string(v.Namespace)), string(v.ID))
 }
@@ -232,7 +237,7 @@ func lostHolder(node host.NodeStatus, v host.VolumeStatus, claims []host.Claim) 
 		n.Meaning = "etcd does not hear of the node. Tasks may still run there and write to the volume."
 		n.Next = "The claim stays until the node is back, or is fenced or declared out of service."
 		n.Commands = append([]Command{{"if the machine is certainly off, release all its claims",
-			display.Command("holdfast node out-of-service", string(node.Name))}}, n.Commands...)
+			OutOfServiceCommand(node.Name)}}, n.Commands...)
 		return n
 	}
 	n.fact("Since", since(node.Since))

@@ -168,6 +168,6 @@ func writeNode(to io.Writer, n host.NodeStatus) error {
 		return err
 	}
 	_, failed := fmt.Fprintf(to, "\netcd does not hear of the node. Its claims stay until it is back. If its machine "+
-		"is certainly off:\n  %s\n", display.Command("holdfast node out-of-service", string(n.Name)))
+		"is certainly off:\n  %s\n", control.OutOfServiceCommand(n.Name))
 	return errors.Join(err, failed)
 }

@@ -42,21 +42,33 @@ func (n *Node) Drain(
 func (n *Node) OutOfService(
 	ctx context.Context, node registry.NodeName, by, reason string,
 ) (registry.Node, error) {
-	if node == n.State.node {
-		return registry.Node{}, registry.Errorf(registry.ErrConflict,
-			"node %s is this node, and it is alive; drain it instead", node)
-	}
 	return n.declare(ctx, node, func(v registry.View, r registry.Node) (registry.Change, error) {
-		if _, alive := v.NodeLease(node); alive {
-			return registry.Change{}, registry.Errorf(registry.ErrConflict,
-				"node %s is alive: etcd has heard of it within the last %s; drain it, or stop the machine and try again after "+
-					"that time", node, n.session.ttl)
-		}
-		if r.Lost() {
-			return registry.Change{}, nil
+		if err := n.mayBeLost(v, node); err != nil || r.Lost() {
+			return registry.Change{}, err
 		}
 		return n.lost(v, r, registry.NodeOutOfService, registry.EventNodeOutOfService, by, reason), nil
 	})
+}
+
+// CheckOutOfService returns the error of OutOfService, as far as the records decide it now.
+func (n *Node) CheckOutOfService(ctx context.Context, node registry.NodeName) error {
+	return n.State.View(ctx, func(v registry.View) error { return n.mayBeLost(v, node) })
+}
+
+// mayBeLost returns an error if the node is alive, or is not known.
+func (n *Node) mayBeLost(v registry.View, node registry.NodeName) error {
+	r, found := v.Node(node)
+	_, alive := v.NodeLease(node)
+	switch {
+	case node == n.State.node:
+		return registry.Errorf(registry.ErrConflict, "node %s is this node, and it is alive; drain it instead", node)
+	case !found || r.State == registry.NodeForgotten:
+		return n.unknown(node)
+	case alive:
+		return registry.Errorf(registry.ErrConflict, "node %s is alive: etcd has heard of it within the last %s; drain it, "+
+			"or stop the machine and try again after that time", node, n.session.ttl)
+	}
+	return nil
 }
 
 // declare commits a change of the node's state, and returns the record.

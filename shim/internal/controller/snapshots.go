@@ -116,16 +116,24 @@ func (s *Snapshots) begin(
 	return created, isNew, err
 }
 
+// volumesIn returns the names of the volumes of which a snapshot is to be taken.
+func volumesIn(spec registry.SnapshotSpec) (names []registry.VolumeName) {
+	ids := spec.Volumes
+	if !spec.IsGroup() {
+		ids = []registry.VolumeID{spec.Volume}
+	}
+	for _, id := range ids {
+		names = append(names, registry.VolumeName{Namespace: spec.Namespace, ID: id})
+	}
+	return names
+}
+
 // newSnapshot returns the record of a snapshot that can be taken: its volumes are ready and of one plugin, and its
 // names are free.
 func newSnapshot(view registry.View, spec registry.SnapshotSpec) (registry.VolumeSnapshot, error) {
 	snap := registry.VolumeSnapshot{SnapshotSpec: spec, State: registry.SnapshotCreating}
-	volumes := spec.Volumes
-	if !spec.IsGroup() {
-		volumes = []registry.VolumeID{spec.Volume}
-	}
-	for i, id := range volumes {
-		name := registry.VolumeName{Namespace: spec.Namespace, ID: id}
+	volumes := volumesIn(spec)
+	for i, name := range volumes {
 		v, found := view.Volume(name)
 		switch {
 		case !found:
@@ -138,21 +146,21 @@ func newSnapshot(view registry.View, spec registry.SnapshotSpec) (registry.Volum
 				"volume %s is %s; a snapshot is taken of a volume that is %s", name, v.State, registry.VolumeReady)
 		case i > 0 && v.Plugin != snap.Plugin:
 			return snap, registry.Invalid("volume %s belongs to plugin %s, and volume %s to plugin %s; "+
-				"a group snapshot is taken of volumes of one plugin", name, v.Plugin, volumes[0], snap.Plugin)
+				"a group snapshot is taken of volumes of one plugin", name, v.Plugin, volumes[0].ID, snap.Plugin)
 		case slices.ContainsFunc(snap.Members, func(m registry.GroupMember) bool { return m.Source == v.External }):
 			return snap, registry.Invalid("volume %s is at its plugin one that the group has already: %q",
 				name, v.External)
 		}
 		if i > 0 && v.Node != snap.Node {
 			return snap, registry.Invalid("volume %s is on node %s, and volume %s on node %s; "+
-				"a group snapshot is taken of volumes of one node", name, v.Node, volumes[0], snap.Node)
+				"a group snapshot is taken of volumes of one node", name, v.Node, volumes[0].ID, snap.Node)
 		}
 		snap.Plugin, snap.Node = v.Plugin, v.Node
 		if snap.Secrets == nil {
 			snap.Secrets = v.Secrets
 		}
 		if spec.IsGroup() {
-			snap.Members = append(snap.Members, registry.GroupMember{Volume: id, Source: v.External})
+			snap.Members = append(snap.Members, registry.GroupMember{Volume: name.ID, Source: v.External})
 		} else {
 			snap.Source = v.External
 		}
@@ -205,6 +213,11 @@ func checkSame(view registry.View, old registry.VolumeSnapshot, spec registry.Sn
 	case old.Volume != spec.Volume || !slices.Equal(old.Volumes, spec.Volumes) || old.Name != spec.Name,
 		!maps.Equal(old.Parameters, spec.Parameters),
 		spec.Secrets != nil && !maps.Equal(old.Secrets, spec.Secrets):
+		for _, volume := range volumesIn(spec) {
+			if _, found := view.Volume(volume); !found {
+				return unknownSource(view, volume)
+			}
+		}
 		return registry.Errorf(registry.ErrExists, "%s already exists with a different specification (%q of %s); "+
 			"choose another id, or delete it first", name, old.Name, volumesOf(old))
 	case old.State == registry.SnapshotDeleting:

@@ -119,11 +119,14 @@ func (n *nodes) drainAlone(ctx context.Context, a *Active, want registry.Node, o
 
 func (n *nodes) OutOfService(ctx context.Context, req *pb.OutOfServiceRequest) (*pb.NodeReply, error) {
 	return n.declare(ctx, "Nodes.OutOfService", req, func(ctx context.Context, a *Active) (registry.Node, error) {
-		switch {
-		case a.Cluster == nil:
+		if a.Cluster == nil {
 			return registry.Node{}, registry.Errorf(registry.ErrUnsupported,
 				"this node is in no cluster, so no node can release volumes for another")
-		case req.GetConfirm() != req.GetNode():
+		}
+		if req.GetConfirm() != req.GetNode() {
+			if err := a.Cluster.CheckOutOfService(ctx, registry.NodeName(req.GetNode())); err != nil {
+				return registry.Node{}, err
+			}
 			return registry.Node{}, registry.Errorf(registry.ErrDenied, "node %s is not declared out of service "+
 				"without a confirmation: if it still runs, two nodes write to the same volumes; make sure that the "+
 				"machine is off, and add --confirm %s", req.GetNode(), req.GetNode())
