@@ -10,8 +10,8 @@ const (
 	SeverityWarning Severity = "warning"
 )
 
-// Position is a place in a source text. Line and Column start at 1; Column counts characters, Byte starts at 0. The zero
-// value means no place: the text is a value from the command line.
+// Position is a place in a source text. Line and Column start at 1; Column counts characters, Byte starts at 0. The
+// zero value means no place: the text is a value from the command line.
 type Position struct {
 	Line   int `json:"line"`
 	Column int `json:"column"`

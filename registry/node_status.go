@@ -17,6 +17,8 @@ type NodeStatus struct {
 
 	// Stale says why the status may be outdated: etcd does not answer. Empty: it is current.
 	Stale string `json:"stale,omitempty"`
+	// Unformed says how many of the expected nodes have registered. Empty: all have, or the node is in no cluster.
+	Unformed string `json:"unformed,omitempty"`
 
 	Plugins []NodePluginStatus `json:"plugins,omitempty"` // by name
 }
@@ -79,7 +81,7 @@ func (v View) NodeStatus(n Node, claims []Claim, attachments []Attachment) NodeS
 	out := NodeStatus{Node: n, Alive: alive, AliveSince: lease.Since}
 	reasons := []string{n.Reason, n.Fencing.Failed}
 	if v.Formation().Cluster != "" {
-		reasons = append(reasons, v.Unformed())
+		out.Unformed = v.Unformed()
 		if !alive {
 			out.SuspectSince = v.SuspectSince(n.Name)
 		}

@@ -10,7 +10,7 @@ func NodeProto(n registry.NodeStatus) *pb.Node {
 		Name: string(n.Name), Version: n.Version, State: string(n.State), Reason: text(n.Reason), By: n.By,
 		Epoch: n.Epoch,
 		Since: stamp(n.Since), Alive: n.Alive, AliveSince: stamp(n.AliveSince), SuspectSince: stamp(n.SuspectSince),
-		Deadline: stamp(n.Deadline), Drain: drainProto(n.Drain), Stale: text(n.Stale),
+		Deadline: stamp(n.Deadline), Drain: drainProto(n.Drain), Stale: text(n.Stale), Unformed: n.Unformed,
 		CreateIndex: uint64(n.CreateIndex), ModifyIndex: uint64(n.ModifyIndex),
 		Plugins: each(n.Plugins, func(p registry.NodePluginStatus) *pb.NodePlugin {
 			return &pb.NodePlugin{Plugin: string(p.Plugin), NodeHealth: string(p.Health(registry.RoleNode)),
@@ -38,7 +38,7 @@ func Node(m *pb.Node) registry.NodeStatus {
 				Deadline: timeOf(m.GetDrain().GetDeadline())},
 			CreateIndex: registry.Seq(m.GetCreateIndex()), ModifyIndex: registry.Seq(m.GetModifyIndex())},
 		Alive: m.GetAlive(), AliveSince: timeOf(m.GetAliveSince()), SuspectSince: timeOf(m.GetSuspectSince()),
-		Stale: m.GetStale(),
+		Stale: m.GetStale(), Unformed: m.GetUnformed(),
 		Plugins: each(m.GetPlugins(), func(p *pb.NodePlugin) registry.NodePluginStatus {
 			return registry.NodePluginStatus{Executor: p.GetExecutor(), Claims: int(p.GetClaims()),
 				Attachments: int(p.GetAttachments()), NodePlugin: registry.NodePlugin{

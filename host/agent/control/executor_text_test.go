@@ -32,7 +32,7 @@ func TestWaitNamesTheNodeThatMakesTheCall(t *testing.T) {
 			"no answer from node b, which makes"},
 		"a suspect node": {[]host.NodeStatus{here, node("b", false, executor)}, nil, "is suspect"},
 		"no node": {[]host.NodeStatus{here, node("b", true, plain)}, nil,
-			"no node makes the controller calls"},
+			"if none runs it, run the plugin's job on a node: holdfast job run FILE"},
 		"a volume of this node": {[]host.NodeStatus{node("a", true, local), node("b", true, local)}, nil, ""},
 		"a volume of another": {[]host.NodeStatus{node("a", true, local), node("b", true, local)},
 			&host.VolumeStatus{Volume: registry.Volume{VolumeSpec: registry.VolumeSpec{Node: "b"}}},

@@ -258,5 +258,6 @@ func executorText(nodes []host.NodeStatus, self host.NodeName, v *host.VolumeSta
 		return ""
 	}
 	return fmt.Sprintf("no node makes the controller calls of plugin %q: the call waits for a node with a healthy "+
-		"controller of the plugin (see holdfast node list)", plugin)
+		"controller of the plugin (see holdfast node list); if none runs it, run the plugin's job on a node: "+
+		"holdfast job run FILE", plugin)
 }

@@ -22,6 +22,9 @@ func newNode(io streams, p *globalFlags) *cobra.Command {
 			func(c *control.Client, ctx context.Context) ([]host.NodeStatus, error) {
 				all, err := c.Nodes(ctx)
 				warnStale(io, control.Stale(all))
+				if len(all) > 0 && all[0].Unformed != "" {
+					fmt.Fprintln(io.err, clean(all[0].Unformed))
+				}
 				return all, err
 			}, writeNodes,
 			func(c *control.Client, ctx context.Context, id string) (host.NodeStatus, error) {
@@ -149,9 +152,9 @@ func writeNodes(to io.Writer, list []host.NodeStatus) error {
 }
 
 func writeNode(to io.Writer, n host.NodeStatus) error {
-	err := facts(to, "ID", n.Name, "State", control.NodeState(n), "By", n.By, "Reason", n.Reason, "Since",
-		when(n.Since), "Deadline", when(n.Deadline), "Alive since", when(n.AliveSince), "Seen suspect here since",
-		when(n.SuspectSince), "Version", n.Version, "Epoch", n.Epoch,
+	err := facts(to, "ID", n.Name, "State", control.NodeState(n), "Cluster", n.Unformed, "By", n.By,
+		"Reason", n.Reason, "Since", when(n.Since), "Deadline", when(n.Deadline), "Alive since", when(n.AliveSince),
+		"Seen suspect here since", when(n.SuspectSince), "Version", n.Version, "Epoch", n.Epoch,
 		"Once back", drainText(n.Drain))
 	t := newTable("PLUGIN", "NODE", "CONTROLLER", "EXECUTOR", "NODE ID", "TOPOLOGY", "CLAIMS", "ATTACHMENTS", "LIMIT")
 	for _, p := range n.Plugins {

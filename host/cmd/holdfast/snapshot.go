@@ -227,8 +227,7 @@ func newSnapshotDelete(io streams, p *globalFlags, kind snapshotKind, verb, shor
 		Use: verb + " ID...", Short: short, Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			name := host.SnapshotName{Namespace: registry.Namespace(namespace), ID: registry.SnapshotID(args[0])}
-			hint := fmt.Sprintf("%s %s may or may not be deleted; to check: %s; to resume, run the command again",
-				kind.noun, name, kind.line("status", name))
+			hint := interruptedDelete(verb, fmt.Sprintf("%s %s", kind.noun, name), kind.line("status", name))
 			_, err := callUntilSignal(c, p, wait, hint,
 				func(ctx context.Context, client *control.Client) (struct{}, error) {
 					return struct{}{}, do(kind.client(client), ctx, name)

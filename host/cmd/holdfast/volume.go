@@ -111,8 +111,8 @@ func newVolumeDelete(io streams, p *globalFlags, verb, short string, do deleteVo
 		Use: verb + " ID...", Short: short, Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			name := volumeName(namespace, args[0])
-			_, err := callUntilSignal(c, p, wait, fmt.Sprintf("volume %s may or may not be deleted; to check: %s; "+
-				"to resume, run the command again", name, volumeCommand("status", name)),
+			_, err := callUntilSignal(c, p, wait, interruptedDelete(verb, "volume "+name.String(),
+				volumeCommand("status", name)),
 				func(ctx context.Context, client *control.Client) (v control.Volume, err error) {
 					return v, do(client, ctx, name)
 				})
@@ -127,6 +127,16 @@ func newVolumeDelete(io streams, p *globalFlags, verb, short string, do deleteVo
 	namespaceFlag(c, &namespace)
 	waitFlag(c, &wait)
 	return c
+}
+
+// interruptedDelete says what follows an interrupted command that deletes or deregisters.
+func interruptedDelete(verb, what, status string) string {
+	if verb == "delete" {
+		return fmt.Sprintf("%s may or may not be deleted; once its state is deleting, the deletion continues by "+
+			"itself; to see the state: %s; to wait again, run the command again", what, status)
+	}
+	return fmt.Sprintf("the record of %s may or may not be removed; to check: %s; to resume, run the command again",
+		what, status)
 }
 
 func volumeName(namespace, id string) host.VolumeName {

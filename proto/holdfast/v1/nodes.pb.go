@@ -43,8 +43,9 @@ type Node struct {
 	Plugins       []*NodePlugin          `protobuf:"bytes,12,rep,name=plugins,proto3" json:"plugins,omitempty"`
 	CreateIndex   uint64                 `protobuf:"varint,13,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
 	ModifyIndex   uint64                 `protobuf:"varint,14,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
-	Drain         *Drain                 `protobuf:"bytes,15,opt,name=drain,proto3" json:"drain,omitempty"` // the node is lost, and drained once it is back; unset: it is not
-	Stale         string                 `protobuf:"bytes,16,opt,name=stale,proto3" json:"stale,omitempty"` // why this may be outdated: etcd does not answer; empty: it is current
+	Drain         *Drain                 `protobuf:"bytes,15,opt,name=drain,proto3" json:"drain,omitempty"`       // the node is lost, and drained once it is back; unset: it is not
+	Stale         string                 `protobuf:"bytes,16,opt,name=stale,proto3" json:"stale,omitempty"`       // why this may be outdated: etcd does not answer; empty: it is current
+	Unformed      string                 `protobuf:"bytes,17,opt,name=unformed,proto3" json:"unformed,omitempty"` // how many of the expected nodes have registered; empty: the cluster has formed, or there is none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -187,6 +188,13 @@ func (x *Node) GetDrain() *Drain {
 func (x *Node) GetStale() string {
 	if x != nil {
 		return x.Stale
+	}
+	return ""
+}
+
+func (x *Node) GetUnformed() string {
+	if x != nil {
+		return x.Unformed
 	}
 	return ""
 }
@@ -988,7 +996,7 @@ var File_holdfast_v1_nodes_proto protoreflect.FileDescriptor
 
 const file_holdfast_v1_nodes_proto_rawDesc = "" +
 	"\n" +
-	"\x17holdfast/v1/nodes.proto\x12\vholdfast.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18holdfast/v1/allocs.proto\x1a\x18holdfast/v1/common.proto\"\xbf\x04\n" +
+	"\x17holdfast/v1/nodes.proto\x12\vholdfast.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18holdfast/v1/allocs.proto\x1a\x18holdfast/v1/common.proto\"\xdb\x04\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x14\n" +
@@ -1007,7 +1015,8 @@ const file_holdfast_v1_nodes_proto_rawDesc = "" +
 	"\fcreate_index\x18\r \x01(\x04R\vcreateIndex\x12!\n" +
 	"\fmodify_index\x18\x0e \x01(\x04R\vmodifyIndex\x12(\n" +
 	"\x05drain\x18\x0f \x01(\v2\x12.holdfast.v1.DrainR\x05drain\x12\x14\n" +
-	"\x05stale\x18\x10 \x01(\tR\x05stale\"g\n" +
+	"\x05stale\x18\x10 \x01(\tR\x05stale\x12\x1a\n" +
+	"\bunformed\x18\x11 \x01(\tR\bunformed\"g\n" +
 	"\x05Drain\x12\x0e\n" +
 	"\x02by\x18\x01 \x01(\tR\x02by\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x126\n" +

@@ -65,8 +65,8 @@ func (n *Node) mayBeLost(v registry.View, node registry.NodeName) error {
 	case !found || r.State == registry.NodeForgotten:
 		return n.unknown(node)
 	case alive:
-		return registry.Errorf(registry.ErrConflict, "node %s is alive: etcd has heard of it within the last %s; drain it, "+
-			"or stop the machine and try again after that time", node, n.session.ttl)
+		return registry.Errorf(registry.ErrConflict, "node %s is alive: etcd has heard of it within the last %s; drain "+
+			"it, or stop the machine and try again after that time", node, n.session.ttl)
 	}
 	return nil
 }
