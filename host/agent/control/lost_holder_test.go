@@ -21,7 +21,7 @@ func TestLostHolderIsDescribedAsItIs(t *testing.T) {
 		gone   bool // nothing says that it may still be in use
 	}{
 		"suspect": {registry.NodeReady, false, v,
-			[]string{"Tasks may still run there", "node out-of-service a"}, false},
+			[]string{"Tasks may still run there", "node out-of-service --confirm=a a"}, false},
 		"out of service": {registry.NodeOutOfService, false, v,
 			[]string{"as was declared", "then releases its claims"}, false},
 		"fenced": {registry.NodeFenced, false, v, []string{"nothing there can write"}, true},

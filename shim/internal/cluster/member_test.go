@@ -112,7 +112,7 @@ func TestMemberWithAnotherExpectation(t *testing.T) {
 			if f := v.Formation(); f.Expect != 2 || f.Formed || (n.expects.last == "") != (expect == 2) {
 				t.Errorf("configured with %d: %+v; logged %q", expect, f, n.expects.last)
 			}
-			if st := v.NodeStatus(v.Nodes()[0], nil, nil); !strings.HasPrefix(st.Reason, "1 of 2 nodes of the cluster have") {
+			if st := v.NodeStatus(v.Nodes()[0], nil, nil); !strings.HasPrefix(st.Unformed, "1 of 2 nodes of the cluster have") {
 				t.Errorf("the status is %+v", st)
 			}
 		})

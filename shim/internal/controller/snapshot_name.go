@@ -35,3 +35,15 @@ func (n snapshotName) find(view registry.View) (registry.VolumeSnapshot, bool) {
 func (n snapshotName) unknown() error {
 	return registry.Errorf(registry.ErrNotFound, "%s not found", n)
 }
+
+// volumesIn returns the names of the volumes of which a snapshot is to be taken.
+func volumesIn(spec registry.SnapshotSpec) (names []registry.VolumeName) {
+	ids := spec.Volumes
+	if !spec.IsGroup() {
+		ids = []registry.VolumeID{spec.Volume}
+	}
+	for _, id := range ids {
+		names = append(names, registry.VolumeName{Namespace: spec.Namespace, ID: id})
+	}
+	return names
+}

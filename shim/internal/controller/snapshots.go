@@ -116,18 +116,6 @@ func (s *Snapshots) begin(
 	return created, isNew, err
 }
 
-// volumesIn returns the names of the volumes of which a snapshot is to be taken.
-func volumesIn(spec registry.SnapshotSpec) (names []registry.VolumeName) {
-	ids := spec.Volumes
-	if !spec.IsGroup() {
-		ids = []registry.VolumeID{spec.Volume}
-	}
-	for _, id := range ids {
-		names = append(names, registry.VolumeName{Namespace: spec.Namespace, ID: id})
-	}
-	return names
-}
-
 // newSnapshot returns the record of a snapshot that can be taken: its volumes are ready and of one plugin, and its
 // names are free.
 func newSnapshot(view registry.View, spec registry.SnapshotSpec) (registry.VolumeSnapshot, error) {
