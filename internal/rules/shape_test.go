@@ -11,9 +11,6 @@ import (
 // A line has at most 120 columns, with tabs of 4. A file that is no test has at most 500 lines, its functions 80.
 const maxColumns, maxLines, maxFunction = 120, 500, 80
 
-// unshaped are the packages that do not keep to this yet.
-var unshaped = []string{"shim/internal/cluster/"}
-
 func TestShapeOfFiles(t *testing.T) {
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		rel, _ := filepath.Rel(root, path)
@@ -24,11 +21,6 @@ func TestShapeOfFiles(t *testing.T) {
 			return filepath.SkipDir
 		case d.IsDir() || filepath.Ext(path) != ".go" || strings.HasSuffix(path, ".pb.go"):
 			return nil
-		}
-		for _, prefix := range unshaped {
-			if strings.HasPrefix(rel, prefix) {
-				return nil
-			}
 		}
 		text, err := os.ReadFile(path)
 		if err == nil {

@@ -205,7 +205,8 @@ func (a *Attacher) Provide(
 		return v, err
 	}
 	if err = a.calls.State.View(ctx, look); err == nil && !found {
-		err = registry.Errorf(registry.ErrConflict, "volume %s was deleted as soon as it was created", spec.VolumeName())
+		err = registry.Errorf(registry.ErrConflict, "volume %s was deleted as soon as it was created",
+			spec.VolumeName())
 	}
 	return v, err
 }
@@ -254,8 +255,10 @@ func (a *Attacher) DetachOrAbandon(
 	}
 	limited, cancel := context.WithTimeout(ctx, abandonLimit)
 	defer cancel()
-	err = a.execute(limited, abandonMethod, executor, request{Volume: k.Volume, To: intent.AttachTo{Node: k.Node}, Forced: f},
-		func() error { return a.Controller.DetachOrAbandon(ctx, by, k, f) })
+	r := request{Volume: k.Volume, To: intent.AttachTo{Node: k.Node}, Forced: f}
+	err = a.execute(limited, abandonMethod, executor, r, func() error {
+		return a.Controller.DetachOrAbandon(ctx, by, k, f)
+	})
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
 		return a.Controller.Abandon(ctx, k, f, err)
 	}
@@ -307,7 +310,8 @@ func (a *Attacher) execute(
 		if err = here(); err == nil || ctx.Err() != nil {
 			return err
 		}
-		if executed, unknown := a.executed(ctx, by); unknown != nil || !executed || !a.remote.executors.Moved(ctx, by, term) {
+		executed, unknown := a.executed(ctx, by)
+		if unknown != nil || !executed || !a.remote.executors.Moved(ctx, by, term) {
 			return err
 		}
 	}
@@ -348,7 +352,9 @@ func newCall(method string, by registry.ExecutorKey, r request) (registry.Remote
 	if err != nil {
 		return registry.RemoteCall{}, registry.Errorf(registry.ErrInternal, "encode a call to %s: %w", method, err)
 	}
-	return registry.RemoteCall{ID: idOf(method, text), Plugin: by.Plugin, To: by.Node, Method: method, Request: text}, nil
+	return registry.RemoteCall{
+		ID: idOf(method, text), Plugin: by.Plugin, To: by.Node, Method: method, Request: text,
+	}, nil
 }
 
 // idOf returns the ID of a call, which depends on its request only.
@@ -357,8 +363,8 @@ func idOf(method string, text []byte) registry.OperationID {
 	return registry.OperationID(hex.EncodeToString(sum[:]))
 }
 
-// endEarlier waits for the end of calls that attach the volume to this node or detach it, and whose caller has given up.
-// Else one might be carried out after the next.
+// endEarlier waits for the end of calls that attach the volume to this node or detach it, and whose caller has given
+// up. Else one might be carried out after the next.
 func (a *Attacher) endEarlier(ctx context.Context, key registry.VolumeKey, node registry.NodeName) error {
 	if err := a.remote.state.awaitReady(ctx); err != nil {
 		return err
@@ -393,8 +399,8 @@ func (a *Attacher) earlier(
 	return list
 }
 
-// withdraw removes earlier calls for a volume that is not attached: no executor has begun to attach it. An executor that
-// begins just now records an attachment, with which no claim of the node is released.
+// withdraw removes earlier calls for a volume that is not attached: no executor has begun to attach it. An executor
+// that begins just now records an attachment, with which no claim of the node is released.
 func (a *Attacher) withdraw(ctx context.Context, key registry.VolumeKey, node registry.NodeName) error {
 	if err := a.remote.state.awaitReady(ctx); err != nil {
 		return err
@@ -411,86 +417,4 @@ func (a *Attacher) withdraw(ctx context.Context, key registry.VolumeKey, node re
 		return change, nil
 	})
 	return err
-}
-
-// Serve carries out a call of another node's Attacher.
-func (a *Attacher) Serve(ctx context.Context, method string, text []byte) error {
-	var r request
-	if err := json.Unmarshal(text, &r); err != nil {
-		return registry.Invalid("request to %s: %w", method, err)
-	}
-	if method == provideMethod {
-		_, err := a.Controller.Provide(ctx, r.Call, r.Spec, r.Origin)
-		return err
-	}
-	unlock, err := a.calls.Locks.Lock(ctx, r.Volume, method+" for node "+string(r.To.Node))
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if err := a.calls.State.View(ctx, func(view registry.View) error {
-		if c, found := view.RemoteCall(idOf(method, text)); !found || c.Done {
-			return registry.Errorf(registry.ErrConflict, "the call was withdrawn")
-		}
-		return nil
-	}); err != nil {
-		return err
-	}
-	at := registry.AttachmentKey{Volume: r.Volume, Node: r.To.Node}
-	if method == attachMethod || method == detachMethod {
-		if err := a.settleOther(ctx, r); err != nil {
-			return err
-		}
-	}
-	switch method {
-	case detachMethod:
-		return a.Controller.Detach(ctx, intent.Caller{}, r.Volume, r.To.Node)
-	case abandonMethod:
-		return a.Controller.DetachOrAbandon(ctx, intent.Caller{}, at, r.Forced)
-	case settleMethod:
-		return a.settle(ctx, r)
-	case leaveMethod:
-		_, err := a.Controller.LeaveAlteration(ctx, r.Volume)
-		return err
-	}
-	var v registry.Volume
-	err = a.calls.State.View(ctx, func(view registry.View) error {
-		var found bool
-		if v, found = view.VolumeByKey(r.Volume); !found {
-			return registry.Errorf(registry.ErrNotFound, "volume %s not found", r.Volume)
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	return a.Controller.Attach(ctx, intent.Caller{}, v, r.Usage, r.To)
-}
-
-// settleOther settles the open call of the volume that attaches it to another node or detaches it there.
-func (a *Attacher) settleOther(ctx context.Context, r request) error {
-	var open registry.Intent
-	var other bool
-	if err := a.calls.State.View(ctx, func(view registry.View) error {
-		at, _ := view.Attachment(registry.AttachmentKey{Volume: r.Volume, Node: r.To.Node})
-		open, _ = view.Intent(r.Volume)
-		other = open.Node != "" && open.Node != r.To.ID && open.Node != at.NodeID
-		return nil
-	}); err != nil || !other {
-		return err
-	}
-	return a.Controller.Settle(ctx, intent.Caller{}, open)
-}
-
-// settle settles the open call of a volume, unless it was settled meanwhile.
-func (a *Attacher) settle(ctx context.Context, r request) error {
-	same := false
-	if err := a.calls.State.View(ctx, func(view registry.View) error {
-		open, found := view.Intent(r.Volume)
-		same = found && open.RPC == r.Intent.RPC && open.Hash == r.Intent.Hash
-		return nil
-	}); err != nil || !same {
-		return err
-	}
-	return a.Controller.Settle(ctx, intent.Caller{}, r.Intent)
 }

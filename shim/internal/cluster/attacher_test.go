@@ -32,20 +32,25 @@ func TestFeasibleNeedsANodeThatAttaches(t *testing.T) {
 		records  []registry.Record
 		feasible bool
 	}{
-		"an executor":                        {volume, []registry.Record{lease, holder}, true},
-		"a suspect executor":                 {volume, []registry.Record{holder}, false},
-		"an executor whose lease is another": {volume, []registry.Record{registry.NodeLease{Node: "b", Lease: 8}, holder}, false},
-		"a plugin that had an executor":      {volume, []registry.Record{lease, holder.Left("b", lease.Since)}, false},
-		"no controller yet":                  {volume, []registry.Record{lease, node(registry.NodePlugin{Node: true})}, false},
-		"a volume that needs no controller":  {registered, []registry.Record{lease, node(registry.NodePlugin{Node: true})}, true},
+		"an executor":        {volume, []registry.Record{lease, holder}, true},
+		"a suspect executor": {volume, []registry.Record{holder}, false},
+		"an executor whose lease is another": {
+			volume, []registry.Record{registry.NodeLease{Node: "b", Lease: 8}, holder}, false},
+		"a plugin that had an executor": {volume, []registry.Record{lease, holder.Left("b", lease.Since)}, false},
+		"no controller yet": {
+			volume, []registry.Record{lease, node(registry.NodePlugin{Node: true})}, false},
+		"a volume that needs no controller": {
+			registered, []registry.Record{lease, node(registry.NodePlugin{Node: true})}, true},
 		"a volume that may need one": {registered, []registry.Record{lease, node(registry.NodePlugin{Node: true,
 			Capabilities: []registry.Capability{registry.PluginController}})}, false},
 		"a volume that is not attached": {unattached, []registry.Record{lease, holder.Left("b", lease.Since)}, true},
 		"a volume that is attached":     {volume, []registry.Record{lease, holder.Left("b", lease.Since), done}, true},
 		"a node with the volume": {local, []registry.Record{lease, node(registry.NodePlugin{Controller: true,
 			Local: true})}, true},
-		"a suspect node with the volume":    {local, []registry.Record{node(registry.NodePlugin{Controller: true, Local: true})}, false},
-		"an unhealthy plugin at the volume": {local, []registry.Record{lease, node(registry.NodePlugin{ControllerUnhealthy: true})}, false},
+		"a suspect node with the volume": {
+			local, []registry.Record{node(registry.NodePlugin{Controller: true, Local: true})}, false},
+		"an unhealthy plugin at the volume": {
+			local, []registry.Record{lease, node(registry.NodePlugin{ControllerUnhealthy: true})}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := openStore(t, nil)
@@ -70,9 +75,10 @@ func TestDryRunNamesWhatTheExecutorDoes(t *testing.T) {
 		action  registry.ReleaseAction
 		detail  string
 	}{
-		"an executor":          {[]registry.Record{lease, holder}, registry.ReleaseSend, "skipped if it fails"},
-		"no executor any more": {[]registry.Record{holder.Left("b", lease.Since)}, registry.ReleaseSkip, "plugin p has no executor"},
-		"never an executor":    {nil, here.Action, here.Detail},
+		"an executor": {[]registry.Record{lease, holder}, registry.ReleaseSend, "skipped if it fails"},
+		"no executor any more": {
+			[]registry.Record{holder.Left("b", lease.Since)}, registry.ReleaseSkip, "plugin p has no executor"},
+		"never an executor": {nil, here.Action, here.Detail},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := openStore(t, nil)
@@ -121,8 +127,9 @@ func TestReleaseBeforeTheAttachNeedsNoExecutor(t *testing.T) {
 		t.Errorf("the release: %v; %d calls are left", err, calls())
 	}
 	attach()
-	put(t, x, registry.Change{Put: []registry.Record{registry.Attachment{Volume: volume.VolumeKey(), Node: "a", NodeID: "a-id",
-		State: registry.MarkSent}}})
+	put(t, x, registry.Change{Put: []registry.Record{registry.Attachment{
+		Volume: volume.VolumeKey(), Node: "a", NodeID: "a-id", State: registry.MarkSent,
+	}}})
 	limited := intent.Caller{RetryUntil: time.Now().Add(time.Second)}
 	if err := a.Detach(t.Context(), limited, volume.VolumeKey(), "a"); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the release after the attach has begun: %v", err)

@@ -142,9 +142,9 @@ func claimAmong(b *testing.B, s registry.State, count int) {
 	}
 }
 
-// BenchmarkWaiter has an alloc wait for the release of a volume, and claim it then. It compares the time from the end of
-// the release's commit until the waiter is awake, and until its claim is granted, with that of a bare commit in the same
-// run: a transaction of etcd, or a change of the store. With etcd the waiter is on another node.
+// BenchmarkWaiter has an alloc wait for the release of a volume, and claim it then. It compares the time from the end
+// of the release's commit until the waiter is awake, and until its claim is granted, with that of a bare commit in the
+// same run: a transaction of etcd, or a change of the store. With etcd the waiter is on another node.
 func BenchmarkWaiter(b *testing.B) {
 	b.Run("etcd", func(b *testing.B) {
 		client := etcdtest.Start(b)
@@ -173,7 +173,8 @@ func wait(b *testing.B, holder, waiter registry.State, next func() <-chan struct
 	held, wanted := claim("v-0", "holder"), claim("v-0", "waiter")
 	held.Usage = registry.Usage{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}
 	wanted.Usage = held.Usage
-	holding, waiting := controller.NewClaims(holder, noPlugins{}, time.Now), controller.NewClaims(waiter, noPlugins{}, time.Now)
+	holding := controller.NewClaims(holder, noPlugins{}, time.Now)
+	waiting := controller.NewClaims(waiter, noPlugins{}, time.Now)
 	must := func(err error) {
 		if err != nil {
 			b.Fatal(err)
@@ -218,7 +219,8 @@ func wait(b *testing.B, holder, waiter registry.State, next func() <-chan struct
 
 func openStore(b testing.TB, applied func(registry.Applied)) registry.State {
 	b.Helper()
-	s, err := store.Open(b.Context(), store.Options{Path: filepath.Join(b.TempDir(), "state", "shim.db"), Applied: applied})
+	path := filepath.Join(b.TempDir(), "state", "shim.db")
+	s, err := store.Open(b.Context(), store.Options{Path: path, Applied: applied})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -88,8 +88,8 @@ func (c *copied) wait(ctx context.Context, revision int64) error {
 	}
 }
 
-// awaitRoom waits while the node's disk is full. What the copy lacks then may have been deleted so long ago that etcd has
-// forgotten it, so nothing is decided by the copy.
+// awaitRoom waits while the node's disk is full. What the copy lacks then may have been deleted so long ago that etcd
+// has forgotten it, so nothing is decided by the copy.
 func (c *copied) awaitRoom(ctx context.Context) (waited bool, err error) {
 	for {
 		changed := c.next()
@@ -184,9 +184,9 @@ var sharedBuckets = func() (all []registry.Bucket) {
 	return all
 }()
 
-// follow watches etcd from the revision of the copy on, and applies what it sees. It loads a copy first if there is none,
-// or if it lacks buckets that an earlier release did not know. At the first time it also does if etcd was restored from a
-// backup: then the copy is ahead of what this shim has just written.
+// follow watches etcd from the revision of the copy on, and applies what it sees. It loads a copy first if there is
+// none, or if it lacks buckets that an earlier release did not know. At the first time it also does if etcd was
+// restored from a backup: then the copy is ahead of what this shim has just written.
 func (s *State) follow(ctx context.Context, first bool) error {
 	var c registry.Copy
 	err := s.local.View(ctx, func(v registry.View) error { c = s.copyIn(v); return nil })
@@ -427,7 +427,8 @@ func (s *State) readAll(
 	for more := true; more; {
 		var page *clientv3.GetResponse
 		err := s.request(ctx, func(ctx context.Context) (err error) {
-			page, err = s.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(revision))
+			page, err = s.client.Get(ctx, from,
+				clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(revision))
 			return err
 		})
 		if errors.Is(err, rpctypes.ErrCompacted) {

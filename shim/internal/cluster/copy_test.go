@@ -146,7 +146,9 @@ func TestCopyIsLoadedAnew(t *testing.T) {
 				_, err := s.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
 					c := v.Copies()[0]
 					change(&c)
-					return registry.Change{Put: []registry.Record{c}, Delete: []registry.Key{claim("v", "a").Key()}}, nil
+					return registry.Change{
+						Put: []registry.Record{c}, Delete: []registry.Key{claim("v", "a").Key()},
+					}, nil
 				})
 				if err != nil {
 					t.Fatal(err)
@@ -263,14 +265,15 @@ func TestLeaseOfTombstonesHasEnded(t *testing.T) {
 		if _, err := registrytest.Write(ctx, n, registry.Change{Delete: []registry.Key{c.Key()}}); err != nil {
 			t.Fatalf("delete the claim of %s: %v", alloc, err)
 		}
-		if _, err := n.client.Revoke(ctx, n.tombstones.current.Load().id); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		_, err := n.client.Revoke(ctx, n.tombstones.current.Load().id)
+		if err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 			t.Fatal(err)
 		}
 	}
 }
 
-// TestFrozenCommitMissesNoDeletion keeps a transaction back until the lease of its node has ended, and the claim that it
-// has read was deleted so long ago that etcd has forgotten that. It is decided again.
+// TestFrozenCommitMissesNoDeletion keeps a transaction back until the lease of its node has ended, and the claim that
+// it has read was deleted so long ago that etcd has forgotten that. It is decided again.
 func TestFrozenCommitMissesNoDeletion(t *testing.T) {
 	client := etcdtest.Start(t)
 	n, other := newNode(t, client, "node"), newNode(t, client, "other")
@@ -291,7 +294,8 @@ func TestFrozenCommitMissesNoDeletion(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.kv = &late{KV: n.kv, before: func() {
-		if _, err := registrytest.Write(t.Context(), other, registry.Change{Delete: []registry.Key{c.Key()}}); err != nil {
+		change := registry.Change{Delete: []registry.Key{c.Key()}}
+		if _, err := registrytest.Write(t.Context(), other, change); err != nil {
 			t.Error(err)
 		}
 		for _, lease := range []clientv3.LeaseID{other.tombstones.current.Load().id, granted.ID} {

@@ -9,8 +9,8 @@ import (
 )
 
 // Drain begins or ends the drain of a node, which takes no new claims meanwhile. by and reason are for people, the
-// deadline for the node's host. A drain of a node that is lost continues when the node is back, and can be ended or changed
-// before. It returns the node's record. ErrNotFound: there is no such node. ErrConflict: the node is lost.
+// deadline for the node's host. A drain of a node that is lost continues when the node is back, and can be ended or
+// changed before. It returns the node's record. ErrNotFound: there is no such node. ErrConflict: the node is lost.
 func (n *Node) Drain(
 	ctx context.Context, node registry.NodeName, on bool, deadline time.Time, by, reason string,
 ) (registry.Node, error) {
@@ -65,8 +65,8 @@ func (n *Node) mayBeLost(v registry.View, node registry.NodeName) error {
 	case !found || r.State == registry.NodeForgotten:
 		return n.unknown(node)
 	case alive:
-		return registry.Errorf(registry.ErrConflict, "node %s is alive: etcd has heard of it within the last %s; drain "+
-			"it, or stop the machine and try again after that time", node, n.session.ttl)
+		return registry.Errorf(registry.ErrConflict, "node %s is alive: etcd has heard of it within the last %s; "+
+			"drain it, or stop the machine and try again after that time", node, n.session.ttl)
 	}
 	return nil
 }

@@ -85,7 +85,8 @@ func TestOnlyALostNodeIsDeclaredOutOfService(t *testing.T) {
 			t.Errorf("%s: %v", node, err)
 		}
 	}
-	if r, err := b.Drain(t.Context(), "a", true, time.Time{}, "alice", "maintenance"); err != nil || r.State != registry.NodeDraining {
+	r, err := b.Drain(t.Context(), "a", true, time.Time{}, "alice", "maintenance")
+	if err != nil || r.State != registry.NodeDraining {
 		t.Errorf("drain: %+v, %v", r, err)
 	}
 	a.die(t)
@@ -113,8 +114,8 @@ func TestOnlyALostNodeIsDeclaredOutOfService(t *testing.T) {
 	}
 }
 
-// TestOnlyANodeThatHoldsNothingIsForgotten tries to forget a node that is alive, a node with claims, and then a node without
-// any. The last node comes back, and unmounts its volumes before it is ready.
+// TestOnlyANodeThatHoldsNothingIsForgotten tries to forget a node that is alive, a node with claims, and then a node
+// without any. The last node comes back, and unmounts its volumes before it is ready.
 func TestOnlyANodeThatHoldsNothingIsForgotten(t *testing.T) {
 	client := etcdtest.Start(t)
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")
@@ -124,7 +125,9 @@ func TestOnlyANodeThatHoldsNothingIsForgotten(t *testing.T) {
 	held.Node = "a"
 	records := []registry.Record{held,
 		registry.Attachment{Volume: held.Volume, Name: held.Name, Node: "a", NodeID: "id"},
-		registry.Intent{Volume: held.Volume, Name: held.Name, RPC: registry.DeleteVolumeRPC, Senders: []registry.NodeName{"a"}},
+		registry.Intent{
+			Volume: held.Volume, Name: held.Name, RPC: registry.DeleteVolumeRPC, Senders: []registry.NodeName{"a"},
+		},
 		registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "local", Plugin: "q", Node: "a"}}}
 	if _, err := a.Drain(t.Context(), "a", true, time.Time{}, "bob", ""); err != nil {
 		t.Fatal(err)
@@ -145,8 +148,8 @@ func TestOnlyANodeThatHoldsNothingIsForgotten(t *testing.T) {
 	refused("a", registry.ErrConflict, "is alive")
 	a.die(t)
 	b.see(t, "a is suspect", func(v registry.View) bool { _, alive := v.NodeLease("a"); return !alive })
-	refused("a", registry.ErrConflict, "the claim of alloc alloc", "an attachment of", "an open DeleteVolume", "volume local",
-		"controller calls of plugin p", "node out-of-service a --confirm a")
+	refused("a", registry.ErrConflict, "the claim of alloc alloc", "an attachment of", "an open DeleteVolume",
+		"volume local", "controller calls of plugin p", "node out-of-service a --confirm a")
 	if _, err := b.OutOfService(t.Context(), "a", "alice", "sold"); err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,8 @@ type Executors struct {
 	now     func() time.Time // wall time, for people
 	log     hclog.Logger
 	repeat  func(context.Context, registry.Instance, registry.LateCall) error // see Options
-	changed broadcast                                                         // of instances, leases, executors and sending
+
+	changed broadcast // of instances, leases, executors and sending
 
 	mu      sync.Mutex                            // guards the fields below
 	sending map[registry.PluginID]map[uint64]bool // the numbers of the calls under way
@@ -38,7 +39,8 @@ type Plugins interface {
 
 func newExecutors(s *session, plugins Plugins, now func() time.Time, log hclog.Logger) *Executors {
 	return &Executors{
-		state: s.state, session: s, plugins: plugins, now: now, log: log, sending: map[registry.PluginID]map[uint64]bool{},
+		state: s.state, session: s, plugins: plugins, now: now, log: log,
+		sending: map[registry.PluginID]map[uint64]bool{},
 	}
 }
 
@@ -51,7 +53,8 @@ func (e *Executors) Check(v registry.View, by registry.ExecutorKey) (registry.Ex
 		return registry.Executor{}, nil
 	}
 	if by.Node != "" {
-		return registry.Executor{}, registry.Errorf(registry.ErrUnavailable, "%s, not node %s", describe(v, by), e.state.node)
+		return registry.Executor{}, registry.Errorf(registry.ErrUnavailable,
+			"%s, not node %s", describe(v, by), e.state.node)
 	}
 	executor, _ := v.Executor(by.Plugin)
 	lease, _ := v.NodeLease(e.state.node)
@@ -67,8 +70,8 @@ func describe(v registry.View, by registry.ExecutorKey) string {
 	executor.Plugin = by.Plugin
 	node, text := executor.Holder, executor.String()
 	if by.Node != "" {
-		node, text = by.Node, fmt.Sprintf("node %s has the volume, and makes its controller calls for plugin %s", by.Node,
-			by.Plugin)
+		node = by.Node
+		text = fmt.Sprintf("node %s has the volume, and makes its controller calls for plugin %s", node, by.Plugin)
 	}
 	if _, alive := v.NodeLease(node); node != "" && !alive {
 		text += " (the node is suspect: its shim has lost its lease in etcd)"
@@ -104,8 +107,9 @@ func (e *Executors) Sending(ctx context.Context, by registry.ExecutorKey) (done 
 		case <-changed:
 		case <-valid:
 		case <-ctx.Done():
-			return nil, registry.Errorf(registry.ErrUnavailable, "node %s lost its lease in etcd, so another node may be the "+
-				"executor of plugin %s: %s: %w", e.state.node, by.Plugin, e.state.silence(), context.Cause(ctx))
+			return nil, registry.Errorf(registry.ErrUnavailable, "node %s lost its lease in etcd, "+
+				"so another node may be the executor of plugin %s: %s: %w",
+				e.state.node, by.Plugin, e.state.silence(), context.Cause(ctx))
 		}
 	}
 }
@@ -140,8 +144,8 @@ func (e *Executors) Term(ctx context.Context, by registry.ExecutorKey) (term uin
 	return term, failed == nil
 }
 
-// Moved reports whether this node is not the executor, or has lost the role and regained it since a term. Then a call that
-// failed here may succeed at the executor.
+// Moved reports whether this node is not the executor, or has lost the role and regained it since a term. Then a call
+// that failed here may succeed at the executor.
 func (e *Executors) Moved(ctx context.Context, by registry.ExecutorKey, since uint64) bool {
 	term, here := e.Term(ctx, by)
 	return !here || term != since
@@ -211,8 +215,8 @@ func (e *Executors) healthy(plugin registry.PluginID) bool {
 }
 
 // take makes this node the executor of the plugin, unless another one holds it. The executor deletes the late calls of
-// nodes that are no former executors any more. It does so before it begins any call, as a node may become a former executor
-// again.
+// nodes that are no former executors any more. It does so before it begins any call, as a node may become a former
+// executor again.
 func (e *Executors) take(ctx context.Context, plugin registry.PluginID) error {
 	lease := e.session.Lease()
 	if lease == 0 { // Run looks again once it is valid
@@ -236,7 +240,9 @@ func (e *Executors) take(ctx context.Context, plugin registry.PluginID) error {
 			}
 			next := executor.Taken(e.state.node, lease, e.now())
 			change.Put = []registry.Record{next}
-			change.Events = []registry.Event{{Kind: registry.EventExecutor, Plugin: plugin, Detail: next.String(), At: e.now()}}
+			change.Events = []registry.Event{{
+				Kind: registry.EventExecutor, Plugin: plugin, Detail: next.String(), At: e.now(),
+			}}
 			return change, nil
 		})
 	}

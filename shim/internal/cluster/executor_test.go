@@ -196,13 +196,15 @@ func TestExecutorGoesOnWithItsLease(t *testing.T) {
 // waitingPlugins is an empty table of plugins. Await returns only at the end of ctx.
 type waitingPlugins struct{ noPlugins }
 
-func (waitingPlugins) Await(ctx context.Context, _ registry.Role, _ registry.PluginID) (i registry.Instance, err error) {
+func (waitingPlugins) Await(
+	ctx context.Context, _ registry.Role, _ registry.PluginID,
+) (i registry.Instance, err error) {
 	<-ctx.Done()
 	return i, context.Cause(ctx)
 }
 
-// TestWaitForAControllerEndsAtTheNextExecutor waits for a controller on a node that has lost its own. The wait ends once
-// another node is the executor.
+// TestWaitForAControllerEndsAtTheNextExecutor waits for a controller on a node that has lost its own. The wait ends
+// once another node is the executor.
 func TestWaitForAControllerEndsAtTheNextExecutor(t *testing.T) {
 	client := etcdtest.Start(t)
 	a := newExecuting(t, newNode(t, client, "a"))

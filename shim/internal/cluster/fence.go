@@ -69,7 +69,8 @@ func (f *fencer) review(ctx context.Context) (wait time.Duration, err error) {
 			}
 			back[r.Name], f.suspects[r.Name] = alive, known[r.Name]
 			if known[r.Name] == nil {
-				f.suspects[r.Name] = &suspect{due: now + max(f.grace(v, r.Name), f.pause(r.Fencing)), tries: r.Fencing.Tries}
+				due := now + max(f.grace(v, r.Name), f.pause(r.Fencing))
+				f.suspects[r.Name] = &suspect{due: due, tries: r.Fencing.Tries}
 			}
 		}
 		return nil
@@ -137,8 +138,9 @@ func (f *fencer) fenceOnce(ctx context.Context, node registry.NodeName) error {
 		now, why := f.Executors.now(), fmt.Sprintf("%s cannot fence it: %v", own, failed)
 		change := registry.Change{}
 		if r.Fencing.Failed != why {
-			change.Events = []registry.Event{{Kind: registry.EventFenceFailed, Node: node, Detail: why + "; it is tried again",
-				At: now}}
+			change.Events = []registry.Event{{
+				Kind: registry.EventFenceFailed, Node: node, Detail: why + "; it is tried again", At: now,
+			}}
 		}
 		r.Fencing.Failed, r.Fencing.Tries, r.Fencing.Tried = why, r.Fencing.Tries+1, now
 		change.Put = []registry.Record{r}

@@ -9,9 +9,9 @@ import (
 	"holdfast/registry"
 )
 
-// Forget removes a node from the lists of nodes, because it never comes back, and ends its drain. Calls that wait for the
-// node end with ErrUncertain. It may be repeated after an error, also by the next shim. ErrNotFound: there was never such a
-// node. ErrConflict: the node is alive, or records depend on it; the error names them.
+// Forget removes a node from the lists of nodes, because it never comes back, and ends its drain. Calls that wait for
+// the node end with ErrUncertain. It may be repeated after an error, also by the next shim. ErrNotFound: there was
+// never such a node. ErrConflict: the node is alive, or records depend on it; the error names them.
 func (n *Node) Forget(ctx context.Context, node registry.NodeName, by, reason string) error {
 	if node == n.State.node {
 		return registry.Errorf(registry.ErrConflict, "node %s is this node; forget it at another one", node)
@@ -31,8 +31,8 @@ func (n *Node) forget(
 		case r.State == registry.NodeForgotten:
 			return registry.Change{}, nil
 		case alive:
-			return registry.Change{}, registry.Errorf(registry.ErrConflict, "node %s is alive: stop its agent first, and "+
-				"try again %s later", node, n.session.ttl)
+			return registry.Change{}, registry.Errorf(registry.ErrConflict,
+				"node %s is alive: stop its agent first, and try again %s later", node, n.session.ttl)
 		}
 		if err := n.checkUnneeded(v, node, wayOut(r)); err != nil {
 			return registry.Change{}, err
@@ -77,8 +77,8 @@ func wayOut(r registry.Node) string {
 		return fmt.Sprintf("it is %s, so its claims and attachments are being released: see holdfast claim list; "+
 			"deregister what is stored there", r.State)
 	}
-	return fmt.Sprintf("if its machine is certainly off, release that first: holdfast node out-of-service %[1]s --confirm %[1]s",
-		r.Name)
+	return fmt.Sprintf("if its machine is certainly off, release that first: "+
+		"holdfast node out-of-service %[1]s --confirm %[1]s", r.Name)
 }
 
 // some lists at most five of the texts.

@@ -26,12 +26,12 @@ var repeatBackoff = intent.Backoff{First: 500 * time.Millisecond, Max: time.Minu
 // lateBatch is how many late calls one transaction deletes. They have no index entries, and etcd allows 128 operations.
 const lateBatch = 100
 
-// HandOver settles the calls that this node has begun while it was the executor, until ctx ends. A call may run on at its
-// plugin after its shim was killed, or after its deadline: CSI has no way to cancel it. Another executor sends a different
-// call for its volume only once there is evidence that it has ended here. Evidence is one of:
+// HandOver settles the calls that this node has begun while it was the executor, until ctx ends. A call may run on at
+// its plugin after its shim was killed, or after its deadline: CSI has no way to cancel it. Another executor sends a
+// different call for its volume only once there is evidence that it has ended here. Evidence is one of:
 //
-//   - an answer to the same call by each controller instance of the plugin on this node. A repeated call continues where
-//     the first one was; so the next executor repeats it too, but its own plugin cannot know what runs here.
+//   - an answer to the same call by each controller instance of the plugin on this node. A repeated call continues
+//     where the first one was; so the next executor repeats it too, but its own plugin cannot know what runs here.
 //   - no such instance runs: the host has reported that their tasks have exited.
 //   - the node was fenced or declared out of service (Node.lost).
 //
@@ -79,9 +79,9 @@ type attempt struct {
 	err   error
 }
 
-// settle records which calls of this node as a former executor have ended at the plugin, once there is evidence of that.
-// Calls under way that this shim has begun as an earlier holder may reach the plugin after the repetitions, so it waits
-// for them. It does not wait for calls that it begins as the executor again.
+// settle records which calls of this node as a former executor have ended at the plugin, once there is evidence of
+// that. Calls under way that this shim has begun as an earlier holder may reach the plugin after the repetitions, so it
+// waits for them. It does not wait for calls that it begins as the executor again.
 func (h *handOver) settle(ctx context.Context) error {
 	var executor registry.Executor
 	var calls []registry.LateCall
@@ -147,8 +147,8 @@ func (h *handOver) settled(v registry.View, ended map[registry.Key]bool) (change
 	return change, more
 }
 
-// repeatAll repeats the calls that are due at each instance of the plugin's controller on this node. It returns those that
-// all of them have answered: all calls if there is no instance.
+// repeatAll repeats the calls that are due at each instance of the plugin's controller on this node. It returns those
+// that all of them have answered: all calls if there is no instance.
 func (h *handOver) repeatAll(ctx context.Context, calls []registry.LateCall) (ended map[registry.Key]bool, err error) {
 	instances, last := h.instances(h.plugin), h.attempts
 	h.attempts, ended = map[attemptKey]attempt{}, map[registry.Key]bool{}
@@ -185,8 +185,8 @@ func (h *handOver) repeatAll(ctx context.Context, calls []registry.LateCall) (en
 	return ended, errors.Join(errs...)
 }
 
-// begun returns the calls of this node as a former executor that may still run at its plugin. Those that are open belong
-// to it again if it is the executor. No other node changes which calls this one has begun.
+// begun returns the calls of this node as a former executor that may still run at its plugin. Those that are open
+// belong to it again if it is the executor. No other node changes which calls this one has begun.
 func (e *Executors) begun(v registry.View, executor registry.Executor) (list []registry.LateCall) {
 	list = v.LateCalls(executor.Plugin, e.state.node)
 	if executor.Holder != e.state.node {
@@ -204,8 +204,8 @@ func (e *Executors) repeatOne(ctx context.Context, at registry.Instance, call re
 	return nil
 }
 
-// Repeating implements intent.Executors. Others may send another call if this node may have been declared lost, if the call
-// is an open one and this node is the executor again, or if a deletion has been refused meanwhile.
+// Repeating implements intent.Executors. Others may send another call if this node may have been declared lost, if the
+// call is an open one and this node is the executor again, or if a deletion has been refused meanwhile.
 func (e *Executors) Repeating(ctx context.Context, plugin registry.PluginID, call registry.LateCall) error {
 	return e.state.View(ctx, func(v registry.View) error {
 		executor, _ := v.Executor(plugin)
@@ -217,7 +217,8 @@ func (e *Executors) Repeating(ctx context.Context, plugin registry.PluginID, cal
 		case found && late.Failed == call.Failed && slices.Contains(executor.Former, e.state.node):
 		case found || !slices.Contains(executor.Former, e.state.node) ||
 			!slices.ContainsFunc(e.begun(v, executor), call.Same):
-			return registry.Errorf(registry.ErrConflict, "%s of %s is not repeated: its records have changed", call.RPC, call.For)
+			return registry.Errorf(registry.ErrConflict, "%s of %s is not repeated: its records have changed",
+				call.RPC, call.For)
 		}
 		return nil
 	})

@@ -16,9 +16,9 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// TestFormerExecutorHandsOverWithEvidence has a call of a former executor run on at its plugin. The node hands over once
-// the plugin has answered the same call, or has exited. It makes no difference whether the call has ended at the next
-// executor.
+// TestFormerExecutorHandsOverWithEvidence has a call of a former executor run on at its plugin. The node hands over
+// once the plugin has answered the same call, or has exited. It makes no difference whether the call has ended at the
+// next executor.
 func TestFormerExecutorHandsOverWithEvidence(t *testing.T) {
 	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
 	a.setHealthy(false)
@@ -51,11 +51,14 @@ func TestFormerExecutorHandsOverWithEvidence(t *testing.T) {
 	}
 }
 
-// TestOneLateCallHoldsUpNoOther repeats two late calls of a former executor. One of them is refused; the other is handed over.
+// TestOneLateCallHoldsUpNoOther repeats two late calls of a former executor. One of them is refused; the other is
+// handed over.
 func TestOneLateCallHoldsUpNoOther(t *testing.T) {
 	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
 	a.setHealthy(false)
-	refused := registry.LateCall{Plugin: "p", Node: "a", RPC: registry.DeleteVolumeRPC, For: "default/refused", Failed: true}
+	refused := registry.LateCall{
+		Plugin: "p", Node: "a", RPC: registry.DeleteVolumeRPC, For: "default/refused", Failed: true,
+	}
 	answered := registry.LateCall{Plugin: "p", Node: "a", RPC: registry.ControllerPublishRPC, For: "default/answered"}
 	elsewhere := answered
 	elsewhere.Node = "c"
@@ -136,8 +139,8 @@ func TestRepetitionsBackOff(t *testing.T) {
 	})
 }
 
-// TestExecutorAgainSettlesItsEarlierCalls has a node become the executor again while a call of its first term is under way.
-// It waits for that one, but not for those that it begins now, of which one is always under way.
+// TestExecutorAgainSettlesItsEarlierCalls has a node become the executor again while a call of its first term is under
+// way. It waits for that one, but not for those that it begins now, of which one is always under way.
 func TestExecutorAgainSettlesItsEarlierCalls(t *testing.T) {
 	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
 	first, traffic := a.await(t, true), a.await(t, true)
@@ -190,9 +193,9 @@ func TestCallThatBeginsWhileTheExecutorLeaves(t *testing.T) {
 	until(t, "the hand-over", func() bool { return len(a.executor(t).Former) == 0 })
 }
 
-// TestThousandCallsAreOpenAtATakeover ends many calls at the next executor, while each may still run at the former one. Their
-// records are larger than a request to etcd may be. Another call for their volumes waits until the former executor has
-// handed over, or was fenced.
+// TestThousandCallsAreOpenAtATakeover ends many calls at the next executor, while each may still run at the former one.
+// Their records are larger than a request to etcd may be. Another call for their volumes waits until the former
+// executor has handed over, or was fenced.
 func TestThousandCallsAreOpenAtATakeover(t *testing.T) {
 	client := etcdtest.Start(t)
 	a := newExecuting(t, newNode(t, client, "a"))
@@ -204,7 +207,9 @@ func TestThousandCallsAreOpenAtATakeover(t *testing.T) {
 		end   func()
 	}{
 		{1000, func() { a.busy.Store(false) }},
-		{lateBatch + 1, func() { put(t, b, registry.Change{Put: []registry.Record{b.executor(t).Left("a", time.Now())}}) }},
+		{lateBatch + 1, func() {
+			put(t, b, registry.Change{Put: []registry.Record{b.executor(t).Left("a", time.Now())}})
+		}},
 	} {
 		a.busy.Store(true)
 		var opens []registry.Intent
@@ -212,8 +217,10 @@ func TestThousandCallsAreOpenAtATakeover(t *testing.T) {
 		for i := range test.calls {
 			v := volumeOf(fmt.Sprint("vol-", i), fmt.Sprint("vol-", i))
 			v.Parameters = map[string]string{"text": strings.Repeat("x", 2000)}
-			opens = append(opens, registry.Intent{Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: registry.ControllerExpandRPC,
-				Hash: "hash", Senders: []registry.NodeName{"a", "b"}})
+			opens = append(opens, registry.Intent{
+				Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: registry.ControllerExpandRPC,
+				Hash: "hash", Senders: []registry.NodeName{"a", "b"},
+			})
 			records = append(records, v, opens[i])
 		}
 		for batch := range slices.Chunk(records, batchSize) {
@@ -227,7 +234,8 @@ func TestThousandCallsAreOpenAtATakeover(t *testing.T) {
 			ends.Go(func() {
 				for _, open := range some {
 					if _, err := b.testNode.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
-						return registry.Change{Delete: []registry.Key{open.Key()}}.And(v.Ended(v.LateCallOf(open), open.Senders)), nil
+						change := registry.Change{Delete: []registry.Key{open.Key()}}
+						return change.And(v.Ended(v.LateCallOf(open), open.Senders)), nil
 					}); err != nil {
 						t.Error(err)
 					}

@@ -45,7 +45,8 @@ func (s *State) commitGrouped(ctx context.Context, d decision) (at registry.Seq,
 	case <-ctx.Done():
 		if s.groups.leave(g) > 0 {
 			s.doubts.Add(1)
-			return 0, false, registry.Errorf(registry.ErrUncertain, "write to etcd: %s: %w", s.silence(), context.Cause(ctx))
+			return 0, false, registry.Errorf(registry.ErrUncertain, "write to etcd: %s: %w",
+				s.silence(), context.Cause(ctx))
 		}
 		g.cancel(context.Cause(ctx))
 		<-g.ended
@@ -82,7 +83,8 @@ func (s *State) joinGroup(ctx context.Context, d decision) *group {
 // independent reports whether a transaction can write both decisions.
 func (s *State) independent(a, b decision) bool {
 	const own = 2 // the conditions State.alive, or the write of the log
-	if a.lease != b.lease || len(a.guards)+len(b.guards)+own > maxOperations || len(a.values)+len(b.values)+own > maxOperations {
+	if a.lease != b.lease || len(a.guards)+len(b.guards)+own > maxOperations ||
+		len(a.values)+len(b.values)+own > maxOperations {
 		return false
 	}
 	for key := range a.values {

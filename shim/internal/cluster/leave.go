@@ -130,9 +130,9 @@ func LeaveLost(
 	case err != nil:
 		return "", err
 	case confirm != cluster:
-		return "", registry.Errorf(registry.ErrDenied, "this node would forget cluster %s with %s; if its etcd is gone "+
-			"for good, add --force --confirm %[1]s; if other nodes still run, declare this one out of service there, and "+
-			"forget it",
+		return "", registry.Errorf(registry.ErrDenied, "this node would forget cluster %s with %s; "+
+			"if its etcd is gone for good, add --force --confirm %[1]s; "+
+			"if other nodes still run, declare this one out of service there, and forget it",
 			cluster, lost)
 	}
 	return cluster, forgetCluster(ctx, local, cluster, node, "by force, with "+lost)

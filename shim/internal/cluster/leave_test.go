@@ -89,7 +89,8 @@ func TestForgetSeesALateClaim(t *testing.T) {
 	late.Node = "a"
 	first := sync.OnceFunc(func() { c.commit(t, []registry.Record{late}) })
 	b.State.sending = func(registry.Change) { first() }
-	if err := b.Forget(t.Context(), "a", "alice", ""); err == nil || !strings.Contains(err.Error(), "the claim of alloc") {
+	err := b.Forget(t.Context(), "a", "alice", "")
+	if err == nil || !strings.Contains(err.Error(), "the claim of alloc") {
 		t.Errorf("forget a node with a claim: %v", err)
 	}
 }

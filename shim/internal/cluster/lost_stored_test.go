@@ -20,9 +20,9 @@ type idleNode struct{ controller.Node }
 func (idleNode) Name() registry.NodeName                                    { return "b" }
 func (idleNode) Uses(context.Context, registry.VolumeKey) ([]string, error) { return nil, nil }
 
-// TestNodeWhoseVolumesAreGoneIsForgotten loses a node with a volume that is stored there, attached and claimed. Its claim
-// is released without a call, and the attachment stays for the node to detach it. If the node never comes back, the
-// volume is deregistered, and the node forgotten.
+// TestNodeWhoseVolumesAreGoneIsForgotten loses a node with a volume that is stored there, attached and claimed. Its
+// claim is released without a call, and the attachment stays for the node to detach it. If the node never comes back,
+// the volume is deregistered, and the node forgotten.
 func TestNodeWhoseVolumesAreGoneIsForgotten(t *testing.T) {
 	client := etcdtest.Start(t)
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")
@@ -33,7 +33,9 @@ func TestNodeWhoseVolumesAreGoneIsForgotten(t *testing.T) {
 	at := registry.Attachment{Volume: held.Volume, Name: held.Name, Node: "a", NodeID: "a-id", State: registry.MarkDone}
 	a.commit(t, []registry.Record{held, at,
 		registry.Volume{VolumeSpec: spec, State: registry.VolumeReady, Created: true}})
-	calls := intent.Calls{Sender: intent.Sender{State: b.State, Now: time.Now}, Plugins: noPlugins{}, Locks: &intent.Locks{}}
+	calls := intent.Calls{
+		Sender: intent.Sender{State: b.State, Now: time.Now}, Plugins: noPlugins{}, Locks: &intent.Locks{},
+	}
 	volumes := controller.New(calls, nil, idleNode{}, hclog.NewNullLogger()) // without a driver no call can be made
 	b.run(t, NewReaper(b.Node, volumes, nil).Run)
 	deregister := func() error { return volumes.Deregister(t.Context(), held.Name) }

@@ -99,8 +99,8 @@ func (r *testRelease) Lose(ctx context.Context, why string) error {
 }
 
 // TestLostNodeComesBack follows a node: while it is suspect it keeps its claims, out of service it loses them, and when
-// it is back it uses no volume, and executes no plugin, before its mounts are gone. It comes back with a new shim, or with
-// the same one after a partition, and is drained again if it was.
+// it is back it uses no volume, and executes no plugin, before its mounts are gone. It comes back with a new shim, or
+// with the same one after a partition, and is drained again if it was.
 func TestLostNodeComesBack(t *testing.T) {
 	restart := func(t *testing.T, a *member) *member { return a.restart(t) }
 	same := func(t *testing.T, a *member) *member { a.run(t, a.session.Run); return a }
@@ -119,7 +119,9 @@ func comeBack(t *testing.T, drained bool, back func(*testing.T, *member) *member
 	a.commit(t, []registry.Record{held})
 	ref := registry.Ref{Volume: held.Volume, Alloc: held.Alloc, Request: held.Request, Publish: registry.MarkDone}
 	a.commit(t, []registry.Record{ref})
-	use := registry.EndpointUse{Volume: claim("of a client", "").Volume, Node: "a", Call: registry.NodePublishRPC, Target: "/mnt"}
+	use := registry.EndpointUse{
+		Volume: claim("of a client", "").Volume, Node: "a", Call: registry.NodePublishRPC, Target: "/mnt",
+	}
 	attached, other := use, use
 	attached.Call, attached.Target, other.Node = registry.ControllerPublishRPC, "a-id", "b"
 	a.commit(t, []registry.Record{use, attached, other})
@@ -147,7 +149,9 @@ func comeBack(t *testing.T, drained bool, back func(*testing.T, *member) *member
 		t.Fatal(err)
 	}
 	b.see(t, "the claim is gone", func(v registry.View) bool { return len(v.Claims(held.Volume)) == 0 })
-	b.see(t, "the client's mount is forgotten", func(v registry.View) bool { return len(v.EndpointUses(use.Volume)) == 2 })
+	b.see(t, "the client's mount is forgotten", func(v registry.View) bool {
+		return len(v.EndpointUses(use.Volume)) == 2
+	})
 	look(t, b.State, func(v registry.View) {
 		for _, left := range v.EndpointUses(use.Volume) {
 			if left.Key() == use.Key() {
@@ -182,7 +186,8 @@ func comeBack(t *testing.T, drained bool, back func(*testing.T, *member) *member
 	a.seeState(t, "a", state)
 	look(t, a.State, func(v registry.View) {
 		r, _ := v.Node("a")
-		if drained && (r.By != "bob" || r.Reason != "disks" || !r.Deadline.Equal(deadline) || r.Drain != registry.Drain{}) {
+		if drained && (r.By != "bob" || r.Reason != "disks" || !r.Deadline.Equal(deadline) ||
+			r.Drain != registry.Drain{}) {
 			t.Errorf("the drain has become %+v", r)
 		}
 	})
@@ -236,8 +241,8 @@ func TestFenceIsRepeatedUntilItSucceeds(t *testing.T) {
 	}
 }
 
-// TestNextShimDoesNotWaitAgainToFence asks two shims of a node how long a node has to be suspect before it is fenced, and
-// when a fence that has failed is tried again.
+// TestNextShimDoesNotWaitAgainToFence asks two shims of a node how long a node has to be suspect before it is fenced,
+// and when a fence that has failed is tried again.
 func TestNextShimDoesNotWaitAgainToFence(t *testing.T) {
 	client := etcdtest.Start(t)
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")
@@ -325,8 +330,8 @@ func (f releaseFunc) ReleaseLost(ctx context.Context, k registry.AttachmentKey) 
 	return f(ctx, k)
 }
 
-// TestNodeThatIsBackAwaitsItsFence starts a node again while another one fences it. It uses no volume before the outcome
-// is known: else its claims could be released while it does.
+// TestNodeThatIsBackAwaitsItsFence starts a node again while another one fences it. It uses no volume before the
+// outcome is known: else its claims could be released while it does.
 func TestNodeThatIsBackAwaitsItsFence(t *testing.T) {
 	for name, c := range map[string]struct {
 		outcome error
@@ -364,7 +369,8 @@ func TestNodeThatIsBackAwaitsItsFence(t *testing.T) {
 				t.Errorf("a node that is being fenced has waited: %v; %v", waited, err)
 			}
 			look(t, a.State, func(v registry.View) {
-				if r, _ := v.Node("a"); r.Epoch != c.epoch || r.State != registry.NodeReady || r.Fencing != (registry.Fencing{}) {
+				r, _ := v.Node("a")
+				if r.Epoch != c.epoch || r.State != registry.NodeReady || r.Fencing != (registry.Fencing{}) {
 					t.Errorf("%+v", r)
 				}
 			})
@@ -447,8 +453,8 @@ func (r countedReader) Paths(b registry.Bucket, prefix string) iter.Seq[string] 
 	return r.Reader.Paths(b, prefix)
 }
 
-// TestManyClaimsOfALostNode releases more claims of a volume than etcd deletes in one transaction. After that the claims
-// of all nodes are not read any more for the lost one.
+// TestManyClaimsOfALostNode releases more claims of a volume than etcd deletes in one transaction. After that the
+// claims of all nodes are not read any more for the lost one.
 func TestManyClaimsOfALostNode(t *testing.T) {
 	client := etcdtest.Start(t)
 	n := newNode(t, client, "n")
@@ -460,12 +466,15 @@ func TestManyClaimsOfALostNode(t *testing.T) {
 		records = append(records, held)
 	}
 	registrytest.Put(t, n, records...)
-	calls := intent.Calls{Sender: intent.Sender{State: n.State, Now: time.Now}, Plugins: noPlugins{}, Locks: &intent.Locks{}}
+	calls := intent.Calls{
+		Sender: intent.Sender{State: n.State, Now: time.Now}, Plugins: noPlugins{}, Locks: &intent.Locks{},
+	}
 	lost := controller.New(calls, nil, nil, hclog.NewNullLogger())
 	local := &counted{State: n.local}
 	state := New(local, client, t.Name(), "n")
 	x := &testPlugins{}
-	r := NewReaper(&Node{State: state, Executors: newExecutors(newSession(state), x, time.Now, hclog.NewNullLogger())}, nil, nil)
+	executors := newExecutors(newSession(state), x, time.Now, hclog.NewNullLogger())
+	r := NewReaper(&Node{State: state, Executors: executors}, nil, nil)
 	due := func() []registry.AttachmentKey {
 		list, err := r.due(t.Context())
 		if err != nil {

@@ -14,8 +14,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// TestDecisionThatReadsManyRecords reads more records one by one than a transaction of etcd has conditions. It is decided
-// again if one of them changes.
+// TestDecisionThatReadsManyRecords reads more records one by one than a transaction of etcd has conditions. It is
+// decided again if one of them changes.
 func TestDecisionThatReadsManyRecords(t *testing.T) {
 	const count = 300
 	client := etcdtest.Start(t)
@@ -29,7 +29,8 @@ func TestDecisionThatReadsManyRecords(t *testing.T) {
 	_, err := n.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
 		var capacity int64
 		for i := range count {
-			read, _ := v.VolumeByKey(registry.VolumeKey{Plugin: "p", External: registry.ExternalID(fmt.Sprint("v-", i))})
+			key := registry.VolumeKey{Plugin: "p", External: registry.ExternalID(fmt.Sprint("v-", i))}
+			read, _ := v.VolumeByKey(key)
 			capacity += read.Capacity
 		}
 		if calls++; calls == 1 {
@@ -67,7 +68,9 @@ func TestVolumeIsDetachedFromManyNodes(t *testing.T) {
 			NodeID: registry.NodeID(at), State: registry.MarkDone})
 	}
 	registrytest.Put(t, n, records...)
-	calls := intent.Calls{Sender: intent.Sender{State: n.State, Now: time.Now}, Plugins: noPlugins{}, Locks: &intent.Locks{}}
+	calls := intent.Calls{
+		Sender: intent.Sender{State: n.State, Now: time.Now}, Plugins: noPlugins{}, Locks: &intent.Locks{},
+	}
 	c := controller.New(calls, nil, hereOnly{}, hclog.NewNullLogger())
 	c.Claims.Clustered = true
 	force := registry.Force{By: "ada", Confirm: "vol"}
@@ -88,7 +91,8 @@ func TestLostNodeHasExecutedManyPlugins(t *testing.T) {
 	a := newMember(t, client, "a")
 	records := []registry.Record{registry.Node{Name: "gone", State: registry.NodeReady}}
 	for i := range 300 {
-		records = append(records, registry.Executor{Plugin: registry.PluginID(fmt.Sprint("p-", i)), Holder: "gone", Term: 1})
+		plugin := registry.PluginID(fmt.Sprint("p-", i))
+		records = append(records, registry.Executor{Plugin: plugin, Holder: "gone", Term: 1})
 	}
 	registrytest.Put(t, a.State, records...)
 	if r, err := a.OutOfService(t.Context(), "gone", "ada", ""); err != nil || r.State != registry.NodeOutOfService {

@@ -12,9 +12,9 @@ import (
 	"holdfast/registry"
 )
 
-// CheckMember returns an error if a node with these records cannot be a member of the cluster with this ID, or of none if
-// the ID is empty. A member without its cluster would use volumes that others use, and the copy of a cluster's records
-// would replace the node's own.
+// CheckMember returns an error if a node with these records cannot be a member of the cluster with this ID, or of none
+// if the ID is empty. A member without its cluster would use volumes that others use, and the copy of a cluster's
+// records would replace the node's own.
 func CheckMember(v registry.View, id string) error {
 	if copies := v.Copies(); len(copies) > 0 {
 		switch c := copies[0]; {
@@ -23,8 +23,8 @@ func CheckMember(v registry.View, id string) error {
 				"this node is a member of cluster %q: configure it with the cluster block, or have it leave: "+
 					"holdfast cluster leave", c.Cluster)
 		case c.Cluster != id:
-			return registry.Errorf(registry.ErrConflict, "this node is a member of cluster %q, and cannot join cluster %q",
-				c.Cluster, id)
+			return registry.Errorf(registry.ErrConflict,
+				"this node is a member of cluster %q, and cannot join cluster %q", c.Cluster, id)
 		}
 		return nil
 	}
@@ -36,8 +36,8 @@ func CheckMember(v registry.View, id string) error {
 			continue
 		}
 		for range v.Paths(t.Bucket, "") {
-			return registry.Errorf(registry.ErrConflict, "this node has volumes that cluster %q does not know; start it "+
-				"without the cluster block, or stop the agent and move them: holdfast cluster migrate", id)
+			return registry.Errorf(registry.ErrConflict, "this node has volumes that cluster %q does not know; "+
+				"start it without the cluster block, or stop the agent and move them: holdfast cluster migrate", id)
 		}
 	}
 	return nil
@@ -45,8 +45,8 @@ func CheckMember(v registry.View, id string) error {
 
 // join makes the node a member, and the caller the active shim of its node: no commit of an earlier one succeeds any
 // longer. It waits while another member has the name of this node, the node is new and expects another number of nodes
-// than the cluster, or etcd does not let it read or write. A node that was never let in has stored nothing, so it can start
-// without the cluster again.
+// than the cluster, or etcd does not let it read or write. A node that was never let in has stored nothing, so it can
+// start without the cluster again.
 func (s *State) join(ctx context.Context) error {
 	for {
 		why := s.checkFormation(ctx)
@@ -75,7 +75,8 @@ func (s *State) join(ctx context.Context) error {
 // member returns the ID of this node as a member. A new one is stored before it is registered, but not while another
 // member has the node's name: then why says so. failed: the node's store has failed.
 func (s *State) member(ctx context.Context) (id string, why, failed error) {
-	if failed = s.local.View(ctx, func(v registry.View) error { id = s.copyIn(v).Member; return nil }); failed != nil || id != "" {
+	failed = s.local.View(ctx, func(v registry.View) error { id = s.copyIn(v).Member; return nil })
+	if failed != nil || id != "" {
 		return id, nil, failed
 	}
 	id = uuid.NewString()
@@ -152,8 +153,8 @@ func (s *State) registered(ctx context.Context, member string) (kv *mvccpb.KeyVa
 	return kv, err
 }
 
-// register writes the node's key in etcd. It returns an ErrConflict if another member has the name of the node. A request
-// whose answer was lost may be carried out late, so each is bound to what was registered before.
+// register writes the node's key in etcd. It returns an ErrConflict if another member has the name of the node. A
+// request whose answer was lost may be carried out late, so each is bound to what was registered before.
 func (s *State) register(ctx context.Context, member string) error {
 	key, id := s.keys.node(s.node), member+"/"+uuid.NewString()
 	for {

@@ -59,7 +59,8 @@ func TestNameOfAnotherMember(t *testing.T) {
 	second := &testNode{dir: filepath.Join(t.TempDir(), "state"), name: "node", client: client}
 	second.offline(t, func(local registry.State) {
 		s := New(local, client, t.Name(), "node")
-		if why := whyItWaits(t, s); !strings.Contains(why.Error(), `another member of the cluster has the name "node"`) {
+		why := whyItWaits(t, s)
+		if !strings.Contains(why.Error(), `another member of the cluster has the name "node"`) {
 			t.Errorf("it waits because of %v", why)
 		}
 		wantNoMember(t, local)
@@ -70,12 +71,13 @@ func TestNameOfAnotherMember(t *testing.T) {
 	registrytest.Put(t, second, claim("v", "b"))
 }
 
-// TestNodeWithAnotherExpectation starts a node that expects more nodes than the cluster was created with. It waits, says
-// what to do, and does not join. Neither does such a node that starts at the same time as the first one.
+// TestNodeWithAnotherExpectation starts a node that expects more nodes than the cluster was created with. It waits,
+// says what to do, and does not join. Neither does such a node that starts at the same time as the first one.
 func TestNodeWithAnotherExpectation(t *testing.T) {
 	client := etcdtest.Start(t)
 	first := newMember(t, client, "first")
-	const want = "created with expect = 1, which cannot be changed, and this node is configured with expect = 2: write 1"
+	const want = "created with expect = 1, which cannot be changed, " +
+		"and this node is configured with expect = 2: write 1"
 	second := &testNode{dir: filepath.Join(t.TempDir(), "state"), name: "second", client: client}
 	second.offline(t, func(local registry.State) {
 		s := New(local, client, t.Name(), "second")
@@ -112,7 +114,8 @@ func TestMemberWithAnotherExpectation(t *testing.T) {
 			if f := v.Formation(); f.Expect != 2 || f.Formed || (n.expects.last == "") != (expect == 2) {
 				t.Errorf("configured with %d: %+v; logged %q", expect, f, n.expects.last)
 			}
-			if st := v.NodeStatus(v.Nodes()[0], nil, nil); !strings.HasPrefix(st.Unformed, "1 of 2 nodes of the cluster have") {
+			st := v.NodeStatus(v.Nodes()[0], nil, nil)
+			if !strings.HasPrefix(st.Unformed, "1 of 2 nodes of the cluster have") {
 				t.Errorf("the status is %+v", st)
 			}
 		})

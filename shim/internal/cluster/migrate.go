@@ -17,8 +17,8 @@ import (
 	"holdfast/registry"
 )
 
-// movable are the buckets of records that Migrate moves, in their order. Volumes are last: a volume that other nodes see
-// has its claims and attachments. A node that shares nothing has no executors, late calls and remote calls.
+// movable are the buckets of records that Migrate moves, in their order. Volumes are last: a volume that other nodes
+// see has its claims and attachments. A node that shares nothing has no executors, late calls and remote calls.
 var movable = []registry.Bucket{
 	registry.BucketDeregistered, registry.BucketAttachments, registry.BucketClaims, registry.BucketEndpointUses,
 	registry.BucketSnapshots, registry.BucketGroupSnapshots, registry.BucketVolumes,
@@ -41,10 +41,10 @@ type SecretUse struct {
 }
 
 // Migrate moves the volumes, snapshots and claims of a node that shares nothing into a cluster, and makes the node its
-// member. It calls before with the secrets that other nodes will need, before it moves anything. It returns the number of
-// records moved. No shim of the node may run. It refuses while a call is unfinished, and
-// if the cluster has other records with the same keys; then nothing has been moved. An interrupted migration can be
-// repeated: the node is no member before the cluster has all of its records.
+// member. It calls before with the secrets that other nodes will need, before it moves anything. It returns the number
+// of records moved. No shim of the node may run. It refuses while a call is unfinished, and if the cluster has other
+// records with the same keys; then nothing has been moved. An interrupted migration can be repeated: the node is no
+// member before the cluster has all of its records.
 func Migrate(
 	ctx context.Context, local registry.State, c config.Cluster, node registry.NodeName, before func([]SecretUse),
 ) (moved int, err error) {
@@ -125,8 +125,9 @@ func (m *migration) readNode(v registry.View) error {
 	}
 	if intents := v.Intents(); len(intents) > 0 {
 		open := intents[0]
-		return registry.Errorf(registry.ErrConflict, "%s of volume %q is unfinished since %s: start the agent without the "+
-			"cluster block, and wait until the volume is ready", open.RPC, open.Name, open.Since.UTC().Format(time.RFC3339))
+		return registry.Errorf(registry.ErrConflict, "%s of volume %q is unfinished since %s: "+
+			"start the agent without the cluster block, and wait until the volume is ready",
+			open.RPC, open.Name, open.Since.UTC().Format(time.RFC3339))
 	}
 	for _, bucket := range movable {
 		for path := range v.Paths(bucket, "") {
@@ -152,13 +153,13 @@ func (m *migration) add(r registry.Record) error {
 	case registry.Volume:
 		m.use(r, r.Plugin, r.Secrets)
 		if other, found := m.volumes[r.VolumeKey()]; found && other != r.VolumeName() {
-			return registry.Errorf(registry.ErrConflict, "volume %q of this node is volume %q of the cluster: deregister one "+
-				"of them", r.VolumeName(), other)
+			return registry.Errorf(registry.ErrConflict,
+				"volume %q of this node is volume %q of the cluster: deregister one of them", r.VolumeName(), other)
 		}
 	}
 	if holder != "" && holder != m.node {
-		return registry.Errorf(registry.ErrConflict, "a volume is in use by node %q, but this node is called %q: configure "+
-			"the name that it had", holder, m.node)
+		return registry.Errorf(registry.ErrConflict, "a volume is in use by node %q, but this node is called %q: "+
+			"configure the name that it had", holder, m.node)
 	}
 	text, err := json.Marshal(registry.Indexed(r, 0, 0))
 	if err != nil {
@@ -200,7 +201,8 @@ func (m *migration) write(ctx context.Context, batch []registry.Record) error {
 	read := newReads(nil, m.keys)
 	for _, r := range batch {
 		for _, entry := range registry.IndexKeys(r) {
-			read.prefixes[m.record(registry.Key{Bucket: entry.Bucket, Path: entry.Path[:len(entry.Path)-len(r.Key().Path)]})] = true
+			prefix := entry.Path[:len(entry.Path)-len(r.Key().Path)]
+			read.prefixes[m.record(registry.Key{Bucket: entry.Bucket, Path: prefix})] = true
 		}
 	}
 	d := decision{change: change}
@@ -221,7 +223,8 @@ func (m *migration) write(ctx context.Context, batch []registry.Record) error {
 	case err != nil:
 		return fmt.Errorf("%w; repeat the migration", unavailable(err))
 	case !answer.Succeeded:
-		return registry.Errorf(registry.ErrConflict, "the cluster's records have changed meanwhile; repeat the migration")
+		return registry.Errorf(registry.ErrConflict,
+			"the cluster's records have changed meanwhile; repeat the migration")
 	}
 	return nil
 }

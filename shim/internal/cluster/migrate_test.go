@@ -96,8 +96,8 @@ func becomeKilledMigration() {
 	os.Exit(0)
 }
 
-// TestMigrate kills a migration before and after each of its transactions, and repeats it: another node sees all records,
-// and each volume with its claim.
+// TestMigrate kills a migration before and after each of its transactions, and repeats it: another node sees all
+// records, and each volume with its claim.
 func TestMigrate(t *testing.T) {
 	client := etcdtest.Start(t)
 	other := newNode(t, client, "other")
@@ -108,10 +108,11 @@ func TestMigrate(t *testing.T) {
 	for _, killed := range []string{"before the first", "after the first", "before the second", "after the last"} {
 		moment := map[string]int{"after the first": 1, "after the last": 1}[killed]
 		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %s %d", killedMigration, client.Endpoints()[0], t.Name(), node.dir,
-			moment))
+		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %s %d",
+			killedMigration, client.Endpoints()[0], t.Name(), node.dir, moment))
 		out, err := cmd.CombinedOutput()
-		if end, is := errors.AsType[*exec.ExitError](err); !is || end.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		end, is := errors.AsType[*exec.ExitError](err)
+		if !is || end.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 			t.Fatalf("killed %s transaction: %v\n%s", killed, err, out)
 		}
 	}
@@ -120,7 +121,8 @@ func TestMigrate(t *testing.T) {
 			t.Errorf("the node is a member before its migration has ended: %v", err)
 		}
 		for _, want := range []int{len(records), 0} { // the node is a member then
-			if moved, err := New(s, client, t.Name(), "node").migrate(t.Context(), noSecrets); err != nil || moved != want {
+			moved, err := New(s, client, t.Name(), "node").migrate(t.Context(), noSecrets)
+			if err != nil || moved != want {
 				t.Errorf("moved %d of %d records: %v", moved, want, err)
 			}
 		}
@@ -159,7 +161,8 @@ func TestMigrateRefuses(t *testing.T) {
 		{volumeOf("taken", "y"), `the cluster has another volume "taken"`},
 		{volumeOf("another-name", "same"), `is volume "name" of the cluster`},
 		{elsewhere, `in use by node "old-name", but this node is called "node"`},
-		{registry.Intent{Volume: key, RPC: registry.CreateVolumeRPC, Outcome: registry.OutcomePending}, "is unfinished"},
+		{registry.Intent{Volume: key, RPC: registry.CreateVolumeRPC, Outcome: registry.OutcomePending},
+			"is unfinished"},
 	} {
 		node := &testNode{dir: filepath.Join(t.TempDir(), "state"), name: "node", client: client}
 		node.offline(t, func(s registry.State) {
@@ -181,7 +184,8 @@ func TestMigrateRefuses(t *testing.T) {
 			t.Errorf("with another number of nodes: %v", err)
 		}
 	})
-	if found, err := client.Get(t.Context(), other.record(ownVolumes("node")[0].Key())); err != nil || len(found.Kvs) > 0 {
+	found, err := client.Get(t.Context(), other.record(ownVolumes("node")[0].Key()))
+	if err != nil || len(found.Kvs) > 0 {
 		t.Errorf("something was moved: %v, %v", found, err)
 	}
 }

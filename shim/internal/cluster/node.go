@@ -52,8 +52,8 @@ type Options struct {
 	Serve func(ctx context.Context, method string, request []byte) (reply []byte, err error)
 	// Fence returns once a lost node cannot write any more.
 	Fence func(context.Context, registry.NodeName) error
-	// Repeat repeats a call that this node has begun as a former executor. It returns nil once an answer of the instance
-	// shows that the call has ended there.
+	// Repeat repeats a call that this node has begun as a former executor. It returns nil once an answer of the
+	// instance shows that the call has ended there.
 	Repeat func(context.Context, registry.Instance, registry.LateCall) error
 	// Sending is called with each change directly before it is sent to etcd; nil: nothing is called. Tests end the
 	// process there.
@@ -113,8 +113,8 @@ func dial(c config.Cluster, local registry.State, node registry.NodeName) (*Stat
 var connecting = grpc.ConnectParams{MinConnectTimeout: tryTimeout, Backoff: backoff.Config{
 	BaseDelay: time.Second, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second}}
 
-// invalid says that the certificate in a file is not valid at a time. It is empty if the certificate is, or there is none:
-// etcd does not tell its clients why it rejects them.
+// invalid says that the certificate in a file is not valid at a time. It is empty if the certificate is, or there is
+// none: etcd does not tell its clients why it rejects them.
 func invalid(file string, now time.Time) string {
 	text, _ := os.ReadFile(file)
 	block, _ := pem.Decode(text)
@@ -125,8 +125,8 @@ func invalid(file string, now time.Time) string {
 	if err != nil || now.After(c.NotBefore) && now.Before(c.NotAfter) {
 		return ""
 	}
-	return fmt.Sprintf("the certificate in cert_file %s is valid from %s to %s", file, c.NotBefore.UTC().Format(time.RFC3339),
-		c.NotAfter.UTC().Format(time.RFC3339))
+	return fmt.Sprintf("the certificate in cert_file %s is valid from %s to %s", file,
+		c.NotBefore.UTC().Format(time.RFC3339), c.NotAfter.UTC().Format(time.RFC3339))
 }
 
 func tlsOf(c config.Cluster) (*tls.Config, error) {
@@ -198,8 +198,8 @@ func (n *Node) Close() error { return n.client.Close() }
 // Applied looks at what a committed change may need.
 func (n *Node) Applied(a registry.Applied) {
 	n.Executors.Applied(a)
-	if a.Change.Touches(registry.BucketNodes, registry.BucketNodeLeases, registry.BucketExecutors, registry.BucketClaims,
-		registry.BucketAttachments, registry.BucketRefs, registry.BucketStagings) {
+	if a.Change.Touches(registry.BucketNodes, registry.BucketNodeLeases, registry.BucketExecutors,
+		registry.BucketClaims, registry.BucketAttachments, registry.BucketRefs, registry.BucketStagings) {
 		n.changes.fire()
 	}
 	if a.Change.Touches(registry.BucketInstances, registry.BucketNodes) {
@@ -234,8 +234,8 @@ func (n *Node) describe(ctx context.Context) error {
 	}
 }
 
-// describeNow records this node. With the last node that was expected, it also records that the cluster has formed. A new
-// node that expects another number of nodes is not recorded.
+// describeNow records this node. With the last node that was expected, it also records that the cluster has formed. A
+// new node that expects another number of nodes is not recorded.
 func (n *Node) describeNow(ctx context.Context) error {
 	if err := n.State.awaitReady(ctx); err != nil {
 		return err

@@ -101,8 +101,8 @@ func (r *Reaper) due(ctx context.Context) (list []registry.AttachmentKey, err er
 	return list, err
 }
 
-// endUses removes what clients of CSI endpoints have mounted on lost nodes. Uses by controller calls stay: their clients
-// can end them at another endpoint.
+// endUses removes what clients of CSI endpoints have mounted on lost nodes. Uses by controller calls stay: their
+// clients can end them at another endpoint.
 func (r *Reaper) endUses(ctx context.Context) error {
 	return registry.EnsureAll(ctx, r.State, func(v registry.View) (change registry.Change, err error) {
 		for _, node := range v.Nodes() {
@@ -190,8 +190,8 @@ func (r *Reaper) unmark(ctx context.Context) error {
 	return err
 }
 
-// comeBack makes this node ready again after it was declared lost, or drained if it was before, once it has nothing left:
-// first its mounts go, then its claims and attachments.
+// comeBack makes this node ready again after it was declared lost, or drained if it was before, once it has nothing
+// left: first its mounts go, then its claims and attachments.
 func (r *Reaper) comeBack(ctx context.Context) error {
 	var own registry.Node
 	var isBehind, isMounted, holds bool

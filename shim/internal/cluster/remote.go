@@ -252,8 +252,8 @@ func (r *Remote) carryOut(ctx context.Context, c registry.RemoteCall) {
 		}
 		if len(reply) > maxAnswer {
 			reply, err = nil, status.Errorf(codes.ResourceExhausted,
-				"the answer of node %s has %d bytes, and at most %d go through etcd; ask that node itself", r.state.node, len(reply),
-				maxAnswer)
+				"the answer of node %s has %d bytes, and at most %d go through etcd; ask that node itself",
+				r.state.node, len(reply), maxAnswer)
 		}
 		c.Done, c.Reply, c.Status = true, reply, nil
 		if err != nil {

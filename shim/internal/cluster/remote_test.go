@@ -54,8 +54,8 @@ func TestCallIsCarriedOutByTheNextExecutor(t *testing.T) {
 	})
 	asker, _ := newRemote(t, c, nil)
 	call := func(r *Remote, id registry.OperationID, method string) (string, error) {
-		reply, err := r.Call(t.Context(), registry.RemoteCall{ID: id, Plugin: "p", Method: method, Request: []byte("hello")},
-			UntilDone)
+		call := registry.RemoteCall{ID: id, Plugin: "p", Method: method, Request: []byte("hello")}
+		reply, err := r.Call(t.Context(), call, UntilDone)
 		return string(reply), err
 	}
 	if reply, err := call(asker, "1", "echo"); err != nil || reply != "hello" {
@@ -156,8 +156,8 @@ func TestSameCallAgain(t *testing.T) {
 	}
 }
 
-// TestAnswerIsNotThatOfAWithdrawnCall withdraws a call while it is carried out, and asks for the same call again. That one
-// is carried out too.
+// TestAnswerIsNotThatOfAWithdrawnCall withdraws a call while it is carried out, and asks for the same call again. That
+// one is carried out too.
 func TestAnswerIsNotThatOfAWithdrawnCall(t *testing.T) {
 	client := etcdtest.Start(t)
 	n := newNode(t, client, "a")
@@ -201,8 +201,8 @@ func TestAnswerIsNotThatOfAWithdrawnCall(t *testing.T) {
 	}
 }
 
-// TestReplyStaysForACallerThatRepeats has a reply kept after the record of the call was removed: the shim may die before
-// the host has it.
+// TestReplyStaysForACallerThatRepeats has a reply kept after the record of the call was removed: the shim may die
+// before the host has it.
 func TestReplyStaysForACallerThatRepeats(t *testing.T) {
 	client := etcdtest.Start(t)
 	a := newExecuting(t, newNode(t, client, "a"))

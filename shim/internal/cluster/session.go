@@ -157,9 +157,9 @@ func (s *State) leaseIn(v registry.View) int64 {
 	return own.Lease
 }
 
-// alive returns the conditions that no later shim of the node has been opened, and that the node still has the lease that
-// it had when it decided. A process that was frozen has lost it by then: the guards of the decision do not notice what
-// was deleted so long ago that etcd has forgotten it.
+// alive returns the conditions that no later shim of the node has been opened, and that the node still has the lease
+// that it had when it decided. A process that was frozen has lost it by then: the guards of the decision do not notice
+// what was deleted so long ago that etcd has forgotten it.
 func (s *State) alive(d decision) []clientv3.Cmp {
 	conditions := []clientv3.Cmp{s.active()}
 	if d.lease != 0 { // a node decides without one for no longer than it takes to get one

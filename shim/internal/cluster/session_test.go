@@ -10,8 +10,8 @@ import (
 	"holdfast/registry"
 )
 
-// TestLateRequestDoesNotBindAnotherLease has etcd carry out a request to bind the key of a node to a lease after the next
-// one, which has got another lease: the key stays with the lease that is renewed.
+// TestLateRequestDoesNotBindAnotherLease has etcd carry out a request to bind the key of a node to a lease after the
+// next one, which has got another lease: the key stays with the lease that is renewed.
 func TestLateRequestDoesNotBindAnotherLease(t *testing.T) {
 	client := etcdtest.Start(t)
 	n := newNode(t, client, "node")
@@ -46,8 +46,8 @@ func TestLateRequestDoesNotBindAnotherLease(t *testing.T) {
 	later.stop()
 }
 
-// TestTombstoneWaitsNoLongerThanItsCaller has a deletion wait while another one waits for a lease of tombstones, which etcd
-// does not grant.
+// TestTombstoneWaitsNoLongerThanItsCaller has a deletion wait while another one waits for a lease of tombstones, which
+// etcd does not grant.
 func TestTombstoneWaitsNoLongerThanItsCaller(t *testing.T) {
 	n := newNode(t, etcdtest.Start(t), "node")
 	n.tombstones.granting <- struct{}{}

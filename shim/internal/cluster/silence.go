@@ -118,8 +118,8 @@ func (s *State) Problem() string {
 		return s.silence()
 	}
 	if full := s.heard.isFull(); full != nil {
-		return fmt.Sprintf("etcd is full and refuses all changes, releases too (%v): compact it, defragment each member, and "+
-			"then run etcdctl alarm disarm", full)
+		return fmt.Sprintf("etcd is full and refuses all changes, releases too (%v): "+
+			"compact it, defragment each member, and then run etcdctl alarm disarm", full)
 	}
 	if full := s.copy.full.Load(); full != nil {
 		return fullText(*full)

@@ -55,7 +55,8 @@ func TestProblemNamesTheSilentEtcd(t *testing.T) {
 		if err := process.Signal(syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := syscall.Wait4(process.Pid, nil, syscall.WUNTRACED, nil); err != nil { // some threads may run on for a moment
+		// Some threads may run on for a moment.
+		if _, err := syscall.Wait4(process.Pid, nil, syscall.WUNTRACED, nil); err != nil {
 			t.Fatal(err)
 		}
 		done := make(chan error, 1)
@@ -82,7 +83,8 @@ func TestProblemNamesTheSilentEtcd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := runDialed(t, config.Cluster{Endpoints: []string{test.endpoint}, LeaseTTL: LeaseTTL})
-			wantProblem(t, s, `etcd has not answered since the shim started at `+date+` \(`+test.endpoint+`\): .*`+test.want+".*")
+			wantProblem(t, s,
+				`etcd has not answered since the shim started at `+date+` \(`+test.endpoint+`\): .*`+test.want+".*")
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 			defer cancel()
 			if err := s.awaitReady(ctx); err == nil || !strings.Contains(err.Error(), s.Problem()) {
@@ -92,8 +94,8 @@ func TestProblemNamesTheSilentEtcd(t *testing.T) {
 	}
 }
 
-// TestProblemNamesTheFullEtcd has etcd refuse changes, as if its database had no space left: the problem says what to do
-// until etcd takes changes again, also if nothing is committed then.
+// TestProblemNamesTheFullEtcd has etcd refuse changes, as if its database had no space left: the problem says what to
+// do until etcd takes changes again, also if nothing is committed then.
 func TestProblemNamesTheFullEtcd(t *testing.T) {
 	client := etcdtest.Start(t)
 	x := newExecuting(t, newNode(t, client, "n"))
@@ -115,7 +117,8 @@ func TestProblemNamesTheFullEtcd(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "database space exceeded") {
 		t.Errorf("a commit to a full etcd: %v", err)
 	}
-	wantProblem(t, x.State, "etcd is full .*database space exceeded.*compact it, defragment each member, .*alarm disarm")
+	wantProblem(t, x.State,
+		"etcd is full .*database space exceeded.*compact it, defragment each member, .*alarm disarm")
 	alarm(pb.AlarmRequest_DEACTIVATE)
 	wantProblem(t, x.State, "")
 	registrytest.Put(t, x.State, claim("vol", "alloc"))

@@ -76,8 +76,10 @@ var _ registry.State = (*State)(nil)
 
 // New returns the state of a node. local is the node's store. Commits of shared records wait for Run.
 func New(local registry.State, client *clientv3.Client, cluster string, node registry.NodeName) *State {
-	s := &State{local: local, client: client, kv: client, keys: keys{"/holdfast/" + cluster + "/"}, id: cluster, node: node,
-		ready: make(chan struct{}), heard: &answers{began: time.Now()}, sending: func(registry.Change) {}}
+	s := &State{
+		local: local, client: client, kv: client, keys: keys{"/holdfast/" + cluster + "/"}, id: cluster, node: node,
+		ready: make(chan struct{}), heard: &answers{began: time.Now()}, sending: func(registry.Change) {},
+	}
 	s.copy.changed, s.copy.ended = make(chan struct{}), make(chan struct{})
 	s.copy.waiting = map[string]chan registry.Seq{}
 	s.groups.turn = make(chan struct{}, 1)
@@ -269,7 +271,8 @@ func (s *State) write(ctx context.Context, d decision, answered func()) (at regi
 	case err != nil:
 		return 0, false, unavailable(err)
 	case answer.Header.Revision < d.since:
-		err = registry.Errorf(registry.ErrUncertain, "etcd was restored from a backup: this node loads all records anew")
+		err = registry.Errorf(registry.ErrUncertain,
+			"etcd was restored from a backup: this node loads all records anew")
 		s.abandon(err)
 		return 0, false, err
 	case !answer.Succeeded:
@@ -336,8 +339,8 @@ func (s *State) resolve(
 	select {
 	case at, known := <-applied:
 		if !known {
-			return 0, false, registry.Errorf(registry.ErrUncertain, "this node has loaded all records anew, and does not know "+
-				"whether they include this commit")
+			return 0, false, registry.Errorf(registry.ErrUncertain, "this node has loaded all records anew, "+
+				"and does not know whether they include this commit")
 		}
 		return at, true, nil
 	default:
@@ -460,8 +463,8 @@ func repeatable(err error) bool {
 		return false
 	}
 	switch codeOf(err) {
-	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.OutOfRange, codes.ResourceExhausted,
-		codes.NotFound:
+	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.OutOfRange,
+		codes.ResourceExhausted, codes.NotFound:
 		return false
 	}
 	return true

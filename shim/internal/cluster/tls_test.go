@@ -22,7 +22,8 @@ import (
 
 // TestLeaseHasWholeSeconds: etcd counts in seconds, and a node must not take its lease for valid for longer.
 func TestLeaseHasWholeSeconds(t *testing.T) {
-	n, err := NewNode(Options{Cluster: config.Cluster{Endpoints: []string{"http://127.0.0.1:1"}, LeaseTTL: 2900 * time.Millisecond}})
+	c := config.Cluster{Endpoints: []string{"http://127.0.0.1:1"}, LeaseTTL: 2900 * time.Millisecond}
+	n, err := NewNode(Options{Cluster: c})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,8 +87,8 @@ func (a *authority) sign(t *testing.T, name string, c *x509.Certificate) (*x509.
 	return parsed, key
 }
 
-// TestCertificatesAreRenewed runs a node with certificates that etcd or the node do not accept. It says why etcd cannot be
-// reached, and goes on once a good certificate is written over the bad one.
+// TestCertificatesAreRenewed runs a node with certificates that etcd or the node do not accept. It says why etcd cannot
+// be reached, and goes on once a good certificate is written over the bad one.
 func TestCertificatesAreRenewed(t *testing.T) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
@@ -111,7 +112,8 @@ func TestCertificatesAreRenewed(t *testing.T) {
 			newAuthority(t, dir).sign(t, "client", &x509.Certificate{})
 		}, "(bad certificate|broken pipe|connection reset)"},
 		"expired certificate": {func(t *testing.T, dir string, _ *config.Cluster) {
-			(&authority{dir, ca.cert, ca.key}).sign(t, "client", &x509.Certificate{NotAfter: time.Now().Add(-time.Minute)})
+			expired := &x509.Certificate{NotAfter: time.Now().Add(-time.Minute)}
+			(&authority{dir, ca.cert, ca.key}).sign(t, "client", expired)
 		}, "; the certificate in cert_file .*/client.pem is valid from .* to 20.*"},
 		"another ca_file": {func(t *testing.T, dir string, c *config.Cluster) {
 			newAuthority(t, dir)
@@ -126,7 +128,8 @@ func TestCertificatesAreRenewed(t *testing.T) {
 			c.CertFile, c.KeyFile = filepath.Join(dir, "client.pem"), filepath.Join(dir, "client-key.pem")
 			test.make(t, dir, &c)
 			n := runDialed(t, c)
-			wantProblem(t, n, "etcd has not answered since the shim started at .* \\("+c.Endpoints[0]+"\\): .*"+test.want+".*")
+			wantProblem(t, n,
+				"etcd has not answered since the shim started at .* \\("+c.Endpoints[0]+"\\): .*"+test.want+".*")
 			if c.CAFile != in("ca.pem") { // it is read at the start of a shim only
 				return
 			}

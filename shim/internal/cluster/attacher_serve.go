@@ -1,0 +1,91 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// Serve carries out a call of another node's Attacher.
+func (a *Attacher) Serve(ctx context.Context, method string, text []byte) error {
+	var r request
+	if err := json.Unmarshal(text, &r); err != nil {
+		return registry.Invalid("request to %s: %w", method, err)
+	}
+	if method == provideMethod {
+		_, err := a.Controller.Provide(ctx, r.Call, r.Spec, r.Origin)
+		return err
+	}
+	unlock, err := a.calls.Locks.Lock(ctx, r.Volume, method+" for node "+string(r.To.Node))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := a.calls.State.View(ctx, func(view registry.View) error {
+		if c, found := view.RemoteCall(idOf(method, text)); !found || c.Done {
+			return registry.Errorf(registry.ErrConflict, "the call was withdrawn")
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	at := registry.AttachmentKey{Volume: r.Volume, Node: r.To.Node}
+	if method == attachMethod || method == detachMethod {
+		if err := a.settleOther(ctx, r); err != nil {
+			return err
+		}
+	}
+	switch method {
+	case detachMethod:
+		return a.Controller.Detach(ctx, intent.Caller{}, r.Volume, r.To.Node)
+	case abandonMethod:
+		return a.Controller.DetachOrAbandon(ctx, intent.Caller{}, at, r.Forced)
+	case settleMethod:
+		return a.settle(ctx, r)
+	case leaveMethod:
+		_, err := a.Controller.LeaveAlteration(ctx, r.Volume)
+		return err
+	}
+	var v registry.Volume
+	err = a.calls.State.View(ctx, func(view registry.View) error {
+		var found bool
+		if v, found = view.VolumeByKey(r.Volume); !found {
+			return registry.Errorf(registry.ErrNotFound, "volume %s not found", r.Volume)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return a.Controller.Attach(ctx, intent.Caller{}, v, r.Usage, r.To)
+}
+
+// settleOther settles the open call of the volume that attaches it to another node or detaches it there.
+func (a *Attacher) settleOther(ctx context.Context, r request) error {
+	var open registry.Intent
+	var other bool
+	if err := a.calls.State.View(ctx, func(view registry.View) error {
+		at, _ := view.Attachment(registry.AttachmentKey{Volume: r.Volume, Node: r.To.Node})
+		open, _ = view.Intent(r.Volume)
+		other = open.Node != "" && open.Node != r.To.ID && open.Node != at.NodeID
+		return nil
+	}); err != nil || !other {
+		return err
+	}
+	return a.Controller.Settle(ctx, intent.Caller{}, open)
+}
+
+// settle settles the open call of a volume, unless it was settled meanwhile.
+func (a *Attacher) settle(ctx context.Context, r request) error {
+	same := false
+	if err := a.calls.State.View(ctx, func(view registry.View) error {
+		open, found := view.Intent(r.Volume)
+		same = found && open.RPC == r.Intent.RPC && open.Hash == r.Intent.Hash
+		return nil
+	}); err != nil || !same {
+		return err
+	}
+	return a.Controller.Settle(ctx, intent.Caller{}, r.Intent)
+}
