@@ -169,6 +169,7 @@ func (n *Node) Run(ctx context.Context) error {
 		})
 	}
 	all.Go(func() { n.warn(ctx) })
+	all.Go(func() { n.warnOfVersions(ctx) })
 	all.Wait()
 	return context.Cause(ctx)
 }
@@ -179,7 +180,7 @@ func (n *Node) warn(ctx context.Context) {
 	case <-n.State.ready:
 	case <-ctx.Done():
 	case <-time.After(tryTimeout):
-		why := errors.New("etcd does not answer")
+		why := errors.New(n.State.silence())
 		if known := n.State.waiting.Load(); known != nil {
 			why = *known
 		}

@@ -1,0 +1,35 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+)
+
+// warnOfVersions logs a warning for each member of etcd that may show old records after it was paused.
+func (n *Node) warnOfVersions(ctx context.Context) {
+	for _, endpoint := range n.client.Endpoints() {
+		limited, cancel := context.WithTimeout(ctx, tryTimeout)
+		status, err := n.client.Status(limited, endpoint)
+		cancel()
+		if err == nil && outdated(status.Version) { // a member that does not answer is reported by others
+			n.log.Warn("etcd may show old records after a pause of this member; use 3.5.28, 3.6.9 or later",
+				"endpoint", endpoint, "version", status.Version)
+		}
+	}
+}
+
+// outdated reports whether a version of etcd is older than the release of its line with the mend. It is false for a
+// version that is no number.
+func outdated(version string) bool {
+	var major, minor, patch int
+	if n, _ := fmt.Sscanf(version, "%d.%d.%d", &major, &minor, &patch); n != 3 || major != 3 {
+		return false
+	}
+	switch minor {
+	case 5:
+		return patch < 28
+	case 6:
+		return patch < 9
+	}
+	return minor < 5
+}
