@@ -73,9 +73,8 @@ func (s *session) Run(ctx context.Context) error {
 	for {
 		s.state.heard.sent()
 		err := s.renew(ctx)
-		if s.state.heard.refused(err); s.state.heard.isFull() != nil { // perhaps not any more
-			_, _ = s.state.bar(ctx)
-		}
+		s.state.heard.refused(err)
+		s.tryChange(ctx)
 		wait := s.ttl / 3
 		if errors.Is(err, registry.ErrFenced) {
 			return err
@@ -89,6 +88,17 @@ func (s *session) Run(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// tryChange has a full etcd make a change, as it may be full no more. While etcd is defragmented, it may answer none
+// for long, and yet renew leases: so tryChange does not wait for it.
+func (s *session) tryChange(ctx context.Context) {
+	if s.state.heard.isFull() == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.ttl/20)
+	defer cancel()
+	_, _ = s.state.bar(ctx)
 }
 
 // renew renews the lease. If there is none, or etcd has ended it, it gets a new one.

@@ -6,6 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
 	"holdfast/internal/etcdtest"
 	"holdfast/registry"
 )
@@ -60,5 +63,39 @@ func TestTombstoneWaitsNoLongerThanItsCaller(t *testing.T) {
 	first, err := n.leaseOf(t.Context(), &n.tombstones)
 	if again, err2 := n.leaseOf(ctx, &n.tombstones); err != nil || err2 != nil || first != again {
 		t.Errorf("leases %d, %d: %v, %v", first, again, err, err2)
+	}
+}
+
+// silentTxns answers no transaction.
+type silentTxns struct{ clientv3.KV }
+
+func (s silentTxns) Txn(ctx context.Context) clientv3.Txn { return silentTxn{s.KV.Txn(ctx), ctx} }
+
+type silentTxn struct {
+	clientv3.Txn
+	ctx context.Context
+}
+
+func (t silentTxn) If(...clientv3.Cmp) clientv3.Txn  { return t }
+func (t silentTxn) Then(...clientv3.Op) clientv3.Txn { return t }
+func (t silentTxn) Else(...clientv3.Op) clientv3.Txn { return t }
+func (t silentTxn) Commit() (*clientv3.TxnResponse, error) {
+	<-t.ctx.Done()
+	return nil, t.ctx.Err()
+}
+
+// TestFullEtcdThatIsDefragmentedHearsOfTheNode has a full etcd renew leases while it answers no changes.
+func TestFullEtcdThatIsDefragmentedHearsOfTheNode(t *testing.T) {
+	n := newNode(t, etcdtest.Start(t), "node")
+	s := newSession(n.State)
+	s.ttl = 2 * time.Second
+	if err := s.renew(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n.kv = silentTxns{n.kv}
+	n.heard.refused(rpctypes.ErrNoSpace)
+	s.tryChange(t.Context())
+	if s.Lease() == 0 {
+		t.Error("the lease was not renewed in time, because a change was not answered")
 	}
 }
