@@ -101,7 +101,8 @@ func (m *Controller) settleBefore(ctx context.Context, by intent.Caller, key reg
 	return err
 }
 
-// abandon deletes the record of an attachment, with the open call for it.
+// abandon deletes the record of an attachment, with the open call for it. At a former executor that call may still run,
+// so another call for the volume waits for that.
 func (m *Controller) abandon(ctx context.Context, k registry.AttachmentKey, f registry.Forced, why string) error {
 	_, err := registry.Ensure(ctx, m.State, func(view registry.View) (change registry.Change, err error) {
 		at, found := view.Attachment(k)
@@ -112,6 +113,11 @@ func (m *Controller) abandon(ctx context.Context, k registry.AttachmentKey, f re
 		open, found := view.Intent(k.Volume)
 		if found && open.Node != "" && open.Node == at.NodeID {
 			change.Delete = append(change.Delete, open.Key())
+			late := view.LateCallOf(open)
+			if open.RPC == registry.ControllerPublishRPC {
+				late.Attachment = nil // repeated, it would attach what no record names
+			}
+			change = change.And(view.Ended(late, open.Senders))
 		}
 		change.Events = []registry.Event{m.abandoned(at, fmt.Sprintf("by %s: %s", f.By, why))}
 		return change, nil

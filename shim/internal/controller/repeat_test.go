@@ -162,6 +162,32 @@ func TestCallThatIsGivenUpMayRunAtTheFormerExecutor(t *testing.T) {
 	}
 	d.expect()
 
+	for _, rpc := range []registry.RPC{registry.ControllerPublishRPC, registry.ControllerUnpublishRPC} {
+		attaching, at := expansion, attachedTo("n3")
+		attaching.RPC, attaching.Node, at.State = rpc, at.NodeID, registry.MarkSent
+		d = open(t, of(registry.CreateDelete, registry.AttachDetach), v, takenOver, attaching, at)
+		d.Controller.Executors = asRecorded{}
+		why := errors.New("its plugin is gone")
+		if err := d.Abandon(t.Context(), at.AttachmentKey(), registry.Forced{By: "ada"}, why); err != nil {
+			t.Error(err)
+		}
+		d.wantLate(string(rpc) + " of data, failed: false")
+		instance, _ := d.Controller.Plugins.Find(registry.RoleController, key.Plugin)
+		var late registry.LateCall
+		if err := d.log.View(t.Context(), func(v registry.View) error {
+			late = v.LateCalls(key.Plugin, "n1")[0]
+			return v.Blocks(takenOver, registry.Intent{Volume: key, Name: name, RPC: registry.DeleteVolumeRPC})
+		}); !errors.Is(err, registry.ErrUnavailable) {
+			t.Errorf("another call after %s was abandoned: %v", rpc, err)
+		}
+		if rpc == registry.ControllerPublishRPC { // repeated, it would attach what no record names
+			if err := d.Controller.Repeat(t.Context(), instance, late); !errors.Is(err, registry.ErrConflict) {
+				t.Errorf("an abandoned attachment is repeated: %v", err)
+			}
+		}
+		d.expect()
+	}
+
 	deletion := expansion
 	deletion.RPC = registry.DeleteVolumeRPC
 	v.State = registry.VolumeDeleting
