@@ -252,7 +252,7 @@ func commit(
 			return err
 		}
 		_, err = state.Commit(ctx, func(v registry.View) (registry.Change, error) {
-			rest := registry.Change{Events: part.Events}
+			rest := registry.Change{Delete: part.Delete, Events: part.Events}
 			for _, r := range part.Put {
 				_, before := registry.IndexesOf(r)
 				if _, now := registry.IndexesOf(v.Get(r.Key())); now == before {
