@@ -223,8 +223,10 @@ func (s *State) commitLocal(
 // commitShared writes the decision if it still holds, grouped with those of other commits or alone. done is false if it
 // does not hold any longer, or perhaps one of the others.
 func (s *State) commitShared(ctx context.Context, d decision, grouped bool) (at registry.Seq, done bool, err error) {
-	if err := s.awaitReady(ctx); err != nil {
-		return 0, false, err
+	select {
+	case <-s.ready:
+	default: // the copy from which it was decided may be old
+		return 0, false, s.awaitReady(ctx)
 	}
 	if waited, err := s.copy.awaitRoom(ctx); waited || err != nil {
 		return 0, false, err
@@ -237,6 +239,11 @@ func (s *State) commitShared(ctx context.Context, d decision, grouped bool) (at 
 
 // write writes a decision, or several independent ones, if they still hold. It calls answered once etcd has answered.
 func (s *State) write(ctx context.Context, d decision, answered func()) (at registry.Seq, done bool, err error) {
+	if d.lease == 0 { // no condition notices what etcd has forgotten: see alive
+		limited, cancel := context.WithTimeout(ctx, tombstoneTTL/2)
+		defer cancel()
+		ctx = limited
+	}
 	commit, applied, forget := s.copy.expect()
 	defer forget()
 	writes, err := s.operations(ctx, d, commit)
