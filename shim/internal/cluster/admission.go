@@ -12,7 +12,7 @@ import (
 	"holdfast/registry"
 )
 
-// broadcast wakes everything that waits for a change.
+// broadcast wakes all goroutines that wait for a change.
 type broadcast struct {
 	mu sync.Mutex // guards ch
 	ch chan struct{}
@@ -37,7 +37,7 @@ func (b *broadcast) fire() {
 	}
 }
 
-// reports logs an error that a loop meets again and again once, until there is another one or none.
+// reports logs the errors of a loop. It logs an error once, and again only after another error or a success.
 type reports struct{ last string }
 
 func (r *reports) log(log hclog.Logger, what string, err error) {
@@ -51,8 +51,8 @@ func (r *reports) log(log hclog.Logger, what string, err error) {
 	r.last = text
 }
 
-// follow calls step at once, after each change, when the lease is valid again, and a second after an error of step. It
-// logs the error with what, and ends when ctx does or this node is fenced.
+// follow calls step at once, after each change, when the lease becomes valid again, and one second after an error of
+// step. It logs the errors of step with the message what. It returns when ctx ends or when this node is fenced.
 func (s *session) follow(
 	ctx context.Context, changes *broadcast, log hclog.Logger, what string, step func(context.Context) error,
 ) error {
@@ -80,7 +80,7 @@ func (s *session) follow(
 	}
 }
 
-// behind reports whether this node was declared lost, and has not taken down its volumes since.
+// behind reports whether this node was declared lost and has not taken down its volumes since.
 func (s *State) behind(v registry.View) bool {
 	node, _ := v.Node(s.node)
 	return node.Lost() || node.Epoch > s.copyIn(v).Epoch
@@ -96,9 +96,9 @@ func mounted(v registry.View) bool {
 	return len(v.AllRefs()) > 0
 }
 
-// Admitted returns nil if volumes may be staged and published on this node: its claims in the view are its own. That
-// is certain while it has a lease that the view shows: no node with a valid lease is declared lost, unless it came back
-// while another one fenced it.
+// Admitted returns nil if volumes may be staged and published on this node, because its claims in the view are still
+// its own. They are if this node has a valid lease that the view shows. A node with a valid lease is declared lost only
+// if it comes back while another node fences it.
 func (n *Node) Admitted(v registry.View) error {
 	own, _ := v.NodeLease(n.State.node)
 	if lease := n.session.Lease(); lease == 0 || own.Lease != lease {
@@ -119,7 +119,7 @@ func (n *Node) Admitted(v registry.View) error {
 	return nil
 }
 
-// AwaitAdmitted waits until Admitted returns nil. It calls waits with what it waits for.
+// AwaitAdmitted waits until Admitted returns nil. It calls waits with each new reason for waiting.
 func (n *Node) AwaitAdmitted(ctx context.Context, waits func(what string)) error {
 	for said := ""; ; {
 		changed, valid := n.changes.next(), n.session.valid.next()

@@ -16,14 +16,14 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Attacher is the controller for this node's volumes: it has the executors of their plugins attach and detach them.
+// Attacher attaches and detaches this node's volumes. It passes the controller calls to the executors of their plugins.
 type Attacher struct {
 	*controller.Controller
 	calls  intent.Calls
 	remote *Remote
 }
 
-// NewAttacher returns an Attacher. c carries out the calls for plugins that this node executes.
+// NewAttacher returns an Attacher. c makes the calls to plugins whose executor is this node.
 func NewAttacher(c *controller.Controller, calls intent.Calls, n *Node) *Attacher {
 	return &Attacher{c, calls, n.Remote}
 }
@@ -50,16 +50,16 @@ type request struct {
 	Intent registry.Intent
 }
 
-// SettleClaims calls State.Settle.
+// SettleClaims waits as State.Settle does.
 func (a *Attacher) SettleClaims(ctx context.Context) error { return a.remote.state.Settle(ctx) }
 
-// FeasibleAttach returns why no node could attach the volume now.
+// FeasibleAttach returns the reasons why no node could attach the volume now.
 func (a *Attacher) FeasibleAttach(
 	view registry.View, v registry.Volume, u registry.Usage, to intent.AttachTo,
 ) []registry.Infeasible {
 	at, _ := view.Attachment(registry.AttachmentKey{Volume: v.VolumeKey(), Node: to.Node})
 	by := v.ExecutedBy()
-	to.ID = at.NodeID // of an attached node, which keeps its ID
+	to.ID = at.NodeID // an attached node keeps its ID
 	if attached(view, v, u, to) || executes(view, by) {
 		return nil
 	}
@@ -74,7 +74,7 @@ func (a *Attacher) FeasibleAttach(
 		Detail: "no node can attach the volume now: " + describe(view, by)}}
 }
 
-// executes reports whether a node can make controller calls now.
+// executes reports whether the executor's node can make controller calls now.
 func executes(view registry.View, by registry.ExecutorKey) bool {
 	if by.Node == "" {
 		executor, _ := view.Executor(by.Plugin)
@@ -86,14 +86,15 @@ func executes(view registry.View, by registry.ExecutorKey) bool {
 	return alive && instance.Health.State == registry.Healthy
 }
 
-// attached reports whether Attach has nothing to do.
+// attached reports whether the volume is attached as asked for, or needs no attachment, so that Attach has nothing to
+// do.
 func attached(view registry.View, v registry.Volume, u registry.Usage, to intent.AttachTo) bool {
 	at, found := view.Attachment(registry.AttachmentKey{Volume: v.VolumeKey(), Node: to.Node})
 	return v.Ephemeral || !found && (to.Used || v.Unattached) ||
 		at.State == registry.MarkDone && at.Usage.Staging() == u.Staging() && at.NodeID == to.ID
 }
 
-// FeasibleCreate is FeasibleCreate of a Controller.
+// FeasibleCreate is Controller.FeasibleCreate, with the executor in place of this node's controller.
 func (a *Attacher) FeasibleCreate(view registry.View, s registry.VolumeSpec) (reasons []registry.Infeasible) {
 	if !view.Executed(s.Plugin) {
 		return a.Controller.FeasibleCreate(view, s)
@@ -115,7 +116,8 @@ func (a *Attacher) AwaitDetach(
 	return nil
 }
 
-// Attach is Attach of a Controller. A detach that an earlier shim of this node has asked for ends before.
+// Attach is Controller.Attach at the executor. If an earlier shim of this node has asked for a detach, Attach first
+// waits for the end of that detach.
 func (a *Attacher) Attach(
 	ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, to intent.AttachTo,
 ) error {
@@ -138,7 +140,7 @@ func (a *Attacher) Attach(
 	})
 }
 
-// Detach is Detach of a Controller. then is of no effect if another node detaches the volume.
+// Detach is Controller.Detach at the executor. If another node detaches the volume, Detach ignores then.
 func (a *Attacher) Detach(
 	ctx context.Context, by intent.Caller, key registry.VolumeKey, node registry.NodeName, then ...registry.Decision,
 ) error {
@@ -159,7 +161,7 @@ func (a *Attacher) Detach(
 	})
 }
 
-// executor returns which node makes the controller calls for a volume, and whether the volume is attached to a node.
+// executor returns the executor of a volume's controller calls, and whether the volume is attached to the node.
 func (a *Attacher) executor(
 	ctx context.Context, key registry.VolumeKey, node registry.NodeName,
 ) (by registry.ExecutorKey, attached bool, err error) {
@@ -172,7 +174,7 @@ func (a *Attacher) executor(
 	return by, attached, err
 }
 
-// Provide is Provide of a Controller.
+// Provide is Controller.Provide at the executor.
 func (a *Attacher) Provide(
 	ctx context.Context, call registry.Call, spec registry.VolumeSpec, from registry.Origin,
 ) (v registry.Volume, err error) {
@@ -196,7 +198,7 @@ func (a *Attacher) Provide(
 		here = err == nil
 		return err
 	})
-	if err != nil && ctx.Err() != nil { // the caller has given up: it wants no volume any more
+	if err != nil && ctx.Err() != nil { // the caller has given up and needs no volume any more
 		if c, failed := newCall(provideMethod, by, r); failed == nil {
 			a.remote.withdraw(ctx, c.ID)
 		}
@@ -211,7 +213,7 @@ func (a *Attacher) Provide(
 	return v, err
 }
 
-// Settle has the executor settle an open call, as Controller.Settle does.
+// Settle is Controller.Settle at the executor.
 func (a *Attacher) Settle(ctx context.Context, by intent.Caller, open registry.Intent) error {
 	ctx, cancel := by.Waiting(ctx)
 	defer cancel()
@@ -225,7 +227,7 @@ func (a *Attacher) Settle(ctx context.Context, by intent.Caller, open registry.I
 	})
 }
 
-// LeaveAlteration is LeaveAlteration of a Controller.
+// LeaveAlteration is Controller.LeaveAlteration at the executor.
 func (a *Attacher) LeaveAlteration(ctx context.Context, key registry.VolumeKey) (left bool, err error) {
 	var open registry.Intent
 	if err := a.calls.State.View(ctx, func(view registry.View) error {
@@ -245,7 +247,8 @@ func (a *Attacher) LeaveAlteration(ctx context.Context, key registry.VolumeKey) 
 	return left && err == nil, err
 }
 
-// DetachOrAbandon is DetachOrAbandon of a Controller. A plugin without an executor cannot detach.
+// DetachOrAbandon is Controller.DetachOrAbandon at the executor. If the executor does not answer within abandonLimit,
+// this node abandons the attachment.
 func (a *Attacher) DetachOrAbandon(
 	ctx context.Context, by intent.Caller, k registry.AttachmentKey, f registry.Forced,
 ) error {
@@ -265,7 +268,7 @@ func (a *Attacher) DetachOrAbandon(
 	return err
 }
 
-// AbandonSteps is AbandonSteps of a Controller, for the node that makes the plugin's controller calls.
+// AbandonSteps is Controller.AbandonSteps, as the plugin's executor would take the steps.
 func (a *Attacher) AbandonSteps(ctx context.Context, k registry.AttachmentKey) ([]registry.ReleaseStep, error) {
 	steps, err := a.Controller.AbandonSteps(ctx, k)
 	if err != nil || len(steps) == 0 {
@@ -281,10 +284,10 @@ func (a *Attacher) AbandonSteps(ctx context.Context, k registry.AttachmentKey) (
 	return steps, err
 }
 
-// atExecutor returns the step as the node takes it that makes the plugin's controller calls.
+// atExecutor returns the step as the plugin's executor would take it.
 func atExecutor(view registry.View, by registry.ExecutorKey, step registry.ReleaseStep) registry.ReleaseStep {
 	switch {
-	case by.Node == "" && !view.Executed(by.Plugin): // this node would make them
+	case by.Node == "" && !view.Executed(by.Plugin): // this node would make the calls
 	case executes(view, by):
 		step.Action, step.Detail = registry.ReleaseSend, "skipped if it fails"
 	default:
@@ -293,11 +296,11 @@ func atExecutor(view registry.View, by registry.ExecutorKey, step registry.Relea
 	return step
 }
 
-// abandonLimit bounds a detach by force at the executor, which tries for a while itself.
+// abandonLimit bounds a detach by force at the executor, which itself tries for a while.
 const abandonLimit = 30 * time.Second
 
-// execute has the plugin's executor carry out a call: here, if this node is the executor. If that fails and this node
-// was not the executor all the time, it asks again.
+// execute has the plugin's executor carry out a call. If this node is the executor, execute calls here. If here fails
+// and this node has lost the role meanwhile, execute asks the executor again.
 func (a *Attacher) execute(
 	ctx context.Context, method string, by registry.ExecutorKey, r request, here func() error,
 ) error {
@@ -317,7 +320,7 @@ func (a *Attacher) execute(
 	}
 }
 
-// executed reports whether calls have an executor, or wait for one.
+// executed reports whether the plugin's controller calls have an executor, or wait for one.
 func (a *Attacher) executed(ctx context.Context, by registry.ExecutorKey) (executed bool, err error) {
 	err = a.calls.State.View(ctx, func(view registry.View) error {
 		executed = by.Node != "" || view.Executed(by.Plugin)
@@ -346,7 +349,7 @@ func (a *Attacher) call(ctx context.Context, method string, by registry.Executor
 // thisNode is part of each request. It makes the requests of two nodes differ, so that both get an answer.
 func (a *Attacher) thisNode() intent.AttachTo { return intent.AttachTo{Node: a.remote.state.node} }
 
-// newCall returns a call whose ID is that of each call with the same request.
+// newCall returns a call. Calls with the same method and request have the same ID.
 func newCall(method string, by registry.ExecutorKey, r request) (registry.RemoteCall, error) {
 	text, err := json.Marshal(r)
 	if err != nil {
@@ -357,14 +360,14 @@ func newCall(method string, by registry.ExecutorKey, r request) (registry.Remote
 	}, nil
 }
 
-// idOf returns the ID of a call, which depends on its request only.
+// idOf returns the ID of a call, which depends on its method and request only.
 func idOf(method string, text []byte) registry.OperationID {
 	sum := sha256.Sum256(append([]byte(method), text...))
 	return registry.OperationID(hex.EncodeToString(sum[:]))
 }
 
-// endEarlier waits for the end of calls that attach the volume to this node or detach it, and whose caller has given
-// up. Else one might be carried out after the next.
+// endEarlier waits for the end of this node's earlier calls that attach the volume to the node or detach it. Their
+// callers have given up. Without the wait, the executor might carry out an earlier call after the next one.
 func (a *Attacher) endEarlier(ctx context.Context, key registry.VolumeKey, node registry.NodeName) error {
 	if err := a.remote.state.awaitReady(ctx); err != nil {
 		return err
@@ -377,7 +380,7 @@ func (a *Attacher) endEarlier(ctx context.Context, key registry.VolumeKey, node 
 		return err
 	}
 	for _, c := range earlier {
-		_, err := a.remote.Call(ctx, c, Anew) // its outcome does not matter
+		_, err := a.remote.Call(ctx, c, Anew) // the outcome does not matter
 		if ctx.Err() != nil {
 			return err
 		}
@@ -385,7 +388,7 @@ func (a *Attacher) endEarlier(ctx context.Context, key registry.VolumeKey, node 
 	return nil
 }
 
-// earlier returns the calls of this node that attach the volume to a node or detach it, and are not done.
+// earlier returns this node's unfinished calls that attach the volume to the node or detach it.
 func (a *Attacher) earlier(
 	view registry.View, key registry.VolumeKey, node registry.NodeName,
 ) (list []registry.RemoteCall) {
@@ -399,8 +402,8 @@ func (a *Attacher) earlier(
 	return list
 }
 
-// withdraw removes earlier calls for a volume that is not attached: no executor has begun to attach it. An executor
-// that begins just now records an attachment, with which no claim of the node is released.
+// withdraw removes earlier calls for a volume that has no attachment, because no executor has begun to attach it. An
+// executor that begins just now records an attachment. While the attachment exists, no claim of the node is released.
 func (a *Attacher) withdraw(ctx context.Context, key registry.VolumeKey, node registry.NodeName) error {
 	if err := a.remote.state.awaitReady(ctx); err != nil {
 		return err

@@ -62,7 +62,7 @@ func (a *Attacher) Serve(ctx context.Context, method string, text []byte) error 
 	return a.Controller.Attach(ctx, intent.Caller{}, v, r.Usage, r.To)
 }
 
-// settleOther settles the open call of the volume that attaches it to another node or detaches it there.
+// settleOther settles the open call of the volume if that call is for another node than the request.
 func (a *Attacher) settleOther(ctx context.Context, r request) error {
 	var open registry.Intent
 	var other bool
@@ -77,7 +77,7 @@ func (a *Attacher) settleOther(ctx context.Context, r request) error {
 	return a.Controller.Settle(ctx, intent.Caller{}, open)
 }
 
-// settle settles the open call of a volume, unless it was settled meanwhile.
+// settle settles the open call of a volume, unless the call was settled meanwhile.
 func (a *Attacher) settle(ctx context.Context, r request) error {
 	same := false
 	if err := a.calls.State.View(ctx, func(view registry.View) error {

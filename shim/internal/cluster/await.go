@@ -8,8 +8,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Table returns the table of plugins for the calls of this node: a wait for a controller ends once another node makes
-// the plugin's controller calls.
+// Table returns the table of plugins for the calls of this node. A wait for a controller ends once another node becomes
+// the plugin's executor.
 func (e *Executors) Table(all intent.Plugins) intent.Plugins { return table{all, e} }
 
 type table struct {
@@ -31,8 +31,8 @@ func (t table) Await(ctx context.Context, role registry.Role, id registry.Plugin
 	return t.Plugins.Await(ctx, role, id)
 }
 
-// awaitOther waits until another node is the executor of the plugin. It returns the error that says so, or why it has
-// waited in vain.
+// awaitOther waits until another node is the executor of the plugin. It returns the error that names this node, or the
+// reason why the wait has failed.
 func (e *Executors) awaitOther(ctx context.Context, plugin registry.PluginID) error {
 	for {
 		changed := e.state.copy.next()

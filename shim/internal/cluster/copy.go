@@ -20,21 +20,21 @@ import (
 
 // copied is the progress of the copy of the shared records.
 type copied struct {
-	mu       sync.Mutex // guards all below except ended
-	revision int64      // that the copy has
+	mu       sync.Mutex // guards all fields below except ended
+	revision int64      // the revision of etcd that the copy has reached
 	changed  chan struct{}
-	waiting  map[string]chan registry.Seq // by the ID of a commit. Closed if the copy was loaded anew
+	waiting  map[string]chan registry.Seq // by the ID of a commit. Closed if the copy is loaded again
 	ended    chan struct{}                // closed when Run has ended
 	why      error                        // why Run has ended; set before ended is closed
 	full     atomic.Pointer[error]        // why the node's disk refuses changes of the copy; nil: it does not
 }
 
-// hasEnded returns the error after ended is closed.
+// hasEnded returns the error for callers that find ended closed.
 func (c *copied) hasEnded() error {
 	return registry.Errorf(registry.ErrUnavailable, "the copy of the cluster's records has ended: %v", c.why)
 }
 
-// behind returns the error if the copy lacks a revision when ctx ends.
+// behind returns why ctx has ended before the copy had a revision.
 func (c *copied) behind(ctx context.Context) error {
 	if full := c.full.Load(); full != nil {
 		return fmt.Errorf("%s: %w", fullText(*full), context.Cause(ctx))
@@ -42,7 +42,7 @@ func (c *copied) behind(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// fullText says that the node's disk refuses changes of the copy.
+// fullText says that the node's disk is full, and refuses changes of the copy.
 func fullText(refused error) string {
 	return fmt.Sprintf("this node does not see changes of the cluster, because its disk is full: %v", refused)
 }
@@ -68,7 +68,7 @@ func (c *copied) next() <-chan struct{} {
 	return c.changed
 }
 
-// wait waits until the copy has a revision.
+// wait waits until the copy has reached a revision.
 func (c *copied) wait(ctx context.Context, revision int64) error {
 	for {
 		c.mu.Lock()
@@ -88,8 +88,8 @@ func (c *copied) wait(ctx context.Context, revision int64) error {
 	}
 }
 
-// awaitRoom waits while the node's disk is full. What the copy lacks then may have been deleted so long ago that etcd
-// has forgotten it, so nothing is decided by the copy.
+// awaitRoom waits while the node's disk is full. The copy is then behind etcd, and etcd may already have forgotten
+// deletions that the copy lacks. So nothing may be decided on the copy.
 func (c *copied) awaitRoom(ctx context.Context) (waited bool, err error) {
 	for {
 		changed := c.next()
@@ -107,7 +107,7 @@ func (c *copied) awaitRoom(ctx context.Context) (waited bool, err error) {
 	}
 }
 
-// forgetWaiting tells all waiting commits that nothing will say whether the copy has them.
+// forgetWaiting closes the channels of all waiting commits: the shim cannot find out whether the copy has them.
 func (c *copied) forgetWaiting() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -117,7 +117,7 @@ func (c *copied) forgetWaiting() {
 	clear(c.waiting)
 }
 
-// reach records that the copy has a revision and the commits, at an index.
+// reach records that the copy has reached a revision, and passes the index to the commits that it now has.
 func (c *copied) reach(revision int64, commits []string, at registry.Seq) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -132,14 +132,14 @@ func (c *copied) reach(revision int64, commits []string, at registry.Seq) {
 	c.changed = make(chan struct{})
 }
 
-// copyIn returns the record of the copy in a view.
+// copyIn returns the copy record of this cluster in a view.
 func (s *State) copyIn(v registry.View) registry.Copy {
 	copied, _ := v.Get(registry.CopyRecord(s.id)).(registry.Copy)
 	copied.Cluster = s.id
 	return copied
 }
 
-// at returns the record of the copy with another revision.
+// at returns the copy record of this cluster with another revision.
 func (s *State) at(v registry.View, revision int64) registry.Copy {
 	c := s.copyIn(v)
 	c.Revision = revision
@@ -184,9 +184,9 @@ var sharedBuckets = func() (all []registry.Bucket) {
 	return all
 }()
 
-// follow watches etcd from the revision of the copy on, and applies what it sees. It loads a copy first if there is
-// none, or if it lacks buckets that an earlier release did not know. At the first time it also does if etcd was
-// restored from a backup: then the copy is ahead of what this shim has just written.
+// follow watches etcd from the revision of the copy on, and applies the events. It first loads the copy if there is
+// none, or if the copy lacks buckets that an earlier release did not know. The first follow of a shim also loads it if
+// etcd was restored from a backup: then the copy is ahead of the write with which this shim joined.
 func (s *State) follow(ctx context.Context, first bool) error {
 	var c registry.Copy
 	err := s.local.View(ctx, func(v registry.View) error { c = s.copyIn(v); return nil })
@@ -220,8 +220,8 @@ func (s *State) follow(ctx context.Context, first bool) error {
 	}
 }
 
-// received are the events of a watch that are to be applied. They are collected while earlier ones are applied, so
-// that one commit of the copy applies them all.
+// received holds the events of a watch that are yet to be applied. Events collect while earlier ones are being applied,
+// and then one commit of the copy applies them all.
 type received struct {
 	mu     sync.Mutex // guards events and ended
 	events []*clientv3.Event
@@ -256,7 +256,7 @@ func (r *received) add(events []*clientv3.Event, err error) {
 	}
 }
 
-// next waits for events. The error is why the watch ended after them.
+// next waits for events. A non-nil error says why the watch has ended after them.
 func (r *received) next() ([]*clientv3.Event, error) {
 	for {
 		<-r.more
@@ -270,7 +270,7 @@ func (r *received) next() ([]*clientv3.Event, error) {
 	}
 }
 
-// apply commits the events of a watch, of one or more transactions, to the copy.
+// apply commits to the copy the events of a watch, which come from one or more transactions.
 func (s *State) apply(ctx context.Context, events []*clientv3.Event) error {
 	if len(events) == 0 {
 		return nil
@@ -316,7 +316,7 @@ func (s *State) apply(ctx context.Context, events []*clientv3.Event) error {
 	return nil
 }
 
-// writeCopy commits a change of the copy. It waits while the disk is full.
+// writeCopy commits a change of the copy. While the disk is full, it retries.
 func (s *State) writeCopy(ctx context.Context, decide registry.Decision) (at registry.Seq, err error) {
 	defer s.copy.full.Store(nil)
 	for {
@@ -332,7 +332,8 @@ func (s *State) writeCopy(ctx context.Context, decide registry.Decision) (at reg
 	}
 }
 
-// reach records what the copy has. It makes the state ready once that is all that earlier shims of this node have done.
+// reach records what the copy has. Once the copy has all that earlier shims of this node have written, the state is
+// ready.
 func (s *State) reach(revision int64, commits []string, at registry.Seq) {
 	s.copy.reach(revision, commits, at)
 	select {
@@ -418,8 +419,8 @@ func (s *State) load(ctx context.Context) (revision int64, err error) {
 	return revision, err
 }
 
-// readAll passes the records and index entries of etcd to visit, also those that were deleted, and returns their
-// revision.
+// readAll passes the records and index entries of etcd to visit, and returns their revision. It also passes deleted
+// ones.
 func (s *State) readAll(
 	ctx context.Context, visit func(registry.Key, *mvccpb.KeyValue) error,
 ) (revision int64, err error) {
@@ -450,7 +451,7 @@ func (s *State) readAll(
 	return revision, nil
 }
 
-// replaced returns the change that makes the copy have exactly the records found.
+// replaced returns the change after which the copy has exactly the records found.
 func (s *State) replaced(
 	v registry.View, found map[registry.Key]registry.Record, revision int64,
 ) (change registry.Change) {

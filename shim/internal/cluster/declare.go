@@ -8,9 +8,10 @@ import (
 	"holdfast/registry"
 )
 
-// Drain begins or ends the drain of a node, which takes no new claims meanwhile. by and reason are for people, the
-// deadline for the node's host. A drain of a node that is lost continues when the node is back, and can be ended or
-// changed before. It returns the node's record. ErrNotFound: there is no such node. ErrConflict: the node is lost.
+// Drain begins or ends the drain of a node, and returns the node's record. A draining node takes no new claims. by and
+// reason are for people, the deadline is for the node's host. A drain that was under way when the node was lost
+// continues once the node is back; until then it can be changed or ended. ErrNotFound: there is no such node.
+// ErrConflict: the node is lost, and was not draining.
 func (n *Node) Drain(
 	ctx context.Context, node registry.NodeName, on bool, deadline time.Time, by, reason string,
 ) (registry.Node, error) {
@@ -36,9 +37,9 @@ func (n *Node) Drain(
 	})
 }
 
-// OutOfService records the statement of an operator that nothing runs on a node any more. The claims of the node are
-// released without it. It returns the node's record. If the node is lost already, it changes nothing. ErrNotFound:
-// there is no such node. ErrConflict: the node is alive.
+// OutOfService records an operator's statement that nothing runs on a node any more, and returns the node's record.
+// Other nodes then release the node's claims. If the node is lost already, nothing changes. ErrNotFound: there is no
+// such node. ErrConflict: the node is alive.
 func (n *Node) OutOfService(
 	ctx context.Context, node registry.NodeName, by, reason string,
 ) (registry.Node, error) {
@@ -50,12 +51,12 @@ func (n *Node) OutOfService(
 	})
 }
 
-// CheckOutOfService returns the error of OutOfService, as far as the records decide it now.
+// CheckOutOfService returns the error that OutOfService would return now.
 func (n *Node) CheckOutOfService(ctx context.Context, node registry.NodeName) error {
 	return n.State.View(ctx, func(v registry.View) error { return n.mayBeLost(v, node) })
 }
 
-// mayBeLost returns an error if the node is alive, or is not known.
+// mayBeLost returns an error if the node is alive or unknown.
 func (n *Node) mayBeLost(v registry.View, node registry.NodeName) error {
 	r, found := v.Node(node)
 	_, alive := v.NodeLease(node)
@@ -90,7 +91,7 @@ func (n *Node) declare(
 	return r, err
 }
 
-// declaring commits the changes of a decision until one has the record of a node, or is empty.
+// declaring commits the changes of decide until a change includes a node's record, or is empty.
 func (n *Node) declaring(ctx context.Context, decide registry.Decision) error {
 	for more := true; more; {
 		_, err := registry.Ensure(ctx, n.State, func(v registry.View) (registry.Change, error) {
@@ -122,9 +123,10 @@ func (n *Node) declared(
 		Events: []registry.Event{{Kind: kind, Node: r.Name, Detail: r.Declaration(), At: now}}}
 }
 
-// lost returns the change that declares a node lost. It may have begun controller calls, which it does not send any
-// more: so its successors may send others. A node that is alive again may still send them, and is a former executor
-// until it has settled them itself. A node that executes many plugins loses some of them first: see declaring.
+// lost returns the change that declares a node lost. If the node is not alive, it sends no more controller calls, so
+// its successors may send others at once. If it is alive again, it becomes a former executor until it has settled its
+// calls itself. If the node has too many executor records for one change, the change has only executor records: see
+// declaring.
 func (n *Node) lost(
 	v registry.View, r registry.Node, state registry.NodeState, kind registry.EventKind, by, reason string,
 ) registry.Change {
@@ -135,7 +137,7 @@ func (n *Node) lost(
 	_, alive := v.NodeLease(r.Name)
 	for _, e := range v.Executors() {
 		switch {
-		case len(change.Put) > registry.Batch: // executors alone
+		case len(change.Put) > registry.Batch: // drop the node's record
 			return registry.Change{Put: change.Put[1:]}
 		case alive && e.Holder == r.Name:
 			change.Put = append(change.Put, e.Dropped(n.Executors.now()))

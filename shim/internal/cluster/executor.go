@@ -13,9 +13,9 @@ import (
 	"holdfast/registry"
 )
 
-// Executors makes this node the executor of plugins whose controller it runs, one node at a time for each plugin. All
-// controller calls of a plugin are sent by its executor, because CSI calls carry no token by which a plugin could
-// refuse the call of an earlier one.
+// Executors makes this node the executor of plugins whose controller runs here. A plugin has at most one executor at a
+// time, which sends all its controller calls. CSI calls carry no token by which a plugin could refuse the calls of an
+// earlier executor.
 type Executors struct {
 	state   *State
 	session *session
@@ -24,10 +24,10 @@ type Executors struct {
 	log     hclog.Logger
 	repeat  func(context.Context, registry.Instance, registry.LateCall) error // see Options
 
-	changed broadcast // of instances, leases, executors and sending
+	changed broadcast // fires after changes of instances, leases and executors, and after the last call of a plugin
 
 	mu      sync.Mutex                            // guards the fields below
-	sending map[registry.PluginID]map[uint64]bool // the numbers of the calls under way
+	sending map[registry.PluginID]map[uint64]bool // by the numbers of the calls under way
 	last    uint64                                // the number of the last call
 }
 
@@ -47,7 +47,7 @@ func newExecutors(s *session, plugins Plugins, now func() time.Time, log hclog.L
 // Check implements intent.Executors.
 func (e *Executors) Check(v registry.View, by registry.ExecutorKey) (registry.Executor, error) {
 	if by.Node == "" && e.local(by.Plugin) {
-		by.Node = e.state.node // a new volume
+		by.Node = e.state.node // for a new volume
 	}
 	if by.Node == e.state.node {
 		return registry.Executor{}, nil
@@ -64,7 +64,7 @@ func (e *Executors) Check(v registry.View, by registry.ExecutorKey) (registry.Ex
 	return executor, registry.Errorf(registry.ErrUnavailable, "%s, not node %s", describe(v, by), e.state.node)
 }
 
-// describe says which node makes controller calls, and whether it is suspect.
+// describe names the node that makes the controller calls, and says whether it is suspect.
 func describe(v registry.View, by registry.ExecutorKey) string {
 	executor, _ := v.Executor(by.Plugin)
 	executor.Plugin = by.Plugin
@@ -79,15 +79,15 @@ func describe(v registry.View, by registry.ExecutorKey) string {
 	return text
 }
 
-// local reports whether this node makes the plugin's calls for its own volumes (controller_scope = "node").
+// local reports whether each node makes the plugin's calls for its own volumes (controller_scope = "node").
 func (e *Executors) local(plugin registry.PluginID) bool {
 	instance, found := e.plugins.Find(registry.RoleController, plugin)
 	return found && instance.Local()
 }
 
-// Sending implements intent.Executors. It waits for the renewal of a lease that was not renewed in time.
+// Sending implements intent.Executors. If this node's lease was not renewed in time, Sending waits for the renewal.
 func (e *Executors) Sending(ctx context.Context, by registry.ExecutorKey) (done func(), err error) {
-	e.session.awaitFirst(ctx) // the calls that a swap has interrupted are repeated before
+	e.session.awaitFirst(ctx) // calls that a swap has interrupted are repeated first
 	for {
 		changed, valid := e.state.copy.next(), e.session.valid.next()
 		done = e.begin(by.Plugin)
@@ -114,7 +114,7 @@ func (e *Executors) Sending(ctx context.Context, by registry.ExecutorKey) (done 
 	}
 }
 
-// begin counts a call to a plugin until done is called.
+// begin counts a call to a plugin as under way until done is called.
 func (e *Executors) begin(plugin registry.PluginID) (done func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -144,8 +144,8 @@ func (e *Executors) Term(ctx context.Context, by registry.ExecutorKey) (term uin
 	return term, failed == nil
 }
 
-// Moved reports whether this node is not the executor, or has lost the role and regained it since a term. Then a call
-// that failed here may succeed at the executor.
+// Moved reports whether this node is not the executor, or has lost the role and regained it since the term. If so, a
+// call that failed here may succeed at the executor.
 func (e *Executors) Moved(ctx context.Context, by registry.ExecutorKey, since uint64) bool {
 	term, here := e.Term(ctx, by)
 	return !here || term != since
@@ -154,7 +154,7 @@ func (e *Executors) Moved(ctx context.Context, by registry.ExecutorKey, since ui
 // idle reports whether no controller call of the plugin is under way here.
 func (e *Executors) idle(plugin registry.PluginID) bool { return e.idleUpTo(plugin, math.MaxUint64) }
 
-// idleUpTo reports whether no controller call of the plugin with a number up to last is under way here.
+// idleUpTo reports whether all controller calls of the plugin with numbers up to last have ended here.
 func (e *Executors) idleUpTo(plugin registry.PluginID, last uint64) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -166,28 +166,28 @@ func (e *Executors) idleUpTo(plugin registry.PluginID, last uint64) bool {
 	return true
 }
 
-// lastCall returns the number of the last call that has begun here.
+// lastCall returns the number of the last call that was begun here.
 func (e *Executors) lastCall() uint64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.last
 }
 
-// Applied looks again after a change of instances, leases or executors.
+// Applied has Run review the executors after a change of instances, leases or executors.
 func (e *Executors) Applied(a registry.Applied) {
 	if a.Change.Touches(registry.BucketInstances, registry.BucketNodeLeases, registry.BucketExecutors) {
 		e.changed.fire()
 	}
 }
 
-// Run takes and leaves the execution of plugins until ctx ends.
+// Run makes this node the executor of plugins, and ends that role, until ctx ends.
 func (e *Executors) Run(ctx context.Context) error {
 	e.session.awaitFirst(ctx)
 	return e.session.follow(ctx, &e.changed, e.log, "cannot take or leave the execution of plugins", e.review)
 }
 
-// review takes the plugins that this node can execute and that have no executor, and leaves those that it can no
-// longer execute, or that another node executes.
+// review leaves the plugins whose controller is not healthy here. It takes those whose controller is healthy here and
+// that have no executor.
 func (e *Executors) review(ctx context.Context) error {
 	var known []registry.Executor
 	err := e.state.View(ctx, func(v registry.View) error { known = v.Executors(); return nil })
@@ -214,12 +214,12 @@ func (e *Executors) healthy(plugin registry.PluginID) bool {
 	return found && instance.Health.State == registry.Healthy
 }
 
-// take makes this node the executor of the plugin, unless another one holds it. The executor deletes the late calls of
-// nodes that are no former executors any more. It does so before it begins any call, as a node may become a former
+// take makes this node the executor of the plugin, unless another node is. Before its first call, a new executor
+// deletes the late calls of nodes that are no longer former executors. Later, such a node may have become a former
 // executor again.
 func (e *Executors) take(ctx context.Context, plugin registry.PluginID) error {
 	lease := e.session.Lease()
-	if lease == 0 { // Run looks again once it is valid
+	if lease == 0 { // Run reviews again once the lease is valid
 		return nil
 	}
 	var err error
@@ -249,8 +249,8 @@ func (e *Executors) take(ctx context.Context, plugin registry.PluginID) error {
 	return err
 }
 
-// leave records that this node is not the executor of the plugin any more. While its plugin runs, it is a former one:
-// a call may begin just now, so HandOver settles them.
+// leave records that this node is no longer the executor of the plugin. While its plugin runs here, it becomes a former
+// executor, because a call may begin just now. HandOver settles such calls.
 func (e *Executors) leave(ctx context.Context, plugin registry.PluginID) error {
 	_, err := registry.Ensure(ctx, e.state, func(v registry.View) (registry.Change, error) {
 		executor, _ := v.Executor(plugin)

@@ -14,14 +14,14 @@ import (
 
 var fenceBackoff = intent.Backoff{First: time.Second, Max: time.Minute}
 
-// suspect is a node that may have to be fenced. Times are those of CLOCK_BOOTTIME.
+// suspect is a node that may have to be fenced. Times are readings of CLOCK_BOOTTIME.
 type suspect struct {
 	due     time.Duration
 	tries   uint64
 	running bool
 }
 
-// fencer fences nodes that have been suspect for a lease's time to live more.
+// fencer fences nodes that stay suspect for as long as a lease lives.
 type fencer struct {
 	*Node
 	all      sync.WaitGroup
@@ -29,8 +29,8 @@ type fencer struct {
 	suspects map[registry.NodeName]*suspect
 }
 
-// fenceLost fences lost nodes until ctx ends. A node that does not fence still removes what an earlier shim, which did,
-// has left at nodes that are back.
+// fenceLost fences suspect nodes until ctx ends. If this node does not fence, fenceLost still removes the fencing marks
+// that an earlier shim of this node has left on nodes that are alive again.
 func (n *Node) fenceLost(ctx context.Context) error {
 	f := fencer{Node: n, suspects: map[registry.NodeName]*suspect{}}
 	defer f.all.Wait()
@@ -54,13 +54,13 @@ func (n *Node) fenceLost(ctx context.Context) error {
 	}
 }
 
-// review starts to fence each node that is due. It returns the time until the next one is; 0: there is none.
+// review starts to fence each node that is due. It returns the time until the next node is due; 0: there is none.
 func (f *fencer) review(ctx context.Context) (wait time.Duration, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now, known := f.session.boot(), f.suspects
 	f.suspects = map[registry.NodeName]*suspect{}
-	back := map[registry.NodeName]bool{} // alive again, so its mark has to go
+	back := map[registry.NodeName]bool{} // alive again, so the mark has to be removed
 	err = f.State.View(ctx, func(v registry.View) error {
 		for _, r := range v.Nodes() {
 			_, alive := v.NodeLease(r.Name)
@@ -88,7 +88,7 @@ func (f *fencer) review(ctx context.Context) (wait time.Duration, err error) {
 	return wait, err
 }
 
-// grace returns for how much longer a node has to be suspect before it is fenced. Earlier shims may have waited.
+// grace returns how much longer a suspect node is given before it is fenced. The wait of earlier shims counts.
 func (f *fencer) grace(v registry.View, node registry.NodeName) time.Duration {
 	since := v.SuspectSince(node)
 	if since.IsZero() {
@@ -97,7 +97,7 @@ func (f *fencer) grace(v registry.View, node registry.NodeName) time.Duration {
 	return min(max(f.session.ttl-f.Executors.now().Sub(since), 0), f.session.ttl)
 }
 
-// pause returns for how much longer a node is not fenced after the tries that have failed, also those of earlier shims.
+// pause returns how long to wait before the next try to fence. Failed tries of earlier shims count.
 func (f *fencer) pause(last registry.Fencing) time.Duration {
 	if last.Tries == 0 {
 		return 0
@@ -119,7 +119,7 @@ func (f *fencer) try(ctx context.Context, node registry.NodeName, s *suspect) {
 	f.changes.fire()
 }
 
-// fenceOnce has the host fence a node and declares it fenced, unless it is alive, or another live node fences it.
+// fenceOnce has the host fence a node and declares it fenced, unless the node is alive or another live node fences it.
 func (f *fencer) fenceOnce(ctx context.Context, node registry.NodeName) error {
 	mine, err := f.mark(ctx, node)
 	if err != nil || !mine {
@@ -149,7 +149,7 @@ func (f *fencer) fenceOnce(ctx context.Context, node registry.NodeName) error {
 	return errors.Join(failed, err)
 }
 
-// mark records that this node fences another one. It removes the mark if that node is alive.
+// mark records that this node fences the other node. If the other node is alive, mark removes the mark.
 func (f *fencer) mark(ctx context.Context, node registry.NodeName) (mine bool, err error) {
 	own, lease := f.State.node, f.session.Lease()
 	_, err = registry.Ensure(ctx, f.State, func(v registry.View) (registry.Change, error) {
@@ -176,7 +176,7 @@ func (f *fencer) mark(ctx context.Context, node registry.NodeName) (mine bool, e
 	return mine && err == nil, err
 }
 
-// working reports whether the node that fences another one is alive.
+// working reports whether the node that set the mark is alive, with the same lease.
 func working(v registry.View, f registry.Fencing) bool {
 	lease, alive := v.NodeLease(f.By)
 	return alive && lease.Lease == f.Lease

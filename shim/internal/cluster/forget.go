@@ -9,9 +9,9 @@ import (
 	"holdfast/registry"
 )
 
-// Forget removes a node from the lists of nodes, because it never comes back, and ends its drain. Calls that wait for
-// the node end with ErrUncertain. It may be repeated after an error, also by the next shim. ErrNotFound: there was
-// never such a node. ErrConflict: the node is alive, or records depend on it; the error names them.
+// Forget removes a node that never comes back from the lists of nodes, and ends its drain. Calls that wait for the node
+// end with ErrUncertain. After an error, this shim or the next one may repeat Forget. ErrNotFound: there was never such
+// a node. ErrConflict: the node is alive, or records depend on it; the error names them.
 func (n *Node) Forget(ctx context.Context, node registry.NodeName, by, reason string) error {
 	if node == n.State.node {
 		return registry.Errorf(registry.ErrConflict, "node %s is this node; forget it at another one", node)
@@ -19,7 +19,7 @@ func (n *Node) Forget(ctx context.Context, node registry.NodeName, by, reason st
 	return n.forget(ctx, node, by, reason, wayOut)
 }
 
-// forget forgets a node that is not alive. wayOut says what to do about what the node still has.
+// forget forgets a node that is not alive. wayOut says how an operator removes the records that depend on the node.
 func (n *Node) forget(
 	ctx context.Context, node registry.NodeName, by, reason string, wayOut func(registry.Node) string,
 ) error {
@@ -42,7 +42,7 @@ func (n *Node) forget(
 		}
 		return n.lost(v, r, registry.NodeForgotten, registry.EventNodeForgotten, by, reason), nil
 	})
-	var calls []registry.Key // that the node has not carried out
+	var calls []registry.Key // calls that the node has not carried out
 	if err == nil {
 		err = n.State.View(ctx, func(v registry.View) error {
 			for _, call := range v.RemoteCalls() {
@@ -71,7 +71,7 @@ func (n *Node) checkUnneeded(v registry.View, node registry.NodeName, wayOut str
 	return nil
 }
 
-// wayOut says what to do about what a node still has.
+// wayOut says how an operator removes the records that depend on a node.
 func wayOut(r registry.Node) string {
 	if r.Lost() {
 		return fmt.Sprintf("it is %s, so its claims and attachments are being released: see holdfast claim list; "+
@@ -81,7 +81,7 @@ func wayOut(r registry.Node) string {
 		"holdfast node out-of-service %[1]s --confirm %[1]s", r.Name)
 }
 
-// some lists at most five of the texts.
+// some joins at most five of the texts, and counts the others.
 func some(texts []string) string {
 	const most = 5
 	if more := len(texts) - most; more > 0 {
@@ -126,7 +126,7 @@ func heldBy(v registry.View, node registry.NodeName) (list []string) {
 	return list
 }
 
-// executorFor describes the part of a node in the execution of plugins.
+// executorFor describes the plugins of which the node is the executor or a former executor.
 func executorFor(v registry.View, node registry.NodeName) (list []string) {
 	for _, e := range v.Executors() {
 		if e.Holder == node || slices.Contains(e.Former, node) {

@@ -23,7 +23,7 @@ const repeatsAtOnce = 32
 // repeatBackoff is the wait between two repetitions of a call.
 var repeatBackoff = intent.Backoff{First: 500 * time.Millisecond, Max: time.Minute}
 
-// lateBatch is how many late calls one transaction deletes. They have no index entries, and etcd allows 128 operations.
+// lateBatch is how many late calls one transaction deletes. etcd allows 128 operations, and late calls have no index.
 const lateBatch = 100
 
 // HandOver settles the calls that this node has begun while it was the executor, until ctx ends. A call may run on at
@@ -60,28 +60,28 @@ func (e *Executors) HandOver(ctx context.Context) error {
 type handOver struct {
 	*Executors
 	plugin   registry.PluginID
-	holder   registry.NodeName // and its term, when the hand-over has last looked
+	holder   registry.NodeName // the executor when settle last ran, and its term
 	term     uint64
-	earlier  uint64                 // the number of the last call that this node may have begun as an earlier holder
-	attempts map[attemptKey]attempt // of the calls that have not ended
+	earlier  uint64                 // calls up to this number may be of an earlier term of this node
+	attempts map[attemptKey]attempt // by call that has not ended
 }
 
-// attemptKey names a call. One that is repeated after all, as its Failed has changed, begins anew.
+// attemptKey names a call. If the Failed of a call changes, its attempts begin again.
 type attemptKey struct {
 	registry.Key
 	failed bool
 }
 
-// attempt is the last repetition of a call.
+// attempt is the latest repetition of a call.
 type attempt struct {
 	tries uint64
-	due   time.Time // of the next one
+	due   time.Time // when the next repetition is due
 	err   error
 }
 
-// settle records which calls of this node as a former executor have ended at the plugin, once there is evidence of
-// that. Calls under way that this shim has begun as an earlier holder may reach the plugin after the repetitions, so it
-// waits for them. It does not wait for calls that it begins as the executor again.
+// settle records which calls of this node as a former executor have ended at the plugin, once there is evidence. Calls
+// that this shim began in an earlier term and that are under way may reach the plugin after the repetitions, so settle
+// waits for them. It does not wait for calls that this node begins as the executor again.
 func (h *handOver) settle(ctx context.Context) error {
 	var executor registry.Executor
 	var calls []registry.LateCall
@@ -122,8 +122,8 @@ func (h *handOver) settle(ctx context.Context) error {
 	return err
 }
 
-// settled returns the change that deletes the late calls of this node that have ended, and takes the node out of the
-// former executors if they are the last ones. more: they are too many for one commit.
+// settled returns the change that deletes the late calls of this node that have ended. If no other calls are left, the
+// change also takes the node out of the former executors. more: the calls are too many for one commit.
 func (h *handOver) settled(v registry.View, ended map[registry.Key]bool) (change registry.Change, more bool) {
 	executor, _ := v.Executor(h.plugin)
 	if !slices.Contains(executor.Former, h.state.node) || h.holder != executor.Holder || h.term != executor.Term {
@@ -147,8 +147,8 @@ func (h *handOver) settled(v registry.View, ended map[registry.Key]bool) (change
 	return change, more
 }
 
-// repeatAll repeats the calls that are due at each instance of the plugin's controller on this node. It returns those
-// that all of them have answered: all calls if there is no instance.
+// repeatAll repeats the calls that are due at each instance of the plugin's controller on this node. It returns the
+// calls that all instances have answered. If there is no instance, all calls have ended.
 func (h *handOver) repeatAll(ctx context.Context, calls []registry.LateCall) (ended map[registry.Key]bool, err error) {
 	instances, last := h.instances(h.plugin), h.attempts
 	h.attempts, ended = map[attemptKey]attempt{}, map[registry.Key]bool{}
@@ -185,8 +185,8 @@ func (h *handOver) repeatAll(ctx context.Context, calls []registry.LateCall) (en
 	return ended, errors.Join(errs...)
 }
 
-// begun returns the calls of this node as a former executor that may still run at its plugin. Those that are open
-// belong to it again if it is the executor. No other node changes which calls this one has begun.
+// begun returns the calls of this node as a former executor that may still run at its plugin. If this node is the
+// executor again, open calls are not among them. Only this node changes which calls it has begun.
 func (e *Executors) begun(v registry.View, executor registry.Executor) (list []registry.LateCall) {
 	list = v.LateCalls(executor.Plugin, e.state.node)
 	if executor.Holder != e.state.node {
@@ -204,8 +204,8 @@ func (e *Executors) repeatOne(ctx context.Context, at registry.Instance, call re
 	return nil
 }
 
-// Repeating implements intent.Executors. Others may send another call if this node may have been declared lost, if the
-// call is an open one and this node is the executor again, or if a deletion has been refused meanwhile.
+// Repeating implements intent.Executors. It returns an error if another node may meanwhile send a different call. That
+// is so if this node may have been declared lost, or if the records of the call have changed.
 func (e *Executors) Repeating(ctx context.Context, plugin registry.PluginID, call registry.LateCall) error {
 	return e.state.View(ctx, func(v registry.View) error {
 		executor, _ := v.Executor(plugin)

@@ -10,24 +10,24 @@ import (
 )
 
 const (
-	maxOperations = 128       // conditions or writes of a transaction, as etcd has it by default
+	maxOperations = 128       // conditions or writes of a transaction; the default limit of etcd
 	maxGroupSize  = 256 << 10 // bytes that a group writes, unless it is a single decision
 )
 
-// groups collects the decisions that commits make while etcd answers the transaction of others.
+// groups collects the decisions of commits while etcd has yet to answer the transaction of an earlier group.
 type groups struct {
-	turn chan struct{} // of capacity 1; full: etcd has yet to answer the transaction of a group
-	mu   sync.Mutex    // guards next, and the fields of each group but its outcome
-	next *group        // that decisions can join; nil: there is none
+	turn chan struct{} // of capacity 1; full while etcd has yet to answer the transaction of a group
+	mu   sync.Mutex    // guards next, and the fields of each group except its outcome
+	next *group        // the group that decisions can join; nil: there is none
 }
 
-// group is a number of decisions that one transaction writes. They are independent: none reads or writes what another
-// one writes.
+// group is a set of decisions that one transaction writes. They are independent: no decision reads or writes what
+// another one writes.
 type group struct {
 	decision
-	size    int // of what is written, in bytes
-	joined  int // commits
-	waiting int // those that wait for the outcome
+	size    int // of the values written, in bytes
+	joined  int // commits that have joined
+	waiting int // commits that wait for the outcome
 	ctx     context.Context
 	cancel  context.CancelCauseFunc // called once no commit waits
 	ended   chan struct{}           // closed once the outcome is known
@@ -37,7 +37,7 @@ type group struct {
 	err   error
 }
 
-// commitGrouped is commitShared for a decision that may share its transaction.
+// commitGrouped does what commitShared does for a decision that may share its transaction with others.
 func (s *State) commitGrouped(ctx context.Context, d decision) (at registry.Seq, done bool, err error) {
 	g := s.joinGroup(ctx, d)
 	select {
@@ -51,13 +51,13 @@ func (s *State) commitGrouped(ctx context.Context, d decision) (at registry.Seq,
 		g.cancel(context.Cause(ctx))
 		<-g.ended
 	}
-	if errors.Is(g.err, errRefused) && g.joined > 1 { // perhaps because of another one
+	if errors.Is(g.err, errRefused) && g.joined > 1 { // another decision may be the cause
 		return s.write(ctx, d, func() {})
 	}
 	return g.at, g.holds, g.err
 }
 
-// joinGroup adds the decision to the next group, or else to a new one.
+// joinGroup adds the decision to the group that is open. If the decision does not fit, joinGroup opens a new group.
 func (s *State) joinGroup(ctx context.Context, d decision) *group {
 	s.groups.mu.Lock()
 	defer s.groups.mu.Unlock()
@@ -80,9 +80,9 @@ func (s *State) joinGroup(ctx context.Context, d decision) *group {
 	return g
 }
 
-// independent reports whether a transaction can write both decisions.
+// independent reports whether one transaction can write both decisions.
 func (s *State) independent(a, b decision) bool {
-	const own = 2 // the conditions State.alive, or the write of the log
+	const own = 2 // State.alive has up to two conditions, and the log takes a write
 	if a.lease != b.lease || len(a.guards)+len(b.guards)+own > maxOperations ||
 		len(a.values)+len(b.values)+own > maxOperations {
 		return false
@@ -110,7 +110,7 @@ func (d *decision) add(other decision) {
 	}
 }
 
-// leave says that a commit waits no longer, and returns how many do.
+// leave records that a commit has stopped waiting for the group, and returns how many commits still wait.
 func (g *groups) leave(from *group) int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -120,7 +120,7 @@ func (g *groups) leave(from *group) int {
 	return from.waiting
 }
 
-// close says that no more decisions can join a group.
+// close keeps further decisions from joining a group.
 func (g *groups) close(this *group) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -129,7 +129,7 @@ func (g *groups) close(this *group) {
 	}
 }
 
-// writeGroup waits for etcd's answer to the transaction of an earlier group, and writes the group.
+// writeGroup waits until etcd has answered the transaction of the earlier group, and then writes the group.
 func (s *State) writeGroup(g *group) {
 	defer close(g.ended)
 	defer g.cancel(nil)

@@ -25,7 +25,7 @@ func (k keys) record(key registry.Key) string {
 	return k.records() + string(key.Bucket) + "/" + key.Path
 }
 
-// parse returns the key of the record or index entry at an etcd key.
+// parse splits the etcd key of a record or index entry into bucket and path.
 func (k keys) parse(key []byte) (registry.Key, bool) {
 	rest, found := strings.CutPrefix(string(key), k.records())
 	bucket, path, cut := strings.Cut(rest, "/")
@@ -41,8 +41,8 @@ type logEntry struct {
 // entryText is the value of an index entry.
 const entryText = "{}"
 
-// written returns the values that the change of the view's state writes, by key. The value of what it deletes is empty.
-// Index entries are included.
+// written returns the values that the change writes, by key, index entries included. The value of a deleted key is
+// empty.
 func written(view registry.View, c registry.Change) (map[registry.Key]string, error) {
 	after := map[registry.Key]registry.Record{}
 	for _, r := range c.Put {

@@ -20,9 +20,9 @@ import (
 // leaveTimeout bounds how long Leave waits for etcd.
 const leaveTimeout = 30 * time.Second
 
-// Leave ends the membership of a node: the cluster forgets it as with Node.Forget, and then its store forgets the
-// cluster. No shim of the node may run. ErrConflict: the node is no member of the cluster, or records depend on it; the
-// error names them. An interrupted Leave can be repeated.
+// Leave ends the membership of a node: the cluster forgets the node as with Node.Forget, and then the node's store
+// forgets the cluster. No shim of the node may run. An interrupted Leave can be repeated. ErrConflict: the node is no
+// member of the cluster, or records depend on it; the error names them.
 func Leave(
 	ctx context.Context, local registry.State, c config.Cluster, node registry.NodeName, log hclog.Logger,
 ) error {
@@ -48,7 +48,7 @@ func Leave(
 
 var errNoMember = registry.Errorf(registry.ErrConflict, "this node is a member of no cluster")
 
-// leave has the cluster forget this node, whose shim does not run.
+// leave has the cluster forget this node. No shim of the node runs.
 func (n *Node) leave(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
@@ -74,7 +74,7 @@ func (n *Node) leave(ctx context.Context) error {
 	if err != nil || !known {
 		return err
 	}
-	if lease != 0 { // of the shim that has ended
+	if lease != 0 { // the lease of the shim that has ended
 		_, err := n.client.Revoke(ctx, lease)
 		if err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 			return unavailable(err)
@@ -84,13 +84,13 @@ func (n *Node) leave(ctx context.Context) error {
 		func(registry.Node) string { return wayToLeave(n.State.node) })
 }
 
-// wayToLeave says what to do about what a node still has.
+// wayToLeave says how an operator removes the records that depend on a node.
 func wayToLeave(node registry.NodeName) string {
 	return fmt.Sprintf("start its agent, run holdfast node drain %s, delete or deregister what is stored there, and "+
 		"stop the agent when holdfast node status %[1]s shows no claims and no executor", node)
 }
 
-// checkIdle returns an ErrConflict if the node has volumes mounted, or calls for them are open.
+// checkIdle returns an ErrConflict if the node has volumes mounted, or has open calls for volumes.
 func checkIdle(v registry.View, node registry.NodeName) error {
 	var has []string
 	for _, p := range v.Stagings() {
@@ -111,9 +111,9 @@ func checkIdle(v registry.View, node registry.NodeName) error {
 	return registry.Errorf(registry.ErrConflict, "node %s still has %s; %s", node, some(has), wayToLeave(node))
 }
 
-// LeaveLost has the store of a node forget its cluster, which does not exist any more. confirm is the cluster's ID;
-// without it the ErrDenied says what may be lost. No shim of the node may run. ErrConflict: the node is no member, or
-// has volumes mounted.
+// LeaveLost has the store of a node forget a cluster that does not exist any more. confirm is the cluster's ID. Without
+// it, LeaveLost returns an ErrDenied that says what may be lost. No shim of the node may run. ErrConflict: the node is
+// no member, or has volumes mounted.
 func LeaveLost(
 	ctx context.Context, local registry.State, node registry.NodeName, confirm string,
 ) (cluster string, err error) {
@@ -138,7 +138,7 @@ func LeaveLost(
 	return cluster, forgetCluster(ctx, local, cluster, node, "by force, with "+lost)
 }
 
-// lossOf describes what is lost with the copy of the cluster's records.
+// lossOf describes the records that the node's store loses with its copy.
 func lossOf(v registry.View, node registry.NodeName) string {
 	volumes := v.Volumes()
 	text := fmt.Sprintf("the records of %d volumes and %d snapshots, which stay at their plugins", len(volumes),

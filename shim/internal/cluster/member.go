@@ -12,9 +12,9 @@ import (
 	"holdfast/registry"
 )
 
-// CheckMember returns an error if a node with these records cannot be a member of the cluster with this ID, or of none
-// if the ID is empty. A member without its cluster would use volumes that others use, and the copy of a cluster's
-// records would replace the node's own.
+// CheckMember returns an error if a node with these records cannot be a member of the cluster with this ID. If the ID
+// is empty, it checks whether the node can run without a cluster. A member without its cluster would use volumes that
+// other nodes use. The copy of a cluster's records would replace the records of a node that was no member.
 func CheckMember(v registry.View, id string) error {
 	if copies := v.Copies(); len(copies) > 0 {
 		switch c := copies[0]; {
@@ -43,9 +43,9 @@ func CheckMember(v registry.View, id string) error {
 	return nil
 }
 
-// join makes the node a member, and the caller the active shim of its node: no commit of an earlier one succeeds any
-// longer. It waits while another member has the name of this node, the node is new and expects another number of nodes
-// than the cluster, or etcd does not let it read or write. A node that was never let in has stored nothing, so it can
+// join makes the node a member, and this shim the active one of its node. From then on no commit of an earlier shim
+// succeeds. join waits while etcd cannot be read or written, while another member has the name of this node, or while a
+// new node expects another number of nodes than the cluster. A node that was never let in has stored nothing, so it can
 // start without the cluster again.
 func (s *State) join(ctx context.Context) error {
 	for {
@@ -72,8 +72,8 @@ func (s *State) join(ctx context.Context) error {
 	}
 }
 
-// member returns the ID of this node as a member. A new one is stored before it is registered, but not while another
-// member has the node's name: then why says so. failed: the node's store has failed.
+// member returns the ID of this node as a member. It stores a new ID before the node is registered. If another member
+// has the node's name, it stores nothing, and why says so. failed: the node's store has failed.
 func (s *State) member(ctx context.Context) (id string, why, failed error) {
 	failed = s.local.View(ctx, func(v registry.View) error { id = s.copyIn(v).Member; return nil })
 	if failed != nil || id != "" {
@@ -91,8 +91,8 @@ func (s *State) member(ctx context.Context) (id string, why, failed error) {
 	return id, nil, failed
 }
 
-// checkFormation returns an error if the cluster expects another number of nodes than this node does. A node that is
-// registered stays one: it may have claims, and without a lease other nodes may fence it.
+// checkFormation returns an error if the cluster expects another number of nodes than this node does. A registered node
+// passes in any case: it may have claims, and without a lease other nodes may fence it.
 func (s *State) checkFormation(ctx context.Context) error {
 	found, err := s.read(ctx, registry.Formation{Cluster: s.id}.Key())
 	formation, _ := found.(registry.Formation)
@@ -107,7 +107,7 @@ func (s *State) checkFormation(ctx context.Context) error {
 	return why
 }
 
-// read returns a record of the cluster, as etcd has it; nil: there is none.
+// read reads a record of the cluster from etcd; nil: there is none.
 func (s *State) read(ctx context.Context, key registry.Key) (registry.Record, error) {
 	var found *clientv3.GetResponse
 	err := s.request(ctx, func(ctx context.Context) (err error) {
@@ -120,8 +120,8 @@ func (s *State) read(ctx context.Context, key registry.Key) (registry.Record, er
 	return decode(key, found.Kvs[0])
 }
 
-// lost reports whether a node of this name is out of service, fenced or forgotten, so that another machine may take its
-// name.
+// lost reports whether the record of a node with this name says out of service, fenced or forgotten. If so, another
+// machine may take the name.
 func (s *State) lost(ctx context.Context) bool {
 	key := registry.NodeRecord(s.node)
 	found, err := s.kv.Get(ctx, s.record(key))
@@ -133,8 +133,8 @@ func (s *State) lost(ctx context.Context) bool {
 	return err == nil && is && node.Lost()
 }
 
-// registered returns what is registered as the shim of this node; nil: nothing. It returns an ErrConflict if another
-// member has the name of the node.
+// registered returns the key value of this node's registration; nil: there is none. It returns an ErrConflict if
+// another member has the name of the node.
 func (s *State) registered(ctx context.Context, member string) (kv *mvccpb.KeyValue, err error) {
 	var other bool
 	err = s.request(ctx, func(ctx context.Context) error {
@@ -154,7 +154,8 @@ func (s *State) registered(ctx context.Context, member string) (kv *mvccpb.KeyVa
 }
 
 // register writes the node's key in etcd. It returns an ErrConflict if another member has the name of the node. A
-// request whose answer was lost may be carried out late, so each is bound to what was registered before.
+// request whose answer was lost may arrive late. So each request is on the condition that the key has not changed since
+// it was read.
 func (s *State) register(ctx context.Context, member string) error {
 	key, id := s.keys.node(s.node), member+"/"+uuid.NewString()
 	for {

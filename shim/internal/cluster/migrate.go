@@ -17,34 +17,35 @@ import (
 	"holdfast/registry"
 )
 
-// movable are the buckets of records that Migrate moves, in their order. Volumes are last: a volume that other nodes
-// see has its claims and attachments. A node that shares nothing has no executors, late calls and remote calls.
+// movable are the buckets of records that Migrate moves, in this order. Volumes are last, so that a volume that other
+// nodes see already has its claims and attachments. A node outside a cluster has no executors, late calls or remote
+// calls.
 var movable = []registry.Bucket{
 	registry.BucketDeregistered, registry.BucketAttachments, registry.BucketClaims, registry.BucketEndpointUses,
 	registry.BucketSnapshots, registry.BucketGroupSnapshots, registry.BucketVolumes,
 }
 
 const (
-	// batchSize is how many records are written in one transaction: with their index entries and the log fewer than
+	// batchSize is how many records one transaction writes. With their index entries and the log these are fewer than
 	// the 128 operations that etcd allows.
 	batchSize = 30
-	// migrateTimeout bounds each request of Migrate, with its repetitions.
+	// migrateTimeout bounds each request of Migrate, retries included.
 	migrateTimeout = 30 * time.Second
 )
 
-// SecretUse is a secret of a volume or snapshot. Nodes share where it is, but not the secret.
+// SecretUse says where a secret of a volume or snapshot is. Nodes share this place, but not the secret itself.
 type SecretUse struct {
-	Of     string `json:"of"` // for people
+	Of     string `json:"of"` // the volume or snapshot, for people
 	Plugin string `json:"plugin"`
 	Key    string `json:"key"`
 	registry.Secret
 }
 
-// Migrate moves the volumes, snapshots and claims of a node that shares nothing into a cluster, and makes the node its
-// member. It calls before with the secrets that other nodes will need, before it moves anything. It returns the number
-// of records moved. No shim of the node may run. It refuses while a call is unfinished, and if the cluster has other
-// records with the same keys; then nothing has been moved. An interrupted migration can be repeated: the node is no
-// member before the cluster has all of its records.
+// Migrate moves the volumes, snapshots and claims of a node outside a cluster into a cluster, makes the node its
+// member, and returns the number of records moved. Before it moves anything, it calls before with the secrets that
+// other nodes will need. No shim of the node may run. If a call is unfinished or the cluster has other records with the
+// same keys, Migrate refuses and moves nothing. An interrupted migration can be repeated, because the node becomes a
+// member only once the cluster has all its records.
 func Migrate(
 	ctx context.Context, local registry.State, c config.Cluster, node registry.NodeName, before func([]SecretUse),
 ) (moved int, err error) {
@@ -82,13 +83,13 @@ func (s *State) migrate(ctx context.Context, before func([]SecretUse)) (moved in
 // migration is one run of Migrate.
 type migration struct {
 	*State
-	revision int64 // of present
+	revision int64 // the revision of present
 	present  map[registry.Key]string
-	volumes  map[registry.VolumeKey]registry.VolumeName // of the cluster
+	volumes  map[registry.VolumeKey]registry.VolumeName // the volumes of the cluster
 
 	member  bool              // the node is a member already
-	total   int               // records of the node
-	records []registry.Record // those that the cluster does not have yet
+	total   int               // how many records the node has
+	records []registry.Record // records that the cluster does not have yet
 	secrets []SecretUse
 }
 
@@ -139,7 +140,7 @@ func (m *migration) readNode(v registry.View) error {
 	return nil
 }
 
-// add adds a record of the node, unless the cluster has it.
+// add adds a record of the node to those to be moved, unless the cluster has it already.
 func (m *migration) add(r registry.Record) error {
 	m.total++
 	var holder registry.NodeName
@@ -175,7 +176,7 @@ func (m *migration) add(r registry.Record) error {
 	return nil
 }
 
-// use adds the secrets of a record.
+// use adds the secrets of a record to those that other nodes will need.
 func (m *migration) use(r registry.Record, plugin registry.PluginID, secrets map[string]registry.Secret) {
 	for _, key := range slices.Sorted(maps.Keys(secrets)) {
 		m.secrets = append(m.secrets, SecretUse{nameOf(r), string(plugin), key, secrets[key]})
@@ -193,7 +194,7 @@ func nameOf(r registry.Record) string {
 	return fmt.Sprintf("record of %s with the key %q", r.Key().Bucket, r.Key().Path)
 }
 
-// write writes records, on the condition that the cluster is as it was read.
+// write writes records, on the condition that they have not changed in the cluster since readCluster.
 func (m *migration) write(ctx context.Context, batch []registry.Record) error {
 	ctx, cancel := context.WithTimeout(ctx, migrateTimeout)
 	defer cancel()

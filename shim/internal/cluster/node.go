@@ -31,7 +31,7 @@ type Node struct {
 	Remote    *Remote
 
 	session *session
-	changes broadcast // of what lost nodes have, of leases, and of what is mounted here
+	changes broadcast // fires after changes of nodes, claims and attachments, of leases, and of mounts on this node
 	plugins Plugins
 	client  *clientv3.Client
 	version string
@@ -41,7 +41,7 @@ type Node struct {
 	expects reports       // another number of nodes than the cluster
 }
 
-// Options of NewNode.
+// Options are the arguments of NewNode.
 type Options struct {
 	Cluster config.Cluster
 	Node    registry.NodeName
@@ -62,7 +62,7 @@ type Options struct {
 	Logger  hclog.Logger
 }
 
-// NewNode returns the node. It makes no request until Run.
+// NewNode returns the node. It makes no request; Run does.
 func NewNode(o Options) (*Node, error) {
 	state, err := dial(o.Cluster, o.Local, o.Node)
 	if err != nil {
@@ -74,7 +74,7 @@ func NewNode(o Options) (*Node, error) {
 		n.State.sending = o.Sending
 	}
 	n.session = newSession(n.State)
-	n.session.ttl = o.Cluster.LeaseTTL.Truncate(time.Second) // as etcd has it
+	n.session.ttl = o.Cluster.LeaseTTL.Truncate(time.Second) // etcd counts whole seconds
 	if o.Cluster.LostNodes == config.LostFence {
 		n.fence = o.Fence
 	}
@@ -85,7 +85,7 @@ func NewNode(o Options) (*Node, error) {
 	return n, nil
 }
 
-// dial returns the state of a node, with a client of its own. Certificates are read for each connection.
+// dial returns the state of a node, with its own etcd client. Certificates are read for each connection.
 func dial(c config.Cluster, local registry.State, node registry.NodeName) (*State, error) {
 	heard := &answers{began: time.Now()}
 	cfg := clientv3.Config{Endpoints: c.Endpoints, DialTimeout: tryTimeout, DialKeepAliveTime: c.LeaseTTL,
@@ -108,13 +108,13 @@ func dial(c config.Cluster, local registry.State, node registry.NodeName) (*Stat
 	return s, nil
 }
 
-// connecting bounds how long a node stays suspect after the network between it and etcd works again. By default gRPC
+// connecting shortens how long a node stays suspect after the network between it and etcd works again. By default gRPC
 // waits up to two minutes between two attempts to connect.
 var connecting = grpc.ConnectParams{MinConnectTimeout: tryTimeout, Backoff: backoff.Config{
 	BaseDelay: time.Second, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second}}
 
-// invalid says that the certificate in a file is not valid at a time. It is empty if the certificate is, or there is
-// none: etcd does not tell its clients why it rejects them.
+// invalid says if the certificate in a file is not valid at a time, because etcd does not tell its clients why it
+// rejects them. The text is empty if the certificate is valid, or if there is none.
 func invalid(file string, now time.Time) string {
 	text, _ := os.ReadFile(file)
 	block, _ := pem.Decode(text)
@@ -189,14 +189,14 @@ func (n *Node) warn(ctx context.Context) {
 	}
 }
 
-// Ready waits until this node knows all that its earlier shims have done. An earlier shim has written it to etcd, but
-// may have died before its copy had it.
+// Ready waits until this node's copy has everything that its earlier shims have written to etcd. An earlier shim may
+// have died before its copy had it.
 func (n *Node) Ready(ctx context.Context) error { return n.State.awaitReady(ctx) }
 
 // Close ends the connection to etcd.
 func (n *Node) Close() error { return n.client.Close() }
 
-// Applied looks at what a committed change may need.
+// Applied wakes the loops that depend on the changed records.
 func (n *Node) Applied(a registry.Applied) {
 	n.Executors.Applied(a)
 	if a.Change.Touches(registry.BucketNodes, registry.BucketNodeLeases, registry.BucketExecutors,
@@ -211,7 +211,7 @@ func (n *Node) Applied(a registry.Applied) {
 	}
 }
 
-// describe keeps the node's record as its plugins are.
+// describe keeps the plugins in the node's record up to date.
 func (n *Node) describe(ctx context.Context) error {
 	for said := (reports{}); ; {
 		err := n.describeNow(ctx)
@@ -235,14 +235,14 @@ func (n *Node) describe(ctx context.Context) error {
 	}
 }
 
-// describeNow records this node. With the last node that was expected, it also records that the cluster has formed. A
-// new node that expects another number of nodes is not recorded.
+// describeNow updates the record of this node. If this node is the last one that the cluster expects, it also records
+// that the cluster has formed. A new node that expects another number of nodes is not recorded.
 func (n *Node) describeNow(ctx context.Context) error {
 	if err := n.State.awaitReady(ctx); err != nil {
 		return err
 	}
 	plugins := PluginsOf(n.plugins.All().Instances)
-	var other error // the cluster expects another number of nodes
+	var other error // set if the cluster expects another number of nodes
 	_, err := registry.Ensure(ctx, n.State, func(v registry.View) (change registry.Change, err error) {
 		record, found := v.Node(n.State.node)
 		other = v.Formation().Check(n.State.expect)
@@ -268,7 +268,7 @@ func (n *Node) describeNow(ctx context.Context) error {
 	return err
 }
 
-// form adds to the change, which records this node, that the cluster has formed if it has.
+// form adds to the change that the cluster has formed, if this node is the last one expected.
 func (n *Node) form(v registry.View, change *registry.Change) {
 	f := v.Formation()
 	if f.Formed {
@@ -303,7 +303,7 @@ func samePlugin(a, b registry.NodePlugin) bool {
 		registry.Topologies([]registry.Topology{b.Topology})
 }
 
-// PluginsOf describes the plugins of this node, by name.
+// PluginsOf describes the plugins of this node, sorted by name.
 func PluginsOf(instances []registry.Instance) (list []registry.NodePlugin) {
 	known := map[registry.PluginID]int{}
 	for _, i := range instances {

@@ -9,11 +9,11 @@ import (
 	"holdfast/registry"
 )
 
-// reads is a Reader that notes which keys of etcd the reader's decision depends on.
+// reads is a Reader that notes on which keys of etcd the caller's decision depends.
 type reads struct {
 	registry.Reader
 	keys
-	keysRead map[string]bool // keys
+	keysRead map[string]bool // etcd keys
 	prefixes map[string]bool
 }
 
@@ -38,7 +38,7 @@ func (r *reads) Paths(b registry.Bucket, prefix string) iter.Seq[string] {
 // Aside implements View.Aside.
 func (r *reads) Aside() registry.Reader { return r.Reader }
 
-// any reports whether the decision depends on anything that nodes share.
+// any reports whether the decision depends on shared records.
 func (r *reads) any() bool { return len(r.keysRead)+len(r.prefixes) > 0 }
 
 // sharedIndexes are the indexes of shared records.
@@ -58,12 +58,12 @@ type guard struct {
 	prefix bool
 }
 
-// guards are the conditions of a transaction: nothing that a guard stands for has changed after its revision. A range
-// without keys fulfils them.
+// guards are the conditions of a transaction: the key or prefix of each guard has not changed since the guard's
+// revision. A prefix without keys fulfils its condition.
 type guards map[guard]int64
 
-// guards returns the conditions that nothing of what was read, or is written by the change, has changed after a
-// revision.
+// guards returns the condition that no key has changed since the revision. It covers the keys that were read and those
+// that the change writes.
 func (r *reads) guards(c registry.Change, since int64) guards {
 	all := guards{}
 	for prefix := range r.prefixes {
@@ -87,12 +87,12 @@ func (r *reads) guards(c registry.Change, since int64) guards {
 }
 
 const (
-	maxGuards = maxOperations - 3 // beside the conditions State.alive and the barrier
-	fewGuards = 5                 // of a bucket
+	maxGuards = maxOperations - 3 // leaves room for the conditions of State.alive and for the barrier
+	fewGuards = 5                 // more guards of one bucket may become one: see bounded
 )
 
-// bounded returns the guards if a transaction can have them all. Else a bucket with more than a few of them has one for
-// all its records.
+// bounded returns the guards if they fit into a transaction. If they do not, a bucket with more than fewGuards of them
+// gets one guard for all its records instead.
 func (g guards) bounded(k keys) guards {
 	if len(g) <= maxGuards {
 		return g
@@ -127,7 +127,7 @@ func (g guards) include(key string) bool {
 	return false
 }
 
-// add adds a guard. Of two revisions the earlier one counts.
+// add adds a guard. If the guard has two revisions, the earlier one counts.
 func (g guards) add(at guard, since int64) {
 	if was, found := g[at]; !found || since < was {
 		g[at] = since

@@ -12,8 +12,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Reaper releases the volumes of lost nodes. After this node was lost itself, it takes down the volumes here before
-// the node does anything else.
+// Reaper releases the volumes of lost nodes. If this node itself was declared lost, Reaper takes down its volumes
+// before the node does anything else.
 type Reaper struct {
 	*Node
 	release Releaser
@@ -21,20 +21,20 @@ type Reaper struct {
 
 	mu      sync.Mutex // guards running and clean
 	running map[registry.AttachmentKey]bool
-	// clean are the epochs of lost nodes that have nothing left, and get nothing new before they are back. The records
-	// of a node whose machine is gone stay, and claims are many.
+	// clean has the epochs of lost nodes that have nothing left. A lost node gets nothing new before it is back. This
+	// saves searching the many claims again for a node whose record stays because its machine is gone.
 	clean map[registry.NodeName]uint64
 }
 
-// Releaser releases what a lost node has of a volume: attachment and claims.
+// Releaser releases a volume of a lost node: its attachment and claims.
 type Releaser interface {
-	// ReleaseLost does nothing if the node is not lost any more.
+	// ReleaseLost releases the volume. It does nothing if the node is not lost any more.
 	ReleaseLost(context.Context, registry.AttachmentKey) error
 }
 
 // Allocs are the allocs of this node.
 type Allocs interface {
-	// Lose begins to release all volumes of this node. It may be called again at any time.
+	// Lose begins to release all volumes of this node. It may be called repeatedly.
 	Lose(ctx context.Context, why string) error
 }
 
@@ -44,7 +44,7 @@ func NewReaper(n *Node, release Releaser, allocs Allocs) *Reaper {
 		clean: map[registry.NodeName]uint64{}}
 }
 
-// Run works until ctx ends.
+// Run releases volumes until ctx ends.
 func (r *Reaper) Run(ctx context.Context) error {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -60,7 +60,7 @@ func (r *Reaper) Run(ctx context.Context) error {
 	})
 }
 
-// due lists what lost nodes still have, and this node may release.
+// due lists the volumes that lost nodes still have and that this node may release.
 func (r *Reaper) due(ctx context.Context) (list []registry.AttachmentKey, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -83,7 +83,7 @@ func (r *Reaper) due(ctx context.Context) (list []registry.AttachmentKey, err er
 			}
 		}
 		for _, at := range v.AllAttachments() {
-			if gone[at.Node] && !v.StoredOn(at.Volume, at.Node) { // else only the node itself can detach it
+			if gone[at.Node] && !v.StoredOn(at.Volume, at.Node) { // only its own node can detach a stored volume
 				found[at.AttachmentKey()] = true
 			}
 		}
@@ -101,8 +101,8 @@ func (r *Reaper) due(ctx context.Context) (list []registry.AttachmentKey, err er
 	return list, err
 }
 
-// endUses removes what clients of CSI endpoints have mounted on lost nodes. Uses by controller calls stay: their
-// clients can end them at another endpoint.
+// endUses deletes the records of mounts that clients of CSI endpoints have on lost nodes. Uses by controller calls
+// stay: their clients can end them at another endpoint.
 func (r *Reaper) endUses(ctx context.Context) error {
 	return registry.EnsureAll(ctx, r.State, func(v registry.View) (change registry.Change, err error) {
 		for _, node := range v.Nodes() {
@@ -123,8 +123,8 @@ func (r *Reaper) endUses(ctx context.Context) error {
 	})
 }
 
-// releases reports whether this node releases a volume of a lost node: there is no call to make, or this node is the
-// plugin's executor.
+// releases reports whether this node releases the volume of a lost node. It does if no call is needed, or if this node
+// is the plugin's executor.
 func (r *Reaper) releases(v registry.View, k registry.AttachmentKey, attached bool) bool {
 	if v.StoredOn(k.Volume, k.Node) {
 		return true
@@ -151,10 +151,10 @@ func (r *Reaper) end(k registry.AttachmentKey) {
 	r.mu.Lock()
 	delete(r.running, k)
 	r.mu.Unlock()
-	r.changes.fire() // it may be due again
+	r.changes.fire() // the volume may be due again
 }
 
-// reap releases what a lost node has of a volume. It retries until that is done or no longer due here.
+// reap releases a volume of a lost node. It retries until the volume is released, or is no longer due here.
 func (r *Reaper) reap(ctx context.Context, k registry.AttachmentKey) {
 	for try := uint64(1); ; try++ {
 		err := r.release.ReleaseLost(ctx, k)
@@ -190,8 +190,8 @@ func (r *Reaper) unmark(ctx context.Context) error {
 	return err
 }
 
-// comeBack makes this node ready again after it was declared lost, or drained if it was before, once it has nothing
-// left: first its mounts go, then its claims and attachments.
+// comeBack makes this node ready (or draining, if it was) after it was declared lost. It first has the mounts removed,
+// then the claims and attachments, and does so once none is left.
 func (r *Reaper) comeBack(ctx context.Context) error {
 	var own registry.Node
 	var isBehind, isMounted, holds bool
@@ -220,7 +220,7 @@ func (r *Reaper) comeBack(ctx context.Context) error {
 	return r.recover(ctx, own.Epoch)
 }
 
-// recover records that this node has nothing left of an epoch.
+// recover makes this node ready or draining again, and records in the copy that the epoch's volumes are taken down.
 func (r *Reaper) recover(ctx context.Context, epoch uint64) error {
 	_, err := registry.Ensure(ctx, r.State, func(v registry.View) (registry.Change, error) {
 		own, _ := v.Node(r.State.node)

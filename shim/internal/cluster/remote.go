@@ -19,18 +19,18 @@ import (
 	"holdfast/registry"
 )
 
-// Remote passes calls to the executors of their plugins, through records. A call continues without its caller, and at
-// the next executor if one dies.
+// Remote passes calls to the executors of their plugins, through records. A call continues if its caller is gone. If
+// the executor dies, the call continues at the next one.
 type Remote struct {
 	state     *State
 	executors *Executors
-	// serve carries out a call on this node. A call with the same ID joins an earlier one or gets its answer.
+	// serve carries out a call on this node. A call with the ID of an earlier one joins it or gets its answer.
 	serve func(ctx context.Context, method string, request []byte) (reply []byte, err error)
 	log   hclog.Logger
 
 	mu      sync.Mutex // guards running
 	running map[registry.OperationID]bool
-	ended   broadcast // of calls that have run
+	ended   broadcast // fires when a call has run
 }
 
 // ErrHere means that this node is the executor of a plugin.
@@ -40,14 +40,14 @@ var ErrHere = errors.New("this node is the executor")
 type Repetition int
 
 const (
-	UntilDone     Repetition = iota // while the call is carried out
-	UntilAnswered                   // also after that, because this shim may die before its caller has the answer
-	Anew                            // an answer that is stored already belongs to an earlier call
+	UntilDone     Repetition = iota // only while the call is carried out
+	UntilAnswered                   // also after the call, because this shim may die before its caller has the answer
+	Anew                            // as a new call: a stored answer belongs to an earlier call
 )
 
-// Call has the executor of the call's plugin, or the node To, carry it out, and returns the reply. It waits for an
-// executor. ErrHere means that this node is the executor and has to carry out the call itself. If ctx ends, the call
-// continues, and a caller with the same ID waits for it again.
+// Call has the executor of the call's plugin, or the node To, carry out the call, and returns the reply. It waits for
+// an executor. ErrHere means that this node is the executor and has to carry out the call itself. If ctx ends, the call
+// continues; the caller can wait for it again with the same ID.
 func (r *Remote) Call(ctx context.Context, c registry.RemoteCall, repeated Repetition) (reply []byte, err error) {
 	for anew := repeated == Anew; ; anew = false {
 		if here, err := r.ask(ctx, c, anew); err != nil || here {
@@ -66,7 +66,7 @@ func (r *Remote) Call(ctx context.Context, c registry.RemoteCall, repeated Repet
 	}
 }
 
-// withdraw removes the record of a call whose caller has given up. A call that has begun continues.
+// withdraw removes the record of a call whose caller has given up. If the call has begun, it continues.
 func (r *Remote) withdraw(ctx context.Context, id registry.OperationID) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
@@ -80,7 +80,7 @@ func (r *Remote) withdraw(ctx context.Context, id registry.OperationID) {
 	}
 }
 
-// Replay returns the reply to an earlier call with the same ID that was UntilAnswered.
+// Replay returns the stored reply to an earlier call with the same ID, if that call was made with UntilAnswered.
 func (r *Remote) Replay(ctx context.Context, c registry.RemoteCall) (reply []byte, found bool, err error) {
 	err = r.state.View(ctx, func(v registry.View) error {
 		earlier, known := v.Operation(c.ID)
@@ -104,7 +104,7 @@ func reused(id registry.OperationID, method string) error {
 	return registry.Invalid("operation id %q is in use for another request (%s); mint a new one", id, method)
 }
 
-// ask writes the call's record, unless there is one. here: this node is the executor, and there is no record.
+// ask writes the call's record, unless there is one. here: this node is the executor, and no record is left.
 func (r *Remote) ask(ctx context.Context, c registry.RemoteCall, anew bool) (here bool, err error) {
 	_, err = registry.Ensure(ctx, r.state, func(v registry.View) (registry.Change, error) {
 		earlier, found := v.RemoteCall(c.ID)
@@ -117,7 +117,7 @@ func (r *Remote) ask(ctx context.Context, c registry.RemoteCall, anew bool) (her
 		}
 		_, err := r.executors.Check(v, c.ExecutedBy())
 		switch here = err == nil; {
-		case here && found: // the caller may have a lock that Serve needs
+		case here && found: // the caller may hold a lock that Serve needs
 			return registry.Change{Delete: []registry.Key{c.Key()}}, nil
 		case here || found && !(anew && earlier.Done):
 			return registry.Change{}, nil
@@ -225,13 +225,13 @@ func (r *Remote) end(id registry.OperationID) {
 	r.mu.Lock()
 	delete(r.running, id)
 	r.mu.Unlock()
-	r.ended.fire() // it may have been asked again meanwhile
+	r.ended.fire() // the call may have been made again meanwhile
 }
 
-// carryOut carries out a call until it has an answer that does not depend on who executes it.
+// carryOut carries out a call until it has an answer that does not depend on which node is the executor.
 func (r *Remote) carryOut(ctx context.Context, c registry.RemoteCall) {
 	for ctx.Err() == nil {
-		var open bool // it may have an answer, if storing it has failed
+		var open bool // false: the call was withdrawn, or an earlier try has stored its answer after all
 		if err := r.state.View(ctx, func(v registry.View) error {
 			now, found := v.RemoteCall(c.ID)
 			open = found && !now.Done

@@ -18,20 +18,20 @@ import (
 // LeaseTTL is how long a node counts as alive after etcd has last heard of it.
 const LeaseTTL = 10 * time.Second
 
-// session is the lease of this node's shim. Its end never frees a claim: it makes the node suspect, and lets other
-// nodes execute the controller calls of plugins.
+// session keeps the lease of this node's shim. The end of a lease never frees a claim: it makes the node suspect, and
+// lets other nodes become the executors of its plugins.
 type session struct {
 	state *State
 	ttl   time.Duration
 	boot  func() time.Duration // CLOCK_BOOTTIME, which also advances while the machine is suspended
-	valid broadcast            // there is a valid lease again
+	valid broadcast            // fires when the lease becomes valid again
 
 	renewed func() // closes first
 	first   chan struct{}
 
 	mu    sync.Mutex // guards the fields below
 	lease clientv3.LeaseID
-	until time.Duration // the lease is certainly valid before
+	until time.Duration // the lease is certainly valid before this time
 }
 
 func newSession(s *State) *session {
@@ -90,8 +90,8 @@ func (s *session) Run(ctx context.Context) error {
 	}
 }
 
-// tryChange has a full etcd make a change, as it may be full no more. While etcd is defragmented, it may answer none
-// for long, and yet renew leases: so tryChange does not wait for it.
+// tryChange has etcd make a change, if it refused the last one because it was full, to find out whether it still is. A
+// member that is being defragmented may renew leases and yet not answer changes for long, so the try is short.
 func (s *session) tryChange(ctx context.Context) {
 	if s.state.heard.isFull() == nil {
 		return
@@ -127,7 +127,8 @@ func (s *session) renew(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// A try whose answer was lost may arrive after the next one, which has another lease: then it does nothing.
+	// A try whose answer was lost may arrive after the next try, which has another lease. Then the late try does
+	// nothing.
 	unchanged := clientv3.Compare(clientv3.ModRevision(s.state.ownLease()), "<", granted.ResponseHeader.GetRevision()+1)
 	answer, err := s.state.kv.Txn(ctx).If(s.state.active(), unchanged).
 		Then(clientv3.OpPut(s.state.ownLease(), string(text), clientv3.WithLease(granted.ID))).
@@ -145,7 +146,7 @@ func (s *session) renew(ctx context.Context) error {
 	return nil
 }
 
-// extend records that the lease was renewed by a request sent at a time. The server's clock may run a little faster.
+// extend records that a request sent at that time has renewed the lease. The server's clock may run a little faster.
 func (s *session) extend(lease clientv3.LeaseID, sent time.Duration) {
 	s.state.heard.got()
 	s.mu.Lock()
@@ -167,18 +168,18 @@ func (s *State) leaseIn(v registry.View) int64 {
 	return own.Lease
 }
 
-// alive returns the conditions that no later shim of the node has been opened, and that the node still has the lease
-// that it had when it decided. A process that was frozen has lost it by then: the guards of the decision do not notice
-// what was deleted so long ago that etcd has forgotten it.
+// alive returns the conditions that no later shim of the node has become active, and that the node still has the lease
+// that it had when it decided. A process that was frozen has lost the lease by then. Its guards alone would not notice
+// deletions so long ago that etcd has forgotten them.
 func (s *State) alive(d decision) []clientv3.Cmp {
 	conditions := []clientv3.Cmp{s.active()}
-	if d.lease != 0 { // a node decides without one for no longer than it takes to get one
+	if d.lease != 0 { // a node decides without a lease only until it gets one
 		conditions = append(conditions, clientv3.Compare(clientv3.LeaseValue(s.ownLease()), "=", d.lease))
 	}
 	return conditions
 }
 
-// awaitLease waits until the copy knows that the node has not the lease of a decision, if that is so in etcd.
+// awaitLease returns at once if etcd still has the lease of the decision. If not, it waits until the copy knows that.
 func (s *State) awaitLease(ctx context.Context, d decision, now []*mvccpb.KeyValue) error {
 	if d.lease == 0 || len(now) > 0 && now[0].Lease == d.lease {
 		return nil

@@ -19,14 +19,14 @@ const silentAfter = time.Second
 
 // answers records whether etcd answers this shim.
 type answers struct {
-	began  time.Time     // of the shim
-	advice func() string // adds to why etcd cannot be reached; nil: nothing
+	began  time.Time     // when the shim started
+	advice func() string // adds advice to the reason why etcd cannot be reached; nil: none
 
 	mu     sync.Mutex // guards the fields below
 	last   time.Time  // when etcd has last answered; zero: never
-	asked  time.Time  // of the first request after that; zero: there was none
-	failed error      // why the last connection failed; nil: it has not, or that is not known
-	full   error      // the refusal of a change because etcd is full; nil: a later change was not refused
+	asked  time.Time  // the first request after that; zero: there was none
+	failed error      // why the last connection failed; nil: it has not, or the cause is unknown
+	full   error      // etcd's refusal of a change because it is full; nil after a later success
 }
 
 // refused records the error of a request if it says that etcd is full.
@@ -45,7 +45,7 @@ func (a *answers) stored() {
 	a.full = nil
 }
 
-// isFull returns why etcd refuses changes; nil: it does not, as far as is known.
+// isFull returns the error with which a full etcd refuses changes; nil: it is not known to be full.
 func (a *answers) isFull() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -68,7 +68,7 @@ func (a *answers) got() {
 	a.last, a.asked, a.failed = time.Now(), time.Time{}, nil
 }
 
-// note is an interceptor that records why etcd cannot be reached. The client's own errors do not say that.
+// note is an interceptor that records why etcd cannot be reached, because the errors of the etcd client do not say it.
 func (a *answers) note(
 	ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker,
 	options ...grpc.CallOption,
@@ -89,7 +89,7 @@ func (a *answers) silent() bool {
 	return !a.asked.IsZero() && time.Since(a.asked) > silentAfter
 }
 
-// silence says for how long etcd, which has these endpoints, has not answered, and why if that is known.
+// silence says since when etcd, at these endpoints, has not answered, and why if the cause is known.
 func (a *answers) silence(endpoints []string) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -109,10 +109,10 @@ func (a *answers) silence(endpoints []string) string {
 	return text
 }
 
-// silence says for how long etcd has not answered.
+// silence says since when etcd has not answered.
 func (s *State) silence() string { return s.heard.silence(s.client.Endpoints()) }
 
-// Problem says why changes of shared records wait at the moment; empty: they do not.
+// Problem says why changes of shared records cannot be made at the moment; empty: they can.
 func (s *State) Problem() string {
 	if s.heard.silent() {
 		return s.silence()

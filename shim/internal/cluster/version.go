@@ -5,21 +5,21 @@ import (
 	"fmt"
 )
 
-// warnOfVersions logs a warning for each member of etcd that may show old records after it was paused.
+// warnOfVersions logs a warning for each member of etcd whose version may show old records after the member was paused.
 func (n *Node) warnOfVersions(ctx context.Context) {
 	for _, endpoint := range n.client.Endpoints() {
 		limited, cancel := context.WithTimeout(ctx, tryTimeout)
 		status, err := n.client.Status(limited, endpoint)
 		cancel()
-		if err == nil && outdated(status.Version) { // a member that does not answer is reported by others
+		if err == nil && outdated(status.Version) { // other loops report a member that does not answer
 			n.log.Warn("etcd may show old records after a pause of this member; use 3.5.28, 3.6.9 or later",
 				"endpoint", endpoint, "version", status.Version)
 		}
 	}
 }
 
-// outdated reports whether a version of etcd is older than the release of its line with the mend. It is false for a
-// version that is no number.
+// outdated reports whether a version of etcd lacks the fix for old records after a pause. It is false if the text is
+// not a version.
 func outdated(version string) bool {
 	var major, minor, patch int
 	if n, _ := fmt.Sscanf(version, "%d.%d.%d", &major, &minor, &patch); n != 3 || major != 3 {
