@@ -77,7 +77,8 @@ func (a *Agent) isRunning(ctx context.Context, r *AllocRecord, name host.TaskNam
 	return false, nil
 }
 
-// allocCopy is alloc.json in an alloc's directory: a copy of its record and job, for an agent that lost its ledger.
+// allocCopy is the content of alloc.json in an alloc's directory: a copy of its record and job, for an agent that lost
+// its ledger.
 type allocCopy struct {
 	Saved time.Time    `json:"saved"`
 	Node  Node         `json:"node"`
@@ -117,7 +118,7 @@ func (a *Agent) writeCopy(r *AllocRecord, job *JobRecord) error {
 	return os.Rename(path+".new", path)
 }
 
-// logCopy logs that a copy could not be written. The ledger has the record anyway.
+// logCopy logs that a copy could not be written. That is no error, because the ledger has the record.
 func (a *Agent) logCopy(id host.AllocID, err error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the alloc has no directory yet, or no more
 		a.log.Warn("cannot write a copy of an alloc's record", "alloc", id, "error", err)

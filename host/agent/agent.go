@@ -43,7 +43,7 @@ type Config struct {
 	Backoff [2]time.Duration
 }
 
-// Storage is the part of host.Host that running jobs needs.
+// Storage is the part of host.Host that an agent needs to run jobs.
 type Storage interface {
 	Tasks
 	Volumes
@@ -68,7 +68,7 @@ type Volumes interface {
 	PrepareAlloc(ctx context.Context, g host.AllocGroup) (map[string]host.Plan, error)
 	ReleaseAlloc(ctx context.Context, id host.AllocID) error
 	ReplaceAlloc(ctx context.Context, id host.AllocID) error
-	// Fingerprints calls fn after each change of a plugin, until ctx ends. The agent then retries what waits.
+	// Fingerprints calls fn after each change of a plugin, until ctx ends. The agent then retries allocs that wait.
 	Fingerprints(ctx context.Context, q host.PluginQuery,
 		fn func(changed []host.PluginFingerprint, complete bool) error) error
 	// Nodes says whether this node is drained.
@@ -201,8 +201,9 @@ func (a *Agent) Close() error { return a.ledger.close() }
 // Node describes this node.
 func (a *Agent) Node() Node { return a.node }
 
-// Run runs the jobs until ctx ends. It then leaves all tasks running and returns nil. Any other error comes from
-// the ledger, because the agent does nothing that it cannot record. A full disk is no such error.
+// Run runs the jobs until ctx ends. It then leaves all tasks running and returns nil. It returns an error if the ledger
+// fails, because the agent takes no step that it cannot record. A full disk is not such an error: the agent waits for
+// space.
 func (a *Agent) Run(ctx context.Context, s Storage) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -244,7 +245,7 @@ func (a *Agent) followRestarts(ctx context.Context, s Tasks) {
 	}
 }
 
-// requestRestart replaces the task's pending request. The runner ignores requests for earlier attempts.
+// requestRestart replaces the pending restart request of the task. The runner ignores a request for an earlier attempt.
 func (a *Agent) requestRestart(p host.PendingRestart) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -260,7 +261,7 @@ func (a *Agent) requestRestart(p host.PendingRestart) {
 	pending <- p
 }
 
-// followPlugins retries what waits after each change of a plugin.
+// followPlugins ends the pauses of waiting allocs after each change of a plugin.
 func (a *Agent) followPlugins(ctx context.Context, s Volumes) {
 	err := s.Fingerprints(ctx, host.PluginQuery{}, func([]host.PluginFingerprint, bool) error {
 		a.Retry()
@@ -296,14 +297,14 @@ func (a *Agent) retried() <-chan struct{} {
 	return a.again
 }
 
-// newBackoff returns pauses as configured, without jitter.
+// newBackoff returns the configured pauses, without jitter.
 func (a *Agent) newBackoff() *backoff.ExponentialBackOff { return newBackoff(a.config.Backoff) }
 
 func newBackoff(limits [2]time.Duration) *backoff.ExponentialBackOff {
 	return &backoff.ExponentialBackOff{InitialInterval: limits[0], Multiplier: 2, MaxInterval: limits[1]}
 }
 
-// sleep returns after d, when ctx ends, or when wake is closed.
+// sleep returns after d, or earlier if ctx ends or wake is closed.
 func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -314,8 +315,8 @@ func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) {
 	}
 }
 
-// Await returns when the condition holds for the list of all allocs, oldest first. It is checked after each change of
-// a record and of a plugin's health.
+// Await returns when holds is true for the list of all allocs, oldest first. It checks after each change of a record or
+// of a plugin's health.
 func (a *Agent) Await(ctx context.Context, holds func([]*AllocRecord) bool) error {
 	for {
 		a.mu.Lock()
@@ -384,7 +385,8 @@ func allocsDir(state string) string { return filepath.Join(state, "agent", "allo
 
 func ledgerPath(state string) string { return filepath.Join(state, "agent", "agent.db") }
 
-// allocOf returns the alloc of a task's parent process, if an agent with this state directory started it.
+// allocOf returns the alloc of a task's parent process. ours reports whether an agent with this state directory started
+// it.
 func allocOf(state string, p taskdriver.Parent) (id host.AllocID, ours bool) {
 	below, ours := strings.CutPrefix(p.Dir, allocsDir(state)+"/")
 	first, _, _ := strings.Cut(below, "/")

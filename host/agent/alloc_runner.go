@@ -19,15 +19,15 @@ import (
 // errStop cancels the work of an alloc that must end, because it was stopped or a task of it ended.
 var errStop = errors.New("the alloc is being stopped")
 
-// runner runs one alloc from the state of its record to its end.
+// runner takes one alloc from the state of its record to its end.
 type runner struct {
 	a    *Agent
 	s    Storage
 	id   host.AllocID
 	al   *alloc
-	life context.Context // of run
+	life context.Context // the context of run
 	halt context.CancelCauseFunc
-	// ready records the volumes that are prepared. It is part of the commit that starts the tasks. nil: recorded
+	// ready records that the volumes are prepared, in the commit that starts the tasks. nil: recorded already
 	ready func(*AllocRecord)
 }
 
@@ -39,7 +39,8 @@ func (a *Agent) runner(id host.AllocID, s Storage) *runner {
 
 func (r *runner) record() *AllocRecord { return r.a.record(r.id) }
 
-// update changes the alloc's record. It waits while the disk is full: nothing is done before it is recorded.
+// update changes the alloc's record. It waits while the disk is full, because the runner takes no step before it is
+// recorded.
 func (r *runner) update(change func(*AllocRecord)) error {
 	return r.a.retryWhileFull(r.life, func() error { return r.a.update(r.id, change) })
 }
@@ -66,7 +67,8 @@ func (r *runner) run(ctx context.Context) {
 	}
 }
 
-// runToEnd takes the alloc through all steps. Stop ends when the alloc must end. Errors come from the ledger or ctx.
+// runToEnd takes the alloc through all steps. The stop context ends when the alloc must end. Errors come from the
+// ledger or ctx.
 func (r *runner) runToEnd(ctx, stop context.Context) error {
 	if r.record().State != AllocReleasing {
 		for _, step := range []func() error{
@@ -89,13 +91,13 @@ func (r *runner) runToEnd(ctx, stop context.Context) error {
 	err := r.update(func(rec *AllocRecord) {
 		rec.State, rec.Reason = rec.outcome()
 		rec.Ended, rec.Plans = time.Now().UTC(), nil
-		if rec.State == AllocFailed && rec.Failed != "" { // else a note of the task has the reason
+		if rec.State == AllocFailed && rec.Failed != "" { // else a note of the failed task has the reason
 			rec.note("", "failed: %s", rec.Reason)
 		} else {
 			rec.note("", "%s", rec.State)
 		}
 	})
-	r.a.Retry() // others may wait for its volumes
+	r.a.Retry() // other allocs may wait for the volumes
 	return err
 }
 
@@ -110,8 +112,8 @@ func (r *runner) fail(why string) error {
 	return err
 }
 
-// retry calls do until it succeeds, ctx ends, or the same call would fail again. Between attempts the alloc's reason
-// is the described error. Errors are those of do and of the ledger.
+// retry calls do until it succeeds, its error is permanent, or ctx ends. Between attempts, the alloc's reason is the
+// described error. retry returns errors of do and of the ledger.
 func (r *runner) retry(ctx context.Context, do func() error, describe func(error) string) error {
 	for b := r.a.newBackoff(); ; {
 		retried := r.a.retried() // before the call, so that a change during it is not missed
@@ -130,12 +132,13 @@ func (r *runner) retry(ctx context.Context, do func() error, describe func(error
 	}
 }
 
-// permanent reports whether the same request would fail again.
+// permanent reports whether a repeated request would fail again.
 func permanent(err error) bool {
 	return errors.Is(err, registry.ErrInvalid) || errors.Is(err, registry.ErrUnsupported)
 }
 
-// failed fails the alloc because of a permanent error. An error after stop has ended is none: the alloc ends anyway.
+// failed fails the alloc because of a permanent error. It ignores an error after stop has ended, because the alloc ends
+// anyway.
 func (r *runner) failed(stop context.Context, err error, describe func(error) string) error {
 	switch {
 	case err == nil || stop.Err() != nil:
@@ -204,8 +207,8 @@ func (r *runner) prepareVolumes(ctx, stop context.Context) error {
 	return errors.Join(err, ctx.Err())
 }
 
-// removeFailed returns when no task whose start failed may still start. Until then the alloc keeps its volumes. No
-// error is permanent here.
+// removeFailed waits until no task whose start failed can still start. Until then the alloc keeps its volumes.
+// removeFailed treats no error as permanent.
 func (r *runner) removeFailed(ctx context.Context) error {
 	return r.retry(ctx, func() error {
 		for _, t := range r.record().Group.Tasks {
@@ -221,7 +224,7 @@ func (r *runner) removeFailed(ctx context.Context) error {
 	}, error.Error)
 }
 
-// releaseVolumes returns when the volumes are released. No error is permanent here.
+// releaseVolumes returns when the volumes are released. It treats no error as permanent.
 func (r *runner) releaseVolumes(ctx context.Context) error {
 	if !r.record().UsesVolumes() {
 		return nil
@@ -240,8 +243,9 @@ func (r *runner) releaseVolumes(ctx context.Context) error {
 	}, func(err error) string { return "volumes not released yet: " + r.describeError(ctx, err, false) })
 }
 
-// release releases the volumes. While another alloc is to follow, those with on_stop = "delete" are kept. If none is to
-// follow any more, a call that does not keep them takes the place of the first one.
+// release releases the volumes. If another alloc will follow in the slot, it keeps the volumes with on_stop = "delete"
+// (ReplaceAlloc). If that changes meanwhile, release cancels the call and deletes these volumes after all
+// (ReleaseAlloc).
 func (r *runner) release(ctx context.Context) error {
 	followed := func() bool { rec := r.record(); return r.a.job(rec.Job).restarts(rec) }
 	if !followed() {
@@ -304,8 +308,8 @@ func (r *runner) runTasks(ctx, stop context.Context) error {
 	return errors.Join(ctx.Err(), r.a.failure())
 }
 
-// begin records that the volumes are ready, that the alloc runs, and that the tasks that wait for no other begin their
-// first attempt. It returns those.
+// begin records that the volumes are ready, that the alloc runs, and that some tasks begin their first attempt. These
+// are the tasks that wait for no other task. begin returns them.
 func (r *runner) begin(rec *AllocRecord, specs []taskSpec) map[host.TaskName]bool {
 	if r.ready != nil {
 		r.ready(rec)
@@ -354,13 +358,13 @@ func (r *runner) specs() ([]taskSpec, error) {
 	return out, nil
 }
 
-// pollLimits are the first and the longest interval of asking the shim what an alloc waits for.
+// pollLimits are the first and the longest interval between two questions to the shim about what an alloc waits for.
 var pollLimits = [2]time.Duration{500 * time.Millisecond, 15 * time.Second}
 
 // pollTimeout bounds one such question.
 const pollTimeout = 2 * time.Second
 
-// reportWaits does something slow, and meanwhile records what the alloc waits for.
+// reportWaits calls do. While do runs, it records what the alloc waits for.
 func (r *runner) reportWaits(ctx context.Context, do func() error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -392,8 +396,8 @@ func (r *runner) waits(ctx context.Context) []registry.Wait {
 	return list[0].Waiting
 }
 
-// describeError says why the volumes are not ready: what the alloc waits for, or else err. If they never will be, it
-// adds advice, and does not name holders: a claim that is refused for good does not wait for them.
+// describeError says why the volumes are not ready: what the alloc waits for, or else err. For a permanent error it
+// adds advice and names no holders, because the claim does not wait for them.
 func (r *runner) describeError(ctx context.Context, err error, permanent bool) string {
 	waits := r.waits(ctx)
 	if len(waits) == 0 {

@@ -38,7 +38,7 @@ func checkFree(dir string) error {
 	}
 	free := st.Bavail * uint64(st.Bsize) // not Bfree: a file system may keep blocks from root too
 	switch {
-	case st.Blocks == 0: // the file system does not report it
+	case st.Blocks == 0: // the file system does not report its size
 		return nil
 	case free < minFree:
 		return registry.Errorf(registry.ErrExhausted, "%s free, %s needed", units.BytesSize(float64(free)),
@@ -49,14 +49,14 @@ func checkFree(dir string) error {
 	return nil
 }
 
-// Shortage returns why nothing new is started, and what to do. It is empty if nothing waits for space.
+// Shortage returns why the agent starts nothing new, and what to do about it. It is empty if nothing waits for space.
 func (a *Agent) Shortage() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.shortage
 }
 
-// setShortage records that something waits for space, or with nil that nothing does. While something waits, it
+// setShortage records why something waits for space; nil means that nothing does. While something waits, setShortage
 // schedules calls of reconcile. The caller does not hold a.mu.
 func (a *Agent) setShortage(err error) {
 	text := ""

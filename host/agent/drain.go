@@ -9,7 +9,7 @@ import (
 	"holdfast/registry"
 )
 
-// followDrain stops everything on this node while it is drained, and runs the jobs again after that.
+// followDrain stops all allocs while the node is drained, and runs the jobs again afterwards.
 func (a *Agent) followDrain(ctx context.Context, s Volumes) {
 	q := host.NodeQuery{Node: host.NodeName(a.node.Name)}
 	var running sync.WaitGroup // of the present drain
@@ -25,7 +25,7 @@ func (a *Agent) followDrain(ctx context.Context, s Volumes) {
 			}
 			continue
 		}
-		if q.MinIndex = at; at == 0 { // nothing was ever written, and no list waits without an index
+		if q.MinIndex = at; at == 0 { // no write yet; without an index, Nodes returns at once
 			sleep(ctx, a.config.Backoff[1], nil)
 		}
 		var drain registry.Drain
@@ -57,7 +57,7 @@ func (a *Agent) followDrain(ctx context.Context, s Volumes) {
 	end()
 }
 
-// drain stops everything, users of volumes first.
+// drain stops all allocs, users of volumes first.
 func (a *Agent) drain(ctx context.Context) {
 	if err := a.stopRanks(ctx, lastRank); err == nil {
 		a.log.Info("the node is drained: all allocs have ended")
@@ -87,7 +87,7 @@ func (a *Agent) resume() {
 	a.wakeRun()
 }
 
-// endGrace has all tasks that are being stopped end at once.
+// endGrace ends the grace of all tasks that are being stopped, so that they are killed at once.
 func (a *Agent) endGrace() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -111,5 +111,5 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// stopsAll reports whether all allocs are being stopped, in their order, so that no other may be placed.
+// stopsAll reports whether all allocs are being stopped, rank by rank. Until that is over, no alloc may be placed.
 func (a *Agent) stopsAll() bool { return a.draining.Load() || a.drained.Load() }

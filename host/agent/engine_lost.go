@@ -11,14 +11,14 @@ import (
 	"holdfast/registry"
 )
 
-// LostEngineMount is a mount for container engines on whose volume this node has no claim any more, because the node
-// was out of service or fenced, or because a person has released the claim. Its containers may still write.
+// LostEngineMount is a mount for container engines whose volume this node has no claim on any more. Either the node was
+// out of service or fenced, or a person has released the claim. The containers may still write.
 type LostEngineMount struct {
 	Volume host.VolumeID
 	Alloc  host.AllocID
 	Path   string
 	Reason string
-	// Containers are the IDs of those that use the mount, as far as they are known.
+	// Containers are the IDs of the containers that use the mount, as far as they are known.
 	Containers []string
 	// Stop is the command that stops the containers, or lists them if their IDs are not known.
 	Stop string
@@ -84,7 +84,8 @@ func listContainers(engine string, volume host.VolumeID) string {
 	return display.Command(engine+" ps --filter", "volume="+string(volume))
 }
 
-// lostReason returns why the shim has no claim for the alloc of a finished mount; empty: it has one.
+// lostReason returns why the shim has no claim for the alloc of a mount that is complete. It is empty if there is a
+// claim.
 func (e *engineMounts) lostReason(al host.AllocStatus) string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -99,7 +100,7 @@ func (e *engineMounts) lostReason(al host.AllocStatus) string {
 	return ""
 }
 
-// lostClaim returns why this node has no claim on the mounted volume any more; empty: it has one.
+// lostClaim returns why this node has no claim on the mounted volume any more. It is empty if there is a claim.
 func (a *Agent) lostClaim(ctx context.Context, s AllocLister, m *EngineMount) (reason string, err error) {
 	list, _, err := s.Allocs(ctx, host.AllocQuery{ID: m.Alloc})
 	if err != nil || len(list) == 0 {
@@ -108,15 +109,16 @@ func (a *Agent) lostClaim(ctx context.Context, s AllocLister, m *EngineMount) (r
 	return a.engine.lostReason(list[0]), nil
 }
 
-// refuseLost is the error of a mount of a volume that containers have lost. Another container must not join them, and a
-// new mount would have them write beside it.
+// refuseLost is the error of a mount of a volume that this node has lost while containers used it. Another container
+// must not join them, and they would still write beside a new mount.
 func (a *Agent) refuseLost(m *EngineMount, reason string) error {
 	return registry.Errorf(registry.ErrConflict,
 		"this node has lost volume %q (%s), and containers still use it; stop them, then start this one again: %s",
 		m.Volume, reason, a.describeLost(m, reason).Stop)
 }
 
-// loseEngineMount reports that the volume of an engine's containers was lost. It is released once they have stopped.
+// loseEngineMount reports that this node has lost the volume of an engine's containers. The mount is released once they
+// have stopped.
 func (a *Agent) loseEngineMount(id host.AllocID, reason string) {
 	all := a.EngineMounts()
 	i := slices.IndexFunc(all, func(m *EngineMount) bool { return m.Alloc == id })

@@ -31,8 +31,8 @@ type EngineMount struct {
 	Holders map[string]EngineHolder `json:"holders"` // by the ID that the engine sent
 }
 
-// EngineHolder counts the mounts of one ID. An engine may mount several times with one ID: Docker for a container and
-// for a copy beside it, and each store of Podman with the same constant ID.
+// EngineHolder counts the mounts of one ID. An engine may mount a volume several times with one ID. Docker does so for
+// a container and for a copy beside it. Podman always sends the same ID, from each of its stores.
 type EngineHolder struct {
 	Count  int          `json:"count"`
 	Engine EngineCaller `json:"engine"`
@@ -60,7 +60,7 @@ func CallerOf(pid int) EngineCaller {
 	return EngineCaller{PID: pid, Start: s.Start, Daemonless: s.Comm != "dockerd"}
 }
 
-// gone reports whether the engine has ended, so that it will not unmount what it has mounted.
+// gone reports whether the engine has ended and will therefore not unmount its mounts.
 func (c EngineCaller) gone() bool { return !c.Daemonless && c.ended() }
 
 // ended reports whether the process has ended.
@@ -77,9 +77,9 @@ type engineMounts struct {
 	users func([]string) (map[string][]mount.User, error) // mount.Users
 	// isMount reports whether something is mounted at a path.
 	isMount func(path string) (bool, error)
-	// unused has the first review since which no container used the mount.
+	// unused has the time of the first review since which no container has used the mount.
 	unused map[host.VolumeID]time.Time
-	// lost has why this node lost the volume of a mount, by alloc, as the shim has reported it.
+	// lost has the reason why this node lost the volume of a mount, by alloc, as the shim reported it.
 	lost map[host.AllocID]string
 }
 
@@ -113,7 +113,7 @@ func (a *Agent) setEngineMount(id host.VolumeID, m *EngineMount) error {
 	}
 	a.engine.mu.Lock()
 	defer a.engine.mu.Unlock()
-	delete(a.engine.unused, id) // an engine just asked for it, or it is gone
+	delete(a.engine.unused, id) // an engine has just asked for the volume, or the mount is gone
 	if old := a.engine.known[id]; old != nil && (m == nil || m.Alloc != old.Alloc) {
 		delete(a.engine.lost, old.Alloc)
 	}
@@ -148,7 +148,7 @@ func (m *EngineMount) with(id string, caller EngineCaller, change int) *EngineMo
 	next.Holders = maps.Clone(m.Holders)
 	h := next.Holders[id]
 	if h.Engine != caller && h.Engine.gone() {
-		h.Count = 0 // counted by a process that will not unmount
+		h.Count = 0 // the count was made by a process that will not unmount
 	}
 	h.Count, h.Engine = h.Count+change, caller
 	next.Holders[id] = h
@@ -167,13 +167,13 @@ type EngineRequest struct {
 	Caller EngineCaller
 }
 
-// engineLimit bounds a mount. Docker waits for two minutes, and says nothing about the reason then. Podman ends the
-// request earlier by itself.
+// engineLimit bounds a mount. Docker gives up after two minutes, and then shows no reason. Podman cancels the request
+// earlier.
 const engineLimit = 110 * time.Second
 
 // MountForEngine mounts a volume for a container and returns the directory on this host. A failure leaves nothing
-// mounted that no other container uses. After a success the caller calls answered, and says whether the engine has the
-// answer: without it the engine does not unmount. Until then other requests for the volume wait.
+// mounted that no other container uses. After a success the caller must call answered, and say whether the engine has
+// received the answer: without the answer, the engine will not unmount. Until then other requests for the volume wait.
 func (a *Agent) MountForEngine(
 	ctx context.Context, s Volumes, r EngineRequest,
 ) (path string, answered func(has bool), err error) {
@@ -198,7 +198,7 @@ func (a *Agent) MountForEngine(
 	}, nil
 }
 
-// mountForEngine is MountForEngine under the lock.
+// mountForEngine is MountForEngine for a caller that holds the volume's lock.
 func (a *Agent) mountForEngine(ctx context.Context, s Volumes, r EngineRequest) (path string, err error) {
 	m, err := a.usableEngineMount(ctx, s, r)
 	if err != nil {
@@ -219,7 +219,7 @@ func (a *Agent) mountForEngine(ctx context.Context, s Volumes, r EngineRequest) 
 	if err == nil {
 		return next.Path, nil
 	}
-	// The engine does not unmount what it could not mount.
+	// The engine does not unmount a volume whose mount failed.
 	undo, cancelUndo := context.WithTimeout(context.WithoutCancel(ctx), releaseWait)
 	defer cancelUndo()
 	m = m.with(r.ID, r.Caller, -1)
@@ -234,9 +234,9 @@ func (a *Agent) mountForEngine(ctx context.Context, s Volumes, r EngineRequest) 
 	return "", err
 }
 
-// withoutLostCount drops the count of a Podman that was killed before it stored its own. Podman mounts only what it
-// does not count as mounted. Another store of Podman may count it too, but then a container uses the mount, or the
-// process that mounted it still starts the container.
+// withoutLostCount drops the count of a Podman process that was killed before it stored its own count. Podman sends a
+// mount only if its own count is 0. Another store of Podman may have counted the mount too. Then a container uses it,
+// or the process that mounted it is still starting the container.
 func (a *Agent) withoutLostCount(m *EngineMount, r EngineRequest) (*EngineMount, error) {
 	h, held := m.Holders[r.ID]
 	if !held || !h.Engine.Daemonless || !h.Engine.ended() {
@@ -252,9 +252,9 @@ func (a *Agent) withoutLostCount(m *EngineMount, r EngineRequest) (*EngineMount,
 // releaseWait bounds how long an engine waits for a release, which continues later. Podman waits for 5 s by default.
 const releaseWait = 4 * time.Second
 
-// usableEngineMount returns the current mount of the volume, or the record of a new one without a path. It releases a
-// mount of an earlier boot, one whose release has begun, and one that is gone although it is recorded. A mount whose
-// volume this node has lost is released too, and refused while containers use it.
+// usableEngineMount returns the current mount of the volume, or a new record without a path. It first releases a
+// recorded mount that is from an earlier boot, is being released, or does not exist any more. It also releases a mount
+// whose volume this node has lost, but refuses the request while containers use it.
 func (a *Agent) usableEngineMount(ctx context.Context, s Volumes, r EngineRequest) (*EngineMount, error) {
 	boot, err := proc.BootID()
 	if err != nil {
@@ -272,7 +272,7 @@ func (a *Agent) usableEngineMount(ctx context.Context, s Volumes, r EngineReques
 		return nil, err
 	}
 	if m != nil && m.Boot == boot && m.Path == "" && len(m.Holders) > 0 {
-		cut := *m // the agent died before it answered; the same alloc continues
+		cut := *m // the agent died before it answered; the same alloc goes on
 		cut.Holders = map[string]EngineHolder{}
 		return &cut, nil
 	}
@@ -287,7 +287,8 @@ func (a *Agent) usableEngineMount(ctx context.Context, s Volumes, r EngineReques
 	}, nil
 }
 
-// joinable reports whether another container may use the mount, which has a path. If not, it can be released.
+// joinable reports whether another container may use the mount, which has a path. If it returns false, the mount can be
+// released.
 func (a *Agent) joinable(ctx context.Context, s Volumes, m *EngineMount) (bool, error) {
 	mounted, err := a.engine.isMount(m.Path)
 	if err != nil || !mounted {
@@ -304,8 +305,8 @@ func (a *Agent) joinable(ctx context.Context, s Volumes, m *EngineMount) (bool, 
 	return unused == 0 && err == nil, err
 }
 
-// CheckEnginePlugin refuses to let an engine wait for a plugin that no job runs, or that the engine may have to start
-// itself: a dockerd that starts answers no request before it has mounted the volumes of its containers.
+// CheckEnginePlugin returns an error if no job runs the plugin, or if the engine may have to start it. A dockerd that
+// starts answers no request before it has mounted the volumes of its containers, so it would wait for itself.
 func (a *Agent) CheckEnginePlugin(ctx context.Context, s Lister, plugin host.PluginID, by EngineCaller) error {
 	list, _, err := s.Plugins(ctx, host.PluginQuery{Plugin: plugin})
 	switch engine := by.Name(); {
@@ -329,7 +330,7 @@ type NodeLister interface {
 }
 
 // CheckEngineController is CheckEnginePlugin for the creation or deletion of a volume, which another node of the
-// cluster can do. node is the one that has, or is to have, a volume that stays on its node; empty: this one.
+// cluster can also do. node is the node of a volume that stays on its node; empty: this node.
 func (a *Agent) CheckEngineController(
 	ctx context.Context, s NodeLister, plugin host.PluginID, node host.NodeName, by EngineCaller,
 ) error {
@@ -361,7 +362,7 @@ func (a *Agent) CheckEngineController(
 	return refused
 }
 
-// runsPlugin reports whether a job runs the plugin, with a task driver if that is not empty.
+// runsPlugin reports whether a job runs the plugin. If driver is not empty, only tasks of that driver count.
 func (a *Agent) runsPlugin(driver string, plugin host.PluginID) bool {
 	return slices.ContainsFunc(a.Allocs(), func(r *AllocRecord) bool {
 		return !r.State.Ended() && slices.ContainsFunc(r.Group.Tasks, func(t hooks.Task) bool {
@@ -392,7 +393,7 @@ func (a *Agent) prepareEngineMount(ctx context.Context, s Volumes, m *EngineMoun
 	return binds[0].Source, nil
 }
 
-// explainEngineWait returns what a mount waited for when its time was over, or else err.
+// explainEngineWait returns what the mount waited for, if ctx has ended, else err.
 func (a *Agent) explainEngineWait(ctx context.Context, s Volumes, m *EngineMount, err error) error {
 	if ctx.Err() == nil {
 		return err
@@ -409,9 +410,9 @@ func (a *Agent) explainEngineWait(ctx context.Context, s Volumes, m *EngineMount
 }
 
 // UnmountForEngine takes back one mount of an ID, as takeBackEngineMount does. Podman counts the volume as mounted
-// until it has the answer, and sends no Mount for a volume that it counts as mounted: the next container would get a
-// directory without the volume. For an engine without a daemon the mount is therefore only locked. The caller then
-// calls answered, and says whether the engine has the answer. Otherwise answered is nil.
+// until it has the answer, and sends no Mount until then: the next container would get a directory without the volume.
+// For an engine without a daemon, UnmountForEngine therefore only locks the mount. The caller must then call answered,
+// and say whether the engine has received the answer. Otherwise answered is nil.
 func (a *Agent) UnmountForEngine(ctx context.Context, s Volumes, r EngineRequest) (answered func(bool), err error) {
 	limited, cancel := context.WithTimeout(ctx, releaseWait)
 	defer cancel()
@@ -434,9 +435,9 @@ func (a *Agent) UnmountForEngine(ctx context.Context, s Volumes, r EngineRequest
 	}, nil
 }
 
-// takeBackEngineMount takes back one mount of an ID, under the lock, and releases the volume after the last. An ID that
-// has nothing mounted is no error: an engine may also unmount after a mount that failed. A release that fails or takes
-// longer is continued later, because the engine would not repeat the request.
+// takeBackEngineMount takes back one mount of an ID, and releases the volume after the last one. The caller holds the
+// lock. An ID without a mount is no error, because an engine may also unmount after a failed mount. A release that
+// fails or takes longer is continued later, because the engine would not repeat the request.
 func (a *Agent) takeBackEngineMount(ctx context.Context, s Volumes, r EngineRequest) error {
 	m := a.EngineMount(r.Volume)
 	if m == nil {

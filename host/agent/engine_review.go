@@ -19,9 +19,9 @@ import (
 // engineReview is the time between two reviews of all engine mounts.
 const engineReview = 15 * time.Second
 
-// unusedLimit is how long a mount that Docker holds may be unused. Docker may hold it although no container exists: it
-// repeats a request whose answer was lost, and that counts twice. It is longer than the mount of a container's other
-// volumes takes.
+// unusedLimit is how long a mount that Docker holds may be unused. Docker may hold a mount although no container
+// exists: after a lost answer it repeats its request, and that counts twice. unusedLimit is longer than the mounts of a
+// container's other volumes take.
 const unusedLimit = 5 * time.Minute
 
 // followEngineMounts releases mounts that no container uses any more: those of an earlier boot, those whose release
@@ -43,8 +43,8 @@ func (a *Agent) followEngineMounts(ctx context.Context, s Volumes) {
 	}
 }
 
-// unusedEngineMounts lists the mounts that no container uses, as a review would find. It reads the processes of the
-// machine once, and not once for each volume.
+// unusedEngineMounts lists the mounts that a review would find unused. It reads the processes of the machine only once
+// for all volumes.
 func (a *Agent) unusedEngineMounts() []*EngineMount {
 	all := a.EngineMounts()
 	var paths []string
@@ -58,7 +58,7 @@ func (a *Agent) unusedEngineMounts() []*EngineMount {
 	}
 	users, err := a.engine.users(paths)
 	if err != nil {
-		return all // their reviews report it
+		return all // the review of each mount reports the error
 	}
 	a.engine.mu.Lock()
 	defer a.engine.mu.Unlock()
@@ -71,16 +71,16 @@ func (a *Agent) unusedEngineMounts() []*EngineMount {
 	})
 }
 
-// ForgetForEngine prepares the removal of a volume: it drops the counts of the engine that asks, if no container uses
-// the mount. An engine removes no volume that a container of its own has.
+// ForgetForEngine prepares the removal of a volume: if no container uses the mount, it drops the counts of the asking
+// engine. An engine removes no volume that one of its own containers has.
 func (a *Agent) ForgetForEngine(ctx context.Context, s Volumes, r EngineRequest) error {
 	return a.reviewEngineMount(ctx, s, r.Volume, releaseTimeout, func(h EngineHolder, unused time.Duration) bool {
 		return unused > 0 && (h.Engine == r.Caller || h.Engine.Daemonless && r.Caller.Daemonless || h.Engine.gone())
 	})
 }
 
-// reviewEngineMount drops the holders that ended reports, and releases a mount that has no holder and no user. It waits
-// for the release, and other requests for the volume wait for it.
+// reviewEngineMount drops the holders for which ended returns true, and releases a mount without holder and user. It
+// waits for the release, and other requests for the volume wait for it.
 func (a *Agent) reviewEngineMount(
 	ctx context.Context, s Volumes, volume host.VolumeID, wait time.Duration,
 	ended func(h EngineHolder, unused time.Duration) bool,
@@ -105,7 +105,8 @@ func (a *Agent) reviewEngineMount(
 	next := *m
 	next.Holders = maps.Clone(m.Holders)
 	maps.DeleteFunc(next.Holders, func(_ string, h EngineHolder) bool {
-		// Without a path the agent died before it answered: the lock shows that no request runs.
+		// A mount without a path has no request that still runs, because reviewEngineMount holds the lock: the agent
+		// died before it answered.
 		return m.Boot != boot || m.Path == "" || ended(h, unused)
 	})
 	if len(next.Holders) != len(m.Holders) {
@@ -125,8 +126,8 @@ func (a *Agent) reviewEngineMount(
 // releaseTimeout is how long the removal of a volume waits for its release.
 const releaseTimeout = 30 * time.Second
 
-// unusedFor returns for how long no container has used the mount, and 0 if one does. Containers may outlive their
-// engine.
+// unusedFor returns for how long no container has used the mount. It returns 0 if a container uses it. Containers may
+// outlive their engine.
 func (a *Agent) unusedFor(m *EngineMount) (time.Duration, error) {
 	users, err := a.engineUsers(m)
 	if err != nil {
@@ -155,8 +156,8 @@ func (a *Agent) engineUsers(m *EngineMount) ([]mount.User, error) {
 	return a.containers(users[m.Path]), err
 }
 
-// containers returns the users that may be containers. A user that sees the volume at the same path as this process is
-// in a private copy of this mount namespace, and is no container.
+// containers returns the users that may be containers. It leaves out users that see the volume at the same path as this
+// process: these are processes in a private copy of this mount namespace.
 func (a *Agent) containers(users []mount.User) []mount.User {
 	root := hooks.Layout{State: a.config.StateDir}.MountRoot() + "/"
 	return slices.DeleteFunc(users, func(u mount.User) bool { return strings.HasPrefix(u.There, root) })
@@ -179,11 +180,12 @@ func (m *EngineMount) Describe() string {
 	return strings.Join(list, ", and ")
 }
 
-// containerID finds the container in the name of a cgroup of Docker or Podman. The ID of its pod may stand before it.
+// containerID finds the container's ID in the name of a cgroup of Docker or Podman. The ID of its pod may come before
+// it.
 var containerID = regexp.MustCompile(`(?s)^.*\b([0-9a-f]{64})\b`)
 
-// EngineContainers returns the IDs of the containers that use the volume, as their cgroups show. An engine does not say
-// for which container it mounts.
+// EngineContainers returns the IDs of the containers that use the volume, according to their cgroups. An engine does
+// not say for which container it mounts a volume.
 func (a *Agent) EngineContainers(volume host.VolumeID) (ids []string, err error) {
 	m := a.EngineMount(volume)
 	if m == nil {

@@ -54,7 +54,7 @@ func Check(j *hooks.Job, drivers []taskdriver.Driver, tryLimits bool) (warnings 
 	return warnings, found
 }
 
-// withOverride returns the job with Config.Override as the driver of each task.
+// withOverride returns the job with Config.Override, if set, as the driver of each task.
 func (a *Agent) withOverride(j *hooks.Job) *hooks.Job {
 	if a.config.Override == "" {
 		return j
@@ -129,8 +129,8 @@ func (a *Agent) Submit(
 	return r, nil
 }
 
-// FailedPlugins counts the tasks of plugins that have failed for good: the job wants them, and does not start them
-// again.
+// FailedPlugins counts the plugin tasks that have failed for good: the job still wants them, but the agent does not
+// start them again.
 func (a *Agent) FailedPlugins() map[host.PluginID]int {
 	failed, allocs := map[host.PluginID]int{}, a.Allocs()
 	for _, job := range a.Jobs() {
@@ -141,7 +141,7 @@ func (a *Agent) FailedPlugins() map[host.PluginID]int {
 		_, fills := job.Slots()
 		for _, r := range allocs {
 			if r.State == AllocFailed && fills(r) {
-				for _, id := range pluginsOf(groups[r.Group.Name]) { // the record of an old alloc has no tasks
+				for _, id := range pluginsOf(groups[r.Group.Name]) { // the record of an old alloc may have no tasks
 					failed[id]++
 				}
 			}
@@ -155,7 +155,7 @@ func (a *Agent) allocsOf(job string) []*AllocRecord {
 	return slices.DeleteFunc(slices.Clone(a.Allocs()), func(r *AllocRecord) bool { return r.Job != job })
 }
 
-// lastVersion returns the last version of a job, also of a purged job that still has allocs.
+// lastVersion returns the last version of a job. It also counts a purged job that still has allocs.
 func (a *Agent) lastVersion(was *JobRecord, id string) (last uint64) {
 	for ; was != nil; was = was.Next {
 		last = max(last, was.Version)
@@ -174,8 +174,8 @@ type StopOptions struct {
 	Force bool // even if allocs hold volumes of its plugins
 }
 
-// StopJob stops a job. Without Force it refuses to stop a plugin while allocs of other jobs hold its volumes,
-// because they could not be released.
+// StopJob stops a job. Without Force it refuses to stop a plugin while allocs of other jobs hold volumes of the plugin,
+// because these could not be released.
 func (a *Agent) StopJob(ctx context.Context, id string, s Lister, o StopOptions) error {
 	job := a.job(id)
 	if job == nil {
@@ -198,7 +198,7 @@ func (a *Agent) StopJob(ctx context.Context, id string, s Lister, o StopOptions)
 		publish, write.value = func() { delete(a.jobs, id) }, nil
 	}
 	var stop []host.AllocID
-	if !a.stopsAll() { // else StopAll stops them, in its order
+	if !a.stopsAll() { // else StopAll stops them, rank by rank
 		stop = a.unwanted(&next, a.allocsOf(id), nil)
 	}
 	if err := a.stopAllLocked(stop, publish, write); err != nil {
@@ -239,9 +239,9 @@ func (a *Agent) acceptsWork() error {
 	return a.checkSpace()
 }
 
-// checkUnmounted returns an error if the new version of a job ends mounts in use. It does if it stops a plugin's task
-// without a replacement while another alloc uses the plugin's volumes. It also does if the task has roll = "stop_first"
-// and serves FUSE mounts.
+// checkUnmounted returns an error if the new version of a job would break mounts in use. That is so if it stops a
+// plugin's task without a replacement while another alloc uses the plugin's volumes. It is also so if the task has roll
+// = "stop_first" and serves FUSE mounts.
 func (a *Agent) checkUnmounted(ctx context.Context, job *JobRecord, s Lister) error {
 	rolling := map[slot]string{}
 	if was := a.job(job.Job.ID); was != nil && !was.Stopped {
@@ -252,7 +252,7 @@ func (a *Agent) checkUnmounted(ctx context.Context, job *JobRecord, s Lister) er
 			return err
 		}
 		rolling = next.rolling()
-		job.Roll = was.Roll // it keeps old allocs as long as they are needed
+		job.Roll = was.Roll // the roll keeps old allocs as long as they are needed
 	}
 	want := job.wanted()
 	ends := func(r *AllocRecord) bool {
@@ -271,8 +271,8 @@ func (a *Agent) checkUnmounted(ctx context.Context, job *JobRecord, s Lister) er
 		})
 }
 
-// checkUnused returns an error if a volume of the plugins has a holder on this node that matters. Holders on other
-// nodes of a cluster have plugin instances of their own.
+// checkUnused returns an error if a volume of the plugins has a holder on this node for which matters returns true.
+// Holders on other nodes of a cluster use plugin instances of their own.
 func (a *Agent) checkUnused(ctx context.Context, plugins []host.PluginID, s Lister, consequence string,
 	matters func(host.VolumeStatus, registry.Holder) bool,
 ) error {
@@ -295,7 +295,7 @@ func (a *Agent) checkUnused(ctx context.Context, plugins []host.PluginID, s List
 	return nil
 }
 
-// otherNode returns the node of a claim, if that is another one.
+// otherNode returns the node of a claim if it is another node, else "".
 func (a *Agent) otherNode(c registry.Claim) host.NodeName {
 	if string(c.Node) == a.node.Name {
 		return ""
@@ -312,8 +312,8 @@ func (a *Agent) describeAlloc(id host.AllocID) string {
 	return name
 }
 
-// DescribeWaits returns one line about what an alloc waits for. It names the jobs that hold a volume, which the
-// shim does not know.
+// DescribeWaits returns one line about what an alloc waits for. It also names the jobs that hold a volume; the shim
+// knows only their allocs.
 func (a *Agent) DescribeWaits(ctx context.Context, s Lister, list []registry.Wait) string {
 	texts := make([]string, len(list))
 	for i, w := range list {
@@ -325,7 +325,7 @@ func (a *Agent) DescribeWaits(ctx context.Context, s Lister, list []registry.Wai
 	return strings.Join(texts, "; ")
 }
 
-// holders describes the allocs that hold the volume whose claim is waited for. It is empty if that is not known.
+// holders describes the allocs that hold the volume that w waits to claim. It is empty if they are not known.
 func (a *Agent) holders(ctx context.Context, s Lister, w registry.Wait) string {
 	if w.Step != registry.StepClaim {
 		return ""
@@ -350,8 +350,8 @@ func (a *Agent) holders(ctx context.Context, s Lister, w registry.Wait) string {
 	return strings.Join(names, " and ")
 }
 
-// StopAll stops everything: users of volumes first, and plugins when the volumes are released. Jobs are kept, and
-// the next agent runs them again. Run must be running. If ctx ends first, the error says what is left.
+// StopAll stops all allocs: users of volumes first, and plugins once the volumes are released. Jobs are kept, and the
+// next agent runs them again. Run must be running. If ctx ends first, the error names the allocs that have not ended.
 func (a *Agent) StopAll(ctx context.Context) error {
 	a.draining.Store(true)
 	return a.stopRanks(ctx, lastRank)
@@ -376,8 +376,8 @@ func (a *Agent) stopRanks(ctx context.Context, last int) error {
 	return nil
 }
 
-// KillAll stops everything at once. Tasks get no grace, and volumes are not waited for. The error names the
-// allocs that still hold theirs.
+// KillAll stops all allocs at once. Tasks get no grace, and KillAll does not wait for volumes. The error names the
+// allocs that still hold volumes.
 func (a *Agent) KillAll(ctx context.Context) error {
 	a.draining.Store(true)
 	a.endGrace()

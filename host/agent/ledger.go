@@ -37,8 +37,8 @@ type ledger struct {
 	before   func() error // for tests: called before each transaction
 }
 
-// reserveSize bytes stay allocated beyond the pages in use, so that allocs can be stopped and released on a full
-// disk. One alloc needs up to reserveAlloc bytes for that.
+// reserveSize bytes stay allocated beyond the pages in use, so that allocs can be stopped and released on a full disk.
+// The stop and release of one alloc writes up to reserveAlloc bytes.
 const (
 	reserveSize  = 1 << 20
 	reserveAlloc = 8 << 10
@@ -64,7 +64,7 @@ func (l *ledger) reserve(allocs int) error {
 		err = unix.Fallocate(int(f.Fd()), 0, 0, want)
 	}
 	switch {
-	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS): // a write will fail instead
+	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS): // a later write fails instead
 	case err != nil:
 		return taskdriver.Exhausted(fmt.Errorf("reserve space in %s: %w", l.db.Path(), err))
 	}
@@ -96,8 +96,8 @@ func openLedger(path string) (*ledger, error) {
 	return &ledger{db: db}, nil
 }
 
-// openFile opens the file unless it is truncated. It opens it read-only first, because then bbolt reads the first
-// pages only.
+// openFile opens the file unless it is truncated. It first opens it read-only, because bbolt then reads only the first
+// pages.
 func openFile(path string) (db *bolt.DB, err error) {
 	if info, err := os.Stat(path); err == nil && info.Size() > 0 {
 		if err := readOnly(path, func(*ledger) error { return nil }); err != nil {
@@ -246,7 +246,7 @@ func (l *ledger) write(entries ...entry) error {
 }
 
 // load reads all records and the node ID, which is empty in a new ledger. An unreadable record is an error, because
-// its tasks would be forgotten.
+// otherwise the agent would forget its tasks.
 func (l *ledger) load() (jobs map[string]*JobRecord, allocs map[host.AllocID]*AllocRecord, node string, err error) {
 	jobs, allocs = map[string]*JobRecord{}, map[host.AllocID]*AllocRecord{}
 	err = recoverDamage(func() error {
@@ -280,8 +280,8 @@ func decode(k, v []byte, into any) error {
 	return nil
 }
 
-// ExamineLedger checks the ledger below a state directory while no agent runs. It changes nothing. A state
-// directory that no agent has used has no ledger, which is fine.
+// ExamineLedger checks the ledger below a state directory while no agent runs. It changes nothing. A missing ledger is
+// fine, because an agent may never have used the directory.
 func ExamineLedger(state string) (found host.Finding, wrong bool) {
 	found = host.Finding{
 		Kind: registry.FoundDamage, Path: ledgerPath(state),

@@ -7,9 +7,9 @@ import (
 	"holdfast/registry"
 )
 
-// followLostVolumes stops allocs whose volumes were given to other nodes while this one was declared lost. Their jobs
-// place other allocs, which wait until the node is ready. An event that came before the watch, or that the watch
-// missed, has left its trace in the alloc of the shim.
+// followLostVolumes stops allocs whose volumes were given to other nodes while this node was declared lost. Their jobs
+// place other allocs, which wait until the node is ready. After a resync of the watch, findLostVolumes finds the allocs
+// whose event was missed.
 func (a *Agent) followLostVolumes(ctx context.Context, s Volumes) {
 	o := host.WatchOptions{Snapshot: true, Kinds: []host.EventKind{registry.EventVolumesLost}}
 	err := s.Watch(ctx, o, func(e host.Event) error {
@@ -26,7 +26,7 @@ func (a *Agent) followLostVolumes(ctx context.Context, s Volumes) {
 	}
 }
 
-// findLostVolumes stops allocs that the shim releases without having been asked to.
+// findLostVolumes stops the allocs that the shim releases although the agent has not asked for that.
 func (a *Agent) findLostVolumes(ctx context.Context, s Volumes) {
 	for b := a.newBackoff(); ; sleep(ctx, b.NextBackOff(), nil) {
 		list, _, err := s.Allocs(ctx, host.AllocQuery{})
@@ -46,7 +46,8 @@ func (a *Agent) findLostVolumes(ctx context.Context, s Volumes) {
 	}
 }
 
-// loseVolumes stops the alloc that has lost its volumes. The agent cannot stop the containers of an engine.
+// loseVolumes stops the alloc that has lost its volumes. It reports the loss of an engine mount, because the agent
+// cannot stop an engine's containers.
 func (a *Agent) loseVolumes(id host.AllocID, why string) {
 	a.loseEngineMount(id, why)
 	a.stopWithoutVolumes(id, why)

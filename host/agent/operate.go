@@ -15,9 +15,9 @@ import (
 // causeOperator is the cause of restarts that an operator requests. The shim never sends it.
 const causeOperator registry.Cause = "operator"
 
-// RestartAlloc restarts a task of an alloc in place, or all that run if task is empty. The volumes stay, and the
-// restart policy does not count it. It returns the tasks. Without force it refuses to restart a plugin whose process
-// serves mounts.
+// RestartAlloc restarts a task of an alloc in place, or all its running tasks if task is empty. It returns the names of
+// the tasks. The volumes stay, and the restart policy does not count the restart. Without force it refuses to restart a
+// plugin whose process serves mounts.
 func (a *Agent) RestartAlloc(
 	ctx context.Context, id host.AllocID, task host.TaskName, s Lister, force bool,
 ) (restarted []host.TaskName, err error) {
@@ -59,8 +59,8 @@ func (a *Agent) RestartAlloc(
 	return restarted, nil
 }
 
-// StopAlloc stops an alloc. Its job places another one, unless it is stopped too. Without force it refuses to stop a
-// plugin whose volumes are in use.
+// StopAlloc stops an alloc. Its job then places another one, unless the job is stopped too. Without force it refuses
+// to stop a plugin whose volumes are in use.
 func (a *Agent) StopAlloc(ctx context.Context, id host.AllocID, s Lister, force bool) error {
 	r := a.record(id)
 	switch {
@@ -80,7 +80,7 @@ func (a *Agent) StopAlloc(ctx context.Context, id host.AllocID, s Lister, force 
 	a.writing.Lock()
 	defer a.writing.Unlock()
 	if a.allocs[id] == nil {
-		return nil // pruned since
+		return nil // pruned meanwhile
 	}
 	err := a.stopLocked(id)
 	a.wakeRun()
@@ -112,8 +112,8 @@ func unknownTask(r *AllocRecord, task host.TaskName) error {
 // LogOptions say which part of a task's output Logs copies.
 type LogOptions struct {
 	Stream taskdriver.Stream
-	Follow bool // also what the running attempt writes from now on
-	Tail   int  // only the last lines of what is there; 0: all
+	Follow bool // also copy what the running attempt writes from now on
+	Tail   int  // copy only the last lines of the present output; 0: all
 }
 
 // Logs copies the kept output of all attempts of a task. With Follow it copies until the running attempt has ended.
@@ -148,7 +148,7 @@ func (a *Agent) Logs(ctx context.Context, id host.AllocID, task host.TaskName, o
 	return d.Logs(ctx, h, o.Stream, o.Follow && rec.State == TaskRunning, to)
 }
 
-// lastLines finds the offset of the last lines of what is written to it.
+// lastLines finds the offset of the last lines of the text that is written to it.
 type lastLines struct {
 	keep   int     // number of lines
 	starts []int64 // offsets of at least the last keep+1 lines; the last one may be empty
@@ -165,7 +165,7 @@ func (l *lastLines) Write(p []byte) (int, error) {
 		l.size += int64(i + 1)
 		rest = rest[i+1:]
 		l.starts = append(l.starts, l.size)
-		if len(l.starts)/2 > l.keep { // seldom, because it moves all of them
+		if len(l.starts)/2 > l.keep { // rarely, because it copies all of them
 			l.starts = slices.Delete(l.starts, 0, len(l.starts)-l.keep-1)
 		}
 	}
@@ -173,7 +173,7 @@ func (l *lastLines) Write(p []byte) (int, error) {
 
 func (l *lastLines) offset() int64 {
 	lines := l.starts
-	if lines[len(lines)-1] == l.size { // no line has begun there
+	if lines[len(lines)-1] == l.size { // no line begins at the end of the text
 		lines = lines[:len(lines)-1]
 	}
 	if len(lines) == 0 {

@@ -12,7 +12,7 @@ import (
 type Placement struct {
 	Group   string            `json:"group"`
 	Index   uint64            `json:"index"`
-	Alloc   host.AllocID      `json:"alloc,omitempty"` // that has the place; empty: none
+	Alloc   host.AllocID      `json:"alloc,omitempty"` // the alloc that has the place now; empty: none
 	Reasons []host.Infeasible `json:"reasons"`         // empty: the node can take it
 }
 
@@ -21,7 +21,8 @@ type Planner interface {
 	Feasible(ctx context.Context, g host.AllocGroup) ([]host.Infeasible, host.Seq, error)
 }
 
-// Plan says for each alloc of a job, by itself, whether this node could mount its volumes now. It changes nothing.
+// Plan says for each alloc of a job whether this node could mount its volumes now, as if it were the only alloc to
+// place. It changes nothing.
 func (a *Agent) Plan(ctx context.Context, j *hooks.Job, p Planner) (places []Placement, err error) {
 	if _, err := a.Check(j); err != nil {
 		return nil, err

@@ -45,7 +45,7 @@ func (p *Problems) Unwrap() (list []error) {
 	return list
 }
 
-// add adds a problem of a task, at one of its Places or else at its begin.
+// add adds a problem of a task. Its position is that of the task's Places entry, or else the begin of the task.
 func (p *Problems) add(t hooks.Task, place string, err error) {
 	at, known := t.Places[place]
 	if !known {
@@ -54,7 +54,7 @@ func (p *Problems) add(t hooks.Task, place string, err error) {
 	p.List = append(p.List, Problem{at, fmt.Errorf("task %q: %w", t.Name, err)})
 }
 
-// checkTask adds what is wrong with the attributes of a task.
+// checkTask adds the problems that the attributes of a task have.
 func (p *Problems) checkTask(
 	jobType string, g hooks.Group, t hooks.Task, d taskdriver.Driver, tryLimits bool,
 ) (warnings []string) {

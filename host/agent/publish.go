@@ -56,7 +56,7 @@ func (a *Agent) announce() {
 }
 
 // commit writes the entries to disk and then calls publish. On a full disk it changes nothing and returns
-// registry.ErrExhausted. Any other error ends Run. The caller holds a.writing but not a.mu, so readers never wait
+// registry.ErrExhausted. Any other error ends Run. The caller holds a.writing but not a.mu, so that readers never wait
 // for the disk.
 func (a *Agent) commit(publish func(), entries ...entry) error {
 	err := a.ledger.write(entries...)
@@ -74,7 +74,7 @@ func (a *Agent) commit(publish func(), entries ...entry) error {
 	return nil
 }
 
-// publish replaces and removes records for readers. The caller holds a.mu.
+// publish replaces and removes the records that readers see. The caller holds a.mu.
 func (a *Agent) publish(records []*AllocRecord, gone []host.AllocID) {
 	next := slices.Clone(a.listed)
 	for _, r := range records {
@@ -151,8 +151,9 @@ func (a *Agent) updateAll(
 	return nil
 }
 
-// updateLater changes an alloc's record for readers. The next commit of the alloc writes the change to disk. An agent
-// that dies before that finds the earlier record, and must reach the same state from it: see the callers.
+// updateLater changes an alloc's record for readers only. The next commit of the alloc writes the change to disk. An
+// agent that dies before that commit leaves the earlier record, and the next agent must reach the same state from it:
+// see the callers.
 func (a *Agent) updateLater(id host.AllocID, change func(r *AllocRecord)) error {
 	a.writing.Lock()
 	defer a.writing.Unlock()
@@ -168,7 +169,7 @@ func (a *Agent) updateLater(id host.AllocID, change func(r *AllocRecord)) error 
 	return nil
 }
 
-// changed returns a changed copy of the record, and the notes that the change has added.
+// changed returns a copy of the record after the change, and the notes that the change has added.
 func (r *AllocRecord) changed(change func(r *AllocRecord)) (next *AllocRecord, added []Note) {
 	next = r.clone()
 	change(next)
@@ -178,7 +179,7 @@ func (r *AllocRecord) changed(change func(r *AllocRecord)) (next *AllocRecord, a
 	return next, added
 }
 
-// maxJournal bounds how many notes a follower may be behind.
+// maxJournal bounds the number of notes that are kept for slow readers of Notes.
 const maxJournal = 1000
 
 func (a *Agent) addNotes(notes []Note) {

@@ -10,7 +10,7 @@ import (
 	"holdfast/internal/mount"
 )
 
-// maxEnded is how many ended allocs of a job keep their records and logs.
+// maxEnded is the number of ended allocs of a job that keep their records and logs.
 const maxEnded = 10
 
 // reconcile stops allocs that the jobs do not want, places missing ones, and runs each alloc that has no runner.
@@ -19,7 +19,7 @@ func (a *Agent) reconcile(run func(host.AllocID)) {
 	a.writing.Lock()
 	defer a.writing.Unlock()
 	if a.Shortage() != "" {
-		a.setShortage(a.checkSpace()) // what waited may be done or unwanted by now
+		a.setShortage(a.checkSpace()) // the shortage may be over, or nothing may wait any more
 	}
 	byJob := map[string][]*AllocRecord{}
 	for _, r := range a.Allocs() {
@@ -64,10 +64,10 @@ func (a *Agent) jobOrder(byJob map[string][]*AllocRecord) []string {
 	})
 }
 
-// reconcileJob does this for one job. The job is nil if it was removed. The caller holds a.writing.
+// reconcileJob reconciles the allocs of one job. The job is nil if it was removed. The caller holds a.writing.
 func (a *Agent) reconcileJob(job *JobRecord, allocs []*AllocRecord) {
 	want := job.wantedNow()
-	if !a.stopsAll() { // else StopAll stops them, in its order
+	if !a.stopsAll() { // else StopAll stops them, rank by rank
 		if stop := a.unwanted(job, allocs, want); len(stop) > 0 {
 			_ = a.stopAllLocked(stop, func() {})
 		}
@@ -96,8 +96,8 @@ func (j *JobRecord) wanted() map[slot]string {
 	return want
 }
 
-// unwanted lists the allocs to stop: those of the lowest rank that have no slot. Those of higher ranks are stopped when
-// these have ended. It leaves the plugin allocs of a roll to stepRoll.
+// unwanted lists the allocs to stop: of those that have no slot, the ones of the lowest rank. Allocs of higher ranks
+// are stopped once these have ended. unwanted leaves the plugin allocs of a roll to stepRoll.
 func (a *Agent) unwanted(job *JobRecord, allocs []*AllocRecord, want map[slot]string) (ids []host.AllocID) {
 	unwanted := slices.DeleteFunc(slices.Clone(allocs), func(r *AllocRecord) bool {
 		return r.State.Ended() || !r.Stop && (want[r.slot()] == r.Digest || job.begins(r) || job.replaces(r))
@@ -137,7 +137,7 @@ func (a *Agent) updateVersions(job *JobRecord, allocs []*AllocRecord, want map[s
 	}
 }
 
-// stopLocked tells an alloc to end. The caller holds a.writing.
+// stopLocked orders an alloc to end. The caller holds a.writing.
 func (a *Agent) stopLocked(id host.AllocID) error {
 	if r := a.allocs[id].record; r.Stop || r.State.Ended() {
 		return nil
@@ -145,7 +145,8 @@ func (a *Agent) stopLocked(id host.AllocID) error {
 	return a.stopAllLocked([]host.AllocID{id}, func() {})
 }
 
-// stopAllLocked tells allocs to end that run and were not told before, and writes more entries, in one commit.
+// stopAllLocked orders the running allocs among ids to end, and writes more entries, in one commit. It skips allocs
+// that must already end.
 func (a *Agent) stopAllLocked(ids []host.AllocID, publish func(), entries ...entry) error {
 	err := a.updateAll(ids, func(r *AllocRecord) {
 		r.Stop = true
@@ -178,7 +179,8 @@ func (a *Agent) placeMissing(job *JobRecord, allocs []*AllocRecord, want map[slo
 	a.place(job, func(s slot) bool { return want[s] != "" && !taken[s] && !a.isPaused(job.Job.ID, s) })
 }
 
-// placeRolled creates the new allocs of a roll, beside the old ones or after their end.
+// placeRolled creates the new allocs of a roll. Depending on the group, a new alloc starts beside the old one or after
+// its end.
 func (a *Agent) placeRolled(job *JobRecord, allocs []*AllocRecord) {
 	rolling := job.rolling()
 	if len(rolling) == 0 {
@@ -196,7 +198,7 @@ func (a *Agent) placeRolled(job *JobRecord, allocs []*AllocRecord) {
 	a.place(job.Next, func(s slot) bool { return rolling[s] != "" && !begun[s] && !old[s] })
 }
 
-// place creates allocs for the slots of a job that are empty.
+// place creates allocs for the slots of a job for which empty returns true.
 func (a *Agent) place(job *JobRecord, empty func(slot) bool) {
 	placed, entries := newAllocs(job, empty)
 	if len(placed) == 0 {
@@ -210,7 +212,7 @@ func (a *Agent) place(job *JobRecord, empty func(slot) bool) {
 	_ = a.commit(func() { a.publishNew(placed) }, entries...)
 }
 
-// publishNew adds new allocs for readers. The caller holds a.mu.
+// publishNew shows new allocs to readers. The caller holds a.mu.
 func (a *Agent) publishNew(placed []*AllocRecord) {
 	a.publish(placed, nil)
 	for _, r := range placed {
@@ -218,7 +220,7 @@ func (a *Agent) publishNew(placed []*AllocRecord) {
 	}
 }
 
-// newAllocs makes the records of allocs for the slots of a job that are empty.
+// newAllocs makes the records of allocs for the slots of a job for which empty returns true.
 func newAllocs(job *JobRecord, empty func(slot) bool) (placed []*AllocRecord, entries []entry) {
 	for _, g := range job.Job.Groups {
 		for i := range uint64(g.Count) {
@@ -233,15 +235,16 @@ func newAllocs(job *JobRecord, empty func(slot) bool) (placed []*AllocRecord, en
 	return placed, entries
 }
 
-// keepsSlot reports whether an ended alloc of an unchanged group keeps its slot. A completed batch alloc does, and
-// one that failed in the current version of the job.
+// keepsSlot reports whether an ended alloc of an unchanged group keeps its slot. A completed batch alloc keeps it, and
+// so does an alloc that completed or failed in the current version of the job.
 func (j *JobRecord) keepsSlot(r *AllocRecord) bool {
 	return r.State == AllocComplete && r.batch() && r.Version >= j.RunOnce ||
 		r.State != AllocStopped && r.Version == j.Version
 }
 
-// restarts reports whether an alloc that ends is followed by one of the same group, so that it keeps its volumes: it
-// was stopped, and its job goes on with its slot as it is, in its version or in the next one.
+// restarts reports whether another alloc of the same group will follow an alloc that ends, so that its volumes are
+// kept. That is so if the alloc was stopped, and this or the next version of the job wants the same slot with an
+// unchanged group.
 func (j *JobRecord) restarts(r *AllocRecord) bool {
 	ended := *r
 	ended.State, _ = r.outcome()
@@ -270,8 +273,8 @@ func (j *JobRecord) Slots() (wanted int, filledBy func(*AllocRecord) bool) {
 	}
 }
 
-// prune removes the files and records of ended allocs, except for those that ended last. An alloc that keeps its
-// slot leaves a summary while the slot is wanted, or else the slot would be filled again.
+// prune removes the files and records of ended allocs, except for those that ended last. If the job still wants a slot
+// that an ended alloc keeps, prune leaves a summary of the alloc. Without it the slot would be filled again.
 func (a *Agent) prune(job *JobRecord, allocs []*AllocRecord, want map[slot]string) {
 	ended := slices.DeleteFunc(slices.Clone(allocs), func(r *AllocRecord) bool { return !r.State.Ended() })
 	slices.SortStableFunc(ended, func(x, y *AllocRecord) int { return x.Ended.Compare(y.Ended) })
@@ -309,6 +312,6 @@ func (a *Agent) removeDiscarded(job *JobRecord, allocs []*AllocRecord) {
 		return
 	}
 	if a.commit(func() { delete(a.jobs, job.Job.ID) }, entry{jobsBucket, job.Job.ID, nil}) == nil {
-		a.wakeRun() // its ended allocs are removed next
+		a.wakeRun() // reconcile removes its ended allocs next
 	}
 }

@@ -22,7 +22,7 @@ import (
 // Source is the submitted text of a job and the values of its variables.
 type Source struct {
 	Name      string            `json:"name"`
-	Dir       string            `json:"dir,omitempty"` // absolute; of relative paths in file()
+	Dir       string            `json:"dir,omitempty"` // absolute; relative paths in file() start here
 	Text      []byte            `json:"text"`
 	Variables map[string]string `json:"variables,omitempty"`
 	Files     []host.Source     `json:"variable_files,omitempty"`
@@ -37,7 +37,7 @@ type JobRecord struct {
 	Stopped   bool      `json:"stopped,omitempty"`
 	RunOnce   uint64    `json:"run_once,omitempty"` // batch allocs completed since this version do not run again
 	Warnings  []string  `json:"warnings,omitempty"` // unsupported attributes
-	Discard   bool      `json:"discard,omitempty"`  // stopped in order with all other such jobs, then removed
+	Discard   bool      `json:"discard,omitempty"`  // all such jobs are stopped together, by rank, and then removed
 
 	Next   *JobRecord        `json:"next,omitempty"`   // the version that takes over once its plugins are healthy
 	Roll   *Roll             `json:"roll,omitempty"`   // the last one
@@ -56,7 +56,7 @@ const (
 	AllocReleasing AllocState = "releasing" // its tasks have ended; its volumes are being released
 	AllocComplete  AllocState = "complete"  // all its tasks succeeded
 	AllocFailed    AllocState = "failed"    // a task failed finally, or the alloc cannot run at all
-	AllocStopped   AllocState = "stopped"   // on request
+	AllocStopped   AllocState = "stopped"   // stopped on request
 )
 
 // Ended reports whether the alloc has neither tasks nor volumes any more.
@@ -145,7 +145,8 @@ func (r *AllocRecord) clone() *AllocRecord {
 	return &out
 }
 
-// summary returns the part of an ended alloc that is kept while the job wants its slot: how it ended, not how it ran.
+// summary returns the part of an ended alloc's record that is kept while the job wants its slot: how the alloc ended,
+// but not how it ran.
 func (r *AllocRecord) summary() *AllocRecord {
 	out := *r
 	out.Notes, out.Plans, out.JobMeta, out.Pruned = nil, nil, nil, true
@@ -187,8 +188,8 @@ func pluginsOf(g hooks.Group) (ids []host.PluginID) {
 	return ids
 }
 
-// rank is the order of stopping, lowest first. An alloc without a plugin may use volumes of plugins. A plugin that uses
-// volumes uses those of another plugin.
+// rank is the order in which allocs are stopped, lowest first. Allocs without a plugin come first, because they may use
+// volumes. Plugins that use volumes come before the plugins that serve these.
 func (r *AllocRecord) rank() int {
 	switch {
 	case len(r.Plugins()) == 0:
@@ -211,7 +212,7 @@ func (r *AllocRecord) task(name host.TaskName) hooks.Task {
 	return r.Group.Tasks[i]
 }
 
-// allocGroup returns the alloc in the form that host.Host takes.
+// allocGroup returns the alloc as an argument for host.Host.
 func (r *AllocRecord) allocGroup(isolated func(driver string) bool) host.AllocGroup {
 	g := host.AllocGroup{
 		Alloc: r.ID, Job: r.Job, Group: r.Group.Name, Namespace: namespaceOf(r.Namespace), Index: r.Index,
@@ -309,7 +310,8 @@ func namespaceOf(s string) registry.Namespace {
 	return registry.Namespace(cmp.Or(s, string(registry.DefaultNamespace)))
 }
 
-// groupDigest covers everything that an alloc of the group depends on. The count is not part of it.
+// groupDigest returns a digest of everything that an alloc of the group depends on. The group's count is not part of
+// it.
 func groupDigest(j *JobRecord, g hooks.Group) string {
 	rolled := j.Rolled[g.Name]
 	compute := func() string { return digestOf(j.Job.Type, string(j.Job.Namespace), g, rolled) }
@@ -319,13 +321,14 @@ func groupDigest(j *JobRecord, g hooks.Group) string {
 	return j.digests.get(rolledGroup{g.Name, rolled}, compute)
 }
 
-// groupDigests remembers the digests of the groups of one job, which never changes: the agent needs them all the time.
+// groupDigests caches the digests of the groups of one job, because the agent compares them often. The job never
+// changes.
 type groupDigests struct {
 	mu sync.Mutex // guards of
 	of map[rolledGroup]string
 }
 
-// rolledGroup is a group, and how often it was rolled.
+// rolledGroup names a group and the number of its rolls.
 type rolledGroup struct {
 	group  string
 	rolled uint64

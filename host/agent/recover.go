@@ -20,7 +20,7 @@ import (
 	"holdfast/registry"
 )
 
-// Recovery is what an agent does with tasks that an earlier agent started and that its own ledger does not know.
+// Recovery says what an agent does with tasks that an earlier agent started and that its own ledger does not know.
 type Recovery string
 
 const (
@@ -38,7 +38,7 @@ func ParseRecovery(s string) (Recovery, error) {
 	return r, nil
 }
 
-// lostAlloc is an alloc whose copy is newer than the ledger, or one with tasks but without any record.
+// lostAlloc is an alloc whose copy is newer than the ledger, or an alloc with tasks but without any record.
 type lostAlloc struct {
 	id       host.AllocID
 	copy     *allocCopy
@@ -46,15 +46,15 @@ type lostAlloc struct {
 	handles  map[host.TaskName]taskdriver.Handle // of the last attempts
 	running  []string                            // descriptions of running tasks
 	parents  []string                            // pids of parent processes
-	outdated bool                                // in the ledger the alloc has not ended
+	outdated bool                                // the ledger says that the alloc has not ended
 }
 
-// matters reports whether an agent without the record would do harm.
+// matters reports whether an agent that does not know the record would do harm.
 func (l *lostAlloc) matters() bool {
 	return len(l.running) > 0 || l.outdated || l.copy != nil && !l.copy.Alloc.State.Ended()
 }
 
-// findLost returns the allocs that the ledger does not know, or of which it has an old record.
+// findLost returns the allocs that the ledger does not know or has an outdated record of.
 func (a *Agent) findLost(ctx context.Context) ([]*lostAlloc, error) {
 	parents, err := a.config.Parents(a.config.StateDir)
 	if err != nil {
@@ -95,7 +95,7 @@ func (a *Agent) findLost(ctx context.Context) ([]*lostAlloc, error) {
 	return out, nil
 }
 
-// findHandles reads from the directories of the alloc's tasks which attempts were started last, and whether they run.
+// findHandles reads the last started attempts from the directories of the alloc's tasks, and whether they still run.
 func (a *Agent) findHandles(ctx context.Context, l *lostAlloc) error {
 	l.handles = map[host.TaskName]taskdriver.Handle{}
 	entries, err := os.ReadDir(a.dirs(l.id).tasks())
@@ -211,12 +211,12 @@ func (a *Agent) checkRecorded(missed []*lostAlloc) error {
 		strings.Join(names, "; "), ledgerPath(a.config.StateDir), strings.Join(files, ", "), strings.Join(pids, " "))
 }
 
-// recoverLostVolumes refuses or stops running allocs with volumes if the shim's records are gone, as configured.
-// Such a shim would not release the volumes, and could give them to other allocs.
+// recoverLostVolumes refuses or stops running allocs with volumes, as configured, if the shim's records are gone. A
+// shim without its records would not release the volumes, and could give them to other allocs.
 func (a *Agent) recoverLostVolumes(ctx context.Context) error {
 	path := hooks.Layout{State: a.config.StateDir}.Database()
 	if info, err := os.Stat(path); err != nil && !errors.Is(err, fs.ErrNotExist) || err == nil && info.Size() > 0 {
-		return nil // if the file is unusable, the shim says why
+		return nil // if the database is unusable, the shim reports it
 	}
 	var users []*AllocRecord
 	var names []string
@@ -321,7 +321,7 @@ func (a *Agent) restore(all []*lostAlloc) error {
 
 func bySaved(x, y *lostAlloc) int { return x.copy.Saved.Compare(y.copy.Saved) }
 
-// lostJobs returns the jobs of lost allocs, from the newest copies or the ledger.
+// lostJobs returns the jobs of lost allocs, from the newest copies or from the ledger.
 func (a *Agent) lostJobs(all []*lostAlloc) map[string]*JobRecord {
 	out := map[string]*JobRecord{}
 	for _, l := range slices.SortedFunc(slices.Values(all), bySaved) {
@@ -344,7 +344,7 @@ func (a *Agent) lostJobs(all []*lostAlloc) map[string]*JobRecord {
 	return out
 }
 
-// rebuilt returns the copied record, updated from the handles of later attempts.
+// rebuilt returns the copied record, updated with the handles of later attempts.
 func (l *lostAlloc) rebuilt() *AllocRecord {
 	r := l.copy.Alloc.clone()
 	for name, t := range r.Tasks {
@@ -357,7 +357,7 @@ func (l *lostAlloc) rebuilt() *AllocRecord {
 		if !is || err != nil || attempt < t.Attempt {
 			continue
 		}
-		// Start times of processes count in hundredths of a second.
+		// The kernel counts the start times of processes in hundredths of a second.
 		started := host.BootTime{Boot: h.Boot, At: time.Duration(h.TaskStart) * (time.Second / 100)}
 		t.State, t.Attempt, t.Handle, t.Started, t.Reason = TaskRunning, attempt, &h, started, ""
 	}

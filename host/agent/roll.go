@@ -14,19 +14,19 @@ import (
 	"holdfast/registry"
 )
 
-// Roll is the replacement of the plugin allocs of a job. It leads from a version of the job to the next one. While the
-// new allocs are not healthy, JobRecord.Next has the new version, and the job is as it was.
+// Roll is the replacement of the plugin allocs of a job, from one version of the job to the next. Until the new allocs
+// are healthy, JobRecord.Next has the new version, and the job itself is unchanged.
 type Roll struct {
-	Version uint64    `json:"version"` // that the roll leads to
+	Version uint64    `json:"version"` // the version that the roll leads to
 	Began   time.Time `json:"began"`
 	Ended   time.Time `json:"ended,omitzero"`   // when the agent began to stop the last old alloc, or the roll failed
-	Failed  string    `json:"failed,omitempty"` // why the job stays as it was
+	Failed  string    `json:"failed,omitempty"` // why the job keeps its version
 	Drain   bool      `json:"drain,omitempty"`  // allocs that use mounts of old plugin processes are restarted
-	Force   bool      `json:"force,omitempty"`  // old allocs are stopped although calls run and mounts are there
-	Jobs    []string  `json:"jobs,omitempty"`   // that are rolled together: all take their next version, or none
+	Force   bool      `json:"force,omitempty"`  // old allocs are stopped even if calls run or mounts exist
+	Jobs    []string  `json:"jobs,omitempty"`   // jobs that are rolled together: all take their next version, or none
 }
 
-// rolls reports whether a roll of the job is in progress, or has failed and still has allocs to stop.
+// rolls reports whether the job has a roll that is in progress, or that failed and still has allocs to stop.
 func (j *JobRecord) rolls() bool { return !j.Stopped && j.Roll != nil && j.Roll.Ended.IsZero() }
 
 // rolling returns the slots whose plugin allocs the next version of the job replaces, with their new digests.
@@ -44,7 +44,7 @@ func (j *JobRecord) rolling() map[slot]string {
 	return out
 }
 
-// runsAll reports whether a group runs all of the plugins, which are at least one.
+// runsAll reports whether a group runs all of the given plugins. It is false if none are given.
 func runsAll(g hooks.Group, plugins []host.PluginID) bool {
 	runs := pluginsOf(g)
 	return len(plugins) > 0 && !slices.ContainsFunc(plugins, func(id host.PluginID) bool {
@@ -63,7 +63,7 @@ func pluginGroups(j *JobRecord) map[string]hooks.Group {
 	return out
 }
 
-// stopsFirst reports whether an alloc of the group ends before the one that replaces it starts. A plugin that uses
+// stopsFirst reports whether a new alloc of the group starts only after the end of the old one. A plugin that uses
 // volumes itself could not claim them twice.
 func stopsFirst(g hooks.Group) bool {
 	return len(g.Sealed) > 0 || slices.ContainsFunc(g.Tasks, func(t hooks.Task) bool {
@@ -71,7 +71,7 @@ func stopsFirst(g hooks.Group) bool {
 	})
 }
 
-// wantedNow returns the slots of wanted, without those that a roll has to empty first.
+// wantedNow returns the slots of wanted, except those whose old alloc a roll has to stop first.
 func (j *JobRecord) wantedNow() map[slot]string {
 	want := j.wanted()
 	if j == nil || j.Next == nil {
@@ -86,14 +86,14 @@ func (j *JobRecord) wantedNow() map[slot]string {
 	return want
 }
 
-// begins reports whether the alloc is a new one of the job's roll.
+// begins reports whether the alloc is a new alloc of the job's roll.
 func (j *JobRecord) begins(r *AllocRecord) bool {
 	return j != nil && j.Next != nil && r.Job == j.Job.ID && r.Version == j.Next.Version &&
 		j.rolling()[r.slot()] == r.Digest
 }
 
-// replaces reports whether another alloc replaces this plugin alloc in its slot. It is kept until nothing needs it, and
-// the roll stops it then. Without a roll such an alloc is stopped at once, as any other that is not wanted.
+// replaces reports whether a roll replaces this plugin alloc in its slot. The roll keeps it until nothing needs it, and
+// then stops it. Without a roll, an alloc that is not wanted is stopped at once.
 func (j *JobRecord) replaces(r *AllocRecord) bool {
 	if j == nil || !j.rolls() || r.Job != j.Job.ID || r.State.Ended() || j.begins(r) {
 		return false
@@ -102,8 +102,8 @@ func (j *JobRecord) replaces(r *AllocRecord) bool {
 	return wanted && digest != r.Digest && runsAll(pluginGroups(j)[r.Group.Name], r.Plugins())
 }
 
-// restartable reports whether a task of the alloc may be started again. A plugin alloc that a roll starts or replaces
-// is not: its end decides the roll.
+// restartable reports whether a task of the alloc may be started again. Tasks of a plugin alloc that a roll starts or
+// replaces are not started again, because their end decides the roll.
 func (a *Agent) restartable(r *AllocRecord) bool {
 	job := a.job(r.Job)
 	return !job.begins(r) && !job.replaces(r)
@@ -126,10 +126,10 @@ func (a *Agent) commitJobs(jobs ...*JobRecord) error {
 	return err
 }
 
-// rollInterval is the time between two looks at what old plugin allocs are still needed for.
+// rollInterval is the time between two checks of what still needs old plugin allocs.
 const rollInterval = 500 * time.Millisecond
 
-// roller lists plugin tasks, and says which of them get calls.
+// roller lists plugin tasks, and says which of them receive calls.
 type roller interface {
 	Lister
 	PreferTask(ctx context.Context, k host.TaskKey, attempt uint64) error
@@ -168,8 +168,8 @@ func (a *Agent) followRolls(ctx context.Context, s roller) {
 	}
 }
 
-// stepRoll does what is possible now in the roll of one job, whose record was was a moment ago: it decides whether the
-// job takes its next version, and stops old allocs that nothing needs any more.
+// stepRoll does what is possible now in the roll of one job: it decides whether the job takes its next version, and
+// stops old allocs that nothing needs any more. was is the record that the caller read before.
 func (a *Agent) stepRoll(ctx context.Context, s roller, was *JobRecord) error {
 	id := was.Job.ID
 	job := a.job(id)
@@ -187,16 +187,16 @@ func (a *Agent) stepRoll(ctx context.Context, s roller, was *JobRecord) error {
 		return err
 	}
 	if preferred, err := a.preferWanted(ctx, s, job, tasks); preferred || err != nil {
-		return err // tasks is outdated
+		return err // tasks is outdated now
 	}
 	a.writing.Lock()
 	defer a.writing.Unlock()
 	if job = a.jobs[id]; job == nil || !job.rolls() || a.stopsAll() {
 		return nil
 	}
-	// The old allocs are examined in the step after the decision: a call may just begin there that was sent before the
-	// new instances were active.
-	if job.Next == nil && was.Next != nil { // the step of another job has decided
+	// Do not stop old allocs in the step of the decision: a call that was sent before the new instances were active may
+	// only now begin.
+	if job.Next == nil && was.Next != nil { // the step of another job has made the decision
 		return nil
 	}
 	if job.Next != nil {
@@ -213,9 +213,9 @@ func (a *Agent) stepRoll(ctx context.Context, s roller, was *JobRecord) error {
 	return a.commitJobs(&next)
 }
 
-// preferWanted has the shim prefer the healthy tasks that the job wants to replaced tasks whose instances are active.
-// Such an instance comes from a failed roll, or was registered last because the shim's records were lost. Mounts that a
-// replaced process serves stay there. It reports whether anything was preferred.
+// preferWanted makes healthy wanted tasks active if a replaced task is active now. A replaced task may be active after
+// a failed roll. It may also have been registered last because the shim's records were lost. Mounts stay with the
+// processes that serve them. preferWanted reports whether it has changed anything.
 func (a *Agent) preferWanted(
 	ctx context.Context, s roller, job *JobRecord, tasks map[host.TaskKey]host.PluginTask,
 ) (preferred bool, err error) {
@@ -238,7 +238,7 @@ func (a *Agent) preferWanted(
 				continue
 			}
 			err := s.PreferTask(ctx, k, use.Attempt)
-			if err != nil && !errors.Is(err, registry.ErrUnsupported) { // by an older shim
+			if err != nil && !errors.Is(err, registry.ErrUnsupported) { // an older shim does not support it
 				return preferred, fmt.Errorf("prefer the wanted instance of plugin %s: %w", t.Plugin, err)
 			}
 			preferred = preferred || err == nil
@@ -247,8 +247,8 @@ func (a *Agent) preferWanted(
 	return preferred, nil
 }
 
-// decideRoll gives the job its next version once all its new plugin allocs are healthy, and those of all jobs that are
-// rolled with it. If one of them has failed, all these jobs stay as they were. It returns the job's record.
+// decideRoll gives the job its next version once all new plugin allocs are healthy, its own and those of the jobs that
+// are rolled with it. If one of them has failed, all these jobs keep their version. It returns the job's record.
 func (a *Agent) decideRoll(job *JobRecord, tasks map[host.TaskKey]host.PluginTask) (*JobRecord, error) {
 	together, healthy, failed := []*JobRecord{job}, true, ""
 	for _, id := range job.Roll.Jobs {
@@ -279,7 +279,8 @@ func (a *Agent) decideRoll(job *JobRecord, tasks map[host.TaskKey]host.PluginTas
 	return next[0], a.commitJobs(next...)
 }
 
-// newAllocsHealthy reports whether all new plugin allocs of the job's roll are healthy, or why one of them has failed.
+// newAllocsHealthy reports whether all new plugin allocs of the job's roll are healthy. failed says why one of them has
+// failed.
 func (a *Agent) newAllocsHealthy(job *JobRecord, tasks map[host.TaskKey]host.PluginTask) (healthy bool, failed string) {
 	newest := map[slot]*AllocRecord{}
 	for _, r := range a.Allocs() {
@@ -304,8 +305,8 @@ func (a *Agent) newAllocsHealthy(job *JobRecord, tasks map[host.TaskKey]host.Plu
 	return healthy, ""
 }
 
-// stopReplaced stops the replaced plugin allocs of the job that are not needed any more. For the others it records why
-// they are kept. It reports whether any of them remains.
+// stopReplaced stops the replaced plugin allocs of the job that nothing needs any more. For the others it records why
+// they are kept. open reports whether any of them remains.
 func (a *Agent) stopReplaced(job *JobRecord, tasks map[host.TaskKey]host.PluginTask) (open bool, err error) {
 	serves := map[registry.VolumeName]bool{}
 	for _, r := range a.Allocs() {
@@ -343,8 +344,8 @@ func (a *Agent) stopReplaced(job *JobRecord, tasks map[host.TaskKey]host.PluginT
 	return open, nil
 }
 
-// isOld reports whether the replaced alloc is older than what the job wants in its slot. Else it belongs to a roll that
-// failed or was replaced by another one.
+// isOld reports whether the replaced alloc is older than the alloc that the job wants in its slot. Otherwise it is the
+// new alloc of a roll that has failed or was superseded by another roll.
 func (a *Agent) isOld(job *JobRecord, r *AllocRecord) bool {
 	digest := job.wantedNow()[r.slot()]
 	return slices.ContainsFunc(a.Allocs(), func(other *AllocRecord) bool {
@@ -361,8 +362,8 @@ func served(r *AllocRecord, tasks map[host.TaskKey]host.PluginTask) (volumes []r
 	return volumes
 }
 
-// pausedSlot is a slot that gets no alloc until a volume is no longer served by an old plugin process, so that the next
-// alloc mounts the volume with the new one.
+// pausedSlot is a slot that gets no alloc while an old plugin process serves a volume. The next alloc then mounts the
+// volume with the new process.
 type pausedSlot struct {
 	by     string // job whose plugins are replaced
 	volume registry.VolumeName
@@ -390,7 +391,8 @@ func (a *Agent) DescribePaused(job string) string {
 	return ""
 }
 
-// isPaused reports whether a slot is paused. No slot is once the job whose plugins were replaced is stopped.
+// isPaused reports whether a slot is paused. When the job whose plugins are replaced is stopped, the slot is not paused
+// any more.
 func (a *Agent) isPaused(job string, s slot) bool {
 	for p := range a.paused {
 		if by := a.jobs[p.by]; by == nil || !by.rolls() {
@@ -402,12 +404,12 @@ func (a *Agent) isPaused(job string, s slot) bool {
 	return false
 }
 
-// slowRoll is how long a roll lasts before the reason to keep an old alloc for its calls says how to stop it.
+// slowRoll is the duration after which the reason for keeping an old alloc also says how to stop it.
 const slowRoll = 5 * time.Minute
 
-// needed returns why a replaced alloc is still needed, or "" if it is not. Calls do not keep the active alloc of a
-// failed roll: new calls would keep it for ever. Stopping it cuts its calls off, and they are sent again. With
-// Roll.Force neither calls nor mounts keep an alloc.
+// needed returns why a replaced alloc is still needed, or "" if it is not. In a failed roll, calls do not keep the
+// active new alloc, because new calls would keep it for ever. When it is stopped, its calls are cut off and sent again.
+// With Roll.Force neither calls nor mounts keep an alloc.
 func (a *Agent) needed(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey]host.PluginTask) (why string) {
 	old := a.isOld(job, r)
 	for _, t := range r.Group.Tasks {
@@ -435,8 +437,8 @@ func (a *Agent) needed(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey]ho
 	return why
 }
 
-// restartUsers stops the allocs that use mounts of the alloc's processes. Others take their slots once the mounts are
-// gone. A plugin alloc among them continues: its own processes may serve mounts.
+// restartUsers stops the allocs that use mounts of the alloc's processes. New allocs take their slots once the mounts
+// are gone. It does not stop plugin allocs, because their own processes may serve mounts.
 func (a *Agent) restartUsers(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey]host.PluginTask) error {
 	for _, v := range served(r, tasks) {
 		for _, id := range v.Allocs {

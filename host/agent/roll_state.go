@@ -9,7 +9,7 @@ const (
 	RollStarting RollState = "starting" // new allocs are not healthy yet
 	RollDraining RollState = "draining" // new allocs serve; old ones are kept until nothing needs them
 	RollDone     RollState = "done"
-	RollFailed   RollState = "failed" // the job is as it was
+	RollFailed   RollState = "failed" // the job keeps its version
 )
 
 // RollState returns the state of the job's roll, which must not be nil.
@@ -25,8 +25,8 @@ func (j *JobRecord) RollState() RollState {
 	return RollDone
 }
 
-// RollAllocs returns the new allocs of the job's roll, and those that it replaces and that have not ended. The new ones
-// of a roll that has failed are both.
+// RollAllocs returns the new allocs of the job's roll, and the replaced allocs that have not ended. If the roll has
+// failed, its new allocs are in both lists.
 func (a *Agent) RollAllocs(j *JobRecord) (begun, kept []*AllocRecord) {
 	rolling := j.rolling()
 	for _, r := range a.Allocs() {

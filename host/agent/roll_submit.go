@@ -13,15 +13,15 @@ import (
 	"holdfast/registry"
 )
 
-// rollOrReplace returns the record of a submitted job: r, or the record that it follows with r as the next version if
-// allocs of its plugins run.
+// rollOrReplace returns the record of a submitted job. If allocs of the job's plugins run, that is the record was with
+// r as its next version, else r.
 func (a *Agent) rollOrReplace(was, r *JobRecord) *JobRecord {
 	if was == nil || was.Stopped {
 		return r
 	}
 	if next := was.Next; next != nil && !maps.Equal(r.wanted(), was.wanted()) {
 		same := *r
-		if same.Rolled = next.Rolled; maps.Equal(same.wanted(), next.wanted()) { // its roll goes on
+		if same.Rolled = next.Rolled; maps.Equal(same.wanted(), next.wanted()) { // r is the next version again
 			same.Version, same.Submitted = next.Version, next.Submitted
 			out := *was
 			out.Next = &same
@@ -35,7 +35,7 @@ func (a *Agent) rollOrReplace(was, r *JobRecord) *JobRecord {
 			return next
 		}
 	}
-	if was.rolls() { // its old allocs may still be needed
+	if was.rolls() { // the old allocs of the roll may still be needed
 		roll := *was.Roll
 		if was.Next != nil {
 			roll.Failed = fmt.Sprintf("version %d was submitted before the new allocs were healthy", r.Version)
@@ -45,8 +45,8 @@ func (a *Agent) rollOrReplace(was, r *JobRecord) *JobRecord {
 	return r
 }
 
-// rollTo returns the record that was, with r as its next version. An alloc of an earlier roll that has not ended may be
-// just what r wants. It keeps its place among the old ones: r gets a digest of its own.
+// rollTo returns a copy of was with r as its next version. A running alloc of an earlier roll may have the digest that
+// r wants. It still counts as an old alloc, so rollTo gives the group in r a new digest.
 func (a *Agent) rollTo(was, r *JobRecord, drain bool) *JobRecord {
 	next := *was
 	next.Next, next.Roll = r, &Roll{Version: r.Version, Began: r.Submitted, Drain: drain}
@@ -74,14 +74,14 @@ func (j *JobRecord) rollGroup(group string) {
 // RollOptions are the options of RollPlugin.
 type RollOptions struct {
 	Drain bool // restart the allocs that use mounts of old plugin processes
-	Force bool // even if a plugin that cannot run twice serves mounts, or an old instance is still needed
+	Force bool // even if a plugin that cannot run twice serves mounts, or something still needs an old instance
 }
 
-// RollPlugin replaces the running allocs of the plugin by new ones of the same jobs. It returns the IDs of these jobs
-// once the rolls are recorded. These jobs take their next version together, or all stay as they were.
+// RollPlugin replaces the running allocs of the plugin with new ones of the same jobs. It returns the IDs of these jobs
+// once the rolls are recorded. Either all of these jobs take their next version, or none does.
 //
-// If a job of the plugin is being rolled, no roll begins. The options are added to the rolls that are under way: Drain
-// to all, Force to those whose new instances serve. If there is nothing to add, they are an ErrConflict.
+// If a job of the plugin is being rolled already, RollPlugin starts no roll. It adds the options to the running rolls:
+// Drain to all, Force to those whose new instances serve. If there is nothing to add, it returns ErrConflict.
 func (a *Agent) RollPlugin(ctx context.Context, id host.PluginID, s Lister, o RollOptions) ([]string, error) {
 	jobs := a.jobsOf(id)
 	if len(jobs) == 0 {
@@ -118,7 +118,7 @@ func (a *Agent) RollPlugin(ctx context.Context, id host.PluginID, s Lister, o Ro
 	return ids, a.commitJobs(changed...)
 }
 
-// joinRolls returns the jobs of the plugin whose rolls are under way, with the options added to these.
+// joinRolls returns the jobs of the plugin that are being rolled, with the options added to their rolls.
 func (a *Agent) joinRolls(id host.PluginID, o RollOptions) (changed []*JobRecord, err error) {
 	for _, j := range a.jobsOf(id) {
 		if !j.rolls() {
@@ -136,7 +136,7 @@ func (a *Agent) joinRolls(id host.PluginID, o RollOptions) (changed []*JobRecord
 	return changed, nil
 }
 
-// beginRolls returns the jobs of the plugin with new rolls, which they decide together.
+// beginRolls returns the jobs of the plugin with new rolls. The jobs are rolled together.
 func (a *Agent) beginRolls(id host.PluginID, o RollOptions) (begun []*JobRecord) {
 	var together []string
 	for _, j := range a.jobsOf(id) {
@@ -163,7 +163,8 @@ func (a *Agent) jobsOf(id host.PluginID) (jobs []*JobRecord) {
 	return jobs
 }
 
-// rolled returns the job with a next version that differs only in that the plugin's groups get new allocs.
+// rolled returns the job with a next version that differs only in the digests of the plugin's groups, so that they get
+// new allocs.
 func (a *Agent) rolled(j *JobRecord, id host.PluginID) *JobRecord {
 	next := *j
 	next.Next, next.Roll = nil, nil
@@ -178,8 +179,8 @@ func (a *Agent) rolled(j *JobRecord, id host.PluginID) *JobRecord {
 	return &out
 }
 
-// checkStopFirst returns an error if the roll to the job's next version ends a plugin process that serves mounts before
-// another one runs.
+// checkStopFirst returns an error if the roll to the job's next version would stop a plugin process that serves mounts
+// before its replacement runs.
 func (a *Agent) checkStopFirst(ctx context.Context, job *JobRecord, s Lister) error {
 	rolling, groups := job.rolling(), pluginGroups(job.Next)
 	for _, r := range a.Allocs() {

@@ -63,7 +63,7 @@ func nomadEnv(r *AllocRecord, t taskSpec, d dirs, isolated bool) map[string]stri
 	return env
 }
 
-// attempt returns one attempt of a task in the form that a driver takes.
+// attempt returns one attempt of a task as an argument for a driver.
 func (n Node) attempt(ctx context.Context, r *AllocRecord, t taskSpec, number uint64, plan hooks.Plan, root string,
 	driver taskdriver.Driver) (taskdriver.Task, error) {
 	d := dirs{root}

@@ -22,7 +22,7 @@ type taskRunner struct {
 	spec     taskSpec
 	driver   taskdriver.Driver
 	begun    bool // runTasks has recorded the first attempt
-	restarts bool // the next attempt follows whatever the restart policy says: an operator has requested it
+	restarts bool // an operator has requested the next attempt, so the restart policy does not count
 }
 
 func (t *taskRunner) state() TaskRecord { return *t.record().Tasks[t.spec.Name] }
@@ -36,7 +36,7 @@ func (t *taskRunner) set(note string, change func(*TaskRecord)) error {
 	return t.update(t.setChange(note, change))
 }
 
-// setLater is set with the next commit of the alloc.
+// setLater is set without a commit of its own: the next commit of the alloc writes the change.
 func (t *taskRunner) setLater(note string, change func(*TaskRecord)) error {
 	return t.a.updateLater(t.id, t.setChange(note, change))
 }
@@ -60,8 +60,9 @@ func (t *taskRunner) setChange(note string, change func(*TaskRecord)) func(*Allo
 }
 
 // setDead records the exit of a task that the job or its stop has ended as intended. If it was the alloc's last task,
-// the commit that ends the alloc writes it. An agent that dies before that finds the task running in agent.db, reads
-// the exit in the task's directory, decides the same, and releases the volumes again, which changes nothing.
+// the commit that ends the alloc also writes the exit. An agent that dies before that commit leaves the task recorded
+// as running. The next agent reads the exit in the task's directory and decides the same. It releases the volumes
+// again, which changes nothing.
 func (t *taskRunner) setDead(note string, change func(*TaskRecord)) error {
 	for name, other := range t.record().Tasks {
 		if name != t.spec.Name && other.State != TaskDead {
@@ -121,12 +122,12 @@ func (t *taskRunner) run(ctx, stop context.Context) error {
 	}
 }
 
-// adopt returns an attempt that an earlier agent started.
+// adopt returns the attempt that an earlier agent started, if there is one.
 func (t *taskRunner) adopt(ctx context.Context) (h taskdriver.Handle, found bool, err error) {
 	rec := t.state()
 	switch rec.State {
 	case TaskRunning:
-		return *rec.Handle, true, nil // if it has ended since, Wait returns how
+		return *rec.Handle, true, nil // if the attempt has ended since, Wait returns its exit
 	case TaskStarting:
 		h, found, err := t.a.config.Find(ctx, t.a.dirs(t.id).task(t.spec.Name))
 		return h, found && h.ID == attemptID(t.id, t.spec.Name, rec.Attempt) && err == nil, err
@@ -134,21 +135,23 @@ func (t *taskRunner) adopt(ctx context.Context) (h taskdriver.Handle, found bool
 	return taskdriver.Handle{}, false, nil
 }
 
-// rebooted reports whether an attempt began before a reboot, and may have run: that is written with the next commit.
+// rebooted reports whether the current attempt began before a reboot. It may have run, because the agent records that
+// only with the next commit.
 func (t *taskRunner) rebooted() bool {
 	rec := t.state()
 	boot, err := proc.BootID()
 	return err == nil && rec.State == TaskStarting && rec.Started.Boot != "" && rec.Started.Boot != boot
 }
 
-// awaitNext waits until the next attempt is due. If the clock was set back, it waits no longer than the policy allows.
+// awaitNext waits until the next attempt is due. If the clock was set back, it still waits no longer than the policy
+// allows.
 func (t *taskRunner) awaitNext(stop context.Context) error {
 	p := t.spec.policy
 	sleep(stop, min(time.Until(t.state().Next), max(p.Delay, p.Interval)), nil)
 	return context.Cause(stop)
 }
 
-// giveUp ends a task that waits for an attempt that will not come.
+// giveUp marks a waiting task as dead, because its next attempt will not come.
 func (t *taskRunner) giveUp(ctx context.Context) error {
 	rec := t.state()
 	if rec.Attempt > 0 {
@@ -157,8 +160,8 @@ func (t *taskRunner) giveUp(ctx context.Context) error {
 	return t.set("", func(r *TaskRecord) { r.State = TaskDead })
 }
 
-// start starts an attempt. If it returns neither running nor an error, the start failed and the record says what
-// follows.
+// start starts an attempt. If it returns neither running nor an error, the start has failed, and the record has the
+// next step.
 func (t *taskRunner) start(ctx, stop context.Context) (h taskdriver.Handle, running bool, err error) {
 	if !t.begun {
 		if err := t.set("", (*TaskRecord).begin); err != nil {
@@ -172,7 +175,7 @@ func (t *taskRunner) start(ctx, stop context.Context) (h taskdriver.Handle, runn
 		var task taskdriver.Task
 		task, err = t.a.node.attempt(stop, t.record(), t.spec, attempt, plan, t.a.dirs(t.id).root, t.driver)
 		if err != nil && stop.Err() != nil {
-			err = context.Cause(stop) // while a template's file was read
+			err = context.Cause(stop) // stop ended while a template's file was read
 		}
 		if err == nil {
 			err = t.prepare(stop, task)
@@ -187,7 +190,7 @@ func (t *taskRunner) start(ctx, stop context.Context) (h taskdriver.Handle, runn
 	if ctx.Err() != nil || errors.Is(err, errStop) {
 		return h, false, err
 	}
-	text := strings.Join(strings.Fields(err.Error()), " ") // engines send several lines
+	text := strings.Join(strings.Fields(err.Error()), " ") // an engine's error may have several lines
 	why, exit := "start failed: "+text, taskdriver.Exit{Code: -1, At: time.Now().UTC(), Err: text}
 	switch {
 	case errors.Is(err, registry.ErrExhausted):
@@ -198,8 +201,8 @@ func (t *taskRunner) start(ctx, stop context.Context) (h taskdriver.Handle, runn
 	return h, false, t.ended(ctx, exit, permanent(err) || errors.Is(err, registry.ErrNotFound), why)
 }
 
-// prepare does what the driver needs before a start. It shows the progress as the task's reason, and the first line in
-// a note.
+// prepare makes the driver's preparations for a start. It shows their progress as the task's reason, and puts the first
+// line into a note.
 func (t *taskRunner) prepare(stop context.Context, task taskdriver.Task) error {
 	driver, needed := t.driver.(taskdriver.Preparer)
 	if !needed {
@@ -221,14 +224,14 @@ func (t *taskRunner) prepare(stop context.Context, task taskdriver.Task) error {
 	return errors.Join(err, failed)
 }
 
-// retryStart schedules another attempt after a full disk or an engine that does not answer. These are no failures of
-// the task.
+// retryStart schedules another attempt after a full disk or an engine that does not answer. Neither is a failure of the
+// task.
 func (t *taskRunner) retryStart(
 	ctx context.Context, attempt uint64, exit taskdriver.Exit, why, note string,
 ) error {
 	t.reportExit(ctx, attempt, &exit, false)
 	if t.state().Reason == why {
-		note = "" // it has this note already
+		note = "" // the task has this note already
 	}
 	return t.set(note, func(r *TaskRecord) {
 		r.State, r.Exit, r.Next, r.Reason = TaskWaiting, &exit, time.Now().Add(t.a.config.Backoff[1]), why
@@ -272,7 +275,7 @@ func (t *taskRunner) started(ctx context.Context, attempt uint64, h taskdriver.H
 	}
 	about := []string{fmt.Sprintf("pid %d", h.TaskPID)}
 	if h.TaskPID == 0 {
-		about = nil // a container that has ended already
+		about = nil // the container has ended already
 	}
 	if attempt > 1 {
 		about = append(about, fmt.Sprintf("attempt %d", attempt))
@@ -285,7 +288,7 @@ func (t *taskRunner) started(ctx context.Context, attempt uint64, h taskdriver.H
 		r.State, r.Handle, r.Started, r.Reason = TaskRunning, &h, host.BootTime{Boot: boot, At: proc.BootTime()}, ""
 	}
 	if !t.isPlugin() {
-		return t.setLater(note, running) // adopt finds the handle in the task's directory
+		return t.setLater(note, running) // the handle is also in the task's directory, where adopt finds it
 	}
 	err = t.set(note, running)
 	if err == nil {
@@ -392,7 +395,7 @@ func (t *taskRunner) stopAttempt(ctx context.Context, h taskdriver.Handle, why s
 	if why != "" {
 		note += ": " + why
 	}
-	if !t.record().Stop || t.state().Reason != why { // else stopAllLocked has noted it
+	if !t.record().Stop || t.state().Reason != why { // else stopAllLocked has added the note
 		if err := t.set(note, func(r *TaskRecord) { r.Reason = why }); err != nil {
 			return err
 		}
@@ -427,7 +430,7 @@ func (t *taskRunner) reportStop(ctx context.Context) {
 // errForced ends the grace of a task early.
 var errForced = errors.New("everything is stopped by force")
 
-// stopGracefully gives the task its grace, unless everything is stopped by force.
+// stopGracefully stops the task and lets it use its grace. The grace ends early if everything is stopped by force.
 func (t *taskRunner) stopGracefully(ctx context.Context, h taskdriver.Handle) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
@@ -443,8 +446,8 @@ func (t *taskRunner) stopGracefully(ctx context.Context, h taskdriver.Handle) er
 	return t.driver.Stop(ctx, h, t.spec.grace)
 }
 
-// exited handles the exit of an attempt that ran. A restart that the shim requested, for a reason, counts as a
-// failure whatever the exit code is.
+// exited handles the exit of an attempt that ran. If the shim requested a restart, requested is the reason, and the
+// exit counts as a failure whatever its code is.
 func (t *taskRunner) exited(ctx, stop context.Context, exit taskdriver.Exit, requested string) error {
 	if stop.Err() != nil && requested == "" {
 		t.reportExit(ctx, t.state().Attempt, &exit, true)
@@ -458,7 +461,7 @@ func (t *taskRunner) exited(ctx, stop context.Context, exit taskdriver.Exit, req
 	return t.ended(ctx, exit, false, cmp.Or(requested, describeExit(exit)))
 }
 
-// ended applies the restart policy after an attempt. A permanent failure is never retried.
+// ended applies the restart policy after an attempt. It never retries a permanent failure.
 func (t *taskRunner) ended(ctx context.Context, exit taskdriver.Exit, permanent bool, why string) error {
 	rec, now := t.state(), time.Now()
 	if t.restarts {

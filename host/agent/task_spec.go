@@ -13,7 +13,7 @@ import (
 	"holdfast/registry"
 )
 
-// jobRest, groupRest and taskRest are the supported attributes among those of a job that travel as JSON.
+// jobRest, groupRest and taskRest have the supported ones of the attributes that travel as JSON.
 type jobRest struct {
 	Name string                         `json:"name"`
 	Meta []map[string]taskdriver.Scalar `json:"meta"`
@@ -164,7 +164,7 @@ func decodeTask(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) {
 	return s, err
 }
 
-// limits returns what the resources block limits.
+// limits returns the limits of the resources block.
 func (r taskRest) limits() (l taskdriver.Resources, err error) {
 	for _, b := range r.Resources {
 		for _, v := range []struct {
@@ -197,7 +197,8 @@ func mergeMeta(blocks []map[string]taskdriver.Scalar) map[string]string {
 	return out
 }
 
-// A job cannot do its work without the blocks of unsupported. Without those of ignored it runs, with a warning.
+// A job with a block of unsupported is refused, because it could not do its work. A job with a block of ignored runs,
+// with a warning.
 var (
 	unsupported = []string{
 		"periodic", "parameterized", "multiregion", "artifact", "vault", "dispatch_payload", "secret",
@@ -256,7 +257,7 @@ type restartPolicy struct {
 	Mode     restartMode
 }
 
-// restartMode is what happens when the attempts are used up.
+// restartMode says what happens when the attempts are used up.
 type restartMode string
 
 const (
@@ -271,7 +272,7 @@ type Restarts struct {
 	Total int       `json:"total,omitempty"` // in all intervals
 }
 
-// defaultPolicy is Nomad's.
+// defaultPolicy returns the default restart policy of Nomad for the type of job.
 func defaultPolicy(jobType string) restartPolicy {
 	if isBatch(jobType) {
 		return restartPolicy{Attempts: 3, Interval: 24 * time.Hour, Delay: 15 * time.Second, Mode: modeFail}
@@ -279,7 +280,7 @@ func defaultPolicy(jobType string) restartPolicy {
 	return restartPolicy{Attempts: 2, Interval: 30 * time.Minute, Delay: 15 * time.Second, Mode: modeFail}
 }
 
-// with returns the policy with the attributes that the blocks set.
+// with returns the policy, changed by the attributes that the blocks set.
 func (p restartPolicy) with(blocks []restartBlock) (restartPolicy, error) {
 	for _, b := range blocks {
 		if b.Attempts != nil {
@@ -304,7 +305,7 @@ func (p restartPolicy) with(blocks []restartBlock) (restartPolicy, error) {
 	return p, nil
 }
 
-// next decides what follows the end of an attempt that did not succeed. If again is false, why is the reason.
+// next decides what follows an attempt that has failed. If again is false, why is the reason.
 func (p restartPolicy) next(r Restarts, now time.Time) (after Restarts, delay time.Duration, again bool, why string) {
 	if r.Since.IsZero() || now.Before(r.Since) || now.Sub(r.Since) >= p.Interval {
 		r.Since, r.Count = now, 0

@@ -140,7 +140,7 @@ func (t template) render(ctx context.Context, known map[string]string) (string, 
 		case "file":
 			text, err := secretfile.Read(ctx, p.argument)
 			if err != nil {
-				return "", fmt.Errorf("template %s: %v", t.destination, err) // of no kind: the restart policy decides
+				return "", fmt.Errorf("template %s: %v", t.destination, err) // no kind: the restart policy decides
 			}
 			value = string(text)
 		}
@@ -167,7 +167,7 @@ func renderTemplates(
 			if err != nil {
 				return nil, registry.Invalid("template %s: %w", t.destination, err)
 			}
-			maps.Copy(env, vars) // as they are: a password may have "${"
+			maps.Copy(env, vars) // without expansion: a password may contain "${"
 		}
 		maps.Copy(known, env)
 		if f := (taskdriver.File{Path: path, Mode: t.mode, Data: taskdriver.Bytes(text)}); !t.env || f.Own() {
@@ -177,8 +177,8 @@ func renderTemplates(
 	return files, nil
 }
 
-// variablesOf reads lines of NAME=value, NAME="value" or NAME='value', with empty lines and comments between. Errors
-// quote no value.
+// variablesOf parses lines of NAME=value, NAME="value" or NAME='value', and skips empty lines and comments. Its
+// errors contain no value.
 func variablesOf(text string) (map[string]string, error) {
 	out := map[string]string{}
 	number := 0
@@ -212,7 +212,7 @@ func variablesOf(text string) (map[string]string, error) {
 	return out, nil
 }
 
-// templates decodes the template blocks of a task. Each has its error, which may be nil.
+// templates decodes the template blocks of a task. errs has one error for each block, or nil.
 func (r taskRest) templates() (out []template, errs []error) {
 	for _, b := range r.Template {
 		t, err := newTemplate(b)
@@ -224,14 +224,14 @@ func (r taskRest) templates() (out []template, errs []error) {
 	return out, errs
 }
 
-// knownFile returns the file without its text. It is not known if the task has to have an alloc.
+// knownFile returns the file of the template without its text. known is false if the destination depends on the alloc.
 func (t template) knownFile() (f taskdriver.File, known bool) {
 	path, err := t.path(nil)
 	f = taskdriver.File{Path: path}
 	return f, t.destination != "" && err == nil && !strings.Contains(path, "${") && (!t.env || f.Own())
 }
 
-// ignoredOfTemplates are the attributes of template blocks without an effect.
+// ignoredOfTemplates returns the attributes of template blocks that have no effect.
 func ignoredOfTemplates(blocks json.RawMessage) []string {
 	return taskdriver.Unknown[templateBlock]("template.", blocks)
 }

@@ -12,7 +12,7 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Unmounter unmounts what a plugin has left, for releases by force.
+// Unmounter unmounts mounts that a plugin did not remove, for releases by force.
 type Unmounter interface {
 	// Users returns the users of the mount at each point and below.
 	Users(points []string) (map[string][]mount.User, error)
@@ -23,14 +23,14 @@ type Unmounter interface {
 // maxStacked bounds the mounts on top of each other that Abandon unmounts at one path.
 const maxStacked = 16
 
-// abandoned lists what a claim has on this node: mount points, from the top down, and the calls that would take them
-// down.
+// abandoned is a mount point of a claim on this node, with the call that would unmount it.
 type abandoned struct {
 	path string
-	rpc  registry.RPC // empty: a part, which Holdfast has mounted
+	rpc  registry.RPC // empty: a part, which the shim has mounted
 }
 
-// abandons returns what a release by force takes down for a claim. last also takes down what the volume's users share.
+// abandons lists what a release by force takes down for a claim, uppermost mount first. With last, the list includes
+// the staging, which the users of the volume share.
 func (st state) abandons(key registry.ClaimKey, last bool) (list []abandoned) {
 	if r, found := st.ref(key); found {
 		for _, p := range r.Parts {
@@ -45,7 +45,7 @@ func (st state) abandons(key registry.ClaimKey, last bool) (list []abandoned) {
 }
 
 // AbandonSteps returns what a release of the claim by force would do on this node. It adds the paths that it would
-// unmount to going: these count as unmounted.
+// unmount to going. A path in going counts as unmounted.
 func (s *Stager) AbandonSteps(
 	ctx context.Context, key registry.ClaimKey, last bool, going map[string]bool,
 ) (steps []registry.ReleaseStep, err error) {
@@ -87,7 +87,7 @@ func (s *Stager) AbandonSteps(
 	return steps, nil
 }
 
-// name returns the volume's name, also of one that has no record any more.
+// name returns the volume's name, also if the volume has no record any more.
 func (st state) name() registry.VolumeName {
 	if st.volume.ID == "" {
 		return st.staging.Name
@@ -95,7 +95,7 @@ func (st state) name() registry.VolumeName {
 	return st.volume.VolumeName()
 }
 
-// usersOf describes the users of the mount at a path, apart from mounts that are going.
+// usersOf describes the users of the mount at a path. It ignores mounts at paths in going.
 func (s *Stager) usersOf(path string, going map[string]bool) (texts []string, err error) {
 	if s.Unmounter == nil {
 		return nil, registry.Errorf(registry.ErrUnsupported, "%s cannot be unmounted here", path)
@@ -112,9 +112,9 @@ func (s *Stager) usersOf(path string, going map[string]bool) (texts []string, er
 	return texts, err
 }
 
-// Abandon takes down what a claim has on this node without its plugin, after a person has confirmed that: it unmounts
-// what nothing uses, and deletes the records, open calls included. last also takes down what the volume's users share.
-// ErrConflict names the users of a mount, which stays. The caller has the volume's lock.
+// Abandon takes down a claim's mounts on this node without the plugin, after a person has confirmed that. It unmounts
+// mounts that nothing uses, and deletes the records and open calls. With last it also takes down the staging, which the
+// users of the volume share. A mount in use stays, and ErrConflict names its users. The caller holds the volume's lock.
 func (s *Stager) Abandon(ctx context.Context, key registry.ClaimKey, last bool, by registry.Forced, why string) error {
 	st, err := s.state(ctx, key.Volume)
 	if err != nil {
@@ -148,7 +148,7 @@ func (s *Stager) Abandon(ctx context.Context, key registry.ClaimKey, last bool, 
 	if err := s.forget(ctx, key, last, []registry.Event{e}); err != nil {
 		return err
 	}
-	for _, a := range list { // what remains is found by package doctor
+	for _, a := range list { // package doctor finds what remains
 		s.tidy(a.path)
 		if a.rpc == registry.NodeUnpublishRPC {
 			s.tidy(filepath.Dir(a.path))
@@ -174,7 +174,7 @@ func (s *Stager) markUncertain(ctx context.Context, key registry.ClaimKey, last 
 	return err
 }
 
-// unmountUnused unmounts what is mounted at a path, unless something uses it.
+// unmountUnused unmounts the mounts at a path, unless something uses them.
 func (s *Stager) unmountUnused(ctx context.Context, path string) error {
 	for range maxStacked {
 		mounted, err := s.mounted(path, false)
@@ -195,7 +195,7 @@ func (s *Stager) unmountUnused(ctx context.Context, path string) error {
 	return conflict("%s is still mounted after it was unmounted %d times; run holdfast doctor", path, maxStacked)
 }
 
-// forget deletes the node's records of a claim, and with last those that the volume's users share.
+// forget deletes the node's records of a claim. With last it also deletes those that the users of the volume share.
 func (s *Stager) forget(ctx context.Context, key registry.ClaimKey, last bool, events []registry.Event) error {
 	_, err := registry.Ensure(ctx, s.State, func(view registry.View) (change registry.Change, err error) {
 		st := s.stateOf(view, key.Volume)

@@ -8,8 +8,8 @@ import (
 	"holdfast/registry"
 )
 
-// claim claims the volume of the request. A volume of a create block may go with another alloc between its look-up and
-// the claim; then it is created again.
+// claim claims the volume of the request. If another alloc has the volume of a create block deleted between the look-up
+// and the claim, claim creates it again.
 func (req *request) claim(
 	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
 ) (vol registry.Volume, claim registry.Claim, err error) {
@@ -24,7 +24,7 @@ func (req *request) claim(
 			return vol, claim, err
 		}
 		req.name, req.key.Volume = vol.VolumeName(), vol.VolumeKey()
-		// it reports the node's topology and limit
+		// the node plugin reports the node's topology and limit
 		if _, known := req.Plugins.Find(registry.RoleNode, vol.Plugin); !known {
 			if err := req.admit(ctx, g); err != nil {
 				return vol, claim, err
@@ -51,7 +51,7 @@ func (req *request) known(ctx context.Context) (vol registry.Volume, known bool,
 	return vol, known, err
 }
 
-// provide returns the volume of the request's create block, which exists then.
+// provide returns the volume of the request's create block. It creates the volume unless it exists.
 func (req *request) provide(
 	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
 ) (vol registry.Volume, err error) {
@@ -68,8 +68,8 @@ func (req *request) provide(
 	return vol, err
 }
 
-// awaitController waits for the controller of the plugin, and records the wait. It does not wait if another node may
-// make the plugin's calls: then the call waits for that node.
+// awaitController waits for the controller of the plugin, and records the wait. If another node can make the plugin's
+// calls, it does not wait: the call itself waits for that node.
 func (req *request) awaitController(ctx context.Context, plugin registry.PluginID) error {
 	inst, found := req.Plugins.Find(registry.RoleController, plugin)
 	elsewhere := false
@@ -93,7 +93,7 @@ func originOf(job, group string, request registry.RequestName) registry.Origin {
 	return registry.Origin{Job: job, Group: group, Request: request}
 }
 
-// volume returns the volume of the request. It records a new one for an inline volume, and makes that of a create
+// volume returns the volume of the request. It records a new inline volume, and creates the missing volume of a create
 // block.
 func (req *request) volume(
 	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,

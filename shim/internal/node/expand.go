@@ -23,8 +23,8 @@ import (
 //
 // A file system that its plugin stages is expanded where it is staged, any other volume where it is published. A
 // refusal is recorded, has an event and is no error, because the volume remains usable. After a refusal the plugin is
-// asked again only at the next mount (CSI NodeExpandVolume: "Caller MUST NOT retry"). If again is set, a person asks,
-// and a refusal that CSI allows to retry does not count.
+// asked again only at the next mount (CSI NodeExpandVolume: "Caller MUST NOT retry"). again means that a person asks:
+// Grow then also repeats a call after a refusal that CSI allows to retry.
 func (s *Stager) Grow(
 	ctx context.Context, by intent.Caller, key registry.VolumeKey, again bool,
 ) (n registry.NodeExpansion, err error) {
@@ -70,7 +70,7 @@ func (s *Stager) Grow(
 	return n, err
 }
 
-// needsGrow reports whether an expansion is pending for the node that its plugin has neither done nor refused.
+// needsGrow reports whether the node has a pending expansion that its plugin has neither done nor refused.
 func needsGrow(st state) bool {
 	e, n := st.volume.Expansion, st.staging.Expanded
 	return e.Pending() && !n.Answers(st.volume) && !n.Refuses(e.Node)
@@ -86,8 +86,8 @@ func (s *Stager) expansion(ctx context.Context, key registry.VolumeKey) (st stat
 	return st, open, err
 }
 
-// Expansion returns how far the node has come with expansions of the volume, and the RPC of its open call on the node,
-// empty: none.
+// Expansion returns the node's progress with expansions of the volume, and the RPC of its open call on the node. The
+// RPC is empty if no call is open.
 func (s *Stager) Expansion(ctx context.Context, key registry.VolumeKey) (registry.NodeExpansion, registry.RPC, error) {
 	st, open, err := s.expansion(ctx, key)
 	return st.staging.Expanded, open.RPC, err
@@ -107,7 +107,7 @@ func (s *Stager) Grows(ctx context.Context, v registry.Volume) (bool, error) {
 		return false, nil
 	}
 	_, mounted, err := s.place(st, false)
-	return mounted || err != nil, nil // a place that cannot be inspected is inspected again
+	return mounted || err != nil, nil // if the mount could not be inspected, Grow tries again
 }
 
 // Uses lists for people how this node uses the volume.
@@ -122,7 +122,7 @@ func (s *Stager) Uses(ctx context.Context, key registry.VolumeKey) (users []stri
 	return users, err
 }
 
-// fits reports whether the plugin stages volumes now if, and only if, it staged this one.
+// fits reports whether the plugin still stages volumes, or still does not, as when it mounted this volume.
 func fits(inst registry.Instance, st state) bool {
 	return inst.Fingerprint.Has(registry.StageUnstage) == st.staging.Stages
 }
@@ -135,7 +135,8 @@ type site struct {
 }
 
 // place returns where the volume can be expanded on this node, and whether it is mounted there. At a path without a
-// mount, the plugin would expand what lies below. repeats: a call is open, so a mount that may exist counts too.
+// mount, the plugin would expand the file system below. repeats means that a call is open, so a mount that may exist
+// counts too.
 func (s *Stager) place(st state, repeats bool) (where site, mounted bool, err error) {
 	where, found := s.site(st, repeats)
 	switch {
@@ -150,8 +151,8 @@ func (s *Stager) place(st state, repeats bool) (where site, mounted bool, err er
 	return where, mounted, err
 }
 
-// site returns where the records of this boot have the volume mounted for writing. While a call is open, its own path
-// is the only one.
+// site returns where the volume is mounted for writing, according to the records of this boot. While a call is open,
+// only the path of that call counts.
 func (s *Stager) site(st state, repeats bool) (site, bool) {
 	up := func(m registry.Mark, boot string) bool {
 		return (m == registry.MarkDone || repeats && m != registry.MarkNone) && boot == s.kernel.Boot()
@@ -176,7 +177,7 @@ func (s *Stager) site(st state, repeats bool) (site, bool) {
 func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where site) error {
 	v, want := st.volume, st.volume.Expansion.Node
 	if n := st.staging.Expanded; n.Range != (registry.CapacityRange{}) && !v.Expansion.Pending() {
-		want = n.Range // an open call, for a size that is not pending any more
+		want = n.Range // the open call asks for a size that is not pending any more
 	}
 	secrets, err := s.Resolve(ctx, v.VolumeSpec)
 	if err != nil {
@@ -203,7 +204,7 @@ func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where sit
 		Renew: func(ctx context.Context) { request.Secrets = s.Renew(ctx, v.VolumeSpec, request.Secrets) },
 		Done: func(view registry.View) registry.Change {
 			made := want.Required
-			if v.Capacity < made { // the plugin expands on the node alone: its response is the capacity
+			if v.Capacity < made { // only the node expands this volume, so the node's response has the capacity
 				made = max(made, capacity)
 			}
 			done := s.event(registry.EventNodeExpanded, open, fmt.Sprintf("%d bytes", max(made, v.Capacity)))
@@ -234,7 +235,7 @@ func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where sit
 	return err
 }
 
-// expanded returns the change that edits how far the node has come with expansions of the volume.
+// expanded returns the change that applies edit to the node's progress with expansions of the volume.
 func expanded(
 	view registry.View, v registry.Volume, edit func(registry.NodeExpansion) registry.NodeExpansion,
 ) registry.Change {
@@ -298,7 +299,7 @@ func (s *Stager) closeExpansion(
 	return closed, err
 }
 
-// clearRefusal forgets a refusal of the node plugin, unless CSI forbids to ask again.
+// clearRefusal deletes a recorded refusal of the node plugin, unless CSI forbids to ask again.
 func (s *Stager) clearRefusal(ctx context.Context, key registry.VolumeKey) error {
 	_, err := registry.Ensure(ctx, s.State, func(view registry.View) (registry.Change, error) {
 		p, found := view.Staging(key)
@@ -311,8 +312,7 @@ func (s *Stager) clearRefusal(ctx context.Context, key registry.VolumeKey) error
 	return err
 }
 
-// mountedAnew returns n for a volume that is mounted anew: its plugin may be asked once more for what it has refused,
-// at any path.
+// mountedAnew returns n without the refusal and its path, because a plugin may be asked once more after each mount.
 func mountedAnew(n registry.NodeExpansion) registry.NodeExpansion {
 	n.Refused, n.At = "", ""
 	return n

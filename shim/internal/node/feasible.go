@@ -12,8 +12,8 @@ import (
 )
 
 // Feasible returns every reason why Prepare of the alloc could not claim and mount its volumes on this node now, in the
-// order of the volumes, and the index of the state for which that is true. Volumes that Prepare would claim count as
-// claimed for the requests after them. It changes nothing and calls no plugin.
+// order of the volumes. It also returns the index of the state that it read. A volume that Prepare would claim counts
+// as claimed for the requests that follow. Feasible changes nothing and calls no plugin.
 func (a *Allocs) Feasible(
 	ctx context.Context, g hooks.AllocGroup,
 ) (reasons []registry.Infeasible, at registry.Seq, err error) {
@@ -32,8 +32,8 @@ func (a *Allocs) Feasible(
 	return reasons, at, err
 }
 
-// FeasibleNodes is Feasible for each node of the cluster, in the order of their names. Of other nodes it knows what
-// they have described. Without a cluster there is only this node.
+// FeasibleNodes is Feasible for each node of the cluster, in the order of their names. For other nodes it uses what
+// they have published about themselves. Without a cluster there is only this node.
 func (a *Allocs) FeasibleNodes(
 	ctx context.Context, g hooks.AllocGroup,
 ) (list []registry.NodeFeasible, at registry.Seq, err error) {
@@ -55,7 +55,7 @@ func (a *Allocs) FeasibleNodes(
 	return list, at, err
 }
 
-// feasibleGroup returns every reason against the volumes of a group on a node.
+// feasibleGroup returns every reason why a node cannot mount the volumes of a group.
 func (a *Allocs) feasibleGroup(
 	v registry.View, g hooks.AllocGroup, spec hooks.GroupSpec, node registry.NodeName,
 ) (reasons []registry.Infeasible) {
@@ -94,7 +94,7 @@ func groupSpec(g hooks.AllocGroup) (hooks.GroupSpec, error) {
 	return spec, nil
 }
 
-// feasible returns the claim of a request on a node, and every reason against it.
+// feasible returns the claim of a request on a node, and every reason why the node could not get or mount it.
 func (a *Allocs) feasible(
 	v registry.View, g hooks.AllocGroup, r hooks.VolumeRequest, node registry.NodeName, planned []registry.Claim,
 ) (registry.Claim, []registry.Infeasible) {
@@ -142,8 +142,8 @@ func claimFor(
 		Usage: r.Usage}
 }
 
-// volumeOf returns the volume of a request. That of an ephemeral or create block may have no record yet. With an error
-// only its name may be set.
+// volumeOf returns the volume of a request. The volume of an ephemeral or create block may have no record yet. With an
+// error, only the name of the volume may be set.
 func volumeOf(v registry.View, g hooks.AllocGroup, r hooks.VolumeRequest) (vol registry.Volume, err error) {
 	if r.Ephemeral != nil {
 		vol = inlineVolume(g, r)

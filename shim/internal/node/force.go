@@ -11,16 +11,16 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// forceRound bounds the waits and retries of a release by force, for each volume. What fails until then is skipped. A
-// call that is under way is not cut off before its own deadline, because the plugin may still be writing.
+// forceRound bounds the waits and retries of a release by force, for each volume. Calls that fail until then are
+// skipped. A call that is under way still runs to its own deadline, because the plugin may be writing.
 const forceRound = 10 * time.Second
 
 var errForced = errors.New("the release continues by force")
 
 // ForceRelease ends the release of an alloc whose volumes cannot be released because a plugin or its backend is gone
-// for good. It sends each call that it can, skips those that fail or have no healthy plugin, and unmounts what nothing
-// uses. A mount in use stays: ErrConflict names its users. f.Confirm is the ID of the alloc. The release must have
-// begun. It survives a restart, as any release.
+// for good. It sends each call that it can. It skips calls that fail or have no healthy plugin, and unmounts mounts
+// that nothing uses. A mount in use stays: ErrConflict names its users. f.Confirm is the ID of the alloc. The release
+// must have begun. Like any release, it continues after a restart.
 func (a *Allocs) ForceRelease(
 	ctx context.Context, id registry.AllocID, f registry.Force,
 ) ([]registry.ReleaseStep, error) {
@@ -45,11 +45,11 @@ func (a *Allocs) ForceRelease(
 		return nil, fmt.Errorf("record the release of alloc %s by force: %w", id, err)
 	}
 	a.abort(id)
-	// the host has not ended the alloc with this call: see discard
+	// the empty call does not count as the host's end of the alloc: see discard
 	return steps, a.Release(ctx, registry.Call{}, id, false)
 }
 
-// checkForce refuses a release by force that is not confirmed, or that a mount in use prevents.
+// checkForce refuses a release by force that was not confirmed, or that would have to unmount a mount in use.
 func checkForce(id registry.AllocID, f registry.Force, steps []registry.ReleaseStep) error {
 	var skipped, refused []string
 	for _, s := range steps {
@@ -117,7 +117,7 @@ func (a *Allocs) forceSteps(ctx context.Context, id registry.AllocID) (steps []r
 	return steps, nil
 }
 
-// abort ends the running teardown of the alloc, which then begins anew.
+// abort ends the running teardown of the alloc. Release then starts a new one.
 func (a *Allocs) abort(id registry.AllocID) {
 	a.mu.Lock()
 	w := a.busy[id]
@@ -128,7 +128,7 @@ func (a *Allocs) abort(id registry.AllocID) {
 	}
 }
 
-// isLast reports whether no request apart from these uses or claims the volume on this node.
+// isLast reports whether only the requests in apart use or claim the volume on this node.
 func (req *request) isLast(ctx context.Context, apart map[registry.ClaimKey]bool) (last bool, err error) {
 	err = req.State.View(ctx, func(v registry.View) error {
 		last = true
@@ -143,7 +143,7 @@ func (req *request) isLast(ctx context.Context, apart map[registry.ClaimKey]bool
 	return last, err
 }
 
-// forceRequest releases a request. What its plugin does not do in time (forceRound) is skipped.
+// forceRequest releases a request. It skips calls that the plugin does not complete in time (forceRound).
 func (req *request) forceRequest(ctx context.Context, by registry.Forced) error {
 	why := ""
 	reasons := intent.FeasibleAt(req.Plugins, registry.RoleNode, req.key.Volume.Plugin, registry.Usage{})

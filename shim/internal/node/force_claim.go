@@ -10,10 +10,10 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// ForceReleaseClaims releases the claims of an alloc on a volume that cannot be released in order: their node is not
-// alive, or they are of this node, which does not know the alloc and has the volume not mounted for it. Attachments
-// that no other claim needs are taken down before, or their records are deleted if that fails. f.Confirm is the ID of
-// the alloc. ErrNotFound: there is no such claim. ErrConflict says who can release it instead.
+// ForceReleaseClaims releases the claims of an alloc on a volume that cannot be released in order. Either their node is
+// not alive, or this node holds them without a record of the alloc and without a mount of the volume. Attachments that
+// no other claim needs are detached first; if that fails, their records are deleted. f.Confirm is the ID of the alloc.
+// ErrNotFound means that there is no such claim. ErrConflict says who can release the claim instead.
 func (a *Allocs) ForceReleaseClaims(
 	ctx context.Context, name registry.VolumeName, id registry.AllocID, f registry.Force,
 ) (steps []registry.ReleaseStep, err error) {
@@ -67,7 +67,7 @@ func (a *Allocs) releasable(
 	return claims, err
 }
 
-// checkAbandoned returns an ErrConflict if a claim can be released in order.
+// checkAbandoned returns an ErrConflict if the normal release of the claim is still possible.
 func (a *Allocs) checkAbandoned(v registry.View, c registry.Claim) error {
 	_, alive := v.NodeLease(c.Node)
 	_, known := v.Alloc(c.Alloc)
@@ -88,7 +88,7 @@ func (a *Allocs) checkAbandoned(v registry.View, c registry.Claim) error {
 	return nil
 }
 
-// forceUnclaim releases a claim. Its volume is detached first if no other claim of the node needs that.
+// forceUnclaim releases a claim. It first detaches the volume if no other claim of the node needs the attachment.
 func (a *Allocs) forceUnclaim(ctx context.Context, c registry.Claim, f registry.Force) error {
 	unlock, err := a.Locks.Lock(ctx, c.Volume, "a release by force")
 	if err != nil {

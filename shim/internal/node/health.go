@@ -36,10 +36,10 @@ func (s *Stager) WatchHealth(ctx context.Context) error {
 
 // healthCheck asks one plugin about one volume, or about its storage.
 type healthCheck struct {
-	of    registry.VolumeKey                      // without External: the storage of the plugin
-	rpc   func(registry.Fingerprint) registry.RPC // empty: the plugin does not report it
+	of    registry.VolumeKey                      // the storage of the plugin if External is empty
+	rpc   func(registry.Fingerprint) registry.RPC // empty: the plugin does not report this health
 	ask   func(context.Context, registry.Instance, registry.RPC) error
-	clear func(context.Context) error // removes what an earlier version of the plugin reported
+	clear func(context.Context) error // removes the condition that an earlier version of the plugin reported
 }
 
 // checkHealth is one round. It fails if the records cannot be read.
@@ -53,7 +53,7 @@ func (s *Stager) checkHealth(ctx context.Context) error {
 		}
 		rpc := c.rpc(inst.Fingerprint)
 		if rpc == "" {
-			_ = c.clear(ctx) // if it fails, the next round does it
+			_ = c.clear(ctx) // the next round tries again
 			continue
 		}
 		if why, _ := s.Suspended.Reason(rpc, inst); why != "" {
@@ -63,9 +63,9 @@ func (s *Stager) checkHealth(ctx context.Context) error {
 		if ctx.Err() != nil {
 			break
 		}
-		if registry.NoAnswer(err) { // its heartbeat says so, unless it is being stopped
+		if registry.NoAnswer(err) { // its heartbeat reports that, unless the plugin is being stopped
 			skip[inst.InstanceKey] = true
-			_ = s.Suspended.Failed(ctx, s.State, inst, err, s.Now()) // at least this shim remembers it
+			_ = s.Suspended.Failed(ctx, s.State, inst, err, s.Now()) // on an error, this shim still remembers it
 			continue
 		}
 		if _, answered := errors.AsType[*registry.CallError](err); (answered || err == nil) &&

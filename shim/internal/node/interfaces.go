@@ -10,7 +10,7 @@ import (
 )
 
 // Driver calls node plugins. Calls for one volume are never concurrent. An error of a call that may have been sent is a
-// *registry.CallError, else its outcome counts as unknown.
+// *registry.CallError. The outcome of any other error counts as unknown.
 type Driver interface {
 	Stage(context.Context, registry.InstanceKey, csi.StageRequest) error
 	Unstage(context.Context, registry.InstanceKey, csi.UnstageRequest) error

@@ -8,9 +8,9 @@ import (
 	"holdfast/registry"
 )
 
-// Lose begins to release all volumes of this node, after it was declared lost. An event tells the host which allocs
-// have lost their volumes, and so do their records until the host releases them. Claims of allocs without a record are
-// those of an earlier installation of the node.
+// Lose begins to release all volumes of this node, after the node was declared lost. An event tells the host which
+// allocs have lost their volumes. Their records say so too until the host releases them. A claim of an alloc without a
+// record comes from an earlier installation of the node.
 func (a *Allocs) Lose(ctx context.Context, why string) error {
 	var allocs []registry.AllocID
 	_, err := registry.Ensure(ctx, a.State, func(v registry.View) (change registry.Change, err error) {
@@ -55,8 +55,8 @@ func (a *Allocs) holders(v registry.View) map[registry.AllocID]bool {
 	return ids
 }
 
-// awaitAdmitted waits until the volume may be claimed and mounted on this node. It does not wait if all that was done
-// before.
+// awaitAdmitted waits until the volume may be claimed and mounted on this node. It does not wait if the volume is
+// already published for the request.
 func (req *request) awaitAdmitted(ctx context.Context, g hooks.AllocGroup) error {
 	if req.AwaitAdmitted == nil {
 		return nil

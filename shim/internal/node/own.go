@@ -7,8 +7,8 @@ import (
 	"holdfast/registry"
 )
 
-// delegated returns the usage with the group as mount_group if nothing but a group is to be set and the plugin sets it.
-// A volume that is mounted keeps its form, whatever the plugin supports by now.
+// delegated returns the usage with the group as mount_group, if only a group is to be set and the plugin can set it. If
+// the volume is mounted already, delegated repeats the choice of that mount, whatever the plugin supports now.
 func (req *request) delegated(ctx context.Context, u registry.Usage, node registry.Instance) (registry.Usage, error) {
 	group := u.Ownership.Group
 	if group == "" || u.Ownership != (registry.Ownership{Group: group}) {
@@ -30,8 +30,8 @@ func (req *request) delegated(ctx context.Context, u registry.Usage, node regist
 	return u, err
 }
 
-// setOwnership sets the ownership of the volume's files before their first use, or with Recursive whenever another one
-// is asked for than was set last. A read-only use changes nothing and decides nothing.
+// setOwnership sets the ownership of the volume's files before their first use. With Recursive it also sets it whenever
+// the request wants another ownership than the one set last. A read-only use leaves files and record as they are.
 func (req *request) setOwnership(ctx context.Context, u registry.Usage) error {
 	want := u.Ownership
 	if want == (registry.Ownership{}) || u.ReadOnly || u.Access.ReaderOnly() {

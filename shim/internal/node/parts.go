@@ -58,7 +58,7 @@ func (s *Stager) MountParts(
 	return at, nil
 }
 
-// divisible returns nil if parts of the published volume can be mounted.
+// divisible returns nil if the shim can mount parts of the published volume.
 func (s *Stager) divisible(st state, r registry.Ref) error {
 	switch {
 	case s.Parts == nil:
@@ -136,8 +136,8 @@ func (s *Stager) recordParts(ctx context.Context, r registry.Ref, parts []hooks.
 	return err
 }
 
-// unmountParts unmounts all parts of the published volume. It marks them as uncertain first, so that no other process
-// takes an unmounted part for a lost one.
+// unmountParts unmounts all parts of the published volume. It first marks them as uncertain, so that a later process
+// does not take an unmounted part for a lost one.
 func (s *Stager) unmountParts(ctx context.Context, r registry.Ref) error {
 	switch {
 	case len(r.Parts) == 0:

@@ -50,10 +50,10 @@ type work struct {
 	teardown bool
 	stopped  atomic.Bool // a Release has ended this Prepare
 	cancel   context.CancelCauseFunc
-	abort    context.CancelCauseFunc // of a teardown; the next one begins anew
+	abort    context.CancelCauseFunc // of a teardown; the next teardown begins anew
 	done     chan struct{}
-	cut      error // why the workers ended before it was done. Readable once done is closed
-	kept     bool  // a teardown has left the alloc's record to its host. Readable once done is closed
+	cut      error // why the teardown ended before it was done. Readable once done is closed
+	kept     bool  // the teardown has kept the alloc's record for the host. Readable once done is closed
 }
 
 // Host describes the host, as reported by Hello.
@@ -64,7 +64,7 @@ type Host struct {
 
 var errReleased = errors.New("the alloc is being released")
 
-// NewAllocs starts nothing; Run does.
+// NewAllocs returns the Allocs of a node. It starts nothing; Run does.
 func NewAllocs(calls intent.Calls, c Controller, m Mounter, h Host, logger hclog.Logger) *Allocs {
 	return &Allocs{
 		Calls: calls, controller: c, mounter: m, host: h, logger: logger,
@@ -132,7 +132,7 @@ func (a *Allocs) prepare(
 		req := &request{Allocs: a, by: intent.Caller{Call: call},
 			key:   registry.ClaimKey{Alloc: g.Alloc, Request: r.Name},
 			parts: spec.Parts(r.Name)}
-		if i == len(requests)-1 { // its last outcome makes the alloc ready
+		if i == len(requests)-1 { // the last outcome of this request makes the alloc ready
 			req.then = func(v registry.View, at hooks.Published) (registry.Change, error) {
 				all := maps.Clone(published)
 				all[r.Name] = at
@@ -145,7 +145,7 @@ func (a *Allocs) prepare(
 		}
 		at, err := req.mountRequest(ctx, g, r)
 		if err != nil {
-			if ctx.Err() == nil && a.admit(ctx, g) == nil { // else the recorded wait says more
+			if ctx.Err() == nil && a.admit(ctx, g) == nil { // else the recorded wait has more details
 				req.failed(ctx, err, time.Time{})
 			}
 			return nil, fmt.Errorf("volume %q of alloc %s: %w", r.Name, g.Alloc, err)
@@ -181,8 +181,8 @@ func (a *Allocs) admit(ctx context.Context, g hooks.AllocGroup) error {
 	return err
 }
 
-// admission decides what admit commits. It does not record an alloc after its Release: no other Release would follow
-// for its volumes.
+// admission returns the decision that admit commits. It does not record an alloc after its Release, because no other
+// Release would follow for the volumes.
 func (a *Allocs) admission(ctx context.Context, g hooks.AllocGroup) registry.Decision {
 	return func(v registry.View) (registry.Change, error) {
 		al, known := v.Alloc(g.Alloc)
@@ -285,7 +285,7 @@ func readyChange(
 	return registry.Change{Put: append(call.Answered(plans), al)}, nil
 }
 
-// inVolumeOrder sorts the requests. All allocs use the same order, so that two allocs never deadlock.
+// inVolumeOrder sorts the requests by volume. All allocs use the same order, so that two allocs never deadlock.
 func inVolumeOrder(requests []hooks.VolumeRequest) []hooks.VolumeRequest {
 	return slices.SortedFunc(slices.Values(requests), func(x, y hooks.VolumeRequest) int {
 		return cmp.Or(cmp.Compare(x.Source, y.Source), cmp.Compare(x.Name, y.Name))

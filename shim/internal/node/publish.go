@@ -15,9 +15,9 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Publish publishes the volume for one request of an alloc, and returns where. If its plugin stages, and it is not
-// staged as Stage does, it is staged first. Publish does nothing if the volume is published for an equal usage. The
-// volume must be claimed for the request. then is Then of the call, for the published volume. It may be nil.
+// Publish publishes the volume for one request of an alloc, and returns where. If the plugin stages volumes and this
+// one is not staged, Publish stages it first. Publish does nothing if the volume is published for an equal usage. The
+// volume must be claimed for the request. then returns a change for the commit that ends the publish; nil: none.
 func (s *Stager) Publish(
 	ctx context.Context, by intent.Caller, v registry.Volume, key registry.ClaimKey, u registry.Usage,
 	then func(registry.View, hooks.Published) (registry.Change, error),
@@ -63,8 +63,8 @@ func (s *Stager) Publish(
 	return at, err
 }
 
-// published reports whether a published volume is there. It looks for a file system in the mount table, and for a block
-// device at the path, because the plugin may have made the device.
+// published returns where the volume is published, and whether it is still there. It looks for a file system in the
+// mount table. It looks for a block device at the path, because the plugin may have made the device.
 func (s *Stager) published(ctx context.Context, r registry.Ref) (at hooks.Published, stands bool, err error) {
 	at = hooks.Published{Target: r.Target, Usage: r.Usage}
 	if r.Usage.Attachment != registry.BlockDevice {
@@ -82,7 +82,7 @@ func (s *Stager) published(ctx context.Context, r registry.Ref) (at hooks.Publis
 	return at, found[r.Target.Host].Block, nil
 }
 
-// publishCall returns the NodePublishVolume for the ref. When the call is done, at is where the volume is published.
+// publishCall returns the NodePublishVolume for the ref. When the call is done, at says where the volume is published.
 func (s *Stager) publishCall(
 	ctx context.Context, by intent.Caller, v registry.Volume, r registry.Ref, st state, inst registry.Instance,
 	at *hooks.Published,
@@ -129,14 +129,14 @@ func (s *Stager) publishCall(
 	}), filepath.Dir(r.Target.Host)}, nil
 }
 
-// publishedElse reports whether the volume may be published for another request too since the last boot.
+// publishedElse reports whether, since the last boot, the volume may also have been published for another request.
 func (s *Stager) publishedElse(view registry.View, r registry.Ref) bool {
 	return slices.ContainsFunc(view.Refs(r.Volume), func(other registry.Ref) bool {
 		return other.ClaimKey() != r.ClaimKey() && other.Publish != registry.MarkNone && other.Boot == s.kernel.Boot()
 	})
 }
 
-// unstagedUsers reports whether the volume was published for others by a plugin that did not stage then.
+// unstagedUsers reports whether the volume is published for other requests by a plugin that did not stage it.
 func unstagedUsers(st state) bool {
 	return st.staging.State == registry.MarkNone && len(st.refs) > 0
 }
@@ -181,7 +181,7 @@ func (s *Stager) awaitPublished(
 	return at, err
 }
 
-// publishing returns the change that records the ref, or why it conflicts with the records.
+// publishing returns the change that records the ref, or an error if the publish conflicts with the records.
 func (s *Stager) publishing(
 	view registry.View, v registry.Volume, r registry.Ref, stages bool,
 ) (registry.Change, error) {
@@ -208,8 +208,8 @@ func (s *Stager) publishing(
 	return registry.Change{Put: []registry.Record{r}}, nil
 }
 
-// Unused returns ErrConflict while another mount namespace has the volume mounted that is published for the claim. A
-// namespace that is a private copy of this one has it at the same path: that is no use.
+// Unused returns ErrConflict while a process with another mount namespace uses the volume that is published for the
+// claim. A namespace that is a private copy of this one shows the volume at the same path and does not count.
 func (s *Stager) Unused(ctx context.Context, key registry.ClaimKey) error {
 	st, err := s.state(ctx, key.Volume)
 	r, published := st.ref(key)
@@ -232,8 +232,9 @@ func (s *Stager) Unused(ctx context.Context, key registry.ClaimKey) error {
 	return nil
 }
 
-// Unpublish unpublishes what was published for the claim, and deletes its ref. last: it unstages the volume afterwards,
-// unless that is published for another claim. It does nothing without a mount. then is Then of the last call.
+// Unpublish unpublishes the volume for the claim, and deletes the ref. With last it unstages the volume afterwards,
+// unless the volume is published for another claim. Without a mount it does nothing. then is committed with the last
+// call.
 func (s *Stager) Unpublish(
 	ctx context.Context, by intent.Caller, key registry.ClaimKey, last bool, then ...registry.Decision,
 ) error {
@@ -274,7 +275,7 @@ func (s *Stager) unpublish(ctx context.Context, by intent.Caller, r registry.Ref
 	return s.Sender.Send(ctx, s.unpublishCall(ctx, by, r, name))
 }
 
-// unpublishCall returns the NodeUnpublishVolume for the ref, whose parts are not mounted any more.
+// unpublishCall returns the NodeUnpublishVolume for the ref. The caller has unmounted the parts.
 func (s *Stager) unpublishCall(
 	ctx context.Context, by intent.Caller, r registry.Ref, name registry.VolumeName,
 ) intent.Call {

@@ -14,9 +14,9 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Release releases the volumes of the alloc. It returns when all are released, or when ctx ends; then the release
-// continues in the background, also after a restart. An unknown alloc counts as released. Volumes are deleted as their
-// create blocks say, unless all calls had keep.
+// Release releases the volumes of the alloc. It returns when all are released or ctx ends. After ctx has ended, the
+// release continues in the background, also after a restart. An unknown alloc counts as released. Volumes are deleted
+// as their create blocks say, unless every Release of the alloc was called with keep.
 func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.AllocID, keep bool) error {
 	a.stop(id) // before the record is read: a Prepare may be about to write it
 	known, err := a.releasing(ctx, call, id, keep)
@@ -24,7 +24,7 @@ func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.Al
 		return err
 	}
 	var w *work
-	// then it begins anew
+	// a teardown that ended early begins anew
 	for again := true; again; again = ctx.Err() == nil && (w.kept || errors.Is(w.cut, errForced)) {
 		if w = a.teardown(id); w == nil {
 			return registry.Errorf(registry.ErrUnavailable, "alloc %s will be released by the next shim: this one ends",
@@ -48,8 +48,8 @@ func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.Al
 }
 
 // releasing records that the alloc is being released. From then on the release continues until it is done. The
-// transaction that deletes the alloc stores the response of the call that began the release. A later call can only end
-// keep, so that the order of calls does not matter.
+// transaction that deletes the alloc stores the response of the call that began the release. A later call may clear
+// keep but never set it, so the order of calls does not matter.
 func (a *Allocs) releasing(
 	ctx context.Context, call registry.Call, id registry.AllocID, keep bool,
 ) (known bool, err error) {
@@ -75,8 +75,8 @@ func (a *Allocs) releasing(
 	return known, nil
 }
 
-// teardown releases the alloc on a worker goroutine, once. It returns nil if the workers have ended. It cancels a
-// running Prepare.
+// teardown starts a worker goroutine that releases the alloc, unless one runs already. It cancels a running Prepare. It
+// returns nil if the workers have ended.
 func (a *Allocs) teardown(id registry.AllocID) *work {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -113,8 +113,8 @@ func (a *Allocs) teardown(id registry.AllocID) *work {
 	return w
 }
 
-// resumeKept continues a teardown that has left the alloc to its host, if the host has released the alloc since: that
-// release may have found the teardown under way, and begun no other one.
+// resumeKept continues a teardown that kept the alloc's record for its host, if the host has released the alloc since.
+// That release may have found the teardown still running, and started no other.
 func (a *Allocs) resumeKept(id registry.AllocID) {
 	var al registry.Alloc
 	err := a.State.View(context.Background(), func(v registry.View) error { al, _ = v.Alloc(id); return nil })
@@ -124,12 +124,12 @@ func (a *Allocs) resumeKept(id registry.AllocID) {
 }
 
 // takeDown releases all volumes of the alloc at the same time, so that none delays another. Then it deletes the records
-// of the alloc and of its inline volumes. It retries until that is done or ctx ends. kept: the alloc's host has yet to
-// release it.
+// of the alloc and of its inline volumes. It retries until that is done or ctx ends. kept means that the host has yet
+// to release the alloc.
 func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) (kept bool) {
 	a.releaseClaims(ctx, id)
 	persist(ctx, func(pause time.Duration) error { return a.logUnreleased(id, pause, a.controller.SettleClaims(ctx)) })
-	a.releaseClaims(ctx, id) // those that were granted after all
+	a.releaseClaims(ctx, id) // claims that were granted meanwhile
 	persist(ctx, func(pause time.Duration) (err error) {
 		kept, err = a.endRelease(ctx, id)
 		return a.logUnreleased(id, pause, err)
@@ -157,8 +157,8 @@ func (a *Allocs) releaseClaims(ctx context.Context, id registry.AllocID) {
 	all.Wait()
 }
 
-// toRelease returns the claims of an alloc. What is mounted here for a claim that was released while this node was lost
-// still needs its release.
+// toRelease returns the claims of an alloc. While this node was lost, another node may have released a claim whose
+// volume is still mounted here. toRelease adds such claims from the refs.
 func (a *Allocs) toRelease(v registry.View, id registry.AllocID) []registry.Claim {
 	claims := a.claimsOf(v, id)
 	if a.AwaitAdmitted == nil {
@@ -175,7 +175,8 @@ func (a *Allocs) toRelease(v registry.View, id registry.AllocID) []registry.Clai
 	return claims
 }
 
-// claimsOf returns the claims of an alloc of this node. In a cluster, another node may have an alloc with the same ID.
+// claimsOf returns the claims that an alloc of this node holds. In a cluster, another node may have an alloc with the
+// same ID.
 func (a *Allocs) claimsOf(v registry.View, id registry.AllocID) []registry.Claim {
 	return slices.DeleteFunc(v.ClaimsOf(id), func(c registry.Claim) bool {
 		return a.AwaitAdmitted != nil && c.Node != a.host.Node
@@ -200,9 +201,9 @@ func (a *Allocs) endRelease(ctx context.Context, id registry.AllocID) (kept bool
 	}
 }
 
-// discard has the volumes deleted that the create blocks of a released alloc have made with on_stop = "delete". Only a
-// Release without keep is a certain end: Sync may miss an alloc because its host has lost records, so its volumes are
-// kept.
+// discard deletes the volumes that create blocks with on_stop = "delete" have made for a released alloc. Only a Release
+// without keep proves that the alloc has ended. A release by Sync keeps the volumes, because a host that lost its
+// records may leave out a living alloc.
 func (a *Allocs) discard(ctx context.Context, al registry.Alloc) error {
 	for _, r := range a.discards(al) {
 		name, err := volumeName(hooks.AllocGroup{Namespace: al.Namespace, Index: al.Index}, r)
@@ -216,7 +217,7 @@ func (a *Allocs) discard(ctx context.Context, al registry.Alloc) error {
 	return nil
 }
 
-// discards returns the requests of the alloc whose volumes discard has deleted.
+// discards returns the requests of the alloc whose volumes discard deletes.
 func (a *Allocs) discards(al registry.Alloc) []hooks.VolumeRequest {
 	if al.Release.ID == "" || al.Keep {
 		return nil
@@ -231,8 +232,7 @@ func (a *Allocs) discards(al registry.Alloc) []hooks.VolumeRequest {
 }
 
 // forget deletes the records of a released alloc and of its inline volumes, and stores the response of the call that
-// began the release. over is false if the record differs from seen, the one that discard got: another call has changed
-// whether the volumes are kept.
+// began the release. over is false if another call has changed whether the volumes are kept since discard read seen.
 func (a *Allocs) forget(ctx context.Context, seen registry.Alloc) (over bool, err error) {
 	_, err = registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
 		al, known := v.Alloc(seen.ID)
@@ -269,7 +269,7 @@ func (a *Allocs) releaseClaim(ctx context.Context, c registry.Claim, by registry
 	return a.logUnreleased(c.Alloc, pause, fmt.Errorf("volume %s: %w", c.Name, err))
 }
 
-// logUnreleased logs why the alloc cannot be released yet, unless err is nil. It returns err.
+// logUnreleased logs err as the reason why the alloc cannot be released yet, unless it is nil. It returns err.
 func (a *Allocs) logUnreleased(id registry.AllocID, pause time.Duration, err error) error {
 	if err != nil {
 		a.logger.Warn("an alloc cannot be released yet", "alloc", id, "again_in", pause.String(), "error", err)
@@ -317,15 +317,15 @@ func (a *Allocs) releaseWaits(ctx context.Context, id registry.AllocID) error {
 	return registry.Errorf(registry.ErrUnavailable, "%s", waits)
 }
 
-// use describes the use of a volume on this node, from the view of one request.
+// use says how this node uses a volume, from the view of one request.
 type use struct {
-	own    bool // published for the request, or maybe
-	others bool // published for another request, or maybe
-	staged bool // or maybe
-	lost   bool // this node has lost the volume, and the host has not released the alloc since
+	own    bool // published, or maybe published, for the request
+	others bool // published, or maybe published, for another request
+	staged bool // staged, or maybe staged
+	lost   bool // this node has lost the volume, and the host has not released the alloc since then
 }
 
-// use reads the use of the volume. A claim without a ref does not count: its request stages the volume again.
+// use reads the use of the volume. A claim without a ref does not count, because its request stages the volume again.
 func (req *request) use(ctx context.Context) (u use, err error) {
 	err = req.State.View(ctx, func(v registry.View) error {
 		for _, r := range v.Refs(req.key.Volume) {
@@ -386,10 +386,10 @@ func (req *request) releaseRequest(ctx context.Context) error {
 	return req.unclaim(ctx)
 }
 
-// unclaim releases the claim, once the volume is not mounted for it on this node.
+// unclaim releases the claim. It fails while the volume is mounted for the claim on this node.
 func (req *request) unclaim(ctx context.Context) error {
 	req.step = registry.StepClaim
-	// other releases need the volume's lock while etcd does not answer
+	// releases of other claims need the volume's lock, also while etcd does not answer
 	ctx, cancel := context.WithTimeout(ctx, roundLimit)
 	defer cancel()
 	_, err := registry.Ensure(ctx, req.State, req.unclaimChange)
@@ -404,8 +404,8 @@ func (req *request) unclaimChange(v registry.View) (registry.Change, error) {
 	return req.controller.UnclaimChange(v, req.key, true)
 }
 
-// forgetAllocChange returns the change that forget commits, if this was the alloc's last claim and there is no volume
-// to discard.
+// forgetAllocChange returns the change that forget commits. The change is empty unless this was the alloc's last claim
+// and no volume is to be discarded.
 func (req *request) forgetAllocChange(v registry.View) (registry.Change, error) {
 	al, known := v.Alloc(req.key.Alloc)
 	if !known || al.Lost || al.State != registry.AllocReleasing || len(req.claimsOf(v, al.ID)) > 0 ||
@@ -415,8 +415,9 @@ func (req *request) forgetAllocChange(v registry.View) (registry.Change, error) 
 	return forgetChange(v, al), nil
 }
 
-// reportExpansion records in the volume what this node has done of its expansion. An earlier process may have died
-// between the two, and the node's record goes with the last use of the volume.
+// reportExpansion records in the volume how far this node has come with its expansion. An earlier process may have died
+// after it stored the node's progress and before it reported it. The node's record is deleted with the last use of the
+// volume.
 func (req *request) reportExpansion(ctx context.Context) error {
 	var p registry.Staging
 	err := req.State.View(ctx, func(v registry.View) error { p, _ = v.Staging(req.key.Volume); return nil })
@@ -451,14 +452,14 @@ func (req *request) releaseSharedClaim(ctx context.Context) (done bool, err erro
 	req.step = registry.StepClaim
 	_, err = req.controller.Unclaim(ctx, req.key, false)
 	if errors.Is(err, registry.ErrConflict) {
-		return false, nil // the other claim was released first: this is the last one now
+		return false, nil // the other claim was released first, so this claim is the last one
 	}
 	return err == nil, err
 }
 
-// undoes reports whether the release undoes the open call, so that it may follow it: a call for the request itself, and
-// for the last user also a stage or an attach. No unstage follows a detach, which other nodes may have begun while this
-// node was lost.
+// undoes reports whether the release undoes the open call, and may therefore follow it. A release undoes the calls of
+// its own request. The release of the last user also undoes a stage or an attach. An unstage must not follow a detach:
+// other nodes may have begun a detach while this node was lost.
 func (req *request) undoes(open registry.Intent, u use) bool {
 	if open.Alloc != "" {
 		return req.own(open)
@@ -472,7 +473,8 @@ func (req *request) unstage(ctx context.Context) error {
 	return req.mounter.Unstage(ctx, req.by, req.key.Volume)
 }
 
-// detach waits until the plugin can detach the volume from the node, and detaches it. then is Then of the call.
+// detach waits until the plugin can detach the volume from the node, and detaches it. then is committed with the
+// detach.
 func (req *request) detach(ctx context.Context, then ...registry.Decision) error {
 	if err := req.controller.AwaitDetach(ctx, req.by, req.key.Volume, req.node,
 		req.awaits(ctx, registry.RoleController)); err != nil {

@@ -17,18 +17,18 @@ import (
 type request struct {
 	*Allocs
 	by    intent.Caller
-	key   registry.ClaimKey // its Volume is not known before the request's volume is
+	key   registry.ClaimKey // Volume is empty until the volume of the request is known
 	name  registry.VolumeName
-	parts []hooks.Part      // of the volume, which tasks mount instead of all of it
+	parts []hooks.Part      // parts of the volume that tasks mount instead of the whole volume
 	node  registry.NodeName // of the claim
 	step  registry.Step
-	// then is the rest of the commit that ends the last step; nil: nothing. See intent.Call.Then.
+	// then adds to the commit that ends the last step; nil: nothing. See intent.Call.Then.
 	then  func(registry.View, hooks.Published) (registry.Change, error)
-	round time.Duration // of waits and retries in one try to release the volume
+	round time.Duration // limit for waits and retries in one try to release the volume
 }
 
-// turn acquires the volume's lock, and records a long wait for it. The caller must call leave. settle clears the
-// recorded wait.
+// turn acquires the volume's lock, and records the wait for it if that is long. The caller must call leave. settle
+// clears the recorded wait.
 func (req *request) turn(ctx context.Context, what string) (leave func(), err error) {
 	req.step = registry.StepTurn
 	over := func() {}
@@ -80,8 +80,8 @@ func (req *request) bounded(ctx context.Context) (context.Context, context.Cance
 	return context.WithTimeout(ctx, pluginWait)
 }
 
-// settle brings the volume's open call to a certain outcome, unless the next call may follow it: before that outcome,
-// only the same call or its undo may be sent (TestHistories).
+// settle brings the volume's open call to a certain outcome. It does nothing if follows reports that the next call may
+// follow the open one. While the outcome is unknown, only the same call or its undo may be sent (TestHistories).
 func (req *request) settle(ctx context.Context, follows func(registry.Intent) bool) error {
 	open, found := registry.Intent{}, false
 	err := req.State.View(ctx, func(v registry.View) error {
@@ -113,9 +113,9 @@ func (req *request) settle(ctx context.Context, follows func(registry.Intent) bo
 	return err
 }
 
-// settleDown is settle for a release. If the open call may still run, because an earlier shim has left it, settleDown
-// sends it again for one round before it is undone. An expansion delays the release for one round at most. Then its
-// outcome counts as vague; the next mount or expansion sends it again.
+// settleDown is settle for a release. If an earlier shim left the open call and it may still run, settleDown repeats it
+// for one round before it is undone. It waits for an expansion for one round at most. Then the outcome counts as vague,
+// and the next mount or expansion sends the call again.
 func (req *request) settleDown(ctx context.Context, follows func(registry.Intent) bool) error {
 	var round *time.Timer // nil: no call may still run
 	limited, cancel := context.WithCancelCause(ctx)
@@ -149,8 +149,8 @@ func (req *request) settleDown(ctx context.Context, follows func(registry.Intent
 
 var errRound = fmt.Errorf("it has had no certain outcome for %s", roundLimit)
 
-// mayRun reports whether the open call may still run, so that its undo has to wait. A call of a plugin that was
-// restarted since does not run.
+// mayRun reports whether the open call may still run, so that its undo has to wait. A call does not run any more if its
+// plugin was restarted after it.
 func (req *request) mayRun(open registry.Intent) bool {
 	if !intent.UndoOverlaps(open) {
 		return false
@@ -175,12 +175,12 @@ func (req *request) own(open registry.Intent) bool {
 	return open.Alloc == req.key.Alloc && open.Request == req.key.Request
 }
 
-// failed records why the current step failed, and when it is tried again. The zero time means at the next request of
-// the host.
+// failed records why the current step failed, and when it is tried again. If next is zero, the step is tried again at
+// the next request of the host.
 func (req *request) failed(ctx context.Context, err error, next time.Time) {
 	w := registry.Wait{Next: next, Detail: err.Error()}
 	if call, ok := errors.AsType[*registry.CallError](err); ok {
-		// a ControllerExpandVolume blocks the current step; it is no step of an alloc
+		// a ControllerExpandVolume may block the current step, but is not a step of an alloc itself
 		req.step = cmp.Or(call.RPC.Step(), req.step)
 		w.For, w.RPC, w.Code, w.Detail = "plugin "+string(req.key.Volume.Plugin), call.RPC, call.Code, call.Detail
 		w.Attempt, w.Advice = max(call.Attempt, 1), intent.PolicyOf(call.RPC).Row(call.Code).Advice
@@ -188,7 +188,7 @@ func (req *request) failed(ctx context.Context, err error, next time.Time) {
 	req.waits(ctx, w)
 }
 
-// waited clears the request's wait for a plugin, a lock or a creation, also one that an earlier shim has recorded.
+// waited clears the request's recorded wait for a plugin, a lock or a creation, even if an earlier shim recorded it.
 func (req *request) waited(ctx context.Context) {
 	over := func(w registry.Wait) bool {
 		return w.Request == req.key.Request &&
@@ -214,11 +214,11 @@ func (req *request) record(ctx context.Context, w registry.Wait) {
 	req.rewait(ctx, func(list []registry.Wait) ([]registry.Wait, bool) { return waitingFor(list, w) })
 }
 
-// long is the shortest wait that is recorded. After a swap there are many shorter ones.
+// long is the duration from which a wait is recorded. After a swap there are many shorter waits.
 const long = 100 * time.Millisecond
 
-// waitsLong records w if the wait becomes long. The caller must call over at the end of the wait; then nothing is
-// recorded any more.
+// waitsLong records w if the wait becomes long. The caller must call over when the wait ends; after that nothing is
+// recorded.
 func (req *request) waitsLong(ctx context.Context, w registry.Wait) (over func()) {
 	w = req.waiting(w)
 	recorded := make(chan struct{})
@@ -233,7 +233,7 @@ func (req *request) waitsLong(ctx context.Context, w registry.Wait) (over func()
 	}
 }
 
-// rewait changes the recorded waits of the alloc. They serve people only, so a failed commit is logged.
+// rewait changes the recorded waits of the alloc. Only people read them, so a failed commit is logged.
 func (req *request) rewait(ctx context.Context, change func([]registry.Wait) (next []registry.Wait, changed bool)) {
 	if intent.Released(ctx) {
 		return
@@ -266,8 +266,8 @@ func waitingFor(list []registry.Wait, w registry.Wait) (next []registry.Wait, ch
 	return append(next, w), changed
 }
 
-// retrying returns w as the continuation of old, if both are about the same step. Then the time and the attempts of old
-// count too, and the last response stays until there is another one.
+// retrying returns w as the continuation of old, if both are about the same step. It adds the time and the attempts of
+// old, and keeps the last response until there is a newer one.
 func retrying(old, w registry.Wait) registry.Wait {
 	if old.Step != w.Step || old.RPC != w.RPC {
 		return w

@@ -78,8 +78,8 @@ func (s *Stager) missingStage(
 	return []mountCall{call}, st, err
 }
 
-// undoOpenPublish undoes a publish of unknown outcome before a stage, and removes its ref from st. The same publish
-// cannot be sent again, because it needs that stage.
+// undoOpenPublish undoes a publish of unknown outcome before a stage, and removes its ref from st. The publish cannot
+// be repeated, because it needs the stage that is missing.
 func (s *Stager) undoOpenPublish(ctx context.Context, by intent.Caller, v registry.VolumeKey, st *state) error {
 	var open registry.Intent
 	err := s.State.View(ctx, func(view registry.View) error {
@@ -97,8 +97,8 @@ func (s *Stager) undoOpenPublish(ctx context.Context, by intent.Caller, v regist
 	return nil
 }
 
-// stands reports whether the volume is staged. Plugins need not mount anything at the staging path, so a missing mount
-// there counts only if no publish of the volume is mounted.
+// stands reports whether the volume is still staged. A plugin need not mount anything at the staging path. A missing
+// mount there therefore counts only if no publish of the volume is mounted either.
 func (s *Stager) stands(st state) (bool, error) {
 	if st.staging.State != registry.MarkDone || st.staging.Boot != s.kernel.Boot() {
 		return false, nil
@@ -159,7 +159,7 @@ func (s *Stager) admitted(view registry.View) error {
 	return s.Admitted(view)
 }
 
-// staging returns the change that marks the stage as sent, or why it conflicts with the records.
+// staging returns the change that marks the stage as sent, or an error if the stage conflicts with the records.
 func (s *Stager) staging(
 	view registry.View, v registry.Volume, u registry.Usage, at registry.Tree,
 ) (registry.Change, error) {
@@ -185,8 +185,8 @@ func (s *Stager) staging(
 	return registry.Change{Put: []registry.Record{p}}, nil
 }
 
-// unattached reports whether the volume lacks an attachment that its plugin needs, or may need while no controller is
-// registered. A volume that was mounted without an attachment stays as it is.
+// unattached reports whether the volume lacks an attachment that its plugin needs. While no controller is registered,
+// an attachment that the plugin may need counts as needed. A volume that was mounted without an attachment needs none.
 func (s *Stager) unattached(view registry.View, st state, v registry.Volume) bool {
 	if at := st.attachment.State; at != registry.MarkNone || st.staging.State != registry.MarkNone || len(st.refs) > 0 {
 		return at != registry.MarkNone && at != registry.MarkDone
@@ -282,8 +282,8 @@ func (s *Stager) makeDir(path string) error {
 	return s.kernel.MakeDir(path)
 }
 
-// tidyUnused removes a directory without a record: its call was refused before it was sent. Package doctor finds what
-// cannot be removed now.
+// tidyUnused removes a directory that was made for a call that was refused before it was sent, so that no record names
+// it. Package doctor finds directories that cannot be removed now.
 func (s *Stager) tidyUnused(ctx context.Context, key registry.VolumeKey, dir string) {
 	st, err := s.state(context.WithoutCancel(ctx), key)
 	known := st.staging.State != registry.MarkNone && st.staging.Path.Host == dir
@@ -295,8 +295,8 @@ func (s *Stager) tidyUnused(ctx context.Context, key registry.VolumeKey, dir str
 	}
 }
 
-// tidy removes empty directories, children first, and returns what it could not remove. A directory with files is no
-// reason to keep a volume; package doctor reports it.
+// tidy removes empty directories, children first, and describes those that it could not remove. Files in a directory do
+// not keep the volume; package doctor reports them.
 func (s *Stager) tidy(paths ...string) string {
 	left := ""
 	for _, path := range paths {

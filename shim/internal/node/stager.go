@@ -47,7 +47,7 @@ type Stager struct {
 	driver Driver
 	kernel Kernel
 	Options
-	failures csi.Failures // of questions after health
+	failures csi.Failures // of calls that ask about health
 }
 
 // NewStager returns a stager that calls node plugins through driver.
@@ -61,9 +61,9 @@ func NewStager(calls intent.Calls, driver Driver, kernel Kernel, o Options) *Sta
 // Name returns the name of this node.
 func (s *Stager) Name() registry.NodeName { return s.Node }
 
-// state holds all records of one volume.
+// state holds the records of one volume.
 type state struct {
-	volume     registry.Volume     // zero: it has no record any more
+	volume     registry.Volume     // zero: the volume has no record any more
 	attachment registry.Attachment // to this node
 	staging    registry.Staging
 	refs       []registry.Ref
@@ -109,8 +109,8 @@ func (st state) users() string {
 	return strings.Join(users, ", ")
 }
 
-// pathAt returns the path by which the instance knows a recorded tree. An instance may have another path for the
-// staging root than the one that the tree was recorded for.
+// pathAt returns the path by which the instance knows a recorded tree. The path of the staging root may differ between
+// this instance and the one for which the tree was recorded.
 func pathAt(inst registry.Instance, t registry.Tree) string {
 	rel, err := filepath.Rel(inst.Volumes.Host, t.Host)
 	if err != nil || rel == ".." || strings.HasPrefix(rel, "../") || inst.Volumes.Task == "" {
@@ -122,8 +122,8 @@ func pathAt(inst registry.Instance, t registry.Tree) string {
 // askLimit bounds the wait for secrets that are needed only for redaction.
 const askLimit = time.Second
 
-// private returns what has to be redacted from errors of the volume's plugin. A release does not depend on it: without
-// the secrets, Unknown is set.
+// private returns the values that have to be redacted from errors of the volume's plugin. A release does not need the
+// secrets: if they are not available, private sets Unknown.
 func (s *Stager) private(ctx context.Context, key registry.VolumeKey) csi.Private {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askLimit)
 	defer cancel()
@@ -148,7 +148,7 @@ func (s *Stager) private(ctx context.Context, key registry.VolumeKey) csi.Privat
 	return p
 }
 
-// mounted reports whether path is a mount point. Without Check it returns what is expected.
+// mounted reports whether path is a mount point. Without Check it returns expected.
 func (s *Stager) mounted(path string, expected bool) (bool, error) {
 	if !s.Check {
 		return expected, nil
@@ -156,7 +156,8 @@ func (s *Stager) mounted(path string, expected bool) (bool, error) {
 	return s.kernel.Mounted(path)
 }
 
-// server returns the task of the instance if a process serves what the instance has mounted at path (FUSE, nbd, ublk).
+// server returns the instance's task if one of its processes serves the mount at path (FUSE, nbd, ublk), else the zero
+// value.
 func (s *Stager) server(inst registry.Instance, path string) registry.TaskKey {
 	if s.Check && s.kernel.Served(path) {
 		return inst.TaskKey()
@@ -164,8 +165,8 @@ func (s *Stager) server(inst registry.Instance, path string) registry.TaskKey {
 	return registry.TaskKey{}
 }
 
-// gone returns nil once the mount at path is gone, after a call that should remove it. Else it returns the call's
-// error.
+// gone returns nil once the mount at path is gone. answer is the error of the call that should have removed the mount.
+// If the mount remains, gone returns an error.
 func (s *Stager) gone(ctx context.Context, rpc registry.RPC, at registry.InstanceKey, path string, answer error) error {
 	if answer != nil && !isNotFound(answer) {
 		return answer

@@ -15,8 +15,8 @@ import (
 const statsLimit = 10 * time.Second
 
 // Stats returns the usage of the volume in each unit (NodeGetVolumeStats), and records the condition that the plugin
-// reports. CSI allows one call in flight per volume, so Stats holds the volume's lock. It is cancelled as soon as
-// another call needs the lock: a hung plugin delays no mount and no unmount.
+// reports. CSI allows one call in flight per volume, so Stats holds the volume's lock. Stats is cancelled as soon as
+// another call needs the lock, so a hung plugin delays no mount and no unmount.
 //
 // ErrConflict means that the volume is not mounted here, or that another call for it is open or has come meanwhile.
 // ErrUnsupported means that the plugin does not report statistics.
@@ -79,8 +79,8 @@ func (s *Stager) turn(ctx context.Context, name registry.VolumeName) (asking con
 	return s.Locks.LockYielding(ctx, key, "its measurement")
 }
 
-// statsRequest returns the request, with the paths as the instance knows them. It has the staging path if the plugin
-// stages (CSI NodeGetVolumeStatsRequest).
+// statsRequest returns the request, with the paths as the instance knows them. The request has the staging path if the
+// plugin stages (CSI NodeGetVolumeStatsRequest).
 func (s *Stager) statsRequest(inst registry.Instance, st state, at registry.Tree) csi.StatsRequest {
 	r := csi.StatsRequest{
 		VolumeID: st.volume.External, Path: pathAt(inst, at),
@@ -109,7 +109,7 @@ func (s *Stager) measurable(ctx context.Context, name registry.VolumeName) (st s
 	return st, err
 }
 
-// nodeInstance returns the node instance that gets calls for the volume if it is healthy. It does not wait for one.
+// nodeInstance returns the healthy node instance for calls about the volume. It does not wait if there is none.
 func (s *Stager) nodeInstance(ctx context.Context, key registry.VolumeKey) (registry.Instance, error) {
 	id := key.Plugin
 	inst, found := s.FindFor(ctx, registry.RoleNode, key)
@@ -125,8 +125,8 @@ func (s *Stager) nodeInstance(ctx context.Context, key registry.VolumeKey) (regi
 	return inst, nil
 }
 
-// spot returns a path at which the volume can be measured: where it is published, else where it is staged. If mount is
-// set, something has to be mounted there, else the plugin would measure what lies below.
+// spot returns a path at which the volume can be measured: its target path if it is published, else its staging path.
+// If mount is set, a mount must exist at the path, or the plugin would measure the directory below.
 func (s *Stager) spot(st state) (at registry.Tree, mount bool, err error) {
 	sick := ""
 	for _, r := range st.refs {
@@ -156,7 +156,7 @@ func (s *Stager) spot(st state) (at registry.Tree, mount bool, err error) {
 		st.volume.VolumeName())
 }
 
-// isThere reports whether the volume is at the path: whether something is mounted there, if mount is set.
+// isThere reports whether the volume is at the path. If mount is set, the path must be a mount point.
 func (s *Stager) isThere(at registry.Tree, mount bool) (bool, error) {
 	if !mount {
 		return true, nil
@@ -164,7 +164,8 @@ func (s *Stager) isThere(at registry.Tree, mount bool) (bool, error) {
 	return s.mounted(at.Host, true)
 }
 
-// stillThere fails if the volume was unmounted during the measurement: its plugin may have measured what lies below.
+// stillThere fails if the volume was unmounted during the measurement: the plugin may have measured the directory
+// below.
 func (s *Stager) stillThere(name registry.VolumeName, at registry.Tree, mount bool) error {
 	there, err := s.isThere(at, mount)
 	if err == nil && !there {

@@ -8,7 +8,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Status lists the alloc only, or all allocs if only is empty, with the state of their volumes at index at.
+// Status returns the alloc named by only, or all allocs if only is empty, with the state of their volumes. at is the
+// index of the answer.
 func (a *Allocs) Status(
 	ctx context.Context, only registry.AllocID,
 ) (list []registry.AllocStatus, at registry.Seq, err error) {
@@ -80,8 +81,8 @@ func refOf(v registry.View, k registry.ClaimKey) registry.Ref {
 	return registry.Ref{}
 }
 
-// waitOf returns the current wait of a claim's request: that of its open call, else the recorded one. A request that
-// waits for a plugin or a lock has no open call; an open call of the volume then belongs to another request.
+// waitOf returns the current wait of a claim's request: the wait of its open call, or else the recorded one. A request
+// that waits for a plugin or a lock has no open call. An open call of the volume then belongs to another request.
 func waitOf(v registry.View, al registry.Alloc, c registry.Claim) *registry.Wait {
 	if al.State == registry.AllocReady {
 		return nil
@@ -109,7 +110,8 @@ func waitOf(v registry.View, al registry.Alloc, c registry.Claim) *registry.Wait
 	return &w
 }
 
-// Volumes lists the volume only, or all volumes if only is zero, with their use at index at.
+// Volumes returns the volume named by only, or all volumes if only is zero, with their use. at is the index of the
+// answer.
 func (a *Allocs) Volumes(
 	ctx context.Context, only registry.VolumeName,
 ) (list []registry.VolumeStatus, at registry.Seq, err error) {
@@ -138,7 +140,7 @@ func (a *Allocs) Volumes(
 	return list, at, err
 }
 
-// theVolume returns the volume of that name, if any, and the allocs that may use it or wait for it.
+// theVolume returns the volume with the given name, if it exists, and the allocs that may use it or wait for it.
 func theVolume(v registry.View, name registry.VolumeName) ([]registry.Volume, []registry.Alloc) {
 	vol, known := v.Volume(name)
 	if !known {
@@ -156,7 +158,7 @@ func theVolume(v registry.View, name registry.VolumeName) ([]registry.Volume, []
 	return []registry.Volume{vol}, allocs
 }
 
-// waitsOf returns the waits of allocs by volume.
+// waitsOf groups the waits of the allocs by volume.
 func waitsOf(v registry.View, allocs []registry.Alloc) map[registry.VolumeName][]registry.Wait {
 	waits := map[registry.VolumeName][]registry.Wait{}
 	for _, al := range allocs {

@@ -44,7 +44,8 @@ func (a *Allocs) TakeDownUnclaimed(ctx context.Context) error {
 	return nil
 }
 
-// leftoverOf returns what is left of the volume on this node, and whether no alloc of this node uses or claims it.
+// leftoverOf returns how the volume is still used on this node. is reports whether no alloc of this node uses or claims
+// it.
 func (a *Allocs) leftoverOf(v registry.View, key registry.VolumeKey) (l leftover, is bool) {
 	p, _ := v.Staging(key)
 	at, attached := v.Attachment(registry.AttachmentKey{Volume: key, Node: a.host.Node})
@@ -56,8 +57,8 @@ func (a *Allocs) leftoverOf(v registry.View, key registry.VolumeKey) (l leftover
 	return l, (l.staged || l.attached) && !claimed && len(v.Refs(key)) == 0
 }
 
-// takeDownUnclaimed starts the release of one volume, unless that runs already. It is retried until the volume is
-// released or claimed.
+// takeDownUnclaimed starts the release of one volume, unless such a release runs already. The release is retried until
+// it succeeds or the volume is claimed.
 func (a *Allocs) takeDownUnclaimed(l leftover) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
