@@ -45,8 +45,8 @@ func Check(u registry.Usage) error {
 	return nil
 }
 
-// Compatible returns why claims a and b of one volume exclude each other. It returns an empty string if they do not.
-// The order does not matter.
+// Compatible returns the reason why claims a and b of one volume exclude each other; empty: they do not. The order of
+// the claims does not matter.
 func Compatible(a, b registry.Claim) string {
 	r, sameNode := rules[a.Usage.Access], a.Node == b.Node
 	switch {
@@ -70,7 +70,7 @@ func Compatible(a, b registry.Claim) string {
 	return ""
 }
 
-// ownershipsDiffer reports whether one use would change the owner of the files that the other one has set.
+// ownershipsDiffer reports whether one usage would change the owner of the files that the other usage has set.
 func ownershipsDiffer(a, b registry.Usage) bool {
 	x, y := a.Ownership, b.Ownership
 	recursive := x.Recursive || y.Recursive

@@ -12,8 +12,8 @@ import (
 )
 
 // Attach attaches the volume to a node if its plugin attaches volumes (PUBLISH_UNPUBLISH_VOLUME). u is the usage of the
-// volume's claim. An attachment for the same usage stays as it is. So does a volume that the node already uses without
-// an attachment: its plugin did not attach when the volume was staged.
+// volume's claim. An attachment for the same usage stays as it is. If the node already uses the volume without an
+// attachment, Attach does nothing: the plugin did not attach when the volume was staged.
 //
 // All users of the volume on the node share one attachment. It is read-only only if the access mode allows no writes.
 func (m *Controller) Attach(
@@ -43,7 +43,7 @@ func (m *Controller) Attach(
 	u = u.Staging()
 	u.ReadOnly = u.Access.ReaderOnly() && inst.Fingerprint.Has(registry.AttachReadOnly)
 	if at.State != registry.MarkNone && at.Usage.Staging() == u.Staging() {
-		u = at.Usage // a repeated call must be the same
+		u = at.Usage // a repeated call must be the same call
 	}
 	if err := m.attach(ctx, by, v, u, to); err != nil {
 		return fmt.Errorf("attach volume %s to node %s: %w", v.VolumeName(), to.ID, err)
@@ -132,8 +132,8 @@ func attachChange(
 	return registry.Change{Put: []registry.Record{at}}, nil
 }
 
-// Detach detaches the volume from a node. It does nothing if the volume is not attached, or while that node is this one
-// and has it staged or published. then is Then of the call.
+// Detach detaches the volume from a node. It does nothing if the volume is not attached, or if the node is this one and
+// has the volume staged or published. then is the field Then of the call.
 func (m *Controller) Detach(
 	ctx context.Context, by intent.Caller, key registry.VolumeKey, node registry.NodeName, then ...registry.Decision,
 ) error {
@@ -203,8 +203,8 @@ func (m *Controller) detach(
 	return err
 }
 
-// AwaitAttach waits until the plugin can attach the volume, or does not have to. It calls waits before it blocks. It
-// needs no lock.
+// AwaitAttach waits until the plugin can attach the volume. If no controller has to attach it, AwaitAttach returns at
+// once. It calls waits before it blocks, and needs no lock.
 func (m *Controller) AwaitAttach(
 	ctx context.Context, v registry.Volume, to intent.AttachTo, waits func(what string),
 ) error {
@@ -223,8 +223,8 @@ func (m *Controller) AwaitAttach(
 	return nil
 }
 
-// awaitsController reports whether the volume cannot be attached before its plugin has a healthy controller. certain:
-// it is known to have one.
+// awaitsController reports whether the volume cannot be attached before its plugin has a healthy controller. certain
+// means that the plugin is known to have a controller.
 func (m *Controller) awaitsController(
 	view registry.View, v registry.Volume, to intent.AttachTo,
 ) (awaits, certain bool) {
@@ -242,7 +242,7 @@ func (m *Controller) awaitsController(
 	return true, certain
 }
 
-// FeasibleAttach returns why the volume cannot be attached to the node for the usage now.
+// FeasibleAttach returns the reasons why the volume cannot be attached to the node for the usage now.
 func (m *Controller) FeasibleAttach(
 	view registry.View, v registry.Volume, u registry.Usage, to intent.AttachTo,
 ) []registry.Infeasible {
@@ -256,7 +256,8 @@ func (m *Controller) FeasibleAttach(
 	return nil
 }
 
-// AwaitDetach waits until the plugin can detach the volume, or does not have to. It calls waits before it blocks.
+// AwaitDetach waits until the plugin can detach the volume. If no controller has to detach it, AwaitDetach returns at
+// once. It calls waits before it blocks.
 func (m *Controller) AwaitDetach(
 	ctx context.Context, by intent.Caller, key registry.VolumeKey, node registry.NodeName, waits func(what string),
 ) error {

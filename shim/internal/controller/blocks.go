@@ -13,19 +13,21 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// maxRanges bounds the ranges in one part of a list of blocks, so that no list is in memory as a whole.
+// maxRanges bounds the ranges in one part of a list of blocks, so that a whole list is never in memory.
 const maxRanges = 1000
 
-// blocksLimit bounds one call for blocks. A call that has made progress until then is continued by the next.
+// blocksLimit bounds one call for blocks. If a call made progress before it was cut off, another call continues the
+// list.
 const blocksLimit = 5 * time.Minute
 
-// blocksIdle bounds the time without a block: a plugin that only hangs or fails ends the list.
+// blocksIdle bounds the time without a block. It ends the list of a plugin that hangs or keeps failing.
 const blocksIdle = 10 * time.Minute
 
 var errBlocksIdle = registry.Errorf(registry.ErrUnavailable, "the plugin has sent no block for %v", blocksIdle)
 
-// Blocks calls each with the allocated blocks of a snapshot or, with a base, with those that differ from it, in order.
-// A call that is cut off is continued after the last range. The error is that of each if it returns one.
+// Blocks calls each with the allocated blocks of a snapshot, in order. With a base, it calls each with the blocks that
+// differ from the base. If a call is cut off, another call continues after the last range. An error of each ends the
+// list and is returned.
 func (s *Snapshots) Blocks(ctx context.Context, q registry.BlockQuery, each func(registry.Blocks) error) error {
 	snap, base, err := s.compared(ctx, q)
 	if err != nil {
@@ -56,8 +58,8 @@ func (s *Snapshots) Blocks(ctx context.Context, q registry.BlockQuery, each func
 	}
 }
 
-// continues reports whether a call that ended with the code is continued by another. A lost connection ends a call with
-// UNAVAILABLE or, if this side closes it first, with CANCELLED.
+// continues reports whether another call continues the list after a call that ended with the code. A lost connection
+// ends a call with UNAVAILABLE or, if this side closes the connection first, with CANCELLED.
 func continues(code string, progress bool) bool {
 	return slices.Contains([]string{"UNAVAILABLE", "ABORTED", "CANCELLED"}, code) || progress && !intent.Answers(code)
 }
@@ -95,7 +97,7 @@ func (s *Snapshots) readySnapshot(ctx context.Context, name registry.SnapshotNam
 	return snap, err
 }
 
-// readBlocks makes one call.
+// readBlocks makes one call for blocks.
 func (s *Snapshots) readBlocks(ctx context.Context, snap, base registry.VolumeSnapshot, list *blockList) error {
 	inst, has, err := s.volumes.awaitController(ctx, snap.Plugin, false)
 	if err == nil && (!has || !inst.Fingerprint.Has(registry.SnapshotMetadata)) {
@@ -129,15 +131,15 @@ func (s *Snapshots) readBlocks(ctx context.Context, snap, base registry.VolumeSn
 // blockList checks the parts of a list of blocks and passes them on.
 type blockList struct {
 	each    func(registry.Blocks) error
-	next    int64           // the end of what was passed on
-	end     int64           // of the last range of this call
-	size    int64           // of a block of fixed length; 0: none has come
+	next    int64           // the end of the blocks that were passed on
+	end     int64           // the end of the last range of this call
+	size    int64           // the size of a block of fixed length; 0: no block has come yet
 	first   registry.Blocks // type and capacity of the first part
 	failed  error
-	invalid bool // failed is about the plugin's answer
+	invalid bool // failed is an error in the plugin's answer
 }
 
-// add passes on a part. Of a range that begins before next, as the first of a call may, it passes on the rest.
+// add passes on a part. The first range of a call may begin before next; add passes on only the rest of such a range.
 func (l *blockList) add(page registry.Blocks) error {
 	if err := l.check(page); err != nil {
 		l.invalid = true
@@ -154,7 +156,7 @@ func (l *blockList) add(page registry.Blocks) error {
 	return l.each(page)
 }
 
-// check returns nil if the part is what CSI allows (GetMetadataAllocatedResponse).
+// check returns an error if CSI does not allow the part (GetMetadataAllocatedResponse).
 func (l *blockList) check(page registry.Blocks) error {
 	if l.first.Capacity == 0 {
 		l.first = registry.Blocks{Type: page.Type, Capacity: page.Capacity}

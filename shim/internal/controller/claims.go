@@ -14,16 +14,16 @@ import (
 // Claims takes and releases claims.
 type Claims struct {
 	log     registry.State
-	plugins intent.Plugins // of this node
+	plugins intent.Plugins // the plugins of this node
 	now     func() time.Time
-	// Clustered: no claim is granted before the cluster has formed.
+	// Clustered means that no claim is granted before the cluster has formed.
 	Clustered bool
-	// Node is this node. Feasible knows the plugins of other nodes from their records. Empty: there are no others.
+	// Node is this node. Feasible takes the plugins of other nodes from their records. Empty: there are no other nodes.
 	Node    registry.NodeName
-	limited chan struct{} // of capacity 1; full: a claim is being taken for a plugin with a limit of volumes
+	limited chan struct{} // of capacity 1; full while a claim is being taken at a plugin that limits volumes per node
 }
 
-// NewClaims returns the claims in log. Topology and volume limit of a node are those that its plugins report. now
+// NewClaims returns the claims in log. The topology and the volume limit of a node are as its plugins report them. now
 // returns the wall time, for display.
 func NewClaims(log registry.State, plugins intent.Plugins, now func() time.Time) *Claims {
 	return &Claims{log: log, plugins: plugins, now: now, limited: make(chan struct{}, 1)}
@@ -31,8 +31,8 @@ func NewClaims(log registry.State, plugins intent.Plugins, now func() time.Time)
 
 // Claim grants the claim and returns it as stored. Options that the usage leaves empty come from the volume. Repeating
 // a claim returns the stored one. ErrConflict names the holders of the volume, or the state in which it cannot be used.
-// ErrUnsupported means that the volume cannot be used on the node, and ErrExhausted that the node has its maximum of
-// volumes. Both need the node plugin, if it is known. The claim follows the decisions of first in the same commit.
+// ErrUnsupported means that the volume cannot be used on the node. ErrExhausted means that the node has its maximum of
+// volumes. These two are found only if the node plugin is known. The decisions of first are part of the same commit.
 func (l *Claims) Claim(ctx context.Context, c registry.Claim, first ...registry.Decision) (registry.Claim, error) {
 	if node, known := l.plugins.Find(registry.RoleNode, c.Volume.Plugin); known && node.Fingerprint.MaxVolumes > 0 {
 		select {
@@ -75,9 +75,9 @@ func (l *Claims) take(view registry.View, c registry.Claim) (registry.Claim, reg
 		nil
 }
 
-// Feasible returns the claim as it would be granted, or every reason why it would not be. A claim that is stored has no
-// reason, and is returned as stored. planned are further claims, which count as granted. The volume has the claim's
-// key.
+// Feasible returns the claim as it would be granted, or every reason why it would not be. A stored claim is returned as
+// stored, without reasons. planned are further claims, which count as granted. The claim must have the key of the
+// volume.
 func (l *Claims) Feasible(
 	view registry.View, volume registry.Volume, c registry.Claim, planned []registry.Claim,
 ) (registry.Claim, []registry.Infeasible) {
@@ -120,7 +120,7 @@ func (l *Claims) Feasible(
 // here reports whether a node is this one.
 func (l *Claims) here(node registry.NodeName) bool { return l.Node == "" || l.Node == node }
 
-// find returns the node instance of a plugin on a node.
+// find returns the instance of a plugin on a node, for the role node.
 func (l *Claims) find(
 	view registry.View, node registry.NodeName, plugin registry.PluginID,
 ) (registry.Instance, bool) {
@@ -145,7 +145,7 @@ func (r *refusals) add(kind registry.InfeasibleKind, format string, args ...any)
 	return r.list
 }
 
-// addHeld is add with the claims in the way.
+// addHeld adds a reason, with the claims that are in the way.
 func (r *refusals) addHeld(holders []registry.Claim, kind registry.InfeasibleKind, format string, args ...any) {
 	r.add(kind, format, args...)
 	r.list[len(r.list)-1].Holders = holders
@@ -190,7 +190,7 @@ func (r *refusals) checkUsable(v registry.Volume) {
 		v.VolumeName(), u.Access, u.Attachment, strings.Join(can, ", "))
 }
 
-// checkOwner adds a reason if another node has the volume.
+// checkOwner adds a reason if the volume is on another node.
 func (r *refusals) checkOwner(v registry.Volume) {
 	if v.Node != "" && v.Node != r.claim.Node {
 		r.add(registry.InfeasibleTopology, "volume %s is on node %s, and plugin %s keeps volumes on their node "+
@@ -213,7 +213,7 @@ func (r *refusals) checkNode(view registry.View) {
 	}
 }
 
-// checkCompatible adds a reason that names each claim of the volume that excludes this one, and why.
+// checkCompatible adds a reason for each claim of the volume that excludes this one.
 func (r *refusals) checkCompatible(claims []registry.Claim) {
 	c := r.claim
 	var holders []registry.Claim
@@ -232,7 +232,7 @@ func (r *refusals) checkCompatible(claims []registry.Claim) {
 	}
 }
 
-// SettleClaims does nothing: the outcome of each commit is known on a single node.
+// SettleClaims does nothing, because on a single node the outcome of each commit is known.
 func (l *Claims) SettleClaims(context.Context) error { return nil }
 
 // Unclaim releases the claim and reports whether it existed. last means that the node has unpublished the volume for

@@ -15,21 +15,23 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Controller calls controller plugins.
+// Controller manages volumes, and makes the calls to controller plugins.
 type Controller struct {
 	intent.Calls
 	*Claims
 	driver Driver
 	node   Node
 	logger hclog.Logger
-	// Fence returns once a node cannot write any more. ErrUnsupported, or nil: the host cannot fence.
+	// Fence returns once a node cannot write any more. If the host cannot fence, Fence is nil or returns
+	// ErrUnsupported.
 	Fence func(context.Context, registry.NodeName) error
-	// Suspended are the optional calls during which plugins died. nil: none is recorded.
+	// Suspended are the optional calls during which plugins died. If it is nil, no such call is recorded.
 	Suspended *csi.Suspensions
 	wake      chan struct{} // holds one token after a creation, deletion or expansion has ended without success
 }
 
-// New returns a controller that calls plugins through driver. node does the node's half of expansions.
+// New returns a controller that calls plugins through driver. node does the part of expansions that this node has to
+// do.
 func New(calls intent.Calls, driver Driver, node Node, logger hclog.Logger) *Controller {
 	return &Controller{
 		Calls: calls, Claims: NewClaims(calls.State, calls.Plugins, calls.Now),
@@ -93,8 +95,8 @@ func (m *Controller) anyInstance(ctx context.Context, id registry.PluginID) (reg
 	return first.Instance, first.error
 }
 
-// sendTo sends a call to the controller of the volume's plugin. It sets what all calls share: before each try it waits
-// for the controller, and before each further try it resolves the secrets again.
+// sendTo sends a call to the controller of the volume's plugin. Before each try it waits for the controller. Before
+// each further try it resolves the secrets again.
 func (m *Controller) sendTo(
 	ctx context.Context, by intent.Caller, v registry.VolumeSpec, secrets *map[string]registry.SecretValue,
 	c intent.Call, do func(context.Context, registry.InstanceKey) error,
@@ -141,8 +143,8 @@ func (m *Controller) event(kind registry.EventKind, v registry.Volume, detail st
 	}
 }
 
-// checkUnused returns nil if the volume is unused. Otherwise its ErrConflict names the users. local lists the uses on
-// this node (Node.Uses). Attachments of except do not count.
+// checkUnused returns an ErrConflict that names the users if the volume is in use. local lists the uses on this node
+// (Node.Uses). Attachments of except do not count as uses.
 func checkUnused(
 	view registry.View, v registry.Volume, local []string, what string, except ...registry.Attachment,
 ) error {
@@ -177,7 +179,7 @@ func (m *Controller) uses(ctx context.Context, v registry.Volume) ([]string, err
 	return m.node.Uses(ctx, v.VolumeKey())
 }
 
-// badResponse returns the error of a call that the plugin answered with OK and an unusable response.
+// badResponse returns the error of a call that the plugin answered with OK but with an unusable response.
 func badResponse(rpc registry.RPC, at registry.InstanceKey, kind error, format string, args ...any) error {
 	return &registry.CallError{
 		RPC: rpc, Instance: at, Code: "OK", Outcome: registry.OutcomeFailed, Kind: kind,
@@ -233,9 +235,9 @@ type Node interface {
 	Name() registry.NodeName
 	// Uses describes how the node uses the volume: publishes and staging.
 	Uses(ctx context.Context, key registry.VolumeKey) ([]string, error)
-	// Grow does the pending expansion on the node if the volume is mounted so that it can grow. It returns the progress
-	// of the node. again also retries what the plugin has refused, unless CSI forbids that. A certain refusal is
-	// recorded and is not an error.
+	// Grow does the pending expansion on the node if the volume is mounted in a way that can grow. It returns the
+	// progress of the node. again means that an expansion that the plugin has refused is retried too, unless CSI
+	// forbids that. A certain refusal is recorded and is not an error.
 	Grow(ctx context.Context, by intent.Caller, key registry.VolumeKey, again bool) (registry.NodeExpansion, error)
 	// Expansion returns the progress of the node, and the open call for the volume on the node. The RPC is empty if
 	// none is open.

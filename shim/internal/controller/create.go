@@ -23,7 +23,7 @@ func (m *Controller) Create(
 	return m.createFor(ctx, call, spec, registry.Origin{})
 }
 
-// createFor is Create for the create block of a job.
+// createFor creates the volume of a create block in a job, as Create does.
 func (m *Controller) createFor(
 	ctx context.Context, call registry.Call, spec registry.VolumeSpec, from registry.Origin,
 ) (registry.Volume, error) {
@@ -53,8 +53,8 @@ func (m *Controller) createFor(
 	return m.volume(ctx, spec.VolumeName())
 }
 
-// adviseRetry adds to the error of a creation or deletion which record remains, whether Holdfast retries, and which
-// commands apply.
+// adviseRetry adds to the error of a creation or deletion which record remains, whether Holdfast retries the call, and
+// which commands apply.
 func (m *Controller) adviseRetry(ctx context.Context, name registry.VolumeName, err error) error {
 	var state registry.VolumeState
 	goesOn := false
@@ -87,7 +87,7 @@ func creatable(s registry.VolumeSpec) (registry.VolumeSpec, error) {
 		return s, registry.Invalid("volume %s names external_id %q; a volume that exists is registered, not created",
 			s.VolumeName(), s.External)
 	}
-	s.Context = nil // the plugin's answer
+	s.Context = nil // the context comes from the plugin's answer
 	return complete(s)
 }
 
@@ -96,7 +96,7 @@ func complete(s registry.VolumeSpec) (registry.VolumeSpec, error) {
 		s.Name = string(s.ID)
 	}
 	for name, secret := range s.Secrets {
-		if secret.Literal != "" { // no record holds one
+		if secret.Literal != "" { // no record holds a literal secret
 			return s, registry.Errorf(registry.ErrInternal, "secret %q of volume %s was not moved into a file",
 				name, s.ID)
 		}
@@ -107,16 +107,16 @@ func complete(s registry.VolumeSpec) (registry.VolumeSpec, error) {
 	return s, nil
 }
 
-// asked returns a hash of the CreateVolume request, to compare volumes that were created.
+// asked returns a hash of the CreateVolume request. It serves to compare created volumes.
 func asked(v registry.Volume) string {
 	v.External, v.Context = "", nil
 	return intent.Hash(registry.CreateVolumeRPC, v.Created, v.VolumeSpec)
 }
 
-// specHash returns a hash of the spec, to compare volumes that were registered.
+// specHash returns a hash of the spec. It serves to compare registered volumes.
 func specHash(v registry.Volume) string { return intent.Hash("", v.Created, v.VolumeSpec) }
 
-// known returns the volume of the spec's name if it exists. It is an error if that volume has another spec.
+// known returns the existing volume with the spec's name. If that volume has another spec, known returns an error.
 func (m *Controller) known(
 	ctx context.Context, spec registry.VolumeSpec, form func(registry.Volume) string,
 ) (v registry.Volume, err error) {
@@ -130,7 +130,7 @@ func (m *Controller) known(
 func existing(view registry.View, want registry.Volume, form func(registry.Volume) string) (registry.Volume, error) {
 	v, found := view.Volume(want.VolumeName())
 	if v.State == registry.VolumeReady && contains(v.Mutable, want.Mutable) {
-		want.Mutable = v.Mutable // a modification may have added some
+		want.Mutable = v.Mutable // a modification may have added parameters
 	}
 	want.Node = cmp.Or(want.Node, v.Node)
 	switch {
@@ -192,15 +192,15 @@ func origin(v registry.Volume) string {
 	return "registered"
 }
 
-// attempt holds how CreateVolume is sent.
+// attempt says how CreateVolume is sent.
 type attempt struct {
 	policy intent.Policy
-	again  time.Duration // delay until Run repeats the call if it stays uncertain
+	again  time.Duration // the delay until Run repeats a call whose outcome is uncertain
 	from   registry.Origin
 }
 
-// create sends CreateVolume until its outcome is certain or its policy gives up. The record is stored before the call.
-// After the call its state is ready or uncertain, or the record is gone.
+// create sends CreateVolume until its outcome is certain or its policy gives up. It stores the record before the call.
+// After the call the state of the record is ready or uncertain, or the record is gone.
 func (m *Controller) create(ctx context.Context, call registry.Call, spec registry.VolumeSpec, how attempt) error {
 	inst, err := m.creator(ctx, spec)
 	if err != nil {
@@ -210,11 +210,11 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 	if err != nil {
 		return err
 	}
-	doubtful := made.State == registry.VolumeUncertain // an earlier creation may have made it
+	doubtful := made.State == registry.VolumeUncertain // an earlier creation may have made the volume
 	request := createRequest(inst, made)
 	opened := newIntent(registry.CreateVolumeRPC, call, made, asked(made))
 	opened.Volume.External = placeholderID(spec)
-	var clash error // the id was taken by a concurrent creation: this one becomes uncertain
+	var clash error // a concurrent creation has taken the id, so this volume becomes uncertain
 	err = m.sendTo(ctx, intent.Caller{}, spec, &request.Secrets, intent.Call{
 		Intent: opened, Policy: how.policy, NextDrive: how.again,
 		Before: func(view registry.View) (registry.Change, error) { return beginChange(view, made) },
@@ -226,7 +226,7 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 					Detail: clash.Error()})
 			}
 			made.State, made.Failure = registry.VolumeReady, registry.Failure{}
-			var forget []registry.Key // the plugin has given an id again
+			var forget []registry.Key // the record of a deregistered volume whose id the plugin has given again
 			if old, found := view.Deregistered(made.VolumeKey()); found {
 				forget = []registry.Key{old.Key()}
 			}
@@ -257,7 +257,7 @@ func wasCompleted(err *registry.CallError) bool {
 	return err.Code == "OK" || err.Code == registry.CodeUnreadable
 }
 
-// unusableChange returns the change that ends a creation which may have made an unusable volume.
+// unusableChange returns the change that ends a creation after which an unusable volume may exist.
 func (m *Controller) unusableChange(v registry.Volume, why *registry.CallError) registry.Change {
 	v.State = registry.VolumeUncertain
 	v.Failure = registry.Failure{RPC: why.RPC, Code: why.Code, Detail: why.Detail, Since: m.Now()}
@@ -268,8 +268,8 @@ func (m *Controller) unusableChange(v registry.Volume, why *registry.CallError) 
 	}
 }
 
-// making returns the existing record of the volume, or a new one whose source comes from the spec. The source is
-// resolved once, because each further try must be the same call. A late call has the record as it was then.
+// making returns the existing record of the volume, or a new one whose source comes from the spec. It resolves the
+// source only once, because each further try must be the same call. For a late call it returns the record of that call.
 func (m *Controller) making(
 	ctx context.Context, inst registry.Instance, spec registry.VolumeSpec, from registry.Origin,
 ) (v registry.Volume, err error) {
@@ -296,7 +296,7 @@ func (m *Controller) making(
 	return v, err
 }
 
-// place returns the node of a new volume. It is this node for a plugin with controller_scope = "node", else none.
+// place returns the node of a new volume: this node if the plugin has controller_scope = "node", otherwise none.
 func (m *Controller) place(inst registry.Instance, s registry.VolumeSpec) (registry.NodeName, error) {
 	own := m.node.Name()
 	switch {
@@ -356,7 +356,8 @@ func checkCreator(inst registry.Instance, s registry.VolumeSpec) error {
 	return intent.Supports(inst, usagesOf(s)...)
 }
 
-// createRequest asks for at least the size of the source: many plugins refuse a copy without a size.
+// createRequest returns the request. Its size is at least that of the source, as many plugins refuse a copy without a
+// size.
 func createRequest(inst registry.Instance, s registry.Volume) csi.CreateRequest {
 	r := csi.CreateRequest{
 		Name: s.Name, CapacityMin: cmp.Or(s.CapacityMin, s.SourceSize), CapacityMax: s.CapacityMax,
@@ -370,8 +371,8 @@ func createRequest(inst registry.Instance, s registry.Volume) csi.CreateRequest 
 	return r
 }
 
-// beginChange returns the change that stores the record of a new volume. Names are unique per plugin, because a plugin
-// answers two requests of one name with one volume.
+// beginChange returns the change that stores the record of a new volume. It refuses a name that another volume of the
+// plugin has, because a plugin answers two requests with one name with the same volume.
 func beginChange(view registry.View, v registry.Volume) (registry.Change, error) {
 	old, err := existing(view, v, asked)
 	if err != nil {
@@ -390,8 +391,8 @@ func beginChange(view registry.View, v registry.Volume) (registry.Change, error)
 	return registry.Change{Put: []registry.Record{v}}, nil
 }
 
-// accept copies the plugin's response to v after checking it. If only the id is usable, v gets the id alone, so that
-// the volume can be deleted.
+// accept checks the plugin's response and copies it to v. If only the id is usable, it copies the id alone, so that the
+// volume can be deleted.
 func (m *Controller) accept(
 	ctx context.Context, at registry.InstanceKey, v *registry.Volume, answer csi.Created,
 ) error {
@@ -436,8 +437,8 @@ func checkIDFree(view registry.View, v registry.Volume) error {
 		v.External, other.VolumeName())
 }
 
-// checkCreated returns an error if the response is unusable apart from its id. A plugin without support for sources
-// ignores them. The response must therefore repeat the source of the request (CSI CreateVolume, content_source).
+// checkCreated returns an error if the response is unusable apart from its id. The response must repeat the source of
+// the request (CSI CreateVolume, content_source), because a plugin without support for sources ignores them.
 func checkCreated(c csi.Created, v registry.Volume) error {
 	source := v.Source
 	if source != (registry.Source{}) && c.Source != source {

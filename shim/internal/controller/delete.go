@@ -12,8 +12,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Delete deletes a volume that Holdfast created, and then removes its record. A volume in use is an ErrConflict, and no
-// call is sent. Once the deletion has begun, the volume cannot be claimed.
+// Delete deletes a volume that Holdfast created, and then removes its record. If the volume is in use, Delete returns
+// an ErrConflict and sends nothing. Once the deletion has begun, the volume cannot be claimed.
 func (m *Controller) Delete(ctx context.Context, call registry.Call, name registry.VolumeName) error {
 	unlock, err := m.Locks.Lock(ctx, name, "its deletion")
 	if err != nil {
@@ -73,8 +73,8 @@ func mayDelete(view registry.View, name registry.VolumeName, local []string) (re
 	return v, checkUnused(view, v, local, "deleted")
 }
 
-// settle determines the outcome of a creation that left no usable volume. It repeats CreateVolume unless the external
-// id is known. It returns the zero volume if the plugin has none.
+// settle determines the outcome of a creation that left no usable volume. If the external id is unknown, it repeats
+// CreateVolume. If the plugin has no such volume, it returns the zero volume.
 func (m *Controller) settle(
 	ctx context.Context, call registry.Call, v registry.Volume, how attempt,
 ) (registry.Volume, error) {
@@ -133,7 +133,7 @@ func (m *Controller) delete(
 	return m.sendDelete(ctx, call, v, local, policy(registry.DeleteVolumeRPC), again)
 }
 
-// sendDelete sends DeleteVolume. local is what uses the volume on this node.
+// sendDelete sends DeleteVolume. local are the uses of the volume on this node.
 func (m *Controller) sendDelete(
 	ctx context.Context, call registry.Call, v registry.Volume, local []string, p intent.Policy, again time.Duration,
 ) error {

@@ -12,10 +12,10 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// detachRound bounds the tries of each call of a detach by force.
+// detachRound bounds how long each call of a detach by force is tried.
 const detachRound = 10 * time.Second
 
-// AbandonSteps returns what DetachOrAbandon would do.
+// AbandonSteps returns the steps that DetachOrAbandon would take.
 func (m *Controller) AbandonSteps(ctx context.Context, k registry.AttachmentKey) ([]registry.ReleaseStep, error) {
 	at, err := m.attachment(ctx, k.Volume, k.Node)
 	if err != nil || at.State == registry.MarkNone {
@@ -43,9 +43,9 @@ func (m *Controller) whyNoController(id registry.PluginID) string {
 	return reasons[0].Detail
 }
 
-// DetachOrAbandon detaches a volume that the node does not use any more. If its plugin has no healthy controller, or
-// the call fails, it deletes the record instead, with the open call: a person has confirmed that. ErrConflict names the
-// uses of a volume that is mounted here. The caller has the volume's lock.
+// DetachOrAbandon detaches a volume that the node does not use any more. If its plugin has no healthy controller, or if
+// the call fails, it deletes the records of the attachment and of the open call instead: a person has confirmed that.
+// If the volume is mounted here, ErrConflict names the uses. The caller holds the volume's lock.
 func (m *Controller) DetachOrAbandon(
 	ctx context.Context, by intent.Caller, k registry.AttachmentKey, f registry.Forced,
 ) error {
@@ -73,8 +73,8 @@ func (m *Controller) DetachOrAbandon(
 	return m.abandon(ctx, k, f, why)
 }
 
-// usesAt describes how this node uses the volume of an attachment. In a cluster, the attachment of another node has
-// users there only.
+// usesAt describes how this node uses the volume of an attachment. In a cluster it returns nothing for the attachment
+// of another node, whose users are on that node only.
 func (m *Controller) usesAt(ctx context.Context, at registry.Attachment) ([]string, error) {
 	if m.Clustered && m.ofOtherNode(at) {
 		return nil, nil
@@ -82,13 +82,13 @@ func (m *Controller) usesAt(ctx context.Context, at registry.Attachment) ([]stri
 	return m.node.Uses(ctx, at.Volume)
 }
 
-// Abandon deletes the record of an attachment whose plugin does not detach, because of why.
+// Abandon deletes the record of an attachment whose plugin does not detach. why is the reason, for the event.
 func (m *Controller) Abandon(ctx context.Context, k registry.AttachmentKey, f registry.Forced, why error) error {
 	return m.abandon(ctx, k, f, why.Error())
 }
 
-// settleBefore brings an open expansion or modification to a certain outcome, because no detach may follow it before.
-// leave: if that fails, its outcome counts as vague, as in a release.
+// settleBefore brings an open expansion or modification to a certain outcome, which must happen before a detach. leave
+// means that if this fails, the outcome counts as vague, as in a release.
 func (m *Controller) settleBefore(ctx context.Context, by intent.Caller, key registry.VolumeKey, leave bool) error {
 	open, found := registry.Intent{}, false
 	err := m.State.View(ctx, func(view registry.View) error { open, found = view.Intent(key); return nil })
@@ -101,8 +101,8 @@ func (m *Controller) settleBefore(ctx context.Context, by intent.Caller, key reg
 	return err
 }
 
-// abandon deletes the record of an attachment, with the open call for it. At a former executor that call may still run,
-// so another call for the volume waits for that.
+// abandon deletes the records of an attachment and of the open call for it. If that call may still run at a former
+// executor, another call for the volume waits until it has ended.
 func (m *Controller) abandon(ctx context.Context, k registry.AttachmentKey, f registry.Forced, why string) error {
 	_, err := registry.Ensure(ctx, m.State, func(view registry.View) (change registry.Change, err error) {
 		at, found := view.Attachment(k)
@@ -115,7 +115,7 @@ func (m *Controller) abandon(ctx context.Context, k registry.AttachmentKey, f re
 			change.Delete = append(change.Delete, open.Key())
 			late := view.LateCallOf(open)
 			if open.RPC == registry.ControllerPublishRPC {
-				late.Attachment = nil // repeated, it would attach what no record names
+				late.Attachment = nil // if repeated, the call would make an attachment without a record
 			}
 			change = change.And(view.Ended(late, open.Senders))
 		}
@@ -125,7 +125,7 @@ func (m *Controller) abandon(ctx context.Context, k registry.AttachmentKey, f re
 	return err
 }
 
-// abandoned returns the event that the record of an attachment is deleted without a detach, because of why.
+// abandoned returns the event of an attachment whose record is deleted without a detach. why is the reason.
 func (m *Controller) abandoned(at registry.Attachment, why string) registry.Event {
 	return registry.Event{
 		Kind: registry.EventAbandoned, Role: registry.RoleController, Plugin: at.Volume.Plugin, Volume: at.Name,
@@ -135,13 +135,14 @@ func (m *Controller) abandoned(at registry.Attachment, why string) registry.Even
 }
 
 // DetachVolume takes down attachments of a volume that is not in use: of one node, or of all nodes if node is empty.
-// Without records of the other node, its host has to fence it first (Fence), or f.Confirm is the ID of the volume. The
-// confirmation also skips a call whose plugin is gone. ErrNotFound: there is no such attachment. ErrConflict names the
-// users. ErrDenied says what may be lost without a fence or a confirmation.
+// For another node, this node has no evidence that the volume is unmounted there. So the host has to fence that node
+// first (Fence), or f.Confirm has to be the ID of the volume. The confirmation also skips a call whose plugin is gone.
+// ErrNotFound: there is no such attachment. ErrConflict names the users. ErrDenied says what may be lost without a
+// fence or a confirmation.
 //
-// All attachments are refused, or all are recorded as Detaching, some at a time. Then Run goes on after an uncertain
-// outcome, and without the caller. It fences another node before each try: the node may have come back since the last
-// one.
+// Either all attachments are refused, or all are recorded as Detaching, some at a time. From then on Run continues
+// after an uncertain outcome, and without the caller. Before each try Run fences another node again, because the node
+// may have come back.
 func (m *Controller) DetachVolume(
 	ctx context.Context, call registry.Call, name registry.VolumeName, node registry.NodeName, f registry.Force,
 ) (steps []registry.ReleaseStep, err error) {
@@ -167,7 +168,7 @@ func (m *Controller) DetachVolume(
 	if f.DryRun {
 		return steps, nil
 	}
-	for _, at := range list { // no node is fenced for a detach that is refused
+	for _, at := range list { // fence no node for a detach that is refused
 		if err := m.fence(ctx, at, confirmed); err != nil {
 			return nil, err
 		}
@@ -185,8 +186,8 @@ func (m *Controller) DetachVolume(
 	return steps, nil
 }
 
-// wantDetached records the desired state of attachments. A repeated call changes nothing, and continues what an earlier
-// one has begun.
+// wantDetached records that the attachments are to be taken down. If an earlier call has recorded the same, nothing
+// changes.
 func (m *Controller) wantDetached(ctx context.Context, list []registry.Attachment, want registry.Detaching) error {
 	for some := range slices.Chunk(list, registry.Batch) {
 		if err := m.wantSomeDetached(ctx, some, want); err != nil {
@@ -215,7 +216,7 @@ func (m *Controller) wantSomeDetached(ctx context.Context, list []registry.Attac
 	return err
 }
 
-// awaitDetacher waits for the controller without the volume's lock, as others may need that meanwhile.
+// awaitDetacher waits for the controller without the volume's lock, because other calls may need the lock meanwhile.
 func (m *Controller) awaitDetacher(ctx context.Context, call registry.Call, list []registry.Attachment) error {
 	for _, at := range list {
 		if err := m.checkDetachable(ctx, at); err != nil {
@@ -230,8 +231,8 @@ func (m *Controller) awaitDetacher(ctx context.Context, call registry.Call, list
 	return nil
 }
 
-// AttachmentsOf returns the attachments of a volume in the order in which DetachVolume takes them down. The volume may
-// be deregistered, and registered again under another external ID.
+// AttachmentsOf returns the attachments of a volume in the order in which DetachVolume takes them down. They may
+// include those of an earlier volume with the same name, which was deregistered.
 func (m *Controller) AttachmentsOf(
 	ctx context.Context, name registry.VolumeName, node registry.NodeName,
 ) (list []registry.Attachment, err error) {
@@ -251,7 +252,8 @@ func (m *Controller) AttachmentsOf(
 	return list, err
 }
 
-// checkDetachable returns an ErrConflict that names the users of the volume on the node, or an open call for another.
+// checkDetachable returns an ErrConflict if the volume has users on the node of the attachment, or if a call for
+// another node is open. The error names them.
 func (m *Controller) checkDetachable(ctx context.Context, at registry.Attachment) error {
 	users, busy, err := m.usersAt(ctx, at)
 	if err == nil {
@@ -260,7 +262,7 @@ func (m *Controller) checkDetachable(ctx context.Context, at registry.Attachment
 	return err
 }
 
-// usersAt describes what uses a volume on the node of an attachment, and what else is under way for the volume.
+// usersAt returns what uses a volume on the node of an attachment, and the open call of the volume for another node.
 func (m *Controller) usersAt(ctx context.Context, at registry.Attachment) (users, busy []string, err error) {
 	if users, err = m.usesAt(ctx, at); err != nil {
 		return nil, nil, err
@@ -290,7 +292,7 @@ func usedBy(at registry.Attachment, users []string) error {
 
 func (m *Controller) ofOtherNode(at registry.Attachment) bool { return at.Node != m.node.Name() }
 
-// detachSteps returns what DetachVolume does for one attachment.
+// detachSteps returns the steps of DetachVolume for one attachment.
 func (m *Controller) detachSteps(at registry.Attachment, f registry.Force) (steps []registry.ReleaseStep) {
 	if m.ofOtherNode(at) {
 		steps = append(steps, registry.ReleaseStep{
@@ -305,8 +307,8 @@ func (m *Controller) detachSteps(at registry.Attachment, f registry.Force) (step
 	return append(steps, step)
 }
 
-// takeDown takes down an attachment as its record says. If that has certainly failed, or if the volume is in use again,
-// the record does not say so any more. fenced: the caller has just fenced the node.
+// takeDown takes down an attachment whose record says Detaching. If that has certainly failed, or if the volume is in
+// use again, takeDown clears Detaching. fenced: the caller has just fenced the node.
 func (m *Controller) takeDown(
 	ctx context.Context, by intent.Caller, k registry.AttachmentKey, fenced bool,
 ) error {
@@ -352,7 +354,7 @@ func (m *Controller) takeDown(
 	return err
 }
 
-// keepAttached records that an attachment is no longer to be taken down.
+// keepAttached records that an attachment is not to be taken down any more.
 func (m *Controller) keepAttached(ctx context.Context, k registry.AttachmentKey) error {
 	_, err := registry.Ensure(context.WithoutCancel(ctx), m.State,
 		func(view registry.View) (change registry.Change, err error) {
@@ -365,7 +367,7 @@ func (m *Controller) keepAttached(ctx context.Context, k registry.AttachmentKey)
 	return err
 }
 
-// resumeDetach takes down the attachments of a volume that are to be taken down, in the order of DetachVolume. over:
+// resumeDetach takes down the attachments of a volume whose records say Detaching, in the order of DetachVolume. over:
 // none is left.
 func (m *Controller) resumeDetach(ctx context.Context, name registry.VolumeName) (over bool, err error) {
 	list, err := m.detaching(ctx, name)
@@ -387,7 +389,7 @@ func (m *Controller) resumeDetach(ctx context.Context, name registry.VolumeName)
 	return look == nil && len(left) == 0, err
 }
 
-// detaching returns the attachments of a volume, or of all if name is zero, that this node is to take down.
+// detaching returns the attachments of a volume that this node is to take down; if name is zero, those of all volumes.
 func (m *Controller) detaching(
 	ctx context.Context, name registry.VolumeName,
 ) (list []registry.Attachment, err error) {
@@ -402,7 +404,8 @@ func (m *Controller) detaching(
 	return list, err
 }
 
-// fence makes sure that another node does not use the volume of its attachment any more. No record keeps this fact.
+// fence makes sure that another node does not use the volume of its attachment any more. No record says that the node
+// was fenced, because it may come back.
 func (m *Controller) fence(ctx context.Context, at registry.Attachment, confirmed bool) error {
 	if !m.ofOtherNode(at) {
 		return nil

@@ -12,8 +12,8 @@ import (
 )
 
 // Expand makes the volume larger. It sends ControllerExpandVolume, and the commit of the answer records whether the
-// node has to expand too. The node does so now if it uses the volume, else at the next use. Some plugins expand on the
-// node alone. If the volume is large enough, Expand sends nothing.
+// node has to expand too. If this node uses the volume, it expands now; otherwise it expands at the next use. Some
+// plugins expand on the node alone. If the volume is large enough, Expand sends nothing.
 //
 // An earlier expansion of unknown outcome is repeated first. Some plugins expand only unused volumes (VolumeExpansion
 // OFFLINE without ONLINE). For these, ErrConflict names the users while the volume is attached, staged or published.
@@ -67,8 +67,8 @@ func (m *Controller) expandable(ctx context.Context, name registry.VolumeName) (
 	return v, err
 }
 
-// largeEnough reports whether the volume already has the requested size, on this node too. It returns an error if the
-// volume would have to shrink.
+// largeEnough reports whether the volume already has the requested size, and whether this node has expanded it too. It
+// returns an error if the volume would have to shrink.
 func (m *Controller) largeEnough(
 	ctx context.Context, v registry.Volume, want registry.CapacityRange,
 ) (done bool, err error) {
@@ -96,10 +96,10 @@ func (m *Controller) largeEnough(
 	return !(e.Pending() && n.Retriable()), err
 }
 
-// expandMode says which half of the plugin expands volumes, and whether it does so while they are in use.
+// expandMode says whether the controller or only the node expands volumes, and whether volumes in use are expanded.
 type expandMode struct {
 	controller bool // false: the node alone expands
-	online     bool // volumes in use too
+	online     bool // volumes in use are expanded too
 }
 
 // expandsInUse reports whether Holdfast may ask the plugin to expand a volume in use. A plugin that declares no mode
@@ -192,9 +192,9 @@ func (m *Controller) afterModification(ctx context.Context, v registry.Volume) (
 	return m.expandable(ctx, v.VolumeName())
 }
 
-// finishEarlier finishes a different expansion that is still open, at the controller and on the node. A vague answer of
-// the node must be resolved first while the volume stays mounted as it was. asked reports whether the node has already
-// tried the pending expansion.
+// finishEarlier finishes an earlier, different expansion that is still open, at the controller and on the node. A vague
+// answer of the node must be resolved before, while the volume is still mounted in the same way. asked reports whether
+// the node has already tried the pending expansion.
 func (m *Controller) finishEarlier(
 	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange, w expandMode,
 ) (now registry.Volume, asked bool, err error) {
@@ -202,7 +202,7 @@ func (m *Controller) finishEarlier(
 	if err != nil {
 		return v, false, err
 	}
-	if open != registry.ControllerExpandRPC { // an open controller call comes before the node
+	if open != registry.ControllerExpandRPC { // an open call of the controller is settled before the node's part
 		if v, asked, err = m.finishOnNode(ctx, by, v, want); err != nil {
 			return v, asked, err
 		}
@@ -235,7 +235,8 @@ func (m *Controller) openRPC(ctx context.Context, v registry.Volume) (rpc regist
 	return rpc, err
 }
 
-// checkOffline returns nil if the volume may be expanded now. A claim alone does not count as a use.
+// checkOffline returns an error if the plugin expands only unused volumes and this volume is in use. A claim alone does
+// not count as a use.
 func checkOffline(view registry.View, v registry.Volume, local []string, w expandMode) error {
 	if w.online || len(view.Attachments(v.VolumeKey())) == 0 && len(local) == 0 {
 		return nil
@@ -299,8 +300,8 @@ func (m *Controller) expandController(
 	})
 }
 
-// usage returns the usage of the volume's attachment, or else the one usage of its spec. With several usages it returns
-// zero, because a plugin that gets one of them may skip what the others need.
+// usage returns the usage of the volume's attachment, or otherwise the only usage of its spec. If the spec has several
+// usages, it returns zero: a plugin that gets one of them may skip what the other usages need.
 func (m *Controller) usage(ctx context.Context, v registry.Volume) (u registry.Usage, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
 		if at := view.Attachments(v.VolumeKey()); len(at) > 0 {

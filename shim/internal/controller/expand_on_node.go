@@ -8,8 +8,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// finishOnNode finishes the pending expansion on the node before another one starts. asked reports whether the node
-// tried it, or cannot.
+// finishOnNode finishes the pending expansion on the node before another expansion starts. asked reports whether the
+// node has tried the pending expansion.
 func (m *Controller) finishOnNode(
 	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange,
 ) (now registry.Volume, asked bool, err error) {
@@ -51,7 +51,7 @@ func (m *Controller) grow(ctx context.Context, by intent.Caller, key registry.Vo
 	return m.NodeExpanded(ctx, key, done)
 }
 
-// NodeExpanded records in the volume the result of its expansion on a node. The node has stored that result before, so
+// NodeExpanded records in the volume the result of its expansion on a node. The node has stored that result already, so
 // NodeExpanded is idempotent.
 func (m *Controller) NodeExpanded(ctx context.Context, key registry.VolumeKey, n registry.NodeExpansion) error {
 	_, err := registry.Ensure(ctx, m.State, func(view registry.View) (registry.Change, error) {

@@ -9,7 +9,7 @@ import (
 	"holdfast/shim/internal/csi"
 )
 
-// External lists the volumes that a plugin has (CSI ListVolumes), with the names of those that have a record.
+// External lists the volumes at a plugin (CSI ListVolumes). For those with a record it has the volume's name too.
 func (m *Controller) External(ctx context.Context, id registry.PluginID) (list []registry.PluginVolume, err error) {
 	inst, err := m.lister(ctx, id)
 	if err != nil {
@@ -39,8 +39,8 @@ func (m *Controller) External(ctx context.Context, id registry.PluginID) (list [
 	return list, nil
 }
 
-// eachExternal calls each for the plugin's volumes. If its list has to be read again, it calls again before. An error
-// of each ends the list.
+// eachExternal calls each for the plugin's volumes. Before it begins to read the list, and before it reads it again
+// from the start, it calls again. An error of each ends the list.
 func (m *Controller) eachExternal(
 	ctx context.Context, inst registry.Instance, again func(), each func(csi.Entry) error,
 ) error {
@@ -50,7 +50,7 @@ func (m *Controller) eachExternal(
 		}
 		page, err := m.driver.ListVolumes(ctx, inst.InstanceKey, token)
 		if err != nil {
-			_ = m.Suspended.Failed(ctx, m.State, inst, err, m.Now()) // at least this shim remembers it
+			_ = m.Suspended.Failed(ctx, m.State, inst, err, m.Now()) // this shim remembers it in any case
 			return "", err
 		}
 		for _, e := range page.Entries {
@@ -66,7 +66,7 @@ func (m *Controller) eachExternal(
 	return err
 }
 
-// lister returns the plugin's controller if its volumes can be listed.
+// lister returns the plugin's controller if the plugin can and may be asked for its volumes.
 func (m *Controller) lister(ctx context.Context, id registry.PluginID) (registry.Instance, error) {
 	inst, has, err := m.awaitController(ctx, id, false)
 	switch {
@@ -86,15 +86,16 @@ func (m *Controller) lister(ctx context.Context, id registry.PluginID) (registry
 	return inst, nil
 }
 
-// pluginVolume returns a volume as its plugin lists it.
+// pluginVolume returns the volume of an entry in the plugin's list.
 func pluginVolume(id registry.PluginID, e csi.Entry, name registry.VolumeName) registry.PluginVolume {
 	return registry.PluginVolume{Plugin: id, External: e.Volume, Capacity: e.Capacity,
 		Accessible: e.Accessible, Nodes: e.Nodes, Condition: e.Condition, Name: name}
 }
 
-// Adopt makes a record of a volume that its plugin has. The plugin describes the volume: its context, its size and
-// where it is accessible. The spec has the rest, and what the plugin leaves out; it must not disagree with the plugin.
-// As for Register, the controller confirms the capabilities. Repeating the same spec returns the existing volume.
+// Adopt makes a record of a volume that exists at its plugin. The plugin describes the volume: its context, its size
+// and where it is accessible. The spec has all other fields, and those that the plugin leaves out. It must not
+// contradict the plugin. As for Register, the controller confirms the capabilities. Repeating the same spec returns the
+// existing volume.
 func (m *Controller) Adopt(ctx context.Context, spec registry.VolumeSpec) (v registry.Volume, err error) {
 	name := spec.VolumeName()
 	defer func() {
@@ -134,7 +135,7 @@ func (m *Controller) Adopt(ctx context.Context, spec registry.VolumeSpec) (v reg
 	return m.volume(ctx, name)
 }
 
-// adopted returns the volume of the spec, as its plugin describes it.
+// adopted returns the volume of the spec, with the fields that its plugin describes.
 func adopted(s registry.VolumeSpec, e csi.Entry) (registry.Volume, error) {
 	v := registry.Volume{VolumeSpec: s, Capacity: e.Capacity, Accessible: e.Accessible}
 	if e.Capacity > 0 && (e.Capacity < s.CapacityMin || s.CapacityMax > 0 && e.Capacity > s.CapacityMax) {
@@ -153,8 +154,8 @@ func adopted(s registry.VolumeSpec, e csi.Entry) (registry.Volume, error) {
 	return v, nil
 }
 
-// describe returns a volume as its plugin describes it, by ControllerGetVolume or else ListVolumes. It returns the zero
-// value for a plugin that has neither.
+// describe returns a volume as its plugin describes it. It calls ControllerGetVolume or, if the plugin lacks that,
+// ListVolumes. For a plugin that has neither, it returns the zero value.
 func (m *Controller) describe(
 	ctx context.Context, id registry.PluginID, external registry.ExternalID,
 ) (found csi.Entry, err error) {

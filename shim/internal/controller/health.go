@@ -15,7 +15,7 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Health records the health of volumes that controller plugins report.
+// Health records the health of volumes as controller plugins report it.
 type Health struct {
 	intent.Calls
 	driver    HealthDriver
@@ -33,22 +33,22 @@ type HealthDriver interface {
 	VolumeCondition(context.Context, registry.InstanceKey, csi.HealthRequest) (*registry.Condition, error)
 }
 
-// NewHealth returns a Health. suspended are the calls during which plugins died; nil: none is recorded.
+// NewHealth returns a Health. suspended are the calls during which plugins died. If it is nil, none is recorded.
 func NewHealth(calls intent.Calls, driver HealthDriver, suspended *csi.Suspensions, logger hclog.Logger) *Health {
 	return &Health{Calls: calls, driver: driver, suspended: suspended, logger: logger}
 }
 
-// Times of Run.
+// Times of Health.Run.
 const (
 	firstHealth = 2 * time.Second // before the first round, because a new shim has other work first
 	healthEvery = 5 * time.Minute // pause between two rounds
 	healthLimit = 10 * time.Second
-	listLimit   = time.Minute // for all pages
+	listLimit   = time.Minute // bounds the calls for all pages
 )
 
-// Run asks the plugins that report the health of volumes, all at once and each with one call at a time, until ctx ends.
-// It pauses after each round. After a call without a response it asks the plugin again in the next round. A plugin that
-// died during such a call is not asked any more (Suspensions).
+// Run asks the plugins that report the health of volumes, until ctx ends. It asks all plugins at once, each with one
+// call at a time, and pauses after each round. If a call has no response, it asks the plugin again in the next round. A
+// plugin that died during such a call is not asked any more (Suspensions).
 func (h *Health) Run(ctx context.Context) error {
 	for wait := firstHealth; ; wait = healthEvery {
 		if !intent.Sleep(ctx, wait+time.Duration(rand.Int64N(int64(wait/4)))) {
@@ -81,7 +81,7 @@ func (h *Health) check(ctx context.Context) error {
 			if err := h.ask(ctx, inst, volumes); err != nil && ctx.Err() == nil {
 				h.logger.Warn("a plugin does not say how its volumes are", "plugin", id,
 					"again_in", healthEvery.String(), "error", err)
-				_ = h.suspended.Failed(ctx, h.State, inst, err, h.Now()) // at least this shim remembers it
+				_ = h.suspended.Failed(ctx, h.State, inst, err, h.Now()) // this shim remembers it in any case
 			}
 		})
 	}
@@ -89,7 +89,8 @@ func (h *Health) check(ctx context.Context) error {
 	return err
 }
 
-// executes reports whether this node makes the controller calls. Others could ask too, but one that asks is enough.
+// executes reports whether this node makes the controller calls. Other nodes could ask too, but one that asks is
+// enough.
 func (h *Health) executes(view registry.View, by registry.ExecutorKey) bool {
 	if h.Executors == nil {
 		return true
@@ -119,7 +120,7 @@ func healthRPC(in registry.Instance) registry.RPC {
 // ask asks one plugin about its volumes. It fails at the first call without a response.
 func (h *Health) ask(ctx context.Context, inst registry.Instance, volumes []registry.Volume) error {
 	rpc := healthRPC(inst)
-	one := rpc // the call for a volume that a list does not name
+	one := rpc // the call for a volume that is not in the list
 	listed := map[registry.ExternalID]*registry.Condition{}
 	for _, v := range volumes {
 		listed[v.External] = nil
@@ -173,7 +174,7 @@ func (h *Health) suspends(rpc registry.RPC, inst registry.Instance) bool {
 	return why != ""
 }
 
-// list reads all pages of a list, and sets the conditions of the volumes that conditions names.
+// list reads all pages of a list, and enters the condition of each volume that conditions has as a key.
 func (h *Health) list(
 	ctx context.Context, inst registry.Instance,
 	page func(context.Context, registry.InstanceKey, string) (csi.HealthPage, error),
@@ -197,7 +198,7 @@ func (h *Health) list(
 	})
 }
 
-// askOne asks about one volume and records the answer. It gives way to any other call for the volume.
+// askOne asks about one volume and records the answer. If another call for the volume needs the lock, askOne ends.
 func (h *Health) askOne(
 	ctx context.Context, inst registry.Instance, rpc registry.RPC, key registry.VolumeKey,
 ) error {
@@ -250,7 +251,7 @@ func (h *Health) send(
 	return &c, err
 }
 
-// record records the condition. It adds an event of a change if announce is set.
+// record records the condition. If announce is set, it adds an event of a change.
 func (h *Health) record(ctx context.Context, key registry.VolumeKey, c registry.Condition, announce bool) error {
 	_, err := registry.Ensure(ctx, h.State, func(view registry.View) (registry.Change, error) {
 		v, known := view.VolumeByKey(key)

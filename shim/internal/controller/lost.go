@@ -9,12 +9,12 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// lostRound bounds the tries of each call in one try to release a volume of a lost node.
+// lostRound bounds how long each call is tried in one try to release a volume of a lost node.
 const lostRound = 30 * time.Second
 
-// ReleaseLost releases what a lost node has of a volume, without that node: it detaches the volume, and then deletes
-// the claims. That the node was declared out of service or fenced is the evidence that nothing is mounted there. It
-// does nothing if the node is not lost any more, or is alive again: then the node releases the volume itself. A volume
+// ReleaseLost releases the volume of a lost node: it detaches the volume, and then deletes the node's claims. The
+// evidence that nothing is mounted there is that the node was declared out of service or fenced. If the node is not
+// lost any more, or is alive again, ReleaseLost does nothing, because the node releases the volume itself. A volume
 // that is stored on the lost node stays attached: only that node can detach it, and does so before it is ready again.
 func (m *Controller) ReleaseLost(ctx context.Context, k registry.AttachmentKey) error {
 	unlock, err := m.Locks.Lock(ctx, k.Volume, fmt.Sprintf("the release of lost node %s", k.Node))
@@ -49,7 +49,8 @@ func (m *Controller) ReleaseLost(ctx context.Context, k registry.AttachmentKey) 
 	})
 }
 
-// unclaimLost returns the change that releases some of the claims of a node that is still lost.
+// unclaimLost returns the change that releases claims of the node for the volume, up to one batch, if the node is still
+// lost.
 func (m *Controller) unclaimLost(
 	view registry.View, k registry.AttachmentKey, epoch uint64,
 ) (change registry.Change, err error) {
@@ -72,7 +73,7 @@ func (m *Controller) unclaimLost(
 	return change, nil
 }
 
-// lostAttachments returns the attachments of the volume to the lost node that stores it.
+// lostAttachments returns the attachment of the volume to the node that stores it, if that node is lost.
 func lostAttachments(view registry.View, v registry.Volume) (list []registry.Attachment) {
 	if v.External == "" {
 		return nil

@@ -13,11 +13,11 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Modify gives mutable parameters of a volume other values (CSI ControllerModifyVolume). Parameters that are not in
-// parameters stay as they are. If all have the values already, Modify sends nothing.
+// Modify changes mutable parameters of a volume (CSI ControllerModifyVolume). Parameters of the volume that are not in
+// the argument stay as they are. If all have the new values already, Modify sends nothing.
 //
-// If an earlier modification has no certain outcome, its parameters are sent too, unless parameters has other values
-// for them. The values of all are known after a success.
+// If an earlier modification has no certain outcome, Modify also sends its parameters, except those with other values
+// now. So a success makes the values of all parameters known.
 func (m *Controller) Modify(
 	ctx context.Context, call registry.Call, name registry.VolumeName, parameters map[string]string,
 ) (registry.Volume, error) {
@@ -76,7 +76,7 @@ func lacksModify(id registry.PluginID) error {
 		registry.ModifyVolume)
 }
 
-// adviseModify adds to the error of a modification what follows if its outcome is not known.
+// adviseModify adds to the error of a modification what happens next if the outcome is not known.
 func (m *Controller) adviseModify(ctx context.Context, name registry.VolumeName, err error) error {
 	v, look := m.volume(context.WithoutCancel(ctx), name)
 	if look != nil || !v.Modification.Open() {
@@ -102,7 +102,7 @@ func (m *Controller) modifyLocked(
 	return m.modifyHeld(ctx, by, name, parameters)
 }
 
-// modifyHeld modifies the volume. It needs the volume's locks.
+// modifyHeld modifies the volume. The caller holds the volume's locks.
 func (m *Controller) modifyHeld(
 	ctx context.Context, by intent.Caller, name registry.VolumeName, parameters map[string]string,
 ) error {
@@ -140,27 +140,27 @@ func contains(all, some map[string]string) bool {
 	return true
 }
 
-// namesOf returns the keys, without the values.
+// namesOf returns the names of the parameters, without the values.
 func namesOf(parameters map[string]string) string {
 	return strings.Join(slices.Sorted(maps.Keys(parameters)), ", ")
 }
 
-// private returns what must not appear in the errors of calls for the volume, and is not in their requests.
+// private returns the texts that must not appear in errors of calls for the volume, beyond those in the requests.
 func private(v registry.Volume) csi.Private {
 	return csi.Private{MountFlags: v.MountFlags,
 		Contexts: append([]map[string]string{v.Context, v.Parameters, v.Mutable, v.Modification.Asked},
 			v.Modification.Earlier...)}
 }
 
-// modify sends ControllerModifyVolume until its outcome is certain or its policy gives up. An earlier modification
-// without a certain outcome has the same parameters, or parameters has values for all of its names.
+// modify sends ControllerModifyVolume until its outcome is certain or its policy gives up. If an earlier modification
+// has no certain outcome, parameters must be the same ones, or must have a value for each of its names.
 func (m *Controller) modify(
 	ctx context.Context, by intent.Caller, v registry.Volume, parameters map[string]string, p intent.Policy,
 ) error {
 	request := csi.ModifyRequest{VolumeID: v.External, Mutable: parameters, Private: private(v)}
 	before := v.Modification
 	again := maps.Equal(before.Asked, parameters)
-	vague := again // an earlier call of the same parameters may have had an effect
+	vague := again // an earlier call with the same parameters may have had an effect
 	open := newIntent(registry.ControllerModifyRPC, by.Call, v, intent.Hash(registry.ControllerModifyRPC, request))
 	return m.sendTo(ctx, by, v.VolumeSpec, &request.Secrets, intent.Call{
 		Intent: open, Policy: p,
@@ -235,14 +235,15 @@ func (m *Controller) settleAlteration(
 }
 
 // repeatAlteration repeats the call that is open for the volume. It does not check again whether the volume may be
-// expanded in use: that was checked when the call was opened.
+// expanded in use, because that was checked when the call was opened.
 func (m *Controller) repeatAlteration(
 	ctx context.Context, by intent.Caller, v registry.Volume, p intent.Policy, rpc registry.RPC,
 ) error {
 	return intent.Settled(m.alterAgain(ctx, by, v, p, rpc))
 }
 
-// alterAgain is repeatAlteration, but a certain failure is an error.
+// alterAgain repeats the call that is open for the volume. Unlike repeatAlteration, it returns certain failures as
+// errors.
 func (m *Controller) alterAgain(
 	ctx context.Context, by intent.Caller, v registry.Volume, p intent.Policy, rpc registry.RPC,
 ) error {
@@ -253,7 +254,8 @@ func (m *Controller) alterAgain(
 }
 
 // LeaveAlteration closes an open ControllerExpandVolume or ControllerModifyVolume whose outcome is unknown, and reports
-// whether there was one. At a former executor it may still run, so another call for the volume waits for that.
+// whether there was one. If the call may still run at a former executor, another call for the volume waits until it has
+// ended.
 func (m *Controller) LeaveAlteration(ctx context.Context, key registry.VolumeKey) (left bool, err error) {
 	_, err = registry.Ensure(ctx, m.State, func(view registry.View) (registry.Change, error) {
 		open, found := view.Intent(key)

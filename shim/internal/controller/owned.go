@@ -7,7 +7,7 @@ import (
 	"holdfast/registry"
 )
 
-// Owned records that a node has set the ownership of the volume's files, or has left them because there were some.
+// Owned records that a node has set the ownership of the volume's files, or has kept the existing ownership.
 func (m *Controller) Owned(
 	ctx context.Context, key registry.VolumeKey, o registry.Ownership, result registry.OwnershipResult,
 ) error {

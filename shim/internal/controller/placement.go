@@ -9,8 +9,8 @@ import (
 	"holdfast/registry"
 )
 
-// checkTopology adds a reason if the volume is not accessible from the node. Topologies mean something only of a plugin
-// with VOLUME_ACCESSIBILITY_CONSTRAINTS.
+// checkTopology adds a reason if the volume is not accessible from the node. It compares topologies only if the plugin
+// has VOLUME_ACCESSIBILITY_CONSTRAINTS, because without it they mean nothing.
 func (r *refusals) checkTopology(v registry.Volume, node registry.Instance) {
 	if f := node.Fingerprint; f.Has(registry.PluginTopology) && !registry.Accessible(v.Accessible, f.Topology) {
 		r.add(registry.InfeasibleTopology, "volume %s is accessible from %s, but plugin %s reports %s for node %s",
@@ -19,7 +19,7 @@ func (r *refusals) checkTopology(v registry.Volume, node registry.Instance) {
 }
 
 // checkRequired returns an ErrInvalid if topology_request.required excludes this node, the only one that could use the
-// volume. Without a node plugin that reports its topology this is not known.
+// volume. It returns nil if no node plugin reports its topology.
 func (m *Controller) checkRequired(at registry.Instance, s registry.VolumeSpec) error {
 	node, known := m.Plugins.Find(registry.RoleNode, s.Plugin)
 	if !known || !at.Fingerprint.Has(registry.PluginTopology) || !node.Fingerprint.Has(registry.PluginTopology) ||
@@ -31,9 +31,9 @@ func (m *Controller) checkRequired(at registry.Instance, s registry.VolumeSpec) 
 		s.VolumeName(), registry.Topologies(s.Required), s.Plugin, registry.Topology(node.Fingerprint.Topology))
 }
 
-// checkLimit adds a reason if the node has its maximum of volumes of the plugin (max_volumes_per_node; 0: no limit) and
-// this volume is none of them. The claims of other nodes for the plugin do not matter, so none of them is a condition
-// of the claim; Claim lets those of this node for the plugin wait for each other.
+// checkLimit adds a reason if the node has its maximum of volumes of the plugin (max_volumes_per_node; 0: no limit),
+// and this volume is not yet among them. It reads the claims aside, so that claims of other nodes are no condition of
+// the commit. Claim makes the claims of this node for the plugin wait for each other instead.
 func (r *refusals) checkLimit(view registry.View, node registry.Instance, planned []registry.Claim, here bool) {
 	limit := node.Fingerprint.MaxVolumes
 	if limit == 0 {
@@ -62,9 +62,9 @@ type placed struct {
 	users  []string // for people
 }
 
-// placedOn returns the volumes of the plugin that are claimed, attached or staged on the node, or used there by clients
-// of the CSI endpoint. here: it is this node, only whose stagings are known. Each counts once. Inline volumes do not
-// count: no controller publishes them.
+// placedOn returns the volumes of the plugin that count against the limit of the node, each once. These are claimed,
+// attached or staged there, or used there by clients of the CSI endpoint. Inline volumes do not count, because no
+// controller publishes them. here means that the node is this one: only its stagings are known.
 func placedOn(
 	view registry.View, plugin registry.PluginID, node registry.NodeName, planned []registry.Claim, here bool,
 ) map[registry.VolumeKey]*placed {

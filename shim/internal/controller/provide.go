@@ -10,9 +10,9 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Provide returns the volume of a create block. It creates the volume unless it exists, and first completes the
-// deletion of an earlier one. A volume that is ready is returned as it is. ErrConflict: the volume belongs to another
-// plugin, or another request is still creating it.
+// Provide returns the volume of a create block. If the volume does not exist, Provide creates it, after it has
+// completed the deletion of an earlier one. A ready volume is returned as it is. ErrConflict: the volume belongs to
+// another plugin, or another request is still creating it.
 func (m *Controller) Provide(
 	ctx context.Context, call registry.Call, spec registry.VolumeSpec, from registry.Origin,
 ) (registry.Volume, error) {
@@ -30,14 +30,14 @@ func (m *Controller) Provide(
 				return v, err
 			}
 		case v.State == registry.VolumeReady || v.Origin != from:
-			return v, nil // a claim refuses it unless it is ready
+			return v, nil // if the volume is not ready, Claim refuses it
 		default:
 			return m.createFor(ctx, call, v.VolumeSpec, from)
 		}
 	}
 }
 
-// FeasibleCreate returns why the volume cannot be created now.
+// FeasibleCreate returns the reasons why the volume cannot be created now.
 func (m *Controller) FeasibleCreate(view registry.View, s registry.VolumeSpec) []registry.Infeasible {
 	reasons := intent.FeasibleAt(m.Plugins, registry.RoleController, s.Plugin, registry.Usage{})
 	add := func(kind registry.InfeasibleKind, err error) {
@@ -54,8 +54,8 @@ func (m *Controller) FeasibleCreate(view registry.View, s registry.VolumeSpec) [
 	return reasons
 }
 
-// Discard has Run delete a volume after its alloc has ended, if the create block has made it and nothing else claims
-// it. It returns once that is recorded.
+// Discard has Run delete the volume of an alloc that has ended. It does so only if the create block made the volume and
+// no other claim exists. It returns once the deletion is recorded.
 func (m *Controller) Discard(
 	ctx context.Context, name registry.VolumeName, from registry.Origin, alloc registry.AllocID,
 ) error {
@@ -92,8 +92,8 @@ func (m *Controller) deleteUnfinished(
 	return m.delete(ctx, call, v, singleTry, wait)
 }
 
-// stillDeletingChange returns the change after a plugin has refused the deletion of a volume that goes with its alloc.
-// Run tries again. An event tells each new reason once.
+// stillDeletingChange returns the change after a plugin has refused to delete a volume that is deleted with its alloc.
+// Run tries again. Each new reason has one event.
 func (m *Controller) stillDeletingChange(v registry.Volume, why *registry.CallError) (change registry.Change) {
 	if v.Failure.RPC == why.RPC && v.Failure.Code == why.Code && v.Failure.Detail == why.Detail {
 		return change
@@ -106,7 +106,7 @@ func (m *Controller) stillDeletingChange(v registry.Volume, why *registry.CallEr
 	}
 }
 
-// withAlloc says with which alloc a volume goes.
+// withAlloc names the alloc with which the volume is deleted.
 func withAlloc(v registry.Volume) string {
 	if v.DeleteWith == "" {
 		return ""

@@ -17,8 +17,8 @@ import (
 const validateTimeout = time.Minute
 
 // Register records a volume that exists at its plugin. If the plugin has a controller, the controller confirms the
-// capabilities. No call of CSI reports where such a volume is accessible, so topology_request.required says it, as in
-// Nomad.
+// capabilities. CSI has no call that reports where such a volume is accessible, so topology_request.required says it,
+// as in Nomad.
 func (m *Controller) Register(ctx context.Context, spec registry.VolumeSpec) (registry.Volume, error) {
 	if _, err := registry.ParseExternalID(string(spec.External)); err != nil {
 		return registry.Volume{}, fmt.Errorf("register volume %s: %w", spec.VolumeName(), err)
@@ -59,7 +59,7 @@ func (m *Controller) admit(ctx context.Context, v registry.Volume) error {
 	return m.register(ctx, v)
 }
 
-// confirm checks with the controller that the volume exists and has the capabilities. It returns the node of the
+// confirm checks with the controller that the volume exists and has the capabilities. It returns the node that has the
 // volume.
 func (m *Controller) confirm(ctx context.Context, s registry.VolumeSpec) (node registry.NodeName, err error) {
 	inst, has, err := m.awaitController(ctx, s.Plugin, false)
@@ -171,7 +171,7 @@ const busyWait = time.Second
 
 var errBusy = errors.New("the operation has not ended yet")
 
-// busy returns why the volume cannot be deregistered, with the open calls.
+// busy returns the error why the volume cannot be deregistered, with the open calls.
 func (m *Controller) busy(ctx context.Context, name registry.VolumeName, why error) error {
 	open := ""
 	err := m.State.View(ctx, func(view registry.View) error {
@@ -228,9 +228,9 @@ func (m *Controller) deregister(ctx context.Context, name registry.VolumeName, l
 // maxDeregistered bounds how many deregistered volumes Holdfast remembers as its own.
 const maxDeregistered = 1000
 
-// rememberChange returns the change that stores that Holdfast created the volume, so that it may delete the volume
-// after it is registered again. Of too many such records the oldest is removed. A volume that is being deleted is not
-// remembered: its plugin may give its id to another.
+// rememberChange returns the change that stores that Holdfast created the volume, so that Holdfast may delete the
+// volume after it is registered again. If there are too many such records, the oldest is removed. A volume that is
+// being deleted is not remembered, because its plugin may give its id to another volume.
 func (m *Controller) rememberChange(view registry.View, v registry.Volume) (change registry.Change) {
 	if !v.Created && !v.Made || v.External == "" || v.State == registry.VolumeDeleting {
 		return change

@@ -33,8 +33,8 @@ func lateSnapshot(snap registry.VolumeSnapshot) registry.LateCall {
 		Snapshot: &snap}
 }
 
-// Repeat repeats a call that this node has begun as a former executor, at an instance of the plugin here. It stores
-// nothing. It returns nil once an answer of the instance shows that the call has ended there.
+// Repeat repeats, at an instance of the plugin on this node, a call that this node has begun as a former executor. It
+// stores nothing. It returns nil once an answer of the instance shows that the call has ended there.
 func (m *Controller) Repeat(ctx context.Context, at registry.Instance, late registry.LateCall) (err error) {
 	if err := repeatable(late); err != nil {
 		return err
@@ -44,7 +44,7 @@ func (m *Controller) Repeat(ctx context.Context, at registry.Instance, late regi
 	r.Plugins, r.Late = only{m.Plugins, at}, &late
 	switch {
 	case late.RPC == registry.CreateVolumeRPC:
-		if v, err = m.volume(ctx, v.VolumeName()); err == nil { // else nothing would name what it makes
+		if v, err = m.volume(ctx, v.VolumeName()); err == nil { // else no record names what it makes
 			err = r.create(ctx, by.Call, v.VolumeSpec, attempt{})
 		}
 	case late.RPC == registry.DeleteVolumeRPC:
@@ -64,7 +64,7 @@ func (m *Controller) Repeat(ctx context.Context, at registry.Instance, late regi
 	return err
 }
 
-// checkGone returns an error if a deleted volume has been registered since.
+// checkGone returns an error if a deleted volume has been registered again.
 func (m *Controller) checkGone(ctx context.Context, v registry.Volume) error {
 	return m.State.View(ctx, func(view registry.View) error {
 		if now, found := view.VolumeByKey(v.VolumeKey()); found && now.State != registry.VolumeDeleting {
@@ -76,14 +76,14 @@ func (m *Controller) checkGone(ctx context.Context, v registry.Volume) error {
 	})
 }
 
-// Repeat is Repeat of a Controller for a call for a snapshot.
+// Repeat repeats a call for a snapshot, as Controller.Repeat does for volumes.
 func (s *Snapshots) Repeat(ctx context.Context, at registry.Instance, late registry.LateCall) error {
 	if err := repeatable(late); err != nil {
 		return err
 	}
 	if err := s.volumes.State.View(ctx, func(view registry.View) error {
 		if late.Snapshot.State != registry.SnapshotDeleting && view.Get(late.Snapshot.Key()) == nil {
-			return errNotKnown(late) // nothing would name what it makes
+			return errNotKnown(late) // nothing would name the snapshot that the call makes
 		}
 		return nil
 	}); err != nil {
@@ -99,7 +99,7 @@ func (s *Snapshots) Repeat(ctx context.Context, at registry.Instance, late regis
 	})
 }
 
-// repeatable returns an error if a call cannot be repeated.
+// repeatable returns an error if the call must not be repeated.
 func repeatable(late registry.LateCall) error {
 	switch {
 	case late.Volume == nil && late.Snapshot == nil:
@@ -117,7 +117,7 @@ func errNotKnown(late registry.LateCall) error {
 		late.RPC, late.For)
 }
 
-// only is a table whose only controller is one instance.
+// only is a table of plugins with one instance, for which each look-up finds that instance.
 type only struct {
 	intent.Plugins
 	at registry.Instance

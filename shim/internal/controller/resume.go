@@ -16,10 +16,10 @@ import (
 // resumeBackoff is the wait between two tries of an operation without a caller.
 var resumeBackoff = intent.Backoff{First: time.Second, Max: time.Minute}
 
-// Run finishes creations, deletions, expansions, modifications and detaches without a caller. These come from an
-// earlier process, or had no certain answer. Each is repeated as the same call until it is done or has certainly
-// failed. Run sends one try at a time, so that other operations on the volume get the lock in between. The state and
-// the open intent of the volume record the progress. Run returns when ctx ends.
+// Run finishes creations, deletions, expansions, modifications and detaches that have no caller any more, until ctx
+// ends. An earlier process began them, or they had no certain answer. Run repeats each as the same call until it is
+// done or has certainly failed. It sends one try at a time, so that other operations on the volume get the lock in
+// between. The state and the open intent of the volume record the progress.
 func (m *Controller) Run(ctx context.Context) error {
 	r := resumer{Controller: m, under: map[registry.VolumeName]bool{}}
 	defer r.all.Wait()
@@ -71,7 +71,7 @@ func (r *resumer) start(ctx context.Context, name registry.VolumeName, wait time
 		r.mu.Lock()
 		delete(r.under, name)
 		r.mu.Unlock()
-		r.wakeRun() // another operation may have been left meanwhile
+		r.wakeRun() // another operation may have been left unfinished meanwhile
 	})
 }
 
@@ -96,7 +96,7 @@ func (r *resumer) finish(ctx context.Context, name registry.VolumeName, wait tim
 // tryOnce tries once and reports whether the operations on the volume are over. wait is the delay before the next try.
 func (m *Controller) tryOnce(ctx context.Context, name registry.VolumeName, wait time.Duration) (over bool, err error) {
 	over, err = m.tryVolume(ctx, name, wait)
-	detached, failed := m.resumeDetach(ctx, name) // an open expansion has to end first
+	detached, failed := m.resumeDetach(ctx, name) // an open expansion has to end before
 	return over && detached, errors.Join(err, failed)
 }
 
@@ -231,7 +231,7 @@ func (m *Controller) executes(view registry.View, by registry.ExecutorKey) error
 	return err
 }
 
-// Wake makes Run look for unfinished operations: this node may have become the executor of their plugin.
+// Wake makes Run look for unfinished operations, because this node may have become the executor of their plugin.
 func (m *Controller) Wake() { m.wakeRun() }
 
 // unfinishedAtController reports whether an operation is unfinished at the controller. A creation that certainly ended

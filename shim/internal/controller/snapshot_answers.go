@@ -11,9 +11,9 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// acceptOne copies the plugin's answer to the snapshot after checking it. Of an answer that cannot be used it keeps
-// only the id, and not even that if the plugin says that the snapshot is of another volume: others may have taken it,
-// and its deletion would lose their data.
+// acceptOne checks the plugin's answer and copies it to the snapshot. If the answer cannot be used, it keeps only the
+// id. It keeps nothing if the plugin says that the snapshot is of another volume: another client may have taken it, and
+// its deletion would lose that client's data.
 func acceptOne(view registry.View, snap *registry.VolumeSnapshot, answer csi.Snapshot) error {
 	err := checkAnswer(view, *snap, snap.Each()[0], answer)
 	if err == nil && answer.Group != "" {
@@ -34,9 +34,9 @@ func acceptOne(view registry.View, snap *registry.VolumeSnapshot, answer csi.Sna
 	return nil
 }
 
-// acceptGroup copies the plugin's answer to the group snapshot after checking it. The group is ready once each of its
-// snapshots is, whatever the plugin says of the group. Of an answer that cannot be used it keeps only the ids, and none
-// if it has a snapshot of another volume, as in acceptOne.
+// acceptGroup checks the plugin's answer and copies it to the group snapshot. The group is ready once each of its
+// snapshots is ready, whatever the plugin says of the group. If the answer cannot be used, acceptGroup keeps only the
+// ids, or nothing if a snapshot is of another volume, as in acceptOne.
 func acceptGroup(view registry.View, snap *registry.VolumeSnapshot, answer csi.GroupSnapshot) error {
 	members, err := checkGroup(view, *snap, answer)
 	if err != nil {
@@ -57,15 +57,15 @@ func acceptGroup(view registry.View, snap *registry.VolumeSnapshot, answer csi.G
 	return nil
 }
 
-// isForeign reports whether the plugin says that a snapshot of its answer is of a volume that the group does not have.
+// isForeign reports whether the plugin says that the snapshot is of a volume that does not belong to the group.
 func isForeign(group registry.VolumeSnapshot, one csi.Snapshot) bool {
 	return one.Volume != "" && !slices.ContainsFunc(group.Members, func(m registry.GroupMember) bool {
 		return m.Source == one.Volume
 	})
 }
 
-// keepIDs keeps the ids of an answer that cannot be used, so that the snapshot or group snapshot can be deleted. The
-// ids of an earlier answer stay. None is kept if another record has one of them.
+// keepIDs keeps the ids of an answer that cannot be used, so that the snapshot or group snapshot can be deleted. It
+// keeps the ids of an earlier answer if there are any. If another record has one of the new ids, it keeps none of them.
 func keepIDs(view registry.View, snap *registry.VolumeSnapshot, answered string, members []csi.Snapshot) {
 	id, err := registry.ParseExternalID(answered)
 	if err != nil || snap.External != "" {
@@ -93,8 +93,8 @@ func keepIDs(view registry.View, snap *registry.VolumeSnapshot, answered string,
 	snap.External, snap.Unusable = id, ids
 }
 
-// checkGroup returns the members of a group snapshot as the plugin describes them: one snapshot of each volume, and
-// none of another.
+// checkGroup returns the members of a group snapshot as the plugin describes them. There must be exactly one snapshot
+// of each volume.
 func checkGroup(
 	view registry.View, snap registry.VolumeSnapshot, answer csi.GroupSnapshot,
 ) ([]registry.GroupMember, error) {
@@ -138,7 +138,7 @@ func checkGroup(
 	return members, nil
 }
 
-// checkAnswer checks what the plugin says of the snapshot of one volume.
+// checkAnswer checks the plugin's description of the snapshot of one volume.
 func checkAnswer(
 	view registry.View, snap registry.VolumeSnapshot, m registry.GroupMember, answer csi.Snapshot,
 ) error {
@@ -166,7 +166,7 @@ func checkAnswer(
 	return nil
 }
 
-// taken stores the answer to CreateSnapshot or GetSnapshot.
+// taken stores the outcome of CreateSnapshot or GetSnapshot.
 func (s *Snapshots) taken(
 	ctx context.Context, w work, snap registry.VolumeSnapshot, at registry.InstanceKey, rpc registry.RPC,
 	accept acceptFunc, failure *registry.CallError,
@@ -187,7 +187,7 @@ func (s *Snapshots) taken(
 	switch {
 	case remains(rpc, snap, failure):
 		return s.store(ctx, snap, next, nil, failure)
-	case w.isFresh(snap) && failure.Code != "OK": // no other call may have taken it
+	case w.isFresh(snap) && failure.Code != "OK": // no other call may have taken the snapshot
 		return nil, errors.Join(failure, s.commit(ctx, snap, registry.Change{Delete: []registry.Key{snap.Key()},
 			Events: []registry.Event{s.event(registry.EventSnapshotFailed, snap, detail)}}))
 	}
@@ -195,8 +195,7 @@ func (s *Snapshots) taken(
 	return s.store(ctx, snap, next, []registry.Event{s.event(registry.EventSnapshotFailed, next, detail)}, failure)
 }
 
-// remains reports whether the state of a snapshot that is being taken stays as it is after a failure, so that the call
-// is repeated.
+// remains reports whether a snapshot that is being taken keeps its state after a failure, so that the call is repeated.
 func remains(rpc registry.RPC, snap registry.VolumeSnapshot, failure *registry.CallError) bool {
 	switch {
 	case failure.Code == "OK": // the answer cannot be used
@@ -224,7 +223,7 @@ func (s *Snapshots) progress(was, is registry.VolumeSnapshot) (events []registry
 	return events
 }
 
-// deleted stores the answer to DeleteSnapshot.
+// deleted stores the outcome of DeleteSnapshot.
 func (s *Snapshots) deleted(
 	ctx context.Context, w work, snap registry.VolumeSnapshot, rpc registry.RPC, failure *registry.CallError,
 ) (*registry.VolumeSnapshot, error) {
@@ -234,7 +233,7 @@ func (s *Snapshots) deleted(
 	}
 	next := snap
 	next.Failure = registry.Failure{RPC: rpc, Code: failure.Code, Detail: failure.Detail, Since: s.volumes.Now()}
-	// After a call without a certain outcome only one answer says that the snapshot exists.
+	// If an earlier call has no certain outcome, only FAILED_PRECONDITION shows that the snapshot still exists.
 	if failure.Outcome != registry.OutcomeFailed || !w.isFresh(snap) && failure.Code != "FAILED_PRECONDITION" {
 		return s.store(ctx, snap, next, nil, failure)
 	}
@@ -243,7 +242,7 @@ func (s *Snapshots) deleted(
 		[]registry.Event{s.event(registry.EventSnapshotKept, next, failure.Code+": "+failure.Detail)}, failure)
 }
 
-// store commits the next record, unless it only repeats the last failure. It returns the failure of the call.
+// store commits the next record, unless it only repeats the last failure. It returns the failure of the call, if any.
 func (s *Snapshots) store(
 	ctx context.Context, was, next registry.VolumeSnapshot, events []registry.Event, failure *registry.CallError,
 ) (*registry.VolumeSnapshot, error) {
@@ -259,7 +258,7 @@ func (s *Snapshots) store(
 	return &next, errors.Join(err, s.commit(ctx, was, registry.Change{Put: []registry.Record{next}, Events: events}))
 }
 
-// commit stores an outcome, even if ctx has ended. It stores nothing if the record is gone.
+// commit stores an outcome, even if ctx has ended. If the record is gone, it stores nothing.
 func (s *Snapshots) commit(ctx context.Context, was registry.VolumeSnapshot, change registry.Change) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), intent.Grace)
 	defer cancel()
@@ -269,7 +268,7 @@ func (s *Snapshots) commit(ctx context.Context, was registry.VolumeSnapshot, cha
 			return registry.Change{}, nil
 		}
 		if err := s.volumes.executes(view, was.ExecutedBy()); err != nil {
-			return registry.Change{}, err // the executor repeats the call
+			return registry.Change{}, err // the new executor repeats the call
 		}
 		return s.ended(view, now, change), nil
 	})

@@ -29,33 +29,34 @@ type SnapshotDriver interface {
 // work is the operation that a caller wants on one snapshot.
 type work struct {
 	name    snapshotName
-	op      registry.OperationID // of the host; empty: none
-	created registry.Seq         // CreateIndex of the record: a later one of the same name is another snapshot
+	op      registry.OperationID // the ID that the host gave; empty: none
+	created registry.Seq         // CreateIndex of the record: a later record with the same name is another snapshot
 	wanted  func(registry.VolumeSnapshot) bool
-	fresh   registry.Seq // ModifyIndex of the record as the caller has stored it; 0: the caller has sent a call for it
+	fresh   registry.Seq // ModifyIndex of the record as the caller stored it; 0: the caller has sent a call since
 }
 
-// isFresh reports whether no call has been sent for the state of the snapshot, by this caller or by Run.
+// isFresh reports whether neither this caller nor Run has sent a call for the current state of the snapshot.
 func (w work) isFresh(snap registry.VolumeSnapshot) bool {
 	return w.fresh != 0 && w.fresh == snap.ModifyIndex
 }
 
 func finished(snap registry.VolumeSnapshot) bool { return !snap.State.Unfinished() }
 
-// find returns the record that the work is about.
+// find returns the record of the snapshot that the work is for.
 func (w work) find(view registry.View) (snap registry.VolumeSnapshot, found bool) {
 	snap, found = w.name.find(view)
 	return snap, found && snap.CreateIndex == w.created
 }
 
-// readyBackoff is the wait between two questions whether a snapshot is ready_to_use.
+// readyBackoff is the wait between two calls that ask whether a snapshot is ready_to_use.
 var readyBackoff = intent.Backoff{First: 200 * time.Millisecond, Max: 30 * time.Second}
 
 // errElsewhere means that another node makes the calls for a snapshot.
 var errElsewhere = errors.New("another node makes its calls")
 
-// senders returns the nodes that may have begun the call that the state of the snapshot asks for, once this one begins
-// it. ErrUnavailable: a former executor may still send another call for the snapshot. nil: there is no cluster.
+// senders returns the nodes that may have begun the call for the current state of the snapshot, with this node once it
+// is about to begin it. ErrUnavailable: a former executor may still send another call for the snapshot. nil: there is
+// no cluster.
 func (s *Snapshots) senders(view registry.View, snap registry.VolumeSnapshot) ([]registry.NodeName, error) {
 	if s.volumes.Executors == nil {
 		return nil, nil
@@ -73,7 +74,7 @@ func (s *Snapshots) senders(view registry.View, snap registry.VolumeSnapshot) ([
 	return append(slices.Clone(snap.Senders), executor.Holder), nil
 }
 
-// changingRPC returns the call that the state of the snapshot asks for, CreateSnapshot for one that is being processed.
+// changingRPC returns the deletion for a snapshot that is being deleted, otherwise the creation.
 func changingRPC(snap registry.VolumeSnapshot) registry.RPC {
 	if snap.State != registry.SnapshotDeleting {
 		snap.State = registry.SnapshotCreating
@@ -89,7 +90,7 @@ func (s *Snapshots) sending(ctx context.Context, snap registry.VolumeSnapshot) (
 	_, err := registry.Ensure(ctx, s.volumes.State, func(view registry.View) (change registry.Change, err error) {
 		now, found := view.Get(snap.Key()).(registry.VolumeSnapshot)
 		if !found || now.CreateIndex != snap.CreateIndex {
-			return change, nil // its outcome will not be stored
+			return change, nil // the outcome of the call will not be stored
 		}
 		known := len(now.Senders)
 		if now.Senders, err = s.senders(view, now); err == nil && len(now.Senders) > known {
@@ -101,8 +102,8 @@ func (s *Snapshots) sending(ctx context.Context, snap registry.VolumeSnapshot) (
 	return snap, err
 }
 
-// ended returns the change that keeps which former executors may still send a call for the snapshot, once its outcome
-// is certain: the next record is in another state, or there is none.
+// ended adds to the change which former executors may still send the call, if its outcome is certain. It is certain if
+// the change moves the record to another state or deletes it.
 func (s *Snapshots) ended(view registry.View, was registry.VolumeSnapshot, change registry.Change) registry.Change {
 	stays := slices.ContainsFunc(change.Put, func(r registry.Record) bool {
 		next, is := r.(registry.VolumeSnapshot)
@@ -116,7 +117,8 @@ func (s *Snapshots) ended(view registry.View, was registry.VolumeSnapshot, chang
 	return change.And(view.Ended(late, was.Senders))
 }
 
-// finish makes calls until the snapshot is as wanted or gone, until the retry policy gives up, or until ctx ends.
+// finish makes calls until the snapshot is gone or in the wanted state, until the retry policy gives up, or until ctx
+// ends.
 func (s *Snapshots) finish(ctx context.Context, w work) error {
 	answers := map[string]int{} // by code
 	for try := uint64(1); ; try++ {
@@ -152,8 +154,8 @@ func (s *Snapshots) finish(ctx context.Context, w work) error {
 	}
 }
 
-// forget removes the record of a new snapshot for which no call was sent. Else it would hold up other operations on its
-// volumes.
+// forget removes the record of a new snapshot for which no call was sent. If the record stayed, it would hold up other
+// operations on the volumes.
 func (s *Snapshots) forget(ctx context.Context, w work) error {
 	_, err := registry.Ensure(ctx, s.volumes.State, func(view registry.View) (change registry.Change, err error) {
 		if snap, found := w.find(view); found && snap.State == registry.SnapshotCreating && w.isFresh(snap) {
@@ -164,7 +166,7 @@ func (s *Snapshots) forget(ctx context.Context, w work) error {
 	return err
 }
 
-// policyRPC returns the RPC whose retry policy counts. GetSnapshot asks what CreateSnapshot asks.
+// policyRPC returns the RPC whose retry policy applies. GetSnapshot has the policy of CreateSnapshot.
 func policyRPC(rpc registry.RPC) registry.RPC {
 	switch rpc {
 	case registry.GetSnapshotRPC:
@@ -251,8 +253,8 @@ func alterationRuns(view registry.View, key registry.VolumeKey) bool {
 	return found && open.RPC.Alters() && intent.MayRun(open)
 }
 
-// snapshotted returns the snapshot whose call for the volume may still run at the plugin: its shim may have died before
-// the plugin answered.
+// snapshotted returns a snapshot whose creation may still run at the plugin and reads the volume. The shim that sent
+// the call may have died before the plugin answered.
 func snapshotted(view registry.View, key registry.VolumeKey) (name snapshotName, found bool) {
 	for _, snap := range view.SnapshotRecords() {
 		runs := !intent.Answers(snap.Failure.Code) || snap.Failure.Code == "ABORTED"
@@ -263,8 +265,9 @@ func snapshotted(view registry.View, key registry.VolumeKey) (name snapshotName,
 	return name, false
 }
 
-// lockToAlter takes the lock of a volume once no call that takes a snapshot of it may run at the plugin any more. Such
-// a call is repeated until it has ended. An alteration that may run itself comes first: snapshots wait for it.
+// lockToAlter takes the lock of a volume once no creation of a snapshot of the volume may run at the plugin any more.
+// Such a call is repeated until it has ended. If an alteration may still run, lockToAlter does not wait: snapshots wait
+// for the alteration.
 func (m *Controller) lockToAlter(ctx context.Context, key registry.VolumeKey, what string) (unlock func(), err error) {
 	for try := uint64(1); ; try++ {
 		if unlock, err = m.Locks.Lock(ctx, key, what); err != nil {
@@ -291,8 +294,8 @@ func (m *Controller) lockToAlter(ctx context.Context, key registry.VolumeKey, wh
 	}
 }
 
-// call makes one call. next is the record after it; nil: it is gone. An error that is not a *registry.CallError says
-// that nothing was sent.
+// call makes one call. next is the record after the call; nil: the record is gone. sent reports whether the plugin may
+// have got the call.
 func (s *Snapshots) call(
 	ctx context.Context, w work, snap registry.VolumeSnapshot, inst registry.Instance,
 	secrets map[string]registry.SecretValue,
@@ -344,7 +347,7 @@ func nextRPC(snap registry.VolumeSnapshot, inst registry.Instance) registry.RPC 
 // acceptFunc copies the plugin's answer to the snapshot after checking it.
 type acceptFunc func(registry.View, *registry.VolumeSnapshot) error
 
-// send makes the call. accept is set after a success, unless it is a deletion.
+// send makes the call. After a success, accept takes over the answer; a deletion has none.
 func (s *Snapshots) send(
 	ctx context.Context, rpc registry.RPC, snap registry.VolumeSnapshot, at registry.InstanceKey,
 	secrets map[string]registry.SecretValue,

@@ -34,7 +34,7 @@ func (l *listSize) add(entry any) error {
 	return nil
 }
 
-// ListAtPlugin lists the snapshots that the plugin has, of one volume or of all. Those with a record have its fields.
+// ListAtPlugin lists the snapshots at the plugin, of one volume or of all. Those with a record have its fields.
 func (s *Snapshots) ListAtPlugin(
 	ctx context.Context, id registry.PluginID, volume registry.ExternalID,
 ) (list []registry.VolumeSnapshot, err error) {
@@ -77,7 +77,7 @@ func (s *Snapshots) ListAtPlugin(
 	return list, nil
 }
 
-// describe returns a snapshot as its plugin lists it, with the fields of its record if there is one.
+// describe returns the snapshot of an entry in the plugin's list, with the fields of its record if there is one.
 func describe(
 	id registry.PluginID, found csi.Snapshot, recorded map[registry.ExternalID]registry.VolumeSnapshot,
 ) registry.VolumeSnapshot {

@@ -17,7 +17,7 @@ func (n snapshotName) String() string {
 	return "snapshot " + n.SnapshotName.String()
 }
 
-// command returns the start of a command for the snapshot, in an error.
+// command returns the start of a command for the snapshot, for an error. The caller adds the rest.
 func (n snapshotName) command() string {
 	if n.group {
 		return "`group-snapshot "

@@ -16,12 +16,11 @@ import (
 )
 
 // Snapshots creates and deletes snapshots of volumes, and group snapshots of several volumes. The state of a snapshot's
-// record says which call is to be made, and is stored before the call. A call whose outcome is not certain is repeated
-// with the same fields, by its caller or by Run. No DeleteSnapshot is sent before the outcome of CreateSnapshot is
-// certain.
+// record says which call is to be made, and is stored before the call. If the outcome of a call is not certain, the
+// caller or Run repeats the call with the same fields. No DeleteSnapshot is sent before the outcome of CreateSnapshot
+// is certain.
 //
-// Commits decide by the record. The lock of the snapshot's name, and with it those of its volumes, is held for one
-// call.
+// Commits decide on the record. For the time of one call, the locks of the snapshot's name and of its volumes are held.
 type Snapshots struct {
 	volumes *Controller
 	driver  SnapshotDriver
@@ -116,8 +115,8 @@ func (s *Snapshots) begin(
 	return created, isNew, err
 }
 
-// newSnapshot returns the record of a snapshot that can be taken: its volumes are ready and of one plugin, and its
-// names are free.
+// newSnapshot returns the record of a new snapshot. It returns an error unless the volumes are ready and of one plugin,
+// and the names are free.
 func newSnapshot(view registry.View, spec registry.SnapshotSpec) (registry.VolumeSnapshot, error) {
 	snap := registry.VolumeSnapshot{SnapshotSpec: spec, State: registry.SnapshotCreating}
 	volumes := volumesIn(spec)
@@ -156,7 +155,7 @@ func newSnapshot(view registry.View, spec registry.SnapshotSpec) (registry.Volum
 	return snap, checkNames(view, snap)
 }
 
-// unknownSource returns the error of a snapshot of a volume that does not exist.
+// unknownSource returns the error for a snapshot of a volume that does not exist.
 func unknownSource(view registry.View, name registry.VolumeName) error {
 	other := registry.SnapshotName{Namespace: name.Namespace, ID: registry.SnapshotID(name.ID)}
 	if _, found := view.Snapshot(other); found {
@@ -166,7 +165,7 @@ func unknownSource(view registry.View, name registry.VolumeName) error {
 	return unknown(name)
 }
 
-// checkNames returns nil if the names of a new snapshot are free: that at the plugin, and those of its snapshots.
+// checkNames returns nil if the snapshot's name at the plugin and the names of its members are free.
 func checkNames(view registry.View, snap registry.VolumeSnapshot) error {
 	for _, id := range snap.IDs() {
 		if _, err := registry.ParseSnapshotID(string(id)); err != nil {
@@ -193,8 +192,8 @@ func checkNames(view registry.View, snap registry.VolumeSnapshot) error {
 	return nil
 }
 
-// checkSame returns nil if old is what spec describes and is ready or can become so. A spec without secrets has those
-// of the record.
+// checkSame returns nil if old matches spec and is ready, or can become ready. If the spec has no secrets, those of the
+// record count.
 func checkSame(view registry.View, old registry.VolumeSnapshot, spec registry.SnapshotSpec) error {
 	name := nameOf(spec)
 	switch {
@@ -250,7 +249,7 @@ func (s *Snapshots) delete(ctx context.Context, call registry.Call, name snapsho
 	}
 	w := work{name: name, op: call.ID, created: snap.CreateIndex}
 	if snap.State != registry.SnapshotDeleting {
-		if _, err = s.secrets(ctx, snap); err != nil { // nothing begins that could not be done
+		if _, err = s.secrets(ctx, snap); err != nil { // do not begin a deletion that could not be sent
 			err = fmt.Errorf("%w; %sderegister` only removes its record", err, name.command())
 		}
 	}
@@ -295,8 +294,8 @@ func withoutExternalID(err error) error {
 		"deregistering it only removes its record: %w", err)
 }
 
-// beginDeletion stores that the snapshot is to be deleted. fresh is the index of that commit, 0 if the deletion had
-// begun before. A snapshot that is gone is no error.
+// beginDeletion stores that the snapshot is to be deleted. fresh is the index of that commit; 0: the deletion had begun
+// before, or the snapshot is gone.
 func (s *Snapshots) beginDeletion(ctx context.Context, w work) (fresh registry.Seq, err error) {
 	isNew := false
 	at, err := registry.Ensure(ctx, s.volumes.State, func(view registry.View) (registry.Change, error) {
@@ -334,7 +333,7 @@ func (s *Snapshots) beginDeletion(ctx context.Context, w work) (fresh registry.S
 	return at, nil
 }
 
-// inGroup returns the error of an operation on a snapshot that can only be done with its whole group (CSI spec
+// inGroup returns the error of an operation on a member of a group, which is possible for the whole group only (CSI
 // DeleteSnapshot).
 func inGroup(view registry.View, snap registry.VolumeSnapshot) error {
 	for _, group := range view.GroupSnapshots() {
@@ -383,7 +382,7 @@ func (s *Snapshots) deregister(ctx context.Context, name snapshotName) error {
 	return err
 }
 
-// snapshotter returns the active controller of the snapshot's plugin if it makes such snapshots.
+// snapshotter returns the active controller of the snapshot's plugin if it supports this kind of snapshot.
 func (s *Snapshots) snapshotter(ctx context.Context, snap registry.VolumeSnapshot) (registry.Instance, error) {
 	needs, what := registry.CreateSnapshot, "snapshots"
 	if snap.IsGroup() {
@@ -431,7 +430,7 @@ func (s *Snapshots) wakeRun() {
 	}
 }
 
-// Wake makes Run look for unfinished snapshots: this node may have become the executor of their plugin.
+// Wake makes Run look for unfinished snapshots, because this node may have become the executor of their plugin.
 func (s *Snapshots) Wake() { s.wakeRun() }
 
 // Run finishes snapshots without a caller until ctx ends.
@@ -461,7 +460,7 @@ func (s *Snapshots) Run(ctx context.Context) error {
 					mu.Lock()
 					delete(busy, w.name)
 					mu.Unlock()
-					s.wakeRun() // another operation may have been left meanwhile
+					s.wakeRun() // another operation may have been left unfinished meanwhile
 				})
 			}
 			mu.Unlock()
@@ -493,5 +492,5 @@ func (s *Snapshots) resume(ctx context.Context, w work, atOnce bool) {
 	}
 }
 
-// resumeLimit bounds one try of Run with its wait for the plugin, so that Run notices a deregistered snapshot.
+// resumeLimit bounds one try of Run, the wait for the plugin included, so that Run notices a deregistered snapshot.
 const resumeLimit = 10 * time.Minute

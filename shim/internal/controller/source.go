@@ -2,8 +2,8 @@ package controller
 
 import "holdfast/registry"
 
-// sourceOf returns the source of the spec's volume by the plugin's ids, and its size in bytes, 0 if it is unknown.
-// snapshot_id is the id of a snapshot that Holdfast has taken in the namespace, or else the plugin's id of one.
+// sourceOf returns the source of the spec's volume, by the plugin's ids, and its size in bytes; 0: unknown. snapshot_id
+// is the ID of a snapshot in the namespace, or otherwise the plugin's id of a snapshot.
 func sourceOf(view registry.View, s registry.VolumeSpec) (from registry.Source, size int64, err error) {
 	switch {
 	case s.SnapshotID != "":

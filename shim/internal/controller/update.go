@@ -13,10 +13,10 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Update makes the volume as its changed volume file says. Secrets, mutable parameters and further capabilities change
-// at once. Mount options, the context and removed capabilities change only while the volume is unused. If one change
-// cannot be made, none is made, and the error has all problems. Mutable parameters change last: if the plugin refuses
-// them, the error names what has changed. dryRun only returns the changes, and calls no plugin.
+// Update changes the volume to match its changed volume file. Secrets, mutable parameters and further capabilities
+// change at once. Mount options, the context and removed capabilities change only while the volume is unused. If one
+// change cannot be made, none is made, and the error has all problems. Mutable parameters change last: if the plugin
+// refuses them, the error names what has changed. dryRun returns the changes, and makes no change or call.
 //
 // A mutable parameter that the file does not have stays as it is, because CSI removes none.
 func (m *Controller) Update(
@@ -69,7 +69,7 @@ func (m *Controller) Update(
 	return done, err
 }
 
-// difference returns the volume and the changes that make it as the spec says.
+// difference returns the volume, and the changes that make it match the spec.
 func (m *Controller) difference(ctx context.Context, spec registry.VolumeSpec) (registry.VolumeUpdate, error) {
 	v, err := m.volume(ctx, spec.VolumeName())
 	if err == nil && v.Ephemeral {
@@ -100,7 +100,7 @@ func (m *Controller) difference(ctx context.Context, spec registry.VolumeSpec) (
 	return registry.VolumeUpdate{Volume: v, Changes: changes}, err
 }
 
-// changesAtOnce reports whether a change does not matter to those who use the volume.
+// changesAtOnce reports whether a change is possible while the volume is in use.
 func changesAtOnce(c registry.FieldChange) bool {
 	return isSecret(c.Field) || isMutable(c.Field) || c.Field == "capability" && c.From == ""
 }
@@ -111,7 +111,7 @@ func asksPlugin(c registry.FieldChange) bool { return !isSecret(c.Field) && !isM
 func isMutable(field string) bool { return strings.HasPrefix(field, "mutable_parameters.") }
 func isSecret(field string) bool  { return strings.HasPrefix(field, "secrets.") }
 
-// refuseUpdate returns an error that has each problem, or nil if there is none.
+// refuseUpdate returns an error with all problems, or nil if there is none.
 func refuseUpdate(changes []registry.FieldChange) error {
 	var problems []string
 	for _, c := range changes {
@@ -125,8 +125,8 @@ func refuseUpdate(changes []registry.FieldChange) error {
 	return registry.Errorf(registry.ErrConflict, "nothing was changed; %s", strings.Join(problems, "; "))
 }
 
-// updateRecord stores the changes, except for mutable parameters, and returns their fields. The plugin confirms how the
-// volume is to be used. It needs the volume's locks.
+// updateRecord stores all changes except those of mutable parameters, and returns the changed fields. If the changes
+// concern how the volume is used, the plugin confirms them first. The caller holds the volume's locks.
 func (m *Controller) updateRecord(ctx context.Context, spec registry.VolumeSpec) (fields []string, err error) {
 	diff, err := m.difference(ctx, spec)
 	if err == nil {
@@ -135,7 +135,7 @@ func (m *Controller) updateRecord(ctx context.Context, spec registry.VolumeSpec)
 	if err != nil {
 		return nil, err
 	}
-	asks := false // about something that the plugin has to confirm
+	asks := false // the plugin has to confirm a change
 	for _, c := range diff.Changes {
 		if !isMutable(c.Field) {
 			fields = append(fields, c.Field)
@@ -156,8 +156,8 @@ func (m *Controller) updateRecord(ctx context.Context, spec registry.VolumeSpec)
 	return fields, err
 }
 
-// updateSome updates the volume with its snapshots. If these are more than one change can have, it updates some of them
-// and returns more: the volume is the last.
+// updateSome updates the volume together with its snapshots. If there are too many snapshots for one change, it updates
+// some of them and returns more. The volume is updated last.
 func (m *Controller) updateSome(
 	ctx context.Context, spec registry.VolumeSpec, diff registry.VolumeUpdate, fields []string,
 ) (more bool, err error) {
@@ -167,7 +167,7 @@ func (m *Controller) updateSome(
 			return registry.Change{}, unknown(spec.VolumeName())
 		}
 		if slices.ContainsFunc(diff.Changes, func(c registry.FieldChange) bool { return !changesAtOnce(c) }) {
-			if err := checkUnused(view, now, nil, "changed like this"); err != nil { // claimed since
+			if err := checkUnused(view, now, nil, "changed like this"); err != nil { // the volume was claimed since
 				return registry.Change{}, err
 			}
 		}
@@ -185,8 +185,8 @@ func (m *Controller) updateSome(
 	return more, err
 }
 
-// snapshotsWithSecrets returns the snapshots of the volume that have its earlier secrets, with those that it has now.
-// Their locks include that of the volume.
+// snapshotsWithSecrets returns the snapshots of the volume that have its earlier secrets, with its present secrets. The
+// lock of the volume protects them.
 func snapshotsWithSecrets(
 	view registry.View, v registry.Volume, was map[string]registry.Secret,
 ) (out []registry.Record) {
