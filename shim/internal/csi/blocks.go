@@ -40,8 +40,8 @@ var blockTypes = map[csi.BlockMetadataType]registry.BlockType{
 	csi.BlockMetadataType_VARIABLE_LENGTH: registry.VariableLength,
 }
 
-// SnapshotBlocks is GetMetadataAllocated or GetMetadataDelta. It calls page with each message as it comes; nothing in
-// it has been checked. The error is a *registry.CallError, or that of page.
+// SnapshotBlocks sends GetMetadataAllocated or GetMetadataDelta. It calls page with each message as it arrives,
+// unchecked. The error is a *registry.CallError, or that of page.
 func (f *Fleet) SnapshotBlocks(
 	ctx context.Context, at registry.InstanceKey, r BlocksRequest, page func(registry.Blocks) error,
 ) error {

@@ -42,8 +42,8 @@ func (f *Fleet) send(
 	return err
 }
 
-// call makes one call to the instance. The text of its error has no secret of the request, none of those that more
-// returns, and none that the plugin was ever sent. The error is a *registry.CallError, or that of a refusal.
+// call makes one call to the instance. The text of its error has no secret: none of the request, none that more
+// returns, and none that the plugin was ever sent. The error is a *registry.CallError, or the error inside a refusal.
 func (f *Fleet) call(
 	ctx context.Context, rpc registry.RPC, at registry.InstanceKey, req proto.Message, more PrivateFunc,
 	invoke invocation,
@@ -64,16 +64,16 @@ func (f *Fleet) call(
 		return trace, r.error
 	}
 	c.recheck(err)
-	if !trace.sent.Load() && !trace.answered.Load() { // the text is not the plugin's
+	if !trace.sent.Load() && !trace.answered.Load() { // the error's text is not from the plugin
 		more = nil
 	}
 	return trace, failure(rpc, at, err, trace, sent.redactorOf(ctx, req, more))
 }
 
-// refusal is the error of a caller that wants no more messages of an answer.
+// refusal wraps the error of a caller that refuses further messages of an answer.
 type refusal struct{ error }
 
-// recheck has the plugin's description read again if an answer may contradict it.
+// recheck marks the plugin's description as outdated if the answer may contradict it.
 func (c *Conn) recheck(err error) {
 	switch status.Code(err) {
 	case codes.ResourceExhausted, // the node may be full: its max_volumes_per_node may have changed
@@ -82,13 +82,13 @@ func (c *Conn) recheck(err error) {
 	}
 }
 
-// maxTries bounds how often a call is begun whose link is lost before it was sent.
+// maxTries bounds how often a call is tried if its link is lost before the call was sent.
 const maxTries = 3
 
 // invocation makes one call to an instance over a link.
 type invocation func(ctx context.Context, in registry.Instance, l *link, trace *callTrace) error
 
-// deliver makes the call over a link over which the plugin has said what it is.
+// deliver makes the call over a link on which the plugin has described itself.
 func (c *Conn) deliver(
 	ctx context.Context, in registry.Instance, invoke invocation,
 ) (trace *callTrace, err error) {
@@ -118,9 +118,9 @@ func (c *Conn) deliverOver(
 	return trace, err
 }
 
-// identify has the plugin say over this link what it is in the instance's role, unless it has. CSI requires
-// capabilities to be known before any call that depends on them, and another process may listen at the socket by now. A
-// plugin that is not what is registered gets no call: its supervisor registers it anew at the next heartbeat.
+// identify makes the plugin describe itself in the instance's role, unless it has done so over this link. CSI requires
+// the capabilities to be known before any call that depends on them, and another process may listen at the socket now.
+// A plugin that differs from the registered one gets no call: its supervisor registers it anew at the next heartbeat.
 func (c *Conn) identify(ctx context.Context, l *link, in registry.Instance) error {
 	if l.describedAs(in) {
 		return nil
@@ -135,7 +135,7 @@ func (c *Conn) identify(ctx context.Context, l *link, in registry.Instance) erro
 	return nil
 }
 
-// ask makes one call that changes nothing and belongs to no instance.
+// ask makes one call that changes nothing and does not belong to an instance.
 func (c *Conn) ask(ctx context.Context, l *link, service string, rpc registry.RPC, req, reply proto.Message) error {
 	if err := l.invoke(ctx, &callTrace{}, service, rpc, req, reply); err != nil {
 		return c.refusal(rpc, err)
@@ -143,7 +143,7 @@ func (c *Conn) ask(ctx context.Context, l *link, service string, rpc registry.RP
 	return nil
 }
 
-// refusal returns the error of such a call.
+// refusal returns the error of a call that belongs to no instance.
 func (c *Conn) refusal(rpc registry.RPC, err error) error {
 	text, kind := classify(err, c.secrets.redactor(nil))
 	return registry.Errorf(kind, "%s: %s: %s", rpc, codeName(err), text)
@@ -151,7 +151,7 @@ func (c *Conn) refusal(rpc registry.RPC, err error) error {
 
 // callTrace records how far a call has come.
 type callTrace struct {
-	sent     atomic.Bool // the request was handed to the transport, after which the plugin may read it
+	sent     atomic.Bool // the request was handed to the transport, so the plugin may read it
 	answered atomic.Bool // the plugin's own status has come, which ends the answer
 	method   string      // in full; set by statsHandler
 }
@@ -173,12 +173,12 @@ func (l *link) invoke(
 	switch {
 	case err == nil:
 		return nil
-	case a.err != nil: // the decoder has run, so the plugin sent a message and not just a status
+	case a.err != nil: // the decoder has run, so the plugin has sent a message and not only a status
 		return &unreadable{fmt.Sprintf("the plugin's answer cannot be read: %v", a.err)}
 	case status.Code(err) == codes.ResourceExhausted && trace.sent.Load() && !trace.answered.Load():
-		// A RESOURCE_EXHAUSTED of the plugin's own comes in the trailer of its answer, which was not seen. gRPC refuses
-		// a large message by the length at its start. Its trailer cannot have come by then, because the plugin may send
-		// only window bytes before any of them are read.
+		// The plugin itself may answer RESOURCE_EXHAUSTED, but only in the trailer, which was not seen. gRPC refuses a
+		// large message when it reads the length at its start. The trailer cannot have come by then: the plugin may
+		// send only window bytes before the client reads any of them.
 		return &unreadable{fmt.Sprintf("the plugin's answer is larger than %d MiB and was not read", maxAnswer>>20)}
 	}
 	return err
@@ -217,14 +217,14 @@ func (statsHandler) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.C
 
 func (statsHandler) HandleConn(context.Context, stats.ConnStats) {}
 
-// unreadable is the error of an answer that has come and cannot be read. gRPC reports it with a code that a plugin can
-// send too: RESOURCE_EXHAUSTED for a message over the size limit, INTERNAL for one that cannot be decoded. Neither the
-// code nor the text tells the two sources apart, so invoke decides by the part of the answer that has arrived.
+// unreadable is the error of an answer that has arrived but cannot be read. gRPC reports it with a code that a plugin
+// can also send: RESOURCE_EXHAUSTED for a message over the size limit, INTERNAL for one that cannot be decoded. Neither
+// code nor text shows who sent it, so invoke decides by the part of the answer that has arrived.
 type unreadable struct{ why string }
 
 func (e *unreadable) Error() string { return e.why }
 
-// GRPCStatus returns the status UNKNOWN. codeName has a name of its own for the error.
+// GRPCStatus returns the status UNKNOWN. codeName handles the error separately.
 func (e *unreadable) GRPCStatus() *status.Status { return status.New(codes.Unknown, e.why) }
 
 func isUnreadable(err error) bool {
@@ -232,13 +232,13 @@ func isUnreadable(err error) bool {
 	return is
 }
 
-// answer is where a message is decoded to, with the error of that.
+// answer receives a decoded message, or the error of the decoding.
 type answer struct {
 	into proto.Message
 	err  error
 }
 
-// codec encodes equal messages as equal bytes: a call that is sent again, by whatever generation, is the same call.
+// codec encodes equal messages as equal bytes, so that a repeated call is the same call in every generation.
 type codec struct{}
 
 var _ encoding.CodecV2 = codec{}

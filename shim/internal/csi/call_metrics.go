@@ -15,11 +15,11 @@ import (
 type CallMetrics struct {
 	mu    sync.Mutex // guards calls and kinds; held for no longer than a look-up
 	calls map[callKind]*registry.CallMetric
-	kinds map[registry.PluginID]int // number of calls' keys
+	kinds map[registry.PluginID]int // number of keys in calls
 }
 
-// maxKinds bounds the kinds of calls of one plugin, because plugins choose their names, and clients of endpoints choose
-// methods. Further kinds are counted as "other".
+// maxKinds bounds the kinds of calls of one plugin, because plugins choose their driver names, and clients of endpoints
+// choose methods. Further kinds are counted as "other".
 const maxKinds = 1000
 
 type callKind struct {
@@ -65,8 +65,8 @@ func (m *CallMetrics) List() []registry.CallMetric {
 	return list
 }
 
-// driverName returns the name that GetPluginInfo has returned over this link. Before, it is what the sidecars of
-// Kubernetes use.
+// driverName returns the name that the plugin has reported over this link. Until then it returns the name that the
+// sidecars of Kubernetes use.
 func (l *link) driverName() string {
 	if name := l.driver.Load(); name != nil {
 		return *name
@@ -74,7 +74,8 @@ func (l *link) driverName() string {
 	return "unknown-driver"
 }
 
-// codeLabel returns the name of the error's code. A plugin may answer with any number, but gets no label for each.
+// codeLabel returns the name of the error's code. A code that gRPC does not define counts as Unknown, so that plugins
+// cannot add labels.
 func codeLabel(err error) string {
 	if code := status.Code(err); code <= codes.Unauthenticated {
 		return code.String()

@@ -42,7 +42,7 @@ func capabilities(list []registry.VolumeCapability, fs string, flags registry.Fl
 }
 
 // confirmed returns the capabilities in a plugin's list. It leaves out entries that are neither file system nor block
-// device, and those with an access mode that this build does not know.
+// device, and entries with an access mode that this build does not know.
 func confirmed(list []*csi.VolumeCapability) (out []registry.VolumeCapability) {
 	for _, c := range list {
 		mode := registry.AccessMode(strings.ToLower(strings.ReplaceAll(c.GetAccessMode().GetMode().String(), "_", "-")))
@@ -64,7 +64,7 @@ func topologies(list []registry.Topology) (out []*csi.Topology) {
 	return out
 }
 
-// reveal returns the secrets as the plugin gets them.
+// reveal returns the secrets in clear text, for the request to the plugin.
 func reveal(secrets map[string]registry.SecretValue) map[string]string {
 	if len(secrets) == 0 {
 		return nil

@@ -14,8 +14,8 @@ const (
 	messageField   protowire.Number = 2 // of VolumeCondition
 )
 
-// condition returns the VolumeCondition in m, or nil if m has none that can be read. shown makes its message fit to be
-// shown.
+// condition returns the VolumeCondition in m, or nil if m has no readable one. shown returns the redactor for its
+// message.
 func condition(m proto.Message, shown func() redactor) *registry.Condition {
 	abnormal, message, found := decodeCondition(m.ProtoReflect().GetUnknown())
 	switch {
@@ -38,8 +38,8 @@ func decodeCondition(unknown []byte) (abnormal bool, message string, found bool)
 	return protowire.DecodeBool(flag), string(text), true
 }
 
-// lastField returns the encoded value of the field in an encoded message. As in any protobuf message, the last value
-// counts. It is empty if there is no such field, and nil if the encoding is invalid.
+// lastField returns the encoded value of the field in an encoded message. If the field occurs several times, the last
+// value counts, as protobuf demands. The value is empty if there is no such field, and nil if the encoding is invalid.
 func lastField(b []byte, number protowire.Number, kind protowire.Type) []byte {
 	value := []byte{}
 	for len(b) > 0 {

@@ -25,7 +25,7 @@ import (
 // Limits of one connection.
 const (
 	maxAnswer  = 4 << 20 // bytes of one message
-	window     = 1 << 20 // bytes of an answer before it is read; less than maxAnswer: invoke relies on that
+	window     = 1 << 20 // bytes of an answer before it is read; less than maxAnswer, which invoke relies on
 	maxHeaders = 1 << 20 // bytes of headers and trailers: the plugin's error texts
 	dialLimit  = time.Second
 	dialPause  = 10 * time.Millisecond // between two tries within dialLimit
@@ -43,14 +43,14 @@ type Conn struct {
 	ctx    context.Context // ends when the Conn is closed
 	cancel context.CancelFunc
 
-	linking singleflight.Group // callers share one try
+	linking singleflight.Group // concurrent callers share one try
 
 	mu   sync.Mutex // guards link; held for no longer than a look-up
 	link *link
 
 	running   atomic.Int64  // calls of instances
-	changes   atomic.Uint64 // counts what may change the plugin's description: new links and some answers
-	described atomic.Uint64 // changes at the last good Describe
+	changes   atomic.Uint64 // counts events that may change the plugin's description: new links and some answers
+	described atomic.Uint64 // value of changes at the last good Describe
 }
 
 var errClosed = errors.New("the connection is closed")
@@ -73,7 +73,7 @@ func (c *Conn) close() {
 	}
 }
 
-// stopLinks prevents new links, and returns the last one.
+// stopLinks prevents new links, and returns the current one.
 func (c *Conn) stopLinks() *link {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -81,15 +81,15 @@ func (c *Conn) stopLinks() *link {
 	return c.link
 }
 
-// sever shuts the socket down if a call was cut off over it, so that the plugin learns of that before anything else. It
-// does not wait for goroutines, unlike close, which follows.
+// sever shuts the socket down if a call on it was cut off, so that the plugin learns of that first. It does not wait
+// for goroutines. The caller calls close afterwards.
 func (c *Conn) sever() {
 	if l := c.stopLinks(); l != nil && l.cut.Load() {
 		hangUp(l.socket)
 	}
 }
 
-// hangUp ends a connection in both directions at once.
+// hangUp shuts down both directions of a connection at once.
 func hangUp(conn net.Conn) {
 	if sc, is := conn.(syscall.Conn); is {
 		shutdown := func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) }
@@ -137,13 +137,13 @@ func (c *Conn) current() *link {
 	return nil
 }
 
-// errSilent means that a process listens and does not speak gRPC.
+// errSilent means that a process listens but does not speak gRPC.
 var errSilent = errors.New("the listener does not speak gRPC")
 
-// newLink makes a link. A full queue of callers means that the plugin is slow. A dying process may accept a connection
-// and reset it, because its listener is the last to go. So both are tried again until dialLimit.
+// newLink makes a link. It tries again until dialLimit in two cases. If the queue of the listener is full, the plugin
+// is slow. If a connection is accepted and then reset, the process may be dying, because its listener is closed last.
 func (c *Conn) newLink() (*link, error) {
-	if l := c.current(); l != nil { // made since the caller looked
+	if l := c.current(); l != nil { // another caller has made it
 		return l, nil
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, dialLimit)
@@ -175,13 +175,13 @@ func (c *Conn) use(l *link) error {
 		_ = l.cc.Close()
 		return errClosed
 	}
-	c.link = l // the last one closes itself as its socket closes
+	c.link = l // the link before closes itself when its socket closes
 	c.changes.Add(1)
 	return nil
 }
 
-// Lost returns once the connection is lost and no process accepts a new one, with the reason, or nil when ctx ends. A
-// process that accepts and does not speak gRPC is left to the heartbeat.
+// Lost returns the reason once the connection is lost and no process accepts a new one. It returns nil when ctx ends.
+// If a process accepts a connection but does not speak gRPC, Lost leaves it to the heartbeat.
 func (c *Conn) Lost(ctx context.Context) error {
 	for ctx.Err() == nil {
 		l, err := c.tryConnect(ctx)
@@ -198,23 +198,23 @@ func (c *Conn) Lost(ctx context.Context) error {
 	return nil
 }
 
-// Outdated reports whether the last good Describe may not hold any more. A new link may lead to another process, and an
+// Outdated reports whether the last good Describe may be outdated. A new link may lead to another process, and an
 // answer RESOURCE_EXHAUSTED or UNIMPLEMENTED may contradict the description.
 func (c *Conn) Outdated() bool { return c.changes.Load() != c.described.Load() }
 
-// link is one connection to one process. A grpc.ClientConn connects again by itself, perhaps to another process than
-// the one that was described. So each link has a ClientConn of its own that dials once.
+// link is one connection to one process. A grpc.ClientConn reconnects by itself, perhaps to another process than the
+// one that was described. Each link therefore has its own ClientConn, which dials only once.
 type link struct {
 	cc     *grpc.ClientConn
 	socket net.Conn
 	cut    atomic.Bool            // a call that the plugin may have read was cut off
-	driver atomic.Pointer[string] // the plugin's own name; nil: it has not said it yet
+	driver atomic.Pointer[string] // the name that the plugin reports; nil: not known yet
 
 	mu   sync.Mutex // guards said
 	said map[registry.Role]registry.Fingerprint
 }
 
-// newLink speaks gRPC over the socket, which it owns from now on, and returns once the plugin has answered.
+// newLink speaks gRPC over the socket, which the link owns from now on. It returns once the plugin has answered.
 func newLink(ctx context.Context, c *Conn, socket net.Conn) (*link, error) {
 	l := &link{socket: socket, said: map[registry.Role]registry.Fingerprint{}}
 	var dialled atomic.Bool
@@ -252,8 +252,8 @@ func newLink(ctx context.Context, c *Conn, socket net.Conn) (*link, error) {
 	return l, nil
 }
 
-// ownSocket is the socket of a link. gRPC closes it when it is lost, or when the plugin has ended it and its last call
-// is over.
+// ownSocket is the socket of a link. gRPC closes it when the connection is lost, or when the plugin has closed the
+// connection and the last call is over.
 type ownSocket struct {
 	net.Conn
 	closed func()
@@ -263,7 +263,7 @@ func (s *ownSocket) Close() error { defer s.closed(); return s.Conn.Close() }
 
 func (l *link) up() bool { return l.cc.GetState() == connectivity.Ready }
 
-// describedAs reports whether the plugin has said over this link that it is what is registered.
+// describedAs reports whether the plugin has described itself over this link as the registered instance.
 func (l *link) describedAs(in registry.Instance) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

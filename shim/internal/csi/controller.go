@@ -11,7 +11,7 @@ import (
 	"holdfast/registry"
 )
 
-// Create is CreateVolume.
+// Create sends CreateVolume.
 func (f *Fleet) Create(ctx context.Context, at registry.InstanceKey, r CreateRequest) (out Created, err error) {
 	var reply csi.CreateVolumeResponse
 	err = f.send(ctx, registry.CreateVolumeRPC, at, createRequest(r), &reply, nil)
@@ -61,13 +61,13 @@ func contentSource(s registry.Source) *csi.VolumeContentSource {
 	return nil
 }
 
-// Delete is DeleteVolume.
+// Delete sends DeleteVolume.
 func (f *Fleet) Delete(ctx context.Context, at registry.InstanceKey, r DeleteRequest) error {
 	req := &csi.DeleteVolumeRequest{VolumeId: string(r.VolumeID), Secrets: reveal(r.Secrets)}
 	return f.send(ctx, registry.DeleteVolumeRPC, at, req, &csi.DeleteVolumeResponse{}, r.Private.known)
 }
 
-// Attach is ControllerPublishVolume. It returns the publish context.
+// Attach sends ControllerPublishVolume. It returns the publish context.
 func (f *Fleet) Attach(ctx context.Context, at registry.InstanceKey, r AttachRequest) (map[string]string, error) {
 	req := &csi.ControllerPublishVolumeRequest{
 		VolumeId: string(r.VolumeID), NodeId: string(r.Node), VolumeCapability: usageCapability(r.Usage),
@@ -78,7 +78,7 @@ func (f *Fleet) Attach(ctx context.Context, at registry.InstanceKey, r AttachReq
 	return reply.GetPublishContext(), err
 }
 
-// Detach is ControllerUnpublishVolume. It is not sent without a node id, which would mean every node.
+// Detach sends ControllerUnpublishVolume. Without a node ID it sends nothing, because that would mean every node.
 func (f *Fleet) Detach(ctx context.Context, at registry.InstanceKey, r DetachRequest) error {
 	if r.Node == "" {
 		err := status.Error(codes.InvalidArgument,
@@ -92,7 +92,7 @@ func (f *Fleet) Detach(ctx context.Context, at registry.InstanceKey, r DetachReq
 		r.Private.known)
 }
 
-// Expand is ControllerExpandVolume.
+// Expand sends ControllerExpandVolume.
 func (f *Fleet) Expand(ctx context.Context, at registry.InstanceKey, r ExpandRequest) (Expanded, error) {
 	req := &csi.ControllerExpandVolumeRequest{
 		VolumeId: string(r.VolumeID), CapacityRange: capacityRange(r.Range), Secrets: reveal(r.Secrets),
@@ -103,7 +103,7 @@ func (f *Fleet) Expand(ctx context.Context, at registry.InstanceKey, r ExpandReq
 	return Expanded{Capacity: reply.GetCapacityBytes(), Node: reply.GetNodeExpansionRequired()}, err
 }
 
-// Modify is ControllerModifyVolume.
+// Modify sends ControllerModifyVolume.
 func (f *Fleet) Modify(ctx context.Context, at registry.InstanceKey, r ModifyRequest) error {
 	req := &csi.ControllerModifyVolumeRequest{
 		VolumeId: string(r.VolumeID), MutableParameters: r.Mutable, Secrets: reveal(r.Secrets),
@@ -111,10 +111,10 @@ func (f *Fleet) Modify(ctx context.Context, at registry.InstanceKey, r ModifyReq
 	return f.send(ctx, registry.ControllerModifyRPC, at, req, &csi.ControllerModifyVolumeResponse{}, r.Private.known)
 }
 
-// validateRPC changes nothing.
+// validateRPC names a call that changes nothing.
 const validateRPC registry.RPC = "ValidateVolumeCapabilities"
 
-// Validate is ValidateVolumeCapabilities.
+// Validate sends ValidateVolumeCapabilities.
 func (f *Fleet) Validate(ctx context.Context, at registry.InstanceKey, r ValidateRequest) (Validated, error) {
 	req := &csi.ValidateVolumeCapabilitiesRequest{
 		VolumeId: string(r.VolumeID), VolumeContext: r.VolumeContext, Parameters: r.Parameters,
@@ -129,7 +129,7 @@ func (f *Fleet) Validate(ctx context.Context, at registry.InstanceKey, r Validat
 	}, err
 }
 
-// Capacity is GetCapacity. Negative sizes in the answer are left as they are.
+// Capacity sends GetCapacity. It returns negative sizes in the answer unchanged.
 func (f *Fleet) Capacity(
 	ctx context.Context, at registry.InstanceKey, q registry.CapacityQuery,
 ) (out registry.PluginCapacity, err error) {
@@ -149,10 +149,10 @@ func (f *Fleet) Capacity(
 	return out, err
 }
 
-// pageSize is how many volumes ListVolumes asks for, so that a page of large entries fits into a message.
+// pageSize is the number of volumes that ListVolumes asks for, so that a page of large entries fits into a message.
 const pageSize = 256
 
-// ListVolumes is one page of ListVolumes.
+// ListVolumes returns one page of ListVolumes.
 func (f *Fleet) ListVolumes(ctx context.Context, at registry.InstanceKey, token string) (page Page, err error) {
 	req := &csi.ListVolumesRequest{MaxEntries: pageSize, StartingToken: token}
 	var reply csi.ListVolumesResponse
@@ -164,7 +164,7 @@ func (f *Fleet) ListVolumes(ctx context.Context, at registry.InstanceKey, token 
 	return page, err
 }
 
-// GetVolume is ControllerGetVolume.
+// GetVolume sends ControllerGetVolume.
 func (f *Fleet) GetVolume(ctx context.Context, at registry.InstanceKey, id registry.ExternalID) (Entry, error) {
 	req := &csi.ControllerGetVolumeRequest{VolumeId: string(id)}
 	var reply csi.ControllerGetVolumeResponse
@@ -180,7 +180,7 @@ type volumeStatus interface {
 	GetPublishedNodeIds() []string
 }
 
-// entry returns a volume of the response to req.
+// entry returns the volume in the response to req.
 func (f *Fleet) entry(
 	ctx context.Context, at registry.InstanceKey, req proto.Message, v *csi.Volume, status volumeStatus,
 ) Entry {

@@ -29,8 +29,8 @@ var kinds = map[codes.Code]error{
 	codes.Unauthenticated:    registry.ErrDenied,
 }
 
-// codeName returns the code of err as the CSI spec writes it. A number that gRPC does not have is UNKNOWN, as the gRPC
-// specification asks.
+// codeName returns the code of err as the CSI spec writes it. A number that gRPC does not define is UNKNOWN, as the
+// gRPC specification demands.
 func codeName(err error) string {
 	c := status.Code(err)
 	if isUnreadable(err) {
@@ -42,8 +42,8 @@ func codeName(err error) string {
 	return code.Code_name[int32(c)]
 }
 
-// failure returns the error of a call to the instance. A call that was not sent has failed, whatever its code
-// is: it can have no effect. Neither can a call that changes nothing.
+// failure returns the error of a call to the instance. The outcome is failed, whatever the code, if the call was not
+// sent or changes nothing: then it can have no effect.
 func failure(rpc registry.RPC, at registry.InstanceKey, err error, t *callTrace, r redactor) *registry.CallError {
 	text, kind := classify(err, r)
 	sent := t.sent.Load()

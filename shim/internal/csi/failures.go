@@ -13,10 +13,11 @@ type Failures struct {
 	last map[registry.VolumeKey]string
 }
 
-// maxFailures bounds Failures. Beyond it, all are forgotten: volumes go without a call.
+// maxFailures bounds Failures. Beyond it all entries are dropped, because entries of deleted volumes are never removed.
 const maxFailures = 10_000
 
-// Changed records the error, and reports whether it is one that differs from the last one. A nil error ends it.
+// Changed records the error of a volume, and reports whether it differs from the last one. A nil error removes the
+// entry.
 func (f *Failures) Changed(key registry.VolumeKey, err error) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

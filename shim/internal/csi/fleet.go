@@ -11,7 +11,7 @@ import (
 	"holdfast/registry"
 )
 
-// Instances finds the record of an instance, for its endpoint. Get takes no lock and calls nothing of a Fleet.
+// Instances returns the record of an instance, which has its endpoint. Get takes no lock and must not call the Fleet.
 type Instances interface {
 	Get(registry.InstanceKey) (registry.Instance, bool)
 }
@@ -46,7 +46,7 @@ type Observer struct {
 	Traces  trace.TracerProvider // makes a span of each call in a trace; nil: none
 }
 
-// NewDialing returns a fleet that connects by d.
+// NewDialing returns a fleet that connects with d.
 func NewDialing(instances Instances, d Dial) *Fleet {
 	return &Fleet{
 		dial: d, observer: Observer{Metrics: &CallMetrics{}}, instances: instances, conns: map[registry.TaskKey]*Conn{},
@@ -81,8 +81,8 @@ func (f *Fleet) connect(id registry.PluginID, t registry.TaskKey, at registry.En
 	return c, nil
 }
 
-// of returns the instance and the connection to its task. An instance leaves the table before its connection is closed,
-// and both are looked up under one lock, so no call opens a connection that stays. The caller calls done of the
+// of returns the instance and the connection to its task. An instance leaves the table before its connection is closed.
+// of looks up both under one lock, so no call can open a connection that is never closed. The caller calls done of the
 // connection at the end of its call, also after an error.
 func (f *Fleet) of(k registry.InstanceKey) (*Conn, registry.Instance, error) {
 	f.mu.Lock()
@@ -98,14 +98,14 @@ func (f *Fleet) of(k registry.InstanceKey) (*Conn, registry.Instance, error) {
 	return c, in, err
 }
 
-// done ends a call that of has begun. The connection may be nil.
+// done ends a call for which of has returned the connection. The connection may be nil.
 func (c *Conn) done() {
 	if c != nil {
 		c.running.Add(-1)
 	}
 }
 
-// Running returns how many calls of instances run at the task now, probes not counted.
+// Running returns how many calls of instances run at the task now. Probes do not count.
 func (f *Fleet) Running(t registry.TaskKey) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -115,7 +115,7 @@ func (f *Fleet) Running(t registry.TaskKey) int {
 	return 0
 }
 
-// Close ends the task's connection, if there is one. The outcome of calls under way is uncertain.
+// Close closes the task's connection, if there is one. The outcome of calls in flight is uncertain.
 func (f *Fleet) Close(t registry.TaskKey) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -139,8 +139,8 @@ func (f *Fleet) SetInstances(instances Instances, serves func(registry.TaskKey) 
 	}
 }
 
-// Preconnect connects to a task's plugin before it is needed, and has it say what it is in the roles of the given
-// instances. A plugin that is not what they say keeps no connection.
+// Preconnect connects to a task's plugin before the connection is needed, and makes the plugin describe itself in the
+// roles of the instances. If the plugin differs from them, the connection is closed.
 func (f *Fleet) Preconnect(ctx context.Context, t registry.TaskKey, instances []registry.Instance) error {
 	c, err := f.Connect(instances[0].Plugin, t, instances[0].Endpoint)
 	if err != nil {
@@ -160,9 +160,9 @@ func (f *Fleet) Preconnect(ctx context.Context, t registry.TaskKey, instances []
 	return err
 }
 
-// End sends nothing any more, and returns what is left to do: to close connections that carry no call. When End
-// returns, each plugin whose call was cut off has been told so by the kernel, before the next shim can call it. All
-// calls have ended.
+// End ends the fleet after all calls have ended: nothing is sent afterwards. If a call was cut off, End shuts the
+// plugin's socket down, so that the plugin learns of it before the next shim can call it. rest closes the remaining
+// connections, which carry no call.
 func (f *Fleet) End() (rest func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -9,8 +9,7 @@ import (
 	"holdfast/registry"
 )
 
-// GroupSnapshot is a group snapshot as the plugin describes it: nothing in it has been checked. Without one in the
-// answer it is the zero value.
+// GroupSnapshot is a group snapshot as the plugin describes it, unchecked. It is the zero value if the answer has none.
 type GroupSnapshot struct {
 	ID        string
 	Snapshots []Snapshot
@@ -18,7 +17,7 @@ type GroupSnapshot struct {
 	Ready     bool      // ready_to_use
 }
 
-// CreateGroupSnapshot is CreateVolumeGroupSnapshot.
+// CreateGroupSnapshot sends CreateVolumeGroupSnapshot.
 func (f *Fleet) CreateGroupSnapshot(
 	ctx context.Context, at registry.InstanceKey, r CreateSnapshotRequest,
 ) (GroupSnapshot, error) {
@@ -30,7 +29,7 @@ func (f *Fleet) CreateGroupSnapshot(
 	return groupSnapshot(reply.GetGroupSnapshot()), err
 }
 
-// DeleteGroupSnapshot is DeleteVolumeGroupSnapshot.
+// DeleteGroupSnapshot sends DeleteVolumeGroupSnapshot.
 func (f *Fleet) DeleteGroupSnapshot(ctx context.Context, at registry.InstanceKey, r SnapshotRequest) error {
 	req := &csi.DeleteVolumeGroupSnapshotRequest{
 		GroupSnapshotId: string(r.Snapshot), SnapshotIds: texts(r.Members), Secrets: reveal(r.Secrets),
@@ -39,7 +38,7 @@ func (f *Fleet) DeleteGroupSnapshot(ctx context.Context, at registry.InstanceKey
 		r.Private.known)
 }
 
-// GetGroupSnapshot is GetVolumeGroupSnapshot.
+// GetGroupSnapshot sends GetVolumeGroupSnapshot.
 func (f *Fleet) GetGroupSnapshot(
 	ctx context.Context, at registry.InstanceKey, r SnapshotRequest,
 ) (GroupSnapshot, error) {

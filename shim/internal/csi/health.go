@@ -21,13 +21,13 @@ type HealthRequest struct {
 	Private     PrivateFunc                     // may be nil
 }
 
-// HealthPage is a page of volumes with their health. A volume without a condition is not in it.
+// HealthPage is a page of volumes with their health. A volume without a condition is left out.
 type HealthPage struct {
 	Volumes map[registry.ExternalID]registry.Condition
 	Next    string // token; empty: it is the last
 }
 
-// NodeHealth is NodeGetVolumeHealth.
+// NodeHealth sends NodeGetVolumeHealth.
 func (f *Fleet) NodeHealth(
 	ctx context.Context, at registry.InstanceKey, r HealthRequest,
 ) (registry.Condition, error) {
@@ -41,7 +41,7 @@ func (f *Fleet) NodeHealth(
 	return healthOf(registry.NodeHealthRPC, at, r, reply.GetVolumeHealth(), f.shown(ctx, at, req, r.Private))
 }
 
-// ControllerHealth is ControllerGetVolumeHealth.
+// ControllerHealth sends ControllerGetVolumeHealth.
 func (f *Fleet) ControllerHealth(
 	ctx context.Context, at registry.InstanceKey, r HealthRequest,
 ) (registry.Condition, error) {
@@ -67,7 +67,7 @@ func healthOf(
 	return volumeHealth(h, shown), nil
 }
 
-// ListHealth is one page of ControllerListVolumeHealth.
+// ListHealth returns one page of ControllerListVolumeHealth.
 func (f *Fleet) ListHealth(ctx context.Context, at registry.InstanceKey, token string) (page HealthPage, err error) {
 	req := &csi.ControllerListVolumeHealthRequest{MaxEntries: pageSize, StartingToken: token}
 	var reply csi.ControllerListVolumeHealthResponse
@@ -80,7 +80,7 @@ func (f *Fleet) ListHealth(ctx context.Context, at registry.InstanceKey, token s
 	return page, err
 }
 
-// ListConditions is one page of ListVolumes of a plugin of CSI up to 1.12.
+// ListConditions returns the conditions in one page of ListVolumes, for plugins of CSI up to 1.12.
 func (f *Fleet) ListConditions(
 	ctx context.Context, at registry.InstanceKey, token string,
 ) (HealthPage, error) {
@@ -94,7 +94,8 @@ func (f *Fleet) ListConditions(
 	return page, err
 }
 
-// VolumeCondition is ControllerGetVolume of a plugin of CSI up to 1.12. It returns nil if the answer has no condition.
+// VolumeCondition returns the condition in the answer to ControllerGetVolume, for plugins of CSI up to 1.12. It is nil
+// if the answer has none.
 func (f *Fleet) VolumeCondition(
 	ctx context.Context, at registry.InstanceKey, r HealthRequest,
 ) (*registry.Condition, error) {
@@ -107,7 +108,7 @@ func (f *Fleet) VolumeCondition(
 	return condition(reply.GetStatus(), f.shown(ctx, at, req, r.Private)), nil
 }
 
-// StorageHealth is NodeGetStorageHealth.
+// StorageHealth sends NodeGetStorageHealth.
 func (f *Fleet) StorageHealth(ctx context.Context, at registry.InstanceKey) (registry.Condition, error) {
 	req := &csi.NodeGetStorageHealthRequest{}
 	var reply csi.NodeGetStorageHealthResponse
@@ -137,9 +138,9 @@ type trouble struct {
 	status, reason, message string
 }
 
-// conditionOf joins what a plugin reports. It ignores a status that this build does not know: CSI demands that, and
-// that the plugin reports the statuses of earlier versions beside it (VolumeHealth.health_statuses). shown is called
-// only for texts, because it may resolve secrets.
+// conditionOf joins the entries of a plugin into one condition. It ignores a status that this build does not know. CSI
+// demands that, and demands that the plugin also reports the statuses of earlier versions
+// (VolumeHealth.health_statuses). shown is called only if there are texts, because it may resolve secrets.
 func conditionOf(list []trouble, shown func() redactor) registry.Condition {
 	list = slices.DeleteFunc(list, func(t trouble) bool { return !t.known })
 	if len(list) == 0 {

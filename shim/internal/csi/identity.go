@@ -14,14 +14,14 @@ import (
 	"holdfast/registry"
 )
 
-// Limits of a description. It is stored, and part of every event of the plugin.
+// Limits of a description. It is stored, and every event of the plugin has it.
 const (
 	maxVersion      = 128     // bytes (CSI "Size Limits")
 	maxTopology     = 4 << 10 // bytes of names and values (CSI "Size Limits")
 	maxCapabilities = 256     // of one service; CSI 1.13 has 15
 )
 
-// Probe asks whether the plugin is ready. An answer that does not say so means yes (CSI ProbeResponse.ready).
+// Probe asks whether the plugin is ready. An answer without that field means yes (CSI ProbeResponse.ready).
 func (c *Conn) Probe(ctx context.Context) (ready bool, err error) {
 	const rpc = "Probe"
 	l, err := c.connect(ctx)
@@ -33,7 +33,7 @@ func (c *Conn) Probe(ctx context.Context) (ready bool, err error) {
 	return err == nil && (reply.GetReady() == nil || reply.GetReady().GetValue()), err
 }
 
-// Describe asks the plugin what it is and can do, for each role that its task serves.
+// Describe asks the plugin to describe itself for each role that its task serves.
 func (c *Conn) Describe(
 	ctx context.Context, roles []registry.Role,
 ) (map[registry.Role]registry.Fingerprint, error) {
@@ -71,7 +71,7 @@ func (c *Conn) describe(
 	return out, nil
 }
 
-// role returns base with what the plugin says of one role.
+// role returns base with the plugin's description of one role.
 func (c *Conn) role(
 	ctx context.Context, l *link, role registry.Role, base registry.Fingerprint,
 ) (registry.Fingerprint, error) {
@@ -138,7 +138,7 @@ func (c *Conn) controllerCapabilities(ctx context.Context, l *link, f *registry.
 	return err
 }
 
-// groupCapabilities tolerates a plugin that announces the service and does not have it: only group snapshots need it.
+// groupCapabilities ignores a missing service that the plugin has announced, because only group snapshots need it.
 func (c *Conn) groupCapabilities(ctx context.Context, l *link, f *registry.Fingerprint) error {
 	const rpc = "GroupControllerGetCapabilities"
 	var reply csi.GroupControllerGetCapabilitiesResponse
@@ -168,7 +168,7 @@ func (c *Conn) nodeCapabilities(ctx context.Context, l *link, f *registry.Finger
 	return err
 }
 
-// nodeInfo tolerates a plugin without NodeGetInfo: only one whose controller attaches needs a node id.
+// nodeInfo ignores a missing NodeGetInfo: the node ID is only needed if the plugin's controller attaches volumes.
 func (c *Conn) nodeInfo(ctx context.Context, l *link, f *registry.Fingerprint) error {
 	const rpc = "NodeGetInfo"
 	var info csi.NodeGetInfoResponse
@@ -193,7 +193,7 @@ func (c *Conn) nodeInfo(ctx context.Context, l *link, f *registry.Fingerprint) e
 	return nil
 }
 
-// bounded returns the beginning of a list of capabilities.
+// bounded returns the first maxCapabilities entries of a list.
 func bounded[T any](list []T) []T { return list[:min(len(list), maxCapabilities)] }
 
 func size(m map[string]string) (n int) {
@@ -203,13 +203,13 @@ func size(m map[string]string) (n int) {
 	return n
 }
 
-// retired names capabilities that CSI had up to version 1.12, by service. Their numbers stay reserved.
+// retired has the names of capabilities that CSI had up to version 1.12, by service. CSI keeps their numbers reserved.
 var retired = map[string]map[int32]string{
 	"controller": {11: "VOLUME_CONDITION"},
 	"node":       {4: "VOLUME_CONDITION"},
 }
 
-// add adds the capability of that number by its name, or by the number if this build does not know it.
+// add adds the capability with the given number. It uses the name, or the number if this build does not know it.
 func add(f *registry.Fingerprint, service string, known map[int32]string, value int32) {
 	name, ok := known[value]
 	if !ok {

@@ -10,7 +10,7 @@ import (
 	"holdfast/registry"
 )
 
-// Stage is NodeStageVolume.
+// Stage sends NodeStageVolume.
 func (f *Fleet) Stage(ctx context.Context, at registry.InstanceKey, r StageRequest) error {
 	req := &csi.NodeStageVolumeRequest{
 		VolumeId: string(r.VolumeID), PublishContext: r.PublishContext, StagingTargetPath: r.StagingPath,
@@ -19,13 +19,13 @@ func (f *Fleet) Stage(ctx context.Context, at registry.InstanceKey, r StageReque
 	return f.send(ctx, registry.NodeStageRPC, at, req, &csi.NodeStageVolumeResponse{}, nil)
 }
 
-// Unstage is NodeUnstageVolume.
+// Unstage sends NodeUnstageVolume.
 func (f *Fleet) Unstage(ctx context.Context, at registry.InstanceKey, r UnstageRequest) error {
 	req := &csi.NodeUnstageVolumeRequest{VolumeId: string(r.VolumeID), StagingTargetPath: r.StagingPath}
 	return f.send(ctx, registry.NodeUnstageRPC, at, req, &csi.NodeUnstageVolumeResponse{}, r.Private)
 }
 
-// Publish is NodePublishVolume.
+// Publish sends NodePublishVolume.
 func (f *Fleet) Publish(ctx context.Context, at registry.InstanceKey, r PublishRequest) error {
 	req := &csi.NodePublishVolumeRequest{
 		VolumeId: string(r.VolumeID), PublishContext: r.PublishContext, StagingTargetPath: r.StagingPath,
@@ -35,13 +35,13 @@ func (f *Fleet) Publish(ctx context.Context, at registry.InstanceKey, r PublishR
 	return f.send(ctx, registry.NodePublishRPC, at, req, &csi.NodePublishVolumeResponse{}, nil)
 }
 
-// Unpublish is NodeUnpublishVolume.
+// Unpublish sends NodeUnpublishVolume.
 func (f *Fleet) Unpublish(ctx context.Context, at registry.InstanceKey, r UnpublishRequest) error {
 	req := &csi.NodeUnpublishVolumeRequest{VolumeId: string(r.VolumeID), TargetPath: r.TargetPath}
 	return f.send(ctx, registry.NodeUnpublishRPC, at, req, &csi.NodeUnpublishVolumeResponse{}, r.Private)
 }
 
-// NodeExpand is NodeExpandVolume. It returns the capacity in the plugin's answer, or 0 if the answer has none.
+// NodeExpand sends NodeExpandVolume. It returns the capacity in the plugin's answer, or 0 if the answer has none.
 func (f *Fleet) NodeExpand(
 	ctx context.Context, at registry.InstanceKey, r NodeExpandRequest,
 ) (capacity int64, err error) {
@@ -57,7 +57,7 @@ func (f *Fleet) NodeExpand(
 // maxUnits bounds the units of one answer; CSI 1.13 has two.
 const maxUnits = 8
 
-// Stats is NodeGetVolumeStats.
+// Stats sends NodeGetVolumeStats.
 func (f *Fleet) Stats(
 	ctx context.Context, at registry.InstanceKey, r StatsRequest,
 ) (out registry.VolumeReport, err error) {
@@ -78,7 +78,7 @@ func (f *Fleet) Stats(
 	return out, err
 }
 
-// usages returns the entries that say something. No number may be negative (CSI VolumeUsage).
+// usages returns the entries that are not empty. A negative number is an error (CSI VolumeUsage).
 func usages(list []*csi.VolumeUsage) (out []registry.VolumeUsage, err error) {
 	for _, u := range list {
 		total, used, available := u.GetTotal(), u.GetUsed(), u.GetAvailable()
@@ -97,7 +97,7 @@ func usages(list []*csi.VolumeUsage) (out []registry.VolumeUsage, err error) {
 	return out, nil
 }
 
-// unit names a unit, also one that this build does not know.
+// unit returns the name of a unit, also of one that this build does not know.
 func unit(u csi.VolumeUsage_Unit) string {
 	if name, known := csi.VolumeUsage_Unit_name[int32(u)]; known {
 		return strings.ToLower(name)

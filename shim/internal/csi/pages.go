@@ -7,17 +7,17 @@ import (
 	"holdfast/registry"
 )
 
-// Limits of a list that a plugin gives in pages, so that one without an end ends.
+// Limits of a list that a plugin returns in pages, so that an endless list ends.
 const (
 	MaxPages    = 2000
-	maxRestarts = 3 // when a token has expired
+	maxRestarts = 3 // after an expired token
 )
 
 var errEndless = registry.Errorf(registry.ErrInternal, "its pages have no end")
 
-// ReadPages reads a list of a plugin to its end. page reads the page of a token and returns the next token; empty: it
-// was the last. If a token has expired (ABORTED), page is called with an empty token again, and what it has read
-// before is void. The error of page ends the list.
+// ReadPages reads a plugin's list to its end. page reads the page of a token and returns the next token, which is empty
+// after the last page. If a token has expired (ABORTED), ReadPages calls page with an empty token again, and the pages
+// read before are void. An error of page ends the list.
 func ReadPages(page func(token string) (next string, err error)) error {
 	for restarts := 0; ; restarts++ {
 		err := readPages(page)
@@ -28,7 +28,7 @@ func ReadPages(page func(token string) (next string, err error)) error {
 	}
 }
 
-// readPages reads all pages once, from the first.
+// readPages reads all pages once, beginning with the first.
 func readPages(page func(token string) (next string, err error)) error {
 	used := map[[sha256.Size]byte]bool{} // tokens may be of any size
 	for token := ""; len(used) < MaxPages; {

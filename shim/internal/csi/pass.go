@@ -16,19 +16,18 @@ import (
 type Passed struct {
 	Method  string         // full gRPC method, such as /csi.v1.Node/NodeStageVolume
 	RPC     registry.RPC   // its last part
-	Message *emptypb.Empty // the request as it came: its fields are unknown to the type and are sent as they are
-	Decoded proto.Message  // the request, for the secrets in it; nil: its type is unknown
+	Message *emptypb.Empty // the request as received: the type does not know its fields, so they are sent unchanged
+	Decoded proto.Message  // the decoded request, to find its secrets; nil: its type is unknown
 }
 
-// Pass makes the call at the instance and calls reply with each message of the answer, which need not be of a known
-// type. answered reports whether the plugin's status has come, or a message before it. The error is a
-// *registry.CallError, whose text has no secret of the request and none that the plugin was ever sent, or the error of
-// reply.
+// Pass makes the call at the instance and calls reply with each message of the answer, whose type may be unknown.
+// answered reports whether the plugin's status has come, or a message before it. The error is that of reply, or a
+// *registry.CallError. The text of the latter has no secret of the request, and none that the plugin was ever sent.
 func (f *Fleet) Pass(
 	ctx context.Context, at registry.InstanceKey, call Passed, reply func(*emptypb.Empty) error,
 ) (answered bool, err error) {
 	known, more := call.Decoded, PrivateFunc(nil)
-	if known == nil { // any of its fields may be secret
+	if known == nil { // any field of the request may be secret
 		known, more = call.Message, func(context.Context) Private { return Private{Unknown: true} }
 	}
 	trace, err := f.call(ctx, call.RPC, at, known, more,
@@ -41,8 +40,8 @@ func (f *Fleet) Pass(
 	return answered || trace.answered.Load(), err
 }
 
-// stream makes a call with one request and any number of messages in its answer. A unary call is one with one message.
-// An error of reply is returned as a refusal.
+// stream makes a call with one request and any number of messages in its answer. A unary call is the case of one
+// message. stream returns an error of reply as a refusal.
 func stream[M any, P interface {
 	*M
 	proto.Message
@@ -53,14 +52,15 @@ func stream[M any, P interface {
 	if err != nil {
 		return err
 	}
-	// After an io.EOF of SendMsg the status comes from RecvMsg.
+	// If SendMsg returns io.EOF, RecvMsg returns the status.
 	if err := stream.SendMsg(req); err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
 	if err := stream.CloseSend(); err != nil {
 		return err
 	}
-	// A message is kept until the next one or the status: a call that is cut off before may be repeated.
+	// Pass a message on only when the next message or the status has come, because a call that is cut off earlier may
+	// be repeated.
 	var last P
 	for {
 		m := P(new(M))

@@ -21,18 +21,18 @@ import (
 	"holdfast/registry"
 )
 
-// Limits of redaction, in bytes but for maxSecrets.
+// Limits of redaction, in bytes except for maxSecrets.
 const (
-	maxText        = 1 << 10 // of a plugin's text that is kept
-	maxSecrets     = 512     // remembered of one plugin
-	maxSecretBytes = 1 << 20 // of their values
-	// shortest is the length from which a secret is masked wherever it stands. Masking "true" or "1234" everywhere
+	maxText        = 1 << 10 // kept of a plugin's text
+	maxSecrets     = 512     // number of secrets remembered for one plugin
+	maxSecretBytes = 1 << 20 // total size of their values
+	// shortest is the length from which a secret is masked everywhere in a text. To mask "true" or "1234" everywhere
 	// would hide words that are no secrets.
 	shortest = 6
 )
 
-// secret is a value that must not appear in a text. It is masked wherever it stands, or only behind its name if that is
-// set.
+// secret is a value that must not appear in a text. If name is set, the value is masked only behind that name, else
+// everywhere.
 type secret struct{ name, value string }
 
 type secretList []secret
@@ -46,8 +46,8 @@ func (l *secretList) add(name, value string) {
 	}
 }
 
-// addMessage adds what must not appear in a text about a request: the fields that CSI declares secret (csi_secret), and
-// the values in its other maps and in mount flags that are named like secrets.
+// addMessage adds the values that must not appear in a text about a request: the fields that CSI declares secret
+// (csi_secret), and values in its other maps and in mount flags whose names look like secrets.
 func (l *secretList) addMessage(m protoreflect.Message) {
 	if mount, is := m.Interface().(*csi.VolumeCapability_MountVolume); is {
 		registry.FlagsOf(mount.GetMountFlags()).Secrets(l.add)
@@ -80,7 +80,7 @@ func secretsIn(req proto.Message) (out secretList) {
 	return out
 }
 
-// secrets returns the values in p, and of its contexts those that are named like secrets.
+// secrets returns the secrets in p, and the values of its contexts whose names look like secrets.
 func (p Private) secrets() (out secretList) {
 	for name, s := range p.Secrets {
 		out.add(name, s.Reveal())
@@ -96,16 +96,17 @@ func (p Private) secrets() (out secretList) {
 	return out
 }
 
-// sentSecrets holds the secrets that were sent to one plugin. The plugin may repeat in any answer what it was sent in
-// an earlier call, so all its texts are masked by them. They are not stored.
+// sentSecrets holds the secrets that were sent to one plugin. A plugin may repeat them in any later answer, so they are
+// masked in all its texts. They are kept in memory only.
 type sentSecrets struct {
-	mu    sync.Mutex        // guards what follows; held while masks are built, by calls of this plugin only
+	mu    sync.Mutex        // guards the fields below; held while masks are built, by calls of this plugin only
 	sent  []secret          // the newest last
 	bytes int               // of the values
 	masks *strings.Replacer // of sent; nil: sent has changed since they were built
 }
 
-// add remembers secrets that are about to be sent. Beyond the limits the oldest are forgotten, but none of one call.
+// add remembers secrets that are about to be sent. Beyond the limits it drops the oldest, but never those of the
+// current call.
 func (s *sentSecrets) add(secrets []secret) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,7 +127,7 @@ func (s *sentSecrets) add(secrets []secret) {
 	}
 }
 
-// redactor masks everything that was ever sent to the plugin, and the given secrets for certain.
+// redactor returns a redactor for the secrets that were sent to the plugin, the given secrets included.
 func (s *sentSecrets) redactor(secrets []secret) redactor {
 	s.add(secrets)
 	s.mu.Lock()
@@ -137,7 +138,8 @@ func (s *sentSecrets) redactor(secrets []secret) redactor {
 	return redactor{masks: s.masks}
 }
 
-// redactorOf returns the redactor for the texts of one call. If more does not know the secrets, the texts are withheld.
+// redactorOf returns the redactor for the texts of one call. It withholds the texts if more could not resolve the
+// secrets.
 func (s *sentSecrets) redactorOf(ctx context.Context, req proto.Message, more PrivateFunc) redactor {
 	secrets := secretsIn(req)
 	if more != nil {
@@ -150,30 +152,30 @@ func (s *sentSecrets) redactorOf(ctx context.Context, req proto.Message, more Pr
 	return s.redactor(secrets)
 }
 
-// shown returns the redactor for the texts in the answer to one call. It is made when it is first needed, as more may
-// resolve secrets.
+// shown returns a function that returns the redactor for the texts in the answer to one call. The redactor is made at
+// the first use, because more may resolve secrets.
 func (f *Fleet) shown(
 	ctx context.Context, at registry.InstanceKey, req proto.Message, more PrivateFunc,
 ) func() redactor {
 	return sync.OnceValue(func() redactor { return f.secretsOf(at.Plugin).redactorOf(ctx, req, more) })
 }
 
-// redactor makes a plugin's texts fit to be shown. The zero value knows no secrets.
+// redactor makes a plugin's texts fit to be shown. The zero value masks only values that are named like secrets.
 type redactor struct {
 	masks    *strings.Replacer
-	withhold bool // every text
+	withhold bool // withhold every text
 }
 
 const withheld = "the plugin's text is withheld, because the volume's secrets could not be resolved to mask them in it"
 
-// redact returns s bounded, printable, on one line, and with registry.Masked in place of secrets: those that r knows,
-// and values whose name is a registry.SecretName, such as password=x.
+// redact returns s bounded, printable, on one line, and with registry.Masked in place of secrets. These are the secrets
+// that r knows, and values whose name is a registry.SecretName, such as password=x.
 func (r redactor) redact(s string) string {
 	if r.withhold {
 		return withheld
 	}
 	s = printable(r.mask(s))
-	s = maskNamed(r.mask(s)) // once more: what is not printable may have stood within a secret
+	s = maskNamed(r.mask(s)) // mask again: an unprintable character may have split a secret
 	if len(s) > maxText {
 		s = s[:maxText] + "…"
 	}
@@ -201,8 +203,8 @@ func printable(s string) string {
 var named = regexp.MustCompile(
 	`([A-Za-z][A-Za-z0-9_./-]*)(?:(?:="|" ?: ?")((?:[^"\\]|\\.)+)|='([^']+)|=([^,\s"'&;)\]}]+))`)
 
-// maskNamed masks values that are named like secrets, even if this process never sent them. A name before a colon
-// counts only in JSON, because prose says "secret: not found".
+// maskNamed masks values whose names look like secrets, even if this process never sent them. A name before a colon
+// counts only in JSON, because prose has texts such as "secret: not found".
 func maskNamed(s string) string {
 	var out strings.Builder
 	last := 0
@@ -216,7 +218,7 @@ func maskNamed(s string) string {
 	return out.String() + s[last:]
 }
 
-// masksOf replaces every form of the secrets, the longest first: one may be part of another.
+// masksOf returns a replacer for every form of the secrets. Longer forms come first, because one may contain another.
 func masksOf(secrets []secret) *strings.Replacer {
 	masks := map[string]string{}
 	for _, s := range secrets {
@@ -239,7 +241,7 @@ func masksOf(secrets []secret) *strings.Replacer {
 	return strings.NewReplacer(pairs...)
 }
 
-// forms returns how a value may be written: as it is, and as Go, JSON, base64 and URLs write it.
+// forms returns the ways to write a value: unchanged, and as Go, JSON, base64 and URLs encode it.
 func forms(v string) []string {
 	quoted := strconv.Quote(v)
 	all := []string{v, quoted[1 : len(quoted)-1]}

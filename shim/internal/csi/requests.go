@@ -9,12 +9,13 @@ import (
 // Private holds values that must not appear in the error of a call, and that the call itself does not carry.
 type Private struct {
 	Secrets    map[string]registry.SecretValue
-	Unknown    bool // the volume has secrets that could not be resolved: the plugin's text is withheld, its code is not
+	Unknown    bool // the volume has secrets that could not be resolved: the plugin's text is withheld, not its code
 	MountFlags registry.Flags
 	Contexts   []map[string]string
 }
 
-// PrivateFunc returns values to redact that are not in the request. It is called only if the plugin returned a text.
+// PrivateFunc returns values to redact that are not in the request. It is called only if the plugin has returned a
+// text.
 type PrivateFunc func(context.Context) Private
 
 func (p Private) known(context.Context) Private { return p }
@@ -35,8 +36,8 @@ type CreateRequest struct {
 	Secrets      map[string]registry.SecretValue `json:"-"`
 }
 
-// Created is CreateVolumeResponse.volume as the plugin sent it: nothing in it has been checked. Without a volume in the
-// answer it is the zero value.
+// Created is CreateVolumeResponse.volume as the plugin sent it, unchecked. It is the zero value if the answer has no
+// volume.
 type Created struct {
 	VolumeID   string
 	Capacity   int64
@@ -61,7 +62,7 @@ type AttachRequest struct {
 	Secrets       map[string]registry.SecretValue `json:"-"`
 }
 
-// DetachRequest is ControllerUnpublishVolumeRequest. Node is never empty: that would mean "from all nodes".
+// DetachRequest is ControllerUnpublishVolumeRequest. Node is never empty, because that would mean "from all nodes".
 type DetachRequest struct {
 	VolumeID registry.ExternalID             `json:"volume_id"`
 	Node     registry.NodeID                 `json:"node_id"`
@@ -164,13 +165,13 @@ type StatsRequest struct {
 	Private     PrivateFunc // may be nil
 }
 
-// Page is ListVolumesResponse as the plugin sent it: nothing in it has been checked.
+// Page is ListVolumesResponse as the plugin sent it, unchecked.
 type Page struct {
 	Entries []Entry
 	Next    string // token; empty: it is the last
 }
 
-// Entry is a volume as its plugin describes it: nothing in it has been checked.
+// Entry is a volume as its plugin describes it, unchecked.
 type Entry struct {
 	Volume     registry.ExternalID
 	Capacity   int64 // bytes; 0: not known

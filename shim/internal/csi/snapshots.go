@@ -26,8 +26,7 @@ type SnapshotRequest struct {
 	Private  Private
 }
 
-// Snapshot is a snapshot as the plugin describes it: nothing in it has been checked. Without a snapshot in the answer
-// it is the zero value.
+// Snapshot is a snapshot as the plugin describes it, unchecked. It is the zero value if the answer has none.
 type Snapshot struct {
 	ID     string
 	Volume registry.ExternalID // source_volume_id
@@ -37,7 +36,7 @@ type Snapshot struct {
 	Group  registry.ExternalID // group_snapshot_id
 }
 
-// CreateSnapshot is CreateSnapshot.
+// CreateSnapshot sends CreateSnapshot.
 func (f *Fleet) CreateSnapshot(
 	ctx context.Context, at registry.InstanceKey, r CreateSnapshotRequest,
 ) (Snapshot, error) {
@@ -49,13 +48,13 @@ func (f *Fleet) CreateSnapshot(
 	return snapshot(reply.GetSnapshot()), err
 }
 
-// DeleteSnapshot is DeleteSnapshot.
+// DeleteSnapshot sends DeleteSnapshot.
 func (f *Fleet) DeleteSnapshot(ctx context.Context, at registry.InstanceKey, r SnapshotRequest) error {
 	req := &csi.DeleteSnapshotRequest{SnapshotId: string(r.Snapshot), Secrets: reveal(r.Secrets)}
 	return f.send(ctx, registry.DeleteSnapshotRPC, at, req, &csi.DeleteSnapshotResponse{}, r.Private.known)
 }
 
-// GetSnapshot is GetSnapshot.
+// GetSnapshot sends GetSnapshot.
 func (f *Fleet) GetSnapshot(ctx context.Context, at registry.InstanceKey, r SnapshotRequest) (Snapshot, error) {
 	req := &csi.GetSnapshotRequest{SnapshotId: string(r.Snapshot), Secrets: reveal(r.Secrets)}
 	var reply csi.GetSnapshotResponse
@@ -63,8 +62,8 @@ func (f *Fleet) GetSnapshot(ctx context.Context, at registry.InstanceKey, r Snap
 	return snapshot(reply.GetSnapshot()), err
 }
 
-// ListSnapshots is one page of ListSnapshots, of one volume or, if that is empty, of all. next is the token of the next
-// page; empty: it is the last.
+// ListSnapshots returns one page of ListSnapshots: the snapshots of one volume, or all if volume is empty. next is the
+// token of the next page; it is empty on the last page.
 func (f *Fleet) ListSnapshots(
 	ctx context.Context, at registry.InstanceKey, volume registry.ExternalID, token string,
 ) (page []Snapshot, next string, err error) {

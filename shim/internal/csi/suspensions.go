@@ -17,9 +17,9 @@ import (
 	"holdfast/registry"
 )
 
-// Suspensions are optional calls that are not made again, because a plugin died during them. One death is enough: a
-// second one may cost mounts in use, while a needless suspension costs one answer, which doctor reports with the way to
-// end it.
+// Suspensions are optional calls that are not made any more, because a plugin died during such a call. One death
+// suffices, because a second one may break mounts in use. A needless suspension only costs one answer, and doctor
+// reports it with the way to end it.
 //
 // Each suspension is a file, so that a person can end it by removing the file. It outlives the shim and the plugin's
 // tasks and jobs. A nil *Suspensions suspends nothing.
@@ -27,7 +27,7 @@ type Suspensions struct {
 	dir string
 
 	mu        sync.Mutex            // held while a suspension is read or written
-	unwritten map[string]suspension // by path: those that could not be written
+	unwritten map[string]suspension // suspensions whose file could not be written, by path
 }
 
 // suspension is one suspended call. It holds while the plugin reports the same provider and version.
@@ -81,7 +81,8 @@ func (s *Suspensions) Reason(rpc registry.RPC, in registry.Instance) (why, advic
 	return why, advice
 }
 
-// load returns the suspension of the call, or the zero value, and whether it is in a file. The caller holds the lock.
+// load returns the suspension of the call, or the zero value. written reports whether it is in a file. The caller holds
+// the lock.
 func (s *Suspensions) load(path string) (one suspension, written bool, err error) {
 	text, err := os.ReadFile(path)
 	switch {
@@ -128,8 +129,8 @@ func (s *Suspensions) Failed(
 	return errors.Join(err, unreported)
 }
 
-// add records the suspension, unless another call that the same death ended has recorded it. If the file cannot be
-// written, it is kept in memory.
+// add records the suspension. It does nothing if the same death has ended another such call, whose suspension is
+// recorded already. If the file cannot be written, add keeps the suspension in memory.
 func (s *Suspensions) add(one suspension, in registry.Instance) (added bool, err error) {
 	path := s.path(one.RPC, one.Plugin)
 	s.mu.Lock()

@@ -13,7 +13,7 @@ import (
 	"holdfast/registry"
 )
 
-// spans makes a span of each call of one connection that belongs to a trace. A nil *spans makes none.
+// spans makes a span for each call on one connection that belongs to a trace. A nil *spans makes none.
 type spans struct{ stats.Handler }
 
 func newSpans(p trace.TracerProvider, plugin registry.PluginID, t registry.TaskKey) *spans {
@@ -28,7 +28,7 @@ func (s *spans) begin(ctx context.Context, i *stats.RPCTagInfo) context.Context 
 	return s.TagRPC(ctx, i)
 }
 
-// handle passes an event on, without the text of an error: a plugin may have put secrets into it.
+// handle passes an event on without the text of its error, because a plugin may have put secrets into it.
 func (s *spans) handle(ctx context.Context, e stats.RPCStats) {
 	if s == nil {
 		return

@@ -11,18 +11,18 @@ import (
 	"holdfast/registry"
 )
 
-// heartbeat probes a registered plugin again and again, and records what changes.
+// heartbeat probes a registered plugin repeatedly, and records changes of its health.
 type heartbeat struct {
 	*supervision
 	misses       int                         // in a row
-	disconnected bool                        // the plugin is looked for with a back-off
-	waits        *backoff.ExponentialBackOff // of that
+	disconnected bool                        // the connection is lost; probes follow with a back-off
+	waits        *backoff.ExponentialBackOff // pauses of that back-off
 
 	describedAt    time.Duration // since boot: the last good description, or the start
 	describeFailed bool          // the last description failed
 
 	missingSince time.Duration // since boot: when the socket's file was first found missing; 0: it exists
-	asked        bool          // because it is missing
+	asked        bool          // a restart was asked for, because the file is missing
 
 	sick time.Duration // since boot: when the plugin became unhealthy; 0: it is healthy
 }
@@ -64,8 +64,8 @@ func (u *supervision) heartbeats(ctx context.Context, first time.Duration) error
 	}
 }
 
-// reportLosses sends each loss of the connection, at most one a second: a plugin that comes and goes faster causes no
-// storm of events.
+// reportLosses sends each loss of the connection, but at most one a second. A plugin that connects and dies faster
+// causes no more events.
 func (u *supervision) reportLosses(ctx context.Context, lost chan<- error) {
 	for {
 		why := u.plugin.Lost(ctx)
@@ -81,7 +81,7 @@ func (u *supervision) reportLosses(ctx context.Context, lost chan<- error) {
 	}
 }
 
-// next is the time to the next heartbeat.
+// next returns the time until the next heartbeat.
 func (h *heartbeat) next() time.Duration {
 	switch {
 	case h.missingSince > 0 && !h.asked:
@@ -92,7 +92,7 @@ func (h *heartbeat) next() time.Duration {
 	return h.interval()
 }
 
-// lost records that the connection is lost and no process accepts a new one.
+// lost records that the connection is lost and that no process accepts a new one.
 func (h *heartbeat) lost(ctx context.Context, why error) error {
 	h.disconnected = true
 	h.waits.Reset()
@@ -103,7 +103,7 @@ func (h *heartbeat) lost(ctx context.Context, why error) error {
 	return h.recordUnhealthy(ctx, p)
 }
 
-// beat is one heartbeat.
+// beat does one heartbeat: it probes the plugin and records a change of its health.
 func (h *heartbeat) beat(ctx context.Context) error {
 	if missing, err := h.checkSocket(ctx); missing || err != nil {
 		return err
@@ -129,10 +129,10 @@ func (h *heartbeat) beat(ctx context.Context) error {
 	return h.recordUnhealthy(ctx, *p)
 }
 
-// checkSocket reports whether the socket's file is missing. The plugin may still answer on the open connection, but is
-// lost with it. Once the file has been missing for socketGrace, the plugin is recorded as unhealthy. Then a restart of
-// its task is asked for, which makes the directory and the socket anew: at once if the directory is missing too,
-// because the plugin cannot make a socket there, else after the health timeout.
+// checkSocket reports whether the socket's file is missing. The plugin may still answer on the open connection, but
+// nothing can connect again. Once the file has been missing for socketGrace, checkSocket records the plugin as
+// unhealthy and asks for a restart, which makes directory and socket anew. If the directory is missing too, it asks at
+// once, because the plugin cannot make the socket. Otherwise it waits for the health timeout.
 func (h *heartbeat) checkSocket(ctx context.Context) (missing bool, err error) {
 	file, dir := h.missing(h.task.Endpoint.Host)
 	now := h.clock.Boot().At
@@ -157,8 +157,9 @@ func (h *heartbeat) checkSocket(ctx context.Context) (missing bool, err error) {
 	return true, h.askRestart(ctx, why, registry.EventRestartAsked)
 }
 
-// refresh has the plugin describe itself again if that is due; else it finds nothing. A failure is tried again at the
-// next heartbeat. It is a problem only for a plugin that was disconnected, which may be another process now.
+// refresh asks the plugin to describe itself again if that is due. It returns nil without a new description. After a
+// failure, the next heartbeat tries again. A failure is a problem only if the plugin was disconnected, because another
+// process may answer now.
 func (h *heartbeat) refresh(ctx context.Context) (fingerprints, *problem) {
 	now := h.clock.Boot().At
 	if !h.disconnected && !h.describeFailed && !h.plugin.Outdated() && now-h.describedAt < refreshEvery {
@@ -184,8 +185,8 @@ func (h *heartbeat) recordUnhealthy(ctx context.Context, p problem) error {
 	return h.recordHealth(ctx, unhealthy, nil, registry.EventTaskUnhealthy)
 }
 
-// recordHealth records the health of all roles, and their fingerprints if any were found. It commits nothing if nothing
-// has changed, so most heartbeats cost no transaction.
+// recordHealth records the health of all roles, and their fingerprints if found is not nil. If nothing has changed, it
+// commits nothing, so most heartbeats cost no transaction.
 func (h *heartbeat) recordHealth(
 	ctx context.Context, health registry.Health, found fingerprints, kind registry.EventKind,
 ) error {
@@ -217,7 +218,7 @@ func (h *heartbeat) recordHealth(
 	})
 }
 
-// has reports whether all roles are recorded in that state.
+// has reports whether all roles are recorded with the given state.
 func (h *heartbeat) has(ctx context.Context, state registry.HealthState) (same bool, err error) {
 	err = h.state.View(ctx, func(v registry.View) error {
 		same = true

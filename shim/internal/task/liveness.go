@@ -10,7 +10,7 @@ import (
 )
 
 // restartSick asks for a restart of the task once the plugin has been unhealthy for restart_after. While a process of
-// the task serves FUSE mounts of volumes, it withholds the restart, because that would break them.
+// the task serves FUSE mounts of volumes, it withholds the restart, because a restart would break them.
 func (h *heartbeat) restartSick(ctx context.Context) error {
 	after := h.spec.Heartbeat.RestartAfter
 	if after == 0 {
@@ -29,8 +29,8 @@ func (h *heartbeat) restartSick(ctx context.Context) error {
 		}
 		return nil
 	case h.sick == 0:
-		// An earlier shim may have recorded it. Wall time is all that its record has, so a clock that was set may delay
-		// or hasten the restart, within the life of the task.
+		// An earlier shim may have recorded the plugin as unhealthy. The record has only wall time, so a change of the
+		// clock may delay or hasten the restart, but not to before the start of the task.
 		since := max(0, h.clock.Now().Sub(health.Since))
 		h.sick = max(now-since, h.startedAt(), 1)
 	}
@@ -61,7 +61,7 @@ func (h *heartbeat) recorded(ctx context.Context) (task registry.Task, health re
 	return task, health, err
 }
 
-// startedAt returns when the task was started, since boot, or 0 if that was before this boot.
+// startedAt returns the time since boot at which the task was started, or 0 if that was before this boot.
 func (h *heartbeat) startedAt() time.Duration {
 	if h.task.Started.Boot != h.clock.Boot().Boot {
 		return 0
@@ -69,8 +69,8 @@ func (h *heartbeat) startedAt() time.Duration {
 	return h.task.Started.At
 }
 
-// servedMounts describes the mounts that a process of the task serves, or may serve, for allocs and for clients of CSI
-// endpoints. The mounts of an alloc that is being released have no users: its release waits for the plugin.
+// servedMounts describes the mounts for allocs and clients of CSI endpoints that the task serves, or may serve. It
+// leaves out an alloc that is being released, because its release waits for the plugin.
 func (h *heartbeat) servedMounts(ctx context.Context) (mounts []string, err error) {
 	if h.Served == nil {
 		return nil, nil
@@ -105,7 +105,7 @@ func usersOf(v registry.View, served registry.ServedVolume) (users []string) {
 	return users
 }
 
-// withhold records whether a restart is withheld, with an event if it is.
+// withhold records whether a restart is withheld. If it is, the commit has an event.
 func (h *heartbeat) withhold(ctx context.Context, held bool, why problem) error {
 	return h.commit(ctx, func(v registry.View) (registry.Change, error) {
 		task, ok := v.Task(h.task.TaskKey)

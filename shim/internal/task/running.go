@@ -10,7 +10,7 @@ import (
 	"holdfast/registry"
 )
 
-// Why a run ended.
+// Causes for the end of a run.
 var (
 	errNewAttempt = errors.New("a newer attempt of the task starts")
 	errStopping   = errors.New("the task is being stopped")
@@ -24,8 +24,8 @@ type run struct {
 	done    chan struct{}
 }
 
-// Run supervises the tasks that are recorded as running, and those that start later, until ctx ends. It waits for all
-// of them.
+// Run supervises the tasks that are recorded as running, and those that start later, until ctx ends. It returns when
+// all supervision has ended.
 func (t *Tasks) Run(ctx context.Context) error {
 	t.mu.Lock()
 	t.ctx = ctx
@@ -50,8 +50,8 @@ func (t *Tasks) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// start supervises one attempt of a task, unless that has started already. Before Run it does nothing: Run starts what
-// the records say.
+// start supervises one attempt of a task, unless its supervision runs already. Before Run, start does nothing, because
+// Run starts the recorded attempts.
 func (t *Tasks) start(task registry.Task) error {
 	spec, err := config.OpenRunning(task.Sealed)
 	if err != nil {
@@ -75,7 +75,7 @@ func (t *Tasks) start(task registry.Task) error {
 		if earlier != nil {
 			<-earlier.done
 		}
-		if !t.stillRuns(ctx, task) { // it has ended since its record was read
+		if !t.stillRuns(ctx, task) { // the attempt has ended since its record was read
 			return
 		}
 		if err := t.supervise(ctx, task, spec.Plugin); err != nil && ctx.Err() == nil {
@@ -85,8 +85,8 @@ func (t *Tasks) start(task registry.Task) error {
 	return nil
 }
 
-// stillRuns reports whether the state has this attempt of the task as running. It reports true if the state cannot be
-// read.
+// stillRuns reports whether this attempt of the task is recorded as running. It also returns true if the state cannot
+// be read.
 func (t *Tasks) stillRuns(ctx context.Context, task registry.Task) (runs bool) {
 	err := t.state.View(ctx, func(v registry.View) error {
 		now, known := v.Task(task.TaskKey)
@@ -115,7 +115,7 @@ type LivingTask struct {
 	Started registry.BootTime // if running
 }
 
-// Refused is a living task that cannot be adopted. It is left alone.
+// Refused is a living task that the shim cannot adopt. The shim leaves the task alone.
 type Refused struct {
 	Task registry.TaskKey
 	Why  string
@@ -123,11 +123,11 @@ type Refused struct {
 
 // Synced is the result of Sync.
 type Synced struct {
-	Removed []registry.TaskKey // had a record but do not live
+	Removed []registry.TaskKey // tasks that had a record but do not live
 	Refused []Refused
 }
 
-// Sync makes the records agree with the tasks that live. A task that cannot be adopted does not hold up the others.
+// Sync makes the records agree with the living tasks. If one task cannot be adopted, the others still are.
 func (t *Tasks) Sync(ctx context.Context, living []LivingTask) (Synced, error) {
 	var out Synced
 	lives := map[registry.TaskKey]bool{}
@@ -172,7 +172,7 @@ func (t *Tasks) adopt(ctx context.Context, l LivingTask) error {
 	case known != nil && l.Running == (known.Phase == registry.TaskRunning):
 		return nil
 	case known != nil && known.Phase == registry.TaskStopping && l.Running:
-		return nil // the host's list does not tell that it is being stopped
+		return nil // the host's list does not say that the task is being stopped
 	case known != nil && !l.Running:
 		return t.exited(ctx, registry.Call{}, l.Task.Key(), l.Task.Attempt, Exit{Code: -1})
 	case known == nil:
@@ -198,8 +198,8 @@ func (t *Tasks) all(ctx context.Context) (tasks []registry.Task, err error) {
 	return tasks, nil
 }
 
-// Sweep removes the socket directories of tasks without a record: an earlier shim may have died between the two steps
-// of Exited. Call it before any task starts.
+// Sweep removes the socket directories of tasks without a record: an earlier shim may have died after it deleted the
+// record and before it removed the directory. Call Sweep before any task starts.
 func (t *Tasks) Sweep(ctx context.Context) error {
 	tasks, err := t.all(ctx)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"holdfast/registry"
 )
 
-// start waits for the first good probe, and registers the plugin. If the health timeout comes first, it asks for a
-// restart and waits for the end of ctx.
+// start waits until the plugin is ready, and registers it. If the health timeout comes first, it asks for a restart and
+// waits for the end of ctx.
 func (u *supervision) start(ctx context.Context) error {
 	asked, err := u.restartAsked(ctx)
 	if err != nil {
@@ -49,8 +49,8 @@ func restartAsked(t registry.Task, attempt uint64) bool {
 	return t.Restart != nil && t.Restart.Attempt == attempt
 }
 
-// timeLeft returns what is left of the health timeout. An attempt of another boot has all of it left. After the timeout
-// it is the time of one probe, because this shim may not have run while the plugin became healthy.
+// timeLeft returns the rest of the health timeout. An attempt of another boot still has the whole timeout. After the
+// timeout, timeLeft returns the time for one probe, because the plugin may have become healthy while no shim ran.
 func (u *supervision) timeLeft() time.Duration {
 	now := u.clock.Boot()
 	if now.Boot != u.task.Started.Boot {
@@ -64,14 +64,14 @@ func (u *supervision) timeLeft() time.Duration {
 
 type fingerprints map[registry.Role]registry.Fingerprint
 
-// problem is why the plugin is not healthy.
+// problem is the reason why the plugin is not healthy.
 type problem struct {
 	cause registry.Cause
 	text  string
 }
 
-// awaitReady tries until the plugin has answered a probe with ready and has described itself, or until the health
-// timeout. In that case it returns the last problem.
+// awaitReady repeats probe and description until both succeed. If the health timeout comes first, it returns the last
+// problem.
 func (u *supervision) awaitReady(ctx context.Context) (fingerprints, *problem, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, u.timeLeft(), errStartTimeout)
 	defer cancel()
@@ -88,7 +88,7 @@ func (u *supervision) awaitReady(ctx context.Context) (fingerprints, *problem, e
 				return found, nil, nil
 			}
 		}
-		if ctx.Err() == nil || last == nil { // a try that the timeout cut off says less than the one before it
+		if ctx.Err() == nil || last == nil { // a try that the timeout cut off has less to say than the one before
 			last = p
 		}
 		if ctx.Err() == nil && p.text != shown && !time.Now().Before(next) {
@@ -100,7 +100,7 @@ func (u *supervision) awaitReady(ctx context.Context) (fingerprints, *problem, e
 	}
 }
 
-// showProblem records and logs why the plugin is not registered yet. It reports whether that is recorded.
+// showProblem records and logs why the plugin is not registered yet. It reports whether it has recorded the reason.
 func (u *supervision) showProblem(ctx context.Context, text string) bool {
 	_, err := u.state.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		task, ok := v.Task(u.task.TaskKey)
@@ -116,7 +116,7 @@ func (u *supervision) showProblem(ctx context.Context, text string) bool {
 	return err == nil
 }
 
-// probe is one probe, with the heartbeat's deadline. It returns nil if the plugin is ready.
+// probe sends one Probe, with the heartbeat's deadline. It returns nil if the plugin is ready.
 func (u *supervision) probe(ctx context.Context) *problem {
 	ctx, cancel := context.WithTimeout(ctx, u.spec.Heartbeat.Timeout)
 	defer cancel()
@@ -130,7 +130,7 @@ func (u *supervision) probe(ctx context.Context) *problem {
 	return nil
 }
 
-// describe asks the plugin what it is, in all its roles, with a deadline.
+// describe asks the plugin to describe itself in all its roles, with a deadline.
 func (u *supervision) describe(ctx context.Context) (fingerprints, *problem) {
 	ctx, cancel := context.WithTimeout(ctx, describeLimit)
 	defer cancel()
@@ -141,7 +141,7 @@ func (u *supervision) describe(ctx context.Context) (fingerprints, *problem) {
 	return found, nil
 }
 
-// register puts all instances of the task into the table, in one commit with the task's events.
+// register puts all instances of the task into the table. The same commit has the task's events.
 func (u *supervision) register(ctx context.Context, found fingerprints) error {
 	now := u.clock.Now()
 	healthy := registry.Health{State: registry.Healthy, Cause: registry.CauseProbed, Since: now}
@@ -199,7 +199,7 @@ func (u *supervision) startFailed(ctx context.Context, last *problem) error {
 	return u.askRestart(ctx, problem{cause, detail}, registry.EventTaskUnhealthy, registry.EventRestartAsked)
 }
 
-// askRestart makes a restart request part of the task's record, with events of those kinds. The request stands until
+// askRestart adds a restart request to the task's record, and commits an event of each kind. The request stands until
 // the host reports a newer attempt.
 func (u *supervision) askRestart(ctx context.Context, why problem, kinds ...registry.EventKind) error {
 	err := u.commit(ctx, func(v registry.View) (registry.Change, error) {
@@ -207,7 +207,7 @@ func (u *supervision) askRestart(ctx context.Context, why problem, kinds ...regi
 		if !ok || task.Attempt != u.task.Attempt || restartAsked(task, task.Attempt) {
 			return registry.Change{}, nil
 		}
-		task.Problem = "" // part of the request
+		task.Problem = "" // the request now has the reason
 		task.Restart = &registry.RestartRequest{
 			Attempt: task.Attempt, Cause: why.cause, Detail: why.text, Since: u.clock.Now(),
 		}

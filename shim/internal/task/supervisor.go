@@ -36,7 +36,7 @@ type Plugin interface {
 	Lost(context.Context) error
 }
 
-// Clock is the time. In tests it is that of a synctest bubble.
+// Clock returns the time. Tests use the clock of a synctest bubble.
 type Clock struct {
 	Now  func() time.Time         // wall time, for people
 	Boot func() registry.BootTime // for deadlines
@@ -45,14 +45,14 @@ type Clock struct {
 // Waits of this package that no stanza sets.
 const (
 	retryFirst    = 10 * time.Millisecond  // between two tries to reach a plugin
-	startRetry    = 200 * time.Millisecond // the longest wait between two tries while it starts
-	problemEvery  = time.Second            // between two reports of why it does not start
-	retryMost     = time.Second            // and after it was registered
+	startRetry    = 200 * time.Millisecond // longest wait between two tries while the plugin starts
+	problemEvery  = time.Second            // between two reports of why the plugin does not start
+	retryMost     = time.Second            // longest wait between two tries after the registration
 	socketGrace   = 2 * time.Second        // for a plugin that makes its socket anew
 	describeLimit = 10 * time.Second
 	refreshEvery  = 10 * time.Minute
 	jitter        = 0.1         // of the heartbeat's interval, either way
-	spread        = time.Second // in which a new shim probes what an earlier one has registered
+	spread        = time.Second // a new shim spreads the first probes of registered plugins over this time
 )
 
 // Supervisor watches over plugin tasks.
@@ -75,7 +75,7 @@ func New(state registry.State, f Fleet, c Clock, random func() float64, logger h
 	return &Supervisor{state: state, fleet: f, clock: c, random: random, logger: logger, missing: socketMissing}
 }
 
-// socketMissing reports no file as missing that cannot be looked up.
+// socketMissing reports a file as missing only if the lookup says that it does not exist. Other errors do not count.
 func socketMissing(socket string) (file, dir bool) {
 	if _, err := os.Lstat(socket); !errors.Is(err, fs.ErrNotExist) {
 		return false, false
@@ -84,7 +84,7 @@ func socketMissing(socket string) (file, dir bool) {
 	return true, errors.Is(err, fs.ErrNotExist)
 }
 
-// supervision is one attempt of a task under supervision.
+// supervision supervises one attempt of a task.
 type supervision struct {
 	*Supervisor
 	task   registry.Task
@@ -93,7 +93,7 @@ type supervision struct {
 	roles  []registry.Role
 }
 
-// Run supervises one attempt of a task until ctx ends. Everything that it started has ended when it returns. The task's
+// Run supervises one attempt of a task until ctx ends. When Run returns, all its goroutines have ended. The task's
 // instances stay as they are, and its connection stays open for calls until Exited.
 func (s *Supervisor) Run(ctx context.Context, t registry.Task, spec hooks.PluginSpec) error {
 	plugin, err := s.fleet.Connect(spec.ID, t.TaskKey, t.Endpoint)
@@ -112,18 +112,18 @@ func (s *Supervisor) Run(ctx context.Context, t registry.Task, spec hooks.Plugin
 		}
 		return u.heartbeats(ctx, u.interval())
 	}
-	// An earlier shim has registered it. First probes are spread; Lost notices a dead plugin at once.
+	// An earlier shim has registered the plugin. First probes are spread over time; Lost notices a dead plugin at once.
 	within := min(spread, u.spec.Heartbeat.Interval)
 	switch {
 	case !healthy:
 		within = 0
-	case !plugin.Outdated(): // this shim has probed it in its rehearsal
+	case !plugin.Outdated(): // this process has probed the plugin in its rehearsal
 		within = u.spec.Heartbeat.Interval
 	}
 	return u.heartbeats(ctx, time.Duration(u.random()*float64(within)))
 }
 
-// Exited closes the task's connection. Run has returned, and the task's instances have left the table.
+// Exited closes the task's connection. Run must have returned, and the task's instances must have left the table.
 func (s *Supervisor) Exited(t registry.TaskKey) { s.fleet.Close(t) }
 
 // withDefaults fills in the times of a spec that was stored without them.
@@ -153,7 +153,7 @@ func (u *supervision) registered(ctx context.Context) (all, healthy bool, err er
 	return all, healthy, err
 }
 
-// commit tries again while the disk is full, until ctx ends.
+// commit commits the change. While the disk is full, it tries again until ctx ends.
 func (u *supervision) commit(ctx context.Context, decide func(registry.View) (registry.Change, error)) error {
 	for logged := false; ; logged = true {
 		_, err := u.state.Commit(ctx, decide)
@@ -171,7 +171,7 @@ func (u *supervision) commit(ctx context.Context, decide func(registry.View) (re
 	}
 }
 
-// interval is the time to the next heartbeat.
+// interval returns the time until the next heartbeat.
 func (u *supervision) interval() time.Duration {
 	every := u.spec.Heartbeat.Interval
 	return every + time.Duration(float64(every)*jitter*(2*u.random()-1))

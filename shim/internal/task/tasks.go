@@ -22,7 +22,7 @@ type Tasks struct {
 	supervisor *Supervisor
 	disk       Disk
 	layout     hooks.Layout
-	operations []hooks.Operation // that the host can apply
+	operations []hooks.Operation // plan operations that the host supports
 	clock      Clock
 	logger     hclog.Logger
 	locks      intent.Locks // per task
@@ -32,7 +32,7 @@ type Tasks struct {
 
 	mu      sync.Mutex // guards what follows; held for no longer than a look-up
 	ctx     context.Context
-	ended   bool // no run starts any more
+	ended   bool // no run starts after this is set
 	runs    map[registry.TaskKey]*run
 	running sync.WaitGroup
 }
@@ -56,8 +56,8 @@ func NewTasks(s *Supervisor, d Disk, l hooks.Layout, operations []hooks.Operatio
 	}
 }
 
-// Starting returns the plan that the host applies before this attempt of a task starts. It may be called any number of
-// times for one attempt. It refuses an attempt older than the newest.
+// Starting returns the plan that the host applies before this attempt of a task starts. The host may call it repeatedly
+// for one attempt. Starting refuses an attempt older than the newest.
 func (t *Tasks) Starting(ctx context.Context, call registry.Call, at hooks.AllocTask) (hooks.Plan, error) {
 	prep, err := t.prepare(at)
 	if err != nil {
@@ -102,7 +102,7 @@ func (t *Tasks) storeAnswer(ctx context.Context, call registry.Call, answer any)
 	return err
 }
 
-// recordStart records a new attempt, and removes the instances that an earlier attempt may have left.
+// recordStart records a new attempt, and removes instances of earlier attempts.
 func (t *Tasks) recordStart(
 	ctx context.Context, at hooks.AllocTask, prep hooks.Preparation, more []registry.Record,
 ) error {
@@ -150,7 +150,7 @@ func (t *Tasks) deregister(v registry.View, task registry.Task, detail string) r
 	return change
 }
 
-// prepare returns what the task's stanza asks for, checked against what the host can do.
+// prepare returns the preparation that the task's stanza asks for. It fails if the host does not support it.
 func (t *Tasks) prepare(at hooks.AllocTask) (hooks.Preparation, error) {
 	if at.Attempt == 0 {
 		return hooks.Preparation{}, registry.Invalid("task %s: attempts are numbered from 1", at.Key())
@@ -166,7 +166,8 @@ func (t *Tasks) prepare(at hooks.AllocTask) (hooks.Preparation, error) {
 	return prep, prep.Plan.Supported(t.operations)
 }
 
-// recorded returns prep as the task's record has it. A new run directory or a new shim does not move a running task.
+// recorded returns prep with the paths from the task's record. A new run directory or a new shim does not move a
+// running task.
 func recorded(prep hooks.Preparation, task registry.Task) (hooks.Preparation, error) {
 	prep.Endpoint, prep.Volumes, prep.Socket = task.Endpoint, task.Volumes, task.Endpoint.Host
 	prep.Plan = hooks.Plan{}
@@ -192,8 +193,8 @@ func (t *Tasks) attempt(ctx context.Context, at hooks.AllocTask) (known *registr
 	return known, err
 }
 
-// makeDirs makes the directories and removes a stale socket. A socket with a listener means that an earlier process
-// lives.
+// makeDirs makes the directories and removes a stale socket. If the socket has a listener, an earlier process still
+// lives, and makeDirs fails.
 func (t *Tasks) makeDirs(ctx context.Context, at hooks.AllocTask, prep hooks.Preparation) error {
 	if err := t.disk.MakeDirs(prep.Dirs); err != nil {
 		return fmt.Errorf("prepare %s: %w", at.Key(), err)
@@ -209,7 +210,7 @@ func (t *Tasks) makeDirs(ctx context.Context, at hooks.AllocTask, prep hooks.Pre
 	return nil
 }
 
-// Started records that the attempt runs since at, and starts its supervision.
+// Started records that the attempt has run since at, and starts its supervision.
 func (t *Tasks) Started(
 	ctx context.Context, call registry.Call, k registry.TaskKey, attempt uint64, at registry.BootTime,
 ) error {
@@ -248,8 +249,8 @@ func (t *Tasks) started(
 	return t.start(task)
 }
 
-// Stopping records that the host is about to end the attempt, and ends its supervision: the silence of its plugin is no
-// failure any more. Its instances and its connection stay until Exited, so that calls in flight can end.
+// Stopping records that the host is about to end the attempt, and ends its supervision. From then on a plugin that does
+// not answer is no failure. The instances and the connection stay until Exited, so that calls in flight can end.
 func (t *Tasks) Stopping(ctx context.Context, call registry.Call, k registry.TaskKey, attempt uint64) error {
 	unlock, err := t.locks.Lock(ctx, k, "its stop")
 	if err != nil {
@@ -350,7 +351,7 @@ func (t *Tasks) exited(ctx context.Context, call registry.Call, k registry.TaskK
 	return nil
 }
 
-// removeSocketDir removes the directory of a task's socket. The next shim's Sweep removes what stays.
+// removeSocketDir removes the directory of a task's socket. If that fails, the next shim removes it (Sweep).
 func (t *Tasks) removeSocketDir(task registry.Task) {
 	dir := t.layout.SocketDir(task.TaskKey)
 	if task.Endpoint.Host != "" {
@@ -361,7 +362,7 @@ func (t *Tasks) removeSocketDir(task registry.Task) {
 	}
 }
 
-// newest returns the task's record, and whether no newer attempt than the given one is known.
+// newest returns the task's record. is reports whether the given attempt is known and no newer one is.
 func (t *Tasks) newest(ctx context.Context, k registry.TaskKey, attempt uint64) (task registry.Task, is bool,
 	err error) {
 	err = t.state.View(ctx, func(v registry.View) error {
@@ -381,7 +382,7 @@ func (t *Tasks) Plugins(
 		at = v.Index()
 		for _, task := range v.Tasks() {
 			if !bytes.Contains(task.Sealed, []byte(id)) {
-				continue // saves opening most of them
+				continue // do not open the sealed parts of other plugins' tasks
 			}
 			spec, err := config.OpenRunning(task.Sealed)
 			if err != nil || id != "" && spec.Plugin.ID != id {

@@ -16,18 +16,18 @@ import (
 type Mounts interface {
 	// Mounts lists the mounts strictly below root, also hidden ones.
 	Mounts(root string) (mount.Mounts, error)
-	// Serves reports whether a process of the task that listens at socket serves mounts, or may.
+	// Serves reports whether the task that listens at socket has a process that serves mounts, or that may.
 	Serves(socket string) bool
 }
 
-// Uses finds what runs and what is mounted at plugin tasks.
+// Uses finds the calls that run at plugin tasks, and the mounts that these serve.
 type Uses struct {
 	State   registry.State
 	Mounts  Mounts
 	Running func(registry.TaskKey) int // how many calls run at a task now
 }
 
-// Of returns the tasks with what runs and what is mounted there.
+// Of returns the tasks with their running calls and served mounts.
 func (u Uses) Of(ctx context.Context, tasks []registry.PluginTask) ([]registry.PluginTask, error) {
 	if len(tasks) == 0 {
 		return nil, nil
@@ -44,7 +44,7 @@ func (u Uses) Of(ctx context.Context, tasks []registry.PluginTask) ([]registry.P
 			out[i].Open = callsAt(open, out[i].TaskKey)
 			out[i].Calls = u.Running(out[i].TaskKey)
 		}
-		// The table is read after the calls: what a call has mounted that has ended by now is in the table.
+		// The mount table is read after the calls, so it includes the mounts of calls that have ended meanwhile.
 		mounts, err := u.servedMounts()
 		if err != nil {
 			return err
@@ -67,8 +67,8 @@ func (u Uses) Of(ctx context.Context, tasks []registry.PluginTask) ([]registry.P
 	return out, err
 }
 
-// servedMounts returns the paths on the host of mounts that processes serve, also below another mount. Clients of CSI
-// endpoints choose paths outside of the mount root.
+// servedMounts returns the mount points on the host that processes serve, also mounts below another mount. It reads the
+// whole table, because clients of CSI endpoints choose paths outside of the mount root.
 func (u Uses) servedMounts() (map[string]bool, error) {
 	table, err := u.Mounts.Mounts("/")
 	served := map[string]bool{}
@@ -102,7 +102,8 @@ func callsAt(open []registry.Intent, k registry.TaskKey) (calls []registry.OpenC
 	return calls
 }
 
-// servedBy returns the volumes with a served mount that the task has made, or an unknown task of the plugin.
+// servedBy returns the volumes with a served mount that this task has made. A mount whose task is not recorded counts
+// for each task of the plugin.
 func servedBy(
 	v registry.View, task registry.PluginTask, root registry.Tree, stagings []registry.Staging, refs []registry.Ref,
 	mounts map[string]bool,
@@ -139,8 +140,8 @@ func servedBy(
 	return volumes
 }
 
-// unknownBelow returns the served mounts below the root of a plugin's volumes that no record has, as after a loss of
-// the records. Each task of the plugin may be the one that serves them.
+// unknownBelow returns the served mounts below the root of a plugin's volumes that have no record, as after a loss of
+// the records. Any task of the plugin may serve them.
 func unknownBelow(
 	v registry.View, task registry.PluginTask, root registry.Tree, stagings []registry.Staging, refs []registry.Ref,
 	mounts map[string]bool,
