@@ -1,8 +1,8 @@
-// Package endpoint passes calls of CSI clients to a plugin's active instance: what host.ServeCSI serves.
+// Package endpoint passes calls of CSI clients to a plugin's active instance. It is the shim's part of host.ServeCSI.
 //
-// A volume belongs to Holdfast, which has a record of it, or to the clients of the endpoint, whose uses are recorded
-// (registry.EndpointUse), and never to both. Calls that name the same volume are made one at a time. A call that a
-// plugin has not answered because it died is repeated at its next instance, which CSI allows for every call.
+// A volume belongs either to Holdfast, which then has a record of it, or to the clients of the endpoint, whose uses of
+// it are recorded (registry.EndpointUse). Calls that name the same volume are made one at a time. If a plugin dies
+// before it has answered a call, the call is repeated at its next instance; CSI allows that for every call.
 package endpoint
 
 import (
@@ -28,20 +28,19 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Plugins makes the calls. *csi.Fleet implements it.
+// Plugins makes the calls to plugins. *csi.Fleet implements it.
 type Plugins interface {
 	Pass(ctx context.Context, at registry.InstanceKey, call csi.Passed, reply func(*emptypb.Empty) error) (
 		answered bool, err error)
 }
 
-// Endpoint passes calls. Its Calls are those of the rest of the shim, with whose operations it shares the locks of
-// volumes.
+// Endpoint passes calls. It has the same Calls as the rest of the shim, so both take the same locks of volumes.
 type Endpoint struct {
 	intent.Calls
 	Instances Plugins
 	Node      registry.NodeName
 	Since     time.Time              // when this shim became active
-	Served    func(path string) bool // reports whether a process serves what is mounted at the host's path
+	Served    func(path string) bool // reports whether a process serves the mount at a path on the host
 }
 
 // call is one call of a client.
@@ -49,15 +48,15 @@ type call struct {
 	method
 	plugin  registry.PluginID
 	raw     *emptypb.Empty
-	request proto.Message // raw, decoded; nil: the method is unknown to this build
+	request proto.Message // raw, decoded; nil: this build does not know the method
 	volumes []registry.VolumeKey
 
 	op       registry.OperationID
-	repeated bool // it may still run at the plugin
+	repeated bool // the call was made before, and may still run at the plugin
 }
 
-// executor returns the executor that has to send the call; zero: any node may send it, as it asks only, or is a call to
-// a node.
+// executor returns the executor that has to send the call. It is zero if any node may send the call: one that only
+// reads, or one of the CSI node service.
 func (c call) executor() registry.ExecutorKey {
 	if c.effect() == reads || c.service == "Node" {
 		return registry.ExecutorKey{}
@@ -71,13 +70,13 @@ type Request struct {
 	Method    string // full gRPC method, such as /csi.v1.Node/NodeStageVolume
 	Message   *emptypb.Empty
 	Operation registry.OperationID
-	// Repeated means that the same call was cut off before. It may still run at the plugin, which then answers ABORTED
-	// (CSI spec "Error Scheme"). Pass waits for its end.
+	// Repeated means that the same call was cut off before. That call may still run at the plugin, which then answers
+	// ABORTED (CSI spec "Error Scheme"). Pass waits until it has ended.
 	Repeated bool
 }
 
-// Pass passes a call to the plugin, and each message of the answer to reply. Its error is the plugin's, with its code,
-// an error of reply, or one of package registry.
+// Pass passes a call to the plugin, and each message of the answer to reply. It returns the plugin's error with the
+// plugin's code, an error of reply, or an error of package registry.
 func (e *Endpoint) Pass(ctx context.Context, r Request, reply func(*emptypb.Empty) error) error {
 	c, err := newCall(r.Plugin, r.Method, r.Message)
 	if err != nil {
@@ -93,7 +92,7 @@ func (e *Endpoint) Pass(ctx context.Context, r Request, reply func(*emptypb.Empt
 	if err := e.checkExecutor(ctx, c); err != nil {
 		return err
 	}
-	if _, err := e.instance(ctx, c); err != nil { // without the locks, which others may need meanwhile
+	if _, err := e.instance(ctx, c); err != nil { // wait without the locks, which others may need
 		return err
 	}
 	unlock, err := e.Locks.LockAll(ctx, c.keys(), c.what()) // all calls lock in the same order
@@ -101,12 +100,12 @@ func (e *Endpoint) Pass(ctx context.Context, r Request, reply func(*emptypb.Empt
 		return err
 	}
 	defer unlock()
-	// before a use is recorded; another may have become active during the wait for the lock
+	// Choose the instance before a use is recorded. During the wait for the lock another one may have become active.
 	at, err := e.instance(ctx, c)
 	if err != nil {
 		return err
 	}
-	if err := e.Pause.Wait(ctx, c.op); err != nil { // a use is not recorded for a call that only the next shim sends
+	if err := e.Pause.Wait(ctx, c.op); err != nil { // if the next shim sends the call, record no use here
 		return err
 	}
 	isNew, err := e.begin(ctx, c, at)
@@ -117,8 +116,8 @@ func (e *Endpoint) Pass(ctx context.Context, r Request, reply func(*emptypb.Empt
 	return errors.Join(o.err, o.replyErr, e.end(ctx, c, isNew, o))
 }
 
-// checkExecutor returns an ErrUnavailable that names the node at whose endpoint the client has to make the call. It is
-// not passed there, because it carries secrets, and what nodes share holds none.
+// checkExecutor returns an ErrUnavailable that names the node at whose endpoint the client has to make the call. The
+// call is not passed to that node, because it carries secrets, and the records that nodes share hold no secrets.
 func (e *Endpoint) checkExecutor(ctx context.Context, c call) error {
 	if e.Executors == nil || c.executor().Plugin == "" {
 		return nil
@@ -134,7 +133,8 @@ func (e *Endpoint) checkExecutor(ctx context.Context, c call) error {
 	})
 }
 
-// read makes a call that gives way to other calls for its volume, after which it is made again.
+// read makes a call that only reads. If another operation needs the volume, the call is cancelled and made again after
+// it.
 func (e *Endpoint) read(ctx context.Context, c call, reply func(*emptypb.Empty) error) error {
 	if len(c.volumes) != 1 {
 		o := e.send(ctx, c, reply)
@@ -178,7 +178,7 @@ func newCall(plugin registry.PluginID, full string, raw *emptypb.Empty) (c call,
 	return c, nil
 }
 
-// object is the key of the lock of a name or a snapshot id in requests.
+// object is the key of a lock: a name or a snapshot id in requests.
 type object struct {
 	plugin registry.PluginID
 	field  protoreflect.Name
@@ -187,7 +187,7 @@ type object struct {
 
 func (o object) String() string { return fmt.Sprintf("%s %q of plugin %s", o.field, o.value, o.plugin) }
 
-// keys returns the keys of what the request names. A list names nothing: its ABORTED means an invalid token.
+// keys returns the lock keys of the objects in the request. A list has none, so ABORTED for it means an invalid token.
 func (c call) keys() (keys []intent.Key) {
 	for _, field := range []protoreflect.Name{"name", "snapshot_id", "group_snapshot_id"} {
 		if value := text(c.request, field); value != "" && c.effect() != reads {
@@ -200,8 +200,9 @@ func (c call) keys() (keys []intent.Key) {
 	return keys
 }
 
-// begin refuses the call if it would change what is registered in Holdfast, and records the use that it begins. isNew
-// reports whether there was no such use: no earlier call has begun it, or may have. The call goes to the instance at.
+// begin records the use that the call begins. It refuses a call that would change something registered in Holdfast.
+// isNew reports whether the use is new, so that no earlier call can have begun it. at is the instance that gets the
+// call.
 func (e *Endpoint) begin(ctx context.Context, c call, at registry.Instance) (isNew bool, err error) {
 	_, err = registry.Ensure(ctx, e.State, func(view registry.View) (change registry.Change, err error) {
 		if err := c.checkRegistered(view); err != nil {
@@ -220,8 +221,8 @@ func (e *Endpoint) begin(ctx context.Context, c call, at registry.Instance) (isN
 	return isNew, err
 }
 
-// checkRegistered returns an ErrConflict if the call would change a volume or delete a snapshot that Holdfast has a
-// record of.
+// checkRegistered returns an ErrConflict if Holdfast has a record of a volume that the call would change, or of a
+// snapshot that the call would delete.
 func (c call) checkRegistered(view registry.View) error {
 	if c.effect() == snapshots {
 		ids := append(texts(c.request, "snapshot_ids"), text(c.request, "snapshot_id"),
@@ -245,8 +246,8 @@ func (c call) checkRegistered(view registry.View) error {
 	return nil
 }
 
-// use returns the use that the call begins, if it begins one. A call that changes a volume or deletes it is a use until
-// its outcome is certain.
+// use returns the use that the call begins, if any. A call that changes or deletes a volume counts as a use until its
+// outcome is certain.
 func (c call) use(node registry.NodeName, now time.Time) (use registry.EndpointUse, ok bool) {
 	target := text(c.request, targets[c.rpc])
 	switch c.effect() {
@@ -261,14 +262,14 @@ func (c call) use(node registry.NodeName, now time.Time) (use registry.EndpointU
 	return registry.EndpointUse{Volume: c.volumes[0], Call: c.rpc, Target: target, Node: node, Since: now}, true
 }
 
-// sameUse returns a function that reports whether a record is that of the use.
+// sameUse returns a function that reports whether a record has the key of the use.
 func sameUse(use registry.EndpointUse) func(registry.EndpointUse) bool {
 	return func(other registry.EndpointUse) bool { return other.Key() == use.Key() }
 }
 
-// end records which task serves the use that the call has begun, or removes records of uses: those that the call has
-// ended, or the new one if the call has certainly had no effect. A use of a call of unknown outcome stays until the
-// same call succeeds or its undo does.
+// end updates the records of uses after a call. After a successful begin it records which task serves the use. After a
+// successful end it removes the uses that the call has ended. If the call has certainly had no effect, it removes the
+// new use. If the outcome is unknown, the use stays until the same call or its undo succeeds.
 func (e *Endpoint) end(ctx context.Context, c call, isNew bool, o outcome) error {
 	own, _ := c.use(e.Node, time.Time{})
 	ended := func(registry.EndpointUse) bool { return false }
@@ -284,7 +285,7 @@ func (e *Endpoint) end(ctx context.Context, c call, isNew bool, o outcome) error
 		did := undoOf[c.rpc]
 		target := text(c.request, targets[did])
 		ended = func(use registry.EndpointUse) bool {
-			if did == registry.ControllerPublishRPC { // without a node it detaches the volume from every node
+			if did == registry.ControllerPublishRPC { // a call without a node detaches the volume from every node
 				return use.Call == did && (use.Target == target || target == "")
 			}
 			return use.Call == did && use.Target == target && use.Node == e.Node
@@ -300,7 +301,7 @@ func (e *Endpoint) end(ctx context.Context, c call, isNew bool, o outcome) error
 		for _, key := range c.volumes {
 			for _, use := range view.EndpointUses(key) {
 				switch {
-				case len(change.Delete) == registry.Batch: // the rest is next
+				case len(change.Delete) == registry.Batch: // the next commit removes the rest
 				case ended(use):
 					change.Delete = append(change.Delete, use.Key())
 				case begun && use.Key() == own.Key() && use.Server != own.Server:
@@ -315,11 +316,11 @@ func (e *Endpoint) end(ctx context.Context, c call, isNew bool, o outcome) error
 
 // outcome is the result of a call.
 type outcome struct {
-	at       registry.Instance // that got the last try
-	sent     bool              // an instance may have got it
-	lost     bool              // an instance that may have got it has given no answer
-	replied  bool              // a message was passed on
-	err      error             // of the plugin, or why there was no call
+	at       registry.Instance // the instance of the last try
+	sent     bool              // an instance may have got the call
+	lost     bool              // an instance that may have got the call has not answered
+	replied  bool              // a message was passed to the client
+	err      error             // the plugin's error, or why no call was made
 	replyErr error
 }
 
@@ -332,17 +333,17 @@ func (o outcome) none() bool {
 // repeatBackoff is the wait before a call is repeated.
 var repeatBackoff = intent.Backoff{First: 50 * time.Millisecond, Max: time.Second}
 
-// afterActivation is how long after its activation a shim repeats a call that the plugin answers with ABORTED: calls of
-// the shim before may still run.
+// afterActivation is how long after its activation a shim repeats a call that the plugin answers with ABORTED, because
+// calls of the previous shim may still run.
 const afterActivation = 30 * time.Second
 
 // Limits of one call to a plugin. The client's deadline may be shorter.
 const (
 	callLimit   = 15 * time.Minute
-	streamLimit = 24 * time.Hour // of a stream of answers, such as the changed blocks of a large volume
+	streamLimit = 24 * time.Hour // for a stream of answers, such as the changed blocks of a large volume
 )
 
-// Limit returns how long a call of the method lasts at most, if its client sets no deadline.
+// Limit returns how long a call of the method may take if its client sets no deadline.
 func Limit(full string) time.Duration {
 	if m, is := parseMethod(full); is && m.service == "SnapshotMetadata" {
 		return streamLimit
@@ -350,8 +351,8 @@ func Limit(full string) time.Duration {
 	return callLimit
 }
 
-// send makes the call at the active instance, and repeats it while instances die before they answer, and while an
-// earlier call may still run.
+// send makes the call. It repeats the call while instances die before they answer, and while an earlier call may still
+// run.
 func (e *Endpoint) send(ctx context.Context, c call, reply func(*emptypb.Empty) error) (o outcome) {
 	passOn := func(m *emptypb.Empty) error {
 		o.replied = true
@@ -391,8 +392,8 @@ func (e *Endpoint) send(ctx context.Context, c call, reply func(*emptypb.Empty) 
 	}
 }
 
-// instance waits for the instance that serves the call, unless no task is to become one: the active one, or an older
-// one that serves a mount of the volume.
+// instance returns the instance that serves the call: the active one, or an older one that serves a mount of the
+// volume. If there is none, instance waits for it as long as a task of the plugin is expected.
 func (e *Endpoint) instance(ctx context.Context, c call) (at registry.Instance, err error) {
 	for waited := time.Duration(0); ; waited += taskPause {
 		for _, role := range c.roles() {
@@ -439,7 +440,7 @@ func (e *Endpoint) expected(
 	return role, expected, err
 }
 
-// A plugin without any task may be about to be started again, in a newer version.
+// A plugin without a task may be about to start again in a newer version, so instance waits for it.
 const (
 	taskWait  = 5 * time.Second
 	taskPause = 100 * time.Millisecond
@@ -460,7 +461,7 @@ var kinds = []struct {
 	{registry.ErrUncertain, codes.Unavailable},
 }
 
-// Status returns the error of a call as a CSI client gets it: the plugin's with the plugin's code.
+// Status returns the error of a call for the CSI client. An error of the plugin keeps the plugin's code.
 func Status(err error) error {
 	if failure, is := errors.AsType[*registry.CallError](err); is {
 		n, known := code.Code_value[failure.Code]

@@ -8,9 +8,9 @@ import (
 	"holdfast/registry"
 )
 
-// Forget removes the records of how CSI clients use a volume, whose clients are gone for good. It sends no call: what
-// is attached or mounted stays. f.Confirm is the ID of the volume; ErrDenied says what may be lost without it.
-// ErrNotFound: no client uses the volume.
+// Forget removes the records of a volume's uses by CSI clients that are gone for good. It sends no call, so attachments
+// and mounts stay. f.Confirm is the ID of the volume; without it, ErrDenied says what may be lost. ErrNotFound: no
+// client uses the volume.
 func (e *Endpoint) Forget(ctx context.Context, key registry.VolumeKey, f registry.Force) error {
 	unlock, err := e.Locks.Lock(ctx, key, "the removal of uses of CSI clients")
 	if err != nil {

@@ -10,19 +10,19 @@ import (
 	"holdfast/registry"
 )
 
-// effect is what a call does to the volumes that it names.
+// effect is the effect of a call on the volumes that it names.
 type effect int
 
 const (
-	reads     effect = iota // it only reads, and gives way to other calls for the volume
-	snapshots               // the volume stays as it is; a snapshot of it is made or deleted
-	changes                 // it is refused for a volume that is registered in Holdfast
-	begins                  // changes, and begins a use of the volume
-	ends                    // changes, and ends such a use
-	deletes                 // changes, and ends every use of the volume
+	reads     effect = iota // only reads, and is cancelled if another operation needs the volume
+	snapshots               // makes or deletes a snapshot; the volume does not change
+	changes                 // changes the volume; refused if the volume is registered in Holdfast
+	begins                  // as changes, and begins a use of the volume
+	ends                    // as changes, and ends such a use
+	deletes                 // as changes, and ends every use of the volume
 )
 
-// effects has each method of the CSI specification. A method that is not in it is passed without any rule.
+// effects has the methods of the CSI specification. Other methods are passed on without any rule.
 var effects = map[string]effect{
 	"Identity/GetPluginInfo":         reads,
 	"Identity/GetPluginCapabilities": reads,
@@ -66,14 +66,14 @@ var effects = map[string]effect{
 	"Node/NodeGetStorageHealth": reads,
 }
 
-// undoOf maps each undo to the call whose use it ends.
+// undoOf maps each call that ends a use to the call that begins it.
 var undoOf = map[registry.RPC]registry.RPC{
 	registry.ControllerUnpublishRPC: registry.ControllerPublishRPC,
 	registry.NodeUnstageRPC:         registry.NodeStageRPC,
 	registry.NodeUnpublishRPC:       registry.NodePublishRPC,
 }
 
-// targets names the field of each call that says where it uses the volume.
+// targets has the field of each call that says where the call uses the volume.
 var targets = map[registry.RPC]protoreflect.Name{
 	registry.ControllerPublishRPC: "node_id",
 	registry.NodeStageRPC:         "staging_target_path",
@@ -87,7 +87,7 @@ type method struct {
 	rpc     registry.RPC
 }
 
-// parseMethod reports whether the method is one of a CSI service.
+// parseMethod parses the name of a gRPC method. It reports whether the method is one of a CSI service.
 func parseMethod(full string) (method, bool) {
 	rest, is := strings.CutPrefix(full, "/csi.v1.")
 	service, rpc, ok := strings.Cut(rest, "/")
@@ -107,7 +107,7 @@ func (m method) roles() []registry.Role {
 	return []registry.Role{registry.RoleController}
 }
 
-// decode returns the request as its type, or nil if this build does not know the method.
+// decode decodes a request. It returns nil if this build does not know the method.
 func (m method) decode(raw proto.Message) (proto.Message, error) {
 	name := protoreflect.FullName("csi.v1." + m.service + "." + string(m.rpc))
 	found, _ := protoregistry.GlobalFiles.FindDescriptorByName(name)
@@ -123,7 +123,7 @@ func (m method) decode(raw proto.Message) (proto.Message, error) {
 	return request, proto.Unmarshal(raw.ProtoReflect().GetUnknown(), request)
 }
 
-// text returns a field of the request, or "" if it has no such text.
+// text returns a text field of the request, or "" if the request has no such field.
 func text(request proto.Message, name protoreflect.Name) string {
 	if request == nil {
 		return ""
@@ -151,7 +151,7 @@ func volumesOf(request proto.Message) (ids []registry.ExternalID) {
 	return ids
 }
 
-// texts returns a field of the request that is a list of texts, or nil if it has none of that name.
+// texts returns a field of the request that is a list of texts, or nil if the request has no such field.
 func texts(request proto.Message, name protoreflect.Name) (list []string) {
 	if request == nil {
 		return nil

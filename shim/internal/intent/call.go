@@ -10,11 +10,11 @@ import (
 
 // Caller identifies the host operation that makes CSI calls, and limits their retries.
 type Caller struct {
-	registry.Call           // the operation of the host; zero: none
-	RetryUntil    time.Time // no try begins later, and no wait for a plugin lasts longer; zero: no limit
+	registry.Call           // the host's operation; zero: none
+	RetryUntil    time.Time // neither a try begins nor a wait for a plugin lasts after this time; zero: no limit
 }
 
-// Waiting returns a context that ends at RetryUntil. It does not limit a call under way, which has its own deadline.
+// Waiting returns a context that ends at RetryUntil, for waits. A call under way has its own deadline instead.
 func (c Caller) Waiting(ctx context.Context) (context.Context, context.CancelFunc) {
 	if c.RetryUntil.IsZero() {
 		return context.WithCancel(ctx)
@@ -27,32 +27,31 @@ type Call struct {
 	// Intent identifies the call: Volume, Name, RPC, Hash, and optionally Alloc, Request, Operation and At. Send sets
 	// the other fields.
 	Intent registry.Intent
-	// Before is part of the commit that opens the intent: marks become Sent here. If it fails, Send returns its error
+	// Before is part of the commit that opens the intent, and sets marks to Sent. If it fails, Send returns its error
 	// and sends nothing. For an open call it first runs without a commit, so it must have no side effects. It may be
 	// nil.
 	Before func(registry.View) (registry.Change, error)
-	// Select returns the task that gets the next try. It runs before each try; another task than Intent.At is recorded
-	// before the call is sent there. It may be nil: all tries go to Intent.At.
+	// Select returns the task that gets the next try. It runs before each try. If the task is not Intent.At, that is
+	// recorded before the call is sent there. If Select is nil, all tries go to Intent.At.
 	Select func(context.Context) (registry.TaskKey, error)
-	// Do sends the call. Its context, as that of Select, ends with the policy's deadline.
+	// Do sends the call. The contexts of Do and Select end with the policy's deadline.
 	Do func(context.Context) error
-	// Renew replaces what may have changed since the last try, such as a secret. It runs before each further try, and
-	// its context ends after Grace. It may be nil.
+	// Renew replaces parts of the request that may have changed since the last try, such as secrets. It runs before
+	// each further try, and its context ends after Grace. It may be nil.
 	Renew func(context.Context)
 	// Done is part of the commit that closes the intent after Do returned nil. It may be nil.
 	Done func(registry.View) registry.Change
-	// Then are further decisions of that commit, if no call follows. They only save a commit: Send does not return a
-	// refusal, so its caller decides the same again (registry.Ensure).
+	// Then are further decisions for that commit, if no other call follows. They only save a commit: Send does not
+	// return their refusal, so the caller of Send decides again (registry.Ensure).
 	Then []registry.Decision
-	// Failed is part of the commit that closes the intent after the call certainly failed. clean: no earlier try of it
-	// may have had an effect either. It may be nil.
+	// Failed is part of the commit that closes the intent after the call has certainly failed. clean means that no
+	// earlier try of the call may have had an effect either. Failed may be nil.
 	Failed func(view registry.View, err *registry.CallError, clean bool) registry.Change
 	// What is the purpose of the call, for errors, such as "stage volume v1". It may be empty.
 	What string
-	// NextDrive is the delay until the owner of the call sends it again if it stays uncertain, for display. 0 means
-	// unknown.
+	// NextDrive is the delay until the owner of the call sends an uncertain call again, for display; 0: unknown.
 	NextDrive time.Duration
-	// RetryUntil is that of a Caller.
+	// RetryUntil is as in Caller.
 	RetryUntil time.Time
 	// Policy is the retry policy. The zero value selects PolicyOf(Intent.RPC).
 	Policy Policy

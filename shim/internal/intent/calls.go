@@ -17,12 +17,12 @@ type Plugins interface {
 	Members(registry.Role, registry.PluginID) []registry.Instance
 }
 
-// Secrets resolves references to secrets, for one call.
+// Secrets resolves references to secrets. The values are for one call.
 type Secrets interface {
 	Resolve(context.Context, map[string]registry.Secret) (map[string]registry.SecretValue, error)
 }
 
-// Calls holds what the packages that make CSI calls for volumes share.
+// Calls holds what all packages need that make CSI calls for volumes.
 type Calls struct {
 	Sender
 	Plugins Plugins
@@ -36,7 +36,7 @@ type Calls struct {
 // AttachTo is the node to attach a volume to.
 type AttachTo struct {
 	Node registry.NodeName
-	ID   registry.NodeID // as the plugin calls the node
+	ID   registry.NodeID // the plugin's ID of the node
 	Used bool            // the node has staged or published the volume
 }
 
@@ -56,8 +56,8 @@ func (c Calls) Await(
 	return inst, fmt.Errorf("node plugin %s: %w", id, err)
 }
 
-// AwaitFor is Await for a call for one volume. While the plugin has several instances, the call goes to an older one if
-// the same call may still run there, or if its process serves a mount of the volume.
+// AwaitFor waits as Await does, for a call for one volume. If the plugin has several instances, an older one gets the
+// call if the same call may still run there, or if its process serves a mount of the volume.
 func (c Calls) AwaitFor(
 	ctx context.Context, by Caller, role registry.Role, key registry.VolumeKey,
 ) (registry.Instance, error) {
@@ -67,7 +67,7 @@ func (c Calls) AwaitFor(
 	return c.Await(ctx, by, role, key.Plugin)
 }
 
-// bound returns the healthy instance that gets the calls for the volume instead of the active one, if there is one.
+// bound returns the healthy instance, if any, that gets the calls for the volume in place of the active one.
 func (c Calls) bound(
 	ctx context.Context, role registry.Role, key registry.VolumeKey,
 ) (inst registry.Instance, found bool) {
@@ -125,7 +125,7 @@ func (c Calls) Send(
 }
 
 // To returns the call with an instance for each try. Before a try it waits for the instance, as AwaitFor does, and
-// records it. do sends the try there.
+// records it. do sends the try to the instance.
 func (c Calls) To(
 	ctx context.Context, by Caller, call Call, do func(context.Context, registry.Instance) error,
 ) Call {
@@ -164,8 +164,8 @@ func (c Calls) Resolve(ctx context.Context, s registry.VolumeSpec) (map[string]r
 	return values, nil
 }
 
-// Renew returns the volume's secrets for a further try of a call, because a refused secret may have been replaced. If
-// the secrets cannot be resolved now, it returns last.
+// Renew returns the volume's secrets for a further try of a call, because they may have been replaced since. If they
+// cannot be resolved now, it returns last.
 func (c Calls) Renew(
 	ctx context.Context, s registry.VolumeSpec, last map[string]registry.SecretValue,
 ) map[string]registry.SecretValue {
@@ -198,7 +198,7 @@ func Supports(inst registry.Instance, usages ...registry.Usage) error {
 	return nil
 }
 
-// FeasibleAt returns why the plugin cannot serve the usage in the role on this node now.
+// FeasibleAt returns the reasons why the plugin cannot serve the usage in the role on this node now.
 func FeasibleAt(
 	plugins Plugins, role registry.Role, id registry.PluginID, u registry.Usage,
 ) []registry.Infeasible {
@@ -206,7 +206,7 @@ func FeasibleAt(
 	return feasible(inst, found, "this node", role, id, u)
 }
 
-// FeasibleOn is FeasibleAt for another node.
+// FeasibleOn returns the reasons of FeasibleAt for another node.
 func FeasibleOn(
 	node registry.Node, role registry.Role, id registry.PluginID, u registry.Usage,
 ) []registry.Infeasible {
@@ -224,7 +224,7 @@ func feasible(
 	case !found:
 		add(registry.InfeasibleNoPlugin, "no task on %s serves plugin %s as %s", where, id, role)
 		return reasons
-	case inst.Health.State != registry.Healthy && inst.Health.Cause == "": // another node does not tell the cause
+	case inst.Health.State != registry.Healthy && inst.Health.Cause == "": // the record of another node has no cause
 		add(registry.InfeasibleUnhealthy, "plugin %s is %s as %s on %s", id, inst.Health.State, role, where)
 	case inst.Health.State != registry.Healthy:
 		add(registry.InfeasibleUnhealthy, "plugin %s is %s as %s: %s", id, inst.Health.State, role, inst.Health.Cause)

@@ -15,7 +15,8 @@ import (
 	"holdfast/registry"
 )
 
-// undo maps a call to the call that undoes it. CreateVolume is missing: only repeating it returns the external id.
+// undo maps a call to the call that undoes it. CreateVolume has none, because only its repetition returns the external
+// id.
 var undo = map[registry.RPC]registry.RPC{
 	registry.ControllerPublishRPC: registry.ControllerUnpublishRPC,
 	registry.NodeStageRPC:         registry.NodeUnstageRPC,
@@ -32,9 +33,8 @@ func Legal(open, next registry.Intent) error {
 	return registry.Errorf(registry.ErrConflict, "%s of %s cannot be sent now: %s", next.RPC, next.Name, Describe(open))
 }
 
-// LegalFor is Legal for a node that became the executor of the plugin after other nodes. Until an earlier executor has
-// said that none of its calls runs any more, a call that it has begun may only be repeated. The executor's own earlier
-// calls are at its own plugin, as those of a single node.
+// LegalFor is Legal for an executor that follows other nodes. While a former executor may still run the open call, that
+// call may only be repeated. For calls that the executor itself has begun, the rules of Legal hold.
 func LegalFor(executor registry.Executor, open, next registry.Intent) error {
 	if repeats(open, next) {
 		return nil
@@ -48,7 +48,8 @@ func LegalFor(executor registry.Executor, open, next registry.Intent) error {
 	return Legal(open, next)
 }
 
-// senders returns the nodes that may have sent the open call, once the executor repeats or undoes it.
+// senders returns the nodes that may have sent the open call, including the executor that is about to repeat or undo
+// it.
 func senders(executor registry.Executor, open registry.Intent) []registry.NodeName {
 	if executor.Holder == "" || slices.Contains(open.Senders, executor.Holder) {
 		return open.Senders
@@ -61,8 +62,8 @@ func MayRun(open registry.Intent) bool {
 	return open.Outcome == registry.OutcomePending || open.Code == "ABORTED"
 }
 
-// UndoOverlaps reports whether an undo of the open call now would overlap with that call. The outcome of two concurrent
-// calls for one volume is undefined (CSI spec, "Concurrency").
+// UndoOverlaps reports whether an undo sent now would overlap with the open call. The outcome of two concurrent calls
+// for one volume is undefined (CSI spec, "Concurrency").
 func UndoOverlaps(open registry.Intent) bool { return undo[open.RPC] != "" && MayRun(open) }
 
 // repeats reports whether next repeats the call of open.
@@ -88,8 +89,8 @@ func Describe(open registry.Intent) string {
 	return s + " is legal"
 }
 
-// Hash returns a hash of the JSON forms of a request's parts. These contain no secrets and no paths of one instance.
-// The hash therefore survives a rotated secret and an updated plugin.
+// Hash returns a hash of the JSON forms of a request's parts. The parts contain no secrets and no paths of one
+// instance, so the hash stays the same after a secret is rotated or the plugin is updated.
 func Hash(rpc registry.RPC, parts ...any) string {
 	sum := sha256.New()
 	enc := json.NewEncoder(sum)
@@ -109,7 +110,7 @@ func Event(kind registry.EventKind, i registry.Intent, at time.Time) registry.Ev
 		Request:  i.Request, Cause: registry.Cause(i.RPC), At: at,
 	}
 	if i.RPC == registry.CreateVolumeRPC {
-		e.External = "" // not known before it is done
+		e.External = "" // not known before the call is done
 	}
 	return e
 }
@@ -122,7 +123,7 @@ func RoleOf(rpc registry.RPC) registry.Role {
 	return registry.RoleController
 }
 
-// Answers reports whether a code is the plugin's own answer. The other codes may belong to a call that never reached
+// Answers reports whether a code is certainly the plugin's own answer. Other codes may be of a call that never reached
 // the plugin.
 func Answers(code string) bool {
 	switch code {
@@ -138,7 +139,7 @@ func Inconclusive(code string) bool {
 	return !known || row.Outcome == registry.OutcomeUncertain
 }
 
-// RejectsCall reports whether a plugin that answers with the code did not look at the volume. Such an answer says
+// RejectsCall reports whether a plugin that answers with the code has not looked at the volume. Such an answer says
 // nothing about the effect of an earlier try.
 func RejectsCall(code string) bool {
 	switch code {
@@ -148,8 +149,8 @@ func RejectsCall(code string) bool {
 	return false
 }
 
-// NoEnd returns the error of an open call whose outcome is no longer awaited. The error is at most vague, because a try
-// after a certain answer may be under way.
+// NoEnd returns the error of an open call whose outcome is no longer awaited. Even if the last answer was certain, the
+// error is vague, because a later try may be under way.
 func NoEnd(open registry.Intent) *registry.CallError {
 	said := &registry.CallError{RPC: open.RPC, Code: open.Code, Detail: cmp.Or(open.Detail, "it has no answer")}
 	if open.Code == "" || !Inconclusive(open.Code) {
@@ -158,8 +159,7 @@ func NoEnd(open registry.Intent) *registry.CallError {
 	return said
 }
 
-// Settled returns nil if the call certainly does not run any more: err is nil or a certain failure. Otherwise it
-// returns err.
+// Settled returns nil if the call has certainly ended: err is nil or a certain failure. Otherwise it returns err.
 func Settled(err error) error {
 	if call, ok := errors.AsType[*registry.CallError](err); ok && call.Outcome == registry.OutcomeFailed &&
 		!errors.Is(err, registry.ErrUncertain) {
@@ -171,7 +171,8 @@ func Settled(err error) error {
 // maxDetail bounds a stored error text that does not come from a plugin, in bytes.
 const maxDetail = 1024
 
-// callError converts the error of a call to a CallError. A call that has not certainly failed is uncertain.
+// callError converts the error of a call to a CallError. Unless the call has certainly failed, the outcome is
+// uncertain.
 func callError(rpc registry.RPC, err error) *registry.CallError {
 	if err == nil {
 		return nil

@@ -10,12 +10,12 @@ import (
 )
 
 // Locks serializes the operations on each volume or task. Different volumes run in parallel. The zero value is ready.
-// Locks are in memory: after the process ends, an open intent records the operation.
+// Locks are in memory only: after a restart, the open intent shows that an operation is unfinished.
 //
 // A volume has two locks: one by its VolumeName, and one by its VolumeKey once the plugin has assigned its id. An
 // operation that creates, deregisters or deletes a volume locks the name first and then the key. An operation that only
-// uses the volume locks the key. An operation on several volumes locks their keys in order, and no names of volumes. So
-// there is no deadlock.
+// uses the volume locks the key. An operation on several volumes locks their keys in order, and no names of volumes.
+// This order excludes deadlocks.
 type Locks struct {
 	mu    sync.Mutex // guards locks and all fields of a lock except token; held only briefly
 	locks map[Key]*lock
@@ -30,8 +30,8 @@ type lock struct {
 	holds string        // description of the holder's operation
 	users int           // the holder and waiters
 
-	locking int                     // holder and waiters that called Lock
-	yield   context.CancelCauseFunc // cancels a holder that called LockYielding, else nil
+	locking int                     // how many of them called Lock
+	yield   context.CancelCauseFunc // cancels a holder that called LockYielding; otherwise nil
 }
 
 // ErrYielded is the cause of a context of LockYielding that ended because another caller waits in Lock.
@@ -59,7 +59,7 @@ func (l *Locks) Lock(ctx context.Context, k Key, what string) (unlock func(), er
 	return func() { over(); release() }, nil
 }
 
-// LockAll takes the locks of all keys. Callers pass keys in one order, so that none waits for another in a circle.
+// LockAll takes the locks of all keys. All callers must pass keys in one common order, so that there is no deadlock.
 func (l *Locks) LockAll(ctx context.Context, keys []Key, what string) (unlock func(), err error) {
 	var held []func()
 	unlock = func() {
@@ -102,7 +102,7 @@ func (l *Locks) LockYielding(ctx context.Context, k Key, what string) (held cont
 	}, nil
 }
 
-// wait takes lk, which the caller has joined, once it is free.
+// wait takes lk once it is free. The caller has already joined its users.
 func (l *Locks) wait(ctx context.Context, k Key, lk *lock, what string) (release func(), err error) {
 	select {
 	case lk.token <- struct{}{}:
@@ -130,11 +130,11 @@ func (l *Locks) Busy(k Key) string {
 	return ""
 }
 
-// busyLimit bounds AwaitFree. Another question ends sooner; a call that changes something may take minutes.
+// busyLimit bounds AwaitFree. Calls that only read end sooner; a call that changes something may take minutes.
 const busyLimit = 2 * time.Second
 
-// AwaitFree waits until no operation holds the lock of k, for a question that gives way to all others. It reports false
-// if that takes longer than busyLimit: the caller asks another time.
+// AwaitFree waits until no operation holds the lock of k, for a call that only reads and yields to all others. If that
+// takes longer than busyLimit, it returns false, and the caller tries again later.
 func (l *Locks) AwaitFree(ctx context.Context, k Key) bool {
 	for end := time.Now().Add(busyLimit); l.Busy(k) != ""; {
 		if time.Now().After(end) || !Sleep(ctx, busyLimit/40) {

@@ -13,7 +13,7 @@ import (
 // context ends. Its context ends when the shim releases the state, and the next shim then makes the call. The zero
 // value is not paused.
 type Pause struct {
-	mu     sync.Mutex    // guards all below; held for no longer than a look-up
+	mu     sync.Mutex    // guards all fields below; held only briefly
 	ended  chan struct{} // closed when the pause ends; nil: there is none
 	notify func(op registry.OperationID, waiting bool)
 }
@@ -37,15 +37,15 @@ func (p *Pause) End() {
 	}
 }
 
-// Notify sets f, which is called before a call of an operation waits for the end of a pause, and after the wait.
+// Notify sets f. It is called when a call of an operation begins to wait for the end of a pause, and after the wait.
 func (p *Pause) Notify(f func(op registry.OperationID, waiting bool)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.notify = f
 }
 
-// current returns the channel that is closed when the pause ends, and the function that Notify has set. The channel is
-// nil without a pause.
+// current returns a channel that is closed when the pause ends, and the function that Notify has set. If there is no
+// pause, the channel is nil.
 func (p *Pause) current() (ended <-chan struct{}, notify func(registry.OperationID, bool)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -64,7 +64,7 @@ func (p *Pause) paused() bool {
 	return ended != nil
 }
 
-// Wait returns nil when there is no pause, or the cause of ctx's end. A nil *Pause is never paused.
+// Wait waits until there is no pause. If ctx ends first, it returns the cause. A nil *Pause is never paused.
 func (p *Pause) Wait(ctx context.Context, op registry.OperationID) error {
 	for p != nil && ctx.Err() == nil {
 		ended, notify := p.current()
@@ -84,20 +84,21 @@ func (p *Pause) Wait(ctx context.Context, op registry.OperationID) error {
 	return nil
 }
 
-// DrainTime is the Sender.Drain of an active shim. It lets a short call end, so that the next shim does not repeat it.
+// DrainTime is the Sender.Drain of an active shim. A call that is this short can end, so the next shim need not repeat
+// it.
 const DrainTime = 10 * time.Millisecond
 
 // ErrReleased is the cause, or part of the cause, of a context that ends because its shim releases the state.
 var ErrReleased = errors.New("this shim is not active any more")
 
-// Released reports whether ctx has ended because its shim releases the state. Nothing needs to be stored then: the next
-// shim repeats the calls of all open intents.
+// Released reports whether ctx has ended because its shim releases the state. If so, nothing needs to be stored,
+// because the next shim repeats the calls of all open intents.
 func Released(ctx context.Context) bool {
 	return ctx.Err() != nil && errors.Is(context.Cause(ctx), ErrReleased)
 }
 
-// drained returns a context for a call that begins now. It ends with ctx, and after limit. If ctx ends with
-// ErrReleased, the call still has the rest of its drain time.
+// drained returns a context for a call that begins now. It ends with ctx, or after limit. If ctx ends with ErrReleased,
+// the call may still use the rest of its drain time.
 func drained(ctx context.Context, drain, limit time.Duration) (context.Context, context.CancelFunc) {
 	if ctx.Err() != nil {
 		return context.WithCancel(ctx)
@@ -108,7 +109,7 @@ func drained(ctx context.Context, drain, limit time.Duration) (context.Context, 
 		why := context.Cause(ctx)
 		switch {
 		case errors.Is(ctx.Err(), context.DeadlineExceeded):
-			return // the call has the same deadline, and ends by that rather than by being cancelled
+			return // the call has the same deadline, so it need not be cancelled
 		case !errors.Is(why, ErrReleased):
 			cancel(why)
 			return

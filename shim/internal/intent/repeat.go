@@ -6,7 +6,7 @@ import (
 	"holdfast/registry"
 )
 
-// repeat sends a call of this node as a former executor once.
+// repeat repeats once a call that this node has begun as a former executor.
 func (s Sender) repeat(ctx context.Context, c Call) error {
 	if c.Intent.RPC != s.Late.RPC || c.Intent.Hash != s.Late.Hash {
 		return registry.Errorf(registry.ErrConflict, "%s of %s cannot be repeated: its volume has changed",
@@ -15,8 +15,8 @@ func (s Sender) repeat(ctx context.Context, c Call) error {
 	return s.Repeat(ctx, c.Intent.Volume.Plugin, *s.Late, c.Do)
 }
 
-// Repeat makes a call of this node as a former executor once. It returns nil if the plugin's answer shows that the call
-// has ended there. A repeated call continues where the first one was (CSI spec, "Timeouts").
+// Repeat repeats once a call that this node has begun as a former executor. It returns nil if the plugin's answer shows
+// that the call has ended there. A repeated call continues where the first one was (CSI spec, "Timeouts").
 func (s Sender) Repeat(
 	ctx context.Context, plugin registry.PluginID, late registry.LateCall, do func(context.Context) error,
 ) error {
@@ -37,7 +37,8 @@ func (s Sender) Repeat(
 	return err
 }
 
-// ended returns the change that keeps at which former executors the call may still run, once its outcome is certain.
+// ended returns the change for a call with a certain outcome. It records the former executors where the call may still
+// run.
 func (d *delivery) ended(view registry.View, failed bool) registry.Change {
 	open, _ := d.OpenCall(view, d.Intent)
 	if len(open.Senders) == 0 {

@@ -14,16 +14,16 @@ const Forever = math.MaxInt
 
 // Policy holds the deadline and the retry rules of one RPC.
 type Policy struct {
-	Deadline time.Duration  // of one try
+	Deadline time.Duration  // the deadline of one try
 	Rows     map[string]Row // by the name of the gRPC code; "" means no gRPC answer
 }
 
-// Row holds the meaning of one answer and how it is retried.
+// Row says what one answer means and how the call is retried after it.
 type Row struct {
 	Outcome registry.Outcome // OutcomeFailed or OutcomeUncertain
-	Tries   int              // limit on the calls with this answer; 0 means 1
-	Backoff Backoff          // between two tries
-	Advice  string           // for operators: the meaning of the answer and what to do
+	Tries   int              // how many calls may get this answer before Send gives up; 0 means 1
+	Backoff Backoff          // the wait between two tries
+	Advice  string           // what the answer means and what an operator can do
 }
 
 // Row returns the row of a code. An unknown code has the row of UNKNOWN.
@@ -36,8 +36,8 @@ func (p Policy) Row(code string) Row {
 	return row
 }
 
-// PolicyOf returns the policy of an RPC. Policies has one for each RPC of this build. The state file may name an RPC of
-// a newer build. Its policy treats every answer as uncertain and allows one try.
+// PolicyOf returns the policy of an RPC. Policies has each RPC of this build, but the state file may name an RPC of a
+// newer build. Its policy treats every answer as uncertain and allows one try.
 func PolicyOf(rpc registry.RPC) Policy {
 	if p, known := Policies[rpc]; known {
 		return p
@@ -63,7 +63,7 @@ func Waits(open registry.Intent) registry.Wait {
 	w, policy := open.Waits(), PolicyOf(open.RPC)
 	w.Advice = policy.Row(open.Code).Advice
 	if open.Outcome == registry.OutcomePending && open.Code == "CANCELLED" {
-		w.Code, w.Detail = "", "" // the shim cancelled the call: the plugin has not answered
+		w.Code, w.Detail = "", "" // the shim has cancelled the call, so the code is no answer of the plugin
 	}
 	if w.Code == "" && w.Detail == "" {
 		w.Advice = fmt.Sprintf("the plugin has not answered yet; it has %.0f minutes, and is asked again then",
@@ -72,8 +72,8 @@ func Waits(open registry.Intent) registry.Wait {
 	return w
 }
 
-// few is the Tries of codes that a driver's plain error or recovered panic produces. Such errors rarely pass by
-// themselves.
+// few is the Tries of codes that a driver returns for a plain error or a recovered panic. Such an error rarely goes
+// away by itself.
 const few = 3
 
 var (
@@ -93,9 +93,8 @@ func (r Row) with(b Backoff) Row {
 }
 
 // common holds the rows for every call that changes something (CSI spec, "Error Scheme"). UNKNOWN, INTERNAL and
-// DATA_LOSS do not say that the call had no effect, and a recovered panic returns them too. RESOURCE_EXHAUSTED may be
-// the plugin's limit on the size of a response, which applies after the call took effect. The same holds for an
-// unreadable response.
+// DATA_LOSS do not say that the call had no effect; a recovered panic returns them too. RESOURCE_EXHAUSTED may mean
+// that the response was too large, after the call took effect. An unreadable response also comes after the effect.
 var common = map[string]Row{
 	"": uncertain(few,
 		"the connection to the plugin broke during the call: see in its log whether it crashes"),
@@ -142,7 +141,7 @@ func uncertainRows() map[string]Row {
 
 // Policies is the retry table. Each RPC lists its differences from common.
 var Policies = map[registry.RPC]Policy{
-	// A user waits for it, and a different request may succeed.
+	// A user waits for the call, and a different request may succeed.
 	registry.CreateVolumeRPC: {5 * time.Minute, rows(slow, map[string]Row{
 		"RESOURCE_EXHAUSTED": uncertain(few,
 			"the plugin's storage has no room for it: make some, or ask for less, or elsewhere"),
@@ -150,8 +149,8 @@ var Policies = map[registry.RPC]Policy{
 			"the plugin does not know what this one is to be made of: see whether it exists there"),
 		"ALREADY_EXISTS": failed(1,
 			"the plugin has another volume of that name: choose another name, or ask for the same"),
-		// The plugin has probably made the volume, and a retry would return the same response. The record stays for
-		// an operator to decide.
+		// The plugin has probably made the volume, and would answer a retry in the same way. The record stays, so that
+		// an operator can decide.
 		registry.CodeUnreadable: failed(1,
 			"the plugin has probably made the volume, and its answer cannot be read: use another version of it"),
 	})},
@@ -221,8 +220,8 @@ var Policies = map[registry.RPC]Policy{
 	}))},
 }
 
-// unmounting returns the rows that differ for calls that remove a mount. A plugin that has lost its records gives
-// either answer each time. Only an operator knows that the mount is unused, so it stays.
+// unmounting returns the rows that differ for calls that remove a mount. A plugin that has lost its records returns one
+// of these codes each time. The mount stays, because only an operator can know that it is unused.
 func unmounting() map[string]Row {
 	const byHand = "end what uses the mount and umount it by hand; the rest follows by itself"
 	return map[string]Row{
@@ -233,7 +232,8 @@ func unmounting() map[string]Row {
 }
 
 // altering returns the rows that differ for expansions and modifications. They have no undo, and no other call depends
-// on them. So an answered one does not block other calls for its volume. Repeating the same call finds out what it did.
+// on them, so an answered call does not block other calls for its volume. Repeating the call shows whether it took
+// effect.
 func altering(differing map[string]Row) map[string]Row {
 	differing["UNKNOWN"] = failed(few, "the plugin failed, and does not say how: its log may")
 	differing["INTERNAL"] = failed(few, "something failed inside the plugin: its log should say what")
@@ -252,7 +252,7 @@ func rows(b Backoff, differing map[string]Row) map[string]Row {
 	return table
 }
 
-// Once returns the policy with a single try, for a caller that retries itself.
+// Once returns the policy with a single try, for a caller that does the retries itself.
 func (p Policy) Once() Policy {
 	p.Rows = maps.Clone(p.Rows)
 	for code, row := range p.Rows {

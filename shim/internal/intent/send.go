@@ -17,8 +17,8 @@ import (
 // Grace bounds two things after the caller of a call is gone: storing the outcome, and Call.Renew.
 const Grace = 5 * time.Second
 
-// A failed try is stored if the next one begins after recordNew, when its answer is new, or after recordAlways. A
-// shorter wait ends before a person could read about it.
+// A failed try is stored if the next try begins later than recordNew (for a new answer) or recordAlways (for any). An
+// operator would not see a shorter wait.
 const (
 	recordNew    = 100 * time.Millisecond
 	recordAlways = 500 * time.Millisecond
@@ -28,20 +28,21 @@ const (
 type Sender struct {
 	State registry.State
 	Now   func() time.Time // wall time, for people
-	Pause *Pause           // no call begins while it lasts; nil: never paused
-	Drain time.Duration    // minimum time that a call has from its start when the shim releases the state
+	Pause *Pause           // no call begins during a pause; nil: never paused
+	Drain time.Duration    // how long a call may run from its start, if the shim releases the state
 
-	Traces trace.TracerProvider // makes a span of each call, with all its tries; nil: none
-	// Executors says which controller calls this node may send; nil: all, as no other node has the plugins.
+	Traces trace.TracerProvider // for a span of each call, with all its tries; nil: no spans
+	// Executors says which controller calls this node may send. If it is nil, this node may send all, as it is the only
+	// one.
 	Executors Executors
-	Node      registry.NodeName // this node, if others use the same volumes; else empty
-	// Late is set to repeat one call of this node as a former executor. Then Send stores nothing, and its error is nil
-	// once an answer of the plugin shows that the call has ended there.
+	Node      registry.NodeName // this node, if other nodes use the same volumes; otherwise empty
+	// Late is set to repeat one call that this node has begun as a former executor. Then Send stores nothing. It
+	// returns nil once an answer of the plugin shows that the call has ended there.
 	Late *registry.LateCall
 }
 
-// OpenCall returns the open call that needs an outcome before next, unless it repeats or undoes it. The attachment of a
-// volume to one node and calls for the volume on another node do not wait for each other.
+// OpenCall returns the open call that must have an outcome before next is sent, unless next repeats or undoes it. A
+// call that attaches a volume to one node does not wait for calls on another node, and the reverse.
 func (s Sender) OpenCall(v registry.View, next registry.Intent) (registry.Intent, bool) {
 	elsewhere := func(id registry.NodeID) bool {
 		at, found := v.Attachment(registry.AttachmentKey{Volume: next.Volume, Node: s.Node})
@@ -56,30 +57,30 @@ func (s Sender) OpenCall(v registry.View, next registry.Intent) (registry.Intent
 	return v.NodeIntent(next.Volume)
 }
 
-// Executors are the nodes that make the controller calls of plugins. A node may lose a plugin at any time.
+// Executors knows which node makes the controller calls of each plugin. A node may lose this role at any time.
 type Executors interface {
-	// Check returns the plugin's executor if that is this node, for a decision that begins a call. Else it returns an
-	// ErrUnavailable that names the executor. The executor is zero for a plugin with controller_scope = "node", if this
-	// node makes the calls.
+	// Check returns the plugin's executor if it is this node, for a decision that begins a call. Otherwise it returns
+	// an ErrUnavailable that names the executor. If the plugin has controller_scope = "node" and this node makes the
+	// calls, the executor is zero.
 	Check(registry.View, registry.ExecutorKey) (registry.Executor, error)
-	// Sending is called directly before a call is sent, and done after it. Its ErrUnavailable says that another node
-	// may be the executor now.
+	// Sending is called directly before a call is sent, and done after the call. It returns an ErrUnavailable if
+	// another node may be the executor now.
 	Sending(context.Context, registry.ExecutorKey) (done func(), err error)
-	// Repeating is called directly before a call of this node as a former executor is repeated. Its error says that the
+	// Repeating is called directly before this node repeats a call as a former executor. It returns an error if the
 	// call must not be sent any more.
 	Repeating(context.Context, registry.PluginID, registry.LateCall) error
 }
 
-// Send sends calls for one volume one after the other: it opens the intent of each, sends it, retries it by its policy,
-// and stores its outcome. The outcome of a call and the intent of the next one are one commit. Send stops retrying
-// when ctx ends or RetryUntil has passed. It returns nil when all calls are done and that is stored. After an error,
-// the calls after the failed one were not sent. After any error that is not ErrUncertain, the failed one never ran or
-// does not run any more.
+// Send sends calls for one volume, one after the other. It opens the intent of each call, sends the call, retries it by
+// its policy, and stores its outcome. The outcome of a call and the intent of the next one are one commit. Send stops
+// retrying when ctx ends or RetryUntil has passed. It returns nil when all calls are done and their outcomes are
+// stored. After an error, the calls after the failed one were not sent. If the error is not ErrUncertain, the failed
+// call does not run.
 func (s Sender) Send(ctx context.Context, calls ...Call) (err error) {
 	if s.Late != nil {
 		return s.repeat(ctx, calls[0])
 	}
-	var done *delivery // its outcome is not stored yet
+	var done *delivery // the call whose outcome is not stored yet
 	for _, c := range calls {
 		if done, err = s.deliver(ctx, c, done); err != nil {
 			return c.explain(err)
@@ -101,13 +102,13 @@ func (s Sender) Send(ctx context.Context, calls ...Call) (err error) {
 	return done.explain(done.store(ctx, done.done, then...))
 }
 
-// deliver sends one call until it is done. It opens the intent in the commit that stores the outcome of the call
-// before, if there is one, and leaves its own outcome to be stored.
+// deliver sends one call until it is done. If there is a call before it, deliver opens the intent in the commit that
+// stores the outcome of that call. It leaves its own outcome to be stored.
 func (s Sender) deliver(ctx context.Context, c Call, before *delivery) (d *delivery, err error) {
 	ctx, end := s.startSpan(ctx, c.Intent)
 	defer func() { end(err) }()
-	if before == nil || ctx.Err() != nil || s.Pause.paused() { // else the pause begins after this call
-		if before != nil { // this call may have to wait
+	if before == nil || ctx.Err() != nil || s.Pause.paused() { // otherwise, a pause begins after this call
+		if before != nil { // store the outcome first, as this call may have to wait
 			if err := before.store(ctx, before.done); err != nil {
 				return nil, err
 			}
@@ -129,7 +130,7 @@ func (s Sender) deliver(ctx context.Context, c Call, before *delivery) (d *deliv
 
 // retry sends the call until it is done.
 func (d *delivery) retry(ctx context.Context) error {
-	answers := map[string]int{} // count by code
+	answers := map[string]int{} // how often each code was answered
 	for first := true; ; first = false {
 		if !first {
 			d.renew(ctx)
@@ -162,8 +163,9 @@ func (d *delivery) retry(ctx context.Context) error {
 	}
 }
 
-// Once makes one call without an intent, as Send makes a try: not during a pause, and within the deadline. The caller
-// has stored what the call may do. by is the executor that has to send it; zero: any node may.
+// Once makes one call without an intent. As for Send, the call does not begin during a pause and has a deadline. Before
+// Once, the caller must have stored what the call may do. by is the executor that has to send the call; zero: any node
+// may.
 func (s Sender) Once(
 	ctx context.Context, op registry.OperationID, by registry.ExecutorKey, deadline time.Duration,
 	do func(context.Context) error,
@@ -176,7 +178,7 @@ func (s Sender) Once(
 	return s.executed(ctx, by, do)
 }
 
-// executed makes a call that only an executor may send; zero: any node may.
+// executed makes a call that only the executor by may send; zero: any node may.
 func (s Sender) executed(ctx context.Context, by registry.ExecutorKey, do func(context.Context) error) error {
 	if s.Executors == nil || by.Plugin == "" {
 		return do(ctx)
@@ -189,16 +191,17 @@ func (s Sender) executed(ctx context.Context, by registry.ExecutorKey, do func(c
 	return do(ctx)
 }
 
-// delivery is one call of a run of Send.
+// delivery is one of the calls that Send sends.
 type delivery struct {
 	Sender
 	Call
-	doubt  bool // an earlier try, or the call that this one undoes, has had no certain answer
-	repeat bool // a call before this run may still run at the plugin: this one repeats or undoes it
+	doubt  bool // an earlier try, or the call that this one undoes, had no certain answer
+	repeat bool // this call repeats or undoes an earlier one that may still run at the plugin
 	by     registry.ExecutorKey
 }
 
-// open stores the intent, after the outcome of the call before. It does nothing if the intent is stored as needed.
+// open stores the intent, together with the outcome of the call before. If the intent is stored already, it does
+// nothing.
 func (d *delivery) open(ctx context.Context, before *delivery) error {
 	if before == nil {
 		if joined, err := d.join(ctx); joined || err != nil {
@@ -251,8 +254,8 @@ func (d *delivery) opening(view registry.View) (change registry.Change, err erro
 	return change.And(registry.Change{Put: []registry.Record{next}}), nil
 }
 
-// join continues an open call without a commit if all that must be stored before the call is stored. After a swap this
-// holds for all calls that were under way, so none of them waits for a commit.
+// join continues an open call without a commit if everything that must be stored before the call is stored already.
+// After a swap this holds for all calls that were under way, so none of them waits for a commit.
 func (d *delivery) join(ctx context.Context) (joined bool, err error) {
 	err = d.State.View(ctx, func(view registry.View) error {
 		open, found := d.OpenCall(view, d.Intent)
@@ -272,7 +275,7 @@ func (d *delivery) join(ctx context.Context) (joined bool, err error) {
 	return joined, err
 }
 
-// executor returns the executor of the call's plugin, which is this node; the zero value: any node may send the call.
+// executor returns the executor of the call's plugin, which is this node. It is zero if any node may send the call.
 func (d *delivery) executor(view registry.View) (registry.Executor, error) {
 	if d.Executors == nil || d.Intent.RPC.OnNode() {
 		return registry.Executor{}, nil
@@ -282,7 +285,8 @@ func (d *delivery) executor(view registry.View) (registry.Executor, error) {
 	return d.Executors.Check(view, d.by)
 }
 
-// requested returns the intent as Send was asked to open it. An instance that is not known now is that of the intent.
+// requested returns open with only the fields that a caller of Send sets. If at is zero, the caller does not know the
+// instance, and At is zero too.
 func requested(open registry.Intent, at registry.TaskKey) registry.Intent {
 	if at != (registry.TaskKey{}) {
 		at = open.At
@@ -294,7 +298,7 @@ func requested(open registry.Intent, at registry.TaskKey) registry.Intent {
 	}
 }
 
-// prepared reports whether the records of Before are stored.
+// prepared reports whether the records that Before would write are stored already.
 func (d *delivery) prepared(view registry.View) bool {
 	change, err := d.Before(view)
 	if err != nil || len(change.Delete)+len(change.Events) > 0 {
@@ -339,12 +343,12 @@ func (d *delivery) send(ctx context.Context) error {
 	return d.executed(ctx, d.by, d.Do)
 }
 
-// retryDivisor divides the time that a call has run at a plugin. The quotient is the wait until the call is repeated,
-// so it bounds how late its end is noticed.
+// retryDivisor divides the time that a call has run at a plugin. The quotient is the wait before the call is repeated,
+// and so bounds how late the end of the call is noticed.
 const retryDivisor = 3
 
 // delay returns the wait after a try with the code. After ABORTED for an earlier call that still runs, the first wait
-// is short, because most calls are. It grows with the time that the call has run.
+// is short, because most calls are short. Later waits grow with the time that the call has run.
 func (d *delivery) delay(row Row, code string) time.Duration {
 	if d.repeat && code == "ABORTED" {
 		wait := min(max(2*DrainTime, d.Now().Sub(d.Intent.Since)/retryDivisor), row.Backoff.Max)
@@ -392,8 +396,8 @@ func (d *delivery) done(view registry.View) registry.Change {
 	return change
 }
 
-// giveUp stores the last error and returns it with advice. The intent of a failed call is closed, that of an uncertain
-// one stays open.
+// giveUp stores the last error and returns it with advice. It closes the intent of a failed call. The intent of an
+// uncertain call stays open.
 func (d *delivery) giveUp(ctx context.Context, err *registry.CallError) error {
 	var failed error
 	err.Attempt = d.Intent.Attempt
@@ -421,7 +425,7 @@ func (d *delivery) giveUp(ctx context.Context, err *registry.CallError) error {
 	return errors.Join(with, failed)
 }
 
-// advised is a call's error with advice for a person.
+// advised is a call's error with advice for an operator.
 type advised struct {
 	*registry.CallError
 	advice string
@@ -430,7 +434,7 @@ type advised struct {
 func (e advised) Error() string { return e.CallError.Error() + "; " + e.advice }
 func (e advised) Unwrap() error { return e.CallError }
 
-// keepOpen stores that the call has no certain answer, or when it is tried again.
+// keepOpen stores that the call has no certain answer, and when the next try is.
 func (d *delivery) keepOpen(ctx context.Context, err *registry.CallError, next time.Time) error {
 	events := d.failure(err)
 	d.Intent.Outcome, d.Intent.Code, d.Intent.Detail, d.Intent.Next = err.Outcome, err.Code, err.Detail, next
@@ -440,7 +444,7 @@ func (d *delivery) keepOpen(ctx context.Context, err *registry.CallError, next t
 	})
 }
 
-// failure returns the event of a failed try. A try that failed like the one before has none.
+// failure returns the event of a failed try. There is none if the last try failed in the same way.
 func (d *delivery) failure(err *registry.CallError) []registry.Event {
 	if d.reported(err) {
 		return nil
@@ -458,9 +462,9 @@ func (d *delivery) reported(err *registry.CallError) bool {
 	return d.Intent.Outcome == err.Outcome && d.Intent.Code == err.Code
 }
 
-// store commits the change, and further decisions, even if ctx has ended, so that the outcome is not lost with its
-// caller. It stores nothing if the intent is no longer open, or if another node may have become the
-// executor, which repeats the call.
+// store commits the change and further decisions. It does so even if ctx has ended, so that the outcome is not lost
+// with the caller. If the intent is no longer open, it stores nothing. If another node may be the executor now, it
+// stores nothing either, because the new executor repeats the call.
 func (d *delivery) store(
 	ctx context.Context, change func(registry.View) registry.Change, then ...registry.Decision,
 ) error {
@@ -483,7 +487,7 @@ func (d *delivery) store(
 	return err
 }
 
-// Sleep reports whether it slept to the end.
+// Sleep waits for d or until ctx ends. It reports whether it waited for d.
 func Sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

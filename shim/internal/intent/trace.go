@@ -10,8 +10,8 @@ import (
 	"holdfast/registry"
 )
 
-// startSpan begins the span of a call. A call that no caller waits for, such as one that was open when this shim became
-// active, begins a trace of its own: the operation is the same.
+// startSpan begins the span of a call. A call without a waiting caller begins a new trace, for example one that was
+// open when this shim became active. Both traces have the same operation as an attribute.
 func (s Sender) startSpan(ctx context.Context, i registry.Intent) (_ context.Context, end func(error)) {
 	if s.Traces == nil {
 		return ctx, func(error) {}

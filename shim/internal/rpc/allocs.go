@@ -21,7 +21,7 @@ type synced struct {
 	Tasks  task.Synced
 }
 
-// Sync takes down allocs before it forgets plugin tasks: the release of an alloc may need its plugin.
+// Sync takes down allocs before it forgets plugin tasks, because the release of an alloc may need its plugin.
 func (s *allocs) Sync(ctx context.Context, req *pb.SyncRequest) (*pb.SyncReply, error) {
 	done, at, err := change(ctx, s.s, "Allocs.Sync", req,
 		func(ctx context.Context, a *Active, _ registry.Call) (synced, error) {
@@ -112,7 +112,7 @@ func (s *allocs) Feasible(ctx context.Context, req *pb.FeasibleRequest) (*pb.Fea
 	return reply, nil
 }
 
-// useBuckets have the records of the status of allocs and volumes.
+// useBuckets have the records from which the status of allocs and volumes is made.
 var useBuckets = []registry.Bucket{
 	registry.BucketAllocs, registry.BucketClaims, registry.BucketRefs, registry.BucketVolumes,
 	registry.BucketInlineVolumes, registry.BucketAttachments, registry.BucketStagings, registry.BucketIntents,

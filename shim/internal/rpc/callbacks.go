@@ -18,19 +18,19 @@ import (
 // Limits of one callback to the host, if the caller sets no earlier deadline.
 const (
 	callbackLimit = 10 * time.Second
-	fenceLimit    = 5 * time.Minute // a machine may have to be switched off
+	fenceLimit    = 5 * time.Minute // the host may have to switch a machine off
 )
 
 // maxSecret bounds a secret's value, in bytes.
 const maxSecret = secretfile.Max
 
-// Callbacks sends requests to the host over the stream that the host opens. The zero value waits for that stream.
+// Callbacks sends requests to the host, over a stream that the host opens. The zero value waits for that stream.
 type Callbacks struct {
 	pb.UnimplementedCallbacksServer
 
-	mu     sync.Mutex     // guards the fields below; held only to read or replace them
-	queue  chan *callback // to the open stream
-	cancel func()         // ends the sending of the newest stream
+	mu     sync.Mutex     // guards the fields below; held only briefly
+	queue  chan *callback // leads to the open stream
+	cancel func()         // stops the use of the newest stream
 }
 
 // callback is one request to the host.
@@ -39,7 +39,7 @@ type callback struct {
 	reply chan *pb.CallbackReply // gets one reply, or is closed at the end of the stream
 }
 
-// opened returns the queue of requests. A stream that was opened passes cancel, which replaces the older stream.
+// opened returns the queue of requests. A new stream passes its cancel, and so replaces the older stream.
 func (c *Callbacks) opened(cancel func()) chan *callback {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -86,7 +86,7 @@ func (c *Callbacks) Serve(stream grpc.BidiStreamingServer[pb.CallbackReply, pb.C
 	}
 }
 
-// pendingCallbacks are the requests of one stream that have no reply yet.
+// pendingCallbacks are the requests on one stream that have no reply yet.
 type pendingCallbacks struct {
 	mu    sync.Mutex // guards calls
 	calls map[uint64]*callback
@@ -161,8 +161,8 @@ func (c *Callbacks) Fence(ctx context.Context, node registry.NodeName) error {
 	return err
 }
 
-// Resolve returns the secret values of the references for one call. Environment variables come from the host, because
-// the shim's own environment lacks them.
+// Resolve returns the values of secrets for one call. Environment variables come from the host, because the shim's own
+// environment lacks them.
 func (c *Callbacks) Resolve(
 	ctx context.Context, refs map[string]registry.Secret,
 ) (map[string]registry.SecretValue, error) {

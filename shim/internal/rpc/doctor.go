@@ -11,8 +11,8 @@ import (
 	"holdfast/registry"
 )
 
-// Doctor examines, which changes nothing, or repairs, which is a mutating call. A repair stores no answer: a replay
-// finishes the repair, or returns ErrConflict as the plan has changed.
+// Doctor examines, or repairs. Examining changes nothing; a repair is a mutating call. A repair stores no answer: a
+// replay either finishes the repair, or returns ErrConflict because the plan has changed.
 func (c *control) Doctor(ctx context.Context, req *pb.DoctorRequest) (*pb.DoctorReply, error) {
 	var found registry.Diagnosis
 	var at *pb.Answer
@@ -30,7 +30,7 @@ func (c *control) Doctor(ctx context.Context, req *pb.DoctorRequest) (*pb.Doctor
 	return diagnosis(found, at), err
 }
 
-// diagnosis returns the findings that fit into one message, and counts the rest.
+// diagnosis returns the findings that fit into one message, and the number of the others.
 func diagnosis(d registry.Diagnosis, at *pb.Answer) *pb.DoctorReply {
 	reply := wire.DiagnosisProto(d)
 	reply.Answer = at

@@ -27,7 +27,7 @@ func check[T ~string](v T, parse func(string) (T, error)) error {
 	return err
 }
 
-// optional is check for a value that may be empty.
+// optional checks a value that may be empty.
 func optional[T ~string](v T, parse func(string) (T, error)) error {
 	if v == "" {
 		return nil
@@ -35,7 +35,7 @@ func optional[T ~string](v T, parse func(string) (T, error)) error {
 	return check(v, parse)
 }
 
-// filters validates list filters. An invalid filter could match no record, so it is an error.
+// filters validates list filters. An invalid filter is an error, because no record could match it.
 func filters(namespace, volume, role, plugin string) error {
 	return cmp.Or(
 		optional(registry.Namespace(namespace), registry.ParseNamespace),

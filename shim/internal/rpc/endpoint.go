@@ -17,8 +17,8 @@ import (
 	"holdfast/shim/internal/endpoint"
 )
 
-// PassCSI is a grpc.StreamHandler for methods of no registered service. It passes the calls of a CSI endpoint to the
-// plugin that their metadata names. A host repeats a call that this shim cannot answer; CSI allows that for every call.
+// PassCSI handles streams of methods without a registered service. It passes calls of a CSI endpoint to the plugin that
+// their metadata names. If this shim cannot answer a call, the host repeats it; CSI allows that for every call.
 func (s *Server) PassCSI(_ any, stream grpc.ServerStream) error {
 	ctx := stream.Context()
 	method, _ := grpc.MethodFromServerStream(stream)

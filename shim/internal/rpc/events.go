@@ -13,7 +13,7 @@ type events struct {
 	s *Server
 }
 
-// Watch sends the events after the cursor, until the caller or the shim ends.
+// Watch sends the events after the cursor, until the caller gives up or the shim ends.
 func (e *events) Watch(req *pb.WatchRequest, stream grpc.ServerStreamingServer[pb.WatchReply]) error {
 	a, err := e.s.activeFor(req)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"holdfast/shim/internal/cluster"
 )
 
-// services are the registered services, by name.
+// services are the registered services, by their names.
 type services map[string]service
 
 type service struct {
@@ -26,7 +26,7 @@ type service struct {
 	impl any
 }
 
-// recorder registers services, and keeps them for Serve.
+// recorder registers services, and keeps them for Server.Serve.
 type recorder struct {
 	grpc.ServiceRegistrar
 	services *services
@@ -53,20 +53,20 @@ var executed = map[string]bool{
 	pb.Snapshots_DeregisterGroup_FullMethodName: true,
 }
 
-// forgets are the methods that only remove records. They need nothing of a lost node that has the volume.
+// forgets are the methods that only remove records. If the node that has the volume is lost, they do without it.
 var forgets = map[string]bool{
 	pb.Volumes_Deregister_FullMethodName: true, pb.Snapshots_Deregister_FullMethodName: true,
 	pb.Snapshots_DeregisterGroup_FullMethodName: true,
 }
 
-// asked are the methods that ask a plugin's controller. A node without one has the executor ask.
+// asked are the methods that ask a plugin's controller. If this node has no such controller, the executor is asked.
 var asked = map[string]bool{
 	pb.Plugins_Capacity_FullMethodName: true, pb.VolumeChanges_ListAtPlugin_FullMethodName: true,
 	pb.Snapshots_ListAtPlugin_FullMethodName: true, pb.Snapshots_Blocks_FullMethodName: true,
 }
 
-// PassToExecutor is an interceptor that has the node which makes the plugin's controller calls carry out the call, if
-// that is another node.
+// PassToExecutor is an interceptor. If another node makes the plugin's controller calls, that node carries out the
+// call.
 func (s *Server) PassToExecutor(
 	ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
 ) (any, error) {
@@ -102,14 +102,14 @@ func (s *Server) PassToExecutor(
 	}
 }
 
-// moved reports whether the executor of the call has changed since a term of this node, so that the call may succeed
-// now.
+// moved reports whether the executor of the call has changed since a term of this node. If so, the call may succeed at
+// the new executor.
 func (a *Active) moved(ctx context.Context, method string, req request, since uint64) bool {
 	c, elsewhere, err := a.remoteCall(ctx, method, req)
 	return err == nil && elsewhere && a.Cluster.Executors.Moved(ctx, c.ExecutedBy(), since)
 }
 
-// pass has the node which makes the plugin's controller calls carry out the call. ErrHere: this node does.
+// pass has the node that makes the plugin's controller calls carry out the call. ErrHere means that this is the node.
 func (a *Active) pass(
 	ctx context.Context, method string, req request,
 ) (reply []byte, by registry.ExecutorKey, err error) {
@@ -131,7 +131,7 @@ func (a *Active) pass(
 	return reply, c.ExecutedBy(), err
 }
 
-// checkSecrets returns an ErrInvalid if the request has the value of a secret, which no node may share with others.
+// checkSecrets returns an ErrInvalid if the request has a secret's value, because nodes must not share secrets.
 func checkSecrets(req request) error {
 	var secrets map[string]*pb.Secret
 	switch r := req.(type) {
@@ -151,8 +151,8 @@ func checkSecrets(req request) error {
 }
 
 // remoteCall returns the call for the node that makes the plugin's controller calls. elsewhere is false if this node
-// carries out the call anyway: no node executes the plugin's calls, this one can ask the plugin itself, or the call
-// removes a record of a node that is lost.
+// carries out the call itself. That is so if no node executes the plugin's calls, if this node can ask the plugin
+// itself, or if the call removes a record of a lost node.
 func (a *Active) remoteCall(
 	ctx context.Context, method string, req request,
 ) (c registry.RemoteCall, elsewhere bool, err error) {
@@ -168,7 +168,7 @@ func (a *Active) remoteCall(
 	here := false
 	err = a.State.View(ctx, func(v registry.View) error {
 		by := executorOf(v, req)
-		if earlier, found := v.RemoteCall(c.ID); found { // the volume that it deletes may be gone
+		if earlier, found := v.RemoteCall(c.ID); found { // the call may already have deleted its volume
 			by = earlier.ExecutedBy()
 		}
 		c.Plugin, c.To = by.Plugin, by.Node
@@ -196,8 +196,8 @@ func (a *Active) remoteCall(
 	return c, elsewhere, nil
 }
 
-// executorOf returns which node makes the controller calls for the volume, snapshot or plugin of the request; zero:
-// that is not known. A new volume is made where its source is.
+// executorOf returns the executor for the volume, snapshot or plugin of the request; zero: it is not known. A new
+// volume is made where its source is.
 func executorOf(v registry.View, req request) registry.ExecutorKey {
 	volume := func(namespace, id string) registry.ExecutorKey {
 		volume, _ := v.Volume(registry.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(id)})
@@ -245,7 +245,7 @@ func snapshotBy(v registry.View, of *pb.SnapshotName) registry.ExecutorKey {
 	return group.ExecutedBy()
 }
 
-// reply decodes the reply of another node. Its answer is that of this node, whose copy has the records by now.
+// reply decodes the reply of another node. It sets the index of this node, whose copy has the records by now.
 func (a *Active) reply(ctx context.Context, method string, encoded []byte) (proto.Message, error) {
 	d, err := methodOf(method)
 	if err != nil {
@@ -302,7 +302,8 @@ func (s *Server) Serve(ctx context.Context, method string, request []byte) ([]by
 // maxRanges bounds the ranges in one answer for another node.
 const maxRanges = 20_000
 
-// someBlocks returns the beginning of a list of blocks. Its NextOffset is that of the request at the end of the list.
+// someBlocks returns the beginning of a list of blocks. At the end of the list, NextOffset is the offset of the
+// request.
 func (s *Server) someBlocks(ctx context.Context, encoded []byte) ([]byte, error) {
 	var req pb.SnapshotBlocksRequest
 	if err := proto.Unmarshal(encoded, &req); err != nil {
@@ -330,7 +331,7 @@ func (s *Server) someBlocks(ctx context.Context, encoded []byte) ([]byte, error)
 	return proto.Marshal(all)
 }
 
-// passBlocks has another node list the blocks. ErrHere: this node can.
+// passBlocks has another node list the blocks. ErrHere means that this node can list them.
 func (a *Active) passBlocks(
 	ctx context.Context, req *pb.SnapshotBlocksRequest, send func(*pb.SnapshotBlocksReply) error,
 ) error {

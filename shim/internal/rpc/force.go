@@ -51,7 +51,8 @@ func (c *claims) ForceRelease(
 	return &pb.ForceReleaseClaimReply{Answer: at, Steps: steps}, err
 }
 
-// Detach detaches in the order of the attachments, so the last attachment exists until the call has succeeded.
+// Detach takes its index from the last of the attachments. They are detached in order, so that this one exists until
+// the call has succeeded.
 func (v *volumes) Detach(ctx context.Context, req *pb.DetachVolumeRequest) (*pb.DetachVolumeReply, error) {
 	name, err := volumeName(req.GetName())
 	node := registry.NodeName(req.GetNode())
@@ -76,8 +77,8 @@ func (v *volumes) Detach(ctx context.Context, req *pb.DetachVolumeRequest) (*pb.
 	return &pb.DetachVolumeReply{Answer: at, Steps: steps}, err
 }
 
-// force runs a use case that removes records by force, and returns its steps. A replay of a call that is done returns
-// none. A dry run stores nothing.
+// force runs an operation that removes records by force, and returns its steps. A replay of a finished call returns no
+// steps. A dry run stores nothing.
 func force(
 	ctx context.Context, s *Server, method string, req interface {
 		request

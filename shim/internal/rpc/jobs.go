@@ -15,7 +15,7 @@ type jobs struct {
 	s *Server
 }
 
-// Parse needs no state: a candidate serves it too.
+// Parse needs no state, so a candidate serves it too.
 func (j *jobs) Parse(ctx context.Context, req *pb.ParseRequest) (*pb.ParseReply, error) {
 	opts := j.s.options(ctx, req)
 	for _, op := range req.GetOperations() {
@@ -39,7 +39,7 @@ type parseRequest interface {
 	GetDir() string
 }
 
-// options are the host's variables, blocks and files for one parse.
+// options returns the host's variables, blocks and files for one parse.
 func (s *Server) options(ctx context.Context, req parseRequest) config.Options {
 	opts := config.Options{Variables: req.GetVariables(), UnsetUnknown: req.GetValidate()}
 	for _, f := range req.GetVariableFiles() {

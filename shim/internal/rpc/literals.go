@@ -23,29 +23,29 @@ import (
 	"holdfast/registry"
 )
 
-// Literals keeps the literal secrets of volumes in files, one per secret, and removes those that no record refers to. A
-// file is written before the record that refers to it.
+// Literals keeps the literal secrets of volumes in files, one file per secret. It removes files that no record refers
+// to. A file is written before the record that refers to it.
 type Literals struct {
-	dir    string // mode 0700; made with the first secret
+	dir    string // has mode 0700; made with the first secret
 	state  registry.State
 	logger hclog.Logger
-	wake   chan struct{} // holds one token after records may have gone
+	wake   chan struct{} // holds one token after records with secrets may have been removed
 
 	mu    sync.Mutex     // guards the directory and inUse
-	inUse map[string]int // files of specs that are being recorded
+	inUse map[string]int // files of specs that are being recorded, with the number of uses
 }
 
-// NewLiterals returns the secrets in the directory. Run removes unused ones.
+// NewLiterals returns the Literals whose files are in dir. Run removes unused files.
 func NewLiterals(dir string, state registry.State, logger hclog.Logger) *Literals {
 	return &Literals{dir: dir, state: state, logger: logger, wake: make(chan struct{}, 1), inUse: map[string]int{}}
 }
 
-// keyFile holds the random key of the file names. Names depend on the values, so that the same spec has the same
-// references, and a name reveals nothing about a value.
+// keyFile holds the random key from which file names are made. A name depends on the secret's value, so the same spec
+// has the same references. Without the key, a name reveals nothing about the value.
 const keyFile = "key"
 
-// with calls run with the spec, its literal secrets replaced by references to files. The files of a spec that run did
-// not record are removed.
+// with replaces the literal secrets of the spec by references to files, and calls run with that spec. If run does not
+// record the spec, its files are removed.
 func (l *Literals) with(spec registry.VolumeSpec, run func(registry.VolumeSpec) (registry.Volume, error)) (
 	registry.Volume, error,
 ) {
@@ -68,8 +68,8 @@ func (l *Literals) with(spec registry.VolumeSpec, run func(registry.VolumeSpec) 
 	return run(spec)
 }
 
-// hashed returns the request with its literal secrets replaced by hashes, with the key of the file names. A digest of
-// it is stored, and reveals nothing about their values.
+// hashed returns the request with hashes in place of its literal secrets, made with the key of the file names. A digest
+// of this request can be stored without revealing the secrets.
 func (l *Literals) hashed(req request) (request, error) {
 	create, is := req.(interface{ GetSpec() *pb.VolumeSpec })
 	if !is || l == nil {
@@ -96,7 +96,7 @@ func (l *Literals) hashed(req request) (request, error) {
 	return copied, nil
 }
 
-// store writes the secrets, and returns references to them. Their files stay until done is called.
+// store writes the secrets to files, and returns references to them. The files stay at least until done is called.
 func (l *Literals) store(name registry.VolumeName, secrets map[string]registry.Secret) (
 	refs map[string]registry.Secret, err error,
 ) {
@@ -117,7 +117,7 @@ func (l *Literals) store(name registry.VolumeName, secrets map[string]registry.S
 		file := filepath.Join(l.dir, hex.EncodeToString(sum.Sum(nil)[:16]))
 		refs[k] = registry.Secret{File: file}
 		l.inUse[file]++
-		// a reader removes one line end
+		// the reader of the file removes one line end
 		if err := l.write(file, []byte(s.Literal.Reveal()+"\n")); err != nil {
 			return refs, err
 		}
@@ -125,7 +125,7 @@ func (l *Literals) store(name registry.VolumeName, secrets map[string]registry.S
 	return refs, nil
 }
 
-// key returns the key of the file names, and makes it first if there is none.
+// key returns the key of the file names. If there is none, it makes one.
 func (l *Literals) key() ([]byte, error) {
 	path := filepath.Join(l.dir, keyFile)
 	key, err := os.ReadFile(path)
@@ -148,7 +148,7 @@ func (l *Literals) write(path string, text []byte) error {
 	return durable.WriteFile(path, text)
 }
 
-// done ends the use of files that store has returned.
+// done ends the use of the files that store has returned.
 func (l *Literals) done(refs map[string]registry.Secret) {
 	l.mu.Lock()
 	for _, s := range refs {
@@ -174,7 +174,7 @@ func (l *Literals) wakeRun() {
 	}
 }
 
-// Run removes unused files until ctx ends: first those that an earlier process has left.
+// Run removes unused files until ctx ends. It begins with those that an earlier process has left.
 func (l *Literals) Run(ctx context.Context) error {
 	for {
 		if err := l.sweep(ctx); err != nil && ctx.Err() == nil {
@@ -216,7 +216,7 @@ func (l *Literals) sweep(ctx context.Context) error {
 		return err
 	}
 	for _, f := range files {
-		if ctx.Err() != nil { // the next shim may use a file again
+		if ctx.Err() != nil { // the next shim may already use such a file again
 			return ctx.Err()
 		}
 		if path := filepath.Join(l.dir, f.Name()); !used[path] && l.inUse[path] == 0 {

@@ -17,7 +17,7 @@ type nodes struct {
 	s *Server
 }
 
-// List leaves changes of claims and attachments out: a cluster has many.
+// List does not wait for changes of claims and attachments, of which a cluster has many.
 func (n *nodes) List(ctx context.Context, req *pb.ListNodesRequest) (*pb.ListNodesReply, error) {
 	buckets := []registry.Bucket{
 		registry.BucketNodes, registry.BucketNodeLeases, registry.BucketExecutors, registry.BucketInstances,
@@ -69,7 +69,7 @@ func (n *nodes) statuses(v registry.View, a *Active, only registry.NodeName) (al
 	return all
 }
 
-// singleNode returns the record of a node that is in no cluster. It is stored if the node is drained, or was.
+// singleNode returns the record of a node that is in no cluster. The record is stored only once the node was drained.
 func (n *nodes) singleNode(v registry.View, a *Active) registry.Node {
 	r, found := v.Node(a.Node)
 	if !found {

@@ -10,23 +10,22 @@ import (
 	"holdfast/registry"
 )
 
-// Notifier wakes calls that wait for a change of records of some buckets. A waiter costs nothing until then.
+// Notifier wakes calls that wait for a change of the records in some buckets. A waiting call costs nothing.
 type Notifier struct {
-	mu      sync.Mutex // guards all below; held only to read or change it
+	mu      sync.Mutex // guards all fields below; held only briefly
 	began   registry.Seq
 	index   registry.Seq
 	changed map[registry.Bucket]registry.Seq // index of the last change of a bucket since began
 	waiting map[registry.Bucket]map[chan struct{}]bool
 }
 
-// NewNotifier returns a Notifier for the changes after an index. Of earlier ones it assumes that each bucket has
-// changed at that index.
+// NewNotifier returns a Notifier for changes after the index at. It assumes that each bucket has changed at that index.
 func NewNotifier(at registry.Seq) *Notifier {
 	return &Notifier{began: at, index: at, changed: map[registry.Bucket]registry.Seq{},
 		waiting: map[registry.Bucket]map[chan struct{}]bool{}}
 }
 
-// Applied wakes those who wait for a bucket that the change touches.
+// Applied wakes the calls that wait for a bucket that the change touches.
 func (n *Notifier) Applied(a registry.Applied) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -36,7 +35,7 @@ func (n *Notifier) Applied(a registry.Applied) {
 		for wake := range n.waiting[b] {
 			select {
 			case wake <- struct{}{}:
-			default: // another bucket of the change has done so
+			default: // another bucket of the change has woken the call
 			}
 		}
 	}
@@ -49,8 +48,9 @@ func (n *Notifier) Index() registry.Seq {
 	return n.index
 }
 
-// Wait returns nil once a record of one of the buckets has changed after an index, or the cause of the end of ctx. An
-// index that is higher than the current one belongs to another state: one that was lost, or that of another node.
+// Wait waits until a record in one of the buckets has changed after an index. If ctx ends first, it returns the cause.
+// If the index is higher than the current one, Wait returns at once: the index belongs to a lost state or to another
+// node.
 func (n *Notifier) Wait(ctx context.Context, after registry.Seq, buckets ...registry.Bucket) error {
 	wake := make(chan struct{}, 1)
 	if n.begin(wake, after, buckets) {
@@ -65,7 +65,7 @@ func (n *Notifier) Wait(ctx context.Context, after registry.Seq, buckets ...regi
 	}
 }
 
-// begin reports whether one of the buckets has changed after an index. Else the next change wakes.
+// begin reports whether one of the buckets has changed after an index. If not, the next change sends to wake.
 func (n *Notifier) begin(wake chan struct{}, after registry.Seq, buckets []registry.Bucket) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -96,7 +96,7 @@ func (n *Notifier) end(wake chan struct{}, buckets []registry.Bucket) {
 
 var errWaited = errors.New("the time to wait is over")
 
-// await returns when the requested page of a list of records of the buckets is due.
+// await waits until the page is due: it asks for a change of the records in the buckets since an index.
 func (a *Active) await(ctx context.Context, p *pb.Page, buckets []registry.Bucket) error {
 	if p.GetMinIndex() == 0 || p.GetToken() != "" {
 		return nil

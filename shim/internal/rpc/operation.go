@@ -22,7 +22,7 @@ type request interface {
 	GetCall() *pb.Call
 }
 
-// change is mutate for the wire. It also returns an index for which the answer is true.
+// change answers a mutating call as mutate does, for the wire. It also returns an index for which the answer is true.
 func change[T any](
 	ctx context.Context, s *Server, method string, req request,
 	run func(context.Context, *Active, registry.Call) (T, error),
@@ -34,7 +34,7 @@ func change[T any](
 	return answer, s.latest(ctx), nil
 }
 
-// do is change for a call whose answer has nothing but the index.
+// do answers a mutating call as change does. The answer has nothing but the index.
 func do(
 	ctx context.Context, s *Server, method string, req request,
 	run func(context.Context, *Active, registry.Call) error,
@@ -46,7 +46,7 @@ func do(
 	return at, err
 }
 
-// mutate answers a mutating call. It calls run unless the operation is in flight or has a stored answer.
+// mutate answers a mutating call. If the operation is in flight or has a stored answer, it does not call run.
 func mutate[T any](
 	ctx context.Context, s *Server, method string, req request,
 	run func(context.Context, *Active, registry.Call) (T, error),
@@ -82,7 +82,7 @@ func mutate[T any](
 // callLimit bounds a call whose caller has set no deadline.
 const callLimit = 15 * time.Minute
 
-// withDeadline returns ctx with a deadline after limit if it has none.
+// withDeadline returns ctx. If ctx has no deadline, it adds one after limit.
 func withDeadline(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	if _, has := ctx.Deadline(); has {
 		return ctx, func() {}
@@ -90,7 +90,7 @@ func withDeadline(ctx context.Context, limit time.Duration) (context.Context, co
 	return context.WithTimeoutCause(ctx, limit, noSuccess(limit))
 }
 
-// noSuccess is the cause of the end of a call without a deadline of its caller.
+// noSuccess is the cause of the context of a call that ended at callLimit, because its caller set no deadline.
 type noSuccess time.Duration
 
 func (n noSuccess) Error() string {
@@ -100,8 +100,8 @@ func (n noSuccess) Error() string {
 
 func (n noSuccess) Unwrap() error { return context.DeadlineExceeded }
 
-// execute returns the stored answer of the operation, or runs it. If the shim cannot answer any more, the error is
-// errNotActive, and the host repeats the call at the next shim.
+// execute returns the stored answer of the operation, or runs the operation. If the shim cannot answer any more, it
+// returns errNotActive, and the host repeats the call at the next shim.
 func execute[T any](
 	caller context.Context, a *Active, call registry.Call, run func(context.Context, *Active, registry.Call) (T, error),
 ) (T, error) {
@@ -119,7 +119,7 @@ func execute[T any](
 	return answer, err
 }
 
-// replay returns the answer that was stored with the operation.
+// replay returns the stored answer of the operation.
 func replay[T any](ctx context.Context, a *Active, call registry.Call) (answer T, found bool, err error) {
 	err = a.State.View(ctx, func(v registry.View) error {
 		op, ok := v.Operation(call.ID)
@@ -131,7 +131,7 @@ func replay[T any](ctx context.Context, a *Active, call registry.Call) (answer T
 				op.Method)
 		}
 		if len(op.Answer) == 0 {
-			return nil // it has only begun
+			return nil // the operation has only begun
 		}
 		found = true
 		return json.Unmarshal(op.Answer, &answer)
@@ -139,7 +139,8 @@ func replay[T any](ctx context.Context, a *Active, call registry.Call) (answer T
 	return answer, found, err
 }
 
-// callOf returns the call with a digest of its request, which tells a replay from another request with the same ID.
+// callOf returns the call with a digest of its request. The digest shows whether a request with the same ID is a
+// replay.
 func (a *Active) callOf(method string, req request) (registry.Call, error) {
 	id, err := registry.ParseOperationID(req.GetCall().GetOperationId())
 	if err != nil {
@@ -158,7 +159,7 @@ func (a *Active) callOf(method string, req request) (registry.Call, error) {
 
 // operations holds the mutating calls in flight.
 type operations struct {
-	mu       sync.Mutex // guards the fields below; held for a lookup only
+	mu       sync.Mutex // guards the fields below; held only briefly
 	inFlight map[registry.OperationID]*operation
 	closed   bool
 	// closed when an operation ends or starts to wait for the end of a pause; nil without a waiter
@@ -169,11 +170,11 @@ type operations struct {
 type operation struct {
 	call      registry.Call
 	since     time.Time
-	waits     bool // for the end of a pause; guarded by operations.mu
+	waits     bool // waits for the end of a pause; guarded by operations.mu
 	done      chan struct{}
 	answer    any
 	err       error
-	abandoned bool // its caller gave up before there was an answer
+	abandoned bool // the caller gave up before there was an answer
 }
 
 // start returns the operation with the ID of the call. first reports whether this call started it.
@@ -216,7 +217,7 @@ func (o *operations) paused(op registry.OperationID, waits bool) {
 	}
 }
 
-// wake wakes close.
+// wake wakes a waiting close.
 func (o *operations) wake() {
 	if o.changed != nil {
 		close(o.changed)
@@ -224,8 +225,8 @@ func (o *operations) wake() {
 	}
 }
 
-// join waits for an operation that another call started. again means that its caller gave up and this call has to run
-// it.
+// join waits for an operation that another call has started. again means that the other caller gave up, so this call
+// has to run the operation.
 func join[T any](ctx context.Context, running *operation) (answer T, again bool, err error) {
 	select {
 	case <-running.done:
@@ -239,8 +240,8 @@ func join[T any](ctx context.Context, running *operation) (answer T, again bool,
 	return answer, false, running.err
 }
 
-// close refuses new operations and waits for those in flight. With long > 0 it does not wait for operations that are
-// older than long or wait for the end of a pause.
+// close refuses new operations and waits for those in flight. If long > 0, it does not wait for operations that are
+// older than long, or that wait for the end of a pause.
 func (o *operations) close(ctx context.Context, long time.Duration) error {
 	for {
 		changed, wait := o.closing(long)
@@ -259,11 +260,11 @@ func (o *operations) close(ctx context.Context, long time.Duration) error {
 	}
 }
 
-// forEver stands for no limit.
+// forEver stands for no limit, in closing.
 const forEver = 24 * time.Hour
 
-// closing returns how long to wait for operations, and a channel that is closed when one of them changes; nil if there
-// is none to wait for.
+// closing returns how long to wait for operations, and a channel that is closed when one of them changes. If there is
+// no operation to wait for, the channel is nil.
 func (o *operations) closing(long time.Duration) (changed chan struct{}, wait time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -19,8 +19,8 @@ type listRequest interface {
 	GetPage() *pb.Page
 }
 
-// list reads the records and returns the requested page of them. It first waits for a change of a record of the
-// buckets, if the page asks for that.
+// list reads the records and returns the requested page. If the page asks for that, list first waits for a change of a
+// record in the buckets.
 func list[T any, M proto.Message](
 	ctx context.Context, s *Server, req listRequest, buckets []registry.Bucket, key func(T) string, message func(T) M,
 	read func(ctx context.Context, a *Active) ([]T, registry.Seq, error),
@@ -39,14 +39,14 @@ func list[T any, M proto.Message](
 	return part, next, a.answer(index), a.status(ctx, err)
 }
 
-// A page ends at either limit. Both keep it well below the gRPC message limit.
+// A page ends at either limit. Both keep the page well below the limit of a gRPC message.
 const (
 	pageSize  = 500
 	pageBytes = 4 << 20
 )
 
 // paged returns the requested page of a list, sorted by key. Keys must be unique. A token encodes the key of the last
-// record sent, so a record that exists throughout appears exactly once despite concurrent changes.
+// record sent. So a record that exists all the time appears exactly once, even if other records change meanwhile.
 func paged[T any, M proto.Message](
 	list []T, p *pb.Page, key func(T) string, message func(T) M,
 ) (part []M, next string, err error) {

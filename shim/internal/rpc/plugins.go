@@ -59,7 +59,8 @@ func (p *plugins) List(ctx context.Context, req *pb.ListPluginsRequest) (*pb.Lis
 	return reply, err
 }
 
-// newestFirst returns a sort key: role, plugin, then newest instance first. The key of an instance never changes.
+// newestFirst returns the key by which instances are sorted: role, plugin, then the newest instance first. The key of
+// an instance never changes.
 func newestFirst(i registry.Instance) string {
 	return fmt.Sprintf("%s\x00%s\x00%020d\x00%s\x00%s", i.Role, i.Plugin, ^uint64(i.CreateIndex), i.Alloc, i.Task)
 }
@@ -74,7 +75,7 @@ type fingerprintKey struct {
 	plugin registry.PluginID
 }
 
-// Fingerprints sends a snapshot, then the differences after each change of an instance or a task.
+// Fingerprints sends all fingerprints, and then the differences after each change of an instance or a task.
 func (p *plugins) Fingerprints(
 	req *pb.FingerprintsRequest, stream grpc.ServerStreamingServer[pb.FingerprintsReply],
 ) error {
@@ -93,7 +94,7 @@ func (p *plugins) Fingerprints(
 	})
 }
 
-// send sends the changes in parts. It marks the last part of a snapshot complete and sends it even if empty.
+// send sends the changes in parts. The last part of a snapshot is marked complete, and is sent even if it is empty.
 func send(
 	stream grpc.ServerStreamingServer[pb.FingerprintsReply], at *pb.Answer, changed []registry.PluginFingerprint,
 	snapshot bool,
@@ -146,7 +147,7 @@ func fingerprints(
 		f.Active, _ = a.Table.Find(i.Role, i.Plugin)
 		out[k] = f
 	}
-	return out, min(at, snap.Index), nil // the older index covers both reads
+	return out, min(at, snap.Index), nil // the lower index is true for both reads
 }
 
 // difference returns the added, changed and removed fingerprints between last and now, sorted by plugin and role.
@@ -170,7 +171,7 @@ func difference(last, now map[fingerprintKey]registry.PluginFingerprint) []regis
 	return out
 }
 
-// Capacity asks a plugin. It changes nothing, and its answer is of the moment.
+// Capacity asks a plugin. It changes nothing, and its answer is true only at that moment.
 func (p *plugins) Capacity(ctx context.Context, req *pb.PluginCapacityRequest) (*pb.PluginCapacityReply, error) {
 	plugin, err := registry.ParsePluginID(req.GetPlugin())
 	if err != nil {

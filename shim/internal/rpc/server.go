@@ -25,15 +25,15 @@ import (
 	"holdfast/shim/internal/task"
 )
 
-// Life is a shim's life, as Control drives it.
+// Life is the lifecycle of a shim, as Control drives it.
 type Life interface {
 	Hello(ctx context.Context, h Hello) (Status, error)
 	Status() Status
 	CallMetrics() []registry.CallMetric
-	// Rehearse tries a copy of the state in the file, as Activate would take over the state itself.
+	// Rehearse tries to take over the copy of the state in the file, as Activate would take over the state itself.
 	Rehearse(ctx context.Context, copied string) (Rehearsal, error)
 	Activate(ctx context.Context, h Handover) error
-	// Quiesce refuses new mutating calls and waits for those in flight. With long > 0 it does not wait for calls older
+	// Quiesce refuses new mutating calls and waits for those in flight. If long > 0, it does not wait for calls older
 	// than long, nor for those that wait to start a CSI call. It returns the number of open intents.
 	Quiesce(ctx context.Context, long time.Duration) (openIntents int, err error)
 	// Release closes the state and returns its last revision.
@@ -43,16 +43,16 @@ type Life interface {
 
 // Handover says how a shim gets the state.
 type Handover struct {
-	ReleasedAt registry.Revision // by the previous shim; the zero value: unknown
-	Resume     bool              // this shim had the state, and no other has written: no new generation begins
+	ReleasedAt registry.Revision // the revision at which the previous shim released the state; zero: unknown
+	Resume     bool              // the shim had the state, and no other has written since: the generation stays
 }
 
 // Rehearsal is what a candidate found in a copy of the state.
 type Rehearsal struct {
-	At        registry.Revision // of the copy
-	Schema    uint32            // of the copy, before it was migrated
-	Readable  uint32            // the oldest schema whose shims can read it after that
-	Instances int               // plugins that have answered
+	At        registry.Revision // the revision of the copy
+	Schema    uint32            // the schema of the copy, before it was migrated
+	Readable  uint32            // the oldest schema whose shims can read the copy after that
+	Instances int               // how many plugins have answered
 	Warnings  []string
 }
 
@@ -86,11 +86,11 @@ type Status struct {
 	Instances   int
 	Allocs      int
 	PID         int
-	// ClusterProblem says why changes of shared records wait; empty: they do not.
+	// ClusterProblem says why changes of shared records cannot be made; empty: they can.
 	ClusterProblem string
 }
 
-// Active is what an active shim serves.
+// Active holds what an active shim serves.
 type Active struct {
 	Node       registry.NodeName
 	Generation registry.Generation
@@ -99,7 +99,7 @@ type Active struct {
 	Feed       *registry.Feed
 	Notifier   *Notifier
 	Tasks      *task.Tasks
-	Uses       task.Uses // of plugin tasks
+	Uses       task.Uses // the uses of plugin tasks
 	Allocs     *node.Allocs
 	Volumes    *controller.Controller
 	Meter      Meter
@@ -109,7 +109,7 @@ type Active struct {
 	Literals   *Literals
 	Cluster    *cluster.Node   // nil: the node shares nothing
 	Pause      *intent.Pause   // nil: calls are never paused
-	Context    context.Context // ends, with its cause, when the shim is not active any more
+	Context    context.Context // ends when the shim is not active any more; the cause says why
 }
 
 // Meter returns the usage of a volume that is mounted on this node.
@@ -119,14 +119,14 @@ type Meter interface {
 
 // Doctor compares the records with this node.
 type Doctor interface {
-	// Examine changes nothing.
+	// Examine returns the differences. It changes nothing.
 	Examine(ctx context.Context) (registry.Diagnosis, error)
-	// Repair carries out the plan with that digest, or the current plan if the digest is empty. ErrConflict means that
-	// the plan has changed.
+	// Repair carries out the plan with that digest. If the digest is empty, it carries out the current plan.
+	// ErrConflict means that the plan has changed.
 	Repair(ctx context.Context, digest string) (registry.Diagnosis, error)
 }
 
-// Server implements all gRPC services. It serves as a candidate until Set.
+// Server implements all gRPC services. Until Set, it serves as a candidate.
 type Server struct {
 	life       Life
 	callbacks  *Callbacks
@@ -137,12 +137,12 @@ type Server struct {
 	services   services
 }
 
-// New returns a server for life. It calls the host through callbacks.
+// New returns a server for life. The server calls the host through callbacks.
 func New(life Life, callbacks *Callbacks, log hclog.Logger) *Server {
 	return &Server{life: life, callbacks: callbacks, log: log}
 }
 
-// Set makes the server serve a, or serve as a candidate if a is nil.
+// Set makes the server serve a. If a is nil, the server serves as a candidate.
 func (s *Server) Set(a *Active) {
 	if a != nil && a.Pause != nil {
 		a.Pause.Notify(s.operations.paused)
@@ -150,7 +150,7 @@ func (s *Server) Set(a *Active) {
 	s.active.Store(a)
 }
 
-// Quiesce refuses new mutating calls and waits for those in flight until ctx ends, as Life.Quiesce does. The host
+// Quiesce refuses new mutating calls and waits for those in flight, until ctx ends, as Life.Quiesce does. The host
 // repeats refused calls at the next shim.
 func (s *Server) Quiesce(ctx context.Context, long time.Duration) error {
 	return s.operations.close(ctx, long)
@@ -176,8 +176,8 @@ func (s *Server) Register(g grpc.ServiceRegistrar) {
 	pb.RegisterCallbacksServer(g, s.callbacks)
 }
 
-// errNotActive is the error of a shim that is not active. A host recognizes it by its lack of details, and repeats the
-// call at the next active shim.
+// errNotActive is the error of a shim that is not active. A host recognizes it because it has no details, and repeats
+// the call at the next active shim.
 var errNotActive = status.Error(codes.Unavailable, "this shim is not active")
 
 // activeFor returns the active state for a request to this node.
@@ -205,8 +205,8 @@ func (a *Active) latest(ctx context.Context) *pb.Answer {
 	return a.answer(at)
 }
 
-// cannotAnswer reports whether the next shim has to answer a call that ended with err: this shim is not active any
-// more, or its store refuses commits.
+// cannotAnswer reports whether the next shim has to answer a call that ended with err. That is so if this shim is not
+// active any more, or if its store refuses commits.
 func (a *Active) cannotAnswer(ctx context.Context, err error) bool {
 	if a.Context.Err() != nil {
 		return true
@@ -236,7 +236,8 @@ func (a *Active) status(ctx context.Context, err error) error {
 	return wire.Status(err)
 }
 
-// query runs a request that changes nothing. It ends when the caller gives up or the shim is not active any more.
+// query runs a request that changes nothing. The request ends when the caller gives up or the shim is not active any
+// more.
 func query[T any](
 	ctx context.Context, s *Server, req interface{ GetCall() *pb.Call }, ask func(context.Context, *Active) (T, error),
 ) (T, *pb.Answer, error) {
@@ -256,15 +257,15 @@ func query[T any](
 	return answer, a.latest(ctx), nil
 }
 
-// whileActive returns ctx, cancelled also when the shim is not active any more.
+// whileActive returns a context that ends with ctx, or when the shim is not active any more.
 func (a *Active) whileActive(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(a.Context, func() { cancel(context.Cause(a.Context)) })
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// onChange calls send, and again whenever instances or tasks may have changed, until the caller gives up or the shim is
-// not active any more.
+// onChange calls send at once, and again whenever instances or tasks may have changed. It does so until the caller
+// gives up or the shim is not active any more.
 func (s *Server) onChange(
 	ctx context.Context, req interface{ GetCall() *pb.Call },
 	send func(ctx context.Context, a *Active, first bool) error,

@@ -41,7 +41,7 @@ func (n *snapshots) create(
 	return &pb.CreateSnapshotReply{Answer: at, Snapshot: wire.SnapshotProto(snapshot)}, err
 }
 
-// snapshotSpec returns the spec of a snapshot, or of a group snapshot with its volumes in order.
+// snapshotSpec returns the spec of a snapshot, or of a group snapshot. The volumes of a group are sorted.
 func snapshotSpec(m *pb.SnapshotSpec, group bool) (registry.SnapshotSpec, error) {
 	spec := wire.SnapshotSpec(m)
 	name, err := snapshotName(m.GetName())
@@ -79,7 +79,7 @@ func snapshotSpec(m *pb.SnapshotSpec, group bool) (registry.SnapshotSpec, error)
 	return spec, err
 }
 
-// maxGroup bounds the volumes of a group snapshot, whose record names all of them.
+// maxGroup bounds the volumes of a group snapshot, because its record names all of them.
 const maxGroup = 100
 
 func (n *snapshots) Delete(ctx context.Context, req *pb.DeleteSnapshotRequest) (*pb.DeleteSnapshotReply, error) {
@@ -119,7 +119,7 @@ func groupIndex(v registry.View, name registry.SnapshotName) registry.Seq {
 	return snapshot.CreateIndex
 }
 
-// remove runs a use case that removes the record of a snapshot.
+// remove runs an operation that removes the record of a snapshot.
 func (n *snapshots) remove(
 	ctx context.Context, method string, req request, m *pb.SnapshotName,
 	index func(registry.View, registry.SnapshotName) registry.Seq,
@@ -168,7 +168,7 @@ func (n *snapshots) list(
 	return &pb.ListSnapshotsReply{Answer: at, Snapshots: part, NextToken: next}, err
 }
 
-// ListAtPlugin asks a plugin. It changes nothing, and its answer is of the moment.
+// ListAtPlugin asks a plugin. It changes nothing, and its answer is true only at that moment.
 func (n *snapshots) ListAtPlugin(
 	ctx context.Context, req *pb.ListSnapshotsAtPluginRequest,
 ) (*pb.ListSnapshotsAtPluginReply, error) {
@@ -189,7 +189,7 @@ func (n *snapshots) ListAtPlugin(
 	return reply, nil
 }
 
-// Blocks sends a list of blocks in parts. A list that this shim cannot finish is continued at the next one.
+// Blocks sends a list of blocks in parts. If this shim cannot finish a list, the next shim continues it.
 func (n *snapshots) Blocks(
 	req *pb.SnapshotBlocksRequest, stream grpc.ServerStreamingServer[pb.SnapshotBlocksReply],
 ) error {

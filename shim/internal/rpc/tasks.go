@@ -63,7 +63,7 @@ func (t *tasks) Exited(ctx context.Context, req *pb.TaskExitedRequest) (*pb.Task
 	return &pb.TaskExitedReply{Answer: at}, err
 }
 
-// report records what happened to the task that a request names.
+// report records an event of the task that a request names.
 func (t *tasks) report(
 	ctx context.Context, method string, req interface {
 		request
@@ -79,7 +79,7 @@ func (t *tasks) report(
 	})
 }
 
-// Restarts sends the list, and again whenever it has changed.
+// Restarts sends the list of restarts at once, and again whenever it has changed.
 func (t *tasks) Restarts(req *pb.RestartsRequest, stream grpc.ServerStreamingServer[pb.RestartsReply]) error {
 	var last []registry.PendingRestart
 	return t.s.onChange(stream.Context(), req, func(ctx context.Context, a *Active, first bool) error {

@@ -47,7 +47,7 @@ func (v *volumeChanges) Adopt(ctx context.Context, req *pb.AdoptVolumeRequest) (
 	return &pb.AdoptVolumeReply{Answer: at, Volume: volumeProto(volume)}, err
 }
 
-// ListAtPlugin asks a plugin. It changes nothing, and its answer is of the moment.
+// ListAtPlugin asks a plugin. It changes nothing, and its answer is true only at that moment.
 func (v *volumeChanges) ListAtPlugin(
 	ctx context.Context, req *pb.ListVolumesAtPluginRequest,
 ) (*pb.ListVolumesAtPluginReply, error) {

@@ -93,9 +93,8 @@ func (v *volumes) Deregister(ctx context.Context, req *pb.DeregisterVolumeReques
 	return &pb.DeregisterVolumeReply{Answer: at}, err
 }
 
-// answered returns a use case that also stores its answer. The use case commits records that nodes share, and the
-// answer is a record of this node, so a shim may die between the two. A replay then finds the volume as requested and
-// gets the same answer.
+// answered returns run, extended to store its answer. run commits records that nodes share, and the answer is a record
+// of this node. If a shim dies between the two, a replay finds the volume as requested and gets the same answer.
 func answered[T any](
 	run func(context.Context, *Active, registry.Call) (T, error),
 ) func(context.Context, *Active, registry.Call) (T, error) {
@@ -118,9 +117,9 @@ func indexOf(name registry.VolumeName) createIndex {
 	}
 }
 
-// removed runs a use case that removes a record, and stores that it is done. A record says before that the operation
-// has begun to remove this one. After a death, a replay that does not find it any more is done. Without that record, it
-// would fail, as a call for an unknown volume does.
+// removed runs an operation that removes a record, and then stores the answer. Before, it stores which record the
+// operation is to remove. If the shim dies after the removal, a replay does not find that record and succeeds. Without
+// the stored record, the replay would fail like a call for an unknown volume.
 func removed(ctx context.Context, a *Active, call registry.Call, index createIndex, run func() error) error {
 	var begun registry.Operation
 	var replay bool
@@ -141,7 +140,7 @@ func removed(ctx context.Context, a *Active, call registry.Call, index createInd
 		err = run()
 	}
 	if created > 0 && errors.Is(err, registry.ErrNotFound) && a.gone(ctx, index, created) {
-		err = nil // it was removed in the background while this call waited
+		err = nil // the record was removed in the background while this call waited
 	}
 	if err == nil {
 		err = a.store(ctx, call.Answered(struct{}{}))
@@ -190,7 +189,7 @@ func (v *volumes) List(ctx context.Context, req *pb.ListVolumesRequest) (*pb.Lis
 	return &pb.ListVolumesReply{Answer: at, Volumes: part, NextToken: next}, err
 }
 
-// Stats asks a plugin. It changes nothing, and its answer is of the moment.
+// Stats asks a plugin. It changes nothing, and its answer is true only at that moment.
 func (v *volumes) Stats(ctx context.Context, req *pb.VolumeStatsRequest) (*pb.VolumeStatsReply, error) {
 	usage, at, err := query(ctx, v.s, req, func(ctx context.Context, a *Active) ([]registry.VolumeUsage, error) {
 		name, err := volumeName(req.GetName())
