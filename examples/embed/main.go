@@ -36,7 +36,8 @@ func run(ctx context.Context, config host.Config, jobFile string, command []stri
 	must(h.Fingerprints(ctx, host.PluginQuery{}, func(changed []host.PluginFingerprint, _ bool) error {
 		for _, p := range changed {
 			if p.Healthy > 0 {
-				fmt.Println(p.Role, p.Plugin, p.Active.Fingerprint.Provider, p.Active.Fingerprint.Version)
+				fingerprint := p.Active.Fingerprint
+				fmt.Printf("%s %s: %s %s\n", p.Role, p.Plugin, fingerprint.Provider, fingerprint.Version)
 				return io.EOF // seen enough
 			}
 		}
