@@ -13,12 +13,12 @@ import (
 )
 
 // PrepareAlloc claims, attaches, stages and publishes the alloc's volumes, and returns what to apply to its tasks, by
-// name. No task of the alloc may start before. It may be called again after an error. ReleaseAlloc undoes it in any
-// case, and ends it with ErrConflict if it is under way.
+// name. No task of the alloc may start before PrepareAlloc has returned. PrepareAlloc may be called again after an
+// error. ReleaseAlloc undoes it after success and after an error, and ends a PrepareAlloc under way with ErrConflict.
 func (h *Host) PrepareAlloc(ctx context.Context, g AllocGroup) (map[string]Plan, error) {
 	req := &pb.PrepareRequest{Call: mutating(), Alloc: wire.AllocGroupProto(g)}
 	if _, err := wire.AllocGroup(req.GetAlloc()); err != nil {
-		return nil, err // before it is in the workload: no shim could start with that
+		return nil, err // not added to the workload: no shim could start with it
 	}
 	limited, done := h.prepares.begin(ctx, g.Alloc)
 	undo := h.workload.putAlloc(g)
@@ -38,8 +38,8 @@ func (h *Host) PrepareAlloc(ctx context.Context, g AllocGroup) (map[string]Plan,
 }
 
 // Feasible returns every reason why PrepareAlloc of the alloc could not claim and mount its volumes on this node now,
-// and the index of the state for which that is true. No reason: it could. A scheduler asks this before it places the
-// alloc. It changes nothing and calls no plugin. ErrConflict: the alloc is being released here.
+// and the index of the state for which that is true. If there is no reason, it could. A scheduler asks this before it
+// places the alloc. It changes nothing and calls no plugin. ErrConflict: the alloc is being released here.
 func (h *Host) Feasible(ctx context.Context, g AllocGroup) ([]Infeasible, Seq, error) {
 	reply, err := call(ctx, h, reads, pb.NewAllocsClient, pb.AllocsClient.Feasible,
 		&pb.FeasibleRequest{Call: &pb.Call{}, Alloc: wire.AllocGroupProto(g)})
@@ -47,9 +47,9 @@ func (h *Host) Feasible(ctx context.Context, g AllocGroup) ([]Infeasible, Seq, e
 }
 
 // ReleaseAlloc unpublishes, unstages and detaches the alloc's volumes and releases its claims. All tasks of the alloc
-// must have ended. It is legal in any state and any number of times. After an error the shim continues by itself. It is
-// the end of the alloc: a volume whose create block has on_stop = "delete" goes after its last alloc. Sync ends no
-// alloc in that sense, as a host may have lost records.
+// must have ended. It is legal in any state and any number of times. After an error the shim continues by itself. After
+// ReleaseAlloc of its last alloc, a volume whose create block has on_stop = "delete" is deleted. A release by Sync
+// deletes no volume, as the host may have lost records of allocs.
 func (h *Host) ReleaseAlloc(ctx context.Context, id AllocID) error {
 	return h.releaseAlloc(ctx, id, false)
 }
@@ -65,7 +65,7 @@ func (h *Host) releaseAlloc(ctx context.Context, id AllocID, keep bool) error {
 	req := &pb.ReleaseAllocRequest{Call: mutating(), Alloc: string(id), KeepVolumes: keep}
 	h.prepares.stop(ctx, id)
 	_, err := call(ctx, h, writes, pb.NewAllocsClient, pb.AllocsClient.Release, req)
-	h.workload.removeAlloc(id) // not before: a shim that takes over during the call would get it as lost
+	h.workload.removeAlloc(id) // not before: Sync to a shim that takes over during the call would not list the alloc
 	return h.withWaits(ctx, id, err)
 }
 

@@ -32,7 +32,7 @@ func (h *Host) SnapshotBlocks(ctx context.Context, q BlockQuery, fn func(Blocks)
 			if m, err = stream.Recv(); err != nil {
 				break
 			}
-			req.StartingOffset = m.GetNextOffset() // from here on at the next shim
+			req.StartingOffset = m.GetNextOffset() // where the next shim continues
 			if stop = fn(blocks(m)); stop != nil {
 				return nil
 			}

@@ -35,17 +35,17 @@ type Config struct {
 	// The shim's callbacks. Each function may be called concurrently, and has to return soon after its ctx ends: Close
 	// waits for it.
 
-	// Secret returns the value of a secret reference in a volume file. Environment variables are named "env:NAME"; if
-	// Secret is nil they are looked up, and other names are refused.
+	// Secret returns the value of a secret reference in a volume file. Environment variables are named "env:NAME". If
+	// Secret is nil, the host looks these up and refuses other names.
 	Secret func(ctx context.Context, name string) (string, error)
 	// File returns a file that a job reads with file(). If it is nil, file() is refused.
 	File func(ctx context.Context, path string) ([]byte, error)
 	// Fence returns once a lost node cannot write any more. DetachVolume calls it before it detaches a volume from
-	// another node, and so does the shim before each call of a detach that it resumes: the node may have
-	// come back meanwhile. It has up to five minutes. If it is nil, fencing is refused.
+	// another node. The shim calls it before each call of a detach that it resumes, as the node may have come back
+	// meanwhile. Fence has up to five minutes. If Fence is nil, fencing is refused.
 	Fence func(ctx context.Context, node string) error
 
-	MaxHold      time.Duration // how long a call waits for shims in all, while one is started again; default 30 s
+	MaxHold      time.Duration // how long a call waits in all while no shim is active; default 30 s
 	Bake         time.Duration // how long a replaced shim stands by, and then until the new one answers; default 10 s
 	SwapBudget   time.Duration // how long a swap may hold calls before it is given up; default 500 ms
 	StartTimeout time.Duration // for the shim's handshake, and again for its answer to Hello; default 10 s
@@ -57,15 +57,15 @@ type Config struct {
 	// Start starts a shim; nil: as a process. Package hosttest sets it.
 	Start launch.Starter
 
-	// TracerProvider makes OpenTelemetry spans: one of each call that changes something, and of each call whose ctx has
-	// a span. The trace continues in the shim, which inherits the variables OTEL_* and exports its spans by itself if
-	// OTEL_EXPORTER_OTLP_ENDPOINT is set. nil: no spans.
+	// TracerProvider makes OpenTelemetry spans: one for each call that changes something, and one for each call whose
+	// ctx has a span. The trace continues in the shim, which inherits the variables OTEL_* and exports its spans by
+	// itself if OTEL_EXPORTER_OTLP_ENDPOINT is set. nil: no spans.
 	TracerProvider trace.TracerProvider
 }
 
-// Binary is a shim's program. It is copied into the state directory and executed from there, so that what was
-// verified is what runs. The last three that were active are kept. A Binary without a Path is one of them, by its
-// digest.
+// Binary is a shim's program. The host copies it into the state directory and executes the copy, so that exactly the
+// verified file runs. The host keeps the last three binaries that were active. A Binary without a Path names one of
+// them by its digest.
 type Binary struct {
 	Path   string
 	SHA256 string // hex; empty: read from the file Path+".sha256", else computed and trusted on first use

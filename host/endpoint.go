@@ -24,13 +24,13 @@ import (
 // maxCSIMessage is the largest message that a CSI client may send, in bytes.
 const maxCSIMessage = 4 << 20
 
-// csiMethods begins the methods of every CSI service.
+// csiMethods is the prefix of the methods of every CSI service.
 const csiMethods = "/csi.v1."
 
 // ServeCSI serves the CSI services of a plugin (CSI spec: Identity, Controller, GroupController, SnapshotMetadata and
-// Node) to CSI clients on l, until ctx ends or l fails, and closes l. A client needs no other address while instances
-// of the plugin come and go and shims are swapped: calls are held and repeated like those of a Host. Messages are
-// passed unread, so that an RPC or a field that is newer than the host passes too.
+// Node) to CSI clients on l, until ctx ends or l fails, and closes l. A client keeps its connection while instances of
+// the plugin come and go and shims are swapped: calls are held and repeated like those of a Host. The host passes
+// messages on undecoded, so RPCs and fields that are newer than the host work too.
 //
 // Calls that name one volume are made one at a time. FAILED_PRECONDITION: the call would change a volume that has a
 // record in Holdfast. UNAVAILABLE: no task runs the plugin, or a stream of answers was cut off by the end of a shim.
@@ -111,7 +111,8 @@ func passTo(
 	if err := shim.CloseSend(); err != nil {
 		return false, err
 	}
-	// A message is kept until the next one or the status: a call that is cut off before is repeated.
+	// A message is kept until the next message or the status arrives. If the call is cut off before that, it can be
+	// repeated.
 	var last *emptypb.Empty
 	for {
 		m := &emptypb.Empty{}
@@ -132,7 +133,7 @@ func passTo(
 	}
 }
 
-// csiStatus returns the error of a call that no shim has answered as a CSI client gets it.
+// csiStatus returns the error that a CSI client gets for a call that no shim has answered.
 func csiStatus(err error) error {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):

@@ -80,13 +80,14 @@ var (
 
 // passage is the gate's decision about one call.
 type passage struct {
-	shim    *shim         // nil: it has to wait, or closed is set
-	changed chan struct{} // closed when the decision may be another
-	why     error         // why it has to wait
+	shim    *shim         // nil: the call has to wait, or closed is set
+	changed chan struct{} // closed when the gate changes, and may decide otherwise
+	why     error         // why the call has to wait
 	closed  error
 }
 
-// decide returns the shim that a call may go to, or why it has to wait. It was cut off at the shim avoid, if any.
+// decide returns the shim that a call may go to, or why the call has to wait. The call does not go to avoid, the shim
+// at which it was cut off, if any.
 func (g *gate) decide(a access, avoid *shim) passage {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -107,22 +108,22 @@ func (g *gate) countWaiting() {
 	g.waited++
 }
 
-// retrySame is when a call that was cut off at a shim is repeated there, if that shim is still active: only its
-// connection broke.
+// retrySame is the pause before a call that was cut off at a shim is repeated at the same shim. If that shim is still
+// active, only its connection broke.
 const retrySame = 100 * time.Millisecond
 
 // held tracks how long a call waits for shims.
 type held struct {
 	left time.Duration // how long it may still wait
-	why  error         // why it had to wait until now, or until its time was up; nil: it did not
+	why  error         // why it waits, or waited until its time was up; nil: neither
 }
 
-// enter waits for an active shim, until the caller's time to wait is used up, or ctx ends. If both end at once, ctx
-// counts. A call that was cut off at a shim avoids that shim for a while: it is most likely dead.
+// enter waits for an active shim until h.left is used up or ctx ends. If both end at once, enter reports the end of
+// ctx. For retrySame it does not return avoid, the shim at which the call was cut off: that shim is most likely dead.
 func (g *gate) enter(ctx context.Context, a access, h *held, avoid *shim) (*shim, error) {
 	began := time.Now()
 	defer func() { h.left -= time.Since(began) }()
-	var limit, retry <-chan time.Time // nil: it has not had to wait
+	var limit, retry <-chan time.Time // nil: the call has not had to wait
 	for {
 		p := g.decide(a, avoid)
 		switch {
@@ -132,7 +133,7 @@ func (g *gate) enter(ctx context.Context, a access, h *held, avoid *shim) (*shim
 			return nil, noShim(h.why, context.Cause(ctx))
 		case p.shim != nil:
 			if !timeIsUp(ctx) {
-				h.why = nil // a later timeout is not for the wait
+				h.why = nil // a later timeout is not due to the wait
 			}
 			return p.shim, nil
 		case limit == nil:
@@ -154,8 +155,8 @@ func (g *gate) enter(ctx context.Context, a access, h *held, avoid *shim) (*shim
 	}
 }
 
-// timeoutError returns the error of a call that its shim has not answered in time: with why no shim is active, or why
-// the call was held until its time was up.
+// timeoutError returns the error of a call that got no answer in time. It includes why no shim is active, or why the
+// call was held until its time was up.
 func (g *gate) timeoutError(h held, end error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -168,7 +169,7 @@ func (g *gate) timeoutError(h held, end error) error {
 	return noShim(h.why, end)
 }
 
-// noShim is the error of a call that was held: what ended the wait, and why there is no shim.
+// noShim returns the error of a call that was held. end is what ended the wait, why the reason for the wait.
 func noShim(why, end error) error {
 	text := "no shim is active (%w): %w"
 	switch {
@@ -197,8 +198,8 @@ func call[Client, Request, Reply any](
 	return reply, err
 }
 
-// do makes a call at the active shim. If the shim dies during the call, it is repeated at the next one: reads may be
-// repeated, and writes carry an operation id. All waiting for shims together is at most MaxHold, so that a call which
+// do makes a call at the active shim. If the shim dies during the call, the call is repeated at the next shim: reads
+// may be repeated, and writes carry an operation id. A call waits for shims for at most MaxHold in all, so a call that
 // kills every shim ends.
 func (h *Host) do(ctx context.Context, a access, f func(ctx context.Context, sh *shim) error) error {
 	wait := held{left: h.config.MaxHold}

@@ -42,7 +42,7 @@ type Host struct {
 	cancel     context.CancelCauseFunc
 	supervisor sync.WaitGroup
 	background sync.WaitGroup // callbacks and pings; no shim waits for those of another
-	endErr     error          // what the supervisor could not end; readable after it
+	endErr     error          // error of ending the shims; valid once supervisor is done
 	close      sync.Once
 	closeErr   error
 }
@@ -50,7 +50,7 @@ type Host struct {
 var errClosed = registry.Errorf(registry.ErrUnavailable, "this host is closed")
 
 // Open locks the state directory, starts the shim, and returns when it is active and knows what runs. ctx bounds only
-// that. Close ends the shim.
+// the call of Open. Close ends the shim.
 func Open(ctx context.Context, c Config) (*Host, error) {
 	if err := c.complete(); err != nil {
 		return nil, err
@@ -109,7 +109,7 @@ func (h *Host) unlockState() error {
 	if h.binaries != nil {
 		errs = append(errs, h.binaries.Close())
 	}
-	if h.lock != nil { // explicitly: a process that is being forked has a copy of the descriptor
+	if h.lock != nil { // explicitly: a process that is being forked has a copy of the descriptor, which keeps the lock
 		errs = append(errs, h.lock.Unlock())
 	}
 	return errors.Join(errs...)
@@ -167,8 +167,8 @@ func lockFile(path string) (*flock.Flock, error) {
 	return lock, nil
 }
 
-// LockHolder returns the process that is the host of the state directory, if there is one. It does not try the lock: to
-// take it, even for a moment, could keep a host from starting.
+// LockHolder returns the process that is the host of the state directory, if there is one. It does not try the lock, as
+// taking it even for a moment could keep a host from starting.
 func LockHolder(stateDir string) (pid string, held bool) {
 	path := hooks.Layout{State: stateDir}.HostLock()
 	text, err := os.ReadFile(path)

@@ -10,10 +10,10 @@ import (
 	"holdfast/proto/wire"
 )
 
-// Blocking makes a list wait for news, without polling. With a MinIndex, the list is answered once a record of a kind
-// that it shows has changed after that index, or after Wait: to follow a list, pass the index of the last answer. The
-// list may be the same as before, because a record that the query leaves out has changed, or the shim was swapped and
-// other records have changed. Indexes are those of one node. The zero value waits for nothing.
+// Blocking makes a list call wait for changes. If MinIndex is set, the call returns once a record of a kind that the
+// list shows has changed after that index, or after Wait. To follow a list, pass the index of the last answer. The list
+// may be the same as before: the changed record may be one that the query leaves out or, after a swap of the shim, of
+// another kind. Indexes are those of one node. The zero value waits for nothing.
 type Blocking struct {
 	MinIndex Seq
 	Wait     time.Duration // at most 10 minutes; 0: 10 minutes
@@ -89,11 +89,11 @@ type PluginList struct {
 // Plugins lists plugins, and the index for which the list is true. A Blocking query does not wait for changes of
 // PluginTask.Calls, Open and Volumes, which have no index.
 //
-// An orchestrator replaces an instance with it: it starts another task of the plugin, waits until PluginTask.Healthy is
-// set for that, and stops the old task once its MayStop reports true. PluginTask.Volumes names the allocs that still
-// use mounts of its process. If the new task does not become healthy, it ends that one; nothing else has changed. If
-// the new one has to go, but serves mounts already, it prefers the old one (PreferTask), and ends the new one after the
-// last of these mounts.
+// To replace an instance, an orchestrator starts another task of the plugin, waits until PluginTask.Healthy is set for
+// the new task, and stops the old task once the old task's MayStop reports true. PluginTask.Volumes names the allocs
+// that still use mounts of a task's process. If the new task does not become healthy, the orchestrator ends it; nothing
+// else has changed. If the new task has to go but serves mounts already, the orchestrator prefers the old task
+// (PreferTask), and ends the new task after the last of these mounts.
 func (h *Host) Plugins(ctx context.Context, q PluginQuery) (PluginList, Seq, error) {
 	out := PluginList{Active: map[InstanceKey]bool{}}
 	list, at, err := pages(q.Blocking, func(p *pb.Page) ([]Instance, *pb.Answer, string, error) {
@@ -152,7 +152,8 @@ func (b Blocking) page(token string) *pb.Page {
 	return p
 }
 
-// waitLess returns a function for each try of a request: it leaves a repeated one the rest of its time to wait.
+// waitLess returns a function to call before each try of a request. It reduces the request's wait to what is left of
+// it.
 func waitLess(req any) (beforeTry func()) {
 	r, paged := req.(interface{ GetPage() *pb.Page })
 	if !paged || r.GetPage().GetWait() == nil {

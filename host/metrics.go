@@ -12,8 +12,8 @@ import (
 )
 
 // CallMetrics returns the counts of all CSI calls of this host's shims that have ended. No swap makes a count smaller.
-// A shim that dies takes along the counts since the last CallMetrics. It does not wait for a shim: with an error, the
-// counts are those of the last successful call.
+// A shim that dies takes along the counts since the last CallMetrics. If no shim is active, CallMetrics does not wait
+// for one. With an error, the counts are those of the last successful call.
 func (h *Host) CallMetrics(ctx context.Context) ([]CallMetric, error) {
 	var err error
 	if h.shimState.get().Serving {
@@ -25,7 +25,7 @@ func (h *Host) CallMetrics(ctx context.Context) ([]CallMetric, error) {
 // lastMetricsLimit bounds the wait for the counts of a shim that is about to end.
 const lastMetricsLimit = time.Second
 
-// callMetrics adds the counts of shims.
+// callMetrics adds up the counts of all shims of a host.
 type callMetrics struct {
 	mu    sync.Mutex // guards total and counted of all shims; held for no longer than a look-up
 	total map[callKey]CallMetric
@@ -61,7 +61,7 @@ func (t *callMetrics) read(ctx context.Context, sh *shim) error {
 	return nil
 }
 
-// addMetric returns sum with what now has more than last.
+// addMetric returns sum + now - last.
 func addMetric(sum, now, last CallMetric) CallMetric {
 	total := now
 	total.Seconds += sum.Seconds - last.Seconds

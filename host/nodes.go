@@ -27,16 +27,16 @@ func (h *Host) Nodes(ctx context.Context, q NodeQuery) ([]NodeStatus, Seq, error
 	})
 }
 
-// DrainOptions are who drains a node, and how.
+// DrainOptions say who drains a node, and how.
 type DrainOptions struct {
 	By, Reason string    // for people; By is required
 	End        bool      // of the drain: the node is ready again
-	Deadline   time.Time // for the host of the node: then tasks get no more grace; zero: never
+	Deadline   time.Time // after it, the host of the node gives tasks no grace; zero: none
 }
 
-// DrainNode begins or ends the drain of a node, and returns its status. It takes no new claims meanwhile. The host of
-// the node stops what runs there, users of volumes first and plugins last; it learns of the drain from Nodes.
-// ErrNotFound: there is no such node. ErrConflict: the node is out of service or fenced.
+// DrainNode begins or ends the drain of a node, and returns the node's status. The node takes no new claims during the
+// drain. The host of the node learns of the drain from Nodes, and stops what runs there, users of volumes first and
+// plugins last. ErrNotFound: there is no such node. ErrConflict: the node is out of service or fenced.
 func (h *Host) DrainNode(ctx context.Context, node NodeName, o DrainOptions) (NodeStatus, error) {
 	req := &pb.DrainNodeRequest{Call: mutating(), Node: string(node), End: o.End, By: o.By, Reason: o.Reason}
 	if !o.Deadline.IsZero() {
@@ -46,18 +46,18 @@ func (h *Host) DrainNode(ctx context.Context, node NodeName, o DrainOptions) (No
 	return wire.Node(reply.GetNode()), err
 }
 
-// OutOfServiceOptions are who declares a node out of service, and why.
+// OutOfServiceOptions say who declares a node out of service, and why.
 type OutOfServiceOptions struct {
 	By, Reason string // for people; By is required
-	// Confirm repeats the name of the node. The caller states by it that nothing runs there and nothing can start: two
-	// nodes that write to a volume destroy its data.
+	// Confirm repeats the name of the node. By it the caller states that nothing runs on the node and nothing can start
+	// there: two nodes that write to a volume destroy its data.
 	Confirm NodeName
 }
 
-// NodeOutOfService declares that nothing runs on a node any more, because an operator has seen to that. Its claims are
-// released without it. If the node comes back, it unmounts their volumes before it does anything else. ErrNotFound:
-// there is no such node. ErrConflict: the node is alive. ErrDenied: neither is so, but that is not confirmed.
-// ErrUnsupported: this node is in no cluster.
+// NodeOutOfService declares that nothing runs on a node any more, because an operator has made sure of that. The claims
+// of the node are released without the node. If the node comes back, it unmounts their volumes before it does anything
+// else. ErrNotFound: there is no such node. ErrConflict: the node is alive. ErrDenied: o.Confirm is not the node's
+// name. ErrUnsupported: this node is in no cluster.
 func (h *Host) NodeOutOfService(ctx context.Context, node NodeName, o OutOfServiceOptions) (NodeStatus, error) {
 	reply, err := call(ctx, h, writes, pb.NewNodesClient, pb.NodesClient.OutOfService,
 		&pb.OutOfServiceRequest{Call: mutating(), Node: string(node), By: o.By, Reason: o.Reason,
@@ -65,10 +65,10 @@ func (h *Host) NodeOutOfService(ctx context.Context, node NodeName, o OutOfServi
 	return wire.Node(reply.GetNode()), err
 }
 
-// ForgetOptions are who forgets a node, and why.
+// ForgetOptions say who forgets a node, and why.
 type ForgetOptions struct{ By, Reason string } // for people; By is required
 
-// ForgetNode removes a node that never comes back from Nodes, and ends its drain. If it comes back after all, it
+// ForgetNode removes from Nodes a node that will never come back, and ends its drain. If it comes back after all, it
 // unmounts its volumes first, and is listed again. ErrNotFound: there was never such a node. ErrConflict: the node is
 // alive, or claims, attachments, volumes or calls depend on it; the error names them. ErrUnsupported: this node is in
 // no cluster.

@@ -13,7 +13,7 @@ type Source struct {
 	Text []byte
 }
 
-// ParseOptions are the values of a text's variables.
+// ParseOptions say how to read a text, such as the values of its variables.
 type ParseOptions struct {
 	Variables     map[string]string // by name, as text
 	VariableFiles []Source

@@ -18,7 +18,7 @@ import (
 	"holdfast/registry"
 )
 
-// A shim is a peer of a swap by calls of the Control service.
+// A shim implements peer by calls of the Control service.
 var _ peer = (*shim)(nil)
 
 func (s *shim) control() pb.ControlClient { return pb.NewControlClient(s.process.Conn()) }
@@ -39,7 +39,7 @@ func (s *shim) kill(ctx context.Context) error {
 	return s.process.Kill(ctx)
 }
 
-// stop ends the process even if ctx has ended. If the host goes on, it keeps the counts of the shim's calls.
+// stop ends the process even if ctx has ended. If ctx has not ended, stop first reads the counts of the shim's calls.
 func (s *shim) stop(ctx context.Context) error {
 	if ctx.Err() == nil && !isDead(s) {
 		limited, cancel := context.WithTimeout(ctx, lastMetricsLimit)
@@ -118,7 +118,7 @@ func (s *shim) rehearse(ctx context.Context, file string) (rehearsal, error) {
 	return rehearsal{reply.GetWarnings(), reply.GetReadable()}, nil
 }
 
-// checkReadable returns an error unless this shim can read a state whose oldest readable schema is the given one. It
+// checkReadable returns an error unless this shim can read a state that requires at least the given schema. This shim
 // has to take over again if its successor fails.
 func (s *shim) checkReadable(schema uint32) error {
 	if s.schema == 0 || schema <= s.schema {
@@ -157,7 +157,8 @@ func (s *shim) callError(ctx context.Context, err error) error {
 	return wire.Error(err)
 }
 
-// candidateError is callError with the last lines of a candidate that lives: it is about to be ended.
+// candidateError is callError for a candidate. If the candidate lives, the error includes its last lines, because it is
+// ended next.
 func (s *shim) candidateError(ctx context.Context, err error) error {
 	if err = s.callError(ctx, err); err == nil || isDead(s) {
 		return err

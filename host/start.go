@@ -25,12 +25,12 @@ type digest = launch.Digest
 type shim struct {
 	process launch.Running
 	binary  digest
-	ctx     context.Context // of what the host does for it
+	ctx     context.Context // of the host's work for this shim
 	cancel  context.CancelFunc
 	sync    func(ctx context.Context) error // sends the workload
 	schema  uint32                          // newest that it can read; zero: unknown
 	metrics *callMetrics                    // gets the counts of the shim at its end
-	counted map[callKey]CallMetric          // that metrics has; guarded by its mu
+	counted map[callKey]CallMetric          // counts that metrics has already; guarded by its mu
 }
 
 const (
@@ -104,8 +104,8 @@ func gaveUp(ctx context.Context, last error) error {
 	return last
 }
 
-// startActive starts a shim and makes it active: Hello, Activate, Sync, callbacks. ctx bounds that; run bounds its
-// life. With an error it returns a shim only if that may be active and does not die.
+// startActive starts a shim and makes it active: Hello, Activate, Sync, callbacks. ctx bounds the start, and run the
+// life of the shim. With an error, startActive returns a shim only if that shim may be active and could not be killed.
 func (h *Host) startActive(ctx, run context.Context) (*shim, error) {
 	sh, err := h.startCandidate(ctx, run, *h.running.Load())
 	if err != nil {
@@ -114,7 +114,7 @@ func (h *Host) startActive(ctx, run context.Context) (*shim, error) {
 	limited, cancel := withLimit(ctx, activateLimit)
 	defer cancel()
 	if _, err := sh.activate(limited, handoff{}); err != nil {
-		if !isDead(sh) { // else the error has them already
+		if !isDead(sh) { // else the error has its last lines already
 			err = withLastLines(err, sh.process)
 		}
 		if err = errors.Join(err, sh.stop(run)); isDead(sh) {

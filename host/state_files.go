@@ -13,8 +13,8 @@ import (
 	"holdfast/internal/durable"
 )
 
-// writer writes files of the state directory, one after the other. It bounds how long a caller waits for a disk that
-// hangs: the write is finished once the disk answers.
+// writer writes files of the state directory, one after the other. If the disk hangs, a caller waits for writeLimit,
+// and the write ends once the disk answers.
 type writer struct {
 	writing sync.WaitGroup
 	mu      sync.Mutex    // guards last; held only to read or replace it
@@ -47,7 +47,7 @@ func (w *writer) do(write func() error) error {
 	}
 }
 
-// wait returns once all writes have ended. Until then no other host may have the directory.
+// wait returns once all writes have ended. Until then no other host may use the directory.
 func (w *writer) wait() { w.writing.Wait() }
 
 // removeFiles removes the files of the state directory that match a pattern.
@@ -77,17 +77,17 @@ const (
 	rehearsalFile = "rehearsal.db" // the copy of the state that a candidate rehearses on
 )
 
-// choice records which binary runs. The newest decision counts: a binary that was swapped to stays the choice after a
-// restart of the host, until the configuration names another binary than before. It is written with each decision.
+// choice records which binary runs. It is written whenever that changes. A binary that was swapped to stays the choice
+// after a restart of the host, until the configuration names another binary than before.
 type choice struct {
 	path   string
 	writer writer
 
 	Path       string   `json:"path"`               // of the configured binary when this was written
-	Configured string   `json:"configured"`         // its SHA-256
+	Configured string   `json:"configured"`         // SHA-256 of that binary
 	Running    string   `json:"running"`            // SHA-256 of the binary that runs
-	Previous   string   `json:"previous,omitempty"` // the one before, while Running bakes
-	Ran        []string `json:"ran,omitempty"`      // were active, newest first, without those that were rolled back
+	Previous   string   `json:"previous,omitempty"` // SHA-256 of the one before, while Running bakes
+	Ran        []string `json:"ran,omitempty"`      // binaries that were active, newest first, unless rolled back
 }
 
 // maxRan bounds choice.Ran.
@@ -126,7 +126,7 @@ func (c *choice) write() error {
 	return c.writer.do(func() error { return durable.WriteFile(c.path, text) })
 }
 
-// decide returns the binary to start if the given one is configured, and the one to fall back on; empty: none.
+// decide returns the binary to start, given the configured one, and the binary to fall back on; empty: none.
 func (h *Host) decide(ctx context.Context, configured digest) (run, fallback digest) {
 	c := h.choice
 	swapped := c.Configured == configured.SHA256 && c.Running != c.Configured && c.Running != ""
@@ -186,7 +186,8 @@ func openHistory(dir string) *history {
 	return h
 }
 
-// settle ends the swaps that baked when their host died: they are committed if their binary runs now.
+// settle sets the outcome of swaps whose host ended during their bake: committed if their binary runs now, else rolled
+// back.
 func (h *history) settle(running string) {
 	for _, s := range h.list() {
 		if s.Outcome != SwapBaking {

@@ -9,11 +9,11 @@ import (
 	"github.com/cenkalti/backoff/v5"
 )
 
-// supervisor keeps one shim active until its context ends. It starts a shim again that has died, kills a shim that does
-// not answer, carries out swaps, and keeps the old shim on standby while the new one bakes.
+// supervisor keeps one shim active until its context ends. It restarts a shim that has died, kills a shim that does not
+// answer, carries out swaps, and keeps the old shim on standby while the new one bakes.
 //
-// All of it runs on one goroutine, so there is one change of shim at a time. What takes long runs beside it: starting a
-// shim, and ending an old one.
+// One goroutine does all of this, so only one change of shim is under way at a time. Slow work runs on other
+// goroutines: starting a shim, and ending an old one.
 type supervisor struct {
 	*Host
 	gate         gateOps
@@ -22,25 +22,25 @@ type supervisor struct {
 	deactivate   context.CancelFunc
 	activeSince  time.Time
 	unresponsive chan struct{} // closed once active has not answered for too long
-	killed       bool          // active was killed for that
+	killed       bool          // active was killed because it did not answer
 	pauses       *startPauses
 	nextStart    *time.Timer   // nil: no start is planned
 	starting     *pendingStart // nil: none is under way
 	baking       *bake         // nil: no swap is in its bake
-	committing   *bake         // its old shim is being ended; nil: none
-	waiting      *preparedSwap // for starting or committing to end; nil: none
-	unkillable   []peer        // were killed and may have the state; no shim is started before they exit
+	committing   *bake         // a swap whose old shim is being ended; nil: none
+	waiting      *preparedSwap // a swap that waits for starting or committing; nil: none
+	unkillable   []peer        // killed shims that may still write the state; no shim is started before they exit
 }
 
 // pendingStart is a start that is under way.
 type pendingStart struct {
 	done   chan struct{} // closed once shim and err are set
-	shim   *shim         // with an err: a shim that does not die; nil: nothing is left
+	shim   *shim         // with an err: a shim that could not be killed; nil: no process is left
 	err    error
 	cancel context.CancelCauseFunc
 }
 
-// startGrace is how long a start that is under way may take when a candidate is ready. A healthy start is done by then.
+// startGrace is how long a start may go on once the candidate of a swap is ready. A healthy start ends sooner.
 const startGrace = time.Second
 
 var errCalledOff = errors.New("the start was called off for a swap whose candidate is ready")
@@ -52,8 +52,8 @@ type bake struct {
 	digest   digest
 	began    time.Time
 	over     *time.Timer
-	answered chan struct{} // closed once the new shim has answered after that; nil: the bake is not over yet
-	stopped  chan error    // how standby has ended, once it is not needed any more
+	answered chan struct{} // closed once the new shim has answered after over has fired; nil: it has not fired
+	stopped  chan error    // the result of ending standby after the bake
 }
 
 // step notes that a step of the swap has ended.
@@ -68,7 +68,7 @@ const (
 	pauseMultiple = 2
 )
 
-// startPauses spaces starts. The first follows at once; then the pause doubles up to a ceiling.
+// startPauses spaces starts. The first start follows at once; then the pause doubles up to a ceiling.
 type startPauses struct {
 	backoff  *backoff.ExponentialBackOff
 	failures int
@@ -213,8 +213,8 @@ func (s *supervisor) end(ctx context.Context) error {
 
 var errDied = errors.New("it has died")
 
-// restart replaces a shim that has died: by the standby shim, or by a new process. Calls are held until then, so
-// nothing slow comes before: neither its last lines, nor the removal of its files, nor a write to a disk that may hang.
+// restart replaces a shim that has died, by the standby shim or by a new process. Calls are held until then, so slow
+// work comes afterwards: the removal of the dead shim's files, and writes to a disk that may hang.
 func (s *supervisor) restart(ctx context.Context) {
 	dead, baked, killed := s.active, s.endBake(), s.killed
 	s.gate.holdAll(errDied)
@@ -266,13 +266,13 @@ func (s *supervisor) killUnresponsive(ctx context.Context) {
 	}
 }
 
-// down holds all calls, and says why.
+// down holds all calls and records why.
 func (s *supervisor) down(why error) {
 	s.gate.holdAll(why)
 	s.shimState.down(why, s.pauses.failures, *s.running.Load(), time.Time{})
 }
 
-// noteUnkillable notes those of the shims that were killed and have not exited.
+// noteUnkillable adds the killed shims that have not exited to s.unkillable.
 func (s *supervisor) noteUnkillable(shims ...peer) {
 	for _, p := range shims {
 		if !isDead(p) {
@@ -374,7 +374,7 @@ func (s *supervisor) swap(ctx context.Context, p *preparedSwap) error {
 	switch {
 	case active == next:
 		s.swapped(p, old)
-	case old == nil: // none is active, as before: the next start is planned
+	case old == nil: // no shim is active, as before; its next start is planned already
 		s.noteUnkillable(next)
 	case active == old:
 	default:
@@ -387,7 +387,7 @@ func (s *supervisor) swap(ctx context.Context, p *preparedSwap) error {
 	return err
 }
 
-// reapAll returns nil once all unkillable shims have exited, and waits a moment for that.
+// reapAll waits up to reapLimit for all unkillable shims to exit.
 func (s *supervisor) reapAll(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, reapLimit)
 	defer cancel()
@@ -400,7 +400,7 @@ func (s *supervisor) reapAll(ctx context.Context) error {
 	return nil
 }
 
-// reapLimit is how long a swap waits for a shim that was killed long ago.
+// reapLimit is how long a swap waits for unkillable shims to exit.
 const reapLimit = 100 * time.Millisecond
 
 // swapped begins the bake.
@@ -436,7 +436,7 @@ func (s *supervisor) commit(ctx context.Context) {
 	}()
 }
 
-// committed notes that the old shim has ended.
+// committed records that the old shim has ended.
 func (s *supervisor) committed(err error) {
 	b := s.committing
 	s.committing = nil
@@ -448,7 +448,7 @@ func (s *supervisor) committed(err error) {
 	s.history.add(b.report)
 }
 
-// endBake ends the bake, whatever follows; nil: there is none.
+// endBake ends the bake and returns it, or nil if there is none.
 func (s *supervisor) endBake() *bake {
 	b := s.baking
 	s.baking = nil
@@ -476,7 +476,8 @@ func (s *supervisor) rollBack(ctx context.Context, b *bake) bool {
 	return true
 }
 
-// reactivate makes a standby shim active again. Calls are held, so it does not wait for a shim that does not answer.
+// reactivate makes a standby shim active again. Calls are held meanwhile, so a ping first shows whether the shim
+// answers at all.
 func (s *supervisor) reactivate(ctx context.Context, p peer) error {
 	limited, cancel := context.WithTimeout(ctx, s.config.SwapBudget)
 	defer cancel()

@@ -9,15 +9,15 @@ import (
 	"holdfast/registry"
 )
 
-// This file is the swap protocol: its steps, and quiesce to resume, which hold calls, as one state machine over two
-// peers. verify and prepare come before them and hold no call (swap_entry.go). bake and commit follow, when the new
-// shim already serves (supervisor.go). shim_control.go has what a peer does at each step, gate.go how calls are held.
+// This file has the names of all steps of a swap, and the steps that hold calls, quiesce to resume, as one state
+// machine over two peers. verify and prepare come before these and hold no call (swap_entry.go). bake and commit follow
+// while the new shim already serves (supervisor.go). shim_control.go implements the peers, and gate.go holds the calls.
 
 // SwapStep is one of the eight steps of a swap.
 type SwapStep string
 
-// The steps, in their order. A failure up to quiesce leaves the old shim as it was. From fence on there is only
-// forward: to the new shim, back to the old one, or to a new process of the old binary.
+// The steps, in their order. A failure up to quiesce leaves the old shim as it was. From fence on, a swap cannot be
+// given up: it ends with the new shim, the old shim, or a new process of the old binary.
 const (
 	SwapVerify   SwapStep = "verify"   // compare the binary's digest, and copy it to where it is executed from
 	SwapPrepare  SwapStep = "prepare"  // start it as a candidate, and have it take over a copy of the state
@@ -56,7 +56,7 @@ type SwapReport struct {
 	Generation uint64         `json:"generation,omitempty"` // of the new shim
 	Steps      []SwapStepTime `json:"steps"`
 	Held       int            `json:"held"`                // calls that waited
-	HeldSince  time.Time      `json:"held_since,omitzero"` // when calls began to wait; zero: none would have
+	HeldSince  time.Time      `json:"held_since,omitzero"` // when calls began to be held; zero: the swap held none
 	Hold       time.Duration  `json:"hold"`                // the longest possible wait, from quiesce to resume
 	Outcome    SwapOutcome    `json:"outcome"`
 	Failed     SwapStep       `json:"failed,omitempty"` // the step that failed
@@ -65,30 +65,32 @@ type SwapReport struct {
 }
 
 const (
-	shortCall     = 10 * time.Millisecond // quiesce waits for no older calls: they are repeated
+	shortCall     = 10 * time.Millisecond // quiesce does not wait for older calls: they are repeated
 	activateLater = 10 * time.Second      // for a shim that reads the whole state, as its predecessor was killed
 )
 
 // limits bound the steps that hold calls. A step that exceeds its limit has failed.
 type limits struct {
-	budget   time.Duration // for all of them together; the new shim has the rest of it
+	budget   time.Duration // for all steps together; activate gets the rest of it
 	quiesce  time.Duration // for the old shim to report that short calls have ended
 	fence    time.Duration // for the old shim to release the state
 	activate time.Duration // for the new shim to open it
 	resume   time.Duration // for the old shim to go on after a failure
 }
 
-// limitsWithin divides a budget so that the sum of the first three steps exceeds it: they are rarely all late at once.
+// limitsWithin derives the limits from a budget. Those of quiesce, fence and activate add up to more than the budget,
+// as these steps are rarely all late at once.
 func limitsWithin(budget time.Duration) limits {
 	return limits{budget, budget * 3 / 10, budget / 2, budget * 6 / 10, budget * 4}
 }
 
-// handoff is the state as a shim has released it. The zero value means that no shim has.
+// handoff is the generation and index at which a shim has released the state. The zero value means that no shim has
+// released it.
 type handoff struct{ generation, index uint64 }
 
 // peer is one of the two shims of a swap.
 type peer interface {
-	// quiesce refuses calls that change something, and waits for those no older than short.
+	// quiesce refuses new calls that change something, and waits for running ones that are no older than short.
 	quiesce(ctx context.Context, short time.Duration) error
 	// release closes the state and the connections to plugins.
 	release(ctx context.Context) (handoff, error)
@@ -96,7 +98,7 @@ type peer interface {
 	activate(ctx context.Context, from handoff) (generation uint64, err error)
 	// resume continues after quiesce or release, unless another shim has opened the state since.
 	resume(ctx context.Context) error
-	// ping returns why the shim does not answer.
+	// ping returns an error if the shim does not answer.
 	ping(ctx context.Context) error
 	// stop ends the process, which may clean up first.
 	stop(ctx context.Context) error
@@ -127,7 +129,7 @@ type swap struct {
 	progress  func(SwapReport, SwapStep) // is called as each step begins
 }
 
-// errUnkillable is why no shim is active: the active one was killed and does not exit.
+// errUnkillable means that no shim can become active, because a killed one does not exit.
 var errUnkillable = errors.New("a killed shim does not exit, so no other may take over: it hangs in the kernel; " +
 	"bring back the disk or the server that it waits for, or reboot the node: everything else follows by itself")
 
@@ -186,7 +188,7 @@ func (s *swap) recordHold() {
 }
 
 // quiesce holds calls that change something and lets short ones end. An old shim that does not answer is fenced next.
-// It is the last step at which the swap can be refused: because its caller is gone, or the candidate has died.
+// quiesce is the last step that can refuse the swap, for example because the caller is gone or the candidate has died.
 func (s *swap) quiesce(ctx context.Context) error {
 	if err := s.next.exitError(); err != nil {
 		return err

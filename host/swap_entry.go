@@ -115,8 +115,8 @@ const (
 	copyShare = 2               // 1/copyShare of Config.PrepareTimeout is for the copy
 )
 
-// errNoCopy means that a candidate cannot rehearse. It does not refuse the swap: the shim that should write the copy is
-// the one to be replaced.
+// errNoCopy means that the active shim writes no copy of the state, so a candidate cannot rehearse. The swap goes on,
+// as it may be meant to replace just such a shim.
 var errNoCopy = errors.New(
 	"the running shim gives no copy of the state, so the new one takes it over without having tried that",
 )
@@ -136,7 +136,7 @@ func (h *Host) rehearse(
 	if err := h.config.removeFiles(files); err != nil {
 		return nil, err
 	}
-	defer func() { _ = h.config.removeFiles(files) }() // the candidate has, unless it died
+	defer func() { _ = h.config.removeFiles(files) }() // the candidate has removed them, unless it died
 	file := filepath.Join(h.config.StateDir, rehearsalFile)
 	old, err := h.copyState(ctx, file)
 	switch {
@@ -152,8 +152,8 @@ func (h *Host) rehearse(
 	return result.warnings, err
 }
 
-// copyState has the active shim write a copy of its state. It returns errNoCopy if no shim is active, if it does not
-// answer, and if it dies.
+// copyState has the active shim write a copy of its state. It returns errNoCopy if no shim is active, or if the active
+// shim does not answer or dies.
 func (h *Host) copyState(ctx context.Context, file string) (*shim, error) {
 	old, err := h.gate.enter(ctx, reads, &held{left: pingLimit}, nil)
 	if err == nil {

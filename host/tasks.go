@@ -15,7 +15,7 @@ import (
 func (h *Host) TaskStarting(ctx context.Context, t AllocTask) (Plan, error) {
 	req := &pb.TaskStartingRequest{Call: mutating(), Task: wire.AllocTaskProto(t)}
 	if _, err := wire.AllocTask(req.GetTask()); err != nil {
-		return Plan{}, err // before it is in the workload: no shim could start with that
+		return Plan{}, err // not added to the workload: no shim could start with it
 	}
 	undo := h.workload.putTask(t)
 	reply, err := call(ctx, h, writes, pb.NewTasksClient, pb.TasksClient.Starting, req)
@@ -28,7 +28,7 @@ func (h *Host) TaskStarting(ctx context.Context, t AllocTask) (Plan, error) {
 	return wire.Plan(reply.GetPlan())
 }
 
-// mayBeDone reports whether a call that failed may have been done nevertheless, or may still be.
+// mayBeDone reports whether a failed call may have taken effect nevertheless, or may still do so.
 func mayBeDone(err error) bool {
 	kinds := []error{ErrUnavailable, ErrUncertain, ErrInternal, context.Canceled, context.DeadlineExceeded}
 	return slices.ContainsFunc(kinds, func(kind error) bool { return errors.Is(err, kind) })
@@ -57,9 +57,9 @@ func (h *Host) TaskStopping(ctx context.Context, k TaskKey, attempt uint64) erro
 	return err
 }
 
-// PreferTask makes the instances of a plugin task the newest of their plugin: as long as they are healthy, they get the
-// calls that no other instance has to get. An orchestrator needs it where an older task is to serve again because a
-// newer one has to go, and after a loss of the shim's records, which have the order of instances. ErrNotFound: no
+// PreferTask makes the instances of a plugin task the newest of their plugin: as long as they are healthy, they get all
+// calls that need not go to another instance. An orchestrator calls it if an older task has to serve again because a
+// newer one has to go, and after a loss of the shim's records, which hold the order of instances. ErrNotFound: no
 // instance of the attempt is registered.
 func (h *Host) PreferTask(ctx context.Context, k TaskKey, attempt uint64) error {
 	_, err := call(ctx, h, writes, pb.NewTasksClient, pb.TasksClient.Prefer, &pb.PreferTaskRequest{

@@ -21,9 +21,10 @@ func (h *Host) RegisterVolume(ctx context.Context, s VolumeSpec) (VolumeStatus, 
 	return volumeReply(reply, err)
 }
 
-// ExpandVolume makes a volume larger: at its controller, and at this node, at once if the volume is mounted here, else
-// before its next use (Volume.Expansion says what is left to do). A volume that is large enough stays as it is.
-// ErrConflict: it is in use, and its plugin expands only unused volumes. ErrInvalid: it would have to shrink.
+// ExpandVolume makes a volume larger, at its controller and on this node. If the volume is mounted here, the node
+// expands it at once, else before its next use; Volume.Expansion says what is left to do. A volume that is large enough
+// stays as it is. ErrConflict: the volume is in use, and its plugin expands only unused volumes. ErrInvalid: the volume
+// would have to shrink.
 func (h *Host) ExpandVolume(ctx context.Context, n VolumeName, want CapacityRange) (VolumeStatus, error) {
 	reply, err := call(ctx, h, writes, pb.NewVolumesClient, pb.VolumesClient.Expand, &pb.ExpandVolumeRequest{
 		Call: mutating(), Name: wire.VolumeNameProto(n), RequiredBytes: want.Required, LimitBytes: want.Limit,
@@ -52,9 +53,9 @@ func (h *Host) DeregisterVolume(ctx context.Context, n VolumeName) error {
 	return err
 }
 
-// VolumeStats asks a volume's node plugin how full it is, one answer per unit ("bytes", "inodes"). ErrConflict: it is
-// not mounted on this node, or another operation runs on it. ErrUnsupported: its plugin cannot say. The index is that
-// of the shim after the plugin has answered.
+// VolumeStats asks a volume's node plugin how full the volume is, and returns one answer per unit ("bytes", "inodes").
+// ErrConflict: the volume is not mounted on this node, or another operation runs on it. ErrUnsupported: the plugin
+// cannot say. The index is that of the shim after the plugin has answered.
 func (h *Host) VolumeStats(ctx context.Context, n VolumeName) ([]VolumeUsage, Seq, error) {
 	reply, err := call(ctx, h, reads, pb.NewVolumesClient, pb.VolumesClient.Stats,
 		&pb.VolumeStatsRequest{Call: &pb.Call{}, Name: wire.VolumeNameProto(n)})

@@ -22,12 +22,12 @@ type WatchOptions struct {
 	Kinds    []EventKind
 }
 
-// Watch calls fn with every event after the cursor, in order, until fn or ctx ends it, whatever shims come and go. If
-// the cursor is too old or unknown, the first event is a resync, which carries the current state instead. Watch
-// returns fn's error, the context's cause, or the error of invalid options.
+// Watch calls fn with every event after the cursor, in order, until fn returns an error or ctx ends. If the shim ends,
+// Watch continues at the next shim. If the cursor is too old or unknown, the first event is a resync, which carries the
+// current state instead. Watch returns fn's error, the context's cause, or the error of invalid options.
 //
-// With Past, it returns nil after every event of a change that was acknowledged before the call, and maybe some later
-// ones. It then waits for a shim no longer than a call does, MaxHold in all, and returns ErrUnavailable after that.
+// With Past, Watch returns nil after every event of a change that was acknowledged before the call, and maybe some
+// later ones. Like a call, it then waits for shims for at most MaxHold in all, and returns ErrUnavailable after that.
 func (h *Host) Watch(ctx context.Context, o WatchOptions, fn func(Event) error) error {
 	req := &pb.WatchRequest{
 		Call: &pb.Call{}, After: uint64(o.After), Snapshot: o.Snapshot, Role: string(o.Role), Plugin: string(o.Plugin),
@@ -36,7 +36,7 @@ func (h *Host) Watch(ctx context.Context, o WatchOptions, fn func(Event) error) 
 		req.Kinds = append(req.Kinds, string(k))
 	}
 	err := follow(ctx, h, o.Past, pb.NewEventsClient, pb.EventsClient.Watch, req, func(reply *pb.WatchReply) error {
-		req.After, req.Snapshot = reply.GetAnswer().GetIndex(), false // from here on at the next shim
+		req.After, req.Snapshot = reply.GetAnswer().GetIndex(), false // where the next shim continues
 		switch {
 		case reply.GetEvent() != nil:
 			return fn(wire.Event(reply.GetEvent()))
@@ -54,8 +54,8 @@ func (h *Host) Watch(ctx context.Context, o WatchOptions, fn func(Event) error) 
 // errPastEnded ends a watch of past events.
 var errPastEnded = errors.New("all past events have been received")
 
-// Fingerprints calls fn with all plugins and roles, then with those that have changed. Complete marks a full list. It
-// comes again after a shim was started, and a plugin that is not in it is gone.
+// Fingerprints calls fn with all plugins and roles, then with those that have changed. complete marks a full list,
+// which comes again after each start of a shim. A plugin that is not in a full list is gone.
 func (h *Host) Fingerprints(
 	ctx context.Context, q PluginQuery, fn func(changed []PluginFingerprint, complete bool) error,
 ) error {
@@ -113,7 +113,7 @@ func follow[Client, Request, Message any](
 		case errors.Is(err, registry.ErrInvalid),
 			errors.Is(err, registry.ErrUnsupported),
 			errors.Is(err, registry.ErrDenied),
-			errors.Is(err, registry.ErrExhausted): // a message beyond the limit would be one again
+			errors.Is(err, registry.ErrExhausted): // a message beyond the size limit would come again
 			return err
 		case !ends:
 			wait.left = h.config.MaxHold
@@ -141,7 +141,7 @@ func causeOf(ctx context.Context, err error) error {
 	return err
 }
 
-// openOnce opens a stream at the active shim, for which it waits, and reads it to its end.
+// openOnce waits for an active shim, opens a stream there, and reads it to its end.
 func (h *Host) openOnce(
 	ctx context.Context, wait *held, read func(context.Context, grpc.ClientConnInterface) error,
 ) error {

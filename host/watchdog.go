@@ -35,8 +35,8 @@ func (s *supervisor) awaitAnswer() {
 	})
 }
 
-// awaitSilence returns true once there was no answer for the timeout, and false when ctx ends. One late answer is not
-// enough: this process may have been stopped itself.
+// awaitSilence returns true once there was no answer for the timeout, and false when ctx ends. One missed ping is not
+// enough, as this process itself may have been stopped meanwhile.
 func awaitSilence(ctx context.Context, ping func(context.Context) error, timeout time.Duration) bool {
 	last, missed := time.Now(), 0
 	for ctx.Err() == nil {

@@ -15,8 +15,8 @@ import (
 )
 
 // Sync sends the shim the complete list of running tasks and allocs. The shim takes down all others. Open sends
-// Config.Workload, and each later shim gets that list as the calls since then have changed it. Sync is for hosts that
-// keep a more accurate list. A task that the shim cannot adopt is left alone, and logged.
+// Config.Workload. Each later shim gets that list with the changes by calls since then. Sync is for hosts that keep a
+// more accurate list. A task that the shim cannot adopt is left alone, and logged.
 func (h *Host) Sync(ctx context.Context, all Workload) error {
 	if err := all.check(); err != nil {
 		return err
@@ -35,9 +35,9 @@ func (h *Host) sync(ctx context.Context, conn grpc.ClientConnInterface) error {
 	return err
 }
 
-// workload is what runs, by the calls through this host. Each new shim gets it. An entry is made before its call, as
-// the shim may die during it. If the shim refuses the call, the entry is removed: the next shim would refuse all of
-// Sync.
+// workload lists the running tasks and allocs, according to the calls through this host. Each new shim gets it. An
+// entry is added before its call, as the shim may die during the call. If the shim refuses the call, the entry is
+// removed: otherwise the next shim would refuse all of Sync.
 type workload struct {
 	mu     sync.Mutex // guards both; held only to read or change them
 	allocs map[registry.AllocID]AllocGroup
@@ -103,7 +103,7 @@ func (w *workload) removeAlloc(id registry.AllocID) {
 	delete(w.allocs, id)
 }
 
-// putTask adds the task at its attempt, unless a newer one is known. undo restores what was there.
+// putTask adds the task at its attempt, unless this attempt or a newer one is known. undo restores what was there.
 func (w *workload) putTask(t AllocTask) (undo func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -14,10 +14,10 @@ type Attachment struct {
 	ModifyIndex    Seq               `json:"modify_index"`
 }
 
-// Detaching records that an operator has an attachment taken down. The zero value means that none has.
+// Detaching records that an operator wants the volume detached. The zero value means that no operator does.
 type Detaching struct {
 	Forced
-	Confirmed bool `json:"confirmed,omitempty"` // a call that fails is skipped
+	Confirmed bool `json:"confirmed,omitempty"` // by the operator: a failed call is skipped
 }
 
 // AttachmentKey names an attachment.

@@ -10,8 +10,8 @@ type CallMetric struct {
 	Driver string // the name that GetPluginInfo returns; "unknown-driver" before its first answer
 	Method string // as in /csi.v1.Node/NodeStageVolume
 	Code   string // name of the gRPC code, as in DeadlineExceeded
-	// Buckets counts the calls by their duration: for each of CallBuckets those that took no longer and are not in an
-	// earlier one, and last those that took longer than all bounds.
+	// Buckets counts the calls by duration: one count for each bound in CallBuckets, and a last one for calls that took
+	// longer than all bounds. Each call is counted once.
 	Buckets []uint64
 	Seconds float64 // sum of the durations
 }

@@ -107,7 +107,7 @@ func (d *draft) put(i Instance) {
 	old := member(g.members, i.InstanceKey)
 	// The State sets the same indexes later. They decide the rank among the instances of this change.
 	i.CreateIndex, i.ModifyIndex = d.view.Index()+1, d.view.Index()+1
-	if len(g.members) > 0 { // it is of the node, whichever instance reports it
+	if len(g.members) > 0 { // the condition is that of the node, whichever instance reports it
 		i.Storage = g.members[0].Storage
 	}
 	if old == nil {

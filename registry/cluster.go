@@ -14,12 +14,12 @@ type Node struct {
 	State   NodeState `json:"state"`
 	Reason  string    `json:"reason,omitempty"` // of the state, for people
 	By      string    `json:"by,omitempty"`     // the person or policy that set the state
-	// Epoch counts how often the node was declared out of service or fenced. A node that finds a higher one than it has
-	// recorded lost its claims, and unmounts their volumes before it does anything else.
+	// Epoch counts how often the node was declared out of service or fenced. A node that finds a higher Epoch than it
+	// has recorded has lost its claims. It unmounts their volumes before it does anything else.
 	Epoch       uint64       `json:"epoch"`
 	Fencing     Fencing      `json:"fencing,omitzero"`
-	Deadline    time.Time    `json:"deadline,omitzero"` // of NodeDraining: then tasks get no more grace
-	Drain       Drain        `json:"drain,omitzero"`    // that begins once a lost node is back; zero: none
+	Deadline    time.Time    `json:"deadline,omitzero"` // of NodeDraining: tasks get no grace after it
+	Drain       Drain        `json:"drain,omitzero"`    // continues once a lost node is back; zero: none
 	Plugins     []NodePlugin `json:"plugins,omitempty"` // by name
 	CreateIndex Seq          `json:"create_index"`
 	ModifyIndex Seq          `json:"modify_index"`
@@ -68,13 +68,13 @@ func (n Node) Drains() (Drain, bool) {
 	return n.Drain, n.Drain.By != ""
 }
 
-// Fencing names the node that fences a lost one, and how that goes. The zero value means that none does.
+// Fencing names the node that fences a lost node, and counts its failed tries. The zero value means that no node does.
 type Fencing struct {
 	By     NodeName  `json:"by"`
 	Lease  int64     `json:"lease"`            // of By. Once it has ended, another node may fence
 	Failed string    `json:"failed,omitempty"` // why the last try has failed
-	Tries  uint64    `json:"tries,omitempty"`  // that have failed
-	Tried  time.Time `json:"tried,omitzero"`   // the end of the last one
+	Tries  uint64    `json:"tries,omitempty"`  // failed tries
+	Tried  time.Time `json:"tried,omitzero"`   // the end of the last try
 }
 
 // NodeRecord returns the key of a node's record, LeaseRecord that of its lease.
@@ -89,8 +89,8 @@ const (
 	NodeDraining     NodeState = "draining"       // gets no new claims
 	NodeOutOfService NodeState = "out-of-service" // an operator has declared that nothing runs there
 	NodeFenced       NodeState = "fenced"         // the fence callback has succeeded
-	// NodeForgotten is a node that an operator has removed. Its record stays, so that the node unmounts what it has
-	// before it does anything else if it comes back after all. Lists of nodes do not have it.
+	// NodeForgotten is a node that an operator has removed. Its record stays: if the node comes back after all, it
+	// first unmounts what it has. Lists of nodes omit it.
 	NodeForgotten NodeState = "forgotten"
 	// NodeUnjoined is this node while its cluster has not let it in. No record has this state.
 	NodeUnjoined NodeState = "not-joined"
@@ -112,11 +112,11 @@ type NodePlugin struct {
 	MaxVolumes   int64        `json:"max_volumes,omitempty"` // 0: no limit
 }
 
-// NodeLease exists while the lease of a node is valid: its shim has renewed the lease not long ago. A node without one
-// is suspect. Its claims stay.
+// NodeLease exists while the lease of a node in etcd is valid, because the node's shim keeps renewing it. A node
+// without a NodeLease is suspect, and keeps its claims.
 type NodeLease struct {
 	Node        NodeName  `json:"node"`
-	Lease       int64     `json:"lease"` // the ID of the lease in etcd; another one after the node was suspect
+	Lease       int64     `json:"lease"` // the ID of the lease in etcd; a new one after the node was suspect
 	CreateIndex Seq       `json:"create_index"`
 	ModifyIndex Seq       `json:"modify_index"`
 	Since       time.Time `json:"since,omitzero"`
@@ -130,8 +130,8 @@ type Executor struct {
 	Holder NodeName `json:"holder,omitempty"` // empty: none
 	Lease  int64    `json:"lease,omitempty"`  // of the holder
 	Term   uint64   `json:"term"`             // counts the holders
-	// Former are earlier holders that have not said that none of their calls runs any more. A call that one of them has
-	// begun may only be repeated. LateCalls of other nodes do not count.
+	// Former lists earlier holders that have not reported yet that all their calls have ended. A call that one of them
+	// has begun may only be repeated. LateCalls of nodes that are not in Former do not count.
 	Former      []NodeName `json:"former,omitempty"`
 	CreateIndex Seq        `json:"create_index"`
 	ModifyIndex Seq        `json:"modify_index"`
@@ -157,8 +157,8 @@ func (v View) StoredOn(key VolumeKey, node NodeName) bool {
 	return node != "" && volume.Node == node
 }
 
-// Executed reports whether one node at a time makes the plugin's controller calls: it has, or has had, a controller on
-// a node, and not one for each node.
+// Executed reports whether one node at a time makes the plugin's controller calls. That is so once the plugin has had a
+// controller on a node, unless it has controller_scope = "node".
 func (v View) Executed(plugin PluginID) bool {
 	if _, found := v.Executor(plugin); found || plugin == "" {
 		return found
@@ -183,7 +183,8 @@ type Formation struct {
 	Since       time.Time `json:"since,omitzero"` // of Formed
 }
 
-// Check returns an error if a node that expects so many nodes cannot be a member; 0: it is not known.
+// Check returns an error if a node that is configured with expect cannot be a member. An expect of 0 is unknown and
+// passes.
 func (f Formation) Check(expect int) error {
 	if f.Expect == expect || f.Expect == 0 || expect == 0 {
 		return nil
@@ -195,7 +196,7 @@ func (f Formation) Check(expect int) error {
 
 func (f Formation) Key() Key { return Key{BucketFormations, PathOf(f.Cluster)} }
 
-// Formation returns the formation of the node's cluster; the zero value: it is not known yet.
+// Formation returns the formation of the node's cluster, or the zero value if it is not known yet.
 func (v View) Formation() Formation {
 	for _, f := range list[Formation](v, BucketFormations, "", nil) {
 		return f
@@ -217,7 +218,7 @@ func (v View) Unformed() string {
 type RemoteCall struct {
 	ID          OperationID `json:"id"`
 	Plugin      PluginID    `json:"plugin"`
-	To          NodeName    `json:"to,omitempty"` // carries it out; empty: the plugin's executor
+	To          NodeName    `json:"to,omitempty"` // node that carries it out; empty: the plugin's executor
 	From        NodeName    `json:"from"`
 	Method      string      `json:"method"`
 	Request     []byte      `json:"request,omitempty"`
@@ -263,7 +264,7 @@ func (v View) Nodes() []Node {
 	return slices.DeleteFunc(list[Node](v, BucketNodes, "", nil), func(n Node) bool { return n.State == NodeForgotten })
 }
 
-// Taken returns the record after a node with a lease has become the executor.
+// Taken returns the record with the node by as the holder. The previous holder becomes a former one.
 func (e Executor) Taken(by NodeName, lease int64, at time.Time) Executor {
 	if e.Holder != "" && e.Holder != by && !slices.Contains(e.Former, e.Holder) {
 		e.Former = append(slices.Clone(e.Former), e.Holder)
@@ -281,7 +282,7 @@ func (e Executor) Dropped(at time.Time) Executor {
 	return e
 }
 
-// Left returns the record after a node is not the executor any more, and none of its calls may run.
+// Left returns the record after node n has stopped being the executor and all its calls have ended.
 func (e Executor) Left(n NodeName, at time.Time) Executor {
 	if e.Holder == n {
 		e.Holder, e.Lease, e.Since = "", 0, at
@@ -289,7 +290,7 @@ func (e Executor) Left(n NodeName, at time.Time) Executor {
 	return e.Settled(n)
 }
 
-// Settled returns the record after a former holder has said that none of its earlier calls may run any more.
+// Settled returns the record after the former holder n has reported that all its earlier calls have ended.
 func (e Executor) Settled(n NodeName) Executor {
 	e.Former = slices.DeleteFunc(slices.Clone(e.Former), func(f NodeName) bool { return f == n })
 	return e

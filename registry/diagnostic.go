@@ -2,7 +2,7 @@ package registry
 
 import "fmt"
 
-// Severity of a Diagnostic.
+// Severity says whether a Diagnostic is an error or a warning.
 type Severity string
 
 const (

@@ -2,19 +2,19 @@ package registry
 
 import "time"
 
-// EndpointUse records that a client of a CSI endpoint uses a volume, or may: the call that begins the use, and where. A
-// call that changes the volume is a use without a place, until its outcome is certain. The volume has no record of its
-// own meanwhile. Nodes share it.
+// EndpointUse records that a client of a CSI endpoint uses a volume, or may use it. It has the call that begins the
+// use, and the call's target. A call that changes the volume is a use without a target until its outcome is certain.
+// The volume has no Volume record meanwhile. Nodes share the record.
 type EndpointUse struct {
 	Volume      VolumeKey `json:"volume"`
 	Call        RPC       `json:"call"`
 	Target      string    `json:"target"` // its node_id, staging_target_path or target_path; "": the call has none
-	Node        NodeName  `json:"node"`   // whose host serves the endpoint
+	Node        NodeName  `json:"node"`   // the node whose host serves the endpoint
 	CreateIndex Seq       `json:"create_index"`
 	ModifyIndex Seq       `json:"modify_index"`
 	Since       time.Time `json:"since,omitzero"`
-	// Server is the task that got the call. Once that has succeeded it is the task that serves the mount (FUSE, nbd,
-	// ublk); zero: the kernel does.
+	// Server is the task that got the call. Once the call has succeeded, Server is the task that serves the mount
+	// (FUSE, nbd, ublk), or zero if the kernel does.
 	Server TaskKey `json:"server,omitzero"`
 }
 

@@ -36,13 +36,13 @@ const (
 	EventVolumeDeregistered EventKind = "volume deregistered" // its record was removed; the plugin keeps the volume
 	// the plugin refused the deletion; the volume is unchanged
 	EventVolumeKept EventKind = "volume kept"
-	// by its controller, or pending on its node alone; Detail holds the size
+	// the controller has expanded the volume, or it is to be expanded on its node alone; Detail holds the size
 	EventVolumeExpanded  EventKind = "volume expanded"
 	EventVolumeUpdated   EventKind = "volume updated"       // Detail names the fields of the volume file
 	EventVolumeModified  EventKind = "volume modified"      // Detail names the mutable parameters
 	EventNodeExpanded    EventKind = "expanded on its node" // users of the volume see the new size
 	EventVolumeUnhealthy EventKind = "volume unhealthy"     // the plugin reports it in Role; Detail is its message
-	// the plugin reports it in Role, after it reported the opposite
+	// the plugin reports in Role that the volume is healthy again
 	EventVolumeHealthy EventKind = "volume healthy"
 	EventOwnership     EventKind = "volume ownership" // of its files; Detail says what was set
 	// Events of the storage that a plugin reaches from this node.
@@ -71,20 +71,20 @@ const (
 	EventReconciled  EventKind = "reconciled"  // Detail holds the finding and the repair
 
 	EventFormed   EventKind = "cluster formed" // all expected nodes have registered; Detail names them
-	EventMissed   EventKind = "events missed"  // of other nodes; this node has loaded all records anew
+	EventMissed   EventKind = "events missed"  // this node missed events of others and has loaded all records anew
 	EventExecutor EventKind = "executor"       // another node makes the controller calls of the plugin; Detail names it
 
-	// Events of the nodes of a cluster. Node is the one that they are about, Detail says by whom and why.
+	// Events of the nodes of a cluster. Node is the node in question. Detail says who caused the event, and why.
 	EventNodeSuspect      EventKind = "node suspect" // etcd has not heard of it for lease_ttl; its claims stay
 	EventNodeBack         EventKind = "node back"    // etcd has heard of it again
-	EventNodeReady        EventKind = "node ready"   // it takes claims, after it did not
+	EventNodeReady        EventKind = "node ready"   // it takes claims again
 	EventNodeDraining     EventKind = "node draining"
 	EventNodeOutOfService EventKind = "node out of service"
 	EventNodeFenced       EventKind = "node fenced"
 	EventNodeForgotten    EventKind = "node forgotten"
 	EventFenceFailed      EventKind = "fence failed" // of the node; it is tried again
-	// the claims of the alloc were released while this node was lost. The host stops its tasks, then calls
-	// ReleaseAlloc: until then the alloc is releasing, also if its volumes are released
+	// The claims of the alloc were released while this node was lost. The host stops the tasks of the alloc, then calls
+	// ReleaseAlloc. Until that call the alloc is releasing, even if its volumes are released.
 	EventVolumesLost EventKind = "volumes lost"
 
 	EventForced    EventKind = "release forced" // of the alloc or volume; Detail holds by whom
@@ -103,7 +103,7 @@ type Event struct {
 	Kind       EventKind   `json:"kind"`
 	Role       Role        `json:"role,omitempty"`
 	Plugin     PluginID    `json:"plugin,omitempty"`
-	Node       NodeName    `json:"node,omitempty"` // of a cluster, that the event is about
+	Node       NodeName    `json:"node,omitempty"` // of a cluster; the event is about this node
 	Alloc      AllocID     `json:"alloc,omitempty"`
 	Task       TaskName    `json:"task,omitempty"`
 	Volume     VolumeName  `json:"volume,omitzero"`

@@ -33,7 +33,7 @@ const (
 type FindingAction string
 
 const (
-	ActNothing FindingAction = "" // it is for people
+	ActNothing FindingAction = "" // a person has to act, if anything is wrong
 	// mark the record as uncertain: the holder of the claim then redoes or undoes the step
 	ActMark    FindingAction = "mark"
 	ActAdopt   FindingAction = "adopt"   // create a record, then undo

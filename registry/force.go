@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// Force is how an operator releases what cannot be released in order.
+// Force holds the options of a release by force, for volumes that cannot be released in order.
 type Force struct {
 	By string // the operator, for the events; required unless DryRun is set
-	// Confirm repeats the ID of the alloc or volume. Without it, what may lose data is refused.
+	// Confirm repeats the ID of the alloc or volume. Without it, steps that may lose data are refused.
 	Confirm string
 	DryRun  bool // only return the steps
 }

@@ -19,7 +19,7 @@ const (
 	// InfeasibleTopology: the volume is not accessible from the node.
 	InfeasibleTopology InfeasibleKind = "topology"
 	// InfeasibleLimit: the node has as many volumes of the plugin as it may have (max_volumes_per_node). Holders lists
-	// the claims of those that are claimed.
+	// the claims on these volumes.
 	InfeasibleLimit InfeasibleKind = "volume limit"
 	// InfeasibleNoPlugin: no task of the plugin serves a needed role here.
 	InfeasibleNoPlugin InfeasibleKind = "no plugin"

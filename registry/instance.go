@@ -35,7 +35,7 @@ type Tree struct {
 	Task string `json:"task"`
 }
 
-// OnHost returns the host's path of what the task sees at path. It is path itself if it is not below the directory.
+// OnHost returns the host's path of what the task sees at path. A path that is not below the directory is only cleaned.
 func (t Tree) OnHost(path string) string {
 	path = filepath.Clean(path)
 	if rest, below := strings.CutPrefix(path, filepath.Clean(t.Task)+"/"); below {
@@ -44,8 +44,8 @@ func (t Tree) OnHost(path string) string {
 	return path
 }
 
-// Instance is one running task of a plugin in one role. CreateIndex ranks the instances of a plugin, or Preferred if it
-// is higher. The newest healthy instance is active, or the newest if none is healthy.
+// Instance is one running task of a plugin in one role. The higher of CreateIndex and Preferred ranks the instances of
+// a plugin. The newest healthy instance is active, or the newest if none is healthy.
 type Instance struct {
 	InstanceKey
 	Attempt     uint64            `json:"attempt"`  // number of the task's start

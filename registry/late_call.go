@@ -5,9 +5,10 @@ import (
 	"slices"
 )
 
-// LateCall is a call that a former executor has begun, that has ended at another node, and that may still run at the
-// plugin of the former one. Until that node has said that it does not, no other call is sent for the same volume or
-// snapshot. The record counts while its node is in Executor.Former, so that one commit ends any number of them.
+// LateCall is a call that a former executor has begun and that may still run at its plugin, although the same call has
+// ended at another node. Until the former executor reports that the call does not run any more, no other call is sent
+// for the same volume or snapshot. The record counts only while Node is in Executor.Former, so a commit that removes
+// Node from there ends all its late calls.
 type LateCall struct {
 	Plugin PluginID `json:"plugin"`
 	For    string   `json:"for"` // the name of the volume or snapshot
@@ -42,7 +43,7 @@ func (l LateCall) Same(o LateCall) bool {
 	return l.Plugin == o.Plugin && l.For == o.For && l.RPC == o.RPC && l.Hash == o.Hash
 }
 
-// LateCallOf returns an open call as a former executor can repeat it.
+// LateCallOf returns an open call with the records that a former executor needs to repeat it. Node is not set.
 func (v View) LateCallOf(open Intent) LateCall {
 	late := LateCall{Plugin: open.Volume.Plugin, For: open.Name.String(), RPC: open.RPC, Hash: open.Hash}
 	if volume, found := v.Volume(open.Name); found {
@@ -71,8 +72,7 @@ func (v View) PastLateCalls(e Executor) (keys []Key) {
 	return keys
 }
 
-// Blocks returns the error of a controller call for a volume that has to wait for a former executor, nil if it need
-// not.
+// Blocks returns an error if a controller call for a volume has to wait for a call of a former executor.
 func (v View) Blocks(e Executor, next Intent) error {
 	what := next.Name.String()
 	other := func(l LateCall) bool { return l.RPC != next.RPC || l.Hash != next.Hash }
@@ -105,8 +105,8 @@ func (v View) Blocks(e Executor, next Intent) error {
 	return nil
 }
 
-// BlocksSnapshot is Blocks for a call for a snapshot. One that takes the snapshot waits for calls that change its
-// volumes, unless it has begun before.
+// BlocksSnapshot is Blocks for a call for a snapshot. A call that takes the snapshot also waits for calls that change
+// its volumes, unless a node has begun it already.
 func (v View) BlocksSnapshot(e Executor, what string, snap VolumeSnapshot, rpc RPC) error {
 	err := v.blockedBy(e, what, func(l LateCall) bool { return l.RPC != rpc }, what, rpc)
 	if err != nil || snap.State != SnapshotCreating || len(snap.Senders) > 0 || len(e.Former) == 0 {
@@ -128,14 +128,14 @@ func (v View) BlocksSnapshot(e Executor, what string, snap VolumeSnapshot, rpc R
 }
 
 // excludesSnapshot reports whether a call must not run while a snapshot of its volume is taken. Attaching and detaching
-// may: snapshots are taken of volumes in use.
+// may run meanwhile: snapshots are taken of volumes in use.
 func excludesSnapshot(rpc RPC) bool { return rpc.Alters() || rpc == DeleteVolumeRPC }
 
-// former reports whether calls of a node may run that are not the executor's own.
+// former reports whether n is a former holder, not the current one. Calls that it has begun may still run.
 func (e Executor) former(n NodeName) bool { return n != e.Holder && slices.Contains(e.Former, n) }
 
-// blockedBy returns the error of the call rpc for what if there is a late call for a volume or snapshot that excludes
-// it.
+// blockedBy returns an error if a late call for the volume or snapshot named late excludes the call rpc. The error
+// names the call's own volume or snapshot, what.
 func (v View) blockedBy(e Executor, late string, excludes func(LateCall) bool, what string, rpc RPC) error {
 	if len(e.Former) == 0 {
 		return nil
@@ -167,9 +167,9 @@ func (v View) GivenUp(open Intent) Change {
 	return v.Ended(late, open.Senders)
 }
 
-// Ended returns the change that keeps at which former executors a call may still run, once it has ended elsewhere.
-// senders are the nodes that have begun it. It has ended at the holder, whose plugin has answered it. The same call may
-// have ended before, with another outcome.
+// Ended returns the change to make when the holder's plugin has answered a call. It adds a LateCall for each former
+// executor among senders, the nodes that have begun the call. If the same call has ended before with another outcome,
+// the change corrects its LateCalls.
 func (v View) Ended(call LateCall, senders []NodeName) (change Change) {
 	if len(senders) == 0 {
 		return change

@@ -11,7 +11,7 @@ import (
 type NodeStatus struct {
 	Node
 	Alive bool `json:"alive"` // its lease in etcd is valid; else the node is suspect
-	// AliveSince is when that began, SuspectSince when the node that was asked saw it end; zero: not known.
+	// AliveSince is when the lease began, SuspectSince when the node that was asked saw it end; zero: not known.
 	AliveSince   time.Time `json:"alive_since,omitzero"`
 	SuspectSince time.Time `json:"suspect_since,omitzero"`
 
@@ -52,7 +52,7 @@ func (p NodePlugin) Health(role Role) HealthState {
 	return ""
 }
 
-// Find returns what the node has described of its plugin as an instance.
+// Find returns an instance made from the node's description of its plugin.
 func (n Node) Find(role Role, id PluginID) (Instance, bool) {
 	for _, p := range n.Plugins {
 		if health := p.Health(role); p.Plugin == id && health != "" {
@@ -64,7 +64,7 @@ func (n Node) Find(role Role, id PluginID) (Instance, bool) {
 	return Instance{}, false
 }
 
-// SuspectSince returns since when this node sees another one as suspect; zero: no event that is kept says so.
+// SuspectSince returns since when this node sees another one as suspect; zero: no stored event says so.
 func (v View) SuspectSince(n NodeName) (since time.Time) {
 	events, _ := v.Events(0, MaxEvents)
 	for _, e := range events {

@@ -18,7 +18,7 @@ func compareRank(a, b *Instance) int {
 	return cmp.Or(cmp.Compare(b.rank(), a.rank()), compareKey(a.InstanceKey, b.InstanceKey))
 }
 
-// rank is the index by which the instance is new. One that its host prefers counts as just created.
+// rank returns the index that ranks the instance. To prefer an instance counts as creating it.
 func (i *Instance) rank() Seq { return max(i.CreateIndex, i.Preferred) }
 
 // compareInstances orders instances by role, plugin, then newest first.

@@ -44,14 +44,14 @@ type RecordType struct {
 	Bucket Bucket
 	Owner  string // package of the shim that writes the records
 	Shared bool   // the nodes of a cluster share the records; else each belongs to one node
-	// Release means that a release of volumes also adds records, so they are stored even if the disk is full.
+	// Release means that a release of volumes adds such records, so they are stored even if the disk is full.
 	Release bool
 	Path    []string // the parts of a key's path
 	Indexes []Index
 	codec
 }
 
-// RecordTypes describes every bucket of records. Their order is that of Buckets.
+// RecordTypes describes every bucket of records, in the order of Buckets.
 var RecordTypes = []RecordType{
 	{Bucket: BucketInstances, Owner: "task", Path: []string{"role", "plugin", "alloc", "task"},
 		codec: codecOf(func(r *Instance) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
@@ -112,8 +112,8 @@ var (
 	intentCodec   = codecOf(func(r *Intent) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })
 )
 
-// Index is a set of keys derived from records, which finds them by another field than their key. An entry's path is a
-// prefix followed by the path of the record.
+// Index is a set of keys derived from records. It finds a record by a field that is not in its key. An entry's path is
+// a prefix followed by the path of the record.
 type Index struct {
 	Bucket Bucket
 	Path   []string // the parts of an entry's path before that of the record
@@ -145,8 +145,8 @@ var (
 // RequestsByIndex is the index of operations by age, the oldest first.
 const RequestsByIndex Bucket = "requests_by_index"
 
-// namePrefix returns the prefix in volumesByName. Of a name longer than CSI allows ("Size Limits") it has the
-// beginning, so a reader compares the whole name.
+// namePrefix returns the prefix in volumesByName. It truncates a name that is longer than CSI allows ("Size Limits"),
+// so readers compare the whole name.
 func namePrefix(plugin PluginID, name string) string {
 	return PathOf(plugin, name[:min(len(name), MaxID)])
 }
@@ -173,11 +173,11 @@ var typeOfBucket = func() map[Bucket]*RecordType {
 // Type returns the type of the bucket's records, or nil if the bucket holds none.
 func (b Bucket) Type() *RecordType { return typeOfBucket[b] }
 
-// Shared reports whether the nodes of a cluster share the records of the bucket. Those of any other bucket belong to
+// Shared reports whether the nodes of a cluster share the records of the bucket. Records of any other bucket belong to
 // one node.
 func (b Bucket) Shared() bool { t := b.Type(); return t != nil && t.Shared }
 
-// codec is what State implementations do with records of one Go type.
+// codec decodes records of one Go type, and reads and sets their indexes.
 type codec struct {
 	GoType  reflect.Type
 	Decode  func(text []byte) (Record, error) // JSON
@@ -235,8 +235,8 @@ func IndexKeys(r Record) (keys []Key) {
 	return keys
 }
 
-// Key names a record or an index entry. Its path is encoded with length prefixes, so that no choice of ids makes two
-// keys alike, and so that all records whose path begins alike lie together.
+// Key names a record or an index entry. Length prefixes in its path keep the keys of different ids different, and sort
+// keys with the same first ids next to each other.
 type Key struct {
 	Bucket Bucket
 	Path   string
@@ -254,10 +254,10 @@ func (k Key) check() error {
 }
 
 const (
-	// MaxShared bounds the shared records of a change, with the index entries that it may write: a transaction of etcd
-	// has at most 128 operations. A change of a Copy, which is of no transaction of etcd, may have more.
+	// MaxShared bounds the shared records and index entries that a change may write, as a transaction of etcd has at
+	// most 128 operations. A change with a Copy is not written to etcd and may have more.
 	MaxShared = 120
-	// Batch is how many shared records without indexes a decision about many of them writes at a time: see EnsureAll.
+	// Batch is how many shared records without indexes one decision of EnsureAll writes.
 	Batch = 100
 )
 
@@ -269,8 +269,8 @@ func (k Key) operations() int {
 	return 1
 }
 
-// Check returns an ErrInternal if no State can store the change: a key is impossible, or it has too many shared records
-// for one transaction, or it mixes them with records of one node, which a cluster does not store in one place.
+// Check returns an ErrInternal if no State can store the change: it has an impossible key, too many shared records for
+// one transaction, or both shared records and records of one node. A cluster stores these in different places.
 func (c Change) Check() error {
 	for _, k := range c.keys() {
 		if err := k.check(); err != nil {
@@ -299,7 +299,7 @@ func (c Change) Check() error {
 }
 
 // shared returns how many shared records the change may write, with index entries, and the bucket of the last one. It
-// returns 0 for a change of a Copy.
+// returns 0 for a change with a Copy.
 func (c Change) shared() (n int, last Bucket) {
 	for _, k := range c.keys() {
 		switch {
@@ -360,8 +360,8 @@ func (k ClaimKey) path() string {
 	return PathOf(k.Volume.Plugin, string(k.Volume.External), string(k.Alloc), string(k.Request))
 }
 
-// StagingRecord, IntentRecord and NodeIntentRecord return the keys of records of which a volume has at most one.
-// IntentRecord is the key of a controller call's intent.
+// StagingRecord, IntentRecord and NodeIntentRecord return the keys of a volume's records. A volume has at most one of
+// each. IntentRecord is for the intent of a controller call.
 func (k VolumeKey) StagingRecord() Key    { return Key{BucketStagings, k.path()} }
 func (k VolumeKey) IntentRecord() Key     { return Key{BucketIntents, k.path()} }
 func (k VolumeKey) NodeIntentRecord() Key { return Key{BucketNodeIntents, k.path()} }
@@ -378,15 +378,15 @@ func (s Staging) Key() Key    { return s.Volume.StagingRecord() }
 func (r Ref) Key() Key        { return r.ClaimKey().RefRecord() }
 func (o Operation) Key() Key  { return OperationRecord(o.ID) }
 
-// Copy says that a node is a member of a cluster, and how up to date its copy of the cluster's records is. It is
-// written together with them.
+// Copy records that a node is a member of a cluster, and the revision of its copy of the cluster's records. One
+// transaction writes the Copy and the copied records.
 type Copy struct {
 	Cluster  string `json:"cluster"`
-	Member   string `json:"member"`   // a random ID, which tells this node from another one of the same name
+	Member   string `json:"member"`   // random ID that distinguishes this node from another of the same name
 	Revision int64  `json:"revision"` // of etcd; 0: there is no copy yet
-	// Buckets are those that the copy has. A release that knows others loads it anew.
+	// Buckets lists the buckets that the copy has. A release that knows other buckets loads the copy anew.
 	Buckets []Bucket `json:"buckets,omitempty"`
-	// Epoch is that of the node's record when its volumes were last known to be its own: see Node.
+	// Epoch is the Node.Epoch at which the node last knew that its volumes are its own.
 	Epoch       uint64 `json:"epoch,omitempty"`
 	CreateIndex Seq    `json:"create_index"`
 	ModifyIndex Seq    `json:"modify_index"`
@@ -397,7 +397,7 @@ func CopyRecord(cluster string) Key { return Key{BucketCopies, PathOf(cluster)} 
 
 func (c Copy) Key() Key { return CopyRecord(c.Cluster) }
 
-// Copies returns the copies of a node: at most one.
+// Copies returns the node's Copy, as a list of at most one.
 func (v View) Copies() []Copy { return list[Copy](v, BucketCopies, "", nil) }
 
 // Key returns the key of the volume's record. An inline volume has a bucket of its own, as it belongs to one node.

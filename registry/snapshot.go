@@ -26,7 +26,7 @@ func (n SnapshotName) Key() Key { return Key{BucketSnapshots, PathOf(n.Namespace
 // GroupKey returns the key of the record of the group snapshot of that name.
 func (n SnapshotName) GroupKey() Key { return Key{BucketGroupSnapshots, n.Key().Path} }
 
-// SnapshotSpec is what a snapshot is made of.
+// SnapshotSpec describes a snapshot to take.
 type SnapshotSpec struct {
 	Namespace  Namespace         `json:"namespace"`
 	ID         SnapshotID        `json:"id"`
@@ -60,12 +60,13 @@ func (s SnapshotState) Unfinished() bool {
 }
 
 // VolumeSnapshot is a snapshot that Holdfast has made of a volume, or a group snapshot of several volumes. Nodes share
-// it. Its state is the record before each CSI call: a call that a process has left is repeated with the same fields.
+// it. State is stored before each CSI call, so a call that an ended process has left open is repeated with the same
+// fields.
 type VolumeSnapshot struct {
 	SnapshotSpec
 	Plugin      PluginID      `json:"plugin"`
 	Node        NodeName      `json:"node,omitempty"`             // that of its volumes
-	Senders     []NodeName    `json:"senders,omitempty"`          // in a cluster: they have begun the call of State
+	Senders     []NodeName    `json:"senders,omitempty"`          // nodes of a cluster that have begun the call
 	Source      ExternalID    `json:"source_volume_id,omitempty"` // of the volume
 	Members     []GroupMember `json:"members,omitempty"`          // of a group snapshot, in the order of Volumes
 	Unusable    []ExternalID  `json:"unusable,omitempty"`         // from an unusable answer for a group; to delete it
@@ -86,7 +87,7 @@ type GroupMember struct {
 	Volume   VolumeID   `json:"volume"`
 	Source   ExternalID `json:"source_volume_id"`
 	External ExternalID `json:"external_id,omitempty"` // the plugin's id of the snapshot; empty: not known yet
-	Size     int64      `json:"size_bytes,omitempty"`  // as that of a snapshot
+	Size     int64      `json:"size_bytes,omitempty"`  // as VolumeSnapshot.Size
 	Taken    time.Time  `json:"creation_time,omitzero"`
 	Ready    bool       `json:"ready_to_use,omitempty"`
 }
@@ -102,7 +103,7 @@ func (s VolumeSnapshot) Key() Key {
 // IsGroup reports whether s is a group snapshot.
 func (s SnapshotSpec) IsGroup() bool { return len(s.Volumes) > 0 }
 
-// MemberID returns the id under which the member of the group snapshot for that volume is a snapshot.
+// MemberID returns the snapshot id of the volume's member in the group snapshot.
 func (s SnapshotSpec) MemberID(volume VolumeID) SnapshotID { return s.ID + "-" + SnapshotID(volume) }
 
 // IDs returns the id of the snapshot, or those of the members of a group snapshot.

@@ -8,16 +8,16 @@ import (
 
 // State is durable state. The store implements it on disk, package registrytest in memory. Both pass one suite.
 type State interface {
-	// Commit calls the decisions one after the other, and makes their changes durable: in one transaction or, in a
-	// cluster, in one for each decision. Concurrent commits may share a transaction. Each decision sees the changes of
-	// all that are before it. It must not block. It is called at most once, but in a cluster until nothing that it
-	// reads changes.
+	// Commit calls the decisions one after the other and makes their changes durable. It uses one transaction or, in a
+	// cluster, one for each decision. Concurrent commits may share a transaction. A decision sees the changes of the
+	// decisions before it, and must not block. Commit calls it at most once. In a cluster, Commit calls it again if
+	// another node has changed what it read.
 	//
-	// An error of a decision, or a change that fails Check, ends the series: the changes before it are committed, and
-	// Commit returns the error unchanged. An empty change commits nothing. Of other errors, ErrExhausted (the disk is
-	// full) and ErrFenced (a newer generation owns the state) say that the last changes, or all, were not written, and
-	// ErrUncertain that the outcome is unknown. When Commit returns nil, the changes are durable and their listeners
-	// have seen them. The Seq is the index of the last change, or the current one if the last decision changed nothing.
+	// If a decision returns an error, or its change fails Check, the changes before it are committed, and Commit
+	// returns the error unchanged. An empty change commits nothing. ErrExhausted (the disk is full) and ErrFenced (a
+	// newer generation owns the state) mean that the last changes, or all, were not written. ErrUncertain means that
+	// the outcome is unknown. When Commit returns nil, the changes are durable and their listeners have seen them. The
+	// Seq is the index of the last change, or the current one if the last decision changed nothing.
 	Commit(ctx context.Context, decisions ...Decision) (Seq, error)
 
 	// View calls read with the last committed state. It waits for no commit.
@@ -28,7 +28,7 @@ type State interface {
 type Decision = func(View) (Change, error)
 
 // Ensure commits the changes of the decisions. If all are empty, Ensure waits for no commit and returns the index that
-// the decisions have seen. They may be called twice.
+// the decisions have seen. It may call each decision twice.
 func Ensure(ctx context.Context, log State, decisions ...Decision) (at Seq, err error) {
 	settled := false
 	err = log.View(ctx, func(v View) error {
@@ -45,9 +45,9 @@ func Ensure(ctx context.Context, log State, decisions ...Decision) (at Seq, err 
 	return log.Commit(ctx, decisions...)
 }
 
-// EnsureAll commits the changes of a decision, one after the other, until one is empty. A decision about many records
-// that nodes share writes at most Batch of them. Each of its changes has to be legal alone: the process may end after
-// it. Whoever repeats the operation then continues with the records that are left.
+// EnsureAll commits the changes of a decision, one after the other, until a change is empty. A decision about many
+// shared records writes at most Batch of them at a time. Each change has to be legal alone, as the process may end
+// after it. A repetition of the operation continues with the records that are left.
 func EnsureAll(ctx context.Context, log State, decide Decision) error {
 	for {
 		over := false
@@ -68,8 +68,8 @@ type Change struct {
 	Put    []Record
 	Delete []Key
 	Events []Event
-	// Texts has the JSON of records in Put as another node has written them. Its fields that this build does not know
-	// are stored as well. A record without a text keeps those that are stored.
+	// Texts has the JSON of records in Put that another node has written, so that fields unknown to this build are
+	// stored too. A record without a text keeps the unknown fields that are stored already.
 	Texts map[Key][]byte
 }
 
@@ -92,7 +92,7 @@ func (c Change) Touches(buckets ...Bucket) bool {
 	return slices.ContainsFunc(c.keys(), func(k Key) bool { return slices.Contains(buckets, k.Bucket) })
 }
 
-// And returns the change with more added, which has no texts.
+// And returns the change with more added. The Texts of more are not added.
 func (c Change) And(more Change) Change {
 	return Change{
 		append(c.Put, more.Put...), append(c.Delete, more.Delete...), append(c.Events, more.Events...), c.Texts,
@@ -165,9 +165,9 @@ func (c Change) keys() (keys []Key) {
 // MaxEvents is the number of events that a State keeps. The transaction that writes new events prunes older ones.
 const MaxEvents = 10_000
 
-// Stamped returns the change as a State writes it at an index: events have their numbers, records their indexes, and an
-// event has its instance as the change puts it. created returns the CreateIndex of the stored record of a key, 0 if
-// there is none.
+// Stamped returns the change as a State writes it at an index. It numbers the events, sets the indexes of the records,
+// and gives each event its instance as the change puts it. created returns the CreateIndex of the stored record of a
+// key, 0 if there is none.
 func (c Change) Stamped(at Seq, generation Generation, created func(Key) Seq) Change {
 	out := Change{Put: make([]Record, len(c.Put)), Delete: c.Delete, Events: make([]Event, len(c.Events))}
 	instances := map[InstanceKey]Instance{}

@@ -12,8 +12,7 @@ type VolumeStatus struct {
 	Waiting     []Wait  // of allocs that claim or release it; without an alloc: of its creation or deletion
 }
 
-// CallWait returns the wait of the volume's open call, or of its creation or deletion. Those of allocs are not
-// among them.
+// CallWait returns the wait of the volume's open call, or of its creation or deletion. It ignores the waits of allocs.
 func (v VolumeStatus) CallWait() (w Wait, waits bool) {
 	for _, w := range v.Waiting {
 		if w.Alloc == "" {
@@ -76,15 +75,15 @@ type PluginTask struct {
 
 	Healthy bool `json:"healthy"` // all its instances are registered and healthy
 	Active  bool `json:"active"`  // it has the active instance of a role
-	Calls   int  `json:"calls"`   // that run there now
-	// Open has those of the calls that change something, and calls that an earlier shim has left.
+	Calls   int  `json:"calls"`   // that run at the task now
+	// Open lists those of the calls that change something, and calls that an earlier shim has left open.
 	Open []OpenCall `json:"open,omitempty"`
-	// Volumes are those whose mounts end with the task, because a process of it serves them (FUSE).
+	// Volumes lists the volumes whose mounts end with the task, because a process of the task serves them (FUSE).
 	Volumes []ServedVolume `json:"volumes,omitempty"`
 }
 
 // MayStop reports whether the task can be stopped without an effect on calls and mounts: the plugin has a newer healthy
-// instance in each role, and nothing runs or is mounted at this one.
+// instance in each role, no call runs at this task, and it serves no mount.
 func (t PluginTask) MayStop() bool {
 	return !t.Active && t.Calls == 0 && len(t.Open) == 0 && len(t.Volumes) == 0
 }
@@ -105,7 +104,8 @@ type ServedVolume struct {
 	Mount    string     `json:"mount,omitempty"`  // path of a mount that no record has; no other field is set
 }
 
-// String returns the name of the volume. One that clients of a CSI endpoint use has none, but an ID of the plugin.
+// String returns the name of the volume. A volume that clients of a CSI endpoint use has no name, so String returns the
+// plugin's ID of it.
 func (s ServedVolume) String() string {
 	switch {
 	case s.Mount != "":
@@ -123,7 +123,7 @@ type PluginFingerprint struct {
 	Gone     bool     // no instance is left
 	Active   Instance // the active one; zero if gone
 	Healthy  int      // instances
-	Expected int      // instances: tasks that run the plugin in that role
+	Expected int      // tasks that run the plugin in that role
 }
 
 // PendingRestart is a restart request and its task.

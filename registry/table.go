@@ -24,7 +24,7 @@ func newTable(index Seq, instances []Instance) *table {
 	return t
 }
 
-// with returns the table after c, without its index.
+// with returns the table after c. It does not set the index.
 func (t *table) with(c Change) *table {
 	groups := maps.Clone(t.groups)
 	for _, r := range c.Put {

@@ -156,7 +156,7 @@ type Alloc struct {
 	Release     Call       `json:"release,omitzero"`  // the call that releases the alloc, until it is answered
 	Keep        bool       `json:"keep,omitempty"`    // its release deletes no volume: another alloc follows
 	Forced      Forced     `json:"forced,omitzero"`   // its release goes on without plugins that are gone
-	Lost        bool       `json:"lost,omitempty"`    // this node began its release; the record waits for the host's
+	Lost        bool       `json:"lost,omitempty"`    // this node released it; the host has to call ReleaseAlloc
 	CreateIndex Seq        `json:"create_index"`
 	ModifyIndex Seq        `json:"modify_index"`
 	Since       time.Time  `json:"since,omitzero"`
@@ -225,8 +225,8 @@ type Call struct {
 	Digest string      `json:"digest"` // SHA-256 of the request, hex
 }
 
-// Answered returns the record that gives a replay of the call the same answer, encoded as JSON. A call without an ID
-// or a method has none: its ID is only for tracing.
+// Answered returns the record that gives a replay of the call the same answer, encoded as JSON. A call without an ID or
+// a method has no such record: its ID is only for tracing.
 func (c Call) Answered(answer any) []Record {
 	if c.ID == "" || c.Method == "" {
 		return nil

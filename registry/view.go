@@ -15,8 +15,8 @@ type Reader interface {
 	Get(Key) Record
 	// Paths yields, in order, the paths that begin with prefix of the records or index entries in a bucket.
 	Paths(b Bucket, prefix string) iter.Seq[string]
-	// Events returns up to limit events with a number above after, in order, and the floor: events up to it have been
-	// pruned, so a cursor below it has missed some.
+	// Events returns up to limit events with a number above after, in order, and the floor. Events up to the floor have
+	// been pruned, so a cursor below it has missed some.
 	Events(after Seq, limit int) (events []Event, floor Seq)
 	// Text returns the JSON of a record, with the fields that this build does not know but the stored record has.
 	Text(Record) ([]byte, error)
@@ -27,8 +27,8 @@ type Reader interface {
 // View is the state as one transaction sees it. Lists are in key order. Records belong to the caller.
 type View struct{ Reader }
 
-// Aside returns the view for what a decision reads without depending on it: in a cluster, a commit succeeds even if
-// another node changes that meanwhile.
+// Aside returns a view for records that a decision reads without depending on them. In a cluster, the commit succeeds
+// even if another node changes such a record meanwhile.
 func (v View) Aside() View {
 	if r, is := v.Reader.(interface{ Aside() Reader }); is {
 		return View{r.Aside()}
@@ -89,7 +89,8 @@ func (v View) AllocsWhere(pass func(Alloc) bool) []Alloc {
 	return slices.DeleteFunc(v.Allocs(), func(a Alloc) bool { return !pass(a) })
 }
 
-// Volume returns a volume, inline or not. If an inline volume has the same name as another, it returns the other.
+// Volume returns a volume, inline or not. If an inline volume and another volume have the name, it returns the one that
+// is not inline.
 func (v View) Volume(n VolumeName) (Volume, bool) { return v.volumeAt(n.Key().Path) }
 
 func (v View) volumeAt(path string) (volume Volume, found bool) {
@@ -99,7 +100,7 @@ func (v View) volumeAt(path string) (volume Volume, found bool) {
 	return one[Volume](v, Key{BucketInlineVolumes, path})
 }
 
-// VolumeByKey returns the first by name if several volumes have the key.
+// VolumeByKey returns the volume with the key. If several volumes have it, it returns the first by name.
 func (v View) VolumeByKey(k VolumeKey) (volume Volume, found bool) {
 	for volume := range v.volumesIn(volumesByKey, k.path()) {
 		return volume, true
@@ -246,7 +247,7 @@ func (v View) EndpointUses(k VolumeKey) []EndpointUse {
 	return list[EndpointUse](v, BucketEndpointUses, k.path(), nil)
 }
 
-// Deregistered returns the record that Holdfast created a volume which it no longer knows.
+// Deregistered returns the record of a volume that Holdfast created and no longer knows.
 func (v View) Deregistered(k VolumeKey) (Deregistered, bool) {
 	return one[Deregistered](v, k.DeregisteredRecord())
 }

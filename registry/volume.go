@@ -21,7 +21,7 @@ const (
 	SingleNodeMultiWriter  AccessMode = "single-node-multi-writer"
 )
 
-// AccessModes lists all seven.
+// AccessModes lists all access modes.
 var AccessModes = []AccessMode{
 	SingleNodeWriter, SingleNodeReaderOnly, MultiNodeReaderOnly, MultiNodeSingleWriter, MultiNodeMultiWriter,
 	SingleNodeSingleWriter, SingleNodeMultiWriter,
@@ -42,7 +42,7 @@ const (
 // (CSI MountVolume.mount_flags), so only their number is printed.
 type Flags string
 
-// FlagsOf joins flags. A flag must not contain a line break; config refuses one.
+// FlagsOf joins flags. A flag must not contain a line break; package config refuses such flags.
 func FlagsOf(flags []string) Flags { return Flags(strings.Join(flags, "\n")) }
 
 // List returns the flags, or nil if there are none.
@@ -160,7 +160,8 @@ type VolumeSpec struct {
 	// At most one of these is set: what the volume is filled from (volume_content_source).
 	CloneID       VolumeID   `json:"clone_id,omitempty"`          // a volume of this namespace and plugin
 	CloneExternal ExternalID `json:"clone_external_id,omitempty"` // a volume, by the plugin's id
-	// Node has the volume, and makes its controller calls, if the plugin has controller_scope = "node".
+	// If the plugin has controller_scope = "node", Node is the node that stores the volume and makes its controller
+	// calls.
 	Node       NodeName   `json:"node,omitempty"`
 	SnapshotID ExternalID `json:"snapshot_id,omitempty"` // a snapshot of this namespace, or by the plugin's id
 }
@@ -196,8 +197,8 @@ const (
 	VolumeReady    VolumeState = "ready"
 	VolumeDeleting VolumeState = "deleting" // an intent for DeleteVolume is or was open: nothing new may claim it
 	// VolumeUncertain: CreateVolume has ended, and the plugin may have made the volume. It cannot be used;
-	// Volume.Failure says why. A person has to create it again, delete it or deregister it. An open intent means that
-	// this was done.
+	// Volume.Failure says why. A person has to create it again, delete it or deregister it. An open intent means that a
+	// person has done so.
 	VolumeUncertain VolumeState = "uncertain"
 )
 
@@ -220,7 +221,7 @@ type Origin struct {
 type Volume struct {
 	VolumeSpec
 	State      VolumeState  `json:"state"`
-	Created    bool         `json:"created,omitempty"`    // by CreateVolume, so that DeleteVolume is ours to send
+	Created    bool         `json:"created,omitempty"`    // by CreateVolume, so Holdfast may send DeleteVolume
 	Unattached bool         `json:"unattached,omitempty"` // the plugin's controller does not attach volumes
 	Ephemeral  bool         `json:"ephemeral,omitempty"`  // inline: exists while its owner has it published
 	Owner      AllocID      `json:"owner,omitempty"`      // of an ephemeral volume
@@ -230,15 +231,16 @@ type Volume struct {
 	Accessible []Topology   `json:"accessible_topology,omitempty"`
 	Source     Source       `json:"source,omitzero"`       // what CreateVolume was asked to fill it from
 	SourceSize int64        `json:"source_size,omitempty"` // bytes of the source as the creation began; 0: unknown
-	Failure    Failure      `json:"failure,omitzero"`      // why its creation gave no usable volume; zero: it did
+	Failure    Failure      `json:"failure,omitzero"`      // why its creation gave no usable volume; zero: no failure
 	Origin     Origin       `json:"origin,omitzero"`       // zero: no job has made it
-	Owned      Ownership    `json:"owned,omitzero"`        // the last that was set, or left because of files
-	// DeleteWith is the released alloc with which the volume goes. DeleteVolume is repeated until the volume is gone.
+	Owned      Ownership    `json:"owned,omitzero"`        // last ownership that was set, or skipped because of files
+	// DeleteWith is the released alloc with which the volume is deleted. DeleteVolume is repeated until the volume is
+	// gone.
 	DeleteWith  AllocID   `json:"delete_with,omitempty"`
 	CreateIndex Seq       `json:"create_index"`
 	ModifyIndex Seq       `json:"modify_index"`
 	Since       time.Time `json:"since,omitzero"`
-	// Made means that the volume was registered, and that Holdfast had created it before: it may be deleted.
+	// Made means that Holdfast had created the volume before it was registered, so Holdfast may delete it.
 	Made bool `json:"made,omitempty"`
 	// Modification is a change of mutable parameters whose outcome is not known; zero: there is none.
 	Modification Modification `json:"modification,omitzero"`
@@ -247,7 +249,8 @@ type Volume struct {
 // Unwanted reports whether the volume is being deleted, or will be.
 func (v Volume) Unwanted() bool { return v.State == VolumeDeleting || v.DeleteWith != "" }
 
-// OfAnotherPlugin returns the ErrConflict of a create block of a plugin whose volume exists at another plugin.
+// OfAnotherPlugin returns the ErrConflict for a create block that names the plugin wanted, while its volume v exists at
+// another plugin.
 func OfAnotherPlugin(v Volume, wanted PluginID) error {
 	return Errorf(ErrConflict,
 		"volume %s exists, and is one of plugin %s, not of plugin %s as its create block says; choose another source",
@@ -271,10 +274,11 @@ func (m Modification) Open() bool { return len(m.Asked) > 0 }
 // maxEarlier bounds Modification.Earlier.
 const maxEarlier = 8
 
-// Full reports whether m can be followed by the same call only, because Earlier is as long as it may be.
+// Full reports whether Earlier is as long as it may be. Only the same call may then follow m.
 func (m Modification) Full() bool { return len(m.Earlier) >= maxEarlier }
 
-// Then returns a modification to other values, with those of m as earlier ones if its outcome is not known.
+// Then returns the modification that follows m and asks for other values. If the outcome of m is not known, its values
+// become earlier ones.
 func (m Modification) Then(asked map[string]string, at time.Time) Modification {
 	next := Modification{Asked: asked, Since: at}
 	if m.Open() {
@@ -283,8 +287,8 @@ func (m Modification) Then(asked map[string]string, at time.Time) Modification {
 	return next
 }
 
-// Refused returns the modification that is still uncertain after the plugin has refused m: the last of the earlier
-// ones.
+// Refused returns the modification that is still uncertain after the plugin has refused m: the last earlier one, or
+// zero.
 func (m Modification) Refused() Modification {
 	n := len(m.Earlier)
 	if n == 0 {
@@ -313,8 +317,8 @@ func (v Volume) InlineOf(alloc AllocID) bool {
 	return v.Ephemeral && v.Owner == alloc && strings.HasSuffix(string(v.ID), string(InlineID(alloc, "")))
 }
 
-// Secret says where the value of a secret comes from: an environment variable or a file of the shim's machine, or the
-// host, by name. The value is read for each call. Exactly one field is set.
+// Secret says where the value of a secret comes from: an environment variable or a file of the shim's machine, or a
+// callback to the host, by name. The value is read for each call. Exactly one field is set.
 type Secret struct {
 	Env      string `json:"env,omitempty"`
 	File     string `json:"file,omitempty"`

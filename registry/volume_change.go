@@ -29,7 +29,7 @@ type PluginVolume struct {
 }
 
 // Deregistered is a volume that Holdfast created and no longer knows. If it is registered again, Holdfast may delete
-// it. The record ends then.
+// it, and this record is removed.
 type Deregistered struct {
 	Volume      VolumeKey `json:"volume"`
 	CreateIndex Seq       `json:"create_index"`
@@ -37,7 +37,7 @@ type Deregistered struct {
 	Since       time.Time `json:"since,omitzero"`
 }
 
-// DeregisteredRecord returns the key of the record that says that Holdfast created a volume.
+// DeregisteredRecord returns the key of the volume's Deregistered record.
 func (k VolumeKey) DeregisteredRecord() Key { return Key{BucketDeregistered, k.path()} }
 
 func (d Deregistered) Key() Key { return d.Volume.DeregisteredRecord() }
