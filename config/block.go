@@ -231,7 +231,7 @@ func insteadOf(name string, v cty.Value) string {
 	return "use a variable, or write the value itself: only blocks that Holdfast passes on may have such references"
 }
 
-// templateName matches a name that no scope of a job has: often one for a template of Terraform.
+// templateName matches a reference to a name that no scope of a job has, often meant for a template of Terraform.
 var templateName = regexp.MustCompile(`\$\{([a-z][a-z0-9_]*)\}`)
 
 const renderFirst = "this looks like a template of another tool: render it first"
@@ -262,7 +262,7 @@ func (f *fields) text(name string) (string, bool) {
 	return or[string](declared), false
 }
 
-// primitive reads a string, or what HCL converts to one.
+// primitive reads a string, or a value that HCL converts to one.
 func (f *fields) primitive(name string) (string, bool) {
 	v, ok := f.value(name)
 	if !ok {

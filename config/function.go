@@ -76,7 +76,7 @@ var absent = map[string]string{
 const (
 	pure   = "it is not offered: the same text must always give the same answer; use a variable"
 	noYAML = "it is not offered; use JSON, which is YAML too, and jsondecode()"
-	// Only what is read by its name is asked of the host.
+	// The host is asked only for files that the text names.
 	noFiles = "it is not offered: the directory of the text is not known here; write the names out"
 )
 

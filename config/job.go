@@ -147,7 +147,7 @@ func (f *file) wrapped(b block, facts jobFacts) (hooks.Group, bool) {
 	return hooks.Group{Name: string(task.Name), Count: 1, Tasks: []hooks.Task{task}}, ok
 }
 
-// updateStanza declares what Holdfast reads of an update block, which is carried.
+// updateStanza declares the fields that Holdfast reads in an update block. The block itself is carried.
 var updateStanza = &stanza{name: "update", fields: []field{{name: "canary", kind: isNumber, high: maxCount}}}
 
 // canary reports whether an update block requests canaries.

@@ -33,12 +33,12 @@ var mountStanza = &stanza{
 
 // place is a destination in a task and the volume or device mounted there.
 type place struct {
-	hooks.VolumeMount // of a device: ReadOnly also if the request is
+	hooks.VolumeMount // for a device, ReadOnly is set also if the request is read-only
 	device            bool
 	at                hcl.Range
 }
 
-// mounts reads a task's volume_mount blocks. It carries those of other volume types.
+// mounts reads a task's volume_mount blocks. It carries blocks for volumes of other types.
 func (f *file) mounts(rest map[string]any, task *fields, asked *requests) []hooks.VolumeMount {
 	var mounts []hooks.VolumeMount
 	var places []place
@@ -144,7 +144,7 @@ func (f *file) checkPlaces(places []place) {
 	}
 }
 
-// checkPair returns why a task cannot have both, and advice, or empty strings if it can. A task has the same
+// checkPair returns why a task cannot have both places, and advice, or empty strings if it can. A task has the same
 // permissions at each node of a device.
 func checkPair(a, b place) (wrong, advice string) {
 	switch {

@@ -32,7 +32,7 @@ type brace struct {
 type outline struct {
 	faults  []fault
 	braces  []brace
-	secrets []span // of secrets outside a brace of that word
+	secrets []span // secrets that are not in a block of that name
 }
 
 // frame is an open construct: '(' '[' '{', '"' for a string, 'T' for a template's ${ or %{, 'H' for a heredoc.

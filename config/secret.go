@@ -75,7 +75,7 @@ func (f *fields) secretItem(
 	if !ok {
 		return
 	}
-	v, _ = v.Unmark() // of a reference in a key, which is a field that there is not
+	v, _ = v.Unmark() // a mark comes from a reference in a key, which secretOf reports as an unknown field
 	s, wrong := secretOf(v)
 	if wrong != "" {
 		f.errorf(object.SrcRange, secretForm, "the secret %q %s", name, wrong)
@@ -84,7 +84,8 @@ func (f *fields) secretItem(
 	out[name] = s
 }
 
-// literalSecret reads a secret that is written out. Only a volume file may have one, as in Nomad: a job is stored.
+// literalSecret reads a secret that is written out. Only a volume file may have one, as in Nomad, because a job is
+// stored with all that it contains.
 func (f *fields) literalSecret(name string, expr hclsyntax.Expression, ctx *hcl.EvalContext) (s registry.Secret) {
 	if f.stanza != specStanza {
 		f.errorf(expr.Range(), secretForm,

@@ -63,8 +63,8 @@ func (s *stanza) names() (attrs, blocks []string) {
 // carries reports whether the stanza passes on attributes and blocks that are not about CSI.
 func (s *stanza) carries() bool { return s.carriedAttrs != nil }
 
-// declared returns the declaration of the field. It panics if the field is not declared as one of the kinds: the parser
-// would read it otherwise than docs/stanzas.md says.
+// declared returns the declaration of the field. It panics if the field is not declared as one of the kinds, as the
+// parser would read it differently from what docs/stanzas.md says.
 func (f *fields) declared(name string, kinds ...kind) field {
 	at := slices.IndexFunc(f.stanza.fields, func(d field) bool { return d.name == name })
 	if at < 0 || !slices.Contains(kinds, f.stanza.fields[at].kind) {

@@ -37,8 +37,8 @@ var bom = []byte("\ufeff")
 // HCL 2 allows in objects only.
 type mapNames struct {
 	names      []string
-	quotedOnly bool     // only those with quoted keys are read as objects
-	inline     []string // in an ephemeral block, which uses the syntax of volume files
+	quotedOnly bool     // only blocks with quoted keys are read as maps
+	inline     []string // names in an ephemeral block, which uses the syntax of volume files
 }
 
 var (
@@ -138,7 +138,7 @@ func cutMaps(text []byte, braces []brace, maps mapNames) []cutMap {
 			cut = append(cut, cutMap{b, bytes.Clone(text[b.open:b.close])})
 		}
 	}
-	// Maps are not within maps: what one contains was cut with it, when its own brace closed first.
+	// A map inside another map was cut with the outer one, so it is not cut by itself.
 	cut = slices.DeleteFunc(cut, func(m cutMap) bool {
 		return slices.ContainsFunc(cut, func(o cutMap) bool { return m.within(o.brace) })
 	})
@@ -148,7 +148,7 @@ func cutMaps(text []byte, braces []brace, maps mapNames) []cutMap {
 	return cut
 }
 
-// has reports whether the brace is a map at any level.
+// has reports whether the block is read as a map, at whatever level of the file it is.
 func (m mapNames) has(b brace, text []byte) bool {
 	quoted := bytes.HasPrefix(bytes.TrimLeft(text[b.open+1:b.close-1], " \t\r\n"), []byte(`"`))
 	return slices.Contains(m.names, b.word) && (quoted || !m.quotedOnly)

@@ -146,7 +146,7 @@ func within(s, dir string) bool {
 	return s == dir || strings.HasPrefix(s, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// needs reports a spec that requires an operation missing on the host.
+// needs reports an error for each of the operations that the host lacks.
 func (d *decoder) needs(at hcl.Range, ops ...hooks.Operation) {
 	for _, op := range ops {
 		if d.opts.Operations != nil && !slices.Contains(d.opts.Operations, op) {

@@ -1,4 +1,4 @@
-// Package hooks says what has to be done around a task's and an alloc's life so that CSI works in it, as plans.
+// Package hooks computes plans: what has to be done to a task or an alloc so that CSI works in it.
 //
 // Everything here is pure: functions from data to data. A Preparation lists the directories that the shim makes on the
 // host and the socket that must not be stale; a Plan lists what the host applies to a task: directories, bind mounts,
@@ -7,6 +7,6 @@
 // paths, by hashing.
 //
 // The package also declares the inputs of plans that people write (PluginSpec, VolumeRequest, VolumeMount) and the
-// shape in which a parsed job travels (Job): what is the orchestrator's as JSON, what is ours sealed, so that a host
-// carries fields which it has never heard of. It imports package registry only.
+// shape in which a parsed job travels (Job): the orchestrator's part as JSON, and Holdfast's part sealed, so that a
+// host carries fields that it does not know. It imports package registry only.
 package hooks

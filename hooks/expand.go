@@ -23,7 +23,7 @@ func Expand(text string, env map[string]string) string {
 			text = text[start+len(reference):]
 			continue
 		}
-		// Only the two characters: what is unknown may contain a reference of its own.
+		// Only these two characters are skipped: an unknown reference may contain a known one.
 		out.WriteString("${")
 		text = text[start+2:]
 	}

@@ -10,9 +10,9 @@ import (
 // stanza field needs no new host.
 type Sealed []byte
 
-// Job is a parsed job: what an orchestrator needs in order to run it. Rest holds what is not ours, as JSON objects in
-// which blocks are lists of objects keyed by their type, labels under "labels", and references that only the run time
-// knows (${NOMAD_ALLOC_ID}, ${node.unique.id}, ${CSI_ENDPOINT}) stand verbatim; Expand resolves them.
+// Job is a parsed job, as an orchestrator needs it to run the job. Rest holds, as a JSON object, what Holdfast does not
+// read. In it, blocks are lists of objects under their type, with their labels under "labels". References that are
+// known at run time only (${NOMAD_ALLOC_ID}, ${node.unique.id}, ${CSI_ENDPOINT}) stay verbatim; Expand resolves them.
 type Job struct {
 	ID        string             `json:"id"`
 	Namespace registry.Namespace `json:"namespace"`
@@ -44,7 +44,7 @@ type Task struct {
 	Env    map[string]string `json:"env,omitempty"`
 	Config json.RawMessage   `json:"config,omitempty"` // the config block
 	Rest   json.RawMessage   `json:"rest,omitempty"`   // everything else
-	// Places are where the task (""), its config block ("config") and its template blocks ("template.0") begin in the
+	// Places says where the task (""), its config block ("config") and its template blocks ("template.0") begin in the
 	// text. They are for errors, and are not stored.
 	Places map[string]registry.Position `json:"-"`
 }

@@ -23,8 +23,8 @@ const (
 	socketHashLength = 13
 )
 
-// Names of directories and files. They and the hashes are part of what is stored: a newer shim finds the mounts of an
-// older one by them, so they never change. TestLayoutIsDocumented holds them.
+// Names of directories and files. A newer shim finds the mounts of an older one by these names and the hashes, so they
+// never change. TestLayoutIsDocumented holds them.
 const (
 	tasksDir   = "t"
 	mountsDir  = "mnt"
@@ -56,7 +56,7 @@ func DefaultRun(stateDir string, uid int, xdg string) string {
 	return filepath.Join(stateDir, "run")
 }
 
-// SocketDir is the directory of a task's socket. No two tasks share one, and a task keeps it over restarts.
+// SocketDir returns the directory of a task's socket. No two tasks share one, and a task keeps it over restarts.
 func (l Layout) SocketDir(t registry.TaskKey) string {
 	return filepath.Join(l.Run, tasksDir, hash("task", string(t.Alloc), string(t.Task))[:socketHashLength])
 }
@@ -70,13 +70,14 @@ func (l Layout) SocketDirs() string { return filepath.Join(l.Run, tasksDir) }
 // MountRoot returns the directory above all mounts of plugins. It must be a shared mount.
 func (l Layout) MountRoot() string { return filepath.Join(l.State, mountsDir) }
 
-// PluginRoot is the directory below which all volumes of a plugin are staged and published. All instances of the plugin
-// share it, so that a new instance finds what an old one mounted.
+// PluginRoot returns the directory below which all volumes of a plugin are staged and published. All instances of the
+// plugin share it, so that a new instance finds what an old one mounted.
 func (l Layout) PluginRoot(id registry.PluginID) string {
 	return filepath.Join(l.MountRoot(), hash("plugin", string(id)))
 }
 
-// Staging is the one staging path of a volume below root, which is Instance.Volumes. The shim makes the directory.
+// Staging returns the only staging path of a volume below root, which is Instance.Volumes. The shim makes the
+// directory.
 func (l Layout) Staging(v registry.VolumeKey, root registry.Tree) registry.Tree {
 	return below(root, stageDir, hash("volume", string(v.Plugin), string(v.External)))
 }
@@ -93,14 +94,14 @@ func (l Layout) TargetParent(c registry.ClaimKey, root registry.Tree) registry.T
 	return below(root, publishDir, id)
 }
 
-// Part is where a part of a volume that is published for a request of an alloc is mounted once more. It lies beside
-// what plugins see, as no plugin has to do with it. The shim makes and removes it.
+// Part returns the path at which the shim mounts a part of a volume that is published for a request of an alloc. It
+// lies outside the directories of plugins, which have nothing to do with it. The shim makes and removes it.
 func (l Layout) Part(c registry.ClaimKey, path string) string {
 	id := hash("part", string(c.Volume.Plugin), string(c.Volume.External), string(c.Alloc), string(c.Request), path)
 	return filepath.Join(l.MountRoot(), partsDir, id, volumeName)
 }
 
-// EphemeralID is the volume_id of an inline volume: unlike that of any other request of any other alloc.
+// EphemeralID returns the volume_id of an inline volume. Each request of each alloc has another one.
 func EphemeralID(alloc registry.AllocID, request registry.RequestName) registry.ExternalID {
 	return registry.ExternalID("csi-" + hash("ephemeral", string(alloc), string(request)))
 }

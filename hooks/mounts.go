@@ -8,13 +8,13 @@ import (
 	"holdfast/registry"
 )
 
-// VolumeEnv begins the name of the variable that tells a task where one of its volumes is.
+// VolumeEnv is the prefix of the name of the variable that tells a task where one of its volumes is.
 const VolumeEnv = "HOLDFAST_VOLUME_"
 
 // Published is a volume that a plugin has published for one request of an alloc.
 type Published struct {
 	Target registry.Tree
-	Parts  map[string]string // where parts of it are on the host, by their paths in the volume
+	Parts  map[string]string // host paths at which parts of it are mounted, by their paths in the volume
 	Usage  registry.Usage
 	Device DeviceNumber // of a block device; zero: not known, and no device rule is made
 }
@@ -91,7 +91,7 @@ func outerFirst(mounts []VolumeMount) []VolumeMount {
 	})
 }
 
-// mountPlan makes one volume appear in a task that has a file system of its own.
+// mountPlan returns the plan that makes one volume appear in a task that has a file system of its own.
 func mountPlan(m VolumeMount, from Published) Plan {
 	if from.Usage.Attachment == registry.BlockDevice {
 		return devicePlan(m, from)
@@ -106,8 +106,8 @@ func mountPlan(m VolumeMount, from Published) Plan {
 	}}}
 }
 
-// devicePlan makes the device's node appear, and allows the device. A read-only device node does not prevent writing to
-// the device; the device rule does.
+// devicePlan returns the plan that makes the device's node appear, and allows the device. A read-only device node does
+// not prevent writing to the device; the device rule does.
 func devicePlan(m VolumeMount, from Published) Plan {
 	access := "rw"
 	if from.Usage.ReadOnly {
@@ -120,7 +120,7 @@ func devicePlan(m VolumeMount, from Published) Plan {
 	return plan
 }
 
-// merged has one rule per device: what a task may do to a device it may do at each of its nodes.
+// merged returns one rule per device, because a task has the same permissions at each node of a device.
 func merged(rules []DeviceRule) []DeviceRule {
 	var out []DeviceRule
 	for _, r := range rules {
@@ -137,8 +137,8 @@ func merged(rules []DeviceRule) []DeviceRule {
 	return out
 }
 
-// VolumeVariable is the variable that tells where the volume of a request is: its name in upper case, with '_' for
-// whatever a variable's name may not contain.
+// VolumeVariable returns the name of the variable that tells where the volume of a request is: VolumeEnv and the
+// request's name in upper case, with '_' for each character that a variable's name may not contain.
 func VolumeVariable(name registry.RequestName) string {
 	return VolumeEnv + strings.Map(func(r rune) rune {
 		switch {

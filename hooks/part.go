@@ -22,7 +22,7 @@ const (
 // Part is a part of a volume that tasks of an alloc mount.
 type Part struct {
 	Path     string
-	ReadOnly bool // by all of them: nobody wants it made if it is missing
+	ReadOnly bool // all tasks mount it read-only, so it is not made if it is missing
 }
 
 // Parts lists the parts of a request's volume that tasks mount, each once, in the order of their paths.
@@ -41,7 +41,7 @@ func (s GroupSpec) Parts(request registry.RequestName) (parts []Part) {
 	return parts
 }
 
-// For is the spec with the references in its sub_paths resolved for an alloc.
+// For returns the spec with the references in its sub_paths resolved for an alloc.
 func (s GroupSpec) For(alloc registry.AllocID, index uint64) (GroupSpec, error) {
 	placed := make(map[string][]VolumeMount, len(s.Mounts))
 	for task, mounts := range s.Mounts {
@@ -58,21 +58,20 @@ func (s GroupSpec) For(alloc registry.AllocID, index uint64) (GroupSpec, error) 
 	return s, nil
 }
 
-// resolve puts in what differs from alloc to alloc. All else that a reference could stand for, who writes the job
-// knows.
+// resolve resolves the references that differ from alloc to alloc. The author of a job knows the values of all others.
 func resolve(text string, alloc registry.AllocID, index uint64) string {
 	return Expand(text, map[string]string{"NOMAD_ALLOC_ID": string(alloc),
 		"NOMAD_ALLOC_INDEX": strconv.FormatUint(index, 10)})
 }
 
-// WrongSubPath says why a sub_path, its references not resolved, cannot be used by every alloc, or nothing.
+// WrongSubPath returns why a sub_path with unresolved references cannot be used by every alloc, or an empty string.
 func WrongSubPath(text string) string {
 	longest := registry.AllocID(strings.Repeat("x", registry.MaxID))
 	return wrongSubPath(resolve(text, longest, math.MaxUint64))
 }
 
-// wrongSubPath is about one whose references are resolved. An empty one is wrong too: a variable that is not set
-// must not turn a part of a volume into all of it.
+// wrongSubPath returns why a sub_path with resolved references is wrong, or an empty string. An empty sub_path is wrong
+// too: a variable that is not set must not turn a part of a volume into all of it.
 func wrongSubPath(s string) string {
 	tooLong := func(name string) bool { return len(name) > maxName }
 	names := strings.Split(s, "/")

@@ -20,10 +20,10 @@ const (
 	OpDeviceRule Operation = "device_rule"
 )
 
-// Operations is version 1: all of them.
+// Operations lists all operations.
 var Operations = []Operation{OpDir, OpBind, OpEnv, OpDevice, OpDeviceRule}
 
-// Propagation of a bind mount, seen from the task (mount_namespaces(7)).
+// Propagation is how mounts below a bind mount propagate, seen from the task (mount_namespaces(7)).
 type Propagation string
 
 const (
@@ -57,7 +57,7 @@ type Bind struct {
 	SELinux     string      `json:"selinux_label,omitempty"` // "z" or "Z"
 }
 
-// Env is one environment variable. Default: only where the task does not set it itself.
+// Env is one environment variable. A Default variable is set only if the task does not set it itself.
 type Env struct {
 	Name    string `json:"name"`
 	Value   string `json:"value"`

@@ -20,7 +20,7 @@ type allocs struct {
 	p *process
 }
 
-// Sync takes down what is not in the list.
+// Sync takes down the allocs and tasks that are not in the list.
 func (a *allocs) Sync(ctx context.Context, req *pb.SyncRequest) (*pb.SyncReply, error) {
 	allocs, running := map[registry.AllocID]bool{}, map[registry.TaskKey]*pb.LivingTask{}
 	for _, g := range req.GetAllocs() {
@@ -88,7 +88,7 @@ func open(m *pb.AllocGroup) (g hooks.AllocGroup, spec hooks.GroupSpec, err error
 	return g, spec, err
 }
 
-// claim claims all volumes of the alloc, or returns what it has to wait for.
+// claim claims all volumes of the alloc, or returns why the alloc has to wait.
 func (a *allocs) claim(
 	ctx context.Context, g hooks.AllocGroup, spec hooks.GroupSpec,
 ) (reasons []registry.Infeasible, err error) {
@@ -205,7 +205,7 @@ func excludes(a, b registry.Usage) bool {
 		a.Access == registry.MultiNodeSingleWriter && !a.ReadOnly && !b.ReadOnly
 }
 
-// publish returns the directories of the alloc's volumes. It makes those of inline volumes.
+// publish returns the directories of the alloc's volumes. It makes the directories of inline volumes.
 func (a *allocs) publish(g hooks.AllocGroup, spec hooks.GroupSpec) (map[registry.RequestName]hooks.Published, error) {
 	at := map[registry.RequestName]hooks.Published{}
 	for _, r := range spec.Volumes {
@@ -225,8 +225,8 @@ func (a *allocs) Release(ctx context.Context, req *pb.ReleaseAllocRequest) (*pb.
 	return &pb.ReleaseAllocReply{Answer: a.p.answer()}, err
 }
 
-// release takes back all that an alloc has. Unless keep is set, volumes with on_stop = "delete" go with their last
-// alloc.
+// release removes the claims, the inline volumes and the record of an alloc. Unless keep is set, it deletes volumes
+// with on_stop = "delete" after their last alloc.
 func (a *allocs) release(ctx context.Context, id registry.AllocID, keep bool) error {
 	var unwanted []registry.VolumeName
 	inline := a.inline(id)

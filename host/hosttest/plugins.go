@@ -64,7 +64,7 @@ func (t *tasks) Started(ctx context.Context, req *pb.TaskStartedRequest) (*pb.Ta
 	return &pb.TaskStartedReply{Answer: t.p.answer()}, t.register(ctx, wire.TaskKey(req.GetTask()), req.GetAttempt())
 }
 
-// register makes the plugin of a task that has started healthy.
+// register registers healthy instances of the plugin that a started task runs.
 func (t *tasks) register(ctx context.Context, key registry.TaskKey, attempt uint64) error {
 	return t.change(ctx, key, attempt, func(v registry.View, task *registry.Task) (registry.Change, error) {
 		prepared, spec, err := t.p.preparation(hooks.AllocTask{

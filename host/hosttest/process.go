@@ -82,7 +82,7 @@ func (p *process) end(how *launch.Exit) {
 	})
 }
 
-// setActive makes p the active process if next is p, or none in place of p if next is nil.
+// setActive makes p the active process if next is p. If next is nil and p is active, no process is active any more.
 func (p *process) setActive(next *process) {
 	p.mu.Lock()
 	switch was := p.active; {
@@ -145,7 +145,7 @@ func (p *process) Stop(context.Context, time.Duration) error {
 // errNotActive has no detail: the host repeats the call at the next shim.
 var errNotActive = status.Error(codes.Unavailable, "this shim is not active")
 
-// admit notes a call, and returns the error that it ends with before it does anything; nil: none.
+// admit records a call. It returns an error if the call has to fail without any effect.
 func (p *process) admit(method string, request any) error {
 	service, name, _ := strings.Cut(method, "/")
 	p.mu.Lock()
@@ -175,7 +175,7 @@ func operation(request any) string {
 
 func methodName(full string) string { return strings.TrimPrefix(full, "/holdfast.v1.") }
 
-// unary answers a repeated call as the first one.
+// unary returns the answer of the first call if the call is a repetition of it.
 func (p *process) unary(
 	ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler,
 ) (any, error) {
@@ -210,7 +210,7 @@ func (p *process) unary(
 	return reply, nil
 }
 
-// await waits as a list is asked to. Any change of the state ends it.
+// await waits as the page of a list request asks for. Any change of the state ends the wait.
 func (p *process) await(ctx context.Context, req any) {
 	r, paged := req.(interface{ GetPage() *pb.Page })
 	if !paged || r.GetPage().GetMinIndex() == 0 || r.GetPage().GetToken() != "" {
@@ -326,7 +326,7 @@ type callbacks struct {
 	p *process
 }
 
-// Serve asks nothing.
+// Serve never sends a callback.
 func (c *callbacks) Serve(s grpc.BidiStreamingServer[pb.CallbackReply, pb.CallbackRequest]) error {
 	<-s.Context().Done()
 	return context.Cause(s.Context())

@@ -7,8 +7,8 @@
 //	h, err := host.Open(ctx, shim.Config())
 //
 // A task with a plugin counts as healthy once host.Host.TaskStarted has reported it; see Shim.SetHealth. A volume is a
-// directory, which plans bind. Calls that are not there, such as those of snapshots, CSI endpoints and doctor, return
-// host.ErrUnsupported. Callbacks of host.Config are not called.
+// directory, which plans bind. Calls that this package does not implement, such as those of snapshots, CSI endpoints
+// and doctor, return host.ErrUnsupported. Callbacks of host.Config are not called.
 package hosttest
 
 import (
@@ -34,8 +34,8 @@ type Call struct {
 	Request proto.Message // for example a *holdfastv1.CreateVolumeRequest
 }
 
-// Shim is a shim in memory. What it knows outlives its processes, which are parts of this process. It serves one host
-// at a time, and is safe for concurrent use.
+// Shim is a shim in memory. Its state outlives its shim processes, which are servers in this process. It serves one
+// host at a time, and is safe for concurrent use.
 type Shim struct {
 	dir   string
 	log   *registrytest.Log
@@ -155,7 +155,7 @@ func (s *Shim) RequestRestart(task host.TaskKey, detail string) {
 	})
 }
 
-// mustCommit panics if the test has asked for what cannot be.
+// mustCommit commits a change. It panics if that fails, as the test has then asked for something impossible.
 func (s *Shim) mustCommit(decide func(registry.View) (registry.Change, error)) {
 	if _, err := s.log.Commit(context.Background(), decide); err != nil {
 		panic(fmt.Sprintf("hosttest: %v", err))

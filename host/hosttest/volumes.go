@@ -123,7 +123,7 @@ func volumeEvent(kind registry.EventKind, v registry.Volume) registry.Event {
 	}
 }
 
-// volumeDir is where the content of a volume is.
+// volumeDir returns the directory with the content of a volume.
 func (p *process) volumeDir(n registry.VolumeName) string {
 	return filepath.Join(p.dir, "volumes", url.PathEscape(string(n.Namespace)), url.PathEscape(string(n.ID)))
 }

@@ -13,7 +13,7 @@ func CallMetricProto(c registry.CallMetric) *pb.CallMetric {
 	}
 }
 
-// CallMetric converts a call metric. Its list of buckets has the right length, whatever the message has.
+// CallMetric converts a call metric. Its list of buckets has the right length, whatever the length in the message is.
 func CallMetric(m *pb.CallMetric) registry.CallMetric {
 	buckets := make([]uint64, len(registry.CallBuckets)+1)
 	copy(buckets, m.GetBuckets())

@@ -40,8 +40,8 @@ func NewLog(now func() time.Time) *Log {
 	return l
 }
 
-// OnApplied has f called with each change after its commit, in commit order, before Commit returns. f must not block or
-// commit.
+// OnApplied makes Commit call f with each change that it has committed, in commit order, before it returns. f must not
+// block or commit.
 func (l *Log) OnApplied(f func(registry.Applied)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -58,8 +58,8 @@ func (l *Log) KeepEvents(n int) {
 // Fail makes the next commit that would write something write nothing and return err.
 func (l *Log) Fail(err error) { l.setFault(fault{err: err}) }
 
-// Lose makes the next commit that would write something return ErrUncertain. Reopen finds it written or not. No
-// listener is called, and later commits fail.
+// Lose makes the next commit that would write something return ErrUncertain. written says whether Reopen finds its
+// changes. No listener is called, and later commits fail.
 func (l *Log) Lose(written bool) { l.LoseAfter(0, written) }
 
 // LoseAfter is Lose after n more commits that write something.
@@ -75,7 +75,7 @@ func (l *Log) publish(s *state) {
 	l.committed.Store(s)
 }
 
-// Heal takes back a Fail or Lose that has not happened yet.
+// Heal cancels a Fail or Lose that has not taken effect yet.
 func (l *Log) Heal() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -194,7 +194,7 @@ func (l *Log) View(ctx context.Context, read func(registry.View) error) error {
 	return read(registry.View{Reader: l.committed.Load()})
 }
 
-// Write commits a change that depends on nothing, in as many parts as it needs: first what nodes share.
+// Write commits a change that does not depend on the state, in as many parts as necessary, shared records first.
 func Write(ctx context.Context, s registry.State, c registry.Change) (at registry.Seq, err error) {
 	for _, part := range c.Parts() {
 		at, err = s.Commit(ctx, func(registry.View) (registry.Change, error) { return part, nil })
@@ -205,7 +205,7 @@ func Write(ctx context.Context, s registry.State, c registry.Change) (at registr
 	return at, nil
 }
 
-// Put commits records that depend on nothing, as Write does.
+// Put commits records that do not depend on the state, as Write does.
 func Put(t testing.TB, s registry.State, records ...registry.Record) {
 	t.Helper()
 	if _, err := Write(context.Background(), s, registry.Change{Put: records}); err != nil {

@@ -167,7 +167,7 @@ func testIndexEntries(t *testing.T, open Open) {
 	lookEach(t, log, reopen, check)
 }
 
-// testUnstorable commits what no State can store: nothing of it is written, and later commits succeed.
+// testUnstorable commits changes that no State can store. Nothing of them is written, and later commits succeed.
 func testUnstorable(t *testing.T, open Open) {
 	log, _ := open(t)
 	first := at(t, log, registry.Change{})
@@ -389,7 +389,7 @@ func testDeletes(t *testing.T, open Open) {
 			t.Errorf("%s: index fell from %d to %d", when, last, v.Index())
 		}
 	})
-	// A record that comes back is a new one.
+	// A record that is put again after its deletion is a new one.
 	seq := at(t, log, puts(registry.Alloc{ID: Filled[registry.Alloc](t, 3).ID}))
 	look(t, log, func(v registry.View) {
 		if all := v.Allocs(); len(all) != 1 || all[0].CreateIndex != seq {

@@ -100,7 +100,8 @@ func testReaders(t *testing.T, open Open) {
 	readers.Wait()
 }
 
-// testNothingShared changes what was written: the log must not notice. What is read may be shared with other readers.
+// testNothingShared changes values after they were written: the log must not notice. Values that are read may be shared
+// with other readers.
 func testNothingShared(t *testing.T, open Open) {
 	log, _ := open(t)
 	i := Filled[registry.Instance](t, 1)

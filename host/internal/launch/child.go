@@ -35,7 +35,7 @@ const (
 type child struct {
 	pid    int
 	os     *os.Process
-	life   *os.File // its end tells the shim that the host is gone
+	life   *os.File // a pipe; its closing tells the shim that the host is gone
 	stdout *os.File
 	stderr *os.File
 	asked  atomic.Bool   // this host has ended it
@@ -68,7 +68,8 @@ func startChild(binary *os.File, argv, env []string) (*child, error) {
 	return c, nil
 }
 
-// execute names the descriptor by this process's pid: in the child, the same number may be another file.
+// execute starts the binary by the path of this process's descriptor: in the child, the same number may be another
+// file.
 func execute(binary *os.File, argv []string, attr *os.ProcAttr) (*os.Process, error) {
 	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), binary.Fd())
 	for deadline := time.Now().Add(busyTime); ; {
@@ -159,8 +160,8 @@ func closeAll(files ...*os.File) {
 	}
 }
 
-// reap waits for the death itself, whatever process holds the pipes, and ends the rest of the shim's process group. The
-// pid is not reaped before that, so it cannot be another group's.
+// reap waits for the death of the shim, even if another process holds its pipes, and kills the rest of its process
+// group. It reaps the pid only afterwards, so the pid cannot belong to another group.
 func (c *child) reap() {
 	for {
 		err := unix.Waitid(unix.P_PID, c.pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
@@ -176,7 +177,7 @@ func (c *child) reap() {
 	c.endOutput()
 }
 
-// endOutput lets the readers take the rest of the output, unless another process keeps the pipes open.
+// endOutput gives the readers drainTime to read the rest of the output, as another process may keep the pipes open.
 func (c *child) endOutput() {
 	end := time.Now().Add(drainTime)
 	_ = c.stdout.SetReadDeadline(end)

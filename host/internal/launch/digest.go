@@ -13,11 +13,11 @@ import (
 	"holdfast/registry"
 )
 
-// Digest names a binary by its content, and how Add has found it.
+// Digest names a binary by its content, and says how Add has found it.
 type Digest struct {
 	SHA256     string // 64 lower-case hexadecimal digits
-	FirstUse   bool   // no digest was given or lies beside the binary: this one was computed, and is trusted
-	SourceGone bool   // nothing is at the path any more: its stored copy, verified, is used
+	FirstUse   bool   // no digest was given, or found beside the binary: this one was computed, and is trusted
+	SourceGone bool   // nothing is at the path any more: the verified stored copy is used
 }
 
 // expectedDigest returns the digest that path should have: the given one, else that of the file path.sha256, else "".

@@ -1,20 +1,20 @@
 // Package launch starts a shim process, verifies that it is the right one, and ends it. Only the host SDK uses it.
 //
 // A Store keeps shim binaries under their SHA-256 and holds a verified descriptor of each. Start executes that
-// descriptor, so what was verified is what runs, and a restart after a crash does not hash again. A stored copy that is
-// damaged is replaced from the binary's path; an intact one stands in for a path at which nothing is any more.
+// descriptor, so what was verified is what runs, and a restart after a crash does not hash again. A damaged stored copy
+// is replaced from the binary's path. If nothing is at the path any more, an intact stored copy is used.
 //
 // Start speaks go-plugin's protocol through a runner of its own. The shim gets:
 //   - an environment of few named variables, own stdio and an own session,
 //   - a private socket directory and mutual TLS; the host checks that the peer of the socket is the child,
 //   - a pipe whose end tells it that its host is gone (package bootstrap).
 //
-// A Process is one life of a shim. Its death is seen by waitid(2), within milliseconds and whatever holds its
-// pipes. Kill is SIGKILL through that pidfd and needs no cooperation. The rest of the shim's process group ends with
-// it. What it had on disk is removed; what a killed host left is removed by the next Start in the same run directory.
+// A Process is one life of a shim. waitid(2) reports its death within milliseconds, whatever process holds its pipes.
+// Kill sends SIGKILL and needs no cooperation. The rest of the shim's process group ends with it. Its files are removed
+// at its death. Files that a killed host left are removed by the next Start in the same run directory.
 //
 // What the shim prints is treated as hostile: bounded in length and rate, escaped, and never parsed by go-plugin.
 //
-// Nothing outlives the host but the store. A shim ends when its host does, and the next host ends one that has not
-// (EndOrphans). There is no reattaching. docs/traps.md lists the traps of go-plugin and the test for each.
+// Nothing outlives the host but the store. A shim ends when its host does, and the next host ends a shim that has not
+// ended (EndOrphans). There is no reattaching. docs/traps.md lists the traps of go-plugin and the test for each.
 package launch

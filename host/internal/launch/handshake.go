@@ -23,7 +23,7 @@ const (
 	// maxHandshake bounds the handshake line, certificate included. It stays below the line limit of go-plugin's own
 	// reader.
 	maxHandshake = 16 << 10
-	// shownBytes of rubbish are in an error.
+	// shownBytes is how much of an invalid output an error quotes.
 	shownBytes = 200
 	// minCert is the length below which go-plugin ignores the certificate.
 	minCert = 50
@@ -70,7 +70,7 @@ func (r *handshakeReader) text() string {
 	return string(r.got)
 }
 
-// seen describes the output in place of a handshake.
+// seen describes the output that came instead of a handshake.
 func (r *handshakeReader) seen() string {
 	text := r.text()
 	if text == "" {
@@ -86,7 +86,7 @@ func excerpt(text string) string {
 	return fmt.Sprintf("%s and %d more bytes", strconv.QuoteToASCII(text[:shownBytes]), len(text)-shownBytes)
 }
 
-// handshake is the fields of the line; see go-plugin's documentation of it.
+// handshake holds the fields of the handshake line, which go-plugin documents.
 type handshake struct{ core, version, network, address, protocol, cert string }
 
 func parseHandshake(line string) (handshake, error) {

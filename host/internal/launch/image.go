@@ -61,7 +61,7 @@ func (s *Store) acquire(ctx context.Context, sum string) (*os.File, error) {
 	return img.open()
 }
 
-// ready lends an image that this process has verified and that was not touched since, else nil.
+// ready returns a descriptor of an image that this process has verified and that has not changed since, else nil.
 func (s *Store) ready(sum string) (*os.File, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,7 +71,7 @@ func (s *Store) ready(sum string) (*os.File, error) {
 	return nil, nil
 }
 
-// open counts a user of the image. The caller holds the store's mu.
+// open returns a descriptor of the image and counts its user. The caller holds the store's mu.
 func (i *image) open() (*os.File, error) {
 	f, err := duplicate(i.file)
 	if err != nil {
@@ -126,7 +126,7 @@ func duplicate(f *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
-// release takes back one acquire.
+// release undoes one acquire.
 func (s *Store) release(sum string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

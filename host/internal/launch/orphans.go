@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// orphanGrace is for a healthy shim to notice that its host is dead, to commit and to end: it takes less than a
-	// second.
+	// orphanGrace is the time for a healthy shim to notice that its host is dead, to commit and to end. That takes less
+	// than a second.
 	orphanGrace = 2 * time.Second
 	orphanPoll  = 5 * time.Millisecond
 )
@@ -31,11 +31,12 @@ type orphan struct {
 	killed  bool
 }
 
-// EndOrphans returns when no shim of an earlier host lives that was executed from this store. A new host calls it
-// before it starts a shim. A stopped orphan is killed at once, any other after a grace, as shims end with their host.
+// EndOrphans returns once all shims of an earlier host that were executed from this store are dead. A new host calls it
+// before it starts a shim. It kills a stopped orphan at once, and any other after a grace period, as shims normally end
+// with their host.
 //
-// database is the file that an active shim has locked. An orphan that has it locked is an error: ErrUnavailable if it
-// does not die of SIGKILL within 10 s, ErrDenied if it may not be killed. Any other that does not die is logged.
+// database is the file that an active shim has locked. ErrUnavailable: an orphan that has it locked does not die of
+// SIGKILL within 10 s. ErrDenied: this user may not kill an orphan. Other orphans that do not die are logged.
 func (s *Store) EndOrphans(ctx context.Context, database string, log hclog.Logger) error {
 	found, err := s.orphans(database)
 	defer func() {
@@ -87,7 +88,7 @@ func reportUnkillable(found []orphan, holders []int, log hclog.Logger) error {
 	return nil
 }
 
-// killOrphans kills those that are stopped, or all if their grace is over.
+// killOrphans kills the stopped orphans, or all orphans if their grace is over.
 func killOrphans(found []orphan, over bool, log hclog.Logger) error {
 	for i := range found {
 		o := &found[i]
@@ -107,7 +108,7 @@ func killOrphans(found []orphan, over bool, log hclog.Logger) error {
 	return nil
 }
 
-// alive returns false from the real death on, by the pidfd: the pid may be another process's by then.
+// alive asks the pidfd whether the process lives, because another process may have the pid by then.
 func (o orphan) alive() bool {
 	poll := []unix.PollFd{{Fd: int32(o.fd), Events: unix.POLLIN}}
 	for {
@@ -124,8 +125,8 @@ func cannotEnd(pid int, why error) error {
 			"end it (%w): end it as root (kill -9 %d), and start the host again", pid, why, pid)
 }
 
-// orphans returns the shims that are executed from the store, and processes that those have left. The caller closes
-// their descriptors.
+// orphans returns the shims that are executed from the store, and the processes that such shims have left. The caller
+// closes their descriptors.
 func (s *Store) orphans(database string) (found []orphan, err error) {
 	pids, err := proc.PIDs()
 	if err != nil {
@@ -139,7 +140,7 @@ func (s *Store) orphans(database string) (found []orphan, err error) {
 		if err != nil {
 			continue // it is dead
 		}
-		// What is read after the pidfd was opened is of this process, or it is dead.
+		// Anything that is read after the pidfd was opened is about this process, unless it is dead.
 		if s.isOrphan(pid, database) {
 			found = append(found, orphan{pid: pid, fd: fd})
 		} else {
@@ -159,7 +160,7 @@ func (s *Store) isOrphan(pid int, database string) bool {
 }
 
 // executes reports whether a process executes a file of this store. It compares the file itself: the path may be of
-// another mount namespace, or another store. If the file is gone, a process that has the database open is meant.
+// another mount namespace, or another store. If the file is gone, it reports whether the process has the database open.
 func (s *Store) executes(pid int, database string) bool {
 	sum := programOf(pid)
 	runs, err := os.Stat(fmt.Sprintf("/proc/%d/exe", pid))

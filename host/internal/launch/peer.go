@@ -64,8 +64,8 @@ func checkPeer(conn *net.UnixConn, pid int) error {
 	return nil
 }
 
-// checkNamespace refuses a shim if one of its threads is in another mount namespace than this host. Without the
-// permission to read that, nothing is refused.
+// checkNamespace refuses a shim if one of its threads is in another mount namespace than this host. If this host may
+// not read the namespaces, it refuses nothing.
 func checkNamespace(pid int) error {
 	ours, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {

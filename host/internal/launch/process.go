@@ -16,7 +16,7 @@ import (
 	"holdfast/registry"
 )
 
-// Running is one life of a shim: a *Process, or one of package hosttest. See Process for its methods.
+// Running is one shim process: a *Process, or a substitute in package hosttest. See Process for its methods.
 type Running interface {
 	Conn() *grpc.ClientConn
 	PID() int
@@ -81,8 +81,8 @@ func (p *Process) start(ctx context.Context, opts Options) error {
 		SkipHostEnv:      true,
 		RunnerFunc:       p.runner.prepare,
 		UnixSocketConfig: &plugin.UnixSocketConfig{TempDir: p.dir.path},
-		StartTimeout:     2 * opts.StartTimeout, // ours ends a start before
-		Logger:           hclog.NewNullLogger(), // our errors have what matters of its messages
+		StartTimeout:     2 * opts.StartTimeout, // our own timeout ends a start before
+		Logger:           hclog.NewNullLogger(), // our errors include what matters of its messages
 		GRPCDialOptions:  p.runner.dialOptions(opts),
 	})
 	_, err := p.client.Start()
@@ -100,7 +100,7 @@ func (p *Process) start(ctx context.Context, opts Options) error {
 		}
 	}
 	err = p.runner.fail(err)
-	if p.Err() != nil { // else it does not die, and the error says so
+	if p.Err() != nil { // else the process does not die, and the error says so
 		<-p.cleaned
 	}
 	return err
@@ -145,8 +145,8 @@ func (p *Process) dispense() error {
 	return nil
 }
 
-// cleanAfterDeath removes the files of the process. What cannot be removed is logged, and the next start tries again.
-// go-plugin's Kill is safe by then: the process is dead.
+// cleanAfterDeath removes the files of the process. It logs what it cannot remove; the next start tries again.
+// go-plugin's Kill is safe here, because the process is dead.
 func (p *Process) cleanAfterDeath() {
 	<-p.runner.child.done
 	p.runner.readers.Wait()
@@ -162,7 +162,7 @@ func (p *Process) cleanAfterDeath() {
 // Conn returns the connection to the shim. It fails all calls once the process is dead. The caller must not close it.
 func (p *Process) Conn() *grpc.ClientConn { return p.conn }
 
-// PID returns the number of the process. It may be another's once Done is closed.
+// PID returns the process ID. Once Done is closed, another process may have it.
 func (p *Process) PID() int { return p.runner.child.pid }
 
 // Protocol returns the version that the shim and this host agreed on: the highest that both speak.
@@ -190,8 +190,8 @@ func (p *Process) LastLines() []string {
 }
 
 // Kill ends the process with SIGKILL and returns once it is dead and its files are removed, at the latest when ctx
-// ends, or after 10 s. An error means that it may still live. Kill may be called again. Calls to the shim end in any
-// case.
+// ends, or after 10 s. An error means that the process may still live. Kill may be called again. Calls to the shim end
+// in any case.
 func (p *Process) Kill(ctx context.Context) error {
 	if err := p.runner.child.killAndWait(ctx); err != nil {
 		_ = p.conn.Close()
@@ -201,7 +201,7 @@ func (p *Process) Kill(ctx context.Context) error {
 	return nil
 }
 
-// Stop tells the shim to end, and is Kill once grace is over or ctx has ended.
+// Stop tells the shim to end, and kills it once grace is over or ctx has ended.
 func (p *Process) Stop(ctx context.Context, grace time.Duration) error {
 	p.runner.child.closeLife()
 	timeout := time.NewTimer(grace)

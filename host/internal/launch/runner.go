@@ -23,8 +23,8 @@ import (
 // argv0 is the shim's argv[0].
 const argv0 = "holdfast-shim"
 
-// runner starts one shim for go-plugin, and keeps go-plugin from what would make it panic or hang: go-plugin gets a
-// handshake line that was checked already, an empty stderr, and a Wait that ends at the real death.
+// runner starts one shim for go-plugin, and protects go-plugin from input that would make it panic or hang. go-plugin
+// gets a handshake line that was checked already, an empty stderr, and a Wait that ends when the process dies.
 type runner struct {
 	ctx    context.Context // bounds the start
 	binary *os.File
@@ -46,8 +46,8 @@ func newRunner(ctx context.Context, binary *os.File, dir string, opts Options) *
 	}
 }
 
-// prepare is go-plugin's RunnerFunc. cmd carries the variables of its protocol. The directory that go-plugin has
-// created is removed at once: it would remove it at the end, with whatever the shim has mounted in it.
+// prepare is go-plugin's RunnerFunc. cmd carries the variables of its protocol. prepare removes the directory that
+// go-plugin has created, as go-plugin would remove it at the end, with whatever the shim has mounted in it.
 func (r *runner) prepare(_ hclog.Logger, cmd *exec.Cmd, dir string) (goplugin.Runner, error) {
 	if err := os.Remove(dir); err != nil {
 		return nil, err
@@ -106,7 +106,7 @@ func (r *runner) checkHandshake(err error) error {
 	return nil
 }
 
-// closedStdout returns whether the shim has died, or lives without a stdout.
+// closedStdout returns the error of a shim that closed its stdout: the shim died, or lived until the start timed out.
 func (r *runner) closedStdout() error {
 	select {
 	case <-r.child.done:
@@ -116,7 +116,7 @@ func (r *runner) closedStdout() error {
 	}
 }
 
-// giveShim tells what to do about a program that is no shim.
+// giveShim says what to do about a program that is no shim.
 const giveShim = "give the path of a shim's binary"
 
 func (r *runner) diedAtStart() error {
@@ -134,7 +134,7 @@ func (r *runner) diedAtStart() error {
 // of a process long before its exit if one of its threads waits for a disk.
 const ExitWait = 5 * time.Second
 
-// explainDeath adds to an error of a shim that had sent its handshake how the shim died, if this host did not end it.
+// explainDeath adds to an error how the shim died after its handshake, unless this host ended it.
 func (r *runner) explainDeath(err error) error {
 	if r.ctx.Err() != nil || r.child.asked.Load() {
 		return err
@@ -182,7 +182,7 @@ func (r *runner) Stdout() io.ReadCloser {
 // Stderr returns an empty stream: logReader reads the real one.
 func (r *runner) Stderr() io.ReadCloser { return io.NopCloser(strings.NewReader("")) }
 
-// Wait returns at the real death.
+// Wait returns when the process dies.
 func (r *runner) Wait(ctx context.Context) error {
 	select {
 	case <-r.child.done:

@@ -88,7 +88,7 @@ func unlock(lock *os.File) error {
 }
 
 // clear removes the locked directory, even if a shim has moved it and another has its name. It removes neither mounts
-// nor their content, and follows no link. The owner file goes last.
+// nor their content, and follows no link. The owner file is removed last.
 func (d *socketDir) clear() error {
 	var stat unix.Stat_t
 	if err := unix.Fstat(int(d.lock.Fd()), &stat); err == nil && stat.Nlink == 0 {
@@ -125,7 +125,7 @@ func (d *socketDir) clear() error {
 	return unlessGone(os.Remove(d.path))
 }
 
-// open opens the locked directory at a path as a root that no link leaves.
+// open opens the locked directory, which is at path, as a root that no link can leave.
 func (d *socketDir) open(path string) (*os.Root, error) {
 	root, err := os.OpenRoot(path)
 	if err != nil {

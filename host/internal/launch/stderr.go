@@ -17,15 +17,15 @@ import (
 )
 
 const (
-	maxLine       = 64 << 10 // bytes of one line that are looked at
+	maxLine       = 64 << 10 // bytes of one line that are read
 	maxFields     = 64       // key-value pairs of one line
 	tailLines     = 64       // lines kept for the error of a failed start
 	tailLineBytes = 1 << 10  // bytes kept of each
-	linesPerSec   = 2000     // that reach the logger, over more than a moment
+	linesPerSec   = 2000     // that reach the logger on average
 	bytesPerSec   = 4 << 20  // likewise
 )
 
-// logReader reads a shim's stderr and passes it to a logger. No line can do more than be logged.
+// logReader reads a shim's stderr and passes it to a logger. A line can have no effect but a log entry.
 type logReader struct {
 	log     hclog.Logger
 	budget  budget
@@ -115,14 +115,14 @@ func (r *logReader) last() []string {
 	return slices.Clone(r.tail)
 }
 
-// entry is a line of hclog's JSON format.
+// logEntry is a line of hclog's JSON format.
 type logEntry struct {
 	level   hclog.Level
 	message string
 	fields  []any
 }
 
-// parseEntry takes a JSON object with a message that is text. All values become printable text.
+// parseEntry parses a JSON object whose message is a string. All values become printable text.
 func parseEntry(line []byte) (logEntry, bool) {
 	if len(line) == 0 || line[0] != '{' {
 		return logEntry{}, false
@@ -183,7 +183,7 @@ func printable(text []byte) string {
 	return strings.ReplaceAll(display.Escape(string(text)), "\n", `\n`)
 }
 
-// budget bounds lines and bytes per second, with a second's worth at once. The zero value is full.
+// budget bounds lines and bytes per second, and allows bursts of one second's worth. The zero value is a full budget.
 type budget struct {
 	at           time.Time
 	lines, bytes float64

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	kept       = 3 // binaries that stay in a store: all those in use and those of Keep, then the ones used last
+	kept       = 3 // binaries that stay in a store: first those in use or of Keep, then the last used
 	storedMode = 0o500
 	temporary  = ".add-*" // names of unfinished copies
 )
@@ -82,13 +82,13 @@ func (s *Store) Close() error {
 	return errors.Join(errs...)
 }
 
-// Add stores the binary at path. want is its SHA-256 in hexadecimal; if empty, the content of the file path.sha256;
-// without such a file the digest is computed and trusted. If the digest differs, Add returns ErrInvalid and changes
-// nothing.
+// Add stores the binary at path. want is its SHA-256 in hexadecimal. If want is empty, Add reads it from the file
+// path.sha256. Without such a file, Add computes the digest and trusts it. If the digest differs, Add returns
+// ErrInvalid and changes nothing.
 //
-// A binary that is stored already is verified, not written: a full disk prevents only a new one, with ErrExhausted. If
-// nothing is at path, Add uses the stored copy of the wanted digest, or of known, the digest of the last binary at the
-// path.
+// A binary that is stored already is only verified. A full disk therefore prevents only the adding of a new one, with
+// ErrExhausted. If nothing is at path, Add uses the stored copy of the wanted digest, or of known, the digest of the
+// last binary at the path.
 func (s *Store) Add(ctx context.Context, path, want, known string) (Digest, error) {
 	want, err := expectedDigest(path, want)
 	if err != nil {
@@ -156,7 +156,7 @@ func (s *Store) use(img *image) {
 	img.used = time.Now()
 }
 
-// inPlace reports whether the image's name still leads to the file that is held.
+// inPlace reports whether the image's name still leads to the held file.
 func (s *Store) inPlace(img *image) bool {
 	named, err := os.Lstat(s.path(img.sum))
 	if err != nil {
@@ -299,14 +299,14 @@ func (s *Store) hold(f *os.File, sum string, state fileState) *image {
 
 func (s *Store) path(sum string) string { return filepath.Join(s.dir, sum) }
 
-// Keep exempts binaries, by their SHA-256, from pruning, in place of those of the last call.
+// Keep exempts the binaries with these SHA-256 from pruning. It replaces the list of the last call.
 func (s *Store) Keep(sums ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.keeps = sums
 }
 
-// Prune removes the binaries that were not used for longest. Three stay, or more if more are in use or of Keep.
+// Prune removes the least recently used binaries. Three stay, or more if more are in use or were passed to Keep.
 func (s *Store) Prune() error { return s.prune("") }
 
 // prune is Prune, but keeps a binary that was just added.
