@@ -16,7 +16,7 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Machine is the mounts and directories of this node. None of its methods follows a path into a mount.
+// Machine reads and changes the mounts and directories of this node. No method follows a path into a mount.
 type Machine interface {
 	// Boot returns the ID of the current boot.
 	Boot() string
@@ -28,8 +28,8 @@ type Machine interface {
 	Users(points []string) (map[string][]mount.User, error)
 	// Inspect inspects paths within a limited time. The error is about paths that are not in the answer.
 	Inspect(ctx context.Context, paths ...string) (map[string]mount.Info, error)
-	// Unmount unmounts the uppermost mount at path, neither lazily nor by force: one in use stays, which is an error.
-	// It takes a limited time.
+	// Unmount unmounts the uppermost mount at path, neither lazily nor by force. A mount in use stays, and Unmount
+	// returns an error. It takes a limited time.
 	Unmount(ctx context.Context, path string) error
 	// RemoveDir removes an empty directory that is no mount point. It may be gone.
 	RemoveDir(path string) error
@@ -51,7 +51,7 @@ type Options struct {
 	Lister Lister
 	// Suspended records the calls during which plugins died. nil: none.
 	Suspended *csi.Suspensions
-	// Check returns the contradictions within the state file. nil: it is not checked.
+	// Check returns the contradictions within the state file. nil: the file is not checked.
 	Check func() []string
 }
 
@@ -60,7 +60,7 @@ type Doctor struct {
 	state   registry.State
 	machine Machine
 	Options
-	repairing sync.Mutex // held by the one Repair that runs
+	repairing sync.Mutex // held by the running Repair
 }
 
 // New returns a Doctor.
@@ -71,7 +71,7 @@ func New(state registry.State, m Machine, o Options) *Doctor {
 	return &Doctor{state: state, machine: m, Options: o}
 }
 
-// Examine returns the findings of this moment. It changes nothing but the recorded health of volumes that plugins list.
+// Examine returns the current findings. It changes nothing but the recorded health of volumes that plugins list.
 func (d *Doctor) Examine(ctx context.Context) (registry.Diagnosis, error) {
 	f, err := d.collect(ctx)
 	if err != nil {
@@ -81,8 +81,8 @@ func (d *Doctor) Examine(ctx context.Context) (registry.Diagnosis, error) {
 	return registry.Diagnosis{Findings: findings, Digest: Digest(findings)}, nil
 }
 
-// collect collects all facts. It reads the mount table before and after the records, because both may change meanwhile:
-// a mount in only one of the two tables is neither missing nor unknown.
+// collect collects all facts. It reads the mount table both before and after the records, because both may change
+// meanwhile. A mount that is in only one of the two tables counts as neither missing nor unknown.
 func (d *Doctor) collect(ctx context.Context) (Facts, error) {
 	f := Facts{Layout: d.Layout, Boot: d.machine.Boot(), Now: d.Now(), Live: d.Live}
 	f.Listings, f.Unexamined = d.listings(ctx)
@@ -123,7 +123,7 @@ func (d *Doctor) records(ctx context.Context) (r Records, err error) {
 	return r, err
 }
 
-// unchangedMounts returns the mounts that are in both tables, and the mount points of the others.
+// unchangedMounts returns the mounts that are in both tables. changing has the mount points of all others.
 func unchangedMounts(before, after mount.Mounts) (both mount.Mounts, changing []string) {
 	numbers := map[mount.Mount]int{}
 	for _, m := range before {
@@ -177,7 +177,7 @@ func (d *Doctor) inspectPublished(ctx context.Context, f *Facts) {
 	}
 }
 
-// inspect inspects paths, and leaves out those about which nothing is known.
+// inspect inspects paths. It leaves out paths of which the state stays unknown.
 func inspect(ctx context.Context, m Machine, paths []string) (map[string]mount.Info, error) {
 	found, err := m.Inspect(ctx, paths...)
 	maps.DeleteFunc(found, func(_ string, i mount.Info) bool { return !i.Known() })

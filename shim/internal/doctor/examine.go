@@ -11,7 +11,7 @@ import (
 	"holdfast/registry"
 )
 
-// Examine returns the differences between the facts, each with its repair, the worst first.
+// Examine compares the facts, and returns the differences with their repairs, the worst first.
 func Examine(f Facts) []registry.Finding {
 	e := newExaminer(f)
 	for _, p := range f.Records.Placements {
@@ -59,7 +59,7 @@ type examiner struct {
 	versions    map[registry.VolumeKey]Version
 	stacks      map[string]int             // by mount point: how many mounts
 	mountsBelow map[string]bool            // directories below which something is mounted
-	known       map[string]bool            // paths that records name; so is what lies below
+	known       map[string]bool            // paths that records name, and with them all paths below
 	expected    map[string]bool            // paths that claims are about to use
 	stageable   map[string]registry.Volume // by staging path
 	findings    []registry.Finding
@@ -81,7 +81,7 @@ func newExaminer(f Facts) *examiner {
 	}
 	for _, v := range f.Records.Volumes {
 		if v.External == "" {
-			continue // its plugin has not named it yet
+			continue // the plugin has not named the volume yet
 		}
 		e.volumes[v.VolumeKey()] = v
 		if !v.Ephemeral {
@@ -141,15 +141,15 @@ func compare(a, b registry.Finding) int {
 		cmp.Compare(a.Alloc, b.Alloc), cmp.Compare(a.Request, b.Request), cmp.Compare(a.Detail, b.Detail))
 }
 
-// Digest identifies the actions of the findings, but not their texts. Lists with equal digests are the same plan. It is
-// empty if there are no actions.
+// Digest identifies the actions of the findings, but not their texts. Lists with equal digests are the same plan. The
+// digest is empty if there are no actions.
 func Digest(findings []registry.Finding) string {
 	sum, some := sha256.New(), false
 	enc := json.NewEncoder(sum)
 	for _, f := range slices.SortedFunc(slices.Values(findings), compare) {
 		if f.Action != registry.ActNothing {
 			some = true
-			// plain data into a hash: no error
+			// encoding plain data into a hash cannot fail
 			_ = enc.Encode([]any{f.Kind, f.Action, f.Path, f.Volume, f.Alloc, f.Request})
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"holdfast/registry"
 )
 
-// Facts is everything that Examine judges by.
+// Facts is the input of Examine.
 type Facts struct {
 	Layout  hooks.Layout
 	Boot    string // boot ID
@@ -17,7 +17,7 @@ type Facts struct {
 	Records Records
 
 	Mounts   mount.Mounts    // below the mount root, the oldest first
-	Changing []string        // mount points that came or went meanwhile: neither missing nor unknown
+	Changing []string        // mount points that came or went meanwhile: they count as neither missing nor unknown
 	Dirs     []mount.DirInfo // below the mount root, children first
 	Sockets  mount.Mounts    // below the directories of sockets
 

@@ -11,7 +11,7 @@ import (
 	"holdfast/registry"
 )
 
-// pathKind says what a path below the mount root is for.
+// pathKind is the purpose of a path below the mount root.
 type pathKind int
 
 const (
@@ -22,7 +22,7 @@ const (
 	targetParent                 // the directory of one target or part
 )
 
-// pathShapes recognizes the paths that a Layout makes, whatever IDs are hashed into them.
+// pathShapes recognizes the paths that a Layout makes. The IDs in the paths are hashed, so it compares only the shapes.
 type pathShapes struct{ root, stage, publish, parts, name string }
 
 func shapesOf(l hooks.Layout) pathShapes {
@@ -54,7 +54,7 @@ func (s pathShapes) kind(path string) pathKind {
 }
 
 // unknownMounts lists the mounts that no record names and no claim explains, the oldest first and each mount point
-// once. A mount inside one of them is not listed: it is a user.
+// once. It leaves out a mount inside another mount at a volume's path, because it is a user of that mount.
 func (e *examiner) unknownMounts() (found mount.Mounts) {
 	seen, outer := map[string]bool{}, map[string]bool{}
 	for _, m := range e.Mounts {
@@ -113,15 +113,15 @@ func (e *examiner) mounts() {
 	}
 }
 
-// adoptable returns the volume with this staging path, and whether it can be recorded as staged: no call is open for
-// it, and no record says that it is staged.
+// adoptable returns the volume with this staging path, and whether it can be recorded as staged. It can if it has no
+// open call and no record of a stage.
 func (e *examiner) adoptable(path string) (registry.Volume, bool) {
 	v, known := e.stageable[path]
 	return v, known && !e.versions[v.VolumeKey()].Open && e.placements[v.VolumeKey()].Staging.State == registry.MarkNone
 }
 
-// unusedMounts returns which of the mounts at paths of volumes are used by nothing, or only by others of them, which
-// are unmounted first.
+// unusedMounts returns which of the mounts at paths of volumes are unused. A mount whose only users are other unused
+// mounts is unused too, because these are unmounted first.
 func (e *examiner) unusedMounts(list mount.Mounts) map[string]bool {
 	unused := map[string]bool{}
 	for _, m := range list {
@@ -144,7 +144,7 @@ func (e *examiner) unusedMounts(list mount.Mounts) map[string]bool {
 	return unused
 }
 
-// maxNamed is how many users a finding names.
+// maxNamed is the number of users that a finding names.
 const maxNamed = 3
 
 func (e *examiner) usedBy(point string) string {
@@ -162,7 +162,7 @@ func (e *examiner) usedBy(point string) string {
 	return "it is in use: " + strings.Join(names, "; ")
 }
 
-// sockets examines mounts on the directories of plugins' sockets, where only files belong.
+// sockets examines mounts on the directories of plugins' sockets. No mount belongs there.
 func (e *examiner) sockets() {
 	for _, m := range e.Sockets {
 		e.add(registry.Finding{
@@ -174,11 +174,11 @@ func (e *examiner) sockets() {
 	}
 }
 
-// directories examines the directories of volumes that no record names. Directories above them belong to the plugin,
-// whose task has them mounted; directories below them are not ours.
+// directories examines the directories of volumes that no record names. The directories above them belong to the
+// plugin, whose task has them mounted. The directories below them do not belong to Holdfast.
 func (e *examiner) directories() {
 	counted := map[string]int{} // by directory: entries that are directories of volumes
-	stays := map[string]bool{}  // directories above one that cannot be removed
+	stays := map[string]bool{}  // directories that contain one that stays
 	for _, d := range e.Dirs {
 		up := filepath.Dir(d.Path)
 		if e.shapes.kind(d.Path) == otherPath {
@@ -206,6 +206,6 @@ func (e *examiner) directories() {
 	}
 }
 
-// awaited reports whether a call that is about to be recorded may use the directory. Without a shim none is: a shim
-// that made the directory has died since, and the next call makes it again.
+// awaited reports whether a call that will soon be recorded may use the directory. Without a running shim there is no
+// such call: the shim that made the directory has died, and the next call makes it again.
 func (e *examiner) awaited(dir string) bool { return e.Live && covers(e.expected, dir) }

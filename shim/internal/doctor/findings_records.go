@@ -12,7 +12,7 @@ import (
 // openLimit is how long a call may be open in a running shim before it is a finding.
 const openLimit = time.Minute
 
-// whyMissing returns why a mount that is recorded as done does not exist; empty: it exists.
+// whyMissing returns the reason why a mount that is recorded as done does not exist. It is empty if the mount exists.
 func (e *examiner) whyMissing(boot, path string) registry.FindingKind {
 	switch {
 	case boot != e.Boot:
@@ -23,8 +23,8 @@ func (e *examiner) whyMissing(boot, path string) registry.FindingKind {
 	return ""
 }
 
-// placement examines where a volume is attached and staged. A plugin need not mount anything at the staging path: a
-// missing mount counts only if there was one, and if no publish stands on it.
+// placement examines where a volume is attached and staged. A plugin need not mount anything at the staging path. A
+// missing mount there counts only if there was one before, and if no publish of the volume is mounted.
 func (e *examiner) placement(p Placement) {
 	refs := e.refs[p.Volume]
 	if e.claims[p.Volume] == 0 && len(refs) == 0 {
@@ -84,7 +84,7 @@ func (e *examiner) ref(r registry.Ref) {
 	}
 	info, inspected := e.Inspected[r.Target.Host]
 	if f.Kind == registry.FoundLost && block && (!inspected || info.Block || info.Trouble() != "") {
-		f.Kind = "" // a block device need not be a mount
+		f.Kind = "" // a block device need not be mounted
 	}
 	switch {
 	case f.Kind == registry.FoundRebooted:
@@ -107,7 +107,8 @@ func (e *examiner) ref(r registry.Ref) {
 	e.add(f)
 }
 
-// parts examines the parts of a mounted publish. A lost part is not mounted again: its task has it since its start.
+// parts examines the parts of a mounted publish. A lost part is not mounted again, because its task uses the mount that
+// it got at its start.
 func (e *examiner) parts(r registry.Ref, name registry.VolumeName) {
 	for _, p := range r.Parts {
 		if p.Mark != registry.MarkDone || e.whyMissing(e.Boot, p.At) == "" {

@@ -15,8 +15,8 @@ import (
 
 // Lister lists the volumes of a plugin's controller.
 type Lister interface {
-	// ListVolumes returns one page of ListVolumes. A token that has expired is a *registry.CallError with the code
-	// ABORTED.
+	// ListVolumes returns one page of ListVolumes. For an expired token, the error is a *registry.CallError with the
+	// code ABORTED.
 	ListVolumes(ctx context.Context, at registry.InstanceKey, token string) (csi.Page, error)
 }
 
@@ -26,12 +26,12 @@ const (
 	listLimit   = 20 * time.Second
 )
 
-// listings lists the volumes of all plugins that can list them, all at once. unexamined has the other plugins and the
-// reasons.
+// listings lists the volumes of all plugins that support that, at the same time. unexamined has the other plugins and
+// the reasons.
 func (d *Doctor) listings(ctx context.Context) (all []Listing, unexamined []Unexamined) {
 	records, err := d.records(ctx)
 	if err != nil || d.Live && d.Lister == nil {
-		return nil, nil // the caller reads them again, and reports that error
+		return nil, nil // the caller reads the records again, and reports the error
 	}
 	can, unexamined := d.listable(records)
 	var mu sync.Mutex
@@ -57,13 +57,13 @@ func (d *Doctor) listings(ctx context.Context) (all []Listing, unexamined []Unex
 	return all, unexamined
 }
 
-// unlisted returns the Unexamined of a plugin whose volumes are not listed.
+// unlisted returns the Unexamined for a plugin whose volumes are not listed.
 func unlisted(id registry.PluginID, why, advice string) Unexamined {
 	return Unexamined{Plugin: id, Detail: fmt.Sprintf("the volumes of plugin %s: %s", id, why), Advice: advice}
 }
 
 // listable returns the controllers that can list their volumes, one for each plugin. unexamined has the other plugins
-// that may have volumes and the reasons.
+// that may have volumes, and the reasons.
 func (d *Doctor) listable(r Records) (list []registry.Instance, unexamined []Unexamined) {
 	plugins, owners := map[registry.PluginID]bool{}, map[registry.PluginID]bool{}
 	for _, in := range r.Instances {
@@ -80,9 +80,9 @@ func (d *Doctor) listable(r Records) (list []registry.Instance, unexamined []Une
 		why, advice := "", ""
 		switch {
 		case !found && (!owners[id] || node.Plugin != "" && !node.Fingerprint.Has(registry.PluginController)):
-			continue // it has no controller, or no volumes
+			continue // the plugin has no controller, or no volumes
 		case found && !in.Fingerprint.Has(registry.ListVolumes):
-			continue // it cannot list
+			continue // the plugin cannot list its volumes
 		case found && in.Options[registry.OptionListVolumes] == registry.OptionOff:
 			u := unlisted(id, "list_volumes = false in its csi_plugin stanza", "use the tools of its storage")
 			u.Skipped = true
@@ -115,7 +115,7 @@ func (d *Doctor) listable(r Records) (list []registry.Instance, unexamined []Une
 	return list, append(unexamined, d.healthNotAsked(r)...)
 }
 
-// healthCalls are the calls by which plugins report the health of volumes and storage, by role, beside ListVolumes.
+// healthCalls are the calls other than ListVolumes by which plugins report the health of volumes and storage, by role.
 var healthCalls = map[registry.Role]map[registry.RPC]registry.Capability{
 	registry.RoleNode: {
 		registry.NodeStatsRPC: registry.NodeCondition, registry.NodeHealthRPC: registry.NodeHealth,
@@ -157,8 +157,8 @@ func (d *Doctor) healthNotAsked(r Records) (list []Unexamined) {
 	return list
 }
 
-// list lists the volumes of one plugin. records are from before the call. The result is bounded, however long the list
-// is.
+// list lists the volumes of one plugin. The caller has read records before the call. The size of the result is limited,
+// however long the plugin's list is.
 func list(ctx context.Context, from Lister, in registry.Instance, records Records) (Listing, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, listLimit, fmt.Errorf("not all of them were listed within %v",
 		listLimit))
@@ -188,8 +188,8 @@ func list(ctx context.Context, from Lister, in registry.Instance, records Record
 	return l, nil
 }
 
-// add adds an entry if its volume is recorded, with those of the nodes to which it is attached, or if an unknown volume
-// is attached here.
+// add adds an entry if a record names its volume, or if an unknown volume is attached to this node. Of a recorded
+// volume it keeps those attached nodes that are in nodes.
 func (l *Listing) add(e csi.Entry, nodes map[registry.NodeID]bool) {
 	_, known := l.Before[registry.VolumeKey{Plugin: l.Plugin, External: e.Volume}]
 	v := l.Volumes[e.Volume]
@@ -212,7 +212,8 @@ func (l *Listing) add(e csi.Entry, nodes map[registry.NodeID]bool) {
 	}
 }
 
-// listing examines a plugin's list, except for volumes that have changed since the call or are being changed.
+// listing compares a plugin's list with the records. It skips volumes that have changed since the call or have an open
+// call.
 func (e *examiner) listing(l Listing) {
 	unchanged := func(key registry.VolumeKey) bool { return e.versions[key] == l.Before[key] && !e.versions[key].Open }
 	var found []registry.Finding
@@ -252,7 +253,7 @@ func (e *examiner) listing(l Listing) {
 	}
 	slices.SortFunc(found, compare)
 	numbers := map[registry.FindingKind]int{}
-	for _, f := range found { // an answer of a plugin may be of any size
+	for _, f := range found { // texts of a plugin may be of any size
 		if numbers[f.Kind]++; numbers[f.Kind] <= maxFindings {
 			e.add(f)
 		}

@@ -31,8 +31,8 @@ type Placement struct {
 	Staging    registry.Staging
 }
 
-// RecordsOf reads the records. It leaves out placements and claims of other nodes than this one, and volumes that only
-// the plugin of another node has, unless this is empty.
+// RecordsOf reads the records. If this is not empty, it leaves out placements and claims of other nodes, and volumes
+// that stay on another node.
 func RecordsOf(v registry.View, this registry.NodeName) Records {
 	other := func(n registry.NodeName) bool { return this != "" && n != "" && n != this }
 	executors := map[registry.PluginID]registry.NodeName{}
@@ -69,7 +69,7 @@ func placementsOf(v registry.View, this registry.NodeName) (list []Placement) {
 	return list
 }
 
-// Version identifies the records of a volume at some moment. The zero value means that there were none.
+// Version identifies the state of a volume's records. The zero value means that there were none.
 type Version struct {
 	Volume    registry.Seq // ModifyIndex
 	Placement registry.Seq // ModifyIndex
@@ -129,8 +129,8 @@ func (r Records) instance(role registry.Role, id registry.PluginID) (best regist
 	return best, found
 }
 
-// published returns the refs of this boot whose publish is confirmed. It leaves out volumes with an open call: an
-// inspection uses a mount for a moment.
+// published returns the refs of this boot whose publish is confirmed. It leaves out volumes with an open call, because
+// an inspection briefly uses the mount.
 func (r Records) published(boot string) (refs []registry.Ref) {
 	versions := r.versions()
 	for _, ref := range r.Refs {
@@ -158,8 +158,8 @@ func Marked(r Records, findings []registry.Finding, now time.Time) registry.Chan
 	})
 }
 
-// Adopted returns the change for findings with the action adopt: it records the volume as uncertainly staged, and
-// attached if its plugin attaches, so that its plugin takes it down. this is the node.
+// Adopted returns the change for findings with the action adopt. It records the volume as uncertainly staged, and as
+// attached if its plugin attaches, so that the plugin takes it down. this is the name of the node.
 func Adopted(
 	r Records, this registry.NodeName, boot string, findings []registry.Finding, now time.Time,
 ) registry.Change {
@@ -187,8 +187,8 @@ func Adopted(
 	})
 }
 
-// changed returns the change that edit makes to the records of findings. Each record is in it once, with an event for
-// each finding for which edit returns true.
+// changed returns the change that edit makes to the records of findings. It has each record once, and an event for each
+// finding for which edit returns true.
 func changed(
 	r Records, findings []registry.Finding, now time.Time,
 	edit func(registry.Finding, *Placement, *registry.Ref) bool,
@@ -236,8 +236,8 @@ func changed(
 	return c
 }
 
-// commit commits the change of decide in its parts: first records that nodes share, then further ones, and those of
-// this node, that have not changed since.
+// commit commits the change of decide in parts (Change.Parts). It skips a record of a later part that has changed since
+// decide ran.
 func commit(
 	ctx context.Context, state registry.State, decide func(registry.View) (registry.Change, error),
 ) error {

@@ -19,14 +19,14 @@ const (
 	undoPoll  = 20 * time.Millisecond
 )
 
-// errStale means that Repair did nothing because its plan is no longer that of the moment.
+// errStale means that Repair did nothing because its plan differs from the current one.
 var errStale = registry.Errorf(registry.ErrConflict,
 	"something has changed since the plan was made; run holdfast doctor again")
 
-// Repair carries out the plan with this digest in the order in which each step is safe: marks, unmounts of unused
-// mounts, adoptions, calls to plugins, directories. After the unmounts nothing stands on a volume that a plugin takes
-// down. An empty digest means the current plan. ErrConflict means that something has changed since the plan was made,
-// and nothing was done. Each finding of the result has its Result.
+// Repair carries out the plan with this digest, in an order that makes each step safe: marks, unmounts of unused
+// mounts, adoptions, calls to plugins, directories. Unmounts come before the calls, so that no mount is left above a
+// volume that a plugin takes down. An empty digest means the current plan. ErrConflict means that something has changed
+// since the plan was made, and that Repair did nothing. Each finding of the result has its Result.
 func (d *Doctor) Repair(ctx context.Context, digest string) (registry.Diagnosis, error) {
 	if !d.repairing.TryLock() {
 		return registry.Diagnosis{}, registry.Errorf(registry.ErrConflict,
@@ -61,7 +61,7 @@ type repair struct {
 	findings []registry.Finding
 }
 
-// mark commits the marks, if the plan is still the same by the records of this moment.
+// mark commits the marks, if the current records still lead to the same plan.
 func (r *repair) mark(ctx context.Context, plan string) error {
 	err := commit(ctx, r.state, func(v registry.View) (registry.Change, error) {
 		now := r.facts
@@ -82,8 +82,8 @@ func (r *repair) mark(ctx context.Context, plan string) error {
 	return nil
 }
 
-// inOrder returns the findings with an action in the order in which it is taken: parts and publishes before the staged
-// volume below them, children before their parents.
+// inOrder returns the findings with the given action in the order of their execution: parts and publishes before the
+// staged volume below them, children before their parents.
 func (d *Doctor) inOrder(findings []registry.Finding, action registry.FindingAction) (list []*registry.Finding) {
 	for i := range findings {
 		if findings[i].Action == action {
@@ -116,7 +116,7 @@ func result(err error) string {
 	return "not done: " + err.Error()
 }
 
-// now returns an examiner of the facts with the records of this moment.
+// now returns an examiner of the collected facts with the current records.
 func (r *repair) now(ctx context.Context) (*examiner, error) {
 	facts := r.facts
 	var err error
@@ -132,8 +132,8 @@ func (r *repair) unmount(ctx context.Context) {
 	}
 }
 
-// unmountAll unmounts the mounts that were found at a path, one by one, as long as it stays unknown and unused. Then it
-// removes its directories, if they are empty.
+// unmountAll unmounts the mounts that were found at a path, one by one, as long as the path stays unknown and unused.
+// Then it removes the directories of the path, if they are empty.
 func (r *repair) unmountAll(ctx context.Context, path string, stacked int) error {
 	for range stacked {
 		err := r.checkUnused(ctx, path)
@@ -153,12 +153,12 @@ func (r *repair) unmountAll(ctx context.Context, path string, stacked int) error
 	}
 	kind := shapesOf(r.Layout).kind(path)
 	if r.machine.RemoveDir(path) == nil && (kind == targetPath || kind == partPath) {
-		_ = r.machine.RemoveDir(filepath.Dir(path)) // the next examination finds it, if it stays
+		_ = r.machine.RemoveDir(filepath.Dir(path)) // the next examination finds the directory, if it stays
 	}
 	return nil
 }
 
-// checkUnused returns an error if a record or claim names the path by now, or if something uses it.
+// checkUnused returns an error if a record or claim now names the path, or if something uses it.
 func (r *repair) checkUnused(ctx context.Context, path string) error {
 	e, err := r.now(ctx)
 	if err != nil {
@@ -177,7 +177,8 @@ func (r *repair) checkUnused(ctx context.Context, path string) error {
 	return nil
 }
 
-// adopt records volumes that are staged without a record, now that nothing stands on them.
+// adopt records volumes that are staged without a record. It runs after the unmounts, so nothing uses their staging any
+// more.
 func (r *repair) adopt(ctx context.Context) {
 	for _, f := range r.inOrder(r.findings, registry.ActAdopt) {
 		f.Result = result(r.adoptOne(ctx, f))
@@ -212,7 +213,7 @@ func (r *repair) lock(ctx context.Context, key registry.VolumeKey) (unlock func(
 	return r.Locks.Lock(ctx, key, "holdfast doctor --repair")
 }
 
-// undo has plugins take down volumes without a claim, adopted ones included, and waits for at most undoLimit.
+// undo asks plugins to take down volumes without a claim, adopted ones included. It waits for at most undoLimit.
 func (r *repair) undo(ctx context.Context) {
 	list := r.inOrder(r.findings, registry.ActUndo)
 	for _, f := range r.inOrder(r.findings, registry.ActAdopt) {
@@ -238,7 +239,7 @@ func (r *repair) undo(ctx context.Context) {
 	}
 }
 
-// await waits until no volume is attached or staged, and sets the results.
+// await waits until none of the volumes is attached or staged, and sets the results.
 func (r *repair) await(ctx context.Context, list []*registry.Finding) {
 	ctx, cancel := context.WithTimeout(ctx, undoLimit)
 	defer cancel()
@@ -264,7 +265,8 @@ func (r *repair) await(ctx context.Context, list []*registry.Finding) {
 	}
 }
 
-// remove removes empty directories. That of a known volume might be about to be used, so its volume is locked.
+// remove removes empty directories. It locks the volume of a staging directory, because a call may be about to use the
+// directory.
 func (r *repair) remove(ctx context.Context) {
 	stageable := newExaminer(r.facts).stageable
 	for _, f := range r.inOrder(r.findings, registry.ActRemove) {
@@ -290,7 +292,7 @@ func (r *repair) removeOne(ctx context.Context, path string, v registry.Volume) 
 	return r.machine.RemoveDir(path)
 }
 
-// emit commits the events of the repairs. Those of marks were committed with them.
+// emit commits the events of the repairs, except for marks, whose events are committed with them.
 func (r *repair) emit(ctx context.Context) {
 	var events []registry.Event
 	for _, f := range r.findings {

@@ -11,13 +11,13 @@ import (
 	"holdfast/registry"
 )
 
-// Inventory is the mounts and directories below the mount root. It can be made before the records are read.
+// Inventory lists the mounts and directories below the mount root. It can be made before the records are read.
 type Inventory struct {
 	Mounts mount.Mounts
 	Dirs   []mount.DirInfo
 }
 
-// NewInventory makes an Inventory of this moment.
+// NewInventory returns the current Inventory.
 func NewInventory(m Machine, root string) (s Inventory, err error) {
 	var mounts, dirs error
 	var both sync.WaitGroup
@@ -30,9 +30,9 @@ func NewInventory(m Machine, root string) (s Inventory, err error) {
 	return s, nil
 }
 
-// Start marks records that are no longer certain and removes empty directories, before a shim does anything else. It
-// reports the other findings in the log and in an event each. It unmounts nothing and calls no plugin. Mounts and
-// records must not have changed since the survey.
+// Start marks records that are no longer certain, and removes empty directories, before a shim does anything else. It
+// reports each other finding in the log and with an event. It unmounts nothing and calls no plugin. Mounts and records
+// must not have changed since the Inventory was made.
 func (d *Doctor) Start(ctx context.Context, s Inventory) ([]registry.Finding, error) {
 	f := Facts{Layout: d.Layout, Boot: d.machine.Boot(), Now: d.Now(), Mounts: s.Mounts, Dirs: s.Dirs}
 	findings, err := d.record(ctx, f)
@@ -51,8 +51,8 @@ func (d *Doctor) Start(ctx context.Context, s Inventory) ([]registry.Finding, er
 	return findings, nil
 }
 
-// record commits the marks and the events of the findings. A full disk does not keep a shim from starting: every user
-// of a volume checks its mount, so a mark that could not be committed costs only a message.
+// record commits the marks and the events of the findings. A full disk does not prevent the start of a shim: every user
+// of a volume checks its mount, so a missing mark costs only a message.
 func (d *Doctor) record(ctx context.Context, f Facts) (findings []registry.Finding, err error) {
 	err = commit(ctx, d.state, func(v registry.View) (registry.Change, error) {
 		f.Records = RecordsOf(v, d.Node)
@@ -73,7 +73,7 @@ func (d *Doctor) record(ctx context.Context, f Facts) (findings []registry.Findi
 	return findings, err
 }
 
-// reported returns the events of findings about which Start does nothing.
+// reported returns the events of findings that Start only reports.
 func reported(findings []registry.Finding, now time.Time) (events []registry.Event) {
 	for _, f := range findings {
 		hasEvents := f.Kind == registry.FoundUnhealthy

@@ -17,7 +17,7 @@ const (
 	watchGap   = 500 * time.Millisecond // between two inspections, however often Wake is called
 )
 
-// Watch inspects the mounts of published volumes. It records when one is lost, dead or hangs, and when it works again.
+// Watch inspects the mounts of published volumes. It records a mount that is lost, dead or hanging, and its recovery.
 type Watch struct {
 	// First is the time until the first inspection, unless Wake is called before. Set before Run.
 	First time.Duration
@@ -35,11 +35,11 @@ func NewWatch(state registry.State, m Machine, l hooks.Layout, now func() time.T
 	return &Watch{state: state, machine: m, layout: l, now: now, logger: logger, wake: make(chan struct{}, 1)}
 }
 
-// Wake causes an inspection soon: when a plugin ends, its mounts may end with it. It never blocks.
+// Wake makes an inspection run soon: when a plugin ends, its mounts may end with it. It never blocks.
 func (w *Watch) Wake() {
 	select {
 	case w.wake <- struct{}{}:
-	default: // one is due anyway
+	default: // an inspection is due anyway
 	}
 }
 
@@ -68,7 +68,8 @@ func (w *Watch) pause(ctx context.Context, d time.Duration, wake <-chan struct{}
 	}
 }
 
-// troubles holds the faults of the mounts of refs; empty: none. A ref that could not be inspected is missing.
+// troubles holds the faults of the mounts of refs; an empty text means that there is none. A ref that could not be
+// inspected has no entry.
 type troubles map[registry.ClaimKey]string
 
 // inspect inspects all published volumes once, and records changes.
@@ -100,7 +101,8 @@ func (w *Watch) inspect(ctx context.Context) error {
 	return err
 }
 
-// troubles reads the mount table and inspects the mounts. An error is about refs that are not in the result.
+// troubles reads the mount table and inspects the mounts. If it returns an error, refs without an entry were not
+// inspected.
 func (w *Watch) troubles(ctx context.Context, refs []registry.Ref) (troubles, error) {
 	if len(refs) == 0 {
 		return nil, nil
@@ -136,7 +138,7 @@ func (w *Watch) troubles(ctx context.Context, refs []registry.Ref) (troubles, er
 	return found, err
 }
 
-// lostMount names the mount of a publish that is missing, or returns "".
+// lostMount names the missing mount of a publish, or returns "".
 func lostMount(r registry.Ref, mounted map[string]bool) string {
 	if r.Usage.Attachment != registry.BlockDevice && !mounted[r.Target.Host] {
 		return "it is not mounted any more"
@@ -149,7 +151,7 @@ func lostMount(r registry.Ref, mounted map[string]bool) string {
 	return ""
 }
 
-// change records new faults of refs that have not changed since they were inspected.
+// change records the new faults of refs. It skips a ref that has changed since its inspection.
 func (w *Watch) change(v registry.View, refs []registry.Ref, found troubles) (c registry.Change) {
 	current := map[registry.ClaimKey]registry.Ref{}
 	for _, r := range v.AllRefs() {

@@ -27,13 +27,13 @@ import (
 	"holdfast/shim/internal/task"
 )
 
-// activeState is everything that an active shim consists of. open builds it, close closes it in reverse order.
+// activeState has all parts of an active shim. open builds it, and close closes it in reverse order.
 type activeState struct {
 	node      registry.NodeName
 	store     *store.Store
 	cluster   *cluster.Node // nil: this node shares nothing
 	attacher  *cluster.Attacher
-	reaper    *cluster.Reaper // nil as cluster
+	reaper    *cluster.Reaper // nil if cluster is nil
 	state     registry.State  // the store, or the state of the cluster
 	table     *registry.Registry
 	feed      *registry.Feed
@@ -52,7 +52,7 @@ type activeState struct {
 	literals  *rpc.Literals
 	mounts    *doctor.Watch
 
-	pause     intent.Pause    // while the shim is quiesced
+	pause     intent.Pause    // of CSI calls, while the shim is quiesced
 	ctx       context.Context // of the use cases; ends with the active state
 	cancel    context.CancelCauseFunc
 	stopStore context.CancelCauseFunc
@@ -82,7 +82,7 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 	r.ctx, r.cancel = context.WithCancelCause(p.life)
 	r.watchCtx, r.stopWatching = context.WithCancelCause(p.life)
 	var around doctor.Inventory
-	var shared, surveyed sync.WaitGroup // run beside the opening of the store: they are slow where much is mounted
+	var shared, surveyed sync.WaitGroup // run while the store opens, because they are slow if many mounts exist
 	var unseen error
 	if !in.graceful() {
 		shared.Go(func() {
@@ -101,7 +101,7 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 		Applied:    func(a registry.Applied) { p.committing(AfterStore)(a.Change); r.applied(a) },
 		ReleasedAt: in.releasedAt, Generation: in.generation,
 	})
-	if shared.Wait(); err == nil && !in.graceful() { // the state is ours: no other shim acts
+	if shared.Wait(); err == nil && !in.graceful() { // the shim has the store's lock now, so no other shim acts
 		surveyed.Go(func() { around, unseen = doctor.NewInventory(m, layout.MountRoot()) })
 	}
 	if err == nil {
@@ -113,7 +113,7 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 	if err == nil {
 		err = r.build(p, hello, layout, m, in)
 	}
-	if err == nil && !in.graceful() { // else the shim before has compared them until now
+	if err == nil && !in.graceful() { // else the previous shim has compared them until now
 		err = r.compare(ctx, p, around)
 	}
 	if err != nil {
@@ -123,7 +123,7 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 	return r, nil
 }
 
-// load loads the table and starts the store's writer. The feed reads old events from the store on demand.
+// load loads the table and starts the store's writer. The feed reads old events from the store when they are needed.
 func (r *activeState) load(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (err error) {
 	r.table = registry.New(r.store)
 	if err := r.table.Load(ctx); err != nil {
@@ -147,7 +147,7 @@ func (r *activeState) load(ctx context.Context, p *Process, hello *rpc.Hello, in
 		}
 		r.state = r.cluster.State
 	}
-	if !in.graceful() { // decode the records while the survey runs, which they are compared with
+	if !in.graceful() { // decode the records for the comparison while the survey runs
 		err := r.store.View(ctx, func(v registry.View) error {
 			doctor.RecordsOf(v, r.node)
 			return nil
@@ -166,7 +166,7 @@ func (r *activeState) load(ctx context.Context, p *Process, hello *rpc.Hello, in
 	return nil
 }
 
-// applied publishes a committed change: first to the table, because readers of the event look there.
+// applied publishes a committed change. The table gets it first, because readers of the event look there.
 func (r *activeState) applied(a registry.Applied) {
 	r.table.Applied(a)
 	r.feed.Applied(a)
@@ -186,8 +186,8 @@ func (r *activeState) applied(a registry.Applied) {
 	}
 }
 
-// resumes reports whether a change, of any node, may leave work on volumes or snapshots to this node: it is now the
-// executor, has to delete a volume, or has to expand one that it has mounted.
+// resumes reports whether a change by any node may create work for this node: it has become the executor, has to delete
+// a volume, or has to expand a mounted volume.
 func resumes(c registry.Change) bool {
 	return c.Touches(registry.BucketExecutors) || slices.ContainsFunc(c.Put, func(record registry.Record) bool {
 		v, is := record.(registry.Volume)
@@ -195,7 +195,7 @@ func resumes(c registry.Change) bool {
 	})
 }
 
-// build wires the use cases to the adapters.
+// build connects the use cases with the adapters.
 func (r *activeState) build(
 	p *Process, hello *rpc.Hello, layout hooks.Layout, m *mount.Manager, in handoff,
 ) (err error) {
@@ -270,7 +270,7 @@ func (r *activeState) serve(s *rpc.Server) func(context.Context, string, []byte)
 	}
 }
 
-// repeat repeats a call that this node has begun as a former executor.
+// repeat repeats a call that this node began while it was the executor.
 func (r *activeState) repeat(ctx context.Context, at registry.Instance, late registry.LateCall) error {
 	if late.Snapshot != nil {
 		return r.snapshots.Repeat(ctx, at, late)
@@ -278,15 +278,15 @@ func (r *activeState) repeat(ctx context.Context, at registry.Instance, late reg
 	return r.volumes.Repeat(ctx, at, late)
 }
 
-// supervised is the connections to plugins, for their supervisor.
+// supervised passes connections to plugins to their supervisor.
 type supervised struct{ *csi.Fleet }
 
 func (s supervised) Connect(id registry.PluginID, t registry.TaskKey, at registry.Endpoint) (task.Plugin, error) {
 	return s.Fleet.Connect(id, t, at)
 }
 
-// firstInspection is when mounts are first inspected after a start, unless a plugin comes or goes before. They have
-// just been compared.
+// firstInspection is the time from the start to the first inspection of mounts, unless a plugin comes or goes before.
+// The start itself has just compared them.
 const firstInspection = 2 * time.Second
 
 // begin starts the loops.
@@ -300,7 +300,7 @@ func (r *activeState) begin(p *Process) {
 	}
 	r.work(p, "health of volumes", r.health.Run)
 	r.work(p, "health on this node", r.onNode)
-	r.watch(p, "literal secrets", r.ready(r.literals.Run)) // before that, no record refers to the files of other nodes
+	r.watch(p, "literal secrets", r.ready(r.literals.Run)) // until then no record refers to the files of other nodes
 	r.watch(p, "tasks", r.tasks.Run)
 	r.watch(p, "mounts", r.mounts.Run)
 	if r.cluster != nil {
@@ -308,8 +308,8 @@ func (r *activeState) begin(p *Process) {
 	}
 }
 
-// ready returns run as it is done once this node knows all that its earlier shims have written to etcd: it continues
-// with their controller calls.
+// ready returns a function that waits before it calls run. It waits until this node has read all that its earlier shims
+// wrote to etcd, because run continues their controller calls.
 func (r *activeState) ready(run func(context.Context) error) func(context.Context) error {
 	if r.cluster == nil {
 		return run
@@ -341,27 +341,28 @@ func (r *activeState) watch(p *Process, name string, f func(context.Context) err
 	r.watchers.Go(func() { p.loop(r.watchCtx, name, f) })
 }
 
-// loop runs f until ctx ends. If f returns an error before, the process ends.
+// loop runs f until ctx ends. If f fails earlier, the process ends.
 func (p *Process) loop(ctx context.Context, name string, f func(context.Context) error) {
 	if err := f(ctx); err != nil && ctx.Err() == nil {
 		p.fail(fmt.Errorf("%s: %w", name, err))
 	}
 }
 
-// stop ends the workers and the calls in flight. Both still record their outcomes.
+// stop cancels the workers and the calls in flight, and waits for the workers. Both still record their outcomes.
 func (r *activeState) stop(why error) {
 	r.cancel(why)
 	r.workers.Wait()
 }
 
-// close closes what open has built: callers of plugins, then connections, then the store.
+// close closes the parts that open has built: callers of plugins, then connections, then the store.
 func (r *activeState) close() error {
 	rest, err := r.release()
 	rest()
 	return err
 }
 
-// release is close without rest, which delays the next shim by nothing and may run later.
+// release is close without the part that may run after the next shim has started. The caller must call rest for that
+// part.
 func (r *activeState) release() (rest func(), err error) {
 	r.stop(errReleased)
 	r.stopWatching(errReleased)
@@ -382,7 +383,7 @@ func (r *activeState) release() (rest func(), err error) {
 	return func() { r.watchers.Wait(); idle() }, err
 }
 
-// served returns the active state as package rpc serves it.
+// served returns the active state in the form that package rpc serves.
 func (r *activeState) served() *rpc.Active {
 	return &rpc.Active{
 		Node: r.node, Generation: r.store.Generation(), State: r.state, Table: r.table, Feed: r.feed,

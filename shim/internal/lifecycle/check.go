@@ -9,8 +9,8 @@ import (
 	"holdfast/shim/internal/store"
 )
 
-// Check calls report for each fault of a state file. It works on a copy, as the file may be in use, and writes nothing
-// to the file.
+// Check calls report for each fault of a state file. It examines a copy, because the file may be in use, and never
+// writes to the file.
 func Check(ctx context.Context, file string, report func(error)) error {
 	dir, err := os.MkdirTemp("", "holdfast-check-")
 	if err != nil {

@@ -35,7 +35,7 @@ type Process struct {
 	// it is sent to etcd; nil: nothing is called. Tests end the process there. Set before Register.
 	Committing func(at CommitPoint, c registry.Change)
 
-	life context.Context // of the process; set by Register
+	life context.Context // the context of the process; set by Register
 
 	transition sync.Mutex // held while the active state is built, quiesced or closed
 
@@ -50,17 +50,17 @@ type Process struct {
 	rehearsed *rehearsed     // from a rehearsal, used by one activation; guarded by transition
 }
 
-// CommitPoint is a moment of a commit.
+// CommitPoint is a moment before or after a commit.
 type CommitPoint int
 
 // The moments of a commit.
 const (
 	BeforeStore CommitPoint = iota
-	AfterStore              // before its caller, or anything else of the process, sees it
+	AfterStore              // before the caller of the commit, or any other part of the process, sees the change
 	BeforeEtcd
 )
 
-// committing calls Committing.
+// committing returns a function that calls Committing for the given point.
 func (p *Process) committing(at CommitPoint) func(registry.Change) {
 	return func(c registry.Change) {
 		if p.Committing != nil {
@@ -69,7 +69,7 @@ func (p *Process) committing(at CommitPoint) func(registry.Change) {
 	}
 }
 
-// New returns a candidate.
+// New returns a Process in the state Candidate.
 func New(version string, log hclog.Logger) *Process {
 	p := &Process{
 		version: version, log: log, callbacks: &rpc.Callbacks{}, fatal: make(chan error, 1), gone: make(chan struct{}),
@@ -97,12 +97,12 @@ func (p *Process) ServerOptions() []grpc.ServerOption {
 }
 
 // Run returns when the process has to end: ctx has ended, or the store has failed. After a failure it closes nothing,
-// because closing might block, and nothing durable needs it.
+// because closing may block, and nothing durable depends on it.
 func (p *Process) Run(ctx context.Context) error {
 	select {
 	case err := <-p.fatal:
 		p.server.Set(nil)
-		_, _ = p.move(Gone) // is always legal
+		_, _ = p.move(Gone) // this move is always legal
 		return err
 	case <-ctx.Done():
 		return p.end()
@@ -114,7 +114,7 @@ func (p *Process) end() error {
 	p.server.Set(nil)
 	p.transition.Lock()
 	defer p.transition.Unlock()
-	_, _ = p.move(Gone) // is always legal
+	_, _ = p.move(Gone) // this move is always legal
 	p.rehearsed.close()
 	close(p.gone)
 	defer p.closing.Wait()
@@ -129,7 +129,7 @@ func (p *Process) end() error {
 func (p *Process) fail(err error) {
 	select {
 	case p.fatal <- err:
-	default: // one reason is enough
+	default: // the first reason is enough
 	}
 }
 
@@ -140,7 +140,7 @@ func (p *Process) current() *activeState {
 	return p.active
 }
 
-// move changes the state if that is legal. It returns the state before.
+// move changes the state to to, if that is legal. It returns the previous state.
 func (p *Process) move(to State) (was State, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -149,7 +149,7 @@ func (p *Process) move(to State) (was State, err error) {
 	return was, err
 }
 
-// take passes the active state to the caller, or nil if there is none.
+// take passes the ownership of the active state to the caller. It returns nil if there is none.
 func (p *Process) take() *activeState {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -158,7 +158,7 @@ func (p *Process) take() *activeState {
 	return r
 }
 
-// Hello stores what the host reports of itself. An active shim keeps its directories and node name.
+// Hello stores what the host reports about itself. An active shim keeps its directories and node name.
 func (p *Process) Hello(_ context.Context, h rpc.Hello) (rpc.Status, error) {
 	if err := p.setHello(&h); err != nil {
 		return rpc.Status{}, err
@@ -195,7 +195,7 @@ func (p *Process) Status() rpc.Status {
 	return st
 }
 
-// observer returns what observes CSI calls.
+// observer returns the Observer of CSI calls.
 func (p *Process) observer() csi.Observer {
 	return csi.Observer{Metrics: &p.metrics, Traces: p.Traces.Provider()}
 }
@@ -203,8 +203,8 @@ func (p *Process) observer() csi.Observer {
 // CallMetrics returns the counts of all CSI calls of the process, whatever its state.
 func (p *Process) CallMetrics() []registry.CallMetric { return p.metrics.List() }
 
-// Activate makes a candidate the active shim. If it fails, the process is in the state before. A quiesced shim, which
-// still owns its state, serves again; so does an active one if h.Resume is set.
+// Activate makes a candidate the active shim. After a failure the process is in the previous state. A quiesced shim,
+// which still owns its state, serves again. An active shim continues if h.Resume is set.
 func (p *Process) Activate(ctx context.Context, h rpc.Handover) error {
 	p.transition.Lock()
 	defer p.transition.Unlock()
@@ -218,7 +218,7 @@ func (p *Process) Activate(ctx context.Context, h rpc.Handover) error {
 		p.server.Resume()
 		return err
 	case state == Active && h.Resume:
-		return nil // a Quiesce that was sent before has not arrived
+		return nil // the Quiesce before it has not arrived
 	}
 	return p.activate(ctx, hello, h)
 }
@@ -235,10 +235,10 @@ func (p *Process) activate(ctx context.Context, hello *rpc.Hello, h rpc.Handover
 	r, err := open(ctx, p, hello, in)
 	if err != nil {
 		in.rehearsed.close()
-		_, _ = p.move(was) // is legal
+		_, _ = p.move(was) // this move is legal
 		return fmt.Errorf("activate: %w", err)
 	}
-	if _, err := p.move(Active); err != nil { // its store has failed already
+	if _, err := p.move(Active); err != nil { // the store has failed already
 		return errors.Join(err, r.close())
 	}
 	p.mu.Lock()
@@ -255,13 +255,13 @@ func (p *Process) stateAndHello() (State, *rpc.Hello) {
 	return p.state, p.hello
 }
 
-// Quiesce refuses new mutating calls and waits for those in flight until ctx ends. With long > 0 it waits only for
-// calls that are younger than long, and no call starts another CSI call meanwhile. It returns the number of open
+// Quiesce refuses new mutating calls, and waits until ctx ends for calls in flight. With long > 0 it waits only for
+// calls that are younger than long, and prevents calls from starting another CSI call. It returns the number of open
 // intents. It may be called again.
 func (p *Process) Quiesce(ctx context.Context, long time.Duration) (openIntents int, err error) {
 	p.transition.Lock()
 	defer p.transition.Unlock()
-	if ctx.Err() != nil { // the caller has given up, and may have sent Activate since
+	if ctx.Err() != nil { // the caller has given up, and may have sent Activate meanwhile
 		return 0, context.Cause(ctx)
 	}
 	if _, err := p.move(Quiesced); err != nil {
@@ -269,7 +269,7 @@ func (p *Process) Quiesce(ctx context.Context, long time.Duration) (openIntents 
 	}
 	if r := p.current(); long > 0 {
 		r.pause.Begin()
-	} else { // all of it is waited for
+	} else { // wait for all calls, so they may start CSI calls
 		r.pause.End()
 	}
 	waited := p.server.Quiesce(ctx, long)
@@ -298,15 +298,15 @@ func (p *Process) Release(ctx context.Context) (registry.Revision, error) {
 	if err := p.server.Quiesce(waiting, 0); err != nil {
 		p.log.Warn("calls did not end in time; their intents are stored", "error", err)
 	}
-	p.server.Set(nil) // reads were served until here
+	p.server.Set(nil) // reads were served until now
 	p.take()
 	rest, err := r.release()
 	p.closing.Go(func() {
 		rest()
-		p.Traces.Flush(p.life) // this process may be killed before it ends
+		p.Traces.Flush(p.life) // the process may be killed before it ends
 	})
 	p.releasedAt = registry.Revision{Generation: r.store.Generation(), Index: r.store.Index()}
-	_, _ = p.move(Released) // is legal
+	_, _ = p.move(Released) // this move is legal
 	return p.releasedAt, err
 }
 

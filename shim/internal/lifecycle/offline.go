@@ -24,7 +24,7 @@ import (
 	"holdfast/shim/internal/store"
 )
 
-// Offline examines a node from a separate program while no shim runs there. It calls no plugin.
+// Offline examines or changes the state of a node from a separate program. It calls no plugin.
 type Offline struct {
 	State  string // state directory
 	Run    string // directory of sockets; empty: the usual one
@@ -127,8 +127,8 @@ func checkStateFile(ctx context.Context, l hooks.Layout) error {
 	return err
 }
 
-// copyState copies the state file and reports whether a shim has it open. A copy of an open file may be torn, so
-// copyState retries. A missing state file counts as empty if the mount directory exists.
+// copyState copies the state file and reports whether a shim has it open. The copy of an open file may be inconsistent,
+// so copyState retries. A missing state file counts as empty if the mount directory exists.
 func copyState(ctx context.Context, l hooks.Layout, to string) (used bool, err error) {
 	for range copyTries {
 		if used, err = copyLocked(l.Database(), to); err == nil {
@@ -141,7 +141,7 @@ func copyState(ctx context.Context, l hooks.Layout, to string) (used bool, err e
 	_, mounts := os.Lstat(l.MountRoot())
 	switch {
 	case errors.Is(err, registry.ErrDamaged):
-		return used, store.Sound(ctx, l.Database()) // by its own name
+		return used, store.Sound(ctx, l.Database()) // so that the error names the original
 	case errors.Is(err, fs.ErrNotExist) && mounts == nil:
 		return false, nil
 	case errors.Is(err, fs.ErrNotExist):
@@ -150,7 +150,7 @@ func copyState(ctx context.Context, l hooks.Layout, to string) (used bool, err e
 	return used, err
 }
 
-// copyLocked copies a file under a shared lock. It reports used if another process holds the exclusive lock.
+// copyLocked copies a file under a shared lock. used reports whether another process holds the exclusive lock.
 func copyLocked(from, to string) (used bool, err error) {
 	in, err := os.OpenFile(from, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -166,14 +166,14 @@ func copyLocked(from, to string) (used bool, err error) {
 	return used, errors.Join(err, out.Close())
 }
 
-// Helper runs the work of a helper process of the shim and does not return there. A helper process runs calls that may
-// hang, or verifies a state file. main calls Helper first.
+// Helper runs the work of a helper process and does not return in one. In other processes it does nothing. A helper
+// process runs calls that may hang, or verifies a state file. main calls Helper first.
 func Helper() {
 	mount.BecomeHelper()
 	store.BecomeVerifier()
 }
 
-// with opens the state, calls use with a doctor and closes the state.
+// with opens the state file, calls use with a doctor, and closes the file.
 func (v Offline) with(
 	ctx context.Context, l hooks.Layout, file string, live bool, use func(*doctor.Doctor) error,
 ) error {
@@ -201,7 +201,7 @@ func (v Offline) withStore(ctx context.Context, file, boot string, use func(*sto
 	}
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var writer sync.WaitGroup
-	writer.Go(func() { _ = s.Run(running) }) // each write returns its own error to its caller
+	writer.Go(func() { _ = s.Run(running) }) // a failed write returns its error to its caller
 	defer func() {
 		stop()
 		writer.Wait()
@@ -214,8 +214,8 @@ func (v Offline) withStore(ctx context.Context, file, boot string, use func(*sto
 type SecretUse = cluster.SecretUse
 
 // Migrate moves the records that nodes of a cluster share into the cluster, and makes the node its member. text is HCL
-// with the cluster block. It calls before with the secrets that other nodes will need, before it moves anything. It
-// returns how many records were moved, or had been moved before.
+// with the cluster block. Before it moves anything, it calls before with the secrets that other nodes will need. It
+// returns the number of records that were moved, now or before.
 func (v Offline) Migrate(
 	ctx context.Context, text []byte, node string, before func([]SecretUse),
 ) (moved int, err error) {
@@ -230,7 +230,7 @@ func (v Offline) Migrate(
 	return moved, err
 }
 
-// Leave has the node leave the cluster of text, which is HCL with the cluster block.
+// Leave makes the node leave its cluster. text is HCL with the cluster block.
 func (v Offline) Leave(ctx context.Context, text []byte, node string) (id string, err error) {
 	c, err := parseCluster(text)
 	if err != nil {
@@ -241,8 +241,8 @@ func (v Offline) Leave(ctx context.Context, text []byte, node string) (id string
 	})
 }
 
-// LeaveLost has the node leave its cluster, which is gone for good. confirm is the ID of the cluster. Without it, the
-// ErrDenied says what may be lost.
+// LeaveLost makes the node leave a cluster that is gone for good. confirm is the ID of the cluster. Without it,
+// LeaveLost returns ErrDenied, which says what may be lost.
 func (v Offline) LeaveLost(ctx context.Context, node, confirm string) (id string, err error) {
 	err = v.withState(ctx, func(s *store.Store) error {
 		id, err = cluster.LeaveLost(ctx, s, registry.NodeName(node), confirm)
@@ -259,7 +259,7 @@ func parseCluster(text []byte) (config.Cluster, error) {
 	return *c, nil
 }
 
-// withState calls use with the state, which exists and is intact.
+// withState calls use with the state. It fails if the state file is missing or damaged.
 func (v Offline) withState(ctx context.Context, use func(*store.Store) error) error {
 	layout, err := v.layout()
 	if err != nil {

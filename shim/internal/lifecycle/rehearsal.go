@@ -20,7 +20,7 @@ import (
 	"holdfast/shim/internal/store"
 )
 
-// rehearsed is what a rehearsal passes to the activation: connections to plugins whose identity is known.
+// rehearsed has the result of a rehearsal for the activation: connections to plugins that have described themselves.
 type rehearsed struct {
 	fleet *csi.Fleet
 }
@@ -32,14 +32,14 @@ func (r *rehearsed) close() {
 	}
 }
 
-// handoff is how an active state gets its store.
+// handoff says how an active state takes over its store.
 type handoff struct {
-	releasedAt registry.Revision   // as the shim before reported it; the zero value: it did not release the state
-	generation registry.Generation // to keep; 0: the next one
+	releasedAt registry.Revision   // as the previous shim reported it; the zero value: it did not release the state
+	generation registry.Generation // generation to keep; 0: take the next one
 	rehearsed  *rehearsed          // nil without a rehearsal
 }
 
-// graceful reports whether the shim before has released the state, rather than died.
+// graceful reports whether the previous shim has released the state. Otherwise it has died.
 func (h handoff) graceful() bool { return h.releasedAt != (registry.Revision{}) }
 
 // fleet returns the rehearsal's connections to the plugins that are still registered, or a fleet without connections.
@@ -70,12 +70,12 @@ const (
 	probeLimit  = 5 * time.Second // of one plugin
 	probeAtOnce = 16
 	maxWarnings = 20
-	triedEvents = 300 // numbers back from the last one
+	triedEvents = 300 // newest events that are parsed, counted back from the last one
 )
 
-// Rehearse takes over a copy of the state, as Activate takes over the state: it verifies and migrates the copy, parses
-// the sealed parts of tasks and allocs, and probes every healthy plugin, of which at least one has to answer. The copy
-// is removed.
+// Rehearse takes over a copy of the state as Activate takes over the state itself. It verifies and migrates the copy,
+// and parses the sealed parts of tasks and allocs. It probes every healthy plugin, and at least one must answer. It
+// removes the copy.
 func (p *Process) Rehearse(ctx context.Context, copied string) (rpc.Rehearsal, error) {
 	p.transition.Lock()
 	defer p.transition.Unlock()
@@ -97,7 +97,7 @@ func (p *Process) Rehearse(ctx context.Context, copied string) (rpc.Rehearsal, e
 	return r.Rehearsal, err
 }
 
-// warmUp does work that would otherwise be done while calls are held.
+// warmUp does work now that would otherwise be done while calls are held.
 func warmUp() {
 	protoregistry.GlobalTypes.RangeMessages(func(m protoreflect.MessageType) bool {
 		_ = proto.Size(m.New().Interface()) // initializes the message type
@@ -137,8 +137,8 @@ func (r *rehearsal) run(ctx context.Context, copied store.Options) error {
 	return errors.Join(err, s.Close())
 }
 
-// parse parses the sealed parts of tasks and allocs, and the newest events: decoding all events takes longer than the
-// rest of the rehearsal.
+// parse parses the sealed parts of tasks and allocs, and only the newest events, because decoding all events takes
+// longer than the rest of the rehearsal.
 func (r *rehearsal) parse(ctx context.Context, state registry.State) error {
 	return state.View(ctx, func(v registry.View) error {
 		var errs []error

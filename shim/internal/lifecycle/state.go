@@ -23,9 +23,9 @@ const (
 // next lists the legal moves. Any state may become Gone.
 var next = map[State][]State{
 	Candidate:  {Activating},
-	Activating: {Active, Candidate, Released}, // back to where it came from, if activation fails
+	Activating: {Active, Candidate, Released}, // to the previous state, if activation fails
 	Active:     {Quiesced, Releasing},
-	Quiesced:   {Quiesced, Active, Releasing}, // active again: the handover was given up
+	Quiesced:   {Quiesced, Active, Releasing}, // to Active if the handover was given up
 	Releasing:  {Released},
 	Released:   {Activating},
 }
@@ -43,7 +43,7 @@ func (s State) move(to State) (State, error) {
 	return s, registry.Errorf(registry.ErrConflict, "this shim is %s; it cannot become %s", s, to)
 }
 
-// proto returns the state on the wire. A transition counts as the state before it.
+// proto returns the state as it is sent to the host. A state in transition is sent as the state before it.
 func (s State) proto() pb.LifecycleState {
 	switch s {
 	case Candidate, Activating:

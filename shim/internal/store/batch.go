@@ -22,18 +22,18 @@ type batch struct {
 	dirty      bool
 }
 
-// draft is a change that was checked and encoded. Writing it fails only for a reason of the file.
+// draft is a change that was checked and encoded. After that, only an error of the file can prevent its write.
 type draft struct {
 	applied registry.Applied
 	puts    []put
 	events  []json.RawMessage
-	grows   bool // it adds something, rather than continue or wind down what exists
+	grows   bool // the change adds something, rather than continuing or ending what exists
 }
 
 type put struct {
 	key     registry.Key
 	text    json.RawMessage
-	entries []registry.Key // in indexes
+	entries []registry.Key // in the indexes
 }
 
 // draft checks and encodes a change. It writes nothing.
@@ -78,7 +78,7 @@ func (b *batch) created(k registry.Key) registry.Seq {
 	return created
 }
 
-// draftPut drafts a record. other is its text as another node has written it; nil: it is of this one.
+// draftPut drafts a record. other is the stored text if another node has written the record, and nil if this node has.
 func (b *batch) draftPut(record registry.Record, other []byte) (p put, isNew bool, err error) {
 	p = put{key: record.Key(), entries: registry.IndexKeys(record)}
 	was := get(b.transaction.tx, string(p.key.Bucket), []byte(p.key.Path))
@@ -95,7 +95,7 @@ func (b *batch) draftPut(record registry.Record, other []byte) (p put, isNew boo
 	return p, was == nil, nil
 }
 
-// write writes a draft: puts, then deletes, then events. Its errors are bbolt's, and end the whole transaction.
+// write writes a draft: puts, then deletes, then events. An error comes from bbolt, and ends the whole transaction.
 func (b *batch) write(d draft) error {
 	b.dirty = true
 	for _, p := range d.puts {
@@ -131,7 +131,7 @@ func (b *batch) deleteRecord(key registry.Key) error {
 	return b.delete(string(key.Bucket), []byte(key.Path))
 }
 
-// updateIndexes makes the indexes have these entries of a record and no others. An entry that stays is not written.
+// updateIndexes replaces the index entries of a record. It does not write an entry that stays.
 func (b *batch) updateIndexes(k registry.Key, entries []registry.Key) error {
 	if len(k.Bucket.Type().Indexes) == 0 {
 		return nil
@@ -156,10 +156,10 @@ func (b *batch) updateIndexes(k registry.Key, entries []registry.Key) error {
 	return nil
 }
 
-// indexText is the text of each index entry.
+// indexText is the stored text of each index entry.
 var indexText = []byte("{}")
 
-// finish prunes, and writes the index and the tallies.
+// finish prunes events and requests, and writes the index and the tallies.
 func (b *batch) finish() error {
 	if err := b.pruneEvents(); err != nil {
 		return err

@@ -30,7 +30,7 @@ func (s *Store) Check() iter.Seq[error] {
 	}
 }
 
-// CheckRecords is Check for a file that was just opened and migrated. It leaves out what verification has shown (C1),
+// CheckRecords is Check for a file that was just opened and migrated. It skips C1, which the verification has checked,
 // and events and answers, which no migration changes.
 func (s *Store) CheckRecords() []error {
 	p, err := s.readers.acquire()
@@ -69,7 +69,7 @@ func (s *Store) check() []error {
 	return c.errs
 }
 
-// errDangling marks a violation of C6 or C7: the file is whole, and its records contradict each other.
+// errDangling marks a violation of C6 or C7: the file is intact, but its records contradict each other.
 var errDangling = errors.New("a record refers to nothing")
 
 type checker struct {
@@ -78,7 +78,7 @@ type checker struct {
 	errs    []error
 	volumes map[registry.VolumeKey]bool
 	claims  map[string]bool         // by path
-	entries map[registry.Bucket]int // that the indexes should have
+	entries map[registry.Bucket]int // number of entries that the indexes should have
 }
 
 func newChecker(r reader, eventLimit int) *checker {
@@ -109,7 +109,7 @@ func (c *checker) all() error {
 	return c.events()
 }
 
-// records checks all records but answers.
+// records checks all records except answers.
 func (c *checker) records() {
 	for _, bucket := range registry.Buckets { // volumes before claims, claims before refs
 		if bucket != registry.BucketRequests {

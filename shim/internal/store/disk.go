@@ -13,15 +13,16 @@ import (
 )
 
 const (
-	// reserveSize is allocated beyond the pages in use, for commits that wind something down on a full disk. In bytes.
+	// reserveSize is the space in bytes that is allocated beyond the pages in use. On a full disk, commits that end
+	// something use it.
 	reserveSize = 2 << 20
-	// reserveStep keeps allocations rare, as each costs a sync. In bytes.
+	// reserveStep is the step of allocations in bytes. It keeps them rare, because each costs a sync.
 	reserveStep = 1 << 20
 )
 
 // reserve makes sure that the disk has room for the pages in use, in bytes, and for the reserve. It is called before a
-// commit that adds something, so that a full disk refuses it before a byte is written. On a file system that cannot
-// allocate ahead, the write itself fails: see commitError.
+// commit that adds something, so that a full disk refuses the commit before a byte is written. On a file system that
+// cannot allocate in advance, the write itself fails: see commitError.
 func (s *Store) reserve(used int64) error {
 	if used+reserveSize <= s.reserved {
 		return nil
@@ -47,8 +48,9 @@ func (s *Store) reserve(used int64) error {
 	return nil
 }
 
-// reserveAtStart makes the reserve before the first commit that adds something, so that a disk that fills up before it
-// does not prevent releases. A shim before this one has usually made it. A failure is left to that commit.
+// reserveAtStart allocates the reserve already before the first commit that adds something. A disk that fills up
+// earlier then does not prevent releases. Usually an earlier shim has allocated it. An error is ignored here, because
+// that commit will report it.
 func (s *Store) reserveAtStart() {
 	if s.readOnly {
 		return
@@ -71,7 +73,7 @@ func (s *Store) reserveAtStart() {
 var errReadOnly = registry.Errorf(registry.ErrExhausted,
 	"the state is on a read-only file system; nothing is written until it is mounted for writing")
 
-// checkStillReadOnly returns an error once the file can be opened for writing, so that the shim starts over.
+// checkStillReadOnly returns an error once the file can be opened for writing. The shim then starts over.
 func (s *Store) checkStillReadOnly() error {
 	file, err := os.OpenFile(s.path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -81,7 +83,8 @@ func (s *Store) checkStillReadOnly() error {
 	return registry.Errorf(registry.ErrUnavailable, "%s can be written to again; start over", s.path)
 }
 
-// checkOwnership checks that the path still names the file, that nothing was cut off, and that this generation owns it.
+// checkOwnership checks that the path still names the file, that the file is not cut off, and that this generation owns
+// it.
 func (s *Store) checkOwnership(tx *bolt.Tx) error {
 	same, err := sameFile(s.path, s.file)
 	switch {
@@ -106,7 +109,7 @@ func (s *Store) checkOwnership(tx *bolt.Tx) error {
 	return nil
 }
 
-// metas reads both meta pages. A transaction of bbolt has happened once one of them is written.
+// metas reads both meta pages. A transaction of bbolt takes effect when one of them is written.
 func (s *Store) metas() (both [2][headerSize + metaSize]byte, err error) {
 	pageSize := int64(s.db.Info().PageSize)
 	for i := range both {
@@ -117,9 +120,9 @@ func (s *Store) metas() (both [2][headerSize + metaSize]byte, err error) {
 	return both, nil
 }
 
-// commitError returns the error of a failed transaction. ErrExhausted says that nothing was written: the disk refused
-// a write for lack of space, and no meta page has changed. Anything else is ErrUncertain. After a failed sync the
-// kernel may have dropped pages that it reports as written, so a second try would prove nothing.
+// commitError returns the error of a failed transaction. It is ErrExhausted if nothing was written: a write failed for
+// lack of space, and no meta page has changed. Any other error is ErrUncertain. After a failed sync the kernel may have
+// dropped pages that it reports as written, so a second try would prove nothing.
 func (s *Store) commitError(before [2][headerSize + metaSize]byte, err error) error {
 	after, unreadable := s.metas()
 	if unreadable == nil && after == before && wroteNothing(err) {
@@ -129,8 +132,8 @@ func (s *Store) commitError(before [2][headerSize + metaSize]byte, err error) er
 	return registry.Errorf(registry.ErrUncertain, "commit to %s: %w", s.path, err)
 }
 
-// wroteNothing reports whether the error comes from write(2) or from bbolt's size limit. An error of fdatasync(2) is no
-// PathError.
+// wroteNothing reports whether the error comes from write(2) or from bbolt's size limit. An error of fdatasync(2) is
+// not a PathError.
 func wroteNothing(err error) bool {
 	if errors.Is(err, berrors.ErrMaxSizeReached) {
 		return true

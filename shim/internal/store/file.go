@@ -23,13 +23,13 @@ const (
 	dirMode  = 0o700
 	fileMode = 0o600
 
-	// lockRetry is the time between two attempts to lock the file, as flock(2) has no deadline.
+	// lockRetry is the time between two attempts to lock the file, because flock(2) has no deadline.
 	lockRetry = 2 * time.Millisecond
 
-	// mapSize bounds the file, in bytes of address space. bbolt would wait for all views to end before it maps the
-	// file anew.
+	// mapSize is the limit of the file's size, in bytes of address space. It is mapped at once, because bbolt would
+	// wait for all views to end before it enlarges the mapping.
 	mapSize = 1 << 30
-	// growStep is the number of bytes by which bbolt extends the file where reserve has not done so.
+	// growStep is the number of bytes by which bbolt extends the file where reserve has not allocated space.
 	growStep = 1 << 20
 )
 
@@ -45,8 +45,8 @@ func ensureDir(dir string) error {
 	return checkOwner(dir, info, 0o077, fmt.Sprintf("chmod %o", dirMode))
 }
 
-// Usable returns why a shim could not open the state file: the permissions, owner or type of the file or its directory.
-// It reads nothing and takes no lock.
+// Usable returns why a shim could not open the state file because of the permissions, owner or type of the file or its
+// directory. It does not read the file and takes no lock.
 func Usable(path string) error {
 	if err := ensureDir(filepath.Dir(path)); err != nil {
 		return err
@@ -58,7 +58,7 @@ func Usable(path string) error {
 	return file.Close()
 }
 
-// checkOwner refuses a file of another user, or with one of the forbidden permissions.
+// checkOwner refuses a file that belongs to another user, or that has one of the forbidden permissions.
 func checkOwner(path string, info fs.FileInfo, forbidden fs.FileMode, remedy string) error {
 	stat := info.Sys().(*syscall.Stat_t)
 	if int(stat.Uid) != os.Geteuid() {
@@ -73,8 +73,8 @@ func checkOwner(path string, info fs.FileInfo, forbidden fs.FileMode, remedy str
 	return nil
 }
 
-// openFile opens the file for reading and writing. It follows no link, does not wait at a FIFO, and refuses a file
-// that no store has created. If readable is set, a file on a read-only file system is opened for reading.
+// openFile opens the file for reading and writing. It follows no link, does not wait at a FIFO, and refuses a file that
+// no store has created. If readable is set and the file system is read-only, it opens the file for reading.
 func openFile(path string, readable bool) (*os.File, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if readable && errors.Is(err, unix.EROFS) {
@@ -116,7 +116,7 @@ func checkFile(path string, file *os.File) error {
 	return checkOwner(path, info, 0o177, fmt.Sprintf("chmod %o", fileMode))
 }
 
-// lock waits for the file's lock until ctx ends. bbolt is given the same descriptor, and so can lock it again.
+// lock waits for the file's lock until ctx ends. bbolt uses the same descriptor, and can therefore lock it again.
 func lock(ctx context.Context, path string, file *os.File) error {
 	for {
 		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -135,7 +135,7 @@ func lock(ctx context.Context, path string, file *os.File) error {
 	}
 }
 
-// unlock gives up the lock. It accepts a closed file.
+// unlock releases the lock. It accepts a closed file.
 func unlock(path string, file *os.File) error {
 	if err := unix.Flock(int(file.Fd()), unix.LOCK_UN); err != nil && !errors.Is(err, unix.EBADF) {
 		return registry.Errorf(registry.ErrUnavailable, "unlock %s: %w", path, err)
@@ -143,8 +143,8 @@ func unlock(path string, file *os.File) error {
 	return nil
 }
 
-// lockHolder names the process that has locked the file, for messages. A process that has exited leaves the lock to the
-// processes that inherited the open file.
+// lockHolder names the process that has locked the file, for messages. If that process has exited, the processes that
+// inherited the open file still hold the lock.
 func lockHolder(path string) string {
 	for _, pid := range proc.FlockHolders(path) {
 		if stat, err := proc.ReadStat(pid); err == nil && !stat.Exited() {
@@ -177,7 +177,7 @@ func sameFile(path string, file *os.File) (bool, error) {
 	return err == nil && os.SameFile(named, opened), err
 }
 
-// openLocked opens and locks the file at path, or creates it. readable is that of openFile.
+// openLocked opens and locks the file at path. If there is none, it creates it. readable is passed to openFile.
 func openLocked(ctx context.Context, path string, s schema, readable bool) (file *os.File, created bool, err error) {
 	for {
 		file, err := openFile(path, readable)
@@ -206,8 +206,8 @@ func openLocked(ctx context.Context, path string, s schema, readable bool) (file
 	}
 }
 
-// create puts an empty state file at path, unless one exists by now. A crash leaves no file or a whole one. The lock
-// of the directory keeps two processes that start at once from replacing each other's file.
+// create puts an empty state file at path, unless one exists by now. A crash leaves the whole file or none. create
+// locks the directory, so that two processes that start at once do not replace each other's file.
 func create(ctx context.Context, path string, s schema) error {
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
@@ -236,7 +236,7 @@ func create(ctx context.Context, path string, s schema) error {
 	return nil
 }
 
-// refused returns ErrExhausted for a full disk and ErrUnavailable for anything else.
+// refused wraps an error as ErrExhausted if the disk is full, else as ErrUnavailable.
 func refused(what string, err error) error {
 	if outOfSpace(err) {
 		return registry.Errorf(registry.ErrExhausted, "%s: %w; make room there", what, err)
@@ -258,15 +258,15 @@ func writeEmpty(temp string, s schema) error {
 	return errors.Join(err, db.Close())
 }
 
-// openBolt has bbolt open the file and reads what Open decides by. It takes over the file.
+// openBolt opens the file with bbolt, and reads the state on which Open bases its decisions. It takes over the file.
 func openBolt(path string, file *os.File, throwaway bool) (db *bolt.DB, found state, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
-		if r := recover(); r != nil { // by bbolt, or a fault of the mapped file, or damage
+		if r := recover(); r != nil { // a panic of bbolt, a fault of the mapped file, or damage
 			err = registry.Errorf(registry.ErrDamaged, "open %s: %v", path, r)
 		}
 		if err != nil {
-			_ = unlock(path, file) // bbolt may have mapped the file, which keeps its lock
+			_ = unlock(path, file) // bbolt may have mapped the file, and the mapping keeps the lock
 			_ = file.Close()
 		}
 	}()

@@ -10,11 +10,12 @@ import (
 	"holdfast/registry"
 )
 
-// readers gives all views one read transaction: the one opened after the last acknowledged commit. A transaction of
-// its own could show a view a commit whose sync may yet fail.
+// readers gives all views the same read transaction: the one opened after the last acknowledged commit. A transaction
+// opened by the view itself could show a commit whose sync may still fail.
 //
-// bbolt does not allow several goroutines to use a transaction. Reading changes nothing in a read-only one, as its
-// bucket and node caches are nil. Test ReadersNeverSeeHalf of the suite holds that under the race detector.
+// bbolt does not allow several goroutines to use a transaction. Here it is safe, because a read-only transaction has no
+// bucket and node caches, so reading changes nothing. Test ReadersNeverSeeHalf of the suite checks that under the race
+// detector.
 type readers struct {
 	mu      sync.Mutex
 	current *pin
@@ -22,7 +23,7 @@ type readers struct {
 	open    sync.WaitGroup
 }
 
-// pin is a read transaction. Its last user ends it after it was replaced.
+// pin is a read transaction. Once it is replaced, its last user ends it.
 type pin struct {
 	tx *bolt.Tx
 	*head
@@ -92,7 +93,7 @@ func (r *readers) index() registry.Seq {
 	return r.current.seq
 }
 
-// close refuses new views and waits for those under way.
+// close refuses new views and waits for running ones.
 func (r *readers) close() {
 	r.mu.Lock()
 	again := r.closed
@@ -105,7 +106,7 @@ func (r *readers) close() {
 	r.replace(r.current)
 }
 
-// errBroken marks errors of the file, as opposed to errors that a caller's function returned.
+// errBroken marks errors of the file, to tell them from errors that a caller's function returned.
 var errBroken = errors.New("the store is broken")
 
 // broken marks an error and keeps its text.
@@ -113,8 +114,8 @@ type broken struct{ error }
 
 func (b broken) Unwrap() []error { return []error{b.error, errBroken} }
 
-// caught turns damage, and a fault of the mapped file, into an error. Other panics continue. A file that was cut off
-// faults where it is read.
+// caught turns two panics into an error: damage, and a fault of the mapped file. Reading a file that was cut off causes
+// such a fault. Other panics continue.
 func caught(err *error) {
 	switch r := recover().(type) {
 	case nil:

@@ -41,14 +41,16 @@ func buckets() []string {
 	return names
 }
 
-// window is the schema entry of a file. A build of an older schema opens the file if it is not older than Readable, so
-// that a swap can be rolled back. It then sets Number to its own, and the newer build migrates again.
+// window is the schema entry of a file. A build with an older schema can open the file if its schema is at least
+// Readable, so that a swap can be rolled back. That build sets Number to its own schema, and the newer build then
+// migrates again.
 type window struct {
 	Number   int `json:"number"`
 	Readable int `json:"readable"`
 }
 
-// migration brings a file from one schema number to the next. It must be able to run again over its own result.
+// migration brings a file from one schema number to the next. It must be able to run again on a file that it has
+// migrated.
 type migration struct {
 	name string
 	run  func(*transaction) error
@@ -57,7 +59,7 @@ type migration struct {
 // schema is the range of schemas that a build opens. migrations[i] leads from oldest+i to oldest+i+1.
 type schema struct {
 	oldest, newest int
-	readable       int // the oldest build that can read what newest writes
+	readable       int // the oldest build that can read a file of schema newest
 	migrations     []migration
 	forms          forms
 }
@@ -77,10 +79,10 @@ func (s schema) accepts(path string, w window) error {
 	return nil
 }
 
-// isCurrent reports whether a file of this window needs no migration.
+// isCurrent reports whether a file with this window needs no migration.
 func (s schema) isCurrent(w window) bool { return w.Number == s.newest }
 
-// migrate brings the file to the newest schema, within the transaction.
+// migrate brings the file to the newest schema within the transaction t.
 func (s schema) migrate(t *transaction, w window) error {
 	for number := w.Number; number < s.newest; number++ {
 		m := s.migrations[number-s.oldest]
@@ -126,16 +128,16 @@ func (s schema) createBuckets(t *transaction) error {
 // fields holds the fields of a record by name.
 type fields = map[string]json.RawMessage
 
-// form describes records whose fields lie elsewhere in the file than in package registry, because a release has moved
-// them. Both functions change the fields of one record and keep unknown ones.
+// form describes how the records of a bucket differ between the file and package registry, because a release has moved
+// fields. Both functions change the fields of one record and keep unknown ones.
 type form struct {
 	// write copies moved fields to their new place. They stay at the old place while an older build may read the file.
 	write func(fields) error
-	// read moves them to where package registry has them. The new place counts.
+	// read moves the fields to their place in package registry. If a field is at both places, the new one counts.
 	read func(fields) error
 }
 
-// forms are the forms of a schema. The records of a bucket without one are stored as package registry has them.
+// forms has the forms of a schema. A bucket without a form stores its records as package registry has them.
 type forms map[registry.Bucket]form
 
 func (f forms) written(bucket registry.Bucket, text json.RawMessage) (json.RawMessage, error) {
@@ -160,8 +162,8 @@ func reshaped(text json.RawMessage, change func(fields) error) (json.RawMessage,
 	return encode(record), nil
 }
 
-// intoForm returns the migration that brings the records of a bucket into a form. Run over its own result, it changes
-// only records that an older build, which knows only the old place, has rewritten since.
+// intoForm returns the migration that brings the records of a bucket into a form. When it runs again, it changes only
+// records that an older build, which knows only the old place, has rewritten meanwhile.
 func intoForm(name string, bucket registry.Bucket, f form) migration {
 	return migration{name, func(t *transaction) error { return t.rewrite(string(bucket), f.write) }}
 }

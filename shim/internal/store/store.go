@@ -19,18 +19,18 @@ import (
 // Options of Open.
 type Options struct {
 	Path string // of the file; its directory is the state directory
-	// Generation to write under. 0 takes the next one. One higher than the file's is stored; a lower one is fenced.
-	// With the file's own generation, the file may be on a read-only file system.
+	// Generation is the generation to write under. 0 takes the next one. A number above the file's generation is
+	// stored, and one below is fenced. With the file's own generation, the file may be on a read-only file system.
 	Generation registry.Generation
-	// ReleasedAt is where the previous shim says that it left the file. A file that is there is not verified again:
-	// that shim has verified it, and every commit since was its own. The zero value: the previous shim has not
-	// released the file.
+	// ReleasedAt is the revision at which the previous shim says that it left the file. If the file is at that
+	// revision, Open does not verify it again: that shim has verified it, and made every commit since. The zero value
+	// means that the previous shim has not released the file.
 	ReleasedAt registry.Revision
-	LockLimit  time.Duration // for the lock of the file, not for its verification; 0: none but ctx
+	LockLimit  time.Duration // for the lock of the file, not for its verification; 0: no limit but ctx
 	Boot       string        // boot ID, /proc/sys/kernel/random/boot_id
 	Now        func() time.Time
-	// Applied is called with each change that is on disk, in commit order, before its Commit returns. It must not
-	// block, as nothing else is committed meanwhile, and must not call Commit.
+	// Applied is called with each change that is on disk, in commit order, before its Commit returns. It must not call
+	// Commit, and must not block, because no other change is committed meanwhile.
 	Applied func(registry.Applied)
 	// Committing is called with each change directly before its transaction is committed; nil: nothing is called. Tests
 	// end the process there.
@@ -68,26 +68,26 @@ func (o Options) withDefaults() Options {
 type Store struct {
 	options    Options
 	path       string
-	file       *os.File // bbolt's own; closed by it
+	file       *os.File // bbolt's own file; bbolt closes it
 	db         *bolt.DB
 	generation registry.Generation
-	readOnly   bool   // the file system was, when the file was opened
-	window     window // that the file had before
+	readOnly   bool   // the file system was read-only when the file was opened
+	window     window // window of the file before it was opened
 	queue      *queue
 	readers    readers
 	writing    sync.Mutex // held while a batch is written, and to keep the file as it is
 	reserved   int64      // bytes allocated from the start of the file; guarded by writing
 
 	stop    sync.Once
-	stopped chan struct{} // closed when nothing may be written any longer
+	stopped chan struct{} // closed when nothing may be written any more
 	reason  error         // set before stopped is closed
 }
 
 var _ registry.State = (*Store)(nil)
 
-// Open verifies and opens the file. It waits for the file's lock until LockLimit or the end of ctx. A missing file is
-// created. A damaged one stays as it is; the error is ErrDamaged. Migrations and the new generation are one
-// transaction. Open starts no goroutine: commits wait for Run.
+// Open verifies and opens the file. It waits for the file's lock until LockLimit or the end of ctx. It creates a
+// missing file. It leaves a damaged file as it is, and returns ErrDamaged. Migrations and the new generation are one
+// transaction. Open starts no goroutine: a commit waits for Run.
 func Open(ctx context.Context, options Options) (*Store, error) {
 	options = options.withDefaults()
 	path, err := filepath.Abs(options.Path)
@@ -112,8 +112,8 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 	return s, nil
 }
 
-// openVerified opens the file after it was verified, unless the file was just created or is as the previous shim left
-// it (Options.ReleasedAt).
+// openVerified verifies and opens the file. It does not verify a file that was just created, or that is as the previous
+// shim left it (Options.ReleasedAt).
 func openVerified(ctx context.Context, path string, options Options) (*os.File, *bolt.DB, state, error) {
 	for vouched := options.ReleasedAt != (registry.Revision{}); ; vouched = false {
 		file, created, err := openWithin(ctx, path, options)
@@ -151,7 +151,7 @@ func openVerified(ctx context.Context, path string, options Options) (*os.File, 
 	}
 }
 
-// openWithin is openLocked within LockLimit.
+// openWithin is openLocked with the limit LockLimit.
 func openWithin(ctx context.Context, path string, options Options) (file *os.File, created bool, err error) {
 	if options.LockLimit > 0 {
 		var cancel context.CancelFunc
@@ -161,7 +161,7 @@ func openWithin(ctx context.Context, path string, options Options) (file *os.Fil
 	return openLocked(ctx, path, *options.schema, options.Generation != 0)
 }
 
-// state is the part of the meta bucket that Open decides by.
+// state is the part of the meta bucket on which Open bases its decisions.
 type state struct {
 	window     window
 	generation registry.Generation
@@ -183,7 +183,7 @@ func stateOf(tx *bolt.Tx) (s state) {
 	return s
 }
 
-// checkOpenable returns an error if this build or generation may not write a file in that state.
+// checkOpenable returns an error if this build or generation may not write a file with the given state.
 func checkOpenable(path string, st state, options Options) error {
 	if err := options.schema.accepts(path, st.window); err != nil {
 		return err
@@ -195,8 +195,8 @@ func checkOpenable(path string, st state, options Options) error {
 	return nil
 }
 
-// takeOver migrates, raises the generation and stores the boot ID, in one transaction, or in none if nothing of that is
-// due.
+// takeOver migrates the file, raises the generation and stores the boot ID, in one transaction. If all are up to date,
+// it writes nothing.
 func (s *Store) takeOver(found state) (err error) {
 	defer caught(&err)
 	s.generation = s.options.Generation
@@ -250,13 +250,13 @@ func (s *Store) Generation() registry.Generation { return s.generation }
 // PreviousSchema returns the schema number that the file had when it was opened.
 func (s *Store) PreviousSchema() int { return s.window.Number }
 
-// Readable returns the oldest schema whose shims can open the file as it is now.
+// Readable returns the oldest schema whose builds can open the file as it is now.
 func (s *Store) Readable() int { return s.options.schema.migratedWindow(s.window).Readable }
 
 // Index returns the index of the last change on disk.
 func (s *Store) Index() registry.Seq { return s.readers.index() }
 
-// Count returns the number of records in each of the buckets, and the index at which that is true. It reads no record.
+// Count returns the number of records in each bucket, and the index of the answer. It reads no record.
 func (s *Store) Count(of ...registry.Bucket) (records []int, at registry.Seq, err error) {
 	p, err := s.readers.acquire()
 	if err != nil {
@@ -277,8 +277,8 @@ func (s *Store) Count(of ...registry.Bucket) (records []int, at registry.Seq, er
 	return records, p.seq, err
 }
 
-// View runs read against the last committed state. It waits for nothing. While a view runs, the file grows with each
-// commit.
+// View calls read with the last committed state. It does not wait. While a view runs, bbolt reuses no freed pages, so
+// each commit makes the file larger.
 func (s *Store) View(ctx context.Context, read func(registry.View) error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -299,7 +299,8 @@ func (s *Store) reader(tx *bolt.Tx, h *head) reader {
 	return reader{tx, h, s.options.schema.forms}
 }
 
-// Snapshot writes a copy of the file as of the last commit, and returns its index. Commits continue meanwhile.
+// Snapshot writes a copy of the file as of the last commit, and returns the index of that commit. Commits continue
+// meanwhile.
 func (s *Store) Snapshot(ctx context.Context, w io.Writer) (registry.Seq, error) {
 	p, err := s.readers.acquire()
 	if err != nil {
@@ -313,7 +314,7 @@ func (s *Store) Snapshot(ctx context.Context, w io.Writer) (registry.Seq, error)
 	return p.seq, nil
 }
 
-// output is a writer that fails when its context has ended. It keeps the error, which bbolt turns into text.
+// output is a writer that fails when its context has ended. It keeps its error, because bbolt passes on only the text.
 type output struct {
 	ctx context.Context
 	to  io.Writer
@@ -329,7 +330,7 @@ func (o *output) Write(b []byte) (n int, err error) {
 	return n, o.err
 }
 
-// Close waits for the transaction and the views under way, and gives up the lock. Commits that wait fail.
+// Close waits for the running transaction and views, and releases the lock. Waiting commits fail.
 func (s *Store) Close() error {
 	s.fail(registry.Errorf(registry.ErrUnavailable, "the store is closed"))
 	s.writing.Lock()

@@ -11,7 +11,7 @@ import (
 	"holdfast/registry"
 )
 
-// damage is the panic of a record that cannot be decoded. Commit and View recover from it.
+// damage is the value of the panic when a record cannot be decoded. Commit and View recover from it.
 type damage struct{ err error }
 
 // must panics with damage if err is not nil.
@@ -21,10 +21,10 @@ func must(err error) {
 	}
 }
 
-// transaction is a bbolt transaction that seals values and keeps tallies.
+// transaction is a bbolt transaction that adds checksums to values and updates tallies.
 type transaction struct {
 	tx      *bolt.Tx
-	tallies map[string]*tally // of the buckets written to
+	tallies map[string]*tally // of the buckets that were written to
 }
 
 func newTransaction(tx *bolt.Tx) *transaction {
@@ -156,7 +156,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 const sumSize = 4
 
-// checksum covers the bucket and the key as well, so a record is valid only where it was put.
+// checksum also covers the bucket and the key, so a record is valid only where it was put.
 func checksum(bucket string, key, text []byte) uint32 {
 	sum := crc32.Update(0, castagnoli, []byte(bucket))
 	sum = crc32.Update(sum, castagnoli, []byte{0, byte(len(key) >> 8), byte(len(key))})
@@ -164,13 +164,13 @@ func checksum(bucket string, key, text []byte) uint32 {
 	return crc32.Update(sum, castagnoli, text)
 }
 
-// seal returns the stored value of a text.
+// seal returns the stored value of a text: its checksum and the text.
 func seal(bucket string, key, text []byte) []byte {
 	value := binary.BigEndian.AppendUint32(make([]byte, 0, sumSize+len(text)), checksum(bucket, key, text))
 	return append(value, text...)
 }
 
-// unseal returns the text of a stored value, as a part of it.
+// unseal returns the text in a stored value, without copying it. It fails if the checksum is wrong.
 func unseal(bucket string, key, value []byte) ([]byte, error) {
 	if len(value) < sumSize || sealOf(value) != checksum(bucket, key, value[sumSize:]) {
 		return nil, registry.Errorf(registry.ErrDamaged, "record %s %q fails its checksum", bucket, key)

@@ -10,11 +10,11 @@ import (
 	"holdfast/registry"
 )
 
-// shape describes the part of a JSON value that this build knows: the names in an object, and the objects below them. A
-// value of nil shape is replaced as a whole.
+// shape describes the part of a JSON value that this build knows: the names in an object, and the shapes of their
+// values. merge replaces a value of nil shape as a whole.
 type shape struct {
 	fields map[string]*shape // of a struct, by name
-	each   *shape            // of a map's or a list's elements
+	each   *shape            // of the elements of a map or list
 	list   bool
 }
 
@@ -91,8 +91,8 @@ func mergedText(record registry.Record, old []byte) ([]byte, error) {
 	return merge(shapeOf(record.Key().Bucket.Type().GoType), old, text), nil
 }
 
-// merge returns text with the parts of old that the shape does not know, which a later build has written. Parts that
-// the shape knows are as in text, even if absent there.
+// merge returns text, and adds the parts of old that the shape does not know, because a later build has written them. A
+// part that the shape knows is as in text, even if it is missing there.
 func merge(s *shape, old, text json.RawMessage) json.RawMessage {
 	switch {
 	case s == nil || len(old) == 0:
@@ -131,8 +131,8 @@ func (s *shape) member(name string) (*shape, bool) {
 	return s.fields[name], s.knows(name)
 }
 
-// mergeList keeps the unknown parts of elements that are otherwise unchanged and at their old position. A moved or
-// changed element cannot be recognized.
+// mergeList keeps the unknown parts of elements that are otherwise unchanged and at the same position as before. It
+// cannot recognize a moved or changed element.
 func mergeList(s *shape, old, text json.RawMessage) json.RawMessage {
 	var was, is []json.RawMessage
 	if json.Unmarshal(old, &was) != nil || json.Unmarshal(text, &is) != nil {

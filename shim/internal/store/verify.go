@@ -24,16 +24,16 @@ import (
 	"holdfast/registry"
 )
 
-// verifyFlag makes a program the verifier of a state file. It has the file as descriptor 3.
+// verifyFlag turns a program into the verifier of a state file. The file is its descriptor 3.
 const verifyFlag = "-verify-state"
 
 const (
-	exitDamaged      = 3        // exit code of a verifier that found damage and has written it to standard output
-	maxVerifierStack = 64 << 20 // ends the recursion of bbolt over pages that contain themselves, in bytes
+	exitDamaged      = 3        // exit code of a verifier that has found damage and described it on standard output
+	maxVerifierStack = 64 << 20 // in bytes; stops bbolt's recursion over a page that contains itself
 )
 
 // BecomeVerifier does not return in a process that a store has started to verify a file. A program that opens stores
-// calls it first in main.
+// calls BecomeVerifier first in main.
 func BecomeVerifier() {
 	if len(os.Args) != 2 || os.Args[1] != verifyFlag {
 		return
@@ -46,8 +46,8 @@ func BecomeVerifier() {
 	os.Exit(0)
 }
 
-// verified has a child process verify a copy of the file in memory. A damaged file may kill the process that maps it.
-// The copy keeps the lock of the file out of it, as bbolt takes one. An error is an ErrDamaged if the file is damaged.
+// verified verifies a copy of the file in a child process, because a damaged file may kill the process that maps it.
+// The child gets a copy, because bbolt locks the file that it opens. The error is ErrDamaged if the file is damaged.
 func verified(ctx context.Context, file *os.File) error {
 	copied, err := memoryCopy(file)
 	if err != nil {
@@ -56,7 +56,7 @@ func verified(ctx context.Context, file *os.File) error {
 	defer copied.Close()
 	var found, crash bytes.Buffer
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", verifyFlag)
-	cmd.Env = []string{"GORACE=atexit_sleep_ms=0"} // a build with the race detector sleeps for a second otherwise
+	cmd.Env = []string{"GORACE=atexit_sleep_ms=0"} // else a build with the race detector sleeps for a second
 	cmd.ExtraFiles, cmd.Stdout, cmd.Stderr = []*os.File{copied}, &found, &crash
 	err = cmd.Run()
 	exit, ended := errors.AsType[*exec.ExitError](err)
@@ -74,7 +74,7 @@ func verified(ctx context.Context, file *os.File) error {
 	return registry.Errorf(registry.ErrDamaged, "reading it crashes the verifier (%v): %s", exit, reason)
 }
 
-// memoryCopy copies a file into one that has no name.
+// memoryCopy copies a file into a memory file without a name.
 func memoryCopy(file *os.File) (*os.File, error) {
 	info, err := file.Stat()
 	if err != nil {
@@ -92,8 +92,8 @@ func memoryCopy(file *os.File) (*os.File, error) {
 	return copied, nil
 }
 
-// verify reads a whole file that nothing writes: its pages, each checksum, and that no record is missing. An error
-// describes the first damage found. Damage may also crash the process.
+// verify reads a whole file that nothing writes meanwhile. It checks the pages, each checksum, and that no record is
+// missing. The error describes the first damage found. Damage may also crash the process.
 func verify(file *os.File) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -130,8 +130,8 @@ const (
 
 var order = binary.NativeEndian
 
-// checkMetas checks that both meta pages are whole and that the file is as long as they say. bbolt opens a file with
-// one whole meta page, and so could forget the last commit.
+// checkMetas checks that both meta pages are valid and that the file is as long as they say. bbolt accepts a file with
+// only one valid meta page, and could then forget the last commit.
 func checkMetas(file *os.File) error {
 	info, err := file.Stat()
 	if err != nil {
@@ -161,11 +161,11 @@ func checkMetas(file *os.File) error {
 	return nil
 }
 
-// checkPages checks what bbolt's own check relies on or leaves out: that no page is longer than the file, that none
-// extends over a free page, and that a branch names each page by the first key of the page. bbolt compares only the
-// start of a page with the free list, and would free the other page a second time. It replaces a page in its branch by
-// its first key: with another one, the branch would keep a page that is free. That no page extends over another one in
-// use is bbolt's own check.
+// checkPages checks properties that bbolt's own check relies on or leaves out. No page may be longer than the file, and
+// none may extend over a free page: bbolt compares only the first page with the free list, and would free the others a
+// second time. A branch must name each page by the first key of that page. bbolt uses this key when it replaces the
+// page in its branch; with another key, the branch would keep a freed page. bbolt itself checks that no page extends
+// over another used page.
 func checkPages(tx *bolt.Tx, file io.ReaderAt) error {
 	pageSize := int64(tx.DB().Info().PageSize)
 	for id, end := int64(2), tx.Size()/pageSize; id < end; id++ {
@@ -202,7 +202,7 @@ func checkPages(tx *bolt.Tx, file io.ReaderAt) error {
 	return nil
 }
 
-// keyOf reads the i-th key of the page at an offset, and the page below it if the page is a branch.
+// keyOf reads the i-th key of the page at an offset. If the page is a branch, child is the page below that key.
 func keyOf(file io.ReaderAt, page int64, i int) (key []byte, child uint64, err error) {
 	const elementSize, leafFlag = 16, 2
 	var header [headerSize]byte
@@ -239,7 +239,7 @@ func checkContent(tx *bolt.Tx) error {
 			if len(key) == 0 || last != nil && bytes.Compare(last, key) >= 0 {
 				return fmt.Errorf("bucket %s: key %q follows %q", name, key, last)
 			}
-			if _, err := unseal(name, key, value); err != nil { // a bucket within the bucket has no value
+			if _, err := unseal(name, key, value); err != nil { // a bucket within a bucket has no value
 				return err
 			}
 			sum.add(value)
@@ -293,9 +293,9 @@ func metaEntry(meta *bolt.Bucket, name string, into any) error {
 	return decode(bucketMeta, []byte(name), value, into)
 }
 
-// Sound returns nil if the file at path is whole: its pages, each checksum, and that no record is missing. It writes
-// nothing. An ErrDamaged names the first damage; a file that is written to meanwhile may look damaged. ErrNotFound
-// means that there is no file.
+// Sound returns nil if the file at path is intact: its pages, each checksum, and the number of records. It writes
+// nothing. ErrDamaged names the first damage; a file that is written to meanwhile may look damaged. ErrNotFound means
+// that there is no file.
 func Sound(ctx context.Context, path string) error {
 	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -316,9 +316,9 @@ func Sound(ctx context.Context, path string) error {
 const remedy = "Put a good copy in its place. Only if no volume is in use on this node, move it away: the shim then " +
 	"starts with an empty state"
 
-// quarantine keeps a copy of a damaged file beside it and returns the error to report. The file itself stays in
-// place: if it were moved away, the next start would begin with an empty state and forget volumes in use. The same
-// damage is copied once, however often the shim is started.
+// quarantine keeps a copy of a damaged file beside it, and returns the error to report. The file itself stays: without
+// it, the next start would begin with an empty state and forget volumes in use. The same damage is copied only once,
+// even if the shim is started repeatedly.
 func quarantine(path string, file *os.File, now time.Time, damaged error) error {
 	kept, err := keepCopy(path, file, now)
 	where := "A copy is " + kept + "."

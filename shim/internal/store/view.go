@@ -9,7 +9,7 @@ import (
 	"holdfast/registry"
 )
 
-// head holds the numbers of a transaction: the last one used, and the floor up to which events are pruned.
+// head holds two numbers of a transaction: seq, the last one used, and floor, up to which events are pruned.
 type head struct{ seq, floor registry.Seq }
 
 func readHead(tx *bolt.Tx) *head {
@@ -19,7 +19,7 @@ func readHead(tx *bolt.Tx) *head {
 	return &h
 }
 
-// reader reads one transaction. A record that cannot be decoded ends the transaction: see damage.
+// reader reads within one transaction. A record that cannot be decoded panics with damage.
 type reader struct {
 	tx *bolt.Tx
 	*head
@@ -47,7 +47,7 @@ func (r reader) Text(record registry.Record) ([]byte, error) {
 	return mergedText(record, get(r.tx, string(k.Bucket), []byte(k.Path)))
 }
 
-// decode decodes a stored value, whose form is that of the schema.
+// decode decodes a stored value, which has the form of the schema.
 func (r reader) decode(bucket registry.Bucket, path, value []byte) (record registry.Record, err error) {
 	text, err := unseal(string(bucket), path, value)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"holdfast/registry"
 )
 
-// request is one Commit on its way. The goroutine that changes its state from waiting answers it.
+// request is a Commit in progress. The goroutine that changes its state from waiting also answers it.
 type request struct {
 	decisions []registry.Decision
 	state     atomic.Int32 // waiting, taken (by the writer) or withdrawn (by the caller)
@@ -33,7 +33,7 @@ const (
 type queue struct {
 	mu       sync.Mutex
 	requests []*request
-	refusal  error         // of all requests from now on; nil: none
+	refusal  error         // answer to all requests from now on; nil: none is refused
 	ready    chan struct{} // of capacity 1
 }
 
@@ -53,7 +53,7 @@ func (q *queue) add(r *request) error {
 	return nil
 }
 
-// take removes all requests and returns those that were not withdrawn.
+// take removes all requests from the queue, and returns those that are not withdrawn.
 func (q *queue) take() (batch []*request) {
 	q.mu.Lock()
 	all := q.requests
@@ -67,7 +67,7 @@ func (q *queue) take() (batch []*request) {
 	return batch
 }
 
-// refuse answers all requests that wait, and all that come, with err.
+// refuse answers all waiting and all later requests with err.
 func (q *queue) refuse(err error) {
 	q.mu.Lock()
 	if q.refusal == nil {
@@ -79,8 +79,8 @@ func (q *queue) refuse(err error) {
 	}
 }
 
-// Commit implements registry.State. It waits for Run to be called. If ctx ends while the change is being written,
-// Commit returns ErrUncertain.
+// Commit implements registry.State. It waits until Run is called. If ctx ends while the change is being written, Commit
+// returns ErrUncertain.
 func (s *Store) Commit(ctx context.Context, decisions ...registry.Decision) (registry.Seq, error) {
 	if ctx.Err() != nil {
 		return 0, context.Cause(ctx)
@@ -105,8 +105,8 @@ func (s *Store) Commit(ctx context.Context, decisions ...registry.Decision) (reg
 	}
 }
 
-// Run writes commits until ctx ends, the store is closed or the file fails, and returns the reason. After an error
-// other than that of ctx the process must not continue with this state.
+// Run writes commits until ctx ends, the store is closed or the file fails, and returns the reason. After any error but
+// that of ctx, the process must not continue with this state.
 func (s *Store) Run(ctx context.Context) error {
 	s.reserveAtStart()
 	for {
@@ -124,7 +124,7 @@ func (s *Store) Run(ctx context.Context) error {
 	}
 }
 
-// fail stops all writing. The first reason counts.
+// fail stops all writing. If it is called again, the first reason stays.
 func (s *Store) fail(reason error) {
 	s.stop.Do(func() {
 		s.reason = reason
@@ -133,7 +133,7 @@ func (s *Store) fail(reason error) {
 	s.queue.refuse(stoppedError(s.reason))
 }
 
-// stoppedError is the error of a commit that was not begun. Unlike the reason it is never ErrUncertain.
+// stoppedError returns the error of a commit that was not begun. Unlike the reason, it is never ErrUncertain.
 func stoppedError(reason error) error {
 	for _, kind := range []error{registry.ErrFenced, registry.ErrDamaged} {
 		if errors.Is(reason, kind) {
@@ -143,8 +143,8 @@ func stoppedError(reason error) error {
 	return registry.Errorf(registry.ErrUnavailable, "the store has stopped: %v", reason)
 }
 
-// commit writes one batch and answers each of its requests. If the batch fails, a request that saw changes of the batch
-// fails as well, even if it changed nothing: those changes may never have become true.
+// commit writes one batch and answers each of its requests. If the batch fails, a request that has read changes of the
+// batch also fails, even if it has changed nothing: it may have read changes that were never stored.
 func (s *Store) commit(requests []*request) {
 	if len(requests) == 0 {
 		return
@@ -177,13 +177,13 @@ func (s *Store) commit(requests []*request) {
 // group holds the answers to the requests of a batch.
 type group struct {
 	answers []answer
-	shared  []bool // the answer depends on the transaction
-	decided int    // number of requests that have decided
+	shared  []bool // whether the answer depends on the transaction
+	decided int    // number of requests that have made their decisions
 	sent    bool   // the transaction was handed to the disk
 	applied []registry.Applied
 }
 
-// uncertainError is the error of a request whose transaction was handed to the disk.
+// uncertainError returns the error of a request whose transaction was handed to the disk.
 func uncertainError(err error) error {
 	if errors.Is(err, registry.ErrExhausted) {
 		return err
@@ -191,7 +191,7 @@ func uncertainError(err error) error {
 	return registry.Errorf(registry.ErrUncertain, "%w", err)
 }
 
-// unwrittenError is the error of a request whose transaction was never handed to the disk.
+// unwrittenError returns the error of a request whose transaction was never handed to the disk.
 func (s *Store) unwrittenError(err error) error {
 	if errors.Is(err, registry.ErrExhausted) {
 		return err
@@ -199,7 +199,8 @@ func (s *Store) unwrittenError(err error) error {
 	return stoppedError(err)
 }
 
-// write has each request decide, and writes, within one transaction. Its error is the transaction's, not a request's.
+// write runs the decisions of all requests and writes the changes, in one transaction. It returns errors of the
+// transaction, not of a request.
 func (s *Store) write(g *group, requests []*request) error {
 	tx, err := s.db.Begin(true)
 	if err != nil {
