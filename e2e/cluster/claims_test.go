@@ -11,37 +11,37 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// input is an operation of the model.
+// input is an operation in the model.
 type input struct {
 	Kind string // see below
 	use
-	Held []string // by the allocs that a refusal names
+	Held []string // the allocs that a refusal names as holders
 }
 
-// The kinds of operations of the model.
+// Kinds of operations in the model.
 const (
 	opClaim   = "claim"
 	opRelease = "release"
-	opRefusal = "refusal" // of a claim
+	opRefusal = "refusal" // a claim that was refused
 )
 
-// life is what the history says of an alloc: bounds of the moments at which it makes and releases its claim.
+// life bounds the moments at which an alloc makes its claim and releases it, as the history shows them.
 type life struct {
 	input
-	claim, claimed    int64 // claim is -1 if no call for it is known; claimed is never if it may not be made
-	release, released int64 // never: it may not be released
-	try               int64 // begin of its last prepare
+	claim, claimed    int64 // claim is -1: no known call made it; claimed is never: it may not be made
+	release, released int64 // never if the claim may not have been released
+	try               int64 // when the last prepare began
 }
 
 const never = math.MaxInt64
 
-// history is what the lines say of one volume.
+// history is the part of the lines that is about one volume.
 type history struct {
 	lives    map[string]*life // by alloc
 	refusals []porcupine.Operation
 }
 
-// holderNamed is how a refusal names an alloc that holds the volume.
+// holderNamed matches an alloc that a refusal names as a holder of the volume.
 var holderNamed = regexp.MustCompile(`alloc (\S+) \(as `)
 
 func holdersIn(text string) (allocs []string) {
@@ -51,7 +51,7 @@ func holdersIn(text string) (allocs []string) {
 	return allocs
 }
 
-// histories returns what the lines say of each volume.
+// histories returns the history of each volume.
 func histories(lines []line) map[string]*history {
 	all := map[string]*history{}
 	for i, l := range lines {
@@ -96,7 +96,7 @@ func histories(lines []line) map[string]*history {
 	return all
 }
 
-// lose has other nodes release from now on what a node has.
+// lose records that from now on other nodes may release the claims of a lost node.
 func (h *history) lose(node string, now int64) {
 	for _, a := range h.lives {
 		if a.Node == node {
@@ -123,8 +123,8 @@ func (h *history) settle() {
 	maps.DeleteFunc(h.lives, func(_ string, a *life) bool { return a.claimed == never })
 }
 
-// operations returns the operations of the model. Refusals by allocs that certainly held the volume meanwhile are left
-// out: they need no further explanation.
+// operations returns the operations of the model. It leaves out refusals that need no further explanation, because the
+// allocs that they name certainly held the volume meanwhile.
 func (h *history) operations() (all []porcupine.Operation) {
 	for _, a := range h.lives {
 		all = append(all, porcupine.Operation{Call: a.claim, Return: a.claimed, Input: input{opClaim, a.use, nil}})
@@ -142,7 +142,7 @@ func (h *history) operations() (all []porcupine.Operation) {
 	return all
 }
 
-// explained reports whether all allocs that a refusal names certainly held the volume at a moment of it.
+// explained reports whether at some moment during the refusal all allocs that it names certainly held the volume.
 func (h *history) explained(refusal porcupine.Operation) bool {
 	in, from, to := refusal.Input.(input), refusal.Call, refusal.Return
 	for _, alloc := range in.Held {
@@ -155,10 +155,10 @@ func (h *history) explained(refusal porcupine.Operation) bool {
 	return len(in.Held) > 0 && from < to
 }
 
-// holders is a state of the model: the uses that hold a volume, by alloc. It is never changed.
+// holders is a state of the model: the uses that hold a volume, by alloc. A holders map is never changed.
 type holders map[string]use
 
-// excluding returns the allocs that exclude a use of another one.
+// excluding returns the holders that exclude a use by another alloc.
 func (h holders) excluding(u use) (allocs []string) {
 	for _, other := range h {
 		if other.Alloc != u.Alloc && excludes(other, u) {
@@ -172,7 +172,7 @@ func contains(all, some []string) bool {
 	return !slices.ContainsFunc(some, func(one string) bool { return !slices.Contains(all, one) })
 }
 
-// claims is the model of the claims of a volume. held are the claims at the start.
+// claims is the model of the claims of a volume. held are the holders at the start.
 func claims(held holders) porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return held },
@@ -189,8 +189,8 @@ func claims(held holders) porcupine.Model {
 				delete(after, op.Alloc)
 				return holds, after
 			}
-			// The allocs named must hold the volume, but not they alone: else the order of claims that do not exclude
-			// each other would matter, and there are too many to try.
+			// The allocs named must hold the volume, but others may hold it too. Otherwise the order of compatible
+			// claims would matter, and there are too many orders to try.
 			return !holds && len(op.Held) > 0 && contains(now.excluding(op.use), op.Held), now
 		},
 		Equal: func(a, b any) bool { return maps.Equal(a.(holders), b.(holders)) },
@@ -200,8 +200,8 @@ func claims(held holders) porcupine.Model {
 // judgeLimit bounds the search for an order of one segment.
 const judgeLimit = time.Minute
 
-// segments cuts the operations of a volume, sorted by call, where none is under way. Each segment is judged by itself:
-// all claims are certain, so the state between two segments is known.
+// segments cuts the operations of a volume, sorted by call, at moments when no operation is under way. All claims are
+// certain, so the state between two segments is known, and each segment is judged by itself.
 func segments(all []porcupine.Operation) (cut [][]porcupine.Operation) {
 	until := int64(-1)
 	for i, op := range all {
@@ -214,7 +214,7 @@ func segments(all []porcupine.Operation) (cut [][]porcupine.Operation) {
 	return cut
 }
 
-// linearizable returns an error for each volume whose history no order of single operations explains.
+// linearizable returns an error for each volume whose history cannot be explained by any order of single operations.
 func linearizable(lines []line) (errs []string) {
 	for volume, h := range histories(lines) {
 		h.settle()
@@ -229,12 +229,12 @@ func linearizable(lines []line) (errs []string) {
 	return errs
 }
 
-// judge judges the operations of a volume.
+// judge checks whether an order of the operations of a volume explains them.
 func judge(all []porcupine.Operation) porcupine.CheckResult {
 	held := holders{}
 	for _, segment := range segments(all) {
 		if slices.ContainsFunc(segment, func(op porcupine.Operation) bool { return op.Call > op.Return }) {
-			return porcupine.Illegal // a refusal has named an alloc before its call
+			return porcupine.Illegal // a refusal named an alloc before the alloc's first call
 		}
 		if result := porcupine.CheckOperationsTimeout(claims(held), segment, judgeLimit); result != porcupine.Ok {
 			return result

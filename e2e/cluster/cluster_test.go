@@ -22,27 +22,27 @@ import (
 	"holdfast/internal/etcdtest"
 )
 
-// size is the number of etcd members, and of nodes.
+// size is the number of etcd members, and also of nodes.
 const size = 3
 
 // system is a cluster under test.
 type system struct {
 	t       *testing.T
-	dir     string // stays if the test fails
+	dir     string // kept if the test fails
 	random  *rand.Rand
-	members []*machine // of etcd
+	members []*machine // the members of etcd
 	nodes   []*machine
 
-	seen   int64           // of the history, in bytes
-	used   map[string]bool // allocs that have used their volumes and are not released yet
-	cycles []int           // allocs that have used and released their volumes, by node
-	notes  []line          // all but those of allocs
+	seen   int64           // how much of the history was read, in bytes
+	used   map[string]bool // allocs that have used their volumes, and are not released yet
+	cycles []int           // how many allocs have used and released their volumes, by node
+	notes  []line          // all lines except those about allocs
 }
 
-// options of a system.
+// options are the arguments of newSystem.
 type options struct {
 	shim    []string // flags of go build for the shim
-	workers int      // of each node
+	workers int      // on each node
 	volumes int
 	seed    uint64
 }
@@ -123,7 +123,7 @@ func newSystem(t *testing.T, o options) *system {
 
 func (s *system) path(name string) string { return filepath.Join(s.dir, name) }
 
-// close removes what a test that passed has written. All processes and mounts go with their namespaces, at the latest.
+// close removes the files of a test that has passed. All processes and mounts end with their namespaces at the latest.
 func (s *system) close() {
 	waitFor(s.t, "all mounts are gone", func() bool {
 		for _, m := range slices.Concat(s.nodes, s.members) {
@@ -163,7 +163,7 @@ func buildShims(t *testing.T, dir string, flags []string) (paths []string) {
 	for i := range 3 {
 		path := filepath.Join(dir, fmt.Sprintf("shim-%d", i))
 		if err == nil {
-			// does not change what it does
+			// the appended digit does not change what the shim does
 			err = os.WriteFile(path, fmt.Append(program[:len(program):len(program)], i), 0o700)
 		}
 		paths = append(paths, path)
@@ -210,7 +210,7 @@ func (s *system) command(node int, word string) {
 	}
 }
 
-// read reads on in the history. A line that tells of a failure fails the test.
+// read reads new lines of the history. A line about a failure fails the test.
 func (s *system) read() {
 	s.t.Helper()
 	lines, next, err := readHistory(s.path("history"), s.seen)
@@ -234,7 +234,7 @@ func (s *system) read() {
 	}
 }
 
-// awaitNotes waits until there are so many lines of a kind.
+// awaitNotes waits until the history has n lines of a kind.
 func (s *system) awaitNotes(kind string, n int) {
 	s.t.Helper()
 	waitFor(s.t, fmt.Sprintf("%d lines %q", n, kind), func() bool {
@@ -259,7 +259,7 @@ func (s *system) count(kind string) (n int) {
 	return n
 }
 
-// awaitProgress waits until each node has released allocs after this moment.
+// awaitProgress waits until each node has released two more allocs.
 func (s *system) awaitProgress() {
 	s.t.Helper()
 	s.read()
@@ -275,7 +275,7 @@ func (s *system) awaitProgress() {
 	})
 }
 
-// finish ends the load, and returns what any check finds.
+// finish ends the load, and returns the violations that the checks find.
 func (s *system) finish() (errs []string) {
 	s.t.Helper()
 	for _, step := range []struct{ word, answer string }{{"stop", stopped}, {"verify", verified}} {
@@ -315,7 +315,7 @@ func (s *system) finish() (errs []string) {
 	return append(errs, judgeWrites(s.path("m/data"))...)
 }
 
-// judgeEtcd returns what is left in etcd of records that must be gone.
+// judgeEtcd returns an error for each record that must be gone but is still in etcd.
 func (s *system) judgeEtcd() (errs []string) {
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"http://" + s.members[0].address + ":2379"}})
 	if err != nil {
@@ -330,7 +330,7 @@ func (s *system) judgeEtcd() (errs []string) {
 			return append(errs, err.Error())
 		}
 		for _, kv := range answer.Kvs {
-			// the answer of a remote call whose caller is gone
+			// the answer of a remote call whose caller is gone may stay
 			if len(kv.Value) > 0 && !strings.Contains(string(kv.Value), `"done":true`) {
 				errs = append(errs, fmt.Sprintf("left in etcd: %s: %s", kv.Key, kv.Value))
 			}
@@ -359,7 +359,7 @@ func TestClusterKeepsItsPromisesUnderFaults(t *testing.T) {
 	t.Logf("%d allocs, %d swaps", s.cycles, s.count(swapped))
 }
 
-// fault disturbs a member of etcd, a node or both for a while. It returns what it did.
+// fault disturbs a member of etcd, a node or both for some time. It returns a description.
 func (s *system) fault() string {
 	var done []string
 	var undo []func()
@@ -390,8 +390,8 @@ func (s *system) fault() string {
 	return fmt.Sprintf("%s for %s", strings.Join(done, ", "), lasts.Round(time.Millisecond))
 }
 
-// lose kills all that runs on a node, its tasks included. Another node fences it, or declares it out of service. Then
-// it comes back.
+// lose kills all processes of a node, its tasks included. Another node fences it or declares it out of service. Then
+// the node comes back.
 func (s *system) lose(i int) string {
 	m, other := s.nodes[i], (i+1)%size
 	m.kill(true)
@@ -415,7 +415,7 @@ func (s *system) lose(i int) string {
 	return fmt.Sprintf("%s lost (%s)", m.name, word)
 }
 
-// disturb disturbs a machine until undo.
+// disturb kills, freezes or cuts off a machine until undo is called.
 func (s *system) disturb(m *machine) (what string, undo func()) {
 	switch kind := s.random.IntN(7); {
 	case kind < 2:

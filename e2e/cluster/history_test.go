@@ -8,8 +8,8 @@ import (
 	"os"
 )
 
-// line is one line of the history, which all nodes append to. The order of lines is an order in time: a call's begin
-// is written before the call, its end after it.
+// line is one line of the history, which all nodes append to. The order of lines is their order in time: the line of a
+// call's begin is written before the call, and that of its end after the call.
 type line struct {
 	Kind   string // see below
 	Node   string
@@ -17,30 +17,30 @@ type line struct {
 	Volume string `json:",omitempty"`
 	Mode   string `json:",omitempty"`
 	Write  bool   `json:",omitempty"`
-	Sealed []byte `json:",omitempty"` // of the alloc, with its first prepare
-	Error  string `json:",omitempty"` // of an end; empty: success
-	// Refused: the error of a prepare is that another alloc holds the volume.
+	Sealed []byte `json:",omitempty"` // the sealed job of the alloc, in the line of its first prepare
+	Error  string `json:",omitempty"` // the error of a call that has ended; empty: success
+	// Refused means that a prepare failed because another alloc holds the volume.
 	Refused bool `json:",omitempty"`
 }
 
-// The kinds of lines. The first four are about an alloc.
+// Kinds of lines. The first four are about an alloc.
 const (
 	prepareBegins = "prepare"
 	prepareEnded  = "prepared"
 	releaseBegins = "release"
 	releaseEnded  = "released"
 	ready         = "ready"    // the node has opened its host
-	swapped       = "swapped"  // its shim
-	stopped       = "stopped"  // all its allocs are released
-	verified      = "verified" // Error says what is left after all were released
-	lost          = "lost"     // the harness has killed all that runs on the node, for good
-	declared      = "declared" // another node is out of service or fenced, as this one was asked to see to
-	created       = "created"  // all volumes
-	deleted       = "deleted"  // all volumes
+	swapped       = "swapped"  // the node has swapped its shim
+	stopped       = "stopped"  // all allocs of the node are released
+	verified      = "verified" // Error says what is left after all allocs were released
+	lost          = "lost"     // the harness has killed all processes of the node for good
+	declared      = "declared" // another node is out of service or fenced, at the harness's request
+	created       = "created"  // the node has created all volumes
+	deleted       = "deleted"  // the node has deleted all volumes
 	broken        = "broken"   // Error is a failure that no fault of the harness explains
 )
 
-// use is the use of a volume by an alloc, as its access mode sees it.
+// use is the use of a volume by an alloc, with all that access modes depend on.
 type use struct {
 	Alloc, Node, Mode string
 	Write             bool
@@ -48,7 +48,7 @@ type use struct {
 
 func (l line) use() use { return use{l.Alloc, l.Node, l.Mode, l.Write} }
 
-// excludes returns whether two uses of a volume must not be at the same time, by the words of the CSI specification.
+// excludes reports whether the CSI specification forbids two uses of a volume at the same time.
 func excludes(a, b use) bool {
 	if a.Mode != b.Mode {
 		return true
@@ -66,7 +66,7 @@ func excludes(a, b use) bool {
 	return true // single-node-writer, single-node-reader-only, single-node-single-writer: one at a time
 }
 
-// readHistory returns the complete lines of a history from an offset on, and the offset after them.
+// readHistory returns the complete lines of a history after an offset, and the offset after these lines.
 func readHistory(path string, from int64) (lines []line, next int64, err error) {
 	f, err := os.Open(path)
 	if err != nil {

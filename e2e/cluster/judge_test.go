@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestJudgeFindsViolations judges histories written by hand. Each line is KIND ALLOC, for a refusal with the allocs
-// that it names. Allocs a and b claim the same volume as single writers.
+// TestJudgeFindsViolations judges histories written by hand. Each line is KIND ALLOC; that of a refusal also has the
+// allocs that the refusal names. Allocs a and b claim the same volume as single writers.
 func TestJudgeFindsViolations(t *testing.T) {
 	for name, c := range map[string]struct {
 		history string
@@ -67,8 +67,8 @@ func refusal(l line, holders []string) line {
 	return l
 }
 
-// TestJudgeIsQuick judges a history of 50 volumes for which 1 000 allocs fight all the time, 10 000 in all. One call of
-// four has no certain outcome.
+// TestJudgeIsQuick judges a history of 50 volumes and 10 000 allocs, of which 1 000 fight for volumes at any time. One
+// call in four has no certain outcome.
 func TestJudgeIsQuick(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 1))
 	var lines []line
@@ -84,14 +84,14 @@ func TestJudgeIsQuick(t *testing.T) {
 	}
 }
 
-// fought returns a history of a volume, for which 20 allocs fight at a time. early: one claim is granted although
-// another alloc holds the volume.
+// fought returns a history of a volume for which 20 allocs fight at a time. early means that one claim is granted
+// although another alloc holds the volume.
 func fought(random *rand.Rand, volume, allocs int, early bool) (lines []line) {
 	type user struct {
 		line
-		next      int // see below
+		next      int // the step in the switch below
 		by        []string
-		forgotten bool // the outcome
+		forgotten bool // the call has no certain outcome
 	}
 	var users []*user
 	held := holders{}

@@ -13,20 +13,20 @@ import (
 	"time"
 )
 
-// machine is a network namespace with an address on the bridge, in which one program runs with its children.
+// machine is a network namespace with an address on the bridge. One program and its children run in it.
 type machine struct {
 	t       testing.TB
 	name    string
 	address string
-	log     string // file
+	log     string // path of the log file
 	command func() *exec.Cmd
 
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
-	exited chan struct{} // of cmd
+	exited chan struct{} // closed when cmd has exited
 }
 
-// newBridge connects the machines to be made.
+// newBridge makes the bridge that connects all machines.
 func newBridge(t testing.TB) {
 	run(t, "mount", "-t", "tmpfs", "none", "/run")
 	run(t, "mkdir", "/run/netns")
@@ -79,7 +79,7 @@ func (m *machine) start() {
 	go func() { _ = cmd.Wait(); close(exited) }()
 }
 
-// kill kills the program, and with all its children and theirs.
+// kill kills the program. all also kills its children and theirs.
 func (m *machine) kill(all bool) {
 	m.t.Helper()
 	_ = m.cmd.Process.Kill()
@@ -94,7 +94,7 @@ func (m *machine) kill(all bool) {
 func (m *machine) signal(s syscall.Signal) {
 	m.t.Helper()
 	_ = m.cmd.Process.Signal(s)
-	for range 3 { // a child may have been about to start another
+	for range 3 { // a child may have been about to start another process
 		for _, text := range strings.Fields(run(m.t, "ip", "netns", "pids", m.name)) {
 			if pid, err := strconv.Atoi(text); err == nil {
 				_ = syscall.Kill(pid, s)
@@ -103,7 +103,7 @@ func (m *machine) signal(s syscall.Signal) {
 	}
 }
 
-// The kinds of cuts of a machine's network.
+// Kinds of cuts of a machine's network.
 const (
 	cutBoth = "both ways"
 	cutIn   = "incoming"
@@ -131,10 +131,10 @@ func (m *machine) filter(args ...string) {
 	run(m.t, "nsenter", append([]string{"--net=/run/netns/" + m.name, "iptables"}, args...)...)
 }
 
-// waitLimit bounds each wait. No check measures it.
+// waitLimit bounds each wait. It is a safeguard: no check depends on it.
 const waitLimit = 3 * time.Minute
 
-// waitFor fails the test unless done becomes true.
+// waitFor waits until done returns true. At waitLimit it fails the test.
 func waitFor(t testing.TB, what string, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(waitLimit); !done(); time.Sleep(10 * time.Millisecond) {

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Variables of the environment by which this program knows what it is: one of the nodes (the path of its nodeConfig),
-// or the first process of the namespaces or the test inside of them.
+// Environment variables that tell this program which part it plays: a node (the path of its nodeConfig), the first
+// process of the namespaces, or the test inside them.
 const (
 	nodeVariable   = "HOLDFAST_CLUSTER_NODE"
 	insideVariable = "HOLDFAST_CLUSTER_INSIDE"
@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// namespaces runs the tests in new namespaces. If this process dies, all inside die.
+// namespaces runs the tests in new namespaces. If this process dies, all processes inside die.
 func namespaces() int {
 	self, err := os.Executable()
 	if err != nil {
@@ -48,7 +48,7 @@ func namespaces() int {
 	return exitCode(cmd.Run())
 }
 
-// initMain is the first process of the namespace. It runs the test and reaps what dead processes leave.
+// initMain is the first process of the namespace. It runs the test, and reaps orphans.
 func initMain() int {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), insideVariable+"=test")

@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-// edit replaces a text of a source file of the shim.
+// edit replaces a text in a source file of the shim.
 type edit struct{ file, from, to string }
 
-// overlay returns flags of go build that apply the edits.
+// overlay returns the flags with which go build applies the edits.
 func overlay(t *testing.T, edits []edit) []string {
 	t.Helper()
 	dir := t.TempDir()
@@ -46,11 +46,11 @@ func overlay(t *testing.T, edits []edit) []string {
 	return []string{"-overlay", path}
 }
 
-// TestChecksFindDefects runs nodes whose shims have a defect until a check finds it.
+// TestChecksFindDefects runs nodes with a defective shim until a check finds the defect.
 func TestChecksFindDefects(t *testing.T) {
 	for name, c := range map[string]struct {
 		edits []edit
-		want  []string // one of them is in an error
+		want  []string // an error must have one of these texts
 	}{
 		"claims without compare-and-swap": {[]edit{{"shim/internal/cluster/state.go",
 			"If(append(d.guards.conditions(), s.alive(d)...)...)", "If(s.alive(d)...)"}},

@@ -21,17 +21,17 @@ import (
 	"holdfast/internal/proc"
 )
 
-// nodeConfig is what a node process does: it is a small orchestrator that runs a plugin, and whose workers use volumes
-// until its input ends. Another process of the same nodeConfig continues what a killed one did.
+// nodeConfig configures a node process. This process is a small orchestrator that runs a plugin, and whose workers use
+// volumes until its input ends. If it is killed, another process with the same nodeConfig continues.
 type nodeConfig struct {
 	Name, Dir string
-	Shims     []string // the first one is run, the others are swapped in in turn
-	CSIFake   string   // program
+	Shims     []string // the first one runs first; the node swaps through all of them
+	CSIFake   string   // path of the program
 	Cluster   string   // HCL
-	History   string   // file
-	Journal   string   // of all plugins
-	Backend   string   // of all plugins
-	Data      string   // of all volumes
+	History   string   // path of the file
+	Journal   string   // shared by all plugins
+	Backend   string   // shared by all plugins
+	Data      string   // the data of all volumes
 	Killed    string   // has a directory for each node that may be fenced
 	Volumes   int
 	Workers   int
@@ -51,17 +51,17 @@ func modesOf(volume int) []string {
 
 func volumeID(n int) string { return fmt.Sprintf("v%d", n) }
 
-// writesFile is the file of a volume that its users write to.
+// writesFile is the file in a volume to which its users write.
 const writesFile = "writes"
 
-// callLimit bounds a call that has to succeed in the end. It is repeated.
+// callLimit bounds one try of a call. The call is repeated until it succeeds.
 const callLimit = 20 * time.Second
 
 type node struct {
 	nodeConfig
 	history *os.File
 	host    *host.Host
-	random  *rand.Rand // of the main goroutine
+	random  *rand.Rand // for the main goroutine only
 	turns   *turns
 }
 
@@ -132,7 +132,7 @@ func (n *node) run() (err error) {
 	return n.serve(ctx, task, left, made)
 }
 
-// hostConfig returns the host's configuration, with what is left of an earlier process.
+// hostConfig returns the host's configuration. It includes the allocs and the task that an earlier process has left.
 func (n *node) hostConfig(task host.AllocTask, running bool, left []line) (config host.Config, err error) {
 	config = host.Config{
 		StateDir: filepath.Join(n.Dir, "state"), RunDir: filepath.Join(n.Dir, "run"), Node: n.Name, Cluster: n.Cluster,
@@ -159,7 +159,7 @@ func (n *node) hostConfig(task host.AllocTask, running bool, left []line) (confi
 	return config, nil
 }
 
-// serve does what the lines of the input say.
+// serve carries out the commands in the lines of the input.
 func (n *node) serve(ctx context.Context, task host.AllocTask, left []line, made int) error {
 	working, stopWorking := context.WithCancel(ctx)
 	defer stopWorking()
@@ -201,7 +201,7 @@ func (n *node) serve(ctx context.Context, task host.AllocTask, left []line, made
 	return errors.New("the input has ended")
 }
 
-// work starts the workers. They continue with the allocs that are left, and begin new ones while working has not ended.
+// work starts the workers. They continue with the allocs that are left, and begin new ones until working ends.
 func (n *node) work(ctx, working context.Context, all *sync.WaitGroup, left []line, made int) {
 	for i := range max(n.Workers, len(left)) {
 		w := worker{node: n, random: rand.New(rand.NewPCG(n.Seed, n.random.Uint64()))}
@@ -235,7 +235,7 @@ func (n *node) create(ctx context.Context) {
 	n.note(line{Kind: created})
 }
 
-// lost returns nil if a node was declared lost.
+// lost returns nil if the node was fenced or declared out of service.
 func (n *node) lost(ctx context.Context, node host.NodeName) error {
 	nodes, _, err := n.host.Nodes(ctx, host.NodeQuery{Node: node})
 	if err == nil && (len(nodes) != 1 || nodes[0].State != host.NodeFenced && nodes[0].State != host.NodeOutOfService) {
@@ -269,7 +269,7 @@ func (n *node) end(ctx context.Context, task host.AllocTask) error {
 	return errors.Join(err, n.host.TaskExited(ctx, task.Key(), task.Attempt, 0, 0, true), n.host.Close())
 }
 
-// left returns the last line of each alloc of this node that has not been released, and how many lines it has written.
+// left returns the last line of each unreleased alloc of this node, and how many lines this node has written.
 func (n *node) left(lines []line) (left []line, made int) {
 	last := map[string]line{}
 	var order []string
@@ -313,7 +313,7 @@ func group(l line) host.AllocGroup {
 		Sealed: l.Sealed}
 }
 
-// pluginFile has the task of the plugin, pidFile the process.
+// pluginFile is the path of the record of the plugin's task. pidFile has the plugin's process ID.
 func (n *node) pluginFile() string { return filepath.Join(n.Dir, "plugin.json") }
 func (n *node) pidFile() string    { return filepath.Join(n.Dir, "plugin.pid") }
 
@@ -330,7 +330,7 @@ func alive(pid int) bool {
 	return err == nil && !stat.Exited()
 }
 
-// plugin returns the plugin's task as an earlier process has left it.
+// plugin returns the plugin's task as an earlier process has recorded it.
 func (n *node) plugin() (task host.AllocTask, running bool, err error) {
 	text, err := os.ReadFile(n.pluginFile())
 	if errors.Is(err, os.ErrNotExist) {
@@ -343,7 +343,7 @@ func (n *node) plugin() (task host.AllocTask, running bool, err error) {
 	return task, pidErr == nil && alive(pid), err
 }
 
-// startPlugin starts the plugin's task, again if it has an attempt.
+// startPlugin starts the plugin's task. If the task has an attempt already, it starts the next one.
 func (n *node) startPlugin(ctx context.Context, task host.AllocTask) (host.AllocTask, error) {
 	if task.Attempt > 0 {
 		if err := n.host.TaskExited(ctx, task.Key(), task.Attempt, 0, 9, false); err != nil {
@@ -387,8 +387,7 @@ func (n *node) startPlugin(ctx context.Context, task host.AllocTask) (host.Alloc
 	return task, n.host.TaskStarted(ctx, task.Key(), task.Attempt)
 }
 
-// swap replaces the shim every second. A swap may be refused as the driver does not answer the next shim: it was
-// frozen.
+// swap replaces the shim every second. A swap may be refused if the driver is frozen and does not answer the next shim.
 func (n *node) swap(ctx context.Context) {
 	for i := 1; ctx.Err() == nil; i++ {
 		next := time.After(time.Second)
@@ -406,7 +405,7 @@ func (n *node) swap(ctx context.Context) {
 	}
 }
 
-// verify returns an error that says what is left on this node after all allocs were released.
+// verify returns an error that names everything that is left on this node after all allocs were released.
 func (n *node) verify(ctx context.Context) error {
 	var errs []error
 	claims, _, err := n.host.Claims(ctx, host.ClaimQuery{})
@@ -447,9 +446,9 @@ func (n *node) persist(ctx context.Context, what string, call func(context.Conte
 	}
 }
 
-// unexplained reports whether no fault of the harness, and no other user of a volume, explains an error.
+// unexplained reports whether an error has another cause than a fault of the harness or another user of a volume.
 func unexplained(err error) bool {
-	if strings.Contains(err.Error(), "not active any more") { // of a shim that was replaced
+	if strings.Contains(err.Error(), "not active any more") { // comes from a replaced shim
 		return true
 	}
 	return !errors.Is(err, host.ErrUnavailable) && !errors.Is(err, host.ErrUncertain) &&

@@ -14,10 +14,10 @@ import (
 // triesAtOnce is how many allocs of a node try to claim a volume at the same time, once it looks free.
 const triesAtOnce = 2
 
-// turns has the allocs of a node wait until their volumes can be used. One blocking query serves all of them, so a
+// turns makes the allocs of a node wait until their volumes can be used. One blocking query serves all allocs, so a
 // waiting alloc costs nothing.
 type turns struct {
-	tries map[string]chan struct{} // by volume; of capacity triesAtOnce
+	tries map[string]chan struct{} // by volume; each of capacity triesAtOnce
 
 	mu      sync.Mutex // guards held and changed
 	held    map[string][]use
@@ -65,8 +65,8 @@ func (t *turns) set(held map[string][]use) {
 	t.held = held
 }
 
-// wait waits until this node knows of no holder of the volume that excludes the use, at most until ctx ends. The caller
-// calls done after its try.
+// wait waits until no known holder of the volume excludes the use, or until ctx ends. The caller calls done after its
+// try to claim the volume.
 func (t *turns) wait(ctx context.Context, volume string, u use) (done func()) {
 	tries := t.tries[volume]
 	select {
@@ -87,7 +87,7 @@ func (t *turns) wait(ctx context.Context, volume string, u use) (done func()) {
 	}
 }
 
-// free reports whether no holder of the volume excludes the use. changed is closed when the holders have changed.
+// free reports whether no known holder of the volume excludes the use. changed is closed when the holders have changed.
 func (t *turns) free(volume string, u use) (free bool, changed <-chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

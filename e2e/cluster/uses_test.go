@@ -11,17 +11,17 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// driver is the name of the driver.
+// driver is the name of the CSI driver.
 const driver = "csifake.example.org"
 
-// interval is a use of a volume from one line of a journal to another one.
+// interval is a use of a volume between two lines of a journal.
 type interval struct {
 	use
 	volume   string
 	from, to int
 }
 
-// overlaps returns an error for each pair of uses that were at the same time and exclude each other.
+// overlaps returns an error for each pair of simultaneous uses that exclude each other.
 func overlaps(all []interval) (errs []string) {
 	for i, a := range all {
 		for _, b := range all[:i] {
@@ -34,8 +34,8 @@ func overlaps(all []interval) (errs []string) {
 	return errs
 }
 
-// judgeJournal returns what is wrong in the driver's journal: a call that CSI forbids, uses at the same time that
-// exclude each other, and attachments that the storage system had to refuse. settled: all was taken down.
+// judgeJournal returns the violations in the driver's journal: calls that CSI forbids, simultaneous uses that exclude
+// each other, and attachments that the storage system had to refuse. settled means that everything was taken down.
 func judgeJournal(path string, settled bool) (errs []string) {
 	for _, v := range csifake.Check(path, journal.Options{Settled: settled, ByNode: true}) {
 		errs = append(errs, "journal: "+v.String())
@@ -45,7 +45,7 @@ func judgeJournal(path string, settled bool) (errs []string) {
 		return append(errs, err.Error())
 	}
 	type target struct{ volume, node, path string }
-	published := map[target]int{} // index in all
+	published := map[target]int{} // the index in all
 	var all []interval
 	calls := map[string]journal.Line{}
 	for i, l := range lines {
@@ -82,10 +82,10 @@ func judgeJournal(path string, settled bool) (errs []string) {
 	return append(errs, overlaps(all)...)
 }
 
-// instance is the node of a plugin's instance.
+// instance returns the node of the plugin instance that wrote the line.
 func instance(l journal.Line) string { return l.Instance }
 
-// modeOf returns the access mode of a usage in a journal, as a volume file has it.
+// modeOf returns the access mode of a usage in a journal, spelled as in a volume file.
 func modeOf(usage string) string {
 	for _, mode := range modes {
 		if strings.Contains(usage, strings.ToUpper(strings.ReplaceAll(mode, "-", "_"))) {
@@ -95,8 +95,8 @@ func modeOf(usage string) string {
 	return usage
 }
 
-// judgeWrites returns what is wrong in the files that tasks have written to their volumes: a line when a task begins to
-// use its volume, and one when it ends.
+// judgeWrites returns the violations in the files that tasks have written to their volumes. A task writes one line when
+// it begins to use its volume, and one line when it ends.
 func judgeWrites(dir string) (errs []string) {
 	files, err := filepath.Glob(filepath.Join(dir, "*", writesFile))
 	if err != nil || len(files) == 0 {
@@ -108,7 +108,7 @@ func judgeWrites(dir string) (errs []string) {
 			errs = append(errs, err.Error())
 		}
 		var all []interval
-		open := map[string]int{} // index in all by alloc
+		open := map[string]int{} // the index in all, by alloc
 		for i, l := range strings.Split(strings.TrimSpace(string(text)), "\n") {
 			var what string
 			u := use{Write: true}
@@ -116,7 +116,7 @@ func judgeWrites(dir string) (errs []string) {
 				errs = append(errs, fmt.Sprintf("%s: line %d is %q: %v", file, i+1, l, err))
 			}
 			if n, known := open[u.Alloc]; known {
-				all[n].to = i // a task that was killed has no end: it counts until its last line
+				all[n].to = i // a killed task writes no end, and counts until its last line
 			} else {
 				open[u.Alloc] = len(all)
 				all = append(all, interval{u, filepath.Base(filepath.Dir(file)), i, i})

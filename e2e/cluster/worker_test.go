@@ -13,13 +13,13 @@ import (
 	"holdfast/host"
 )
 
-// worker uses volumes for one alloc after the other.
+// worker uses volumes for one alloc after another.
 type worker struct {
 	*node
 	random *rand.Rand
 }
 
-// use is the life of an alloc. It ends when working does, unless it has begun to claim its volume.
+// use makes an alloc and runs its life. If working ends before the alloc has begun to claim its volume, use ends too.
 func (w *worker) use(ctx, working context.Context, alloc string) {
 	volume := w.random.IntN(w.Volumes)
 	l := line{Alloc: alloc, Volume: volumeID(volume), Mode: modesOf(volume)[w.random.IntN(5)/4],
@@ -50,9 +50,9 @@ func (w *worker) continued(ctx, working context.Context, l line) {
 	w.life(ctx, working, l, true)
 }
 
-// life has an alloc wait for its volume, claim it, write and release it. About once a second an alloc of the node has
-// waited for long enough, and tries while others hold its volume. tried: the alloc has begun to claim the volume
-// before.
+// life has an alloc wait for its volume, claim it, write to it and release it. After a random time, an alloc stops
+// waiting, and tries to claim its volume while others hold it; on each node this happens about once a second. tried
+// means that the alloc has begun to claim its volume before.
 func (w *worker) life(ctx, working context.Context, l line, tried bool) {
 	for tries := 0; tries < 4; tries++ {
 		limit := 2 * time.Second * time.Duration(max(1, w.Workers))
@@ -69,7 +69,7 @@ func (w *worker) life(ctx, working context.Context, l line, tried bool) {
 			w.write(l, path)
 			break
 		}
-		time.Sleep(time.Duration(w.random.Int64N(int64(time.Second)))) // until this node knows who else has the volume
+		time.Sleep(time.Duration(w.random.Int64N(int64(time.Second)))) // by then this node should know the holders
 		done()
 	}
 	if tried {
@@ -79,7 +79,7 @@ func (w *worker) life(ctx, working context.Context, l line, tried bool) {
 
 func (w *worker) prepare(ctx context.Context, l line) (path string, err error) {
 	limit := time.Minute
-	if w.random.IntN(8) == 0 { // its caller gives up
+	if w.random.IntN(8) == 0 { // the caller gives up early
 		limit = time.Duration(w.random.Int64N(int64(3 * time.Second)))
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
@@ -101,7 +101,7 @@ func (w *worker) prepare(ctx context.Context, l line) (path string, err error) {
 	return path, err
 }
 
-// write is the alloc's task.
+// write does the work of the alloc's task.
 func (w *worker) write(l line, path string) {
 	name := filepath.Join(path, writesFile)
 	for _, what := range []string{"begin", "end"} {
