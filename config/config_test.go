@@ -76,7 +76,7 @@ func read(t *testing.T, name string) []byte {
 	return text
 }
 
-// golden compares with a file, or writes it.
+// golden compares got with a file, or writes the file.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	if *update {
@@ -101,7 +101,7 @@ func told(ds registry.Diagnostics) string {
 	return text
 }
 
-// TestGood: what is not warned of has no .want file.
+// TestGood checks that the good files parse. A file without warnings has no .want file.
 func TestGood(t *testing.T) {
 	for _, name := range append(matches(t, "testdata/good/*.hcl", 8), nextFiles...) {
 		got, ds := parse(name, read(t, name))
@@ -138,7 +138,7 @@ func TestBad(t *testing.T) {
 	}
 }
 
-// TestExamples: every example parses as it stands, without a variable given.
+// TestExamples checks that every example parses unchanged, without values of variables.
 func TestExamples(t *testing.T) {
 	opts := testOptions()
 	for _, name := range matches(t, "../examples/hcl/*/*.hcl", 34) {

@@ -28,7 +28,7 @@ func seed(f *testing.F, volumes bool) {
 	}
 }
 
-// checkDiagnostics holds for any text: few, in bounds, and their snippets are what stands there.
+// checkDiagnostics checks what holds for any text: diagnostics are few, in bounds, and their snippets are in the text.
 func checkDiagnostics(t *testing.T, text []byte, ds registry.Diagnostics) {
 	if len(ds) > maxDiagnostics+1 {
 		t.Errorf("%d diagnostics", len(ds))
@@ -72,8 +72,8 @@ func FuzzParseJob(f *testing.F) {
 	})
 }
 
-// checkGroup holds for what is accepted: each request says which volume, and how it is used; no two mounts of a task
-// meet.
+// checkGroup checks what holds for every accepted group: each request names a volume and its use, and no two mounts of
+// a task have the same destination.
 func checkGroup(t *testing.T, g hooks.Group) {
 	spec, err := OpenGroup(g.Sealed)
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// wrapped puts text into a task's config.
+// inConfig puts text into a task's config.
 func inConfig(text string) string {
 	return "task \"t\" {\n  driver = \"exec\"\n  config {\n" + text + "\n  }\n}\n"
 }
@@ -88,7 +88,7 @@ func nestedDynamic(n int) string {
 	return "dynamic \"update\" {\nfor_each = range(1000)\ncontent {\n" + nestedDynamic(n-1) + "}\n}\n"
 }
 
-// TestOrdinaryTextPasses: what looks dangerous to a counter of brackets, and is common.
+// TestOrdinaryTextPasses parses common texts that a simple counter of brackets would refuse.
 func TestOrdinaryTextPasses(t *testing.T) {
 	for name, text := range map[string]string{
 		"braces in a heredoc":  "x = <<EOT\n" + strings.Repeat("{{{ [[[ (((\n", 100) + "EOT",

@@ -23,7 +23,7 @@ func mustParse(t *testing.T, text string, opts Options) *hooks.Job {
 	return job
 }
 
-// refusal is the text of the diagnostics of a job that is refused.
+// refusal returns the diagnostics of a job that must be refused, as text.
 func refusal(t *testing.T, text string, opts Options) string {
 	t.Helper()
 	job, ds := ParseJob(Source{"job.hcl", []byte(text)}, opts)
@@ -224,7 +224,7 @@ func TestSealedOpens(t *testing.T) {
 	}
 }
 
-// TestUnknownFieldsAreHarmless: what a newer shim seals with further fields opens here, and the host's copy keeps them.
+// TestUnknownFieldsAreHarmless opens data that a newer shim has sealed with further fields. The host's copy keeps them.
 func TestUnknownFieldsAreHarmless(t *testing.T) {
 	newer := strings.Replace(string(sealedTask(t)), `"csi_plugin":{`, `"later":[1],"csi_plugin":{"colour":"red",`, 1)
 	job := hooks.Job{Groups: []hooks.Group{{Tasks: []hooks.Task{{Sealed: hooks.Sealed(newer)}}}}}

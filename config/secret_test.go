@@ -52,7 +52,7 @@ var canaryJob = `job "x" {
 }
 `
 
-// canaryStatements are secrets that do not stand in a block of that name.
+// canaryStatements are secrets that are not in a block named secrets.
 var canaryStatements = []string{
 	`secrets = { password = "` + canary + `" }`,
 	`secrets = "` + canary + `"`,
@@ -62,7 +62,7 @@ var canaryStatements = []string{
 	"dynamic \"secrets\" {\n  for_each = [1]\n  content {\n    password = \"" + canary + "\"\n    inner {}\n  }\n}",
 }
 
-// TestSecretsAreNeverTold: whatever is wrong with a file, at any place, what stands as its secrets is not repeated.
+// TestSecretsAreNeverTold checks that no diagnostic repeats a secret, whatever is wrong with the file, and wherever.
 func TestSecretsAreNeverTold(t *testing.T) {
 	volume := func(text string) registry.Diagnostics {
 		_, ds := ParseVolume(Source{"v.hcl", []byte(text)}, Options{})

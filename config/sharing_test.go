@@ -8,7 +8,7 @@ import (
 	"holdfast/registry"
 )
 
-// twice is a group whose count allocs ask for one volume under two names.
+// twice returns a job with a group of count allocs that request one volume under two names.
 func twice(count int, mode registry.AccessMode, first, second bool) string {
 	const request = `    volume %q {
       type            = "csi"
@@ -48,7 +48,7 @@ func TestVolumeUnderTwoNames(t *testing.T) {
 	}
 }
 
-// TestCountSharesAVolume: what a group of several allocs may have without per_alloc (CSI spec,
+// TestCountSharesAVolume checks which access modes several allocs of a group may use without per_alloc (CSI spec,
 // VolumeCapability.AccessMode).
 func TestCountSharesAVolume(t *testing.T) {
 	for mode, want := range map[registry.AccessMode]string{
@@ -60,7 +60,7 @@ func TestCountSharesAVolume(t *testing.T) {
 		registry.MultiNodeReaderOnly:    "",
 		registry.MultiNodeMultiWriter:   "",
 	} {
-		// the second is no request
+		// the second block is no request, as its name is taken
 		text := strings.Replace(twice(2, mode, mode.ReaderOnly(), true), `volume "b"`, `volume "a"`, 1)
 		_, ds := ParseJob(Source{"x.hcl", []byte(text)}, Options{})
 		if got := fmt.Sprint(ds); strings.Contains(got, "allocs of group") != (want != "") ||

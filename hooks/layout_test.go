@@ -150,7 +150,7 @@ func FuzzLayout(f *testing.F) {
 	})
 }
 
-// fuzzPaths are all kinds of path that hash two free ids.
+// fuzzPaths returns each kind of path that hashes two ids, with the ids a and b.
 func fuzzPaths(a, b string) []string {
 	volume := registry.VolumeKey{Plugin: registry.PluginID(a), External: registry.ExternalID(b)}
 	claim := registry.ClaimKey{Alloc: registry.AllocID(a), Request: registry.RequestName(b)}

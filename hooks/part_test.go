@@ -39,8 +39,7 @@ func TestWrongSubPath(t *testing.T) {
 	}
 }
 
-// Whatever is accepted stays below the volume, by its text, and is a path that the kernel takes, whichever alloc it is
-// for.
+// Every accepted sub_path stays below the volume, by its text, and is a path that the kernel takes, for any alloc.
 func FuzzSubPath(f *testing.F) {
 	f.Add("a/b", "alloc-1", uint64(0))
 	f.Add("${NOMAD_ALLOC_ID}/${NOMAD_ALLOC_INDEX}", "a.b_c-1", uint64(7))
@@ -94,8 +93,8 @@ func TestPartsOfAnAlloc(t *testing.T) {
 	}
 }
 
-// A task that mounts a part gets that alone, at a place of its own, with the variable that says so; where it is not
-// there it gets nothing.
+// A task that mounts a part gets only that part, and a variable with its path. If the part is not mounted on the host,
+// the task gets nothing.
 func TestMountsOfParts(t *testing.T) {
 	files := registry.Usage{Access: registry.SingleNodeMultiWriter, Attachment: registry.FileSystem}
 	spec := GroupSpec{

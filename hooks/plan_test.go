@@ -54,7 +54,7 @@ func TestStarting(t *testing.T) {
 	}
 }
 
-// What the peer does for a csi_plugin task, as a list that does not come from this package.
+// The plan has what Nomad mounts for a csi_plugin task. The expected list is written out, and not made by this package.
 func TestStartingParity(t *testing.T) {
 	node, err := Starting(example, pluginTask(true), TaskSpec{Plugin: PluginSpec{ID: "p", Type: TypeNode}})
 	if err != nil {
@@ -83,7 +83,7 @@ func TestStartingParity(t *testing.T) {
 	}
 }
 
-// A restart of the task, a new attempt and another role's alloc: only the first two share anything.
+// A restart keeps the plan and the socket. Another task of the plugin has a socket of its own and the same volumes.
 func TestStartingIsStable(t *testing.T) {
 	spec := TaskSpec{Plugin: PluginSpec{ID: "p", Type: TypeNode}}
 	first, _ := Starting(example, pluginTask(true), spec)
@@ -165,8 +165,8 @@ func TestMountsGolden(t *testing.T) {
 	}
 }
 
-// One device is there twice, as "disk" and read-only as "copy"; "image" is another, "new" one whose number is not
-// known.
+// One device has two requests: "disk", and "copy", which is read-only. "image" is another device. The number of "new"
+// is not known.
 func TestBlockDevicesGolden(t *testing.T) {
 	device := registry.Usage{Access: registry.MultiNodeSingleWriter, Attachment: registry.BlockDevice}
 	readOnly := device

@@ -27,7 +27,7 @@ import (
 	"holdfast/internal/testbin"
 )
 
-// The programs that all tests use, the second one for fault.Binary.
+// The shim programs that all tests use. faultyShim is for fault.Binary.
 var shimBinary, faultyShim string
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }

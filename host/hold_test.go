@@ -54,7 +54,7 @@ func TestShimThatKeepsDyingIsStartedMoreRarely(t *testing.T) {
 	}
 }
 
-// The next shim would refuse all of Sync for an entry that is wrong.
+// Because of one wrong entry, the next shim would refuse all of Sync.
 func TestRefusedCallsAreNotInTheWorkload(t *testing.T) {
 	t.Parallel()
 	w := openEnv(t)
@@ -80,7 +80,7 @@ func TestRefusedCallsAreNotInTheWorkload(t *testing.T) {
 	w.crash()
 }
 
-// The shim does the same after a crash.
+// The tasks stay gone after a crash of the shim, as the next shim gets the list of the last Sync.
 func TestSyncTakesDownTasksThatItDoesNotName(t *testing.T) {
 	t.Parallel()
 	w := openEnv(t)

@@ -6,7 +6,7 @@ import (
 	"holdfast/registry"
 )
 
-// The counts of several shims add up, whichever of them is read how often.
+// The counts of several shims add up, however often each of them is read.
 func TestCountsOfShimsAddUp(t *testing.T) {
 	metric := func(calls uint64, seconds float64) CallMetric {
 		m := CallMetric{Plugin: "disk", Buckets: make([]uint64, len(registry.CallBuckets)+1), Seconds: seconds}

@@ -11,7 +11,7 @@ import (
 	"holdfast/internal/mount"
 )
 
-// Nothing runs afterwards, and the state directory can be opened.
+// After a refusal nothing runs, and the state directory can be opened.
 func TestOpenRefusesBadConfigurations(t *testing.T) {
 	t.Parallel()
 	w := newEnv(t)

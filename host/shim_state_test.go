@@ -20,7 +20,7 @@ func (w *env) fragile(name string) (b host.Binary, flag string) {
 	return w.wrapped(name, fmt.Sprintf("[ ! -e %s ] || { echo %s is broken >&2; exit 3; }", flag, name)), flag
 }
 
-// The state has the reason and the time of the next start. A swap ends the loop at once.
+// During a crash loop, ShimState has the reason and the time of the next start. A swap ends the loop at once.
 func TestSwapEndsACrashLoop(t *testing.T) {
 	t.Parallel()
 	w := newEnv(t)
@@ -52,7 +52,7 @@ func TestSwapEndsACrashLoop(t *testing.T) {
 	}
 }
 
-// The start is called off, and waiting calls are answered by the new shim.
+// The hanging start is called off, and the new shim answers waiting calls.
 func TestSwapEndsAStartThatHangs(t *testing.T) {
 	t.Parallel()
 	w := newEnv(t)

@@ -13,8 +13,8 @@ import (
 	"holdfast/host"
 )
 
-// failing makes the shim run a shell command first in its first starts. The command has the number of the start in $n.
-// The file gets a line for each start.
+// failing makes the shim run a shell command at the beginning of each of its first starts. The command has the number
+// of the start in $n. The file count gets a line for each start.
 func (w *env) failing(starts int, command string) (count string) {
 	count = filepath.Join(w.dir, "starts")
 	w.config.Shim = w.wrapped("shim", fmt.Sprintf("echo >> %s\nn=$(wc -l < %s)\nif [ $n -le %d ]; then\n%s\nfi",
@@ -40,7 +40,7 @@ func TestShimKilledAtItsStartIsStartedAgain(t *testing.T) {
 	}
 }
 
-// After three such starts Open fails, with the shim's last lines.
+// After three starts that fail by themselves, Open fails with the shim's last lines.
 func TestShimThatEndsAtItsStartIsTriedAFewTimes(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ failures, starts int }{{2, 3}, {100, 3}} {

@@ -20,7 +20,7 @@ type harness struct {
 	t      *testing.T
 	host   *Host
 	owner  string
-	open   atomic.Pointer[fakePeer] // where calls go; nil: they are held
+	open   atomic.Pointer[fakePeer] // the peer that calls go to; nil: they are held
 	leave  context.CancelCauseFunc
 	ended  chan error
 	first  *fakePeer
@@ -87,7 +87,7 @@ func (h *harness) swap(next *fakePeer) error {
 	return <-p.done
 }
 
-// outcome returns that of the last swap.
+// outcome returns the outcome of the last swap.
 func (h *harness) outcome() SwapOutcome {
 	synctest.Wait()
 	return h.host.history.list()[0].Outcome
@@ -110,7 +110,7 @@ func TestBakeEndsWithAnAnswer(t *testing.T) {
 		name    string
 		from    time.Duration // after the swap: when it stops answering
 		until   time.Duration
-		errs    bool // it answers with errors instead
+		errs    bool // it answers with errors instead of not at all
 		bake    time.Duration
 		outcome SwapOutcome
 	}{

@@ -108,7 +108,7 @@ func TestSwapUnderLoad(t *testing.T) {
 	}
 }
 
-// Nothing changes, and the error names step and reason.
+// A bad candidate changes nothing, and the error names the step and the reason.
 func TestSwapRefusesABadCandidate(t *testing.T) {
 	t.Parallel()
 	w := openEnv(t)
@@ -156,7 +156,7 @@ func TestSwapRollsBackWhenTheNewShimDies(t *testing.T) {
 	}
 }
 
-// A list that was begun at one shim continues at the next with its token. It is complete and has nothing twice.
+// A list that was begun at one shim continues at the next with its token. It is complete, and no record is in it twice.
 func TestListsGoOnAtTheNextShim(t *testing.T) {
 	t.Parallel()
 	w := openEnv(t)

@@ -153,7 +153,8 @@ func hangs(calls ...string) (f faults) {
 
 func (f faults) thatDoNotDie() faults { f.stuck = true; return f }
 
-// swapCases are every failure of the steps that hold calls, and their ends: the active shim, and the calls in order.
+// swapCases has every failure of the steps that hold calls, with the shim that is active afterwards and the calls in
+// order.
 var swapCases = []struct {
 	name     string
 	old      faults
@@ -283,7 +284,7 @@ func TestSwapProtocol(t *testing.T) {
 	}
 }
 
-// After a swap to such a state, no rollback would be possible.
+// After a swap to a state that the old shim cannot read, no rollback would be possible.
 func TestSwapRefusesAStateThatTheOldShimCannotRead(t *testing.T) {
 	t.Parallel()
 	for readable, refused := range map[uint32]bool{0: false, 2: false, 3: false, 4: true} {

@@ -19,8 +19,8 @@ func (w *env) past(after host.Seq) (got []host.Event) {
 	return got
 }
 
-// It ends after every change that was acknowledged, even if the shim has just been killed or swapped, and if there is
-// none.
+// A watch of past events ends after every change that was acknowledged, even if the shim has just been killed or
+// swapped, or if there are no events.
 func TestWatchOfPastEventsEnds(t *testing.T) {
 	t.Parallel()
 	w := openEnv(t)

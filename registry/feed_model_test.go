@@ -20,15 +20,15 @@ type feedModel struct {
 	log     *registrytest.Log
 	table   *registry.Registry
 	feed    *registry.Feed
-	all     []registry.Event   // that were ever committed
+	all     []registry.Event   // all that were ever committed
 	pending []registry.Applied // durable, but neither the table nor the feed knows of it yet
 	cursors [3]registry.Seq
-	floor   registry.Seq // as it was read last
-	left    int          // how much may still happen to the watcher that is under way
-	reading bool         // it has a View open
+	floor   registry.Seq // as last read
+	left    int          // how many other actions may still happen while the current watcher runs
+	reading bool         // the current watcher has a View open
 }
 
-// What the model's log keeps, and its feed in memory.
+// The numbers of events that the model's log and its feed keep.
 const (
 	modelKept   = 8
 	modelRecent = 3
@@ -136,7 +136,7 @@ func (m *feedModel) follow(t *rapid.T, cursor registry.Seq, filter registry.Filt
 	return cursor
 }
 
-// next is the first event after the cursor that the filter lets pass; 0: there is none.
+// next returns the number of the first event after the cursor that the filter lets pass, or 0 if there is none.
 func (m *feedModel) next(cursor registry.Seq, filter registry.Filter) registry.Seq {
 	for _, e := range m.all {
 		if e.Seq > cursor && filter.Pass(e) {
@@ -146,7 +146,7 @@ func (m *feedModel) next(cursor registry.Seq, filter registry.Filter) registry.S
 	return 0
 }
 
-// check is a watcher that is left alone: it comes to the index.
+// check runs a watcher without other actions, and checks that it reaches the index.
 func (m *feedModel) check(t *rapid.T) {
 	m.left = 0
 	if at := m.follow(t, m.cursors[0], registry.Filter{}, 1000); at != m.table.Index() {
@@ -167,7 +167,7 @@ func TestFeedModel(t *testing.T) {
 	})
 }
 
-// history is the numbers of all events that were ever committed.
+// history holds the numbers of all events that were ever committed.
 type history struct {
 	mu   sync.Mutex
 	seqs []registry.Seq
@@ -181,7 +181,7 @@ func (h *history) add(a registry.Applied) {
 	}
 }
 
-// after is the next one; 0: there is none.
+// after returns the number of the next event after the cursor, or 0 if there is none.
 func (h *history) after(cursor registry.Seq) registry.Seq {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -236,7 +236,7 @@ func TestFeedUnderLoad(t *testing.T) {
 	}
 }
 
-// listen watches until it has come to the end, and compares what it is told with the history.
+// listen watches until it reaches end, and compares the events with the history.
 func (s *stage) listen(cursor *registry.Seq, end registry.Seq, h *history, works func()) error {
 	return s.feed.Watch(context.Background(), *cursor, registry.Filter{}, func(e registry.Event) error {
 		var floor registry.Seq

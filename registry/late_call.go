@@ -83,7 +83,8 @@ func (v View) Blocks(e Executor, next Intent) error {
 	if open, found := v.Intent(next.Volume); found && open.RPC == next.RPC && open.Hash == next.Hash {
 		return nil // a call that has begun may be repeated
 	}
-	// Aside: what counts is older than the executor's term, and becomes a late call in one commit.
+	// Read aside: calls of former executors began before this executor's term, so no new ones appear. One commit turns
+	// such a call into a late call, so the view has it in one form or the other.
 	aside := v.Aside()
 	for path := range aside.Paths(BucketLateCalls, PathOf(e.Plugin)) {
 		if p := partsOf(path); len(p) != 5 || RPC(p[3]) != CreateSnapshotRPC && RPC(p[3]) != CreateGroupSnapshotRPC {

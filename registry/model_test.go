@@ -42,7 +42,7 @@ func (m *model) put(instances ...registry.Instance) {
 	}
 }
 
-// ranked is a group's members, newest first, and the active one.
+// ranked returns a group's members, newest first, and the active one.
 func (m *model) ranked(
 	role registry.Role, plugin registry.PluginID,
 ) (members []registry.InstanceKey, active registry.InstanceKey) {
@@ -153,12 +153,12 @@ func (m *model) Fail(t *rapid.T) {
 	if _, err := m.table.Put(context.Background(), i); err != nil && !errors.Is(err, registry.ErrExhausted) {
 		t.Fatalf("put to a full disk: %v", err)
 	}
-	m.log.Heal() // in case that the put would have changed nothing
+	m.log.Heal() // the put may have changed nothing, and so not have failed
 }
 
 func (m *model) Reopen(t *rapid.T) { m.reopen(t) }
 
-// Lose makes the last put's outcome unknown: after the reopen it is there or it is not.
+// Lose makes the last put's outcome unknown: after the reopen, the log may have the put or not.
 func (m *model) Lose(t *rapid.T) {
 	i, written := drawInstance(t), rapid.Bool().Draw(t, "written")
 	m.log.Lose(written)
@@ -176,7 +176,7 @@ func (m *model) reopen(t *rapid.T) {
 	m.stage = newStage(t, m.log.Reopen(), registry.RecentEvents)
 }
 
-// Check compares the table, the model and what the events lead to.
+// Check compares the table, the model and the replay of the events.
 func (m *model) Check(t *rapid.T) {
 	events := m.after(t, m.cursor, registry.Filter{})
 	for _, e := range events {

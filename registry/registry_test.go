@@ -15,8 +15,8 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// TestEventPaths makes every kind of event, written as kind, role, alloc and cause. It compares each with the records
-// of the log.
+// TestEventPaths causes every kind of event. It writes an event as kind, role, alloc and cause. It compares each with
+// the records of the log.
 func TestEventPaths(t *testing.T) {
 	a, b := key("r", "p", "a"), key("r", "p", "b")
 	ctx := t.Context()

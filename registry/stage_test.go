@@ -41,7 +41,7 @@ func (s *stage) setHealth(k registry.InstanceKey, h registry.Health) error {
 
 func empty(t fataler) *stage { return newStage(t, registrytest.NewLog(now), registry.RecentEvents) }
 
-// small is a stage whose log keeps so many events, and its feed up to limit of them in memory.
+// small returns a stage whose log keeps the last kept events, and whose feed holds up to limit of them in memory.
 func small(t fataler, kept, limit int) *stage {
 	log := registrytest.NewLog(now)
 	log.KeepEvents(kept)
@@ -56,7 +56,7 @@ type fataler interface {
 
 var errStop = errors.New("enough")
 
-// after is every event after the cursor that the feed has now, read as a watcher reads.
+// after returns every event after the cursor that the feed has now, read as a watcher reads.
 func (s *stage) after(t fataler, cursor registry.Seq, filter registry.Filter) []registry.Event {
 	t.Helper()
 	var got []registry.Event
@@ -126,7 +126,7 @@ func same(t *testing.T, what string, got []string, want ...string) {
 	}
 }
 
-// replay is the table that events lead to, by nothing but the events.
+// replay is the table of instances, computed from the events alone.
 type replay struct {
 	table  map[registry.InstanceKey]registry.Instance
 	active map[string]registry.InstanceKey

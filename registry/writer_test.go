@@ -70,7 +70,7 @@ func (w *writer) SetHealth(ctx context.Context, h registry.Health, keys ...regis
 	})
 }
 
-// members are the instances of a plugin in a role, newest first.
+// members returns the instances of a plugin in a role, newest first.
 func (w *writer) members(role registry.Role, id registry.PluginID) (found []registry.Instance) {
 	for _, i := range w.All().Instances {
 		if i.Role == role && i.Plugin == id {

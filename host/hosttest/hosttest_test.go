@@ -78,7 +78,7 @@ capability {
   attachment_mode = "file-system"
 }`
 
-// orchestrator is what the tests have of one.
+// orchestrator is the part of an orchestrator that the tests need.
 type orchestrator struct {
 	*testing.T
 	*host.Host
@@ -132,7 +132,7 @@ func (o *orchestrator) alloc(id host.AllocID) host.AllocGroup {
 		Isolated: map[string]bool{"user": true}}
 }
 
-// source prepares an alloc and returns the directory of its volume.
+// source prepares an alloc and returns the host directory of its volume.
 func (o *orchestrator) source(id host.AllocID) string {
 	o.Helper()
 	plans, err := o.PrepareAlloc(o.Context(), o.alloc(id))
@@ -199,7 +199,7 @@ func TestVolumesOfOneAllocInMemoryEndWithIt(t *testing.T) {
 	}
 }
 
-// A call that waits at a shim ends at the one that follows it, after a swap and after a crash.
+// A call that waits at a shim is answered by the next shim, after a swap and after a crash.
 func TestHostOfAShimInMemoryRepeatsCalls(t *testing.T) {
 	t.Parallel()
 	for name, replace := range map[string]func(o *orchestrator) error{

@@ -9,8 +9,8 @@ import (
 	"holdfast/registry"
 )
 
-// Texts and records for people have no secret of a mount flag, a parameter or a context. What is sent to
-// it has all.
+// Texts and records for people have no secret of a mount flag, a parameter or a context. Requests to the shim have all
+// of them.
 func TestStatusShowsNoSecretInFlags(t *testing.T) {
 	const canary = "canary-1234"
 	flags := registry.FlagsOf([]string{"vers=4,hard", "username=u,password=" + canary})

@@ -19,7 +19,7 @@ import (
 	"holdfast/registry"
 )
 
-// fill sets every field of v to something that is not its zero value, each to another.
+// fill sets every field of v to a value that is not zero. No two fields get the same value.
 func fill(v reflect.Value, n *int) {
 	*n++
 	switch v.Kind() {

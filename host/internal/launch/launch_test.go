@@ -58,7 +58,7 @@ func runTests(m *testing.M) int {
 // log is a logger whose lines a test reads.
 type log struct {
 	hclog.Logger
-	gate chan struct{} // closed: lines are taken
+	gate chan struct{} // closed: the log takes lines
 	mu   sync.Mutex
 	buf  bytes.Buffer
 }
@@ -78,7 +78,7 @@ func (l *log) text() string {
 	return l.buf.String()
 }
 
-// has reports whether the log has a text, without a copy of it.
+// has reports whether the log has a text. It does not copy the log.
 func (l *log) has(text string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -148,7 +148,7 @@ func kill(t testing.TB, p *launch.Process) {
 	}
 }
 
-// sigkill kills the shim as a stranger does, and waits until its death is noticed.
+// sigkill kills the shim as another program would, and waits until launch has noticed its death.
 func sigkill(t testing.TB, p *launch.Process) {
 	t.Helper()
 	must(t, unix.Kill(p.PID(), unix.SIGKILL))

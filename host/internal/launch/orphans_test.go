@@ -96,7 +96,8 @@ func daemonOf(t *testing.T, text string) int {
 	return pid
 }
 
-// If its binary is not in the store any more, a shim is recognised by the open state. Without that it does no harm.
+// If its binary is not in the store any more, a shim is recognised by the open database. A shim that has another
+// database open does no harm, and lives on.
 func TestOrphanOfALostBinary(t *testing.T) {
 	t.Parallel()
 	opts, dir := stored(t, shared.self)

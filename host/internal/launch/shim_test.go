@@ -102,7 +102,7 @@ func shimMain(mode, file string) int {
 		if err != nil {
 			panic(err)
 		}
-	case "unshared": // a thread that is not the first has a mount namespace of its own
+	case "unshared": // a thread other than the first has a mount namespace of its own
 		runtime.LockOSThread()
 		unshared := make(chan error)
 		go func() {

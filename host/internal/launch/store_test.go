@@ -149,7 +149,7 @@ func picture(t *testing.T, dir string) string {
 	return all.String()
 }
 
-// A host starts again on a full disk: to add what is stored writes nothing. Only a new binary needs room.
+// A host can start on a full disk: adding a binary that is stored already writes nothing. Only a new binary needs room.
 func TestFullDiskHindersOnlyANewBinary(t *testing.T) {
 	t.Parallel()
 	needsRoot(t)
@@ -180,7 +180,7 @@ func TestFullDiskHindersOnlyANewBinary(t *testing.T) {
 	}
 }
 
-// Both the process that has stored it and the next one replace a damaged copy.
+// A damaged copy is replaced, both by the process that has stored it and by the next process.
 func TestAddRepairsADamagedCopy(t *testing.T) {
 	t.Parallel()
 	const text, evil = "#!/bin/true\n", "#!/bin/evil\n"

@@ -142,7 +142,7 @@ func TestTrapT4OutputNeverBlocksTheShim(t *testing.T) {
 	checkEcho(t, p)
 }
 
-// The same for its log. The host's logger blocks here.
+// The shim does not freeze if the host's logger blocks.
 func TestTrapT4LogNeverBlocksTheShim(t *testing.T) {
 	t.Parallel()
 	opts, log := logged(t, "plain")
@@ -301,7 +301,7 @@ func leavesNothing(t *testing.T, half int, do func()) {
 	}
 }
 
-// holdings are resources of this process.
+// holdings counts resources of this process.
 type holdings struct {
 	descriptors, goroutines, children int
 	heap                              uint64 // in bytes, of what is reachable
@@ -312,7 +312,7 @@ func taken(t *testing.T, goroutines int) holdings {
 	for end := time.Now().Add(patience); runtime.NumGoroutine() > goroutines+2 && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
-	for range 2 { // what has a finalizer goes with the second
+	for range 2 { // the second collection frees what has a finalizer
 		runtime.GC()
 	}
 	var m runtime.MemStats

@@ -41,7 +41,7 @@ func TestTrapT13SwappedBinary(t *testing.T) {
 	checkRan(t, work)
 }
 
-// The same, but the file is changed in place.
+// The same as above, but the file is changed in place.
 func TestTrapT13BinaryWrittenInPlace(t *testing.T) {
 	t.Parallel()
 	work := shortDir(t)
