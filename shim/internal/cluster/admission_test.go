@@ -9,7 +9,8 @@ import (
 	"github.com/hashicorp/go-hclog"
 )
 
-// TestReportsLogAnErrorOnce logs an error again only after another one, or none.
+// TestReportsLogAnErrorOnce reports equal and different errors in a row. Of equal errors in a row, only the first is
+// logged.
 func TestReportsLogAnErrorOnce(t *testing.T) {
 	var out bytes.Buffer
 	log, said := hclog.New(&hclog.LoggerOptions{Output: &out}), reports{}

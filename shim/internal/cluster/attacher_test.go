@@ -12,8 +12,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// TestFeasibleNeedsANodeThatAttaches asks whether a volume can be mounted on a node, with and without a node that makes
-// the plugin's controller calls.
+// TestFeasibleNeedsANodeThatAttaches asks whether a volume can be mounted on a node. It does so with and without an
+// executor of the volume's plugin.
 func TestFeasibleNeedsANodeThatAttaches(t *testing.T) {
 	volume := volumeOf("vol", "vol")
 	volume.Created = true
@@ -65,7 +65,7 @@ func TestFeasibleNeedsANodeThatAttaches(t *testing.T) {
 	}
 }
 
-// TestDryRunNamesWhatTheExecutorDoes asks on a node without the plugin what a detach by force does.
+// TestDryRunNamesWhatTheExecutorDoes asks for the steps of a detach by force, on a node without the plugin.
 func TestDryRunNamesWhatTheExecutorDoes(t *testing.T) {
 	lease := registry.NodeLease{Node: "b", Lease: 7}
 	holder := registry.Executor{Plugin: "p"}.Taken("b", 7, lease.Since)
@@ -93,8 +93,8 @@ func TestDryRunNamesWhatTheExecutorDoes(t *testing.T) {
 	}
 }
 
-// TestReleaseBeforeTheAttachNeedsNoExecutor gives up an attach that waits for an executor, and detaches the volume. The
-// attach is withdrawn. One that has begun is not: the detach waits for an executor.
+// TestReleaseBeforeTheAttachNeedsNoExecutor gives up an attach that waits for an executor, and detaches the volume: the
+// attach is withdrawn. An attach that an executor has begun is not withdrawn, and the detach waits for an executor.
 func TestReleaseBeforeTheAttachNeedsNoExecutor(t *testing.T) {
 	x := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
 	x.await(t, true)()

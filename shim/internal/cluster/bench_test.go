@@ -21,8 +21,9 @@ import (
 // claimers is the number of allocs that claim at the same time.
 const claimers = 64
 
-// BenchmarkClaim claims and releases volumes for 64 allocs at the same time, each with a volume of its own. It compares
-// with bare commits of records of the same size: transactions of etcd that compare a revision, or changes of the store.
+// BenchmarkClaim claims and releases volumes for 64 allocs at the same time, one volume for each. It compares the rate
+// with that of bare commits of records of the same size: transactions of etcd that compare a revision, or store
+// commits.
 func BenchmarkClaim(b *testing.B) {
 	b.Run("etcd", func(b *testing.B) {
 		client := etcdtest.Start(b)
@@ -58,8 +59,8 @@ func BenchmarkClaim(b *testing.B) {
 	})
 }
 
-// ratio measures claims on the state and bare commits in turn, and reports the rate of claims with its ratio to that of
-// bare commits.
+// ratio measures claims and bare commits in turn. It reports the rate of claims, and its ratio to the rate of bare
+// commits.
 func ratio(b *testing.B, s registry.State, bare func(ctx context.Context, worker, i int) error) {
 	var volumes []registry.Record
 	for i := range claimers {
@@ -86,7 +87,8 @@ func ratio(b *testing.B, s registry.State, bare func(ctx context.Context, worker
 	b.ReportMetric(committed.Seconds()/claimed.Seconds(), "of-bare")
 }
 
-// newClaims puts the records, and returns the claims in the state. Those of a cluster need that it has formed.
+// newClaims puts the records, and returns the claims in the state. In a cluster, claims need that the cluster has
+// formed.
 func newClaims(b *testing.B, s registry.State, records []registry.Record) *controller.Claims {
 	claims := controller.NewClaims(s, noPlugins{}, time.Now)
 	if _, claims.Clustered = s.(*State); claims.Clustered {
@@ -96,7 +98,7 @@ func newClaims(b *testing.B, s registry.State, records []registry.Record) *contr
 	return claims
 }
 
-// concurrently calls do each times in each of the workers, and returns the time that it took.
+// concurrently calls do in each worker, each times, and returns how long all took.
 func concurrently(b *testing.B, each int, do func(ctx context.Context, worker, i int) error) time.Duration {
 	began := time.Now()
 	var workers sync.WaitGroup
@@ -142,9 +144,9 @@ func claimAmong(b *testing.B, s registry.State, count int) {
 	}
 }
 
-// BenchmarkWaiter has an alloc wait for the release of a volume, and claim it then. It compares the time from the end
-// of the release's commit until the waiter is awake, and until its claim is granted, with that of a bare commit in the
-// same run: a transaction of etcd, or a change of the store. With etcd the waiter is on another node.
+// BenchmarkWaiter has an alloc wait for the release of a volume, and then claim it. It measures from the end of the
+// release's commit until the waiter is awake, and until its claim is granted. It compares these times with that of a
+// bare commit in the same run. With etcd, the waiter is on another node.
 func BenchmarkWaiter(b *testing.B) {
 	b.Run("etcd", func(b *testing.B) {
 		client := etcdtest.Start(b)
@@ -167,7 +169,7 @@ func BenchmarkWaiter(b *testing.B) {
 	})
 }
 
-// wait measures waits for releases. next returns a channel that is closed at the next change that the waiter sees.
+// wait measures waits for releases. next returns a channel that is closed at the waiter's next change.
 func wait(b *testing.B, holder, waiter registry.State, next func() <-chan struct{}, bare func() error) {
 	registrytest.Put(b, holder, claimable(0))
 	held, wanted := claim("v-0", "holder"), claim("v-0", "waiter")

@@ -20,8 +20,8 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// TestCopyAfterCompaction stops a node while etcd changes and forgets the changes: the node's copy has them
-// afterwards, also what was deleted.
+// TestCopyAfterCompaction stops a node while etcd changes records and forgets these changes. Afterwards the node's copy
+// has them, deletions included.
 func TestCopyAfterCompaction(t *testing.T) {
 	client := etcdtest.Start(t)
 	n, other := newNode(t, client, "node"), newNode(t, client, "other")
@@ -53,9 +53,9 @@ func TestCopyAfterCompaction(t *testing.T) {
 // watcher ends watches on request.
 type watcher struct {
 	clientv3.Watcher
-	compact atomic.Bool // the next answer says that its changes were compacted
+	compact atomic.Bool // the next answer says that the changes were compacted
 	calls   []time.Time
-	fail    int // so many watches fail at once
+	fail    int // this many watches fail at once
 }
 
 func (w *watcher) Watch(ctx context.Context, key string, o ...clientv3.OpOption) clientv3.WatchChan {
@@ -85,7 +85,7 @@ func (w *watcher) Watch(ctx context.Context, key string, o ...clientv3.OpOption)
 	return out
 }
 
-// newWatching starts a node with a watcher.
+// newWatching starts a node whose etcd client uses the watcher.
 func newWatching(t *testing.T, client *clientv3.Client, w *watcher) *testNode {
 	t.Helper()
 	own, err := clientv3.New(clientv3.Config{Endpoints: client.Endpoints()})
@@ -98,8 +98,8 @@ func newWatching(t *testing.T, client *clientv3.Client, w *watcher) *testNode {
 	return newNode(t, own, "node")
 }
 
-// TestCommitWhoseEventIsCompacted has etcd forget a commit before the node's copy has it, with and without its answer.
-// The commit ends, and is not made twice.
+// TestCommitWhoseEventIsCompacted has etcd forget a commit before the node's copy has it. The commit ends, and is made
+// once only. This holds with and without etcd's answer.
 func TestCommitWhoseEventIsCompacted(t *testing.T) {
 	for name, lost := range map[string]bool{"answered": false, "answer lost": true} {
 		t.Run(name, func(t *testing.T) {
@@ -132,7 +132,7 @@ func missed(v registry.View) bool {
 	return slices.ContainsFunc(events, func(e registry.Event) bool { return e.Kind == registry.EventMissed })
 }
 
-// TestCopyIsLoadedAnew starts a node whose copy lacks a record although it has a later revision.
+// TestCopyIsLoadedAnew starts a node whose copy lacks a record, although the copy has a later revision.
 func TestCopyIsLoadedAnew(t *testing.T) {
 	for name, change := range map[string]func(*registry.Copy){
 		"the release before did not know the bucket": func(c *registry.Copy) { c.Buckets = c.Buckets[1:] },
@@ -164,7 +164,7 @@ func TestCopyIsLoadedAnew(t *testing.T) {
 	}
 }
 
-// TestEtcdIsRestoredFromABackup commits at a node whose copy is ahead of etcd: the node starts over.
+// TestEtcdIsRestoredFromABackup commits at a node whose copy is ahead of etcd. The node loads its copy again.
 func TestEtcdIsRestoredFromABackup(t *testing.T) {
 	n := newNode(t, etcdtest.Start(t), "node")
 	if err := n.awaitReady(t.Context()); err != nil {
@@ -182,7 +182,7 @@ func TestEtcdIsRestoredFromABackup(t *testing.T) {
 	}
 }
 
-// TestWatchesWithoutALeader has etcd end each watch at once: the next one begins after a pause.
+// TestWatchesWithoutALeader has etcd end each watch at once. The node begins the next watch only after a pause.
 func TestWatchesWithoutALeader(t *testing.T) {
 	w := &watcher{fail: 3}
 	n := newWatching(t, etcdtest.Start(t), w)
@@ -211,7 +211,7 @@ func (s *fullDisk) Commit(ctx context.Context, decisions ...registry.Decision) (
 	return 0, registry.ErrExhausted
 }
 
-// TestFullDiskDelaysTheCopy fills the disk of a node while another one changes records.
+// TestFullDiskDelaysTheCopy fills the disk of a node while another node changes records.
 func TestFullDiskDelaysTheCopy(t *testing.T) {
 	client := etcdtest.Start(t)
 	other := newNode(t, client, "other")
@@ -222,7 +222,7 @@ func TestFullDiskDelaysTheCopy(t *testing.T) {
 	t.Cleanup(func() { n.stop() })
 	disk.full.Store(true)
 	registrytest.Put(t, other, claim("v", "a"))
-	for range 2 { // the second time, the reason of the first is known
+	for range 2 { // at the second refusal, the reason of the first is known
 		<-disk.refused
 	}
 	if why := n.Problem(); !strings.Contains(why, "its disk is full: "+registry.ErrExhausted.Error()) {
@@ -254,7 +254,7 @@ func TestNodeJoinsOnAFullDisk(t *testing.T) {
 	n.stop()
 }
 
-// TestLeaseOfTombstonesHasEnded deletes records before and after etcd ends the lease that deletions have.
+// TestLeaseOfTombstonesHasEnded deletes a record, ends the lease of its tombstone in etcd, and does both once more.
 func TestLeaseOfTombstonesHasEnded(t *testing.T) {
 	n := newNode(t, etcdtest.Start(t), "node")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -272,8 +272,8 @@ func TestLeaseOfTombstonesHasEnded(t *testing.T) {
 	}
 }
 
-// TestFrozenCommitMissesNoDeletion keeps a transaction back until the lease of its node has ended, and the claim that
-// it has read was deleted so long ago that etcd has forgotten that. It is decided again.
+// TestFrozenCommitMissesNoDeletion delays a transaction until its node has lost its lease. Meanwhile the claim that the
+// decision has read is deleted, and etcd has forgotten the deletion. The decision is made again.
 func TestFrozenCommitMissesNoDeletion(t *testing.T) {
 	client := etcdtest.Start(t)
 	n, other := newNode(t, client, "node"), newNode(t, client, "other")
@@ -289,7 +289,7 @@ func TestFrozenCommitMissesNoDeletion(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := claim("v", "a")
-	registrytest.Put(t, n, c) // after the lease
+	registrytest.Put(t, n, c) // its revision is after that of the lease
 	if err := other.copy.wait(t.Context(), n.reached()); err != nil {
 		t.Fatal(err)
 	}
@@ -314,7 +314,7 @@ func TestFrozenCommitMissesNoDeletion(t *testing.T) {
 	}
 }
 
-// late calls a function before the first transaction.
+// late calls before ahead of the first transaction.
 type late struct {
 	clientv3.KV
 	before func()
@@ -326,7 +326,7 @@ func (l *late) Txn(ctx context.Context) clientv3.Txn {
 	return l.KV.Txn(ctx)
 }
 
-// TestLeaseLostAndBackInOneBatch has a node lose its lease and get another one while the copy is behind.
+// TestLeaseLostAndBackInOneBatch has a node lose its lease and get another one, or the reverse, in one batch of events.
 func TestLeaseLostAndBackInOneBatch(t *testing.T) {
 	s := &State{keys: keys{"/holdfast/c/"}}
 	lease := registry.NodeLease{Node: "b", Lease: 7}

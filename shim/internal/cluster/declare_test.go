@@ -36,7 +36,7 @@ func newMember(t *testing.T, client *clientv3.Client, name string) *member {
 	return m
 }
 
-// die ends the lease of the member, as if its machine had stopped some time ago.
+// die ends the lease of the member, as if its machine had stopped a while ago.
 func (m *member) die(t *testing.T) {
 	t.Helper()
 	m.cut()
@@ -45,7 +45,7 @@ func (m *member) die(t *testing.T) {
 	}
 }
 
-// see waits until the copy of the member shows something.
+// see waits until seen is true in the member's copy.
 func (m *member) see(t *testing.T, what string, seen func(registry.View) bool) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; {
@@ -71,8 +71,8 @@ func (m *member) seeState(t *testing.T, node registry.NodeName, state registry.N
 	})
 }
 
-// TestOnlyALostNodeIsDeclaredOutOfService declares nodes that are alive, unknown, and lost. With the node goes its part
-// in the execution of plugins. Its drain stays until it is ended.
+// TestOnlyALostNodeIsDeclaredOutOfService declares nodes out of service that are alive, unknown and suspect. The
+// suspect node is no longer an executor after that. Its drain stays until it is ended.
 func TestOnlyALostNodeIsDeclaredOutOfService(t *testing.T) {
 	client := etcdtest.Start(t)
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")
@@ -114,8 +114,8 @@ func TestOnlyALostNodeIsDeclaredOutOfService(t *testing.T) {
 	}
 }
 
-// TestOnlyANodeThatHoldsNothingIsForgotten tries to forget a node that is alive, a node with claims, and then a node
-// without any. The last node comes back, and unmounts its volumes before it is ready.
+// TestOnlyANodeThatHoldsNothingIsForgotten tries to forget a node that is alive and a node with claims, and forgets a
+// node without claims. When this node comes back, it unmounts its volumes before it is ready.
 func TestOnlyANodeThatHoldsNothingIsForgotten(t *testing.T) {
 	client := etcdtest.Start(t)
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")
@@ -167,7 +167,7 @@ func TestOnlyANodeThatHoldsNothingIsForgotten(t *testing.T) {
 			t.Errorf("nodes: %+v, calls: %+v", nodes, v.RemoteCalls())
 		}
 	})
-	if err := b.Forget(t.Context(), "a", "alice", "sold"); err != nil { // the next shim repeats the call
+	if err := b.Forget(t.Context(), "a", "alice", "sold"); err != nil { // as the next shim would repeat the call
 		t.Error(err)
 	}
 	if _, err := b.OutOfService(t.Context(), "a", "alice", "sold"); !errors.Is(err, registry.ErrNotFound) {

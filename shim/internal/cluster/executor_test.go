@@ -48,7 +48,7 @@ func (p *testPlugins) All() registry.Snapshot {
 	return all
 }
 
-// executing is a node that executes plugin p when it can.
+// executing is a node that becomes the executor of plugin p whenever it can.
 type executing struct {
 	*testNode
 	*Executors
@@ -56,12 +56,12 @@ type executing struct {
 	boot    atomic.Int64 // added to CLOCK_BOOTTIME
 	busy    atomic.Bool  // the plugin answers repeated calls with ABORTED
 	asked   atomic.Int64 // how often a call was repeated
-	cut     func()       // ends the renewals of the lease
+	cut     func()       // stops the renewal of the lease
 }
 
 func newExecuting(t *testing.T, n *testNode) *executing {
 	x := &executing{testNode: n}
-	state := n.State // a later start replaces it
+	state := n.State // keep it, as a later start replaces it
 	s := newSession(state)
 	s.ttl = 2 * time.Second
 	s.boot = func() time.Duration { return proc.BootTime() + time.Duration(x.boot.Load()) }
@@ -84,7 +84,7 @@ func newExecuting(t *testing.T, n *testNode) *executing {
 	wg.Go(func() { _ = s.Run(renewing) })
 	wg.Go(func() { _ = x.Run(ctx) })
 	wg.Go(func() { _ = x.HandOver(ctx) })
-	wg.Go(func() { // instead of the store's listener
+	wg.Go(func() { // stands for the store's listener
 		for ctx.Err() == nil {
 			changed := state.copy.next()
 			x.Executors.changed.fire()
@@ -106,7 +106,7 @@ func (x *executing) setHealthy(healthy bool) {
 
 func (x *executing) Run(ctx context.Context) error { return x.Executors.Run(ctx) }
 
-// await waits until the node may send calls of plugin p, or may not.
+// await waits until the node may send calls of plugin p or, if may is false, until it may not.
 func (x *executing) await(t *testing.T, may bool) (done func()) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; {
@@ -129,8 +129,8 @@ func (x *executing) executor(t *testing.T) (e registry.Executor) {
 	return e
 }
 
-// TestExecutorIsOneNode follows the execution of a plugin from node to node: after the first is lost, after it comes
-// back, and after the plugin fails there.
+// TestExecutorIsOneNode moves the execution of a plugin from a node that has lost its lease to another node, on which
+// the plugin then fails.
 func TestExecutorIsOneNode(t *testing.T) {
 	client := etcdtest.Start(t)
 	a := newExecuting(t, newNode(t, client, "a"))
@@ -161,8 +161,8 @@ func TestExecutorIsOneNode(t *testing.T) {
 	}
 }
 
-// TestExecutorStopsBeforeItsLeaseEnds suspends the machine of an executor: when it wakes up it sends nothing, although
-// its copy of the records still names it.
+// TestExecutorStopsBeforeItsLeaseEnds suspends the machine of an executor. When the machine wakes up, it sends nothing,
+// although its copy still names it as the executor.
 func TestExecutorStopsBeforeItsLeaseEnds(t *testing.T) {
 	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
 	a.await(t, true)()
@@ -175,8 +175,8 @@ func TestExecutorStopsBeforeItsLeaseEnds(t *testing.T) {
 	}
 }
 
-// TestExecutorGoesOnWithItsLease has a plugin become healthy while the lease was not renewed for too long, and a call
-// sent at such a time. Once etcd has renewed the lease, the node is the executor, and sends the call.
+// TestExecutorGoesOnWithItsLease has a plugin become healthy, and a call made, while the lease was not renewed in time.
+// Once etcd has renewed the lease, the node is the executor, and sends the call.
 func TestExecutorGoesOnWithItsLease(t *testing.T) {
 	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
 	a.await(t, true)()
@@ -203,7 +203,7 @@ func (waitingPlugins) Await(
 	return i, context.Cause(ctx)
 }
 
-// TestWaitForAControllerEndsAtTheNextExecutor waits for a controller on a node that has lost its own. The wait ends
+// TestWaitForAControllerEndsAtTheNextExecutor waits for a controller on a node whose own one has failed. The wait ends
 // once another node is the executor.
 func TestWaitForAControllerEndsAtTheNextExecutor(t *testing.T) {
 	client := etcdtest.Start(t)

@@ -9,8 +9,8 @@ import (
 	"holdfast/registry"
 )
 
-// TestNodeThatFencesNoMoreLetsOthersBack turns fencing off at a node that has tried it in vain. The lost node is
-// admitted once it is back.
+// TestNodeThatFencesNoMoreLetsOthersBack turns fencing off at a node that has tried in vain to fence another one. Once
+// the other node is back, it is admitted.
 func TestNodeThatFencesNoMoreLetsOthersBack(t *testing.T) {
 	client := etcdtest.Start(t)
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")

@@ -17,8 +17,8 @@ import (
 )
 
 // TestFormerExecutorHandsOverWithEvidence has a call of a former executor run on at its plugin. The node hands over
-// once the plugin has answered the same call, or has exited. It makes no difference whether the call has ended at the
-// next executor.
+// once the plugin has answered the repeated call, or has exited. This holds whether or not the call is still open at
+// the next executor.
 func TestFormerExecutorHandsOverWithEvidence(t *testing.T) {
 	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
 	a.setHealthy(false)
@@ -51,8 +51,8 @@ func TestFormerExecutorHandsOverWithEvidence(t *testing.T) {
 	}
 }
 
-// TestOneLateCallHoldsUpNoOther repeats two late calls of a former executor. One of them is refused; the other is
-// handed over.
+// TestOneLateCallHoldsUpNoOther repeats two late calls of a former executor. One repetition is refused. The other call
+// is handed over.
 func TestOneLateCallHoldsUpNoOther(t *testing.T) {
 	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
 	a.setHealthy(false)
@@ -76,7 +76,7 @@ func TestOneLateCallHoldsUpNoOther(t *testing.T) {
 
 func sameCall(a, b registry.LateCall) bool { return a.Node == b.Node && a.Same(b) }
 
-// TestSilentPluginDelaysNoOther hands over the calls of two plugins. The first one does not answer.
+// TestSilentPluginDelaysNoOther hands over the calls of two plugins, of which the first does not answer.
 func TestSilentPluginDelaysNoOther(t *testing.T) {
 	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
 	a.setHealthy(false)
@@ -97,7 +97,7 @@ func TestSilentPluginDelaysNoOther(t *testing.T) {
 	}
 }
 
-// TestRepetitionsBackOff repeats many calls at a plugin that has them fail.
+// TestRepetitionsBackOff repeats many calls at a plugin that answers with errors.
 func TestRepetitionsBackOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex // guards the variables below
@@ -140,7 +140,7 @@ func TestRepetitionsBackOff(t *testing.T) {
 }
 
 // TestExecutorAgainSettlesItsEarlierCalls has a node become the executor again while a call of its first term is under
-// way. It waits for that one, but not for those that it begins now, of which one is always under way.
+// way. The node waits for that call, but not for its new calls, of which one is always under way.
 func TestExecutorAgainSettlesItsEarlierCalls(t *testing.T) {
 	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
 	first, traffic := a.await(t, true), a.await(t, true)
@@ -169,7 +169,7 @@ func TestExecutorAgainSettlesItsEarlierCalls(t *testing.T) {
 }
 
 // TestCallThatBeginsWhileTheExecutorLeaves has a call begin while its node gives up the plugin. The node is a former
-// executor until the plugin has answered the call once more.
+// executor until the plugin has answered the repeated call.
 func TestCallThatBeginsWhileTheExecutorLeaves(t *testing.T) {
 	client := etcdtest.Start(t)
 	n, other := newNode(t, client, "a"), newNode(t, client, "other")
@@ -194,8 +194,8 @@ func TestCallThatBeginsWhileTheExecutorLeaves(t *testing.T) {
 }
 
 // TestThousandCallsAreOpenAtATakeover ends many calls at the next executor, while each may still run at the former one.
-// Their records are larger than a request to etcd may be. Another call for their volumes waits until the former
-// executor has handed over, or was fenced.
+// Their records are too large for one request to etcd. Other calls for their volumes wait until the former executor has
+// handed over or was fenced.
 func TestThousandCallsAreOpenAtATakeover(t *testing.T) {
 	client := etcdtest.Start(t)
 	a := newExecuting(t, newNode(t, client, "a"))
@@ -270,7 +270,7 @@ func TestThousandCallsAreOpenAtATakeover(t *testing.T) {
 // TestRepetitionIsCheckedBeforeItIsSent changes the records after a node has decided to repeat a call.
 func TestRepetitionIsCheckedBeforeItIsSent(t *testing.T) {
 	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
-	a.busy.Store(true) // it never hands over
+	a.busy.Store(true) // so the node does not hand over
 	a.await(t, true)()
 	a.setHealthy(false)
 	a.await(t, false)

@@ -11,7 +11,7 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// TestIndependentDecisionsShareATransaction has commits join while etcd has yet to answer another one.
+// TestIndependentDecisionsShareATransaction has commits join while etcd has yet to answer an earlier transaction.
 func TestIndependentDecisionsShareATransaction(t *testing.T) {
 	n := newNode(t, etcdtest.Start(t), "node")
 	held := claim("held", "a")
@@ -46,7 +46,7 @@ func TestIndependentDecisionsShareATransaction(t *testing.T) {
 		if (g == first) != c.shares {
 			t.Errorf("%s: shares the transaction: %v", c.name, !c.shares)
 		}
-		if g != first { // its decision is not to be carried out
+		if g != first { // do not carry out the decision of another group
 			g.cancel(errTaken)
 			<-g.ended
 		}
@@ -62,8 +62,8 @@ func TestIndependentDecisionsShareATransaction(t *testing.T) {
 	})
 }
 
-// TestConflictOfOneDecisionFailsNoOther has another node change what one of two commits with a common transaction has
-// read.
+// TestConflictOfOneDecisionFailsNoOther has two commits share a transaction. Another node changes a record that one of
+// them has read. The other commit succeeds.
 func TestConflictOfOneDecisionFailsNoOther(t *testing.T) {
 	client := etcdtest.Start(t)
 	n, other := newNode(t, client, "node"), newNode(t, client, "other")
@@ -96,7 +96,7 @@ func TestConflictOfOneDecisionFailsNoOther(t *testing.T) {
 	})
 }
 
-// TestRefusalOfOneDecisionFailsNoOther has one of three commits with a common transaction be larger than etcd takes.
+// TestRefusalOfOneDecisionFailsNoOther has three commits share a transaction, of which one is too large for etcd.
 func TestRefusalOfOneDecisionFailsNoOther(t *testing.T) {
 	n := newNode(t, etcdtest.Start(t), "node")
 	n.groups.turn <- struct{}{}
@@ -119,7 +119,7 @@ func TestRefusalOfOneDecisionFailsNoOther(t *testing.T) {
 	join(n.decided(t, claimingAlone(claim("small", "a"))))
 	tooLarge := n.decided(t, deciding(large("large")))
 	size := g.size
-	g.size -= len(tooLarge.values[large("large").Key()]) // else it does not join
+	g.size -= len(tooLarge.values[large("large").Key()]) // otherwise the decision does not join the group
 	join(tooLarge)
 	g.size = size
 	join(n.decided(t, claimingAlone(claim("other", "a"))))
@@ -143,8 +143,9 @@ func TestRefusalOfOneDecisionFailsNoOther(t *testing.T) {
 	})
 }
 
-// TestCallerLeavesACommonTransaction ends the contexts of commits whose transaction is under way: the last one ends
-// the transaction, and Settle that of an earlier one.
+// TestCallerLeavesACommonTransaction ends the contexts of commits that wait for a common transaction. The last commit
+// to leave ends the transaction. If others stay, the outcome is uncertain, and after Settle the transaction has no
+// effect.
 func TestCallerLeavesACommonTransaction(t *testing.T) {
 	n := newNode(t, etcdtest.Start(t), "node")
 	gone, cancel := context.WithCancel(t.Context())
@@ -172,7 +173,7 @@ func TestCallerLeavesACommonTransaction(t *testing.T) {
 	})
 }
 
-// decided returns a decision as Commit passes it on.
+// decided returns the decision in the form in which Commit passes it on.
 func (n *testNode) decided(t *testing.T, decide registry.Decision) decision {
 	t.Helper()
 	d, err := n.decide(t.Context(), decide)

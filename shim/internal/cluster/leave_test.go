@@ -14,8 +14,8 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// TestLeave has nodes leave their cluster. One with a claim or a mount is refused. Of one that leaves, the cluster and
-// its store keep nothing, also if it was interrupted between the two. It may join again.
+// TestLeave has nodes leave their cluster. A node with a claim or a mount is refused. After a node has left, neither
+// the cluster nor the node's store has its records, even if Leave was interrupted in between. The node may join again.
 func TestLeave(t *testing.T) {
 	client := etcdtest.Start(t)
 	b := newMember(t, client, "b")
@@ -65,18 +65,18 @@ func TestLeave(t *testing.T) {
 	leave(a.testNode, "member of no cluster")
 
 	again := newMember(t, client, "a")
-	b.seeState(t, "a", registry.NodeOutOfService) // and ready once it has unmounted all
+	b.seeState(t, "a", registry.NodeOutOfService) // the node is ready once it has unmounted all volumes
 	b.see(t, "a is alive", func(v registry.View) bool { _, alive := v.NodeLease("a"); return alive })
 	again.die(t)
 	again.stop()
 	b.see(t, "a is suspect", func(v registry.View) bool { _, alive := v.NodeLease("a"); return !alive })
-	if err := b.Forget(t.Context(), "a", "alice", ""); err != nil { // as if interrupted
+	if err := b.Forget(t.Context(), "a", "alice", ""); err != nil { // as if Leave was interrupted
 		t.Fatal(err)
 	}
 	leave(again.testNode)
 }
 
-// TestForgetSeesALateClaim has a claim of a node committed just before the node is forgotten: it is refused.
+// TestForgetSeesALateClaim commits a claim of a node just before the node is forgotten. Forget is refused.
 func TestForgetSeesALateClaim(t *testing.T) {
 	client := etcdtest.Start(t)
 	c, b := newMember(t, client, "c"), newMember(t, client, "b")
@@ -95,7 +95,8 @@ func TestForgetSeesALateClaim(t *testing.T) {
 	}
 }
 
-// TestLeaveLostCluster has a node leave a cluster that does not exist any more. It says before what may be lost.
+// TestLeaveLostCluster has a node leave a cluster that does not exist any more. Without confirmation, the error says
+// what may be lost.
 func TestLeaveLostCluster(t *testing.T) {
 	a := newMember(t, etcdtest.Start(t), "a")
 	at := registry.Attachment{Volume: claim("vol", "").Volume, Name: volumeOf("vol", "vol").VolumeName(), Node: "a",

@@ -20,9 +20,9 @@ type idleNode struct{ controller.Node }
 func (idleNode) Name() registry.NodeName                                    { return "b" }
 func (idleNode) Uses(context.Context, registry.VolumeKey) ([]string, error) { return nil, nil }
 
-// TestNodeWhoseVolumesAreGoneIsForgotten loses a node with a volume that is stored there, attached and claimed. Its
-// claim is released without a call, and the attachment stays for the node to detach it. If the node never comes back,
-// the volume is deregistered, and the node forgotten.
+// TestNodeWhoseVolumesAreGoneIsForgotten loses a node with a volume that is stored there, attached and claimed. The
+// claim is released without a call. The attachment stays, because only the node can detach it. If the node never comes
+// back, the volume is deregistered and the node is forgotten.
 func TestNodeWhoseVolumesAreGoneIsForgotten(t *testing.T) {
 	client := etcdtest.Start(t)
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")

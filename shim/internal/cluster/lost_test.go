@@ -31,18 +31,18 @@ func (m *member) commit(t *testing.T, put []registry.Record, remove ...registry.
 	}
 }
 
-// run runs a loop of the member until the test ends. The loop looks again after each change of the copy.
+// run runs a loop of the member until the test ends. It wakes the loop after each change of the copy.
 func (m *member) run(t *testing.T, loop func(context.Context) error) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	all.Go(func() { _ = loop(ctx) })
-	all.Go(func() { // instead of the store's listener
+	all.Go(func() { // stands for the store's listener
 		for ctx.Err() == nil {
 			changed := m.State.copy.next()
 			m.changes.fire()
 			select {
 			case <-changed:
-			case <-time.After(100 * time.Millisecond): // changes of the node's own records
+			case <-time.After(100 * time.Millisecond): // for changes of the node's own records
 			case <-ctx.Done():
 			}
 		}
@@ -62,13 +62,13 @@ func (m *member) restart(t *testing.T) *member {
 	return next
 }
 
-// testRelease deletes claims of lost nodes, and the local records of this node, as the use cases do.
+// testRelease deletes the claims of lost nodes, and this node's records of published volumes.
 type testRelease struct {
 	*member
 	t    *testing.T
 	mu   sync.Mutex
-	why  string // Lose was called
-	busy bool   // a mount cannot be taken down
+	why  string // the reason given to Lose
+	busy bool   // mounts cannot be taken down
 }
 
 func (r *testRelease) ReleaseLost(ctx context.Context, k registry.AttachmentKey) error {
@@ -98,9 +98,9 @@ func (r *testRelease) Lose(ctx context.Context, why string) error {
 	return err
 }
 
-// TestLostNodeComesBack follows a node: while it is suspect it keeps its claims, out of service it loses them, and when
-// it is back it uses no volume, and executes no plugin, before its mounts are gone. It comes back with a new shim, or
-// with the same one after a partition, and is drained again if it was.
+// TestLostNodeComesBack follows a lost node. While the node is suspect, it keeps its claims; out of service, it loses
+// them. When it is back, it uses no volume and executes no plugin before its mounts are gone. It comes back with a new
+// shim, or with the same shim after a partition. If it was drained before, it is drained again.
 func TestLostNodeComesBack(t *testing.T) {
 	restart := func(t *testing.T, a *member) *member { return a.restart(t) }
 	same := func(t *testing.T, a *member) *member { a.run(t, a.session.Run); return a }
@@ -139,7 +139,7 @@ func comeBack(t *testing.T, drained bool, back func(*testing.T, *member) *member
 	}
 	a.die(t)
 	b.see(t, "a is suspect", func(v registry.View) bool { _, alive := v.NodeLease("a"); return !alive })
-	b.await(t, true)() // it executes the plugin now
+	b.await(t, true)() // b executes the plugin now
 	look(t, b.State, func(v registry.View) {
 		if len(v.Claims(held.Volume)) != 1 {
 			t.Error("a suspect node has lost its claim")
@@ -163,7 +163,7 @@ func comeBack(t *testing.T, drained bool, back func(*testing.T, *member) *member
 	a = back(t, a)
 	release := &testRelease{member: a, t: t, busy: true}
 	a.run(t, NewReaper(a.Node, release, release).Run)
-	b.executing.setHealthy(false) // nobody else executes the plugin
+	b.executing.setHealthy(false) // so no other node executes the plugin
 	b.await(t, false)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -197,8 +197,8 @@ func comeBack(t *testing.T, drained bool, back func(*testing.T, *member) *member
 	a.await(t, true)()
 }
 
-// TestFenceIsRepeatedUntilItSucceeds has a fence callback fail twice. One node at a time calls it, and the lost node
-// keeps its state until it succeeds.
+// TestFenceIsRepeatedUntilItSucceeds has a fence callback fail twice. Only one node at a time calls it. The lost node
+// keeps its state until the callback succeeds.
 func TestFenceIsRepeatedUntilItSucceeds(t *testing.T) {
 	client := etcdtest.Start(t)
 	a, b, c := newMember(t, client, "a"), newMember(t, client, "b"), newMember(t, client, "c")
@@ -241,8 +241,8 @@ func TestFenceIsRepeatedUntilItSucceeds(t *testing.T) {
 	}
 }
 
-// TestNextShimDoesNotWaitAgainToFence asks two shims of a node how long a node has to be suspect before it is fenced,
-// and when a fence that has failed is tried again.
+// TestNextShimDoesNotWaitAgainToFence asks a shim how long it waits before it fences a suspect node, and before it
+// retries a fence. The waits and tries of an earlier shim count.
 func TestNextShimDoesNotWaitAgainToFence(t *testing.T) {
 	client := etcdtest.Start(t)
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")
@@ -273,8 +273,8 @@ func TestNextShimDoesNotWaitAgainToFence(t *testing.T) {
 	})
 }
 
-// TestNextNodeFinishesForADeadOne has a node die while it fences another one, and while it releases the volumes of one.
-// The next node does the rest.
+// TestNextNodeFinishesForADeadOne has one node die while it fences a lost node, and another node die while it releases
+// the volumes of the lost node. The next node finishes both.
 func TestNextNodeFinishesForADeadOne(t *testing.T) {
 	client := etcdtest.Start(t)
 	a, b, c := newMember(t, client, "a"), newMember(t, client, "b"), newMember(t, client, "c")
@@ -330,12 +330,12 @@ func (f releaseFunc) ReleaseLost(ctx context.Context, k registry.AttachmentKey) 
 	return f(ctx, k)
 }
 
-// TestNodeThatIsBackAwaitsItsFence starts a node again while another one fences it. It uses no volume before the
-// outcome is known: else its claims could be released while it does.
+// TestNodeThatIsBackAwaitsItsFence starts a node again while another node fences it. The node uses no volume before the
+// outcome is known. Otherwise its claims could be released during the use.
 func TestNodeThatIsBackAwaitsItsFence(t *testing.T) {
 	for name, c := range map[string]struct {
 		outcome error
-		dies    bool // the other node
+		dies    bool // the other node dies
 		epoch   uint64
 	}{
 		"success": {epoch: 1}, "failure": {outcome: errors.New("no route to the power switch")},
@@ -379,14 +379,14 @@ func TestNodeThatIsBackAwaitsItsFence(t *testing.T) {
 }
 
 // TestFencedNodeThatIsBackEndsItsCalls declares a node fenced that is alive again and has a controller call under way.
-// Its successor may send other calls only after that one.
+// The next executor may send other calls only after this call has ended.
 func TestFencedNodeThatIsBackEndsItsCalls(t *testing.T) {
 	client := etcdtest.Start(t)
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")
 	done := a.await(t, true)
 	held := claim("vol", "alloc")
 	a.commit(t, []registry.Record{registry.Ref{Volume: held.Volume, Alloc: held.Alloc, Request: held.Request,
-		Publish: registry.MarkDone}}) // it executes nothing while a volume is mounted
+		Publish: registry.MarkDone}}) // while a volume is mounted, the node executes nothing
 	if _, err := b.State.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
 		r, _ := v.Node("a")
 		return b.lost(v, r, registry.NodeFenced, registry.EventNodeFenced, "", "power off"), nil
@@ -401,8 +401,8 @@ func TestFencedNodeThatIsBackEndsItsCalls(t *testing.T) {
 	b.see(t, "the end of the call", func(v registry.View) bool { e, _ := v.Executor("p"); return len(e.Former) == 0 })
 }
 
-// TestSilentEtcdDelaysOnlyDecisions loses every answer of etcd. A commit of this node's records succeeds, one of shared
-// records ends with its caller's deadline and says since when etcd has not answered.
+// TestSilentEtcdDelaysOnlyDecisions loses every answer of etcd. A commit of the node's own records succeeds. A commit
+// of shared records ends with its caller's deadline, and says since when etcd has not answered.
 func TestSilentEtcdDelaysOnlyDecisions(t *testing.T) {
 	n := newNode(t, etcdtest.Start(t), "n")
 	var silent atomic.Bool
@@ -429,7 +429,7 @@ func TestSilentEtcdDelaysOnlyDecisions(t *testing.T) {
 	}
 }
 
-// counted is a state that counts how often claims are listed.
+// counted is a state that counts how often all claims are listed.
 type counted struct {
 	registry.State
 	lists atomic.Int32
@@ -453,8 +453,8 @@ func (r countedReader) Paths(b registry.Bucket, prefix string) iter.Seq[string] 
 	return r.Reader.Paths(b, prefix)
 }
 
-// TestManyClaimsOfALostNode releases more claims of a volume than etcd deletes in one transaction. After that the
-// claims of all nodes are not read any more for the lost one.
+// TestManyClaimsOfALostNode releases more claims of a volume than etcd deletes in one transaction. After that, the
+// reaper does not list the claims again for the same lost node.
 func TestManyClaimsOfALostNode(t *testing.T) {
 	client := etcdtest.Start(t)
 	n := newNode(t, client, "n")

@@ -14,8 +14,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// TestDecisionThatReadsManyRecords reads more records one by one than a transaction of etcd has conditions. It is
-// decided again if one of them changes.
+// TestDecisionThatReadsManyRecords reads more single records than a transaction of etcd can have conditions. If one of
+// them changes, the decision is made again.
 func TestDecisionThatReadsManyRecords(t *testing.T) {
 	const count = 300
 	client := etcdtest.Start(t)
@@ -52,7 +52,7 @@ func TestDecisionThatReadsManyRecords(t *testing.T) {
 	})
 }
 
-// hereOnly is the node's half of expansions for a volume that is not used there.
+// hereOnly is the controller's view of a node that does not use the volume.
 type hereOnly struct{ controller.Node }
 
 func (hereOnly) Name() registry.NodeName { return "n" }

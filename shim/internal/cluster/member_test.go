@@ -17,7 +17,7 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// secondTry calls found when a node tries to join for the second time.
+// secondTry calls found when a node tries the second time to join.
 type secondTry struct {
 	clientv3.KV
 	formation string
@@ -32,7 +32,7 @@ func (s secondTry) Get(ctx context.Context, key string, o ...clientv3.OpOption) 
 	return s.KV.Get(ctx, key, o...)
 }
 
-// whyItWaits returns why a node that starts does not join its cluster.
+// whyItWaits starts the node and returns the reason why it does not join its cluster.
 func whyItWaits(t *testing.T, s *State) (why error) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -44,7 +44,7 @@ func whyItWaits(t *testing.T, s *State) (why error) {
 	return why
 }
 
-// wantNoMember checks that a node which a cluster has refused can start without it.
+// wantNoMember checks that a node can start without the cluster that has refused it.
 func wantNoMember(t *testing.T, local registry.State) {
 	t.Helper()
 	if err := local.View(t.Context(), func(v registry.View) error { return CheckMember(v, "") }); err != nil {
@@ -52,7 +52,7 @@ func wantNoMember(t *testing.T, local registry.State) {
 	}
 }
 
-// TestNameOfAnotherMember starts a node with the name of another one: it waits, and fences nobody.
+// TestNameOfAnotherMember starts a node with the name of another member. The node waits, and does not fence the member.
 func TestNameOfAnotherMember(t *testing.T) {
 	client := etcdtest.Start(t)
 	first := newNode(t, client, "node")
@@ -71,8 +71,8 @@ func TestNameOfAnotherMember(t *testing.T) {
 	registrytest.Put(t, second, claim("v", "b"))
 }
 
-// TestNodeWithAnotherExpectation starts a node that expects more nodes than the cluster was created with. It waits,
-// says what to do, and does not join. Neither does such a node that starts at the same time as the first one.
+// TestNodeWithAnotherExpectation starts a node that expects more nodes than the cluster was created with. The node
+// waits, says what to do, and does not join. The same holds if it starts at the same time as the first node.
 func TestNodeWithAnotherExpectation(t *testing.T) {
 	client := etcdtest.Start(t)
 	first := newMember(t, client, "first")
@@ -100,8 +100,8 @@ func TestNodeWithAnotherExpectation(t *testing.T) {
 	})
 }
 
-// TestMemberWithAnotherExpectation changes the number of nodes that a node of the cluster is configured with. The node
-// stays one, and the cluster forms by the number that it was created with.
+// TestMemberWithAnotherExpectation changes the number of nodes that a member is configured with. It stays a member, and
+// the cluster forms with the number that it was created with.
 func TestMemberWithAnotherExpectation(t *testing.T) {
 	x := newExecuting(t, newNode(t, etcdtest.Start(t), "node"))
 	n := &Node{State: x.testNode.State, Executors: x.Executors, plugins: &x.plugins, log: hclog.NewNullLogger()}
@@ -129,7 +129,7 @@ func (denied) Get(context.Context, string, ...clientv3.OpOption) (*clientv3.GetR
 	return nil, rpctypes.ErrPermissionDenied
 }
 
-// TestNodeWithoutPermissions starts a node whose certificate etcd does not let read: it waits, and says why.
+// TestNodeWithoutPermissions starts a node whose certificate gives no permission to read etcd. It waits, and says why.
 func TestNodeWithoutPermissions(t *testing.T) {
 	client := etcdtest.Start(t)
 	n := &testNode{dir: filepath.Join(t.TempDir(), "state"), name: "node", client: client}
@@ -148,7 +148,7 @@ func TestCheckMember(t *testing.T) {
 		name    string
 		record  registry.Record
 		cluster string
-		want    string // part of the error; empty: none
+		want    string // a part of the error; empty: no error
 	}{
 		{"new node without a cluster", nil, "", ""},
 		{"new node", nil, "a", ""},

@@ -19,7 +19,7 @@ import (
 	"holdfast/shim/internal/store"
 )
 
-// ownVolumes are more records of a node than one transaction moves: volumes with their claims.
+// ownVolumes returns volumes of a node with their claims: more records than one transaction moves.
 func ownVolumes(node registry.NodeName) (records []registry.Record) {
 	for i := range batchSize {
 		name := fmt.Sprintf("v-%02d", i)
@@ -38,10 +38,10 @@ func volumeOf(id, external string) registry.Volume {
 
 func noSecrets([]SecretUse) {}
 
-// killing kills the process before a transaction, or after it.
+// killing kills this process before or after a transaction.
 type killing struct {
 	clientv3.KV
-	left int // moments before that one
+	left int // how many such moments are left before
 }
 
 func (k *killing) moment() {
@@ -68,10 +68,10 @@ func (x *killingTxn) Commit() (*clientv3.TxnResponse, error) {
 	return answer, err
 }
 
-// killedMigration is the variable with the arguments of becomeKilledMigration.
+// killedMigration is the environment variable with the arguments of becomeKilledMigration.
 const killedMigration = "HOLDFAST_KILLED_MIGRATION"
 
-// becomeKilledMigration migrates a node in this process, and kills it at a moment, if the environment says so.
+// becomeKilledMigration migrates a node in this process and kills the process on the way, if killedMigration is set.
 func becomeKilledMigration() {
 	var endpoint, id, dir string
 	var k killing
@@ -96,15 +96,15 @@ func becomeKilledMigration() {
 	os.Exit(0)
 }
 
-// TestMigrate kills a migration before and after each of its transactions, and repeats it: another node sees all
-// records, and each volume with its claim.
+// TestMigrate kills a migration before and after each of its transactions, and repeats it. Afterwards another node sees
+// all records, and each volume with its claim.
 func TestMigrate(t *testing.T) {
 	client := etcdtest.Start(t)
 	other := newNode(t, client, "other")
 	node := &testNode{dir: filepath.Join(t.TempDir(), "state"), name: "node", client: client}
 	records := ownVolumes("node")
 	node.offline(t, func(s registry.State) { registrytest.Put(t, s, records...) })
-	// Each process writes the transactions that the one before has not.
+	// Each process continues with the transactions that the earlier ones have not made.
 	for _, killed := range []string{"before the first", "after the first", "before the second", "after the last"} {
 		moment := map[string]int{"after the first": 1, "after the last": 1}[killed]
 		cmd := exec.Command(os.Args[0])
@@ -120,7 +120,7 @@ func TestMigrate(t *testing.T) {
 		if err := s.View(t.Context(), func(v registry.View) error { return CheckMember(v, "") }); err != nil {
 			t.Errorf("the node is a member before its migration has ended: %v", err)
 		}
-		for _, want := range []int{len(records), 0} { // the node is a member then
+		for _, want := range []int{len(records), 0} { // the first migration makes the node a member
 			moved, err := New(s, client, t.Name(), "node").migrate(t.Context(), noSecrets)
 			if err != nil || moved != want {
 				t.Errorf("moved %d of %d records: %v", moved, want, err)
@@ -146,7 +146,7 @@ func TestMigrate(t *testing.T) {
 	}
 }
 
-// TestMigrateRefuses moves nothing of what the cluster has otherwise, or of a node with unfinished calls.
+// TestMigrateRefuses moves nothing if the cluster has a different record, or if a call of the node is unfinished.
 func TestMigrateRefuses(t *testing.T) {
 	client := etcdtest.Start(t)
 	other := newNode(t, client, "other")

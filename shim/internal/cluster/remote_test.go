@@ -28,7 +28,8 @@ func newRemote(
 	return r, stop
 }
 
-// TestCallIsCarriedOutByTheNextExecutor asks node b for calls that node a executes, and ends a in the middle of one.
+// TestCallIsCarriedOutByTheNextExecutor has node a carry out calls for node c, and stops it in the middle of one. Node
+// b carries out that call.
 func TestCallIsCarriedOutByTheNextExecutor(t *testing.T) {
 	client := etcdtest.Start(t)
 	a := newExecuting(t, newNode(t, client, "a"))
@@ -90,7 +91,7 @@ func TestCallIsCarriedOutByTheNextExecutor(t *testing.T) {
 	})
 }
 
-// TestCallGoesOnAtTheNextExecutor has node a lose the execution of a plugin while it carries out a call itself.
+// TestCallGoesOnAtTheNextExecutor has node a lose the role of executor while it carries out its own call.
 func TestCallGoesOnAtTheNextExecutor(t *testing.T) {
 	client := etcdtest.Start(t)
 	a := newExecuting(t, newNode(t, client, "a"))
@@ -114,8 +115,8 @@ func TestCallGoesOnAtTheNextExecutor(t *testing.T) {
 	}
 }
 
-// TestSameCallAgain asks for a call again while the executor does not know yet that the answer to the first one was
-// stored: the second one is carried out too.
+// TestSameCallAgain makes a call again before the executor knows that its answer to the first call was stored. The
+// executor carries out the second call too.
 func TestSameCallAgain(t *testing.T) {
 	client := etcdtest.Start(t)
 	n := newNode(t, client, "a")
@@ -156,8 +157,8 @@ func TestSameCallAgain(t *testing.T) {
 	}
 }
 
-// TestAnswerIsNotThatOfAWithdrawnCall withdraws a call while it is carried out, and asks for the same call again. That
-// one is carried out too.
+// TestAnswerIsNotThatOfAWithdrawnCall withdraws a call while it is carried out, and makes the same call again. The
+// second call is carried out too.
 func TestAnswerIsNotThatOfAWithdrawnCall(t *testing.T) {
 	client := etcdtest.Start(t)
 	n := newNode(t, client, "a")
@@ -201,8 +202,8 @@ func TestAnswerIsNotThatOfAWithdrawnCall(t *testing.T) {
 	}
 }
 
-// TestReplyStaysForACallerThatRepeats has a reply kept after the record of the call was removed: the shim may die
-// before the host has it.
+// TestReplyStaysForACallerThatRepeats keeps a reply after the record of the call was removed, because the shim may die
+// before the host has the reply.
 func TestReplyStaysForACallerThatRepeats(t *testing.T) {
 	client := etcdtest.Start(t)
 	a := newExecuting(t, newNode(t, client, "a"))
@@ -231,7 +232,7 @@ func TestReplyStaysForACallerThatRepeats(t *testing.T) {
 	}
 }
 
-// TestGivenUpCreationIsWithdrawn asks for a volume while no node executes its plugin, and gives up.
+// TestGivenUpCreationIsWithdrawn asks for a new volume while no node executes its plugin, and gives up.
 func TestGivenUpCreationIsWithdrawn(t *testing.T) {
 	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
 	a.await(t, true)()

@@ -13,8 +13,8 @@ import (
 	"holdfast/registry"
 )
 
-// TestLateRequestDoesNotBindAnotherLease has etcd carry out a request to bind the key of a node to a lease after the
-// next one, which has got another lease: the key stays with the lease that is renewed.
+// TestLateRequestDoesNotBindAnotherLease delays the request that binds a node's key to a lease. Meanwhile the next
+// request binds the key to another lease. The key stays with that lease, which is renewed.
 func TestLateRequestDoesNotBindAnotherLease(t *testing.T) {
 	client := etcdtest.Start(t)
 	n := newNode(t, client, "node")
@@ -37,7 +37,7 @@ func TestLateRequestDoesNotBindAnotherLease(t *testing.T) {
 		t.Errorf("the key is bound to %v, not to %d: %v", answer.Kvs, s.Lease(), err)
 	}
 	later := newShim(t, n)
-	if err := s.renew(t.Context()); err != nil { // needs no transaction
+	if err := s.renew(t.Context()); err != nil { // a renewal needs no transaction
 		t.Error(err)
 	}
 	if _, err := client.Revoke(t.Context(), s.lease); err != nil {
@@ -49,8 +49,8 @@ func TestLateRequestDoesNotBindAnotherLease(t *testing.T) {
 	later.stop()
 }
 
-// TestTombstoneWaitsNoLongerThanItsCaller has a deletion wait while another one waits for a lease of tombstones, which
-// etcd does not grant.
+// TestTombstoneWaitsNoLongerThanItsCaller has a deletion wait for the lease of tombstones, which etcd has yet to grant
+// to another deletion. The wait ends with the caller's deadline.
 func TestTombstoneWaitsNoLongerThanItsCaller(t *testing.T) {
 	n := newNode(t, etcdtest.Start(t), "node")
 	n.tombstones.granting <- struct{}{}
@@ -84,7 +84,7 @@ func (t silentTxn) Commit() (*clientv3.TxnResponse, error) {
 	return nil, t.ctx.Err()
 }
 
-// TestFullEtcdThatIsDefragmentedHearsOfTheNode has a full etcd renew leases while it answers no changes.
+// TestFullEtcdThatIsDefragmentedHearsOfTheNode has a full etcd renew leases, but not answer changes.
 func TestFullEtcdThatIsDefragmentedHearsOfTheNode(t *testing.T) {
 	n := newNode(t, etcdtest.Start(t), "node")
 	s := newSession(n.State)

@@ -19,7 +19,7 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// wantProblem waits until the state says why changes wait, or that they do not.
+// wantProblem waits until Problem matches want.
 func wantProblem(t *testing.T, s *State, want string) {
 	t.Helper()
 	pattern := regexp.MustCompile("^" + want + "$")
@@ -30,7 +30,7 @@ func wantProblem(t *testing.T, s *State, want string) {
 	}
 }
 
-// runDialed runs the state of a node of the cluster.
+// runDialed runs the state of a node with its own client.
 func runDialed(t *testing.T, c config.Cluster) *State {
 	t.Helper()
 	s, err := dial(c, openStore(t, nil), "n")
@@ -44,8 +44,8 @@ func runDialed(t *testing.T, c config.Cluster) *State {
 	return s
 }
 
-// TestProblemNamesTheSilentEtcd stops a real etcd while a node of it runs, and starts nodes where nothing listens and
-// where another server does.
+// TestProblemNamesTheSilentEtcd stops the process of etcd while a node runs. It also starts nodes with an endpoint
+// where nothing listens, and with that of another server.
 func TestProblemNamesTheSilentEtcd(t *testing.T) {
 	const date = `20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ`
 	t.Run("stopped", func(t *testing.T) {
@@ -55,7 +55,7 @@ func TestProblemNamesTheSilentEtcd(t *testing.T) {
 		if err := process.Signal(syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
-		// Some threads may run on for a moment.
+		// some threads may run on for a moment, so wait until all have stopped
 		if _, err := syscall.Wait4(process.Pid, nil, syscall.WUNTRACED, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -94,8 +94,8 @@ func TestProblemNamesTheSilentEtcd(t *testing.T) {
 	}
 }
 
-// TestProblemNamesTheFullEtcd has etcd refuse changes, as if its database had no space left: the problem says what to
-// do until etcd takes changes again, also if nothing is committed then.
+// TestProblemNamesTheFullEtcd has etcd refuse changes, as if its database had no space left. The problem says what to
+// do. It ends once etcd takes changes again, even if nothing is committed then.
 func TestProblemNamesTheFullEtcd(t *testing.T) {
 	client := etcdtest.Start(t)
 	x := newExecuting(t, newNode(t, client, "n"))

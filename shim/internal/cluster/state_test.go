@@ -29,12 +29,12 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// testNode is a node of a test's cluster.
+// testNode is a node of a test cluster.
 type testNode struct {
 	*State
 	dir, name string
 	client    *clientv3.Client
-	wrap      func(registry.State) registry.State // the node's store; nil: leave it
+	wrap      func(registry.State) registry.State // wraps the node's store; nil: use the store itself
 	stop      func()
 }
 
@@ -47,7 +47,7 @@ func newNode(t testing.TB, client *clientv3.Client, name string) *testNode {
 	return n
 }
 
-// newShim starts another shim of the node, with a state of its own.
+// newShim starts another shim of the node, with its own state.
 func newShim(t *testing.T, of *testNode) *testNode {
 	t.Helper()
 	n := &testNode{dir: filepath.Join(t.TempDir(), "state"), name: of.name, client: of.client}
@@ -103,7 +103,7 @@ func (n *testNode) start(t testing.TB) {
 	}
 }
 
-// suiteState is a State without the record of the copy, which the suite does not expect.
+// suiteState is a State without the copy record, which the test suite does not expect.
 type suiteState struct{ *State }
 
 func (s suiteState) View(ctx context.Context, read func(registry.View) error) error {
@@ -143,17 +143,17 @@ func claim(volume, alloc string) registry.Claim {
 		Alloc: registry.AllocID(alloc), Request: "r", Node: "n"}
 }
 
-// TestDecisionsOfNodesAreLinear lets three nodes decide about the same records at the same time, with two commits at a
-// time on each, which may share a transaction. Each decision depends on what it reads: a record, or that a range has no
-// record, or that it has another one.
+// TestDecisionsOfNodesAreLinear lets three nodes decide on the same records at the same time. Each node makes two
+// commits at a time, which may share a transaction. Each decision depends on what it reads: a record, an empty range,
+// or another record in a range.
 func TestDecisionsOfNodesAreLinear(t *testing.T) {
 	client := etcdtest.Start(t)
 	var nodes []*testNode
 	for i := range 3 {
 		nodes = append(nodes, newNode(t, client, fmt.Sprint("node-", i)))
 	}
-	const rounds, allocs = 20, 2 // allocs of each node
-	var won [rounds]int          // winners of each round
+	const rounds, allocs = 20, 2 // allocs per node
+	var won [rounds]int          // the number of winners in each round
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for i := range allocs * len(nodes) {
@@ -183,7 +183,7 @@ func TestDecisionsOfNodesAreLinear(t *testing.T) {
 			t.Errorf("counted to %d instead of %d", counter.Capacity, 3*rounds*allocs)
 		}
 	})
-	for round := range rounds { // of two claims, each is given up only if the other one remains
+	for round := range rounds { // of two claims, one is given up only while the other one remains
 		volume := fmt.Sprint("pair-", round)
 		registrytest.Put(t, nodes[0], claim(volume, "alloc-0"), claim(volume, "alloc-1"))
 		for i, n := range nodes[:2] {
@@ -227,7 +227,7 @@ func counting(v registry.View) (registry.Change, error) {
 
 var errTaken = errors.New("taken")
 
-// claimAlone puts the claim unless its volume has one.
+// claimAlone puts the claim if its volume has no claim yet.
 func (n *testNode) claimAlone(t *testing.T, c registry.Claim) bool {
 	_, err := n.Commit(t.Context(), claimingAlone(c))
 	if err != nil && err != errTaken {
@@ -245,7 +245,7 @@ func claimingAlone(c registry.Claim) registry.Decision {
 	}
 }
 
-// leaveOther deletes the claim if its volume has another one.
+// leaveOther deletes the claim if its volume has another claim too.
 func (n *testNode) leaveOther(t *testing.T, c registry.Claim) {
 	_, err := n.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
 		if len(v.Claims(c.Volume)) < 2 {
@@ -265,7 +265,7 @@ func look(t *testing.T, s registry.State, read func(registry.View)) {
 	}
 }
 
-// lossy loses the answers of transactions on request, after etcd has carried them out.
+// lossy loses the answers of transactions that etcd has carried out, whenever lose returns true.
 type lossy struct {
 	clientv3.KV
 	lose func() bool
@@ -289,7 +289,7 @@ func (t *lossyTxn) Commit() (*clientv3.TxnResponse, error) {
 	return answer, err
 }
 
-// TestLostAnswerOfEtcd loses the answers of transactions that etcd has carried out: each change is made once.
+// TestLostAnswerOfEtcd loses answers of transactions that etcd has carried out. Each change is still made only once.
 func TestLostAnswerOfEtcd(t *testing.T) {
 	client := etcdtest.Start(t)
 	n, other := newNode(t, client, "node"), newNode(t, client, "other")
@@ -310,7 +310,7 @@ func TestLostAnswerOfEtcd(t *testing.T) {
 	}
 }
 
-// slow keeps the first transaction back, and answers that it does not know its outcome.
+// slow keeps the first transaction back, and answers that its outcome is unknown.
 type slow struct {
 	clientv3.KV
 	first  *slowTxn
@@ -343,8 +343,8 @@ func (t *slowTxn) Commit() (*clientv3.TxnResponse, error) {
 	return nil, status.Error(codes.Unavailable, "the request is under way")
 }
 
-// TestRegistrationThatArrivesLate has etcd carry out a request to register a shim after the shim has repeated it: it
-// stays the active one.
+// TestRegistrationThatArrivesLate has etcd carry out the request to register a shim late, after the shim has repeated
+// it. The shim stays the active one.
 func TestRegistrationThatArrivesLate(t *testing.T) {
 	client := etcdtest.Start(t)
 	s := New(nil, client, t.Name(), "node")
@@ -361,7 +361,7 @@ func TestRegistrationThatArrivesLate(t *testing.T) {
 	}
 }
 
-// TestSettleEndsCommits has etcd carry out a commit late, whose caller has gone: not after Settle.
+// TestSettleEndsCommits delays a commit whose caller has gone. etcd does not carry it out after Settle.
 func TestSettleEndsCommits(t *testing.T) {
 	client := etcdtest.Start(t)
 	n := newNode(t, client, "node")
@@ -383,7 +383,7 @@ func TestSettleEndsCommits(t *testing.T) {
 	registrytest.Put(t, n, claim("v", "b"))
 }
 
-// TestTransactionThatEtcdRefuses commits more than etcd takes at a time: nothing is repeated, and nothing is written.
+// TestTransactionThatEtcdRefuses commits more than etcd takes in one transaction. Nothing is repeated or written.
 func TestTransactionThatEtcdRefuses(t *testing.T) {
 	n := newNode(t, etcdtest.Start(t), "node")
 	if _, err := n.Commit(t.Context(), deciding(large("v"))); !errors.Is(err, registry.ErrInternal) {
@@ -397,14 +397,14 @@ func TestTransactionThatEtcdRefuses(t *testing.T) {
 	})
 }
 
-// large returns a record that is larger than a transaction of etcd.
+// large returns a record that is too large for a transaction of etcd.
 func large(id string) registry.Record {
 	v := volumeOf(id, id)
 	v.Name = strings.Repeat("x", 1_600_000)
 	return v
 }
 
-// deciding returns the decision to put records.
+// deciding returns a decision that puts the records.
 func deciding(records ...registry.Record) registry.Decision {
 	return func(registry.View) (registry.Change, error) { return registry.Change{Put: records}, nil }
 }
@@ -425,7 +425,8 @@ func TestEarlierShimOfANodeIsFenced(t *testing.T) {
 	})
 }
 
-// TestUnreachableEtcd ends etcd's answers: reads and changes of the node's own records succeed, shared changes fail.
+// TestUnreachableEtcd stops etcd's answers. Reads and changes of the node's own records succeed, and shared changes
+// fail.
 func TestUnreachableEtcd(t *testing.T) {
 	client := etcdtest.Start(t)
 	n := newNode(t, client, "node")
@@ -447,12 +448,12 @@ func TestUnreachableEtcd(t *testing.T) {
 	})
 }
 
-// TestFieldsOfALaterReleaseSurvive has a node rewrite records with fields that it does not know: one that it has seen
-// being written, and one that it has loaded.
+// TestFieldsOfALaterReleaseSurvive has nodes rewrite records that have an unknown field. One node has seen the record
+// being written; the other one has loaded it.
 func TestFieldsOfALaterReleaseSurvive(t *testing.T) {
 	client := etcdtest.Start(t)
 	n := newNode(t, client, "node")
-	var written int64 // revision
+	var written int64 // the revision of the last record
 	later := func(c registry.Claim) {
 		t.Helper()
 		answer, err := client.Put(t.Context(), n.record(c.Key()), fmt.Sprintf(
@@ -485,8 +486,8 @@ func TestFieldsOfALaterReleaseSurvive(t *testing.T) {
 	}
 }
 
-// TestReadAsideIsNoCondition decides on what another node changes before the commit: the change of what was read only
-// aside does not repeat the decision.
+// TestReadAsideIsNoCondition reads claims aside, and has another node change them before the commit. The decision is
+// not made again.
 func TestReadAsideIsNoCondition(t *testing.T) {
 	client := etcdtest.Start(t)
 	n, other := newNode(t, client, "node"), newNode(t, client, "other")

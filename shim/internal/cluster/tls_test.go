@@ -20,7 +20,8 @@ import (
 	"holdfast/registry"
 )
 
-// TestLeaseHasWholeSeconds: etcd counts in seconds, and a node must not take its lease for valid for longer.
+// TestLeaseHasWholeSeconds rounds the lease down, because etcd counts in seconds. Otherwise a node would take its lease
+// for valid for too long.
 func TestLeaseHasWholeSeconds(t *testing.T) {
 	c := config.Cluster{Endpoints: []string{"http://127.0.0.1:1"}, LeaseTTL: 2900 * time.Millisecond}
 	n, err := NewNode(Options{Cluster: c})
@@ -87,8 +88,8 @@ func (a *authority) sign(t *testing.T, name string, c *x509.Certificate) (*x509.
 	return parsed, key
 }
 
-// TestCertificatesAreRenewed runs a node with certificates that etcd or the node do not accept. It says why etcd cannot
-// be reached, and goes on once a good certificate is written over the bad one.
+// TestCertificatesAreRenewed runs a node with certificates that etcd or the node rejects. The node says why etcd cannot
+// be reached, and continues once a good certificate replaces the bad one.
 func TestCertificatesAreRenewed(t *testing.T) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
@@ -105,7 +106,7 @@ func TestCertificatesAreRenewed(t *testing.T) {
 	good.Endpoints = server.Endpoints()
 
 	for name, test := range map[string]struct {
-		make func(*testing.T, string, *config.Cluster) // bad files in a directory
+		make func(*testing.T, string, *config.Cluster) // makes bad files in a directory
 		want string
 	}{
 		"certificate of another authority": {func(t *testing.T, dir string, _ *config.Cluster) {
@@ -130,7 +131,7 @@ func TestCertificatesAreRenewed(t *testing.T) {
 			n := runDialed(t, c)
 			wantProblem(t, n,
 				"etcd has not answered since the shim started at .* \\("+c.Endpoints[0]+"\\): .*"+test.want+".*")
-			if c.CAFile != in("ca.pem") { // it is read at the start of a shim only
+			if c.CAFile != in("ca.pem") { // a shim reads this file at its start only
 				return
 			}
 			(&authority{dir, ca.cert, ca.key}).sign(t, "client", &x509.Certificate{})
