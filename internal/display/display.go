@@ -93,7 +93,7 @@ func partial(text []byte) int {
 	return 0
 }
 
-// Exact returns the writer behind to, for data that must stay unchanged; to itself if that is a terminal.
+// Exact returns the writer behind to, for data that must stay unchanged. If that is a terminal, it returns to itself.
 func Exact(to io.Writer) io.Writer {
 	w, is := to.(*Writer)
 	if !is {
@@ -105,10 +105,10 @@ func Exact(to io.Writer) io.Writer {
 	return w.to
 }
 
-// defaultColumns is the width of a terminal that does not know its own.
+// defaultColumns is the width of a terminal that does not report its own.
 const defaultColumns = 80
 
-// Columns returns the width of the terminal behind to, or 0 if that is none.
+// Columns returns the width of the terminal behind to, or 0 if to is not a terminal.
 func Columns(to io.Writer) int {
 	w, _ := to.(*Writer)
 	if w == nil {
@@ -128,8 +128,8 @@ func Columns(to io.Writer) int {
 	return int(size.Col)
 }
 
-// Replace replaces the last line of a terminal, which a call with an empty text clears. The text is escaped and cut to
-// the width of the terminal.
+// Replace replaces the last line of a terminal. An empty text clears the line. The text is escaped and cut to the width
+// of the terminal.
 func Replace(to io.Writer, text string) {
 	w, _ := to.(*Writer)
 	width := Columns(to)
@@ -154,7 +154,8 @@ func Quote(arg string) string {
 	return "'" + strings.ReplaceAll(arg, "'", `'\''`) + "'"
 }
 
-// Command returns a command to copy: trusted words and untrusted arguments. No argument is taken for a flag.
+// Command returns a command to copy, from trusted words and untrusted arguments. No argument can be mistaken for a
+// flag.
 func Command(words string, args ...string) string {
 	for _, arg := range args {
 		if strings.HasPrefix(arg, "-") {
@@ -168,7 +169,7 @@ func Command(words string, args ...string) string {
 	return words
 }
 
-// Size formats a number of bytes; empty if it is 0, which means unknown.
+// Size formats a number of bytes. It returns "" for 0, which means unknown.
 func Size(bytes int64) string {
 	if bytes <= 0 {
 		return ""

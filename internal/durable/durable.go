@@ -9,7 +9,8 @@ import (
 	"github.com/google/renameio/v2"
 )
 
-// WriteFile replaces a file: after a crash it has the old content or the new one. Only its user can read it.
+// WriteFile replaces a file. After a crash the file has either the old or the new content. Only the current user can
+// read it.
 func WriteFile(path string, text []byte) error {
 	dir := filepath.Dir(path)
 	if err := renameio.WriteFile(path, text, 0o600, renameio.WithTempDir(dir)); err != nil {

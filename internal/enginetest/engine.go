@@ -33,7 +33,8 @@ type Engine struct {
 	dir    string
 	config string // containers.conf of podman
 	daemon *process
-	// containerd is a process of its own, as a package installs it. One that dockerd starts dies with dockerd.
+	// containerd is a separate process, as in the packages of distributions. A containerd that dockerd starts dies with
+	// it.
 	containerd *process
 }
 
@@ -60,7 +61,7 @@ func (e *Engine) spawn(args []string) *process {
 	return p
 }
 
-// end ends the process, at once after the grace.
+// end asks the process to end, and kills it after the grace.
 func (p *process) end(grace time.Duration) {
 	if p == nil {
 		return
@@ -193,7 +194,7 @@ func (e *Engine) close() {
 	}
 	select {
 	case <-e.daemon.exited:
-		e.Start() // else nobody can stop its containers
+		e.Start() // without the daemon, the containers cannot be stopped
 	default:
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

@@ -57,8 +57,8 @@ func StartProcess(t testing.TB) (*clientv3.Client, *os.Process) {
 	return connect(t, clientv3.Config{Endpoints: []string{at}}), process
 }
 
-// StartTLS is Start for a member that authenticates itself with a certificate, and its clients by one of the same CA.
-// The arguments are paths of PEM files.
+// StartTLS is Start for a member that authenticates itself with a certificate, and requires client certificates of the
+// same CA. The arguments are paths of PEM files.
 func StartTLS(t testing.TB, ca, cert, key string, client *tls.Config) *clientv3.Client {
 	t.Helper()
 	at, _ := start(t, "https", "--client-cert-auth", "--trusted-ca-file", ca, "--cert-file", cert, "--key-file", key)
@@ -79,8 +79,8 @@ func start(t testing.TB, scheme string, args ...string) (at string, process *os.
 	return at, cmd.Process
 }
 
-// Command returns a command that runs a cluster of one member in a directory, and its URL. Its ports were free a moment
-// ago.
+// Command returns a command that runs a cluster of one member in a directory, and the URL of the member. Its ports were
+// free a moment ago.
 func Command(dir, scheme string, args ...string) (cmd *exec.Cmd, at string, err error) {
 	binary, err1 := Binary()
 	client, err2 := freeAddress()

@@ -49,8 +49,8 @@ func StartProxy(t testing.TB, to string) *Proxy {
 	return p
 }
 
-// Cut has nothing pass in either direction until Heal. As in a network that drops packets, no connection ends, and what
-// was sent arrives after Heal.
+// Cut lets nothing pass in either direction until Heal. As in a network that drops packets, connections stay open, and
+// what was sent arrives after Heal.
 func (p *Proxy) Cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -100,7 +100,7 @@ func (p *Proxy) accept(l net.Listener) {
 	}
 }
 
-// pass passes on what one end sends to the other one.
+// pass copies what one end sends to the other end.
 func (p *Proxy) pass(from, to net.Conn) {
 	part := make([]byte, 64<<10)
 	for {

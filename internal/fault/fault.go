@@ -22,7 +22,7 @@ type Fault struct {
 	After bool          // with a method or the store: after its work
 	Do    string        // the action
 	With  string        // the argument of the action
-	Times int           // at most so often per process; 0: always
+	Times int           // at most this often per process; 0: always
 	Once  string        // only in the process that creates this file
 }
 
@@ -136,8 +136,8 @@ func Read(program string) ([]Fault, error) {
 	return Parse(strings.Split(string(text), "\n")...)
 }
 
-// Binary copies the program, which testbin.FaultyShim builds, to dir/name and appends faults. Each name has another
-// digest.
+// Binary copies the program, which testbin.FaultyShim builds, to dir/name and appends faults. Programs with different
+// names have different digests.
 func Binary(t testing.TB, program, dir, name string, lines ...string) (path string) {
 	t.Helper()
 	if _, err := Parse(lines...); err != nil {

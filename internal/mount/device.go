@@ -12,14 +12,14 @@ import (
 // ErrNoDevice means that the file at a path is neither a block nor a character device.
 var ErrNoDevice = errors.New("not a device node")
 
-// Device makes a device of the host appear in the space as a node of its own. Its owner and mode can differ, and nodev
-// of the source's mount has no effect. Where the kernel refuses to make nodes (a user namespace), the host's node is
-// bound, with its owner and mode.
+// Device shows a device of the host in the space, as a new node. The node may have another owner and mode, and a nodev
+// flag of the source's mount has no effect on it. Where the kernel refuses to make nodes (in a user namespace), the
+// host's node is bound, with its owner and mode.
 type Device struct {
 	Source   string // absolute, on the host
 	Target   string // absolute, in the space; made if it does not exist
 	UID      int    // owner; the group is that of the source
-	ReadOnly bool   // no write permission. Only a device cgroup keeps root from writing
+	ReadOnly bool   // no write permission. Only a device cgroup can also keep root from writing
 }
 
 func (d Device) target() string { return d.Target }
@@ -28,7 +28,7 @@ func (d Device) put(t *tree) error {
 	return Bind{Source: d.Source, Target: d.Target, ReadOnly: d.ReadOnly}.put(t)
 }
 
-// nodes makes the nodes of the devices in a tmpfs and unmounts it. Clones of the single nodes remain.
+// nodes makes the nodes of the devices in a tmpfs, clones each node, and unmounts the tmpfs.
 func (t *tree) nodes(layers []Layer, scratch string) error {
 	var devices []Device
 	for _, l := range layers {
@@ -56,7 +56,7 @@ func (t *tree) nodes(layers []Layer, scratch string) error {
 	return nil
 }
 
-// open returns a detached clone of a new node at path, or of the source.
+// open returns a detached clone of a new node at path. If no node can be made, it is a clone of the source.
 func (d Device) open(path string) (int, error) {
 	source, err := unix.Open(d.Source, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -77,7 +77,7 @@ func (d Device) open(path string) (int, error) {
 	return clone(path, 0)
 }
 
-// mode returns the mode of the source with access for the owner, and without write access if ReadOnly.
+// mode returns the mode of the source, with access for the owner. If ReadOnly is set, it has no write access.
 func (d Device) mode(source uint32) uint32 {
 	if d.ReadOnly {
 		return source&0o555 | 0o400
@@ -85,9 +85,9 @@ func (d Device) mode(source uint32) uint32 {
 	return source&0o777 | 0o600
 }
 
-// attachCopied mounts an entry of the host's directory dir in a copy of dir. /dev/ptmx finds terminals in its own
-// directory, which a bound node does not have, so the node is made again. Where the kernel refuses that, the node is
-// bound, and does not work in the task.
+// attachCopied mounts an entry of the host's directory dir in the copy of dir. /dev/ptmx looks for terminals in its own
+// directory, which does not work through a bind, so attachCopied makes the node again. Where the kernel refuses that,
+// it binds the node, which then does not work in the task.
 func (t *tree) attachCopied(fd int, dir, at string) error {
 	if st, err := deviceStat(fd); err == nil && dir == "/dev" && filepath.Base(at) == "ptmx" {
 		if err := makeNode(at, st, int(st.Uid), uint32(st.Mode)&0o777); !errors.Is(err, unix.EPERM) {
@@ -97,7 +97,7 @@ func (t *tree) attachCopied(fd int, dir, at string) error {
 	return attachTree(fd, at)
 }
 
-// makeNode makes another node of a device. EPERM means that no node was made.
+// makeNode makes a new node for a device. EPERM means that no node was made.
 func makeNode(at string, of unix.Statx_t, uid int, mode uint32) error {
 	if err := unix.Mknod(at, uint32(of.Mode)&unix.S_IFMT|mode,
 		int(unix.Mkdev(of.Rdev_major, of.Rdev_minor))); err != nil {
@@ -127,8 +127,8 @@ type Number struct {
 	Major, Minor uint32
 }
 
-// NumberOf returns the number of the device at path, following links, or ErrNoDevice. It asks no server, so path may be
-// in a volume.
+// NumberOf returns the number of the device at path, or ErrNoDevice. It follows links and asks no server, so path may
+// be in a volume.
 func NumberOf(path string) (Number, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {

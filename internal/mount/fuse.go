@@ -18,9 +18,9 @@ func (m Mount) isFUSE() bool {
 }
 
 // Serves reports whether a process of the task that listens at a unix socket serves mounts: it has /dev/fuse, an nbd or
-// a ublk device open, or has connected an nbd device. It reports true if that cannot be known. A process belongs to the
-// task if it is in the mount namespace of the listener, in its cgroup or one below, or descends from it. So where tasks
-// share both with their host, any such process counts.
+// a ublk device open, or has connected an nbd device. If that cannot be found out, Serves reports true. A process
+// belongs to the task if it is in the mount namespace of the listener, in its cgroup or below, or descends from it. If
+// a task shares namespace and cgroup with the host, any process of the host counts.
 func Serves(socket string) bool {
 	listener, err := listenerOf(socket)
 	if err != nil {
@@ -38,7 +38,7 @@ func Serves(socket string) bool {
 // listenerTimeout bounds the wait for a listener whose queue of connections is full.
 const listenerTimeout = time.Second
 
-// listenerOf returns the process that listens at a socket (SO_PEERCRED: the one that called listen).
+// listenerOf returns the process that called listen on a socket (SO_PEERCRED).
 func listenerOf(socket string) (int, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -54,7 +54,7 @@ func listenerOf(socket string) (int, error) {
 	}
 	peer, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err == nil && peer.Pid <= 0 {
-		err = unix.ESRCH // in another pid namespace
+		err = unix.ESRCH // the process is in another pid namespace
 	}
 	if err != nil {
 		return 0, err
@@ -70,7 +70,7 @@ type taskOf struct {
 
 func newTaskOf(pid int) taskOf { return taskOf{pid, spaceOf(pid), cgroupOf(pid)} }
 
-// has reports whether a process belongs to the task. It reports true if that cannot be known.
+// has reports whether a process belongs to the task. If that cannot be found out, it reports true.
 func (t taskOf) has(pid int) bool {
 	space, cgroup := spaceOf(pid), cgroupOf(pid)
 	if space == "" || t.space == "" || space == t.space || t.holds(cgroup) {
@@ -89,14 +89,14 @@ func (t taskOf) has(pid int) bool {
 	return true
 }
 
-// holds reports whether a /proc/PID/cgroup names the task's cgroup, or one below it (cgroup v2). What is below the root
-// does not count.
+// holds reports whether the text of a /proc/PID/cgroup names the task's cgroup or one below it (cgroup v2). For a task
+// in the root cgroup, only the root itself counts.
 func (t taskOf) holds(cgroup string) bool {
 	own := strings.TrimSpace(t.cgroup)
 	return cgroup == t.cgroup || own != "0::/" && strings.HasPrefix(cgroup, own+"/")
 }
 
-// maxAncestors bounds the search for an ancestor, because processes come and go meanwhile.
+// maxAncestors bounds the search for an ancestor, because the process table may change meanwhile.
 const maxAncestors = 1000
 
 func spaceOf(pid int) string {
@@ -109,8 +109,8 @@ func cgroupOf(pid int) string {
 	return string(text)
 }
 
-// opensServed reports whether a process has /dev/fuse open (character device 10:229), or a device of nbd or ublk. It
-// reports true for a living process whose files this one may not list.
+// opensServed reports whether a process has /dev/fuse (character device 10:229) or a device of nbd or ublk open. If
+// this process may not list the files of a living process, it reports true.
 func opensServed(pid int) bool {
 	if _, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid)); os.IsPermission(err) {
 		return true
@@ -119,7 +119,7 @@ func opensServed(pid int) bool {
 		switch name := filepath.Base(strings.TrimSuffix(fd.Path, " (deleted)")); {
 		case servedName.MatchString(name):
 			return true
-		case name != "fuse": // else it may hang to examine it
+		case name != "fuse": // do not examine other files: that may hang
 			continue
 		}
 		var st unix.Stat_t

@@ -18,14 +18,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrHung means that there was no answer in time. The operation may still take effect.
+// ErrHung means that an operation had no result in time. It may still take effect.
 var ErrHung = errors.New("no answer in time")
 
 // Helper runs operations that may hang in the kernel in helper processes: it inspects paths, unmounts, and mounts parts
 // of volumes. A helper process that misses its deadline is killed. While the kernel does not let it exit, the same
-// operation is not started again, so there is one process per hanging operation, and not one per call. A hanging
-// process keeps its mount in use. It has no files or environment of this process. Calls may be concurrent. A context
-// without a deadline gets one of 10 seconds.
+// operation is not started again, so that a hanging operation has one process, however often it is called. A hanging
+// process keeps its mount in use. A helper process has no files or environment of this process. Calls may be
+// concurrent. A context without a deadline gets one of 10 seconds.
 type Helper struct {
 	Command []string // see HelperCommand
 
@@ -35,11 +35,11 @@ type Helper struct {
 
 const (
 	helperLimit = 10 * time.Second
-	killLimit   = 100 * time.Millisecond // for a process killed in an operation to exit, before it counts as hanging
+	killLimit   = 100 * time.Millisecond // for a killed process to exit, before it counts as hanging
 )
 
-// Inspect inspects each path. A path without an answer at the deadline is Hung, which is no error. The error is about
-// paths that are not in the result. Links are not followed and devices not opened. The inspection uses the mounts of
+// Inspect inspects each path. A path without an answer at the deadline is Hung, which is no error. An error means that
+// some paths are not in the result. Inspect follows no links and opens no devices. While it runs, it uses the mounts of
 // the paths.
 func (h *Helper) Inspect(ctx context.Context, paths []string) (map[string]Info, error) {
 	if ctx.Err() != nil {
@@ -94,8 +94,8 @@ func (h *Helper) Unmount(ctx context.Context, root, rel string) error {
 	return h.do(ctx, "unmount "+at, "unmount "+at, question{Unmount: &Part{Root: root, At: rel}})
 }
 
-// MountPart calls the function MountPart. After ErrHung the part may still be mounted. Until that is certain, no other
-// operation is started at p.At.
+// MountPart calls the function MountPart. After ErrHung the part may still be mounted. Until the outcome is certain, no
+// other operation starts at p.At.
 func (h *Helper) MountPart(ctx context.Context, p Part) error {
 	at := filepath.Join(p.Root, p.At)
 	return h.do(ctx, "part at "+at, "mount a part at "+at, question{MountPart: &p})
@@ -123,7 +123,7 @@ func (h *Helper) do(ctx context.Context, place, what string, q question) error {
 	}
 	err := h.ask(ctx, q, func(p *process, a answer) { p.busy[a.TID] = place })
 	if remote := (*remoteError)(nil); err == nil || errors.As(err, &remote) {
-		return err // the helper's own names what it did
+		return err // the helper process has named its operation in the error
 	}
 	return fmt.Errorf("%s: %w", what, err)
 }
@@ -160,13 +160,13 @@ func (h *Helper) ask(ctx context.Context, q question, take func(*process, answer
 	return fmt.Errorf("helper process ended without an answer: %w", err)
 }
 
-// end kills a helper process, and remembers one that does not exit.
+// end kills a helper process. If the process does not exit, end keeps it in killed.
 func (h *Helper) end(p *process) {
 	p.in.Close()
 	p.out.Close()
 	limit := killLimit
 	if p.done {
-		limit = helperLimit // no operation delays its exit
+		limit = helperLimit // no operation delays the exit
 	}
 	if p.kill(limit) {
 		return
@@ -176,7 +176,7 @@ func (h *Helper) end(p *process) {
 	h.killed = append(h.killed, p)
 }
 
-// hangs reports whether an earlier helper process hangs in an operation. It reaps those that have exited.
+// hangs reports whether an earlier helper process hangs in an operation. It reaps helper processes that have exited.
 func (h *Helper) hangs(what string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -190,11 +190,11 @@ type process struct {
 	pidfd int
 	in    *os.File
 	out   *os.File
-	busy  map[int]string // what each of its threads does
+	busy  map[int]string // current operation of each thread
 	done  bool           // it has answered its question
 }
 
-// start starts a helper process with no environment and no files of this process, as both may hold secrets or locks.
+// start starts a helper process without environment and files of this process, because both may hold secrets or locks.
 func start(command []string, until time.Time) (*process, error) {
 	if len(command) == 0 {
 		return nil, errors.New("no helper program is configured")
@@ -222,17 +222,17 @@ func start(command []string, until time.Time) (*process, error) {
 	return p, errors.Join(in.SetDeadline(until), out.SetDeadline(until))
 }
 
-// interrupt ends reads from and writes to the process.
+// interrupt ends reads from the process and writes to it.
 func (p *process) interrupt() {
 	past := time.Unix(0, 1)
 	_ = p.in.SetDeadline(past)
 	_ = p.out.SetDeadline(past)
 }
 
-// kill kills the process and reports whether it has exited. It waits no longer than limit, as the process may hang in
-// the kernel.
+// kill kills the process and reports whether it has exited. It waits no longer than limit, because the process may hang
+// in the kernel.
 func (p *process) kill(limit time.Duration) bool {
-	_ = unix.Kill(p.pid, unix.SIGKILL) // the pid is not reused before it is reaped
+	_ = unix.Kill(p.pid, unix.SIGKILL) // the pid is not reused before the process is reaped
 	for end := time.Now().Add(limit); time.Now().Before(end); {
 		poll := []unix.PollFd{{Fd: int32(p.pidfd), Events: unix.POLLIN}}
 		n, err := unix.Poll(poll, int(time.Until(end).Milliseconds())+1)
@@ -243,7 +243,7 @@ func (p *process) kill(limit time.Duration) bool {
 	return p.reap()
 }
 
-// reap reports whether the process has exited, and releases it then.
+// reap reports whether the process has exited. If it has, reap releases it.
 func (p *process) reap() bool {
 	pid, err := unix.Wait4(p.pid, nil, unix.WNOHANG, nil)
 	if pid == 0 || errors.Is(err, unix.EINTR) {

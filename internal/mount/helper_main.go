@@ -26,7 +26,7 @@ type question struct {
 	Ownership   *Ownership
 }
 
-// answer reports that a thread starts an operation, its result, or that all is done.
+// answer reports that a thread has started an operation, or its result, or the end of all operations.
 type answer struct {
 	TID   int // the thread
 	Path  int // index of the path in the question
@@ -44,14 +44,14 @@ var errorKinds = []error{ErrBusy, ErrMounted, ErrNoPart, ErrOutside, ErrHeld, un
 // HelperCommand runs this program as a helper process. The program's main function has to call BecomeHelper first.
 var HelperCommand = []string{"/proc/self/exe", "-mount-helper"}
 
-// BecomeHelper does not return in a process that runs HelperCommand. In any other process it does nothing.
+// BecomeHelper does not return in a helper process (HelperCommand). In any other process it does nothing.
 func BecomeHelper() {
 	if len(os.Args) == 2 && os.Args[1] == HelperCommand[1] {
 		runHelper()
 	}
 }
 
-// runHelper answers one question and exits. It exits at once when its parent has closed the pipe.
+// runHelper answers one question and exits. If the parent closes the pipe, it exits at once.
 func runHelper() {
 	closeInherited()
 	unix.Umask(0) // directories of volumes are made with the mode of their parent
@@ -115,7 +115,7 @@ func answerTo(q question, out io.Writer) {
 	say(last)
 }
 
-// inspectAll inspects each path on a thread of its own, so that a path that hangs does not delay the others.
+// inspectAll inspects each path on a separate thread, so that a path that hangs does not delay the others.
 func inspectAll(paths []string, say func(answer)) {
 	debug.SetMaxThreads(len(paths) + 1000)
 	var all sync.WaitGroup

@@ -15,7 +15,7 @@ type Info struct {
 	Block  bool               // a block device
 	Device hooks.DeviceNumber // of a device
 	Errno  unix.Errno         // why the path could not be inspected
-	Hung   bool               // it did not answer in time
+	Hung   bool               // the path did not answer in time
 }
 
 // dead are the errors of file systems that have lost their server: FUSE, network file systems, disks.
@@ -26,7 +26,7 @@ var dead = []unix.Errno{
 // Dead reports whether the file system of the path has lost its server.
 func (i Info) Dead() bool { return slices.Contains(dead, i.Errno) }
 
-// Known reports whether the inspection has a result. It has none if this process lacks a right.
+// Known reports whether the inspection has a result. It has none if this process lacked a permission.
 func (i Info) Known() bool { return i.Hung || i.Dead() || i.Errno == 0 || i.Errno == unix.ENOENT }
 
 // Trouble returns why a mount cannot be used, for display. It is empty if no reason is known.
@@ -51,7 +51,7 @@ func inspect(path string) (i Info) {
 	defer unix.Close(fd)
 	var st unix.Statx_t
 	var fs unix.Statfs_t
-	// The kernel answers the first, even if the server is gone; the server answers the others.
+	// The kernel answers the first call, even if the server is gone. The server answers the others.
 	i.Errno = errnoOf(unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS, &st))
 	if err := unix.Fstatfs(fd, &fs); err != nil {
 		i.Errno = errnoOf(err)

@@ -20,7 +20,7 @@ import (
 
 // Manager makes, inspects and removes directories, sockets and mounts below the two directories of a Layout. It refuses
 // every other path. Its errors have a kind of package registry. No method follows a path into a mount, so a dead mount
-// blocks none. A helper process with a deadline does what touches a mount.
+// blocks none. Operations that touch a mount run in a helper process with a deadline.
 type Manager struct {
 	layout hooks.Layout
 	boot   string
@@ -46,8 +46,8 @@ func NewManager(l hooks.Layout) (*Manager, error) {
 // Boot returns the ID of the current boot.
 func (m *Manager) Boot() string { return m.boot }
 
-// Share makes the run directory and the mount root shared mounts, and checks that a mount of a task below the mount
-// root appears in this namespace.
+// Share makes the run directory and the mount root shared mounts. It checks that a mount that a task makes below the
+// mount root appears in this namespace.
 func (m *Manager) Share() error {
 	dirs := []string{m.layout.Run, m.layout.MountRoot()}
 	for _, dir := range dirs {
@@ -59,14 +59,14 @@ func (m *Manager) Share() error {
 		return err
 	}
 	err := ProbePropagation(m.layout.MountRoot())
-	// of a mount, ENOSPC means too many mounts
+	// the ENOSPC of a mount means that there are too many mounts
 	if made, is := errors.AsType[*fs.PathError](err); is && made.Op == "mkdir" {
 		return exhausted(err)
 	}
 	return err
 }
 
-// split returns the layout's directory that holds the path, and the rest of the path.
+// split returns that directory of the layout that holds the path, and the rest of the path.
 func (m *Manager) split(path string) (root, rel string, err error) {
 	if m.layout.Ours(path) {
 		for _, root := range []string{m.layout.MountRoot(), m.layout.Run} {
@@ -203,7 +203,7 @@ func (m *Manager) Inspect(ctx context.Context, paths ...string) (map[string]Info
 	return found, m.explain("", err)
 }
 
-// Unmount unmounts the uppermost mount at path; there may be none. It is neither lazy nor forced: what is used stays,
+// Unmount unmounts the uppermost mount at path, if there is one. It is neither lazy nor forced: a mount in use stays,
 // and the error (ErrConflict) names the users.
 func (m *Manager) Unmount(ctx context.Context, path string) error {
 	root, rel, err := m.split(path)
@@ -215,8 +215,8 @@ func (m *Manager) Unmount(ctx context.Context, path string) error {
 	return m.explain(path, m.helper.Unmount(ctx, root, rel))
 }
 
-// HasPart reports whether what is mounted at a path is a part of what is mounted at target, and whether anything is
-// mounted at the path. It reads the mount table. A part that was removed from its volume is none.
+// HasPart reports whether the mount at a path is a part of the volume at target, and whether anything is mounted at the
+// path. It reads the mount table. A part whose directory was removed from the volume does not count.
 func (m *Manager) HasPart(target, at string) (has, mounted bool, err error) {
 	if err := m.check(target, at); err != nil {
 		return false, false, err
@@ -232,7 +232,7 @@ func (m *Manager) HasPart(target, at string) (has, mounted bool, err error) {
 	return has, mounted, nil
 }
 
-// MountPart mounts a path of the volume that is mounted at target at another place. See the function MountPart.
+// MountPart mounts a path of the volume at target at a second place. See the function MountPart.
 func (m *Manager) MountPart(ctx context.Context, target, path, at string, create bool) error {
 	root, rel, err := m.split(at)
 	if err != nil {
@@ -261,14 +261,15 @@ func (m *Manager) UnmountPart(ctx context.Context, at string) error {
 	return m.explain(at, m.helper.UnmountPart(ctx, root, rel))
 }
 
-// Limits of SetOwnership. A walk that is cut off goes on with the next try: it leaves what has the right owner.
+// Limits of SetOwnership. After a walk was cut off, the next try continues it, because it skips files with the right
+// owner.
 const (
 	ownLimit  = 10 * time.Second
 	walkLimit = 5 * time.Minute
 )
 
-// SetOwnership sets owner, group and mode of the volume that is mounted at target, and reports whether it did: not if
-// it is mounted read-only, or has files and the ownership is not recursive. See the function SetOwnership.
+// SetOwnership sets owner, group and mode of the volume at target. The result says if it did not: because the volume is
+// mounted read-only, or because it has files and the ownership is not recursive. See the function SetOwnership.
 func (m *Manager) SetOwnership(
 	ctx context.Context, target string, o registry.Ownership,
 ) (registry.OwnershipResult, error) {
@@ -297,7 +298,7 @@ func (m *Manager) SetOwnership(
 	}
 }
 
-// number parses a number of mount_options, which config has checked. Without one it returns -1.
+// number parses a number of mount_options, which config has checked. It returns -1 for an empty text.
 func number(s string, base int) int {
 	n, err := strconv.ParseUint(s, base, 32)
 	if err != nil {
@@ -324,7 +325,7 @@ func (m *Manager) explain(path string, err error) error {
 	return exhausted(err)
 }
 
-// namedUsers returns the users of the mount at path, and what to do.
+// namedUsers returns the users of the mount at path, and what to do about them.
 func (m *Manager) namedUsers(path string) string {
 	found, err := m.Users([]string{path})
 	var texts []string

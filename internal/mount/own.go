@@ -12,18 +12,19 @@ import (
 // ErrNotEmpty means that a volume has files.
 var ErrNotEmpty = errors.New("the volume has files")
 
-// Ownership is what SetOwnership changes in a mounted volume.
+// Ownership says what SetOwnership changes in a mounted volume.
 type Ownership struct {
 	Root      string // an absolute directory of ours
 	Volume    string // mount point of the volume, below Root
 	UID, GID  int    // -1: unchanged
 	Mode      int    // permission bits of the root directory; -1: unchanged
-	Recursive bool   // owner and group of all files too; else a volume with files is ErrNotEmpty
+	Recursive bool   // also change owner and group of all files; else a volume with files is ErrNotEmpty
 }
 
-// SetOwnership changes the root directory of a volume that has nothing but lost+found, or with Recursive all of a
-// volume. Symbolic links are changed, not followed, and other mounts inside the volume are not entered. A volume that
-// is mounted read-only is EROFS. The volume's server may not answer; Helper.SetOwnership has a deadline.
+// SetOwnership changes the root directory of an empty volume, in which lost+found does not count. With Recursive it
+// changes all of a volume. It changes symbolic links and does not follow them, and enters no other mounts inside the
+// volume. A volume that is mounted read-only is EROFS. The volume's server may not answer; Helper.SetOwnership has a
+// deadline.
 func SetOwnership(o Ownership) error {
 	err := o.set()
 	return wrap(err, "set the owner of %s, below %s", o.Volume, o.Root)
@@ -74,7 +75,7 @@ func (o Ownership) set() error {
 	return err
 }
 
-// checkEmpty returns ErrNotEmpty if the directory has other entries than mkfs makes.
+// checkEmpty returns ErrNotEmpty if the directory has entries that mkfs does not make.
 func checkEmpty(dir *os.File) error {
 	names, err := dir.Readdirnames(2)
 	if errors.Is(err, io.EOF) || err == nil && len(names) == 1 && names[0] == "lost+found" {
@@ -86,7 +87,7 @@ func checkEmpty(dir *os.File) error {
 	return err
 }
 
-// setBelow changes owner and group of everything in a directory that has others.
+// setBelow changes owner and group of everything below a directory, where they differ.
 func (o Ownership) setBelow(dir *os.File) error {
 	fd := int(dir.Fd())
 	for {
@@ -105,8 +106,8 @@ func (o Ownership) setBelow(dir *os.File) error {
 	}
 }
 
-// setAt changes owner and group of an entry of a directory, and of what is in it. It opens the entry once, so that a
-// rename meanwhile leads nowhere else.
+// setAt changes owner and group of an entry of a directory, and of everything below it. It opens the entry only once,
+// so that a rename meanwhile cannot redirect it.
 func (o Ownership) setAt(dir int, name string) error {
 	fd, err := openBelow(dir, name, unix.O_PATH)
 	if errors.Is(err, ErrMounted) {
@@ -133,7 +134,7 @@ func (o Ownership) setAt(dir int, name string) error {
 		}
 	}
 	if (o.UID < 0 || int(st.Uid) == o.UID) && (o.GID < 0 || int(st.Gid) == o.GID) {
-		return nil // an earlier try has changed it, which keeps its set-user-ID bit
+		return nil // already changed by an earlier try; another change would clear its set-user-ID bit
 	}
 	return unix.Fchownat(fd, "", o.UID, o.GID, unix.AT_EMPTY_PATH)
 }

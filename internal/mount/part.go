@@ -16,13 +16,13 @@ var (
 	ErrNoPart = errors.New("there is no such directory or file in the volume")
 	// ErrOutside means that a symbolic link leads out of the volume, or to another mount inside it.
 	ErrOutside = errors.New("it leads out of the volume")
-	// ErrHeld means that another process mounts or unmounts this part now. A process that hangs in the kernel holds it
-	// until it exits.
+	// ErrHeld means that another process currently mounts or unmounts this part. If that process hangs in the kernel,
+	// it holds the part until it exits.
 	ErrHeld = errors.New("another process mounts or unmounts it now")
 )
 
-// A Part is a directory or file of a mounted volume, and the place where it is mounted again. That place is below Root,
-// and no path inside the volume leads to it.
+// A Part is a directory or file of a mounted volume, and a second place at which it is mounted. The second place lies
+// below Root, and no path inside the volume leads to it.
 type Part struct {
 	Root   string // an absolute directory of ours
 	Volume string // mount point of the volume, below Root
@@ -31,10 +31,10 @@ type Part struct {
 	At     string // mount point below Root, in a directory of its own; both are made if they are missing
 }
 
-// MountPart mounts a part: that directory or file alone, with the flags of the volume's mount, in no peer group.
-// Symbolic links are followed if they stay in the volume, also when they change meanwhile: the kernel opens the file
-// below the volume's root, and that very file is mounted. Other mounts inside the volume are neither entered nor
-// included. The volume's server may not answer; Helper.MountPart has a deadline.
+// MountPart mounts a part: only that directory or file, with the flags of the volume's mount, in no peer group. It
+// follows symbolic links that stay in the volume. A link that changes meanwhile cannot misdirect it: the kernel opens
+// the file below the volume's root, and MountPart mounts the opened file. It does not enter or include other mounts
+// inside the volume. The volume's server may not answer; Helper.MountPart has a deadline.
 func MountPart(p Part) error {
 	s, err := openSlot(p.Root, p.At, true)
 	if err == nil {
@@ -83,9 +83,8 @@ func (p Part) mount(s *slot) error {
 	return attach(tree, s.dir, s.name)
 }
 
-// UnmountPart unmounts what MountPart mounted, and removes the mount point and its directory if they are empty. A
-// missing part is no error. It is neither lazy nor forced: a part in use stays (ErrBusy). Like Unmount it may take
-// forever.
+// UnmountPart unmounts a part, and removes the mount point and its directory if they are empty. A missing part is no
+// error. UnmountPart is neither lazy nor forced: a part in use stays (ErrBusy). Like Unmount it may take forever.
 func UnmountPart(root, at string) error {
 	s, err := openSlot(root, at, false)
 	if errors.Is(err, unix.ENOENT) {
@@ -148,7 +147,7 @@ func (p Part) open(volume int) (int, error) {
 	return fd, err
 }
 
-// maxRenames is how often a path is resolved again because a directory in it was renamed.
+// maxRenames bounds how often a path is resolved again because a directory in it was renamed.
 const maxRenames = 1000
 
 // openInside opens a path in a volume. It follows symbolic links, but never leaves the volume or enters another mount
@@ -178,8 +177,8 @@ func openInside(volume int, path string) (fd int, err error) {
 	return fd, err
 }
 
-// makeInside makes the missing directories of a path in a volume, and opens it. Each step starts at the volume's root
-// again, so it resolves the links of that moment and stays inside.
+// makeInside makes the missing directories of a path in a volume, and opens the path. Each step starts again at the
+// volume's root, so it follows the current links and stays inside.
 func makeInside(volume int, names []string) (int, error) {
 	at, err := openInside(volume, ".")
 	for i, name := range names {
@@ -207,7 +206,7 @@ func mkdirLike(dir int, name string) error {
 	}
 	err := unix.Mkdirat(dir, name, uint32(st.Mode)&0o1777)
 	switch {
-	case errors.Is(err, unix.EEXIST): // made meanwhile, or a link that leads nowhere
+	case errors.Is(err, unix.EEXIST): // made meanwhile, or a dangling link
 		return nil
 	case errors.Is(err, unix.EROFS):
 		return fmt.Errorf("%w, and it cannot be made: the volume is read-only", ErrNoPart)
@@ -224,8 +223,8 @@ func fileType(fd int) (uint16, error) {
 	return st.Mode & unix.S_IFMT, wrap(err, "statx")
 }
 
-// A slot is the mount point of a part in a directory of its own. While it is open, it locks that directory, so no other
-// process mounts or unmounts there. The lock belongs to the process: a process that hangs keeps it.
+// A slot is the mount point of a part in its own directory. While the slot is open, its directory is locked, so that no
+// other process mounts or unmounts there. The process holds the lock, so a process that hangs keeps it.
 type slot struct {
 	root   int    // Part.Root
 	parent string // parent of the directory, below root
@@ -239,7 +238,7 @@ const (
 	slotPoll = 5 * time.Millisecond
 )
 
-// openSlot opens the slot of a mount point below root. create: it makes missing directories.
+// openSlot opens the slot of a mount point below root. If create is set, it makes missing directories.
 func openSlot(root, at string, create bool) (_ *slot, err error) {
 	names, err := elements(at)
 	if err == nil && len(names) < 2 {
@@ -265,8 +264,8 @@ func openSlot(root, at string, create bool) (_ *slot, err error) {
 	return s, nil
 }
 
-// lock opens the slot's directory and locks it. If the directory was removed before it was locked, the error is
-// ErrHeld, and the next attempt finds another directory or none.
+// lock opens the slot's directory and locks it. If the directory is removed between the two steps, lock returns
+// ErrHeld. The next attempt then finds another directory or none.
 func (s *slot) lock(dir string, create bool) error {
 	fd, err := -1, error(nil)
 	if create {
@@ -306,7 +305,7 @@ func (s *slot) close() {
 	}
 }
 
-// makePoint makes the mount point a directory or an empty file. Nothing is mounted at it.
+// makePoint makes the mount point, as a directory or as an empty file. Nothing may be mounted there.
 func (s *slot) makePoint(kind uint16) error {
 	fd, err := openBelow(s.dir, s.name, unix.O_PATH)
 	if err == nil {
@@ -350,7 +349,7 @@ func (s *slot) removePoint() error {
 	return err
 }
 
-// clear unmounts everything at the mount point, and removes it and its directory if they are empty.
+// clear unmounts all mounts at the mount point. It removes the mount point and its directory if they are empty.
 func (s *slot) clear() error {
 	for {
 		mounted, err := isMountPoint(s.dir, s.name)
@@ -365,7 +364,7 @@ func (s *slot) clear() error {
 		}
 	}
 	if s.removePoint() != nil {
-		return nil // what stays is no mount
+		return nil // the mount point is not empty, but nothing is mounted there
 	}
 	if parent, err := openBelow(s.root, s.parent, unix.O_PATH|unix.O_DIRECTORY); err == nil {
 		_ = rmdirAt(parent, s.own)

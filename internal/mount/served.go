@@ -8,20 +8,21 @@ import (
 	"strings"
 )
 
-// sysfs is where the kernel describes block devices.
+// sysfs is the directory in which the kernel describes block devices.
 const sysfs = "/sys"
 
-// IsServed reports whether a process serves what is mounted, so that it is dead once that process ends: a FUSE file
-// system, or a block device of nbd (rbd-nbd) or ublk, or one on top of such a device.
+// IsServed reports whether a process serves the mount, so that the mount is dead once the process ends. That is a FUSE
+// file system, a block device of nbd (rbd-nbd) or ublk, or a device on top of one.
 func (m Mount) IsServed() bool { return m.isFUSE() || m.onServedDevice(sysfs) }
 
-// Served reports whether a process serves what is mounted at path.
+// Served reports whether a process serves the mount at path.
 func Served(path string) bool {
 	m, found, err := At(path)
 	return err == nil && found && m.IsServed()
 }
 
-// onServedDevice reports whether the mount's device, or the device whose node is mounted, is served by a process.
+// onServedDevice reports whether a process serves the mount's device. If the mount is a device node, it reports this
+// for the node's device.
 func (m Mount) onServedDevice(sys string) bool {
 	switch {
 	case (m.FSType == "devtmpfs" || m.FSType == "tmpfs") && m.Root != "/": // a device node, unless it is a directory
@@ -29,7 +30,7 @@ func (m Mount) onServedDevice(sys string) bool {
 	case m.Major != 0:
 		return isServedDevice(filepath.Join(sys, "dev/block", strconv.Itoa(m.Major)+":"+strconv.Itoa(m.Minor)),
 			maxStacked)
-	case strings.HasPrefix(m.Source, "/dev/"): // such as btrfs, whose mounts have no device number
+	case strings.HasPrefix(m.Source, "/dev/"): // for example btrfs, whose mounts have no device number
 		node, err := filepath.EvalSymlinks(m.Source)
 		if err != nil {
 			node = m.Source
@@ -45,8 +46,8 @@ const maxStacked = 8
 // servedName matches devices that a process serves: block devices of nbd and ublk, and the character device of ublk.
 var servedName = regexp.MustCompile(`^(nbd|ublk[bc])[0-9]+$`)
 
-// isServedDevice reports whether a directory of sysfs describes such a block device, a partition of one, or a device on
-// top of one (LUKS, LVM).
+// isServedDevice reports whether a directory of sysfs describes a block device that a process serves, a partition of
+// one, or a device on top of one (LUKS, LVM).
 func isServedDevice(dir string, depth int) bool {
 	dir, err := filepath.EvalSymlinks(dir)
 	if err != nil || depth == 0 {
@@ -66,8 +67,8 @@ func isServedDevice(dir string, depth int) bool {
 	return false
 }
 
-// nbdServers returns the processes, or threads of them, that have connected nbd devices. They may have ended: the
-// kernel itself may serve the device from a socket then.
+// nbdServers returns the processes or threads that have connected nbd devices. They may have ended, because the kernel
+// itself can then serve the device from a socket.
 func nbdServers(sys string) (pids []int) {
 	files, _ := filepath.Glob(filepath.Join(sys, "block/nbd*/pid"))
 	for _, file := range files {

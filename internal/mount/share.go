@@ -14,12 +14,12 @@ import (
 // ErrNotShared means that mounts below a directory do not propagate to other namespaces. See MakeShared.
 var ErrNotShared = errors.New("not on a shared mount")
 
-// MakeShared makes each directory a shared mount of itself in a peer group of its own. A directory that is a shared
-// mount stays as it is, and so do mounts below it. No directory lies below another one. Symbolic links are resolved, as
-// the directories hold no volume yet.
+// MakeShared makes each directory a shared mount of itself, in a new peer group. If a directory is a shared mount
+// already, it and the mounts below it stay as they are. No directory may lie below another one. MakeShared resolves
+// symbolic links, because the directories hold no volume yet.
 //
-// The clone becomes private before it becomes shared: where / is shared, a plain bind would be a peer of /, and every
-// mount below it would be made twice.
+// The clone becomes private before it becomes shared. If / is shared, a plain bind would be a peer of /, and every
+// mount below would appear twice.
 func MakeShared(dirs ...string) error {
 	all, err := Table(0)
 	if err != nil {
@@ -58,8 +58,8 @@ func makeShared(all Mounts, dir string) error {
 	return attach(fd, unix.AT_FDCWD, dir)
 }
 
-// ProbePropagation checks that a mount below dir in another namespace, as in that of a task, appears in this one. It
-// removes its test mount. The error has the reason.
+// ProbePropagation checks that a mount made below dir in another namespace, such as that of a task, appears in this
+// one. It removes its test mount. The error says why the mount did not appear.
 func ProbePropagation(dir string) error {
 	return wrap(probePropagation(dir), "test mount propagation below %s", dir)
 }
@@ -83,7 +83,7 @@ func probePropagation(dir string) error {
 	if err != nil {
 		return err
 	}
-	// Mount IDs, as the mount table may be long.
+	// Compare mount IDs, because reading the mount table may take long.
 	outer, err := mountID(unix.AT_FDCWD, dir)
 	if err != nil {
 		return err
@@ -111,8 +111,8 @@ func notPropagated(dir string) error {
 	return fmt.Errorf("%w: the test mount did not appear", ErrNotShared)
 }
 
-// mountID returns the ID of the mount of a path below an open directory, or of the file itself if path is empty. It
-// follows no link and asks no server.
+// mountID returns the ID of the mount that holds a path below an open directory. If path is empty, it is the mount of
+// the opened file. mountID follows no link and asks no server.
 func mountID(dir int, path string) (int, error) {
 	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_STATX_DONT_SYNC
 	if path == "" {
@@ -123,7 +123,7 @@ func mountID(dir int, path string) (int, error) {
 	return int(st.Mnt_id), wrap(err, "statx %s", path)
 }
 
-// resolve returns dir as mountinfo has it.
+// resolve returns dir in the form that mountinfo has.
 func resolve(dir string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -132,14 +132,14 @@ func resolve(dir string) (string, error) {
 	return filepath.EvalSymlinks(dir)
 }
 
-// clone returns a detached copy of the mounts at path and below: peers of shared mounts, slaves of slaves. The kernel
-// follows links in path and asks no server.
+// clone returns a detached copy of the mounts at path and below. Copies of shared mounts are peers of these, and copies
+// of slaves are slaves. The kernel follows links in path and asks no server.
 func clone(path string, flags uint) (int, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE|flags)
 	return fd, wrap(err, "clone %s", path)
 }
 
-// mountOf returns the mount that path leads to, following links. It asks no server, so it is safe for a volume.
+// mountOf returns the mount to which path leads. It follows links and asks no server, so path may be in a volume.
 func (ms Mounts) mountOf(path string) (Mount, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -166,7 +166,7 @@ func attach(tree, dir int, path string) error {
 	return unix.MoveMount(tree, "", dir, path, flags)
 }
 
-// setAttr changes the attributes of the mount at fd; recursive: of all mounts below it, too.
+// setAttr changes the attributes of the mount at fd. If recursive is set, it also changes all mounts below.
 func setAttr(fd int, recursive bool, attr unix.MountAttr) error {
 	flags := uint(unix.AT_EMPTY_PATH)
 	if recursive {
@@ -175,7 +175,7 @@ func setAttr(fd int, recursive bool, attr unix.MountAttr) error {
 	return wrap(unix.MountSetattr(fd, "", flags, &attr), "mount_setattr")
 }
 
-// wrap adds the operation to an error. It returns nil for nil.
+// wrap adds the operation to an error. It returns nil if the error is nil.
 func wrap(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
@@ -183,8 +183,8 @@ func wrap(err error, format string, args ...any) error {
 	return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), err)
 }
 
-// OnThread runs fn on a thread of its own, which ends with fn, so fn may leave it in any namespace. The main thread
-// cannot end before the process: if fn gets it, fn runs on another.
+// OnThread runs fn on a separate thread that ends with fn, so fn may leave the thread in any namespace. The main thread
+// cannot end before the process. If OnThread gets the main thread, it runs fn on another one.
 func OnThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {

@@ -10,7 +10,7 @@ import (
 )
 
 // RemoveStaleSocket reports whether a process serves the unix socket at path, and removes the socket if none does. A
-// missing socket is no error. The last two elements of path are never followed as links, so a task that owns the
+// missing socket is no error. It never follows the last two elements of path as links, so a task that owns the
 // directory cannot redirect the removal. A file of another type is an error and stays.
 func RemoveStaleSocket(path string) (served bool, err error) {
 	if len(path) > hooks.MaxSocketPath {
@@ -57,7 +57,7 @@ func removeStaleAt(dir int, name string) (served bool, err error) {
 	return false, nil
 }
 
-// dial connects to the very socket that fd has open. Unix sockets connect or refuse at once, so it cannot hang.
+// dial connects to the socket that fd has open. It cannot hang, because unix sockets connect or refuse at once.
 func dial(fd int) (served bool, err error) {
 	s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

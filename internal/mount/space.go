@@ -20,8 +20,8 @@ const (
 	Bidirectional
 )
 
-// Space is the file system that a program sees: the host's directories as slaves, with Layers on top, in order. A Space
-// without Layers is the host's view with a root directory of its own.
+// Space is the file system that a program sees: the host's directories as slaves, with the Layers on top, in their
+// order. Without Layers a Space looks like the host, but has its own root directory.
 type Space struct {
 	Scratch string // an existing directory of the host where the root is built; nothing of that appears on the host
 	Layers  []Layer
@@ -37,7 +37,7 @@ type Layer interface {
 type Bind struct {
 	Source      string // absolute, on the host
 	Target      string // absolute, in the space; made if it does not exist, never on the host's own directories
-	ReadOnly    bool   // with what is mounted below it now
+	ReadOnly    bool   // also for the mounts that are below it now
 	Propagation Propagation
 }
 
@@ -47,7 +47,7 @@ type Dir struct {
 	Mode uint32 // permission bits
 }
 
-// Tmpfs mounts an empty file system in memory, which ends with the space.
+// Tmpfs mounts an empty file system in memory, which vanishes with the space.
 type Tmpfs struct {
 	Path     string // absolute, in the space
 	Size     string // in the syntax of tmpfs(5); empty: 1m
@@ -59,11 +59,11 @@ func (b Bind) target() string  { return b.Target }
 func (d Dir) target() string   { return d.Path }
 func (t Tmpfs) target() string { return t.Path }
 
-// Run calls fn on a thread inside a new space. Processes that fn starts run there, and the space ends with the last of
-// them, without cleanup. fn must not use other goroutines: they run outside. The order matters. A bidirectional source
-// is cloned while it is still a peer of the host's mount: a slave never becomes a peer again. Everything else becomes a
-// slave, not private: a private copy would keep a device busy after the host has unmounted it. All sources are open
-// before the new root covers anything.
+// Run calls fn on a thread inside a new space. Processes that fn starts run in the space, and it vanishes with the last
+// of them, without cleanup. fn must not use other goroutines, because these run outside. The order of the steps
+// matters. A bidirectional source is cloned while it is still a peer of the host's mount, because a slave cannot become
+// a peer again. All other mounts become slaves and not private, because a private copy would keep a device busy after
+// the host has unmounted it. All sources are opened before the new root covers anything.
 func (s Space) Run(fn func() error) error {
 	if err := s.check(); err != nil {
 		return err
@@ -101,7 +101,7 @@ func (s Space) Run(fn func() error) error {
 	})
 }
 
-// check refuses impossible layers before anything is made.
+// check refuses impossible layers before anything is changed.
 func (s Space) check() error {
 	for _, l := range s.Layers {
 		if at := l.target(); !filepath.IsAbs(at) || filepath.Clean(at) == "/" {
@@ -116,7 +116,7 @@ func (s Space) check() error {
 	return nil
 }
 
-// bidirectional refuses a source from which mounts cannot propagate to the host.
+// bidirectional refuses a source from which mounts would not propagate to the host.
 func bidirectional(b Bind) error {
 	table, err := Table(0)
 	if err != nil {
@@ -164,7 +164,7 @@ func (b Bind) put(t *tree) error {
 	case b.Propagation == Bidirectional:
 		t.cover(at.path, shared)
 	case within("/dev", b.Source):
-		t.cover(at.path, host) // no mount points among the host's devices
+		t.cover(at.path, host) // the space must not make mount points among the host's devices
 	default:
 		t.cover(at.path, own)
 	}

@@ -11,24 +11,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// area is the owner of the files below a directory of a space.
+// area says who owns the files below a directory of a space.
 type area int
 
 const (
-	host   area = iota // the host: nothing may be made there
-	copied             // the space: a tmpfs in place of a directory of the host
-	own                // the space: its tmpfs, and what is bound into it
+	host   area = iota // the host: the space must not make anything there
+	copied             // the space: a tmpfs that replaces a directory of the host
+	own                // the space: its tmpfs, and binds in it
 	shared             // a bidirectional bind: a mount there would appear on the host
 )
 
-// maxCopied is the maximum number of entries of a host's directory that is copied because a target is missing in it.
+// maxCopied is the largest number of entries of a host's directory that is copied because it lacks a target.
 const maxCopied = 4096
 
 // tree builds the root of a space, on the thread that is inside it.
 type tree struct {
 	sources map[string]int  // detached clones, by target
-	areas   map[string]area // by directory; the longest prefix counts
-	copies  []int           // the copied directories, opened as paths
+	areas   map[string]area // by directory; the longest matching prefix counts
+	copies  []int           // the copied directories, opened with O_PATH
 }
 
 func newTree() *tree {
@@ -50,7 +50,7 @@ func (t *tree) close() {
 	}
 }
 
-// cover records the area of path, which hides areas below it.
+// cover records the area of path, and removes areas below it.
 func (t *tree) cover(path string, whose area) {
 	maps.DeleteFunc(t.areas, func(p string, _ area) bool { return within(path, p) })
 	t.areas[path] = whose
@@ -88,7 +88,7 @@ func (t *tree) open(layers []Layer, wanted func(Bind) bool) error {
 	return nil
 }
 
-// build makes the root, a copy of the host's in a tmpfs, and changes to it.
+// build makes the root, which is a tmpfs with the entries of the host's root, and changes to it.
 func (t *tree) build(scratch string) error {
 	if err := t.copyDir("/", scratch); err != nil {
 		return fmt.Errorf("build the root of a task: %w", err)
@@ -96,7 +96,8 @@ func (t *tree) build(scratch string) error {
 	if err := unix.Chdir(scratch); err != nil {
 		return fmt.Errorf("enter the root of a task: %w", err)
 	}
-	// The old root is mounted on top of the new one, also at ".", and unmounted with all mounts below it.
+	// After pivot_root, the old root lies on top of the new one, also at ".". It is then unmounted with all mounts
+	// below it.
 	if err := unix.PivotRoot(".", "."); err != nil {
 		return fmt.Errorf("pivot to the root of a task: %w", err)
 	}
@@ -106,8 +107,8 @@ func (t *tree) build(scratch string) error {
 	return wrap(unix.Chdir("/"), "enter the root of a task")
 }
 
-// copyDir mounts a tmpfs with the entries of the host's directory dir, each bound. Entries can be added to it that the
-// host does not see.
+// copyDir mounts a tmpfs and binds each entry of the host's directory dir into it. New entries in the tmpfs do not
+// appear on the host.
 func (t *tree) copyDir(dir, at string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -197,8 +198,8 @@ func attachTree(fd int, at string) error {
 	return wrap(attach(fd, unix.AT_FDCWD, at), "mount at %s", at)
 }
 
-// reach opens a path. If it is missing, reach makes a directory or an empty file with its parents. If a directory of
-// the host lacks it, a copy replaces that directory, so nothing is made on the host.
+// reach opens a path. If the path is missing, reach makes a directory or an empty file, with its parents. If these
+// would be made in a directory of the host, a copy replaces that directory, so that nothing is made on the host.
 func (t *tree) reach(target string, dir bool, mode uint32) (location, error) {
 	path, missing, err := t.walk(target)
 	if err != nil {
@@ -216,8 +217,8 @@ func (t *tree) reach(target string, dir bool, mode uint32) (location, error) {
 	return location{filepath.Join(path, missing), fd}, err
 }
 
-// walk resolves target inside the space as far as it exists, and returns the rest. It follows links of the host, but
-// none in the space's own directories: an earlier run of the task may have made them.
+// walk resolves target inside the space as far as it exists, and returns the missing rest. It follows links of the
+// host. It follows no links in the space's own directories, because an earlier run of the task may have made them.
 func (t *tree) walk(target string) (path, missing string, err error) {
 	path, rest := "/", strings.Split(strings.Trim(filepath.Clean(target), "/"), "/")
 	for links := 0; len(rest) > 0; {
@@ -251,7 +252,7 @@ func (t *tree) walk(target string) (path, missing string, err error) {
 	return path, "", nil
 }
 
-// create makes missing below path, which exists, and opens it. It follows no link.
+// create makes missing below path, which exists, and opens the result. It follows no link.
 func (t *tree) create(path, missing string, dir bool, mode uint32) (int, error) {
 	base, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_NO_SYMLINKS})
@@ -278,7 +279,7 @@ func (t *tree) create(path, missing string, dir bool, mode uint32) (int, error) 
 	return openBelow(parent, name, unix.O_PATH)
 }
 
-// seal makes copied directories read-only: a file written there would be lost.
+// seal makes copied directories read-only, because files written there would be lost.
 func (t *tree) seal() error {
 	for _, fd := range t.copies {
 		if err := setAttr(fd, false, unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {

@@ -19,13 +19,13 @@ type Mount struct {
 	Major  int    // of the device
 	Minor  int    // of the device
 	Root   string // the directory of the file system that is mounted; ends in "//deleted" once it was removed
-	Point  string // where, as seen from the reader's root
+	Point  string // mount point, as seen from the reader's root
 	FSType string
 	Source string // a device, or a text of the file system
 	Flags  string // of this mount: "rw,nosuid"
 	Super  string // of the file system: "rw,size=64k"; may hold secrets
-	Group  int    // peer group that it shares mounts with; 0: none
-	Master int    // peer group that it receives mounts from; 0: none
+	Group  int    // peer group with which it shares mounts; 0: none
+	Master int    // peer group from which it receives mounts; 0: none
 }
 
 // Shared reports whether mounts below m propagate to its peers.
@@ -56,7 +56,7 @@ func hasFlag(list, flag string) bool { return slices.Contains(strings.Split(list
 // Mounts is the mount table at one moment.
 type Mounts []Mount
 
-// Table returns the mount table of a process; pid 0 is the calling thread.
+// Table returns the mount table of a process. With pid 0 it is that of the calling thread.
 func Table(pid int) (Mounts, error) {
 	if pid == 0 {
 		infos, err := mountinfo.GetMounts(nil)
@@ -116,14 +116,14 @@ func Below(root string) (Mounts, error) {
 	return ms.Below(root), err
 }
 
-// At returns the uppermost mount at path. It does not find a mount that is hidden by a later one at a parent directory.
-// The path is absolute, and its symbolic links are not resolved.
+// At returns the uppermost mount at path. It does not find a mount that a later mount at a parent directory hides. The
+// path must be absolute, and its symbolic links are not resolved.
 func (ms Mounts) At(path string) (Mount, bool) {
 	m, found := ms.Holding(path)
 	return m, found && m.Point == filepath.Clean(path)
 }
 
-// Holding returns the mount that holds a path.
+// Holding returns the mount that contains a path.
 func (ms Mounts) Holding(path string) (Mount, bool) {
 	root, found := ms.root()
 	if !found || !filepath.IsAbs(path) {
@@ -132,13 +132,13 @@ func (ms Mounts) Holding(path string) (Mount, bool) {
 	return ms.climb(root, filepath.Clean(path)), true
 }
 
-// climb goes from a mount along a path, up each stack of mounts.
+// climb follows a path from a mount, and goes to the top of each stack of mounts on the way.
 func (ms Mounts) climb(at Mount, path string) Mount {
 	for end := 1; end <= len(path); end++ {
 		if end > 1 && end < len(path) && path[end] != '/' {
 			continue
 		}
-		for range ms { // a stack is not higher
+		for range ms { // no stack is higher than the table is long
 			i := slices.IndexFunc(ms, func(m Mount) bool {
 				return m.Parent == at.ID && m.ID != at.ID &&
 					m.Point == path[:end]
@@ -176,7 +176,7 @@ func (ms Mounts) Below(root string) Mounts {
 	return ms.filter(func(m Mount) bool { return within(root, m.Point) })
 }
 
-// SelfBind reports whether m is a bind mount of a directory onto itself, as MakeShared makes it.
+// SelfBind reports whether m is a bind mount of a directory onto itself, as MakeShared makes.
 func (ms Mounts) SelfBind(m Mount) bool {
 	for _, parent := range ms {
 		if parent.ID != m.Parent {

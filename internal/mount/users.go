@@ -16,7 +16,7 @@ import (
 type User struct {
 	Text  string // for people
 	Mount string // the mount point of a mount in this namespace; empty: a process, or a mount in another namespace
-	PID   int    // the process, or one in that other namespace
+	PID   int    // the process, or a process in that other namespace
 	There string // the mount point in that other namespace
 }
 
@@ -26,12 +26,13 @@ type User struct {
 //   - other mounts of the same file system, in any mount namespace, that remain when the mount at the point is
 //     unmounted. A copy that the kernel unmounts with it (mount_namespaces(7)) is not a user.
 //
-// A bind mount does not record its source. Of several mounts of one file system beside each other only the oldest
-// counts as the source of the others, so a staged volume is used by its publishes, and a publish not by its siblings.
+// A bind mount does not record its source. If several mounts of one file system lie beside each other, only the oldest
+// counts as the source of the others. A staged volume is therefore used by its publishes, but a publish is not used by
+// other publishes.
 //
-// Users asks no file system, so it never hangs. It does not see everything: mapped files, processes that this one may
-// not examine and the kernel itself (loop devices, swap) are missing. The kernel's refusal to unmount (ErrBusy)
-// decides.
+// Users asks no file system, so it never hangs. It does not find everything: mapped files, processes that this process
+// may not examine, and uses by the kernel itself (loop devices, swap) are missing. Only the kernel's refusal to unmount
+// (ErrBusy) is certain.
 func Users(points []string) (map[string][]User, error) {
 	t, err := newUserTable(points)
 	if err != nil {
@@ -55,8 +56,8 @@ func Users(points []string) (map[string][]User, error) {
 type userTable struct {
 	points  map[string]bool
 	own     Mounts           // of this namespace, the oldest first
-	parents map[int]Mount    // the same by ID
-	shows   map[source][]int // indices of own, by what they show
+	parents map[int]Mount    // the mounts in own, by ID
+	shows   map[source][]int // indices in own, by the directory that they show
 	users   map[string][]User
 }
 
@@ -66,7 +67,7 @@ type source struct {
 	root         string
 }
 
-// namespace is another mount namespace than that of this process.
+// namespace is a mount namespace other than that of this process.
 type namespace struct {
 	pid    int // one of its processes
 	mounts Mounts
@@ -92,7 +93,7 @@ func newUserTable(points []string) (*userTable, error) {
 	return t, nil
 }
 
-// at returns the points at path and above it.
+// at returns those of the points that are path or one of its parents.
 func (t *userTable) at(path string) (points []string) {
 	for p := range upwards(path) {
 		if t.points[p] {
@@ -110,7 +111,7 @@ func (t *userTable) add(points []string, u User) {
 	}
 }
 
-// addMounts adds mounts inside, and other mounts of the same file systems.
+// addMounts adds mounts inside the points, and other mounts of the same file systems.
 func (t *userTable) addMounts(others []namespace) {
 	masters := masters(append(others, namespace{mounts: t.own}))
 	for i, m := range t.own {
@@ -165,15 +166,15 @@ func (t *userTable) sources(m Mount) (all []int) {
 	return all
 }
 
-// hasElder reports whether mount i was made from a mount beside s that is older than s.
+// hasElder reports whether mount i has an older source than s, mounted beside s.
 func (t *userTable) hasElder(s, i int) bool {
 	return t.own[s].Parent == t.own[i].Parent && slices.ContainsFunc(t.sources(t.own[i]), func(o int) bool {
 		return o < s && t.own[o].Parent == t.own[s].Parent
 	})
 }
 
-// isCopy reports whether m, in a namespace with these mounts, is a copy of one of the first n mounts of this namespace.
-// The kernel made the copy with the original, and unmounts it with the original.
+// isCopy reports whether m, in a namespace with the given mounts, is a copy of one of the first n mounts of this
+// namespace. The kernel made such a copy together with the original, and also unmounts it with the original.
 func (t *userTable) isCopy(m Mount, n int, mounts map[int]Mount, masters map[int]int) bool {
 	below, known := mounts[m.Parent]
 	return known && slices.ContainsFunc(t.shows[sourceOf(m)], func(i int) bool {
@@ -183,7 +184,7 @@ func (t *userTable) isCopy(m Mount, n int, mounts map[int]Mount, masters map[int
 	})
 }
 
-// receives reports whether a mount receives propagation from the mount below original.
+// receives reports whether the mount below receives propagation from the mount that original is mounted on.
 func (t *userTable) receives(below, original Mount, masters map[int]int) bool {
 	source, known := t.parents[original.Parent]
 	if !known || !source.Shared() || source.ID == below.ID {
@@ -202,7 +203,7 @@ func (t *userTable) receives(below, original Mount, masters map[int]int) bool {
 	return group == source.Group
 }
 
-// masters returns the peer group from which each peer group receives propagation.
+// masters maps each peer group to the peer group from which it receives propagation.
 func masters(all []namespace) map[int]int {
 	masters := map[int]int{}
 	for _, ns := range all {
@@ -215,7 +216,7 @@ func masters(all []namespace) map[int]int {
 	return masters
 }
 
-// mountedAt returns where m is mounted, in the file system of the mount below it.
+// mountedAt returns the directory on which m is mounted, in the file system of the mount below.
 func mountedAt(m, below Mount) source {
 	rel := strings.TrimPrefix(m.Point, strings.TrimSuffix(below.Point, "/"))
 	s := sourceOf(below)
@@ -227,7 +228,7 @@ func sourceOf(m Mount) source {
 	return source{m.Major, m.Minor, strings.TrimSuffix(m.Root, "//deleted")}
 }
 
-// namespaces returns the other mount namespaces of these processes, as far as they can be read.
+// namespaces returns the other mount namespaces of the processes, as far as they can be read.
 func namespaces(pids []int, own Mounts) (all []namespace) {
 	ours, _ := os.Readlink("/proc/thread-self/ns/mnt")
 	members := map[string]int{}
@@ -257,7 +258,7 @@ func (t *userTable) addProcess(pid int) {
 	} {
 		t.addPath(pid, l.does, link(pid, l.name))
 	}
-	opened := map[string]bool{} // one file for each point is enough to name the process
+	opened := map[string]bool{} // one file per point suffices to name the process
 	for _, fd := range proc.FDs(pid) {
 		for _, p := range t.at(fd.Path) {
 			if !opened[p] {

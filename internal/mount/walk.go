@@ -11,24 +11,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrMounted means that a mount is at a path where a directory would have to be made, entered or removed. It was not
-// touched.
+// ErrMounted means that a mount is at a path at which a directory would have to be made, entered or removed. The mount
+// was not touched.
 var ErrMounted = errors.New("something is mounted there")
 
-// ErrBusy means that a mount is in use, so it stays. Users names the users, except the kernel: a loop device, a swap
-// file or an export.
+// ErrBusy means that a mount is in use and stays. Users names the users, except for uses by the kernel: a loop device,
+// a swap file or an export.
 var ErrBusy = errors.New("it is in use")
 
 // beneath makes openat2(2) resolve strictly below a directory, without following links or entering mounts.
 const beneath = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV
 
-// openRoot opens a root directory. Its parents may be links and mounts; it may be a mount, but no link.
+// openRoot opens a root directory. Its parents may be links and mounts. It may itself be a mount, but not a link.
 func openRoot(root string) (int, error) {
 	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	return fd, wrap(err, "open %s", root)
 }
 
-// openBelow opens a path below an open directory. It returns ErrMounted for a mount point and any path behind one.
+// openBelow opens a path below an open directory. It returns ErrMounted if the path is a mount point or leads through
+// one.
 func openBelow(dir int, rel string, flags int) (int, error) {
 	fd, err := unix.Openat2(dir, rel, &unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC | unix.O_NOFOLLOW),
 		Resolve: beneath})
@@ -57,7 +58,7 @@ func openParent(root, rel string) (dir int, name string, err error) {
 	return dir, filepath.Base(rel), err
 }
 
-// isMountPoint reports whether a name in an open directory is a mount point. It does not touch the mount.
+// isMountPoint reports whether an entry of an open directory is a mount point. It does not touch the mount.
 func isMountPoint(dir int, name string) (bool, error) {
 	fd, err := openBelow(dir, name, unix.O_PATH)
 	switch {
@@ -71,9 +72,9 @@ func isMountPoint(dir int, name string) (bool, error) {
 	return false, err
 }
 
-// IsPoint reports whether a path below root is a mount point. It asks the kernel about this path alone, so its time
-// does not depend on the number of mounts, and it touches no mount. Where that is not enough (a mount in the path, a
-// path outside of root) it reads the mount table.
+// IsPoint reports whether a path below root is a mount point. It asks the kernel only about this path, so its time does
+// not depend on the number of mounts, and it touches no mount. If the path leads through a mount or lies outside of
+// root, it reads the mount table instead.
 func IsPoint(root, path string) (bool, error) {
 	if rel, err := filepath.Rel(root, path); err == nil {
 		dir, name, err := openParent(root, rel)
@@ -170,9 +171,9 @@ func mountedIfBusy(err error) error {
 	return err
 }
 
-// Unmount unmounts the uppermost mount at rel below root. That nothing is mounted is no error. It follows no symbolic
-// link, enters no mount (ErrMounted), and is neither lazy nor forced: a mount in use stays (ErrBusy). The last unmount
-// of a file system writes it back, which may take forever; Helper.Unmount has a deadline.
+// Unmount unmounts the uppermost mount at rel below root. If nothing is mounted there, that is no error. It follows no
+// symbolic link and enters no mount (ErrMounted). It is neither lazy nor forced: a mount in use stays (ErrBusy). The
+// last unmount of a file system writes it back, which may take forever; Helper.Unmount has a deadline.
 func Unmount(root, rel string) error {
 	dir, name, err := openParent(root, rel)
 	if errors.Is(err, unix.ENOENT) {
@@ -197,8 +198,8 @@ func unmountAt(dir int, name string) error {
 }
 
 // RemoveTree removes root and everything in it. A missing root is no error. It follows no symbolic link and crosses no
-// mount: if a mount is at root or below, it removes nothing and returns ErrMounted. A mount made meanwhile stops it
-// there. Links in root's parents are resolved.
+// mount: if a mount is at root or below, it removes nothing and returns ErrMounted. If a mount is made meanwhile, it
+// stops there. It resolves links in root's parents.
 func RemoveTree(root string) error {
 	parent, err := filepath.EvalSymlinks(filepath.Dir(filepath.Clean(root)))
 	if errors.Is(err, unix.ENOENT) {
@@ -226,7 +227,7 @@ func RemoveTree(root string) error {
 	return wrap(err, "remove %s", root)
 }
 
-// findMount returns ErrMounted if a name in an open directory, or a path below it, is a mount point.
+// findMount returns ErrMounted if an entry of an open directory, or a path below the entry, is a mount point.
 func findMount(dir int, name string) error {
 	mounted, err := isMountPoint(dir, name)
 	if mounted {
@@ -238,8 +239,8 @@ func findMount(dir int, name string) error {
 	return eachBelow(dir, name, findMount)
 }
 
-// eachBelow calls do for each name in a directory that lies in an open one. A file, a link and a removed directory have
-// no names.
+// eachBelow calls do for each entry of the directory name, which lies in an open directory. For a file, a link or a
+// removed directory it calls nothing.
 func eachBelow(dir int, name string, do func(dir int, name string) error) error {
 	fd, err := openBelow(dir, name, unix.O_RDONLY|unix.O_DIRECTORY)
 	switch {
@@ -250,7 +251,7 @@ func eachBelow(dir int, name string, do func(dir int, name string) error) error 
 	}
 	f := os.NewFile(uintptr(fd), name)
 	defer f.Close()
-	names, err := f.Readdirnames(-1) // names only: a stat could ask the server of a dead mount
+	names, err := f.Readdirnames(-1) // read names only: a stat could ask the server of a dead mount
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
@@ -262,7 +263,7 @@ func eachBelow(dir int, name string, do func(dir int, name string) error) error 
 	return nil
 }
 
-// removeAt removes a name in an open directory and everything below it.
+// removeAt removes an entry of an open directory and everything below it.
 func removeAt(dir int, name string) error {
 	err := unix.Unlinkat(dir, name, 0)
 	if errors.Is(err, unix.EISDIR) {
@@ -312,7 +313,7 @@ func appendDirs(dirs []DirInfo, at *os.File) (_ []DirInfo, entries int, err erro
 		switch {
 		case errors.Is(err, ErrMounted), errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err,
 			unix.ELOOP):
-			continue // a mount; removed meanwhile; a file; a link
+			continue // a mount, a file, a link, or a directory that was removed meanwhile
 		case err != nil:
 			return dirs, 0, fmt.Errorf("open %s: %w", d.Path, err)
 		}
@@ -324,5 +325,5 @@ func appendDirs(dirs []DirInfo, at *os.File) (_ []DirInfo, entries int, err erro
 	return dirs, len(names), nil
 }
 
-// procFD returns a path that leads to the very file that fd has open.
+// procFD returns a path that leads to the file that fd has open.
 func procFD(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }

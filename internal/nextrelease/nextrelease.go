@@ -75,7 +75,7 @@ func Flag(dir string) (string, error) {
 	return "-overlay=" + path, os.WriteFile(path, text, 0o600)
 }
 
-// digests returns what originals.sha256 has to be: a line for each file that a copy replaces.
+// digests returns the correct content of originals.sha256: a line for each file that a copy replaces.
 func digests() ([]byte, error) {
 	paths, err := files()
 	if err != nil {
@@ -85,7 +85,7 @@ func digests() ([]byte, error) {
 	for _, path := range paths {
 		text, err := os.ReadFile(filepath.Join(root(), path))
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // a file that the later release adds
+			continue // the later release adds this file
 		}
 		if err != nil {
 			return nil, err
@@ -95,7 +95,7 @@ func digests() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// Update records the originals as those that the copies follow.
+// Update records the current originals as the ones that the copies follow.
 func Update() error {
 	text, err := digests()
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Peer returns the process at the other end of a unix connection (SO_PEERCRED in unix(7)): its credentials when it
-// called connect, or listen.
+// Peer returns the credentials of the process at the other end of a unix connection, from the time when it called
+// connect or listen (SO_PEERCRED in unix(7)).
 func Peer(conn net.Conn) (cred *unix.Ucred, err error) {
 	u, is := conn.(*net.UnixConn)
 	if !is {

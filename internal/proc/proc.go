@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BootID returns the ID of the current boot. Mounts, processes and BootTime do not outlive it.
+// BootID returns the ID of the current boot. It changes with each reboot.
 func BootID() (string, error) { return bootID() }
 
 var bootID = sync.OnceValues(func() (string, error) {
@@ -28,11 +28,11 @@ var bootID = sync.OnceValues(func() (string, error) {
 	return strings.TrimSpace(string(b)), nil
 })
 
-// BootTime returns the time since boot, suspend included (CLOCK_BOOTTIME). It is the same in all processes.
+// BootTime returns the time since boot, including suspend (CLOCK_BOOTTIME). It is the same in all processes.
 func BootTime() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
-		panic(fmt.Sprintf("CLOCK_BOOTTIME: %v", err)) // Linux has it since 2.6.39
+		panic(fmt.Sprintf("CLOCK_BOOTTIME: %v", err)) // Linux has had this clock since 2.6.39
 	}
 	return time.Duration(t.Nano())
 }
@@ -45,13 +45,13 @@ type Stat struct {
 	Parent  int
 	Session int
 	TTY     int
-	Start   uint64 // start time in clock ticks since boot; with PID it names a process for as long as the boot lasts
-	// NoEnviron reports that the process has no memory, as a kernel thread, or an environment of 0 bytes. It is false
-	// during execve, when /proc/PID/environ reads as empty.
+	Start   uint64 // start time in clock ticks since boot; together with PID it identifies a process within one boot
+	// NoEnviron reports that the process has no memory, like a kernel thread, or that its environment has 0 bytes.
+	// During execve, when /proc/PID/environ reads as empty, NoEnviron is false.
 	NoEnviron bool
 }
 
-// Exited reports whether only the entry of the process is left.
+// Exited reports whether the process has exited and only its entry is left.
 func (s Stat) Exited() bool { return s.State == 'Z' || s.State == 'X' }
 
 // ReadStat reads /proc/pid/stat. The error wraps os.ErrNotExist or unix.ESRCH if there is no such process.
@@ -64,7 +64,7 @@ func ReadStat(pid int) (Stat, error) {
 }
 
 func parseStat(pid int, b []byte) (Stat, error) {
-	open, end := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')') // comm may hold anything, parentheses too
+	open, end := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')') // comm may have parentheses too
 	if open < 0 || end < open {
 		return Stat{}, fmt.Errorf("/proc/%d/stat has no name", pid)
 	}
@@ -83,12 +83,12 @@ func parseStat(pid int, b []byte) (Stat, error) {
 		return Stat{}, fmt.Errorf("/proc/%d/stat: %w", pid, err)
 	}
 	const size, code, envStart, envEnd = 20, 23, 47, 48
-	// execve sets the address of the code last: before, the environment may look as if it had 0 bytes
+	// execve sets the address of the code last. Before that, the environment may seem to have 0 bytes.
 	s.NoEnviron = f[size] == "0" || f[code] != "0" && f[envEnd] != "0" && f[envStart] == f[envEnd]
 	return s, nil
 }
 
-// readOnce reads a short file with one read(2), so that its content is of one moment.
+// readOnce reads a short file with a single read(2), so that its content is consistent.
 func readOnce(path string) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -155,7 +155,8 @@ func FDs(pid int) []FD {
 	return fds
 }
 
-// Opens reports whether a process has file open, by device and inode. Only files of the same base name are examined.
+// Opens reports whether a process has file open. It compares device and inode, but only of files with the same base
+// name.
 func Opens(pid int, file string) bool {
 	want, err := os.Stat(file)
 	if err != nil {
@@ -172,8 +173,8 @@ func Opens(pid int, file string) bool {
 	return false
 }
 
-// FlockHolders lists the processes that took a flock(2) on file, as /proc/locks has them. A process that has exited is
-// listed as long as a child of it keeps the lock's file open.
+// FlockHolders lists the processes that took a flock(2) on file, according to /proc/locks. A process that has exited is
+// listed as long as a child of it has the locked file open.
 func FlockHolders(file string) []int {
 	var st unix.Stat_t
 	if unix.Stat(file, &st) != nil {
@@ -196,8 +197,8 @@ func flockHolders(table, inode string) (pids []int) {
 	return pids
 }
 
-// Sleeping returns why a process does not exit, for messages: the state of a thread that sleeps uninterruptibly and the
-// kernel function it waits in, else the state of the process.
+// Sleeping says why a process does not exit, for messages. If a thread sleeps uninterruptibly, it returns the thread's
+// state and the kernel function in which it waits, else the state of the process.
 func Sleeping(pid int) string {
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 	for _, dir := range threads {

@@ -25,20 +25,20 @@ const (
 	limit = 10 * time.Second
 )
 
-// Read reads a regular file of at most Max bytes. One line end at its end is not part of the value. It returns when ctx
-// ends, and after 10 s at the latest. ErrInvalid: the path is not absolute, or names something else or a larger file.
-// ErrUnavailable: the file cannot be read, or not in time.
+// Read reads a regular file of at most Max bytes. A line end at the end of the file is removed. Read returns when ctx
+// ends, and after 10 s at the latest. ErrInvalid means that the path is not absolute, is no regular file, or that the
+// file is too large. ErrUnavailable means that the file cannot be read, or not in time.
 func Read(ctx context.Context, path string) ([]byte, error) { return process.read(ctx, path) }
 
 // process has the reads of this process.
 var process reads
 
-// reads are reads of files that have not ended. A read that hangs in the kernel cannot be ended and keeps a thread. So
-// there is one read at a time of each path, which later callers join, and none of other paths on a network file system
-// where a read hangs. The zero value is ready to use.
+// reads holds the reads of files that have not ended. A read that hangs in the kernel cannot be ended and keeps a
+// thread. Therefore each path has at most one read at a time, which later callers join. While a read on a network file
+// system hangs, no read of another path on it is started. The zero value is ready to use.
 type reads struct {
 	mu     sync.Mutex       // guards byPath, and the mounts in it
-	byPath map[string]*read // those that have not ended
+	byPath map[string]*read // reads that have not ended
 }
 
 // read is one read. value and err are set once done is closed.
@@ -46,7 +46,7 @@ type read struct {
 	done  chan struct{}
 	value []byte
 	err   error
-	mount string // the mount point, once a caller has waited in vain
+	mount string // the mount point, set once a caller has timed out
 }
 
 // read returns the file's content, unless ctx ends first.
@@ -67,7 +67,7 @@ func (s *reads) read(ctx context.Context, path string) ([]byte, error) {
 	}
 }
 
-// join returns the read of the path that is under way, or starts one.
+// join returns the running read of the path, or starts one.
 func (s *reads) join(path string) (*read, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,7 +91,7 @@ func (s *reads) join(path string) (*read, error) {
 		s.byPath = map[string]*read{}
 	}
 	s.byPath[path] = r
-	go func() { // not waited for at shutdown: it may hang in the kernel for ever
+	go func() { // no shutdown waits for it, because it may hang in the kernel for ever
 		defer close(r.done)
 		r.value, r.err = readNow(path)
 		s.mu.Lock()
@@ -101,19 +101,19 @@ func (s *reads) join(path string) (*read, error) {
 	return r, nil
 }
 
-// hangs notes that a caller has waited for r in vain.
+// hangs records that a caller has timed out waiting for r.
 func (s *reads) hangs(r *read, mount string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r.mount = mount
 }
 
-// networked matches the types of file systems that hang as a whole when their server does.
+// networked matches types of file systems that hang as a whole if their server hangs.
 var networked = regexp.MustCompile(`^(nfs|cifs|smb|ceph|fuse|9p|glusterfs|lustre|afs|gfs2|ocfs2|beegfs)`)
 
-// mountOf returns the mount point of the network file system that the path is on, judged by its name. For any other
-// path it returns the path itself: a read on a local disk hangs because the path is a link to elsewhere, which says
-// nothing about other paths.
+// mountOf returns the mount point of the network file system that holds the path, without following links. For any
+// other path it returns the path itself. If a read of a local path hangs, the path is probably a link to another file
+// system, which says nothing about other local paths.
 func mountOf(path string) string {
 	table, err := mount.Table(0)
 	if m, found := table.Holding(path); err == nil && found && networked.MatchString(m.FSType) {
@@ -126,7 +126,7 @@ func readNow(path string) ([]byte, error) {
 	if !filepath.IsAbs(path) {
 		return nil, registry.Invalid("%s is not an absolute path", path)
 	}
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO must not hold us
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO must not block this process
 	if err != nil {
 		return nil, registry.Errorf(registry.ErrUnavailable, "%w", err)
 	}

@@ -28,10 +28,10 @@ type Program struct {
 	Flags   []string
 }
 
-// Shim returns the shim as it is tested. Flags are further flags of go build.
+// Shim returns the shim that the tests run. flags are further flags of go build.
 func Shim(name string, flags ...string) Program { return Program{name, "holdfast/shim", flags} }
 
-// FaultyShim returns the program that fault.Binary gives faults to.
+// FaultyShim returns the program to which fault.Binary adds faults.
 func FaultyShim(name string) Program { return Program{name, "holdfast/shim/internal/faulty", nil} }
 
 const (
@@ -39,11 +39,11 @@ const (
 	lockPoll = 20 * time.Millisecond
 )
 
-// inUse keeps the locks of this process: a set whose lock is free may be removed.
+// inUse keeps the locks of this process, because a set whose lock is free may be removed.
 var inUse []*flock.Flock
 
-// Build returns a directory that holds the programs, built with the race detector if the caller has it, and without
-// debugging information. The directory and its files must not be changed. They stay until this process has ended.
+// Build returns a directory that holds the programs, without debugging information. If the caller was built with the
+// race detector, they are too. The directory and its files must not be changed. They stay until this process has ended.
 func Build(programs ...Program) (dir string, err error) {
 	cache, err := cacheDir()
 	if err != nil {
@@ -76,7 +76,7 @@ func cacheDir() (string, error) {
 	return filepath.Join(root, ".cache", "testbin"), nil
 }
 
-// build has go build bring the program up to date in a file that only builds change.
+// build runs go build to bring the program up to date, in a file that only builds change.
 func (p Program) build(cache string) (string, error) {
 	flags := slices.Concat([]string{"build", "-ldflags=-s -w"}, raceFlag, p.Flags)
 	file := filepath.Join(cache, "build", hashOf(flags...), p.Name)
@@ -145,7 +145,7 @@ func copyFile(to, from string) error {
 	return errors.Join(err, dst.Close())
 }
 
-// prune removes the sets that were not used for longest and that no process uses.
+// prune removes the least recently used sets that no process uses.
 func prune(sets string) error {
 	entries, err := os.ReadDir(sets)
 	if err != nil {
@@ -172,7 +172,7 @@ func prune(sets string) error {
 	return err
 }
 
-// buildID returns what names the content of a Go program.
+// buildID returns an ID of the content of a Go program.
 func buildID(file string) (string, error) {
 	f, err := elf.Open(file)
 	if err != nil {

@@ -25,7 +25,7 @@ const (
 	CSIVolume = attribute.Key("csi.volume_id")      // as the plugin calls the volume
 )
 
-// Propagator passes a trace on to other processes, in the form of W3C Trace Context.
+// Propagator passes a trace to other processes, in the form of W3C Trace Context.
 var Propagator propagation.TextMapPropagator = propagation.TraceContext{}
 
 // NewClientHandler returns a handler that makes a span of each call whose context has a span. Calls without one, such
@@ -65,7 +65,7 @@ func (h handler) TagRPC(ctx context.Context, i *stats.RPCTagInfo) context.Contex
 }
 
 func (h handler) HandleRPC(ctx context.Context, s stats.RPCStats) {
-	if InTrace(ctx) { // else TagRPC has made no span
+	if InTrace(ctx) { // without a span, TagRPC has not passed the call on
 		h.Handler.HandleRPC(ctx, s)
 	}
 }

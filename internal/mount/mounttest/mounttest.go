@@ -16,8 +16,8 @@ import (
 
 const inside = "HOLDFAST_MOUNTTEST"
 
-// Run is m.Run in a new mount namespace: the test binary is executed again. Without the right to make one it is m.Run.
-// Call it from TestMain.
+// Run is m.Run in a new mount namespace, for which it executes the test binary again. Without the permission to make a
+// namespace it is plain m.Run. Call it from TestMain.
 func Run(m *testing.M) int {
 	if os.Getuid() != 0 {
 		return m.Run()
@@ -40,8 +40,8 @@ func Run(m *testing.M) int {
 	return 0
 }
 
-// apart is m.Run in a namespace of slave mounts. Unmounts outside propagate to it, else it would keep devices busy.
-// Nothing propagates from it, as it would where / is shared.
+// apart is m.Run in a namespace of slave mounts. Unmounts outside propagate to it, because it would otherwise keep
+// devices busy. Nothing propagates from it, even if / is shared.
 func apart(m *testing.M) int {
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		fmt.Fprintln(os.Stderr, "mounttest:", err)

@@ -23,16 +23,16 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Exporter exports the spans of its Provider in the background. It drops spans that the collector does not take. A nil
-// Exporter is ready for use and exports nothing.
+// Exporter exports the spans of its Provider in the background. It drops spans that the collector does not accept. A
+// nil Exporter may be used, and exports nothing.
 type Exporter struct{ provider *sdk.TracerProvider }
 
 // stopLimit bounds the wait for a collector when the process ends.
 const stopLimit = 500 * time.Millisecond
 
-// Start returns the exporter of this process: nil unless OTEL_EXPORTER_OTLP_ENDPOINT is set, or its variant for traces
-// alone, and with OTEL_SDK_DISABLED=true or OTEL_TRACES_EXPORTER=none. OTEL_SERVICE_NAME has precedence over service.
-// failed is called once, with the first error of an export.
+// Start returns the exporter of this process. It returns nil if neither OTEL_EXPORTER_OTLP_ENDPOINT nor its variant for
+// traces is set, and with OTEL_SDK_DISABLED=true or OTEL_TRACES_EXPORTER=none. OTEL_SERVICE_NAME has precedence over
+// service. failed is called once, with the first error of an export.
 func Start(service, version string, failed func(error)) (*Exporter, error) {
 	name := "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 	if os.Getenv(name) == "" {
@@ -60,7 +60,7 @@ func Start(service, version string, failed func(error)) (*Exporter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("no traces are exported: %w", err)
 	}
-	about, _ := resource.New(ctx, // with an error it is incomplete
+	about, _ := resource.New(ctx, // with an error it is incomplete, but usable
 		resource.WithAttributes(attribute.String("service.name", service),
 			attribute.String("service.version", version)),
 		resource.WithTelemetrySDK(), resource.WithHost(), resource.WithProcessPID(), resource.WithFromEnv())
@@ -74,8 +74,8 @@ func Start(service, version string, failed func(error)) (*Exporter, error) {
 // headerName matches a token of HTTP.
 var headerName = regexp.MustCompile("^[-A-Za-z0-9!#$%&'*+.^_|~`]+$")
 
-// headers returns the values of the headers for the collector, such as passwords. It refuses what the library would
-// write to its log.
+// headers returns the values of the headers for the collector, such as passwords. It refuses values that the
+// library would write to its log.
 func headers() (values []string, err error) {
 	for _, name := range []string{"OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"} {
 		for i, entry := range strings.Split(os.Getenv(name), ",") {
@@ -94,7 +94,7 @@ func headers() (values []string, err error) {
 	return values, nil
 }
 
-// masked hides the values in an error, as a collector may repeat them in its answer.
+// masked hides the values in an error, because a collector may repeat them in its answer.
 func masked(err error, values []string) error {
 	text := err.Error()
 	for _, v := range values {
@@ -103,7 +103,8 @@ func masked(err error, values []string) error {
 	return errors.New(text)
 }
 
-// newClient returns the client of the protocol. It does not send a batch again: the batches behind it would wait.
+// newClient returns the client of the configured protocol. It does not repeat a failed batch,
+// because later batches would have to wait.
 func newClient() (otlptrace.Client, error) {
 	protocol := cmp.Or(os.Getenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"), os.Getenv("OTEL_EXPORTER_OTLP_PROTOCOL"))
 	switch protocol {
@@ -116,7 +117,7 @@ func newClient() (otlptrace.Client, error) {
 		"use http/protobuf (the default) or grpc", protocol)
 }
 
-// Provider returns what makes spans; nil: nothing is exported.
+// Provider returns the provider that makes spans. It is nil if nothing is exported.
 func (e *Exporter) Provider() trace.TracerProvider {
 	if e == nil {
 		return nil
@@ -124,14 +125,14 @@ func (e *Exporter) Provider() trace.TracerProvider {
 	return e.provider
 }
 
-// Flush exports the spans that have ended. It returns once the collector has answered, or ctx has ended.
+// Flush exports the spans that have ended. It returns when the collector has answered or ctx has ended.
 func (e *Exporter) Flush(ctx context.Context) {
 	if e != nil {
-		_ = e.provider.ForceFlush(ctx) // a failed export is reported by Start's function
+		_ = e.provider.ForceFlush(ctx) // the argument failed of Start gets an error
 	}
 }
 
-// Stop is Flush at the end of the process. It takes half a second at most, whatever the collector does.
+// Stop is Flush at the end of the process. It takes at most half a second, even if the collector does not answer.
 func (e *Exporter) Stop() {
 	if e == nil {
 		return
