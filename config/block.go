@@ -129,7 +129,7 @@ type fields struct {
 	constant bool // maps too must not contain run-time references
 }
 
-// open checks the names in the block against s, and that required fields are set, and returns its fields.
+// open returns the fields of the block. It checks the names in the block against s, and that required fields are set.
 func (d *decoder) open(b block, s *stanza) *fields {
 	d.checkNames(b, s)
 	f := d.fields(b, s)

@@ -6,7 +6,7 @@
 // so the set is small, named and negotiated (Operations). Layout is the on-disk tree: the one place where ids become
 // paths, by hashing.
 //
-// The package also declares the inputs of plans that people write (PluginSpec, VolumeRequest, VolumeMount) and the
-// shape in which a parsed job travels (Job): the orchestrator's part as JSON, and Holdfast's part sealed, so that a
+// The package also declares the inputs of plans that people write (PluginSpec, VolumeRequest, VolumeMount) and the form
+// in which a parsed job travels (Job). In a Job, the orchestrator's part is JSON. Holdfast's part is sealed, so that a
 // host carries fields that it does not know. It imports package registry only.
 package hooks

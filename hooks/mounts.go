@@ -137,8 +137,8 @@ func merged(rules []DeviceRule) []DeviceRule {
 	return out
 }
 
-// VolumeVariable returns the name of the variable that tells where the volume of a request is: VolumeEnv and the
-// request's name in upper case, with '_' for each character that a variable's name may not contain.
+// VolumeVariable returns the name of the variable that tells where the volume of a request is. It is VolumeEnv and the
+// request's name in upper case, with '_' in place of characters that a variable's name may not contain.
 func VolumeVariable(name registry.RequestName) string {
 	return VolumeEnv + strings.Map(func(r rune) rune {
 		switch {

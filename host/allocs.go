@@ -37,9 +37,9 @@ func (h *Host) PrepareAlloc(ctx context.Context, g AllocGroup) (map[string]Plan,
 	return wire.Plans(reply.GetPlans())
 }
 
-// Feasible returns every reason why PrepareAlloc of the alloc could not claim and mount its volumes on this node now,
-// and the index of the state for which that is true. If there is no reason, it could. A scheduler asks this before it
-// places the alloc. It changes nothing and calls no plugin. ErrConflict: the alloc is being released here.
+// Feasible returns every reason why PrepareAlloc could not claim and mount the alloc's volumes on this node now. If
+// there is no reason, it could. The index is that of the state for which the answer is true. A scheduler asks this
+// before it places the alloc. It changes nothing and calls no plugin. ErrConflict: the alloc is being released here.
 func (h *Host) Feasible(ctx context.Context, g AllocGroup) ([]Infeasible, Seq, error) {
 	reply, err := call(ctx, h, reads, pb.NewAllocsClient, pb.AllocsClient.Feasible,
 		&pb.FeasibleRequest{Call: &pb.Call{}, Alloc: wire.AllocGroupProto(g)})
@@ -86,8 +86,9 @@ func (h *Host) withWaits(ctx context.Context, id AllocID, err error) error {
 	return fmt.Errorf("alloc %s: %s: %w", id, registry.Waits(list[0].Waiting), err)
 }
 
-// prepareCalls are the PrepareAlloc calls under way. A release ends those of its alloc first and waits for that: a held
-// or repeated call could otherwise reach a shim after the release, and nothing would undo it. The zero value is ready.
+// prepareCalls are the PrepareAlloc calls under way. A release first ends those of its alloc and waits for their end.
+// Otherwise a held or repeated PrepareAlloc could reach a shim after the release, and nothing would undo it. The zero
+// value is ready.
 type prepareCalls struct {
 	mu    sync.Mutex // guards calls; held only to read or change it
 	calls map[*prepareCall]bool

@@ -10,10 +10,11 @@ import (
 	"holdfast/registry"
 )
 
-// SnapshotBlocks calls fn with the allocated blocks of a snapshot (GetMetadataAllocated of CSI) or, with a base, with
-// the blocks that differ from an earlier snapshot of the same volume (GetMetadataDelta). The parts come in order as the
-// plugin sends them, at most 1000 ranges each, and none twice. They may come from several shims. An error of fn ends
-// the list and is returned. To continue a list that has ended early, set Offset to the end of the last range.
+// SnapshotBlocks calls fn with the allocated blocks of a snapshot (GetMetadataAllocated of CSI). With a base, an
+// earlier snapshot of the same volume, it calls fn with the blocks that differ (GetMetadataDelta). The parts come in
+// order as the plugin sends them, at most 1000 ranges each, and none twice. They may come from several shims. An error
+// of fn ends the list and is returned. To continue a list that has ended early, set Offset to the end of the last
+// range.
 //
 // ErrUnsupported: the plugin lacks SNAPSHOT_METADATA_SERVICE. ErrConflict: a snapshot is not ready, or the plugin does
 // not track changed blocks. ErrInvalid: the snapshots cannot be compared, or the offset is not in the volume.

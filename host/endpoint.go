@@ -28,9 +28,9 @@ const maxCSIMessage = 4 << 20
 const csiMethods = "/csi.v1."
 
 // ServeCSI serves the CSI services of a plugin (CSI spec: Identity, Controller, GroupController, SnapshotMetadata and
-// Node) to CSI clients on l, until ctx ends or l fails, and closes l. A client keeps its connection while instances of
-// the plugin come and go and shims are swapped: calls are held and repeated like those of a Host. The host passes
-// messages on undecoded, so RPCs and fields that are newer than the host work too.
+// Node) to CSI clients on l. It ends when ctx ends or l fails, and closes l. A client keeps its connection while
+// instances of the plugin come and go and shims are swapped: calls are held and repeated like those of a Host. The host
+// passes messages on undecoded, so RPCs and fields that are newer than the host work too.
 //
 // Calls that name one volume are made one at a time. FAILED_PRECONDITION: the call would change a volume that has a
 // record in Holdfast. UNAVAILABLE: no task runs the plugin, or a stream of answers was cut off by the end of a shim.

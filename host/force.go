@@ -18,11 +18,11 @@ func (h *Host) ForceReleaseAlloc(ctx context.Context, id AllocID, f Force) ([]Re
 	return convert(reply.GetSteps(), wire.ReleaseStep), err
 }
 
-// ForceReleaseClaim releases the claims of an alloc on a volume that cannot be released in order: claims of a node that
-// is not alive, or of this node if it does not know the alloc. Attachments that no other claim needs are detached
-// before. f.Confirm is the ID of the alloc: if the volume is still mounted there, two writers may destroy its data.
-// ErrDenied: f.Confirm is not that ID. ErrConflict says who can release the claim instead. ErrNotFound: there is no
-// such claim.
+// ForceReleaseClaim releases the claims of an alloc on a volume that cannot be released in order. They are claims of a
+// node that is not alive, or of this node if it does not know the alloc. Attachments that no other claim needs are
+// detached before. f.Confirm is the ID of the alloc: if the volume is still mounted there, two writers may destroy its
+// data. ErrDenied: f.Confirm is not that ID. ErrConflict says who can release the claim instead. ErrNotFound: there is
+// no such claim.
 func (h *Host) ForceReleaseClaim(ctx context.Context, n VolumeName, alloc AllocID, f Force) ([]ReleaseStep, error) {
 	reply, err := call(ctx, h, writes, pb.NewClaimsClient, pb.ClaimsClient.ForceRelease, &pb.ForceReleaseClaimRequest{
 		Call: mutating(), Name: wire.VolumeNameProto(n), Alloc: string(alloc), Force: wire.ForceProto(f)})

@@ -12,8 +12,8 @@ import (
 
 // Blocking makes a list call wait for changes. If MinIndex is set, the call returns once a record of a kind that the
 // list shows has changed after that index, or after Wait. To follow a list, pass the index of the last answer. The list
-// may be the same as before: the changed record may be one that the query leaves out or, after a swap of the shim, of
-// another kind. Indexes are those of one node. The zero value waits for nothing.
+// may be the same as before, for example if the query leaves out the changed record. After a swap of the shim, changes
+// of other records count too. Indexes are those of one node. The zero value waits for nothing.
 type Blocking struct {
 	MinIndex Seq
 	Wait     time.Duration // at most 10 minutes; 0: 10 minutes
@@ -89,11 +89,11 @@ type PluginList struct {
 // Plugins lists plugins, and the index for which the list is true. A Blocking query does not wait for changes of
 // PluginTask.Calls, Open and Volumes, which have no index.
 //
-// To replace an instance, an orchestrator starts another task of the plugin, waits until PluginTask.Healthy is set for
-// the new task, and stops the old task once the old task's MayStop reports true. PluginTask.Volumes names the allocs
-// that still use mounts of a task's process. If the new task does not become healthy, the orchestrator ends it; nothing
-// else has changed. If the new task has to go but serves mounts already, the orchestrator prefers the old task
-// (PreferTask), and ends the new task after the last of these mounts.
+// To replace an instance, an orchestrator starts another task of the plugin and waits until its PluginTask.Healthy is
+// set. It stops the old task once MayStop of the old task reports true. PluginTask.Volumes names the allocs that still
+// use mounts of a task's process. If the new task does not become healthy, the orchestrator ends it; nothing else has
+// changed. If the new task has to go but serves mounts already, the orchestrator prefers the old task (PreferTask). It
+// ends the new task after the last of these mounts.
 func (h *Host) Plugins(ctx context.Context, q PluginQuery) (PluginList, Seq, error) {
 	out := PluginList{Active: map[InstanceKey]bool{}}
 	list, at, err := pages(q.Blocking, func(p *pb.Page) ([]Instance, *pb.Answer, string, error) {

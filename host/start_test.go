@@ -71,7 +71,7 @@ func TestShimThatIsLateAtItsStartIsTriedAgain(t *testing.T) {
 	}
 }
 
-// The error has the cause of the context, and the log the exit of the shim.
+// The error of Open has the cause of its context. The log has the exit of the shim.
 func TestOpenEndsWhileItsShimIsKilled(t *testing.T) {
 	t.Parallel()
 	w := newEnv(t)

@@ -101,8 +101,8 @@ func bubble(t *testing.T, name string, f func(t *testing.T)) {
 	})
 }
 
-// A shim that does not answer at the end of its bake is replaced by the old one, even if the bake is over before the
-// watchdog has given it up. A slow one is not.
+// The old shim replaces a new one that does not answer at the end of its bake, even if the bake ends before the
+// watchdog acts. A new shim that is only slow stays.
 func TestBakeEndsWithAnAnswer(t *testing.T) {
 	t.Parallel()
 	const never = time.Hour

@@ -57,10 +57,10 @@ func (h *Host) TaskStopping(ctx context.Context, k TaskKey, attempt uint64) erro
 	return err
 }
 
-// PreferTask makes the instances of a plugin task the newest of their plugin: as long as they are healthy, they get all
-// calls that need not go to another instance. An orchestrator calls it if an older task has to serve again because a
-// newer one has to go, and after a loss of the shim's records, which hold the order of instances. ErrNotFound: no
-// instance of the attempt is registered.
+// PreferTask makes the instances of a plugin task the newest of their plugin. As long as they are healthy, they get all
+// calls that need not go to another instance. An orchestrator calls it if a newer task has to go and an older one has
+// to serve again. It also calls it after a loss of the shim's records, which hold the order of instances. ErrNotFound:
+// no instance of the attempt is registered.
 func (h *Host) PreferTask(ctx context.Context, k TaskKey, attempt uint64) error {
 	_, err := call(ctx, h, writes, pb.NewTasksClient, pb.TasksClient.Prefer, &pb.PreferTaskRequest{
 		Call: mutating(), Task: wire.TaskKeyProto(k), Attempt: attempt,

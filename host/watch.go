@@ -81,9 +81,9 @@ const (
 	longestReopen = time.Second
 )
 
-// follow calls fn with each message of a stream, and opens the stream again whenever it ends, until ctx ends, fn
-// returns an error, the host is closed, or the shim refuses the request itself. If the stream has an end (ends), follow
-// waits MaxHold for shims in all, as a call does.
+// follow calls fn with each message of a stream, and opens the stream again whenever it ends. follow returns when ctx
+// ends, fn returns an error, the host is closed, or the shim refuses the request itself. If ends is set, the stream has
+// an end, and follow waits for shims for at most MaxHold in all, as a call does.
 func follow[Client, Request, Message any](
 	ctx context.Context, h *Host, ends bool, newClient func(grpc.ClientConnInterface) Client,
 	method func(Client, context.Context, Request, ...grpc.CallOption) (grpc.ServerStreamingClient[Message], error),

@@ -19,7 +19,7 @@ func (w *env) past(after host.Seq) (got []host.Event) {
 	return got
 }
 
-// A watch of past events ends after every change that was acknowledged, even if the shim has just been killed or
+// A watch of past events ends after all changes that were acknowledged. It ends even if the shim was just killed or
 // swapped, or if there are no events.
 func TestWatchOfPastEventsEnds(t *testing.T) {
 	t.Parallel()

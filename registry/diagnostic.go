@@ -44,7 +44,7 @@ func (d Diagnostic) String() string {
 // Diagnostics is everything found wrong, in the order of the text.
 type Diagnostics []Diagnostic
 
-// Err is nil if nothing is an error, else an ErrInvalid that lists all of them, a line each.
+// Err returns nil if no diagnostic is an error, else an ErrInvalid that lists all diagnostics, one per line.
 func (ds Diagnostics) Err() error {
 	text, found := "", false
 	for _, d := range ds {

@@ -154,8 +154,9 @@ func (m *feedModel) check(t *rapid.T) {
 	}
 }
 
-// A feed with few events in memory, over a log that keeps few more, delivers exactly the events after a cursor, or a
-// resync if they are pruned. It delivers nothing that is durable but not yet applied, and loses nothing over a reopen.
+// The feed has few events in memory, and the log few more. A watcher gets exactly the events after its cursor, or a
+// resync if they are pruned. The feed delivers nothing that is durable but not yet applied, and loses nothing over a
+// reopen.
 func TestFeedModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := newFeedModel()

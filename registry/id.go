@@ -111,8 +111,8 @@ func (id ExternalID) String() string {
 	return fmt.Sprintf("%s... (%d bytes) ...%s", head, len(id), tail)
 }
 
-// ParseCreateName accepts a CreateVolumeRequest.name: 1 to 128 bytes of printable text that does not look like a path
-// that leaves its directory, as drivers join it into paths of their own.
+// ParseCreateName accepts a CreateVolumeRequest.name: 1 to 128 bytes of printable text. It refuses a path that leaves
+// its directory, as drivers join the name into paths of their own.
 func ParseCreateName(s string) (string, error) {
 	if err := checkText("name", s, MaxID); err != nil {
 		return "", err

@@ -269,8 +269,9 @@ func (k Key) operations() int {
 	return 1
 }
 
-// Check returns an ErrInternal if no State can store the change: it has an impossible key, too many shared records for
-// one transaction, or both shared records and records of one node. A cluster stores these in different places.
+// Check returns an ErrInternal if no State can store the change. Such a change has an impossible key, too many shared
+// records for one transaction, or both shared records and records of one node. A cluster stores these in different
+// places.
 func (c Change) Check() error {
 	for _, k := range c.keys() {
 		if err := k.check(); err != nil {

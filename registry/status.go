@@ -82,8 +82,8 @@ type PluginTask struct {
 	Volumes []ServedVolume `json:"volumes,omitempty"`
 }
 
-// MayStop reports whether the task can be stopped without an effect on calls and mounts: the plugin has a newer healthy
-// instance in each role, no call runs at this task, and it serves no mount.
+// MayStop reports whether the task can be stopped without an effect on calls and mounts. The plugin then has another
+// active instance in each role. No call runs at this task, and it serves no mount.
 func (t PluginTask) MayStop() bool {
 	return !t.Active && t.Calls == 0 && len(t.Open) == 0 && len(t.Volumes) == 0
 }

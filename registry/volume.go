@@ -317,8 +317,8 @@ func (v Volume) InlineOf(alloc AllocID) bool {
 	return v.Ephemeral && v.Owner == alloc && strings.HasSuffix(string(v.ID), string(InlineID(alloc, "")))
 }
 
-// Secret says where the value of a secret comes from: an environment variable or a file of the shim's machine, or a
-// callback to the host, by name. The value is read for each call. Exactly one field is set.
+// Secret says where the value of a secret comes from: an environment variable of the shim, a file on its machine, or a
+// callback of the host. The value is read for each call. Exactly one field is set.
 type Secret struct {
 	Env      string `json:"env,omitempty"`
 	File     string `json:"file,omitempty"`

@@ -24,7 +24,7 @@ type image struct {
 	used  time.Time
 }
 
-// fileState changes whenever the content may have changed: a ctime cannot be set back.
+// fileState differs whenever the content of a file may have changed, because a ctime cannot be set back.
 type fileState struct {
 	ino          uint64
 	size         int64

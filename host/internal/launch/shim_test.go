@@ -201,8 +201,8 @@ func do(name, arg string) (string, error) {
 	return arg, nil
 }
 
-// startDaemon leaves a process that is in no process group or session of the shim, and has its stderr, its life pipe
-// and its database, locked. Without a database it executes the shim's own binary, else sleep.
+// startDaemon starts a process outside the process group and session of the shim. The process has the shim's stderr,
+// its life pipe, and its database with the lock. Without a database it executes the shim's own binary, else sleep.
 func startDaemon(database string) (pid string, err error) {
 	cmd := exec.Command("setsid", "sh", "-c", "sleep 1000 & echo $! >&5")
 	locked := os.Stdin
