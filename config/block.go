@@ -104,6 +104,8 @@ func (d *decoder) dynamicLabels(s *hclsyntax.Block, ctx *hcl.EvalContext) []stri
 	return labels
 }
 
+// stringsOf converts the value to a list of strings. It returns false if that is impossible, or if the value has a null
+// or unknown part.
 func stringsOf(v cty.Value) ([]string, bool) {
 	v, _ = v.UnmarkDeep()
 	list, err := convert.Convert(v, cty.List(cty.String))

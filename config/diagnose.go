@@ -43,6 +43,7 @@ func (d *decoder) warnf(at hcl.Range, detail, summary string, args ...any) {
 	d.report(registry.SeverityWarning, at, fmt.Sprintf(summary, args...), detail)
 }
 
+// report adds a diagnostic, unless the same summary was reported at that place before. Beyond maxKept it only counts.
 func (d *decoder) report(severity registry.Severity, at hcl.Range, summary, detail string) {
 	diag := registry.Diagnostic{
 		Severity: severity, Summary: shortened(summary, maxSentence), Detail: shortened(detail, maxSentence),

@@ -45,6 +45,7 @@ type frame struct {
 	marker []byte // of a heredoc
 }
 
+// scanner reads a text once, from its start to its end, and makes its outline.
 type scanner struct {
 	src     []byte
 	at      int
@@ -59,6 +60,7 @@ type scanner struct {
 	outline
 }
 
+// outlineOf returns the outline of a text. If the text has faults, the outline may end at the first one.
 func outlineOf(src []byte) outline {
 	s := &scanner{src: src, starts: true, suspect: -1}
 	if s.checkBytes(); len(s.faults) > 0 {

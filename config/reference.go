@@ -157,6 +157,7 @@ func repeatedKeys(n *hclsyntax.ObjectConsExpr) hcl.Diagnostics {
 	return found
 }
 
+// constantKey returns the key of an object element, if it is a literal.
 func constantKey(e hclsyntax.Expression) (string, bool) {
 	if word := hcl.ExprAsKeyword(e); word != "" {
 		return word, true

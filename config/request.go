@@ -31,6 +31,7 @@ func (r *requests) find(name registry.RequestName) (hooks.VolumeRequest, bool) {
 	return r.ours[at], true
 }
 
+// requests reads the volume blocks of a group.
 func (f *file) requests(group *fields, facts groupFacts) *requests {
 	asked := newRequests()
 	for _, b := range group.all("volume") {

@@ -54,6 +54,7 @@ func (d *decoder) parse(maps mapNames) *hclsyntax.Body {
 	return d.parseText(d.src, maps)
 }
 
+// parseText is parse for any text. The text is outlined, and its limits are checked, before HCL parses it.
 func (d *decoder) parseText(src Source, maps mapNames) *hclsyntax.Body {
 	own := src.Name == d.src.Name
 	out := outlineOf(bytes.TrimPrefix(src.Text, bom))

@@ -43,6 +43,7 @@ type variable struct {
 	checks []*hclsyntax.Block
 }
 
+// declared returns the variables that a file declares, by name.
 func (d *decoder) declared(root *hclsyntax.Body) map[string]*variable {
 	declared := map[string]*variable{}
 	for _, b := range root.Blocks {
@@ -249,6 +250,7 @@ type locals struct {
 	path   []string // being evaluated
 }
 
+// evaluate sets the value of a local, after those of the locals that it refers to. A cycle is an error.
 func (l *locals) evaluate(name string) {
 	attr := l.attrs[name]
 	if _, done := l.values[name]; done || attr == nil {

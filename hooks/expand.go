@@ -31,6 +31,7 @@ func Expand(text string, env map[string]string) string {
 	return out.String()
 }
 
+// lookUp returns the value of a reference, which is written without ${ and }.
 func lookUp(name string, env map[string]string) (string, bool) {
 	if value, known := env[name]; known {
 		return value, true

@@ -41,6 +41,7 @@ func Mounts(s GroupSpec, at map[registry.RequestName]Published, isolated map[str
 	return plans, nil
 }
 
+// taskMounts returns the plan of one task: see Mounts.
 func taskMounts(task string, s GroupSpec, at map[registry.RequestName]Published, isolated bool) (Plan, error) {
 	var plan Plan
 	named := map[string]registry.RequestName{}

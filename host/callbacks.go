@@ -64,6 +64,7 @@ func (h *Host) serveStream(ctx context.Context, conn grpc.ClientConnInterface) e
 	}
 }
 
+// answer calls the orchestrator's function for one request, within the time limit of the request.
 func (h *Host) answer(ctx context.Context, req *pb.CallbackRequest) *pb.CallbackReply {
 	limit := callbackLimit
 	if d := req.GetDeadline().AsDuration(); d > 0 {

@@ -144,6 +144,7 @@ type signals struct {
 	nextSwap           <-chan *preparedSwap
 }
 
+// signals returns the channels of everything that can happen in the current state.
 func (s *supervisor) signals() (c signals) {
 	if s.active != nil {
 		c.activeExited = s.active.exited()

@@ -124,6 +124,7 @@ func (w *workload) taskStarted(k registry.TaskKey, attempt uint64, at BootTime) 
 	}
 }
 
+// taskExited notes the end of an attempt, unless a newer one is known.
 func (w *workload) taskExited(k registry.TaskKey, attempt uint64, final bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

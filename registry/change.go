@@ -85,6 +85,7 @@ func newDraft(v View, now time.Time) *draft {
 	return &draft{view: v, now: now, groups: map[group]*draftGroup{}}
 }
 
+// of returns the group as the draft has changed it so far. It reads the group from the view first.
 func (d *draft) of(k group) *draftGroup {
 	if g := d.groups[k]; g != nil {
 		return g
@@ -101,6 +102,7 @@ func (d *draft) of(k group) *draftGroup {
 	return g
 }
 
+// put adds i to its group, or replaces the instance of the same key, and adds the events of that.
 func (d *draft) put(i Instance) {
 	i = i.Clone()
 	g := d.of(i.group())

@@ -15,7 +15,7 @@ type Expansion struct {
 	// before any other request.
 	Asked CapacityRange `json:"asked,omitzero"`
 	Usage Usage         `json:"usage,omitzero"` // usage of Asked; zero: none
-	// Node is the size whose resize is pending on the node. Zero: none.
+	// Node is the size to which the node still has to expand the volume; zero: none.
 	Node CapacityRange `json:"node,omitzero"`
 	// Refused is the code with which the node's plugin refused. Only a status has it (see WithNode), not the record.
 	Refused string    `json:"refused,omitempty"`

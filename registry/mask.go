@@ -64,6 +64,7 @@ type flagSecret struct {
 // assigned matches a name and its value in a mount flag. The value ends at a comma or is quoted.
 var assigned = lazily(`([^\s,="']+)=("[^"]*"|'[^']*'|[^,]*)`)
 
+// secretsOf returns the secrets in one mount flag, such as a comma-separated list of options.
 func secretsOf(flag string) (out []flagSecret) {
 	for at := 0; at < len(flag); {
 		m := assigned().FindStringSubmatchIndex(flag[at:])

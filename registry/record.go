@@ -185,6 +185,7 @@ type codec struct {
 	indexed func(r Record, created, at Seq) Record
 }
 
+// codecOf returns the codec of T. fields returns where a record has its CreateIndex and ModifyIndex.
 func codecOf[T Record](fields func(*T) (create, modify *Seq)) codec {
 	return codec{
 		GoType: reflect.TypeFor[T](),

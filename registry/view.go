@@ -119,6 +119,7 @@ func (v View) VolumesNamed(plugin PluginID, name string) (volumes []Volume) {
 	return volumes
 }
 
+// volumesIn yields the volumes that have an entry with the prefix in the index.
 func (v View) volumesIn(x Index, prefix string) iter.Seq[Volume] {
 	return func(yield func(Volume) bool) {
 		for path := range v.Paths(x.Bucket, prefix) {

@@ -71,6 +71,7 @@ func (w Wait) String() string {
 	return line
 }
 
+// pending says which volume waits, and for what.
 func (w Wait) pending() string {
 	name := "volume " + w.Volume.String()
 	if w.Volume.ID == "" {
@@ -87,6 +88,7 @@ func (w Wait) pending() string {
 	return name + " is not " + w.Participle() + " yet"
 }
 
+// reason says why the wait goes on; empty: not known.
 func (w Wait) reason() string {
 	switch {
 	case w.RPC != "" && w.Code != "":

@@ -146,6 +146,7 @@ func (l *volumes) Deregister(ctx context.Context, req *pb.DeregisterVolumeReques
 	return &pb.DeregisterVolumeReply{Answer: l.p.answer()}, err
 }
 
+// removeVolume removes the record of a volume that no alloc uses.
 func (p *process) removeVolume(ctx context.Context, name registry.VolumeName, kind registry.EventKind) error {
 	_, err := p.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		volume, known := v.Volume(name)

@@ -72,6 +72,7 @@ func Start(ctx context.Context, opts Options) (*Process, error) {
 	return p, nil
 }
 
+// start runs the binary through go-plugin and connects to it. After an error it kills the process.
 func (p *Process) start(ctx context.Context, opts Options) error {
 	p.client = plugin.NewClient(&plugin.ClientConfig{
 		HandshakeConfig:  bootstrap.Handshake(),

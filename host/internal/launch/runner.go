@@ -87,6 +87,8 @@ func (r *runner) awaitHandshake() error {
 	}
 }
 
+// checkHandshake returns an error unless the first line of stdout is an acceptable handshake. err is that of reading
+// it.
 func (r *runner) checkHandshake(err error) error {
 	switch {
 	case err == nil:

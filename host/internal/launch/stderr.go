@@ -65,6 +65,7 @@ func readBounded(in *bufio.Reader) (line []byte, cut int, err error) {
 	return bytes.TrimRight(line, "\r\n"), cut, err
 }
 
+// take logs one line, of which cut more bytes were left out. If the budget is used up, it counts the line as skipped.
 func (r *logReader) take(line []byte, cut int) {
 	if !r.budget.take(len(line) + cut) {
 		r.skipped++

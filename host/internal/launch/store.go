@@ -166,7 +166,7 @@ func (s *Store) inPlace(img *image) bool {
 	return err == nil && os.SameFile(named, held) && named.Mode() == storedMode
 }
 
-// openBinary opens a file that may be executed and that no other user can change.
+// openBinary opens a file and checks it with checkBinary.
 func openBinary(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO must not block us
 	if errors.Is(err, unix.ENXIO) {
@@ -186,6 +186,7 @@ func notAFile(path string) error {
 	return registry.Invalid("the shim %s is not a regular file: %s", path, giveShim)
 }
 
+// checkBinary returns an error unless f is a regular executable file of this user or root, and not writable for all.
 func checkBinary(f *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
