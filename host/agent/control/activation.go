@@ -14,7 +14,7 @@ import (
 // firstActivated is the first descriptor that systemd passes: sd_listen_fds(3).
 const firstActivated = 3
 
-// Activated returns the listener of a socket unit of systemd whose socket is path, or else that of Listen.
+// Activated returns the listener that a systemd socket unit has passed for path. Without one it calls Listen.
 func Activated(path string, log hclog.Logger) (net.Listener, error) {
 	count, _ := strconv.Atoi(os.Getenv("LISTEN_FDS"))
 	if os.Getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
@@ -30,7 +30,7 @@ func Activated(path string, log hclog.Logger) (net.Listener, error) {
 	return newPeers(l, log), nil
 }
 
-// activated finds the listener of path among descriptors. They are not inherited by children.
+// activated finds the listener of path among the descriptors. It makes children not inherit any of them.
 func activated(path string, first, count int) (found net.Listener, err error) {
 	for fd := first; fd < first+count; fd++ {
 		unix.CloseOnExec(fd)

@@ -16,16 +16,17 @@ import (
 	"holdfast/registry"
 )
 
-// blocksLine is a line of a list of blocks, which ends early with an error.
+// blocksLine is a line in a list of blocks. If the list ends early, its last line has an error.
 type blocksLine struct {
 	*host.Blocks
 	Error *errorBody `json:"error,omitempty"`
 }
 
-// errNoBlocks means that a list of blocks has not begun within the time of its request.
+// errNoBlocks means that the first part of a list of blocks did not arrive within the time limit of its request.
 var errNoBlocks = errors.New("the plugin has sent no blocks yet (see holdfast plugin status)")
 
-// streamBlocks sends the blocks of a snapshot, one part a line. The time of the request is for the first part.
+// streamBlocks sends the blocks of a snapshot, one part per line. The time limit of the request covers only the first
+// part.
 func (s *Server) streamBlocks(w http.ResponseWriter, r *http.Request) {
 	q := host.BlockQuery{Snapshot: snapshotName(r), Base: host.SnapshotID(r.URL.Query().Get("base"))}
 	if text := r.URL.Query().Get("offset"); text != "" {

@@ -27,14 +27,15 @@ import (
 type Client struct {
 	Wait time.Duration // bounds calls that need a volume's plugin; 0 means no bound
 
-	// Waiting, unless it is nil, is called every second while a call has no answer after 2s: with what the call waits
-	// for, and since when. An empty text ends that. Calls at the same time need a Client each.
+	// Waiting, if set, is called every second while a call has been without an answer for more than 2 s. It gets what
+	// the call waits for, and since when. An empty text says that the wait is over. Concurrent calls need a Client
+	// each.
 	Waiting func(text string, since time.Time)
 
-	// Named, unless it is nil, is called with the volume of a file as soon as the agent has read that.
+	// Named, if set, is called with the name of a file's volume as soon as the agent has read the file.
 	Named func(host.VolumeName)
 
-	// OnNode, unless it is empty, is the node of a cluster that has the volumes which the client creates or registers.
+	// OnNode, if not empty, is the node of the cluster on which new volumes of the client lie.
 	OnNode string
 
 	socket string
@@ -44,7 +45,7 @@ type Client struct {
 // ErrNoAgent means that no agent answers at the socket.
 var ErrNoAgent = errors.New("no agent is running")
 
-// NewClient makes a client; it connects with the first call.
+// NewClient returns a client. It connects at the first call.
 func NewClient(socket string) *Client {
 	c := &Client{socket: socket}
 	c.web = &http.Client{Transport: &http.Transport{
@@ -53,7 +54,7 @@ func NewClient(socket string) *Client {
 	return c
 }
 
-// Trace makes spans of calls whose context has one; a nil p makes none. Call it before the first call.
+// Trace makes spans for calls whose context has a span. With a nil p it makes none. Call Trace before the first call.
 func (c *Client) Trace(p trace.TracerProvider) {
 	if p != nil {
 		c.web.Transport = otelhttp.NewTransport(c.web.Transport, otelhttp.WithTracerProvider(p),
@@ -136,7 +137,7 @@ func (c *Client) open(ctx context.Context, method, path string, in any) (io.Read
 	return reply.Body, nil
 }
 
-// errorOf returns the error of a reply with its kind.
+// errorOf returns the error in a reply, with its kind.
 func errorOf(reply *http.Response) error {
 	var e errorBody
 	if err := json.NewDecoder(io.LimitReader(reply.Body, maxBody)).Decode(&e); err != nil {
@@ -180,7 +181,7 @@ func (c *Client) PlanJob(ctx context.Context, src Submission) ([]agent.Placement
 	return post[[]agent.Placement](ctx, c, "/jobs/plan", src)
 }
 
-// StopJob stops a job. AwaitStopped returns when that is done.
+// StopJob stops a job. It does not wait: see AwaitStopped.
 func (c *Client) StopJob(ctx context.Context, id string, o agent.StopOptions) error {
 	q := url.Values{"purge": {fmt.Sprint(o.Purge)}, "force": {fmt.Sprint(o.Force)}}
 	return c.remove(ctx, "/job/"+segment(id)+"?"+q.Encode())
@@ -198,7 +199,7 @@ func (c *Client) Alloc(ctx context.Context, prefix string) (Alloc, error) {
 
 // Logs copies the logs of a task.
 func (c *Client) Logs(ctx context.Context, alloc, task string, o agent.LogOptions, to io.Writer) error {
-	quiet := *c // a task may write nothing for long
+	quiet := *c // a task may write nothing for a long time
 	quiet.Waiting = nil
 	q := url.Values{"stream": {string(o.Stream)}, "follow": {fmt.Sprint(o.Follow)}, "tail": {fmt.Sprint(o.Tail)}}
 	body, err := quiet.open(ctx, http.MethodGet, "/alloc/"+segment(alloc)+"/logs/"+segment(task)+"?"+q.Encode(), nil)
@@ -220,7 +221,7 @@ func (c *Client) Plugin(ctx context.Context, id string) (Plugin, error) {
 	return get[Plugin](ctx, c, "/plugin/"+segment(id))
 }
 
-// Volumes lists volumes, of one plugin or, if it is empty, all.
+// Volumes lists volumes of a plugin, or all if plugin is empty.
 func (c *Client) Volumes(ctx context.Context, plugin string) ([]Volume, error) {
 	return get[[]Volume](ctx, c, "/volumes?"+url.Values{"plugin": {plugin}}.Encode())
 }
@@ -229,7 +230,7 @@ func volumePath(n host.VolumeName, below string, more url.Values) string {
 	return namedPath("/volume", n.Namespace, string(n.ID), below, more)
 }
 
-// namedPath is the path of an object in a namespace, or of what is below it.
+// namedPath returns the path of an object in a namespace, or of a resource below it.
 func namedPath(kind string, namespace registry.Namespace, id, below string, more url.Values) string {
 	q := url.Values{"namespace": {string(namespace)}}
 	maps.Copy(q, more)
@@ -289,8 +290,8 @@ func (c *Client) DeregisterVolume(ctx context.Context, n host.VolumeName) error 
 	return c.remove(ctx, volumePath(n, "", q))
 }
 
-// Events calls fn with each event after a number. It returns after the past events or, if it follows, when ctx or the
-// agent ends. An error means that events are missing.
+// Events calls fn with each event after the given number. Without follow it returns after the past events. With follow
+// it returns when ctx or the agent ends. An error means that events are missing.
 func (c *Client) Events(ctx context.Context, after uint64, follow bool, fn func(host.Event) error) error {
 	q := url.Values{"after": {fmt.Sprint(after)}, "follow": {fmt.Sprint(follow)}}
 	body, err := c.open(ctx, http.MethodGet, "/events?"+q.Encode(), nil)

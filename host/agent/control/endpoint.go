@@ -14,11 +14,11 @@ import (
 	"holdfast/registry"
 )
 
-// upgradeCSI is the protocol that a connection to the control socket is upgraded to (RFC 9110 section 7.8): gRPC with
+// upgradeCSI is the protocol to which a connection to the control socket is upgraded (RFC 9110 section 7.8): gRPC with
 // the CSI services of one plugin.
 const upgradeCSI = "csi"
 
-// serveCSI makes the connection that of a CSI client.
+// serveCSI turns the request's connection into the connection of a CSI client.
 func (s *Server) serveCSI(w http.ResponseWriter, r *http.Request) {
 	plugin, err := registry.ParsePluginID(r.PathValue("id"))
 	if err == nil && r.Header.Get("Upgrade") != upgradeCSI {
@@ -40,7 +40,7 @@ func (s *Server) serveCSI(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// switchTo makes the connection of a request one with another protocol. After an error the request is answered.
+// switchTo upgrades the connection of a request to another protocol. If it fails, it has answered the request.
 func switchTo(protocol string, w http.ResponseWriter) (net.Conn, error) {
 	conn, buffered, err := http.NewResponseController(w).Hijack()
 	if err != nil {
@@ -60,7 +60,7 @@ func (c *Client) DialCSI(ctx context.Context, plugin host.PluginID) (net.Conn, e
 	return c.dialUpgraded(ctx, upgradeCSI, "/plugin/"+segment(string(plugin))+"/csi")
 }
 
-// dialUpgraded sends a request and returns its connection with another protocol.
+// dialUpgraded sends a request and returns its connection after the upgrade to another protocol.
 func (c *Client) dialUpgraded(ctx context.Context, protocol, path string) (net.Conn, error) {
 	conn, err := c.dial(ctx)
 	if err != nil {
@@ -97,7 +97,7 @@ func upgrade(ctx context.Context, conn net.Conn, protocol, url string) (net.Conn
 	return &bufferedConn{conn, reader}, nil
 }
 
-// bufferedConn is a connection of which some bytes have been read already.
+// bufferedConn is a connection from which some bytes were already read.
 type bufferedConn struct {
 	net.Conn
 	reader *bufio.Reader
@@ -105,7 +105,7 @@ type bufferedConn struct {
 
 func (c *bufferedConn) Read(b []byte) (int, error) { return c.reader.Read(b) }
 
-// singleListener accepts one connection, and is closed when that is.
+// singleListener is a listener that accepts one connection. It is closed when that connection is closed.
 type singleListener struct {
 	conn   net.Conn
 	accept chan net.Conn
@@ -131,12 +131,12 @@ func (l *singleListener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close closes the connection too, which need not have been accepted.
+// Close also closes the connection, even if it was never accepted.
 func (l *singleListener) Close() error { return l.conn.Close() }
 
 func (l *singleListener) Addr() net.Addr { return l.conn.LocalAddr() }
 
-// notifyingConn calls closed when it is closed.
+// notifyingConn calls closed when the connection is closed.
 type notifyingConn struct {
 	net.Conn
 	closed func()
@@ -152,7 +152,7 @@ func (s *Server) getEndpointUses(r *http.Request) (any, error) {
 	return append([]host.EndpointUse{}, uses...), err
 }
 
-// deleteEndpointUses removes the records of the uses of one volume. The query has its ID at the plugin.
+// deleteEndpointUses removes the records of the uses of one volume. The query has the volume's external ID.
 func (s *Server) deleteEndpointUses(r *http.Request) (any, error) {
 	f := forceOf(r, "")
 	f.Confirm = r.URL.Query().Get("confirm")

@@ -23,14 +23,14 @@ const upgradeExec = "exec"
 
 // execMessage has one of its fields set.
 type execMessage struct {
-	// From the client. It sends input only after the agent has taken the input before.
+	// Fields from the client. It sends more input only after the agent has taken the last one.
 	Stdin  []byte         `json:"stdin,omitempty"`
-	End    bool           `json:"end,omitempty"` // of the input
+	End    bool           `json:"end,omitempty"` // the input ends
 	Rows   uint16         `json:"rows,omitempty"`
 	Cols   uint16         `json:"cols,omitempty"`
 	Signal syscall.Signal `json:"signal,omitempty"`
 
-	// From the agent. The last message has Exit or Error.
+	// Fields from the agent. The last message has Exit or Error.
 	Taken  bool       `json:"taken,omitempty"`
 	Stdout []byte     `json:"stdout,omitempty"`
 	Stderr []byte     `json:"stderr,omitempty"`
@@ -38,10 +38,10 @@ type execMessage struct {
 	Error  *errorBody `json:"error,omitempty"`
 }
 
-// execWriteLimit is how long a client may take for the rest of the output when the agent ends.
+// execWriteLimit is how long a client may take to receive the rest of the output when the agent ends.
 const execWriteLimit = time.Second
 
-// serveExec runs a program in a task until it ends, or kills it when the client's connection does.
+// serveExec runs a program in a task until it ends. If the client closes its connection, serveExec kills the program.
 func (s *Server) serveExec(w http.ResponseWriter, r *http.Request) {
 	rec, err := s.agent.Find(r.PathValue("id"))
 	var run func(context.Context, taskdriver.ExecOptions) (int, error)
@@ -68,7 +68,7 @@ func (s *Server) serveExec(w http.ResponseWriter, r *http.Request) {
 	runOn(r.Context(), conn, taskdriver.ExecOptions{Command: q["command"], Term: q.Get("term")}, run)
 }
 
-// runOn runs a program with the streams and events of a connection.
+// runOn runs a program whose streams and events come from a connection.
 func runOn(ctx context.Context, conn net.Conn, o taskdriver.ExecOptions,
 	run func(context.Context, taskdriver.ExecOptions) (int, error)) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -90,15 +90,15 @@ func runOn(ctx context.Context, conn net.Conn, o taskdriver.ExecOptions,
 	}
 	_ = out.send(last)
 	_ = conn.Close()
-	cancel(nil) // nothing takes events any more
+	cancel(nil) // events are not received any more
 	reader.Wait()
 }
 
-// execInput is the standard input of a program, which may not read it.
+// execInput is the standard input of a program that may not read it.
 type execInput struct {
 	*io.PipeReader
 	write  *io.PipeWriter
-	chunks chan []byte // capacity 1, so that read sees the client leave
+	chunks chan []byte // capacity 1, so that read notices that the client has left
 }
 
 func newExecInput() *execInput {
@@ -106,15 +106,15 @@ func newExecInput() *execInput {
 	return &execInput{r, w, make(chan []byte, 1)}
 }
 
-// pass passes chunks on to the program.
+// pass writes chunks to the program's input.
 func (i *execInput) pass(taken *execWriter) {
 	for c := range i.chunks {
-		_, _ = i.write.Write(c) // fails once the program has ended
+		_, _ = i.write.Write(c) // fails after the program has ended
 		_ = taken.send(execMessage{Taken: true})
 	}
 }
 
-// read passes on what the client sends, until it leaves.
+// read receives the client's messages and passes them on, until the client leaves.
 func (i *execInput) read(ctx context.Context, from *json.Decoder, events chan<- taskdriver.ExecEvent) error {
 	defer i.write.Close()
 	defer close(i.chunks)
@@ -142,7 +142,7 @@ func (i *execInput) read(ctx context.Context, from *json.Decoder, events chan<- 
 
 var errClientLeft = errors.New("the client has left")
 
-// execWriter sends messages one after the other.
+// execWriter sends messages one after the other, also for concurrent callers.
 type execWriter struct {
 	mu sync.Mutex
 	to *json.Encoder
@@ -158,7 +158,7 @@ type writerFunc func([]byte) error
 
 func (f writerFunc) Write(p []byte) (int, error) { return len(p), f(p) }
 
-// Exec runs a program in a task, and returns its exit code. It reads Stdin also after the program has ended.
+// Exec runs a program in a task, and returns its exit code. A read of Stdin may still be running when Exec returns.
 func (c *Client) Exec(ctx context.Context, alloc, task string, o taskdriver.ExecOptions) (int, error) {
 	q := url.Values{"command": o.Command, "term": {o.Term}}
 	conn, err := c.dialUpgraded(ctx, upgradeExec, "/alloc/"+segment(alloc)+"/exec/"+segment(task)+"?"+q.Encode())
@@ -170,7 +170,7 @@ func (c *Client) Exec(ctx context.Context, alloc, task string, o taskdriver.Exec
 	defer stop()
 	out, taken, done := &execWriter{to: json.NewEncoder(conn)}, make(chan struct{}, 1), make(chan struct{})
 	defer close(done)
-	go func() { // may be blocked in Read when the program ends
+	go func() { // may still be blocked in Read when the program ends
 		_, _ = io.Copy(writerFunc(func(p []byte) error {
 			err := out.send(execMessage{Stdin: p})
 			select {
@@ -200,7 +200,7 @@ func (c *Client) Exec(ctx context.Context, alloc, task string, o taskdriver.Exec
 		case err != nil:
 			return 0, registry.Errorf(registry.ErrUnavailable, "the agent ended before the command did: %w", err)
 		case m.Error != nil:
-			return 0, fmt.Errorf("%s", m.Error.Error) // no error about the alloc
+			return 0, fmt.Errorf("%s", m.Error.Error) // the error is not about the alloc
 		case m.Exit != nil:
 			return *m.Exit, nil
 		case m.Taken:

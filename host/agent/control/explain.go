@@ -14,7 +14,7 @@ import (
 	"holdfast/registry"
 )
 
-// explainer makes the notices of one request. It caches what it looks up.
+// explainer makes the notices of one request, and caches its lookups.
 type explainer struct {
 	s       *Server
 	allocs  map[host.AllocID]*agent.AllocRecord
@@ -31,7 +31,8 @@ func (s *Server) explainer() *explainer {
 	return e
 }
 
-// waits explains waits, those with a call first, then by their start. Lookups that fail are left out.
+// waits explains waits. Waits for a call come first, then the order is that of their start. A failed lookup only leaves
+// out details.
 func (e *explainer) waits(ctx context.Context, list []registry.Wait) (out []Notice) {
 	order := []registry.Step{registry.StepPlugin, registry.StepTurn, registry.StepClaim}
 	for _, w := range slices.SortedStableFunc(slices.Values(list), func(x, y registry.Wait) int {
@@ -71,7 +72,8 @@ func (e *explainer) lookUp(ctx context.Context, w registry.Wait) wait {
 	return out
 }
 
-// leftMounted returns the mount that a call left although its answer was NOT_FOUND or OK; else empty.
+// leftMounted returns the path that is still mounted after a call that the plugin answered with NOT_FOUND or OK. It is
+// empty for any other wait.
 func leftMounted(w registry.Wait, v *host.VolumeStatus) string {
 	if w.Code != "NOT_FOUND" && w.Code != "OK" {
 		return ""
@@ -103,7 +105,7 @@ func (e *explainer) volume(ctx context.Context, name host.VolumeName) *host.Volu
 	return e.volumes[name]
 }
 
-// plugin returns a plugin, without tasks if it is not running or the shim does not answer.
+// plugin returns a plugin. It has no tasks if the plugin is not running or the shim does not answer.
 func (e *explainer) plugin(ctx context.Context, id host.PluginID) *Plugin {
 	if p, known := e.plugins[id]; known {
 		return p
@@ -149,7 +151,7 @@ func (h Holder) EngineNames() string {
 	return strings.Join(slices.Compact(names), ", ")
 }
 
-// withEngines adds to a conflict which container engines hold the volume.
+// withEngines adds the container engines that hold the volume to a conflict error.
 func (s *Server) withEngines(name host.VolumeName, err error) error {
 	m := s.agent.EngineMount(name.ID)
 	if m == nil || name.Namespace != registry.DefaultNamespace || !errors.Is(err, registry.ErrConflict) {
@@ -158,7 +160,7 @@ func (s *Server) withEngines(name host.VolumeName, err error) error {
 	return fmt.Errorf("%w; %s", err, m.Describe())
 }
 
-// lostNotices tells of containers that use the volume although this node has lost it.
+// lostNotices returns notices about containers that use the volume although this node has lost it.
 func (s *Server) lostNotices(ctx context.Context, name host.VolumeName) (list []Notice) {
 	lost, err := s.agent.LostEngineMounts(ctx, s.host)
 	for _, l := range lost {
@@ -180,9 +182,9 @@ func (s *Server) lostNotices(ctx context.Context, name host.VolumeName) (list []
 }
 
 // adviseLost adds to findings the containers that use a volume which this node has lost, and the command that stops
-// them. The shim finds such a volume only if its claim is released.
+// them. The shim itself reports such a volume only if its claim was released.
 func (s *Server) adviseLost(ctx context.Context, findings []host.Finding) []host.Finding {
-	lost, _ := s.agent.LostEngineMounts(ctx, s.host) // without it the findings are those of the shim
+	lost, _ := s.agent.LostEngineMounts(ctx, s.host) // after an error, the findings of the shim stay unchanged
 	for _, l := range lost {
 		i := slices.IndexFunc(findings, func(f host.Finding) bool {
 			return f.Alloc == l.Alloc && f.Kind == registry.FoundUnowned
@@ -197,7 +199,7 @@ func (s *Server) adviseLost(ctx context.Context, findings []host.Finding) []host
 	return findings
 }
 
-// trouble explains a mount that does not work, if one is known.
+// trouble explains a mount that does not work. It returns nothing if the mount works.
 func (e *explainer) trouble(h registry.Holder) []Notice {
 	if h.Trouble == "" {
 		return nil

@@ -15,7 +15,8 @@ import (
 // operatorKey is the key of the operator in the context of a connection.
 type operatorKey struct{}
 
-// withOperator adds the user at the other end of a connection, for the events of what is done by force.
+// withOperator adds the user at the other end of a connection to the context. Events of operations by force name this
+// user.
 func withOperator(ctx context.Context, conn net.Conn) context.Context {
 	cred, err := proc.Peer(conn)
 	if err != nil {
@@ -29,7 +30,7 @@ func withOperator(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, operatorKey{}, name)
 }
 
-// forceOf returns the options of a request. A confirmation repeats the ID in the path.
+// forceOf returns the options of a request by force. A confirmation repeats the ID in the path.
 func forceOf(r *http.Request, full string) host.Force {
 	f := host.Force{Confirm: r.URL.Query().Get("confirm"), DryRun: isTrue(r, "dry_run")}
 	f.By, _ = r.Context().Value(operatorKey{}).(string)

@@ -81,12 +81,12 @@ func (s *Server) getAllocs(r *http.Request) (any, error) {
 	return out, nil
 }
 
-// setWaits sets what the allocs wait for. Without an answer from the shim the agent's records stay.
+// setWaits sets what the allocs wait for. If the shim does not answer, the agent's records stay.
 func (s *Server) setWaits(ctx context.Context, allocs []Alloc) {
 	s.setWaitsFrom(ctx, &volumeLister{Lister: s.host}, allocs)
 }
 
-// volumeLister is a Lister that lists all volumes at the first question about one.
+// volumeLister is a Lister that lists all volumes once, at the first query for a volume.
 type volumeLister struct {
 	agent.Lister
 	list []host.VolumeStatus
@@ -131,7 +131,7 @@ func (a *Alloc) setWaits(text string) {
 	}
 }
 
-// getAlloc returns an alloc with its volumes. Without an answer from the shim the volumes are left out.
+// getAlloc returns an alloc with its volumes. If the shim does not answer, the volumes are left out.
 func (s *Server) getAlloc(r *http.Request) (any, error) {
 	rec, err := s.agent.Find(r.PathValue("id"))
 	if err != nil {
@@ -199,7 +199,7 @@ func (s *Server) getVolume(r *http.Request) (any, error) {
 			out := e.volumeView(v)
 			for i, h := range out.Holders {
 				if len(h.Engines) > 0 {
-					// the rest of the answer is of use too
+					// containers are only an addition, so an error is ignored
 					out.Holders[i].Containers, _ = s.agent.EngineContainers(v.ID)
 				}
 			}
@@ -246,7 +246,7 @@ func (s *Server) postVolume(do func(context.Context, host.VolumeSpec) (host.Volu
 		if err != nil {
 			return nil, err
 		}
-		s.agent.Retry() // allocs may wait for it
+		s.agent.Retry() // allocs may wait for the volume
 		out := s.explainer().volumeView(st)
 		out.Warnings = warnings
 		return out, nil
@@ -307,7 +307,7 @@ func (s *Server) getStats(r *http.Request) (any, error) {
 	return append([]host.VolumeUsage{}, list...), err
 }
 
-// postDoctor inspects or repairs. After a repair the agent retries what waits.
+// postDoctor inspects or repairs. After a repair the agent retries allocs that wait.
 func (s *Server) postDoctor(r *http.Request, ask DoctorRequest) (any, error) {
 	found, err := callPlugin(s, r, host.VolumeName{}, "", "", func(ctx context.Context) (host.Diagnosis, error) {
 		return s.host.Doctor(ctx, ask.Repair, ask.Digest)

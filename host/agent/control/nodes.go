@@ -18,15 +18,15 @@ import (
 type Claim struct {
 	registry.Claim
 	NodeState string `json:"node_state"`      // alive, suspect, or the declared state of the node
-	Stale     string `json:"stale,omitempty"` // why the claim may be outdated, as of a node
+	Stale     string `json:"stale,omitempty"` // why the claim may be outdated
 }
 
 // ClaimExplanation says who holds a volume, what waits for it, and what happens next.
 type ClaimExplanation struct {
 	Volume
-	Executor host.NodeName `json:"executor,omitempty"` // makes the controller calls of the plugin; empty: no node
+	Executor host.NodeName `json:"executor,omitempty"` // the node that makes the plugin's controller calls; empty: none
 	Claims   []Claim       `json:"claims"`
-	Nodes    int           `json:"nodes"` // of the cluster. Waits of allocs are known to their own node only
+	Nodes    int           `json:"nodes"` // number of nodes in the cluster. Only the node of an alloc knows its waits
 	Stale    string        `json:"stale,omitempty"`
 }
 
@@ -47,7 +47,7 @@ func (s *Server) getNode(r *http.Request) (any, error) {
 	return list[0], nil
 }
 
-// operatorOf returns the person at the other end of the connection.
+// operatorOf returns the user at the other end of the connection.
 func operatorOf(r *http.Request) string {
 	by, _ := r.Context().Value(operatorKey{}).(string)
 	return by
@@ -98,7 +98,7 @@ func claimViews(list []host.Claim, nodes []host.NodeStatus) []Claim {
 	return out
 }
 
-// Stale says why what a node knows of its cluster may be outdated; empty: it is not.
+// Stale says why this node's view of the cluster may be outdated. It is empty if the view is current.
 func Stale(nodes []host.NodeStatus) string {
 	if len(nodes) == 0 {
 		return ""
@@ -106,7 +106,7 @@ func Stale(nodes []host.NodeStatus) string {
 	return nodes[0].Stale
 }
 
-// NodeState returns the state of a node in one word: suspect if it is ready otherwise but not alive.
+// NodeState returns the state of a node in one word. A node that is ready but not alive is suspect.
 func NodeState(n host.NodeStatus) string {
 	switch {
 	case n.State != registry.NodeReady && n.State != registry.NodeDraining:
@@ -175,7 +175,8 @@ func noExecutor(v host.VolumeStatus, nodes []host.NodeStatus) Notice {
 	return n
 }
 
-// noOwnNode explains that the node which has a volume of a plugin with controller_scope = "node" cannot make its calls.
+// noOwnNode is the notice about a volume of a plugin with controller_scope = "node" whose own node cannot make its
+// calls.
 func noOwnNode(v host.VolumeStatus, nodes []host.NodeStatus) Notice {
 	state := "not in the list of nodes"
 	n := Notice{Kind: NoticeWaiting,
@@ -208,7 +209,8 @@ func deregisterCommand(v host.VolumeStatus) string {
 	return display.Command("holdfast volume deregister --namespace="+display.Quote(string(v.Namespace)), string(v.ID))
 }
 
-// lostHolder explains that a node which holds or has attached a volume is not alive; nil: that is not so.
+// lostHolder is the notice about a node that is not alive or not in service, and that holds the volume or has it
+// attached. It is nil for any other node.
 func lostHolder(node host.NodeStatus, v host.VolumeStatus, claims []host.Claim) *Notice {
 	state := NodeState(node)
 	if node.Alive && (state == string(registry.NodeReady) || state == string(registry.NodeDraining)) {
@@ -261,7 +263,7 @@ func lostHolder(node host.NodeStatus, v host.VolumeStatus, claims []host.Claim) 
 	return n
 }
 
-// unusedAttachments explains attachments to nodes without a claim.
+// unusedAttachments returns notices about attachments to nodes that have no claim.
 func unusedAttachments(v host.VolumeStatus) (list []Notice) {
 	for _, at := range v.Attachments {
 		if slices.ContainsFunc(v.Holders, func(h registry.Holder) bool { return h.Claim.Node == at.Node }) {

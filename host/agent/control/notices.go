@@ -44,7 +44,7 @@ type Command struct {
 	Line    string `json:"line"`
 }
 
-// fact adds a fact unless the text is empty.
+// fact adds a fact, unless text is empty.
 func (n *Notice) fact(name, text string) {
 	if text != "" {
 		n.Facts = append(n.Facts, Fact{name, text})
@@ -59,14 +59,14 @@ func (n *Notice) list(name string, lines []string) {
 	}
 }
 
-// command adds a command once.
+// command adds a command, unless the notice has it already.
 func (n *Notice) command(purpose, line string) {
 	if c := (Command{purpose, line}); !slices.Contains(n.Commands, c) {
 		n.Commands = append(n.Commands, c)
 	}
 }
 
-// mountTrouble explains a mount that does not work. Job uses it and was submitted from file.
+// mountTrouble explains a mount that does not work. job is the job that uses the mount, and file the file of that job.
 func mountTrouble(h registry.Holder, job, file string) Notice {
 	n := Notice{
 		Kind:    NoticeTrouble,
@@ -87,7 +87,7 @@ func mountTrouble(h registry.Holder, job, file string) Notice {
 	return n
 }
 
-// reported is a notice about a report of the plugin.
+// reported returns a notice about a report of the plugin.
 func reported(kind NoticeKind, text string, at time.Time) Notice {
 	n := Notice{Kind: kind}
 	n.fact("Reported", text)
@@ -95,7 +95,7 @@ func reported(kind NoticeKind, text string, at time.Time) Notice {
 	return n
 }
 
-// expansionNotices explains a pending or uncertain expansion. A running one is shown as an open call.
+// expansionNotices explains a pending or uncertain expansion. An expansion that still runs is shown as an open call.
 func expansionNotices(name registry.VolumeName, e registry.Expansion) []Notice {
 	if !e.Pending() && (!e.Open() || e.RPC == "") {
 		return nil
@@ -123,7 +123,7 @@ func expansionNotices(name registry.VolumeName, e registry.Expansion) []Notice {
 	default:
 		n.Meaning = "The plugin cannot expand it now. Users of the volume keep the present size."
 		n.Next = "Holdfast retries at the next mount, after all users have ended."
-		if e.Refused != "FAILED_PRECONDITION" { // which may not be tried again before
+		if e.Refused != "FAILED_PRECONDITION" { // after FAILED_PRECONDITION the call may not be repeated
 			n.command("retry now", expand(e.Node.Required))
 		}
 		n.command("list its users", volumeCommand("status", name))
@@ -153,7 +153,7 @@ func creationNotices(v host.VolumeStatus) []Notice {
 	return []Notice{n}
 }
 
-// deletionNotices explains a deletion that has no call under way.
+// deletionNotices explains a deletion without a running call.
 func deletionNotices(v host.VolumeStatus) []Notice {
 	if v.State != registry.VolumeDeleting || v.Intent != nil {
 		return nil
@@ -202,7 +202,7 @@ func pluginCommand(id registry.PluginID) string {
 	return display.Command("holdfast plugin status", string(id))
 }
 
-// now is the clock of relative times in notices. Tests replace it.
+// now is the clock for relative times in notices. Tests replace it.
 var now = time.Now
 
 // since formats a time and how long ago it was.

@@ -13,7 +13,7 @@ import (
 type JobSource struct {
 	ID        string            `json:"id"`
 	Version   uint64            `json:"version"`
-	File      string            `json:"file"` // as its path was given
+	File      string            `json:"file"` // the path as it was given
 	Text      string            `json:"text"`
 	Variables map[string]string `json:"variables,omitempty"`
 }
@@ -43,7 +43,7 @@ func (s *Server) postRestart(r *http.Request) (any, error) {
 		isTrue(r, "force"))
 }
 
-// RestartAlloc restarts a task of an alloc in place, or all that run if task is empty. It returns the tasks.
+// RestartAlloc restarts a task of an alloc in place, or all running tasks if task is empty. It returns their names.
 func (c *Client) RestartAlloc(ctx context.Context, id, task string, force bool) ([]host.TaskName, error) {
 	q := url.Values{"task": {task}, "force": {fmt.Sprint(force)}}
 	return post[[]host.TaskName](ctx, c, "/alloc/"+segment(id)+"/restart?"+q.Encode(), nil)

@@ -16,11 +16,12 @@ import (
 	"holdfast/registry"
 )
 
-// skew is how much earlier the shim's deadline timer may fire than that of the agent.
+// skew is the tolerance when a deadline of the request is checked, because the shim's timer may fire earlier than the
+// agent's.
 const skew = 100 * time.Millisecond
 
-// callPlugin calls do within the time of the request. It gives up early when the plugin is gone for good. Work that has
-// started continues, and the same request resumes it. node is where a new volume is to be stored.
+// callPlugin calls do within the time limit of the request. It gives up early if the plugin is gone for good. Work that
+// has started continues, and a repeated request resumes it. node is the node on which a new volume is to be stored.
 func callPlugin[T any](
 	s *Server, r *http.Request, name host.VolumeName, plugin host.PluginID, node host.NodeName,
 	do func(context.Context) (T, error),
@@ -56,7 +57,7 @@ func callPlugin[T any](
 	return out, registry.Errorf(registry.ErrUnavailable, "%s", reason)
 }
 
-// callWithin calls do within the time of the request. Work that has started continues.
+// callWithin calls do within the time limit of the request. Work that has started continues after that.
 func callWithin[T any](
 	s *Server, r *http.Request, what string, do func(context.Context) (T, error),
 ) (T, error) {
@@ -72,7 +73,7 @@ func callWithin[T any](
 	return out, err
 }
 
-// askPlugin is callWithin for a plugin that a job runs, here or on another node.
+// askPlugin is callWithin for a plugin that a job runs on this or another node.
 func askPlugin[T any](s *Server, r *http.Request, id host.PluginID, ask func(context.Context) (T, error)) (T, error) {
 	return callWithin(s, r, "plugin "+string(id), func(ctx context.Context) (out T, err error) {
 		if _, err = s.knownPlugin(ctx, id); err == nil || s.controlledElsewhere(ctx, host.VolumeName{}, id, "") {
@@ -82,7 +83,8 @@ func askPlugin[T any](s *Server, r *http.Request, id host.PluginID, ask func(con
 	})
 }
 
-// continues returns a text if the volume's creation or deletion continues in the background.
+// continues returns a text that says that the volume's creation or deletion continues in the background. It is empty if
+// none does.
 func (s *Server) continues(ctx context.Context, name host.VolumeName) string {
 	v := s.explainer().volume(ctx, name)
 	switch {
@@ -99,7 +101,7 @@ func (s *Server) continues(ctx context.Context, name host.VolumeName) string {
 	return ""
 }
 
-// pluginOf returns the plugin, or else the plugin of the volume; nil if that is unknown.
+// pluginOf returns the plugin, or the plugin of the volume if plugin is empty. It returns nil if neither is known.
 func (s *Server) pluginOf(ctx context.Context, name host.VolumeName, plugin host.PluginID) *Plugin {
 	e := s.explainer()
 	if v := e.volume(ctx, name); plugin == "" && v != nil {
@@ -115,11 +117,11 @@ func (s *Server) pluginOf(ctx context.Context, name host.VolumeName, plugin host
 	return p
 }
 
-// goneInterval is the interval of checks whether the plugin of a request may still start.
+// goneInterval is the interval at which awaitGone checks whether the plugin may still start.
 const goneInterval = 500 * time.Millisecond
 
-// awaitGone returns ErrUnavailable when no node runs the plugin's controller and all its jobs here have ended, and nil
-// when ctx ends.
+// awaitGone returns ErrUnavailable once no node runs the plugin's controller and all its jobs on this node have ended.
+// It returns nil when ctx ends.
 func (s *Server) awaitGone(
 	ctx context.Context, name host.VolumeName, plugin host.PluginID, node host.NodeName,
 ) error {
@@ -144,8 +146,8 @@ func (s *Server) awaitGone(
 	}
 }
 
-// controlledElsewhere reports whether another node of the cluster, which is alive, runs a controller that makes calls
-// for the volume, or for one that is to be stored on a node.
+// controlledElsewhere reports whether another living node of the cluster runs a controller that can make calls for the
+// volume. For a new volume, node is the node on which it is to be stored.
 func (s *Server) controlledElsewhere(
 	ctx context.Context, name host.VolumeName, id host.PluginID, node host.NodeName,
 ) bool {
@@ -161,7 +163,7 @@ func (s *Server) controlledElsewhere(
 	})
 }
 
-// limited calls do within the time of the request, if it has one. late means that the time ran out.
+// limited calls do within the time limit of the request, if it has one. late reports that the limit was reached.
 func limited[T any](
 	ctx context.Context, r *http.Request, do func(context.Context) (T, error),
 ) (out T, wait time.Duration, late bool, err error) {
@@ -179,7 +181,7 @@ func limited[T any](
 	return out, wait, err != nil && time.Until(until) <= skew && ctx.Err() == nil, err
 }
 
-// waitOf returns the time of the request; 0: it has no limit.
+// waitOf returns the time limit of the request; 0: none.
 func waitOf(r *http.Request) (time.Duration, error) {
 	wait, err := time.ParseDuration(cmp.Or(r.URL.Query().Get("wait"), "0s"))
 	if err != nil || wait < 0 {
@@ -188,7 +190,7 @@ func waitOf(r *http.Request) (time.Duration, error) {
 	return wait, nil
 }
 
-// unanswered describes the call that has no answer yet, and why etcd or its plugin does not answer if that is known.
+// unanswered describes the call without an answer and, if known, why etcd or the plugin does not answer.
 func (s *Server) unanswered(ctx context.Context, name host.VolumeName, plugin host.PluginID) string {
 	return withProblem(s.describeCall(ctx, name, plugin), s.clusterProblem(ctx))
 }
@@ -217,8 +219,8 @@ func (s *Server) describeCall(ctx context.Context, name host.VolumeName, plugin 
 	return strings.Join(append([]string{text}, p.describe(false)...), "; ")
 }
 
-// describeExecutor says for which other node a controller call of the plugin waits. v is its volume, nil if there is
-// none. The text is empty if this node makes the call, or shares nothing.
+// describeExecutor names the other node for which a controller call of the plugin waits. v is the call's volume, or
+// nil. The text is empty if this node makes the call, or if there is no cluster.
 func (s *Server) describeExecutor(ctx context.Context, v *host.VolumeStatus, plugin host.PluginID) string {
 	nodes, _, err := s.host.Nodes(ctx, host.NodeQuery{})
 	if err != nil {

@@ -24,15 +24,15 @@ type Plugin struct {
 	Roles     []Role            `json:"roles"`
 	Instances []Instance        `json:"instances"`
 	Tasks     []host.PluginTask `json:"tasks"`
-	Jobs      []PluginJob       `json:"jobs,omitempty"`  // of this agent that run it
-	Rolls     []Roll            `json:"rolls,omitempty"` // the last one of each of these jobs
+	Jobs      []PluginJob       `json:"jobs,omitempty"`  // jobs of this agent that run it
+	Rolls     []Roll            `json:"rolls,omitempty"` // the last roll of each of these jobs
 }
 
 // Role counts the instances that serve a plugin in a role.
 type Role struct {
 	Role     registry.Role `json:"role"`
 	Healthy  int           `json:"healthy"`
-	Expected int           `json:"expected"`         // from running tasks and from jobs that are not stopped
+	Expected int           `json:"expected"`         // number, from running tasks and from jobs that are not stopped
 	Reason   string        `json:"reason,omitempty"` // of the newest failed alloc
 }
 
@@ -49,15 +49,15 @@ type PluginJob struct {
 	Count  int              `json:"count"`  // of the group; 0 if the job is stopped
 	Task   host.TaskName    `json:"task"`
 	Type   hooks.PluginType `json:"type"`
-	File   string           `json:"file,omitempty"`   // that the job was submitted from
-	Alloc  host.AllocID     `json:"alloc,omitempty"`  // the newest
+	File   string           `json:"file,omitempty"`   // from which the job was submitted
+	Alloc  host.AllocID     `json:"alloc,omitempty"`  // the newest alloc
 	State  agent.AllocState `json:"state,omitempty"`  // of the newest alloc
 	Reason string           `json:"reason,omitempty"` // of the newest alloc
 
 	roll *Roll // of the job
 }
 
-// pluginJobs lists the jobs by the plugin that they run.
+// pluginJobs lists jobs by the plugins that they run.
 func (s *Server) pluginJobs() map[host.PluginID][]PluginJob {
 	out, all := map[host.PluginID][]PluginJob{}, s.agent.Allocs()
 	for _, j := range s.agent.Jobs() {
@@ -72,7 +72,7 @@ func (s *Server) pluginJobs() map[host.PluginID][]PluginJob {
 				if j.Stopped {
 					r.Count = 0
 				}
-				for _, rec := range all { // the newest last
+				for _, rec := range all { // the newest comes last
 					if rec.Job == r.Job && rec.Group.Name == g.Name {
 						r.Alloc, r.State, r.Reason = rec.ID, rec.State, rec.Reason
 					}
@@ -109,7 +109,7 @@ func (s *Server) listPlugins(ctx context.Context, q host.PluginQuery) ([]Plugin,
 	return joinPlugins(list, prints, jobs), nil
 }
 
-// joinPlugins joins what is known of plugins. A plugin whose jobs are all stopped is listed only if tasks are left.
+// joinPlugins joins the facts about plugins. A plugin whose jobs are all stopped is listed only if it still has tasks.
 func joinPlugins(
 	list host.PluginList, prints []host.PluginFingerprint, jobs map[host.PluginID][]PluginJob,
 ) []Plugin {
@@ -163,7 +163,7 @@ func (p *Plugin) setJobs(jobs []PluginJob) {
 	}
 }
 
-// addMissingRoles adds the roles that jobs define and no task serves. The shim forgets failed tasks.
+// addMissingRoles adds the roles that jobs define but no task serves, because the shim forgets failed tasks.
 func (p *Plugin) addMissingRoles(jobs []PluginJob) {
 	expected, reasons := map[registry.Role]int{}, map[registry.Role]string{}
 	for _, r := range jobs {
@@ -198,7 +198,7 @@ func (s *Server) getPlugin(r *http.Request) (any, error) {
 	return s.knownPlugin(r.Context(), host.PluginID(r.PathValue("id")))
 }
 
-// knownPlugin returns a plugin, or an ErrNotFound if no job runs it.
+// knownPlugin returns a plugin. It returns ErrNotFound if no task and no running job has the plugin.
 func (s *Server) knownPlugin(ctx context.Context, id host.PluginID) (*Plugin, error) {
 	p, err := s.plugin(ctx, id)
 	if err == nil && len(p.Roles) == 0 && !p.running() {
@@ -207,7 +207,7 @@ func (s *Server) knownPlugin(ctx context.Context, id host.PluginID) (*Plugin, er
 	return p, err
 }
 
-// plugin returns a plugin. Of an unknown one only the jobs are set.
+// plugin returns a plugin. If the shim does not know it, only its jobs are set.
 func (s *Server) plugin(ctx context.Context, id host.PluginID) (*Plugin, error) {
 	list, err := s.listPlugins(ctx, host.PluginQuery{Plugin: id})
 	for i := range list {
@@ -221,7 +221,7 @@ func (s *Server) plugin(ctx context.Context, id host.PluginID) (*Plugin, error) 
 // running reports whether a task of the plugin exists.
 func (p *Plugin) running() bool { return len(p.Instances)+len(p.Tasks) > 0 }
 
-// task returns a task of the plugin; the zero value if the shim knows none.
+// task returns a task of the plugin, or the zero value if the shim does not know it.
 func (p *Plugin) task(k registry.TaskKey) host.PluginTask {
 	if i := slices.IndexFunc(p.Tasks, func(t host.PluginTask) bool { return t.TaskKey == k }); i >= 0 {
 		return p.Tasks[i]
@@ -229,7 +229,7 @@ func (p *Plugin) task(k registry.TaskKey) host.PluginTask {
 	return host.PluginTask{}
 }
 
-// setProblems sets why the plugins of an alloc are not healthy yet, if the shim answers at once.
+// setProblems adds the reasons why the plugins of an alloc are not healthy yet, if the shim answers quickly.
 func (s *Server) setProblems(ctx context.Context, a Alloc) {
 	ctx, cancel := context.WithTimeout(ctx, reportInterval)
 	defer cancel()
@@ -290,7 +290,7 @@ func (p *Plugin) describeJobs() string {
 	return strings.Join(texts, "; ")
 }
 
-// failures describes the failures of roles that no task serves; empty if there are none.
+// failures describes the failures of roles that no task serves. It is empty if there are none.
 func (p *Plugin) failures() string {
 	var texts []string
 	for _, r := range p.Roles {
@@ -302,7 +302,8 @@ func (p *Plugin) failures() string {
 	return strings.Join(texts, "; ")
 }
 
-// describe lists the instances and tasks. Unless always is set, it lists none of a plugin whose instances are healthy.
+// describe lists the instances and tasks of the plugin. If all instances are healthy, it lists them only if always is
+// set.
 func (p *Plugin) describe(always bool) (lines []string) {
 	if p == nil || !always && len(p.Instances) > 0 &&
 		!slices.ContainsFunc(p.Instances, func(i Instance) bool { return i.Health.State != registry.Healthy }) {
@@ -336,9 +337,9 @@ func withDetail(cause registry.Cause, detail string) string {
 	return fmt.Sprintf("%s: %s", cause, detail)
 }
 
-// server returns the task that serves, or last served, the plugin in a role; empty if there is none.
+// server returns the task that serves the plugin in a role, or that has last served it. It is empty if there is none.
 func (p *Plugin) server(role registry.Role) (alloc host.AllocID, task host.TaskName) {
-	// An unknown type, from an older record, may have the role.
+	// A record from an older version may have no type. Such a plugin may have the role.
 	serves := func(t hooks.PluginType) bool { return t == "" || slices.Contains(t.Roles(), role) }
 	for _, r := range p.Jobs {
 		if serves(r.Type) {

@@ -17,7 +17,7 @@ type Roll struct {
 	Job   string          `json:"job"`
 	State agent.RollState `json:"state"`
 	Begun []RollAlloc     `json:"begun,omitempty"` // new allocs
-	Kept  []RollAlloc     `json:"kept,omitempty"`  // allocs that it replaces and that have not ended
+	Kept  []RollAlloc     `json:"kept,omitempty"`  // replaced allocs that have not ended
 }
 
 // RollAlloc is an alloc of a roll.
@@ -73,8 +73,8 @@ func (p *Plugin) RollText() string {
 	return text
 }
 
-// Held reports whether all that the plugin's rolls wait for is that volumes are released, whose mounts are served by
-// processes of old allocs. The agent has recorded that for each of them.
+// Held reports whether the plugin's rolls wait only for users of old mounts: each old alloc is kept because its process
+// serves mounts of volumes. The agent must have recorded a reason for each of these allocs.
 func (p *Plugin) Held() bool {
 	held := false
 	for _, r := range p.Rolls {
@@ -101,7 +101,7 @@ func (p *Plugin) Rolling() bool {
 	})
 }
 
-// postRoll replaces the allocs of a plugin. It returns once that is recorded.
+// postRoll replaces the allocs of a plugin. It answers once the rolls are recorded.
 func (s *Server) postRoll(r *http.Request) (any, error) {
 	id := host.PluginID(r.PathValue("id"))
 	_, err := s.agent.RollPlugin(r.Context(), id, s.host,
@@ -112,8 +112,7 @@ func (s *Server) postRoll(r *http.Request) (any, error) {
 	return s.plugin(r.Context(), id)
 }
 
-// RollPlugin has the agent replace the allocs of a plugin. It returns once that is recorded; Plugin.Rolls says how far
-// it is.
+// RollPlugin replaces the allocs of a plugin. It returns once the rolls are recorded. Plugin.Rolls has their progress.
 func (c *Client) RollPlugin(ctx context.Context, id string, o agent.RollOptions) (Plugin, error) {
 	q := url.Values{"drain": {fmt.Sprint(o.Drain)}, "force": {fmt.Sprint(o.Force)}}
 	return post[Plugin](ctx, c, "/plugin/"+segment(id)+"/roll?"+q.Encode(), nil)

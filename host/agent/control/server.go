@@ -89,11 +89,11 @@ type Server struct {
 
 	// Metrics answers GET /v1/metrics; nil: 404. Set before Serve.
 	Metrics http.Handler
-	// TracerProvider makes spans of requests that come with a trace; nil: none. Set before Serve.
+	// TracerProvider makes spans of requests that carry a trace; nil: none. Set before Serve.
 	TracerProvider trace.TracerProvider
 
 	requests  requests
-	endpoints sync.WaitGroup // connections of CSI clients, which the HTTP server does not wait for
+	endpoints sync.WaitGroup // connections of CSI clients; the HTTP server does not wait for them
 }
 
 // NewServer returns the API server of an agent.
@@ -102,7 +102,7 @@ func NewServer(a *agent.Agent, h Host, self Self, log hclog.Logger) *Server {
 	return &Server{agent: a, host: h, self: self, log: log}
 }
 
-// errEnding is the error of requests that wait when the agent ends.
+// errEnding is the error of waiting requests when the agent ends.
 var errEnding = registry.Errorf(registry.ErrUnavailable, "the agent is ending")
 
 // Serve answers on l until ctx ends. Then it waits up to 2s for calls in flight and closes l.
@@ -235,7 +235,7 @@ func (s *Server) answered(answer func(*http.Request) (any, error)) http.HandlerF
 	}
 }
 
-// traced returns a handler that makes spans of requests, if that is wanted.
+// traced returns a handler that makes spans of requests. Without a TracerProvider it returns h.
 func (s *Server) traced(h http.Handler) http.Handler {
 	if s.TracerProvider == nil {
 		return h
@@ -278,7 +278,7 @@ const maxBody = 1 << 20
 
 func (s *Server) getSelf(*http.Request) (any, error) { return s.self, nil }
 
-// getShim describes the shim. It does not wait for a shim that is not serving.
+// getShim describes the shim. If the shim does not serve, it does not wait for it.
 func (s *Server) getShim(r *http.Request) (any, error) { return s.shim(r.Context()) }
 
 func (s *Server) shim(ctx context.Context) (Shim, error) {
@@ -306,7 +306,7 @@ func (f *flushWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// streamLogs copies logs. After an error in the middle it aborts the connection, so that the client sees one too.
+// streamLogs copies logs. After an error in the middle it aborts the connection, so that the client sees an error too.
 func (s *Server) streamLogs(w http.ResponseWriter, r *http.Request) {
 	rec, err := s.agent.Find(r.PathValue("id"))
 	if err != nil {
@@ -362,7 +362,7 @@ type SwapRequest struct {
 	By     string `json:"by,omitempty"` // the operator, for the history
 }
 
-// postSwap replaces the shim. The history has the report of a failed swap, too.
+// postSwap replaces the shim. The history also has the report of a failed swap.
 func (s *Server) postSwap(r *http.Request, ask SwapRequest) (any, error) {
 	return s.host.SwapAs(r.Context(), host.Binary{Path: ask.Path, SHA256: ask.SHA256}, ask.By)
 }

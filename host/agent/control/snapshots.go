@@ -21,7 +21,7 @@ func snapshotName(r *http.Request) host.SnapshotName {
 	return n
 }
 
-// snapshotKind is the part of the host that the routes of snapshots, or of group snapshots, call.
+// snapshotKind has the functions of the host that the routes of snapshots, or of group snapshots, call.
 type snapshotKind struct {
 	noun, command      string
 	create             func(context.Context, host.SnapshotSpec) (host.Snapshot, error)
@@ -36,7 +36,7 @@ func (s *Server) snapshotKinds() (snapshots, groups snapshotKind) {
 			h.DeregisterGroupSnapshot, h.GroupSnapshots}
 }
 
-// post takes a snapshot. If the time of the request ends first, the error says how far it has come.
+// post takes a snapshot. If the time limit of the request ends first, the error says how far the snapshot has come.
 func (k snapshotKind) post(r *http.Request, spec host.SnapshotSpec) (any, error) {
 	return callSnapshot(k, r, spec.SnapshotName(),
 		func(ctx context.Context) (host.Snapshot, error) { return k.create(ctx, spec) })
@@ -51,7 +51,7 @@ func (k snapshotKind) delete(r *http.Request) (any, error) {
 		func(ctx context.Context) (struct{}, error) { return struct{}{}, remove(ctx, name) })
 }
 
-// callSnapshot calls do within the time of the request. Work that has started continues.
+// callSnapshot calls do within the time limit of the request. Work that has started continues after that.
 func callSnapshot[T any](
 	k snapshotKind, r *http.Request, name host.SnapshotName, do func(context.Context) (T, error),
 ) (T, error) {
@@ -103,7 +103,7 @@ func (k snapshotKind) get(r *http.Request) (any, error) {
 	return list[0], nil
 }
 
-// getSnapshots lists the snapshots with a record or, with ?at=PLUGIN, those that the plugin has.
+// getSnapshots lists the recorded snapshots or, with ?at=PLUGIN, all snapshots that the plugin has.
 func (s *Server) getSnapshots(r *http.Request) (any, error) {
 	id := host.PluginID(r.URL.Query().Get("at"))
 	if id == "" {
@@ -116,10 +116,10 @@ func (s *Server) getSnapshots(r *http.Request) (any, error) {
 	return append([]host.Snapshot{}, list...), err
 }
 
-// SnapshotClient manages snapshots, or group snapshots.
+// SnapshotClient manages either snapshots or group snapshots.
 type SnapshotClient struct {
 	*Client
-	kind string // as in paths
+	kind string // as it is written in paths
 }
 
 // Snapshots manages snapshots.
@@ -149,7 +149,7 @@ func (c SnapshotClient) Deregister(ctx context.Context, n host.SnapshotName) err
 	return c.remove(ctx, c.path(n, q))
 }
 
-// List lists snapshots of a plugin, or all if it is empty.
+// List lists snapshots of a plugin, or all if plugin is empty.
 func (c SnapshotClient) List(ctx context.Context, plugin string) ([]host.Snapshot, error) {
 	return get[[]host.Snapshot](ctx, c.Client, c.kind+"s?"+url.Values{"plugin": {plugin}}.Encode())
 }
@@ -159,7 +159,7 @@ func (c SnapshotClient) Get(ctx context.Context, n host.SnapshotName) (host.Snap
 	return get[host.Snapshot](ctx, c.Client, c.path(n, nil))
 }
 
-// SnapshotsAt lists the snapshots that a plugin has, also those without a record.
+// SnapshotsAt lists the snapshots that a plugin has, including those without a record.
 func (c *Client) SnapshotsAt(ctx context.Context, plugin string) ([]host.Snapshot, error) {
 	q := c.wait()
 	q.Set("at", plugin)

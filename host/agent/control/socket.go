@@ -16,7 +16,7 @@ import (
 	"holdfast/registry"
 )
 
-// socketInterval is the interval of checks whether the socket exists.
+// socketInterval is the interval at which watch checks the socket's file.
 const socketInterval = time.Second
 
 // socket is a listener that survives the removal of its file, for example by a cleaner of temporary files.
@@ -29,10 +29,10 @@ type socket struct {
 
 	mu      sync.Mutex // guards both
 	current *net.UnixListener
-	file    os.FileInfo // of current
+	file    os.FileInfo // file of the current listener
 }
 
-// open creates the file and its directory. The earlier listener closes without removing the new file.
+// open creates the socket's file and its directory. The earlier listener is closed without removing the new file.
 func (s *socket) open() error {
 	if err := os.MkdirAll(filepath.Dir(s.path), 0o700); err != nil {
 		return fmt.Errorf("directory of socket %s: %w", s.path, err)
@@ -113,8 +113,8 @@ func (s *socket) Addr() net.Addr { return s.listener().Addr() }
 // Socket returns the control socket of a run directory.
 func Socket(runDir string) string { return filepath.Join(runDir, "agent.sock") }
 
-// Listen creates the socket, and creates it again with its directory whenever it is removed. It replaces the socket of
-// a dead agent. A socket that answers is a conflict.
+// Listen creates the socket. Whenever the socket is removed, it is created again with its directory. Listen replaces
+// the socket of a dead agent. If another agent answers at the socket, that is a conflict.
 func Listen(path string, log hclog.Logger) (net.Listener, error) {
 	s := &socket{path: path, log: log, closed: make(chan struct{})}
 	if err := s.open(); err != nil {
@@ -140,9 +140,9 @@ func listen(path string) (*net.UnixListener, error) {
 	}
 	l, err := net.Listen("unix", path)
 	if err != nil {
-		return nil, err // it names the path
+		return nil, err // the error names the path
 	}
-	if err := os.Chmod(path, 0o600); err != nil { // its directory excludes other users already
+	if err := os.Chmod(path, 0o600); err != nil { // its directory keeps other users out already
 		return nil, errors.Join(err, l.Close())
 	}
 	return l.(*net.UnixListener), nil

@@ -32,7 +32,7 @@ type Job struct {
 	ID        string           `json:"id"`
 	Namespace string           `json:"namespace"`
 	Type      string           `json:"type"`
-	Status    agent.AllocState `json:"status"` // of its most significant alloc
+	Status    agent.AllocState `json:"status"` // state of its most significant alloc
 	Version   uint64           `json:"version"`
 	Stopped   bool             `json:"stopped"`
 	Submitted time.Time        `json:"submitted"`
@@ -40,7 +40,7 @@ type Job struct {
 	Waits     string           `json:"waits,omitempty"` // why no alloc is placed, if the job is pending
 	Groups    []Group          `json:"groups"`
 	Allocs    []Alloc          `json:"allocs,omitempty"`
-	Roll      *Roll            `json:"roll,omitempty"` // the last one of its plugins
+	Roll      *Roll            `json:"roll,omitempty"` // the last roll of its plugins
 }
 
 // Group is a group of a job with the number of its allocs by state.
@@ -58,15 +58,15 @@ type Alloc struct {
 	Job       string           `json:"job"`
 	Group     string           `json:"group"`
 	Index     uint64           `json:"index"`
-	Version   uint64           `json:"version"`            // of the job, as it was placed
+	Version   uint64           `json:"version"`            // version of the job when the alloc was placed
 	Replaced  bool             `json:"replaced,omitempty"` // by a newer version of the job; set only in a job's list
 	Namespace string           `json:"namespace"`
 	State     agent.AllocState `json:"state"`
 	Reason    string           `json:"reason,omitempty"`
 	Waiting   []registry.Wait  `json:"waiting,omitempty"` // the same for each volume
-	// about its waits and volumes; only in the answer for one alloc
+	// Notices about the alloc's waits and volumes are only in the answer for one alloc.
 	Notices []Notice      `json:"notices,omitempty"`
-	Next    time.Time     `json:"next,omitzero"` // when the agent asks the shim for its volumes again
+	Next    time.Time     `json:"next,omitzero"` // when the agent asks the shim again to prepare or release the volumes
 	Created time.Time     `json:"created"`
 	Ended   time.Time     `json:"ended,omitzero"`
 	Tasks   []Task        `json:"tasks"`
@@ -106,10 +106,10 @@ type AllocVolume struct {
 	Intent    *registry.Intent     `json:"intent,omitempty"` // the open or uncertain CSI call
 }
 
-// Attachment says that a volume is attached to a node, or may be.
+// Attachment says that a volume is, or may be, attached to a node.
 type Attachment struct {
 	Node   registry.NodeName `json:"node"`
-	NodeID registry.NodeID   `json:"node_id"` // of the plugin
+	NodeID registry.NodeID   `json:"node_id"` // as the plugin names it
 	State  registry.Mark     `json:"state"`
 	// DetachingBy is the operator who asked for the detach; empty if none did.
 	DetachingBy    string    `json:"detaching_by,omitempty"`
@@ -119,13 +119,13 @@ type Attachment struct {
 // Volume is a volume with its holders and waits.
 type Volume struct {
 	registry.Volume
-	Attached registry.Mark    `json:"attach"` // of the first attachment
+	Attached registry.Mark    `json:"attach"` // mark of the first attachment
 	Staged   registry.Mark    `json:"stage"`
 	StagedAt string           `json:"staged_at,omitempty"`
 	Holders  []Holder         `json:"holders"`
-	Waiting  []registry.Wait  `json:"waiting,omitempty"` // of allocs, of its creation, or of its deletion
+	Waiting  []registry.Wait  `json:"waiting,omitempty"` // waits of allocs, or of the volume's creation or deletion
 	Intent   *registry.Intent `json:"intent,omitempty"`
-	Notices  []Notice         `json:"notices,omitempty"` // those about waits only in the answer for one volume
+	Notices  []Notice         `json:"notices,omitempty"` // notices about waits are only in the answer for one volume
 
 	Attachments []Attachment `json:"attachments,omitempty"`
 
@@ -136,10 +136,10 @@ type Volume struct {
 	Warnings host.Diagnostics `json:"warnings,omitempty"` // about its file, in the answer to a creation or registration
 }
 
-// Holder is a claim on a volume, and its publish.
+// Holder is a claim on a volume, with its publish.
 type Holder struct {
 	Alloc     host.AllocID         `json:"alloc"`
-	Node      host.NodeName        `json:"node,omitempty"`  // of the alloc; empty: this one
+	Node      host.NodeName        `json:"node,omitempty"`  // node of the alloc; empty: this node
 	Job       string               `json:"job,omitempty"`   // of an alloc of this node
 	State     agent.AllocState     `json:"state,omitempty"` // of the alloc
 	Request   registry.RequestName `json:"request"`
@@ -154,14 +154,15 @@ type Holder struct {
 	Containers []string    `json:"containers,omitempty"` // IDs; only in the answer for one volume
 }
 
-// EngineUse is what an engine has mounted with one ID.
+// EngineUse is the mount that an engine has made with one ID.
 type EngineUse struct {
 	Engine string `json:"engine"` // docker or podman
 	ID     string `json:"id"`     // as the engine sent it
 	Mounts int    `json:"mounts"`
 }
 
-// DoctorRequest asks for an inspection, or for the repair plan with the digest. An empty digest means the present plan.
+// DoctorRequest asks for an inspection, or for the execution of the repair plan with the digest. An empty digest means
+// the current plan.
 type DoctorRequest struct {
 	Repair bool   `json:"repair"`
 	Digest string `json:"digest,omitempty"`
@@ -188,7 +189,7 @@ type errorBody struct {
 	Kind  string `json:"kind,omitempty"` // one of package registry's kinds, by its text
 }
 
-// eventLine is a line of the event stream: an event or, as the last line, why the stream ended early.
+// eventLine is a line of the event stream. It is an event or, in the last line, the reason why the stream ended early.
 type eventLine struct {
 	host.Event
 	Error *errorBody `json:"error,omitempty"`

@@ -12,7 +12,7 @@ import (
 	"holdfast/registry"
 )
 
-// updateVolume makes a volume as its changed file says or, with ?dry_run=true, answers what that would change.
+// updateVolume changes a volume to match its changed file. With ?dry_run=true it only answers with the changes.
 func (s *Server) updateVolume(r *http.Request, src Submission) (any, error) {
 	spec, _, err := s.host.ParseVolume(r.Context(), source(src), parseOptions(src))
 	if err != nil {
@@ -26,7 +26,7 @@ func (s *Server) updateVolume(r *http.Request, src Submission) (any, error) {
 	return done, err
 }
 
-// adopt makes a record of a volume that its plugin has.
+// adopt records a volume that exists at its plugin.
 func (s *Server) adopt(ctx context.Context, spec host.VolumeSpec) (host.VolumeStatus, error) {
 	if spec.External == "" {
 		return host.VolumeStatus{}, registry.Invalid("volume %s has no external_id; "+
@@ -38,21 +38,21 @@ func (s *Server) adopt(ctx context.Context, spec host.VolumeSpec) (host.VolumeSt
 	return s.host.AdoptVolume(ctx, spec)
 }
 
-// VolumesAt lists the volumes that a plugin has, also those without a record.
+// VolumesAt lists the volumes that a plugin has, including those without a record.
 func (c *Client) VolumesAt(ctx context.Context, plugin string) ([]host.PluginVolume, error) {
 	q := c.wait()
 	q.Set("at", plugin)
 	return get[[]host.PluginVolume](ctx, c, "/volumes?"+q.Encode())
 }
 
-// UpdateVolume makes a volume as its changed file says. With dryRun it only returns the changes.
+// UpdateVolume changes a volume to match its changed file. With dryRun it only returns the changes.
 func (c *Client) UpdateVolume(ctx context.Context, src Submission, dryRun bool) (host.VolumeUpdate, error) {
 	q := c.wait()
 	q.Set("dry_run", fmt.Sprint(dryRun))
 	return post[host.VolumeUpdate](ctx, c, "/volumes/update?"+q.Encode(), src)
 }
 
-// AdoptVolume makes a record of a volume that its plugin has.
+// AdoptVolume records a volume that exists at its plugin.
 func (c *Client) AdoptVolume(ctx context.Context, src VolumeSubmission) (Volume, error) {
 	return post[Volume](ctx, c, "/volumes/adopt?"+c.wait().Encode(), src)
 }
@@ -64,7 +64,8 @@ func (c *Client) ModifyVolume(
 	return post[Volume](ctx, c, volumePath(n, "/modify", c.wait()), parameters)
 }
 
-// modificationNotices explains a modification without a known outcome. A running one is shown as an open call.
+// modificationNotices explains a modification with an unknown outcome. A modification that still runs is shown as an
+// open call.
 func modificationNotices(v host.VolumeStatus) []Notice {
 	m, name := v.Modification, v.VolumeName()
 	if !m.Open() || v.Intent != nil && v.Intent.RPC == registry.ControllerModifyRPC {

@@ -13,16 +13,16 @@ import (
 	"holdfast/registry"
 )
 
-// wait is a wait of an alloc or a volume with its circumstances.
+// wait is a wait of an alloc or a volume, with the facts that explain it.
 type wait struct {
 	registry.Wait
 	job     string           // of the alloc
 	leaving bool             // the alloc releases its volumes
 	holders []Holder         // of the volume, other than the alloc
-	others  []registry.Wait  // that wait for the volume or for its release
+	others  []registry.Wait  // other waits for the volume or for its release
 	open    *registry.Intent // the running call of the volume, with StepTurn
 	plugin  *Plugin          // of the volume; nil: the volume is unknown
-	mounted string           // left mounted although the plugin answered NOT_FOUND or OK
+	mounted string           // the path that is still mounted although the plugin answered NOT_FOUND or OK
 }
 
 // name names the volume at the start of a sentence.
@@ -33,7 +33,7 @@ func (w wait) name() string {
 	return "volume " + w.Volume.String()
 }
 
-// role returns the role of the call, or the role that is waited for.
+// role returns the role of the call, or the role for which the wait is.
 func (w wait) role() registry.Role {
 	switch {
 	case w.RPC == "" && w.Role != "":
@@ -204,7 +204,7 @@ func (e *explainer) explainTurn(n *Notice, w wait) {
 	n.list("Running", lines)
 }
 
-// explainCall explains a step that needs a call of the plugin, or a creation, deletion or expansion.
+// explainCall explains a wait for a plugin's call: a step of an alloc, or a creation, deletion or expansion.
 func (n *Notice) explainCall(w wait) {
 	done, p := w.Participle(), w.plugin
 	if w.Step == registry.StepClaim {
@@ -276,7 +276,7 @@ func describeStep(w registry.Wait) string {
 	return string(w.Step)
 }
 
-// attempts says how often a step was tried, and when the next try is.
+// attempts describes how often a step was tried, and when the next try is.
 func attempts(w registry.Wait) string {
 	var parts []string
 	if w.Attempt > 0 {

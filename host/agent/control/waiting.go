@@ -21,18 +21,18 @@ import (
 
 const (
 	requestHeader = "Holdfast-Request" // names a request, so that its client can ask what it waits for
-	volumeHeader  = "Holdfast-Volume"  // the volume of a request's file, escaped, in an answer 103 before the answer
+	volumeHeader  = "Holdfast-Volume"  // the volume in a request's file, escaped; sent in an early answer (103)
 )
 
-// requests are the requests in flight that have a name.
+// requests holds the named requests in flight.
 type requests struct {
 	mu   sync.Mutex
 	open map[string]*openRequest
 }
 
-// openRequest is a request in flight. Its handler may say how to find out what it waits for.
+// openRequest is a request in flight. Its handler may set a function that describes what it waits for.
 type openRequest struct {
-	head func(status int, header, value string) // sends an answer before the answer
+	head func(status int, header, value string) // sends an early answer with a header
 
 	mu       sync.Mutex
 	describe func(context.Context) string
@@ -41,7 +41,8 @@ type openRequest struct {
 // openRequestKey is the key of the openRequest in the context of a request.
 type openRequestKey struct{}
 
-// begin returns a request whose waits can be asked for until end is called.
+// begin registers a named request, so that its client can ask what it waits for. The registration lasts until end is
+// called.
 func (q *requests) begin(w http.ResponseWriter, r *http.Request) (_ *http.Request, end func()) {
 	id := r.Header.Get(requestHeader)
 	if id == "" {
@@ -65,7 +66,7 @@ func (q *requests) begin(w http.ResponseWriter, r *http.Request) (_ *http.Reques
 	}
 }
 
-// describeWait sets how to find out what a request waits for.
+// describeWait sets the function that describes what the request waits for.
 func describeWait(ctx context.Context, describe func(context.Context) string) {
 	if open, named := ctx.Value(openRequestKey{}).(*openRequest); named {
 		open.mu.Lock()
@@ -74,14 +75,14 @@ func describeWait(ctx context.Context, describe func(context.Context) string) {
 	}
 }
 
-// nameVolume tells the client of a request which volume the file in it describes, before the answer.
+// nameVolume sends the client an early answer with the name of the volume that the request's file describes.
 func nameVolume(ctx context.Context, n host.VolumeName) {
 	if open, named := ctx.Value(openRequestKey{}).(*openRequest); named {
 		open.head(http.StatusEarlyHints, volumeHeader, url.Values{string(n.Namespace): {string(n.ID)}}.Encode())
 	}
 }
 
-// withVolume has onVolume called if the agent names the volume of a request.
+// withVolume returns a context for a request. onVolume is called if the agent sends the name of the request's volume.
 func withVolume(ctx context.Context, onVolume func(host.VolumeName)) context.Context {
 	if onVolume == nil {
 		return ctx
@@ -98,7 +99,7 @@ func withVolume(ctx context.Context, onVolume func(host.VolumeName)) context.Con
 	})
 }
 
-// waitText is what a request waits for; empty if that is not known.
+// waitText says what a request waits for. It is empty if that is not known.
 type waitText struct {
 	Text string `json:"text"`
 }
@@ -120,10 +121,10 @@ func (s *Server) getWait(r *http.Request) (any, error) {
 	return waitText{withProblem(text, s.clusterProblem(r.Context()))}, nil
 }
 
-// noAnswer is the begin of texts about a wait whose reason is not known.
+// noAnswer begins a text about a wait whose reason is not known.
 const noAnswer = "no answer "
 
-// withProblem returns the text about a wait with a problem of the cluster, which may be empty.
+// withProblem adds a problem of the cluster, which may be empty, to the text about a wait.
 func withProblem(text, problem string) string {
 	switch {
 	case problem == "" || strings.Contains(text, problem):
@@ -134,7 +135,8 @@ func withProblem(text, problem string) string {
 	return problem + "; " + text
 }
 
-// clusterProblem says why changes of the cluster's records wait; empty: they do not, or that is not known.
+// clusterProblem says why changes of the cluster's records wait. It is empty if they do not wait, or if the shim does
+// not answer.
 func (s *Server) clusterProblem(ctx context.Context) string {
 	st, err := s.host.Status(ctx)
 	if err != nil {
@@ -165,8 +167,8 @@ func (s *Server) describeVolume(ctx context.Context, name host.VolumeName, plugi
 	return s.unanswered(ctx, name, plugin)
 }
 
-// awaitJob answers with a job once the allocs of its version have started or ended, and the plugins of those that run
-// are healthy.
+// awaitJob answers with a job once the allocs of its version have started or ended, and the plugins of its running
+// allocs are healthy.
 func (s *Server) awaitJob(r *http.Request) (any, error) {
 	ctx, id := r.Context(), r.PathValue("id")
 	describeWait(ctx, func(ctx context.Context) string { return s.describeJob(ctx, id) })
@@ -184,7 +186,7 @@ func (s *Server) awaitJob(r *http.Request) (any, error) {
 	return job, failed
 }
 
-// settled reports whether the allocs that a job wants have started or ended.
+// settled reports whether all allocs that a job wants have started or ended.
 func settled(j Job) bool {
 	if j.Roll != nil && j.Roll.State == agent.RollStarting {
 		return false
@@ -204,7 +206,8 @@ func settled(j Job) bool {
 	return have >= want || j.Stopped
 }
 
-// unsettled reports whether a job waits for an alloc: to start or, if it is replaced and not kept by a roll, to end.
+// unsettled reports whether a job still waits for an alloc. It waits for a new alloc to start. It waits for a replaced
+// alloc to end, unless a roll keeps that alloc.
 func unsettled(j Job, a Alloc) bool {
 	kept := j.Roll != nil && slices.ContainsFunc(j.Roll.Kept, func(k RollAlloc) bool { return string(k.ID) == a.ID })
 	switch {
@@ -216,15 +219,15 @@ func unsettled(j Job, a Alloc) bool {
 	return a.State != agent.AllocComplete && a.State != agent.AllocFailed
 }
 
-// unsettled reports whether the task has not run yet, such as while its image is pulled or its engine is away, or has
-// failed and ends its alloc.
+// unsettled reports whether the task has never run yet, or has failed and thereby ends its alloc. For example, its
+// image is still being pulled, or its engine does not answer.
 func (t Task) unsettled() bool {
 	return t.State == agent.TaskPending || t.State == agent.TaskStarting || t.Failed ||
 		t.State == agent.TaskWaiting && t.Restarts == 0
 }
 
-// unhealthy lists the plugins of a job's running allocs that are not healthy, with why. A plugin that the shim cannot
-// report is one of them.
+// unhealthy lists the plugins of a job's running allocs that are not healthy, with the reasons. It includes plugins
+// about which the shim does not answer.
 func (s *Server) unhealthy(ctx context.Context, j Job) (texts []string) {
 	for _, a := range j.Allocs {
 		for _, t := range a.Tasks {
@@ -305,7 +308,7 @@ func listed(subject string, texts []string) string {
 	return subject + ": " + strings.Join(texts, "; ")
 }
 
-// awaitStopped answers when no alloc of a job is left that has not ended. The job need not exist any more.
+// awaitStopped answers when all allocs of a job have ended. The job need not exist any more.
 func (s *Server) awaitStopped(r *http.Request) (any, error) {
 	ctx, id := r.Context(), r.PathValue("id")
 	ours := func(r *agent.AllocRecord) bool { return r.Job == id && !r.State.Ended() }
@@ -327,10 +330,11 @@ func (s *Server) awaitStopped(r *http.Request) (any, error) {
 		func(all []*agent.AllocRecord) bool { return !slices.ContainsFunc(all, ours) })
 }
 
-// rollCheck is the time between two looks at a roll without a change: calls, which Held counts, change no record.
+// rollCheck is the interval at which a roll is checked even without a change of its record. Held also depends on
+// running calls, which are not in the record.
 const rollCheck = 2 * time.Second
 
-// awaitRoll answers with a plugin once its rolls differ from those that the client knows, or none is under way.
+// awaitRoll answers with a plugin once its rolls differ from the ones that the client knows, or no roll is in progress.
 func (s *Server) awaitRoll(r *http.Request) (any, error) {
 	ctx, id := r.Context(), host.PluginID(r.PathValue("id"))
 	describeWait(ctx, func(ctx context.Context) string { return s.describeRolls(ctx, id) })
@@ -364,7 +368,7 @@ func (s *Server) describeRolls(ctx context.Context, id host.PluginID) string {
 	return listed("plugin "+string(id), texts)
 }
 
-// AwaitRoll returns a plugin once its rolls have changed, or none is under way.
+// AwaitRoll returns a plugin once its rolls have changed, or no roll is in progress.
 func (c *Client) AwaitRoll(ctx context.Context, known Plugin) (Plugin, error) {
 	q := url.Values{"known": {known.RollText()}}
 	return get[Plugin](ctx, c, "/plugin/"+segment(known.ID)+"/await?"+q.Encode())
@@ -376,8 +380,8 @@ const (
 	reportInterval = time.Second
 )
 
-// reportWait calls c.Waiting from time to time until stop is called, if that is wanted. It returns the name of the
-// request. The last call of c.Waiting has an empty text.
+// reportWait calls c.Waiting, if set, at intervals until stop is called. It returns the name for the request. The last
+// call of c.Waiting has an empty text.
 func (c *Client) reportWait(ctx context.Context) (id string, stop func()) {
 	if c.Waiting == nil {
 		return "", func() {}
@@ -400,7 +404,7 @@ func (c *Client) reportWait(ctx context.Context) (id string, stop func()) {
 			case <-timer.C:
 				timer.Reset(reportInterval)
 			}
-			limited, done := context.WithTimeout(ctx, reportInterval) // so that a wait for a hung agent is reported too
+			limited, done := context.WithTimeout(ctx, reportInterval) // to report also a wait for an agent that hangs
 			wait, err := get[waitText](limited, &asking, "/wait/"+id)
 			done()
 			if ctx.Err() == nil {

@@ -13,7 +13,7 @@ import (
 	"holdfast/registry"
 )
 
-// Source is the part of a *host.Host that has the numbers.
+// Source is the part of a *host.Host that provides the values.
 type Source interface {
 	CallMetrics(ctx context.Context) ([]host.CallMetric, error)
 	Status(ctx context.Context) (host.ShimStatus, error)
@@ -27,13 +27,13 @@ type Source interface {
 
 var _ Source = (*host.Host)(nil)
 
-// Metrics collects the numbers of an agent. A scrape calls no plugin, and waits no longer than scrapeLimit
-// for the shim.
+// Metrics collects the values of an agent's metrics. A scrape calls no plugin, and waits at most scrapeLimit for the
+// shim.
 type Metrics struct {
 	source   Source
 	log      hclog.Logger
 	registry *prometheus.Registry
-	scraped  chan struct{} // capacity 1: the usage was wanted since the last refresh
+	scraped  chan struct{} // capacity 1: the usage was requested after the last refresh
 
 	changed chan host.VolumeName // capacity changedMax: volumes whose use has changed since the last refresh
 
@@ -47,7 +47,7 @@ type Metrics struct {
 
 	mu      sync.Mutex                             // guards what follows; held for no longer than a look-up
 	usage   map[host.VolumeName][]host.VolumeUsage // replaced as a whole
-	counted map[time.Time]bool                     // swaps that are counted, by their begin
+	counted map[time.Time]bool                     // swaps that are counted already, by their begin
 }
 
 // New returns the metrics of an agent. Run keeps them up to date.
@@ -62,10 +62,10 @@ func New(s Source, log hclog.Logger) *Metrics {
 			Buckets: []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}}),
 	}
 	for _, o := range []host.SwapOutcome{host.SwapCommitted, host.SwapRefused, host.SwapRolledBack} {
-		m.swaps.WithLabelValues(string(o)) // 0 from the start, for rate and increase
+		m.swaps.WithLabelValues(string(o)) // start with 0, for rate and increase
 	}
 	for _, s := range s.Swaps() {
-		m.counted[s.Began] = s.Outcome != host.SwapBaking // those of earlier agents
+		m.counted[s.Began] = s.Outcome != host.SwapBaking // swaps of earlier agents
 	}
 	m.registry.MustRegister(m)
 	return m
@@ -81,7 +81,7 @@ func (m *Metrics) Describe(to chan<- *prometheus.Desc) {
 // scrapeLimit bounds the calls to the shim of one scrape.
 const scrapeLimit = 2 * time.Second
 
-// Collect implements prometheus.Collector. What the shim does not answer in time is left out.
+// Collect implements prometheus.Collector. It leaves out values that the shim does not return in time.
 func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 	m.wanted()
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeLimit)
@@ -92,7 +92,7 @@ func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 	err := m.collectCalls(ctx, to)
 	serving := m.source.ShimState().Serving
 	to <- shimServing.value(number(serving))
-	if serving { // after an error the others come all the same: an older shim may lack one call
+	if serving { // after an error, collect the others nevertheless: an older shim may lack one call
 		err = errors.Join(err, m.collectStatus(ctx, to), m.collectPlugins(ctx, to), m.collectAllocs(ctx, to))
 	}
 	if err != nil {
@@ -135,7 +135,8 @@ func addTo[K comparable](sums map[K]registry.CallMetric, k K, c registry.CallMet
 	sums[k] = sum
 }
 
-// collectSwaps counts swaps that have ended since the last scrape. The host remembers more of them than end meanwhile.
+// collectSwaps counts swaps that have ended since the last scrape. The host remembers more swaps than can end between
+// two scrapes.
 func (m *Metrics) collectSwaps(to chan<- prometheus.Metric) {
 	m.mu.Lock()
 	counted := map[time.Time]bool{}
@@ -189,7 +190,7 @@ func (m *Metrics) collectPlugins(ctx context.Context, to chan<- prometheus.Metri
 	return nil
 }
 
-// collectAllocs has what the volumes of allocs wait for, and their dead mounts.
+// collectAllocs collects what the volumes of allocs wait for, and their dead mounts.
 func (m *Metrics) collectAllocs(ctx context.Context, to chan<- prometheus.Metric) error {
 	allocs, _, err := m.source.Allocs(ctx, host.AllocQuery{})
 	if err != nil {
@@ -204,7 +205,7 @@ func (m *Metrics) collectAllocs(ctx context.Context, to chan<- prometheus.Metric
 			}
 		}
 		waiting += len(a.Waiting)
-		for _, w := range a.Waiting { // also for a volume that is not there
+		for _, w := range a.Waiting { // even if the volume does not exist
 			k := [4]string{string(w.Volume.Namespace), string(w.Volume.ID), string(a.ID), string(w.Step)}
 			if !w.Since.IsZero() {
 				ages[k] = max(ages[k], now.Sub(w.Since))

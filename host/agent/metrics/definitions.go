@@ -38,7 +38,7 @@ func (d *definition) value(v float64, labels ...string) prometheus.Metric {
 	return prometheus.MustNewConstMetric(d.desc, d.kind, v, labels...)
 }
 
-// histogram returns the metric with the counts of calls. Bounds below from are left out.
+// histogram returns the metric with the counts of calls. It leaves out bounds below from.
 func (d *definition) histogram(m registry.CallMetric, from float64, labels ...string) prometheus.Metric {
 	buckets, count := map[float64]uint64{}, uint64(0)
 	for i, n := range m.Buckets {

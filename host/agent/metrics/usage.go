@@ -15,18 +15,18 @@ import (
 )
 
 const (
-	usageInterval = time.Minute      // from the end of a refresh to the next one
+	usageInterval = time.Minute      // from the end of a refresh to the begin of the next
 	usagePause    = 10 * time.Minute // without a scrape, after which plugins are not asked any more
 	usageLimit    = 5 * time.Second  // for the usage of one volume
 	usageAtOnce   = 4                // volumes of one plugin
 	pluginLimit   = 30 * time.Second // for all volumes of one plugin
-	changedMax    = 16               // volumes that are published or unpublished and not asked for yet
+	changedMax    = 16               // capacity of the channel changed
 	changeDelay   = 2 * time.Second  // after a publish: a volume that is being changed has no usage
 )
 
-// Run counts events and refreshes the usage of volumes until ctx ends. It asks plugins only while scrapes come. The
-// first scrape, also after a pause, has no usage yet. Between two refreshes, it asks for volumes that are published,
-// and drops those that are unpublished.
+// Run counts events and refreshes the usage of volumes until ctx ends. It asks plugins only while scrapes come, so the
+// first scrape, also after a pause, has no usage yet. Between two refreshes it asks for newly published volumes, and
+// drops unpublished ones.
 func (m *Metrics) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -41,8 +41,8 @@ func (m *Metrics) Run(ctx context.Context) error {
 	}
 }
 
-// refreshWhileScraped refreshes the usage every usageInterval until no scrape has come for usagePause. Then it drops
-// the usage, because the next scrape would get an old one.
+// refreshWhileScraped refreshes the usage every usageInterval, until no scrape has come for usagePause. Then it drops
+// the usage, because the next scrape would otherwise get outdated values.
 func (m *Metrics) refreshWhileScraped(ctx context.Context) {
 	for last := time.Now(); time.Since(last) < usagePause && ctx.Err() == nil; {
 		m.refresh(ctx, nil)
@@ -58,8 +58,9 @@ func (m *Metrics) refreshWhileScraped(ctx context.Context) {
 	m.usage = nil
 }
 
-// awaitRefresh returns when the next refresh is due. Meanwhile it refreshes volumes that are published or unpublished.
-// One that changes while others wait for their refresh joins them: else changes without a pause would put it off.
+// awaitRefresh returns when the next refresh is due. Meanwhile it refreshes volumes that were published or unpublished,
+// changeDelay after the first change. A later change does not extend this delay, because continuous changes would
+// otherwise delay the refresh forever.
 func (m *Metrics) awaitRefresh(ctx context.Context) {
 	var soon <-chan time.Time
 	changed, due := map[host.VolumeName]bool{}, time.After(usageInterval)
@@ -91,7 +92,7 @@ func (m *Metrics) countEvents(ctx context.Context) {
 		if e.Kind == registry.EventPublished || e.Kind == registry.EventUnpublished {
 			select {
 			case m.changed <- e.Volume:
-			default: // the next refresh has it
+			default: // the channel is full; the next refresh includes the volume
 			}
 		}
 		return nil
@@ -101,8 +102,8 @@ func (m *Metrics) countEvents(ctx context.Context) {
 	}
 }
 
-// Usage returns the usage of the volumes that are mounted here, as plugins said last, and has it refreshed as a scrape
-// does. It must not be changed.
+// Usage returns the last reported usage of the volumes that are mounted here, and requests a refresh as a scrape does.
+// The caller must not change the result.
 func (m *Metrics) Usage() map[host.VolumeName][]host.VolumeUsage {
 	m.wanted()
 	m.mu.Lock()
@@ -110,7 +111,7 @@ func (m *Metrics) Usage() map[host.VolumeName][]host.VolumeUsage {
 	return m.usage
 }
 
-// wanted has Run refresh the usage of volumes, unless it did so within usageInterval.
+// wanted tells Run that the usage is wanted. Run refreshes it, unless it has done so within usageInterval.
 func (m *Metrics) wanted() {
 	select {
 	case m.scraped <- struct{}{}:
@@ -118,9 +119,9 @@ func (m *Metrics) wanted() {
 	}
 }
 
-// refresh asks plugins for the usage of the volumes that are mounted here or, unless changed is nil, of those among
-// them. The others keep their last usage; volumes that are not mounted any more have none. Plugins are asked at the
-// same time, so one that hangs delays no other, and a slow one not for longer than pluginLimit.
+// refresh asks plugins for the usage of the volumes that are mounted here. If changed is not nil, it asks only about
+// those of them in changed, and the others keep their last usage. A volume that is not mounted any more has no usage.
+// All plugins are asked at the same time, each for at most pluginLimit, so that a hung plugin delays no other.
 func (m *Metrics) refresh(ctx context.Context, changed map[host.VolumeName]bool) {
 	allocs, _, err := m.source.Allocs(ctx, host.AllocQuery{})
 	if err != nil {
@@ -154,8 +155,8 @@ func (m *Metrics) refresh(ctx context.Context, changed map[host.VolumeName]bool)
 	m.usage = next
 }
 
-// measure adds the usage of volumes of one plugin to next, which m.mu guards. It stops at the first sign that the
-// plugin does not answer, or cannot say. Volumes that it does not reach within pluginLimit keep their last usage.
+// measure adds the usage of volumes of one plugin to next, which m.mu guards. It stops as soon as the plugin does not
+// answer, or does not support the call. Volumes that it does not reach within pluginLimit keep their last usage.
 func (m *Metrics) measure(
 	ctx context.Context, names map[host.VolumeName]bool, next map[host.VolumeName][]host.VolumeUsage,
 ) {
@@ -174,7 +175,7 @@ func (m *Metrics) measure(
 		})
 	}
 	defer close(queue)
-	list := slices.Collect(maps.Keys(names)) // in another order each time
+	list := slices.Collect(maps.Keys(names)) // random order
 	for i, name := range list {
 		select {
 		case queue <- name:
@@ -198,8 +199,8 @@ func (m *Metrics) keep(names []host.VolumeName, next map[host.VolumeName][]host.
 	}
 }
 
-// measureOne adds the usage of a volume to next. A volume that is being changed, or whose answer is cut off at the end
-// of ctx, keeps its last usage. It reports whether to ask the plugin for other volumes.
+// measureOne adds the usage of a volume to next. A volume that is being changed keeps its last usage. So does a volume
+// whose answer did not arrive before ctx ended. goOn reports whether to ask the plugin about further volumes.
 func (m *Metrics) measureOne(
 	ctx context.Context, name host.VolumeName, next map[host.VolumeName][]host.VolumeUsage,
 ) (goOn bool) {
@@ -237,7 +238,7 @@ func (m *Metrics) collectUsage(to chan<- prometheus.Metric) {
 			seen[u.Unit] = true
 			labels := []string{string(name.Namespace), string(name.ID)}
 			to <- total.value(float64(u.Total), labels...)
-			if u.Used != 0 || u.Available != 0 { // else the plugin has left them out, as for block devices
+			if u.Used != 0 || u.Available != 0 { // 0 in both: the plugin has left them out, as for block devices
 				to <- free.value(float64(u.Available), labels...)
 				to <- used.value(float64(u.Used), labels...)
 			}

@@ -24,7 +24,7 @@ const (
 	eventsPast  = 1000 // commits to look back for events when the agent starts
 )
 
-// followEvents keeps the last events.
+// followEvents stores the last events.
 func (s *Server) followEvents(ctx context.Context) {
 	o := host.WatchOptions{}
 	if st, err := s.sources.Status(ctx); err == nil {
@@ -57,7 +57,7 @@ func (s *Server) followRecords(ctx context.Context) {
 	}
 }
 
-// page is what the template shows.
+// page has the values for the template.
 type page struct {
 	control.Overview
 	Events []host.Event // newest first
@@ -72,7 +72,7 @@ var pageTemplate = template.Must(template.New("page.html").Funcs(template.FuncMa
 	"short":   func(v any) string { text := fmt.Sprint(v); return text[:min(8, len(text))] },
 }).ParseFS(assets, "assets/page.html"))
 
-// render returns the page. Control characters in it are escaped, as on a terminal.
+// render returns the page. It escapes control characters, as on a terminal.
 func (s *Server) render(ctx context.Context) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, renderLimit)
 	defer cancel()
@@ -96,7 +96,7 @@ func ago(t time.Time) string {
 	return "in " + display.Span(time.Until(t))
 }
 
-// tones are the classes of states for the stylesheet. A state is always shown as a word, too.
+// tones maps states to classes of the stylesheet. A state is always shown as a word too.
 var tones = map[string]string{}
 
 func init() {
@@ -134,7 +134,7 @@ func (page) Health(p control.Plugin) string {
 	return "healthy"
 }
 
-// Summary is one line that changes only if a count does. Screen readers read it out then.
+// Summary returns one line that changes only if a count changes. Screen readers then read it aloud.
 func (p page) Summary() string {
 	healthy, waiting, troubled := 0, 0, 0
 	for _, plugin := range p.Plugins {
@@ -173,7 +173,7 @@ func (p page) Summary() string {
 	return strings.Join(parts, ", ")
 }
 
-// count formats a number of things.
+// count formats a number with what it counts.
 func count(n int, what, how string) string {
 	if n != 1 {
 		what += "s"
@@ -187,14 +187,15 @@ func (page) Mounted(v control.Volume) bool {
 		slices.ContainsFunc(v.Holders, func(h control.Holder) bool { return h.Published == registry.MarkDone })
 }
 
-// facts returns the facts of a notice that its summary does not have: who waits, since when, and what a plugin said.
+// facts returns the facts of a notice that are not in its summary: the waiting alloc, the time, and the plugin's
+// message.
 func facts(n control.Notice) []control.Fact {
 	return slices.DeleteFunc(slices.Clone(n.Facts), func(f control.Fact) bool {
 		return !slices.Contains([]string{"Alloc", "Since", "Found", "Reported", "Plugin error", "Attempts"}, f.Name)
 	})
 }
 
-// User names what holds a volume.
+// User names the holder of a volume.
 func (page) User(h control.Holder) string {
 	switch {
 	case len(h.Engines) > 0:
@@ -217,13 +218,14 @@ func (page) Counts(g control.Group) string {
 
 // usage is the usage of a volume in one unit.
 type usage struct {
-	Used, Total, Low, High int64 // High: almost full
+	Used, Total, Low, High int64 // High: Used from which the volume is almost full
 	Text                   string
-	Full                   bool // almost
-	Bar                    bool // it is worth a bar
+	Full                   bool // almost full
+	Bar                    bool // draw a bar
 }
 
-// describeUsage leaves out what the plugin did not say, as for block devices, and units that it repeats.
+// describeUsage returns the usage in each unit. It leaves out values that the plugin did not report, as for block
+// devices, and repeated units.
 func describeUsage(list []host.VolumeUsage) (out []usage) {
 	seen := map[string]bool{}
 	for _, u := range list {

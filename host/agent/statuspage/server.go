@@ -22,24 +22,24 @@ import (
 
 // Limits of the server.
 const (
-	renderLimit  = 3 * time.Second        // for the answer of the shim; the page says what is missing
+	renderLimit  = 3 * time.Second        // for the answer of the shim; after that the page says what is missing
 	renderPause  = time.Second            // from one render to the next, which all browsers share
-	streamsMax   = 32                     // browsers that are told of changes
-	openMax      = 128                    // connections: further ones are refused
+	streamsMax   = 32                     // browsers with an open stream of changes
+	openMax      = 128                    // connections; further ones are refused
 	streamPause  = 500 * time.Millisecond // between two messages to a browser
-	streamTick   = 5 * time.Second        // then a message comes without a change: for times, waits and swaps
+	streamTick   = 5 * time.Second        // between messages without a change, which update times, waits and swaps
 	writeLimit   = 10 * time.Second       // for a browser to take a message
-	shutdownTime = 2 * time.Second        // for answers under way when the agent ends
+	shutdownTime = 2 * time.Second        // for running answers when the agent ends
 )
 
-// Sources have what the page shows. All fields are required.
+// Sources provide the contents of the page. All fields are required.
 type Sources struct {
 	Overview func(ctx context.Context) control.Overview
-	// Usage returns what plugins last said of the usage of volumes. It must not be changed.
+	// Usage returns the last reported usage of volumes. The caller must not change it.
 	Usage  func() map[host.VolumeName][]host.VolumeUsage
 	Status func(ctx context.Context) (host.ShimStatus, error)
 	Watch  func(ctx context.Context, o host.WatchOptions, fn func(host.Event) error) error
-	// Await calls the function after each change of a job or alloc until it returns true.
+	// Await calls fn after each change of a job or alloc, until fn returns true.
 	Await func(ctx context.Context, fn func([]*agent.AllocRecord) bool) error
 }
 
@@ -50,7 +50,7 @@ type Server struct {
 	open    atomic.Int32  // connections
 	renders chan struct{} // holds a value while the page is being rendered; guards latest and began
 	latest  rendered
-	began   time.Time     // the last render, also one whose browser has left
+	began   time.Time     // begin of the last render, even if its browser has left
 	streams chan struct{} // holds a value for each open stream of changes
 	tick    time.Duration // streamTick
 
@@ -120,11 +120,11 @@ func (s *Server) handler() http.Handler {
 	return guard(mux)
 }
 
-// refusedKey is the key of a bool in the context of a request: its connection is one too many.
+// refusedKey is the key of a bool in the context of a connection. It is true if the connection exceeds the limit.
 type refusedKey struct{}
 
-// guard sets the headers that keep the page to itself. At a loopback address it answers only to names of this machine:
-// a foreign web page whose name resolves to 127.0.0.1 (DNS rebinding) would read the answer otherwise.
+// guard sets headers that isolate the page from other pages. On a loopback address, it answers only requests for names
+// of this machine. Otherwise a foreign web page whose name resolves to 127.0.0.1 (DNS rebinding) could read the answer.
 func guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -166,10 +166,11 @@ func isLoopback(hostport string) bool {
 type rendered struct {
 	text    []byte
 	at      time.Time
-	changed <-chan struct{} // closed: the page is outdated
+	changed <-chan struct{} // closed once the page is outdated
 }
 
-// current returns the page as of the last change, and not older than a tick. It renders at most once in renderPause.
+// current returns a page that includes the last change and is at most one tick old. It renders at most once in
+// renderPause.
 func (s *Server) current(ctx context.Context) ([]byte, error) {
 	select {
 	case s.renders <- struct{}{}:
@@ -214,7 +215,7 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serveEvents sends a message after each change, until the browser leaves or does not take one in time.
+// serveEvents sends a message after each change, until the browser leaves or does not receive a message in time.
 func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
 	select {
 	case s.streams <- struct{}{}:
@@ -255,7 +256,7 @@ func (s *Server) nextChange() <-chan struct{} {
 	return s.changed
 }
 
-// announce tells browsers of a change. The caller holds mu.
+// announce wakes the streams of browsers after a change. The caller holds mu.
 func (s *Server) announce() {
 	close(s.changed)
 	s.changed = make(chan struct{})
