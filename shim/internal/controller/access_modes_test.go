@@ -15,9 +15,9 @@ func claimOf(m registry.AccessMode, a registry.AttachmentMode, readOnly bool, no
 	return registry.Claim{Node: node, Usage: registry.Usage{Access: m, Attachment: a, ReadOnly: readOnly}}
 }
 
-// matrix is the whole matrix for two users of one mode, written by hand from the words of the CSI spec
-// (VolumeCapability.AccessMode): which of (writer, writer), (writer, reader), (reader, reader) may be together on one
-// node, and on two.
+// matrix is the whole matrix for two users with one mode, written by hand from the CSI spec
+// (VolumeCapability.AccessMode). It says which of (writer, writer), (writer, reader) and (reader, reader) may use a
+// volume together, on one node and on two nodes.
 var matrix = map[registry.AccessMode]struct{ words, one, two string }{
 	registry.SingleNodeWriter: {"Can only be published once as read/write on a single node, at any given time.",
 		"no no no", "no no no"},
@@ -43,7 +43,7 @@ func TestMatrix(t *testing.T) {
 			for _, x := range attachments {
 				for _, y := range attachments {
 					got, want := together(mode, x, y, node), same
-					if x != y { // either as a block device or as a file system
+					if x != y { // either both as a block device or both as a file system
 						want = strings.ReplaceAll(same, "ok", "no")
 					}
 					if got != want {
@@ -56,7 +56,7 @@ func TestMatrix(t *testing.T) {
 	}
 }
 
-// together returns what matrix has, for a user on n1 and one on a node.
+// together returns the entry of matrix for a user on n1 and another user on node.
 func together(mode registry.AccessMode, x, y registry.AttachmentMode, node registry.NodeName) string {
 	var got []string
 	for _, readers := range [][2]bool{{false, false}, {false, true}, {true, true}} {
@@ -131,7 +131,7 @@ func TestReaderModesNeedReadOnly(t *testing.T) {
 	}
 }
 
-// Two users of one volume do not change the owner of its files in turn.
+// Two users of a volume cannot have different owners for its files, because they would change the owner in turn.
 func TestRecursiveOwnershipsExcludeEachOther(t *testing.T) {
 	own := func(owner string, recursive, readOnly bool) registry.Claim {
 		c := claimOf(registry.MultiNodeMultiWriter, registry.FileSystem, readOnly, "n1")

@@ -13,7 +13,7 @@ import (
 func TestAttachAndDetach(t *testing.T) {
 	d := open(t, of(registry.AttachDetach), ready(), claimed())
 	d.publish = map[string]string{"device": "/dev/x"}
-	for range 2 { // the second is there already
+	for range 2 { // the second attach finds the volume attached
 		if err := d.Controller.Attach(t.Context(), by, ready(), usage(), here("i-1")); err != nil {
 			t.Fatal(err)
 		}
@@ -117,7 +117,7 @@ func TestAttachRefuses(t *testing.T) {
 	}
 }
 
-// An attach with any outcome is undone on the node that was recorded before it was sent.
+// Whatever the outcome of an attach, it is undone on the node that was recorded before it was sent.
 func TestWhateverWasSentIsDetached(t *testing.T) {
 	for _, f := range []fault{failed("INVALID_ARGUMENT"), uncertain("ALREADY_EXISTS", true),
 		uncertain("ALREADY_EXISTS", false)} {
@@ -151,7 +151,7 @@ func TestLargePublishContextIsRefused(t *testing.T) {
 	}
 }
 
-// Without the node's id, the call would detach the volume from all nodes.
+// A detach without the node's id is not sent, because it would detach the volume from all nodes.
 func TestDetachNeedsTheRecordedNode(t *testing.T) {
 	nowhere := registry.Attachment{Volume: key, Name: name, Node: "n1", State: registry.MarkDone, Usage: usage()}
 	d := open(t, of(registry.AttachDetach), nowhere, ready(), claimed())

@@ -13,7 +13,7 @@ import (
 	"holdfast/registry"
 )
 
-// part is a part of a list of blocks of 10 bytes, in a volume of 100 bytes.
+// part returns a part of a list of blocks, each of 10 bytes, in a volume of 100 bytes.
 func part(offsets ...int64) registry.Blocks {
 	b := registry.Blocks{Type: registry.FixedLength, Capacity: 100}
 	for _, at := range offsets {
@@ -22,7 +22,7 @@ func part(offsets ...int64) registry.Blocks {
 	return b
 }
 
-// parts is an answer of several messages. code is that of its end; empty: it ends with success.
+// parts returns an answer of several messages. code is the code at its end; empty: success.
 func parts(code string, list ...registry.Blocks) snapshotAnswer {
 	a := snapshotAnswer{blocks: list}
 	if code != "" {
@@ -31,14 +31,14 @@ func parts(code string, list ...registry.Blocks) snapshotAnswer {
 	return a
 }
 
-// changed is a part with one block, changed by change.
+// changed returns a part with one block, after change has changed it.
 func changed(at int64, change func(b *registry.Blocks, first *registry.BlockRange)) registry.Blocks {
 	b := part(at)
 	change(&b, &b.Ranges[0])
 	return b
 }
 
-// openBlocks is a desk with five snapshots, of which s2 is read.
+// openBlocks returns a desk with five snapshots. The test reads the blocks of s2.
 func openBlocks(t *testing.T, answers ...snapshotAnswer) *snapshotDesk {
 	d := openSnapshots(t, of(registry.SnapshotMetadata), answers...)
 	for i, s := range []registry.VolumeSnapshot{{External: "snap-1"}, {External: "snap-2"}, {External: "snap-3"},
@@ -71,7 +71,7 @@ func (d *snapshotDesk) read(base registry.SnapshotID, offset int64) (string, err
 	return strings.Join(got, " "), err
 }
 
-// Each block comes once and in order, also if a call is cut off: the next one begins where it ended.
+// Each block comes once and in order. If a call is cut off, the next call begins where it ended.
 func TestBlocksComeOnceAndInOrder(t *testing.T) {
 	const all, delta = "GetMetadataAllocated  snap-2 from %d", "GetMetadataDelta snap-1 snap-2 from %d"
 	for name, c := range map[string]struct {
@@ -141,7 +141,7 @@ func TestBlocksComeOnceAndInOrder(t *testing.T) {
 	}
 }
 
-// A list ends if its plugin sends no more blocks for ten minutes, which do not include the time of its reader.
+// A list ends if its plugin sends no block for ten minutes. The time that the reader takes does not count.
 func TestBlocksEndWithoutProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answers := []snapshotAnswer{parts("UNAVAILABLE", part(0))}
@@ -156,7 +156,7 @@ func TestBlocksEndWithoutProgress(t *testing.T) {
 	})
 }
 
-// An answer that CSI does not allow ends the list with an error that says what is wrong.
+// If CSI does not allow an answer, the list ends with an error that says what is wrong with it.
 func TestBlocksThatCannotBeAreRefused(t *testing.T) {
 	type (
 		list  = registry.Blocks

@@ -13,7 +13,7 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// volume supports every pair of modes.
+// volume returns a volume that supports every pair of modes.
 func volume() registry.Volume {
 	v := registry.Volume{State: registry.VolumeReady, VolumeSpec: registry.VolumeSpec{
 		Namespace: name.Namespace, ID: name.ID, Plugin: key.Plugin, External: key.External,
@@ -27,7 +27,7 @@ func volume() registry.Volume {
 	return v
 }
 
-// wanted is a claim of the alloc.
+// wanted returns a claim of the alloc.
 func wanted(alloc registry.AllocID, m registry.AccessMode) registry.Claim {
 	return registry.Claim{
 		Volume: key, Alloc: alloc, Request: "r", Node: "n1",
@@ -178,8 +178,8 @@ func TestClaimKeptUntilDetached(t *testing.T) {
 	}
 }
 
-// Of two users on one node, the first may leave while the volume stays attached for the other. A user on another node
-// does not count.
+// If a node has two users, the first one may leave while the volume stays attached for the second. A user on another
+// node does not count.
 func TestOnlyTheLastUserWaitsForDetach(t *testing.T) {
 	l := open(t, table{}, volume())
 	far := wanted("a3", registry.MultiNodeMultiWriter)

@@ -13,14 +13,15 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// attachedTo is an attachment of the volume to a node, whose id at the plugin is the name with "i-".
+// attachedTo returns an attachment of the volume to a node. The node's id at the plugin is its name with the prefix
+// "i-".
 func attachedTo(node registry.NodeName) registry.Attachment {
 	return registry.Attachment{Volume: key, Name: name, Node: node, NodeID: registry.NodeID("i-" + node),
 		State: registry.MarkDone, Usage: usage()}
 }
 
-// An attachment is taken down only if the node does not use the volume: by the records for this node, and for another
-// one by a fence or a confirmation.
+// An attachment is taken down only with evidence that the node does not use the volume. For this node the evidence is
+// in the records. For another node it is a fence or a confirmation.
 func TestDetachNeedsEvidence(t *testing.T) {
 	unfenced := errors.New("the power switch does not answer")
 	old := attachedTo("old")
@@ -34,13 +35,13 @@ func TestDetachNeedsEvidence(t *testing.T) {
 	for what, c := range map[string]struct {
 		records records
 		plugins table
-		fence   error // nil: succeeds
+		fence   error // the result of the fence
 		force   registry.Force
 		local   local
 		err     error
 		says    string
 		calls   []string
-		kind    registry.EventKind // of the last event
+		kind    registry.EventKind // the kind of the last event
 	}{
 		"this node": {own, has, no, ada, local{}, nil, "", []string{"ControllerUnpublishVolume vol-data i-n1"},
 			registry.EventDetached},
@@ -85,7 +86,7 @@ func TestDetachNeedsEvidence(t *testing.T) {
 	}
 }
 
-// A detach without a certain answer is repeated as the same call after a crash, and by force it is abandoned.
+// After a crash, a detach without a certain answer is repeated as the same call. By force it is abandoned.
 func TestDetachIsResumedOrAbandoned(t *testing.T) {
 	force := registry.Force{By: "ada"}
 	for what, confirm := range map[string]string{"resumed": "", "abandoned": "data"} {
@@ -117,15 +118,15 @@ func TestDetachIsResumedOrAbandoned(t *testing.T) {
 	}
 }
 
-// A detach continues after its caller's end and after a crash, for every requested node, until it has certainly
-// ended. It ends too once the volume is used again. Another node is fenced again before each try.
+// A detach continues after its caller has gone, and after a crash. It ends once it has certainly ended for every
+// requested node, or once the volume is used again. Another node is fenced again before each try.
 func TestDetachGoesOnWithoutItsCaller(t *testing.T) {
 	const own, old = "ControllerUnpublishVolume vol-data i-n1", "ControllerUnpublishVolume vol-data i-old"
 	for what, c := range map[string]struct {
 		confirm  string
 		faults   []fault
-		claim    bool // before the next process
-		unfenced int  // how often the other node is not fenced in the next process
+		claim    bool // the volume is claimed before the next process starts
+		unfenced int  // how often the fence fails in the next process
 		calls    []string
 		left     int
 	}{
@@ -133,7 +134,7 @@ func TestDetachGoesOnWithoutItsCaller(t *testing.T) {
 		"repeated": {"", []fault{uncertain("UNAVAILABLE", false)}, false, 0, []string{own, own, own, old}, 0},
 		"refused": {"", []fault{failed("NOT_FOUND"), failed("INVALID_ARGUMENT")}, false, 0, []string{own, own, old},
 			2},
-		"used":           {"", nil, true, 0, []string{own}, 2}, // the call for the other node follows this one
+		"used":           {"", nil, true, 0, []string{own}, 2}, // own comes before old
 		"fenced later":   {"", nil, false, 5, []string{own, own, old}, 0},
 		"never fenced":   {"", nil, false, 10000, []string{own, own}, 1},
 		"confirmed":      {"data", slices.Repeat([]fault{uncertain("INTERNAL", false)}, 3), false, 0, nil, 0},
@@ -181,7 +182,7 @@ func TestDetachGoesOnWithoutItsCaller(t *testing.T) {
 	}
 }
 
-// A detach follows an open expansion of its volume. By force it does not wait for the outcome.
+// A detach waits until an open expansion of its volume has an outcome. By force it does not wait.
 func TestDetachFollowsAnExpansion(t *testing.T) {
 	const detach = "ControllerUnpublishVolume vol-data i-n1"
 	for what, c := range map[string]struct {
@@ -229,7 +230,7 @@ func TestDetachFollowsAnExpansion(t *testing.T) {
 	}
 }
 
-// A call that is open for another node is not taken for one of this attachment.
+// An open call for another node is not mistaken for a call of this attachment.
 func TestDetachWaitsForACallForAnotherNode(t *testing.T) {
 	other := attachedTo("n1")
 	other.State = registry.MarkSent
@@ -242,7 +243,7 @@ func TestDetachWaitsForACallForAnotherNode(t *testing.T) {
 	d.expect()
 }
 
-// The record of an attachment stays as long as this node uses the volume, also by force.
+// While this node uses the volume, the record of its attachment stays, even by force.
 func TestAttachmentInUseIsNotAbandoned(t *testing.T) {
 	d := open(t, table{}, ready(), attachedTo("n1"))
 	d.node = local{uses: []string{"staged at /s"}}
@@ -257,7 +258,8 @@ func TestAttachmentInUseIsNotAbandoned(t *testing.T) {
 	})
 }
 
-// A name may have attachments of two volumes, if it was registered again. Each is detached under its own lock.
+// If a name was registered again, it may have attachments of two volumes. Each is detached under the lock of its
+// volume.
 func TestDetachLocksEachVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		earlier := attachedTo("n1")

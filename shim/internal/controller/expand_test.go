@@ -13,12 +13,12 @@ import (
 	"holdfast/shim/internal/csi"
 )
 
-// expands is a table with a controller that expands volumes in use.
+// expands returns a table with a controller that expands volumes in use.
 func expands() table {
 	return of(registry.CreateDelete, registry.ControllerExpand, registry.ExpandsOnline)
 }
 
-// madeOf is a volume of that many bytes that was made.
+// madeOf returns a created volume of that many bytes.
 func madeOf(capacity int64) registry.Volume {
 	v := ready()
 	v.Capacity = capacity
@@ -92,7 +92,8 @@ func TestExpandRefused(t *testing.T) {
 	}
 }
 
-// The plugin declares whether volumes in use may be expanded. If it declares no mode, it decides itself.
+// The plugin declares whether volumes in use may be expanded. If it declares no mode, the call is sent and the plugin
+// decides.
 func TestExpansionOfVolumeInUseIsLeftToPluginWithoutMode(t *testing.T) {
 	staged := registry.Attachment{Volume: key, Node: "n1", State: registry.MarkDone}
 	const asked = "ControllerExpandVolume vol-data 2097152..0"
@@ -124,7 +125,7 @@ func TestExpansionOfVolumeInUseIsLeftToPluginWithoutMode(t *testing.T) {
 	}
 }
 
-// both is a table with a controller that has the capabilities, and a node that has none.
+// both returns a table with a controller that has the capabilities, and a node plugin that has none.
 func both(caps ...registry.Capability) table {
 	t := of(caps...)
 	node := with()
@@ -228,7 +229,7 @@ func TestDeleteSettlesAnExpansion(t *testing.T) {
 	})
 }
 
-// An answer without a look at the volume says nothing about an earlier try without an answer. That try may have
+// An answer without a look at the volume does not settle an earlier try that has no answer. The earlier try may have
 // expanded the volume.
 func TestRefusalAfterALostTryIsNoEnd(t *testing.T) {
 	for code, tries := range map[string]int{"PERMISSION_DENIED": 1, "UNAUTHENTICATED": 3, "UNIMPLEMENTED": 1} {
@@ -324,7 +325,7 @@ func TestLargerFileOfARoundedVolume(t *testing.T) {
 	d.expect()
 }
 
-// The request has the usage of the attachment, or else the only usage of the spec.
+// The request has the usage of the attachment. Without an attachment it has the only usage of the spec.
 func TestUsageOfAnExpansion(t *testing.T) {
 	several := madeOf(1 << 20)
 	several.Capabilities = append(several.Capabilities,
@@ -365,14 +366,13 @@ func TestLeftExpansionAwaitsItsPlugin(t *testing.T) {
 	})
 }
 
-// A call that takes a snapshot and an expansion of its volume, of which either may still run at the plugin, are not
-// made at the same time.
+// An expansion is not sent while a snapshot of its volume may still be taken at the plugin, and the reverse.
 func TestSnapshotAndExpansionAreMadeInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := openSnapshots(t, of(registry.CreateSnapshot, registry.ControllerExpand))
 		dying, die := context.WithTimeout(t.Context(), time.Second)
 		defer die()
-		if _, err := d.Create(dying, call, snapSpec); err == nil { // it hangs
+		if _, err := d.Create(dying, call, snapSpec); err == nil { // the creation hangs
 			t.Error("the snapshot was taken")
 		}
 		d.restart()

@@ -8,7 +8,7 @@ import (
 	"holdfast/shim/internal/csi"
 )
 
-// The plugin's list is read to its end, also if a token expires, and says which volumes Holdfast knows.
+// The plugin's list is read to its end, even if a token expires. It says which volumes have a record.
 func TestVolumesOfAPluginAreListedToTheirEnd(t *testing.T) {
 	d := open(t, of(registry.ListVolumes), ready())
 	d.pages = map[string]csi.Page{

@@ -23,9 +23,9 @@ const (
 	deleteGroup = "DeleteVolumeGroupSnapshot group-1 [snap-1 snap-2]"
 )
 
-// groupAnswer is the plugin's description of the group, changed by change.
+// groupAnswer returns the plugin's description of the group, after change has changed it.
 func groupAnswer(change func(*csi.GroupSnapshot)) snapshotAnswer {
-	g := csi.GroupSnapshot{ID: "group-1", Ready: true, Snapshots: []csi.Snapshot{ // in any order
+	g := csi.GroupSnapshot{ID: "group-1", Ready: true, Snapshots: []csi.Snapshot{ // the order does not matter
 		{ID: "snap-2", Volume: "vol-logs", Size: 2 << 20, Ready: true, Group: "group-1"},
 		{ID: "snap-1", Volume: "vol-data", Size: 1 << 20, Ready: true, Group: "group-1"}}}
 	if change != nil {
@@ -50,13 +50,13 @@ func (d *snapshotDesk) group() registry.VolumeSnapshot {
 	return snap
 }
 
-// A group snapshot is created once its plugin has one snapshot of each volume and all are ready. The same call finds
-// out an outcome that is not certain. An answer that is not about this group is not used.
+// A group snapshot is created once its plugin has one snapshot of each volume and all are ready. If an outcome is not
+// certain, the same call finds it out. An answer about another group is not used.
 func TestGroupSnapshotIsCreatedOnceItIsReady(t *testing.T) {
 	waits := groupAnswer(func(g *csi.GroupSnapshot) { g.Ready = false })
 	for name, c := range map[string]struct {
 		answers []snapshotAnswer
-		state   registry.SnapshotState // "": there is no record
+		state   registry.SnapshotState // "": no record
 		calls   []string
 		err     string
 	}{
@@ -150,7 +150,7 @@ func TestGroupSnapshotIsRefusedBeforeAnyCall(t *testing.T) {
 	}
 }
 
-// The snapshots of two groups that are being taken do not get the same id.
+// Two groups that are being taken do not share the ids of snapshots.
 func TestMembersOfTwoGroupsHaveTheirOwnIDs(t *testing.T) {
 	d := openGroup(t, of(registry.GroupSnapshots))
 	group := func(id registry.SnapshotID, volume registry.VolumeID) registry.VolumeSnapshot {
@@ -170,7 +170,7 @@ func TestMembersOfTwoGroupsHaveTheirOwnIDs(t *testing.T) {
 	})
 }
 
-// The members of a group snapshot are snapshots from which volumes are created. They go with the group only.
+// Volumes can be created from the members of a group snapshot. The members are deleted with the group only.
 func TestMembersGoWithTheirGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := openGroup(t, of(registry.GroupSnapshots, registry.CreateSnapshot, registry.CreateDelete), groupAnswer(nil))
@@ -212,15 +212,15 @@ func TestMembersGoWithTheirGroup(t *testing.T) {
 	})
 }
 
-// A group snapshot whose answer cannot be used is deleted with the ids of that answer, unless another record has one,
-// or the plugin says that a snapshot is of another volume.
+// If the answer to a group snapshot cannot be used, the group is deleted with the ids of that answer. It is not if
+// another record has one of the ids, or if the plugin says that a snapshot is of another volume.
 func TestUnusableGroupSnapshotIsDeleted(t *testing.T) {
 	theirs := registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: "s", Name: "s",
 		Volume: "data"}, Plugin: key.Plugin, Source: key.External, External: "snap-1", State: registry.SnapshotReady}
 	for what, c := range map[string]struct {
 		change func(*csi.GroupSnapshot)
 		known  registry.Record
-		call   string // that deletes it
+		call   string // the call that deletes it
 	}{
 		"a snapshot is missing": {func(g *csi.GroupSnapshot) { g.Snapshots = g.Snapshots[:1] }, nil,
 			"DeleteVolumeGroupSnapshot group-1 [snap-2]"},
@@ -259,7 +259,7 @@ func TestUnusableGroupSnapshotIsDeleted(t *testing.T) {
 	}
 }
 
-// Two group snapshots of the same volumes, and the deletion of another one, do not wait for each other in a circle.
+// Two group snapshots of the same volumes, and the deletion of a third one, do not deadlock.
 func TestGroupSnapshotsOfTheSameVolumesEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := openGroup(t, of(registry.GroupSnapshots))

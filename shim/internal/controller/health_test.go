@@ -13,13 +13,13 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// healthPlugin reports what a test says. Its calls are in the journal.
+// healthPlugin reports the health that a test sets. It keeps a journal of its calls.
 type healthPlugin struct {
-	HealthDriver // nil: any other call is an error of the test
+	HealthDriver // nil: a test that makes any other call fails
 	pages        []csi.HealthPage
 	aborts       int // how many of the next lists are answered ABORTED
 	one          registry.Condition
-	err          error // instead of one
+	err          error // if set, returned instead of one
 	journal      []string
 }
 
@@ -69,7 +69,7 @@ func failedHealth(code string) error {
 }
 
 // All pages of a plugin's list are read, again from the start if its token has expired. A volume that was unhealthy and
-// is missing in the list gets a call of its own. A list without an end changes nothing.
+// is missing from the list gets its own call. A list without an end changes nothing.
 func TestListOfUnhealthyVolumesIsReadToItsEnd(t *testing.T) {
 	sick := registry.Condition{Abnormal: true, Reason: "DEGRADED/PathLost"}
 	page := func(next string, ids ...registry.ExternalID) csi.HealthPage {
@@ -84,7 +84,7 @@ func TestListOfUnhealthyVolumesIsReadToItsEnd(t *testing.T) {
 	both := []registry.Capability{registry.ListHealth, registry.ControllerHealth}
 	for what, c := range map[string]struct {
 		caps    []registry.Capability
-		was     bool // recorded as unhealthy
+		was     bool // the volume is recorded as unhealthy
 		pages   []csi.HealthPage
 		aborts  int
 		one     registry.Condition

@@ -13,7 +13,7 @@ import (
 	"holdfast/registry"
 )
 
-// Concurrent callers send one creation or deletion for a volume. The other callers find it done.
+// Of concurrent callers, one sends the creation or deletion of a volume. The others find it done.
 func TestOneCreationAtATime(t *testing.T) {
 	d := open(t, of(registry.CreateDelete))
 	var all sync.WaitGroup
@@ -41,8 +41,8 @@ func TestOneCreationAtATime(t *testing.T) {
 	d.expect("DeleteVolume vol-data")
 }
 
-// A volume is not deregistered or registered under another name while a call for it is under way or waits for its next
-// try.
+// While a call for a volume is under way or waits for its next try, the volume is neither deregistered nor registered
+// under another name.
 func TestVolumeUnderWayIsNeitherForgottenNorRegistered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, of(registry.CreateDelete), ready())
@@ -50,7 +50,7 @@ func TestVolumeUnderWayIsNeitherForgottenNorRegistered(t *testing.T) {
 			uncertain("UNAVAILABLE", false)}
 		deleted := make(chan error, 1)
 		go func() { deleted <- d.Controller.Delete(t.Context(), call, name) }()
-		synctest.Wait() // it waits for its second try
+		synctest.Wait() // the call waits for its second try
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
 		other := ready().VolumeSpec

@@ -24,14 +24,14 @@ const (
 	modifySilver = "ControllerModifyVolume vol-data map[tier:silver]"
 )
 
-// What the record says after each answer, and what a further modification sends.
+// The table has the record after each answer, and the parameters that a further modification then sends.
 func TestModificationOfEachOutcome(t *testing.T) {
 	for what, c := range map[string]struct {
 		faults  []fault
-		err     string // of the first modification; "": none
+		err     string // the error of the first modification; "": none
 		calls   []string
-		unknown bool   // whether tier changed is not known
-		then    string // what a further modification of iops sends
+		unknown bool   // the value of tier is not known
+		then    string // the parameters that a further modification of iops sends
 	}{
 		"done": {nil, "", []string{modifyGold}, false, "map[iops:5]"},
 		"refused": {[]fault{failed("INVALID_ARGUMENT")}, "INVALID_ARGUMENT", []string{modifyGold}, false,
@@ -77,8 +77,8 @@ func TestModificationOfEachOutcome(t *testing.T) {
 	}
 }
 
-// A modification whose caller is gone continues, also in the next process. Another operation waits for its outcome, and
-// a newer modification replaces its values.
+// A modification continues after its caller has gone, also in the next process. Other operations wait for its outcome.
+// A newer modification replaces its values.
 func TestModificationGoesOnWithoutItsCaller(t *testing.T) {
 	for what, c := range map[string]struct {
 		next  func(*desk, context.Context) error
@@ -131,8 +131,8 @@ func TestModificationGoesOnWithoutItsCaller(t *testing.T) {
 	}
 }
 
-// A modification stays uncertain while another one is refused. This holds if the shim dies meanwhile, and if the
-// refused one repeats an earlier modification.
+// If a modification is uncertain, it stays so while another one is refused. This holds if the shim dies meanwhile, and
+// if the refused one repeats an earlier modification.
 func TestRefusedModificationKeepsEarlierDoubt(t *testing.T) {
 	for at, refused := range []string{"silver", "silver", "gold", "gold"} {
 		crash := at%2 == 1
@@ -171,7 +171,7 @@ func TestRefusedModificationKeepsEarlierDoubt(t *testing.T) {
 	}
 }
 
-// No doubt is dropped: after many modifications without a certain outcome only the last one is sent again.
+// No doubt is dropped: after many modifications without a certain outcome, only the last one may be sent again.
 func TestManyModificationsInDoubtEndWithTheLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, modifies(), ready())

@@ -9,7 +9,7 @@ import (
 	"holdfast/registry"
 )
 
-// onNode is a table with one node plugin that reports the topology and the limit.
+// onNode returns a table with one node plugin that reports the topology and the limit.
 func onNode(where registry.Topology, limit int64, caps ...registry.Capability) table {
 	i := with(caps...)
 	i.Role, i.Fingerprint.Topology, i.Fingerprint.MaxVolumes = registry.RoleNode, where, limit

@@ -25,22 +25,22 @@ var (
 	by   = intent.Caller{Call: call}
 )
 
-// plugin is a controller plugin in memory. It keeps its volumes, and a journal of its calls.
+// plugin is a controller plugin in memory. It keeps its volumes and a journal of its calls.
 type plugin struct {
 	t         *testing.T
-	made      map[string]bool   // volume ids
+	made      map[string]bool   // by volume id
 	free      int64             // the answer of Capacity
 	attached  map[string]string // volume id to node id
 	journal   []string
 	secrets   []string
-	faults    []fault             // of the next calls, in order
-	spoil     func(*csi.Created)  // the answer of Create
+	faults    []fault             // the errors of the next calls, in order
+	spoil     func(*csi.Created)  // changes the answer of Create
 	publish   map[string]string   // the answer of Attach
 	pages     map[string]csi.Page // the answers of ListVolumes, by token
 	described csi.Entry           // the answer of GetVolume
-	mutable   map[string]string   // what Modify has made of the parameters
-	sizes     map[string]int64    // volume id to what Expand has made of it
-	enlarged  *csi.Expanded       // the answer of Expand; nil: the size that was asked for, and nothing for the node
+	mutable   map[string]string   // the parameters that Modify has set
+	sizes     map[string]int64    // the size after Expand, by volume id
+	enlarged  *csi.Expanded       // the answer of Expand; nil: the requested size, and no work for the node
 	confirm   func(csi.ValidateRequest) (csi.Validated, error)
 	last      struct {
 		create csi.CreateRequest
@@ -53,7 +53,7 @@ type plugin struct {
 type fault struct {
 	code    string
 	outcome registry.Outcome
-	after   bool // the effect took place
+	after   bool // the call takes effect before it fails
 }
 
 func uncertain(code string, after bool) fault { return fault{code, registry.OutcomeUncertain, after} }
@@ -193,19 +193,19 @@ func with(caps ...registry.Capability) registry.Instance {
 		Health: registry.Health{State: registry.Healthy}}
 }
 
-// of is a table with one controller that has the capabilities.
+// of returns a table with one controller that has the capabilities.
 func of(caps ...registry.Capability) table {
 	i := with(caps...)
 	i.Role = registry.RoleController
 	return table{registry.RoleController: i}
 }
 
-// serves reports whether a task serves the role. Only the controller of plugin "split" has one.
+// serves reports whether the plugin has a task in the role. Only plugin "split" has one, for its controller.
 func serves(_ registry.View, role registry.Role, id registry.PluginID) bool {
 	return id == "split" && role == registry.RoleController
 }
 
-// vault resolves every secret to a value that may be stored nowhere.
+// vault resolves every secret to a value that must not be stored anywhere.
 type vault struct{}
 
 const canary = "canary-3f9a"
@@ -284,7 +284,7 @@ func (d *desk) stored() (v registry.Volume, found bool) {
 	return v, found
 }
 
-// here is the node of the tests, as the plugin calls it.
+// here returns the node of the tests with the plugin's id of it.
 func here(id registry.NodeID) intent.AttachTo { return intent.AttachTo{Node: "n1", ID: id} }
 
 // attachment returns the volume's attachment to the node.

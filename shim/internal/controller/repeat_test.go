@@ -14,7 +14,7 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// lateCalls are calls for a volume that a former executor has begun.
+// lateCalls returns calls for a volume that a former executor has begun.
 func lateCalls() map[string]registry.LateCall {
 	v := ready()
 	v.Expansion = registry.Expansion{Asked: registry.CapacityRange{Required: 2 << 30}, Usage: usage()}
@@ -41,15 +41,15 @@ func lateCalls() map[string]registry.LateCall {
 	return calls
 }
 
-// updatedSince is the volume after the late calls: it was updated since, and is to be deleted.
+// updatedSince returns the volume after the late calls: it was updated, and is to be deleted.
 func updatedSince() registry.Volume {
 	v := ready()
 	v.State, v.MountFlags = registry.VolumeDeleting, "noatime"
 	return v
 }
 
-// TestOnlyAnAnswerEndsALateCall repeats calls of a former executor. Such a call has ended once the plugin has answered
-// it, but not if the plugin was not reached, or did not look at the volume. An update of the volume does not change the
+// TestOnlyAnAnswerEndsALateCall repeats calls of a former executor. A call has ended once the plugin has answered it.
+// It has not if the plugin was not reached, or did not look at the volume. An update of the volume does not change the
 // call.
 func TestOnlyAnAnswerEndsALateCall(t *testing.T) {
 	for rpc, late := range lateCalls() {
@@ -74,14 +74,14 @@ func TestOnlyAnAnswerEndsALateCall(t *testing.T) {
 	}
 }
 
-// moved is what executors are to a node while the records of its calls change.
+// moved is an Executors for which the records of each call have changed.
 type moved struct{ intent.Executors }
 
 func (moved) Repeating(context.Context, registry.PluginID, registry.LateCall) error {
 	return registry.Errorf(registry.ErrConflict, "its records have changed")
 }
 
-// TestLateCallIsNotSentAgainstTheRecords has the records of a late call change before it is sent again.
+// TestLateCallIsNotSentAgainstTheRecords changes the records of a late call before the call is sent again.
 func TestLateCallIsNotSentAgainstTheRecords(t *testing.T) {
 	for rpc, late := range lateCalls() {
 		d := open(t, of(registry.CreateDelete), updatedSince())
@@ -94,8 +94,8 @@ func TestLateCallIsNotSentAgainstTheRecords(t *testing.T) {
 	}
 }
 
-// TestNoSnapshotIsMadeWithoutARecord repeats the creation of a snapshot that has a record, and of one that was
-// deregistered.
+// TestNoSnapshotIsMadeWithoutARecord repeats the creation of a snapshot with a record. It is not repeated for a
+// snapshot that was deregistered.
 func TestNoSnapshotIsMadeWithoutARecord(t *testing.T) {
 	snap := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External,
 		State: registry.SnapshotCreating}
@@ -114,7 +114,7 @@ func TestNoSnapshotIsMadeWithoutARecord(t *testing.T) {
 	d.wantJournal()
 }
 
-// asRecorded makes each node the executor that the record names.
+// asRecorded takes each node for the executor that the record names.
 type asRecorded struct{ intent.Executors }
 
 func (asRecorded) Check(v registry.View, by registry.ExecutorKey) (registry.Executor, error) {
@@ -128,7 +128,7 @@ func (asRecorded) Sending(context.Context, registry.ExecutorKey) (done func(), e
 
 var takenOver = registry.Executor{Plugin: key.Plugin, Holder: "n2", Former: []registry.NodeName{"n1"}}
 
-// wantLate compares the late calls of the former executor, and which of them are not repeated.
+// wantLate compares the late calls of the former executor, and their field Failed.
 func (d *desk) wantLate(want ...string) {
 	d.t.Helper()
 	var got []string
@@ -142,8 +142,8 @@ func (d *desk) wantLate(want ...string) {
 	}
 }
 
-// TestCallThatIsGivenUpMayRunAtTheFormerExecutor closes open calls that a former executor has begun. Others wait for
-// it.
+// TestCallThatIsGivenUpMayRunAtTheFormerExecutor gives up open calls that a former executor has begun. Other calls wait
+// until these have ended.
 func TestCallThatIsGivenUpMayRunAtTheFormerExecutor(t *testing.T) {
 	v := ready()
 	v.Expansion = registry.Expansion{Asked: registry.CapacityRange{Required: 2 << 30}, Usage: usage()}
@@ -180,7 +180,7 @@ func TestCallThatIsGivenUpMayRunAtTheFormerExecutor(t *testing.T) {
 		}); !errors.Is(err, registry.ErrUnavailable) {
 			t.Errorf("another call after %s was abandoned: %v", rpc, err)
 		}
-		if rpc == registry.ControllerPublishRPC { // repeated, it would attach what no record names
+		if rpc == registry.ControllerPublishRPC { // if repeated, it would attach without a record
 			if err := d.Controller.Repeat(t.Context(), instance, late); !errors.Is(err, registry.ErrConflict) {
 				t.Errorf("an abandoned attachment is repeated: %v", err)
 			}
@@ -216,13 +216,13 @@ func TestCallThatIsGivenUpMayRunAtTheFormerExecutor(t *testing.T) {
 	}
 }
 
-// TestSnapshotAndChangesOfItsVolumeExcludeEachOther has a former executor take a snapshot of a volume, or expand the
-// volume.
+// TestSnapshotAndChangesOfItsVolumeExcludeEachOther has a former executor begin a snapshot or an expansion of a volume.
+// The next executor waits before it sends the other kind of call for the volume.
 func TestSnapshotAndChangesOfItsVolumeExcludeEachOther(t *testing.T) {
 	snap := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External,
 		State: registry.SnapshotCreating, Senders: []registry.NodeName{"n1", "n2"}}
 	snap.Name = "s1"
-	snap.Failure.Code = "INTERNAL" // of the executor's own call
+	snap.Failure.Code = "INTERNAL" // the answer to the executor's own call
 	taking := lateAt("n1", lateSnapshot(snap))
 	expansion := registry.Intent{Volume: key, Name: name, RPC: registry.ControllerExpandRPC, Code: "INTERNAL",
 		Outcome: registry.OutcomeUncertain, Senders: []registry.NodeName{"n1"}}
@@ -256,7 +256,7 @@ func TestSnapshotAndChangesOfItsVolumeExcludeEachOther(t *testing.T) {
 	}
 }
 
-// TestBegunSnapshotAndExpansionAreBothRepeated has a former executor begin both, so that neither waits for the other.
+// TestBegunSnapshotAndExpansionAreBothRepeated has a former executor begin both. Neither waits for the other.
 func TestBegunSnapshotAndExpansionAreBothRepeated(t *testing.T) {
 	snap := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External,
 		State: registry.SnapshotCreating, Senders: []registry.NodeName{"n1"}}
@@ -276,8 +276,8 @@ func TestBegunSnapshotAndExpansionAreBothRepeated(t *testing.T) {
 	}
 }
 
-// TestDeletionIsRepeatedOnceItHasSucceeded refuses a deletion at the next executor, and grants it later. Only then may
-// the former executor repeat it.
+// TestDeletionIsRepeatedOnceItHasSucceeded has the next executor's deletion refused at first, and succeed later. Only
+// then may the former executor repeat it.
 func TestDeletionIsRepeatedOnceItHasSucceeded(t *testing.T) {
 	v := ready()
 	v.Created = true

@@ -11,7 +11,7 @@ import (
 	"holdfast/registry"
 )
 
-// run runs Run until end is called, as the next process does.
+// run runs Run, as the next process does, until end is called.
 func (d *desk) run() (end func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -19,7 +19,7 @@ func (d *desk) run() (end func()) {
 	return func() { cancel(); <-done }
 }
 
-// After a crash the next process finishes creations and deletions with the same call.
+// After a crash the next process finishes creations and deletions by repeating the same call.
 func TestUnfinishedIsFinishedByTheNextProcess(t *testing.T) {
 	for _, later := range [][]fault{nil, {uncertain("UNKNOWN", false), uncertain("UNAVAILABLE", true),
 		uncertain("NOT_FOUND", true)}} {
@@ -45,7 +45,7 @@ func TestUnfinishedIsFinishedByTheNextProcess(t *testing.T) {
 				t.Fatal(err)
 			}
 			d.crash()
-			// which means gone
+			// for a deletion, NOT_FOUND means success
 			d.faults = slices.DeleteFunc(slices.Clone(later), func(f fault) bool { return f.code == "NOT_FOUND" })
 			tries := len(d.faults) + 2
 			end = d.run()
@@ -59,7 +59,7 @@ func TestUnfinishedIsFinishedByTheNextProcess(t *testing.T) {
 	}
 }
 
-// A certain refusal ends a deletion without a caller. A deletion continues after its caller is gone.
+// A deletion continues after its caller has gone. A certain refusal ends it.
 func TestUnfinishedEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, of(registry.CreateDelete), ready())
@@ -106,8 +106,8 @@ func TestUnfinishedCanBeForgotten(t *testing.T) {
 	})
 }
 
-// Attach waits for an absent controller if its task is known or if it created the volume. No volume is used without
-// being attached.
+// Attach waits for an absent controller if a task for it is known, or if the controller created the volume. So no
+// volume is used without being attached.
 func TestAttachWaitsForAnAbsentController(t *testing.T) {
 	node := with()
 	node.Role = registry.RoleNode

@@ -11,7 +11,8 @@ import (
 	"holdfast/registry"
 )
 
-// The error of a call soon names the role that a healthy plugin lacks. A role that may still be served is awaited.
+// If a healthy plugin lacks a role, the error of a call soon names it. If a task may still serve the role, the call
+// waits.
 func TestMissingRoleIsNamedSoon(t *testing.T) {
 	instance := func(role registry.Role, state registry.HealthState, caps ...registry.Capability) registry.Instance {
 		i := with(caps...)

@@ -12,7 +12,7 @@ import (
 	"holdfast/registry"
 )
 
-// safe returns one secret after another, then fails.
+// safe resolves to one value after another, and then fails.
 type safe []registry.SecretValue
 
 func (s *safe) Resolve(context.Context, map[string]registry.Secret) (map[string]registry.SecretValue, error) {
@@ -24,7 +24,7 @@ func (s *safe) Resolve(context.Context, map[string]registry.Secret) (map[string]
 	return map[string]registry.SecretValue{"token": value}, nil
 }
 
-// A refused secret may be replaced between two tries. If it cannot be resolved, the last value is used.
+// A refused secret may be replaced between two tries. If the new one cannot be resolved, the last value is used.
 func TestRotatedSecretIsUsedByTheNextControllerCall(t *testing.T) {
 	placed := registry.Attachment{Volume: key, Name: name, Node: "n1", NodeID: "i-1", State: registry.MarkDone,
 		Usage: usage()}
@@ -76,7 +76,7 @@ func TestRotatedSecretIsUsedByTheNextControllerCall(t *testing.T) {
 	}
 }
 
-// A deletion whose secrets cannot be read does not begin. The error says how to continue it, or how to give it up.
+// If the secrets of a deletion cannot be read, the deletion does not begin. The error says how to continue or give up.
 func TestDeletionWithoutSecretsHasAWayOut(t *testing.T) {
 	deleting := ready()
 	deleting.State = registry.VolumeDeleting

@@ -15,14 +15,14 @@ import (
 	"holdfast/shim/internal/csi"
 )
 
-// snapshotPlugin is a plugin that answers by a script, call after call. Its last answer is repeated.
+// snapshotPlugin answers one call after another from a script. It repeats the last answer.
 type snapshotPlugin struct {
 	mu      sync.Mutex // guards journal, answers and secrets
 	journal []string
 	answers []snapshotAnswer
 	secrets map[string]registry.SecretValue // of the last call
 	pages   map[string]pageOfSnapshots      // by token
-	expires int                             // how often a token has expired
+	expires int                             // how often a token expires
 }
 
 type snapshotAnswer struct {
@@ -37,7 +37,7 @@ func (p *snapshotPlugin) next(ctx context.Context, format string, args ...any) s
 	p.journal = append(p.journal, fmt.Sprintf(format, args...))
 	if len(p.answers) == 0 {
 		p.mu.Unlock()
-		<-ctx.Done() // it hangs
+		<-ctx.Done() // the call hangs
 		return noAnswer("CANCELLED")
 	}
 	defer p.mu.Unlock()
@@ -137,7 +137,7 @@ var (
 	processing = csi.Snapshot{ID: "snap-1", Volume: key.External, Size: 1 << 30}
 )
 
-// Answers that cannot be used, and one of a member of a group.
+// Answers that cannot be used, and an answer for a member of a group.
 var (
 	stranger = csi.Snapshot{ID: "snap-1", Volume: "vol-other", Ready: true}
 	homeless = csi.Snapshot{ID: "snap-1", Ready: true}
@@ -148,7 +148,7 @@ var (
 
 func answer(s csi.Snapshot) snapshotAnswer { return snapshotAnswer{snapshot: s} }
 
-// refusal is a failure of a call. One with a code of gRPC itself and the outcome failed was not sent.
+// refusal returns a failure of a call. A code of gRPC itself with the outcome failed means that the call was not sent.
 func refusal(code string, outcome registry.Outcome) snapshotAnswer {
 	return snapshotAnswer{err: &registry.CallError{RPC: registry.CreateSnapshotRPC, Code: code, Outcome: outcome,
 		Kind: registry.ErrInternal, Detail: "injected"}}
@@ -196,14 +196,14 @@ func (d *snapshotDesk) wantJournal(calls ...string) {
 
 const createCall = "CreateSnapshot s1 of vol-data with map[tier:cold]"
 
-// A snapshot is created once its plugin says that it is ready. An outcome that is not certain is found out by the same
-// call.
+// A snapshot is created once its plugin says that it is ready. If an outcome is not certain, the same call finds it
+// out.
 func TestSnapshotIsCreatedOnceItIsReady(t *testing.T) {
 	create := registry.CreateSnapshot
 	for name, c := range map[string]struct {
 		caps    []registry.Capability
 		answers []snapshotAnswer
-		state   registry.SnapshotState // "": there is no record
+		state   registry.SnapshotState // "": no record
 		calls   []string
 		err     string
 	}{
@@ -308,11 +308,11 @@ func TestSnapshotIsRefusedBeforeAnyCall(t *testing.T) {
 	}
 }
 
-// A process that dies while a call is under way leaves the record, and the next one makes the same call.
+// If a process dies while a call is under way, the record stays, and the next process makes the same call.
 func TestSnapshotIsFinishedAfterADeath(t *testing.T) {
 	for name, c := range map[string]struct {
 		begin   func(*snapshotDesk, context.Context) error
-		answers []snapshotAnswer // to the next process
+		answers []snapshotAnswer // for the next process
 		state   registry.SnapshotState
 		call    string
 	}{
@@ -339,7 +339,7 @@ func TestSnapshotIsFinishedAfterADeath(t *testing.T) {
 				go func() { left <- c.begin(d, dying) }()
 				synctest.Wait()
 				was := d.plugin.journal[len(d.plugin.journal)-1]
-				d.log.Fail(errors.New("the process is dead")) // nothing is stored any more
+				d.log.Fail(errors.New("the process is dead")) // from now on nothing is stored
 				die()
 				if err := <-left; err == nil {
 					t.Error("the call succeeded")
@@ -424,7 +424,7 @@ func TestSnapshotIsDeletedOnceItsCreationIsCertain(t *testing.T) {
 	}
 }
 
-// The id of an answer that cannot be used is not kept if another record has it: that snapshot is not deleted.
+// If another record has the id of an unusable answer, the id is not kept, so the other snapshot is not deleted.
 func TestSnapshotOfAnotherRecordIsNotDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := openSnapshots(t, of(registry.CreateSnapshot), answer(snapReady))
@@ -443,7 +443,7 @@ func TestSnapshotOfAnotherRecordIsNotDeleted(t *testing.T) {
 	})
 }
 
-// A volume is restored from a ready snapshot of its plugin, and is at least as large.
+// A volume is restored from a ready snapshot of its plugin. The volume is at least as large as the snapshot.
 func TestVolumeIsRestoredFromASnapshot(t *testing.T) {
 	taken := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, External: "snap-1", Size: 1 << 20,
 		State: registry.SnapshotReady}
@@ -454,7 +454,7 @@ func TestVolumeIsRestoredFromASnapshot(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		snapshot registry.VolumeSnapshot
-		source   registry.ExternalID // that CreateVolume is asked for; "": it is not called
+		source   registry.ExternalID // the source in the CreateVolume request; "": no call
 		kind     error
 	}{
 		"ready":       {taken, "snap-1", nil},
@@ -475,7 +475,7 @@ func TestVolumeIsRestoredFromASnapshot(t *testing.T) {
 	}
 }
 
-// A list of a plugin is read to its end, and one without an end is an error.
+// A plugin's list is read to its end. A list without an end is an error.
 func TestSnapshotsOfAPluginAreListedToTheirEnd(t *testing.T) {
 	known := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, External: "snap-1"}
 	pages := map[string]pageOfSnapshots{
@@ -503,7 +503,8 @@ func TestSnapshotsOfAPluginAreListedToTheirEnd(t *testing.T) {
 	}
 }
 
-// A snapshot whose secrets cannot be read is not taken, and holds up nothing.
+// If the secrets of a snapshot cannot be read, the snapshot is not taken, and its record does not hold up other
+// operations.
 func TestSnapshotWithoutItsSecretsLeavesNoRecord(t *testing.T) {
 	d := openSnapshots(t, of(registry.CreateSnapshot), answer(snapReady))
 	d.Snapshots = NewSnapshots(d.build(d.Plugins, &safe{}), d.plugin)
@@ -514,7 +515,8 @@ func TestSnapshotWithoutItsSecretsLeavesNoRecord(t *testing.T) {
 	d.wantJournal()
 }
 
-// A refusal does not end a creation that Run has sent before without an answer: that may have taken the snapshot.
+// If Run has sent a creation without an answer, a later refusal does not end it: the first call may have taken the
+// snapshot.
 func TestSnapshotStaysAfterACallBesideItsCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := openSnapshots(t, of(registry.CreateSnapshot), refused("INVALID_ARGUMENT"))
@@ -536,7 +538,7 @@ func TestSnapshotStaysAfterACallBesideItsCaller(t *testing.T) {
 	})
 }
 
-// Another caller may find out meanwhile that the plugin does not name the snapshot.
+// A deletion is refused if the plugin has not named the snapshot, as another caller may find out meanwhile.
 func TestSnapshotWithoutAnIDIsNotDeleted(t *testing.T) {
 	d := openSnapshots(t, of(registry.CreateSnapshot))
 	d.put(registry.VolumeSnapshot{SnapshotSpec: snapSpec, State: registry.SnapshotFailed, Plugin: key.Plugin})
@@ -565,7 +567,7 @@ func TestSnapshotIsDeletedWhileItIsProcessed(t *testing.T) {
 	})
 }
 
-// A snapshot is not deleted while a volume is created from it, nor a volume while a snapshot of it is taken.
+// A snapshot is not deleted while a volume is created from it. A volume is not deleted while a snapshot of it is taken.
 func TestSourcesAreKeptWhileTheyAreNeeded(t *testing.T) {
 	restoring := ready()
 	restoring.VolumeSpec.ID, restoring.External, restoring.State = "restored", "", registry.VolumeUncertain

@@ -13,14 +13,14 @@ import (
 	"holdfast/shim/internal/csi"
 )
 
-// An update of each field of a volume file, while the volume is used and while it is not.
+// The table updates each field of a volume file, once while the volume is used and once while it is not.
 func TestUpdateOfEachField(t *testing.T) {
 	const never = "it is fixed when the volume is created"
 	for what, c := range map[string]struct {
 		change func(*registry.VolumeSpec)
-		used   string // the error while the volume is used; "": none
+		used   string // the error while the volume is in use; "": none
 		unused string
-		calls  []string // of a change that is made
+		calls  []string // the calls of a successful change
 	}{
 		"nothing": {func(*registry.VolumeSpec) {}, "", "", nil},
 		"secrets": {
@@ -96,7 +96,7 @@ func TestUpdateOfEachField(t *testing.T) {
 	}
 }
 
-// Snapshots that have the secrets of their volume get its new ones. Others keep theirs.
+// Snapshots with the same secrets as their volume get its new secrets. Other snapshots keep theirs.
 func TestSnapshotsGetTheNewSecretsOfTheirVolume(t *testing.T) {
 	d := openSnapshots(t, modifies())
 	own := map[string]registry.Secret{"token": {Env: "OWN"}}
@@ -115,8 +115,8 @@ func TestSnapshotsGetTheNewSecretsOfTheirVolume(t *testing.T) {
 	}
 }
 
-// More snapshots than one commit has get the new secrets of their volume, which has them last: an update that is
-// interrupted can be repeated.
+// More snapshots than fit into one commit get the new secrets of their volume. The volume gets them last, so an
+// interrupted update can be repeated.
 func TestManySnapshotsGetTheNewSecrets(t *testing.T) {
 	d := openSnapshots(t, modifies())
 	const count = 3 * registry.Batch
@@ -155,7 +155,7 @@ func TestManySnapshotsGetTheNewSecrets(t *testing.T) {
 	}
 }
 
-// If the plugin refuses mutable parameters, the error says what has changed all the same.
+// If the plugin refuses mutable parameters, the error names the fields that were changed before.
 func TestUpdateNamesWhatChangedBeforeARefusal(t *testing.T) {
 	d := open(t, modifies(), ready())
 	d.faults = []fault{failed("INVALID_ARGUMENT")}
@@ -181,8 +181,8 @@ func TestCreateWithAChangedFileNamesUpdate(t *testing.T) {
 	}
 }
 
-// A volume that was created here may be deleted after it was deregistered and registered or adopted again. Another
-// registered volume may not. Nothing is remembered of a deleted volume, and not of too many.
+// A volume that Holdfast created may be deleted after it was deregistered and registered or adopted again. Other
+// registered volumes may not. A deleted volume is not remembered, and the number of remembered volumes is bounded.
 func TestCreatedVolumeCanBeDeletedAfterItsReturn(t *testing.T) {
 	back := ready().VolumeSpec
 	for what, again := range map[string]func(*desk, context.Context) error{
@@ -244,12 +244,12 @@ func TestCreatedVolumeCanBeDeletedAfterItsReturn(t *testing.T) {
 	})
 }
 
-// A field that is added to volume files is compared too.
+// If a field is added to volume files, an update must compare it.
 func TestUpdateComparesEachFieldOfAVolumeFile(t *testing.T) {
 	for _, field := range reflect.VisibleFields(reflect.TypeFor[registry.VolumeSpec]()) {
 		v, file := registry.Volume{Capacity: 2}, registry.VolumeSpec{}
 		switch field.Name {
-		case "Namespace", "ID": // another volume
+		case "Namespace", "ID": // they name another volume
 			continue
 		case "CapacityMin":
 			v.Capacity = 0
@@ -261,7 +261,7 @@ func TestUpdateComparesEachFieldOfAVolumeFile(t *testing.T) {
 	}
 }
 
-// fill gives v a value that is not zero. Of a struct it fills the first field.
+// fill sets v to a value that is not zero. Of a struct it sets the first field.
 func fill(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.String:

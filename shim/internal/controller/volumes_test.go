@@ -55,15 +55,15 @@ func TestSameSpecIsTheSameVolume(t *testing.T) {
 	d.expect()
 }
 
-// theirs is the spec of another volume with the name of the first.
+// theirs returns the spec of another volume that has the name of the first at the plugin.
 func theirs() registry.VolumeSpec {
 	s := spec()
 	s.Namespace, s.Name = "theirs", "data"
 	return s
 }
 
-// The name of a volume that is created, being created or being deleted is taken at its plugin. Registered and inline
-// volumes have no name there.
+// While a volume exists, is created or is deleted, no other volume of its plugin may have its name. Registered and
+// inline volumes have no name at the plugin.
 func TestNamesAreUniqueAtTheirPlugin(t *testing.T) {
 	as := func(change func(*registry.Volume)) registry.Volume {
 		v := ready()
@@ -89,7 +89,7 @@ func TestNamesAreUniqueAtTheirPlugin(t *testing.T) {
 		"of its id as an id":  {as(func(v *registry.Volume) { v.Name, v.External = "else", "vol-else" }), false},
 	} {
 		d := open(t, of(registry.CreateDelete), c.known)
-		d.crash() // an earlier shim has made it
+		d.crash() // an earlier shim has made the volume
 		_, err := d.Controller.Create(t.Context(), call, theirs())
 		if c.taken != errors.Is(err, registry.ErrExists) || c.taken != (err != nil) {
 			t.Errorf("%s: %v", what, err)
@@ -129,7 +129,7 @@ func TestCommitLostAfterCreation(t *testing.T) {
 	}
 }
 
-// An unusable answer leaves a record with the reason, and with the plugin's id of the volume if the id is valid.
+// An unusable answer leaves a record with the reason. If the plugin's id of the volume is valid, the record has it too.
 func TestUnusableAnswerIsKeptWithItsReason(t *testing.T) {
 	big := map[string]string{"k": strings.Repeat("x", maxMap)}
 	for what, c := range map[string]struct {
@@ -174,7 +174,7 @@ func TestUnusableAnswerIsKeptWithItsReason(t *testing.T) {
 			d.crash()
 			d.journal = nil
 			if !c.named {
-				// Deleting it never deletes another volume. It can be deregistered.
+				// The deletion of such a volume never deletes another one. The volume can be deregistered.
 				if err := d.Controller.Delete(t.Context(), call, name); err == nil ||
 					!strings.Contains(err.Error(), "volume deregister") {
 					t.Errorf("%v", err)
@@ -195,7 +195,7 @@ func TestUnusableAnswerIsKeptWithItsReason(t *testing.T) {
 	}
 }
 
-// externalIDs are ids of real drivers: a path, a resource of a cloud, a share, and one of the greatest length.
+// externalIDs are ids of real drivers: a path, a cloud resource, a share, and an id of the greatest length.
 var externalIDs = []string{
 	"/buckets/data", "..", "a/../../etc", "server#share#data##", "two\nlines", "\x00",
 	"/subscriptions/" + strings.Repeat("0", 36) + "/resourceGroups/" + strings.Repeat("g", 60) +
@@ -238,7 +238,7 @@ func TestExternalIDIsOpaque(t *testing.T) {
 	}
 }
 
-// The key of a creation's intent equals no id of the plugin. The intent of another volume does not block it.
+// The key of a creation's intent differs from all ids of the plugin, so the intent of another volume does not block it.
 func TestVolumeIDMadeOfANameDoesNotHinderACreation(t *testing.T) {
 	other := ready()
 	other.ID, other.Name, other.External, other.Created = "other", "other", "name:data", false
@@ -266,8 +266,8 @@ func filled(change func(*registry.VolumeSpec)) registry.VolumeSpec {
 	return s
 }
 
-// A volume with a source is never empty: a plugin without the capability gets no call, and its answer must name the
-// source.
+// A volume with a source is never created empty. If the plugin lacks the capability, no call is sent. The answer to a
+// call must name the source.
 func TestVolumeFromASourceIsNeverEmpty(t *testing.T) {
 	able := of(registry.CreateDelete, registry.CloneVolume, registry.CreateSnapshot)
 	source := ready()
@@ -361,7 +361,7 @@ func TestVolumeFromASourceIsNeverEmpty(t *testing.T) {
 	}
 }
 
-// A repeated clone uses the same source and asks for its size, even if the name of the source has changed meanwhile.
+// A repeated clone has the same source and size in its request, even if the record of the source is gone meanwhile.
 func TestCloneIsAskedForAgainFromTheSameSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		from := ready()
@@ -390,7 +390,7 @@ func TestCloneIsAskedForAgainFromTheSameSource(t *testing.T) {
 	})
 }
 
-// The error of a creation says whether it is retried, when, and how to end it.
+// The error of a creation says whether Holdfast retries it, when, and how to end it.
 func TestFailedCreationSaysWhetherItGoesOn(t *testing.T) {
 	for what, c := range map[string]struct {
 		faults []fault
@@ -426,7 +426,7 @@ func TestFailedCreationSaysWhetherItGoesOn(t *testing.T) {
 			if c.state != registry.VolumeUncertain {
 				return
 			}
-			// A refusal says nothing about an earlier call. Only a person removes the record.
+			// A refusal says nothing about an earlier call, so only an operator can remove the record.
 			d.faults = []fault{failed("INVALID_ARGUMENT")}
 			if err := d.Controller.Delete(t.Context(), call, name); err == nil {
 				t.Errorf("%s: deleted without a word of the plugin", what)
@@ -444,7 +444,7 @@ func TestFailedCreationSaysWhetherItGoesOn(t *testing.T) {
 	}
 }
 
-// The error of an uncertain deletion says that it is retried, and when.
+// The error of an uncertain deletion says that Holdfast retries it, and when.
 func TestFailedDeletionSaysThatItGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, of(registry.CreateDelete), ready())
@@ -589,11 +589,11 @@ func TestExternalIDIsUniquePerPlugin(t *testing.T) {
 	}
 }
 
-// uses returns records that each mean that the volume is in use, by a part of the error.
+// uses returns records, each of which means that the volume is in use. The keys are parts of the errors.
 func uses() map[string][]registry.Record {
 	return map[string][]registry.Record{
 		"alloc a1": {claimed()},
-		"staged":   nil, // says the node
+		"staged":   nil, // reported by the node
 		"node i-7": {registry.Attachment{Volume: key, Node: "n1", NodeID: "i-7", State: registry.MarkSent}},
 		"since 2001": {func() registry.Claim {
 			c := claimed()

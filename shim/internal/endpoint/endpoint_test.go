@@ -25,7 +25,7 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Each method of the specification has its effect, and each use a volume and a place.
+// Each method of the specification has an effect. Each method that begins or ends a use has a volume and a target.
 func TestEffectsCoverTheSpecification(t *testing.T) {
 	known := map[string]bool{}
 	services := csi.File_csi_proto.Services()
@@ -62,22 +62,22 @@ const volume, target = "vol-1", "/task/target"
 
 var key = registry.VolumeKey{Plugin: "disk", External: volume}
 
-// env is an endpoint of plugin disk, which answers by answer.
+// env is an endpoint of plugin disk. The function answer answers its calls.
 type env struct {
 	*Endpoint
 	t      *testing.T
 	answer func(ctx context.Context, call driver.Passed) (answered bool, err error)
 
-	repeated bool // the calls were cut off before
+	repeated bool // calls are sent as repeated ones
 	tasks    []registry.Role
 
 	fuse bool // the plugin's mounts are FUSE mounts
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	sent    []string
 	sentTo  []registry.AllocID
 	members []registry.AllocID // instances, newest first; the first one is active
-	absent  bool               // the plugin has no instance now
+	absent  bool               // the plugin has no instance at the moment
 }
 
 func newEnv(t *testing.T) *env {
@@ -152,7 +152,7 @@ func (e *env) call(ctx context.Context, full string, request proto.Message) erro
 		Repeated: e.repeated}, func(*emptypb.Empty) error { return nil })
 }
 
-// raw returns the message as a server gets it that does not know its type.
+// raw returns the message as a server gets it that does not know the type.
 func raw(t *testing.T, m proto.Message) *emptypb.Empty {
 	t.Helper()
 	text, err := proto.Marshal(m)
@@ -188,7 +188,7 @@ func lost() *registry.CallError {
 	return &registry.CallError{Code: "UNAVAILABLE", Outcome: registry.OutcomeUncertain, Lost: true}
 }
 
-// step is a call of a client: what the plugin answers to it, try after try, and the uses that are recorded after it.
+// step is a call of a client, with the plugin's answers to its tries and the uses that are recorded after it.
 type step struct {
 	method  string
 	request proto.Message
@@ -278,7 +278,7 @@ func TestUsesAreRecordedUntilTheyEnd(t *testing.T) {
 	}
 }
 
-// More uses of a volume than one commit removes end with one call, or are forgotten at once.
+// One call ends more uses of a volume than one commit removes. Forget also removes them all.
 func TestManyUsesEnd(t *testing.T) {
 	for name, end := range map[string]func(*env) error{
 		"detached from every node": func(e *env) error {
@@ -303,8 +303,8 @@ func TestManyUsesEnd(t *testing.T) {
 	}
 }
 
-// A call that a killed shim has not answered may have had its effect. Its use stays if the repeated call is refused, or
-// cannot be made in time, and ends with the undo.
+// A call that a killed shim has not answered may have taken effect. So its use stays if the repeated call is refused,
+// or cannot be made in time. The undo ends it.
 func TestUseOfAKilledShimsCallIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEnv(t)
@@ -340,7 +340,7 @@ func TestUseOfAKilledShimsCallIsKept(t *testing.T) {
 	})
 }
 
-// While the shim hands over, a call is not sent, and has no use that the next shim could take for one of a sent call.
+// While the shim hands over, a call is not sent. Its use is not recorded, because the next shim would take it for sent.
 func TestUseIsNotRecordedDuringAPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEnv(t)
@@ -363,7 +363,7 @@ func TestUseIsNotRecordedDuringAPause(t *testing.T) {
 	})
 }
 
-// During a roll a call of unknown outcome is repeated at the instance that may still run it.
+// While two instances run, a call of unknown outcome is repeated at the instance that may still run it.
 func TestUncertainCallIsRepeatedWhereItMayRun(t *testing.T) {
 	e := newEnv(t)
 	e.members = []registry.AllocID{"old"}
@@ -375,7 +375,7 @@ func TestUncertainCallIsRepeatedWhereItMayRun(t *testing.T) {
 	}
 	e.members = []registry.AllocID{"new", "old"}
 	e.answer = func(context.Context, driver.Passed) (bool, error) { return true, nil }
-	for range 2 { // the second one is certain, and at the active instance
+	for range 2 { // the outcome is known before the second call, which goes to the active instance
 		if err := e.call(t.Context(), s.method, s.request); err != nil {
 			t.Fatal(err)
 		}
@@ -385,7 +385,7 @@ func TestUncertainCallIsRepeatedWhereItMayRun(t *testing.T) {
 	}
 }
 
-// changing are the calls with a volume that change it or its use.
+// changing are the calls that change a volume or its use.
 var changing = []string{"Controller/DeleteVolume", "Controller/ControllerPublishVolume",
 	"Controller/ControllerUnpublishVolume", "Controller/ControllerExpandVolume", "Controller/ControllerModifyVolume",
 	"Node/NodeStageVolume", "Node/NodeUnstageVolume", "Node/NodePublishVolume", "Node/NodeUnpublishVolume",
@@ -423,7 +423,7 @@ func TestVolumesOfHoldfastAreNotChanged(t *testing.T) {
 	}
 }
 
-// A snapshot or group snapshot that has a record in Holdfast is read by clients, and deleted by Holdfast alone.
+// Clients can read a snapshot or group snapshot that has a record in Holdfast. Only Holdfast deletes it.
 func TestSnapshotsOfHoldfastAreNotDeleted(t *testing.T) {
 	e := newEnv(t)
 	group := registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: "g",
@@ -508,7 +508,7 @@ func TestCallsForOneObjectAreMadeOneAtATime(t *testing.T) {
 	}
 }
 
-// A call that an instance has not answered is made again at the next one, for which it waits.
+// If an instance dies before it answers a call, the call waits for the next instance and is made again there.
 func TestCallIsRepeatedAtTheNextInstance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEnv(t)
@@ -559,7 +559,7 @@ func TestCallsReachTheInstanceThatServesTheMount(t *testing.T) {
 	}
 }
 
-// A call that has waited for another one for its volume goes to the instance that is active then.
+// If a call has waited for another call for its volume, it goes to the instance that is active after the wait.
 func TestCallChoosesItsInstanceOnceTheVolumeIsFree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEnv(t)
@@ -603,7 +603,7 @@ func TestCallHoldsNoLockWhileItWaitsForAnInstance(t *testing.T) {
 	})
 }
 
-// A stream of answers may take longer than a call with one answer, which ends after its limit.
+// A call with one answer ends after callLimit. A stream of answers may take longer.
 func TestStreamsOutliveTheLimitOfOneCall(t *testing.T) {
 	for method, want := range map[string]codes.Code{
 		"SnapshotMetadata/GetMetadataAllocated": codes.OK, "Identity/Probe": codes.DeadlineExceeded,
@@ -625,7 +625,8 @@ func TestStreamsOutliveTheLimitOfOneCall(t *testing.T) {
 	}
 }
 
-// A plugin that still runs an earlier try of a call answers ABORTED. Only then the call is repeated until its end.
+// A plugin that still runs an earlier try of a call answers ABORTED. Only then is the call repeated until that try
+// ends.
 func TestRepeatedCallWaitsForItsEarlierTry(t *testing.T) {
 	for _, repeated := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -647,7 +648,7 @@ func TestRepeatedCallWaitsForItsEarlierTry(t *testing.T) {
 	}
 }
 
-// ABORTED for a list means an invalid token, and is passed on at any time.
+// For a list, ABORTED means an invalid token, and is always passed on.
 func TestInvalidTokenIsPassedOn(t *testing.T) {
 	e := newEnv(t)
 	e.Since, e.repeated = time.Now(), true
@@ -660,7 +661,7 @@ func TestInvalidTokenIsPassedOn(t *testing.T) {
 	}
 }
 
-// The instance of a service's role serves it. A role that no task has is reported at once.
+// The instance of a service's role serves it. If no task has the role, the call fails at once.
 func TestServiceIsServedByItsRole(t *testing.T) {
 	controller, node := registry.RoleController, registry.RoleNode
 	for _, c := range []struct {
@@ -688,7 +689,7 @@ func TestServiceIsServedByItsRole(t *testing.T) {
 	}
 }
 
-// Methods and fields that this build does not know are passed as they are.
+// Methods and fields that this build does not know are passed unchanged.
 func TestUnknownMethodsAndFieldsPass(t *testing.T) {
 	newer := raw(t, &csi.GetPluginInfoResponse{Name: "as field 1", VendorVersion: "as field 2"})
 	for _, method := range []string{"Node/NodeInventedLater", "Invented/Later", "Identity/Probe"} {

@@ -15,7 +15,7 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// otherNode says that another node is the executor of each plugin.
+// otherNode is an Executors for which another node is the executor of each plugin.
 type otherNode struct{}
 
 func (otherNode) Check(registry.View, registry.ExecutorKey) (registry.Executor, error) {
@@ -29,8 +29,8 @@ func (o otherNode) Sending(context.Context, registry.ExecutorKey) (func(), error
 
 func (otherNode) Repeating(context.Context, registry.PluginID, registry.LateCall) error { return nil }
 
-// TestOnlyTheExecutorPassesControllerCalls calls the endpoint of a node that is not the executor. It passes calls that
-// only ask, and those of the node service. Others are refused with the name of the executor, and leave no use.
+// TestOnlyTheExecutorPassesControllerCalls calls the endpoint of a node that is not the executor. The endpoint passes
+// calls that only read, and calls of the node service. It refuses other calls, names the executor, and records no use.
 func TestOnlyTheExecutorPassesControllerCalls(t *testing.T) {
 	e := newEnv(t)
 	e.Executors = otherNode{}

@@ -11,8 +11,8 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// While a plugin has an old and a new instance, a call for a volume goes to the old one only if the same call may run
-// there, or if the old one serves the volume's mount and is healthy.
+// While a plugin has an old and a new instance, a call for a volume normally goes to the new one. It goes to the old
+// one if the same call may still run there, or if the old one is healthy and serves the volume's mount.
 func TestCallsGoToTheInstanceThatServesTheVolume(t *testing.T) {
 	key := registry.VolumeKey{Plugin: "p", External: "x"}
 	old, next := registry.TaskKey{Alloc: "old", Task: "t"}, registry.TaskKey{Alloc: "next", Task: "t"}
@@ -68,8 +68,8 @@ func TestCallsGoToTheInstanceThatServesTheVolume(t *testing.T) {
 	}
 }
 
-// An instance that goes away during a call leaves the next try to another one. The intent names the instance that gets
-// the try, before it is sent there.
+// If an instance goes away during a call, another instance gets the next try. The intent names that instance before the
+// try is sent.
 func TestTryAtAnotherInstanceIsRecorded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := registrytest.NewLog(time.Now)
@@ -107,7 +107,7 @@ func TestTryAtAnotherInstanceIsRecorded(t *testing.T) {
 	})
 }
 
-// A try is not sent to an instance that could not be recorded, neither at once nor when it is repeated.
+// If the instance of a try could not be recorded, the try is not sent, neither at once nor when it is repeated.
 func TestTryWaitsUntilItsInstanceIsRecorded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := registrytest.NewLog(time.Now)
@@ -148,8 +148,8 @@ func put(t *testing.T, log *registrytest.Log, r registry.Record) {
 	}
 }
 
-// TestCallsOfOtherNodesDoNotWait opens a call for a volume, and looks whether another one has to wait for it on node a
-// of several nodes, which knows the volume as attached to its plugin's node a-id.
+// TestCallsOfOtherNodesDoNotWait opens a call for a volume and checks whether another call waits for it on node a, one
+// of several nodes. The volume is attached to the plugin's node a-id.
 func TestCallsOfOtherNodesDoNotWait(t *testing.T) {
 	key := registry.VolumeKey{Plugin: "p", External: "v"}
 	attach := func(node registry.NodeID) registry.Intent {
@@ -159,7 +159,7 @@ func TestCallsOfOtherNodesDoNotWait(t *testing.T) {
 		registry.Intent{Volume: key, RPC: registry.ControllerExpandRPC}
 	for name, c := range map[string]struct {
 		open, next registry.Intent
-		node       registry.NodeName // empty: a single node
+		node       registry.NodeName // empty: there is a single node
 		waits      bool
 	}{
 		"stage, attached elsewhere":                {attach("b-id"), stage, "a", false},

@@ -11,14 +11,14 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// A short call ends though its shim releases the state meanwhile, and its outcome is stored. A long call is cancelled,
-// and so is a call whose caller is gone. No call begins after that.
+// If the shim releases the state during a call, a short call ends and its outcome is stored. A long call is cancelled,
+// and so is a call whose caller has gone. No call begins after that.
 func TestShortCallsEndAfterARelease(t *testing.T) {
 	const takes, later = DrainTime / 2, DrainTime / 5
 	for name, c := range map[string]struct {
 		takes time.Duration
 		why   error
-		ends  time.Duration // after its beginning
+		ends  time.Duration // how long the call lasts
 		done  bool
 	}{
 		"a short one, and the shim releases the state": {takes,

@@ -62,7 +62,7 @@ func TestWaitForALockEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A question waits for another one, and not for a call that takes long.
+// AwaitFree waits for a short call, but not for a long one.
 func TestQuestionWaitsForAShortCallOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for takes, free := range map[time.Duration]bool{0: true, time.Second: true, time.Hour: false} {

@@ -11,7 +11,7 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// pausable sends a call that a pause holds up, and says how it ended, how often it was sent, and when last.
+// pausable sends a call during a pause. It returns how often and when last the call was sent, its waits and its error.
 func pausable(
 	t *testing.T, r *Pause, ctx context.Context, answers ...error,
 ) (sent int, last time.Duration, waits []bool, err error) {

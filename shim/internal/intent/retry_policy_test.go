@@ -14,8 +14,8 @@ import (
 	"holdfast/registry"
 )
 
-// The delay never overflows, never exceeds its maximum and never falls below half of what it was: to try 10^6 and
-// beyond.
+// To try 10^6 and beyond, the delay never overflows, never shrinks, and stays between half of the first delay and the
+// maximum.
 func TestBackoffSaturates(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		first := time.Duration(rapid.Int64Range(1, int64(time.Minute)).Draw(t, "first"))
@@ -51,8 +51,8 @@ func TestHashKnowsNoSecrets(t *testing.T) {
 	}
 }
 
-// A call that only a newer build knows is not sent again, and whatever its answer is, it may have taken effect.
-// NodePublishVolume's policy would call an INVALID_ARGUMENT a certain failure.
+// A call that only a newer build knows is not sent again. Whatever its answer is, the call may have taken effect. By
+// NodePublishVolume's policy, an INVALID_ARGUMENT would be a certain failure.
 func TestUnknownRPCIsNeverCertainToHaveFailed(t *testing.T) {
 	const unknown registry.RPC = "ControllerFutureVolume"
 	for code := range common {

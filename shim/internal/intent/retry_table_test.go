@@ -25,8 +25,8 @@ var rpcs = []registry.RPC{
 	registry.ControllerModifyRPC,
 }
 
-// tries returns how often a call is sent at most, by the specification's error scheme: the general codes, and those of
-// each call.
+// tries returns how often a call may be sent at most. It follows the error scheme of the specification: the general
+// codes, and those of each call.
 func tries(rpc registry.RPC, code string) int {
 	switch code {
 	case "ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED":
@@ -39,7 +39,7 @@ func tries(rpc registry.RPC, code string) int {
 		return Forever
 	case "CANCELLED", "UNKNOWN", "INTERNAL", "DATA_LOSS", "UNAUTHENTICATED", "", "CODE_99":
 		return few
-	case registry.CodeUnreadable: // not in the specification; a volume that was made is for a person to judge
+	case registry.CodeUnreadable: // not in the specification; if a volume was made, an operator decides
 		if rpc != registry.CreateVolumeRPC {
 			return few
 		}
@@ -52,7 +52,7 @@ func tries(rpc registry.RPC, code string) int {
 		if rpc == registry.ControllerPublishRPC {
 			return Forever
 		}
-		// "ensure that volume is not published and retry"; on the node "MUST NOT retry"
+		// the spec: "ensure that volume is not published and retry"; on the node "MUST NOT retry"
 		if rpc == registry.ControllerExpandRPC {
 			return few
 		}
@@ -65,17 +65,17 @@ var stays = []string{"", "CANCELLED", "UNKNOWN", "DEADLINE_EXCEEDED", "RESOURCE_
 	"UNAVAILABLE", "DATA_LOSS", "CODE_99",
 	registry.CodeUnreadable}
 
-// staysOpen reports whether the intent of a call stays open after the answer. Of expansions and modifications only
-// those stay open that may still run.
+// staysOpen reports whether the intent of a call stays open after the answer. The intent of an expansion or
+// modification stays open only if the call may still run.
 func staysOpen(rpc registry.RPC, code string) bool {
 	if rpc == registry.CreateVolumeRPC && code == registry.CodeUnreadable {
-		return false // what is left is in the volume's record
+		return false // the volume's record says what is left
 	}
 	answered := []string{"UNKNOWN", "INTERNAL", "DATA_LOSS", "RESOURCE_EXHAUSTED", "CODE_99", registry.CodeUnreadable}
 	return slices.Contains(stays, code) && !(rpc.Alters() && slices.Contains(answered, code))
 }
 
-// Every code of every call: how often it is sent in an hour, and whether its intent stays open.
+// For each code of each call, the table says how often the call is sent in an hour, and whether its intent stays open.
 func TestRetryTable(t *testing.T) {
 	codes := append(slices.Collect(maps.Keys(common)), "CODE_99")
 	if len(rpcs) != len(Policies) || len(common) != 19 {
@@ -103,7 +103,7 @@ func TestRetryTable(t *testing.T) {
 
 const document = "../../../docs/retries.md"
 
-// TestDocument holds docs/retries.md, which is printed from the table.
+// TestDocument compares docs/retries.md with the table, from which it is printed.
 func TestDocument(t *testing.T) {
 	want := drawn()
 	if *update {

@@ -17,7 +17,7 @@ var (
 	name = registry.VolumeName{Namespace: "default", ID: "data"}
 )
 
-// stage is the call of the tests: it marks the stage as sent, and as done.
+// stage returns the call of the tests. It marks the stage as sent, and then as done.
 func stage(do func(context.Context) error) Call {
 	put := func(m registry.Mark) registry.Change {
 		return registry.Change{Put: []registry.Record{registry.Staging{Volume: vol, Name: name, State: m}}}
@@ -40,7 +40,7 @@ func answer(code string, outcome registry.Outcome) error {
 		Detail: "because"}
 }
 
-// look is what a reader of the log sees.
+// look returns the open intent, the mark and the events in the log.
 func look(
 	t *testing.T, log registry.State,
 ) (open registry.Intent, found bool, mark registry.Mark, events []registry.Event) {
@@ -76,13 +76,13 @@ func TestIntentIsDurableBeforeTheCall(t *testing.T) {
 	}
 }
 
-// The outcome of a call and the intent of the next one are one commit, which the next call waits for. The outcome does
-// not wait for a call that is not sent: because of a pause, an ended caller or a refusal.
+// The outcome of a call and the intent of the next one are one commit, for which the next call waits. If the next call
+// is not sent, because of a pause, a caller that has gone or a refusal, the outcome is stored without it.
 func TestOutcomeAndNextIntentAreOneCommit(t *testing.T) {
 	no := errors.New("no")
 	for _, c := range []struct {
 		name    string
-		first   func(pause *Pause, cancel func()) // during the first call
+		first   func(pause *Pause, cancel func()) // runs during the first call
 		refusal error                             // of the second call
 		commits int
 		want    error
@@ -165,7 +165,7 @@ func TestOutcomeIsStoredAfterItsCallerHasGone(t *testing.T) {
 	}
 }
 
-// A call whose caller gave up before is not sent, and that is an error.
+// A call whose caller has given up before is not sent, and Send returns an error.
 func TestEndedContextSendsNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -306,7 +306,8 @@ func sentInAnHour(t *testing.T, rpc registry.RPC, code string, outcome registry.
 	return sent, open
 }
 
-// The last commit of a call may be written or not while its answer is lost: the same call again is legal either way.
+// If the answer to the last commit of a call is lost, the commit may be written or not. The same call is legal either
+// way.
 func TestLostCommitLeavesACallThatMayBeRepeated(t *testing.T) {
 	for _, written := range []bool{true, false} {
 		log := registrytest.NewLog(time.Now)
@@ -324,7 +325,7 @@ func TestLostCommitLeavesACallThatMayBeRepeated(t *testing.T) {
 	}
 }
 
-// A try that did not reach the plugin says nothing about an earlier one, neither within a call nor after a restart.
+// A try that did not reach the plugin does not settle an earlier try, neither within a call nor after a restart.
 func TestUnsentTryDoesNotSettleAnEarlierOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, sent := registrytest.NewLog(time.Now), 0
@@ -361,8 +362,8 @@ func TestUnsentTryDoesNotSettleAnEarlierOne(t *testing.T) {
 	})
 }
 
-// A call whose intent another operation has closed is not sent again, and its outcome is not stored. The volume may be
-// a different one by then.
+// If another operation has closed the intent of a call, the call is not sent again, and its outcome is not stored. By
+// then the volume may be a different one.
 func TestForgottenCallIsNotSentAgain(t *testing.T) {
 	for what, ends := range map[string]error{
 		"tried again": answer("UNAVAILABLE", registry.OutcomeUncertain),
@@ -393,7 +394,7 @@ func TestForgottenCallIsNotSentAgain(t *testing.T) {
 	}
 }
 
-// RetryUntil ends the tries of a call, and does not cut off a try that is under way.
+// RetryUntil ends the retries of a call. It does not cut off a try that is under way.
 func TestRetryUntilCutsNoCallOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, start, sent := registrytest.NewLog(time.Now), time.Now(), 0
@@ -443,15 +444,15 @@ func TestBudgetsAreByAnswer(t *testing.T) {
 	})
 }
 
-// A cancelled call still runs at the plugin. Its repetition or undo is retried soon, then less and less often. A call
-// that waits for an unrelated one uses the normal back-off.
+// A cancelled call may still run at the plugin. Its repetition or undo is retried soon, and then less and less often. A
+// call that waits for an unrelated one uses the normal back-off.
 func TestACallThatStillRunsIsAskedForSoon(t *testing.T) {
 	for what, c := range map[string]struct {
 		again     bool
-		said      string // of the call before; "CANCELLED": it was called off
-		why       error  // who made it has gone
+		said      string // the answer to the earlier call; "CANCELLED": it was cancelled
+		why       error  // why the context of the earlier call ended
 		runs      time.Duration
-		asked     int // at most
+		asked     int // how often the call may be sent at most
 		least, at time.Duration
 	}{
 		"a short one": {true, "CANCELLED", ErrReleased, 50 * time.Millisecond, 7, 50 * time.Millisecond,
@@ -464,7 +465,7 @@ func TestACallThatStillRunsIsAskedForSoon(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			log, asked := registrytest.NewLog(time.Now), 0
-			if c.again { // of one that a swap has called off nothing is stored
+			if c.again { // after a release by the shim, nothing is stored
 				ctx, cancel := context.WithCancelCause(t.Context())
 				_ = send(ctx, log, stage(func(context.Context) error {
 					cancel(c.why)
@@ -494,8 +495,8 @@ func index(t *testing.T, log registry.State) (at registry.Seq) {
 	return at
 }
 
-// The intent of a call that a swap has cancelled is already stored, so the call is repeated without a commit. Quick
-// answers are not stored either. A different call is stored first, and a refused one is not sent.
+// The intent of a call that a swap has cancelled is stored already, so the call is repeated without a commit. A quick
+// answer is not stored either. The intent of a different call is stored first. A refused call is not sent.
 func TestAnOpenCallIsNotStoredAgain(t *testing.T) {
 	refused := errors.New("it has no claim any more")
 	for what, c := range map[string]struct {
@@ -543,7 +544,7 @@ func TestAnOpenCallIsNotStoredAgain(t *testing.T) {
 	}
 }
 
-// markedAt marks the stage as sent, beside whatever else is recorded of the volume.
+// markedAt returns a Before that marks the stage as sent, and keeps the other fields of the staging.
 func markedAt(path string) func(registry.View) (registry.Change, error) {
 	return func(v registry.View) (registry.Change, error) {
 		p, _ := v.Staging(vol)
@@ -552,7 +553,7 @@ func markedAt(path string) func(registry.View) (registry.Change, error) {
 	}
 }
 
-// The undo of a call that probably still runs would overlap with it.
+// If a call probably still runs, its undo would overlap with it.
 func TestUndoOverlapsWithARunningCall(t *testing.T) {
 	for what, c := range map[string]struct {
 		open registry.Intent

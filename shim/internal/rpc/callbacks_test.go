@@ -81,7 +81,7 @@ func TestCallbackReplyReachesItsCaller(t *testing.T) {
 	}
 }
 
-// A fence has the time to switch a machine off, and the host's refusal keeps its kind.
+// A fence may take long enough to switch a machine off. If the host refuses it, the error keeps its kind.
 func TestFenceHasMoreTimeThanOtherCallbacks(t *testing.T) {
 	e := newCandidate(t)
 	h, _ := e.host(t)
@@ -104,7 +104,7 @@ func TestFenceHasMoreTimeThanOtherCallbacks(t *testing.T) {
 }
 
 // If the host does not answer, a callback ends at its own deadline. If the host closes the stream, the callback ends at
-// once. It can be repeated on the next stream.
+// once, and can be repeated on the next stream.
 func TestCallbacksEndWithTheHost(t *testing.T) {
 	e := newCandidate(t)
 	soon, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)

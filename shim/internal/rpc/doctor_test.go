@@ -24,7 +24,7 @@ type fakeDoctor struct {
 	found registry.Diagnosis
 	usage []registry.VolumeUsage
 	fails error
-	hangs chan struct{} // has one for each call that hangs; nil: none does
+	hangs chan struct{} // holds one for each call that is to hang; nil: no call hangs
 }
 
 func (d *fakeDoctor) answer(ctx context.Context, call string) error {
@@ -92,7 +92,7 @@ func TestVolumeStatsCrossTheWire(t *testing.T) {
 	}
 }
 
-// A repair needs an operation ID. A shim that hands over repairs nothing any more, and still examines.
+// A repair needs an operation ID. A shim that hands over still examines, but does not repair.
 func TestDoctorExaminesAndRepairs(t *testing.T) {
 	e := newDoctorEnv(t)
 	e.found = registry.Diagnosis{Digest: "d1", Repaired: true, Findings: []registry.Finding{
@@ -124,7 +124,7 @@ func TestDoctorExaminesAndRepairs(t *testing.T) {
 	}
 }
 
-// A call that is under way when the shim ceases to be active is repeated at the next one.
+// If the shim ceases to be active during a call, the host is told to repeat the call at the next shim.
 func TestReadsEndWithTheirShim(t *testing.T) {
 	for what, call := range map[string]func(e doctorEnv) error{
 		"stats":   func(e doctorEnv) error { _, err := e.stats(t.Context()); return err },
@@ -143,7 +143,7 @@ func TestReadsEndWithTheirShim(t *testing.T) {
 	}
 }
 
-// A diagnosis that is too long for a message is cut, and says so.
+// A diagnosis that is too long for one message is cut, and counts the rest.
 func TestDiagnosisFitsIntoAMessage(t *testing.T) {
 	e := newDoctorEnv(t)
 	const all = 3000

@@ -19,7 +19,7 @@ import (
 	"holdfast/registry"
 )
 
-// invoke calls a method, such as "Tasks/Started", and receives one message. It does not read the reply.
+// invoke calls a method, such as "Tasks/Started", and receives one message, which it does not decode.
 func (e *env) invoke(t *testing.T, method string, req proto.Message) error {
 	t.Helper()
 	stream, err := e.conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, "/holdfast.v1."+method)
@@ -29,8 +29,8 @@ func (e *env) invoke(t *testing.T, method string, req proto.Message) error {
 	return stream.RecvMsg(&emptypb.Empty{})
 }
 
-// A candidate serves only methods that need no state. It refuses any other as a shim that is not active, or refuses the
-// empty request.
+// A candidate serves only methods that need no state. It refuses any other method as a shim that is not active, or
+// refuses the empty request.
 func TestCandidateAnswersHelloStatusAndParseOnly(t *testing.T) {
 	e := newCandidate(t)
 	refused := 0
@@ -55,7 +55,7 @@ func TestCandidateAnswersHelloStatusAndParseOnly(t *testing.T) {
 	must(t, e.invoke(t, "Control/Status", &pb.StatusRequest{}))
 }
 
-// A name that is no ID is refused wherever a call takes one, and nothing is written for it.
+// If a name is no valid ID, each call that takes one refuses it, and writes nothing.
 func TestIDsAreCheckedAtTheEdge(t *testing.T) {
 	e := newEnv(t)
 	call := &pb.Call{OperationId: "op"}
@@ -113,7 +113,7 @@ func TestIDsAreCheckedAtTheEdge(t *testing.T) {
 	}))
 }
 
-// The first fingerprints are all of them, marked complete. Then come those that change, and those that are gone.
+// The first message has all fingerprints, marked complete. Later messages have those that were changed or removed.
 func TestFingerprintsBeginCompleteThenChange(t *testing.T) {
 	e := newEnv(t)
 	e.register(t, instance("a"))
@@ -147,7 +147,7 @@ func TestFingerprintsBeginCompleteThenChange(t *testing.T) {
 	}
 }
 
-// The list is sent at once, also if it is empty, and again when it changes.
+// The list is sent at once, even if it is empty, and again when it changes.
 func TestRestartsAreTheWholeList(t *testing.T) {
 	e := newEnv(t)
 	stream, err := pb.NewTasksClient(e.conn).Restarts(t.Context(), &pb.RestartsRequest{})
@@ -206,7 +206,7 @@ func TestPagesHoldAllOnceAndInOrder(t *testing.T) {
 	for _, id := range want[:100] {
 		long = append(long, &pb.VolumeSpec{Id: id, Name: strings.Repeat("x", 100<<10)})
 	}
-	long[99].Name = strings.Repeat("x", 2*pageBytes) // a record that is larger than a page is a page
+	long[99].Name = strings.Repeat("x", 2*pageBytes) // a record larger than a page gets its own page
 	seen := 0
 	for token := ""; seen == 0 || token != ""; {
 		part, next, err := paged(long, &pb.Page{Token: token}, (*pb.VolumeSpec).GetId,

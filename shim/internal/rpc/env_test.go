@@ -26,7 +26,7 @@ import (
 	"holdfast/shim/internal/task"
 )
 
-// env is a server over a state in memory, and a connection to it. There is no plugin.
+// env is a server over a state in memory, with a connection to it. It has no plugin.
 type env struct {
 	log       *registrytest.Log
 	table     *registry.Registry
@@ -82,7 +82,7 @@ func newEnv(t *testing.T) *env {
 	return e
 }
 
-// noMounts is a machine without mounts.
+// noMounts is a node without mounts.
 type noMounts struct{}
 
 func (noMounts) Mounts(string) (mount.Mounts, error) { return nil, nil }
@@ -105,7 +105,7 @@ func (e *env) register(t *testing.T, instances ...registry.Instance) {
 	commit(t, e.log, func(v registry.View) registry.Change { return registry.PutChange(v, time.Now(), instances...) })
 }
 
-// idle is a life in which nothing happens.
+// idle is a Life in which nothing happens.
 type idle struct{ Life }
 
 var errIdle = errors.New("nothing happens in this life")

@@ -7,8 +7,8 @@ import (
 	"holdfast/registry"
 )
 
-// Each node has a plugin that keeps volumes on their node. The call for a volume goes to its node, also if that is
-// lost, unless it only removes the record.
+// Each node has a plugin that keeps volumes on their node. The call for a volume goes to the volume's node, even if
+// that node is lost, unless the call only removes the record.
 func TestCallsForAVolumeOnALostNode(t *testing.T) {
 	e := newEnv(t)
 	controller := instance("c")

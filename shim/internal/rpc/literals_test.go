@@ -12,8 +12,8 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// The digest of a request reveals no literal secret without the key, is the same for a replay at a later shim, and
-// differs if the secret does.
+// Without the key, the digest of a request reveals no literal secret. It is the same for a replay at a later shim, and
+// differs if a secret differs.
 func TestDigestRevealsNoLiteral(t *testing.T) {
 	digest := func(dir, secret string) string {
 		a := &Active{Literals: NewLiterals(dir, nil, hclog.NewNullLogger())}
@@ -39,7 +39,7 @@ func TestDigestRevealsNoLiteral(t *testing.T) {
 	}
 }
 
-// A file of a literal secret stays as long as a volume or a snapshot refers to it, or a call is about to record it.
+// The file of a literal secret stays while a volume or snapshot refers to it, or while a call is about to record it.
 func TestLiteralSecretsGoWithTheirLastRecord(t *testing.T) {
 	log := registrytest.NewLog(time.Now)
 	l := NewLiterals(t.TempDir(), log, hclog.NewNullLogger())

@@ -9,7 +9,7 @@ import (
 	"holdfast/registry"
 )
 
-// A node that is in no cluster describes itself, and can be drained, which is recorded once.
+// A node that is in no cluster describes itself. It can be drained, and the drain is recorded once.
 func TestNodeAloneIsDescribedAndDrained(t *testing.T) {
 	e := newEnv(t)
 	e.active.Cluster = nil

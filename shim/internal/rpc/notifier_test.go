@@ -21,7 +21,7 @@ import (
 	"holdfast/shim/internal/task"
 )
 
-// newBlocking returns an active server without a listener, for tests with a synthetic time.
+// newBlocking returns an active server without a listener, for tests with fake time.
 func newBlocking(t *testing.T) (*Server, *registrytest.Log, context.CancelCauseFunc) {
 	log := registrytest.NewLog(time.Now)
 	table := registry.New(log)
@@ -48,7 +48,7 @@ func (n *Notifier) waiters() (count int) {
 	return count
 }
 
-// Each list with a min_index is answered by a change of its records, at once if that was before, and by no other.
+// A list with a min_index is answered after a change of its own records, or at once if there was one since that index.
 func TestListsWaitForTheirRecords(t *testing.T) {
 	claim := registry.Claim{Volume: registry.VolumeKey{Plugin: "p", External: "e"}, Alloc: "a", Request: "r"}
 	use := registry.EndpointUse{Volume: claim.Volume, Node: "n"}
@@ -136,7 +136,7 @@ func TestListsWaitForTheirRecords(t *testing.T) {
 	}
 }
 
-// A thousand calls wait, and are answered by one commit. Nothing is left of those whose callers or whose shim go.
+// One commit answers a thousand waiting calls. A call whose caller or shim is gone leaves no waiter.
 func TestManyListsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, log, release := newBlocking(t)

@@ -16,15 +16,15 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// operationEnv is a server without a connection, whose one mutating call stores its answer.
+// operationEnv is a server without a connection. Its only mutating call stores its answer.
 type operationEnv struct {
 	t       *testing.T
 	log     *registrytest.Log
 	server  *Server
 	release context.CancelCauseFunc
-	gate    chan struct{} // the call waits for it to be closed
-	fails   error         // of the call
-	runs    int           // how often the call was begun
+	gate    chan struct{} // the call waits until it is closed
+	fails   error         // the error of the call
+	runs    int           // how often the call has begun
 	calls   sync.WaitGroup
 }
 
@@ -60,7 +60,7 @@ func (e *operationEnv) call(ctx context.Context, op *pb.Call, alloc string) (str
 		})
 }
 
-// want makes a call beside the test, which has to return err, or the answer if err is nil.
+// want makes a call in a goroutine. The call has to return err, or the answer if err is nil.
 func (e *operationEnv) want(ctx context.Context, id string, err error) {
 	e.calls.Go(func() {
 		answer, got := e.call(ctx, &pb.Call{OperationId: id}, "a")
@@ -79,7 +79,7 @@ func (e *operationEnv) open(wantRuns int) {
 	}
 }
 
-// A replay joins the first call, or gets its stored answer, at a later shim too. An ID is good for one request.
+// A replay joins the first call, or gets its stored answer, even at a later shim. An ID is valid for one request only.
 func TestReplayJoins(t *testing.T) {
 	inBubble(t, func(t *testing.T, e *operationEnv) {
 		refused := func(when string) {
@@ -102,7 +102,7 @@ func TestReplayJoins(t *testing.T) {
 	})
 }
 
-// A joiner runs the call itself if the first caller gives up. It keeps its own deadline.
+// If the first caller gives up, a joiner runs the call itself, and keeps its own deadline.
 func TestJoinerRunsWhatTheFirstLeft(t *testing.T) {
 	inBubble(t, func(t *testing.T, e *operationEnv) {
 		first, leave := context.WithCancel(t.Context())
@@ -118,7 +118,7 @@ func TestJoinerRunsWhatTheFirstLeft(t *testing.T) {
 	})
 }
 
-// A deadline of the work's own is an answer: a joiner gets it and does not try again.
+// If the work itself ends at a deadline, that is its answer: a joiner gets it and does not try again.
 func TestJoinerTakesAnAnswerThatIsADeadline(t *testing.T) {
 	inBubble(t, func(t *testing.T, e *operationEnv) {
 		e.fails = registry.Errorf(registry.ErrUncertain, "the plugin: %w", context.DeadlineExceeded)
@@ -147,7 +147,7 @@ func TestMutatingCallNeedsAnIDAndThisNode(t *testing.T) {
 	})
 }
 
-// Quiesce waits for what runs, lets its replays join, and refuses what is new; Resume takes it again.
+// Quiesce waits for running operations, lets their replays join, and refuses new operations until Resume.
 func TestQuiesceRefusesNewAndWaitsForRunning(t *testing.T) {
 	inBubble(t, func(t *testing.T, e *operationEnv) {
 		e.want(t.Context(), "op-1", nil)
@@ -170,8 +170,8 @@ func TestQuiesceRefusesNewAndWaitsForRunning(t *testing.T) {
 	})
 }
 
-// A Quiesce with a limit does not wait for an operation whose next CSI call is paused. The operation continues if the
-// pause ends, and is the next shim's if this one releases the state.
+// A Quiesce with a limit does not wait for an operation whose next CSI call is paused. If the pause ends, the operation
+// continues. If this shim releases the state, the next shim runs the operation.
 func TestQuiesceDoesNotWaitForAPausedCall(t *testing.T) {
 	for _, released := range []bool{false, true} {
 		inBubble(t, func(t *testing.T, e *operationEnv) {
@@ -212,7 +212,7 @@ func TestQuiesceDoesNotWaitForAPausedCall(t *testing.T) {
 	}
 }
 
-// An error that only reports the end of this shim is no answer, so that the host asks the next shim.
+// An error that only reports the end of this shim is not passed on, so that the host asks the next shim.
 func TestEndOfTheShimIsNoAnswer(t *testing.T) {
 	inBubble(t, func(t *testing.T, e *operationEnv) {
 		e.want(t.Context(), "op-1", errNotActive)
@@ -224,14 +224,14 @@ func TestEndOfTheShimIsNoAnswer(t *testing.T) {
 		e.want(t.Context(), "op-1", errNotActive)
 		e.open(1)
 	})
-	inBubble(t, func(t *testing.T, e *operationEnv) { // the control: any other error is passed on
+	inBubble(t, func(t *testing.T, e *operationEnv) { // as a control, any other error is passed on
 		e.fails = registry.Errorf(registry.ErrUnavailable, "the plugin is not there")
 		e.want(t.Context(), "op-1", e.fails)
 		e.open(1)
 	})
 }
 
-// A call whose caller sets no deadline ends all the same, and says so. One with a deadline of its own keeps it.
+// If the caller sets no deadline, the call ends at a default one, and says so. The caller's own deadline is kept.
 func TestEveryCallHasADeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
@@ -250,13 +250,13 @@ func TestEveryCallHasADeadline(t *testing.T) {
 	})
 }
 
-// A shim may die between any two commits of a removal. A replay at the next shim gets the same answer, and does not
-// remove a volume that was created under the name since. To another operation the volume is not found.
+// A shim may die between any two commits of a removal. A replay at the next shim gets the same answer. It does not
+// remove a volume that was created since under the same name. Another operation does not find the volume.
 func TestRemovalIsAnsweredAfterADeath(t *testing.T) {
 	name := registry.VolumeName{Namespace: "default", ID: "data"}
 	errDied := errors.New("died")
 	for what, c := range map[string]struct {
-		dies      func(e *operationEnv, remove func() error) error // in the first run
+		dies      func(e *operationEnv, remove func() error) error // how the shim dies in the first run
 		recreated bool
 		op        string
 		runs      int
