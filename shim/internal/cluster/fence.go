@@ -29,8 +29,8 @@ type fencer struct {
 	suspects map[registry.NodeName]*suspect
 }
 
-// fenceLost fences suspect nodes until ctx ends. If this node does not fence, fenceLost still removes the fencing marks
-// that an earlier shim of this node has left on nodes that are alive again.
+// fenceLost fences suspect nodes until ctx ends. An earlier shim of this node may have left fencing marks on nodes that
+// are alive again. fenceLost removes these marks, even if this node does not fence.
 func (n *Node) fenceLost(ctx context.Context) error {
 	f := fencer{Node: n, suspects: map[registry.NodeName]*suspect{}}
 	defer f.all.Wait()

@@ -79,9 +79,9 @@ type attempt struct {
 	err   error
 }
 
-// settle records which calls of this node as a former executor have ended at the plugin, once there is evidence. Calls
-// that this shim began in an earlier term and that are under way may reach the plugin after the repetitions, so settle
-// waits for them. It does not wait for calls that this node begins as the executor again.
+// settle records which calls of this node as a former executor have ended at the plugin, once there is evidence. It
+// waits for calls that this shim began in an earlier term, as they may reach the plugin after the repetitions. It does
+// not wait for calls that this node begins as the executor again.
 func (h *handOver) settle(ctx context.Context) error {
 	var executor registry.Executor
 	var calls []registry.LateCall

@@ -44,9 +44,9 @@ func CheckMember(v registry.View, id string) error {
 }
 
 // join makes the node a member, and this shim the active one of its node. From then on no commit of an earlier shim
-// succeeds. join waits while etcd cannot be read or written, while another member has the name of this node, or while a
-// new node expects another number of nodes than the cluster. A node that was never let in has stored nothing, so it can
-// start without the cluster again.
+// succeeds. join waits while etcd cannot be read or written, and while another member has the name of this node. A new
+// node also waits while it expects another number of nodes than the cluster. A node that was never let in has stored
+// nothing, so it can start without the cluster again.
 func (s *State) join(ctx context.Context) error {
 	for {
 		why := s.checkFormation(ctx)

@@ -41,11 +41,11 @@ type SecretUse struct {
 	registry.Secret
 }
 
-// Migrate moves the volumes, snapshots and claims of a node outside a cluster into a cluster, makes the node its
-// member, and returns the number of records moved. Before it moves anything, it calls before with the secrets that
-// other nodes will need. No shim of the node may run. If a call is unfinished or the cluster has other records with the
-// same keys, Migrate refuses and moves nothing. An interrupted migration can be repeated, because the node becomes a
-// member only once the cluster has all its records.
+// Migrate moves the volumes, snapshots and claims of a node outside a cluster into a cluster, and makes the node its
+// member. It returns the number of records moved. Before it moves anything, it calls before with the secrets that other
+// nodes will need. No shim of the node may run. If a call is unfinished or the cluster has other records with the same
+// keys, Migrate refuses and moves nothing. An interrupted migration can be repeated, because the node becomes a member
+// only once the cluster has all its records.
 func Migrate(
 	ctx context.Context, local registry.State, c config.Cluster, node registry.NodeName, before func([]SecretUse),
 ) (moved int, err error) {

@@ -168,9 +168,9 @@ func (s *State) leaseIn(v registry.View) int64 {
 	return own.Lease
 }
 
-// alive returns the conditions that no later shim of the node has become active, and that the node still has the lease
-// that it had when it decided. A process that was frozen has lost the lease by then. Its guards alone would not notice
-// deletions so long ago that etcd has forgotten them.
+// alive returns two conditions: no later shim of the node has become active, and the node has the same lease as when it
+// decided. A process that was frozen has lost the lease by then. Its guards alone would not notice deletions so long
+// ago that etcd has forgotten them.
 func (s *State) alive(d decision) []clientv3.Cmp {
 	conditions := []clientv3.Cmp{s.active()}
 	if d.lease != 0 { // a node decides without a lease only until it gets one

@@ -222,7 +222,7 @@ func (m *Controller) unfinishedVolume(ctx context.Context, v registry.Volume) (o
 	return m.node.Grows(ctx, v)
 }
 
-// executes returns nil if this node may make controller calls, else an error that names the node that may.
+// executes returns nil if this node may make controller calls. Otherwise its error names the node that may make them.
 func (m *Controller) executes(view registry.View, by registry.ExecutorKey) error {
 	if m.Executors == nil {
 		return nil

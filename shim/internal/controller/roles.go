@@ -13,9 +13,9 @@ import (
 // roleWait bounds the wait for a role that no task of the plugin serves yet. Such a task may be about to start.
 const roleWait = 5 * time.Second
 
-// withRole runs f, which waits for the plugin's role. If the plugin is healthy in its other role and no known task
-// serves this role, withRole cancels f and returns an ErrUnavailable that names the role. It checks this every
-// roleWait.
+// withRole runs f, which waits for the plugin's role. Every roleWait it checks whether the plugin is healthy in its
+// other role and no known task serves this role. If so, it cancels f, and returns an ErrUnavailable that names the
+// role.
 func (m *Controller) withRole(
 	ctx context.Context, role registry.Role, id registry.PluginID, f func(context.Context) error,
 ) error {

@@ -54,9 +54,9 @@ var readyBackoff = intent.Backoff{First: 200 * time.Millisecond, Max: 30 * time.
 // errElsewhere means that another node makes the calls for a snapshot.
 var errElsewhere = errors.New("another node makes its calls")
 
-// senders returns the nodes that may have begun the call for the current state of the snapshot, with this node once it
-// is about to begin it. ErrUnavailable: a former executor may still send another call for the snapshot. nil: there is
-// no cluster.
+// senders returns the nodes that may have begun the call for the current state of the snapshot. It includes this node,
+// which is about to begin the call. ErrUnavailable: a former executor may still send another call for the snapshot.
+// nil: there is no cluster.
 func (s *Snapshots) senders(view registry.View, snap registry.VolumeSnapshot) ([]registry.NodeName, error) {
 	if s.volumes.Executors == nil {
 		return nil, nil

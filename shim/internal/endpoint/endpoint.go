@@ -333,8 +333,8 @@ func (o outcome) none() bool {
 // repeatBackoff is the wait before a call is repeated.
 var repeatBackoff = intent.Backoff{First: 50 * time.Millisecond, Max: time.Second}
 
-// afterActivation is how long after its activation a shim repeats a call that the plugin answers with ABORTED, because
-// calls of the previous shim may still run.
+// afterActivation is how long after its activation a shim repeats calls that the plugin answers with ABORTED. Calls of
+// the previous shim may still run.
 const afterActivation = 30 * time.Second
 
 // Limits of one call to a plugin. The client's deadline may be shorter.

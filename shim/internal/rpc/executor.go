@@ -151,8 +151,8 @@ func checkSecrets(req request) error {
 }
 
 // remoteCall returns the call for the node that makes the plugin's controller calls. elsewhere is false if this node
-// carries out the call itself. That is so if no node executes the plugin's calls, if this node can ask the plugin
-// itself, or if the call removes a record of a lost node.
+// carries out the call itself: no node executes the plugin's calls, this node can ask the plugin itself, or the call
+// removes a record of a lost node.
 func (a *Active) remoteCall(
 	ctx context.Context, method string, req request,
 ) (c registry.RemoteCall, elsewhere bool, err error) {
