@@ -18,8 +18,8 @@ import (
 	"holdfast/registry"
 )
 
-// cgroup is a task's cgroup: one directory in each hierarchy, below the orchestrator's own. Each may be missing.
-// The warnings then say what does not work.
+// cgroup is a task's cgroup: one directory in each hierarchy, below the orchestrator's own cgroup. Any of them may be
+// missing. The warnings then say what does not work.
 type cgroup struct {
 	unified  string            // version 2, or the version 2 part of a hybrid setup: kills all processes at once
 	devices  string            // version 1: device rules; if empty, the unified directory has them
@@ -27,8 +27,8 @@ type cgroup struct {
 	warnings []string
 }
 
-// newCgroup makes the directories that this machine allows: to find and kill the processes, for devices if they are
-// confined, and for the limits that the resources have.
+// newCgroup makes the cgroup directories that this machine allows: those to find and kill the processes, those for
+// devices if the task is confined, and those for the limits of the resources.
 func newCgroup(id string, r Resources, confined bool) *cgroup {
 	g := &cgroup{limited: map[string]string{}}
 	table, err := mount.Table(0)
@@ -84,8 +84,8 @@ func (g *cgroup) warn(format string, args ...any) {
 	g.warnings = slices.Compact(g.warnings)
 }
 
-// ownCgroup returns the directory of this process's cgroup in a controller's hierarchy. Controller "" means version
-// 2. Own is /proc/self/cgroup.
+// ownCgroup returns the directory of this process's cgroup in a controller's hierarchy. An empty controller means
+// version 2. own is the text of /proc/self/cgroup.
 func ownCgroup(table mount.Mounts, own, controller string) (string, bool) {
 	path, found := "", false
 	for line := range strings.Lines(own) {
@@ -115,8 +115,8 @@ func (g *cgroup) dirs() []string {
 	return slices.DeleteFunc(slices.Compact(all), func(d string) bool { return d == "" })
 }
 
-// cgroupFiles are open files of a cgroup. A thread uses them inside the task's mount namespace, where the
-// hierarchies may be read-only.
+// cgroupFiles are open files of a cgroup. They are opened before a thread enters the task's mount namespace, because
+// the hierarchies may be read-only there.
 type cgroupFiles struct {
 	unified *os.File
 	tasks   []*os.File // of version 1
@@ -142,8 +142,8 @@ func (g *cgroup) open() (f cgroupFiles, err error) {
 	return f, nil
 }
 
-// enter moves the calling thread into the version 1 cgroups, which its children inherit. Version 2 moves whole
-// processes only, so the program is created in that one by clone3.
+// enter moves the calling thread into the version 1 cgroups, which its children inherit. Version 2 can only move whole
+// processes, so clone3 creates the program in the version 2 cgroup.
 func (f cgroupFiles) enter() error {
 	for _, tasks := range f.tasks {
 		if _, err := tasks.WriteString("0"); err != nil {
@@ -160,9 +160,9 @@ func (f cgroupFiles) close() {
 	}
 }
 
-// confine enforces the policy for the processes of the cgroup. If nothing can enforce it, it refuses restricted
-// devices, and warns about others. In a user namespace it only warns: root there has no more rights than the user
-// who made it.
+// confine enforces the policy for the processes of the cgroup. If nothing can enforce it, confine refuses devices with
+// restricted access, and only warns about others. In a user namespace it only warns in any case, because root there has
+// no more rights than the user who made the namespace.
 func (g *cgroup) confine(p devicePolicy) error {
 	err := g.enforce(p)
 	switch {
@@ -197,7 +197,7 @@ func inUserNamespace() bool {
 	return err == nil && ns.Ino != initialUserNamespace
 }
 
-// killCgroups kills every process of the version 2 cgroups. It has no effect on others.
+// killCgroups kills every process of the version 2 cgroups. It does nothing in version 1 cgroups.
 func killCgroups(dirs []string) {
 	for _, dir := range dirs {
 		_ = writeExisting(filepath.Join(dir, "cgroup.kill"), "1")
@@ -225,8 +225,8 @@ func cgroupMembers(dir string) []int {
 	return pids
 }
 
-// removeCgroups removes empty cgroups, with those that the task made below. A process that has just exited may stay
-// a member for a moment.
+// removeCgroups removes empty cgroups, including those that the task made below. It retries, because a process that has
+// just exited may be a member for a moment longer.
 func removeCgroups(dirs []string) error {
 	deadline := time.Now().Add(30 * time.Second)
 	for {

@@ -17,9 +17,9 @@ import (
 	"holdfast/registry"
 )
 
-// command is a program about to be started.
+// command is a program that is about to be started.
 type command struct {
-	path  string // as the task gives it
+	path  string // as the task specifies it
 	argv  []string
 	attr  os.ProcAttr
 	files cgroupFiles
@@ -91,9 +91,9 @@ func (c *command) start(r request) (child *os.Process, err error) {
 		err = mount.OnThread(run)
 	}
 	switch {
-	case unwritten != nil: // it names the file
+	case unwritten != nil: // the error names the file
 		return nil, unwritten
-	case errors.Is(err, registry.ErrNotFound): // it names the program
+	case errors.Is(err, registry.ErrNotFound): // the error names the program
 		return nil, err
 	case err != nil:
 		return nil, fmt.Errorf("start %s: %w", c.path, classify(err))
@@ -101,7 +101,7 @@ func (c *command) start(r request) (child *os.Process, err error) {
 	return child, nil
 }
 
-// writeFiles writes the task's files as it sees them, for its user.
+// writeFiles writes the task's files in the task's file system, for its user.
 func (c *command) writeFiles(r request) error {
 	uid, gid := 0, 0
 	if cred := c.attr.Sys.Credential; cred != nil {
@@ -115,7 +115,7 @@ func (c *command) writeFiles(r request) error {
 	}, uid, gid)
 }
 
-// classify maps errors of starting a program to kinds.
+// classify returns an error of starting a program with its kind.
 func classify(err error) error {
 	switch {
 	case errors.Is(err, registry.ErrNotFound):

@@ -11,7 +11,7 @@ import (
 	"holdfast/registry"
 )
 
-// Scalar is a string, number or bool of a job as text, because HCL converts freely.
+// Scalar is a string, number or bool in a job, as text, because HCL converts between these types.
 type Scalar string
 
 func (v *Scalar) UnmarshalJSON(b []byte) error {
@@ -27,7 +27,7 @@ func (v *Scalar) UnmarshalJSON(b []byte) error {
 	return registry.Invalid("%s is not a string", b)
 }
 
-// configErrors are all that is wrong with a config block.
+// configErrors are all errors in a config block.
 type configErrors []error
 
 func (e configErrors) Error() string {
@@ -40,7 +40,7 @@ func (e configErrors) Error() string {
 
 func (e configErrors) Unwrap() []error { return e }
 
-// EachError returns the errors in an error of Driver.Configure.
+// EachError returns the individual errors in an error of Driver.Configure.
 func EachError(err error) []error {
 	if list, is := errors.AsType[configErrors](err); is {
 		return list
@@ -48,7 +48,7 @@ func EachError(err error) []error {
 	return []error{err}
 }
 
-// Decode decodes a part of a job that travels as JSON. What names the part in errors.
+// Decode decodes a part of a job that travels as JSON. what names the part in errors.
 func Decode(what string, text json.RawMessage, into any) error {
 	if len(text) == 0 {
 		return nil
@@ -72,8 +72,8 @@ func Decode(what string, text json.RawMessage, into any) error {
 	return nil
 }
 
-// unknownKeys returns a warning for each key of a config block, or of blocks in it, that is not a JSON name of the
-// struct type T.
+// unknownKeys returns a warning for each key of a config block, or of blocks in it, for which the struct type T has no
+// field with this JSON name.
 func unknownKeys[T any](driver string, config json.RawMessage) (warnings []string) {
 	for _, name := range Unknown[T]("", config) {
 		warnings = append(warnings, fmt.Sprintf("config attribute %s has no effect with driver %s", name, driver))
@@ -81,12 +81,13 @@ func unknownKeys[T any](driver string, config json.RawMessage) (warnings []strin
 	return warnings
 }
 
-// Unknown returns the sorted keys of a block, or of a list of blocks, that are no JSON names of the struct type T.
+// Unknown returns the sorted keys of a block, or of a list of blocks, for which the struct type T has no field with
+// this JSON name.
 func Unknown[T any](prefix string, blocks json.RawMessage) []string {
 	return slices.Compact(slices.Sorted(slices.Values(unknownIn(reflect.TypeFor[T](), prefix, blocks))))
 }
 
-// unknownIn returns the keys of an object, or of the objects of a list, without a field in a struct type.
+// unknownIn returns the keys of an object, or of the objects in a list, for which the struct type has no field.
 func unknownIn(t reflect.Type, prefix string, text json.RawMessage) (unknown []string) {
 	var list []json.RawMessage
 	if json.Unmarshal(text, &list) != nil {
@@ -118,8 +119,9 @@ type execConfig struct {
 	WorkDir string   `json:"work_dir"`
 }
 
-// Configure reads command, args and work_dir. If it is asked to try the limits of the task's resources, it warns of
-// those that this process cannot enforce, else, without an ID, of those that nothing on this machine can.
+// Configure reads command, args and work_dir. With TryLimits it warns of limits of the task's resources that this
+// process cannot enforce. Otherwise, for a task without an ID, it warns of limits that nothing on this machine can
+// enforce.
 func (r runner) Configure(t *Task, config json.RawMessage) (warnings []string, err error) {
 	var c execConfig
 	if err := Decode("config", config, &c); err != nil {

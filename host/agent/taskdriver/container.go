@@ -26,8 +26,8 @@ import (
 	"holdfast/registry"
 )
 
-// Container runs each task in a container of an engine with the API of Docker, which Podman serves too. The engine is
-// the container's parent: tasks continue without the agent, and a later agent finds them by the name of the container.
+// Container runs each task in a container of an engine with Docker's API, which Podman also serves. The engine is the
+// parent of the container. A task continues without the agent, and a later agent finds it by the container's name.
 type Container struct {
 	name   string
 	engine *client.Client
@@ -54,8 +54,8 @@ func (d Container) Name() string { return d.name }
 // Isolated reports true.
 func (d Container) Isolated() bool { return true }
 
-// Start starts a container. The handle is recorded before the container exists, so that Find names it if the agent is
-// killed meanwhile.
+// Start starts a container. It records the handle before the container exists, so that Find returns the handle even if
+// the agent is killed meanwhile.
 func (d Container) Start(ctx context.Context, t Task) (_ Handle, err error) {
 	defer func() { err = Exhausted(err) }()
 	if err := t.validate(); err != nil {
@@ -101,9 +101,9 @@ func containerName(id string) string {
 	return "holdfast-" + name
 }
 
-// makeContainerDirs makes the directories that the container mounts, and the files of the job. The container's user,
-// whom only the image knows, may write to all but the secrets, and read what the modes of the files there allow. Other
-// users of this machine cannot reach them.
+// makeContainerDirs makes the directories that the container mounts, and the files of the job. Only the image knows the
+// container's user. Therefore any user in the container may write to all directories but the secrets, and may read
+// files there as their modes allow. Other users of this machine cannot reach these directories.
 func (t Task) makeContainerDirs() error {
 	err := errors.Join(makeDir(t.localDir()), makeDir(t.allocDir()), makeDir(t.secretsDir()),
 		os.Chmod(t.localDir(), 0o777), os.Chmod(t.allocDir(), 0o777), os.Chmod(t.secretsDir(), 0o711))
@@ -142,7 +142,7 @@ func (d Container) run(ctx context.Context, t Task, h *Handle) error {
 		return err
 	}
 	err = d.call(ctx, "create container "+h.Container, changeTimeout, create)
-	if errdefs.IsConflict(err) { // of a start that was interrupted
+	if errdefs.IsConflict(err) { // a container of an interrupted start
 		if err = d.remove(ctx, *h); err == nil {
 			err = d.call(ctx, "create container "+h.Container, changeTimeout, create)
 		}
@@ -165,7 +165,7 @@ func (d Container) run(ctx context.Context, t Task, h *Handle) error {
 	return err
 }
 
-// ignoredRules warns of a Podman before 4.4, whose API for Docker's clients ignores device rules.
+// ignoredRules returns a warning for a Podman before 4.4, whose Docker API ignores device rules.
 func (d Container) ignoredRules(ctx context.Context, h *container.HostConfig) []string {
 	if len(h.DeviceCgroupRules) == 0 {
 		return nil
@@ -186,8 +186,8 @@ func (d Container) ignoredRules(ctx context.Context, h *container.HostConfig) []
 	return nil
 }
 
-// checkSources refuses missing sources of mounts, where engines would make directories, and paths of the plan that an
-// engine would read as two.
+// checkSources refuses missing sources of mounts, because engines would make directories for them. It also refuses
+// paths of the plan that an engine would split into two.
 func checkSources(plan hooks.Plan, h *container.HostConfig) error {
 	sources := map[string]string{}
 	for _, m := range h.Mounts {
@@ -209,8 +209,8 @@ func checkSources(plan hooks.Plan, h *container.HostConfig) error {
 	return nil
 }
 
-// checkLinks refuses sources of mounts in local/, secrets/ and other directories of the task that a link leads out of
-// the directory. The task may have made the link in an earlier attempt, and the engine would follow it on this machine.
+// checkLinks refuses a source in local/, secrets/ or another directory of the task if a link leads out of that
+// directory. The task may have made the link in an earlier attempt, and the engine would follow it on this machine.
 func (t Task) checkLinks(h *container.HostConfig) error {
 	var sources []string
 	for _, m := range h.Mounts {
@@ -248,15 +248,15 @@ func follow(dir, path string) error {
 }
 
 const (
-	queryTimeout  = 20 * time.Second // for what the engine answers from memory
+	queryTimeout  = 20 * time.Second // for requests that the engine answers from memory
 	changeTimeout = 2 * time.Minute
 )
 
-// errSilent means that an engine accepts connections and does not answer.
+// errSilent means that an engine accepts connections but does not answer.
 var errSilent = errors.New("it accepts connections, but does not answer")
 
-// call makes a call of the engine. If that takes longer than limit, the error is an errSilent that names the call. Only
-// waits for a container and reads of its output have no limit.
+// call makes a call of the engine. If the call takes longer than limit, the error is an errSilent that names the call.
+// Waits for a container and reads of its output are made without call, because they need no limit.
 func (d Container) call(ctx context.Context, name string, limit time.Duration, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s: %w within %v", name, errSilent, limit))
 	defer cancel()
@@ -267,7 +267,7 @@ func (d Container) call(ctx context.Context, name string, limit time.Duration, d
 	return err
 }
 
-// inspect returns what the engine says of the container. If it is gone, found is false.
+// inspect returns the engine's description of the container. found is false if the container is gone.
 func (d Container) inspect(ctx context.Context, h Handle) (c container.InspectResponse, found bool, err error) {
 	err = d.call(ctx, "inspect container "+h.Container, queryTimeout, func(ctx context.Context) error {
 		r, err := d.engine.ContainerInspect(ctx, h.Container, client.ContainerInspectOptions{})
@@ -280,7 +280,7 @@ func (d Container) inspect(ctx context.Context, h Handle) (c container.InspectRe
 	return c, err == nil, err
 }
 
-// state returns the state of the container. If it is gone, found is false.
+// state returns the state of the container. found is false if the container is gone.
 func (d Container) state(ctx context.Context, h Handle) (s container.State, found bool, err error) {
 	c, found, err := d.inspect(ctx, h)
 	if !found || c.State == nil {
@@ -289,8 +289,8 @@ func (d Container) state(ctx context.Context, h Handle) (s container.State, foun
 	return *c.State, true, nil
 }
 
-// Adopt reports whether the container runs. It reports true if the engine does not answer: what it will say later is
-// not known, and until then the task's volumes must stay.
+// Adopt reports whether the container runs. If the engine does not answer, it reports true, because the task may still
+// run and its volumes must stay until that is known.
 func (d Container) Adopt(ctx context.Context, h Handle) (bool, error) {
 	now, err := h.thisBoot()
 	if err != nil || !now {
@@ -308,7 +308,7 @@ func (d Container) Adopt(ctx context.Context, h Handle) (bool, error) {
 
 func containerRuns(s container.State) bool { return s.Running || s.Paused || s.Restarting }
 
-// runs reports whether the container runs since the start that the handle records.
+// runs reports whether the container has run without a restart since the start that the handle records.
 func (h Handle) runs(s container.State) bool {
 	return containerRuns(s) && (h.Created == "" || s.StartedAt == h.Created)
 }
@@ -341,7 +341,7 @@ func (d Container) wait(ctx context.Context, h Handle) (Exit, error) {
 	}
 	s, found, err := d.state(ctx, h)
 	if restarted := found && containerRuns(s) && !h.runs(s); err == nil && !restarted {
-		// Wait although it has ended: Podman may not know the exit code before.
+		// Wait even if the container has ended, because Podman may not know the exit code before.
 		if err = d.awaitExit(ctx, h); err == nil {
 			s, found, err = d.state(ctx, h)
 		}
@@ -352,10 +352,10 @@ func (d Container) wait(ctx context.Context, h Handle) (Exit, error) {
 	case !found:
 		exit = Exit{Code: -1, At: time.Now().UTC(), Err: "exit status unknown: the container was removed"}
 	case h.runs(s):
-		// Podman answers so after an error of its own.
+		// Podman gives this answer after an error of its own.
 		return Exit{}, fmt.Errorf("the engine did not wait for the end of container %s", h.Container)
 	case containerRuns(s) || h.Created != "" && s.StartedAt != h.Created:
-		// Somebody has restarted it. It would be the same task, but the agent has to know of each start.
+		// Another program has restarted the container. It may be the same task, but the agent must know of each start.
 		if err := d.remove(ctx, h); err != nil {
 			return Exit{}, err
 		}
@@ -372,7 +372,7 @@ func (d Container) wait(ctx context.Context, h Handle) (Exit, error) {
 	return exit, d.discard(ctx, h)
 }
 
-// awaitExit waits until the container does not run. A container that is gone does not.
+// awaitExit waits until the container does not run. It also returns if the container is gone.
 func (d Container) awaitExit(ctx context.Context, h Handle) error {
 	exited := d.engine.ContainerWait(ctx, h.Container, client.ContainerWaitOptions{
 		Condition: container.WaitConditionNotRunning,
@@ -387,8 +387,8 @@ func (d Container) awaitExit(ctx context.Context, h Handle) error {
 	return nil
 }
 
-// discard removes a container that has ended. If the engine refuses that, the task's output says so, and the next
-// attempt removes it: the task itself uses nothing any more.
+// discard removes a container that has ended. If the engine refuses that, discard writes the reason to the task's
+// output, and the next attempt removes the container. That does no harm, because the ended task uses nothing any more.
 func (d Container) discard(ctx context.Context, h Handle) error {
 	removing, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
@@ -406,10 +406,10 @@ func (d Container) discard(ctx context.Context, h Handle) error {
 	return nil
 }
 
-// removeTries is how often the removal of a container is tried, within some seconds.
+// removeTries is how often discard tries to remove a container, within a few seconds.
 const removeTries = 4
 
-// exitOf converts the state of a container that has ended.
+// exitOf converts the state of an ended container.
 func exitOf(s container.State) Exit {
 	e := Exit{Code: s.ExitCode, At: time.Now().UTC()}
 	if at, err := time.Parse(time.RFC3339Nano, s.FinishedAt); err == nil && at.Year() > 1 {
@@ -441,12 +441,12 @@ func (d Container) remove(ctx context.Context, h Handle) error {
 		return nil
 	}
 	if errors.Is(err, errSilent) {
-		return err // it names the call
+		return err // the error names the call
 	}
 	return fmt.Errorf("%s: %w", name, err)
 }
 
-// Stop sends the image's stop signal, by default SIGTERM, and SIGKILL after grace, in whole seconds.
+// Stop sends the image's stop signal, which is SIGTERM by default, and sends SIGKILL after grace (in whole seconds).
 func (d Container) Stop(ctx context.Context, h Handle, grace time.Duration) error {
 	now, err := h.thisBoot()
 	if err != nil || !now {
@@ -464,7 +464,7 @@ func (d Container) Stop(ctx context.Context, h Handle, grace time.Duration) erro
 	return nil
 }
 
-// explain says what to do about an error of the engine.
+// explain adds advice to an error of the engine.
 func (d Container) explain(task string, err error) error {
 	switch {
 	case client.IsErrConnectionFailed(err), errors.Is(err, context.DeadlineExceeded), errors.Is(err, errSilent):

@@ -105,7 +105,7 @@ type healthchecks struct {
 	Disable bool `json:"disable"`
 }
 
-// blocks is a list of blocks, or one that is written as an attribute.
+// blocks is a list of blocks. It may also be written as an attribute.
 type blocks[T any] []T
 
 func (l *blocks[T]) UnmarshalJSON(b []byte) error {
@@ -197,7 +197,7 @@ func pullTimeout(c *containerConfig) (time.Duration, error) {
 	return limit, nil
 }
 
-// check refuses values that the engine would refuse with an error that is hard to read.
+// check refuses values for which the engine's error would be hard to understand.
 func (c *containerConfig) check() error {
 	var wrong configErrors
 	add := func(err error) {
@@ -275,7 +275,7 @@ func (c *containerConfig) ulimits() (out []*container.Ulimit, err error) {
 	return out, nil
 }
 
-// containerOf returns what the engine is asked to create.
+// containerOf returns the container that the engine is asked to create.
 func (d Container) containerOf(t Task) (*container.Config, *container.HostConfig, error) {
 	c := t.container
 	config := &container.Config{
@@ -340,7 +340,7 @@ func (d Container) containerOf(t Task) (*container.Config, *container.HostConfig
 	return config, h, t.limit(h)
 }
 
-// logOptions limits what the engine keeps of the output of a running container.
+// logOptions limits the output that the engine keeps of a running container.
 func (t Task) logOptions() map[string]string {
 	size, files := t.LogSize, t.LogFiles
 	if size <= 0 {
@@ -389,7 +389,8 @@ func (t Task) mountInto(h *container.HostConfig) {
 	}
 }
 
-// planBind has the form that knows SELinux labels, and with which Podman binds the mounts below the source too.
+// planBind returns a bind in the textual form. Only this form supports SELinux labels, and only with it does Podman
+// also bind the mounts below the source.
 func planBind(b hooks.Bind) string {
 	text := fmt.Sprintf("%s:%s:rw,%s", b.Source, b.Target, enginePropagations[b.Propagation])
 	if b.ReadOnly {

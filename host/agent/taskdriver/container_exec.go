@@ -17,7 +17,7 @@ import (
 	"holdfast/internal/proc"
 )
 
-// Exec has the engine run the program in the container. The engine does not end it with this process.
+// Exec makes the engine run the program in the container. The engine does not end the program when this process ends.
 func (d Container) Exec(ctx context.Context, h Handle, o ExecOptions) (code int, err error) {
 	defer o.Stdin.Close()
 	if err := o.validate(); err != nil {
@@ -32,7 +32,8 @@ func (d Container) Exec(ctx context.Context, h Handle, o ExecOptions) (code int,
 	if err != nil {
 		return 0, d.explain(h.ID, err)
 	}
-	// Podman starts a program whose client hangs up, but does not know of it afterwards. So ctx does not end the start.
+	// Podman starts a program even if its client hangs up, but then no longer knows of it. So ctx must not cancel the
+	// start.
 	attaching, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	limit := time.AfterFunc(queryTimeout, end)
@@ -75,7 +76,7 @@ func (d Container) Exec(ctx context.Context, h Handle, o ExecOptions) (code int,
 	return d.execExit(ctx, made.ID)
 }
 
-// execExit returns the exit code of a program whose output has ended.
+// execExit returns the exit code of a program after the end of its output.
 func (d Container) execExit(ctx context.Context, id string) (int, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, queryTimeout, errors.New("its output has ended, but it runs"))
 	defer cancel()
@@ -95,7 +96,7 @@ func (d Container) execExit(ctx context.Context, id string) (int, error) {
 	}
 }
 
-// forwardExec passes events on until done.
+// forwardExec passes events to the program until done is closed.
 func (d Container) forwardExec(ctx context.Context, id string, events <-chan ExecEvent, done <-chan struct{}) {
 	for {
 		select {
@@ -114,7 +115,7 @@ func (d Container) forwardExec(ctx context.Context, id string, events <-chan Exe
 // startLimit bounds the start of a program by the engine after the engine has accepted it.
 const startLimit = 5 * time.Second
 
-// killExec kills a program, which the engine may not have started yet.
+// killExec kills a program. The engine may not have started it yet.
 func (d Container) killExec(ctx context.Context, id string) {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
@@ -127,8 +128,8 @@ func (d Container) killExec(ctx context.Context, id string) {
 	}
 }
 
-// signalExec sends a signal to a program and, if that is SIGKILL, to the processes below it. Engines cannot. It reports
-// whether the program runs.
+// signalExec sends a signal to a program, because engines cannot do that. SIGKILL also goes to the processes below the
+// program. runs reports whether the program runs.
 func (d Container) signalExec(ctx context.Context, id string, sig unix.Signal) (runs bool) {
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()

@@ -10,8 +10,8 @@ import (
 	"path/filepath"
 )
 
-// startFailed removes what a failed start has left, and returns its error. An engine that answers and is only too slow
-// is no ErrUnavailable, so that the restart policy counts the failure.
+// startFailed removes what a failed start has left, and returns the error of the start. If the engine answers and is
+// only too slow, the error is not ErrUnavailable, so that the restart policy counts the failure.
 func (d Container) startFailed(ctx context.Context, h Handle, err error) error {
 	ctx = context.WithoutCancel(ctx)
 	if errors.Is(err, errSilent) && d.ping(ctx) == nil {
@@ -19,16 +19,16 @@ func (d Container) startFailed(ctx context.Context, h Handle, err error) error {
 			changeTimeout)
 	}
 	if left := d.remove(ctx, h); left == nil {
-		_ = os.Remove(filepath.Join(h.Dir, handleFile)) // else Find names what is left
+		_ = os.Remove(filepath.Join(h.Dir, handleFile)) // else Find returns the container that is left
 	} else {
 		err = errors.Join(err, left)
 	}
 	return d.explain(h.ID, err)
 }
 
-// adoptEarlier is Adopt for the earlier attempt in a task's directory. Its container is removed now if that failed
-// before: after the attempt has ended, where it does no harm, or after a failed Start, which did not record the time of
-// a start.
+// adoptEarlier is Adopt for the earlier attempt in a task's directory. If the container of that attempt could not be
+// removed before, adoptEarlier removes it now. That may be the container of an attempt that has ended, or of a failed
+// Start, which has recorded no start time.
 func (d Container) adoptEarlier(ctx context.Context, h Handle) (alive bool, err error) {
 	_, ended, err := readExit(h)
 	if err != nil || h.Container == "" || !ended && h.Created != "" {
@@ -42,7 +42,7 @@ func (d Container) adoptEarlier(ctx context.Context, h Handle) (alive bool, err 
 
 var _ Remover = Container{}
 
-// RemoveFailed removes the container of a failed Start, as the handle in the directory names it.
+// RemoveFailed removes the container of a failed Start. The handle in the directory names the container.
 func (d Container) RemoveFailed(ctx context.Context, dir string) error {
 	var h Handle
 	found, err := readRecord(dir, handleFile, &h)

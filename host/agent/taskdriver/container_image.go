@@ -72,7 +72,7 @@ func (d Container) ping(ctx context.Context) error {
 	return err
 }
 
-// checkArch refuses the image of another processor, whose program would end with a message in its log at best.
+// checkArch refuses an image for another processor. Its program would fail, at best with a message in its log.
 func checkArch(image, arch string) error {
 	own := runtime.GOARCH
 	if arch == "" || arch == own || own == "amd64" && arch == "386" || own == "arm64" && arch == "arm" {
@@ -117,7 +117,7 @@ func (d Container) load(ctx context.Context, t Task) error {
 	return nil
 }
 
-// readMessages reads the engine's messages until they end, and returns the error that one of them reports.
+// readMessages reads the engine's messages to their end. If a message reports an error, readMessages returns it.
 func readMessages(r io.Reader) error {
 	for d := json.NewDecoder(r); ; {
 		var m jsonstream.Message
@@ -162,17 +162,17 @@ func (d Container) pull(ctx context.Context, c *containerConfig, progress func(s
 		return nil
 	}
 	if errdefs.IsNotFound(err) || errdefs.IsUnauthorized(err) || errdefs.IsPermissionDenied(err) {
-		err = registry.Errorf(registry.ErrNotFound, "%w", err) // it is not tried again
+		err = registry.Errorf(registry.ErrNotFound, "%w", err) // ErrNotFound is not retried
 	}
 	return fmt.Errorf("pull image %s: %w; check the name, the registry and auth, or load the image into the engine",
 		c.Image, err)
 }
 
-// progressInterval is how often the progress of a pull is reported.
+// progressInterval is the time between two reports of the progress of a pull.
 const progressInterval = 5 * time.Second
 
-// followPull reads the engine's messages until the pull ends. It reports how much of the layers that are known so far
-// has arrived.
+// followPull reads the engine's messages until the pull ends. It reports the arrived part of the layers that are known
+// so far.
 func followPull(ctx context.Context, response client.ImagePullResponse, report func(string)) error {
 	type layer struct{ current, total int64 }
 	layers := map[string]layer{}

@@ -13,8 +13,9 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// keepLogs appends the output of a container to the task's log files. If the agent is killed in the middle, the files
-// get it twice. What the engine cannot read, as after a power cut, is lost: the task has ended nevertheless.
+// keepLogs appends the output of a container to the task's log files. If the agent is killed meanwhile, the files get
+// the output twice. Output that the engine cannot read, as after a power cut, is lost, because the task has ended
+// nevertheless.
 func (d Container) keepLogs(ctx context.Context, h Handle) error {
 	stdout, stderr := openLogs(h.logs(), Stdout), openLogs(h.logs(), Stderr)
 	defer stdout.close()
@@ -28,10 +29,10 @@ func (d Container) keepLogs(ctx context.Context, h Handle) error {
 	return nil
 }
 
-// logs is a task with the log files of h.
+// logs returns a task that has the log files of h.
 func (h Handle) logs() Task { return Task{Dir: h.Dir, LogSize: h.LogSize, LogFiles: h.LogFiles} }
 
-// Logs copies the output of earlier attempts, which is in the task's log files, and then that of the container.
+// Logs copies the output of earlier attempts from the task's log files, and then the output of the container.
 func (d Container) Logs(ctx context.Context, h Handle, s Stream, follow bool, to io.Writer) error {
 	if err := copyLogs(ctx, h, s, false, to); err != nil {
 		return err
@@ -43,7 +44,7 @@ func (d Container) Logs(ctx context.Context, h Handle, s Stream, follow bool, to
 	return d.copyOutput(ctx, h, options, to, to)
 }
 
-// copyOutput copies what the engine has of the container's output. A container that is gone has none.
+// copyOutput copies the container's output from the engine. If the container is gone, it copies nothing.
 func (d Container) copyOutput(ctx context.Context, h Handle, o client.ContainerLogsOptions, stdout, stderr io.Writer,
 ) error {
 	c, found, err := d.inspect(ctx, h)

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attachProgram attaches a program to a version 2 cgroup, which the kernel runs at each open and mknod of a device.
-// It is attached without a link, so that it stays until the cgroup is removed. Programs of cgroups below must allow
-// access too.
+// attachProgram attaches a program to a version 2 cgroup. The kernel runs it at each open and mknod of a device. It is
+// attached without a link, so it stays until the cgroup is removed. A process in a cgroup below gets access only if the
+// programs of that cgroup allow it too.
 func (p devicePolicy) attachProgram(dir string) error {
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "holdfast_dev", Type: ebpf.CGroupDevice, AttachType: ebpf.AttachCGroupDevice, License: "MPL-2.0",
@@ -69,7 +69,7 @@ func (p devicePolicy) program() asm.Instructions {
 	return append(prog, asm.Mov.Imm32(regVerdict, 0).WithSymbol(label(len(rules))), asm.Return())
 }
 
-// instructions allow the access if the rule allows all of it, and jump to next otherwise.
+// instructions returns code that allows the access if the rule allows all of it, and otherwise jumps to next.
 func (r deviceRule) instructions(label, next string) asm.Instructions {
 	deviceType := map[bool]int32{true: unix.BPF_DEVCG_DEV_BLOCK, false: unix.BPF_DEVCG_DEV_CHAR}[r.block]
 	out := asm.Instructions{asm.JNE.Imm(regType, deviceType, next).WithSymbol(label)}

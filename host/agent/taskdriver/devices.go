@@ -18,7 +18,7 @@ import (
 type access uint32
 
 const (
-	mknod access = 1 << iota // harmless: opening the node needs read or write
+	mknod access = 1 << iota // harmless by itself: opening the node needs read or write
 	read
 	write
 )
@@ -48,7 +48,7 @@ func (a access) String() string {
 
 func sorted(letters string) string { return string(slices.Sorted(slices.Values([]rune(letters)))) }
 
-// numbers are the type and the numbers of a device. Major and minor may be anyNumber.
+// numbers identify devices by type, major and minor. Major and minor may be anyNumber.
 type numbers struct {
 	block        bool // else a character device
 	major, minor int64
@@ -89,7 +89,7 @@ func (r deviceRule) String() string { return r.numbers.String() + " " + r.access
 // denied returns the part of read and write that the rule does not allow.
 func (r deviceRule) denied() access { return (read | write) &^ r.access }
 
-// defaultRules are the devices of every confined task, as in a container.
+// defaultRules allow the devices that every confined task gets, as in a container.
 var defaultRules = []deviceRule{
 	{numbers{false, 1, 3}, mknod | read | write},           // null
 	{numbers{false, 1, 5}, mknod | read | write},           // zero
@@ -104,15 +104,15 @@ var defaultRules = []deviceRule{
 	{numbers{true, anyNumber, anyNumber}, mknod},
 }
 
-// devicePolicy is what a task may do with devices. Everything else is denied.
+// devicePolicy says how a task may use devices. It denies all other access.
 type devicePolicy struct {
 	restricted bool         // a device of the plan lacks read or write
 	rules      []deviceRule // of the plan; no numbers twice
 	defaults   []deviceRule
 }
 
-// newDevicePolicy allows the devices and rules of the plan, and the default devices. A task that gets the host's
-// /dev keeps all devices, so it cannot have a restricted one.
+// newDevicePolicy allows the devices and rules of the plan, and the default devices. A task that gets the host's /dev
+// keeps all devices, so its plan must not have a device with restricted access.
 func newDevicePolicy(plan hooks.Plan) (devicePolicy, error) {
 	devices, err := planDevices(plan.Devices)
 	if err != nil {
@@ -140,7 +140,8 @@ func hasHostDevices(plan hooks.Plan) bool {
 	return slices.ContainsFunc(plan.Binds, func(b hooks.Bind) bool { return filepath.Clean(b.Source) == "/dev" })
 }
 
-// planDevices returns the rules of the plan's devices, in their order. The kernel knows a device by its number only.
+// planDevices returns the rules of the plan's devices, in their order. It refuses different access to one device,
+// because the kernel identifies a device only by its number.
 func planDevices(devices []hooks.Device) ([]deviceRule, error) {
 	var rules []deviceRule
 	for _, d := range devices {
@@ -189,7 +190,7 @@ func merge(rules []deviceRule) (out []deviceRule) {
 	return out
 }
 
-// checkConflict returns an error if the plan also gives the task an access to the device that it denies here.
+// checkConflict returns an error if the plan denies an access to the device here, but allows it elsewhere.
 func (p devicePolicy) checkConflict(d hooks.Device, want deviceRule, hostDevices bool) error {
 	if want.denied() == 0 {
 		return nil
@@ -209,8 +210,8 @@ func (p devicePolicy) checkConflict(d hooks.Device, want deviceRule, hostDevices
 		d.Source, d.Target, d.Access, other)
 }
 
-// writeRules sets the rules of a version 1 cgroup. The kernel refuses rules that exceed those of the parent cgroup.
-// That is an error for rules of the plan. Default rules are left out.
+// writeRules sets the rules of a version 1 cgroup. The kernel refuses rules that exceed those of the parent cgroup. For
+// a rule of the plan this is an error; a default rule is then left out.
 func (p devicePolicy) writeRules(dir string) error {
 	if err := writeRule(dir, "devices.deny", "a"); err != nil {
 		return err

@@ -23,14 +23,14 @@ type Driver interface {
 	Isolated() bool
 	// Configure checks the config block of a task and reads it into t. A warning names an attribute without an effect.
 	Configure(t *Task, config json.RawMessage) (warnings []string, err error)
-	// Start returns when the command runs. After an error nothing runs, but see Remover. Find finds a task whose Start
-	// was interrupted by the death of the orchestrator.
+	// Start returns when the command runs. After an error nothing runs, except as described at Remover. If the
+	// orchestrator dies during Start, Find finds the task.
 	Start(ctx context.Context, t Task) (Handle, error)
-	// Wait returns when no process of the task is left. It returns the same Exit each time. Each started task must be
-	// waited for. Errors come only from ctx and from damaged records.
+	// Wait returns when no process of the task is left. Each call returns the same Exit. Wait must be called for each
+	// started task. Errors come only from ctx and from damaged records.
 	Wait(ctx context.Context, h Handle) (Exit, error)
-	// Stop sends SIGTERM to the task's process group and SIGKILL to all its processes after grace. It returns when
-	// none is left, also if the task had ended before.
+	// Stop sends SIGTERM to the task's process group, and after grace SIGKILL to all its processes. It returns when no
+	// process is left, even if the task has already ended.
 	Stop(ctx context.Context, h Handle, grace time.Duration) error
 	// Adopt reports whether any process of the task is left. The task may have been started by another process.
 	Adopt(ctx context.Context, h Handle) (alive bool, err error)
@@ -38,15 +38,15 @@ type Driver interface {
 	Logs(ctx context.Context, h Handle, s Stream, follow bool, to io.Writer) error
 }
 
-// Preparer is a Driver with work before Start that may take minutes, such as to pull an image.
+// Preparer is a Driver that has to do work before Start that may take minutes, such as pulling an image.
 type Preparer interface {
-	// Prepare returns early when ctx ends. Progress gets one line of text, at once and every few seconds.
+	// Prepare returns early when ctx ends. It calls progress with a line of text, at once and every few seconds.
 	Prepare(ctx context.Context, t Task, progress func(string)) error
 }
 
-// Remover is a Driver whose Start may fail without an answer, so that the task starts later.
+// Remover is a Driver whose Start may fail without knowing the outcome, so that the task may still start later.
 type Remover interface {
-	// RemoveFailed returns nil once the last Start in a task's directory, if it failed, starts nothing any more.
+	// RemoveFailed returns nil once the last Start in a task's directory, if it failed, can start nothing any more.
 	RemoveFailed(ctx context.Context, dir string) error
 }
 
@@ -60,14 +60,14 @@ type Task struct {
 	Env       []string      `json:"env,omitempty"`  // NAME=value; nothing is inherited from the orchestrator
 	User      string        `json:"user,omitempty"` // name, uid or uid:gid; default: the orchestrator's
 	Plan      hooks.Plan    `json:"plan"`
-	WorkDir   string        `json:"work_dir,omitempty"`   // as the task sees it; default: its local directory
+	WorkDir   string        `json:"work_dir,omitempty"`   // as seen by the task; default: its local directory
 	KillGrace time.Duration `json:"kill_grace,omitempty"` // used when the parent itself gets SIGTERM
 	Files     []File        `json:"files,omitempty"`
 	LogSize   int64         `json:"log_size,omitempty"`  // bytes of one log file; default DefaultLogSize
-	LogFiles  int           `json:"log_files,omitempty"` // kept for each stream; default DefaultLogFiles
+	LogFiles  int           `json:"log_files,omitempty"` // files kept for each stream; default DefaultLogFiles
 	Resources Resources     `json:"resources,omitzero"`
 
-	// TryLimits has Configure try the limits, in cgroups below that of this process.
+	// TryLimits makes Configure try the limits, in cgroups below that of this process.
 	TryLimits bool `json:"-"`
 
 	container *containerConfig
@@ -76,7 +76,7 @@ type Task struct {
 // Resources are the limits of a task. 0 means none.
 type Resources struct {
 	CPU       int64 `json:"cpu,omitempty"`        // MHz: the task's share when the machine has no idle time
-	Cores     int64 `json:"cores,omitempty"`      // the most that the task uses; also its share, of 1024 each
+	Cores     int64 `json:"cores,omitempty"`      // most cores that the task may use; also its share, of 1024 per core
 	Memory    int64 `json:"memory,omitempty"`     // MiB
 	MemoryMax int64 `json:"memory_max,omitempty"` // MiB; if set, it is the limit, and Memory is reserved
 }
@@ -88,7 +88,7 @@ const (
 	DefaultKillGrace = 5 * time.Second
 )
 
-// Variables that name a task's directories, unless the task sets them itself.
+// Environment variables that name a task's directories, unless the task sets them itself.
 const (
 	localEnv   = "NOMAD_TASK_DIR"
 	allocEnv   = "NOMAD_ALLOC_DIR"
@@ -110,17 +110,17 @@ type Handle struct {
 	TaskStart uint64   `json:"task_start"`
 	Boot      string   `json:"boot"`                // boot ID; the processes do not outlive the boot
 	Container string   `json:"container,omitempty"` // its name
-	Created   string   `json:"created,omitempty"`   // when the engine started it, in its words
+	Created   string   `json:"created,omitempty"`   // start time, as the engine reports it
 	LogSize   int64    `json:"log_size,omitempty"`  // of a container's task, as in Task
 	LogFiles  int      `json:"log_files,omitempty"`
 	Cgroups   []string `json:"cgroups,omitempty"`  // directories made for the task
-	Warnings  []string `json:"warnings,omitempty"` // what this machine does not provide
+	Warnings  []string `json:"warnings,omitempty"` // what this machine does not enforce or provide
 }
 
 // Exit is how a task ended.
 type Exit struct {
 	Code   int       `json:"code"`             // as a shell reports it: 128 + signal; -1: unknown
-	Signal int       `json:"signal,omitempty"` // that ended it
+	Signal int       `json:"signal,omitempty"` // signal that ended it
 	At     time.Time `json:"at"`               // wall time
 	Err    string    `json:"err,omitempty"`    // why the exit status is unknown, or what killed the task
 }
@@ -205,7 +205,7 @@ func (e Exec) Start(ctx context.Context, t Task) (Handle, error) {
 	return e.start(ctx, t)
 }
 
-// selinuxEnforced reports whether the kernel knows labels. Elsewhere a label has no effect.
+// selinuxEnforced reports whether the kernel has SELinux. Without it a label has no effect.
 func selinuxEnforced() bool {
 	_, err := os.Lstat("/sys/fs/selinux/enforce")
 	return !errors.Is(err, fs.ErrNotExist)
@@ -217,8 +217,8 @@ type RawExec struct{ runner }
 // NewRawExec returns the raw_exec driver.
 func NewRawExec() RawExec { return RawExec{runner{name: "raw_exec"}} }
 
-// Start applies the environment of the plan. Binds and devices at their own path, and device rules, need no action,
-// because the task sees the host's file system. Any other operation is an error.
+// Start applies the environment of the plan. Device rules, and binds and devices whose target is their source, need no
+// action, because the task sees the host's file system. Any other operation is an error.
 func (r RawExec) Start(ctx context.Context, t Task) (Handle, error) {
 	p := t.Plan
 	for _, b := range p.Binds {

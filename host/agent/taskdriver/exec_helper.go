@@ -24,7 +24,7 @@ import (
 // execName is argv[0] of the helper process that runs one program in a task.
 const execName = "holdfast-exec"
 
-// execMain runs the program with the standard streams of this process.
+// execMain runs the command with the standard streams of this process.
 func execMain() int {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM) // ignored here
 	unix.Umask(0o022)
@@ -39,8 +39,8 @@ func execMain() int {
 	return 0
 }
 
-// run runs the program. It kills the program and what that has started once the task ends or the starter closes the
-// control pipe, as it does when it dies.
+// run runs the program. When the task ends or the starter closes the control pipe, it kills the program and all its
+// descendants. If the starter dies, the pipe is closed too.
 func (r execRequest) run(control *json.Decoder) (code int, err error) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return 0, fmt.Errorf("become the reaper of the command's processes: %w", err)
@@ -53,7 +53,7 @@ func (r execRequest) run(control *json.Decoder) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	p := &parent{cgroup: &cgroup{}} // so that killAll spares the task
+	p := &parent{cgroup: &cgroup{}} // an empty cgroup, so that killAll spares the task
 	p.handle.TaskPID = child.Pid
 	ended, taskEnded, signals := make(chan struct{}), make(chan struct{}), make(chan unix.Signal)
 	go func() {
@@ -91,7 +91,7 @@ func (r execRequest) run(control *json.Decoder) (code int, err error) {
 
 var errTaskEnded = registry.Errorf(registry.ErrConflict, "the task has ended, and the command with it")
 
-// start starts the program with the user, the environment and the directory of the process that leads the task.
+// start starts the program with the user, environment and directory of the process that leads the task.
 func (r execRequest) start(task process) (child *os.Process, err error) {
 	pidfd, found, err := task.open()
 	if err != nil || !found {
@@ -145,7 +145,7 @@ func (r execRequest) start(task process) (child *os.Process, err error) {
 			return fmt.Errorf("enter the file system of the task: %w", err)
 		}
 		if err := unix.PidfdSendSignal(int(pidfd.Fd()), 0, nil, 0); err != nil {
-			return errTaskEnded // what was read may be that of another process with its pid
+			return errTaskEnded // another process may have its pid now, and what was read may be that process's
 		}
 		path, err := c.lookPath()
 		if err == nil {
@@ -219,8 +219,8 @@ func openCgroups(dirs []string) (f cgroupFiles, err error) {
 	return f, nil
 }
 
-// credentialOfProcess returns the real user and the groups of a process: a program with the setuid bit has another
-// effective user than its task.
+// credentialOfProcess returns the real user and the groups of a process. The effective user of a program with the
+// setuid bit differs from its task's user.
 func credentialOfProcess(process string) (*syscall.Credential, error) {
 	status, err := os.ReadFile(process + "status")
 	if err != nil {

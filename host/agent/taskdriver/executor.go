@@ -19,23 +19,23 @@ import (
 
 // Executor is a Driver that runs further programs in a running task.
 type Executor interface {
-	// Exec runs a program in the file system, the cgroup and the environment of a task, as its user. It returns the
-	// exit code as a shell reports it. All that the program has started is killed when the program, the task or ctx
-	// ends. A Wait for the task returns after that.
+	// Exec runs a program in the file system, the cgroup and the environment of a task, as the task's user. It returns
+	// the exit code as a shell reports it. When the program, the task or ctx ends, the program and all its descendants
+	// are killed. A Wait for the task returns only after that.
 	Exec(ctx context.Context, h Handle, o ExecOptions) (code int, err error)
 }
 
-// ExecOptions say what Exec runs, and where its input comes from.
+// ExecOptions say which program Exec runs, and with which input and outputs.
 type ExecOptions struct {
 	Command []string
-	Term    string           // type of the terminal that the program gets; empty: it gets none
+	Term    string           // type of the program's terminal; empty: it has none
 	Stdin   io.ReadCloser    // Exec closes it
 	Stdout  io.Writer        // also the output of the terminal
-	Stderr  io.Writer        // may be called at the same time as Stdout
+	Stderr  io.Writer        // may be used at the same time as Stdout
 	Events  <-chan ExecEvent // nil: none
 }
 
-// ExecEvent is a new size of the terminal or, without rows, a signal for the program.
+// ExecEvent is a new size of the terminal. Without rows it is a signal for the program.
 type ExecEvent struct {
 	Rows, Cols uint16
 	Signal     syscall.Signal
@@ -48,20 +48,21 @@ func (o ExecOptions) validate() error {
 	return nil
 }
 
-// execRequest tells the helper process of a program what to run. Signals for the program follow it.
+// execRequest tells the helper process which program to run. Signals for the program follow it.
 type execRequest struct {
 	Handle  Handle   `json:"handle"`
 	Command []string `json:"command"`
 	Term    string   `json:"term,omitempty"`
 }
 
-// execReply is the end of the program, or the reason why it did not run.
+// execReply reports the end of the program, or the reason why it did not run.
 type execReply struct {
 	reply
 	Code int `json:"code"`
 }
 
-// Exec has a helper process run the program, which kills all that is left of it when this process ends.
+// Exec runs the program through a helper process. When this process ends, the helper process kills all that is left of
+// the program.
 func (r runner) Exec(ctx context.Context, h Handle, o ExecOptions) (code int, err error) {
 	defer o.Stdin.Close()
 	if err := o.validate(); err != nil {
@@ -110,7 +111,7 @@ func (r runner) Exec(ctx context.Context, h Handle, o ExecOptions) (code int, er
 	control.Close()
 	rest := func() { wait(); wg.Wait() }
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		go rest() // as long as the kernel does not end the command
+		go rest() // returns when the kernel has ended the command
 	} else {
 		rest()
 	}
@@ -125,12 +126,12 @@ func (r runner) Exec(ctx context.Context, h Handle, o ExecOptions) (code int, er
 	return a.Code, nil
 }
 
-// killLimit is how long Exec waits for the end of a command once ctx has ended. A process that waits for a file system
-// may not end when it is killed.
+// killLimit is how long Exec waits for the end of a command after ctx has ended. A killed process that waits for a file
+// system may not end.
 const killLimit = 2 * time.Second
 
-// start starts the helper process, connected to a terminal or to pipes. wait waits for it and for the rest of its
-// output.
+// start starts the helper process, connected to a terminal or to pipes. wait waits for the helper process and for the
+// rest of its output.
 func (o ExecOptions) start(helper *exec.Cmd) (stdin io.WriteCloser, terminal *os.File, wait func(), err error) {
 	if o.Term == "" {
 		helper.Stdout, helper.Stderr = o.Stdout, o.Stderr
@@ -151,7 +152,7 @@ func (o ExecOptions) start(helper *exec.Cmd) (stdin io.WriteCloser, terminal *os
 		return nil, nil, nil, err
 	}
 	var output sync.WaitGroup
-	output.Go(func() { _, _ = io.Copy(o.Stdout, terminal) }) // EIO: no program has it open any more
+	output.Go(func() { _, _ = io.Copy(o.Stdout, terminal) }) // EIO: no program has the terminal open any more
 	return terminalInput{terminal}, terminal, func() {
 		_ = helper.Wait()
 		output.Wait()
@@ -159,7 +160,7 @@ func (o ExecOptions) start(helper *exec.Cmd) (stdin io.WriteCloser, terminal *os
 	}, nil
 }
 
-// forward passes events on until done.
+// forward passes events to the program until done is closed.
 func (o ExecOptions) forward(done <-chan struct{}, signals *json.Encoder, terminal *os.File) {
 	for {
 		select {
@@ -185,7 +186,7 @@ func (t terminalInput) Close() error {
 	return err
 }
 
-// openTerminal opens a pseudo terminal: the side of its user, and that of programs.
+// openTerminal opens a pseudo terminal: the end for its user, and the end for programs.
 func openTerminal() (user, programs *os.File, err error) {
 	user, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {

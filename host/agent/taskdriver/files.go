@@ -15,14 +15,14 @@ import (
 	"holdfast/registry"
 )
 
-// File is a small file that a driver writes before a task starts. It replaces that of an earlier attempt.
+// File is a small file that a driver writes before a task starts. It replaces the file of an earlier attempt.
 type File struct {
 	Path string      `json:"path"` // relative to the task's directory
 	Mode fs.FileMode `json:"mode"`
 	Data Bytes       `json:"data"`
 }
 
-// Bytes are any bytes. In a JSON string, those that are no UTF-8 would be replaced.
+// Bytes may hold any bytes. JSON encodes them as base64, because a JSON string would replace invalid UTF-8.
 type Bytes string
 
 func (b Bytes) MarshalJSON() ([]byte, error) { return json.Marshal([]byte(b)) }
@@ -40,13 +40,13 @@ func (f File) cut() (dir, name string) {
 	return dir, name
 }
 
-// Own reports whether each task sees the file: it is below local/ or secrets/.
+// Own reports whether the file is in a directory that each task sees: local/ or secrets/.
 func (f File) Own() bool {
 	dir, name := f.cut()
 	return name != "" && (dir == "local" || dir == "secrets")
 }
 
-// ownNames are the names in a task's directory that the job cannot use for files.
+// ownNames are the names in a task's directory that a job cannot use for its files.
 var ownNames = []string{"alloc", "dirs", "logs", "root", "parent.log", handleFile, exitFile, stopFile, lockFile}
 
 // checkFiles refuses paths that a task cannot see. A container can mount other directories of the task.
@@ -62,8 +62,8 @@ func (t Task) checkFiles(container bool) error {
 	return nil
 }
 
-// writeFiles writes the files of the task. In returns the directory of this process for the first directory of a path.
-// Links that an earlier attempt has made lead to nothing outside of it.
+// writeFiles writes the files of the task. in returns the directory of this process for the first directory of a path.
+// Links of an earlier attempt cannot redirect a file to outside of that directory.
 func (t Task) writeFiles(in func(dir string) string, uid, gid int) error {
 	for _, f := range t.Files {
 		if err := f.writeIn(in, uid, gid); err != nil {
@@ -73,9 +73,9 @@ func (t Task) writeFiles(in func(dir string) string, uid, gid int) error {
 	return nil
 }
 
-// fileKind makes an error that the next attempt would meet again an ErrInvalid: a link that leads out of the directory,
-// which os.Root refuses without an error number, or what an earlier attempt has put in the way. Other errors have no
-// kind, but for a full disk.
+// fileKind returns an ErrInvalid for an error that would recur at the next attempt. The cause is a link that leads out
+// of the directory, which os.Root refuses without an error number, or an obstacle that an earlier attempt has made. A
+// full disk is ErrExhausted. Other errors stay unchanged.
 func fileKind(err error) error {
 	number, has := errors.AsType[unix.Errno](err)
 	lasting := []unix.Errno{unix.ENOTDIR, unix.EISDIR, unix.ENOTEMPTY, unix.ELOOP, unix.ENAMETOOLONG}

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// logWriter writes one stream to files of bounded size, stdout.0, stdout.1 and so on, and keeps the newest. Writes
-// never fail, because a full disk must not stop a task. Output that cannot be written is lost.
+// logWriter writes one stream to files of limited size, stdout.0, stdout.1 and so on, and keeps only the newest. A
+// write never fails, because a full disk must not stop a task. Output that cannot be written is lost.
 type logWriter struct {
 	dir    string
 	stream Stream
@@ -26,7 +26,7 @@ type logWriter struct {
 	file   *os.File
 }
 
-// openLogs continues the newest file of an earlier attempt.
+// openLogs returns a writer that continues the newest file of an earlier attempt.
 func openLogs(t Task, s Stream) *logWriter {
 	w := &logWriter{dir: filepath.Join(t.Dir, "logs"), stream: s, size: t.LogSize, keep: t.LogFiles}
 	if w.size <= 0 {
@@ -130,7 +130,7 @@ type logPosition struct {
 	offset int64
 }
 
-// copy copies what lies between the position and the current end, and advances the position.
+// copy copies the output between the position and the current end, and advances the position.
 func (p *logPosition) copy(dir string, s Stream, to io.Writer) error {
 	for _, n := range logNumbers(dir, s) {
 		if n < p.number {
@@ -141,7 +141,7 @@ func (p *logPosition) copy(dir string, s Stream, to io.Writer) error {
 		}
 		f, err := os.Open(logName(dir, s, n))
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // removed by a rotation
+			continue // a rotation has removed it
 		}
 		if err != nil {
 			return err

@@ -29,10 +29,10 @@ const parentName = "holdfast-task"
 const (
 	requestFD = 3
 	replyFD   = 4
-	lockFD    = 5 // holds a lock in the task's directory while the process lives
+	lockFD    = 5 // keeps a lock in the task's directory while the process lives
 )
 
-// request tells the parent what to start. It travels through a pipe, because the environment may hold secrets.
+// request tells the parent which task to start. It is sent through a pipe, because the environment may hold secrets.
 type request struct {
 	Driver   string `json:"driver"`
 	Isolated bool   `json:"isolated"`
@@ -53,17 +53,17 @@ func (r reply) err() error {
 	return errors.New(r.Err)
 }
 
-// Main must be the first call of a main that uses a driver. In a process that was started as a task's parent it
-// runs the parent and does not return.
+// Main must be the first call in the main function of a program that uses a driver. In a process that was started as
+// the parent of a task, it runs the parent and does not return.
 func Main() {
 	if len(os.Args) == 1 && os.Args[0] == execName {
 		runtime.LockOSThread() // as below
 		os.Exit(execMain())
 	}
-	if len(os.Args) != 3 || os.Args[0] != parentName { // a shell passes the name, too
+	if len(os.Args) != 3 || os.Args[0] != parentName { // the name alone does not suffice: a shell passes it too
 		return
 	}
-	runtime.LockOSThread() // a task's namespace must not be made on the main thread, which cannot end
+	runtime.LockOSThread() // the thread that makes a task's namespace must end, and the main thread cannot
 	os.Exit(parentMain())
 }
 
@@ -76,7 +76,7 @@ func parentMain() int {
 	requests, replies := os.NewFile(requestFD, "request"), os.NewFile(replyFD, "reply")
 	var r request
 	if err := json.NewDecoder(requests).Decode(&r); err != nil {
-		return 1 // the starter died; nothing was started
+		return 1 // the starter has died, and nothing was started
 	}
 	requests.Close()
 	p := &parent{request: r, terms: terms}
@@ -92,8 +92,8 @@ func parentMain() int {
 	return 0
 }
 
-// closeInherited closes descriptors that leaked into the orchestrator from its own starter. They are the ones without
-// FD_CLOEXEC.
+// closeInherited closes descriptors that the orchestrator has itself inherited from its starter. These are the ones
+// without FD_CLOEXEC.
 func closeInherited() {
 	for _, fd := range []int{requestFD, replyFD, lockFD} {
 		unix.CloseOnExec(fd)
@@ -110,7 +110,7 @@ func closeInherited() {
 	}
 }
 
-// sendReply replies to the starter. If the starter is gone, Find reads the handle in the task's directory.
+// sendReply replies to the starter. If the starter is gone, Find reads the handle from the task's directory.
 func sendReply(to *os.File, h Handle, err error) {
 	_ = json.NewEncoder(to).Encode(replyOf(h, err))
 	_ = to.Close()
@@ -135,7 +135,7 @@ type parent struct {
 	pipes   []*os.File // read ends
 }
 
-// start starts the task and records its handle. After an error nothing is left.
+// start starts the task and records its handle. After an error nothing of the task is left.
 func (p *parent) start() error {
 	t := p.request.Task
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
@@ -158,8 +158,8 @@ func (p *parent) start() error {
 	return nil
 }
 
-// prepare records the handle before the task runs, so that the task is found even if parent and starter are killed
-// right after the start. It reserves space for all records, because the task itself may fill the disk.
+// prepare records the handle before the task runs. The task can then be found even if parent and starter are killed
+// right after the start. prepare also reserves space for all records, because the task itself may fill the disk.
 func (p *parent) prepare() error {
 	self, err := proc.ReadStat(os.Getpid())
 	if err != nil {
@@ -192,8 +192,8 @@ func confined(t Task, isolated bool) bool {
 	return isolated && len(t.Plan.Devices)+len(t.Plan.Rules) > 0
 }
 
-// confine limits the cgroup to the devices of the plan. There is no limit for raw_exec, for a plan without devices,
-// and for a plan that binds the host's /dev.
+// confine limits the cgroup to the devices of the plan. raw_exec has no such limit, and neither has a plan without
+// devices or one that binds the host's /dev.
 func (p *parent) confine() error {
 	if !confined(p.request.Task, p.request.Isolated) {
 		return nil
@@ -206,7 +206,7 @@ func (p *parent) confine() error {
 	return p.cgroup.confine(policy)
 }
 
-// launch starts the program with its output connected to the log files.
+// launch starts the program and connects its output to the log files.
 func (p *parent) launch() error {
 	t := p.request.Task
 	stdout, err := p.pipe(openLogs(t, Stdout))
@@ -239,12 +239,12 @@ func (p *parent) launch() error {
 		return err
 	}
 	defer func() { _ = child.Release() }() // reap reaps it
-	task, err := proc.ReadStat(child.Pid)  // at worst a zombie, because only we reap it
+	task, err := proc.ReadStat(child.Pid)  // at worst a zombie, because only this process reaps it
 	p.handle.TaskPID, p.handle.TaskStart = task.PID, task.Start
 	return err
 }
 
-// pipe returns the write end of a pipe whose content is copied to the logs.
+// pipe returns the write end of a pipe. What is written to it is copied to the logs.
 func (p *parent) pipe(to *logWriter) (*os.File, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -259,7 +259,8 @@ func (p *parent) pipe(to *logWriter) (*os.File, error) {
 	return w, nil
 }
 
-// run waits for the task to end, stops it on SIGTERM, kills what it leaves behind and records its exit.
+// run waits for the end of the task, and stops the task on SIGTERM. Then it kills all processes that are left, and
+// records the exit.
 func (p *parent) run() error {
 	ended := make(chan struct{})
 	go func() {
@@ -275,7 +276,7 @@ func (p *parent) run() error {
 		case <-p.terms:
 			_ = unix.Kill(-p.handle.TaskPID, unix.SIGTERM) // the task is not reaped yet, so the pid is its own
 			kill = time.After(p.grace())
-			write = writeVolatile // the stop is recorded; after a power cut the exit is of no use
+			write = writeVolatile // the stop is recorded, so after a power cut the exit is not needed
 		case <-kill:
 			kill = nil
 			p.killTree()
@@ -294,7 +295,7 @@ func (p *parent) run() error {
 	return errors.Join(err, write(p.handle.Dir, exitFile, exitRecord{p.handle.ID, p.handle.Driver, exit}))
 }
 
-// grace is the grace of the stop request, or else the task's own.
+// grace returns the grace of the stop request or, without one, the task's own.
 func (p *parent) grace() time.Duration {
 	var s stopRequest
 	if found, err := readRecord(p.handle.Dir, stopFile, &s); err == nil && found && s.ID == p.handle.ID {
@@ -306,8 +307,8 @@ func (p *parent) grace() time.Duration {
 	return DefaultKillGrace
 }
 
-// reapUntil reaps orphans of the task until the task itself has ended. It leaves the task unreaped, so that its
-// pid, which is also its process group, is not reused.
+// reapUntil reaps orphans of the task until the task itself has ended. It does not reap the task. The task's pid, which
+// is also the number of its process group, is therefore not reused.
 func reapUntil(task int) {
 	for {
 		var info unix.Siginfo
@@ -332,8 +333,8 @@ func childOf(info *unix.Siginfo) int {
 // siginfoPID counts int32 fields: signo, errno, code, padding on 64-bit machines, then the union.
 const siginfoPID = 3 + (unsafe.Sizeof(uintptr(0))-4)/4
 
-// killAll kills and reaps whatever is left of the task, and returns the task's status. As a subreaper the parent
-// has all of them below it, so it is done when it has no child.
+// killAll kills and reaps all that is left of the task, and returns the task's status. The parent is a subreaper, so
+// all these processes are below it. killAll is therefore done when the parent has no child.
 func (p *parent) killAll() syscall.WaitStatus {
 	var status syscall.WaitStatus
 	for options := unix.WNOHANG; ; {
@@ -347,13 +348,13 @@ func (p *parent) killAll() syscall.WaitStatus {
 		case pid != 0:
 		case p.killTree():
 			options = 0
-		default: // a process was forked during the search
+		default: // a process was forked while killTree searched
 			time.Sleep(time.Millisecond)
 		}
 	}
 }
 
-// killTree kills all processes below this one and reports whether it found any. It signals zombies as well, because
+// killTree kills all processes below this one. found reports whether there were any. It also signals zombies, because
 // other threads of the same process may still live.
 func (p *parent) killTree() (found bool) {
 	killCgroups(p.cgroup.dirs())
@@ -376,8 +377,8 @@ func reap(options int) (int, syscall.WaitStatus, error) {
 	}
 }
 
-// drain copies what is still in the pipes to the logs. It does not wait for processes outside the task that hold
-// them open.
+// drain copies the rest of the pipes to the logs. It does not wait for processes outside the task that still have the
+// pipes open.
 func (p *parent) drain() {
 	for _, r := range p.pipes {
 		_ = r.SetReadDeadline(time.Now().Add(time.Second))

@@ -17,7 +17,8 @@ import (
 	"holdfast/internal/proc"
 )
 
-// process names one process of the current boot. The start time tells it apart from a later process with the same pid.
+// process identifies a process of the current boot. The start time distinguishes it from a later process with the same
+// pid.
 type process struct {
 	pid   int
 	start uint64 // proc.Stat.Start
@@ -65,7 +66,7 @@ func (p process) alive() bool {
 	return err == nil && s.Start == p.start && !s.Exited()
 }
 
-// open returns a pidfd of p, or found false if p is gone.
+// open returns a pidfd of p. found is false if p is gone.
 func (p process) open() (pidfd *os.File, found bool, err error) {
 	fd, err := unix.PidfdOpen(p.pid, unix.PIDFD_NONBLOCK)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) || p.pid <= 0 {
@@ -118,12 +119,12 @@ func (p process) wait(ctx context.Context) error {
 	if err != nil && ctx.Err() == nil {
 		return fmt.Errorf("wait for process %d: %w", p.pid, err)
 	}
-	_, _ = unix.Wait4(p.pid, nil, unix.WNOHANG, nil) // ECHILD: p is not our child
+	_, _ = unix.Wait4(p.pid, nil, unix.WNOHANG, nil) // ECHILD: p is not a child of this process
 	return nil
 }
 
-// remaining lists the living processes of a task except its parent: the members of its cgroups and of its session, and
-// processes that left both but have the task's ID in their environment.
+// remaining lists the living processes of a task, except for its parent. These are the members of its cgroups and of
+// its session, and processes outside of both that have the task's ID in their environment.
 func (h Handle) remaining() ([]process, error) {
 	all, err := processes()
 	if err != nil {
@@ -149,7 +150,7 @@ func (h Handle) remaining() ([]process, error) {
 }
 
 // ownsSession reports whether session TaskPID belongs to the task. The kernel does not reuse the number while the
-// session has members, so it does unless another process now leads it.
+// session has members. So the session is the task's, unless another process now leads it.
 func (h Handle) ownsSession(all []proc.Stat) bool {
 	for _, s := range all {
 		if s.PID == h.TaskPID {
@@ -177,15 +178,15 @@ func hasTaskID(pid int, id string) bool {
 	return false
 }
 
-// Parent is the parent process of a running task, as found in the process table.
+// Parent is the parent process of a running task, as the process table shows it.
 type Parent struct {
 	PID int
 	ID  string // of the task
 	Dir string // of the task; may have been removed
 }
 
-// Parents lists the parent processes of tasks whose directories are, or were, below dir. It ignores processes in a
-// mount namespace that has another directory at that path.
+// Parents lists the parent processes of tasks whose directories are or were below dir. It ignores a process in a mount
+// namespace that has another directory at the path dir.
 func Parents(dir string) ([]Parent, error) {
 	own, err := os.Stat(dir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -25,26 +25,26 @@ const (
 	execFile   = "exec.lock" // each helper process of Exec holds a shared lock on it while it lives
 )
 
-// exitRecord is exit.json. The ID is needed because several attempts use the directory, one after another. The driver
-// is needed after a power cut, which may leave exit.json without task.json.
+// exitRecord is the content of exit.json. It has the ID, because several attempts use the directory one after another.
+// It has the driver, because a power cut may leave exit.json without task.json.
 type exitRecord struct {
 	ID     string `json:"id"`
 	Driver string `json:"driver,omitempty"`
 	Exit   Exit   `json:"exit"`
 }
 
-// stopRequest is stop.json.
+// stopRequest is the content of stop.json.
 type stopRequest struct {
 	ID    string        `json:"id"`
 	Grace time.Duration `json:"grace"`
 }
 
-// writeRecord replaces a record. It uses the space that reserveRecord allocated, so that it succeeds on a full disk. A
-// general atomic write, which always creates a new file, would not.
+// writeRecord replaces a record. It uses the space that reserveRecord has allocated, so it succeeds on a full disk. A
+// usual atomic write would create a new file and fail.
 func writeRecord(dir, name string, v any) error { return replaceRecord(dir, name, v, (*os.File).Sync) }
 
-// writeVolatile is writeRecord for a record that is of no use after a reboot. It survives the death of processes. After
-// a power cut the record may be missing.
+// writeVolatile is writeRecord without a sync, for a record that has no use after a reboot. The record survives the
+// death of processes. After a power cut it may be missing.
 func writeVolatile(dir, name string, v any) error {
 	return replaceRecord(dir, name, v, func(*os.File) error { return nil })
 }
@@ -73,7 +73,7 @@ func replaceRecord(dir, name string, v any, sync func(*os.File) error) error {
 	return err
 }
 
-// reserveSize is more than the record of an exit or a stop needs.
+// reserveSize is larger than the record of an exit or a stop.
 const reserveSize = 4096
 
 func reserveOf(dir, name string) string { return filepath.Join(dir, "."+name+".reserve") }
@@ -102,7 +102,7 @@ func readRecord(dir, name string, v any) (found bool, err error) {
 		return false, nil
 	}
 	if err == nil && len(bytes.Trim(b, " \x00")) == 0 {
-		return false, nil // the power was cut before its content was on disk
+		return false, nil // a power cut came before its content was on disk
 	}
 	if err == nil {
 		err = json.Unmarshal(b, v)
@@ -113,7 +113,7 @@ func readRecord(dir, name string, v any) (found bool, err error) {
 	return true, nil
 }
 
-// readExit returns how the attempt ended, if that is recorded.
+// readExit returns the recorded exit of the attempt. The bool reports whether there is one.
 func readExit(h Handle) (Exit, bool, error) {
 	var e exitRecord
 	found, err := readRecord(h.Dir, exitFile, &e)
@@ -130,8 +130,8 @@ func recordLostExit(h Handle, exit Exit) error {
 	return writeRecord(h.Dir, exitFile, exitRecord{h.ID, h.Driver, exit})
 }
 
-// lock locks a task's directory. The parent inherits the descriptor, and with it the lock. Closing the file here
-// therefore must not unlock it, as the usual lock libraries do.
+// lock locks a task's directory. The parent inherits the descriptor and thereby the lock. Closing the file here must
+// not unlock it, which the usual lock libraries would do.
 func lock(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -152,14 +152,14 @@ func lockExec(dir string) (*os.File, error) {
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); err != nil {
 		f.Close()
-		return nil, errTaskEnded // Wait has the lock
+		return nil, errTaskEnded // Wait holds the lock
 	}
 	return f, nil
 }
 
-// Find returns the handle of the last task that was started in dir, also if the orchestrator died before it
-// recorded the handle. It waits for a start that is in progress. If found is false, nothing runs in dir and nothing
-// will. If a power cut has left only the exit of the task, the handle has just what Wait needs to return it.
+// Find returns the handle of the last task that was started in dir, even if the orchestrator died before it recorded
+// the handle. It waits for a start in progress. If found is false, nothing runs in dir, and nothing will start there.
+// If a power cut has left only the exit of the task, the handle has only the fields that Wait needs to return it.
 func Find(ctx context.Context, dir string) (h Handle, found bool, err error) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()

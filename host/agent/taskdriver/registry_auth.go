@@ -23,7 +23,7 @@ type auth struct {
 	ServerAddress string   `json:"server_address"`
 }
 
-// password says where the agent reads a password before each pull. The password itself is no part of a job.
+// password says where the agent reads a password before each pull. The password itself is never in the job.
 type password struct{ from registry.Secret }
 
 const passwordForms = `write password = { env = "VARIABLE" } or { file = "/path" }, which the agent reads`
@@ -63,11 +63,11 @@ func (p password) read(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// header returns the login as the engine's API takes it.
+// header returns the login in the form of the engine's API.
 func (a auth) header(ctx context.Context) (string, error) {
 	value, err := a.Password.read(ctx)
 	if err != nil {
-		return "", fmt.Errorf("password of auth: %v", err) // of no kind: the restart policy decides
+		return "", fmt.Errorf("password of auth: %v", err) // no kind: the restart policy decides
 	}
 	return authconfig.Encode(engine.AuthConfig{Username: a.Username, Password: value, ServerAddress: a.ServerAddress})
 }

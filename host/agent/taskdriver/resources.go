@@ -17,10 +17,10 @@ import (
 	"holdfast/registry"
 )
 
-// setting is a file of a cgroup with its value.
+// setting is a file of a cgroup and the value to write to it.
 type setting struct {
 	file, value string
-	optional    bool // missing where the kernel does not account for swap
+	optional    bool // the file is missing if the kernel does not account for swap
 }
 
 // cpuPeriod is the period of the quota in microseconds, the kernel's default.
@@ -37,7 +37,7 @@ var controllers = []controller{
 	{"cpu", cpuV1, cpuV2},
 }
 
-// hardMemory returns the limit in bytes, and the part of it that is reserved. 0 means none.
+// hardMemory returns the memory limit in bytes, and the reserved part of it. 0 means none.
 func (r Resources) hardMemory() (limit, reserved int64) {
 	if r.MemoryMax > 0 {
 		return r.MemoryMax << 20, r.Memory << 20
@@ -101,7 +101,7 @@ func cpuV2(r Resources) (out []setting) {
 	return out
 }
 
-// limit applies the limits to the cgroup. It warns about each that this machine does not enforce.
+// limit applies the limits to the cgroup. It adds a warning for each limit that this machine does not enforce.
 func (g *cgroup) limit(r Resources) {
 	for _, c := range controllers {
 		if len(c.v1(r)) == 0 {
@@ -159,8 +159,8 @@ func enable(dir, controller string) error {
 	return err
 }
 
-// delegated returns the parent of a cgroup if systemd has delegated that too, as with DelegateSubgroup=. It has no
-// processes of its own, so its cgroups can have limits.
+// delegated returns the parent of a cgroup if systemd has also delegated that, as with DelegateSubgroup=. The parent
+// has no processes of its own, so the cgroups in it can have limits.
 func delegated(dir string) (string, bool) {
 	parent := filepath.Dir(dir)
 	for _, name := range []string{"trusted.delegate", "user.delegate"} {
@@ -172,7 +172,7 @@ func delegated(dir string) (string, bool) {
 	return dir, false
 }
 
-// memoryKills returns how many processes of the cgroup the kernel has killed for their memory.
+// memoryKills returns how many processes of the cgroup the kernel has killed because of its memory limit.
 func (g *cgroup) memoryKills() (n int64) {
 	for dir, file := range map[string]string{g.limited["memory"]: "memory.oom_control", g.unified: "memory.events"} {
 		text, err := os.ReadFile(filepath.Join(dir, file))
@@ -189,10 +189,10 @@ func (g *cgroup) memoryKills() (n int64) {
 	return n
 }
 
-// memoryExit explains the exit of a task whose memory limit was reached.
+// memoryExit explains the exit of a task that has reached its memory limit.
 const memoryExit = "killed because its memory limit was reached; raise memory in resources"
 
-// unlimited returns a warning for each limit that this machine does not enforce. It tries them.
+// unlimited tries the limits, and returns a warning for each one that this machine does not enforce.
 func unlimited(r Resources) []string {
 	if r == (Resources{}) {
 		return nil

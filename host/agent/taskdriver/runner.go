@@ -23,8 +23,8 @@ import (
 	"holdfast/registry"
 )
 
-// runner is the part that both drivers share: it starts parents and talks to them. It has no state in memory, so
-// another process can continue whatever it does.
+// runner is the part that exec and raw_exec share: it starts parents and talks to them. It has no state in memory, so
+// another process can continue any of its work.
 type runner struct {
 	name     string
 	isolated bool
@@ -140,11 +140,12 @@ func (r runner) startParent(ctx context.Context, t Task, held *os.File) (Handle,
 	return a.Handle, nil
 }
 
-// ownBinary is the program of this process.
+// ownBinary is the path of this process's program.
 const ownBinary = "/proc/self/exe"
 
-// parentBinary is the program of parents: holdfast-task beside this program, which starts faster and needs less memory,
-// or this program itself. It is opened once, because a package upgrade may replace the file while this process runs.
+// parentBinary is the program for parents. If holdfast-task lies beside this program, it is used, because it starts
+// faster and needs less memory; else it is this program itself. It is opened once, because a package upgrade may
+// replace the file while this process runs.
 var parentBinary = sync.OnceValue(func() string {
 	own, found := debug.ReadBuildInfo()
 	path, err := os.Executable()
@@ -156,7 +157,8 @@ var parentBinary = sync.OnceValue(func() string {
 	if err != nil {
 		return ownBinary
 	}
-	// The number in /proc/self would name another file in the child, where descriptors from 3 on are replaced.
+	// Name this process in the path: in the child, /proc/self/fd would name another file, because its descriptors from
+	// 3 on are replaced.
 	program := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd)
 	its, err := buildinfo.ReadFile(program)
 	if err != nil || versionOf(its) != versionOf(own) || unix.Access(program, unix.X_OK) != nil {
@@ -166,7 +168,7 @@ var parentBinary = sync.OnceValue(func() string {
 	return program
 })
 
-// versionOf returns what two programs of one build have in common.
+// versionOf returns a text that is equal for programs of the same build.
 func versionOf(b *debug.BuildInfo) string {
 	version := b.Main.Path + " " + b.Main.Version
 	for _, s := range b.Settings {
@@ -177,7 +179,7 @@ func versionOf(b *debug.BuildInfo) string {
 	return version
 }
 
-// execParent starts a parent with a session of its own. Parents reads the arguments.
+// execParent starts a parent in a session of its own. The function Parents reads the arguments.
 func execParent(program string, t Task, requests, replies, held *os.File) (process, error) {
 	log, err := os.OpenFile(filepath.Join(t.Dir, "parent.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -194,12 +196,12 @@ func execParent(program string, t Task, requests, replies, held *os.File) (proce
 	return processOf(s), err
 }
 
-// helperCommand returns a command in a session of its own, which Main recognizes by its name.
+// helperCommand returns a command in a session of its own. The function Main recognizes it by its name.
 func helperCommand(program string, args ...string) *exec.Cmd {
 	cmd := &exec.Cmd{
 		Path: program, Args: args, Dir: "/",
-		// The process mostly waits: with one processor it starts fewer threads. A race-enabled program would sleep for
-		// a second before it exits.
+		// The process mostly waits, and with one processor it starts fewer threads. If built with the race detector, it
+		// would also sleep for a second before it exits.
 		Env:         []string{"GOMAXPROCS=1", "GORACE=atexit_sleep_ms=0"},
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 	}
@@ -209,7 +211,7 @@ func helperCommand(program string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// killParent kills a parent that did not reply, and whatever it has started.
+// killParent kills a parent that did not reply, and all processes that it has started.
 func (r runner) killParent(ctx context.Context, t Task, p process) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	defer cancel()
@@ -224,7 +226,7 @@ func (r runner) killParent(ctx context.Context, t Task, p process) error {
 	if _, err := readRecord(t.Dir, handleFile, &h); err != nil {
 		return err
 	}
-	// The parent may have made them; they are removed below.
+	// The parent may have made these cgroups. They are removed below.
 	h.Cgroups = newCgroup(t.ID, t.Resources, confined(t, r.isolated)).dirs()
 	if err := h.killRemaining(ctx, 0); err != nil {
 		return err
@@ -250,7 +252,7 @@ func (r runner) Adopt(_ context.Context, h Handle) (bool, error) {
 		return true, nil
 	}
 	if _, ended, err := readExit(h); err == nil && ended {
-		return false, nil // the parent writes it when nothing is left
+		return false, nil // the parent writes the exit when no process is left
 	}
 	processes, err := h.remaining()
 	return len(processes) > 0, err
@@ -287,7 +289,7 @@ func (r runner) Wait(ctx context.Context, h Handle) (Exit, error) {
 	return exit, nil
 }
 
-// parentTimeout is how long after the grace the parent may take before it counts as stuck.
+// parentTimeout is the time after the grace at which the parent counts as stuck.
 const parentTimeout = 30 * time.Second
 
 func (r runner) Stop(ctx context.Context, h Handle, grace time.Duration) error {
@@ -301,7 +303,7 @@ func (r runner) Stop(ctx context.Context, h Handle, grace time.Duration) error {
 	return nil
 }
 
-// stop asks the parent to stop the task. It stops the task itself if the parent is gone or stuck.
+// stop asks the parent to stop the task. If the parent is gone or stuck, stop stops the task itself.
 func (h Handle) stop(ctx context.Context, grace time.Duration) error {
 	err := writeVolatile(h.Dir, stopFile, stopRequest{h.ID, grace})
 	if err == nil {
@@ -331,8 +333,8 @@ func (h Handle) stop(ctx context.Context, grace time.Duration) error {
 	return h.endExecs(ctx)
 }
 
-// endExecs returns when no command of Exec is left in a task that has ended. It waits for their helper processes, which
-// kill the commands. If a helper process was killed, endExecs kills what that has left.
+// endExecs returns when no command of Exec is left in a task that has ended. It waits for the helper processes, which
+// kill the commands. If a helper process was killed, endExecs kills the processes that it has left.
 func (h Handle) endExecs(ctx context.Context) error {
 	f, err := os.Open(filepath.Join(h.Dir, execFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -354,7 +356,7 @@ func (h Handle) endExecs(ctx context.Context) error {
 	return h.killRemaining(ctx, 0)
 }
 
-// killRemaining ends a task that has no parent: its processes, then its cgroups.
+// killRemaining ends a task that has no parent: first its processes, then its cgroups.
 func (h Handle) killRemaining(ctx context.Context, grace time.Duration) error {
 	if grace > 0 {
 		if err := h.signalRemaining(ctx, unix.SIGTERM, grace); err != nil {
@@ -368,8 +370,8 @@ func (h Handle) killRemaining(ctx context.Context, grace time.Duration) error {
 	return removeCgroups(h.Cgroups)
 }
 
-// signalRemaining sends sig once to each process of the task, also to those that appear meanwhile. It returns when
-// none is left or when grace is over. Grace 0 means no limit.
+// signalRemaining sends sig once to each process of the task, including processes that appear meanwhile. It returns
+// when no process is left or when grace is over. With grace 0 it has no time limit.
 func (h Handle) signalRemaining(ctx context.Context, sig unix.Signal, grace time.Duration) error {
 	limit, cancel := ctx, context.CancelFunc(func() {})
 	if grace > 0 {
@@ -379,7 +381,7 @@ func (h Handle) signalRemaining(ctx context.Context, sig unix.Signal, grace time
 	signalled := map[process]bool{}
 	defer func() {
 		for p := range signalled {
-			_, _ = unix.Wait4(p.pid, nil, unix.WNOHANG, nil) // it is our child if we are a subreaper
+			_, _ = unix.Wait4(p.pid, nil, unix.WNOHANG, nil) // it is a child if this process is a subreaper
 		}
 	}()
 	for {
@@ -414,5 +416,5 @@ func (r runner) Logs(ctx context.Context, h Handle, s Stream, follow bool, to io
 	return copyLogs(ctx, h, s, follow, to)
 }
 
-// adoptFunc is Driver.Adopt.
+// adoptFunc is the type of Driver.Adopt.
 type adoptFunc func(context.Context, Handle) (alive bool, err error)

@@ -10,8 +10,8 @@ import (
 	"holdfast/registry"
 )
 
-// group returns the parsed group of an alloc that uses the volume as a directory. The host knows no schema, so it is
-// written as a job and parsed by the shim.
+// group returns the parsed group of an alloc that uses the volume as a directory. The host knows no schema of volumes.
+// Therefore group writes a job as text, and the shim parses it.
 func (s *Server) group(ctx context.Context, v host.VolumeStatus) (hooks.Group, error) {
 	access, found := registry.AccessMode(""), false
 	for _, c := range v.Capabilities {

@@ -32,7 +32,8 @@ type Storage interface {
 
 var _ Storage = (*host.Host)(nil)
 
-// Defaults are what a Create without these options uses. A plugin must be set for volumes that "docker run -v" creates.
+// Defaults are the values for options that a Create leaves out. Plugin must be set for volumes that "docker run -v"
+// creates.
 type Defaults struct {
 	Plugin host.PluginID
 	Size   int64 // bytes
@@ -67,7 +68,7 @@ type reply struct {
 	Volumes      []volume       `json:",omitempty"`
 	Capabilities map[string]any `json:",omitempty"`
 
-	// answered is called after the reply, and told whether the engine has it. It may be nil.
+	// answered is called after the reply. has reports whether the engine has received it. answered may be nil.
 	answered func(has bool)
 }
 
@@ -110,8 +111,8 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 
 const maxRequest = 1 << 20
 
-// handle decodes a request and encodes the reply. Engines show Err to the user. Docker takes it from any status, Podman
-// from 500 only if the reply is JSON.
+// handle decodes a request and encodes the reply. Engines show Err to the user. Docker does so for any status. Podman
+// does so only for status 500 with a reply in JSON.
 func (s *Server) handle(answer func(*http.Request, request) (reply, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var q request
@@ -127,12 +128,12 @@ func (s *Server) handle(answer func(*http.Request, request) (reply, error)) http
 			out.Err = err.Error()
 			level := s.log.Warn
 			if errors.Is(err, registry.ErrNotFound) {
-				level = s.log.Debug // engines ask before they create
+				level = s.log.Debug // engines ask for a volume before they create it
 			}
 			level("a request of a container engine failed", "request", r.URL.Path, "volume", q.Name, "error", err,
 				"engine_waits", r.Context().Err() == nil)
 		}
-		text, _ := json.Marshal(out) // it has only types that JSON knows
+		text, _ := json.Marshal(out) // reply has only types that JSON can encode
 		w.Header().Set("Content-Length", strconv.Itoa(len(text)))
 		if err != nil {
 			w.WriteHeader(http.StatusInternalServerError)
@@ -149,7 +150,7 @@ func (s *Server) handle(answer func(*http.Request, request) (reply, error)) http
 
 type callerKey struct{}
 
-// withCaller adds the process at the other end of the connection.
+// withCaller adds the process at the other end of the connection to the context.
 func withCaller(ctx context.Context, c net.Conn) context.Context {
 	cred, err := proc.Peer(c)
 	if err != nil {

@@ -25,8 +25,8 @@ func name(q request) host.VolumeName {
 	return host.VolumeName{Namespace: registry.DefaultNamespace, ID: host.VolumeID(q.Name)}
 }
 
-// create creates a volume, or registers one whose file has an external ID. Engines repeat the request: one that exists
-// is left as it is, and other options are refused.
+// create creates a volume, or registers one if the volume file has an external ID. Engines repeat the request. If the
+// volume exists, it stays as it is, and other options are refused.
 func (s *Server) create(r *http.Request, q request) (reply, error) {
 	_, known, err := s.find(r.Context(), q)
 	if err != nil || known && len(q.Opts) == 0 {
@@ -52,10 +52,11 @@ func (s *Server) create(r *http.Request, q request) (reply, error) {
 	return reply{}, err
 }
 
-// The limits are shorter than the time after which Docker gives up without a reason: two minutes and one.
+// The limits are shorter than the times after which Docker gives up without a reason: two minutes for a creation, one
+// for a removal.
 const createLimit, removeLimit = 110 * time.Second, 50 * time.Second
 
-// notYet is the error of a request whose time is over.
+// notYet returns the error of a request that has reached its time limit.
 func notYet(what string, plugin host.PluginID, q request, err error) error {
 	return registry.Errorf(registry.ErrUnavailable, "plugin %q has not %s volume %q yet, and may still do so: %w; "+
 		"to see why: %s", plugin, what, q.Name, err, display.Command("holdfast volume status", q.Name))
@@ -70,7 +71,7 @@ func (s *Server) checkPlugin(r *http.Request, spec host.VolumeSpec) error {
 	return s.agent.CheckEngineController(r.Context(), s.storage, spec.Plugin, spec.Node, caller(r))
 }
 
-// spec returns the volume that the options describe. Options that have no other meaning are parameters of the plugin.
+// spec returns the volume that the options describe. Unknown options become parameters of the plugin.
 func (s *Server) spec(ctx context.Context, q request) (spec host.VolumeSpec, err error) {
 	opts := maps.Clone(q.Opts)
 	take := func(name string) string {
@@ -123,7 +124,7 @@ func capability(mode registry.AccessMode) []registry.VolumeCapability {
 	return []registry.VolumeCapability{{Access: mode, Attachment: registry.FileSystem}}
 }
 
-// file reads a volume file on the agent's machine. Engines know no namespaces.
+// file reads a volume file on the agent's machine. Engines have no namespaces.
 func (s *Server) file(ctx context.Context, path string) (spec host.VolumeSpec, err error) {
 	if !filepath.IsAbs(path) {
 		return spec, registry.Invalid("option file=%s is no absolute path", path)
@@ -140,7 +141,7 @@ func (s *Server) file(ctx context.Context, path string) (spec host.VolumeSpec, e
 	return spec, err
 }
 
-// remove deletes a volume that Holdfast has created. The plugin keeps one that was only registered.
+// remove deletes a volume that Holdfast has created. If a volume was only registered, the plugin keeps it.
 func (s *Server) remove(r *http.Request, q request) (reply, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), removeLimit)
 	defer cancel()
@@ -175,7 +176,7 @@ func (s *Server) remove(r *http.Request, q request) (reply, error) {
 	return reply{}, err
 }
 
-// use returns the request as the agent takes it.
+// use returns the request as an argument for the agent.
 func (s *Server) use(r *http.Request, q request) agent.EngineRequest {
 	return agent.EngineRequest{Volume: host.VolumeID(q.Name), ID: q.ID, Caller: caller(r)}
 }
@@ -191,7 +192,7 @@ func (s *Server) find(ctx context.Context, q request) (v host.VolumeStatus, know
 	return list[0], true, nil
 }
 
-// must is find for requests that need the volume.
+// must is find for requests that need the volume: a missing volume is an error.
 func (s *Server) must(ctx context.Context, q request) (host.VolumeStatus, error) {
 	v, known, err := s.find(ctx, q)
 	if err == nil && !known {
@@ -217,7 +218,7 @@ func (s *Server) get(r *http.Request, q request) (reply, error) {
 		return reply{}, err
 	}
 	d := s.describe(v)
-	// The volume's answer is worth more than a complete list.
+	// An incomplete list of containers is no reason to fail.
 	if ids, err := s.agent.EngineContainers(v.ID); err == nil && len(ids) > 0 {
 		d.Status["containers"] = ids
 	}
@@ -260,7 +261,7 @@ func (s *Server) path(r *http.Request, q request) (reply, error) {
 	return reply{Mountpoint: s.describe(v).Mountpoint}, err
 }
 
-// mount mounts the volume, which has one mount for all containers of this machine.
+// mount mounts the volume. All containers of this machine share one mount of it.
 func (s *Server) mount(r *http.Request, q request) (reply, error) {
 	v, err := s.must(r.Context(), q)
 	if err != nil {
