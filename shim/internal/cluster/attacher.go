@@ -299,8 +299,8 @@ func atExecutor(view registry.View, by registry.ExecutorKey, step registry.Relea
 // abandonLimit bounds a detach by force at the executor, which itself tries for a while.
 const abandonLimit = 30 * time.Second
 
-// execute has the plugin's executor carry out a call. If this node is the executor, execute calls here. If here fails
-// and this node has lost the role meanwhile, execute asks the executor again.
+// execute has the plugin's executor carry out a call. If this node is the executor, it calls the function here instead.
+// If the function fails and this node has lost the role meanwhile, execute asks the executor again.
 func (a *Attacher) execute(
 	ctx context.Context, method string, by registry.ExecutorKey, r request, here func() error,
 ) error {

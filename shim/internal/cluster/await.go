@@ -31,8 +31,8 @@ func (t table) Await(ctx context.Context, role registry.Role, id registry.Plugin
 	return t.Plugins.Await(ctx, role, id)
 }
 
-// awaitOther waits until another node is the executor of the plugin. It returns the error that names this node, or the
-// reason why the wait has failed.
+// awaitOther waits until another node is the executor of the plugin, and returns an error that names that node. If ctx
+// ends first, it returns the cause.
 func (e *Executors) awaitOther(ctx context.Context, plugin registry.PluginID) error {
 	for {
 		changed := e.state.copy.next()

@@ -84,8 +84,8 @@ func TestVolumeIsDetachedFromManyNodes(t *testing.T) {
 	})
 }
 
-// TestLostNodeHasExecutedManyPlugins declares a node out of service that executes more plugins than etcd changes in one
-// transaction.
+// TestLostNodeHasExecutedManyPlugins declares a node out of service that is the executor of more plugins than etcd
+// changes in one transaction.
 func TestLostNodeHasExecutedManyPlugins(t *testing.T) {
 	client := etcdtest.Start(t)
 	a := newMember(t, client, "a")

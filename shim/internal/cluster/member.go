@@ -13,8 +13,9 @@ import (
 )
 
 // CheckMember returns an error if a node with these records cannot be a member of the cluster with this ID. If the ID
-// is empty, it checks whether the node can run without a cluster. A member without its cluster would use volumes that
-// other nodes use. The copy of a cluster's records would replace the records of a node that was no member.
+// is empty, it returns an error if the node cannot run without a cluster. The reasons: a member without its cluster
+// would use volumes that other nodes use, and the copy of a cluster's records would replace the records of a node
+// outside it.
 func CheckMember(v registry.View, id string) error {
 	if copies := v.Copies(); len(copies) > 0 {
 		switch c := copies[0]; {

@@ -190,7 +190,7 @@ func (n *Node) warn(ctx context.Context) {
 }
 
 // Ready waits until this node's copy has everything that its earlier shims have written to etcd. An earlier shim may
-// have died before its copy had it.
+// have died before its copy had its last commits.
 func (n *Node) Ready(ctx context.Context) error { return n.State.awaitReady(ctx) }
 
 // Close ends the connection to etcd.

@@ -21,8 +21,8 @@ type Reaper struct {
 
 	mu      sync.Mutex // guards running and clean
 	running map[registry.AttachmentKey]bool
-	// clean has the epochs of lost nodes that have nothing left. A lost node gets nothing new before it is back. This
-	// saves searching the many claims again for a node whose record stays because its machine is gone.
+	// clean has the epoch of each lost node that has nothing left. Such a node gets nothing new before it is back. The
+	// record of a node whose machine is gone stays, and clean saves searching the many claims again for it.
 	clean map[registry.NodeName]uint64
 }
 

@@ -41,8 +41,8 @@ func (m *Controller) finishOnNode(
 	return now, v.Expansion.Pending() && (vague || before.Refused == ""), nil
 }
 
-// grow does the pending expansion on the node if possible, and records the result. again also retries what the node
-// plugin has refused, unless CSI forbids that.
+// grow does the pending expansion on the node if possible, and records the result. again means that an expansion that
+// the node plugin has refused is retried too, unless CSI forbids that.
 func (m *Controller) grow(ctx context.Context, by intent.Caller, key registry.VolumeKey, again bool) error {
 	done, err := m.node.Grow(ctx, by, key, again)
 	if err != nil {

@@ -96,7 +96,8 @@ func (n *Notifier) end(wake chan struct{}, buckets []registry.Bucket) {
 
 var errWaited = errors.New("the time to wait is over")
 
-// await waits until the page is due: it asks for a change of the records in the buckets since an index.
+// await waits for a change of the records in the buckets, if the page asks for that. It also returns nil once the time
+// to wait is over.
 func (a *Active) await(ctx context.Context, p *pb.Page, buckets []registry.Bucket) error {
 	if p.GetMinIndex() == 0 || p.GetToken() != "" {
 		return nil
