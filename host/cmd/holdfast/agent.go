@@ -80,7 +80,7 @@ With Type=notify, the agent tells systemd when it listens.`,
 	return c
 }
 
-// serveUntil serves until ctx ends. With stopTasks it then stops all tasks first.
+// serveUntil serves until ctx ends. With stopTasks it then stops all tasks before it returns.
 func serveUntil(ctx, whole context.Context, st *service, stopTasks bool, timeout time.Duration, log logger) error {
 	life, cancel := context.WithCancel(whole)
 	var wg sync.WaitGroup
@@ -114,7 +114,7 @@ func serveUntil(ctx, whole context.Context, st *service, stopTasks bool, timeout
 	return errors.Join(err, <-served)
 }
 
-// stopMessage returns the log line for the end of the agent.
+// stopMessage returns the line that is logged when the agent ends.
 func stopMessage(why error, all []*agent.AllocRecord, stopTasks bool) string {
 	tasks := 0
 	for _, r := range all {

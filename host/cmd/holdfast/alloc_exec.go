@@ -18,7 +18,7 @@ import (
 	"holdfast/internal/display"
 )
 
-// commandExit is the exit code of a command in a task, which has said itself what was wrong.
+// commandExit is the exit code of a command in a task. The command itself has printed what was wrong.
 type commandExit int
 
 func (e commandExit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
@@ -52,11 +52,11 @@ func newAllocExec(io streams, p *globalFlags) *cobra.Command {
 	}
 	c.Flags().BoolVarP(&stdin, "stdin", "i", true, "pass standard input on")
 	c.Flags().BoolVarP(&terminal, "tty", "t", terminal, "give the command a terminal (default if this program has one)")
-	c.Flags().Lookup("tty").DefValue = "false" // the same in the man page, wherever that is made
+	c.Flags().Lookup("tty").DefValue = "false" // the man page must be the same wherever it is made
 	return c
 }
 
-// signalLimit is how long a signal may wait for the agent to take it. Then it ends this program.
+// signalLimit is how long a signal may wait until the agent accepts it. After that it ends this program.
 const signalLimit = 5 * time.Second
 
 // runInTask runs a command in a task, with the streams, the signals and the terminal of this program.
@@ -79,7 +79,7 @@ func runInTask(c *cobra.Command, client *control.Client, io streams, id, task st
 		o.Stdin = empty
 	}
 	if terminal {
-		o.Term, o.Stdout = cmp.Or(os.Getenv("TERM"), "xterm"), os.Stdout // as the command writes it
+		o.Term, o.Stdout = cmp.Or(os.Getenv("TERM"), "xterm"), os.Stdout // the output stays unchanged
 		restore, err := rawTerminal(os.Stdin)
 		if err != nil {
 			return err
@@ -115,7 +115,7 @@ func runInTask(c *cobra.Command, client *control.Client, io streams, id, task st
 	return err
 }
 
-// execEvent converts a signal of this program into what the command gets.
+// execEvent converts a signal of this program to an event for the command. wanted reports whether there is one.
 func execEvent(s syscall.Signal, terminal bool) (e taskdriver.ExecEvent, wanted bool) {
 	if s != unix.SIGWINCH {
 		return taskdriver.ExecEvent{Signal: s}, true
@@ -132,8 +132,8 @@ func isTerminal(f *os.File) bool {
 	return err == nil
 }
 
-// rawTerminal has a terminal pass on each key as it is typed (cfmakeraw in termios(3)), until restore is called. Of
-// another file it changes nothing.
+// rawTerminal makes a terminal pass on each key as it is typed (cfmakeraw in termios(3)), until restore is called. If f
+// is not a terminal, it changes nothing.
 func rawTerminal(f *os.File) (restore func(), err error) {
 	fd := int(f.Fd())
 	before, err := unix.IoctlGetTermios(fd, unix.TCGETS)

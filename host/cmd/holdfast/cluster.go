@@ -25,7 +25,7 @@ func newCluster(io streams, p *globalFlags) *cobra.Command {
 		newClusterLeave(io, p))
 }
 
-// memberFlags say which node's state a command is about, whose agent does not run.
+// memberFlags select the node whose state a command changes. The agent of that node must not run.
 type memberFlags struct{ config, node, shim string }
 
 func (f *memberFlags) register(c *cobra.Command) {
@@ -35,7 +35,7 @@ func (f *memberFlags) register(c *cobra.Command) {
 	c.Flags().StringVar(&f.shim, "shim", "", "shim binary (default holdfast-shim beside this program or in PATH)")
 }
 
-// complete sets what the flags leave out as the agent does, and returns the cluster block; empty: there is none.
+// complete sets missing flags to the agent's settings, and returns the cluster block. It is empty if there is none.
 func (f *memberFlags) complete(c *cobra.Command) (cluster string, err error) {
 	a, _, err := c.Root().Find([]string{"agent"})
 	if err != nil {
@@ -167,7 +167,7 @@ type secretUse struct {
 	Callback string `json:"callback,omitempty"`
 }
 
-// listSecrets says where each node needs which secrets.
+// listSecrets prints which secrets each node needs, and at which place.
 func listSecrets(to io.Writer, all []secretUse) {
 	if len(all) == 0 {
 		return
@@ -185,8 +185,8 @@ func listSecrets(to io.Writer, all []secretUse) {
 	}
 }
 
-// migrate has the shim binary move the records of a state. It returns their number, and calls before with the secrets
-// that other nodes will need.
+// migrate runs the shim binary to move the records of a state. It returns the number of records. It calls before with
+// the secrets that other nodes will need.
 func migrate(
 	ctx context.Context, shim, state, node, cluster string, before func([]secretUse),
 ) (moved int, err error) {
@@ -211,7 +211,7 @@ func migrate(
 	return *answer.Moved, nil
 }
 
-// runShim runs the shim binary with a cluster block, and reads what it prints until it ends.
+// runShim runs the shim binary with a cluster block, and passes its output to read until it ends.
 func runShim(
 	ctx context.Context, shim, cluster string, args []string, read func(*json.Decoder) error,
 ) error {

@@ -13,13 +13,14 @@ import (
 	"holdfast/registry"
 )
 
-// completionTimeout bounds the wait for an agent while a shell completes a word.
+// completionTimeout bounds the wait for an agent while the shell completes a word.
 const completionTimeout = 2 * time.Second
 
-// lister returns the values of an argument, given those before it and a namespace, which may be empty.
+// lister returns the possible values of an argument. It gets the arguments before it and a namespace, which may be
+// empty.
 type lister func(ctx context.Context, c *control.Client, before []string, namespace string) ([]string, error)
 
-// ids are the listers of the argument ID, by the command's parent.
+// ids has the lister of the argument ID for each parent command.
 var ids = map[string]lister{
 	"job":            jobIDs,
 	"alloc":          allocIDs,
@@ -30,9 +31,9 @@ var ids = map[string]lister{
 	"group-snapshot": snapshotIDs((*control.Client).GroupSnapshots),
 }
 
-// completeArguments has the shell complete the arguments and flags of each command below c that name something an agent
-// knows, by the words of its usage line, and resolves IDs that the agent does not know. ID... makes the command run
-// once for each argument.
+// completeArguments makes the shell complete the arguments and flags of all commands below c that name objects of an
+// agent. It finds them by the words in the usage lines. It also resolves IDs that the agent does not know. ID... makes
+// the command run once for each argument.
 func completeArguments(c *cobra.Command, p *globalFlags) {
 	for _, sub := range c.Commands() {
 		completeArguments(sub, p)
@@ -44,7 +45,7 @@ func completeArguments(c *cobra.Command, p *globalFlags) {
 		switch strings.Trim(word, "[].") {
 		case "ID":
 			list := ids[c.Parent().Name()]
-			if c.Name() == "create" { // it is new
+			if c.Name() == "create" { // the ID is new
 				list = nil
 			}
 			listers = append(listers, list)
@@ -81,7 +82,7 @@ func completeArguments(c *cobra.Command, p *globalFlags) {
 				return nil, cobra.ShellCompDirectiveDefault
 			}
 			values, then := complete(c, p, listers[at], args)
-			typed := args[at:] // of several
+			typed := args[at:] // the arguments typed for ID...
 			return slices.DeleteFunc(values, func(v string) bool { return slices.Contains(typed, v) }), then
 		}
 		c.RunE = p.resolving(c.RunE, listers)
@@ -102,7 +103,7 @@ func completeArguments(c *cobra.Command, p *globalFlags) {
 	}
 }
 
-// complete returns the values of a lister. Without an agent there are none.
+// complete returns the values of a lister for the shell. Without an agent there are none.
 func complete(c *cobra.Command, p *globalFlags, list lister, args []string) ([]string, cobra.ShellCompDirective) {
 	values, err := list.known(c, p, args)
 	if err != nil {
@@ -124,7 +125,7 @@ func (list lister) known(c *cobra.Command, p *globalFlags, args []string) ([]str
 	return list(ctx, client, args, namespace)
 }
 
-// values returns one value of each item that has one.
+// values returns the value of each item, and leaves out empty ones.
 func values[T any](items []T, err error, of func(T) string) (out []string, _ error) {
 	for _, item := range items {
 		if v := of(item); v != "" {

@@ -18,13 +18,13 @@ import (
 	"github.com/zclconf/go-cty/cty/convert"
 )
 
-// outsideConfig are the flags of the agent that are not keys of its configuration file.
+// outsideConfig are the flags of the agent without a key in its configuration file.
 var outsideConfig = []string{"address", "config", "help", "json", "recover"}
 
-// packaged are the values that the configuration file of packages sets. Its other keys are comments.
+// packaged are the values that are set in the configuration file of packages. All other keys are in comments there.
 var packaged = map[string]string{"volume-plugin": "/run/docker/plugins/holdfast.sock"}
 
-// configKeys returns the flag of each key of the configuration file. A key is the name of its flag with underscores.
+// configKeys returns the flag for each key of the configuration file. A key is the name of its flag, with underscores.
 func configKeys(c *cobra.Command) map[string]*pflag.Flag {
 	keys := map[string]*pflag.Flag{}
 	add := func(f *pflag.Flag) {
@@ -37,10 +37,10 @@ func configKeys(c *cobra.Command) map[string]*pflag.Flag {
 	return keys
 }
 
-// placesOf are the keys of a configuration file with their places, by the flags that they set.
+// placesOf maps flags to the keys of a configuration file that set them, with their places in the file.
 type placesOf map[string]string
 
-// locate has the error of a flag's value name the key that has set the flag.
+// locate adds the key that has set a flag to an error about the flag's value.
 func (p placesOf) locate(err error) error {
 	if usage, is := errors.AsType[usageError](err); is {
 		if bad, is := usage.error.(*flagError); is {
@@ -50,8 +50,8 @@ func (p placesOf) locate(err error) error {
 	return err
 }
 
-// readConfig sets the flags that the configuration file has. Flags of the command line and variables of the
-// environment have precedence. It adds the places of what it sets, and returns the text of the cluster block.
+// readConfig sets flags to the values in the configuration file. Flags of the command line and variables of the
+// environment have precedence. It adds the places of these values to p, and returns the text of the cluster block.
 func (p placesOf) readConfig(c *cobra.Command, path string) (cluster string, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -109,7 +109,7 @@ func (p placesOf) set(c *cobra.Command, attributes hcl.Attributes) error {
 	return nil
 }
 
-// suggestKey names the key that was probably meant, or all of them.
+// suggestKey names the key that was probably meant. If no key is similar, it lists all of them.
 func suggestKey(name string, keys map[string]*pflag.Flag) string {
 	best, least := "", len(name)/3+2
 	var all []string
@@ -128,7 +128,7 @@ func suggestKey(name string, keys map[string]*pflag.Flag) string {
 	return "; the keys are " + strings.Join(all, ", ")
 }
 
-// examples are what the configuration file of packages ends with.
+// examples is the end of the configuration file of packages.
 const examples = `
 # Podman finds volume_plugin by these lines in /etc/containers/containers.conf. See docs/containers.md
 #   [engine]
@@ -149,7 +149,7 @@ const examples = `
 # }
 `
 
-// writeConfig writes the configuration file of packages, with each key, its meaning and its default.
+// writeConfig writes the configuration file of packages: each key with its meaning and its default.
 func writeConfig(w io.Writer, c *cobra.Command) error {
 	keys := configKeys(c)
 	var names []string

@@ -43,7 +43,7 @@ in order. If the list ends early, --offset continues it after the last range.`,
 	return c
 }
 
-// blockWriter prints a list of blocks part by part: as lines, or as one JSON document.
+// blockWriter prints a list of blocks part by part, as lines or as one JSON document.
 type blockWriter struct {
 	to          writer
 	json, delta bool

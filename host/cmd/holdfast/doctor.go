@@ -23,7 +23,7 @@ import (
 	"holdfast/registry"
 )
 
-// inspectError means that inspection or repair failed.
+// inspectError means that the inspection or repair itself failed.
 type inspectError struct{ error }
 
 func (e inspectError) Unwrap() error { return e.error }
@@ -63,14 +63,15 @@ type doctor struct {
 	name string // of the agent or binary, for the output
 }
 
-// openDoctor returns the doctor of the agent, or of the shim binary if no agent runs with this state directory.
+// openDoctor returns the doctor of the agent. If no agent runs with this state directory, it returns that of the shim
+// binary.
 func openDoctor(ctx context.Context, p *globalFlags, shim string) (doctor, error) {
 	client, state := p.client(), p.stateDir()
 	self, err := client.Self(ctx)
 	switch {
 	case err == nil && (p.state == "" || self.StateDir == state):
 		return doctor{client.Doctor, "the agent at " + self.StateDir}, nil
-	case err == nil: // an agent with another state directory
+	case err == nil: // the agent has another state directory
 	case !errors.Is(err, control.ErrNoAgent), errors.Is(err, os.ErrPermission), p.state == "" && p.address != "":
 		return doctor{}, err
 	}
@@ -89,7 +90,7 @@ func openDoctor(ctx context.Context, p *globalFlags, shim string) (doctor, error
 	return doctor{call, fmt.Sprintf("%s (no agent is running at %s)", binary.Path, state)}, nil
 }
 
-// socketDir returns the existing directory of sockets. It creates nothing.
+// socketDir returns the existing directory of sockets. It does not create it.
 func (p *globalFlags) socketDir(state string) string {
 	if p.run != "" {
 		return resolved(p.run)
@@ -128,7 +129,7 @@ func runShimDoctor(ctx context.Context, shim, state, sockets string, r control.D
 	return found, nil
 }
 
-// run inspects, repairs if repair is set, and prints. The error determines the exit code.
+// run inspects, then repairs if repair is set, and prints the results. The error determines the exit code.
 func (d doctor) run(ctx context.Context, io streams, asJSON, repair bool) error {
 	found, err := d.await(ctx, io, control.DoctorRequest{})
 	if err != nil {
@@ -159,7 +160,7 @@ func (d doctor) run(ctx context.Context, io streams, asJSON, repair bool) error 
 	return nil
 }
 
-// jsonDiagnosis returns a diagnosis as --json prints it. Empty lists are printed as [].
+// jsonDiagnosis returns a diagnosis in the form that --json prints. Empty lists become [].
 func jsonDiagnosis(d host.Diagnosis) any {
 	unexamined := []string{}
 	for _, f := range d.Unexamined() {
@@ -175,7 +176,7 @@ func jsonDiagnosis(d host.Diagnosis) any {
 // reportInterval is the interval between progress messages.
 const reportInterval = 5 * time.Second
 
-// await makes the call, and prints every few seconds that the inspection is still running.
+// await makes the call. Meanwhile it prints every few seconds that the inspection is still running.
 func (d doctor) await(ctx context.Context, io streams, r control.DoctorRequest) (found host.Diagnosis, err error) {
 	started, done := time.Now(), make(chan struct{})
 	go func() {
@@ -195,7 +196,7 @@ func (d doctor) await(ctx context.Context, io streams, r control.DoctorRequest) 
 	}
 }
 
-// repairs describes the actions of repair.
+// repairs describes the actions of a repair.
 var repairs = map[registry.FindingAction]string{
 	registry.ActNothing: "none",
 	registry.ActMark:    "mark the record as uncertain; Holdfast repeats or undoes the call",
@@ -209,7 +210,7 @@ func repairText(a registry.FindingAction) string {
 	if text, known := repairs[a]; known {
 		return text
 	}
-	return string(a) // of a newer shim
+	return string(a) // an action of a newer shim
 }
 
 // writeDiagnosis writes a block for each finding.

@@ -47,7 +47,7 @@ is replaced. Calls that would change a volume of Holdfast's own fail with FAILED
 	}
 }
 
-// listenCSI creates the socket, which only this user may connect to. It replaces the socket of a dead process.
+// listenCSI creates the socket, to which only this user may connect. It replaces the socket of a dead process.
 func listenCSI(path string) (net.Listener, error) {
 	answers, err := mount.RemoveStaleSocket(path)
 	switch {
@@ -64,7 +64,7 @@ func listenCSI(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// acceptPause is the wait after a client could not be accepted.
+// acceptPause is the pause after an error of accept.
 const acceptPause = time.Second
 
 // forwardCSI connects each client of l to the agent, until ctx ends.
@@ -85,7 +85,7 @@ func forwardCSI(
 			return nil
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("socket of the CSI endpoint: %w", err)
-		case err != nil: // such as EMFILE; the client is still in the queue of the socket
+		case err != nil: // for example EMFILE; the client stays in the queue of the socket
 			fmt.Fprintln(log, "holdfast: cannot accept a client, trying again:", err)
 			select {
 			case <-ctx.Done():

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// fenceBy returns a host.Config.Fence that runs a program with the name of the node; nil: there is no program.
+// fenceBy returns a host.Config.Fence that runs the program with the name of the node. It is nil if program is empty.
 func fenceBy(program string) (func(ctx context.Context, node string) error, error) {
 	if program == "" {
 		return nil, nil
@@ -30,7 +30,7 @@ func fenceBy(program string) (func(ctx context.Context, node string) error, erro
 	}, nil
 }
 
-// lastOf returns the end of a text, of at most n bytes.
+// lastOf returns the end of a text, at most n bytes.
 func lastOf(text []byte, n int) []byte {
 	text = bytes.TrimSpace(text)
 	return text[max(0, len(text)-n):]

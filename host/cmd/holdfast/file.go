@@ -17,7 +17,7 @@ import (
 	"holdfast/host/agent/control"
 )
 
-// variables are the flags for values of variables.
+// variables holds the values of the flags that set variables.
 type variables struct {
 	values []string
 	files  []string
@@ -54,10 +54,10 @@ type file struct {
 	err    error // why it cannot be read
 }
 
-// maxFile bounds the read; the shim accepts less.
+// maxFile bounds the size of a file that is read. The shim accepts only smaller ones.
 const maxFile = 512 << 10
 
-// readFile reads a file; "-" is the standard input.
+// readFile reads a file, or the standard input if path is "-".
 func readFile(path string) (file, error) {
 	from := io.Reader(os.Stdin)
 	if path != "-" {
@@ -79,7 +79,7 @@ func readFile(path string) (file, error) {
 	return file{Source: agent.Source{Name: path, Dir: dir, Text: text}, volume: isVolume(path, text)}, err
 }
 
-// readError has an error of reading a file name it.
+// readError adds the path to an error of reading a file.
 func readError(path string, err error) error {
 	if errors.Is(err, unix.EISDIR) {
 		return fmt.Errorf("%s: this is a directory; name a file", path)
@@ -103,7 +103,7 @@ func isVolume(path string, text []byte) bool {
 	return !jobHead.Match(text) && pluginField.Match(text)
 }
 
-// readFiles reads files that share variables. Each gets the variables that it declares.
+// readFiles reads files that share variables. Each file gets only the variables that it declares.
 func (v *variables) readFiles(paths []string) ([]file, error) {
 	values, varFiles, err := v.read()
 	if err != nil {
@@ -130,8 +130,8 @@ func (v *variables) readFiles(paths []string) ([]file, error) {
 	return out, nil
 }
 
-// submissions reads the files of a command that takes volume files or else job files. All variables belong to a single
-// file, also those that it does not declare.
+// submissions reads the files of a command, which are either all volume files or all job files. If there is only one
+// file, it gets all variables, even those that it does not declare.
 func (v *variables) submissions(paths []string, volume bool) ([]control.Submission, error) {
 	if len(paths) == 1 {
 		src, err := v.readOne(paths[0], volume)
@@ -149,7 +149,7 @@ func (v *variables) submissions(paths []string, volume bool) ([]control.Submissi
 	return out, err
 }
 
-// checkKind refuses a volume file instead of a job file, and the other way round.
+// checkKind returns an error if the file is a volume file instead of a job file, or the other way round.
 func (f file) checkKind(volume bool) error {
 	switch {
 	case f.volume && !volume:
@@ -160,7 +160,7 @@ func (f file) checkKind(volume bool) error {
 	return nil
 }
 
-// readOne reads the only file of a command, a volume or a job. All variables belong to it.
+// readOne reads the only file of a command, a volume or a job. The file gets all variables.
 func (v *variables) readOne(path string, volume bool) (control.Submission, error) {
 	values, files, err := v.read()
 	if err != nil {

@@ -94,7 +94,7 @@ func newVolumeDetach(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-// writeSteps returns the writer of steps, with a last line unless nothing was done.
+// writeSteps returns a function that prints steps. Its last line is done or, for a dry run, that nothing was done.
 func writeSteps(dryRun bool, done string) func(io.Writer, []host.ReleaseStep) error {
 	return func(to io.Writer, steps []host.ReleaseStep) error {
 		for _, s := range steps {

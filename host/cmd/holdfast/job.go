@@ -134,7 +134,7 @@ func writePlan(to io.Writer, places []agent.Placement) error {
 	return t.write(to, "no allocs")
 }
 
-// awaitJob waits until the allocs of the job's version are running, with healthy plugins, or have ended.
+// awaitJob waits until the allocs of the job's version have ended or are running with healthy plugins.
 func (p *globalFlags) awaitJob(ctx context.Context, job control.Job) (control.Job, error) {
 	client := p.client()
 	now, err := acrossRestarts(ctx, client, func() (control.Job, error) { return client.AwaitJob(ctx, job.ID) })
@@ -190,7 +190,7 @@ func newJobStop(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-// statusCommand returns a command that lists objects, or shows the one that its argument names.
+// statusCommand returns a command that lists objects. With an argument it shows the object with that name.
 func statusCommand[T any](
 	io streams, p *globalFlags, short string,
 	list func(*control.Client, context.Context) ([]T, error), writeList func(io.Writer, []T) error,
@@ -257,7 +257,7 @@ func join[T ~string](list []T) string {
 	return strings.Join(texts, ",")
 }
 
-// counts formats numbers by state, sorted.
+// counts formats the number of allocs in each state, sorted.
 func counts(m map[agent.AllocState]int) string {
 	var parts []string
 	for name, n := range m {

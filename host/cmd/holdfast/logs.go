@@ -53,7 +53,7 @@ func newAllocLogs(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-// onlyTask returns the whole ID of an alloc, and its task. It fails if the alloc has several.
+// onlyTask returns the whole ID of an alloc, and its task. It fails if the alloc has several tasks.
 func onlyTask(c *cobra.Command, client *control.Client, prefix string) (id, task string, err error) {
 	a, err := client.Alloc(c.Context(), prefix)
 	if err != nil {
@@ -99,7 +99,7 @@ func newJobLogs(io streams, p *globalFlags) *cobra.Command {
 // jobTask is a task of an alloc.
 type jobTask struct{ alloc, task string }
 
-// newestTasks returns the tasks of the newest alloc in each slot of a job. The allocs are in the order of their age.
+// newestTasks returns the tasks of the newest alloc in each slot of a job. The job's allocs are sorted by age.
 func newestTasks(job control.Job) (list []jobTask) {
 	newest := map[string]control.Alloc{}
 	for _, a := range job.Allocs {
@@ -125,12 +125,12 @@ func (f *logFlags) outputs(io streams) map[taskdriver.Stream]writer {
 	return map[taskdriver.Stream]writer{taskdriver.Stdout: out, taskdriver.Stderr: errs}
 }
 
-// copyAll copies the logs of tasks, one after the other, or concurrently if it follows.
+// copyAll copies the logs of tasks, one after the other. With Follow it copies them at the same time.
 func (f *logFlags) copyAll(ctx context.Context, client *control.Client, list []jobTask, io streams) error {
 	if len(list) == 1 {
 		return f.copy(ctx, client, list[0].alloc, list[0].task, f.outputs(io))
 	}
-	var lock sync.Mutex // a line is written as a whole
+	var lock sync.Mutex // lines are written as a whole
 	return inTurn(list, f.Follow, func(t jobTask) error {
 		streams, lines := f.outputs(io), []*lineWriter{}
 		for name, to := range streams {
@@ -145,11 +145,11 @@ func (f *logFlags) copyAll(ctx context.Context, client *control.Client, list []j
 	})
 }
 
-// copy copies streams of a task, one after the other, or concurrently if it follows.
+// copy copies streams of a task, one after the other. With Follow it copies them at the same time.
 func (f *logFlags) copy(
 	ctx context.Context, client *control.Client, alloc, task string, streams map[taskdriver.Stream]writer,
 ) error {
-	names := slices.Sorted(maps.Keys(streams)) // stderr first: it is usually short
+	names := slices.Sorted(maps.Keys(streams)) // stderr comes first, because it is usually short
 	return inTurn(names, f.Follow, func(name taskdriver.Stream) error {
 		o := f.LogOptions
 		o.Stream = name
@@ -157,7 +157,7 @@ func (f *logFlags) copy(
 	})
 }
 
-// inTurn calls do for each item until it fails, or for all at once.
+// inTurn calls do for each item until one call fails. With atOnce it makes all calls at the same time.
 func inTurn[T any](list []T, atOnce bool, do func(T) error) error {
 	if !atOnce {
 		for _, item := range list {
@@ -176,7 +176,8 @@ func inTurn[T any](list []T, atOnce bool, do func(T) error) error {
 	return errors.Join(errs...)
 }
 
-// maxLine bounds a line in memory: a task may never write a line break. The rest is written as another line.
+// maxLine bounds the part of a line that is kept in memory, because a task may never write a line break. A longer line
+// is split.
 const maxLine = 64 << 10
 
 // lineWriter writes whole lines, each with a prefix.
@@ -184,7 +185,7 @@ type lineWriter struct {
 	to     writer
 	lock   *sync.Mutex
 	prefix string
-	part   []byte // of the last line
+	part   []byte // incomplete last line
 }
 
 func (w *lineWriter) Write(p []byte) (int, error) {
@@ -210,7 +211,7 @@ func (w *lineWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// flush ends a last line without a line break.
+// flush ends an incomplete last line.
 func (w *lineWriter) flush() error {
 	if len(w.part) == 0 {
 		return nil

@@ -21,6 +21,6 @@ import (
 )
 
 func main() {
-	taskdriver.Main() // this binary is also the parent of each task
+	taskdriver.Main() // this program is also the parent process of each task
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }

@@ -35,7 +35,7 @@ func newNode(io streams, p *globalFlags) *cobra.Command {
 		newNodeDrain(io, p), newNodeOutOfService(io, p), newNodeForget(io, p))
 }
 
-// warnStale says on stderr why what is shown of the cluster may be outdated.
+// warnStale prints on stderr why the shown state of the cluster may be outdated.
 func warnStale(io streams, why string) {
 	if why != "" {
 		fmt.Fprintf(io.err, "this may be outdated: %s\n", clean(why))
@@ -125,7 +125,7 @@ If the node comes back after all, it unmounts its volumes and is listed again.`,
 	return c
 }
 
-// drainText describes the drain of a lost node; empty: there is none.
+// drainText describes the drain of a lost node. It is empty if there is none.
 func drainText(d registry.Drain) string {
 	if d.By == "" {
 		return ""

@@ -9,7 +9,7 @@ import (
 // notifier tells systemd about the state of this service; see sd_notify(3).
 type notifier struct{ socket string }
 
-// newNotifier takes the socket from the environment, so that tasks do not inherit it.
+// newNotifier removes the socket from the environment, so that tasks do not inherit it.
 func newNotifier() notifier {
 	defer os.Unsetenv("NOTIFY_SOCKET")
 	return notifier{os.Getenv("NOTIFY_SOCKET")}

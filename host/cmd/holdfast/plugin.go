@@ -77,8 +77,8 @@ func newPluginRoll(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-// awaitRoll waits until the rolls of a plugin are done or have failed, or until they wait for users of mounts that
-// drain does not restart. It prints each change.
+// awaitRoll waits until the rolls of a plugin are done or have failed. It also returns when they only wait for users of
+// mounts that drain does not restart. It prints each change.
 func (p *globalFlags) awaitRoll(
 	ctx context.Context, client *control.Client, io streams, plugin control.Plugin, drain bool,
 ) (control.Plugin, error) {
@@ -245,7 +245,7 @@ func writeCapabilities(to io.Writer, p control.Plugin) error {
 	return nil
 }
 
-// withDetail adds a detail, if there is one.
+// withDetail adds a detail to a cause, if there is one.
 func withDetail(cause registry.Cause, detail string) string {
 	return strings.TrimSuffix(fmt.Sprintf("%s: %s", cause, detail), ": ")
 }

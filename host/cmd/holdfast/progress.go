@@ -15,7 +15,7 @@ import (
 
 // lines writes progress as lines of text or JSON objects, with the seconds since the start.
 type lines struct {
-	mu    sync.Mutex // a line is written as a whole
+	mu    sync.Mutex // lines are written as a whole
 	out   io.Writer
 	json  bool
 	begin time.Time
@@ -85,8 +85,8 @@ func short[T ~string](id T) string { return string(id[:min(8, len(id))]) }
 // drainTimeout bounds the wait for past events at the end.
 const drainTimeout = 30 * time.Second
 
-// followEvents prints the events after a number, once and in order. The caller calls finish before ctx ends, which
-// prints the remaining past events.
+// followEvents prints the events after the given number, each once and in order. The caller must call finish before ctx
+// ends. finish prints the remaining past events.
 func (o *foreground) followEvents(ctx context.Context, after host.Seq) (finish func() error) {
 	print := func(ctx context.Context, past bool) error {
 		return o.host.Watch(ctx, host.WatchOptions{After: after, Past: past}, func(e host.Event) error {

@@ -16,11 +16,12 @@ import (
 // runFunc is the function of a cobra command.
 type runFunc = func(*cobra.Command, []string) error
 
-// readOnly are the commands that take a unique prefix instead of an ID. The others would change another object than the
-// one that a script names, if that is gone.
+// readOnly are the commands that accept a unique prefix instead of an ID. Other commands do not: if the object that a
+// script names is gone, they would change another one.
 var readOnly = []string{"status", "inspect", "logs", "capacity", "diff"}
 
-// resolving returns a command that resolves its arguments if run does not find them. Exact IDs cost no further request.
+// resolving returns a command that resolves its arguments if run does not find them. For exact IDs this makes no
+// further request.
 func (p *globalFlags) resolving(run runFunc, listers []lister) runFunc {
 	return func(c *cobra.Command, args []string) error {
 		err := run(c, args)
@@ -56,7 +57,8 @@ func (p *globalFlags) resolving(run runFunc, listers []lister) runFunc {
 	}
 }
 
-// similar returns the IDs that start with id or, if none does, those that differ from it by a typing error.
+// similar returns the IDs that start with id. If there are none, it returns the IDs that differ from id only by a
+// typing error.
 func similar(id string, known []string) (like []string, isPrefix bool) {
 	for _, k := range known {
 		if strings.HasPrefix(k, id) {
@@ -74,7 +76,7 @@ func similar(id string, known []string) (like []string, isPrefix bool) {
 	return like, false
 }
 
-// maxListed bounds the IDs in an error.
+// maxListed bounds the number of IDs in an error.
 const maxListed = 10
 
 func listed(list []string) string {
@@ -86,13 +88,14 @@ func listed(list []string) string {
 	return strings.Join(list, ", ") + more
 }
 
-// failures are the errors of a command that does the same for several arguments. Each is reported.
+// failures holds the errors of a command that treats several arguments in the same way. All of them are reported.
 type failures []error
 
 func (f failures) Error() string   { return errors.Join(f...).Error() }
 func (f failures) Unwrap() []error { return f }
 
-// each calls do for each argument, also after a failure. It ends early if the others would fail in the same way.
+// each calls do for each argument, and continues after a failure. It ends early if the remaining calls would fail in
+// the same way.
 func each[T any](list []T, do func(T) error) error {
 	var failed failures
 	for _, one := range list {

@@ -28,7 +28,7 @@ import (
 // Exit codes.
 const (
 	exitOK         = 0
-	exitFailed     = 1 // it failed, was refused, or left something behind
+	exitFailed     = 1 // the command failed, was refused, or left something behind
 	exitUsage      = 2 // the command line is wrong
 	exitNoAgent    = 3 // no agent answers at the control socket
 	exitInspect    = 4 // doctor: inspection or repair failed
@@ -36,10 +36,10 @@ const (
 	// 128 and the signal's number: ended by that signal
 )
 
-// flagError is a bad value of a flag, or of its key in a configuration file.
+// flagError is a wrong value of a flag, or of its key in a configuration file.
 type flagError struct {
 	flag, problem string
-	key           string // with its place in the file; empty: the flag was given
+	key           string // key with its place in the file; empty: the flag was given
 }
 
 func badFlag(flag, format string, args ...any) error {
@@ -51,13 +51,13 @@ func (e *flagError) Error() string { return cmp.Or(e.key, "--"+e.flag) + e.probl
 // usageError is an error in the command line.
 type usageError struct{ error }
 
-// errForced means that a second signal forced the end.
+// errForced means that a second signal has forced the end.
 var errForced = errors.New("forced by a second signal")
 
-// errReported means that the failure has been printed already.
+// errReported means that the failure was already printed.
 var errReported = errors.New("failed")
 
-// errIncomplete means that an inspection without findings was incomplete, which has been printed already.
+// errIncomplete means that an inspection without findings was incomplete. That was already printed.
 var errIncomplete = errors.New("the inspection is incomplete")
 
 // streams are the outputs of a command.
@@ -72,7 +72,7 @@ type globalFlags struct {
 	errs io.Writer // where waits are shown; nil: nowhere
 
 	traces *otlp.Exporter // nil: no traces are wanted
-	end    func(error)    // ends the span of the command; nil: it has none
+	end    func(error)    // ends the span of the command; nil: there is none
 }
 
 const defaultState = "/var/lib/holdfast"
@@ -87,7 +87,7 @@ func run(args []string, out, errs io.Writer) int {
 	root.SetErr(errs)
 	err := root.ExecuteContext(context.Background()) // the root context
 	p.endTrace(err)
-	p.json = p.json || slices.Contains(args, "--json") // an error in the flags may come before
+	p.json = p.json || slices.Contains(args, "--json") // an error in other flags may come before --json was parsed
 	list, several := errors.AsType[failures](err)
 	if !several {
 		list = failures{err}
@@ -105,7 +105,7 @@ type errorLine struct {
 	Next  string `json:"next,omitempty"` // what to do
 }
 
-// report prints an error, unless it has been printed.
+// report prints an error, unless it was already printed.
 func (p *globalFlags) report(to io.Writer, err error) {
 	if _, said := errors.AsType[commandExit](err); said || err == nil || errors.Is(err, errReported) ||
 		errors.Is(err, errIncomplete) {
@@ -121,7 +121,7 @@ func (p *globalFlags) report(to io.Writer, err error) {
 		line.Next = "run the command as root, or name directories of your own: --state-dir, --run-dir"
 	}
 	if p.json {
-		e := json.NewEncoder(to) // one per line
+		e := json.NewEncoder(to) // one object per line
 		e.SetEscapeHTML(false)
 		_ = e.Encode(line)
 		return
@@ -132,7 +132,8 @@ func (p *globalFlags) report(to io.Writer, err error) {
 	}
 }
 
-// kindOf returns the kind of an error: one of package registry by its text, else usage, no agent, interrupted or other.
+// kindOf returns the kind of an error: the text of a kind in package registry, or usage, no agent, interrupted or
+// other.
 func kindOf(err error) string {
 	for _, kind := range registry.Kinds {
 		if errors.Is(err, kind) {
@@ -150,7 +151,7 @@ func kindOf(err error) string {
 	return "other"
 }
 
-// adviseNoAgent returns what to do when no agent answers. It does not advise starting an agent that is running.
+// adviseNoAgent returns what to do if no agent answers. It does not advise to start an agent that is already running.
 func (p *globalFlags) adviseNoAgent() string {
 	if p.address == "" || p.state != "" {
 		if pid, held := host.LockHolder(p.stateDir()); held {
@@ -186,7 +187,7 @@ func exitCode(err error) int {
 	return exitFailed
 }
 
-// isCobraUsage recognizes errors in flags before the command, which FlagErrorFunc does not get.
+// isCobraUsage recognizes errors in flags before the command. Cobra does not pass these to FlagErrorFunc.
 func isCobraUsage(err error) bool {
 	starts := []string{"unknown flag: ", "unknown shorthand flag: ", "flag needs an argument: ", "invalid argument "}
 	return slices.ContainsFunc(starts, func(s string) bool { return strings.HasPrefix(err.Error(), s) })
@@ -208,7 +209,7 @@ Exit codes:
   4  doctor: inspection or repair failed
   5  doctor: inspection incomplete, no inconsistencies found
   129, 130, 143  ended by SIGHUP, SIGINT, SIGTERM`
-	root.TraverseChildren = true // so that an unknown flag before a command is named
+	root.TraverseChildren = true // so that an error names an unknown flag before a command
 	root.Version = host.Version
 	root.SetVersionTemplate("holdfast {{.Version}}\n")
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
@@ -236,7 +237,7 @@ Exit codes:
 
 const helpWidth = 80
 
-// wrapHelp breaks the long lines in the help of a command and of its subcommands. Indented lines stay.
+// wrapHelp breaks the long lines in the help of a command and of its subcommands. It leaves indented lines as they are.
 func wrapHelp(c *cobra.Command) {
 	paragraphs := strings.Split(c.Long, "\n\n")
 	for i, text := range paragraphs {
@@ -255,7 +256,7 @@ func wrapHelp(c *cobra.Command) {
 	}
 }
 
-// group is a command that only has subcommands.
+// group returns a command that only has subcommands.
 func group(use, short string, sub ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{Use: use, Short: short, Args: cobra.ArbitraryArgs}
 	c.RunE = func(c *cobra.Command, args []string) error {
@@ -273,7 +274,7 @@ func group(use, short string, sub ...*cobra.Command) *cobra.Command {
 	return c
 }
 
-// usageArgs makes a wrong number of arguments a usage error.
+// usageArgs turns a wrong number of arguments into a usage error.
 func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if err := check(c, args); err != nil {
@@ -293,7 +294,7 @@ func (p *globalFlags) stateDir() string {
 	return resolved(p.state)
 }
 
-// resolved returns the path with symbolic links resolved, as in the kernel's mount table.
+// resolved returns the absolute path without symbolic links, as the kernel's mount table has it.
 func resolved(path string) string {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -327,7 +328,7 @@ func (p *globalFlags) runDir(state string) string {
 	return runDirs(state)[0]
 }
 
-// client returns a client for the agent that the flags name. It shows what its calls wait for.
+// client returns a client for the agent that the flags select. It shows what its calls wait for.
 func (p *globalFlags) client() *control.Client {
 	c := control.NewClient(p.socket())
 	c.Trace(p.traces.Provider())
@@ -362,7 +363,7 @@ func (p *globalFlags) checkLevel() error {
 	return nil
 }
 
-// checkAddress refuses an address of another kind than a socket.
+// checkAddress refuses an address that is not a unix socket.
 func (p *globalFlags) checkAddress() error {
 	if strings.Contains(strings.TrimPrefix(p.address, "unix://"), "://") {
 		return badFlag("address", " %q: use the path of a socket, or unix://PATH", p.address)
@@ -370,7 +371,8 @@ func (p *globalFlags) checkAddress() error {
 	return nil
 }
 
-// describeValue says how the value of a flag is written, instead of the error of its parser.
+// describeValue returns an error that says how the value of a flag must be written. It replaces the error of the flag's
+// parser.
 func describeValue(err error) error {
 	wrong, is := errors.AsType[*pflag.InvalidValueError](err)
 	if !is {
@@ -379,7 +381,7 @@ func describeValue(err error) error {
 	return fmt.Errorf("--%s %q: use %s", wrong.GetFlag().Name, wrong.GetValue(), formOf(wrong.GetFlag()))
 }
 
-// formOf returns how a value of a flag is written that is no text.
+// formOf returns how the value of a flag must be written, unless it is a plain text.
 func formOf(flag *pflag.Flag) string {
 	switch flag.Value.Type() {
 	case "bool":

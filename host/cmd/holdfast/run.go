@@ -91,14 +91,14 @@ func runForeground(ctx context.Context, io streams, p *globalFlags, f *runFlags,
 	}
 	err = o.run(ctx)
 	err = errors.Join(err, o.service.close(), removeSelfMounts(o.service.layout))
-	err = errors.Join(err, o.removeState(state, temporary)) // after the mounts
+	err = errors.Join(err, o.removeState(state, temporary)) // after the mounts are gone
 	if err == nil {
 		o.lines.say("done: all tasks stopped and all volumes released")
 	}
 	return o.end(err)
 }
 
-// end returns the error of the command. An interruption counts only if nothing else failed.
+// end returns the error of the command. An interruption is the result only if nothing else has failed.
 func (o *foreground) end(err error) error {
 	if err == nil && o.first.by != nil || o.service == nil && o.first.by != nil {
 		return o.first
@@ -118,7 +118,7 @@ type foreground struct {
 	uncertain []host.VolumeSpec // created by this run with an unknown outcome
 	signals   chan os.Signal
 	first     interrupted // the first signal
-	left      bool        // something was left behind
+	left      bool        // volumes or other things of this run remain
 }
 
 // planned is a parsed job with its source.
@@ -139,7 +139,7 @@ func (p planned) plugins() (ids []host.PluginID) {
 	return ids
 }
 
-// removeState removes a temporary state directory unless something is left in it.
+// removeState removes a temporary state directory, unless something has to stay in it.
 func (o *foreground) removeState(state string, temporary bool) error {
 	if !temporary || o.left {
 		return nil
@@ -150,7 +150,7 @@ func (o *foreground) removeState(state string, temporary bool) error {
 	return nil
 }
 
-// run serves during the work and then stops everything.
+// run runs the agent during the work, and then stops all allocs.
 func (o *foreground) run(ctx context.Context) error {
 	if err := o.parse(ctx); err != nil {
 		return err
@@ -181,7 +181,7 @@ func (o *foreground) run(ctx context.Context) error {
 	return errors.Join(failed, stopped, <-served)
 }
 
-// parse parses all files and reports all errors at once.
+// parse parses all files, and reports the errors of all together.
 func (o *foreground) parse(ctx context.Context) error {
 	var errs []error
 	for _, f := range o.files {
@@ -216,7 +216,8 @@ func (o *foreground) parse(ctx context.Context) error {
 	return o.checkDuplicates()
 }
 
-// checkDuplicates refuses two files for one job or volume, because the second would replace the first.
+// checkDuplicates returns an error if two files define the same job or volume, because the second would replace the
+// first.
 func (o *foreground) checkDuplicates() error {
 	seen := map[string]string{}
 	for _, p := range o.jobs {
@@ -235,7 +236,7 @@ func (o *foreground) checkDuplicates() error {
 	return nil
 }
 
-// work submits everything and waits for the last batch job or a signal.
+// work submits all jobs and volumes, and waits for the last batch job or a signal.
 func (o *foreground) work(life context.Context, served chan error) error {
 	ctx, cancel := context.WithCancelCause(life)
 	defer cancel(nil)
@@ -266,7 +267,8 @@ func (o *foreground) interrupt(s os.Signal) {
 
 var errSignal = errors.New("interrupted by a signal")
 
-// runJobs starts plugins, volumes and users, and waits for batch jobs. It ends when a plugin has failed for good.
+// runJobs starts plugins, then volumes, then users, and waits for batch jobs. It ends when a plugin has failed for
+// good.
 func (o *foreground) runJobs(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
@@ -302,7 +304,7 @@ func (o *foreground) runJobs(ctx context.Context) error {
 	return o.failures(ctx)
 }
 
-// users counts the allocs of the jobs that run no plugin. batch means that all of them are of batch jobs.
+// users counts the allocs of jobs that run no plugin. batch reports whether all these jobs are batch jobs.
 func (o *foreground) users() (n int, batch bool) {
 	batch = true
 	for _, p := range o.jobs {
@@ -317,7 +319,7 @@ func (o *foreground) users() (n int, batch bool) {
 	return n, batch
 }
 
-// startVolumesThenUsers continues after the plugins have been submitted.
+// startVolumesThenUsers is the part of runJobs after the plugins were submitted.
 func (o *foreground) startVolumesThenUsers(ctx context.Context) error {
 	for _, spec := range o.volumes {
 		runs := func(p planned) bool { return slices.Contains(p.plugins(), spec.Plugin) }
@@ -332,7 +334,7 @@ func (o *foreground) startVolumesThenUsers(ctx context.Context) error {
 	return o.submit(ctx, func(p planned) bool { return len(p.plugins()) == 0 })
 }
 
-// current leaves out allocs of earlier job versions that have ended.
+// current leaves out ended allocs of earlier job versions.
 func (o *foreground) current(all []*agent.AllocRecord) []*agent.AllocRecord {
 	fills := map[string]func(*agent.AllocRecord) bool{}
 	versions := map[string]uint64{}
@@ -375,7 +377,7 @@ func (o *foreground) failures(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// tailLines is how many lines of each stream of a failed task are printed.
+// tailLines is the number of lines that are printed of each stream of a failed task.
 const tailLines = 20
 
 // printTails prints the last output of the failed tasks of an alloc.
@@ -397,7 +399,7 @@ func (o *foreground) printTails(ctx context.Context, r *agent.AllocRecord) {
 	}
 }
 
-// shutDown stops everything in order; after a second signal or the time limit it kills all tasks.
+// shutDown stops all allocs in order. After a second signal or the time limit, it kills all tasks.
 func (o *foreground) shutDown(life context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(life, o.flags.stopTimeout,
 		fmt.Errorf("the shutdown took longer than %v", o.flags.stopTimeout))
@@ -425,7 +427,7 @@ func (o *foreground) shutDown(life context.Context) error {
 	return err
 }
 
-// awaitStop waits until everything is stopped. A second SIGINT or SIGTERM forces the end. A second SIGHUP does not,
+// awaitStop waits until all allocs are stopped. A second SIGINT or SIGTERM kills them. A second SIGHUP does not,
 // because shells repeat the SIGHUP of the kernel.
 func (o *foreground) awaitStop(done <-chan error, force context.CancelCauseFunc) error {
 	for {
@@ -459,7 +461,7 @@ func (o *foreground) stopInOrder(ctx context.Context) error {
 	return errors.Join(append(errs, o.removeJobs(ctx, nil))...)
 }
 
-// removeJobs stops and deletes all jobs except these. An earlier run may have left some.
+// removeJobs stops and deletes all jobs except those in keep. An earlier run may have left other jobs.
 func (o *foreground) removeJobs(ctx context.Context, keep []planned) error {
 	var errs []error
 	for _, j := range o.agent.Jobs() {

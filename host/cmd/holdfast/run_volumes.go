@@ -27,13 +27,13 @@ func (o *foreground) createVolume(ctx context.Context, spec host.VolumeSpec) err
 	switch {
 	case err == nil:
 		o.created = append(o.created, spec)
-	case !errors.Is(err, registry.ErrExists): // otherwise it is an earlier volume
+	case !errors.Is(err, registry.ErrExists): // else an earlier run has created the volume
 		o.uncertain = append(o.uncertain, spec)
 	}
 	return err
 }
 
-// retry calls do until it succeeds, fails definitely, or ctx ends.
+// retry calls do until it succeeds or certainly fails, or ctx ends.
 func (o *foreground) retry(ctx context.Context, spec host.VolumeSpec, done string, do func() error) error {
 	reported, since := "", time.Now()
 	stop := every(ctx, waitInterval, func(ctx context.Context) {
@@ -64,7 +64,7 @@ func (o *foreground) retry(ctx context.Context, spec host.VolumeSpec, done strin
 	}
 }
 
-// volumeWait says what a volume's creation, registration or deletion waits for; empty if that is not known.
+// volumeWait says what the creation, registration or deletion of a volume waits for. It is empty if that is not known.
 func (o *foreground) volumeWait(ctx context.Context, spec host.VolumeSpec) string {
 	list, _, err := o.host.Volumes(ctx, host.VolumeQuery{Name: spec.VolumeName()})
 	if err != nil || len(list) == 0 {
@@ -76,13 +76,13 @@ func (o *foreground) volumeWait(ctx context.Context, spec host.VolumeSpec) strin
 	return ""
 }
 
-// settleVolume repeats a creation to learn its outcome, and reports whether the volume belongs to this run.
+// settleVolume repeats a creation to learn its outcome. ours reports whether this run has created the volume.
 func (o *foreground) settleVolume(ctx context.Context, spec host.VolumeSpec) (ours bool, err error) {
 	known, _, err := o.host.Volumes(ctx, host.VolumeQuery{Name: spec.VolumeName()})
-	if err != nil || len(known) == 0 { // the plugin was never called, or refused
+	if err != nil || len(known) == 0 { // the plugin was not called, or has refused
 		return false, err
 	}
-	if known[0].State == registry.VolumeUncertain { // DeleteVolume learns the outcome
+	if known[0].State == registry.VolumeUncertain { // DeleteVolume finds out the outcome
 		return true, nil
 	}
 	o.lines.say("volume %s: creation outcome unknown; repeating the call before deletion", spec.VolumeName())
@@ -93,10 +93,10 @@ func (o *foreground) settleVolume(ctx context.Context, spec host.VolumeSpec) (ou
 	if errors.Is(err, registry.ErrExists) {
 		return false, nil
 	}
-	return true, nil // a failed creation may have left a record for DeleteVolume
+	return true, nil // even a failed creation may have left a record for DeleteVolume
 }
 
-// dropKnownOutcomes keeps only the creations with an unknown outcome.
+// dropKnownOutcomes keeps only the creations whose outcome is unknown.
 func (o *foreground) dropKnownOutcomes(ctx context.Context) error {
 	var errs []error
 	o.uncertain = slices.DeleteFunc(o.uncertain, func(spec host.VolumeSpec) bool {
@@ -107,7 +107,7 @@ func (o *foreground) dropKnownOutcomes(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// deleteVolumes deletes the volumes of this run.
+// deleteVolumes deletes the volumes that this run has created.
 func (o *foreground) deleteVolumes(ctx context.Context) error {
 	var errs []error
 	o.uncertain = slices.DeleteFunc(o.uncertain, func(spec host.VolumeSpec) bool {
@@ -136,7 +136,7 @@ func (o *foreground) deleteVolume(ctx context.Context, spec host.VolumeSpec) err
 	})
 }
 
-// reportVolumes prints the volumes that may be left at their plugins.
+// reportVolumes prints the volumes that may still exist at their plugins.
 func (o *foreground) reportVolumes() {
 	for _, spec := range o.uncertain {
 		o.lines.say("volume %s may exist at plugin %s: its creation outcome is unknown", spec.VolumeName(), spec.Plugin)

@@ -39,12 +39,12 @@ type agentFlags struct {
 	engine map[string]*string // of each container driver
 
 	metrics string // TCP address; empty: none
-	http    string // of the status page; as metrics
+	http    string // TCP address of the status page; empty: none
 
 	volumePlugin  string // socket for container engines; empty: none
 	volumeDefault struct{ plugin, size string }
 
-	// As in host.Config; 0 is its default.
+	// These are as in host.Config; 0 means its default.
 	bake, budget, hold time.Duration
 
 	cluster string // HCL text with the cluster block; empty: none
@@ -87,7 +87,7 @@ var defaultEngines = map[string]string{
 	"docker": "unix:///var/run/docker.sock", "podman": "unix:///run/podman/podman.sock",
 }
 
-// drivers returns all task drivers. Those of containers connect when a job needs them.
+// drivers returns all task drivers. Container drivers connect to their engines only when a job needs them.
 func (e *agentFlags) drivers() ([]taskdriver.Driver, error) {
 	list := []taskdriver.Driver{taskdriver.NewExec(), taskdriver.NewRawExec()}
 	for name, at := range defaultEngines {
@@ -124,7 +124,7 @@ func (e *agentFlags) checkTimes() error {
 	return nil
 }
 
-// volumeDefaults are those of a volume that docker run -v NAME:/DIR creates.
+// volumeDefaults returns the defaults for a volume that docker run -v NAME:/DIR creates.
 func (e *agentFlags) volumeDefaults() (d volumeplugin.Defaults, err error) {
 	d.Plugin = host.PluginID(e.volumeDefault.plugin)
 	if size := e.volumeDefault.size; size != "" {
@@ -144,12 +144,12 @@ type service struct {
 	listen net.Listener
 	layout hooks.Layout
 
-	metrics net.Listener                  // nil: none is wanted
-	page    net.Listener                  // as metrics
+	metrics net.Listener                  // nil: no metrics are served
+	page    net.Listener                  // nil: no status page is served
 	others  []func(context.Context) error // further servers
 }
 
-// openService opens the agent, the host and the socket. ctx bounds only the opening.
+// openService opens the agent, the host and the socket. ctx applies only to the opening.
 func openService(ctx context.Context, state, run string, e *agentFlags, log hclog.Logger) (*service, error) {
 	override, err := e.override()
 	_, wrong := e.volumeDefaults()
@@ -217,7 +217,7 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 	return st, nil
 }
 
-// makeState makes the state directory, once the length of all paths is checked.
+// makeState makes the state directory, after it has checked the length of all paths.
 func makeState(l hooks.Layout) error {
 	if err := l.Check(); err != nil {
 		return err
@@ -232,7 +232,7 @@ func makeState(l hooks.Layout) error {
 	return nil
 }
 
-// openVolumePlugin listens for container engines, if that is wanted.
+// openVolumePlugin listens for container engines, if the flags say so.
 func (st *service) openVolumePlugin(e *agentFlags, log hclog.Logger) error {
 	switch d := e.volumeDefault; {
 	case e.volumePlugin == "" && (d.plugin != "" || d.size != ""):
@@ -258,7 +258,7 @@ func (st *service) openVolumePlugin(e *agentFlags, log hclog.Logger) error {
 	return nil
 }
 
-// openMetrics has the control socket serve metrics, and the address that listens for them.
+// openMetrics serves metrics on the control socket and, if the flags say so, on a TCP address.
 func (st *service) openMetrics(log hclog.Logger) *metrics.Metrics {
 	m := metrics.New(st.host, log)
 	m.Failed = st.agent.FailedPlugins
@@ -271,7 +271,7 @@ func (st *service) openMetrics(log hclog.Logger) *metrics.Metrics {
 	return m
 }
 
-// openPage serves the status page, if that is wanted.
+// openPage serves the status page, if the flags say so.
 func (st *service) openPage(m *metrics.Metrics, log hclog.Logger) {
 	if st.page == nil {
 		return
@@ -282,7 +282,7 @@ func (st *service) openPage(m *metrics.Metrics, log hclog.Logger) {
 	st.others = append(st.others, func(ctx context.Context) error { return page.Serve(ctx, st.page) })
 }
 
-// listenTCP opens the address of a flag; nil: none is wanted.
+// listenTCP opens the address of a flag. It returns nil if the address is empty.
 func listenTCP(flag, address, example string) (net.Listener, error) {
 	if address == "" {
 		return nil, nil
@@ -301,7 +301,7 @@ func ignoreClosed(err error) error {
 	return err
 }
 
-// readForJob serves file() of a job. Users of the control socket may read all files that the agent can read.
+// readForJob reads a file for file() in a job. Users of the control socket may read all files that the agent can read.
 func readForJob(_ context.Context, path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	switch {
@@ -315,7 +315,7 @@ func readForJob(_ context.Context, path string) ([]byte, error) {
 
 const shimName = "holdfast-shim"
 
-// findShim finds the shim binary: the flag's, the one beside this program, or the one in PATH.
+// findShim finds the shim binary: the flag's, the one beside this program, or the one in PATH, in this order.
 func findShim(flag string) (host.Binary, error) {
 	if flag != "" {
 		return host.Binary{Path: flag}, nil
@@ -375,11 +375,11 @@ func (st *service) close() error {
 	return errors.Join(errs...)
 }
 
-// removeSelfMounts unmounts the self-binds of a shim at the mount root and the run directory, so that the state
-// directory can be removed. It refuses while there are other mounts below. Mounts of the operator stay.
+// removeSelfMounts unmounts the self-binds that a shim has made at the mount root and the run directory, so that the
+// state directory can be removed. It refuses if there are other mounts below them. It leaves mounts of the operator.
 func removeSelfMounts(l hooks.Layout) error {
 	own := []string{l.MountRoot(), l.Run}
-	if inner := runDirs(l.State)[1]; inner != l.Run { // of an earlier run
+	if inner := runDirs(l.State)[1]; inner != l.Run { // run directory of an earlier run
 		own = append(own, inner)
 	}
 	table, err := mount.Table(0)
@@ -402,10 +402,10 @@ func removeSelfMounts(l hooks.Layout) error {
 	return nil
 }
 
-// interrupted means that a signal ended a command that had nothing left to clean up.
+// interrupted means that a signal has ended a command, and that no cleanup was left to do.
 type interrupted struct {
 	by   os.Signal
-	text string // empty if it was printed already
+	text string // empty if it was already printed
 }
 
 func (e interrupted) Error() string {
@@ -415,10 +415,10 @@ func (e interrupted) Error() string {
 	return e.text
 }
 
-// Is keeps an interruption that was printed from being printed again.
+// Is reports an interruption that was already printed as errReported, so that it is not printed again.
 func (e interrupted) Is(target error) bool { return target == errReported && e.text == "" }
 
-// code returns the exit code that shells use for a program ended by this signal.
+// code returns the exit code that shells use for a program that this signal has ended.
 func (e interrupted) code() int {
 	if s, is := e.by.(unix.Signal); is {
 		return 128 + int(s)
@@ -426,15 +426,15 @@ func (e interrupted) code() int {
 	return exitFailed
 }
 
-// endSignals delivers the signals that end a command in order. SIGHUP is one of them unless nohup ignores it. Until
-// stop is called, a write to a closed pipe fails instead of ending the process.
+// endSignals delivers the signals that end a command, in their order. SIGHUP is one of them, unless nohup ignores it.
+// Until stop is called, a write to a closed pipe returns an error instead of ending the process.
 func endSignals() (received chan os.Signal, stop func()) {
 	received = make(chan os.Signal, 4)
 	signal.Notify(received, unix.SIGINT, unix.SIGTERM)
 	if !signal.Ignored(unix.SIGHUP) {
 		signal.Notify(received, unix.SIGHUP)
 	}
-	// Not signal.Ignore: tasks and the shim would inherit that.
+	// signal.Ignore would be inherited by tasks and the shim.
 	pipe := make(chan os.Signal, 1)
 	signal.Notify(pipe, unix.SIGPIPE)
 	return received, func() {
@@ -443,8 +443,8 @@ func endSignals() (received chan os.Signal, stop func()) {
 	}
 }
 
-// untilSignal returns a context that the first signal ends, with cause interrupted. Later signals stay in the channel.
-// stop waits for the goroutine.
+// untilSignal returns a context that ends at the first signal, with an interrupted as its cause. Later signals stay in
+// the channel. stop waits for the goroutine.
 func untilSignal(ctx context.Context, signals <-chan os.Signal) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
@@ -461,7 +461,7 @@ func untilSignal(ctx context.Context, signals <-chan os.Signal) (_ context.Conte
 	}
 }
 
-// untilEndSignal returns a context that ends with the first signal.
+// untilEndSignal returns a context that ends at the first signal of endSignals.
 func untilEndSignal(ctx context.Context) (context.Context, func()) {
 	signals, ignore := endSignals()
 	ctx, stop := untilSignal(ctx, signals)

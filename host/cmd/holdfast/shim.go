@@ -46,7 +46,7 @@ func writeShim(to writer, s control.Shim) error {
 	return facts(to, list...)
 }
 
-// shimFacts returns the state of the shim as names and values.
+// shimFacts returns the state of the shim as pairs of name and value.
 func shimFacts(s host.ShimState) []any {
 	serves := "since " + when(s.Since)
 	if !s.Serving {
@@ -109,7 +109,7 @@ func newShimRollback(io streams, p *globalFlags) *cobra.Command {
 	}
 }
 
-// beforeLast returns the digest of the binary that the last successful swap replaced. The list starts with the newest.
+// beforeLast returns the digest of the binary that the last successful swap replaced. list starts with the newest swap.
 func beforeLast(list []host.SwapReport) (string, error) {
 	for _, s := range list {
 		if s.Outcome == host.SwapBaking || s.Outcome == host.SwapCommitted {
@@ -162,7 +162,7 @@ func swapJSONOf(r host.SwapReport) swapJSON {
 	return s
 }
 
-// swap has the agent swap, and writes the report as JSON or as text.
+// swap asks the agent for a swap, and writes the report as JSON or as text.
 func (p *globalFlags) swap(ctx context.Context, io streams, ask control.SwapRequest) error {
 	report, err := p.client().Swap(ctx, ask)
 	if err != nil {
@@ -170,14 +170,14 @@ func (p *globalFlags) swap(ctx context.Context, io streams, ask control.SwapRequ
 	}
 	now, err := p.client().Shim(ctx)
 	if err != nil {
-		now.SHA256 = report.To // the swap is done, even if this request fails
+		now.SHA256 = report.To // the swap is done, even if the request above has failed
 	}
 	return show(io, p, nil, swapJSONOf(report), func(to writer, _ swapJSON) error {
 		return writeSwapped(to, report, now.ShimState)
 	})
 }
 
-// writeSwapped writes what serves now, and the report of the swap.
+// writeSwapped writes which shim serves now, and the report of the swap.
 func writeSwapped(to writer, s host.SwapReport, now host.ShimState) error {
 	fmt.Fprintf(to, "now serving %s", short(now.SHA256))
 	if s.From == s.To {

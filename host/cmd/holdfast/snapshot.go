@@ -16,7 +16,7 @@ import (
 	"holdfast/registry"
 )
 
-// snapshotKind says how the commands for snapshots differ from those for group snapshots.
+// snapshotKind has the differences between the commands for snapshots and those for group snapshots.
 type snapshotKind struct {
 	command string // snapshot or group-snapshot
 	noun    string
@@ -66,7 +66,7 @@ volumes are created from it, and it is deleted with the group only.`
 			control.SnapshotClient.Deregister))
 }
 
-// newSnapshotCreate returns a command without its usage. read reads the arguments.
+// newSnapshotCreate returns a command to which the caller adds the usage. read reads the arguments into the spec.
 func newSnapshotCreate(
 	io streams, p *globalFlags, kind snapshotKind, read func(spec *host.SnapshotSpec, args []string),
 ) *cobra.Command {
@@ -119,7 +119,7 @@ func writeTaken(to writer, s host.Snapshot) error {
 	return err
 }
 
-// line is a command for one snapshot.
+// line returns a command for one snapshot, to copy.
 func (k snapshotKind) line(verb string, n host.SnapshotName) string {
 	return display.Command("holdfast "+k.command+" "+verb+" --namespace="+display.Quote(string(n.Namespace)),
 		string(n.ID))
@@ -156,7 +156,7 @@ func secretReferences(list []string) (map[string]registry.Secret, error) {
 		kind, at, _ := strings.Cut(text, ":")
 		secret, known := map[string]registry.Secret{"env": {Env: at}, "file": {File: at},
 			"callback": {Callback: at}}[kind]
-		if !known || at == "" { // the text may be the secret itself
+		if !known || at == "" { // do not print the text: it may be the secret itself
 			return nil, usageError{fmt.Errorf("--secret %s: write %s=env:VARIABLE, %s=file:PATH or %s=callback:TEXT",
 				name, name, name, name)}
 		}

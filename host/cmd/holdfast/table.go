@@ -26,7 +26,7 @@ func writeJSON(to io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// table writes rows in columns; the first row is the head.
+// table writes rows in columns. The first row is the heading.
 type table struct{ rows [][]string }
 
 func newTable(head ...string) *table { return &table{[][]string{head}} }
@@ -39,13 +39,13 @@ func (t *table) add(cells ...any) {
 	t.rows = append(t.rows, row)
 }
 
-// clean puts a text on one line and escapes control characters. Texts of plugins are untrusted.
+// clean puts a text on one line and escapes control characters, because texts of plugins are untrusted.
 func clean(s string) string {
 	return display.Escape(strings.NewReplacer("\r\n", " ", "\n", " ", "\t", " ").Replace(s))
 }
 
-// write writes the rows, or the text none if there are no rows below the head. On a terminal, the last columns are
-// written below each row if they do not fit.
+// write writes the rows. If there is no row below the heading, it writes none. On a terminal, last columns that do not
+// fit are written below each row.
 func (t *table) write(to io.Writer, none string) error {
 	if len(t.rows) == 1 {
 		_, err := fmt.Fprintln(to, none)
@@ -58,7 +58,7 @@ func (t *table) write(to io.Writer, none string) error {
 	return t.fit(to, width)
 }
 
-// fit writes the rows in lines of at most width characters, except for longer words.
+// fit writes the rows in lines of at most width characters. Only single words may be longer.
 func (t *table) fit(to io.Writer, width int) error {
 	fitting, sum := 0, 0
 	for i := range t.rows[0] {
@@ -94,7 +94,7 @@ func (t *table) fit(to io.Writer, width int) error {
 	return nil
 }
 
-// writeWrapped writes words in lines of at most width characters that begin with indent.
+// writeWrapped writes text in lines of at most width characters, each beginning with indent.
 func writeWrapped(to io.Writer, text, indent string, width int) error {
 	line := ""
 	for _, word := range append(strings.Fields(text), "") {
@@ -113,7 +113,7 @@ func writeWrapped(to io.Writer, text, indent string, width int) error {
 	return nil
 }
 
-// facts writes names and values, one pair per line.
+// facts writes pairs of name and value, one per line.
 func facts(to io.Writer, pairs ...any) error {
 	var rows [][]string
 	for i := 0; i+1 < len(pairs); i += 2 {
@@ -143,7 +143,7 @@ func when(t time.Time) string {
 // clock formats a time in UTC.
 func clock(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
 
-// now is the clock of relative times, which tests replace.
+// now is the clock for relative times. Tests replace it.
 var now = time.Now
 
 // age formats a time relative to now, for tables.
@@ -165,7 +165,8 @@ func yesNo(b bool) string {
 	return "no"
 }
 
-// writeNotices writes each notice as a headline with named facts and advice. Commands end their lines, to be copied.
+// writeNotices writes each notice as a headline, its facts and advice. A command stands at the end of its line, so that
+// it is easy to copy.
 func writeNotices(to io.Writer, list []control.Notice) error {
 	for _, n := range list {
 		var rows [][]string

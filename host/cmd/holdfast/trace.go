@@ -13,10 +13,10 @@ import (
 	"holdfast/internal/tracing/otlp"
 )
 
-// servers are the commands that serve until they are ended. They have no span: each call that they make begins a trace.
+// servers are the commands that serve until they are ended. They have no span, so each of their calls begins a trace.
 var servers = map[string]bool{"holdfast agent": true, "holdfast run": true, "holdfast csi-endpoint": true}
 
-// startTrace begins the span of a command if traces are exported.
+// startTrace begins the span of a command, if traces are exported.
 func (p *globalFlags) startTrace(c *cobra.Command) {
 	if strings.HasPrefix(c.Name(), cobra.ShellCompRequestCmd) { // a shell completes a command
 		return
@@ -47,7 +47,7 @@ func (p *globalFlags) startTrace(c *cobra.Command) {
 	}
 }
 
-// warn prints a problem that does not make the command fail.
+// warn prints a problem that does not let the command fail.
 func (p *globalFlags) warn(text string) {
 	if !p.json {
 		fmt.Fprintln(p.errs, "holdfast:", text)
@@ -58,7 +58,7 @@ func (p *globalFlags) warn(text string) {
 	_ = e.Encode(map[string]string{"warning": text})
 }
 
-// endTrace ends the span of the command and exports what is left.
+// endTrace ends the span of the command, and exports the remaining spans.
 func (p *globalFlags) endTrace(err error) {
 	if p.end != nil {
 		p.end(err)

@@ -22,9 +22,9 @@ type verdict struct {
 	File        string           `json:"file"`
 	Kind        string           `json:"kind,omitempty"` // "job" or "volume"; empty if the file cannot be read
 	Valid       bool             `json:"valid"`
-	Error       string           `json:"error,omitempty"` // an error without a position in the text
+	Error       string           `json:"error,omitempty"` // an error without a position in the file
 	Diagnostics host.Diagnostics `json:"diagnostics"`
-	Warnings    []string         `json:"warnings,omitempty"` // of the agent: what has no effect in a job
+	Warnings    []string         `json:"warnings,omitempty"` // of the agent: attributes of a job that have no effect
 }
 
 func newValidate(io streams, p *globalFlags) *cobra.Command {
@@ -95,7 +95,7 @@ func validateFile(ctx context.Context, h *host.Host, drivers []taskdriver.Driver
 			v.Warnings, err = agent.Check(job, drivers, false)
 		}
 		if hasUnset(job) {
-			err = v.Diagnostics.Err() // the agent's error may be about a value that is not known yet
+			err = v.Diagnostics.Err() // the agent's error may come from a value that is still unknown
 		}
 		v.addProblems(err)
 	}
@@ -109,7 +109,7 @@ func validateFile(ctx context.Context, h *host.Host, drivers []taskdriver.Driver
 	return v
 }
 
-// addProblems adds the problems that the agent has found, those of unknown place at the begin of the file.
+// addProblems adds the problems that the agent has found. A problem without a position is put at the begin of the file.
 func (v *verdict) addProblems(err error) {
 	found, is := errors.AsType[*agent.Problems](err)
 	if !is {
@@ -125,7 +125,7 @@ func (v *verdict) addProblems(err error) {
 	}
 }
 
-// hasUnset reports whether a task may depend on a variable without a value, which becomes null.
+// hasUnset reports whether a task may depend on a variable without a value. Such a variable becomes null.
 func hasUnset(job *hooks.Job) bool {
 	if job == nil {
 		return false
@@ -157,7 +157,7 @@ func writeVerdicts(io streams, json bool, verdicts []verdict) error {
 		}
 		switch {
 		case v.Error != "" && v.Kind == "":
-			fmt.Fprintln(io.out, v.Error) // it names the file
+			fmt.Fprintln(io.out, v.Error) // the error names the file
 		case v.Error != "":
 			fmt.Fprintf(io.out, "%s: %s\n", v.File, v.Error)
 		case v.Valid:

@@ -17,15 +17,15 @@ import (
 	"holdfast/proto/bootstrap"
 )
 
-// version tells what this program and the running shim are.
+// version describes this program and the running shim.
 type version struct {
 	Version   string `json:"version"`
 	Revision  string `json:"revision,omitempty"` // of the source; ends in -dirty if it was changed
 	Go        string `json:"go"`
 	Platform  string `json:"platform"`
-	Protocols []int  `json:"protocols"` // between host and shim, that this program speaks
+	Protocols []int  `json:"protocols"` // versions of the protocol between host and shim that this program speaks
 
-	Shim *control.Shim `json:"shim,omitempty"` // of the running agent
+	Shim *control.Shim `json:"shim,omitempty"` // the shim of the running agent
 }
 
 func newVersion(io streams, p *globalFlags) *cobra.Command {
@@ -52,7 +52,7 @@ func newVersion(io streams, p *globalFlags) *cobra.Command {
 		}}
 }
 
-// revision returns the commit that this program was built from, or an empty string.
+// revision returns the commit from which this program was built, or "".
 func revision() string {
 	info, _ := debug.ReadBuildInfo()
 	if info == nil {
@@ -70,8 +70,8 @@ func revision() string {
 	return out
 }
 
-// newDocs writes the files of packages that are made from the commands: manual pages, shell completion and the
-// configuration file.
+// newDocs returns a command that writes the files of packages that are made from the commands: manual pages, shell
+// completion and the configuration file.
 func newDocs() *cobra.Command {
 	return &cobra.Command{Use: "docs DIR", Hidden: true, Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {

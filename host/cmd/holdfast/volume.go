@@ -72,7 +72,7 @@ func newVolumeCreate(io streams, p *globalFlags, verb, short string, do createVo
 	return c
 }
 
-// callUntilSignal calls do until a signal ends it. The hint then says what continues and how to resume it.
+// callUntilSignal calls do. A signal ends the call, and the hint then says what continues and how to resume.
 func callUntilSignal[T any](c *cobra.Command, p *globalFlags, wait time.Duration, hint string,
 	do func(context.Context, *control.Client) (T, error)) (T, error) {
 	client := p.client()
@@ -91,7 +91,7 @@ func waitFlag(c *cobra.Command, to *time.Duration) {
 	c.Flags().DurationVar(to, "wait", 30*time.Second, "how long to wait for the plugin; 0 means no limit")
 }
 
-// writeCreated returns the writer of what a command has made. The verb is "created by" or "registered with".
+// writeCreated returns a function that reports a created volume. verb is "created by" or "registered with".
 func writeCreated(verb string) func(io.Writer, control.Volume) error {
 	return func(to io.Writer, v control.Volume) error {
 		for _, d := range v.Warnings {
@@ -129,7 +129,7 @@ func newVolumeDelete(io streams, p *globalFlags, verb, short string, do deleteVo
 	return c
 }
 
-// interruptedDelete says what follows an interrupted command that deletes or deregisters.
+// interruptedDelete says what happens after the interruption of a command that deletes or deregisters.
 func interruptedDelete(verb, what, status string) string {
 	if verb == "delete" {
 		return fmt.Sprintf("%s may or may not be deleted; once its state is deleting, the deletion continues by "+
@@ -199,10 +199,11 @@ func newVolumeStatus(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-// usageTimeout bounds how long a volume's status waits for the usage.
+// usageTimeout bounds how long the status of a volume waits for its usage.
 const usageTimeout = 2 * time.Second
 
-// withUsage adds the usage of the volume, or why it is unknown. Only a volume mounted here has usage.
+// withUsage adds the usage of the volume, or the reason why it is unknown. Only a volume that is mounted here has
+// usage.
 func withUsage(ctx context.Context, client *control.Client, v control.Volume) control.Volume {
 	if !mounted(v) {
 		return v
@@ -210,14 +211,14 @@ func withUsage(ctx context.Context, client *control.Client, v control.Volume) co
 	ctx, cancel := context.WithTimeoutCause(ctx, usageTimeout,
 		fmt.Errorf("no answer from the agent within %v", usageTimeout))
 	defer cancel()
-	client.Wait = usageTimeout - usageTimeout/10 // so that the agent's error arrives before our own timeout
+	client.Wait = usageTimeout - usageTimeout/10 // so that the agent's error arrives before the client's own timeout
 	usage, err := client.VolumeStats(ctx, v.VolumeName())
 	if err != nil {
 		v.Unmeasured = err.Error()
 		return v
 	}
 	if now, err := client.Volume(ctx, v.VolumeName()); err == nil {
-		v = now // with the health that the plugin has just reported
+		v = now // with the health that the plugin has reported just now
 	}
 	if v.Usage = usage; len(usage) == 0 {
 		v.Unmeasured = "the plugin reports no usage"
@@ -284,7 +285,7 @@ func writeVolume(to io.Writer, v control.Volume) error {
 	return errors.Join(err, users.write(to, "not in use"))
 }
 
-// filledFrom returns the fact about the source of a volume, if it has one.
+// filledFrom returns the fact about the source from which a volume was filled, if there is one.
 func filledFrom(v control.Volume) []any {
 	if v.Source == (registry.Source{}) {
 		return nil
@@ -292,7 +293,7 @@ func filledFrom(v control.Volume) []any {
 	return []any{"Filled from", v.Source.String()}
 }
 
-// createdWith returns the facts about the job that has made a volume, if one has.
+// createdWith returns the facts about the job whose create block has made a volume, if there is one.
 func createdWith(v control.Volume) (facts []any) {
 	if v.Origin != (registry.Origin{}) {
 		facts = append(facts, "Created with",
@@ -304,7 +305,7 @@ func createdWith(v control.Volume) (facts []any) {
 	return facts
 }
 
-// accessibleFrom returns the facts about the node that has a volume, and about its topologies, if it has some.
+// accessibleFrom returns the facts about the node of a volume and about its topologies, if it has any.
 func accessibleFrom(v control.Volume) (facts []any) {
 	if v.Node != "" {
 		facts = append(facts, "Node", v.Node)
@@ -388,7 +389,7 @@ func newVolumeExpand(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-// mayContinue says how to see whether a change of a volume goes on, and how to resume it.
+// mayContinue says how to check whether the change of a volume continues, and how to resume it.
 func mayContinue(change string, name host.VolumeName, flags string) string {
 	return fmt.Sprintf("the %s of volume %s may continue; to check: %s; to resume: %s", change, name,
 		volumeCommand("status", name), volumeCommand(flags, name))

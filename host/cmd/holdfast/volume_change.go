@@ -58,7 +58,7 @@ func writeModified(to writer, v control.Volume) error {
 	return err
 }
 
-// parameterList formats parameters in one line, in the order of their names.
+// parameterList formats parameters in one line, sorted by name.
 func parameterList(parameters map[string]string) string {
 	list := make([]string, 0, len(parameters))
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
@@ -97,7 +97,7 @@ func newVolumeUpdate(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-// writeUpdate returns the writer of an update's changes.
+// writeUpdate returns a function that prints the changes of an update.
 func writeUpdate(dryRun bool) func(io.Writer, host.VolumeUpdate) error {
 	return func(to io.Writer, u host.VolumeUpdate) error {
 		name := u.Volume.VolumeName()
@@ -151,13 +151,13 @@ func newVolumeAdopt(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-// adoptFlags are the flags of volume adopt that say what a volume file says.
+// adoptFlags are the flags of volume adopt. They replace the fields of a volume file.
 type adoptFlags struct {
 	namespace, id         string
 	capabilities, secrets []string
 }
 
-// file reads a volume file instead of the flags.
+// file returns the submission with the volume file that is given instead of the flags.
 func (f *adoptFlags) file(c *cobra.Command, v *variables, args []string) (src control.VolumeSubmission, err error) {
 	for _, name := range []string{"namespace", "id", "capability", "secret"} {
 		if c.Flags().Changed(name) {
@@ -171,7 +171,7 @@ func (f *adoptFlags) file(c *cobra.Command, v *variables, args []string) (src co
 	return src, err
 }
 
-// spec returns the spec of the volume that the arguments and flags name.
+// spec returns the submission with the spec of the volume that the arguments and flags describe.
 func (f *adoptFlags) spec(_ *cobra.Command, _ *variables, args []string) (src control.VolumeSubmission, err error) {
 	if f.id == "" {
 		return src, usageError{errors.New("--id is required, for example --id notes")}

@@ -14,7 +14,7 @@ import (
 	"holdfast/internal/display"
 )
 
-// waitInterval is the time between two lines about a wait where there is no terminal.
+// waitInterval is the time between two lines about a wait if the output is no terminal.
 const waitInterval = 10 * time.Second
 
 // waitLine is a line about a wait as a JSON object.
@@ -23,14 +23,14 @@ type waitLine struct {
 	Seconds float64 `json:"seconds"` // since the wait began
 }
 
-// waiter shows what a command waits for: on a terminal in its last line, else as a line now and then.
+// waiter shows what a command waits for. On a terminal it uses the last line, else it prints a line at intervals.
 type waiter struct {
 	to   io.Writer
 	json bool
-	last time.Time // of the last line
+	last time.Time // time of the last line
 }
 
-// report shows what the command has waited for since a time. An empty text ends the wait.
+// report shows what the command has been waiting for, and since when. An empty text ends the wait.
 func (w *waiter) report(text string, since time.Time) {
 	waited, line := now().Sub(since), ""
 	if text != "" {
@@ -51,13 +51,13 @@ func (w *waiter) report(text string, since time.Time) {
 	}
 }
 
-// For an agent that has ended: how often it is asked again, and for how long.
+// Limits for an agent that has ended: the interval of requests to it, and their total time.
 const (
 	askAgain     = 200 * time.Millisecond
 	agentReturns = time.Minute
 )
 
-// acrossRestarts calls wait, which changes nothing, and calls it again if the agent is started again meanwhile.
+// acrossRestarts calls wait, which must change nothing. If the agent is restarted meanwhile, it calls wait again.
 func acrossRestarts[T any](ctx context.Context, client *control.Client, wait func() (T, error)) (v T, err error) {
 	defer client.Report("", time.Time{})
 	for gone := (time.Time{}); ; {
@@ -81,7 +81,7 @@ func acrossRestarts[T any](ctx context.Context, client *control.Client, wait fun
 	}
 }
 
-// every calls do in each interval until stop is called, which waits for the last call.
+// every calls do at each interval until stop is called. stop waits for the last call.
 func every(ctx context.Context, interval time.Duration, do func(context.Context)) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
