@@ -10,7 +10,7 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// answered is what a reply tells, as it was sent.
+// answered returns what a reply tells the caller, as it was sent.
 func answered(req, reply proto.Message) *journal.Answer {
 	switch r := reply.(type) {
 	case *csi.GetPluginInfoResponse:
@@ -47,7 +47,7 @@ func answered(req, reply proto.Message) *journal.Answer {
 	return announced(reply)
 }
 
-// announced are the capabilities in a reply; nil if it is about others things.
+// announced returns the capabilities in a reply, or nil if the reply is about other things.
 func announced(reply proto.Message) *journal.Answer {
 	switch r := reply.(type) {
 	case *csi.GetPluginCapabilitiesResponse:
@@ -106,7 +106,7 @@ func segments(all ...*csi.Topology) (list []map[string]string) {
 	return list
 }
 
-// denied is what was asked for and not confirmed.
+// denied returns the requested usages that were not confirmed.
 func denied(req proto.Message, confirmed *csi.ValidateVolumeCapabilitiesResponse_Confirmed) (usages []string) {
 	asked, ok := req.(*csi.ValidateVolumeCapabilitiesRequest)
 	if !ok {

@@ -11,18 +11,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Backend is the storage system behind a plugin: what exists, and where it is attached, staged and published. Plugins
-// of one process share it by pointer, plugins of several processes by its file; one that is killed finds it again.
+// Backend is the storage system behind a plugin: its volumes and snapshots, and where they are attached, staged and
+// published. Plugins of one process share it by pointer, plugins of several processes by its file. A plugin that was
+// killed finds it again.
 type Backend struct {
 	mu   sync.Mutex
 	path string
 	now  contents
 
 	reserving sync.Mutex
-	reserved  map[string]*reservation // volumes that a call is changing, at any plugin of this process
+	reserved  map[string]*reservation // volumes that a call currently changes, at any plugin of this process
 }
 
-// reservation is the right of one call to change a volume. It ends with the call, or with the plugin.
+// reservation is the right of one call to change a volume. It ends with the call or with the plugin.
 type reservation struct{ of *Plugin }
 
 type contents struct {
@@ -30,8 +31,8 @@ type contents struct {
 	Snapshots map[string]*snapshot `json:"snapshots"`
 	Groups    map[string][]string  `json:"groups"`
 	NodeIDs   map[string]bool      `json:"node_ids,omitempty"`  // of plugins that serve Node
-	Running   map[string]bool      `json:"running,omitempty"`   // forgetful plugins, by role and node
-	Forgotten bool                 `json:"forgotten,omitempty"` // a plugin has forgotten what it had
+	Running   map[string]bool      `json:"running,omitempty"`   // forgetful plugins that run, by role and node
+	Forgotten bool                 `json:"forgotten,omitempty"` // a plugin has forgotten its records
 }
 
 type volume struct {
@@ -41,15 +42,15 @@ type volume struct {
 	Used     *int64                 `json:"used,omitempty"` // nil: a quarter of what the node knows
 	Context  map[string]string      `json:"context,omitempty"`
 	Mutable  map[string]string      `json:"mutable,omitempty"` // parameters that can be modified
-	Made     string                 `json:"made,omitempty"`    // hash of what CreateVolume asked for
+	Made     string                 `json:"made,omitempty"`    // hash of the CreateVolume request
 	Attached map[string]*attachment `json:"attached,omitempty"`
 	Nodes    map[string]*onNode     `json:"nodes,omitempty"`
 
 	Writes int64           `json:"writes,omitempty"` // how often it was written to
-	Blocks map[int64]int64 `json:"blocks,omitempty"` // numbers of written blocks, and in which write
+	Blocks map[int64]int64 `json:"blocks,omitempty"` // number of the last write of each written block
 
-	Topology  []map[string]string `json:"topology,omitempty"`  // where it was asked to be
-	Ephemeral bool                `json:"ephemeral,omitempty"` // made by a publication, gone with the last one
+	Topology  []map[string]string `json:"topology,omitempty"`  // the topology that the request preferred
+	Ephemeral bool                `json:"ephemeral,omitempty"` // made by a publish, and deleted with the last unpublish
 }
 
 type attachment struct {
@@ -58,12 +59,12 @@ type attachment struct {
 	Context map[string]string `json:"context"`
 }
 
-// onNode is a volume on one node.
+// onNode has the state of a volume on one node.
 type onNode struct {
 	Staging   string            `json:"staging,omitempty"`
 	Staged    string            `json:"staged,omitempty"`    // hash of the volume capability
 	Published map[string]string `json:"published,omitempty"` // target path -> hash of capability and readonly
-	Size      int64             `json:"size,omitempty"`      // as this node knows it: NodeExpandVolume tells it anew
+	Size      int64             `json:"size,omitempty"`      // as this node knows it; NodeExpandVolume updates it
 	Block     bool              `json:"block,omitempty"`
 	Device    string            `json:"device,omitempty"` // loop device of a block volume
 }
@@ -76,10 +77,10 @@ type snapshot struct {
 	Made   int64  `json:"made"` // seconds since 1970
 	Group  string `json:"group,omitempty"`
 
-	Blocks map[int64]int64 `json:"blocks,omitempty"` // of the volume then; nil: none was written
+	Blocks map[int64]int64 `json:"blocks,omitempty"` // blocks of the volume at that time; nil: none was written
 }
 
-// NewBackend returns an empty backend, or the one in the file. The empty path is memory only.
+// NewBackend returns an empty backend, or the one in the file. With an empty path it is only in memory.
 func NewBackend(path string) *Backend {
 	return &Backend{path: path, now: newContents()}
 }
@@ -88,8 +89,8 @@ func newContents() contents {
 	return contents{Volumes: map[string]*volume{}, Snapshots: map[string]*snapshot{}, Groups: map[string][]string{}}
 }
 
-// change runs f on what is there and keeps the result. f changes something as the last thing it does, if it does not
-// fail. A backend with a file is locked against other processes meanwhile.
+// change runs f on the contents and stores the result. f must make its changes last, after all checks that may fail. A
+// backend with a file is locked against other processes meanwhile.
 func (b *Backend) change(f func(*contents) error) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -132,8 +133,8 @@ func (b *Backend) load() error {
 	return nil
 }
 
-// reserve is the right to change a volume, until release is called. free is false while another call has it, at a
-// plugin that lives.
+// reserve gives p the right to change a volume until release is called. free is false while another call has the right,
+// unless the plugin of that call was killed.
 func (b *Backend) reserve(id string, p *Plugin) (release func(), free bool) {
 	b.reserving.Lock()
 	defer b.reserving.Unlock()
@@ -154,7 +155,7 @@ func (b *Backend) reserve(id string, p *Plugin) (release func(), free bool) {
 	}, true
 }
 
-// replaceFile writes a file that others never see half written.
+// replaceFile writes a file atomically.
 func replaceFile(path string, text []byte) error {
 	if err := os.WriteFile(path+".new", text, 0o600); err != nil {
 		return err
@@ -162,7 +163,7 @@ func replaceFile(path string, text []byte) error {
 	return os.Rename(path+".new", path)
 }
 
-// AddVolume makes a volume that was provisioned elsewhere.
+// AddVolume adds a volume that was provisioned elsewhere.
 func (b *Backend) AddVolume(id string, capacity int64, context map[string]string) error {
 	return b.change(func(c *contents) error {
 		if c.Volumes[id] == nil {
@@ -177,7 +178,7 @@ func (b *Backend) SetUsed(id string, bytes int64) error {
 	return b.volume(id, func(v *volume) { v.Used = &bytes })
 }
 
-// volume runs f on a volume that exists.
+// volume runs f on a volume. It fails if the volume does not exist.
 func (b *Backend) volume(id string, f func(*volume)) error {
 	return b.change(func(c *contents) error {
 		if c.Volumes[id] == nil {
@@ -188,14 +189,14 @@ func (b *Backend) volume(id string, f func(*volume)) error {
 	})
 }
 
-// Parameters returns the mutable parameters of a volume; nil: it has none, or does not exist.
+// Parameters returns the mutable parameters of a volume. It returns nil if the volume has none or does not exist.
 func (b *Backend) Parameters(id string) (all map[string]string) {
 	_ = b.volume(id, func(v *volume) { all = maps.Clone(v.Mutable) })
 	return all
 }
 
 func (b *Backend) size(id string) (n int64) {
-	_ = b.volume(id, func(v *volume) { n = v.Capacity }) // one that is not there has no size
+	_ = b.volume(id, func(v *volume) { n = v.Capacity }) // a missing volume has size 0
 	return n
 }
 
@@ -208,7 +209,7 @@ func (b *Backend) setDevice(id, node, device string) error {
 	return b.volume(id, func(v *volume) { v.on(node).Device = device })
 }
 
-// Reboot forgets what was mounted on a node, as its restart does.
+// Reboot removes all mounts of a node from the records, as a restart of the node does.
 func (b *Backend) Reboot(node string) error {
 	return b.change(func(c *contents) error {
 		for _, v := range c.Volumes {
@@ -220,8 +221,8 @@ func (b *Backend) Reboot(node string) error {
 	})
 }
 
-// start records that a forgetful plugin runs. If the one before it was killed, everything that exists is forgotten,
-// as by a driver whose state file was empty when it died: forgot is true. What is mounted stays mounted.
+// start records that a forgetful plugin runs. If the process before it was killed, start deletes all records, as for a
+// driver whose state file was empty when it died. forgot is then true. Mounts stay.
 func (b *Backend) start(who string) (forgot bool, err error) {
 	err = b.change(func(c *contents) error {
 		if forgot = c.Running[who]; forgot {
@@ -238,19 +239,19 @@ func (b *Backend) start(who string) (forgot bool, err error) {
 	return forgot, err
 }
 
-// stop records that a forgetful plugin was stopped, and not killed.
+// stop records that a forgetful plugin was stopped and not killed.
 func (b *Backend) stop(who string) error {
 	return b.change(func(c *contents) error { delete(c.Running, who); return nil })
 }
 
-// Usage is where one volume is in use.
+// Usage says where one volume is in use.
 type Usage struct {
 	Attached  []string            // node ids
 	Staged    map[string]string   // node id -> staging path
 	Published map[string][]string // node id -> target paths
 }
 
-// Volumes are the volumes that exist and where they are used.
+// Volumes returns the existing volumes, and where they are used.
 func (b *Backend) Volumes() (map[string]Usage, error) {
 	all := map[string]Usage{}
 	err := b.change(func(c *contents) error {

@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BlockKind is what is bound at the target of a block volume.
+// BlockKind says what is bound at the target of a block volume.
 type BlockKind string
 
 const (
-	// a loop device over a sparse file of DataDir, as large as the volume; it outlives the plugin
+	// BlockLoop is a loop device over a sparse file in DataDir, as large as the volume. It outlives the plugin.
 	BlockLoop BlockKind = "loop"
-	BlockNode BlockKind = "node" // /dev/null: a device node where there are no loop devices
-	BlockFile BlockKind = "file" // a regular file of DataDir of 1 MiB: what a plugin must not do
+	BlockNode BlockKind = "node" // /dev/null, for machines without loop devices
+	BlockFile BlockKind = "file" // a regular file of 1 MiB in DataDir, which a plugin must not use
 )
 
 func (c Config) blockKind() BlockKind {
@@ -81,7 +81,7 @@ func (w work) freeBlock() error {
 	return w.p.cfg.Backend.setDevice(w.volume, w.p.cfg.NodeID, "")
 }
 
-// sparse makes a file, or makes it larger.
+// sparse makes a sparse file, or enlarges it.
 func sparse(path string, size int64) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -95,8 +95,8 @@ func sparse(path string, size int64) error {
 	return err
 }
 
-// attachLoop finds a free loop device and puts a file behind it. Others look for one at the same time: it tries for a
-// while.
+// attachLoop finds a free loop device and attaches a file to it. It retries for a while, because other processes may
+// take the device first.
 func attachLoop(file string) (device string, err error) {
 	backing, err := os.OpenFile(file, os.O_RDWR, 0)
 	if err != nil {
@@ -133,7 +133,7 @@ func configureLoop(device string, backing *os.File) error {
 	return unix.IoctlLoopConfigure(int(f.Fd()), &unix.LoopConfig{Fd: uint32(backing.Fd())})
 }
 
-// loopOf tells whether a loop device has this very file behind it.
+// loopOf reports whether a loop device is attached to this file.
 func loopOf(device, file string) bool {
 	f, err := os.OpenFile(device, os.O_RDONLY, 0)
 	if err != nil {
@@ -145,8 +145,8 @@ func loopOf(device, file string) bool {
 	return err == nil && unix.Stat(file, &st) == nil && info.Inode == st.Ino && info.Device == st.Dev
 }
 
-// FreeLoops gives back all loop devices over files below a directory, for tests that end with a block volume published:
-// such a device outlives its plugin and its file. Start does it for its DataDir.
+// FreeLoops detaches all loop devices over files below a directory, for tests that end with a published block volume.
+// Such a device outlives its plugin and its file. Start calls FreeLoops for its DataDir.
 func FreeLoops(dir string) error {
 	backed, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {

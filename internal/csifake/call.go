@@ -20,21 +20,21 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// lostCallerWait is how long a call waits to learn that the caller of another call for the same volume has gone:
-// another goroutine notices a lost connection, much later on a busy machine. After that the two calls are in flight at
-// once.
+// lostCallerWait bounds how long a call waits to learn that the caller of another call for the same volume is gone.
+// Another goroutine notices a lost connection, much later on a busy machine. After that time, the two calls are in
+// flight together.
 const lostCallerWait = 2 * time.Second
 
-// call is one call that runs.
+// call is a running call.
 type call struct {
 	ctx    context.Context
 	req    proto.Message
-	line   journal.Line // its begin
+	line   journal.Line // the line of its begin
 	acts   acts
-	cut    func() // cuts the connection that it came by
+	cut    func() // cuts the connection over which it came
 	effect bool
-	gone   bool          // the journal says that the caller has gone
-	done   chan struct{} // closed as it ends
+	gone   bool          // the journal has the line that the caller is gone
+	done   chan struct{} // closed when the call ends
 	unhook func() bool
 }
 
@@ -42,7 +42,7 @@ type effect func(context.Context) (proto.Message, error)
 
 type callKey struct{}
 
-// callOf is the call that a context is of.
+// callOf returns the call to which a context belongs.
 func callOf(ctx context.Context) *call {
 	if c, ok := ctx.Value(callKey{}).(*call); ok {
 		return c
@@ -50,7 +50,7 @@ func callOf(ctx context.Context) *call {
 	return &call{}
 }
 
-// ignoresSource reports whether a rule has CreateVolume ignore the source of the volume.
+// ignoresSource reports whether a rule makes CreateVolume ignore the source of the volume.
 func (c *call) ignoresSource() bool { return c.acts.before != nil && c.acts.before.IgnoreSource }
 
 func (p *Plugin) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (
@@ -69,7 +69,8 @@ func (p *Plugin) intercept(ctx context.Context, req any, info *grpc.UnaryServerI
 	})
 }
 
-// unknown answers calls of methods that CSI does not have. A plugin of a future version answers with the request.
+// unknown answers calls of methods that CSI does not have. A plugin of a future version returns the request as its
+// answer.
 func (p *Plugin) unknown(_ any, s grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(s)
 	if !p.version.future() {
@@ -88,7 +89,7 @@ func (p *Plugin) unknown(_ any, s grpc.ServerStream) error {
 	return s.SendMsg(reply)
 }
 
-// unserved answers calls to services that this plugin does not serve: they are in the journal too.
+// unserved answers calls to services that this plugin does not serve, because the journal must have these calls too.
 func (p *Plugin) unserved(ctx context.Context, method string) error {
 	_, err := p.handle(ctx, method, &csi.ProbeRequest{}, func(context.Context) (proto.Message, error) {
 		return nil, status.Errorf(codes.Unimplemented, "csifake: %s is not served", method)
@@ -119,9 +120,8 @@ func (p *Plugin) handle(ctx context.Context, method string, req proto.Message, d
 	return p.leave(c, reply, err)
 }
 
-// arrive writes the begin of a call, after it has noted which callers have gone. It is false for a call
-// whose own caller has gone before its turn came: a later call of that caller may have overtaken it, and it must not
-// take effect after that one.
+// arrive writes the begin of a call, after it has noted which other callers are gone. It returns false if the caller of
+// c is gone already. A later call of that caller may then have overtaken c, so c must not take effect after it.
 func (p *Plugin) arrive(c *call) bool {
 	beside := p.overlapping(c)
 	deadline := time.NewTimer(lostCallerWait)
@@ -159,7 +159,7 @@ func (p *Plugin) arrive(c *call) bool {
 	return true
 }
 
-// overlapping are the running calls for the same volume.
+// overlapping returns the running calls for the same volume.
 func (p *Plugin) overlapping(c *call) []*call {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -175,20 +175,20 @@ func (p *Plugin) overlapping(c *call) []*call {
 	return all
 }
 
-// noteLostCaller writes that the caller of a running call has gone, once. p.mu is held.
+// noteLostCaller writes once that the caller of a running call is gone. The caller holds p.mu.
 func (p *Plugin) noteLostCaller(c *call) {
 	if p.open[c] && (c.ctx.Err() != nil || c.callerDied()) {
 		p.noteGone(c)
 	}
 }
 
-// callerDied reports whether the caller is another process that is dead. The end of its connection may be read
-// later than that.
+// callerDied reports whether the caller is another process that is dead. The end of its connection may be noticed only
+// later.
 func (c *call) callerDied() bool {
 	return c.line.Peer > 0 && c.line.Peer != os.Getpid() && errors.Is(unix.Kill(c.line.Peer, 0), unix.ESRCH)
 }
 
-// noteGone records that the caller of a call has gone. p.mu is held.
+// noteGone records that the caller of a call is gone. The caller of noteGone holds p.mu.
 func (p *Plugin) noteGone(c *call) {
 	if c.gone {
 		return
@@ -206,7 +206,7 @@ func (p *Plugin) note(l journal.Line) {
 	}
 }
 
-// leave writes the end of a call and lets the answer go.
+// leave writes the end of a call and returns the answer to send.
 func (p *Plugin) leave(c *call, reply proto.Message, err error) (proto.Message, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -224,12 +224,12 @@ func (p *Plugin) leave(c *call, reply proto.Message, err error) (proto.Message, 
 	}
 	p.note(end)
 	if p.hasDied() {
-		return nil, errGone // whatever it was about to say
+		return nil, errGone // a killed plugin sends no answer
 	}
 	return reply, err
 }
 
-// hasDied reports whether the plugin has been killed: none of its answers is sent any more.
+// hasDied reports whether the plugin was killed. A killed plugin sends no answer any more.
 func (p *Plugin) hasDied() bool {
 	p.alive.RLock()
 	defer p.alive.RUnlock()

@@ -9,17 +9,17 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// AllCaps are all capabilities of CSI 1.13.0 that are about volumes and snapshots, without alpha ones.
+// AllCaps are all capabilities of CSI 1.13.0 for volumes and snapshots, except alpha ones.
 var AllCaps = []string{"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME", "LIST_VOLUMES",
 	"LIST_VOLUMES_PUBLISHED_NODES", "GET_CAPACITY", "CREATE_DELETE_SNAPSHOT", "LIST_SNAPSHOTS", "CLONE_VOLUME",
 	"PUBLISH_READONLY", "EXPAND_VOLUME", "MODIFY_VOLUME", "GET_VOLUME_STATS", "VOLUME_MOUNT_GROUP"}
 
-// shortCaps are names that people say.
+// shortCaps maps common short names to the full names of capabilities.
 var shortCaps = map[string]string{"CREATE_DELETE": "CREATE_DELETE_VOLUME",
 	"PUBLISH_UNPUBLISH": "PUBLISH_UNPUBLISH_VOLUME",
 	"STAGE_UNSTAGE":     "STAGE_UNSTAGE_VOLUME", "TOPOLOGY": "VOLUME_ACCESSIBILITY_CONSTRAINTS"}
 
-// capEnums are the services that have capabilities, and the numbers of their names.
+// capEnums has the services with capabilities, and the numbers of their capabilities by name.
 var capEnums = map[string]map[string]int32{
 	"service":    csi.PluginCapability_Service_Type_value,
 	"expansion":  csi.PluginCapability_VolumeExpansion_Type_value,
@@ -28,10 +28,10 @@ var capEnums = map[string]map[string]int32{
 	"node":       csi.NodeServiceCapability_RPC_Type_value,
 }
 
-// oldCaps are names that CSI had up to version 1.12, by service. Their numbers are reserved since.
+// oldCaps has names that CSI had up to version 1.12, by service. Their numbers are reserved now.
 var oldCaps = map[string]map[string]int32{"controller": {"VOLUME_CONDITION": 11}, "node": {"VOLUME_CONDITION": 4}}
 
-// capNumber is the number of a name of a service, of today or of earlier.
+// capNumber returns the number of a capability of a service, by its current or former name.
 func capNumber(service, name string) (n int32, known bool) {
 	if n, known = capEnums[service][name]; !known {
 		n, known = oldCaps[service][name]
@@ -39,12 +39,12 @@ func capNumber(service, name string) (n int32, known bool) {
 	return n, known
 }
 
-// capSets are numbers of capabilities by service, in the order given.
+// capSets has numbers of capabilities by service, in the given order.
 type capSets map[string][]int32
 
-// parseCaps reads names of capabilities. A name stands for every service that has it; "node/EXPAND_VOLUME" is that of
-// one service. A number is sent as it is, also one that no version of CSI knows: "99", "controller/99". The services
-// are service (of the plugin), expansion, controller, group and node. CONTROLLER_SERVICE goes without saying.
+// parseCaps parses names of capabilities. A plain name counts for every service that has it; "node/EXPAND_VOLUME"
+// counts only for the node. A number is sent unchanged, even if no version of CSI defines it: "99", "controller/99".
+// The services are service (of the plugin), expansion, controller, group and node. CONTROLLER_SERVICE is implied.
 func parseCaps(names ...string) (capSets, error) {
 	sets := capSets{}
 	for _, full := range names {
@@ -81,7 +81,7 @@ func (s capSets) add(service, name string) bool {
 	return found
 }
 
-// has tells whether "service/NAME" is among the sets.
+// has reports whether the sets contain "service/NAME".
 func (s capSets) has(full string) bool {
 	service, name, _ := strings.Cut(full, "/")
 	n, _ := capNumber(service, name)

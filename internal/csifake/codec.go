@@ -11,13 +11,14 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// mark stands in a message for a string that protobuf would not write. It is as long as what it becomes on the wire.
+// mark replaces a string that protobuf would refuse to encode. It has the length of the bytes that replace it on the
+// wire.
 const mark = "\x01\x02csifake: no UTF-8\x02\x01"
 
-// noUTF8 is what a mark becomes.
+// noUTF8 replaces a mark on the wire.
 var noUTF8 = []byte("\xff" + strings.Repeat("\xfe", len(mark)-1))
 
-// garbled is a reply whose marks become invalid UTF-8 on the wire.
+// garbled is a reply in which marks are replaced by invalid UTF-8 on the wire.
 type garbled struct{ proto.Message }
 
 // garble returns the reply with marks in place of its strings.
@@ -40,7 +41,7 @@ func setMarks(m protoreflect.Message) {
 	})
 }
 
-// garbling is the codec of gRPC, but for garbled replies.
+// garbling is gRPC's codec, with a change for garbled replies.
 type garbling struct{}
 
 func (garbling) Name() string { return grpcproto.Name }
@@ -61,7 +62,7 @@ func (garbling) Unmarshal(b mem.BufferSlice, v any) error {
 // maxAnswer is the longest message that a client of gRPC accepts by default.
 const maxAnswer = 4 << 20
 
-// unreadable tells whether a caller can make nothing of a reply.
+// unreadable reports whether a caller cannot read a reply.
 func unreadable(reply proto.Message) bool {
 	_, garbled := reply.(garbled)
 	return garbled || proto.Size(reply) > maxAnswer

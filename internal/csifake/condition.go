@@ -12,18 +12,18 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Condition is what a plugin says of a volume's health, or of its storage: VolumeCondition of CSI up to version 1.12,
-// and one entry of VolumeHealth or one StorageBackendHealth of later versions. A plugin with the capability tells that
-// of the rule, or that all is well.
+// Condition is the health of a volume or of storage, as a plugin reports it. In CSI up to version 1.12 it is
+// VolumeCondition. In later versions it is one entry of VolumeHealth, or one StorageBackendHealth. A plugin with the
+// capability reports the condition of a rule, or good health.
 type Condition struct {
-	Volume   string `json:"volume,omitempty"` // whose it is; empty: of every one
+	Volume   string `json:"volume,omitempty"` // the volume that has it; empty: every volume
 	Abnormal bool   `json:"abnormal,omitempty"`
 	Message  string `json:"message,omitempty"`
 	Status   string `json:"status,omitempty"` // of CSI 1.13; empty: DEGRADED. A number is sent as it is
 	Reason   string `json:"reason,omitempty"` // of CSI 1.13; empty: Scripted
 }
 
-// conditionOf is what the rule of a call says of a volume, nil if nothing.
+// conditionOf returns the condition that the rule of a call has for a volume, or nil.
 func conditionOf(ctx context.Context, volume string) *Condition {
 	r := callOf(ctx).acts.before
 	if r == nil || r.Condition == nil || r.Condition.Volume != "" && volume != "" && r.Condition.Volume != volume {
@@ -32,7 +32,7 @@ func conditionOf(ctx context.Context, volume string) *Condition {
 	return r.Condition
 }
 
-// status is the number of the status of a condition.
+// status returns the number of the condition's status.
 func (c *Condition) status(enum map[string]int32, fallback string) int32 {
 	n, known := enum[cmp.Or(c.Status, fallback)]
 	if !known {
@@ -42,7 +42,7 @@ func (c *Condition) status(enum map[string]int32, fallback string) int32 {
 	return n
 }
 
-// healthOf is the health of a volume.
+// healthOf returns the health of a volume.
 func healthOf(ctx context.Context, volume string) *csi.VolumeHealth {
 	h := &csi.VolumeHealth{VolumeId: volume}
 	if c := conditionOf(ctx, volume); c != nil && c.Abnormal {
@@ -105,8 +105,8 @@ func (s controller) ControllerListVolumeHealth(ctx context.Context, r *csi.Contr
 	})
 }
 
-// tellCondition adds the condition of a volume to a message that had volume_condition as its field 2, as an old plugin
-// encodes it.
+// tellCondition adds the condition of a volume to a message. It encodes it as old plugins did: volume_condition was
+// field 2.
 func (p *Plugin) tellCondition(ctx context.Context, service, volume string, m proto.Message) {
 	if !p.caps.has(service + "/VOLUME_CONDITION") {
 		return

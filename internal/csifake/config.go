@@ -13,7 +13,7 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// Role is which services a plugin serves beside Identity.
+// Role says which services a plugin serves besides Identity.
 type Role string
 
 const (
@@ -22,7 +22,7 @@ const (
 	Monolith   Role = "monolith" // both
 )
 
-// Empty stands for a value that is really empty, where "" means the default.
+// Empty stands for an empty value in fields where "" means the default.
 const Empty = "\x00empty"
 
 // Config describes a plugin. Its zero value is a monolith without any optional capability, on a socket in a new
@@ -30,13 +30,13 @@ const Empty = "\x00empty"
 type Config struct {
 	Name       string   // of the provider; default csifake.example.org
 	Version    string   // default 1.0.0
-	Instance   string   // who writes in the journal; default <role>@<node id>
+	Instance   string   // name of the writer in the journal; default <role>@<node id>
 	Role       Role     // default Monolith
 	NodeID     string   // default node-1
 	Caps       []string // "STAGE_UNSTAGE", "node/EXPAND_VOLUME", "controller/99"; see parseCaps
 	Mutable    []string // keys of mutable_parameters that it knows; none: any key
-	Spec       string   // version of CSI on which the plugin is built, "1.0" to "1.14"; it lacks the Caps of others
-	MaxVolumes int64    // per node; 0: not told, no limit
+	Spec       string   // CSI version on which the plugin is built, "1.0" to "1.14"; Caps of other versions are dropped
+	MaxVolumes int64    // per node; 0: not reported, no limit
 	Topology   map[string]string
 	Capacity   int64 // of the backend in bytes; default 1 TiB
 
@@ -45,26 +45,26 @@ type Config struct {
 	Endpoint   string          // CSI_ENDPOINT as it was given, for the journal
 	Journal    string          // file; default journal.jsonl beside the socket
 	Memory     *journal.Memory // instead of a file; the default at a Port
-	Script     []Rule          // rules from the start on
+	Script     []Rule          // rules at the start
 	ScriptFile string          // JSON list of rules, read again for every call
 
-	Backend   *Backend // what exists; default a new one in memory. Plugins that share it are one storage system
+	Backend   *Backend // storage system; default a new one in memory. Plugins may share one
 	IDs       IDForm   // of the volumes that CreateVolume makes; default IDShort
-	Page      int      // most entries of a page of ListVolumes and ListSnapshots, last first; 0: no limit
-	Volumes   []string // ids that exist from the start
+	Page      int      // largest page of ListVolumes and ListSnapshots, in reverse order; 0: no limit
+	Volumes   []string // IDs of volumes that exist from the start
 	AnyVolume bool     // every id exists. Default if there are no Volumes and CREATE_DELETE_VOLUME is not among Caps
 	Forgetful bool     // its next start after a kill finds the Backend empty; mounts stay. See Backend.start
 
-	VolumeContext  map[string]string // added to what CreateVolume answers
-	PublishContext map[string]string // added to what ControllerPublishVolume answers
+	VolumeContext  map[string]string // added to the answers of CreateVolume
+	PublishContext map[string]string // added to the answers of ControllerPublishVolume
 
 	Mounts  bool      // make real mounts at stage and publish
 	Mount   MountKind // with Mounts: default MountBind if there is a DataDir, else MountTmpfs
-	Block   BlockKind // with Mounts: what a block volume is; default BlockLoop if it can be, else BlockNode
+	Block   BlockKind // with Mounts: kind of block volumes; default BlockLoop if possible, else BlockNode
 	DataDir string    // with Mounts: where volumes keep their data
-	Blind   bool      // touch and look at no path: for tests that invent them
+	Blind   bool      // do not access any path: for tests with invented paths
 
-	Die func()       // what a crash does; default ends this plugin as a kill would, within the process
+	Die func()       // action of a crash; default: end this plugin as a kill would, within the process
 	Log hclog.Logger // default none
 }
 
@@ -105,7 +105,7 @@ func (c Config) filled() (Config, capSets, error) {
 	return c.placed(caps)
 }
 
-// wrong returns an error for an unknown word in the configuration.
+// wrong returns an error if the configuration has an unknown word.
 func (c Config) wrong() error {
 	switch {
 	case !slices.Contains([]Role{Node, Controller, Monolith}, c.Role):
@@ -143,7 +143,7 @@ func (c Config) placed(caps capSets) (Config, capSets, error) {
 	return c, caps, nil
 }
 
-// orDefault: "" is the default, Empty is "".
+// orDefault returns fallback for "", and "" for Empty.
 func orDefault(s, fallback string) string {
 	switch s {
 	case "":
@@ -161,7 +161,7 @@ func (c Config) openJournal() (*journal.Writer, error) {
 	return journal.Open(c.Journal, c.Name, c.Instance)
 }
 
-// process is what all processes of the plugin on one node have in common.
+// process returns a name that all processes of the plugin on one node have in common.
 func (c Config) process() string { return string(c.Role) + "@" + c.NodeID }
 
 func (c Config) serves(r Role) bool { return c.Role == Monolith || c.Role == r }

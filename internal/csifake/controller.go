@@ -33,7 +33,7 @@ func (s controller) ControllerGetCapabilities(context.Context, *csi.ControllerGe
 	return reply, nil
 }
 
-// IDForm is what the ids of volumes look like.
+// IDForm is the form of volume IDs.
 type IDForm string
 
 const (
@@ -42,13 +42,13 @@ const (
 	IDLong    IDForm = "1KiB"
 )
 
-// IDForms lists all of them.
+// IDForms lists all forms.
 var IDForms = []IDForm{IDShort, IDSlashes, IDLong}
 
-// VolumeID is the id that CreateVolume gives to a name: the same name is the same volume.
+// VolumeID returns the ID that CreateVolume gives to a name. The same name always has the same ID.
 func VolumeID(name string) string { return IDShort.VolumeID(name) }
 
-// VolumeID is the id of that form.
+// VolumeID returns the ID of a name in this form.
 func (f IDForm) VolumeID(name string) string {
 	id := fmt.Sprintf("vol-%x", sha256.Sum256([]byte(name)))[:20]
 	switch f {
@@ -105,7 +105,7 @@ func (s controller) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest
 		return nil, err
 	}
 	reply := &csi.CreateVolumeResponse{Volume: v.message(s.p)}
-	reply.Volume.ContentSource = r.GetVolumeContentSource() // nil where it was ignored
+	reply.Volume.ContentSource = r.GetVolumeContentSource() // nil if the source was ignored
 	return reply, nil
 }
 
@@ -122,7 +122,8 @@ func capacity(r *csi.CapacityRange) (int64, error) {
 	}
 }
 
-// madeFrom is the hash of what makes two requests of one name the same volume: all but its size and its secrets.
+// madeFrom returns a hash of a request without size and secrets. Two requests with one name and an equal hash are for
+// the same volume.
 func madeFrom(r *csi.CreateVolumeRequest) string {
 	same := proto.CloneOf(r)
 	same.CapacityRange = nil
@@ -138,7 +139,7 @@ func compatible(v *volume, made string, size *csi.CapacityRange) error {
 	return nil
 }
 
-// source is how large a volume must be to hold what it is filled from.
+// source returns the smallest size of a volume that is filled from the source.
 func (p *Plugin) source(c *contents, s *csi.VolumeContentSource) (least int64, err error) {
 	switch {
 	case s.GetSnapshot() != nil:
@@ -163,7 +164,7 @@ func (p *Plugin) source(c *contents, s *csi.VolumeContentSource) (least int64, e
 	return 0, nil
 }
 
-// wanted is the place that a request would like best.
+// wanted returns the topology that a request prefers most.
 func wanted(r *csi.TopologyRequirement) []map[string]string {
 	all := append(slices.Clone(r.GetPreferred()), r.GetRequisite()...)
 	if len(all) == 0 {
@@ -269,14 +270,14 @@ func manyNodes(m csi.VolumeCapability_AccessMode_Mode) bool {
 	return false
 }
 
-// ControllerUnpublishVolume without a node id detaches from every node, as the spec has it.
+// ControllerUnpublishVolume without a node ID detaches the volume from every node, as the specification says.
 func (s controller) ControllerUnpublishVolume(_ context.Context, r *csi.ControllerUnpublishVolumeRequest) (
 	*csi.ControllerUnpublishVolumeResponse, error,
 ) {
 	return &csi.ControllerUnpublishVolumeResponse{}, s.p.cfg.Backend.change(func(c *contents) error {
 		v, err := s.p.find(c, r.GetVolumeId())
 		if status.Code(err) == codes.NotFound && !c.Forgotten {
-			return nil // a volume that does not exist is attached nowhere
+			return nil // a missing volume is attached nowhere
 		}
 		if err != nil {
 			return err
@@ -326,7 +327,7 @@ func (s controller) ListVolumes(ctx context.Context, r *csi.ListVolumesRequest) 
 	return reply, err
 }
 
-// page returns a page of a list, as small and in such an order as the plugin likes.
+// page returns a page of a list, with the plugin's limit and order.
 func (p *Plugin) page(ids []string, most int32, token string) (piece []string, next string, err error) {
 	if limit := int32(p.cfg.Page); limit > 0 && (most == 0 || most > limit) {
 		most = limit
@@ -339,7 +340,8 @@ func (p *Plugin) page(ids []string, most int32, token string) (piece []string, n
 	return piece, next, err
 }
 
-// page cuts a piece out of a list. The token is the position to go on at; one that is out of the list is ABORTED.
+// page returns a piece of a list. The token is the position at which to continue. A token outside of the list is
+// ABORTED.
 func page(ids []string, most int32, token string) (piece []string, next string, err error) {
 	from := 0
 	if token != "" {
@@ -432,7 +434,7 @@ func (s controller) ControllerModifyVolume(_ context.Context, r *csi.ControllerM
 	})
 }
 
-// knows returns an error for a mutable parameter that the plugin does not have.
+// knows returns an error if the plugin does not have one of the mutable parameters.
 func (p *Plugin) knows(mutable map[string]string) error {
 	for key := range mutable {
 		if len(p.cfg.Mutable) > 0 && !slices.Contains(p.cfg.Mutable, key) {

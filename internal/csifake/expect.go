@@ -10,7 +10,7 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// Expect is a rule in the making: conditions first, then one action, which puts it in force.
+// Expect builds a rule: first its conditions, then one action, which installs the rule.
 //
 //	fake.On("NodeStageVolume").Times(1).After().Code(codes.Internal, "stuck")
 type Expect struct {
@@ -18,7 +18,7 @@ type Expect struct {
 	rule   Rule
 }
 
-// On begins a rule for an RPC, "" for every one.
+// On begins a rule for an RPC; "" means every RPC.
 func (p *Plugin) On(rpc string) Expect { return Expect{plugin: p, rule: Rule{RPC: rpc}} }
 
 func (e Expect) Volume(id string) Expect        { e.rule.Volume = id; return e }
@@ -28,7 +28,7 @@ func (e Expect) After() Expect                  { e.rule.When = After; return e 
 func (e Expect) Middle() Expect                 { e.rule.When = Middle; return e }
 func (e Expect) Delayed(d time.Duration) Expect { e.rule.Delay = Duration(d); return e }
 
-// Code answers with an error. After OK an After rule still answers OK: codes.OK changes nothing.
+// Code makes the call fail with a code. With After and codes.OK, the answer stays OK.
 func (e Expect) Code(c codes.Code, message string) {
 	e.rule.Code, e.rule.Message = journal.CodeName(uint32(c)), message
 	e.install()
@@ -37,45 +37,46 @@ func (e Expect) Code(c codes.Code, message string) {
 // Drop cuts the connection of the caller.
 func (e Expect) Drop() { e.rule.Drop = true; e.install() }
 
-// Rule puts any rule in force, for the calls that were chosen.
+// Rule installs any rule, for the chosen calls.
 func (e Expect) Rule(r Rule) {
 	r.RPC, r.Volume, r.Nth, r.Times, r.When = e.rule.RPC, e.rule.Volume, e.rule.Nth, e.rule.Times, e.rule.When
 	e.rule = r
 	e.install()
 }
 
-// IgnoreSource has CreateVolume ignore the source of the volume.
+// IgnoreSource makes CreateVolume ignore the source of the volume.
 func (e Expect) IgnoreSource() { e.rule.IgnoreSource = true; e.install() }
 
 // BadUTF8 makes the strings of the answer invalid UTF-8.
 func (e Expect) BadUTF8() { e.rule.BadUTF8 = true; e.install() }
 
-// Delay only delays.
+// Delay delays the call and changes nothing else.
 func (e Expect) Delay(d time.Duration) { e.Delayed(d).install() }
 
-// Hang ends as the caller gives up.
+// Hang makes the call hang until its caller gives up.
 func (e Expect) Hang() { e.rule.Hang = UntilCancelled; e.install() }
 
-// HangForEver ends with the plugin.
+// HangForEver makes the call hang until the plugin ends.
 func (e Expect) HangForEver() { e.rule.Hang = ForEver; e.install() }
 
 // Crash kills the plugin.
 func (e Expect) Crash() { e.rule.Crash = true; e.install() }
 
-// NotReady lets Probe answer that the plugin is still starting.
+// NotReady makes Probe answer that the plugin is still starting.
 func (e Expect) NotReady() { e.rule.NotReady = true; e.install() }
 
 // Answer rewrites the answer.
 func (e Expect) Answer(f Answer) { e.rule.Answer = f; e.install() }
 
-// Hold stops calls at the gate until it is opened. The caller's leaving does not open it: the effect may come late.
+// Hold stops calls at the gate until it is opened. If a caller goes away, its call still waits, so the effect may come
+// late.
 func (e Expect) Hold() *Gate {
 	e.rule.gate = &Gate{arrived: make(chan struct{}), open: make(chan struct{})}
 	e.install()
 	return e.rule.gate
 }
 
-// install panics at an invalid rule, which is a mistake in the test.
+// install installs the rule. It panics if the rule is invalid, because that is a mistake in the test.
 func (e Expect) install() {
 	if err := e.rule.check(); err != nil {
 		panic(err)
@@ -83,16 +84,16 @@ func (e Expect) install() {
 	e.plugin.script.add(e.rule)
 }
 
-// Gate holds calls back.
+// Gate stops calls until it is opened.
 type Gate struct {
 	first, once   sync.Once
 	arrived, open chan struct{}
 }
 
-// Arrived is closed as the first call stands at the gate.
+// Arrived returns a channel that is closed when the first call waits at the gate.
 func (g *Gate) Arrived() <-chan struct{} { return g.arrived }
 
-// Open lets the calls at the gate go on, and those still to come.
+// Open lets all calls at the gate continue, and all later ones.
 func (g *Gate) Open() { g.once.Do(func() { close(g.open) }) }
 
 func (g *Gate) wait(gone <-chan struct{}) {
@@ -103,7 +104,7 @@ func (g *Gate) wait(gone <-chan struct{}) {
 	}
 }
 
-// hang ends with the context only if the rule says UntilCancelled.
+// hang waits until the plugin ends. If the rule says UntilCancelled, it also ends with the context.
 func (r *Rule) hang(ctx context.Context, gone <-chan struct{}) error {
 	var cancelled <-chan struct{}
 	if r.Hang == UntilCancelled {

@@ -19,8 +19,8 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// fields fills a journal line from a request. It finds fields by their names, so that a request of a later
-// version of CSI is journaled as well.
+// fields fills a journal line from a request. It finds fields by their names, so that it also works for requests of a
+// later version of CSI.
 func fields(l *journal.Line, req proto.Message) {
 	m := req.ProtoReflect()
 	l.Volume = text(m, "volume_id")
@@ -74,7 +74,8 @@ func contextHash(m protoreflect.Message, name protoreflect.Name) string {
 	return HashMap(entries)
 }
 
-// HashMap is how a journal tells of a publish_context or volume_context: a hash, empty for an empty map.
+// HashMap returns the form in which a journal has a publish_context or volume_context: a hash. It is empty for an empty
+// map.
 func HashMap(m map[string]string) string {
 	if len(m) == 0 {
 		return ""
@@ -86,7 +87,8 @@ func HashMap(m map[string]string) string {
 	return hex.EncodeToString(h.Sum(nil)[:8])
 }
 
-// requestHash is the hash of a request without what is marked csi_secret, and the keys of that.
+// requestHash returns the hash of a request without the fields that are marked csi_secret, and the keys of those
+// fields.
 func requestHash(req proto.Message) (hash string, secretKeys []string) {
 	clean := proto.Clone(req)
 	m := clean.ProtoReflect()
@@ -117,7 +119,7 @@ func hashMessage(m proto.Message) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// usageOf sums up a volume capability. Mount flags may be secret: only their number is shown.
+// usageOf summarizes a volume capability. Of mount flags it shows only the number, because they may be secret.
 func usageOf(c *csi.VolumeCapability) string {
 	access := "none"
 	if c.GetBlock() != nil {
@@ -145,7 +147,7 @@ func capabilities(l *journal.Line, req proto.Message) {
 	}
 }
 
-// details fills a line with what only some requests have.
+// details fills a line with fields that only some requests have.
 func details(l *journal.Line, req proto.Message) {
 	if r, has := req.(interface{ GetMutableParameters() map[string]string }); has {
 		l.Mutable = slices.Sorted(maps.Keys(r.GetMutableParameters()))
@@ -182,7 +184,7 @@ func look(l journal.Line) *journal.Look {
 	return seen
 }
 
-// lookAt never waits for a file system: of one that hangs or is dead, the kernel tells what it remembers.
+// lookAt never waits for a file system. If the file system hangs or is dead, the kernel returns its cached status.
 func lookAt(path string) string {
 	if path == "" {
 		return ""

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fuses are the FUSE mounts that a plugin serves, by path. They are dead as soon as the plugin is: who comes to one
-// finds ENOTCONN.
+// fuses has the FUSE mounts that a plugin serves, by path. They are dead as soon as the plugin is: a process that uses
+// one gets ENOTCONN.
 type fuses struct {
 	mu     sync.Mutex
 	by     map[string]*fuseMount
@@ -26,7 +26,7 @@ type fuseMount struct {
 	dev    *os.File // /dev/fuse
 }
 
-// mount an empty file system at a path, and answer for it until it is closed.
+// mount mounts an empty file system at a path, and serves it until it is closed.
 func (s *fuses) mount(p *Plugin, volume, path string) error {
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -51,7 +51,7 @@ func (s *fuses) mount(p *Plugin, volume, path string) error {
 	return nil
 }
 
-// cleanPath is one name for a path that has several.
+// cleanPath returns the same name for all names of a path.
 func cleanPath(path string) string {
 	if dir, err := filepath.EvalSymlinks(filepath.Dir(path)); err == nil {
 		return filepath.Join(dir, filepath.Base(path))
@@ -59,23 +59,23 @@ func cleanPath(path string) string {
 	return path
 }
 
-// close ends the service for a path that is mounted no more.
+// close ends the service of a path that is no longer mounted.
 func (s *fuses) close(path string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if m := s.by[cleanPath(path)]; m != nil {
-		_ = m.dev.Close() // nothing is lost
+		_ = m.dev.Close() // the device holds no data
 		delete(s.by, cleanPath(path))
 	}
 }
 
-// closeAll is the death of the plugin. The mounts stay, dead.
+// closeAll ends the service of all mounts, as the death of the plugin does. The mounts stay, but are dead.
 func (s *fuses) closeAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = true
 	for path, m := range s.by {
-		_ = m.dev.Close() // nothing is lost
+		_ = m.dev.Close() // the device holds no data
 		delete(s.by, path)
 	}
 }
@@ -87,7 +87,7 @@ func (m *fuseMount) serve() {
 	for {
 		n, err := m.dev.Read(buf)
 		if err != nil {
-			return // unmounted, or closed
+			return // unmounted or closed
 		}
 		q, ok := parseFuse(buf[:n])
 		if !ok {
@@ -96,17 +96,17 @@ func (m *fuseMount) serve() {
 		reply := q.answer()
 		switch err := m.act(); {
 		case m.plugin.over():
-			return // the dead do not answer, however long they were asked
+			return // a dead plugin does not answer, even to earlier requests
 		case reply == nil:
 			continue
 		case err != nil:
 			reply = q.reply(unix.EIO, nil)
 		}
-		_, _ = m.dev.Write(reply) // who asked may have gone
+		_, _ = m.dev.Write(reply) // the requesting process may be gone
 	}
 }
 
-// act is what the script has for the volume: it may be slow, hang or be an error.
+// act applies the script's rules for the volume: the request may be slow, hang or fail.
 func (m *fuseMount) act() error {
 	found, err := m.plugin.script.match(Fuse, m.volume)
 	if err != nil || found.before == nil {

@@ -13,8 +13,8 @@ const (
 	FuseText = "alive"
 )
 
-// What the kernel asks of a FUSE file system, as far as one with a single file is asked. Numbers and layouts are those
-// of linux/fuse.h, protocol 7.31.
+// The requests that the kernel sends to a FUSE file system with a single file. Numbers and layouts are those of
+// linux/fuse.h, protocol 7.31.
 const (
 	fuseLookup     = 1
 	fuseForget     = 2
@@ -53,8 +53,8 @@ func parseFuse(b []byte) (fuseRequest, bool) {
 	}, true
 }
 
-// answer is that of a file system with a root directory and FuseFile in it, which a listing does not show; nil where
-// the kernel waits for none.
+// answer returns the answer of a file system whose root directory has only FuseFile, which a listing does not show. It
+// returns nil if the kernel does not wait for an answer.
 func (q fuseRequest) answer() []byte {
 	switch q.opcode {
 	case fuseForget, fuseForgetMany, fuseInterrupt:
@@ -74,7 +74,7 @@ func (q fuseRequest) answer() []byte {
 		binary.NativeEndian.PutUint64(entry, fuseInode)
 		return q.reply(0, append(entry, fuseAttributes(fuseInode)...))
 	case fuseOpen:
-		return q.reply(0, fuseWords(16, 0, 0, 1)) // FOPEN_DIRECT_IO: each read is asked for
+		return q.reply(0, fuseWords(16, 0, 0, 1)) // FOPEN_DIRECT_IO: the kernel sends each read
 	case fuseRead:
 		if len(q.body) < 16 {
 			return q.reply(unix.EINVAL, nil)
@@ -82,14 +82,14 @@ func (q fuseRequest) answer() []byte {
 		from := min(binary.NativeEndian.Uint64(q.body[8:]), uint64(len(FuseText)))
 		return q.reply(0, []byte(FuseText[from:]))
 	case fuseOpendir:
-		return q.reply(0, make([]byte, 16)) // a handle that is 0
+		return q.reply(0, make([]byte, 16)) // the handle is 0
 	case fuseReaddir, fuseReleasedir, fuseRelease:
 		return q.reply(0, nil)
 	}
 	return q.reply(unix.ENOSYS, nil)
 }
 
-// reply puts the header before an answer.
+// reply returns an answer with its header.
 func (q fuseRequest) reply(errno unix.Errno, body []byte) []byte {
 	b := make([]byte, 16, 16+len(body))
 	binary.NativeEndian.PutUint32(b[0:], uint32(16+len(body)))
@@ -98,7 +98,7 @@ func (q fuseRequest) reply(errno unix.Errno, body []byte) []byte {
 	return append(b, body...)
 }
 
-// fuseWords is a structure of so many bytes that begins with these words of 32 bits.
+// fuseWords returns a structure of size bytes that begins with the given 32-bit words.
 func fuseWords(size int, words ...uint32) []byte {
 	b := make([]byte, size)
 	for i, w := range words {
@@ -107,8 +107,8 @@ func fuseWords(size int, words ...uint32) []byte {
 	return b
 }
 
-// fuseAttributes are those of the root directory or the file. They are good for no time at all: every stat asks again,
-// and hangs if we do.
+// fuseAttributes returns the attributes of the root directory or the file. The kernel must not cache them, so every
+// stat asks again, and hangs if the plugin does.
 func fuseAttributes(inode uint64) []byte {
 	b := make([]byte, 88)
 	binary.NativeEndian.PutUint64(b, inode)
@@ -122,7 +122,7 @@ func fuseAttributes(inode uint64) []byte {
 	return b
 }
 
-// fuseStatistics are those of 4 MiB in 1024 blocks, all free.
+// fuseStatistics returns statfs values: 4 MiB in 1024 blocks, all free.
 func fuseStatistics() []byte {
 	b := make([]byte, 80)
 	for i := range 5 {

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// group is the group controller.
+// group implements the group controller.
 type group struct {
 	csi.UnimplementedGroupControllerServer
 	p *Plugin
@@ -40,7 +40,7 @@ func (s group) CreateVolumeGroupSnapshot(_ context.Context, r *csi.CreateVolumeG
 		if have := c.Groups[id]; have != nil && len(have) != len(r.GetSourceVolumeIds()) {
 			return status.Errorf(codes.AlreadyExists, "group snapshot %q is of other volumes", r.GetName())
 		}
-		for _, source := range r.GetSourceVolumeIds() { // all of them are there, or nothing is made
+		for _, source := range r.GetSourceVolumeIds() { // if one is missing, nothing is made
 			if _, err := s.p.find(c, source); err != nil {
 				return err
 			}
@@ -89,7 +89,7 @@ func (s group) DeleteVolumeGroupSnapshot(_ context.Context, r *csi.DeleteVolumeG
 	})
 }
 
-// wholeGroup refuses a list that is not that of all snapshots of a group that exists.
+// wholeGroup returns an error unless the group exists and ids are exactly its snapshots.
 func wholeGroup(c *contents, id string, ids []string) error {
 	have := c.Groups[id]
 	if have != nil && !slices.Equal(slices.Sorted(slices.Values(have)), slices.Sorted(slices.Values(ids))) {

@@ -27,7 +27,7 @@ func (s identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilit
 		reply.Capabilities = append(reply.Capabilities, &csi.PluginCapability{Type: &csi.PluginCapability_Service_{
 			Service: &csi.PluginCapability_Service{Type: n}}})
 	}
-	// a node says it too: it is of the plugin as a whole
+	// a node reports it too, because it holds for the plugin as a whole
 	if s.p.cfg.serves(Controller) || len(s.p.caps["controller"]) > 0 {
 		add(csi.PluginCapability_Service_CONTROLLER_SERVICE)
 	}
@@ -49,7 +49,8 @@ func (s identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse,
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
 }
 
-// topology of the plugin's node; nil unless the plugin has a say in where volumes are.
+// topology returns the topology of the plugin's node. It is nil unless the plugin constrains the accessibility of
+// volumes.
 func (p *Plugin) topology() *csi.Topology {
 	if len(p.cfg.Topology) == 0 || !p.caps.has("service/VOLUME_ACCESSIBILITY_CONSTRAINTS") {
 		return nil

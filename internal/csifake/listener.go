@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peerListener hands out connections that know the process at the other end.
+// peerListener returns connections that know the process at the other end.
 type peerListener struct {
 	*net.UnixListener
 	path string
@@ -17,10 +17,10 @@ type peerListener struct {
 	mu    sync.Mutex
 	conns map[*net.UnixConn]bool
 	last  uint64
-	ended bool // closed or abandoned, whichever came first
+	ended bool // closed or abandoned
 }
 
-// listen makes the socket; a file left over by a killed plugin makes way, as it does for real plugins.
+// listen makes the socket. Like real plugins, it removes the socket file of a killed plugin first.
 func listen(path string) (*peerListener, error) {
 	if st, err := os.Lstat(path); err == nil && st.Mode()&os.ModeSocket != 0 {
 		if err := os.Remove(path); err != nil {
@@ -31,11 +31,11 @@ func listen(path string) (*peerListener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("csifake: %w", err)
 	}
-	l.SetUnlinkOnClose(false) // Close does it, unless it comes after a kill
+	l.SetUnlinkOnClose(false) // Close removes the socket file, except after a kill
 	return &peerListener{UnixListener: l, path: path, conns: map[*net.UnixConn]bool{}}, nil
 }
 
-// Accept is that of net.Listener.
+// Accept implements net.Listener.
 func (l *peerListener) Accept() (net.Conn, error) {
 	conn, err := l.AcceptUnix()
 	if err != nil {
@@ -46,12 +46,12 @@ func (l *peerListener) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-// keep a connection, and number it.
+// keep keeps a connection and gives it a number.
 func (l *peerListener) keep(conn *net.UnixConn) uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended {
-		_ = conn.Close() // it came as the plugin ended
+		_ = conn.Close() // the connection arrived when the plugin ended
 	}
 	l.last++
 	l.conns[conn] = true
@@ -64,7 +64,7 @@ func (l *peerListener) forget(conn *net.UnixConn) {
 	delete(l.conns, conn)
 }
 
-// end reports whether this call is the first that ends the listener.
+// end ends the listener. It reports whether this call is the first to do so.
 func (l *peerListener) end() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -73,7 +73,7 @@ func (l *peerListener) end() bool {
 	return first
 }
 
-// Close ends the listener and removes the socket file, before another plugin can have made a new one.
+// Close ends the listener. It removes the socket file before another plugin can have made a new one.
 func (l *peerListener) Close() error {
 	if l.end() {
 		_ = os.Remove(l.path)
@@ -82,18 +82,18 @@ func (l *peerListener) Close() error {
 	return l.UnixListener.Close()
 }
 
-// refuse ends new connections, also if a process that is just being forked holds the socket open.
+// refuse ends the acceptance of connections, even if a process that is being forked holds the socket open.
 func (l *peerListener) refuse() {
 	if raw, err := l.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) }) // closed before is as good
+		_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) }) // it may be closed already
 	}
 }
 
-// abandon cuts everything and leaves the socket file behind.
+// abandon cuts all connections and leaves the socket file.
 func (l *peerListener) abandon() {
 	l.end()
 	l.refuse()
-	_ = l.UnixListener.Close() // closed before is as good
+	_ = l.UnixListener.Close() // it may be closed already
 	l.cutAll()
 }
 

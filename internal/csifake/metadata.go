@@ -11,13 +11,14 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// BlockSize is the size of a block that Backend.Write writes to, in bytes.
+// BlockSize is the size in bytes of the blocks of Backend.Write.
 const BlockSize = 4096
 
-// blocksInMessage is how many ranges are in one message of a stream.
+// blocksInMessage is the number of ranges in one message of a stream.
 const blocksInMessage = 3
 
-// Write records that blocks of a volume were written, by their numbers. A volume without it is allocated as a whole.
+// Write records writes to blocks of a volume, by their numbers. Before the first Write, the whole volume counts as
+// allocated.
 func (b *Backend) Write(id string, blocks ...int64) error {
 	return b.volume(id, func(v *volume) {
 		if v.Blocks == nil {
@@ -30,7 +31,7 @@ func (b *Backend) Write(id string, blocks ...int64) error {
 	})
 }
 
-// metadata is the snapshot metadata service.
+// metadata implements the snapshot metadata service.
 type metadata struct {
 	csi.UnimplementedSnapshotMetadataServer
 	p *Plugin
@@ -79,7 +80,7 @@ func (s metadata) GetMetadataDelta(r *csi.GetMetadataDeltaRequest,
 	return err
 }
 
-// send streams the blocks of a snapshot that end after an offset. Rules act in the middle after the first message.
+// send streams those blocks of a snapshot that end after an offset. Rules for the middle act after the first message.
 func (s metadata) send(
 	ctx context.Context, x snapshot, blocks []int64, offset int64, most int32,
 	send func(*csi.GetMetadataAllocatedResponse) error,

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MountKind is what a plugin with Mounts mounts at stage, or at publish if it does not stage.
+// MountKind says what a plugin with Mounts mounts at stage, or at publish if it does not stage.
 type MountKind string
 
 const (
@@ -21,12 +21,12 @@ const (
 	MountFuse  MountKind = "fuse"  // an empty FUSE file system that dies with the plugin; the script may make it hang
 )
 
-// With Mounts, stage mounts a volume's data at the staging path, and publish binds that at the target; a plugin without
-// staging, and an ephemeral volume, has its data mounted at the target. What is to be read-only becomes so in a second
-// step. Without Mounts, publish makes and removes an empty directory or file at the target, as any plugin does. No path
-// that may hold a volume is followed.
+// With Mounts, stage mounts a volume's data at the staging path, and publish binds that at the target. Without staging,
+// and for an ephemeral volume, the data is mounted at the target. A mount becomes read-only in a second step. Without
+// Mounts, publish makes, and unpublish removes, an empty directory or file at the target, as any plugin does. The
+// plugin never follows a path that may hold a volume.
 
-// work is what one call does to a path.
+// work is the work of one call at a path.
 type work struct {
 	p      *Plugin
 	c      *call
@@ -34,7 +34,7 @@ type work struct {
 	path   string
 }
 
-// stage puts a volume at its staging path.
+// stage mounts a volume at its staging path.
 func (w work) stage(c *csi.VolumeCapability) error {
 	if !w.p.cfg.Mounts || c.GetBlock() != nil {
 		return w.p.middle(w.c)
@@ -42,7 +42,7 @@ func (w work) stage(c *csi.VolumeCapability) error {
 	return w.put(false, w.mountData)
 }
 
-// publish puts a volume at its target.
+// publish mounts a volume at its target.
 func (w work) publish(r *csi.NodePublishVolumeRequest) error {
 	if w.p.cfg.Blind {
 		return w.p.middle(w.c)
@@ -64,7 +64,7 @@ func (w work) publish(r *csi.NodePublishVolumeRequest) error {
 	return w.put(r.GetReadonly(), from)
 }
 
-// put mounts something at the path, in two steps.
+// put makes a mount at the path, in two steps.
 func (w work) put(readonly bool, mount func(at string) error) error {
 	if !isMounted(w.path) {
 		if err := mount(w.path); err != nil {
@@ -78,7 +78,7 @@ func (w work) put(readonly bool, mount func(at string) error) error {
 		unix.Mount("", w.path, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""))
 }
 
-// mountData mounts what a volume holds.
+// mountData mounts the data of a volume.
 func (w work) mountData(at string) error {
 	switch w.p.cfg.mountKind() {
 	case MountFuse:
@@ -103,7 +103,7 @@ func (c Config) mountKind() MountKind {
 	return MountTmpfs
 }
 
-// data is where a volume keeps its data. An id may hold anything: it is hashed.
+// data returns the directory of a volume's data. Its name is a hash, because an ID may have any characters.
 func (p *Plugin) data(id string) string {
 	return filepath.Join(p.cfg.DataDir, fmt.Sprintf("%x", sha256.Sum256([]byte(id)))[:16])
 }
@@ -117,7 +117,7 @@ func (w work) makeTarget(block bool) error {
 	}
 	f, err := os.OpenFile(w.path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if os.IsExist(err) {
-		return nil // not opened: it may be a device
+		return nil // do not open it: it may be a device
 	}
 	if err != nil {
 		return fmt.Errorf("make target: %w", err)
@@ -129,7 +129,7 @@ func bind(from, to string) error {
 	return failed("bind", to, unix.Mount(from, to, "", unix.MS_BIND, ""))
 }
 
-// unstage takes a volume from its staging path.
+// unstage unmounts a volume from its staging path.
 func (w work) unstage() error {
 	if !w.p.cfg.Mounts {
 		return w.p.middle(w.c)
@@ -140,7 +140,7 @@ func (w work) unstage() error {
 	return w.p.middle(w.c)
 }
 
-// unpublish takes a volume from its target, and the target too.
+// unpublish unmounts a volume from its target, and removes the target.
 func (w work) unpublish() error {
 	if w.p.cfg.Blind {
 		return w.p.middle(w.c)
@@ -170,7 +170,7 @@ func (w work) unmount() error {
 	return nil
 }
 
-// isMounted reports whether something is mounted at a path, without a request to the mount, which may hang, or be
+// isMounted reports whether something is mounted at a path. It sends no request to the mount, which may hang or be
 // dead.
 func isMounted(path string) bool {
 	var st unix.Statx_t
@@ -186,7 +186,7 @@ func isMounted(path string) bool {
 	return err == nil && n > 0
 }
 
-// mountsAt counts the mounts at a path, by the kernel's table.
+// mountsAt counts the mounts at a path in the kernel's table.
 func mountsAt(path string) (int, error) {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if errors.Is(err, os.ErrNotExist) {

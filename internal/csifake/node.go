@@ -41,7 +41,8 @@ func (s nodeService) onNode(id string, f func(*volume, *onNode) error) error {
 	})
 }
 
-// work on a path for a call. It is done without the lock of the backend: it may take long, and the volume is reserved.
+// work returns the work at a path for a call. It needs no lock of the backend, because the volume is reserved, and it
+// may take long.
 func (s nodeService) work(ctx context.Context, volume, path string) work {
 	return work{p: s.p, c: callOf(ctx), volume: volume, path: path}
 }
@@ -97,8 +98,8 @@ func (s nodeService) NodeUnstageVolume(ctx context.Context, r *csi.NodeUnstageVo
 	})
 }
 
-// undoable reports whether an unstage or unpublish has something to remove at the path. A plugin that has forgotten
-// what it had takes nothing away that it does not know, and has no volume that was not used since.
+// undoable reports whether an unstage or unpublish has something to remove at the path. A plugin that has forgotten its
+// records removes nothing that it does not know. For a volume that was not used since then, it answers NOT_FOUND.
 func (s nodeService) undoable(id, path string) (known bool, err error) {
 	err = s.p.cfg.Backend.change(func(c *contents) error {
 		if c.Forgotten && id != "" && c.Volumes[id] == nil {
@@ -111,7 +112,7 @@ func (s nodeService) undoable(id, path string) (known bool, err error) {
 	return known, err
 }
 
-// inline is how a volume_context asks for an ephemeral volume.
+// inline is the volume_context key that asks for an ephemeral volume.
 const inline = "csi.storage.k8s.io/ephemeral"
 
 func (s nodeService) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolumeRequest) (
@@ -163,7 +164,7 @@ func (s nodeService) publishable(r *csi.NodePublishVolumeRequest, as string, v *
 	return nil
 }
 
-// makeEphemeral makes a volume that lives as long as its publication.
+// makeEphemeral makes a volume that lives as long as its publish.
 func (p *Plugin) makeEphemeral(id string) error {
 	if id == "" {
 		return invalid("volume_id is missing")
@@ -222,13 +223,14 @@ func (w work) last() error {
 	})
 }
 
-// hasPath tells whether a volume is staged or published at a path.
+// hasPath reports whether the volume is staged or published at a path.
 func (n *onNode) hasPath(path string) bool {
 	_, published := n.Published[path]
 	return published || path != "" && n.Staging == path
 }
 
-// NodeGetVolumeStats tells what the backend has: the size that this node knows, and Backend.SetUsed.
+// NodeGetVolumeStats reports values of the backend: the size that this node knows, and the used bytes of
+// Backend.SetUsed.
 func (s nodeService) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolumeStatsRequest) (
 	*csi.NodeGetVolumeStatsResponse, error,
 ) {
@@ -246,7 +248,8 @@ func (s nodeService) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolum
 	})
 }
 
-// usage returns bytes, and inodes if the volume is a file system. The used bytes of a block device are unknown.
+// usage returns the usage in bytes. For a file system it adds the usage in inodes. The used bytes of a block device are
+// unknown.
 func usage(v *volume, n *onNode) []*csi.VolumeUsage {
 	bytes := &csi.VolumeUsage{Unit: csi.VolumeUsage_BYTES, Total: n.Size}
 	if n.Block {
@@ -260,8 +263,8 @@ func usage(v *volume, n *onNode) []*csi.VolumeUsage {
 	return []*csi.VolumeUsage{bytes, {Unit: csi.VolumeUsage_INODES, Total: 1000, Used: 10, Available: 990}}
 }
 
-// NodeExpandVolume sets the node's size of the volume to the controller's. A plugin whose controller does not
-// expand does it here.
+// NodeExpandVolume sets the node's size of the volume to the controller's. If the plugin's controller does not expand
+// volumes, NodeExpandVolume expands the volume itself.
 func (s nodeService) NodeExpandVolume(_ context.Context, r *csi.NodeExpandVolumeRequest) (
 	*csi.NodeExpandVolumeResponse, error,
 ) {

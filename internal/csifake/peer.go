@@ -14,14 +14,14 @@ type peerConn struct {
 	peer peerAddr
 }
 
-// peerAddr is the number of a connection within the run, and the process at its other end.
+// peerAddr has the number of a connection within the run, and the process at its other end.
 type peerAddr struct {
 	conn uint64
 	pid  int
 	via  cutter
 }
 
-// cutter is a connection that can be cut as if its plugin had died.
+// cutter is a connection that can be cut, as when its plugin dies.
 type cutter interface{ cut() }
 
 func (peerAddr) Network() string  { return "unix" }
@@ -29,14 +29,14 @@ func (a peerAddr) String() string { return fmt.Sprintf("connection %d of process
 
 func (c *peerConn) RemoteAddr() net.Addr { return c.peer }
 
-func (c *peerConn) cut() { _ = c.UnixConn.Close() } // closed before is as good
+func (c *peerConn) cut() { _ = c.UnixConn.Close() } // it may be closed already
 
 func (c *peerConn) Close() error {
 	c.from.forget(c.UnixConn)
 	return c.UnixConn.Close()
 }
 
-// peerPID is the process that connected; 0 if the kernel does not tell.
+// peerPID returns the process that has connected, or 0 if the kernel does not report it.
 func peerPID(conn *net.UnixConn) int {
 	cred, err := proc.Peer(conn)
 	if err != nil {

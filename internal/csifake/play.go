@@ -17,13 +17,13 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// poll is how often a rule looks for the file that it waits for.
+// poll is the interval at which a rule checks for the file that it waits for.
 const poll = 2 * time.Millisecond
 
 // errCut ends a call whose connection the plugin has cut. Its caller gets UNAVAILABLE too.
 var errCut = status.Error(codes.Unavailable, "csifake: the connection was cut")
 
-// play is what happens between begin and end.
+// play handles a call between its begin and its end.
 func (p *Plugin) play(c *call, do effect) (proto.Message, error) {
 	release, err := p.reserve(c)
 	if err != nil {
@@ -46,7 +46,7 @@ func (p *Plugin) play(c *call, do effect) (proto.Message, error) {
 	return p.rewrite(c, reply, err)
 }
 
-// reserve turns a call away that would change a volume or snapshot while another call does.
+// reserve refuses a call that would change a volume or snapshot while another call changes it.
 func (p *Plugin) reserve(c *call) (release func(), err error) {
 	var held []func()
 	release = func() {
@@ -72,7 +72,7 @@ func (p *Plugin) reserve(c *call) (release func(), err error) {
 	return release, nil
 }
 
-// take lets the call take effect, if the plugin lives and has what the call needs.
+// take lets the call take effect, unless the plugin is dead or lacks the required capability.
 func (p *Plugin) take(c *call, do effect) (proto.Message, error) {
 	if needs := journal.Needs(c.line.RPC); needs != "" && needs != "service/CONTROLLER_SERVICE" && !p.caps.has(needs) {
 		return nil, status.Errorf(codes.Unimplemented, "%s is not implemented", c.line.RPC)
@@ -87,8 +87,8 @@ func (p *Plugin) take(c *call, do effect) (proto.Message, error) {
 	return reply, err
 }
 
-// middle acts after the first of two steps of a call. The plugin may be killed meanwhile, and Kill must not wait for
-// it.
+// middle runs the rule for the moment after the first of two steps. It releases p.alive meanwhile, because Kill must
+// not wait for the rule.
 func (p *Plugin) middle(c *call) error {
 	if c.acts.middle == nil {
 		return nil
@@ -102,7 +102,7 @@ func (p *Plugin) middle(c *call) error {
 	return err
 }
 
-// act executes the actions of a rule.
+// act runs the actions of a rule.
 func (p *Plugin) act(c *call, r *Rule) error {
 	if r == nil {
 		return nil
@@ -120,7 +120,7 @@ func (p *Plugin) act(c *call, r *Rule) error {
 	return r.failure()
 }
 
-// waitBefore is all that takes time.
+// waitBefore runs the actions that take time.
 func (p *Plugin) waitBefore(ctx context.Context, r *Rule) error {
 	if r.gate != nil {
 		r.gate.wait(p.ended)
@@ -139,7 +139,8 @@ func (p *Plugin) waitBefore(ctx context.Context, r *Rule) error {
 	return status.FromContextError(ctx.Err()).Err()
 }
 
-// drop cuts the connection of a call. All callers on it have gone from then on, whenever their calls notice.
+// drop cuts the connection of a call. From then on all callers of this connection count as gone, even if their calls
+// notice it later.
 func (p *Plugin) drop(c *call) error {
 	if c.cut == nil {
 		return errCut
@@ -159,7 +160,7 @@ func (p *Plugin) drop(c *call) error {
 	return errCut
 }
 
-// failure is the status that a rule asks for, nil if none.
+// failure returns the status that a rule demands, or nil.
 func (r *Rule) failure() error {
 	code, ok := journal.CodeNumber(r.Code)
 	if !ok || code == 0 {
@@ -175,7 +176,7 @@ func (p *Plugin) crash() {
 	p.Kill()
 }
 
-// pause waits and reports whether the plugin still runs.
+// pause waits, and then reports whether the plugin still runs.
 func (p *Plugin) pause(d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -196,7 +197,7 @@ func invalid(format string, args ...any) error {
 	return status.Error(codes.InvalidArgument, fmt.Sprintf(format, args...))
 }
 
-// rewrite makes the true answer what the rules want it to be.
+// rewrite changes the true answer as the rules demand.
 func (p *Plugin) rewrite(c *call, reply proto.Message, err error) (proto.Message, error) {
 	for _, r := range []*Rule{c.acts.before, c.acts.after} {
 		if r == nil {

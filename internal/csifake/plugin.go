@@ -16,7 +16,7 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// errGone ends the calls that still run as the plugin ends.
+// errGone ends the calls that still run when the plugin ends.
 var errGone = status.Error(codes.Unavailable, "csifake: the plugin has ended")
 
 // Plugin is one CSI plugin on one socket or Port. New makes it, Run serves until the context ends or it dies.
@@ -27,28 +27,28 @@ type Plugin struct {
 	journal *journal.Writer
 	script  script
 
-	listener *peerListener // nil: it is at a Port
-	served   served        // the same services, for the calls of a Port
-	ended    chan struct{} // closed as the plugin stops or dies: what hangs goes on
+	listener *peerListener // nil: the plugin serves at a Port
+	served   served        // the same services, for calls through a Port
+	ended    chan struct{} // closed when the plugin stops or dies; hanging calls then end
 	quit     chan struct{} // closed to end Run
 	once     sync.Once
 	fuses    fuses // mounts that live as long as this plugin
 
-	alive sync.RWMutex // held for reading while something is written or made to be; see dead
-	dead  bool         // nothing is written and nothing takes effect any more
+	alive sync.RWMutex // held for reading during a write or an effect; see dead
+	dead  bool         // nothing is written any more, and nothing takes effect
 
-	killed atomic.Bool // it died, and whatever it was about ended there
+	killed atomic.Bool // the plugin was killed
 
 	mu      sync.Mutex // of what follows
 	numbers uint64
 	open    map[*call]bool
-	closing bool           // the Port takes no more calls
-	direct  sync.WaitGroup // calls of the Port
+	closing bool           // no new calls through the Port
+	direct  sync.WaitGroup // calls through the Port
 
 	broken atomic.Pointer[error] // the first failure to write the journal
 }
 
-// New opens the socket and the journal. The plugin answers once Run runs.
+// New opens the socket and the journal. The plugin answers once Run is called.
 func New(cfg Config) (*Plugin, error) {
 	cfg, caps, err := cfg.filled()
 	if err != nil {
@@ -61,7 +61,7 @@ func New(cfg Config) (*Plugin, error) {
 	}
 	p := &Plugin{cfg: cfg, caps: caps, ended: make(chan struct{}), quit: make(chan struct{}),
 		open: map[*call]bool{}}
-	p.version, _ = parseVersion(cfg.Spec) // filled has checked it
+	p.version, _ = parseVersion(cfg.Spec) // filled has checked the version
 	p.script.file = cfg.ScriptFile
 	p.script.add(cfg.Script...)
 	p.register(&p.served)
@@ -81,7 +81,7 @@ func New(cfg Config) (*Plugin, error) {
 	return p, nil
 }
 
-// remember finds what an earlier process of a forgetful plugin has left, and makes the plugin's node known.
+// remember finds the records that an earlier process of a forgetful plugin has left, and records the plugin's node.
 func (p *Plugin) remember() error {
 	if p.cfg.Forgetful {
 		forgot, err := p.cfg.Backend.start(p.cfg.process())
@@ -111,15 +111,14 @@ func (p *Plugin) listen() (err error) {
 	return err
 }
 
-// KillProcess kills this process as a crash does: nothing after it happens. It is the Config.Die of a plugin that is a
-// process of its own.
+// KillProcess kills this process, as a crash does. It is the Config.Die of a plugin that runs as a separate process.
 func KillProcess() {
 	_ = unix.Kill(os.Getpid(), unix.SIGKILL)
 	select {}
 }
 
-// Run serves until the context ends, or Stop, or Kill, and waits for every call. It returns why the journal could not
-// be written, if so.
+// Run serves until ctx ends, or until Stop or Kill, and waits for every call. It returns an error if the journal could
+// not be written.
 func (p *Plugin) Run(ctx context.Context) error {
 	hangUp := p.serve()
 	select {
@@ -137,7 +136,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	return nil
 }
 
-// serve begins to answer on the socket. hangUp ends that and waits for the calls.
+// serve begins to answer on the socket. hangUp ends that, and waits for the calls.
 func (p *Plugin) serve() (hangUp func()) {
 	if p.cfg.Port != nil {
 		return p.leavePort
@@ -153,9 +152,9 @@ func (p *Plugin) serve() (hangUp func()) {
 		}
 	})
 	return func() {
-		server.Stop() // waits for the calls, and removes the socket file unless this was a kill
+		server.Stop() // waits for the calls, and removes the socket file unless the plugin was killed
 		serving.Wait()
-		p.listener.cutAll() // what grpc knows nothing of
+		p.listener.cutAll() // connections that grpc does not know
 	}
 }
 
@@ -175,14 +174,14 @@ func (p *Plugin) register(s grpc.ServiceRegistrar) {
 	}
 }
 
-// Stop ends Run as SIGTERM ends a plugin: hanging calls fail with UNAVAILABLE, the socket is removed.
+// Stop ends Run as SIGTERM ends a plugin: hanging calls fail with UNAVAILABLE, and the socket is removed.
 func (p *Plugin) Stop() { p.once.Do(func() { close(p.quit) }) }
 
 // over reports whether the plugin is ending or has ended.
 func (p *Plugin) over() bool { return closed(p.quit) || closed(p.ended) }
 
-// Kill ends the plugin as SIGKILL would, as seen from outside: every connection is cut, nothing more is written in the
-// journal but that it was killed, nothing more takes effect, the socket file stays. It may be called within a call.
+// Kill ends the plugin as SIGKILL would. Every connection is cut, and nothing takes effect any more. The journal gets
+// no lines any more, and the socket file stays. Kill may be called within a call.
 func (p *Plugin) Kill() {
 	p.alive.Lock()
 	if !p.dead {
@@ -217,7 +216,7 @@ func (p *Plugin) finish() {
 	}
 }
 
-// write appends to the journal. The journal judges the tests, so a plugin that cannot write it is broken.
+// write appends to the journal. The tests rely on the journal, so a plugin that cannot write it has failed.
 func (p *Plugin) write(l journal.Line) {
 	if err := p.journal.Write(l); err != nil {
 		p.failed(err)
@@ -229,7 +228,7 @@ func (p *Plugin) failed(err error) {
 	p.cfg.Log.Error("journal", "error", err)
 }
 
-// Config is what the plugin runs with, every default filled in: New with it is the same plugin started again.
+// Config returns the plugin's configuration with all defaults filled in. New with it starts the same plugin again.
 func (p *Plugin) Config() Config {
 	cfg := p.cfg
 	for _, s := range []*string{&cfg.NodeID, &cfg.Name, &cfg.Version} {
@@ -240,16 +239,16 @@ func (p *Plugin) Config() Config {
 	return cfg
 }
 
-// Socket is the path of the socket; empty at a Port.
+// Socket returns the path of the socket. It is empty for a plugin at a Port.
 func (p *Plugin) Socket() string { return p.cfg.Socket }
 
-// Journal is the path of the journal; empty if it is kept in memory.
+// Journal returns the path of the journal. It is empty if the journal is in memory.
 func (p *Plugin) Journal() string { return p.cfg.Journal }
 
-// Backend is what exists.
+// Backend returns the storage system of the plugin.
 func (p *Plugin) Backend() *Backend { return p.cfg.Backend }
 
-// Script puts rules in force.
+// Script adds rules.
 func (p *Plugin) Script(rules ...Rule) error {
 	for _, r := range rules {
 		if err := r.check(); err != nil {
@@ -260,16 +259,16 @@ func (p *Plugin) Script(rules ...Rule) error {
 	return nil
 }
 
-// ClearScript takes all rules back that are not from the script file.
+// ClearScript removes all rules that are not from the script file.
 func (p *Plugin) ClearScript() { p.script.clear() }
 
-// Calls are the calls in the journal, of every instance, for the RPCs named; all for none.
+// Calls returns the calls in the journal, of every instance, for the given RPCs. Without RPCs it returns all.
 func (p *Plugin) Calls(rpcs ...string) ([]journal.Call, error) {
 	lines, err := p.Lines()
 	return callsOf(lines, rpcs), err
 }
 
-// Lines is the journal as it is now.
+// Lines returns the present lines of the journal.
 func (p *Plugin) Lines() ([]journal.Line, error) {
 	if p.cfg.Memory != nil {
 		return p.cfg.Memory.Lines(), nil
@@ -277,7 +276,7 @@ func (p *Plugin) Lines() ([]journal.Line, error) {
 	return journal.Read(p.cfg.Journal)
 }
 
-// Check holds the journal against the automaton. A journal that cannot be read violates R0.
+// Check checks the journal against the automaton. A journal that cannot be read violates R0.
 func (p *Plugin) Check(o journal.Options) []journal.Violation {
 	lines, err := p.Lines()
 	if err != nil {

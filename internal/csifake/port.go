@@ -14,20 +14,19 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Port is a socket without a socket: a connection to whichever plugin was last made with it (Config.Port), for model
-// tests and for tests within a synctest bubble. A call goes straight to the plugin's own services, through the same
-// journal, script and codec; request and answer are written and read again, so that nothing is shared. With
-// Config.Blind and without Config.Mounts there is no system call in it, all waiting is for channels and timers, and all
-// time is time.Now.
+// Port connects to the last plugin that was made with it (Config.Port), without a socket. It is for model tests and for
+// tests within a synctest bubble. A call goes directly to the plugin's services, through the same journal, script and
+// codec. Request and answer are encoded and decoded again, so that nothing is shared. With Config.Blind and without
+// Config.Mounts, a call makes no system call, waits only for channels and timers, and takes all times from time.Now.
 //
 //	var port csifake.Port
 //	fake := csifake.Start(t, csifake.Config{Port: &port, Blind: true})
 //	csi.NewNodeClient(&port).NodeStageVolume(ctx, ...)
 //
-// As over a socket, a caller whose context ends has its answer at once, and the plugin may go on. A plugin that stops,
-// dies or drops the connection fails the calls with UNAVAILABLE, and so does a Port with no plugin; the next plugin at
-// the same Port is found by itself, as one at the same path would be. Garbage is UNAVAILABLE, and silence lasts as long
-// as the caller's patience. There are no headers.
+// As over a socket, a caller whose context ends returns at once, and the plugin may continue. If the plugin stops, dies
+// or drops the connection, calls fail with UNAVAILABLE, as at a Port without a plugin. The next plugin at the same Port
+// is found automatically, as at the same path. Garbage is UNAVAILABLE. A call without an answer lasts until its context
+// ends. There are no headers.
 type Port struct {
 	mu     sync.Mutex
 	plugin *Plugin
@@ -45,14 +44,14 @@ type portLine struct {
 
 func (l *portLine) cut() { l.cutIt() }
 
-// take is the plugin's part: from now on the calls are its.
+// take makes p the plugin that gets the calls from now on.
 func (o *Port) take(p *Plugin) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.plugin, o.line = p, nil
 }
 
-// leave cuts the connection to the plugin, and makes no new one.
+// leave cuts the connection to the plugin, and prevents new ones.
 func (o *Port) leave(p *Plugin) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -65,7 +64,7 @@ func (o *Port) leave(p *Plugin) {
 	o.plugin, o.line = nil, nil
 }
 
-// leavePort is how a plugin ends at its port: no call begins, and those that run are waited for.
+// leavePort ends the plugin's service at its port: it prevents new calls and waits for running ones.
 func (p *Plugin) leavePort() {
 	p.mu.Lock()
 	p.closing = true
@@ -74,7 +73,7 @@ func (p *Plugin) leavePort() {
 	p.direct.Wait()
 }
 
-// connect finds the connection, or makes one.
+// connect returns the connection, or makes one.
 func (o *Port) connect(ctx context.Context) (*portLine, error) {
 	o.mu.Lock()
 	p, line := o.plugin, o.line
@@ -111,17 +110,17 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// portCall is one call at a port, with what both its sides share.
+// portCall is one call at a port, with the state that both ends share.
 type portCall struct {
 	line *portLine
-	ctx  context.Context    // the plugin's: it ends with the caller's, and with the connection
-	end  context.CancelFunc // of the caller's side
-	done chan struct{}      // closed as the plugin is through
-	err  error              // what it said, once done
-	late bool               // its caller, or the connection, had gone by then: nobody hears it
+	ctx  context.Context    // the plugin's context: it ends with the caller's context and with the connection
+	end  context.CancelFunc // ends the caller's side
+	done chan struct{}      // closed when the plugin has handled the call
+	err  error              // the plugin's error, valid after done
+	late bool               // the caller or the connection was gone by then, so the answer is lost
 }
 
-// begin lets the plugin work on a call in a goroutine of its own.
+// begin lets the plugin handle a call in a new goroutine.
 func (o *Port) begin(ctx context.Context, work func(*portCall) error) (*portCall, error) {
 	if ctx.Err() != nil {
 		return nil, status.FromContextError(ctx.Err()).Err()
@@ -143,13 +142,13 @@ func (o *Port) begin(ctx context.Context, work func(*portCall) error) (*portCall
 	p.direct.Go(func() {
 		defer close(c.done)
 		c.err = work(c)
-		c.late = c.ctx.Err() != nil || line.up.Err() != nil // the one follows the other, but later
+		c.late = c.ctx.Err() != nil || line.up.Err() != nil // c.ctx ends after line.up, with a delay
 	})
 	return c, nil
 }
 
-// wait for the answer, for the end of the caller's patience or for that of the connection. An answer that is there
-// counts, unless the plugin knew that its caller had gone.
+// wait waits for the answer, for the end of ctx or for the end of the connection. An available answer counts, unless
+// the plugin knew that its caller was gone.
 func (c *portCall) wait(ctx context.Context) error {
 	defer c.end()
 	select {
@@ -166,7 +165,7 @@ func (c *portCall) wait(ctx context.Context) error {
 	return errGone
 }
 
-// answer is the plugin's error as gRPC would tell it.
+// answer returns the plugin's error as gRPC would report it.
 func (c *portCall) answer() error {
 	if c.err == nil {
 		return nil
@@ -177,7 +176,7 @@ func (c *portCall) answer() error {
 	return status.FromContextError(c.err).Err()
 }
 
-// Invoke is that of grpc.ClientConnInterface. Of the options it knows MaxCallRecvMsgSize and ForceCodecV2.
+// Invoke implements grpc.ClientConnInterface. It supports the options MaxCallRecvMsgSize and ForceCodecV2.
 func (o *Port) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	codec, most := portOptions(opts)
 	sent, err := codec.Marshal(args)

@@ -13,61 +13,62 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// Moment is when a rule acts.
+// Moment says when a rule acts.
 type Moment string
 
 const (
-	Before Moment = "before" // the call takes effect
-	// of stage, unstage, publish and unpublish: something is mounted or unmounted, and not all is done; of a stream:
-	// some messages were sent
+	Before Moment = "before" // before the call takes effect
+	// Middle is in the middle of a call. In stage, unstage, publish and unpublish, only the first of two mounts or
+	// unmounts is done then. In a stream, some messages are sent.
 	Middle Moment = "middle"
-	After  Moment = "after" // the effect, and before the answer
+	After  Moment = "after" // after the effect, before the answer
 )
 
-// Hang is how long a call hangs.
+// Hang says how long a call hangs.
 type Hang string
 
 const (
-	UntilCancelled Hang = "context" // until its caller gives up; it then ends without going on
+	UntilCancelled Hang = "context" // until its caller gives up; the call then ends
 	ForEver        Hang = "forever" // until the plugin ends
 )
 
-// Fuse is what a rule may name instead of an RPC: requests of the kernel to a FUSE mount. See MountFuse.
+// Fuse is used instead of an RPC in rules for requests of the kernel to a FUSE mount. See MountFuse.
 const Fuse = "fuse"
 
-// Rule changes what happens to some calls. Its actions happen in the order of the fields: delay, wait, hang, drop,
-// crash, code. The first rule that matches a call at a moment is the one that acts.
+// Rule changes the handling of some calls. Its actions run in the order of the fields: delay, wait, hang, drop, crash,
+// code. If several rules match a call at a moment, only the first acts.
 type Rule struct {
-	RPC    string `json:"rpc,omitempty"`    // empty or *: every one
-	Volume string `json:"volume,omitempty"` // empty: every one
-	Nth    int    `json:"nth,omitempty"`    // the first of the matching calls to act on, from 1; 0 is the first
-	Times  int    `json:"times,omitempty"`  // on how many of them; 0 is all
+	RPC    string `json:"rpc,omitempty"`    // empty or *: every RPC
+	Volume string `json:"volume,omitempty"` // empty: every volume
+	Nth    int    `json:"nth,omitempty"`    // the first matching call to act on, from 1; 0: the first
+	Times  int    `json:"times,omitempty"`  // on how many matching calls to act; 0: all
 	When   Moment `json:"when,omitempty"`   // empty: before
 
-	Delay   Duration `json:"delay,omitempty"` // does not end with the caller: the effect may come late
+	Delay   Duration `json:"delay,omitempty"` // continues when the caller is gone, so the effect may come late
 	Until   string   `json:"until,omitempty"` // wait until this file exists
 	Hang    Hang     `json:"hang,omitempty"`
 	Drop    bool     `json:"drop,omitempty"` // cut the connection of the caller, with all its calls
 	Crash   bool     `json:"crash,omitempty"`
-	Code    string   `json:"code,omitempty"` // name of a gRPC code: INTERNAL; CODE_99 is one that nobody knows
+	Code    string   `json:"code,omitempty"` // name of a gRPC code, such as INTERNAL; CODE_99 is an undefined code
 	Message string   `json:"message,omitempty"`
 
-	// of volumes or storage in the answer; needs VOLUME_CONDITION, or the capability for the call
+	// Condition is the condition of volumes or storage in the answer. It needs VOLUME_CONDITION, or the capability for
+	// the call.
 	Condition *Condition `json:"condition,omitempty"`
 
-	// Probe answers ready=false; CreateSnapshot and calls for group snapshots ready_to_use=false
+	// NotReady makes Probe answer ready=false, and CreateSnapshot and calls for group snapshots ready_to_use=false.
 	NotReady    bool `json:"not_ready,omitempty"`
 	Unconfirmed bool `json:"unconfirmed,omitempty"` // ValidateVolumeCapabilities confirms nothing
-	// CreateVolume ignores volume_content_source, as a plugin that does not know the field
+	// IgnoreSource makes CreateVolume ignore volume_content_source, like a plugin that does not know the field.
 	IgnoreSource bool   `json:"ignore_source,omitempty"`
-	BadUTF8      bool   `json:"bad_utf8,omitempty"` // the strings of the answer are no UTF-8
+	BadUTF8      bool   `json:"bad_utf8,omitempty"` // the strings of the answer are invalid UTF-8
 	Answer       Answer `json:"-"`                  // rewrites the answer
 
 	gate *Gate
 }
 
-// Answer rewrites what a call answers, as the last thing before the answer leaves: for hostile plugins. The reply is
-// nil where err is not, and the other way round; the request must not be changed.
+// Answer rewrites the answer of a call, right before it is sent, to simulate hostile plugins. Either reply or err is
+// nil. The function must not change the request.
 type Answer func(ctx context.Context, req, reply proto.Message, err error) (proto.Message, error)
 
 // Duration is a time.Duration that is written as "150ms" in JSON.
@@ -97,7 +98,7 @@ func ParseScript(b []byte) ([]Rule, error) {
 	return rules, nil
 }
 
-// check returns what is wrong with a rule.
+// check returns an error if the rule is invalid.
 func (r Rule) check() error {
 	for _, wrong := range []string{r.wrongWhere(), r.wrongAction()} {
 		if wrong != "" {

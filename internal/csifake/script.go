@@ -9,23 +9,23 @@ import (
 	"sync"
 )
 
-// script is the rules of a plugin and how often each has matched.
+// script has the rules of a plugin, and how often each has matched.
 type script struct {
 	mu       sync.Mutex
 	rules    []*scripted
 	file     string
-	text     []byte // of the file, as last read
+	text     []byte // of the file, when it was last read
 	fromFile []*scripted
-	seen     map[string]int // matches of the rules of the file: kept beside it, so that a restarted plugin counts on
+	seen     map[string]int // matches of the file's rules; stored beside the file, for a restarted plugin
 }
 
 type scripted struct {
 	Rule
-	key  string // in seen; empty for a rule that is not from the file
+	key  string // key in seen; empty for a rule that is not from the file
 	seen int
 }
 
-// acts are the rules for one call, one for each moment.
+// acts are the rules for one call, at most one for each moment.
 type acts struct{ before, middle, after *Rule }
 
 func (a *acts) at(m Moment) **Rule {
@@ -52,7 +52,7 @@ func (s *script) clear() {
 	s.rules = nil
 }
 
-// match finds the rules for a call, and counts it for every rule that it matches.
+// match finds the rules for a call, and counts the call for each rule that it matches.
 func (s *script) match(rpc, volume string) (found acts, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,13 +84,13 @@ func (r *scripted) due() bool {
 	return r.seen >= first && (r.Times == 0 || r.seen < first+r.Times)
 }
 
-// now is the rule as it is for this call.
+// now returns the rule with its values for this call.
 func (r *scripted) now() *Rule {
 	act := r.Rule
 	return &act
 }
 
-// reload reads the file again. Its content as a call arrives applies to that call.
+// reload reads the file again. A call uses the content that the file has when the call arrives.
 func (s *script) reload() error {
 	if s.file == "" {
 		return nil
@@ -111,7 +111,7 @@ func (s *script) reload() error {
 	if s.seen == nil {
 		s.seen = map[string]int{}
 		if counts, err := os.ReadFile(s.file + ".counts"); err == nil {
-			_ = json.Unmarshal(counts, &s.seen) // a file that is not ours starts the count anew
+			_ = json.Unmarshal(counts, &s.seen) // a foreign file resets the counts
 		}
 	}
 	s.text, s.fromFile = b, nil

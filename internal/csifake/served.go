@@ -11,16 +11,16 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// served are the services of a plugin, by the full names of their methods.
+// served has the services of a plugin, by the full names of their methods.
 type served struct {
 	unary   map[string]unary
 	streams map[string]func(grpc.ServerStream) error
 }
 
-// unary is a call with one answer.
+// unary handles a call with one answer.
 type unary func(ctx context.Context, read func(any) error, i grpc.UnaryServerInterceptor) (any, error)
 
-// RegisterService is that of grpc.ServiceRegistrar.
+// RegisterService implements grpc.ServiceRegistrar.
 func (s *served) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	if s.unary == nil {
 		s.unary, s.streams = map[string]unary{}, map[string]func(grpc.ServerStream) error{}
@@ -38,7 +38,7 @@ func (s *served) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	}
 }
 
-// call is the plugin's side of a call with one answer.
+// call is the plugin's end of a call with one answer.
 func (s *served) call(c *portCall, method string, sent mem.BufferSlice) (mem.BufferSlice, error) {
 	p, do := c.line.plugin, s.unary[method]
 	if do == nil {
@@ -51,7 +51,7 @@ func (s *served) call(c *portCall, method string, sent mem.BufferSlice) (mem.Buf
 	return garbling{}.Marshal(reply)
 }
 
-// NewStream is that of grpc.ClientConnInterface.
+// NewStream implements grpc.ClientConnInterface.
 func (o *Port) NewStream(
 	ctx context.Context, _ *grpc.StreamDesc, method string, opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
@@ -70,7 +70,7 @@ func (o *Port) NewStream(
 	return s, nil
 }
 
-// portStream is the caller's end of a stream: one request, many answers.
+// portStream is the caller's end of a stream with one request and many answers.
 type portStream struct {
 	call     *portCall
 	caller   context.Context
@@ -113,7 +113,7 @@ func (s *portStream) RecvMsg(m any) error {
 	return io.EOF
 }
 
-// pluginStream is the plugin's end.
+// pluginStream is the plugin's end of a stream.
 type pluginStream struct {
 	call     *portCall
 	up, down chan mem.BufferSlice

@@ -15,14 +15,14 @@ const (
 	longestMap  = 4096 // all its keys and values, or all mount flags
 )
 
-// What a plugin has named or said itself comes back as it is, whatever CSI allows: real ones exceed it.
+// Limits for values that a plugin itself has returned. They come back unchanged, and real plugins exceed CSI's limits.
 const (
 	longestID      = 4096     // of a volume or a snapshot
 	longestContext = 64 << 10 // volume_context, publish_context
 )
 
-// tooLong names the fields of a request that break the size limits of CSI, never what they hold. Paths have no limit of
-// CSI.
+// tooLong names the fields of a request that exceed the size limits of CSI, without their contents. CSI has no limit
+// for paths.
 func tooLong(req proto.Message) (over []string) {
 	tell := func(fd protoreflect.FieldDescriptor, size, limit int) {
 		if size > limit {
@@ -55,7 +55,7 @@ func tooLong(req proto.Message) (over []string) {
 	return over
 }
 
-// measure calls f for every field that is set, also within messages.
+// measure calls f for every field that is set, including fields of inner messages.
 func measure(m protoreflect.Message, f func(protoreflect.FieldDescriptor, protoreflect.Value)) {
 	m.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		switch {
@@ -72,7 +72,7 @@ func measure(m protoreflect.Message, f func(protoreflect.FieldDescriptor, protor
 	})
 }
 
-// weight is the length of all strings in a map or list.
+// weight returns the total length of the strings in a map or list.
 func weight(fd protoreflect.FieldDescriptor, v protoreflect.Value) (n int) {
 	if fd.IsMap() {
 		v.Map().Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {

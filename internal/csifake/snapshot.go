@@ -21,7 +21,7 @@ func (x *snapshot) message() *csi.Snapshot {
 		CreationTime: &timestamppb.Timestamp{Seconds: x.Made}, GroupSnapshotId: x.Group}
 }
 
-// snap makes a snapshot, or finds the one of that name.
+// snap makes a snapshot, or returns the existing one with that name.
 func (p *Plugin) snap(c *contents, name, source, group string) (*snapshot, error) {
 	v, err := p.find(c, source)
 	if err != nil {

@@ -9,15 +9,15 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 )
 
-// services are those of CSI.
+// services are the services of CSI.
 var services = []grpc.ServiceDesc{csi.Identity_ServiceDesc, csi.Controller_ServiceDesc, csi.Node_ServiceDesc,
 	csi.GroupController_ServiceDesc, csi.SnapshotMetadata_ServiceDesc}
 
-// roles of the services of CSI, by the name of the service.
+// roles maps the names of CSI's services to roles.
 var roles = map[string]string{"csi.v1.Identity": "identity", "csi.v1.Controller": "controller",
 	"csi.v1.GroupController": "group", "csi.v1.SnapshotMetadata": "metadata", "csi.v1.Node": "node"}
 
-// RPCs are the names of all calls with one request and one answer.
+// RPCs returns the names of all calls with one request and one answer.
 func RPCs() (all []string) {
 	for _, s := range services {
 		for _, m := range s.Methods {
@@ -27,7 +27,7 @@ func RPCs() (all []string) {
 	return all
 }
 
-// known tells whether CSI has such a call.
+// known reports whether CSI has the call.
 func known(rpc string) bool {
 	_, err := messageType(rpc, "Request")
 	return err == nil

@@ -15,7 +15,7 @@ func Start(t testing.TB, cfg Config) *Plugin {
 	t.Helper()
 	var made string
 	if cfg.Socket == "" && cfg.Port == nil {
-		dir, err := os.MkdirTemp("", "h-") // t.TempDir may be too long for a socket
+		dir, err := os.MkdirTemp("", "h-") // the path of t.TempDir may be too long for a socket
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -44,8 +44,8 @@ func Start(t testing.TB, cfg Config) *Plugin {
 	return p
 }
 
-// NewJournal returns the path of a journal that is judged as the test ends. Call it before Start, so that the plugins
-// have stopped by then.
+// NewJournal returns the path of a journal that is checked when the test ends. Call it before Start, so that the
+// plugins have stopped by then.
 func NewJournal(t testing.TB, o journal.Options) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "journal.jsonl")
@@ -53,7 +53,7 @@ func NewJournal(t testing.TB, o journal.Options) string {
 	return path
 }
 
-// CheckCleanup judges a journal as the test ends: every violation is an error of the test.
+// CheckCleanup checks a journal when the test ends. Every violation is an error of the test.
 func CheckCleanup(t testing.TB, path string, o journal.Options) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -63,7 +63,7 @@ func CheckCleanup(t testing.TB, path string, o journal.Options) {
 	})
 }
 
-// Check reads a journal and holds it against the automaton. A journal that cannot be read violates R0.
+// Check checks a journal against the automaton. A journal that cannot be read violates R0.
 func Check(path string, o journal.Options) []journal.Violation {
 	lines, err := journal.Read(path)
 	if err != nil {
@@ -72,7 +72,7 @@ func Check(path string, o journal.Options) []journal.Violation {
 	return journal.Check(lines, o)
 }
 
-// Calls are the calls in a journal for the RPCs named; all for none.
+// Calls returns the calls in a journal for the given RPCs. Without RPCs it returns all.
 func Calls(path string, rpcs ...string) ([]journal.Call, error) {
 	lines, err := journal.Read(path)
 	if err != nil {

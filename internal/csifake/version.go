@@ -11,12 +11,12 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// newest is the minor version of CSI that this package is built on. A plugin of a later one has capabilities and fields
-// that this package does not know.
+// newest is the minor version of CSI on which this package is built. A plugin of a later version has capabilities and
+// fields that this package does not know.
 const newest = 13
 
-// added lists the capabilities and the fields that CSI got after version 1.0, by minor version (csi.proto of each
-// release). An RPC is optional upon its capability, and a new message upon its RPC or the field that holds it.
+// added lists the capabilities and fields that CSI has added after version 1.0, by minor version (csi.proto of each
+// release). An RPC depends on its capability. A new message depends on its RPC, or on the field that holds it.
 var added = map[int][]string{
 	1: {"controller/EXPAND_VOLUME", "node/EXPAND_VOLUME", "expansion/ONLINE", "expansion/OFFLINE",
 		"PluginCapability.volume_expansion"},
@@ -40,10 +40,10 @@ var added = map[int][]string{
 		"CreateSnapshotRequest.accessibility_requirements", "Snapshot.accessible_topology"},
 }
 
-// removed lists the capabilities that CSI lost, by the version that had them last.
+// removed lists the capabilities that CSI has removed, by the last version that had them.
 var removed = map[int][]string{12: {"controller/VOLUME_CONDITION", "node/VOLUME_CONDITION"}}
 
-// Versions lists the versions of CSI that a plugin can speak: those that this build knows, and a future one.
+// Versions lists the versions of CSI that a plugin can speak: all that this build knows, and a future one.
 func Versions() (all []string) {
 	for minor := range newest + 2 {
 		all = append(all, fmt.Sprintf("1.%d", minor))
@@ -51,8 +51,8 @@ func Versions() (all []string) {
 	return all
 }
 
-// version is the CSI version on which a plugin is built: its minor number. The zero value, of no version, is everything
-// that this package can do, of whatever version.
+// version is the CSI version on which a plugin is built, by its minor number. The zero value means that everything in
+// this package is available.
 type version struct {
 	minor   int
 	limited bool
@@ -81,10 +81,10 @@ func parseVersion(s string) (v version, err error) {
 	return v, err
 }
 
-// future reports whether the plugin is built on a version that is still to come.
+// future reports whether the version is newer than this package.
 func (v version) future() bool { return v.minor > newest }
 
-// unknownNumber is that of a capability and of a field that no version of CSI has.
+// unknownNumber is the number of a capability and a field that no version of CSI has.
 const unknownNumber = 9999
 
 // limit leaves out the capabilities that the version does not have, and adds an unknown one to each service.
@@ -107,7 +107,7 @@ func (v version) limit(caps capSets) {
 	}
 }
 
-// missing are the names of the capabilities of a service that the version does not have.
+// missing returns the names of the capabilities of a service that the version lacks.
 func (v version) missing(service string) (names []string) {
 	for full, lacks := range v.lacks {
 		if of, name, is := strings.Cut(full, "/"); is && lacks && of == service {
@@ -117,7 +117,7 @@ func (v version) missing(service string) (names []string) {
 	return names
 }
 
-// heard is a request as a plugin of the version reads it: fields that it does not have are unknown to it.
+// heard returns a request as a plugin of the version reads it: fields that the version lacks are unknown.
 func (v version) heard(req proto.Message) proto.Message {
 	if !v.limited {
 		return req

@@ -1,3 +1,3 @@
-// Package rules holds the tests of what is true of the whole tree: who may import whom, that the host knows no schema,
-// that every package says what it is, and that documents name things that exist. It has no code.
+// Package rules has tests of properties of the whole tree: which packages may import which, that the host knows no
+// schema, that every package has a description, and that documents name existing things. It has no code.
 package rules

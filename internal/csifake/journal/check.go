@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// Check compares a journal with the CSI automaton and returns violations in the order of the lines. It takes time in
-// proportion to their number.
+// Check compares a journal with the CSI automaton and returns violations in the order of the lines. Its time grows
+// linearly with the number of lines.
 func Check(lines []Line, o Options) []Violation {
 	c := newChecker(o)
 	for i, l := range lines {
@@ -40,32 +40,32 @@ func Check(lines []Line, o Options) []Violation {
 	return c.found
 }
 
-// checker reads a journal from top to bottom, as the client's knowledge grows. Whatever a line needs is found by a key,
-// never by a look through all that came before.
+// checker reads a journal from top to bottom, and with it follows the knowledge of the client. It looks everything up
+// by a key and never searches earlier lines.
 type checker struct {
 	opts  Options
 	found []Violation
-	at    int // number of the line being read
+	at    int // number of the current line
 
-	last    map[string]int   // run -> its last line
-	stopped map[string]bool  // runs that said that they ended
-	gone    map[callID]int64 // when the caller of a call went away
+	last    map[string]int   // run -> number of its last line
+	stopped map[string]bool  // runs that wrote a stop
+	gone    map[callID]int64 // time when the caller of a call went away
 	open    map[callID]*flight
 	ended   map[callID]*flight                // with ByNode
-	busy    map[subjectKey]map[callID]*flight // the open ones again, by what they are about
+	busy    map[subjectKey]map[callID]*flight // the open calls, by their subjects
 
 	learnt      map[string]*learnt // by instance
 	plugins     map[string]*plugin
 	volumes     map[volumeKey]*volume
-	creates     map[volumeKey]*edge   // CreateVolume by name: the id is not known yet
+	creates     map[volumeKey]*edge   // CreateVolume by name, because the ID is not known yet
 	snaps       map[volumeKey]*edge   // CreateSnapshot by name
-	snapshots   map[volumeKey]*edge   // the same edges by the id of the snapshot
+	snapshots   map[volumeKey]*edge   // the same edges by the ID of the snapshot
 	groups      map[volumeKey]*group  // group snapshots by name
 	groupIDs    map[volumeKey]*group  // the same by id
 	grouped     map[volumeKey]bool    // ids of snapshots that belong to a group
-	stagings    map[placeKey]string   // staging path -> the volume that it is of
-	targets     map[placeKey]string   // target path -> the volume that was last published there
-	tokens      map[listKey]bool      // that a list may go on with
+	stagings    map[placeKey]string   // staging path -> its volume
+	targets     map[placeKey]string   // target path -> the volume last published there
+	tokens      map[listKey]bool      // tokens with which a list may continue
 	attachments map[nodeKey]volumeSet // volumes that are certainly attached to a node
 }
 
@@ -142,7 +142,7 @@ func (c *checker) begin(l Line) {
 	c.takeOff(f)
 }
 
-// position is where a call in a direction moves an edge.
+// position returns the state to which a call in a direction moves an edge.
 func position(upwards bool) state {
 	if upwards {
 		return up
@@ -150,8 +150,8 @@ func position(upwards bool) state {
 	return down
 }
 
-// end applies an answer that the caller saw. An answer to a caller that had gone changes nothing, nor does one
-// that cannot be read. A volume or snapshot that was made and has no id leaves its caller as wise as before.
+// end applies an answer that the caller has received. Two answers change nothing: one to a caller that was gone, and
+// one that cannot be read. An answer with a new volume or snapshot but without its ID leaves the outcome unsure.
 func (c *checker) end(l Line) {
 	f := c.land(callID{l.Run, l.Call})
 	if f == nil || f.abandoned || l.Lost || l.nameless(f.RPC) {
@@ -174,7 +174,7 @@ func (l Line) nameless(rpc string) bool {
 		rpc == "CreateVolumeGroupSnapshot" && l.Answer.Group == ""
 }
 
-// arrived keeps what is known by key in step with the edge that a call has moved.
+// arrived updates the lookup tables after a call has moved an edge.
 func (c *checker) arrived(f *flight, code string) {
 	switch f.RPC {
 	case "ControllerPublishVolume", "ControllerUnpublishVolume":
@@ -206,7 +206,7 @@ func (c *checker) arrived(f *flight, code string) {
 	}
 }
 
-// reboot: what was staged or published on the node is gone.
+// reboot applies a reboot: nothing is staged or published on the node any more.
 func (c *checker) reboot(l Line) {
 	for key, v := range c.volumes {
 		if key.plugin != l.Plugin {
@@ -220,7 +220,7 @@ func (c *checker) reboot(l Line) {
 	}
 }
 
-// cut: a run that started or stopped has no call open that was begun before it.
+// cut ends the open calls of a run that has started or stopped.
 func (c *checker) cut(l Line) {
 	for id := range c.open {
 		if id.run == l.Run {

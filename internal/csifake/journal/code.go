@@ -11,7 +11,7 @@ var codeNames = [...]string{"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "D
 	"ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
 	"UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"}
 
-// CodeName is the name of a gRPC code.
+// CodeName returns the name of a gRPC code.
 func CodeName(code uint32) string {
 	if int(code) < len(codeNames) {
 		return codeNames[code]
@@ -33,16 +33,16 @@ func CodeNumber(name string) (uint32, bool) {
 	return 0, false
 }
 
-// Outcome is what a caller knows after an answer.
+// Outcome is the result of a call, as far as its answer shows.
 type Outcome string
 
 const (
-	Done      Outcome = "done"      // it took effect
-	Failed    Outcome = "failed"    // it no longer runs; some of the effect may be there
-	Uncertain Outcome = "uncertain" // it may still run, or may have taken effect
+	Done      Outcome = "done"      // the call took effect
+	Failed    Outcome = "failed"    // the call does not run any more; part of the effect may exist
+	Uncertain Outcome = "uncertain" // the call may still run, or may have taken effect
 )
 
-// Outcome of a code, for calls that change something.
+// OutcomeOf returns the outcome of a code, for calls that change something.
 func OutcomeOf(code string) Outcome {
 	switch code {
 	case "OK":

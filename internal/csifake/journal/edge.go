@@ -2,27 +2,27 @@ package journal
 
 import "strings"
 
-// state is what a client knows of one edge of the automaton: one volume's existence, its attachment to one node, its
-// staging on one node, one publication.
+// state is a client's knowledge of one edge of the automaton: the existence of a volume, its attachment to one node,
+// its staging on one node, or one publish.
 type state string
 
 const (
-	down   state = ""       // never asked for, or undone
-	up     state = "up"     // asked for and answered OK
-	failed state = "failed" // asked for and refused: part of the effect may be there
-	unsure state = "unsure" // in flight, or answered in a way that says nothing
+	down   state = ""       // never requested, or undone
+	up     state = "up"     // requested and answered OK
+	failed state = "failed" // requested and refused: part of the effect may exist
+	unsure state = "unsure" // in flight, or answered without a certain outcome
 )
 
-// edge is one step up and its negation.
+// edge is one step up and its undo.
 type edge struct {
 	state    state
-	upHash   string   // of the call upwards that is unsure
-	downHash string   // of the call downwards that is unsure
-	mutable  []string // names of mutable_parameters of the call upwards
-	undone   bool     // it was down before the last call, which was downwards
-	flights  int      // calls that move it just now
-	usage    string   // that the last call upwards asked for
-	secrets  string   // keys of the secrets in the last call upwards
+	upHash   string   // hash of the unsure call up
+	downHash string   // hash of the unsure call down
+	mutable  []string // names of mutable_parameters in the last call up
+	undone   bool     // the edge was down before the last call, which was a call down
+	flights  int      // calls in flight that move the edge
+	usage    string   // usage in the last call up
+	secrets  string   // keys of the secrets in the last call up
 	sent     sent     // the last call
 }
 
@@ -32,7 +32,7 @@ type sent struct {
 	upwards bool
 }
 
-// hashOf is the hash of the unsure call in a direction, empty if there is none.
+// hashOf returns the hash of the unsure call in a direction, or "" if there is none.
 func (e *edge) hashOf(upwards bool) string {
 	if upwards {
 		return e.upHash
@@ -50,10 +50,10 @@ func (e *edge) begin(l Line, upwards bool) {
 	}
 }
 
-// mayBeUp reports whether a call upwards may have had an effect that is still there.
+// mayBeUp reports whether a call up may have an effect that still exists.
 func (e *edge) mayBeUp() bool { return e.state != down && !e.undone }
 
-// end moves the edge by an answer. Only a determinate answer makes it certain.
+// end moves the edge by an answer. Only an answer with a certain outcome makes the edge certain.
 func (e *edge) end(l Line, f *flight) {
 	switch OutcomeOf(l.Code) {
 	case Uncertain:
@@ -69,9 +69,10 @@ func (e *edge) end(l Line, f *flight) {
 	e.upHash, e.downHash = "", ""
 }
 
-// afterRefusal: a refused call upwards leaves what was certain as it was; anything else has to be undone, for part of
-// it may be there. What was not found, or is not implemented, is not there. A volume whose deletion was refused is
-// there: it may be used again. One that is in use is, whatever came of an earlier try.
+// afterRefusal returns the state of an edge after a refused call. A refused call up leaves an edge that was up as it
+// was. After other refusals, part of the effect may exist and has to be undone. NOT_FOUND of an unstage or unpublish,
+// UNIMPLEMENTED and a refused creation mean down. A volume whose deletion was refused still exists and may be used
+// again, in particular if it is in use (FAILED_PRECONDITION).
 func (f *flight) afterRefusal(code string) state {
 	switch {
 	case strings.HasPrefix(f.RPC, "CreateVolume") && f.before != up, f.RPC == "CreateSnapshot" && f.before != up,
@@ -90,32 +91,33 @@ func (f *flight) deletes() bool {
 	return f.RPC == "DeleteVolume" || f.RPC == "DeleteSnapshot" || f.RPC == "DeleteVolumeGroupSnapshot"
 }
 
-// volume is what a client knows of one volume.
+// volume is a client's knowledge of one volume.
 type volume struct {
 	create  *edge
 	nodes   map[string]*node
-	other   map[string]*edge // calls without a negation, by RPC, node and name
-	context *string          // volume_context as CreateVolume answered it
-	grown   *bool            // what ControllerExpand last said of the node's part
-	bytes   int64            // that ControllerExpand last said the volume has
+	other   map[string]*edge // calls without an undo, by RPC, node and name
+	context *string          // volume_context in the answer to CreateVolume
+	grown   *bool            // whether the last ControllerExpand requires the node's part
+	bytes   int64            // size in the last answer to ControllerExpand
 
-	ephemeral bool                // published without having been made
+	ephemeral bool                // published without having been created
 	denied    map[string]bool     // usages that the plugin did not confirm
-	segments  []map[string]string // where it can be reached from; nil is from everywhere
+	segments  []map[string]string // topology in which it can be reached; nil: everywhere
 }
 
-// node is one volume on one node.
+// node is the state of one volume on one node.
 type node struct {
 	attach  edge
 	stage   edge
-	expand  edge             // while it is staged or published as it is
-	refused bool             // NodeExpand has answered that it cannot be, as the volume is mounted
+	expand  edge             // of the present stage or publish
+	refused bool             // NodeExpand has answered that the volume cannot be expanded as it is mounted now
 	publish map[string]*edge // by target path
 	staging string           // the one staging path
-	context *string          // publish_context as ControllerPublish answered it
+	context *string          // publish_context in the answer to ControllerPublish
 }
 
-// volume that this line is about. One that was never seen created is taken to exist: it was provisioned elsewhere.
+// volume returns the volume with this ID. A volume that was never created in the journal counts as existing, because it
+// may have been provisioned elsewhere.
 func (c *checker) volume(plugin, id string) *volume {
 	key := volumeKey{plugin, id}
 	v := c.volumes[key]
@@ -151,7 +153,7 @@ func (n *node) forget(path string, e *edge) {
 	}
 }
 
-// anew: what is known of the volume's expansion on the node does not count any more. It is mounted anew, or not at all.
+// anew forgets the volume's expansion on the node, because the volume is mounted again or not at all.
 func (n *node) anew() {
 	flights := n.expand.flights
 	n.expand, n.refused = edge{flights: flights}, false
@@ -180,7 +182,7 @@ func (v *volume) anyPublished() bool {
 	return false
 }
 
-// edge that a call moves, and whether upwards; nil for a call that moves none.
+// edge returns the edge that a call moves, and whether the call is up. It returns nil for a call that moves none.
 func (c *checker) edge(l Line) (*edge, bool) {
 	switch l.RPC {
 	case "CreateVolume":
@@ -217,7 +219,7 @@ func (c *checker) edge(l Line) (*edge, bool) {
 	return v.other[key], upwards
 }
 
-// named returns the edge of a key; a new one gets the state unseen.
+// named returns the edge with a key. A new edge gets the state unseen.
 func named(edges map[volumeKey]*edge, key volumeKey, unseen state) *edge {
 	if edges[key] == nil {
 		edges[key] = &edge{state: unseen}

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// limits are R18, R21 and R23: what a field may hold.
+// limits checks R18, R21 and R23: the contents of fields.
 func (c *checker) limits(l Line) {
 	for _, over := range l.Over {
 		c.report("R18", "%s with too long a field: %s", l.RPC, over)
@@ -26,14 +26,14 @@ func (c *checker) limits(l Line) {
 
 var secretKey = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
 
-// banned are the characters that no name may have.
+// banned reports whether no name may contain the character.
 func banned(r rune) bool {
 	return r <= 0x08 || r == 0x0b || r == 0x0c || r >= 0x0e && r <= 0x1f || r >= 0x7f && r <= 0x9f
 }
 
 var pluginName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$`)
 
-// badName is why a name of a plugin breaks the rules, empty if it does not.
+// badName returns why the name of a plugin is invalid. It is empty for a valid name.
 func badName(name string) string {
 	switch {
 	case name == "":
@@ -56,7 +56,7 @@ func badNode(id string) string {
 	return ""
 }
 
-// identity is R20, and R14 for the node: a plugin with an invalid name or node id gets no volumes.
+// identity checks R20, and R14 for the node: a plugin with an invalid name or node ID must get no volumes.
 func (c *checker) identity(l Line) {
 	k := c.of(l)
 	switch l.RPC {
@@ -73,7 +73,7 @@ func (c *checker) identity(l Line) {
 	}
 }
 
-// access is R16, R17 and R28: access modes and limits of volumes.
+// access checks R16, R17 and R28: access modes and limits of volumes.
 func (c *checker) access(l Line) {
 	if l.Volume == "" || undoes[l.RPC] {
 		return
@@ -113,7 +113,7 @@ func (c *checker) onOneNode(l Line, v *volume, id string) {
 	}
 }
 
-// besideOthers judges a publication beside those at other targets.
+// besideOthers checks a publish against the publishes at other targets.
 func (c *checker) besideOthers(l Line, n *node) {
 	for _, path := range slices.Sorted(maps.Keys(n.publish)) {
 		e := n.publish[path]
@@ -130,7 +130,7 @@ func (c *checker) besideOthers(l Line, n *node) {
 	}
 }
 
-// room is R28.
+// room checks R28.
 func (c *checker) room(l Line, v *volume) {
 	most := c.plugin(l.Plugin).nodes[l.Node].most
 	if have := len(c.attachments[nodeKey{l.Plugin, l.Node}]); most > 0 && int64(have) >= most &&
@@ -140,7 +140,7 @@ func (c *checker) room(l Line, v *volume) {
 	}
 }
 
-// confirmed takes in what ValidateVolumeCapabilities answered.
+// confirmed records the answer to ValidateVolumeCapabilities.
 func (v *volume) confirmed(asked, denied []string) {
 	if v.denied == nil {
 		v.denied = map[string]bool{}
@@ -153,7 +153,7 @@ func (v *volume) confirmed(asked, denied []string) {
 	}
 }
 
-// topology is R26.
+// topology checks R26.
 func (c *checker) topology(l Line) {
 	if k := c.of(l); l.Topology && k.service.known && !k.service.now["VOLUME_ACCESSIBILITY_CONSTRAINTS"] {
 		c.report("R26", "%s with topology, but %s does not advertise VOLUME_ACCESSIBILITY_CONSTRAINTS", l.RPC,
@@ -174,7 +174,7 @@ func (c *checker) topology(l Line) {
 	}
 }
 
-// reaches reports whether a node is in one of the topologies of a volume. Keys are compared without case.
+// reaches reports whether a node is in one of the topologies of a volume. Keys are compared case-insensitively.
 func reaches(volume []map[string]string, node map[string]string) bool {
 	at := map[string]string{}
 	for k, s := range node {
@@ -197,7 +197,7 @@ func first(all []map[string]string) map[string]string {
 	return all[0]
 }
 
-// lists is R29.
+// lists checks R29.
 func (c *checker) lists(l Line) {
 	switch l.RPC {
 	case "ListVolumes", "ListSnapshots", "ControllerListVolumeHealth":
@@ -209,7 +209,7 @@ func (c *checker) lists(l Line) {
 	}
 }
 
-// endpoint is R31.
+// endpoint checks R31.
 func (c *checker) endpoint(l Line) {
 	path, unix := strings.CutPrefix(l.Endpoint, "unix://")
 	if l.Endpoint != "" && (!unix || !filepath.IsAbs(path) || !strings.HasSuffix(path, ".sock")) {

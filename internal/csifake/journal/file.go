@@ -23,8 +23,8 @@ type Writer struct {
 	instance string
 }
 
-// Open opens path for appending, and makes it if it is absent. The writer stamps every line with the plugin, the
-// instance and a new run.
+// Open opens path for appending, and creates it if it is missing. The writer adds the plugin, the instance and the ID
+// of a new run to every line.
 func Open(path, plugin, instance string) (*Writer, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
@@ -35,8 +35,8 @@ func Open(path, plugin, instance string) (*Writer, error) {
 
 func newRun() string { return rand.Text()[:12] }
 
-// Write appends one line. It is one write(2) on a file opened with O_APPEND: lines of several processes never mix, and
-// a line that was written survives the death of its writer.
+// Write appends one line. It uses a single write(2) on a file opened with O_APPEND. Lines of several processes
+// therefore never mix, and a written line survives the death of its writer.
 func (w *Writer) Write(l Line) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -59,7 +59,7 @@ func (w *Writer) Write(l Line) error {
 	return nil
 }
 
-// Close closes the file and writes nothing.
+// Close closes the file. It writes nothing.
 func (w *Writer) Close() error {
 	if w.memory != nil {
 		return nil
@@ -67,7 +67,7 @@ func (w *Writer) Close() error {
 	return w.file.Close()
 }
 
-// Read reads a whole journal. A line that cannot be read is an error: lines are never torn.
+// Read reads a whole journal. A line that cannot be read is an error, because writes never tear a line.
 func Read(path string) ([]Line, error) {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -87,8 +87,8 @@ func Read(path string) ([]Line, error) {
 	return lines, nil
 }
 
-// NoteReboot appends that all mounts of a node are gone, as a test has arranged it: what was staged and published
-// there no longer is, without a call.
+// NoteReboot appends a line that all mounts of a node are gone, after a test has removed them. Nothing is staged or
+// published there any more, without any call.
 func NoteReboot(path, plugin, node string) error {
 	w, err := Open(path, plugin, "")
 	if err != nil {
@@ -106,9 +106,9 @@ func monotonic() int64 {
 	return ts.Nano()
 }
 
-// Memory is a journal without a file, for very many calls and for tests within a synctest bubble: its clock is
-// time.Now, and writing to it is no system call. Its zero value is empty. Plugins that write to one Memory write one
-// journal.
+// Memory is a journal without a file, for very many calls and for tests within a synctest bubble. Its clock is
+// time.Now, and a write to it makes no system call. The zero value is empty. Plugins that write to the same Memory
+// write one journal.
 type Memory struct {
 	mu    sync.Mutex
 	lines []Line
@@ -119,7 +119,7 @@ func (m *Memory) Open(plugin, instance string) *Writer {
 	return &Writer{memory: m, run: newRun(), plugin: plugin, instance: instance}
 }
 
-// Lines is what was written so far.
+// Lines returns the lines written so far.
 func (m *Memory) Lines() []Line {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -128,7 +128,7 @@ func (m *Memory) Lines() []Line {
 
 // NoteReboot is NoteReboot for this journal.
 func (m *Memory) NoteReboot(plugin, node string) {
-	_ = m.Open(plugin, "").Write(Line{Kind: Reboot, Node: node}) // memory does not fail
+	_ = m.Open(plugin, "").Write(Line{Kind: Reboot, Node: node}) // a write to memory cannot fail
 }
 
 func (m *Memory) append(l Line) {

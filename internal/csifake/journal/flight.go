@@ -5,19 +5,20 @@ import (
 	"strings"
 )
 
-// flight is a call that has begun and not ended.
+// flight is a call in flight.
 type flight struct {
 	Line
 	at        int
 	abandoned bool
 	edge      *edge
 	up        bool
-	before    state // of the edge
-	repeats   bool  // the last controller call for the same edge
+	before    state // state of the edge before the call
+	repeats   bool  // the call repeats the last controller call for the same edge
 }
 
-// skew is how much later than another plugin's line the loss of a caller may be noticed. A caller that gave up a call
-// at one process and turned to another is seen by the two in either order, and late on a busy machine.
+// skew is the tolerance between the journals of two plugins for noticing that a caller is gone. If a caller gives up a
+// call at one process and sends another to a second process, these may notice it in either order, and late on a busy
+// machine.
 const skew = 2_000_000_000 // nanoseconds
 
 func (f *flight) keys() (keys []subjectKey) {
@@ -41,7 +42,7 @@ func (c *checker) takeOff(f *flight) {
 	}
 }
 
-// land is the end of a call, whatever it was; nil if there is none.
+// land ends a call with any outcome. It returns nil if there is no such call.
 func (c *checker) land(id callID) *flight {
 	f := c.open[id]
 	if f == nil {
@@ -62,16 +63,16 @@ func (c *checker) land(id callID) *flight {
 	return f
 }
 
-// inFlight is R3. A call that its caller gave up is no longer in flight for the caller, though it may still run.
+// inFlight checks R3. A call that its caller has given up is no longer in flight for the caller, even if it still runs.
 func (c *checker) inFlight(l *flight) {
 	for _, subject := range l.subjects() {
 		c.alone(l, subject)
 	}
 }
 
-// overlap reports whether two calls may overlap as several hosts share a volume: one on a node and one for another
-// node, or a controller call that a host repeats, because it had begun it before another host did, and the same call or
-// one on a node.
+// overlap reports whether two calls may overlap because several hosts share a volume. A call on a node may overlap a
+// call for another node. A controller call that a host repeats, because it had begun it before another host did, may
+// overlap the same call or a call on a node.
 func (c *checker) overlap(a, b *flight) bool {
 	node := a.Role == "node" || b.Role == "node"
 	apart := a.Node != b.Node && a.Node != "" && b.Node != ""
@@ -105,8 +106,8 @@ func (c *checker) alone(l *flight, subject string) {
 	}
 }
 
-// dead: the run wrote nothing after this line and never said that it stopped. It was killed, or its journal ends here:
-// its open calls may have ended.
+// dead reports whether the run wrote nothing after the current line and did not write that it stopped. It was then
+// killed, or its journal ends here, and its open calls may have ended.
 func (c *checker) dead(run string) bool { return c.last[run] < c.at && !c.stopped[run] }
 
 func (c *checker) abandonedSoon(f *flight, l Line) bool {
@@ -114,7 +115,7 @@ func (c *checker) abandonedSoon(f *flight, l Line) bool {
 	return ok && f.Run != l.Run && gone-l.Mono < skew
 }
 
-// subjects are what at most one call may be in flight for.
+// subjects returns the objects for which at most one call may be in flight.
 func (l Line) subjects() (all []string) {
 	for _, id := range l.AllVolumes() {
 		all = append(all, "volume "+id)
@@ -130,7 +131,7 @@ func (l Line) subjects() (all []string) {
 
 func (l Line) subject() string { return strings.Join(l.subjects(), " and ") }
 
-// AllVolumes are the volumes that a request names.
+// AllVolumes returns the volumes that a request names.
 func (l Line) AllVolumes() []string {
 	if l.Volume != "" {
 		return []string{l.Volume}

@@ -5,13 +5,13 @@ import (
 	"strings"
 )
 
-// group is what a client knows of one group snapshot.
+// group is a client's knowledge of one group snapshot.
 type group struct {
 	edge    edge
 	members []string // ids of its snapshots; nil: no answer has named them
 }
 
-// groupNamed returns the group of a key; a new one gets the state unseen.
+// groupNamed returns the group with a key. A new group gets the state unseen.
 func groupNamed(of map[volumeKey]*group, key volumeKey, unseen state) *group {
 	if of[key] == nil {
 		of[key] = &group{edge: edge{state: unseen}}
@@ -19,7 +19,7 @@ func groupNamed(of map[volumeKey]*group, key volumeKey, unseen state) *group {
 	return of[key]
 }
 
-// tookGroup takes in what CreateVolumeGroupSnapshot answered. A snapshot of the group is there as long as the group is.
+// tookGroup records the answer to CreateVolumeGroupSnapshot. A snapshot of the group exists as long as the group.
 func (c *checker) tookGroup(l Line, a Answer) {
 	g := groupNamed(c.groups, volumeKey{l.Plugin, l.Name}, down)
 	g.members = slices.Sorted(slices.Values(a.Snapshots))
@@ -29,7 +29,7 @@ func (c *checker) tookGroup(l Line, a Answer) {
 	}
 }
 
-// wholeGroup is R32.
+// wholeGroup checks R32.
 func (c *checker) wholeGroup(l Line) {
 	if l.RPC == "DeleteSnapshot" && c.grouped[volumeKey{l.Plugin, l.Snapshot}] {
 		c.report("R32", "%s for snapshot %s, which belongs to a group", l.RPC, l.Snapshot)
@@ -41,7 +41,7 @@ func (c *checker) wholeGroup(l Line) {
 	}
 }
 
-// blocks is R33.
+// blocks checks R33.
 func (c *checker) blocks(l Line) {
 	if l.RPC != "GetMetadataAllocated" && l.RPC != "GetMetadataDelta" {
 		return

@@ -13,7 +13,7 @@ func (k volumeKey) compare(other volumeKey) int {
 type caps struct {
 	known bool
 	now   map[string]bool // in the newest answer
-	ever  map[string]bool // in any answer: what is to be taken down follows what was known when it was set up
+	ever  map[string]bool // in any answer: an undo depends on the capabilities at the time of the call that it undoes
 }
 
 func (s *caps) learn(names []string) {
@@ -26,25 +26,25 @@ func (s *caps) learn(names []string) {
 	}
 }
 
-// learnt is what one instance has answered about itself.
+// learnt has the answers of one instance about itself.
 type learnt struct {
 	service, controller, group, node caps
 	nodeID                           string
-	badNode, badName                 string // why what it told of itself breaks the rules, if it does
+	badNode, badName                 string // why its node ID or name breaks the rules; empty: it does not
 }
 
-// plugin is what all instances of one plugin have answered.
+// plugin has the answers of all instances of one plugin.
 type plugin struct {
-	nodes      map[string]place // what NodeGetInfo has told, by node id
+	nodes      map[string]place // answers to NodeGetInfo, by node ID
 	expansion  map[string]bool
-	controller bool // a controller has told its capabilities
+	controller bool // a controller has answered with its capabilities
 	attaches   bool // the newest answer of a controller has PUBLISH_UNPUBLISH_VOLUME
 	expands    bool // the newest answer of a controller has EXPAND_VOLUME
 }
 
-// place is a node by its NodeGetInfo.
+// place describes a node, as NodeGetInfo does.
 type place struct {
-	most     int64 // volumes
+	most     int64 // largest number of volumes
 	segments map[string]string
 }
 
@@ -66,7 +66,7 @@ func (c *checker) plugin(name string) *plugin {
 	return p
 }
 
-// nodeOf returns the node of a call to the node service: by NodeGetInfo if it was called, else by the line.
+// nodeOf returns the node of a call to the node service: from NodeGetInfo if that was called, else from the line.
 func (c *checker) nodeOf(l Line) string {
 	if id := c.of(l).nodeID; id != "" {
 		return id
@@ -74,7 +74,7 @@ func (c *checker) nodeOf(l Line) string {
 	return l.Node
 }
 
-// learn applies an answer that the client saw.
+// learn records an answer that the client has received.
 func (c *checker) learn(l Line, a Answer) {
 	k, p := c.of(l), c.plugin(l.Plugin)
 	switch l.RPC {
@@ -117,7 +117,7 @@ func (c *checker) learn(l Line, a Answer) {
 	}
 }
 
-// knowsCapabilities is R1.
+// knowsCapabilities checks R1.
 func (c *checker) knowsCapabilities(l Line) {
 	k := c.of(l)
 	switch service, name, optional := strings.Cut(needs[l.RPC], "/"); {
@@ -133,7 +133,7 @@ func (c *checker) knowsCapabilities(l Line) {
 	c.knowsDetails(l, k)
 }
 
-// knowsDetails is R1 for what is optional within an RPC.
+// knowsDetails checks R1 for optional parts of an RPC.
 func (c *checker) knowsDetails(l Line, k *learnt) {
 	lacks := func(service, name, what string) {
 		if set := k.of(service); set.known && !set.now[name] {

@@ -8,14 +8,14 @@ type Kind string
 const (
 	Start     Kind = "start"     // a plugin started: a new run of its instance
 	Begin     Kind = "begin"     // a call arrived
-	Abandoned Kind = "abandoned" // its caller has gone: cancelled, past its deadline, or its connection was lost
-	End       Kind = "end"       // the call ended, its answer is about to leave
+	Abandoned Kind = "abandoned" // the caller is gone: cancelled, past its deadline, or its connection was lost
+	End       Kind = "end"       // the call has ended, and its answer is about to be sent
 	Stop      Kind = "stop"      // the plugin ended; a killed process writes no such line
 	Reboot    Kind = "reboot"    // written by a test: all mounts of Node are gone, nothing is staged or published there
-	Forgot    Kind = "forgot"    // the plugin has lost its records; what it has mounted stays mounted
+	Forgot    Kind = "forgot"    // the plugin has lost its records; its mounts stay
 )
 
-// Line is one line of a journal. Fields that say nothing are left out.
+// Line is one line of a journal. Empty fields are left out.
 type Line struct {
 	Kind     Kind      `json:"kind"`
 	Seq      uint64    `json:"seq"`            // number of the line within its run, from 1
@@ -48,15 +48,15 @@ type Line struct {
 	VolumeContext  string   `json:"volume_context,omitempty"`  // hash; empty for an empty map
 	SecretKeys     []string `json:"secret_keys,omitempty"`     // never a value
 	Usages         []string `json:"usages,omitempty"`          // of a request with several volume capabilities
-	// what a new volume is to be filled from: "snapshot <id>", "volume <id>"
+	// Source is the source of a new volume: "snapshot <id>" or "volume <id>".
 	Source     string   `json:"source,omitempty"`
 	Mutable    []string `json:"mutable,omitempty"`     // names of mutable_parameters, sorted
 	Token      string   `json:"token,omitempty"`       // starting_token
 	Ephemeral  bool     `json:"ephemeral,omitempty"`   // volume_context asks for an ephemeral inline volume
 	MountGroup bool     `json:"mount_group,omitempty"` // volume_mount_group is set
-	// accessibility_requirements or accessible_topology is set
+	// Topology means that accessibility_requirements or accessible_topology is set.
 	Topology bool `json:"topology,omitempty"`
-	// fields that are longer than CSI allows: "name: 129 bytes"
+	// Over has the fields that are longer than CSI allows: "name: 129 bytes".
 	Over   []string `json:"over,omitempty"`
 	Look   *Look    `json:"look,omitempty"`
 	Flight int      `json:"flight,omitempty"` // calls running in this plugin as this one began, itself included
@@ -65,23 +65,23 @@ type Line struct {
 	Conn   uint64   `json:"conn,omitempty"`   // number of the connection within the run
 
 	Code   string  `json:"code,omitempty"`     // name of the gRPC code as the CSI spec writes it
-	Effect bool    `json:"effect,omitempty"`   // what the call asks for is the case now, whatever the code says
-	Answer *Answer `json:"answered,omitempty"` // what the caller learnt
-	Lost   bool    `json:"lost,omitempty"`     // the answer is one that no caller can read: too long, or no protobuf
+	Effect bool    `json:"effect,omitempty"`   // the requested state exists now, whatever the code says
+	Answer *Answer `json:"answered,omitempty"` // what the answer tells the caller
+	Lost   bool    `json:"lost,omitempty"`     // no caller can read the answer: it is too long, or no valid protobuf
 	Killed bool    `json:"killed,omitempty"`
 
 	Endpoint string `json:"endpoint,omitempty"` // of a start: CSI_ENDPOINT as it was given
 }
 
-// Look is what lstat said of the paths in a request as it arrived: "absent", "dir", "file", "link", "device", "other"
-// or "error". Empty means that the plugin did not look.
+// Look has the lstat types of the paths in a request when it arrived: "absent", "dir", "file", "link", "device",
+// "other" or "error". It is empty if the plugin did not look.
 type Look struct {
 	Staging string `json:"staging,omitempty"`
 	Target  string `json:"target,omitempty"`
 	Parent  string `json:"parent,omitempty"` // of the target
 }
 
-// Answer is what a reply, as it was sent, tells the caller for later calls.
+// Answer has the parts of a reply that a caller needs for later calls, as they were sent.
 type Answer struct {
 	Volume         string   `json:"volume,omitempty"`
 	VolumeContext  string   `json:"volume_context,omitempty"`
@@ -89,7 +89,7 @@ type Answer struct {
 	Node           string   `json:"node,omitempty"`
 	Caps           []string `json:"caps,omitempty"`
 	NodeExpand     bool     `json:"node_expand,omitempty"`
-	Bytes          int64    `json:"bytes,omitempty"` // that a volume has after its expansion
+	Bytes          int64    `json:"bytes,omitempty"` // size of a volume after its expansion
 	Ready          *bool    `json:"ready,omitempty"`
 
 	Name       string              `json:"name,omitempty"` // of the provider
@@ -99,18 +99,18 @@ type Answer struct {
 	Next       string              `json:"next,omitempty"`        // token of the next page
 	MaxVolumes int64               `json:"max_volumes,omitempty"` // of the node
 	Expansion  []string            `json:"expansion,omitempty"`   // ONLINE, OFFLINE
-	Segments   []map[string]string `json:"segments,omitempty"`    // where the node or the new volume is
-	Denied     []string            `json:"denied,omitempty"`      // usages that were asked for and not confirmed
+	Segments   []map[string]string `json:"segments,omitempty"`    // topology of the node or the new volume
+	Denied     []string            `json:"denied,omitempty"`      // requested usages that were not confirmed
 }
 
-// Call is one call with both its ends.
+// Call is one call with its begin and its end.
 type Call struct {
-	Line            // its begin
-	Abandoned bool  // the caller had gone before the answer
-	End       *Line // nil: it never ended
+	Line            // the line of its begin
+	Abandoned bool  // the caller was gone before the answer
+	End       *Line // nil: the call has not ended
 }
 
-// Calls puts begins and ends together, in the order of the begins.
+// Calls pairs begins with their ends, in the order of the begins.
 func Calls(lines []Line) []Call {
 	var calls []Call
 	at := map[callID]int{}

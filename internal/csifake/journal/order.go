@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// order is R2 and R4: what must be the case, determinately, before a call may be sent.
+// order checks R2 and R4: the states that must be certain before a call may be sent.
 func (c *checker) order(l Line) {
 	switch l.RPC {
 	case "CreateVolume":
@@ -53,7 +53,7 @@ func (c *checker) order(l Line) {
 	}
 }
 
-// source is what a new volume is filled from.
+// source checks the source of a new volume.
 func (c *checker) source(l Line) {
 	from, id, _ := strings.Cut(l.Source, " ")
 	switch from {
@@ -121,8 +121,9 @@ func (c *checker) mustBeDown(l Line, e *edge, what string) {
 	}
 }
 
-// retry is R6. On one edge there are only two calls, so whatever is sent next is the same or the negation; the same
-// must be the same in every field. A modification may follow another if it has values for all parameters of that one.
+// retry checks R6. An edge has only two calls, so the next call is either the same call or its undo. If it is the same
+// call, all its fields must be the same. A modification may follow another one if it has values for all parameters of
+// that one.
 func (c *checker) retry(l Line, e *edge, upwards bool) {
 	if l.RPC == "ControllerModifyVolume" && len(l.Mutable) > 0 &&
 		!slices.ContainsFunc(e.mutable, func(name string) bool { return !slices.Contains(l.Mutable, name) }) {
@@ -134,7 +135,7 @@ func (c *checker) retry(l Line, e *edge, upwards bool) {
 	}
 }
 
-// expandable is R30.
+// expandable checks R30.
 func (c *checker) expandable(l Line, v *volume) {
 	switch k := c.of(l); {
 	case v.grown != nil && !*v.grown:
@@ -156,7 +157,7 @@ func (c *checker) expandable(l Line, v *volume) {
 	}
 }
 
-// offline is the other half of R30: a plugin that expands OFFLINE only must not find the volume in use.
+// offline checks the other part of R30: if a plugin only expands OFFLINE, the volume must not be in use.
 func (c *checker) offline(l Line, v *volume) {
 	p := c.plugin(l.Plugin)
 	if !p.expansion["OFFLINE"] || p.expansion["ONLINE"] {
@@ -189,7 +190,7 @@ func (n *node) isPublished() bool {
 	return false
 }
 
-// settled is R8 and the last part of RU: everything that was sent upwards was undone, determinately.
+// settled checks R8 and the last part of RU: every call up was undone, with a certain outcome.
 func (c *checker) settled() {
 	for _, key := range slices.SortedFunc(maps.Keys(c.volumes), volumeKey.compare) {
 		v := c.volumes[key]

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// paths are R9, R10, R11 and R12: the paths of a request.
+// paths checks R9, R10, R11 and R12: the paths of a request.
 func (c *checker) paths(l Line) {
 	if l.Role != "node" || l.Volume == "" {
 		return
@@ -29,7 +29,7 @@ func (c *checker) paths(l Line) {
 	}
 }
 
-// whereItIs is R12 for calls about a volume that is there already.
+// whereItIs checks R12 for calls about a volume that is already staged or published.
 func (c *checker) whereItIs(l Line, v *volume, n *node) {
 	k := c.of(l).node
 	switch {
@@ -105,7 +105,7 @@ func (c *checker) target(l Line, n *node) {
 	}
 }
 
-// targetOwner is another volume of the same plugin and node that is, or may be, published at the same path.
+// targetOwner returns another volume of the same plugin and node that is, or may be, published at the same path.
 func (c *checker) targetOwner(l Line) string {
 	id := c.nodeOf(l)
 	place := placeKey{l.Plugin, id, l.Target}
@@ -120,7 +120,7 @@ func (c *checker) targetOwner(l Line) string {
 	return owner
 }
 
-// contexts are R13 and R15: what a request passes on.
+// contexts checks R13 and R15: the contexts that a request passes on.
 func (c *checker) contexts(l Line) {
 	if l.Volume == "" {
 		return
@@ -136,7 +136,7 @@ func (c *checker) contexts(l Line) {
 		c.sameSecrets(l, v)
 	case "NodeStageVolume", "NodePublishVolume":
 		if l.Ephemeral {
-			break // it has a volume_context that no CreateVolume knows
+			break // no CreateVolume in the journal has answered with its volume_context
 		}
 		c.volumeContext(l, v)
 		c.publishContext(l, v.node(c.nodeOf(l)))
@@ -160,7 +160,7 @@ func (c *checker) publishContext(l Line, n *node) {
 	}
 }
 
-// sameSecrets is R25. A journal knows the keys only.
+// sameSecrets checks R25. It compares only keys, because a journal has no values.
 func (c *checker) sameSecrets(l Line, v *volume) {
 	n := v.nodes[l.Node]
 	if n == nil || n.attach.state == down {
@@ -172,7 +172,7 @@ func (c *checker) sameSecrets(l Line, v *volume) {
 	}
 }
 
-// nodeID is R14.
+// nodeID checks R14.
 func (c *checker) nodeID(l Line) {
 	if l.RPC != "ControllerPublishVolume" && l.RPC != "ControllerUnpublishVolume" {
 		return

@@ -36,10 +36,10 @@ var needs = map[string]string{
 	"NodeGetStorageHealth": "node/GET_STORAGE_HEALTH",
 }
 
-// Needs is the capability that an RPC is optional upon, as "service/NAME"; empty for one that always exists.
+// Needs returns the capability that an RPC requires, as "service/NAME". It is empty for an RPC that every plugin has.
 func Needs(rpc string) string { return needs[rpc] }
 
-// undoes are the calls that take something down.
+// undoes are the calls that undo something.
 var undoes = map[string]bool{"DeleteVolume": true, "ControllerUnpublishVolume": true, "NodeUnstageVolume": true,
 	"NodeUnpublishVolume": true, "DeleteSnapshot": true, "DeleteVolumeGroupSnapshot": true}
 

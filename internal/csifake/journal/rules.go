@@ -8,7 +8,7 @@ type Rule struct {
 	Text string
 }
 
-// Rules are those that Check judges. The numbers are those of the project's table of CSI rules.
+// Rules are the rules that Check checks. The numbers come from the project's table of CSI rules.
 var Rules = []Rule{
 	{"R0", "a journal is readable and has calls in it"},
 	{"R1", "capabilities are learnt before anything else, and only advertised RPCs, modes, sources and mount groups " +
@@ -61,11 +61,11 @@ func (v Violation) String() string {
 	return fmt.Sprintf("%s: line %d: %s", v.Rule, v.Line, v.Text)
 }
 
-// Options say what else is true of the story that a journal tells.
+// Options say what else is known about the calls in a journal.
 type Options struct {
-	Settled bool     // everything was taken down: R8, and nothing uncertain is left (RU)
-	Strict  bool     // R3: beside an abandoned call that still runs, only the identical request is legal
+	Settled bool     // everything was taken down: check R8, and that nothing uncertain is left (RU)
+	Strict  bool     // R3: while an abandoned call still runs, only the identical request is legal
 	ByNode  bool     // R3: several hosts share a volume; see overlap
-	Allow   []string // ids of rules that are not judged
+	Allow   []string // IDs of rules that are not checked
 
 }

@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// Verdict is what a journal says about one rule.
+// Verdict is the result of one rule for a journal.
 type Verdict struct {
 	Rule    Rule
 	Section string      // of the CSI specification
-	Calls   int         // that could have broken the rule; 0: it was not exercised
+	Calls   int         // number of calls that could have broken the rule; 0: it was not exercised
 	Broken  []Violation // in the order of the lines
 }
 
@@ -38,15 +38,15 @@ func Judge(lines []Line, o Options) []Verdict {
 	return verdicts
 }
 
-// seen is what a whole journal has, for the question which calls exercise a rule.
+// seen has facts about a whole journal that decide which calls exercise a rule.
 type seen struct {
 	firstOf   map[string]int // subject and plugin -> its first call
-	uncertain map[string]int // plugin, RPC and object -> the first such call without a certain outcome
-	denied    map[string]int // volume -> the first ValidateVolumeCapabilities that did not confirm
+	uncertain map[string]int // plugin, RPC and object -> the first call without a certain outcome
+	denied    map[string]int // volume -> the first ValidateVolumeCapabilities that was not confirmed
 	secrets   map[string]bool
 	badNames  map[string]bool // instances
 	places    map[string]bool // plugins with topology
-	limited   map[string]bool // nodes that said how many volumes they take
+	limited   map[string]bool // nodes with a limit of volumes
 	grouped   map[string]bool // snapshots of groups
 	endpoints map[string]bool // runs that were started with CSI_ENDPOINT
 }
@@ -99,7 +99,7 @@ func note(first map[string]int, key string, i int) {
 	}
 }
 
-// unsure reports whether the call had no answer that makes its outcome certain.
+// unsure reports whether the call got no answer with a certain outcome.
 func (c Call) unsure() bool {
 	return c.Abandoned || c.End == nil || c.End.Lost || c.End.nameless(c.RPC) || OutcomeOf(c.End.Code) == Uncertain
 }
@@ -109,12 +109,12 @@ func (c Call) denied() bool {
 	return c.End != nil && c.End.Answer != nil && len(c.End.Answer.Denied) > 0
 }
 
-// object names what a call and its repetitions have in common.
+// object returns a key that is the same for a call and its repetitions.
 func (c Call) object() string {
 	return strings.Join([]string{c.Plugin, c.RPC, c.subject(), c.Snapshot, c.Node, c.Target}, "\x00")
 }
 
-// before reports whether the first of a key came before call i.
+// before reports whether the first call with a key came before call i.
 func before(first map[string]int, key string, i int) bool {
 	at, known := first[key]
 	return known && at < i
@@ -129,7 +129,7 @@ func (c Call) uses() bool {
 	return slices.Contains([]string{"ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume"}, c.RPC)
 }
 
-// exercises has, for each rule, the section of the CSI specification, and which calls could break the rule.
+// exercises has, for each rule, the section of the CSI specification and the calls that could break the rule.
 var exercises = map[string]struct {
 	section string
 	by      func(s seen, c Call, i int) bool

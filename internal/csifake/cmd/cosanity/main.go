@@ -20,7 +20,7 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// journalName is the file of the journal in the directory of a plugin.
+// journalName is the name of the journal in a plugin's directory.
 const journalName = "journal.jsonl"
 
 const usage = `usage:
@@ -80,7 +80,7 @@ func servePlugin(args []string, out io.Writer) error {
 	return p.Run(ctx)
 }
 
-// pluginConfig returns the plugin of a scenario, and writes its script.
+// pluginConfig returns the configuration of a scenario's plugin, and writes its script.
 func pluginConfig(args []string) (cfg csifake.Config, err error) {
 	flags := flag.NewFlagSet("plugin", flag.ContinueOnError)
 	dir := flags.String("dir", "", "directory for the journal and the state; plugins of one storage system share it")
@@ -108,8 +108,8 @@ func pluginConfig(args []string) (cfg csifake.Config, err error) {
 	return cfg, writeScript(cfg.ScriptFile, scenarios[at].script)
 }
 
-// writeScript writes the rules into a file, beside which the plugin counts their matches: a plugin that has crashed
-// once continues at its next start.
+// writeScript writes the rules to a file. The plugin counts their matches in a file beside it, so a plugin that has
+// crashed once continues the count at its next start.
 func writeScript(path string, rules []csifake.Rule) error {
 	if rules == nil {
 		rules = []csifake.Rule{}

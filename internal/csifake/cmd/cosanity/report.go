@@ -7,18 +7,18 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// mostEvidence is how many violations of a rule are printed for one journal.
+// mostEvidence is the number of violations of a rule that are printed for one journal.
 const mostEvidence = 5
 
 // judged is a journal with its verdicts.
 type judged struct {
 	name     string
 	lines    []journal.Line
-	verdicts []journal.Verdict // of the same rules in each journal
+	verdicts []journal.Verdict // for the same rules in each journal
 }
 
-// writeVerdicts prints a line for each rule, below it the calls that break it, and a summary. A rule is kept if a
-// journal exercises it and none breaks it.
+// writeVerdicts prints a line for each rule with the calls that break it, and a summary. A rule is kept if a journal
+// exercises it and no journal breaks it.
 func writeVerdicts(out io.Writer, all []judged) (broken bool) {
 	count := map[string]int{}
 	for i := range all[0].verdicts {

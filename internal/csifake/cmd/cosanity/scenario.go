@@ -7,12 +7,12 @@ import (
 	"holdfast/internal/csifake"
 )
 
-// scenario is a way in which the plugin behaves.
+// scenario is one kind of behaviour of the plugin.
 type scenario struct {
 	name, text string
 	config     csifake.Config
 	script     []csifake.Rule
-	steps      string // what the orchestrator has to do; empty: create two volumes, use each, and delete them
+	steps      string // steps for the orchestrator; empty: create two volumes, use each, and delete them
 }
 
 // changing are the RPCs of a volume's life that change something.
@@ -38,7 +38,7 @@ var (
 	grouped = append(slices.Clone(every), "service/GROUP_CONTROLLER_SERVICE", "CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT")
 )
 
-// scenarios are in the order in which they are best tried.
+// scenarios are listed in the best order for trying them.
 var scenarios = []scenario{
 	{"normal", "every capability, and no failure", csifake.Config{Caps: every}, nil,
 		"also create and delete two snapshots of a volume, expand a volume and use it again, list volumes and " +

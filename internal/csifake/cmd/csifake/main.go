@@ -38,7 +38,7 @@ func run() error {
 	return p.Run(ctx)
 }
 
-// words are what flags say that are not yet what the plugin needs.
+// words are values of flags that still have to be parsed.
 type words struct {
 	role, caps, mutable, topology, volumes, state, nodeID, endpoint, mount, block string
 }
