@@ -181,7 +181,7 @@ func (p *Plugin) Stop() { p.once.Do(func() { close(p.quit) }) }
 func (p *Plugin) over() bool { return closed(p.quit) || closed(p.ended) }
 
 // Kill ends the plugin as SIGKILL would. Every connection is cut, and nothing takes effect any more. The journal gets
-// no lines any more, and the socket file stays. Kill may be called within a call.
+// only the line that the plugin was killed, and the socket file stays. Kill may be called within a call.
 func (p *Plugin) Kill() {
 	p.alive.Lock()
 	if !p.dead {

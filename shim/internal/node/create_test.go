@@ -13,10 +13,10 @@ import (
 	"holdfast/registry"
 )
 
-// creates is the capability of plugins that create volumes.
+// creates is the capability to create volumes.
 const creates = "CREATE_DELETE_VOLUME "
 
-// makes is an alloc whose volume its create block makes.
+// makes returns the wish for an alloc with a create block.
 func makes(onStop string) wish { return wish{create: "on_stop = \"" + onStop + "\""} }
 
 // made returns the volume of the create block.
@@ -25,13 +25,13 @@ func (n *env) made() (vol registry.Volume, known bool) {
 	return vol, known
 }
 
-// end releases an alloc as a host does, and waits until what follows has been done.
+// end releases an alloc as a host does, and waits until the release and all that follows it are done.
 func (n *env) end(id registry.AllocID) {
 	n.t.Helper()
 	n.endFor(id, false)
 }
 
-// endFor is end; with keep another alloc follows.
+// endFor is end. keep means that another alloc follows.
 func (n *env) endFor(id registry.AllocID, keep bool) {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.shim.ctx, time.Minute)
@@ -56,8 +56,9 @@ func (n *env) events(kind registry.EventKind, detail string) (count int) {
 	return count
 }
 
-// A create block makes its volume with the alloc, before the claim. Later allocs use it. It goes with the last one if
-// the block says so, also if a shim or the plugin dies meanwhile, and then the next alloc gets a new one.
+// A create block makes its volume with the alloc, before the claim. Later allocs use it. If the block says so, the
+// volume is deleted with the last alloc, even if a shim or the plugin dies meanwhile. The next alloc then gets a new
+// volume.
 func TestCreateBlockMakesItsVolume(t *testing.T) {
 	inEnv(t, creates+attaches+stages+"MODIFY_VOLUME ", func(t *testing.T, n *env) {
 		named := wish{create: "name = \"data-1\"\n mutable_parameters = { tier = \"gold\" }"}
@@ -95,7 +96,7 @@ func TestCreateBlockMakesItsVolume(t *testing.T) {
 	})
 }
 
-// An alloc that another one follows leaves its volume to that one, also if the shim dies in its release.
+// If another alloc follows an alloc, the volume is kept for it, even if the shim dies during the release.
 func TestVolumeIsKeptForTheAllocThatFollows(t *testing.T) {
 	inEnv(t, creates+stages, func(t *testing.T, n *env) {
 		n.up("a1", makes("delete"))
@@ -119,8 +120,8 @@ func TestVolumeIsKeptForTheAllocThatFollows(t *testing.T) {
 	})
 }
 
-// A volume is kept only if all calls that release its alloc keep it, in whichever order they come, also if another shim
-// gets the second one.
+// A volume is kept only if all calls that release its alloc set keep, in whichever order they come. That also holds if
+// another shim gets the second call.
 func TestOneReleaseWithoutASuccessorDeletesTheVolume(t *testing.T) {
 	for _, keep := range []bool{true, false} {
 		for _, crash := range []bool{false, true} {
@@ -139,7 +140,7 @@ func TestOneReleaseWithoutASuccessorDeletesTheVolume(t *testing.T) {
 					n.crash()
 					n.plugin.Load().end(true)
 					n.startPlugin()
-					// the first release does not end before the second call
+					// the first release must not end before the second call
 					n.fails("NodeUnpublishVolume", "UNAVAILABLE")
 					n.startShim()
 					n.introduce()
@@ -156,7 +157,7 @@ func TestOneReleaseWithoutASuccessorDeletesTheVolume(t *testing.T) {
 	}
 }
 
-// Whatever happens between the end of an alloc and the deletion of its volume, the volume goes in the end.
+// Whatever happens between the end of an alloc and the deletion of its volume, the volume is deleted in the end.
 func TestVolumeGoesWithItsAllocInTheEnd(t *testing.T) {
 	for name, c := range map[string]struct {
 		before func(n *env) // an alloc ends
@@ -200,7 +201,7 @@ func TestVolumeGoesWithItsAllocInTheEnd(t *testing.T) {
 	}
 }
 
-// A shim that dies during the creation is followed by one that completes it.
+// If a shim dies during the creation, the next shim completes it.
 func TestCreationWithAnAllocIsResumed(t *testing.T) {
 	inEnv(t, creates+attaches+stages, func(t *testing.T, n *env) {
 		n.script(csifake.Rule{RPC: "CreateVolume", When: csifake.After, Hang: csifake.ForEver, Times: 1})
@@ -216,7 +217,7 @@ func TestCreationWithAnAllocIsResumed(t *testing.T) {
 	})
 }
 
-// A creation that did not succeed ends with the alloc, and leaves nothing at the plugin.
+// A creation that has not succeeded ends with the alloc, and leaves nothing at the plugin.
 func TestUnfinishedCreationEndsWithItsAlloc(t *testing.T) {
 	inEnv(t, creates+stages, func(t *testing.T, n *env) {
 		n.script(csifake.Rule{RPC: "CreateVolume", When: csifake.After, Code: "UNAVAILABLE"})
@@ -235,7 +236,8 @@ func TestUnfinishedCreationEndsWithItsAlloc(t *testing.T) {
 	})
 }
 
-// A volume that the block did not make is used and stays, as does that of an alloc which the host has not released.
+// A volume that the block has not made is used and stays. The volume of an alloc that the host has not released stays
+// too.
 func TestVolumeOfOthersIsKept(t *testing.T) {
 	inEnv(t, creates+stages, func(t *testing.T, n *env) {
 		n.up("a1", makes("delete"))
@@ -273,7 +275,7 @@ func TestVolumeOfOthersIsKept(t *testing.T) {
 	})
 }
 
-// Volumes that do not exist yet are different volumes for Feasible: they neither exclude each other nor share a place.
+// For Feasible, volumes that do not exist yet are different volumes: they neither exclude each other nor count as one.
 func TestPlannedVolumesDiffer(t *testing.T) {
 	inEnv(t, creates+stages, func(t *testing.T, n *env) {
 		keys := map[registry.VolumeKey]bool{}

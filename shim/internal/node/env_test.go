@@ -40,9 +40,9 @@ type env struct {
 	log     *registrytest.Log
 	storage *csifake.Backend
 	journal *journal.Memory
-	seen    int // calls of the journal that calls has returned
+	seen    int // number of journaled calls that calls has returned
 	caps    []string
-	spec    string // version of CSI on which the plugin is built; empty: any
+	spec    string // CSI version on which the plugin is built; empty: any
 	machine *machine
 	dir     string // of suspensions
 	check   bool   // Options.Check
@@ -96,7 +96,7 @@ func newEnv(t *testing.T, caps string) *env {
 	return n
 }
 
-// inEnv runs f with a started env. Afterwards it releases everything, and checks that nothing is left and that the
+// inEnv runs f with a started env. Afterwards it releases all volumes, and checks that nothing is left and that the
 // journal is legal.
 func inEnv(t *testing.T, caps string, f func(t *testing.T, n *env)) {
 	t.Helper()
@@ -124,7 +124,7 @@ func (n *env) volume(i int, external string) registry.Volume {
 	}, State: registry.VolumeReady}
 }
 
-// accessOf returns the access mode of a volume. Only one alloc at a time may use the last one.
+// accessOf returns the access mode of a volume. Only the last volume is limited to one alloc at a time.
 func accessOf(volume int) registry.AccessMode {
 	if volume == 2 {
 		return registry.SingleNodeWriter
@@ -359,11 +359,11 @@ func (n *env) startShim() {
 	n.shim = s
 }
 
-// crash ends the shim like SIGKILL, as far as its plugin can tell: its calls are cut off, and it writes nothing more.
+// crash ends the shim as SIGKILL does, as far as its plugin can see: its calls are cut off, and it writes nothing more.
 func (n *env) crash() {
 	n.shim.cancel(errShimEnds)
 	dead := n.log
-	n.log = dead.Reopen() // from now on no one reads what the dead shim writes
+	n.log = dead.Reopen() // what the dead shim still writes is not read any more
 	n.shim.fleet.CloseAll()
 	n.shim.loops.Wait()
 }
@@ -375,7 +375,7 @@ func (n *env) restart() {
 	n.introduce()
 }
 
-// reboot starts the node anew: all processes have ended, and nothing is mounted.
+// reboot restarts the node: all processes have ended, and nothing is mounted.
 func (n *env) reboot() {
 	n.crash()
 	n.plugin.Load().end(true)
@@ -387,8 +387,8 @@ func (n *env) reboot() {
 	n.start()
 }
 
-// introduce has the plugin describe itself, and registers it as healthy. A plugin that crashes meanwhile is started
-// again.
+// introduce makes the plugin describe itself, and registers it as healthy. If the plugin crashes meanwhile, introduce
+// starts it again.
 func (n *env) introduce() {
 	task, at := n.task, registry.Endpoint{Host: n.socket()}
 	conn, err := n.shim.fleet.Connect(pluginID, task, at)
@@ -433,7 +433,7 @@ func (n *env) removeTask(task registry.TaskKey) {
 	}
 }
 
-// script puts rules into force. Without rules it ends all that are in force.
+// script installs rules. Without rules it removes all installed rules.
 func (n *env) script(rules ...csifake.Rule) {
 	if len(rules) == 0 {
 		n.plugin.Load().ClearScript()
@@ -448,7 +448,7 @@ func (n *env) fails(rpc registry.RPC, code string) {
 	n.script(csifake.Rule{RPC: string(rpc), When: csifake.Before, Code: code})
 }
 
-// wish is what an alloc asks for.
+// wish has the requests of an alloc.
 type wish struct {
 	volumes  []int
 	mixed    bool   // some of them read-only, and one of them twice
@@ -459,7 +459,7 @@ type wish struct {
 	create   string // the rest of the create block of one more volume, named made
 }
 
-// group returns an alloc with one task that mounts what it asks for.
+// group returns an alloc with one task that mounts the requested volumes.
 func (n *env) group(id registry.AllocID, w wish) hooks.AllocGroup {
 	n.t.Helper()
 	var volumes, mounts strings.Builder
@@ -504,7 +504,7 @@ func (n *env) group(id registry.AllocID, w wish) hooks.AllocGroup {
 		Isolated: map[string]bool{"t": true}}
 }
 
-// tryUp mounts what an alloc asks for: volume v0, if it names nothing.
+// tryUp mounts the volumes that an alloc requests. The default is volume v0.
 func (n *env) tryUp(id registry.AllocID, w wish) error {
 	if len(w.volumes) == 0 && !w.inline && w.create == "" {
 		w.volumes = []int{0}
@@ -610,7 +610,7 @@ func (n *env) empty() {
 		n.deleteSnapshots()
 		time.Sleep(n.untilNextLook())
 		select {
-		case <-n.plugin.Load().ended: // it died in ListVolumes
+		case <-n.plugin.Load().ended: // the plugin died in ListVolumes
 			n.startPlugin()
 			n.introduce()
 		default:
@@ -637,7 +637,7 @@ func (n *env) deleteSnapshots() {
 	}
 }
 
-// untilNextLook returns an hour: by then every automatic retry has been made. If releases wait for a person, it returns
+// untilNextLook returns an hour, in which every automatic retry is made. If releases wait for a person, it returns
 // less, because each retry costs the test time.
 func (n *env) untilNextLook() time.Duration {
 	if len(n.machine.unknown()) > 0 {
@@ -646,8 +646,9 @@ func (n *env) untilNextLook() time.Duration {
 	return time.Hour
 }
 
-// unmountReported unmounts by hand, as a person would, the mounts that an alloc's status names. No alloc is left, and
-// every release has had time to fail. So each mount that its plugin has forgotten has a record, and one is reported.
+// unmountReported unmounts the mounts that an alloc's status names, as a person would. No alloc is left, and every
+// release has had time to fail. Each mount that the plugin has forgotten therefore has a record, and at least one is
+// reported.
 func (n *env) unmountReported() {
 	unknown := n.machine.unknown()
 	if len(unknown) == 0 {
@@ -687,7 +688,7 @@ func (n *env) useAgain() {
 	}
 }
 
-// left lists everything that is recorded of the use of volumes.
+// left lists all records about the use of volumes.
 func (n *env) left() (left []string) {
 	add := func(format string, args ...any) { left = append(left, fmt.Sprintf(format, args...)) }
 	n.view(func(v registry.View) {
@@ -744,8 +745,8 @@ func (n *env) judge() {
 	}
 }
 
-// shrunken lists the volumes that their node does not know to be as large as the controller made them, by what the
-// plugin was asked. A plugin that has forgotten its volumes has forgotten their sizes.
+// shrunken lists the volumes whose node does not know the size that the controller has made, according to the plugin's
+// calls. A plugin that has forgotten its volumes has also forgotten their sizes.
 func shrunken(lines []journal.Line) (left []string) {
 	for i, l := range slices.Backward(lines) {
 		if l.Kind == journal.Forgot {

@@ -17,7 +17,7 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// expand asks for volume v0 to be made larger, and waits a minute.
+// expand requests a larger size for volume v0, and waits a minute.
 func (n *env) expand(bytes int64) error {
 	ctx, cancel := context.WithTimeout(n.shim.ctx, time.Minute)
 	defer cancel()
@@ -33,7 +33,7 @@ func (n *env) mustExpand(bytes int64) {
 }
 
 // wantExpansions checks the expansions that the plugin got since the last check, as "controller 2" or "staging 2" with
-// the size in GiB. Repetitions of one in a row count as one.
+// the size in GiB. Repetitions in a row count as one.
 func (n *env) wantExpansions(when string, want ...string) {
 	n.t.Helper()
 	var got []string
@@ -127,8 +127,8 @@ func TestExpandedWhileUnused(t *testing.T) {
 	}
 }
 
-// A volume in use is expanded at once if its plugin allows that. Else the error names the users, and nothing is sent.
-// A volume that is large enough is not expanded again.
+// A volume in use is expanded at once if its plugin allows that. Otherwise the error names the users, and nothing is
+// sent. A volume that is large enough is not expanded again.
 func TestExpandedWhileUsed(t *testing.T) {
 	inEnv(t, stages+expands, func(t *testing.T, n *env) {
 		n.up("a1", wish{})
@@ -150,8 +150,8 @@ func TestExpandedWhileUsed(t *testing.T) {
 	})
 }
 
-// A volume that is read-only on the node waits for a user that may write. A read-only user does not matter where the
-// volume is staged for writing.
+// A volume that is read-only on the node waits for a user that may write. If the volume is staged for writing,
+// read-only users do not matter.
 func TestReadOnlyVolumeGrowsLater(t *testing.T) {
 	for caps, steps := range map[string][2]string{expands: {"", "target 2"}, stages + expands: {"staging 2", ""}} {
 		inEnv(t, caps, func(t *testing.T, n *env) {
@@ -167,9 +167,9 @@ func TestReadOnlyVolumeGrowsLater(t *testing.T) {
 	}
 }
 
-// A refusal of the node plugin is shown, and no error for users of the volume. The plugin is asked again at the next
-// mount, also at the first one after a reboot. Before that it is asked again only if a person asks, and not after
-// FAILED_PRECONDITION, even for a larger size.
+// A refusal of the node plugin is shown, and is no error for users of the volume. The plugin is asked again at the next
+// mount, also at the first one after a reboot. Before that it is asked again only if a person asks. After
+// FAILED_PRECONDITION it is not, even for a larger size.
 func TestNodeRefusesToExpand(t *testing.T) {
 	for _, c := range []struct {
 		caps, code, where string
@@ -206,8 +206,8 @@ func TestNodeRefusesToExpand(t *testing.T) {
 	}
 }
 
-// A call that a killed shim has left is sent again by whatever comes next: a use, a release, another expansion, or the
-// next shim by itself. After a reboot, the node has nothing to expand before the next mount.
+// An open call of a killed shim is sent again by whatever comes next: a use, a release, another expansion, or the next
+// shim itself. After a reboot, the node has nothing to expand before the next mount.
 func TestLostExpansionIsResumed(t *testing.T) {
 	next := map[string]func(n *env){
 		"use":       func(n *env) { n.up("a2", wish{}) },
@@ -235,7 +235,7 @@ func TestLostExpansionIsResumed(t *testing.T) {
 					n.startShim()
 					n.introduce()
 					happens(n)
-					if what == "release" { // it may end the node's part
+					if what == "release" { // the release may end the node's part
 						return
 					}
 					n.wantExpansions(what, calls...)
@@ -246,8 +246,8 @@ func TestLostExpansionIsResumed(t *testing.T) {
 	}
 }
 
-// Where the node alone expands, an impossible size is an error, and is not requested again. Another size replaces one
-// that is pending. The capacity is what the node plugin made.
+// If only the node expands volumes, an impossible size is an error, and is not requested again. Another size replaces a
+// pending one. The capacity is the size that the node plugin has made.
 func TestNodeAloneAndAnotherSize(t *testing.T) {
 	inEnv(t, stages+alone, func(t *testing.T, n *env) {
 		n.up("a1", wish{})
@@ -268,7 +268,7 @@ func TestNodeAloneAndAnotherSize(t *testing.T) {
 	})
 }
 
-// The node plugin is asked only where something is mounted. Elsewhere it would expand what lies below.
+// The node plugin is asked only at a path with a mount. Elsewhere it would expand the file system below.
 func TestNothingGrowsWhereNothingIsMounted(t *testing.T) {
 	for caps, where := range map[string]string{stages: "staging", "": "target"} {
 		inEnv(t, caps+expands, func(t *testing.T, n *env) {
@@ -287,7 +287,7 @@ func TestNothingGrowsWhereNothingIsMounted(t *testing.T) {
 	}
 }
 
-// If the shim dies after the node has stored its result and before the volume has it, the next shim completes that
+// If the shim dies after the node has stored its result and before the volume has it, the next shim reports the result
 // without another call, whatever happens to the volume first.
 func TestNodesResultIsReportedAfterADeath(t *testing.T) {
 	for what, next := range map[string]func(n *env){

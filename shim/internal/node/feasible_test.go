@@ -9,8 +9,8 @@ import (
 	"holdfast/registry"
 )
 
-// Feasible says in one call why a prepare of the alloc would fail or wait, and nothing of one that would not. It
-// changes nothing and calls no plugin.
+// Feasible returns in one call all reasons why a prepare of the alloc would fail or wait. It returns none if the
+// prepare would succeed. It changes nothing and calls no plugin.
 func TestFeasibleSaysWhatPrepareWouldMeet(t *testing.T) {
 	edit := func(n *env, change func(*registry.Instance)) {
 		n.view(func(v registry.View) {

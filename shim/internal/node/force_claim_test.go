@@ -12,8 +12,8 @@ import (
 	"holdfast/registry"
 )
 
-// A claim is released by force only if its node is not alive, or does not know the alloc and has nothing mounted for
-// it. That needs a confirmation. The volume is detached before, and an event names the operator.
+// A claim is released by force only if its node is not alive, or if its node does not know the alloc and has no mount
+// for it. The release needs a confirmation. The volume is detached first, and an event names the operator.
 func TestOnlyAbandonedClaimsAreReleasedByForce(t *testing.T) {
 	inEnv(t, attaches+stages, func(t *testing.T, n *env) {
 		v1 := n.volume(1, "x-v1")

@@ -16,7 +16,7 @@ import (
 
 const operator = "user ada (uid 7)"
 
-// force ends the release of an alloc by force, confirmed.
+// force ends the release of an alloc by force, with the confirmation.
 func (n *env) force(id registry.AllocID) ([]registry.ReleaseStep, error) {
 	ctx, cancel := context.WithTimeout(n.shim.ctx, time.Minute)
 	defer cancel()
@@ -29,7 +29,7 @@ func inGone(t *testing.T, allocs []registry.AllocID, f func(t *testing.T, n *env
 	inGoneWith(t, allocs, wish{subPaths: []string{"a"}}, f)
 }
 
-// inGoneWith is inGone with allocs that ask for w.
+// inGoneWith is inGone with allocs that request w.
 func inGoneWith(t *testing.T, allocs []registry.AllocID, w wish, f func(t *testing.T, n *env)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -71,8 +71,8 @@ func (n *env) details(kind registry.EventKind) (details []string) {
 	return details
 }
 
-// A release by force needs a confirmation, leaves mounts in use alone, and then takes down everything that the plugin
-// has left, with the calls that it skips in the events.
+// A release by force needs a confirmation and leaves mounts in use alone. Then it takes down all that the plugin has
+// left, and its events name the calls that it skips.
 func TestForceReleaseTakesDownWhatAGonePluginLeft(t *testing.T) {
 	inGone(t, []registry.AllocID{"a1"}, func(t *testing.T, n *env) {
 		ctx := n.shim.ctx
@@ -136,7 +136,7 @@ func TestForceReleaseTakesDownWhatAGonePluginLeft(t *testing.T) {
 	})
 }
 
-// The steps of an alloc that uses a volume twice end with those that take down what both uses share.
+// If an alloc uses a volume twice, the last steps take down what both uses share.
 func TestForceStepsOfAVolumeUsedTwice(t *testing.T) {
 	inGoneWith(t, []registry.AllocID{"a1"}, wish{volumes: []int{0}, mixed: true}, func(t *testing.T, n *env) {
 		_ = n.tryDown("a1")
@@ -179,7 +179,7 @@ func TestForceReleaseKeepsOtherUsers(t *testing.T) {
 	})
 }
 
-// A shim that is killed after any commit of a release by force is followed by one that ends it, without another call.
+// If a shim is killed after any commit of a release by force, the next shim ends the release without another call.
 func TestForceReleaseSurvivesKills(t *testing.T) {
 	for kill, done := 1, false; !done; kill++ {
 		inGone(t, []registry.AllocID{"a1"}, func(t *testing.T, n *env) {
@@ -224,7 +224,7 @@ func TestForceReleaseEndsOtherCalls(t *testing.T) {
 	})
 }
 
-// An alloc that its host has lost has not ended: its volume stays, also after a release by force.
+// An alloc that its host has lost has not ended: its volume is not deleted, also after a release by force.
 func TestForceReleaseKeepsTheVolumeOfALostAlloc(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newEnv(t, creates+stages)
@@ -250,7 +250,7 @@ func TestForceReleaseKeepsTheVolumeOfALostAlloc(t *testing.T) {
 	})
 }
 
-// With a plugin that answers, only what fails is skipped.
+// If the plugin answers, only failing calls are skipped.
 func TestForceReleaseSendsWhatStillSucceeds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newEnv(t, attaches+stages)

@@ -45,7 +45,7 @@ func (n *env) health() (c registry.Condition, events []string) {
 	return c, events
 }
 
-// asked counts the calls of an RPC, of those for one volume if it is given.
+// asked counts the calls of an RPC. If volume is set, it counts only calls for this volume.
 func (n *env) asked(rpc, volume string) (calls int) {
 	for _, c := range journal.Calls(n.journal.Lines()) {
 		if c.RPC == rpc && (c.Volume == volume || volume == "") {
@@ -62,14 +62,14 @@ func (n *env) measured(volume string) (calls int) { return n.asked(statsRPC, vol
 func (n *env) reports(rpc string, c csifake.Condition) {
 	n.script()
 	n.script(csifake.Rule{RPC: rpc, Condition: &c})
-	if rpc == "ControllerListVolumeHealth" { // a volume that is missing in the list is asked for by itself
+	if rpc == "ControllerListVolumeHealth" { // a volume that is missing in the list is asked for separately
 		n.script(csifake.Rule{RPC: "ControllerGetVolumeHealth", Condition: &c})
 	}
 }
 
-// A plugin that reports health is asked now and then, by the best call that it has, about the volumes in use and its
-// storage on the node, or about all volumes at its controller. A change is recorded, with one event, over restarts of
-// the shim. A status that this build does not know is ignored.
+// A plugin that reports health is asked at intervals, by its best call. The node plugin is asked about the volumes in
+// use and its storage, the controller about all volumes. A change is recorded with one event, also over restarts of the
+// shim. A status that this build does not know is ignored.
 func TestUnhealthyVolumeIsToldUnasked(t *testing.T) {
 	sick := func(message string) csifake.Condition { return csifake.Condition{Abnormal: true, Message: message} }
 	lost := csifake.Condition{Abnormal: true, Status: "DATA_LOSS", Reason: "DiskFailed", Message: "disk 3"}
@@ -86,7 +86,7 @@ func TestUnhealthyVolumeIsToldUnasked(t *testing.T) {
 		caps  string
 		says  []csifake.Condition
 		told  []string
-		after bool // it is asked about unused volumes
+		after bool // the plugin is asked about unused volumes
 	}{
 		statsRPC:              {reports, old, oldTold, false},
 		"NodeGetVolumeHealth": {reportsOnNode, now, nowTold, false},
@@ -135,7 +135,7 @@ func TestUnhealthyVolumeIsToldUnasked(t *testing.T) {
 }
 
 // The plugin is not asked if it declares no conditions or no statistics, if it is unhealthy, or if it died of such a
-// call. A volume with another call is left out.
+// call. A volume with an open call is skipped.
 func TestHealthIsNotAskedForAtAPrice(t *testing.T) {
 	for what, c := range map[string]struct {
 		caps  string
@@ -186,7 +186,7 @@ func TestHealthIsNotAskedForAtAPrice(t *testing.T) {
 	}
 }
 
-// An error about one volume does not keep its plugin from being asked about the others.
+// After an error about one volume, the plugin is still asked about the others.
 func TestFailedHealthOfOneVolumeHidesNoOther(t *testing.T) {
 	inEnv(t, reports, func(t *testing.T, n *env) {
 		n.up("a1", wish{volumes: []int{0, 1}})
@@ -222,8 +222,8 @@ func TestConditionEndsWithThePluginThatReportsIt(t *testing.T) {
 	}
 }
 
-// A question after the health of a volume gives way to a mount, whichever service is asked, and a plugin that hangs is
-// not asked about its other volumes.
+// A question about the health of a volume gives way to a mount, whichever service is asked. A plugin that hangs is not
+// asked about its other volumes.
 func TestHealthDelaysNoMount(t *testing.T) {
 	for rpc, caps := range map[string]string{
 		"NodeGetVolumeHealth": reportsOnNode, "ControllerGetVolumeHealth": "controller/GET_VOLUME_HEALTH ",

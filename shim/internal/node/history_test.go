@@ -31,9 +31,9 @@ var snapshotCalls = []string{
 const perHistory = 250
 
 // TestHistories mixes random operations of allocs and snapshots with random faults of their plugin, lost mounts, rolls
-// of the plugin, and kills of the plugin, the shim and the node. It checks what the plugin was asked: no illegal edge,
-// and never two calls at once for a volume. In the end everything is released. HOLDFAST_OPERATIONS sets the number of
-// operations.
+// of the plugin, and kills of the plugin, the shim and the node. It checks the calls that the plugin got: no illegal
+// step, and never two calls at once for a volume. In the end all volumes are released. HOLDFAST_OPERATIONS sets the
+// number of operations.
 func TestHistories(t *testing.T) {
 	if *seed != 0 {
 		runHistory(t, *seed)
@@ -67,7 +67,7 @@ func TestHistories(t *testing.T) {
 type history struct {
 	*env
 	random *rand.Rand
-	rolls  int   // of the plugin
+	rolls  int   // number of rolls of the plugin
 	size   int64 // bytes that volumes were asked to have, more than at first
 }
 
@@ -196,7 +196,7 @@ func (h *history) upTo(most time.Duration) time.Duration {
 	return time.Duration(h.random.Int64N(int64(most)))
 }
 
-// prepare asks for the volumes of an alloc, with a deadline, and does not wait.
+// prepare requests the volumes of an alloc, with a deadline, and does not wait.
 func (h *history) prepare() {
 	w := wish{volumes: h.random.Perm(3)[:1+h.random.IntN(3)], mixed: h.random.IntN(3) == 0,
 		inline: h.random.IntN(4) == 0}
@@ -219,7 +219,7 @@ func (h *history) release() {
 	h.allocs.Go(func() { _ = shim.allocs.Release(shim.ctx, registry.Call{}, id, false) })
 }
 
-// expand asks for a volume to be made larger, or for the size that it has already.
+// expand requests a larger size for a volume, or the size that the volume already has.
 func (h *history) expand() {
 	name := h.aVolume()
 	h.size += h.random.Int64N(3) * gib
@@ -254,7 +254,7 @@ func (h *history) snapshot() {
 	})
 }
 
-// modify gives a mutable parameter of a volume a random value.
+// modify sets a mutable parameter of a volume to a random value.
 func (h *history) modify() {
 	name, limit, shim := h.aVolume(), h.upTo(5*time.Minute), h.shim
 	parameters := map[string]string{"iops": strconv.Itoa(h.random.IntN(100))}
@@ -265,8 +265,8 @@ func (h *history) modify() {
 	})
 }
 
-// roll starts another instance of the plugin beside the one that runs, and ends the older one later. A plugin whose
-// start makes the backend forget cannot run twice.
+// roll starts another instance of the plugin beside the running one, and ends the older one later. A plugin whose start
+// makes the backend forget cannot run twice.
 func (h *history) roll() {
 	if h.forgets {
 		return
@@ -308,7 +308,7 @@ func (h *history) fault() {
 		r.Code = journal.CodeName(uint32(1 + h.random.IntN(16)))
 	}
 	if r.Code == "NOT_FOUND" && strings.HasPrefix(r.RPC, "NodeUn") {
-		r.When = csifake.After // without a mount table no one can tell that the plugin lies
+		r.When = csifake.After // without a mount table, a lie of the plugin cannot be detected
 	}
 	h.script(r)
 }

@@ -33,7 +33,7 @@ type machine struct {
 	shown   map[string]bool
 	changed map[string]time.Time
 	stray   map[string]bool // mounts that the plugin does not know
-	lost    map[string]bool // unmounted by another program
+	lost    map[string]bool // mounts that another program has unmounted
 	dirs    map[string]bool
 	parts   map[string]*mountedPart
 	users   map[string]string // of mounts, by path
@@ -118,7 +118,7 @@ func hostPath(path string) string { return strings.Replace(path, tree.Task, tree
 // held returns the mounts that the plugin knows, by the host's paths.
 func (m *machine) held() map[string]bool {
 	held := map[string]bool{}
-	all, _ := m.storage.Volumes() // memory does not fail
+	all, _ := m.storage.Volumes() // a backend in memory does not fail
 	for _, v := range all {
 		for _, at := range append(v.Published[string(nodeName)], v.Staged[string(nodeName)]) {
 			if at != "" {
@@ -129,7 +129,7 @@ func (m *machine) held() map[string]bool {
 	return held
 }
 
-// forgotten keeps the mounts that the plugin held before and does not know any more.
+// forgotten records the mounts that the plugin knew before and has forgotten.
 func (m *machine) forgotten(before map[string]bool) {
 	now := m.held()
 	m.mu.Lock()
@@ -191,15 +191,15 @@ func (m *machine) Unmount(_ context.Context, path string) error {
 	return nil
 }
 
-// setUser makes a process use what is mounted at path, or a mount if text is its mount point, or a container if text is
-// "a container has it at PATH"; "": none.
+// setUser sets the user of the mount at path. text names a process, or the mount point of a mount, or a container if it
+// is "a container has it at PATH". If text is empty, there is no user.
 func (m *machine) setUser(path, text string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.users = map[string]string{path: text}
 }
 
-// mountedAgain ends the loss of a mount, because the plugin has mounted there.
+// mountedAgain clears the loss of a mount, because the plugin has mounted at the path again.
 func (m *machine) mountedAgain(path string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -213,7 +213,7 @@ func (m *machine) unknown() []string {
 	return slices.Sorted(maps.Keys(m.stray))
 }
 
-// inMount reports whether path lies in a mount. m.mu is held.
+// inMount reports whether path lies in a mount. The caller holds m.mu.
 func (m *machine) inMount(path string) bool {
 	for ; path != "/"; path = filepath.Dir(path) {
 		if m.shown[path] || m.stray[path] {
@@ -304,14 +304,14 @@ func (m *machine) changePart(what string, effect func()) (err error) {
 	return err
 }
 
-// failParts sets what happens to mounts and unmounts of parts. nil: they succeed.
+// failParts sets a function that decides what happens to mounts and unmounts of parts. With nil they succeed.
 func (m *machine) failParts(f func(what string) (err error, effect bool)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.partFault = f
 }
 
-// takeParts returns what was done with parts since the last time.
+// takeParts returns the operations on parts since its last call.
 func (m *machine) takeParts() (done []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

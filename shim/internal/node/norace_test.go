@@ -2,5 +2,5 @@
 
 package node
 
-// usual is how many operations TestHistories has.
+// usual is the number of operations of TestHistories.
 const usual = 10_000

@@ -8,12 +8,12 @@ import (
 	"holdfast/registry"
 )
 
-// owns is an alloc that asks for an ownership of the files of v0.
+// owns returns the wish for an alloc that requests an ownership of the files of v0.
 func owns(options string) wish {
 	return wish{volumes: []int{0}, options: "mount_options {\n" + options + "\n}"}
 }
 
-// wantOwned checks what was set since the last check.
+// wantOwned checks the ownerships that were set since the last check.
 func (n *env) wantOwned(when string, want ...string) {
 	n.t.Helper()
 	n.machine.mu.Lock()
@@ -58,7 +58,7 @@ func TestOwnershipIsSetOnce(t *testing.T) {
 	})
 }
 
-// A volume that has files keeps its ownership, also once it is empty. A read-only use decides nothing.
+// A volume with files keeps its ownership, even when it is empty later. A read-only use does not set the ownership.
 func TestOwnershipOfFilesIsLeft(t *testing.T) {
 	inEnv(t, "", func(t *testing.T, n *env) {
 		read := owns("owner = 1")
@@ -77,7 +77,8 @@ func TestOwnershipOfFilesIsLeft(t *testing.T) {
 	})
 }
 
-// A plugin with VOLUME_MOUNT_GROUP sets a group by itself. What is mounted stays as it is when it loses or gets that.
+// A plugin with VOLUME_MOUNT_GROUP sets a group by itself. If the plugin loses or gets this capability, a mounted
+// volume stays as it is.
 func TestGroupIsSetByAPluginThatCan(t *testing.T) {
 	const groups = "VOLUME_MOUNT_GROUP "
 	asked := func(n *env) string {

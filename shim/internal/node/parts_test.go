@@ -31,8 +31,8 @@ func (n *env) wantParts(when string, want ...string) {
 	}
 }
 
-// A part is recorded before it is mounted, and is in doubt before it is unmounted. It is unmounted before its volume is
-// unpublished, and mounted once.
+// A part is recorded before it is mounted, marked as uncertain before it is unmounted, and mounted only once. It is
+// unmounted before its volume is unpublished.
 func TestPartsUpAndDown(t *testing.T) {
 	inEnv(t, stages, func(t *testing.T, n *env) {
 		n.machine.failParts(func(what string) (error, bool) {
@@ -86,7 +86,7 @@ func TestUsedPartKeepsItsVolume(t *testing.T) {
 	}
 }
 
-// A part whose mount failed is mounted by the next Prepare. One whose mount hung is not mounted twice.
+// If the mount of a part fails, the next Prepare mounts it. If the mount hangs, the part is not mounted twice.
 func TestPartIsResumed(t *testing.T) {
 	for effect, again := range map[bool][]string{false: {"mount a true", "mount b/c true"}, true: {"mount b/c true"}} {
 		inEnv(t, "", func(t *testing.T, n *env) {
@@ -103,7 +103,7 @@ func TestPartIsResumed(t *testing.T) {
 	}
 }
 
-// After a volume was mounted anew, its parts are too, unless one of the old mount is in use.
+// If a volume was mounted again, its parts are mounted again too, unless a part of the old mount is in use.
 func TestPartFollowsItsVolume(t *testing.T) {
 	inEnv(t, "", func(t *testing.T, n *env) {
 		n.up("a1", withParts)
@@ -122,7 +122,8 @@ func TestPartFollowsItsVolume(t *testing.T) {
 	})
 }
 
-// Parts are refused of block devices, without Options.Parts, and where something without a record is mounted.
+// Parts of block devices are refused. Parts are also refused without Options.Parts, or if a mount without a record is
+// in the way.
 func TestPartsThatCannotBe(t *testing.T) {
 	inEnv(t, "", func(t *testing.T, n *env) {
 		stray := layout.Part(claimOf("a1"), "b/c")

@@ -15,9 +15,10 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// A volume is mounted step by step, and released in the opposite order. What is mounted is not mounted again, also not
-// by the next shim. Up, the claim is a commit; down, the beginning of the release. Each intent is a commit. An outcome
-// is part of the next commit or is the last one. Only that of an attach, or of an unstage before a detach, has its own.
+// A volume is mounted step by step, and released in the opposite order. A mounted volume is not mounted again, also not
+// by the next shim. The way up begins with a commit for the claim, the way down with one for the begin of the release.
+// Each intent is a commit. An outcome is part of the next commit or of the last one. Only the outcome of an attach, or
+// of an unstage before a detach, has its own commit.
 func TestUpOrder(t *testing.T) {
 	for _, c := range []struct {
 		caps     string
@@ -60,8 +61,8 @@ func TestUpOrder(t *testing.T) {
 	}
 }
 
-// A shim that dies at any commit of a mount and its release, before or after the commit is on disk, leaves records from
-// which the next one mounts and releases the volume. The plugin gets only legal calls, and nothing is left (inEnv).
+// If a shim dies at any commit of a mount and its release, before or after the commit is on disk, the next shim can
+// mount and release the volume. The plugin gets only legal calls, and nothing is left (inEnv).
 func TestShimDiesAtAnyCommit(t *testing.T) {
 	for at := range 12 {
 		for _, written := range []bool{false, true} {
@@ -82,7 +83,7 @@ func TestShimDiesAtAnyCommit(t *testing.T) {
 	}
 }
 
-// After a failure nothing later is sent, neither on the way up nor on the way down, and the claim stays. The next try
+// After a failure no later step is sent, neither on the way up nor on the way down, and the claim stays. The next try
 // continues with the failed step.
 func TestNothingLaterAfterAFailure(t *testing.T) {
 	up, down := []registry.RPC{attach, stage, publish}, []registry.RPC{unpublish, unstage, detach}
@@ -129,8 +130,8 @@ func TestWaitForOneVolumeHoldsUpNoOther(t *testing.T) {
 	})
 }
 
-// A Release ends the waits of all Prepares of its alloc, wherever they wait, and releases what they had. No Prepare
-// brings the alloc back.
+// A Release ends the waits of all Prepares of its alloc, at any step, and releases their volumes. No Prepare records
+// the alloc again.
 func TestReleaseCancelsPrepare(t *testing.T) {
 	for _, waiting := range []registry.RPC{"", attach, stage, publish} {
 		t.Run("in "+string(waiting), func(t *testing.T) {
@@ -249,7 +250,7 @@ func TestReleaseIsAnsweredForGood(t *testing.T) {
 	})
 }
 
-// A volume that is staged and attached without a claim is released by itself. A claimed one is left alone.
+// A volume that is staged and attached without a claim is released automatically. A claimed volume stays.
 func TestUnclaimedIsTakenDown(t *testing.T) {
 	inEnv(t, attaches+stages, func(t *testing.T, n *env) {
 		n.fails(stage, "INVALID_ARGUMENT")
@@ -268,8 +269,8 @@ func TestUnclaimedIsTakenDown(t *testing.T) {
 	})
 }
 
-// A release that a swap cuts off reports that, so that the host calls the next shim. It reads no records, because the
-// state is being released. A release whose caller has gone reports what it waits for.
+// If a swap cuts off a release, the error says so, and the host calls the next shim. The release reads no records,
+// because the state is being released. If the caller of a release is gone, the error says what the release waits for.
 func TestReleaseIsCutOffByASwap(t *testing.T) {
 	inEnv(t, "", func(t *testing.T, n *env) {
 		n.up("a1", wish{})

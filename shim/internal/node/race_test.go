@@ -2,6 +2,6 @@
 
 package node
 
-// usual is how many operations TestHistories has: fewer where each takes ten times as long. `make long` runs it
-// without -race.
+// usual is the number of operations of TestHistories. It is lower here, because each takes ten times as long. `make
+// long` runs the test without -race.
 const usual = 1_250

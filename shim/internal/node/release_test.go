@@ -17,8 +17,9 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// A release finds a NodeStageVolume call that a killed shim has left at its plugin. It unstages after the end of that
-// call, at once if the plugin has been restarted, and beside the call only if that has no end within a round.
+// A killed shim has left a NodeStageVolume call at its plugin, and the next shim releases the volume. It unstages when
+// that call has ended, or at once if the plugin was restarted. It unstages beside the call only if the call does not
+// end within a round.
 func TestNothingIsUndoneThatStillRuns(t *testing.T) {
 	for what, c := range map[string]struct {
 		takes     time.Duration // by the call
@@ -63,8 +64,8 @@ func TestNothingIsUndoneThatStillRuns(t *testing.T) {
 	}
 }
 
-// An expansion without an end delays a release for a round only, whichever half it is and however its plugin fails. The
-// next use completes it.
+// An expansion without an end delays a release only for a round, whether the controller or the node expands, and
+// however the plugin fails. The next use completes the expansion.
 func TestReleaseDoesNotWaitForAnExpansion(t *testing.T) {
 	for what, rule := range map[string]csifake.Rule{
 		"the node plugin is unavailable":   {RPC: string(expandOnNode), Code: "UNAVAILABLE"},
@@ -91,8 +92,8 @@ func TestReleaseDoesNotWaitForAnExpansion(t *testing.T) {
 	}
 }
 
-// Another node has tried to detach a volume of this node, which was lost, and does not know the outcome. The node that
-// comes back still has the volume mounted. It has that call repeated before it unmounts.
+// Another node has tried to detach a volume of this node while this node was lost, and does not know the outcome. This
+// node comes back and still has the volume mounted. It makes the detach be repeated before it unmounts.
 func TestLostNodeUnmountsAfterAnOpenDetach(t *testing.T) {
 	for what, c := range map[string]struct{ published, claimed bool }{
 		"published": {true, true}, "staged": {false, true}, "staged, without a claim": {},
@@ -164,7 +165,7 @@ func TestReleaseLeavesClaimsOfOtherNodes(t *testing.T) {
 	})
 }
 
-// viewed calls after behind each view.
+// viewed calls after at the end of each view.
 type viewed struct {
 	registry.State
 	after func()
@@ -176,7 +177,7 @@ func (s *viewed) View(ctx context.Context, read func(registry.View) error) error
 	return err
 }
 
-// The host releases an alloc that has lost its volumes just after a teardown has left the alloc to it.
+// The host releases an alloc that has lost its volumes just after a teardown has kept the alloc's record for the host.
 func TestReleaseBehindTheEndOfATeardown(t *testing.T) {
 	inEnv(t, stages, func(t *testing.T, n *env) {
 		allocs, views, last := n.shim.allocs, 0, 0
@@ -189,7 +190,7 @@ func TestReleaseBehindTheEndOfATeardown(t *testing.T) {
 		allocs.State = state
 		allocs.teardown("a1")
 		synctest.Wait()
-		last, views = views-1, 0 // the last view of a teardown is that of resumeKept
+		last, views = views-1, 0 // the last view of a teardown is made by resumeKept
 		state.after = func() {
 			if views++; views == last {
 				if _, err := allocs.Sync(t.Context(), nil); err != nil {
@@ -208,8 +209,8 @@ func TestReleaseBehindTheEndOfATeardown(t *testing.T) {
 	})
 }
 
-// The mount of a container does not keep the plugin from unmounting its own. So a lost volume stays published and
-// attached until the containers have ended, or the host releases the alloc.
+// The mount of a container does not prevent the plugin from unmounting its own. Therefore a lost volume stays published
+// and attached until the containers have ended or the host releases the alloc.
 func TestLostVolumeIsUnmountedAfterItsContainers(t *testing.T) {
 	for _, released := range []bool{false, true} {
 		inEnv(t, attaches+stages, func(t *testing.T, n *env) {

@@ -45,8 +45,8 @@ func TestUsageComparedByValue(t *testing.T) {
 	})
 }
 
-// A mount without a record is not used, though it is where the volume belongs: a plugin that finds it may take it for
-// its own.
+// The stager does not use a mount without a record at the volume's own path, because a plugin that finds it may take it
+// for its own.
 func TestWhatIsMountedAlreadyIsNotTakenOver(t *testing.T) {
 	inEnv(t, attaches+stages, func(t *testing.T, n *env) {
 		for path, sent := range map[string][]registry.RPC{
@@ -65,7 +65,7 @@ func TestWhatIsMountedAlreadyIsNotTakenOver(t *testing.T) {
 	})
 }
 
-// A mount that appears or disappears within a second after the response is waited for. One that takes longer counts as
+// The stager waits for a mount that appears or disappears within a second after the response. A later mount counts as
 // missing, or as still mounted.
 func TestLateMountIsWaitedForBeforeItIsJudged(t *testing.T) {
 	for late, calls := range map[time.Duration]int{900 * time.Millisecond: 1, 3 * time.Second: 2} {
@@ -114,7 +114,7 @@ func TestNotFoundNeedsTheMountTable(t *testing.T) {
 	}
 }
 
-// The stager refuses steps out of order before it sends anything, and leaves no directory behind.
+// The stager refuses steps in the wrong order before it sends anything, and leaves no directory behind.
 func TestOrderIsRefusedNotAssumed(t *testing.T) {
 	inEnv(t, attaches+stages, func(t *testing.T, n *env) {
 		s, v, key := n.shim.stager, n.volume(0, "x-v0"), claimOf("a1")
@@ -139,7 +139,7 @@ func TestOrderIsRefusedNotAssumed(t *testing.T) {
 	})
 }
 
-// A volume is not released from its claim before it is unpublished and unstaged.
+// The claim of a volume is not released before the volume is unpublished and unstaged.
 func TestClaimKeptUntilUnpublished(t *testing.T) {
 	inEnv(t, stages, func(t *testing.T, n *env) {
 		n.up("a1", wish{})
@@ -169,7 +169,7 @@ func TestClaimKeptUntilUnpublished(t *testing.T) {
 	})
 }
 
-// A volume is released as it was mounted, whatever its plugin declares by then.
+// A volume is released as it was mounted, whatever its plugin declares at the time of the release.
 func TestCapabilitiesOfTheTimeCount(t *testing.T) {
 	inEnv(t, "", func(t *testing.T, n *env) {
 		n.up("a1", wish{})
@@ -207,7 +207,7 @@ func TestNothingIsPutUpWhileTheControllerIsAway(t *testing.T) {
 	}
 }
 
-// pathAt returns the path by which a later instance of the plugin knows what an earlier one has mounted.
+// pathAt returns the path by which a later instance of the plugin knows a mount of an earlier one.
 func TestPathsAreThoseOfTheInstance(t *testing.T) {
 	recorded := registry.Tree{Host: "/mnt/p/stage/x", Task: "/csi/stage/x"}
 	for _, c := range []struct {
@@ -225,7 +225,7 @@ func TestPathsAreThoseOfTheInstance(t *testing.T) {
 	}
 }
 
-// vault returns one secret after another, and the last one from then on. Without a secret it does not respond.
+// vault returns its secrets one after another, and then always the last one. Without a secret it does not respond.
 type vault struct{ secrets []registry.SecretValue }
 
 func (v *vault) Resolve(
@@ -242,7 +242,7 @@ func (v *vault) Resolve(
 	return map[string]registry.SecretValue{"token": secret}, nil
 }
 
-// A call that the plugin refuses is tried again with a secret that was replaced meanwhile.
+// A refused call is tried again with a secret that was replaced meanwhile.
 func TestRotatedSecretIsUsedByTheNextNodeCall(t *testing.T) {
 	for caps, rpc := range map[string]registry.RPC{stages: stage, "": publish} {
 		inEnv(t, caps, func(t *testing.T, n *env) {

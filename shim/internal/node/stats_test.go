@@ -19,7 +19,7 @@ func (n *env) stats() ([]registry.VolumeUsage, error) {
 	return n.shim.stager.Stats(context.Background(), v0Name)
 }
 
-// The plugin is asked at a path where the volume is published, else where it is staged. It gets the staging path if it
+// The plugin measures a volume at a path where it is published, else where it is staged. It gets the staging path if it
 // stages.
 func TestStatsAskWhereItIsPublished(t *testing.T) {
 	for what, c := range map[string]struct {
@@ -68,7 +68,7 @@ func (n *env) trouble() {
 	}
 }
 
-// Stats sends nothing if nothing is mounted, if the plugin cannot answer or if another call is open. The error tells
+// Stats sends nothing if nothing is mounted, if the plugin cannot answer or if another call is open. The error says
 // what to do.
 func TestStatsAreRefused(t *testing.T) {
 	up := func(f func(n *env)) func(n *env) {
@@ -140,7 +140,8 @@ func TestStatsDelayNoMount(t *testing.T) {
 	})
 }
 
-// What the plugin measured while the volume was unmounted may be what lies below. It is discarded.
+// If the volume is unmounted during a measurement, the plugin may have measured the directory below. Stats discards the
+// result.
 func TestStatsOfWhatGoesAway(t *testing.T) {
 	inEnv(t, measures, func(t *testing.T, n *env) {
 		n.up("a1", wish{})

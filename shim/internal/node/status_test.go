@@ -10,7 +10,8 @@ import (
 	"holdfast/registry"
 )
 
-// The wait of a retried step covers all tries: it has the time of the first, the number of all and the last response.
+// The wait of a retried step covers all its tries: it has the time of the first try, the number of tries and the last
+// response.
 func TestWaitGoesOn(t *testing.T) {
 	noon := time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)
 	later := noon.Add(time.Minute)
@@ -45,8 +46,8 @@ func TestWaitGoesOn(t *testing.T) {
 	}
 }
 
-// An alloc waits for its turn while the volume is being mounted for another one. A short wait is not recorded. An alloc
-// whose own call hangs waits for its step. A release of either does not wait for the other.
+// An alloc waits for its turn while the volume is being mounted for another alloc. A short wait is not recorded. An
+// alloc whose own call hangs waits for its step. A release of either alloc does not wait for the other.
 func TestReleaseDoesNotWaitForAnothersStage(t *testing.T) {
 	for _, released := range []registry.AllocID{"a1", "a2"} {
 		inEnv(t, stages, func(t *testing.T, n *env) {
@@ -88,7 +89,7 @@ func TestReleaseDoesNotWaitForAnothersStage(t *testing.T) {
 	}
 }
 
-// The open CreateVolume call of a volume is part of its status, though its intent has another key.
+// The open CreateVolume call of a volume is part of its status, although its intent has another key.
 func TestCreationIsToldOfTheVolume(t *testing.T) {
 	inEnv(t, "", func(t *testing.T, n *env) {
 		name := registry.VolumeName{Namespace: "default", ID: "new"}

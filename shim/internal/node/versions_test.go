@@ -14,12 +14,12 @@ import (
 	"holdfast/shim/internal/controller"
 )
 
-// everyCap are capabilities of all versions of CSI. A plugin built on one version announces those that it has.
+// everyCap are the capabilities of all versions of CSI. A plugin built on one version announces those of its version.
 var everyCap = strings.Join(append(slices.Clone(csifake.AllCaps), "expansion/ONLINE", "VOLUME_CONDITION", "GET_VOLUME",
 	"GET_SNAPSHOT", "SINGLE_NODE_MULTI_WRITER", "GET_VOLUME_HEALTH", "LIST_VOLUME_HEALTH", "GET_STORAGE_HEALTH"), " ")
 
-// rpcsSince are the RPCs that a volume's life needs, by the minor version of CSI that brought them, and until the
-// version, if later ones use another.
+// rpcsSince has the RPCs in the life of a volume, with the minor version of CSI that added each. If later versions use
+// another RPC, it also has the last version.
 var rpcsSince = map[string][2]int{
 	"CreateVolume": {}, "ControllerPublishVolume": {}, "NodeStageVolume": {}, "NodePublishVolume": {},
 	"NodeGetVolumeStats": {}, "CreateSnapshot": {}, "DeleteSnapshot": {}, "NodeUnpublishVolume": {},
@@ -29,9 +29,8 @@ var rpcsSince = map[string][2]int{
 	"ControllerListVolumeHealth": {13}, "NodeGetVolumeHealth": {13}, "NodeGetStorageHealth": {13},
 }
 
-// A plugin that is built on any version of CSI, from 1.0 to one that is still to come, serves a volume from its
-// creation to its deletion. It gets no call and no capability decision that its version does not have: none is
-// UNIMPLEMENTED.
+// A plugin that is built on any version of CSI, from 1.0 to a future one, serves a volume from its creation to its
+// deletion. It gets no call that its version does not have, so no answer is UNIMPLEMENTED.
 func TestPluginsOfEveryVersionOfCSI(t *testing.T) {
 	for minor, version := range csifake.Versions() {
 		t.Run(version, func(t *testing.T) {
@@ -48,7 +47,7 @@ func TestPluginsOfEveryVersionOfCSI(t *testing.T) {
 	}
 }
 
-// liveWith takes a volume from its creation to its deletion.
+// liveWith runs a volume from its creation to its deletion.
 func (n *env) liveWith(minor int) {
 	ctx, call := n.shim.ctx, registry.Call{}
 	spec := n.volume(3, "").VolumeSpec
