@@ -12,7 +12,7 @@ import (
 	"holdfast/registry"
 )
 
-// Calls are counted with the plugin's own name as soon as the plugin has said it, and by the code of their end.
+// Calls are counted by the code of their end. They have the plugin's own name as soon as the plugin has reported it.
 func TestEachCallIsCountedOnce(t *testing.T) {
 	fake, f := start(t, csifake.Config{Name: "disk.example.org"})
 	c := open(t, f)

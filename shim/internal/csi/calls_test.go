@@ -180,8 +180,7 @@ var validateRequest = ValidateRequest{
 var known = Private{Secrets: secrets, MountFlags: usage.MountFlags,
 	Contexts: []map[string]string{publishContext, volumeContext, {"api-key": canaryParameter}}}
 
-// The ids of a volume and of its source are returned as the plugin sent them, though it says
-// nothing.
+// The IDs of a volume and of its source are returned as the plugin sent them.
 func TestCreatedIsWhatThePluginSays(t *testing.T) {
 	for _, ids := range csifake.IDForms {
 		source := ids.VolumeID("source")

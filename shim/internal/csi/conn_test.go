@@ -52,7 +52,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	return c, err
 }
 
-// accepted is all connections, the newest last.
+// accepted returns all connections, the newest last.
 func (l *listener) accepted() []net.Conn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -97,7 +97,7 @@ func serve(t *testing.T, socket string, seen func([]byte)) (*listener, *grpc.Ser
 	return l, s
 }
 
-// server serves at a socket of its own.
+// server serves at a new socket.
 func server(t *testing.T, seen func([]byte)) (*listener, string) {
 	t.Helper()
 	socket := filepath.Join(socketDir(t), "csi.sock")
@@ -105,7 +105,7 @@ func server(t *testing.T, seen func([]byte)) (*listener, string) {
 	return l, socket
 }
 
-// A repeated call is the same bytes, in this process and in another one.
+// A repeated call has the same bytes, in this process and in another one.
 func TestRepeatedCallsAreTheSameBytes(t *testing.T) {
 	var got [][]byte
 	_, socket := server(t, func(b []byte) { got = append(got, b) })
@@ -170,7 +170,7 @@ func TestAllRolesAndCallersShareAConnection(t *testing.T) {
 	}
 }
 
-// A plugin that is back is reached by the next call, however long it was away and whatever is left of its old socket.
+// The next call reaches a plugin that is back, however long it was away and whatever is left of its old socket.
 func TestConnReconnectsAtOnce(t *testing.T) {
 	fake, f := start(t, csifake.Config{Socket: filepath.Join(socketDir(t), "csi.sock")})
 	unpublish := mutatingCall(registry.NodeUnpublishRPC)
@@ -235,7 +235,7 @@ func lost(t *testing.T, c *Conn) <-chan error {
 	return ended
 }
 
-// The death of the process is noticed without a call, and a living process is not reported as lost.
+// The death of the process is noticed without a call. A living process is not reported as lost.
 func TestLostAtOnce(t *testing.T) {
 	socket := filepath.Join(socketDir(t), "csi.sock")
 	c := open(t, fleetFor(t, socket))
@@ -263,8 +263,8 @@ func TestLostAtOnce(t *testing.T) {
 	}
 }
 
-// After a cut the plugin accepts a new connection, so it is not lost. It may be another process, so its description
-// is outdated.
+// After a cut, the plugin accepts a new connection, so it is not lost. It may be another process, so its description
+// counts as outdated.
 func TestCutConnectionIsNotLost(t *testing.T) {
 	l, socket := server(t, func([]byte) {})
 	c := open(t, fleetFor(t, socket))
@@ -283,8 +283,8 @@ func TestCutConnectionIsNotLost(t *testing.T) {
 	}
 }
 
-// A description is outdated before the first Describe, after a new connection, and after RESOURCE_EXHAUSTED and
-// UNIMPLEMENTED, which contradict it.
+// A description is outdated before the first Describe and after a new connection. It is also outdated after
+// RESOURCE_EXHAUSTED and UNIMPLEMENTED, which may contradict it.
 func TestWhatMakesADescriptionOutdated(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	c := open(t, New(table{nodeKey: {InstanceKey: nodeKey, Endpoint: registry.Endpoint{Host: fake.Socket()}}},
@@ -325,8 +325,8 @@ func TestWhatMakesADescriptionOutdated(t *testing.T) {
 	describe("restarted", true)
 }
 
-// A new process at the socket describes itself before any other call. A plugin that is not what is registered gets
-// none.
+// A new process at the socket describes itself before any other call. A plugin that differs from the registered one
+// gets no call.
 func TestNewProcessDescribesItselfFirst(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	unpublish := mutatingCall(registry.NodeUnpublishRPC)
@@ -367,7 +367,7 @@ func TestNewProcessDescribesItselfFirst(t *testing.T) {
 	}
 }
 
-// When End returns, the kernel has told the plugin of a call that was cut off, and no new connection is made. Other
+// When End returns, the kernel has told the plugin that a call was cut off, and no new connection is made. Other
 // connections are closed later.
 func TestEndShutsDownWhereACallWasCut(t *testing.T) {
 	for what, cut := range map[string]bool{"a call was cut off": true, "none was": false} {
@@ -395,7 +395,7 @@ func TestEndShutsDownWhereACallWasCut(t *testing.T) {
 	}
 }
 
-// A process that shuts down gracefully finishes its calls, while calls that come later reach the next process.
+// A process that shuts down gracefully finishes its calls. Later calls reach the next process.
 func TestCallsOfARetiringProcessEnd(t *testing.T) {
 	arrived, finish := make(chan struct{}), make(chan struct{})
 	socket := filepath.Join(socketDir(t), "csi.sock")
@@ -422,7 +422,7 @@ func TestCallsOfARetiringProcessEnd(t *testing.T) {
 	c.close()
 }
 
-// hungUp reports whether the other side has ended the connection, as the kernel knows.
+// hungUp reports whether the other side has ended the connection, according to the kernel.
 func hungUp(t *testing.T, conn net.Conn) (is bool) {
 	t.Helper()
 	raw, err := conn.(*net.UnixConn).SyscallConn()
@@ -434,5 +434,5 @@ func hungUp(t *testing.T, conn net.Conn) (is bool) {
 		_, _ = unix.Poll(poll, 0)
 		is = poll[0].Revents&unix.POLLRDHUP != 0
 	})
-	return is || err != nil // our own side was closed after the other's
+	return is || err != nil // this side was closed after the other side
 }

@@ -14,7 +14,7 @@ import (
 	"holdfast/registry"
 )
 
-// ListVolumes passes on every entry and token unchecked.
+// ListVolumes returns every entry and token unchecked.
 func TestListVolumesPassesEntriesOn(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	var asked []*csi.ListVolumesRequest

@@ -20,11 +20,11 @@ import (
 	"holdfast/registry"
 )
 
-// codesTable has the meaning of each code, by the error scheme of the CSI spec and by what gRPC itself answers.
+// codesTable has the meaning of each code, from the error scheme of the CSI spec and from gRPC's own answers.
 var codesTable = []struct {
 	code codes.Code
 	name string
-	sure bool // it does not run any more
+	sure bool // the call certainly does not run any more
 	kind error
 }{
 	{codes.Canceled, "CANCELLED", false, registry.ErrUnavailable},
@@ -46,8 +46,8 @@ var codesTable = []struct {
 	{codes.Code(17), "UNKNOWN", false, registry.ErrInternal},
 }
 
-// vague lists the codes after which the effect of a call is unknown. An expansion may be repeated, so for it they
-// mean failure.
+// vague lists the codes after which the effect of a call is unknown. For an expansion they mean failure, because an
+// expansion may be repeated.
 var vague = []string{"UNKNOWN", "INTERNAL", "DATA_LOSS", "RESOURCE_EXHAUSTED"}
 
 // wantCallError checks the error of a call.
@@ -72,7 +72,7 @@ func wantCallError(t *testing.T, what string, err error, c call, outcome registr
 	}
 }
 
-// A plugin answers each code to each call, with its secrets in the text.
+// A plugin answers each call with each code, and its secrets are in the text.
 func TestOutcomeOfEveryCode(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	for _, c := range slices.Concat(mutating, reading) {
@@ -103,7 +103,7 @@ func TestOutcomeOfEveryCode(t *testing.T) {
 	}
 }
 
-// The plugin gets exactly the message that was asked for, and its OK is a success.
+// The plugin gets exactly the requested message, and its OK is a success.
 func TestRequestsSayWhatWasAsked(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	for _, c := range slices.Concat(mutating, reading) {
@@ -126,7 +126,7 @@ func TestRequestsSayWhatWasAsked(t *testing.T) {
 	}
 }
 
-// overdue is a context whose end is that of a deadline.
+// overdue is a context that ends as if by its deadline.
 type overdue struct{ context.Context }
 
 func (overdue) Value(any) any { return nil }
@@ -137,7 +137,7 @@ func (o overdue) Err() error {
 	return context.DeadlineExceeded
 }
 
-// If a call was sent and ends without an answer of the plugin, its outcome is uncertain.
+// If a call was sent and ends without an answer from the plugin, its outcome is uncertain.
 func TestNoAnswerIsUncertain(t *testing.T) {
 	big := map[string]string{"big": strings.Repeat("x", maxAnswer)}
 	for _, c := range []struct {
@@ -194,7 +194,7 @@ func TestNoAnswerIsUncertain(t *testing.T) {
 	}
 }
 
-// An answer that gRPC refuses to read is not taken for a full storage, and a full storage not for such an answer.
+// An answer that gRPC refuses to read is not mistaken for a full storage, nor a full storage for such an answer.
 func TestOversizedAnswerIsNoFullStorage(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	attach := mutatingCall(registry.ControllerPublishRPC)
@@ -221,7 +221,7 @@ func TestOversizedAnswerIsNoFullStorage(t *testing.T) {
 	}
 }
 
-// An id that is not UTF-8 is unreadable; it is not reported as an error inside the plugin.
+// An ID that is not UTF-8 makes the answer unreadable. It is not reported as an error of the plugin.
 func TestAnswerThatIsNotUTF8IsUnreadable(t *testing.T) {
 	storage := csifake.NewBackend("")
 	if err := storage.AddVolume("other", 1, nil); err != nil { // which is cloned
@@ -234,7 +234,7 @@ func TestAnswerThatIsNotUTF8IsUnreadable(t *testing.T) {
 	wantCallError(t, "not UTF-8", err, create, registry.OutcomeFailed, registry.CodeUnreadable, registry.ErrInternal)
 }
 
-// A call that was not sent has failed: it can have no effect.
+// A call that was not sent has failed, because it can have no effect.
 func TestCallThatWasNotSentHasFailed(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	ended, cancel := context.WithCancel(context.Background())

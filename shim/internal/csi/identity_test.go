@@ -77,7 +77,7 @@ func TestProbeWithoutReadyMeansReady(t *testing.T) {
 	}
 }
 
-// Each odd answer is refused with a clear text, or tolerated.
+// Each unusual answer is either refused with a clear text or tolerated.
 func TestOddDescriptionsAreRefusedOrTolerated(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)
 	many := &csi.NodeGetCapabilitiesResponse{}
@@ -178,7 +178,7 @@ func TestAttachingControllerNeedsANodeID(t *testing.T) {
 	}
 }
 
-// Empty answers are read without a fault. The caller judges what is missing.
+// Empty answers are read without a fault. The caller decides about missing values.
 func TestEmptyAnswersAreRead(t *testing.T) {
 	_, socket := server(t, func([]byte) {})
 	f, ctx := assumeDescribed(t, fleetFor(t, socket)), patient(t)

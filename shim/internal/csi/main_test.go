@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// patience is longer than anything here takes.
+// patience is longer than any operation of these tests takes.
 const patience = time.Minute
 
 func patient(t *testing.T) context.Context {
@@ -51,7 +51,7 @@ func socketDir(t *testing.T) string {
 	return dir
 }
 
-// process runs a plugin as a process of its own. kill sends SIGKILL and waits.
+// process runs a plugin in a separate process. kill sends SIGKILL and waits.
 func process(t *testing.T, socket string) (kill func()) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -93,7 +93,7 @@ func answers(t *testing.T, c *Conn) {
 	eventually(t, "the plugin answers", func() bool { ready, err := c.Probe(ctx); return ready && err == nil })
 }
 
-// table is the instances that a fleet may look up.
+// table has the instances that a fleet can look up.
 type table map[registry.InstanceKey]registry.Instance
 
 func (t table) Get(k registry.InstanceKey) (registry.Instance, bool) { in, ok := t[k]; return in, ok }
@@ -120,7 +120,7 @@ func fleetFor(t *testing.T, socket string) *Fleet {
 	return f
 }
 
-// register stores the description of the plugin at the socket, if there is one, as a supervisor does.
+// register stores the description of the plugin at the socket, if there is a plugin, as a supervisor does.
 func register(f *Fleet, instances table) {
 	for k, in := range instances {
 		c, err := f.Connect(k.Plugin, taskKey, in.Endpoint)
@@ -134,7 +134,7 @@ func register(f *Fleet, instances table) {
 	}
 }
 
-// assumeDescribed makes the fleet believe that the server, which is no plugin, has described itself as registered.
+// assumeDescribed makes the fleet believe that the server, which is not a plugin, has described itself as registered.
 func assumeDescribed(t *testing.T, f *Fleet) *Fleet {
 	t.Helper()
 	l, err := open(t, f).connect(patient(t))

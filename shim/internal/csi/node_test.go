@@ -112,8 +112,8 @@ func usagesTo(n int) (out []registry.VolumeUsage) {
 // oldCaps are the capabilities of a plugin of CSI 1.12.
 var oldCaps = append([]string{"VOLUME_CONDITION"}, csifake.AllCaps...)
 
-// Plugins of CSI up to 1.12 report a volume's condition in fields that later versions reserve. Both answers with it
-// are read, on one line and without secrets.
+// Plugins of CSI up to 1.12 report a volume's condition in fields that later versions reserve. It is read from both
+// answers that have it, on one line and without secrets.
 func TestConditionOfAnOldPluginIsRead(t *testing.T) {
 	backend := csifake.NewBackend("")
 	if err := backend.AddVolume("vol-1", 1<<20, nil); err != nil {
@@ -163,8 +163,8 @@ func TestConditionOfAnOldPluginIsRead(t *testing.T) {
 	}
 }
 
-// Answers about health are bounded, sorted, on one line and without secrets. A status that this build does not know, or
-// none, is ignored. An answer about another volume is refused.
+// Answers about health are bounded, sorted, on one line and without secrets. A missing status, and one that this build
+// does not know, is ignored. An answer about another volume is refused.
 func TestHealthAnswersAreChecked(t *testing.T) {
 	_, f := start(t, csifake.Config{Caps: []string{"GET_VOLUME_HEALTH"}})
 	entry := func(status csi.VolumeHealthErrorType, reason, message string) *csi.VolumeHealth_VolumeHealthEntry {

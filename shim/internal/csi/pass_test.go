@@ -35,7 +35,7 @@ func anyMethod(t *testing.T, serve func(method string, s grpc.ServerStream) erro
 	return assumeDescribed(t, fleetFor(t, socket))
 }
 
-// message returns an answer that the passing process has no type for.
+// message returns an answer whose type the passing process does not know.
 func message(t *testing.T, name string) *emptypb.Empty {
 	t.Helper()
 	text, err := proto.Marshal(&csi.NodeGetInfoResponse{NodeId: name})
@@ -73,7 +73,7 @@ func TestStreamsAndUnknownMethodsPass(t *testing.T) {
 	}
 	answered, err := f.Pass(patient(t), nodeKey, call, pass)
 	failure, is := errors.AsType[*registry.CallError](err)
-	// The last message is kept until the status, and not passed with an error.
+	// The last message is kept until the status has come, and is dropped if that is an error.
 	if !answered || !is || failure.Code != "DATA_LOSS" || !slices.Equal(got, []string{"n", "n"}) {
 		t.Errorf("answered %v, %v, messages %q", answered, err, got)
 	}
@@ -110,7 +110,7 @@ func TestPassedErrorsHaveNoSecrets(t *testing.T) {
 	}
 }
 
-// A call that did not get through has no answer.
+// A call that has not reached the plugin has no answer.
 func TestUnansweredCallIsReported(t *testing.T) {
 	f := anyMethod(t, func(_ string, s grpc.ServerStream) error { return nil })
 	delete(f.instances.(table), nodeKey)
@@ -122,7 +122,7 @@ func TestUnansweredCallIsReported(t *testing.T) {
 	}
 }
 
-// A call for blocks that fails changes nothing, and its text has no secrets. It does not count as running afterwards.
+// A failed call for blocks has changed nothing, and its text has no secrets. It does not count as running afterwards.
 func TestErrorsOfBlocksHaveNoSecrets(t *testing.T) {
 	f := anyMethod(t, func(string, grpc.ServerStream) error {
 		return status.Error(codes.Internal, "hunter2222 and key=opensesame1")

@@ -102,7 +102,7 @@ func secretGen() *rapid.Generator[string] {
 	return rapid.StringMatching(`[a-zA-Z0-9"\\ /+<>&=%é-]{6,16}`)
 }
 
-// Whatever form a secret has in a text, the result is short, printable and without it.
+// Whatever form a secret has in a text, the result is short and printable, and does not contain it.
 func TestNoSecretSurvivesRedact(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		secrets := rapid.SliceOfN(secretGen(), 0, 4).Draw(t, "secrets")
@@ -134,7 +134,7 @@ func TestNoSecretSurvivesRedact(t *testing.T) {
 	})
 }
 
-// FuzzRedact holds the same for any text and secret.
+// FuzzRedact checks the same for any text and secret.
 func FuzzRedact(f *testing.F) {
 	f.Add("error: canary-secret", "canary-secret")
 	f.Add("a\xffb", "\xff")
@@ -186,8 +186,8 @@ func TestSecretsDoNotLeakIntoOtherCalls(t *testing.T) {
 	}
 }
 
-// A new process remembers no secrets. It asks for them only when the plugin has said something, and withholds the
-// text if they are unknown.
+// A new process remembers no secrets. It asks for them only when the plugin has returned a text, and withholds the text
+// if they are unknown.
 func TestTextIsWithheldIfSecretsAreUnknown(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	asked := 0
@@ -244,8 +244,8 @@ func TestSentSecretsAreBounded(t *testing.T) {
 	}
 }
 
-// The cost of a failed probe does not depend on how many secrets were sent. Building the masks of 512 secrets takes
-// thousands of allocations.
+// The cost of a failed probe does not depend on the number of secrets that were sent. To build the masks of 512 secrets
+// takes thousands of allocations.
 func TestFailedProbeBuildsNoMasks(t *testing.T) {
 	f := New(table{}, Observer{Metrics: &CallMetrics{}})
 	defer f.CloseAll()

@@ -147,7 +147,7 @@ func (p *pluginTasks) create(k registry.InstanceKey, name string) error {
 	return err
 }
 
-// A plugin has its kill grace to finish a call that is in flight when its task is stopped.
+// When its task is stopped, a plugin has its kill grace to finish calls in flight.
 func TestStoppingAPluginTaskLetsCallsEnd(t *testing.T) {
 	p := startPluginTasks(t)
 	fake, k := p.start("a")
@@ -171,7 +171,7 @@ func TestStoppingAPluginTaskLetsCallsEnd(t *testing.T) {
 	p.exited(k)
 }
 
-// Every connection is closed after its task has exited, also one that a call opened while the task was being stopped.
+// Every connection is closed after its task has exited, even one that a call opened while the task was being stopped.
 func TestNoConnectionOutlivesItsPluginTask(t *testing.T) {
 	p := startPluginTasks(t)
 	var at atomic.Pointer[registry.InstanceKey]

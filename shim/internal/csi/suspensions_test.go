@@ -16,7 +16,7 @@ var ebs = registry.Instance{InstanceKey: registry.InstanceKey{
 	Role: registry.RoleController, Plugin: "ebs", Alloc: "p", Task: "p",
 }}
 
-// dieDuringListVolumes has the plugin die during ListVolumes, as n concurrent calls see it, and returns the events.
+// dieDuringListVolumes makes the plugin die during n concurrent calls of ListVolumes, and returns the events.
 func dieDuringListVolumes(t *testing.T, c *Suspensions, n int) (events []string) {
 	t.Helper()
 	log := registrytest.NewLog(time.Now)
@@ -48,7 +48,7 @@ func TestOneDeathIsRecordedOnce(t *testing.T) {
 	}
 }
 
-// The advice for a suspension that could not be written names no file to remove.
+// If a suspension could not be written, its advice names no file to remove.
 func TestUnwrittenSuspensionIsEndedByARestart(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "suspended")
 	if err := os.WriteFile(dir, nil, 0o600); err != nil { // nothing can be written below a file

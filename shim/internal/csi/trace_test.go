@@ -13,8 +13,8 @@ import (
 	"holdfast/internal/csifake"
 )
 
-// The span of a call has its volume and its code, and no text of the plugin, which may have secrets. A call outside of
-// a trace has none.
+// The span of a call has its volume and its code. It has no text of the plugin, because that may have secrets. A call
+// outside of a trace has no span.
 func TestSpanOfACallHasNoSecret(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	recorder := tracetest.NewSpanRecorder()

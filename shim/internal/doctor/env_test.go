@@ -39,7 +39,7 @@ func root() registry.Tree { return registry.Tree{Host: layout.PluginRoot("ebs"),
 func stagedAt() string    { return layout.Staging(key, root()).Host }
 func publishedAt() string { return layout.Target(claimed, root()).Host }
 
-// stray returns a path shaped like a staging path or a target, of an unknown volume.
+// stray returns the path of an unknown volume, in the form of a staging path or a target.
 func stray(kind, name string) string {
 	if kind == "stage" {
 		return filepath.Join(root().Host, "stage", name)
@@ -47,7 +47,7 @@ func stray(kind, name string) string {
 	return filepath.Join(root().Host, "publish", name, "v")
 }
 
-// placed is the volume, attached and staged here.
+// placed returns the records of the volume, attached and staged here.
 func placed() []registry.Record {
 	return []registry.Record{
 		registry.Attachment{Volume: key, Name: data.VolumeName(), Node: "n1", NodeID: "i-1", State: registry.MarkDone},
@@ -101,21 +101,21 @@ func instances(caps ...registry.Capability) []registry.Instance {
 	}
 }
 
-// machine is a mount table with directories and users, in memory. It reports an act that must never be done as an error
-// of the test.
+// machine is a mount table with directories and users, in memory. If an act must never be done, it reports the act as
+// an error of the test.
 type machine struct {
 	t      testing.TB
 	mu     sync.Mutex
 	boot   string
 	mounts mount.Mounts
-	files  map[string]int // by directory that exists: entries that are no directories
+	files  map[string]int // by existing directory: number of entries that are no directories
 	users  map[string][]mount.User
 	sights map[string]mount.Info
 	blind  error // of Users and Look
 	asked  []string
 	acts   []string
 	before func(act string) // before each act
-	looked chan []string    // gets the paths of each look, if there is somebody to take them
+	looked chan []string    // gets the paths of each look, if the test receives them
 	hang   chan struct{}
 }
 
@@ -309,7 +309,7 @@ func (w *env) view(read func(registry.View)) {
 	}
 }
 
-// events are those of a kind, as texts.
+// events returns the events of a kind as texts.
 func (w *env) events(kind registry.EventKind) (texts []string) {
 	w.view(func(v registry.View) {
 		all, _ := v.Events(0, registry.MaxEvents)
@@ -322,7 +322,7 @@ func (w *env) events(kind registry.EventKind) (texts []string) {
 	return texts
 }
 
-// brief is findings as short texts: kind, action, and where.
+// brief returns findings as short texts: kind, action and place.
 func brief(findings []registry.Finding) (texts []string) {
 	for _, f := range findings {
 		where := f.Path

@@ -15,7 +15,7 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// sound is a node on which all is as it is recorded: one volume, published for one alloc.
+// sound returns the facts of a node without differences: one volume, published for one alloc.
 func sound() Facts {
 	return Facts{
 		Layout: layout, Boot: boot, Now: noon,
@@ -32,7 +32,7 @@ func sound() Facts {
 	}
 }
 
-// A claim, or an attachment, of another node says nothing about what is attached and staged here.
+// A claim or attachment of another node does not explain what is attached and staged on this node.
 func TestRecordsOfOtherNodesDoNotCount(t *testing.T) {
 	there, elsewhere := placed()[0].(registry.Attachment), claim()
 	there.Node, there.NodeID, elsewhere.Node = "n2", "i-2", "n2"
@@ -60,7 +60,7 @@ func TestRecordsOfOtherNodesDoNotCount(t *testing.T) {
 	}
 }
 
-// bare is the same node without any use of the volume.
+// bare returns the facts of the same node without any use of the volume.
 func bare() Facts {
 	f := sound()
 	f.Records.Placements, f.Records.Refs, f.Records.Claims, f.Mounts = nil, nil, nil, nil
@@ -85,7 +85,7 @@ func listed(f *Facts, volumes map[registry.ExternalID]Listed) {
 // here is a volume that is attached to this node.
 var here = Listed{Here: true, Nodes: map[registry.NodeID]bool{"i-1": true}}
 
-// judgements has a case for each kind of finding: the facts, and the findings as kind, action and path.
+// judgements has a case for each kind of finding: the facts, and the expected findings as kind, action and path.
 var judgements = []struct {
 	name  string
 	from  func() Facts
@@ -387,7 +387,8 @@ func TestExamineFindsEachKind(t *testing.T) {
 
 func acts(f registry.Finding) bool { return f.Action != registry.ActNothing }
 
-// A plan with another kind, action or place in it has another digest; another text has not.
+// Plans that differ in a kind, an action or a place have different digests. Plans that differ only in texts have the
+// same digest.
 func TestDigestNamesThePlan(t *testing.T) {
 	one := registry.Finding{Kind: registry.FoundOrphan, Action: registry.ActUnmount, Path: "/a", Volume: key,
 		Alloc: "a", Request: "r",

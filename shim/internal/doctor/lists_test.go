@@ -16,7 +16,7 @@ import (
 	"holdfast/shim/internal/csi"
 )
 
-// pages is a plugin with these pages; the token of one is its number.
+// pages is a plugin that returns these pages. The token of a page is its number.
 type pages []csi.Page
 
 func (p pages) ListVolumes(_ context.Context, _ registry.InstanceKey, token string) (csi.Page, error) {
@@ -31,7 +31,7 @@ func (p pages) ListVolumes(_ context.Context, _ registry.InstanceKey, token stri
 	return page, nil
 }
 
-// answers is a plugin that answers each call with the next of these.
+// answers is a plugin that answers each call with the next of these functions.
 type answers []func(token string) (csi.Page, error)
 
 func (a *answers) ListVolumes(_ context.Context, _ registry.InstanceKey, token string) (csi.Page, error) {
@@ -119,7 +119,7 @@ func TestExpiredTokensBeginAnew(t *testing.T) {
 	}
 }
 
-// A plugin that tells of endless volumes attached here costs a bounded number of findings.
+// A plugin that reports endless volumes as attached here causes a limited number of findings.
 func TestEndlessListIsBounded(t *testing.T) {
 	p := make(pages, 50)
 	for i := range p {
@@ -163,7 +163,8 @@ func died() error {
 		Detail: "error reading from server: EOF"}
 }
 
-// controllerOf is the healthy controller of ebs in a version, healthy since some time after noon.
+// controllerOf returns a healthy controller of plugin ebs in a version. since says how long after noon it became
+// healthy.
 func controllerOf(version string, since time.Duration) registry.Instance {
 	in := instances(registry.ListVolumes)[0]
 	in.Fingerprint.Provider, in.Fingerprint.Version, in.Health.Since = "ebs.csi", version, noon.Add(since)
@@ -209,7 +210,7 @@ func TestListVolumesThatKilledIsNotCalledAgain(t *testing.T) {
 	}
 }
 
-// A plugin whose task is stopped meanwhile has not died of the call, and an answer is no death.
+// If the plugin's task is stopped meanwhile, the plugin has not died of the call. An answer is no death either.
 func TestOnlyDeathSuspendsListVolumes(t *testing.T) {
 	stopping := registry.Task{TaskKey: controllerOf("1", 0).TaskKey(), Phase: registry.TaskStopping}
 	for what, c := range map[string]struct {

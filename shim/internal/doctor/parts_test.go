@@ -16,7 +16,7 @@ func partAt(path string) string { return layout.Part(claimed, path) }
 // strayPart returns the path of a part that no record names.
 func strayPart(name string) string { return filepath.Join(layout.MountRoot(), "parts", name, "v") }
 
-// parted is a sound node of whose volume a part is mounted.
+// parted returns the facts of a sound node on which a part of the volume is mounted.
 func parted() Facts {
 	f := sound()
 	f.Records.Refs[0].Parts = []registry.Part{{Path: "a/b", At: partAt("a/b"), Mark: registry.MarkDone}}
@@ -44,7 +44,7 @@ func TestRepairUnmountsPartsFirst(t *testing.T) {
 	same(t, "acts", w.acts, []string{"rmdir " + strayPart("z"), "rmdir " + filepath.Dir(strayPart("z"))})
 }
 
-// A part that vanishes is trouble of its alloc, as the whole would be.
+// A part that vanishes is recorded as trouble of its alloc, like a whole volume.
 func TestPartsThatVanishAreTold(t *testing.T) {
 	r := ref()
 	r.Parts = []registry.Part{{Path: "a/b", At: partAt("a/b"), Mark: registry.MarkDone}}

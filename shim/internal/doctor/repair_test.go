@@ -22,7 +22,7 @@ func (w *env) examine() registry.Diagnosis {
 	return diagnosis
 }
 
-// repair carries out what an examination says, and gives each result.
+// repair carries out the plan of an examination, and returns the result of each step.
 func (w *env) repair() (results []string) {
 	w.t.Helper()
 	diagnosis, err := w.Repair(context.Background(), w.examine().Digest)
@@ -79,7 +79,7 @@ func TestRepairMarks(t *testing.T) {
 	}
 }
 
-// A volume that its plugin reports as detached is marked.
+// If a plugin reports a volume as detached, the volume is marked.
 func TestRepairMarksWhatIsDetached(t *testing.T) {
 	w := newEnv(t, append(placed(), data, claim(), ref())...)
 	w.put(records(instances(registry.ListVolumes, registry.ListPublished))...)
@@ -101,7 +101,8 @@ func records(instances []registry.Instance) (list []registry.Record) {
 	return list
 }
 
-// Unused unknown mounts are unmounted: publishes before their staging, stacks as a whole, then their directories.
+// Unused unknown mounts are unmounted: publishes before their staging, and all mounts of a stack. Then their
+// directories are removed.
 func TestRepairUnmountsWhatNobodyUses(t *testing.T) {
 	w := newEnv(t)
 	w.mount(stray("stage", "x"), stray("stage", "x"), stray("publish", "x"))
@@ -122,7 +123,7 @@ func TestRepairUnmountsWhatNobodyUses(t *testing.T) {
 	}
 }
 
-// Of a hundred unknown mounts, the used half stays mounted. The machine reports an unmount of any of those.
+// Of a hundred unknown mounts, the half in use stays mounted. The machine reports an unmount of any of these.
 func TestRepairTouchesNothingThatIsUsed(t *testing.T) {
 	w := newEnv(t)
 	for i := range 100 {
@@ -143,7 +144,7 @@ func TestRepairTouchesNothingThatIsUsed(t *testing.T) {
 	}
 }
 
-// The negative control: an examination that ignores users would unmount a used mount, and the tests notice.
+// The negative control: an examination that ignores users would unmount a mount in use, and the tests notice it.
 func TestIgnoringUsersIsNoticed(t *testing.T) {
 	f := bare()
 	mounted(&f, stray("stage", "x"))
@@ -161,7 +162,7 @@ func TestIgnoringUsersIsNoticed(t *testing.T) {
 	}
 }
 
-// shrug is a test in which a machine's reports are no failure.
+// shrug is a test that ignores the errors that a machine reports.
 type shrug struct{ testing.TB }
 
 func (shrug) Errorf(string, ...any) {}
@@ -220,7 +221,8 @@ func TestStalePlanIsRefused(t *testing.T) {
 	}
 }
 
-// The records of the moment of the commit count: a plan that they overtake is refused, and nothing is written.
+// The records at the time of the commit count. If they have changed since the plan, the plan is refused and nothing is
+// written.
 func TestPlanIsComparedInTheCommit(t *testing.T) {
 	w := newEnv(t, append(placed(), data, claim(), ref())...)
 	digest := w.examine().Digest
@@ -239,7 +241,7 @@ func TestPlanIsComparedInTheCommit(t *testing.T) {
 	})
 }
 
-// late is a machine whose records change when it is looked at its mounts.
+// late is a machine whose records change when its mounts are read.
 type late struct {
 	*machine
 	change func()
@@ -250,8 +252,8 @@ func (l late) Inspect(ctx context.Context, paths ...string) (map[string]mount.In
 	return l.machine.Inspect(ctx, paths...)
 }
 
-// A known volume that is staged without a record gets records of its staging and attachment, both uncertain. Then its
-// plugin takes it down.
+// A known volume that is staged without a record gets records of its staging and attachment, both uncertain. Then the
+// plugin takes the volume down.
 func TestRepairAdopts(t *testing.T) {
 	w := newEnv(t, data)
 	w.put(records(instances(registry.AttachDetach))...)
@@ -341,7 +343,7 @@ func TestRepairDoesNotWaitForAPlugin(t *testing.T) {
 	}
 }
 
-// Empty directories are removed; one that has got entries meanwhile stays.
+// Empty directories are removed. A directory that has got entries meanwhile stays.
 func TestRepairRemovesEmptyDirectories(t *testing.T) {
 	w := newEnv(t, data)
 	w.dir(stray("publish", "x"))
@@ -359,7 +361,7 @@ func TestRepairRemovesEmptyDirectories(t *testing.T) {
 	}
 }
 
-// The directory of a volume in whose lock something happens is left alone.
+// The directory of a volume is left alone while another operation holds the volume's lock.
 func TestBusyVolumesAreLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newEnv(t, data)
@@ -384,7 +386,7 @@ func TestOneRepairAtATime(t *testing.T) {
 	w.repair()
 }
 
-// After a failed inspection nothing counts as unused or as working.
+// After a failed inspection, no mount counts as unused or as working.
 func TestFailedInspectionIsReported(t *testing.T) {
 	w := newEnv(t, append(placed(), data, claim(), ref())...)
 	w.mount(stagedAt(), publishedAt(), stray("stage", "x"))

@@ -46,8 +46,8 @@ func TestStart(t *testing.T) {
 	})
 }
 
-// A shim may die between making a directory and recording the call for it. The next one removes the directory although
-// the claim stands: a retry makes it again, and otherwise it would stay for ever.
+// A shim may die after it has made a directory and before it has recorded the call. The next shim removes the
+// directory, although the claim exists. A retry makes it again; otherwise it would stay forever.
 func TestStartRemovesWhatWasNotRecorded(t *testing.T) {
 	w := newEnv(t, data, claim())
 	made := []string{filepath.Dir(publishedAt()), stagedAt()}

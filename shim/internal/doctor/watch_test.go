@@ -15,7 +15,7 @@ import (
 	"holdfast/registry"
 )
 
-// watching runs a watch over the env in a bubble, and gives it to the test.
+// watching runs a watch over the env in a bubble, and passes it to the test.
 func watching(t *testing.T, records []registry.Record, test func(w *env, watch *Watch)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newEnv(t, records...)
@@ -25,7 +25,7 @@ func watching(t *testing.T, records []registry.Record, test func(w *env, watch *
 		watch := NewWatch(w.log, w.machine, layout, time.Now, hclog.NewNullLogger())
 		go func() { done <- watch.Run(ctx) }()
 		synctest.Wait()
-		time.Sleep(watchGap) // it looks at once, and then takes its breath
+		time.Sleep(watchGap) // the first inspection runs at once, and the next after a pause
 		test(w, watch)
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
@@ -94,7 +94,7 @@ func TestDeadMountsAreReported(t *testing.T) {
 	})
 }
 
-// Without a wake-up, a mount that is gone from the table is noticed within 30 seconds, without an inspection.
+// Without a wake-up, a mount that is missing in the table is noticed within 30 seconds, without an inspection.
 func TestMountsThatVanishAreTold(t *testing.T) {
 	watching(t, used(), func(w *env, _ *Watch) {
 		w.mu.Lock()
@@ -108,7 +108,7 @@ func TestMountsThatVanishAreTold(t *testing.T) {
 	})
 }
 
-// A block device is looked at, mounted or not.
+// A block device is inspected, whether it is mounted or not.
 func TestBlockDevicesAreWatched(t *testing.T) {
 	block := ref()
 	block.Usage.Attachment = registry.BlockDevice
@@ -124,7 +124,8 @@ func TestBlockDevicesAreWatched(t *testing.T) {
 	})
 }
 
-// A publish that is unconfirmed, of another boot or being changed is not inspected: an inspection is a use.
+// A publish that is unconfirmed, from another boot or being changed is not inspected, because an inspection uses the
+// mount.
 func TestOnlyConfirmedPublishesAreInspected(t *testing.T) {
 	sent, old := ref(), ref()
 	sent.Publish, old.Boot = registry.MarkSent, "boot-0"
@@ -161,7 +162,7 @@ func TestFailedInspectionChangesNothing(t *testing.T) {
 	})
 }
 
-// A ref that changed during the inspection is left for the next one.
+// A ref that has changed during an inspection is left to the next inspection.
 func TestStaleInspectionChangesNothing(t *testing.T) {
 	w := newEnv(t, used()...)
 	w.mount(publishedAt())

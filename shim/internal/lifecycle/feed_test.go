@@ -13,7 +13,7 @@ import (
 	"holdfast/registry"
 )
 
-// happen commits events.
+// happen commits n events of a kind.
 func (p *process) happen(kind registry.EventKind, n int) {
 	p.t.Helper()
 	_, err := p.current().store.Commit(p.t.Context(), func(registry.View) (registry.Change, error) {
@@ -22,7 +22,7 @@ func (p *process) happen(kind registry.EventKind, n int) {
 	must(p.t, err)
 }
 
-// listen receives events after a number until one of kind "end", or the end of the stream. It returns their numbers,
+// listen receives the events after a number, until one has the kind "end" or the stream ends. It returns their numbers,
 // without those of bookmarks.
 func (p *process) listen(after uint64) (told []uint64, over bool, err error) {
 	ctx, cancel := context.WithCancel(p.t.Context())
@@ -45,8 +45,8 @@ func (p *process) listen(after uint64) (told []uint64, over bool, err error) {
 	}
 }
 
-// Watchers with cursors of all ages, which resume after each release of the state, get each event once, also those from
-// before the shim that serves them. The error that ends a stream says that another shim serves.
+// Watchers with cursors of all ages resume after each release of the state. Each of them gets each event once,
+// including events from before the serving shim. The error that ends a stream says that another shim serves.
 func TestWatchersGoOnInThePast(t *testing.T) {
 	p := newProcess(t)
 	l := dirs(t)

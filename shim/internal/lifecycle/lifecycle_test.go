@@ -35,12 +35,12 @@ import (
 	"holdfast/shim/internal/store"
 )
 
-// process is a Process as main runs it, within this process, and the connection of the host.
+// process is a Process as main runs it, in this test process, with the connection of the host.
 type process struct {
 	*Process
 	t     *testing.T
 	conn  *grpc.ClientConn
-	ended chan error // what Run returned
+	ended chan error // gets the result of Run
 	stop  context.CancelFunc
 }
 
@@ -71,7 +71,7 @@ func newProcess(t *testing.T) *process {
 	return p
 }
 
-// dirs are a layout's two directories. They are unmounted at the end.
+// dirs returns a layout in a new directory, which is unmounted at the end.
 func dirs(t *testing.T) hooks.Layout {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "h-")
@@ -101,7 +101,7 @@ func hello(l hooks.Layout) rpc.Hello {
 	return rpc.Hello{Node: "node-1", StateDir: l.State, RunDir: l.Run, Operations: hooks.Operations}
 }
 
-// activate greets and activates.
+// activate sends Hello and Activate.
 func (p *process) activate(l hooks.Layout) {
 	p.t.Helper()
 	_, err := p.Hello(p.t.Context(), hello(l))
@@ -125,7 +125,7 @@ func (p *process) starting(alloc string) error {
 	return err
 }
 
-// tasks are the plugins' tasks that the shim knows.
+// tasks lists the plugin tasks that the shim knows.
 func (p *process) tasks() (allocs []string) {
 	p.t.Helper()
 	reply, err := pb.NewPluginsClient(p.conn).List(p.t.Context(), &pb.ListPluginsRequest{})
@@ -136,7 +136,7 @@ func (p *process) tasks() (allocs []string) {
 	return allocs
 }
 
-// goroutines are those that run our code or a library's, each by the function that made it.
+// goroutines lists the goroutines that run code of Holdfast or of a library, by the functions that created them.
 func goroutines() (list []string) {
 	buf := make([]byte, 1<<20)
 	made := regexp.MustCompile(`(?m)^created by (\S+)`)
@@ -150,7 +150,7 @@ func goroutines() (list []string) {
 	return list
 }
 
-// becomes waits until the list is as wanted.
+// becomes waits until the list is equal to want.
 func becomes(t *testing.T, what string, list func() []string, want []string) {
 	t.Helper()
 	got := list()
@@ -162,7 +162,7 @@ func becomes(t *testing.T, what string, list func() []string, want []string) {
 	}
 }
 
-// openFiles are the files that this process has open below the layout's directories, and its inotify instances.
+// openFiles lists the files that this process has open below the layout's directories, and its inotify instances.
 func openFiles(l hooks.Layout) (list []string) {
 	fds, _ := os.ReadDir("/proc/self/fd")
 	for _, fd := range fds {
@@ -174,8 +174,8 @@ func openFiles(l hooks.Layout) (list []string) {
 	return list
 }
 
-// One process is active three times. The generation rises each time and nothing is lost. Between, no goroutine of it
-// runs, no file is open, and no call is answered.
+// One process is active three times. The generation rises each time, and nothing is lost. In between, the process has
+// no goroutine and no open file of an active shim, and answers no call.
 func TestActiveAgainInOneProcess(t *testing.T) {
 	l := dirs(t)
 	p := newProcess(t)
@@ -218,8 +218,8 @@ func TestActiveAgainInOneProcess(t *testing.T) {
 	}
 }
 
-// A handover that is given up before Release leaves the shim active, under its own generation. A cancelled Quiesce that
-// is served late, after the Activate that took its place, has no effect.
+// If a handover is given up before Release, the shim stays active under its own generation. A cancelled Quiesce that is
+// served late, after the Activate that has replaced it, has no effect.
 func TestQuiescedShimGoesOn(t *testing.T) {
 	l := dirs(t)
 	p := newProcess(t)
@@ -352,7 +352,7 @@ func (p *process) at() State {
 	return p.state
 }
 
-// The end of the host ends a shim also while it waits for its state.
+// The end of the host also ends a shim that waits for its state.
 func TestLifeEndsAnActivationThatWaits(t *testing.T) {
 	l := dirs(t)
 	first, second := newProcess(t), newProcess(t)
@@ -374,7 +374,8 @@ func TestLifeEndsAnActivationThatWaits(t *testing.T) {
 	}
 }
 
-// A failure of the store ends the process. The call that met it gets no answer, so the host sends it to the next shim.
+// A failure of the store ends the process. The call that caused it gets no answer, so the host sends it to the next
+// shim.
 func TestFailureOfTheStoreEndsTheProcess(t *testing.T) {
 	l := dirs(t)
 	p := newProcess(t)
@@ -448,8 +449,8 @@ func TestSnapshotIsWrittenToAFile(t *testing.T) {
 	}
 }
 
-// A shim that is quiesced for a swap starts no CSI call until it resumes. One that is quiesced for good completes all
-// calls.
+// A shim that is quiesced for a swap starts no CSI call until it resumes. A shim that is quiesced without a limit
+// completes all calls.
 func TestNoCallBeginsWhileQuiesced(t *testing.T) {
 	p := newProcess(t)
 	p.activate(dirs(t))
@@ -514,8 +515,8 @@ func TestReleaseDoesNotWaitForWatches(t *testing.T) {
 	<-told
 }
 
-// A shim that releases the state answers reads until it has. After that, and for mutating calls, it answers that it is
-// not active.
+// A shim that releases the state answers reads until it has released it. After that, and for all mutating calls, it
+// answers that it is not active.
 func TestReadsAreAnsweredUntilTheStateIsLetGo(t *testing.T) {
 	p := newProcess(t)
 	p.activate(dirs(t))

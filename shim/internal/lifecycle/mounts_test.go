@@ -14,7 +14,7 @@ import (
 	"holdfast/registry"
 )
 
-// fuse mounts a file system whose server never answers. A call to it hangs; after the server died, calls return
+// fuse mounts a file system whose server never answers, so a call to it hangs. After dies was called, calls return
 // ENOTCONN.
 func fuse(t *testing.T, at string) (dies func()) {
 	t.Helper()

@@ -25,14 +25,14 @@ import (
 	"holdfast/shim/internal/store"
 )
 
-// TestMain lets the test binary be the helper that it starts itself, and gives the mounts of these tests a namespace of
-// their own.
+// TestMain lets the test binary be the helper process that it starts itself, and runs these tests in a new mount
+// namespace.
 func TestMain(m *testing.M) {
 	Helper()
 	os.Exit(mounttest.Run(m))
 }
 
-// needsRoot says which machine can run the test.
+// needsRoot skips the test unless it runs as root.
 func needsRoot(t *testing.T) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -44,7 +44,7 @@ func visitOf(l hooks.Layout) Offline {
 	return Offline{State: l.State, Run: l.Run, Logger: hclog.NewNullLogger()}
 }
 
-// recorded creates a state with these records, as a shim leaves it.
+// recorded creates a state with these records, in the form that a shim leaves.
 func recorded(t *testing.T, l hooks.Layout, records ...registry.Record) {
 	t.Helper()
 	s, err := store.Open(t.Context(), store.Options{Path: l.Database(), Boot: "the boot of that time"})
@@ -58,7 +58,7 @@ func recorded(t *testing.T, l hooks.Layout, records ...registry.Record) {
 	must(t, s.Close())
 }
 
-// tmpfs mounts one at a new directory, with a file in it.
+// tmpfs mounts a tmpfs at a new directory, with a file in it.
 func tmpfs(t *testing.T, at string) {
 	t.Helper()
 	must(t, os.MkdirAll(at, 0o700))
@@ -66,14 +66,14 @@ func tmpfs(t *testing.T, at string) {
 	must(t, os.WriteFile(filepath.Join(at, "mark"), nil, 0o600))
 }
 
-// running is a process that lasts as long as the test.
+// running starts a process that runs until the test ends.
 func running(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
 	out, err := cmd.StdoutPipe()
 	must(t, err)
 	must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	if _, err := out.Read(make([]byte, 1)); err != nil { // it says when it is there
+	if _, err := out.Read(make([]byte, 1)); err != nil { // the process writes when it is ready
 		t.Fatal(err)
 	}
 }
@@ -84,7 +84,7 @@ func staged(l hooks.Layout, name string) string {
 	return filepath.Join(l.PluginRoot("ebs"), "stage", name)
 }
 
-// mounted is how many mounts are at each path below the mount root.
+// mounted returns the number of mounts at each path below the mount root.
 func mounted(t *testing.T, l hooks.Layout) map[string]int {
 	t.Helper()
 	all, err := mount.Below(l.MountRoot())
@@ -98,7 +98,7 @@ func mounted(t *testing.T, l hooks.Layout) map[string]int {
 	return found
 }
 
-// shared is a layout whose mount root is as a shim leaves it.
+// shared returns a layout whose mount root is in the state in which a shim leaves it.
 func shared(t *testing.T) hooks.Layout {
 	t.Helper()
 	needsRoot(t)
@@ -109,7 +109,7 @@ func shared(t *testing.T) hooks.Layout {
 	return l
 }
 
-// uses are ways to use a mount; each returns when it is used.
+// uses has ways to use a mount. Each function returns when the mount is in use.
 var uses = map[string]func(t *testing.T, at string){
 	"working directory": func(t *testing.T, at string) {
 		cmd := sleeper()
@@ -127,7 +127,7 @@ var uses = map[string]func(t *testing.T, at string){
 	"mount inside": func(t *testing.T, at string) { tmpfs(t, filepath.Join(at, "inner")) },
 }
 
-// Of a hundred mounts that no record names, some of them stacks, half are used in every way. A repair unmounts exactly
+// Half of a hundred mounts without a record, some of them stacks, are in use in various ways. A repair unmounts exactly
 // the others.
 func TestUsedUnknownMountsStay(t *testing.T) {
 	l := shared(t)
@@ -191,7 +191,7 @@ func TestUsedUnknownMountsStay(t *testing.T) {
 	}
 }
 
-// inUse is a volume that is published for one alloc, as its records say.
+// inUse returns the records of a volume that is published for one alloc.
 func inUse(l hooks.Layout, boot string) (records []registry.Record, at registry.Tree) {
 	v := registry.Volume{State: registry.VolumeReady,
 		VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "data", Plugin: "ebs",
@@ -268,7 +268,8 @@ func TestARebootIsNoticedOffline(t *testing.T) {
 	}
 }
 
-// A visit fails with the reason and changes nothing if the state is damaged, is gone, never existed, or a shim runs.
+// An offline command fails with the reason and changes nothing if the state is damaged, is gone or never existed, or if
+// a shim runs.
 func TestAVisitThatCannotBe(t *testing.T) {
 	l := shared(t)
 	stray := staged(l, "stray")
@@ -336,7 +337,7 @@ func listing(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// A running shim examines and repairs. Its start reported its findings and unmounted nothing.
+// A running shim examines and repairs. At its start it has only reported its findings and unmounted nothing.
 func TestARunningShimIsADoctor(t *testing.T) {
 	l := shared(t)
 	recorded(t, l)

@@ -30,8 +30,8 @@ func copyWith(t *testing.T, l hooks.Layout, records ...registry.Record) string {
 	return path
 }
 
-// A rehearsal names a task or alloc that only a newer shim could start again, and the remedy. Unknown fields of a known
-// version are no reason. It also reports which schemas can read the state.
+// A rehearsal names a task or alloc that only a newer shim could start again, and says what to do. Unknown fields of a
+// known version do not matter. It also reports which schemas can read the state.
 func TestRehearsalRefusesWhatItCouldNotStart(t *testing.T) {
 	sealed := func(version string) []byte {
 		return []byte(`{"version":` + version + `,"later":1,"task":{"csi_plugin":{"id":"p","type":"node","later":1}}}`)

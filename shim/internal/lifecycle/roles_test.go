@@ -9,7 +9,7 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// A plugin has a controller as long as a task of it is known, in whichever phase, or an instance.
+// A controller of a plugin is expected while a task for it is known, in any phase, or while it has an instance.
 func TestControllerIsExpectedWhileItsTaskIsKnown(t *testing.T) {
 	task := func(role string, phase registry.TaskPhase) registry.Task {
 		text := "task \"t\" {\n driver = \"raw_exec\"\n csi_plugin {\n id = \"disk\"\n type = \"" + role + "\"\n }\n}\n"

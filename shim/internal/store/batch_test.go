@@ -16,13 +16,13 @@ const (
 	bucketVolumeNames = "volumes_by_name"
 )
 
-// created is a volume that was created under a name.
+// created returns a volume that was created under a name.
 func created(id, name string) registry.Volume {
 	spec := registry.VolumeSpec{Namespace: "n", ID: registry.VolumeID(id), Plugin: "p", Name: name}
 	return registry.Volume{VolumeSpec: spec, Created: true, State: registry.VolumeReady}
 }
 
-// raw changes a closed file with nothing but bbolt, and what seals values.
+// raw changes a closed file with bbolt and seals its values.
 func raw(t rapid.TB, path string, change func(*transaction) error) {
 	t.Helper()
 	db, err := bolt.Open(path, fileMode, nil)
@@ -39,7 +39,7 @@ func raw(t rapid.TB, path string, change func(*transaction) error) {
 	}
 }
 
-// Check reports a missing and a surplus index entry.
+// Check reports a missing and an extra index entry.
 func TestLyingListIsFound(t *testing.T) {
 	entry := func(id, name string) []byte { return []byte(registry.IndexKeys(created(id, name))[0].Path) }
 	for what, lie := range map[string]func(*transaction) error{

@@ -15,8 +15,8 @@ import (
 	"holdfast/registry"
 )
 
-// A process that commits is killed again and again. Each time the file holds every acknowledged commit, and at most the
-// one in progress besides.
+// A committing process is killed repeatedly. Each time the file holds every acknowledged commit, and at most the one in
+// progress besides.
 func TestKilledKeepsWhatItAcknowledged(t *testing.T) {
 	path := statePath(t)
 	for round := range 5 {
@@ -43,7 +43,7 @@ func TestKilledKeepsWhatItAcknowledged(t *testing.T) {
 	}
 }
 
-// holds counts the allocs of the child's names, the first want of which must be there.
+// holds counts the stored allocs of the child. It fails if one of the first want allocs is missing.
 func holds(t *testing.T, s *running, want int) (n int) {
 	t.Helper()
 	err := s.View(t.Context(), func(v registry.View) error {
@@ -73,7 +73,7 @@ func allocKeys(n int) (keys []registry.Key) {
 
 const commitsUnderFault = 8
 
-// injected runs the child with one failing system call. It skips where calls cannot be made to fail.
+// injected runs the child with one failing system call. It skips the test if calls cannot be made to fail.
 func injected(t *testing.T, path, fault string) map[string][]string {
 	t.Helper()
 	const strace = "strace"
@@ -159,8 +159,8 @@ func TestFullDiskInTheMiddle(t *testing.T) {
 	}
 }
 
-// TestSecondOpener finds the file locked by another process. The error names that process. Once it is gone, the file
-// can be opened.
+// TestSecondOpener opens a file that another process has locked. The error names that process. Once it is gone, the
+// file can be opened.
 func TestSecondOpener(t *testing.T) {
 	path := statePath(t)
 	cmd, out := child(t, path, 0)
@@ -189,8 +189,8 @@ func TestSecondOpener(t *testing.T) {
 	}
 }
 
-// A process that locked the file may be dead and may have left the lock to its child. The error names the child and the
-// remedy.
+// A process that locked the file may be dead and may have left the lock to its child. The error names the child, and
+// says what to do.
 func TestInheritedLockNamesWhoHasIt(t *testing.T) {
 	path := statePath(t)
 	s, err := Open(within(t, time.Minute), Options{Path: path})

@@ -25,7 +25,7 @@ func sampleVolume(n int, key registry.VolumeKey) registry.Volume {
 	}, Created: true}
 }
 
-// sample is the bytes of a file with branch pages, overflow pages, free pages and all buckets, cut to the pages in use.
+// sample returns a file with branch pages, overflow pages, free pages and all buckets, cut to the pages in use.
 func sample(t testing.TB) []byte {
 	path := statePath(t)
 	s := start(t, Options{Path: path})
@@ -60,14 +60,14 @@ func sample(t testing.TB) []byte {
 	return whole[:usedBytes(t, path)]
 }
 
-// usedBytes is the length of the pages in use, from the start of the file.
+// usedBytes returns the length of the pages in use, from the start of the file.
 func usedBytes(t testing.TB, path string) (n int64) {
 	t.Helper()
 	inspect(t, path, func(tx *bolt.Tx) { n = tx.Size() })
 	return n
 }
 
-// inspect reads a file with nothing but bbolt.
+// inspect reads a file with bbolt alone.
 func inspect(t testing.TB, path string, read func(*bolt.Tx)) {
 	t.Helper()
 	db, err := bolt.Open(path, fileMode, &bolt.Options{ReadOnly: true, PreLoadFreelist: true})
@@ -80,7 +80,7 @@ func inspect(t testing.TB, path string, read func(*bolt.Tx)) {
 	}
 }
 
-// everything is all that a file holds, meta bucket and all, as read by its pages.
+// everything returns the whole content of a file, the meta bucket included, read from its pages.
 func everything(t testing.TB, s *Store) string {
 	var all strings.Builder
 	err := s.View(t.Context(), func(v registry.View) error {
@@ -102,8 +102,8 @@ func everything(t testing.TB, s *Store) string {
 	return all.String()
 }
 
-// damaged opens a file with these bytes and reports whether it was refused. A refused file must be unchanged and
-// copied. An accepted file must have the whole content, also after a write.
+// damaged opens a file with the given content, and reports whether Open refuses it. A refused file must be unchanged
+// and copied. An accepted file must have the whole content, also after a write.
 func (c *corpus) damaged(t *testing.T, what string, file []byte) bool {
 	t.Helper()
 	c.n++
@@ -222,7 +222,7 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// A shim that restarts again and again does not fill the disk with copies.
+// A shim that restarts repeatedly does not fill the disk with copies.
 func TestDamageIsCopiedOnce(t *testing.T) {
 	path := statePath(t)
 	start(t, Options{Path: path}).stop(t)
@@ -333,8 +333,8 @@ func TestDamageBetweenTwoShims(t *testing.T) {
 	}
 }
 
-// TestReleasedFileIsNotVerifiedAgain: damage that only verification finds stays undetected in a file that is where the
-// previous shim left it, and is found in one that is not.
+// TestReleasedFileIsNotVerifiedAgain makes damage that only verification finds. It stays undetected in a file that is
+// as the previous shim left it. In any other file it is found.
 func TestReleasedFileIsNotVerifiedAgain(t *testing.T) {
 	path := statePath(t)
 	s := start(t, Options{Path: path})
@@ -374,7 +374,7 @@ func TestLockLimitDoesNotEndVerification(t *testing.T) {
 	}
 }
 
-// An intact file is sound, a damaged one is not, and neither is changed.
+// Sound accepts an intact file and refuses a damaged one. It changes neither.
 func TestSound(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "shim.db")
 	if err := Sound(t.Context(), path); !errors.Is(err, registry.ErrNotFound) {

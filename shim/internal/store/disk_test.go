@@ -15,7 +15,7 @@ import (
 	"holdfast/registry"
 )
 
-// tmpfs is a small file system of its own.
+// tmpfs mounts a small file system.
 func tmpfs(t *testing.T, size int) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -34,7 +34,7 @@ func tmpfs(t *testing.T, size int) string {
 	return dir
 }
 
-// fill takes all that is left of the file system.
+// fill uses all free space of the file system.
 func fill(t *testing.T, dir string) (release func()) {
 	t.Helper()
 	name := filepath.Join(dir, "filler")
@@ -57,7 +57,7 @@ func fill(t *testing.T, dir string) (release func()) {
 }
 
 // A full disk refuses new records each time, and nothing is written. Releases continue for hundreds of steps, also
-// after a restart. With room again, new records are stored without a restart.
+// after a restart. When there is space again, new records are stored without a restart.
 func TestFullDisk(t *testing.T) {
 	dir := tmpfs(t, 8<<20)
 	s := start(t, Options{Path: filepath.Join(dir, "shim.db")})
@@ -181,7 +181,7 @@ func TestReadOnlyFileSystem(t *testing.T) {
 		t.Errorf("the file was changed: %v", err)
 	}
 	if err := unix.Unmount(dir, 0); !errors.Is(err, unix.EBUSY) {
-		t.Errorf("the file is not open where it was mounted: %v", err) // or this test proves nothing
+		t.Errorf("the file is not open where it was mounted: %v", err) // else this test proves nothing
 	}
 	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND, ""); err != nil {
 		t.Fatal(err)
@@ -220,7 +220,7 @@ func mountReadOnly(t *testing.T, dir string) {
 	}
 }
 
-// ended is a context that has ended.
+// ended returns a context that has ended.
 func ended(t *testing.T) context.Context {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -16,7 +16,7 @@ import (
 
 const drawingFile = "../../../docs/state.txt"
 
-// TestStateFormatIsDocumented holds docs/state.txt to what a real file looks like. -update writes it.
+// TestStateFormatIsDocumented compares docs/state.txt with a real file. -update writes docs/state.txt.
 func TestStateFormatIsDocumented(t *testing.T) {
 	path := statePath(t)
 	s := start(t, Options{Path: path, Boot: "boot"})
@@ -38,7 +38,8 @@ func TestStateFormatIsDocumented(t *testing.T) {
 	}
 }
 
-// drawn returns the package that writes the records of a bucket, whether nodes share them, and the parts of their keys.
+// drawn returns the package that writes the records of a bucket, whether nodes share the records, and the parts of
+// their keys.
 func drawn(bucket registry.Bucket) (owner, nodes string, key []string) {
 	owner, nodes = "store", "one node"
 	if bucket.Shared() {
@@ -63,7 +64,7 @@ func drawn(bucket registry.Bucket) (owner, nodes string, key []string) {
 	return "", nodes, nil
 }
 
-// drawing is read from the file with bbolt alone.
+// drawing describes the file, which it reads with bbolt alone.
 func drawing(t *testing.T, path string) string {
 	var out strings.Builder
 	fmt.Fprintf(&out, "shim.db, schema %d: a bbolt file with one level of buckets. TestStateFormatIsDocumented in "+

@@ -168,7 +168,7 @@ func TestGenerations(t *testing.T) {
 	}
 }
 
-// raiseBehindItsBack raises the generation past the lock, as it shares the open file of the lock.
+// raiseBehindItsBack raises the generation in spite of the lock, by sharing the open file that holds it.
 func raiseBehindItsBack(t *testing.T, s *Store) {
 	t.Helper()
 	fd, err := unix.Dup(int(s.file.Fd()))

@@ -16,11 +16,11 @@ import (
 	"holdfast/registry"
 )
 
-// childPath makes the test binary a process that commits to the store at that path until it is killed or told what it
-// was asked.
+// childPath makes the test binary a process that commits to the store at that path, until it is killed or has made
+// childCommits commits.
 const childPath = "HOLDFAST_TEST_STORE"
 
-// childCommits is how many commits the child makes; 0: without end.
+// childCommits is the number of commits that the child makes; 0: no limit.
 const childCommits = "HOLDFAST_TEST_COMMITS"
 
 func TestMain(m *testing.M) {
@@ -36,8 +36,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// childMain prints a line for each commit: "acked N", or the kind of its error and N. All file operations of the
-// writer happen on one thread, as strace counts by thread.
+// childMain prints a line for each commit: "acked N", or the kind of its error and N. All file operations of the writer
+// run on one thread, because strace counts by thread.
 func childMain(path string) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -69,13 +69,13 @@ func childMain(path string) error {
 		fmt.Println(outcome, n)
 		failed = failed || errors.Is(err, registry.ErrUncertain)
 	}
-	if failed { // then Run has to end by itself
+	if failed { // after a failure Run ends without a cancellation
 		fmt.Println("ended", word(<-ended))
 	}
 	return nil
 }
 
-// childVolume returns one of few inline volumes, under a name that no other child gives it.
+// childVolume returns one of few inline volumes, under a name that no other child uses for it.
 func childVolume(n int) registry.Volume {
 	spec := registry.VolumeSpec{Namespace: "n", ID: registry.VolumeID(fmt.Sprint("v", n%8)),
 		Name: fmt.Sprint(os.Getpid(), "-", n), Plugin: "p"}
@@ -100,7 +100,7 @@ func stored(s *Store) (n int) {
 	return n
 }
 
-// child is this test binary as another process. What it prints is read line by line.
+// child starts this test binary as another process. Its output is read line by line.
 func child(t *testing.T, path string, commits int, wrap ...string) (*exec.Cmd, *bufio.Scanner) {
 	t.Helper()
 	args := append(wrap, os.Args[0])
@@ -119,7 +119,7 @@ func child(t *testing.T, path string, commits int, wrap ...string) (*exec.Cmd, *
 	return cmd, bufio.NewScanner(out)
 }
 
-// lines is all that a child prints until it ends, by its first word.
+// lines returns the lines that a child prints until it ends, by their first words.
 func lines(out *bufio.Scanner) map[string][]string {
 	said := map[string][]string{}
 	for out.Scan() {

@@ -16,7 +16,7 @@ import (
 	"holdfast/registry"
 )
 
-// object is a record as JSON shows it.
+// object is a record, decoded from JSON.
 type object = map[string]any
 
 func objectOf(t rapid.TB, v any) object {
@@ -34,7 +34,7 @@ func parse(t rapid.TB, text []byte) (o object) {
 	return o
 }
 
-// onDisk is every record of the kinds in use, read with nothing but bbolt.
+// onDisk returns every record of the kinds in use, read with bbolt alone.
 func onDisk(t rapid.TB, path string) map[registry.Key]object {
 	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true})
 	if err != nil {
@@ -60,7 +60,8 @@ func onDisk(t rapid.TB, path string) map[registry.Key]object {
 	return found
 }
 
-// model is the file as it should be: records in the words of this build, and beside them what a later build has added.
+// model is the expected content of the file: records as this build knows them, and the fields that a later build has
+// added.
 type model struct {
 	path    string
 	left    registry.Revision
@@ -69,8 +70,8 @@ type model struct {
 	foreign map[registry.Key]map[string]object // by the object within the record that holds it
 }
 
-// TestStoreAgreesWithItsModel commits, and lets a later build add fields, against a map; the file is opened again after
-// each step.
+// TestStoreAgreesWithItsModel compares the store with a map. It commits, and lets a later build add fields. After each
+// step the file is opened again.
 func TestStoreAgreesWithItsModel(t *testing.T) {
 	root := t.TempDir()
 	count := 0
@@ -218,7 +219,7 @@ func (m *model) laterBuild(t *rapid.T) {
 	})
 }
 
-// expected is a record with what was added to it.
+// expected returns a record with the added fields.
 func (m *model) expected(t *rapid.T, key registry.Key) object {
 	record := objectOf(t, m.records[key])
 	for within, value := range m.foreign[key] {
@@ -253,7 +254,7 @@ func (m *model) compare(t *rapid.T) {
 	}
 }
 
-// compareNames asks for volumes by the names that they were created under.
+// compareNames looks up volumes by the names under which they were created.
 func (m *model) compareNames(t *rapid.T, s *Store) {
 	want := map[string][]string{}
 	for _, key := range slices.SortedFunc(maps.Keys(m.records), func(a, b registry.Key) int {

@@ -10,9 +10,9 @@ import (
 	"holdfast/registry"
 )
 
-// TestNextReleaseIsRead: a file of the next release is opened, each of its records is read, and what this release
-// does not know outlives a rewrite of the record. The file is then one of this release, so that the next one migrates
-// it again.
+// TestNextReleaseIsRead opens a file of the next release and reads each record. Fields that this release does not know
+// survive a rewrite of the record. The file then has the schema of this release, so that the next release migrates it
+// again.
 func TestNextReleaseIsRead(t *testing.T) {
 	path := nextFile(t)
 	was := onDisk(t, path)
@@ -47,7 +47,8 @@ func TestNextReleaseIsRead(t *testing.T) {
 	}
 }
 
-// nextFile is a file as the next release writes it: an instance has a list of endpoints besides its endpoint.
+// nextFile returns a file as the next release writes it: an instance has a list of endpoints in addition to its
+// endpoint.
 func nextFile(t *testing.T) string {
 	t.Helper()
 	path := goldenCopy(t, Newest)

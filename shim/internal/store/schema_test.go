@@ -21,7 +21,8 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// moveSocket leads from schema 0, which was never released, to 1: an instance had its socket in two fields of its own.
+// moveSocket migrates from schema 0, which was never released, to schema 1. In schema 0 an instance had its socket in
+// two separate fields.
 var moveSocket = migration{"the socket becomes an endpoint", func(t *transaction) error {
 	return t.rewrite(string(registry.BucketInstances), func(fields map[string]json.RawMessage) error {
 		if fields["socket"] == nil {
@@ -48,13 +49,13 @@ func splitSocket(t *transaction) error {
 	return errors.Join(err, t.setMeta(metaSchema, window{0, 0}), t.writeTallies())
 }
 
-// tested is the released schema with 0 before it.
+// tested is the released schema, with schema 0 before it.
 var tested = schema{
 	oldest: 0, newest: Newest, readable: Oldest, migrations: append([]migration{moveSocket}, released.migrations...),
 	forms: released.forms,
 }
 
-// full is a change with a record of each kind, every field of which is set.
+// full returns a change with a record of each kind, in which every field is set.
 func full(t testing.TB) (c registry.Change) {
 	var key registry.VolumeKey
 	var claim registry.Claim
@@ -80,8 +81,8 @@ func full(t testing.TB) (c registry.Change) {
 	return c
 }
 
-// golden is the file of schema n, with a record in each bucket. A line has the bucket, the key and the value as they
-// lie in the file. A line is never changed once a release has written the schema.
+// golden returns the path of the golden file of schema n, which has a record in each bucket. A line has the bucket, the
+// key and the value as they are stored. Once a release has written the schema, a line is never changed.
 func golden(n int) string { return filepath.Join("testdata", fmt.Sprintf("schema%d.txt", n)) }
 
 // goldenLines returns the lines of golden(n) by bucket and key.
@@ -102,7 +103,8 @@ func goldenLines(t *testing.T, n int) map[[2]string]string {
 	return lines
 }
 
-// goldenCopy is a file of schema n: that of the golden file, or for n = 0 what splitSocket makes of schema 1.
+// goldenCopy returns a file of schema n with the content of the golden file. For n = 0 it is the result of splitSocket
+// for schema 1.
 func goldenCopy(t *testing.T, n int) string {
 	t.Helper()
 	path := statePath(t)
@@ -180,7 +182,7 @@ func updateGolden(t *testing.T) {
 	}
 }
 
-// A file of each schema that this build opens has the records of that time, and this build knows each of their fields.
+// A file of each schema that this build opens has the records of that time, and this build knows all their fields.
 func TestGoldens(t *testing.T) {
 	if *update {
 		updateGolden(t)
@@ -210,8 +212,8 @@ func TestGoldens(t *testing.T) {
 	}
 }
 
-// strict returns a record as package registry has it, and fails for a field that this build does not know. A renamed
-// field would be lost silently.
+// strict returns a record as package registry has it. It fails for a field that this build does not know, because a
+// renamed field would be lost silently.
 func strict(t *testing.T, key registry.Key, record object) object {
 	t.Helper()
 	into := reflect.New(key.Bucket.Type().GoType).Interface()
@@ -230,7 +232,7 @@ func strict(t *testing.T, key registry.Key, record object) object {
 	return parse(t, plain)
 }
 
-// contains says whether each field of part is in whole with its value.
+// contains reports whether each field of part is in whole, with the same value.
 func contains(whole, part object) bool {
 	for name, value := range part {
 		if inner, ok := value.(object); ok {
@@ -318,7 +320,7 @@ func TestFailedMigration(t *testing.T) {
 	}
 }
 
-// This build and a later one within the window open the file in turn and both commit. The data that only the later one
+// This build and a later one within the window open the file in turn, and both commit. Data that only the later build
 // knows is kept.
 func TestSchemaIsMigratedUpAndReadDown(t *testing.T) {
 	later := released
@@ -349,7 +351,7 @@ func TestSchemaIsMigratedUpAndReadDown(t *testing.T) {
 	})
 }
 
-// labelled has the job of an alloc among labels.
+// labelled stores the job of an alloc among labels.
 var labelled = form{
 	write: func(record fields) error {
 		labels := fields{}
@@ -373,8 +375,8 @@ var labelled = form{
 	},
 }
 
-// A build that stores a field at another place, and one that does not know that place, open a file in turn. Each reads
-// the value that was written last, and Check finds nothing.
+// A build that stores a field at a new place, and a build that does not know that place, open a file in turn. Each
+// reads the value that was written last, and Check finds nothing.
 func TestForm(t *testing.T) {
 	later := schema{
 		oldest: released.oldest, newest: released.newest + 1, readable: released.readable,

@@ -14,7 +14,7 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// statePath is a state file to be, in a directory that the store accepts.
+// statePath returns the path of a missing state file, in a directory that the store accepts.
 func statePath(t testing.TB) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "state")
@@ -24,7 +24,7 @@ func statePath(t testing.TB) string {
 	return filepath.Join(dir, "shim.db")
 }
 
-// running is a store whose Run is going, until stop.
+// running is a store whose Run runs until stop.
 type running struct {
 	*Store
 	cancel context.CancelFunc

@@ -9,7 +9,7 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// told is a store whose applied changes can be listened to.
+// observed is a store with a listener for applied changes.
 type observed struct {
 	*running
 	mu        sync.Mutex
@@ -57,7 +57,8 @@ func TestLog(t *testing.T) {
 	})
 }
 
-// wholeFile fails the test on all that Check finds but C6 and C7: the suite's records stand alone.
+// wholeFile fails the test on all findings of Check except C6 and C7, because the suite's records do not refer to
+// others.
 func wholeFile(t *testing.T, l *observed) {
 	t.Helper()
 	for err := range l.Check() {

@@ -12,7 +12,7 @@ import (
 	"holdfast/registry"
 )
 
-// transactions is how many bbolt has committed.
+// transactions returns the number of transactions that bbolt has committed.
 func transactions(t testing.TB, s *Store) (n int) {
 	t.Helper()
 	s.writing.Lock()
@@ -23,8 +23,8 @@ func transactions(t testing.TB, s *Store) (n int) {
 	return n
 }
 
-// TestGroupCommit: 64 callers share transactions, of which there are at most a quarter as many as commits. A single
-// caller shares none.
+// TestGroupCommit checks that 64 callers share transactions: there are at most a quarter as many transactions as
+// commits. A single caller shares none.
 func TestGroupCommit(t *testing.T) {
 	s := start(t, Options{Path: statePath(t)})
 	defer s.stop(t)
@@ -112,8 +112,8 @@ func TestBatchSharesItsFate(t *testing.T) {
 	}
 }
 
-// A caller whose context ends before the writer takes its request has changed nothing. One whose change is being
-// written gets ErrUncertain.
+// If the context of a caller ends before the writer takes its request, nothing is changed. If its change is being
+// written, the caller gets ErrUncertain.
 func TestCommitOfACallerThatGaveUp(t *testing.T) {
 	s, err := Open(t.Context(), Options{Path: statePath(t)})
 	if err != nil {

@@ -49,7 +49,7 @@ func (w *env) onApplied(a registry.Applied) {
 	w.applied = append(w.applied, a)
 }
 
-// restart is a new process of the shim, with the state that is durable.
+// restart starts a new process of the shim, with the durable state.
 func (w *env) restart() {
 	w.log = w.log.Reopen()
 	w.log.OnApplied(w.onApplied)
@@ -95,7 +95,7 @@ func spec(t hooks.PluginType) hooks.PluginSpec {
 	}
 }
 
-// run supervises the task. The caller must call stop, which ends that as the exit of the task does.
+// run supervises the task. The caller must call stop, which ends the supervision as the exit of the task does.
 func (w *env) run(task registry.Task, s hooks.PluginSpec) (stop func() error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	clock := Clock{Now: time.Now, Boot: w.bootTime}
@@ -119,8 +119,8 @@ func after(d time.Duration) {
 	synctest.Wait()
 }
 
-// commits returns the commits since its last call: the kinds of their events with the causes of those of the task, and
-// the problem of a task that starts.
+// commits returns the commits since its last call. For each it has the kinds of the events with the causes of the
+// task's events, and the problem of a task that starts.
 func (w *env) commits() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -222,13 +222,13 @@ type plugin struct {
 	outdated  bool
 	probes    []time.Time
 	described int
-	running   int // probes now
-	atOnce    int // at most
+	running   int // running probes
+	atOnce    int // largest number of running probes
 }
 
 var errRefused = errors.New("connection refused")
 
-// set changes what the plugin does from now on.
+// set changes the behaviour of the plugin from now on.
 func (p *plugin) set(f func(*plugin)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -307,7 +307,7 @@ func (p *plugin) seen() (probes []time.Time, described int) {
 	return slices.Clone(p.probes), p.described
 }
 
-// sockets is the directory of a socket in memory.
+// sockets simulates the directory of a socket.
 type sockets struct {
 	mu   sync.Mutex
 	file bool // that of the socket is missing

@@ -71,7 +71,7 @@ func TestOnlyMissesInARowMakeUnhealthy(t *testing.T) {
 	})
 }
 
-// Neither the loss nor the return waits for a heartbeat.
+// A lost connection and a new one are both noticed without a heartbeat.
 func TestLostConnectionMakesUnhealthyAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, _, p, stop := startHealthy(t, spec(hooks.TypeNode))
@@ -94,7 +94,7 @@ func TestLostConnectionMakesUnhealthyAtOnce(t *testing.T) {
 	})
 }
 
-// Another plugin may listen at the socket by then.
+// After a loss of the connection, another plugin may listen at the socket.
 func TestReturningPluginDescribesItselfBeforeItIsHealthy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, _, p, stop := startHealthy(t, spec(hooks.TypeNode))
@@ -115,7 +115,7 @@ func TestReturningPluginDescribesItselfBeforeItIsHealthy(t *testing.T) {
 	})
 }
 
-// A plugin that lives causes no event. One that has died is unhealthy at once.
+// A living plugin causes no event under a new shim. A dead one is unhealthy at once.
 func TestNewShimSupervisesWhereTheOldOneStopped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, task, p, stop := startHealthy(t, spec(hooks.TypeMonolith))
@@ -174,8 +174,8 @@ func TestDescriptionIsRefreshed(t *testing.T) {
 	})
 }
 
-// A plugin without its socket is unhealthy, even if it answers on the open connection. It is restarted at once if the
-// directory is missing, else if it does not make the socket anew within its health timeout.
+// A plugin without its socket is unhealthy, even if it answers on the open connection. If the directory is missing, it
+// is restarted at once. Otherwise it is restarted if it does not make the socket again within its health timeout.
 func TestPluginWithoutItsSocketIsRestarted(t *testing.T) {
 	const asks = "restart asked (socket gone)"
 	sick := nodeUnhealthy(registry.CauseSocketGone)

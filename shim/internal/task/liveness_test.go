@@ -14,8 +14,8 @@ import (
 	"holdfast/registry"
 )
 
-// A plugin that hangs, or is gone, for restart_after gets one restart request, also if the shim is restarted meanwhile.
-// Without restart_after, or if it recovers in time, it gets none.
+// A plugin that hangs or is gone for restart_after gets one restart request, even if the shim is restarted meanwhile.
+// Without restart_after, or if the plugin recovers in time, it gets none.
 func TestSickPluginIsRestartedAfterItsTime(t *testing.T) {
 	hang := func(p *plugin) { p.hangs = true }
 	gone := func(p *plugin) { p.up = false }
@@ -77,8 +77,8 @@ func TestSickPluginIsRestartedAfterItsTime(t *testing.T) {
 }
 
 // A task that serves FUSE mounts is not restarted while it does, or while that is not known. One event names the users,
-// also if the shim is restarted. Once no alloc uses the mounts, the restart is requested. If the plugin recovers and
-// falls ill again, there is another event.
+// even if the shim is restarted. Once no alloc uses the mounts, the restart is requested. If the plugin recovers and
+// becomes unhealthy again, there is another event.
 func TestSickPluginKeepsTheMountsThatItServes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newEnv(t)
@@ -87,7 +87,7 @@ func TestSickPluginKeepsTheMountsThatItServes(t *testing.T) {
 		}}
 		var mu sync.Mutex // guards unknown and client
 		var unknown error
-		client := false // a client of a CSI endpoint has a mount too
+		client := false // a client of a CSI endpoint also has a mount
 		set := func(err error, c bool) { mu.Lock(); defer mu.Unlock(); unknown, client = err, c }
 		user := registry.Alloc{ID: "a1", State: registry.AllocReady}
 		w.put(user)

@@ -43,7 +43,8 @@ func TestHealthyStartRegistersAllRolesAtOnce(t *testing.T) {
 	})
 }
 
-// A plugin that becomes ready in time, or while no shim ran, is registered, with defaults for what its spec lacks.
+// A plugin that becomes ready in time, or while no shim runs, is registered. Fields that its spec lacks get their
+// defaults.
 func TestPluginThatIsNotReadyYetIsAwaited(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -80,7 +81,8 @@ func TestPluginThatIsNotReadyYetIsAwaited(t *testing.T) {
 	}
 }
 
-// Why a plugin does not start is recorded before the health timeout: each change once, and at most one a second.
+// The reason why a plugin does not start is recorded before the health timeout: each change once, and at most one per
+// second.
 func TestProblemOfAStartIsShown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newEnv(t)
@@ -103,15 +105,15 @@ func TestProblemOfAStartIsShown(t *testing.T) {
 	})
 }
 
-// The health timeout counts from the start of the task, over restarts of the shim. After a reboot it begins anew. Then
-// one restart is requested, and the plugin is not probed any more.
+// The health timeout counts from the start of the task, over restarts of the shim. After a reboot it begins again. When
+// it ends, one restart is requested, and the plugin is not probed any more.
 func TestHealthTimeoutOverRestart(t *testing.T) {
 	gone := func(p *plugin) { p.up = false }
 	for name, c := range map[string]struct {
 		sick   func(*plugin)
 		shown  string        // problem
 		before time.Duration // from the start of the task to that of the last shim
-		shims  int           // that run for 9 s each before
+		shims  int           // number of earlier shims, each running for 9 s
 		boot   string
 		left   time.Duration // of the timeout
 		cause  registry.Cause
@@ -165,7 +167,7 @@ func TestHealthTimeoutOverRestart(t *testing.T) {
 	}
 }
 
-// The host has reported a newer attempt meanwhile.
+// The host has reported a newer attempt while the plugin started.
 func TestOldAttemptNeitherRegistersNorAsks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newEnv(t)
@@ -214,7 +216,7 @@ func TestHangingProbeDelaysNobody(t *testing.T) {
 	})
 }
 
-// A full disk delays a registration, a problem or a restart request, and does nothing else.
+// A full disk delays a registration, a problem or a restart request. It has no other effect.
 func TestFullDiskDelaysRegistration(t *testing.T) {
 	full := registry.Errorf(registry.ErrExhausted, "disk full")
 	for _, c := range []struct {
@@ -248,7 +250,7 @@ func TestFullDiskDelaysRegistration(t *testing.T) {
 	}
 }
 
-// Run returns at once, with everything that it started, and does not change the table.
+// Run returns at once when its context ends. All that it has started has ended then, and the table is unchanged.
 func TestSupervisionEndsWithItsContext(t *testing.T) {
 	for name, prepare := range map[string]func(*plugin){
 		"waiting for the socket": func(p *plugin) { p.up = false },

@@ -19,7 +19,7 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// host is what Tasks needs of others, in memory. Its journal has the supervised attempts.
+// host has all that Tasks depends on, in memory. Its journal has the supervised attempts.
 type host struct {
 	state   *registrytest.Log
 	answers bool // a process listens at every socket
@@ -150,7 +150,7 @@ func TestTaskThatExitsIsDeregistered(t *testing.T) {
 	}
 }
 
-// A task is supervised from Started to Exited, or to the start of a newer attempt. Replayed and late reports change
+// A task is supervised from Started to Exited, or until a newer attempt starts. Replayed and late reports change
 // nothing.
 func TestTaskIsSupervisedWhileItRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -294,8 +294,8 @@ func TestSyncAdoptsAndRemovesTasks(t *testing.T) {
 	})
 }
 
-// After a rollback this shim supervises what a newer one has started, even if it does not know all of its spec. It
-// does not start such a task again.
+// After a rollback this shim supervises a task that a newer shim has started, even if it does not know all of its spec.
+// It does not start such a task again.
 func TestTaskOfANewerShimIsSupervised(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
@@ -325,8 +325,8 @@ func TestTaskOfANewerShimIsSupervised(t *testing.T) {
 	})
 }
 
-// A swap may end the caller's context while the end of a task is written. The directory of its socket is removed all
-// the same: the next shim answers a replay from the stored answer, and would leave it.
+// A swap may end the caller's context while the end of a task is written. The directory of the socket is removed
+// nevertheless: the next shim answers a replay from the stored answer and would not remove it.
 func TestSocketDirectoryIsRemovedWhenTheCallerGoesDuringExited(t *testing.T) {
 	h := newHost()
 	cut := func() {}

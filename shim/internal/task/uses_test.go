@@ -26,7 +26,7 @@ func (m mounts) Mounts(string) (mount.Mounts, error) {
 	return m.table, nil
 }
 
-// A plugin task may be stopped once it is not active, no call runs there, and no process of it serves a mount.
+// A plugin task may be stopped once it is not active, no call runs there, and none of its processes serves a mount.
 func TestWhatAPluginTaskIsNeededFor(t *testing.T) {
 	key := registry.VolumeKey{Plugin: "p", External: "x"}
 	old, next := registry.TaskKey{Alloc: "old", Task: "t"}, registry.TaskKey{Alloc: "next", Task: "t"}
@@ -105,7 +105,7 @@ func TestWhatAPluginTaskIsNeededFor(t *testing.T) {
 	}
 }
 
-// A call that mounts and ends while the uses of its task are looked up is seen: as a call, or by its mount.
+// A call that mounts and ends while the uses of its task are looked up is found, either as a call or by its mount.
 func TestCallThatEndsMeanwhileIsSeen(t *testing.T) {
 	log := registrytest.NewLog(time.Now)
 	commit := func(c registry.Change) {
