@@ -167,7 +167,7 @@ func (e *env) fillLedger() *atomic.Bool {
 	return &full
 }
 
-// Changes that cannot be recorded have not happened. They are retried, and the shortage is reported until then.
+// A change that cannot be recorded does not take effect. It is retried, and the shortage is reported until then.
 func TestChangesWaitForSpace(t *testing.T) {
 	withAgent(t, func(e *env) {
 		full := e.fillLedger()
@@ -195,8 +195,8 @@ func TestChangesWaitForSpace(t *testing.T) {
 	})
 }
 
-// A start that fails because of a full disk, or because no container engine answers, is no failure of the task, and is
-// retried under any restart policy.
+// If a start fails because of a full disk, or because no container engine answers, that is no failure of the task. It
+// is retried under any restart policy.
 func TestStartsWaitForSpaceAndEngine(t *testing.T) {
 	for _, why := range []error{
 		registry.Errorf(registry.ErrExhausted, "write task.json: %w", unix.ENOSPC),

@@ -8,8 +8,8 @@ import (
 	"holdfast/registry"
 )
 
-// A drain stops everything, also while the node is lost. Tasks that ignore that are killed at its deadline, which can
-// be changed. Jobs run again when it has ended.
+// A drain stops all allocs, even while the node is lost. Tasks that ignore it are killed at its deadline, which can be
+// changed. Jobs run again when the drain has ended.
 func TestDrainStopsEverythingUntilItEnds(t *testing.T) {
 	withAgent(t, func(e *env) {
 		e.driver.ignoreTerm = true

@@ -16,8 +16,7 @@ import (
 	"holdfast/registry"
 )
 
-// The callers of the tests: two processes of dockerd, of which the first has ended, and a process of Podman, which has
-// ended too.
+// The callers of the tests: two processes of dockerd, the first of which has ended, and an ended process of Podman.
 var (
 	dockerdThatDied = EngineCaller{PID: 1 << 30, Start: 1}
 	dockerd         = EngineCaller{PID: os.Getpid(), Start: ownStart()}
@@ -29,7 +28,7 @@ func ownStart() uint64 {
 	return s.Start
 }
 
-// withEnginePlugin is withAgent, and plugin disk runs.
+// withEnginePlugin is withAgent with a running plugin "disk".
 func withEnginePlugin(t *testing.T, test func(e *env)) {
 	withAgent(t, func(e *env) {
 		e.submit(pluginJob("disk"))
@@ -91,7 +90,7 @@ func TestTrapD1CountsPerID(t *testing.T) {
 		e.engineMount("podman", podman)
 		e.engineUses(1, 0, "a", "b", "podman")
 		e.engineUnmount("a", dockerd)
-		e.engineUnmount("a", dockerd) // once too often: it takes nothing from others
+		e.engineUnmount("a", dockerd) // one time too often: it must not affect others
 		e.engineUnmount("b", dockerd)
 		e.engineUses(1, 0, "podman")
 		e.restart(nil)
@@ -117,7 +116,7 @@ func TestTrapD3UnmountAfterAFailedMount(t *testing.T) {
 		e.engineUnmount("a", dockerd)
 		e.shim.prepare = func(host.AllocGroup) error { return errors.New("no such device") }
 		e.hasError(e.tryEngineMount("a", dockerd), nil, "no such device")
-		e.engineUses(0, 1) // what it may have begun is released
+		e.engineUses(0, 1) // a mount that may have begun is released
 		e.engineUnmount("a", dockerd)
 		e.engineUses(0, 1)
 		e.shim.prepare, e.shim.release = nil, func(host.AllocID) error { return errors.New("busy") }
@@ -129,7 +128,7 @@ func TestTrapD3UnmountAfterAFailedMount(t *testing.T) {
 	})
 }
 
-// Docker was killed without live-restore. It never unmounts for the containers that it finds dead, and starts some of
+// Docker was killed without live-restore. It never unmounts for the containers that died with it, and starts some of
 // them again with the same ID.
 func TestTrapD4EngineKilledWithItsContainers(t *testing.T) {
 	withEnginePlugin(t, func(e *env) {
@@ -147,7 +146,8 @@ func TestTrapD4EngineKilledWithItsContainers(t *testing.T) {
 	})
 }
 
-// With live-restore containers outlive their engine. The next one may copy beside them, and its own count ends then.
+// With live-restore, containers outlive their engine. The next engine process may copy beside them, and its count then
+// ends.
 func TestTrapD5CountOfALivingContainerIsLost(t *testing.T) {
 	withEnginePlugin(t, func(e *env) {
 		e.engineMount("a", dockerdThatDied)
@@ -223,7 +223,7 @@ func TestTrapD6RequestRepeatedAfterALostAnswer(t *testing.T) {
 	}
 }
 
-// Each process of Podman ends while its containers run. All stores of a machine send one ID.
+// Each process of Podman ends while its containers run. All stores on a machine send the same ID.
 func TestTrapD7PodmanHasOneIDAndNoDaemon(t *testing.T) {
 	withEnginePlugin(t, func(e *env) {
 		e.engineMount("constant", podman)
@@ -247,7 +247,7 @@ func TestTrapD7PodmanHasOneIDAndNoDaemon(t *testing.T) {
 	})
 }
 
-// Podman counts a volume as mounted after an unmount that failed, so the agent has to count likewise.
+// Podman counts a volume as mounted after a failed unmount, so the agent has to count in the same way.
 func TestTrapD7UnmountAnswersWhileAnotherRequestRuns(t *testing.T) {
 	withEnginePlugin(t, func(e *env) {
 		e.engineMount("constant", podman)
@@ -264,7 +264,8 @@ func TestTrapD7UnmountAnswersWhileAnotherRequestRuns(t *testing.T) {
 	})
 }
 
-// An unmount that Podman has no answer to changes nothing: Podman's next container uses the directory without asking.
+// If Podman does not get the answer to an unmount, nothing changes, because Podman's next container uses the directory
+// without a request.
 func TestTrapD7UnmountWithoutAnswerChangesNothing(t *testing.T) {
 	withEnginePlugin(t, func(e *env) {
 		e.engineMount("constant", podman)
@@ -278,7 +279,8 @@ func TestTrapD7UnmountWithoutAnswerChangesNothing(t *testing.T) {
 	})
 }
 
-// A mount that Podman did not wait for is taken back before the next request with the same ID, and not instead of it.
+// A mount that Podman did not wait for is taken back before the next request with the same ID. The next request is
+// carried out as well.
 func TestTrapD7LostMountLeavesTheNextMount(t *testing.T) {
 	withEnginePlugin(t, func(e *env) {
 		_, answered, err := e.agent.MountForEngine(e.Context(), e.shim, e.engineRequest("constant", podman))
@@ -366,7 +368,7 @@ func TestTrapD10ReleaseThatFailsIsContinued(t *testing.T) {
 	})
 }
 
-// Two stores of Podman send one ID. A container that the first still starts does not use the mount yet.
+// Two stores of Podman send the same ID. A container that the first store is still starting does not use the mount yet.
 func TestTrapD7PodmanOfAnotherStoreMountsDuringAStart(t *testing.T) {
 	withEnginePlugin(t, func(e *env) {
 		e.engineMount("constant", EngineCaller{PID: os.Getpid(), Start: ownStart(), Daemonless: true})
@@ -378,7 +380,7 @@ func TestTrapD7PodmanOfAnotherStoreMountsDuringAStart(t *testing.T) {
 	})
 }
 
-// A Podman that is killed after the answer to a mount counts nothing: its next container mounts again.
+// If Podman is killed after the answer to a mount, it has counted nothing, so its next container mounts again.
 func TestTrapD13PodmanIsKilledBeforeItCounts(t *testing.T) {
 	withEnginePlugin(t, func(e *env) {
 		e.engineMount("constant", podman)
@@ -447,8 +449,9 @@ func TestMountThatTakesTooLongSaysWhatItWaitsFor(t *testing.T) {
 	})
 }
 
-// A node that was out of service has lost the volumes of its containers, which the agent cannot stop. No other
-// container joins them, and the log has the command. The volume is released and mounted anew once they have stopped.
+// A node that was out of service has lost the volumes of its containers, and the agent cannot stop these. No other
+// container may join them, and the log has the command to stop them. Once they have stopped, the volume is released and
+// mounted again.
 func TestLostVolumeIsRefusedUntilItsContainersStop(t *testing.T) {
 	for name, lose := range map[string]func(*env, host.AllocID){
 		"while the agent runs": func(e *env, id host.AllocID) {

@@ -23,7 +23,7 @@ import (
 	"holdfast/registry"
 )
 
-// journal lists what happened outside the agent, in order. The tests judge by it.
+// journal lists events outside of the agent, in order. The tests check it.
 type journal struct {
 	mu    sync.Mutex
 	lines []string
@@ -50,7 +50,7 @@ func (j *journal) count(prefix string) (n int) {
 	return n
 }
 
-// fakeDriver runs tasks as entries of a map. They outlive agents, as real tasks do.
+// fakeDriver runs tasks as entries of a map. Like real tasks, they outlive agents.
 type fakeDriver struct {
 	journal    *journal
 	mu         sync.Mutex
@@ -147,7 +147,7 @@ func (d *fakeDriver) Stop(ctx context.Context, h taskdriver.Handle, grace time.D
 	return nil
 }
 
-// end ends a task that runs. The verb goes into the journal.
+// end ends a running task. The journal gets verb.
 func (d *fakeDriver) end(id string, code int, verb string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -255,7 +255,7 @@ func (s *fakeShim) PreferTask(_ context.Context, k host.TaskKey, _ uint64) error
 	return nil
 }
 
-// fakePlugin is a running plugin task as the shim sees it. The newest healthy one is active.
+// fakePlugin is a running plugin task, as the shim sees it. The newest healthy task is active.
 type fakePlugin struct {
 	key  host.TaskKey
 	sick bool
@@ -394,7 +394,7 @@ func (s *fakeShim) Allocs(_ context.Context, q host.AllocQuery) ([]host.AllocSta
 	return []host.AllocStatus{al}, 1, nil
 }
 
-// Watch passes the events of the test on.
+// Watch passes on the events of the test.
 func (s *fakeShim) Watch(ctx context.Context, o host.WatchOptions, fn func(host.Event) error) error {
 	if o.Snapshot {
 		if err := fn(host.Event{Kind: host.EventResync}); err != nil {
@@ -413,7 +413,7 @@ func (s *fakeShim) Watch(ctx context.Context, o host.WatchOptions, fn func(host.
 	}
 }
 
-// Nodes returns this node as the test changes it.
+// Nodes returns this node, as changed by the test.
 func (s *fakeShim) Nodes(ctx context.Context, q host.NodeQuery) ([]host.NodeStatus, host.Seq, error) {
 	select {
 	case changed := <-s.nodes:
@@ -429,7 +429,7 @@ func (s *fakeShim) Volumes(context.Context, host.VolumeQuery) ([]host.VolumeStat
 	return s.volumes, 1, nil
 }
 
-// env is a driver and a shim that outlive agents, and the current agent.
+// env has a driver and a shim that outlive agents, and the current agent.
 type env struct {
 	*testing.T
 	*journal
@@ -505,7 +505,7 @@ func (e *env) kill() {
 	}
 }
 
-// restart replaces the agent. Between runs while there is none.
+// restart replaces the agent. between runs while there is no agent.
 func (e *env) restart(between func()) host.Workload {
 	e.Helper()
 	e.kill()
@@ -643,7 +643,7 @@ func (e *env) stopAll() {
 	}
 }
 
-// exit ends a task of an alloc by itself.
+// exit ends a task of an alloc, as if by itself.
 func (e *env) exit(r *AllocRecord, task host.TaskName, code int) {
 	attempt := uint64(1)
 	if now := e.agent.record(r.ID); now != nil {

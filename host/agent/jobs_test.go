@@ -22,7 +22,7 @@ func (e *env) setHolder(id host.AllocID, mark registry.Mark) {
 	e.shim.volumes = []host.VolumeStatus{v}
 }
 
-// A change that stops a plugin below a used mount is refused, unless another instance replaces the stopped one.
+// A change that stops a plugin whose mounts are in use is refused, unless another instance replaces the stopped one.
 func TestChangedPluginInUseIsRefused(t *testing.T) {
 	plugins := func(name string, count int, command string) hooks.Group {
 		p := plugin("disk")
@@ -40,7 +40,7 @@ func TestChangedPluginInUseIsRefused(t *testing.T) {
 	changed, done := plugins("plugins", 2, "/bin/false"), registry.MarkDone
 	for name, c := range map[string]struct {
 		after   []hooks.Group
-		user    string // job that uses the volume
+		user    string // the job that uses the volume
 		mark    registry.Mark
 		refused bool
 	}{
@@ -122,7 +122,7 @@ func TestAPluginInUseIsNotStopped(t *testing.T) {
 		e.setHolder(user.ID, "")
 		e.hasError(e.agent.StopJob(e.Context(), "disk", e.shim, StopOptions{}), registry.ErrConflict, "job user")
 		e.shim.mu.Lock()
-		e.shim.volumes[0].Holders[0].Claim.Node = "another" // it has an instance of its own
+		e.shim.volumes[0].Holders[0].Claim.Node = "another" // that node has its own instance of the plugin
 		e.shim.mu.Unlock()
 		e.stopJob("disk", StopOptions{Purge: true})
 		e.await("only the user is left", func(all []*AllocRecord) bool { return len(all) == 1 && all[0].Job == "user" })

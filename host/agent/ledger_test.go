@@ -94,7 +94,7 @@ func TestDamagedLedgerIsRefused(t *testing.T) {
 	}
 }
 
-// While a write to disk hangs, all readers get the state before it.
+// While a write to disk hangs, all readers see the state before the write.
 func TestStatusAnswersWhileTheDiskHangs(t *testing.T) {
 	withAgent(t, func(e *env) {
 		e.submit(serviceJob("old", ""))
@@ -146,7 +146,7 @@ func TestStatusAnswersWhileTheDiskHangs(t *testing.T) {
 	})
 }
 
-// The digest of a group is computed once for a job, whatever its record goes through, and again when it is rolled.
+// The digest of a group is computed once for a job, whatever changes in its record. After a roll it is computed again.
 func TestGroupIsHashedOncePerJob(t *testing.T) {
 	withAgent(t, func(e *env) {
 		e.submit(serviceJob("web", ""))

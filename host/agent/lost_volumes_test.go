@@ -8,8 +8,8 @@ import (
 	"holdfast/registry"
 )
 
-// An alloc that has lost its volumes is stopped, with the reason in its record. Its job places another one. The agent
-// learns of it from an event, or at its start from the state of the shim.
+// An alloc that has lost its volumes is stopped, and its record has the reason. Its job places another alloc. The agent
+// learns of the loss from an event or, at its start, from the state of the shim.
 func TestAllocThatHasLostItsVolumesIsStopped(t *testing.T) {
 	for name, lose := range map[string]func(*env, host.AllocID){
 		"while the agent runs": func(e *env, id host.AllocID) {

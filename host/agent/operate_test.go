@@ -54,7 +54,8 @@ func TestStoppedAllocIsReplaced(t *testing.T) {
 	})
 }
 
-// The volumes of an alloc that was to be replaced are deleted with its job, also if the first release still waits.
+// If an alloc was to be replaced and its job is then stopped, its volumes are deleted, even if the first release still
+// waits.
 func TestJobStoppedDuringAReplacementKeepsNoVolume(t *testing.T) {
 	withAgent(t, func(e *env) {
 		e.submit(userJob("user", ""))

@@ -11,10 +11,10 @@ import (
 	"holdfast/host/agent/taskdriver"
 )
 
-// exitAll ends all running tasks, until no alloc is left.
+// exitAll ends all running tasks until all allocs have ended.
 func (e *env) exitAll(code int) {
 	e.Helper()
-	for range 10 { // once, unless slots are filled again
+	for range 10 { // one round suffices, unless slots are filled again
 		synctest.Wait()
 		running := unended(e.agent.Allocs(), lastRank)
 		if len(running) == 0 {
@@ -105,7 +105,8 @@ func TestUnwantedSlotsAreRemoved(t *testing.T) {
 	})
 }
 
-// A batch job that is submitted again unchanged runs only what is not complete, unless it was stopped or Rerun is set.
+// If a batch job is submitted again unchanged, only allocs that are not complete run again. After a stop or with Rerun,
+// all run again.
 func TestResubmittedBatchRunsWhatIsNotComplete(t *testing.T) {
 	const once = `{"restart":[{"attempts":0,"mode":"fail"}]}`
 	for name, c := range map[string]struct {

@@ -14,7 +14,7 @@ import (
 	"holdfast/registry"
 )
 
-// ledgerLosses damage the ledger. Old is its content before the jobs were submitted.
+// ledgerLosses are ways to damage the ledger. old is its content before the jobs were submitted.
 var ledgerLosses = map[string]func(path string, old []byte) error{
 	"removed":   func(path string, _ []byte) error { return os.Remove(path) },
 	"emptied":   func(path string, _ []byte) error { return os.Truncate(path, 0) },
@@ -42,7 +42,7 @@ func (e *env) lose(damage func(path string, old []byte) error) (users, plugins *
 	return users, plugins
 }
 
-// reopen opens the agent and returns what keeps it from starting.
+// reopen opens the agent again, and returns the error that keeps it from starting.
 func (e *env) reopen(how Recovery) (host.Workload, error) {
 	c := e.config()
 	c.Recover = how
@@ -66,7 +66,8 @@ func (e *env) recover(how Recovery) {
 	synctest.Wait()
 }
 
-// An agent without records of running tasks does not start, and changes nothing. With RecoverAdopt it adopts them.
+// An agent whose ledger does not know running tasks does not start, and changes nothing. With RecoverAdopt it adopts
+// the tasks.
 func TestLostRecordsAreRefusedOrAdopted(t *testing.T) {
 	for name, damage := range ledgerLosses {
 		t.Run(name, func(t *testing.T) {
@@ -177,7 +178,7 @@ func TestNoTaskStartsWithoutACopyOfItsAlloc(t *testing.T) {
 	})
 }
 
-// Completed batch allocs keep their slots when they are adopted, also if they were pruned.
+// Completed batch allocs keep their slots when they are adopted, even if they were pruned.
 func TestAdoptionKeepsFilledSlots(t *testing.T) {
 	withAgent(t, func(e *env) {
 		const count = maxEnded + 5
@@ -194,7 +195,8 @@ func TestAdoptionKeepsFilledSlots(t *testing.T) {
 	})
 }
 
-// Without any record it is unknown which volumes the tasks use, so they can be neither adopted nor stopped in order.
+// Without any record, the volumes that the tasks use are unknown. The tasks can then be neither adopted nor stopped in
+// order.
 func TestTasksWithoutAnyRecordAreRefused(t *testing.T) {
 	withAgent(t, func(e *env) {
 		u, d := e.lose(func(path string, _ []byte) error { return os.RemoveAll(filepath.Dir(path)) })

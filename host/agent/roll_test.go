@@ -12,7 +12,7 @@ import (
 	"holdfast/registry"
 )
 
-// pluginJobOf is pluginJob with a command, so that it can change.
+// pluginJobOf is pluginJob with a command, so that tests can change the job.
 func pluginJobOf(command string, mode hooks.RollMode) *hooks.Job {
 	p := plugin("disk")
 	p.Config, _ = json.Marshal(map[string]string{"command": command})
@@ -20,14 +20,14 @@ func pluginJobOf(command string, mode hooks.RollMode) *hooks.Job {
 	return job("disk", "system", tasks("g", p))
 }
 
-// setShim changes what the shim answers.
+// setShim changes the answers of the shim.
 func (e *env) setShim(change func(*fakeShim)) {
 	e.shim.mu.Lock()
 	defer e.shim.mu.Unlock()
 	change(e.shim)
 }
 
-// use sets what is needed of one plugin task.
+// use sets what still needs a plugin task.
 func (e *env) use(k host.TaskKey, set func(*host.PluginTask)) {
 	e.setShim(func(s *fakeShim) {
 		s.use = func(t *host.PluginTask) {
@@ -61,7 +61,8 @@ func (e *env) rollPlugin(o RollOptions) {
 	}
 }
 
-// The new instance starts beside the old one, which ends once nothing needs it. An agent that dies meanwhile continues.
+// The new instance starts beside the old one. The old one is stopped once nothing needs it. If the agent dies
+// meanwhile, the next one continues.
 func TestRollStartsBesideTheOldInstance(t *testing.T) {
 	for name, begin := range map[string]func(*env){
 		"rolled":  func(e *env) { e.rollPlugin(RollOptions{}) },
@@ -104,7 +105,8 @@ func TestRollStartsBesideTheOldInstance(t *testing.T) {
 	}
 }
 
-// A new instance that does not become healthy ends, and the job is as it was, also if the agent dies in between.
+// If a new instance does not become healthy, it is stopped, and the job keeps its version. That also holds if the agent
+// dies meanwhile.
 func TestFailedRollChangesNothing(t *testing.T) {
 	for _, mode := range []hooks.RollMode{"", hooks.RollStopFirst} {
 		for name, fail := range map[string]func(*env, *AllocRecord){
@@ -150,8 +152,8 @@ func TestFailedRollChangesNothing(t *testing.T) {
 	}
 }
 
-// An instance of a failed roll that serves mounts lives as long as these, and gets no new work: the instance that it
-// should have replaced is active again.
+// An instance of a failed roll that serves mounts lives as long as these. It gets no new work, because the instance
+// that it should have replaced is active again.
 func TestFailedRollKeepsOnlyTheServerOfMounts(t *testing.T) {
 	withAgent(t, func(e *env) {
 		for _, id := range []string{"controller", "node"} {
@@ -197,7 +199,7 @@ func TestFailedRollKeepsOnlyTheServerOfMounts(t *testing.T) {
 	})
 }
 
-// A shim that has lost its records may register the old instance after the new one. The roll ends nevertheless.
+// If the shim has lost its records, it may register the old instance after the new one. The roll ends nevertheless.
 func TestRollEndsAfterALossOfTheShimsRecords(t *testing.T) {
 	withAgent(t, func(e *env) {
 		old, _ := e.runPluginAndUser()
@@ -215,7 +217,8 @@ func TestRollEndsAfterALossOfTheShimsRecords(t *testing.T) {
 	})
 }
 
-// A call that never ends keeps the old instance. After a while the reason says how to stop it, and that command does.
+// A call that never ends keeps the old instance. After a while the reason names a command that stops it, and that
+// command works.
 func TestRollThatNeverEndsIsForced(t *testing.T) {
 	withAgent(t, func(e *env) {
 		old, _ := e.runPluginAndUser()
@@ -242,7 +245,7 @@ func TestRollThatNeverEndsIsForced(t *testing.T) {
 	})
 }
 
-// While one job of a plugin is being rolled, options of a roll begin none of the others.
+// While one job of a plugin is being rolled, roll options start no roll of the plugin's other jobs.
 func TestRollOptionsBeginNoRollOfOtherJobs(t *testing.T) {
 	withAgent(t, func(e *env) {
 		for _, id := range []string{"controller", "node"} {
@@ -269,8 +272,8 @@ func TestRollOptionsBeginNoRollOfOtherJobs(t *testing.T) {
 	})
 }
 
-// Jobs that run one plugin are rolled together: while one of their new instances is not healthy, none takes its next
-// version, and if it fails, none does.
+// Jobs that run one plugin are rolled together. While one of their new instances is not healthy, no job takes its next
+// version. If one of them fails, all jobs keep their version.
 func TestJobsOfOnePluginAreRolledTogether(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		t.Run(map[bool]string{false: "healthy", true: "fails"}[fails], func(t *testing.T) {
@@ -319,7 +322,8 @@ func TestJobsOfOnePluginAreRolledTogether(t *testing.T) {
 	}
 }
 
-// Users of mounts that the old process serves are named. With Drain they are restarted, and mount with the new one.
+// Users of mounts that the old process serves are named. With Drain they are restarted, and their mounts are made by
+// the new process.
 func TestRollKeepsTheServerOfMounts(t *testing.T) {
 	withAgent(t, func(e *env) {
 		old, user := e.runPluginAndUser()
@@ -376,7 +380,8 @@ func (e *env) alive(job string) (n int) {
 	return n
 }
 
-// While an old instance is kept for its mounts, the job can be submitted again, unchanged and as it was before.
+// While an old instance is kept for its mounts, the job can be submitted again, both unchanged and in its earlier
+// version.
 func TestJobIsSubmittedWhileAnOldInstanceIsKept(t *testing.T) {
 	withAgent(t, func(e *env) {
 		e.submit(pluginJobOf("/bin/true", ""))
@@ -409,8 +414,8 @@ func TestJobIsSubmittedWhileAnOldInstanceIsKept(t *testing.T) {
 	})
 }
 
-// A job that is submitted while its roll is starting takes the place of the next version, also one without a change.
-// The next version once more changes nothing.
+// If a job is submitted while its roll is starting, it replaces the next version, even if it is unchanged. A repeated
+// submission of the next version changes nothing.
 func TestSubmissionEndsAStartingRoll(t *testing.T) {
 	withAgent(t, func(e *env) {
 		e.submit(pluginJobOf("/bin/true", ""))
@@ -432,7 +437,7 @@ func TestSubmissionEndsAStartingRoll(t *testing.T) {
 	})
 }
 
-// Allocs that --drain has stopped are started again when the job of the plugin is stopped instead.
+// Allocs that --drain has stopped are started again if the job of the plugin is then stopped.
 func TestStoppedRollResumesDrainedAllocs(t *testing.T) {
 	withAgent(t, func(e *env) {
 		old, user := e.runPluginAndUser()
@@ -452,7 +457,7 @@ func TestStoppedRollResumesDrainedAllocs(t *testing.T) {
 	})
 }
 
-// A job that was stopped, and is submitted with a change before its plugin has ended, runs the new version.
+// If a stopped job is submitted with a change before its plugin has ended, the new version runs.
 func TestChangedJobAfterAStopReplacesThePlugin(t *testing.T) {
 	withAgent(t, func(e *env) {
 		jobOf := func(command string) *hooks.Job {

@@ -101,8 +101,8 @@ func TestWaitIsNotedOnceWhileTheCallRuns(t *testing.T) {
 	})
 }
 
-// Between attempts an alloc shows what the shim says and the time of the next one. A permanent error fails it, with
-// advice.
+// Between attempts, an alloc shows the shim's reason and the time of the next attempt. A permanent error fails the
+// alloc, and its reason has advice.
 func TestPrepareErrorsAreShown(t *testing.T) {
 	withAgent(t, func(e *env) {
 		e.shim.waiting = []registry.Wait{stageWait}
@@ -125,7 +125,7 @@ func TestPrepareErrorsAreShown(t *testing.T) {
 	})
 }
 
-// A claim that is refused for good is explained by its refusal, also while another alloc holds the volume.
+// If a claim is refused for good, the reason is the refusal, even while another alloc holds the volume.
 func TestRefusedClaimNamesNoHolder(t *testing.T) {
 	withAgent(t, func(e *env) {
 		e.setHolder("other", registry.MarkDone)
@@ -201,7 +201,7 @@ func TestRequestedRestartHappensOncePerAttempt(t *testing.T) {
 		}
 		request(1)
 		e.awaitAttempt("disk", "plugin", 2)
-		request(1) // done already
+		request(1) // that request was carried out already
 		e.hasCount("stop ", 1)
 		e.has("stop disk/plugin", "exited disk/plugin 1 code=0 final=false", "starting disk/plugin 2",
 			"started disk/plugin 2")
@@ -237,7 +237,7 @@ func TestPluginWaitsUntilTheShimLetsItStart(t *testing.T) {
 	})
 }
 
-// Each commit costs two syncs of the disk. Where the state needs one, it needs one for all changes of that moment.
+// Each commit syncs the disk twice. If a change must be recorded, one commit records all changes of that moment.
 func TestAllocStartsAndStopsWithTwoCommits(t *testing.T) {
 	withAgent(t, func(e *env) {
 		e.submit(pluginJob("disk"))
@@ -291,7 +291,8 @@ func TestNotesOfFailuresAreMarked(t *testing.T) {
 	}
 }
 
-// A start that failed without an answer of the engine may still happen, so the volumes stay until that is over.
+// If a start failed without an answer of the engine, the task may still start, so the volumes are kept until that is
+// certain.
 func TestVolumesWaitForAStartThatMayStillHappen(t *testing.T) {
 	withAgent(t, func(e *env) {
 		var removes atomic.Bool

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 // fakeHost is a Host in memory. Calls without a method here panic.
 type fakeHost struct {
 	Host
-	task    hooks.Task // of each job, which has the name of its file
+	task    hooks.Task // task of each job; a job has the name of its file
 	sealed  hooks.Sealed
 	volumes func() []host.VolumeStatus
 	allocs  func() []host.AllocStatus
@@ -86,7 +86,7 @@ func (h *fakeHost) Fingerprints(ctx context.Context, _ host.PluginQuery,
 	return context.Cause(ctx)
 }
 
-// Nodes has no node that is drained. Tests set others.
+// Nodes returns no drained node. Tests can set others.
 func (h *fakeHost) Nodes(ctx context.Context, q host.NodeQuery) ([]host.NodeStatus, host.Seq, error) {
 	if q.MinIndex > 0 {
 		<-ctx.Done()
@@ -175,7 +175,7 @@ func (h *fakeHost) SwapAs(_ context.Context, b host.Binary, operator string) (ho
 func (h *fakeHost) Swaps() []host.SwapReport { return h.swapped }
 
 func (h *fakeHost) Watch(ctx context.Context, o host.WatchOptions, fn func(host.Event) error) error {
-	if o.Snapshot { // the agent waits for lost volumes, and there are none
+	if o.Snapshot { // the agent watches for lost volumes, and there are none
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
@@ -356,7 +356,7 @@ func TestPluginsAreJoined(t *testing.T) {
 	}
 }
 
-// A query of past events gets all of them, however slowly they come, or an error.
+// A query for past events returns all of them, even if they come slowly, or an error.
 func TestPastEventsAreCompleteOrAnError(t *testing.T) {
 	h := &fakeHost{delay: 200 * time.Millisecond}
 	_, c := serve(t, h)

@@ -10,7 +10,7 @@ import (
 	"holdfast/host/agent/taskdriver"
 )
 
-// A signal may come when the program has ended, and nothing takes it any more.
+// A signal may arrive when the program has ended and events are not received any more.
 func TestSignalAfterTheEndOfACommandHoldsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		agent, client := net.Pipe()

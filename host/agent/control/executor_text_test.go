@@ -49,7 +49,7 @@ func TestWaitNamesTheNodeThatMakesTheCall(t *testing.T) {
 	}
 }
 
-// The volume of a plugin with controller_scope = "node" waits for its own node, also if others have healthy
+// The volume of a plugin with controller_scope = "node" waits for its own node, even if other nodes have healthy
 // controllers.
 func TestExplanationNamesTheNodeThatHasTheVolume(t *testing.T) {
 	v := host.VolumeStatus{Volume: registry.Volume{VolumeSpec: registry.VolumeSpec{

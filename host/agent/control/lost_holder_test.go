@@ -8,7 +8,8 @@ import (
 	"holdfast/registry"
 )
 
-// TestLostHolderIsDescribedAsItIs describes nodes that hold a volume and are lost, with what is known of them.
+// TestLostHolderIsDescribedAsItIs describes nodes that hold a volume and are lost, with the facts that are known about
+// them.
 func TestLostHolderIsDescribedAsItIs(t *testing.T) {
 	v := host.VolumeStatus{Volume: registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "vol"}}}
 	stored := v
@@ -18,7 +19,7 @@ func TestLostHolderIsDescribedAsItIs(t *testing.T) {
 		alive  bool
 		volume host.VolumeStatus
 		wants  []string
-		gone   bool // nothing says that it may still be in use
+		gone   bool // the description must not say that the volume may still be in use
 	}{
 		"suspect": {registry.NodeReady, false, v,
 			[]string{"Tasks may still run there", "node out-of-service --confirm=a a"}, false},

@@ -24,7 +24,7 @@ var (
 	noon = time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)
 )
 
-// A wait is explained with the holders of the volume and what they wait for, the plugin, and the next attempt.
+// A wait is explained with the holders of the volume and their waits, the plugin, and the next attempt.
 func TestWaitsAreExplained(t *testing.T) {
 	h := &fakeHost{sealed: hooks.Sealed("s"), refuse: registry.Errorf(registry.ErrConflict, "volume disk is held")}
 	waits := func() []registry.Wait {
@@ -105,7 +105,7 @@ func instance(role registry.Role, alloc host.AllocID, state registry.HealthState
 	return i
 }
 
-// noticeCases returns notices of each kind, most of which no end-to-end script reaches.
+// noticeCases returns notices of each kind. End-to-end scripts do not reach most of them.
 func noticeCases() map[string][]Notice {
 	const mine, other = "mine-alloc-1", "other-alloc-2"
 	at := func(step registry.Step, rpc registry.RPC) registry.Wait {
@@ -218,7 +218,7 @@ func TestNoticesReadAsHelp(t *testing.T) {
 	}
 }
 
-// A deletion that no call advances says how to find the reason, and the ways out.
+// For a deletion without a running call, the notice says how to find the reason and what to do.
 func TestDeletionWithoutACallSaysWhatToDo(t *testing.T) {
 	spec := registry.VolumeSpec{Namespace: "ns", ID: "v", Plugin: "p"}
 	v := host.VolumeStatus{Volume: registry.Volume{VolumeSpec: spec, State: registry.VolumeDeleting}}
@@ -231,7 +231,8 @@ func TestDeletionWithoutACallSaysWhatToDo(t *testing.T) {
 	}
 }
 
-// A creation without a usable volume says what the plugin answered, that Holdfast does not retry, and how to end it.
+// For a creation without a usable volume, the notice has the plugin's answer. It says that Holdfast does not retry, and
+// how to end the creation.
 func TestUncertainVolumeSaysWhyAndWhatToDo(t *testing.T) {
 	spec := registry.VolumeSpec{Namespace: "ns", ID: "v", Plugin: "p"}
 	v := host.VolumeStatus{Volume: registry.Volume{VolumeSpec: spec, State: registry.VolumeUncertain}}

@@ -11,7 +11,7 @@ import (
 	"holdfast/registry"
 )
 
-// A request whose time ends says how far the work on the snapshot has come, and how to go on.
+// If the time limit of a request ends, the error says how far the work on the snapshot has come, and how to resume.
 func TestLateSnapshotSaysHowFarItIs(t *testing.T) {
 	name := host.SnapshotName{Namespace: "default", ID: "s"}
 	down := registry.Failure{RPC: registry.DeleteSnapshotRPC, Code: "UNAVAILABLE", Detail: "down"}

@@ -20,10 +20,10 @@ import (
 	"holdfast/registry"
 )
 
-// dialEnv names the socket that this test binary dials instead of running tests.
+// dialEnv is the variable with the socket that this test binary dials instead of running tests.
 const dialEnv = "CONTROL_TEST_DIAL"
 
-// dialAndExit prints what the agent answers.
+// dialAndExit prints the agent's answer.
 func dialAndExit(socket string) {
 	conn, err := net.Dial("unix", socket)
 	if err != nil {
@@ -81,7 +81,7 @@ func TestControlSocketIsPrivateAndExclusive(t *testing.T) {
 	}
 }
 
-// However the socket is removed, and however often, the agent answers at the same path again.
+// Whenever and however the socket is removed, the agent answers at the same path again.
 func TestRemovedControlSocketIsMadeAgain(t *testing.T) {
 	for name, sweep := range map[string]func(socket string) error{
 		"socket":    os.Remove,
@@ -155,7 +155,8 @@ func deadSocket(path string) error {
 	return l.Close()
 }
 
-// A socket of systemd is found by its path. Its file stays when the agent ends, so that requests wait for the next one.
+// A socket of systemd is found by its path. Its file stays when the agent ends, so that requests wait for the next
+// agent.
 func TestSocketOfSystemdIsUsed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "p.sock")
 	unit, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})

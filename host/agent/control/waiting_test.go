@@ -15,7 +15,7 @@ import (
 	"holdfast/registry"
 )
 
-// A wait is reported although the agent does not say what the request waits for.
+// A wait is reported even if the agent does not say what the request waits for.
 func TestWaitForAHungAgentIsReported(t *testing.T) {
 	t.Parallel()
 	l, err := Listen(filepath.Join(shortDir(t), "s"), hclog.NewNullLogger())
@@ -55,7 +55,7 @@ func TestWaitForAHungAgentIsReported(t *testing.T) {
 }
 
 // A job has settled once its tasks have started, or its allocs have ended. A task that cannot start ends its alloc a
-// moment later, and one whose engine is away has not started.
+// moment later. A task whose engine does not answer has not started.
 func TestJobSettlesOnceItsTasksHaveStarted(t *testing.T) {
 	for want, tasks := range map[bool][]Task{
 		true: {{State: agent.TaskRunning}, {State: agent.TaskWaiting, Restarts: 1}, {State: agent.TaskDead}},
@@ -71,8 +71,8 @@ func TestJobSettlesOnceItsTasksHaveStarted(t *testing.T) {
 	}
 }
 
-// A plugin that no job runs here may have a controller on another node of the cluster, which is asked. One that keeps
-// its volumes on its node is asked for these only.
+// A plugin that no job runs here may have a controller on another node of the cluster, which can make the call. If the
+// plugin's volumes stay on their node, that node can make only calls for its own volumes.
 func TestPluginIsControlledElsewhere(t *testing.T) {
 	h := &fakeHost{}
 	s, _ := serveAgent(t, h)
@@ -85,7 +85,7 @@ func TestPluginIsControlledElsewhere(t *testing.T) {
 	local := registry.NodePlugin{Controller: true, Local: true}
 	for name, c := range map[string]struct {
 		node   host.NodeStatus
-		stores host.NodeName // the volume
+		stores host.NodeName // the node that stores the volume
 		want   bool
 	}{
 		"a controller":            {with("other", true, controller), "", true},

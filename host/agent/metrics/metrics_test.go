@@ -23,7 +23,7 @@ import (
 
 var update = flag.Bool("update", false, "write docs/metrics.md")
 
-// fakeHost has the numbers of a test.
+// fakeHost returns the values of a test.
 type fakeHost struct {
 	down   bool
 	old    bool // the shim lacks Control.Metrics
@@ -102,7 +102,7 @@ func name(id string) host.VolumeName {
 	return host.VolumeName{Namespace: "default", ID: host.VolumeID(id)}
 }
 
-// inUse is a volume of an alloc, mounted.
+// inUse returns a mounted volume of an alloc.
 func inUse(plugin, id string) registry.AllocVolume {
 	return registry.AllocVolume{
 		Name: name(id), Publish: registry.MarkDone, Volume: registry.VolumeKey{Plugin: host.PluginID(plugin)},
@@ -184,8 +184,9 @@ func TestScrapeHasTheNumbersOfTheHost(t *testing.T) {
 	expect(t, text, `holdfast_shim_serving 0`, `csi_operations_seconds_count`+ok+`} 4`)
 }
 
-// 1000 volumes are measured within 10 s, while another plugin hangs: each once a minute, and few at a time. No scrape
-// waits for a plugin. Without scrapes no plugin is asked, and no usage gets old.
+// The usage of 1000 volumes is measured within 10 s while another plugin hangs. Each volume is measured once a minute,
+// with few calls at a time. No scrape waits for a plugin. Without scrapes, no plugin is asked, and outdated usage is
+// dropped.
 func TestUsageIsRefreshedInTheBackground(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked, hung, atOnce, most atomic.Int32
@@ -273,7 +274,7 @@ func TestUsageIsRefreshedInTheBackground(t *testing.T) {
 	})
 }
 
-// A plugin that answers slowly delays the usage of no other, and what it has answered before stays.
+// A plugin that answers slowly does not delay the usage of other plugins' volumes. Its own earlier answers stay.
 func TestSlowPluginDelaysNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &fakeHost{}
@@ -317,8 +318,8 @@ func TestSlowPluginDelaysNoOther(t *testing.T) {
 	})
 }
 
-// A volume that is published between two refreshes has its usage soon, also if others follow without a pause. One that
-// is unpublished has none any more.
+// A volume that is published between two refreshes soon has its usage, even if other volumes follow without a pause. A
+// volume that is unpublished has no usage any more.
 func TestUsageFollowsPublishAndUnpublish(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		in := func(names ...string) []host.AllocStatus {
@@ -382,7 +383,7 @@ func TestHealthzFollowsTheShim(t *testing.T) {
 
 const document = "../../../docs/metrics.md"
 
-// TestMetricsDocument holds docs/metrics.md, which is printed from the definitions.
+// TestMetricsDocument compares docs/metrics.md with the definitions. The document is printed from them.
 func TestMetricsDocument(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(heading)
@@ -433,7 +434,7 @@ const notes = `
 [examples/monitoring](../examples/monitoring) has alert rules and a dashboard for Grafana.
 `
 
-// Each metric of the alert rules and of the dashboard exists, and each rule and panel has one.
+// Each metric in the alert rules and the dashboard exists, and each rule and panel uses at least one.
 func TestRulesAndDashboardNameMetricsThatExist(t *testing.T) {
 	known := map[string]bool{}
 	for _, d := range definitions {

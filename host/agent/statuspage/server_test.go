@@ -42,7 +42,7 @@ func serve(t *testing.T, s *Server) string {
 	return l.Addr().String()
 }
 
-// sources have nothing but the overview. Each value of changes is a change of a job.
+// sources returns Sources that have only the overview and events. Each value of changes is a change of a job.
 func sources(o control.Overview, events []host.Event, changes <-chan struct{}) Sources {
 	return Sources{
 		Overview: func(context.Context) control.Overview { return o },
@@ -83,7 +83,7 @@ func request(t *testing.T, method, url, host string) *http.Response {
 	return reply
 }
 
-// Texts of plugins, volumes and jobs become no markup, and no character that acts on text around it.
+// Texts of plugins, volumes and jobs neither become markup nor contain characters that affect the text around them.
 func TestHostileTextStaysText(t *testing.T) {
 	const hostile = "<script>alert(1)</script>\" onload='x' \u202e\x1b[31m\x00{{.}}"
 	name := registry.VolumeName{Namespace: hostile, ID: hostile}
@@ -160,7 +160,7 @@ func TestRequestsOfOthersAreRefused(t *testing.T) {
 func TestBrowsersAreToldOfChanges(t *testing.T) {
 	changes := make(chan struct{})
 	s := New(sources(control.Overview{}, nil, changes), hclog.NewNullLogger())
-	s.tick = time.Hour // no message comes without a change
+	s.tick = time.Hour // only changes cause messages
 	at := serve(t, s)
 	var streams []*bufio.Reader
 	for range streamsMax {
@@ -175,7 +175,7 @@ func TestBrowsersAreToldOfChanges(t *testing.T) {
 	}
 	changes <- struct{}{}
 	for _, s := range streams {
-		for range 2 { // at once, and of the change
+		for range 2 { // one message at once, and one for the change
 			message, err := s.ReadString('\n')
 			empty, err2 := s.ReadString('\n')
 			if message != "data: changed\n" || empty != "\n" {
@@ -185,7 +185,7 @@ func TestBrowsersAreToldOfChanges(t *testing.T) {
 	}
 }
 
-// All browsers share one render: at most one each second, and one only after a change or a tick.
+// All browsers share one render. There is at most one render per second, and only after a change or a tick.
 func TestBrowsersShareARender(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		from, renders, leave := sources(control.Overview{}, nil, nil), atomic.Int32{}, func() {}

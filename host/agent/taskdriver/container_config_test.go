@@ -35,7 +35,8 @@ func configured(t *testing.T, config string) (*container.Config, *container.Host
 	return c, h, warnings
 }
 
-// The attributes of published files for Nomad's docker and podman drivers reach the engine, in each form that HCL has.
+// The attributes in published files for Nomad's docker and podman drivers reach the engine, in each form that HCL
+// allows.
 func TestContainerConfigOfPublishedFiles(t *testing.T) {
 	c, h, warnings := configured(t, `{
 		"image": "docker://registry.example/csi/driver:v1", "args": ["--v=5", 7, true], "entrypoint": "/driver",
@@ -134,7 +135,7 @@ func TestContainerNames(t *testing.T) {
 	}
 }
 
-// A server that is no engine, at the socket of one, is recognized, and counts as an engine that is not available.
+// A server that is not an engine, at the socket of one, is recognized, and counts as an unavailable engine.
 func TestContainerNeedsAnEngine(t *testing.T) {
 	dir := tempDir(t)
 	page := listenAt(t, filepath.Join(dir, "page"))
@@ -177,7 +178,7 @@ func listenAt(t *testing.T, path string) net.Listener {
 	return l
 }
 
-// download is a pull of two layers that takes ten seconds.
+// download simulates a pull of two layers that takes ten seconds.
 type download struct{}
 
 func (download) Read([]byte) (int, error)   { panic("not used") }

@@ -10,7 +10,7 @@ import (
 	"holdfast/internal/enginetest"
 )
 
-// checkContainerLoad runs an image from an archive, which the engine does not have, with limits that the kernel has.
+// checkContainerLoad runs an image from an archive that the engine does not have, with limits that the kernel enforces.
 func checkContainerLoad(t *testing.T, e *enginetest.Engine, d Container) {
 	archive := filepath.Join(tempDir(t), "image.tar")
 	e.CLI("tag", "box", "localhost/archived:1")

@@ -120,8 +120,8 @@ func awaitOutput(t *testing.T, d Container, h Handle, text string) {
 	}
 }
 
-// checkContainerPlan checks each operation of a plan: a mount that the task makes reaches the host, and one of the host
-// reaches the task.
+// checkContainerPlan checks each operation of a plan: a mount that the task makes appears on the host, and a mount that
+// the host makes appears in the task.
 func checkContainerPlan(t *testing.T, d Container) {
 	both, down, file := sharedDir(t), sharedDir(t), filepath.Join(tempDir(t), "file")
 	must(t, os.WriteFile(file, []byte("of the host"), 0o600))
@@ -161,7 +161,7 @@ func checkContainerPlan(t *testing.T, d Container) {
 	must(t, unix.Unmount(filepath.Join(both, "m"), unix.MNT_DETACH))
 }
 
-// checkContainerDevice checks that a task can read a block volume that the plan lets it read, and cannot write it.
+// checkContainerDevice checks that a task can read, but not write, a block volume whose plan allows only reading.
 func checkContainerDevice(t *testing.T, d Container) {
 	disk := newDisk(t, "node")
 	task := boxed(t, d, `head -c 15 /dev/of-plan; echo; (echo x >/dev/of-plan) 2>/dev/null || echo denied`)
@@ -174,7 +174,7 @@ func checkContainerDevice(t *testing.T, d Container) {
 	disk.wantContent(t, hostData)
 }
 
-// checkContainerLogs checks that the output of two attempts stays, in order, after the containers have gone.
+// checkContainerLogs checks that the output of two attempts stays, in order, after the containers are gone.
 func checkContainerLogs(t *testing.T, d Container) {
 	task := boxed(t, d, `echo out $0; echo err >&2`)
 	h := startContainer(t, d, task)
@@ -188,7 +188,7 @@ func checkContainerLogs(t *testing.T, d Container) {
 	}
 }
 
-// A container outlives the agent and the engine's daemon, and what follows is noticed.
+// A container outlives the agent and the engine's daemon. The next agent notices what happens to it then.
 func TestContainerOutlivesItsStarters(t *testing.T) {
 	eachEngine(t, func(t *testing.T, e *enginetest.Engine, d Container) {
 		h := startContainer(t, d, boxed(t, d, `echo ready; sleep 1000`))
@@ -206,7 +206,7 @@ func TestContainerOutlivesItsStarters(t *testing.T) {
 			exits <- exit
 		}()
 		e.Kill()
-		wantAlive(t, d, found, true) // nobody knows: its volumes must stay
+		wantAlive(t, d, found, true) // the state is not known, so the task's volumes must stay
 		e.Start()
 		if e.Name == "podman" { // dockerd ends the containers of a dockerd that was killed
 			wantAlive(t, d, found, true)
@@ -283,7 +283,7 @@ func TestStartRemovesTheContainerOfAFailedStart(t *testing.T) {
 	}
 }
 
-// The container that a failed start has left is removed without another start, and no other container.
+// The container that a failed start has left is removed without another start. No other container is removed.
 func TestContainerOfAFailedStartIsRemovedLater(t *testing.T) {
 	b := &brokenEngine{fails: map[string]bool{"POST start": true, http.MethodDelete: true}}
 	d := b.driver(t)
@@ -313,7 +313,7 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// Only a wait for the end of a container, and a read of its output, may take any time.
+// Only a wait for the end of a container, and a read of its output, have no time limit.
 func TestCallsOfTheEngineHaveALimit(t *testing.T) {
 	engine := httptest.NewServer(&brokenEngine{})
 	defer engine.Close()
@@ -389,7 +389,7 @@ func TestContainerWithADamagedLogEnds(t *testing.T) {
 	}
 }
 
-// A task may replace a directory by a link. The engine would mount what the link leads to on this machine.
+// A task may replace a directory by a link. An engine would mount the target of the link on this machine.
 func TestMountsFollowNoLinkOfTheTask(t *testing.T) {
 	d, err := NewContainer("docker", "unix:///none")
 	must(t, err)
@@ -410,7 +410,7 @@ func TestMountsFollowNoLinkOfTheTask(t *testing.T) {
 	}
 }
 
-// An engine that refuses to remove a container does not keep its task, and the next attempt removes both containers.
+// If an engine refuses to remove a container, its task ends nevertheless. The next attempt removes both containers.
 func TestTaskEndsBesideAContainerThatStays(t *testing.T) {
 	b := &brokenEngine{fails: map[string]bool{http.MethodDelete: true}}
 	d := b.driver(t)
@@ -435,8 +435,8 @@ func TestTaskEndsBesideAContainerThatStays(t *testing.T) {
 	}
 }
 
-// An engine that answers, but does not create a container in time, is no engine that is away: the restart policy
-// counts.
+// An engine that answers, but does not create a container in time, does not count as unavailable, so the restart policy
+// counts the failure.
 func TestSlowEngineIsNoSilentEngine(t *testing.T) {
 	d := (&brokenEngine{}).driver(t)
 	err := d.startFailed(t.Context(), Handle{ID: "t", Dir: t.TempDir(), Container: "c"}, errSilent)
@@ -452,7 +452,7 @@ func TestSlowEngineIsNoSilentEngine(t *testing.T) {
 	}
 }
 
-// The limits of the job's logs block hold for what is kept of a container's output.
+// The limits in the job's logs block also hold for the kept output of a container.
 func TestKeptOutputIsBounded(t *testing.T) {
 	b := &brokenEngine{output: "\x01\x00\x00\x00\x00\x00\x00\x0a0123456789"}
 	d := b.driver(t)

@@ -78,7 +78,7 @@ func (d disk) wantContent(t *testing.T, want string) {
 	}
 }
 
-// plan is the shim's plan for a task that mounts the disk as /dev/data.
+// plan returns the shim's plan for a task that mounts the disk as /dev/data.
 func (d disk) plan(t *testing.T, isolated, readOnly bool) hooks.Plan {
 	t.Helper()
 	use := registry.Usage{Access: registry.SingleNodeWriter, Attachment: registry.BlockDevice}
@@ -95,7 +95,7 @@ func (d disk) plan(t *testing.T, isolated, readOnly bool) hooks.Plan {
 	return plans["t"]
 }
 
-// tools are functions for the scripts of these tests. Try prints whether a command works.
+// tools has functions for the scripts of these tests. try prints whether a command works.
 const tools = `
 	try() {
 		what=$1; shift
@@ -137,7 +137,7 @@ func TestBlockDeviceIsTheTasks(t *testing.T) {
 	}
 }
 
-// Read-only holds for root, for a node that the task makes, and for opening with both.
+// Read-only also holds for root, for a node that the task makes, and for an open for both reading and writing.
 func TestBlockDeviceIsReadOnly(t *testing.T) {
 	d := newDisk(t, "bind")
 	task := shell(t, tools+`
@@ -249,7 +249,7 @@ func TestRawExecTakesPlansMadeForIt(t *testing.T) {
 	d.wantContent(t, "of-the-task")
 }
 
-// An orchestrator that is confined itself cannot give devices that it lacks.
+// An orchestrator that is itself confined cannot give a task devices that it lacks.
 func TestDevicesThatTheOrchestratorLacks(t *testing.T) {
 	d := newDisk(t, "bind")
 	own := newCgroup("confined-orchestrator-"+strconv.Itoa(os.Getpid()), Resources{}, true)
@@ -273,7 +273,7 @@ func TestDevicesThatTheOrchestratorLacks(t *testing.T) {
 	wantNothingLeft(t, task.ID)
 }
 
-// zeroAt is a plan with /dev/zero at another path.
+// zeroAt returns a plan with /dev/zero at another path.
 func zeroAt(access string) hooks.Plan {
 	return devices(hooks.Device{Source: "/dev/zero", Target: "/dev/of-plan/zero", Access: access})
 }
@@ -298,7 +298,7 @@ func TestDevicesInUserNamespaceAreNotConfined(t *testing.T) {
 	wantUnconfined(t, zeroAt("r"))
 }
 
-// Without any cgroup, root on the host is refused restricted devices, and gets others with a warning.
+// Without any cgroup, root on the host is refused restricted devices. It gets other devices with a warning.
 func TestDevicesWithoutAnyCgroup(t *testing.T) {
 	if os.Getenv(roleEnv) == "" && os.Getuid() == 0 {
 		again(t, noCgroupsRole, "^TestDevicesWithoutAnyCgroup$", "TestDevicesWithoutAnyCgroup")

@@ -32,7 +32,7 @@ func TestBidirectionalMountsOutliveTheTask(t *testing.T) {
 	}
 }
 
-// Package mount proves what the layers do.
+// The tests of package mount prove the effect of the layers.
 func TestBindsOfPlanBecomeLayers(t *testing.T) {
 	for propagation, want := range map[hooks.Propagation]mount.Propagation{
 		hooks.Private: mount.Private, hooks.HostToTask: mount.Slave, hooks.Bidirectional: mount.Bidirectional,
@@ -46,7 +46,7 @@ func TestBindsOfPlanBecomeLayers(t *testing.T) {
 	}
 }
 
-// The host sees neither the mount points of the task's own directories nor the targets of the plan.
+// Neither the mount points of the task's own directories nor the targets of the plan appear on the host.
 func TestTheTasksPathsNeverAppearOnTheHost(t *testing.T) {
 	needMounts(t)
 	dir := tempDir(t)

@@ -25,7 +25,7 @@ func (e execution) command(t *testing.T, args ...string) string {
 	return out.String()
 }
 
-// execution is a place for commands.
+// execution is a task in which commands run.
 type execution struct {
 	driver Driver
 	task   Handle
@@ -50,8 +50,8 @@ func (e execution) sleep(t *testing.T, ctx context.Context) (pid, helper int, en
 	return pid, helper, returned
 }
 
-// A command whose helper process was killed is not known to any process. It ends with its task, also if it is in no
-// cgroup of that.
+// If the helper process of a command was killed, no process knows the command. The command ends with its task, even if
+// it is not in the task's cgroup.
 func TestCommandOfAKilledHelperEndsWithItsTask(t *testing.T) {
 	eachDriver(t, func(t *testing.T, d Driver) {
 		h := start(t, d, shell(t, `exec sleep 1000`))
@@ -102,7 +102,7 @@ func TestExecReturnsThoughItsHelperHangs(t *testing.T) {
 	must(t, unix.Kill(helper, unix.SIGCONT)) // stopAtEnd then waits for it
 }
 
-// A command has the user that its task was started with, rather than that of a setuid program that it runs.
+// A command runs as the user with which its task was started, and not as that of a setuid program that the task runs.
 func TestCommandHasTheUserAndRootOfItsTask(t *testing.T) {
 	if os.Getuid() != 0 || os.Getenv(roleEnv) == userNSRole {
 		t.Skip("only root can change groups")

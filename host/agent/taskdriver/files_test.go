@@ -24,8 +24,8 @@ func TestFilesHaveAnyBytes(t *testing.T) {
 	}
 }
 
-// A task may replace its files and directories by links. The next attempt neither follows them out of the task's
-// directory nor fails because of what it finds.
+// A task may replace its files and directories by links. The next attempt does not follow them out of the task's
+// directory, and does not fail because of them.
 func TestFilesFollowNoLinkOfTheTask(t *testing.T) {
 	dir, outside := tempDir(t), tempDir(t)
 	must(t, os.WriteFile(outside+"/f", []byte("theirs"), 0o644))
@@ -54,7 +54,7 @@ func TestFilesFollowNoLinkOfTheTask(t *testing.T) {
 	}
 }
 
-// Only what the next attempt would meet again is invalid.
+// Only an error that would recur at the next attempt is invalid.
 func TestErrorsOfFilesHaveTheirKind(t *testing.T) {
 	for number, want := range map[unix.Errno]error{
 		unix.ENOTEMPTY: registry.ErrInvalid, unix.ENOSPC: registry.ErrExhausted, unix.EIO: nil,

@@ -45,7 +45,7 @@ func TestSettingsOfResources(t *testing.T) {
 	}
 }
 
-// Files stand for a hierarchy of version 2, because this machine may not have one with controllers.
+// Files replace a hierarchy of version 2, because this machine may not have one with controllers.
 func TestLimitsOfVersion2(t *testing.T) {
 	for name, c := range map[string]struct {
 		available, enabled, warning string

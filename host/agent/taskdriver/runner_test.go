@@ -108,7 +108,7 @@ func TestStartErrorsLeaveNothing(t *testing.T) {
 	})
 }
 
-// A cancelled start leaves no process, no cgroup and no handle, at whatever point it is cancelled.
+// A start that is cancelled at any point leaves no process, no cgroup and no handle.
 func TestCancelledStartLeavesNothing(t *testing.T) {
 	eachDriver(t, func(t *testing.T, d Driver) {
 		why := errors.New("why")
@@ -119,7 +119,7 @@ func TestCancelledStartLeavesNothing(t *testing.T) {
 			h, err := d.Start(ctx, task)
 			timer.Stop()
 			cancel(nil)
-			if err == nil { // it was faster
+			if err == nil { // the start was faster
 				stopAtEnd(t, d, h)
 				continue
 			}
@@ -367,7 +367,7 @@ func TestParentsAreFoundWithoutTheirDirectories(t *testing.T) {
 	wantParents(filepath.Dir(task.Dir))
 }
 
-// A power cut may leave the space of a record that was not synced, without its content.
+// A power cut may leave the space of an unsynced record, without its content.
 func TestBlankRecordIsNone(t *testing.T) {
 	dir := t.TempDir()
 	for _, content := range []string{"", strings.Repeat(" ", reserveSize), strings.Repeat("\x00", 100)} {
@@ -380,7 +380,7 @@ func TestBlankRecordIsNone(t *testing.T) {
 	}
 }
 
-// A power cut may leave the record of an exit, which is synced, without the handle, which is not.
+// A power cut may leave the record of an exit, which is synced, without the handle, which is not synced.
 func TestExitWithoutItsHandleIsFound(t *testing.T) {
 	eachDriver(t, func(t *testing.T, d Driver) {
 		h := start(t, d, shell(t, "exit 3"))

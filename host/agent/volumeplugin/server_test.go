@@ -25,7 +25,7 @@ import (
 	"holdfast/registry"
 )
 
-// fakeStorage is a Storage with the volumes of a map. Its methods that are not set here must not be called.
+// fakeStorage is a Storage with the volumes of a map. Methods that it does not define must not be called.
 type fakeStorage struct {
 	Storage
 	mu       sync.Mutex
@@ -256,7 +256,7 @@ func TestOptionsOfACreate(t *testing.T) {
 	}
 }
 
-// Podman gives up after 5 s, and unmounts nothing then.
+// Podman gives up after 5 s, and does not unmount then.
 func TestTrapD7MountThatItsEngineDidNotWaitFor(t *testing.T) {
 	for name, ends := range map[string]error{"while it is prepared": context.Canceled, "just before the answer": nil} {
 		t.Run(name, func(t *testing.T) {
@@ -285,7 +285,8 @@ func TestTrapD7MountThatItsEngineDidNotWaitFor(t *testing.T) {
 	}
 }
 
-// All containers of Podman have one ID. The second try of one may have mounted before the answer of the first is lost.
+// All containers of Podman have one ID. The second container may have mounted the volume before the answer of the first
+// one is lost.
 func TestTrapD7LostErrorTakesNoMountBack(t *testing.T) {
 	p := newPlugin(t, Defaults{Plugin: "disk"})
 	p.want("VolumeDriver.Create", `{"Name":"notes"}`, `{"Err":""}`)

@@ -79,7 +79,7 @@ func TestConfigFileErrorsNameTheLineAndTheKey(t *testing.T) {
 	}
 }
 
-// A value that is refused later is reported by its place too.
+// An error about a value that is refused later also has the value's place.
 func TestValuesOfTheConfigFileAreReportedByTheirPlace(t *testing.T) {
 	for text, want := range map[string]string{
 		"\nshim_bake = \"-5s\"":      `agent.hcl:2,13-18: shim_bake=-5s: the duration is negative`,
@@ -102,7 +102,7 @@ func TestValuesOfTheConfigFileAreReportedByTheirPlace(t *testing.T) {
 	}
 }
 
-// The shim reports errors of the cluster block by the lines of the file.
+// The shim reports errors in the cluster block with the lines of the whole file.
 func TestConfigFileKeepsTheLinesOfItsClusterBlock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agent.hcl")
 	block := "cluster { # of three nodes\n  id = \"c\"\n  tls {\n    ca_file = \"/ca\"\n  }\n}\n"

@@ -44,7 +44,7 @@ func findings() host.Diagnosis {
 	}}
 }
 
-// repaired returns the findings after a repair. Failed is the result of one step; empty: it succeeded too.
+// repaired returns the findings after a repair. failed is the result of one step; empty: all steps succeeded.
 func repaired(failed string) host.Diagnosis {
 	d := findings()
 	d.Repaired = true

@@ -12,7 +12,7 @@ import (
 	"holdfast/host/agent/control"
 )
 
-// fullListener has no descriptor left for the first clients.
+// fullListener fails to accept the first clients, because no descriptor is left.
 type fullListener struct {
 	failures int
 	end      context.CancelFunc
@@ -29,7 +29,7 @@ func (l *fullListener) Accept() (net.Conn, error) {
 func (l *fullListener) Close() error   { return nil }
 func (l *fullListener) Addr() net.Addr { return &net.UnixAddr{} }
 
-// An endpoint goes on after it could not accept a client.
+// An endpoint continues after a client could not be accepted.
 func TestEndpointGoesOnAfterAFailedAccept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())

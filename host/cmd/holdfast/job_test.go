@@ -11,7 +11,7 @@ import (
 	"holdfast/host/agent/control"
 )
 
-// One agent ends without an answer, another one with an error, and the third answers.
+// The first agent ends without an answer, the second with an error, and the third answers.
 func TestWaitForAJobOutlivesItsAgent(t *testing.T) {
 	dir, err := os.MkdirTemp("", "h-")
 	if err != nil {

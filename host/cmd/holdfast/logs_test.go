@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A task that writes no line break does not fill the memory, and loses nothing.
+// If a task writes no line break, its output does not fill the memory, and none of it is lost.
 func TestLinesOfLogsAreBounded(t *testing.T) {
 	var out strings.Builder
 	w := &lineWriter{to: &out, lock: &sync.Mutex{}, prefix: "p | "}

@@ -123,7 +123,7 @@ func volume() control.Volume {
 	return v
 }
 
-// uncertainVolume returns a volume whose creation has no definite outcome.
+// uncertainVolume returns a volume whose creation has an unknown outcome.
 func uncertainVolume() control.Volume {
 	v := control.Volume{Volume: volume().Volume}
 	v.State, v.External, v.Source.Volume = registry.VolumeUncertain, "/buckets/data", "/buckets/other"
@@ -175,7 +175,7 @@ func TestTables(t *testing.T) {
 	golden(t, "json", func(w io.Writer) error { return writeJSON(w, []any{job, plugin, volume()}) })
 }
 
-// On a terminal of 80 columns, columns that do not fit are below their row, whole.
+// On a terminal of 80 columns, columns that do not fit are printed completely below their row.
 func TestHelpFitsTheTerminal(t *testing.T) {
 	var check func(*cobra.Command)
 	check = func(c *cobra.Command) {
@@ -283,7 +283,7 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// Each command prints JSON, and completes its arguments unless they are files, which the shell completes.
+// Each command prints JSON. It completes its arguments, except for files, which the shell completes.
 func TestCommandsPrintJSONAndCompleteIDs(t *testing.T) {
 	var check func(c *cobra.Command)
 	check = func(c *cobra.Command) {
@@ -364,7 +364,7 @@ func TestFilesGetTheVariablesTheyDeclare(t *testing.T) {
 	}
 }
 
-// Each command that a notice advises exists and accepts its arguments. The transcripts of package e2e hold notices.
+// Each command in a notice exists and accepts its arguments. Notices are in the transcripts of package e2e.
 func TestWhatIsAdvisedCanBeTyped(t *testing.T) {
 	paths, err := filepath.Glob("../../../e2e/testdata/tells/*.want")
 	if err != nil || len(paths) < 10 {

@@ -11,7 +11,7 @@ import (
 	"holdfast/internal/mount"
 )
 
-// The self-binds of the shim are unmounted; what the operator has mounted at the same directories stays.
+// The self-binds of the shim are unmounted. Mounts of the operator at the same directories stay.
 func TestMountsOfTheOperatorStay(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("real mounts need root")
