@@ -20,8 +20,8 @@ func (c *client) publishBlock(id, target string) error {
 	return err
 }
 
-// The target of a block volume is a block device as large as the volume, the same for every target and
-// after a restart, and keeps what is written. The last unpublication gives it back.
+// The target of a block volume is a block device as large as the volume. The device is the same for every target and
+// after a restart, and keeps its data. The last unpublish frees it.
 func TestBlockVolumeIsALoopDevice(t *testing.T) {
 	needMounts(t)
 	if _, err := os.Stat("/dev/loop-control"); err != nil {

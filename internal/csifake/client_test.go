@@ -15,7 +15,7 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// client talks CSI to a socket as a good client does.
+// client calls a plugin at a socket as a correct client does.
 type client struct {
 	t *testing.T
 	csi.IdentityClient
@@ -61,7 +61,7 @@ func inBothForms(t *testing.T, f func(t *testing.T, start func(Config) (*Plugin,
 	})
 }
 
-// learn asks for everything that a client has to know.
+// learn requests all that a client must know.
 func (c *client) learn() *client {
 	c.t.Helper()
 	ctx := c.t.Context()
@@ -86,7 +86,7 @@ func writer() *csi.VolumeCapability {
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}
 }
 
-// places are the paths of one volume.
+// places has the paths of one volume.
 type places struct{ staging, target string }
 
 func newPaths(t *testing.T) places {
@@ -142,8 +142,8 @@ func eventually(t *testing.T, is func() bool) {
 	t.Fatal("what was waited for does not happen")
 }
 
-// retryAborted makes a call again while another one for the volume is running: one whose connection was cut may not
-// have noticed.
+// retryAborted repeats a call while another one for the volume runs, because a call whose connection was cut may not
+// have noticed it yet.
 func retryAborted(t *testing.T, call func() error) {
 	t.Helper()
 	var err error
@@ -169,7 +169,7 @@ func wantCode(t *testing.T, err error, want string) {
 	}
 }
 
-// linesOf waits until the journal has what enough tells, and returns it.
+// linesOf waits until enough returns true for the lines of the journal, and returns them.
 func linesOf(t *testing.T, path string, enough func([]journal.Line) bool) []journal.Line {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {

@@ -12,7 +12,7 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// everyCap are the numbers of all capabilities of all services.
+// everyCap returns the numbers of all capabilities of all services.
 func everyCap() (all []string) {
 	for service, values := range capEnums {
 		for name, n := range values {
@@ -24,8 +24,8 @@ func everyCap() (all []string) {
 	return all
 }
 
-// All RPCs of the spec are served and journaled under their service; without its capability, an
-// optional one is not implemented.
+// All RPCs of the specification are served and are in the journal under their service. An optional RPC without its
+// capability is UNIMPLEMENTED.
 func TestEveryRPCIsServedAndJournaled(t *testing.T) {
 	full := Start(t, Config{Caps: everyCap()})
 	bare := Start(t, Config{Caps: []string{"GROUP_CONTROLLER_SERVICE"}})
@@ -39,7 +39,7 @@ func TestEveryRPCIsServedAndJournaled(t *testing.T) {
 	}
 }
 
-// invoke calls an RPC with an empty request and looks at the code and at the journal.
+// invoke calls an RPC with an empty request, and checks the code and the journal.
 func invoke(t *testing.T, p *Plugin, service, method string, unimplemented bool) {
 	t.Helper()
 	conn := dial(t, p.Socket()).conn
@@ -59,7 +59,7 @@ func invoke(t *testing.T, p *Plugin, service, method string, unimplemented bool)
 	}
 }
 
-// What the controller says about snapshots is consistent, and lists are paged.
+// The controller's answers about snapshots are consistent, and lists are paged.
 func TestSnapshotsAndGroupsAreListed(t *testing.T) {
 	fake := Start(t, Config{Caps: everyCap()})
 	c, ctx := dial(t, fake.Socket()), t.Context()

@@ -20,7 +20,7 @@ func needFuse(t *testing.T) {
 	}
 }
 
-// asked is what a path answers, or that it does not for a while.
+// asked returns a channel that gets the result of a request to the path.
 func asked(path string) <-chan error {
 	answer := make(chan error, 1)
 	go func() {
@@ -43,8 +43,8 @@ func answers(t *testing.T, answer <-chan error) error {
 	}
 }
 
-// A FUSE mount is alive while its plugin is, at the staging path and at targets, hangs and fails as the
-// script says, and is dead as soon as the plugin is. The next plugin takes the dead mounts down.
+// A FUSE mount works while its plugin lives, at the staging path and at targets. It hangs and fails as the script says,
+// and is dead once the plugin is dead. The next plugin unmounts dead mounts.
 func TestFuseMountDiesWithItsPlugin(t *testing.T) {
 	needFuse(t)
 	path := NewJournal(t, journal.Options{Settled: true, Strict: true})

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// A process that was forked and has not yet come to its exec holds the socket of a dead
-// plugin open. It takes no connection all the same.
+// A process that was forked and has not called exec yet holds the socket of a dead plugin open. It accepts no
+// connection nevertheless.
 func TestForkedSocketOfADeadPluginRefuses(t *testing.T) {
 	fake := Start(t, Config{})
 	forked, err := fake.listener.File()

@@ -10,7 +10,7 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// mountsOn is what the kernel has at a path.
+// mountsOn returns the mounts that the kernel has at a path.
 func mountsOn(t *testing.T, path string) []*mountinfo.Info {
 	t.Helper()
 	all, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return m.Mountpoint != path, false })
@@ -32,15 +32,15 @@ func (c *client) publishReadOnly(id string, p places) error {
 	return err
 }
 
-// A step of two is done as the plugin is slow, fails, dies or hangs. The same call again, or its undo, by
-// the plugin or by the next one, sets it right.
+// The plugin is slow, fails, dies or hangs after the first of two steps. The same call again, or its undo, by this
+// plugin or the next one, repairs the state.
 func TestInterruptedPublishIsRepeatedOrUndone(t *testing.T) {
 	needMounts(t)
 	for _, undo := range []bool{true, false} {
 		for name, rule := range map[string]Rule{"crash": {Crash: true}, "code": {Code: "INTERNAL"},
 			"drop": {Drop: true}} {
 			t.Run(name, func(t *testing.T) {
-				// who is cut off may not wait
+				// a caller whose connection was cut cannot wait for the end of its call
 				path := NewJournal(t, journal.Options{Settled: true, Strict: name != "drop"})
 				fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}, Mounts: true, DataDir: t.TempDir(),
 					Journal: path})
@@ -76,8 +76,7 @@ func TestInterruptedPublishIsRepeatedOrUndone(t *testing.T) {
 	}
 }
 
-// Who kills a plugin does not wait for a call that hangs between its steps, and the next plugin
-// finds the volume free.
+// Kill does not wait for a call that hangs between its steps. The next plugin finds the volume free.
 func TestKillDoesNotWaitForACallInItsMiddle(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		fake, c := start(Config{Caps: []string{"STAGE_UNSTAGE"}})

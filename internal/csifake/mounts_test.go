@@ -12,7 +12,7 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// needMounts skips where the kernel does not let this process mount, which root may.
+// needMounts skips the test if the kernel does not let this process mount. For root that is an error.
 func needMounts(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()
@@ -32,7 +32,7 @@ func mounted(t *testing.T, path string) bool {
 	return err == nil && m
 }
 
-// cleanMounts lets nothing behind if the test fails on its way.
+// cleanMounts removes all mounts, even if the test fails in the middle.
 func cleanMounts(t *testing.T, at places) {
 	t.Cleanup(func() {
 		for _, path := range []string{at.target, at.staging} {
@@ -43,7 +43,7 @@ func cleanMounts(t *testing.T, at places) {
 	})
 }
 
-// Stage and publish are in the mount table, data goes through, and both are gone afterwards.
+// Stage and publish appear in the mount table and give access to the data. Afterwards both mounts are gone.
 func TestStageAndPublishAreMounts(t *testing.T) {
 	needMounts(t)
 	for name, data := range map[string]string{"tmpfs": "", "directory": t.TempDir()} {
@@ -70,7 +70,7 @@ func TestStageAndPublishAreMounts(t *testing.T) {
 	}
 }
 
-// What was asked for is what is mounted; a plugin may have a file where a device must be.
+// The mount is as requested. A plugin may put a file where a device must be.
 func TestReadOnlyAndBlockTargets(t *testing.T) {
 	needMounts(t)
 	fake := Start(t, Config{Mounts: true, DataDir: t.TempDir(), Block: BlockFile})

@@ -15,7 +15,8 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// A call whose caller has gone before its turn came is no call: what that caller sent later may have overtaken it.
+// A call whose caller is gone before the call begins has no effect, because a later call of that caller may have
+// overtaken it.
 func TestOvertakenCallHasNoEffect(t *testing.T) {
 	fake := Start(t, Config{})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -52,7 +53,7 @@ func TestOneChangeAtATimeOverPlugins(t *testing.T) {
 	must(t, err)
 }
 
-// A volume that a dead plugin was busy with is free, though its call has not noticed yet that it is dead.
+// If a plugin dies during a change of a volume, the volume is free, even if the call has not noticed the death yet.
 func TestDeadPluginHoldsNoVolume(t *testing.T) {
 	fake := Start(t, Config{Caps: AllCaps})
 	arrived, end := make(chan struct{}), make(chan struct{})
@@ -75,7 +76,7 @@ func TestDeadPluginHoldsNoVolume(t *testing.T) {
 	must(t, err)
 }
 
-// A call whose caller was killed is in flight for nobody, though the end of its connection was not read yet.
+// A call whose caller was killed is not in flight, even if the end of its connection was not read yet.
 func TestCallOfADeadCallerIsNotInFlight(t *testing.T) {
 	fake := Start(t, Config{Caps: AllCaps})
 	caller := exec.Command("true")
@@ -108,7 +109,7 @@ func TestCallOfADeadCallerIsNotInFlight(t *testing.T) {
 	}
 }
 
-// nobody is a connection that is not cut.
+// nobody is a connection that cannot be cut.
 type nobody struct{}
 
 func (nobody) cut() {}

@@ -14,8 +14,8 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// TestFakeServesAVolumeFromCreationToDeletion drives a volume all the way up and down over the socket: the paths, the
-// backend and the journal agree.
+// TestFakeServesAVolumeFromCreationToDeletion runs the life of a volume over the socket. The paths, the backend and the
+// journal must agree.
 func TestFakeServesAVolumeFromCreationToDeletion(t *testing.T) {
 	path := NewJournal(t, journal.Options{Settled: true, Strict: true})
 	fake := Start(t, Config{Journal: path, Caps: AllCaps, NodeID: "n1",
@@ -68,14 +68,14 @@ func TestFakeServesAVolumeFromCreationToDeletion(t *testing.T) {
 	}
 }
 
-// Over a real socket too, what a bad client does is found.
+// The mistakes of a client are also found over a real socket.
 func TestCheckFindsABadClientOverASocket(t *testing.T) {
 	fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE", "PUBLISH_UNPUBLISH"}})
 	c, at := dial(t, fake.Socket()).learn(), newPaths(t)
 	must(t, os.Remove(at.staging))
 	must(t, c.stage(t.Context(), "v1", at)) // not attached, no staging directory
 	must(t, os.Mkdir(at.target, 0o700))
-	must(t, c.publish(t.Context(), "v1", at)) // the target is there
+	must(t, c.publish(t.Context(), "v1", at)) // the target exists already
 	everywhere := &csi.ControllerUnpublishVolumeRequest{VolumeId: "v1"}
 	_, err := c.ControllerUnpublishVolume(t.Context(), everywhere)
 	must(t, err)
@@ -89,7 +89,7 @@ func TestCheckFindsABadClientOverASocket(t *testing.T) {
 	}
 }
 
-// Two calls for one volume at a time are seen, and the second is turned away.
+// Two calls for one volume at the same time are recorded, and the second is refused.
 func TestSecondCallForAVolumeIsAborted(t *testing.T) {
 	fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}})
 	c, at := dial(t, fake.Socket()).learn(), newPaths(t)
@@ -105,7 +105,7 @@ func TestSecondCallForAVolumeIsAborted(t *testing.T) {
 	}
 }
 
-// A caller gives up, is turned away while the effect is still to come, and undoes it then.
+// A caller gives up, its next call is refused while the effect is still to come, and it undoes the effect afterwards.
 func TestEffectComesAfterTheCallerHasGone(t *testing.T) {
 	path := NewJournal(t, journal.Options{Settled: true})
 	fake := Start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})
@@ -128,8 +128,7 @@ func TestEffectComesAfterTheCallerHasGone(t *testing.T) {
 	must(t, c.unstage(t.Context(), "v1", at))
 }
 
-// A caller that goes away with its connection has no call in flight, however soon the next one
-// comes.
+// A caller that goes away with its connection has no call in flight, however soon its next call comes.
 func TestLostConnectionAbandonsItsCalls(t *testing.T) {
 	path := NewJournal(t, journal.Options{})
 	fake := Start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})
@@ -148,7 +147,7 @@ func TestLostConnectionAbandonsItsCalls(t *testing.T) {
 	}
 }
 
-// What each action does to the answer, and whether the effect took place.
+// Each action decides the answer, and whether the call takes effect.
 func TestEachActionDecidesAnswerAndEffect(t *testing.T) {
 	cases := []struct {
 		name   string
@@ -195,7 +194,7 @@ func TestEachActionDecidesAnswerAndEffect(t *testing.T) {
 	}
 }
 
-// An in-process kill leaves what a killed process leaves, and the plugin can be started again.
+// A kill within the process leaves the same state as a killed process, and the plugin can be started again.
 func TestKilledFakeLeavesSocketAndState(t *testing.T) {
 	path := NewJournal(t, journal.Options{Settled: true, Strict: true})
 	fake := Start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})
@@ -213,7 +212,7 @@ func TestKilledFakeLeavesSocketAndState(t *testing.T) {
 	linesOf(t, path, func(l []journal.Line) bool { return count(l, journal.Stop, "") == 2 })
 }
 
-// Every capability is told under its service, also one that no CSI version knows.
+// Every capability is announced by its service, even one that no CSI version defines.
 func TestCapabilitiesAreAnnouncedByTheirService(t *testing.T) {
 	fake := Start(t, Config{Caps: []string{"99", "node/EXPAND_VOLUME", "CREATE_DELETE", "expansion/ONLINE", "TOPOLOGY"},
 		Topology: map[string]string{"zone": "a"}, MaxVolumes: 7, NodeID: Empty, Name: "drv.example.org",
@@ -243,7 +242,7 @@ func TestCapabilitiesAreAnnouncedByTheirService(t *testing.T) {
 	}
 }
 
-// A node has no controller, and who calls it all the same is in the journal.
+// A node plugin serves no controller. A call of the controller is nevertheless in the journal.
 func TestNodePluginServesNoController(t *testing.T) {
 	fake := Start(t, Config{Role: Node})
 	c := dial(t, fake.Socket())
@@ -259,7 +258,7 @@ func TestNodePluginServesNoController(t *testing.T) {
 	}
 }
 
-// A controller and a node with one backend and one journal are one story.
+// A controller and a node with one backend and one journal act as one plugin.
 func TestTwoPluginsShareJournalAndBackend(t *testing.T) {
 	path, backend := filepath.Join(t.TempDir(), "journal.jsonl"), NewBackend(filepath.Join(t.TempDir(), "state.json"))
 	ctl := Start(t, Config{Role: Controller, Journal: path, Backend: backend,

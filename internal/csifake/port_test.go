@@ -16,7 +16,7 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// bubble runs a test within a synctest bubble, at a plugin that makes no system call.
+// bubble runs a test within a synctest bubble, with a plugin that makes no system call.
 func bubble(t *testing.T, cfg Config, f func(t *testing.T, fake *Plugin, c *client)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -26,11 +26,11 @@ func bubble(t *testing.T, cfg Config, f func(t *testing.T, fake *Plugin, c *clie
 	})
 }
 
-// nowhere are paths that nobody touches.
+// nowhere has paths that are never accessed.
 var nowhere = places{staging: "/nowhere/staging", target: "/nowhere/alloc/target"}
 
-// In a bubble the time of a script is that of the bubble. A delay of an hour takes no time, a deadline
-// before it ends the call, and the effect comes all the same, an hour after.
+// In a bubble, a script uses the bubble's time. A delay of an hour takes no real time. A deadline before that ends the
+// call, and the effect still comes after the hour.
 func TestDelaysFollowTheClockOfTheBubble(t *testing.T) {
 	bubble(t, Config{Caps: []string{"STAGE_UNSTAGE"}}, func(t *testing.T, fake *Plugin, c *client) {
 		c.learn()
@@ -70,8 +70,7 @@ func TestDelaysFollowTheClockOfTheBubble(t *testing.T) {
 	})
 }
 
-// A plugin that dies fails the calls that run, a port without a plugin fails all, and the next plugin
-// is found.
+// If a plugin dies, its running calls fail. A port without a plugin fails all calls. The next plugin is found.
 func TestPortFindsTheNextPlugin(t *testing.T) {
 	bubble(t, Config{Caps: []string{"STAGE_UNSTAGE"}}, func(t *testing.T, fake *Plugin, c *client) {
 		c.learn()
@@ -97,8 +96,7 @@ func TestPortFindsTheNextPlugin(t *testing.T) {
 	})
 }
 
-// Once a connection is cut, nobody hears an answer of a call that ran on it, whichever
-// goroutine is quicker.
+// Once a connection is cut, no caller gets an answer of a call on it, whichever goroutine is faster.
 func TestDroppedCallsGetNoAnswer(t *testing.T) {
 	gone := 0
 	for range 300 {
@@ -133,7 +131,7 @@ func TestDroppedCallsGetNoAnswer(t *testing.T) {
 	}
 }
 
-// What a caller does with its request and its answer afterwards is nothing to the plugin.
+// Changes that a caller makes to its request and its answer afterwards do not affect the plugin.
 func TestPortCopiesRequestsAndAnswers(t *testing.T) {
 	bubble(t, Config{Caps: AllCaps}, func(t *testing.T, _ *Plugin, c *client) {
 		req := &csi.CreateVolumeRequest{Name: "one", VolumeCapabilities: []*csi.VolumeCapability{writer()}}
@@ -150,7 +148,7 @@ func TestPortCopiesRequestsAndAnswers(t *testing.T) {
 	})
 }
 
-// A call with several answers goes through a port too, and may hang and be cut there.
+// A call with several answers also works through a port, and may hang and be cut there.
 func TestPortServesStreams(t *testing.T) {
 	bubble(t, Config{Caps: everyCap()}, func(t *testing.T, fake *Plugin, c *client) {
 		ctx := t.Context()

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A script with an unknown word is an error, and so is such a rule of a test.
+// A script with an unknown word is an error, and so is such a rule in a test.
 func TestUnknownWordsInAScriptAreErrors(t *testing.T) {
 	for _, text := range []string{
 		`{"rpc": "Probe"}`, `[{"rpc": "NodeStageVolum"}]`, `[{"rpc": "Probe", "cod": "INTERNAL"}]`,

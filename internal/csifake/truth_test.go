@@ -9,7 +9,7 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// publishNew is a volume that is created, attached, staged and published, by a good client.
+// publishNew creates, attaches, stages and publishes a volume as a correct client does.
 func (c *client) publishNew(name string, at places) (id string) {
 	c.t.Helper()
 	ctx := c.t.Context()
@@ -41,7 +41,7 @@ func (c *client) deletePublished(id string, at places) {
 	must(c.t, err)
 }
 
-// sizes are what stats tell.
+// sizes returns the sizes in the answer to NodeGetVolumeStats.
 func (c *client) sizes(id string, at places) [3]int64 {
 	c.t.Helper()
 	stats, err := c.NodeGetVolumeStats(c.t.Context(),
@@ -52,8 +52,8 @@ func (c *client) sizes(id string, at places) [3]int64 {
 	return [3]int64{u.GetTotal(), u.GetUsed(), u.GetAvailable()}
 }
 
-// The node tells the size that it knows: it grows on the controller first, then on the node. The
-// judge agrees.
+// The node reports the size that it knows. The volume grows first at the controller and then on the node. Check finds
+// no violation.
 func TestVolumeGrowsOnControllerThenNode(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		fake, c := start(Config{Caps: AllCaps})
@@ -73,7 +73,7 @@ func TestVolumeGrowsOnControllerThenNode(t *testing.T) {
 		expand := &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: at.target, StagingTargetPath: at.staging,
 			CapacityRange: &csi.CapacityRange{RequiredBytes: 4 * gib}}
 		_, err = c.NodeExpandVolume(ctx, expand)
-		wantCode(t, err, "OUT_OF_RANGE") // the controller has made less
+		wantCode(t, err, "OUT_OF_RANGE") // the controller has made a smaller size
 		expand.CapacityRange = nil
 		_, err = c.NodeExpandVolume(ctx, expand)
 		must(t, err)
@@ -95,7 +95,7 @@ func TestVolumeGrowsOnControllerThenNode(t *testing.T) {
 	})
 }
 
-// Lists and single volumes tell where a volume is attached, if the plugin says that they do.
+// Lists and single volumes have the nodes to which a volume is attached, if the plugin announces that.
 func TestListsNamePublishedNodes(t *testing.T) {
 	for _, tells := range []bool{true, false} {
 		caps := append(everyCap(), "expansion/ONLINE")
@@ -124,8 +124,8 @@ func TestListsNamePublishedNodes(t *testing.T) {
 	}
 }
 
-// A volume that is filled from another or from a snapshot is as large as that, and only where the plugin
-// can do it.
+// A volume that is filled from another one or from a snapshot is at least as large as its source. The plugin needs the
+// capability for that.
 func TestVolumesAreFilledFromSources(t *testing.T) {
 	fake := Start(t, Config{Caps: AllCaps})
 	c, ctx := dial(t, fake.Socket()).learn(), t.Context()
@@ -166,7 +166,7 @@ func TestVolumesAreFilledFromSources(t *testing.T) {
 	}
 }
 
-// A volume is where it was asked to be, and the judge knows which node cannot reach it.
+// A volume has the requested topology, and Check reports a node that cannot reach it.
 func TestVolumeOutsideTheTopologyIsAViolation(t *testing.T) {
 	fake := Start(t, Config{Caps: append(slices.Clone(AllCaps), "TOPOLOGY"), Topology: map[string]string{"zone": "b"}})
 	c, ctx := dial(t, fake.Socket()).learn(), t.Context()
@@ -187,8 +187,7 @@ func TestVolumeOutsideTheTopologyIsAViolation(t *testing.T) {
 	}
 }
 
-// An inline volume is published without having been made, attached or staged, and is gone with its last
-// publication.
+// An inline volume is published without having been created, attached or staged. It is deleted with its last unpublish.
 func TestInlineVolumeExistsWhilePublished(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		fake, c := start(Config{Caps: AllCaps})
@@ -215,7 +214,7 @@ func TestInlineVolumeExistsWhilePublished(t *testing.T) {
 		for _, v := range fake.Check(journal.Options{Settled: true, Strict: true}) {
 			t.Error(v)
 		}
-		// that is no inline volume
+		// this is not an inline volume
 		wantCode(t, publish(two, map[string]string{"csi.storage.k8s.io/ephemeral": "false"}), "NOT_FOUND")
 		if found := fake.Check(journal.Options{}); len(found) == 0 {
 			t.Error("a volume that was never staged is published, and nobody is blamed")
@@ -223,7 +222,7 @@ func TestInlineVolumeExistsWhilePublished(t *testing.T) {
 	})
 }
 
-// What the judge has to know of requests is in the journal as they were sent.
+// The journal has all fields of requests that Check needs, as they were sent.
 func TestJournalHasTheRequestsAsSent(t *testing.T) {
 	fake := Start(t, Config{Caps: AllCaps, Endpoint: "tcp://wrong"})
 	c, ctx := dial(t, fake.Socket()).learn(), t.Context()

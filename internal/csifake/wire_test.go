@@ -9,7 +9,7 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// All codes of gRPC and one that nobody knows arrive as they are, before the effect and after it.
+// All codes of gRPC, and an undefined one, arrive unchanged, before the effect and after it.
 func TestEveryCodeReachesTheCaller(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		fake, c := start(Config{Caps: []string{"STAGE_UNSTAGE"}})
@@ -34,8 +34,8 @@ func TestEveryCodeReachesTheCaller(t *testing.T) {
 	})
 }
 
-// A connection that is cut before or after the effect is UNAVAILABLE for its callers, all of them, and is
-// told as such in the journal. The next call has a connection of its own.
+// If a connection is cut before or after the effect, all its callers get UNAVAILABLE, and the journal says so. The next
+// call gets a new connection.
 func TestDroppedConnectionIsUnavailable(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		for _, when := range []Moment{Before, After} {
@@ -66,8 +66,7 @@ func TestDroppedConnectionIsUnavailable(t *testing.T) {
 	})
 }
 
-// A call that took effect and is never answered lasts as long as its caller's patience, on a connection
-// that stays.
+// A call that takes effect and is never answered lasts until its context ends. Its connection stays.
 func TestUnansweredCallEndsWithItsCaller(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		fake, c := start(Config{Caps: []string{"STAGE_UNSTAGE"}})

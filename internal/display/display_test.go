@@ -36,7 +36,7 @@ func TestEscapeShowsWhatTerminalsActOn(t *testing.T) {
 	}
 }
 
-// No input, in any parts, leaves a control character in the output.
+// No input, however it is split, leaves a control character in the output.
 func TestNoControlCharacterReachesATerminal(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := rapid.SliceOf(rapid.Byte()).Draw(t, "bytes")
@@ -97,7 +97,7 @@ func TestQuotedArgumentIsOneWordOfAShell(t *testing.T) {
 	}
 }
 
-// The line in place fits the terminal, and has no control character of the text.
+// A replaced line fits the terminal, and has no control character of the text.
 func TestReplaceKeepsToOneLineOfTheTerminal(t *testing.T) {
 	operator, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {

@@ -35,7 +35,7 @@ func TestBinaryCarriesItsFaults(t *testing.T) {
 	}
 }
 
-// A line without a meaning is an error: the shim would be a good one.
+// An unknown line is an error, because the shim would otherwise run without the fault.
 func TestParseRefusesUnknownFaults(t *testing.T) {
 	for _, line := range []string{
 		"Activate", "Activate hang", "Activate before", "Activate before dance", "serving exit", "start touch",

@@ -57,7 +57,7 @@ func TestDevicesAreBoundWhereNoNodeCanBeMade(t *testing.T) {
 	}
 }
 
-// A bound /dev/ptmx would not find terminals, as it looks for them in its own directory.
+// A bound /dev/ptmx would find no terminals, because it looks for them in its own directory.
 func TestTerminalsWorkBesideADeviceOfTheSpace(t *testing.T) {
 	if os.Getenv(inside) != "" {
 		t.Skip("a user namespace makes no nodes, and without a node there are no terminals")

@@ -11,7 +11,7 @@ import (
 )
 
 // mountFuse mounts a file system whose server answers only the kernel's first request. A process that uses it hangs and
-// cannot be killed. After dies it gets ENOTCONN.
+// cannot be killed. After dies was called, it gets ENOTCONN.
 func mountFuse(t *testing.T, at string) (dies func()) {
 	t.Helper()
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
@@ -20,7 +20,7 @@ func mountFuse(t *testing.T, at string) (dies func()) {
 	}
 	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d", fd, os.Getuid(), os.Getgid())
 	must(t, unix.Mount("hung", at, "fuse.test", unix.MS_NOSUID|unix.MS_NODEV, options))
-	dev := os.NewFile(uintptr(fd), "/dev/fuse") // only now: without a mount it cannot be waited for
+	dev := os.NewFile(uintptr(fd), "/dev/fuse") // not earlier: before the mount, /dev/fuse cannot be polled
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

@@ -20,8 +20,8 @@ import (
 // hungAfter is the deadline of helpers that hang.
 const hungAfter = time.Second
 
-// inspectHung inspects paths of which some hang. On a slow machine a helper may not have begun at its deadline, which
-// is an error, so the deadline grows.
+// inspectHung inspects paths, some of which hang. On a slow machine a helper may not have begun at its deadline, which
+// is an error. The deadline then grows.
 func inspectHung(h *Helper, paths ...string) (found map[string]Info, err error) {
 	for limit := hungAfter; limit < time.Minute; limit *= 2 {
 		ctx, cancel := context.WithTimeout(context.Background(), limit)
@@ -80,7 +80,8 @@ func TestInspect(t *testing.T) {
 }
 
 // A mount whose server does not answer blocks only the helper process, which cannot be killed. The caller returns at
-// its deadline with the other paths, without a file left. The helper is reaped once the kernel releases it.
+// its deadline with the results for other paths, and leaves no file open. The helper is reaped once the kernel releases
+// it.
 func TestInspectingAHungMountBlocksOnlyItsHelper(t *testing.T) {
 	dir := tempDir(t)
 	hung, fine := mkdir(t, dir, "hung"), mkdir(t, dir, "fine")
@@ -222,7 +223,7 @@ func TestInspectEndsWithItsContext(t *testing.T) {
 	reap(t, h)
 }
 
-// A command that is no helper is an error, and never a hung path.
+// A command that is not a helper is an error. No path counts as hung then.
 func TestInspectWithoutAHelper(t *testing.T) {
 	var h Helper
 	for _, command := range [][]string{nil, {"/none"}, {"/bin/true"}, {"/bin/echo", "what is that?"},

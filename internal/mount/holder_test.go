@@ -26,13 +26,13 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// holder is a process that has done some steps and waits for end.
+// holder is a process that has done some steps and waits for its end.
 type holder struct {
 	pid int
 	end func()
 }
 
-// holdOn starts a holder; apart: in a mount namespace of its own.
+// holdOn starts a holder. If apart is set, it runs in a new mount namespace.
 func holdOn(t *testing.T, apart bool, steps ...string) holder {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", append([]string{"-hold"}, steps...)...)
@@ -61,7 +61,7 @@ func begin(t *testing.T, cmd *exec.Cmd) holder {
 
 // hold does the steps, each "what:path" or "what:path:path", and waits until its input ends.
 func hold(steps []string) {
-	runtime.LockOSThread() // the main thread, whose namespace and directory are the process's
+	runtime.LockOSThread() // the main thread has the namespace and directory of the process
 	for _, step := range steps {
 		if err := do(step); err != nil {
 			fmt.Println(step, err)

@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inside is set where this binary runs itself in a user namespace.
+// inside is set when this binary runs itself in a user namespace.
 const inside = "MNT_TEST_INSIDE"
 
-// TestMountsInAUserNamespaceOfTheTest runs the other tests as an ordinary user does: unshare -Urm, mapped from nobody.
+// TestMountsInAUserNamespaceOfTheTest runs the other tests as an ordinary user would: unshare -Urm, mapped from nobody.
 func TestMountsInAUserNamespaceOfTheTest(t *testing.T) {
 	if os.Getenv(inside) != "" {
 		t.Skip("this is the inner run")
@@ -44,7 +44,8 @@ func TestMountsInAUserNamespaceOfTheTest(t *testing.T) {
 	}
 }
 
-// needMounts skips where no mount can be made; the user namespace run shows that a capable machine does not skip.
+// needMounts skips the test if no mount can be made. The run in the user namespace shows that a capable machine does
+// not skip.
 func needMounts(t *testing.T) {
 	t.Helper()
 	err := OnThread(func() error { return unix.Unshare(unix.CLONE_NEWNS) })
@@ -73,7 +74,7 @@ func tempDir(t *testing.T) string {
 	return dir
 }
 
-// raw lists the mount points at or below dir. It reads mountinfo independently of the package.
+// raw lists the mount points at or below dir, from a separate parse of mountinfo.
 func raw(t *testing.T, dir string) []string {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/mountinfo")

@@ -116,7 +116,7 @@ func TestManagerClearsSockets(t *testing.T) {
 	must(t, err)
 	listener.SetUnlinkOnClose(false)
 	cleared(true)
-	must(t, m.SweepSocketDirs(nil)) // it is served
+	must(t, m.SweepSocketDirs(nil)) // a process serves the socket
 	cleared(true)
 	must(t, listener.Close())
 	must(t, m.SweepSocketDirs(map[string]bool{l.SocketDir(k): true}))
@@ -146,7 +146,7 @@ func TestUnmountNamesUsers(t *testing.T) {
 		t.Errorf("in use by an unknown user: %v", err)
 	}
 	must(t, f.Close())
-	for range 3 { // two stacked mounts, then none
+	for range 3 { // the first two unmount a stacked mount each, the third finds none
 		must(t, m.Unmount(t.Context(), vol))
 	}
 	if mounts, err := m.Mounts(l.MountRoot()); err != nil || len(mounts) > 0 {
@@ -192,7 +192,7 @@ func TestManagerMountsParts(t *testing.T) {
 	h := holdOn(t, false, "cwd:"+at)
 	refused(m.UnmountPart(t.Context(), at), registry.ErrConflict, fmt.Sprintf("process %d", h.pid))
 	h.end()
-	must(t, os.RemoveAll(target+"/a")) // by whoever has the whole volume
+	must(t, os.RemoveAll(target+"/a")) // a user of the whole volume may remove it
 	has(false, true)
 	must(t, m.UnmountPart(t.Context(), at))
 	has(false, false)
@@ -201,7 +201,7 @@ func TestManagerMountsParts(t *testing.T) {
 	must(t, m.UnmountPart(t.Context(), at))
 }
 
-// Two volumes may be directories of one file system. A part of one is no part of the other.
+// Two volumes may be directories of one file system. A part of one volume is not a part of the other.
 func TestPartOfAnotherVolumeIsNone(t *testing.T) {
 	m, _, target, at := publishedPart(t)
 	pool := volumeAt(t, filepath.Dir(m.layout.State)+"/pool")
@@ -219,7 +219,7 @@ func TestPartOfAnotherVolumeIsNone(t *testing.T) {
 	must(t, m.UnmountPart(t.Context(), at))
 }
 
-// Without an answer in time the outcome is uncertain, and the call may be repeated.
+// If there is no answer in time, the outcome is uncertain, and the call may be repeated.
 func TestHungHelperIsUncertain(t *testing.T) {
 	m, l, target, at := publishedPart(t)
 	must(t, os.MkdirAll(at, 0o700))

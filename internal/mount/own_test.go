@@ -22,8 +22,8 @@ func ownedBy(t *testing.T, path string, uid, gid uint32, mode uint32) {
 	}
 }
 
-// Owner, group and mode are those of the root directory of an empty volume. Recursively, they are those of everything
-// in the volume, but of nothing that links and mounts in it lead to.
+// The owner, group and mode of the root directory of an empty volume are set. Recursively, they are set for everything
+// in the volume, but not for the targets of links and mounts in it.
 func TestOwnershipOfAVolume(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root gives files away")

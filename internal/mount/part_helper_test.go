@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hungPart returns a part of a volume that takes requests and answers none.
+// hungPart returns a part of a volume whose server accepts requests but does not answer.
 func hungPart(t *testing.T) (w partEnv, p Part, dies func()) {
 	w = newPartEnv(t, 0)
 	must(t, unix.Unmount(w.volume(), 0))
@@ -23,7 +23,7 @@ func hungPart(t *testing.T) (w partEnv, p Part, dies func()) {
 }
 
 // A volume that hangs blocks only the helper, which cannot be killed. While the helper may still mount the part, no
-// other call and no other process mounts or unmounts there. When the kernel releases the helper, nothing is mounted.
+// other call or process mounts or unmounts there. When the kernel releases the helper, nothing is mounted.
 func TestHungVolumeBlocksOnlyItsHelper(t *testing.T) {
 	w, p, dies := hungPart(t)
 	h := newHelper()
@@ -58,7 +58,7 @@ func TestHungVolumeBlocksOnlyItsHelper(t *testing.T) {
 	}
 }
 
-// A part of a dead volume cannot be mounted. One that was mounted before is unmounted without its server.
+// A part of a dead volume cannot be mounted. A part that was mounted before can be unmounted without the server.
 func TestPartOfADeadVolume(t *testing.T) {
 	w, p, dies := hungPart(t)
 	dies()
@@ -80,7 +80,7 @@ func startMountPart(t *testing.T, p Part) *process {
 	return a
 }
 
-// A helper whose caller is gone ends by itself: all of it but the thread that hangs.
+// A helper whose caller is gone ends, except for the thread that hangs.
 func TestHungHelperEndsWithItsCaller(t *testing.T) {
 	_, p, dies := hungPart(t)
 	a := startMountPart(t, p)
@@ -98,7 +98,7 @@ func TestHungHelperEndsWithItsCaller(t *testing.T) {
 	must(t, UnmountPart(p.Root, p.At))
 }
 
-// syscallsOf returns the numbers of the system calls that the threads of a process are in.
+// syscallsOf returns the numbers of the system calls in which the threads of a process are.
 func syscallsOf(pid string) (numbers []int) {
 	threads, _ := os.ReadDir("/proc/" + pid + "/task")
 	for _, thread := range threads {
@@ -110,15 +110,15 @@ func syscallsOf(pid string) (numbers []int) {
 	return numbers
 }
 
-// A helper that is killed at any moment, or loses its caller, leaves a part complete or not mounted at all. The next
-// helper continues from there.
+// If a helper is killed at any moment, or loses its caller, the part is either mounted completely or not at all. The
+// next helper continues from there.
 func TestKilledHelperLeavesNoHalfMountedPart(t *testing.T) {
 	w := newPartEnv(t, 0)
 	p := w.part("a/b/c", true)
 	done, nothing := 0, 0
 	for i, longest := 0, 8*time.Millisecond; i < 60 || (done == 0 || nothing == 0) && i < 1000; i++ {
 		if i%10 == 9 && done == 0 {
-			longest *= 2 // no part was mounted within it: the machine is slow
+			longest *= 2 // no part was mounted in this time: the machine is slow
 		}
 		a := startMountPart(t, p)
 		time.Sleep(rand.N(longest)) // any moment
@@ -154,7 +154,7 @@ func TestKilledHelperLeavesNoHalfMountedPart(t *testing.T) {
 	}
 }
 
-// A process that was killed releases its lock after a moment: MountPart waits for it, also if the directory is removed.
+// The lock of a killed process is released after a moment. MountPart waits for that, even if the directory is removed.
 func TestMountPartWaitsForALock(t *testing.T) {
 	w := newPartEnv(t, 0)
 	p := w.part("a", true)

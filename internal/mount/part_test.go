@@ -49,8 +49,8 @@ func (w partEnv) part(path string, create bool) Part {
 
 func (w partEnv) at(p Part) string { return filepath.Join(w.root, p.At) }
 
-// lines returns the mounts at a mount point, by an independent reading of mountinfo: of each its root, flags and
-// optional fields.
+// lines returns the mounts at a mount point, from a separate parse of mountinfo: root, flags and optional fields of
+// each.
 func (w partEnv) lines(point string) (found [][3]string) {
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	must(w.t, err)
@@ -62,7 +62,7 @@ func (w partEnv) lines(point string) (found [][3]string) {
 	return found
 }
 
-// gone checks that nothing of a part is left.
+// gone checks that nothing is left of a part.
 func (w partEnv) gone(p Part) {
 	w.t.Helper()
 	if lines := w.lines(w.at(p)); len(lines) > 0 || exists(w.t, filepath.Dir(w.at(p))) {
@@ -101,7 +101,7 @@ func TestPartIsMountedAlone(t *testing.T) {
 	if !exists(t, w.volume("a", "b", "file")) || len(w.lines(w.volume())) != 1 {
 		t.Error("the volume or its file is gone")
 	}
-	must(t, UnmountPart(p.Root, p.At)) // there is none
+	must(t, UnmountPart(p.Root, p.At)) // there is no part
 }
 
 func TestPartOfAReadOnlyVolumeIsReadOnly(t *testing.T) {
@@ -169,12 +169,12 @@ func TestMissingPartIsMade(t *testing.T) {
 			t.Errorf("the kernel says %v", lines)
 		}
 		must(t, UnmountPart(p.Root, p.At))
-		must(t, MountPart(p)) // it exists now
+		must(t, MountPart(p)) // the file exists now
 		must(t, UnmountPart(p.Root, p.At))
 	}
 }
 
-// Symbolic links are followed inside the volume. A path that leaves it is neither mounted nor made.
+// Symbolic links inside the volume are followed. A path that leads out of the volume is neither mounted nor made.
 func TestPartFollowsLinksInsideItsVolume(t *testing.T) {
 	w := newPartEnv(t, 0)
 	write(t, "1", mkdir(t, w.volume("releases", "1")), "marker")
@@ -231,8 +231,8 @@ func TestPartFollowsLinksInsideItsVolume(t *testing.T) {
 	}
 }
 
-// A process that swaps links for directories during a MountPart does not get out of the volume: the part is of the
-// volume, and nothing is made outside.
+// A process that replaces directories by links during a MountPart cannot redirect it: the part is in the volume, and
+// nothing is made outside.
 func TestPartIsSafeAgainstSwappedLinks(t *testing.T) {
 	w := newPartEnv(t, 0)
 	write(t, "inside", mkdir(t, w.volume("a", "b")), "marker")
@@ -299,7 +299,7 @@ func sameFileSystem(a, b string) (bool, error) {
 	return x.Dev == y.Dev, err
 }
 
-// A directory that is no mount point is no volume: below a lost mount lies the host's own disk.
+// A directory that is no mount point is not a volume: if the mount was lost, the directory is on the host's own disk.
 func TestPartOfNoVolume(t *testing.T) {
 	w := newPartEnv(t, 0)
 	mkdir(t, w.volume("a"))

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// A task is found by its socket, and with it the processes that have /dev/fuse open. Without a listener it may have
-// one.
+// A task is found by its socket, and so are its processes that have /dev/fuse open. Without a listener, Serves reports
+// that there may be one.
 func TestServesFUSE(t *testing.T) {
 	dir, err := os.MkdirTemp("", "m-")
 	if err != nil {
@@ -43,7 +43,7 @@ func TestServesFUSE(t *testing.T) {
 	}
 }
 
-// A process in a cgroup that a task has made below its own belongs to the task.
+// A process in a cgroup that a task has made below its own cgroup belongs to the task.
 func TestTaskHoldsTheCgroupsBelowItsOwn(t *testing.T) {
 	for _, c := range []struct {
 		own, other string

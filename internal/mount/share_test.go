@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MakeShared mounts a directory on itself once, whatever it lies on. In a peer group of its own: where the parent is
-// shared, as / is on most machines, a mount below it must not appear a second time.
+// MakeShared mounts a directory on itself once, whatever file system it is on. The mount gets a new peer group: if the
+// parent is shared, as / is on most machines, a mount below it must not appear a second time.
 func TestMakeSharedIsIdempotent(t *testing.T) {
 	for name, prepare := range map[string]func(dir string) (arg, point string){
 		"plain directory": func(dir string) (string, string) { return dir, dir },
@@ -50,7 +50,7 @@ func TestMakeSharedIsIdempotent(t *testing.T) {
 	}
 }
 
-// The negative control: a private mount does not pass, and the error says what to do.
+// The negative control: a private mount is refused, and the error says what to do.
 func TestProbePropagationRefusesAPrivateMount(t *testing.T) {
 	dir := tempDir(t)
 	mountTmpfs(t, dir)

@@ -57,7 +57,7 @@ func sharedDir(t *testing.T) string {
 	return dir
 }
 
-// mentions counts the host's mounts that have to do with dir: its unique name is in their line.
+// mentions counts the host's mounts whose lines contain the unique name of dir.
 func mentions(t *testing.T, dir string) int {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/mountinfo")
@@ -84,7 +84,7 @@ func TestBidirectionalMountsStayOnTheHost(t *testing.T) {
 	}
 	must(t, os.Symlink(root, dir+"/link"))
 	s.Layers = []Layer{Bind{Source: dir + "/link", Target: "/local/csi", Propagation: Bidirectional}}
-	// A later run of the task sees the mount and unmounts it, for the host too.
+	// A later run of the task sees the mount and unmounts it, also on the host.
 	sh(t, s, `grep -q data /local/csi/vol/file; umount /local/csi/vol; rmdir /local/csi/vol`)
 	if points := raw(t, root); len(points) != 0 {
 		t.Errorf("the host still has %q", points)
@@ -108,7 +108,7 @@ func TestPrivateAndSlaveMountsStayInside(t *testing.T) {
 	}
 }
 
-// A slave follows the host's mounts and unmounts, a private bind does not. The script waits at a fifo.
+// A slave bind follows the host's mounts and unmounts, and a private bind does not. The script waits at a fifo.
 func TestSlaveFollowsTheHost(t *testing.T) {
 	for p, follows := range map[Propagation]bool{Slave: true, Private: false} {
 		dir := sharedDir(t)
@@ -136,7 +136,7 @@ func TestSlaveFollowsTheHost(t *testing.T) {
 		if got := strings.Contains(text, "/data/new") && !strings.Contains(text, "/data/old"); got != follows {
 			t.Errorf("propagation %d: the task has %q", p, text)
 		}
-		// A copy that stayed in the space would keep the device busy that the host believes to be free.
+		// A copy that stayed in the space would keep the device busy after the host has unmounted it.
 		if !strings.Contains(text, "view: 0") {
 			t.Errorf("propagation %d: the host's unmount did not reach the task: %q", p, text)
 		}
@@ -198,7 +198,7 @@ func TestLinksOfTheTaskAreNotFollowed(t *testing.T) {
 	if names, _ := os.ReadDir(outside); len(names) > 0 {
 		t.Errorf("made outside: %v", names)
 	}
-	// The host's own links are: /bin is one on most machines.
+	// The host's own links are followed: /bin is a link on most machines.
 	must(t, os.Symlink(outside, dir+"/link"))
 	sh(t, Space{Layers: []Layer{Tmpfs{Path: dir + "/link/inner", Mode: 0o755}}}, `touch `+outside+`/inner/file`)
 	if names, _ := os.ReadDir(outside); len(names) > 0 {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// At returns the top of a stack, and no mount that another one at a parent directory hides.
+// At returns the top of a stack. It does not return a mount that another mount at a parent directory hides.
 func TestAtReturnsTheVisibleMount(t *testing.T) {
 	dir := tempDir(t)
 	mountTmpfs(t, mkdir(t, dir, "a b"))
@@ -33,7 +33,7 @@ func TestAtReturnsTheVisibleMount(t *testing.T) {
 	}
 }
 
-// The order of the lines says nothing about what is on top: the parents do.
+// The order of the lines does not show which mount is on top. The parents do.
 func TestTableReadsMountinfo(t *testing.T) {
 	text := strings.Join([]string{
 		`31 30 0:44 /deep//deleted /mnt/x\040y rw,nosuid shared:7 master:3 propagate_from:2 unbindable ` +

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// volumes returns a shared mount with a tmpfs at each of the named directories.
+// volumes returns a shared mount with a tmpfs at each named directory.
 func volumes(t *testing.T, names ...string) (dir string) {
 	t.Helper()
 	dir = tempDir(t)
@@ -36,12 +36,12 @@ func usersOf(t *testing.T, point string) (texts []string) {
 	return texts
 }
 
-// Users names what makes the kernel refuse to unmount, as far as /proc shows it, and nothing else.
+// Users names the reasons why the kernel refuses to unmount, as far as /proc shows them, and nothing else.
 func TestUsersAreNamed(t *testing.T) {
 	for name, c := range map[string]struct {
 		apart bool
 		steps string // V is the volume
-		want  string // empty: not seen
+		want  string // empty: no user is found
 	}{
 		"working directory":                  {false, "cwd:V", "has its working directory in V"},
 		"working directory that was removed": {false, "dir:V/d cwd:V/d", "has its working directory in V/d (deleted)"},
@@ -78,12 +78,12 @@ func TestUsersAreNamed(t *testing.T) {
 	}
 }
 
-// A mount of the same file system elsewhere is a user if the kernel leaves it when the volume is unmounted.
+// A mount of the same file system elsewhere is a user if it stays when the volume is unmounted.
 func TestUsersAreWhereTheVolumeStays(t *testing.T) {
 	for name, c := range map[string]struct {
 		apart bool
 		steps string // R is the root of the volumes, V the volume, E an empty directory beside the root
-		at    string // where it stays; empty: it goes
+		at    string // where the file system stays mounted; empty: nowhere
 	}{
 		"a slave copy goes":                      {true, "slave:/", ""},
 		"a peer copy goes":                       {true, "", ""},
@@ -134,7 +134,7 @@ func TestUsersAreWhereTheVolumeStays(t *testing.T) {
 	}
 }
 
-// shows lists where a process's namespace has mounts of the same file system, by the kernel's own table.
+// shows lists the mount points of the same file system in a process's namespace, from the kernel's own table.
 func shows(t *testing.T, pid int, m Mount) (points []string) {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
@@ -147,8 +147,8 @@ func shows(t *testing.T, pid int, m Mount) (points []string) {
 	return points
 }
 
-// A staged volume is used by its publishes. A publish is used neither by the staged volume nor by another publish, also
-// where another mount shows all of them a second time.
+// A staged volume is used by its publishes. A publish is used neither by the staged volume nor by another publish, even
+// if another mount shows all of them a second time.
 func TestStagedVolumeIsUsedByItsPublishes(t *testing.T) {
 	dir := volumes(t, "staged")
 	for _, name := range []string{"p1", "p2"} {
@@ -173,7 +173,7 @@ func TestStagedVolumeIsUsedByItsPublishes(t *testing.T) {
 	}
 }
 
-// A path in another form than in the mount table would seem to have no users.
+// A path that is not in the form of the mount table would seem to have no users.
 func TestUsersRefusesOtherPaths(t *testing.T) {
 	for _, path := range []string{"", "vol", "/vol/", "/a/../vol"} {
 		if found, err := Users([]string{"/", path}); err == nil {

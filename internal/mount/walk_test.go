@@ -14,8 +14,8 @@ import (
 	"holdfast/hooks"
 )
 
-// volumeTree returns a directory that holds a volume at "a/vol" with a directory "inner" and a file "data", and a
-// directory outside to which it holds links.
+// volumeTree returns a directory with a volume at "a/vol", which has a directory "inner" and a file "data". The
+// directory has links to another directory, outside.
 func volumeTree(t *testing.T) (root, outside string) {
 	t.Helper()
 	root, outside = tempDir(t), t.TempDir()
@@ -73,8 +73,8 @@ func TestRmdirRemovesOnlyAnEmptyDirectory(t *testing.T) {
 	}
 }
 
-// RemoveTree removes nothing if a volume is mounted below, does not enter one that is mounted meanwhile, and follows
-// no link.
+// RemoveTree removes nothing if a volume is mounted below. It does not enter a volume that is mounted meanwhile, and
+// follows no link.
 func TestRemoveTreeStaysOutOfVolumes(t *testing.T) {
 	root, outside := volumeTree(t)
 	if err := RemoveTree(root); !errors.Is(err, ErrMounted) || !exists(t, root+"/full/file") {
@@ -123,14 +123,14 @@ func TestStaleSocketIsRemovedAlone(t *testing.T) {
 			t.Errorf("%s was removed", p)
 		}
 	}
-	for _, p := range []string{path, path, dir + "/none/csi.sock"} { // the second time it is missing
+	for _, p := range []string{path, path, dir + "/none/csi.sock"} { // the second time the socket is missing
 		if served, err := RemoveStaleSocket(p); err != nil || served || exists(t, p) {
 			t.Errorf("stale or missing socket %s: %t, %v", p, served, err)
 		}
 	}
 }
 
-// IsPoint agrees with the mount table about every kind of path.
+// IsPoint agrees with the mount table for every kind of path.
 func TestIsPointAgreesWithTheTable(t *testing.T) {
 	root := tempDir(t)
 	for _, dir := range []string{"plain/dir", "mounted", "stacked", "hidden/below"} {
@@ -165,7 +165,7 @@ func TestIsPointAgreesWithTheTable(t *testing.T) {
 	}
 }
 
-// Dirs lists children first, and neither mounts nor what is in them.
+// Dirs lists children first. It lists neither mounts nor their contents.
 func TestDirsEnterNoMount(t *testing.T) {
 	root, _ := volumeTree(t)
 	list, err := Dirs(root)
@@ -216,7 +216,7 @@ func TestUnmountGoesNowhereElse(t *testing.T) {
 	}
 }
 
-// An unmount asks no server, whether it is gone or hangs.
+// An unmount does not ask the server, which may be gone or hang.
 func TestUnmountNeedsNoServer(t *testing.T) {
 	for _, gone := range []bool{true, false} {
 		root := tempDir(t)

@@ -71,7 +71,8 @@ func usedFields(t *testing.T) map[string]bool {
 	return used
 }
 
-// messageName returns the name of a type of CSI's package, or of what a pointer to it points to; "" for other types.
+// messageName returns the name of a type of CSI's package, or of the type to which a pointer points. It returns "" for
+// other types.
 func messageName(t types.Type) string {
 	if p, is := types.Unalias(t).(*types.Pointer); is {
 		t = p.Elem()
@@ -105,13 +106,13 @@ func exportData(t *testing.T, dir string) func(path string) (io.ReadCloser, erro
 	return func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) }
 }
 
-// capabilityUse says what Holdfast does if a plugin has a capability.
+// capabilityUse says what Holdfast does for a plugin with a capability.
 type capabilityUse struct {
 	effect, test string
 	not          bool // effect says why Holdfast does not use it
 }
 
-// capabilityUses are by the names that registry.Capability has for them.
+// capabilityUses has an entry for each name of a registry.Capability.
 var capabilityUses = map[string]capabilityUse{
 	"plugin.CONTROLLER_SERVICE": {"calls for the controller wait for one", "TestAttachWaitsForAnAbsentController",
 		false},
@@ -261,7 +262,7 @@ func fieldTable(t *testing.T) string {
 	return b.String()
 }
 
-// eachMessage calls do with the messages and those that are declared in them.
+// eachMessage calls do for the messages, and for those declared in them.
 func eachMessage(messages protoreflect.MessageDescriptors, do func(protoreflect.MessageDescriptor)) {
 	for i := range messages.Len() {
 		if m := messages.Get(i); !m.IsMapEntry() {

@@ -15,10 +15,10 @@ var update = flag.Bool("update", false, "rewrite golden files")
 
 // rpcUse says how Holdfast uses an RPC of CSI.
 type rpcUse struct {
-	sdk     string // methods of host.Host; empty: Holdfast makes the call by itself, or not at all
+	sdk     string // methods of host.Host; empty: Holdfast makes the call without a request, or not at all
 	command string // of holdfast
 	tests   string
-	not     string // why Holdfast does not make the call
+	not     string // reason why Holdfast does not make the call
 }
 
 var rpcUses = map[string]rpcUse{

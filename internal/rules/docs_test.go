@@ -15,7 +15,7 @@ import (
 // named finds `pkg.Func`, `pkg.(*Type).Method`, `pkg.(Type).Method` and `pkg.Type`.
 var named = regexp.MustCompile("`([a-z]+)\\.(?:\\((\\*?[A-Za-z]+)\\)\\.)?([A-Za-z]+)`")
 
-// declared is every function, method and type of the tree, as the walk writes them, and every test.
+// declared returns every function, method and type of the tree, in the form that the walk uses, and every test.
 func declared(t *testing.T) (names, tests map[string]bool) {
 	t.Helper()
 	if declaredNames == nil {
@@ -99,7 +99,7 @@ func namesOf(d ast.Decl) (names []string) {
 	return names
 }
 
-// The walk names functions that exist.
+// The functions that the walk names exist.
 func TestWalkIsTrue(t *testing.T) {
 	names, _ := declared(t)
 	text, err := os.ReadFile(filepath.Join(root, "docs", "walk.md"))
@@ -123,7 +123,7 @@ func TestWalkIsTrue(t *testing.T) {
 
 var test = regexp.MustCompile(`\bTest[A-Z][A-Za-z0-9]*`)
 
-// Every test that a document or a comment names, because it holds a promise, exists.
+// A test that a document or a comment names exists.
 func TestPromisesNameTestsThatExist(t *testing.T) {
 	_, tests := declared(t)
 	files := []string{filepath.Join(root, "README.md")}
@@ -143,7 +143,7 @@ func TestPromisesNameTestsThatExist(t *testing.T) {
 		for _, name := range test.FindAllString(string(text), -1) {
 			if strings.HasSuffix(file, "registrytest.go") || strings.Contains(file, "registrytest/") ||
 				name == "TestMain" {
-				continue // a suite is called by name, in code
+				continue // tests of a suite are called by name in code
 			}
 			seen++
 			if !tests[name] {
@@ -156,7 +156,7 @@ func TestPromisesNameTestsThatExist(t *testing.T) {
 	}
 }
 
-// The host that README shows is the one that is compiled and run, has at most 55 lines and one import of ours.
+// The host in README is the one that is compiled and run. It has at most 55 lines and one import of this module.
 func TestReadmeShowsTheRealHost(t *testing.T) {
 	program, err := os.ReadFile(filepath.Join(root, "examples", "embed", "main.go"))
 	if err != nil {

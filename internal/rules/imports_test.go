@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// pkg is what go list says of one package of this module.
+// pkg is the description of a package of this module by go list.
 type pkg struct {
 	ImportPath string
 	Dir        string
@@ -52,7 +52,7 @@ func all(t *testing.T) map[string]pkg {
 	return list
 }
 
-// The parts of the shim, as the design names them.
+// The parts of the shim, with the names of the design.
 var (
 	useCases = []string{"task", "node", "controller", "doctor"}
 	adapters = []string{"store", "facade"}
@@ -65,14 +65,14 @@ func shim(names ...string) (paths []string) {
 	return paths
 }
 
-// rule says what a package may not depend on, in its code or in that of its dependencies, and why.
+// rule says what a package must not depend on, directly or through its dependencies, and why.
 type rule struct {
 	of     string   // the package; with a final "/..." all below it as well
 	except []string // packages below it that have rules of their own
-	direct bool     // only what it imports itself
+	direct bool     // only direct imports count
 	no     []string // import paths, or prefixes that end in "..."
-	only   []string // of this module nothing but these; nil: not restricted
-	std    bool     // nothing but the standard library and this module
+	only   []string // of this module only these; nil: any
+	std    bool     // only the standard library and this module
 	why    string
 }
 
@@ -161,12 +161,12 @@ func TestImportDirections(t *testing.T) {
 	}
 }
 
-// A rule about a package that is gone protects nothing.
+// A rule about a package that does not exist any more protects nothing.
 func TestRulesAreAboutPackagesThatExist(t *testing.T) {
 	list := all(t)
 	for _, r := range rules() {
 		if strings.HasSuffix(r.of, "/facade") {
-			continue // is to come
+			continue // the package does not exist yet
 		}
 		found := false
 		for path := range list {
@@ -178,7 +178,7 @@ func TestRulesAreAboutPackagesThatExist(t *testing.T) {
 	}
 }
 
-// The check itself has to fail where it should.
+// The check must find violations.
 func TestRulesCatch(t *testing.T) {
 	for _, c := range []struct {
 		of, dep string
@@ -228,7 +228,7 @@ func (r rule) breaks(dep string) string {
 	return ""
 }
 
-// Each running task has one process of this program.
+// Each running task has one process of holdfast-task.
 func TestTaskParentIsSmall(t *testing.T) {
 	var out []byte
 	for _, args := range []string{"build -o /dev/null", "list -deps"} {
@@ -251,7 +251,7 @@ func TestTaskParentIsSmall(t *testing.T) {
 	}
 }
 
-// Packages that are for tests are in no binary.
+// No binary contains packages that are for tests.
 func TestTestKitsStayInTests(t *testing.T) {
 	kits := []string{
 		"holdfast/registry/registrytest", "holdfast/shim/internal/store/storetest", "holdfast/internal/csifake",

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// A line has at most 120 columns, with tabs of 4. A file that is no test has at most 500 lines, its functions 80.
+// A line has at most 120 columns, with tabs of 4. A file that is not a test has at most 500 lines, and its functions
+// have at most 80.
 const maxColumns, maxLines, maxFunction = 120, 500, 80
 
 func TestShapeOfFiles(t *testing.T) {

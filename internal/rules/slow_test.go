@@ -14,7 +14,7 @@ var (
 	slowFunc    = regexp.MustCompile(`(?s)\nfunc (Test\w+)\(t \*testing\.T\) \{\n(.*?)\n\}`)
 )
 
-// Each end-to-end test that -short skips is run by one of the Makefile's targets.
+// Each end-to-end test that -short skips is run by a target of the Makefile.
 func TestSlowTestsAreRunByATarget(t *testing.T) {
 	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
 	if err != nil {

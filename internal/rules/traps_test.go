@@ -14,12 +14,13 @@ import (
 	"testing"
 )
 
-// banned are the names of what of go-plugin breaks under a swap. Nothing else may have such a name: so whatever its
-// package is imported as, it is found.
+// banned has the names of those parts of go-plugin that break under a swap. No other identifier may have such a name,
+// so they are found whatever name the package is imported under.
 var banned = []string{"Reattach", "ReattachConfig", "ReattachFunc", "CleanupClients", "Managed", "GRPCBrokerMultiplex",
 	"GRPCBroker", "MuxBroker"}
 
-// bannedIn is what of it a file uses. Its interface has a broker as a parameter: one that has no name is not used.
+// bannedIn returns the banned names that a file uses. go-plugin's interface has a broker as a parameter; a parameter
+// without a name is not a use.
 func bannedIn(file *ast.File) (found []string) {
 	unused := map[*ast.Ident]bool{}
 	ast.Inspect(file, func(n ast.Node) bool {
@@ -41,7 +42,7 @@ func bannedIn(file *ast.File) (found []string) {
 	return found
 }
 
-// pointee is the name of T where the type is *pkg.T, and else nil.
+// pointee returns the name T of a type *pkg.T, or nil for other types.
 func pointee(e ast.Expr) *ast.Ident {
 	star, _ := e.(*ast.StarExpr)
 	if star == nil {
@@ -55,7 +56,7 @@ func pointee(e ast.Expr) *ast.Ident {
 }
 
 // The parts of go-plugin that break under a swap are not used: its broker dies with the first host, reattaching checks
-// nothing, its global list of clients grows for ever. That is so in every file, whatever it is built for.
+// nothing, and its global list of clients grows forever. The test reads every file, whatever its build constraints are.
 func TestNoGoPluginBrokerReattachOrGlobalList(t *testing.T) {
 	files := 0
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -79,7 +80,7 @@ func TestNoGoPluginBrokerReattachOrGlobalList(t *testing.T) {
 	}
 }
 
-// TestBanCatches: the ban is one, for whatever a file is built, and whatever it imports go-plugin as.
+// TestBanCatches checks that the ban holds for files with any build constraint, and for any import name of go-plugin.
 func TestBanCatches(t *testing.T) {
 	in := func(text string) []string {
 		file, err := parser.ParseFile(token.NewFileSet(), "x.go", text, parser.SkipObjectResolution)
@@ -117,8 +118,8 @@ func TestBanCatches(t *testing.T) {
 // byBan are the traps whose countermeasure is that a part of go-plugin is not used.
 var byBan = map[string]bool{"T9": true, "T10": true, "T11": true}
 
-// Every trap has a row in docs/traps.md, and a test that bears its number, or is banned; every test with a number is in
-// its row. That tests exist is held for all documents.
+// Every trap has a row in docs/traps.md, and a test with its number or a ban. Every test with a number is in the row of
+// that number. TestPromisesNameTestsThatExist checks that the tests exist.
 func TestTrapsHaveTheirTests(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "docs", "traps.md"))
 	if err != nil {

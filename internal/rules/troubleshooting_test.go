@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// verb is a formatting verb, or the … of the documents.
+// verb matches a formatting verb, or the … of the documents.
 var verb = regexp.MustCompile(`%[+#]?[0-9.]*[a-zA-Z]|…`)
 
 // fragments returns the fixed parts of a message.
@@ -20,7 +20,8 @@ func fragments(text string) []string {
 	return strings.FieldsFunc(verb.ReplaceAllString(text, "\x00"), func(r rune) bool { return r == '\x00' })
 }
 
-// Each message of docs/troubleshooting.md is one of the program: a literal has its fixed parts, in order.
+// For each message in docs/troubleshooting.md, the program has a literal that contains the message's fixed parts, in
+// order.
 func TestMessagesOfTroubleshootingExist(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "docs", "troubleshooting.md"))
 	if err != nil {
@@ -56,7 +57,7 @@ func hasInOrder(text string, parts []string) bool {
 	return true
 }
 
-// literalsOf returns the texts in the program, with + evaluated.
+// literalsOf returns the string literals of the program, with + evaluated.
 func literalsOf(t *testing.T) (list []string) {
 	t.Helper()
 	for _, p := range all(t) {
@@ -78,7 +79,7 @@ func literalsOf(t *testing.T) (list []string) {
 	return list
 }
 
-// literal returns the text of an expression of literals and +. Other operands are left out.
+// literal returns the text of an expression of literals and +. It leaves out other operands.
 func literal(n ast.Node) (text string, is bool) {
 	switch e := n.(type) {
 	case *ast.BasicLit:

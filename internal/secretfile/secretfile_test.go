@@ -28,8 +28,8 @@ func threads(t *testing.T) int {
 	return len(tasks)
 }
 
-// A mount that hangs costs one thread for all secrets on it, however often they are asked for. Secrets elsewhere are
-// read meanwhile, and those on the mount again once it answers.
+// A hanging mount costs one thread for all secrets on it, however often they are read. Other secrets can be read
+// meanwhile. Secrets on the mount can be read again once it answers.
 func TestHungSecretFileCostsOneThread(t *testing.T) {
 	dir := t.TempDir()
 	dev, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -70,7 +70,7 @@ func TestHungSecretFileCostsOneThread(t *testing.T) {
 		t.Errorf("a file on another mount: %q, %v", got, err)
 	}
 	must(t, unix.Unmount(dir, unix.MNT_DETACH))
-	must(t, unix.Close(dev)) // what hangs ends
+	must(t, unix.Close(dev)) // the hanging read ends
 	mounted = false
 	again := filepath.Join(dir, "secret-0")
 	must(t, os.WriteFile(again, []byte("w"), 0o600))

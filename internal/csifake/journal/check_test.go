@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// history is a hand-made journal.
+// history builds a journal by hand.
 type history struct {
 	lines    []Line
 	calls    uint64
@@ -18,7 +18,7 @@ func newHistory() *history { return &history{instance: "a", run: "a1"} }
 
 func (s *history) add(l Line) { s.lines = append(s.lines, l) }
 
-// at sets instance and run of the next lines.
+// at sets the instance and run of the following lines.
 func (s *history) at(instance, run string) *history { s.instance, s.run = instance, run; return s }
 
 func (s *history) begin(l Line) uint64 {
@@ -44,7 +44,7 @@ func (s *history) abandoned(call uint64) *history {
 	return s
 }
 
-// call adds a call with its answer; code is empty for one without an answer.
+// call adds a call with its answer. An empty code means that there is no answer.
 func (s *history) call(l Line, code string, a *Answer) *history {
 	n := s.begin(l)
 	if code != "" {
@@ -342,7 +342,7 @@ func TestCheckAcceptsLegalCalls(t *testing.T) {
 	}
 }
 
-// An abandonment may be noticed a little late by another process, and not much later.
+// Another process may notice a little late that a caller is gone, but not much later.
 func TestLateAbandonmentIsAccepted(t *testing.T) {
 	for late, want := range map[int64]bool{skew / 2: false, 2 * skew: true} {
 		s := published().at("b", "b1").learn().at("a", "a1")
@@ -371,7 +371,8 @@ func TestByNodeAllowsCallsOfTwoNodes(t *testing.T) {
 	}
 }
 
-// A host that was the executor repeats what it had begun, beside what others do with the answer that the next one got.
+// A host that was the executor repeats its open call, while other hosts already use the answer that the next executor
+// got.
 func TestByNodeAllowsARepeatedControllerCall(t *testing.T) {
 	for name, test := range map[string]struct {
 		first, beside Line
@@ -398,7 +399,7 @@ func TestByNodeAllowsARepeatedControllerCall(t *testing.T) {
 	}
 }
 
-// Each journal that breaks a rule has a call that exercises it, and the verdict has the evidence.
+// A journal that breaks a rule has a call that exercises the rule, and the verdict has the evidence.
 func TestJudgeFindsTheCallsThatExerciseARule(t *testing.T) {
 	for _, r := range Rules {
 		if exercises[r.ID].by == nil {

@@ -25,7 +25,7 @@ var (
 	unsnap  = Line{RPC: "DeleteSnapshot", Snapshot: "s1"}
 )
 
-// everything is all capabilities that a plugin can announce.
+// everything has all capabilities that a plugin can announce.
 var everything = []string{"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME", "LIST_VOLUMES",
 	"CREATE_DELETE_SNAPSHOT", "EXPAND_VOLUME", "GET_VOLUME_STATS", "SINGLE_NODE_MULTI_WRITER", "VOLUME_MOUNT_GROUP",
 	"CLONE_VOLUME", "MODIFY_VOLUME"}
@@ -144,7 +144,7 @@ var fieldBreaches = []breach{
 		newHistory().learn(everything...).ok(create).call(snap, "DEADLINE_EXCEEDED", nil), Options{Settled: true}},
 }
 
-// Each field that breaks a rule when it is wrong breaks none when it is right.
+// The same fields with correct values break no rule.
 func TestCheckAcceptsLegalFields(t *testing.T) {
 	cases := map[string]struct {
 		journal *history

@@ -6,14 +6,14 @@ import (
 	"testing"
 )
 
-// randomClient creates, uses and deletes volumes and gets every kind of answer. It may make one kind of mistake.
+// randomClient creates, uses and deletes volumes, and gets every kind of answer. It may make one kind of mistake.
 type randomClient struct {
 	*history
 	rnd     *rand.Rand
 	mistake string
 }
 
-// outcome of the next call: mostly OK, else any other code, or none at all.
+// outcome returns the code of the next call: mostly OK, else any other code, or none at all.
 func (c *randomClient) outcome() string {
 	if c.rnd.IntN(3) > 0 {
 		return "OK"
@@ -22,8 +22,8 @@ func (c *randomClient) outcome() string {
 	return codes[c.rnd.IntN(len(codes))]
 }
 
-// send makes one call and returns its code. Without an answer the plugin died and was started again, or the caller gave
-// up while the plugin continued.
+// send makes one call and returns its code. If there is no answer, either the plugin has died and was started again, or
+// the caller has given up while the plugin continues.
 func (c *randomClient) send(l Line) string {
 	code := c.outcome()
 	switch {
@@ -89,7 +89,7 @@ func checkRandomClient(seed uint64, mistake string) []Violation {
 	return Check(c.lines, Options{Settled: true})
 }
 
-// Whatever the answers, a correct client breaks no rule, and one that makes a mistake soon does.
+// Whatever the answers are, a correct client breaks no rule. A client that makes a mistake soon breaks one.
 func TestLegalRandomCallsBreakNoRule(t *testing.T) {
 	for seed := range uint64(2000) {
 		if found := checkRandomClient(seed, ""); len(found) > 0 {

@@ -56,7 +56,7 @@ func TestBadVariablesOfTracingAreNamed(t *testing.T) {
 	}
 }
 
-// The values of headers are passwords. Neither our errors nor those of the library have one.
+// The values of headers are passwords. They appear neither in errors of this package nor in those of the library.
 func TestHeadersForTheCollectorAreKeptSecret(t *testing.T) {
 	const secret = "hunter2"
 	clear(t)

@@ -38,7 +38,7 @@ func TestRulesAreInTheDocs(t *testing.T) {
 	}
 }
 
-// bad is an orchestrator that keeps no rule.
+// bad is an orchestrator that breaks all rules.
 type bad struct {
 	csi.IdentityClient
 	csi.ControllerClient
@@ -132,7 +132,7 @@ func (b bad) breakRules() {
 	}
 }
 
-// An orchestrator that breaks every rule is found to do so, with the calls as evidence.
+// For an orchestrator that breaks every rule, all rules are reported as broken, with the calls as evidence.
 func TestBadOrchestratorIsFoundOut(t *testing.T) {
 	work := t.TempDir()
 	cfg := func(scenario, name string) csifake.Config {
@@ -141,7 +141,7 @@ func TestBadOrchestratorIsFoundOut(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.Socket, c.Mounts = "", false // csifake makes a directory that is short enough
+		c.Socket, c.Mounts = "", false // csifake makes a directory with a short path
 		return c
 	}
 	first := cfg("limit", "first")

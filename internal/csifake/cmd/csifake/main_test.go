@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(mounttest.Run(m))
 }
 
-// place is where a plugin process lives.
+// place has the paths of a plugin process.
 type place struct{ socket, journal, script, state, staging string }
 
 func newPlace(t *testing.T) place {
@@ -109,7 +109,7 @@ func learn(t *testing.T, c csi.NodeClient) {
 	}
 }
 
-// diedBySIGKILL waits for the process and tells how it ended.
+// diedBySIGKILL waits for the process, and checks that SIGKILL has ended it.
 func diedBySIGKILL(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
 	_ = cmd.Wait()
@@ -118,8 +118,8 @@ func diedBySIGKILL(t *testing.T, cmd *exec.Cmd) {
 	}
 }
 
-// Kill -9 while a call hangs leaves the call open in the journal; the next process knows what exists, and
-// the journal of both is legal.
+// After a kill -9 during a hanging call, the call is open in the journal. The next process knows the existing volumes,
+// and the journal of both processes is legal.
 func TestKilledPluginProcessLeavesItsCallOpen(t *testing.T) {
 	p := newPlace(t)
 	p.write(t, `[{"rpc": "NodeStageVolume", "when": "after", "times": 1, "hang": "forever"}]`)
@@ -156,7 +156,7 @@ func TestKilledPluginProcessLeavesItsCallOpen(t *testing.T) {
 	}
 }
 
-// A rule that crashes once does so once, though the process that counted it is dead.
+// A rule that crashes the plugin once does so only once, although the process that has counted it is dead.
 func TestCrashRuleCountsOverProcesses(t *testing.T) {
 	p := newPlace(t)
 	p.write(t, `[{"rpc": "NodeStageVolume", "times": 1, "crash": true}]`)
@@ -174,7 +174,7 @@ func TestCrashRuleCountsOverProcesses(t *testing.T) {
 	}
 }
 
-// What the file says as a call arrives is in force for it; a file that says nonsense is an error.
+// A call uses the content that the script has when the call arrives. An invalid script is an error.
 func TestScriptIsReadForEachCall(t *testing.T) {
 	p := newPlace(t)
 	p.launch(t, "--caps", "STAGE_UNSTAGE")
@@ -218,7 +218,7 @@ func TestCallWaitsForAFile(t *testing.T) {
 	}
 }
 
-// Two processes write one journal, many lines each; none is torn and the order within a run is kept.
+// Two processes write many lines each to one journal. No line is torn, and the order within each run is kept.
 func TestTwoProcessesWriteOneJournal(t *testing.T) {
 	a := newPlace(t)
 	b := newPlace(t)
