@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// flight is a call in flight.
+// flight is a call that has begun and not ended.
 type flight struct {
 	Line
 	at        int

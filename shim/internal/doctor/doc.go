@@ -5,12 +5,13 @@
 // the action that repair would take. Doctor.Repair carries out exactly that list: a Digest names the list that was
 // shown. `holdfast doctor` does the first, with --repair both.
 //
-// Doctor.Start runs when a shim starts. What is recorded as done and is no longer true is marked as sent, so that the
-// owner of the claim repeats or undoes it, and empty directories are removed. Everything else is only reported.
+// Doctor.Start runs when a shim starts. If a record says done and that is no longer true, Start marks it as sent, so
+// that the owner of the claim repeats or undoes the step. Start also removes empty directories. It only reports
+// everything else.
 //
-// Repair also has plugins take down volumes without a claim. It unmounts mounts without a record that are not in use:
-// users are looked for when the list is made, and again right before each unmount, which is neither lazy nor forced. No
-// path that may hold a volume is opened by this process (package mount).
+// Repair also makes plugins take down volumes without a claim. It unmounts mounts without a record that are not in use.
+// It looks for users when the list is made, and again right before each unmount, which is neither lazy nor forced. This
+// process opens no path that may hold a volume (package mount).
 //
 // Watch inspects the mounts of published volumes while the shim runs. The package works with or without a running shim
 // (Options.Live), and keeps no state of its own.
