@@ -70,9 +70,9 @@ func (e *edge) end(l Line, f *flight) {
 }
 
 // afterRefusal returns the state of an edge after a refused call. A refused call up leaves an edge that was up as it
-// was. After other refusals, part of the effect may exist and has to be undone. NOT_FOUND of an unstage or unpublish,
-// UNIMPLEMENTED and a refused creation mean down. A volume whose deletion was refused still exists and may be used
-// again, in particular if it is in use (FAILED_PRECONDITION).
+// was. A refused creation means down. So does NOT_FOUND of an unstage or unpublish, and UNIMPLEMENTED if the edge was
+// down. A volume whose deletion was refused still exists and may be used again, also if it is in use
+// (FAILED_PRECONDITION). After any other refusal, part of the effect may exist and has to be undone.
 func (f *flight) afterRefusal(code string) state {
 	switch {
 	case strings.HasPrefix(f.RPC, "CreateVolume") && f.before != up, f.RPC == "CreateSnapshot" && f.before != up,
