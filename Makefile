@@ -67,12 +67,15 @@ install: ## install what make build has made, with manual pages, completion and 
 	test -e $(DESTDIR)/etc/holdfast/agent.hcl || install -Dm644 -t $(DESTDIR)/etc/holdfast packaging/agent.hcl
 	rm -rf $(BIN)/docs
 
-deb: $(TOOLS)/nfpm ## build bin/holdfast_VERSION_ARCH.deb
+deb: ## build bin/holdfast_VERSION_ARCH.deb (needs dpkg-deb)
 	rm -rf $(TREE)
 	CGO_ENABLED=0 GOFLAGS="$$($(GO) env GOFLAGS) -ldflags=-s" $(MAKE) -s build
 	$(MAKE) -s install DESTDIR=$(TREE) PREFIX=/usr
-	VERSION=$(VERSION) ARCH=$(ARCH) TREE=$(TREE) $(TOOLS)/nfpm package -f packaging/nfpm.yaml -p deb \
-		-t $(BIN)/holdfast_$(VERSION)_$(ARCH).deb
+	install -Dt $(TREE)/DEBIAN packaging/postinst packaging/prerm packaging/postrm
+	echo /etc/holdfast/agent.hcl > $(TREE)/DEBIAN/conffiles
+	cd $(TREE) && find usr -type f -exec md5sum {} + > DEBIAN/md5sums
+	sed "s/@VERSION@/$(VERSION)/; s/@ARCH@/$(ARCH)/; s/@SIZE@/$$(du -ks $(TREE) | cut -f1)/" packaging/control > $(TREE)/DEBIAN/control
+	dpkg-deb --root-owner-group -Zgzip --build $(TREE) $(BIN)/holdfast_$(VERSION)_$(ARCH).deb > /dev/null
 	rm -rf $(TREE)
 
 package-test: ## install, upgrade, remove and purge the package below a systemd of its own, with tasks (needs root)
@@ -163,10 +166,6 @@ generate: $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc ## regenerate code 
 
 check-generate: generate ## fail if generated code differs from the committed code
 	git diff --exit-code
-
-$(TOOLS)/nfpm: .ci/nfpm.mod # its many dependencies would change the versions of the other tools
-	@mkdir -p $(TOOLS)
-	$(GO) build -modfile=$< -o $@ github.com/goreleaser/nfpm/v2/cmd/nfpm
 
 $(TOOLS)/%: .ci/tools.mod
 	@mkdir -p $(TOOLS)
