@@ -36,8 +36,7 @@ func run(ctx context.Context, config host.Config, jobFile string, command []stri
 	must(h.Fingerprints(ctx, host.PluginQuery{}, func(changed []host.PluginFingerprint, _ bool) error {
 		for _, p := range changed {
 			if p.Healthy > 0 {
-				fingerprint := p.Active.Fingerprint
-				fmt.Printf("%s %s: %s %s\n", p.Role, p.Plugin, fingerprint.Provider, fingerprint.Version)
+				fmt.Printf("%s: %s %s\n", p.Plugin, p.Active.Fingerprint.Provider, p.Active.Fingerprint.Version)
 				return io.EOF // seen enough
 			}
 		}
