@@ -4,13 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"flag"
-	"fmt"
 	"io"
 	"os"
-	"os/signal"
-	"syscall"
-
-	"github.com/hashicorp/go-hclog"
 
 	"holdfast/shim/internal/lifecycle"
 )
@@ -31,13 +26,9 @@ func leaveFlags() *leaving {
 	return l
 }
 
-// run is the exit code. It prints a JSON object with the ID of the cluster.
-func (l *leaving) run(state string) int {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	offline := lifecycle.Offline{State: state,
-		Logger: hclog.New(&hclog.LoggerOptions{Name: "leave", Level: hclog.Warn, Output: os.Stderr})}
-	id, err := "", error(nil)
+// run has the node leave the cluster. It prints a JSON object with the ID of the cluster.
+func (l *leaving) run(ctx context.Context, offline lifecycle.Offline, out *json.Encoder) (err error) {
+	var id string
 	if l.lost {
 		id, err = offline.LeaveLost(ctx, l.node, l.confirm)
 	} else {
@@ -46,12 +37,8 @@ func (l *leaving) run(state string) int {
 			id, err = offline.Leave(ctx, text, l.node)
 		}
 	}
-	if err == nil {
-		err = json.NewEncoder(os.Stdout).Encode(map[string]string{"left": id})
-	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "holdfast-shim:", err)
-		return 1
+		return err
 	}
-	return 0
+	return out.Encode(map[string]string{"left": id})
 }

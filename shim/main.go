@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -47,10 +48,13 @@ func main() {
 		os.Exit(d.run())
 	}
 	if *moving != "" {
-		os.Exit(migrate(d.state, *moving))
+		os.Exit(runOffline(d.state, "migrate",
+			func(ctx context.Context, offline lifecycle.Offline, out *json.Encoder) error {
+				return migrate(ctx, offline, *moving, out)
+			}))
 	}
 	if l.node != "" {
-		os.Exit(l.run(d.state))
+		os.Exit(runOffline(d.state, "leave", l.run))
 	}
 	debug.SetGCPercent(gcPercent)
 	log := bootstrap.NewLogger(hclog.LevelFromString(*level))
