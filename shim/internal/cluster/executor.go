@@ -232,8 +232,8 @@ func (e *Executors) take(ctx context.Context, plugin registry.PluginID) error {
 			if more = false; held && executor.Holder != e.state.node || !alive || own.Lease != lease {
 				return change, nil
 			}
-			if change.Delete = v.PastLateCalls(executor); len(change.Delete) > lateBatch {
-				change.Delete, more = change.Delete[:lateBatch], true
+			if change.Delete = v.PastLateCalls(executor); len(change.Delete) > registry.Batch {
+				change.Delete, more = change.Delete[:registry.Batch], true
 			}
 			if more || held || e.state.behind(v) && mounted(v) {
 				return change, nil

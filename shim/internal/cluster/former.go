@@ -23,9 +23,6 @@ const repeatsAtOnce = 32
 // repeatBackoff is the wait between two repetitions of a call.
 var repeatBackoff = intent.Backoff{First: 500 * time.Millisecond, Max: time.Minute}
 
-// lateBatch is how many late calls one transaction deletes. etcd allows 128 operations, and late calls have no index.
-const lateBatch = 100
-
 // HandOver settles the calls that this node has begun while it was the executor, until ctx ends. A call may run on at
 // its plugin after its shim was killed, or after its deadline: CSI has no way to cancel it. Another executor sends a
 // different call for its volume only once there is evidence that it has ended here. Evidence is one of:
@@ -139,8 +136,8 @@ func (h *handOver) settled(v registry.View, ended map[registry.Key]bool) (change
 		}
 	}
 	switch {
-	case len(change.Delete) > lateBatch:
-		change.Delete, more = change.Delete[:lateBatch], true
+	case len(change.Delete) > registry.Batch:
+		change.Delete, more = change.Delete[:registry.Batch], true
 	case all:
 		change.Put = []registry.Record{executor.Settled(h.state.node)}
 	}

@@ -207,7 +207,7 @@ func TestThousandCallsAreOpenAtATakeover(t *testing.T) {
 		end   func()
 	}{
 		{1000, func() { a.busy.Store(false) }},
-		{lateBatch + 1, func() {
+		{registry.Batch + 1, func() {
 			put(t, b, registry.Change{Put: []registry.Record{b.executor(t).Left("a", time.Now())}})
 		}},
 	} {
