@@ -22,9 +22,10 @@ type executing struct {
 	plugin *pluginTask
 }
 
-// TestNextExecutorRepeatsTheCall kills the executor during a call, before or after it takes effect, while its plugin
-// goes on with the call. The plugin of the next executor answers the same call. Another one for the volume is sent only
-// once the shim of the former executor is back, and its plugin has answered the call too. Then roles are changed.
+// TestNextExecutorRepeatsTheCall kills the executor's shim during a call, before or after the call takes effect, while
+// its plugin still handles the call. The plugin of the next executor answers the same call. A different call for the
+// volume is sent only when the former executor's shim is back and its plugin has answered too. Then the nodes change
+// roles.
 func TestNextExecutorRepeatsTheCall(t *testing.T) {
 	t.Parallel()
 	caps := []string{"CREATE_DELETE_SNAPSHOT", "EXPAND_VOLUME"}

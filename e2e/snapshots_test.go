@@ -43,8 +43,8 @@ func TestSnapshotBecomesReady(t *testing.T) {
 	e.stopPlugin(plugin)
 }
 
-// A list of blocks that is cut off in the middle, by a swap, the death of the shim or a lost connection, goes on where
-// it was: each block comes once.
+// TestListOfBlocksIsContinued cuts off a list of blocks in the middle: by a swap, the death of the shim or a lost
+// connection. The list continues after the last block, so each block comes once.
 func TestListOfBlocksIsContinued(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, append([]string{"CREATE_DELETE_SNAPSHOT", "SNAPSHOT_METADATA_SERVICE"}, allCaps...)...)

@@ -10,7 +10,7 @@ import (
 )
 
 // CreateSnapshot takes a snapshot of a volume, and waits until volumes can be created from it (ready_to_use of CSI) or
-// until ctx ends; then the shim goes on waiting. The same spec again returns the same snapshot. ErrUnsupported: the
+// until ctx ends; then the shim continues to wait. The same spec again returns the same snapshot. ErrUnsupported: the
 // plugin lacks CREATE_DELETE_SNAPSHOT. ErrConflict: the volume is not ready.
 func (h *Host) CreateSnapshot(ctx context.Context, s SnapshotSpec) (Snapshot, error) {
 	reply, err := call(ctx, h, writes, pb.NewSnapshotsClient, pb.SnapshotsClient.Create,

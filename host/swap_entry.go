@@ -115,8 +115,8 @@ const (
 	copyShare = 2               // 1/copyShare of Config.PrepareTimeout is for the copy
 )
 
-// errNoCopy means that the active shim writes no copy of the state, so a candidate cannot rehearse. The swap goes on,
-// as it may be meant to replace just such a shim.
+// errNoCopy means that the active shim writes no copy of the state, so a candidate cannot rehearse. The swap
+// continues without: it may be meant to replace such a shim.
 var errNoCopy = errors.New(
 	"the running shim gives no copy of the state, so the new one takes it over without having tried that",
 )

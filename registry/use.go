@@ -155,7 +155,7 @@ type Alloc struct {
 	Waiting     []Wait     `json:"waiting,omitempty"` // at most one per request, in the order of the requests
 	Release     Call       `json:"release,omitzero"`  // the call that releases the alloc, until it is answered
 	Keep        bool       `json:"keep,omitempty"`    // its release deletes no volume: another alloc follows
-	Forced      Forced     `json:"forced,omitzero"`   // its release goes on without plugins that are gone
+	Forced      Forced     `json:"forced,omitzero"`   // its release skips plugins that are gone
 	Lost        bool       `json:"lost,omitempty"`    // this node released it; the host has to call ReleaseAlloc
 	CreateIndex Seq        `json:"create_index"`
 	ModifyIndex Seq        `json:"modify_index"`

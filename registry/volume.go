@@ -193,7 +193,7 @@ func (s VolumeSpec) Supports(c VolumeCapability) bool { return slices.Contains(s
 type VolumeState string
 
 const (
-	VolumeCreating VolumeState = "creating" // an intent for CreateVolume is open: it goes on by itself
+	VolumeCreating VolumeState = "creating" // an intent for CreateVolume is open: it continues by itself
 	VolumeReady    VolumeState = "ready"
 	VolumeDeleting VolumeState = "deleting" // an intent for DeleteVolume is or was open: nothing new may claim it
 	// VolumeUncertain: CreateVolume has ended, and the plugin may have made the volume. It cannot be used;

@@ -88,7 +88,7 @@ func (w Wait) pending() string {
 	return name + " is not " + w.Participle() + " yet"
 }
 
-// reason says why the wait goes on; empty: not known.
+// reason says why the wait continues; empty: not known.
 func (w Wait) reason() string {
 	switch {
 	case w.RPC != "" && w.Code != "":

@@ -272,7 +272,7 @@ func (a *Agent) usableEngineMount(ctx context.Context, s Volumes, r EngineReques
 		return nil, err
 	}
 	if m != nil && m.Boot == boot && m.Path == "" && len(m.Holders) > 0 {
-		cut := *m // the agent died before it answered; the same alloc goes on
+		cut := *m // the agent died before it answered; the mount keeps its alloc
 		cut.Holders = map[string]EngineHolder{}
 		return &cut, nil
 	}

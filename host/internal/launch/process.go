@@ -55,7 +55,7 @@ func Start(ctx context.Context, opts Options) (*Process, error) {
 	defer binary.Close()
 	release := sync.OnceFunc(func() { opts.Store.release(opts.Digest.SHA256) })
 	if err := removeOrphans(opts.RunDir); err != nil {
-		opts.Logger.Warn("cannot remove files of an earlier host", "error", err) // this start goes on
+		opts.Logger.Warn("cannot remove files of an earlier host", "error", err) // this start continues
 	}
 	dir, err := newSocketDir(opts.RunDir, opts.Generation)
 	if err != nil {
