@@ -36,12 +36,18 @@ func (f *memberFlags) register(c *cobra.Command) {
 }
 
 // complete sets missing flags to the agent's settings, and returns the cluster block. It is empty if there is none.
-func (f *memberFlags) complete(c *cobra.Command) (cluster string, err error) {
+// optional: the configuration file may be missing.
+func (f *memberFlags) complete(c *cobra.Command, optional bool) (cluster string, err error) {
 	a, _, err := c.Root().Find([]string{"agent"})
 	if err != nil {
 		return "", err
 	}
-	if cluster, err = (placesOf{}).readConfig(a, f.config); err != nil {
+	cluster, err = (placesOf{}).readConfig(a, f.config)
+	missing := errors.Is(err, os.ErrNotExist)
+	switch {
+	case missing && !optional:
+		return "", fmt.Errorf("%w; name the configuration file of the agent with --config FILE", err)
+	case err != nil && !missing:
 		return "", err
 	}
 	host, err := os.Hostname()
@@ -76,7 +82,7 @@ a file below the state directory, which has to be copied.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
 			defer stop()
-			text, err := f.complete(c)
+			text, err := f.complete(c, false)
 			if err == nil && text == "" {
 				err = f.noCluster()
 			}
@@ -125,7 +131,7 @@ to this node. Register those that you need.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
 			defer stop()
-			text, err := f.complete(c)
+			text, err := f.complete(c, force)
 			switch {
 			case err != nil:
 				return err
