@@ -10,14 +10,14 @@ import (
 	"holdfast/shim/internal/lifecycle"
 )
 
-// leaving ends a node's membership of its cluster.
-type leaving struct {
+// leaveOptions are the flags of the command that ends a node's membership of its cluster.
+type leaveOptions struct {
 	node, confirm string
 	lost          bool
 }
 
-func leaveFlags() *leaving {
-	l := &leaving{}
+func leaveFlags() *leaveOptions {
+	l := &leaveOptions{}
 	flag.StringVar(&l.node, "leave", "", "have node NAME, whose state is -state, leave the cluster that standard "+
 		"input describes, and exit")
 	flag.BoolVar(&l.lost, "lost", false,
@@ -27,7 +27,7 @@ func leaveFlags() *leaving {
 }
 
 // run has the node leave the cluster. It prints a JSON object with the ID of the cluster.
-func (l *leaving) run(ctx context.Context, offline lifecycle.Offline, out *json.Encoder) (err error) {
+func (l *leaveOptions) run(ctx context.Context, offline lifecycle.Offline, out *json.Encoder) (err error) {
 	var id string
 	if l.lost {
 		id, err = offline.LeaveLost(ctx, l.node, l.confirm)

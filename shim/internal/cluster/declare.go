@@ -47,7 +47,7 @@ func (n *Node) OutOfService(
 		if err := n.mayBeLost(v, node); err != nil || r.Lost() {
 			return registry.Change{}, err
 		}
-		return n.lost(v, r, registry.NodeOutOfService, registry.EventNodeOutOfService, by, reason), nil
+		return n.lostChange(v, r, registry.NodeOutOfService, registry.EventNodeOutOfService, by, reason), nil
 	})
 }
 
@@ -77,7 +77,7 @@ func (n *Node) declare(
 	ctx context.Context, node registry.NodeName,
 	decide func(registry.View, registry.Node) (registry.Change, error),
 ) (r registry.Node, err error) {
-	err = n.declaring(ctx, func(v registry.View) (registry.Change, error) {
+	err = n.declareInBatches(ctx, func(v registry.View) (registry.Change, error) {
 		r, found := v.Node(node)
 		if !found || r.State == registry.NodeForgotten {
 			return registry.Change{}, n.unknown(node)
@@ -91,8 +91,8 @@ func (n *Node) declare(
 	return r, err
 }
 
-// declaring commits the changes of decide until a change includes a node's record, or is empty.
-func (n *Node) declaring(ctx context.Context, decide registry.Decision) error {
+// declareInBatches commits the changes of decide until a change includes a node's record, or is empty.
+func (n *Node) declareInBatches(ctx context.Context, decide registry.Decision) error {
 	for more := true; more; {
 		_, err := registry.Ensure(ctx, n.State, func(v registry.View) (registry.Change, error) {
 			change, err := decide(v)
@@ -123,11 +123,11 @@ func (n *Node) declared(
 		Events: []registry.Event{{Kind: kind, Node: r.Name, Detail: r.Declaration(), At: now}}}
 }
 
-// lost returns the change that declares a node lost. If the node is not alive, it sends no more controller calls, so
-// its successors may send others at once. If it is alive again, it becomes a former executor until it has settled its
-// calls itself. If the node has too many executor records for one change, the change has only executor records: see
-// declaring.
-func (n *Node) lost(
+// lostChange returns the change that declares a node lost. If the node is not alive, it sends no more controller calls,
+// so its successors may send others at once. If it is alive again, it becomes a former executor until it has settled
+// its calls itself. If the node has too many executor records for one change, the change has only executor records: see
+// declareInBatches.
+func (n *Node) lostChange(
 	v registry.View, r registry.Node, state registry.NodeState, kind registry.EventKind, by, reason string,
 ) registry.Change {
 	r.Epoch++

@@ -127,13 +127,14 @@ func (f *fencer) fenceOnce(ctx context.Context, node registry.NodeName) error {
 	}
 	failed := f.fence(ctx, node)
 	own := fmt.Sprintf("node %s", f.State.node)
-	err = f.declaring(ctx, func(v registry.View) (registry.Change, error) {
+	err = f.declareInBatches(ctx, func(v registry.View) (registry.Change, error) {
 		r, _ := v.Node(node)
 		if r.Fencing.By != f.State.node || r.Lost() {
 			return registry.Change{}, nil
 		}
 		if failed == nil {
-			return f.lost(v, r, registry.NodeFenced, registry.EventNodeFenced, own, "etcd had not heard of it"), nil
+			const why = "etcd had not heard of it"
+			return f.lostChange(v, r, registry.NodeFenced, registry.EventNodeFenced, own, why), nil
 		}
 		now, why := f.Executors.now(), fmt.Sprintf("%s cannot fence it: %v", own, failed)
 		change := registry.Change{}

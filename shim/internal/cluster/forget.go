@@ -40,7 +40,7 @@ func (n *Node) forget(
 		if r.Lost() {
 			return n.declared(r, registry.NodeForgotten, registry.EventNodeForgotten, by, reason), nil
 		}
-		return n.lost(v, r, registry.NodeForgotten, registry.EventNodeForgotten, by, reason), nil
+		return n.lostChange(v, r, registry.NodeForgotten, registry.EventNodeForgotten, by, reason), nil
 	})
 	var calls []registry.Key // calls that the node has not carried out
 	if err == nil {

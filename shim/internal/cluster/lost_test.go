@@ -389,7 +389,7 @@ func TestFencedNodeThatIsBackEndsItsCalls(t *testing.T) {
 		Publish: registry.MarkDone}}) // while a volume is mounted, the node executes nothing
 	if _, err := b.State.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
 		r, _ := v.Node("a")
-		return b.lost(v, r, registry.NodeFenced, registry.EventNodeFenced, "", "power off"), nil
+		return b.lostChange(v, r, registry.NodeFenced, registry.EventNodeFenced, "", "power off"), nil
 	}); err != nil {
 		t.Fatal(err)
 	}

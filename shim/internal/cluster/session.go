@@ -93,12 +93,12 @@ func (s *session) Run(ctx context.Context) error {
 // tryChange has etcd make a change, if it refused the last one because it was full, to find out whether it still is. A
 // member that is being defragmented may renew leases and yet not answer changes for long, so the try is short.
 func (s *session) tryChange(ctx context.Context) {
-	if s.state.heard.isFull() == nil {
+	if s.state.heard.fullError() == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.ttl/20)
 	defer cancel()
-	_, _ = s.state.bar(ctx)
+	_, _ = s.state.changeBarrier(ctx)
 }
 
 // renew renews the lease. If there is none, or etcd has ended it, it gets a new one.

@@ -45,8 +45,8 @@ func (a *answers) stored() {
 	a.full = nil
 }
 
-// isFull returns the error with which a full etcd refuses changes; nil: it is not known to be full.
-func (a *answers) isFull() error {
+// fullError returns the error with which a full etcd refuses changes; nil: it is not known to be full.
+func (a *answers) fullError() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.full
@@ -117,7 +117,7 @@ func (s *State) Problem() string {
 	if s.heard.silent() {
 		return s.silence()
 	}
-	if full := s.heard.isFull(); full != nil {
+	if full := s.heard.fullError(); full != nil {
 		return fmt.Sprintf("etcd is full and refuses all changes, releases too (%v): "+
 			"compact it, defragment each member, and then run etcdctl alarm disarm", full)
 	}

@@ -365,7 +365,7 @@ func (s *State) Settle(ctx context.Context) error {
 	if s.settled.Load() >= doubts {
 		return nil
 	}
-	revision, err := s.bar(ctx)
+	revision, err := s.changeBarrier(ctx)
 	if err == nil {
 		err = s.copy.wait(ctx, revision)
 	}
@@ -378,8 +378,8 @@ func (s *State) Settle(ctx context.Context) error {
 	return nil
 }
 
-// bar changes the barrier of the node, at the revision that it returns. Commits that were decided before fail.
-func (s *State) bar(ctx context.Context) (revision int64, err error) {
+// changeBarrier changes the barrier of the node, and returns the revision. Commits that were decided before it fail.
+func (s *State) changeBarrier(ctx context.Context) (revision int64, err error) {
 	err = s.request(ctx, func(ctx context.Context) error {
 		answer, err := s.kv.Txn(ctx).If(s.active()).Then(clientv3.OpPut(s.barrier(s.node), "")).Commit()
 		if err != nil {

@@ -12,18 +12,19 @@ import (
 func Begun(view registry.View, plugin registry.PluginID, node registry.NodeName) (list []registry.LateCall) {
 	for _, open := range view.Intents() {
 		if open.Volume.Plugin == plugin && slices.Contains(open.Senders, node) {
-			list = append(list, lateAt(node, view.LateCallOf(open)))
+			list = append(list, withNode(node, view.LateCallOf(open)))
 		}
 	}
 	for _, snap := range view.SnapshotRecords() {
 		if snap.Plugin == plugin && snap.State.Unfinished() && slices.Contains(snap.Senders, node) {
-			list = append(list, lateAt(node, lateSnapshot(snap)))
+			list = append(list, withNode(node, lateSnapshot(snap)))
 		}
 	}
 	return list
 }
 
-func lateAt(node registry.NodeName, late registry.LateCall) registry.LateCall {
+// withNode returns the late call as one of a node.
+func withNode(node registry.NodeName, late registry.LateCall) registry.LateCall {
 	late.Node = node
 	return late
 }

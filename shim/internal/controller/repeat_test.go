@@ -223,7 +223,7 @@ func TestSnapshotAndChangesOfItsVolumeExcludeEachOther(t *testing.T) {
 		State: registry.SnapshotCreating, Senders: []registry.NodeName{"n1", "n2"}}
 	snap.Name = "s1"
 	snap.Failure.Code = "INTERNAL" // the answer to the executor's own call
-	taking := lateAt("n1", lateSnapshot(snap))
+	taking := withNode("n1", lateSnapshot(snap))
 	expansion := registry.Intent{Volume: key, Name: name, RPC: registry.ControllerExpandRPC, Code: "INTERNAL",
 		Outcome: registry.OutcomeUncertain, Senders: []registry.NodeName{"n1"}}
 	expanding := registry.LateCall{Plugin: key.Plugin, For: name.String(), Node: "n1", RPC: expansion.RPC}
