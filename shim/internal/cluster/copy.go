@@ -323,7 +323,8 @@ func (s *State) writeCopy(ctx context.Context, decide registry.Decision) (at reg
 		if at, err = s.local.Commit(ctx, decide); !errors.Is(err, registry.ErrExhausted) {
 			return at, err
 		}
-		s.copy.full.Store(&err)
+		full := err // others read it while err changes
+		s.copy.full.Store(&full)
 		select {
 		case <-time.After(time.Second):
 		case <-ctx.Done():
