@@ -5,10 +5,10 @@ import (
 	"slices"
 )
 
-// LateCall is a call that a former executor has begun and that may still run at its plugin, although the same call has
-// ended at another node. Until the former executor reports that the call does not run any more, no other call is sent
-// for the same volume or snapshot. The record counts only while Node is in Executor.Former, so a commit that removes
-// Node from there ends all its late calls.
+// LateCall is a call that a node has begun as the executor and that may still run at its plugin, although it has ended
+// at another node or was given up. The record counts while Node is in Executor.Former: until that node reports that the
+// call does not run any more, no other call is sent for the same volume or snapshot. A commit that removes Node from
+// there ends all its late calls. The late calls of the executor itself count once another node has taken over.
 type LateCall struct {
 	Plugin PluginID `json:"plugin"`
 	For    string   `json:"for"` // the name of the volume or snapshot
@@ -62,10 +62,10 @@ func (v View) LateCalls(p PluginID, n NodeName) []LateCall {
 	return list[LateCall](v, BucketLateCalls, PathOf(p), func(path string) bool { return lateNode(path) == n })
 }
 
-// PastLateCalls lists the keys of late calls that do not count any more.
+// PastLateCalls lists the keys of late calls that cannot count any more.
 func (v View) PastLateCalls(e Executor) (keys []Key) {
 	for path := range v.Paths(BucketLateCalls, PathOf(e.Plugin)) {
-		if !slices.Contains(e.Former, lateNode(path)) {
+		if n := lateNode(path); n != e.Holder && !slices.Contains(e.Former, n) {
 			keys = append(keys, Key{BucketLateCalls, path})
 		}
 	}
@@ -107,7 +107,7 @@ func (v View) Blocks(e Executor, next Intent) error {
 }
 
 // BlocksSnapshot is Blocks for a call for a snapshot. A call that takes the snapshot also waits for calls that change
-// its volumes, unless a node has begun it already.
+// its volumes, unless it may run already.
 func (v View) BlocksSnapshot(e Executor, what string, snap VolumeSnapshot, rpc RPC) error {
 	err := v.blockedBy(e, what, func(l LateCall) bool { return l.RPC != rpc }, what, rpc)
 	if err != nil || snap.State != SnapshotCreating || len(snap.Senders) > 0 || len(e.Former) == 0 {
@@ -161,22 +161,42 @@ func MayRunAt(n NodeName, rpc RPC) string {
 		"or stop the plugin's controller on node %s, or declare the node out of service", n, rpc, n)
 }
 
-// GivenUp is Ended for an open call whose volume is deregistered.
-func (v View) GivenUp(open Intent) Change {
-	late := v.LateCallOf(open)
-	late.Failed = true
-	return v.Ended(late, open.Senders)
-}
-
 // Ended returns the change to make when the holder's plugin has answered a call. It adds a LateCall for each former
-// executor among senders, the nodes that have begun the call. If the same call has ended before with another outcome,
-// the change corrects its LateCalls.
-func (v View) Ended(call LateCall, senders []NodeName) (change Change) {
+// executor among the call's senders. If the same call has ended before with another outcome, the change corrects its
+// LateCalls. The holder's own LateCalls for the volume do not matter any more.
+func (v View) Ended(call LateCall, senders []NodeName) Change {
+	e, _ := v.Executor(call.Plugin)
 	if len(senders) == 0 {
+		return Change{}
+	}
+	change := v.late(e, call, slices.DeleteFunc(slices.Clone(senders), func(n NodeName) bool { return !e.former(n) }))
+	if e.Holder == "" || slices.Contains(e.Former, e.Holder) {
 		return change
 	}
+	aside := v.Aside() // only this node, the holder, makes its calls
+	for path := range aside.Paths(BucketLateCalls, PathOf(call.Plugin)) {
+		if lateNode(path) != e.Holder {
+			continue
+		}
+		if own, _ := one[LateCall](aside, Key{BucketLateCalls, path}); own.For == call.For || own.isOf(call.Volume) {
+			change.Delete = append(change.Delete, own.Key())
+		}
+	}
+	return change
+}
+
+// GivenUp returns the change to make when an open call is given up that may still run at the plugins of its senders. It
+// adds a LateCall for each former executor and for the holder.
+func (v View) GivenUp(call LateCall, senders []NodeName) Change {
 	e, _ := v.Executor(call.Plugin)
-	if len(e.Former) == 0 {
+	return v.late(e, call, slices.DeleteFunc(slices.Clone(senders), func(n NodeName) bool {
+		return n != e.Holder && !e.former(n)
+	}))
+}
+
+// late returns the change that adds a LateCall for each of the nodes, and corrects Failed of the existing ones.
+func (v View) late(e Executor, call LateCall, at []NodeName) (change Change) {
+	if len(e.Former)+len(at) == 0 {
 		return change
 	}
 	for _, late := range list[LateCall](v, BucketLateCalls, PathOf(call.Plugin, call.For), nil) {
@@ -185,10 +205,15 @@ func (v View) Ended(call LateCall, senders []NodeName) (change Change) {
 			change.Put = append(change.Put, late)
 		}
 	}
-	for _, n := range senders {
-		if call.Node = n; e.former(n) && v.Get(call.Key()) == nil {
+	for _, n := range at {
+		if call.Node = n; v.Get(call.Key()) == nil {
 			change.Put = append(change.Put, call)
 		}
 	}
 	return change
+}
+
+// isOf reports whether the call takes a snapshot of the volume.
+func (l LateCall) isOf(volume *Volume) bool {
+	return volume != nil && l.Snapshot != nil && slices.Contains(l.Snapshot.VolumeKeys(), volume.VolumeKey())
 }

@@ -1,6 +1,7 @@
 package registry_test
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -64,5 +65,63 @@ func TestEndedCallIsLateAtFormerExecutors(t *testing.T) {
 		return nil
 	}); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestCallThatIsGivenUpCountsAfterATakeover gives up a call of the holder. The holder itself may send other calls, as a
+// single node may. Another node may not once it has taken over, unless the holder's plugin has answered a call for the
+// volume since.
+func TestCallThatIsGivenUpCountsAfterATakeover(t *testing.T) {
+	s := registrytest.NewLog(time.Now)
+	executor := registry.Executor{Plugin: "p", Holder: "a"}
+	volume := registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "data", Plugin: "p",
+		External: "vol"}}
+	name := volume.VolumeName()
+	attach := registry.LateCall{Plugin: "p", For: name.String(), RPC: registry.ControllerPublishRPC, Volume: &volume}
+	snap := registry.VolumeSnapshot{Plugin: "p", Source: "vol", State: registry.SnapshotCreating}
+	snap.Namespace, snap.ID, snap.Volume = "default", "s1", "data"
+	snapshot := registry.LateCall{Plugin: "p", For: "snapshot s1", RPC: registry.CreateSnapshotRPC, Snapshot: &snap}
+	registrytest.Put(t, s, executor)
+	commit := func(decide func(registry.View) registry.Change) {
+		t.Helper()
+		if _, err := s.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+			return decide(v), nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, given := range []registry.LateCall{attach, snapshot} {
+		commit(func(v registry.View) registry.Change { return v.GivenUp(given, []registry.NodeName{"a", "other"}) })
+		commit(func(v registry.View) registry.Change {
+			next := registry.Intent{Volume: volume.VolumeKey(), Name: name, RPC: registry.ControllerExpandRPC}
+			if err := v.Blocks(executor, next); err != nil {
+				t.Errorf("at the holder, after %s: %v", given.RPC, err)
+			}
+			late := v.LateCalls("p", "a")
+			if len(late) != 1 || !late[0].Same(given) || len(v.LateCalls("p", "other")) > 0 {
+				t.Errorf("late calls %+v", late)
+			}
+			if keys := v.PastLateCalls(executor); len(keys) > 0 {
+				t.Errorf("%v do not count while the node is the holder", keys)
+			}
+			taken := executor.Taken("b", 1, time.Now())
+			if err := v.Blocks(taken, next); !errors.Is(err, registry.ErrUnavailable) {
+				t.Errorf("at the next executor, after %s: %v", given.RPC, err)
+			}
+			if keys := v.PastLateCalls(taken.Left("a", time.Now())); len(keys) != 1 {
+				t.Errorf("%v do not count once the node was lost", keys)
+			}
+			ended := registry.LateCall{Plugin: "p", For: name.String(), RPC: registry.ControllerExpandRPC,
+				Volume: &volume}
+			return v.Ended(ended, []registry.NodeName{"a"})
+		})
+		if err := s.View(t.Context(), func(v registry.View) error {
+			if late := v.LateCalls("p", "a"); len(late) > 0 {
+				t.Errorf("late calls %+v after an answer", late)
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -267,6 +267,69 @@ func TestThousandCallsAreOpenAtATakeover(t *testing.T) {
 	}
 }
 
+// TestCallIsGivenUpWhileItsExecutorIsSuspect has another node give up a call of an executor that has lost its lease.
+// Other calls for the volume wait until that node is back and its plugin has answered the call. This holds whether or
+// not another node takes over before the call is given up.
+func TestCallIsGivenUpWhileItsExecutorIsSuspect(t *testing.T) {
+	for _, takenOver := range []bool{false, true} {
+		client := etcdtest.Start(t)
+		a := newExecuting(t, newNode(t, client, "a"))
+		a.busy.Store(true)
+		a.await(t, true)()
+		b := newExecuting(t, newNode(t, client, "b"))
+		if !takenOver {
+			b.setHealthy(false)
+		}
+		v := volumeOf("vol", "vol")
+		v.Plugin = "p"
+		open := registry.Intent{Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: registry.ControllerUnpublishRPC,
+			Senders: []registry.NodeName{"a"}}
+		put(t, a, registry.Change{Put: []registry.Record{v, open}})
+		a.cut()
+		until(t, "the node is suspect", func() (suspect bool) {
+			look(t, b.testNode, func(v registry.View) {
+				_, alive := v.NodeLease("a")
+				suspect = !alive
+			})
+			return suspect
+		})
+		if takenOver {
+			b.await(t, true)()
+		}
+		if _, err := b.testNode.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+			change := registry.Change{Delete: []registry.Key{open.Key()}}
+			return change.And(v.GivenUp(v.LateCallOf(open), open.Senders)), nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		b.setHealthy(true)
+		b.await(t, true)()
+		next := open
+		next.RPC, next.Senders = registry.DeleteVolumeRPC, nil
+		blocked := func() (err error) {
+			look(t, b.testNode, func(v registry.View) {
+				e, _ := v.Executor("p")
+				err = v.Blocks(e, next)
+			})
+			return err
+		}
+		if err := blocked(); !errors.Is(err, registry.ErrUnavailable) {
+			t.Errorf("taken over before: %t: another call: %v", takenOver, err)
+		}
+		renewing, cancel := context.WithCancel(t.Context())
+		var renewal sync.WaitGroup
+		renewal.Go(func() { _ = a.session.Run(renewing) })
+		until(t, "a repetition", func() bool { return a.asked.Load() > 0 })
+		if err := blocked(); !errors.Is(err, registry.ErrUnavailable) {
+			t.Errorf("taken over before: %t: another call while the first one runs: %v", takenOver, err)
+		}
+		a.busy.Store(false)
+		until(t, "the hand-over", func() bool { return blocked() == nil })
+		cancel()
+		renewal.Wait()
+	}
+}
+
 // TestRepetitionIsCheckedBeforeItIsSent changes the records after a node has decided to repeat a call.
 func TestRepetitionIsCheckedBeforeItIsSent(t *testing.T) {
 	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))

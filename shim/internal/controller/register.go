@@ -218,7 +218,9 @@ func (m *Controller) deregister(ctx context.Context, name registry.VolumeName, l
 		}
 		for _, open := range intents(view, v) {
 			change.Delete = append(change.Delete, open.Key())
-			change = change.And(view.GivenUp(open))
+			late := view.LateCallOf(open)
+			late.Failed = true
+			change = change.And(view.GivenUp(late, open.Senders))
 		}
 		return change.And(m.rememberChange(view, v)), nil
 	})

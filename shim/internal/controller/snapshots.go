@@ -377,7 +377,7 @@ func (s *Snapshots) deregister(ctx context.Context, name snapshotName) error {
 		}
 		late := lateSnapshot(snap)
 		late.Failed = true
-		return change.And(view.Ended(late, snap.Senders)), nil
+		return change.And(view.GivenUp(late, snap.Senders)), nil
 	})
 	return err
 }
