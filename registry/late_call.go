@@ -80,8 +80,9 @@ func (v View) Blocks(e Executor, next Intent) error {
 	if err != nil || !excludesSnapshot(next.RPC) || len(e.Former) == 0 {
 		return err
 	}
-	if open, found := v.Intent(next.Volume); found && open.RPC == next.RPC && open.Hash == next.Hash {
-		return nil // a call that has begun may be repeated
+	open, _ := v.Intent(next.Volume)
+	if open.RPC == next.RPC && open.Hash == next.Hash && len(open.Senders) > 0 {
+		return nil // a call that may run already can be repeated
 	}
 	// Read aside: calls of former executors began before this executor's term, so no new ones appear. One commit turns
 	// such a call into a late call, so the view has it in one form or the other.

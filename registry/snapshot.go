@@ -66,7 +66,7 @@ type VolumeSnapshot struct {
 	SnapshotSpec
 	Plugin      PluginID      `json:"plugin"`
 	Node        NodeName      `json:"node,omitempty"`             // that of its volumes
-	Senders     []NodeName    `json:"senders,omitempty"`          // nodes of a cluster that have begun the call
+	Senders     []NodeName    `json:"senders,omitempty"`          // nodes of a cluster at whose plugins it may run
 	Source      ExternalID    `json:"source_volume_id,omitempty"` // of the volume
 	Members     []GroupMember `json:"members,omitempty"`          // of a group snapshot, in the order of Volumes
 	Unusable    []ExternalID  `json:"unusable,omitempty"`         // from an unusable answer for a group; to delete it

@@ -121,7 +121,7 @@ type Intent struct {
 	Node        NodeID      `json:"node,omitempty"` // node_id of ControllerPublishVolume and its undo
 	Operation   OperationID `json:"operation,omitempty"`
 	At          TaskKey     `json:"at,omitzero"`       // the plugin's task that it was sent to; zero: not known
-	Senders     []NodeName  `json:"senders,omitempty"` // nodes of a cluster that may have sent it
+	Senders     []NodeName  `json:"senders,omitempty"` // nodes of a cluster at whose plugins it may run
 	Hash        string      `json:"hash"`              // of the request without its secrets, hex
 	Attempt     uint64      `json:"attempt"`
 	Outcome     Outcome     `json:"outcome"`

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"holdfast/registry"
@@ -273,6 +274,103 @@ func TestBegunSnapshotAndExpansionAreBothRepeated(t *testing.T) {
 			v.BlocksSnapshot(takenOver, "the snapshot", snap, registry.CreateSnapshotRPC))
 	}); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestAnsweredCallWaitsForTheOneThatMayRun has a former executor begin a snapshot and an expansion, of which its plugin
+// has answered one with an error. The next executor repeats the other one, and waits for its end before it repeats the
+// answered one.
+func TestAnsweredCallWaitsForTheOneThatMayRun(t *testing.T) {
+	snap := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External,
+		State: registry.SnapshotCreating}
+	snap.Name = "s1"
+	expansion := registry.Intent{Volume: key, Name: name, RPC: registry.ControllerExpandRPC, Hash: "h"}
+	d := open(t, of(), ready(), snap, expansion, takenOver)
+	for _, answered := range []registry.RPC{expansion.RPC, registry.CreateSnapshotRPC} {
+		snap, expansion := snap, expansion
+		if answered == expansion.RPC {
+			snap.Senders = []registry.NodeName{"n1"}
+		} else {
+			expansion.Senders = []registry.NodeName{"n1"}
+		}
+		d.put(snap, expansion)
+		if err := d.log.View(t.Context(), func(v registry.View) error {
+			expand := v.Blocks(takenOver, expansion)
+			take := v.BlocksSnapshot(takenOver, "the snapshot", snap, registry.CreateSnapshotRPC)
+			if (expand != nil) != (answered == expansion.RPC) || (take != nil) == (answered == expansion.RPC) {
+				t.Errorf("%s was answered: the expansion: %v; the snapshot: %v", answered, expand, take)
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// observed is asRecorded that reports each call before it is sent.
+type observed struct {
+	asRecorded
+	sending func()
+}
+
+func (o observed) Sending(context.Context, registry.ExecutorKey) (done func(), err error) {
+	o.sending()
+	return func() {}, nil
+}
+
+// TestSendersAreTheNodesWhereACallMayRun looks at the senders of calls before each try and after the last one. The
+// executor is not among them after an error of its plugin that shows that the call has ended there.
+func TestSendersAreTheNodesWhereACallMayRun(t *testing.T) {
+	former, both := []registry.NodeName{"n1"}, []registry.NodeName{"n1", "n2"}
+	deletion := registry.Intent{Volume: key, Name: name, RPC: registry.DeleteVolumeRPC, Senders: former,
+		Hash: intent.Hash(registry.DeleteVolumeRPC, csi.DeleteRequest{VolumeID: key.External})}
+	snap := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External,
+		State: registry.SnapshotCreating, Senders: former}
+	snap.Name = "s1"
+	for code, last := range map[string][]registry.NodeName{"INTERNAL": former, "ABORTED": both, "UNAVAILABLE": both} {
+		synctest.Test(t, func(t *testing.T) {
+			caps := of(registry.CreateDelete, registry.CreateSnapshot)
+			d := openSnapshots(t, caps, noAnswer("INTERNAL"), noAnswer(code))
+			var senders [][]registry.NodeName
+			look := func() {
+				if err := d.log.View(context.Background(), func(v registry.View) error {
+					for _, open := range v.Intents() {
+						senders = append(senders, open.Senders)
+					}
+					for _, snap := range v.SnapshotRecords() {
+						senders = append(senders, snap.Senders)
+					}
+					return nil
+				}); err != nil {
+					t.Error(err)
+				}
+			}
+			d.desk.Controller.Executors, d.desk.Controller.Sender.Node = observed{sending: look}, "n2"
+			d.faults = []fault{uncertain("INTERNAL", false), uncertain(code, false)}
+			try := func(what string, do func(context.Context) error) {
+				ctx, cancel := context.WithTimeout(t.Context(), 1400*time.Millisecond) // for two tries
+				defer cancel()
+				if err := do(ctx); err == nil {
+					t.Errorf("%s has succeeded", what)
+				}
+				look()
+				want := [][]registry.NodeName{both, both, last}
+				if !slices.EqualFunc(senders, want, slices.Equal) {
+					t.Errorf("senders of %s, answered with %s: %v, want %v", what, code, senders, want)
+				}
+				senders = nil
+			}
+			d.put(snap, takenOver)
+			try("a snapshot", func(ctx context.Context) error {
+				_, err := d.Snapshots.Create(ctx, call, snapSpec)
+				return err
+			})
+			d.desk.drop(snap.Key())
+			deleting := ready()
+			deleting.State, deleting.Created = registry.VolumeDeleting, true
+			d.put(deleting, deletion)
+			try("a deletion", func(ctx context.Context) error { return d.desk.Controller.Delete(ctx, call, name) })
+		})
 	}
 }
 

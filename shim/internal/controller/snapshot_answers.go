@@ -182,7 +182,7 @@ func (s *Snapshots) taken(
 	if failure == nil {
 		return s.store(ctx, snap, next, s.progress(snap, next), nil)
 	}
-	next.Failure = registry.Failure{RPC: rpc, Code: failure.Code, Detail: failure.Detail, Since: s.volumes.Now()}
+	next = s.withFailure(next, rpc, failure)
 	detail := failure.Code + ": " + failure.Detail
 	switch {
 	case remains(rpc, snap, failure):
@@ -231,8 +231,7 @@ func (s *Snapshots) deleted(
 		return nil, s.commit(ctx, snap, registry.Change{Delete: []registry.Key{snap.Key()},
 			Events: []registry.Event{s.event(registry.EventSnapshotDeleted, snap, "")}})
 	}
-	next := snap
-	next.Failure = registry.Failure{RPC: rpc, Code: failure.Code, Detail: failure.Detail, Since: s.volumes.Now()}
+	next := s.withFailure(snap, rpc, failure)
 	// If an earlier call has no certain outcome, only FAILED_PRECONDITION shows that the snapshot still exists.
 	if failure.Outcome != registry.OutcomeFailed || !w.isFresh(snap) && failure.Code != "FAILED_PRECONDITION" {
 		return s.store(ctx, snap, next, nil, failure)
@@ -240,6 +239,17 @@ func (s *Snapshots) deleted(
 	next.State, next.Before = snap.Before, ""
 	return s.store(ctx, snap, next,
 		[]registry.Event{s.event(registry.EventSnapshotKept, next, failure.Code+": "+failure.Detail)}, failure)
+}
+
+// withFailure returns the record after an answer of this node's plugin.
+func (s *Snapshots) withFailure(
+	snap registry.VolumeSnapshot, rpc registry.RPC, failure *registry.CallError,
+) registry.VolumeSnapshot {
+	snap.Failure = registry.Failure{RPC: rpc, Code: failure.Code, Detail: failure.Detail, Since: s.volumes.Now()}
+	if intent.Ends(failure) {
+		snap.Senders = intent.WithoutSender(snap.Senders, s.volumes.Sender.Node)
+	}
+	return snap
 }
 
 // store commits the next record, unless it only repeats the last failure. It returns the failure of the call, if any.
@@ -251,6 +261,7 @@ func (s *Snapshots) store(
 		err = failure
 	}
 	same := next.State == was.State && next.External == was.External && slices.Equal(next.Members, was.Members) &&
+		slices.Equal(next.Senders, was.Senders) &&
 		next.Failure.RPC == was.Failure.RPC && next.Failure.Code == was.Failure.Code
 	if same && len(events) == 0 {
 		return &next, err

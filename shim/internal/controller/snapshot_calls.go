@@ -68,10 +68,7 @@ func (s *Snapshots) senders(view registry.View, snap registry.VolumeSnapshot) ([
 	if err := view.BlocksSnapshot(executor, nameOf(snap.SnapshotSpec).String(), snap, changingRPC(snap)); err != nil {
 		return nil, err
 	}
-	if executor.Holder == "" || slices.Contains(snap.Senders, executor.Holder) {
-		return snap.Senders, nil
-	}
-	return append(slices.Clone(snap.Senders), executor.Holder), nil
+	return intent.WithSender(snap.Senders, executor.Holder), nil
 }
 
 // changingRPC returns the deletion for a snapshot that is being deleted, otherwise the creation.

@@ -33,8 +33,8 @@ func Legal(open, next registry.Intent) error {
 	return registry.Errorf(registry.ErrConflict, "%s of %s cannot be sent now: %s", next.RPC, next.Name, Describe(open))
 }
 
-// LegalFor is Legal for an executor that follows other nodes. While a former executor may still run the open call, that
-// call may only be repeated. For calls that the executor itself has begun, the rules of Legal hold.
+// LegalFor is Legal for an executor that follows other nodes. While the open call may still run at a former executor's
+// plugin, it may only be repeated. For calls that the executor itself has begun, the rules of Legal hold.
 func LegalFor(executor registry.Executor, open, next registry.Intent) error {
 	if repeats(open, next) {
 		return nil
@@ -48,13 +48,22 @@ func LegalFor(executor registry.Executor, open, next registry.Intent) error {
 	return Legal(open, next)
 }
 
-// senders returns the nodes that may have sent the open call, including the executor that is about to repeat or undo
-// it.
-func senders(executor registry.Executor, open registry.Intent) []registry.NodeName {
-	if executor.Holder == "" || slices.Contains(open.Senders, executor.Holder) {
-		return open.Senders
+// WithSender returns the senders of a call with the executor that is about to send it; empty: it needs none.
+func WithSender(senders []registry.NodeName, executor registry.NodeName) []registry.NodeName {
+	if executor == "" || slices.Contains(senders, executor) {
+		return senders
 	}
-	return append(slices.Clone(open.Senders), executor.Holder)
+	return append(slices.Clone(senders), executor)
+}
+
+// WithoutSender returns the senders of a call without the executor, whose plugin has answered it.
+func WithoutSender(senders []registry.NodeName, executor registry.NodeName) []registry.NodeName {
+	return slices.DeleteFunc(slices.Clone(senders), func(n registry.NodeName) bool { return n == executor })
+}
+
+// Ends reports whether a plugin that has answered with an error does not run the call any more, whatever its effect.
+func Ends(err *registry.CallError) bool {
+	return Answers(err.Code) && err.Code != "ABORTED" && !RejectsCall(err.Code)
 }
 
 // MayRun reports whether a call probably still runs at its plugin: it has no answer, or the answer was ABORTED.

@@ -1,6 +1,7 @@
 package intent
 
 import (
+	"cmp"
 	"context"
 
 	"holdfast/registry"
@@ -31,7 +32,7 @@ func (s Sender) Repeat(
 	ctx, end := drained(ctx, s.Drain, PolicyOf(late.RPC).Deadline)
 	defer end()
 	err := callError(late.RPC, do(ctx))
-	if err == nil || err.Outcome == registry.OutcomeFailed && Answers(err.Code) && !RejectsCall(err.Code) {
+	if err == nil || Ends(err) {
 		return nil
 	}
 	return err
@@ -47,4 +48,21 @@ func (d *delivery) ended(view registry.View, failed bool) registry.Change {
 	late := view.LateCallOf(open)
 	late.Failed = failed
 	return view.Ended(late, open.Senders)
+}
+
+// storeTry stores what the next try changes in the intent. If the last answer has ended the call here, the next try
+// begins it again, so it may have to wait for a call of a former executor.
+func (d *delivery) storeTry(ctx context.Context, next registry.Intent) error {
+	var blocked error
+	err := d.store(ctx, func(view registry.View) (change registry.Change) {
+		executor, _ := d.executor(view) // store has checked that it is this node
+		if blocked = view.Blocks(executor, next); blocked == nil {
+			change.Put = []registry.Record{next}
+		}
+		return change
+	})
+	if err == nil && blocked == nil {
+		d.Intent = next
+	}
+	return cmp.Or(err, blocked)
 }

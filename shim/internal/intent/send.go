@@ -198,6 +198,7 @@ type delivery struct {
 	doubt  bool // an earlier try, or the call that this one undoes, had no certain answer
 	repeat bool // this call repeats or undoes an earlier one that may still run at the plugin
 	by     registry.ExecutorKey
+	sender registry.NodeName // the executor that sends the call; empty: it needs none
 }
 
 // open stores the intent, together with the outcome of the call before. If the intent is stored already, it does
@@ -229,9 +230,7 @@ func (d *delivery) opening(view registry.View) (change registry.Change, err erro
 	if err != nil {
 		return registry.Change{}, err
 	}
-	if executor.Holder != "" {
-		next.Senders = []registry.NodeName{executor.Holder}
-	}
+	next.Senders = WithSender(nil, executor.Holder)
 	if err := view.Blocks(executor, next); err != nil {
 		return registry.Change{}, err
 	}
@@ -239,7 +238,7 @@ func (d *delivery) opening(view registry.View) (change registry.Change, err erro
 		if err := LegalFor(executor, open, next); err != nil {
 			return registry.Change{}, err
 		}
-		next.Senders = senders(executor, open)
+		next.Senders = WithSender(open.Senders, executor.Holder)
 		d.doubt, d.repeat = true, MayRun(open)
 		if repeats(open, next) {
 			next.Attempt, next.Since, next.Code, next.Detail = open.Attempt+1, open.Since, open.Code, open.Detail
@@ -250,7 +249,7 @@ func (d *delivery) opening(view registry.View) (change registry.Change, err erro
 			return registry.Change{}, err
 		}
 	}
-	d.Intent = next
+	d.Intent, d.sender = next, executor.Holder
 	return change.And(registry.Change{Put: []registry.Record{next}}), nil
 }
 
@@ -268,7 +267,7 @@ func (d *delivery) join(ctx context.Context) (joined bool, err error) {
 			return err
 		}
 		joined, d.doubt, d.repeat = true, true, MayRun(open)
-		d.Intent = open
+		d.Intent, d.sender = open, executor.Holder
 		d.Intent.Attempt++
 		return nil
 	})
@@ -324,20 +323,18 @@ func (d *delivery) try(ctx context.Context) *registry.CallError {
 
 // send sends the call to the selected task.
 func (d *delivery) send(ctx context.Context) error {
+	next := d.Intent
+	next.Senders = WithSender(next.Senders, d.sender)
 	if d.Select != nil {
 		at, err := d.Select(ctx)
 		if err != nil {
 			return err
 		}
-		if at != d.Intent.At {
-			moved := d.Intent
-			moved.At = at
-			if err := d.store(ctx, func(registry.View) registry.Change {
-				return registry.Change{Put: []registry.Record{moved}}
-			}); err != nil {
-				return err
-			}
-			d.Intent = moved
+		next.At = at
+	}
+	if next.At != d.Intent.At || len(next.Senders) > len(d.Intent.Senders) {
+		if err := d.storeTry(ctx, next); err != nil {
+			return err
 		}
 	}
 	return d.executed(ctx, d.by, d.Do)
@@ -438,6 +435,9 @@ func (e advised) Unwrap() error { return e.CallError }
 func (d *delivery) keepOpen(ctx context.Context, err *registry.CallError, next time.Time) error {
 	events := d.failure(err)
 	d.Intent.Outcome, d.Intent.Code, d.Intent.Detail, d.Intent.Next = err.Outcome, err.Code, err.Detail, next
+	if Ends(err) {
+		d.Intent.Senders = WithoutSender(d.Intent.Senders, d.sender)
+	}
 	intent := d.Intent
 	return d.store(ctx, func(registry.View) registry.Change {
 		return registry.Change{Put: []registry.Record{intent}, Events: events}
