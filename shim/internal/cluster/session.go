@@ -63,13 +63,16 @@ func (s *session) Run(ctx context.Context) error {
 	if err := s.state.awaitReady(ctx); err != nil {
 		return err
 	}
+	var record registry.NodeLease
 	if err := s.state.View(ctx, func(v registry.View) error {
-		record, _ := v.NodeLease(s.state.node)
-		s.lease = clientv3.LeaseID(record.Lease)
+		record, _ = v.NodeLease(s.state.node)
 		return nil
 	}); err != nil {
 		return err
 	}
+	s.mu.Lock()
+	s.lease = clientv3.LeaseID(record.Lease)
+	s.mu.Unlock()
 	for {
 		s.state.heard.sent()
 		err := s.renew(ctx)
